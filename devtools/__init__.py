@@ -1,0 +1,19 @@
+"""Build, repository and test tooling behind `./dev`.
+
+One module per concern, listed so that each may use only those above it:
+
+    base      errors, progress, paths, processes, the unprivileged user
+    deps      Debian packages
+    lock      upstream.lock, and the version constants in a source tree
+    apt       PostgreSQL's source by package name, from a private apt state
+    source    the pristine upstream tree, from whichever origin works
+    patch     the format of the files in patches/
+    git       the repository in work/, by plumbing commands
+    worktree  work/: import, export, sync
+    series    patches for upstream review
+    build     meson and ninja
+    cluster   the cluster of `./dev run`
+    suites    test suites, and how their results are counted
+    check     the gate
+    cli       commands
+"""

@@ -1,0 +1,189 @@
+"""PostgreSQL's source by package name, from a private apt state.
+
+The machine's own apt configuration says which mirror it uses and which keys
+it trusts.  From these a private set of sources is made that adds the suites
+that carry the package.  Nothing outside the given directory is changed, so
+this needs no privileges.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from .base import DevError, note, output, run, say
+
+# Suites that carry PostgreSQL 18 in its newest minor releases.
+SUITES = ("sid", "forky")
+
+ETC = Path("/etc/apt")
+
+
+@dataclass(frozen=True)
+class Archive:
+    """One entry of the machine's apt sources.
+
+    `signed_by` is a path or an ASCII-armoured key block, empty if apt's
+    global keyring applies.
+    """
+
+    uri: str
+    suites: tuple
+    components: tuple
+    signed_by: str
+
+    def looks_like_debian(self):
+        """Rank how surely this is the distribution's own archive (0 to 2)."""
+        return (self.uri.rstrip("/").endswith("/debian")
+                + ("debian-archive" in self.signed_by))
+
+    def is_base(self):
+        """Say whether this may be a whole distribution, not an update suite."""
+        partial = re.compile(r"(-security|-updates|-backports|-proposed.*|/.*)$")
+        return (self.uri.startswith(("http", "mirror", "tor"))
+                and "main" in self.components
+                and any(not partial.search(suite) for suite in self.suites))
+
+
+def machine_archives(etc=ETC):
+    """Return the Archives of the machine, the likeliest Debian mirror first."""
+    archives = []
+    lists = [etc / "sources.list", *sorted((etc / "sources.list.d").glob("*.list"))]
+    for path in filter(Path.is_file, lists):
+        archives += parse_list(path.read_text())
+    for path in sorted((etc / "sources.list.d").glob("*.sources")):
+        archives += parse_deb822(path.read_text())
+    usable = [archive for archive in archives if archive.is_base()]
+    usable.sort(key=Archive.looks_like_debian, reverse=True)
+    return list(dict.fromkeys(usable))
+
+
+def parse_list(text):
+    """Parse the one-line format: deb [options] uri suite components."""
+    entry = re.compile(r"deb(?:-src)?\s+(?:\[([^]]*)\]\s+)?(\S+)\s+(\S+)((?:\s+\S+)*)\s*$")
+    archives = []
+    for line in text.splitlines():
+        match = entry.match(line.partition("#")[0].strip())
+        if match:
+            options, uri, suite, components = match.groups()
+            signed = re.search(r"signed-by=(\S+)", options or "")
+            archives.append(Archive(uri, (suite,), tuple(components.split()),
+                                    signed[1] if signed else ""))
+    return archives
+
+
+def parse_deb822(text):
+    """Parse the stanza format (Types:, URIs:, Suites:, ...)."""
+    archives = []
+    uncommented = re.sub(r"^#.*\n?", "", text, flags=re.MULTILINE)
+    for stanza in re.split(r"\n\s*\n", uncommented):
+        unfolded = re.findall(r"^([\w-]+):[ \t]*(.*(?:\n[ \t]+.*)*)", stanza, re.MULTILINE)
+        fields = {name.lower(): value.strip() for name, value in unfolded}
+        if fields.get("enabled", "yes").lower() in ("no", "false", "0"):
+            continue
+        for uri in fields.get("uris", "").split():
+            archives.append(Archive(uri, tuple(fields.get("suites", "").split()),
+                                    tuple(fields.get("components", "").split()),
+                                    fields.get("signed-by", "")))
+    return archives
+
+
+class PrivateApt:
+    """An apt state of its own in `directory`, fed from one Archive."""
+
+    def __init__(self, directory, archive):
+        self.directory = directory
+        self.config = directory / "apt.conf"
+        for part in ("parts", "lists/partial", "cache/archives/partial"):
+            (directory / part).mkdir(parents=True, exist_ok=True)
+        (directory / "parts" / "upstream.sources").write_text(_stanza(archive))
+        self.config.write_text(_configuration(directory))
+
+    def update(self):
+        """Fetch the source indexes; a suite that is missing is no failure."""
+        self._get("update", check=False)
+
+    def versions(self, package):
+        """Return the source versions of `package` on offer, in apt's order."""
+        listing = output(["apt-cache", "-c", self.config, "showsrc", "--only-source",
+                          package], check=False)
+        return re.findall(r"^Version: (\S+)", listing, re.MULTILINE)
+
+    def download(self, package, version):
+        """Download the upstream tarball of a source version; returns its path."""
+        self._get("source", "--download-only", "--tar-only", f"{package}={version}")
+        found = list(self.directory.glob(f"{package}_{upstream_part(version)}.orig.tar.*"))
+        tarballs = [path for path in found if path.suffix != ".asc"]
+        if not tarballs:
+            raise DevError(f"apt-get source left no upstream tarball of {version}")
+        return tarballs[0]
+
+    def _get(self, *args, check=True):
+        """Run apt-get with the private configuration."""
+        run(["apt-get", "-q", "-c", self.config, *args], cwd=self.directory, check=check)
+
+
+def _stanza(archive):
+    """Return the private sources: the machine's mirror, suites of our choice."""
+    lines = ["Types: deb-src", f"URIs: {archive.uri}",
+             f"Suites: {' '.join(SUITES)}", "Components: main"]
+    if archive.signed_by:
+        lines.append(f"Signed-By: {archive.signed_by}")
+    return "\n".join(lines) + "\n"
+
+
+def _configuration(directory):
+    """Return apt.conf text that keeps every write inside `directory`."""
+    settings = {
+        "Dir::State": directory, "Dir::State::Lists": directory / "lists",
+        "Dir::Cache": directory / "cache",
+        "Dir::Cache::Archives": directory / "cache" / "archives",
+        "Dir::Cache::pkgcache": "", "Dir::Cache::srcpkgcache": "",
+        "Dir::State::status": "/var/lib/dpkg/status",
+        "Dir::Etc::SourceList": "/dev/null", "Dir::Etc::SourceParts": directory / "parts",
+        "Acquire::Retries": 3, "Acquire::Languages": "none",
+    }
+    if os.getuid() == 0:
+        # apt's own sandbox user could not write into our directory.
+        settings["APT::Sandbox::User"] = "root"
+    text = "".join(f'{name} "{value}";\n' for name, value in settings.items())
+    # The machine's hooks act on its own state, with privileges we may lack.
+    hooks = ("APT::Update::Pre-Invoke", "APT::Update::Post-Invoke",
+             "APT::Update::Post-Invoke-Success")
+    return text + "".join(f"#clear {hook};\n" for hook in hooks)
+
+
+def upstream_part(version):
+    """Return the upstream version inside a Debian one: 18.6 of 18.6-3."""
+    return version.rpartition("-")[0].rpartition(":")[2] or version
+
+
+def fetch(directory, package, lock):
+    """Download the tarball of `package`, the pinned release if on offer.
+
+    Tries the machine's mirrors in turn.  Returns (upstream version, path),
+    or None with a note if no mirror has a release that `lock` allows.
+    """
+    for archive in machine_archives():
+        say(f"asking the machine's mirror {archive.uri} for {package}")
+        try:
+            return _fetch_from(PrivateApt(directory, archive), package, lock)
+        except DevError as exc:
+            note(str(exc))
+    note(f"no apt mirror of this machine gave us {package}")
+    return None
+
+
+def _fetch_from(apt, package, lock):
+    """Download the best release on offer; raises DevError if there is none."""
+    apt.update()
+    offers = [v for v in apt.versions(package) if lock.allows(upstream_part(v))]
+    if not offers:
+        raise DevError(f"{package} is not on offer there")
+    best = min(offers, key=lambda v: (upstream_part(v) != lock.version, -_minor(v)))
+    return upstream_part(best), apt.download(package, best)
+
+
+def _minor(version):
+    """Return the minor release number of a Debian version."""
+    return int(upstream_part(version).split(".")[1])

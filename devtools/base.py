@@ -1,0 +1,264 @@
+"""Errors, progress, paths, processes and the unprivileged user.
+
+Standard output carries results only (a path, the last line of a test run);
+everything else, the output of the programs we call included, goes to
+standard error.
+"""
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+# What two builds with debug information, their installs, the compiler cache
+# and the test clusters take, with some air.  A smaller tmpfs is not used.
+MIN_TMPFS_BYTES = 6 << 30
+
+SYSTEM_USER = "pgdw"
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class DevError(Exception):
+    """A failure to report without a traceback, with a hint about the way out."""
+
+    def __init__(self, message, hint=None):
+        super().__init__(message)
+        self.hint = hint
+
+
+def say(message):
+    """Report a step of progress."""
+    print(f"==> {message}", file=sys.stderr, flush=True)
+
+
+def note(message):
+    """Report something worth knowing that changes nothing."""
+    print(f"    note: {message}", file=sys.stderr, flush=True)
+
+
+# Paths ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where everything is: the repository, and the build root outside it."""
+
+    repo: Path
+    root: Path
+
+    @property
+    def overlay(self):
+        return self.repo / "overlay"
+
+    @property
+    def patches(self):
+        return self.repo / "patches"
+
+    @property
+    def lock_file(self):
+        return self.repo / "upstream.lock"
+
+    @property
+    def work(self):
+        return self.root / "work"
+
+    def build(self, kind):
+        return self.root / "build" / kind
+
+    def prefix(self, kind):
+        return self.root / "install" / kind
+
+
+def locate(repo):
+    """Return the Paths of the repository `repo`; creates the build root."""
+    root = _choose_root(repo)
+    root.mkdir(parents=True, exist_ok=True)
+    if root.stat().st_uid != os.getuid():
+        raise DevError(f"build root {root} belongs to another user",
+                       "set PGDW_BUILD_ROOT to a directory of your own")
+    paths = Paths(repo, root)
+    _link(repo / "work", paths.work)
+    return paths
+
+
+def _choose_root(repo):
+    """Pick the build root: the environment, else tmpfs if roomy, else .build."""
+    if os.environ.get("PGDW_BUILD_ROOT"):
+        return Path(os.environ["PGDW_BUILD_ROOT"]).resolve()
+    digest = hashlib.sha256(str(repo).encode()).hexdigest()[:8]
+    shm = Path("/dev/shm")
+    in_shm = shm / f"pgdw-{os.getuid()}-{digest}"
+    # Once made it stays the choice: filling it must not move the build.
+    if in_shm.is_dir() or (_runs_programs(shm) and _free(shm) >= MIN_TMPFS_BYTES):
+        return in_shm
+    return repo / ".build"
+
+
+def _runs_programs(directory):
+    """Say whether `directory` is a tmpfs that programs may be started from."""
+    for line in Path("/proc/mounts").read_text().splitlines():
+        _, mount, fstype, options = line.split()[:4]
+        if mount == str(directory):
+            return fstype == "tmpfs" and "noexec" not in options.split(",")
+    return False
+
+
+def _free(directory):
+    """Return the bytes an ordinary user may still write below `directory`."""
+    return shutil.disk_usage(directory).free
+
+
+def _link(link, target):
+    """Make `link` a symbolic link to `target`, replacing another link only."""
+    if link.is_symlink() and os.readlink(link) == str(target):
+        return
+    if link.is_symlink():
+        link.unlink()
+    if link.exists():
+        raise DevError(f"{link} is in the way of a link to {target}",
+                       "move it elsewhere")
+    link.symlink_to(target)
+
+
+@contextlib.contextmanager
+def locked(paths):
+    """Hold the build root against other ./dev processes; may be nested."""
+    if locked.depth == 0:
+        locked.file = open(paths.root / "lock", "w")
+        try:
+            fcntl.flock(locked.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another ./dev that uses the same build root")
+            fcntl.flock(locked.file, fcntl.LOCK_EX)
+    locked.depth += 1
+    try:
+        yield
+    finally:
+        locked.depth -= 1
+        if locked.depth == 0:
+            locked.file.close()
+
+
+locked.depth = 0
+
+
+def write_if_changed(path, data, mode=0o644):
+    """Write bytes to `path` unless it holds them already; says if it wrote."""
+    if path.is_file() and not path.is_symlink() and path.read_bytes() == data:
+        path.chmod(mode)
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    path.chmod(mode)
+    return True
+
+
+# Processes --------------------------------------------------------------
+
+
+def run(cmd, *, cwd=None, env=None, user=None, data=None, capture=False, check=True):
+    """Run `cmd`, as `user` if one is given, and return the CompletedProcess.
+
+    With `capture`, standard output is collected as bytes; otherwise it goes
+    to our standard error.  With `check`, a failure raises DevError.
+    """
+    cmd = [str(part) for part in cmd]
+    sys.stderr.flush()
+    try:
+        done = subprocess.run(
+            cmd, cwd=cwd, env=env, input=data, check=False,
+            stdin=subprocess.DEVNULL if data is None else None,
+            stdout=subprocess.PIPE if capture else sys.stderr.fileno(),
+            **identity(user))
+    except FileNotFoundError as exc:
+        raise DevError(f"cannot run {cmd[0]}: {exc.strerror}",
+                       "./dev deps installs what is needed") from exc
+    if check and done.returncode != 0:
+        raise DevError(f"command failed with status {done.returncode}: {' '.join(cmd)}")
+    return done
+
+
+def output(cmd, **options):
+    """Run `cmd` and return its standard output as stripped text."""
+    return run(cmd, capture=True, **options).stdout.decode().strip()
+
+
+# The unprivileged user --------------------------------------------------
+
+
+def identity(user):
+    """Return the subprocess arguments that make a child run as `user`."""
+    if user is None:
+        return {}
+    return {"user": user.pw_uid, "group": user.pw_gid,
+            "extra_groups": os.getgrouplist(user.pw_name, user.pw_gid)}
+
+
+@functools.lru_cache(maxsize=None)
+def server_user():
+    """Return the passwd entry to run builds and servers as; None if not root.
+
+    PostgreSQL refuses to run as root.  Root gets the `postgres` user of the
+    machine, or a system user of our own, created if need be.
+    """
+    if os.getuid() != 0:
+        return None
+    for name in ("postgres", SYSTEM_USER):
+        with contextlib.suppress(KeyError):
+            return pwd.getpwnam(name)
+    say(f"creating system user {SYSTEM_USER}")
+    run(["useradd", "--system", "--user-group", "--no-create-home",
+         "--shell", "/usr/sbin/nologin", SYSTEM_USER])
+    return pwd.getpwnam(SYSTEM_USER)
+
+
+def give_to_user(directory):
+    """Create `directory`, and hand over what in it the server user lacks."""
+    directory.mkdir(parents=True, exist_ok=True)
+    user = server_user()
+    if user is None:
+        return
+    for top, _, files in os.walk(directory):
+        for path in (top, *(os.path.join(top, name) for name in files)):
+            if os.lstat(path).st_uid != user.pw_uid:
+                os.lchown(path, user.pw_uid, user.pw_gid)
+
+
+def require_reachable(directory):
+    """Raise DevError unless the server user can enter `directory`."""
+    user = server_user()
+    for path in reversed((directory, *directory.parents)):
+        if run(["test", "-x", path], user=user, check=False).returncode != 0:
+            who = user.pw_name if user else "you"
+            raise DevError(f"user {who} cannot enter {path}",
+                           f"chmod a+x {path}, or choose another place "
+                           "(PGDW_BUILD_ROOT for builds, PGDATA for the cluster)")
+
+
+def clean_env(paths, **extra):
+    """Return the environment for builds and servers.
+
+    Nothing in the caller's environment may steer a test: settings of libpq,
+    of PostgreSQL's test suites and of the locale are left out.
+    """
+    env = {name: value for name, value in os.environ.items()
+           if not name.startswith(("PG", "LC_"))
+           and name not in ("TEMP_CONFIG", "DESTDIR", "LANGUAGE", "INITDB_TEMPLATE")}
+    env.update(LANG="C.UTF-8", CCACHE_DIR=str(paths.root / "ccache"), CCACHE_MAXSIZE="2G")
+    user = server_user()
+    if user:
+        env.update(PATH=SYSTEM_PATH, HOME=str(paths.root / "home"),
+                   USER=user.pw_name, LOGNAME=user.pw_name)
+        env.pop("TMPDIR", None)
+    venv = paths.root / "venv" / "bin"
+    if venv.is_dir():
+        env["PATH"] = f"{venv}:{env['PATH']}"
+    env.update(extra)
+    return env

@@ -1,0 +1,139 @@
+"""Builds with meson and ninja, each in a directory of its own."""
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+from .base import (DevError, clean_env, give_to_user, identity, locked, output,
+                   require_reachable, run, say, server_user)
+
+DISABLED = ("bonjour", "bsd_auth", "docs", "docs_pdf", "dtrace", "gssapi", "icu", "ldap",
+            "libcurl", "libnuma", "libxml", "libxslt", "llvm", "nls", "pam", "plperl",
+            "plpython", "pltcl", "selinux", "systemd")
+ENABLED = ("liburing", "lz4", "readline", "zlib", "zstd")
+COMMON = (*(f"-D{name}=disabled" for name in DISABLED),
+          *(f"-D{name}=enabled" for name in ENABLED),
+          "-Dssl=none", "-Duuid=none", "-Db_pch=false", "--libdir=lib")
+
+# -O1 halves the build time of -O2 on slow machines and still inlines enough
+# for the suites to run at a fair speed.
+TEST = (*COMMON, "-Dbuildtype=debugoptimized", "-Doptimization=1", "-Dcassert=true",
+        "-Dinjection_points=true", "-Dtap_tests=enabled")
+RELEASE = (*COMMON, "-Dbuildtype=debugoptimized", "-Doptimization=2", "-Dcassert=false",
+           "-Dinjection_points=false", "-Dtap_tests=disabled")
+
+# Seconds between lines of progress when nobody watches on a terminal.
+PROGRESS_SECONDS = 15
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What to build: our tree or the pristine one, options, test programs."""
+
+    ours: bool
+    options: tuple
+    tests: bool
+
+
+KINDS = {
+    "test": Kind(ours=True, options=TEST, tests=True),
+    "release": Kind(ours=True, options=RELEASE, tests=False),
+    "stock": Kind(ours=False, options=TEST, tests=True),
+    "stock-release": Kind(ours=False, options=RELEASE, tests=False),
+}
+
+
+def build(paths, kind, source_tree):
+    """Configure, compile and install `kind`; returns its bin directory."""
+    with locked(paths):
+        started = time.monotonic()
+        for directory in (paths.build(kind), paths.prefix(kind), paths.root / "ccache"):
+            give_to_user(directory)
+        require_reachable(source_tree)
+        _configure(paths, kind, source_tree)
+        _compile(paths, kind)
+        seconds = time.monotonic() - started
+        say(f"{kind} build is ready after {seconds:.0f} s: {bindir(paths, kind)}")
+    return bindir(paths, kind)
+
+
+def bindir(paths, kind):
+    """Return the directory of the installed programs of `kind`."""
+    return paths.prefix(kind) / "bin"
+
+
+def is_built(paths, kind):
+    """Say whether `kind` was built and installed at some time."""
+    return (bindir(paths, kind) / "pg_ctl").exists()
+
+
+def meson(paths, *args, **options):
+    """Run meson as the server user."""
+    return run(["meson", *args], user=server_user(), env=clean_env(paths), **options)
+
+
+def introspect_tests(paths, kind):
+    """Return meson's description of the tests of a configured build."""
+    return json.loads(output(["meson", "introspect", "--tests", paths.build(kind)],
+                             user=server_user(), env=clean_env(paths)))
+
+
+def _configure(paths, kind, source_tree):
+    """Run `meson setup`, afresh if options or the source's place changed."""
+    directory = paths.build(kind)
+    setup = [*KINDS[kind].options, f"--prefix={paths.prefix(kind)}",
+             str(directory), str(source_tree)]
+    stamp = directory / ".dev-setup"
+    wanted = hashlib.sha256("\n".join(setup).encode()).hexdigest()
+    if stamp.exists() and stamp.read_text() == wanted:
+        return
+    say(f"configuring the {kind} build")
+    shutil.rmtree(directory)
+    give_to_user(directory)
+    done = meson(paths, "setup", *setup, capture=True, check=False)
+    if done.returncode != 0:
+        sys.stderr.write(done.stdout.decode()[-3000:])
+        raise DevError("meson setup failed", f"see {directory}/meson-logs/meson-log.txt")
+    stamp.write_text(wanted)
+
+
+def _compile(paths, kind):
+    """Compile and install, and compile what tests need besides."""
+    directory = paths.build(kind)
+    targets = ["install-quiet"]
+    if KINDS[kind].tests:
+        targets += _test_programs(paths, directory)
+    say(f"compiling the {kind} build")
+    command = ["ninja", "-C", str(directory), *targets]
+    child = subprocess.Popen(command, env=clean_env(paths), stdin=subprocess.DEVNULL,
+                             stdout=subprocess.PIPE, text=True, errors="replace",
+                             **identity(server_user()))
+    _report(child.stdout)
+    if child.wait() != 0:
+        raise DevError(f"the {kind} build failed", "the compiler's messages are above")
+
+
+def _test_programs(paths, directory):
+    """Return the targets that tests need, but for those of the ecpg suite."""
+    query = output(["ninja", "-C", directory, "-t", "query", "testprep"],
+                   user=server_user(), env=clean_env(paths))
+    inputs = query.partition("input: phony")[2].partition("outputs:")[0].split()
+    return [name for name in inputs
+            if name != "|" and not name.startswith("src/interfaces/ecpg/")]
+
+
+def _report(lines):
+    """Pass on ninja's output; of its steps, only some on a slow ticker."""
+    shown = time.monotonic()
+    for line in lines:
+        step = re.match(r"\[(\d+)/(\d+)\] ", line)
+        if not step:
+            sys.stderr.write(line)
+        elif time.monotonic() - shown >= PROGRESS_SECONDS:
+            shown = time.monotonic()
+            say(f"compiled {step[1]} of {step[2]}")

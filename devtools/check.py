@@ -1,0 +1,154 @@
+"""The gate: small checkers, each a generator of complaints.
+
+To add one, write a function of a Tree and put `@checker` above it.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from . import patch as patches
+from . import worktree
+from .base import DevError, Paths, output, say
+from .git import Git
+from .suites import NO_MODE, Result
+
+CHECKERS = []
+
+
+def checker(function):
+    """Register a checker."""
+    CHECKERS.append(function)
+    return function
+
+
+@dataclass(frozen=True)
+class Tree:
+    """What checkers look at: the repository, and PostgreSQL with it applied."""
+
+    paths: Paths
+    git: Git
+    tip: str
+    upstream: str
+
+    @cached_property
+    def overlay(self):
+        """Text of the files of overlay/ by path."""
+        base = self.paths.overlay
+        return {path.relative_to(base).as_posix(): path.read_text(errors="replace")
+                for path in sorted(base.rglob("*")) if path.is_file()}
+
+    @cached_property
+    def committed(self):
+        """Text of the files that are, or would be, committed, by path."""
+        # A checkout may well belong to another user than the one who tests it.
+        listing = output(["git", "-c", f"safe.directory={self.paths.repo}", "ls-files", "-z",
+                          "--cached", "--others", "--exclude-standard"], cwd=self.paths.repo)
+        names = (name for name in listing.split("\0") if name)
+        return {name: (self.paths.repo / name).read_text(errors="replace")
+                for name in names if (self.paths.repo / name).is_file()}
+
+    def c_files(self, suffixes=(".c", ".h")):
+        """Return [(path, text)] of the C files of overlay/."""
+        return [(p, text) for p, text in self.overlay.items() if p.endswith(suffixes)]
+
+    def applied(self, path):
+        """Return the text of a file of PostgreSQL with our changes, or ''."""
+        found = self.git.raw("cat-file", "blob", f"{self.tip}:{path}", check=False)
+        return found.decode(errors="replace")
+
+
+def run_all(paths, source):
+    """Run every checker; returns [(name, [complaint])]."""
+    git = worktree.repository(paths)
+    upstream = worktree.upstream_commit(git, source)
+    try:
+        tip = worktree.assemble(git, paths, upstream)
+    except DevError as exc:
+        return [("patches_apply", [str(exc)])]
+    tree = Tree(paths, git, tip, upstream)
+    return [("patches_apply", []),
+            *((check.__name__, list(check(tree))) for check in CHECKERS)]
+
+
+def report(outcome):
+    """Print the complaints; returns a Result that counts checkers as tests."""
+    for name, complaints in outcome:
+        for complaint in complaints:
+            say(f"{name}: {complaint}")
+    failed = sum(1 for _, complaints in outcome if complaints)
+    return Result("dev/check", NO_MODE, len(outcome) - failed, failed, 0, 0)
+
+
+@checker
+def header_comment(tree):
+    """A C file starts with a comment that names it."""
+    for path, text in tree.c_files():
+        comment = text.partition("*/")[0]
+        if not text.startswith("/*") or Path(path).name not in comment:
+            yield f"overlay/{path} does not start with a comment that names it"
+
+
+@checker
+def listed_in_meson(tree):
+    """A C source is named in the meson.build of its directory."""
+    for path, _ in tree.c_files((".c",)):
+        directory, _, name = path.rpartition("/")
+        if f"'{name}'" not in tree.applied(f"{directory}/meson.build"):
+            yield f"overlay/{path} is not in the meson.build beside it"
+
+
+@checker
+def header_used(tree):
+    """A header is included somewhere in our own code."""
+    texts = [*(text for _, text in tree.c_files()),
+             *(p.diff.decode(errors="replace")
+               for _, p in patches.read_series(tree.paths.patches))]
+    used = {Path(name).name for text in texts
+            for name in re.findall(r'^\+?#include\s+[<"]([^">]+)', text, re.MULTILINE)}
+    for path, _ in tree.c_files((".h",)):
+        if Path(path).name not in used:
+            yield f"overlay/{path} is included nowhere"
+
+
+@checker
+def typedefs_listed(tree):
+    """A typedef is known to pgindent."""
+    known = set(tree.applied("src/tools/pgindent/typedefs.list").split())
+    pattern = re.compile(r"^typedef (?:struct|enum|union)[^;{]*\{.*?^\} *(\w+);"
+                         r"|^typedef [^;{(]*?(\w+);", re.MULTILINE | re.DOTALL)
+    for path, text in tree.c_files():
+        for match in pattern.finditer(text):
+            name = match[1] or match[2]
+            if name not in known:
+                yield f"typedef {name} (overlay/{path}) is not in typedefs.list"
+
+
+@checker
+def whitespace(tree):
+    """No space at line ends, no space before a tab, a newline at the end."""
+    for path, text in tree.committed.items():
+        if path.endswith(".out"):
+            continue
+        mark = r"^\+.*" if path.endswith(".patch") else ""
+        for pattern, what in (rf"{mark}[ \t]$", "space at a line's end"), \
+                             (rf"{mark} \t", "space before a tab"):
+            match = re.search(pattern, text, re.MULTILINE)
+            if match:
+                line = text.count("\n", 0, match.end() - 1) + 1
+                yield f"{path}:{line}: {what}"
+        if text and not text.endswith("\n"):
+            yield f"{path}: no newline at the end"
+
+
+@checker
+def no_places(tree):
+    """No committed file names a Debian mirror or a place on this machine."""
+    mirror = re.compile(r"\b[\w.-]+\.(?:debian|ubuntu)\.(?:org|net|com)\b")
+    ours = [str(tree.paths.repo), str(tree.paths.root)]
+    for path, text in tree.committed.items():
+        found = [*mirror.findall(text), *re.findall(r"/(?:home|root)/\w[\w./-]*", text),
+                 *(place for place in ours if place in text)]
+        for name in sorted(set(found)):
+            yield f"{path} names {name}"

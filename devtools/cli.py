@@ -1,0 +1,186 @@
+"""The commands of ./dev; each handler takes (paths, args), returns a status."""
+
+import argparse
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from . import build, check, cluster, deps, series, source, suites, worktree
+from .base import DevError, locate, note, say
+
+
+def main(argv=None):
+    """Parse the command line, run the command, return the exit status."""
+    os.umask(0o022)
+    args = _parser().parse_args(argv)
+    try:
+        return args.handler(locate(Path(__file__).resolve().parent.parent), args) or 0
+    except DevError as exc:
+        print(f"dev: error: {exc}", file=sys.stderr)
+        if exc.hint:
+            print(f"dev: hint: {exc.hint}", file=sys.stderr)
+        return 1
+    except (subprocess.CalledProcessError, OSError) as exc:
+        print(f"dev: error: {exc}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser():
+    """Return the argument parser with all commands."""
+    parser = argparse.ArgumentParser(prog="dev", description=__doc__.partition(";")[0])
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name, handler, text):
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(handler=handler)
+        return sub
+
+    kinds = tuple(build.KINDS)
+    sub = command("run", _run, "build, create a cluster in data/, start it, say how to connect")
+    sub.add_argument("--data", help="data directory (default: PGDATA, else data/)")
+    sub = command("stop", _stop, "stop the server of `run`")
+    sub.add_argument("--data", help="data directory (default: PGDATA, else data/)")
+    sub = command("test", _test, "build and run our tests, regress and isolation")
+    sub.add_argument("--suite", nargs="+", default=[], metavar="NAME",
+                     help="only these: `dev` (tooling) or suites of the build")
+    sub = command("suites", _suites, "run the upstream suites and print a table")
+    sub.add_argument("--mode", choices=suites.MODES, help="only this mode (default: each)")
+    sub.add_argument("names", nargs="*", metavar="NAME",
+                     help="suites (default: " + " ".join(suites.UPSTREAM) + ")")
+    sub = command("build", _build, "compile and install a build")
+    sub.add_argument("kinds", nargs="*", metavar="KIND", default=["test"],
+                     help=f"of {', '.join(kinds)} (default: test)")
+    sub = command("bindir", _bindir, "print the directory of a build's programs")
+    sub.add_argument("kind", choices=kinds)
+    command("deps", lambda paths, args: deps.ensure(paths), "install the packages needed")
+    sub = command("source", _source, "fetch and unpack PostgreSQL's source")
+    sub.add_argument("--tarball", help="use this release tarball (default: PGDW_TARBALL)")
+    sub = command("import", _import, "make work/ of upstream, patches/ and overlay/")
+    sub.add_argument("--force", action="store_true", help="overwrite edits in work/")
+    command("sync", _sync, "bring edits of overlay/ and patches/ into work/")
+    sub = command("export", _export, "write the commits of work/ to patches/ and overlay/")
+    sub.add_argument("--force", action="store_true", help="overwrite edits in the repository")
+    sub = command("series", _series, "write patches for upstream review")
+    sub.add_argument("directory", type=Path, help="an empty or new directory")
+    command("check", _check, "run the gate")
+    return parser
+
+
+def _obtain(paths, tarball=None):
+    """Install packages and fetch the source as needed; returns the Source."""
+    deps.ensure(paths)
+    return source.ensure(paths, functools.partial(worktree.refusal, paths), tarball)
+
+
+def _build_kind(paths, kind):
+    """Bring a build up to date with all that it is made of; returns its bindir."""
+    upstream = _obtain(paths)
+    if not build.KINDS[kind].ours:
+        return build.build(paths, kind, Path(upstream.tree))
+    worktree.sync(paths, upstream)
+    if worktree.edits_in_work(worktree.repository(paths), paths):
+        note("work/ has edits that were not exported; they are built too")
+    return build.build(paths, kind, paths.work)
+
+
+def _source(paths, args):
+    print(_obtain(paths, args.tarball).tree)
+
+
+def _import(paths, args):
+    worktree.import_(paths, _obtain(paths), args.force)
+
+
+def _sync(paths, args):
+    worktree.sync(paths, _obtain(paths))
+
+
+def _export(paths, args):
+    worktree.export(paths, args.force)
+
+
+def _series(paths, args):
+    args.directory.mkdir(parents=True, exist_ok=True)
+    if any(args.directory.iterdir()):
+        raise DevError(f"{args.directory} is not empty", "name a new directory")
+    series.write(paths, _obtain(paths), args.directory)
+
+
+def _build(paths, args):
+    unknown = set(args.kinds) - set(build.KINDS)
+    if unknown:
+        raise DevError(f"no such build: {', '.join(sorted(unknown))}",
+                       "one of " + ", ".join(build.KINDS))
+    for kind in args.kinds:
+        _build_kind(paths, kind)
+
+
+def _bindir(paths, args):
+    if not build.is_built(paths, args.kind):
+        _build_kind(paths, args.kind)
+    print(build.bindir(paths, args.kind))
+
+
+def _run(paths, args):
+    server = cluster.Cluster(paths, _build_kind(paths, "release"),
+                             cluster.data_directory(paths, args.data))
+    server.run()
+    print(f"The server is ready.  Connect with:\n\n    {server.connection()}\n\n"
+          "Stop it with ./dev stop")
+
+
+def _stop(paths, args):
+    if not build.is_built(paths, "release"):
+        raise DevError("the release build is gone", "./dev build release")
+    cluster.Cluster(paths, build.bindir(paths, "release"),
+                    cluster.data_directory(paths, args.data)).stop()
+
+
+def _check(paths, args):
+    result = check.report(check.run_all(paths, _obtain(paths)))
+    return 1 if result.failed else 0
+
+
+def _test(paths, args):
+    results = []
+    upstream = _obtain(paths)
+    if not args.suite or "dev" in args.suite:
+        results.append(check.report(check.run_all(paths, upstream)))
+        results.append(suites.run_selftests(paths))
+    wanted = [name for name in args.suite if name != "dev"]
+    if wanted or not args.suite:
+        _build_kind(paths, "test")
+        tests = suites.all_tests(paths, "test")
+        names = suites.of_suites(tests, wanted or suites.CORE)
+        if not wanted:
+            names = suites.own_tests(paths, tests) + names
+        suites.prepare(paths, "test")
+        results += suites.run_tests(paths, "test", list(dict.fromkeys(names)), suites.MODES[0])
+    return _conclude(results)
+
+
+def _suites(paths, args):
+    _build_kind(paths, "test")
+    tests = suites.all_tests(paths, "test")
+    names = suites.of_suites(tests, args.names or suites.UPSTREAM)
+    excluded = suites.read_exclusions(paths.repo / "tests" / "upstream-exclusions.txt", tests)
+    suites.prepare(paths, "test")
+    results = []
+    for mode in (args.mode,) if args.mode else suites.MODES:
+        for name in (n for n in names if (n, mode) in excluded):
+            note(f"{name} is excluded in {mode}: {excluded[name, mode]}")
+        chosen = [name for name in names if (name, mode) not in excluded]
+        results += suites.run_tests(paths, "test", chosen, mode)
+    return _conclude(results)
+
+
+def _conclude(results):
+    """Print the table, failures and last line of a test run; returns the status."""
+    suites.report_failures(results)
+    say("results\n" + suites.table(results))
+    print(suites.summary(results), flush=True)
+    return 1 if any(result.failed for result in results) else 0

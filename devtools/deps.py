@@ -1,0 +1,79 @@
+"""Debian packages that building and testing need."""
+
+import os
+import shutil
+
+from .base import DevError, output, run, say
+
+PACKAGES = (
+    "bison", "bzip2", "ca-certificates", "ccache", "flex", "gcc", "git",
+    "libc6-dev", "libipc-run-perl", "liblz4-dev", "libreadline-dev",
+    "liburing-dev", "libzstd-dev", "meson", "ninja-build", "perl",
+    "pkg-config", "xz-utils", "zlib1g-dev",
+)
+
+# First version with `exclude_suites`, by which PostgreSQL's build keeps the
+# tests against a running server apart from those that start their own.
+MIN_MESON = (0, 57)
+
+
+def ensure(paths):
+    """Install what is missing; quick when nothing is.
+
+    Raises DevError, with the command to run, if we may not install.
+    """
+    installed = _installed()
+    missing = [name for name in PACKAGES if name not in installed]
+    if missing:
+        _install(missing)
+        installed = _installed()
+    _ensure_meson(paths, installed["meson"])
+
+
+def _installed():
+    """Return {package: version} of those of PACKAGES that are installed."""
+    if not shutil.which("dpkg-query"):
+        raise DevError("this is not a Debian-family machine (no dpkg-query)",
+                       "install the equivalents of: " + " ".join(PACKAGES))
+    listing = run(["dpkg-query", "-W", "-f",
+                   "${db:Status-Status} ${Package} ${Version}\n", *PACKAGES],
+                  capture=True, check=False, env={**os.environ, "LC_ALL": "C"}).stdout
+    rows = (line.split(" ", 2) for line in listing.decode().splitlines())
+    return {name: version for status, name, version in rows if status == "installed"}
+
+
+def _install(names):
+    """Install Debian packages as root or through sudo."""
+    prefix = _root_prefix()
+    install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", *names]
+    if prefix is None:
+        raise DevError("packages are missing: " + " ".join(names),
+                       "as root: apt-get update && " + " ".join(install))
+    say("installing packages: " + " ".join(names))
+    command = [*prefix, "env", "DEBIAN_FRONTEND=noninteractive"]
+    run([*command, "apt-get", "update", "-q"], check=False)
+    run([*command, *install])
+
+
+def _root_prefix():
+    """Return the command prefix that makes a command run as root, or None."""
+    if os.getuid() == 0:
+        return []
+    if shutil.which("sudo") and run(["sudo", "-n", "true"], check=False).returncode == 0:
+        return ["sudo", "-n"]
+    return None
+
+
+def _ensure_meson(paths, version):
+    """If the packaged meson is too old, keep one from pip in the build root."""
+    if tuple(int(part) for part in version.split(".")[:2]) >= MIN_MESON:
+        return
+    venv = paths.root / "venv"
+    if (venv / "bin" / "meson").exists():
+        return
+    say(f"meson {version} is too old; installing one with pip into {venv}")
+    if not output(["dpkg-query", "-W", "-f", "${db:Status-Status}", "python3-venv"],
+                  check=False).startswith("installed"):
+        _install(["python3-venv"])
+    run(["/usr/bin/python3", "-m", "venv", venv])
+    run([venv / "bin" / "pip", "install", "--quiet", "meson>=0.57,<2"])

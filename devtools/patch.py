@@ -1,0 +1,90 @@
+"""The format of the files in patches/.
+
+A patch is a mail that `git am` understands, reduced to what stays the same
+when it is exported again: author, subject, body, diff.  No commit or blob
+identifiers, no dates, no counts, no version of git.
+"""
+
+import re
+from dataclasses import dataclass
+
+from .base import DevError, write_if_changed
+
+SERIES = "series"
+DIFF_START = b"diff --git "
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One commit's hunks in upstream files; `diff` is bytes, as sources may be."""
+
+    author: str
+    title: str
+    body: str
+    diff: bytes
+
+    @property
+    def slug(self):
+        """Return the title as a file name part."""
+        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")[:52].rstrip("-")
+
+    @property
+    def message(self):
+        """Return the commit message."""
+        return f"{self.title}\n\n{self.body}".rstrip("\n") + "\n"
+
+    def encode(self):
+        """Return the bytes of the patch file."""
+        body = f"{self.body}\n" if self.body else ""
+        head = f"From: {self.author}\nSubject: [PATCH] {self.title}\n\n{body}---\n"
+        return head.encode() + self.diff
+
+
+def from_commit(author, message, diff):
+    """Make a Patch of a commit's author, message and `git diff` output."""
+    title, _, body = message.strip("\n").partition("\n")
+    stable = re.sub(rb"^index [0-9a-f]+\.\.[0-9a-f]+(?: [0-7]+)?\n", b"", diff,
+                    flags=re.MULTILINE)
+    return Patch(author, title.strip(), body.strip("\n"), stable)
+
+
+def decode(name, data):
+    """Parse a patch file; raises DevError if a part is missing."""
+    start = data.find(b"\n" + DIFF_START) + 1
+    if not start:
+        raise DevError(f"{name} has no diff in git's format")
+    head, _, rest = data[:start].decode().partition("\n\n")
+    fields = dict(re.findall(r"^(From|Subject): (.+)$", head, re.MULTILINE))
+    if set(fields) != {"From", "Subject"}:
+        raise DevError(f"{name} lacks a From or Subject line")
+    title = re.sub(r"^\[PATCH[^]]*\] *", "", fields["Subject"])
+    body = re.split(r"^---$", rest, maxsplit=1, flags=re.MULTILINE)[0]
+    return Patch(fields["From"], title, body.strip("\n"), data[start:])
+
+
+def read_series(directory):
+    """Return [(file name, Patch)] in the order of the series file."""
+    listing = (directory / SERIES).read_text()
+    names = [line.strip() for line in listing.splitlines()
+             if line.strip() and not line.startswith("#")]
+    on_disk = {path.name for path in directory.glob("*.patch")}
+    for name in names:
+        if name not in on_disk:
+            raise DevError(f"patches/series names {name}, which does not exist")
+    forgotten = on_disk - set(names)
+    if forgotten:
+        raise DevError("patches/series does not name " + ", ".join(sorted(forgotten)))
+    return [(name, decode(name, (directory / name).read_bytes())) for name in names]
+
+
+def write_series(directory, patches):
+    """Make `directory` hold exactly `patches`; returns the file names."""
+    series = directory / SERIES
+    comments = [line for line in series.read_text().splitlines() if line.startswith("#")]
+    names = [f"{number:04d}-{patch.slug}.patch" for number, patch in enumerate(patches, 1)]
+    for stale in {path.name for path in directory.glob("*.patch")} - set(names):
+        (directory / stale).unlink()
+    for name, patch in zip(names, patches):
+        write_if_changed(directory / name, patch.encode())
+    write_if_changed(series, "".join(f"{line}\n" for line in comments + names).encode())
+    return names

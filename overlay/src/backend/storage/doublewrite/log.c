@@ -1,0 +1,755 @@
+/*-------------------------------------------------------------------------
+ *
+ * log.c
+ *	  The double-write log on disk: batches, segments, low-water mark.
+ *
+ * See doublewrite_format.h for the format.  All of this runs with
+ * DoubleWriteFlushLock held, so batches are written one after the other and
+ * a batch is durable before the next one starts: only the newest can be torn.
+ *
+ * Space is freed by raising the low-water mark: batches below it have been
+ * written home and their files synced.  The mark travels in the headers of
+ * batches; where it must be durable at once, an empty batch carries it.  The
+ * last block of each segment is kept for such a batch, so that raising the
+ * mark never needs space that the mark itself would free.  Segments that lie
+ * below a durable mark are renamed to become future segments. (R3)
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *	  src/backend/storage/doublewrite/log.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "access/xlog.h"
+#include "access/xlog_internal.h"
+#include "common/file_perm.h"
+#include "common/file_utils.h"
+#include "common/hashfn.h"
+#include "pgstat.h"
+#include "port/pg_iovec.h"
+#include "portability/instr_time.h"
+#include "storage/doublewrite_internal.h"
+#include "storage/fd.h"
+#include "storage/lwlock.h"
+#include "utils/injection_point.h"
+#include "utils/wait_event.h"
+
+/* File descriptor of the segment this process wrote to last */
+static int	dw_fd = -1;
+static uint64 dw_fd_segno = 0;
+
+static PGIOAlignedBlock dw_header_block;
+
+#define DWHeader ((DWBatchHeader *) dw_header_block.data)
+
+/* ---------------------------------------------------------------------
+ * Names and directory
+ * ---------------------------------------------------------------------
+ */
+
+void
+dw_log_path(char *path, uint64 segno)
+{
+	snprintf(path, MAXPGPATH, "%s/%016" PRIX64, DW_DIR, segno);
+}
+
+/*
+ * Segment number of a file name, or false if it is not that of a segment.
+ */
+bool
+dw_log_parse_name(const char *name, uint64 *segno)
+{
+	if (strlen(name) != DW_SEGMENT_NAME_LEN ||
+		strspn(name, "0123456789ABCDEF") != DW_SEGMENT_NAME_LEN)
+		return false;
+	*segno = strtou64(name, NULL, 16);
+	return true;
+}
+
+/*
+ * Check that the log directory can be used, creating it in a cluster that
+ * never had one.  If it cannot, report that at elevel and return false.
+ */
+bool
+dw_log_check_dir(int elevel)
+{
+	struct stat st;
+
+	if (lstat(DW_DIR, &st) < 0 && errno == ENOENT &&
+		MakePGDirectory(DW_DIR) == 0)
+		fsync_fname(".", true);
+
+	if (stat(DW_DIR, &st) < 0)
+	{
+		ereport(elevel,
+				(errcode_for_file_access(),
+				 errmsg("could not access double-write log directory \"%s\": %m",
+						DW_DIR),
+				 errhint("If it is a symbolic link, make sure that its target exists and is mounted.")));
+		return false;
+	}
+	if (!S_ISDIR(st.st_mode))
+	{
+		ereport(elevel,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("double-write log directory \"%s\" is not a directory",
+						DW_DIR),
+				 errhint("Make it a directory, or a symbolic link to one, that only the server's user can access.")));
+		return false;
+	}
+	if (access(DW_DIR, R_OK | W_OK | X_OK) < 0)
+	{
+		ereport(elevel,
+				(errcode_for_file_access(),
+				 errmsg("double-write log directory \"%s\" is not writable: %m",
+						DW_DIR),
+				 errhint("Give the server's user read and write permission, or set \"io_torn_pages_protection\" to \"full_pages\".")));
+		return false;
+	}
+	return true;
+}
+
+/*
+ * Bound of the log in segments.  Automatic: as large as shared buffers, since
+ * that much can be dirty at once, but between 128 MB and 1 GB, beyond which
+ * fewer sync cycles save nothing measurable.
+ */
+int
+dw_log_bound_segments(void)
+{
+	int64		bytes;
+
+	if (double_write_buffer_size > 0)
+		bytes = (int64) double_write_buffer_size * 1024 * 1024;
+	else
+		bytes = Min(Max((int64) NBuffers * BLCKSZ, INT64CONST(128) << 20),
+					INT64CONST(1) << 30);
+	return Min(Max(bytes / DW_SEGMENT_SIZE, DW_MIN_SEGMENTS),
+			   DW_MAX_SEGMENTS - 1);
+}
+
+/* ---------------------------------------------------------------------
+ * Segment files
+ * ---------------------------------------------------------------------
+ */
+
+static void
+dw_close_segment(void)
+{
+	if (dw_fd >= 0)
+	{
+		close(dw_fd);
+		ReleaseExternalFD();
+	}
+	dw_fd = -1;
+}
+
+static void
+dw_open_segment(uint64 segno)
+{
+	char		path[MAXPGPATH];
+
+	if (dw_fd >= 0 && dw_fd_segno == segno)
+		return;
+	dw_close_segment();
+
+	dw_log_path(path, segno);
+	dw_fd = BasicOpenFile(path, O_RDWR | O_CLOEXEC | PG_BINARY);
+	if (dw_fd < 0)
+		ereport(ERROR,
+				(errcode_for_file_access(),
+				 errmsg("could not open double-write log segment \"%s\": %m",
+						path)));
+	ReserveExternalFD();
+	dw_fd_segno = segno;
+}
+
+/*
+ * Create a segment full of zeroes.  Returns false, with errno set, if there is
+ * no space for it; any other failure is an error.
+ */
+static bool
+dw_create_segment(uint64 segno)
+{
+	char		path[MAXPGPATH];
+	char		tmppath[MAXPGPATH];
+	int			fd;
+	ssize_t		rc;
+	int			save_errno;
+
+	snprintf(tmppath, sizeof(tmppath), "%s/new.%d", DW_DIR, (int) getpid());
+	unlink(tmppath);
+	fd = OpenTransientFile(tmppath, O_RDWR | O_CREAT | O_EXCL | PG_BINARY);
+	if (fd < 0)
+	{
+		if (errno == ENOSPC)
+			return false;
+		ereport(ERROR,
+				(errcode_for_file_access(),
+				 errmsg("could not create file \"%s\": %m", tmppath)));
+	}
+
+	pgstat_report_wait_start(WAIT_EVENT_DOUBLE_WRITE_INIT);
+	rc = pg_pwrite_zeros(fd, DW_SEGMENT_SIZE, 0);
+	save_errno = errno;
+	if (rc >= 0 && enableFsync && pg_fsync(fd) != 0)
+	{
+		rc = -1;
+		save_errno = errno;
+	}
+	pgstat_report_wait_end();
+
+	CloseTransientFile(fd);
+	if (rc < 0)
+	{
+		unlink(tmppath);
+		errno = save_errno;
+		if (errno == ENOSPC)
+			return false;
+		ereport(ERROR,
+				(errcode_for_file_access(),
+				 errmsg("could not write file \"%s\": %m", tmppath)));
+	}
+
+	/* The name must be durable before a batch in the segment counts. (R3) */
+	dw_log_path(path, segno);
+	durable_rename(tmppath, path, ERROR);
+	return true;
+}
+
+/*
+ * Make segments that hold only freed batches available for reuse.
+ *
+ * The mark that frees them is durable already. (R3)
+ */
+static void
+dw_recycle_segments(void)
+{
+	bool		changed = false;
+
+	while (DWCtl->first_segno < DWCtl->segno &&
+		   DWCtl->seg_first_batch[(DWCtl->first_segno + 1) % DW_MAX_SEGMENTS]
+		   <= DWCtl->low_water_logged)
+	{
+		char		path[MAXPGPATH];
+		char		newpath[MAXPGPATH];
+
+		dw_log_path(path, DWCtl->first_segno);
+		dw_log_path(newpath, DWCtl->last_segno + 1);
+
+		if (DWCtl->last_segno - DWCtl->first_segno >= dw_log_bound_segments())
+		{
+			if (unlink(path) < 0 && errno != ENOENT)
+				ereport(LOG,
+						(errcode_for_file_access(),
+						 errmsg("could not remove file \"%s\": %m", path)));
+		}
+		else if (rename(path, newpath) == 0)
+			DWCtl->last_segno++;
+		else
+			ereport(LOG,
+					(errcode_for_file_access(),
+					 errmsg("could not rename file \"%s\" to \"%s\": %m",
+							path, newpath)));
+		DWCtl->first_segno++;
+		changed = true;
+	}
+
+	if (changed)
+		fsync_fname(DW_DIR, true);
+}
+
+/*
+ * Make room for nblocks blocks in one segment, entering the next segment if
+ * need be.  Returns false if that must wait until a sync cycle frees space.
+ *
+ * An empty batch that raises the mark may use what is kept for it, and may
+ * exceed the bound by one segment.
+ */
+static bool
+dw_reserve(int nblocks, bool for_mark)
+{
+	int			limit = DW_SEGMENT_BLOCKS - (for_mark ? 0 : 1);
+
+	if (DWCtl->blockno + nblocks <= limit)
+		return true;
+
+	if (!for_mark &&
+		DWCtl->segno + 1 - DWCtl->first_segno >= dw_log_bound_segments())
+		return false;
+
+	if (DWCtl->segno == DWCtl->last_segno)
+	{
+		if (!dw_create_segment(DWCtl->segno + 1))
+		{
+			bool		can_wait = (!for_mark &&
+									DWCtl->first_segno < DWCtl->segno);
+
+			/* R11: never an unprotected write instead */
+			ereport(can_wait ? LOG : ERROR,
+					(errcode_for_file_access(),
+					 errmsg("could not extend the double-write log: %m"),
+					 can_wait ?
+					 errdetail("Pages wait until a sync of the data files has freed space in the log.") : 0,
+					 errhint("Free space on the device of \"%s\", or lower \"double_write_buffer_size\".",
+							 DW_DIR)));
+			return false;
+		}
+		DWCtl->last_segno++;
+	}
+
+	DWCtl->segno++;
+	DWCtl->blockno = 0;
+	DWCtl->seg_first_batch[DWCtl->segno % DW_MAX_SEGMENTS] = DWCtl->next_batchno;
+	return true;
+}
+
+/* ---------------------------------------------------------------------
+ * Writing batches
+ * ---------------------------------------------------------------------
+ */
+
+static void
+dw_write_blocks(struct iovec *iov, int iovcnt, off_t offset)
+{
+	ssize_t		written;
+
+	pgstat_report_wait_start(WAIT_EVENT_DOUBLE_WRITE_WRITE);
+	written = pg_pwritev_with_retry(dw_fd, iov, iovcnt, offset);
+	pgstat_report_wait_end();
+	if (written < 0)
+	{
+		char		path[MAXPGPATH];
+
+		dw_log_path(path, dw_fd_segno);
+		ereport(ERROR,
+				(errcode_for_file_access(),
+				 errmsg("could not write to double-write log segment \"%s\" at offset %lld: %m",
+						path, (long long) offset)));
+	}
+	DWCount(log_writes, 1);
+	DWCount(log_bytes, written);
+}
+
+/*
+ * Make what was written to the current segment durable.  As with data files,
+ * a failed sync leaves no way to tell what is on disk.
+ */
+static void
+dw_sync_log(void)
+{
+	instr_time	start;
+	instr_time	end;
+
+	if (!enableFsync)
+		return;
+
+	INSTR_TIME_SET_CURRENT(start);
+	pgstat_report_wait_start(WAIT_EVENT_DOUBLE_WRITE_SYNC);
+	if (pg_fdatasync(dw_fd) != 0)
+	{
+		char		path[MAXPGPATH];
+
+		dw_log_path(path, dw_fd_segno);
+		ereport(data_sync_elevel(ERROR),
+				(errcode_for_file_access(),
+				 errmsg("could not fsync file \"%s\": %m", path)));
+	}
+	pgstat_report_wait_end();
+	INSTR_TIME_SET_CURRENT(end);
+	INSTR_TIME_SUBTRACT(end, start);
+
+	DWCount(log_syncs, 1);
+	DWCount(log_sync_usec, INSTR_TIME_GET_MICROSEC(end));
+	if (AmRegularBackendProcess())
+		DWCount(foreground_syncs, 1);
+}
+
+static void
+dw_build_header(const int *slots, int nslots)
+{
+	DWPageEntry *entries = DWBatchEntries(DWHeader);
+
+	memset(&dw_header_block, 0, sizeof(dw_header_block));
+	DWHeader->magic = DW_MAGIC;
+	DWHeader->version = DW_FORMAT_VERSION;
+	DWHeader->blcksz = BLCKSZ;
+	DWHeader->sysid = GetSystemIdentifier();
+	DWHeader->batchno = DWCtl->next_batchno;
+	DWHeader->low_water = DWCtl->low_water;
+	DWHeader->segno = DWCtl->segno;
+	DWHeader->blockno = DWCtl->blockno;
+	DWHeader->npages = nslots;
+
+	SpinLockAcquire(&DWCtl->mutex);
+	DWHeader->redo = DWCtl->redo;
+	DWHeader->redo_pending = DWCtl->redo_pending;
+	SpinLockRelease(&DWCtl->mutex);
+
+	for (int i = 0; i < nslots; i++)
+	{
+		const DWSlot *slot = &DWSlots[slots[i]];
+
+		entries[i].rlocator = BufTagGetRelFileLocator(&slot->tag);
+		entries[i].forknum = BufTagGetForkNum(&slot->tag);
+		entries[i].blkno = slot->tag.blockNum;
+		entries[i].crc = DWPageChecksum(DWSlotPage(slots[i]));
+		entries[i].lsn = slot->lsn;
+	}
+	DWHeader->crc = DWBatchHeaderChecksum(DWHeader);
+}
+
+/*
+ * Write a batch to the space reserved for it, and sync.  If this fails, the
+ * next attempt writes the same batch number to the same place or a later one.
+ */
+static void
+dw_append(const int *slots, int nslots)
+{
+	struct iovec iov[PG_IOV_MAX];
+	off_t		offset = (off_t) DWCtl->blockno * BLCKSZ;
+	int			done = 0;
+
+	dw_open_segment(DWCtl->segno);
+	dw_build_header(slots, nslots);
+
+	iov[0].iov_base = dw_header_block.data;
+	iov[0].iov_len = BLCKSZ;
+	for (int iovcnt = 1; iovcnt > 0 || done < nslots; iovcnt = 0)
+	{
+		while (iovcnt < PG_IOV_MAX && done < nslots)
+		{
+			iov[iovcnt].iov_base = DWSlotPage(slots[done]);
+			iov[iovcnt].iov_len = BLCKSZ;
+			iovcnt++;
+			done++;
+		}
+		dw_write_blocks(iov, iovcnt, offset);
+		offset += (off_t) iovcnt * BLCKSZ;
+	}
+
+	INJECTION_POINT("doublewrite-log-written", NULL);
+	dw_sync_log();
+
+	DWCtl->blockno += nslots + 1;
+	DWCtl->low_water_logged = DWCtl->low_water;
+	if (nslots > 0)
+		DWCtl->last_page_batch = DWCtl->next_batchno;
+	DWCtl->next_batchno++;
+
+	/* client backends seldom come here: don't keep freed segments alive */
+	if (AmRegularBackendProcess())
+		dw_close_segment();
+}
+
+/*
+ * Write the pages in the given slots to the log as one batch; on return they
+ * are durable there. (R2)
+ *
+ * Returns false, with nothing written, if there is no space before a sync
+ * cycle has freed some.
+ */
+bool
+dw_log_write_batch(const int *slots, int nslots)
+{
+	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
+	Assert(DWCtl->log_open && nslots > 0 && nslots <= DW_MAX_BATCH_PAGES);
+
+	if (dw_dirty_files_full(nslots) || !dw_reserve(nslots + 1, false))
+		return false;
+
+	/* before the first home write, so that no sync cycle misses the file */
+	for (int i = 0; i < nslots; i++)
+		dw_dirty_file(&DWSlots[slots[i]].tag, DWCtl->next_batchno);
+
+	dw_note_logged(slots, nslots, DWCtl->next_batchno);
+	dw_append(slots, nslots);
+	DWCount(logged, nslots);
+	return true;
+}
+
+/*
+ * Raise the low-water mark and make it durable: batches below it are home
+ * and synced. (R3)
+ */
+void
+dw_log_set_low_water(uint64 mark)
+{
+	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
+	Assert(DWCtl->log_open);
+
+	INJECTION_POINT("doublewrite-before-low-water", NULL);
+
+	DWCtl->low_water = Max(DWCtl->low_water, mark);
+	dw_reserve(1, true);
+	dw_append(NULL, 0);
+
+	INJECTION_POINT("doublewrite-after-low-water", NULL);
+
+	dw_recycle_segments();
+}
+
+/* ---------------------------------------------------------------------
+ * Files that the log protects
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * Remember that a logged batch writes to the file of a page.  There is room;
+ * see dw_dirty_files_full().
+ */
+void
+dw_dirty_file(const BufferTag *tag, uint64 batchno)
+{
+	DWDirtyFile key = {0};
+	DWDirtyFile *file;
+	uint32		pos;
+
+	key.rlocator = BufTagGetRelFileLocator(tag);
+	key.forknum = BufTagGetForkNum(tag);
+	key.segno = tag->blockNum / RELSEG_SIZE;
+
+	pos = hash_bytes((const unsigned char *) &key,
+					 offsetof(DWDirtyFile, used)) % DW_DIRTY_FILES;
+	for (;;)
+	{
+		file = &DWCtl->dirty_files[pos];
+		if (!file->used ||
+			memcmp(file, &key, offsetof(DWDirtyFile, used)) == 0)
+			break;
+		pos = (pos + 1) % DW_DIRTY_FILES;
+	}
+
+	if (!file->used)
+	{
+		*file = key;
+		file->used = true;
+		DWCtl->ndirty_files++;
+	}
+	file->batchno = batchno;
+}
+
+/*
+ * Could the table overflow if that many pages of new files came?
+ */
+bool
+dw_dirty_files_full(int more)
+{
+	return DWCtl->ndirty_files + more >= DW_DIRTY_FILES;
+}
+
+/* ---------------------------------------------------------------------
+ * Arming and disarming
+ *
+ * While home writes rely on the log, a file named backup_label says so.
+ * Stock servers refuse to start with it, which is the point: after a crash
+ * they would leave the pages torn (R12).  Backup tools never copy a
+ * backup_label from a running cluster, and write their own into the backup.
+ * ---------------------------------------------------------------------
+ */
+
+#define DW_MARKER_FILE		"backup_label"
+#define DW_MARKER_TMP		"backup_label.dwtmp"
+#define DW_MARKER_LINE		"DOUBLE WRITE LOG IN USE"
+
+/*
+ * Position an open backup_label file at the label of a backup.  Returns false
+ * if there is none in it, but only our marker.
+ *
+ * Whoever writes a label should replace the file, but may append to what was
+ * copied along with the data directory.
+ */
+bool
+DoubleWriteSkipMarker(FILE *fp)
+{
+	char		line[MAXPGPATH];
+	long		pos = 0;
+	bool		marker = false;
+
+	while (fgets(line, sizeof(line), fp) != NULL)
+	{
+		if (pos == 0)
+			marker = strncmp(line, DW_MARKER_LINE, strlen(DW_MARKER_LINE)) == 0;
+		if (!marker || strncmp(line, "START WAL LOCATION:", 19) == 0)
+		{
+			fseek(fp, pos, SEEK_SET);
+			return true;
+		}
+		pos = ftell(fp);
+	}
+	return !marker;
+}
+
+/*
+ * Is the backup_label file in the data directory our marker?
+ */
+bool
+DoubleWriteMarkerPresent(void)
+{
+	FILE	   *fp;
+	bool		result;
+
+	fp = AllocateFile(DW_MARKER_FILE, "r");
+	if (fp == NULL)
+	{
+		if (errno != ENOENT)
+			ereport(FATAL,
+					(errcode_for_file_access(),
+					 errmsg("could not read file \"%s\": %m", DW_MARKER_FILE)));
+		return false;
+	}
+	result = !DoubleWriteSkipMarker(fp);
+	FreeFile(fp);
+	return result;
+}
+
+static void
+dw_write_marker(void)
+{
+	FILE	   *fp;
+
+	fp = AllocateFile(DW_MARKER_TMP, "w");
+	if (fp == NULL ||
+		fprintf(fp,
+				"%s\n"
+				"System identifier: " UINT64_FORMAT "\n"
+				"This is not the label of a backup.  Pages of this cluster are protected by the\n"
+				"double-write log in the directory \"%s\".  Only a server that knows it may start\n"
+				"on this cluster; it removes this file when it is shut down.\n",
+				DW_MARKER_LINE, GetSystemIdentifier(), DW_DIR) < 0 ||
+		fflush(fp) != 0 || (enableFsync && pg_fsync(fileno(fp)) != 0) ||
+		FreeFile(fp) != 0)
+		ereport(ERROR,
+				(errcode_for_file_access(),
+				 errmsg("could not write file \"%s\": %m", DW_MARKER_TMP)));
+	durable_rename(DW_MARKER_TMP, DW_MARKER_FILE, ERROR);
+}
+
+/*
+ * Have segments to write to.  At least two, so that one can always be
+ * recycled while the other is in use, however full the device is.
+ */
+static void
+dw_log_open(void)
+{
+	uint64		segno = DWCtl->last_segno + 1;
+
+	for (uint64 s = segno; s <= segno + 1; s++)
+	{
+		if (!dw_create_segment(s))
+			ereport(ERROR,
+					(errcode_for_file_access(),
+					 errmsg("could not create the double-write log: %m"),
+					 errhint("Free space on the device of \"%s\".", DW_DIR)));
+		DWCtl->last_segno = s;
+	}
+	DWCtl->segno = DWCtl->first_segno = segno;
+	DWCtl->blockno = 0;
+	DWCtl->seg_first_batch[segno % DW_MAX_SEGMENTS] = DWCtl->next_batchno;
+	DWCtl->log_open = true;
+}
+
+/*
+ * Remove all segments below the given one.
+ */
+void
+dw_remove_segments(uint64 before)
+{
+	DIR		   *dir = AllocateDir(DW_DIR);
+	struct dirent *de;
+
+	while ((de = ReadDir(dir, DW_DIR)) != NULL)
+	{
+		uint64		segno;
+		char		path[MAXPGPATH];
+
+		if (!dw_log_parse_name(de->d_name, &segno) || segno >= before)
+			continue;
+		dw_log_path(path, segno);
+		if (unlink(path) < 0)
+			ereport(LOG,
+					(errcode_for_file_access(),
+					 errmsg("could not remove file \"%s\": %m", path)));
+	}
+	FreeDir(dir);
+	fsync_fname(DW_DIR, true);
+}
+
+/*
+ * Write an empty batch that makes the log empty, opening it if need be.
+ */
+void
+dw_log_empty(void)
+{
+	bool		opened = !DWCtl->log_open;
+
+	if (opened)
+		dw_log_open();
+	dw_log_set_low_water(DWCtl->next_batchno);
+	if (opened)
+		dw_remove_segments(DWCtl->first_segno);
+}
+
+/*
+ * From now on home writes go through the log.  The caller holds the flush
+ * lock, so that no batch straddles the change. (R10)
+ *
+ * The log is in place before the marker that demands it, and both are durable
+ * before any home write relies on them.
+ */
+void
+dw_arm(void)
+{
+	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
+
+	if (DWCtl->armed)
+		return;
+	dw_log_check_dir(ERROR);
+	dw_log_empty();
+	dw_write_marker();
+	DWCtl->armed = true;
+	DWCtl->disarm_after = InvalidXLogRecPtr;
+	INJECTION_POINT("doublewrite-armed", NULL);
+}
+
+/*
+ * Stop using the log: make it empty, then remove the marker and the segments.
+ *
+ * What is in the log must go first, or a restore would put it over newer
+ * pages that have been written without it (R10).  The last step holds up home
+ * writes until it is over; a sync cycle before it leaves little to do.
+ */
+void
+dw_disarm(void)
+{
+	if (!DWCtl->armed)
+		return;
+
+	DoubleWriteDrain();
+	dw_sync_cycle(DWCtl->cycles_done);
+
+	LWLockAcquire(DoubleWriteSyncLock, LW_EXCLUSIVE);
+	dw_drain_and_lock();
+	if (DWCtl->armed)
+	{
+		dw_sync_files(DWCtl->dirty_files);
+		dw_log_set_low_water(DWCtl->next_batchno);
+		dw_forget_files(DWCtl->next_batchno);
+		DWCtl->cycles_done++;
+		DWCtl->armed = false;
+		INJECTION_POINT("doublewrite-disarmed", NULL);
+
+		durable_unlink(DW_MARKER_FILE, LOG);
+		DWCtl->log_open = false;
+		dw_remove_segments(PG_UINT64_MAX);
+	}
+	LWLockRelease(DoubleWriteFlushLock);
+	LWLockRelease(DoubleWriteSyncLock);
+}

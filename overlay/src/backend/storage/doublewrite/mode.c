@@ -1,0 +1,309 @@
+/*-------------------------------------------------------------------------
+ *
+ * mode.c
+ *	  Settings, switching between modes, and the part of checkpoints.
+ *
+ * Switching keeps every page protected at each moment (R10):
+ *
+ *	  to double_writes	arm the log, then stop images
+ *	  to full_pages		start images; disarm when a checkpoint that began
+ *						after that has completed
+ *	  to off			stop images, disarm
+ *
+ * Disarming empties the log before home writes bypass it.
+ *
+ * A checkpoint or restartpoint drains the stage after its buffer scan; when
+ * the files have been synced after that, it makes a low-water mark durable
+ * that lies past all batches up to the drain, and only then pg_control may
+ * name the new redo pointer. (R5)
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *	  src/backend/storage/doublewrite/mode.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xlog.h"
+#include "access/xlogrecovery.h"
+#include "postmaster/auxprocess.h"
+#include "storage/doublewrite_internal.h"
+#include "storage/lwlock.h"
+#include "utils/guc_hooks.h"
+#include "utils/injection_point.h"
+
+/* GUCs */
+int			io_torn_pages_protection = TORN_PAGES_FULL_PAGES;
+int			double_write_buffer_size = -1;
+int			double_write_stage_size = -1;
+
+bool
+check_double_write_buffer_size(int *newval, void **extra, GucSource source)
+{
+	int			min = DW_MIN_SEGMENTS * (DW_SEGMENT_SIZE / (1024 * 1024));
+
+	if (*newval != -1 && *newval < min)
+	{
+		GUC_check_errdetail("\"%s\" must be at least %dMB.",
+							"double_write_buffer_size", min);
+		GUC_check_errhint("Use -1 to have the size chosen automatically.");
+		return false;
+	}
+	return true;
+}
+
+bool
+check_double_write_stage_size(int *newval, void **extra, GucSource source)
+{
+	if (*newval != -1 && *newval < 16)
+	{
+		GUC_check_errdetail("\"%s\" must be at least %dkB.",
+							"double_write_stage_size", 16 * (BLCKSZ / 1024));
+		GUC_check_errhint("Use -1 to have the size chosen automatically.");
+		return false;
+	}
+	return true;
+}
+
+/* ---------------------------------------------------------------------
+ * Switching
+ * ---------------------------------------------------------------------
+ */
+
+static bool
+dw_images_requested(void)
+{
+	return io_torn_pages_protection == TORN_PAGES_FULL_PAGES && fullPageWrites;
+}
+
+static bool
+dw_arm_if_possible(int elevel)
+{
+	if (!dw_log_check_dir(elevel))
+		return false;
+	LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
+	dw_arm();
+	LWLockRelease(DoubleWriteFlushLock);
+	return true;
+}
+
+/*
+ * First half of a change of settings: returns whether WAL records shall carry
+ * full-page images from now on, given whether they do now.
+ *
+ * Called by the startup process at the end of recovery, and by the
+ * checkpointer at each reload.  If the log cannot be used, the reason goes to
+ * the server log and things stay as they are.
+ */
+bool
+DoubleWriteUpdateMode(bool images_now)
+{
+	/* the startup process will call us when it is ready */
+	if (!DWCtl->started)
+		return images_now;
+
+	if (io_torn_pages_protection == TORN_PAGES_DOUBLE_WRITES)
+	{
+		if (!DWCtl->armed)
+		{
+			if (!dw_arm_if_possible(LOG))
+				return images_now;
+			ereport(LOG,
+					(errmsg("torn page protection has switched to double writes")));
+		}
+		DWCtl->disarm_after = InvalidXLogRecPtr;
+		if (images_now && XLogInsertAllowed())
+			DoubleWriteNoteImagesOff(GetXLogInsertRecPtr());
+		INJECTION_POINT("doublewrite-before-images-off", NULL);
+		return false;
+	}
+
+	/*
+	 * End of a recovery from WAL without images: pages replayed since the
+	 * redo pointer will get no image before the next checkpoint.
+	 */
+	if (dw_images_requested() && !DWCtl->armed && RecoveryInProgress() &&
+		XLogInsertAllowed() && GetXLogReplayRecPtr(NULL) > DWCtl->redo && !dw_replayed_images())
+		dw_arm_if_possible(FATAL);
+
+	return dw_images_requested();
+}
+
+/*
+ * The end of recovery: say what protects pages from now on.
+ */
+static void
+dw_report_mode(void)
+{
+	if (IsBootstrapProcessingMode())
+		return;
+	ereport(IsPostmasterEnvironment ? LOG : DEBUG1,
+			(errmsg("torn page protection: %s",
+					DWCtl->armed ? "double_writes" :
+					dw_images_requested() ? "full_pages" : "off")));
+}
+
+/*
+ * Second half: images are on or off now as DoubleWriteUpdateMode() said.
+ */
+void
+DoubleWriteModeApplied(void)
+{
+	static bool reported = false;
+
+	if (DWCtl->started && !reported && RecoveryInProgress() &&
+		XLogInsertAllowed())
+	{
+		dw_report_mode();
+		reported = true;
+	}
+
+	if (!DWCtl->started || !DWCtl->armed ||
+		io_torn_pages_protection == TORN_PAGES_DOUBLE_WRITES)
+		return;
+
+	if (!dw_images_requested())
+	{
+		dw_disarm();
+		ereport(LOG, (errmsg("torn page protection is off")));
+	}
+	else if (XLogRecPtrIsInvalid(DWCtl->disarm_after) &&
+			 XLogInsertAllowed())
+		DWCtl->disarm_after = GetXLogInsertRecPtr();
+}
+
+bool
+DoubleWriteIsArmed(void)
+{
+	return DWCtl->armed;
+}
+
+/* ---------------------------------------------------------------------
+ * Checkpoints and restartpoints
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * The redo pointer that a crash would recover from.  images tells whether WAL
+ * at that point carries full-page images.
+ */
+void
+DoubleWriteSetRedo(XLogRecPtr redo, bool images)
+{
+	SpinLockAcquire(&DWCtl->mutex);
+	DWCtl->redo = redo;
+	DWCtl->redo_images = images;
+	DWCtl->redo_pending = InvalidXLogRecPtr;
+	SpinLockRelease(&DWCtl->mutex);
+}
+
+/*
+ * The buffer scan of a checkpoint is over: bring home all that it found clean
+ * or has staged itself.  From here until completion, recovery may start from
+ * either redo pointer.
+ */
+void
+DoubleWriteCheckpointDrain(XLogRecPtr redo)
+{
+	dw_drain_and_lock();
+
+	SpinLockAcquire(&DWCtl->mutex);
+	DWCtl->redo_pending = redo;
+	SpinLockRelease(&DWCtl->mutex);
+
+	DWCtl->checkpoint_mark = dw_first_unfinished_batch();
+	LWLockRelease(DoubleWriteFlushLock);
+
+	INJECTION_POINT("doublewrite-checkpoint-drained", NULL);
+}
+
+/*
+ * All files written up to the drain have been synced: free the log up to
+ * there.  When this returns, pg_control may be changed. (R5)
+ *
+ * The mark is written even if it does not rise, because restore compares the
+ * redo pointers in the newest batch with the one in pg_control.
+ */
+void
+DoubleWriteCheckpointSynced(void)
+{
+	LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
+	if (DWCtl->log_open && DWCtl->armed)
+	{
+		dw_log_set_low_water(DWCtl->checkpoint_mark);
+		dw_forget_files(DWCtl->checkpoint_mark);
+	}
+	LWLockRelease(DoubleWriteFlushLock);
+	INJECTION_POINT("doublewrite-checkpoint-marked", NULL);
+}
+
+/*
+ * One line of figures about the write-back since the previous call.
+ */
+static void
+dw_log_checkpoint_stats(void)
+{
+	static uint64 last[8];
+	uint64		now[8];
+	uint64		d[8];
+	DWStats    *s = &DWCtl->stats;
+	pg_atomic_uint64 *fields[8] = {
+		&s->home_pages, &s->home_writes, &s->logged, &s->exempt,
+		&s->log_syncs, &s->log_sync_usec, &s->sync_cycles, &s->stage_full
+	};
+
+	for (int i = 0; i < 8; i++)
+	{
+		now[i] = pg_atomic_read_u64(fields[i]);
+		d[i] = now[i] - last[i];
+		last[i] = now[i];
+	}
+
+	if (!log_checkpoints || d[0] == 0)
+		return;
+	ereport(LOG,
+			(errmsg("write-back since last checkpoint: wrote %" PRIu64 " pages home in %" PRIu64 " writes; "
+					"%" PRIu64 " double-written, %" PRIu64 " exempt; "
+					"log syncs=%" PRIu64 ", time=%.3f s; "
+					"sync cycles=%" PRIu64 ", waits for a full stage=%" PRIu64,
+					d[0], d[1], d[2], d[3], d[4], d[5] / 1000000.0, d[6], d[7])));
+}
+
+/*
+ * pg_control names a redo pointer now, and WAL at that point carries images
+ * or not.
+ */
+void
+DoubleWriteCheckpointDone(XLogRecPtr redo, bool images)
+{
+	DoubleWriteSetRedo(redo, images);
+
+	if (DWCtl->armed && !XLogRecPtrIsInvalid(DWCtl->disarm_after) &&
+		redo >= DWCtl->disarm_after)
+	{
+		dw_disarm();
+		DWCtl->disarm_after = InvalidXLogRecPtr;
+		ereport(LOG,
+				(errmsg("torn page protection has switched to full-page images")));
+	}
+	dw_log_checkpoint_stats();
+}
+
+/*
+ * Last step of a clean shutdown: leave nothing behind that other servers
+ * would have to know.
+ *
+ * After a shutdown checkpoint there is nothing left to bring home.  A standby
+ * may have skipped its restartpoint, and then there is.  If crash recovery
+ * was interrupted, it must be finished by a server that knows the log. (R12)
+ */
+void
+DoubleWriteShutdown(void)
+{
+	if (!DWCtl->started || GetRecoveryState() == RECOVERY_STATE_CRASH)
+		return;
+	DoubleWriteDrain();
+	dw_disarm();
+}

@@ -1,0 +1,88 @@
+/*-------------------------------------------------------------------------
+ *
+ * doublewrite.h
+ *	  The write-back engine and torn-page protection off the WAL path.
+ *
+ * See src/backend/storage/doublewrite/README.md for the rules (R1 ... R12)
+ * and for how the pieces fit together.
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * src/include/storage/doublewrite.h
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef DOUBLEWRITE_H
+#define DOUBLEWRITE_H
+
+#include "access/xlogdefs.h"
+#include "storage/buf_internals.h"
+#include "storage/relfilelocator.h"
+
+struct SMgrRelationData;
+
+/* Values of io_torn_pages_protection */
+typedef enum TornPagesProtection
+{
+	TORN_PAGES_OFF,				/* none: the storage is trusted */
+	TORN_PAGES_FULL_PAGES,		/* full-page images in WAL, as stock */
+	TORN_PAGES_DOUBLE_WRITES,	/* double-write log */
+} TornPagesProtection;
+
+/* GUCs */
+extern PGDLLIMPORT int io_torn_pages_protection;
+extern PGDLLIMPORT int double_write_buffer_size;	/* megabytes, or -1 */
+extern PGDLLIMPORT int double_write_stage_size; /* blocks, or -1 */
+
+/* shared memory */
+extern Size DoubleWriteShmemSize(void);
+extern void DoubleWriteShmemInit(void);
+
+/* stage.c: pages on their way out */
+extern void DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn,
+								 bool permanent);
+extern bool DoubleWriteReadStaged(const BufferTag *tag, char *dst);
+extern bool DoubleWriteStageHasRoom(void);
+extern void DoubleWriteDiscardForks(RelFileLocator rlocator,
+									const ForkNumber *forknum, int nforks,
+									const BlockNumber *firstDelBlock);
+extern void DoubleWriteDiscardRelations(struct SMgrRelationData **rels,
+										int nrels);
+extern void DoubleWriteDiscardDatabase(Oid dbid);
+
+/* flush.c: carrying staged pages home */
+extern void DoubleWriteDrain(void);
+extern PGDLLIMPORT bool DoubleWriteBackupReadsHeld;
+extern bool DoubleWriteHoldHomeWrites(const char *path);
+extern void DoubleWriteResumeHomeWrites(void);
+extern void DoubleWriteForgetTruncated(struct SMgrRelationData **rels,
+									   int nrels);
+extern void DoubleWriteFlushIfBatchReady(void);
+extern int	DoubleWriteBgWriterSleep(long timeout, uint32 wait_event_info);
+
+/* exempt.c: pages that redo rebuilds */
+extern void DoubleWriteForgetBuffer(int buf_id);
+extern void DoubleWriteBufferBorn(int buf_id);
+extern void DoubleWriteNoteRecord(const void *page, XLogRecPtr endptr,
+								  bool rebuilds);
+extern void DoubleWriteNoteImagesOff(XLogRecPtr recptr);
+
+/* mode.c: checkpoints and switching */
+extern bool DoubleWriteUpdateMode(bool images_now);
+extern void DoubleWriteModeApplied(void);
+extern bool DoubleWriteIsArmed(void);
+extern void DoubleWriteSetRedo(XLogRecPtr redo, bool images);
+extern void DoubleWriteCheckpointDrain(XLogRecPtr redo);
+extern void DoubleWriteCheckpointSynced(void);
+extern void DoubleWriteCheckpointDone(XLogRecPtr redo, bool images);
+extern void DoubleWriteShutdown(void);
+
+/* log.c: the marker that keeps stock servers off a cluster in use */
+extern bool DoubleWriteMarkerPresent(void);
+extern bool DoubleWriteSkipMarker(FILE *fp);
+
+/* restore.c */
+extern void DoubleWriteStartup(XLogRecPtr redo);
+extern void DoubleWriteStarted(void);
+
+#endif							/* DOUBLEWRITE_H */

@@ -1,0 +1,118 @@
+/*-------------------------------------------------------------------------
+ *
+ * doublewrite_format.h
+ *	  On-disk format of the double-write log.
+ *
+ * The log lives in the directory pg_doublewrite as a chain of segment files
+ * of fixed size, each named by its 16-digit hexadecimal segment number.  It
+ * consists of batches.  A batch is one header block followed by its pages;
+ * it never crosses a segment boundary, so that each segment that was ever
+ * entered starts with a batch.
+ *
+ * Each batch describes itself: which cluster it belongs to, where it was
+ * meant to stand (a recycled segment still holds batches of its former
+ * life), its number, and from which batch on the log was live when it was
+ * written (the low-water mark).  Batch numbers rise by exactly one, so a gap
+ * inside the live range is damage, and only the newest batch can be torn.
+ *
+ * This file can be included in frontend code.
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * src/include/storage/doublewrite_format.h
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef DOUBLEWRITE_FORMAT_H
+#define DOUBLEWRITE_FORMAT_H
+
+#include "access/xlogdefs.h"
+#include "common/relpath.h"
+#include "port/pg_crc32c.h"
+#include "storage/block.h"
+#include "storage/relfilelocator.h"
+
+/* directory of the log, relative to the data directory */
+#define DW_DIR					"pg_doublewrite"
+
+/* "PGDWLOG1" when read as bytes on a little-endian machine */
+#define DW_MAGIC				UINT64CONST(0x31474F4C57444750)
+#define DW_FORMAT_VERSION		1
+
+/*
+ * Blocks per segment file: 4 MB with the usual block size.  Small enough that
+ * a log of the smallest permitted size still has several segments to recycle,
+ * large enough that a new segment is entered once per several batches.
+ */
+#define DW_SEGMENT_BLOCKS		512
+#define DW_SEGMENT_SIZE			(DW_SEGMENT_BLOCKS * BLCKSZ)
+
+#define DW_SEGMENT_NAME_LEN		16
+
+/* identity of one page in a batch */
+typedef struct DWPageEntry
+{
+	RelFileLocator rlocator;
+	ForkNumber	forknum;
+	BlockNumber blkno;
+	pg_crc32c	crc;			/* of the page as logged */
+	XLogRecPtr	lsn;			/* page LSN, for people: restore ignores it */
+} DWPageEntry;
+
+StaticAssertDecl(sizeof(DWPageEntry) == 32, "log entry has padding");
+
+typedef struct DWBatchHeader
+{
+	uint64		magic;			/* DW_MAGIC */
+	uint32		version;		/* DW_FORMAT_VERSION */
+	uint32		blcksz;			/* BLCKSZ */
+	uint64		sysid;			/* system identifier of the cluster */
+	uint64		batchno;		/* number of this batch, from 1 */
+	uint64		low_water;		/* first live batch as of this batch */
+	uint64		segno;			/* segment this batch was written to */
+	uint32		blockno;		/* block of the header within the segment */
+	uint32		npages;			/* pages that follow, may be 0 */
+	XLogRecPtr	redo;			/* redo pointer of the last completed
+								 * checkpoint when the batch was written */
+	XLogRecPtr	redo_pending;	/* the same of a checkpoint that is about to
+								 * complete, or 0 */
+	uint32		unused;
+	pg_crc32c	crc;			/* of the header block up to here and of the
+								 * entries */
+} DWBatchHeader;
+
+StaticAssertDecl(sizeof(DWBatchHeader) == 80, "log header has padding");
+
+/* As many pages as one header block can name, but not more than 2 MB */
+#define DW_MAX_BATCH_PAGES \
+	Min(248, (int) ((BLCKSZ - sizeof(DWBatchHeader)) / sizeof(DWPageEntry)))
+
+#define DWBatchEntries(hdr) \
+	((DWPageEntry *) ((char *) (hdr) + sizeof(DWBatchHeader)))
+
+/* Checksum of a batch header and its entries, the crc field left out */
+static inline pg_crc32c
+DWBatchHeaderChecksum(const DWBatchHeader *hdr)
+{
+	pg_crc32c	crc;
+
+	INIT_CRC32C(crc);
+	COMP_CRC32C(crc, hdr, offsetof(DWBatchHeader, crc));
+	COMP_CRC32C(crc, (const char *) hdr + sizeof(DWBatchHeader),
+				hdr->npages * sizeof(DWPageEntry));
+	FIN_CRC32C(crc);
+	return crc;
+}
+
+static inline pg_crc32c
+DWPageChecksum(const char *page)
+{
+	pg_crc32c	crc;
+
+	INIT_CRC32C(crc);
+	COMP_CRC32C(crc, page, BLCKSZ);
+	FIN_CRC32C(crc);
+	return crc;
+}
+
+#endif							/* DOUBLEWRITE_FORMAT_H */

@@ -1,0 +1,281 @@
+/*-------------------------------------------------------------------------
+ *
+ * doublewrite_internal.h
+ *	  Shared state and cross-file functions of the write-back engine.
+ *
+ * Only files in src/backend/storage/doublewrite and test modules include
+ * this.  Lock order, outermost first:
+ *
+ *		DoubleWriteSyncLock -> DoubleWriteFlushLock -> DWCtl->mutex
+ *
+ * DoubleWriteFlushLock may be taken while holding buffer content locks,
+ * heavyweight locks, a relation extension lock or an I/O on another buffer.
+ * Its holder must therefore never wait for any of those; it may take WAL
+ * locks, CheckpointerCommLock and ControlFileLock (by way of XLogFlush() and
+ * smgrwritev()).
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * src/include/storage/doublewrite_internal.h
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef DOUBLEWRITE_INTERNAL_H
+#define DOUBLEWRITE_INTERNAL_H
+
+#include "lib/ilist.h"
+#include "port/atomics.h"
+#include "storage/buf_internals.h"
+#include "storage/doublewrite.h"
+#include "storage/doublewrite_format.h"
+#include "storage/spin.h"
+#include "miscadmin.h"
+
+/* ---------------------------------------------------------------------
+ * The stage
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * Life of a stage slot.  All changes are made in stage.c and flush.c with
+ * DWCtl->mutex held.
+ *
+ *	  FREE --reserve--> FILLING --publish--> STAGED --take--> BATCH
+ *	   ^                   ^                   |  |              |
+ *	   |                   '----replace--------'  |              |
+ *	   '------------------discard-----------------'              |
+ *	   '---------------------release-----------------------------'
+ *
+ * A home write that fails takes its slot from BATCH back to STAGED.
+ */
+typedef enum DWSlotState
+{
+	DW_SLOT_FREE,				/* on the free list */
+	DW_SLOT_FILLING,			/* a process copies a page into it; only that
+								 * process may change it */
+	DW_SLOT_STAGED,				/* complete, on the staged list */
+	DW_SLOT_BATCH,				/* in the current batch: its page is frozen */
+} DWSlotState;
+
+typedef struct DWSlot
+{
+	dlist_node	node;			/* in free or staged list; mutex */
+	int			hash_next;		/* next slot of the same bucket or -1; mutex */
+	DWSlotState state;			/* mutex */
+	BufferTag	tag;			/* mutex; stable outside FREE */
+	uint64		seq;			/* identity of this use of the slot; mutex */
+	uint64		oldest_seq;		/* seq of the oldest version of the page that
+								 * has not reached home; mutex */
+	uint64		home_batch;		/* first logged batch whose home write of the
+								 * page is not done, or 0; mutex */
+	bool		discarded;		/* dropped while in a batch; mutex */
+	bool		failed;			/* last home write of it failed; mutex */
+
+	/* the rest belongs to the filler, later to the holder of the flush lock */
+	bool		permanent;		/* not an unlogged relation */
+	XLogRecPtr	lsn;			/* page LSN */
+	XLogRecPtr	img;			/* see DWBufferImage */
+} DWSlot;
+
+/*
+ * What is known of the first WAL record of the page in a shared buffer; one
+ * per buffer, beside the buffer descriptors, whose layout extensions know.
+ * Written with the buffer's content lock held exclusively, or by the only
+ * process that has the buffer pinned; read under a content lock.
+ */
+typedef struct DWBufferImage
+{
+	XLogRecPtr	img;			/* end of the first record of the block, from
+								 * which redo rebuilds the page, or 0 */
+	bool		born;			/* the block was added to its file in this
+								 * buffer, and nothing has been logged for it
+								 * yet */
+} DWBufferImage;
+
+/* ---------------------------------------------------------------------
+ * The current batch and the log
+ * ---------------------------------------------------------------------
+ */
+
+typedef enum DWBatchPhase
+{
+	DW_BATCH_NONE,				/* no batch under way */
+	DW_BATCH_TAKEN,				/* slots chosen; nothing written */
+	DW_BATCH_DURABLE,			/* what needed logging is durable in the log;
+								 * home writes may be under way */
+} DWBatchPhase;
+
+/* A relation segment file with home writes that only the log protects */
+typedef struct DWDirtyFile
+{
+	RelFileLocator rlocator;
+	ForkNumber	forknum;
+	uint32		segno;
+	bool		used;
+	uint64		batchno;		/* last logged batch that wrote to it */
+} DWDirtyFile;
+
+/*
+ * Room for the files written since the last sync cycle.  A cycle is started
+ * in the background when it is three quarters full; what is left then takes
+ * four batches of pages that all belong to different files.
+ */
+#define DW_DIRTY_FILES			4096
+
+/* Upper bound of the log, in segments: 16 GB with 4-MB segments */
+#define DW_MAX_SEGMENTS			4096
+
+/* Lower bound: two segments to write to, two to recycle */
+#define DW_MIN_SEGMENTS			4
+
+/* Buckets that remember where files were truncated last */
+#define DW_TRUNCATE_BUCKETS		1024
+
+typedef struct DWStats
+{
+	pg_atomic_uint64 staged;	/* pages copied to the stage */
+	pg_atomic_uint64 replaced;	/* ... of which replaced a staged copy */
+	pg_atomic_uint64 stage_hits;	/* buffer misses served by the stage */
+	pg_atomic_uint64 stage_full;	/* waits for a free slot */
+	pg_atomic_uint64 discarded; /* staged copies dropped with their file */
+	pg_atomic_uint64 batches;	/* batches carried home */
+	pg_atomic_uint64 logged;	/* pages written to the log */
+	pg_atomic_uint64 exempt;	/* permanent pages not logged because redo
+								 * rebuilds them */
+	pg_atomic_uint64 log_bytes; /* bytes written to the log */
+	pg_atomic_uint64 log_writes;	/* write calls */
+	pg_atomic_uint64 log_syncs; /* sync calls */
+	pg_atomic_uint64 log_sync_usec; /* time in them, microseconds */
+	pg_atomic_uint64 home_pages;	/* pages written home */
+	pg_atomic_uint64 home_writes;	/* write calls for them */
+	pg_atomic_uint64 sync_cycles;	/* sync cycles completed */
+	pg_atomic_uint64 sync_cycle_files;	/* files synced by them */
+	pg_atomic_uint64 log_full;	/* waits for space in the log */
+	pg_atomic_uint64 foreground_syncs;	/* log syncs by client backends */
+} DWStats;
+
+/* Outcome of the last restore, for the log line and for views */
+typedef struct DWRestoreStats
+{
+	bool		done;			/* a restore was run by this server */
+	uint64		batches;		/* live batches read */
+	uint64		examined;		/* distinct pages with a live copy */
+	uint64		restored;		/* pages written home */
+	uint64		identical;		/* home was identical already */
+	uint64		missing;		/* file gone or shorter: redo decides */
+	uint64		bytes_read;		/* of the log */
+	int64		usec;			/* microseconds it took */
+} DWRestoreStats;
+
+typedef struct DWCtlData
+{
+	slock_t		mutex;			/* guards the stage lists, hash, slot states,
+								 * redo pointers, flusher_proc */
+
+	/* stage; mutex */
+	int			nslots;
+	int			nstaged;		/* length of staged list */
+	int			ninuse;			/* slots not FREE */
+	uint64		next_seq;
+	dlist_head	free;
+	dlist_head	staged;			/* ordered by first staging */
+	int			flusher_proc;	/* ProcNumber of background flusher, or -1 */
+	bool		flush_requested;
+
+	/* copy of ninuse that buffer misses peek at without the lock */
+	pg_atomic_uint32 ninuse_hint;
+
+	/* redo pointers that a crash could recover from; mutex */
+	XLogRecPtr	redo;			/* last completed checkpoint */
+	bool		redo_images;	/* WAL after it began with images on */
+	XLogRecPtr	redo_pending;	/* checkpoint that was drained and is about to
+								 * complete, or 0 */
+	XLogRecPtr	images_off;		/* last replayed record that switched images
+								 * off */
+
+	bool		started;		/* restore is over, the mode may be changed;
+								 * set once by the startup process */
+	bool		armed;			/* home writes go through the log;
+								 * DoubleWriteFlushLock */
+	XLogRecPtr	disarm_after;	/* checkpointer, or startup process before it
+								 * lets the checkpointer act: disarm once a checkpoint with a redo
+								 * pointer at or above this completes, or 0 */
+
+	/* current batch; DoubleWriteFlushLock */
+	DWBatchPhase phase;
+	int			batch_len;
+	int			batch[DW_MAX_BATCH_PAGES];
+
+	/* log; DoubleWriteFlushLock */
+	bool		log_open;		/* fields below are valid */
+	uint64		segno;			/* segment being written */
+	uint32		blockno;		/* next free block in it */
+	uint64		last_segno;		/* highest segment that exists */
+	uint64		first_segno;	/* lowest segment that may hold live batches */
+	uint64		next_batchno;
+	uint64		last_page_batch;	/* last batch that holds pages */
+	uint64		low_water;		/* first batch still needed */
+	uint64		low_water_logged;	/* ... as durable in the log */
+	uint64		seg_first_batch[DW_MAX_SEGMENTS];	/* by segno modulo */
+	uint64		checkpoint_mark;	/* low water mark that the checkpoint
+									 * under way may set */
+	uint64		cycles_done;	/* number of sync cycles completed */
+	int			ndirty_files;
+	DWDirtyFile dirty_files[DW_DIRTY_FILES];
+
+	/* highest known LSN at a truncation, by hash of the relation */
+	pg_atomic_uint64 truncated[DW_TRUNCATE_BUCKETS];
+
+	DWStats		stats;
+	DWRestoreStats restore;		/* written by startup process only */
+} DWCtlData;
+
+extern PGDLLIMPORT DWCtlData *DWCtl;
+extern PGDLLIMPORT DWSlot *DWSlots;
+extern PGDLLIMPORT DWBufferImage *DWBufferImages;
+
+#define DWSlotPage(slotno) (DWPages + (Size) (slotno) * BLCKSZ)
+extern PGDLLIMPORT char *DWPages;
+
+#define DWCount(field, n) \
+	pg_atomic_fetch_add_u64(&DWCtl->stats.field, (n))
+
+/* stage.c */
+extern int	dw_take_slots(int *slots, int max, bool retry_failed);
+extern void dw_release_slot(int slotno);
+extern void dw_restage_slot(int slotno);
+extern bool dw_staged_before(uint64 seq, bool *filling);
+extern void dw_note_logged(const int *slots, int nslots, uint64 batchno);
+extern uint64 dw_first_unfinished_batch(void);
+extern uint64 dw_current_seq(void);
+extern int	dw_staged_count(void);
+
+/* flush.c */
+extern bool dw_flush_batch(bool retry_failed);
+extern void dw_make_room(void);
+extern void dw_drain_and_lock(void);
+extern void dw_sync_files(const DWDirtyFile *files);
+extern void dw_sync_cycle(uint64 cycles_seen);
+extern void dw_forget_files(uint64 mark);
+
+/* log.c */
+extern void dw_log_path(char *path, uint64 segno);
+extern bool dw_log_parse_name(const char *name, uint64 *segno);
+extern bool dw_log_check_dir(int elevel);
+extern bool dw_log_write_batch(const int *slots, int nslots);
+extern void dw_log_set_low_water(uint64 mark);
+extern void dw_log_empty(void);
+extern void dw_remove_segments(uint64 before);
+extern void dw_arm(void);
+extern void dw_disarm(void);
+extern void dw_dirty_file(const BufferTag *tag, uint64 batchno);
+extern bool dw_dirty_files_full(int more);
+extern int	dw_log_bound_segments(void);
+
+/* exempt.c */
+extern bool dw_redo_rebuilds(const DWSlot *slot);
+extern bool dw_replayed_images(void);
+extern void dw_note_truncate(const RelFileLocator *rlocator);
+extern bool dw_was_truncated(const RelFileLocator *rlocator);
+
+#endif							/* DOUBLEWRITE_INTERNAL_H */

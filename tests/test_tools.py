@@ -1,0 +1,121 @@
+"""Review series, counting of results, the gate."""
+
+import subprocess
+from unittest import TestCase
+
+from devtools import check, series, suites
+from devtools.base import DevError
+
+from fixture import RepositoryCase
+
+
+class SeriesTest(RepositoryCase):
+
+    def setUp(self):
+        super().setUp()
+        self.import_()
+        self.commit("Hook", {"src/main.c": self.edited_main(), "src/a/a.c": "a\n"}, "Body.")
+        self.commit("Docs", {"src/other.c": "other too\n", "doc/b.sgml": "b\n"})
+        self.export()
+        self.target = self.paths.root / "out"
+
+    def groups(self, text):
+        self.write(self.paths.patches / "groups", text)
+
+    def test_patches_bring_their_files(self):
+        self.groups("[Add docs]\nwhy = Because.\npatches = 0002-docs.patch\noverlay = doc/*\n"
+                    "[Add hook]\npatches = 0001-hook.patch\noverlay = src/a/*\n")
+        series.write(self.paths, self.source, self.target)
+        names = sorted(path.name for path in self.target.iterdir())
+        self.assertEqual(names, ["0001-Add-docs.patch", "0002-Add-hook.patch"])
+        tree = self.tree()
+        self.git("checkout", "-q", "-B", "review", "upstream")
+        self.git("am", "-q", *(str(self.target / name) for name in names))
+        self.assertEqual(self.tree(), tree)
+        self.assertIn("Because.", (self.target / names[0]).read_text())
+        self.assertIn("Body.", (self.target / names[1]).read_text())
+
+    def test_everything_belongs_somewhere(self):
+        self.groups("[Add hook]\npatches = 0001-hook.patch 0009-x.patch\noverlay = src/*\n"
+                    "[Again]\noverlay = src/a/*\n")
+        with self.assertRaises(DevError) as caught:
+            series.write(self.paths, self.source, self.target)
+        for words in ("patches/0002-docs.patch is in no section",
+                      "overlay/doc/b.sgml is in no section",
+                      "overlay/src/a/a.c is in several: Add hook, Again",
+                      "0009-x.patch is no patch"):
+            self.assertIn(words, str(caught.exception))
+
+
+class CountTest(TestCase):
+
+    def test_points(self):
+        self.assertEqual(suites.count_tap(
+            "1..6\n# ok comment\nok 1         - test_setup      356 ms\n"
+            "not ok 2     + boolean   81 ms\nok 3 # SKIP no reason\n"
+            "not ok 4 - later # TODO one day\n    ok 1 - nested\nokay\nok 5 - with # mark\n"),
+            (3, 1, 1))
+
+    def test_summary(self):
+        results = [suites.Result("a/b", "m", 3, 1, 0, 1.0),
+                   suites.Result("a/c", "m", 2, 0, 1, 1.0)]
+        self.assertEqual(suites.summary(results), "5 passed, 1 failed")
+        self.assertRegex(suites.table(results), r"a +m +2 +5 +1 +1 +2")
+
+
+class ExclusionsTest(RepositoryCase):
+
+    def read(self, text):
+        path = self.paths.root / "exclusions.txt"
+        self.write(path, text)
+        return suites.read_exclusions(path, {"s/t": None, "s/u": None})
+
+    def test_modes(self):
+        self.assertEqual(
+            self.read("# comment\n\ns/t: always\ns/u full_pages: only here\n"),
+            {("s/t", "double_writes"): "always", ("s/t", "full_pages"): "always",
+             ("s/u", "full_pages"): "only here"})
+
+    def test_stale_or_wrong_lines(self):
+        for line in ("s/gone: why\n", "s/t off: why\n", "s/t\n"):
+            with self.subTest(line), self.assertRaises(DevError):
+                self.read(line)
+
+
+class CheckTest(RepositoryCase):
+
+    GOOD = {
+        "overlay/src/x/x.c": '/*\n * x.c\n */\n#include "x.h"\n',
+        "overlay/src/x/x.h": "/*\n * x.h\n */\ntypedef struct X\n{\n\tint\t\ta;\n} X;\n",
+        "overlay/src/x/meson.build": "files('x.c')\n",
+        "overlay/src/tools/pgindent/typedefs.list": "X\n",
+    }
+
+    def complaints(self, files):
+        """Return {checker: complaints} for a repository with `files`."""
+        for name, text in {**self.GOOD, **files}.items():
+            self.write(self.paths.repo / name, text)
+        subprocess.run(["git", "init", "-q", self.paths.repo], check=True)
+        outcome = check.run_all(self.paths, self.source)
+        return {name: found for name, found in outcome if found}
+
+    def test_good(self):
+        self.assertEqual(self.complaints({}), {})
+
+    def test_each_fault(self):
+        mirror = "deb.debian" + ".org"
+        home = "/ho" + "me/ann/x"
+        faults = {
+            "header_comment": {"overlay/src/x/x.c": '#include "x.h"\n'},
+            "listed_in_meson": {"overlay/src/x/meson.build": "files('y.c')\n"},
+            "header_used": {"overlay/src/x/x.c": "/*\n * x.c\n */\n"},
+            "typedefs_listed": {"overlay/src/tools/pgindent/typedefs.list": "Y\n"},
+            "whitespace": {"README.md": "x \n"},
+            "no_places": {"README.md": f"{mirror} {home}\n"},
+            "patches_apply": {"overlay/src/main.c": "x\n"},
+        }
+        for name, files in faults.items():
+            with self.subTest(name):
+                self.assertEqual(list(self.complaints(files)), [name])
+                for path in files:
+                    (self.paths.repo / path).unlink()
