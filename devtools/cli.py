@@ -159,7 +159,10 @@ def _test(paths, args):
         if not wanted:
             names = suites.own_tests(paths, tests) + names
         suites.prepare(paths, "test")
-        results += suites.run_tests(paths, "test", list(dict.fromkeys(names)), suites.MODES[0])
+        # Some of our own tests move a cluster to a stock server and back.
+        stock = {"PGDW_STOCK_BINDIR": str(_build_kind(paths, "stock"))}
+        results += suites.run_tests(paths, "test", list(dict.fromkeys(names)),
+                                    suites.MODES[0], stock)
     return _conclude(results)
 
 

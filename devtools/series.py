@@ -7,7 +7,7 @@ patch brings its new files along and stands on its own.
 import configparser
 import fnmatch
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from . import patch as patches
 from . import worktree
@@ -18,7 +18,10 @@ GROUPS = "groups"
 
 @dataclass(frozen=True)
 class Group:
-    """A review patch: names of patch files, and patterns of overlay paths."""
+    """A review patch: names of patch files, and patterns of overlay paths.
+
+    As read from patches/groups, `patches` holds patterns, too.
+    """
 
     title: str
     why: str
@@ -40,17 +43,33 @@ def read_groups(path):
             for title, section in ((name, parser[name]) for name in parser.sections())]
 
 
+def expand(groups, patch_names):
+    """Replace the patterns of patch names in groups by the names they match.
+
+    Raises DevError for a pattern that matches none.
+    """
+    expanded = []
+    for group in groups:
+        names = []
+        for pattern in group.patches:
+            matches = fnmatch.filter(patch_names, pattern)
+            if not matches:
+                raise DevError(f"patches/groups: {pattern} matches no patch",
+                               "compare it with patches/series")
+            names += matches
+        expanded.append(replace(group, patches=tuple(names)))
+    return expanded
+
+
 def problems(groups, patch_names, overlay_paths):
     """Describe each patch and overlay file that is not in exactly one group."""
     owners = {f"patches/{name}": [g.title for g in groups if name in g.patches]
               for name in patch_names}
     owners.update({f"overlay/{path}": [g.title for g in groups if g.owns(path)]
                    for path in overlay_paths})
-    named = {name for group in groups for name in group.patches}
     found = [f"{thing} is in no section" for thing, titles in owners.items() if not titles]
-    found += [f"{thing} is in several: {', '.join(titles)}"
-              for thing, titles in owners.items() if len(titles) > 1]
-    return found + [f"{name} is no patch" for name in sorted(named - set(patch_names))]
+    return found + [f"{thing} is in several: {', '.join(titles)}"
+                    for thing, titles in owners.items() if len(titles) > 1]
 
 
 def write(paths, source, directory):
@@ -64,7 +83,7 @@ def write(paths, source, directory):
         upstream = worktree.upstream_commit(git, source)
         series = dict(patches.read_series(paths.patches))
         overlay = worktree.overlay_entries(git, paths)
-        groups = read_groups(paths.patches / GROUPS)
+        groups = expand(read_groups(paths.patches / GROUPS), list(series))
         wrong = problems(groups, series, overlay)
         if wrong:
             raise DevError("patches/groups: " + "; ".join(wrong[:8]),

@@ -116,8 +116,11 @@ def prepare(paths, kind):
                        f"see {paths.build(kind)}/meson-logs/dev-setup.txt")
 
 
-def run_tests(paths, kind, names, mode):
-    """Run tests by name in `mode`; returns their Results.  After prepare()."""
+def run_tests(paths, kind, names, mode, environment=()):
+    """Run tests by name in `mode`; returns their Results.  After prepare().
+
+    `environment` adds variables to that of the tests.
+    """
     if not names:
         return []
     default = default_mode(paths, kind)
@@ -125,7 +128,7 @@ def run_tests(paths, kind, names, mode):
         note(f"this tree has no {SETTING}; tests run as they do upstream")
         mode = NO_MODE
     say(f"running {len(names)} test programs, mode {mode}")
-    extra = {"PG_TEST_TIMEOUT_DEFAULT": str(EVENT_TIMEOUT_SECONDS)}
+    extra = {"PG_TEST_TIMEOUT_DEFAULT": str(EVENT_TIMEOUT_SECONDS), **dict(environment)}
     if mode != default:
         # Makes each test run initdb anew instead of copying the template.
         extra["PG_TEST_INITDB_EXTRA_OPTS"] = f"-c {SETTING}={mode}"

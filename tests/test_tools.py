@@ -36,15 +36,20 @@ class SeriesTest(RepositoryCase):
         self.assertIn("Body.", (self.target / names[1]).read_text())
 
     def test_everything_belongs_somewhere(self):
-        self.groups("[Add hook]\npatches = 0001-hook.patch 0009-x.patch\noverlay = src/*\n"
+        self.groups("[Add hook]\npatches = *-hook.patch\noverlay = src/*\n"
                     "[Again]\noverlay = src/a/*\n")
         with self.assertRaises(DevError) as caught:
             series.write(self.paths, self.source, self.target)
         for words in ("patches/0002-docs.patch is in no section",
                       "overlay/doc/b.sgml is in no section",
-                      "overlay/src/a/a.c is in several: Add hook, Again",
-                      "0009-x.patch is no patch"):
+                      "overlay/src/a/a.c is in several: Add hook, Again"):
             self.assertIn(words, str(caught.exception))
+
+    def test_pattern_must_match_a_patch(self):
+        self.groups("[Add hook]\npatches = 0009-*.patch\noverlay = src/*\n")
+        with self.assertRaises(DevError) as caught:
+            series.write(self.paths, self.source, self.target)
+        self.assertIn("0009-*.patch matches no patch", str(caught.exception))
 
 
 class CountTest(TestCase):

@@ -66,8 +66,9 @@ typedef struct DWSlot
 	uint64		seq;			/* identity of this use of the slot; mutex */
 	uint64		oldest_seq;		/* seq of the oldest version of the page that
 								 * has not reached home; mutex */
-	uint64		home_batch;		/* first logged batch whose home write of the
-								 * page is not done, or 0; mutex */
+	uint64		home_batch;		/* last logged batch that holds the page, and
+								 * that it needs until it is home, or 0;
+								 * mutex */
 	bool		discarded;		/* dropped while in a batch; mutex */
 	bool		failed;			/* last home write of it failed; mutex */
 
@@ -244,6 +245,7 @@ extern PGDLLIMPORT char *DWPages;
 extern int	dw_take_slots(int *slots, int max, bool retry_failed);
 extern void dw_release_slot(int slotno);
 extern void dw_restage_slot(int slotno);
+extern void dw_untake_slot(int slotno);
 extern bool dw_staged_before(uint64 seq, bool *filling);
 extern void dw_note_logged(const int *slots, int nslots, uint64 batchno);
 extern uint64 dw_first_unfinished_batch(void);
@@ -262,7 +264,7 @@ extern void dw_forget_files(uint64 mark);
 extern void dw_log_path(char *path, uint64 segno);
 extern bool dw_log_parse_name(const char *name, uint64 *segno);
 extern bool dw_log_check_dir(int elevel);
-extern bool dw_log_write_batch(const int *slots, int nslots);
+extern bool dw_log_write_batch(const int *slots, int nslots, bool beyond_bound);
 extern void dw_log_set_low_water(uint64 mark);
 extern void dw_log_empty(void);
 extern void dw_remove_segments(uint64 before);

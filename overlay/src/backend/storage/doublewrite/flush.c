@@ -343,17 +343,36 @@ dw_choose_logged(int *slots)
  * space for it.
  */
 static bool
-dw_make_durable(void)
+dw_make_durable(bool beyond_bound)
 {
 	int			logged[DW_MAX_BATCH_PAGES];
 	int			nlogged;
 
 	dw_flush_wal();
 	nlogged = dw_choose_logged(logged);
-	if (nlogged > 0 && !dw_log_write_batch(logged, nlogged))
+	if (nlogged > 0 && !dw_log_write_batch(logged, nlogged, beyond_bound))
 		return false;
 	DWCtl->phase = DW_BATCH_DURABLE;
 	return true;
+}
+
+/*
+ * The batch cannot be logged, and a sync cycle has not helped: pages that
+ * cannot be written home keep all of the log in use.  Give up the batch, so
+ * that those are tried again before more is logged. (R11)
+ */
+static void
+dw_give_up_batch(void)
+{
+	for (int i = 0; i < DWCtl->batch_len; i++)
+		dw_untake_slot(DWCtl->batch[i]);
+	DWCtl->batch_len = 0;
+	DWCtl->phase = DW_BATCH_NONE;
+	ereport(ERROR,
+			(errcode(ERRCODE_INSUFFICIENT_RESOURCES),
+			 errmsg("could not write pages because the double-write log is full"),
+			 errdetail("Pages that could not be written to their data files are kept in it."),
+			 errhint("See earlier messages in the server log for the reason.")));
 }
 
 /*
@@ -363,7 +382,7 @@ dw_make_durable(void)
 bool
 dw_flush_batch(bool retry_failed)
 {
-	for (;;)
+	for (bool cycle_done = false;; cycle_done = true)
 	{
 		uint64		cycles_seen;
 
@@ -381,13 +400,16 @@ dw_flush_batch(bool retry_failed)
 			DWCtl->phase = DW_BATCH_TAKEN;
 		}
 
-		if (DWCtl->phase == DW_BATCH_DURABLE || dw_make_durable())
+		if (DWCtl->phase == DW_BATCH_DURABLE || dw_make_durable(cycle_done))
 		{
 			INJECTION_POINT("doublewrite-log-synced", NULL);
 			dw_write_home();
 			LWLockRelease(DoubleWriteFlushLock);
 			return true;
 		}
+
+		if (cycle_done)
+			dw_give_up_batch();
 
 		cycles_seen = DWCtl->cycles_done;
 		LWLockRelease(DoubleWriteFlushLock);
@@ -488,8 +510,8 @@ bool		DoubleWriteBackupReadsHeld = false;
 /*
  * Keep pages from being written home while the caller reads a relation file
  * behind the buffer manager's back, so that it reads no torn page, even if
- * WAL carries no image to mend it.  path is relative to the data directory;
- * other files are none of our business.
+ * WAL carries no image to mend it.  If path is given, we do so only if it can
+ * be that of a relation file.
  *
  * Returns whether home writes are held up, and must be released with
  * DoubleWriteResumeHomeWrites(); an error releases them, too. (R9a)
@@ -497,9 +519,10 @@ bool		DoubleWriteBackupReadsHeld = false;
 bool
 DoubleWriteHoldHomeWrites(const char *path)
 {
-	if (strncmp(path, "./", 2) == 0)
-		path += 2;
-	if (strncmp(path, "base/", 5) != 0 && strncmp(path, "global/", 7) != 0 &&
+	if (path != NULL && path_is_prefix_of_path(DataDir, path))
+		path += strlen(DataDir) + 1;
+	if (path != NULL && strncmp(path, "base/", 5) != 0 &&
+		strncmp(path, "global/", 7) != 0 &&
 		strncmp(path, PG_TBLSPC_DIR_SLASH, strlen(PG_TBLSPC_DIR_SLASH)) != 0)
 		return false;
 	LWLockAcquire(DoubleWriteFlushLock, LW_SHARED);
@@ -771,8 +794,11 @@ dw_sync_cycle(uint64 cycles_seen)
 	INJECTION_POINT("doublewrite-sync-cycle-synced", NULL);
 
 	LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
-	dw_log_set_low_water(mark);
-	dw_forget_files(mark);
+	if (DWCtl->log_open)		/* not disarmed meanwhile */
+	{
+		dw_log_set_low_water(mark);
+		dw_forget_files(mark);
+	}
 	DWCtl->cycles_done++;
 	LWLockRelease(DoubleWriteFlushLock);
 

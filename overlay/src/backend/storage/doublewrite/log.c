@@ -183,6 +183,7 @@ dw_create_segment(uint64 segno)
 	int			fd;
 	ssize_t		rc;
 	int			save_errno;
+	int			injected = 0;
 
 	snprintf(tmppath, sizeof(tmppath), "%s/new.%d", DW_DIR, (int) getpid());
 	unlink(tmppath);
@@ -199,6 +200,12 @@ dw_create_segment(uint64 segno)
 	pgstat_report_wait_start(WAIT_EVENT_DOUBLE_WRITE_INIT);
 	rc = pg_pwrite_zeros(fd, DW_SEGMENT_SIZE, 0);
 	save_errno = errno;
+	INJECTION_POINT("doublewrite-create-segment", &injected);
+	if (injected != 0)
+	{
+		rc = -1;
+		save_errno = injected;
+	}
 	if (rc >= 0 && enableFsync && pg_fsync(fd) != 0)
 	{
 		rc = -1;
@@ -270,19 +277,19 @@ dw_recycle_segments(void)
  * Make room for nblocks blocks in one segment, entering the next segment if
  * need be.  Returns false if that must wait until a sync cycle frees space.
  *
- * An empty batch that raises the mark may use what is kept for it, and may
- * exceed the bound by one segment.
+ * An empty batch that raises the mark may use what is kept for it.  That, and
+ * a batch for which a sync cycle could free nothing, may exceed the bound.
  */
 static bool
-dw_reserve(int nblocks, bool for_mark)
+dw_reserve(int nblocks, bool for_mark, bool beyond_bound)
 {
 	int			limit = DW_SEGMENT_BLOCKS - (for_mark ? 0 : 1);
 
 	if (DWCtl->blockno + nblocks <= limit)
 		return true;
 
-	if (!for_mark &&
-		DWCtl->segno + 1 - DWCtl->first_segno >= dw_log_bound_segments())
+	if (DWCtl->segno + 1 - DWCtl->first_segno >=
+		((for_mark || beyond_bound) ? DW_MAX_SEGMENTS : dw_log_bound_segments()))
 		return false;
 
 	if (DWCtl->segno == DWCtl->last_segno)
@@ -320,10 +327,17 @@ static void
 dw_write_blocks(struct iovec *iov, int iovcnt, off_t offset)
 {
 	ssize_t		written;
+	int			injected = 0;
 
 	pgstat_report_wait_start(WAIT_EVENT_DOUBLE_WRITE_WRITE);
 	written = pg_pwritev_with_retry(dw_fd, iov, iovcnt, offset);
 	pgstat_report_wait_end();
+	INJECTION_POINT("doublewrite-log-write", &injected);
+	if (injected != 0)
+	{
+		written = -1;
+		errno = injected;
+	}
 	if (written < 0)
 	{
 		char		path[MAXPGPATH];
@@ -347,13 +361,17 @@ dw_sync_log(void)
 {
 	instr_time	start;
 	instr_time	end;
+	int			injected = 0;
 
 	if (!enableFsync)
 		return;
 
 	INSTR_TIME_SET_CURRENT(start);
 	pgstat_report_wait_start(WAIT_EVENT_DOUBLE_WRITE_SYNC);
-	if (pg_fdatasync(dw_fd) != 0)
+	INJECTION_POINT("doublewrite-log-sync", &injected);
+	if (injected != 0)
+		errno = injected;
+	if (injected != 0 || pg_fdatasync(dw_fd) != 0)
 	{
 		char		path[MAXPGPATH];
 
@@ -457,12 +475,12 @@ dw_append(const int *slots, int nslots)
  * cycle has freed some.
  */
 bool
-dw_log_write_batch(const int *slots, int nslots)
+dw_log_write_batch(const int *slots, int nslots, bool beyond_bound)
 {
 	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
 	Assert(DWCtl->log_open && nslots > 0 && nslots <= DW_MAX_BATCH_PAGES);
 
-	if (dw_dirty_files_full(nslots) || !dw_reserve(nslots + 1, false))
+	if (dw_dirty_files_full(nslots) || !dw_reserve(nslots + 1, false, beyond_bound))
 		return false;
 
 	/* before the first home write, so that no sync cycle misses the file */
@@ -488,7 +506,8 @@ dw_log_set_low_water(uint64 mark)
 	INJECTION_POINT("doublewrite-before-low-water", NULL);
 
 	DWCtl->low_water = Max(DWCtl->low_water, mark);
-	dw_reserve(1, true);
+	if (!dw_reserve(1, true, true))
+		elog(ERROR, "double-write log has too many segments");
 	dw_append(NULL, 0);
 
 	INJECTION_POINT("doublewrite-after-low-water", NULL);
@@ -735,7 +754,6 @@ dw_disarm(void)
 	DoubleWriteDrain();
 	dw_sync_cycle(DWCtl->cycles_done);
 
-	LWLockAcquire(DoubleWriteSyncLock, LW_EXCLUSIVE);
 	dw_drain_and_lock();
 	if (DWCtl->armed)
 	{
@@ -751,5 +769,4 @@ dw_disarm(void)
 		dw_remove_segments(PG_UINT64_MAX);
 	}
 	LWLockRelease(DoubleWriteFlushLock);
-	LWLockRelease(DoubleWriteSyncLock);
 }

@@ -637,6 +637,24 @@ dw_restage_slot(int slotno)
 }
 
 /*
+ * Put a slot of a batch that cannot be carried on with back on the list.
+ */
+void
+dw_untake_slot(int slotno)
+{
+	SpinLockAcquire(&DWCtl->mutex);
+	if (DWSlots[slotno].discarded)
+		dw_free_slot(slotno);
+	else
+	{
+		DWSlots[slotno].state = DW_SLOT_STAGED;
+		dlist_push_tail(&DWCtl->staged, &DWSlots[slotno].node);
+		DWCtl->nstaged++;
+	}
+	SpinLockRelease(&DWCtl->mutex);
+}
+
+/*
  * Is a page on the staged list of which a version staged before seq has not
  * reached home?  *filling tells whether all such pages are being replaced at
  * this moment.
@@ -669,17 +687,15 @@ dw_staged_before(uint64 seq, bool *filling)
 
 /*
  * The pages in these slots have been logged in a batch, which must be kept
- * until they are home. (R3)
+ * until they are home.  Of earlier batches that hold copies of them, restore
+ * would take nothing. (R3, R4)
  */
 void
 dw_note_logged(const int *slots, int nslots, uint64 batchno)
 {
 	SpinLockAcquire(&DWCtl->mutex);
 	for (int i = 0; i < nslots; i++)
-	{
-		if (DWSlots[slots[i]].home_batch == 0)
-			DWSlots[slots[i]].home_batch = batchno;
-	}
+		DWSlots[slots[i]].home_batch = batchno;
 	SpinLockRelease(&DWCtl->mutex);
 }
 

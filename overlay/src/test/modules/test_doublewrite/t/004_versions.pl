@@ -1,0 +1,164 @@
+
+# Copyright (c) 2025, PostgreSQL Global Development Group
+
+# Several versions of one page: in the stage, where reads must find the newest
+# (R6), and in the log, where the newest is the one that was logged last, for
+# the LSN may be the same (R4).
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use DoubleWrite;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+dw_require_injection_points();
+
+# Without checksums, hint bits change a page and leave its LSN alone.
+my $node = dw_new_node(
+	'main',
+	checksums => 0,
+	conf => qq{
+shared_buffers = 16MB
+bgwriter_lru_maxpages = 0
+});
+
+$node->start;
+dw_extensions($node);
+
+sub stat_of
+{
+	my ($column) = @_;
+
+	return $node->safe_psql('postgres', "SELECT $column FROM dw_stats()");
+}
+
+# Path of a table's file
+sub path_of
+{
+	my ($table) = @_;
+
+	return $node->safe_psql('postgres',
+		"SELECT pg_relation_filepath('$table')");
+}
+
+# --- Reads while newer versions are staged
+
+$node->safe_psql(
+	'postgres', q{
+	CREATE TABLE t (id int, v int);
+	INSERT INTO t SELECT i, i FROM generate_series(1, 100) i;
+	VACUUM t;
+	CHECKPOINT;
+	SELECT dw_evict_all();
+	SELECT dw_drain();
+});
+my $path = path_of('t');
+my $home = dw_read_block($node, $path, 0);
+
+dw_hold_flusher($node);
+$node->safe_psql('postgres',
+	q{UPDATE t SET v = 1000 WHERE id = 1; SELECT dw_evict('t')});
+my $flusher = $node->background_psql('postgres');
+$flusher->query_until(qr/started/, "\\echo started\nSELECT dw_flush_batch();\n");
+dw_wait_until_held($node);
+
+my $hits = stat_of('stage_hits');
+is($node->safe_psql('postgres', 'SELECT v FROM t WHERE id = 1'),
+	1000, 'page in a batch is read from the stage');
+cmp_ok(stat_of('stage_hits'), '>', $hits, '... and counted');
+
+$node->safe_psql('postgres',
+	q{UPDATE t SET v = 2000 WHERE id = 1; SELECT dw_evict('t')});
+is($node->safe_psql('postgres', 'SELECT v FROM t WHERE id = 1'),
+	2000, 'newer version beside it is read');
+
+my $replaced = stat_of('replaced');
+$node->safe_psql('postgres',
+	q{UPDATE t SET v = 3000 WHERE id = 1; SELECT dw_evict('t')});
+cmp_ok(stat_of('replaced'), '>', $replaced, 'staged version is replaced');
+is($node->safe_psql('postgres', 'SELECT v FROM t WHERE id = 1'),
+	3000, 'newest version is read');
+is($node->safe_psql('postgres', 'SELECT sum(v) FROM t'),
+	3000 + 5050 - 1, '... by a sequential scan, too');
+ok(dw_read_block($node, $path, 0) eq $home, 'all that while home is as it was');
+
+dw_release_flusher($node);
+$flusher->quit;
+$node->safe_psql('postgres', q{SELECT dw_evict('t'); SELECT dw_drain()});
+ok(dw_read_block($node, $path, 0) ne $home, 'then home is written');
+is($node->safe_psql('postgres', 'SELECT v FROM t WHERE id = 1'),
+	3000, 'home holds the newest version');
+
+# --- Versions with the same LSN
+
+$node->safe_psql(
+	'postgres', q{
+	CREATE TABLE h (id int);
+	INSERT INTO h SELECT i FROM generate_series(1, 100) i;
+	CHECKPOINT;
+	UPDATE h SET id = -id WHERE id <= 50;
+	SELECT dw_evict('h');
+	SELECT dw_drain();
+});
+$node->safe_psql(
+	'postgres', q{
+	SELECT count(*) FROM h;
+	SELECT dw_evict('h');
+	SELECT dw_drain();
+});
+$path = path_of('h');
+$node->stop('immediate');
+
+my ($rel) = $path =~ /(\d+)$/;
+my @copies = grep { $_->{rel} == $rel && $_->{fork} == 0 && $_->{blkno} == 0 }
+  map { @{ $_->{entries} } } @{ dw_read_log($node)->{live} };
+
+is(scalar(@copies), 2, 'log holds two versions');
+is($copies[0]{lsn}, $copies[1]{lsn}, '... with the same LSN');
+ok($copies[0]{page} ne $copies[1]{page}, '... which differ');
+ok(dw_read_block($node, $path, 0) eq $copies[1]{page},
+	'the second is at home');
+
+# Stop right after restore, to look at the page before anybody else does.
+sub restored_page
+{
+	my $offset = -s $node->logfile;
+
+	$node->append_conf('postgresql.conf',
+		"test_doublewrite.crash_at = 'doublewrite-restored'");
+	ok(!dw_poll_start($node), 'stopped after restore');
+	dw_wait_for_crash($node, $offset);
+	$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = ''");
+	return dw_read_block($node, $path, 0);
+}
+
+# home: as if the second write had not happened; mixed; garbage
+my $mixed = substr($copies[0]{page}, 0, 4096) . substr($copies[1]{page}, 4096);
+my %homes = (
+	'older version' => $copies[0]{page},
+	'mixture' => $mixed,
+	'garbage' => 'garbage!' x 1024);
+
+ok( $mixed ne $copies[0]{page} && $mixed ne $copies[1]{page},
+	'mixture differs from both');
+foreach my $what (sort keys %homes)
+{
+	dw_write_block($node, $path, 0, $homes{$what});
+	ok(restored_page() eq $copies[1]{page},
+		"$what at home: newest version restored");
+}
+
+dw_write_block($node, $path, 0, $mixed);
+dw_start_after_crash($node, { logged => 1 });
+is($node->safe_psql('postgres', 'SELECT count(*), sum(id) FROM h'),
+	'100|' . (5050 - 2 * 1275),
+	'contents are right');
+dw_check_amcheck($node);
+dw_check_stopped($node);
+
+done_testing();

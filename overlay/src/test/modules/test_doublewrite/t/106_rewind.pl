@@ -1,0 +1,160 @@
+
+# Copyright (c) 2025, PostgreSQL Global Development Group
+
+# pg_rewind of an old primary in double_writes that has crashed, against the
+# standby that has been promoted: from its files, and from the live server.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use DoubleWrite;
+use File::Copy;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+dw_require_injection_points();
+
+my $MARKER = 'backup_label';
+
+# A primary that has crashed with changes of its own, and a standby that has
+# been promoted before.  With a link, the log of the primary is elsewhere.
+sub diverge
+{
+	my ($name, %params) = @_;
+	my $old = dw_new_node(
+		"${name}_old",
+		init => { allows_streaming => 1 },
+		conf => "wal_log_hints = off\nwal_keep_size = 1GB\n");
+
+	if ($params{link})
+	{
+		my $dir = $old->basedir . '/log_elsewhere';
+
+		unlink(glob($old->data_dir . '/pg_doublewrite/*'));
+		rmdir($old->data_dir . '/pg_doublewrite') or die $!;
+		mkdir($dir, 0700) or die $!;
+		symlink($dir, $old->data_dir . '/pg_doublewrite') or die $!;
+	}
+	$old->start;
+	dw_workload_setup($old);
+	$old->safe_psql('postgres', 'CREATE TABLE who (name text)');
+	$old->backup('base', backup_options => [ '--checkpoint' => 'fast' ]);
+
+	my $new = PostgreSQL::Test::Cluster->new("${name}_new");
+	$new->init_from_backup($old, 'base', has_streaming => 1);
+	$new->{dw_checksums} = 1;
+	$new->start;
+	dw_workload_start($old, transactions => 100);
+	dw_workload_finish($old);
+	$old->wait_for_replay_catchup($new);
+	$new->promote;
+	$new->safe_psql('postgres', "INSERT INTO who VALUES ('new'); CHECKPOINT");
+	$new->safe_psql('postgres',
+		'UPDATE accounts SET filler = repeat(\'n\', 150) WHERE id % 3 = 0');
+
+	# what the old one does now is lost
+	$old->safe_psql('postgres', "INSERT INTO who VALUES ('old')");
+	$old->safe_psql('postgres',
+		'UPDATE accounts SET filler = repeat(\'o\', 150); SELECT dw_drain()');
+	$old->stop('immediate');
+	ok(-f $old->data_dir . "/$MARKER", "$name: old primary has crashed");
+	return ($old, $new);
+}
+
+sub rewind
+{
+	my ($old, $new, @source) = @_;
+	my $conf = $old->basedir . '/postgresql.conf.saved';
+	my @cmd = (
+		'pg_rewind', '--debug',
+		'--target-pgdata' => $old->data_dir,
+		'--no-sync', @source);
+	my ($stdout, $stderr);
+
+	copy($old->data_dir . '/postgresql.conf', $conf) or die $!;
+	note(join(' ', @cmd));
+	my $result = IPC::Run::run(\@cmd, '>' => \$stdout, '2>' => \$stderr);
+	note($stderr) if !$result;
+	copy($conf, $old->data_dir . '/postgresql.conf') or die $!;
+	return ($result, $stderr);
+}
+
+# The rewound server must be as the new one is.
+sub follows
+{
+	my ($old, $new, $name) = @_;
+	my $offset = -s $old->logfile;
+
+	$old->enable_streaming($new);
+	$old->set_standby_mode;
+	unlike(slurp_file($old->data_dir . "/$MARKER"),
+		qr/DOUBLE WRITE/, "$name: the label is that of pg_rewind");
+	$old->start;
+	$new->wait_for_replay_catchup($old);
+	unlike(slurp_file($old->logfile, $offset),
+		qr/double-write log: examined|invalid page|page verification failed/,
+		"$name: no old copies are restored, no torn page is met");
+	is($old->safe_psql('postgres', 'SELECT name FROM who'),
+		'new', "$name: it follows the new primary");
+	my $query = 'SELECT sum(hashtextextended(a::text, 0)) FROM accounts a';
+	is($old->safe_psql('postgres', $query),
+		$new->safe_psql('postgres', $query), "$name: data are the same");
+	dw_check_amcheck($old);
+	$old->stop;
+	$old->command_ok([ 'pg_checksums', '--check', '-D', $old->data_dir ],
+		"$name: checksums are right");
+	return;
+}
+
+# ---------------------------------------------------------------------
+# From the files of the new primary
+# ---------------------------------------------------------------------
+
+for my $link (0, 1)
+{
+	my $name = $link ? 'files_link' : 'files';
+	my ($old, $new) = diverge($name, link => $link);
+
+	$new->stop;
+	my ($result) =
+	  rewind($old, $new, '--source-pgdata' => $new->data_dir);
+	ok($result, "$name: pg_rewind succeeds");
+	$new->start;
+	follows($old, $new, $name) if $result;
+	$new->stop;
+}
+
+# ---------------------------------------------------------------------
+# From the live server: it protects what is read, or it is refused
+# ---------------------------------------------------------------------
+
+my ($old, $new) = diverge('live');
+$new->{$_} = $old->{$_} for qw(dw_script dw_run dw_acked);
+$new->append_conf('postgresql.conf', "wal_keep_size = 1GB\n");
+$new->reload;
+dw_workload_start($new);
+my ($result, $stderr) =
+  rewind($old, $new, '--source-server' => $new->connstr('postgres'));
+$new->psql('postgres',
+	'SELECT pg_terminate_backend(pid) FROM pg_stat_activity'
+	  . " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()");
+dw_workload_finish($new);
+if ($result)
+{
+	pass('live: pg_rewind succeeds');
+	follows($old, $new, 'live');
+}
+else
+{
+	like(
+		$stderr,
+		qr/io_torn_pages_protection/,
+		'live: pg_rewind refuses and names the setting');
+}
+$new->stop;
+
+done_testing();

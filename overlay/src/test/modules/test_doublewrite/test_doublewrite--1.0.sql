@@ -1,0 +1,103 @@
+/* src/test/modules/test_doublewrite/test_doublewrite--1.0.sql */
+
+-- complain if script is sourced in psql, rather than via CREATE EXTENSION
+\echo Use "CREATE EXTENSION test_doublewrite" to load this file. \quit
+
+-- what happens at injection points
+
+CREATE FUNCTION dw_crash_at(point text, nth int DEFAULT 1)
+RETURNS void STRICT
+AS 'MODULE_PATHNAME' LANGUAGE C;
+
+CREATE FUNCTION dw_kill_at(point text, nth int DEFAULT 1)
+RETURNS void STRICT
+AS 'MODULE_PATHNAME' LANGUAGE C;
+
+CREATE FUNCTION dw_fail_at(point text, errcode text, nth int DEFAULT 1,
+	times int DEFAULT 1)
+RETURNS void STRICT
+AS 'MODULE_PATHNAME' LANGUAGE C;
+
+CREATE FUNCTION dw_hits(point text)
+RETURNS int STRICT
+AS 'MODULE_PATHNAME' LANGUAGE C;
+
+CREATE FUNCTION dw_clear(point text)
+RETURNS void STRICT
+AS 'MODULE_PATHNAME' LANGUAGE C;
+
+-- driving the engine
+
+CREATE FUNCTION dw_drain()
+RETURNS void STRICT
+AS 'MODULE_PATHNAME' LANGUAGE C;
+
+CREATE FUNCTION dw_flush_batch()
+RETURNS bool STRICT
+AS 'MODULE_PATHNAME', 'dw_flush_batch_sql' LANGUAGE C;
+
+CREATE FUNCTION dw_sync_cycle()
+RETURNS void STRICT
+AS 'MODULE_PATHNAME', 'dw_sync_cycle_sql' LANGUAGE C;
+
+CREATE FUNCTION dw_evict(rel regclass)
+RETURNS int STRICT
+AS 'MODULE_PATHNAME' LANGUAGE C;
+
+CREATE FUNCTION dw_evict_all()
+RETURNS int STRICT
+AS 'MODULE_PATHNAME' LANGUAGE C;
+
+-- looking at it
+
+CREATE FUNCTION dw_stats(
+	OUT staged int8,
+	OUT replaced int8,
+	OUT stage_hits int8,
+	OUT stage_full int8,
+	OUT discarded int8,
+	OUT batches int8,
+	OUT logged int8,
+	OUT exempt int8,
+	OUT log_bytes int8,
+	OUT log_writes int8,
+	OUT log_syncs int8,
+	OUT home_pages int8,
+	OUT home_writes int8,
+	OUT sync_cycles int8,
+	OUT sync_cycle_files int8,
+	OUT log_full int8,
+	OUT foreground_syncs int8)
+STRICT
+AS 'MODULE_PATHNAME' LANGUAGE C;
+
+CREATE FUNCTION dw_state(
+	OUT started bool,
+	OUT armed bool,
+	OUT disarm_after pg_lsn,
+	OUT slots int,
+	OUT in_use int,
+	OUT staged int,
+	OUT next_batch int8,
+	OUT low_water int8,
+	OUT low_water_logged int8,
+	OUT segno int8,
+	OUT blockno int,
+	OUT first_segno int8,
+	OUT last_segno int8,
+	OUT redo pg_lsn,
+	OUT redo_pending pg_lsn,
+	OUT cycles_done int8)
+STRICT
+AS 'MODULE_PATHNAME' LANGUAGE C;
+
+CREATE FUNCTION dw_restore_stats(
+	OUT done bool,
+	OUT batches int8,
+	OUT examined int8,
+	OUT restored int8,
+	OUT identical int8,
+	OUT missing int8,
+	OUT bytes_read int8)
+STRICT
+AS 'MODULE_PATHNAME' LANGUAGE C;

@@ -1,0 +1,531 @@
+/*-------------------------------------------------------------------------
+ *
+ * test_doublewrite.c
+ *		Test code for the double-write engine.
+ *
+ * Crashes, errors and process deaths at the injection points of the engine,
+ * and a look inside it.
+ *
+ * What happens at a point can be set by SQL functions, and, as SQL cannot be
+ * used during restore and redo, by settings that are read at server start.
+ * The library must be in shared_preload_libraries.
+ *
+ * Copyright (c) 2025, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *		src/test/modules/test_doublewrite/test_doublewrite.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <signal.h>
+
+#include "access/relation.h"
+#include "fmgr.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "storage/bufmgr.h"
+#include "storage/doublewrite_internal.h"
+#include "storage/ipc.h"
+#include "storage/lwlock.h"
+#include "storage/proc.h"
+#include "storage/shmem.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/injection_point.h"
+#include "utils/pg_lsn.h"
+#include "utils/rel.h"
+
+PG_MODULE_MAGIC;
+
+#define TDW_MAX_POINTS		16
+#define TDW_NAME_LEN		64
+
+typedef enum TdwAction
+{
+	TDW_NONE,
+	TDW_CRASH,					/* everything dies at once */
+	TDW_KILL,					/* this process gets SIGKILL */
+	TDW_FAIL,					/* an error is raised */
+} TdwAction;
+
+typedef struct TdwPoint
+{
+	char		name[TDW_NAME_LEN];
+	TdwAction	action;
+	int			errnum;			/* for TDW_FAIL */
+	int			nth;			/* first hit that acts, counted from 1 */
+	int			times;			/* number of hits that act */
+	int			hits;			/* so far */
+} TdwPoint;
+
+typedef struct TdwShared
+{
+	slock_t		mutex;
+	int			npoints;
+	TdwPoint	points[TDW_MAX_POINTS];
+} TdwShared;
+
+static TdwShared *tdw_shared = NULL;
+
+/* settings */
+static char *tdw_crash_at = NULL;
+static char *tdw_fail_at = NULL;
+
+static shmem_request_hook_type prev_shmem_request_hook = NULL;
+static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
+
+extern PGDLLEXPORT void test_doublewrite_hit(const char *name,
+											 const void *private_data,
+											 void *arg);
+
+/* ---------------------------------------------------------------------
+ * Points
+ * ---------------------------------------------------------------------
+ */
+
+/* The caller holds the mutex, or is alone. */
+static TdwPoint *
+tdw_find_point(const char *name)
+{
+	for (int i = 0; i < tdw_shared->npoints; i++)
+	{
+		if (strcmp(tdw_shared->points[i].name, name) == 0)
+			return &tdw_shared->points[i];
+	}
+	return NULL;
+}
+
+/*
+ * Say what shall happen at a point from now on.
+ */
+static void
+tdw_set_point(const char *name, TdwAction action, int errnum, int nth, int times)
+{
+	TdwPoint	new_point = {0};
+	TdwPoint   *point;
+	bool		attach = false;
+
+	if (tdw_shared == NULL)
+		elog(ERROR, "test_doublewrite must be in shared_preload_libraries");
+	if (strlen(name) >= TDW_NAME_LEN)
+		elog(ERROR, "injection point name \"%s\" is too long", name);
+
+	strlcpy(new_point.name, name, TDW_NAME_LEN);
+	new_point.action = action;
+	new_point.errnum = errnum;
+	new_point.nth = nth;
+	new_point.times = times;
+
+	SpinLockAcquire(&tdw_shared->mutex);
+	point = tdw_find_point(name);
+	if (point == NULL && tdw_shared->npoints < TDW_MAX_POINTS)
+	{
+		point = &tdw_shared->points[tdw_shared->npoints++];
+		attach = true;
+	}
+	if (point != NULL)
+		*point = new_point;
+	SpinLockRelease(&tdw_shared->mutex);
+
+	if (point == NULL)
+		elog(ERROR, "too many injection points");
+	if (attach)
+		InjectionPointAttach(name, "test_doublewrite", "test_doublewrite_hit",
+							 NULL, 0);
+}
+
+static int
+tdw_parse_errno(const char *name)
+{
+	if (strcmp(name, "EIO") == 0)
+		return EIO;
+	if (strcmp(name, "ENOSPC") == 0)
+		return ENOSPC;
+	elog(ERROR, "unknown errno \"%s\"", name);
+}
+
+/*
+ * Set points from a comma-separated list of items, each of fields separated
+ * by colons: name[:nth] for crashes, name:errno[:nth[:times]] for errors.
+ */
+static void
+tdw_set_points(const char *list, TdwAction action)
+{
+	char	   *copy;
+	char	   *save_item;
+
+	if (list == NULL || list[0] == '\0')
+		return;
+
+	copy = pstrdup(list);
+	for (char *item = strtok_r(copy, ", ", &save_item);
+		 item != NULL;
+		 item = strtok_r(NULL, ", ", &save_item))
+	{
+		char	   *save_field;
+		char	   *name = strtok_r(item, ":", &save_field);
+		int			errnum = 0;
+		char	   *field;
+		int			nth;
+
+		if (action == TDW_FAIL)
+		{
+			field = strtok_r(NULL, ":", &save_field);
+			errnum = tdw_parse_errno(field ? field : "");
+		}
+		field = strtok_r(NULL, ":", &save_field);
+		nth = field ? atoi(field) : 1;
+		field = strtok_r(NULL, ":", &save_field);
+		tdw_set_point(name, action, errnum, nth, field ? atoi(field) : 1);
+	}
+	pfree(copy);
+}
+
+/*
+ * The machine crashes: stop all processes of the server so that none writes
+ * any more, then kill them.
+ */
+static void
+tdw_crash(const char *name)
+{
+	static const int signals[] = {SIGSTOP, SIGKILL};
+
+	write_stderr("test_doublewrite: crash at injection point \"%s\"\n", name);
+
+	for (int s = 0; s < lengthof(signals); s++)
+	{
+		if (IsUnderPostmaster)
+			kill(PostmasterPid, signals[s]);
+		for (uint32 i = 0; i < ProcGlobal->allProcCount; i++)
+		{
+			int			pid = ProcGlobal->allProcs[i].pid;
+
+			if (pid > 0 && pid != MyProcPid)
+				kill(pid, signals[s]);
+		}
+	}
+	kill(MyProcPid, SIGKILL);
+}
+
+/*
+ * Callback of all points.  If the code at the point passes an int, that is
+ * where it wants an errno value; else an error is thrown.
+ */
+void
+test_doublewrite_hit(const char *name, const void *private_data, void *arg)
+{
+	TdwAction	action = TDW_NONE;
+	int			errnum = 0;
+	TdwPoint   *point;
+
+	SpinLockAcquire(&tdw_shared->mutex);
+	point = tdw_find_point(name);
+	if (point != NULL && point->action != TDW_NONE)
+	{
+		point->hits++;
+		if (point->hits >= point->nth && point->hits - point->nth < point->times)
+		{
+			action = point->action;
+			errnum = point->errnum;
+		}
+	}
+	SpinLockRelease(&tdw_shared->mutex);
+
+	switch (action)
+	{
+		case TDW_NONE:
+			break;
+		case TDW_CRASH:
+			tdw_crash(name);
+			break;
+		case TDW_KILL:
+			write_stderr("test_doublewrite: process %d dies at injection point \"%s\"\n",
+						 MyProcPid, name);
+			kill(MyProcPid, SIGKILL);
+			break;
+		case TDW_FAIL:
+			if (arg != NULL)
+				*(int *) arg = errnum;
+			else
+			{
+				errno = errnum;
+				ereport(ERROR,
+						(errcode_for_file_access(),
+						 errmsg("test error at injection point \"%s\": %m", name)));
+			}
+			break;
+	}
+}
+
+/* ---------------------------------------------------------------------
+ * Initialisation
+ * ---------------------------------------------------------------------
+ */
+
+static void
+tdw_shmem_request(void)
+{
+	if (prev_shmem_request_hook)
+		prev_shmem_request_hook();
+	RequestAddinShmemSpace(MAXALIGN(sizeof(TdwShared)));
+}
+
+static void
+tdw_shmem_startup(void)
+{
+	bool		found;
+
+	if (prev_shmem_startup_hook)
+		prev_shmem_startup_hook();
+
+	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
+	tdw_shared = ShmemInitStruct("test_doublewrite", sizeof(TdwShared), &found);
+	LWLockRelease(AddinShmemInitLock);
+	if (found)
+		return;
+
+	memset(tdw_shared, 0, sizeof(TdwShared));
+	SpinLockInit(&tdw_shared->mutex);
+	tdw_set_points(tdw_crash_at, TDW_CRASH);
+	tdw_set_points(tdw_fail_at, TDW_FAIL);
+}
+
+void
+_PG_init(void)
+{
+	if (!process_shared_preload_libraries_in_progress)
+		return;
+
+	DefineCustomStringVariable("test_doublewrite.crash_at",
+							   "Injection points at which the server crashes.",
+							   NULL,
+							   &tdw_crash_at,
+							   "",
+							   PGC_POSTMASTER,
+							   0,
+							   NULL, NULL, NULL);
+	DefineCustomStringVariable("test_doublewrite.fail_at",
+							   "Injection points at which errors are raised.",
+							   NULL,
+							   &tdw_fail_at,
+							   "",
+							   PGC_POSTMASTER,
+							   0,
+							   NULL, NULL, NULL);
+	MarkGUCPrefixReserved("test_doublewrite");
+
+	prev_shmem_request_hook = shmem_request_hook;
+	shmem_request_hook = tdw_shmem_request;
+	prev_shmem_startup_hook = shmem_startup_hook;
+	shmem_startup_hook = tdw_shmem_startup;
+}
+
+/* ---------------------------------------------------------------------
+ * SQL functions: points
+ * ---------------------------------------------------------------------
+ */
+
+PG_FUNCTION_INFO_V1(dw_crash_at);
+Datum
+dw_crash_at(PG_FUNCTION_ARGS)
+{
+	tdw_set_point(text_to_cstring(PG_GETARG_TEXT_PP(0)), TDW_CRASH, 0,
+				  PG_GETARG_INT32(1), 1);
+	PG_RETURN_VOID();
+}
+
+PG_FUNCTION_INFO_V1(dw_kill_at);
+Datum
+dw_kill_at(PG_FUNCTION_ARGS)
+{
+	tdw_set_point(text_to_cstring(PG_GETARG_TEXT_PP(0)), TDW_KILL, 0,
+				  PG_GETARG_INT32(1), 1);
+	PG_RETURN_VOID();
+}
+
+PG_FUNCTION_INFO_V1(dw_fail_at);
+Datum
+dw_fail_at(PG_FUNCTION_ARGS)
+{
+	tdw_set_point(text_to_cstring(PG_GETARG_TEXT_PP(0)), TDW_FAIL,
+				  tdw_parse_errno(text_to_cstring(PG_GETARG_TEXT_PP(1))),
+				  PG_GETARG_INT32(2), PG_GETARG_INT32(3));
+	PG_RETURN_VOID();
+}
+
+/* How often was a point hit since its action was set? */
+PG_FUNCTION_INFO_V1(dw_hits);
+Datum
+dw_hits(PG_FUNCTION_ARGS)
+{
+	char	   *name = text_to_cstring(PG_GETARG_TEXT_PP(0));
+	TdwPoint   *point;
+	int			hits = 0;
+
+	if (tdw_shared == NULL)
+		elog(ERROR, "test_doublewrite must be in shared_preload_libraries");
+
+	SpinLockAcquire(&tdw_shared->mutex);
+	point = tdw_find_point(name);
+	if (point != NULL)
+		hits = point->hits;
+	SpinLockRelease(&tdw_shared->mutex);
+	PG_RETURN_INT32(hits);
+}
+
+PG_FUNCTION_INFO_V1(dw_clear);
+Datum
+dw_clear(PG_FUNCTION_ARGS)
+{
+	tdw_set_point(text_to_cstring(PG_GETARG_TEXT_PP(0)), TDW_NONE, 0, 0, 0);
+	PG_RETURN_VOID();
+}
+
+/* ---------------------------------------------------------------------
+ * SQL functions: driving the engine
+ * ---------------------------------------------------------------------
+ */
+
+PG_FUNCTION_INFO_V1(dw_drain);
+Datum
+dw_drain(PG_FUNCTION_ARGS)
+{
+	DoubleWriteDrain();
+	PG_RETURN_VOID();
+}
+
+PG_FUNCTION_INFO_V1(dw_flush_batch_sql);
+PG_FUNCTION_INFO_V1(dw_sync_cycle_sql);
+
+Datum
+dw_flush_batch_sql(PG_FUNCTION_ARGS)
+{
+	PG_RETURN_BOOL(dw_flush_batch(true));
+}
+
+Datum
+dw_sync_cycle_sql(PG_FUNCTION_ARGS)
+{
+	uint64		cycles_seen;
+
+	LWLockAcquire(DoubleWriteFlushLock, LW_SHARED);
+	cycles_seen = DWCtl->cycles_done;
+	LWLockRelease(DoubleWriteFlushLock);
+	dw_sync_cycle(cycles_seen);
+	PG_RETURN_VOID();
+}
+
+/* Push all pages of a relation out of shared buffers, into the stage */
+PG_FUNCTION_INFO_V1(dw_evict);
+Datum
+dw_evict(PG_FUNCTION_ARGS)
+{
+	Relation	rel = relation_open(PG_GETARG_OID(0), AccessShareLock);
+	int32		evicted;
+	int32		flushed;
+	int32		skipped;
+
+	EvictRelUnpinnedBuffers(rel, &evicted, &flushed, &skipped);
+	relation_close(rel, AccessShareLock);
+	PG_RETURN_INT32(flushed);
+}
+
+PG_FUNCTION_INFO_V1(dw_evict_all);
+Datum
+dw_evict_all(PG_FUNCTION_ARGS)
+{
+	int32		evicted;
+	int32		flushed;
+	int32		skipped;
+
+	EvictAllUnpinnedBuffers(&evicted, &flushed, &skipped);
+	PG_RETURN_INT32(flushed);
+}
+
+/* ---------------------------------------------------------------------
+ * SQL functions: looking at the engine
+ * ---------------------------------------------------------------------
+ */
+
+static Datum
+tdw_make_row(FunctionCallInfo fcinfo, Datum *values, int nvalues)
+{
+	bool		nulls[32] = {0};
+	TupleDesc	tupdesc;
+
+	if (get_call_result_type(fcinfo, NULL, &tupdesc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	if (tupdesc->natts != nvalues || nvalues > lengthof(nulls))
+		elog(ERROR, "unexpected number of columns");
+	return HeapTupleGetDatum(heap_form_tuple(tupdesc, values, nulls));
+}
+
+PG_FUNCTION_INFO_V1(dw_stats);
+Datum
+dw_stats(PG_FUNCTION_ARGS)
+{
+	DWStats    *s = &DWCtl->stats;
+	pg_atomic_uint64 *counters[] = {
+		&s->staged, &s->replaced, &s->stage_hits, &s->stage_full,
+		&s->discarded, &s->batches, &s->logged, &s->exempt, &s->log_bytes,
+		&s->log_writes, &s->log_syncs, &s->home_pages, &s->home_writes,
+		&s->sync_cycles, &s->sync_cycle_files, &s->log_full,
+		&s->foreground_syncs
+	};
+	Datum		values[lengthof(counters)];
+
+	for (int i = 0; i < lengthof(counters); i++)
+		values[i] = UInt64GetDatum(pg_atomic_read_u64(counters[i]));
+	return tdw_make_row(fcinfo, values, lengthof(values));
+}
+
+PG_FUNCTION_INFO_V1(dw_state);
+Datum
+dw_state(PG_FUNCTION_ARGS)
+{
+	Datum		values[16];
+	int			n = 0;
+
+	LWLockAcquire(DoubleWriteFlushLock, LW_SHARED);
+	SpinLockAcquire(&DWCtl->mutex);
+	values[n++] = BoolGetDatum(DWCtl->started);
+	values[n++] = BoolGetDatum(DWCtl->armed);
+	values[n++] = LSNGetDatum(DWCtl->disarm_after);
+	values[n++] = Int32GetDatum(DWCtl->nslots);
+	values[n++] = Int32GetDatum(DWCtl->ninuse);
+	values[n++] = Int32GetDatum(DWCtl->nstaged);
+	values[n++] = UInt64GetDatum(DWCtl->next_batchno);
+	values[n++] = UInt64GetDatum(DWCtl->low_water);
+	values[n++] = UInt64GetDatum(DWCtl->low_water_logged);
+	values[n++] = UInt64GetDatum(DWCtl->segno);
+	values[n++] = Int32GetDatum(DWCtl->blockno);
+	values[n++] = UInt64GetDatum(DWCtl->first_segno);
+	values[n++] = UInt64GetDatum(DWCtl->last_segno);
+	values[n++] = LSNGetDatum(DWCtl->redo);
+	values[n++] = LSNGetDatum(DWCtl->redo_pending);
+	values[n++] = UInt64GetDatum(DWCtl->cycles_done);
+	SpinLockRelease(&DWCtl->mutex);
+	LWLockRelease(DoubleWriteFlushLock);
+
+	return tdw_make_row(fcinfo, values, n);
+}
+
+PG_FUNCTION_INFO_V1(dw_restore_stats);
+Datum
+dw_restore_stats(PG_FUNCTION_ARGS)
+{
+	DWRestoreStats *s = &DWCtl->restore;
+	Datum		values[7];
+	int			n = 0;
+
+	values[n++] = BoolGetDatum(s->done);
+	values[n++] = UInt64GetDatum(s->batches);
+	values[n++] = UInt64GetDatum(s->examined);
+	values[n++] = UInt64GetDatum(s->restored);
+	values[n++] = UInt64GetDatum(s->identical);
+	values[n++] = UInt64GetDatum(s->missing);
+	values[n++] = UInt64GetDatum(s->bytes_read);
+	return tdw_make_row(fcinfo, values, n);
+}
