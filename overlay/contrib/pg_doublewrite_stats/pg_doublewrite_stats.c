@@ -38,6 +38,7 @@ static const struct
 	const char *name;
 	size_t		offset;
 }			counters[] = {
+
 	COUNTER(staged),
 	COUNTER(replaced),
 	COUNTER(stage_hits),

@@ -67,8 +67,7 @@ typedef struct DWSlot
 	uint64		oldest_seq;		/* seq of the oldest version of the page that
 								 * has not reached home; mutex */
 	uint64		home_batch;		/* last logged batch that holds the page, and
-								 * that it needs until it is home, or 0;
-								 * mutex */
+								 * that it needs until it is home, or 0; mutex */
 	bool		discarded;		/* dropped while in a batch; mutex */
 	bool		failed;			/* last home write of it failed; mutex */
 
@@ -199,8 +198,9 @@ typedef struct DWCtlData
 	bool		armed;			/* home writes go through the log;
 								 * DoubleWriteFlushLock */
 	XLogRecPtr	disarm_after;	/* checkpointer, or startup process before it
-								 * lets the checkpointer act: disarm once a checkpoint with a redo
-								 * pointer at or above this completes, or 0 */
+								 * lets the checkpointer act: disarm once a
+								 * checkpoint with a redo pointer at or above
+								 * this completes, or 0 */
 
 	/* current batch; DoubleWriteFlushLock */
 	DWBatchPhase phase;

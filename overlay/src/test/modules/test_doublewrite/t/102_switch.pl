@@ -162,6 +162,10 @@ sub lsn
 sub check_images
 {
 	my ($node, $step) = @_;
+
+	# only the first change of a page after a checkpoint carries an image
+	$node->safe_psql('postgres', 'CHECKPOINT') if $step->{images};
+
 	my $from = lsn($node, 'insert');
 
 	wait_for_pages($node, 200);

@@ -1,0 +1,150 @@
+# Copyright (c) 2025, PostgreSQL Global Development Group
+
+# Rules that no crash at a random moment would show: each needs its own
+# arrangement of pages and steps.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use DoubleWrite;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+dw_require_injection_points();
+
+# A server on which nothing goes home unless the test says so
+sub quiet_node
+{
+	my ($name) = @_;
+	my $node = dw_new_node(
+		$name, conf => qq{
+shared_buffers = 16MB
+bgwriter_lru_maxpages = 0
+bgwriter_delay = 10s
+wal_writer_delay = 10s
+});
+
+	$node->start;
+	dw_extensions($node);
+	return $node;
+}
+
+sub path_of
+{
+	my ($node, $table) = @_;
+
+	return $node->safe_psql('postgres',
+		"SELECT pg_relation_filepath('$table')");
+}
+
+# WAL first (R1): a page of a transaction under way goes home
+{
+	my $node = quiet_node('wal_first');
+
+	$node->safe_psql('postgres', q{
+		CREATE TABLE w AS SELECT i, 0 AS v FROM generate_series(1, 100) i;
+		VACUUM w; CHECKPOINT});
+	my $path = path_of($node, 'w');
+	my $session = $node->background_psql('postgres');
+	$session->query_safe('BEGIN; UPDATE w SET v = 1 WHERE i < 10');
+	my $flushed = $node->safe_psql('postgres', 'SELECT pg_current_wal_flush_lsn()');
+	$node->safe_psql('postgres', q{SELECT dw_evict('w'); SELECT dw_drain()});
+	my $lsn = sprintf('%X/%X', unpack('L L', substr(dw_read_block($node, $path, 0), 0, 8)));
+	is($node->safe_psql('postgres', "SELECT '$lsn'::pg_lsn > '$flushed'"), 't', 'page home has a WAL location not flushed before');
+	is($node->safe_psql('postgres', "SELECT '$lsn'::pg_lsn <= pg_current_wal_flush_lsn()"), 't', '... which is flushed now');
+	$session->quit;
+	$node->stop;
+}
+
+# The home write of a page fails while a newer version of it is staged: the
+# older copy stays live until the newer version is home (R3)
+{
+	my $node = quiet_node('newer_version');
+
+	$node->safe_psql('postgres', q{
+		CREATE TABLE t AS SELECT i AS id, 0 AS v FROM generate_series(1, 100) i;
+		CHECKPOINT});
+	my $path = path_of($node, 't');
+	my $old = dw_snapshot($node);
+	dw_hold_flusher($node);
+	$node->safe_psql('postgres', q{UPDATE t SET v = 1 WHERE id = 1; SELECT dw_evict('t')});
+	my $flusher = $node->background_psql('postgres', on_error_stop => 0);
+	$flusher->query_until(qr/started/, "\\echo started\nSELECT dw_flush_batch();\n");
+	dw_wait_until_held($node);
+	$node->safe_psql('postgres', q{UPDATE t SET v = 2 WHERE id = 1; SELECT dw_evict('t');
+		SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)});
+	dw_release_flusher($node);
+	$flusher->query('SELECT 1');
+	$flusher->quit;
+	cmp_ok($node->safe_psql('postgres', q{SELECT dw_hits('doublewrite-home-write')}), '>', 0, 'home write failed');
+	$node->safe_psql('postgres', 'SELECT dw_sync_cycle()');
+	$node->stop('immediate');
+	my ($rel) = $path =~ /(\d+)$/;
+	cmp_ok(scalar(grep { $_->{rel} == $rel && $_->{fork} == 0 } values %{ dw_live_copies(dw_read_log($node)) }),
+		'>', 0, 'copy of the page is still live');
+	my $torn = dw_tear($node, $old);
+	cmp_ok($torn->{logged}, '>', 0, 'pages that were not written are in the log');
+	dw_start_after_crash($node, $torn);
+	is($node->safe_psql('postgres', 'SELECT v FROM t WHERE id = 1'), 2, 'nothing lost');
+	$node->stop;
+}
+
+# Truncated and dropped while a batch that an error has left waits to be
+# carried on: then its pages must not go home any more (R7)
+{
+	my $node = quiet_node('left_batch');
+
+	$node->safe_psql('postgres', q{
+		CREATE TABLE dropped (a int, f text);
+		INSERT INTO dropped SELECT i, repeat('d', 500) FROM generate_series(1, 60) i;
+		CREATE TABLE truncated (LIKE dropped);
+		INSERT INTO truncated SELECT * FROM dropped;
+		CHECKPOINT;
+		UPDATE dropped SET a = a + 1;
+		DELETE FROM truncated});
+	my %path = map { $_ => path_of($node, $_) } qw(dropped truncated);
+	$node->safe_psql('postgres', q{SELECT dw_drain(); SELECT dw_evict('dropped'), dw_evict('truncated');
+		SELECT dw_fail_at('doublewrite-log-synced', 'EIO')});
+	my ($ret) = $node->psql('postgres', 'SELECT dw_flush_batch()');
+	isnt($ret, 0, 'batch is left by an error');
+	is($node->safe_psql('postgres', 'SELECT staged, in_use >= 8 FROM dw_state()'), '0|t', 'its pages wait');
+	$node->safe_psql('postgres', 'VACUUM truncated');
+	$node->safe_psql('postgres', 'DROP TABLE dropped');
+	is(-s $node->data_dir . "/$path{truncated}", 0, 'file is truncated');
+	$node->safe_psql('postgres', 'SELECT dw_drain()');
+	is($node->safe_psql('postgres', 'SELECT in_use FROM dw_state()'), 0, 'batch is over');
+	is(-s $node->data_dir . "/$path{truncated}", 0, 'truncated file stays empty');
+	ok(!-s $node->data_dir . "/$path{dropped}", 'dropped file stays dropped');
+	$node->stop;
+}
+
+# Blocks truncated and added again: redo meets records of their earlier
+# life first, so they are not exempt
+{
+	my $node = quiet_node('added_again');
+
+	$node->safe_psql('postgres', q{
+		CREATE TABLE again (id int, f text);
+		INSERT INTO again SELECT i, repeat('a', 500) FROM generate_series(1, 500) i;
+		VACUUM again;
+		CHECKPOINT});
+	my $old = dw_snapshot($node);
+	$node->safe_psql('postgres', $_) foreach (
+		q{UPDATE again SET id = id + 1 WHERE id % 2 = 0 AND id > 100},
+		q{DELETE FROM again WHERE id > 5},
+		q{VACUUM again},
+		q{INSERT INTO again SELECT i, repeat('b', 300) FROM generate_series(1001, 1300) i},
+		q{SELECT dw_evict('again'); SELECT dw_drain()});
+	$node->stop('immediate');
+	my $torn = dw_tear($node, $old, unlogged_too => 1);
+	cmp_ok($torn->{logged}, '>', 0, 'pages were torn');
+	dw_start_after_crash($node, $torn);
+	is($node->safe_psql('postgres', 'SELECT count(*) FROM again WHERE id > 1000'), 300, 'blocks added again are right');
+	$node->stop;
+}
+
+done_testing();
