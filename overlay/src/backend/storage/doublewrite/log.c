@@ -477,6 +477,8 @@ dw_append(const int *slots, int nslots)
 bool
 dw_log_write_batch(const int *slots, int nslots, bool beyond_bound)
 {
+	uint64		batchno = DWCtl->next_batchno;
+
 	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
 	Assert(DWCtl->log_open && nslots > 0 && nslots <= DW_MAX_BATCH_PAGES);
 
@@ -485,10 +487,12 @@ dw_log_write_batch(const int *slots, int nslots, bool beyond_bound)
 
 	/* before the first home write, so that no sync cycle misses the file */
 	for (int i = 0; i < nslots; i++)
-		dw_dirty_file(&DWSlots[slots[i]].tag, DWCtl->next_batchno);
+		dw_dirty_file(&DWSlots[slots[i]].tag, batchno);
 
-	dw_note_logged(slots, nslots, DWCtl->next_batchno);
 	dw_append(slots, nslots);
+
+	/* not before: until then a page may still need an older batch (R3) */
+	dw_note_logged(slots, nslots, batchno);
 	DWCount(logged, nslots);
 	return true;
 }
@@ -764,9 +768,10 @@ dw_disarm(void)
 		DWCtl->armed = false;
 		INJECTION_POINT("doublewrite-disarmed", NULL);
 
-		durable_unlink(DW_MARKER_FILE, LOG);
+		/* with the marker, the next start would ask for the segments */
 		DWCtl->log_open = false;
-		dw_remove_segments(PG_UINT64_MAX);
+		if (durable_unlink(DW_MARKER_FILE, LOG) == 0)
+			dw_remove_segments(PG_UINT64_MAX);
 	}
 	LWLockRelease(DoubleWriteFlushLock);
 }

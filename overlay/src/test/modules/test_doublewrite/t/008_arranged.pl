@@ -93,6 +93,41 @@ sub path_of
 	$node->stop;
 }
 
+# A home write fails, and then the log write of the next attempt: the copy of
+# the first attempt stays live (R3)
+{
+	my $node = quiet_node('log_fails_too');
+
+	$node->safe_psql('postgres', q{
+		CREATE TABLE t AS SELECT i AS id, 0 AS v FROM generate_series(1, 100) i;
+		CHECKPOINT});
+	my ($rel) = path_of($node, 't') =~ /(\d+)$/;
+	my $old = dw_snapshot($node);
+	$node->safe_psql('postgres', q{
+		UPDATE t SET v = 1 WHERE id = 1; SELECT dw_evict('t');
+		SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)});
+	my ($ret) = $node->psql('postgres', 'SELECT dw_flush_batch()');
+	isnt($ret, 0, 'home write failed');
+	$node->safe_psql('postgres',
+		q{SELECT dw_fail_at('doublewrite-log-write', 'EIO')});
+	($ret) = $node->psql('postgres', 'SELECT dw_flush_batch()');
+	isnt($ret, 0, 'log write failed');
+	$node->safe_psql('postgres', 'SELECT dw_sync_cycle()');
+	$node->stop('immediate');
+	cmp_ok(
+		scalar(
+			grep { $_->{rel} == $rel && $_->{fork} == 0 }
+			  values %{ dw_live_copies(dw_read_log($node)) }),
+		'>', 0,
+		'copy of the first attempt is still live');
+	my $torn = dw_tear($node, $old);
+	cmp_ok($torn->{logged}, '>', 0, 'page was torn');
+	dw_start_after_crash($node, $torn);
+	is($node->safe_psql('postgres', 'SELECT v FROM t WHERE id = 1'),
+		1, 'nothing lost');
+	$node->stop;
+}
+
 # Truncated and dropped while a batch that an error has left waits to be
 # carried on: then its pages must not go home any more (R7)
 {
