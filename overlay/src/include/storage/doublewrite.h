@@ -17,6 +17,7 @@
 
 #include "access/xlogdefs.h"
 #include "storage/buf_internals.h"
+#include "storage/bufpage.h"
 #include "storage/relfilelocator.h"
 
 struct SMgrRelationData;
@@ -60,6 +61,17 @@ extern void DoubleWriteForgetTruncated(struct SMgrRelationData **rels,
 extern void DoubleWriteFlushIfBatchReady(void);
 extern int	DoubleWriteBgWriterSleep(long timeout, uint32 wait_event_info);
 
+/* remove.c: pages of dropped and truncated files */
+extern void DoubleWriteBeginRemoval(void);
+extern void DoubleWriteEndRemoval(void);
+extern void DoubleWriteNoteUnlinked(RelFileLocatorBackend rlocator);
+extern void DoubleWriteNoteTruncated(RelFileLocator rlocator, ForkNumber forknum,
+									 BlockNumber old_nblocks, BlockNumber nblocks);
+extern void DoubleWriteBeforeDropDatabase(void);
+extern void DoubleWriteBeginReplayedDrop(void);
+extern void DoubleWriteEndReplayedDrop(const Oid *tablespaces,
+									   int ntablespaces);
+
 /* exempt.c: pages that redo rebuilds */
 extern void DoubleWriteForgetBuffer(int buf_id);
 extern void DoubleWriteBufferBorn(int buf_id);
@@ -67,7 +79,12 @@ extern void DoubleWriteNoteRecord(const void *page, XLogRecPtr endptr,
 								  bool rebuilds);
 extern void DoubleWriteNoteImagesOff(XLogRecPtr recptr);
 
+/* stats.c: first changes of pages, for which full_pages writes images */
+extern void DoubleWriteCountFirstChange(const PageData *page, bool standard,
+										int image_len);
+
 /* mode.c: checkpoints and switching */
+extern bool DoubleWriteSessionImages(void);
 extern bool DoubleWriteUpdateMode(bool images_now);
 extern void DoubleWriteModeApplied(void);
 extern bool DoubleWriteIsArmed(void);

@@ -35,6 +35,10 @@
 /* directory of the log, relative to the data directory */
 #define DW_DIR					"pg_doublewrite"
 
+/* file in the data directory that says that the log is in use, and its start */
+#define DW_MARKER_FILE			"backup_label"
+#define DW_MARKER_LINE			"DOUBLE WRITE LOG IN USE"
+
 /* "PGDWLOG1" when read as bytes on a little-endian machine */
 #define DW_MAGIC				UINT64CONST(0x31474F4C57444750)
 #define DW_FORMAT_VERSION		1
@@ -114,5 +118,43 @@ DWPageChecksum(const char *page)
 	FIN_CRC32C(crc);
 	return crc;
 }
+
+/*
+ * The ledger of the last restore: which pages were written home.  It is for
+ * people only, so it is neither synced nor checked; a clean stop and later
+ * starts leave it alone.  Base backups and pg_rewind leave that directory out.
+ */
+#define DW_LEDGER_FILE			"pg_stat_tmp/doublewrite_restore"
+
+/* "PGDWLDG1" when read as bytes on a little-endian machine */
+#define DW_LEDGER_MAGIC			UINT64CONST(0x3147444C57444750)
+
+typedef struct DWLedgerHeader
+{
+	uint64		magic;			/* DW_LEDGER_MAGIC */
+	uint32		version;		/* DW_FORMAT_VERSION */
+	uint32		entry_size;		/* sizeof(DWLedgerEntry) */
+	int64		finished;		/* TimestampTz at which the restore was over */
+	uint64		batches;		/* the rest as in DWRestoreStats */
+	uint64		examined;
+	uint64		restored;		/* number of entries that follow */
+	uint64		identical;
+	uint64		missing;
+	uint64		bytes_read;
+	int64		usec;
+} DWLedgerHeader;
+
+typedef struct DWLedgerEntry
+{
+	RelFileLocator rlocator;
+	ForkNumber	forknum;
+	BlockNumber blkno;
+	uint32		log_blockno;	/* place of the copy in the log */
+	uint64		log_segno;
+	XLogRecPtr	lsn_before;		/* page LSN at home; may be torn, too */
+	XLogRecPtr	lsn_after;		/* page LSN of the copy */
+} DWLedgerEntry;
+
+StaticAssertDecl(sizeof(DWLedgerEntry) == 48, "ledger entry has padding");
 
 #endif							/* DOUBLEWRITE_FORMAT_H */

@@ -7,6 +7,7 @@
  * this.  Lock order, outermost first:
  *
  *		DoubleWriteSyncLock -> DoubleWriteFlushLock -> DWCtl->mutex
+ *		DoubleWriteRemoval{Even,Odd}Lock -> DoubleWriteFlushLock
  *
  * DoubleWriteFlushLock may be taken while holding buffer content locks,
  * heavyweight locks, a relation extension lock or an I/O on another buffer.
@@ -23,8 +24,10 @@
 #ifndef DOUBLEWRITE_INTERNAL_H
 #define DOUBLEWRITE_INTERNAL_H
 
+#include "datatype/timestamp.h"
 #include "lib/ilist.h"
 #include "port/atomics.h"
+#include "port/pg_bitutils.h"
 #include "storage/buf_internals.h"
 #include "storage/doublewrite.h"
 #include "storage/doublewrite_format.h"
@@ -122,6 +125,13 @@ typedef struct DWDirtyFile
  */
 #define DW_DIRTY_FILES			4096
 
+/*
+ * Notes of removals between two checkpoints.  Whoever finds them full syncs by
+ * himself, which makes a DROP slower, nothing else.
+ */
+#define DW_REMOVED_FILES		1024
+#define DW_REMOVED_DIRS			64
+
 /* Upper bound of the log, in segments: 16 GB with 4-MB segments */
 #define DW_MAX_SEGMENTS			4096
 
@@ -130,6 +140,14 @@ typedef struct DWDirtyFile
 
 /* Buckets that remember where files were truncated last */
 #define DW_TRUNCATE_BUCKETS		1024
+
+/*
+ * Classes of batch sizes: 1, 2 to 3, 4 to 7, ... 128 pages and more.
+ */
+#define DW_SIZE_CLASSES			8
+
+#define DWSizeClass(npages) \
+	Min(pg_leftmost_one_pos32(npages), DW_SIZE_CLASSES - 1)
 
 typedef struct DWStats
 {
@@ -152,7 +170,27 @@ typedef struct DWStats
 	pg_atomic_uint64 sync_cycle_files;	/* files synced by them */
 	pg_atomic_uint64 log_full;	/* waits for space in the log */
 	pg_atomic_uint64 foreground_syncs;	/* log syncs by client backends */
+	pg_atomic_uint64 checkpoints;	/* checkpoints or restartpoints completed */
+
+	/* what other modes would do */
+	pg_atomic_uint64 would_log; /* pages that would have been logged, had the
+								 * log been in use */
+	pg_atomic_uint64 would_log_batches; /* ... batches with such pages */
+	pg_atomic_uint64 first_changes; /* first changes of pages after a redo
+									 * pointer, for which full_pages writes
+									 * images */
+	pg_atomic_uint64 first_change_bytes;	/* size of these pages without
+											 * their holes */
+	pg_atomic_uint64 images;	/* ... for which images were written */
+	pg_atomic_uint64 image_bytes;	/* size of these images as written */
+
+	/* by size, see DWSizeClass(); the counters above this are scalars */
+	pg_atomic_uint64 batch_size[DW_SIZE_CLASSES];	/* pages in a batch */
+	pg_atomic_uint64 logged_size[DW_SIZE_CLASSES];	/* ... that were logged */
 } DWStats;
+
+#define DW_SCALAR_COUNTERS \
+	(offsetof(DWStats, batch_size) / sizeof(pg_atomic_uint64))
 
 /* Outcome of the last restore, for the log line and for views */
 typedef struct DWRestoreStats
@@ -224,10 +262,25 @@ typedef struct DWCtlData
 	int			ndirty_files;
 	DWDirtyFile dirty_files[DW_DIRTY_FILES];
 
+	/* removals: see remove.c */
+	pg_atomic_uint32 removal_generation;	/* parity says which lock new
+											 * ones take; checkpointer */
+	pg_atomic_uint32 replayed_drops;	/* DROP DATABASEs being replayed */
+	int			nremoved_files; /* mutex, as all that follow */
+	int			nremoved_dirs;
+	DWDirtyFile removed_files[DW_REMOVED_FILES];
+	RelFileLocator removed_dirs[DW_REMOVED_DIRS];	/* relNumber means nothing */
+
 	/* highest known LSN at a truncation, by hash of the relation */
 	pg_atomic_uint64 truncated[DW_TRUNCATE_BUCKETS];
 
 	DWStats		stats;
+
+	/* what views subtract from these; mutex */
+	uint64		stats_base[sizeof(DWStats) / sizeof(pg_atomic_uint64)];
+	TimestampTz stats_reset;	/* when, or 0: start of the server */
+	XLogRecPtr	stats_lsn;		/* end of WAL then, or 0 if unknown */
+
 	DWRestoreStats restore;		/* written by startup process only */
 } DWCtlData;
 
@@ -256,13 +309,13 @@ extern int	dw_staged_count(void);
 extern bool dw_flush_batch(bool retry_failed);
 extern void dw_make_room(void);
 extern void dw_drain_and_lock(void);
+extern void dw_sync_file(const DWDirtyFile *file);
 extern void dw_sync_files(const DWDirtyFile *files);
 extern void dw_sync_cycle(uint64 cycles_seen);
 extern void dw_forget_files(uint64 mark);
 
 /* log.c */
 extern void dw_log_path(char *path, uint64 segno);
-extern bool dw_log_parse_name(const char *name, uint64 *segno);
 extern bool dw_log_check_dir(int elevel);
 extern bool dw_log_write_batch(const int *slots, int nslots, bool beyond_bound);
 extern void dw_log_set_low_water(uint64 mark);
@@ -273,6 +326,19 @@ extern void dw_disarm(void);
 extern void dw_dirty_file(const BufferTag *tag, uint64 batchno);
 extern bool dw_dirty_files_full(int more);
 extern int	dw_log_bound_segments(void);
+
+/* remove.c */
+extern void dw_sync_directory(const RelFileLocator *rlocator);
+extern void dw_sync_removals(void);
+
+/* stats.c */
+extern void dw_stats_reset(void);
+extern void dw_stats_start(XLogRecPtr lsn);
+
+/* ledger.c */
+extern void dw_ledger_begin(void);
+extern void dw_ledger_add(const DWLedgerEntry *entry);
+extern void dw_ledger_end(const DWRestoreStats *stats);
 
 /* exempt.c */
 extern bool dw_redo_rebuilds(const DWSlot *slot);

@@ -315,14 +315,14 @@ dw_log_wanted(void)
 
 /*
  * Choose the pages of the batch that have to pass through the log. (R2)
+ *
+ * Where the log is not in use, count what would have passed through it.
  */
 static int
 dw_choose_logged(int *slots)
 {
+	bool		wanted = dw_log_wanted();
 	int			n = 0;
-
-	if (!dw_log_wanted())
-		return 0;
 
 	for (int i = 0; i < DWCtl->batch_len; i++)
 	{
@@ -330,12 +330,20 @@ dw_choose_logged(int *slots)
 
 		if (!slot->permanent || slot->discarded)
 			continue;
-		if (dw_redo_rebuilds(slot))
-			DWCount(exempt, 1);
-		else
+		if (!dw_redo_rebuilds(slot))
 			slots[n++] = DWCtl->batch[i];
+		else if (wanted)
+			DWCount(exempt, 1);
 	}
-	return n;
+
+	if (wanted)
+		return n;
+	if (n > 0)
+	{
+		DWCount(would_log, n);
+		DWCount(would_log_batches, 1);
+	}
+	return 0;
 }
 
 /*
@@ -353,6 +361,10 @@ dw_make_durable(bool beyond_bound)
 	if (nlogged > 0 && !dw_log_write_batch(logged, nlogged, beyond_bound))
 		return false;
 	DWCtl->phase = DW_BATCH_DURABLE;
+
+	DWCount(batch_size[DWSizeClass(DWCtl->batch_len)], 1);
+	if (nlogged > 0)
+		DWCount(logged_size[DWSizeClass(nlogged)], 1);
 	return true;
 }
 
@@ -695,10 +707,9 @@ DoubleWriteBgWriterSleep(long timeout, uint32 wait_event_info)
  */
 
 /*
- * Make sure a file is durable.  A file that is gone needs no copies in the
- * log either: whether or not its removal survives a crash, redo repeats it.
+ * Make sure a file is durable, or that it is gone for good.
  */
-static void
+void
 dw_sync_file(const DWDirtyFile *file)
 {
 	FileTag		ftag;
@@ -713,10 +724,14 @@ dw_sync_file(const DWDirtyFile *file)
 	ftag.forknum = file->forknum;
 	ftag.segno = file->segno;
 
-	if (mdsyncfiletag(&ftag, path) < 0 && !FILE_POSSIBLY_DELETED(errno))
-		ereport(data_sync_elevel(ERROR),
-				(errcode_for_file_access(),
-				 errmsg("could not fsync file \"%s\": %m", path)));
+	if (mdsyncfiletag(&ftag, path) < 0)
+	{
+		if (!FILE_POSSIBLY_DELETED(errno))
+			ereport(data_sync_elevel(ERROR),
+					(errcode_for_file_access(),
+					 errmsg("could not fsync file \"%s\": %m", path)));
+		dw_sync_directory(&file->rlocator);
+	}
 	DWCount(sync_cycle_files, 1);
 }
 

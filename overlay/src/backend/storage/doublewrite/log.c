@@ -29,6 +29,7 @@
 
 #include "access/xlog.h"
 #include "access/xlog_internal.h"
+#include "common/doublewrite_scan.h"
 #include "common/file_perm.h"
 #include "common/file_utils.h"
 #include "common/hashfn.h"
@@ -58,19 +59,6 @@ void
 dw_log_path(char *path, uint64 segno)
 {
 	snprintf(path, MAXPGPATH, "%s/%016" PRIX64, DW_DIR, segno);
-}
-
-/*
- * Segment number of a file name, or false if it is not that of a segment.
- */
-bool
-dw_log_parse_name(const char *name, uint64 *segno)
-{
-	if (strlen(name) != DW_SEGMENT_NAME_LEN ||
-		strspn(name, "0123456789ABCDEF") != DW_SEGMENT_NAME_LEN)
-		return false;
-	*segno = strtou64(name, NULL, 16);
-	return true;
 }
 
 /*
@@ -578,36 +566,16 @@ dw_dirty_files_full(int more)
  * ---------------------------------------------------------------------
  */
 
-#define DW_MARKER_FILE		"backup_label"
 #define DW_MARKER_TMP		"backup_label.dwtmp"
-#define DW_MARKER_LINE		"DOUBLE WRITE LOG IN USE"
 
 /*
  * Position an open backup_label file at the label of a backup.  Returns false
  * if there is none in it, but only our marker.
- *
- * Whoever writes a label should replace the file, but may append to what was
- * copied along with the data directory.
  */
 bool
 DoubleWriteSkipMarker(FILE *fp)
 {
-	char		line[MAXPGPATH];
-	long		pos = 0;
-	bool		marker = false;
-
-	while (fgets(line, sizeof(line), fp) != NULL)
-	{
-		if (pos == 0)
-			marker = strncmp(line, DW_MARKER_LINE, strlen(DW_MARKER_LINE)) == 0;
-		if (!marker || strncmp(line, "START WAL LOCATION:", 19) == 0)
-		{
-			fseek(fp, pos, SEEK_SET);
-			return true;
-		}
-		pos = ftell(fp);
-	}
-	return !marker;
+	return DWSkipMarker(fp);
 }
 
 /*
@@ -693,7 +661,7 @@ dw_remove_segments(uint64 before)
 		uint64		segno;
 		char		path[MAXPGPATH];
 
-		if (!dw_log_parse_name(de->d_name, &segno) || segno >= before)
+		if (!DWParseSegmentName(de->d_name, &segno) || segno >= before)
 			continue;
 		dw_log_path(path, segno);
 		if (unlink(path) < 0)

@@ -26,6 +26,7 @@
  */
 #include "postgres.h"
 
+#include "access/parallel.h"
 #include "access/xlog.h"
 #include "access/xlogrecovery.h"
 #include "postmaster/auxprocess.h"
@@ -67,6 +68,40 @@ check_double_write_stage_size(int *newval, void **extra, GucSource source)
 	return true;
 }
 
+/*
+ * Files and the command line choose for the server.  A session or transaction
+ * may choose full-page images for itself, so that its WAL records carry them,
+ * or go back to what the server does, but nothing weaker.
+ *
+ * In recovery the choice of a session would mean nothing, as it writes no
+ * WAL, but dw_log_wanted() must see the server's setting in all processes.
+ */
+bool
+check_io_torn_pages_protection(int *newval, void **extra, GucSource source)
+{
+	if (source < PGC_S_DATABASE || InitializingParallelWorker)
+		return true;
+
+	if (RecoveryInProgress())
+	{
+		GUC_check_errdetail("\"%s\" cannot be set for a session during recovery.",
+							"io_torn_pages_protection");
+		return false;
+	}
+	if (*newval == TORN_PAGES_FULL_PAGES && fullPageWrites)
+		return true;
+	if (*newval == TORN_PAGES_DOUBLE_WRITES && DWCtl->armed)
+		return true;
+
+	if (*newval == TORN_PAGES_FULL_PAGES)
+		GUC_check_errdetail("Full-page images are disabled by \"%s\".",
+							"full_page_writes");
+	else
+		GUC_check_errdetail("A session can only choose \"full_pages\", or what the server does.");
+	GUC_check_errhint("To change the setting of the server, use ALTER SYSTEM or its configuration file.");
+	return false;
+}
+
 /* ---------------------------------------------------------------------
  * Switching
  * ---------------------------------------------------------------------
@@ -76,6 +111,17 @@ static bool
 dw_images_requested(void)
 {
 	return io_torn_pages_protection == TORN_PAGES_FULL_PAGES && fullPageWrites;
+}
+
+/*
+ * Shall WAL records of this process carry full-page images, whatever the
+ * server does?  Where it does the same that is no news.  Images never do harm,
+ * so it does not matter when a process learns of a reload.
+ */
+bool
+DoubleWriteSessionImages(void)
+{
+	return dw_images_requested();
 }
 
 static bool
@@ -157,6 +203,7 @@ DoubleWriteModeApplied(void)
 		XLogInsertAllowed())
 	{
 		dw_report_mode();
+		dw_stats_start(GetXLogInsertRecPtr());
 		reported = true;
 	}
 
@@ -220,8 +267,9 @@ DoubleWriteCheckpointDrain(XLogRecPtr redo)
 }
 
 /*
- * All files written up to the drain have been synced: free the log up to
- * there.  When this returns, pg_control may be changed. (R5)
+ * All files written up to the drain have been synced: do the same with what
+ * was removed meanwhile, and free the log up to the drain.  When this returns,
+ * pg_control may be changed. (R5)
  *
  * The mark is written even if it does not rise, because restore compares the
  * redo pointers in the newest batch with the one in pg_control.
@@ -229,6 +277,8 @@ DoubleWriteCheckpointDrain(XLogRecPtr redo)
 void
 DoubleWriteCheckpointSynced(void)
 {
+	if (DWCtl->armed)
+		dw_sync_removals();
 	LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
 	if (DWCtl->log_open && DWCtl->armed)
 	{
@@ -288,6 +338,7 @@ DoubleWriteCheckpointDone(XLogRecPtr redo, bool images)
 		ereport(LOG,
 				(errmsg("torn page protection has switched to full-page images")));
 	}
+	DWCount(checkpoints, 1);
 	dw_log_checkpoint_stats();
 }
 

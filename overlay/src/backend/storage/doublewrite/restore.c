@@ -9,7 +9,8 @@
  * low-water mark the live range.  Only the newest batch can be incomplete;
  * then none of its home writes had been started, and it is ignored.  A hole
  * or damage further down means that the storage has lost what it had
- * promised to keep: we stop and say where. (R9)
+ * promised to keep: we stop and say where. (R9)  These judgements are made
+ * in src/common/doublewrite_scan.c, for pg_doublewrite as well.
  *
  * Of each page, the copy that stands last in the live range is compared with
  * home and, where home differs, written over it (R4).  Redo then rolls the
@@ -37,6 +38,7 @@
 #include "access/xlog.h"
 #include "access/xlog_internal.h"
 #include "catalog/pg_tablespace_d.h"
+#include "common/doublewrite_scan.h"
 #include "portability/instr_time.h"
 #include "postmaster/startup.h"
 #include "storage/doublewrite_internal.h"
@@ -46,55 +48,12 @@
 #include "utils/injection_point.h"
 #include "utils/memutils.h"
 
-/* A batch whose header is intact */
-typedef struct DWFoundBatch
-{
-	uint64		batchno;
-	uint64		low_water;
-	uint64		segno;
-	uint32		blockno;
-	uint32		npages;
-	int			bad_page;		/* first page with a wrong checksum, or -1 */
-	XLogRecPtr	redo;
-	XLogRecPtr	redo_pending;
-	DWPageEntry *entries;
-} DWFoundBatch;
-
-/* The copy of a page to restore */
-typedef struct DWCopy
-{
-	DWPageEntry entry;
-	uint64		segno;
-	uint32		blockno;
-	uint64		order;			/* position in the log */
-} DWCopy;
-
-typedef struct DWScan
-{
-	MemoryContext context;
-	DWFoundBatch *batches;
-	int			nbatches;
-	int			maxbatches;
-	uint64	   *segnos;
-	int			nsegnos;
-	uint64		bytes_read;
-} DWScan;
-
 static bool dw_was_armed = false;
 
 /* ---------------------------------------------------------------------
  * Reading the log
  * ---------------------------------------------------------------------
  */
-
-static int
-dw_uint64_cmp(const void *a, const void *b)
-{
-	uint64		ua = *(const uint64 *) a;
-	uint64		ub = *(const uint64 *) b;
-
-	return ua < ub ? -1 : ua > ub;
-}
 
 /*
  * List the segments in ascending order, and remove left-over temporary files.
@@ -104,9 +63,7 @@ dw_list_segments(DWScan *scan)
 {
 	DIR		   *dir = AllocateDir(DW_DIR);
 	struct dirent *de;
-	int			max = 64;
 
-	scan->segnos = palloc(max * sizeof(uint64));
 	while ((de = ReadDir(dir, DW_DIR)) != NULL)
 	{
 		uint64		segno;
@@ -119,100 +76,40 @@ dw_list_segments(DWScan *scan)
 			unlink(path);
 			continue;
 		}
-		if (!dw_log_parse_name(de->d_name, &segno))
-			continue;
-		if (scan->nsegnos == max)
-		{
-			max *= 2;
-			scan->segnos = repalloc(scan->segnos, max * sizeof(uint64));
-		}
-		scan->segnos[scan->nsegnos++] = segno;
+		if (DWParseSegmentName(de->d_name, &segno))
+			DWScanAddSegment(scan, segno);
 	}
 	FreeDir(dir);
-	qsort(scan->segnos, scan->nsegnos, sizeof(uint64), dw_uint64_cmp);
+	DWScanSortSegments(scan);
 }
 
 /*
- * Does a valid batch header for this place stand here?
+ * A batch header shows that the log is none of ours.
  */
-static bool
-dw_header_is_valid(const DWBatchHeader *hdr, uint64 segno, uint32 blockno)
+static void
+dw_refuse_header(const DWBatchHeader *hdr, DWHeaderVerdict verdict, uint64 segno)
 {
-	if (hdr->magic != DW_MAGIC)
-		return false;
-	if (hdr->version != DW_FORMAT_VERSION || hdr->blcksz != BLCKSZ)
-	{
-		/*
-		 * Believe it only at the start of a segment: elsewhere it may be what
-		 * is left of something torn.
-		 */
-		if (blockno == 0)
-			ereport(FATAL,
-					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					 errmsg("double-write log segment \"%s/%016" PRIX64 "\" has format version %u and block size %u, but this server knows only version %d and block size %d",
-							DW_DIR, segno, hdr->version, hdr->blcksz,
-							DW_FORMAT_VERSION, BLCKSZ),
-					 errhint("Start the cluster with the server that wrote the log and shut it down cleanly.")));
-		return false;
-	}
-	if (hdr->segno != segno || hdr->blockno != blockno ||
-		hdr->npages > DW_MAX_BATCH_PAGES ||
-		blockno + 1 + hdr->npages > DW_SEGMENT_BLOCKS ||
-		hdr->crc != DWBatchHeaderChecksum(hdr))
-		return false;
-	if (hdr->sysid != GetSystemIdentifier())
+	if (verdict == DW_HEADER_OTHER_FORMAT)
 		ereport(FATAL,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("the double-write log in \"%s\" belongs to another database cluster",
-						DW_DIR),
-				 errdetail("Its system identifier is %" PRIu64 ", that of this cluster %" PRIu64 ".",
-						   hdr->sysid, GetSystemIdentifier()),
-				 errhint("Check where \"%s\" points to.  If the files in it belong to no other cluster, remove them.",
-						 DW_DIR)));
-	return true;
-}
+				 errmsg("double-write log segment \"%s/%016" PRIX64 "\" has format version %u and block size %u, but this server knows only version %d and block size %d",
+						DW_DIR, segno, hdr->version, hdr->blcksz,
+						DW_FORMAT_VERSION, BLCKSZ),
+				 errhint("Start the cluster with the server that wrote the log and shut it down cleanly.")));
 
-static void
-dw_remember_batch(DWScan *scan, const DWBatchHeader *hdr)
-{
-	MemoryContext oldcontext = MemoryContextSwitchTo(scan->context);
-	DWFoundBatch *batch;
-	const char *pages = (const char *) hdr + BLCKSZ;
-
-	if (scan->nbatches == scan->maxbatches)
-	{
-		scan->maxbatches = Max(256, scan->maxbatches * 2);
-		if (scan->batches == NULL)
-			scan->batches = palloc(scan->maxbatches * sizeof(DWFoundBatch));
-		else
-			scan->batches = repalloc_huge(scan->batches,
-										  scan->maxbatches * sizeof(DWFoundBatch));
-	}
-
-	batch = &scan->batches[scan->nbatches++];
-	batch->batchno = hdr->batchno;
-	batch->low_water = hdr->low_water;
-	batch->segno = hdr->segno;
-	batch->blockno = hdr->blockno;
-	batch->npages = hdr->npages;
-	batch->redo = hdr->redo;
-	batch->redo_pending = hdr->redo_pending;
-	batch->entries = palloc(Max(1, hdr->npages) * sizeof(DWPageEntry));
-	memcpy(batch->entries, DWBatchEntries(hdr), hdr->npages * sizeof(DWPageEntry));
-
-	batch->bad_page = -1;
-	for (uint32 i = 0; i < hdr->npages && batch->bad_page < 0; i++)
-	{
-		if (DWPageChecksum(pages + (Size) i * BLCKSZ) != batch->entries[i].crc)
-			batch->bad_page = i;
-	}
-	MemoryContextSwitchTo(oldcontext);
+	Assert(verdict == DW_HEADER_FOREIGN);
+	ereport(FATAL,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("the double-write log in \"%s\" belongs to another database cluster",
+					DW_DIR),
+			 errdetail("Its system identifier is %" PRIu64 ", that of this cluster %" PRIu64 ".",
+					   hdr->sysid, GetSystemIdentifier()),
+			 errhint("Check where \"%s\" points to.  If the files in it belong to no other cluster, remove them.",
+					 DW_DIR)));
 }
 
 /*
- * Read one segment and remember the batches in it.  Where no batch starts,
- * look at each following block, so that intact batches behind damage are
- * found.
+ * Read one segment and remember the batches in it.
  */
 static void
 dw_read_segment(DWScan *scan, uint64 segno, char *buffer)
@@ -220,6 +117,8 @@ dw_read_segment(DWScan *scan, uint64 segno, char *buffer)
 	char		path[MAXPGPATH];
 	int			fd;
 	Size		len = 0;
+	const DWBatchHeader *refused;
+	DWHeaderVerdict verdict;
 
 	dw_log_path(path, segno);
 	fd = OpenTransientFile(path, O_RDONLY | PG_BINARY);
@@ -245,49 +144,9 @@ dw_read_segment(DWScan *scan, uint64 segno, char *buffer)
 	CloseTransientFile(fd);
 	scan->bytes_read += len;
 
-	for (uint32 blockno = 0; blockno < DW_SEGMENT_BLOCKS;)
-	{
-		const DWBatchHeader *hdr = (DWBatchHeader *) (buffer + (Size) blockno * BLCKSZ);
-
-		if (dw_header_is_valid(hdr, segno, blockno))
-		{
-			dw_remember_batch(scan, hdr);
-			blockno += 1 + hdr->npages;
-		}
-		else
-			blockno++;
-	}
-}
-
-/* by number; where a batch had to be written twice, the last one counts */
-static int
-dw_batch_cmp(const void *a, const void *b)
-{
-	const DWFoundBatch *ba = a;
-	const DWFoundBatch *bb = b;
-
-	if (ba->batchno != bb->batchno)
-		return ba->batchno < bb->batchno ? -1 : 1;
-	if (ba->segno != bb->segno)
-		return ba->segno < bb->segno ? -1 : 1;
-	return ba->blockno < bb->blockno ? -1 : ba->blockno > bb->blockno;
-}
-
-static void
-dw_sort_batches(DWScan *scan)
-{
-	int			n = 0;
-
-	if (scan->nbatches == 0)
-		return;
-	qsort(scan->batches, scan->nbatches, sizeof(DWFoundBatch), dw_batch_cmp);
-	for (int i = 1; i < scan->nbatches; i++)
-	{
-		if (scan->batches[i].batchno != scan->batches[n].batchno)
-			n++;
-		scan->batches[n] = scan->batches[i];
-	}
-	scan->nbatches = n + 1;
+	refused = DWScanSegment(scan, buffer, GetSystemIdentifier(), segno, &verdict);
+	if (refused != NULL)
+		dw_refuse_header(refused, verdict, segno);
 }
 
 static void
@@ -300,144 +159,28 @@ dw_read_log(DWScan *scan)
 	for (int i = 0; i < scan->nsegnos; i++)
 		dw_read_segment(scan, scan->segnos[i], buffer);
 	pfree(buffer);
-	dw_sort_batches(scan);
+	DWScanFinish(scan);
 }
 
-/* ---------------------------------------------------------------------
- * The live range
- * ---------------------------------------------------------------------
- */
-
 /*
- * Complain that a batch is missing; before is the last intact one before it,
- * if any, and first_segno the first segment that exists.
+ * A batch or a page is damaged, or missing, below intact ones.
  */
 static void
-dw_report_damage(const DWFoundBatch *before, uint64 first_segno, uint64 batchno)
+dw_refuse_damage(const DWLiveRange *live)
 {
-	uint64		segno = before ? before->segno : first_segno;
-	uint32		blockno = before ? before->blockno + 1 + before->npages : 0;
-
 	ereport(FATAL,
 			(errcode(ERRCODE_DATA_CORRUPTED),
+			 live->verdict == DW_LIVE_MISSING ?
 			 errmsg("double-write log is damaged: batch %" PRIu64 " is missing, though later batches are intact",
-					batchno),
+					live->bad_batchno) :
+			 errmsg("double-write log is damaged: wrong checksum of a page in batch %" PRIu64 ", though later batches are intact",
+					live->bad_batchno),
+			 live->verdict == DW_LIVE_MISSING ?
 			 errdetail("It should stand in file \"%s/%016" PRIX64 "\" at offset %u, or at the start of a later file.",
-					   DW_DIR, segno, blockno * BLCKSZ),
+					   DW_DIR, live->bad_segno, live->bad_blockno * BLCKSZ) :
+			 errdetail("The page stands in file \"%s/%016" PRIX64 "\" at offset %u.",
+					   DW_DIR, live->bad_segno, live->bad_blockno * BLCKSZ),
 			 errhint("Pages torn by the last crash cannot be repaired without it.  Check the storage, and restore the cluster from a backup or fail over to a standby.")));
-}
-
-/*
- * Find the live range of the log as indexes into scan->batches, and check
- * that it is complete.  Returns false if there is none.
- */
-static bool
-dw_find_live(DWScan *scan, int *first, int *last)
-{
-	const DWFoundBatch *newest;
-	int			n = scan->nbatches;
-	uint64		expected;
-
-	/* a batch that was being written when the power went: not part of it */
-	if (n > 0 && scan->batches[n - 1].bad_page >= 0)
-	{
-		ereport(LOG,
-				(errmsg("ignoring batch %" PRIu64 " of the double-write log, which had not been completed",
-						scan->batches[n - 1].batchno)));
-		n--;
-	}
-	if (n == 0)
-		return false;
-
-	*last = n - 1;
-	newest = &scan->batches[*last];
-
-	*first = n;
-	expected = newest->batchno;
-	while (expected >= newest->low_water)
-	{
-		DWFoundBatch *batch = *first > 0 ? &scan->batches[*first - 1] : NULL;
-
-		if (batch == NULL || batch->batchno != expected)
-			dw_report_damage(batch, scan->segnos[0], expected);
-		if (batch->bad_page >= 0)
-			ereport(FATAL,
-					(errcode(ERRCODE_DATA_CORRUPTED),
-					 errmsg("double-write log is damaged: wrong checksum of a page in batch %" PRIu64 ", though later batches are intact",
-							batch->batchno),
-					 errdetail("The page stands in file \"%s/%016" PRIX64 "\" at offset %u.",
-							   DW_DIR, batch->segno,
-							   (batch->blockno + 1 + batch->bad_page) * BLCKSZ),
-					 errhint("Pages torn by the last crash cannot be repaired without it.  Check the storage, and restore the cluster from a backup or fail over to a standby.")));
-		(*first)--;
-		expected--;
-	}
-	return *first <= *last;
-}
-
-static int
-dw_copy_cmp(const void *a, const void *b)
-{
-	const DWCopy *ca = a;
-	const DWCopy *cb = b;
-	int			cmp = memcmp(&ca->entry.rlocator, &cb->entry.rlocator,
-							 sizeof(RelFileLocator));
-
-	if (cmp != 0)
-		return cmp;
-	if (ca->entry.forknum != cb->entry.forknum)
-		return ca->entry.forknum < cb->entry.forknum ? -1 : 1;
-	if (ca->entry.blkno != cb->entry.blkno)
-		return ca->entry.blkno < cb->entry.blkno ? -1 : 1;
-	return ca->order < cb->order ? -1 : ca->order > cb->order;
-}
-
-static bool
-dw_same_page(const DWPageEntry *a, const DWPageEntry *b)
-{
-	return RelFileLocatorEquals(a->rlocator, b->rlocator) &&
-		a->forknum == b->forknum && a->blkno == b->blkno;
-}
-
-/*
- * The newest copy of each page in the live range, sorted by page. (R4)
- */
-static DWCopy *
-dw_newest_copies(const DWScan *scan, int first, int last, int *ncopies)
-{
-	Size		total = 0;
-	DWCopy	   *copies;
-	int			n = 0;
-	int			kept = 0;
-
-	for (int i = first; i <= last; i++)
-		total += scan->batches[i].npages;
-
-	copies = MemoryContextAllocHuge(CurrentMemoryContext,
-									Max(total, 1) * sizeof(DWCopy));
-	for (int i = first; i <= last; i++)
-	{
-		const DWFoundBatch *batch = &scan->batches[i];
-
-		for (uint32 p = 0; p < batch->npages; p++)
-		{
-			copies[n].entry = batch->entries[p];
-			copies[n].segno = batch->segno;
-			copies[n].blockno = batch->blockno + 1 + p;
-			copies[n].order = n;
-			n++;
-		}
-	}
-
-	qsort(copies, n, sizeof(DWCopy), dw_copy_cmp);
-	for (int i = 0; i < n; i++)
-	{
-		if (i + 1 < n && dw_same_page(&copies[i].entry, &copies[i + 1].entry))
-			continue;
-		copies[kept++] = copies[i];
-	}
-	*ncopies = kept;
-	return copies;
 }
 
 /* ---------------------------------------------------------------------
@@ -496,6 +239,21 @@ dw_check_tablespace(Oid spcOid)
 				 errhint("Pages in it have to be restored from the double-write log.  Make sure that it is mounted.")));
 }
 
+static void
+dw_note_restored(const DWCopy *copy, const char *logged, const char *home)
+{
+	DWLedgerEntry entry = {0};
+
+	entry.rlocator = copy->entry.rlocator;
+	entry.forknum = copy->entry.forknum;
+	entry.blkno = copy->entry.blkno;
+	entry.log_segno = copy->segno;
+	entry.log_blockno = copy->blockno;
+	entry.lsn_before = PageGetLSN((const PageData *) home);
+	entry.lsn_after = PageGetLSN((const PageData *) logged);
+	dw_ledger_add(&entry);
+}
+
 /*
  * Put one copy home if home differs.  Where the file is gone, or does not
  * reach that far, the change of its size is what the crash has undone or
@@ -528,6 +286,7 @@ dw_restore_page(const DWCopy *copy, SMgrRelation reln, BlockNumber nblocks,
 	INJECTION_POINT("doublewrite-restore-page", NULL);
 	smgrwritev(reln, copy->entry.forknum, copy->entry.blkno, &loggedp, 1, true);
 	stats->restored++;
+	dw_note_restored(copy, logged.data, home.data);
 	ereport(DEBUG1,
 			(errmsg_internal("restored block %u of relation \"%s\" from the double-write log, LSN %X/%X over %X/%X",
 							 copy->entry.blkno,
@@ -574,19 +333,11 @@ dw_restore_pages(const DWCopy *copies, int ncopies, DWRestoreStats *stats)
  */
 
 /*
- * The newest batch names the redo pointers that a crash could have started
- * from.  If pg_control names another one, something else has moved the
- * cluster on, or back, since the log was written. (R9)
- *
- * Without the marker the log was not in use when the server stopped; then it
- * is what a shutdown cut short has left, or another server has been started
- * meanwhile, and it is of no use.  With it we had better ask.
+ * The log was written for another state of the cluster.
  */
-static bool
-dw_check_redo(const DWFoundBatch *newest, XLogRecPtr redo, bool marker)
+static void
+dw_report_stale(const DWFoundBatch *newest, XLogRecPtr redo, bool marker)
 {
-	if (newest->redo == redo || newest->redo_pending == redo)
-		return true;
 	ereport(marker ? FATAL : LOG,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("the double-write log does not match the state of the cluster"),
@@ -596,7 +347,19 @@ dw_check_redo(const DWFoundBatch *newest, XLogRecPtr redo, bool marker)
 			 errhint("If the data directory was restored without \"%s\", put the log of that time in its place.  To start without the log, though pages may be torn, remove the files in \"%s\" and the file \"backup_label\".",
 					 DW_DIR, DW_DIR) :
 			 errhint("It was not in use when the server stopped, and is discarded.")));
-	return false;
+}
+
+/*
+ * The log was in use, but there is nothing in it.
+ */
+static void
+dw_refuse_missing(void)
+{
+	ereport(FATAL,
+			(errcode(ERRCODE_DATA_CORRUPTED),
+			 errmsg("the double-write log in \"%s\" is missing or unreadable", DW_DIR),
+			 errdetail("The log was in use when the server stopped, and pages may have to be restored from it."),
+			 errhint("Make its files available again, or restore the cluster from a backup.")));
 }
 
 static void
@@ -616,15 +379,15 @@ dw_report_restore(const DWRestoreStats *stats)
  * pages home, we need it again.
  */
 static void
-dw_sync_live_segments(const DWScan *scan, int first, int last)
+dw_sync_live_segments(const DWScan *scan, const DWLiveRange *live)
 {
 	if (!enableFsync)
 		return;
-	for (int i = first; i <= last; i++)
+	for (int i = live->first; i <= live->last; i++)
 	{
 		char		path[MAXPGPATH];
 
-		if (i > first && scan->batches[i].segno == scan->batches[i - 1].segno)
+		if (i > live->first && scan->batches[i].segno == scan->batches[i - 1].segno)
 			continue;
 		dw_log_path(path, scan->batches[i].segno);
 		fsync_fname_ext(path, false, false, FATAL);
@@ -633,7 +396,7 @@ dw_sync_live_segments(const DWScan *scan, int first, int last)
 }
 
 static void
-dw_restore(DWScan *scan, int first, int last)
+dw_restore(const DWScan *scan, const DWLiveRange *live)
 {
 	DWRestoreStats stats = {0};
 	instr_time	start;
@@ -642,58 +405,72 @@ dw_restore(DWScan *scan, int first, int last)
 	int			ncopies;
 
 	INSTR_TIME_SET_CURRENT(start);
-	dw_sync_live_segments(scan, first, last);
-	copies = dw_newest_copies(scan, first, last, &ncopies);
+	dw_sync_live_segments(scan, live);
+	copies = DWNewestCopies(scan, live, &ncopies);
+	dw_ledger_begin();
 	dw_restore_pages(copies, ncopies, &stats);
 	pfree(copies);
 	INSTR_TIME_SET_CURRENT(end);
 	INSTR_TIME_SUBTRACT(end, start);
 
 	stats.done = true;
-	stats.batches = last - first + 1;
+	stats.batches = live->last - live->first + 1;
 	stats.bytes_read = scan->bytes_read;
 	stats.usec = INSTR_TIME_GET_MICROSEC(end);
 	DWCtl->restore = stats;
+	dw_ledger_end(&stats);
 	dw_report_restore(&stats);
 }
 
 /*
- * Read the log and restore what is live in it.  Returns whether it has a live
- * range at all, be it an empty one.
+ * Read the log and do with it what DWJudgeLog() says.
  */
-static bool
+static void
 dw_process_log(XLogRecPtr redo, bool marker)
 {
 	DWScan		scan = {0};
-	int			first;
-	int			last;
-	bool		live;
-	uint64		npages = 0;
+	DWLiveRange live;
+	MemoryContext context;
+	MemoryContext oldcontext;
 
-	scan.context = AllocSetContextCreate(CurrentMemoryContext,
-										 "double-write restore",
-										 ALLOCSET_DEFAULT_SIZES);
+	context = AllocSetContextCreate(CurrentMemoryContext,
+									"double-write restore",
+									ALLOCSET_DEFAULT_SIZES);
+	oldcontext = MemoryContextSwitchTo(context);
 	dw_read_log(&scan);
-	live = dw_find_live(&scan, &first, &last);
+	DWFindLive(&scan, &live);
+	if (live.ignored != NULL)
+		ereport(LOG,
+				(errmsg("ignoring batch %" PRIu64 " of the double-write log, which had not been completed",
+						live.ignored->batchno)));
 
 	if (scan.nsegnos > 0)
 		DWCtl->last_segno = scan.segnos[scan.nsegnos - 1];
 	if (scan.nbatches > 0)
 		DWCtl->next_batchno = scan.batches[scan.nbatches - 1].batchno + 1;
 
-	if (live)
+	switch (DWJudgeLog(&scan, &live, redo, marker))
 	{
-		for (int i = first; i <= last; i++)
-			npages += scan.batches[i].npages;
+		case DW_OUTCOME_NOTHING:
+			break;
+		case DW_OUTCOME_RESTORE:
+			dw_restore(&scan, &live);
+			dw_log_empty();
+			break;
+		case DW_OUTCOME_DISCARD_STALE:
+		case DW_OUTCOME_REFUSE_STALE:
+			dw_report_stale(&scan.batches[live.last], redo, marker);
+			dw_log_empty();
+			break;
+		case DW_OUTCOME_REFUSE_DAMAGED:
+			dw_refuse_damage(&live);
+			break;
+		case DW_OUTCOME_REFUSE_MISSING:
+			dw_refuse_missing();
+			break;
 	}
-	if (npages > 0)
-	{
-		if (dw_check_redo(&scan.batches[last], redo, marker))
-			dw_restore(&scan, first, last);
-		dw_log_empty();
-	}
-	MemoryContextDelete(scan.context);
-	return live;
+	MemoryContextSwitchTo(oldcontext);
+	MemoryContextDelete(context);
 }
 
 /*
@@ -706,7 +483,6 @@ DoubleWriteStartup(XLogRecPtr redo)
 	struct stat st;
 	bool		marker = DoubleWriteMarkerPresent();
 	bool		label = !marker && stat("backup_label", &st) == 0;
-	bool		found = false;
 
 	DWCtl->next_batchno = 1;
 	DWCtl->last_segno = 0;
@@ -735,15 +511,8 @@ DoubleWriteStartup(XLogRecPtr redo)
 		dw_remove_segments(PG_UINT64_MAX);
 	}
 	else
-		found = dw_process_log(redo, marker);
+		dw_process_log(redo, marker);
 	LWLockRelease(DoubleWriteFlushLock);
-
-	if (marker && !found)
-		ereport(FATAL,
-				(errcode(ERRCODE_DATA_CORRUPTED),
-				 errmsg("the double-write log in \"%s\" is missing or unreadable", DW_DIR),
-				 errdetail("The log was in use when the server stopped, and pages may have to be restored from it."),
-				 errhint("Make its files available again, or restore the cluster from a backup.")));
 
 	dw_was_armed = marker;
 }

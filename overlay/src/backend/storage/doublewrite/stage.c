@@ -101,6 +101,8 @@ dw_init_ctl(void)
 	DWCtl->next_seq = 1;
 	DWCtl->flusher_proc = INVALID_PROC_NUMBER;
 
+	pg_atomic_init_u32(&DWCtl->removal_generation, 0);
+	pg_atomic_init_u32(&DWCtl->replayed_drops, 0);
 	for (int i = 0; i < DW_TRUNCATE_BUCKETS; i++)
 		pg_atomic_init_u64(&DWCtl->truncated[i], 0);
 
@@ -543,6 +545,7 @@ DoubleWriteDiscardRelations(SMgrRelation *rels, int nrels)
 		if (!SmgrIsTemp(rels[i]))
 			dw_discard(dw_tag_in_relation, &rels[i]->smgr_rlocator.locator);
 	}
+	INJECTION_POINT("doublewrite-relations-discarded", NULL);
 }
 
 /*

@@ -1,0 +1,317 @@
+/*-------------------------------------------------------------------------
+ *
+ * remove.c
+ *	  Making sure that removed pages stay removed.
+ *
+ * When a relation is dropped or truncated, its dirty buffers and staged pages
+ * are thrown away, so what stands at home is older than the redo pointer of a
+ * checkpoint under way says.  That does no harm as long as the pages are gone
+ * when recovery starts from that redo pointer: redo skips records for blocks
+ * that do not exist, knowing that it will come to the record of the removal.
+ * If they are still there, it works on stale pages and fails.  Full-page
+ * images in WAL would set them right; without those, a checkpoint that
+ * completes must find the removal
+ *
+ *	- done, if buffers were dropped before the checkpoint had written and
+ *	  synced them.  The remover holds one of two locks in shared mode from
+ *	  before it drops the first buffer until its files are gone.  The
+ *	  checkpoint turns newcomers to the other lock and waits for the first
+ *	  one to become free.  (One lock would never be free on a busy server.)
+ *	- durable: neither ftruncate() nor unlink() is, and md.c forgets the sync
+ *	  requests of what it unlinks.  The remover leaves notes, of truncated
+ *	  files and of directories, that the checkpoint syncs.
+ *
+ * Both are part of rule R5.  A removal that begins later is harmless: by then
+ * the pages are home and durable as of the redo pointer.
+ *
+ * DROP DATABASE removes files long after it has dropped buffers, and waits for
+ * a checkpoint in between, so it cannot do that under a lock: it waits for a
+ * checkpoint before, after which no record refers to the database.  Its replay
+ * has a way of its own; see DoubleWriteBeginReplayedDrop().
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *	  src/backend/storage/doublewrite/remove.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "access/xlog.h"
+#include "catalog/pg_tablespace_d.h"
+#include "common/relpath.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "postmaster/bgwriter.h"
+#include "storage/doublewrite_internal.h"
+#include "storage/fd.h"
+#include "storage/lwlock.h"
+#include "storage/procsignal.h"
+#include "utils/injection_point.h"
+#include "utils/wait_event.h"
+
+/* How long a checkpoint sleeps between two looks at removals under way */
+#define DW_REMOVAL_WAIT_USEC	1000
+
+/* The lock that this process holds, while it removes something */
+static LWLock *dw_removal_lock = NULL;
+
+static LWLock *
+dw_removal_lock_of(uint32 generation)
+{
+	return (generation & 1) ? DoubleWriteRemovalOddLock : DoubleWriteRemovalEvenLock;
+}
+
+/*
+ * Pages of permanent relations are about to be dropped from shared buffers,
+ * because their blocks are going to be removed.  Hold off the completion of
+ * checkpoints until DoubleWriteEndRemoval(); an error does that, too. (R5)
+ *
+ * The caller may hold buffer pins, heavyweight locks and be in a critical
+ * section, but no lock of the engine.
+ */
+void
+DoubleWriteBeginRemoval(void)
+{
+	uint32		generation;
+
+	for (;;)
+	{
+		generation = pg_atomic_read_u32(&DWCtl->removal_generation);
+		dw_removal_lock = dw_removal_lock_of(generation);
+		LWLockAcquire(dw_removal_lock, LW_SHARED);
+		if (pg_atomic_read_u32(&DWCtl->removal_generation) == generation)
+			break;
+		/* a checkpoint has just stopped waiting for this lock's holders */
+		LWLockRelease(dw_removal_lock);
+	}
+}
+
+void
+DoubleWriteEndRemoval(void)
+{
+	LWLockRelease(dw_removal_lock);
+	dw_removal_lock = NULL;
+}
+
+/*
+ * Remember a file to be synced by the checkpoint under way or the next one.
+ * If there is no room for it, sync it at once.
+ */
+static void
+dw_note_file(const RelFileLocator *rlocator, ForkNumber forknum, uint32 segno)
+{
+	DWDirtyFile file = {0};
+	bool		noted = false;
+
+	file.rlocator = *rlocator;
+	file.forknum = forknum;
+	file.segno = segno;
+	file.used = true;
+
+	SpinLockAcquire(&DWCtl->mutex);
+	if (DWCtl->nremoved_files < DW_REMOVED_FILES)
+	{
+		DWCtl->removed_files[DWCtl->nremoved_files++] = file;
+		noted = true;
+	}
+	SpinLockRelease(&DWCtl->mutex);
+
+	if (!noted)
+		dw_sync_file(&file);
+}
+
+/* Path of a directory of relations or, without a database, of databases */
+static char *
+dw_directory_path(Oid spcOid, Oid dbOid)
+{
+	if (OidIsValid(dbOid) || spcOid == GLOBALTABLESPACE_OID)
+		return GetDatabasePath(dbOid, spcOid);
+	if (spcOid == DEFAULTTABLESPACE_OID)
+		return pstrdup("base");
+	return psprintf("%s/%u/%s", PG_TBLSPC_DIR, spcOid, TABLESPACE_VERSION_DIRECTORY);
+}
+
+/*
+ * Make durable what has been removed from the directory of a relation.  If the
+ * directory itself is gone, that is for whoever has removed it to care about.
+ */
+void
+dw_sync_directory(const RelFileLocator *rlocator)
+{
+	char	   *path = dw_directory_path(rlocator->spcOid, rlocator->dbOid);
+	int			fd;
+
+	if (!enableFsync)
+		return;
+
+	fd = OpenTransientFile(path, O_RDONLY | PG_BINARY);
+	if (fd < 0 && FILE_POSSIBLY_DELETED(errno))
+		return;
+	if (fd < 0 || (pg_fsync(fd) != 0 && errno != EBADF && errno != EINVAL))
+		ereport(data_sync_elevel(ERROR),
+				(errcode_for_file_access(),
+				 errmsg("could not fsync file \"%s\": %m", path)));
+	CloseTransientFile(fd);
+	pfree(path);
+}
+
+/* The same for a directory; see dw_directory_path() */
+static void
+dw_note_directory(const RelFileLocator *rlocator)
+{
+	bool		noted = false;
+
+	SpinLockAcquire(&DWCtl->mutex);
+	for (int i = 0; i < DWCtl->nremoved_dirs && !noted; i++)
+		noted = DWCtl->removed_dirs[i].spcOid == rlocator->spcOid &&
+			DWCtl->removed_dirs[i].dbOid == rlocator->dbOid;
+	if (!noted && DWCtl->nremoved_dirs < DW_REMOVED_DIRS)
+	{
+		DWCtl->removed_dirs[DWCtl->nremoved_dirs++] = *rlocator;
+		noted = true;
+	}
+	SpinLockRelease(&DWCtl->mutex);
+
+	if (!noted)
+		dw_sync_directory(rlocator);
+}
+
+/*
+ * The files of a relation have been unlinked, but for the first segment of its
+ * main fork, which may have been truncated only, to be unlinked after the next
+ * checkpoint.
+ */
+void
+DoubleWriteNoteUnlinked(RelFileLocatorBackend rlocator)
+{
+	if (!DWCtl->armed || RelFileLocatorBackendIsTemp(rlocator))
+		return;
+	dw_note_file(&rlocator.locator, MAIN_FORKNUM, 0);
+	dw_note_directory(&rlocator.locator);
+}
+
+/*
+ * The files of a fork have been truncated.
+ */
+void
+DoubleWriteNoteTruncated(RelFileLocator rlocator, ForkNumber forknum,
+						 BlockNumber old_nblocks, BlockNumber nblocks)
+{
+	if (!DWCtl->armed || old_nblocks <= nblocks)
+		return;
+	for (uint32 segno = nblocks / RELSEG_SIZE; segno <= old_nblocks / RELSEG_SIZE; segno++)
+		dw_note_file(&rlocator, forknum, segno);
+}
+
+/*
+ * A database is about to be dropped; nobody is connected to it.  Complete a
+ * checkpoint, so that no recovery begins before the last change of its pages.
+ */
+void
+DoubleWriteBeforeDropDatabase(void)
+{
+	if (DWCtl->armed)
+		RequestCheckpoint(CHECKPOINT_IMMEDIATE | CHECKPOINT_FORCE | CHECKPOINT_WAIT);
+}
+
+/*
+ * Replay of DROP DATABASE waits for other processes between dropping buffers
+ * and removing files, which no holder of a lock can do.  A count serves as
+ * well here: if the startup process fails, so does the server.
+ */
+void
+DoubleWriteBeginReplayedDrop(void)
+{
+	pg_atomic_fetch_add_u32(&DWCtl->replayed_drops, 1);
+}
+
+void
+DoubleWriteEndReplayedDrop(const Oid *tablespaces, int ntablespaces)
+{
+	for (int i = 0; i < ntablespaces && DWCtl->armed; i++)
+	{
+		RelFileLocator databases = {tablespaces[i], InvalidOid, InvalidRelFileNumber};
+
+		dw_note_directory(&databases);
+	}
+	pg_atomic_fetch_sub_u32(&DWCtl->replayed_drops, 1);
+}
+
+/*
+ * Wait until all removals that began before now are done.
+ *
+ * They may wait for this process, if it is the checkpointer: for room in its
+ * queue of sync requests, or for its part in a barrier.
+ */
+static void
+dw_wait_for_removals(void)
+{
+	LWLock	   *lock = dw_removal_lock_of(pg_atomic_fetch_add_u32(&DWCtl->removal_generation, 1));
+
+	INJECTION_POINT("doublewrite-wait-for-removals", NULL);
+
+	for (;;)
+	{
+		if (pg_atomic_read_u32(&DWCtl->replayed_drops) == 0 &&
+			LWLockConditionalAcquire(lock, LW_EXCLUSIVE))
+			break;
+		if (AmCheckpointerProcess())
+			AbsorbSyncRequests();
+		if (ProcSignalBarrierPending)
+			ProcessProcSignalBarrier();
+		pgstat_report_wait_start(WAIT_EVENT_CHECKPOINT_DELAY_COMPLETE);
+		pg_usleep(DW_REMOVAL_WAIT_USEC);
+		pgstat_report_wait_end();
+	}
+	LWLockRelease(lock);
+}
+
+/*
+ * Called when a checkpoint has written and synced everything else: make sure
+ * that what was removed meanwhile stays removed. (R5)
+ */
+void
+dw_sync_removals(void)
+{
+	DWDirtyFile *files = palloc(sizeof(DWCtl->removed_files));
+	RelFileLocator *dirs = palloc(sizeof(DWCtl->removed_dirs));
+	int			nfiles;
+	int			ndirs;
+
+	dw_wait_for_removals();
+
+	SpinLockAcquire(&DWCtl->mutex);
+	nfiles = DWCtl->nremoved_files;
+	ndirs = DWCtl->nremoved_dirs;
+	memcpy(files, DWCtl->removed_files, nfiles * sizeof(DWDirtyFile));
+	memcpy(dirs, DWCtl->removed_dirs, ndirs * sizeof(RelFileLocator));
+	DWCtl->nremoved_files = 0;
+	DWCtl->nremoved_dirs = 0;
+	SpinLockRelease(&DWCtl->mutex);
+
+	PG_TRY();
+	{
+		for (int i = 0; i < nfiles; i++)
+			dw_sync_file(&files[i]);
+		for (int i = 0; i < ndirs; i++)
+			dw_sync_directory(&dirs[i]);
+	}
+	PG_CATCH();
+	{
+		/* they are for the next checkpoint, then (R11) */
+		for (int i = 0; i < nfiles; i++)
+			dw_note_file(&files[i].rlocator, files[i].forknum, files[i].segno);
+		for (int i = 0; i < ndirs; i++)
+			dw_note_directory(&dirs[i]);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+
+	pfree(files);
+	pfree(dirs);
+}

@@ -1,0 +1,117 @@
+/*-------------------------------------------------------------------------
+ *
+ * doublewrite_scan.h
+ *	  Reading the double-write log, and judging it.
+ *
+ * What the server does with a log at start-up, and what pg_doublewrite says
+ * that it would do, is decided here, so that the two cannot differ.
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * src/include/common/doublewrite_scan.h
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef DOUBLEWRITE_SCAN_H
+#define DOUBLEWRITE_SCAN_H
+
+#include "storage/doublewrite_format.h"
+
+/* What stands in a block where a batch may start */
+typedef enum DWHeaderVerdict
+{
+	DW_HEADER_NONE,				/* no batch that was written to this place */
+	DW_HEADER_VALID,
+	DW_HEADER_OTHER_FORMAT,		/* format version or block size not ours */
+	DW_HEADER_FOREIGN,			/* intact, but of another cluster */
+} DWHeaderVerdict;
+
+/* A batch whose header is intact */
+typedef struct DWFoundBatch
+{
+	uint64		batchno;
+	uint64		low_water;
+	uint64		segno;
+	uint32		blockno;
+	uint32		npages;
+	int			bad_page;		/* first page with a wrong checksum, or -1 */
+	XLogRecPtr	redo;
+	XLogRecPtr	redo_pending;
+	DWPageEntry *entries;
+} DWFoundBatch;
+
+/* The copy of a page to restore */
+typedef struct DWCopy
+{
+	DWPageEntry entry;
+	uint64		segno;
+	uint32		blockno;
+	uint64		order;			/* position in the log */
+} DWCopy;
+
+/* What was found in the log; start with all zeroes */
+typedef struct DWScan
+{
+	uint64	   *segnos;			/* segments that exist, ascending */
+	int			nsegnos;
+	int			maxsegnos;
+	DWFoundBatch *batches;		/* after DWScanFinish(): by number */
+	int			nbatches;
+	int			maxbatches;
+	uint64		bytes_read;
+} DWScan;
+
+typedef enum DWLiveVerdict
+{
+	DW_LIVE_NONE,				/* no complete batch */
+	DW_LIVE_COMPLETE,
+	DW_LIVE_MISSING,			/* a batch is missing below an intact one */
+	DW_LIVE_BAD_PAGE,			/* a page is damaged below an intact batch */
+} DWLiveVerdict;
+
+/* The live range of a log: scan->batches[first .. last] */
+typedef struct DWLiveRange
+{
+	DWLiveVerdict verdict;
+	int			first;
+	int			last;
+	uint64		npages;			/* copies in it */
+	const DWFoundBatch *ignored;	/* newest batch, if it is incomplete */
+
+	/* place of the damage */
+	uint64		bad_batchno;
+	uint64		bad_segno;
+	uint32		bad_blockno;
+} DWLiveRange;
+
+/* What the server does with the log at its start */
+typedef enum DWOutcome
+{
+	DW_OUTCOME_NOTHING,			/* no copies in the live range, or no log */
+	DW_OUTCOME_RESTORE,
+	DW_OUTCOME_DISCARD_STALE,	/* of another time, and not in use */
+	DW_OUTCOME_REFUSE_STALE,	/* of another time, but in use */
+	DW_OUTCOME_REFUSE_DAMAGED,	/* see DWLiveRange */
+	DW_OUTCOME_REFUSE_MISSING,	/* in use, but no complete batch is there */
+} DWOutcome;
+
+extern bool DWParseSegmentName(const char *name, uint64 *segno);
+extern bool DWSkipMarker(FILE *fp);
+
+extern void DWScanAddSegment(DWScan *scan, uint64 segno);
+extern void DWScanSortSegments(DWScan *scan);
+extern DWHeaderVerdict DWJudgeHeader(const DWBatchHeader *hdr, uint64 sysid,
+									 uint64 segno, uint32 blockno);
+extern const DWBatchHeader *DWScanSegment(DWScan *scan, const char *contents,
+										  uint64 sysid, uint64 segno,
+										  DWHeaderVerdict *verdict);
+extern void DWScanFinish(DWScan *scan);
+
+extern void DWFindLive(const DWScan *scan, DWLiveRange *live);
+extern DWOutcome DWJudgeLog(const DWScan *scan, const DWLiveRange *live,
+							XLogRecPtr redo, bool marker);
+extern bool DWSamePage(const DWPageEntry *a, const DWPageEntry *b);
+extern DWCopy *DWNewestCopies(const DWScan *scan, const DWLiveRange *live,
+							  int *ncopies);
+
+#endif							/* DOUBLEWRITE_SCAN_H */

@@ -1,0 +1,136 @@
+# Copyright (c) 2025, PostgreSQL Global Development Group
+
+# Crash states that the power-cut explorer has found to lose data or to keep a
+# server from starting, each arranged by hand.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use DoubleWrite;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+dw_require_injection_points();
+
+sub control_value
+{
+	my ($node, $name) = @_;
+	my ($out) = run_command([ 'pg_controldata', $node->data_dir ]);
+
+	return $out =~ /\Q$name\E:\s+(\S+)/ ? $1 : die "no $name in pg_control";
+}
+
+# The name of the init fork of an unlogged table is lost, that of its main
+# fork is not.
+{
+	my $node = dw_new_node('init_fork_lost');
+
+	$node->start;
+	$node->safe_psql('postgres', q{
+		CREATE TABLE logged(i int);
+		CHECKPOINT;
+		CREATE UNLOGGED TABLE u AS SELECT generate_series(1, 10) i;
+		INSERT INTO logged VALUES (1)});
+	my $path = $node->data_dir . '/'
+	  . $node->safe_psql('postgres', "SELECT pg_relation_filepath('u')");
+	$node->stop('immediate');
+	append_to_file($path, '') unless -e $path;
+	unlink("${path}_init") or die "could not remove init fork: $!";
+
+	ok($node->start(fail_ok => 1), 'init fork lost: server starts');
+	is($node->safe_psql('postgres', 'SELECT count(*) FROM u'), '0',
+		'unlogged table is empty');
+	is($node->safe_psql('postgres', 'SELECT count(*) FROM logged'), '1',
+		'logged table is not');
+	$node->stop;
+}
+
+# A checkpoint completes between the dropping of a table's buffers and the
+# removal of its files.  Its redo pointer is later than changes that were in
+# those buffers only, and earlier than others, whose records redo would then
+# apply to pages that lack the former.
+{
+	my $node = dw_new_node('half_dropped', conf => qq{
+shared_buffers = 16MB
+bgwriter_lru_maxpages = 0
+bgwriter_delay = 10s
+checkpoint_timeout = 1h
+log_min_messages = notice
+});
+
+	$node->start;
+	dw_extensions($node);
+	$node->safe_psql('postgres', q{
+		CREATE TABLE d(i int PRIMARY KEY, filler text);
+		INSERT INTO d SELECT i, repeat('x', 100) FROM generate_series(1, 2000) i;
+		CHECKPOINT;
+		DELETE FROM d WHERE i % 3 = 0;
+		INSERT INTO d SELECT i, repeat('y', 100) FROM generate_series(10001, 11000) i});
+	$node->safe_psql('postgres', q{
+		SELECT injection_points_attach('doublewrite-relations-discarded', 'wait');
+		SELECT injection_points_attach('doublewrite-wait-for-removals', 'notice')});
+	my $before = control_value($node, 'REDO location');
+
+	my $drop = $node->background_psql('postgres');
+	$drop->query_until(qr/start/, "\\echo start\nDROP TABLE d;\n");
+	$node->wait_for_event('client backend', 'doublewrite-relations-discarded');
+
+	my $offset = -s $node->logfile;
+	my $checkpoint = $node->background_psql('postgres');
+	$checkpoint->query_until(qr/start/, "\\echo start\nCHECKPOINT;\n");
+	$node->wait_for_log(qr/injection point doublewrite-wait-for-removals/, $offset);
+	is(control_value($node, 'REDO location'), $before,
+		'checkpoint does not complete while files are being removed');
+	$node->safe_psql('postgres', q{
+		SELECT injection_points_detach('doublewrite-relations-discarded');
+		SELECT injection_points_wakeup('doublewrite-relations-discarded')});
+	$checkpoint->quit;
+	isnt(control_value($node, 'REDO location'), $before, '... but then');
+	$drop->quit;
+	$node->stop('immediate');
+	ok($node->start(fail_ok => 1), 'server starts');
+	$node->stop;
+}
+
+# A sequence that is created and used in one transaction, without WAL
+{
+	my $node = dw_new_node('sequence', conf => qq{
+wal_level = minimal
+max_wal_senders = 0
+});
+
+	$node->start;
+	$node->safe_psql('postgres', q{
+		BEGIN; CREATE SEQUENCE s; SELECT nextval('s'); COMMIT});
+	$node->safe_psql('postgres', q{
+		CREATE TABLE used AS SELECT nextval('s') FROM generate_series(1, 20)});
+	$node->stop('immediate');
+	$node->start;
+	cmp_ok($node->safe_psql('postgres', q{SELECT nextval('s')}), '>', 21,
+		'sequence does not give out values twice');
+	$node->stop;
+}
+
+# Redo of BRIN records for an index whose file is gone
+{
+	my $node = dw_new_node('brin_dropped');
+
+	$node->start;
+	$node->safe_psql('postgres', q{
+		CREATE TABLE b(i int);
+		INSERT INTO b SELECT generate_series(1, 1000);
+		CREATE INDEX ON b USING brin (i) WITH (pages_per_range = 1);
+		CHECKPOINT;
+		INSERT INTO b SELECT generate_series(1, 10000);
+		SELECT brin_summarize_new_values('b_i_idx');
+		DROP TABLE b});
+	$node->stop('immediate');
+	ok($node->start(fail_ok => 1), 'BRIN index dropped: server starts');
+	$node->stop;
+}
+
+done_testing();
