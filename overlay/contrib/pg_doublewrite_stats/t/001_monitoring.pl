@@ -1,0 +1,304 @@
+
+# Copyright (c) 2025, PostgreSQL Global Development Group
+
+# What the views say of a cluster that has worked and crashed: estimates
+# against what another mode really writes, the ledger of a restore against
+# pages that were damaged, and the queries that monitoring systems are given.
+
+use strict;
+use warnings FATAL => 'all';
+
+use JSON::PP;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+sub new_node
+{
+	my ($name, $mode) = @_;
+	my $node = PostgreSQL::Test::Cluster->new($name);
+
+	$node->init(allows_streaming => 1);
+	$node->append_conf(
+		'postgresql.conf', qq{
+io_torn_pages_protection = $mode
+shared_buffers = 8MB
+double_write_buffer_size = 64MB
+max_wal_size = 10GB
+checkpoint_timeout = 1h
+autovacuum = off
+wal_compression = off
+});
+	$node->start;
+	$node->safe_psql('postgres',
+		'CREATE EXTENSION pg_doublewrite_stats;
+		 CREATE TABLE t (i int PRIMARY KEY, f text) WITH (fillfactor = 70);
+		 INSERT INTO t SELECT i, repeat(md5(i::text), 4) FROM generate_series(1, 60000) i;
+		 CREATE INDEX ON t (f);
+		 VACUUM ANALYZE t; CHECKPOINT; SELECT pg_stat_reset_double_writes();');
+	return $node;
+}
+
+# Rows all over the table, some pages more than once, through two checkpoints
+sub work
+{
+	my ($node) = @_;
+
+	foreach my $round (1 .. 3)
+	{
+		$node->safe_psql('postgres',
+			"UPDATE t SET f = f || '.' WHERE i % 50 = $round; CHECKPOINT");
+	}
+	return;
+}
+
+sub what_if
+{
+	my ($node) = @_;
+
+	return map {
+		my ($mode, @values) = split(/\|/, $_);
+		$mode => \@values
+	  } split(
+		/\n/,
+		$node->safe_psql(
+			'postgres',
+			'SELECT mode, in_force, wal_bytes, page_images, double_write_bytes,
+				double_write_syncs FROM pg_double_write_what_if'));
+}
+
+sub near
+{
+	my ($estimate, $actual, $what) = @_;
+
+	ok( $estimate > 0.8 * $actual && $estimate < 1.25 * $actual,
+		"$what: estimate $estimate, actual $actual");
+	return;
+}
+
+# What one mode estimates for the other, and what that really did
+my %node = map { $_ => new_node($_, $_) } qw(double_writes full_pages);
+my %said;
+
+foreach my $mode (sort keys %node)
+{
+	work($node{$mode});
+	$said{$mode} = { what_if($node{$mode}) };
+	is($said{$mode}{$mode}[0], 't', "$mode is in force");
+}
+my $dw = $said{double_writes};
+my $fp = $said{full_pages};
+
+cmp_ok($fp->{full_pages}[1],
+	'>', 3 * $fp->{double_writes}[1], 'images are most of the WAL');
+near($dw->{full_pages}[1], $fp->{full_pages}[1], 'WAL of full_pages');
+near($fp->{double_writes}[1], $dw->{double_writes}[1],
+	'WAL of double_writes');
+near($dw->{full_pages}[2], $fp->{full_pages}[2], 'images of full_pages');
+near($fp->{double_writes}[3],
+	$dw->{double_writes}[3], 'bytes double-written');
+is( $node{full_pages}->safe_psql(
+		'postgres', 'SELECT images = first_changes FROM pg_stat_double_writes'),
+	't',
+	'all images are written in full_pages');
+is( $node{double_writes}->safe_psql(
+		'postgres', 'SELECT images FROM pg_stat_double_writes'),
+	'0',
+	'and none in double_writes');
+my $logged = $node{double_writes}
+  ->safe_psql('postgres', 'SELECT log_write_bytes FROM pg_stat_double_writes');
+near($dw->{double_writes}[3], $logged, 'log against its own counter');
+$node{full_pages}->stop;
+
+# Sizes that do and sizes that do not
+my $node = $node{double_writes};
+is( $node->safe_psql(
+		'postgres',
+		q{SELECT verdict FROM pg_double_write_sizing
+		  WHERE setting = 'double_write_buffer_size'}),
+	'ok',
+	'size of the log is sufficient');
+
+my $small = PostgreSQL::Test::Cluster->new('small');
+$small->init;
+$small->append_conf(
+	'postgresql.conf', q{
+io_torn_pages_protection = double_writes
+shared_buffers = 1MB
+double_write_stage_size = 128kB
+double_write_buffer_size = 16MB
+checkpoint_timeout = 1h
+autovacuum = off
+});
+$small->start;
+$small->safe_psql('postgres',
+	"CREATE EXTENSION pg_doublewrite_stats;
+	 CREATE TABLE t (i int, f text) WITH (fillfactor = 70);
+	 INSERT INTO t SELECT i, repeat('x', 200) FROM generate_series(1, 30000) i");
+my $verdicts;
+foreach my $round (1 .. 20)
+{
+	$small->safe_psql('postgres', 'UPDATE t SET f = f WHERE i % 3 = 0');
+	$verdicts = $small->safe_psql(
+		'postgres',
+		q{SELECT string_agg(verdict, ',' ORDER BY setting) FROM pg_double_write_sizing
+		  WHERE setting LIKE 'double%'});
+	last if $verdicts ne 'ok,ok';
+}
+like($verdicts, qr/could be larger|too small/, 'sizes are not sufficient');
+is( $small->safe_psql(
+		'postgres',
+		q{SELECT count(*) FROM pg_double_write_sizing
+		  WHERE setting LIKE 'double%' AND verdict <> 'ok'
+		    AND explanation !~ '(Try|With) [0-9]+ (kB|MB|GB)'}),
+	'0',
+	'... and it says what would do');
+
+# Without a place for the ledger a restore works all the same.
+$small->append_conf('postgresql.conf', 'double_write_buffer_size = 1GB');
+$small->reload;
+$small->poll_query_until('postgres',
+	'SELECT limit_bytes > 1000000000 FROM pg_double_write_log')
+  or die "size has not changed";
+$small->safe_psql('postgres', 'CHECKPOINT; SELECT pg_stat_reset_double_writes()');
+$small->safe_psql('postgres', 'UPDATE t SET f = f WHERE i % 3 = 0');
+$small->poll_query_until('postgres',
+	'SELECT pages_logged > 10 FROM pg_stat_double_writes')
+  or die "no page was evicted";
+$small->stop('immediate');
+rmdir($small->data_dir . '/pg_stat_tmp') or die "could not rmdir: $!";
+$small->start;
+like(
+	slurp_file($small->logfile),
+	qr/could not write file "pg_stat_tmp\/doublewrite_restore.tmp".*\n.*There will be no ledger/,
+	'no ledger is no problem');
+is( $small->safe_psql(
+		'postgres',
+		'SELECT (SELECT count(*) FROM pg_double_write_restore),
+			(SELECT count(*) FROM pg_double_write_last_restore)'),
+	'1|0',
+	'... and the restore is known while the server runs');
+mkdir($small->data_dir . '/pg_stat_tmp', 0700) or die "could not mkdir: $!";
+$small->stop;
+
+# A crash, and a page damaged at home: the ledger names it.
+$node->safe_psql('postgres', 'CHECKPOINT; SELECT pg_stat_reset_double_writes()');
+$node->safe_psql('postgres', "UPDATE t SET f = f || '.' WHERE i % 50 = 7");
+$node->poll_query_until('postgres',
+	'SELECT pages_logged > 10 FROM pg_stat_double_writes')
+  or die "no page was evicted";
+$node->stop('immediate');
+my ($out) =
+  run_command([ 'pg_doublewrite', 'list', '--json', '--pages', $node->data_dir ]);
+my $log = decode_json($out);
+my ($batch) =
+  grep { $_->{status} eq 'live' && $_->{page_count} > 0 } @{ $log->{batches} };
+my ($page) = grep { $_->{file} =~ /^base\/\d+\/\d+$/ } @{ $batch->{pages} };
+my $path = $node->data_dir . "/$page->{file}";
+
+open(my $fh, '+<:raw', $path) or die "could not open $path: $!";
+sysseek($fh, $page->{block} * 8192 + 4096, 0);
+syswrite($fh, "torn" x 1024) == 4096 or die "could not write $path: $!";
+close($fh);
+$node->start;
+
+my ($relation) = $page->{file} =~ /(\d+)$/;
+like(
+	$node->safe_psql(
+		'postgres',
+		"SELECT log_segment, log_offset, lsn_after FROM pg_double_write_ledger
+		 WHERE relfilenode = $relation AND relforknumber = 0 AND relblocknumber = $page->{block}"
+	),
+	qr/^[0-9A-F]{16}\|\d+\|[0-9A-F]+\/[0-9A-F]+$/,
+	'damaged page is in the ledger');
+is( $node->safe_psql(
+		'postgres',
+		'SELECT count(*) = (SELECT pages_restored FROM pg_double_write_last_restore)
+			AND count(*) = (SELECT pages_restored FROM pg_double_write_restore)
+		 FROM pg_double_write_ledger'),
+	't',
+	'ledger is complete');
+my $last = $node->safe_psql('postgres',
+	'SELECT * FROM pg_double_write_last_restore');
+$node->restart;
+is( $node->safe_psql('postgres', 'SELECT * FROM pg_double_write_last_restore'),
+	$last,
+	'the last restore is known after a clean restart');
+is($node->safe_psql('postgres', 'SELECT count(*) FROM pg_double_write_restore'),
+	0, '... which restored nothing itself');
+is( $node->safe_psql('postgres', 'SELECT count(*) FROM t'),
+	60000, 'nothing was lost');
+
+# Neither a backup nor a standby has it.
+$node->backup('copy');
+ok(!-e $node->backup_dir . '/copy/pg_stat_tmp/doublewrite_restore',
+	'ledger is not in a base backup');
+
+# An unreadable ledger is none.
+my $ledger = $node->data_dir . '/pg_stat_tmp/doublewrite_restore';
+unlink($ledger) or die "could not unlink $ledger: $!";
+append_to_file($ledger, 'something else');
+is( $node->safe_psql(
+		'postgres',
+		'SELECT (SELECT count(*) FROM pg_double_write_last_restore),
+			(SELECT count(*) FROM pg_double_write_ledger)'),
+	'0|0',
+	'a file of another kind is no ledger');
+
+# A standby: no WAL of its own, so no estimate of it
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($node, 'copy', has_streaming => 1);
+$standby->start;
+is( $standby->safe_psql(
+		'postgres',
+		'SELECT count(*), count(wal_bytes) FROM pg_double_write_what_if'),
+	'3|0',
+	'no WAL on a standby');
+$standby->stop;
+
+# What is given to monitoring systems
+SKIP:
+{
+	my $dir = $ENV{PGDW_MONITORING_DIR};
+	my %metrics;
+
+	skip 'no directory with queries given', 1 unless defined $dir;
+	my $yaml = slurp_file("$dir/postgres_exporter.yaml");
+	while ($yaml =~ /^(\w+):\n  query: \|\n((?:    .*\n)+)  metrics:\n((?:    .*\n)+)/mg)
+	{
+		my ($namespace, $query, $listed) = ($1, $2, $3);
+		my @listed = $listed =~ /^    - (\w+):$/mg;
+		my ($ret, $stdout, $stderr) = $node->psql('postgres',
+			"\\pset footer off\n\\pset format csv\n$query");
+
+		is($stderr, '', "query of $namespace works");
+		$node->safe_psql('postgres',
+			"CREATE VIEW columns_of AS $query");
+		is( $node->safe_psql(
+				'postgres',
+				q{SELECT string_agg(attname, ' ' ORDER BY attnum) FROM pg_attribute
+				  WHERE attrelid = 'columns_of'::regclass AND attnum > 0}),
+			join(' ', @listed),
+			"metrics of $namespace are its columns");
+		$node->safe_psql('postgres', 'DROP VIEW columns_of');
+		$metrics{"${namespace}_$_"} = 1 foreach @listed;
+	}
+	cmp_ok(scalar(keys %metrics), '>', 20, 'queries were found');
+
+	my $dashboard = decode_json(slurp_file("$dir/grafana-dashboard.json"));
+	my %unknown;
+	foreach my $panel (@{ $dashboard->{panels} })
+	{
+		foreach my $target (@{ $panel->{targets} })
+		{
+			foreach my $metric ($target->{expr} =~ /\b(pg_double_write\w+)/g)
+			{
+				$unknown{$metric} = 1 unless $metrics{$metric};
+			}
+		}
+	}
+	is(join(' ', sort keys %unknown), '', 'dashboard uses metrics that exist');
+}
+
+$node->stop;
+done_testing();

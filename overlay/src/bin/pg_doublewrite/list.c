@@ -1,0 +1,391 @@
+/*-------------------------------------------------------------------------
+ *
+ * list.c
+ *	  Show a log: its state at a glance, its contents, what is wrong with it.
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * src/bin/pg_doublewrite/list.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres_fe.h"
+
+#include "common/logging.h"
+#include "pg_doublewrite.h"
+
+static const char *
+cluster_state(DBState state)
+{
+	switch (state)
+	{
+		case DB_STARTUP:
+			return _("starting up");
+		case DB_SHUTDOWNED:
+			return _("shut down");
+		case DB_SHUTDOWNED_IN_RECOVERY:
+			return _("shut down in recovery");
+		case DB_SHUTDOWNING:
+			return _("shutting down");
+		case DB_IN_CRASH_RECOVERY:
+			return _("in crash recovery");
+		case DB_IN_ARCHIVE_RECOVERY:
+			return _("in archive recovery");
+		case DB_IN_PRODUCTION:
+			return _("in production");
+	}
+	return _("unrecognized status code");
+}
+
+static const char *
+verdict_text(Verdict verdict)
+{
+	switch (verdict)
+	{
+		case VERDICT_NOTHING:
+			return _("a server would have nothing to restore");
+		case VERDICT_RESTORE:
+			return _("a server would restore pages from the log");
+		case VERDICT_DISCARD:
+			return _("a server would discard the log");
+		case VERDICT_REFUSE:
+			return _("a server would refuse to start");
+		case VERDICT_UNKNOWN:
+			return _("what a server would do is not known");
+	}
+	return "?";					/* keep compiler quiet */
+}
+
+static const DWFoundBatch *
+newest_batch(const LogState *state)
+{
+	const DWScan *scan = &state->scan;
+
+	return scan->nbatches > 0 ? &scan->batches[scan->nbatches - 1] : NULL;
+}
+
+static bool
+has_live_range(const LogState *state)
+{
+	return state->live.verdict == DW_LIVE_COMPLETE;
+}
+
+/*
+ * The mark that counts is that of the newest complete batch.
+ */
+static uint64
+low_water_mark(const LogState *state)
+{
+	const DWScan *scan = &state->scan;
+	int			last = scan->nbatches - 1 - (state->live.ignored != NULL ? 1 : 0);
+
+	return last >= 0 ? scan->batches[last].low_water : 0;
+}
+
+/* ---------------------------------------------------------------------
+ * State
+ * ---------------------------------------------------------------------
+ */
+
+static void
+json_verdict(const LogState *state)
+{
+	json_string("verdict", verdict_word(state->verdict));
+	json_string("reason", state->reason);
+	json_string("hint", state->hint);
+}
+
+static void
+json_control(const LogState *state)
+{
+	if (state->control == NULL)
+		return;
+	json_string("data_directory", state->datadir);
+	json_string("cluster_state", cluster_state(state->control->state));
+	json_lsn("redo_location", state->control->checkPointCopy.redo);
+	json_bool("log_in_use", state->marker);
+	json_bool("backup_label", state->label);
+	if (state->pid != 0)
+		json_uint("server_pid", state->pid);
+	else
+		json_null("server_pid");
+}
+
+static void
+json_state(const LogState *state)
+{
+	const DWFoundBatch *newest = newest_batch(state);
+
+	json_open_object("state");
+	json_control(state);
+	json_string("log_directory", state->logdir);
+	json_string("link_target", state->linktarget);
+	json_uint("segments", state->scan.nsegnos);
+	json_uint("bytes", state->scan.bytes_read);
+	json_uint("intact_batches", state->scan.nbatches);
+	if (newest != NULL)
+	{
+		json_uint("system_identifier", state->sysid);
+		json_uint("newest_batch", newest->batchno);
+		json_uint("low_water", low_water_mark(state));
+		if (state->live.ignored != NULL)
+			json_uint("incomplete_batch", state->live.ignored->batchno);
+	}
+	if (has_live_range(state))
+	{
+		json_uint("live_batches", state->live.last - state->live.first + 1);
+		json_uint("live_copies", state->live.npages);
+		json_uint("live_pages", state->ncopies);
+	}
+	json_verdict(state);
+	json_close();
+}
+
+static void
+text_control(const LogState *state)
+{
+	if (state->control == NULL)
+		return;
+	printf(_("Data directory:                       %s\n"), state->datadir);
+	printf(_("Database cluster state:               %s\n"),
+		   cluster_state(state->control->state));
+	if (state->pid != 0)
+		printf(_("Server running with process ID:       %ld\n"), state->pid);
+	printf(_("Redo location of last checkpoint:     %X/%X\n"),
+		   LSN_FORMAT_ARGS(state->control->checkPointCopy.redo));
+	printf(_("Log in use (marker present):          %s\n"),
+		   state->marker ? _("yes") : _("no"));
+	printf(_("Label of a base backup present:       %s\n"),
+		   state->label ? _("yes") : _("no"));
+}
+
+static void
+text_state(const LogState *state)
+{
+	const DWFoundBatch *newest = newest_batch(state);
+
+	text_control(state);
+	printf(_("Log directory:                        %s%s%s\n"), state->logdir,
+		   state->linktarget ? " -> " : "",
+		   state->linktarget ? state->linktarget : "");
+	printf(_("Segments:                             %d (%" PRIu64 " kB)\n"),
+		   state->scan.nsegnos, state->scan.bytes_read / 1024);
+	if (newest != NULL)
+	{
+		printf(_("System identifier in the log:         %" PRIu64 "\n"),
+			   state->sysid);
+		printf(_("Batches with an intact header:        %d\n"),
+			   state->scan.nbatches);
+		printf(_("Newest batch:                         %" PRIu64 "%s\n"),
+			   newest->batchno,
+			   state->live.ignored != NULL ? _(" (incomplete, will be ignored)") : "");
+		printf(_("Low-water mark:                       %" PRIu64 "\n"),
+			   low_water_mark(state));
+	}
+	if (has_live_range(state))
+	{
+		printf(_("Live batches:                         %d\n"),
+			   state->live.last - state->live.first + 1);
+		printf(_("Page copies in them:                  %" PRIu64 " of %d pages\n"),
+			   state->live.npages, state->ncopies);
+	}
+	printf(_("Verdict:                              %s\n"),
+		   verdict_text(state->verdict));
+	if (state->reason != NULL)
+		printf(_("Reason:                               %s\n"), state->reason);
+	if (state->hint != NULL)
+		printf(_("Hint:                                 %s\n"), state->hint);
+}
+
+void
+print_state(const LogState *state, const Options *options)
+{
+	if (options->json)
+	{
+		json_open_object(NULL);
+		json_state(state);
+		json_close();
+	}
+	else
+		text_state(state);
+}
+
+/* ---------------------------------------------------------------------
+ * Contents
+ * ---------------------------------------------------------------------
+ */
+
+static bool
+is_live(const LogState *state, int i)
+{
+	return has_live_range(state) &&
+		i >= state->live.first && i <= state->live.last;
+}
+
+static const char *
+batch_status(const LogState *state, int i)
+{
+	const DWFoundBatch *batch = &state->scan.batches[i];
+
+	if (batch == state->live.ignored)
+		return "incomplete";
+	if (batch->bad_page >= 0)
+		return "damaged";
+	return is_live(state, i) ? "live" : "free";
+}
+
+static void
+json_page(const LogState *state, const DWFoundBatch *batch, uint32 p)
+{
+	const DWPageEntry *entry = &batch->entries[p];
+
+	json_open_object(NULL);
+	json_string("file", relpathperm(entry->rlocator, entry->forknum).str);
+	json_uint("block", entry->blkno);
+	json_lsn("lsn", entry->lsn);
+	json_uint("offset", (uint64) (batch->blockno + 1 + p) * BLCKSZ);
+	json_close();
+}
+
+static void
+json_batches(const LogState *state, bool pages)
+{
+	json_open_array("batches");
+	for (int i = 0; i < state->scan.nbatches; i++)
+	{
+		const DWFoundBatch *batch = &state->scan.batches[i];
+		char		segment[DW_SEGMENT_NAME_LEN + 1];
+
+		snprintf(segment, sizeof(segment), "%016" PRIX64, batch->segno);
+		json_open_object(NULL);
+		json_uint("batch", batch->batchno);
+		json_string("segment", segment);
+		json_uint("offset", (uint64) batch->blockno * BLCKSZ);
+		json_uint("page_count", batch->npages);
+		json_uint("low_water", batch->low_water);
+		json_lsn("redo", batch->redo);
+		json_lsn("redo_pending", batch->redo_pending);
+		json_string("status", batch_status(state, i));
+		if (pages)
+		{
+			json_open_array("pages");
+			for (uint32 p = 0; p < batch->npages; p++)
+				json_page(state, batch, p);
+			json_close();
+		}
+		json_close();
+	}
+	json_close();
+}
+
+static void
+text_batches(const LogState *state, bool pages)
+{
+	printf("\n%20s  %-16s  %8s  %5s  %20s  %-17s  %s\n",
+		   _("batch"), _("segment"), _("offset"), _("pages"), _("low-water mark"),
+		   _("redo"), _("status"));
+	for (int i = 0; i < state->scan.nbatches; i++)
+	{
+		const DWFoundBatch *batch = &state->scan.batches[i];
+		char		redo[32];
+
+		snprintf(redo, sizeof(redo), "%X/%X", LSN_FORMAT_ARGS(batch->redo));
+		printf("%20" PRIu64 "  %016" PRIX64 "  %8u  %5u  %20" PRIu64 "  %-17s  %s\n",
+			   batch->batchno, batch->segno, batch->blockno * BLCKSZ,
+			   batch->npages, batch->low_water, redo, batch_status(state, i));
+		for (uint32 p = 0; pages && p < batch->npages; p++)
+		{
+			const DWPageEntry *entry = &batch->entries[p];
+
+			printf(_("%22s%s block %u, LSN %X/%X\n"), "",
+				   relpathperm(entry->rlocator, entry->forknum).str,
+				   entry->blkno, LSN_FORMAT_ARGS(entry->lsn));
+		}
+	}
+}
+
+/*
+ * The pages of the live range by file: copies are sorted.
+ */
+static void
+list_relations(const LogState *state, bool json)
+{
+	if (json)
+		json_open_array("relations");
+	else if (state->ncopies > 0)
+		printf("\n%10s  %10s  %10s  %s\n",
+			   _("pages"), _("first"), _("last"), _("file"));
+
+	for (int i = 0, end; i < state->ncopies; i = end)
+	{
+		const DWPageEntry *first = &state->copies[i].entry;
+		const char *file;
+		RelPathStr	path = relpathperm(first->rlocator, first->forknum);
+		BlockNumber last;
+
+		for (end = i + 1; end < state->ncopies; end++)
+		{
+			const DWPageEntry *entry = &state->copies[end].entry;
+
+			if (!RelFileLocatorEquals(entry->rlocator, first->rlocator) ||
+				entry->forknum != first->forknum)
+				break;
+		}
+		file = path.str;
+		last = state->copies[end - 1].entry.blkno;
+
+		if (json)
+		{
+			json_open_object(NULL);
+			json_string("file", file);
+			json_uint("pages", end - i);
+			json_uint("first_block", first->blkno);
+			json_uint("last_block", last);
+			json_close();
+		}
+		else
+			printf("%10d  %10u  %10u  %s\n", end - i, first->blkno, last, file);
+	}
+	if (json)
+		json_close();
+}
+
+void
+print_list(const LogState *state, const Options *options)
+{
+	if (options->json)
+	{
+		json_open_object(NULL);
+		json_state(state);
+		json_batches(state, options->pages);
+		list_relations(state, true);
+		json_close();
+	}
+	else
+	{
+		text_state(state);
+		if (state->scan.nbatches > 0)
+			text_batches(state, options->pages);
+		list_relations(state, false);
+	}
+}
+
+/*
+ * Say what is wrong, or that nothing is.
+ */
+void
+print_check(const LogState *state, const Options *options)
+{
+	if (options->json)
+	{
+		print_state(state, options);
+		return;
+	}
+	if (state->live.ignored != NULL)
+		printf(_("Batch %" PRIu64 " had not been completed, and will be ignored.\n"),
+			   state->live.ignored->batchno);
+	printf("%s\n", state->reason);
+	if (state->hint != NULL)
+		printf("%s\n", state->hint);
+	printf(_("Verdict: %s.\n"), verdict_text(state->verdict));
+}

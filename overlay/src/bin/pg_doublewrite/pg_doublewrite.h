@@ -1,0 +1,90 @@
+/*-------------------------------------------------------------------------
+ *
+ * pg_doublewrite.h
+ *	  Shared declarations of pg_doublewrite.
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * src/bin/pg_doublewrite/pg_doublewrite.h
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef PG_DOUBLEWRITE_H
+#define PG_DOUBLEWRITE_H
+
+#include "catalog/pg_control.h"
+#include "common/doublewrite_scan.h"
+
+/* Exit status: something is wrong with what was looked at */
+#define EXIT_REFUSED	2
+
+/* What the server would do with the log if it were started now */
+typedef enum Verdict
+{
+	VERDICT_NOTHING,
+	VERDICT_RESTORE,
+	VERDICT_DISCARD,
+	VERDICT_REFUSE,
+	VERDICT_UNKNOWN,			/* there is no data directory to compare with */
+} Verdict;
+
+/* All that is known of a log */
+typedef struct LogState
+{
+	const char *datadir;		/* as given; NULL: the log alone */
+	const char *logdir;			/* path by which its files are opened */
+	char	   *linktarget;		/* where logdir points to, or NULL */
+	ControlFileData *control;	/* NULL without a data directory */
+	bool		marker;			/* the log was in use */
+	bool		label;			/* backup_label of a backup */
+	long		pid;			/* of the server that is running, or 0 */
+
+	DWScan		scan;
+	DWLiveRange live;
+	DWCopy	   *copies;			/* newest copies of the live range */
+	int			ncopies;
+	uint64		sysid;			/* in the headers; 0 if there are none */
+
+	Verdict		verdict;
+	char	   *reason;			/* one sentence */
+	char	   *hint;			/* what to do, or NULL */
+} LogState;
+
+/* Options of all commands */
+typedef struct Options
+{
+	bool		json;
+	bool		pages;			/* list pages one by one */
+} Options;
+
+extern const char *progname;
+
+/* readlog.c */
+extern void read_log(LogState *state, const char *datadir, const char *logdir);
+extern void read_copy(const LogState *state, const DWCopy *copy, char *page);
+extern const char *verdict_word(Verdict verdict);
+
+/* list.c */
+extern void print_state(const LogState *state, const Options *options);
+extern void print_list(const LogState *state, const Options *options);
+extern void print_check(const LogState *state, const Options *options);
+
+/* dryrun.c */
+extern void dry_run(LogState *state, const Options *options);
+
+/* storage.c */
+extern void test_storage(const char *datadir, const Options *options,
+						 int seconds, bool test_sync);
+
+/* json.c */
+extern void json_open_object(const char *key);
+extern void json_open_array(const char *key);
+extern void json_close(void);
+extern void json_string(const char *key, const char *value);
+extern void json_uint(const char *key, uint64 value);
+extern void json_double(const char *key, double value);
+extern void json_bool(const char *key, bool value);
+extern void json_null(const char *key);
+extern void json_lsn(const char *key, XLogRecPtr value);
+
+#endif							/* PG_DOUBLEWRITE_H */

@@ -1,0 +1,440 @@
+/*-------------------------------------------------------------------------
+ *
+ * readlog.c
+ *	  Read a double-write log, and find out what the server would do with it.
+ *
+ * The order of the questions is that of DoubleWriteStartup(), and they are
+ * answered by the same code, in src/common/doublewrite_scan.c.
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * src/bin/pg_doublewrite/readlog.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres_fe.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/controldata_utils.h"
+#include "common/file_perm.h"
+#include "common/file_utils.h"
+#include "common/logging.h"
+#include "pg_doublewrite.h"
+
+static void
+set_verdict(LogState *state, Verdict verdict, char *reason, char *hint)
+{
+	state->verdict = verdict;
+	state->reason = reason;
+	state->hint = hint;
+}
+
+const char *
+verdict_word(Verdict verdict)
+{
+	switch (verdict)
+	{
+		case VERDICT_NOTHING:
+			return "nothing";
+		case VERDICT_RESTORE:
+			return "restore";
+		case VERDICT_DISCARD:
+			return "discard";
+		case VERDICT_REFUSE:
+			return "refuse";
+		case VERDICT_UNKNOWN:
+			return "unknown";
+	}
+	return "?";					/* keep compiler quiet */
+}
+
+/* ---------------------------------------------------------------------
+ * The data directory
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * Process id of the server that runs on the data directory, or 0.  After a
+ * crash the file is still there, but the process is not.
+ */
+static long
+running_server(void)
+{
+	FILE	   *fp = fopen("postmaster.pid", "r");
+	long		pid = 0;
+
+	if (fp == NULL)
+	{
+		if (errno != ENOENT)
+			pg_fatal("could not open file \"%s\": %m", "postmaster.pid");
+		return 0;
+	}
+	if (fscanf(fp, "%ld", &pid) != 1)
+		pid = 0;
+	fclose(fp);
+
+	if (pid < 0)				/* a standalone backend */
+		pid = -pid;
+	if (pid != 0 && kill((pid_t) pid, 0) < 0 && errno == ESRCH)
+		pid = 0;
+	return pid;
+}
+
+static void
+read_label(LogState *state)
+{
+	FILE	   *fp = fopen(DW_MARKER_FILE, "r");
+
+	if (fp == NULL)
+	{
+		if (errno != ENOENT)
+			pg_fatal("could not open file \"%s\": %m", DW_MARKER_FILE);
+		return;
+	}
+	state->label = DWSkipMarker(fp);
+	state->marker = !state->label;
+	fclose(fp);
+}
+
+static void
+read_control(LogState *state)
+{
+	bool		crc_ok;
+
+	state->control = get_controlfile(".", &crc_ok);
+	if (!crc_ok)
+		pg_fatal("control file of \"%s\" appears to be corrupt", state->datadir);
+	if (state->control->pg_control_version != PG_CONTROL_VERSION)
+		pg_fatal("data directory \"%s\" belongs to another version of PostgreSQL",
+				 state->datadir);
+	if (state->control->blcksz != BLCKSZ ||
+		state->control->relseg_size != RELSEG_SIZE)
+		pg_fatal("data directory \"%s\" uses block size %u and %u blocks per file, but this program was built for %d and %d",
+				 state->datadir, state->control->blcksz,
+				 state->control->relseg_size, BLCKSZ, RELSEG_SIZE);
+}
+
+/* ---------------------------------------------------------------------
+ * The log
+ * ---------------------------------------------------------------------
+ */
+
+static void
+segment_path(const LogState *state, uint64 segno, char *path)
+{
+	snprintf(path, MAXPGPATH, "%s/%016" PRIX64, state->logdir, segno);
+}
+
+/*
+ * Can the directory be read?  If it cannot, judge that.
+ */
+static bool
+check_directory(LogState *state)
+{
+	struct stat st;
+	char		target[MAXPGPATH];
+	ssize_t		len = readlink(state->logdir, target, sizeof(target) - 1);
+	char	   *problem = NULL;
+
+	if (len > 0)
+	{
+		target[len] = '\0';
+		state->linktarget = pg_strdup(target);
+	}
+
+	if (stat(state->logdir, &st) < 0)
+		problem = psprintf(_("The log directory \"%s\" cannot be accessed: %m."),
+						   state->logdir);
+	else if (!S_ISDIR(st.st_mode))
+		problem = psprintf(_("\"%s\" is not a directory."), state->logdir);
+	else
+		return true;
+
+	if (state->datadir == NULL)
+		pg_fatal("could not open directory \"%s\": %m", state->logdir);
+	if (state->marker)
+		set_verdict(state, VERDICT_REFUSE, problem,
+					_("The log was in use when the server stopped.  Make the directory available again, or restore the cluster from a backup."));
+	else
+		set_verdict(state, VERDICT_NOTHING, problem,
+					_("The log was not in use.  A server that is set to double writes needs the directory."));
+	return false;
+}
+
+static void
+list_segments(LogState *state)
+{
+	DIR		   *dir = opendir(state->logdir);
+	struct dirent *de;
+
+	if (dir == NULL)
+		pg_fatal("could not open directory \"%s\": %m", state->logdir);
+	while (errno = 0, (de = readdir(dir)) != NULL)
+	{
+		uint64		segno;
+
+		if (DWParseSegmentName(de->d_name, &segno))
+			DWScanAddSegment(&state->scan, segno);
+	}
+	if (errno != 0)
+		pg_fatal("could not read directory \"%s\": %m", state->logdir);
+	closedir(dir);
+	DWScanSortSegments(&state->scan);
+}
+
+/*
+ * Read a segment into the buffer; what the file lacks is zeroes.  Returns
+ * false if it has gone, as it may if a server is running.
+ */
+static bool
+read_segment(LogState *state, uint64 segno, char *buffer)
+{
+	char		path[MAXPGPATH];
+	int			fd;
+	Size		len = 0;
+
+	segment_path(state, segno, path);
+	fd = open(path, O_RDONLY | PG_BINARY, 0);
+	if (fd < 0)
+	{
+		if (errno == ENOENT && state->pid != 0)
+			return false;
+		pg_fatal("could not open file \"%s\": %m", path);
+	}
+
+	memset(buffer, 0, DW_SEGMENT_SIZE);
+	while (len < DW_SEGMENT_SIZE)
+	{
+		ssize_t		rc = pg_pread(fd, buffer + len, DW_SEGMENT_SIZE - len, len);
+
+		if (rc < 0)
+			pg_fatal("could not read file \"%s\": %m", path);
+		if (rc == 0)
+			break;
+		len += rc;
+	}
+	close(fd);
+	state->scan.bytes_read += len;
+	return true;
+}
+
+static void
+refuse_header(LogState *state, const DWBatchHeader *hdr, uint64 segno,
+			  DWHeaderVerdict verdict)
+{
+	if (state->reason != NULL)
+		return;
+	if (verdict == DW_HEADER_OTHER_FORMAT)
+		set_verdict(state, VERDICT_REFUSE,
+					psprintf(_("Segment %016" PRIX64 " has format version %u and block size %u, but only version %d and block size %d are known."),
+							 segno, hdr->version, hdr->blcksz,
+							 DW_FORMAT_VERSION, BLCKSZ),
+					_("Start the cluster with the server that wrote the log and shut it down cleanly."));
+	else
+		set_verdict(state, VERDICT_REFUSE,
+					psprintf(_("The log belongs to another database cluster: its system identifier is %" PRIu64 ", that of this cluster %" PRIu64 "."),
+							 hdr->sysid, state->control->system_identifier),
+					_("Check where \"pg_doublewrite\" points to.  If the files in it belong to no other cluster, remove them."));
+}
+
+/*
+ * Read all segments.  If a batch means that the log has to be refused, note
+ * why, but show batches of whatever cluster.
+ */
+static void
+read_segments(LogState *state)
+{
+	char	   *buffer = pg_malloc_extended(DW_SEGMENT_SIZE, MCXT_ALLOC_HUGE);
+
+	for (int i = 0; i < state->scan.nsegnos; i++)
+	{
+		uint64		segno = state->scan.segnos[i];
+		DWHeaderVerdict verdict;
+		const DWBatchHeader *hdr;
+
+		if (!read_segment(state, segno, buffer))
+			continue;
+
+		if (state->control != NULL && state->reason == NULL)
+		{
+			DWScan		trial = {0};
+
+			hdr = DWScanSegment(&trial, buffer,
+								state->control->system_identifier, segno,
+								&verdict);
+			if (hdr != NULL)
+				refuse_header(state, hdr, segno, verdict);
+		}
+		hdr = DWScanSegment(&state->scan, buffer, 0, segno, &verdict);
+		if (hdr != NULL)
+			refuse_header(state, hdr, segno, verdict);
+
+		if (state->sysid == 0)
+		{
+			hdr = (DWBatchHeader *) buffer;
+			if (DWJudgeHeader(hdr, 0, segno, 0) == DW_HEADER_VALID)
+				state->sysid = hdr->sysid;
+		}
+	}
+	pg_free(buffer);
+	DWScanFinish(&state->scan);
+}
+
+/* ---------------------------------------------------------------------
+ * Judging
+ * ---------------------------------------------------------------------
+ */
+
+static void
+judge_damage(LogState *state)
+{
+	const DWLiveRange *live = &state->live;
+
+	set_verdict(state, VERDICT_REFUSE,
+				live->verdict == DW_LIVE_MISSING ?
+				psprintf(_("The log is damaged: batch %" PRIu64 " is missing, though later batches are intact.  It should stand in segment %016" PRIX64 " at offset %u, or at the start of a later one."),
+						 live->bad_batchno, live->bad_segno,
+						 live->bad_blockno * BLCKSZ) :
+				psprintf(_("The log is damaged: wrong checksum of a page in batch %" PRIu64 ", though later batches are intact.  The page stands in segment %016" PRIX64 " at offset %u."),
+						 live->bad_batchno, live->bad_segno,
+						 live->bad_blockno * BLCKSZ),
+				_("Pages torn by the last crash cannot be repaired without it.  Check the storage, and restore the cluster from a backup or fail over to a standby."));
+}
+
+static void
+judge_stale(LogState *state)
+{
+	const DWFoundBatch *newest = &state->scan.batches[state->live.last];
+
+	set_verdict(state, state->marker ? VERDICT_REFUSE : VERDICT_DISCARD,
+				psprintf(_("The log was written for redo location %X/%X, but the control file names %X/%X."),
+						 LSN_FORMAT_ARGS(newest->redo),
+						 LSN_FORMAT_ARGS(state->control->checkPointCopy.redo)),
+				state->marker ?
+				_("Bring together the log and the data directory that belong together, or restore the cluster from a backup.") :
+				_("It was not in use when the server stopped."));
+}
+
+/*
+ * The log alone: it is intact or not, the rest depends on the cluster.
+ */
+static void
+judge_alone(LogState *state)
+{
+	if (state->live.verdict == DW_LIVE_MISSING ||
+		state->live.verdict == DW_LIVE_BAD_PAGE)
+		judge_damage(state);
+	else
+		set_verdict(state, VERDICT_UNKNOWN,
+					_("Without a data directory nobody knows whether the log belongs to it."),
+					NULL);
+}
+
+static void
+judge(LogState *state)
+{
+	switch (DWJudgeLog(&state->scan, &state->live,
+					   state->control->checkPointCopy.redo, state->marker))
+	{
+		case DW_OUTCOME_NOTHING:
+			set_verdict(state, VERDICT_NOTHING,
+						state->scan.nsegnos == 0 ?
+						_("There is no log.") :
+						_("The log holds no page that is still needed."), NULL);
+			break;
+		case DW_OUTCOME_RESTORE:
+			set_verdict(state, VERDICT_RESTORE,
+						psprintf(_("The live range of the log is complete, and holds copies of %d pages."),
+								 state->ncopies),
+						NULL);
+			break;
+		case DW_OUTCOME_DISCARD_STALE:
+		case DW_OUTCOME_REFUSE_STALE:
+			judge_stale(state);
+			break;
+		case DW_OUTCOME_REFUSE_DAMAGED:
+			judge_damage(state);
+			break;
+		case DW_OUTCOME_REFUSE_MISSING:
+			set_verdict(state, VERDICT_REFUSE,
+						_("The log was in use when the server stopped, but its files are missing or unreadable."),
+						_("Make them available again, or restore the cluster from a backup."));
+			break;
+	}
+}
+
+/*
+ * Read the log of a data directory, or that in logdir alone.
+ */
+void
+read_log(LogState *state, const char *datadir, const char *logdir)
+{
+	memset(state, 0, sizeof(*state));
+	state->datadir = datadir;
+	state->logdir = datadir ? DW_DIR : logdir;
+
+	if (datadir != NULL)
+	{
+		if (chdir(datadir) < 0)
+			pg_fatal("could not change directory to \"%s\": %m", datadir);
+		read_control(state);
+		read_label(state);
+		state->pid = running_server();
+	}
+
+	if (!check_directory(state))
+		return;
+	list_segments(state);
+	read_segments(state);
+	DWFindLive(&state->scan, &state->live);
+	if (state->live.verdict == DW_LIVE_COMPLETE)
+		state->copies = DWNewestCopies(&state->scan, &state->live,
+									   &state->ncopies);
+
+	if (state->label)
+		set_verdict(state,
+					state->scan.nsegnos > 0 ? VERDICT_DISCARD : VERDICT_NOTHING,
+					_("The cluster is being restored from a backup."),
+					NULL);
+	else if (state->reason != NULL)
+		 /* refused already */ ;
+	else if (datadir == NULL)
+		judge_alone(state);
+	else
+		judge(state);
+}
+
+/*
+ * Read the copy of a page from the log.
+ */
+void
+read_copy(const LogState *state, const DWCopy *copy, char *page)
+{
+	static int	fd = -1;
+	static uint64 fd_segno = 0;
+	char		path[MAXPGPATH];
+
+	segment_path(state, copy->segno, path);
+	if (fd >= 0 && fd_segno != copy->segno)
+	{
+		close(fd);
+		fd = -1;
+	}
+	if (fd < 0)
+	{
+		fd = open(path, O_RDONLY | PG_BINARY, 0);
+		if (fd < 0)
+			pg_fatal("could not open file \"%s\": %m", path);
+		fd_segno = copy->segno;
+	}
+
+	if (pg_pread(fd, page, BLCKSZ, (off_t) copy->blockno * BLCKSZ) != BLCKSZ ||
+		DWPageChecksum(page) != copy->entry.crc)
+		pg_fatal("could not read page copy from file \"%s\" at offset %u",
+				 path, copy->blockno * BLCKSZ);
+}

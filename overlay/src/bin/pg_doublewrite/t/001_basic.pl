@@ -1,0 +1,146 @@
+
+# Copyright (c) 2025, PostgreSQL Global Development Group
+
+# Options, and the state of clusters that did not crash.
+
+use strict;
+use warnings FATAL => 'all';
+
+use JSON::PP;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+program_help_ok('pg_doublewrite');
+program_version_ok('pg_doublewrite');
+program_options_handling_ok('pg_doublewrite');
+
+delete local $ENV{PGDATA};
+command_fails_like(
+	['pg_doublewrite'],
+	qr/no data directory specified/,
+	'needs a data directory');
+command_fails_like(
+	[ 'pg_doublewrite', 'state', 'a', 'b' ],
+	qr/too many command-line arguments/,
+	'only one data directory');
+command_fails_like(
+	[ 'pg_doublewrite', '--pgdata' => 'a', '--log-directory' => 'b' ],
+	qr/cannot specify both/,
+	'data directory or log directory');
+command_fails_like(
+	[ 'pg_doublewrite', 'dry-run', '--log-directory' => 'b' ],
+	qr/command "dry-run" needs a data directory/,
+	'dry run needs a data directory');
+command_fails_like(
+	[ 'pg_doublewrite', 'state', '/no/such/directory' ],
+	qr/could not change directory/,
+	'data directory must exist');
+command_fails_like(
+	[ 'pg_doublewrite', 'storage', '--seconds' => '0', 'a' ],
+	qr/must be in range 1\.\.60/,
+	'length of measurements is bounded');
+
+sub state_of
+{
+	my ($node, @args) = @_;
+	my ($out, $err) =
+	  run_command([ 'pg_doublewrite', 'list', '--json', @args, $node->data_dir ]);
+
+	return decode_json($out);
+}
+
+my $node = PostgreSQL::Test::Cluster->new('main');
+$node->init;
+$node->append_conf('postgresql.conf',
+	"io_torn_pages_protection = double_writes\nautovacuum = off");
+
+# never started
+my $state = state_of($node);
+is($state->{state}{verdict}, 'nothing', 'new cluster: nothing to restore');
+is($state->{state}{segments}, 0, '... as there are no segments');
+ok(!$state->{state}{log_in_use}, '... nor is a log in use');
+command_like(
+	[ 'pg_doublewrite', $node->data_dir ],
+	qr/cluster state: +shut down\n.*in use \(marker present\): +no\n.*Verdict: +a server would have nothing to restore/s,
+	'state of a new cluster for people');
+
+# running
+$node->start;
+$node->safe_psql('postgres',
+	'CREATE TABLE t AS SELECT generate_series(1, 10000) i; CHECKPOINT; UPDATE t SET i = i + 1; CHECKPOINT');
+$state = state_of($node);
+ok($state->{state}{log_in_use}, 'running server: log is in use');
+cmp_ok($state->{state}{intact_batches}, '>', 0, '... and has batches');
+is($state->{state}{server_pid}, $node->{_pid}, '... and the server is seen');
+is( $state->{state}{system_identifier},
+	$node->safe_psql('postgres',
+		'SELECT system_identifier FROM pg_control_system()'),
+	'... and its identifier');
+command_checks_all(
+	[ 'pg_doublewrite', 'check', $node->data_dir ],
+	0,
+	[qr/Verdict: /],
+	[qr/warning: a server seems to be running/],
+	'check of a running server warns');
+command_checks_all(
+	[ 'pg_doublewrite', 'dry-run', $node->data_dir ],
+	1,
+	[qr/^$/],
+	[qr/error: a server seems to be running.*hint: .*--force/s],
+	'dry run of a running server is refused');
+
+# pages by batch and by file
+$node->stop('immediate');
+$state = state_of($node, '--pages');
+my $copies = 0;
+foreach my $batch (@{ $state->{batches} })
+{
+	is(scalar(@{ $batch->{pages} }),
+		$batch->{page_count}, "batch $batch->{batch} lists its pages");
+	$copies += $batch->{page_count} if $batch->{status} eq 'live';
+}
+is($copies, $state->{state}{live_copies}, 'live batches hold the live copies');
+my $pages = 0;
+$pages += $_->{pages} foreach @{ $state->{relations} };
+is($pages, $state->{state}{live_pages}, 'pages by file add up');
+
+# the log alone
+command_like(
+	[
+		'pg_doublewrite', 'check',
+		'--log-directory' => $node->data_dir . '/pg_doublewrite'
+	],
+	qr/Verdict: what a server would do is not known/,
+	'log without a data directory');
+
+# a backup label makes the server discard the log
+my $marker = $node->data_dir . '/backup_label';
+my $contents = slurp_file($marker);
+unlink($marker) or die "could not unlink: $!";
+append_to_file($marker, "START WAL LOCATION: 0/2000028\n");
+is(state_of($node)->{state}{verdict},
+	'discard', 'log beside the label of a backup');
+unlink($marker) or die "could not unlink: $!";
+append_to_file($marker, $contents);
+
+$node->start;
+$node->stop;
+$state = state_of($node);
+is($state->{state}{verdict}, 'nothing', 'clean stop: nothing to restore');
+is($state->{state}{segments}, 0, '... as the log is gone');
+ok(!$state->{state}{log_in_use}, '... and not in use');
+
+# a directory elsewhere
+my $elsewhere = PostgreSQL::Test::Utils::tempdir();
+rmdir($node->data_dir . '/pg_doublewrite') or die "could not rmdir: $!";
+symlink($elsewhere, $node->data_dir . '/pg_doublewrite')
+  or die "could not symlink: $!";
+is(state_of($node)->{state}{link_target},
+	$elsewhere, 'target of a link is shown');
+unlink($node->data_dir . '/pg_doublewrite');
+$state = state_of($node);
+is($state->{state}{verdict}, 'nothing', 'no directory, not in use');
+like($state->{state}{reason}, qr/cannot be accessed/, '... is explained');
+
+done_testing();

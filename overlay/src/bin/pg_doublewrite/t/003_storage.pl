@@ -1,0 +1,83 @@
+
+# Copyright (c) 2025, PostgreSQL Global Development Group
+
+# What is said about storage: each place of a cluster, no more than the kernel
+# says, and nothing left behind.
+
+use strict;
+use warnings FATAL => 'all';
+
+use JSON::PP;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = PostgreSQL::Test::Cluster->new('main');
+my $tablespace = PostgreSQL::Test::Utils::tempdir();
+
+$node->init;
+$node->start;
+$node->safe_psql('postgres', "CREATE TABLESPACE elsewhere LOCATION '$tablespace'");
+my $oid = $node->safe_psql('postgres',
+	"SELECT oid FROM pg_tablespace WHERE spcname = 'elsewhere'");
+
+my @before = (slurp_dir($node->data_dir . '/base'), slurp_dir($tablespace));
+my ($out, $err) = run_command(
+	[ 'pg_doublewrite', 'storage', '--json', $node->data_dir ]);
+my $said = decode_json($out);
+my %places = map { $_->{name} => $_ } @{ $said->{places} };
+
+is($err, '', 'no complaints');
+is($said->{page_size}, 8192, 'page size');
+foreach my $name ('pg_default', 'pg_global', "tablespace $oid",
+	'double-write log', 'WAL')
+{
+	my $place = $places{$name};
+
+	ok(defined $place, "$name is there") or next;
+	ok(-d $place->{real_path}, '... with its path');
+	ok(!$place->{ordinary_page_writes_promised}, '... and promises nothing');
+	like($place->{atomic_page_writes}, qr/^(?:yes|no|unknown)$/,
+		'... or what the kernel says');
+	is($place->{atomic_page_writes}, 'unknown',
+		'... which may be nothing')
+	  if !defined $place->{file_atomic_write_max};
+
+	my $measured =
+	  defined $place->{same_file_system_as}
+	  ? $places{ $place->{same_file_system_as} }
+	  : $place;
+	foreach my $cost (qw(fdatasync_page fsync_page fdatasync_batch))
+	{
+		cmp_ok($measured->{$cost}{count}, '>', 0, "... $cost was measured");
+		cmp_ok($measured->{$cost}{median_us},
+			'<=', $measured->{$cost}{max_us}, '... and makes sense');
+	}
+}
+is(realpath($places{"tablespace $oid"}{real_path}),
+	realpath($tablespace), 'tablespace is looked at where it is');
+is_deeply([ slurp_dir($node->data_dir . '/base'), slurp_dir($tablespace) ],
+	\@before, 'nothing is left behind');
+
+command_like(
+	[ 'pg_doublewrite', 'storage', '--no-sync-test', $node->data_dir ],
+	qr/pg_default \(.*nothing is promised; a crash may tear them.*What cannot be known/s,
+	'for people');
+unlike(
+	(run_command([ 'pg_doublewrite', 'storage', '-N', $node->data_dir ]))[0],
+	qr/fsync/, 'no measurement if not wanted');
+command_fails_like(
+	[ 'pg_doublewrite', 'storage', $tablespace ],
+	qr/is not a data directory/,
+	'must be a data directory');
+
+$node->stop;
+done_testing();
+
+sub realpath
+{
+	my ($path) = @_;
+
+	require Cwd;
+	return Cwd::realpath($path);
+}
