@@ -1,0 +1,1004 @@
+/*-------------------------------------------------------------------------
+ *
+ * xlogpipeline.c
+ *		Decoding WAL in a process of its own, ahead of redo.
+ *
+ * Without this module the startup process does all the work of recovery: it
+ * reads WAL, checks page headers and CRCs, decodes records, asks the kernel to
+ * prefetch the blocks they refer to, and applies them.  With wal_pipeline, all
+ * but the last is done by another process, while the startup process applies
+ * earlier records.
+ *
+ * The idea
+ * --------
+ * The startup process stays in control.  Where WAL comes from (archive, pg_wal,
+ * stream), which timeline to follow, when to wait, to pause, to promote or to
+ * stop: all that is decided by xlogrecovery.c as ever.  What it hands over is
+ * a range: "WAL from the record at START is readable up to LIMIT, in segment
+ * files of timeline T, with page headers of timeline P".  The pipeline process
+ * decodes the range into a queue in shared memory, from which the startup
+ * process takes records until the range has ended.  Then it reads on by itself,
+ * from the very next record, until it has another range to hand over.
+ *
+ * A range ends at LIMIT, or earlier at the first thing that the pipeline does
+ * not understand: an invalid record, a segment that cannot be read, another
+ * timeline on a page, a record that may change the timeline, a record that
+ * does not fit into the queue.  It never reports and never decides: the startup
+ * process meets the same WAL at the same place with its ordinary code, and
+ * reports or waits or stops as it would have without a pipeline.  An obstacle
+ * that is met too early costs time, but cannot change the outcome.
+ *
+ * Assumptions
+ * -----------
+ * - WAL below LIMIT does not change any more, or if it does (a segment that is
+ *   restored once more from the archive) then not while a range is handed
+ *   over: only the startup process causes that, while it reads by itself.  What
+ *   is in recycled segments is recognized as elsewhere: page address, back-link
+ *   and CRC do not fit.
+ * - The files in the range are those that the startup process would open.
+ *   Ranges end with the segment that the startup process has open, except in
+ *   plain crash recovery on the newest timeline, where no other file could be
+ *   chosen for the segments that follow.
+ * - Shared memory has the same address in all processes.  So records can be
+ *   used where they have been decoded, although they contain pointers.
+ *
+ * The queue
+ * ---------
+ * The pipeline process runs an ordinary XLogPrefetcher around an ordinary
+ * XLogReader, whose decode buffer is in shared memory.  The queue is the list of
+ * decoded records in that circular buffer.  Head, tail and free space are known
+ * to the reader only; the startup process follows the links.
+ *
+ *		   current              published
+ *			  |                     |
+ *	+-------+-v-----+-------+-------v-----------------+
+ *	| free  | rec A | rec B | rec C | being decoded ...
+ *	+-------+-|-----+-|-^---+-^-----+-----------------+
+ *			  '-next--' '-next'
+ *
+ * "published" is the end of the last record whose link and contents are
+ * complete (its blocks have been prefetched, too); the startup process must not
+ * look further.  "current" is the start of the record that it applies; what is
+ * before may be overwritten.  It holds on to a record until it has found the
+ * next one, because the link leads there.  Each of the two is written by one
+ * process only, with a memory barrier.
+ *
+ * States
+ * ------
+ *				attach				 engage
+ *	   ABSENT ---------> IDLE ------------------> RUNNING
+ *		  ^               ^  (startup process)       | worker: obstacle
+ *		  |               |                          v
+ *		  |  worker exit  '-------- take back ----- ENDED
+ *		  '------------------ (startup process, when all that is
+ *		   from any state      published has been applied)
+ *
+ *	In IDLE the startup process owns the queue and the description of the range,
+ *	in RUNNING and ENDED the worker owns the queue, and nobody changes the
+ *	range.
+ *
+ * Waiting
+ * -------
+ * Both processes sleep on their process latch.  Who goes to sleep first writes
+ * what it waits for, then looks again; who makes progress first writes that,
+ * then looks whether the other one waits.  Full barriers between the two see
+ * to it that at least one of them notices.
+ *
+ * - startup_waits: nothing is published beyond the current record.  The worker
+ *   wakes the startup process when a batch of records is ready, or when it
+ *   cannot go on.  While set, it also tells the worker that even the current
+ *   record has been applied, so I/O for its blocks is finished.
+ * - wake_worker_at: the queue is full, or enough I/O is under way.  The startup
+ *   process wakes the worker when it has come to this LSN, half-way through
+ *   the queue, so that the worker does not get up for each record.
+ *
+ * It is impossible that both sleep: the startup process wakes the worker before
+ * it sleeps, and a worker that has published nothing new although all that was
+ * published has been applied ends the range.  In both waits the process
+ * handles its interrupts: redo of DROP DATABASE, for example, waits until all
+ * processes, the worker too, have absorbed a barrier.
+ *
+ * Errors and exits
+ * ----------------
+ * If the worker exits with an error, what it has published is still good; the
+ * startup process applies it, says so in the log and goes on alone.  If one of
+ * the two dies, the postmaster resets everything, as it does when any process
+ * dies that uses shared memory.  At a shutdown, the postmaster terminates both.
+ * At the end of redo the startup process waits until the worker has detached.
+ *
+ * Why a background worker: a BackendType of its own would change the layout of
+ * the statistics files and the ABI for extensions.  It is registered by the
+ * startup process itself, after it has told the postmaster that redo starts:
+ * before that the postmaster would not start workers after a crash.  It takes
+ * one of max_worker_processes slots, until the end of recovery.  Without a free
+ * slot, recovery works as without the pipeline.
+ *
+ * Copyright (c) 2026, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *		src/backend/access/transam/xlogpipeline.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "access/xlog.h"
+#include "access/xlog_internal.h"
+#include "access/xlogpipeline.h"
+#include "access/xlogprefetcher.h"
+#include "access/xlogutils.h"
+#include "catalog/pg_control.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "port/atomics.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "postmaster/startup.h"
+#include "storage/fd.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "storage/proc.h"
+#include "storage/procsignal.h"
+#include "storage/shmem.h"
+#include "storage/smgr.h"
+#include "storage/spin.h"
+#include "utils/backend_status.h"
+#include "utils/guc.h"
+#include "utils/injection_point.h"
+#include "utils/wait_event.h"
+
+/*
+ * Wake a waiting startup process when this much WAL is ready for it.  Decoding
+ * it takes some 100 microseconds, many times as long as a wake-up; a larger
+ * value would only make the startup process wait longer at the start of each
+ * range.
+ */
+#define XLOG_PIPELINE_WAKE_BYTES	(64 * 1024)
+
+/* GUCs */
+bool		wal_pipeline = false;
+int			wal_pipeline_queue_size = 4096;
+
+typedef enum XLogPipelineState
+{
+	XLOG_PIPELINE_ABSENT,		/* no worker is attached */
+	XLOG_PIPELINE_IDLE,			/* worker waits for a range */
+	XLOG_PIPELINE_RUNNING,		/* worker decodes a range */
+	XLOG_PIPELINE_ENDED,		/* worker is done with it */
+} XLogPipelineState;
+
+/* Why the worker has ended a range; for debugging messages and tests */
+typedef enum XLogPipelineObstacle
+{
+	XLOG_PIPELINE_NO_OBSTACLE,
+	XLOG_PIPELINE_LIMIT,
+	XLOG_PIPELINE_SEGMENT,
+	XLOG_PIPELINE_INVALID,
+	XLOG_PIPELINE_OVERWRITTEN,
+	XLOG_PIPELINE_PAGE_TLI,
+	XLOG_PIPELINE_TLI_RECORD,
+	XLOG_PIPELINE_NO_SPACE,
+} XLogPipelineObstacle;
+
+static const char *const obstacle_names[] = {
+	[XLOG_PIPELINE_NO_OBSTACLE] = "worker exit",
+	[XLOG_PIPELINE_LIMIT] = "end of range",
+	[XLOG_PIPELINE_SEGMENT] = "unreadable segment",
+	[XLOG_PIPELINE_INVALID] = "invalid record",
+	[XLOG_PIPELINE_OVERWRITTEN] = "overwritten record",
+	[XLOG_PIPELINE_PAGE_TLI] = "page of another timeline",
+	[XLOG_PIPELINE_TLI_RECORD] = "possible timeline change",
+	[XLOG_PIPELINE_NO_SPACE] = "record too large",
+};
+
+/* What the startup process hands over */
+typedef struct XLogPipelineRange
+{
+	XLogRecPtr	prev;			/* record before the first one */
+	XLogRecPtr	start;			/* where to look for the first one */
+	XLogRecPtr	limit;			/* WAL is readable up to here */
+	TimeLineID	fileTLI;		/* timeline in the names of the files */
+	XLogRecPtr	pagePtr;		/* last page validated before */
+	TimeLineID	pageTLI;		/* timeline in its header */
+} XLogPipelineRange;
+
+typedef struct XLogPipelineCtlData
+{
+	slock_t		mutex;			/* for the next four */
+	ProcNumber	startup;		/* whom the worker wakes */
+	ProcNumber	worker;			/* INVALID_PROC_NUMBER if there is none */
+	bool		stopping;		/* redo has ended */
+	bool		failed;			/* worker has exited with an error */
+
+	pg_atomic_uint32 state;		/* XLogPipelineState, see above who changes it */
+
+	XLogPipelineRange range;	/* written by startup process in IDLE */
+	DecodedXLogRecord *first;	/* written by worker before it publishes */
+	XLogPipelineObstacle obstacle;	/* written by worker before ENDED */
+
+	/* What one process writes for each record has cache lines of its own. */
+	char		pad1[PG_CACHE_LINE_SIZE];
+	pg_atomic_uint64 published; /* by worker: end of last record */
+	pg_atomic_uint64 wake_worker_at;	/* by worker; cleared by both */
+	char		pad2[PG_CACHE_LINE_SIZE];
+	pg_atomic_uint64 current;	/* by startup process: start of record */
+	pg_atomic_uint32 startup_waits; /* by startup process; cleared by both */
+	char		pad3[PG_CACHE_LINE_SIZE];
+} XLogPipelineCtlData;
+
+static XLogPipelineCtlData *XLogPipelineCtl = NULL;
+static char *XLogPipelineQueue = NULL;
+
+/* Startup process: the worker, if any, and what has been handed over to it */
+static BackgroundWorkerHandle *worker_handle = NULL;
+static bool engaged = false;
+static DecodedXLogRecord *current_record = NULL;
+
+/* Startup process: what has been done, for the log */
+static uint64 total_records = 0;
+static uint64 total_bytes = 0;
+static uint64 total_ranges = 0;
+static uint64 total_waits = 0;
+
+/* Worker: the range it works on, its reader, the segment that is open */
+static XLogPipelineRange range;
+static XLogPipelineObstacle obstacle;
+static XLogPrefetcher *prefetcher = NULL;
+static XLogReaderState *reader = NULL;
+static int	segment_file = -1;
+static XLogSegNo segment_no = 0;
+static XLogRecPtr woken_at = InvalidXLogRecPtr;
+
+static int	pipeline_page_read(XLogReaderState *state, XLogRecPtr targetPagePtr,
+							   int reqLen, XLogRecPtr targetRecPtr,
+							   char *readBuf);
+static bool pipeline_record_ready(DecodedXLogRecord *record);
+
+/* ----------------------------------------------------------------
+ * Shared memory
+ * ----------------------------------------------------------------
+ */
+
+static Size
+pipeline_queue_bytes(void)
+{
+	return (Size) wal_pipeline_queue_size * 1024;
+}
+
+Size
+XLogPipelineShmemSize(void)
+{
+	Size		size = 0;
+
+	if (!wal_pipeline)
+		return 0;
+
+	size = add_size(size, MAXALIGN(sizeof(XLogPipelineCtlData)));
+	size = add_size(size, PG_CACHE_LINE_SIZE);
+	size = add_size(size, pipeline_queue_bytes());
+	return size;
+}
+
+void
+XLogPipelineShmemInit(void)
+{
+	bool		found;
+
+	if (!wal_pipeline)
+		return;
+
+	XLogPipelineCtl = (XLogPipelineCtlData *)
+		ShmemInitStruct("WAL pipeline", XLogPipelineShmemSize(), &found);
+	XLogPipelineQueue = (char *)
+		TYPEALIGN(PG_CACHE_LINE_SIZE, XLogPipelineCtl + 1);
+
+	if (found)
+		return;
+
+	memset(XLogPipelineCtl, 0, sizeof(XLogPipelineCtlData));
+	SpinLockInit(&XLogPipelineCtl->mutex);
+	XLogPipelineCtl->startup = INVALID_PROC_NUMBER;
+	XLogPipelineCtl->worker = INVALID_PROC_NUMBER;
+	pg_atomic_init_u32(&XLogPipelineCtl->state, XLOG_PIPELINE_ABSENT);
+	pg_atomic_init_u64(&XLogPipelineCtl->published, InvalidXLogRecPtr);
+	pg_atomic_init_u64(&XLogPipelineCtl->wake_worker_at, InvalidXLogRecPtr);
+	pg_atomic_init_u64(&XLogPipelineCtl->current, InvalidXLogRecPtr);
+	pg_atomic_init_u32(&XLogPipelineCtl->startup_waits, 0);
+}
+
+static XLogPipelineState
+pipeline_state(void)
+{
+	return (XLogPipelineState)
+		pg_atomic_read_membarrier_u32(&XLogPipelineCtl->state);
+}
+
+/*
+ * Make a transition.  It fails only for the startup process, and only if the
+ * worker has detached in the meantime.
+ */
+static bool
+pipeline_change_state(XLogPipelineState from, XLogPipelineState to)
+{
+	uint32		expected = from;
+
+	if (pg_atomic_compare_exchange_u32(&XLogPipelineCtl->state, &expected, to))
+		return true;
+
+	Assert(AmStartupProcess());
+	Assert(expected == XLOG_PIPELINE_ABSENT);
+	return false;
+}
+
+/*
+ * Set the latch of a process, whose number is read from shared memory.  If it
+ * has gone in the meantime, somebody else is woken up in vain.
+ */
+static void
+pipeline_wake(ProcNumber *procno)
+{
+	ProcNumber	n;
+
+	SpinLockAcquire(&XLogPipelineCtl->mutex);
+	n = *procno;
+	SpinLockRelease(&XLogPipelineCtl->mutex);
+
+	if (n != INVALID_PROC_NUMBER)
+		SetLatch(&GetPGProcByNumber(n)->procLatch);
+}
+
+/* ----------------------------------------------------------------
+ * Startup process
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * Ask for the worker.  It attaches some time later; until then, and if it
+ * cannot be started, recovery goes on without it.
+ */
+void
+XLogPipelineStart(void)
+{
+	BackgroundWorker worker = {0};
+
+	/* In single-user mode there is nobody to start a process. */
+	if (!wal_pipeline || !IsUnderPostmaster)
+		return;
+
+	Assert(AmStartupProcess());
+
+	SpinLockAcquire(&XLogPipelineCtl->mutex);
+	XLogPipelineCtl->startup = MyProcNumber;
+	SpinLockRelease(&XLogPipelineCtl->mutex);
+
+	worker.bgw_flags = BGWORKER_SHMEM_ACCESS;
+	worker.bgw_start_time = BgWorkerStart_PostmasterStart;
+	worker.bgw_restart_time = BGW_NEVER_RESTART;
+	strcpy(worker.bgw_library_name, "postgres");
+	strcpy(worker.bgw_function_name, "XLogPipelineMain");
+	strcpy(worker.bgw_name, "walpipeline");
+	strcpy(worker.bgw_type, "walpipeline");
+
+	if (!RegisterDynamicBackgroundWorker(&worker, &worker_handle))
+		ereport(LOG,
+				(errmsg("could not start the WAL pipeline, recovery goes on without it"),
+				 errhint("You might need to increase \"%s\".",
+						 "max_worker_processes")));
+
+	/* Tests want it to take part from the first record on. */
+	while (IS_INJECTION_POINT_ATTACHED("xlogpipeline-wait-for-worker") &&
+		   worker_handle != NULL && !XLogPipelineIsIdle())
+	{
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_EXIT_ON_PM_DEATH, -1,
+						 WAIT_EVENT_WAL_PIPELINE_RECORD);
+		ResetLatch(MyLatch);
+		ProcessStartupProcInterrupts();
+	}
+}
+
+/*
+ * Redo has ended: make the worker go away, and forget the records that it has
+ * decoded.  Does nothing if there is no pipeline.
+ */
+void
+XLogPipelineStop(void)
+{
+	if (!wal_pipeline || !IsUnderPostmaster)
+		return;
+
+	SpinLockAcquire(&XLogPipelineCtl->mutex);
+	XLogPipelineCtl->stopping = true;
+	SpinLockRelease(&XLogPipelineCtl->mutex);
+
+	/*
+	 * From now on a worker that has not attached yet will not do so.  One
+	 * that has attached ends soon, and sets our latch when it has detached.
+	 */
+	if (worker_handle != NULL)
+	{
+		TerminateBackgroundWorker(worker_handle);
+		pfree(worker_handle);
+		worker_handle = NULL;
+	}
+	while (pipeline_state() != XLOG_PIPELINE_ABSENT)
+	{
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_EXIT_ON_PM_DEATH, -1,
+						 WAIT_EVENT_WAL_PIPELINE_EXIT);
+		ResetLatch(MyLatch);
+		ProcessStartupProcInterrupts();
+	}
+
+	engaged = false;
+	current_record = NULL;
+
+	ereport(LOG,
+			(errmsg("WAL pipeline: decoded %" PRIu64 " records in %" PRIu64 " ranges, %" PRIu64 " kB of WAL; redo waited %" PRIu64 " times",
+					total_records, total_ranges, total_bytes / 1024,
+					total_waits)));
+}
+
+/*
+ * Can a range be handed over?
+ */
+bool
+XLogPipelineIsIdle(void)
+{
+	return worker_handle != NULL && pipeline_state() == XLOG_PIPELINE_IDLE;
+}
+
+/*
+ * Has a range been handed over, and not been taken back yet?
+ */
+bool
+XLogPipelineIsEngaged(void)
+{
+	return engaged;
+}
+
+/*
+ * Hand over the WAL that follows the last record returned by 'reader', up to
+ * 'limit'.  Returns false if there is nobody to take it.
+ *
+ * On success the caller has to take records from XLogPipelineNextRecord() until
+ * that returns NULL.
+ */
+bool
+XLogPipelineEngage(XLogReaderState *startup_reader, XLogRecPtr limit,
+				   TimeLineID fileTLI)
+{
+	XLogPipelineRange *r;
+
+	Assert(AmStartupProcess());
+	Assert(!engaged);
+	Assert(!XLogRecPtrIsInvalid(startup_reader->ReadRecPtr));
+	Assert(startup_reader->EndRecPtr < limit);
+
+	if (!XLogPipelineIsIdle())
+		return false;
+
+	r = &XLogPipelineCtl->range;
+	r->prev = startup_reader->ReadRecPtr;
+	r->start = startup_reader->EndRecPtr;
+	r->limit = limit;
+	r->fileTLI = fileTLI;
+	r->pagePtr = startup_reader->latestPagePtr;
+	r->pageTLI = startup_reader->latestPageTLI;
+
+	XLogPipelineCtl->first = NULL;
+	XLogPipelineCtl->obstacle = XLOG_PIPELINE_NO_OBSTACLE;
+	pg_atomic_write_u64(&XLogPipelineCtl->published, r->start);
+	pg_atomic_write_u64(&XLogPipelineCtl->current, InvalidXLogRecPtr);
+	pg_atomic_write_u64(&XLogPipelineCtl->wake_worker_at, InvalidXLogRecPtr);
+	pg_atomic_write_u32(&XLogPipelineCtl->startup_waits, 0);
+
+	engaged = true;
+	current_record = NULL;
+	total_ranges++;
+
+	INJECTION_POINT("xlogpipeline-engage", NULL);
+
+	/* If this fails, XLogPipelineNextRecord() will find the worker gone. */
+	(void) pipeline_change_state(XLOG_PIPELINE_IDLE, XLOG_PIPELINE_RUNNING);
+	pipeline_wake(&XLogPipelineCtl->worker);
+
+	return true;
+}
+
+/*
+ * The range has ended, and all its records have been applied.
+ */
+static void
+pipeline_take_back(XLogPipelineState state, XLogRecPtr endptr)
+{
+	bool		failed;
+
+	if (state == XLOG_PIPELINE_ENDED)
+		(void) pipeline_change_state(XLOG_PIPELINE_ENDED, XLOG_PIPELINE_IDLE);
+
+	SpinLockAcquire(&XLogPipelineCtl->mutex);
+	failed = XLogPipelineCtl->failed;
+	XLogPipelineCtl->failed = false;
+	SpinLockRelease(&XLogPipelineCtl->mutex);
+
+	if (failed)
+		ereport(LOG,
+				(errmsg("WAL pipeline process has failed, recovery goes on without it")));
+
+	elog(DEBUG1, "WAL pipeline ended at %X/%X, handed over at %X/%X: %s",
+		 LSN_FORMAT_ARGS(endptr),
+		 LSN_FORMAT_ARGS(XLogPipelineCtl->range.start),
+		 obstacle_names[XLogPipelineCtl->obstacle]);
+
+	total_bytes += endptr - XLogPipelineCtl->range.start;
+	engaged = false;
+	current_record = NULL;
+
+	INJECTION_POINT("xlogpipeline-taken-back", NULL);
+}
+
+/*
+ * Wait until there is a record after 'endptr'.  Returns false if there will be
+ * none.
+ */
+static bool
+pipeline_wait_for_record(XLogRecPtr endptr)
+{
+	bool		found;
+
+	for (;;)
+	{
+		XLogPipelineState state;
+
+		pg_atomic_write_membarrier_u32(&XLogPipelineCtl->startup_waits, 1);
+
+		/*
+		 * The order matters: what was published before the end of the range
+		 * is seen after it.
+		 */
+		state = pipeline_state();
+		found = pg_atomic_read_membarrier_u64(&XLogPipelineCtl->published) > endptr;
+		if (found || state != XLOG_PIPELINE_RUNNING)
+			break;
+
+		/* There may be nothing to do for it but to notice that we wait. */
+		if (pg_atomic_exchange_u64(&XLogPipelineCtl->wake_worker_at,
+								   InvalidXLogRecPtr) != InvalidXLogRecPtr)
+			pipeline_wake(&XLogPipelineCtl->worker);
+
+		total_waits++;
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_EXIT_ON_PM_DEATH, -1,
+						 WAIT_EVENT_WAL_PIPELINE_RECORD);
+		ResetLatch(MyLatch);
+		ProcessStartupProcInterrupts();
+	}
+
+	pg_atomic_write_u32(&XLogPipelineCtl->startup_waits, 0);
+	return found;
+}
+
+/*
+ * Return the next record of the range that has been handed over.  It is valid
+ * until the next call.
+ *
+ * Returns NULL at the end of the range; the record before it was the last one
+ * returned, or the last one before the range.
+ */
+DecodedXLogRecord *
+XLogPipelineNextRecord(void)
+{
+	DecodedXLogRecord *next;
+	XLogRecPtr	endptr;
+	XLogRecPtr	wake_at;
+
+	Assert(engaged);
+
+	endptr = current_record ? current_record->next_lsn :
+		XLogPipelineCtl->range.start;
+
+	if (pg_atomic_read_u64(&XLogPipelineCtl->published) <= endptr &&
+		!pipeline_wait_for_record(endptr))
+	{
+		pipeline_take_back(pipeline_state(), endptr);
+		return NULL;
+	}
+	pg_read_barrier();
+
+	next = current_record ? current_record->next : XLogPipelineCtl->first;
+	Assert(next != NULL);
+	Assert((char *) next >= XLogPipelineQueue &&
+		   (char *) next < XLogPipelineQueue + pipeline_queue_bytes());
+	Assert(next->lsn >= endptr);
+	Assert(next->next_lsn <= pg_atomic_read_u64(&XLogPipelineCtl->published));
+	Assert(!next->oversized);
+
+	current_record = next;
+	total_records++;
+
+	/* From now on the previous record may be overwritten. */
+	pg_atomic_write_membarrier_u64(&XLogPipelineCtl->current, next->lsn);
+
+	wake_at = pg_atomic_read_u64(&XLogPipelineCtl->wake_worker_at);
+	if (unlikely(wake_at != InvalidXLogRecPtr && next->lsn >= wake_at) &&
+		pg_atomic_exchange_u64(&XLogPipelineCtl->wake_worker_at,
+							   InvalidXLogRecPtr) != InvalidXLogRecPtr)
+		pipeline_wake(&XLogPipelineCtl->worker);
+
+	return next;
+}
+
+/* ----------------------------------------------------------------
+ * Worker
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * Exit callback.  What has been published stays valid.
+ */
+static void
+pipeline_detach(int code, Datum arg)
+{
+	/* after an error, as in ShutdownAuxiliaryProcess() */
+	LWLockReleaseAll();
+	pgstat_report_wait_end();
+
+	SpinLockAcquire(&XLogPipelineCtl->mutex);
+	XLogPipelineCtl->worker = INVALID_PROC_NUMBER;
+	XLogPipelineCtl->failed = (code != 0);
+	SpinLockRelease(&XLogPipelineCtl->mutex);
+
+	(void) pg_atomic_exchange_u32(&XLogPipelineCtl->state, XLOG_PIPELINE_ABSENT);
+	pipeline_wake(&XLogPipelineCtl->startup);
+}
+
+/*
+ * Returns false if redo has already ended.
+ */
+static bool
+pipeline_attach(void)
+{
+	bool		wanted;
+
+	SpinLockAcquire(&XLogPipelineCtl->mutex);
+	Assert(XLogPipelineCtl->worker == INVALID_PROC_NUMBER);
+	wanted = !XLogPipelineCtl->stopping;
+	if (wanted)
+	{
+		XLogPipelineCtl->worker = MyProcNumber;
+		/* inside, so that XLogPipelineStop() waits for us if it has to */
+		pg_atomic_write_u32(&XLogPipelineCtl->state, XLOG_PIPELINE_IDLE);
+	}
+	SpinLockRelease(&XLogPipelineCtl->mutex);
+
+	if (wanted)
+	{
+		before_shmem_exit(pipeline_detach, (Datum) 0);
+		pipeline_wake(&XLogPipelineCtl->startup);
+	}
+	return wanted;
+}
+
+/*
+ * Become visible, and able to take part in what processes do together.  That is
+ * the part of InitPostgres() that needs no database; we start too early for
+ * BackgroundWorkerInitializeConnection().
+ */
+static void
+pipeline_initialize(void)
+{
+	static XLogReaderRoutine routine = {.page_read = pipeline_page_read};
+
+	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	pqsignal(SIGTERM, SignalHandlerForShutdownRequest);
+	pqsignal(SIGUSR1, procsignal_sigusr1_handler);
+	BackgroundWorkerUnblockSignals();
+
+	InitProcessPhase2();		/* else our wait events would not be shown */
+	ProcSignalInit(NULL, 0);
+	InitializeSessionUserIdStandalone();
+	pgstat_beinit();
+	pgstat_bestart_initial();
+	pgstat_bestart_final();
+	SetProcessingMode(NormalProcessing);
+
+	/*
+	 * md.c shall treat files that are missing as it does for the startup
+	 * process: they are not there yet, or not any more.
+	 */
+	InRecovery = true;
+
+	reader = XLogReaderAllocate(wal_segment_size, NULL, &routine, NULL);
+	if (reader == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OUT_OF_MEMORY),
+				 errmsg("out of memory"),
+				 errdetail("Failed while allocating a WAL reading processor.")));
+	reader->system_identifier = GetSystemIdentifier();
+	XLogReaderSetDecodeBuffer(reader, XLogPipelineQueue, pipeline_queue_bytes());
+	prefetcher = XLogPrefetcherAllocate(reader);
+	XLogPrefetcherSetCallback(prefetcher, pipeline_record_ready,
+							  pipeline_queue_bytes());
+}
+
+/*
+ * Note why the range cannot be continued.  The first reason counts.
+ */
+static void
+pipeline_note_obstacle(XLogPipelineObstacle what)
+{
+	Assert(what != XLOG_PIPELINE_NO_OBSTACLE);
+	if (obstacle == XLOG_PIPELINE_NO_OBSTACLE)
+		obstacle = what;
+}
+
+static void
+pipeline_close_segment(void)
+{
+	if (segment_file >= 0)
+		close(segment_file);
+	segment_file = -1;
+}
+
+/*
+ * Have the segment open that contains 'ptr'.
+ */
+static bool
+pipeline_open_segment(XLogRecPtr ptr)
+{
+	char		path[MAXPGPATH];
+
+	if (segment_file >= 0 && XLByteInSeg(ptr, segment_no, wal_segment_size))
+		return true;
+
+	pipeline_close_segment();
+	XLByteToSeg(ptr, segment_no, wal_segment_size);
+	XLogFilePath(path, range.fileTLI, segment_no, wal_segment_size);
+	segment_file = BasicOpenFile(path, O_RDONLY | PG_BINARY);
+
+	/*
+	 * Nobody tells us which relations are dropped.  So that the files of
+	 * those do not stay open for long, close all once in a while.
+	 */
+	smgrdestroyall();
+
+	return segment_file >= 0;
+}
+
+/*
+ * XLogReaderRoutine->page_read callback.  Never waits; pretends that it would
+ * have to, so that the reader has nothing to report.
+ */
+static int
+pipeline_page_read(XLogReaderState *state, XLogRecPtr targetPagePtr, int reqLen,
+				   XLogRecPtr targetRecPtr, char *readBuf)
+{
+	instr_time	io_start;
+	ssize_t		r;
+
+	if (targetPagePtr + reqLen > range.limit)
+	{
+		pipeline_note_obstacle(XLOG_PIPELINE_LIMIT);
+		return XLREAD_WOULDBLOCK;
+	}
+
+	if (!pipeline_open_segment(targetPagePtr))
+	{
+		pipeline_note_obstacle(XLOG_PIPELINE_SEGMENT);
+		return XLREAD_WOULDBLOCK;
+	}
+
+	io_start = pgstat_prepare_io_time(track_wal_io_timing);
+	pgstat_report_wait_start(WAIT_EVENT_WAL_READ);
+	r = pg_pread(segment_file, readBuf, XLOG_BLCKSZ,
+				 (off_t) XLogSegmentOffset(targetPagePtr, wal_segment_size));
+	pgstat_report_wait_end();
+	if (r > 0)
+		pgstat_count_io_op_time(IOOBJECT_WAL, IOCONTEXT_NORMAL, IOOP_READ,
+								io_start, 1, r);
+	if (r != XLOG_BLCKSZ)
+	{
+		pipeline_note_obstacle(XLOG_PIPELINE_SEGMENT);
+		return XLREAD_WOULDBLOCK;
+	}
+
+	state->seg.ws_tli = range.fileTLI;
+	return (int) Min(range.limit - targetPagePtr, XLOG_BLCKSZ);
+}
+
+/*
+ * Can redo of this record change the timeline?  The startup process decides
+ * where to go on when it has applied it.
+ */
+static bool
+pipeline_may_change_timeline(DecodedXLogRecord *record)
+{
+	uint8		info = record->header.xl_info & ~XLR_INFO_MASK;
+
+	return record->header.xl_rmid == RM_XLOG_ID &&
+		(info == XLOG_CHECKPOINT_SHUTDOWN || info == XLOG_END_OF_RECOVERY);
+}
+
+/*
+ * Wake the startup process, if it waits.
+ */
+static void
+pipeline_wake_startup(void)
+{
+	if (pg_atomic_read_membarrier_u32(&XLogPipelineCtl->startup_waits) != 0 &&
+		pg_atomic_exchange_u32(&XLogPipelineCtl->startup_waits, 0) != 0)
+		pipeline_wake(&XLogPipelineCtl->startup);
+}
+
+/*
+ * Callback of the prefetcher: a record has been decoded, and its blocks have
+ * been looked at.  Returns false to stop reading ahead.
+ */
+static bool
+pipeline_record_ready(DecodedXLogRecord *record)
+{
+	Assert(!record->oversized);
+
+	if (obstacle != XLOG_PIPELINE_NO_OBSTACLE)
+		return false;
+
+	/* The startup process wants to see these by itself. */
+	if (!XLogRecPtrIsInvalid(reader->overwrittenRecPtr))
+	{
+		pipeline_note_obstacle(XLOG_PIPELINE_OVERWRITTEN);
+		return false;
+	}
+	if (reader->latestPageTLI != range.pageTLI)
+	{
+		pipeline_note_obstacle(XLOG_PIPELINE_PAGE_TLI);
+		return false;
+	}
+
+	if (XLogPipelineCtl->first == NULL)
+		XLogPipelineCtl->first = record;
+
+	/* The barrier before makes record and link visible, too. */
+	pg_atomic_write_membarrier_u64(&XLogPipelineCtl->published, record->next_lsn);
+
+	if (record->next_lsn - woken_at >= XLOG_PIPELINE_WAKE_BYTES)
+	{
+		pipeline_wake_startup();
+		woken_at = record->next_lsn;
+	}
+
+	if (pipeline_may_change_timeline(record))
+	{
+		pipeline_note_obstacle(XLOG_PIPELINE_TLI_RECORD);
+		return false;
+	}
+
+	/* Interrupts are for the main loop. */
+	return !InterruptPending && !ConfigReloadPending && !ShutdownRequestPending;
+}
+
+static void
+pipeline_begin_range(void)
+{
+	range = XLogPipelineCtl->range;
+	obstacle = XLOG_PIPELINE_NO_OBSTACLE;
+	woken_at = range.start;
+
+	XLogPrefetcherContinueRead(prefetcher, range.prev, range.start);
+	reader->latestPagePtr = range.pagePtr;
+	reader->latestPageTLI = range.pageTLI;
+	reader->overwrittenRecPtr = InvalidXLogRecPtr;
+
+	INJECTION_POINT("xlogpipeline-begin-range", NULL);
+}
+
+static void
+pipeline_end_range(void)
+{
+	pipeline_close_segment();
+	smgrdestroyall();
+
+	INJECTION_POINT("xlogpipeline-end-range", NULL);
+
+	XLogPipelineCtl->obstacle = obstacle;
+	(void) pipeline_change_state(XLOG_PIPELINE_RUNNING, XLOG_PIPELINE_ENDED);
+	pipeline_wake_startup();
+}
+
+/*
+ * Decode as much of the range as possible.  Returns whether it makes sense to
+ * go on at once; if not, wake_worker_at has been set, or the range has ended.
+ */
+static bool
+pipeline_advance(void)
+{
+	XLogRecPtr	published = pg_atomic_read_u64(&XLogPipelineCtl->published);
+	XLogRecPtr	current;
+	bool		all_applied;
+	bool		progress;
+
+	/*
+	 * If the startup process waits although nothing has been published since,
+	 * it has applied everything.
+	 */
+	all_applied =
+		pg_atomic_read_membarrier_u32(&XLogPipelineCtl->startup_waits) != 0;
+	current = pg_atomic_read_membarrier_u64(&XLogPipelineCtl->current);
+	XLogPrefetcherRelease(prefetcher, current);
+	all_applied = all_applied && reader->EndRecPtr == published;
+
+	XLogPrefetcherReadAhead(prefetcher,
+							all_applied ? reader->EndRecPtr : reader->ReadRecPtr);
+
+	progress = pg_atomic_read_u64(&XLogPipelineCtl->published) != published;
+	if (reader->errormsg_deferred)
+		pipeline_note_obstacle(XLOG_PIPELINE_INVALID);
+	else if (all_applied && !progress && !InterruptPending &&
+			 !ConfigReloadPending && !ShutdownRequestPending)
+	{
+		/* Nothing is in the way but the next record itself. */
+		pipeline_note_obstacle(XLOG_PIPELINE_NO_SPACE);
+	}
+
+	if (obstacle != XLOG_PIPELINE_NO_OBSTACLE)
+	{
+		pipeline_end_range();
+		return false;
+	}
+
+	pipeline_wake_startup();
+	woken_at = published = pg_atomic_read_u64(&XLogPipelineCtl->published);
+
+	/* Sleep until half of the queue is free, or the startup process waits. */
+	current = reader->ReadRecPtr;
+	current += (published - current) / 2;
+	pg_atomic_write_membarrier_u64(&XLogPipelineCtl->wake_worker_at, current);
+	return pg_atomic_read_membarrier_u64(&XLogPipelineCtl->current) >= current ||
+		pg_atomic_read_membarrier_u32(&XLogPipelineCtl->startup_waits) != 0;
+}
+
+/*
+ * Main entry point of the worker.
+ */
+void
+XLogPipelineMain(Datum main_arg)
+{
+	bool		running = false;
+
+	pipeline_initialize();
+	if (!pipeline_attach())
+		proc_exit(0);
+
+	INJECTION_POINT("xlogpipeline-attached", NULL);
+
+	for (;;)
+	{
+		bool		again = false;
+
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+
+		if (ShutdownRequestPending)
+			proc_exit(0);
+
+		if (ConfigReloadPending)
+		{
+			ConfigReloadPending = false;
+			ProcessConfigFile(PGC_SIGHUP);
+			XLogPrefetchReconfigure();
+		}
+
+		if (pipeline_state() == XLOG_PIPELINE_RUNNING)
+		{
+			if (!running)
+				pipeline_begin_range();
+			again = pipeline_advance();
+			running = obstacle == XLOG_PIPELINE_NO_OBSTACLE;
+		}
+
+		if (!again)
+			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_EXIT_ON_PM_DEATH, -1,
+							 running ? WAIT_EVENT_WAL_PIPELINE_REPLAY :
+							 WAIT_EVENT_WAL_PIPELINE_MAIN);
+	}
+}

@@ -1,0 +1,322 @@
+/*-------------------------------------------------------------------------
+ *
+ * xlogprogress.c
+ *		Recovery that can be watched.
+ *
+ * In crash recovery all WAL that will be replayed is in pg_wal already, so it
+ * can be said how much is left.  It is shown
+ *
+ * - in the server log, each log_startup_progress_interval;
+ * - in the process title of the startup process, with each segment;
+ * - in the file "recovery_progress" in the data directory, when the log is
+ *   written, for monitoring that cannot connect yet;
+ * - to clients that are refused because recovery is not done.
+ *
+ * In archive recovery the end is not known, and only what stock reports is
+ * reported.  A standby in standby mode reports nothing: there is no end.
+ *
+ * Where WAL ends is found out by looking at page headers.  Segments are filled in
+ * order, and a page that was written for another place (in a recycled segment)
+ * has another address.  So the last segment that begins with the right page is
+ * the last one, and in it the border between right and wrong pages is found
+ * by bisection.  That is one read per segment.  The result is off by a page at
+ * most; it is only used for reports, and replay does not depend on it.
+ *
+ * Time left is estimated from the average since the start of redo.
+ *
+ * The shared memory is written by the startup process, which sets "end" last
+ * and clears it first; others need no lock.
+ *
+ * Copyright (c) 2026, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *		src/backend/access/transam/xlogprogress.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "access/timeline.h"
+#include "access/xlog.h"
+#include "access/xlog_internal.h"
+#include "access/xlogprogress.h"
+#include "miscadmin.h"
+#include "port/atomics.h"
+#include "postmaster/startup.h"
+#include "storage/fd.h"
+#include "storage/shmem.h"
+#include "utils/ps_status.h"
+#include "utils/timestamp.h"
+
+#define PROGRESS_FILE		"recovery_progress"
+#define PROGRESS_FILE_TMP	PROGRESS_FILE ".tmp"
+
+typedef struct XLogProgressData
+{
+	pg_atomic_uint64 start;		/* where redo has begun */
+	pg_atomic_uint64 end;		/* where WAL ends, invalid if not known */
+	pg_atomic_uint64 begin_time;	/* TimestampTz */
+} XLogProgressData;
+
+static XLogProgressData *XLogProgress = NULL;
+
+Size
+XLogProgressShmemSize(void)
+{
+	return sizeof(XLogProgressData);
+}
+
+void
+XLogProgressShmemInit(void)
+{
+	bool		found;
+
+	XLogProgress = (XLogProgressData *)
+		ShmemInitStruct("WAL replay progress", XLogProgressShmemSize(), &found);
+	if (!found)
+	{
+		pg_atomic_init_u64(&XLogProgress->start, InvalidXLogRecPtr);
+		pg_atomic_init_u64(&XLogProgress->end, InvalidXLogRecPtr);
+		pg_atomic_init_u64(&XLogProgress->begin_time, 0);
+	}
+}
+
+/*
+ * Is the page at 'ptr' where it should be, in an open segment file?
+ */
+static bool
+page_is_valid(int fd, XLogRecPtr ptr)
+{
+	XLogPageHeaderData header;
+	off_t		offset = (off_t) XLogSegmentOffset(ptr, wal_segment_size);
+
+	return pg_pread(fd, &header, sizeof(header), offset) == sizeof(header) &&
+		header.xlp_magic == XLOG_PAGE_MAGIC &&
+		header.xlp_pageaddr == ptr;
+}
+
+/*
+ * Open the file of a segment that begins with the right page, from the newest
+ * timeline that has one.  Returns -1 if there is none.
+ */
+static int
+open_segment(XLogSegNo segno, List *timelines)
+{
+	XLogRecPtr	start;
+
+	XLogSegNoOffsetToRecPtr(segno, 0, wal_segment_size, start);
+
+	foreach_ptr(TimeLineHistoryEntry, entry, timelines)
+	{
+		char		path[MAXPGPATH];
+		int			fd;
+
+		XLogFilePath(path, entry->tli, segno, wal_segment_size);
+		fd = BasicOpenFile(path, O_RDONLY | PG_BINARY);
+		if (fd < 0)
+			continue;
+		if (page_is_valid(fd, start))
+			return fd;
+		close(fd);
+	}
+	return -1;
+}
+
+/*
+ * Find the end of the last valid page after 'start', which is valid.
+ */
+static XLogRecPtr
+find_end(XLogRecPtr start, List *timelines)
+{
+	XLogSegNo	segno;
+	XLogRecPtr	segment_start;
+	int			fd;
+	int			last_fd = -1;
+	uint32		low = 0;		/* a page that is valid */
+	uint32		high = wal_segment_size / XLOG_BLCKSZ;	/* one that is not */
+
+	XLByteToSeg(start, segno, wal_segment_size);
+	while ((fd = open_segment(segno, timelines)) >= 0)
+	{
+		if (last_fd >= 0)
+			close(last_fd);
+		last_fd = fd;
+		segno++;
+	}
+	if (last_fd < 0)
+		return InvalidXLogRecPtr;
+
+	XLogSegNoOffsetToRecPtr(segno - 1, 0, wal_segment_size, segment_start);
+	while (high - low > 1)
+	{
+		uint32		middle = low + (high - low) / 2;
+
+		if (page_is_valid(last_fd, segment_start + (XLogRecPtr) middle * XLOG_BLCKSZ))
+			low = middle;
+		else
+			high = middle;
+	}
+	close(last_fd);
+
+	return segment_start + (XLogRecPtr) high * XLOG_BLCKSZ;
+}
+
+/*
+ * Redo begins.  'timelines' are those that WAL in pg_wal may belong to, or NIL if
+ * there is more WAL elsewhere.
+ */
+void
+XLogProgressBegin(XLogRecPtr start, List *timelines)
+{
+	XLogRecPtr	end = InvalidXLogRecPtr;
+
+	/* may have been left by a crash */
+	(void) unlink(PROGRESS_FILE);
+
+	if (timelines != NIL)
+		end = find_end(start, timelines);
+	if (end <= start)
+		return;
+
+	pg_atomic_write_u64(&XLogProgress->start, start);
+	pg_atomic_write_u64(&XLogProgress->begin_time, GetCurrentTimestamp());
+	pg_atomic_write_membarrier_u64(&XLogProgress->end, end);
+}
+
+/*
+ * How much is done at 'lsn'?  Returns false if that is not known.
+ */
+static bool
+get_progress(XLogRecPtr lsn, int *percent, uint64 *left, double *rate,
+			 double *seconds_left)
+{
+	XLogRecPtr	end = pg_atomic_read_membarrier_u64(&XLogProgress->end);
+	XLogRecPtr	start = pg_atomic_read_u64(&XLogProgress->start);
+	TimestampTz begin = pg_atomic_read_u64(&XLogProgress->begin_time);
+	double		seconds = (GetCurrentTimestamp() - begin) / 1000000.0;
+
+	if (XLogRecPtrIsInvalid(end) || lsn < start)
+		return false;
+
+	lsn = Min(lsn, end);
+	*percent = (int) ((lsn - start) * 100 / (end - start));
+	*left = end - lsn;
+	*rate = (lsn - start) / Max(seconds, 0.001);
+	*seconds_left = *rate > 0 ? *left / *rate : -1;
+	return true;
+}
+
+/*
+ * Describe progress in words, or return NULL if it is not known.
+ */
+char *
+XLogProgressDescribe(XLogRecPtr lsn)
+{
+	int			percent;
+	uint64		left;
+	double		rate;
+	double		seconds_left;
+
+	if (!get_progress(lsn, &percent, &left, &rate, &seconds_left))
+		return NULL;
+
+	if (seconds_left < 0)
+		return psprintf(_("%d%% of WAL replayed, %" PRIu64 " MB left"),
+						percent, left / (1024 * 1024));
+
+	return psprintf(_("%d%% of WAL replayed, %" PRIu64 " MB left, %.1f MB/s, about %.0f s to go"),
+					percent, left / (1024 * 1024), rate / (1024 * 1024),
+					seconds_left);
+}
+
+/*
+ * Write the file for monitoring.  It is replaced as a whole, and need not be
+ * durable.  If it cannot be written, there is none.
+ */
+static void
+write_progress_file(XLogRecPtr lsn)
+{
+	int			percent;
+	uint64		left;
+	double		rate;
+	double		seconds_left;
+	FILE	   *file;
+
+	if (!get_progress(lsn, &percent, &left, &rate, &seconds_left))
+		return;
+
+	file = AllocateFile(PROGRESS_FILE_TMP, PG_BINARY_W);
+	if (file == NULL)
+		return;
+	fprintf(file, "lsn = %X/%X\nend_lsn = %X/%X\npercent = %d\n"
+			"bytes_left = %" PRIu64 "\nbytes_per_second = %.0f\nseconds_left = %.0f\n",
+			LSN_FORMAT_ARGS(lsn),
+			LSN_FORMAT_ARGS(pg_atomic_read_u64(&XLogProgress->end)),
+			percent, left, rate, seconds_left);
+	if (FreeFile(file) != 0 || rename(PROGRESS_FILE_TMP, PROGRESS_FILE) != 0)
+		(void) unlink(PROGRESS_FILE_TMP);
+}
+
+/*
+ * Report if log_startup_progress_interval has passed.  Called for each record.
+ */
+void
+XLogProgressReport(XLogRecPtr lsn)
+{
+	long		secs;
+	int			usecs;
+	char	   *progress;
+
+	if (!has_startup_progress_timeout_expired(&secs, &usecs))
+		return;
+
+	progress = XLogProgressDescribe(lsn);
+	if (progress == NULL)
+	{
+		ereport(LOG,
+				(errmsg("redo in progress, elapsed time: %ld.%02d s, current LSN: %X/%X",
+						secs, usecs / 10000, LSN_FORMAT_ARGS(lsn))));
+		return;
+	}
+
+	ereport(LOG,
+			(errmsg("redo in progress, elapsed time: %ld.%02d s, current LSN: %X/%X, %s",
+					secs, usecs / 10000, LSN_FORMAT_ARGS(lsn), progress)));
+	pfree(progress);
+	write_progress_file(lsn);
+}
+
+/*
+ * Show in the process title which segment is being replayed.
+ */
+void
+XLogProgressShowSegment(XLogSegNo segno, const char *xlogfname)
+{
+	char		title[MAXFNAMELEN + 64];
+	XLogRecPtr	lsn;
+	int			percent;
+	uint64		left;
+	double		rate;
+	double		seconds_left;
+
+	XLogSegNoOffsetToRecPtr(segno, 0, wal_segment_size, lsn);
+	if (get_progress(lsn, &percent, &left, &rate, &seconds_left))
+		snprintf(title, sizeof(title), "recovering %s, %d%% done, %.0f s left",
+				 xlogfname, percent, Max(seconds_left, 0));
+	else
+		snprintf(title, sizeof(title), "recovering %s", xlogfname);
+	set_ps_display(title);
+}
+
+/*
+ * Redo has ended.
+ */
+void
+XLogProgressEnd(void)
+{
+	pg_atomic_write_membarrier_u64(&XLogProgress->end, InvalidXLogRecPtr);
+	(void) unlink(PROGRESS_FILE);
+}

@@ -1,0 +1,127 @@
+
+# Copyright (c) 2026, PostgreSQL Global Development Group
+
+# Crash recovery that can be watched: in the server log, in a file, and by
+# clients that are refused.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use XLogPipeline;
+
+xlp_require_injection_points();
+
+my $primary = xlp_primary('primary');
+xlp_workload($primary, $_) foreach (1 .. 2);
+$primary->safe_psql('postgres',
+	'INSERT INTO t1 SELECT i, i FROM generate_series(100000, 200000) i');
+my ($redo, $end) = split(
+	/\|/,
+	$primary->safe_psql(
+		'postgres',
+		"SELECT redo_lsn - '0/0'::pg_lsn, pg_current_wal_insert_lsn() - '0/0'::pg_lsn
+		 FROM pg_control_checkpoint()"));
+$primary->stop('immediate');
+$primary->backup_fs_cold('crashed');
+
+sub copy
+{
+	my ($name, $mode, $conf) = @_;
+	my $node = PostgreSQL::Test::Cluster->new($name);
+
+	$node->init_from_backup($primary, 'crashed');
+	$node->append_conf('postgresql.conf',
+		xlp_conf($mode) . "log_startup_progress_interval = 1ms\n$conf");
+	return $node;
+}
+
+# What a file or message says about the end must be within a page.
+sub check_end
+{
+	my ($lsn, $what) = @_;
+	my ($high, $low) = split(/\//, $lsn);
+	my $distance = hex($high) * 2**32 + hex($low) - $end;
+
+	ok($distance >= 0 && $distance <= 8192, "$what: end of WAL is known");
+	return;
+}
+
+foreach my $mode ('off', 'on')
+{
+	my $node = copy("log_$mode", $mode, '');
+
+	$node->start;
+	my @percent = slurp_file($node->logfile) =~
+	  /redo in progress, .*, (\d+)% of WAL replayed, \d+ MB left/g;
+	my @sorted = sort { $a <=> $b } @percent;
+
+	cmp_ok(scalar(@percent), '>', 1, "$mode: progress is in the server log");
+	is("@percent", "@sorted", "$mode: it does not go back");
+	cmp_ok($percent[-1], '<=', 100, "$mode: and not beyond the end");
+	ok(!-e $node->data_dir . '/recovery_progress',
+		"$mode: no file after recovery");
+	$node->stop;
+	$node->clean_node;
+}
+
+# The file: look at it after a crash in the middle of redo.
+my $node = copy('file', 'small',
+	"test_doublewrite.crash_at = 'xlogpipeline-taken-back:10'\n");
+my $file = $node->data_dir . '/recovery_progress';
+run_log(
+	[
+		'pg_ctl',
+		'--pgdata' => $node->data_dir,
+		'--log' => $node->logfile,
+		'start'
+	]);
+my $content = slurp_file($file);
+note $content;
+my %fields = $content =~ /^(\w+) = (\S+)$/mg;
+is( join(' ', sort keys %fields),
+	'bytes_left bytes_per_second end_lsn lsn percent seconds_left',
+	'file has all fields');
+check_end($fields{end_lsn}, 'file');
+cmp_ok($fields{percent}, '<', 100, 'file: not at the end');
+cmp_ok($fields{bytes_left}, '<', $end - $redo + 8192, 'file: bytes left');
+
+# A client that comes too early.  The startup process is stopped for a while;
+# if that was too late, once more.
+my $message = '';
+foreach my $attempt (1 .. 10)
+{
+	my $node = copy("client_$attempt", 'on', "hot_standby = on\n");
+
+	append_to_file($node->logfile, '');
+	run_log(
+		[
+			'pg_ctl',
+			'--no-wait',
+			'--pgdata' => $node->data_dir,
+			'--log' => $node->logfile,
+			'start'
+		]);
+	$node->wait_for_log(qr/redo in progress/);
+	my ($pid) = slurp_file($node->logfile) =~ /\[(\d+)\].* LOG:  redo starts/;
+	kill('STOP', $pid);
+	(undef, $message) =
+	  run_command([ 'psql', '-c', 'SELECT 1', $node->connstr('postgres') ]);
+	kill('CONT', $pid);
+	$node->_update_pid(1);
+	$node->poll_query_until('postgres', 'SELECT true');
+	$node->stop;
+	$node->clean_node;
+	last if $message =~ /not yet accepting/;
+}
+like(
+	$message,
+	qr/the database system is not yet accepting connections\n.*: \d+% of WAL replayed, \d+ MB left/,
+	'refused client is told about progress');
+
+done_testing();

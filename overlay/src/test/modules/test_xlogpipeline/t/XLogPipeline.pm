@@ -1,0 +1,281 @@
+
+# Copyright (c) 2026, PostgreSQL Global Development Group
+
+=pod
+
+=head1 NAME
+
+XLogPipeline - what the tests of the WAL pipeline share
+
+=cut
+
+package XLogPipeline;
+
+use strict;
+use warnings FATAL => 'all';
+
+use Digest::MD5;
+use Exporter 'import';
+use File::Find;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+our @EXPORT = qw(
+  xlp_require_injection_points
+  xlp_conf
+  xlp_wait_conf
+  xlp_primary
+  xlp_workload
+  xlp_digest
+  xlp_differences
+  xlp_messages
+  xlp_decoded
+  xlp_ranges
+);
+
+sub xlp_require_injection_points
+{
+	plan skip_all => 'Injection points not supported by this build'
+	  if ($ENV{enable_injection_points} // '') ne 'yes';
+	return;
+}
+
+=pod
+
+=over
+
+=item xlp_conf(mode)
+
+Settings for a server whose recovery is compared: C<off>, C<on>, or C<small>
+for a queue that many records do not fit into.  Nothing but recovery writes
+relation files there.
+
+=cut
+
+sub xlp_conf
+{
+	my ($mode) = @_;
+	my $pipeline = $mode eq 'off' ? 'off' : 'on';
+	my $size = $mode eq 'small' ? '64kB' : '1MB';
+
+	return qq{
+wal_pipeline = $pipeline
+wal_pipeline_queue_size = $size
+autovacuum = off
+max_logical_replication_workers = 0
+log_min_messages = debug1
+} . xlp_wait_conf();
+}
+
+=pod
+
+=item xlp_wait_conf()
+
+Settings that make redo wait for the pipeline at its start.  Otherwise a short
+recovery might be over before that is ready.
+
+=cut
+
+sub xlp_wait_conf
+{
+	return q{
+shared_preload_libraries = 'injection_points, test_doublewrite'
+test_doublewrite.fail_at = 'xlogpipeline-wait-for-worker:EIO'
+};
+}
+
+=pod
+
+=item xlp_primary(name, %init)
+
+A running server with small segments, which writes no relation files but at
+checkpoints.
+
+=cut
+
+sub xlp_primary
+{
+	my ($name, %init) = @_;
+	my $node = PostgreSQL::Test::Cluster->new($name);
+
+	$node->init(
+		allows_streaming => 1,
+		extra => ['--wal-segsize=1'],
+		%init);
+	$node->append_conf(
+		'postgresql.conf', q{
+autovacuum = off
+max_wal_size = 1GB
+checkpoint_timeout = 1h
+max_prepared_transactions = 5
+shared_buffers = 128MB
+bgwriter_lru_maxpages = 0
+wal_keep_size = 256MB
+});
+	$node->start;
+	return $node;
+}
+
+=pod
+
+=item xlp_workload(node, run)
+
+Some megabytes of WAL of many kinds: records of all sizes up to some megabytes,
+relations and databases that come and go, switches of segments.
+
+=cut
+
+sub xlp_workload
+{
+	my ($node, $run) = @_;
+
+	# These make checkpoints, so crash recovery will not see them.
+	$node->safe_psql('postgres',
+		"CREATE DATABASE copy$run STRATEGY file_copy");
+	$node->safe_psql("copy$run", "CREATE TABLE x AS SELECT 1 AS a");
+	$node->safe_psql('postgres', "DROP DATABASE copy$run");
+
+	$node->safe_psql(
+		'postgres', qq{
+		CREATE TABLE t$run (id int PRIMARY KEY, v int, filler text);
+		INSERT INTO t$run SELECT i, 0, repeat('x', 100)
+			FROM generate_series(1, 5000) i;
+		CREATE INDEX t${run}_v ON t$run (v);
+		UPDATE t$run SET v = id % 100;
+		UPDATE t$run SET v = v + 1 WHERE id % 7 = 0;
+		SELECT length(pg_logical_emit_message(false, 'test', repeat('m', 3000000))::text);
+		SELECT length(pg_logical_emit_message(false, 'test', repeat('k', 40000))::text)
+			FROM generate_series(1, 30);
+		CREATE TABLE gone$run AS SELECT * FROM t$run;
+		CREATE TABLE cut$run AS SELECT * FROM t$run;
+		DELETE FROM cut$run WHERE id > 1000;
+		VACUUM cut$run;
+		DROP TABLE gone$run;
+		CREATE TABLE again$run (b bytea);
+		ALTER TABLE again$run ALTER b SET STORAGE EXTERNAL;
+		INSERT INTO again$run SELECT decode(repeat('ab', 50000), 'hex')
+			FROM generate_series(1, 10);
+		TRUNCATE again$run;
+	});
+	$node->safe_psql('postgres', "SELECT pg_switch_wal()");
+	$node->safe_psql('postgres', "CREATE DATABASE db$run STRATEGY wal_log");
+	$node->safe_psql(
+		'postgres', qq{
+		BEGIN; INSERT INTO t$run VALUES (0, 0, 'prepared');
+		PREPARE TRANSACTION 'p$run'; COMMIT PREPARED 'p$run';
+		DELETE FROM t$run WHERE id % 3 = 0;
+		VACUUM t$run;
+		INSERT INTO t$run SELECT i, i, repeat('y', 50)
+			FROM generate_series(10000, 15000) i;
+	});
+	return;
+}
+
+=pod
+
+=item xlp_digest(node)
+
+The relation files and commit logs of a stopped server: path => checksum.
+
+=cut
+
+sub xlp_digest
+{
+	my ($node) = @_;
+	my $data = $node->data_dir;
+	my %digest;
+
+	find(
+		sub {
+			return unless -f $_;
+			my $path = substr($File::Find::name, length($data) + 1);
+
+			return if $path =~ /pg_control|pg_internal\.init|pgsql_tmp/;
+			open(my $fh, '<:raw', $_) or die "$path: $!";
+			$digest{$path} = Digest::MD5->new->addfile($fh)->hexdigest;
+			close($fh);
+		},
+		map { "$data/$_" } qw(base global pg_xact pg_multixact));
+	return \%digest;
+}
+
+=pod
+
+=item xlp_differences(a, b)
+
+Paths of the files that differ, as a string.
+
+=cut
+
+sub xlp_differences
+{
+	my ($one, $other) = @_;
+	my %all = (%$one, %$other);
+
+	return join(' ',
+		grep { ($one->{$_} // '') ne ($other->{$_} // '') } sort keys %all);
+}
+
+=pod
+
+=item xlp_messages(node)
+
+What the server has logged about recovery, without what differs between
+servers: one string.  (Without the pipeline, the prefetcher may restore a segment
+from the archive before the one before it has been replayed.)
+
+=cut
+
+sub xlp_messages
+{
+	my ($node) = @_;
+	my @lines;
+
+	foreach my $line (split(/\n/, slurp_file($node->logfile)))
+	{
+		next unless $line =~ /(?:LOG|FATAL|WARNING|ERROR|PANIC):  (.*)/;
+		my $message = $1;
+
+		next
+		  if $message =~
+		  /WAL pipeline|background worker|listening on|database system is ready|starting PostgreSQL|interrupted|was shut down|last known up|checkpoint|restartpoint|write-back|double-write|received .* shutdown request|^shutting down|is shut down|selected new timeline|archive recovery complete|database system was|redo in progress|restored log file/;
+		$message =~ s/system usage.*//;
+		push @lines, $message;
+	}
+	return join("\n", @lines);
+}
+
+=pod
+
+=item xlp_decoded(node), xlp_ranges(node)
+
+How many records the pipeline has decoded, as it says in the server log at the
+end of recovery; how many ranges it has taken so far.
+
+=cut
+
+sub xlp_decoded
+{
+	my ($node) = @_;
+
+	return slurp_file($node->logfile) =~
+	  /WAL pipeline: decoded (\d+) records/ ? $1 : 0;
+}
+
+sub xlp_ranges
+{
+	my ($node, $offset) = @_;
+	my @ends =
+	  slurp_file($node->logfile, $offset // 0) =~ /WAL pipeline ended at/g;
+
+	return scalar(@ends);
+}
+
+=pod
+
+=back
+
+=cut
+
+1;
