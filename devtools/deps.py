@@ -12,31 +12,36 @@ PACKAGES = (
     "pkg-config", "xz-utils", "zlib1g-dev",
 )
 
+# Only for ./dev bench: a load generator, and what renders reports.
+BENCH = ("e2fsprogs", "mount", "python3-jinja2", "python3-matplotlib", "sysbench", "util-linux")
+
 # First version with `exclude_suites`, by which PostgreSQL's build keeps the
 # tests against a running server apart from those that start their own.
 MIN_MESON = (0, 57)
 
 
-def ensure(paths):
+def ensure(paths, extra=()):
     """Install what is missing; quick when nothing is.
 
-    Raises DevError, with the command to run, if we may not install.
+    `extra` are packages that only the calling command needs.  Raises DevError,
+    with the command to run, if we may not install.
     """
-    installed = _installed()
-    missing = [name for name in PACKAGES if name not in installed]
+    names = (*PACKAGES, *extra)
+    installed = _installed(names)
+    missing = [name for name in names if name not in installed]
     if missing:
         _install(missing)
-        installed = _installed()
+        installed = _installed(names)
     _ensure_meson(paths, installed["meson"])
 
 
-def _installed():
-    """Return {package: version} of those of PACKAGES that are installed."""
+def _installed(names):
+    """Return {package: version} of those of `names` that are installed."""
     if not shutil.which("dpkg-query"):
         raise DevError("this is not a Debian-family machine (no dpkg-query)",
-                       "install the equivalents of: " + " ".join(PACKAGES))
+                       "install the equivalents of: " + " ".join(names))
     listing = run(["dpkg-query", "-W", "-f",
-                   "${db:Status-Status} ${Package} ${Version}\n", *PACKAGES],
+                   "${db:Status-Status} ${Package} ${Version}\n", *names],
                   capture=True, check=False, env={**os.environ, "LC_ALL": "C"}).stdout
     rows = (line.split(" ", 2) for line in listing.decode().splitlines())
     return {name: version for status, name, version in rows if status == "installed"}

@@ -1,0 +1,22 @@
+"""The benchmark tool behind `./dev bench`; README.md says how to use it.
+
+One module per concern, listed so that each may use only those above it:
+
+    stats      medians, spread, percentiles, ratios
+    arms       what is compared: builds and their settings
+    machine    what the report says about the machine
+    storage    where clusters live while they are measured
+    server     one PostgreSQL server on a data directory
+    counters   what noise cannot touch: counts, bytes, CPU time
+    clients    pgbench and sysbench, and how their output is read
+    loads      what happens between two snapshots of the counters
+    suites     the cases: data, settings, load
+    runner     interleaved runs, each on a fresh copy of a prepared cluster
+    bars       what must be shown, and whether it was
+    report     tables of a directory of results
+    render     Markdown, HTML and plots
+    cli        arguments
+
+Measuring needs the standard library only.  `render` needs matplotlib and
+jinja2, so it runs in a process of the system's own Python.
+"""

@@ -1,0 +1,127 @@
+"""What must be shown, and whether a series of runs shows it."""
+
+import re
+from dataclasses import dataclass
+
+from . import stats
+
+PASS, MISS, UNCLEAR = "pass", "miss", "miss, but the spread includes the bar"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A bar held against one measure."""
+
+    bar: str
+    case: str
+    point: str
+    wanted: float
+    ratio: stats.Ratio
+    outcome: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A demand on measures whose suite, case and point match.
+
+    `ratio` is called with the Measure; it returns None where an arm that it
+    needs has not been run.
+    """
+
+    text: str
+    suites: str
+    cases: str
+    points: str
+    ratio: object
+    least: float
+
+    def judge(self, suite, measure):
+        """Return the Verdict about a measure, None if the bar is not about it."""
+        about = ((self.suites, suite), (self.cases, measure.case), (self.points, measure.name))
+        if not all(re.fullmatch(pattern, text) for pattern, text in about):
+            return None
+        ratio = self.ratio(measure)
+        if ratio is None:
+            return None
+        return Verdict(self.text, measure.case, measure.name, self.least, ratio,
+                       outcome(ratio, self.least))
+
+
+def outcome(ratio, least):
+    """Compare a Ratio with the least that it should be."""
+    if ratio.value >= least:
+        return PASS
+    return UNCLEAR if ratio.high >= least else MISS
+
+
+def speed(ours, theirs):
+    """Return a function of a Measure: how fast one arm is relative to another."""
+    def ratio(measure):
+        if ours not in measure.arms or theirs not in measure.arms:
+            return None
+        return stats.speed_ratio(measure.sample(ours), measure.sample(theirs),
+                                 measure.higher_is_better)
+    return ratio
+
+
+def pages_per_write(measure):
+    """Return the pages per write of double_writes as a Ratio to one page."""
+    if "double_writes" not in measure.arms:
+        return None
+    sample = stats.Sample(tuple(point["extra"]["pages_per_write"]
+                                for point in measure.arms["double_writes"]))
+    return stats.Ratio(sample.median, sample.low, sample.high)
+
+
+def volume(measure):
+    """Return the images that full_pages wrote for each page double-written.
+
+    An image is written once per page and checkpoint, which is the bound.
+    """
+    if not {"double_writes", "full_pages"} <= set(measure.arms):
+        return None
+    return stats.speed_ratio(measure.per_operation("double_writes", "dw.logged"),
+                             measure.per_operation("full_pages", "wal.wal_fpi"),
+                             higher_is_better=False)
+
+
+# The largest lag of a run is one value out of many: shown, but not judged.
+MEASURES = "(?!replay lag).*"
+
+BARS = (
+    # Scale 100 takes 1.5 GB and does not fit.
+    Bar("fits in shared_buffers: double_writes / off", "pgbench", "scale 10, .*", "tps",
+        speed("double_writes", "off"), 0.97),
+    Bar("max_wal_size 64 MB: double_writes / stock full_pages", "pgbench",
+        "scale 100, max_wal_size 64 MB", "tps", speed("double_writes", "stock-full_pages"), 1.7),
+    Bar("max_wal_size 64 MB: double_writes / stock full_pages + lz4", "pgbench",
+        "scale 100, max_wal_size 64 MB", "tps",
+        speed("double_writes", "stock-full_pages+lz4"), 1.3),
+    Bar("sysbench: double_writes / stock full_pages + lz4", "sysbench", ".*", "tps",
+        speed("double_writes", "stock-full_pages+lz4"), 1.0),
+    Bar("best practice: double_writes / stock full_pages", "practice", "best practice.*", "tps",
+        speed("double_writes", "stock-full_pages"), 0.99),
+    Bar("small shared_buffers: double_writes / stock off", "practice|traps", "small buffers.*",
+        "tps", speed("double_writes", "stock-off"), 1.0),
+    Bar("traps: double_writes / stock off", "traps", "(?!small buffers).*", ".*",
+        speed("double_writes", "stock-off"), 0.95),
+    Bar("traps: double_writes / stock full_pages", "traps", "(?!small buffers).*", ".*",
+        speed("double_writes", "stock-full_pages"), 1.0),
+    Bar("sequentially dirtied: pages per write", "checkpoints", "combine (16|32|128)",
+        "sequential.*", pages_per_write, 15),
+    Bar("checkpoint time: double_writes / stock full_pages", "checkpoints", "combine .*", ".*",
+        speed("double_writes", "stock-full_pages"), 1.0),
+    Bar("same mode: full_pages / stock full_pages", ".*", ".*", MEASURES,
+        speed("full_pages", "stock-full_pages"), 1.0),
+    Bar("same mode: full_pages + lz4 / stock full_pages + lz4", ".*", ".*", MEASURES,
+        speed("full_pages+lz4", "stock-full_pages+lz4"), 1.0),
+    Bar("same mode: off / stock off", ".*", ".*", MEASURES, speed("off", "stock-off"), 1.0),
+    Bar("volume: images of full_pages / pages double-written", ".*", ".*", "tps|.*clients",
+        volume, 1.0),
+)
+
+
+def judge(suite, measures):
+    """Return the Verdicts of all bars, in their order."""
+    verdicts = (bar.judge(suite, measure) for bar in BARS for measure in measures)
+    return [verdict for verdict in verdicts if verdict]

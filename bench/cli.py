@@ -1,0 +1,97 @@
+"""Arguments of `./dev bench`."""
+
+import fnmatch
+import shutil
+from pathlib import Path
+
+from devtools.base import DevError, require_reachable, run, say
+
+from . import arms, report, runner, storage, suites
+
+# The system's own Python, for which the packages of `report` are made.
+SYSTEM_PYTHON = "/usr/bin/python3"
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+RESULTS = REPOSITORY / "bench" / "results"
+
+
+def add_arguments(parser):
+    """Declare the arguments of `./dev bench`."""
+    parser.add_argument("what", metavar="SUITE|list|report|clean",
+                        help="a suite; or list the suites, render DIR again, remove"
+                             " prepared clusters and leftovers of killed runs")
+    parser.add_argument("directory", nargs="?", type=Path, metavar="DIR",
+                        help="results to render (only with `report`)")
+    parser.add_argument("--factor", type=float, default=1.0, metavar="F",
+                        help="scale of data, memory and WAL (default: 1, as published)")
+    parser.add_argument("--runs", type=int, default=3, metavar="N",
+                        help="runs of each case and arm (default: 3)")
+    parser.add_argument("--arms", nargs="+", default=[], metavar="ARM",
+                        help=f"of {', '.join(arms.ARMS)} (default: all)")
+    parser.add_argument("--storage", choices=storage.PROFILES, default="memory",
+                        help="where clusters live (default: memory)")
+    parser.add_argument("--seconds", type=int, default=60, metavar="S",
+                        help="length of each load (default: 60)")
+    parser.add_argument("--case", default="*", metavar="PATTERN",
+                        help="only cases whose names match (shell pattern)")
+    parser.add_argument("--name", help="name of the directory of results")
+
+
+def main(paths, args, ensure_packages, build_kind):
+    """Carry out `./dev bench`; the functions install packages and build."""
+    if args.what == "list":
+        return _list(args)
+    if args.what == "clean":
+        return _clean()
+    ensure_packages()
+    if args.what == "report":
+        if not args.directory:
+            raise DevError("no directory to report on", "./dev bench report DIR")
+        return render(args.directory)
+    plan = _plan(args)
+    bindirs = {kind: build_kind(kind) for kind in sorted({arm.kind for arm in plan.arms})}
+    runner.execute(paths, plan, bindirs)
+    return render(plan.directory)
+
+
+def render(directory):
+    """Write report.md, report.html and the plots; prints the report's path."""
+    if not (directory / runner.META).exists():
+        raise DevError(f"{directory} has no {runner.META}", "a directory of bench/results")
+    run([SYSTEM_PYTHON, "-B", "-m", "bench.render", directory.resolve()], cwd=REPOSITORY)
+    print(directory / report.MARKDOWN)
+
+
+def _list(args):
+    """Print the suites, their cases and what each needs."""
+    for name, function in suites.SUITES.items():
+        print(f"{name:14} {function.__doc__}")
+        for case in suites.cases(name, args.factor):
+            print(f"    {case.name:44} {case.megabytes():7} MB")
+
+
+def _clean():
+    """Remove prepared clusters, and what a run that was killed has left."""
+    work = storage.default_work_directory()
+    storage.remove_leftovers(work)
+    if work.exists():
+        shutil.rmtree(work)
+
+
+def _plan(args):
+    """Return the Plan that the arguments ask for."""
+    if args.factor <= 0 or args.runs < 1 or args.seconds < 1:
+        raise DevError("--factor, --runs and --seconds must be positive")
+    cases = [case for case in suites.cases(args.what, args.factor)
+             if fnmatch.fnmatch(case.name, args.case)]
+    if not cases:
+        raise DevError(f"no case of {args.what} matches {args.case}", "./dev bench list")
+    work = storage.default_work_directory()
+    work.mkdir(parents=True, exist_ok=True)
+    work.chmod(0o755)
+    require_reachable(work)
+    require_reachable(REPOSITORY / "bench")
+    say(f"prepared clusters are kept in {work}; ./dev bench clean removes them")
+    return runner.Plan(args.what, args.factor, args.runs, tuple(arms.choose(args.arms)),
+                       args.storage, args.seconds, tuple(cases), work,
+                       runner.new_directory(RESULTS, args.what, args.storage, args.name))

@@ -1,0 +1,270 @@
+"""What happens between two snapshots of the counters.
+
+A load is called with a Session and returns Points.  A case that measures
+several things in one life of a server returns several.
+"""
+
+import re
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from . import clients, counters, stats
+
+PREWARM = """
+CREATE EXTENSION IF NOT EXISTS pg_prewarm;
+SELECT sum(pg_prewarm(oid)) FROM pg_class
+WHERE relkind IN ('r', 'i') AND relpages > 0 AND relnamespace = 'public'::regnamespace;
+"""
+
+# What backends do, looked at so rarely that it costs nothing to speak of.
+WAITS_INTERVAL = 0.25
+WAITS = """
+SELECT 'wait', coalesce(wait_event_type || ':' || wait_event, 'CPU'), count(*)
+FROM pg_stat_activity
+WHERE backend_type = 'client backend' AND state = 'active' AND pid <> pg_backend_pid()
+GROUP BY 2"""
+
+# Part of the measured time that a load runs before it counts.
+WARM_UP = 0.2
+
+POLL_SECONDS = 0.05
+
+
+@dataclass
+class Session:
+    """One run: a server on its volume, and where raw output goes."""
+
+    server: object
+    volume: object
+    raw: Path
+    seconds: int
+    standby: object = None
+
+    def snapshot(self):
+        return counters.snapshot(self.server, self.volume)
+
+    def log_size(self):
+        return self.server.log.stat().st_size
+
+    def checkpoints_since(self, offset):
+        """Return what the server log says about checkpoints after `offset`."""
+        with open(self.server.log, errors="replace") as log:
+            log.seek(offset)
+            return counters.checkpoints(log.read())
+
+
+@dataclass
+class Point:
+    """One measured value with all that explains it.
+
+    `counts` has what moved while the load ran; `drain` what a checkpoint
+    right after it had to do; `waits` what backends spent their time on.
+    """
+
+    name: str
+    value: float
+    unit: str
+    higher_is_better: bool
+    operations: int = 0
+    counts: dict = field(default_factory=dict)
+    drain: dict = field(default_factory=dict)
+    latency: dict = field(default_factory=dict)
+    series: list = field(default_factory=list)
+    waits: dict = field(default_factory=dict)
+    extra: dict = field(default_factory=dict)
+
+    def as_dict(self):
+        """Return the Point without what is empty, for a JSON file."""
+        return {name: value for name, value in asdict(self).items() if value not in ({}, [])}
+
+
+@dataclass(frozen=True)
+class Pgbench:
+    """pgbench with a built-in or our own scripts."""
+
+    arguments: tuple
+    prewarm: bool = True
+
+    def __call__(self, session):
+        if self.prewarm:
+            session.server.sql(PREWARM)
+        warm = max(1, round(session.seconds * WARM_UP))
+        clients.pgbench(session.server, self.arguments, warm, session.raw)
+        return _measure(session, "tps", lambda: clients.pgbench(
+            session.server, self.arguments, session.seconds, session.raw))
+
+
+@dataclass(frozen=True)
+class Sysbench:
+    """A sysbench script, once for each number of clients per processor."""
+
+    script: str
+    options: dict
+    per_cpu: tuple = (clients.CLIENTS_PER_CPU,)
+    prewarm: bool = True
+
+    def __call__(self, session):
+        if self.prewarm:
+            session.server.sql(PREWARM)
+        base = clients.clients() // clients.CLIENTS_PER_CPU
+        warm = max(1, round(session.seconds * WARM_UP))
+        self._run(session, base * self.per_cpu[0], warm)
+        points = []
+        for number in (base * each for each in self.per_cpu):
+            name = f"{number} clients" if len(self.per_cpu) > 1 else "tps"
+            points += _measure(session, name,
+                               lambda number=number: self._run(session, number, session.seconds))
+        return points
+
+    def _run(self, session, number, seconds):
+        return clients.sysbench(session.server, self.script, self.options, seconds,
+                                session.raw, number)
+
+
+def _measure(session, name, load):
+    """Run a client program between snapshots; returns [Point]."""
+    session.server.sql("CHECKPOINT")
+    offset, before = session.log_size(), session.snapshot()
+    waits = session.raw / "waits.txt"
+    with session.server.following(WAITS, waits, WAITS_INTERVAL):
+        outcome = load()
+    after = session.snapshot()
+    drained = _drain(session, after)
+    point = Point(name, outcome.tps, "transactions/s", True, outcome.transactions,
+                  counters.difference(after, before), drained, outcome.latency,
+                  outcome.series, count_waits(waits.read_text()),
+                  {"failed": outcome.failed,
+                   "checkpoints": len(session.checkpoints_since(offset)) - 1})
+    spread = stats.variation(outcome.series)
+    if spread is not None:
+        point.extra["variation"] = round(spread, 4)
+    return [point]
+
+
+def count_waits(text):
+    """Return {wait event: share of the backends' time}, the longest first."""
+    sums = Counter()
+    for event, count in re.findall(r"^wait\|(.+)\|(\d+)$", text, re.MULTILINE):
+        sums[event] += int(count)
+    return {event: round(count / sums.total(), 3) for event, count in sums.most_common()}
+
+
+def _drain(session, before):
+    """Checkpoint; returns what it moved, and its seconds."""
+    seconds = session.server.timed("CHECKPOINT;")
+    moved = counters.difference(session.snapshot(), before)
+    return {**moved, "seconds": seconds}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A statement to time.  `setup` comes before, and a checkpoint after it."""
+
+    name: str
+    setup: str
+    timed: str
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Statements one after the other, each between snapshots.
+
+    Each gives two points: its own time, and with that of a checkpoint, which
+    carries home what the statement has left behind.
+    """
+
+    steps: tuple
+
+    def __call__(self, session):
+        points = []
+        for step in self.steps:
+            points += self._step(session, step)
+        return points
+
+    def _step(self, session, step):
+        server = session.server
+        server.sql(self._filled(session, step.setup) + "\nCHECKPOINT;")
+        before = session.snapshot()
+        seconds = server.timed(self._filled(session, step.timed))
+        after = session.snapshot()
+        drained = _drain(session, after)
+        counts = counters.difference(after, before)
+        return [Point(step.name, seconds, "s", False, 1, counts, drained),
+                Point(f"{step.name} and checkpoint", seconds + drained["seconds"], "s", False, 1,
+                      added(counts, drained))]
+
+    @staticmethod
+    def _filled(session, text):
+        return text.replace("{data}", str(session.server.data))
+
+
+def added(one, other):
+    """Return the sum of two differences."""
+    return {name: round(one.get(name, 0) + other.get(name, 0), 3)
+            for name in {**one, **other} if name != "seconds"}
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Checkpoints after statements that dirty many pages."""
+
+    dirty: dict
+
+    def __call__(self, session):
+        return [self._checkpoint(session, *pair) for pair in self.dirty.items()]
+
+    def _checkpoint(self, session, name, text):
+        session.server.sql("CHECKPOINT;\n" + text)
+        offset, before = session.log_size(), session.snapshot()
+        seconds = session.server.timed("CHECKPOINT;")
+        counts = counters.difference(session.snapshot(), before)
+        log = session.checkpoints_since(offset)[-1]
+        per_write = counters.pages_per_write(counts)
+        return Point(name, seconds, "s", False, 1, counts,
+                     extra={**log, "pages_per_write": round(per_write or 0, 2)})
+
+
+@dataclass(frozen=True)
+class Replication:
+    """pgbench on a primary, and how far its standby is behind, each second."""
+
+    arguments: tuple
+
+    QUERY = ("SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), sent_lsn),"
+             " pg_wal_lsn_diff(sent_lsn, replay_lsn), extract(epoch FROM replay_lag)"
+             " FROM pg_stat_replication")
+
+    def __call__(self, session):
+        session.server.sql(PREWARM)
+        path = session.raw / "lag.txt"
+        start = session.server.sql("SELECT pg_current_wal_lsn()")
+        with session.server.following(self.QUERY, path):
+            points = _measure(session, "tps", lambda: clients.pgbench(
+                session.server, self.arguments, session.seconds, session.raw))
+        caught_up = self._catch_up(session)
+        sent = float(session.server.sql(
+            f"SELECT pg_wal_lsn_diff(sent_lsn, '{start}') FROM pg_stat_replication"))
+        lags = parse_lags(path.read_text())
+        latency = stats.percentiles({value: lags.count(value) for value in lags})
+        done = points[0].operations
+        return [*points,
+                Point("bytes sent per transaction", sent / done, "bytes", False, done),
+                Point("replay lag, maximum", max(lags, default=0), "bytes", False, done,
+                      extra={"catch_up_seconds": caught_up, **latency})]
+
+    @staticmethod
+    def _catch_up(session):
+        """Wait until the standby has replayed all; returns the seconds."""
+        started = time.monotonic()
+        end = session.server.sql("SELECT pg_current_wal_lsn()")
+        query = f"SELECT pg_last_wal_replay_lsn() >= '{end}'"
+        while session.standby.sql(query) != "t":
+            time.sleep(POLL_SECONDS)
+        return round(time.monotonic() - started, 2)
+
+
+def parse_lags(text):
+    """Return the bytes by which replay was behind what had been sent."""
+    return [float(number) for number in re.findall(r"^[\d.]+\|([\d.]+)\|", text, re.MULTILINE)]

@@ -1,0 +1,60 @@
+"""What the report says about the machine."""
+
+import os
+import platform
+from pathlib import Path
+
+from devtools.base import output
+
+
+def describe(kinds, bindirs):
+    """Return machine, system and builds as {title: text}."""
+    return {"processor": f"{os.cpu_count()} x {_first('/proc/cpuinfo', 'model name')}",
+            "memory": f"{total_memory_mb()} MB",
+            "kernel": platform.release(),
+            "system": _os_name(),
+            "governor": _governor(),
+            **{f"build {kind}": _version(bindirs[kind]) for kind in kinds},
+            **{f"flags of {kind}": _flags(bindirs[kind]) for kind in kinds}}
+
+
+def total_memory_mb():
+    """Return the machine's memory."""
+    return int(_first("/proc/meminfo", "MemTotal").split()[0]) // 1024
+
+
+def load_average():
+    """Return how many processes have been running in the last minute."""
+    return os.getloadavg()[0]
+
+
+def _first(path, key):
+    """Return the value of the first `key: value` line of a file in /proc."""
+    for line in Path(path).read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return "unknown"
+
+
+def _os_name():
+    for line in Path("/etc/os-release").read_text().splitlines():
+        if line.startswith("PRETTY_NAME="):
+            return line.partition("=")[2].strip('"')
+    return "unknown"
+
+
+def _governor():
+    path = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+    return path.read_text().strip() if path.exists() else "not visible"
+
+
+def _version(bindir):
+    return output([bindir / "postgres", "--version"])
+
+
+def _flags(bindir):
+    """Return how the build was compiled, less what names places."""
+    wanted = ("CC", "CFLAGS", "CPPFLAGS")
+    pairs = (line.partition(" = ") for line in output([bindir / "pg_config"]).splitlines())
+    return " ".join(value for name, _, value in pairs if name in wanted)

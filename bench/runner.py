@@ -1,0 +1,242 @@
+"""Interleaved runs, each on a fresh copy of one prepared cluster.
+
+Results of a series are in a directory:
+
+    meta.json     machine, arguments, settings of each case and arm
+    runs.jsonl    one line per run, appended as soon as it is done
+    raw/          output of the clients, server logs; not committed
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from devtools.base import DevError, note, run, say, server_user
+
+from . import arms, machine, storage
+from .loads import Session
+from .server import DATABASE, Server
+
+META, RUNS, RAW = "meta.json", "runs.jsonl", "raw"
+
+# A prepared cluster is filled as fast as possible; nothing of this outlives it.
+FILLING = {"fsync": "off", "full_page_writes": "off", "wal_level": "minimal",
+           "max_wal_senders": 0, "shared_buffers": "256MB", "max_wal_size": "64MB",
+           "min_wal_size": "32MB", "autovacuum": "off"}
+
+EXTENSION = "pg_doublewrite_stats"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `./dev bench SUITE` was asked for."""
+
+    suite: str
+    factor: float
+    runs: int
+    arms: tuple
+    profile: str
+    seconds: int
+    cases: tuple
+    work: Path
+    directory: Path
+
+
+def execute(paths, plan, bindirs):
+    """Run a plan; `bindirs` is {kind of build: directory of programs}."""
+    storage.require(plan.profile)
+    _prepare_directory(plan, bindirs)
+    with _orderly_end():
+        for number, (round_number, case, arm) in enumerate(schedule(plan)):
+            say(f"{plan.suite}: {case.name}, {arm.name}, run {round_number + 1} of {plan.runs}")
+            _one_run(paths, plan, bindirs[arm.kind], case, arm, number)
+
+
+def schedule(plan):
+    """Return (round, case, arm) in the order of the runs."""
+    return [(round_number, case, arm)
+            for case in plan.cases
+            for round_number in range(plan.runs)
+            for arm in arms.order([arm for arm in plan.arms if arm.ours or not case.ours_only],
+                                  round_number)]
+
+
+@contextlib.contextmanager
+def _orderly_end():
+    """Turn SIGTERM into an exception, so that nothing stays mounted."""
+    def stop(number, frame):
+        raise KeyboardInterrupt
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _prepare_directory(plan, bindirs):
+    """Create the directory of results with all that is known before a run."""
+    (plan.directory / RAW).mkdir(parents=True)
+    kinds = sorted({arm.kind for arm in plan.arms})
+    meta = {
+        "suite": plan.suite, "factor": plan.factor, "runs": plan.runs,
+        "seconds": plan.seconds, "storage": plan.profile,
+        "file_system": storage.file_system(plan.work if plan.profile == "disk"
+                                           else storage.MEMORY),
+        "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "load_average": round(machine.load_average(), 2),
+        "machine": machine.describe(kinds, bindirs),
+        "arms": {arm.name: {"build": arm.kind, **arm.settings} for arm in plan.arms},
+        "cases": {case.name: {"data": case.dataset.name, **case.all_settings()}
+                  for case in plan.cases},
+    }
+    if plan.profile != "disk":
+        meta["file_system"] = f"ext4 on a loop device over {meta['file_system']}"
+    if plan.profile == "slow":
+        meta["file_system"] += f", held to {storage.SLOW_IOPS} I/Os a second each way"
+    (plan.directory / META).write_text(json.dumps(meta, indent=1) + "\n")
+
+
+def _one_run(paths, plan, bindir, case, arm, number):
+    """Measure one case in one arm and append the result."""
+    template = prepared(paths, plan.work, bindir, arm.kind, case.dataset)
+    raw = plan.directory / RAW / f"{number:03}-{_file_name(case.name)}-{arm.name}"
+    raw.mkdir()
+    started = time.monotonic()
+    with _client_directory(plan.work) as scratch, \
+            storage.volume(plan.profile, plan.work, case.megabytes(),
+                           case.own_wal_device) as volume:
+        try:
+            points, settings = _measure(paths, plan, bindir, case, arm, template, volume, scratch)
+        finally:
+            _keep(raw, [*scratch.iterdir(), *volume.data.glob("*.log")])
+    result = {"case": case.name, "arm": arm.name, "number": number,
+              "load_average": round(machine.load_average(), 2),
+              "elapsed": round(time.monotonic() - started, 1), "settings": settings,
+              "points": [point.as_dict() for point in points]}
+    with open(plan.directory / RUNS, "a") as target:
+        target.write(json.dumps(result) + "\n")
+    for point in points:
+        note(f"{point.name}: {point.value:.4g} {point.unit}")
+
+
+def _measure(paths, plan, bindir, case, arm, template, volume, scratch):
+    """Start a copy of the prepared cluster and load it: (points, settings)."""
+    server = Server(paths, bindir, volume.data / "primary")
+    _copy(template, server.data)
+    if volume.wal:
+        _move_wal(server.data, volume.wal)
+    server.configure({**case.all_settings(), **arm.settings})
+    with server, _standby(paths, bindir, case, server, volume) as standby:
+        settings = server.settings()
+        session = Session(server, volume, scratch, plan.seconds, standby)
+        points = case.load(session)
+    return points, settings
+
+
+@contextlib.contextmanager
+def _standby(paths, bindir, case, primary, volume):
+    """Give a running standby of `primary` if the case wants one, else None."""
+    if not case.standby:
+        yield None
+        return
+    standby = Server(paths, bindir, volume.data / "standby")
+    standby.call("pg_basebackup", "-D", standby.data, "-c", "fast", "-R", "--no-sync",
+                 env=primary.environment())
+    with standby:
+        yield standby
+
+
+# Prepared clusters -----------------------------------------------------------
+
+
+def prepared(paths, work, bindir, kind, dataset):
+    """Return a stopped cluster with a Dataset, made by a build; makes it once."""
+    stamp = f"{(bindir / 'postgres').stat().st_mtime_ns}\n"
+    place = work / "prepared" / f"{dataset.name}-{kind}"
+    if (place / "stamp").exists() and (place / "stamp").read_text() == stamp:
+        return place / "data"
+    if place.exists():
+        shutil.rmtree(place)
+    place.mkdir(parents=True)
+    _own(place)
+    say(f"preparing {dataset.name} with the {kind} build")
+    server = Server(paths, bindir, place / "data")
+    server.create()
+    conf = server.data / "postgresql.conf"
+    pristine = conf.read_bytes()
+    server.configure({**FILLING, **({arms.MODE: "off"} if kind == "release" else {})})
+    with server:
+        server.sql(f"CREATE DATABASE {DATABASE}", database="postgres")
+        if kind == "release":
+            server.sql(f"CREATE EXTENSION {EXTENSION}")
+        dataset.fill(server)
+        server.sql("VACUUM ANALYZE; CHECKPOINT;")
+    conf.write_bytes(pristine)
+    (place / "stamp").write_text(stamp)
+    return server.data
+
+
+def _copy(template, target):
+    """Copy a cluster, have it on storage, and out of the kernel's cache."""
+    run(["cp", "-a", template, target])
+    run(["sync", "-f", target])
+    for top, _, names in os.walk(target):
+        for name in names:
+            handle = os.open(os.path.join(top, name), os.O_RDONLY)
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(handle)
+
+
+def _move_wal(data, wal):
+    """Put WAL on its own volume."""
+    run(["cp", "-a", data / "pg_wal", wal / "pg_wal"])
+    shutil.rmtree(data / "pg_wal")
+    (data / "pg_wal").symlink_to(wal / "pg_wal")
+
+
+# Files ------------------------------------------------------------------------
+
+
+def _own(directory):
+    """Hand a directory over to the user that runs servers and clients."""
+    user = server_user()
+    if user:
+        os.chown(directory, user.pw_uid, user.pw_gid)
+
+
+@contextlib.contextmanager
+def _client_directory(work):
+    """Give a directory for the output of clients, which run as the server user."""
+    place = work / f"clients-{os.getpid()}"
+    if place.exists():
+        shutil.rmtree(place)
+    place.mkdir()
+    _own(place)
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place)
+
+
+def _keep(raw, files):
+    """Copy raw output to the directory of results."""
+    for path in files:
+        shutil.copyfile(path, raw / path.name)
+
+
+def _file_name(text):
+    """Return a case's name as a file name."""
+    return "".join(char if char.isalnum() else "-" for char in text).strip("-")
+
+
+def new_directory(base, suite, profile, name=None):
+    """Return the place for a new series of runs; raises DevError if taken."""
+    directory = base / (name or f"{time.strftime('%Y-%m-%d-%H%M%S')}-{suite}-{profile}")
+    if directory.exists():
+        raise DevError(f"{directory} exists", "another --name")
+    return directory

@@ -1,0 +1,103 @@
+"""Medians, spread, percentiles and ratios; pure functions."""
+
+import math
+import statistics
+from dataclasses import dataclass
+
+PERCENTILES = (50, 90, 95, 99, 99.9)
+
+# Latencies are counted in classes of this many significant digits: fine
+# enough for a percentile, few enough to keep in a JSON file.
+SIGNIFICANT_DIGITS = 2
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The values of one measure over several runs."""
+
+    values: tuple
+
+    @property
+    def median(self):
+        return statistics.median(self.values)
+
+    @property
+    def mad(self):
+        """Median of the absolute deviations from the median."""
+        return statistics.median(abs(value - self.median) for value in self.values)
+
+    @property
+    def low(self):
+        return min(self.values)
+
+    @property
+    def high(self):
+        return max(self.values)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How fast one arm is relative to another, and what the spread allows."""
+
+    value: float
+    low: float
+    high: float
+
+
+def speed_ratio(ours, theirs, higher_is_better):
+    """Return the Ratio of two Samples as a speed: above 1, `ours` is faster.
+
+    The bounds divide the extremes of the runs, so they are wide on purpose.
+    Returns None if a division is impossible.
+    """
+    over, under = (ours, theirs) if higher_is_better else (theirs, ours)
+    if min(under.median, under.low) <= 0:
+        return None
+    return Ratio(over.median / under.median, over.low / under.high, over.high / under.low)
+
+
+def round_significant(value, digits=SIGNIFICANT_DIGITS):
+    """Round a number to a few significant digits."""
+    if value == 0:
+        return 0
+    return round(value, digits - 1 - math.floor(math.log10(abs(value))))
+
+
+def percentile(histogram, percent):
+    """Return a percentile (nearest rank) of a {value: count} histogram."""
+    total = sum(histogram.values())
+    if not total:
+        return None
+    rank = max(1, math.ceil(total * percent / 100))
+    seen = 0
+    for value in sorted(histogram):
+        seen += histogram[value]
+        if seen >= rank:
+            return value
+    raise AssertionError("rank beyond the end of the histogram")
+
+
+def percentiles(histogram):
+    """Return {"p50": value, ..., "max": value} of a histogram, {} if empty."""
+    if not histogram:
+        return {}
+    found = {f"p{percent:g}": percentile(histogram, percent) for percent in PERCENTILES}
+    found["max"] = max(histogram)
+    return found
+
+
+def variation(values):
+    """Return standard deviation divided by mean; None if there is no mean."""
+    if len(values) < 2 or not statistics.fmean(values):
+        return None
+    return statistics.stdev(values) / statistics.fmean(values)
+
+
+def merge_medians(dictionaries):
+    """Return, for each key of any of the dictionaries, the median of its values.
+
+    A key that a dictionary lacks counts as zero there: counters that did not
+    move are left out of results.
+    """
+    keys = sorted({key for one in dictionaries for key in one})
+    return {key: statistics.median(one.get(key, 0) for one in dictionaries) for key in keys}

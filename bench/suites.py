@@ -1,0 +1,298 @@
+"""The cases: which data, which settings, which load.
+
+Sizes are those of a factor of 1, as published; `Scale` makes them fit the
+machine.  A suite is a function of the Scale that returns its Cases; to add
+one, write it and put `@suite` above it.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from devtools.base import DevError
+
+from . import clients, machine
+from .loads import Checkpoints, Pgbench, Replication, Step, Steps, Sysbench
+
+SCRIPTS = Path(__file__).resolve().parent / "tpcc"
+
+# What TPC-C prescribes of each transaction, in percent.
+TPCC_MIX = {"new_order": 45, "payment": 43, "order_status": 4, "delivery": 4, "stock_level": 4}
+
+# In force in every case, unless it says otherwise.
+COMMON = {
+    "max_connections": 300,
+    "log_checkpoints": "on",
+    "track_io_timing": "on",
+    "track_wal_io_timing": "on",
+    "checkpoint_timeout": "5min",
+}
+
+# The least max_wal_size that the server accepts, with segments of 16 MB.
+MIN_WAL_MB = 32
+MIN_BUFFERS_MB = 8
+
+# Of the size of a row of sysbench's tables, indexes included.
+SYSBENCH_ROW_BYTES = 260
+PGBENCH_MB = 16
+TPCC_MB = 13
+TRAP_ROW_BYTES = 160
+
+SUITES = {}
+
+
+def suite(function):
+    """Register a suite under the name of its function."""
+    SUITES[function.__name__] = function
+    return function
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Makes published sizes fit the machine by one factor."""
+
+    factor: float
+
+    def count(self, number, least=1):
+        """Return a number of rows, warehouses or the like."""
+        return max(least, round(number * self.factor))
+
+    def wal(self, megabytes):
+        """Return a max_wal_size; it cannot be less than two segments."""
+        return f"{max(MIN_WAL_MB, round(megabytes * self.factor))}MB"
+
+    def buffers(self, megabytes):
+        """Return a shared_buffers."""
+        return f"{max(MIN_BUFFERS_MB, round(megabytes * self.factor))}MB"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What a prepared cluster holds; `fill` is called with a Server."""
+
+    name: str
+    megabytes: int
+    fill: object
+
+
+@dataclass(frozen=True)
+class Case:
+    """One server life to measure, the same in each arm.
+
+    `ours_only`: stock refuses the settings.
+    """
+
+    name: str
+    dataset: Dataset
+    load: object
+    settings: dict = field(default_factory=dict)
+    own_wal_device: bool = False
+    standby: bool = False
+    ours_only: bool = False
+
+    def all_settings(self):
+        """Return the settings with the common ones below them."""
+        settings = {**COMMON, **self.settings}
+        wal = megabytes(settings["max_wal_size"])
+        return {"min_wal_size": f"{min(80, wal)}MB", **settings}
+
+    def megabytes(self):
+        """Return what the volume has to hold: data as it grows, WAL, log."""
+        copies = 2 if self.standby else 1
+        wal = min(megabytes(self.all_settings()["max_wal_size"]), MAX_WAL_ON_VOLUME_MB)
+        return copies * (3 * self.dataset.megabytes + 2 * wal + 1536)
+
+
+# No case here writes more WAL between two checkpoints than this, whatever
+# max_wal_size says, unless it runs for hours.
+MAX_WAL_ON_VOLUME_MB = 4096
+
+
+def megabytes(text):
+    """Return a size in MB or GB as a number of MB."""
+    return int(text[:-2]) * {"MB": 1, "GB": 1024}[text[-2:]]
+
+
+def cases(name, factor):
+    """Return the Cases of a suite at a factor."""
+    if name not in SUITES:
+        raise DevError(f"no such suite: {name}", "one of " + ", ".join(SUITES))
+    return SUITES[name](Scale(factor))
+
+
+# Data -------------------------------------------------------------------------
+
+
+def pgbench_data(scale, number):
+    """Return pgbench's own tables."""
+    size = scale.count(number)
+
+    def fill(server):
+        server.call("pgbench", "--initialize", "--quiet", f"--scale={size}",
+                    env=server.environment(), capture=True)
+
+    return Dataset(f"pgbench-{size}", size * PGBENCH_MB, fill)
+
+
+def sysbench_options(scale, tables, rows):
+    """Return sysbench's options that describe its tables."""
+    return {"tables": tables, "table_size": scale.count(rows, 100)}
+
+
+def sysbench_data(options):
+    """Return sysbench's tables."""
+    rows = options["tables"] * options["table_size"]
+    return Dataset(f"sysbench-{options['tables']}x{options['table_size']}",
+                   rows * SYSBENCH_ROW_BYTES >> 20,
+                   lambda server: clients.sysbench_prepare(server, options))
+
+
+def tpcc_data(scale, number):
+    """Return the tables of the TPC-C-like mix."""
+    warehouses = scale.count(number, 2)
+    schema = (SCRIPTS / "schema.sql").read_text()
+    return Dataset(f"tpcc-{warehouses}", warehouses * TPCC_MB, lambda server: server.sql(
+        f"\\set warehouses {warehouses}\n{schema}"))
+
+
+def trap_data(scale, number):
+    """Return one table to copy, and the same as a file to COPY from."""
+    rows = scale.count(number, 1000)
+    return Dataset(f"traps-{rows}", rows * TRAP_ROW_BYTES >> 20, lambda server: server.sql(f"""
+CREATE TABLE src (id int, k int, pad text);
+INSERT INTO src SELECT i, hashint4(i), repeat(md5(i::text), 3) FROM generate_series(1, {rows}) i;
+COPY src TO '{server.data}/src.copy';"""))
+
+
+def tpcc_load(scale, number):
+    """Return the TPC-C-like mix."""
+    scripts = (f"--file={SCRIPTS / name}.sql@{share}" for name, share in TPCC_MIX.items())
+    return Pgbench((*scripts, f"--define=warehouses={scale.count(number, 2)}", "--max-tries=10"))
+
+
+TPCB = Pgbench(("--builtin=tpcb-like",))
+TPCB_COLD = Pgbench(("--builtin=tpcb-like",), prewarm=False)
+
+
+# Suites -------------------------------------------------------------------------
+
+
+@suite
+def pgbench(scale):
+    """(a) TPC-B: scale 100 and 10, rare and frequent checkpoints."""
+    return [Case(f"scale {number}, max_wal_size {wal} MB", pgbench_data(scale, number), TPCB,
+                 {"shared_buffers": scale.buffers(1024), "max_wal_size": scale.wal(wal)})
+            for number, wal in ((100, 10240), (100, 64), (10, 10240), (10, 64))]
+
+
+@suite
+def sysbench(scale):
+    """(b) sysbench with max_wal_size 32 MB; lz4 is one of the arms."""
+    options = sysbench_options(scale, 10, 1_000_000)
+    settings = {"shared_buffers": scale.buffers(1024), "max_wal_size": f"{MIN_WAL_MB}MB"}
+    return [Case(script, sysbench_data(options), Sysbench(script, options), settings)
+            for script in ("oltp_write_only", "oltp_update_non_index", "oltp_read_write")]
+
+
+@suite
+def sysbench_io(scale):
+    """(b) sysbench, I/O-bound, checkpoints every 30 s, rising clients."""
+    options = {**sysbench_options(scale, 10, 10_000_000), "rand-type": "uniform"}
+    settings = {"shared_buffers": scale.buffers(4096), "checkpoint_timeout": "30s",
+                "max_wal_size": scale.wal(10240)}
+    return [Case(script, sysbench_data(options),
+                 Sysbench(script, options, per_cpu=(2, 4, 8), prewarm=False), settings)
+            for script in ("oltp_read_write", "oltp_write_only")]
+
+
+@suite
+def practice(scale):
+    """(c) best practice; a TPC-C-like mix with much and little memory."""
+    quarter = round(machine.total_memory_mb() / 4 / 1024) * 1024 or 256
+    best = {"shared_buffers": scale.buffers(quarter), "max_wal_size": scale.wal(10240),
+            "checkpoint_timeout": "15min"}
+    small = {**best, "shared_buffers": scale.buffers(128)}
+    mix, data = tpcc_load(scale, 50), tpcc_data(scale, 50)
+    return [Case("best practice, TPC-B", pgbench_data(scale, 100), TPCB, best),
+            Case("best practice, TPC-C-like", data, mix, best),
+            Case("best practice, TPC-C-like, WAL device", data, mix, best, own_wal_device=True),
+            Case("small buffers, TPC-C-like", data, mix, small),
+            Case("small buffers, TPC-C-like, WAL device", data, mix, small, own_wal_device=True)]
+
+
+@suite
+def traps(scale):
+    """(d) loads that known ways of protection make slow."""
+    data, wal = trap_data(scale, 4_000_000), {"max_wal_size": scale.wal(10240)}
+    settings = {**wal, "autovacuum": "off"}
+    small = [Case(f"small buffers {size} MB, TPC-B", pgbench_data(scale, 100), TPCB_COLD,
+                  {**wal, "shared_buffers": scale.buffers(size)}) for size in (16, 128)]
+    bulk = [Case(f"bulk, {size} MB", data, Steps(BULK), {
+        **settings, "shared_buffers": scale.buffers(size)}) for size in (16, 128)]
+    spaces = Case("tablespaces", data, Steps((TABLESPACES,)),
+                  {**settings, "shared_buffers": scale.buffers(128),
+                   "allow_in_place_tablespaces": "on"})
+    return [*small, *bulk, spaces]
+
+
+BULK = (
+    Step("COPY into new table", "CREATE TABLE fresh (LIKE src);",
+         "COPY fresh FROM '{data}/src.copy';"),
+    Step("first SELECT, unhinted", "", "SELECT count(*) FROM fresh WHERE k IS NULL;"),
+    Step("VACUUM FREEZE", "", "VACUUM FREEZE fresh;"),
+    Step("COPY into existing table",
+         "CREATE TABLE old AS SELECT * FROM src WHERE id % 2 = 0; CREATE INDEX ON old (id);",
+         "COPY old FROM '{data}/src.copy';"),
+    Step("CREATE TABLE AS", "DROP TABLE old;", "CREATE TABLE made AS SELECT * FROM src;"),
+    Step("CREATE INDEX", "", "CREATE INDEX ON made (k);"),
+    Step("VACUUM", "DELETE FROM made WHERE id % 10 = 0;", "VACUUM made;"),
+    Step("large UPDATE", "DROP TABLE fresh;", "UPDATE src SET k = k + 1;"),
+)
+
+TABLESPACE_COUNT = 100
+TABLESPACES = Step(
+    "UPDATE in many tablespaces", f"""
+SELECT format('CREATE TABLESPACE ts%s LOCATION %L', i, ''),
+       format('CREATE TABLE spread%s TABLESPACE ts%s AS SELECT * FROM src WHERE id %% {{n}} = %s',
+              i, i, i)
+FROM generate_series(0, {TABLESPACE_COUNT} - 1) i \\gexec
+""".replace("{n}", str(TABLESPACE_COUNT)),
+    "\n".join(f"UPDATE spread{number} SET k = k + 1;" for number in range(TABLESPACE_COUNT)))
+
+
+@suite
+def checkpoints(scale):
+    """(e) checkpoints by pattern and size of writes; jitter by frequency."""
+    combine = [Case(f"combine {pages}", trap_data(scale, 1_500_000), CHECKPOINTS,
+                    {"shared_buffers": scale.buffers(2048), "autovacuum": "off",
+                     "max_wal_size": scale.wal(10240),
+                     "io_max_combine_limit": pages, "io_combine_limit": pages})
+               for pages in (8, 16, 32, 128)]
+    jitter = [Case(f"jitter, checkpoint_timeout {timeout}", pgbench_data(scale, 100), TPCB,
+                   {"shared_buffers": scale.buffers(1024), "checkpoint_timeout": timeout,
+                    "max_wal_size": scale.wal(10240)}, ours_only=timeout in ("1s", "10s"))
+              for timeout in ("1s", "10s", "30s", "5min")]
+    return [*combine, *jitter]
+
+
+# Room in each page keeps an UPDATE within it, so that it dirties the pages in
+# order.  New pages are apart, since they need no double write.  k is a hash, so
+# every 500th row is on about one page in eight, at random.  INSERT, not CREATE
+# TABLE AS: that would write through a small ring and leave nothing to the
+# checkpoint; for the same reason the table is less than a quarter of
+# shared_buffers.
+CHECKPOINTS = Checkpoints({
+    "sequential, new pages": """CREATE TABLE seq (LIKE src) WITH (fillfactor = 45);
+INSERT INTO seq SELECT * FROM src;""",
+    "sequential": "UPDATE seq SET k = k + 1;",
+    "random": "UPDATE src SET k = k + 1 WHERE k % 500 = 0;",
+})
+
+
+@suite
+def replication(scale):
+    """(f) streaming replication: bytes sent, replay lag under load."""
+    return [Case(f"max_wal_size {wal} MB", pgbench_data(scale, 100),
+                 Replication(("--builtin=tpcb-like",)),
+                 {"shared_buffers": scale.buffers(1024), "max_wal_size": scale.wal(wal),
+                  "wal_keep_size": "512MB"}, standby=True)
+            for wal in (10240, 64)]

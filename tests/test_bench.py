@@ -1,0 +1,303 @@
+"""Benchmark tool: statistics, aggregation, bars, configuration, no servers."""
+
+import json
+import tempfile
+import unittest
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+from bench import arms, bars, clients, counters, loads, report, runner, server, stats, suites
+from devtools.base import DevError
+
+
+class StatsTest(unittest.TestCase):
+
+    def test_sample(self):
+        sample = stats.Sample((5, 1, 100, 4, 6))
+        self.assertEqual((sample.median, sample.mad, sample.low, sample.high), (5, 1, 1, 100))
+
+    def test_speed_ratio_is_above_one_for_the_faster(self):
+        fast, slow = stats.Sample((20, 22)), stats.Sample((10, 11))
+        self.assertAlmostEqual(stats.speed_ratio(fast, slow, True).value, 2)
+        self.assertAlmostEqual(stats.speed_ratio(slow, fast, False).value, 2)
+
+    def test_speed_ratio_bounds_divide_the_extremes(self):
+        ratio = stats.speed_ratio(stats.Sample((8, 10, 12)), stats.Sample((4, 5, 6)), True)
+        self.assertEqual((ratio.value, ratio.low, ratio.high), (2, 8 / 6, 3))
+
+    def test_speed_ratio_without_a_divisor(self):
+        zero = stats.Sample((0, 0))
+        self.assertIsNone(stats.speed_ratio(stats.Sample((1, 2)), zero, True))
+
+    def test_round_significant(self):
+        self.assertEqual([stats.round_significant(value) for value in (0, 1234, 0.01234, 99.6)],
+                         [0, 1200, 0.012, 100])
+
+    def test_percentiles(self):
+        found = stats.percentiles({value: 1 for value in range(1, 101)})
+        self.assertEqual((found["p50"], found["p99"], found["p99.9"], found["max"]),
+                         (50, 99, 100, 100))
+        self.assertEqual(stats.percentiles({}), {})
+        self.assertEqual(stats.percentile({7: 1, 9: 99}, 50), 9)
+
+    def test_variation(self):
+        self.assertEqual(stats.variation([3, 3, 3]), 0)
+        self.assertIsNone(stats.variation([3]))
+
+    def test_merge_medians_counts_a_missing_key_as_zero(self):
+        self.assertEqual(stats.merge_medians([{"a": 3}, {"a": 5, "b": 9}, {"a": 4}]),
+                         {"a": 4, "b": 0})
+
+
+class ArmsTest(unittest.TestCase):
+
+    def test_choose(self):
+        self.assertEqual(len(arms.choose([])), 7)
+        chosen = arms.choose(["stock-off", "off"])
+        self.assertEqual([arm.name for arm in chosen], ["off", "stock-off"])
+        with self.assertRaises(DevError):
+            arms.choose(["offf"])
+
+    def test_order_rotates(self):
+        self.assertEqual([arms.order(list("ABC"), number) for number in (0, 1, 3)],
+                         [list("ABC"), list("BCA"), list("ABC")])
+
+
+PGBENCH = """\
+progress: 1.0 s, 1189.0 tps, lat 12.9 ms stddev 11.1, 0 failed
+progress: 2.0 s, 1231.5 tps, lat 12.1 ms stddev 10.0, 0 failed
+number of transactions actually processed: 2436
+number of failed transactions: 3 (0.123%)
+tps = 1232.104 (without initial connection time)
+"""
+
+SYSBENCH = """\
+[ 1s ] thds: 4 tps: 100.50 qps: 600.00 (r/w/o: 0/400/200) lat (ms,95%): 5.0 err/s: 0.00
+Latency histogram (values are in milliseconds)
+       value  ------------- distribution ------------- count
+       1.500 |****************************************  90
+      12.000 |****                                      10
+SQL statistics:
+    transactions:                        201    (100.40 per sec.)
+    ignored errors:                      2      (0.00 per sec.)
+"""
+
+
+class ClientsTest(unittest.TestCase):
+
+    def test_parse_pgbench(self):
+        latencies = Counter()
+        clients.count_latencies(["0 1 2345 0 1700000000 1\n", "0 2 failed 0 1700000000 2\n"],
+                                latencies)
+        outcome = clients.parse_pgbench(PGBENCH, latencies)
+        self.assertEqual((outcome.tps, outcome.transactions, outcome.failed, outcome.series),
+                         (1232.104, 2436, 3, [1189.0, 1231.5]))
+        self.assertEqual(outcome.latency["p50"], 2.3)
+
+    def test_parse_sysbench(self):
+        outcome = clients.parse_sysbench(SYSBENCH)
+        self.assertEqual((outcome.tps, outcome.transactions, outcome.failed, outcome.series),
+                         (100.4, 201, 2, [100.5]))
+        self.assertEqual((outcome.latency["p90"], outcome.latency["p95"]), (1.5, 12.0))
+
+    def test_no_result(self):
+        for parse in (lambda: clients.parse_pgbench("died", {}),
+                      lambda: clients.parse_sysbench("died")):
+            with self.assertRaises(DevError):
+                parse()
+
+
+class ServerTest(unittest.TestCase):
+
+    def test_timings(self):
+        self.assertEqual(server.timings("Time: 1.5 ms\nrow\nTime: 61000.250 ms (01:01)\n"),
+                         [1.5, 61000.25])
+
+    def test_process_kind(self):
+        self.assertEqual(server.process_kind(b"postgres: checkpointer \0"), "checkpointer")
+        self.assertEqual(server.process_kind(b"postgres: postgres bench [local] idle"),
+                         "client backend")
+
+
+class CountersTest(unittest.TestCase):
+
+    def test_difference_leaves_out_what_stood_still(self):
+        self.assertEqual(counters.difference({"a": 5, "b": 2, "c": 1}, {"a": 3, "b": 2}),
+                         {"a": 2, "c": 1})
+
+    def test_checkpoint_lines(self):
+        line = ("LOG:  checkpoint complete: wrote 1234 buffers (7.5%), wrote 2 SLRU buffers; "
+                "0 WAL file(s) added, 0 removed, 1 recycled; write=0.500 s, sync=0.250 s, "
+                "total=0.800 s; sync files=17, longest=0.010 s, average=0.001 s; distance=9 kB\n")
+        found, = counters.checkpoints("noise\n" + line)
+        self.assertEqual(found, {"buffers": 1234, "write": 0.5, "sync": 0.25, "total": 0.8,
+                                 "files": 17, "longest": 0.01})
+
+    def test_causes_do_not_overlap(self):
+        names = [f"io.{backend}/{thing}/normal.{field}"
+                 for backend in ("checkpointer", "background writer", "client backend", "startup")
+                 for thing in ("relation", "wal") for field in ("writes", "fsyncs")]
+        counts = dict.fromkeys([*names, "dw.log_writes", "dw.log_syncs"], 1)
+        for causes in (counters.WRITE_CAUSES, counters.SYNC_CAUSES):
+            # Four kinds of processes, two objects, and the log.
+            self.assertEqual(sum(counters.by_cause(counts, causes).values()), 9)
+
+    def test_pages_per_write(self):
+        stock = {"io.checkpointer/relation/normal.writes": 4,
+                 "io.checkpointer/relation/normal.write_bytes": 8 * 8192}
+        self.assertEqual(counters.pages_per_write(stock), 2)
+        ours = {**stock, "dw.home_pages": 30, "dw.home_writes": 2}
+        self.assertEqual(counters.pages_per_write(ours), 15)
+        self.assertIsNone(counters.pages_per_write({}))
+
+
+class LoadsTest(unittest.TestCase):
+
+    def test_parse_lags(self):
+        self.assertEqual(loads.parse_lags("Sat Nov 21 (every 1s)\n0|128|0.001\n\n16|0|\n"),
+                         [128.0, 0.0])
+
+    def test_count_waits(self):
+        self.assertEqual(loads.count_waits("wait|CPU|1\nwait|LWLock:WALWrite|2\n"
+                                           "Sat (every 0.25s)\nwait|LWLock:WALWrite|1\n"),
+                         {"LWLock:WALWrite": 0.75, "CPU": 0.25})
+
+    def test_point_leaves_out_what_is_empty(self):
+        point = loads.Point("tps", 0.0, "transactions/s", True)
+        self.assertEqual(point.as_dict(), {"name": "tps", "value": 0.0, "operations": 0,
+                                           "unit": "transactions/s", "higher_is_better": True})
+
+
+class SuitesTest(unittest.TestCase):
+
+    def test_all_suites_at_any_factor(self):
+        for factor in (0.001, 0.1, 1):
+            for name in suites.SUITES:
+                cases = suites.cases(name, factor)
+                self.assertEqual(len({case.name for case in cases}), len(cases))
+                for case in cases:
+                    settings = case.all_settings()
+                    self.assertIn("shared_buffers", settings)
+                    self.assertLessEqual(suites.megabytes(settings["min_wal_size"]),
+                                         suites.megabytes(settings["max_wal_size"]))
+                    self.assertGreater(case.megabytes(), 0)
+
+    def test_factor_scales_but_not_below_what_servers_accept(self):
+        scale = suites.Scale(0.1)
+        self.assertEqual((scale.wal(10240), scale.wal(64)), ("1024MB", "32MB"))
+        self.assertEqual((scale.buffers(1024), scale.buffers(16)), ("102MB", "8MB"))
+        self.assertEqual(scale.count(100), 10)
+
+    def test_unknown_suite(self):
+        with self.assertRaises(DevError):
+            suites.cases("nothing", 1)
+
+
+class ScheduleTest(unittest.TestCase):
+
+    def test_interleaved_and_without_stock_where_it_refuses(self):
+        case = SimpleNamespace(ours_only=False)
+        ours = SimpleNamespace(ours_only=True)
+        plan = SimpleNamespace(cases=(case, ours), runs=2,
+                               arms=tuple(arms.choose(["off", "stock-off"])))
+        names = [(one is ours, number, arm.name) for number, one, arm in runner.schedule(plan)]
+        self.assertEqual(names, [(False, 0, "off"), (False, 0, "stock-off"),
+                                 (False, 1, "stock-off"), (False, 1, "off"),
+                                 (True, 0, "off"), (True, 1, "off")])
+
+
+def point(value, **fields):
+    """Return a point as it is in a file of results."""
+    return {"name": "tps", "value": value, "unit": "transactions/s", "higher_is_better": True,
+            "operations": 10, **fields}
+
+
+def results(values, case="scale 100, max_wal_size 64 MB", **fields):
+    """Return runs of {arm: [value]}."""
+    return [{"case": case, "arm": arm, "points": [point(value, **fields)]}
+            for arm, series in values.items() for value in series]
+
+
+class MeasureCase(unittest.TestCase):
+
+    def measure(self, *args, **fields):
+        return report.measures(results(*args, **fields))[0]
+
+
+class ReportTest(MeasureCase):
+
+    def test_measures_are_grouped_and_in_order(self):
+        measure = self.measure({"stock-off": [9], "off": [10, 12, 11]})
+        self.assertEqual(list(measure.arms), ["off", "stock-off"])
+        self.assertEqual(measure.sample("off").median, 11)
+        self.assertEqual(measure.median_run("off")["value"], 11)
+
+    def test_load_reads_what_runs_wrote(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            directory = Path(scratch)
+            (directory / "meta").write_text('{"suite": "pgbench"}')
+            (directory / "runs").write_text(
+                "".join(json.dumps(one) + "\n" for one in results({"off": [1, 2]})))
+            meta, runs = report.load(directory, "meta", "runs")
+            self.assertEqual((meta["suite"], len(runs)), ("pgbench", 2))
+            self.assertEqual(report.load(directory, "meta", "none")[1], [])
+
+    def test_tables_are_rectangular(self):
+        measure = self.measure({"off": [10, 12], "double_writes": [11, 11]},
+                               "scale 10, max_wal_size 64 MB",
+                               counts={"wal.wal_bytes": 100, "cpu.total": 1},
+                               latency={"p50": 1.0}, extra={"failed": 0}, waits={"CPU": 1})
+        for rows in (report.overview([measure]), report.speeds(measure), report.costs(measure),
+                     report.details(measure), report.waits(measure),
+                     report.causes(measure, counters.SYNC_CAUSES),
+                     report.bar_table("pgbench", [measure])):
+            self.assertGreater(len(rows), 1)
+            self.assertEqual({len(row) for row in rows}, {len(rows[0])})
+            self.assertTrue(all(isinstance(cell, str) for row in rows for cell in row))
+
+    def test_costs_include_the_checkpoint_after(self):
+        measure = self.measure({"off": [10]}, counts={"wal.wal_bytes": 100},
+                               drain={"wal.wal_bytes": 50})
+        self.assertEqual(report.costs(measure)[1][1], "15")
+
+    def test_number(self):
+        self.assertEqual([report.number(value) for value in (0, 1234567.8, 12.3456)],
+                         ["0", "1,234,568", "12.35"])
+
+
+class BarsTest(MeasureCase):
+
+    def outcomes(self, measure, suite="pgbench"):
+        return {verdict.bar: verdict.outcome for verdict in bars.judge(suite, [measure])}
+
+    def test_pass_miss_and_unclear(self):
+        bar = "fits in shared_buffers: double_writes / off"
+        for ours, wanted in (((97, 97), bars.PASS), ((90, 91), bars.MISS),
+                             ((90, 99), bars.UNCLEAR)):
+            measure = self.measure({"off": [100, 100], "double_writes": list(ours)},
+                                   "scale 10, max_wal_size 64 MB")
+            self.assertEqual(self.outcomes(measure)[bar], wanted)
+
+    def test_bars_need_their_arms_and_cases(self):
+        measure = self.measure({"double_writes": [1]})
+        self.assertEqual(self.outcomes(measure), {})
+        measure = self.measure({"double_writes": [20], "stock-full_pages": [10]})
+        self.assertEqual(len(self.outcomes(measure)), 1)
+        self.assertEqual(self.outcomes(measure, "replication"), {})
+
+    def test_pages_per_write(self):
+        runs = results({"double_writes": [1.0]}, "combine 16", extra={"pages_per_write": 14})
+        runs[0]["points"][0]["name"] = "sequential"
+        verdict, = bars.judge("checkpoints", report.measures(runs))
+        self.assertEqual((verdict.ratio.value, verdict.outcome), (14, bars.MISS))
+
+    def test_volume_is_per_operation(self):
+        runs = [*results({"double_writes": [1]}, counts={"dw.logged": 5}, drain={"dw.logged": 5}),
+                *results({"full_pages": [1]}, counts={"wal.wal_fpi": 20})]
+        verdict = bars.judge("pgbench", report.measures(runs))[-1]
+        self.assertEqual((verdict.ratio.value, verdict.outcome), (2, bars.PASS))
+
+
+if __name__ == "__main__":
+    unittest.main()
