@@ -126,6 +126,17 @@ def typedefs_listed(tree):
 
 
 @checker
+def settings_explored(tree):
+    """A setting of ours is drawn by the power-cut explorer."""
+    matrix = tree.committed.get("crash/pgcut/matrix.py", "")
+    for path, patch in patches.read_series(tree.paths.patches):
+        for name in re.findall(r'^\+\t\t\{"(\w+)", PGC_', patch.diff.decode(errors="replace"),
+                               re.MULTILINE):
+            if not re.search(rf'^    "{name}": \(', matrix, re.MULTILINE):
+                yield f"{name} ({path}) is not in the matrix of crash/pgcut/matrix.py"
+
+
+@checker
 def whitespace(tree):
     """No space at line ends, no space before a tab, a newline at the end."""
     for path, text in tree.committed.items():

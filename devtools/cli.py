@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from . import build, check, cluster, deps, series, source, suites, worktree
+from bench import cli as bench
+
+from . import build, check, cluster, crash, deps, series, source, suites, worktree
 from .base import DevError, locate, note, say
 
 
@@ -46,11 +48,15 @@ def _parser():
     sub.add_argument("--data", help="data directory (default: PGDATA, else data/)")
     sub = command("test", _test, "build and run our tests, regress and isolation")
     sub.add_argument("--suite", nargs="+", default=[], metavar="NAME",
-                     help="only these: `dev` (tooling) or suites of the build")
+                     help="only these: `dev` (tooling), `crash` (power cuts) or suites of the build")
     sub = command("suites", _suites, "run the upstream suites and print a table")
     sub.add_argument("--mode", choices=suites.MODES, help="only this mode (default: each)")
+    sub.add_argument("--pipeline", action="store_true", help="with wal_pipeline = on")
     sub.add_argument("names", nargs="*", metavar="NAME",
                      help="suites (default: " + " ".join(suites.UPSTREAM) + ")")
+    sub = command("crash", _crash, "explore power cuts: what does a crash lose?")
+    sub.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...",
+                     help="`./dev crash run --help`, `replay`, `list` (default: run)")
     sub = command("build", _build, "compile and install a build")
     sub.add_argument("kinds", nargs="*", metavar="KIND", default=["test"],
                      help=f"of {', '.join(kinds)} (default: test)")
@@ -64,6 +70,8 @@ def _parser():
     command("sync", _sync, "bring edits of overlay/ and patches/ into work/")
     sub = command("export", _export, "write the commits of work/ to patches/ and overlay/")
     sub.add_argument("--force", action="store_true", help="overwrite edits in the repository")
+    sub = command("bench", _bench, "measure this build and stock side by side")
+    bench.add_arguments(sub)
     sub = command("series", _series, "write patches for upstream review")
     sub.add_argument("directory", type=Path, help="an empty or new directory")
     command("check", _check, "run the gate")
@@ -110,6 +118,11 @@ def _series(paths, args):
     series.write(paths, _obtain(paths), args.directory)
 
 
+def _bench(paths, args):
+    return bench.main(paths, args, functools.partial(deps.ensure, paths, deps.BENCH),
+                      functools.partial(_build_kind, paths))
+
+
 def _build(paths, args):
     unknown = set(args.kinds) - set(build.KINDS)
     if unknown:
@@ -151,7 +164,7 @@ def _test(paths, args):
     if not args.suite or "dev" in args.suite:
         results.append(check.report(check.run_all(paths, upstream)))
         results.append(suites.run_selftests(paths))
-    wanted = [name for name in args.suite if name != "dev"]
+    wanted = [name for name in args.suite if name not in ("dev", "crash")]
     if wanted or not args.suite:
         _build_kind(paths, "test")
         tests = suites.all_tests(paths, "test")
@@ -159,11 +172,21 @@ def _test(paths, args):
         if not wanted:
             names = suites.own_tests(paths, tests) + names
         suites.prepare(paths, "test")
-        # Some of our own tests move a cluster to a stock server and back.
-        stock = {"PGDW_STOCK_BINDIR": str(_build_kind(paths, "stock"))}
+        # Some of our own tests move a cluster to a stock server and back, or
+        # try what is given to monitoring systems.
+        places = {"PGDW_STOCK_BINDIR": str(_build_kind(paths, "stock")),
+                  "PGDW_MONITORING_DIR": str(paths.repo / "packaging" / "monitoring")}
         results += suites.run_tests(paths, "test", list(dict.fromkeys(names)),
-                                    suites.MODES[0], stock)
+                                    suites.MODES[0], places)
+    if not args.suite or "crash" in args.suite:
+        _build_kind(paths, "test")
+        results += [crash.run_selftests(paths), crash.run_ci(paths)]
     return _conclude(results)
+
+
+def _crash(paths, args):
+    _build_kind(paths, "test")
+    return crash.call(paths, args.arguments or ["run"])
 
 
 def _suites(paths, args):
@@ -177,7 +200,8 @@ def _suites(paths, args):
         for name in (n for n in names if (n, mode) in excluded):
             note(f"{name} is excluded in {mode}: {excluded[name, mode]}")
         chosen = [name for name in names if (name, mode) not in excluded]
-        results += suites.run_tests(paths, "test", chosen, mode)
+        results += suites.run_tests(paths, "test", chosen, mode,
+                                    settings=["wal_pipeline=on"] if args.pipeline else [])
     return _conclude(results)
 
 

@@ -116,10 +116,11 @@ def prepare(paths, kind):
                        f"see {paths.build(kind)}/meson-logs/dev-setup.txt")
 
 
-def run_tests(paths, kind, names, mode, environment=()):
+def run_tests(paths, kind, names, mode, environment=(), settings=()):
     """Run tests by name in `mode`; returns their Results.  After prepare().
 
-    `environment` adds variables to that of the tests.
+    `environment` adds variables to that of the tests, `settings` ("name=value")
+    settings to the clusters that they create.
     """
     if not names:
         return []
@@ -129,9 +130,11 @@ def run_tests(paths, kind, names, mode, environment=()):
         mode = NO_MODE
     say(f"running {len(names)} test programs, mode {mode}")
     extra = {"PG_TEST_TIMEOUT_DEFAULT": str(EVENT_TIMEOUT_SECONDS), **dict(environment)}
-    if mode != default:
+    if mode not in (default, NO_MODE):
+        settings = [f"{SETTING}={mode}", *settings]
+    if settings:
         # Makes each test run initdb anew instead of copying the template.
-        extra["PG_TEST_INITDB_EXTRA_OPTS"] = f"-c {SETTING}={mode}"
+        extra["PG_TEST_INITDB_EXTRA_OPTS"] = " ".join(f"-c {item}" for item in settings)
     _meson_test(paths, kind, "tests", names, extra)
     log = paths.build(kind) / "meson-logs" / "dev-tests.json"
     entries = map(json.loads, log.read_text().splitlines() if log.exists() else ())

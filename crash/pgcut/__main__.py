@@ -1,0 +1,148 @@
+"""Command line of the explorer; `./dev crash` calls it with the paths filled in."""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from . import campaign, controls, explore, record, report
+from .recording import Recording
+from .states import FAULTS, State
+
+
+def main(argv=None):
+    """Run a command; returns the exit status."""
+    args = _parser().parse_args(argv)
+    return args.handler(args)
+
+
+def _parser():
+    parser = argparse.ArgumentParser(prog="./dev crash", description=__doc__.splitlines()[0])
+    parser.add_argument("--bindir", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--build", help=argparse.SUPPRESS)
+    parser.add_argument("--source", help=argparse.SUPPRESS)
+    parser.add_argument("--prefix", help=argparse.SUPPRESS)
+    parser.add_argument("--recorder", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--scratch", required=True, help=argparse.SUPPRESS)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    sub = commands.add_parser("run", help="record, explore, find the controls, report")
+    sub.set_defaults(handler=_run)
+    sub.add_argument("--states", type=int, default=240, help="crash states to try (240)")
+    sub.add_argument("--recordings", type=int, default=4,
+                     help="recordings to take them from, each with settings of its own (4)")
+    sub.add_argument("--seconds", type=float, default=6, help="of load in each recording (6)")
+    sub.add_argument("--seed", type=int, default=1, help="seed of the first recording (1)")
+    sub.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (all cores)")
+    sub.add_argument("--boundaries", action="store_true",
+                     help="every sync boundary and home write in turn, instead of a sample")
+    sub.add_argument("--scenario", choices=record.SCENARIOS,
+                     help="what is recorded (default: of six recordings, one is of a standby, "
+                          "one has base backups taken, and in one there are I/O errors)")
+    sub.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",
+                     help="a setting that is not drawn at random")
+    sub.add_argument("--no-controls", action="store_true", help="leave the controls out")
+    sub.add_argument("--control", action="append", default=[], choices=[
+        control.name for control in controls.CONTROLS], help="only this control")
+    sub.add_argument("--output", type=Path, default=Path("crash-report"),
+                     help="directory of the report and of failures (crash-report)")
+
+    sub = commands.add_parser("replay", help="try a failure again, and minimise it")
+    sub.set_defaults(handler=_replay)
+    sub.add_argument("failure", type=Path, help="a failure-N.json in the output of `run`")
+    sub.add_argument("--minimise", action="store_true", help="find the fewest damages that fail")
+
+    sub = commands.add_parser("list", help="the faults and the controls")
+    sub.set_defaults(handler=_list)
+    return parser
+
+
+# run --------------------------------------------------------------------
+
+
+def _run(args):
+    args.output.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(args.output / "failures", ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="pgcut-", dir=args.scratch) as scratch:
+        os.chmod(scratch, 0o755)
+        wanted = [] if args.no_controls else campaign.all_controls(args.control)
+        broken = str(controls.build_server(args.build, args.source, args.prefix,
+                                           Path(scratch) / "broken")) if wanted else ""
+        tools = campaign.Tools(args.bindir, broken, args.recorder, scratch, str(args.output))
+        started = time.time()
+        results = []
+        for result in campaign.run(tools, _jobs(args), wanted, args.workers):
+            results.append(result)
+            _say(result)
+    summary = report.write(args.output, results, time.time() - started, vars(args))
+    print(summary)
+    return 1 if report.verdict(results) else 0
+
+
+def _jobs(args):
+    """Return the jobs; the first two show both modes, whatever is drawn later."""
+    if args.states == 0:
+        return []
+    fixed = tuple(setting.split("=", 1) for setting in args.set)
+    share = -(-args.states // args.recordings)
+    jobs = []
+    for number in range(args.recordings):
+        mode = (("io_torn_pages_protection", ("double_writes", "full_pages")[number]),) \
+            if number < 2 and args.recordings > 1 else ()
+        scenario = args.scenario or ("standby" if number % 6 == 2 else
+                                     "backup" if number % 6 == 3 else
+                                     "errors" if number % 6 == 5 else "primary")
+        jobs.append(campaign.Job(args.seed + number, share, args.seconds, scenario=scenario,
+                                 overrides=(*mode, *fixed), all_boundaries=args.boundaries))
+    return jobs
+
+
+def _say(result):
+    """Report one job to the terminal."""
+    if result.error:
+        text = "ERROR " + result.error.strip().splitlines()[-1]
+    elif result.control:
+        text = f"found after {result.tried} states" if result.failures \
+            else f"NOT FOUND in {result.tried} states"
+    else:
+        text = f"{result.tried} states, {len(result.failures)} failed, " \
+            f"{sum(state['restored'] for state in result.states)} pages restored"
+    print(f"    {result.name}: {text} ({result.seconds:.0f} s)", file=sys.stderr, flush=True)
+
+
+# replay -----------------------------------------------------------------
+
+
+def _replay(args):
+    failure = json.loads(args.failure.read_text())
+    context = explore.Context(args.bindir, args.recorder, args.scratch)
+    subject = explore.Subject(Recording(args.failure.parent / "recording"), context)
+    state = State(**failure["state"])
+    outcome = subject.try_state(state)
+    print(f"cut after operation {state.cut}, fault {state.fault}, seed {state.seed}, "
+          f"sectors of {state.unit} bytes, {outcome.torn} pages torn, "
+          f"{outcome.lost} operations lost, {outcome.restored} pages restored")
+    print("\n".join(outcome.complaints) or "no complaint: it does not fail now")
+    if outcome.failed and args.minimise and not state.nested:
+        pieces, complaints = subject.minimise(state)
+        print("fewest damages that fail:")
+        print("\n".join(subject.describe(pieces or [])) or "none: it fails with all kept")
+        print("\n".join(complaints[:5]))
+    return 1 if outcome.failed else 0
+
+
+def _list(args):
+    for name, fault in FAULTS.items():
+        text = (fault.choose.__doc__ or "").splitlines()[0] if fault.choose.__doc__ else ""
+        print(f"fault    {name:28} {fault.model:8} {text}")
+    for control in controls.CONTROLS:
+        print(f"control  {control.name:28} {control.rule:8} {control.what}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

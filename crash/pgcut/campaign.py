@@ -1,0 +1,246 @@
+"""Campaigns: many recordings under many settings, their states, and the controls.
+
+A *job* is one recording and the states tried of it.  Jobs run in parallel, each
+by one process from beginning to end; what they find comes back as plain data,
+for the report.
+"""
+
+import json
+import multiprocessing
+import random
+import shutil
+import time
+import traceback
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from . import matrix, record
+from .controls import CONTROLS, VARIABLE
+from .explore import Context, Subject
+from .recording import Kind, Recording
+from .states import FAULTS, RELATION, LOG, WAL, Places, State, exhaustive, sampled
+
+# Share of states whose recovery is cut, too; the same share of those twice, …
+NESTED_SHARE = 0.06
+
+# Failures of a recording that are minimised; more are only counted.
+MINIMISED = 3
+
+# A control counts as not found after so many states.
+CONTROL_STATES = 450
+CONTROL_RECORDINGS = 3
+
+# Recordings of controls run under settings that give each of them a chance.
+CONTROL_SETTINGS = {
+    "io_torn_pages_protection": "double_writes", "double_write_buffer_size": "16MB",
+    "double_write_stage_size": "2MB", "shared_buffers": "512kB", "wal_level": "replica",
+    "checkpoint_timeout": "2s", "max_wal_size": "16MB", "bgwriter_delay": "10ms",
+    "bgwriter_lru_maxpages": "100", "autovacuum": "off", "io_combine_limit": "128kB",
+    "debug_io_direct": "", "wal_compression": "off", "wal_sync_method": "fdatasync",
+    "checkpoint_completion_target": "0.5", "checkpoint_flush_after": "0",
+    "backend_flush_after": "0", "io_method": "sync", "wal_log_hints": "off",
+}
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Where the programs are, and what a campaign may use."""
+
+    bindir: str
+    broken_bindir: str          # the server of the controls
+    recorder: str
+    scratch: str                # in memory
+    output: str                 # failures and the report
+
+
+@dataclass
+class JobResult:
+    """What one job did and found."""
+
+    name: str
+    settings: dict = field(default_factory=dict)
+    checksums: bool = False
+    recording: dict = field(default_factory=dict)
+    states: list = field(default_factory=list)
+    failures: list = field(default_factory=list)
+    control: str = ""
+    error: str = ""
+    seconds: float = 0
+
+    @property
+    def tried(self):
+        return len(self.states)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A recording to make, and how many states of it to try."""
+
+    seed: int
+    states: int
+    seconds: float
+    overrides: tuple = ()
+    all_boundaries: bool = False
+    quick: bool = False
+    scenario: str = "primary"
+
+
+def run(tools, jobs, controls=(), workers=2, report_progress=print):
+    """Run jobs and controls; yields JobResults as they come."""
+    work = [(_run_control, tools, control) for control in controls] + \
+        [(_run_job, tools, job) for job in jobs]
+    with multiprocessing.Pool(workers, maxtasksperchild=1) as pool:
+        yield from pool.imap_unordered(_guarded, work)
+
+
+def _guarded(work):
+    """Run one piece of work; an exception becomes its result."""
+    function, tools, subject = work
+    started = time.monotonic()
+    name = getattr(subject, "name", None) or f"recording {subject.seed}"
+    try:
+        result = function(tools, subject)
+    except Exception:
+        result = JobResult(name, error=traceback.format_exc())
+    result.seconds = time.monotonic() - started
+    return result
+
+
+# Campaigns --------------------------------------------------------------
+
+
+def _run_job(tools, job):
+    settings, checksums = matrix.draw(job.seed, **dict(job.overrides))
+    if job.scenario != "primary":
+        settings = matrix.replicating(settings)
+    result = JobResult(f"recording {job.seed}", settings, checksums)
+    directory = Path(tools.scratch) / f"recording-{job.seed}"
+    shutil.rmtree(directory, ignore_errors=True)
+    rng = random.Random(f"job/{job.seed}")
+    modes = ("double_writes", "full_pages") if rng.random() < 0.3 and \
+        job.scenario == "primary" and \
+        "io_torn_pages_protection" not in dict(job.overrides) else ()
+    plan = record.Plan(job.seed, settings, checksums, seconds=job.seconds,
+                       lives=1 if job.scenario == "backup" else rng.choice((1, 2, 2, 3)),
+                       kinds=None if job.scenario == "primary" else record.STEADY_KINDS,
+                       modes=modes, scenario=job.scenario)
+    try:
+        record.make(directory, plan, tools.bindir, tools.recorder, tools.scratch)
+        subject = Subject(Recording(directory), Context(
+            tools.bindir, tools.recorder, tools.scratch, quick=job.quick))
+        result.recording = describe(subject)
+        _try_backups(subject, result)
+        if job.all_boundaries:
+            states = list(islice(exhaustive(subject.places, job.seed), job.states))
+        else:
+            states = list(sampled(subject.places, job.seed, job.states,
+                                  nested_share=NESTED_SHARE))
+        _try_all(subject, states, result)
+        _keep_failures(tools, subject, result, directory)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    return result
+
+
+def _try_backups(subject, result):
+    """Try the base backups that were taken during a recording, if any."""
+    listing = subject.recording.directory / "backups.json"
+    for backup in json.loads(listing.read_text()) if listing.exists() else ():
+        _enter(subject.try_backup(backup), result)
+
+
+def _try_all(subject, states, result):
+    for state in sorted(states, key=lambda state: state.cut):
+        _enter(subject.try_state(state), result)
+
+
+def _enter(outcome, result):
+    result.states.append(summary(outcome))
+    if outcome.failed:
+        result.failures.append({"state": outcome.state.as_json(), "log": outcome.log,
+                                "complaints": outcome.complaints})
+
+
+def _keep_failures(tools, subject, result, directory):
+    """Minimise the first failures, and keep what replays them."""
+    if not result.failures:
+        return
+    place = Path(tools.output) / "failures" / result.name.replace(" ", "-")
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(directory, place / "recording", symlinks=True)
+    for number, failure in enumerate(result.failures):
+        state = State(**failure["state"])
+        if number < MINIMISED and not state.nested and state.fault in FAULTS:
+            pieces, complaints = subject.minimise(state)
+            failure["minimised"] = None if pieces is None else subject.describe(pieces)
+            failure["minimised_complaints"] = complaints
+        (place / f"failure-{number}.json").write_text(json.dumps(failure, indent=1))
+
+
+def describe(subject):
+    """Return figures of a recording, and its time line, for the report."""
+    ops = subject.recording.ops
+    areas = subject.places.areas
+    kinds = Counter(Kind(op.kind).name.lower() for op in ops)
+    writes = {area: [op.seq for op in ops if op.kind == Kind.WRITE and areas.get(op.ino) == area]
+              for area in (RELATION, LOG, WAL)}
+    return {"operations": len(ops), "kinds": dict(kinds), "acks": len(subject.recording.acks),
+            "syncs": subject.places.syncs, "writes": writes}
+
+
+def summary(outcome):
+    """Return what the report needs of an outcome."""
+    return {**asdict(outcome.state), "failed": outcome.failed, "lost": outcome.lost,
+            "torn": outcome.torn, "examined": outcome.examined, "restored": outcome.restored,
+            "seconds": round(outcome.seconds, 3),
+            "phases": {name: round(value, 3) for name, value in outcome.phases.items()}}
+
+
+# Controls ---------------------------------------------------------------
+
+
+def _run_control(tools, control):
+    """Break one promise and look for a state that shows it."""
+    result = JobResult(control.name, control=control.rule)
+    broken = {VARIABLE: control.name}
+    for attempt in range(CONTROL_RECORDINGS):
+        seed = 1000 + attempt
+        settings = matrix.sanitised({**matrix.draw(seed)[0], **CONTROL_SETTINGS,
+                                     **dict(control.settings)})
+        result.settings = settings
+        directory = Path(tools.scratch) / f"control-{control.name}"
+        shutil.rmtree(directory, ignore_errors=True)
+        plan = record.Plan(seed, settings, attempt % 2 == 0, seconds=4, lives=1,
+                           kinds=dict(control.workloads) or None,
+                           env=broken if control.record else None)
+        try:
+            record.make(directory, plan, tools.broken_bindir, tools.recorder, tools.scratch)
+            if _find(tools, control, Recording(directory), broken, result):
+                break
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+    return result
+
+
+def _find(tools, control, recording, broken, result):
+    """Try states until one fails; says whether one did."""
+    subject = Subject(recording, Context(
+        tools.broken_bindir, tools.recorder, tools.scratch, rules=control.rules,
+        recover_env=broken if control.recover else {}))
+    result.recording = describe(subject)
+    states = sampled(subject.places, 1, CONTROL_STATES // CONTROL_RECORDINGS,
+                     faults=control.faults or FAULTS)
+    for state in states:
+        outcome = subject.try_state(state)
+        result.states.append(summary(outcome))
+        if outcome.failed:
+            result.failures.append({"state": state.as_json(), "complaints": outcome.complaints})
+            return True
+    return False
+
+
+def all_controls(names=()):
+    """Return the controls of these names, or all."""
+    return [control for control in CONTROLS if not names or control.name in names]

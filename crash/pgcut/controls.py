@@ -1,0 +1,251 @@
+"""Positive controls: servers that break one rule, and storage that lies.
+
+A campaign that finds nothing proves little unless it would have found what is
+wrong.  Each control breaks one promise; the explorer must find it, or the
+campaign is void.  Some controls are edits of the engine, compiled into one
+server that breaks the rule which PGCUT_BREAK names; the others let the model
+of the disk break a promise, as if the server had not asked for it.
+
+An edit whose old text is no longer in the source, or no longer unique, is an
+error: a control must not be lost unnoticed.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from .disk import Rules
+
+ENGINE = "src/backend/storage/doublewrite"
+SCAN = "src/common/doublewrite_scan.c"
+VARIABLE = "PGCUT_BREAK"
+
+_SWITCH = f"""
+static inline bool
+pgcut_break(const char *name)
+{{
+	const char *broken = getenv("{VARIABLE}");
+
+	return broken != NULL && strcmp(broken, name) == 0;
+}}
+"""
+_INCLUDE = re.compile(r'#include "(?:storage/doublewrite_internal|common/doublewrite_scan)\.h"\n')
+
+
+class ControlError(Exception):
+    """A control cannot be built."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replace `old`, which must occur once in `file`, by `new`.
+
+    A file is named as in the engine's directory, or by its path.
+    """
+
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Control:
+    """One broken promise.
+
+    `record` and `recover` say whether the broken server is the one that is
+    recorded, or the one that recovers.  `faults` are those that can show it.
+    `settings` are needed for it to show.
+    """
+
+    name: str
+    rule: str
+    what: str
+    edits: tuple = ()
+    record: bool = False
+    recover: bool = False
+    rules: Rules = Rules()
+    settings: tuple = ()
+    faults: tuple = ()
+    workloads: tuple = ()       # kinds of load with numbers of clients; () is all
+
+
+
+_SMALL_LOG = (("double_write_buffer_size", "16MB"), ("double_write_stage_size", "2MB"))
+# Pages of tables that a transaction makes and fills change without their LSN.
+_WITHOUT_WAL = (("wal_level", "minimal"), ("wal_skip_threshold", "0"))
+_TEARS = ("torn-pages", "torn-runs", "torn-page", "storm")
+
+CONTROLS = (
+    Control("protection-off", "R2", "io_torn_pages_protection = off",
+            settings=(("io_torn_pages_protection", "off"),), faults=_TEARS),
+    Control("log-sync-left-out", "R2", "the log is written but never synced",
+            edits=(Edit("log.c", "	int			injected = 0;\n\n	if (!enableFsync)\n		return;\n\n	INSTR_TIME",
+                        "	int			injected = 0;\n\n	if (!enableFsync || pgcut_break(\"log-sync-left-out\"))\n		return;\n\n	INSTR_TIME"),),
+            record=True, faults=_TEARS),
+    Control("home-before-log-sync", "R2", "pages go home before the sync of the log has returned",
+            edits=(Edit("log.c", '	INJECTION_POINT("doublewrite-log-written", NULL);\n	dw_sync_log();\n',
+                        '	INJECTION_POINT("doublewrite-log-written", NULL);\n'
+                        '	if (nslots == 0 || !pgcut_break("home-before-log-sync"))\n		dw_sync_log();\n'),
+                   Edit("log.c", "static void\ndw_sync_log(void)", "void		dw_sync_log(void);\nvoid\ndw_sync_log(void)"),
+                   Edit("log.c", "	if (AmRegularBackendProcess())\n		dw_close_segment();\n",
+                        '	if (AmRegularBackendProcess() && !pgcut_break("home-before-log-sync"))\n		dw_close_segment();\n'),
+                   Edit("flush.c", "			dw_write_home();\n			LWLockRelease(DoubleWriteFlushLock);\n",
+                        "			dw_write_home();\n"
+                        '			if (pgcut_break("home-before-log-sync") && DWCtl->log_open)\n'
+                        "			{\n				extern void dw_sync_log(void);\n\n				dw_sync_log();\n			}\n"
+                        "			LWLockRelease(DoubleWriteFlushLock);\n")),
+            record=True, faults=_TEARS),
+    Control("wal-not-flushed", "R1", "batches are written though WAL is not flushed",
+            edits=(Edit("flush.c", "	if (!XLogRecPtrIsInvalid(lsn))\n		XLogFlush(lsn);\n",
+                        '	if (!XLogRecPtrIsInvalid(lsn) && !pgcut_break("wal-not-flushed"))\n		XLogFlush(lsn);\n'),),
+            record=True, faults=("all-kept", "subset", "torn-wal", "torn-pages", "storm")),
+    Control("recycled-before-data-sync", "R3", "a sync cycle frees the log without syncing the files",
+            edits=(Edit("flush.c", "	if (!enableFsync)\n		return;\n\n	memset(&ftag",
+                        '	if (!enableFsync || pgcut_break("recycled-before-data-sync"))\n		return;\n\n	memset(&ftag'),),
+            record=True, settings=_SMALL_LOG, faults=_TEARS),
+    Control("mark-not-durable", "R3", "segments are reused before the low-water mark is durable",
+            edits=(Edit("log.c", '	if (!dw_reserve(1, true, true))\n		elog(ERROR, "double-write log has too many segments");\n	dw_append(NULL, 0);\n',
+                        '	if (pgcut_break("mark-not-durable"))\n		DWCtl->low_water_logged = DWCtl->low_water;\n'
+                        '	else\n	{\n		if (!dw_reserve(1, true, true))\n			elog(ERROR, "double-write log has too many segments");\n		dw_append(NULL, 0);\n	}\n'),),
+            record=True, settings=_SMALL_LOG, faults=("torn-log", "names")),
+    Control("live-segment-reused", "R3", "segments are reused though batches in them are live",
+            edits=(Edit("log.c", "	while (DWCtl->first_segno < DWCtl->segno &&\n		   DWCtl->seg_first_batch",
+                        "	while (DWCtl->first_segno < DWCtl->segno &&\n"
+                        '		   (pgcut_break("live-segment-reused") ||\n			DWCtl->seg_first_batch'),
+                   Edit("log.c", "		   <= DWCtl->low_water_logged)\n	{", "		   <= DWCtl->low_water_logged))\n	{")),
+            record=True, settings=_SMALL_LOG, faults=_TEARS + ("subset",)),
+    Control("restore-by-lsn", "R4", "restore picks the copy with the highest LSN, the older of equals",
+            edits=(Edit(SCAN, "	return ca->order < cb->order ? -1 : ca->order > cb->order;\n",
+                        '	if (pgcut_break("restore-by-lsn"))\n'
+                        "	{\n		if (ca->entry.lsn != cb->entry.lsn)\n			return ca->entry.lsn < cb->entry.lsn ? -1 : 1;\n"
+                        "		return ca->order > cb->order ? -1 : ca->order < cb->order;\n	}\n"
+                        '	if (pgcut_break("older-copy-restored"))\n'
+                        "		return ca->order > cb->order ? -1 : ca->order < cb->order;\n"
+                        "	return ca->order < cb->order ? -1 : ca->order > cb->order;\n"),),
+            recover=True, settings=_WITHOUT_WAL, faults=("all-kept", "torn-pages", "storm"),
+            workloads=(("truncate", 3), ("copy", 3), ("recreate", 3), ("scan", 1))),
+    Control("older-copy-restored", "R4", "restore picks the oldest copy of a page",
+            recover=True, settings=_WITHOUT_WAL, faults=("all-kept", "torn-pages", "storm"),
+            workloads=(("truncate", 3), ("copy", 3), ("recreate", 3), ("scan", 1))),
+    Control("read-past-the-stage", "R6", "a buffer miss reads home although a newer copy is staged",
+            edits=(Edit("stage.c", "	if (pg_atomic_read_u32(&DWCtl->ninuse_hint) == 0)\n		return false;\n\n	SpinLockAcquire",
+                        '	if (pg_atomic_read_u32(&DWCtl->ninuse_hint) == 0 ||\n		pgcut_break("read-past-the-stage"))\n		return false;\n\n	SpinLockAcquire'),),
+            record=True, faults=("all-kept", "all-lost", "subset")),
+    Control("restore-left-out", "R8", "start-up reads the log and restores nothing",
+            edits=(Edit("restore.c", "			dw_restore(&scan, &live);\n",
+                        '			if (!pgcut_break("restore-left-out"))\n				dw_restore(&scan, &live);\n'),),
+            recover=True, faults=_TEARS),
+    Control("bad-checksum-accepted", "R9", "restore accepts batches with wrong checksums",
+            edits=(Edit(SCAN, "	if (n > 0 && scan->batches[n - 1].bad_page >= 0)\n",
+                        '	if (n > 0 && scan->batches[n - 1].bad_page >= 0 && !pgcut_break("bad-checksum-accepted"))\n'),
+                   Edit(SCAN, "		if (batch->bad_page >= 0)\n",
+                        '		if (batch->bad_page >= 0 && !pgcut_break("bad-checksum-accepted"))\n'),
+                   Edit("restore.c", "(off_t) copy->blockno * BLCKSZ) != BLCKSZ ||\n		DWPageChecksum(page) != copy->entry.crc)",
+                        "(off_t) copy->blockno * BLCKSZ) != BLCKSZ ||\n"
+                        '		(DWPageChecksum(page) != copy->entry.crc && !pgcut_break("bad-checksum-accepted")))')),
+            recover=True, faults=("torn-log",)),
+    Control("everything-exempt", "exemption", "every page counts as rebuilt by redo",
+            edits=(Edit("exempt.c", "	if (BufTagGetForkNum(&slot->tag) != MAIN_FORKNUM)\n		return false;\n",
+                        '	if (pgcut_break("everything-exempt"))\n		return true;\n'
+                        "	if (BufTagGetForkNum(&slot->tag) != MAIN_FORKNUM)\n		return false;\n"),),
+            record=True, faults=_TEARS),
+    Control("log-directory-not-synced", "R3", "new files of the log are not synced into their directory",
+            rules=Rules(names_need_directory_sync=("pg_doublewrite",),
+                        ignore_directory_syncs_below=("pg_doublewrite",)),
+            faults=("names", "torn-pages", "storm", "all-lost")),
+    Control("wal-sync-ignored", "disk", "syncs of WAL are not honoured",
+            rules=Rules(ignore_syncs_below=("pg_wal",)), faults=("all-lost", "subset", "torn-wal")),
+    Control("data-sync-ignored", "disk", "syncs of relation files are not honoured",
+            rules=Rules(ignore_syncs_below=("base",)), faults=("all-lost", "subset")),
+)
+
+
+# The server that breaks rules ----------------------------------------------
+
+
+def build_server(build, source, prefix, target):
+    """Compile the engine with all edits, link it, and install it to `target`.
+
+    `build` is a meson build of the patched tree `source`, installed in
+    `prefix`; neither is changed.  Returns the directory of the programs.
+    """
+    build, source, target = Path(build), Path(source), Path(target)
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(prefix, target / "install", symlinks=True)
+    texts = _edited(source)
+    (target / "engine").mkdir()
+    objects = {}
+    for path, text in texts.items():
+        command = _compile_command(build, path)
+        copy = target / "engine" / Path(path).name
+        copy.write_text(text)
+        objects[command["output"]] = f"{copy}.o"
+        _run(_recompile(command, copy, f"{copy}.o"), build)
+    _link(build, objects, target / "install" / "bin" / "postgres")
+    return target / "install" / "bin"
+
+
+def _edited(source):
+    """Return {path: text} of the files that controls edit."""
+    texts = {}
+    for edit in (edit for control in CONTROLS for edit in control.edits):
+        path = edit.file if "/" in edit.file else f"{ENGINE}/{edit.file}"
+        text = texts.get(path) or (source / path).read_text()
+        if text.count(edit.old) != 1:
+            raise ControlError(f"the text to edit in {path} is not there once:\n{edit.old}")
+        texts[path] = text.replace(edit.old, edit.new)
+    return {path: _INCLUDE.sub(lambda match: match[0] + _SWITCH, text, count=1)
+            for path, text in texts.items()}
+
+
+def _compile_command(build, path):
+    """Return meson's compile command of a server source."""
+    for command in json.loads((build / "compile_commands.json").read_text()):
+        if command["file"].endswith("/" + path) and \
+                ("postgres_lib" in command["output"] or "pgcommon_srv" in command["output"]):
+            return command
+    raise ControlError(f"there is no compile command for {path} in {build}")
+
+
+def _recompile(command, source, output):
+    """Return a compile command for another source and object file."""
+    text = command["command"]
+    words = text.replace(command["file"], str(source)).replace(command["output"], output)
+    return re.sub(r"^ccache ", "", words)
+
+
+def _link(build, objects, output):
+    """Link postgres with some objects replaced, as ninja would.
+
+    An object that replaces a member of a library comes before the library.
+    """
+    query = _capture(["ninja", "-C", str(build), "-t", "query", "src/backend/postgres"])
+    inputs = re.findall(r"^    (?!\|)(\S+)$", query.partition("input:")[2].partition("outputs:")[0],
+                        re.MULTILINE)
+    rule = re.search(r"^build src/backend/postgres: .*?\n((?: .*\n)+)",
+                     (build / "build.ninja").read_text(), re.MULTILINE)
+    arguments = re.search(r"LINK_ARGS = (.*)", rule[1])[1]
+    members = [copy for name, copy in objects.items() if name not in inputs]
+    names = members + [objects.get(name, name) for name in inputs if name.endswith((".o", ".a"))]
+    response = output.parent / "link.rsp"
+    response.write_text(" ".join(["-o", str(output), *names, arguments]))
+    output.unlink()
+    try:
+        _run(f"cc @{response}", build)
+    finally:
+        response.unlink()
+
+
+def _run(command, directory):
+    done = subprocess.run(command, shell=True, cwd=directory, capture_output=True, text=True,
+                          env={**os.environ, "CCACHE_DISABLE": "1"})
+    if done.returncode:
+        raise ControlError(f"failed: {command}\n{done.stderr[-3000:]}")
+
+
+def _capture(command):
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

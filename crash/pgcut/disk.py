@@ -1,0 +1,441 @@
+"""The durability model: which files may a power cut leave behind?
+
+A `Disk` is advanced along a recording.  At each cut it knows what is
+*durable*, because a sync that has returned covers it, and which operations are
+*pending*.  A `Choice` says what became of each pending operation, and
+`Disk.tree()` builds the files that follow from it.  What the model promises:
+
+M1  A sync of a file makes durable all data and size changes of that file that
+    took effect before the sync was called, and nothing else.
+M2  A pending write may have reached the disk wholly, not at all, or in any set
+    of sectors (512 bytes or 4 kB); a combined write likewise.  Pending writes
+    are independent of each other, across files and within one: the kernel
+    writes pages back as it likes.  Of one sector an older write never comes
+    back over a newer one.
+M3  A pending change of a file's size may be lost, and may come early, that is
+    without the data: the space then reads as zeroes.  A truncation that is
+    lost may have zeroed the rest of its last 4-kB block (SIZE_ONLY of it).
+M4  Creating, renaming and removing names is pending until the directory is
+    synced.  Pending changes of names may be lost in any subset, but of one
+    name, a later change never survives an earlier one that is lost.
+M5  A sync of a file makes its current name durable too, and the directories
+    above it, as journals of ext4, xfs and btrfs do; PostgreSQL relies on it for
+    relation files.  fdatasync() does so for a new file only, not for a link or
+    a rename (seen on ext4).  `Rules.names_need_directory_sync` turns all this
+    off below the directories it names.
+M6  After a sync that failed, what it should have made durable is lost or not,
+    and a later sync does not cover it.
+
+Where writes do not begin and end at sector boundaries (small text files), a
+sector that reaches the disk is as it was in memory when that write was done:
+the earlier pending writes of the same sector come along.
+"""
+
+import os
+import stat
+from dataclasses import dataclass, field
+
+from .recording import DATA_KINDS, NAME_KINDS, ROOT_INO, SYNC_DATA, SYNC_DIRECTORY, Kind
+
+# What became of a pending operation: one of these, or, for a write, a mask
+# that says which of its sectors were written (bit 0 is the first).
+KEPT = -1
+LOST = 0
+SIZE_ONLY = -2
+
+# Block of a file system: it zeroes the rest of the last one before it truncates.
+BLOCK = 4096
+
+_PUNCH_HOLE = 0x02
+_KEEP_SIZE = 0x01
+_ZERO_RANGE = 0x10
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Departures from the model, by which a control breaks a promise."""
+
+    # Directories (prefixes of paths) whose files' syncs are not honoured.
+    ignore_syncs_below: tuple = ()
+    # Directories to which M5 does not apply, and whose own syncs do not count.
+    names_need_directory_sync: tuple = ()
+    ignore_directory_syncs_below: tuple = ()
+
+
+@dataclass
+class Choice:
+    """What became of the pending operations: by number, the rest by default."""
+
+    unit: int = 512
+    default: int = KEPT
+    fates: dict = field(default_factory=dict)
+
+    def fate(self, op):
+        """Return what became of an operation."""
+        return self.fates.get(op.seq, self.default)
+
+
+class _File:
+    """One inode: what is durable of it, and what is pending, in order."""
+
+    __slots__ = ("kind", "content", "pending", "doomed")
+
+    def __init__(self, kind, content):
+        self.kind = kind            # "f", "d" or "l"
+        self.content = content      # bytes; None for a directory
+        self.pending = []
+        self.doomed = 0             # operations up to here had a failed sync
+
+
+class Disk:
+    """The state of the disk at one moment of a recording."""
+
+    def __init__(self, recording, rules=Rules()):
+        self.recording = recording
+        self.cut = 0
+        self.rules = rules
+        self._names = {}            # directory -> {name: inode}, durable
+        self._pending_names = []
+        self._files = {}
+        self._changed = set()       # files with pending data operations
+        self._parent = {}           # directory -> directory above it
+        self._load_base()
+        paths = recording.paths() if rules != Rules() else {}
+        self._ignored = _below(paths, rules.ignore_syncs_below)
+        self._strict_names = _below(paths, rules.names_need_directory_sync)
+        self._ignored_directories = _below(paths, rules.ignore_directory_syncs_below)
+
+    # Moving along the recording
+
+    def advance(self, cut):
+        """Let everything up to operation `cut` take effect; never goes back."""
+        if cut < self.cut:
+            raise ValueError(f"cannot go back from {self.cut} to {cut}")
+        for op in self.recording.ops[self.cut:cut]:
+            self._apply(op)
+        self.cut = cut
+
+    def pending_data(self):
+        """Return the pending writes, truncations and allocations, in order."""
+        ops = [op for ino in self._changed for op in self._files[ino].pending]
+        return sorted(ops, key=lambda op: op.seq)
+
+    def pending_names(self):
+        """Return the pending changes of names, in order."""
+        return list(self._pending_names)
+
+    # What a cut leaves
+
+    def tree(self, choice):
+        """Yield (path, kind, content) of all that a cut here leaves.
+
+        Directories come before what is in them.  `kind` is "f", "d" or "l";
+        content is bytes, of a link the target, of a directory None.
+        """
+        names = self._chosen_names(choice)
+        stack = [("", ROOT_INO)]
+        while stack:
+            path, directory = stack.pop()
+            for name, ino in names[directory].items():
+                file = self._files[ino]
+                child = f"{path}/{name}" if path else name
+                yield child, file.kind, self._chosen_content(ino, choice)
+                if file.kind == "d":
+                    stack.append((child, ino))
+
+    def content(self, ino, choice):
+        """Return the content that a cut here leaves of one file."""
+        return self._chosen_content(ino, choice)
+
+    # Operations
+
+    def _apply(self, op):
+        if op.kind in DATA_KINDS:
+            self._files[op.ino].pending.append(op)
+            self._changed.add(op.ino)
+        elif op.kind in NAME_KINDS:
+            self._pending_names.append(op)
+            self._note_new(op)
+        elif op.kind == Kind.SYNC:
+            self._sync(op)
+        elif op.kind == Kind.SYNCFAILED and op.ino in self._files:
+            self._files[op.ino].doomed = op.begin
+
+    def _note_new(self, op):
+        """Enter the inode that an operation has brought into being."""
+        if op.kind == Kind.CREATE:
+            self._files[op.ino] = _File("f", b"")
+        elif op.kind == Kind.MKDIR:
+            self._files[op.ino] = _File("d", None)
+            self._names[op.ino] = {}
+            self._parent[op.ino] = op.a
+        elif op.kind == Kind.SYMLINK:
+            self._files[op.ino] = _File("l", os.fsencode(op.target))
+        elif op.kind == Kind.RENAME and op.ino in self._parent:
+            self._parent[op.ino] = op.b
+
+    def _sync(self, op):
+        if op.flags & SYNC_DIRECTORY:
+            if op.ino not in self._ignored_directories:
+                self._persist_names(op.begin, lambda n: op.ino in _directories(n))
+            return
+        if op.ino in self._ignored:
+            return
+        file = self._files[op.ino]
+        covered = [p for p in file.pending if p.seq <= op.begin]
+        file.pending = [p for p in file.pending if p.seq > op.begin]
+        if not file.pending:
+            self._changed.discard(op.ino)
+        file.content = self._replay(file.content,
+                                    [(p, KEPT) for p in covered if p.seq > file.doomed], 512)
+        if op.ino not in self._strict_names:
+            kinds = (Kind.CREATE, Kind.MKDIR) if op.flags & SYNC_DATA else \
+                NAME_KINDS - {Kind.UNLINK, Kind.RMDIR}
+            wanted = {op.ino, *self._ancestors(op, kinds)}
+            self._persist_names(op.begin, lambda n: n.ino in wanted and n.kind in kinds)
+
+    def _ancestors(self, sync, kinds):
+        """Yield the directories above the pending names that a sync covers."""
+        for op in self._pending_names:
+            if op.ino == sync.ino and op.kind in kinds and op.seq <= sync.begin:
+                directory = op.b if op.kind == Kind.RENAME else op.a
+                while directory != ROOT_INO:
+                    yield directory
+                    directory = self._parent[directory]
+
+    def _persist_names(self, begin, covers):
+        """Make pending changes of names durable, with those they rest on."""
+        durable = _with_earlier([op for op in self._pending_names if op.seq <= begin], covers)
+        for op in durable:
+            _change_names(self._names, op)
+        done = {op.seq for op in durable}
+        self._pending_names = [op for op in self._pending_names if op.seq not in done]
+
+    # Choosing
+
+    def _chosen_names(self, choice):
+        kept = _with_earlier(self._pending_names, lambda op: choice.fate(op) != LOST)
+        if not kept:
+            return self._names
+        names = {directory: dict(entries) for directory, entries in self._names.items()}
+        for op in kept:
+            _change_names(names, op)
+        return names
+
+    def _chosen_content(self, ino, choice):
+        file = self._files[ino]
+        if not file.pending:
+            return file.content
+        fates = [(op, choice.fate(op)) for op in file.pending]
+        memory = None if all(_aligned(op) for op in file.pending) else bytearray(file.content)
+        return self._replay(file.content, fates, choice.unit, memory)
+
+    def _replay(self, content, fates, unit, memory=None):
+        """Return `content` after operations with their fates.
+
+        `memory`, if any, is what programs see: all operations are applied to it.
+        """
+        if not any(fate for _, fate in fates):
+            return content
+        content = bytearray(content)
+        for op, fate in fates:
+            if memory is not None:
+                self._apply_to(memory, op, KEPT, unit)
+            if fate not in (LOST, SIZE_ONLY) and memory is not None and op.kind == Kind.WRITE:
+                _write_back(content, memory, op, fate, unit)
+            elif fate != LOST:
+                self._apply_to(content, op, fate, unit)
+        return content
+
+    def _apply_to(self, content, op, fate, unit):
+        """Apply one operation that is not lost."""
+        if op.kind == Kind.WRITE:
+            self._write(content, op, fate, unit)
+        elif op.kind == Kind.TRUNCATE:
+            _truncate(content, op, fate)
+        else:
+            _allocate(content, op)
+
+    def _write(self, content, op, fate, unit):
+        """Apply those sectors of a write that reached the disk."""
+        end = op.a + op.length
+        if fate == SIZE_ONLY:
+            _extend(content, end)
+            return
+        data = self.recording.data(op)
+        if fate == KEPT:
+            _extend(content, op.a)
+            content[op.a:end] = data
+            return
+        for first, stop in _runs(fate, sectors(op, unit)):
+            low = max(op.a, (op.a // unit + first) * unit)
+            high = min(end, (op.a // unit + stop) * unit)
+            _extend(content, low)
+            content[low:high] = data[low - op.a:high - op.a]
+
+    # The start
+
+    def _load_base(self):
+        by_path = {"": ROOT_INO}
+        self._files[ROOT_INO] = _File("d", None)
+        self._names[ROOT_INO] = {}
+        for entry in self.recording.entries:
+            if not entry.path:
+                continue
+            by_path[entry.path] = entry.ino
+            parent, _, name = entry.path.rpartition("/")
+            self._names[by_path[parent]][name] = entry.ino
+            if entry.ino in self._files:
+                continue                # one more hard link
+            path = self.recording.base / entry.path
+            if entry.type == "d":
+                self._files[entry.ino] = _File("d", None)
+                self._names[entry.ino] = {}
+                self._parent[entry.ino] = by_path[parent]
+            elif entry.type == "l":
+                self._files[entry.ino] = _File("l", os.fsencode(os.readlink(path)))
+            else:
+                self._files[entry.ino] = _File("f", path.read_bytes())
+
+
+# Names ------------------------------------------------------------------
+
+
+def _directories(op):
+    """Return the directories that a change of names is in."""
+    return (op.a, op.b) if op.kind == Kind.RENAME else (op.a,)
+
+
+def _touched(op):
+    """Return the names, each (directory, name), that an operation changes."""
+    names = {(op.a, op.name)}
+    if op.kind == Kind.RENAME:
+        names.add((op.b, op.target))
+    return names
+
+
+def _with_earlier(ops, wanted):
+    """Return the wanted operations and the earlier ones on the same names (M4)."""
+    names, chosen = set(), []
+    for op in reversed(ops):
+        touched = _touched(op)
+        if wanted(op) or touched & names:
+            names |= touched
+            chosen.append(op)
+    return chosen[::-1]
+
+
+def _change_names(names, op):
+    """Apply one change of names to {directory: {name: inode}}."""
+    if op.kind in (Kind.UNLINK, Kind.RMDIR):
+        if names[op.a].get(op.name) == op.ino:
+            del names[op.a][op.name]
+    elif op.kind == Kind.RENAME:
+        if names[op.a].get(op.name) == op.ino:
+            del names[op.a][op.name]
+        names[op.b][op.target] = op.ino
+    else:
+        names.setdefault(op.a, {})[op.name] = op.ino
+
+
+def _below(paths, prefixes):
+    """Return the inodes whose paths are in, or are, one of these directories."""
+    return {ino for ino, path in paths.items()
+            if any(path == prefix or path.startswith(prefix + "/") for prefix in prefixes)}
+
+
+# Data -------------------------------------------------------------------
+
+
+def sectors(op, unit):
+    """Return how many sectors a write touches."""
+    return (op.a + op.length - 1) // unit - op.a // unit + 1 if op.length else 0
+
+
+def _aligned(op):
+    """Say whether an operation changes whole sectors only."""
+    return op.kind != Kind.WRITE or (op.a % 512 == 0 and op.length % 512 == 0)
+
+
+def _runs(mask, count):
+    """Yield (first, stop) of each run of set bits among the first `count`."""
+    at = 0
+    while at < count:
+        if mask >> at & 1:
+            first = at
+            while at < count and mask >> at & 1:
+                at += 1
+            yield first, at
+        else:
+            at += 1
+
+
+def _write_back(content, memory, op, fate, unit):
+    """Bring sectors of a write to the disk as they are in memory."""
+    count = sectors(op, unit)
+    first = op.a // unit
+    for start, stop in _runs((1 << count) - 1 if fate == KEPT else fate, count):
+        _extend(content, min(op.a + op.length, (first + stop) * unit))
+        low = (first + start) * unit
+        high = min((first + stop) * unit, len(content))
+        # What is beyond the end of the file in memory is zero there.
+        content[low:high] = memory[low:high].ljust(high - low, b"\0")
+
+
+def _extend(content, size):
+    if len(content) < size:
+        content.extend(bytes(size - len(content)))
+
+
+def _resize(content, size):
+    del content[size:]
+    _extend(content, size)
+
+
+def _truncate(content, op, fate):
+    """Apply a truncation, or only what it does to the bytes of its last block."""
+    if fate == SIZE_ONLY:
+        end = min(len(content), -(-op.a // BLOCK) * BLOCK)
+        if op.a < end:
+            content[op.a:end] = bytes(end - op.a)
+    else:
+        _resize(content, op.a)
+
+
+def _allocate(content, op):
+    """Apply fallocate(): extend, or punch a hole."""
+    end = op.a + op.b
+    if not op.flags & _KEEP_SIZE:
+        _extend(content, end)
+    if op.flags & (_PUNCH_HOLE | _ZERO_RANGE):
+        end = min(end, len(content))
+        if end > op.a:
+            content[op.a:end] = bytes(end - op.a)
+
+
+# Writing it out ---------------------------------------------------------
+
+
+def write_tree(tree, directory, leave_out=()):
+    """Write what Disk.tree() yields below `directory`, which must be empty.
+
+    Files belong to the caller and can be read by nobody else, as PostgreSQL
+    demands.  Names in `leave_out` are not written.
+    """
+    os.makedirs(directory, exist_ok=True)
+    os.chmod(directory, stat.S_IRWXU)
+    for path, kind, content in tree:
+        if path in leave_out:
+            continue
+        target = f"{directory}/{path}"
+        if kind == "d":
+            os.mkdir(target, 0o700)
+        elif kind == "l":
+            os.symlink(content, os.fsencode(target))
+        else:
+            fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                if content:
+                    os.write(fd, content)
+            finally:
+                os.close(fd)

@@ -1,0 +1,321 @@
+"""Build crash images, recover them, judge them."""
+
+import contextlib
+import random
+import re
+import shutil
+import tempfile
+import time
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import oracle, pages, server
+from .disk import KEPT, LOST, SIZE_ONLY, Choice, Disk, Rules, sectors, write_tree
+from .minimise import ddmin
+from .mount import recorded
+from .recording import DATA_KINDS, Kind, Recording
+from .states import RELATION, Places, State, choose
+
+# A pid file of the recorded server means nothing in an image, and might by
+# chance name a process of today.  And
+# single-user mode does not know standbys; what they have written is recovered
+# as after a crash.
+LEFT_OUT = ("postmaster.pid", "standby.signal")
+
+_RESTORED = re.compile(r"double-write log: examined (\d+) pages in (\d+) batches, restored (\d+)")
+_BAD_LOG = re.compile(r"^.*(?:PANIC:|invalid page|page verification failed|TRAP:).*$",
+                      re.MULTILINE)
+
+# A free space map is a hint, is not logged, and mends itself with this message,
+# which checksums precede with another.
+_MENDED_MAP = re.compile(r'^(.*page verification failed.*\n(.*CONTEXT:.*\n)?)?'
+                         r'.*_fsm"; zeroing out page.*$', re.MULTILINE)
+
+
+_TORN_MAP = re.compile(r"of its fsm fork is not a page")
+# A hash index is extended by writing its last block before WAL of it is flushed;
+# the block is initialised when it comes into use, and not read before.
+_HASH_TAIL = re.compile(r"_hash: block \d+ of its main fork is not a page")
+_ORPHAN = re.compile(r"^file .* belongs to no relation")
+
+
+def bad_lines(log):
+    """Return the lines of a server log that no recovery may write."""
+    return _BAD_LOG.findall(_MENDED_MAP.sub("", log))
+
+
+@dataclass(frozen=True)
+class Context:
+    """What trying a state needs besides the recording."""
+
+    bindir: str
+    recorder: str
+    scratch: str                # a directory in memory
+    rules: Rules = Rules()
+    recover_env: dict = field(default_factory=dict)
+    quick: bool = False
+    # One state in so many is recovered by a server, not in single-user mode.
+    server_every: int = 12
+    # One state in so many is started a second time and must stay as it is.
+    restart_every: int = 20
+
+
+@dataclass
+class Outcome:
+    """What became of one state."""
+
+    state: State
+    complaints: list
+    lost: int = 0               # pending operations that did not survive
+    torn: int = 0               # writes to relation files that survived in part
+    examined: int = 0           # page copies that restore looked at
+    restored: int = 0           # pages it put home
+    seconds: float = 0
+    log: str = ""
+    # How many seconds each part took
+    phases: dict = field(default_factory=dict)
+
+    @property
+    def failed(self):
+        return bool(self.complaints)
+
+
+class Subject:
+    """A recording under test, at a cut that only moves forward."""
+
+    def __init__(self, recording, context):
+        self.recording = recording
+        self.context = context
+        self.places = Places(recording)
+        self.paths = recording.paths()
+        self.disk = Disk(recording, context.rules)
+        self.scenario = recording.meta.get("scenario", "primary")
+        # Images in WAL do not protect free space maps.
+        self.maps_protected = not recording.meta.get("modes") and recording.meta.get(
+            "settings", {}).get("io_torn_pages_protection") == "double_writes"
+
+    def move(self, cut):
+        """Go to a cut, from the start if it lies behind."""
+        if cut < self.disk.cut:
+            self.disk = Disk(self.recording, self.context.rules)
+        self.disk.advance(cut)
+
+    def try_state(self, state):
+        """Return the Outcome of a state."""
+        self.move(state.cut)
+        return self.try_choice(state, choose(self.disk, state, self.places.areas))
+
+    def try_choice(self, state, choice):
+        """Return the Outcome of a choice at the cut of a state."""
+        started = time.monotonic()
+        outcome = Outcome(state, [])
+        self._count(choice, outcome)
+        with tempfile.TemporaryDirectory(prefix="image-", dir=self.context.scratch) as scratch:
+            server.give(scratch)
+            image = Path(scratch) / "data"
+            with server.as_user(), _phase(outcome, "materialise"):
+                write_tree(self.disk.tree(choice), image, LEFT_OUT)
+            try:
+                for level in range(state.nested):
+                    with _phase(outcome, "nested"):
+                        image = self._crash_recovery(image, state, level, scratch)
+                self._judge(image, state, outcome)
+            except Exception:           # a bug of ours must not pass for success
+                outcome.complaints.append("explorer: " + traceback.format_exc())
+        outcome.seconds = time.monotonic() - started
+        return outcome
+
+    def _judge(self, image, state, outcome):
+        moment = self.recording.time_of_cut(state.cut)
+        expected = oracle.expectation(self.recording.acks, moment)
+        if self.scenario == "standby":
+            # Its disk has what was acknowledged, but it makes and removes files
+            # later than the primary, from which the acks are, or in recovery.
+            expected = {**oracle.lagging(expected), "clients": expected["clients"]}
+            expected["orphans_allowed"] = self._all_files()
+        elif state.nested:
+            # A removal that redo repeated may be lost again.
+            expected["orphans_allowed"] = self._all_files()
+        else:
+            expected["orphans_allowed"] = self._orphans_allowed(moment)
+        self._recover_and_ask(image, expected, state.seed, outcome)
+
+    def try_backup(self, backup):
+        """Return the Outcome of a base backup that was taken of the recorded server.
+
+        Whatever was acknowledged before it began must be there.
+        """
+        outcome = Outcome(State(len(self.recording.ops), "base-backup", 0), [])
+        before = oracle.expectation(self.recording.acks, backup["begin"])["clients"]
+        expected = oracle.lagging(oracle.expectation(self.recording.acks, backup["end"]))
+        for client, known in expected["clients"].items():
+            known["acked"] = before.get(client, {"acked": 0})["acked"]
+        expected["orphans_allowed"] = self._all_files()
+        started = time.monotonic()
+        self._recover_and_ask(self.recording.directory / backup["name"], expected, 1, outcome)
+        outcome.seconds = time.monotonic() - started
+        return outcome
+
+    def _recover_and_ask(self, image, expected, seed, outcome):
+        """Recover an image, and enter what is wrong with it."""
+        with _phase(outcome, "recover"):
+            ask = self._ask_server if seed % self.context.server_every == 0 else self._ask_single
+            complaints, outcome.log = ask(image, expected)
+        outcome.complaints += [c for c in complaints if not self._harmless(c)]
+        outcome.complaints += bad_lines(outcome.log)
+        if not outcome.complaints:
+            outcome.complaints += pages.future_lsns(image, expected["orphans_allowed"])
+        match = _RESTORED.search(outcome.log)
+        if match:
+            outcome.examined, outcome.restored = int(match[1]), int(match[3])
+        if not outcome.complaints and seed % self.context.restart_every == 0:
+            with _phase(outcome, "restart"):
+                outcome.complaints += self._second_start(image, expected)
+
+    def _ask_single(self, image, expected):
+        """Recover in single-user mode, which is quick; returns complaints and log."""
+        return oracle.verify_single(self.context.bindir, image, expected,
+                                    quick=self.context.quick, env=self.context.recover_env)
+
+    def _ask_server(self, image, expected):
+        """Recover with all processes that a server has; returns complaints and log."""
+        log = Path(image).parent / "server.log"
+        with server.as_user():
+            log.touch()
+        instance = server.Server(self.context.bindir, image, log, env=self.context.recover_env)
+        try:
+            instance.start({"fsync": "off"})
+            complaints = oracle.verify_connected(instance.connect, expected)
+            instance.stop()
+        except Exception as exc:
+            tail = " / ".join(log.read_text().strip().splitlines()[-8:])
+            complaints = [f"no verdict of a server: {exc}: {tail}"]
+        finally:
+            instance.close()
+        return complaints, log.read_text()
+
+    def _harmless(self, complaint):
+        """Say whether a complaint is about what nobody promises here."""
+        return _HASH_TAIL.search(complaint) or \
+            not self.maps_protected and _TORN_MAP.search(complaint) or \
+            self.scenario != "primary" and _ORPHAN.search(complaint)
+
+    def _second_start(self, image, expected):
+        """A second start must find everything as the first has left it."""
+        complaints, log = oracle.verify_single(self.context.bindir, image, expected,
+                                               quick=True, env=self.context.recover_env)
+        if _RESTORED.search(log):
+            complaints.append("second start restores pages after a clean stop")
+        return [f"second start: {complaint}" for complaint in complaints
+                if not self._harmless(complaint)]
+
+    def _all_files(self):
+        """Return the names of all files that there ever were."""
+        return sorted({name for path in self.paths.values() for name in
+                       oracle.orphan_names(path)})
+
+    def _orphans_allowed(self, moment):
+        """Return the files that may be left over, as they may by stock PostgreSQL.
+
+        Those of transactions that did not end, and those that were removed if
+        the removal is not durable.  A dropped table is truncated first, and
+        unlinked after the next checkpoint; a crash in between leaves the file.
+        """
+        ops = self.recording.ops[:self.disk.cut]
+        unlinks = [op for op in self.disk.pending_names() if op.kind in (Kind.UNLINK, Kind.RMDIR)]
+        truncations = [op for op in self.disk.pending_data()
+                       if op.kind == Kind.TRUNCATE and op.a == 0]
+        events = [(op.time, "create", self.paths[op.ino]) for op in ops
+                  if op.kind in (Kind.CREATE, Kind.MKDIR)]
+        events += [(op.time, "unlink", self.paths[op.ino]) for op in unlinks + truncations]
+        return oracle.orphans_allowed(self.recording.acks, moment, events)
+
+    def _crash_recovery(self, image, state, level, scratch):
+        """Recover an image on a recorder, cut the power meanwhile; return that image."""
+        directory = Path(scratch) / f"nested-{level}"
+        with recorded(self.context.recorder, image, directory, seed=state.seed) as mountpoint:
+            server.run(self.context.bindir, "postgres", "--single", "-D", mountpoint,
+                       "-c", "fsync=on", "postgres", stdin="", check=False,
+                       env=self.context.recover_env)
+        shutil.move(image, directory / "base")
+        recording = Recording(directory)
+        if not recording.ops:
+            return directory / "base"
+        places = Places(recording)
+        inner = nested_state(places, state, level)
+        disk = Disk(recording, self.context.rules)
+        disk.advance(inner.cut)
+        target = Path(scratch) / f"data-{level}"
+        with server.as_user():
+            write_tree(disk.tree(choose(disk, inner, places.areas)), target, LEFT_OUT)
+        return target
+
+    def _count(self, choice, outcome):
+        """Count what the choice damages, so that empty runs can be seen."""
+        for op in self.disk.pending_data():
+            fate = choice.fate(op)
+            outcome.lost += fate == LOST
+            if op.kind == Kind.WRITE and self.places.areas.get(op.ino) == RELATION:
+                everything = (1 << sectors(op, choice.unit)) - 1
+                outcome.torn += fate not in (KEPT, LOST, SIZE_ONLY, everything)
+
+    # Minimising
+
+    def minimise(self, state):
+        """Return (pieces, complaints): the fewest pending operations to damage.
+
+        A piece is the number of an operation and what became of it.  Complaints
+        are those of the smallest choice.  Not for nested states, which depend on
+        a recovery that each choice would change.
+        """
+        self.move(state.cut)
+        choice = choose(self.disk, state, self.places.areas)
+        pending = self.disk.pending_data() + self.disk.pending_names()
+        pieces = [(op.seq, choice.fate(op)) for op in pending if choice.fate(op) != KEPT]
+        last = []
+
+        def fails(subset):
+            smaller = Choice(choice.unit, KEPT, dict(subset))
+            outcome = self.try_choice(state, smaller)
+            if outcome.failed:
+                last[:] = outcome.complaints
+            return outcome.failed
+
+        if fails([]):
+            return [], last
+        if not fails(pieces):
+            return None, []
+        return ddmin(pieces, fails), last
+
+    def describe(self, pieces):
+        """Return one line of text for each piece of a minimised state."""
+        ops = self.recording.ops
+        return [f"operation {seq}: {Kind(ops[seq - 1].kind).name.lower()} "
+                f"{self.paths.get(ops[seq - 1].ino, '?')}"
+                + (f" at {ops[seq - 1].a}, {ops[seq - 1].length} bytes"
+                   if ops[seq - 1].kind in DATA_KINDS else f" {ops[seq - 1].name}")
+                + f": {_fate_text(fate)}" for seq, fate in pieces]
+
+
+def nested_state(places, state, level):
+    """Return the state by which the recovery of a nested state is cut."""
+    rng = random.Random(f"nested/{state.cut}/{state.seed}/{level}")
+    fault = rng.choice(("all-lost", "all-kept", "subset", "torn-pages", "storm", "torn-log"))
+    return State(places.random(rng, RELATION if "pages" in fault else "any"), fault,
+                 rng.randrange(1 << 30), state.unit)
+
+
+def _fate_text(fate):
+    if fate == LOST:
+        return "lost"
+    return "size only" if fate == SIZE_ONLY else f"torn, sectors {fate:#x} written"
+
+
+@contextlib.contextmanager
+def _phase(outcome, name):
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        outcome.phases[name] = outcome.phases.get(name, 0) + time.monotonic() - started

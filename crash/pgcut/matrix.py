@@ -1,0 +1,78 @@
+"""The settings under which the explorer runs servers, drawn at random.
+
+Each setting of ours must be in MATRIX: the gate of the repository checks it.
+"""
+
+import random
+
+# Each value as often as it is named.
+MATRIX = {
+    "io_torn_pages_protection": ("double_writes",) * 3 + ("full_pages",),
+    "double_write_buffer_size": ("16MB", "16MB", "20MB", "-1"),
+    "double_write_stage_size": ("1MB", "2MB", "8MB", "-1"),
+    "wal_pipeline": ("on", "off"),
+    "wal_pipeline_queue_size": ("64kB", "1MB", "16MB"),
+    "shared_buffers": ("512kB", "1MB", "2MB", "16MB"),
+    "wal_level": ("minimal", "replica", "replica", "logical"),
+    "wal_compression": ("off", "pglz", "lz4", "zstd"),
+    "wal_log_hints": ("off", "on"),
+    "wal_recycle": ("on", "off"),
+    "wal_init_zero": ("on", "off"),
+    "wal_sync_method": ("fdatasync", "fdatasync", "fsync", "open_datasync"),
+    "io_method": ("sync", "worker", "io_uring"),
+    "io_combine_limit": ("8kB", "32kB", "128kB", "256kB"),
+    "debug_io_direct": ("", "", "data", "data,wal"),
+    "recovery_prefetch": ("try", "off"),
+    "checkpoint_timeout": ("1s", "3s", "30s"),
+    "max_wal_size": ("2MB", "8MB", "64MB"),
+    "checkpoint_completion_target": ("0", "0.9"),
+    "checkpoint_flush_after": ("0", "256kB"),
+    "backend_flush_after": ("0", "64kB"),
+    "bgwriter_delay": ("10ms", "200ms"),
+    "bgwriter_lru_maxpages": ("0", "100"),
+    "full_page_writes": ("on",),
+    "autovacuum": ("off", "on"),
+    "data_sync_retry": ("off",),
+}
+
+# What every server of the explorer is run with.
+FIXED = {
+    "fsync": "on",
+    "max_connections": "40",
+    "max_prepared_transactions": "10",
+    "max_wal_senders": "4",
+    "max_worker_processes": "8",
+    "min_wal_size": "2MB",
+    "wal_buffers": "256kB",
+    "temp_buffers": "800kB",
+    "jit": "off",
+    "log_checkpoints": "on",
+    "log_min_messages": "log",
+    "allow_in_place_tablespaces": "on",
+    "restart_after_crash": "off",
+    "autovacuum_naptime": "1s",
+}
+
+
+def draw(seed, **fixed):
+    """Return (settings, checksums) drawn for a seed; `fixed` overrides draws."""
+    rng = random.Random(f"matrix/{seed}")
+    settings = {name: rng.choice(values) for name, values in MATRIX.items()}
+    checksums = rng.random() < 0.5
+    settings.update(FIXED)
+    settings.update(fixed)
+    return sanitised(settings), checksums
+
+
+def sanitised(settings):
+    """Return `settings` without combinations that PostgreSQL refuses."""
+    settings = dict(settings)
+    if settings["wal_level"] == "minimal":
+        settings["max_wal_senders"] = "0"
+    return settings
+
+
+def replicating(settings):
+    """Return `settings` changed such that the server can be a primary."""
+    return {**settings, "wal_level": "replica" if settings["wal_level"] == "minimal"
+            else settings["wal_level"], "max_wal_senders": FIXED["max_wal_senders"]}

@@ -1,0 +1,71 @@
+"""A mounted recorder: a directory whose every change is recorded."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+MOUNT_SECONDS = 20
+
+
+class MountError(Exception):
+    """The recorder could not be mounted or has failed."""
+
+
+@contextlib.contextmanager
+def recorded(recorder, base, directory, seed=0, sync_delay_us=(0, 0), options=()):
+    """Mount a recorder over a copy of `base`; yields the mount point.
+
+    On leaving it is unmounted, and `directory` holds base, base.tsv and ops.bin.
+    """
+    directory = Path(directory)
+    mountpoint, backing = directory / "mnt", directory / "backing"
+    mountpoint.mkdir(parents=True)
+    subprocess.run(["cp", "-a", str(base), str(backing)], check=True)
+    log = open(directory / "recorder.log", "w")
+    daemon = subprocess.Popen(
+        [str(recorder), "--backing", str(backing), "--log", str(directory), "--seed", str(seed),
+         "--sync-delay-us", f"{sync_delay_us[0]}:{sync_delay_us[1]}", *options,
+         str(mountpoint)], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        _wait_mounted(daemon, mountpoint, directory)
+        yield mountpoint
+    finally:
+        _unmount(daemon, mountpoint)
+        log.close()
+    if daemon.returncode:
+        raise MountError(f"recorder exited with {daemon.returncode}: "
+                         + (directory / "recorder.log").read_text()[-1000:])
+    shutil.rmtree(backing)
+    mountpoint.rmdir()
+
+
+def _wait_mounted(daemon, mountpoint, directory):
+    deadline = time.monotonic() + MOUNT_SECONDS
+    while not os.path.ismount(mountpoint):
+        if daemon.poll() is not None or time.monotonic() > deadline:
+            raise MountError("the recorder does not mount: "
+                             + (directory / "recorder.log").read_text()[-1000:])
+        time.sleep(0.005)
+
+
+def _unmount(daemon, mountpoint):
+    """Unmount, by force if it is busy, and wait for the daemon's last write."""
+    command = ["umount"] if os.getuid() == 0 else ["fusermount3", "-u"]
+    for attempt in range(50):
+        if not os.path.ismount(mountpoint):
+            break
+        done = subprocess.run([*command, str(mountpoint)], capture_output=True)
+        if done.returncode:
+            time.sleep(0.05)
+    else:
+        subprocess.run([*command, "-l" if os.getuid() == 0 else "-z", str(mountpoint)],
+                       capture_output=True)
+    try:
+        daemon.wait(60)
+    except subprocess.TimeoutExpired:
+        daemon.send_signal(signal.SIGKILL)
+        daemon.wait()

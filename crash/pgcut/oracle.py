@@ -1,0 +1,224 @@
+"""What a recovered cluster must say, given the acks of a run and a moment.
+
+expectation() and orphans_allowed() look at acks only; verify_single() and
+verify_connected() ask a cluster, and return complaints, none if all is well.
+"""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+from .server import environment, identity
+
+# Settings for the verifier's own run.  They make it quick, and change nothing
+# that recovery has to do right.
+SINGLE_OPTIONS = {
+    "fsync": "off",
+    "jit": "off",
+    "max_parallel_workers_per_gather": "0",
+    "exit_on_error": "off",
+    "log_checkpoints": "off",
+}
+
+# A hanging recovery is a finding, not a reason to wait for ever.
+TIMEOUT = 120
+
+
+def expectation(acks, moment):
+    """Return what must hold if the power was cut at `moment` (monotonic ns).
+
+    {"clients": {client: {"acked", "issued"}}, "prepared": {gid: ...},
+     "databases": {...}, "tablespaces": {...}, "copies": [...],
+     "complaints": [...]};
+    oracle.sql says what each of them means.
+    """
+    # Until the first run had begun, nothing was done since the base was made.
+    first = next((event for event in acks if event["what"] == "resumed"), {"clients": {}})
+    clients = {client: {"acked": n, "issued": n} for client, n in first["clients"].items()}
+    complaints = []
+    prepared = {}
+    objects = {"database": {}, "tablespace": {}}
+    touched = set()
+    for event in acks:
+        if event["t"] > moment:
+            continue
+        what = event["what"]
+        if what in ("issue", "ack", "fail") and "n" in event:
+            client = clients.setdefault(event["client"], {"acked": 0, "issued": 0})
+            _number(client, what, event)
+        elif what in ("prepare", "prepared", "decide", "finished"):
+            _phase(prepared, what, event)
+        elif what == "effect":
+            known = objects[event["object"]]
+            # Under way, or failed half-way: both outcomes are right.
+            known[event["name"]] = event["present"] if event["done"] else None
+        elif what == "touch":
+            touched.add(event["name"])
+        elif what == "complaint":
+            complaints.append(event["text"])
+        elif what == "resumed":
+            clients = {client: {"acked": n, "issued": n} for client, n in event["clients"].items()}
+            prepared = {gid: {"client": "", "n": 0, "fate": "there"} for gid in event["prepared"]}
+            for kind, known in objects.items():
+                for name in known:
+                    known[name] = name in event[kind + "s"]
+    return {
+        "clients": clients,
+        "prepared": prepared,
+        "databases": objects["database"],
+        "tablespaces": objects["tablespace"],
+        "copies": sorted(name for name, present in objects["database"].items()
+                         if present and name not in touched),
+        "complaints": complaints,
+    }
+
+
+def _number(client, what, event):
+    """Enter an event with a transaction number."""
+    n = event["n"]
+    if what == "ack":
+        client["acked"] = max(client["acked"], n)
+        client["issued"] = max(client["issued"], n)
+    elif what == "issue":
+        client["issued"] = max(client["issued"], n)
+    elif not event.get("unknown"):
+        # The server said that it is rolled back, thus it must stay so.
+        client["issued"] = min(client["issued"], max(client["acked"], n - 1))
+
+
+def _phase(prepared, what, event):
+    """Enter a phase of a prepared transaction."""
+    gid = event["gid"]
+    if what == "finished" and not event.get("unknown"):
+        prepared.pop(gid, None)
+        return
+    fate = {"prepare": "may", "prepared": "there", "finished": "may",
+            "decide": "decided" if event.get("commit") else "may"}[what]
+    prepared[gid] = {"client": event["client"], "n": event["n"], "fate": fate}
+
+
+def lagging(expected):
+    """Return what must hold on a standby or a backup, which may be behind.
+
+    How far it has come is not known, hence nothing that depends on it; what
+    the journal there says must hold all the same.
+    """
+    return {**{key: value for key, value in expected.items()
+               if key not in ("prepared", "databases", "tablespaces", "copies")},
+            "clients": {client: {**known, "acked": 0}
+                        for client, known in expected["clients"].items()}}
+
+
+def orphans_allowed(acks, moment, ops):
+    """Return the relation files that stock PostgreSQL may leave over, too.
+
+    `ops` are (time_ns, operation, path relative to the data directory) of the
+    recording.  A path counts if it was
+
+    * "create"d while a command was under way that had not succeeded at
+      `moment`: nobody knows the file after the crash;
+    * "unlink"ed: pass this only for those whose directory was not synced since,
+      as they may come back; and for those that were truncated to nothing and not
+      synced since, which is how a drop leaves them until the next checkpoint has
+      ended.
+
+    Paths are returned without fork and segment; a new directory base/<oid>
+    stands for the database.
+    """
+    spans = []
+    open_spans = {}
+    allowed = set()
+
+    def close(begun, end):
+        spans.append((begun["t"], end))
+        allowed.update(begun.get("paths", ()))
+
+    for event in acks:
+        key = event["client"], event.get("effect")
+        if event["t"] > moment:
+            break
+        if event["what"] == "begin":
+            open_spans[key] = event
+        elif event["what"] == "end":
+            begun = open_spans.pop(key)
+            if event.get("failed"):
+                close(begun, event["t"])
+        elif event["what"] == "resumed":
+            for begun in open_spans.values():
+                close(begun, event["t"])
+            open_spans.clear()
+    for begun in open_spans.values():
+        close(begun, moment)
+    for when, operation, path in ops:
+        if when <= moment and (operation == "unlink"
+                               or operation == "create"
+                               and any(begin <= when <= end for begin, end in spans)):
+            allowed.update(orphan_names(path))
+    return sorted(allowed)
+
+
+def orphan_names(path):
+    """Yield the names under which verify() may complain of a path."""
+    match = re.match(r"(?:\./)?(base/\d+)(?:/|$)", path)
+    if match:
+        yield match[1]
+    yield re.sub(r"(_(fsm|vm|init))?(\.\d+)?$", "", path.removeprefix("./"))
+
+
+def verify_connected(connect, expected, quick=False, checkpoint=True):
+    """Return the complaints of a running server.
+
+    The check of files needs them current: hence a checkpoint, unless the
+    caller objects or the server is a standby.  A standby must have nothing left
+    to replay, as checks and replay would stand in each other's way.
+    """
+    connection = connect("postgres")
+    try:
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_is_in_recovery()")
+            if checkpoint and not cursor.fetchone()[0]:
+                cursor.execute("CHECKPOINT")
+            cursor.execute("SELECT * FROM oracle.verify(%s, %s)", (json.dumps(expected), quick))
+            return [complaint for (complaint,) in cursor.fetchall()]
+    finally:
+        connection.close()
+
+
+def verify_single(bindir, datadir, expected, options=None, quick=False, timeout=TIMEOUT,
+                  env=None):
+    """Recover a cluster in single-user mode, and return (complaints, server log).
+
+    `options` are settings for the server, `env` adds to its environment.  A
+    server that does not come to a verdict is a complaint, with the last lines
+    of its log.
+    """
+    command = [str(Path(bindir) / "postgres"), "--single", "-D", str(datadir)]
+    for name, value in {**SINGLE_OPTIONS, **(options or {})}.items():
+        command += ["-c", f"{name}={value}"]
+    literal = json.dumps(expected).replace("'", "''")
+    sql = f"SELECT * FROM oracle.verdict('{literal}', {str(bool(quick)).lower()})\n"
+    try:
+        done = subprocess.run([*command, "postgres"], input=sql, capture_output=True,
+                              text=True, errors="replace", timeout=timeout, cwd="/",
+                              env=environment(env), **identity())
+    except subprocess.TimeoutExpired as error:
+        log = (error.stderr or b"").decode(errors="replace")
+        return [f"no verdict within {timeout} s"], log
+    return read_verdict(done.stdout, done.stderr, done.returncode), done.stderr
+
+
+def read_verdict(output, log, status):
+    """Return the complaints in the output of single-user mode."""
+    complaints = [bytes.fromhex(digits).decode(errors="replace")
+                  for digits in re.findall(r'"pgcut-complaint:([0-9a-f]*)"', output)]
+    count = re.search(r'"pgcut-complaints:(\d+)"', output)
+    if count is None or int(count[1]) != len(complaints):
+        lines = log.strip().splitlines()
+        telling = [line for line in lines if re.search("TRAP|PANIC|FATAL|ERROR", line)]
+        complaints.append(f"no verdict, exit status {status}: "
+                          + " / ".join(telling[-4:] or lines[-4:]))
+    elif status != 0:
+        complaints.append(f"exit status {status} after the verdict")
+    return complaints

@@ -1,0 +1,44 @@
+"""What the pages of a stopped cluster say without a server."""
+
+import struct
+from pathlib import Path
+
+from .oracle import orphan_names
+from .states import PAGE, RELATION, area
+
+_LSN = struct.Struct("<II")
+# Offset in pg_control of the location of the latest checkpoint.
+_CONTROL_CHECKPOINT = 32
+
+
+def future_lsns(data, unfinished):
+    """Return a complaint for each file with a page from after the end of WAL.
+
+    After a clean stop the latest checkpoint is the end of WAL.  A page with a
+    later LSN carries a change whose record has not survived (R1).  `unfinished`
+    are the files, named as in oracle.orphans_allowed(), of transactions that
+    did not commit: new files may be written before their WAL.
+    """
+    data = Path(data)
+    control = (data / "global" / "pg_control").read_bytes()
+    end = struct.unpack_from("<Q", control, _CONTROL_CHECKPOINT)[0]
+    complaints, unfinished = [], set(unfinished)
+    for directory in (data / "global", *data.glob("base/*"), *data.glob("pg_tblspc/*/*/*")):
+        for file in directory.iterdir():
+            path = str(file.relative_to(data))
+            if area(path) != RELATION or unfinished.intersection(orphan_names(path)):
+                continue
+            block = _first_page_after(file.read_bytes(), end)
+            if block is not None:
+                complaints.append(f"block {block} of {path} has an LSN after the end of WAL, "
+                                  f"{end >> 32:X}/{end & 0xFFFFFFFF:X}")
+    return complaints
+
+
+def _first_page_after(content, end):
+    """Return the number of the first page with a later LSN, or None."""
+    for at in range(0, len(content) - PAGE + 1, PAGE):
+        high, low = _LSN.unpack_from(content, at)
+        if high << 32 | low > end:
+            return at // PAGE
+    return None

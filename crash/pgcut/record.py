@@ -1,0 +1,249 @@
+"""Make a recording: a small cluster, a load, and several lives of the server.
+
+There are four scenarios.  A primary is recorded; or a standby is, while the
+load runs on its primary; or base backups are taken of a recorded primary under
+load, whose files are read in pieces, so that a page that is written meanwhile
+is read torn; or the files of a primary fail at times.
+"""
+
+import errno
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psycopg2
+
+from . import server, workload
+from .mount import recorded
+
+# How a life of the server ends.  The next one begins with what that leaves.
+ENDS = ("fast", "immediate", "kill")
+
+# Load for a standby or a backup: kinds whose files live in one database.
+STEADY_KINDS = {"transfer": 3, "copy": 1, "index": 1, "method": 1, "truncate": 1, "recreate": 1,
+                "toast": 1, "vacuum": 1, "hint": 1, "scan": 1, "unlogged": 1, "checkpoint": 1}
+
+BACKUPS = 3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to record.  Everything random is drawn from the seed."""
+
+    seed: int
+    settings: dict
+    checksums: bool
+    seconds: float = 6          # of load, over all lives
+    lives: int = 2
+    kinds: dict = None          # kinds of load and how many clients of each
+    modes: tuple = ()           # modes of protection that the load may switch to
+    env: dict = None            # of the recorded server
+    scenario: str = "primary"   # a key of SCENARIOS
+
+
+def make(directory, plan, bindir, recorder, scratch):
+    """Record what `plan` says into `directory`, which is made."""
+    directory = Path(directory)
+    directory.mkdir(parents=True)
+    rng = random.Random(f"record/{plan.seed}")
+    with tempfile.TemporaryDirectory(prefix="base-", dir=scratch) as place:
+        server.give(place)
+        base = _prepared(Path(place) / "data", plan, bindir)
+        scenario = SCENARIOS[plan.scenario](base, directory, plan, bindir, rng)
+        delay = rng.choice(((0, 0), (200, 3000), (1000, 8000)))
+        with recorded(recorder, base, directory, plan.seed, delay,
+                      scenario.recorder_options) as mountpoint:
+            acks = scenario.live(mountpoint)
+        shutil.move(base, directory / "base")
+    (directory / "acks.jsonl").write_text("".join(json.dumps(ack) + "\n" for ack in acks))
+    (directory / "meta.json").write_text(json.dumps(asdict(plan), indent=1))
+
+
+def _prepared(data, plan, bindir):
+    """Make a cluster that holds what the load starts with; it is stopped."""
+    server.make_cluster(bindir, data, plan.checksums)
+    server.write_settings(data, {**plan.settings, "fsync": "off"})
+    instance = server.Server(bindir, data, data.parent / "prepare.log")
+    try:
+        with server.as_user():
+            instance.log.touch()
+        instance.start()
+        workload.prepare(instance.connect, plan.seed, ("",), plan.kinds)
+        instance.stop()
+    except Exception as exc:
+        raise server.ServerError(f"cannot prepare a cluster: {exc}\n"
+                                 + instance.log.read_text()[-2000:]) from exc
+    finally:
+        instance.close()
+    server.write_settings(data, {"fsync": "on"})
+    (data / "postmaster.opts").unlink(missing_ok=True)
+    return data
+
+
+class Primary:
+    """A server is recorded, life after life, with the load on it."""
+
+    recorder_options = ()
+
+    # What a server may not say before any crash.
+    bad_lines = re.compile(r'(?:PANIC|TRAP|ERROR:  could not (?:open|write|read)[^"]* file '
+                           r'"(?:base|global|pg_tblspc)/).*')
+
+    def __init__(self, base, directory, plan, bindir, rng):
+        self.base = base
+        self.directory = directory
+        self.plan = plan
+        self.bindir = bindir
+        self.rng = rng
+        self.acks = []
+        self.log = directory / "server.log"
+        self.log.touch()
+        server.give(self.log)
+
+    def live(self, data):
+        """Run all lives on the recorded directory `data`; returns the acks."""
+        instance = server.Server(self.bindir, data, self.log, env=self.plan.env or {})
+        try:
+            for life in range(self.plan.lives):
+                try:
+                    instance.start()
+                    self.load(instance)
+                    _end(instance, self.rng.choice(ENDS))
+                except (server.ServerError, psycopg2.OperationalError) as exc:
+                    # A server that a control has broken may not even start
+                    # again, which is what the control is looking for.
+                    self.complain(f"life {life + 1} of the recorded server: {exc}")
+                    break
+        finally:
+            instance.close()
+        for line in sorted(set(self.bad_lines.findall(self.log.read_text()))):
+            self.complain(f"recorded server: {line}")
+        return self.acks
+
+    def load(self, instance):
+        """Run the load for one life of the recorded server."""
+        self.acks += workload.run(
+            instance.connect, self.plan.kinds, seconds=self.plan.seconds / self.plan.lives,
+            seed=self.rng.randrange(1 << 30), modes=self.plan.modes)
+
+    def complain(self, text):
+        """Enter a complaint, which makes each state fail."""
+        self.acks.append({"t": 0, "client": "server", "what": "complaint",
+                          "text": text})
+
+
+class Standby(Primary):
+    """The recorded server is a synchronous standby; commits wait for its disk."""
+
+    def __init__(self, base, *arguments):
+        super().__init__(base, *arguments)
+        self.primary_data = base.parent / "primary"
+        subprocess.run(["cp", "-a", str(base), str(self.primary_data)], check=True)
+        log = base.parent / "primary.log"
+        log.touch()
+        server.give(log)
+        self.primary = server.Server(self.bindir, self.primary_data, log)
+        self.primary.make_sockets()
+        server.write_settings(base, {
+            "primary_conninfo": f"host={self.primary.sockets} user={server.USER}",
+            "checkpoint_timeout": "1s", "hot_standby": "on"})
+        with server.as_user():
+            (base / "standby.signal").touch()
+
+    def live(self, data):
+        try:
+            self.primary.start({"fsync": "off", "synchronous_standby_names": "*"})
+            return super().live(data)
+        finally:
+            self.primary.close()
+
+    def load(self, instance):
+        super().load(self.primary)
+
+
+class Backup(Primary):
+    """Base backups are taken of the recorded server, which serves torn reads."""
+
+    recorder_options = ("--split-reads",)
+
+    def load(self, instance):
+        load = threading.Thread(target=super().load, args=(instance,))
+        load.start()
+        backups = []
+        try:
+            while load.is_alive() and len(backups) < BACKUPS:
+                backups.append(self._back_up(instance, len(backups)))
+        finally:
+            load.join()
+        (self.directory / "backups.json").write_text(json.dumps(backups))
+
+    def _back_up(self, instance, number):
+        """Take one backup; returns where it is, and when it began and ended."""
+        name = f"backup-{number}"
+        with tempfile.TemporaryDirectory(prefix="backup-", dir=self.directory) as place:
+            server.give(place)
+            begin = time.monotonic_ns()
+            server.run(self.bindir, "pg_basebackup", "-D", f"{place}/data", "-X", "stream",
+                       "-c", "fast", "--no-sync", "-U", server.USER, "-h", instance.sockets)
+            end = time.monotonic_ns()
+            shutil.move(f"{place}/data", self.directory / name)
+        return {"name": name, "begin": begin, "end": end}
+
+
+class Errors(Primary):
+    """The recorded server's files fail now and then (F8)."""
+
+    bad_lines = re.compile("TRAP.*")
+
+    # What fails, where, and with which error: as the recorder's faults are set.
+    kinds = (("write", "base/", errno.EIO), ("write", "base/", errno.ENOSPC),
+             ("write", "pg_doublewrite/", errno.EIO), ("write", "pg_doublewrite/", errno.ENOSPC),
+             ("create", "pg_doublewrite", errno.ENOSPC), ("shortwrite", "base/", 0),
+             ("shortwrite", "pg_doublewrite/", 0), ("sync", "base/", errno.EIO),
+             ("sync", "pg_doublewrite/", errno.EIO), ("sync", "pg_wal/", errno.EIO),
+             ("rename", "pg_doublewrite", errno.EIO))
+
+    def live(self, data):
+        self.mountpoint = data
+        return super().live(data)
+
+    def load(self, instance):
+        stop = threading.Event()
+        faults = threading.Thread(target=self._fail, args=(stop,))
+        faults.start()
+        try:
+            super().load(instance)
+        finally:
+            stop.set()
+            faults.join()
+            self._set(b"clear")
+
+    def _fail(self, stop):
+        """Make something fail every now and then."""
+        rng = random.Random(self.rng.randrange(1 << 30))
+        while not stop.wait(rng.uniform(0.2, 1)):
+            operation, where, number = rng.choice(self.kinds)
+            self._set(f"{operation}:{where}:{rng.randrange(20)}:{rng.randint(1, 3)}:{number}"
+                      .encode())
+
+    def _set(self, value):
+        os.setxattr(self.mountpoint, "user.pgcut.fault", value)
+
+
+SCENARIOS = {"primary": Primary, "standby": Standby, "backup": Backup, "errors": Errors}
+
+
+def _end(instance, how):
+    if how == "kill":
+        instance.kill()
+    else:
+        instance.stop({"fast": signal.SIGINT, "immediate": signal.SIGQUIT}[how])

@@ -1,0 +1,134 @@
+"""The outcome of a campaign: one line, a JSON file, and a page to read."""
+
+import base64
+import io
+import json
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+from .controls import CONTROLS
+from .states import FAULTS
+
+# Recordings whose time line is drawn; the rest is in results.json.
+PICTURES = 6
+
+
+def verdict(results):
+    """Return the reasons why a campaign has failed; none if all is well."""
+    reasons = [f"{r.name}: {r.error.strip().splitlines()[-1]}" for r in results if r.error]
+    reasons += [f"{r.name}: {len(r.failures)} of {r.tried} states failed" for r in results
+                if r.failures and not r.control]
+    reasons += [f"control {r.name} was not found in {r.tried} states" for r in results
+                if r.control and not r.error and not r.failures]
+    tried = [state for r in results if not r.control for state in r.states]
+    if len(tried) >= 100 and not any(state["restored"] for state in tried):
+        reasons.append("no state needed the double-write log: nothing was exercised")
+    return reasons
+
+
+def write(directory, results, seconds, arguments):
+    """Write results.json and report.html into `directory`; returns a summary."""
+    data = [asdict(result) for result in results]
+    (Path(directory) / "results.json").write_text(json.dumps(data))
+    facts = figures(results, seconds)
+    page = _render({**facts, "reasons": verdict(results), "arguments": arguments,
+                    "controls": _controls(results), "faults": _faults(results),
+                    "recordings": _recordings(results), "failures": _failures(results)})
+    (Path(directory) / "report.html").write_text(page)
+    lines = [f"crash: {reason}" for reason in verdict(results)]
+    lines.append("{states} states, {failed} failed; {restoring} needed the log, {restored} pages "
+                 "restored; {found} of {wanted} controls found; {rate:.0f} states a minute"
+                 .format(**facts))
+    return "\n".join(lines)
+
+
+def figures(results, seconds):
+    """Return the figures of a campaign by name."""
+    tried = [state for r in results if not r.control for state in r.states]
+    everything = [state for r in results for state in r.states]
+    controls = [r for r in results if r.control]
+    return {
+        "states": len(tried),
+        "failed": sum(state["failed"] for state in tried),
+        "torn": sum(state["torn"] > 0 for state in tried),
+        "restoring": sum(state["restored"] > 0 for state in tried),
+        "restored": sum(state["restored"] for state in tried),
+        "nested": sum(state["nested"] > 0 for state in tried),
+        "found": sum(bool(r.failures) for r in controls), "wanted": len(controls),
+        "control_states": len(everything) - len(tried),
+        "rate": 60 * len(everything) / seconds if seconds else 0, "seconds": seconds,
+        "bound": 3 / len(tried) if tried else 1,
+        "phases": _phases(everything),
+    }
+
+
+def _phases(states):
+    """Return (phase, mean milliseconds) of the states that had it."""
+    total, number = Counter(), Counter()
+    for state in states:
+        total.update(state["phases"])
+        number.update(state["phases"].keys())
+    return [(name, 1000 * total[name] / number[name]) for name in total]
+
+
+def _controls(results):
+    by_name = {r.name: r for r in results if r.control}
+    return [(control, by_name[control.name]) for control in CONTROLS if control.name in by_name]
+
+
+def _faults(results):
+    """Return a row of counts for each fault."""
+    rows = []
+    for name, fault in FAULTS.items():
+        states = [s for r in results if not r.control for s in r.states if s["fault"] == name]
+        rows.append((name, fault.model, len(states), sum(s["failed"] for s in states),
+                     sum(s["torn"] > 0 for s in states), sum(s["restored"] for s in states)))
+    return rows
+
+
+def _recordings(results):
+    """Return (result, picture or None) of the recordings that were explored."""
+    explored = [r for r in results if not r.control and r.recording]
+    return [(r, _picture(r) if number < PICTURES else None)
+            for number, r in enumerate(explored)]
+
+
+def _failures(results):
+    return [(r, number, failure) for r in results if not r.control
+            for number, failure in enumerate(r.failures)]
+
+
+def _picture(result):
+    """Draw where the writes, the syncs and the cuts of a recording are."""
+    import matplotlib
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(11, 2.6), layout="constrained")
+    rows = [("data files", result.recording["writes"]["relation"], "tab:blue"),
+            ("double-write log", result.recording["writes"]["log"], "tab:orange"),
+            ("WAL", result.recording["writes"]["wal"], "tab:green"),
+            ("syncs", result.recording["syncs"], "tab:gray")]
+    for height, (_, places, colour) in enumerate(rows):
+        axes.eventplot(places, lineoffsets=height, linelengths=0.7, linewidths=0.3, colors=colour)
+    for state in result.states:
+        failed = state["failed"]
+        axes.plot(state["cut"], len(rows), marker="x" if failed else "o", linestyle="none",
+                  markersize=3 + min(6, state["restored"] ** 0.5),
+                  color="tab:red" if failed else "tab:purple" if state["restored"] else "black",
+                  alpha=0.6)
+    axes.set_yticks(range(len(rows) + 1), [row[0] for row in rows] + ["power cuts"])
+    axes.set_xlabel("operations of the server, in order")
+    axes.set_xlim(0, result.recording["operations"])
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=80)
+    pyplot.close(figure)
+    return base64.b64encode(image.getvalue()).decode()
+
+
+def _render(facts):
+    import jinja2
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    return jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True,
+                              lstrip_blocks=True).get_template("report.html.j2").render(facts)

@@ -1,0 +1,198 @@
+"""PostgreSQL servers of the explorer: made, started and stopped by one user.
+
+PostgreSQL refuses to run as root.  Called as root, which mounting needs, its
+programs run as the user `postgres`; otherwise as the caller.
+"""
+
+import contextlib
+import os
+import pwd
+import re
+import signal
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+USER = "postgres"
+START_SECONDS = 120
+
+
+class ServerError(Exception):
+    """A server did not do what it was told."""
+
+
+def identity():
+    """Return the arguments of subprocess calls that run PostgreSQL's programs."""
+    if os.getuid() != 0:
+        return {}
+    entry = pwd.getpwnam(USER)
+    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+
+
+def give(path):
+    """Let PostgreSQL's user own a file or directory that we have made."""
+    if os.getuid() == 0:
+        entry = pwd.getpwnam(USER)
+        os.chown(path, entry.pw_uid, entry.pw_gid)
+
+
+@contextlib.contextmanager
+def as_user():
+    """Make files as PostgreSQL's user; processes started meanwhile stay root's."""
+    if os.getuid() != 0:
+        yield
+        return
+    entry = pwd.getpwnam(USER)
+    os.setegid(entry.pw_gid)
+    os.seteuid(entry.pw_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+def environment(extra=None):
+    """Return a small environment without settings of the caller's for libpq."""
+    return {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "TZ": "UTC", **(extra or {})}
+
+
+def run(bindir, program, *arguments, env=None, check=True, stdin=None):
+    """Run a program of PostgreSQL; returns the completed process."""
+    done = subprocess.run([str(Path(bindir) / program), *map(str, arguments)], text=True,
+                          input=stdin, capture_output=True, cwd="/", env=environment(env),
+                          **identity())
+    if check and done.returncode:
+        raise ServerError(f"{program} failed: {done.stderr[-2000:] or done.stdout[-2000:]}")
+    return done
+
+
+def make_cluster(bindir, directory, checksums, segment_mb=1):
+    """Make a small cluster with small WAL segments."""
+    run(bindir, "initdb", "-D", directory, "-U", USER, "-A", "trust", "-E", "UTF8",
+        "--locale=C", "--no-sync", "--no-instructions", f"--wal-segsize={segment_mb}",
+        "-k" if checksums else "--no-data-checksums")
+
+
+def write_settings(directory, settings):
+    """Append settings to a cluster's postgresql.conf, as its owner."""
+    with as_user(), open(Path(directory) / "postgresql.conf", "a") as file:
+        for name, value in settings.items():
+            file.write(f"{name} = '{value}'\n")
+
+
+@dataclass
+class Server:
+    """A server on a data directory, listening on a Unix socket only."""
+
+    bindir: Path
+    data: Path
+    log: Path
+    env: dict = field(default_factory=dict)
+    sockets: str = None
+    _process: subprocess.Popen = None
+
+    def make_sockets(self):
+        """Make the directory of the socket, if it is not there yet."""
+        if self.sockets is None:
+            self.sockets = tempfile.mkdtemp(prefix="pgcut-")
+            give(self.sockets)
+
+    def start(self, settings=None, wait=True):
+        """Start it, and wait until it accepts connections or has failed."""
+        self.make_sockets()
+        arguments = [f"-c{name}={value}" for name, value in (settings or {}).items()]
+        with open(self.log, "a") as log:
+            self._process = subprocess.Popen(
+                [str(Path(self.bindir) / "postgres"), "-D", str(self.data),
+                 "-c", "listen_addresses=", "-c", f"unix_socket_directories={self.sockets}",
+                 *arguments],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/",
+                env=environment(self.env), **identity())
+        if wait:
+            self.wait_ready()
+
+    def wait_ready(self):
+        """Wait until connections are accepted; raises ServerError if it died."""
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise ServerError(f"server exited with {self._process.returncode}")
+            try:
+                self.connect().close()
+                return
+            except Exception:           # psycopg2.OperationalError: not yet
+                time.sleep(0.02)
+        raise ServerError("server does not accept connections")
+
+    def connect(self, dbname="postgres"):
+        """Return a new psycopg2 connection."""
+        import psycopg2
+        return psycopg2.connect(host=self.sockets, user=USER, dbname=dbname,
+                                connect_timeout=10)
+
+    def alive(self):
+        """Say whether the postmaster runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self, how=signal.SIGINT):
+        """Stop it: SIGINT is a fast, SIGQUIT an immediate shutdown."""
+        if self.alive():
+            self._process.send_signal(how)
+        self._end(60)
+
+    def kill(self):
+        """Kill the postmaster and all of its processes at once."""
+        if self.alive():
+            children = _children(self._process.pid)
+            segments = _shared_memory(self._process.pid)
+            self._process.kill()
+            for pid in children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            while any(Path(f"/proc/{pid}").exists() for pid in children):
+                time.sleep(0.005)
+            for segment in segments:
+                Path(segment).unlink(missing_ok=True)
+        self._end(10)
+
+    def _end(self, seconds):
+        if self._process is not None:
+            try:
+                self._process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+                raise ServerError("server did not stop") from None
+            finally:
+                self._process = None
+
+    def close(self):
+        """Stop it if it runs, and remove the directory of its socket."""
+        with contextlib.suppress(ServerError):
+            self.kill()
+        if self.sockets:
+            for leftover in Path(self.sockets).iterdir():
+                leftover.unlink()
+            os.rmdir(self.sockets)
+            self.sockets = None
+
+
+def _children(pid):
+    """Return the process ids below `pid`."""
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [child for name in text for child in (int(name), *_children_or_none(int(name)))]
+
+
+def _shared_memory(pid):
+    """Return the segments of dynamic shared memory that nobody would remove."""
+    return set(re.findall(r"/dev/shm/PostgreSQL\.\d+", Path(f"/proc/{pid}/maps").read_text()))
+
+
+def _children_or_none(pid):
+    try:
+        return _children(pid)
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,278 @@
+"""Crash states: where the power fails, and what becomes of what was pending.
+
+A `State` is named by a recording, a cut, a fault and a seed; `choose()` turns it
+into a `Choice` for the disk at that cut, always the same one.  The faults are
+those of the fault model, each a function in FAULTS: one more is one entry.
+"""
+
+import random
+from bisect import bisect_right
+from dataclasses import asdict, dataclass
+
+from .disk import KEPT, LOST, SIZE_ONLY, Choice, sectors
+from .recording import DATA_KINDS, NAME_KINDS, Kind
+
+PAGE = 8192
+
+# Where a file belongs, by the first part of its path.
+RELATION, LOG, WAL, OTHER = "relation", "log", "wal", "other"
+_AREAS = {"base": RELATION, "global": RELATION, "pg_tblspc": RELATION,
+          "pg_doublewrite": LOG, "pg_wal": WAL}
+
+
+def area(path):
+    """Say what kind of file a path is: relation, log, wal or other."""
+    first, _, rest = path.partition("/")
+    kind = _AREAS.get(first, OTHER)
+    if kind == RELATION and not path.rpartition("/")[2][:1].isdigit():
+        return OTHER            # pg_control, pg_filenode.map, PG_VERSION
+    return kind
+
+
+@dataclass(frozen=True)
+class State:
+    """One crash to try; with the recording, it says everything."""
+
+    cut: int
+    fault: str
+    seed: int
+    unit: int = 512
+    # Crashes of the recovery: one State for each level, chosen when it is there.
+    nested: int = 0
+
+    def as_json(self):
+        return asdict(self)
+
+
+# Faults -----------------------------------------------------------------
+
+
+class _Pending:
+    """What is pending at a cut, sorted by where it belongs."""
+
+    def __init__(self, disk, areas):
+        self.data = disk.pending_data()
+        self.names = disk.pending_names()
+        self.areas = areas
+
+    def writes(self, where=None):
+        return [op for op in self.data if op.kind == Kind.WRITE and
+                (where is None or self.areas.get(op.ino, OTHER) == where)]
+
+
+def _all_lost(rng, pending, unit):
+    return Choice(unit, LOST)
+
+
+def _all_kept(rng, pending, unit):
+    return Choice(unit, KEPT)
+
+
+def _subset(rng, pending, unit):
+    """Each pending operation by itself: kept or lost."""
+    kept = rng.choice((0.1, 0.3, 0.5, 0.7, 0.9))
+    return Choice(unit, LOST, {op.seq: KEPT if rng.random() < kept else LOST
+                               for op in pending.data + pending.names})
+
+
+def _all_lost_or_some(rng, pending, unit):
+    """A checkpoint has just completed, and what it did not sync is lost."""
+    return rng.choice((_all_lost, _all_lost, _subset))(rng, pending, unit)
+
+
+def _background(rng, pending, unit):
+    """What becomes of all that the fault at hand is not about."""
+    return rng.choice((_all_lost, _all_kept, _all_kept, _subset))(rng, pending, unit)
+
+
+def mask(rng, count):
+    """Return a random set of the sectors of a write: cut at one place, or mixed."""
+    everything = (1 << count) - 1
+    if count < 2:
+        return rng.choice((LOST, everything))
+    kind = rng.choice(("head", "tail", "mixed", "holes"))
+    if kind == "mixed":
+        return rng.randrange(1, everything)
+    cut = rng.randrange(1, count)
+    if kind == "head":
+        return (1 << cut) - 1
+    if kind == "tail":
+        return everything & ~((1 << cut) - 1)
+    hole = rng.randrange(count)
+    return everything & ~(((1 << rng.randint(1, 16)) - 1) << hole)
+
+
+def _tear(rng, pending, unit, writes, share):
+    """Tear some of `writes`, at least one; the rest as it comes."""
+    choice = _background(rng, pending, unit)
+    chosen = [op for op in writes if rng.random() < share] or \
+        ([rng.choice(writes)] if writes else [])
+    for op in chosen:
+        choice.fates[op.seq] = mask(rng, sectors(op, unit))
+    return choice
+
+
+def _torn_page(rng, pending, unit):
+    """One relation write torn, and nothing else damaged."""
+    writes = pending.writes(RELATION)
+    choice = Choice(unit, rng.choice((LOST, KEPT)))
+    if writes:
+        op = rng.choice(writes)
+        choice.fates[op.seq] = mask(rng, sectors(op, unit))
+    return choice
+
+
+def _torn_pages(rng, pending, unit):
+    return _tear(rng, pending, unit, pending.writes(RELATION), rng.choice((0.2, 0.6, 1)))
+
+
+def _torn_runs(rng, pending, unit):
+    """Combined writes torn anywhere, holes inside."""
+    runs = [op for op in pending.writes(RELATION) if op.length > PAGE]
+    return _tear(rng, pending, unit, runs or pending.writes(RELATION), 0.7)
+
+
+def _torn_log(rng, pending, unit):
+    """Writes to the double-write log torn."""
+    return _tear(rng, pending, unit, pending.writes(LOG), 0.7)
+
+
+def _torn_wal(rng, pending, unit):
+    return _tear(rng, pending, unit, pending.writes(WAL), 0.7)
+
+
+def _names(rng, pending, unit):
+    """Changes of names lost in any subset; data all lost or all kept."""
+    lost = rng.choice((0.3, 0.7, 1))
+    return Choice(unit, rng.choice((LOST, KEPT)),
+                  {op.seq: LOST if rng.random() < lost else KEPT for op in pending.names})
+
+
+def _sizes(rng, pending, unit):
+    """Sizes that come before the data, or not at all."""
+    choice = _background(rng, pending, unit)
+    for op in pending.data:
+        if op.kind == Kind.WRITE and rng.random() < 0.5:
+            choice.fates[op.seq] = SIZE_ONLY
+        elif op.kind != Kind.WRITE:
+            choice.fates[op.seq] = rng.choice((LOST, KEPT))
+    return choice
+
+
+def _storm(rng, pending, unit):
+    """Everything at once, each pending operation by itself."""
+    weights = [rng.random() for _ in range(4)]
+    fates = {}
+    for op in pending.data:
+        what = rng.choices(("keep", "lose", "tear", "size"), weights)[0]
+        if op.kind != Kind.WRITE or what in ("keep", "lose"):
+            fates[op.seq] = LOST if what == "lose" else KEPT
+        else:
+            fates[op.seq] = SIZE_ONLY if what == "size" else mask(rng, sectors(op, unit))
+    for op in pending.names:
+        fates[op.seq] = rng.choice((KEPT, LOST))
+    return Choice(unit, LOST, fates)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A way to damage what is pending, and where it makes sense to cut."""
+
+    choose: object
+    about: str                  # an area, "names", "checkpoint", or "any"
+    model: str                  # its name in the fault model
+    weight: int = 1
+
+
+FAULTS = {
+    "all-lost": Fault(_all_lost, "any", "F1", 2),
+    "all-kept": Fault(_all_kept, "any", "F1", 1),
+    "subset": Fault(_subset, "any", "F2", 3),
+    "after-checkpoint": Fault(_all_lost_or_some, "checkpoint", "F1, F2", 3),
+    "torn-page": Fault(_torn_page, RELATION, "F3", 3),
+    "torn-pages": Fault(_torn_pages, RELATION, "F3", 5),
+    "torn-runs": Fault(_torn_runs, RELATION, "F4", 3),
+    "torn-log": Fault(_torn_log, LOG, "F5", 3),
+    "torn-wal": Fault(_torn_wal, WAL, "F5", 2),
+    "names": Fault(_names, "names", "F6", 2),
+    "sizes": Fault(_sizes, "any", "F6", 2),
+    "storm": Fault(_storm, "any", "F2-F6", 5),
+}
+
+
+def choose(disk, state, areas):
+    """Return the Choice that a state means for a disk advanced to its cut."""
+    rng = random.Random(f"{state.cut}/{state.fault}/{state.seed}")
+    return FAULTS[state.fault].choose(rng, _Pending(disk, areas), state.unit)
+
+
+# Where to cut -----------------------------------------------------------
+
+
+class Places:
+    """The cuts of a recording that are worth a try."""
+
+    def __init__(self, recording, first=0):
+        paths = recording.paths()
+        self.areas = {ino: area(path) for ino, path in paths.items()}
+        control_files = {ino for ino, path in paths.items() if path == "global/pg_control"}
+        self.first = first
+        self.last = len(recording.ops)
+        self.syncs = []
+        self._writes = {RELATION: [], LOG: [], WAL: [], OTHER: [], "names": []}
+        self._checkpoints = []
+        for op in recording.ops[first:]:
+            where = self.areas.get(op.ino, OTHER)
+            if op.kind in DATA_KINDS:
+                self._writes[where].append(op.seq)
+            elif op.kind in NAME_KINDS:
+                self._writes["names"].append(op.seq)
+            elif op.kind == Kind.SYNC:
+                self.syncs.append(op.seq)
+                if op.ino in control_files:
+                    self._checkpoints.append(op.seq)
+
+    def boundaries(self):
+        """Return the cuts just before and just after each sync returns."""
+        return sorted({cut for seq in self.syncs for cut in (seq - 1, seq)})
+
+    def home_writes(self):
+        """Return the cuts right after each home write."""
+        return list(self._writes[RELATION])
+
+    def random(self, rng, about):
+        """Return a cut at which something of that kind is likely to be pending."""
+        if about == "checkpoint" and self._checkpoints:
+            return min(rng.choice(self._checkpoints) + rng.choice((0, 0, 1, 5, 20)), self.last)
+        writes = self._writes.get(about) or []
+        if not writes:
+            return rng.randint(self.first, self.last) if rng.random() < 0.5 or not self.syncs \
+                else rng.choice(self.syncs) - rng.randint(0, 1)
+        write = rng.choice(writes)
+        following = bisect_right(self.syncs, write)
+        end = self.syncs[min(following + rng.randint(0, 3), len(self.syncs) - 1)] - 1 \
+            if self.syncs else self.last
+        return rng.randint(write, max(write, end))
+
+
+def exhaustive(places, seed):
+    """Yield each sync boundary with all lost and all kept, each home write torn."""
+    for cut in places.boundaries():
+        yield State(cut, "all-lost", seed)
+        yield State(cut, "all-kept", seed)
+    for cut in places.home_writes():
+        yield State(cut, "torn-page", seed)
+
+
+def sampled(places, seed, count, faults=None, nested_share=0.0):
+    """Yield `count` random states; the same ones for the same arguments."""
+    rng = random.Random(f"states/{seed}")
+    names = list(faults or FAULTS)
+    weights = [FAULTS[name].weight for name in names]
+    for _ in range(count):
+        fault = rng.choices(names, weights)[0]
+        nested = 0
+        while nested < 3 and rng.random() < nested_share:
+            nested += 1
+        yield State(places.random(rng, FAULTS[fault].about), fault, rng.randrange(1 << 30),
+                    rng.choice((512, 512, 4096)), nested)

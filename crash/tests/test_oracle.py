@@ -1,0 +1,661 @@
+"""Tests of the load and of the oracle: quiet when all is well, loud when not.
+
+Programs of PostgreSQL are those in PGCUT_BINDIR, else those of `./dev bindir test`.
+"""
+
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+from pathlib import Path
+
+from pgcut import oracle, server
+
+try:
+    import psycopg2
+    from pgcut import workload
+except ImportError:
+    psycopg2 = None
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None
+PAGE = 8192
+
+SETTINGS = {
+    "shared_buffers": "512kB",
+    "max_connections": "30",
+    "max_prepared_transactions": "5",
+    "max_wal_size": "8MB",
+    "min_wal_size": "4MB",
+    "autovacuum": "off",
+    "fsync": "off",
+    "restart_after_crash": "off",
+    "allow_in_place_tablespaces": "on",
+}
+
+# Seconds of load that the damage is done to.
+LOAD = 5
+
+
+def bindir():
+    """Return the directory of the programs; raises SkipTest if there are none."""
+    found = os.environ.get("PGCUT_BINDIR") or subprocess.run(
+        [ROOT / "dev", "bindir", "test"], capture_output=True, text=True).stdout.strip()
+    if not found or not (Path(found) / "postgres").exists():
+        raise unittest.SkipTest("no programs: set PGCUT_BINDIR, or ./dev build test")
+    return Path(found)
+
+
+def drop_last_item(content):
+    """Remove the last item of the first leaf of a b-tree just built, or of block 1 of a heap."""
+    lower = int.from_bytes(content[PAGE + 12:PAGE + 14], "little")
+    content[PAGE + 12:PAGE + 14] = (lower - 4).to_bytes(2, "little")
+
+
+def wait_for_replay(primary, standby):
+    """Wait until a standby has replayed what an idle primary has written."""
+    connections = [primary.connect(), standby.connect()]
+    ask_primary, ask_standby = (connection.cursor() for connection in connections)
+    ask_primary.execute("SELECT pg_current_wal_lsn()")
+    lsn, = ask_primary.fetchone()
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        ask_standby.execute("SELECT pg_last_wal_replay_lsn() >= %s", (lsn,))
+        if ask_standby.fetchone() == (True,):
+            break
+        time.sleep(0.05)
+    for connection in connections:
+        connection.close()
+
+
+class Cluster:
+    """A cluster under load, and copies of it to be damaged."""
+
+    def __init__(self, programs, directory, checksums):
+        """Make it, and load what the workload starts with."""
+        self.programs = programs
+        self.directory = Path(directory)
+        self.data = self.directory / "data"
+        server.give(directory)
+        server.make_cluster(programs, self.data, checksums)
+        server.write_settings(self.data, SETTINGS)
+        self.instance = self.serve(self.data)
+        workload.prepare(self.instance.connect, 1, [""])
+
+    def serve(self, data):
+        """Return a running server."""
+        log = self.directory / "log"
+        log.touch()
+        server.give(log)
+        instance = server.Server(self.programs, data, log)
+        instance.start()
+        return instance
+
+    def modes(self):
+        """Return the modes of protection that may be switched to; stock has none."""
+        connection = self.instance.connect()
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT FROM pg_settings WHERE name = 'io_torn_pages_protection'")
+            ours = cursor.fetchone() is not None
+        connection.close()
+        return ["double_writes", "full_pages"] if ours else []
+
+    def copy(self, name="copy"):
+        """Return a copy of the stopped cluster."""
+        target = self.directory / name
+        shutil.rmtree(target, ignore_errors=True)
+        subprocess.run(["cp", "-a", self.data, target], check=True)
+        return target
+
+
+class OracleTest(unittest.TestCase):
+    """Every check, on one cluster that was killed under load and recovered."""
+
+    @classmethod
+    def setUpClass(cls):
+        if psycopg2 is None:
+            raise unittest.SkipTest("python3-psycopg2 is not installed")
+        programs = bindir()
+        holder = tempfile.TemporaryDirectory(prefix="pgcut-oracle-", dir=SCRATCH)
+        cls.addClassCleanup(holder.cleanup)
+        # Without checksums, so that damage gets past the buffer manager.
+        cls.cluster = cluster = Cluster(programs, holder.name, checksums=False)
+        cls.addClassCleanup(lambda: cluster.instance.close())
+        cls.acks = workload.run(cluster.instance.connect, None, LOAD, seed=2,
+                                modes=cluster.modes())
+        cls.moment = time.monotonic_ns()
+        cls.expected = oracle.expectation(cls.acks, cls.moment)
+        cls.online = oracle.verify_connected(cluster.instance.connect, cls.expected)
+        cluster.instance.kill()
+        crashed = cluster.copy("crashed")
+        cls.recovered = oracle.verify_single(programs, cluster.data, cls.expected)
+        cls.recovered_again = oracle.verify_single(programs, cluster.data, cls.expected)
+        instance = cluster.serve(crashed)
+        try:
+            cls.recovered_online = oracle.verify_connected(instance.connect, cls.expected)
+        finally:
+            instance.close()
+        shutil.rmtree(crashed)
+
+    def setUp(self):
+        self.copied = None
+
+    # What the tests below use.
+
+    def data(self):
+        """Return this test's own copy of the cluster."""
+        if self.copied is None:
+            self.copied = self.cluster.copy()
+            self.addCleanup(shutil.rmtree, self.copied, True)
+        return self.copied
+
+    def sql(self, *statements):
+        """Run statements in single-user mode; return the values that come out."""
+        done = server.run(self.cluster.programs, "postgres", "--single", "-D", self.data(),
+                          "-c", "fsync=off", "-c", "allow_system_table_mods=on", "postgres",
+                          stdin="".join(s.replace("\n", " ") + "\n" for s in statements))
+        self.assertNotIn("ERROR:", done.stderr)
+        return [line.split('"')[1] for line in done.stdout.splitlines()
+                if line.startswith("\t 1:") and '"' in line]
+
+    def path(self, relation):
+        """Return the file of a relation."""
+        return self.data() / self.sql(f"SELECT pg_relation_filepath('{relation}')")[0]
+
+    def patch(self, path, change):
+        """Change the content of a file; change() gets it as a bytearray."""
+        content = bytearray(path.read_bytes())
+        change(content)
+        path.write_bytes(content)
+
+    def verdict(self, expected=None, **options):
+        """Return the complaints of this test's cluster, as one text."""
+        complaints, _ = oracle.verify_single(self.cluster.programs, self.data(),
+                                             expected or self.expected, **options)
+        return "\n".join(complaints)
+
+    def acked(self, kind):
+        """Return the last acknowledged number of the first client of a kind."""
+        return self.expected["clients"][f"{kind}-1"]["acked"]
+
+    # All is well.
+
+    def test_running_server_is_healthy(self):
+        self.assertEqual(self.online, [])
+
+    def test_recovered_in_single_user_mode_is_healthy(self):
+        complaints, log = self.recovered
+        self.assertEqual(complaints, [])
+        self.assertIn("was not properly shut down", log)
+
+    def test_clean_start_is_healthy(self):
+        complaints, log = self.recovered_again
+        self.assertEqual(complaints, [])
+        self.assertNotIn("was not properly shut down", log)
+
+    def test_recovered_server_is_healthy(self):
+        self.assertEqual(self.recovered_online, [])
+
+    def test_all_catalogs_are_healthy(self):
+        self.assertEqual(self.verdict({**self.expected, "catalogs": "all"}), "")
+
+    def test_every_kind_has_worked(self):
+        for kind, cls in workload.KINDS.items():
+            done = [e for e in self.acks if e["client"] == f"{kind}-1" and e["what"] == "ack"]
+            if kind not in ("checkpoint", "mode"):
+                self.assertTrue(done, kind)
+        self.assertFalse([e for e in self.acks if e.get("unknown") or e["what"] == "complaint"])
+        self.assertTrue([e for e in self.acks if e["what"] == "effect"])
+
+    # Journal.
+
+    def test_lost_transaction(self):
+        n = self.acked("copy")
+        self.sql(f"DELETE FROM oracle.journal WHERE client = 'copy-1' AND n = {n}")
+        self.assertIn(f"client copy-1: transaction {n} was acknowledged,"
+                      f" the last one there is {n - 1}", self.verdict())
+
+    def test_gap_in_the_journal(self):
+        self.sql("DELETE FROM oracle.journal WHERE client = 'copy-1' AND n = 2")
+        self.assertIn("not a gapless prefix", self.verdict())
+
+    def test_transaction_that_was_never_issued(self):
+        n = self.acked("copy") + 1
+        self.sql("INSERT INTO oracle.journal SELECT client, n + 1, state FROM oracle.now"
+                 " WHERE client = 'copy-1'")
+        self.assertEqual(self.verdict(), f"client copy-1: transaction {n} is there,"
+                                         f" the last one issued was {n - 1}")
+
+    def test_complaint_of_the_load_itself(self):
+        acks = [*self.acks, {"t": 1, "client": "x", "what": "complaint", "text": "found nothing"}]
+        self.assertEqual(self.verdict(oracle.expectation(acks, self.moment)), "found nothing")
+
+    # Tables.
+
+    def test_lost_row(self):
+        self.sql("DELETE FROM load.scan_1_t WHERE id = (SELECT min(id) FROM load.scan_1_t)")
+        self.assertIn("table load.scan_1_t after", self.verdict())
+
+    def test_changed_byte(self):
+        self.sql("UPDATE load.toast_1_t SET body = overlay(body placing 'x' from 100)"
+                 " WHERE id = (SELECT max(id) FROM load.toast_1_t)")
+        self.assertIn("table load.toast_1_t after", self.verdict())
+
+    def test_table_that_should_not_be_there(self):
+        self.sql("CREATE TABLE load.surprise (id int)")
+        self.assertEqual(self.verdict(), "table load.surprise should not be there")
+
+    def test_lost_table(self):
+        self.sql("DROP TABLE load.hint_1_t")
+        self.assertIn("client hint-1: table load.hint_1_t is missing", self.verdict())
+
+    def test_lost_index(self):
+        self.sql("DROP INDEX load.method_1_gin_gin")
+        self.assertIn("table load.method_1_gin: indexes are {}", self.verdict())
+
+    def test_wrong_persistence(self):
+        self.sql("ALTER TABLE load.hint_1_t SET UNLOGGED")
+        self.assertIn("table load.hint_1_t: unlogged is t, not f", self.verdict())
+
+    def test_unlogged_table_may_be_empty_but_not_else(self):
+        name = self.sql("SELECT min(oid::regclass::text) FROM pg_class WHERE relkind = 'r'"
+                        " AND relpersistence = 'u'")
+        if not name:
+            self.skipTest("no table is unlogged at the end of this run")
+        self.assertEqual(self.sql(f"SELECT count(*) FROM {name[0]}"), ["0"])
+        self.sql(f"INSERT INTO {name[0]} (id, v, body) VALUES (1, 1, '')")
+        self.assertIn(f"table {name[0]} after", self.verdict())
+
+    # Transfers.
+
+    def test_changed_balance(self):
+        self.sql("UPDATE load.accounts SET balance = balance + 1 WHERE id = 7")
+        complaints = self.verdict()
+        self.assertIn("account 7: balance is", complaints)
+        self.assertIn("accounts: 1500 hold 1500001 together", complaints)
+
+    def test_lost_history(self):
+        self.sql("DELETE FROM load.history WHERE client = 'transfer-2' AND n = 2")
+        self.assertIn("client transfer-2: transfer 2 is (, , ) in the history", self.verdict())
+
+    def test_lost_account(self):
+        self.sql("DELETE FROM load.accounts WHERE id = 9")
+        self.assertIn("accounts: 1499 hold", self.verdict())
+
+    # Sequences, prepared transactions, databases, tablespaces.
+
+    def test_sequence_that_went_back(self):
+        self.sql("SELECT setval('load.sequence_1_stays', 1)")
+        self.assertIn("sequence load.sequence_1_stays: the next value is 2, but", self.verdict())
+
+    def test_lost_prepared_transaction(self):
+        events = [*self.acks, {"t": 1, "client": "prepared-1", "what": "prepared", "n": 999,
+                               "gid": "prepared-1:999:0"}]
+        self.assertIn("prepared transaction prepared-1:999:0 is lost",
+                      self.verdict(oracle.expectation(events, self.moment)))
+
+    def test_prepared_transaction_that_should_be_over(self):
+        instance = self.cluster.serve(self.data())
+        try:
+            connection = instance.connect()
+            connection.autocommit = True
+            connection.cursor().execute("BEGIN; CREATE TABLE t (); PREPARE TRANSACTION 'x:1:1'")
+            connection.close()
+            instance.stop()
+        finally:
+            instance.close()
+        self.assertIn("transaction x:1:1 should not be prepared", self.verdict())
+        self.assertNotIn("x:1:1", self.verdict(
+            {**self.expected, "prepared": {"x:1:1": {"client": "x", "n": 1, "fate": "there"}}}))
+
+    def test_lost_database(self):
+        complaints = self.verdict({**self.expected, "databases": {
+            "template0": False, "nowhere": True, "any": None}})
+        self.assertIn("database nowhere: present is f, not true", complaints)
+        self.assertIn("database template0: present is t, not false", complaints)
+        self.assertNotIn("any", complaints)
+
+    def test_lost_tablespace(self):
+        self.assertIn("tablespace nowhere: present is f, not true",
+                      self.verdict({**self.expected, "tablespaces": {"nowhere": True}}))
+
+    def test_difference_in_a_copied_database(self):
+        for strategy in ("wal_log", "file_copy"):
+            with self.subTest(strategy):
+                name = f"copy_{strategy}"
+                self.sql(f"CREATE DATABASE {name} TEMPLATE template0 STRATEGY {strategy}")
+                expected = {**self.expected, "copies": [name]}
+                self.assertEqual(self.verdict(expected), "")
+                oid, node = self.sql(f"SELECT oid FROM pg_database WHERE datname = '{name}'",
+                                     "SELECT pg_relation_filenode('pg_description')")
+                path = self.data() / "base" / oid / node
+                self.patch(path, lambda content: content.__setitem__(
+                    PAGE + 8000, content[PAGE + 8000] ^ 1))
+                self.assertEqual(self.verdict(expected),
+                                 f"database {name}: file {node} differs in block 1")
+                path.unlink()
+                self.assertIn(f"database {name}: file {node}: could not open",
+                              self.verdict(expected))
+
+    # Pages.
+
+    def test_torn_heap_page(self):
+        path = self.path("load.scan_1_t")
+        self.patch(path, lambda content: content.__setitem__(slice(4096, PAGE), bytes(PAGE - 4096)))
+        # A build with assertions may stop at such rows.
+        self.assertRegex(self.verdict(), r"(?s)table load.scan_1_t.*heap load.scan_1_t: block 0,"
+                         "|no verdict, exit status -6: TRAP")
+
+    def test_other_version_of_a_page(self):
+        # Whole and well-formed, but not what was committed: only rows tell.
+        path = self.path("load.scan_1_t")
+        other = path.read_bytes().replace(b"aaa", b"bbb")
+        path.write_bytes(other)
+        complaints = self.verdict()
+        self.assertIn("table load.scan_1_t after", complaints)
+        self.assertNotIn("heap", complaints)
+
+    def test_bad_page_header(self):
+        path = self.path("load.scan_1_t")
+        self.patch(path, lambda content: content.__setitem__(slice(0, 24), b"x" * 24))
+        complaints = self.verdict()
+        self.assertIn("invalid page in block 0", complaints)
+        self.assertIn("heap load.scan_1_t: invalid page", complaints)
+
+    def test_lost_toast_chunk(self):
+        self.sql("VACUUM FULL load.toast_1_t")
+        toast, = self.sql("SELECT reltoastrelid::regclass FROM pg_class"
+                          " WHERE oid = 'load.toast_1_t'::regclass")
+        self.patch(self.path(toast), drop_last_item)
+        complaints = self.verdict()
+        self.assertIn("table load.toast_1_t: ", complaints)
+        self.assertIn("heap load.toast_1_t: block", complaints)
+
+    def test_lost_index_entry(self):
+        self.sql("REINDEX INDEX load.method_1_btree_btree")
+        self.patch(self.path("load.method_1_btree_btree"), drop_last_item)
+        complaints = self.verdict()
+        self.assertIn("index load.method_1_btree_btree: heap tuple", complaints)
+        self.assertIn("index load.method_1_btree_btree: rows and sum of ids", complaints)
+
+    def test_lost_key_of_a_primary_key(self):
+        self.sql("REINDEX INDEX load.hint_1_t_pkey")
+        self.patch(self.path("load.hint_1_t_pkey"), drop_last_item)
+        self.assertRegex(self.verdict(),
+                         r"table load.hint_1_t: \d+ rows by primary key, \d+ by scan")
+
+    def test_index_that_misses_a_row(self):
+        # A row put into the heap behind the back of each access method.
+        for method in sorted(workload.METHODS):
+            with self.subTest(method):
+                table = f"load.method_1_{method}"
+                self.copied = None
+                self.sql(f"UPDATE pg_index SET indisready = false, indislive = true"
+                         f" WHERE indexrelid = '{table}_{method}'::regclass",
+                         f"INSERT INTO {table} (id, v, body)"
+                         " SELECT 1000000 + g, g * 100000 + 50, '' FROM generate_series(0, 9) g",
+                         f"UPDATE pg_index SET indisready = true"
+                         f" WHERE indexrelid = '{table}_{method}'::regclass")
+                complaints = self.verdict()
+                if method == "brin":
+                    # New blocks that no range summarises are scanned, as they must.
+                    self.assertIn(f"table {table} after", complaints)
+                else:
+                    self.assertIn(f"index {table}_{method}: rows and sum of ids", complaints)
+
+    def test_summary_that_is_too_narrow(self):
+        path = self.path("load.method_1_brin_brin")
+
+        def narrow(content):
+            # Regular pages follow the map: change the bounds in their tuples.
+            for page in range(2 * PAGE, len(content), PAGE):
+                upper = int.from_bytes(content[page + 14:page + 16], "little")
+                special = int.from_bytes(content[page + 16:page + 18], "little")
+                for at in range(page + upper, page + special, 24):
+                    content[at + 8:at + 24] = bytes(16)
+
+        self.patch(path, narrow)
+        self.assertIn("index load.method_1_brin_brin: ", self.verdict())
+
+    def test_broken_gin_page(self):
+        path = self.path("load.method_1_gin_gin")
+        self.patch(path, lambda content: content.__setitem__(
+            slice(PAGE + 24, PAGE + 28), content[PAGE + 28:PAGE + 32]))
+        self.assertIn("index load.method_1_gin_gin: ", self.verdict())
+
+    def test_index_without_its_file(self):
+        self.path("load.method_1_gist_gist").unlink()
+        self.assertIn("index load.method_1_gist_gist: could not open file", self.verdict())
+
+    def test_table_without_its_file(self):
+        self.path("load.hint_1_t").unlink()
+        self.assertIn("table load.hint_1_t: could not open file", self.verdict())
+
+    def test_stale_visibility_map(self):
+        if not self.sql("SELECT name FROM pg_available_extensions WHERE name = 'pg_visibility'"):
+            self.skipTest("this build has no pg_visibility")
+        self.sql("VACUUM FREEZE load.scan_1_t")
+        path = self.path("load.scan_1_t")
+        old = path.with_name(path.name + "_vm").read_bytes()
+        # Heap and map disagree after a row is changed and put back.
+        self.sql("UPDATE load.scan_1_t SET v = v WHERE ctid < '(1,0)'")
+        path.with_name(path.name + "_vm").write_bytes(old)
+        complaints = self.verdict()
+        self.assertIn("heap load.scan_1_t: not all-visible, though the map says so", complaints)
+        self.assertIn("heap load.scan_1_t: not all-frozen, though the map says so", complaints)
+
+    def test_garbage_in_the_free_space_map(self):
+        path = self.path("load.scan_1_t")
+        self.patch(path.with_name(path.name + "_fsm"),
+                   lambda content: content.__setitem__(slice(0, PAGE), b"x" * PAGE))
+        self.assertIn("relation load.scan_1_t: block 0 of its fsm fork is not a page",
+                      self.verdict())
+
+    def test_lost_init_fork(self):
+        self.sql("CREATE UNLOGGED TABLE public.u (id int PRIMARY KEY)")
+        path = self.path("public.u_pkey")
+        self.assertEqual(self.verdict(), "")
+        path.with_name(path.name + "_init").unlink()
+        self.assertIn("no init fork", self.verdict())
+
+    def test_damaged_catalog(self):
+        self.sql("REINDEX INDEX pg_depend_reference_index")
+        self.patch(self.path("pg_depend_reference_index"), drop_last_item)
+        self.assertIn("index pg_depend_reference_index: heap tuple", self.verdict())
+        self.assertNotIn("pg_depend", self.verdict(quick=True))
+
+    # Files.
+
+    def test_orphaned_file(self):
+        oid, = self.sql("SELECT oid FROM pg_database WHERE datname = 'postgres'")
+        orphan = f"base/{oid}/999999"
+        (self.data() / orphan).write_bytes(bytes(PAGE))
+        self.assertEqual(self.verdict(), f"file {orphan} of 8192 bytes belongs to no relation")
+        self.assertEqual(self.verdict({**self.expected, "orphans_allowed": [orphan]}), "")
+        (self.data() / orphan).write_bytes(b"")
+        self.assertEqual(self.verdict(), "")
+
+    def test_orphaned_fork_in_a_tablespace(self):
+        oid, database = self.sql("SELECT oid FROM pg_tablespace WHERE spcname = 'load_kept_0'",
+                                 "SELECT oid FROM pg_database WHERE datname = 'postgres'")
+        version, = (self.data() / "pg_tblspc" / oid).iterdir()
+        directory = version / database
+        directory.mkdir(exist_ok=True)
+        shutil.chown(directory, *([server.USER] * 2 if os.getuid() == 0 else [os.getuid()]))
+        (directory / "999999_vm").write_bytes(bytes(PAGE))
+        self.assertIn("/999999 of 8192 bytes belongs to no relation", self.verdict())
+
+    def test_orphaned_database(self):
+        (self.data() / "base" / "999999").mkdir()
+        self.assertEqual(self.verdict(), "directory base/999999 belongs to no database")
+        self.assertEqual(self.verdict({**self.expected, "orphans_allowed": ["base/999999"]}), "")
+
+    # No verdict at all.
+
+    def test_server_that_does_not_start(self):
+        (self.data() / "global" / "pg_control").unlink()
+        self.assertIn("no verdict, exit status", self.verdict())
+
+    def test_oracle_that_is_gone(self):
+        self.sql("DROP FUNCTION oracle.verdict")
+        self.assertIn("no verdict, exit status 0", self.verdict())
+
+
+class ExpectationTest(unittest.TestCase):
+    """What follows from acks, without a cluster."""
+
+    def expect(self, *events, moment=None):
+        acks = [{"t": t, "client": client, "what": what, **details}
+                for t, (client, what, details) in enumerate(events)]
+        return oracle.expectation(acks, len(acks) if moment is None else moment)
+
+    def test_numbers(self):
+        events = [("", "resumed", dict(clients={"a": 4}, prepared=[], databases=[],
+                                       tablespaces=[])),
+                  ("a", "issue", dict(n=5)), ("a", "ack", dict(n=5)),
+                  ("a", "issue", dict(n=6)), ("a", "fail", dict(n=6)),
+                  ("a", "issue", dict(n=6)), ("a", "fail", dict(n=6, unknown=True))]
+        wanted = [(4, 4), (4, 5), (5, 5), (5, 6), (5, 5), (5, 6), (5, 6)]
+        for moment, (acked, issued) in enumerate(wanted):
+            with self.subTest(moment=moment):
+                self.assertEqual(self.expect(*events, moment=moment)["clients"]["a"],
+                                 {"acked": acked, "issued": issued})
+        self.assertEqual(self.expect(*events, moment=-1)["clients"]["a"], {"acked": 4, "issued": 4})
+
+    def test_prepared(self):
+        one = dict(n=3, gid="g")
+        events = [("p", "prepare", one), ("p", "prepared", one), ("p", "issue", dict(n=3)),
+                  ("p", "decide", {**one, "commit": True}), ("p", "ack", dict(n=3)),
+                  ("p", "finished", one)]
+        fates = ["may", "there", "there", "decided", "decided", None]
+        for moment, fate in enumerate(fates):
+            with self.subTest(moment=moment):
+                found = self.expect(*events, moment=moment)["prepared"].get("g")
+                self.assertEqual(found and found["fate"], fate)
+
+    def test_databases(self):
+        def effect(name, present, done):
+            return "d", "effect", dict(object="database", name=name, present=present, done=done)
+
+        events = [effect("x", True, False), effect("x", True, True), ("d", "touch", dict(name="x")),
+                  effect("x", False, False), effect("x", False, True)]
+        wanted = [(None, []), (True, ["x"]), (True, []), (None, []), (False, [])]
+        for moment, (present, copies) in enumerate(wanted):
+            with self.subTest(moment=moment):
+                found = self.expect(*events, moment=moment)
+                self.assertEqual((found["databases"]["x"], found["copies"]), (present, copies))
+
+    def test_a_new_run_settles_what_was_in_doubt(self):
+        found = self.expect(
+            ("", "resumed", dict(clients={"a": 1}, prepared=[], databases=[], tablespaces=[])),
+            ("a", "issue", dict(n=2)), ("p", "prepare", dict(n=3, gid="g")),
+            ("d", "effect", dict(object="database", name="x", present=True, done=False)),
+            ("", "resumed", dict(clients={"a": 1}, prepared=["h"], databases=["x"],
+                                 tablespaces=[])))
+        self.assertEqual(found["clients"], {"a": {"acked": 1, "issued": 1}})
+        self.assertEqual(list(found["prepared"]), ["h"])
+        self.assertEqual(found["databases"], {"x": True})
+
+    def test_orphans(self):
+        acks = [{"t": 10, "client": "a", "what": "begin", "effect": 1},
+                {"t": 20, "client": "a", "what": "end", "effect": 1},
+                {"t": 30, "client": "a", "what": "begin", "effect": 2, "paths": ["base/9"]},
+                {"t": 40, "client": "a", "what": "end", "effect": 2, "failed": True},
+                {"t": 50, "client": "a", "what": "begin", "effect": 3}]
+        ops = [(15, "create", "base/5/1"), (35, "create", "base/5/2_fsm"),
+               (45, "create", "base/5/3"), (55, "create", "./base/5/4.1"),
+               (12, "unlink", "base/5/5"), (58, "create", "base/77")]
+
+        def allowed(moment):
+            return [path for path in oracle.orphans_allowed(acks, moment, ops) if path != "base/5"]
+
+        self.assertEqual(allowed(16), ["base/5/1", "base/5/5"])
+        self.assertEqual(allowed(25), ["base/5/5"])
+        self.assertEqual(allowed(60), ["base/5/2", "base/5/4", "base/5/5", "base/77", "base/9"])
+
+
+class LivesTest(unittest.TestCase):
+    """A server that is killed under load, recovers, and goes on."""
+
+    def test_lives(self):
+        if psycopg2 is None:
+            self.skipTest("python3-psycopg2 is not installed")
+        programs = bindir()
+        holder = tempfile.TemporaryDirectory(prefix="pgcut-lives-", dir=SCRATCH)
+        self.addCleanup(holder.cleanup)
+        cluster = Cluster(programs, holder.name, checksums=True)
+        self.addCleanup(lambda: cluster.instance.close())
+        acks = []
+        for life in range(3):
+            killer = threading.Timer(2, cluster.instance.kill)
+            killer.start()
+            acks += workload.run(cluster.instance.connect, None, 30, seed=life,
+                                 modes=cluster.modes())
+            killer.join()
+            moment = time.monotonic_ns()
+            expected = oracle.expectation(acks, moment)
+            # Nobody has recorded when files were created: take the worst case.
+            files = [str(path.relative_to(cluster.data))
+                     for top in ("base", "pg_tblspc") for path in (cluster.data / top).rglob("*")]
+            begun = [e["t"] for e in acks if e["what"] == "begin"]
+            expected["orphans_allowed"] = oracle.orphans_allowed(
+                acks, moment, [(t, "create", file) for t in begun for file in files])
+            complaints, log = oracle.verify_single(programs, cluster.copy(), expected)
+            self.assertEqual(complaints, [], log)
+            cluster.instance.start()
+            self.assertEqual(oracle.verify_connected(cluster.instance.connect, expected), [])
+        self.assertFalse([e for e in acks if e["what"] == "complaint"])
+
+    def test_standby_that_is_behind(self):
+        if psycopg2 is None:
+            self.skipTest("python3-psycopg2 is not installed")
+        programs = bindir()
+        holder = tempfile.TemporaryDirectory(prefix="pgcut-standby-", dir=SCRATCH)
+        self.addCleanup(holder.cleanup)
+        cluster = Cluster(programs, holder.name, checksums=True)
+        self.addCleanup(lambda: cluster.instance.close())
+        run = []
+        # No in-place tablespace may come and go: pg_basebackup would have to copy it.
+        kinds = [kind for kind in workload.KINDS if kind != "tablespace"]
+        load = threading.Thread(target=lambda: run.extend(workload.run(
+            cluster.instance.connect, kinds, 8, seed=3, modes=cluster.modes())))
+        load.start()
+        standby = cluster.directory / "standby"
+        server.run(programs, "pg_basebackup", "-h", cluster.instance.sockets, "-U", server.USER,
+                   "-D", standby, "-R", "-c", "fast", "--no-sync")
+        instance = cluster.serve(standby)
+        self.addCleanup(instance.close)
+        load.join()
+        wait_for_replay(cluster.instance, instance)
+        expected = oracle.lagging(oracle.expectation(run, time.monotonic_ns()))
+        self.assertEqual(oracle.verify_connected(instance.connect, expected), [])
+        instance.stop()
+        (standby / "standby.signal").unlink()
+        complaints, log = oracle.verify_single(programs, standby, expected)
+        self.assertEqual(complaints, [], log)
+        ahead = {**expected, "clients": {"toast-1": {"acked": 0, "issued": 1}}}
+        complaints, _ = oracle.verify_single(programs, standby, ahead)
+        self.assertIn("the last one issued was 1", "\n".join(complaints))
+
+    def test_fixed_number_of_transactions(self):
+        if psycopg2 is None:
+            self.skipTest("python3-psycopg2 is not installed")
+        programs = bindir()
+        holder = tempfile.TemporaryDirectory(prefix="pgcut-fixed-", dir=SCRATCH)
+        self.addCleanup(holder.cleanup)
+        cluster = Cluster(programs, holder.name, checksums=True)
+        self.addCleanup(lambda: cluster.instance.close())
+        acks = workload.run(cluster.instance.connect, {"transfer": 2, "toast": 1, "checkpoint": 1},
+                            transactions=20, seed=1)
+        issued = [e for e in acks if e["what"] == "issue" and e["client"] == "toast-1"]
+        aborted = 20 - len(issued)
+        self.assertLess(aborted, 10)
+        self.assertEqual({e["client"] for e in acks if e["what"] == "ack"} - {"toast-1"},
+                         {"transfer-1", "transfer-2"})
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,129 @@
+"""Tests of states, of minimising, of the matrix and of the controls' edits."""
+
+import random
+import tempfile
+import unittest
+from pathlib import Path
+
+from history import History
+from pgcut import controls, matrix, record, states
+from pgcut.disk import KEPT, LOST, Disk, sectors
+from pgcut.minimise import ddmin
+from pgcut.recording import Kind
+
+OVERLAY = Path(__file__).resolve().parents[2] / "overlay"
+PAGE = b"p" * 8192
+
+
+class StatesTest(unittest.TestCase):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        history = History(Path(directory.name) / "recording",
+                          {"base": None, "base/5": None, "base/5/1259": PAGE * 4,
+                           "pg_wal": None, "pg_wal/0001": PAGE, "pg_doublewrite": None,
+                           "pg_doublewrite/0000000000000001": PAGE * 4})
+        inos = history.inos
+        for number in range(5):
+            history.write(inos["pg_wal/0001"], 0, PAGE)
+            history.sync(inos["pg_wal/0001"])
+            history.write(inos["pg_doublewrite/0000000000000001"], 0, PAGE * 2)
+            history.sync(inos["pg_doublewrite/0000000000000001"])
+            history.write(inos["base/5/1259"], 8192 * (number % 4), PAGE)
+        history.create("16400", inos["base/5"])
+        self.recording = history.recording()
+        self.places = states.Places(self.recording)
+
+    def choice(self, state):
+        disk = Disk(self.recording)
+        disk.advance(state.cut)
+        return disk, states.choose(disk, state, self.places.areas)
+
+    def test_areas(self):
+        for path, area in (("base/5/1259", states.RELATION), ("base/5/1259_fsm.1", states.RELATION),
+                           ("base/5/pg_filenode.map", states.OTHER), ("global/pg_control", states.OTHER),
+                           ("pg_doublewrite/0000000000000001", states.LOG),
+                           ("pg_wal/0001", states.WAL), ("pg_xact/0000", states.OTHER)):
+            self.assertEqual(states.area(path), area, path)
+
+    def test_same_seed_same_state(self):
+        first = list(states.sampled(self.places, 3, 50, nested_share=0.3))
+        self.assertEqual(first, list(states.sampled(self.places, 3, 50, nested_share=0.3)))
+        self.assertNotEqual(first, list(states.sampled(self.places, 4, 50, nested_share=0.3)))
+        for state in first:
+            self.assertEqual(self.choice(state)[1], self.choice(state)[1])
+
+    def test_each_fault_does_what_it_is_for(self):
+        end = len(self.recording.ops)
+        for name, fault in states.FAULTS.items():
+            damaged = False
+            for seed in range(20):
+                disk, choice = self.choice(states.State(end, name, seed))
+                for op in disk.pending_data() + disk.pending_names():
+                    fate = choice.fate(op)
+                    if op.kind == Kind.WRITE and fate > 0:
+                        self.assertLess(fate, 1 << sectors(op, 512))
+                    damaged |= fate != KEPT
+            self.assertEqual(damaged, name != "all-kept", name)
+
+    def test_torn_page_tears_one(self):
+        for seed in range(20):
+            disk, choice = self.choice(states.State(len(self.recording.ops), "torn-page", seed))
+            self.assertEqual(len(choice.fates), 1)
+
+    def test_boundaries(self):
+        cuts = self.places.boundaries()
+        self.assertIn(2, cuts)
+        self.assertIn(1, cuts)
+        everything = list(states.exhaustive(self.places, 1))
+        self.assertEqual(len(everything), 2 * len(cuts) + 5)
+
+    def test_mask(self):
+        rng = random.Random(1)
+        for count in (1, 2, 16, 256):
+            for _ in range(50):
+                self.assertTrue(LOST <= states.mask(rng, count) < 1 << count)
+
+
+class MinimiseTest(unittest.TestCase):
+    def test_pair(self):
+        calls = []
+
+        def fails(subset):
+            calls.append(subset)
+            return {3, 17} <= set(subset)
+
+        self.assertEqual(sorted(ddmin(range(40), fails)), [3, 17])
+        self.assertLess(len(calls), 100)
+
+    def test_single(self):
+        self.assertEqual(ddmin([1, 2, 3], lambda subset: 2 in subset), [2])
+
+
+class ConfigurationTest(unittest.TestCase):
+    def test_minimal_has_no_senders(self):
+        for seed in range(50):
+            settings, _ = matrix.draw(seed)
+            if settings["wal_level"] == "minimal":
+                self.assertEqual(settings["max_wal_senders"], "0")
+            self.assertNotEqual(matrix.replicating(settings)["wal_level"], "minimal")
+
+    def test_all_modes_are_drawn(self):
+        for name, values in matrix.MATRIX.items():
+            drawn = {matrix.draw(seed)[0][name] for seed in range(200)}
+            self.assertEqual(drawn, set(values), name)
+
+    def test_edits_of_controls_fit_the_engine(self):
+        self.assertIn(controls.SCAN, controls._edited(OVERLAY))
+
+    def test_controls_are_named_once(self):
+        names = [control.name for control in controls.CONTROLS]
+        self.assertEqual(len(names), len(set(names)))
+        for control in controls.CONTROLS:
+            self.assertLessEqual(set(control.faults), set(states.FAULTS), control.name)
+            self.assertLessEqual({kind for kind, _ in control.workloads},
+                                 set(record.workload.KINDS), control.name)
+
+
+if __name__ == "__main__":
+    unittest.main()
