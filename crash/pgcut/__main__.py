@@ -13,6 +13,9 @@ from . import campaign, controls, explore, record, report
 from .recording import Recording
 from .states import FAULTS, State
 
+# Complaints, and damages, of a failure that are shown on the terminal.
+SHOWN = 4
+
 
 def main(argv=None):
     """Run a command; returns the exit status."""
@@ -111,7 +114,21 @@ def _say(result):
     else:
         text = f"{result.tried} states, {len(result.failures)} failed, " \
             f"{sum(state['restored'] for state in result.states)} pages restored"
-    print(f"    {result.name}: {text} ({result.seconds:.0f} s)", file=sys.stderr, flush=True)
+    lines = [f"    {result.name}: {text} ({result.seconds:.0f} s)"]
+    if not result.control:
+        lines += [line for failure in result.failures for line in _failure_lines(failure)]
+    print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _failure_lines(failure):
+    """Return what a log, which may be all that is left, should say of a failure."""
+    state = failure["state"]
+    yield f"        cut {state['cut']}, fault {state['fault']}, seed {state['seed']}, " \
+        f"sectors of {state['unit']} bytes, nested {state['nested']}"
+    for text in failure["complaints"][:SHOWN]:
+        yield f"            {text.strip()[-1000:]}"
+    for piece in (failure.get("minimised") or ())[:SHOWN]:
+        yield f"            damage: {piece[:200]}"
 
 
 # replay -----------------------------------------------------------------

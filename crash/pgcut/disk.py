@@ -96,6 +96,7 @@ class Disk:
         self.rules = rules
         self._names = {}            # directory -> {name: inode}, durable
         self._pending_names = []
+        self._renamed = set()       # inodes of pending changes of names
         self._files = {}
         self._changed = set()       # files with pending data operations
         self._parent = {}           # directory -> directory above it
@@ -155,6 +156,7 @@ class Disk:
             self._changed.add(op.ino)
         elif op.kind in NAME_KINDS:
             self._pending_names.append(op)
+            self._renamed.add(op.ino)
             self._note_new(op)
         elif op.kind == Kind.SYNC:
             self._sync(op)
@@ -188,7 +190,7 @@ class Disk:
             self._changed.discard(op.ino)
         file.content = self._replay(file.content,
                                     [(p, KEPT) for p in covered if p.seq > file.doomed], 512)
-        if op.ino not in self._strict_names:
+        if op.ino in self._renamed and op.ino not in self._strict_names:
             kinds = (Kind.CREATE, Kind.MKDIR) if op.flags & SYNC_DATA else \
                 NAME_KINDS - {Kind.UNLINK, Kind.RMDIR}
             wanted = {op.ino, *self._ancestors(op, kinds)}
@@ -205,11 +207,15 @@ class Disk:
 
     def _persist_names(self, begin, covers):
         """Make pending changes of names durable, with those they rest on."""
-        durable = _with_earlier([op for op in self._pending_names if op.seq <= begin], covers)
+        begun = [op for op in self._pending_names if op.seq <= begin]
+        if not any(map(covers, begun)):
+            return
+        durable = _with_earlier(begun, covers)
         for op in durable:
             _change_names(self._names, op)
         done = {op.seq for op in durable}
         self._pending_names = [op for op in self._pending_names if op.seq not in done]
+        self._renamed = {op.ino for op in self._pending_names}
 
     # Choosing
 

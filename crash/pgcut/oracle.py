@@ -4,9 +4,12 @@ expectation() and orphans_allowed() look at acks only; verify_single() and
 verify_connected() ask a cluster, and return complaints, none if all is well.
 """
 
+import functools
 import json
+import math
 import re
 import subprocess
+from bisect import bisect_right
 from pathlib import Path
 
 from .server import environment, identity
@@ -150,20 +153,37 @@ def orphans_allowed(acks, moment, ops):
             open_spans.clear()
     for begun in open_spans.values():
         close(begun, moment)
+    spans = _merged(spans)
     for when, operation, path in ops:
         if when <= moment and (operation == "unlink"
-                               or operation == "create"
-                               and any(begin <= when <= end for begin, end in spans)):
+                               or operation == "create" and _within(spans, when)):
             allowed.update(orphan_names(path))
     return sorted(allowed)
 
 
+def _merged(spans):
+    """Return spans of time, sorted, with those that overlap as one."""
+    merged = []
+    for begin, end in sorted(spans):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def _within(spans, when):
+    """Say whether a moment is in one of the merged spans."""
+    at = bisect_right(spans, (when, math.inf)) - 1
+    return at >= 0 and when <= spans[at][1]
+
+
+@functools.cache
 def orphan_names(path):
-    """Yield the names under which verify() may complain of a path."""
+    """Return the names under which verify() may complain of a path."""
     match = re.match(r"(?:\./)?(base/\d+)(?:/|$)", path)
-    if match:
-        yield match[1]
-    yield re.sub(r"(_(fsm|vm|init))?(\.\d+)?$", "", path.removeprefix("./"))
+    name = re.sub(r"(_(fsm|vm|init))?(\.\d+)?$", "", path.removeprefix("./"))
+    return (match[1], name) if match else (name,)
 
 
 def verify_connected(connect, expected, quick=False, checkpoint=True):

@@ -1,5 +1,6 @@
 """What the pages of a stopped cluster say without a server."""
 
+import os
 import struct
 from pathlib import Path
 
@@ -24,11 +25,12 @@ def future_lsns(data, unfinished):
     end = struct.unpack_from("<Q", control, _CONTROL_CHECKPOINT)[0]
     complaints, unfinished = [], set(unfinished)
     for directory in (data / "global", *data.glob("base/*"), *data.glob("pg_tblspc/*/*/*")):
-        for file in directory.iterdir():
-            path = str(file.relative_to(data))
+        below = directory.relative_to(data)
+        for name in os.listdir(directory):
+            path = f"{below}/{name}"
             if area(path) != RELATION or unfinished.intersection(orphan_names(path)):
                 continue
-            block = _first_page_after(file.read_bytes(), end)
+            block = _first_page_after((directory / name).read_bytes(), end)
             if block is not None:
                 complaints.append(f"block {block} of {path} has an LSN after the end of WAL, "
                                   f"{end >> 32:X}/{end & 0xFFFFFFFF:X}")
