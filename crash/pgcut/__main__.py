@@ -13,6 +13,11 @@ from . import campaign, controls, explore, record, report
 from .recording import Recording
 from .states import FAULTS, State
 
+# What is recorded, in turn.
+SCENARIO_CYCLE = ("primary", "primary", "standby", "backup", "primary", "errors",
+                  "primary", "primary", "standby", "backup", "failing-syncs",
+                  "failing-log-syncs")
+
 # Complaints, and damages, of a failure that are shown on the terminal.
 SHOWN = 4
 
@@ -44,8 +49,9 @@ def _parser():
     sub.add_argument("--boundaries", action="store_true",
                      help="every sync boundary and home write in turn, instead of a sample")
     sub.add_argument("--scenario", choices=record.SCENARIOS,
-                     help="what is recorded (default: of six recordings, one is of a standby, "
-                          "one has base backups taken, and in one there are I/O errors)")
+                     help="what is recorded (default: of twelve recordings, two are of a "
+                          "standby, in two base backups are taken, and in three writes or "
+                          "syncs fail)")
     sub.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",
                      help="a setting that is not drawn at random")
     sub.add_argument("--no-controls", action="store_true", help="leave the controls out")
@@ -96,9 +102,7 @@ def _jobs(args):
     for number in range(args.recordings):
         mode = (("io_torn_pages_protection", ("double_writes", "full_pages")[number]),) \
             if number < 2 and args.recordings > 1 else ()
-        scenario = args.scenario or ("standby" if number % 6 == 2 else
-                                     "backup" if number % 6 == 3 else
-                                     "errors" if number % 6 == 5 else "primary")
+        scenario = args.scenario or SCENARIO_CYCLE[number % len(SCENARIO_CYCLE)]
         jobs.append(campaign.Job(args.seed + number, share, args.seconds, scenario=scenario,
                                  overrides=(*mode, *fixed), all_boundaries=args.boundaries))
     return jobs

@@ -131,7 +131,8 @@ def _run_job(tools, job):
         subject = Subject(Recording(directory), Context(
             tools.bindir, tools.recorder, tools.scratch, quick=job.quick))
         result.recording = describe(subject)
-        _try_backups(subject, result)
+        for backup in subject.backups():
+            _enter(subject.try_backup(backup), result)
         if job.all_boundaries:
             states = list(islice(exhaustive(subject.places, job.seed), job.states))
         else:
@@ -142,13 +143,6 @@ def _run_job(tools, job):
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     return result
-
-
-def _try_backups(subject, result):
-    """Try the base backups that were taken during a recording, if any."""
-    listing = subject.recording.directory / "backups.json"
-    for backup in json.loads(listing.read_text()) if listing.exists() else ():
-        _enter(subject.try_backup(backup), result)
 
 
 def _try_all(subject, states, result):
@@ -209,11 +203,13 @@ def _run_control(tools, control):
         seed = 1000 + attempt
         settings = matrix.sanitised({**matrix.draw(seed)[0], **CONTROL_SETTINGS,
                                      **dict(control.settings)})
+        kinds = dict(control.workloads) or \
+            (None if control.scenario == "primary" else record.STEADY_KINDS)
         result.settings = settings
         directory = Path(tools.scratch) / f"control-{control.name}"
         shutil.rmtree(directory, ignore_errors=True)
-        plan = record.Plan(seed, settings, attempt % 2 == 0, seconds=4, lives=1,
-                           kinds=dict(control.workloads) or None,
+        plan = record.Plan(seed, settings, attempt % 2 == 0, seconds=4, lives=control.lives,
+                           kinds=kinds, scenario=control.scenario,
                            env=broken if control.record else None)
         try:
             record.make(directory, plan, tools.broken_bindir, tools.recorder, tools.scratch)
@@ -228,17 +224,26 @@ def _find(tools, control, recording, broken, result):
     """Try states until one fails; says whether one did."""
     subject = Subject(recording, Context(
         tools.broken_bindir, tools.recorder, tools.scratch, rules=control.rules,
-        recover_env=broken if control.recover else {}))
+        recover_env=broken if control.recover else {},
+        server_every=1 if control.server else Context.server_every))
     result.recording = describe(subject)
-    states = sampled(subject.places, 1, CONTROL_STATES // CONTROL_RECORDINGS,
-                     faults=control.faults or FAULTS)
-    for state in states:
-        outcome = subject.try_state(state)
+    for outcome in _outcomes(subject, control):
         result.states.append(summary(outcome))
         if outcome.failed:
-            result.failures.append({"state": state.as_json(), "complaints": outcome.complaints})
+            result.failures.append({"state": outcome.state.as_json(),
+                                    "complaints": outcome.complaints})
             return True
     return False
+
+
+def _outcomes(subject, control):
+    """Yield what becomes of the states that may show a control."""
+    if control.scenario == "backup":
+        yield from map(subject.try_backup, subject.backups())
+        return
+    for state in sampled(subject.places, 1, CONTROL_STATES // CONTROL_RECORDINGS,
+                         faults=control.faults or FAULTS):
+        yield subject.try_state(state)
 
 
 def all_controls(names=()):

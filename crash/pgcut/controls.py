@@ -22,6 +22,8 @@ from .disk import Rules
 
 ENGINE = "src/backend/storage/doublewrite"
 SCAN = "src/common/doublewrite_scan.c"
+PIPELINE = "src/backend/access/transam/xlogpipeline.c"
+XLOG = "src/backend/access/transam/xlog.c"
 VARIABLE = "PGCUT_BREAK"
 
 _SWITCH = f"""
@@ -33,7 +35,8 @@ pgcut_break(const char *name)
 	return broken != NULL && strcmp(broken, name) == 0;
 }}
 """
-_INCLUDE = re.compile(r'#include "(?:storage/doublewrite_internal|common/doublewrite_scan)\.h"\n')
+_INCLUDE = re.compile(r'#include "(?:storage/doublewrite(?:_internal)?|common/doublewrite_scan|'
+                      r'access/xlogpipeline)\.h"\n')
 
 
 class ControlError(Exception):
@@ -71,7 +74,9 @@ class Control:
     settings: tuple = ()
     faults: tuple = ()
     workloads: tuple = ()       # kinds of load with numbers of clients; () is all
-
+    scenario: str = "primary"   # what is recorded; of a backup, the copies are the states
+    lives: int = 1              # of the recorded server
+    server: bool = False        # recover with all processes, not in single-user mode
 
 
 _SMALL_LOG = (("double_write_buffer_size", "16MB"), ("double_write_stage_size", "2MB"))
@@ -135,10 +140,30 @@ CONTROLS = (
             edits=(Edit("stage.c", "	if (pg_atomic_read_u32(&DWCtl->ninuse_hint) == 0)\n		return false;\n\n	SpinLockAcquire",
                         '	if (pg_atomic_read_u32(&DWCtl->ninuse_hint) == 0 ||\n		pgcut_break("read-past-the-stage"))\n		return false;\n\n	SpinLockAcquire'),),
             record=True, faults=("all-kept", "all-lost", "subset")),
+    Control("staged-copies-kept", "R7", "drop and truncate leave staged copies of what is gone",
+            edits=(Edit("stage.c", "	if (pg_atomic_read_u32(&DWCtl->ninuse_hint) == 0)\n		return;\n",
+                        "	if (pg_atomic_read_u32(&DWCtl->ninuse_hint) == 0 ||\n"
+                        '		pgcut_break("staged-copies-kept"))\n		return;\n'),),
+            record=True, faults=("all-kept", "all-lost", "subset"),
+            workloads=(("refill", 6), ("scan", 1), ("checkpoint", 1))),
     Control("restore-left-out", "R8", "start-up reads the log and restores nothing",
             edits=(Edit("restore.c", "			dw_restore(&scan, &live);\n",
                         '			if (!pgcut_break("restore-left-out"))\n				dw_restore(&scan, &live);\n'),),
             recover=True, faults=_TEARS),
+    Control("identical-page-left-alone", "R11",
+            "restore does not write pages that read right after a sync of them has failed",
+            edits=(Edit("restore.c", '	INJECTION_POINT("doublewrite-restore-page", NULL);\n',
+                        '	if (pgcut_break("identical-page-left-alone") &&\n'
+                        "		memcmp(home.data, logged.data, BLCKSZ) == 0)\n		return;\n"
+                        '	INJECTION_POINT("doublewrite-restore-page", NULL);\n'),),
+            record=True, scenario="failing-syncs", lives=3,
+            faults=("after-checkpoint", "all-lost", "subset")),
+    Control("newest-batch-left-alone", "R11",
+            "restore does not write the batch whose sync may have failed",
+            edits=(Edit("restore.c", "	dw_rewrite_batch(&scan->batches[live->last]);\n",
+                        '	if (!pgcut_break("newest-batch-left-alone"))\n'
+                        "		dw_rewrite_batch(&scan->batches[live->last]);\n"),),
+            record=True, scenario="failing-log-syncs", lives=6, faults=_TEARS),
     Control("bad-checksum-accepted", "R9", "restore accepts batches with wrong checksums",
             edits=(Edit(SCAN, "	if (n > 0 && scan->batches[n - 1].bad_page >= 0)\n",
                         '	if (n > 0 && scan->batches[n - 1].bad_page >= 0 && !pgcut_break("bad-checksum-accepted"))\n'),
@@ -153,6 +178,20 @@ CONTROLS = (
                         '	if (pgcut_break("everything-exempt"))\n		return true;\n'
                         "	if (BufTagGetForkNum(&slot->tag) != MAIN_FORKNUM)\n		return false;\n"),),
             record=True, faults=_TEARS),
+    Control("no-images-in-backup", "R9", "WAL has no images while a backup is taken",
+            edits=(Edit(XLOG, "		doPageWrites = (Insert->fullPageWrites || Insert->runningBackups > 0 ||\n",
+                        "		doPageWrites = (Insert->fullPageWrites ||\n"
+                        "						(Insert->runningBackups > 0 &&\n"
+                        '						 !pgcut_break("no-images-in-backup")) ||\n'),),
+            record=True, scenario="backup"),
+    Control("pipeline-skips-a-record", "pipeline", "redo does not get each record",
+            edits=(Edit(PIPELINE, "		pipeline_wake(&XLogPipelineCtl->worker);\n\n	return next;\n",
+                        "		pipeline_wake(&XLogPipelineCtl->worker);\n\n"
+                        "	if (next->header.xl_rmid == RM_HEAP_ID && total_records % 20 == 0 &&\n"
+                        '		pgcut_break("pipeline-skips-a-record"))\n'
+                        "		return XLogPipelineNextRecord();\n	return next;\n"),),
+            recover=True, settings=(("wal_pipeline", "on"),), server=True,
+            faults=("all-kept", "all-lost", "torn-pages")),
     Control("log-directory-not-synced", "R3", "new files of the log are not synced into their directory",
             rules=Rules(names_need_directory_sync=("pg_doublewrite",),
                         ignore_directory_syncs_below=("pg_doublewrite",)),

@@ -1,6 +1,7 @@
 """Build crash images, recover them, judge them."""
 
 import contextlib
+import json
 import random
 import re
 import shutil
@@ -140,6 +141,11 @@ class Subject:
         else:
             expected["orphans_allowed"] = self._orphans_allowed(moment)
         self._recover_and_ask(image, expected, state.seed, outcome)
+
+    def backups(self):
+        """Return the base backups that were taken during the recording."""
+        listing = self.recording.directory / "backups.json"
+        return json.loads(listing.read_text()) if listing.exists() else []
 
     def try_backup(self, backup):
         """Return the Outcome of a base backup that was taken of the recorded server.

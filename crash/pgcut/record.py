@@ -29,10 +29,18 @@ from .mount import recorded
 ENDS = ("fast", "immediate", "kill")
 
 # Load for a standby or a backup: kinds whose files live in one database.
-STEADY_KINDS = {"transfer": 3, "copy": 1, "index": 1, "method": 1, "truncate": 1, "recreate": 1,
-                "toast": 1, "vacuum": 1, "hint": 1, "scan": 1, "unlogged": 1, "checkpoint": 1}
+STEADY_KINDS = {"transfer": 3, "copy": 1, "index": 1, "method": 1, "truncate": 1, "refill": 1,
+                "recreate": 1, "toast": 1, "vacuum": 1, "hint": 1, "scan": 1, "unlogged": 1, "checkpoint": 1}
 
 BACKUPS = 3
+
+# A load that goes on for so long after its end waits for something that never
+# comes.
+HANG_SECONDS = 180
+
+
+class RecordError(Exception):
+    """A recording could not be made."""
 
 
 @dataclass(frozen=True)
@@ -131,9 +139,16 @@ class Primary:
 
     def load(self, instance):
         """Run the load for one life of the recorded server."""
-        self.acks += workload.run(
-            instance.connect, self.plan.kinds, seconds=self.plan.seconds / self.plan.lives,
-            seed=self.rng.randrange(1 << 30), modes=self.plan.modes)
+        hangs = threading.Timer(self.plan.seconds + HANG_SECONDS, instance.kill)
+        hangs.start()
+        try:
+            self.acks += workload.run(
+                instance.connect, self.plan.kinds, seconds=self.plan.seconds / self.plan.lives,
+                seed=self.rng.randrange(1 << 30), modes=self.plan.modes)
+            if hangs.finished.is_set():
+                raise RecordError("the load hung, and its server was killed")
+        finally:
+            hangs.cancel()
 
     def complain(self, text):
         """Enter a complaint, which makes each state fail."""
@@ -161,7 +176,9 @@ class Standby(Primary):
 
     def live(self, data):
         try:
-            self.primary.start({"fsync": "off", "synchronous_standby_names": "*"})
+            # What the standby has not received yet must stay: commits wait for it.
+            self.primary.start({"fsync": "off", "synchronous_standby_names": "*",
+                                "wal_keep_size": "1GB"})
             return super().live(data)
         finally:
             self.primary.close()
@@ -209,16 +226,23 @@ class Errors(Primary):
              ("write", "pg_doublewrite/", errno.EIO), ("write", "pg_doublewrite/", errno.ENOSPC),
              ("create", "pg_doublewrite", errno.ENOSPC), ("shortwrite", "base/", 0),
              ("shortwrite", "pg_doublewrite/", 0), ("sync", "base/", errno.EIO),
-             ("sync", "pg_doublewrite/", errno.EIO), ("sync", "pg_wal/", errno.EIO),
-             ("rename", "pg_doublewrite", errno.EIO))
+             ("sync", "pg_doublewrite/", errno.EIO), ("rename", "pg_doublewrite", errno.EIO))
+
+    # WAL that could not be synced stays readable until the machine stops.  The
+    # next start replays it and syncs it again, which tells nothing; so does
+    # stock, and a power cut then loses what pages at home already have.
+    last_kinds = (("sync", "pg_wal/", errno.EIO),)
 
     def live(self, data):
+        self.lives = 0
         self.mountpoint = data
         return super().live(data)
 
     def load(self, instance):
         stop = threading.Event()
-        faults = threading.Thread(target=self._fail, args=(stop,))
+        self.lives += 1
+        kinds = self.kinds + self.last_kinds * (self.lives == self.plan.lives)
+        faults = threading.Thread(target=self._fail, args=(stop, kinds))
         faults.start()
         try:
             super().load(instance)
@@ -227,11 +251,11 @@ class Errors(Primary):
             faults.join()
             self._set(b"clear")
 
-    def _fail(self, stop):
+    def _fail(self, stop, kinds):
         """Make something fail every now and then."""
         rng = random.Random(self.rng.randrange(1 << 30))
         while not stop.wait(rng.uniform(0.2, 1)):
-            operation, where, number = rng.choice(self.kinds)
+            operation, where, number = rng.choice(kinds)
             self._set(f"{operation}:{where}:{rng.randrange(20)}:{rng.randint(1, 3)}:{number}"
                       .encode())
 
@@ -239,7 +263,25 @@ class Errors(Primary):
         os.setxattr(self.mountpoint, "user.pgcut.fault", value)
 
 
-SCENARIOS = {"primary": Primary, "standby": Standby, "backup": Backup, "errors": Errors}
+class FailingSyncs(Errors):
+    """Syncs of relation files fail, nothing else.
+
+    What they were to make durable is lost, though it can be read until the
+    machine stops; in the next life the server must not rely on it.
+    """
+
+    kinds = (("sync", "base/", errno.EIO),)
+    last_kinds = ()
+
+
+class FailingLogSyncs(FailingSyncs):
+    """The same of the double-write log."""
+
+    kinds = (("sync", "pg_doublewrite/", errno.EIO),)
+
+
+SCENARIOS = {"primary": Primary, "standby": Standby, "backup": Backup, "errors": Errors,
+             "failing-syncs": FailingSyncs, "failing-log-syncs": FailingLogSyncs}
 
 
 def _end(instance, how):

@@ -651,6 +651,37 @@ class Truncate(Client):
                 rng.choice((table.load, table.insert))(cursor, rng, rng.randint(1, 200))
 
 
+class Refill(Client):
+    """Tables that live for some checkpoints, and then go or hold less.
+
+    Changes of their pages lie before and after a checkpoint begins, and are
+    never written if the table goes in time.  A second TRUNCATE in a transaction
+    cuts the same file, and what is then not filled again must stay empty.
+    """
+
+    kind = "refill"
+    tables = tuple(Table(f"t{number}", size=120) for number in range(4))
+    files = True
+    aborts = 0.15
+
+    def step(self):
+        """Change some rows; at times begin anew; at times fill, cut and fill with less."""
+        rng = self.rng
+        table = self.table(f"t{rng.randrange(4)}")
+        with self.transaction() as cursor:
+            what = rng.random()
+            if what < 0.85:
+                table.churn(cursor, rng)
+                return
+            table.truncate(cursor)
+            if what < 0.93:
+                table.load(cursor, rng, rng.randint(1, 120))
+                return
+            table.load(cursor, rng, rng.randint(800, 1600))
+            table.truncate(cursor)
+            table.load(cursor, rng, rng.randint(1, 100))
+
+
 class Recreate(Client):
     """DROP, and CREATE under the same name."""
 

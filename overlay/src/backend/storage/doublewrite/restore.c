@@ -255,9 +255,14 @@ dw_note_restored(const DWCopy *copy, const char *logged, const char *home)
 }
 
 /*
- * Put one copy home if home differs.  Where the file is gone, or does not
- * reach that far, the change of its size is what the crash has undone or
- * what redo will do again, and the page is redo's.
+ * Put one copy home.  Where the file is gone, or does not reach that far, the
+ * change of its size is what the crash has undone or what redo will do again,
+ * and the page is redo's.
+ *
+ * A home that reads the same is written all the same.  The sync of that file
+ * may have failed, which is why the server stopped; then the kernel still has
+ * the page, but thinks it clean, and no later sync would bring it to disk.
+ * (R3, R11)
  */
 static void
 dw_restore_page(const DWCopy *copy, SMgrRelation reln, BlockNumber nblocks,
@@ -277,14 +282,13 @@ dw_restore_page(const DWCopy *copy, SMgrRelation reln, BlockNumber nblocks,
 
 	dw_read_copy(copy, logged.data);
 	smgrreadv(reln, copy->entry.forknum, copy->entry.blkno, &homep, 1);
+	INJECTION_POINT("doublewrite-restore-page", NULL);
+	smgrwritev(reln, copy->entry.forknum, copy->entry.blkno, &loggedp, 1, true);
 	if (memcmp(home.data, logged.data, BLCKSZ) == 0)
 	{
 		stats->identical++;
 		return;
 	}
-
-	INJECTION_POINT("doublewrite-restore-page", NULL);
-	smgrwritev(reln, copy->entry.forknum, copy->entry.blkno, &loggedp, 1, true);
 	stats->restored++;
 	dw_note_restored(copy, logged.data, home.data);
 	ereport(DEBUG1,
@@ -374,15 +378,55 @@ dw_report_restore(const DWRestoreStats *stats)
 }
 
 /*
+ * Write a batch over itself.  If its sync has failed, the kernel may have it
+ * in memory as clean, and another sync would do nothing.  What is on disk
+ * already does not change, so a crash meanwhile takes nothing away.
+ */
+static void
+dw_rewrite_batch(const DWFoundBatch *batch)
+{
+	char		path[MAXPGPATH];
+	PGIOAlignedBlock block;
+	int			fd;
+
+	dw_log_path(path, batch->segno);
+	fd = OpenTransientFile(path, O_RDWR | PG_BINARY);
+	if (fd < 0)
+		ereport(FATAL,
+				(errcode_for_file_access(),
+				 errmsg("could not open file \"%s\": %m", path)));
+	for (uint32 i = 0; i <= batch->npages; i++)
+	{
+		off_t		offset = (off_t) (batch->blockno + i) * BLCKSZ;
+
+		errno = 0;
+		if (pg_pread(fd, block.data, BLCKSZ, offset) != BLCKSZ ||
+			pg_pwrite(fd, block.data, BLCKSZ, offset) != BLCKSZ)
+		{
+			/* if nothing is said to be wrong, it is a lack of space */
+			if (errno == 0)
+				errno = ENOSPC;
+			ereport(FATAL,
+					(errcode_for_file_access(),
+					 errmsg("could not write file \"%s\" at offset %lld: %m",
+							path, (long long) offset)));
+		}
+	}
+	CloseTransientFile(fd);
+}
+
+/*
  * Make the live segments durable.  If only processes crashed, the newest batch
  * may be known to the kernel alone; should the power go while we write its
- * pages home, we need it again.
+ * pages home, we need it again.  Older batches had been synced before any
+ * newer one was written.  (R2)
  */
 static void
 dw_sync_live_segments(const DWScan *scan, const DWLiveRange *live)
 {
 	if (!enableFsync)
 		return;
+	dw_rewrite_batch(&scan->batches[live->last]);
 	for (int i = live->first; i <= live->last; i++)
 	{
 		char		path[MAXPGPATH];

@@ -96,6 +96,42 @@ log_min_messages = notice
 	$node->stop;
 }
 
+# A checkpoint makes removals durable: else what was truncated or dropped may
+# come back, older than the checkpoint's redo pointer.
+{
+	my $node = dw_new_node('removals_durable', conf => qq{
+fsync = on
+autovacuum = off
+});
+
+	$node->start;
+	dw_extensions($node);
+
+	# Files that a checkpoint syncs besides those that it has written
+	my $synced = sub {
+		my ($sql) = @_;
+		my $query = 'SELECT sync_cycle_files FROM dw_stats()';
+		my $before;
+
+		$node->safe_psql('postgres', 'CHECKPOINT');
+		$before = $node->safe_psql('postgres', $query);
+		$node->safe_psql('postgres', $sql);
+		$node->safe_psql('postgres', 'CHECKPOINT');
+		return $node->safe_psql('postgres', $query) - $before;
+	};
+
+	$node->safe_psql('postgres', q{
+		CREATE TABLE cut AS SELECT generate_series(1, 2000) i;
+		CREATE TABLE gone AS SELECT generate_series(1, 2000) i});
+	is($synced->('UPDATE cut SET i = i WHERE i = 1'), 0,
+		'nothing removed: checkpoint syncs nothing of its own');
+	cmp_ok($synced->('DELETE FROM cut; VACUUM cut'), '>=', 1,
+		'checkpoint syncs a file that was truncated');
+	cmp_ok($synced->('DROP TABLE gone'), '>=', 1,
+		'checkpoint syncs a file that was dropped');
+	$node->stop;
+}
+
 # A sequence that is created and used in one transaction, without WAL
 {
 	my $node = dw_new_node('sequence', conf => qq{
