@@ -9,14 +9,15 @@ import tempfile
 import time
 from pathlib import Path
 
-from . import campaign, controls, explore, record, report
+from . import campaign, controls, explore, realcut, record, report
+from .block import FILE_SYSTEMS
 from .recording import Recording
 from .states import FAULTS, State
 
 # What is recorded, in turn.
 SCENARIO_CYCLE = ("primary", "primary", "standby", "backup", "primary", "errors",
                   "primary", "primary", "standby", "backup", "failing-syncs",
-                  "failing-log-syncs")
+                  "failing-log-syncs", "ext4", "xfs")
 
 # Complaints, and damages, of a failure that are shown on the terminal.
 SHOWN = 4
@@ -48,10 +49,10 @@ def _parser():
     sub.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (all cores)")
     sub.add_argument("--boundaries", action="store_true",
                      help="every sync boundary and home write in turn, instead of a sample")
-    sub.add_argument("--scenario", choices=record.SCENARIOS,
-                     help="what is recorded (default: of twelve recordings, two are of a "
-                          "standby, in two base backups are taken, and in three writes or "
-                          "syncs fail)")
+    sub.add_argument("--scenario", choices=(*record.SCENARIOS, *FILE_SYSTEMS),
+                     help="what is recorded (default: of fourteen recordings, two are of a "
+                          "standby, in two base backups are taken, in three writes or "
+                          "syncs fail, and two are of a block device); ext4 and xfs: a block device with that file system")
     sub.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",
                      help="a setting that is not drawn at random")
     sub.add_argument("--no-controls", action="store_true", help="leave the controls out")
@@ -64,6 +65,19 @@ def _parser():
     sub.set_defaults(handler=_replay)
     sub.add_argument("failure", type=Path, help="a failure-N.json in the output of `run`")
     sub.add_argument("--minimise", action="store_true", help="find the fewest damages that fail")
+
+    sub = commands.add_parser("load", help="run the load on your own storage, for a real power cut")
+    sub.set_defaults(handler=_load)
+    sub.add_argument("directory", type=Path, help="of the cluster; made if it is not there")
+    sub.add_argument("--seconds", type=float, default=600, help="of load (600)")
+    sub.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",
+                     help="a setting of a new cluster")
+    sub.add_argument("--no-checksums", action="store_true", help="of pages in a new cluster")
+
+    sub = commands.add_parser("verify", help="what did a real power cut lose?")
+    sub.set_defaults(handler=_verify)
+    sub.add_argument("directory", type=Path, help="of the cluster")
+    sub.add_argument("acks", type=Path, help="what `load` printed, kept on another machine")
 
     sub = commands.add_parser("list", help="the faults and the controls")
     sub.set_defaults(handler=_list)
@@ -96,7 +110,7 @@ def _jobs(args):
     """Return the jobs; the first two show both modes, whatever is drawn later."""
     if args.states == 0:
         return []
-    fixed = tuple(setting.split("=", 1) for setting in args.set)
+    fixed = _settings(args)
     share = -(-args.states // args.recordings)
     jobs = []
     for number in range(args.recordings):
@@ -154,6 +168,23 @@ def _replay(args):
         print("\n".join(subject.describe(pieces or [])) or "none: it fails with all kept")
         print("\n".join(complaints[:5]))
     return 1 if outcome.failed else 0
+
+
+def _load(args):
+    return realcut.load(args.bindir, args.directory, args.seconds, dict(_settings(args)),
+                        not args.no_checksums)
+
+
+def _verify(args):
+    return realcut.verify(args.bindir, args.directory, args.acks)
+
+
+def _settings(args):
+    """Return the settings of the command line as pairs; exits if one is none."""
+    for text in args.set:
+        if "=" not in text:
+            sys.exit(f"--set {text}: expected NAME=VALUE")
+    return [tuple(text.split("=", 1)) for text in args.set]
 
 
 def _list(args):

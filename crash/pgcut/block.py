@@ -109,7 +109,7 @@ class BlockStore:
             kind = FILE_SYSTEMS[self.fstype]
             stack.enter_context(_mount(self._recorded_mount / IMAGE, self.fstype,
                                        self.mountpoint, kind.options + kind.extra_options))
-            self._sync_device()
+            self.sync()
             self.first = self.operations()
             self._stack = stack.pop_all()       # all is well: keep them
         return self
@@ -123,11 +123,9 @@ class BlockStore:
         return next(int(name[len(prefix):]) for name in os.listxattr(self._recorded_mount)
                     if name.startswith(prefix))
 
-    def _sync_device(self):
-        """Have all that the mount did made durable."""
-        fd = os.open(self.mountpoint, os.O_RDONLY)
-        os.fsync(fd)
-        os.close(fd)
+    def sync(self):
+        """Have all that was done so far made durable."""
+        _run("sync", "-f", self.mountpoint)
         fd = os.open(self._recorded_mount / IMAGE, os.O_RDONLY)
         os.fsync(fd)
         os.close(fd)

@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from . import matrix, record
+from . import blockstates, matrix, record
+from .block import FILE_SYSTEMS
 from .controls import CONTROLS, VARIABLE
 from .explore import Context, Subject
 from .recording import Kind, Recording
@@ -90,7 +91,8 @@ class Job:
 def run(tools, jobs, controls=(), workers=2, report_progress=print):
     """Run jobs and controls; yields JobResults as they come."""
     work = [(_run_control, tools, control) for control in controls] + \
-        [(_run_job, tools, job) for job in jobs]
+        [(_run_block_job if job.scenario in FILE_SYSTEMS else _run_job, tools, job)
+         for job in jobs]
     with multiprocessing.Pool(workers, maxtasksperchild=1) as pool:
         yield from pool.imap_unordered(_guarded, work)
 
@@ -145,6 +147,32 @@ def _run_job(tools, job):
     return result
 
 
+def _run_block_job(tools, job):
+    """Record a device with a file system on it, and try states of that."""
+    settings, checksums = matrix.draw(job.seed, **dict(job.overrides))
+    fstype = job.scenario
+    result = JobResult(f"recording {job.seed}, {fstype}", settings, checksums)
+    directory = Path(tools.scratch) / f"recording-{job.seed}"
+    plan = record.Plan(job.seed, settings, checksums, seconds=job.seconds, lives=2)
+    try:
+        recording = blockstates.make(directory, plan, fstype, tools.bindir, tools.recorder,
+                                     tools.scratch)
+        subject = blockstates.BlockSubject(recording, Context(
+            tools.bindir, tools.recorder, tools.scratch, quick=job.quick))
+        result.recording = {"operations": len(recording.ops), "acks": len(recording.acks),
+                            "syncs": subject.flushes, "kinds": {},
+                            "writes": {"device": [op.seq for op in recording.ops
+                                                  if op.kind == Kind.WRITE]}}
+        for state in subject.sampled(job.seed, job.states):
+            _enter(subject.try_state(state), result)
+        subject.close()
+        if result.failures:
+            _keep_recording(tools, result, recording.directory)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    return result
+
+
 def _try_all(subject, states, result):
     for state in sorted(states, key=lambda state: state.cut):
         _enter(subject.try_state(state), result)
@@ -161,9 +189,7 @@ def _keep_failures(tools, subject, result, directory):
     """Minimise the first failures, and keep what replays them."""
     if not result.failures:
         return
-    place = Path(tools.output) / "failures" / result.name.replace(" ", "-")
-    shutil.rmtree(place, ignore_errors=True)
-    shutil.copytree(directory, place / "recording", symlinks=True)
+    place = _keep_recording(tools, result, directory)
     for number, failure in enumerate(result.failures):
         state = State(**failure["state"])
         if number < MINIMISED and not state.nested and state.fault in FAULTS:
@@ -171,6 +197,14 @@ def _keep_failures(tools, subject, result, directory):
             failure["minimised"] = None if pieces is None else subject.describe(pieces)
             failure["minimised_complaints"] = complaints
         (place / f"failure-{number}.json").write_text(json.dumps(failure, indent=1))
+
+
+def _keep_recording(tools, result, directory):
+    """Copy the recording to the output; returns where its failures belong, too."""
+    place = Path(tools.output) / "failures" / result.name.replace(" ", "-").replace(",", "")
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(directory, place / "recording", symlinks=True)
+    return place
 
 
 def describe(subject):

@@ -5,6 +5,7 @@ import json
 import random
 import re
 import shutil
+import subprocess
 import tempfile
 import time
 import traceback
@@ -16,13 +17,15 @@ from .disk import KEPT, LOST, SIZE_ONLY, Choice, Disk, Rules, sectors, write_tre
 from .minimise import ddmin
 from .mount import recorded
 from .recording import DATA_KINDS, Kind, Recording
-from .states import RELATION, Places, State, choose
+from .states import FAULTS, LOG, RELATION, Places, State, choose
 
 # A pid file of the recorded server means nothing in an image, and might by
 # chance name a process of today.  And
 # single-user mode does not know standbys; what they have written is recovered
 # as after a crash.
 LEFT_OUT = ("postmaster.pid", "standby.signal")
+
+SECTOR = 512
 
 _RESTORED = re.compile(r"double-write log: examined (\d+) pages in (\d+) batches, restored (\d+)")
 _BAD_LOG = re.compile(r"^.*(?:PANIC:|invalid page|page verification failed|TRAP:).*$",
@@ -38,6 +41,11 @@ _TORN_MAP = re.compile(r"of its fsm fork is not a page")
 # A hash index is extended by writing its last block before WAL of it is flushed;
 # the block is initialised when it comes into use, and not read before.
 _HASH_TAIL = re.compile(r"_hash: block \d+ of its main fork is not a page")
+# How a server says that it has met a page, or a part of the log, that is rotten.
+_REPORTED = re.compile("invalid page in block|page verification failed"
+                       "|double-write log is damaged|could not read page copy"
+                       "|double-write log in .* is missing or unreadable"
+                       "|has an LSN after the end of WAL")
 _ORPHAN = re.compile(r"^file .* belongs to no relation")
 
 
@@ -60,6 +68,8 @@ class Context:
     server_every: int = 12
     # One state in so many is started a second time and must stay as it is.
     restart_every: int = 20
+    # One state in so many is recovered with and without the WAL pipeline.
+    compare_every: int = 20
 
 
 @dataclass
@@ -82,90 +92,23 @@ class Outcome:
         return bool(self.complaints)
 
 
-class Subject:
-    """A recording under test, at a cut that only moves forward."""
+class Judge:
+    """Recovers images of a recorded cluster, and says what is wrong with them."""
 
     def __init__(self, recording, context):
         self.recording = recording
         self.context = context
-        self.places = Places(recording)
-        self.paths = recording.paths()
-        self.disk = Disk(recording, context.rules)
         self.scenario = recording.meta.get("scenario", "primary")
         # Images in WAL do not protect free space maps.
         self.maps_protected = not recording.meta.get("modes") and recording.meta.get(
             "settings", {}).get("io_torn_pages_protection") == "double_writes"
 
-    def move(self, cut):
-        """Go to a cut, from the start if it lies behind."""
-        if cut < self.disk.cut:
-            self.disk = Disk(self.recording, self.context.rules)
-        self.disk.advance(cut)
-
-    def try_state(self, state):
-        """Return the Outcome of a state."""
-        self.move(state.cut)
-        return self.try_choice(state, choose(self.disk, state, self.places.areas))
-
-    def try_choice(self, state, choice):
-        """Return the Outcome of a choice at the cut of a state."""
-        started = time.monotonic()
-        outcome = Outcome(state, [])
-        self._count(choice, outcome)
-        with tempfile.TemporaryDirectory(prefix="image-", dir=self.context.scratch) as scratch:
-            server.give(scratch)
-            image = Path(scratch) / "data"
-            with server.as_user(), _phase(outcome, "materialise"):
-                write_tree(self.disk.tree(choice), image, LEFT_OUT)
-            try:
-                for level in range(state.nested):
-                    with _phase(outcome, "nested"):
-                        image = self._crash_recovery(image, state, level, scratch)
-                self._judge(image, state, outcome)
-            except Exception:           # a bug of ours must not pass for success
-                outcome.complaints.append("explorer: " + traceback.format_exc())
-        outcome.seconds = time.monotonic() - started
-        return outcome
-
-    def _judge(self, image, state, outcome):
-        moment = self.recording.time_of_cut(state.cut)
-        expected = oracle.expectation(self.recording.acks, moment)
-        if self.scenario == "standby":
-            # Its disk has what was acknowledged, but it makes and removes files
-            # later than the primary, from which the acks are, or in recovery.
-            expected = {**oracle.lagging(expected), "clients": expected["clients"]}
-            expected["orphans_allowed"] = self._all_files()
-        elif state.nested:
-            # A removal that redo repeated may be lost again.
-            expected["orphans_allowed"] = self._all_files()
-        else:
-            expected["orphans_allowed"] = self._orphans_allowed(moment)
-        self._recover_and_ask(image, expected, state.seed, outcome)
-
-    def backups(self):
-        """Return the base backups that were taken during the recording."""
-        listing = self.recording.directory / "backups.json"
-        return json.loads(listing.read_text()) if listing.exists() else []
-
-    def try_backup(self, backup):
-        """Return the Outcome of a base backup that was taken of the recorded server.
-
-        Whatever was acknowledged before it began must be there.
-        """
-        outcome = Outcome(State(len(self.recording.ops), "base-backup", 0), [])
-        before = oracle.expectation(self.recording.acks, backup["begin"])["clients"]
-        expected = oracle.lagging(oracle.expectation(self.recording.acks, backup["end"]))
-        for client, known in expected["clients"].items():
-            known["acked"] = before.get(client, {"acked": 0})["acked"]
-        expected["orphans_allowed"] = self._all_files()
-        started = time.monotonic()
-        self._recover_and_ask(self.recording.directory / backup["name"], expected, 1, outcome)
-        outcome.seconds = time.monotonic() - started
-        return outcome
-
-    def _recover_and_ask(self, image, expected, seed, outcome):
+    def recover_and_ask(self, image, expected, seed, outcome):
         """Recover an image, and enter what is wrong with it."""
-        with _phase(outcome, "recover"):
+        if seed % self.context.compare_every == 0:
+            with phase(outcome, "compare"):
+                outcome.complaints += self._compare_pipeline(image)
+        with phase(outcome, "recover"):
             ask = self._ask_server if seed % self.context.server_every == 0 else self._ask_single
             complaints, outcome.log = ask(image, expected)
         outcome.complaints += [c for c in complaints if not self._harmless(c)]
@@ -176,7 +119,7 @@ class Subject:
         if match:
             outcome.examined, outcome.restored = int(match[1]), int(match[3])
         if not outcome.complaints and seed % self.context.restart_every == 0:
-            with _phase(outcome, "restart"):
+            with phase(outcome, "restart"):
                 outcome.complaints += self._second_start(image, expected)
 
     def _ask_single(self, image, expected):
@@ -201,6 +144,33 @@ class Subject:
             instance.close()
         return complaints, log.read_text()
 
+    def _compare_pipeline(self, image):
+        """Recover two copies of an image, with the WAL pipeline and without.
+
+        The files of relations must be the same afterwards, and the end of WAL.
+        If recovery fails, it must fail both times.
+        """
+        found = []
+        for pipeline in ("off", "on"):
+            copy = Path(image).parent / f"pipeline-{pipeline}"
+            log = copy.with_suffix(".log")
+            with server.as_user():
+                subprocess.run(["cp", "-a", str(image), str(copy)], check=True)
+                log.touch()
+            instance = server.Server(self.context.bindir, copy, log, env=self.context.recover_env)
+            try:
+                instance.start({"fsync": "off", "autovacuum": "off", "wal_pipeline": pipeline})
+                instance.stop()
+                found.append(pages.fingerprint(copy))
+            except server.ServerError as exc:
+                found.append({"server": str(exc)})
+            finally:
+                instance.close()
+                shutil.rmtree(copy)
+        differing = sorted(name for name in found[0].keys() | found[1].keys()
+                           if found[0].get(name) != found[1].get(name))
+        return [f"recovery with the WAL pipeline leaves another {name}" for name in differing[:3]]
+
     def _harmless(self, complaint):
         """Say whether a complaint is about what nobody promises here."""
         return _HASH_TAIL.search(complaint) or \
@@ -215,6 +185,115 @@ class Subject:
             complaints.append("second start restores pages after a clean stop")
         return [f"second start: {complaint}" for complaint in complaints
                 if not self._harmless(complaint)]
+
+
+class Subject(Judge):
+    """A recording of files under test, at a cut that only moves forward."""
+
+    def __init__(self, recording, context):
+        super().__init__(recording, context)
+        self.places = Places(recording)
+        self.paths = recording.paths()
+        self.disk = Disk(recording, context.rules)
+
+    def move(self, cut):
+        """Go to a cut, from the start if it lies behind."""
+        if cut < self.disk.cut:
+            self.disk = Disk(self.recording, self.context.rules)
+        self.disk.advance(cut)
+
+    def try_state(self, state):
+        """Return the Outcome of a state."""
+        self.move(state.cut)
+        return self.try_choice(state, choose(self.disk, state, self.places.areas))
+
+    def try_choice(self, state, choice):
+        """Return the Outcome of a choice at the cut of a state."""
+        started = time.monotonic()
+        outcome = Outcome(state, [])
+        self._count(choice, outcome)
+        with tempfile.TemporaryDirectory(prefix="image-", dir=self.context.scratch) as scratch:
+            server.give(scratch)
+            image = Path(scratch) / "data"
+            with server.as_user(), phase(outcome, "materialise"):
+                write_tree(self.disk.tree(choice), image, LEFT_OUT)
+            try:
+                rotten = self._spoil(image, state)
+                for level in range(state.nested):
+                    with phase(outcome, "nested"):
+                        image = self._crash_recovery(image, state, level, scratch)
+                self._judge(image, state, outcome)
+                if rotten and all(map(_REPORTED.search, outcome.complaints)):
+                    outcome.complaints = []
+                outcome.complaints += [f"rotten: {place}" for place in rotten
+                                       if outcome.complaints]
+            except Exception:           # a bug of ours must not pass for success
+                outcome.complaints.append("explorer: " + traceback.format_exc())
+        outcome.seconds = time.monotonic() - started
+        return outcome
+
+    def _spoil(self, image, state):
+        """Overwrite sectors of an image with noise, if the fault says so.
+
+        The server must say so, unless it needs nothing of them: returns which.
+        Without checksums a rotten page cannot be told; with wal_level = minimal
+        a rotten newest batch cannot be told from one that was not completed,
+        and its pages may be those that have no WAL.
+        """
+        rng = random.Random(f"rot/{state.cut}/{state.seed}")
+        settings, spoiled = self.recording.meta["settings"], []
+        able = {RELATION: self.recording.meta["checksums"],
+                LOG: settings["wal_level"] != "minimal"}
+        files = {RELATION: [image / path for path in pages.relation_files(image)
+                            if "_" not in path.rpartition("/")[2]],
+                 LOG: list((image / "pg_doublewrite").glob("[0-9A-F]*"))}
+        for where in FAULTS[state.fault].rotten:
+            candidates = [file for file in sorted(files[where]) if file.stat().st_size]
+            if not able[where] or not candidates:
+                continue
+            file = rng.choice(candidates)
+            sector = rng.randrange(file.stat().st_size // SECTOR)
+            with open(file, "r+b") as opened:
+                opened.seek(sector * SECTOR)
+                opened.write(rng.randbytes(SECTOR))
+            spoiled.append(f"sector {sector} of {file.relative_to(image)}")
+        return spoiled
+
+    def _judge(self, image, state, outcome):
+        moment = self.recording.time_of_cut(state.cut)
+        expected = oracle.expectation(self.recording.acks, moment)
+        if self.scenario == "standby":
+            # Its disk has what was acknowledged, but it makes and removes files
+            # later than the primary, from which the acks are, or in recovery.
+            expected = {**oracle.lagging(expected), "clients": expected["clients"]}
+            expected["orphans_allowed"] = self._all_files()
+        elif state.nested:
+            # A removal that redo repeated may be lost again.
+            expected["orphans_allowed"] = self._all_files()
+        else:
+            expected["orphans_allowed"] = self._orphans_allowed(moment)
+        self.recover_and_ask(image, expected, state.seed, outcome)
+
+    def backups(self):
+        """Return the base backups that were taken during the recording."""
+        listing = self.recording.directory / "backups.json"
+        return json.loads(listing.read_text()) if listing.exists() else []
+
+    def try_backup(self, backup):
+        """Return the Outcome of a base backup that was taken of the recorded server.
+
+        Whatever was acknowledged before it began must be there.
+        """
+        outcome = Outcome(State(len(self.recording.ops), "base-backup", 0), [])
+        before = oracle.expectation(self.recording.acks, backup["begin"])["clients"]
+        expected = oracle.lagging(oracle.expectation(self.recording.acks, backup["end"]))
+        for client, known in expected["clients"].items():
+            known["acked"] = before.get(client, {"acked": 0})["acked"]
+        expected["orphans_allowed"] = self._all_files()
+        started = time.monotonic()
+        self.recover_and_ask(self.recording.directory / backup["name"], expected, 1, outcome)
+        outcome.seconds = time.monotonic() - started
+        return outcome
 
     def _all_files(self):
         """Return the names of all files that there ever were."""
@@ -319,7 +398,8 @@ def _fate_text(fate):
 
 
 @contextlib.contextmanager
-def _phase(outcome, name):
+def phase(outcome, name):
+    """Add the time that a block takes to a phase of an outcome."""
     started = time.monotonic()
     try:
         yield

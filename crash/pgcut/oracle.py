@@ -186,6 +186,13 @@ def orphan_names(path):
     return (match[1], name) if match else (name,)
 
 
+def names_of_files(data):
+    """Return all relation files of a cluster as orphans_allowed() does."""
+    paths = (path.relative_to(data) for pattern in ("base/*/*", "global/*", "pg_tblspc/*/*/*/*")
+             for path in Path(data).glob(pattern))
+    return sorted({name for path in paths for name in orphan_names(str(path))})
+
+
 def verify_connected(connect, expected, quick=False, checkpoint=True):
     """Return the complaints of a running server.
 

@@ -2,6 +2,7 @@
 
 import os
 import struct
+import zlib
 from pathlib import Path
 
 from .oracle import orphan_names
@@ -10,6 +11,30 @@ from .states import PAGE, RELATION, area
 _LSN = struct.Struct("<II")
 # Offset in pg_control of the location of the latest checkpoint.
 _CONTROL_CHECKPOINT = 32
+
+
+def relation_files(data):
+    """Yield the paths, relative to a cluster's directory, of its relation files."""
+    data = Path(data)
+    for directory in (data / "global", *data.glob("base/*"), *data.glob("pg_tblspc/*/*/*")):
+        below = directory.relative_to(data)
+        for name in os.listdir(directory):
+            path = f"{below}/{name}"
+            if area(path) == RELATION:
+                yield path
+
+
+def end_of_wal(data):
+    """Return the LSN at which WAL of a cluster that was stopped ends."""
+    control = (Path(data) / "global" / "pg_control").read_bytes()
+    return struct.unpack_from("<Q", control, _CONTROL_CHECKPOINT)[0]
+
+
+def fingerprint(data):
+    """Return what recovery has made of a cluster: {what: checksum}."""
+    return {"end of WAL": end_of_wal(data),
+            **{path: zlib.crc32((Path(data) / path).read_bytes())
+               for path in relation_files(data)}}
 
 
 def future_lsns(data, unfinished):
@@ -21,19 +46,15 @@ def future_lsns(data, unfinished):
     did not commit: new files may be written before their WAL.
     """
     data = Path(data)
-    control = (data / "global" / "pg_control").read_bytes()
-    end = struct.unpack_from("<Q", control, _CONTROL_CHECKPOINT)[0]
+    end = end_of_wal(data)
     complaints, unfinished = [], set(unfinished)
-    for directory in (data / "global", *data.glob("base/*"), *data.glob("pg_tblspc/*/*/*")):
-        below = directory.relative_to(data)
-        for name in os.listdir(directory):
-            path = f"{below}/{name}"
-            if area(path) != RELATION or unfinished.intersection(orphan_names(path)):
-                continue
-            block = _first_page_after((directory / name).read_bytes(), end)
-            if block is not None:
-                complaints.append(f"block {block} of {path} has an LSN after the end of WAL, "
-                                  f"{end >> 32:X}/{end & 0xFFFFFFFF:X}")
+    for path in relation_files(data):
+        if unfinished.intersection(orphan_names(path)):
+            continue
+        block = _first_page_after((data / path).read_bytes(), end)
+        if block is not None:
+            complaints.append(f"block {block} of {path} has an LSN after the end of WAL, "
+                              f"{end >> 32:X}/{end & 0xFFFFFFFF:X}")
     return complaints
 
 

@@ -65,7 +65,7 @@ def make(directory, plan, bindir, recorder, scratch):
     rng = random.Random(f"record/{plan.seed}")
     with tempfile.TemporaryDirectory(prefix="base-", dir=scratch) as place:
         server.give(place)
-        base = _prepared(Path(place) / "data", plan, bindir)
+        base = prepared(Path(place) / "data", plan, bindir)
         scenario = SCENARIOS[plan.scenario](base, directory, plan, bindir, rng)
         delay = rng.choice(((0, 0), (200, 3000), (1000, 8000)))
         with recorded(recorder, base, directory, plan.seed, delay,
@@ -76,7 +76,7 @@ def make(directory, plan, bindir, recorder, scratch):
     (directory / "meta.json").write_text(json.dumps(asdict(plan), indent=1))
 
 
-def _prepared(data, plan, bindir):
+def prepared(data, plan, bindir):
     """Make a cluster that holds what the load starts with; it is stopped."""
     server.make_cluster(bindir, data, plan.checksums)
     server.write_settings(data, {**plan.settings, "fsync": "off"})

@@ -7,8 +7,9 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
+from . import blockstates
 from .controls import CONTROLS
-from .states import FAULTS
+from .states import FAULTS, LOG, RELATION, WAL
 
 # Recordings whose time line is drawn; the rest is in results.json.
 PICTURES = 6
@@ -80,9 +81,11 @@ def _controls(results):
 def _faults(results):
     """Return a row of counts for each fault."""
     rows = []
-    for name, fault in FAULTS.items():
+    models = {**{name: fault.model for name, fault in FAULTS.items()},
+              **{name: "F11" for name in blockstates.FAULTS}}
+    for name, model in models.items():
         states = [s for r in results if not r.control for s in r.states if s["fault"] == name]
-        rows.append((name, fault.model, len(states), sum(s["failed"] for s in states),
+        rows.append((name, model, len(states), sum(s["failed"] for s in states),
                      sum(s["torn"] > 0 for s in states), sum(s["restored"] for s in states)))
     return rows
 
@@ -99,6 +102,10 @@ def _failures(results):
             for number, failure in enumerate(r.failures)]
 
 
+_ROWS = {RELATION: ("data files", "tab:blue"), LOG: ("double-write log", "tab:orange"),
+         WAL: ("WAL", "tab:green"), "device": ("block device", "tab:blue")}
+
+
 def _picture(result):
     """Draw where the writes, the syncs and the cuts of a recording are."""
     import matplotlib
@@ -106,11 +113,9 @@ def _picture(result):
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(11, 2.6), layout="constrained")
-    rows = [("data files", result.recording["writes"]["relation"], "tab:blue"),
-            ("double-write log", result.recording["writes"]["log"], "tab:orange"),
-            ("WAL", result.recording["writes"]["wal"], "tab:green"),
-            ("syncs", result.recording["syncs"], "tab:gray")]
-    for height, (_, places, colour) in enumerate(rows):
+    rows = [(*_ROWS[where], places) for where, places in result.recording["writes"].items()]
+    rows.append(("syncs", "tab:gray", result.recording["syncs"]))
+    for height, (_, colour, places) in enumerate(rows):
         axes.eventplot(places, lineoffsets=height, linelengths=0.7, linewidths=0.3, colors=colour)
     for state in result.states:
         failed = state["failed"]

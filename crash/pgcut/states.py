@@ -182,6 +182,7 @@ class Fault:
     about: str                  # an area, "names", "checkpoint", or "any"
     model: str                  # its name in the fault model
     weight: int = 1
+    rotten: tuple = ()          # areas in which a sector is unreadable for good
 
 
 FAULTS = {
@@ -197,6 +198,9 @@ FAULTS = {
     "names": Fault(_names, "names", "F6", 2),
     "sizes": Fault(_sizes, "any", "F6", 2),
     "storm": Fault(_storm, "any", "F2-F6", 5),
+    "rotten-page": Fault(_all_kept, "any", "F9", 1, (RELATION,)),
+    "rotten-log": Fault(_all_kept, LOG, "F9", 1, (LOG,)),
+    "rotten-both": Fault(_all_kept, LOG, "F9", 1, (LOG, RELATION)),
 }
 
 
@@ -272,7 +276,7 @@ def sampled(places, seed, count, faults=None, nested_share=0.0):
     for _ in range(count):
         fault = rng.choices(names, weights)[0]
         nested = 0
-        while nested < 3 and rng.random() < nested_share:
+        while not FAULTS[fault].rotten and nested < 3 and rng.random() < nested_share:
             nested += 1
         yield State(places.random(rng, FAULTS[fault].about), fault, rng.randrange(1 << 30),
                     rng.choice((512, 512, 4096)), nested)

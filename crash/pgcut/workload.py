@@ -230,11 +230,12 @@ def literals(rows):
 
 
 class Recorder:
-    """The acks of all clients, in order."""
+    """The acks of all clients, in order; `sink` gets each one at once."""
 
-    def __init__(self):
+    def __init__(self, sink=None):
         """Start with nothing."""
         self.acks = []
+        self.sink = sink
         self.lock = threading.Lock()
 
     def __call__(self, client, what, **details):
@@ -242,17 +243,19 @@ class Recorder:
         with self.lock:
             event = {"t": time.monotonic_ns(), "client": client, "what": what, **details}
             self.acks.append(event)
+            if self.sink is not None:
+                self.sink(event)
         return event
 
 
 class Run:
     """What the clients of one run share."""
 
-    def __init__(self, connect, seed, *, seconds=None, transactions=None, modes=()):
+    def __init__(self, connect, seed, *, seconds=None, transactions=None, modes=(), sink=None):
         """Start the clock."""
         self.connect = connect
         self.seed = seed
-        self.record = Recorder()
+        self.record = Recorder(sink)
         self.deadline = None if seconds is None else time.monotonic() + seconds
         self.transactions = transactions
         self.modes = list(modes or ())
@@ -1086,14 +1089,15 @@ def resume(this):
     return possible
 
 
-def run(connect, kinds=None, seconds=None, transactions=None, seed=0, modes=()):
+def run(connect, kinds=None, seconds=None, transactions=None, seed=0, modes=(), sink=None):
     """Run the load, and return the acks.
 
     With `seconds`, clients run that long; with `transactions`, each does that
     many steps; whichever ends first.  The run also ends when the server dies.
-    A bug in a client raises.
+    `sink` is called with each event.  A bug in a client raises.
     """
-    this = Run(connect, seed, seconds=seconds, transactions=transactions, modes=modes)
+    this = Run(connect, seed, seconds=seconds, transactions=transactions, modes=modes,
+               sink=sink)
     clients = make_clients(this, kinds)
     if not resume(this):
         clients = [client for client in clients if client.kind != Prepared.kind]

@@ -1,0 +1,115 @@
+"""Crash states of a block device, with a file system's real journal on it (F11).
+
+The cluster lies on ext4 or xfs, on a loop device whose writes and flushes are
+recorded (block.py).  A cut keeps any part of what the device was not told to
+flush; the file system recovers itself at the mount, and PostgreSQL after it.
+"""
+
+import json
+import random
+import shutil
+import subprocess
+import tempfile
+import time
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+
+from . import oracle, record, server
+from .block import BlockDisk, BlockStore, mounted, random_choice
+from .disk import KEPT, LOST, Choice
+from .explore import Judge, Outcome, phase
+from .recording import Kind, Recording
+from .states import State
+
+# Room for the cluster, its WAL and log, and what the load adds.
+SIZE_MB = 320
+
+# A cut right before or after a flush, or anywhere.
+FAULTS = ("block-lost", "block-kept", "block-subset", "block-subset", "block-subset")
+
+
+def make(directory, plan, fstype, bindir, recorder, scratch):
+    """Record what a primary does to a device with a file system; returns a Recording."""
+    rng = random.Random(f"record/{plan.seed}")
+    directory = Path(directory)
+    directory.mkdir(parents=True)
+    with tempfile.TemporaryDirectory(prefix="base-", dir=scratch) as place:
+        server.give(place)
+        base = record.prepared(Path(place) / "data", plan, bindir)
+        with BlockStore(fstype, SIZE_MB, directory, recorder, plan.seed, (200, 3000)) as store:
+            data = store.mountpoint / "data"
+            subprocess.run(["cp", "-a", str(base), str(data)], check=True)
+            store.sync()
+            first = store.operations()
+            acks = record.Primary(base, directory, plan, bindir, rng).live(data)
+    (store.directory / "acks.jsonl").write_text("".join(json.dumps(ack) + "\n" for ack in acks))
+    (store.directory / "meta.json").write_text(json.dumps(
+        {**asdict(plan), "fstype": fstype, "first": first}, indent=1))
+    return Recording(store.directory)
+
+
+class BlockSubject(Judge):
+    """A recording of a device under test, at a cut that only moves forward."""
+
+    def __init__(self, recording, context):
+        super().__init__(recording, context)
+        self.scenario = self.fstype = recording.meta["fstype"]
+        self.first = recording.meta["first"]
+        self._place = Path(tempfile.mkdtemp(prefix="block-", dir=context.scratch))
+        self._disk = BlockDisk(recording, self._place / "durable")
+        self.flushes = [op.seq for op in recording.ops
+                        if op.kind == Kind.SYNC and op.seq > self.first]
+
+    def close(self):
+        """Remove the image of the device."""
+        shutil.rmtree(self._place)
+
+    def sampled(self, seed, count):
+        """Return `count` random states, in the order of their cuts."""
+        rng = random.Random(f"block/{seed}")
+        states = []
+        for _ in range(count):
+            cut = rng.randint(self.first, len(self.recording.ops)) if rng.random() < 0.4 \
+                else rng.choice(self.flushes) - rng.randint(0, 1)
+            states.append(State(cut, rng.choice(FAULTS), rng.randrange(1 << 30),
+                                rng.choice((512, 512, 4096))))
+        return sorted(states, key=lambda state: state.cut)
+
+    def try_state(self, state):
+        """Return the Outcome of a state, which must not lie behind the last one."""
+        started = time.monotonic()
+        self._disk.advance(state.cut)
+        pending = self._disk.pending()
+        outcome = Outcome(state, [])
+        choice = self._choice(state, pending)
+        outcome.lost = sum(choice.fate(op) == LOST for op in pending)
+        with phase(outcome, "materialise"):
+            image = self._disk.image(choice, self._place / "image")
+        try:
+            with mounted(image, self.fstype) as mountpoint:
+                self._judge(mountpoint / "data", state, outcome)
+        except Exception:               # a bug of ours must not pass for success
+            outcome.complaints.append("explorer: " + traceback.format_exc())
+        outcome.seconds = time.monotonic() - started
+        return outcome
+
+    def _choice(self, state, pending):
+        if state.fault == "block-subset":
+            rng = random.Random(f"{state.cut}/{state.seed}")
+            return random_choice(rng, pending, self.fstype, state.unit)
+        return Choice(state.unit, LOST if state.fault == "block-lost" else KEPT)
+
+    def _judge(self, data, state, outcome):
+        """Recover a copy in memory of what the file system has left."""
+        with tempfile.TemporaryDirectory(prefix="image-", dir=self.context.scratch) as scratch:
+            server.give(scratch)
+            image = Path(scratch) / "data"
+            with phase(outcome, "materialise"):
+                subprocess.run(["cp", "-a", str(data), str(image)], check=True)
+            (image / "postmaster.pid").unlink(missing_ok=True)
+            moment = self.recording.time_of_cut(state.cut)
+            expected = oracle.expectation(self.recording.acks, moment)
+            # Which files transactions have left that did not end is not known here.
+            expected["orphans_allowed"] = oracle.names_of_files(image)
+            self.recover_and_ask(image, expected, state.seed, outcome)

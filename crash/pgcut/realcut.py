@@ -1,0 +1,97 @@
+"""Real power cuts: a load on a user's own storage, and the verdict after the cut.
+
+load() prints each event as a line of JSON at once.  The lines have to be kept on
+another machine, as what is on this one when its power fails proves nothing:
+
+    ssh root@victim 'cd repository && ./dev crash load /mnt/disk/cut' > acks.jsonl
+    (cut the power, switch on again)
+    ./dev crash verify /mnt/disk/cut acks.jsonl
+
+The last lines may be lost on their way.  So what was acknowledged in the file
+must be in the cluster; more may be there.
+"""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+from . import matrix, oracle, server, workload
+
+# Above all numbers of transactions.
+_ANY = (1 << 31) - 1
+
+# What the loads need; everything else stays as the user, or initdb, has set it.
+_NEEDED = ("max_connections", "max_prepared_transactions", "allow_in_place_tablespaces")
+
+
+def load(bindir, directory, seconds, settings, checksums=True):
+    """Run all kinds of load on a cluster in `directory`, which is made if need be.
+
+    `settings` are written to a new cluster.  Returns the exit status.
+    """
+    data = Path(directory).absolute()
+    if not (data / "PG_VERSION").exists():
+        _make(bindir, data, settings, checksums)
+    instance = server.Server(bindir, data, _log(data))
+    try:
+        instance.start({"fsync": "on"})
+        print(f"load runs for {seconds} s: cut the power", file=sys.stderr, flush=True)
+        workload.run(instance.connect, seconds=seconds, seed=random.randrange(1 << 30),
+                     sink=lambda event: print(json.dumps(event), flush=True))
+        instance.stop()
+    finally:
+        instance.close()
+    print("the load is over, and the server was stopped: nothing was tested", file=sys.stderr)
+    return 0
+
+
+def _make(bindir, data, settings, checksums):
+    """Make a durable cluster that holds what the load starts with."""
+    with server.as_user():
+        data.mkdir(parents=True, exist_ok=True)
+    server.make_cluster(bindir, data, checksums, segment_mb=16)
+    server.write_settings(data, {name: matrix.FIXED[name] for name in _NEEDED})
+    server.write_settings(data, settings)
+    instance = server.Server(bindir, data, _log(data))
+    try:
+        instance.start()
+        workload.prepare(instance.connect, 0, ("",))
+        instance.stop()
+    finally:
+        instance.close()
+    subprocess.run(["sync", "--file-system", str(data)], check=True)
+
+
+def verify(bindir, directory, acks):
+    """Recover the cluster, and print what is wrong with it; returns the exit status."""
+    data = Path(directory).absolute()
+    events = [json.loads(line) for line in Path(acks).read_text().splitlines()
+              if line.endswith("}")]
+    known = oracle.expectation(events, float("inf"))["clients"]
+    expected = {**oracle.lagging({"clients": known, "complaints": []}),
+                "clients": {name: {"acked": client["acked"], "issued": _ANY}
+                            for name, client in known.items()},
+                "orphans_allowed": oracle.names_of_files(data)}
+    (data / "postmaster.pid").unlink(missing_ok=True)
+    instance = server.Server(bindir, data, _log(data))
+    try:
+        instance.start()
+        complaints = [c for c in oracle.verify_connected(instance.connect, expected)
+                      if "belongs to no relation" not in c]
+        instance.stop()
+    finally:
+        instance.close()
+    print("\n".join(complaints))
+    print(f"{sum(client['acked'] for client in known.values())} transactions of {len(known)} "
+          f"clients were acknowledged; {len(complaints)} complaints")
+    return 1 if complaints else 0
+
+
+def _log(data):
+    """Return the server log, beside the cluster; it is made if need be."""
+    log = data.with_name(data.name + ".log")
+    log.touch()
+    server.give(log)
+    return log
