@@ -242,7 +242,8 @@ def _run_control(tools, control):
         result.settings = settings
         directory = Path(tools.scratch) / f"control-{control.name}"
         shutil.rmtree(directory, ignore_errors=True)
-        plan = record.Plan(seed, settings, attempt % 2 == 0, seconds=4, lives=control.lives,
+        plan = record.Plan(seed, settings, attempt % 2 == 0, seconds=control.seconds,
+                           lives=control.lives,
                            kinds=kinds, scenario=control.scenario,
                            env=broken if control.record else None)
         try:

@@ -76,6 +76,7 @@ class Control:
     workloads: tuple = ()       # kinds of load with numbers of clients; () is all
     scenario: str = "primary"   # what is recorded; of a backup, the copies are the states
     lives: int = 1              # of the recorded server
+    seconds: float = 4          # of load in a recording
     server: bool = False        # recover with all processes, not in single-user mode
 
 
@@ -137,8 +138,8 @@ CONTROLS = (
             recover=True, settings=_WITHOUT_WAL, faults=("all-kept", "torn-pages", "storm"),
             workloads=(("truncate", 3), ("copy", 3), ("recreate", 3), ("scan", 1))),
     Control("read-past-the-stage", "R6", "a buffer miss reads home although a newer copy is staged",
-            edits=(Edit("stage.c", "	if (pg_atomic_read_u32(&DWCtl->ninuse_hint) == 0)\n		return false;\n\n	SpinLockAcquire",
-                        '	if (pg_atomic_read_u32(&DWCtl->ninuse_hint) == 0 ||\n		pgcut_break("read-past-the-stage"))\n		return false;\n\n	SpinLockAcquire'),),
+            edits=(Edit("stage.c", "	if (!possible)\n	{\n		pg_read_barrier();",
+                        '	if (!possible || pgcut_break("read-past-the-stage"))\n	{\n		pg_read_barrier();'),),
             record=True, faults=("all-kept", "all-lost", "subset")),
     Control("staged-copies-kept", "R7", "drop and truncate leave staged copies of what is gone",
             edits=(Edit("stage.c", "	if (pg_atomic_read_u32(&DWCtl->ninuse_hint) == 0)\n		return;\n",
@@ -163,7 +164,8 @@ CONTROLS = (
             edits=(Edit("restore.c", "	dw_rewrite_batch(&scan->batches[live->last]);\n",
                         '	if (!pgcut_break("newest-batch-left-alone"))\n'
                         "		dw_rewrite_batch(&scan->batches[live->last]);\n"),),
-            record=True, scenario="failing-log-syncs", lives=6, faults=_TEARS),
+            record=True, scenario="failing-log-syncs", lives=6,
+            faults=("torn-recovery",)),
     Control("bad-checksum-accepted", "R9", "restore accepts batches with wrong checksums",
             edits=(Edit(SCAN, "	if (n > 0 && scan->batches[n - 1].bad_page >= 0)\n",
                         '	if (n > 0 && scan->batches[n - 1].bad_page >= 0 && !pgcut_break("bad-checksum-accepted"))\n'),
@@ -183,7 +185,7 @@ CONTROLS = (
                         "		doPageWrites = (Insert->fullPageWrites ||\n"
                         "						(Insert->runningBackups > 0 &&\n"
                         '						 !pgcut_break("no-images-in-backup")) ||\n'),),
-            record=True, scenario="backup"),
+            record=True, scenario="backup", seconds=12),
     Control("pipeline-skips-a-record", "pipeline", "redo does not get each record",
             edits=(Edit(PIPELINE, "		pipeline_wake(&XLogPipelineCtl->worker);\n\n	return next;\n",
                         "		pipeline_wake(&XLogPipelineCtl->worker);\n\n"

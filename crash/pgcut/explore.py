@@ -163,13 +163,17 @@ class Judge:
                 instance.stop()
                 found.append(pages.fingerprint(copy))
             except server.ServerError as exc:
-                found.append({"server": str(exc)})
+                found.append({"server": log.read_text()[-1500:]})
             finally:
                 instance.close()
                 shutil.rmtree(copy)
+        failures = [result["server"] for result in found if "server" in result]
+        if len(failures) == 1:
+            return [f"recovery fails only with the WAL pipeline, or only without: {failures[0]}"]
         differing = sorted(name for name in found[0].keys() | found[1].keys()
                            if found[0].get(name) != found[1].get(name))
-        return [f"recovery with the WAL pipeline leaves another {name}" for name in differing[:3]]
+        return [f"recovery with the WAL pipeline leaves another {name}" for name in differing[:3]
+                if not failures]
 
     def _harmless(self, complaint):
         """Say whether a complaint is about what nobody promises here."""

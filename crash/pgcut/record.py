@@ -32,7 +32,7 @@ ENDS = ("fast", "immediate", "kill")
 STEADY_KINDS = {"transfer": 3, "copy": 1, "index": 1, "method": 1, "truncate": 1, "refill": 1,
                 "recreate": 1, "toast": 1, "vacuum": 1, "hint": 1, "scan": 1, "unlogged": 1, "checkpoint": 1}
 
-BACKUPS = 3
+BACKUPS = 6
 
 # A load that goes on for so long after its end waits for something that never
 # comes.

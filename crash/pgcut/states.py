@@ -179,7 +179,7 @@ class Fault:
     """A way to damage what is pending, and where it makes sense to cut."""
 
     choose: object
-    about: str                  # an area, "names", "checkpoint", or "any"
+    about: str                  # an area, "names", "checkpoint", "recovery", or "any"
     model: str                  # its name in the fault model
     weight: int = 1
     rotten: tuple = ()          # areas in which a sector is unreadable for good
@@ -193,6 +193,7 @@ FAULTS = {
     "torn-page": Fault(_torn_page, RELATION, "F3", 3),
     "torn-pages": Fault(_torn_pages, RELATION, "F3", 5),
     "torn-runs": Fault(_torn_runs, RELATION, "F4", 3),
+    "torn-recovery": Fault(_torn_pages, "recovery", "F3, F7", 2),
     "torn-log": Fault(_torn_log, LOG, "F5", 3),
     "torn-wal": Fault(_torn_wal, WAL, "F5", 2),
     "names": Fault(_names, "names", "F6", 2),
@@ -220,15 +221,18 @@ class Places:
         paths = recording.paths()
         self.areas = {ino: area(path) for ino, path in paths.items()}
         control_files = {ino for ino, path in paths.items() if path == "global/pg_control"}
+        recoveries = _recoveries(recording.acks)
         self.first = first
         self.last = len(recording.ops)
         self.syncs = []
-        self._writes = {RELATION: [], LOG: [], WAL: [], OTHER: [], "names": []}
+        self._writes = {RELATION: [], LOG: [], WAL: [], OTHER: [], "names": [], "recovery": []}
         self._checkpoints = []
         for op in recording.ops[first:]:
             where = self.areas.get(op.ino, OTHER)
             if op.kind in DATA_KINDS:
                 self._writes[where].append(op.seq)
+                if where == RELATION and any(begin < op.time < end for begin, end in recoveries):
+                    self._writes["recovery"].append(op.seq)
             elif op.kind in NAME_KINDS:
                 self._writes["names"].append(op.seq)
             elif op.kind == Kind.SYNC:
@@ -257,6 +261,13 @@ class Places:
         end = self.syncs[min(following + rng.randint(0, 3), len(self.syncs) - 1)] - 1 \
             if self.syncs else self.last
         return rng.randint(write, max(write, end))
+
+
+def _recoveries(acks):
+    """Return (begin, end) of the spans of time between the loads of two lives."""
+    times = [(event["t"], event["what"]) for event in acks if event["t"]]
+    return [(times[at - 1][0], time) for at, (time, what) in enumerate(times)
+            if what == "resumed" and at > 0]
 
 
 def exhaustive(places, seed):

@@ -96,6 +96,7 @@ typedef enum DWOutcome
 } DWOutcome;
 
 extern bool DWParseSegmentName(const char *name, uint64 *segno);
+extern bool DWParseSpareName(const char *name, uint64 *segno, bool *usable);
 extern bool DWSkipMarker(FILE *fp);
 
 extern void DWScanAddSegment(DWScan *scan, uint64 segno);

@@ -40,8 +40,8 @@
  */
 
 /*
- * Life of a stage slot.  All changes are made in stage.c and flush.c with
- * DWCtl->mutex held.
+ * Life of a stage slot.  All changes are made in stage.c with DWCtl->mutex
+ * held, but for "publish", which only the filler can do.
  *
  *	  FREE --reserve--> FILLING --publish--> STAGED --take--> BATCH
  *	   ^                   ^                   |  |              |
@@ -54,9 +54,10 @@
 typedef enum DWSlotState
 {
 	DW_SLOT_FREE,				/* on the free list */
-	DW_SLOT_FILLING,			/* a process copies a page into it; only that
-								 * process may change it */
-	DW_SLOT_STAGED,				/* complete, on the staged list */
+	DW_SLOT_FILLING,			/* on the staged list, but a process copies a
+								 * page into it; only that process may change
+								 * it */
+	DW_SLOT_STAGED,				/* complete */
 	DW_SLOT_BATCH,				/* in the current batch: its page is frozen */
 } DWSlotState;
 
@@ -64,15 +65,19 @@ typedef struct DWSlot
 {
 	dlist_node	node;			/* in free or staged list; mutex */
 	int			hash_next;		/* next slot of the same bucket or -1; mutex */
-	DWSlotState state;			/* mutex */
+	uint32		bucket;			/* that bucket; mutex */
+	pg_atomic_uint32 state;		/* DWSlotState; mutex, see above */
 	BufferTag	tag;			/* mutex; stable outside FREE */
 	uint64		seq;			/* identity of this use of the slot; mutex */
 	uint64		oldest_seq;		/* seq of the oldest version of the page that
 								 * has not reached home; mutex */
 	uint64		home_batch;		/* last logged batch that holds the page, and
-								 * that it needs until it is home, or 0; mutex */
+								 * that it needs until it is home, or 0;
+								 * mutex, in state BATCH the flush lock */
 	bool		discarded;		/* dropped while in a batch; mutex */
 	bool		failed;			/* last home write of it failed; mutex */
+	bool		returned;		/* it, or an older version of the page, came
+								 * back from a batch to the staged list; mutex */
 
 	/* the rest belongs to the filler, later to the holder of the flush lock */
 	bool		permanent;		/* not an unlogged relation */
@@ -212,13 +217,15 @@ typedef struct DWCtlData
 
 	/* stage; mutex */
 	int			nslots;
-	int			nstaged;		/* length of staged list */
+	int			nstaged;		/* length of staged list; read without lock,
+								 * too */
+	int			nreturned;		/* slots in it that have returned */
 	int			ninuse;			/* slots not FREE */
 	uint64		next_seq;
 	dlist_head	free;
-	dlist_head	staged;			/* ordered by first staging */
+	dlist_head	staged;			/* ordered by oldest_seq, if none has returned */
 	int			flusher_proc;	/* ProcNumber of background flusher, or -1 */
-	bool		flush_requested;
+	bool		flush_requested;	/* read without lock, too */
 
 	/* copy of ninuse that buffer misses peek at without the lock */
 	pg_atomic_uint32 ninuse_hint;
@@ -259,6 +266,8 @@ typedef struct DWCtlData
 	uint64		checkpoint_mark;	/* low water mark that the checkpoint
 									 * under way may set */
 	uint64		cycles_done;	/* number of sync cycles completed */
+	pg_atomic_uint32 upkeep_requested;	/* the checkpointer shall look after
+										 * the log; no lock */
 	int			ndirty_files;
 	DWDirtyFile dirty_files[DW_DIRTY_FILES];
 
@@ -291,14 +300,20 @@ extern PGDLLIMPORT DWBufferImage *DWBufferImages;
 #define DWSlotPage(slotno) (DWPages + (Size) (slotno) * BLCKSZ)
 extern PGDLLIMPORT char *DWPages;
 
+#define DWSlotInState(slot, s) \
+	(pg_atomic_read_u32(&(slot)->state) == (s))
+
+/* Pages for which it pays to begin a batch, and to wake the flusher */
+#define DWBatchThreshold() \
+	Min(DW_MAX_BATCH_PAGES, DWCtl->nslots / 4)
+
 #define DWCount(field, n) \
 	pg_atomic_fetch_add_u64(&DWCtl->stats.field, (n))
 
 /* stage.c */
 extern int	dw_take_slots(int *slots, int max, bool retry_failed);
-extern void dw_release_slot(int slotno);
-extern void dw_restage_slot(int slotno);
-extern void dw_untake_slot(int slotno);
+extern void dw_release_slots(const int *slots, int nslots);
+extern void dw_restage_slot(int slotno, bool failed);
 extern bool dw_staged_before(uint64 seq, bool *filling);
 extern void dw_note_logged(const int *slots, int nslots, uint64 batchno);
 extern uint64 dw_first_unfinished_batch(void);
@@ -313,16 +328,18 @@ extern void dw_sync_file(const DWDirtyFile *file);
 extern void dw_sync_files(const DWDirtyFile *files);
 extern void dw_sync_cycle(uint64 cycles_seen);
 extern void dw_forget_files(uint64 mark);
+extern void dw_request_upkeep(void);
 
 /* log.c */
 extern void dw_log_path(char *path, uint64 segno);
 extern bool dw_log_check_dir(int elevel);
 extern bool dw_log_write_batch(const int *slots, int nslots, bool beyond_bound);
+extern void dw_prepare_segments(void);
 extern void dw_log_set_low_water(uint64 mark);
 extern void dw_log_empty(void);
-extern void dw_remove_segments(uint64 before);
+extern void dw_remove_log(void);
 extern void dw_arm(void);
-extern void dw_disarm(void);
+extern void dw_disarm(bool keep_segments);
 extern void dw_dirty_file(const BufferTag *tag, uint64 batchno);
 extern bool dw_dirty_files_full(int more);
 extern int	dw_log_bound_segments(void);

@@ -15,9 +15,12 @@
  * writer is the flusher.  The checkpointer carries its own pages home, and
  * any process does it that finds the stage full.
  *
+ * When half of the log is in use, the checkpointer is asked to run a sync
+ * cycle, which frees it, and it creates segments while the log grows.
+ *
  * The flusher must not wait for anything that its waiters may hold.  It takes
  * no buffer lock and no heavyweight lock, and where the log is full it lets
- * go of the lock, runs a sync cycle and comes back.
+ * go of the lock, runs a sync cycle itself and comes back.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -47,6 +50,9 @@
 #include "utils/injection_point.h"
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
+
+/* Files that the checkpointer syncs before it looks at its queue, as in sync.c */
+#define DW_SYNCS_PER_ABSORB		10
 
 /* Pages being written home, for the error context */
 typedef struct DWRun
@@ -187,12 +193,12 @@ dw_try_write_run(const int *slots, int npages)
 	}
 	PG_END_TRY();
 
-	for (int i = 0; i < npages; i++)
+	if (edata == NULL)
+		dw_release_slots(slots, npages);
+	else
 	{
-		if (edata == NULL)
-			dw_release_slot(slots[i]);
-		else
-			dw_restage_slot(slots[i]);
+		for (int i = 0; i < npages; i++)
+			dw_restage_slot(slots[i], true);
 	}
 	return edata;
 }
@@ -234,12 +240,18 @@ dw_write_home(void)
 	qsort(slots, nslots, sizeof(int), dw_slot_cmp);
 	memcpy(DWCtl->batch, slots, nslots * sizeof(int));
 
+#ifdef USE_ASSERT_CHECKING
+	/* no page is in a batch twice (R4) */
+	for (int i = 1; i < nslots; i++)
+		Assert(dw_slot_cmp(&slots[i - 1], &slots[i]) < 0);
+#endif
+
 	for (int done = 0; done < nslots;)
 	{
 		int			run = 1;
 
 		if (DWSlots[slots[done]].discarded)
-			dw_release_slot(slots[done]);	/* R7 */
+			dw_release_slots(&slots[done], 1);	/* R7 */
 		else
 		{
 			ErrorData  *e;
@@ -319,10 +331,12 @@ dw_log_wanted(void)
  * Where the log is not in use, count what would have passed through it.
  */
 static int
-dw_choose_logged(int *slots)
+dw_choose_logged(int *slots, int *nexempt)
 {
 	bool		wanted = dw_log_wanted();
 	int			n = 0;
+
+	*nexempt = 0;
 
 	for (int i = 0; i < DWCtl->batch_len; i++)
 	{
@@ -333,7 +347,7 @@ dw_choose_logged(int *slots)
 		if (!dw_redo_rebuilds(slot))
 			slots[n++] = DWCtl->batch[i];
 		else if (wanted)
-			DWCount(exempt, 1);
+			(*nexempt)++;
 	}
 
 	if (wanted)
@@ -355,12 +369,14 @@ dw_make_durable(bool beyond_bound)
 {
 	int			logged[DW_MAX_BATCH_PAGES];
 	int			nlogged;
+	int			nexempt;
 
 	dw_flush_wal();
-	nlogged = dw_choose_logged(logged);
+	nlogged = dw_choose_logged(logged, &nexempt);
 	if (nlogged > 0 && !dw_log_write_batch(logged, nlogged, beyond_bound))
 		return false;
 	DWCtl->phase = DW_BATCH_DURABLE;
+	DWCount(exempt, nexempt);
 
 	DWCount(batch_size[DWSizeClass(DWCtl->batch_len)], 1);
 	if (nlogged > 0)
@@ -377,7 +393,7 @@ static void
 dw_give_up_batch(void)
 {
 	for (int i = 0; i < DWCtl->batch_len; i++)
-		dw_untake_slot(DWCtl->batch[i]);
+		dw_restage_slot(DWCtl->batch[i], false);
 	DWCtl->batch_len = 0;
 	DWCtl->phase = DW_BATCH_NONE;
 	ereport(ERROR,
@@ -385,6 +401,18 @@ dw_give_up_batch(void)
 			 errmsg("could not write pages because the double-write log is full"),
 			 errdetail("Pages that could not be written to their data files are kept in it."),
 			 errhint("See earlier messages in the server log for the reason.")));
+}
+
+/*
+ * Is it time for a sync cycle, lest somebody have to wait for one?  When half
+ * of the log's bound is in use, or most of the table of files.
+ */
+static bool
+dw_cycle_needed(void)
+{
+	return DWCtl->log_open &&
+		(DWCtl->segno + 1 - DWCtl->first_segno > dw_log_bound_segments() / 2 ||
+		 DWCtl->ndirty_files > DW_DIRTY_FILES / 4 * 3);
 }
 
 /*
@@ -415,6 +443,8 @@ dw_flush_batch(bool retry_failed)
 		if (DWCtl->phase == DW_BATCH_DURABLE || dw_make_durable(cycle_done))
 		{
 			INJECTION_POINT("doublewrite-log-synced", NULL);
+			if (dw_cycle_needed())
+				dw_request_upkeep();
 			dw_write_home();
 			LWLockRelease(DoubleWriteFlushLock);
 			return true;
@@ -617,27 +647,6 @@ dw_withdraw_flusher(int code, Datum arg)
 }
 
 /*
- * Start a sync cycle before somebody has to wait for one: when half of the
- * log's bound is in use, or most of the table of files.
- */
-static void
-dw_background_sync(void)
-{
-	uint64		cycles_seen;
-	bool		needed;
-
-	LWLockAcquire(DoubleWriteFlushLock, LW_SHARED);
-	needed = DWCtl->log_open &&
-		(DWCtl->segno + 1 - DWCtl->first_segno > dw_log_bound_segments() / 2 ||
-		 DWCtl->ndirty_files > DW_DIRTY_FILES / 4 * 3);
-	cycles_seen = DWCtl->cycles_done;
-	LWLockRelease(DoubleWriteFlushLock);
-
-	if (needed)
-		dw_sync_cycle(cycles_seen);
-}
-
-/*
  * Flush batches while there are at least threshold pages for one, but not
  * when the main loop has other things to do, nor past the given time.
  */
@@ -648,7 +657,6 @@ dw_background_flush(int threshold, TimestampTz end)
 		   !ShutdownRequestPending && dw_staged_count() >= threshold &&
 		   dw_flush_batch(true))
 	{
-		dw_background_sync();
 		if (GetCurrentTimestamp() >= end)
 			break;
 	}
@@ -696,7 +704,7 @@ DoubleWriteBgWriterSleep(long timeout, uint32 wait_event_info)
 			return rc;
 
 		ResetLatch(MyLatch);
-		dw_background_flush(Min(DW_MAX_BATCH_PAGES, DWCtl->nslots / 4), end);
+		dw_background_flush(DWBatchThreshold(), end);
 		pgstat_report_bgwriter();
 	}
 }
@@ -741,10 +749,17 @@ dw_sync_file(const DWDirtyFile *file)
 void
 dw_sync_files(const DWDirtyFile *files)
 {
+	int			nsynced = 0;
+
 	for (int i = 0; i < DW_DIRTY_FILES; i++)
 	{
-		if (files[i].used)
-			dw_sync_file(&files[i]);
+		if (!files[i].used)
+			continue;
+		dw_sync_file(&files[i]);
+
+		/* the queue of sync requests must not overflow meanwhile */
+		if (AmCheckpointerProcess() && ++nsynced % DW_SYNCS_PER_ABSORB == 0)
+			AbsorbSyncRequests();
 	}
 }
 
@@ -819,4 +834,66 @@ dw_sync_cycle(uint64 cycles_seen)
 
 	DWCount(sync_cycles, 1);
 	LWLockRelease(DoubleWriteSyncLock);
+}
+
+/* ---------------------------------------------------------------------
+ * Upkeep of the log by the checkpointer
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * Ask the checkpointer to look after the log: to create segments, or to run a
+ * sync cycle.  Flushers go on, and do it themselves if they can't wait.
+ */
+void
+dw_request_upkeep(void)
+{
+	ProcNumber	procno;
+
+	if (pg_atomic_exchange_u32(&DWCtl->upkeep_requested, 1) != 0)
+		return;
+	procno = ((volatile PROC_HDR *) ProcGlobal)->checkpointerProc;
+	if (procno != INVALID_PROC_NUMBER)
+		SetLatch(&GetPGProcByNumber(procno)->procLatch);
+}
+
+/*
+ * Called by the checkpointer before it sleeps, and after each page that a
+ * checkpoint has written: do what flushers have asked for.
+ *
+ * During a checkpoint, sync cycles get no more than half of the time.  With
+ * more, pages that keep the log full could keep the checkpoint from ending.
+ */
+void
+DoubleWriteUpkeep(bool in_checkpoint)
+{
+	static TimestampTz not_before = 0;
+	TimestampTz start;
+	uint64		cycles_seen;
+	bool		needed;
+
+	if (pg_atomic_read_u32(&DWCtl->upkeep_requested) == 0)
+		return;
+	start = GetCurrentTimestamp();
+	if (in_checkpoint && start < not_before)
+		return;
+
+	/* a full barrier: what is asked for after our look counts as new */
+	pg_atomic_exchange_u32(&DWCtl->upkeep_requested, 0);
+
+	dw_prepare_segments();
+
+	LWLockAcquire(DoubleWriteFlushLock, LW_SHARED);
+	needed = dw_cycle_needed();
+	cycles_seen = DWCtl->cycles_done;
+	LWLockRelease(DoubleWriteFlushLock);
+
+	if (needed)
+	{
+		TimestampTz end;
+
+		dw_sync_cycle(cycles_seen);
+		end = GetCurrentTimestamp();
+		not_before = end + (end - start);
+	}
 }

@@ -160,29 +160,36 @@ dw_open_segment(uint64 segno)
 }
 
 /*
- * Create a segment full of zeroes.  Returns false, with errno set, if there is
- * no space for it; any other failure is an error.
+ * Name of the file that this process prepares to become a segment.
+ */
+static void
+dw_new_path(char *path)
+{
+	snprintf(path, MAXPGPATH, "%s/new.%d", DW_DIR, (int) getpid());
+}
+
+/*
+ * Make a file full of zeroes, durable but for its name.  Returns false, with
+ * errno set, if there is no space for it.  Any other failure is reported at
+ * elevel.
  */
 static bool
-dw_create_segment(uint64 segno)
+dw_fill_segment(const char *path, int elevel)
 {
-	char		path[MAXPGPATH];
-	char		tmppath[MAXPGPATH];
 	int			fd;
 	ssize_t		rc;
 	int			save_errno;
 	int			injected = 0;
 
-	snprintf(tmppath, sizeof(tmppath), "%s/new.%d", DW_DIR, (int) getpid());
-	unlink(tmppath);
-	fd = OpenTransientFile(tmppath, O_RDWR | O_CREAT | O_EXCL | PG_BINARY);
+	unlink(path);
+	fd = OpenTransientFile(path, O_RDWR | O_CREAT | O_EXCL | PG_BINARY);
 	if (fd < 0)
 	{
-		if (errno == ENOSPC)
-			return false;
-		ereport(ERROR,
-				(errcode_for_file_access(),
-				 errmsg("could not create file \"%s\": %m", tmppath)));
+		if (errno != ENOSPC)
+			ereport(elevel,
+					(errcode_for_file_access(),
+					 errmsg("could not create file \"%s\": %m", path)));
+		return false;
 	}
 
 	pgstat_report_wait_start(WAIT_EVENT_DOUBLE_WRITE_INIT);
@@ -204,19 +211,208 @@ dw_create_segment(uint64 segno)
 	CloseTransientFile(fd);
 	if (rc < 0)
 	{
-		unlink(tmppath);
+		unlink(path);
 		errno = save_errno;
-		if (errno == ENOSPC)
-			return false;
-		ereport(ERROR,
-				(errcode_for_file_access(),
-				 errmsg("could not write file \"%s\": %m", tmppath)));
+		if (errno != ENOSPC)
+			ereport(elevel,
+					(errcode_for_file_access(),
+					 errmsg("could not write file \"%s\": %m", path)));
+		return false;
 	}
+	return true;
+}
+
+/*
+ * Create the next segment.  Returns false, with errno set, if there is no
+ * space for it; any other failure is an error.
+ */
+static bool
+dw_create_segment(void)
+{
+	char		newpath[MAXPGPATH];
+	char		path[MAXPGPATH];
+
+	dw_new_path(newpath);
+	if (!dw_fill_segment(newpath, ERROR))
+		return false;
 
 	/* The name must be durable before a batch in the segment counts. (R3) */
-	dw_log_path(path, segno);
-	durable_rename(tmppath, path, ERROR);
+	dw_log_path(path, DWCtl->last_segno + 1);
+	durable_rename(newpath, path, ERROR);
+	DWCtl->last_segno++;
 	return true;
+}
+
+/* How many segments a growing log has ready behind the one being written */
+#define DW_SEGMENTS_AHEAD		2
+
+static bool
+dw_segments_below_bound(void)
+{
+	return DWCtl->last_segno + 1 - DWCtl->first_segno < dw_log_bound_segments();
+}
+
+static bool
+dw_segment_wanted(void)
+{
+	return DWCtl->log_open && dw_segments_below_bound() &&
+		DWCtl->last_segno - DWCtl->segno < DW_SEGMENTS_AHEAD;
+}
+
+/*
+ * Create segments ahead of the flusher, which would otherwise do it with home
+ * writes held up.  The flush lock is held for naming them only.
+ *
+ * If there is no space, or something fails, we let it be: the flusher will
+ * say so when it needs the segment.
+ */
+void
+dw_prepare_segments(void)
+{
+	for (;;)
+	{
+		char		newpath[MAXPGPATH];
+		char		path[MAXPGPATH];
+		bool		wanted;
+
+		LWLockAcquire(DoubleWriteFlushLock, LW_SHARED);
+		wanted = dw_segment_wanted();
+		LWLockRelease(DoubleWriteFlushLock);
+		if (!wanted)
+			return;
+
+		dw_new_path(newpath);
+		if (!dw_fill_segment(newpath, DEBUG1))
+			return;
+
+		/* the flusher may have created one itself, or closed the log */
+		LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
+		wanted = DWCtl->log_open && dw_segments_below_bound();
+		dw_log_path(path, DWCtl->last_segno + 1);
+		if (wanted && durable_rename(newpath, path, LOG) == 0)
+			DWCtl->last_segno++;
+		else
+			unlink(newpath);
+		LWLockRelease(DoubleWriteFlushLock);
+	}
+}
+
+/* A file in the directory of the log, in which nothing is live */
+typedef struct DWOldFile
+{
+	uint64		segno;
+	bool		spare;			/* kept over a clean stop */
+	bool		usable;			/* has our format and size */
+	char		name[64];
+} DWOldFile;
+
+/*
+ * List the segments below the given one, and all spare files.
+ */
+static int
+dw_list_old_files(uint64 before, DWOldFile **files)
+{
+	DIR		   *dir = AllocateDir(DW_DIR);
+	struct dirent *de;
+	int			max = 64;
+	int			n = 0;
+
+	*files = palloc(max * sizeof(DWOldFile));
+	while ((de = ReadDir(dir, DW_DIR)) != NULL)
+	{
+		DWOldFile  *file = &(*files)[n];
+		char		path[MAXPGPATH];
+		struct stat st;
+
+		file->usable = true;
+		file->spare = DWParseSpareName(de->d_name, &file->segno, &file->usable);
+		if (!file->spare &&
+			(!DWParseSegmentName(de->d_name, &file->segno) || file->segno >= before))
+			continue;
+		if (strlcpy(file->name, de->d_name, sizeof(file->name)) >= sizeof(file->name))
+			continue;
+
+		snprintf(path, sizeof(path), "%s/%s", DW_DIR, de->d_name);
+		if (lstat(path, &st) < 0 || !S_ISREG(st.st_mode) ||
+			st.st_size != DW_SEGMENT_SIZE)
+			file->usable = false;
+		if (++n == max)
+		{
+			max *= 2;
+			*files = repalloc(*files, max * sizeof(DWOldFile));
+		}
+	}
+	FreeDir(dir);
+	return n;
+}
+
+static void
+dw_remove_file(const char *name)
+{
+	char		path[MAXPGPATH];
+
+	snprintf(path, sizeof(path), "%s/%s", DW_DIR, name);
+	if (unlink(path) < 0 && errno != ENOENT)
+		ereport(LOG,
+				(errcode_for_file_access(),
+				 errmsg("could not remove file \"%s\": %m", path)));
+}
+
+static bool
+dw_rename_file(const char *path, const char *newpath)
+{
+	if (rename(path, newpath) == 0)
+		return true;
+	ereport(LOG,
+			(errcode_for_file_access(),
+			 errmsg("could not rename file \"%s\" to \"%s\": %m",
+					path, newpath)));
+	return false;
+}
+
+/*
+ * Keep a segment for the next start.
+ */
+static void
+dw_spare_file(uint64 segno)
+{
+	char		path[MAXPGPATH];
+	char		newpath[MAXPGPATH];
+
+	dw_log_path(path, segno);
+	snprintf(newpath, sizeof(newpath), "%s/%016" PRIX64 DW_SPARE_SUFFIX, DW_DIR, segno);
+	dw_rename_file(path, newpath);
+}
+
+/*
+ * Make future segments of old files as long as the bound permits, and remove
+ * the others.  What they hold names lower segments, so it does not count. (R3)
+ */
+static void
+dw_reuse_files(DWOldFile *files, int nfiles)
+{
+	for (int i = 0; i < nfiles; i++)
+	{
+		char		path[MAXPGPATH];
+		char		newpath[MAXPGPATH];
+
+		Assert(files[i].segno < DWCtl->first_segno);
+		if (!files[i].usable ||
+			DWCtl->last_segno + 1 - DWCtl->first_segno >= dw_log_bound_segments())
+		{
+			dw_remove_file(files[i].name);
+			continue;
+		}
+		snprintf(path, sizeof(path), "%s/%s", DW_DIR, files[i].name);
+		dw_log_path(newpath, DWCtl->last_segno + 1);
+		if (dw_rename_file(path, newpath))
+			DWCtl->last_segno++;
+	}
+	pfree(files);
+
+	/* The names must be durable before batches in the segments count. (R3) */
+	if (nfiles > 0)
+		fsync_fname(DW_DIR, true);
 }
 
 /*
@@ -246,13 +442,8 @@ dw_recycle_segments(void)
 						(errcode_for_file_access(),
 						 errmsg("could not remove file \"%s\": %m", path)));
 		}
-		else if (rename(path, newpath) == 0)
+		else if (dw_rename_file(path, newpath))
 			DWCtl->last_segno++;
-		else
-			ereport(LOG,
-					(errcode_for_file_access(),
-					 errmsg("could not rename file \"%s\" to \"%s\": %m",
-							path, newpath)));
 		DWCtl->first_segno++;
 		changed = true;
 	}
@@ -282,7 +473,7 @@ dw_reserve(int nblocks, bool for_mark, bool beyond_bound)
 
 	if (DWCtl->segno == DWCtl->last_segno)
 	{
-		if (!dw_create_segment(DWCtl->segno + 1))
+		if (!dw_create_segment())
 		{
 			bool		can_wait = (!for_mark &&
 									DWCtl->first_segno < DWCtl->segno);
@@ -297,12 +488,13 @@ dw_reserve(int nblocks, bool for_mark, bool beyond_bound)
 							 DW_DIR)));
 			return false;
 		}
-		DWCtl->last_segno++;
 	}
 
 	DWCtl->segno++;
 	DWCtl->blockno = 0;
 	DWCtl->seg_first_batch[DWCtl->segno % DW_MAX_SEGMENTS] = DWCtl->next_batchno;
+	if (dw_segment_wanted())
+		dw_request_upkeep();
 	return true;
 }
 
@@ -624,57 +816,37 @@ dw_write_marker(void)
 }
 
 /*
- * Have segments to write to.  At least two, so that one can always be
- * recycled while the other is in use, however full the device is.
+ * Have segments to write to: spare ones, and at least two, so that one can
+ * always be recycled while the other is in use, however full the device is.
  */
 static void
 dw_log_open(void)
 {
-	uint64		segno = DWCtl->last_segno + 1;
+	DWOldFile  *files;
+	int			nfiles = dw_list_old_files(0, &files);
 
-	for (uint64 s = segno; s <= segno + 1; s++)
+	/* what spare files hold must not be taken for a part of the log (R3) */
+	for (int i = 0; i < nfiles; i++)
+		DWCtl->last_segno = Max(DWCtl->last_segno, files[i].segno);
+
+	DWCtl->segno = DWCtl->first_segno = DWCtl->last_segno + 1;
+	dw_reuse_files(files, nfiles);
+	while (DWCtl->last_segno < DWCtl->first_segno + 1)
 	{
-		if (!dw_create_segment(s))
+		if (!dw_create_segment())
 			ereport(ERROR,
 					(errcode_for_file_access(),
 					 errmsg("could not create the double-write log: %m"),
 					 errhint("Free space on the device of \"%s\".", DW_DIR)));
-		DWCtl->last_segno = s;
 	}
-	DWCtl->segno = DWCtl->first_segno = segno;
 	DWCtl->blockno = 0;
-	DWCtl->seg_first_batch[segno % DW_MAX_SEGMENTS] = DWCtl->next_batchno;
+	DWCtl->seg_first_batch[DWCtl->segno % DW_MAX_SEGMENTS] = DWCtl->next_batchno;
 	DWCtl->log_open = true;
 }
 
 /*
- * Remove all segments below the given one.
- */
-void
-dw_remove_segments(uint64 before)
-{
-	DIR		   *dir = AllocateDir(DW_DIR);
-	struct dirent *de;
-
-	while ((de = ReadDir(dir, DW_DIR)) != NULL)
-	{
-		uint64		segno;
-		char		path[MAXPGPATH];
-
-		if (!DWParseSegmentName(de->d_name, &segno) || segno >= before)
-			continue;
-		dw_log_path(path, segno);
-		if (unlink(path) < 0)
-			ereport(LOG,
-					(errcode_for_file_access(),
-					 errmsg("could not remove file \"%s\": %m", path)));
-	}
-	FreeDir(dir);
-	fsync_fname(DW_DIR, true);
-}
-
-/*
- * Write an empty batch that makes the log empty, opening it if need be.
+ * Write an empty batch that makes the log empty, opening it if need be.  The
+ * segments of before are reused.
  */
 void
 dw_log_empty(void)
@@ -685,7 +857,53 @@ dw_log_empty(void)
 		dw_log_open();
 	dw_log_set_low_water(DWCtl->next_batchno);
 	if (opened)
-		dw_remove_segments(DWCtl->first_segno);
+	{
+		DWOldFile  *files;
+		int			nfiles = dw_list_old_files(DWCtl->first_segno, &files);
+
+		dw_reuse_files(files, nfiles);
+	}
+}
+
+/*
+ * Remove all files of the log.
+ */
+void
+dw_remove_log(void)
+{
+	DWOldFile  *files;
+	int			nfiles = dw_list_old_files(PG_UINT64_MAX, &files);
+
+	for (int i = 0; i < nfiles; i++)
+		dw_remove_file(files[i].name);
+	pfree(files);
+	fsync_fname(DW_DIR, true);
+}
+
+/*
+ * The log is empty and no longer in use.  Keep its segments as spare files for
+ * the next start, or remove them.
+ *
+ * The order does not matter: raising the mark past everything has made future
+ * segments of all but the newest one, so none of those holds a batch that names
+ * it, and what a crash leaves behind has nothing live in it. (R9)
+ */
+static void
+dw_retire_log(bool keep)
+{
+	DWOldFile  *files;
+	int			nfiles = dw_list_old_files(PG_UINT64_MAX, &files);
+
+	for (int i = 0; i < nfiles; i++)
+	{
+		if (keep && !files[i].spare)
+			dw_spare_file(files[i].segno);
+		else
+			dw_remove_file(files[i].name);
+		INJECTION_POINT("doublewrite-retire-segment", NULL);
+	}
+	pfree(files);
+	fsync_fname(DW_DIR, true);
 }
 
 /*
@@ -711,14 +929,15 @@ dw_arm(void)
 }
 
 /*
- * Stop using the log: make it empty, then remove the marker and the segments.
+ * Stop using the log: make it empty, then remove the marker and the segments,
+ * unless these are to be kept for the next start.
  *
  * What is in the log must go first, or a restore would put it over newer
  * pages that have been written without it (R10).  The last step holds up home
  * writes until it is over; a sync cycle before it leaves little to do.
  */
 void
-dw_disarm(void)
+dw_disarm(bool keep_segments)
 {
 	if (!DWCtl->armed)
 		return;
@@ -739,7 +958,7 @@ dw_disarm(void)
 		/* with the marker, the next start would ask for the segments */
 		DWCtl->log_open = false;
 		if (durable_unlink(DW_MARKER_FILE, LOG) == 0)
-			dw_remove_segments(PG_UINT64_MAX);
+			dw_retire_log(keep_segments);
 	}
 	LWLockRelease(DoubleWriteFlushLock);
 }

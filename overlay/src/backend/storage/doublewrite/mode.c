@@ -213,7 +213,7 @@ DoubleWriteModeApplied(void)
 
 	if (!dw_images_requested())
 	{
-		dw_disarm();
+		dw_disarm(false);
 		ereport(LOG, (errmsg("torn page protection is off")));
 	}
 	else if (XLogRecPtrIsInvalid(DWCtl->disarm_after) &&
@@ -333,7 +333,7 @@ DoubleWriteCheckpointDone(XLogRecPtr redo, bool images)
 	if (DWCtl->armed && !XLogRecPtrIsInvalid(DWCtl->disarm_after) &&
 		redo >= DWCtl->disarm_after)
 	{
-		dw_disarm();
+		dw_disarm(false);
 		DWCtl->disarm_after = InvalidXLogRecPtr;
 		ereport(LOG,
 				(errmsg("torn page protection has switched to full-page images")));
@@ -344,7 +344,8 @@ DoubleWriteCheckpointDone(XLogRecPtr redo, bool images)
 
 /*
  * Last step of a clean shutdown: leave nothing behind that other servers
- * would have to know.
+ * would have to know.  A server with a postmaster keeps the segments for its
+ * next start, as it does those of WAL; what initdb leaves behind is small.
  *
  * After a shutdown checkpoint there is nothing left to bring home.  A standby
  * may have skipped its restartpoint, and then there is.  If crash recovery
@@ -356,5 +357,5 @@ DoubleWriteShutdown(void)
 	if (!DWCtl->started || GetRecoveryState() == RECOVERY_STATE_CRASH)
 		return;
 	DoubleWriteDrain();
-	dw_disarm();
+	dw_disarm(IsPostmasterEnvironment);
 }

@@ -56,19 +56,24 @@ static bool dw_was_armed = false;
  */
 
 /*
- * List the segments in ascending order, and remove left-over temporary files.
+ * List the segments in ascending order, and remove left-over temporary files,
+ * as well as spare ones if the log is not going to be used.
  */
 static void
-dw_list_segments(DWScan *scan)
+dw_list_segments(DWScan *scan, bool marker)
 {
+	bool		keep_spares = marker ||
+		io_torn_pages_protection == TORN_PAGES_DOUBLE_WRITES;
 	DIR		   *dir = AllocateDir(DW_DIR);
 	struct dirent *de;
 
 	while ((de = ReadDir(dir, DW_DIR)) != NULL)
 	{
 		uint64		segno;
+		bool		usable;
 
-		if (strncmp(de->d_name, "new.", 4) == 0)
+		if (strncmp(de->d_name, "new.", 4) == 0 ||
+			(!keep_spares && DWParseSpareName(de->d_name, &segno, &usable)))
 		{
 			char		path[MAXPGPATH * 2];
 
@@ -150,11 +155,11 @@ dw_read_segment(DWScan *scan, uint64 segno, char *buffer)
 }
 
 static void
-dw_read_log(DWScan *scan)
+dw_read_log(DWScan *scan, bool marker)
 {
 	char	   *buffer;
 
-	dw_list_segments(scan);
+	dw_list_segments(scan, marker);
 	buffer = palloc_aligned(DW_SEGMENT_SIZE, PG_IO_ALIGN_SIZE, 0);
 	for (int i = 0; i < scan->nsegnos; i++)
 		dw_read_segment(scan, scan->segnos[i], buffer);
@@ -481,7 +486,7 @@ dw_process_log(XLogRecPtr redo, bool marker)
 									"double-write restore",
 									ALLOCSET_DEFAULT_SIZES);
 	oldcontext = MemoryContextSwitchTo(context);
-	dw_read_log(&scan);
+	dw_read_log(&scan, marker);
 	DWFindLive(&scan, &live);
 	if (live.ignored != NULL)
 		ereport(LOG,
@@ -552,7 +557,7 @@ DoubleWriteStartup(XLogRecPtr redo)
 		/* the files come from a backup, and so does the log, if any (R9) */
 		ereport(LOG,
 				(errmsg("discarding the double-write log, because the cluster is being restored from a backup")));
-		dw_remove_segments(PG_UINT64_MAX);
+		dw_remove_log();
 	}
 	else
 		dw_process_log(redo, marker);

@@ -46,30 +46,55 @@ DWSlot	   *DWSlots = NULL;
 DWBufferImage *DWBufferImages = NULL;
 char	   *DWPages = NULL;
 
-static int *DWBuckets = NULL;	/* heads of hash chains, slot number or -1 */
+/*
+ * Heads of hash chains, slot number or -1.  Changed with the mutex held, but
+ * looked at without it by buffer misses.
+ */
+static int *DWBuckets = NULL;
 
 /*
- * Automatic size of the stage: one 32nd of shared buffers, so that eviction
- * bursts find room, between 64 slots (a useful batch even with the smallest
- * shared_buffers) and 2048 (16 MB; more is latency, not throughput, as the
- * flusher takes a few hundred pages at a time).
+ * Many buckets, so that few misses find something in theirs: one in eight if
+ * the stage is full, which costs them a spinlock.
+ */
+#define DW_BUCKETS_PER_SLOT	8
+
+/* Slots taken from the list under one hold of the mutex */
+#define DW_TAKE_CHUNK		16
+
+/*
+ * Automatic size of the stage: one 32nd of shared buffers, but between 1024
+ * slots (8 MB) and 2048 (16 MB).
+ *
+ * The floor does not depend on shared buffers, since the smaller these are the
+ * more pages are evicted.  It is four full batches: one on its way home, one
+ * ready to follow, and room for evictions to go on meanwhile.  With less,
+ * batches are cut small, and there are several times as many syncs of the log.
+ * More than the ceiling is latency, not throughput.
+ *
+ * A server with less than 1 MB of shared buffers gets no more than eight times
+ * that: whoever sets it wants a small server.
  */
 #define DW_STAGE_SHARE		32
-#define DW_STAGE_MIN		64
+#define DW_STAGE_MIN		1024
 #define DW_STAGE_MAX		2048
+#define DW_STAGE_MULTIPLE	8
 
 static int
 dw_stage_slots(void)
 {
+	int			least = DW_STAGE_MIN;
+
+	if (NBuffers < DW_STAGE_MIN / DW_STAGE_MULTIPLE)
+		least = NBuffers * DW_STAGE_MULTIPLE;
 	if (double_write_stage_size > 0)
 		return double_write_stage_size;
-	return Min(Max(NBuffers / DW_STAGE_SHARE, DW_STAGE_MIN), DW_STAGE_MAX);
+	return Min(Max(NBuffers / DW_STAGE_SHARE, least), DW_STAGE_MAX);
 }
 
 static int
 dw_stage_buckets(void)
 {
-	return dw_stage_slots() * 2;
+	return dw_stage_slots() * DW_BUCKETS_PER_SLOT;
 }
 
 /*
@@ -97,6 +122,7 @@ dw_init_ctl(void)
 	dlist_init(&DWCtl->free);
 	dlist_init(&DWCtl->staged);
 	pg_atomic_init_u32(&DWCtl->ninuse_hint, 0);
+	pg_atomic_init_u32(&DWCtl->upkeep_requested, 0);
 	DWCtl->nslots = dw_stage_slots();
 	DWCtl->next_seq = 1;
 	DWCtl->flusher_proc = INVALID_PROC_NUMBER;
@@ -151,7 +177,7 @@ DoubleWriteShmemInit(void)
 		for (int i = 0; i < dw_stage_slots(); i++)
 		{
 			MemSet(&DWSlots[i], 0, sizeof(DWSlot));
-			DWSlots[i].state = DW_SLOT_FREE;
+			pg_atomic_init_u32(&DWSlots[i].state, DW_SLOT_FREE);
 			DWSlots[i].hash_next = -1;
 			dlist_push_tail(&DWCtl->free, &DWSlots[i].node);
 		}
@@ -159,23 +185,23 @@ DoubleWriteShmemInit(void)
 }
 
 /* ---------------------------------------------------------------------
- * Lookup.  All of these need DWCtl->mutex.
+ * Lookup and lists.  All of these need DWCtl->mutex, but for dw_bucket().
  * ---------------------------------------------------------------------
  */
 
-static inline int *
+static inline uint32
 dw_bucket(const BufferTag *tag)
 {
 	uint32		hash = hash_bytes((const unsigned char *) tag, sizeof(BufferTag));
 
-	return &DWBuckets[hash % (uint32) (DWCtl->nslots * 2)];
+	return hash % (uint32) (DWCtl->nslots * DW_BUCKETS_PER_SLOT);
 }
 
 /* Newest slot of a page, or -1.  Newer slots stand before older ones. */
 static int
-dw_lookup(int *bucket, const BufferTag *tag)
+dw_lookup(uint32 bucket, const BufferTag *tag)
 {
-	for (int i = *bucket; i >= 0; i = DWSlots[i].hash_next)
+	for (int i = DWBuckets[bucket]; i >= 0; i = DWSlots[i].hash_next)
 	{
 		if (BufferTagsEqual(&DWSlots[i].tag, tag))
 			return i;
@@ -186,7 +212,7 @@ dw_lookup(int *bucket, const BufferTag *tag)
 static void
 dw_unlink(int slotno)
 {
-	int		   *link = dw_bucket(&DWSlots[slotno].tag);
+	int		   *link = &DWBuckets[DWSlots[slotno].bucket];
 
 	while (*link != slotno)
 	{
@@ -203,10 +229,36 @@ dw_free_slot(int slotno)
 	DWSlot	   *slot = &DWSlots[slotno];
 
 	dw_unlink(slotno);
-	slot->state = DW_SLOT_FREE;
+	pg_atomic_write_u32(&slot->state, DW_SLOT_FREE);
 	dlist_push_head(&DWCtl->free, &slot->node);
 	DWCtl->ninuse--;
 	pg_atomic_write_u32(&DWCtl->ninuse_hint, DWCtl->ninuse);
+}
+
+static void
+dw_enter_list(DWSlot *slot)
+{
+	dlist_push_tail(&DWCtl->staged, &slot->node);
+	DWCtl->nstaged++;
+}
+
+static void
+dw_leave_list(DWSlot *slot)
+{
+	dlist_delete(&slot->node);
+	DWCtl->nstaged--;
+	if (slot->returned)
+		DWCtl->nreturned--;
+	slot->returned = false;
+}
+
+/* A version of the page of a slot on the list was in a batch before */
+static void
+dw_mark_returned(DWSlot *slot)
+{
+	if (!slot->returned)
+		DWCtl->nreturned++;
+	slot->returned = true;
 }
 
 /*
@@ -215,23 +267,22 @@ dw_free_slot(int slotno)
  * is none.  On success the slot is in state FILLING.
  */
 static int
-dw_reserve_slot(const BufferTag *tag, bool *replaces)
+dw_reserve_slot(const BufferTag *tag, uint32 bucket, bool *replaces)
 {
-	int		   *bucket = dw_bucket(tag);
 	int			slotno = dw_lookup(bucket, tag);
 	DWSlot	   *slot;
 
-	if (slotno >= 0 && DWSlots[slotno].state == DW_SLOT_STAGED)
+	if (slotno >= 0 && DWSlotInState(&DWSlots[slotno], DW_SLOT_STAGED))
 	{
 		slot = &DWSlots[slotno];
-		slot->state = DW_SLOT_FILLING;
+		pg_atomic_write_u32(&slot->state, DW_SLOT_FILLING);
 		slot->failed = false;
 		*replaces = true;
 		return slotno;
 	}
 
 	/* only one process at a time can stage a given page */
-	Assert(slotno < 0 || DWSlots[slotno].state == DW_SLOT_BATCH);
+	Assert(slotno < 0 || DWSlotInState(&DWSlots[slotno], DW_SLOT_BATCH));
 
 	*replaces = false;
 	if (dlist_is_empty(&DWCtl->free))
@@ -239,16 +290,17 @@ dw_reserve_slot(const BufferTag *tag, bool *replaces)
 
 	slot = dlist_container(DWSlot, node, dlist_pop_head_node(&DWCtl->free));
 	slotno = slot - DWSlots;
-	slot->state = DW_SLOT_FILLING;
+	pg_atomic_write_u32(&slot->state, DW_SLOT_FILLING);
 	slot->tag = *tag;
 	slot->seq = slot->oldest_seq = DWCtl->next_seq++;
 	slot->home_batch = 0;
 	slot->discarded = false;
 	slot->failed = false;
-	slot->hash_next = *bucket;
-	*bucket = slotno;
-	dlist_push_tail(&DWCtl->staged, &slot->node);
-	DWCtl->nstaged++;
+	slot->returned = false;
+	slot->bucket = bucket;
+	slot->hash_next = DWBuckets[bucket];
+	DWBuckets[bucket] = slotno;
+	dw_enter_list(slot);
 	DWCtl->ninuse++;
 	pg_atomic_write_u32(&DWCtl->ninuse_hint, DWCtl->ninuse);
 	return slotno;
@@ -262,12 +314,19 @@ dw_reserve_slot(const BufferTag *tag, bool *replaces)
 /*
  * Complain about a page LSN from the future before the page is staged, as
  * XLogFlush() does: in a batch it would take the other pages down with it.
+ *
+ * The end of WAL only rises, so its spinlock, which all that write WAL need, is
+ * taken only for LSNs beyond where this process has last seen it.
  */
 static void
 dw_check_lsn(XLogRecPtr lsn)
 {
-	if (!RecoveryInProgress() && XLogNeedsFlush(lsn) &&
-		lsn > GetXLogInsertRecPtr())
+	static XLogRecPtr known_end = InvalidXLogRecPtr;
+
+	if (lsn <= known_end || RecoveryInProgress() || !XLogNeedsFlush(lsn))
+		return;
+	known_end = GetXLogInsertRecPtr();
+	if (lsn > known_end)
 		XLogFlush(lsn);
 }
 
@@ -300,15 +359,12 @@ dw_fill_slot(int slotno, BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 }
 
 /*
- * Wake the background flusher once there is a batch for it.
+ * Wake the background flusher, as there is a batch for it.
  */
 static void
-dw_wake_flusher(int nstaged)
+dw_wake_flusher(void)
 {
 	int			procno = INVALID_PROC_NUMBER;
-
-	if (nstaged < Min(DW_MAX_BATCH_PAGES, DWCtl->nslots / 4))
-		return;
 
 	SpinLockAcquire(&DWCtl->mutex);
 	if (!DWCtl->flush_requested && DWCtl->flusher_proc != MyProcNumber)
@@ -334,6 +390,7 @@ dw_wake_flusher(int nstaged)
 void
 DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 {
+	uint32		bucket = dw_bucket(&buf->tag);
 	int			slotno;
 	int			nstaged;
 	bool		replaces;
@@ -344,7 +401,8 @@ DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 	for (;;)
 	{
 		SpinLockAcquire(&DWCtl->mutex);
-		slotno = dw_reserve_slot(&buf->tag, &replaces);
+		slotno = dw_reserve_slot(&buf->tag, bucket, &replaces);
+		nstaged = DWCtl->nstaged;
 		SpinLockRelease(&DWCtl->mutex);
 		if (slotno >= 0)
 			break;
@@ -355,11 +413,14 @@ DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 	/* nothing in here may fail: the slot would stay in state FILLING */
 	dw_fill_slot(slotno, buf, lsn, permanent);
 
-	SpinLockAcquire(&DWCtl->mutex);
-	Assert(DWSlots[slotno].state == DW_SLOT_FILLING);
-	DWSlots[slotno].state = DW_SLOT_STAGED;
-	nstaged = DWCtl->nstaged;
-	SpinLockRelease(&DWCtl->mutex);
+	/*
+	 * Publish it.  Nobody else changes the state of a slot that is being
+	 * filled, so there is no need for the mutex; dw_take_slots() has the
+	 * barrier that belongs to this one.
+	 */
+	Assert(DWSlotInState(&DWSlots[slotno], DW_SLOT_FILLING));
+	pg_write_barrier();
+	pg_atomic_write_u32(&DWSlots[slotno].state, DW_SLOT_STAGED);
 
 	DWCount(staged, 1);
 	if (replaces)
@@ -367,7 +428,10 @@ DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 
 	INJECTION_POINT("doublewrite-page-staged", NULL);
 
-	dw_wake_flusher(nstaged);
+	/* flush_requested may be out of date; the flusher looks now and then */
+	if (nstaged >= DWBatchThreshold() &&
+		!((volatile DWCtlData *) DWCtl)->flush_requested)
+		dw_wake_flusher();
 }
 
 /*
@@ -390,20 +454,38 @@ DoubleWriteStageHasRoom(void)
  * The caller holds the I/O of the buffer that the page is read into; see the
  * top of this file.  The copy is taken without a lock; if the slot has gone
  * home meanwhile, the caller must read home.  (R6)
+ *
+ * The first look is without a lock, and most misses need no other.  It can not
+ * overlook a copy that was staged before the miss began: the copy's slot was
+ * put into the chain before the buffer it came from was marked clean, and that
+ * buffer was evicted later, under the lock of a partition of the buffer table.
+ * The caller's buffer was entered there under the same lock after that, so we
+ * see all that was written before.  If the chain is empty all the same, the
+ * copy has been taken off it, after it had reached home; the barrier keeps us
+ * from reading home before we have seen that.
  */
 bool
 DoubleWriteReadStaged(const BufferTag *tag, char *dst)
 {
+	uint32		bucket = 0;
+	bool		possible = false;
 	int			slotno;
 	uint64		seq = 0;
 	bool		still_there;
 
-	/* Staging and eviction happened before our lookup in the buffer table */
-	if (pg_atomic_read_u32(&DWCtl->ninuse_hint) == 0)
+	if (pg_atomic_read_u32(&DWCtl->ninuse_hint) != 0)
+	{
+		bucket = dw_bucket(tag);
+		possible = ((volatile int *) DWBuckets)[bucket] >= 0;
+	}
+	if (!possible)
+	{
+		pg_read_barrier();
 		return false;
+	}
 
 	SpinLockAcquire(&DWCtl->mutex);
-	slotno = dw_lookup(dw_bucket(tag), tag);
+	slotno = dw_lookup(bucket, tag);
 	if (slotno >= 0)
 		seq = DWSlots[slotno].seq;
 	SpinLockRelease(&DWCtl->mutex);
@@ -414,7 +496,7 @@ DoubleWriteReadStaged(const BufferTag *tag, char *dst)
 	memcpy(dst, DWSlotPage(slotno), BLCKSZ);
 
 	SpinLockAcquire(&DWCtl->mutex);
-	still_there = (DWSlots[slotno].state != DW_SLOT_FREE &&
+	still_there = (!DWSlotInState(&DWSlots[slotno], DW_SLOT_FREE) &&
 				   DWSlots[slotno].seq == seq);
 	SpinLockRelease(&DWCtl->mutex);
 
@@ -450,13 +532,12 @@ dw_discard(DWTagFilter filter, const void *arg)
 			continue;
 
 		SpinLockAcquire(&DWCtl->mutex);
-		if (slot->state != DW_SLOT_FREE && filter(&slot->tag, arg))
+		if (!DWSlotInState(slot, DW_SLOT_FREE) && filter(&slot->tag, arg))
 		{
-			Assert(slot->state != DW_SLOT_FILLING);
-			if (slot->state == DW_SLOT_STAGED)
+			Assert(!DWSlotInState(slot, DW_SLOT_FILLING));
+			if (DWSlotInState(slot, DW_SLOT_STAGED))
 			{
-				dlist_delete(&slot->node);
-				DWCtl->nstaged--;
+				dw_leave_list(slot);
 				dw_free_slot(i);
 			}
 			else
@@ -563,61 +644,99 @@ DoubleWriteDiscardDatabase(Oid dbid)
  */
 
 /*
- * Move up to max staged slots into the batch, oldest first.  Slots whose
- * last home write failed are left alone unless retry_failed.
+ * Move some staged slots into the batch, oldest first, but none that was
+ * reserved at or after limit.  Returns how many.
  */
-int
-dw_take_slots(int *slots, int max, bool retry_failed)
+static int
+dw_take_chunk(int *slots, int max, uint64 limit, bool retry_failed)
 {
 	dlist_mutable_iter iter;
 	int			n = 0;
 
-	SpinLockAcquire(&DWCtl->mutex);
 	dlist_foreach_modify(iter, &DWCtl->staged)
 	{
 		DWSlot	   *slot = dlist_container(DWSlot, node, iter.cur);
 
 		if (n >= max)
 			break;
-		if (slot->state != DW_SLOT_STAGED || (slot->failed && !retry_failed))
+		if (slot->seq >= limit || !DWSlotInState(slot, DW_SLOT_STAGED) ||
+			(slot->failed && !retry_failed))
 			continue;
-		dlist_delete(&slot->node);
-		DWCtl->nstaged--;
-		slot->state = DW_SLOT_BATCH;
+		dw_leave_list(slot);
+		pg_atomic_write_u32(&slot->state, DW_SLOT_BATCH);
 		slots[n++] = slot - DWSlots;
 	}
-	DWCtl->flush_requested = false;
-	SpinLockRelease(&DWCtl->mutex);
-
 	return n;
 }
 
 /*
- * The page is home: its slot is free again.
+ * Move up to max staged slots into the batch, oldest first.  Slots whose
+ * last home write failed are left alone unless retry_failed.
+ *
+ * The mutex is let go now and then.  Pages staged since we began are left
+ * for the next batch: one of them may be a newer version of a page that we
+ * have taken already, and no page may be in a batch twice. (R4)
+ */
+int
+dw_take_slots(int *slots, int max, bool retry_failed)
+{
+	uint64		limit = 0;
+	int			n = 0;
+	int			taken;
+
+	do
+	{
+		SpinLockAcquire(&DWCtl->mutex);
+		if (limit == 0)
+		{
+			limit = DWCtl->next_seq;
+			DWCtl->flush_requested = false;
+		}
+		taken = dw_take_chunk(slots + n, Min(max - n, DW_TAKE_CHUNK), limit,
+							  retry_failed);
+		SpinLockRelease(&DWCtl->mutex);
+		n += taken;
+		INJECTION_POINT("doublewrite-chunk-taken", NULL);
+	} while (taken == DW_TAKE_CHUNK);
+
+	/* the state of slots before their contents; see DoubleWriteStagePage() */
+	pg_read_barrier();
+	return n;
+}
+
+/*
+ * The pages are home: their slots are free again.
  */
 void
-dw_release_slot(int slotno)
+dw_release_slots(const int *slots, int nslots)
 {
+	/* who sees the slots gone shall see the pages at home (R6) */
+	pg_write_barrier();
+
 	SpinLockAcquire(&DWCtl->mutex);
-	Assert(DWSlots[slotno].state == DW_SLOT_BATCH);
-	dw_free_slot(slotno);
+	for (int i = 0; i < nslots; i++)
+	{
+		Assert(DWSlotInState(&DWSlots[slots[i]], DW_SLOT_BATCH));
+		dw_free_slot(slots[i]);
+	}
 	SpinLockRelease(&DWCtl->mutex);
 }
 
 /*
- * The home write failed.  Keep the copy, unless a newer version of the page
- * has been staged meanwhile, which will do for both: those who wait for the
- * older one, or keep its copy in the log, must wait for the newer. (R3, R11)
+ * The home write failed, or the batch cannot be carried on with.  Keep the
+ * copy, unless a newer version of the page has been staged meanwhile, which
+ * will do for both: those who wait for the older one, or keep its copy in the
+ * log, must wait for the newer. (R3, R4, R11)
  */
 void
-dw_restage_slot(int slotno)
+dw_restage_slot(int slotno, bool failed)
 {
 	DWSlot	   *slot = &DWSlots[slotno];
 	int			newest;
 
 	SpinLockAcquire(&DWCtl->mutex);
-	Assert(slot->state == DW_SLOT_BATCH);
-	newest = dw_lookup(dw_bucket(&slot->tag), &slot->tag);
+	Assert(DWSlotInState(slot, DW_SLOT_BATCH));
+	newest = dw_lookup(slot->bucket, &slot->tag);
 	if (slot->discarded)
 		dw_free_slot(slotno);
 	else if (newest != slotno)
@@ -627,32 +746,15 @@ dw_restage_slot(int slotno)
 		newer->oldest_seq = Min(newer->oldest_seq, slot->oldest_seq);
 		if (slot->home_batch != 0)
 			newer->home_batch = slot->home_batch;
+		dw_mark_returned(newer);
 		dw_free_slot(slotno);
 	}
 	else
 	{
-		slot->state = DW_SLOT_STAGED;
-		slot->failed = true;
-		dlist_push_tail(&DWCtl->staged, &slot->node);
-		DWCtl->nstaged++;
-	}
-	SpinLockRelease(&DWCtl->mutex);
-}
-
-/*
- * Put a slot of a batch that cannot be carried on with back on the list.
- */
-void
-dw_untake_slot(int slotno)
-{
-	SpinLockAcquire(&DWCtl->mutex);
-	if (DWSlots[slotno].discarded)
-		dw_free_slot(slotno);
-	else
-	{
-		DWSlots[slotno].state = DW_SLOT_STAGED;
-		dlist_push_tail(&DWCtl->staged, &DWSlots[slotno].node);
-		DWCtl->nstaged++;
+		pg_atomic_write_u32(&slot->state, DW_SLOT_STAGED);
+		slot->failed |= failed;
+		dw_enter_list(slot);
+		dw_mark_returned(slot);
 	}
 	SpinLockRelease(&DWCtl->mutex);
 }
@@ -675,9 +777,14 @@ dw_staged_before(uint64 seq, bool *filling)
 		DWSlot	   *slot = dlist_container(DWSlot, node, iter.cur);
 
 		if (slot->oldest_seq >= seq)
+		{
+			/* the others are younger, unless something is out of order */
+			if (DWCtl->nreturned == 0)
+				break;
 			continue;
+		}
 		found = true;
-		if (slot->state == DW_SLOT_STAGED)
+		if (DWSlotInState(slot, DW_SLOT_STAGED))
 		{
 			*filling = false;
 			break;
@@ -691,31 +798,45 @@ dw_staged_before(uint64 seq, bool *filling)
 /*
  * The pages in these slots have been logged in a batch, which must be kept
  * until they are home.  Of earlier batches that hold copies of them, restore
- * would take nothing. (R3, R4)
+ * would take nothing. (R3, R4)  The flush lock is held, and the slots are in
+ * the batch.
  */
 void
 dw_note_logged(const int *slots, int nslots, uint64 batchno)
 {
-	SpinLockAcquire(&DWCtl->mutex);
 	for (int i = 0; i < nslots; i++)
 		DWSlots[slots[i]].home_batch = batchno;
-	SpinLockRelease(&DWCtl->mutex);
 }
 
 /*
  * First batch with a page that is not home; the number of the next batch if
  * there is none.  The flush lock is held.
+ *
+ * Pages that have been logged are in the batch under way, or have returned
+ * from one.
  */
 uint64
 dw_first_unfinished_batch(void)
 {
 	uint64		result = DWCtl->next_batchno;
+	dlist_iter	iter;
+
+	for (int i = 0; i < DWCtl->batch_len; i++)
+	{
+		if (DWSlots[DWCtl->batch[i]].home_batch != 0)
+			result = Min(result, DWSlots[DWCtl->batch[i]].home_batch);
+	}
 
 	SpinLockAcquire(&DWCtl->mutex);
-	for (int i = 0; i < DWCtl->nslots; i++)
+	if (DWCtl->nreturned > 0)
 	{
-		if (DWSlots[i].state != DW_SLOT_FREE && DWSlots[i].home_batch != 0)
-			result = Min(result, DWSlots[i].home_batch);
+		dlist_foreach(iter, &DWCtl->staged)
+		{
+			DWSlot	   *slot = dlist_container(DWSlot, node, iter.cur);
+
+			if (slot->home_batch != 0)
+				result = Min(result, slot->home_batch);
+		}
 	}
 	SpinLockRelease(&DWCtl->mutex);
 	return result;
@@ -735,13 +856,12 @@ dw_current_seq(void)
 	return seq;
 }
 
+/*
+ * Number of staged pages.  It may be out of date when the caller looks at it,
+ * so there is no point in locking.
+ */
 int
 dw_staged_count(void)
 {
-	int			n;
-
-	SpinLockAcquire(&DWCtl->mutex);
-	n = DWCtl->nstaged;
-	SpinLockRelease(&DWCtl->mutex);
-	return n;
+	return ((volatile DWCtlData *) DWCtl)->nstaged;
 }

@@ -32,7 +32,7 @@ CREATE FUNCTION dw_drain()
 RETURNS void STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
 
-CREATE FUNCTION dw_flush_batch()
+CREATE FUNCTION dw_flush_batch(retry_failed bool DEFAULT true)
 RETURNS bool STRICT
 AS 'MODULE_PATHNAME', 'dw_flush_batch_sql' LANGUAGE C;
 

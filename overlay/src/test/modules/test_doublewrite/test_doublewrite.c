@@ -402,7 +402,7 @@ PG_FUNCTION_INFO_V1(dw_sync_cycle_sql);
 Datum
 dw_flush_batch_sql(PG_FUNCTION_ARGS)
 {
-	PG_RETURN_BOOL(dw_flush_batch(true));
+	PG_RETURN_BOOL(dw_flush_batch(PG_GETARG_BOOL(0)));
 }
 
 Datum

@@ -134,7 +134,8 @@ sub wait_for_history
 }
 
 $node->append_conf('postgresql.conf',
-	"shared_buffers = 1MB\nbgwriter_delay = 200ms\nbgwriter_lru_maxpages = 100");
+	"shared_buffers = 1MB\nbgwriter_delay = 200ms\nbgwriter_lru_maxpages = 100\n"
+	  . "double_write_buffer_size = 1GB");
 $node->restart;
 my $offset = -s $node->logfile;
 $node->safe_psql('postgres',

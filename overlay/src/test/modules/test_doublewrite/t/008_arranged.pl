@@ -19,7 +19,7 @@ dw_require_injection_points();
 # A server on which nothing goes home unless the test says so
 sub quiet_node
 {
-	my ($name) = @_;
+	my ($name, $conf) = @_;
 	my $node = dw_new_node(
 		$name, conf => qq{
 shared_buffers = 16MB
@@ -28,6 +28,7 @@ bgwriter_delay = 10s
 wal_writer_delay = 10s
 });
 
+	$node->append_conf('postgresql.conf', $conf) if defined $conf;
 	$node->start;
 	dw_extensions($node);
 	return $node;
@@ -179,6 +180,123 @@ sub path_of
 	cmp_ok($torn->{logged}, '>', 0, 'pages were torn');
 	dw_start_after_crash($node, $torn);
 	is($node->safe_psql('postgres', 'SELECT count(*) FROM again WHERE id > 1000'), 300, 'blocks added again are right');
+	$node->stop;
+}
+
+# Newer versions of pages are staged while a batch is being put together: they
+# are left for the next one (R4)
+{
+	my $node = quiet_node('chunks', 'double_write_stage_size = 8MB');
+
+	$node->safe_psql('postgres', q{
+		CREATE TABLE t (id int, v int, filler text STORAGE PLAIN);
+		INSERT INTO t SELECT i, 0, repeat('x', 6000) FROM generate_series(1, 60) i;
+		CHECKPOINT});
+	dw_hold_flusher($node, 'doublewrite-chunk-taken');
+	$node->safe_psql('postgres', q{UPDATE t SET v = 1; SELECT dw_evict('t')});
+	my $flusher = $node->background_psql('postgres', on_error_stop => 0);
+	$flusher->query_until(qr/started/, "\\echo started\nSELECT dw_flush_batch();\n");
+	dw_wait_until_held($node);
+	$node->safe_psql('postgres', q{UPDATE t SET v = 2; SELECT dw_evict('t')});
+	dw_release_flusher($node);
+	$flusher->query('SELECT 1');
+	$flusher->quit;
+	cmp_ok($node->safe_psql('postgres', 'SELECT staged FROM dw_state()'),
+		'>', 0, 'newer versions are left for the next batch');
+	$node->safe_psql('postgres', q{SELECT dw_drain(), dw_evict('t'), dw_drain(), dw_evict('t')});
+	is($node->safe_psql('postgres', 'SELECT min(v), max(v), count(*) FROM t'),
+		'2|2|60', 'newest versions are at home');
+	$node->stop;
+}
+
+# A page comes back to the stage while somebody drains it, behind younger ones:
+# the drain does not end before it is home (R5)
+{
+	my $node = quiet_node('drain');
+
+	$node->safe_psql('postgres', q{
+		CREATE TABLE older AS SELECT i AS id FROM generate_series(1, 100) i;
+		CREATE TABLE younger AS SELECT i AS id FROM generate_series(1, 100) i;
+		CHECKPOINT});
+	my $path = path_of($node, 'older');
+	my $before = dw_read_block($node, $path, 0);
+	dw_hold_flusher($node);
+	$node->safe_psql('postgres', q{DELETE FROM older WHERE id = 1; SELECT dw_evict('older')});
+	my $flusher = $node->background_psql('postgres', on_error_stop => 0);
+	$flusher->query_until(qr/started/, "\\echo started\nSELECT dw_flush_batch();\n");
+	dw_wait_until_held($node);
+	my $drain = $node->background_psql('postgres', on_error_stop => 0);
+	$drain->query_until(qr/started/, "\\echo started\nSELECT dw_drain();\n");
+	$node->poll_query_until('postgres',
+		"SELECT count(*) = 1 FROM pg_stat_activity WHERE query LIKE '%dw_drain%' AND wait_event = 'DoubleWriteFlush'"
+	) or die 'nobody drains';
+	$node->safe_psql('postgres', q{
+		DELETE FROM younger WHERE id = 1; SELECT dw_evict('younger');
+		SELECT dw_fail_at('doublewrite-home-write', 'EIO')});
+	dw_release_flusher($node);
+	$drain->query('SELECT 1');
+	isnt(dw_read_block($node, $path, 0), $before, 'page is home after the drain');
+	is($node->safe_psql('postgres', q{SELECT dw_hits('doublewrite-home-write') > 1}), 't',
+		'... where it was written in vain at first');
+	$flusher->query('SELECT 1');
+	$_->quit foreach ($drain, $flusher);
+	$node->stop;
+}
+
+# A batch is given up, as pages that cannot be written home keep all of the
+# log, and newer versions of its pages have been staged meanwhile: of each page
+# only the newer one is carried home (R4)
+{
+	my $node = quiet_node('given_up', 'double_write_stage_size = 8MB');
+
+	# nobody but us carries pages home
+	my $bgwriter = $node->safe_psql('postgres',
+		"SELECT pid FROM pg_stat_activity WHERE backend_type = 'background writer'");
+	kill('STOP', $bgwriter);
+
+	$node->safe_psql('postgres', q{
+		CREATE TABLE stuck AS SELECT i AS id FROM generate_series(1, 100) i;
+		CREATE TABLE t (id int, v int, filler text STORAGE PLAIN);
+		INSERT INTO t SELECT i, 0, repeat('x', 6000) FROM generate_series(1, 60) i;
+		CHECKPOINT;
+		DELETE FROM stuck WHERE id < 10;
+		SELECT dw_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000),
+			dw_fail_at('doublewrite-home-write', 'EIO');
+		SELECT dw_evict('stuck')});
+	isnt($node->psql('postgres', 'SELECT dw_flush_batch()'), 0, 'home write failed');
+	my $stderr = '';
+	foreach (1 .. 100)
+	{
+		$node->safe_psql('postgres', q{UPDATE t SET v = 1; SELECT dw_evict('t')});
+		$node->psql('postgres', 'SELECT dw_flush_batch(false)', stderr => \$stderr);
+		last if $stderr =~ /double-write log is full/;
+	}
+	like($stderr, qr/double-write log is full/, 'the log is full');
+
+	# stop the next attempt while it waits for space
+	$node->safe_psql('postgres',
+		"SELECT injection_points_attach('doublewrite-sync-cycle', 'wait')");
+	my $flusher = $node->background_psql('postgres', on_error_stop => 0);
+	$flusher->query_until(qr/started/,
+		"\\echo started\nSELECT dw_flush_batch(false);\n");
+	ok( $node->poll_query_until(
+			'postgres',
+			"SELECT count(*) > 0 FROM pg_stat_activity WHERE query LIKE '%dw_flush_batch%'
+				AND wait_event IN ('doublewrite-sync-cycle', 'DoubleWriteSync')"),
+		'a batch waits for space');
+	$node->safe_psql('postgres', q{UPDATE t SET v = 2; SELECT dw_evict('t')});
+	$node->safe_psql('postgres', q{
+		SELECT injection_points_detach('doublewrite-sync-cycle');
+		SELECT injection_points_wakeup('doublewrite-sync-cycle')});
+	$flusher->query('SELECT 1');
+	$flusher->quit;
+
+	$node->safe_psql('postgres', q{
+		SELECT dw_clear('doublewrite-create-segment');
+		SELECT dw_drain(), dw_evict('t'), dw_drain(), dw_evict('t')});
+	is($node->safe_psql('postgres', 'SELECT min(v), max(v), count(*) FROM t'),
+		'2|2|60', 'newest versions are at home');
+	kill('CONT', $bgwriter);
 	$node->stop;
 }
 

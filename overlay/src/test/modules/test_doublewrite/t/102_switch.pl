@@ -136,17 +136,19 @@ sub wait_for_images
 	die 'timed out waiting for a change of images';
 }
 
-# WAL records that carry full-page images, between two locations.
+# WAL records that carry full-page images, between two locations.  The file is
+# named, or pg_waldump may take one that has just been created for the first.
 sub images_between
 {
 	my ($node, $from, $to) = @_;
+	my $file = $node->safe_psql('postgres', "SELECT pg_walfile_name('$from')");
 	my ($stdout, $stderr) = run_command(
 		[
 			'pg_waldump',
 			'--path' => $node->data_dir . '/pg_wal',
 			'--start' => $from,
 			'--end' => $to,
-			'--fullpage'
+			'--fullpage', $file
 		]);
 
 	return scalar(split(/\n/, $stdout));
@@ -166,7 +168,13 @@ sub check_images
 
 	# Only the first change of a page after a redo pointer carries an image,
 	# and the load may have changed all its pages by the end of a checkpoint.
-	$node->safe_psql('postgres', 'CHECKPOINT') if $step->{images};
+	# WAL before the redo pointer may be gone then.
+	if ($step->{images})
+	{
+		$node->safe_psql('postgres', 'CHECKPOINT');
+		$from = $node->safe_psql('postgres',
+			'SELECT redo_lsn FROM pg_control_checkpoint()');
+	}
 	wait_for_pages($node, 200);
 	my $n = images_between($node, $from, lsn($node, 'flush'));
 

@@ -1,0 +1,363 @@
+
+# Copyright (c) 2025, PostgreSQL Global Development Group
+
+# What the engine does so that nobody has to wait: room in the stage, segments
+# of the log at hand, sync cycles beside the flusher.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use DoubleWrite;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+dw_require_injection_points();
+
+my $node = dw_new_node('main');
+
+# --- The automatic size of the stage
+
+$node->append_conf('postgresql.conf', 'double_write_stage_size = -1');
+foreach my $case (
+	[ '128kB', 128 ],
+	[ '512kB', 512 ],
+	[ '1MB', 1024 ],
+	[ '256MB', 1024 ],
+	[ '384MB', 1536 ])
+{
+	my ($buffers, $slots) = @$case;
+
+	$node->append_conf('postgresql.conf', "shared_buffers = $buffers");
+	$node->start;
+	dw_extensions($node);
+	is($node->safe_psql('postgres', 'SELECT slots FROM dw_state()'),
+		$slots, "slots with shared_buffers = $buffers");
+	$node->stop;
+}
+
+# --- Segments outlive a clean stop
+
+my $dir = $node->data_dir . '/pg_doublewrite';
+my $value = 0;
+
+# Names in the directory of the log: segments, or spare ones with a suffix
+sub segments
+{
+	my @names = sort grep { /^[0-9A-F]{16}$/ } slurp_dir($dir);
+
+	return @names;
+}
+
+sub spares
+{
+	my @names = sort grep { /^[0-9A-F]{16}\.spare1$/ } slurp_dir($dir);
+
+	return @names;
+}
+
+sub inodes
+{
+	return join(' ', sort { $a <=> $b } map { (stat("$dir/$_"))[1] } @_);
+}
+
+# Fill more than two segments with batches
+sub fill_log
+{
+	foreach (1 .. 6)
+	{
+		$value++;
+		$node->safe_psql('postgres',
+			"UPDATE t SET v = $value; SELECT dw_evict('t'), dw_drain();");
+	}
+	return;
+}
+
+sub table_ok
+{
+	my ($what) = @_;
+
+	is($node->safe_psql('postgres', 'SELECT min(v), max(v) FROM t'),
+		"$value|$value", "$what: nothing lost");
+	return;
+}
+
+my $no_new_segments = 'test_doublewrite.fail_at = '
+  . "'doublewrite-create-segment:EIO:1:1000000'";
+
+$node->append_conf(
+	'postgresql.conf', q{
+shared_buffers = 16MB
+double_write_stage_size = 8MB
+double_write_buffer_size = 64MB
+bgwriter_lru_maxpages = 0
+});
+$node->start;
+$node->safe_psql('postgres',
+	'CREATE TABLE t (id int, v int, filler text STORAGE PLAIN);'
+	  . "INSERT INTO t SELECT i, 0, repeat('x', 6000) FROM generate_series(1, 240) i;"
+	  . 'VACUUM FREEZE t; CHECKPOINT');
+fill_log();
+my @before = segments();
+cmp_ok(scalar(@before), '>=', 3, 'several segments are in use');
+my $inodes = inodes(@before);
+$node->stop;
+is_deeply([ segments() ], [], 'no segments after a clean stop');
+is(inodes(spares()), $inodes, '... as all of them are spare now');
+
+# They hold intact batches with higher numbers than the next life begins with.
+my ($highest) = map { hex(substr($_, 0, 16)) } reverse(spares());
+$node->append_conf('postgresql.conf', $no_new_segments);
+$node->start;
+is_deeply([ spares() ], [], 'no spare files while running');
+is(inodes(segments()), $inodes, 'segments are made of them, and no others');
+cmp_ok(hex((segments())[0]), '>', $highest, 'numbers have risen');
+$node->safe_psql('postgres', 'UPDATE t SET v = v + 1 WHERE id = 1');
+$node->safe_psql('postgres', 'UPDATE t SET v = v - 1 WHERE id = 1');
+$node->stop('immediate');
+$node->append_conf('postgresql.conf', "test_doublewrite.fail_at = ''");
+my $offset = -s $node->logfile;
+ok(dw_poll_start($node), 'old batches in them are not taken for new ones')
+  or BAIL_OUT('no start');
+table_ok('crash after a start with spare files');
+
+# after a crash, segments are reused as well, once two new ones are in use
+fill_log();
+my %known = map { $_ => 1 } split(/ /, inodes(segments()));
+$node->stop('immediate');
+dw_start_after_crash($node);
+is(scalar(grep { !$known{$_} } split(/ /, inodes(segments()))),
+	2, 'segments are reused after a crash');
+cmp_ok(scalar(segments()), '>', 2, '... if there is anything to reuse');
+table_ok('crash');
+
+# --- A shutdown that is cut short while it keeps its segments
+
+foreach my $nth (1 .. 3)
+{
+	fill_log();
+	%known = map { $_ => 1 } split(/ /, inodes(segments()));
+	$offset = -s $node->logfile;
+	$node->safe_psql('postgres',
+		"SELECT dw_crash_at('doublewrite-retire-segment', $nth)");
+	kill('INT', $node->{_pid});
+	dw_wait_for_crash($node, $offset);
+	is(scalar(spares()), $nth, 'some segments were kept');
+	$offset = -s $node->logfile;
+	ok(dw_poll_start($node), 'server starts') or BAIL_OUT('no start');
+	ok( !$node->log_contains(
+			qr/double-write log (?:is damaged|does not match|: examined)/, $offset),
+		'what is left of the log is empty');
+	is(join(' ', grep { $known{$_} } split(/ /, inodes(segments()))),
+		join(' ', sort { $a <=> $b } keys %known),
+		'no segment is lost');
+	table_ok("crash at file $nth of a shutdown");
+}
+
+# --- Spare files that cannot be used
+
+$node->append_conf('postgresql.conf', $no_new_segments);
+$node->stop;
+my @spares = spares();
+rename("$dir/$spares[0]", "$dir/" . substr($spares[0], 0, 16) . '.spare2')
+  or die $!;
+truncate("$dir/$spares[1]", 8192) or die $!;
+my $good = inodes(@spares[ 2 .. $#spares ]);
+$node->start;
+is(inodes(segments()), $good,
+	'another format or size: removed, the others are used');
+table_ok('after that');
+
+$node->stop;
+$node->append_conf('postgresql.conf', 'double_write_buffer_size = 16MB');
+$node->start;
+is(scalar(segments()), 4, 'no more are kept than the log may be large');
+
+$node->stop;
+$node->append_conf('postgresql.conf', 'io_torn_pages_protection = full_pages');
+$node->start;
+is(scalar(spares()), 0, 'none are kept if double writes are off');
+table_ok('full_pages');
+$node->append_conf('postgresql.conf',
+	"io_torn_pages_protection = double_writes\ntest_doublewrite.fail_at = ''");
+$node->restart;
+fill_log();
+$node->append_conf('postgresql.conf', 'io_torn_pages_protection = off');
+$node->reload;
+$node->poll_query_until('postgres', 'SELECT NOT armed FROM dw_state()');
+$node->poll_query_until('postgres',
+	"SELECT count(*) = 0 FROM pg_ls_dir('pg_doublewrite')");
+is(scalar(slurp_dir($dir)) - 2, 0, 'switching off removes the segments');
+$node->stop;
+
+# --- The checkpointer looks after the log while flushers go on
+
+$node = dw_new_node('checkpointer', conf => q{
+shared_buffers = 32MB
+double_write_stage_size = 8MB
+double_write_buffer_size = 32MB
+bgwriter_lru_maxpages = 0
+checkpoint_completion_target = 0.9
+});
+$dir = $node->data_dir . '/pg_doublewrite';
+$value = 0;
+$node->start;
+dw_extensions($node);
+$node->safe_psql('postgres',
+	'CREATE TABLE t (id int, v int, filler text STORAGE PLAIN);'
+	  . "INSERT INTO t SELECT i, 0, repeat('x', 6000) FROM generate_series(1, 240) i;"
+	  . 'CREATE TABLE dirty (LIKE t INCLUDING ALL);'
+	  . 'INSERT INTO dirty SELECT * FROM t; VACUUM FREEZE t; CHECKPOINT');
+
+sub hold
+{
+	my ($point) = @_;
+
+	$node->safe_psql('postgres', "SELECT injection_points_attach('$point', 'wait')");
+	return;
+}
+
+sub release
+{
+	my ($point) = @_;
+
+	$node->safe_psql('postgres',
+		"SELECT injection_points_detach('$point'); SELECT injection_points_wakeup('$point')");
+	return;
+}
+
+# One more batch, carried home by a client
+sub one_batch
+{
+	$value++;
+	$node->safe_psql('postgres',
+		"UPDATE t SET v = $value; SELECT dw_evict('t'), dw_drain();");
+	return;
+}
+
+sub wait_for_checkpointer
+{
+	my ($event, $what) = @_;
+
+	ok( $node->poll_query_until(
+			'postgres', "SELECT count(*) = 1 FROM pg_stat_activity
+			WHERE backend_type = 'checkpointer' AND wait_event = '$event'"),
+		$what);
+	return;
+}
+
+sub stat_of
+{
+	my ($column) = @_;
+
+	return $node->safe_psql('postgres', "SELECT $column FROM dw_stats(), dw_state()");
+}
+
+# segments ahead
+hold('doublewrite-create-segment');
+for (1 .. 50)
+{
+	last if stat_of('segno > first_segno') eq 't';
+	$node->safe_psql('postgres',
+		"UPDATE t SET filler = filler WHERE id <= 50; SELECT dw_evict('t'), dw_drain()");
+}
+wait_for_checkpointer('doublewrite-create-segment',
+	'the checkpointer creates a segment when the log grows');
+my $home = stat_of('home_pages');
+$node->safe_psql('postgres',
+	"UPDATE t SET filler = filler WHERE id <= 10; SELECT dw_evict('t'), dw_drain()");
+cmp_ok(stat_of('home_pages'), '>', $home, 'pages are carried home meanwhile');
+release('doublewrite-create-segment');
+ok( $node->poll_query_until('postgres',
+		'SELECT last_segno - segno >= 2 FROM dw_state()'),
+	'two segments are ready');
+is(scalar(grep { /^new/ } slurp_dir($dir)), 0, 'no temporary files');
+
+# one that the checkpointer could not create is no concern of anybody yet
+$node->safe_psql('postgres', q{CHECKPOINT;
+	SELECT dw_fail_at('doublewrite-create-segment', 'EIO', 1, 1000000)});
+my $log_offset = -s $node->logfile;
+my $last = stat_of('last_segno');
+for (1 .. 50)
+{
+	last if stat_of("dw_hits('doublewrite-create-segment')") > 0;
+	one_batch();
+}
+cmp_ok(stat_of("dw_hits('doublewrite-create-segment')"),
+	'>', 0, 'creation of a segment failed');
+$node->safe_psql('postgres', "SELECT dw_clear('doublewrite-create-segment')");
+ok( !$node->log_contains(qr/could not write file "pg_doublewrite/, $log_offset),
+	'nobody was told');
+
+# a sync cycle
+my $cycles = stat_of('sync_cycles');
+hold('doublewrite-sync-cycle-synced');
+for (1 .. 50)
+{
+	last
+	  if $node->safe_psql('postgres',
+		"SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'doublewrite-sync-cycle-synced'"
+	  ) > 0;
+	one_batch();
+}
+wait_for_checkpointer('doublewrite-sync-cycle-synced',
+	'the checkpointer runs a sync cycle');
+my $logged = stat_of('logged');
+one_batch();
+one_batch();
+cmp_ok(stat_of('logged'), '>', $logged + 2 * 200, 'the flusher goes on');
+is(stat_of('log_full'), 0, 'without waiting for space');
+is(stat_of('sync_cycles'), $cycles, 'while the cycle is under way');
+release('doublewrite-sync-cycle-synced');
+ok( $node->poll_query_until(
+		'postgres', "SELECT sync_cycles > $cycles FROM dw_stats()"),
+	'it completes');
+
+# during a spread checkpoint, too
+$node->safe_psql('postgres', "CHECKPOINT; UPDATE dirty SET v = v + 1");
+$cycles = stat_of('sync_cycles');
+my $backup = $node->background_psql('postgres');
+$backup->query_until(qr/started/,
+	"\\echo started\nSELECT pg_backup_start('x', false);\n");
+wait_for_checkpointer('CheckpointWriteDelay', 'a checkpoint is under way');
+for (1 .. 50)
+{
+	last
+	  if stat_of("segno + 1 - first_segno > 4 OR sync_cycles > $cycles") eq 't';
+	one_batch();
+}
+ok( $node->poll_query_until(
+		'postgres', "SELECT sync_cycles > $cycles FROM dw_stats()"),
+	'sync cycle during a checkpoint');
+is(stat_of('log_full'), 0, '... run by nobody who found the log full');
+is( $node->safe_psql('postgres',
+		"SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_backup_start%' AND state = 'active'"
+	),
+	1,
+	'... which goes on');
+$node->safe_psql('postgres', 'CHECKPOINT');
+$backup->quit;
+
+# A crash with the cycle between sync and mark
+hold('doublewrite-sync-cycle-synced');
+for (1 .. 50)
+{
+	last
+	  if $node->safe_psql('postgres',
+		"SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'doublewrite-sync-cycle-synced'"
+	  ) > 0;
+	one_batch();
+}
+my $snapshot = dw_snapshot($node);
+one_batch();
+$node->stop('immediate');
+my $torn = dw_tear($node, $snapshot);
+cmp_ok($torn->{logged}, '>', 0, 'pages were torn');
+dw_start_after_crash($node, $torn);
+table_ok('crash in a sync cycle of the checkpointer');
+$node->stop;
+
+done_testing();
