@@ -118,6 +118,11 @@ class PrivateApt:
             raise DevError(f"apt-get source left no upstream tarball of {version}")
         return tarballs[0]
 
+    def download_source(self, package, version):
+        """Download a whole source package; returns the path of its description."""
+        self._get("source", "--download-only", f"{package}={version}")
+        return self.directory / f"{package}_{version.rpartition(':')[2]}.dsc"
+
     def _get(self, *args, check=True):
         """Run apt-get with the private configuration."""
         run(["apt-get", "-q", "-c", self.config, *args], cwd=self.directory, check=check)
@@ -174,14 +179,33 @@ def fetch(directory, package, lock):
     return None
 
 
+def fetch_source(directory, package, lock):
+    """Download Debian's source package of a release that `lock` allows.
+
+    Returns the path of its description (.dsc); raises DevError if no mirror has it.
+    """
+    for archive in machine_archives():
+        apt = PrivateApt(directory, archive)
+        try:
+            return apt.download_source(package, _best_on_offer(apt, package, lock))
+        except DevError as exc:
+            note(str(exc))
+    raise DevError(f"no apt mirror of this machine has the source package {package}")
+
+
 def _fetch_from(apt, package, lock):
     """Download the best release on offer; raises DevError if there is none."""
+    best = _best_on_offer(apt, package, lock)
+    return upstream_part(best), apt.download(package, best)
+
+
+def _best_on_offer(apt, package, lock):
+    """Return the source version to use; raises DevError if none will do."""
     apt.update()
     offers = [v for v in apt.versions(package) if lock.allows(upstream_part(v))]
     if not offers:
         raise DevError(f"{package} is not on offer there")
-    best = min(offers, key=lambda v: (upstream_part(v) != lock.version, -_minor(v)))
-    return upstream_part(best), apt.download(package, best)
+    return min(offers, key=lambda v: (upstream_part(v) != lock.version, -_minor(v)))
 
 
 def _minor(version):

@@ -27,17 +27,25 @@ TEST = (*COMMON, "-Dbuildtype=debugoptimized", "-Doptimization=1", "-Dcassert=tr
 RELEASE = (*COMMON, "-Dbuildtype=debugoptimized", "-Doptimization=2", "-Dcassert=false",
            "-Dinjection_points=false", "-Dtap_tests=disabled")
 
+# Validates the sources (xmllint) before it applies the stylesheets.
+DOC = (*(option for option in RELEASE if option != "-Ddocs=disabled"), "-Ddocs=enabled")
+
 # Seconds between lines of progress when nobody watches on a terminal.
 PROGRESS_SECONDS = 15
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What to build: our tree or the pristine one, options, test programs."""
+    """What to build: our tree or the pristine one, options, test programs, target.
+
+    `packages` are those of Debian that only this kind needs.
+    """
 
     ours: bool
     options: tuple
     tests: bool
+    target: str = "install-quiet"
+    packages: tuple = ()
 
 
 KINDS = {
@@ -45,6 +53,8 @@ KINDS = {
     "release": Kind(ours=True, options=RELEASE, tests=False),
     "stock": Kind(ours=False, options=TEST, tests=True),
     "stock-release": Kind(ours=False, options=RELEASE, tests=False),
+    "doc": Kind(ours=True, options=DOC, tests=False, target="html",
+                packages=("docbook-xml", "docbook-xsl", "libxml2-utils", "xsltproc")),
 }
 
 
@@ -58,13 +68,20 @@ def build(paths, kind, source_tree):
         _configure(paths, kind, source_tree)
         _compile(paths, kind)
         seconds = time.monotonic() - started
-        say(f"{kind} build is ready after {seconds:.0f} s: {bindir(paths, kind)}")
+        say(f"{kind} build is ready after {seconds:.0f} s: {product(paths, kind)}")
     return bindir(paths, kind)
 
 
 def bindir(paths, kind):
     """Return the directory of the installed programs of `kind`."""
     return paths.prefix(kind) / "bin"
+
+
+def product(paths, kind):
+    """Return the directory of what people use of a build."""
+    if KINDS[kind].target == "html":
+        return paths.build(kind) / "doc" / "src" / "sgml" / "html"
+    return bindir(paths, kind)
 
 
 def is_built(paths, kind):
@@ -105,7 +122,7 @@ def _configure(paths, kind, source_tree):
 def _compile(paths, kind):
     """Compile and install, and compile what tests need besides."""
     directory = paths.build(kind)
-    targets = ["install-quiet"]
+    targets = [KINDS[kind].target]
     if KINDS[kind].tests:
         targets += _test_programs(paths, directory)
     say(f"compiling the {kind} build")

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from . import patch as patches
-from . import worktree
+from . import series, worktree
 from .base import DevError, Paths, output, say
 from .git import Git
 from .suites import NO_MODE, Result
@@ -79,6 +79,16 @@ def report(outcome):
             say(f"{name}: {complaint}")
     failed = sum(1 for _, complaints in outcome if complaints)
     return Result("dev/check", NO_MODE, len(outcome) - failed, failed, 0, 0)
+
+
+@checker
+def review_series(tree):
+    """The patches for upstream review can be made."""
+    if (tree.paths.patches / series.GROUPS).exists():
+        try:
+            series.commit(tree.paths, tree.git, tree.upstream)
+        except DevError as exc:
+            yield str(exc)
 
 
 @checker

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench import cli as bench
 
-from . import build, check, cluster, crash, deps, series, source, suites, worktree
+from . import build, check, cluster, crash, deb, deps, series, source, suites, worktree
 from .base import DevError, locate, note, say
 
 
@@ -61,8 +61,9 @@ def _parser():
     sub.add_argument("kinds", nargs="*", metavar="KIND", default=["test"],
                      help=f"of {', '.join(kinds)} (default: test)")
     sub = command("bindir", _bindir, "print the directory of a build's programs")
-    sub.add_argument("kind", choices=kinds)
+    sub.add_argument("kind", choices=[kind for kind in kinds if kind != "doc"])
     command("deps", lambda paths, args: deps.ensure(paths), "install the packages needed")
+    command("doc", _doc, "validate the documentation and build it as HTML")
     sub = command("source", _source, "fetch and unpack PostgreSQL's source")
     sub.add_argument("--tarball", help="use this release tarball (default: PGDW_TARBALL)")
     sub = command("import", _import, "make work/ of upstream, patches/ and overlay/")
@@ -72,6 +73,12 @@ def _parser():
     sub.add_argument("--force", action="store_true", help="overwrite edits in the repository")
     sub = command("bench", _bench, "measure this build and stock side by side")
     bench.add_arguments(sub)
+    sub = command("deb", _deb, "build Debian packages that replace postgresql-18, in a chroot")
+    sub.add_argument("--profile", nargs="+", default=[], metavar="NAME",
+                     help="build profiles; pkg.postgresql.nollvm leaves the JIT compiler out")
+    sub.add_argument("--test", action="store_true",
+                     help="also upgrade from stock, crash, recover and go back, with them")
+    sub.add_argument("--test-only", action="store_true", help="with those built before")
     sub = command("series", _series, "write patches for upstream review")
     sub.add_argument("directory", type=Path, help="an empty or new directory")
     command("check", _check, "run the gate")
@@ -86,6 +93,7 @@ def _obtain(paths, tarball=None):
 
 def _build_kind(paths, kind):
     """Bring a build up to date with all that it is made of; returns its bindir."""
+    deps.ensure(paths, build.KINDS[kind].packages)
     upstream = _obtain(paths)
     if not build.KINDS[kind].ours:
         return build.build(paths, kind, Path(upstream.tree))
@@ -118,6 +126,14 @@ def _series(paths, args):
     series.write(paths, _obtain(paths), args.directory)
 
 
+def _deb(paths, args):
+    deps.ensure(paths, deb.PACKAGES)
+    packages = deb.packages(paths) if args.test_only else deb.build(paths, args.profile)
+    print(packages)
+    if args.test or args.test_only:
+        deb.test(paths, packages)
+
+
 def _bench(paths, args):
     return bench.main(paths, args, functools.partial(deps.ensure, paths, deps.BENCH),
                       functools.partial(_build_kind, paths))
@@ -136,6 +152,11 @@ def _bindir(paths, args):
     if not build.is_built(paths, args.kind):
         _build_kind(paths, args.kind)
     print(build.bindir(paths, args.kind))
+
+
+def _doc(paths, args):
+    _build_kind(paths, "doc")
+    print(build.product(paths, "doc") / "index.html")
 
 
 def _run(paths, args):

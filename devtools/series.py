@@ -75,26 +75,35 @@ def problems(groups, patch_names, overlay_paths):
 def write(paths, source, directory):
     """Write the review series into `directory`; returns the number of patches.
 
-    Raises DevError if the groups are not a partition of patches/ and
-    overlay/, or if a group does not apply on the groups before it.
+    Raises DevError as commit() does.
     """
     with locked(paths):
         git = worktree.repository(paths)
         upstream = worktree.upstream_commit(git, source)
-        series = dict(patches.read_series(paths.patches))
-        overlay = worktree.overlay_entries(git, paths)
-        groups = expand(read_groups(paths.patches / GROUPS), list(series))
-        wrong = problems(groups, series, overlay)
-        if wrong:
-            raise DevError("patches/groups: " + "; ".join(wrong[:8]),
-                           "name each patch and overlay file in one section")
-        tip = _commit_groups(git, upstream, groups, series, overlay)
-        if git("diff", "--name-only", tip, worktree.assemble(git, paths, upstream)):
-            raise DevError("the groups give another tree than patches/series")
+        tip, number = commit(paths, git, upstream)
         git("format-patch", "-q", "--zero-commit", "--no-signature", "--numbered",
             "--no-renames", "-o", directory.resolve(), f"{upstream}..{tip}")
-    say(f"wrote {len(groups)} patches into {directory}")
-    return len(groups)
+    say(f"wrote {number} patches into {directory}")
+    return number
+
+
+def commit(paths, git, upstream):
+    """Commit the review series on `upstream`; returns its tip, and how many.
+
+    Raises DevError if the groups are not a partition of patches/ and
+    overlay/, or if a group does not apply on the groups before it.
+    """
+    series = dict(patches.read_series(paths.patches))
+    overlay = worktree.overlay_entries(git, paths)
+    groups = expand(read_groups(paths.patches / GROUPS), list(series))
+    wrong = problems(groups, series, overlay)
+    if wrong:
+        raise DevError("patches/groups: " + "; ".join(wrong[:8]),
+                       "name each patch and overlay file in one section")
+    tip = _commit_groups(git, upstream, groups, series, overlay)
+    if git("diff", "--name-only", tip, worktree.assemble(git, paths, upstream)):
+        raise DevError("the groups give another tree than patches/series")
+    return tip, len(groups)
 
 
 def _commit_groups(git, upstream, groups, series, overlay):

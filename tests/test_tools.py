@@ -115,6 +115,7 @@ class CheckTest(RepositoryCase):
             "listed_in_meson": {"overlay/src/x/meson.build": "files('y.c')\n"},
             "header_used": {"overlay/src/x/x.c": "/*\n * x.c\n */\n"},
             "typedefs_listed": {"overlay/src/tools/pgindent/typedefs.list": "Y\n"},
+            "review_series": {"patches/groups": "[Nothing]\nwhy = No file is named.\n"},
             "whitespace": {"README.md": "x \n"},
             "no_places": {"README.md": f"{mirror} {home}\n"},
             "patches_apply": {"overlay/src/main.c": "x\n"},

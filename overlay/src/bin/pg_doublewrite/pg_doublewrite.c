@@ -27,6 +27,7 @@ typedef enum Command
 	COMMAND_LIST,
 	COMMAND_CHECK,
 	COMMAND_DRY_RUN,
+	COMMAND_LEDGER,
 	COMMAND_STORAGE,
 } Command;
 
@@ -35,6 +36,7 @@ static const char *const command_names[] = {
 	[COMMAND_LIST] = "list",
 	[COMMAND_CHECK] = "check",
 	[COMMAND_DRY_RUN] = "dry-run",
+	[COMMAND_LEDGER] = "ledger",
 	[COMMAND_STORAGE] = "storage",
 };
 
@@ -51,6 +53,7 @@ usage(const char *progname)
 	printf(_("  list                   also list batches, and pages by file\n"));
 	printf(_("  check                  say what is wrong with the log, if anything\n"));
 	printf(_("  dry-run                say which pages a server would restore\n"));
+	printf(_("  ledger                 say what the last restore did\n"));
 	printf(_("  storage                say what the storage promises about page writes\n"));
 	printf(_("\nOptions:\n"));
 	printf(_(" [-D, --pgdata=]DATADIR  data directory\n"));
@@ -130,6 +133,7 @@ run_command(Command command, LogState *state, const Options *options)
 		case COMMAND_DRY_RUN:
 			dry_run(state, options);
 			break;
+		case COMMAND_LEDGER:
 		case COMMAND_STORAGE:
 			Assert(false);
 			break;
@@ -221,7 +225,8 @@ main(int argc, char **argv)
 		usage_error();
 	}
 	if (datadir == NULL &&
-		(command == COMMAND_DRY_RUN || command == COMMAND_STORAGE))
+		(command == COMMAND_DRY_RUN || command == COMMAND_LEDGER ||
+		 command == COMMAND_STORAGE))
 	{
 		pg_log_error("command \"%s\" needs a data directory",
 					 command_names[command]);
@@ -231,6 +236,14 @@ main(int argc, char **argv)
 	if (command == COMMAND_STORAGE)
 	{
 		test_storage(datadir, &options, seconds, sync_test);
+		return 0;
+	}
+
+	if (command == COMMAND_LEDGER)
+	{
+		print_ledger(datadir, &options);
+		if (fflush(stdout) != 0)
+			pg_fatal("could not write to output: %m");
 		return 0;
 	}
 

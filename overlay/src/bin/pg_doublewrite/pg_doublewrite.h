@@ -72,6 +72,9 @@ extern void print_check(const LogState *state, const Options *options);
 /* dryrun.c */
 extern void dry_run(LogState *state, const Options *options);
 
+/* ledger.c */
+extern void print_ledger(const char *datadir, const Options *options);
+
 /* storage.c */
 extern void test_storage(const char *datadir, const Options *options,
 						 int seconds, bool test_sync);

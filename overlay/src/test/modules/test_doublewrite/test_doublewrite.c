@@ -20,13 +20,16 @@
 #include "postgres.h"
 
 #include <signal.h>
+#include <sys/stat.h>
 
 #include "access/relation.h"
+#include "common/relpath.h"
 #include "fmgr.h"
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
 #include "storage/doublewrite_internal.h"
+#include "storage/fd.h"
 #include "storage/ipc.h"
 #include "storage/lwlock.h"
 #include "storage/proc.h"
@@ -48,6 +51,7 @@ typedef enum TdwAction
 	TDW_CRASH,					/* everything dies at once */
 	TDW_KILL,					/* this process gets SIGKILL */
 	TDW_FAIL,					/* an error is raised */
+	TDW_TEAR,					/* home writes are torn while we wait */
 } TdwAction;
 
 typedef struct TdwPoint
@@ -210,6 +214,53 @@ tdw_crash(const char *name)
 }
 
 /*
+ * Write the first half of a page of the batch home, unless that would make
+ * the file longer.
+ */
+static void
+tdw_write_half(int slotno)
+{
+	const BufferTag *tag = &DWSlots[slotno].tag;
+	RelPathStr	path = relpathperm(BufTagGetRelFileLocator(tag),
+								   BufTagGetForkNum(tag));
+	BlockNumber segno = tag->blockNum / RELSEG_SIZE;
+	off_t		offset = (off_t) (tag->blockNum % RELSEG_SIZE) * BLCKSZ;
+	char	   *file = segno == 0 ? pstrdup(path.str) :
+		psprintf("%s.%u", path.str, segno);
+	struct stat st;
+	int			fd;
+
+	if (stat(file, &st) == 0 && st.st_size >= offset + BLCKSZ)
+	{
+		fd = OpenTransientFile(file, O_RDWR | PG_BINARY);
+		if (fd < 0 ||
+			pg_pwrite(fd, DWSlotPage(slotno), BLCKSZ / 2, offset) != BLCKSZ / 2)
+			elog(ERROR, "could not write file \"%s\": %m", file);
+		CloseTransientFile(fd);
+	}
+	pfree(file);
+}
+
+/*
+ * Whoever reads relation files now meets pages that are being written: all
+ * pages of the batch are half at home.  The caller holds the flush lock, and
+ * keeps it until somebody wakes it up at the injection point in here, which
+ * has to be attached with action "wait".
+ */
+static void
+tdw_tear(void)
+{
+	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
+
+	for (int i = 0; i < DWCtl->batch_len; i++)
+	{
+		if (!DWSlots[DWCtl->batch[i]].discarded)
+			tdw_write_half(DWCtl->batch[i]);
+	}
+	INJECTION_POINT("test-doublewrite-torn", NULL);
+}
+
+/*
  * Callback of all points.  If the code at the point passes an int, that is
  * where it wants an errno value; else an error is thrown.
  */
@@ -255,6 +306,9 @@ test_doublewrite_hit(const char *name, const void *private_data, void *arg)
 						(errcode_for_file_access(),
 						 errmsg("test error at injection point \"%s\": %m", name)));
 			}
+			break;
+		case TDW_TEAR:
+			tdw_tear();
 			break;
 	}
 }
@@ -352,6 +406,15 @@ dw_fail_at(PG_FUNCTION_ARGS)
 	tdw_set_point(text_to_cstring(PG_GETARG_TEXT_PP(0)), TDW_FAIL,
 				  tdw_parse_errno(text_to_cstring(PG_GETARG_TEXT_PP(1))),
 				  PG_GETARG_INT32(2), PG_GETARG_INT32(3));
+	PG_RETURN_VOID();
+}
+
+/* Only where home writes begin, with the flush lock held */
+PG_FUNCTION_INFO_V1(dw_tear_at);
+Datum
+dw_tear_at(PG_FUNCTION_ARGS)
+{
+	tdw_set_point(text_to_cstring(PG_GETARG_TEXT_PP(0)), TDW_TEAR, 0, 1, 1);
 	PG_RETURN_VOID();
 }
 

@@ -108,18 +108,6 @@ my @steps_minimal = grep {
 	  || ($point eq '' && $_->{from} eq 'double_writes')
 } @steps;
 
-# Wait until the load has brought home so many more pages.
-sub wait_for_pages
-{
-	my ($node, $n) = @_;
-	my $now = $node->safe_psql('postgres', 'SELECT home_pages FROM dw_stats()');
-
-	$node->poll_query_until('postgres',
-		"SELECT home_pages >= $now + $n FROM dw_stats()")
-	  or die 'timed out waiting for pages to be written';
-	return;
-}
-
 # Wait until WAL carries images, or none, as a checkpoint says.
 sub wait_for_images
 {
@@ -134,24 +122,6 @@ sub wait_for_images
 		  $expected;
 	}
 	die 'timed out waiting for a change of images';
-}
-
-# WAL records that carry full-page images, between two locations.  The file is
-# named, or pg_waldump may take one that has just been created for the first.
-sub images_between
-{
-	my ($node, $from, $to) = @_;
-	my $file = $node->safe_psql('postgres', "SELECT pg_walfile_name('$from')");
-	my ($stdout, $stderr) = run_command(
-		[
-			'pg_waldump',
-			'--path' => $node->data_dir . '/pg_wal',
-			'--start' => $from,
-			'--end' => $to,
-			'--fullpage', $file
-		]);
-
-	return scalar(split(/\n/, $stdout));
 }
 
 sub lsn
@@ -175,8 +145,8 @@ sub check_images
 		$from = $node->safe_psql('postgres',
 			'SELECT redo_lsn FROM pg_control_checkpoint()');
 	}
-	wait_for_pages($node, 200);
-	my $n = images_between($node, $from, lsn($node, 'flush'));
+	dw_wait_for_pages($node, 200);
+	my $n = dw_images_between($node, $from, lsn($node, 'flush'));
 
 	if ($step->{images})
 	{
@@ -237,7 +207,7 @@ sub switch_under_load
 		}
 		else
 		{
-			wait_for_pages($node, 200);
+			dw_wait_for_pages($node, 200);
 		}
 		$node->stop('immediate');
 	}
@@ -259,7 +229,7 @@ sub test_step
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	my $old = dw_snapshot($node);
 	dw_workload_start($node);
-	wait_for_pages($node, 200);
+	dw_wait_for_pages($node, 200);
 	switch_under_load($node, $step);
 	cmp_ok(dw_workload_finish($node), '>', 0, 'transactions were acknowledged');
 

@@ -19,18 +19,6 @@ dw_require_injection_points();
 
 my $MARKER = 'backup_label';
 
-# Wait until so many more pages have been brought home.
-sub wait_for_pages
-{
-	my ($node, $n) = @_;
-	my $now = $node->safe_psql('postgres', 'SELECT home_pages FROM dw_stats()');
-
-	$node->poll_query_until('postgres',
-		"SELECT home_pages >= $now + $n FROM dw_stats()")
-	  or die 'timed out waiting for pages to be written';
-	return;
-}
-
 # What is in the tables.
 sub contents
 {
@@ -94,15 +82,12 @@ sub crash_in_replay
 	my $old = restartpoint($primary, $standby);
 
 	dw_workload_start($primary);
-	wait_for_pages($standby, 200);
+	dw_wait_for_pages($standby, 200);
 	$standby->stop('immediate');
 	marker_is($standby, $armed, 'marker while the log is in use');
 	dw_start_after_crash($standby, tear($standby, $old, $protected));
-	wait_for_pages($standby, 50);
-	$primary->psql('postgres',
-		'SELECT pg_terminate_backend(pid) FROM pg_stat_activity'
-		  . " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()");
-	dw_workload_finish($primary);
+	dw_wait_for_pages($standby, 50);
+	dw_workload_stop($primary);
 	same_as_primary($primary, $standby, 'crash in replay');
 	return;
 }
@@ -154,7 +139,7 @@ sub crash_after_promotion
 	$standby->{$_} = $primary->{$_} for qw(dw_script dw_run);
 	$standby->{dw_acked} = { %{ $primary->{dw_acked} } };
 	dw_workload_start($standby);
-	wait_for_pages($standby, 300);
+	dw_wait_for_pages($standby, 300);
 	$standby->stop('immediate');
 	dw_workload_finish($standby);
 	unlike(slurp_file($standby->logfile, $offset),

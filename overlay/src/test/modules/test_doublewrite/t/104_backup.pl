@@ -25,39 +25,11 @@ my $MARKER_LINE = qr/^DOUBLE WRITE LOG IN USE/;
 my $DISCARDED =
   qr/LOG:  discarding the double-write log, because the cluster is being restored from a backup/;
 
-# Wait until the load has brought home so many more pages.
-sub wait_for_pages
-{
-	my ($node, $n) = @_;
-	my $now = $node->safe_psql('postgres', 'SELECT home_pages FROM dw_stats()');
-
-	$node->poll_query_until('postgres',
-		"SELECT home_pages >= $now + $n FROM dw_stats()")
-	  or die 'timed out waiting for pages to be written';
-	return;
-}
-
 sub segments
 {
 	my ($dir) = @_;
 
 	return scalar(grep { /^[0-9A-F]{16}$/ } slurp_dir("$dir/pg_doublewrite"));
-}
-
-# WAL records with full-page images between two locations.
-sub images_between
-{
-	my ($node, $from, $to) = @_;
-	my ($stdout, $stderr) = run_command(
-		[
-			'pg_waldump',
-			'--path' => $node->data_dir . '/pg_wal',
-			'--start' => $from,
-			'--end' => $to,
-			'--fullpage'
-		]);
-
-	return scalar(split(/\n/, $stdout));
 }
 
 sub lsn
@@ -112,11 +84,11 @@ my $primary = dw_new_node(
 $primary->start;
 dw_workload_setup($primary);
 dw_workload_start($primary);
-wait_for_pages($primary, 300);
+dw_wait_for_pages($primary, 300);
 
 my $before = lsn($primary, 'insert');
-wait_for_pages($primary, 300);
-is(images_between($primary, $before, lsn($primary, 'flush')),
+dw_wait_for_pages($primary, 300);
+is(dw_images_between($primary, $before, lsn($primary, 'flush')),
 	0, 'no images before the backup');
 
 $primary->backup('base', backup_options => [ '--checkpoint' => 'fast' ]);
@@ -130,14 +102,14 @@ command_ok([ 'pg_verifybackup', '--no-parse-wal', $backup ],
 
 my ($start_lsn) =
   slurp_file("$backup/$MARKER") =~ /^START WAL LOCATION: ([0-9A-F\/]+)/m;
-cmp_ok(images_between($primary, $start_lsn, lsn($primary, 'flush')),
+cmp_ok(dw_images_between($primary, $start_lsn, lsn($primary, 'flush')),
 	'>', 0, 'WAL of the backup carries images');
 
 # once it is over, images stop again
 $primary->safe_psql('postgres', 'CHECKPOINT');
 $before = lsn($primary, 'insert');
-wait_for_pages($primary, 300);
-is(images_between($primary, $before, lsn($primary, 'flush')),
+dw_wait_for_pages($primary, 300);
+is(dw_images_between($primary, $before, lsn($primary, 'flush')),
 	0, 'no images after the backup');
 
 my $copy = PostgreSQL::Test::Cluster->new('basebackup');
@@ -152,7 +124,7 @@ $copy->clean_node;
 my $session = $primary->background_psql('postgres', on_error_stop => 1);
 $session->query_safe('SET client_min_messages = warning');
 $session->query_safe(q{SELECT pg_backup_start('copy', true)});
-wait_for_pages($primary, 300);
+dw_wait_for_pages($primary, 300);
 my %data = (files => $primary->backup_dir . '/files');
 PostgreSQL::Test::RecursiveCopy::copypath(
 	$primary->data_dir,
@@ -163,7 +135,7 @@ PostgreSQL::Test::RecursiveCopy::copypath(
 		return $src ne 'postmaster.pid' && $src ne 'postmaster.opts'
 		  && $src !~ m{^pg_wal/.};
 	});
-wait_for_pages($primary, 300);
+dw_wait_for_pages($primary, 300);
 my $label = $session->query_safe('SELECT labelfile FROM pg_backup_stop()');
 $session->quit;
 
@@ -179,10 +151,10 @@ unlink("$data{files}/$MARKER") or die $!;
 append_to_file("$data{files}/$MARKER", "$label\n");
 
 # later than the backups, for recovery to a point in time
-wait_for_pages($primary, 300);
+dw_wait_for_pages($primary, 300);
 $primary->safe_psql('postgres', q{SELECT pg_create_restore_point('here')});
 $primary->safe_psql('postgres', 'SELECT pg_switch_wal()');
-wait_for_pages($primary, 300);
+dw_wait_for_pages($primary, 300);
 
 for my $how ('files', 'appended')
 {

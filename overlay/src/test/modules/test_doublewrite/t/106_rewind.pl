@@ -139,10 +139,7 @@ $new->reload;
 dw_workload_start($new);
 my ($result, $stderr) =
   rewind($old, $new, '--source-server' => $new->connstr('postgres'));
-$new->psql('postgres',
-	'SELECT pg_terminate_backend(pid) FROM pg_stat_activity'
-	  . " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()");
-dw_workload_finish($new);
+dw_workload_stop($new);
 if ($result)
 {
 	pass('live: pg_rewind succeeds');

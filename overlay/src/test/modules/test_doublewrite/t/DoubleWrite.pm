@@ -73,11 +73,15 @@ our @EXPORT = qw(
   dw_workload_setup
   dw_workload_start
   dw_workload_finish
+  dw_workload_stop
+  dw_wait_for_pages
+  dw_images_between
   dw_check_history
   dw_check_amcheck
   dw_check_stopped
   dw_check
   dw_hold_flusher
+  dw_hold_torn
   dw_wait_until_held
   dw_release_flusher
   BLCKSZ
@@ -983,6 +987,73 @@ sub dw_workload_finish
 
 =pod
 
+=item dw_workload_stop(node)
+
+End the clients that go on until the server is gone, and note what was
+acknowledged to them.
+
+=cut
+
+sub dw_workload_stop
+{
+	my ($node) = @_;
+
+	$node->psql('postgres',
+		'SELECT pg_terminate_backend(pid) FROM pg_stat_activity'
+		  . " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()");
+	return dw_workload_finish($node);
+}
+
+=pod
+
+=item dw_wait_for_pages(node, n)
+
+Wait until the load has brought home so many more pages, on this server.
+
+=cut
+
+sub dw_wait_for_pages
+{
+	my ($node, $n) = @_;
+	my $now = $node->safe_psql('postgres', 'SELECT home_pages FROM dw_stats()');
+
+	$node->poll_query_until('postgres',
+		"SELECT home_pages >= $now + $n FROM dw_stats()")
+	  or die 'timed out waiting for pages to be written';
+	return;
+}
+
+=pod
+
+=item dw_images_between(node, from, to)
+
+Number of WAL records with full-page images between two locations.  Segments are
+named, as pg_waldump would otherwise look into any file to learn their size, and
+that may be one that has been preallocated.
+
+=cut
+
+sub dw_images_between
+{
+	my ($node, $from, $to) = @_;
+	my @segments = split(/\n/,
+		$node->safe_psql('postgres',
+			"SELECT pg_walfile_name(l) FROM unnest('{$from, $to}'::pg_lsn[]) l"));
+	my ($stdout, $stderr) = run_command(
+		[
+			'pg_waldump',
+			'--path' => $node->data_dir . '/pg_wal',
+			'--start' => $from,
+			'--end' => $to,
+			'--fullpage', @segments
+		]);
+
+	note $stderr if $stderr ne '';
+	return scalar(split(/\n/, $stdout));
+}
+
+=pod
+
 =item dw_check_history(node)
 
 The oracle: all that was acknowledged is there, at most one more transaction
@@ -1146,6 +1217,52 @@ sub dw_hold_flusher
 	$node->safe_psql('postgres',
 		"SELECT dw_drain(); SELECT injection_points_attach('$point', 'wait')");
 	return;
+}
+
+=pod
+
+=item dw_hold_torn(node, sub)
+
+Call the function given, which is to change pages and push them out of shared
+buffers, fewer than there are slots in the stage.  On return, some process is
+about to write a batch of them home, and each page of the batch is half there:
+whoever reads the files meets torn pages.  It waits, with the flush lock held,
+for C<dw_release_flusher>.  Returns a reference to an array of the torn pages:
+C<path>, C<offset>, and C<page>, the bytes as they are at home.
+
+The stage is filled while the flusher is held at the end of an earlier batch, so
+that this one is large.
+
+=cut
+
+sub dw_hold_torn
+{
+	my ($node, $change) = @_;
+	my @torn;
+
+	dw_hold_flusher($node, 'doublewrite-home-written');
+	$change->();
+	dw_wait_until_held($node);
+	$node->safe_psql(
+		'postgres', q{
+		SELECT dw_tear_at('doublewrite-home-write');
+		SELECT injection_points_attach('test-doublewrite-torn', 'wait')});
+	dw_release_flusher($node);
+	$node->{dw_held} = 'test-doublewrite-torn';
+	dw_wait_until_held($node);
+
+	foreach my $copy (@{ dw_read_log($node)->{batches}[-1]{entries} })
+	{
+		my ($path, $offset) = dw_home_path($node, $copy);
+		my $page = dw_read_block($node, $path, $offset);
+
+		push @torn, { path => $path, offset => $offset, page => $page }
+		  if $page ne $copy->{page}
+		  && substr($page, 0, BLCKSZ / 2) eq
+		  substr($copy->{page}, 0, BLCKSZ / 2);
+	}
+	cmp_ok(scalar(@torn), '>', 100, $node->name . ': pages are half at home');
+	return \@torn;
 }
 
 =pod
