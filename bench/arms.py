@@ -15,11 +15,17 @@ class Arm:
     name: str
     kind: str
     settings: dict
+    images: bool = None     # replays saved WAL, with or without images
 
     @property
     def ours(self):
         return self.kind == "release"
 
+
+SERIAL = {"wal_pipeline": "off"}
+PIPELINE = {"wal_pipeline": "on"}
+IMAGES = {MODE: "full_pages"}
+NO_IMAGES = {MODE: "double_writes"}
 
 ARMS = {arm.name: arm for arm in (
     Arm("off", "release", {MODE: "off"}),
@@ -29,16 +35,27 @@ ARMS = {arm.name: arm for arm in (
     Arm("stock-off", "stock-release", {"full_page_writes": "off"}),
     Arm("stock-full_pages", "stock-release", {"full_page_writes": "on"}),
     Arm("stock-full_pages+lz4", "stock-release", {"full_page_writes": "on", **LZ4}),
+    # Of the suite `recovery`.
+    Arm("serial", "release", {**NO_IMAGES, **SERIAL}, images=False),
+    Arm("pipeline", "release", {**NO_IMAGES, **PIPELINE}, images=False),
+    Arm("stock", "stock-release", {}, images=False),
+    Arm("serial+images", "release", {**IMAGES, **SERIAL}, images=True),
+    Arm("pipeline+images", "release", {**IMAGES, **PIPELINE}, images=True),
+    Arm("stock+images", "stock-release", {}, images=True),
 )}
 
 
-def choose(names):
-    """Return the Arms of these names in the table's order; all if none given."""
-    unknown = set(names) - set(ARMS)
+def choose(names, replaying=False):
+    """Return the Arms of these names in the table's order; all if none given.
+
+    Arms that replay saved WAL are for cases that do, and the others are not.
+    """
+    fitting = [arm for arm in ARMS.values() if (arm.images is not None) == replaying]
+    unknown = set(names) - {arm.name for arm in fitting}
     if unknown:
-        raise DevError(f"no such arm: {', '.join(sorted(unknown))}",
-                       "one of " + ", ".join(ARMS))
-    return [arm for arm in ARMS.values() if not names or arm.name in names]
+        raise DevError(f"no such arm of this suite: {', '.join(sorted(unknown))}",
+                       "one of " + ", ".join(arm.name for arm in fitting))
+    return [arm for arm in fitting if not names or arm.name in names]
 
 
 def order(arms, round_number):

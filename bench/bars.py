@@ -1,6 +1,7 @@
 """What must be shown, and whether a series of runs shows it."""
 
 import re
+import statistics
 from dataclasses import dataclass
 
 from . import stats
@@ -45,6 +46,28 @@ class Bar:
             return None
         return Verdict(self.text, measure.case, measure.name, self.least, ratio,
                        outcome(ratio, self.least))
+
+
+@dataclass(frozen=True)
+class MeanBar:
+    """A demand on the geometric mean of a ratio over all cases of a suite."""
+
+    text: str
+    suite: str
+    point: str
+    ratio: object
+    least: float
+
+    def judge(self, suite, measures):
+        """Return [Verdict], [] if the bar is not about the suite."""
+        about = [one for one in measures if suite == self.suite and one.name == self.point]
+        ratios = [ratio for ratio in map(self.ratio, about) if ratio]
+        if not ratios:
+            return []
+        mean = stats.Ratio(*(statistics.geometric_mean(getattr(one, part) for one in ratios)
+                             for part in ("value", "low", "high")))
+        return [Verdict(self.text, f"{len(ratios)} cases", self.point, self.least, mean,
+                        outcome(mean, self.least))]
 
 
 def outcome(ratio, least):
@@ -118,10 +141,27 @@ BARS = (
     Bar("same mode: off / stock off", ".*", ".*", MEASURES, speed("off", "stock-off"), 1.0),
     Bar("volume: images of full_pages / pages double-written", ".*", ".*", "tps|.*clients",
         volume, 1.0),
+    # As times: at most 0.9 of stock's, and 0.8 where stock has images.
+    Bar("redo: pipeline / stock", "recovery", ".*", "redo", speed("pipeline", "stock"), 1 / 0.9),
+    Bar("redo: pipeline / stock, images", "recovery", ".*", "redo",
+        speed("pipeline+images", "stock+images"), 1 / 0.9),
+    Bar("redo: pipeline without images / stock with images", "recovery", ".*", "redo",
+        speed("pipeline", "stock+images"), 1 / 0.8),
+)
+
+# Of the geometric means: at most 0.75 of stock's time.
+MEAN_BARS = (
+    MeanBar("redo, mean: pipeline / stock", "recovery", "redo", speed("pipeline", "stock"),
+            1 / 0.75),
+    MeanBar("redo, mean: pipeline / stock, images", "recovery", "redo",
+            speed("pipeline+images", "stock+images"), 1 / 0.75),
+    MeanBar("redo, mean: pipeline without images / stock with images", "recovery", "redo",
+            speed("pipeline", "stock+images"), 1 / 0.8),
 )
 
 
 def judge(suite, measures):
     """Return the Verdicts of all bars, in their order."""
     verdicts = (bar.judge(suite, measure) for bar in BARS for measure in measures)
-    return [verdict for verdict in verdicts if verdict]
+    means = (verdict for bar in MEAN_BARS for verdict in bar.judge(suite, measures))
+    return [*(verdict for verdict in verdicts if verdict), *means]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from devtools.base import DevError, require_reachable, run, say
 
-from . import arms, report, runner, storage, suites
+from . import arms, recovery, report, runner, storage, suites
 
 # The system's own Python, for which the packages of `report` are made.
 SYSTEM_PYTHON = "/usr/bin/python3"
@@ -27,7 +27,8 @@ def add_arguments(parser):
     parser.add_argument("--runs", type=int, default=3, metavar="N",
                         help="runs of each case and arm (default: 3)")
     parser.add_argument("--arms", nargs="+", default=[], metavar="ARM",
-                        help=f"of {', '.join(arms.ARMS)} (default: all)")
+                        help=f"of {', '.join(arms.ARMS)}, the last six only for the suite"
+                             " recovery (default: all that fit)")
     parser.add_argument("--storage", choices=storage.PROFILES, default="memory",
                         help="where clusters live (default: memory)")
     parser.add_argument("--seconds", type=int, default=60, metavar="S",
@@ -49,7 +50,10 @@ def main(paths, args, ensure_packages, build_kind):
             raise DevError("no directory to report on", "./dev bench report DIR")
         return render(args.directory)
     plan = _plan(args)
-    bindirs = {kind: build_kind(kind) for kind in sorted({arm.kind for arm in plan.arms})}
+    kinds = {arm.kind for arm in plan.arms}
+    if any(case.workload for case in plan.cases):
+        kinds.add(recovery.KIND)
+    bindirs = {kind: build_kind(kind) for kind in sorted(kinds)}
     runner.execute(paths, plan, bindirs)
     return render(plan.directory)
 
@@ -92,6 +96,8 @@ def _plan(args):
     require_reachable(work)
     require_reachable(REPOSITORY / "bench")
     say(f"prepared clusters are kept in {work}; ./dev bench clean removes them")
-    return runner.Plan(args.what, args.factor, args.runs, tuple(arms.choose(args.arms)),
+    replaying = any(case.workload for case in cases)
+    return runner.Plan(args.what, args.factor, args.runs,
+                       tuple(arms.choose(args.arms, replaying)),
                        args.storage, args.seconds, tuple(cases), work,
                        runner.new_directory(RESULTS, args.what, args.storage, args.name))

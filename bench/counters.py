@@ -34,12 +34,17 @@ def snapshot(server, volume):
         _put(counts, f"io.{key}", IO_FIELDS, values)
     for name, value in _engine(server):
         counts[f"dw.{name}"] = float(value)
-    for label, device in volume.devices.items():
-        for name, value in storage.device_counts(device).items():
-            counts[f"device.{label}.{name}"] = value
+    counts.update(devices(volume))
     for kind, seconds in server.cpu_seconds().items():
         counts[f"cpu.{kind}"] = seconds
     return counts
+
+
+def devices(volume):
+    """Return the counters of the block devices alone."""
+    return {f"device.{label}.{name}": value
+            for label, device in volume.devices.items()
+            for name, value in storage.device_counts(device).items()}
 
 
 def difference(after, before):

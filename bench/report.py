@@ -9,7 +9,7 @@ from .arms import ARMS
 MARKDOWN, HTML = "report.md", "report.html"
 
 # What every arm is compared with.
-REFERENCES = ("off", "stock-off", "stock-full_pages")
+REFERENCES = ("off", "stock-off", "stock-full_pages", "stock", "stock+images")
 
 
 @dataclass(frozen=True)

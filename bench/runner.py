@@ -18,9 +18,9 @@ from pathlib import Path
 
 from devtools.base import DevError, note, run, say, server_user
 
-from . import arms, machine, storage
+from . import arms, machine, recovery, storage
 from .loads import Session
-from .server import DATABASE, Server
+from .server import DATABASE, EXTENSION, Server
 
 META, RUNS, RAW = "meta.json", "runs.jsonl", "raw"
 
@@ -28,8 +28,6 @@ META, RUNS, RAW = "meta.json", "runs.jsonl", "raw"
 FILLING = {"fsync": "off", "full_page_writes": "off", "wal_level": "minimal",
            "max_wal_senders": 0, "shared_buffers": "256MB", "max_wal_size": "64MB",
            "min_wal_size": "32MB", "autovacuum": "off"}
-
-EXTENSION = "pg_doublewrite_stats"
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ def execute(paths, plan, bindirs):
     with _orderly_end():
         for number, (round_number, case, arm) in enumerate(schedule(plan)):
             say(f"{plan.suite}: {case.name}, {arm.name}, run {round_number + 1} of {plan.runs}")
-            _one_run(paths, plan, bindirs[arm.kind], case, arm, number)
+            _one_run(paths, plan, bindirs, case, arm, number)
 
 
 def schedule(plan):
@@ -101,9 +99,14 @@ def _prepare_directory(plan, bindirs):
     (plan.directory / META).write_text(json.dumps(meta, indent=1) + "\n")
 
 
-def _one_run(paths, plan, bindir, case, arm, number):
+def _one_run(paths, plan, bindirs, case, arm, number):
     """Measure one case in one arm and append the result."""
-    template = prepared(paths, plan.work, bindir, arm.kind, case.dataset)
+    bindir = bindirs[arm.kind]
+    base = recovery.KIND if case.workload else arm.kind
+    template = prepared(paths, plan.work, bindirs[base], base, case.dataset)
+    saved = None
+    if case.workload:
+        saved = recovery.saved(paths, bindirs[base], template, case.workload, arm.images)
     raw = plan.directory / RAW / f"{number:03}-{_file_name(case.name)}-{arm.name}"
     raw.mkdir()
     started = time.monotonic()
@@ -111,7 +114,8 @@ def _one_run(paths, plan, bindir, case, arm, number):
             storage.volume(plan.profile, plan.work, case.megabytes(),
                            case.own_wal_device) as volume:
         try:
-            points, settings = _measure(paths, plan, bindir, case, arm, template, volume, scratch)
+            points, settings = _measure(paths, plan, bindir, case, arm, (template, saved),
+                                        volume, scratch)
         finally:
             _keep(raw, [*scratch.iterdir(), *volume.data.glob("*.log")])
     result = {"case": case.name, "arm": arm.name, "number": number,
@@ -124,13 +128,23 @@ def _one_run(paths, plan, bindir, case, arm, number):
         note(f"{point.name}: {point.value:.4g} {point.unit}")
 
 
-def _measure(paths, plan, bindir, case, arm, template, volume, scratch):
-    """Start a copy of the prepared cluster and load it: (points, settings)."""
+def _measure(paths, plan, bindir, case, arm, templates, volume, scratch):
+    """Start a copy of the prepared cluster and load it: (points, settings).
+
+    `templates` are the cluster and what a crash has left of it, or None.
+    """
+    template, saved = templates
     server = Server(paths, bindir, volume.data / "primary")
-    _copy(template, server.data)
+    _copy(template, server.data, saved)
     if volume.wal:
         _move_wal(server.data, volume.wal)
     server.configure({**case.all_settings(), **arm.settings})
+    if saved:
+        try:
+            points = case.load(Session(server, volume, scratch, plan.seconds))
+            return points, server.settings()
+        finally:
+            server.stop("immediate")
     with server, _standby(paths, bindir, case, server, volume) as standby:
         settings = server.settings()
         session = Session(server, volume, scratch, plan.seconds, standby)
@@ -177,13 +191,19 @@ def prepared(paths, work, bindir, kind, dataset):
         dataset.fill(server)
         server.sql("VACUUM ANALYZE; CHECKPOINT;")
     conf.write_bytes(pristine)
+    # The last checkpoint shall be one of an ordinary server, with images.
+    with server:
+        server.sql("SELECT 1")
+    conf.write_bytes(pristine)
     (place / "stamp").write_text(stamp)
     return server.data
 
 
-def _copy(template, target):
+def _copy(template, target, saved):
     """Copy a cluster, have it on storage, and out of the kernel's cache."""
     run(["cp", "-a", template, target])
+    if saved:
+        recovery.put(saved, target)
     run(["sync", "-f", target])
     for top, _, names in os.walk(target):
         for name in names:

@@ -12,6 +12,7 @@ from devtools.base import DevError, clean_env, identity, run, server_user
 
 DATABASE = "bench"
 SUPERUSER = "postgres"
+EXTENSION = "pg_doublewrite_stats"
 
 # Servers listen on sockets in directories of their own, so ports never clash.
 PORT = 5432
@@ -23,7 +24,7 @@ CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 # Names of processes carry numbers or users that say nothing here.
 PROCESS_KINDS = ("checkpointer", "background writer", "walwriter", "walsender", "walreceiver",
-                 "startup", "io worker", "autovacuum", "logical replication")
+                 "startup", "walpipeline", "io worker", "autovacuum", "logical replication")
 
 
 class Server:
@@ -49,15 +50,18 @@ class Server:
             for name, value in settings.items():
                 conf.write(f"{name} = '{value}'\n")
 
-    def start(self):
-        """Start the server; raises DevError with the end of its log."""
+    def start(self, wait=True):
+        """Start the server; raises DevError with the end of its log.
+
+        Without `wait`, it may still be in recovery on return.
+        """
         self.sockets = Path(tempfile.mkdtemp(prefix="pgdw-bench-"))
         user = server_user()
         if user:
             os.chown(self.sockets, user.pw_uid, user.pw_gid)
         self.configure({"listen_addresses": "", "port": PORT,
                         "unix_socket_directories": self.sockets})
-        done = self.call("pg_ctl", "-D", self.data, "-l", self.log, "-w", "-s",
+        done = self.call("pg_ctl", "-D", self.data, "-l", self.log, "-w" if wait else "-W", "-s",
                          "-t", TIMEOUT_SECONDS, "start", check=False)
         if done.returncode != 0:
             shutil.rmtree(self.sockets)
@@ -151,18 +155,28 @@ class Server:
         The total includes processes that have ended, as their parent keeps
         their time; the kinds are of those alive.
         """
-        postmaster = int((self.data / "postmaster.pid").read_text().split()[0])
-        own, ended = _times(postmaster)
+        own, ended = _times(self.postmaster())
         seconds = {"total": own + ended}
-        for child in _children(postmaster):
-            try:
-                used, _ = _times(child)
-                kind = process_kind(Path(f"/proc/{child}/cmdline").read_bytes())
-            except (FileNotFoundError, ProcessLookupError):
-                continue
+        for kind, used in self.processes().values():
             seconds["total"] += used
             seconds[kind] = seconds.get(kind, 0) + used
         return seconds
+
+    def postmaster(self):
+        """Return the process id of the postmaster."""
+        return int((self.data / "postmaster.pid").read_text().split()[0])
+
+    def processes(self):
+        """Return {process id: (kind, CPU seconds)} of the postmaster's children."""
+        found = {}
+        for child in _children(self.postmaster()):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                used, _ = _times(child)
+                cmdline = Path(f"/proc/{child}/cmdline").read_bytes()
+                # A process that has ended has none, until it is waited for.
+                if cmdline:
+                    found[child] = (process_kind(cmdline), used)
+        return found
 
 
 def timings(text):

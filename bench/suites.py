@@ -12,8 +12,10 @@ from devtools.base import DevError
 
 from . import clients, machine
 from .loads import Checkpoints, Pgbench, Replication, Step, Steps, Sysbench
+from .recovery import PROGRESS, Replay, Workload
 
 SCRIPTS = Path(__file__).resolve().parent / "tpcc"
+REDO_SCRIPTS = Path(__file__).resolve().parent / "redo"
 
 # What TPC-C prescribes of each transaction, in percent.
 TPCC_MIX = {"new_order": 45, "payment": 43, "order_status": 4, "delivery": 4, "stock_level": 4}
@@ -36,6 +38,7 @@ SYSBENCH_ROW_BYTES = 260
 PGBENCH_MB = 16
 TPCC_MB = 13
 TRAP_ROW_BYTES = 160
+REDO_ROW_BYTES = 190
 
 SUITES = {}
 
@@ -78,7 +81,8 @@ class Dataset:
 class Case:
     """One server life to measure, the same in each arm.
 
-    `ours_only`: stock refuses the settings.
+    `ours_only`: stock refuses the settings.  With a `workload`, its WAL is
+    replayed on the data.
     """
 
     name: str
@@ -88,6 +92,7 @@ class Case:
     own_wal_device: bool = False
     standby: bool = False
     ours_only: bool = False
+    workload: Workload = None
 
     def all_settings(self):
         """Return the settings with the common ones below them."""
@@ -161,6 +166,14 @@ def trap_data(scale, number):
 CREATE TABLE src (id int, k int, pad text);
 INSERT INTO src SELECT i, hashint4(i), repeat(md5(i::text), 3) FROM generate_series(1, {rows}) i;
 COPY src TO '{server.data}/src.copy';"""))
+
+
+def redo_data(scale, number):
+    """Return a table for each of our own workloads of recovery."""
+    rows = scale.count(number, 1000)
+    schema = (REDO_SCRIPTS / "schema.sql").read_text()
+    return Dataset(f"redo-{rows}", 4 * rows * REDO_ROW_BYTES >> 20, lambda server: server.sql(
+        f"\\set rows {rows}\n{schema}"))
 
 
 def tpcc_load(scale, number):
@@ -296,3 +309,33 @@ def replication(scale):
                  {"shared_buffers": scale.buffers(1024), "max_wal_size": scale.wal(wal),
                   "wal_keep_size": "512MB"}, standby=True)
             for wal in (10240, 64)]
+
+
+@suite
+def recovery(scale):
+    """(g) replay of saved WAL after a crash, with and without images in it."""
+    rows = 2_500_000
+    own, tables = redo_data(scale, rows), pgbench_data(scale, 150)
+    workloads = [
+        (own, "bulk inserts", _redo_script(scale, "bulk_insert", rows), 100_000),
+        (own, "range updates", _redo_script(scale, "range_update", rows), 80_000),
+        (own, "HOT updates", _redo_script(scale, "hot_update", rows), 200_000),
+        (own, "non-HOT updates", _redo_script(scale, "non_hot_update", rows), 200_000),
+        (tables, "simple-update", ("--builtin=simple-update",), 300_000),
+        (tables, "tpcb-like", ("--builtin=tpcb-like",), 300_000),
+    ]
+    return [_replay(scale, *workload) for workload in workloads]
+
+
+def _redo_script(scale, name, rows):
+    """Return the arguments of pgbench for one of our own workloads."""
+    return (f"--file={REDO_SCRIPTS / name}.sql", f"--define=rows={scale.count(rows, 1000)}")
+
+
+def _replay(scale, dataset, name, arguments, number):
+    """Return the case that replays a workload."""
+    transactions = scale.count(number, 100)
+    return Case(name, dataset, Replay(transactions),
+                {"shared_buffers": scale.buffers(512), "max_wal_size": scale.wal(2048),
+                 "log_line_prefix": "%n [%p] ", "log_startup_progress_interval": PROGRESS},
+                workload=Workload(name, arguments, transactions))

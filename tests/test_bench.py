@@ -7,7 +7,8 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
-from bench import arms, bars, clients, counters, loads, report, runner, server, stats, suites
+from bench import (arms, bars, clients, counters, loads, recovery, report, runner, server, stats,
+                   suites)
 from devtools.base import DevError
 
 
@@ -58,6 +59,13 @@ class ArmsTest(unittest.TestCase):
         self.assertEqual([arm.name for arm in chosen], ["off", "stock-off"])
         with self.assertRaises(DevError):
             arms.choose(["offf"])
+
+    def test_arms_that_replay_are_apart(self):
+        self.assertEqual(len(arms.choose([], replaying=True)), 6)
+        self.assertEqual([arm.images for arm in arms.choose(["stock+images"], replaying=True)],
+                         [True])
+        with self.assertRaises(DevError):
+            arms.choose(["stock"])
 
     def test_order_rotates(self):
         self.assertEqual([arms.order(list("ABC"), number) for number in (0, 1, 3)],
@@ -167,6 +175,38 @@ class LoadsTest(unittest.TestCase):
         point = loads.Point("tps", 0.0, "transactions/s", True)
         self.assertEqual(point.as_dict(), {"name": "tps", "value": 0.0, "operations": 0,
                                            "unit": "transactions/s", "higher_is_better": True})
+
+
+RECOVERY_LOG = """\
+1700000000.500 [7] LOG:  starting PostgreSQL
+1700000001.900 [9] LOG:  redo in progress, elapsed time: 0.40 s, current LSN: 0/20, \
+40% of WAL replayed, 60 MB left, 100.0 MB/s, about 0.6 s to go
+1700000002.000 [9] LOG:  redo in progress, elapsed time: 0.50 s, current LSN: 0/30, \
+50% of WAL replayed, 50 MB left, 100.0 MB/s, about 0.5 s to go
+1700000002.500 [9] LOG:  WAL pipeline: decoded 5 records in 1 ranges, 9 kB of WAL, \
+read 6 blocks and staged 1 dirty pages; redo waited 3 times
+1700000002.500 [9] LOG:  redo staged 4 dirty pages, and found the write-back stage full 2 times
+1700000002.500 [9] LOG:  redo done at 0/40 system usage: CPU: user: 0.60 s, system: 0.30 s, elapsed: 1.50 s
+1700000003.250 [7] LOG:  database system is ready to accept connections
+"""
+
+
+class RecoveryTest(unittest.TestCase):
+
+    def test_parse_log(self):
+        self.assertEqual(recovery.parse_log(RECOVERY_LOG), {
+            "redo": 1.5, "ready": 2.75, "redo_cpu": 0.9, "victims": 4, "stage_full": 2,
+            "pipeline_reads": 6, "pipeline_victims": 1, "pipeline_waits": 3, "estimate_error_percent": -50.0})
+
+    def test_stock_says_less(self):
+        lines = [line for line in RECOVERY_LOG.splitlines(keepends=True)
+                 if "staged" not in line and "pipeline" not in line and "to go" not in line]
+        self.assertEqual(recovery.parse_log("".join(lines)),
+                         {"redo": 1.5, "ready": 2.75, "redo_cpu": 0.9})
+
+    def test_no_redo(self):
+        with self.assertRaises(DevError):
+            recovery.parse_log("")
 
 
 class SuitesTest(unittest.TestCase):
@@ -285,6 +325,16 @@ class BarsTest(MeasureCase):
         measure = self.measure({"double_writes": [20], "stock-full_pages": [10]})
         self.assertEqual(len(self.outcomes(measure)), 1)
         self.assertEqual(self.outcomes(measure, "replication"), {})
+
+    def test_mean_of_cases(self):
+        runs = [one for case, ours in (("HOT", 2.0), ("tpcb", 8.0))
+                for one in results({"stock": [8.0], "pipeline": [ours]}, case)]
+        for one in runs:
+            one["points"][0].update(name="redo", unit="s", higher_is_better=False)
+        verdicts = {verdict.bar: verdict for verdict in bars.judge("recovery", report.measures(runs))}
+        mean = verdicts["redo, mean: pipeline / stock"]
+        self.assertEqual((mean.case, mean.outcome), ("2 cases", bars.PASS))
+        self.assertAlmostEqual(mean.ratio.value, 2)
 
     def test_pages_per_write(self):
         runs = results({"double_writes": [1.0]}, "combine 16", extra={"pages_per_write": 14})

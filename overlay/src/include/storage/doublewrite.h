@@ -44,6 +44,8 @@ extern void DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn,
 								 bool permanent);
 extern bool DoubleWriteReadStaged(const BufferTag *tag, char *dst);
 extern bool DoubleWriteStageHasRoom(void);
+extern PGDLLIMPORT uint64 DoubleWritePagesStaged;
+extern PGDLLIMPORT uint64 DoubleWriteStageFullSeen;
 extern void DoubleWriteDiscardForks(RelFileLocator rlocator,
 									const ForkNumber *forknum, int nforks,
 									const BlockNumber *firstDelBlock);

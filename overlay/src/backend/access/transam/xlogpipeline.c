@@ -57,7 +57,7 @@
  *			  '-next--' '-next'
  *
  * "published" is the end of the last record whose link and contents are
- * complete (its blocks have been prefetched, too); the startup process must not
+ * complete (its blocks have been read, too); the startup process must not
  * look further.  "current" is the start of the record that it applies; what is
  * before may be overwritten.  It holds on to a record until it has found the
  * next one, because the link leads there.  Each of the two is written by one
@@ -76,6 +76,28 @@
  *	In IDLE the startup process owns the queue and the description of the range,
  *	in RUNNING and ENDED the worker owns the queue, and nobody changes the
  *	range.
+ *
+ * Reading blocks ahead
+ * --------------------
+ * The worker also reads the blocks that records need into shared buffers, so
+ * that redo finds them there.  It asks the kernel to prefetch each block when
+ * it decodes the record, and reads it when maintenance_io_concurrency others
+ * have been asked for.  It publishes a record only when it has read its blocks.
+ * That order is what makes it safe to read files that redo may drop, truncate
+ * or replace: redo of a later record that does so cannot have begun, and the
+ * effects of earlier ones are waited for:
+ *
+ * - creation of a file (which may follow a drop) or of a database, and
+ *   truncation: XLogPrefetcher has a filter until that has been replayed; then
+ *   files are opened anew.
+ * - an image or a record that initializes the block: no read until that has
+ *   been replayed.  The page on disk may be torn before.
+ * - extension: blocks that are not there yet are not read.
+ *
+ * A block must not be read by a process of which redo does not know that it is
+ * at it.  So the worker is through with all reads before it ends a range, and
+ * an error that it meets while reading ends the worker; the startup process
+ * then meets the same error, or not.
  *
  * Waiting
  * -------
@@ -131,12 +153,16 @@
 #include "access/xlogprefetcher.h"
 #include "access/xlogutils.h"
 #include "catalog/pg_control.h"
+#include "executor/instrument.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "port/atomics.h"
 #include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
 #include "postmaster/startup.h"
+#include "storage/buf_internals.h"
+#include "storage/bufmgr.h"
+#include "storage/doublewrite.h"
 #include "storage/fd.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
@@ -148,6 +174,7 @@
 #include "utils/backend_status.h"
 #include "utils/guc.h"
 #include "utils/injection_point.h"
+#include "utils/resowner.h"
 #include "utils/wait_event.h"
 
 /*
@@ -207,11 +234,13 @@ typedef struct XLogPipelineRange
 
 typedef struct XLogPipelineCtlData
 {
-	slock_t		mutex;			/* for the next four */
+	slock_t		mutex;			/* for the next six */
 	ProcNumber	startup;		/* whom the worker wakes */
 	ProcNumber	worker;			/* INVALID_PROC_NUMBER if there is none */
 	bool		stopping;		/* redo has ended */
 	bool		failed;			/* worker has exited with an error */
+	uint64		blocks_read;	/* by the worker, when it has exited */
+	uint64		pages_staged;	/* ... to make room for them */
 
 	pg_atomic_uint32 state;		/* XLogPipelineState, see above who changes it */
 
@@ -252,10 +281,30 @@ static int	segment_file = -1;
 static XLogSegNo segment_no = 0;
 static XLogRecPtr woken_at = InvalidXLogRecPtr;
 
+/* Worker: end of the last record that is ready but for its blocks */
+static XLogRecPtr ready_end = InvalidXLogRecPtr;
+
+/* Worker: a block that the kernel has been asked to prefetch */
+typedef struct XLogPipelineRead
+{
+	DecodedBkpBlock *block;
+	XLogRecPtr	prev_end;		/* end of the record before */
+} XLogPipelineRead;
+
+/*
+ * Worker: ring of the blocks of records that have not been published.
+ * Positions only rise.
+ */
+#define XLOG_PIPELINE_READS		(MAX_IO_CONCURRENCY + 1)
+static XLogPipelineRead *reads = NULL;
+static uint64 reads_head = 0;
+static uint64 reads_tail = 0;
+
 static int	pipeline_page_read(XLogReaderState *state, XLogRecPtr targetPagePtr,
 							   int reqLen, XLogRecPtr targetRecPtr,
 							   char *readBuf);
 static bool pipeline_record_ready(DecodedXLogRecord *record);
+static void pipeline_read_started(DecodedBkpBlock *block);
 
 /* ----------------------------------------------------------------
  * Shared memory
@@ -406,6 +455,9 @@ XLogPipelineStart(void)
 void
 XLogPipelineStop(void)
 {
+	uint64		blocks_read;
+	uint64		pages_staged;
+
 	if (!wal_pipeline || !IsUnderPostmaster)
 		return;
 
@@ -434,10 +486,15 @@ XLogPipelineStop(void)
 	engaged = false;
 	current_record = NULL;
 
+	SpinLockAcquire(&XLogPipelineCtl->mutex);
+	blocks_read = XLogPipelineCtl->blocks_read;
+	pages_staged = XLogPipelineCtl->pages_staged;
+	SpinLockRelease(&XLogPipelineCtl->mutex);
+
 	ereport(LOG,
-			(errmsg("WAL pipeline: decoded %" PRIu64 " records in %" PRIu64 " ranges, %" PRIu64 " kB of WAL; redo waited %" PRIu64 " times",
+			(errmsg("WAL pipeline: decoded %" PRIu64 " records in %" PRIu64 " ranges, %" PRIu64 " kB of WAL, read %" PRIu64 " blocks and staged %" PRIu64 " dirty pages; redo waited %" PRIu64 " times",
 					total_records, total_ranges, total_bytes / 1024,
-					total_waits)));
+					blocks_read, pages_staged, total_waits)));
 }
 
 /*
@@ -580,6 +637,40 @@ pipeline_wait_for_record(XLogRecPtr endptr)
 }
 
 /*
+ * The processor will need what comes after this record: the pages of the next
+ * one, and the one after that.  Both have been written by another process, or
+ * long ago, and are not in its cache.
+ */
+static void
+pipeline_prefetch_memory(DecodedXLogRecord *record)
+{
+#ifdef __GNUC__
+	XLogRecPtr	published = pg_atomic_read_u64(&XLogPipelineCtl->published);
+	DecodedXLogRecord *next;
+
+	if (record->next_lsn >= published)
+		return;
+	pg_read_barrier();
+	next = record->next;
+	for (int i = 0; i <= next->max_block_id; i++)
+	{
+		Buffer		buffer = next->blocks[i].prefetch_buffer;
+
+		if (next->blocks[i].in_use && BufferIsValid(buffer))
+		{
+			char	   *page = (char *) BufferGetPage(buffer);
+
+			__builtin_prefetch(page, 1);
+			__builtin_prefetch(page + PG_CACHE_LINE_SIZE, 1);
+			__builtin_prefetch(GetBufferDescriptor(buffer - 1), 1);
+		}
+	}
+	if (next->next_lsn < published)
+		__builtin_prefetch(next->next);
+#endif
+}
+
+/*
  * Return the next record of the range that has been handed over.  It is valid
  * until the next call.
  *
@@ -616,6 +707,7 @@ XLogPipelineNextRecord(void)
 
 	current_record = next;
 	total_records++;
+	pipeline_prefetch_memory(next);
 
 	/* From now on the previous record may be overwritten. */
 	pg_atomic_write_membarrier_u64(&XLogPipelineCtl->current, next->lsn);
@@ -647,6 +739,8 @@ pipeline_detach(int code, Datum arg)
 	SpinLockAcquire(&XLogPipelineCtl->mutex);
 	XLogPipelineCtl->worker = INVALID_PROC_NUMBER;
 	XLogPipelineCtl->failed = (code != 0);
+	XLogPipelineCtl->blocks_read = pgBufferUsage.shared_blks_read;
+	XLogPipelineCtl->pages_staged = DoubleWritePagesStaged;
 	SpinLockRelease(&XLogPipelineCtl->mutex);
 
 	(void) pg_atomic_exchange_u32(&XLogPipelineCtl->state, XLOG_PIPELINE_ABSENT);
@@ -709,6 +803,9 @@ pipeline_initialize(void)
 	 */
 	InRecovery = true;
 
+	/* for the buffers that we pin while reading */
+	CreateAuxProcessResourceOwner();
+
 	reader = XLogReaderAllocate(wal_segment_size, NULL, &routine, NULL);
 	if (reader == NULL)
 		ereport(ERROR,
@@ -719,7 +816,8 @@ pipeline_initialize(void)
 	XLogReaderSetDecodeBuffer(reader, XLogPipelineQueue, pipeline_queue_bytes());
 	prefetcher = XLogPrefetcherAllocate(reader);
 	XLogPrefetcherSetCallback(prefetcher, pipeline_record_ready,
-							  pipeline_queue_bytes());
+							  pipeline_read_started, pipeline_queue_bytes());
+	reads = palloc(sizeof(XLogPipelineRead) * XLOG_PIPELINE_READS);
 }
 
 /*
@@ -832,6 +930,100 @@ pipeline_wake_startup(void)
 }
 
 /*
+ * Publish the records whose blocks have been read.
+ */
+static void
+pipeline_publish(void)
+{
+	XLogRecPtr	end = ready_end;
+
+	if (reads_head != reads_tail)
+		end = reads[reads_tail % XLOG_PIPELINE_READS].prev_end;
+
+	if (end <= pg_atomic_read_u64(&XLogPipelineCtl->published))
+		return;
+
+	/* The barrier before makes records and links visible, too. */
+	pg_atomic_write_membarrier_u64(&XLogPipelineCtl->published, end);
+
+	if (end - woken_at >= XLOG_PIPELINE_WAKE_BYTES)
+	{
+		pipeline_wake_startup();
+		woken_at = end;
+	}
+}
+
+/*
+ * Does the file contain the block?  What smgr remembers of its length is good
+ * as a lower limit, since files do not become shorter without our noticing.
+ */
+static bool
+pipeline_block_exists(SMgrRelation reln, DecodedBkpBlock *block)
+{
+	if (block->blkno < smgrnblocks(reln, block->forknum))
+		return true;
+	reln->smgr_cached_nblocks[block->forknum] = InvalidBlockNumber;
+	return block->blkno < smgrnblocks(reln, block->forknum);
+}
+
+/*
+ * Have the oldest block that was asked for in shared buffers.
+ */
+static void
+pipeline_finish_read(void)
+{
+	DecodedBkpBlock *block = reads[reads_tail % XLOG_PIPELINE_READS].block;
+	SMgrRelation reln = smgropen(block->rlocator, INVALID_PROC_NUMBER);
+
+	Assert(reads_tail < reads_head);
+
+	if (pipeline_block_exists(reln, block))
+	{
+		Buffer		buffer;
+
+		INJECTION_POINT("xlogpipeline-read-block", NULL);
+		buffer = ReadBufferWithoutRelcache(block->rlocator, block->forknum,
+										   block->blkno, RBM_NORMAL, NULL,
+										   true);
+		block->prefetch_buffer = buffer;
+		ReleaseBuffer(buffer);
+	}
+	reads_tail++;
+	pipeline_publish();
+}
+
+/*
+ * Callback of the prefetcher: the kernel has been asked to prefetch a block of
+ * the record that comes next.
+ */
+static void
+pipeline_read_started(DecodedBkpBlock *block)
+{
+	XLogPipelineRead *read;
+
+	while (reads_head - reads_tail >= Max(maintenance_io_concurrency, 1))
+		pipeline_finish_read();
+
+	read = &reads[reads_head++ % XLOG_PIPELINE_READS];
+	read->block = block;
+	read->prev_end = ready_end;
+}
+
+/*
+ * Read what has been asked for.  But nobody will take a record that is not
+ * ready now.
+ */
+static void
+pipeline_finish_reads(void)
+{
+	while (reads_tail < reads_head &&
+		   reads[reads_tail % XLOG_PIPELINE_READS].prev_end < ready_end)
+		pipeline_finish_read();
+	reads_tail = reads_head;
+	pipeline_publish();
+}
+
+/*
  * Callback of the prefetcher: a record has been decoded, and its blocks have
  * been looked at.  Returns false to stop reading ahead.
  */
@@ -858,14 +1050,8 @@ pipeline_record_ready(DecodedXLogRecord *record)
 	if (XLogPipelineCtl->first == NULL)
 		XLogPipelineCtl->first = record;
 
-	/* The barrier before makes record and link visible, too. */
-	pg_atomic_write_membarrier_u64(&XLogPipelineCtl->published, record->next_lsn);
-
-	if (record->next_lsn - woken_at >= XLOG_PIPELINE_WAKE_BYTES)
-	{
-		pipeline_wake_startup();
-		woken_at = record->next_lsn;
-	}
+	ready_end = record->next_lsn;
+	pipeline_publish();
 
 	if (pipeline_may_change_timeline(record))
 	{
@@ -883,6 +1069,8 @@ pipeline_begin_range(void)
 	range = XLogPipelineCtl->range;
 	obstacle = XLOG_PIPELINE_NO_OBSTACLE;
 	woken_at = range.start;
+	ready_end = range.start;
+	reads_tail = reads_head;
 
 	XLogPrefetcherContinueRead(prefetcher, range.prev, range.start);
 	reader->latestPagePtr = range.pagePtr;
@@ -929,6 +1117,7 @@ pipeline_advance(void)
 
 	XLogPrefetcherReadAhead(prefetcher,
 							all_applied ? reader->EndRecPtr : reader->ReadRecPtr);
+	pipeline_finish_reads();
 
 	progress = pg_atomic_read_u64(&XLogPipelineCtl->published) != published;
 	if (reader->errormsg_deferred)

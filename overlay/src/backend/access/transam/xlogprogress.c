@@ -22,7 +22,12 @@
  * by bisection.  That is one read per segment.  The result is off by a page at
  * most; it is only used for reports, and replay does not depend on it.
  *
- * Time left is estimated from the average since the start of redo.
+ * Time left is estimated from the work that is left, and from the speed at which
+ * work was done in the second half of the time since the start of redo; in the
+ * first half, pages had to be read that are now in memory.  Bytes of WAL are a
+ * bad measure of work, since after a checkpoint there are mostly page images,
+ * and few of them later.  So the number of records counts, too.  It is taken
+ * from a sample of the pages.
  *
  * The shared memory is written by the startup process, which sets "end" last
  * and clears it first; others need no lock.
@@ -54,14 +59,35 @@
 #define PROGRESS_FILE		"recovery_progress"
 #define PROGRESS_FILE_TMP	PROGRESS_FILE ".tmp"
 
+/*
+ * WAL is divided into so many steps of equal length.  One page is looked at in
+ * each, and the time is noted when each is reached.  More would take long on
+ * slow disks.
+ */
+#define PROGRESS_STEPS		128
+
+/*
+ * Redo of a small record takes about as long as redo of a page image takes for
+ * so many of its bytes.  Measured; the estimate does not depend much on it.
+ */
+#define PROGRESS_RECORD_BYTES	1000
+
 typedef struct XLogProgressData
 {
 	pg_atomic_uint64 start;		/* where redo has begun */
 	pg_atomic_uint64 end;		/* where WAL ends, invalid if not known */
 	pg_atomic_uint64 begin_time;	/* TimestampTz */
+
+	double		work[PROGRESS_STEPS + 1];	/* before each step, and in all;
+											 * written before "end" */
+	pg_atomic_uint32 nreached;	/* length of the next: steps begun */
+	TimestampTz reached[PROGRESS_STEPS];
 } XLogProgressData;
 
 static XLogProgressData *XLogProgress = NULL;
+
+/* Startup process: where the next step begins */
+static XLogRecPtr next_step = PG_UINT64_MAX;
 
 Size
 XLogProgressShmemSize(void)
@@ -81,6 +107,7 @@ XLogProgressShmemInit(void)
 		pg_atomic_init_u64(&XLogProgress->start, InvalidXLogRecPtr);
 		pg_atomic_init_u64(&XLogProgress->end, InvalidXLogRecPtr);
 		pg_atomic_init_u64(&XLogProgress->begin_time, 0);
+		pg_atomic_init_u32(&XLogProgress->nreached, 0);
 	}
 }
 
@@ -165,6 +192,148 @@ find_end(XLogRecPtr start, List *timelines)
 }
 
 /*
+ * Where does a step begin?
+ */
+static XLogRecPtr
+step_start(XLogRecPtr start, XLogRecPtr end, int step)
+{
+	return start + (XLogRecPtr) ((double) (end - start) * step / PROGRESS_STEPS);
+}
+
+/*
+ * How many records begin on a page?
+ */
+static int
+count_records(const char *page)
+{
+	const XLogPageHeaderData *header = (const XLogPageHeaderData *) page;
+	uint32		offset = XLogPageHeaderSize(header);
+	int			nrecords = 0;
+
+	if (header->xlp_info & XLP_FIRST_IS_CONTRECORD)
+		offset = Min(offset + MAXALIGN(header->xlp_rem_len), XLOG_BLCKSZ);
+	while (offset + sizeof(uint32) <= XLOG_BLCKSZ)
+	{
+		uint32		length;
+
+		memcpy(&length, page + offset, sizeof(length));
+		if (length < SizeOfXLogRecord)
+			break;
+		nrecords++;
+		if (length >= XLOG_BLCKSZ)
+			break;
+		offset += MAXALIGN(length);
+	}
+	return nrecords;
+}
+
+/*
+ * How many records begin on the page that contains 'ptr'?  Zero if that cannot
+ * be found out.
+ */
+static int
+sample_records(XLogRecPtr ptr, List *timelines)
+{
+	PGAlignedXLogBlock page;
+	XLogSegNo	segno;
+	int			fd;
+	int			nrecords = 0;
+
+	ptr -= ptr % XLOG_BLCKSZ;
+	XLByteToSeg(ptr, segno, wal_segment_size);
+	fd = open_segment(segno, timelines);
+	if (fd < 0)
+		return 0;
+	if (page_is_valid(fd, ptr) &&
+		pg_pread(fd, page.data, XLOG_BLCKSZ,
+				 (off_t) XLogSegmentOffset(ptr, wal_segment_size)) == XLOG_BLCKSZ)
+		nrecords = count_records(page.data);
+	close(fd);
+	return nrecords;
+}
+
+/*
+ * Estimate the work that each step takes.
+ */
+static void
+sample_work(XLogRecPtr start, XLogRecPtr end, List *timelines)
+{
+	double		length = (double) (end - start) / PROGRESS_STEPS;
+	double		work = 0;
+
+	for (int i = 0; i < PROGRESS_STEPS; i++)
+	{
+		int			nrecords;
+
+		nrecords = sample_records(step_start(start, end, i), timelines);
+		XLogProgress->work[i] = work;
+		work += length *
+			(1 + (double) nrecords * PROGRESS_RECORD_BYTES / XLOG_BLCKSZ);
+	}
+	XLogProgress->work[PROGRESS_STEPS] = work;
+}
+
+/*
+ * Work that has been done at 'lsn'.
+ */
+static double
+work_done(XLogRecPtr start, XLogRecPtr end, XLogRecPtr lsn)
+{
+	double		steps = (double) (lsn - start) / (end - start) * PROGRESS_STEPS;
+	int			i = Min((int) steps, PROGRESS_STEPS - 1);
+	double	   *work = XLogProgress->work;
+
+	return work[i] + (work[i + 1] - work[i]) * (steps - i);
+}
+
+/*
+ * Estimate the seconds left at 'lsn', or return -1.
+ */
+static double
+estimate_seconds_left(XLogRecPtr start, XLogRecPtr end, XLogRecPtr lsn,
+					  TimestampTz begin)
+{
+	double	   *work = XLogProgress->work;
+	double		done = work_done(start, end, lsn);
+	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz middle = begin + (now - begin) / 2;
+	int			nreached = pg_atomic_read_u32(&XLogProgress->nreached);
+	int			step = 0;
+	TimestampTz since = begin;
+
+	pg_read_barrier();
+	for (int i = 0; i < nreached && XLogProgress->reached[i] <= middle; i++)
+	{
+		step = i;
+		since = XLogProgress->reached[i];
+	}
+	if (done <= work[step] || now <= since)
+		return -1;
+
+	return (work[PROGRESS_STEPS] - done) / (done - work[step]) *
+		((now - since) / 1000000.0);
+}
+
+/*
+ * Redo has begun a step: note when.
+ */
+static void
+note_step(XLogRecPtr lsn)
+{
+	XLogRecPtr	start = pg_atomic_read_u64(&XLogProgress->start);
+	XLogRecPtr	end = pg_atomic_read_u64(&XLogProgress->end);
+	uint32		n = pg_atomic_read_u32(&XLogProgress->nreached);
+	TimestampTz now = GetCurrentTimestamp();
+
+	while (n < PROGRESS_STEPS && step_start(start, end, n) <= lsn)
+		XLogProgress->reached[n++] = now;
+	pg_write_barrier();
+	pg_atomic_write_u32(&XLogProgress->nreached, n);
+
+	next_step = n < PROGRESS_STEPS ? step_start(start, end, n) : PG_UINT64_MAX;
+}
+
+/*
  * Redo begins.  'timelines' are those that WAL in pg_wal may belong to, or NIL if
  * there is more WAL elsewhere.
  */
@@ -181,9 +350,12 @@ XLogProgressBegin(XLogRecPtr start, List *timelines)
 	if (end <= start)
 		return;
 
+	sample_work(start, end, timelines);
 	pg_atomic_write_u64(&XLogProgress->start, start);
 	pg_atomic_write_u64(&XLogProgress->begin_time, GetCurrentTimestamp());
+	pg_atomic_write_u32(&XLogProgress->nreached, 0);
 	pg_atomic_write_membarrier_u64(&XLogProgress->end, end);
+	next_step = start;
 }
 
 /*
@@ -205,7 +377,7 @@ get_progress(XLogRecPtr lsn, int *percent, uint64 *left, double *rate,
 	*percent = (int) ((lsn - start) * 100 / (end - start));
 	*left = end - lsn;
 	*rate = (lsn - start) / Max(seconds, 0.001);
-	*seconds_left = *rate > 0 ? *left / *rate : -1;
+	*seconds_left = estimate_seconds_left(start, end, lsn, begin);
 	return true;
 }
 
@@ -227,9 +399,9 @@ XLogProgressDescribe(XLogRecPtr lsn)
 		return psprintf(_("%d%% of WAL replayed, %" PRIu64 " MB left"),
 						percent, left / (1024 * 1024));
 
-	return psprintf(_("%d%% of WAL replayed, %" PRIu64 " MB left, %.1f MB/s, about %.0f s to go"),
+	return psprintf(_("%d%% of WAL replayed, %" PRIu64 " MB left, %.1f MB/s, about %.*f s to go"),
 					percent, left / (1024 * 1024), rate / (1024 * 1024),
-					seconds_left);
+					seconds_left < 10 ? 1 : 0, seconds_left);
 }
 
 /*
@@ -269,6 +441,9 @@ XLogProgressReport(XLogRecPtr lsn)
 	long		secs;
 	int			usecs;
 	char	   *progress;
+
+	if (unlikely(lsn >= next_step))
+		note_step(lsn);
 
 	if (!has_startup_progress_timeout_expired(&secs, &usecs))
 		return;
@@ -318,5 +493,6 @@ void
 XLogProgressEnd(void)
 {
 	pg_atomic_write_membarrier_u64(&XLogProgress->end, InvalidXLogRecPtr);
+	next_step = PG_UINT64_MAX;
 	(void) unlink(PROGRESS_FILE);
 }

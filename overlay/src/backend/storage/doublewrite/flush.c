@@ -32,6 +32,7 @@
 #include "postgres.h"
 
 #include "access/xlog.h"
+#include "access/xlogrecovery.h"
 #include "common/relpath.h"
 #include "pgstat.h"
 #include "postmaster/auxprocess.h"
@@ -121,6 +122,18 @@ dw_writeback_context(void)
 }
 
 /*
+ * Shall the kernel be told to start writing early?  That keeps the latency of
+ * others even; while redo runs before anybody can connect, it would only take
+ * device time away from reads.  The checkpoint that follows is another matter.
+ */
+static bool
+dw_writeback_wanted(void)
+{
+	return AmCheckpointerProcess() || !RecoveryInProgress() ||
+		HotStandbyActive();
+}
+
+/*
  * Write one run of neighbouring pages home with a single call.  Their sync
  * request is registered by md.c.
  */
@@ -155,6 +168,9 @@ dw_write_run(const int *slots, int npages)
 
 	DWCount(home_pages, npages);
 	DWCount(home_writes, 1);
+
+	if (!dw_writeback_wanted())
+		return;
 
 	for (int i = 0; i < npages; i++)
 	{
@@ -673,7 +689,8 @@ dw_background_flush(int threshold, TimestampTz end)
  *
  * Returns what WaitLatch() returned last.  Being woken for a batch counts as
  * no event, as the caller's feedback loop relies on an even pace; only in
- * hibernation, which any event may end, it does.
+ * hibernation, which any event may end, it does, and in recovery, where the
+ * caller does not pace itself but keeps ahead of redo.
  */
 int
 DoubleWriteBgWriterSleep(long timeout, uint32 wait_event_info)
@@ -700,7 +717,8 @@ DoubleWriteBgWriterSleep(long timeout, uint32 wait_event_info)
 		if (!(rc & WL_LATCH_SET) || !dw_flush_was_requested() ||
 			ProcSignalBarrierPending || ConfigReloadPending ||
 			ShutdownRequestPending ||
-			wait_event_info == WAIT_EVENT_BGWRITER_HIBERNATE)
+			wait_event_info == WAIT_EVENT_BGWRITER_HIBERNATE ||
+			RecoveryInProgress())
 			return rc;
 
 		ResetLatch(MyLatch);

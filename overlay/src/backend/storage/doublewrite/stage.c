@@ -46,6 +46,10 @@ DWSlot	   *DWSlots = NULL;
 DWBufferImage *DWBufferImages = NULL;
 char	   *DWPages = NULL;
 
+/* pages that this process has staged, and how often it found the stage full */
+uint64		DoubleWritePagesStaged = 0;
+uint64		DoubleWriteStageFullSeen = 0;
+
 /*
  * Heads of hash chains, slot number or -1.  Changed with the mutex held, but
  * looked at without it by buffer misses.
@@ -407,6 +411,7 @@ DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 		if (slotno >= 0)
 			break;
 		DWCount(stage_full, 1);
+		DoubleWriteStageFullSeen++;
 		dw_make_room();
 	}
 
@@ -423,6 +428,7 @@ DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 	pg_atomic_write_u32(&DWSlots[slotno].state, DW_SLOT_STAGED);
 
 	DWCount(staged, 1);
+	DoubleWritePagesStaged++;
 	if (replaces)
 		DWCount(replaced, 1);
 

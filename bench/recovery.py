@@ -1,0 +1,199 @@
+"""Saved WAL, and what its replay costs.
+
+What is saved is what a crash right after the load would have left, had
+nothing been written home since the load began: the cluster as it was before,
+with WAL and pg_control of after.  It is made by stock, so that stock can
+replay it, once with images in WAL and once, by the same transactions,
+without.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import time
+from dataclasses import dataclass
+
+from devtools.base import DevError, run, say, server_user
+
+from . import clients, counters
+from .loads import POLL_SECONDS, Point
+from .server import EXTENSION, TIMEOUT_SECONDS, Server
+
+# The build that makes what is replayed.
+KIND = "stock-release"
+
+CLIENTS = 4
+
+# No checkpoint, or redo would begin in the middle; nothing outlives the load.
+SAVING = {"fsync": "off", "synchronous_commit": "off", "autovacuum": "off",
+          "checkpoint_timeout": "1d", "max_wal_size": "1TB", "shared_buffers": "512MB",
+          "bgwriter_lru_maxpages": 0, "max_connections": 300}
+
+# Waits until all WAL is on disk: transactions before did not.
+FLUSH = "SET synchronous_commit = on; SELECT pg_logical_emit_message(true, '', 'end');"
+
+# What replay needs besides the cluster of before.
+SAVED = ("pg_wal", "global/pg_control")
+
+# Often enough to see the share of each process, and where half-way was.
+PROGRESS = "100ms"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Transactions to save the WAL of.
+
+    `arguments` are those of pgbench; `transactions` is for all clients.
+    """
+
+    name: str
+    arguments: tuple
+    transactions: int
+
+
+def saved(paths, bindir, template, workload, images):
+    """Return the directory with the WAL of a workload; makes it once."""
+    name = "".join(char if char.isalnum() else "-" for char in workload.name)
+    place = template.parent / f"{name}-{workload.transactions}-{'images' if images else 'plain'}"
+    if place.exists():
+        return place
+    say(f"saving WAL of {workload.name}, {'with' if images else 'without'} images")
+    scratch = template.parent / "saving"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    user = server_user()
+    if user:
+        os.chown(scratch, user.pw_uid, user.pw_gid)
+    server = Server(paths, bindir, scratch / "data")
+    run(["cp", "-a", template, server.data])
+    server.configure({**SAVING, "full_page_writes": "on" if images else "off"})
+    server.start()
+    try:
+        _load(server, workload)
+        server.sql(FLUSH)
+    finally:
+        server.stop("immediate")
+    part = scratch / "saved"
+    for name in SAVED:
+        (part / name).parent.mkdir(parents=True, exist_ok=True)
+        (server.data / name).rename(part / name)
+    part.rename(place)
+    shutil.rmtree(scratch)
+    return place
+
+
+def put(place, data):
+    """Make a copy of the cluster what the crash has left."""
+    shutil.rmtree(data / "pg_wal")
+    for name in SAVED:
+        run(["cp", "-a", place / name, data / name])
+
+
+def _load(server, workload):
+    """Run the transactions; the same ones each time."""
+    done = server.call("pgbench", "--no-vacuum", "--protocol=prepared", f"--client={CLIENTS}",
+                       f"--jobs={os.cpu_count()}", f"--random-seed={clients.SEED}",
+                       f"--transactions={workload.transactions // CLIENTS}", "--max-tries=10",
+                       *workload.arguments, env=server.environment(), capture=True)
+    failed = re.search(rb"^number of failed transactions: (\d+)", done.stdout, re.MULTILINE)
+    if failed and int(failed[1]):
+        raise DevError(f"transactions of {workload.name} have failed:\n" + done.stdout.decode())
+
+
+# Replay -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Crash recovery, from the start of the server until it takes clients."""
+
+    transactions: int
+
+    def __call__(self, session):
+        server = session.server
+        before = counters.devices(session.volume)
+        used = _recover(server)
+        log = server.log.read_text(errors="replace")
+        facts = parse_log(log)
+        counts = self._counts(session, used, before)
+        if "victims" not in facts:
+            # Stock writes them itself, and counts that.
+            facts["victims"] = counters.total(counts, r"io\.startup/relation/.*\.writes")
+        facts.update({name.replace(".", " "): value for name, value in counts.items()
+                      if name.startswith("cpu.")})
+        redo, ready = facts.pop("redo"), facts.pop("ready")
+        return [Point("redo", redo, "s", False, self.transactions, counts, extra=facts),
+                Point("until ready", ready, "s", False, self.transactions, counts)]
+
+    @staticmethod
+    def _counts(session, used, before):
+        """Return all counters since the server's start; CPU by process."""
+        if session.server.sql(f"SELECT 1 FROM pg_available_extensions WHERE name = '{EXTENSION}'"):
+            session.server.sql(f"CREATE EXTENSION {EXTENSION}")
+        counts = {name: value
+                  for name, value in counters.difference(session.snapshot(), before).items()
+                  if not name.startswith("cpu.")}
+        for kind, seconds in used.values():
+            for name in (f"cpu.{kind}", "cpu.total"):
+                counts[name] = round(counts.get(name, 0) + seconds, 3)
+        return counts
+
+
+def _recover(server):
+    """Start the server; returns {process id: (kind, CPU seconds)} when it is ready."""
+    used = {}
+    server.start(wait=False)
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while "database system is ready to accept connections" not in _text(server.log):
+        if time.monotonic() > deadline or "database system is shut down" in _text(server.log):
+            raise DevError("a server did not recover:\n" + server.log_tail())
+        with contextlib.suppress(FileNotFoundError, IndexError):
+            used.update(server.processes())
+        time.sleep(POLL_SECONDS)
+    return used
+
+
+def _text(path):
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def parse_log(text):
+    """Return what the server log says about a recovery, in seconds and counts."""
+    done = re.search(r"redo done at .*CPU: user: ([\d.]+) s, system: ([\d.]+) s,"
+                     r" elapsed: ([\d.]+) s", text)
+    if not done:
+        raise DevError("the server log tells of no redo:\n" + text[-500:])
+    user, system, elapsed = map(float, done.groups())
+    facts = {"redo": elapsed, "ready": _between(text), "redo_cpu": round(user + system, 2)}
+    victims = re.search(r"redo staged (\d+) dirty pages.* stage full (\d+) times", text)
+    if victims:
+        facts.update(victims=int(victims[1]), stage_full=int(victims[2]))
+    pipeline = re.search(r"WAL pipeline: .*read (\d+) blocks and staged (\d+) dirty pages;"
+                         r" redo waited (\d+) times", text)
+    if pipeline:
+        names = ("pipeline_reads", "pipeline_victims", "pipeline_waits")
+        facts.update(zip(names, map(int, pipeline.groups()), strict=True))
+    error = estimate_error(text, elapsed)
+    if error is not None:
+        facts["estimate_error_percent"] = round(error, 1)
+    return facts
+
+
+def estimate_error(text, elapsed):
+    """Return by how much the time left, as shown half-way, was wrong, in percent."""
+    pattern = (r"redo in progress, elapsed time: ([\d.]+) s, .* (\d+)% of WAL replayed,"
+               r".* about ([\d.]+) s to go")
+    for match in re.finditer(pattern, text):
+        then, percent, left = map(float, match.groups())
+        if percent >= 50 and elapsed > then:
+            return 100 * (left / (elapsed - then) - 1)
+    return None
+
+
+def _between(text):
+    """Return the seconds from the first line of the log to readiness."""
+    stamp = r"^(\d+)\.(\d+) "
+    first = re.search(stamp, text, re.MULTILINE)
+    last = re.search(stamp + r".*ready to accept connections", text, re.MULTILINE)
+    return round(float(".".join(last.groups())) - float(".".join(first.groups())), 3)

@@ -1,0 +1,146 @@
+
+# Copyright (c) 2026, PostgreSQL Global Development Group
+
+# Blocks that the WAL pipeline reads before redo needs them, and pages that the
+# background writer carries away before redo needs their buffers.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use XLogPipeline;
+
+xlp_require_injection_points();
+
+my $primary = xlp_primary('primary');
+$primary->append_conf('postgresql.conf',
+	'io_torn_pages_protection = full_pages');
+$primary->restart;
+$primary->safe_psql(
+	'postgres', q{
+	CREATE EXTENSION injection_points;
+	CREATE TABLE torn (id int, v int) WITH (fillfactor = 50);
+	INSERT INTO torn SELECT i, 0 FROM generate_series(1, 10) i;
+	CREATE TABLE wide (id int, v int, filler text) WITH (fillfactor = 50);
+	INSERT INTO wide SELECT i, 0, repeat('x', 800) FROM generate_series(1, 8000) i;
+	CREATE TABLE filler (id int);
+});
+
+# --- A torn page that is rebuilt by an image must not be read before that
+
+$primary->safe_psql('postgres', 'VACUUM; CHECKPOINT');
+my $path =
+  $primary->safe_psql('postgres', "SELECT pg_relation_filepath('torn')");
+$primary->safe_psql('postgres', "UPDATE torn SET v = $_ WHERE id = $_")
+  foreach (1 .. 5);
+$primary->stop('immediate');
+
+my $node = PostgreSQL::Test::Cluster->new('torn');
+$primary->backup_fs_cold('torn');
+$node->init_from_backup($primary, 'torn');
+$node->append_conf('postgresql.conf', xlp_conf('on'));
+open(my $fh, '+<:raw', $node->data_dir . "/$path") or die "$path: $!";
+seek($fh, 4096, 0);
+print $fh "\x5a" x 4096;
+close($fh);
+$node->start;
+is($node->safe_psql('postgres', 'SELECT sum(v) FROM torn'),
+	15, 'image was applied to a torn page');
+cmp_ok(xlp_decoded($node), '>', 0, '... which the pipeline has decoded');
+unlike(slurp_file($node->logfile),
+	qr/invalid page|has failed/, '... and has not read before');
+$node->stop;
+$node->clean_node;
+
+# --- Recovery with few buffers: redo finds blocks read and victims clean
+
+$primary->append_conf('postgresql.conf', 'io_torn_pages_protection = off');
+$primary->start;
+$primary->safe_psql('postgres', 'CHECKPOINT');
+$primary->safe_psql('postgres',
+	'UPDATE wide SET v = v + 1 WHERE id % 8 = ' . $_)
+  foreach (0 .. 7);
+$primary->stop('immediate');
+$primary->backup_fs_cold('crashed');
+
+my $digest;
+foreach my $mode ('off', 'on')
+{
+	my $small = PostgreSQL::Test::Cluster->new("few_$mode");
+
+	$small->init_from_backup($primary, 'crashed');
+	$small->append_conf('postgresql.conf',
+		xlp_conf($mode)
+		  . "shared_buffers = 4MB\nbgwriter_lru_maxpages = 100\n");
+	$small->start;
+	my $cleaned = $small->safe_psql('postgres',
+		'SELECT buffers_clean FROM pg_stat_bgwriter');
+	$small->stop;
+
+	my $log = slurp_file($small->logfile);
+	my ($staged) = $log =~ /redo staged (\d+) dirty pages/;
+	my $this_digest = xlp_digest($small);
+
+	# About 1600 pages are changed eight times, and most of them leave shared
+	# buffers each time.  How many the background writer carries away depends on
+	# how fast redo is, but without its hurry it would be some hundreds.
+	note "$mode: redo staged $staged dirty pages, $cleaned were cleaned";
+	if ($mode eq 'off')
+	{
+		cmp_ok($cleaned, '>', 2000, "$mode: background writer is ahead of redo");
+		$digest = $this_digest;
+	}
+	else
+	{
+		my ($read) = $log =~ /read (\d+) blocks and staged/;
+
+		cmp_ok($read, '>', 1600, "$mode: pipeline has read blocks ($read)");
+		cmp_ok($staged, '<', 1600, "$mode: redo seldom needs a victim");
+		is(xlp_differences($digest, $this_digest), '', "$mode: same files");
+	}
+	$small->clean_node;
+}
+
+# --- A record whose block is being read is not replayed yet
+
+$primary->start;
+my $ctid =
+  $primary->safe_psql('postgres', 'SELECT ctid FROM wide WHERE id = 5000');
+$primary->backup('base');
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($primary, 'base', has_streaming => 1);
+$standby->append_conf('postgresql.conf', xlp_conf('on'));
+$standby->start;
+$primary->wait_for_catchup($standby);
+$standby->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
+$primary->safe_psql('postgres',
+	'INSERT INTO filler SELECT generate_series(1, 5000)');
+$primary->safe_psql('postgres',
+	"UPDATE wide SET v = 100 WHERE ctid = '$ctid'");
+my $updated = $primary->lsn('insert');
+$primary->safe_psql('postgres',
+	'INSERT INTO filler SELECT generate_series(1, 20000)');
+$primary->wait_for_catchup($standby, 'flush');
+$standby->safe_psql('postgres',
+	"SELECT injection_points_attach('xlogpipeline-read-block', 'wait')");
+$standby->safe_psql('postgres', 'SELECT pg_wal_replay_resume()');
+$standby->wait_for_event('walpipeline', 'xlogpipeline-read-block');
+$standby->wait_for_event('startup', 'WalPipelineRecord');
+my $replayed = $standby->lsn('replay');
+is( $primary->safe_psql(
+		'postgres', "SELECT '$replayed'::pg_lsn < '$updated'::pg_lsn"),
+	't',
+	"record is not replayed before its block has been read");
+$standby->safe_psql('postgres',
+	"SELECT injection_points_detach('xlogpipeline-read-block');
+	 SELECT injection_points_wakeup('xlogpipeline-read-block')");
+$primary->wait_for_catchup($standby);
+is($standby->safe_psql('postgres', 'SELECT v FROM wide WHERE id = 5000'),
+	100, '... and then it is');
+
+done_testing();
