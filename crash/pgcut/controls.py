@@ -83,6 +83,8 @@ class Control:
 _SMALL_LOG = (("double_write_buffer_size", "16MB"), ("double_write_stage_size", "2MB"))
 # Pages of tables that a transaction makes and fills change without their LSN.
 _WITHOUT_WAL = (("wal_level", "minimal"), ("wal_skip_threshold", "0"))
+# Many pages go home, and few of them twice.
+_BUSY = (("scan", 5), ("checkpoint", 2))
 _TEARS = ("torn-pages", "torn-runs", "torn-page", "storm")
 
 CONTROLS = (
@@ -108,7 +110,9 @@ CONTROLS = (
     Control("wal-not-flushed", "R1", "batches are written though WAL is not flushed",
             edits=(Edit("flush.c", "	if (!XLogRecPtrIsInvalid(lsn))\n		XLogFlush(lsn);\n",
                         '	if (!XLogRecPtrIsInvalid(lsn) && !pgcut_break("wal-not-flushed"))\n		XLogFlush(lsn);\n'),),
-            record=True, faults=("all-kept", "subset", "torn-wal", "torn-pages", "storm")),
+            record=True, faults=("all-kept", "torn-pages"),
+            settings=(("wal_writer_delay", "10s"),),
+            workloads=(("copy", 3), ("toast", 2), ("index", 1))),
     Control("recycled-before-data-sync", "R3", "a sync cycle frees the log without syncing the files",
             edits=(Edit("flush.c", "	if (!enableFsync)\n		return;\n\n	memset(&ftag",
                         '	if (!enableFsync || pgcut_break("recycled-before-data-sync"))\n		return;\n\n	memset(&ftag'),),
@@ -117,7 +121,8 @@ CONTROLS = (
             edits=(Edit("log.c", '	if (!dw_reserve(1, true, true))\n		elog(ERROR, "double-write log has too many segments");\n	dw_append(NULL, 0);\n',
                         '	if (pgcut_break("mark-not-durable"))\n		DWCtl->low_water_logged = DWCtl->low_water;\n'
                         '	else\n	{\n		if (!dw_reserve(1, true, true))\n			elog(ERROR, "double-write log has too many segments");\n		dw_append(NULL, 0);\n	}\n'),),
-            record=True, settings=_SMALL_LOG, faults=("torn-log", "names")),
+            record=True, settings=_SMALL_LOG, faults=("torn-log", "names"),
+            workloads=_BUSY),
     Control("live-segment-reused", "R3", "segments are reused though batches in them are live",
             edits=(Edit("log.c", "	while (DWCtl->first_segno < DWCtl->segno &&\n		   DWCtl->seg_first_batch",
                         "	while (DWCtl->first_segno < DWCtl->segno &&\n"
@@ -165,7 +170,7 @@ CONTROLS = (
                         '	if (!pgcut_break("newest-batch-left-alone"))\n'
                         "		dw_rewrite_batch(&scan->batches[live->last]);\n"),),
             record=True, scenario="failing-log-syncs", lives=6,
-            faults=("torn-recovery",)),
+            faults=("torn-restore",), workloads=_BUSY),
     Control("bad-checksum-accepted", "R9", "restore accepts batches with wrong checksums",
             edits=(Edit(SCAN, "	if (n > 0 && scan->batches[n - 1].bad_page >= 0)\n",
                         '	if (n > 0 && scan->batches[n - 1].bad_page >= 0 && !pgcut_break("bad-checksum-accepted"))\n'),
@@ -185,7 +190,7 @@ CONTROLS = (
                         "		doPageWrites = (Insert->fullPageWrites ||\n"
                         "						(Insert->runningBackups > 0 &&\n"
                         '						 !pgcut_break("no-images-in-backup")) ||\n'),),
-            record=True, scenario="backup", seconds=12),
+            record=True, scenario="backup", seconds=20, workloads=_BUSY),
     Control("pipeline-skips-a-record", "pipeline", "redo does not get each record",
             edits=(Edit(PIPELINE, "		pipeline_wake(&XLogPipelineCtl->worker);\n\n	return next;\n",
                         "		pipeline_wake(&XLogPipelineCtl->worker);\n\n"

@@ -227,7 +227,7 @@ class Subject(Judge):
                     with phase(outcome, "nested"):
                         image = self._crash_recovery(image, state, level, scratch)
                 self._judge(image, state, outcome)
-                if rotten and all(map(_REPORTED.search, outcome.complaints)):
+                if rotten and _REPORTED.search("\n".join([outcome.log, *outcome.complaints])):
                     outcome.complaints = []
                 outcome.complaints += [f"rotten: {place}" for place in rotten
                                        if outcome.complaints]

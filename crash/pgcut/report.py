@@ -79,12 +79,14 @@ def _controls(results):
 
 
 def _faults(results):
-    """Return a row of counts for each fault."""
+    """Return a row of counts for each fault that was tried."""
     rows = []
     models = {**{name: fault.model for name, fault in FAULTS.items()},
               **{name: "F11" for name in blockstates.FAULTS}}
     for name, model in models.items():
         states = [s for r in results if not r.control for s in r.states if s["fault"] == name]
+        if not states:
+            continue
         rows.append((name, model, len(states), sum(s["failed"] for s in states),
                      sum(s["torn"] > 0 for s in states), sum(s["restored"] for s in states)))
     return rows

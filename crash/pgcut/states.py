@@ -5,6 +5,7 @@ into a `Choice` for the disk at that cut, always the same one.  The faults are
 those of the fault model, each a function in FAULTS: one more is one entry.
 """
 
+import math
 import random
 from bisect import bisect_right
 from dataclasses import asdict, dataclass
@@ -179,7 +180,8 @@ class Fault:
     """A way to damage what is pending, and where it makes sense to cut."""
 
     choose: object
-    about: str                  # an area, "names", "checkpoint", "recovery", or "any"
+    about: str                  # an area, "names", "checkpoint", "recovery",
+                                # "restore" or "any"
     model: str                  # its name in the fault model
     weight: int = 1
     rotten: tuple = ()          # areas in which a sector is unreadable for good
@@ -193,7 +195,8 @@ FAULTS = {
     "torn-page": Fault(_torn_page, RELATION, "F3", 3),
     "torn-pages": Fault(_torn_pages, RELATION, "F3", 5),
     "torn-runs": Fault(_torn_runs, RELATION, "F4", 3),
-    "torn-recovery": Fault(_torn_pages, "recovery", "F3, F7", 2),
+    "torn-recovery": Fault(_torn_pages, "recovery", "F3, F7", 1),
+    "torn-restore": Fault(_torn_pages, "restore", "F3, F7", 1),
     "torn-log": Fault(_torn_log, LOG, "F5", 3),
     "torn-wal": Fault(_torn_wal, WAL, "F5", 2),
     "names": Fault(_names, "names", "F6", 2),
@@ -221,24 +224,43 @@ class Places:
         paths = recording.paths()
         self.areas = {ino: area(path) for ino, path in paths.items()}
         control_files = {ino for ino, path in paths.items() if path == "global/pg_control"}
-        recoveries = _recoveries(recording.acks)
         self.first = first
         self.last = len(recording.ops)
         self.syncs = []
-        self._writes = {RELATION: [], LOG: [], WAL: [], OTHER: [], "names": [], "recovery": []}
+        self._writes = {RELATION: [], LOG: [], WAL: [], OTHER: [], "names": [], "recovery": [],
+                        "restore": []}
         self._checkpoints = []
         for op in recording.ops[first:]:
             where = self.areas.get(op.ino, OTHER)
             if op.kind in DATA_KINDS:
                 self._writes[where].append(op.seq)
-                if where == RELATION and any(begin < op.time < end for begin, end in recoveries):
-                    self._writes["recovery"].append(op.seq)
             elif op.kind in NAME_KINDS:
                 self._writes["names"].append(op.seq)
             elif op.kind == Kind.SYNC:
                 self.syncs.append(op.seq)
                 if op.ino in control_files:
                     self._checkpoints.append(op.seq)
+        for begin, end in _starts(recording):
+            self._enter_recovery([op for op in recording.ops[first:]
+                                  if op.kind in DATA_KINDS and begin < op.time < end])
+
+    def _enter_recovery(self, ops):
+        """Note the home writes of a start, and those of them that restore has made.
+
+        Restore writes the newest batch over itself first, and an empty batch when
+        it is over.
+        """
+        restore = []
+        restoring = True
+        for op in ops:
+            where = self.areas.get(op.ino, OTHER)
+            if where == RELATION:
+                self._writes["recovery"].append(op.seq)
+                if restoring:
+                    restore.append(op.seq)
+            elif where == LOG and restore:
+                restoring = False
+        self._writes["restore"] += restore
 
     def boundaries(self):
         """Return the cuts just before and just after each sync returns."""
@@ -263,11 +285,12 @@ class Places:
         return rng.randint(write, max(write, end))
 
 
-def _recoveries(acks):
-    """Return (begin, end) of the spans of time between the loads of two lives."""
-    times = [(event["t"], event["what"]) for event in acks if event["t"]]
-    return [(times[at - 1][0], time) for at, (time, what) in enumerate(times)
-            if what == "resumed" and at > 0]
+def _starts(recording):
+    """Yield when each server was started, and when the load on it began."""
+    loads = [event["t"] for event in recording.acks if event["what"] == "resumed"]
+    for op in recording.ops:
+        if op.kind == Kind.CREATE and op.name == "postmaster.pid":
+            yield op.time, next((time for time in loads if time > op.time), math.inf)
 
 
 def exhaustive(places, seed):
