@@ -41,11 +41,12 @@ _TORN_MAP = re.compile(r"of its fsm fork is not a page")
 # A hash index is extended by writing its last block before WAL of it is flushed;
 # the block is initialised when it comes into use, and not read before.
 _HASH_TAIL = re.compile(r"_hash: block \d+ of its main fork is not a page")
-# How a server says that it has met a page, or a part of the log, that is rotten.
+# How a server says that it has met a page, or a part of the log, that is rotten;
+# or how the oracle does, which compares some files byte by byte.
 _REPORTED = re.compile("invalid page in block|page verification failed"
                        "|double-write log is damaged|could not read page copy"
                        "|double-write log in .* is missing or unreadable"
-                       "|has an LSN after the end of WAL")
+                       "|has an LSN after the end of WAL|file .* differs in block")
 _ORPHAN = re.compile(r"^file .* belongs to no relation")
 
 
