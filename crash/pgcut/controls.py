@@ -128,7 +128,7 @@ CONTROLS = (
                         "	while (DWCtl->first_segno < DWCtl->segno &&\n"
                         '		   (pgcut_break("live-segment-reused") ||\n			DWCtl->seg_first_batch'),
                    Edit("log.c", "		   <= DWCtl->low_water_logged)\n	{", "		   <= DWCtl->low_water_logged))\n	{")),
-            record=True, settings=_SMALL_LOG, faults=_TEARS + ("subset",)),
+            record=True, settings=_SMALL_LOG, faults=_TEARS + ("subset",), workloads=_BUSY),
     Control("restore-by-lsn", "R4", "restore picks the copy with the highest LSN, the older of equals",
             edits=(Edit(SCAN, "	return ca->order < cb->order ? -1 : ca->order > cb->order;\n",
                         '	if (pgcut_break("restore-by-lsn"))\n'

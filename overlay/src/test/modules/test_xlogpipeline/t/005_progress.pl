@@ -114,7 +114,7 @@ foreach my $attempt (1 .. 10)
 	  run_command([ 'psql', '-c', 'SELECT 1', $node->connstr('postgres') ]);
 	kill('CONT', $pid);
 	$node->_update_pid(1);
-	$node->poll_query_until('postgres', 'SELECT true');
+	$node->wait_for_log(qr/database system is ready to accept connections/);
 	$node->stop;
 	$node->clean_node;
 	last if $message =~ /not yet accepting/;
