@@ -289,11 +289,17 @@ dw_prepare_segments(void)
 		LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
 		wanted = DWCtl->log_open && dw_segments_below_bound();
 		dw_log_path(path, DWCtl->last_segno + 1);
-		if (wanted && durable_rename(newpath, path, LOG) == 0)
+		if (wanted)
+			wanted = durable_rename(newpath, path, LOG) == 0;
+		if (wanted)
 			DWCtl->last_segno++;
 		else
 			unlink(newpath);
 		LWLockRelease(DoubleWriteFlushLock);
+
+		/* don't try again at once what has just failed */
+		if (!wanted)
+			return;
 	}
 }
 
