@@ -146,6 +146,18 @@ CONTROLS = (
             edits=(Edit("stage.c", "	if (!possible)\n	{\n		pg_read_barrier();",
                         '	if (!possible || pgcut_break("read-past-the-stage"))\n	{\n		pg_read_barrier();'),),
             record=True, faults=("all-kept", "all-lost", "subset")),
+    Control("epoch-not-ended", "R3", "home writes rely on copies that are being freed",
+            edits=(Edit("epoch.c", "	DWCtl->epoch = Max(DWCtl->epoch, first_batch);\n",
+                        '	if (!pgcut_break("epoch-not-ended"))\n'
+                        "		DWCtl->epoch = Max(DWCtl->epoch, first_batch);\n"),
+                   Edit("log.c", "	Assert(mark <= DWCtl->epoch);\n",
+                        '	Assert(mark <= DWCtl->epoch || pgcut_break("epoch-not-ended"));\n')),
+            record=True, settings=_SMALL_LOG, faults=_TEARS),
+    Control("epoch-without-wal", "R2", "pages that change without WAL are logged once per epoch",
+            edits=(Edit("epoch.c", "	if (!XLogIsNeeded())\n",
+                        '	if (!XLogIsNeeded() && !pgcut_break("epoch-without-wal"))\n'),),
+            record=True, settings=_WITHOUT_WAL, faults=("all-kept", "torn-pages", "storm"),
+            workloads=(("truncate", 3), ("copy", 3), ("recreate", 3), ("scan", 1))),
     Control("staged-copies-kept", "R7", "drop and truncate leave staged copies of what is gone",
             edits=(Edit("stage.c", "	if (pg_atomic_read_u32(&DWCtl->ninuse_hint) == 0)\n		return;\n",
                         "	if (pg_atomic_read_u32(&DWCtl->ninuse_hint) == 0 ||\n"

@@ -78,6 +78,7 @@ SELECT
 	max(value) FILTER (WHERE name = 'first_change_bytes') AS first_change_bytes,
 	max(value) FILTER (WHERE name = 'images') AS images,
 	max(value) FILTER (WHERE name = 'image_bytes') AS image_bytes,
+	max(value) FILTER (WHERE name = 'in_epoch') AS pages_in_epoch,
 	round(max(value) FILTER (WHERE name = 'home_pages')::numeric /
 		  nullif(max(value) FILTER (WHERE name = 'home_writes'), 0), 2) AS combining_ratio,
 	(SELECT stats_reset FROM pg_doublewrite_stats_since()) AS stats_reset

@@ -57,6 +57,7 @@ static const struct
 	COUNTER(batches),
 	COUNTER(logged),
 	COUNTER(exempt),
+	COUNTER(in_epoch),
 	COUNTER(log_bytes),
 	COUNTER(log_writes),
 	COUNTER(log_syncs),

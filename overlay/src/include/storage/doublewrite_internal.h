@@ -165,6 +165,8 @@ typedef struct DWStats
 	pg_atomic_uint64 logged;	/* pages written to the log */
 	pg_atomic_uint64 exempt;	/* permanent pages not logged because redo
 								 * rebuilds them */
+	pg_atomic_uint64 in_epoch;	/* permanent pages not logged because the live
+								 * log has a copy already */
 	pg_atomic_uint64 log_bytes; /* bytes written to the log */
 	pg_atomic_uint64 log_writes;	/* write calls */
 	pg_atomic_uint64 log_syncs; /* sync calls */
@@ -265,6 +267,10 @@ typedef struct DWCtlData
 	uint64		seg_first_batch[DW_MAX_SEGMENTS];	/* by segno modulo */
 	uint64		checkpoint_mark;	/* low water mark that the checkpoint
 									 * under way may set */
+	uint64		epoch;			/* first batch whose copies home writes may
+								 * rely on; never below a mark that is about
+								 * to be set */
+	uint32		copy_sets;		/* sets in the table of copies; constant */
 	uint64		cycles_done;	/* number of sync cycles completed */
 	pg_atomic_uint32 upkeep_requested;	/* the checkpointer shall look after
 										 * the log; no lock */
@@ -315,7 +321,7 @@ extern int	dw_take_slots(int *slots, int max, bool retry_failed);
 extern void dw_release_slots(const int *slots, int nslots);
 extern void dw_restage_slot(int slotno, bool failed);
 extern bool dw_staged_before(uint64 seq, bool *filling);
-extern void dw_note_logged(const int *slots, int nslots, uint64 batchno);
+extern void dw_note_logged(int slotno, uint64 batchno);
 extern uint64 dw_first_unfinished_batch(void);
 extern uint64 dw_current_seq(void);
 extern int	dw_staged_count(void);
@@ -356,6 +362,13 @@ extern void dw_stats_start(XLogRecPtr lsn);
 extern void dw_ledger_begin(void);
 extern void dw_ledger_add(const DWLedgerEntry *entry);
 extern void dw_ledger_end(const DWRestoreStats *stats);
+
+/* epoch.c */
+extern Size dw_epoch_shmem_size(void);
+extern void dw_epoch_shmem_init(void);
+extern void dw_epoch_begin(uint64 first_batch);
+extern uint64 dw_epoch_copy(const BufferTag *tag);
+extern void dw_epoch_note(const BufferTag *tag, uint64 batchno);
 
 /* exempt.c */
 extern bool dw_redo_rebuilds(const DWSlot *slot);

@@ -341,39 +341,56 @@ dw_log_wanted(void)
 	return true;
 }
 
+/* What protects the pages of a batch */
+typedef struct DWChoice
+{
+	int			logged[DW_MAX_BATCH_PAGES]; /* slots to be logged */
+	int			nlogged;
+	int			copied[DW_MAX_BATCH_PAGES]; /* slots with a copy in the log */
+	uint64		copies[DW_MAX_BATCH_PAGES]; /* ... and the batches of these */
+	int			ncopied;
+	int			nexempt;		/* pages that redo rebuilds */
+} DWChoice;
+
 /*
  * Choose the pages of the batch that have to pass through the log. (R2)
  *
  * Where the log is not in use, count what would have passed through it.
  */
-static int
-dw_choose_logged(int *slots, int *nexempt)
+static void
+dw_choose_logged(DWChoice *choice)
 {
 	bool		wanted = dw_log_wanted();
-	int			n = 0;
 
-	*nexempt = 0;
+	choice->nlogged = choice->ncopied = choice->nexempt = 0;
 
 	for (int i = 0; i < DWCtl->batch_len; i++)
 	{
-		DWSlot	   *slot = &DWSlots[DWCtl->batch[i]];
+		int			slotno = DWCtl->batch[i];
+		DWSlot	   *slot = &DWSlots[slotno];
+		uint64		copy;
 
 		if (!slot->permanent || slot->discarded)
 			continue;
-		if (!dw_redo_rebuilds(slot))
-			slots[n++] = DWCtl->batch[i];
-		else if (wanted)
-			(*nexempt)++;
+		if (dw_redo_rebuilds(slot))
+			choice->nexempt++;
+		else if (wanted && (copy = dw_epoch_copy(&slot->tag)) != 0)
+		{
+			choice->copied[choice->ncopied] = slotno;
+			choice->copies[choice->ncopied++] = copy;
+		}
+		else
+			choice->logged[choice->nlogged++] = slotno;
 	}
 
 	if (wanted)
-		return n;
-	if (n > 0)
+		return;
+	if (choice->nlogged > 0)
 	{
-		DWCount(would_log, n);
+		DWCount(would_log, choice->nlogged);
 		DWCount(would_log_batches, 1);
 	}
-	return 0;
+	choice->nlogged = choice->nexempt = 0;
 }
 
 /*
@@ -383,20 +400,24 @@ dw_choose_logged(int *slots, int *nexempt)
 static bool
 dw_make_durable(bool beyond_bound)
 {
-	int			logged[DW_MAX_BATCH_PAGES];
-	int			nlogged;
-	int			nexempt;
+	DWChoice	choice;
 
 	dw_flush_wal();
-	nlogged = dw_choose_logged(logged, &nexempt);
-	if (nlogged > 0 && !dw_log_write_batch(logged, nlogged, beyond_bound))
+	dw_choose_logged(&choice);
+	if (choice.nlogged > 0 &&
+		!dw_log_write_batch(choice.logged, choice.nlogged, beyond_bound))
 		return false;
-	DWCtl->phase = DW_BATCH_DURABLE;
-	DWCount(exempt, nexempt);
 
+	/* not before: a batch that waits for a sync cycle must not keep the log */
+	for (int i = 0; i < choice.ncopied; i++)
+		dw_note_logged(choice.copied[i], choice.copies[i]);
+	DWCtl->phase = DW_BATCH_DURABLE;
+
+	DWCount(exempt, choice.nexempt);
+	DWCount(in_epoch, choice.ncopied);
 	DWCount(batch_size[DWSizeClass(DWCtl->batch_len)], 1);
-	if (nlogged > 0)
-		DWCount(logged_size[DWSizeClass(nlogged)], 1);
+	if (choice.nlogged > 0)
+		DWCount(logged_size[DWSizeClass(choice.nlogged)], 1);
 	return true;
 }
 
@@ -830,6 +851,7 @@ dw_sync_cycle(uint64 cycles_seen)
 	}
 
 	mark = dw_first_unfinished_batch();
+	dw_epoch_begin(mark);
 	files = palloc(sizeof(DWDirtyFile) * DW_DIRTY_FILES);
 	memcpy(files, DWCtl->dirty_files, sizeof(DWDirtyFile) * DW_DIRTY_FILES);
 	LWLockRelease(DoubleWriteFlushLock);

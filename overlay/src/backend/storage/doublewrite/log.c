@@ -678,20 +678,25 @@ dw_log_write_batch(const int *slots, int nslots, bool beyond_bound)
 	dw_append(slots, nslots);
 
 	/* not before: until then a page may still need an older batch (R3) */
-	dw_note_logged(slots, nslots, batchno);
+	for (int i = 0; i < nslots; i++)
+	{
+		dw_note_logged(slots[i], batchno);
+		dw_epoch_note(&DWSlots[slots[i]].tag, batchno);
+	}
 	DWCount(logged, nslots);
 	return true;
 }
 
 /*
  * Raise the low-water mark and make it durable: batches below it are home
- * and synced. (R3)
+ * and synced, and no home write relies on copies in them. (R3)
  */
 void
 dw_log_set_low_water(uint64 mark)
 {
 	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
 	Assert(DWCtl->log_open);
+	Assert(mark <= DWCtl->epoch);
 
 	INJECTION_POINT("doublewrite-before-low-water", NULL);
 
@@ -861,6 +866,7 @@ dw_log_empty(void)
 
 	if (opened)
 		dw_log_open();
+	dw_epoch_begin(DWCtl->next_batchno);
 	dw_log_set_low_water(DWCtl->next_batchno);
 	if (opened)
 	{
@@ -954,6 +960,7 @@ dw_disarm(bool keep_segments)
 	dw_drain_and_lock();
 	if (DWCtl->armed)
 	{
+		dw_epoch_begin(DWCtl->next_batchno);
 		dw_sync_files(DWCtl->dirty_files);
 		dw_log_set_low_water(DWCtl->next_batchno);
 		dw_forget_files(DWCtl->next_batchno);

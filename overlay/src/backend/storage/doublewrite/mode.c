@@ -261,6 +261,7 @@ DoubleWriteCheckpointDrain(XLogRecPtr redo)
 	SpinLockRelease(&DWCtl->mutex);
 
 	DWCtl->checkpoint_mark = dw_first_unfinished_batch();
+	dw_epoch_begin(DWCtl->checkpoint_mark);
 	LWLockRelease(DoubleWriteFlushLock);
 
 	INJECTION_POINT("doublewrite-checkpoint-drained", NULL);
@@ -295,30 +296,31 @@ DoubleWriteCheckpointSynced(void)
 static void
 dw_log_checkpoint_stats(void)
 {
-	static uint64 last[8];
-	uint64		now[8];
-	uint64		d[8];
 	DWStats    *s = &DWCtl->stats;
-	pg_atomic_uint64 *fields[8] = {
-		&s->home_pages, &s->home_writes, &s->logged, &s->exempt,
+	pg_atomic_uint64 *fields[] = {
+		&s->home_pages, &s->home_writes,
+		&s->logged, &s->exempt, &s->in_epoch,
 		&s->log_syncs, &s->log_sync_usec, &s->sync_cycles, &s->stage_full
 	};
+	static uint64 last[lengthof(fields)];
+	uint64		d[lengthof(fields)];
 
-	for (int i = 0; i < 8; i++)
+	for (int i = 0; i < lengthof(fields); i++)
 	{
-		now[i] = pg_atomic_read_u64(fields[i]);
-		d[i] = now[i] - last[i];
-		last[i] = now[i];
+		uint64		now = pg_atomic_read_u64(fields[i]);
+
+		d[i] = now - last[i];
+		last[i] = now;
 	}
 
 	if (!log_checkpoints || d[0] == 0)
 		return;
 	ereport(LOG,
 			(errmsg("write-back since last checkpoint: wrote %" PRIu64 " pages home in %" PRIu64 " writes; "
-					"%" PRIu64 " double-written, %" PRIu64 " exempt; "
+					"%" PRIu64 " double-written, %" PRIu64 " exempt, %" PRIu64 " in the log already; "
 					"log syncs=%" PRIu64 ", time=%.3f s; "
 					"sync cycles=%" PRIu64 ", waits for a full stage=%" PRIu64,
-					d[0], d[1], d[2], d[3], d[4], d[5] / 1000000.0, d[6], d[7])));
+					d[0], d[1], d[2], d[3], d[4], d[5], d[6] / 1000000.0, d[7], d[8])));
 }
 
 /*

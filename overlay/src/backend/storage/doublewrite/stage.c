@@ -115,6 +115,7 @@ DoubleWriteShmemSize(void)
 	size = add_size(size, mul_size(NBuffers, sizeof(DWBufferImage)));
 	size = add_size(size, mul_size(dw_stage_slots(), BLCKSZ));
 	size = add_size(size, PG_IO_ALIGN_SIZE);
+	size = add_size(size, dw_epoch_shmem_size());
 	return size;
 }
 
@@ -152,6 +153,8 @@ DoubleWriteShmemInit(void)
 	DWCtl = ShmemInitStruct("Double Write Control", sizeof(DWCtlData), &found);
 	if (!found)
 		dw_init_ctl();
+
+	dw_epoch_shmem_init();
 
 	DWBufferImages = ShmemInitStruct("Double Write Buffer Images",
 									 mul_size(NBuffers, sizeof(DWBufferImage)),
@@ -802,16 +805,15 @@ dw_staged_before(uint64 seq, bool *filling)
 }
 
 /*
- * The pages in these slots have been logged in a batch, which must be kept
- * until they are home.  Of earlier batches that hold copies of them, restore
- * would take nothing. (R3, R4)  The flush lock is held, and the slots are in
- * the batch.
+ * The page in this slot has its newest copy in a logged batch, which must be
+ * kept until the page is home.  Of earlier batches that hold copies of it,
+ * restore would take nothing. (R3, R4)  The flush lock is held, and the slot is
+ * in the batch.
  */
 void
-dw_note_logged(const int *slots, int nslots, uint64 batchno)
+dw_note_logged(int slotno, uint64 batchno)
 {
-	for (int i = 0; i < nslots; i++)
-		DWSlots[slots[i]].home_batch = batchno;
+	DWSlots[slotno].home_batch = batchno;
 }
 
 /*

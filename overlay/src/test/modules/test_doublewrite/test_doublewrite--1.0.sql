@@ -71,7 +71,8 @@ CREATE FUNCTION dw_stats(
 	OUT sync_cycles int8,
 	OUT sync_cycle_files int8,
 	OUT log_full int8,
-	OUT foreground_syncs int8)
+	OUT foreground_syncs int8,
+	OUT in_epoch int8)
 STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
 

@@ -105,6 +105,13 @@ $node->safe_psql(
 	SELECT dw_evict('h');
 	SELECT dw_drain();
 });
+
+# Within an epoch the second version would need no copy.
+$node->safe_psql('postgres',
+	q{SELECT injection_points_attach('doublewrite-sync-cycle', 'wait')});
+my $cycle = $node->background_psql('postgres', on_error_stop => 0);
+$cycle->query_until(qr/started/, "\\echo started\nSELECT dw_sync_cycle();\n");
+$node->wait_for_event('client backend', 'doublewrite-sync-cycle');
 $node->safe_psql(
 	'postgres', q{
 	SELECT count(*) FROM h;
@@ -113,6 +120,7 @@ $node->safe_psql(
 });
 $path = path_of('h');
 $node->stop('immediate');
+$cycle->{run}->finish;
 
 my ($rel) = $path =~ /(\d+)$/;
 my @copies = grep { $_->{rel} == $rel && $_->{fork} == 0 && $_->{blkno} == 0 }

@@ -1241,6 +1241,9 @@ sub dw_hold_torn
 	my @torn;
 
 	dw_hold_flusher($node, 'doublewrite-home-written');
+
+	# pages with a copy in the log would be in no batch
+	$node->safe_psql('postgres', 'SELECT dw_sync_cycle()');
 	$change->();
 	dw_wait_until_held($node);
 	$node->safe_psql(

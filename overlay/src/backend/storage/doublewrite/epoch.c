@@ -1,0 +1,156 @@
+/*-------------------------------------------------------------------------
+ *
+ * epoch.c
+ *	  Pages that need no second copy in the log.
+ *
+ * If the log has a copy of a page that a crash would find there, a newer
+ * version may go home without a copy of its own.  Should it be torn there,
+ * restore puts the older version in its place, and redo rolls that forward:
+ * the state is the one in which the newer version was never written home.
+ * Redo can do that because every live copy was made after the buffer scan of
+ * the last completed checkpoint, so what it lacks has been logged after the
+ * redo pointer.  (R2, R5)
+ *
+ * An epoch is the time for which copies can be relied on.  Whoever is going to
+ * raise the low-water mark ends it first, under the flush lock, by saying
+ * where the mark will be: copies below it no longer count.  Home writes
+ * decided before that are in the kernel by then, and are synced before the
+ * mark rises; those decided later rely on nothing that the mark frees. (R3)
+ *
+ * With wal_level = minimal the rule is not used: a relation created in the
+ * running transaction changes without WAL, and is synced at commit.  An older
+ * copy put over it would undo that.
+ *
+ * Which pages have a copy is kept in a table of sets.  It forgets the oldest
+ * copy of a set that is full; such a page is logged once more.
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *	  src/backend/storage/doublewrite/epoch.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xlog.h"
+#include "common/hashfn.h"
+#include "port/pg_bitutils.h"
+#include "storage/doublewrite_internal.h"
+#include "storage/shmem.h"
+
+/* The newest copy of a page */
+typedef struct DWEpochPage
+{
+	BufferTag	tag;
+	uint64		batchno;		/* 0: no copy */
+} DWEpochPage;
+
+/*
+ * Entries in a set.  The table has one for each page that the log may hold,
+ * and an epoch fills about half of the log.  Then few sets are full.
+ */
+#define DW_SET_SIZE		8
+
+/* DoubleWriteFlushLock guards it */
+static DWEpochPage *DWEpochPages;
+
+/* Number of sets, a power of two: as if the log's bound were to stay */
+static uint32
+dw_copy_sets(void)
+{
+	uint32		pages = dw_log_bound_segments() * (uint32) DW_SEGMENT_BLOCKS;
+
+	return pg_nextpower2_32(pages / DW_SET_SIZE);
+}
+
+/*
+ * Shared memory needed for the table, in bytes.
+ */
+Size
+dw_epoch_shmem_size(void)
+{
+	return mul_size(dw_copy_sets(), DW_SET_SIZE * sizeof(DWEpochPage));
+}
+
+/*
+ * Create or attach to the table.
+ */
+void
+dw_epoch_shmem_init(void)
+{
+	bool		found;
+
+	DWEpochPages = ShmemInitStruct("Double Write Epoch Pages", dw_epoch_shmem_size(),
+							   &found);
+	if (!found)
+	{
+		MemSet(DWEpochPages, 0, dw_epoch_shmem_size());
+		DWCtl->copy_sets = dw_copy_sets();
+	}
+}
+
+static DWEpochPage *
+dw_copy_set(const BufferTag *tag)
+{
+	uint32		hash = hash_bytes((const unsigned char *) tag, sizeof(BufferTag));
+
+	return &DWEpochPages[(Size) (hash & (DWCtl->copy_sets - 1)) * DW_SET_SIZE];
+}
+
+/*
+ * The low-water mark is going to be raised to this batch: from now on no home
+ * write relies on copies below it.
+ */
+void
+dw_epoch_begin(uint64 first_batch)
+{
+	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
+
+	DWCtl->epoch = Max(DWCtl->epoch, first_batch);
+}
+
+/*
+ * Return the batch with the newest copy of a page, if that protects home
+ * writes, else 0.
+ */
+uint64
+dw_epoch_copy(const BufferTag *tag)
+{
+	DWEpochPage *set = dw_copy_set(tag);
+
+	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
+
+	if (!XLogIsNeeded())
+		return 0;
+	for (int i = 0; i < DW_SET_SIZE; i++)
+	{
+		if (set[i].batchno >= DWCtl->epoch && set[i].batchno != 0 &&
+			BufferTagsEqual(&set[i].tag, tag))
+			return set[i].batchno;
+	}
+	return 0;
+}
+
+/*
+ * The page has a copy in this batch, which is durable.
+ */
+void
+dw_epoch_note(const BufferTag *tag, uint64 batchno)
+{
+	DWEpochPage *set = dw_copy_set(tag);
+	DWEpochPage *oldest = set;
+
+	for (int i = 0; i < DW_SET_SIZE; i++)
+	{
+		if (BufferTagsEqual(&set[i].tag, tag))
+		{
+			oldest = &set[i];
+			break;
+		}
+		if (set[i].batchno < oldest->batchno)
+			oldest = &set[i];
+	}
+	oldest->tag = *tag;
+	oldest->batchno = batchno;
+}
