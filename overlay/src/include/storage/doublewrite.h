@@ -78,8 +78,11 @@ extern void DoubleWriteEndReplayedDrop(const Oid *tablespaces,
 /* exempt.c: pages that redo rebuilds */
 extern void DoubleWriteForgetBuffer(int buf_id);
 extern void DoubleWriteBufferBorn(int buf_id);
-extern void DoubleWriteNoteRecord(const void *page, XLogRecPtr endptr,
-								  bool rebuilds);
+extern void DoubleWriteNoteRecord(const void *page, bool rebuilds);
+extern void DoubleWriteHideRecords(const void *page);
+extern void DoubleWriteHideIfCopied(const void *page,
+									const RelFileLocator *rlocator,
+									ForkNumber forknum, BlockNumber blkno);
 extern void DoubleWriteNoteImagesOff(XLogRecPtr recptr);
 
 /* stats.c: first changes of pages, for which full_pages writes images */

@@ -61,6 +61,25 @@ typedef enum DWSlotState
 	DW_SLOT_BATCH,				/* in the current batch: its page is frozen */
 } DWSlotState;
 
+/*
+ * What is known of WAL records for the block in a shared buffer; one per buffer,
+ * beside the buffer descriptors, whose layout extensions know.  Written with the
+ * buffer's content lock held exclusively, or by the only process that has the
+ * buffer pinned; read under a content lock.  But "hidden" may be set by whoever
+ * has a pin.
+ */
+typedef struct DWBufferRecords
+{
+	XLogRecPtr	redo;			/* newest redo pointer after which there has
+								 * been a record, or may have been one; 0: none
+								 * ever */
+	XLogRecPtr	before;			/* the one before it with such a record, or 0 */
+	bool		rebuilt;		/* redo rebuilds the page from the first record
+								 * after redo */
+	bool		rebuilt_before; /* ... after before */
+	bool		hidden;			/* there may be other records: not exempt */
+} DWBufferRecords;
+
 typedef struct DWSlot
 {
 	dlist_node	node;			/* in free or staged list; mutex */
@@ -82,23 +101,8 @@ typedef struct DWSlot
 	/* the rest belongs to the filler, later to the holder of the flush lock */
 	bool		permanent;		/* not an unlogged relation */
 	XLogRecPtr	lsn;			/* page LSN */
-	XLogRecPtr	img;			/* see DWBufferImage */
+	DWBufferRecords records;	/* of the buffer, when it was copied */
 } DWSlot;
-
-/*
- * What is known of the first WAL record of the page in a shared buffer; one
- * per buffer, beside the buffer descriptors, whose layout extensions know.
- * Written with the buffer's content lock held exclusively, or by the only
- * process that has the buffer pinned; read under a content lock.
- */
-typedef struct DWBufferImage
-{
-	XLogRecPtr	img;			/* end of the first record of the block, from
-								 * which redo rebuilds the page, or 0 */
-	bool		born;			/* the block was added to its file in this
-								 * buffer, and nothing has been logged for it
-								 * yet */
-} DWBufferImage;
 
 /* ---------------------------------------------------------------------
  * The current batch and the log
@@ -286,6 +290,9 @@ typedef struct DWCtlData
 	DWDirtyFile removed_files[DW_REMOVED_FILES];
 	RelFileLocator removed_dirs[DW_REMOVED_DIRS];	/* relNumber means nothing */
 
+	/* newest redo pointer after which any record was reported; see exempt.c */
+	pg_atomic_uint64 records_known;
+
 	/* highest known LSN at a truncation, by hash of the relation */
 	pg_atomic_uint64 truncated[DW_TRUNCATE_BUCKETS];
 
@@ -301,7 +308,7 @@ typedef struct DWCtlData
 
 extern PGDLLIMPORT DWCtlData *DWCtl;
 extern PGDLLIMPORT DWSlot *DWSlots;
-extern PGDLLIMPORT DWBufferImage *DWBufferImages;
+extern PGDLLIMPORT DWBufferRecords *DWBufferRecordsArray;
 
 #define DWSlotPage(slotno) (DWPages + (Size) (slotno) * BLCKSZ)
 extern PGDLLIMPORT char *DWPages;
@@ -372,6 +379,7 @@ extern void dw_epoch_note(const BufferTag *tag, uint64 batchno);
 
 /* exempt.c */
 extern bool dw_redo_rebuilds(const DWSlot *slot);
+extern void dw_note_end_of_recovery(void);
 extern bool dw_replayed_images(void);
 extern void dw_note_truncate(const RelFileLocator *rlocator);
 extern bool dw_was_truncated(const RelFileLocator *rlocator);

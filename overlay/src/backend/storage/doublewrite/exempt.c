@@ -8,14 +8,16 @@
  * full-page image that redo applies, or a record that initialises the page.
  * First matters: any earlier record would make redo read the torn page.
  *
- * On a server that writes WAL we know that of blocks that were added to their
- * file in the buffer they are still in.  The first record of such a block
- * initialises the page or carries an image, as a rule; we remember its end
- * (img).  Recovery from redo pointer R starts with that record if R < img,
- * since R lies between records.  Before R there can be no record in this life
- * of the block, and after R none of an earlier life if the file was not
- * truncated since R.  All we know is lost when the buffer changes hands: a
- * page read from disk does not tell what records refer to it.
+ * On a server that writes WAL, XLogInsert() reports each record for each page
+ * it refers to.  Beside each buffer we remember the last two redo pointers
+ * after which there was a record for the block in it, and whether the first
+ * after each of them rebuilds the page.  That is complete from the time on at
+ * which the buffer got the block; what there was before is unknown, unless
+ * the block was added to its file in this buffer.  So a buffer that gets a
+ * block is taken to have had a record, which does not rebuild the page, after
+ * the newest redo pointer for which any record has been reported.  Records of an
+ * earlier life of the block, before a truncation, are another matter: there is
+ * none after R if the file was not truncated since R.
  *
  * Which redo pointers count?  Until the checkpoint under way has drained the
  * stage, every page that we write home will be synced before that checkpoint
@@ -42,52 +44,135 @@
 #include "access/xlog.h"
 #include "access/xlogrecovery.h"
 #include "common/hashfn.h"
+#include "storage/buf_internals.h"
 #include "storage/bufmgr.h"
 #include "storage/doublewrite_internal.h"
 
+/* What a buffer loaded in recovery starts with: redo does not report records */
+#define DW_NOT_NOTED	PG_UINT64_MAX
+
+static void
+dw_init_records(int buf_id, XLogRecPtr redo)
+{
+	DWBufferRecords *records = &DWBufferRecordsArray[buf_id];
+
+	MemSet(records, 0, sizeof(DWBufferRecords));
+	records->redo = RecoveryInProgress() ? DW_NOT_NOTED : redo;
+}
+
 /*
- * The buffer will hold another block, of which nothing is known.
+ * The buffer will hold another block.  Of it we know only that records for it
+ * have been reported, if at all, before we look at records_known here: who
+ * inserted them did so before the block left another buffer.
  */
 void
 DoubleWriteForgetBuffer(int buf_id)
 {
-	DWBufferImages[buf_id].img = InvalidXLogRecPtr;
-	DWBufferImages[buf_id].born = false;
+	dw_init_records(buf_id, pg_atomic_read_u64(&DWCtl->records_known));
 }
 
 /*
- * The buffer holds a block that has just been added to its file.  (Records
- * that redo applies to it are not noted.)
+ * The buffer holds a block that has just been added to its file.
  */
 void
 DoubleWriteBufferBorn(int buf_id)
 {
-	DWBufferImages[buf_id].img = InvalidXLogRecPtr;
-	DWBufferImages[buf_id].born = !RecoveryInProgress();
+	dw_init_records(buf_id, InvalidXLogRecPtr);
 }
 
-/*
- * A WAL record that ends at endptr refers to a page; rebuilds tells whether
- * redo rebuilds the page from it alone.  If the page is in a shared buffer,
- * the caller holds its content lock exclusively.
- */
-void
-DoubleWriteNoteRecord(const void *page, XLogRecPtr endptr, bool rebuilds)
+static DWBufferRecords *
+dw_records_of(const void *page)
 {
 	Size		offset = (const char *) page - BufferBlocks;
-	DWBufferImage *image;
 
 	/* built in private memory: it does not pass through the stage */
 	if ((const char *) page < BufferBlocks || offset >= (Size) NBuffers * BLCKSZ)
-		return;
+		return NULL;
+	return &DWBufferRecordsArray[offset / BLCKSZ];
+}
 
-	/* only the first record of a block counts */
-	image = &DWBufferImages[offset / BLCKSZ];
-	if (!image->born)
+/*
+ * This process has inserted a WAL record that refers to a page; rebuilds tells
+ * whether redo rebuilds the page from it alone.  If the page is in a shared
+ * buffer, the caller holds its content lock exclusively, or its records are
+ * hidden.
+ */
+void
+DoubleWriteNoteRecord(const void *page, bool rebuilds)
+{
+	DWBufferRecords *records = dw_records_of(page);
+	XLogRecPtr	redo;
+	bool		unused;
+
+	/* of a process, as of its last insertion: the record lies after it */
+	GetFullPageWriteInfo(&redo, &unused);
+
+	if (records == NULL || records->hidden)
 		return;
-	image->born = false;
-	if (rebuilds)
-		image->img = endptr;
+	if (records->redo == DW_NOT_NOTED)
+		records->redo = pg_atomic_read_u64(&DWCtl->records_known);
+
+	/* only the first one counts */
+	if (records->redo >= redo)
+		return;
+	records->before = records->redo;
+	records->rebuilt_before = records->rebuilt;
+	records->redo = redo;
+	records->rebuilt = rebuilds;
+
+	/* before the content lock is released, hence before the block can move */
+	if (pg_atomic_read_u64(&DWCtl->records_known) < redo)
+		pg_atomic_monotonic_advance_u64(&DWCtl->records_known, redo);
+}
+
+/*
+ * A record will be inserted that refers to a page whose content lock the caller
+ * need not hold: never mind what is known of the block while it is in its
+ * buffer.  Before the insertion, so that nobody relies on what comes after it.
+ */
+void
+DoubleWriteHideRecords(const void *page)
+{
+	DWBufferRecords *records = dw_records_of(page);
+
+	if (records != NULL)
+		records->hidden = true;
+}
+
+/*
+ * The same for a page that is registered from a copy in private memory: the
+ * record will not be reported for the page in its buffer.  Does nothing if the
+ * page is that in the buffer.
+ */
+void
+DoubleWriteHideIfCopied(const void *page, const RelFileLocator *rlocator,
+						ForkNumber forknum, BlockNumber blkno)
+{
+	BufferTag	tag;
+	uint32		hash;
+	LWLock	   *lock;
+	int			buf_id;
+
+	if (dw_records_of(page) != NULL)
+		return;
+	InitBufferTag(&tag, rlocator, forknum, blkno);
+	hash = BufTableHashCode(&tag);
+	lock = BufMappingPartitionLock(hash);
+	LWLockAcquire(lock, LW_SHARED);
+	buf_id = BufTableLookup(&tag, hash);
+	if (buf_id >= 0)
+		DWBufferRecordsArray[buf_id].hidden = true;
+	LWLockRelease(lock);
+}
+
+/*
+ * This process may insert WAL from here on, and other processes soon: records
+ * before this point have not been reported.
+ */
+void
+dw_note_end_of_recovery(void)
+{
+	pg_atomic_monotonic_advance_u64(&DWCtl->records_known, GetXLogInsertRecPtr());
 }
 
 /* ---------------------------------------------------------------------
@@ -165,10 +250,20 @@ dw_replayed_images(void)
 	return result;
 }
 
+/*
+ * Does the first record for the block after a redo pointer rebuild the page?
+ * Redo pointers between the two that we have notes of have seen no records.
+ */
 static bool
 dw_rebuilt_from(const DWSlot *slot, XLogRecPtr redo)
 {
-	return slot->img > redo && !dw_truncated_after(&slot->tag, redo);
+	const DWBufferRecords *records = &slot->records;
+
+	if (records->hidden || redo < records->before || redo > records->redo)
+		return false;
+	if (!(redo == records->before ? records->rebuilt_before : records->rebuilt))
+		return false;
+	return !dw_truncated_after(&slot->tag, redo);
 }
 
 /*

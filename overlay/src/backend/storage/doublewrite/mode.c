@@ -204,6 +204,7 @@ DoubleWriteModeApplied(void)
 	{
 		dw_report_mode();
 		dw_stats_start(GetXLogInsertRecPtr());
+		dw_note_end_of_recovery();
 		reported = true;
 	}
 

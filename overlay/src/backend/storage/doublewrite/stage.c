@@ -43,7 +43,7 @@
 
 DWCtlData  *DWCtl = NULL;
 DWSlot	   *DWSlots = NULL;
-DWBufferImage *DWBufferImages = NULL;
+DWBufferRecords *DWBufferRecordsArray = NULL;
 char	   *DWPages = NULL;
 
 /* pages that this process has staged, and how often it found the stage full */
@@ -112,7 +112,7 @@ DoubleWriteShmemSize(void)
 	size = add_size(size, MAXALIGN(sizeof(DWCtlData)));
 	size = add_size(size, mul_size(dw_stage_slots(), sizeof(DWSlot)));
 	size = add_size(size, mul_size(dw_stage_buckets(), sizeof(int)));
-	size = add_size(size, mul_size(NBuffers, sizeof(DWBufferImage)));
+	size = add_size(size, mul_size(NBuffers, sizeof(DWBufferRecords)));
 	size = add_size(size, mul_size(dw_stage_slots(), BLCKSZ));
 	size = add_size(size, PG_IO_ALIGN_SIZE);
 	size = add_size(size, dw_epoch_shmem_size());
@@ -134,6 +134,7 @@ dw_init_ctl(void)
 
 	pg_atomic_init_u32(&DWCtl->removal_generation, 0);
 	pg_atomic_init_u32(&DWCtl->replayed_drops, 0);
+	pg_atomic_init_u64(&DWCtl->records_known, 0);
 	for (int i = 0; i < DW_TRUNCATE_BUCKETS; i++)
 		pg_atomic_init_u64(&DWCtl->truncated[i], 0);
 
@@ -156,11 +157,11 @@ DoubleWriteShmemInit(void)
 
 	dw_epoch_shmem_init();
 
-	DWBufferImages = ShmemInitStruct("Double Write Buffer Images",
-									 mul_size(NBuffers, sizeof(DWBufferImage)),
-									 &found);
+	DWBufferRecordsArray =
+		ShmemInitStruct("Double Write Buffer Records",
+						mul_size(NBuffers, sizeof(DWBufferRecords)), &found);
 	if (!found)
-		MemSet(DWBufferImages, 0, NBuffers * sizeof(DWBufferImage));
+		MemSet(DWBufferRecordsArray, 0, NBuffers * sizeof(DWBufferRecords));
 
 	DWBuckets = ShmemInitStruct("Double Write Stage Lookup",
 								mul_size(dw_stage_buckets(), sizeof(int)),
@@ -362,7 +363,7 @@ dw_fill_slot(int slotno, BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 
 	slot->permanent = permanent;
 	slot->lsn = lsn;
-	slot->img = DWBufferImages[buf->buf_id].img;
+	slot->records = DWBufferRecordsArray[buf->buf_id];
 }
 
 /*

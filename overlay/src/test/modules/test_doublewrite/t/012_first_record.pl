@@ -1,0 +1,241 @@
+# Copyright (c) 2025, PostgreSQL Global Development Group
+
+# The first WAL record for a page after the redo pointer decides whether redo
+# rebuilds it, so that it needs no double write.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use DoubleWrite;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+dw_require_injection_points();
+
+my $IMAGES = 'SET io_torn_pages_protection = full_pages';
+
+# A server on which nothing goes home unless the test says so
+sub quiet_node
+{
+	my ($name, %params) = @_;
+	my $node = dw_new_node(
+		$name,
+		%params,
+		conf => q{
+shared_buffers = 16MB
+bgwriter_lru_maxpages = 0
+bgwriter_delay = 10s
+wal_writer_delay = 10s
+wal_log_hints = off
+});
+
+	$node->start;
+	dw_extensions($node);
+	$node->safe_psql('postgres', q{
+		CREATE TABLE t AS SELECT i AS id, 0 AS v FROM generate_series(1, 100) i});
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	$node->safe_psql('postgres', q{SELECT dw_evict_all(); SELECT dw_drain()});
+	return $node;
+}
+
+# Run commands, carry the table home; returns how many of its pages were
+# logged, exempt, and had a copy in the log already.
+sub carried
+{
+	my ($node, @commands) = @_;
+	my $counters = 'SELECT logged, exempt, in_epoch FROM dw_stats()';
+
+	$node->safe_psql('postgres', 'SELECT dw_drain()');
+	my @before = split /\|/, $node->safe_psql('postgres', $counters);
+	$node->safe_psql('postgres', join('; ', @commands));
+	$node->safe_psql('postgres', q{SELECT dw_evict('t'); SELECT dw_drain()});
+	my @after = split /\|/, $node->safe_psql('postgres', $counters);
+	return [ map { $after[$_] - $before[$_] } (0 .. 2) ];
+}
+
+sub update { return "UPDATE t SET v = $_[0] WHERE id = 1" }
+
+# Tear what may be torn, and see whether redo mends it
+sub check_torn
+{
+	my ($node, $old, $value, $what) = @_;
+
+	$node->stop('immediate');
+	my $torn = dw_tear($node, $old, unlogged_too => 1, only => qr/^base/);
+	cmp_ok($torn->{logged} + $torn->{unlogged}, '>', 0, "$what: pages were torn");
+	dw_start_after_crash($node, $torn);
+	is($node->safe_psql('postgres', 'SELECT v FROM t WHERE id = 1'),
+		$value, "$what: nothing lost");
+	$node->stop;
+	return;
+}
+
+# An image comes first: exempt until the next checkpoint, while the page stays
+# in its buffer
+{
+	my $node = quiet_node('image_first');
+
+	$node->safe_psql('postgres', 'SELECT count(*) FROM t');
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	my $old = dw_snapshot($node);
+	is_deeply(carried($node, $IMAGES, update(1)), [ 0, 1, 0 ], 'page with an image is exempt');
+	check_torn($node, $old, 1, 'image first');
+}
+{
+	my $node = quiet_node('image_then_not');
+
+	$node->safe_psql('postgres', 'SELECT count(*) FROM t');
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	my $old = dw_snapshot($node);
+	is_deeply(carried($node, $IMAGES, update(1), 'RESET io_torn_pages_protection', update(2)),
+		[ 0, 1, 0 ], 'what comes after the image does not matter');
+	is_deeply(carried($node, update(3)), [ 1, 0, 0 ], 'read again: not exempt any more');
+	check_torn($node, $old, 3, 'image, then none');
+}
+
+# Something else comes first
+{
+	my $node = quiet_node('change_first');
+
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	my $old = dw_snapshot($node);
+	is_deeply(carried($node, update(1), $IMAGES, update(2)), [ 1, 0, 0 ], 'page without an image is logged');
+	check_torn($node, $old, 2, 'change first');
+}
+
+# A record that does not change the page's LSN comes first, and the page leaves
+# its buffer before an image follows
+{
+	my $node = quiet_node('left_buffer', checksums => 0);
+
+	$node->safe_psql('postgres', 'SELECT count(*) FROM t');
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	$node->safe_psql('postgres', 'VACUUM (FREEZE off) t');
+	$node->safe_psql('postgres', q{SELECT dw_evict('t'); SELECT dw_drain(); SELECT dw_sync_cycle()});
+	my $counted = carried($node, $IMAGES, update(1));
+	is($counted->[1], 0, 'page that has left its buffer meanwhile is not exempt');
+	$node->stop;
+}
+
+# A checkpoint is under way: both redo pointers count
+foreach my $case (
+	[ 'two_pointers', $IMAGES, $IMAGES, [ 0, 1, 0 ], 'images after both redo pointers: exempt' ],
+	[ 'newer_pointer', $IMAGES, 'SELECT', [ 1, 0, 0 ], 'image after the older redo pointer only: logged' ],
+	[ 'older_pointer', 'SELECT', $IMAGES, [ 1, 0, 0 ], 'image after the newer redo pointer only: logged' ])
+{
+	my ($name, $first, $second, $expected, $what) = @$case;
+	my $node = quiet_node($name);
+
+	$node->safe_psql('postgres', 'SELECT count(*) FROM t');
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	$node->safe_psql('postgres', "$first; " . update(1));
+
+	# or the next reader would set hints, and the image be that of a hint record
+	$node->safe_psql('postgres', 'SELECT count(*) FROM t');
+	my $session = $node->background_psql('postgres');
+	$node->safe_psql('postgres',
+		q{SELECT injection_points_attach('doublewrite-checkpoint-drained', 'wait')});
+	$session->query_until(qr/started/, "\\echo started\nCHECKPOINT;\n");
+	$node->wait_for_event('checkpointer', 'doublewrite-checkpoint-drained');
+	my $old = dw_snapshot($node);
+	is_deeply(carried($node, $second, update(2)), $expected, $what);
+	$node->safe_psql('postgres', q{
+		SELECT injection_points_wakeup('doublewrite-checkpoint-drained');
+		SELECT injection_points_detach('doublewrite-checkpoint-drained')});
+	$session->query('SELECT 1');
+	$session->quit;
+	check_torn($node, $old, 2, $name);
+}
+
+# A record for an overflow page of a hash index makes redo read the first page
+# of the bucket, and its content lock is not held then.
+foreach my $hidden (1, 0)
+{
+	my $node = quiet_node("bucket_$hidden");
+	my $bucket_copies = sub {
+		my ($rel) = $node->safe_psql('postgres', q{SELECT pg_relation_filenode('h_k_idx')});
+
+		return scalar grep {
+			my (undef, $next, undef, $flags) = unpack('L L L S', substr($_->{page}, -16));
+			$_->{rel} == $rel && ($flags & 2) && $next != 0xFFFFFFFF
+		} values %{ dw_live_copies(dw_read_log($node)) };
+	};
+
+	$node->safe_psql('postgres', q{
+		CREATE TABLE h (k int, n int);
+		CREATE INDEX h_k_idx ON h USING hash (k);
+		INSERT INTO h SELECT 1, i FROM generate_series(1, 1000) i});
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	if ($hidden)
+	{
+		$node->safe_psql('postgres', 'DELETE FROM h WHERE n > 990');
+		$node->safe_psql('postgres', 'VACUUM h');
+	}
+	$node->safe_psql('postgres', "$IMAGES; DELETE FROM h WHERE n < 10");
+	$node->command_ok([ 'psql', '-d', $node->connstr('postgres'), '-c', $IMAGES, '-c', 'VACUUM h' ],
+		'VACUUM with images');
+	$node->safe_psql('postgres', q{SELECT dw_evict('h_k_idx'); SELECT dw_drain()});
+	is($bucket_copies->() > 0 ? 1 : 0, $hidden,
+		$hidden ? 'hash bucket with hidden records is logged' : 'hash bucket without is exempt');
+	$node->stop;
+}
+
+# Images are forced while a base backup runs
+{
+	my $node = quiet_node('backup', init => { allows_streaming => 1 });
+
+	$node->safe_psql('postgres', 'SELECT count(*) FROM t');
+	my $session = $node->background_psql('postgres');
+	$session->query_safe(q{SELECT pg_backup_start('b', true)});
+	is_deeply(carried($node, update(1)), [ 0, 1, 0 ], 'base backup: page with a forced image is exempt');
+	$session->query_safe('SELECT 1 FROM pg_backup_stop(false)');
+	$session->quit;
+	$node->stop;
+}
+
+# A promoted server goes on from the redo pointer of its last restartpoint.
+# Records that redo has applied since then are not known: not those of pages
+# that have been in a buffer ever since, nor those of others.
+foreach my $evicted (0, 1)
+{
+	my $primary = quiet_node("primary_$evicted",
+		checksums => 0,
+		init => { allows_streaming => 1 });
+	my $standby = PostgreSQL::Test::Cluster->new("promoted_$evicted");
+
+	$primary->backup('b');
+	$standby->init_from_backup($primary, 'b', has_streaming => 1);
+	$standby->start;
+	$primary->safe_psql('postgres', 'SELECT count(*) FROM t');
+	$primary->safe_psql('postgres', 'CHECKPOINT');
+	$primary->wait_for_replay_catchup($standby);
+	$standby->safe_psql('postgres', 'CHECKPOINT');
+
+	# a record that leaves the LSN of the page alone, and a commit after it
+	$primary->safe_psql('postgres', 'VACUUM (FREEZE off) t');
+	$primary->safe_psql('postgres', 'CREATE TABLE after_vacuum ()');
+	$primary->wait_for_replay_catchup($standby);
+	$standby->safe_psql('postgres', q{SELECT dw_evict('t')}) if $evicted;
+
+	# the checkpoint that follows would move the redo pointer
+	$standby->safe_psql('postgres',
+		q{SELECT injection_points_attach('doublewrite-checkpoint-drained', 'wait')});
+	$standby->promote;
+	$standby->wait_for_event('checkpointer', 'doublewrite-checkpoint-drained');
+	is(carried($standby, $IMAGES, update(1))->[1],
+		0, 'promoted: page that redo has changed is not exempt' . ($evicted ? ', read again' : ''));
+	$standby->safe_psql('postgres', q{
+		SELECT injection_points_wakeup('doublewrite-checkpoint-drained');
+		SELECT injection_points_detach('doublewrite-checkpoint-drained')});
+	$standby->safe_psql('postgres', 'SELECT count(*) FROM t');
+	$standby->safe_psql('postgres', 'CHECKPOINT');
+	is(carried($standby, $IMAGES, update(2))->[1], 1, 'after the next checkpoint it is');
+	$standby->stop;
+	$primary->stop;
+}
+
+done_testing();
