@@ -81,8 +81,13 @@ class Control:
 
 
 _SMALL_LOG = (("double_write_buffer_size", "16MB"), ("double_write_stage_size", "2MB"))
+# Without WAL for new tables each version of a page is logged.
+_SMALL_FULL_LOG = (*_SMALL_LOG, ("wal_level", "minimal"))
 # Pages of tables that a transaction makes and fills change without their LSN.
 _WITHOUT_WAL = (("wal_level", "minimal"), ("wal_skip_threshold", "0"))
+# Each version of a page is logged, and stays in the log for a while.
+_MANY_COPIES = (("wal_level", "minimal"), ("double_write_buffer_size", "64MB"),
+                ("checkpoint_timeout", "30s"), ("max_wal_size", "64MB"))
 # Many pages go home, and few of them twice.
 _BUSY = (("scan", 5), ("checkpoint", 2))
 _TEARS = ("torn-pages", "torn-runs", "torn-page", "storm")
@@ -116,19 +121,19 @@ CONTROLS = (
     Control("recycled-before-data-sync", "R3", "a sync cycle frees the log without syncing the files",
             edits=(Edit("flush.c", "	if (!enableFsync)\n		return;\n\n	memset(&ftag",
                         '	if (!enableFsync || pgcut_break("recycled-before-data-sync"))\n		return;\n\n	memset(&ftag'),),
-            record=True, settings=_SMALL_LOG, faults=_TEARS),
+            record=True, settings=_SMALL_FULL_LOG, faults=_TEARS),
     Control("mark-not-durable", "R3", "segments are reused before the low-water mark is durable",
             edits=(Edit("log.c", '	if (!dw_reserve(1, true, true))\n		elog(ERROR, "double-write log has too many segments");\n	dw_append(NULL, 0);\n',
                         '	if (pgcut_break("mark-not-durable"))\n		DWCtl->low_water_logged = DWCtl->low_water;\n'
                         '	else\n	{\n		if (!dw_reserve(1, true, true))\n			elog(ERROR, "double-write log has too many segments");\n		dw_append(NULL, 0);\n	}\n'),),
-            record=True, settings=_SMALL_LOG, faults=("torn-log", "names"),
+            record=True, settings=_SMALL_FULL_LOG, faults=("torn-log", "names"),
             workloads=_BUSY),
     Control("live-segment-reused", "R3", "segments are reused though batches in them are live",
             edits=(Edit("log.c", "	while (DWCtl->first_segno < DWCtl->segno &&\n		   DWCtl->seg_first_batch",
                         "	while (DWCtl->first_segno < DWCtl->segno &&\n"
                         '		   (pgcut_break("live-segment-reused") ||\n			DWCtl->seg_first_batch'),
                    Edit("log.c", "		   <= DWCtl->low_water_logged)\n	{", "		   <= DWCtl->low_water_logged))\n	{")),
-            record=True, settings=_SMALL_LOG, faults=_TEARS + ("subset",), workloads=_BUSY),
+            record=True, settings=_SMALL_FULL_LOG, faults=_TEARS + ("subset",), workloads=_BUSY),
     Control("restore-by-lsn", "R4", "restore picks the copy with the highest LSN, the older of equals",
             edits=(Edit(SCAN, "	return ca->order < cb->order ? -1 : ca->order > cb->order;\n",
                         '	if (pgcut_break("restore-by-lsn"))\n'
@@ -140,7 +145,8 @@ CONTROLS = (
             recover=True, settings=_WITHOUT_WAL, faults=("all-kept", "torn-pages", "storm"),
             workloads=(("truncate", 3), ("copy", 3), ("recreate", 3), ("scan", 1))),
     Control("older-copy-restored", "R4", "restore picks the oldest copy of a page",
-            recover=True, settings=_WITHOUT_WAL, faults=("all-kept", "torn-pages", "storm"),
+            recover=True, settings=(*_WITHOUT_WAL, *_MANY_COPIES),
+            faults=("all-kept", "torn-pages", "storm"),
             workloads=(("truncate", 3), ("copy", 3), ("recreate", 3), ("scan", 1))),
     Control("read-past-the-stage", "R6", "a buffer miss reads home although a newer copy is staged",
             edits=(Edit("stage.c", "	if (!possible)\n	{\n		pg_read_barrier();",
@@ -174,7 +180,7 @@ CONTROLS = (
                         '	if (pgcut_break("identical-page-left-alone") &&\n'
                         "		memcmp(home.data, logged.data, BLCKSZ) == 0)\n		return;\n"
                         '	INJECTION_POINT("doublewrite-restore-page", NULL);\n'),),
-            record=True, scenario="failing-syncs", lives=3,
+            record=True, scenario="failing-syncs", lives=3, settings=(("wal_level", "minimal"),),
             faults=("after-checkpoint", "all-lost", "subset")),
     Control("newest-batch-left-alone", "R11",
             "restore does not write the batch whose sync may have failed",
