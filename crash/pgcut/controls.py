@@ -111,7 +111,7 @@ CONTROLS = (
                         '			if (pgcut_break("home-before-log-sync") && DWCtl->log_open)\n'
                         "			{\n				extern void dw_sync_log(void);\n\n				dw_sync_log();\n			}\n"
                         "			LWLockRelease(DoubleWriteFlushLock);\n")),
-            record=True, faults=_TEARS),
+            record=True, settings=(("wal_level", "minimal"),), faults=_TEARS),
     Control("wal-not-flushed", "R1", "batches are written though WAL is not flushed",
             edits=(Edit("flush.c", "	if (!XLogRecPtrIsInvalid(lsn))\n		XLogFlush(lsn);\n",
                         '	if (!XLogRecPtrIsInvalid(lsn) && !pgcut_break("wal-not-flushed"))\n		XLogFlush(lsn);\n'),),

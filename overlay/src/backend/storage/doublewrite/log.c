@@ -46,6 +46,13 @@
 static int	dw_fd = -1;
 static uint64 dw_fd_segno = 0;
 
+/*
+ * Is the log written past the kernel's cache?  Nobody reads it before the next
+ * start, and its pages in the cache would have to be copied there, and drive
+ * others out.  False once the file system has refused it.
+ */
+static bool dw_direct = true;
+
 static PGIOAlignedBlock dw_header_block;
 
 #define DWHeader ((DWBatchHeader *) dw_header_block.data)
@@ -149,7 +156,13 @@ dw_open_segment(uint64 segno)
 	dw_close_segment();
 
 	dw_log_path(path, segno);
-	dw_fd = BasicOpenFile(path, O_RDWR | O_CLOEXEC | PG_BINARY);
+	dw_fd = BasicOpenFile(path, O_RDWR | O_CLOEXEC | PG_BINARY |
+						  (dw_direct ? PG_O_DIRECT : 0));
+	if (dw_fd < 0 && errno == EINVAL && dw_direct)
+	{
+		dw_direct = false;
+		dw_fd = BasicOpenFile(path, O_RDWR | O_CLOEXEC | PG_BINARY);
+	}
 	if (dw_fd < 0)
 		ereport(ERROR,
 				(errcode_for_file_access(),
@@ -518,6 +531,15 @@ dw_write_blocks(struct iovec *iov, int iovcnt, off_t offset)
 	pgstat_report_wait_start(WAIT_EVENT_DOUBLE_WRITE_WRITE);
 	written = pg_pwritev_with_retry(dw_fd, iov, iovcnt, offset);
 	pgstat_report_wait_end();
+	if (written < 0 && errno == EINVAL && dw_direct)
+	{
+		/* some file systems say so only now */
+		dw_direct = false;
+		dw_close_segment();
+		dw_open_segment(dw_fd_segno);
+		dw_write_blocks(iov, iovcnt, offset);
+		return;
+	}
 	INJECTION_POINT("doublewrite-log-write", &injected);
 	if (injected != 0)
 	{
