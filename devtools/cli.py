@@ -9,7 +9,8 @@ from pathlib import Path
 
 from bench import cli as bench
 
-from . import build, check, cluster, crash, deb, deps, series, source, suites, worktree
+from . import (build, check, cluster, crash, deb, deps, patroni, series, source, suites,
+               worktree)
 from .base import DevError, locate, note, say
 
 
@@ -79,6 +80,7 @@ def _parser():
     sub.add_argument("--test", action="store_true",
                      help="also upgrade from stock, crash, recover and go back, with them")
     sub.add_argument("--test-only", action="store_true", help="with those built before")
+    command("patroni", _patroni, "make a cluster with Patroni, crash it, switch over")
     sub = command("series", _series, "write patches for upstream review")
     sub.add_argument("directory", type=Path, help="an empty or new directory")
     command("check", _check, "run the gate")
@@ -132,6 +134,10 @@ def _deb(paths, args):
     print(packages)
     if args.test or args.test_only:
         deb.test(paths, packages)
+
+
+def _patroni(paths, args):
+    patroni.call(paths, _build_kind(paths, "test"))
 
 
 def _bench(paths, args):
