@@ -9,8 +9,8 @@ from pathlib import Path
 
 from bench import cli as bench
 
-from . import (build, check, cluster, crash, deb, deps, patroni, series, source, suites,
-               worktree)
+from . import (build, check, cluster, crash, deb, deps, image, patroni, series, source,
+               suites, worktree)
 from .base import DevError, locate, note, say
 
 
@@ -80,6 +80,8 @@ def _parser():
     sub.add_argument("--test", action="store_true",
                      help="also upgrade from stock, crash, recover and go back, with them")
     sub.add_argument("--test-only", action="store_true", help="with those built before")
+    sub.add_argument("--image", action="store_true",
+                     help="build the container image from those built before, and run it")
     command("patroni", _patroni, "make a cluster with Patroni, crash it, switch over")
     sub = command("series", _series, "write patches for upstream review")
     sub.add_argument("directory", type=Path, help="an empty or new directory")
@@ -130,6 +132,9 @@ def _series(paths, args):
 
 def _deb(paths, args):
     deps.ensure(paths, deb.PACKAGES)
+    if args.image:
+        image.build_and_try(paths)
+        return
     packages = deb.packages(paths) if args.test_only else deb.build(paths, args.profile)
     print(packages)
     if args.test or args.test_only:

@@ -31,7 +31,7 @@ MINIMISED = 3
 
 # A control counts as not found after so many states.
 CONTROL_STATES = 450
-CONTROL_RECORDINGS = 3
+CONTROL_RECORDINGS = 6
 
 # Recordings of controls run under settings that give each of them a chance.
 CONTROL_SETTINGS = {

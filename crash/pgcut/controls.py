@@ -224,7 +224,8 @@ CONTROLS = (
     Control("wal-sync-ignored", "disk", "syncs of WAL are not honoured",
             rules=Rules(ignore_syncs_below=("pg_wal",)), faults=("all-lost", "subset", "torn-wal")),
     Control("data-sync-ignored", "disk", "syncs of relation files are not honoured",
-            rules=Rules(ignore_syncs_below=("base",)), faults=("all-lost", "subset")),
+            rules=Rules(ignore_syncs_below=("base",)), settings=_SMALL_FULL_LOG,
+            faults=("all-lost", "subset")),
 )
 
 

@@ -95,9 +95,13 @@ sub path_of
 }
 
 # A home write fails, and then the log write of the next attempt: the copy of
-# the first attempt stays live (R3)
+# the first attempt stays live (R3).  With wal_level = minimal, as otherwise the
+# next attempt would need no copy of its own.
 {
-	my $node = quiet_node('log_fails_too');
+	my $node = quiet_node('log_fails_too', q{
+wal_level = minimal
+max_wal_senders = 0
+});
 
 	$node->safe_psql('postgres', q{
 		CREATE TABLE t AS SELECT i AS id, 0 AS v FROM generate_series(1, 100) i;
