@@ -113,8 +113,9 @@ dw_log_check_dir(int elevel)
 
 /*
  * Bound of the log in segments.  Automatic: as large as shared buffers, since
- * that much can be dirty at once, but between 128 MB and 1 GB, beyond which
- * fewer sync cycles save nothing measurable.
+ * that much can be dirty at once, but between 512 MB and 1 GB.  With less, small
+ * shared buffers would have short epochs, in which few pages are evicted twice;
+ * beyond it fewer sync cycles save nothing measurable.
  */
 int
 dw_log_bound_segments(void)
@@ -124,7 +125,7 @@ dw_log_bound_segments(void)
 	if (double_write_buffer_size > 0)
 		bytes = (int64) double_write_buffer_size * 1024 * 1024;
 	else
-		bytes = Min(Max((int64) NBuffers * BLCKSZ, INT64CONST(128) << 20),
+		bytes = Min(Max((int64) NBuffers * BLCKSZ, INT64CONST(512) << 20),
 					INT64CONST(1) << 30);
 	return Min(Max(bytes / DW_SEGMENT_SIZE, DW_MIN_SEGMENTS),
 			   DW_MAX_SEGMENTS - 1);
