@@ -79,15 +79,17 @@ dw_epoch_shmem_size(void)
 void
 dw_epoch_shmem_init(void)
 {
+	Size		size;
 	bool		found;
 
-	DWEpochPages = ShmemInitStruct("Double Write Epoch Pages", dw_epoch_shmem_size(),
-							   &found);
-	if (!found)
-	{
-		MemSet(DWEpochPages, 0, dw_epoch_shmem_size());
+	/* by the creator; the setting may have changed when others attach */
+	if (DWCtl->copy_sets == 0)
 		DWCtl->copy_sets = dw_copy_sets();
-	}
+	size = mul_size(DWCtl->copy_sets, DW_SET_SIZE * sizeof(DWEpochPage));
+
+	DWEpochPages = ShmemInitStruct("Double Write Epoch Pages", size, &found);
+	if (!found)
+		MemSet(DWEpochPages, 0, size);
 }
 
 static DWEpochPage *

@@ -107,6 +107,14 @@ DoubleWriteNoteRecord(const void *page, bool rebuilds)
 	/* of a process, as of its last insertion: the record lies after it */
 	GetFullPageWriteInfo(&redo, &unused);
 
+	/*
+	 * Also of pages whose records are not followed, as who reads them again
+	 * begins to follow them.  Before the content lock is released, hence
+	 * before the block can move.
+	 */
+	if (pg_atomic_read_u64(&DWCtl->records_known) < redo)
+		pg_atomic_monotonic_advance_u64(&DWCtl->records_known, redo);
+
 	if (records == NULL || records->hidden)
 		return;
 	if (records->redo == DW_NOT_NOTED)
@@ -119,10 +127,6 @@ DoubleWriteNoteRecord(const void *page, bool rebuilds)
 	records->rebuilt_before = records->rebuilt;
 	records->redo = redo;
 	records->rebuilt = rebuilds;
-
-	/* before the content lock is released, hence before the block can move */
-	if (pg_atomic_read_u64(&DWCtl->records_known) < redo)
-		pg_atomic_monotonic_advance_u64(&DWCtl->records_known, redo);
 }
 
 /*
