@@ -61,6 +61,16 @@ typedef enum DWSlotState
 	DW_SLOT_BATCH,				/* in the current batch: its page is frozen */
 } DWSlotState;
 
+/* Kinds of processes that stage pages, each with its own *_flush_after */
+typedef enum DWStager
+{
+	DW_STAGER_BACKEND,			/* and whatever is none of the following */
+	DW_STAGER_BGWRITER,
+	DW_STAGER_CHECKPOINTER,
+} DWStager;
+
+#define DW_STAGERS	(DW_STAGER_CHECKPOINTER + 1)
+
 /*
  * What is known of WAL records for the block in a shared buffer; one per buffer,
  * beside the buffer descriptors, whose layout extensions know.  Written with the
@@ -101,6 +111,7 @@ typedef struct DWSlot
 	/* the rest belongs to the filler, later to the holder of the flush lock */
 	bool		permanent;		/* not an unlogged relation */
 	XLogRecPtr	lsn;			/* page LSN */
+	DWStager	stager;			/* who copied it */
 	DWBufferRecords records;	/* of the buffer, when it was copied */
 } DWSlot;
 

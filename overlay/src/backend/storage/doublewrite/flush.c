@@ -104,33 +104,36 @@ dw_is_neighbour(const BufferTag *a, const BufferTag *b, int distance)
 		a->blockNum + distance == b->blockNum;
 }
 
-static WritebackContext *
-dw_writeback_context(void)
+/*
+ * Tell the kernel to start writing a page that has gone home, once there are
+ * as many of them as the setting allows for the kind of process that staged
+ * it.  Who carries it does not matter: with backend_flush_after = 0, which is
+ * the default, pages that client backends evict are left to the kernel, for
+ * they may well be read and evicted again before it writes them.
+ *
+ * Early writing keeps the latency of others even.  While redo runs before
+ * anybody can connect, it would only take device time away from reads.  The
+ * checkpoint that follows is another matter.
+ */
+static void
+dw_schedule_writeback(const DWSlot *slot)
 {
-	static WritebackContext context;
+	static WritebackContext contexts[DW_STAGERS];
 	static bool initialized = false;
+	BufferTag	tag = slot->tag;
 
 	if (!initialized)
 	{
-		WritebackContextInit(&context,
-							 AmCheckpointerProcess() ? &checkpoint_flush_after :
-							 AmBackgroundWriterProcess() ? &bgwriter_flush_after :
-							 &backend_flush_after);
+		WritebackContextInit(&contexts[DW_STAGER_BACKEND], &backend_flush_after);
+		WritebackContextInit(&contexts[DW_STAGER_BGWRITER], &bgwriter_flush_after);
+		WritebackContextInit(&contexts[DW_STAGER_CHECKPOINTER], &checkpoint_flush_after);
 		initialized = true;
 	}
-	return &context;
-}
 
-/*
- * Shall the kernel be told to start writing early?  That keeps the latency of
- * others even; while redo runs before anybody can connect, it would only take
- * device time away from reads.  The checkpoint that follows is another matter.
- */
-static bool
-dw_writeback_wanted(void)
-{
-	return AmCheckpointerProcess() || !RecoveryInProgress() ||
-		HotStandbyActive();
+	if (slot->stager == DW_STAGER_CHECKPOINTER || !RecoveryInProgress() ||
+		HotStandbyActive())
+		ScheduleBufferTagForWriteback(&contexts[slot->stager],
+									  IOCONTEXT_NORMAL, &tag);
 }
 
 /*
@@ -169,16 +172,8 @@ dw_write_run(const int *slots, int npages)
 	DWCount(home_pages, npages);
 	DWCount(home_writes, 1);
 
-	if (!dw_writeback_wanted())
-		return;
-
 	for (int i = 0; i < npages; i++)
-	{
-		BufferTag	wbtag = DWSlots[slots[i]].tag;
-
-		ScheduleBufferTagForWriteback(dw_writeback_context(),
-									  IOCONTEXT_NORMAL, &wbtag);
-	}
+		dw_schedule_writeback(&DWSlots[slots[i]]);
 }
 
 /*

@@ -363,6 +363,8 @@ dw_fill_slot(int slotno, BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 
 	slot->permanent = permanent;
 	slot->lsn = lsn;
+	slot->stager = AmCheckpointerProcess() ? DW_STAGER_CHECKPOINTER :
+		AmBackgroundWriterProcess() ? DW_STAGER_BGWRITER : DW_STAGER_BACKEND;
 	slot->records = DWBufferRecordsArray[buf->buf_id];
 }
 

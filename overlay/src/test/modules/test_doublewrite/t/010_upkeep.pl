@@ -341,6 +341,43 @@ is( $node->safe_psql('postgres',
 $node->safe_psql('postgres', 'CHECKPOINT');
 $backup->quit;
 
+# --- Write-back as the setting of who staged a page says, not of who carries it
+
+# A client evicts the table, the background writer carries it home; number of
+# pages
+sub carried_by_bgwriter
+{
+	my $staged = stat_of('dw_stats.staged');
+
+	$value++;
+	$node->safe_psql('postgres',
+		"UPDATE t SET v = $value; SELECT dw_evict('t')");
+	$node->poll_query_until('postgres', 'SELECT in_use = 0 FROM dw_state()');
+	return stat_of('dw_stats.staged') - $staged;
+}
+
+sub hints
+{
+	return $node->safe_psql('postgres',
+		"SELECT sum(writebacks) FROM pg_stat_io WHERE backend_type = 'background writer'");
+}
+
+$node->safe_psql('postgres', 'CHECKPOINT');
+$node->append_conf('postgresql.conf', "backend_flush_after = 0\nbgwriter_flush_after = 1");
+$node->reload;
+my $hints = hints();
+carried_by_bgwriter() foreach (1 .. 3);
+$node->append_conf('postgresql.conf', "backend_flush_after = 1\nbgwriter_flush_after = 0");
+$node->reload;
+my $pages = carried_by_bgwriter();
+cmp_ok($pages, '>', 200, 'a client has evicted pages');
+$node->poll_query_until('postgres',
+	"SELECT sum(writebacks) > $hints FROM pg_stat_io WHERE backend_type = 'background writer'")
+  or die 'no hints';
+$hints = hints() - $hints;
+ok($hints > 0 && $hints <= $pages,
+	'hints for pages of a client obey backend_flush_after, and nothing else');
+
 # A crash with the cycle between sync and mark
 hold('doublewrite-sync-cycle-synced');
 for (1 .. 50)
