@@ -186,7 +186,7 @@
 #define XLOG_PIPELINE_WAKE_BYTES	(64 * 1024)
 
 /* GUCs */
-bool		wal_pipeline = false;
+bool		wal_pipeline = true;
 int			wal_pipeline_queue_size = 4096;
 
 typedef enum XLogPipelineState
