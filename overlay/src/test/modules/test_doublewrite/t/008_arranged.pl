@@ -16,24 +16,6 @@ use Test::More;
 
 dw_require_injection_points();
 
-# A server on which nothing goes home unless the test says so
-sub quiet_node
-{
-	my ($name, $conf) = @_;
-	my $node = dw_new_node(
-		$name, conf => qq{
-shared_buffers = 16MB
-bgwriter_lru_maxpages = 0
-bgwriter_delay = 10s
-wal_writer_delay = 10s
-});
-
-	$node->append_conf('postgresql.conf', $conf) if defined $conf;
-	$node->start;
-	dw_extensions($node);
-	return $node;
-}
-
 sub path_of
 {
 	my ($node, $table) = @_;
@@ -44,7 +26,7 @@ sub path_of
 
 # WAL first (R1): a page of a transaction under way goes home
 {
-	my $node = quiet_node('wal_first');
+	my $node = dw_quiet_node('wal_first');
 
 	$node->safe_psql('postgres', q{
 		CREATE TABLE w AS SELECT i, 0 AS v FROM generate_series(1, 100) i;
@@ -64,7 +46,7 @@ sub path_of
 # The home write of a page fails while a newer version of it is staged: the
 # older copy stays live until the newer version is home (R3)
 {
-	my $node = quiet_node('newer_version');
+	my $node = dw_quiet_node('newer_version');
 
 	$node->safe_psql('postgres', q{
 		CREATE TABLE t AS SELECT i AS id, 0 AS v FROM generate_series(1, 100) i;
@@ -98,7 +80,7 @@ sub path_of
 # the first attempt stays live (R3).  With wal_level = minimal, as otherwise the
 # next attempt would need no copy of its own.
 {
-	my $node = quiet_node('log_fails_too', q{
+	my $node = dw_quiet_node('log_fails_too', conf => q{
 wal_level = minimal
 max_wal_senders = 0
 });
@@ -136,7 +118,7 @@ max_wal_senders = 0
 # Truncated and dropped while a batch that an error has left waits to be
 # carried on: then its pages must not go home any more (R7)
 {
-	my $node = quiet_node('left_batch');
+	my $node = dw_quiet_node('left_batch');
 
 	$node->safe_psql('postgres', q{
 		CREATE TABLE dropped (a int, f text);
@@ -165,7 +147,7 @@ max_wal_senders = 0
 # Blocks truncated and added again: redo meets records of their earlier
 # life first, so they are not exempt
 {
-	my $node = quiet_node('added_again');
+	my $node = dw_quiet_node('added_again');
 
 	$node->safe_psql('postgres', q{
 		CREATE TABLE again (id int, f text);
@@ -190,7 +172,7 @@ max_wal_senders = 0
 # Newer versions of pages are staged while a batch is being put together: they
 # are left for the next one (R4)
 {
-	my $node = quiet_node('chunks', 'double_write_stage_size = 8MB');
+	my $node = dw_quiet_node('chunks', conf => 'double_write_stage_size = 8MB');
 
 	$node->safe_psql('postgres', q{
 		CREATE TABLE t (id int, v int, filler text STORAGE PLAIN);
@@ -216,7 +198,7 @@ max_wal_senders = 0
 # A page comes back to the stage while somebody drains it, behind younger ones:
 # the drain does not end before it is home (R5)
 {
-	my $node = quiet_node('drain');
+	my $node = dw_quiet_node('drain');
 
 	$node->safe_psql('postgres', q{
 		CREATE TABLE older AS SELECT i AS id FROM generate_series(1, 100) i;
@@ -251,7 +233,7 @@ max_wal_senders = 0
 # log, and newer versions of its pages have been staged meanwhile: of each page
 # only the newer one is carried home (R4)
 {
-	my $node = quiet_node('given_up', 'double_write_stage_size = 8MB');
+	my $node = dw_quiet_node('given_up', conf => 'double_write_stage_size = 8MB');
 
 	# nobody but us carries pages home
 	my $bgwriter = $node->safe_psql('postgres',

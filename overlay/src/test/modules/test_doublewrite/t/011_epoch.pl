@@ -16,20 +16,12 @@ use Test::More;
 
 dw_require_injection_points();
 
-# A server on which nothing goes home unless the test says so
-sub quiet_node
+# A quiet server with a table of one page
+sub node_with_table
 {
 	my ($name, $conf) = @_;
-	my $node = dw_new_node(
-		$name, conf => q{
-shared_buffers = 16MB
-bgwriter_lru_maxpages = 0
-bgwriter_delay = 10s
-wal_writer_delay = 10s
-} . ($conf // ''));
+	my $node = dw_quiet_node($name, conf => $conf);
 
-	$node->start;
-	dw_extensions($node);
 	$node->safe_psql('postgres', q{
 		CREATE TABLE t AS SELECT i AS id, 0 AS v FROM generate_series(1, 100) i});
 	$node->safe_psql('postgres', 'CHECKPOINT');
@@ -67,7 +59,7 @@ sub check_torn
 
 # Within an epoch the first version is logged, later ones are not
 {
-	my $node = quiet_node('one_copy');
+	my $node = node_with_table('one_copy');
 	my $old = dw_snapshot($node);
 
 	is_deeply([ change($node, 1) ], [ 1, 0 ], 'first version is logged');
@@ -78,7 +70,7 @@ sub check_torn
 
 # A checkpoint ends the epoch, and so does a sync cycle
 {
-	my $node = quiet_node('ends');
+	my $node = node_with_table('ends');
 
 	foreach my $end ('CHECKPOINT', 'SELECT dw_sync_cycle()')
 	{
@@ -98,7 +90,7 @@ foreach my $end (
 	[ 'checkpoint', 'doublewrite-checkpoint-drained', 'CHECKPOINT' ])
 {
 	my ($what, $point, $command) = @$end;
-	my $node = quiet_node('during_' . $what =~ s/ /_/r);
+	my $node = node_with_table('during_' . $what =~ s/ /_/r);
 
 	change($node, 1);
 	my $session = $node->background_psql('postgres');
@@ -118,7 +110,7 @@ foreach my $end (
 # A version without a copy of its own cannot be written home: the copy it
 # relies on is kept (R3)
 {
-	my $node = quiet_node('home_fails');
+	my $node = node_with_table('home_fails');
 	my $old = dw_snapshot($node);
 
 	is_deeply([ change($node, 1) ], [ 1, 0 ], 'home write fails: logged before');
@@ -134,7 +126,7 @@ foreach my $end (
 # A relation that is changed without WAL in the transaction that made it: a
 # copy of it must not be put over what was synced at commit
 {
-	my $node = quiet_node('minimal', q{
+	my $node = node_with_table('minimal', q{
 wal_level = minimal
 max_wal_senders = 0
 wal_skip_threshold = 0
@@ -162,7 +154,7 @@ wal_skip_threshold = 0
 
 # Switching off and on again begins with no copies
 {
-	my $node = quiet_node('switched');
+	my $node = node_with_table('switched');
 
 	is_deeply([ change($node, 1) ], [ 1, 0 ], 'switch: logged before it');
 	foreach my $mode ('off', 'double_writes')

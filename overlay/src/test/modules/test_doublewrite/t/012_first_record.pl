@@ -18,23 +18,12 @@ dw_require_injection_points();
 
 my $IMAGES = 'SET io_torn_pages_protection = full_pages';
 
-# A server on which nothing goes home unless the test says so
-sub quiet_node
+# A quiet server with a table of one page, which is at home only
+sub node_with_table
 {
 	my ($name, %params) = @_;
-	my $node = dw_new_node(
-		$name,
-		%params,
-		conf => q{
-shared_buffers = 16MB
-bgwriter_lru_maxpages = 0
-bgwriter_delay = 10s
-wal_writer_delay = 10s
-wal_log_hints = off
-});
+	my $node = dw_quiet_node($name, %params, conf => 'wal_log_hints = off');
 
-	$node->start;
-	dw_extensions($node);
 	$node->safe_psql('postgres', q{
 		CREATE TABLE t AS SELECT i AS id, 0 AS v FROM generate_series(1, 100) i});
 	$node->safe_psql('postgres', 'CHECKPOINT');
@@ -77,7 +66,7 @@ sub check_torn
 # An image comes first: exempt until the next checkpoint, while the page stays
 # in its buffer
 {
-	my $node = quiet_node('image_first');
+	my $node = node_with_table('image_first');
 
 	$node->safe_psql('postgres', 'SELECT count(*) FROM t');
 	$node->safe_psql('postgres', 'CHECKPOINT');
@@ -86,7 +75,7 @@ sub check_torn
 	check_torn($node, $old, 1, 'image first');
 }
 {
-	my $node = quiet_node('image_then_not');
+	my $node = node_with_table('image_then_not');
 
 	$node->safe_psql('postgres', 'SELECT count(*) FROM t');
 	$node->safe_psql('postgres', 'CHECKPOINT');
@@ -99,7 +88,7 @@ sub check_torn
 
 # Something else comes first
 {
-	my $node = quiet_node('change_first');
+	my $node = node_with_table('change_first');
 
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	my $old = dw_snapshot($node);
@@ -110,7 +99,7 @@ sub check_torn
 # A record that does not change the page's LSN comes first, and the page leaves
 # its buffer before an image follows
 {
-	my $node = quiet_node('left_buffer', checksums => 0);
+	my $node = node_with_table('left_buffer', checksums => 0);
 
 	$node->safe_psql('postgres', 'SELECT count(*) FROM t');
 	$node->safe_psql('postgres', 'CHECKPOINT');
@@ -128,7 +117,7 @@ foreach my $case (
 	[ 'older_pointer', 'SELECT', $IMAGES, [ 1, 0, 0 ], 'image after the newer redo pointer only: logged' ])
 {
 	my ($name, $first, $second, $expected, $what) = @$case;
-	my $node = quiet_node($name);
+	my $node = node_with_table($name);
 
 	$node->safe_psql('postgres', 'SELECT count(*) FROM t');
 	$node->safe_psql('postgres', 'CHECKPOINT');
@@ -155,7 +144,7 @@ foreach my $case (
 # of the bucket, and its content lock is not held then.
 foreach my $hidden (1, 0)
 {
-	my $node = quiet_node("bucket_$hidden");
+	my $node = node_with_table("bucket_$hidden");
 	my $bucket_copies = sub {
 		my ($rel) = $node->safe_psql('postgres', q{SELECT pg_relation_filenode('h_k_idx')});
 
@@ -186,7 +175,7 @@ foreach my $hidden (1, 0)
 
 # Images are forced while a base backup runs
 {
-	my $node = quiet_node('backup', init => { allows_streaming => 1 });
+	my $node = node_with_table('backup', init => { allows_streaming => 1 });
 
 	$node->safe_psql('postgres', 'SELECT count(*) FROM t');
 	my $session = $node->background_psql('postgres');
@@ -202,7 +191,7 @@ foreach my $hidden (1, 0)
 # that have been in a buffer ever since, nor those of others.
 foreach my $evicted (0, 1)
 {
-	my $primary = quiet_node("primary_$evicted",
+	my $primary = node_with_table("primary_$evicted",
 		checksums => 0,
 		init => { allows_streaming => 1 });
 	my $standby = PostgreSQL::Test::Cluster->new("promoted_$evicted");

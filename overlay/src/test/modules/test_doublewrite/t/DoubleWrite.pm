@@ -51,6 +51,7 @@ use Time::HiRes qw(usleep);
 our @EXPORT = qw(
   dw_require_injection_points
   dw_new_node
+  dw_quiet_node
   dw_extensions
   dw_read_log
   dw_live_copies
@@ -161,6 +162,33 @@ jit = off
 	$node->append_conf('postgresql.conf', $params{conf})
 	  if defined $params{conf};
 	$node->{dw_checksums} = $params{checksums} // 1;
+	return $node;
+}
+
+=pod
+
+=item dw_quiet_node(name, %params)
+
+The same, started and with the extensions: a server on which nothing goes home
+unless the test says so.
+
+=cut
+
+sub dw_quiet_node
+{
+	my ($name, %params) = @_;
+	my $node = dw_new_node(
+		$name,
+		%params,
+		conf => q{
+shared_buffers = 16MB
+bgwriter_lru_maxpages = 0
+bgwriter_delay = 10s
+wal_writer_delay = 10s
+} . ($params{conf} // ''));
+
+	$node->start;
+	dw_extensions($node);
 	return $node;
 }
 
