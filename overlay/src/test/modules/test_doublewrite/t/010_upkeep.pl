@@ -76,6 +76,17 @@ sub fill_log
 	return;
 }
 
+# Wait until the checkpointer has made all segments that are wanted just now.
+sub wait_for_segments
+{
+	$node->poll_query_until('postgres',
+		q{SELECT last_segno - segno >= 2 AND NOT EXISTS
+			(SELECT FROM pg_ls_dir('pg_doublewrite') f WHERE f LIKE 'new%')
+			FROM dw_state()})
+	  or die 'timed out waiting for segments';
+	return;
+}
+
 sub table_ok
 {
 	my ($what) = @_;
@@ -101,6 +112,7 @@ $node->safe_psql('postgres',
 	  . "INSERT INTO t SELECT i, 0, repeat('x', 6000) FROM generate_series(1, 240) i;"
 	  . 'VACUUM FREEZE t; CHECKPOINT');
 fill_log();
+wait_for_segments();
 my @before = segments();
 cmp_ok(scalar(@before), '>=', 3, 'several segments are in use');
 my $inodes = inodes(@before);
@@ -126,6 +138,7 @@ table_ok('crash after a start with spare files');
 
 # after a crash, segments are reused as well, once two new ones are in use
 fill_log();
+wait_for_segments();
 my %known = map { $_ => 1 } split(/ /, inodes(segments()));
 $node->stop('immediate');
 dw_start_after_crash($node);
@@ -139,6 +152,7 @@ table_ok('crash');
 foreach my $nth (1 .. 3)
 {
 	fill_log();
+	wait_for_segments();
 	%known = map { $_ => 1 } split(/ /, inodes(segments()));
 	$offset = -s $node->logfile;
 	$node->safe_psql('postgres',
