@@ -27,6 +27,10 @@ TEST = (*COMMON, "-Dbuildtype=debugoptimized", "-Doptimization=1", "-Dcassert=tr
 RELEASE = (*COMMON, "-Dbuildtype=debugoptimized", "-Doptimization=2", "-Dcassert=false",
            "-Dinjection_points=false", "-Dtap_tests=disabled")
 
+# Children get nothing from the postmaster but shared memory and what is handed over on
+# purpose, as on Windows.
+EXEC_BACKEND = (*TEST, "-Dc_args=-DEXEC_BACKEND")
+
 # Validates the sources (xmllint) before it applies the stylesheets.
 DOC = (*(option for option in RELEASE if option != "-Ddocs=disabled"), "-Ddocs=enabled")
 
@@ -51,11 +55,17 @@ class Kind:
 KINDS = {
     "test": Kind(ours=True, options=TEST, tests=True),
     "release": Kind(ours=True, options=RELEASE, tests=False),
+    "exec-backend": Kind(ours=True, options=EXEC_BACKEND, tests=True),
     "stock": Kind(ours=False, options=TEST, tests=True),
     "stock-release": Kind(ours=False, options=RELEASE, tests=False),
     "doc": Kind(ours=True, options=DOC, tests=False, target="html",
                 packages=("docbook-xml", "docbook-xsl", "libxml2-utils", "xsltproc")),
 }
+
+
+def tested_kinds():
+    """Return the kinds of our tree that come with programs for tests."""
+    return [name for name, kind in KINDS.items() if kind.ours and kind.tests]
 
 
 def build(paths, kind, source_tree):

@@ -53,6 +53,8 @@ def _parser():
     sub = command("suites", _suites, "run the upstream suites and print a table")
     sub.add_argument("--mode", choices=suites.MODES, help="only this mode (default: each)")
     sub.add_argument("--pipeline", action="store_true", help="with wal_pipeline = on")
+    sub.add_argument("--build", choices=build.tested_kinds(), default="test",
+                     help="of this build (default: test)")
     sub.add_argument("names", nargs="*", metavar="NAME",
                      help="suites (default: " + " ".join(suites.UPSTREAM) + ")")
     sub = command("crash", _crash, "explore power cuts: what does a crash lose?")
@@ -222,17 +224,17 @@ def _crash(paths, args):
 
 
 def _suites(paths, args):
-    _build_kind(paths, "test")
-    tests = suites.all_tests(paths, "test")
+    _build_kind(paths, args.build)
+    tests = suites.all_tests(paths, args.build)
     names = suites.of_suites(tests, args.names or suites.UPSTREAM)
     excluded = suites.read_exclusions(paths.repo / "tests" / "upstream-exclusions.txt", tests)
-    suites.prepare(paths, "test")
+    suites.prepare(paths, args.build)
     results = []
     for mode in (args.mode,) if args.mode else suites.MODES:
         for name in (n for n in names if (n, mode) in excluded):
             note(f"{name} is excluded in {mode}: {excluded[name, mode]}")
         chosen = [name for name in names if (name, mode) not in excluded]
-        results += suites.run_tests(paths, "test", chosen, mode,
+        results += suites.run_tests(paths, args.build, chosen, mode,
                                     settings=["wal_pipeline=on"] if args.pipeline else [])
     return _conclude(results)
 

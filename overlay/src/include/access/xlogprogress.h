@@ -18,6 +18,11 @@
 #include "access/xlogdefs.h"
 #include "nodes/pg_list.h"
 
+typedef struct XLogProgressData XLogProgressData;
+
+/* launch_backend.c hands it over */
+extern PGDLLIMPORT XLogProgressData *XLogProgress;
+
 extern Size XLogProgressShmemSize(void);
 extern void XLogProgressShmemInit(void);
 
@@ -26,6 +31,6 @@ extern void XLogProgressReport(XLogRecPtr lsn);
 extern void XLogProgressShowSegment(XLogSegNo segno, const char *xlogfname);
 extern void XLogProgressEnd(void);
 
-extern char *XLogProgressDescribe(XLogRecPtr lsn);
+extern char *XLogProgressDescribe(void);
 
 #endif							/* XLOGPROGRESS_H */

@@ -30,7 +30,10 @@
  * from a sample of the pages.
  *
  * The shared memory is written by the startup process, which sets "end" last
- * and clears it first; others need no lock.
+ * and clears it first; others need no lock.  A process that refuses a client must
+ * not take one, as a signal may end it at any moment (see BackendInitialize()).
+ * It is not attached to the structures in shared memory yet, so with
+ * EXEC_BACKEND the postmaster hands it the address.
  *
  * Copyright (c) 2026, PostgreSQL Global Development Group
  *
@@ -72,19 +75,20 @@
  */
 #define PROGRESS_RECORD_BYTES	1000
 
-typedef struct XLogProgressData
+struct XLogProgressData
 {
 	pg_atomic_uint64 start;		/* where redo has begun */
 	pg_atomic_uint64 end;		/* where WAL ends, invalid if not known */
 	pg_atomic_uint64 begin_time;	/* TimestampTz */
+	pg_atomic_uint64 replayed;	/* where redo is */
 
 	double		work[PROGRESS_STEPS + 1];	/* before each step, and in all;
 											 * written before "end" */
 	pg_atomic_uint32 nreached;	/* length of the next: steps begun */
 	TimestampTz reached[PROGRESS_STEPS];
-} XLogProgressData;
+};
 
-static XLogProgressData *XLogProgress = NULL;
+XLogProgressData *XLogProgress = NULL;
 
 /* Startup process: where the next step begins */
 static XLogRecPtr next_step = PG_UINT64_MAX;
@@ -107,6 +111,7 @@ XLogProgressShmemInit(void)
 		pg_atomic_init_u64(&XLogProgress->start, InvalidXLogRecPtr);
 		pg_atomic_init_u64(&XLogProgress->end, InvalidXLogRecPtr);
 		pg_atomic_init_u64(&XLogProgress->begin_time, 0);
+		pg_atomic_init_u64(&XLogProgress->replayed, InvalidXLogRecPtr);
 		pg_atomic_init_u32(&XLogProgress->nreached, 0);
 	}
 }
@@ -353,6 +358,7 @@ XLogProgressBegin(XLogRecPtr start, List *timelines)
 	sample_work(start, end, timelines);
 	pg_atomic_write_u64(&XLogProgress->start, start);
 	pg_atomic_write_u64(&XLogProgress->begin_time, GetCurrentTimestamp());
+	pg_atomic_write_u64(&XLogProgress->replayed, start);
 	pg_atomic_write_u32(&XLogProgress->nreached, 0);
 	pg_atomic_write_membarrier_u64(&XLogProgress->end, end);
 	next_step = start;
@@ -385,8 +391,9 @@ get_progress(XLogRecPtr lsn, int *percent, uint64 *left, double *rate,
  * Describe progress in words, or return NULL if it is not known.
  */
 char *
-XLogProgressDescribe(XLogRecPtr lsn)
+XLogProgressDescribe(void)
 {
+	XLogRecPtr	lsn = pg_atomic_read_u64(&XLogProgress->replayed);
 	int			percent;
 	uint64		left;
 	double		rate;
@@ -442,13 +449,14 @@ XLogProgressReport(XLogRecPtr lsn)
 	int			usecs;
 	char	   *progress;
 
+	pg_atomic_write_u64(&XLogProgress->replayed, lsn);
 	if (unlikely(lsn >= next_step))
 		note_step(lsn);
 
 	if (!has_startup_progress_timeout_expired(&secs, &usecs))
 		return;
 
-	progress = XLogProgressDescribe(lsn);
+	progress = XLogProgressDescribe();
 	if (progress == NULL)
 	{
 		ereport(LOG,

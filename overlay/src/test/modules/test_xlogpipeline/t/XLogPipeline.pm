@@ -191,7 +191,8 @@ sub xlp_digest
 			return unless -f $_;
 			my $path = substr($File::Find::name, length($data) + 1);
 
-			return if $path =~ /pg_control|pg_internal\.init|pgsql_tmp/;
+			return if $path =~
+			  /pg_control|pg_internal\.init|pgsql_tmp|config_exec_params/;
 			open(my $fh, '<:raw', $_) or die "$path: $!";
 			$digest{$path} = Digest::MD5->new->addfile($fh)->hexdigest;
 			close($fh);
@@ -239,7 +240,7 @@ sub xlp_messages
 
 		next
 		  if $message =~
-		  /WAL pipeline|background worker|listening on|database system is ready|starting PostgreSQL|interrupted|was shut down|last known up|checkpoint|restartpoint|write-back|double-write|received .* shutdown request|^shutting down|is shut down|selected new timeline|archive recovery complete|database system was|redo in progress|redo staged|restored log file/;
+		  /WAL pipeline|background worker|listening on|database system is ready|starting PostgreSQL|interrupted|was shut down|last known up|checkpoint|restartpoint|write-back|double-write|received .* shutdown request|^shutting down|is shut down|selected new timeline|archive recovery complete|database system was|redo in progress|redo staged|restored log file|registered custom cumulative statistics/;
 		$message =~ s/system usage.*//;
 		push @lines, $message;
 	}
