@@ -298,6 +298,8 @@ typedef struct DWCtlData
 	pg_atomic_uint32 replayed_drops;	/* DROP DATABASEs being replayed */
 	int			nremoved_files; /* mutex, as all that follow */
 	int			nremoved_dirs;
+	int			nsyncing_dirs;	/* of them, the first ones, which a checkpoint
+								 * syncs just now */
 	DWDirtyFile removed_files[DW_REMOVED_FILES];
 	RelFileLocator removed_dirs[DW_REMOVED_DIRS];	/* relNumber means nothing */
 

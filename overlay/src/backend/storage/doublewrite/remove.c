@@ -54,7 +54,13 @@
 #include "utils/injection_point.h"
 #include "utils/wait_event.h"
 
-/* How long a checkpoint sleeps between two looks at removals under way */
+/*
+ * How long a checkpoint sleeps between two looks at removals under way.  It is
+ * not woken by them: an error releases a remover's lock as well, where nobody
+ * would signal a condition variable, and a remover may be waiting for the
+ * checkpointer to empty its queue of sync requests.  Removals take some
+ * milliseconds, and this happens once in a checkpoint.
+ */
 #define DW_REMOVAL_WAIT_USEC	1000
 
 /* The lock that this process holds, while it removes something */
@@ -167,7 +173,8 @@ dw_note_directory(const RelFileLocator *rlocator)
 	bool		noted = false;
 
 	SpinLockAcquire(&DWCtl->mutex);
-	for (int i = 0; i < DWCtl->nremoved_dirs && !noted; i++)
+	/* a sync under way may have come too early for this one */
+	for (int i = DWCtl->nsyncing_dirs; i < DWCtl->nremoved_dirs && !noted; i++)
 		noted = DWCtl->removed_dirs[i].spcOid == rlocator->spcOid &&
 			DWCtl->removed_dirs[i].dbOid == rlocator->dbOid;
 	if (!noted && DWCtl->nremoved_dirs < DW_REMOVED_DIRS)
@@ -272,6 +279,23 @@ dw_wait_for_removals(void)
 }
 
 /*
+ * Forget the oldest notes.  Others may have been added behind them.
+ */
+static void
+dw_forget_removals(int nfiles, int ndirs)
+{
+	SpinLockAcquire(&DWCtl->mutex);
+	DWCtl->nremoved_files -= nfiles;
+	memmove(DWCtl->removed_files, DWCtl->removed_files + nfiles,
+			DWCtl->nremoved_files * sizeof(DWDirtyFile));
+	DWCtl->nremoved_dirs -= ndirs;
+	memmove(DWCtl->removed_dirs, DWCtl->removed_dirs + ndirs,
+			DWCtl->nremoved_dirs * sizeof(RelFileLocator));
+	DWCtl->nsyncing_dirs = 0;
+	SpinLockRelease(&DWCtl->mutex);
+}
+
+/*
  * Called when a checkpoint has written and synced everything else: make sure
  * that what was removed meanwhile stays removed. (R5)
  */
@@ -290,27 +314,17 @@ dw_sync_removals(void)
 	ndirs = DWCtl->nremoved_dirs;
 	memcpy(files, DWCtl->removed_files, nfiles * sizeof(DWDirtyFile));
 	memcpy(dirs, DWCtl->removed_dirs, ndirs * sizeof(RelFileLocator));
-	DWCtl->nremoved_files = 0;
-	DWCtl->nremoved_dirs = 0;
+	DWCtl->nsyncing_dirs = ndirs;
 	SpinLockRelease(&DWCtl->mutex);
 
-	PG_TRY();
-	{
-		for (int i = 0; i < nfiles; i++)
-			dw_sync_file(&files[i]);
-		for (int i = 0; i < ndirs; i++)
-			dw_sync_directory(&dirs[i]);
-	}
-	PG_CATCH();
-	{
-		/* they are for the next checkpoint, then (R11) */
-		for (int i = 0; i < nfiles; i++)
-			dw_note_file(&files[i].rlocator, files[i].forknum, files[i].segno);
-		for (int i = 0; i < ndirs; i++)
-			dw_note_directory(&dirs[i]);
-		PG_RE_THROW();
-	}
-	PG_END_TRY();
+	for (int i = 0; i < nfiles; i++)
+		dw_sync_file(&files[i]);
+	INJECTION_POINT("doublewrite-sync-removals", NULL);
+	for (int i = 0; i < ndirs; i++)
+		dw_sync_directory(&dirs[i]);
+
+	/* Not before: after an error they are for the next checkpoint (R11). */
+	dw_forget_removals(nfiles, ndirs);
 
 	pfree(files);
 	pfree(dirs);

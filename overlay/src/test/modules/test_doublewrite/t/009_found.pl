@@ -132,6 +132,43 @@ autovacuum = off
 	$node->stop;
 }
 
+# A checkpoint that fails to do that leaves it to the next one, and takes nothing
+# for done that has been removed meanwhile.
+{
+	my $node = dw_quiet_node('removals_fail');
+	my $point = 'doublewrite-sync-removals';
+	my $synced = sub {
+		return $node->safe_psql('postgres', 'SELECT sync_cycle_files FROM dw_stats()');
+	};
+
+	$node->safe_psql('postgres', qq{
+		CREATE TABLE cut AS SELECT generate_series(1, 2000) i;
+		CREATE TABLE gone AS SELECT generate_series(1, 2000) i;
+		CHECKPOINT;
+		SELECT injection_points_attach('$point', 'error')});
+	$node->safe_psql('postgres', 'DELETE FROM cut; VACUUM cut');
+	my ($ret) = $node->psql('postgres', 'CHECKPOINT');
+	isnt($ret, 0, 'checkpoint fails if removals cannot be synced');
+	my $before = $synced->();
+	$node->safe_psql('postgres', "SELECT injection_points_detach('$point'); CHECKPOINT");
+	cmp_ok($synced->(), '>', $before, 'the next one syncs them');
+
+	$node->safe_psql('postgres', "SELECT injection_points_attach('$point', 'wait')");
+	my $checkpoint = $node->background_psql('postgres');
+	$checkpoint->query_until(qr/start/, "\\echo start\nCHECKPOINT;\n");
+	$node->wait_for_event('checkpointer', $point);
+	$node->safe_psql('postgres', 'DROP TABLE gone');
+	$node->safe_psql('postgres', qq{
+		SELECT injection_points_detach('$point');
+		SELECT injection_points_wakeup('$point')});
+	$checkpoint->quit;
+	$before = $synced->();
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	cmp_ok($synced->(), '>', $before,
+		'file dropped during the sync is for the next checkpoint');
+	$node->stop;
+}
+
 # A sequence that is created and used in one transaction, without WAL
 {
 	my $node = dw_new_node('sequence', conf => qq{
