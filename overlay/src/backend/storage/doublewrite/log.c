@@ -147,6 +147,22 @@ dw_close_segment(void)
 	dw_fd = -1;
 }
 
+static int
+dw_open_file(const char *path, bool direct)
+{
+	int			injected = 0;
+
+	if (direct)
+		INJECTION_POINT("doublewrite-open-direct", &injected);
+	if (injected != 0)
+	{
+		errno = injected;
+		return -1;
+	}
+	return BasicOpenFile(path, O_RDWR | O_CLOEXEC | PG_BINARY |
+						 (direct ? PG_O_DIRECT : 0));
+}
+
 static void
 dw_open_segment(uint64 segno)
 {
@@ -157,12 +173,11 @@ dw_open_segment(uint64 segno)
 	dw_close_segment();
 
 	dw_log_path(path, segno);
-	dw_fd = BasicOpenFile(path, O_RDWR | O_CLOEXEC | PG_BINARY |
-						  (dw_direct ? PG_O_DIRECT : 0));
+	dw_fd = dw_open_file(path, dw_direct);
 	if (dw_fd < 0 && errno == EINVAL && dw_direct)
 	{
 		dw_direct = false;
-		dw_fd = BasicOpenFile(path, O_RDWR | O_CLOEXEC | PG_BINARY);
+		dw_fd = dw_open_file(path, false);
 	}
 	if (dw_fd < 0)
 		ereport(ERROR,
@@ -532,6 +547,12 @@ dw_write_blocks(struct iovec *iov, int iovcnt, off_t offset)
 	pgstat_report_wait_start(WAIT_EVENT_DOUBLE_WRITE_WRITE);
 	written = pg_pwritev_with_retry(dw_fd, iov, iovcnt, offset);
 	pgstat_report_wait_end();
+	INJECTION_POINT("doublewrite-log-write", &injected);
+	if (injected != 0)
+	{
+		written = -1;
+		errno = injected;
+	}
 	if (written < 0 && errno == EINVAL && dw_direct)
 	{
 		/* some file systems say so only now */
@@ -540,12 +561,6 @@ dw_write_blocks(struct iovec *iov, int iovcnt, off_t offset)
 		dw_open_segment(dw_fd_segno);
 		dw_write_blocks(iov, iovcnt, offset);
 		return;
-	}
-	INJECTION_POINT("doublewrite-log-write", &injected);
-	if (injected != 0)
-	{
-		written = -1;
-		errno = injected;
 	}
 	if (written < 0)
 	{

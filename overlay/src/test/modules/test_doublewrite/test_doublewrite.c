@@ -147,6 +147,8 @@ tdw_parse_errno(const char *name)
 		return EIO;
 	if (strcmp(name, "ENOSPC") == 0)
 		return ENOSPC;
+	if (strcmp(name, "EINVAL") == 0)
+		return EINVAL;
 	elog(ERROR, "unknown errno \"%s\"", name);
 }
 
