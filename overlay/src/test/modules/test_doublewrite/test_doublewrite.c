@@ -31,6 +31,7 @@
 #include "storage/doublewrite_internal.h"
 #include "storage/fd.h"
 #include "storage/ipc.h"
+#include "storage/latch.h"
 #include "storage/lwlock.h"
 #include "storage/proc.h"
 #include "storage/shmem.h"
@@ -39,6 +40,7 @@
 #include "utils/injection_point.h"
 #include "utils/pg_lsn.h"
 #include "utils/rel.h"
+#include "utils/wait_event.h"
 
 PG_MODULE_MAGIC;
 
@@ -52,6 +54,7 @@ typedef enum TdwAction
 	TDW_KILL,					/* this process gets SIGKILL */
 	TDW_FAIL,					/* an error is raised */
 	TDW_TEAR,					/* home writes are torn while we wait */
+	TDW_HOLD,					/* this process stays there until it dies */
 } TdwAction;
 
 typedef struct TdwPoint
@@ -76,6 +79,7 @@ static TdwShared *tdw_shared = NULL;
 /* settings */
 static char *tdw_crash_at = NULL;
 static char *tdw_fail_at = NULL;
+static char *tdw_hold_at = NULL;
 
 static shmem_request_hook_type prev_shmem_request_hook = NULL;
 static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
@@ -154,7 +158,7 @@ tdw_parse_errno(const char *name)
 
 /*
  * Set points from a comma-separated list of items, each of fields separated
- * by colons: name[:nth] for crashes, name:errno[:nth[:times]] for errors.
+ * by colons: name:errno[:nth[:times]] for errors, else name[:nth].
  */
 static void
 tdw_set_points(const char *list, TdwAction action)
@@ -263,6 +267,23 @@ tdw_tear(void)
 }
 
 /*
+ * Wait for the end of the server.  For processes that no session can wake up, as
+ * nobody can connect.
+ */
+static void
+tdw_hold(const char *name)
+{
+	ereport(LOG,
+			(errmsg("test_doublewrite: held at injection point \"%s\"", name)));
+	for (;;)
+	{
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_EXIT_ON_PM_DEATH, -1,
+						 PG_WAIT_EXTENSION);
+		ResetLatch(MyLatch);
+	}
+}
+
+/*
  * Callback of all points.  If the code at the point passes an int, that is
  * where it wants an errno value; else an error is thrown.
  */
@@ -312,6 +333,9 @@ test_doublewrite_hit(const char *name, const void *private_data, void *arg)
 		case TDW_TEAR:
 			tdw_tear();
 			break;
+		case TDW_HOLD:
+			tdw_hold(name);
+			break;
 	}
 }
 
@@ -346,6 +370,7 @@ tdw_shmem_startup(void)
 	SpinLockInit(&tdw_shared->mutex);
 	tdw_set_points(tdw_crash_at, TDW_CRASH);
 	tdw_set_points(tdw_fail_at, TDW_FAIL);
+	tdw_set_points(tdw_hold_at, TDW_HOLD);
 }
 
 void
@@ -366,6 +391,14 @@ _PG_init(void)
 							   "Injection points at which errors are raised.",
 							   NULL,
 							   &tdw_fail_at,
+							   "",
+							   PGC_POSTMASTER,
+							   0,
+							   NULL, NULL, NULL);
+	DefineCustomStringVariable("test_doublewrite.hold_at",
+							   "Injection points at which processes wait for the end of the server.",
+							   NULL,
+							   &tdw_hold_at,
 							   "",
 							   PGC_POSTMASTER,
 							   0,
