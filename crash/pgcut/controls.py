@@ -176,10 +176,13 @@ CONTROLS = (
             recover=True, faults=_TEARS),
     Control("identical-page-left-alone", "R11",
             "restore does not write pages that read right after a sync of them has failed",
-            edits=(Edit("restore.c", '	INJECTION_POINT("doublewrite-restore-page", NULL);\n',
+            edits=(Edit("restore.c", '	INJECTION_POINT("doublewrite-restore-run", NULL);\n',
                         '	if (pgcut_break("identical-page-left-alone") &&\n'
-                        "		memcmp(home.data, logged.data, BLCKSZ) == 0)\n		return;\n"
-                        '	INJECTION_POINT("doublewrite-restore-page", NULL);\n'),),
+                        "		memcmp(home[0], logged[0], BLCKSZ) == 0)\n		return;\n"
+                        '	INJECTION_POINT("doublewrite-restore-run", NULL);\n'),
+                   Edit("restore.c", "	while (len < limit && copies[len].entry.blkno == first->blkno + len)\n",
+                        "	while (len < limit && copies[len].entry.blkno == first->blkno + len &&\n"
+                        '		   !pgcut_break("identical-page-left-alone"))\n')),
             record=True, scenario="failing-syncs", lives=3, settings=(("wal_level", "minimal"),),
             faults=("after-checkpoint", "all-lost", "subset")),
     Control("newest-batch-left-alone", "R11",

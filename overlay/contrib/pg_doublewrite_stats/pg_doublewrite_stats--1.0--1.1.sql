@@ -25,6 +25,7 @@ CREATE FUNCTION pg_doublewrite_last_restore(
 	OUT pages_restored bigint,
 	OUT pages_identical bigint,
 	OUT pages_missing bigint,
+	OUT pages_buffered bigint,
 	OUT bytes_read bigint,
 	OUT duration_ms double precision)
 AS 'MODULE_PATHNAME'

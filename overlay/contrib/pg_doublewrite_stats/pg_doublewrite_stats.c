@@ -251,7 +251,7 @@ open_ledger(DWLedgerHeader *header)
 	}
 	if (fread(header, sizeof(*header), 1, fp) != 1 ||
 		header->magic != DW_LEDGER_MAGIC ||
-		header->version != DW_FORMAT_VERSION ||
+		header->version != DW_LEDGER_VERSION ||
 		header->entry_size != sizeof(DWLedgerEntry))
 	{
 		FreeFile(fp);
@@ -268,7 +268,7 @@ pg_doublewrite_last_restore(PG_FUNCTION_ARGS)
 {
 	DWLedgerHeader header;
 	FILE	   *fp = open_ledger(&header);
-	Datum		values[8];
+	Datum		values[9];
 
 	if (fp == NULL)
 		PG_RETURN_NULL();
@@ -280,8 +280,9 @@ pg_doublewrite_last_restore(PG_FUNCTION_ARGS)
 	values[3] = Int64GetDatum(header.restored);
 	values[4] = Int64GetDatum(header.identical);
 	values[5] = Int64GetDatum(header.missing);
-	values[6] = Int64GetDatum(header.bytes_read);
-	values[7] = Float8GetDatum(header.usec / 1000.0);
+	values[6] = Int64GetDatum(header.buffered);
+	values[7] = Int64GetDatum(header.bytes_read);
+	values[8] = Float8GetDatum(header.usec / 1000.0);
 	PG_RETURN_DATUM(make_row(fcinfo, values, NULL));
 }
 

@@ -40,10 +40,10 @@ open_ledger(const char *path, DWLedgerHeader *header)
 	if (fread(header, sizeof(*header), 1, fp) != 1 ||
 		header->magic != DW_LEDGER_MAGIC)
 		pg_fatal("file \"%s\" is not the ledger of a restore", path);
-	if (header->version != DW_FORMAT_VERSION ||
+	if (header->version != DW_LEDGER_VERSION ||
 		header->entry_size != sizeof(DWLedgerEntry))
 		pg_fatal("file \"%s\" has format version %u, but this program knows version %u",
-				 path, header->version, DW_FORMAT_VERSION);
+				 path, header->version, DW_LEDGER_VERSION);
 	return fp;
 }
 
@@ -108,6 +108,7 @@ json_ledger(FILE *fp, const char *path, const DWLedgerHeader *header,
 	json_uint("restored", header->restored);
 	json_uint("identical", header->identical);
 	json_uint("beyond_end", header->missing);
+	json_uint("buffered", header->buffered);
 	json_uint("bytes_read", header->bytes_read);
 	json_double("milliseconds", header->usec / 1000.0);
 	if (options->pages)
@@ -137,6 +138,7 @@ text_ledger(FILE *fp, const char *path, const DWLedgerHeader *header,
 	printf(_("Pages restored: %" PRIu64 "\n"), header->restored);
 	printf(_("Pages identical: %" PRIu64 "\n"), header->identical);
 	printf(_("Pages beyond the end of their file: %" PRIu64 "\n"), header->missing);
+	printf(_("Pages put into shared buffers: %" PRIu64 "\n"), header->buffered);
 }
 
 /*

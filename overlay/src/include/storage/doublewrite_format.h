@@ -138,11 +138,12 @@ DWPageChecksum(const char *page)
 
 /* "PGDWLDG1" when read as bytes on a little-endian machine */
 #define DW_LEDGER_MAGIC			UINT64CONST(0x3147444C57444750)
+#define DW_LEDGER_VERSION		2
 
 typedef struct DWLedgerHeader
 {
 	uint64		magic;			/* DW_LEDGER_MAGIC */
-	uint32		version;		/* DW_FORMAT_VERSION */
+	uint32		version;		/* DW_LEDGER_VERSION */
 	uint32		entry_size;		/* sizeof(DWLedgerEntry) */
 	int64		finished;		/* TimestampTz at which the restore was over */
 	uint64		batches;		/* the rest as in DWRestoreStats */
@@ -150,6 +151,7 @@ typedef struct DWLedgerHeader
 	uint64		restored;		/* number of entries that follow */
 	uint64		identical;
 	uint64		missing;
+	uint64		buffered;
 	uint64		bytes_read;
 	int64		usec;
 } DWLedgerHeader;

@@ -75,7 +75,7 @@ dw_ledger_end(const DWRestoreStats *stats)
 		return;
 
 	header.magic = DW_LEDGER_MAGIC;
-	header.version = DW_FORMAT_VERSION;
+	header.version = DW_LEDGER_VERSION;
 	header.entry_size = sizeof(DWLedgerEntry);
 	header.finished = GetCurrentTimestamp();
 	header.batches = stats->batches;
@@ -83,6 +83,7 @@ dw_ledger_end(const DWRestoreStats *stats)
 	header.restored = stats->restored;
 	header.identical = stats->identical;
 	header.missing = stats->missing;
+	header.buffered = stats->buffered;
 	header.bytes_read = stats->bytes_read;
 	header.usec = stats->usec;
 

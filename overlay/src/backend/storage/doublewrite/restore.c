@@ -12,11 +12,19 @@
  * promised to keep: we stop and say where. (R9)  These judgements are made
  * in src/common/doublewrite_scan.c, for pg_doublewrite as well.
  *
- * Of each page, the copy that stands last in the live range is compared with
- * home and, where home differs, written over it (R4).  Redo then rolls the
- * page forward.  When all is synced the log is made empty, so that a later
+ * Of each page, the copy that stands last in the live range is written home
+ * (R4), neighbouring pages in one call, and then put into a shared buffer, so
+ * that redo, which is going to need the page, finds it there.  Redo then rolls
+ * the page forward.  When all is synced the log is made empty, so that a later
  * crash, which may find pages that were written without the log, will not
  * put these copies back.
+ *
+ * Such a buffer is like one that has been read: valid, clean, and the same as
+ * home.  Whatever changes files without regard to shared buffers before redo
+ * has come to the end of WAL would make it wrong.  Redo of CREATE DATABASE by
+ * file copy does, and drops the buffers first; unlogged relations, whose files
+ * go before redo starts, have no pages in the log but those of init forks,
+ * which stay.
  *
  * Restoring depends neither on checksums nor on the settings in force.  It is
  * refused if the log does not belong to the state that pg_control describes,
@@ -39,14 +47,33 @@
 #include "access/xlog_internal.h"
 #include "catalog/pg_tablespace_d.h"
 #include "common/doublewrite_scan.h"
+#include "common/int.h"
 #include "portability/instr_time.h"
 #include "postmaster/startup.h"
+#include "storage/bufmgr.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/fd.h"
 #include "storage/lwlock.h"
 #include "storage/smgr.h"
 #include "utils/injection_point.h"
 #include "utils/memutils.h"
+
+/*
+ * Share of shared buffers that restored pages get.  The rest is for pages that
+ * redo reads itself: they shall not push restored ones out before redo has
+ * come to these.
+ */
+#define DW_RESTORE_MAX_BUFFERS	(NBuffers / 2)
+
+/* A restore under way */
+typedef struct DWRestoreState
+{
+	DWRestoreStats stats;
+	uint64		buffered_below; /* copies at lower positions in the log go
+								 * into shared buffers */
+	char	   *logged;			/* copies of a run of pages */
+	char	   *home;			/* what these pages were like at home */
+} DWRestoreState;
 
 static bool dw_was_armed = false;
 
@@ -259,10 +286,79 @@ dw_note_restored(const DWCopy *copy, const char *logged, const char *home)
 	dw_ledger_add(&entry);
 }
 
+static int
+dw_order_cmp(const void *a, const void *b)
+{
+	return pg_cmp_u64(*(const uint64 *) a, *(const uint64 *) b);
+}
+
 /*
- * Put one copy home.  Where the file is gone, or does not reach that far, the
- * change of its size is what the crash has undone or what redo will do again,
- * and the page is redo's.
+ * Which copies go into shared buffers: all those below the position returned.
+ * If there are too many, those that stand first in the log are chosen, since
+ * redo meets pages in about the order in which they were changed first.
+ */
+static uint64
+dw_choose_buffered(const DWCopy *copies, int ncopies)
+{
+	uint64	   *orders;
+	uint64		result;
+
+	if (ncopies <= DW_RESTORE_MAX_BUFFERS)
+		return PG_UINT64_MAX;
+
+	orders = palloc_extended(ncopies * sizeof(uint64), MCXT_ALLOC_HUGE);
+	for (int i = 0; i < ncopies; i++)
+		orders[i] = copies[i].order;
+	qsort(orders, ncopies, sizeof(uint64), dw_order_cmp);
+	result = orders[DW_RESTORE_MAX_BUFFERS];
+	pfree(orders);
+	return result;
+}
+
+/*
+ * Put a page that is home into a shared buffer.
+ *
+ * Who holds DoubleWriteFlushLock, as we do, keeps away from buffers otherwise.
+ * But before redo no buffer is dirty, so none has to be staged to make room,
+ * and no other process uses any.
+ */
+static void
+dw_fill_buffer(const DWPageEntry *entry, const char *page)
+{
+	Buffer		buffer;
+
+	buffer = ReadBufferWithoutRelcache(entry->rlocator, entry->forknum,
+									   entry->blkno, RBM_ZERO_AND_LOCK,
+									   NULL, true);
+	Assert(PageIsNew(BufferGetPage(buffer)));
+	memcpy(BufferGetPage(buffer), page, BLCKSZ);
+	UnlockReleaseBuffer(buffer);
+}
+
+/*
+ * Count a page that has been written home.
+ */
+static void
+dw_count_page(const DWCopy *copy, const char *logged, const char *home,
+			  DWRestoreStats *stats)
+{
+	if (memcmp(home, logged, BLCKSZ) == 0)
+	{
+		stats->identical++;
+		return;
+	}
+	stats->restored++;
+	dw_note_restored(copy, logged, home);
+	ereport(DEBUG1,
+			(errmsg_internal("restored block %u of relation \"%s\" from the double-write log, LSN %X/%X over %X/%X",
+							 copy->entry.blkno,
+							 relpathperm(copy->entry.rlocator, copy->entry.forknum).str,
+							 LSN_FORMAT_ARGS(PageGetLSN((const PageData *) logged)),
+							 LSN_FORMAT_ARGS(PageGetLSN((const PageData *) home)))));
+}
+
+/*
+ * Put a run of neighbouring pages home, and into shared buffers.
  *
  * A home that reads the same is written all the same.  The sync of that file
  * may have failed, which is why the server stopped; then the kernel still has
@@ -270,67 +366,143 @@ dw_note_restored(const DWCopy *copy, const char *logged, const char *home)
  * (R3, R11)
  */
 static void
-dw_restore_page(const DWCopy *copy, SMgrRelation reln, BlockNumber nblocks,
-				DWRestoreStats *stats)
+dw_restore_run(SMgrRelation reln, const DWCopy *copies, int npages,
+			   DWRestoreState *state)
 {
-	static PGIOAlignedBlock logged;
-	static PGIOAlignedBlock home;
-	void	   *homep = home.data;
-	const void *loggedp = logged.data;
+	const DWPageEntry *first = &copies[0].entry;
+	const void *logged[MAX_IO_COMBINE_LIMIT];
+	void	   *home[MAX_IO_COMBINE_LIMIT];
 
-	stats->examined++;
-	if (copy->entry.blkno >= nblocks)
+	for (int i = 0; i < npages; i++)
 	{
-		stats->missing++;
-		return;
+		logged[i] = state->logged + (Size) i * BLCKSZ;
+		home[i] = state->home + (Size) i * BLCKSZ;
+		dw_read_copy(&copies[i], state->logged + (Size) i * BLCKSZ);
 	}
+	smgrreadv(reln, first->forknum, first->blkno, home, npages);
+	INJECTION_POINT("doublewrite-restore-run", NULL);
+	smgrwritev(reln, first->forknum, first->blkno, logged, npages, true);
 
-	dw_read_copy(copy, logged.data);
-	smgrreadv(reln, copy->entry.forknum, copy->entry.blkno, &homep, 1);
-	INJECTION_POINT("doublewrite-restore-page", NULL);
-	smgrwritev(reln, copy->entry.forknum, copy->entry.blkno, &loggedp, 1, true);
-	if (memcmp(home.data, logged.data, BLCKSZ) == 0)
+	for (int i = 0; i < npages; i++)
 	{
-		stats->identical++;
-		return;
+		dw_count_page(&copies[i], logged[i], home[i], &state->stats);
+		if (copies[i].order < state->buffered_below)
+		{
+			dw_fill_buffer(&copies[i].entry, logged[i]);
+			state->stats.buffered++;
+		}
 	}
-	stats->restored++;
-	dw_note_restored(copy, logged.data, home.data);
-	ereport(DEBUG1,
-			(errmsg_internal("restored block %u of relation \"%s\" from the double-write log, LSN %X/%X over %X/%X",
-							 copy->entry.blkno,
-							 relpathperm(copy->entry.rlocator, copy->entry.forknum).str,
-							 LSN_FORMAT_ARGS(PageGetLSN((Page) logged.data)),
-							 LSN_FORMAT_ARGS(PageGetLSN((Page) home.data)))));
 }
 
 /*
- * Restore all pages, fork by fork, and sync each fork.
+ * How many of these copies, which belong to one fork, are neighbours at home
+ * and can be read and written together.
+ */
+static int
+dw_restore_run_length(SMgrRelation reln, const DWCopy *copies, int ncopies)
+{
+	const DWPageEntry *first = &copies[0].entry;
+	int			limit = Min(ncopies, io_combine_limit);
+	int			len = 1;
+
+	limit = Min(limit, smgrmaxcombine(reln, first->forknum, first->blkno));
+	while (len < limit && copies[len].entry.blkno == first->blkno + len)
+		len++;
+	return len;
+}
+
+/*
+ * Have the kernel read the homes of some pages of one fork.
  */
 static void
-dw_restore_pages(const DWCopy *copies, int ncopies, DWRestoreStats *stats)
+dw_prefetch_homes(SMgrRelation reln, const DWCopy *copies, int ncopies)
 {
-	for (int i = 0; i < ncopies;)
+	int			run;
+
+	for (int i = 0; i < ncopies; i += run)
 	{
-		const DWPageEntry *first = &copies[i].entry;
-		SMgrRelation reln = smgropen(first->rlocator, INVALID_PROC_NUMBER);
-		BlockNumber nblocks = 0;
-		bool		exists;
+		run = dw_restore_run_length(reln, copies + i, ncopies - i);
+		(void) smgrprefetch(reln, copies[i].entry.forknum,
+							copies[i].entry.blkno, run);
+	}
+}
+
+/*
+ * Restore pages of one fork, which reaches that far.
+ */
+static void
+dw_restore_runs(SMgrRelation reln, const DWCopy *copies, int ncopies,
+				DWRestoreState *state)
+{
+	int			prefetched = 0;
+	int			run;
+
+	for (int i = 0; i < ncopies; i += run)
+	{
+		int			ahead;
 
 		if (AmStartupProcess())
 			ProcessStartupProcInterrupts();
 
-		dw_check_tablespace(first->rlocator.spcOid);
-		exists = smgrexists(reln, first->forknum);
-		if (exists)
-			nblocks = smgrnblocks(reln, first->forknum);
+		run = dw_restore_run_length(reln, copies + i, ncopies - i);
+		prefetched = Max(prefetched, i + run);
+		ahead = Min(ncopies, i + run + maintenance_io_concurrency) - prefetched;
+		if (ahead > 0 && (io_direct_flags & IO_DIRECT_DATA) == 0)
+		{
+			dw_prefetch_homes(reln, copies + prefetched, ahead);
+			prefetched += ahead;
+		}
+		dw_restore_run(reln, copies + i, run, state);
+	}
+}
 
-		for (; i < ncopies && copies[i].entry.forknum == first->forknum &&
-			 RelFileLocatorEquals(copies[i].entry.rlocator, first->rlocator); i++)
-			dw_restore_page(&copies[i], reln, nblocks, stats);
+/*
+ * Restore all pages of one fork, and sync it.  Where the file is gone, or does
+ * not reach that far, the change of its size is what the crash has undone or
+ * what redo will do again, and the page is redo's.
+ */
+static void
+dw_restore_fork(const DWCopy *copies, int ncopies, DWRestoreState *state)
+{
+	const DWPageEntry *first = &copies[0].entry;
+	SMgrRelation reln = smgropen(first->rlocator, INVALID_PROC_NUMBER);
+	int			npresent = 0;
 
-		if (exists)
-			smgrimmedsync(reln, first->forknum);
+	dw_check_tablespace(first->rlocator.spcOid);
+	if (smgrexists(reln, first->forknum))
+	{
+		BlockNumber nblocks = smgrnblocks(reln, first->forknum);
+
+		while (npresent < ncopies && copies[npresent].entry.blkno < nblocks)
+			npresent++;
+		dw_restore_runs(reln, copies, npresent, state);
+		smgrimmedsync(reln, first->forknum);
+	}
+	state->stats.examined += ncopies;
+	state->stats.missing += ncopies - npresent;
+}
+
+/*
+ * Restore all pages, which are sorted, fork by fork.
+ */
+static void
+dw_restore_pages(const DWCopy *copies, int ncopies, DWRestoreState *state)
+{
+	int			len;
+
+	for (int i = 0; i < ncopies; i += len)
+	{
+		const DWPageEntry *first = &copies[i].entry;
+
+		for (len = 1; i + len < ncopies; len++)
+		{
+			const DWPageEntry *entry = &copies[i + len].entry;
+
+			if (entry->forknum != first->forknum ||
+				!RelFileLocatorEquals(entry->rlocator, first->rlocator))
+				break;
+		}
+		dw_restore_fork(copies + i, len, state);
 	}
 	smgrdestroyall();
 	INJECTION_POINT("doublewrite-restored", NULL);
@@ -376,10 +548,11 @@ dw_report_restore(const DWRestoreStats *stats)
 {
 	ereport(LOG,
 			(errmsg("double-write log: examined %" PRIu64 " pages in %" PRIu64 " batches, restored %" PRIu64 ", "
-					"%" PRIu64 " identical, %" PRIu64 " beyond the end of their file; read %" PRIu64 " kB in %.3f s",
+					"%" PRIu64 " identical, %" PRIu64 " beyond the end of their file, "
+					"put %" PRIu64 " into shared buffers; read %" PRIu64 " kB in %.3f s",
 					stats->examined, stats->batches, stats->restored,
-					stats->identical, stats->missing, stats->bytes_read / 1024,
-					stats->usec / 1000000.0)));
+					stats->identical, stats->missing, stats->buffered,
+					stats->bytes_read / 1024, stats->usec / 1000000.0)));
 }
 
 /*
@@ -447,7 +620,7 @@ dw_sync_live_segments(const DWScan *scan, const DWLiveRange *live)
 static void
 dw_restore(const DWScan *scan, const DWLiveRange *live)
 {
-	DWRestoreStats stats = {0};
+	DWRestoreState state = {0};
 	instr_time	start;
 	instr_time	end;
 	DWCopy	   *copies;
@@ -456,19 +629,27 @@ dw_restore(const DWScan *scan, const DWLiveRange *live)
 	INSTR_TIME_SET_CURRENT(start);
 	dw_sync_live_segments(scan, live);
 	copies = DWNewestCopies(scan, live, &ncopies);
+	state.buffered_below = dw_choose_buffered(copies, ncopies);
+	/* not for io_combine_limit pages: that may change meanwhile */
+	state.logged = palloc_aligned(MAX_IO_COMBINE_LIMIT * BLCKSZ,
+								  PG_IO_ALIGN_SIZE, 0);
+	state.home = palloc_aligned(MAX_IO_COMBINE_LIMIT * BLCKSZ,
+								PG_IO_ALIGN_SIZE, 0);
 	dw_ledger_begin();
-	dw_restore_pages(copies, ncopies, &stats);
+	dw_restore_pages(copies, ncopies, &state);
+	pfree(state.home);
+	pfree(state.logged);
 	pfree(copies);
 	INSTR_TIME_SET_CURRENT(end);
 	INSTR_TIME_SUBTRACT(end, start);
 
-	stats.done = true;
-	stats.batches = live->last - live->first + 1;
-	stats.bytes_read = scan->bytes_read;
-	stats.usec = INSTR_TIME_GET_MICROSEC(end);
-	DWCtl->restore = stats;
-	dw_ledger_end(&stats);
-	dw_report_restore(&stats);
+	state.stats.done = true;
+	state.stats.batches = live->last - live->first + 1;
+	state.stats.bytes_read = scan->bytes_read;
+	state.stats.usec = INSTR_TIME_GET_MICROSEC(end);
+	DWCtl->restore = state.stats;
+	dw_ledger_end(&state.stats);
+	dw_report_restore(&state.stats);
 }
 
 /*

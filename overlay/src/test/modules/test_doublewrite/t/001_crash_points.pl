@@ -197,7 +197,7 @@ sub test_nested_restore
 	my $torn = dw_tear($node, $old, unlogged_too => 1);
 	cmp_ok($torn->{logged}, '>', 10, 'pages were torn');
 
-	$torn = crash_in_startup($node, $old, 'restore-page', 5);
+	$torn = crash_in_startup($node, $old, 'restore-run', 5);
 	cmp_ok($torn->{logged}, '>', 10, 'pages were torn again');
 	$torn = crash_in_startup($node, $old, 'restored', 1);
 	cmp_ok($torn->{logged}, '>', 10, 'pages were torn again');

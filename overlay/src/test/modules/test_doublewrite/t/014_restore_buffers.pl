@@ -1,0 +1,173 @@
+
+# Copyright (c) 2025, PostgreSQL Global Development Group
+
+# Restore writes neighbouring pages together and puts pages into shared
+# buffers, where redo finds them.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use DoubleWrite;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+dw_require_injection_points();
+
+my $PAGES = 600;
+my $quiet = q{
+shared_buffers = 16MB
+double_write_buffer_size = 64MB
+bgwriter_lru_maxpages = 0
+wal_log_hints = off
+};
+
+# Change pages of the table, carry them home, crash, and tear them.
+sub crash_with_copies
+{
+	my ($node, $value, $where) = @_;
+
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	my $old = dw_snapshot($node);
+	$node->safe_psql('postgres', "UPDATE t SET v = $value $where");
+	$node->safe_psql('postgres', q{SELECT dw_evict('t'); SELECT dw_drain()});
+	$node->stop('immediate');
+	my $torn = dw_tear($node, $old, only => qr/^base/);
+	cmp_ok($torn->{logged}, '>', $PAGES / 2, 'pages were torn');
+	return ($old, $torn);
+}
+
+# Start, and see whether all is there; returns what was said of the restore and
+# how many blocks redo has read.
+sub start
+{
+	my ($node, $torn, $value, $where) = @_;
+	my $line = dw_start_after_crash($node, $torn);
+	my $reads = $node->safe_psql('postgres', q{
+		SELECT sum(reads) FROM pg_stat_io WHERE backend_type = 'startup'});
+
+	note "$line->{examined} copies, $line->{buffered} put into buffers, $reads reads";
+
+	# as redo left it, and as it is at home
+	my $query = "SELECT count(*) FROM t $where" . ($where ? ' AND' : 'WHERE') . " v = $value";
+	my $expected = $where ? int($PAGES * 2 * 4 / 5) : $PAGES * 2;
+	for (1, 2)
+	{
+		is($node->safe_psql('postgres', $query), $expected, 'nothing is lost');
+		$node->safe_psql('postgres', q{SELECT dw_drain(); SELECT dw_evict_all(); SELECT dw_drain()});
+	}
+	$node->safe_psql('postgres', "SELECT bt_index_check('t_pkey', true)");
+	return ($line, $reads);
+}
+
+my $node = dw_new_node('main', conf => $quiet);
+
+$node->start;
+dw_extensions($node);
+
+# two rows a page, and room for new versions of them
+$node->safe_psql('postgres', qq{
+	CREATE TABLE t (id int PRIMARY KEY, v int, filler text) WITH (fillfactor = 10);
+	INSERT INTO t SELECT i, 0, repeat('x', 300) FROM generate_series(0, 2 * $PAGES - 1) i;
+});
+is($node->safe_psql('postgres', q{SELECT pg_relation_size('t') / 8192}), $PAGES, 'size of the table');
+
+# All copies find room
+{
+	my (undef, $torn) = crash_with_copies($node, 1, '');
+	my ($line, $reads) = start($node, $torn, 1, '');
+
+	cmp_ok($line->{examined}, '>=', $PAGES, 'pages have copies in the log');
+	is($line->{buffered}, $line->{examined}, 'all are in shared buffers');
+	cmp_ok($reads, '<', $PAGES / 2, 'redo does not read them');
+}
+
+# More copies than there is room for
+{
+	my (undef, $torn) = crash_with_copies($node, 2, '');
+
+	$node->append_conf('postgresql.conf', 'shared_buffers = 4MB');
+	my ($line, $reads) = start($node, $torn, 2, '');
+
+	is($line->{buffered}, 256, 'half of shared buffers');
+	cmp_ok($reads, '>=', $line->{examined} - 256, 'redo reads the others');
+	cmp_ok($reads, '<', $PAGES - 200, 'but not those which are in shared buffers');
+	$node->append_conf('postgresql.conf', 'shared_buffers = 16MB');
+	$node->restart;
+}
+
+# Gaps between the pages, and nothing is read ahead
+{
+	my $where = 'WHERE id / 2 % 5 <> 0';
+	my (undef, $torn) = crash_with_copies($node, 3, $where);
+
+	$node->append_conf('postgresql.conf', 'maintenance_io_concurrency = 0');
+	my ($line) = start($node, $torn, 3, $where);
+
+	is($line->{buffered}, $line->{examined}, 'with gaps: all are in shared buffers');
+	$node->append_conf('postgresql.conf', 'maintenance_io_concurrency = 16');
+}
+
+# Crashes in restore, between two runs of pages.  Page by page there are more than
+# a hundred, in runs of 16 there are not.
+{
+	my ($old, $torn) = crash_with_copies($node, 4, '');
+	my $offset = -s $node->logfile;
+
+	$node->append_conf('postgresql.conf', q{
+io_combine_limit = 8kB
+test_doublewrite.crash_at = 'doublewrite-restore-run:100'});
+	ok(!dw_poll_start($node), 'page by page: server does not start');
+	dw_wait_for_crash($node, $offset);
+	$torn = dw_tear($node, $old, only => qr/^base/);
+
+	$offset = -s $node->logfile;
+	$node->append_conf('postgresql.conf', q{
+io_combine_limit = 128kB
+test_doublewrite.crash_at = 'doublewrite-restore-run:10'});
+	ok(!dw_poll_start($node), 'in runs: server does not start');
+	dw_wait_for_crash($node, $offset);
+	$torn = dw_tear($node, $old, only => qr/^base/);
+
+	$node->append_conf('postgresql.conf',
+		q{test_doublewrite.crash_at = 'doublewrite-restore-run:100'});
+	start($node, $torn, 4, '');
+	$node->append_conf('postgresql.conf', q{test_doublewrite.crash_at = ''});
+}
+$node->stop;
+
+# Redo of CREATE DATABASE replaces files of which restore has put pages into
+# shared buffers.
+{
+	my $primary = dw_new_node('primary', conf => $quiet, init => { allows_streaming => 1 });
+	my $standby = PostgreSQL::Test::Cluster->new('standby');
+	my $contents = q{SELECT count(*), sum(v) FROM c; SELECT count(*) FROM pg_class};
+
+	$primary->start;
+	dw_extensions($primary);
+	$primary->backup('b');
+	$standby->init_from_backup($primary, 'b', has_streaming => 1);
+	$standby->start;
+	$primary->safe_psql('postgres', 'CHECKPOINT');
+	$primary->wait_for_replay_catchup($standby);
+	$standby->safe_psql('postgres', 'CHECKPOINT');
+
+	$primary->safe_psql('postgres', 'CREATE DATABASE copied STRATEGY file_copy');
+	$primary->safe_psql('copied', 'CREATE TABLE c AS SELECT i AS v FROM generate_series(1, 1000) i');
+	$primary->wait_for_replay_catchup($standby);
+	$standby->safe_psql('postgres', q{SELECT dw_evict_all(); SELECT dw_drain()});
+	$standby->stop('immediate');
+	my $line = dw_start_after_crash($standby);
+	cmp_ok($line->{buffered}, '>', 10, 'CREATE DATABASE: pages are in shared buffers');
+	$primary->wait_for_replay_catchup($standby);
+	$standby->safe_psql('postgres', q{SELECT dw_evict_all(); SELECT dw_drain(); SELECT dw_evict_all()});
+	is($standby->safe_psql('copied', $contents), $primary->safe_psql('copied', $contents),
+		'CREATE DATABASE: same data as on the primary');
+	$standby->stop;
+	$primary->stop;
+}
+
+done_testing();
