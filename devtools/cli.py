@@ -52,7 +52,7 @@ def _parser():
                      help="only these: `dev` (tooling), `crash` (power cuts) or suites of the build")
     sub = command("suites", _suites, "run the upstream suites and print a table")
     sub.add_argument("--mode", choices=suites.MODES, help="only this mode (default: each)")
-    sub.add_argument("--pipeline", action="store_true", help="with wal_pipeline = on")
+    sub.add_argument("--no-pipeline", action="store_true", help="with wal_pipeline = off")
     sub.add_argument("--build", choices=build.tested_kinds(), default="test",
                      help="of this build (default: test)")
     sub.add_argument("names", nargs="*", metavar="NAME",
@@ -235,7 +235,7 @@ def _suites(paths, args):
             note(f"{name} is excluded in {mode}: {excluded[name, mode]}")
         chosen = [name for name in names if (name, mode) not in excluded]
         results += suites.run_tests(paths, args.build, chosen, mode,
-                                    settings=["wal_pipeline=on"] if args.pipeline else [])
+                                    settings=["wal_pipeline=off"] if args.no_pipeline else [])
     return _conclude(results)
 
 
