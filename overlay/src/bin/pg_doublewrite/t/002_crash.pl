@@ -100,6 +100,7 @@ sub restores
 	is( "$ledger->{restored} $ledger->{identical} $ledger->{beyond_end}",
 		"$said->{restored} $said->{identical} $said->{beyond_end}",
 		"$what: counts in the ledger");
+	is($ledger->{buffered}, $line->{buffered}, "$what: pages put into shared buffers");
 	is_deeply($ledger->{pages}, $said->{pages}, "$what: pages in the ledger");
 	return $said;
 }

@@ -23,6 +23,7 @@ shared_buffers = 16MB
 double_write_buffer_size = 64MB
 bgwriter_lru_maxpages = 0
 wal_log_hints = off
+wal_pipeline = off
 };
 
 # Change pages of the table, carry them home, crash, and tear them.
@@ -97,6 +98,20 @@ is($node->safe_psql('postgres', q{SELECT pg_relation_size('t') / 8192}), $PAGES,
 	cmp_ok($reads, '<', $PAGES - 200, 'but not those which are in shared buffers');
 	$node->append_conf('postgresql.conf', 'shared_buffers = 16MB');
 	$node->restart;
+}
+
+# The WAL pipeline finds them as well
+{
+	my (undef, $torn) = crash_with_copies($node, 5, '');
+	my $offset = -s $node->logfile;
+
+	$node->append_conf('postgresql.conf', 'wal_pipeline = on');
+	my ($line) = start($node, $torn, 5, '');
+
+	is($line->{buffered}, $line->{examined}, 'pipeline: all are in shared buffers');
+	my ($reads) = slurp_file($node->logfile, $offset) =~ /WAL pipeline: .*read (\d+) blocks/;
+	cmp_ok($reads, '<', $PAGES / 2, 'pipeline: it does not read them');
+	$node->append_conf('postgresql.conf', 'wal_pipeline = off');
 }
 
 # Gaps between the pages, and nothing is read ahead
