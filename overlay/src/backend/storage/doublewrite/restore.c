@@ -65,6 +65,13 @@
  */
 #define DW_RESTORE_MAX_BUFFERS	(NBuffers / 2)
 
+/*
+ * Blocks that are read for nothing if that makes one request out of two.  Up to
+ * 64 kB cost most devices no more than another request does, and the kernel's
+ * own read-ahead, which ours supersedes, would have read them, too.
+ */
+#define DW_PREFETCH_GAP			8
+
 /* A restore under way */
 typedef struct DWRestoreState
 {
@@ -417,13 +424,18 @@ dw_restore_run_length(SMgrRelation reln, const DWCopy *copies, int ncopies)
 static void
 dw_prefetch_homes(SMgrRelation reln, const DWCopy *copies, int ncopies)
 {
-	int			run;
+	int			last;
 
-	for (int i = 0; i < ncopies; i += run)
+	for (int i = 0; i < ncopies; i = last + 1)
 	{
-		run = dw_restore_run_length(reln, copies + i, ncopies - i);
-		(void) smgrprefetch(reln, copies[i].entry.forknum,
-							copies[i].entry.blkno, run);
+		BlockNumber blkno = copies[i].entry.blkno;
+
+		last = i;
+		while (last + 1 < ncopies &&
+			   copies[last + 1].entry.blkno - copies[last].entry.blkno - 1 <= DW_PREFETCH_GAP)
+			last++;
+		(void) smgrprefetch(reln, copies[i].entry.forknum, blkno,
+							copies[last].entry.blkno - blkno + 1);
 	}
 }
 
@@ -439,18 +451,22 @@ dw_restore_runs(SMgrRelation reln, const DWCopy *copies, int ncopies,
 
 	for (int i = 0; i < ncopies; i += run)
 	{
-		int			ahead;
+		int			distance = maintenance_io_concurrency;
 
 		if (AmStartupProcess())
 			ProcessStartupProcInterrupts();
 
 		run = dw_restore_run_length(reln, copies + i, ncopies - i);
+
+		/* not one by one, so that there is something to combine */
 		prefetched = Max(prefetched, i + run);
-		ahead = Min(ncopies, i + run + maintenance_io_concurrency) - prefetched;
-		if (ahead > 0 && (io_direct_flags & IO_DIRECT_DATA) == 0)
+		if (prefetched - (i + run) < (distance + 1) / 2 &&
+			(io_direct_flags & IO_DIRECT_DATA) == 0)
 		{
-			dw_prefetch_homes(reln, copies + prefetched, ahead);
-			prefetched += ahead;
+			int			target = Min(ncopies, i + run + distance);
+
+			dw_prefetch_homes(reln, copies + prefetched, target - prefetched);
+			prefetched = target;
 		}
 		dw_restore_run(reln, copies + i, run, state);
 	}
