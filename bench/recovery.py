@@ -113,7 +113,7 @@ class Replay:
     def __call__(self, session):
         server = session.server
         before = counters.devices(session.volume)
-        used = _recover(server)
+        used = recover(server)
         log = server.log.read_text(errors="replace")
         facts = parse_log(log)
         counts = self._counts(session, used, before)
@@ -140,7 +140,7 @@ class Replay:
         return counts
 
 
-def _recover(server):
+def recover(server):
     """Start the server; returns {process id: (kind, CPU seconds)} when it is ready."""
     used = {}
     server.start(wait=False)

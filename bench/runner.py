@@ -135,7 +135,7 @@ def _measure(paths, plan, bindir, case, arm, templates, volume, scratch):
     """
     template, saved = templates
     server = Server(paths, bindir, volume.data / "primary")
-    _copy(template, server.data, saved)
+    copy(template, server.data, saved)
     if volume.wal:
         _move_wal(server.data, volume.wal)
     server.configure({**case.all_settings(), **arm.settings})
@@ -177,7 +177,7 @@ def prepared(paths, work, bindir, kind, dataset):
     if place.exists():
         shutil.rmtree(place)
     place.mkdir(parents=True)
-    _own(place)
+    own(place)
     say(f"preparing {dataset.name} with the {kind} build")
     server = Server(paths, bindir, place / "data")
     server.create()
@@ -199,7 +199,7 @@ def prepared(paths, work, bindir, kind, dataset):
     return server.data
 
 
-def _copy(template, target, saved):
+def copy(template, target, saved=None):
     """Copy a cluster, have it on storage, and out of the kernel's cache."""
     run(["cp", "-a", template, target])
     if saved:
@@ -222,7 +222,7 @@ def _move_wal(data, wal):
 # Files ------------------------------------------------------------------------
 
 
-def _own(directory):
+def own(directory):
     """Hand a directory over to the user that runs servers and clients."""
     user = server_user()
     if user:
@@ -236,7 +236,7 @@ def _client_directory(work):
     if place.exists():
         shutil.rmtree(place)
     place.mkdir()
-    _own(place)
+    own(place)
     try:
         yield place
     finally:
