@@ -30,6 +30,8 @@ NO_IMAGES = {MODE: "double_writes"}
 ARMS = {arm.name: arm for arm in (
     Arm("off", "release", {MODE: "off"}),
     Arm("double_writes", "release", {MODE: "double_writes"}),
+    Arm("double_writes+lz4", "release",
+        {MODE: "double_writes", "double_write_compression": "lz4"}),
     Arm("full_pages", "release", {MODE: "full_pages"}),
     Arm("full_pages+lz4", "release", {MODE: "full_pages", **LZ4}),
     Arm("stock-off", "stock-release", {"full_page_writes": "off"}),

@@ -23,9 +23,9 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 PLOTS = "plots"
 
 # Of this build in blue and green, of stock in red and grey.
-COLOURS = {"off": "#7fb2e5", "double_writes": "#1f5fa8", "full_pages": "#2f9e6e",
-           "full_pages+lz4": "#9ad3b9", "stock-off": "#9a9a9a", "stock-full_pages": "#c0392b",
-           "stock-full_pages+lz4": "#e8a09a",
+COLOURS = {"off": "#7fb2e5", "double_writes": "#1f5fa8", "double_writes+lz4": "#5a4fb0",
+           "full_pages": "#2f9e6e", "full_pages+lz4": "#9ad3b9", "stock-off": "#9a9a9a",
+           "stock-full_pages": "#c0392b", "stock-full_pages+lz4": "#e8a09a",
            "serial": "#7fb2e5", "pipeline": "#1f5fa8", "stock": "#9a9a9a",
            "serial+images": "#9ad3b9", "pipeline+images": "#2f9e6e", "stock+images": "#c0392b"}
 

@@ -40,6 +40,7 @@ CONTROL_SETTINGS = {
     "checkpoint_timeout": "2s", "max_wal_size": "16MB", "bgwriter_delay": "10ms",
     "bgwriter_lru_maxpages": "100", "autovacuum": "off", "io_combine_limit": "128kB",
     "debug_io_direct": "", "wal_compression": "off", "wal_sync_method": "fdatasync",
+    "double_write_compression": "off",
     "checkpoint_completion_target": "0.5", "checkpoint_flush_after": "0",
     "backend_flush_after": "0", "io_method": "sync", "wal_log_hints": "off",
 }

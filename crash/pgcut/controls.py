@@ -123,9 +123,9 @@ CONTROLS = (
                         '	if (!enableFsync || pgcut_break("recycled-before-data-sync"))\n		return;\n\n	memset(&ftag'),),
             record=True, settings=_SMALL_FULL_LOG, faults=_TEARS),
     Control("mark-not-durable", "R3", "segments are reused before the low-water mark is durable",
-            edits=(Edit("log.c", '	if (!dw_reserve(1, true, true))\n		elog(ERROR, "double-write log has too many segments");\n	dw_append(NULL, 0);\n',
+            edits=(Edit("log.c", '	if (!dw_reserve(1, true, true))\n		elog(ERROR, "double-write log has too many segments");\n	dw_build_entries(NULL, 0);\n	dw_append(NULL, 0, NULL);\n',
                         '	if (pgcut_break("mark-not-durable"))\n		DWCtl->low_water_logged = DWCtl->low_water;\n'
-                        '	else\n	{\n		if (!dw_reserve(1, true, true))\n			elog(ERROR, "double-write log has too many segments");\n		dw_append(NULL, 0);\n	}\n'),),
+                        '	else\n	{\n		if (!dw_reserve(1, true, true))\n			elog(ERROR, "double-write log has too many segments");\n		dw_build_entries(NULL, 0);\n		dw_append(NULL, 0, NULL);\n	}\n'),),
             record=True, settings=_SMALL_FULL_LOG, faults=("torn-log", "names"),
             workloads=_BUSY),
     Control("live-segment-reused", "R3", "segments are reused though batches in them are live",
@@ -197,9 +197,8 @@ CONTROLS = (
                         '	if (n > 0 && scan->batches[n - 1].bad_page >= 0 && !pgcut_break("bad-checksum-accepted"))\n'),
                    Edit(SCAN, "		if (batch->bad_page >= 0)\n",
                         '		if (batch->bad_page >= 0 && !pgcut_break("bad-checksum-accepted"))\n'),
-                   Edit("restore.c", "(off_t) copy->blockno * BLCKSZ) != BLCKSZ ||\n		DWPageChecksum(page) != copy->entry.crc)",
-                        "(off_t) copy->blockno * BLCKSZ) != BLCKSZ ||\n"
-                        '		(DWPageChecksum(page) != copy->entry.crc && !pgcut_break("bad-checksum-accepted")))')),
+                   Edit("restore.c", "		DWPageChecksum(stored, length) != copy->entry.crc)",
+                        '		(DWPageChecksum(stored, length) != copy->entry.crc && !pgcut_break("bad-checksum-accepted")))')),
             recover=True, faults=("torn-log",)),
     Control("everything-exempt", "exemption", "every page counts as rebuilt by redo",
             edits=(Edit("exempt.c", "	if (BufTagGetForkNum(&slot->tag) != MAIN_FORKNUM)\n		return false;\n",

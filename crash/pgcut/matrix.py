@@ -10,6 +10,7 @@ MATRIX = {
     "io_torn_pages_protection": ("double_writes",) * 3 + ("full_pages",),
     "double_write_buffer_size": ("16MB", "16MB", "20MB", "-1"),
     "double_write_stage_size": ("1MB", "2MB", "8MB", "-1"),
+    "double_write_compression": ("off", "off", "lz4", "zstd"),
     "wal_pipeline": ("on", "off"),
     "wal_pipeline_queue_size": ("64kB", "1MB", "16MB"),
     "shared_buffers": ("512kB", "1MB", "2MB", "16MB"),

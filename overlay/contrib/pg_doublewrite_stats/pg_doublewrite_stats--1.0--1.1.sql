@@ -80,6 +80,9 @@ SELECT
 	max(value) FILTER (WHERE name = 'images') AS images,
 	max(value) FILTER (WHERE name = 'image_bytes') AS image_bytes,
 	max(value) FILTER (WHERE name = 'in_epoch') AS pages_in_epoch,
+	max(value) FILTER (WHERE name = 'logged_bytes') AS log_page_bytes,
+	round(max(value) FILTER (WHERE name = 'logged')::numeric * current_setting('block_size')::bigint /
+		  nullif(max(value) FILTER (WHERE name = 'logged_bytes'), 0), 2) AS compression_ratio,
 	round(max(value) FILTER (WHERE name = 'home_pages')::numeric /
 		  nullif(max(value) FILTER (WHERE name = 'home_writes'), 0), 2) AS combining_ratio,
 	(SELECT stats_reset FROM pg_doublewrite_stats_since()) AS stats_reset
@@ -163,6 +166,9 @@ WITH s AS (
 		CASE WHEN NOT pg_is_in_recovery() THEN pg_current_wal_insert_lsn() END AS wal_now,
 		current_setting('block_size')::bigint AS page,
 		pages_logged + pages_would_log AS pages_to_log,
+		-- what has been compressed so far says how well others would be
+		coalesce(log_page_bytes::numeric / nullif(pages_logged, 0),
+			current_setting('block_size')::numeric) AS stored_page,
 		(SELECT sum(logged_batches) FROM pg_stat_double_write_batches)::bigint
 			+ batches_would_log AS batches_to_log
 	FROM pg_stat_double_writes d, pg_doublewrite_stats_since() b
@@ -187,7 +193,7 @@ SELECT mode,
 			  ELSE current_setting('io_torn_pages_protection') = mode END AS in_force,
 	wal_mode AS wal_bytes,
 	CASE mode WHEN 'full_pages' THEN first_changes ELSE 0 END AS page_images,
-	CASE mode WHEN 'double_writes' THEN (pages_to_log + batches_to_log) * page ELSE 0 END AS double_write_bytes,
+	CASE mode WHEN 'double_writes' THEN (pages_to_log * stored_page)::bigint + batches_to_log * page ELSE 0 END AS double_write_bytes,
 	CASE mode WHEN 'double_writes' THEN batches_to_log + checkpoints ELSE 0 END AS double_write_syncs,
 	(wal_mode / greatest(checkpoints, 1))::bigint AS redo_bytes_per_checkpoint
 FROM m;

@@ -58,6 +58,7 @@ static const struct
 	COUNTER(logged),
 	COUNTER(exempt),
 	COUNTER(in_epoch),
+	COUNTER(logged_bytes),
 	COUNTER(log_bytes),
 	COUNTER(log_writes),
 	COUNTER(log_syncs),
@@ -298,7 +299,7 @@ put_ledger_entry(ReturnSetInfo *rsinfo, const DWLedgerEntry *entry)
 	values[3] = Int16GetDatum(entry->forknum);
 	values[4] = Int64GetDatum(entry->blkno);
 	values[5] = CStringGetTextDatum(psprintf("%016" PRIX64, entry->log_segno));
-	values[6] = Int32GetDatum(entry->log_blockno * BLCKSZ);
+	values[6] = Int32GetDatum(entry->log_offset);
 	values[7] = LSNGetDatum(entry->lsn_before);
 	values[8] = LSNGetDatum(entry->lsn_after);
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);

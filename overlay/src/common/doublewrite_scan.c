@@ -27,6 +27,13 @@
 #include "postgres_fe.h"
 #endif
 
+#ifdef USE_LZ4
+#include <lz4.h>
+#endif
+#ifdef USE_ZSTD
+#include <zstd.h>
+#endif
+
 #include "common/doublewrite_scan.h"
 #ifdef FRONTEND
 #include "common/fe_memutils.h"
@@ -145,6 +152,25 @@ DWScanSortSegments(DWScan *scan)
 }
 
 /*
+ * Could the pages of a batch with this header have been written?  The header
+ * is intact, but who knows what has written it.
+ */
+static bool
+dw_lengths_valid(const DWBatchHeader *hdr)
+{
+	const DWPageEntry *entries = DWBatchEntries(hdr);
+
+	for (uint32 i = 0; i < hdr->npages; i++)
+	{
+		if (entries[i].length == 0 || entries[i].length > BLCKSZ ||
+			(entries[i].length < BLCKSZ &&
+			 hdr->compression == DW_COMPRESSION_OFF))
+			return false;
+	}
+	return hdr->blockno + DWBatchBlocks(hdr) <= DW_SEGMENT_BLOCKS;
+}
+
+/*
  * Does a batch header for this place stand here?  With a sysid of 0, that of
  * any cluster will do.
  */
@@ -164,8 +190,8 @@ DWJudgeHeader(const DWBatchHeader *hdr, uint64 sysid, uint64 segno,
 
 	if (hdr->segno != segno || hdr->blockno != blockno ||
 		hdr->npages > DW_MAX_BATCH_PAGES ||
-		blockno + 1 + hdr->npages > DW_SEGMENT_BLOCKS ||
-		hdr->crc != DWBatchHeaderChecksum(hdr))
+		hdr->crc != DWBatchHeaderChecksum(hdr) ||
+		!dw_lengths_valid(hdr))
 		return DW_HEADER_NONE;
 	if (sysid != 0 && hdr->sysid != sysid)
 		return DW_HEADER_FOREIGN;
@@ -175,7 +201,7 @@ DWJudgeHeader(const DWBatchHeader *hdr, uint64 sysid, uint64 segno,
 static void
 dw_remember_batch(DWScan *scan, const DWBatchHeader *hdr)
 {
-	const char *pages = (const char *) hdr + BLCKSZ;
+	const char *stored = (const char *) hdr + BLCKSZ;
 	DWFoundBatch *batch;
 
 	if (scan->nbatches == scan->maxbatches)
@@ -191,6 +217,8 @@ dw_remember_batch(DWScan *scan, const DWBatchHeader *hdr)
 	batch->segno = hdr->segno;
 	batch->blockno = hdr->blockno;
 	batch->npages = hdr->npages;
+	batch->nblocks = DWBatchBlocks(hdr);
+	batch->compression = hdr->compression;
 	batch->redo = hdr->redo;
 	batch->redo_pending = hdr->redo_pending;
 	batch->entries = palloc(Max(1, hdr->npages) * sizeof(DWPageEntry));
@@ -199,8 +227,9 @@ dw_remember_batch(DWScan *scan, const DWBatchHeader *hdr)
 	batch->bad_page = -1;
 	for (uint32 i = 0; i < hdr->npages && batch->bad_page < 0; i++)
 	{
-		if (DWPageChecksum(pages + (Size) i * BLCKSZ) != batch->entries[i].crc)
+		if (DWPageChecksum(stored, batch->entries[i].length) != batch->entries[i].crc)
 			batch->bad_page = i;
+		stored += batch->entries[i].length;
 	}
 }
 
@@ -229,7 +258,7 @@ DWScanSegment(DWScan *scan, const char *contents, uint64 sysid, uint64 segno,
 				break;
 			case DW_HEADER_VALID:
 				dw_remember_batch(scan, hdr);
-				blockno += 1 + hdr->npages;
+				blockno += DWBatchBlocks(hdr);
 				break;
 			case DW_HEADER_OTHER_FORMAT:
 			case DW_HEADER_FOREIGN:
@@ -289,7 +318,7 @@ dw_set_missing(const DWScan *scan, DWLiveRange *live,
 	live->verdict = DW_LIVE_MISSING;
 	live->bad_batchno = batchno;
 	live->bad_segno = before ? before->segno : scan->segnos[0];
-	live->bad_blockno = before ? before->blockno + 1 + before->npages : 0;
+	live->bad_offset = before ? (before->blockno + before->nblocks) * BLCKSZ : 0;
 }
 
 /*
@@ -332,10 +361,13 @@ DWFindLive(const DWScan *scan, DWLiveRange *live)
 			live->verdict = DW_LIVE_BAD_PAGE;
 			live->bad_batchno = batch->batchno;
 			live->bad_segno = batch->segno;
-			live->bad_blockno = batch->blockno + 1 + batch->bad_page;
+			live->bad_offset = DWPageOffset(batch, batch->bad_page);
 			return;
 		}
+		if (!DWCompressionSupported(batch->compression))
+			live->unreadable = batch;
 		live->npages += batch->npages;
+		live->nblocks += batch->nblocks;
 		live->first--;
 		expected--;
 	}
@@ -376,7 +408,8 @@ DWJudgeLog(const DWScan *scan, const DWLiveRange *live, XLogRecPtr redo,
 
 	newest = &scan->batches[live->last];
 	if (newest->redo == redo || newest->redo_pending == redo)
-		return DW_OUTCOME_RESTORE;
+		return live->unreadable != NULL ? DW_OUTCOME_REFUSE_COMPRESSION :
+			DW_OUTCOME_RESTORE;
 	return marker ? DW_OUTCOME_REFUSE_STALE : DW_OUTCOME_DISCARD_STALE;
 }
 
@@ -384,6 +417,84 @@ DWJudgeLog(const DWScan *scan, const DWLiveRange *live, XLogRecPtr redo,
  * Copies
  * ---------------------------------------------------------------------
  */
+
+/*
+ * Name of a method of compression, as in double_write_compression, or the
+ * number of one that is not known.
+ */
+const char *
+DWCompressionName(uint32 compression)
+{
+	switch (compression)
+	{
+		case DW_COMPRESSION_OFF:
+			return "off";
+		case DW_COMPRESSION_LZ4:
+			return "lz4";
+		case DW_COMPRESSION_ZSTD:
+			return "zstd";
+	}
+	return psprintf("%u", compression);
+}
+
+/*
+ * Can this build read what has been compressed with the method?
+ */
+bool
+DWCompressionSupported(uint32 compression)
+{
+	switch (compression)
+	{
+		case DW_COMPRESSION_OFF:
+#ifdef USE_LZ4
+		case DW_COMPRESSION_LZ4:
+#endif
+#ifdef USE_ZSTD
+		case DW_COMPRESSION_ZSTD:
+#endif
+			return true;
+	}
+	return false;
+}
+
+/*
+ * Where a page of a batch stands in its segment.
+ */
+uint32
+DWPageOffset(const DWFoundBatch *batch, uint32 page)
+{
+	uint32		offset = (batch->blockno + 1) * BLCKSZ;
+
+	for (uint32 i = 0; i < page; i++)
+		offset += batch->entries[i].length;
+	return offset;
+}
+
+/*
+ * Make a page of what is stored in the log.  Its checksum is right; all the
+ * same, whatever the bytes are, no others are read or written.  Returns false
+ * if they do not give a page.
+ */
+bool
+DWUnpackPage(uint32 compression, const char *stored, Size length, char *page)
+{
+	if (length == BLCKSZ)
+	{
+		memcpy(page, stored, BLCKSZ);
+		return true;
+	}
+
+#ifdef USE_LZ4
+	if (compression == DW_COMPRESSION_LZ4)
+		return LZ4_decompress_safe(stored, page, length, BLCKSZ) == BLCKSZ;
+#endif
+#ifdef USE_ZSTD
+	/* an error is a number larger than any size */
+	if (compression == DW_COMPRESSION_ZSTD)
+		return ZSTD_decompress(page, BLCKSZ, stored, length) == BLCKSZ;
+#endif
+	return false;
+}
 
 static int
 dw_copy_cmp(const void *a, const void *b)
@@ -424,13 +535,16 @@ DWNewestCopies(const DWScan *scan, const DWLiveRange *live, int *ncopies)
 	for (int i = live->first; i <= live->last; i++)
 	{
 		const DWFoundBatch *batch = &scan->batches[i];
+		uint32		offset = DWPageOffset(batch, 0);
 
 		for (uint32 p = 0; p < batch->npages; p++)
 		{
 			copies[n].entry = batch->entries[p];
+			copies[n].compression = batch->compression;
 			copies[n].segno = batch->segno;
-			copies[n].blockno = batch->blockno + 1 + p;
+			copies[n].offset = offset;
 			copies[n].order = n;
+			offset += batch->entries[p].length;
 			n++;
 		}
 	}

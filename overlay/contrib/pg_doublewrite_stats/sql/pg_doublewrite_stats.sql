@@ -7,8 +7,8 @@ CHECKPOINT;
 SELECT pages_staged > :before AS staged, home_pages >= home_writes AS combined
   FROM pg_stat_double_writes;
 
--- all counters have a column, beside a ratio and a time
-SELECT count(*) + 2 - (SELECT count(*) FROM information_schema.columns
+-- all counters have a column, beside two ratios and a time
+SELECT count(*) + 3 - (SELECT count(*) FROM information_schema.columns
                        WHERE table_name = 'pg_stat_double_writes') AS missing
   FROM pg_doublewrite_counters();
 

@@ -153,7 +153,7 @@ report_difference(const DWCopy *copy, const HomeFork *fork,
 		json_string("file", fork->path.str);
 		json_uint("block", copy->entry.blkno);
 		json_string("segment", segment);
-		json_uint("offset", (uint64) copy->blockno * BLCKSZ);
+		json_uint("offset", copy->offset);
 		json_lsn("lsn_before", before);
 		json_lsn("lsn_after", after);
 		json_close();
@@ -161,7 +161,7 @@ report_difference(const DWCopy *copy, const HomeFork *fork,
 	else
 		printf(_("%s block %u: LSN %X/%X would be replaced by %X/%X from segment %016" PRIX64 " at offset %u\n"),
 			   fork->path.str, copy->entry.blkno, LSN_FORMAT_ARGS(before),
-			   LSN_FORMAT_ARGS(after), copy->segno, copy->blockno * BLCKSZ);
+			   LSN_FORMAT_ARGS(after), copy->segno, copy->offset);
 }
 
 static void

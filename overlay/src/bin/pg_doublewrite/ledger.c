@@ -71,7 +71,7 @@ print_entry(const DWLedgerEntry *entry, bool json)
 		json_string("file", path.str);
 		json_uint("block", entry->blkno);
 		json_string("segment", segment);
-		json_uint("offset", (uint64) entry->log_blockno * BLCKSZ);
+		json_uint("offset", entry->log_offset);
 		json_lsn("lsn_before", entry->lsn_before);
 		json_lsn("lsn_after", entry->lsn_after);
 		json_close();
@@ -80,7 +80,7 @@ print_entry(const DWLedgerEntry *entry, bool json)
 		printf(_("%s block %u: LSN %X/%X was replaced by %X/%X from segment %s at offset %u\n"),
 			   path.str, entry->blkno, LSN_FORMAT_ARGS(entry->lsn_before),
 			   LSN_FORMAT_ARGS(entry->lsn_after), segment,
-			   entry->log_blockno * BLCKSZ);
+			   entry->log_offset);
 }
 
 static void

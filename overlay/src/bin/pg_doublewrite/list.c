@@ -136,6 +136,7 @@ json_state(const LogState *state)
 		json_uint("live_batches", state->live.last - state->live.first + 1);
 		json_uint("live_copies", state->live.npages);
 		json_uint("live_pages", state->ncopies);
+		json_uint("live_bytes", state->live.nblocks * BLCKSZ);
 	}
 	json_verdict(state);
 	json_close();
@@ -188,6 +189,8 @@ text_state(const LogState *state)
 			   state->live.last - state->live.first + 1);
 		printf(_("Page copies in them:                  %" PRIu64 " of %d pages\n"),
 			   state->live.npages, state->ncopies);
+		printf(_("Size of live batches:                 %" PRIu64 " kB\n"),
+			   state->live.nblocks * (BLCKSZ / 1024));
 	}
 	printf(_("Verdict:                              %s\n"),
 		   verdict_text(state->verdict));
@@ -235,7 +238,7 @@ batch_status(const LogState *state, int i)
 }
 
 static void
-json_page(const LogState *state, const DWFoundBatch *batch, uint32 p)
+json_page(const DWFoundBatch *batch, uint32 p)
 {
 	const DWPageEntry *entry = &batch->entries[p];
 
@@ -243,7 +246,8 @@ json_page(const LogState *state, const DWFoundBatch *batch, uint32 p)
 	json_string("file", relpathperm(entry->rlocator, entry->forknum).str);
 	json_uint("block", entry->blkno);
 	json_lsn("lsn", entry->lsn);
-	json_uint("offset", (uint64) (batch->blockno + 1 + p) * BLCKSZ);
+	json_uint("offset", DWPageOffset(batch, p));
+	json_uint("length", entry->length);
 	json_close();
 }
 
@@ -262,6 +266,8 @@ json_batches(const LogState *state, bool pages)
 		json_string("segment", segment);
 		json_uint("offset", (uint64) batch->blockno * BLCKSZ);
 		json_uint("page_count", batch->npages);
+		json_uint("bytes", (uint64) batch->nblocks * BLCKSZ);
+		json_string("compression", DWCompressionName(batch->compression));
 		json_uint("low_water", batch->low_water);
 		json_lsn("redo", batch->redo);
 		json_lsn("redo_pending", batch->redo_pending);
@@ -270,7 +276,7 @@ json_batches(const LogState *state, bool pages)
 		{
 			json_open_array("pages");
 			for (uint32 p = 0; p < batch->npages; p++)
-				json_page(state, batch, p);
+				json_page(batch, p);
 			json_close();
 		}
 		json_close();
@@ -281,18 +287,20 @@ json_batches(const LogState *state, bool pages)
 static void
 text_batches(const LogState *state, bool pages)
 {
-	printf("\n%20s  %-16s  %8s  %5s  %20s  %-17s  %s\n",
-		   _("batch"), _("segment"), _("offset"), _("pages"), _("low-water mark"),
-		   _("redo"), _("status"));
+	printf("\n%20s  %-16s  %8s  %5s  %8s  %-11s  %20s  %-17s  %s\n",
+		   _("batch"), _("segment"), _("offset"), _("pages"), _("bytes"),
+		   _("compression"), _("low-water mark"), _("redo"), _("status"));
 	for (int i = 0; i < state->scan.nbatches; i++)
 	{
 		const DWFoundBatch *batch = &state->scan.batches[i];
 		char		redo[32];
 
 		snprintf(redo, sizeof(redo), "%X/%X", LSN_FORMAT_ARGS(batch->redo));
-		printf("%20" PRIu64 "  %016" PRIX64 "  %8u  %5u  %20" PRIu64 "  %-17s  %s\n",
+		printf("%20" PRIu64 "  %016" PRIX64 "  %8u  %5u  %8u  %-11s  %20" PRIu64 "  %-17s  %s\n",
 			   batch->batchno, batch->segno, batch->blockno * BLCKSZ,
-			   batch->npages, batch->low_water, redo, batch_status(state, i));
+			   batch->npages, batch->nblocks * BLCKSZ,
+			   DWCompressionName(batch->compression), batch->low_water, redo,
+			   batch_status(state, i));
 		for (uint32 p = 0; pages && p < batch->npages; p++)
 		{
 			const DWPageEntry *entry = &batch->entries[p];

@@ -299,10 +299,10 @@ judge_damage(LogState *state)
 				live->verdict == DW_LIVE_MISSING ?
 				psprintf(_("The log is damaged: batch %" PRIu64 " is missing, though later batches are intact.  It should stand in segment %016" PRIX64 " at offset %u, or at the start of a later one."),
 						 live->bad_batchno, live->bad_segno,
-						 live->bad_blockno * BLCKSZ) :
+						 live->bad_offset) :
 				psprintf(_("The log is damaged: wrong checksum of a page in batch %" PRIu64 ", though later batches are intact.  The page stands in segment %016" PRIX64 " at offset %u."),
 						 live->bad_batchno, live->bad_segno,
-						 live->bad_blockno * BLCKSZ),
+						 live->bad_offset),
 				_("Pages torn by the last crash cannot be repaired without it.  Check the storage, and restore the cluster from a backup or fail over to a standby."));
 }
 
@@ -318,6 +318,18 @@ judge_stale(LogState *state)
 				state->marker ?
 				_("Bring together the log and the data directory that belong together, or restore the cluster from a backup.") :
 				_("It was not in use when the server stopped."));
+}
+
+static void
+judge_compression(LogState *state)
+{
+	const DWFoundBatch *batch = state->live.unreadable;
+
+	set_verdict(state, VERDICT_REFUSE,
+				psprintf(_("Batch %" PRIu64 " in segment %016" PRIX64 " at offset %u was compressed with method \"%s\", which is not supported by this build."),
+						 batch->batchno, batch->segno, batch->blockno * BLCKSZ,
+						 DWCompressionName(batch->compression)),
+				_("Start the cluster with a server that supports it, and shut it down cleanly."));
 }
 
 /*
@@ -359,6 +371,9 @@ judge(LogState *state)
 			break;
 		case DW_OUTCOME_REFUSE_DAMAGED:
 			judge_damage(state);
+			break;
+		case DW_OUTCOME_REFUSE_COMPRESSION:
+			judge_compression(state);
 			break;
 		case DW_OUTCOME_REFUSE_MISSING:
 			set_verdict(state, VERDICT_REFUSE,
@@ -417,6 +432,8 @@ read_copy(const LogState *state, const DWCopy *copy, char *page)
 {
 	static int	fd = -1;
 	static uint64 fd_segno = 0;
+	static char stored[BLCKSZ];
+	Size		length = copy->entry.length;
 	char		path[MAXPGPATH];
 
 	segment_path(state, copy->segno, path);
@@ -433,8 +450,11 @@ read_copy(const LogState *state, const DWCopy *copy, char *page)
 		fd_segno = copy->segno;
 	}
 
-	if (pg_pread(fd, page, BLCKSZ, (off_t) copy->blockno * BLCKSZ) != BLCKSZ ||
-		DWPageChecksum(page) != copy->entry.crc)
+	if (pg_pread(fd, stored, length, copy->offset) != (ssize_t) length ||
+		DWPageChecksum(stored, length) != copy->entry.crc)
 		pg_fatal("could not read page copy from file \"%s\" at offset %u",
-				 path, copy->blockno * BLCKSZ);
+				 path, copy->offset);
+	if (!DWUnpackPage(copy->compression, stored, length, page))
+		pg_fatal("could not decompress page copy in file \"%s\" at offset %u",
+				 path, copy->offset);
 }

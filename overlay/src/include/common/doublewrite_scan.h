@@ -34,6 +34,8 @@ typedef struct DWFoundBatch
 	uint64		segno;
 	uint32		blockno;
 	uint32		npages;
+	uint32		nblocks;		/* of header and pages */
+	uint32		compression;
 	int			bad_page;		/* first page with a wrong checksum, or -1 */
 	XLogRecPtr	redo;
 	XLogRecPtr	redo_pending;
@@ -44,8 +46,9 @@ typedef struct DWFoundBatch
 typedef struct DWCopy
 {
 	DWPageEntry entry;
+	uint32		compression;
+	uint32		offset;			/* in the segment */
 	uint64		segno;
-	uint32		blockno;
 	uint64		order;			/* position in the log */
 } DWCopy;
 
@@ -76,12 +79,15 @@ typedef struct DWLiveRange
 	int			first;
 	int			last;
 	uint64		npages;			/* copies in it */
+	uint64		nblocks;		/* its size in blocks */
 	const DWFoundBatch *ignored;	/* newest batch, if it is incomplete */
+	const DWFoundBatch *unreadable; /* a batch compressed with a method that
+									 * this build lacks, or NULL */
 
 	/* place of the damage */
 	uint64		bad_batchno;
 	uint64		bad_segno;
-	uint32		bad_blockno;
+	uint32		bad_offset;
 } DWLiveRange;
 
 /* What the server does with the log at its start */
@@ -93,6 +99,7 @@ typedef enum DWOutcome
 	DW_OUTCOME_REFUSE_STALE,	/* of another time, but in use */
 	DW_OUTCOME_REFUSE_DAMAGED,	/* see DWLiveRange */
 	DW_OUTCOME_REFUSE_MISSING,	/* in use, but no complete batch is there */
+	DW_OUTCOME_REFUSE_COMPRESSION,	/* see DWLiveRange */
 } DWOutcome;
 
 extern bool DWParseSegmentName(const char *name, uint64 *segno);
@@ -111,6 +118,11 @@ extern void DWScanFinish(DWScan *scan);
 extern void DWFindLive(const DWScan *scan, DWLiveRange *live);
 extern DWOutcome DWJudgeLog(const DWScan *scan, const DWLiveRange *live,
 							XLogRecPtr redo, bool marker);
+extern const char *DWCompressionName(uint32 compression);
+extern bool DWCompressionSupported(uint32 compression);
+extern uint32 DWPageOffset(const DWFoundBatch *batch, uint32 page);
+extern bool DWUnpackPage(uint32 compression, const char *stored, Size length,
+						 char *page);
 extern bool DWSamePage(const DWPageEntry *a, const DWPageEntry *b);
 extern DWCopy *DWNewestCopies(const DWScan *scan, const DWLiveRange *live,
 							  int *ncopies);

@@ -33,6 +33,7 @@ typedef enum TornPagesProtection
 /* GUCs */
 extern PGDLLIMPORT int io_torn_pages_protection;
 extern PGDLLIMPORT int double_write_buffer_size;	/* megabytes, or -1 */
+extern PGDLLIMPORT int double_write_compression;	/* DWCompression */
 extern PGDLLIMPORT int double_write_stage_size; /* blocks, or -1 */
 
 /* shared memory */

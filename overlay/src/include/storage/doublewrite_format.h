@@ -5,9 +5,13 @@
  *
  * The log lives in the directory pg_doublewrite as a chain of segment files
  * of fixed size, each named by its 16-digit hexadecimal segment number.  It
- * consists of batches.  A batch is one header block followed by its pages;
- * it never crosses a segment boundary, so that each segment that was ever
- * entered starts with a batch.
+ * consists of batches.  A batch is one header block followed by its pages,
+ * one after the other; it ends with a whole block and never crosses a segment
+ * boundary, so that each segment that was ever entered starts with a batch.
+ *
+ * Pages may be compressed, each by itself, with the method that the header
+ * names.  Whether a batch is intact can be told without it: checksums are
+ * those of the bytes in the log.
  *
  * Each batch describes itself: which cluster it belongs to, where it was
  * meant to stand (a recycled segment still holds batches of its former
@@ -41,7 +45,7 @@
 
 /* "PGDWLOG1" when read as bytes on a little-endian machine */
 #define DW_MAGIC				UINT64CONST(0x31474F4C57444750)
-#define DW_FORMAT_VERSION		1
+#define DW_FORMAT_VERSION		2
 
 /*
  * Blocks per segment file: 4 MB with the usual block size.  Small enough that
@@ -63,13 +67,22 @@
 #define DW_SPARE_STEM			".spare"
 #define DW_SPARE_SUFFIX			DW_SPARE_STEM CppAsString2(DW_FORMAT_VERSION)
 
+/* Values of double_write_compression, also those in the log */
+typedef enum DWCompression
+{
+	DW_COMPRESSION_OFF = 0,
+	DW_COMPRESSION_LZ4 = 1,
+	DW_COMPRESSION_ZSTD = 2,
+} DWCompression;
+
 /* identity of one page in a batch */
 typedef struct DWPageEntry
 {
 	RelFileLocator rlocator;
-	ForkNumber	forknum;
+	uint16		forknum;
+	uint16		length;			/* in the log: BLCKSZ if not compressed */
 	BlockNumber blkno;
-	pg_crc32c	crc;			/* of the page as logged */
+	pg_crc32c	crc;			/* of the page as it is in the log */
 	XLogRecPtr	lsn;			/* page LSN, for people: restore ignores it */
 } DWPageEntry;
 
@@ -90,7 +103,8 @@ typedef struct DWBatchHeader
 								 * checkpoint when the batch was written */
 	XLogRecPtr	redo_pending;	/* the same of a checkpoint that is about to
 								 * complete, or 0 */
-	uint32		unused;
+	uint32		compression;	/* DWCompression of the pages that are shorter
+								 * than BLCKSZ; off if there are none */
 	pg_crc32c	crc;			/* of the header block up to here and of the
 								 * entries */
 } DWBatchHeader;
@@ -118,13 +132,28 @@ DWBatchHeaderChecksum(const DWBatchHeader *hdr)
 	return crc;
 }
 
+/*
+ * Blocks of a batch, that of the header included.
+ */
+static inline uint32
+DWBatchBlocks(const DWBatchHeader *hdr)
+{
+	const DWPageEntry *entries = DWBatchEntries(hdr);
+	uint32		bytes = 0;
+
+	for (uint32 i = 0; i < hdr->npages; i++)
+		bytes += entries[i].length;
+	return 1 + (bytes + BLCKSZ - 1) / BLCKSZ;
+}
+
+/* Checksum of a page as it is in the log */
 static inline pg_crc32c
-DWPageChecksum(const char *page)
+DWPageChecksum(const char *stored, Size length)
 {
 	pg_crc32c	crc;
 
 	INIT_CRC32C(crc);
-	COMP_CRC32C(crc, page, BLCKSZ);
+	COMP_CRC32C(crc, stored, length);
 	FIN_CRC32C(crc);
 	return crc;
 }
@@ -138,7 +167,7 @@ DWPageChecksum(const char *page)
 
 /* "PGDWLDG1" when read as bytes on a little-endian machine */
 #define DW_LEDGER_MAGIC			UINT64CONST(0x3147444C57444750)
-#define DW_LEDGER_VERSION		2
+#define DW_LEDGER_VERSION		3
 
 typedef struct DWLedgerHeader
 {
@@ -161,7 +190,7 @@ typedef struct DWLedgerEntry
 	RelFileLocator rlocator;
 	ForkNumber	forknum;
 	BlockNumber blkno;
-	uint32		log_blockno;	/* place of the copy in the log */
+	uint32		log_offset;		/* place of the copy in the log */
 	uint64		log_segno;
 	XLogRecPtr	lsn_before;		/* page LSN at home; may be torn, too */
 	XLogRecPtr	lsn_after;		/* page LSN of the copy */

@@ -178,6 +178,7 @@ typedef struct DWStats
 	pg_atomic_uint64 discarded; /* staged copies dropped with their file */
 	pg_atomic_uint64 batches;	/* batches carried home */
 	pg_atomic_uint64 logged;	/* pages written to the log */
+	pg_atomic_uint64 logged_bytes;	/* space they take there, in bytes */
 	pg_atomic_uint64 exempt;	/* permanent pages not logged because redo
 								 * rebuilds them */
 	pg_atomic_uint64 in_epoch;	/* permanent pages not logged because the live
@@ -370,6 +371,9 @@ extern void dw_disarm(bool keep_segments);
 extern void dw_dirty_file(const BufferTag *tag, uint64 batchno);
 extern bool dw_dirty_files_full(int more);
 extern int	dw_log_bound_segments(void);
+
+/* compress.c */
+extern char *dw_pack_pages(DWBatchHeader *hdr, const int *slots, int nslots);
 
 /* remove.c */
 extern void dw_sync_directory(const RelFileLocator *rlocator);

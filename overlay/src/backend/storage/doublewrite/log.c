@@ -614,12 +614,44 @@ dw_sync_log(void)
 		DWCount(foreground_syncs, 1);
 }
 
-static void
-dw_build_header(const int *slots, int nslots)
+/*
+ * Begin the header of a batch of these pages: which they are, and how many
+ * bytes of what follows it.  Returns the pages as they are to be written if
+ * they have been compressed, else NULL.
+ */
+static char *
+dw_build_entries(const int *slots, int nslots)
 {
 	DWPageEntry *entries = DWBatchEntries(DWHeader);
+	char	   *packed;
+	char	   *stored;
 
 	memset(&dw_header_block, 0, sizeof(dw_header_block));
+	DWHeader->npages = nslots;
+	stored = packed = dw_pack_pages(DWHeader, slots, nslots);
+
+	for (int i = 0; i < nslots; i++)
+	{
+		const DWSlot *slot = &DWSlots[slots[i]];
+		const char *page = packed ? stored : DWSlotPage(slots[i]);
+
+		entries[i].rlocator = BufTagGetRelFileLocator(&slot->tag);
+		entries[i].forknum = BufTagGetForkNum(&slot->tag);
+		entries[i].blkno = slot->tag.blockNum;
+		entries[i].crc = DWPageChecksum(page, entries[i].length);
+		entries[i].lsn = slot->lsn;
+		if (packed)
+			stored += entries[i].length;
+	}
+	return packed;
+}
+
+/*
+ * Complete the header: the place of the batch is known now.
+ */
+static void
+dw_build_header(void)
+{
 	DWHeader->magic = DW_MAGIC;
 	DWHeader->version = DW_FORMAT_VERSION;
 	DWHeader->blcksz = BLCKSZ;
@@ -628,39 +660,39 @@ dw_build_header(const int *slots, int nslots)
 	DWHeader->low_water = DWCtl->low_water;
 	DWHeader->segno = DWCtl->segno;
 	DWHeader->blockno = DWCtl->blockno;
-	DWHeader->npages = nslots;
 
 	SpinLockAcquire(&DWCtl->mutex);
 	DWHeader->redo = DWCtl->redo;
 	DWHeader->redo_pending = DWCtl->redo_pending;
 	SpinLockRelease(&DWCtl->mutex);
 
-	for (int i = 0; i < nslots; i++)
-	{
-		const DWSlot *slot = &DWSlots[slots[i]];
-
-		entries[i].rlocator = BufTagGetRelFileLocator(&slot->tag);
-		entries[i].forknum = BufTagGetForkNum(&slot->tag);
-		entries[i].blkno = slot->tag.blockNum;
-		entries[i].crc = DWPageChecksum(DWSlotPage(slots[i]));
-		entries[i].lsn = slot->lsn;
-	}
 	DWHeader->crc = DWBatchHeaderChecksum(DWHeader);
 }
 
 /*
- * Write a batch to the space reserved for it, and sync.  If this fails, the
- * next attempt writes the same batch number to the same place or a later one.
+ * Write the header and pages that have been compressed.
  */
 static void
-dw_append(const int *slots, int nslots)
+dw_write_packed(char *packed)
+{
+	struct iovec iov[2];
+
+	iov[0].iov_base = dw_header_block.data;
+	iov[0].iov_len = BLCKSZ;
+	iov[1].iov_base = packed;
+	iov[1].iov_len = (Size) (DWBatchBlocks(DWHeader) - 1) * BLCKSZ;
+	dw_write_blocks(iov, lengthof(iov), (off_t) DWHeader->blockno * BLCKSZ);
+}
+
+/*
+ * Write the header and pages as they are.
+ */
+static void
+dw_write_slots(const int *slots, int nslots)
 {
 	struct iovec iov[PG_IOV_MAX];
-	off_t		offset = (off_t) DWCtl->blockno * BLCKSZ;
+	off_t		offset = (off_t) DWHeader->blockno * BLCKSZ;
 	int			done = 0;
-
-	dw_open_segment(DWCtl->segno);
-	dw_build_header(slots, nslots);
 
 	iov[0].iov_base = dw_header_block.data;
 	iov[0].iov_len = BLCKSZ;
@@ -676,11 +708,26 @@ dw_append(const int *slots, int nslots)
 		dw_write_blocks(iov, iovcnt, offset);
 		offset += (off_t) iovcnt * BLCKSZ;
 	}
+}
+
+/*
+ * Write a batch to the space reserved for it, and sync.  If this fails, the
+ * next attempt writes the same batch number to the same place or a later one.
+ */
+static void
+dw_append(const int *slots, int nslots, char *packed)
+{
+	dw_open_segment(DWCtl->segno);
+	dw_build_header();
+	if (packed != NULL)
+		dw_write_packed(packed);
+	else
+		dw_write_slots(slots, nslots);
 
 	INJECTION_POINT("doublewrite-log-written", NULL);
 	dw_sync_log();
 
-	DWCtl->blockno += nslots + 1;
+	DWCtl->blockno += DWBatchBlocks(DWHeader);
 	DWCtl->low_water_logged = DWCtl->low_water;
 	if (nslots > 0)
 		DWCtl->last_page_batch = DWCtl->next_batchno;
@@ -702,18 +749,24 @@ bool
 dw_log_write_batch(const int *slots, int nslots, bool beyond_bound)
 {
 	uint64		batchno = DWCtl->next_batchno;
+	char	   *packed;
+	uint32		nblocks;
 
 	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
 	Assert(DWCtl->log_open && nslots > 0 && nslots <= DW_MAX_BATCH_PAGES);
 
-	if (dw_dirty_files_full(nslots) || !dw_reserve(nslots + 1, false, beyond_bound))
+	if (dw_dirty_files_full(nslots))
+		return false;
+	packed = dw_build_entries(slots, nslots);
+	nblocks = DWBatchBlocks(DWHeader);
+	if (!dw_reserve(nblocks, false, beyond_bound))
 		return false;
 
 	/* before the first home write, so that no sync cycle misses the file */
 	for (int i = 0; i < nslots; i++)
 		dw_dirty_file(&DWSlots[slots[i]].tag, batchno);
 
-	dw_append(slots, nslots);
+	dw_append(slots, nslots, packed);
 
 	/* not before: until then a page may still need an older batch (R3) */
 	for (int i = 0; i < nslots; i++)
@@ -722,6 +775,7 @@ dw_log_write_batch(const int *slots, int nslots, bool beyond_bound)
 		dw_epoch_note(&DWSlots[slots[i]].tag, batchno);
 	}
 	DWCount(logged, nslots);
+	DWCount(logged_bytes, (nblocks - 1) * BLCKSZ);
 	return true;
 }
 
@@ -741,7 +795,8 @@ dw_log_set_low_water(uint64 mark)
 	DWCtl->low_water = Max(DWCtl->low_water, mark);
 	if (!dw_reserve(1, true, true))
 		elog(ERROR, "double-write log has too many segments");
-	dw_append(NULL, 0);
+	dw_build_entries(NULL, 0);
+	dw_append(NULL, 0, NULL);
 
 	INJECTION_POINT("doublewrite-after-low-water", NULL);
 

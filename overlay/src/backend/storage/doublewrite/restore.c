@@ -216,10 +216,26 @@ dw_refuse_damage(const DWLiveRange *live)
 					live->bad_batchno),
 			 live->verdict == DW_LIVE_MISSING ?
 			 errdetail("It should stand in file \"%s/%016" PRIX64 "\" at offset %u, or at the start of a later file.",
-					   DW_DIR, live->bad_segno, live->bad_blockno * BLCKSZ) :
+					   DW_DIR, live->bad_segno, live->bad_offset) :
 			 errdetail("The page stands in file \"%s/%016" PRIX64 "\" at offset %u.",
-					   DW_DIR, live->bad_segno, live->bad_blockno * BLCKSZ),
+					   DW_DIR, live->bad_segno, live->bad_offset),
 			 errhint("Pages torn by the last crash cannot be repaired without it.  Check the storage, and restore the cluster from a backup or fail over to a standby.")));
+}
+
+/*
+ * Pages have to be restored, but this build cannot decompress them.
+ */
+static void
+dw_refuse_compression(const DWFoundBatch *batch)
+{
+	ereport(FATAL,
+			(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+			 errmsg("double-write log was compressed with method \"%s\", which is not supported by this build",
+					DWCompressionName(batch->compression)),
+			 errdetail("Batch %" PRIu64 " stands in file \"%s/%016" PRIX64 "\" at offset %u.",
+					   batch->batchno, DW_DIR, batch->segno,
+					   batch->blockno * BLCKSZ),
+			 errhint("Start the cluster with a server that supports it, and shut it down cleanly.")));
 }
 
 /* ---------------------------------------------------------------------
@@ -232,6 +248,8 @@ dw_read_copy(const DWCopy *copy, char *page)
 {
 	static int	fd = -1;
 	static uint64 fd_segno = 0;
+	static char stored[BLCKSZ];
+	Size		length = copy->entry.length;
 	char		path[MAXPGPATH];
 
 	dw_log_path(path, copy->segno);
@@ -251,12 +269,17 @@ dw_read_copy(const DWCopy *copy, char *page)
 		fd_segno = copy->segno;
 	}
 
-	if (pg_pread(fd, page, BLCKSZ, (off_t) copy->blockno * BLCKSZ) != BLCKSZ ||
-		DWPageChecksum(page) != copy->entry.crc)
+	if (pg_pread(fd, stored, length, copy->offset) != (ssize_t) length ||
+		DWPageChecksum(stored, length) != copy->entry.crc)
 		ereport(FATAL,
 				(errcode(ERRCODE_DATA_CORRUPTED),
 				 errmsg("could not read page copy from double-write log segment \"%s\" at offset %u",
-						path, copy->blockno * BLCKSZ)));
+						path, copy->offset)));
+	if (!DWUnpackPage(copy->compression, stored, length, page))
+		ereport(FATAL,
+				(errcode(ERRCODE_DATA_CORRUPTED),
+				 errmsg("could not decompress page copy in double-write log segment \"%s\" at offset %u",
+						path, copy->offset)));
 }
 
 /*
@@ -287,7 +310,7 @@ dw_note_restored(const DWCopy *copy, const char *logged, const char *home)
 	entry.forknum = copy->entry.forknum;
 	entry.blkno = copy->entry.blkno;
 	entry.log_segno = copy->segno;
-	entry.log_blockno = copy->blockno;
+	entry.log_offset = copy->offset;
 	entry.lsn_before = PageGetLSN((const PageData *) home);
 	entry.lsn_after = PageGetLSN((const PageData *) logged);
 	dw_ledger_add(&entry);
@@ -589,7 +612,7 @@ dw_rewrite_batch(const DWFoundBatch *batch)
 		ereport(FATAL,
 				(errcode_for_file_access(),
 				 errmsg("could not open file \"%s\": %m", path)));
-	for (uint32 i = 0; i <= batch->npages; i++)
+	for (uint32 i = 0; i < batch->nblocks; i++)
 	{
 		off_t		offset = (off_t) (batch->blockno + i) * BLCKSZ;
 
@@ -713,6 +736,9 @@ dw_process_log(XLogRecPtr redo, bool marker)
 			break;
 		case DW_OUTCOME_REFUSE_MISSING:
 			dw_refuse_missing();
+			break;
+		case DW_OUTCOME_REFUSE_COMPRESSION:
+			dw_refuse_compression(live.unreadable);
 			break;
 	}
 	MemoryContextSwitchTo(oldcontext);

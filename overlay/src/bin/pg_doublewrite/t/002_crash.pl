@@ -165,7 +165,7 @@ refuses_bytes(
 	qr/damaged: batch $middle->{batchno} is missing/);
 refuses_bytes(
 	'page changed', $page->{segno},
-	$page->{blockno} * BLCKSZ + 4000, "damage",
+	$page->{offset} + 4000, "damage",
 	qr/damaged: wrong checksum of a page in batch $middle->{batchno}/);
 
 my ($opens_file) = grep { $_->{blockno} == 0 } @live;
@@ -173,13 +173,9 @@ refuses_bytes('other version', $opens_file->{segno}, 8, pack('L', 999),
 	qr/has format version 999/);
 
 # another cluster: a header with another identifier and the right checksum
-my $path = dw_segment_path($node, $middle->{segno});
-my $block = substr(slurp_file($path), $middle->{blockno} * BLCKSZ, BLCKSZ);
-substr($block, 16, 8) = pack('Q', $middle->{sysid} + 1);
-substr($block, 76, 4) = pack('L',
-	dw_crc32c(substr($block, 0, 76), substr($block, 80, 32 * $middle->{npages})));
 refuses_bytes('another cluster', $middle->{segno},
-	$middle->{blockno} * BLCKSZ, $block,
+	$middle->{blockno} * BLCKSZ,
+	dw_forged_header($node, $middle, sysid => $middle->{sysid} + 1),
 	qr/belongs to another database cluster/);
 
 rename($dir, "$dir.away") or die "could not rename: $!";

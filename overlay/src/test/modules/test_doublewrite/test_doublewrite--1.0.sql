@@ -72,7 +72,8 @@ CREATE FUNCTION dw_stats(
 	OUT sync_cycle_files int8,
 	OUT log_full int8,
 	OUT foreground_syncs int8,
-	OUT in_epoch int8)
+	OUT in_epoch int8,
+	OUT logged_bytes int8)
 STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
 

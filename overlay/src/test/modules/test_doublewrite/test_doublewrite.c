@@ -570,7 +570,7 @@ dw_stats(PG_FUNCTION_ARGS)
 		&s->discarded, &s->batches, &s->logged, &s->exempt, &s->log_bytes,
 		&s->log_writes, &s->log_syncs, &s->home_pages, &s->home_writes,
 		&s->sync_cycles, &s->sync_cycle_files, &s->log_full,
-		&s->foreground_syncs, &s->in_epoch
+		&s->foreground_syncs, &s->in_epoch, &s->logged_bytes
 	};
 	Datum		values[lengthof(counters)];
 

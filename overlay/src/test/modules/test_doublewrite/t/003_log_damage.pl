@@ -87,29 +87,10 @@ sub refuses_bytes
 	return;
 }
 
-# The header block of a batch with some fields replaced and a right checksum
-sub forged_header
-{
-	my ($batch, %fields) = @_;
-	my %b = (%$batch, %fields);
-	my $file = slurp_file(dw_segment_path($node, $batch->{segno}));
-	my $block = substr($file, $batch->{blockno} * BLCKSZ, BLCKSZ);
-
-	substr($block, 8, 68) = pack('L L Q Q Q Q L L Q Q L',
-		@b{
-			qw(version blcksz sysid batchno low_water segno blockno npages
-			  redo redo_pending unused)
-		});
-	substr($block, 76, 4) = pack('L',
-		dw_crc32c(substr($block, 0, 76), substr($block, 80, 32 * $b{npages})));
-	return $block;
-}
-
 sub place
 {
-	my ($segno, $blockno) = @_;
+	my ($segno, $offset) = @_;
 	my $name = sprintf('%016X', $segno);
-	my $offset = $blockno * BLCKSZ;
 
 	return qr/file "pg_doublewrite\/$name" at offset $offset\b/;
 }
@@ -133,14 +114,14 @@ refuses_bytes(
 	$middle->{blockno} * BLCKSZ,
 	"\0" x 512,
 	qr/double-write log is damaged: batch $middle->{batchno} is missing/,
-	place($middle->{segno}, $middle->{blockno}));
+	place($middle->{segno}, $middle->{blockno} * BLCKSZ));
 refuses_bytes(
 	'entry of a batch changed',
 	$middle->{segno},
 	$middle->{blockno} * BLCKSZ + 100,
 	"damage",
 	qr/double-write log is damaged: batch $middle->{batchno} is missing/,
-	place($middle->{segno}, $middle->{blockno}));
+	place($middle->{segno}, $middle->{blockno} * BLCKSZ));
 foreach my $batch ($middle, $first_page_batch)
 {
 	my $page = $batch->{entries}[0];
@@ -148,10 +129,10 @@ foreach my $batch ($middle, $first_page_batch)
 	refuses_bytes(
 		'page copy changed',
 		$page->{segno},
-		$page->{blockno} * BLCKSZ + 4000,
+		$page->{offset} + 4000,
 		"damage",
 		qr/double-write log is damaged: wrong checksum of a page in batch $batch->{batchno}/,
-		place($page->{segno}, $page->{blockno}));
+		place($page->{segno}, $page->{offset}));
 }
 
 # A whole file that is missing, unreadable, or short
@@ -185,27 +166,27 @@ refuses_bytes(
 	'another cluster',
 	$middle->{segno},
 	$middle->{blockno} * BLCKSZ,
-	forged_header($middle, sysid => $middle->{sysid} + 1),
+	dw_forged_header($node, $middle, sysid => $middle->{sysid} + 1),
 	qr/the double-write log in "pg_doublewrite" belongs to another database cluster/,
 	qr/HINT/);
 refuses_bytes(
 	'unknown version',
 	$opens_file->{segno},
 	0,
-	forged_header($opens_file, version => 999),
-	qr/has format version 999 and block size 8192, but this server knows only version 1/,
+	dw_forged_header($node, $opens_file, version => 999),
+	qr/has format version 999 and block size 8192, but this server knows only version 2/,
 	qr/HINT/);
 refuses_bytes(
 	'other block size',
 	$opens_file->{segno},
 	0,
-	forged_header($opens_file, blcksz => 16384),
-	qr/has format version 1 and block size 16384/);
+	dw_forged_header($node, $opens_file, blcksz => 16384),
+	qr/has format version 2 and block size 16384/);
 refuses_bytes(
 	'stale low-water mark and redo pointer',
 	$live[-1]{segno},
 	$live[-1]{blockno} * BLCKSZ,
-	forged_header($live[-1], redo => 4711, redo_pending => 0),
+	dw_forged_header($node, $live[-1], redo => 4711, redo_pending => 0),
 	qr/the double-write log does not match the state of the cluster/,
 	qr/HINT/);
 

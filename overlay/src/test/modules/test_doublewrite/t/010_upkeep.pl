@@ -54,7 +54,7 @@ sub segments
 
 sub spares
 {
-	my @names = sort grep { /^[0-9A-F]{16}\.spare1$/ } slurp_dir($dir);
+	my @names = sort grep { /^[0-9A-F]{16}\.spare2$/ } slurp_dir($dir);
 
 	return @names;
 }
@@ -176,7 +176,7 @@ foreach my $nth (1 .. 3)
 $node->append_conf('postgresql.conf', $no_new_segments);
 $node->stop;
 my @spares = spares();
-rename("$dir/$spares[0]", "$dir/" . substr($spares[0], 0, 16) . '.spare2')
+rename("$dir/$spares[0]", "$dir/" . substr($spares[0], 0, 16) . '.spare1')
   or die $!;
 truncate("$dir/$spares[1]", 8192) or die $!;
 my $good = inodes(@spares[ 2 .. $#spares ]);

@@ -57,6 +57,7 @@ our @EXPORT = qw(
   dw_live_copies
   dw_segment_path
   dw_crc32c
+  dw_forged_header
   dw_home_path
   dw_read_block
   dw_write_block
@@ -265,33 +266,37 @@ sub parse_batch
 
 	@b{
 		qw(version blcksz sysid batchno low_water segno blockno npages
-		  redo redo_pending unused crc)
+		  redo redo_pending compression crc)
 	} = unpack('L L Q Q Q Q L L Q Q L L', substr($data, $start + 8, 72));
 
 	return undef
 	  if $b{segno} != $segno
 	  || $b{blockno} != $blockno
-	  || $b{npages} > 248
-	  || $blockno + 1 + $b{npages} > SEGMENT_BLOCKS;
+	  || $b{npages} > 248;
 
 	my $entries =
 	  substr($data, $start + HEADER_LEN, $b{npages} * ENTRY_LEN);
 	return undef
 	  if dw_crc32c(substr($data, $start, HEADER_LEN - 4), $entries) != $b{crc};
 
+	my $offset = ($blockno + 1) * BLCKSZ;
+
 	$b{entries} = [];
 	for my $i (0 .. $b{npages} - 1)
 	{
 		my %e;
 
-		@e{qw(spc db rel fork blkno crc lsn)} =
-		  unpack('L L L l L L Q', substr($entries, $i * ENTRY_LEN, ENTRY_LEN));
+		@e{qw(spc db rel fork length blkno crc lsn)} =
+		  unpack('L L L S S L L Q', substr($entries, $i * ENTRY_LEN, ENTRY_LEN));
 		$e{segno} = $segno;
-		$e{blockno} = $blockno + 1 + $i;
+		$e{offset} = $offset;
 		$e{batchno} = $b{batchno};
-		$e{page} = substr($data, $e{blockno} * BLCKSZ, BLCKSZ);
+		$e{stored} = substr($data, $offset, $e{length});
+		$e{page} = $e{stored} if $e{length} == BLCKSZ;
+		$offset += $e{length};
 		push @{ $b{entries} }, \%e;
 	}
+	$b{nblocks} = int(($offset + BLCKSZ - 1) / BLCKSZ) - $blockno;
 	return \%b;
 }
 
@@ -303,9 +308,10 @@ Read the log of a cluster that is not running, or does not write at the
 moment.  Returns a hash: C<segments> (numbers), C<batches> (all that are
 intact, by number), C<live> (those in the live range, oldest first), C<torn>
 (the newest, if it is incomplete).  A batch has C<batchno>, C<low_water>,
-C<segno>, C<blockno>, C<npages>, C<redo>, C<redo_pending>, and C<entries>:
-C<spc>, C<db>, C<rel>, C<fork>, C<blkno>, C<lsn>, C<page> (the bytes), and the
-place of the copy, C<segno> and C<blockno>.
+C<segno>, C<blockno>, C<npages>, C<nblocks>, C<redo>, C<redo_pending>,
+C<compression>, and C<entries>: C<spc>, C<db>, C<rel>, C<fork>, C<blkno>,
+C<lsn>, C<stored> (the bytes in the log), C<page> (the same, if they are not
+compressed), and the place of the copy, C<segno>, C<offset> and C<length>.
 
 =cut
 
@@ -335,7 +341,7 @@ sub dw_read_log
 			$batch = parse_batch($data, $segno, $pos / BLCKSZ)
 			  if $pos % BLCKSZ == 0;
 			$batches{ $batch->{batchno} } = $batch if defined $batch;
-			$pos += defined $batch ? (1 + $batch->{npages}) * BLCKSZ : 8;
+			$pos += defined $batch ? $batch->{nblocks} * BLCKSZ : 8;
 		}
 	}
 
@@ -345,13 +351,46 @@ sub dw_read_log
 		my $last = $sorted[-1];
 
 		$log{torn} = pop @sorted
-		  if grep { dw_crc32c($_->{page}) != $_->{crc} } @{ $last->{entries} };
+		  if grep { dw_crc32c($_->{stored}) != $_->{crc} } @{ $last->{entries} };
 	}
 	$log{batches} = \@sorted;
 	$log{live} =
 	  [ grep { $_->{batchno} >= $sorted[-1]{low_water} } @sorted ]
 	  if @sorted;
 	return \%log;
+}
+
+=pod
+
+=item dw_forged_header(node, batch, %fields)
+
+The header block of a batch with some fields replaced, C<entries> too, and a
+right checksum.
+
+=cut
+
+sub dw_forged_header
+{
+	my ($node, $batch, %fields) = @_;
+	my %b = (%$batch, %fields);
+	my $file = slurp_file(dw_segment_path($node, $batch->{segno}));
+	my $block = substr($file, $batch->{blockno} * BLCKSZ, BLCKSZ);
+	my $entries = join(
+		'',
+		map {
+			pack('L L L S S L L Q',
+				@{$_}{qw(spc db rel fork length blkno crc lsn)})
+		} @{ $b{entries} });
+
+	substr($block, 8, 68) = pack('L L Q Q Q Q L L Q Q L',
+		@b{
+			qw(version blcksz sysid batchno low_water segno blockno npages
+			  redo redo_pending compression)
+		});
+	substr($block, HEADER_LEN, length($entries)) = $entries;
+	substr($block, HEADER_LEN - 4, 4) =
+	  pack('L', dw_crc32c(substr($block, 0, HEADER_LEN - 4), $entries));
+	return $block;
 }
 
 =pod
@@ -687,7 +726,7 @@ sub dw_tear_log_tail
 	elsif ($kind eq 'all')
 	{
 		dw_write_block($node, $path, $start,
-			"\0" x (BLCKSZ * ($batch->{npages} + 1)));
+			"\0" x (BLCKSZ * $batch->{nblocks}));
 	}
 	else
 	{
@@ -698,7 +737,7 @@ sub dw_tear_log_tail
 		{
 			next if substr($page->{page}, $sector * SECTOR, SECTOR) eq "\0" x SECTOR;
 			dw_write_block($node, $path,
-				$page->{blockno} * BLCKSZ + $sector * SECTOR,
+				$page->{offset} + $sector * SECTOR,
 				"\0" x SECTOR)
 			  if ++$n % 2 == 1;
 		}

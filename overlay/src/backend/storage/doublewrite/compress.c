@@ -1,0 +1,131 @@
+/*-------------------------------------------------------------------------
+ *
+ * compress.c
+ *	  Compress the pages of a batch on their way to the double-write log.
+ *
+ * That saves bandwidth of the log's device at the price of processor time of
+ * the flusher, who holds DoubleWriteFlushLock meanwhile.  Nothing in here may
+ * fail: what cannot be compressed, for whatever reason, is logged as it is.
+ *
+ * See DWUnpackPage() for the way back.
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *	  src/backend/storage/doublewrite/compress.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#ifdef USE_LZ4
+#include <lz4.h>
+#endif
+#ifdef USE_ZSTD
+#include <zstd.h>
+#endif
+
+#include "storage/doublewrite_internal.h"
+#include "utils/memutils.h"
+
+/*
+ * Level of zstd: its fastest regular one.  Home writes of a whole batch wait
+ * for it, and on single pages higher ones gain next to nothing.
+ */
+#define DW_ZSTD_LEVEL			1
+
+/*
+ * Memory for the pages of one batch, none of which is stored longer than it
+ * is.  Allocated when a process compresses its first batch, and kept, since
+ * that is likely to be the background writer or the checkpointer.  Returns
+ * NULL if there is no memory.
+ */
+static char *
+dw_pack_buffer(void)
+{
+	static char *buffer = NULL;
+
+	if (buffer == NULL)
+		buffer = MemoryContextAllocAligned(TopMemoryContext,
+										   (Size) DW_MAX_BATCH_PAGES * BLCKSZ,
+										   PG_IO_ALIGN_SIZE,
+										   MCXT_ALLOC_NO_OOM);
+	return buffer;
+}
+
+#ifdef USE_ZSTD
+static Size
+dw_compress_zstd(const char *page, char *dst)
+{
+	static ZSTD_CCtx *context = NULL;
+	Size		length;
+
+	/* kept as well, as it is expensive to make */
+	if (context == NULL && (context = ZSTD_createCCtx()) == NULL)
+		return 0;
+	length = ZSTD_compressCCtx(context, dst, BLCKSZ - 1, page, BLCKSZ,
+							   DW_ZSTD_LEVEL);
+	return ZSTD_isError(length) ? 0 : length;
+}
+#endif
+
+/*
+ * Compress a page; returns its length, or 0 if it does not get shorter or
+ * something else is in the way.
+ */
+static Size
+dw_compress_page(int compression, const char *page, char *dst)
+{
+#ifdef USE_LZ4
+	if (compression == DW_COMPRESSION_LZ4)
+		return LZ4_compress_default(page, dst, BLCKSZ, BLCKSZ - 1);
+#endif
+#ifdef USE_ZSTD
+	if (compression == DW_COMPRESSION_ZSTD)
+		return dw_compress_zstd(page, dst);
+#endif
+	return 0;
+}
+
+/*
+ * Put the pages of a batch one after the other, compressed as the setting asks
+ * for, and note their lengths in the header.  Returns where they are, followed
+ * by zeroes up to a whole block, or NULL if they are to be written as they
+ * are.
+ */
+char *
+dw_pack_pages(DWBatchHeader *hdr, const int *slots, int nslots)
+{
+	DWPageEntry *entries = DWBatchEntries(hdr);
+	char	   *packed = NULL;
+	char	   *dst;
+
+	if (double_write_compression != DW_COMPRESSION_OFF && nslots > 0)
+		packed = dw_pack_buffer();
+	if (packed == NULL)
+	{
+		for (int i = 0; i < nslots; i++)
+			entries[i].length = BLCKSZ;
+		return NULL;
+	}
+
+	dst = packed;
+	for (int i = 0; i < nslots; i++)
+	{
+		const char *page = DWSlotPage(slots[i]);
+		Size		length;
+
+		length = dw_compress_page(double_write_compression, page, dst);
+		if (length > 0)
+			hdr->compression = double_write_compression;
+		else
+		{
+			memcpy(dst, page, BLCKSZ);
+			length = BLCKSZ;
+		}
+		entries[i].length = length;
+		dst += length;
+	}
+	memset(dst, 0, packed + (Size) (DWBatchBlocks(hdr) - 1) * BLCKSZ - dst);
+	return packed;
+}
