@@ -241,10 +241,7 @@ max_prepared_transactions = 5
 # A restartpoint in crash recovery, of which nobody knows the oldest running
 # transaction.  The assertion that this violates needs a build with assertions.
 {
-	my $node = dw_new_node('restartpoint', mode => 'full_pages', conf => qq{
-checkpoint_timeout = 1s
-hot_standby = on
-});
+	my $node = dw_new_node('restartpoint', mode => 'full_pages');
 
 	$node->start;
 	$node->safe_psql('postgres', q{
@@ -261,8 +258,11 @@ hot_standby = on
 
 	# redo stops when it drops the table, and the checkpointer goes on
 	my $offset = -s $node->logfile;
-	$node->append_conf('postgresql.conf',
-		q{test_doublewrite.hold_at = 'doublewrite-relations-discarded'});
+	$node->append_conf('postgresql.conf', q{
+test_doublewrite.hold_at = 'doublewrite-relations-discarded'
+checkpoint_timeout = 1s
+hot_standby = on
+});
 	my @pg_ctl = ('pg_ctl', '--pgdata' => $node->data_dir);
 	run_log([ @pg_ctl, '--log' => $node->logfile, '--no-wait', 'start' ]);
 	$node->wait_for_log(qr/restartpoint complete|system is shut down/, $offset);
