@@ -313,6 +313,7 @@ class Subject(Judge):
         Those of transactions that did not end, and those that were removed if
         the removal is not durable.  A dropped table is truncated first, and
         unlinked after the next checkpoint; a crash in between leaves the file.
+        The same goes for those that a transaction under way was about to remove.
         """
         ops = self.recording.ops[:self.disk.cut]
         unlinks = [op for op in self.disk.pending_names() if op.kind in (Kind.UNLINK, Kind.RMDIR)]
@@ -321,6 +322,9 @@ class Subject(Judge):
         events = [(op.time, "create", self.paths[op.ino]) for op in ops
                   if op.kind in (Kind.CREATE, Kind.MKDIR)]
         events += [(op.time, "unlink", self.paths[op.ino]) for op in unlinks + truncations]
+        events += [(op.time, "drop", self.paths[op.ino])
+                   for op in self.recording.ops[self.disk.cut:]
+                   if op.kind == Kind.UNLINK or op.kind == Kind.TRUNCATE and op.a == 0]
         return oracle.orphans_allowed(self.recording.acks, moment, events)
 
     def _crash_recovery(self, image, state, level, scratch):

@@ -124,7 +124,10 @@ def orphans_allowed(acks, moment, ops):
     * "unlink"ed: pass this only for those whose directory was not synced since,
       as they may come back; and for those that were truncated to nothing and not
       synced since, which is how a drop leaves them until the next checkpoint has
-      ended.
+      ended;
+    * "drop"ped, that is removed in this way, after `moment`, while a command was
+      still under way that had begun before.  Files go after the commit; if a
+      checkpoint begins and completes in between, no recovery knows of them.
 
     Paths are returned without fork and segment; a new directory base/<oid>
     stands for the database.
@@ -138,9 +141,9 @@ def orphans_allowed(acks, moment, ops):
         allowed.update(begun.get("paths", ()))
 
     for event in acks:
-        key = event["client"], event.get("effect")
         if event["t"] > moment:
             break
+        key = event["client"], event.get("effect")
         if event["what"] == "begin":
             open_spans[key] = event
         elif event["what"] == "end":
@@ -154,11 +157,30 @@ def orphans_allowed(acks, moment, ops):
     for begun in open_spans.values():
         close(begun, moment)
     spans = _merged(spans)
+    last_end = _last_end(acks, moment, open_spans)
     for when, operation, path in ops:
-        if when <= moment and (operation == "unlink"
-                               or operation == "create" and _within(spans, when)):
+        if (operation == "drop" and moment < when <= last_end
+                or when <= moment and (operation == "unlink"
+                                       or operation == "create" and _within(spans, when))):
             allowed.update(orphan_names(path))
     return sorted(allowed)
+
+
+def _last_end(acks, moment, open_spans):
+    """Return when the last of the commands ended that were under way at `moment`."""
+    missing = set(open_spans)
+    last = moment
+    for event in acks:
+        if not missing:
+            return last
+        if event["t"] <= moment:
+            continue
+        last = event["t"]
+        if event["what"] == "resumed":
+            return last
+        if event["what"] == "end":
+            missing.discard((event["client"], event.get("effect")))
+    return math.inf if missing else last
 
 
 def _merged(spans):

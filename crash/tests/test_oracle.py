@@ -576,6 +576,26 @@ class ExpectationTest(unittest.TestCase):
         self.assertEqual(allowed(25), ["base/5/5"])
         self.assertEqual(allowed(60), ["base/5/2", "base/5/4", "base/5/5", "base/77", "base/9"])
 
+    def test_orphans_about_to_go(self):
+        acks = [{"t": 10, "client": "a", "what": "begin", "effect": 1},
+                {"t": 12, "client": "b", "what": "begin", "effect": 1},
+                {"t": 20, "client": "a", "what": "end", "effect": 1},
+                {"t": 25, "client": "b", "what": "end", "effect": 1},
+                {"t": 30, "client": "a", "what": "begin", "effect": 2},
+                {"t": 40, "client": "", "what": "resumed"}]
+        ops = [(18, "drop", "base/5/1"), (24, "drop", "base/5/2"), (35, "drop", "base/5/3"),
+               (45, "drop", "base/5/4")]
+
+        def allowed(moment, acks=acks):
+            return [path for path in oracle.orphans_allowed(acks, moment, ops) if path != "base/5"]
+
+        self.assertEqual(allowed(5), [])
+        self.assertEqual(allowed(15), ["base/5/1", "base/5/2"])
+        self.assertEqual(allowed(22), ["base/5/2"])
+        self.assertEqual(allowed(26), [])
+        self.assertEqual(allowed(32), ["base/5/3"])
+        self.assertEqual(allowed(32, acks[:-1]), ["base/5/3", "base/5/4"])
+
 
 class LivesTest(unittest.TestCase):
     """A server that is killed under load, recovers, and goes on."""
