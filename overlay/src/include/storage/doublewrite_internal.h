@@ -331,9 +331,17 @@ extern PGDLLIMPORT char *DWPages;
 #define DWSlotInState(slot, s) \
 	(pg_atomic_read_u32(&(slot)->state) == (s))
 
-/* Pages for which it pays to begin a batch, and to wake the flusher */
+/*
+ * Pages for which it pays to begin a batch, and to wake the flusher.  With the
+ * log in use they share a sync, so the more the better.  Without, pages had
+ * better go home while they are in the processor's cache, and in short bursts.
+ * Whether it is in use is looked up without a lock, as this is but a hint.
+ */
+#define DW_UNLOGGED_BATCH_PAGES	64
+
 #define DWBatchThreshold() \
-	Min(DW_MAX_BATCH_PAGES, DWCtl->nslots / 4)
+	Min(DWCtl->armed ? DW_MAX_BATCH_PAGES : DW_UNLOGGED_BATCH_PAGES, \
+		DWCtl->nslots / 4)
 
 #define DWCount(field, n) \
 	pg_atomic_fetch_add_u64(&DWCtl->stats.field, (n))

@@ -512,12 +512,15 @@ dw_make_room(void)
 
 /*
  * Flush a batch if there is enough for one.  For processes that stage many
- * pages and can carry them home themselves.
+ * pages and can carry them home themselves.  Pages may come in order, so there
+ * shall be enough for the largest write.
  */
 void
 DoubleWriteFlushIfBatchReady(void)
 {
-	if (dw_staged_count() >= Min(DW_MAX_BATCH_PAGES, DWCtl->nslots / 2))
+	int			wanted = Max(DWBatchThreshold(), io_combine_limit);
+
+	if (dw_staged_count() >= Min(wanted, DWCtl->nslots / 2))
 		dw_flush_batch(false);
 }
 
