@@ -92,7 +92,8 @@ refused("SET $SETTING = off", $only, 'off');
 refused("ALTER ROLE CURRENT_USER SET $SETTING = off", $only, 'off for a role');
 {
 	local $ENV{PGOPTIONS} = "-c $SETTING=off";
-	refused('SELECT 1', $only, 'off at connection');
+	$node->connect_fails('dbname=postgres', 'off at connection',
+		expected_stderr => $only);
 }
 {
 	local $ENV{PGOPTIONS} = "-c $SETTING=full_pages";
