@@ -52,7 +52,8 @@ def _parser():
                      help="only these: `dev` (tooling), `crash` (power cuts) or suites of the build")
     sub = command("suites", _suites, "run the upstream suites and print a table")
     sub.add_argument("--mode", choices=suites.MODES, help="only this mode (default: each)")
-    sub.add_argument("--no-pipeline", action="store_true", help="with wal_pipeline = off")
+    sub.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings",
+                     help="a setting for the clusters that the tests create")
     sub.add_argument("--build", choices=build.tested_kinds(), default="test",
                      help="of this build (default: test)")
     sub.add_argument("names", nargs="*", metavar="NAME",
@@ -235,7 +236,7 @@ def _suites(paths, args):
             note(f"{name} is excluded in {mode}: {excluded[name, mode]}")
         chosen = [name for name in names if (name, mode) not in excluded]
         results += suites.run_tests(paths, args.build, chosen, mode,
-                                    settings=["wal_pipeline=off"] if args.no_pipeline else [])
+                                    settings=args.settings)
     return _conclude(results)
 
 
