@@ -154,6 +154,21 @@ is( $small->safe_psql(
 	'0',
 	'... and it says what would do');
 
+# The automatic size of the log follows max_wal_size.
+foreach my $case ([ '1GB', '512 MB' ], [ '6GB', '3072 MB' ], [ '1TB', '4096 MB' ])
+{
+	my ($wal, $log) = @$case;
+
+	$small->append_conf('postgresql.conf',
+		"double_write_buffer_size = -1\nmax_wal_size = $wal");
+	$small->reload;
+	$small->poll_query_until('postgres', "SHOW max_wal_size", $wal)
+	  or die "max_wal_size has not changed";
+	is( $small->safe_psql(
+			'postgres', 'SELECT pg_size_pretty(limit_bytes) FROM pg_double_write_log'),
+		$log, "log of up to $log if max_wal_size = $wal");
+}
+
 # Without a place for the ledger a restore works all the same.
 $small->append_conf('postgresql.conf', 'double_write_buffer_size = 1GB');
 $small->reload;

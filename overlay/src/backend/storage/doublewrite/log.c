@@ -112,21 +112,35 @@ dw_log_check_dir(int elevel)
 }
 
 /*
- * Bound of the log in segments.  Automatic: as large as shared buffers, since
- * that much can be dirty at once, but between 512 MB and 1 GB.  With less, small
- * shared buffers would have short epochs, in which few pages are evicted twice;
- * beyond it fewer sync cycles save nothing measurable.
+ * Automatic bound of the log in bytes: as large as shared buffers, since that
+ * much can be dirty at once, but between 512 MB and 1 GB.  With less, small
+ * shared buffers would have short epochs, in which few pages are evicted twice.
+ *
+ * But half of max_wal_size up to 4 GB, if that is more.  Whoever has checkpoints
+ * that rare would have one image of each page in WAL between two of them; so
+ * that there is but one copy, too, an epoch shall last as long.  More would make
+ * restore long, and the table of copies large.
+ */
+static int64
+dw_automatic_bound(void)
+{
+	int64		by_buffers = (int64) NBuffers * BLCKSZ;
+	int64		by_wal = (int64) max_wal_size_mb * 1024 * 1024 / 2;
+
+	by_buffers = Min(Max(by_buffers, INT64CONST(512) << 20), INT64CONST(1) << 30);
+	return Max(by_buffers, Min(by_wal, INT64CONST(4) << 30));
+}
+
+/*
+ * Bound of the log in segments.
  */
 int
 dw_log_bound_segments(void)
 {
-	int64		bytes;
+	int64		bytes = dw_automatic_bound();
 
 	if (double_write_buffer_size > 0)
 		bytes = (int64) double_write_buffer_size * 1024 * 1024;
-	else
-		bytes = Min(Max((int64) NBuffers * BLCKSZ, INT64CONST(512) << 20),
-					INT64CONST(1) << 30);
 	return Min(Max(bytes / DW_SEGMENT_SIZE, DW_MIN_SEGMENTS),
 			   DW_MAX_SEGMENTS - 1);
 }
