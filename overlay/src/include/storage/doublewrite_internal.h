@@ -370,7 +370,7 @@ extern void dw_request_upkeep(void);
 extern void dw_log_path(char *path, uint64 segno);
 extern bool dw_log_check_dir(int elevel);
 extern bool dw_log_write_batch(const int *slots, int nslots, bool beyond_bound);
-extern void dw_prepare_segments(void);
+extern bool dw_prepare_segment(void);
 extern void dw_log_set_low_water(uint64 mark);
 extern void dw_log_empty(void);
 extern void dw_remove_log(void);

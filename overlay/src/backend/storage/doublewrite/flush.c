@@ -899,14 +899,17 @@ dw_request_upkeep(void)
  * Called by the checkpointer before it sleeps, and after each page that a
  * checkpoint has written: do what flushers have asked for.
  *
- * During a checkpoint, sync cycles get no more than half of the time.  With
- * more, pages that keep the log full could keep the checkpoint from ending.
+ * One segment at a time, so that the checkpointer can attend to other things
+ * between two of them.  During a checkpoint, all this gets no more than half of
+ * the time.  With more, pages that keep the log full could keep the checkpoint
+ * from ending.
  */
 void
 DoubleWriteUpkeep(bool in_checkpoint)
 {
 	static TimestampTz not_before = 0;
 	TimestampTz start;
+	TimestampTz end;
 	uint64		cycles_seen;
 	bool		needed;
 
@@ -919,7 +922,8 @@ DoubleWriteUpkeep(bool in_checkpoint)
 	/* a full barrier: what is asked for after our look counts as new */
 	pg_atomic_exchange_u32(&DWCtl->upkeep_requested, 0);
 
-	dw_prepare_segments();
+	if (dw_prepare_segment())
+		dw_request_upkeep();
 
 	LWLockAcquire(DoubleWriteFlushLock, LW_SHARED);
 	needed = dw_cycle_needed();
@@ -927,11 +931,8 @@ DoubleWriteUpkeep(bool in_checkpoint)
 	LWLockRelease(DoubleWriteFlushLock);
 
 	if (needed)
-	{
-		TimestampTz end;
-
 		dw_sync_cycle(cycles_seen);
-		end = GetCurrentTimestamp();
-		not_before = end + (end - start);
-	}
+
+	end = GetCurrentTimestamp();
+	not_before = end + (end - start);
 }

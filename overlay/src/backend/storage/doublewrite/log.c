@@ -286,8 +286,19 @@ dw_create_segment(void)
 	return true;
 }
 
-/* How many segments a growing log has ready behind the one being written */
-#define DW_SEGMENTS_AHEAD		2
+/*
+ * How many segments the log shall have ready behind the one being written: a
+ * quarter of its bound, but between 2 and 32 (128 MB).
+ *
+ * A first SELECT after a load, say, sets hint bits faster than anybody can
+ * create segments for its pages, so they must be there before.  A burst that
+ * is larger than that lasts long enough to be waited for.
+ */
+static int
+dw_segments_ahead(void)
+{
+	return Min(Max(dw_log_bound_segments() / 4, 2), 32);
+}
 
 static bool
 dw_segments_below_bound(void)
@@ -299,51 +310,48 @@ static bool
 dw_segment_wanted(void)
 {
 	return DWCtl->log_open && dw_segments_below_bound() &&
-		DWCtl->last_segno - DWCtl->segno < DW_SEGMENTS_AHEAD;
+		DWCtl->last_segno - DWCtl->segno < dw_segments_ahead();
 }
 
 /*
- * Create segments ahead of the flusher, which would otherwise do it with home
- * writes held up.  The flush lock is held for naming them only.
+ * Create a segment ahead of the flusher, which would otherwise do it with home
+ * writes held up.  The flush lock is held for naming it only.
  *
- * If there is no space, or something fails, we let it be: the flusher will
- * say so when it needs the segment.
+ * Returns whether another one is wanted.  If there is no space, or something
+ * fails, we let it be: the flusher will say so when it needs the segment.
  */
-void
-dw_prepare_segments(void)
+bool
+dw_prepare_segment(void)
 {
-	for (;;)
+	char		newpath[MAXPGPATH];
+	char		path[MAXPGPATH];
+	bool		wanted;
+
+	LWLockAcquire(DoubleWriteFlushLock, LW_SHARED);
+	wanted = dw_segment_wanted();
+	LWLockRelease(DoubleWriteFlushLock);
+	if (!wanted)
+		return false;
+
+	dw_new_path(newpath);
+	if (!dw_fill_segment(newpath, DEBUG1))
+		return false;
+
+	/* the flusher may have created one itself, or closed the log */
+	LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
+	wanted = DWCtl->log_open && dw_segments_below_bound();
+	dw_log_path(path, DWCtl->last_segno + 1);
+	if (wanted)
+		wanted = durable_rename(newpath, path, LOG) == 0;
+	if (wanted)
 	{
-		char		newpath[MAXPGPATH];
-		char		path[MAXPGPATH];
-		bool		wanted;
-
-		LWLockAcquire(DoubleWriteFlushLock, LW_SHARED);
+		DWCtl->last_segno++;
 		wanted = dw_segment_wanted();
-		LWLockRelease(DoubleWriteFlushLock);
-		if (!wanted)
-			return;
-
-		dw_new_path(newpath);
-		if (!dw_fill_segment(newpath, DEBUG1))
-			return;
-
-		/* the flusher may have created one itself, or closed the log */
-		LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
-		wanted = DWCtl->log_open && dw_segments_below_bound();
-		dw_log_path(path, DWCtl->last_segno + 1);
-		if (wanted)
-			wanted = durable_rename(newpath, path, LOG) == 0;
-		if (wanted)
-			DWCtl->last_segno++;
-		else
-			unlink(newpath);
-		LWLockRelease(DoubleWriteFlushLock);
-
-		/* don't try again at once what has just failed */
-		if (!wanted)
-			return;
 	}
+	else
+		unlink(newpath);
+	LWLockRelease(DoubleWriteFlushLock);
+	return wanted;
 }
 
 /* A file in the directory of the log, in which nothing is live */
@@ -960,6 +968,8 @@ dw_log_open(void)
 	DWCtl->blockno = 0;
 	DWCtl->seg_first_batch[DWCtl->segno % DW_MAX_SEGMENTS] = DWCtl->next_batchno;
 	DWCtl->log_open = true;
+	if (dw_segment_wanted())
+		dw_request_upkeep();
 }
 
 /*

@@ -135,11 +135,13 @@ sub wait_for_history
 
 $node->append_conf('postgresql.conf',
 	"shared_buffers = 1MB\nbgwriter_delay = 200ms\nbgwriter_lru_maxpages = 100\n"
-	  . "double_write_buffer_size = 1GB");
+	  . "double_write_buffer_size = 16MB");
 $node->restart;
 my $offset = -s $node->logfile;
 $node->safe_psql('postgres',
 	q{SELECT dw_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000)});
+$node->append_conf('postgresql.conf', 'double_write_buffer_size = 1GB');
+$node->reload;
 dw_workload_start($node);
 $node->wait_for_log(
 	qr/could not extend the double-write log: No space left on device/,

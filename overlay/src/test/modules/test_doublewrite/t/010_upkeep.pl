@@ -76,14 +76,19 @@ sub fill_log
 	return;
 }
 
-# Wait until the checkpointer has made all segments that are wanted just now.
+# Wait until the checkpointer has made all segments that are wanted just now: a
+# quarter of the bound of 16.
 sub wait_for_segments
 {
-	$node->poll_query_until('postgres',
-		q{SELECT last_segno - segno >= 2 AND NOT EXISTS
+	my ($state) = @_;
+
+	ok( $node->poll_query_until(
+			'postgres',
+			q{SELECT (last_segno - segno >= 4 OR last_segno + 1 - first_segno >= 16)
+			AND NOT EXISTS
 			(SELECT FROM pg_ls_dir('pg_doublewrite') f WHERE f LIKE 'new%')
-			FROM dw_state()})
-	  or die 'timed out waiting for segments';
+			FROM dw_state()}),
+		"segments are ready: $state");
 	return;
 }
 
@@ -107,12 +112,13 @@ double_write_buffer_size = 64MB
 bgwriter_lru_maxpages = 0
 });
 $node->start;
+wait_for_segments('before anything is logged');
 $node->safe_psql('postgres',
 	'CREATE TABLE t (id int, v int, filler text STORAGE PLAIN);'
 	  . "INSERT INTO t SELECT i, 0, repeat('x', 6000) FROM generate_series(1, 240) i;"
 	  . 'VACUUM FREEZE t; CHECKPOINT');
 fill_log();
-wait_for_segments();
+wait_for_segments('while the log grows');
 my @before = segments();
 cmp_ok(scalar(@before), '>=', 3, 'several segments are in use');
 my $inodes = inodes(@before);
@@ -138,7 +144,7 @@ table_ok('crash after a start with spare files');
 
 # after a crash, segments are reused as well, once two new ones are in use
 fill_log();
-wait_for_segments();
+wait_for_segments('after a crash');
 my %known = map { $_ => 1 } split(/ /, inodes(segments()));
 $node->stop('immediate');
 dw_start_after_crash($node);
@@ -152,7 +158,7 @@ table_ok('crash');
 foreach my $nth (1 .. 3)
 {
 	fill_log();
-	wait_for_segments();
+	wait_for_segments('before a shutdown');
 	%known = map { $_ => 1 } split(/ /, inodes(segments()));
 	$offset = -s $node->logfile;
 	$node->safe_psql('postgres',
