@@ -63,7 +63,7 @@ extern void DoubleWriteForgetTruncated(struct SMgrRelationData **rels,
 									   int nrels);
 extern void DoubleWriteFlushIfBatchReady(void);
 extern int	DoubleWriteBgWriterSleep(long timeout, uint32 wait_event_info);
-extern void DoubleWriteUpkeep(bool in_checkpoint);
+extern void DoubleWriteUpkeep(bool busy);
 
 /* remove.c: pages of dropped and truncated files */
 extern void DoubleWriteBeginRemoval(void);

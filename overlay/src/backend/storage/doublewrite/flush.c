@@ -896,33 +896,36 @@ dw_request_upkeep(void)
 }
 
 /*
- * Called by the checkpointer before it sleeps, and after each page that a
+ * Called by the checkpointer when it has time, and after each page that a
  * checkpoint has written: do what flushers have asked for.
  *
  * One segment at a time, so that the checkpointer can attend to other things
- * between two of them.  During a checkpoint, all this gets no more than half of
- * the time.  With more, pages that keep the log full could keep the checkpoint
- * from ending.
+ * between two of them.  A checkpoint creates none unless it is ahead of its
+ * schedule: it would take longer, and flushers can help themselves.  Sync
+ * cycles get no more than half of its time, or pages that keep the log full
+ * could keep the checkpoint from ending.
  */
 void
-DoubleWriteUpkeep(bool in_checkpoint)
+DoubleWriteUpkeep(bool busy)
 {
 	static TimestampTz not_before = 0;
+	static bool segments_postponed = false;
 	TimestampTz start;
-	TimestampTz end;
 	uint64		cycles_seen;
 	bool		needed;
 
-	if (pg_atomic_read_u32(&DWCtl->upkeep_requested) == 0)
+	if (pg_atomic_read_u32(&DWCtl->upkeep_requested) == 0 &&
+		(busy || !segments_postponed))
 		return;
 	start = GetCurrentTimestamp();
-	if (in_checkpoint && start < not_before)
+	if (busy && start < not_before)
 		return;
 
 	/* a full barrier: what is asked for after our look counts as new */
 	pg_atomic_exchange_u32(&DWCtl->upkeep_requested, 0);
 
-	if (dw_prepare_segment())
+	segments_postponed = busy;
+	if (!busy && dw_prepare_segment())
 		dw_request_upkeep();
 
 	LWLockAcquire(DoubleWriteFlushLock, LW_SHARED);
@@ -931,8 +934,11 @@ DoubleWriteUpkeep(bool in_checkpoint)
 	LWLockRelease(DoubleWriteFlushLock);
 
 	if (needed)
-		dw_sync_cycle(cycles_seen);
+	{
+		TimestampTz end;
 
-	end = GetCurrentTimestamp();
-	not_before = end + (end - start);
+		dw_sync_cycle(cycles_seen);
+		end = GetCurrentTimestamp();
+		not_before = end + (end - start);
+	}
 }

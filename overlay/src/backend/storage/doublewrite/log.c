@@ -212,12 +212,41 @@ dw_new_path(char *path)
 }
 
 /*
- * Make a file full of zeroes, durable but for its name.  Returns false, with
+ * Have space for a segment reserved, without writing to it.  Returns -1 and
+ * sets errno on failure.
+ */
+static int
+dw_reserve_space(int fd)
+{
+#ifdef HAVE_POSIX_FALLOCATE
+	int			rc;
+
+	do
+	{
+		rc = posix_fallocate(fd, 0, DW_SEGMENT_SIZE);
+	} while (rc == EINTR);
+	if (rc == 0)
+		return 0;
+	if (rc != EINVAL && rc != EOPNOTSUPP)
+	{
+		errno = rc;
+		return -1;
+	}
+#endif
+	return pg_pwrite_zeros(fd, DW_SEGMENT_SIZE, 0) < 0 ? -1 : 0;
+}
+
+/*
+ * Make a file for a segment, durable but for its name.  Returns false, with
  * errno set, if there is no space for it.  Any other failure is reported at
  * elevel.
+ *
+ * Who has the time fills it with zeroes, since a sync of blocks that have been
+ * written before need not wait for the file system's own journal.  In a hurry
+ * that would cost more than it saves.
  */
 static bool
-dw_fill_segment(const char *path, int elevel)
+dw_make_segment(const char *path, bool hurry, int elevel)
 {
 	int			fd;
 	ssize_t		rc;
@@ -236,7 +265,7 @@ dw_fill_segment(const char *path, int elevel)
 	}
 
 	pgstat_report_wait_start(WAIT_EVENT_DOUBLE_WRITE_INIT);
-	rc = pg_pwrite_zeros(fd, DW_SEGMENT_SIZE, 0);
+	rc = hurry ? dw_reserve_space(fd) : pg_pwrite_zeros(fd, DW_SEGMENT_SIZE, 0);
 	save_errno = errno;
 	INJECTION_POINT("doublewrite-create-segment", &injected);
 	if (injected != 0)
@@ -276,7 +305,7 @@ dw_create_segment(void)
 	char		path[MAXPGPATH];
 
 	dw_new_path(newpath);
-	if (!dw_fill_segment(newpath, ERROR))
+	if (!dw_make_segment(newpath, true, ERROR))
 		return false;
 
 	/* The name must be durable before a batch in the segment counts. (R3) */
@@ -334,7 +363,7 @@ dw_prepare_segment(void)
 		return false;
 
 	dw_new_path(newpath);
-	if (!dw_fill_segment(newpath, DEBUG1))
+	if (!dw_make_segment(newpath, false, DEBUG1))
 		return false;
 
 	/* the flusher may have created one itself, or closed the log */
