@@ -212,31 +212,6 @@ dw_new_path(char *path)
 }
 
 /*
- * Have space for a segment reserved, without writing to it.  Returns -1 and
- * sets errno on failure.
- */
-static int
-dw_reserve_space(int fd)
-{
-#ifdef HAVE_POSIX_FALLOCATE
-	int			rc;
-
-	do
-	{
-		rc = posix_fallocate(fd, 0, DW_SEGMENT_SIZE);
-	} while (rc == EINTR);
-	if (rc == 0)
-		return 0;
-	if (rc != EINVAL && rc != EOPNOTSUPP)
-	{
-		errno = rc;
-		return -1;
-	}
-#endif
-	return pg_pwrite_zeros(fd, DW_SEGMENT_SIZE, 0) < 0 ? -1 : 0;
-}
-
-/*
  * Make a file for a segment, durable but for its name.  Returns false, with
  * errno set, if there is no space for it.  Any other failure is reported at
  * elevel.
@@ -248,14 +223,14 @@ dw_reserve_space(int fd)
 static bool
 dw_make_segment(const char *path, bool hurry, int elevel)
 {
-	int			fd;
-	ssize_t		rc;
+	File		file;
+	int			rc;
 	int			save_errno;
 	int			injected = 0;
 
 	unlink(path);
-	fd = OpenTransientFile(path, O_RDWR | O_CREAT | O_EXCL | PG_BINARY);
-	if (fd < 0)
+	file = PathNameOpenFile(path, O_RDWR | O_CREAT | O_EXCL | PG_BINARY);
+	if (file < 0)
 	{
 		if (errno != ENOSPC)
 			ereport(elevel,
@@ -264,8 +239,10 @@ dw_make_segment(const char *path, bool hurry, int elevel)
 		return false;
 	}
 
-	pgstat_report_wait_start(WAIT_EVENT_DOUBLE_WRITE_INIT);
-	rc = hurry ? dw_reserve_space(fd) : pg_pwrite_zeros(fd, DW_SEGMENT_SIZE, 0);
+	if (hurry)
+		rc = FileFallocate(file, 0, DW_SEGMENT_SIZE, WAIT_EVENT_DOUBLE_WRITE_INIT);
+	else
+		rc = FileZero(file, 0, DW_SEGMENT_SIZE, WAIT_EVENT_DOUBLE_WRITE_INIT);
 	save_errno = errno;
 	INJECTION_POINT("doublewrite-create-segment", &injected);
 	if (injected != 0)
@@ -273,14 +250,13 @@ dw_make_segment(const char *path, bool hurry, int elevel)
 		rc = -1;
 		save_errno = injected;
 	}
-	if (rc >= 0 && enableFsync && pg_fsync(fd) != 0)
+	if (rc >= 0 && FileSync(file, WAIT_EVENT_DOUBLE_WRITE_INIT) != 0)
 	{
 		rc = -1;
 		save_errno = errno;
 	}
-	pgstat_report_wait_end();
 
-	CloseTransientFile(fd);
+	FileClose(file);
 	if (rc < 0)
 	{
 		unlink(path);

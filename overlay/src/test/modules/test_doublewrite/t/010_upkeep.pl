@@ -358,6 +358,34 @@ is( $node->safe_psql('postgres',
 	),
 	1,
 	'... which goes on');
+
+# it is ahead of its schedule, so it creates segments, too
+sub set_bound
+{
+	my ($megabytes) = @_;
+
+	$node->append_conf('postgresql.conf',
+		"double_write_buffer_size = ${megabytes}MB");
+	$node->reload;
+	return;
+}
+
+set_bound(128);
+my $segno = stat_of('segno');
+for (1 .. 50)
+{
+	last if stat_of("segno > $segno") eq 't';
+	one_batch();
+}
+ok( $node->poll_query_until('postgres',
+		'SELECT last_segno - segno >= 8 FROM dw_state()'),
+	'segments are created during a checkpoint that has time');
+is( $node->safe_psql('postgres',
+		"SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_backup_start%' AND state = 'active'"
+	),
+	1,
+	'... which still goes on');
+set_bound(32);
 $node->safe_psql('postgres', 'CHECKPOINT');
 $backup->quit;
 
