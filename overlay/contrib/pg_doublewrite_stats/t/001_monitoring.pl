@@ -11,6 +11,7 @@ use warnings FATAL => 'all';
 use JSON::PP;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
+use PostgreSQL::Test::Watchdog;
 use Test::More;
 
 sub new_node

@@ -9,6 +9,7 @@ use warnings FATAL => 'all';
 use JSON::PP;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
+use PostgreSQL::Test::Watchdog;
 use Test::More;
 
 program_help_ok('pg_doublewrite');

@@ -10,6 +10,7 @@ use warnings FATAL => 'all';
 use JSON::PP;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
+use PostgreSQL::Test::Watchdog;
 use Test::More;
 
 my $node = PostgreSQL::Test::Cluster->new('main');

@@ -10,6 +10,7 @@ use warnings FATAL => 'all';
 use Data::Dumper;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
+use PostgreSQL::Test::Watchdog;
 use Test::More;
 
 if (!defined($ENV{with_readline}) || $ENV{with_readline} ne 'yes')

@@ -32,7 +32,7 @@ AS 'MODULE_PATHNAME' LANGUAGE C;
 
 -- driving the engine
 
-CREATE FUNCTION dw_drain()
+CREATE FUNCTION dw_drain(patient bool DEFAULT true)
 RETURNS void STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
 

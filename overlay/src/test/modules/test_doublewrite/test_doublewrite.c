@@ -35,17 +35,20 @@
 #include "storage/lwlock.h"
 #include "storage/proc.h"
 #include "storage/shmem.h"
+#include "utils/backend_status.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
 #include "utils/injection_point.h"
 #include "utils/pg_lsn.h"
 #include "utils/rel.h"
+#include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
 PG_MODULE_MAGIC;
 
 #define TDW_MAX_POINTS		16
 #define TDW_NAME_LEN		64
+#define TDW_LOCK_SECONDS	60
 
 typedef enum TdwAction
 {
@@ -482,14 +485,96 @@ dw_clear(PG_FUNCTION_ARGS)
 }
 
 /* ---------------------------------------------------------------------
+ * Locks of the engine
+ *
+ * A test that holds a process at an injection point, with a lock held, must not
+ * wait for that lock itself: waits for LWLocks cannot be interrupted, and it
+ * would hang for ever.
+ * ---------------------------------------------------------------------
+ */
+
+/* What all processes of the server wait for, as text */
+static char *
+tdw_waits(void)
+{
+	StringInfoData buf;
+
+	initStringInfo(&buf);
+	for (uint32 i = 0; i < ProcGlobal->allProcCount; i++)
+	{
+		PGPROC	   *proc = &ProcGlobal->allProcs[i];
+		uint32		info = proc->wait_event_info;
+		PgBackendStatus *status;
+
+		if (proc->pid == 0 || proc == MyProc || info == 0)
+			continue;
+		status = pgstat_get_beentry_by_proc_number(i);
+		appendStringInfo(&buf, "%s%d (%s) waits at %s \"%s\"",
+						 buf.len > 0 ? "; " : "", proc->pid,
+						 status ? GetBackendTypeDesc(status->st_backendType) : "?",
+						 pgstat_get_wait_event_type(info),
+						 pgstat_get_wait_event(info));
+	}
+	return buf.data;
+}
+
+/*
+ * Take a lock of the engine, but give up if those who have it do nothing for a
+ * minute.  As long as batches or cycles come to an end, we just have to queue.
+ */
+static void
+tdw_lock(LWLock *lock, LWLockMode mode, const char *name)
+{
+	TimestampTz started = GetCurrentTimestamp();
+	uint64		batchno = DWCtl->next_batchno;
+	uint64		cycles = DWCtl->cycles_done;
+	uint32		event = 0;
+
+	while (!LWLockConditionalAcquire(lock, mode))
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (DWCtl->next_batchno != batchno || DWCtl->cycles_done != cycles)
+		{
+			LWLockAcquire(lock, mode);
+			return;
+		}
+		if (TimestampDifferenceExceeds(started, GetCurrentTimestamp(),
+									   TDW_LOCK_SECONDS * 1000))
+			elog(ERROR, "test_doublewrite: no %s lock for %d seconds: %s",
+				 name, TDW_LOCK_SECONDS, tdw_waits());
+		if (event == 0)
+			event = WaitEventExtensionNew(name);
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 10, event);
+		ResetLatch(MyLatch);
+	}
+}
+
+/*
+ * Before a function of the engine is called that takes the lock itself.
+ */
+static void
+tdw_wait_for_lock(LWLock *lock, const char *name)
+{
+	tdw_lock(lock, LW_EXCLUSIVE, name);
+	LWLockRelease(lock);
+}
+
+/* ---------------------------------------------------------------------
  * SQL functions: driving the engine
  * ---------------------------------------------------------------------
  */
 
+/*
+ * If patient is false, do not wait for the lock beforehand: for tests of a
+ * drain that has to wait after it has begun.
+ */
 PG_FUNCTION_INFO_V1(dw_drain);
 Datum
 dw_drain(PG_FUNCTION_ARGS)
 {
+	if (PG_GETARG_BOOL(0))
+		tdw_wait_for_lock(DoubleWriteFlushLock, "DoubleWriteFlush");
 	DoubleWriteDrain();
 	PG_RETURN_VOID();
 }
@@ -500,6 +585,7 @@ PG_FUNCTION_INFO_V1(dw_sync_cycle_sql);
 Datum
 dw_flush_batch_sql(PG_FUNCTION_ARGS)
 {
+	tdw_wait_for_lock(DoubleWriteFlushLock, "DoubleWriteFlush");
 	PG_RETURN_BOOL(dw_flush_batch(PG_GETARG_BOOL(0)));
 }
 
@@ -508,7 +594,8 @@ dw_sync_cycle_sql(PG_FUNCTION_ARGS)
 {
 	uint64		cycles_seen;
 
-	LWLockAcquire(DoubleWriteFlushLock, LW_SHARED);
+	tdw_wait_for_lock(DoubleWriteSyncLock, "DoubleWriteSync");
+	tdw_lock(DoubleWriteFlushLock, LW_SHARED, "DoubleWriteFlush");
 	cycles_seen = DWCtl->cycles_done;
 	LWLockRelease(DoubleWriteFlushLock);
 	dw_sync_cycle(cycles_seen);
@@ -586,7 +673,7 @@ dw_state(PG_FUNCTION_ARGS)
 	Datum		values[16];
 	int			n = 0;
 
-	LWLockAcquire(DoubleWriteFlushLock, LW_SHARED);
+	tdw_lock(DoubleWriteFlushLock, LW_SHARED, "DoubleWriteFlush");
 	SpinLockAcquire(&DWCtl->mutex);
 	values[n++] = BoolGetDatum(DWCtl->started);
 	values[n++] = BoolGetDatum(DWCtl->armed);

@@ -13,6 +13,7 @@ use lib $FindBin::RealBin;
 use DoubleWrite;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
+use PostgreSQL::Test::Watchdog seconds => 900;
 use Test::More;
 
 dw_require_injection_points();

@@ -212,7 +212,7 @@ max_wal_senders = 0
 	$flusher->query_until(qr/started/, "\\echo started\nSELECT dw_flush_batch();\n");
 	dw_wait_until_held($node);
 	my $drain = $node->background_psql('postgres', on_error_stop => 0);
-	$drain->query_until(qr/started/, "\\echo started\nSELECT dw_drain();\n");
+	$drain->query_until(qr/started/, "\\echo started\nSELECT dw_drain(patient => false);\n");
 	$node->poll_query_until('postgres',
 		"SELECT count(*) = 1 FROM pg_stat_activity WHERE query LIKE '%dw_drain%' AND wait_event = 'DoubleWriteFlush'"
 	) or die 'nobody drains';

@@ -9,6 +9,7 @@ use warnings FATAL => 'all';
 
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
+use PostgreSQL::Test::Watchdog;
 use Test::More;
 
 my $DIR = 'pg_doublewrite';

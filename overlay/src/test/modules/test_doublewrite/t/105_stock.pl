@@ -14,6 +14,7 @@ use File::Basename;
 use File::Copy;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
+use PostgreSQL::Test::Watchdog;
 use Test::More;
 
 my $stock_bin = $ENV{PGDW_STOCK_BINDIR};

@@ -45,6 +45,7 @@ use Exporter 'import';
 use IPC::Run;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
+use PostgreSQL::Test::Watchdog;
 use Test::More;
 use Time::HiRes qw(usleep);
 
@@ -1306,12 +1307,16 @@ that this one is large.
 sub dw_hold_torn
 {
 	my ($node, $change) = @_;
+	my $point = 'doublewrite-home-written';
 	my @torn;
 
-	dw_hold_flusher($node, 'doublewrite-home-written');
-
-	# pages with a copy in the log would be in no batch
-	$node->safe_psql('postgres', 'SELECT dw_sync_cycle()');
+	# Pages with a copy in the log would be in no batch.  From the moment when
+	# the point is attached, somebody may wait there with the flush lock: nothing
+	# below may take it.
+	$node->safe_psql('postgres',
+		"SELECT dw_drain(); SELECT dw_sync_cycle(); SELECT injection_points_attach('$point', 'wait')"
+	);
+	$node->{dw_held} = $point;
 	$change->();
 	dw_wait_until_held($node);
 	$node->safe_psql(

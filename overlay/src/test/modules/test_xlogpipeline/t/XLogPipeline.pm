@@ -19,6 +19,7 @@ use Exporter 'import';
 use File::Find;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
+use PostgreSQL::Test::Watchdog;
 use Test::More;
 
 our @EXPORT = qw(
