@@ -5,6 +5,7 @@ import functools
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from bench import cli as bench
@@ -193,12 +194,23 @@ def _check(paths, args):
     return 1 if result.failed else 0
 
 
+def _alone(handler):
+    """Make a handler wait for other runs of tests in the same build root."""
+    @functools.wraps(handler)
+    def wait_and_handle(paths, args):
+        with suites.alone(paths):
+            return handler(paths, args)
+    return wait_and_handle
+
+
+@_alone
 def _test(paths, args):
     results = []
+    deadline = time.monotonic() + suites.OVERALL_SECONDS * suites.SLOWNESS
     upstream = _obtain(paths)
     if not args.suite or "dev" in args.suite:
         results.append(check.report(check.run_all(paths, upstream)))
-        results.append(suites.run_selftests(paths))
+        results.append(suites.run_selftests(paths, deadline))
     wanted = [name for name in args.suite if name not in ("dev", "crash")]
     if wanted or not args.suite:
         _build_kind(paths, "test")
@@ -212,18 +224,20 @@ def _test(paths, args):
         places = {"PGDW_STOCK_BINDIR": str(_build_kind(paths, "stock")),
                   "PGDW_MONITORING_DIR": str(paths.repo / "packaging" / "monitoring")}
         results += suites.run_tests(paths, "test", list(dict.fromkeys(names)),
-                                    suites.MODES[0], places)
+                                    suites.MODES[0], places, deadline=deadline)
     if not args.suite or "crash" in args.suite:
         _build_kind(paths, "test")
-        results += [crash.run_selftests(paths), crash.run_ci(paths)]
+        results += [crash.run_selftests(paths, deadline), crash.run_ci(paths, deadline)]
     return _conclude(results)
 
 
+@_alone
 def _crash(paths, args):
     _build_kind(paths, "test")
     return crash.call(paths, args.arguments or ["run"])
 
 
+@_alone
 def _suites(paths, args):
     _build_kind(paths, args.build)
     tests = suites.all_tests(paths, args.build)

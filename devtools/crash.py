@@ -2,10 +2,8 @@
 
 import json
 import os
-import re
 import shutil
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 from . import build, deps, suites
@@ -18,8 +16,11 @@ PACKAGES = ("e2fsprogs", "fuse3", "libfuse3-dev", "make", "python3-jinja2",
 CI_ARGUMENTS = ("run", "--states", "204", "--recordings", "4")
 
 
-def call(paths, arguments):
-    """Run the explorer with these arguments; returns its exit status."""
+def call(paths, arguments, deadline=None):
+    """Run the explorer with these arguments; returns its exit status.
+
+    At the deadline it is ended, and the result is None.
+    """
     deps.ensure(paths, PACKAGES)
     _require_fuse()
     scratch = paths.root / "crash"
@@ -29,15 +30,16 @@ def call(paths, arguments):
                "--source", paths.work, "--prefix", paths.prefix("test"),
                "--recorder", _recorder(paths), "--scratch", scratch, *arguments]
     say("exploring power cuts")
-    return subprocess.run([str(word) for word in command], stdin=subprocess.DEVNULL,
-                          env={**os.environ, "PYTHONPATH": str(paths.repo / "crash")}).returncode
+    return suites.run_until(deadline, command, stdout=None,
+                            env={**os.environ, "PYTHONPATH": str(paths.repo / "crash")})
 
 
-def run_ci(paths):
+def run_ci(paths, deadline=None):
     """Explore as continuous integration does; returns a Result that counts states."""
     output = paths.root / "crash-report"
     shutil.rmtree(output, ignore_errors=True)
-    status = call(paths, [*CI_ARGUMENTS, "--output", output])
+    started = time.monotonic()
+    status = call(paths, [*CI_ARGUMENTS, "--output", output], deadline)
     results = output / "results.json"
     data = json.loads(results.read_text()) if results.exists() else []
     passed = sum(len(r["states"]) - len(r["failures"]) for r in data if not r["control"])
@@ -46,34 +48,19 @@ def run_ci(paths):
     failed += sum(not r["failures"] for r in data if r["control"])
     say(f"the explorer's report is in {output}/report.html")
     return suites.Result("crash/explorer", suites.MODES[0], passed,
-                         max(failed, 1) if status else failed, 0, 0)
+                         failed if status == 0 else max(failed, 1), 0,
+                         time.monotonic() - started,
+                         hung="cut: no time was left" if status is None else "")
 
 
-def run_selftests(paths):
+def run_selftests(paths, deadline=None):
     """Run the explorer's own tests; returns a Result."""
     deps.ensure(paths, PACKAGES)
     say("running the tests of the explorer")
-    done = subprocess.run(
-        ["/usr/bin/python3", "-m", "unittest", "discover", "-s", paths.repo / "crash" / "tests"],
-        stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, stdout=sys.stderr, text=True,
-        env={**os.environ, "PYTHONPATH": str(paths.repo / "crash"), "PYTHONDONTWRITEBYTECODE": "1",
-             "PGCUT_RECORDER": str(_recorder(paths)),
-             "PGCUT_BINDIR": str(build.bindir(paths, "test"))})
-    sys.stderr.write(done.stderr)
-    run_, skipped, failed = _counts(done.stderr)
-    if done.returncode and not failed:
-        failed = 1
-    return suites.Result("crash/selftests", suites.NO_MODE, run_ - failed - skipped, failed,
-                         skipped, 0)
-
-
-def _counts(text):
-    """Return (run, skipped, failed) as unittest's last lines say them."""
-    last = text[-500:]
-    run_ = re.search(r"^Ran (\d+) test", last, re.MULTILINE)
-    kinds = dict(re.findall(r"(failures|errors|skipped)=(\d+)", last))
-    return (int(run_[1]) if run_ else 0, int(kinds.get("skipped", 0)),
-            int(kinds.get("failures", 0)) + int(kinds.get("errors", 0)))
+    return suites.run_python_tests(
+        "crash/selftests", "/usr/bin/python3", paths.repo / "crash" / "tests",
+        {"PYTHONPATH": str(paths.repo / "crash"), "PGCUT_RECORDER": str(_recorder(paths)),
+         "PGCUT_BINDIR": str(build.bindir(paths, "test"))}, deadline)
 
 
 def _recorder(paths):

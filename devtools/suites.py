@@ -4,18 +4,22 @@ A result is counted in individual tests: the points of the TAP protocol that
 every suite of PostgreSQL speaks.
 """
 
+import contextlib
+import fcntl
 import json
 import os
 import re
+import signal
+import subprocess
 import sys
+import tempfile
 import time
-import unittest
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import build
-from .base import DevError, clean_env, note, run, say, server_user
+from .base import DevError, clean_env, identity, note, say, server_user
 
 SETTING = "io_torn_pages_protection"
 MODES = ("double_writes", "full_pages")
@@ -28,17 +32,41 @@ CORE = ("regress", "isolation")
 UPSTREAM = (*CORE, "recovery", "subscription", "pg_basebackup", "pg_rewind", "pg_checksums",
             "pg_combinebackup", "amcheck", "pg_upgrade")
 
-# Slow machines: multiplies meson's limit of 1000 s a test, and replaces the
-# 180 s for which a TAP test waits for an event.
+# Our own tests watch themselves, and name their limits in their meson.build;
+# this multiplies all of these.
+SLOWNESS_VARIABLE = "PGDW_TEST_SLOWNESS"
+SLOWNESS = float(os.environ.get(SLOWNESS_VARIABLE) or 1)
+
+# Upstream's tests, on slow machines: multiplies meson's limit of 1000 s a test,
+# and replaces the 180 s for which a TAP test waits for an event.
 TIMEOUT_FACTOR = 5
 EVENT_TIMEOUT_SECONDS = 900
 
+# What a Python test may take.
+PYTHON_TEST_SECONDS = 600
+
+# What all of `./dev test` may take: continuous integration cuts it at 90 minutes,
+# without a report.
+OVERALL_SECONDS = 80 * 60
+
+# How long a program that we have asked to end may take for that.
+GRACE_SECONDS = 60
+
 TAIL_LINES = 40
+
+# What PostgreSQL::Test::Watchdog leaves beside the logs of a test that hung.
+HANG_REPORT = "hang_report"
+
+# What pytests.py prints before the name of each test.
+PYTHON_TEST_MARK = "# test "
 
 
 @dataclass(frozen=True)
 class Result:
-    """Outcome of one test program; `log` is a directory, `output` its TAP."""
+    """Outcome of one test program; `log` is a directory, `output` its TAP.
+
+    `hung` says how one ended that did not end by itself, else is empty.
+    """
 
     name: str
     mode: str
@@ -48,6 +76,7 @@ class Result:
     seconds: float
     log: Path = None
     output: str = ""
+    hung: str = ""
 
     @property
     def suite(self):
@@ -110,17 +139,17 @@ def read_exclusions(path, tests):
 def prepare(paths, kind):
     """Install the build where its tests expect it, and make their template."""
     say("installing for the tests")
-    done = _meson_test(paths, kind, "setup", ["--suite", "setup"], {})
-    if done.returncode != 0:
+    if _meson_test(paths, kind, "setup", ["--suite", "setup"], {}) != 0:
         raise DevError("preparing the tests failed",
                        f"see {paths.build(kind)}/meson-logs/dev-setup.txt")
 
 
-def run_tests(paths, kind, names, mode, environment=(), settings=()):
+def run_tests(paths, kind, names, mode, environment=(), settings=(), deadline=None):
     """Run tests by name in `mode`; returns their Results.  After prepare().
 
     `environment` adds variables to that of the tests, `settings` ("name=value")
-    settings to the clusters that they create.
+    settings to the clusters that they create.  Tests that have not ended at
+    `deadline` (of time.monotonic()) are ended.
     """
     if not names:
         return []
@@ -128,29 +157,87 @@ def run_tests(paths, kind, names, mode, environment=(), settings=()):
     if default == NO_MODE:
         note(f"this tree has no {SETTING}; tests run as they do upstream")
         mode = NO_MODE
-    say(f"running {len(names)} test programs, mode {mode}")
-    extra = {"PG_TEST_TIMEOUT_DEFAULT": str(EVENT_TIMEOUT_SECONDS), **dict(environment)}
+    extra = {"PG_TEST_TIMEOUT_DEFAULT": str(EVENT_TIMEOUT_SECONDS),
+             SLOWNESS_VARIABLE: f"{SLOWNESS:g}", **dict(environment)}
+    if "PGCTLTIMEOUT" in os.environ:
+        extra["PGCTLTIMEOUT"] = os.environ["PGCTLTIMEOUT"]
     if mode not in (default, NO_MODE):
         settings = [f"{SETTING}={mode}", *settings]
     if settings:
         # Makes each test run initdb anew instead of copying the template.
         extra["PG_TEST_INITDB_EXTRA_OPTS"] = " ".join(f"-c {item}" for item in settings)
-    _meson_test(paths, kind, "tests", names, extra)
+    ours = set(own_tests(paths, all_tests(paths, kind)))
+    results = []
+    for part, factor in (([name for name in names if name in ours], SLOWNESS),
+                         ([name for name in names if name not in ours], TIMEOUT_FACTOR)):
+        if part:
+            results += _run_part(paths, kind, part, mode, extra, factor, deadline)
+    return results
+
+
+def _run_part(paths, kind, names, mode, extra, factor, deadline):
+    """Run tests with their limits multiplied by `factor`; returns their Results."""
+    say(f"running {len(names)} test programs, mode {mode}")
+    in_time = _meson_test(paths, kind, "tests", names, extra, factor, deadline) is not None
     log = paths.build(kind) / "meson-logs" / "dev-tests.json"
     entries = map(json.loads, log.read_text().splitlines() if log.exists() else ())
     results = [_result(paths, kind, mode, entry) for entry in entries]
     lost = set(names) - {result.name for result in results}
-    return results + [Result(name, mode, 0, 1, 0, 0) for name in sorted(lost)]
+    hung = "" if in_time else "not run: no time was left"
+    return results + [Result(name, mode, 0, 1, 0, 0, hung=hung) for name in sorted(lost)]
 
 
-def _meson_test(paths, kind, label, selection, extra):
-    """Call `meson test`; its log goes to meson-logs/dev-LABEL.json."""
+def _meson_test(paths, kind, label, selection, extra, factor=TIMEOUT_FACTOR, deadline=None):
+    """Call `meson test`; its log goes to meson-logs/dev-LABEL.json.
+
+    Returns its exit status, or None if it had to be ended.
+    """
     directory = paths.build(kind)
     (directory / "meson-logs" / f"dev-{label}.json").unlink(missing_ok=True)
-    return run(["meson", "test", "-C", directory, "--no-rebuild", "--print-errorlogs",
-                "--num-processes", os.cpu_count(), "-t", TIMEOUT_FACTOR,
-                "--logbase", f"dev-{label}", *selection],
-               user=server_user(), env=clean_env(paths, **extra), check=False)
+    return run_until(deadline, ["meson", "test", "-C", directory, "--no-rebuild",
+                                "--print-errorlogs", "--num-processes", os.cpu_count(),
+                                "-t", f"{factor:g}", "--logbase", f"dev-{label}", *selection],
+                     env=clean_env(paths, **extra), **identity(server_user()))
+
+
+def run_until(deadline, command, **options):
+    """Run a command whose output goes to our standard error; returns its status.
+
+    At the deadline (of time.monotonic(); None: there is none) it is asked to end,
+    then killed; the result is None then.
+    """
+    sys.stderr.flush()
+    process = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL,
+                               stdout=options.pop("stdout", sys.stderr.fileno()), **options)
+    try:
+        return process.wait(None if deadline is None else max(0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        say(f"no time is left: ending {command[0]}")
+        return _end(process)
+    except BaseException:
+        _end(process)
+        raise
+
+
+def _end(process):
+    """Ask a process to end, and kill it if it does not."""
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        process.send_signal(signum)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_SECONDS)
+            break
+
+
+@contextlib.contextmanager
+def alone(paths):
+    """Keep other runs of tests out of the directories of this build root."""
+    with open(paths.root / "tests.lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for other tests that use the same build root")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def default_mode(paths, kind):
@@ -173,8 +260,21 @@ def _result(paths, kind, mode, entry):
     passed, failed, skipped = count_tap(tap)
     if entry["result"] not in ("OK", "SKIP", "EXPECTEDFAIL") and not failed:
         failed = 1
-    return Result(name, mode, passed, failed, skipped, entry["duration"],
-                  paths.build(kind) / "testrun" / name, tap)
+    log = paths.build(kind) / "testrun" / name
+    return Result(name, mode, passed, failed, skipped, entry["duration"], log, tap,
+                  _how_it_hung(entry, log) if failed else "")
+
+
+def _how_it_hung(entry, log):
+    """Say how a test hung, if it did: by its own report, or by meson's limit."""
+    with contextlib.suppress(FileNotFoundError):
+        who, what = (log / "log" / HANG_REPORT).read_text(errors="replace").splitlines()[:2]
+        return f"{what}: {who}"
+    if entry["result"] == "TIMEOUT":
+        return f"hung after {entry['duration']:.0f} s, the limit of meson"
+    if entry["result"] == "INTERRUPT":
+        return f"cut after {entry['duration']:.0f} s: no time was left"
+    return ""
 
 
 def count_tap(text):
@@ -197,16 +297,56 @@ def count_tap(text):
     return passed, failed, skipped
 
 
-def run_selftests(paths):
+def run_selftests(paths, deadline=None):
     """Run the repository's own Python tests; returns a Result."""
     say("running the tests of dev itself")
+    return run_python_tests("dev/selftests", sys.executable, paths.repo / "tests",
+                            {"PYTHONPATH": str(paths.repo)}, deadline)
+
+
+def run_python_tests(name, python, directory, environment, deadline=None):
+    """Run the tests of a directory, each for a limited time; returns a Result."""
     started = time.monotonic()
-    suite = unittest.defaultTestLoader.discover(str(paths.repo / "tests"))
-    outcome = unittest.TextTestRunner(stream=sys.stderr, verbosity=1).run(suite)
-    failed = len(outcome.failures) + len(outcome.errors)
-    passed = outcome.testsRun - failed - len(outcome.skipped)
-    return Result("dev/selftests", NO_MODE, passed, failed, len(outcome.skipped),
-                  time.monotonic() - started)
+    with tempfile.TemporaryFile() as log:
+        status = run_until(
+            deadline,
+            [python, Path(__file__).with_name("pytests.py"), directory,
+             PYTHON_TEST_SECONDS * SLOWNESS],
+            stderr=log, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment})
+        log.seek(0)
+        text = log.read().decode(errors="replace")
+    tests, skipped, failed = count_python(text)
+    sys.stderr.write(text)
+    if status != 0 and not failed:
+        failed = 1
+    return Result(name, NO_MODE, max(0, tests - failed - skipped), failed, skipped,
+                  time.monotonic() - started, output=text, hung=_how_python_hung(status, text))
+
+
+def _how_python_hung(status, text):
+    """Say which Python test hung, if one did."""
+    if status is None:
+        return "cut: no time was left"
+    timeout = re.search(r"^Timeout \((.*)\)!$", text, re.MULTILINE)
+    if timeout is None:
+        return ""
+    begun = re.findall(rf"^{PYTHON_TEST_MARK}(\S+)$", text[:timeout.start()], re.MULTILINE)
+    return f"hung after {timeout[1]} in or after {begun[-1] if begun else 'its beginning'}"
+
+
+def count_python(text):
+    """Return (run, skipped, failed) as unittest's last lines say them.
+
+    If it was ended half-way, those that had begun count, the last as failed.
+    """
+    last = text[-500:]
+    total = re.search(r"^Ran (\d+) test", last, re.MULTILINE)
+    if total is None:
+        begun = len(re.findall(rf"^{PYTHON_TEST_MARK}", text, re.MULTILINE))
+        return max(1, begun), 0, 1
+    kinds = dict(re.findall(r"(failures|errors|skipped)=(\d+)", last))
+    return (int(total[1]), int(kinds.get("skipped", 0)),
+            int(kinds.get("failures", 0)) + int(kinds.get("errors", 0)))
 
 
 # Reporting -----------------------------------------------------------------
@@ -231,19 +371,22 @@ def table(results):
 def report_failures(results):
     """Show where the logs of failed tests are, and their ends."""
     for result in (r for r in results if r.failed):
-        say(f"FAILED: {result.name}")
+        say(f"FAILED: {result.name}" + (f" ({result.hung})" if result.hung else ""))
         bad = [line for line in result.output.splitlines() if line.startswith("not ok")]
         _show("failed points", bad[:TAIL_LINES])
         if result.log:
+            report = result.log / "log" / HANG_REPORT
+            if report.exists():
+                _show(str(report), report.read_text(errors="replace").splitlines())
             for path in _logs(result.log):
                 lines = path.read_text(errors="replace").splitlines()
                 _show(f"end of {path}", lines[-TAIL_LINES:])
 
 
 def _logs(directory):
-    """Return the files to show of a failed test's directory."""
+    """Return the files to show of a failed test's directory: the server logs last."""
     return [*directory.glob("regression.diffs"), *directory.glob("log/regress_log_*"),
-            *directory.glob("log/initdb.log")]
+            *sorted(directory.glob("log/*.log"))]
 
 
 def _show(title, lines):
@@ -254,4 +397,6 @@ def _show(title, lines):
 
 def summary(results):
     """Return the line that ends a test run."""
-    return f"{sum(r.passed for r in results)} passed, {sum(r.failed for r in results)} failed"
+    hung = sum(bool(r.hung) for r in results)
+    return (f"{sum(r.passed for r in results)} passed, {sum(r.failed for r in results)} failed"
+            + (f", {hung} hung" if hung else ""))

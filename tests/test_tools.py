@@ -1,7 +1,9 @@
 """Review series, counting of results, the gate."""
 
+import fcntl
 import subprocess
-from unittest import TestCase
+import sys
+from unittest import TestCase, mock
 
 from devtools import check, series, suites
 from devtools.base import DevError
@@ -66,6 +68,65 @@ class CountTest(TestCase):
                    suites.Result("a/c", "m", 2, 0, 1, 1.0)]
         self.assertEqual(suites.summary(results), "5 passed, 1 failed")
         self.assertRegex(suites.table(results), r"a +m +2 +5 +1 +1 +2")
+
+
+class HangTest(RepositoryCase):
+
+    def run_python(self, text, deadline=None):
+        """Run a module of tests, each for half a second at most."""
+        self.write(self.paths.repo / "tests" / "test_it.py", "import time, unittest\n"
+                   "class ItTest(unittest.TestCase):\n" + text)
+        with mock.patch.object(suites, "PYTHON_TEST_SECONDS", 0.5):
+            return suites.run_python_tests("it", sys.executable, self.paths.repo / "tests", {},
+                                           deadline)
+
+    def test_python_tests_that_end(self):
+        result = self.run_python("    def test_a(self): pass\n"
+                                 "    def test_b(self): self.fail()\n"
+                                 "    def test_c(self): self.skipTest('c')\n")
+        self.assertEqual((result.passed, result.failed, result.skipped, result.hung), (1, 1, 1, ""))
+
+    def test_python_test_that_hangs(self):
+        result = self.run_python("    def test_a(self): pass\n"
+                                 "    def test_b(self): time.sleep(600)\n")
+        self.assertEqual((result.passed, result.failed), (1, 1))
+        self.assertRegex(result.hung, r"hung after .* in or after test_it.ItTest.test_b$")
+        self.assertIn("in test_b", result.output)
+        self.assertEqual(suites.summary([result]), "1 passed, 1 failed, 1 hung")
+
+    def test_no_time_left(self):
+        result = self.run_python("    def test_a(self): time.sleep(600)\n", deadline=0)
+        self.assertEqual(result.failed, 1)
+        self.assertIn("no time was left", result.hung)
+
+    def test_command_that_ignores_the_request(self):
+        with mock.patch.object(suites, "GRACE_SECONDS", 0.1):
+            self.assertIsNone(suites.run_until(0, [
+                sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN)\n"
+                "time.sleep(600)"]))
+        self.assertEqual(suites.run_until(None, ["false"]), 1)
+
+    def test_tests_that_hang(self):
+        log = self.paths.root / "build" / "test" / "testrun" / "s" / "t"
+        self.write(log / "log" / suites.HANG_REPORT, "a waits for b\nhung after 7 s in psql\n")
+        for entry, wanted in (
+                (dict(name="pg:s / s/t", result="FAIL", duration=9, stdout="not ok 1\n"),
+                 "hung after 7 s in psql: a waits for b"),
+                (dict(name="pg:s / s/u", result="TIMEOUT", duration=9),
+                 "hung after 9 s, the limit of meson"),
+                (dict(name="pg:s / s/u", result="INTERRUPT", duration=9),
+                 "cut after 9 s: no time was left"),
+                (dict(name="pg:s / s/u", result="FAIL", duration=9), "")):
+            with self.subTest(entry["result"]):
+                result = suites._result(self.paths, "test", "m", entry)
+                self.assertEqual((result.failed, result.hung), (1, wanted))
+
+    def test_two_runs_wait_for_each_other(self):
+        with suites.alone(self.paths):
+            with open(self.paths.root / "tests.lock") as file, self.assertRaises(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suites.alone(self.paths):
+            pass
 
 
 class ExclusionsTest(RepositoryCase):

@@ -3,6 +3,7 @@
 Programs of PostgreSQL are those in PGCUT_BINDIR, else those of `./dev bindir test`.
 """
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import tempfile
 import threading
 import time
 import unittest
+from contextlib import closing
 from pathlib import Path
 
 from pgcut import oracle, server
@@ -36,8 +38,11 @@ SETTINGS = {
     "allow_in_place_tablespaces": "on",
 }
 
-# Seconds of load that the damage is done to.
-LOAD = 5
+# Steps of each client that the damage is done to.
+STEPS = 25
+
+# How long a standby may take to replay what a run has written.
+REPLAY_SECONDS = 300
 
 
 def bindir():
@@ -56,19 +61,44 @@ def drop_last_item(content):
 
 
 def wait_for_replay(primary, standby):
-    """Wait until a standby has replayed what an idle primary has written."""
-    connections = [primary.connect(), standby.connect()]
-    ask_primary, ask_standby = (connection.cursor() for connection in connections)
-    ask_primary.execute("SELECT pg_current_wal_lsn()")
-    lsn, = ask_primary.fetchone()
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        ask_standby.execute("SELECT pg_last_wal_replay_lsn() >= %s", (lsn,))
-        if ask_standby.fetchone() == (True,):
+    """Wait until a standby has replayed all that an idle primary has written.
+
+    Raises AssertionError, with what both say, if it does not get there.
+    """
+    with closing(primary.connect()) as connection, connection.cursor() as cursor:
+        # A commit flushes what is before it; only what is flushed is sent.
+        cursor.execute("SELECT pg_logical_emit_message(true, '', '')")
+        connection.commit()
+        cursor.execute("SELECT pg_current_wal_flush_lsn()")
+        lsn, = cursor.fetchone()
+    deadline = time.monotonic() + REPLAY_SECONDS
+    while True:
+        if ask(standby, "SELECT pg_last_wal_replay_lsn() >= %s", lsn) == [(True,)]:
+            return
+        if time.monotonic() > deadline:
             break
         time.sleep(0.05)
-    for connection in connections:
-        connection.close()
+    raise AssertionError(f"not replayed up to {lsn} within {REPLAY_SECONDS} s\n"
+                         + describe(standby) + describe(primary))
+
+
+def ask(instance, sql, *arguments):
+    """Return the rows of a query, by a connection of its own."""
+    with closing(instance.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute(sql, arguments)
+        return cursor.fetchall()
+
+
+def describe(instance):
+    """Return what a server does, and the end of its log."""
+    rows = [row for sql in (
+        "SELECT pid, backend_type, state, wait_event_type, wait_event, left(query, 100)"
+        " FROM pg_stat_activity",
+        "SELECT r FROM pg_stat_wal_receiver r", "SELECT r FROM pg_stat_replication r",
+        "SELECT pid, locktype, database, relation, mode, granted FROM pg_locks"
+        " WHERE mode ~ 'Exclusive'") for row in ask(instance, sql)]
+    log = instance.log.read_text(errors="replace").splitlines()[-40:]
+    return "\n".join([f"--- {instance.log}", *map(str, rows), *log, ""])
 
 
 class Cluster:
@@ -86,8 +116,8 @@ class Cluster:
         workload.prepare(self.instance.connect, 1, [""])
 
     def serve(self, data):
-        """Return a running server."""
-        log = self.directory / "log"
+        """Return a running server; its log is beside its data."""
+        log = self.directory / f"{data.name}.log"
         log.touch()
         server.give(log)
         instance = server.Server(self.programs, data, log)
@@ -124,7 +154,7 @@ class OracleTest(unittest.TestCase):
         # Without checksums, so that damage gets past the buffer manager.
         cls.cluster = cluster = Cluster(programs, holder.name, checksums=False)
         cls.addClassCleanup(lambda: cluster.instance.close())
-        cls.acks = workload.run(cluster.instance.connect, None, LOAD, seed=2,
+        cls.acks = workload.run(cluster.instance.connect, transactions=STEPS, seed=2,
                                 modes=cluster.modes())
         cls.moment = time.monotonic_ns()
         cls.expected = oracle.expectation(cls.acks, cls.moment)
@@ -600,6 +630,20 @@ class ExpectationTest(unittest.TestCase):
 class LivesTest(unittest.TestCase):
     """A server that is killed under load, recovers, and goes on."""
 
+    def kill_after(self, instance, count):
+        """Return a sink of events that kills a server after so many acknowledgements.
+
+        Also returns the thread that does it: the sink may not wait.
+        """
+        killer = threading.Thread(target=instance.kill)
+        acks = itertools.count(1)
+
+        def sink(event):
+            if event["what"] == "ack" and next(acks) == count:
+                killer.start()
+
+        return sink, killer
+
     def test_lives(self):
         if psycopg2 is None:
             self.skipTest("python3-psycopg2 is not installed")
@@ -610,10 +654,9 @@ class LivesTest(unittest.TestCase):
         self.addCleanup(lambda: cluster.instance.close())
         acks = []
         for life in range(3):
-            killer = threading.Timer(2, cluster.instance.kill)
-            killer.start()
-            acks += workload.run(cluster.instance.connect, None, 30, seed=life,
-                                 modes=cluster.modes())
+            sink, killer = self.kill_after(cluster.instance, 300 + 100 * life)
+            acks += workload.run(cluster.instance.connect, seed=life,
+                                 modes=cluster.modes(), sink=sink)
             killer.join()
             moment = time.monotonic_ns()
             expected = oracle.expectation(acks, moment)
@@ -641,11 +684,13 @@ class LivesTest(unittest.TestCase):
         # No in-place tablespace may come and go: pg_basebackup would have to copy it.
         kinds = [kind for kind in workload.KINDS if kind != "tablespace"]
         load = threading.Thread(target=lambda: run.extend(workload.run(
-            cluster.instance.connect, kinds, 8, seed=3, modes=cluster.modes())))
+            cluster.instance.connect, kinds, transactions=STEPS, seed=3,
+            modes=cluster.modes())))
         load.start()
         standby = cluster.directory / "standby"
+        # Without the slot, a primary so small removes WAL before a slow standby has it.
         server.run(programs, "pg_basebackup", "-h", cluster.instance.sockets, "-U", server.USER,
-                   "-D", standby, "-R", "-c", "fast", "--no-sync")
+                   "-D", standby, "-R", "-c", "fast", "--no-sync", "-C", "-S", "standby")
         instance = cluster.serve(standby)
         self.addCleanup(instance.close)
         load.join()

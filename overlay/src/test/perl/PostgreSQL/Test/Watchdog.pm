@@ -70,6 +70,7 @@ use constant {
 
 my $slowness = $ENV{PGDW_TEST_SLOWNESS} || 1;
 my $test_seconds = TEST_SECONDS;
+my $test_name = basename($0, '.pl');
 
 # the watchdog lives until it reads the end of this pipe
 my $lifeline;
@@ -211,7 +212,7 @@ sub start_watchdog
 	my $pid = fork() // die "could not fork: $!";
 	if ($pid == 0)
 	{
-		$0 = 'watchdog of ' . basename($0);
+		$0 = "watchdog of $test_name";
 		$SIG{$_} = 'DEFAULT' foreach qw(TERM INT CHLD);
 		close($lifeline);
 		eval { watch($test, $reader) } or print STDERR "watchdog: $@";
@@ -312,12 +313,11 @@ sub servers
 sub describe_server
 {
 	my ($dir, $pids) = @_;
-	my $test = basename($0, '.pl');
 	my $name = basename(dirname($dir));
 	my %title = map { $_ => read_proc($_, 'cmdline') } @$pids;
 	my @lines;
 
-	$name =~ s/^t_\Q$test\E_(.*)_data$/$1/;
+	$name =~ s/^t_\Q$test_name\E_(.*)_data$/$1/;
 	s/^postgres: (?:\Q$name\E: )?// foreach values %title;
 	@lines = split(/\n/, slurp_file("$dir/postmaster.pid"))
 	  if -e "$dir/postmaster.pid";
