@@ -17,6 +17,20 @@
 
 #include "access/xlogdefs.h"
 #include "nodes/pg_list.h"
+#include "utils/guc.h"
+
+/* Who is told about progress when he is refused: show_recovery_progress */
+typedef enum ShowRecoveryProgress
+{
+	SHOW_RECOVERY_PROGRESS_OFF,
+	SHOW_RECOVERY_PROGRESS_LOCAL,	/* clients of Unix-domain sockets */
+	SHOW_RECOVERY_PROGRESS_ON,
+} ShowRecoveryProgress;
+
+struct Port;
+
+extern PGDLLIMPORT int show_recovery_progress;
+extern PGDLLIMPORT const struct config_enum_entry show_recovery_progress_options[];
 
 typedef struct XLogProgressData XLogProgressData;
 
@@ -31,6 +45,6 @@ extern void XLogProgressReport(XLogRecPtr lsn);
 extern void XLogProgressShowSegment(XLogSegNo segno, const char *xlogfname);
 extern void XLogProgressEnd(void);
 
-extern char *XLogProgressDescribe(void);
+extern char *XLogProgressForClient(const struct Port *port);
 
 #endif							/* XLOGPROGRESS_H */

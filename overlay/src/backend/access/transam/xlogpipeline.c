@@ -106,10 +106,12 @@
  * then looks whether the other one waits.  Full barriers between the two see
  * to it that at least one of them notices.
  *
- * - startup_waits: nothing is published beyond the current record.  The worker
- *   wakes the startup process when a batch of records is ready, or when it
- *   cannot go on.  While set, it also tells the worker that even the current
- *   record has been applied, so I/O for its blocks is finished.
+ * - startup_waits_at: the end of the current record, which has been applied, and
+ *   nothing was published beyond it.  The worker wakes the startup process when
+ *   a batch of records is ready, or when it cannot go on.  If it is the end of
+ *   all that is published, it also tells the worker that even the last record
+ *   has been applied, so I/O for its blocks is finished.  A flag would not do:
+ *   the startup process may have found a record just after it had set it.
  * - wake_worker_at: the queue is full, or enough I/O is under way.  The startup
  *   process wakes the worker when it has come to this LSN, half-way through
  *   the queue, so that the worker does not get up for each record.
@@ -122,9 +124,12 @@
  *
  * Errors and exits
  * ----------------
- * If the worker exits with an error, what it has published is still good; the
- * startup process applies it, says so in the log and goes on alone.  If one of
- * the two dies, the postmaster resets everything, as it does when any process
+ * If the worker exits with an error, or because somebody has terminated it, what
+ * it has published is still good; the startup process applies it, says so in the
+ * log, goes on alone, and asks for another worker after a while.  The obstacle may
+ * be a transient one, and a standby lives long; it may also be met again and
+ * again, so the time doubles with each worker that does not live long.  If one
+ * of the two dies, the postmaster resets everything, as it does when any process
  * dies that uses shared memory.  At a shutdown, the postmaster terminates both.
  * At the end of redo the startup process waits until the worker has detached.
  *
@@ -157,11 +162,14 @@
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "port/atomics.h"
+#include "portability/instr_time.h"
 #include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
 #include "postmaster/startup.h"
+#include "storage/aio_subsys.h"
 #include "storage/buf_internals.h"
 #include "storage/bufmgr.h"
+#include "storage/condition_variable.h"
 #include "storage/doublewrite.h"
 #include "storage/fd.h"
 #include "storage/ipc.h"
@@ -184,6 +192,15 @@
  * range.
  */
 #define XLOG_PIPELINE_WAKE_BYTES	(64 * 1024)
+
+/*
+ * Seconds until another worker is asked for when one is gone: so few that a
+ * standby that has to catch up does not notice, and so many in the end that the
+ * messages of one that fails each time do not fill the server log.  A worker
+ * that lives longer than the latter counts as a good one.
+ */
+#define XLOG_PIPELINE_MIN_RESTART_DELAY 1.0
+#define XLOG_PIPELINE_MAX_RESTART_DELAY 300.0
 
 /* GUCs */
 bool		wal_pipeline = true;
@@ -239,7 +256,7 @@ typedef struct XLogPipelineCtlData
 	ProcNumber	worker;			/* INVALID_PROC_NUMBER if there is none */
 	bool		stopping;		/* redo has ended */
 	bool		failed;			/* worker has exited with an error */
-	uint64		blocks_read;	/* by the worker, when it has exited */
+	uint64		blocks_read;	/* by workers that have exited */
 	uint64		pages_staged;	/* ... to make room for them */
 
 	pg_atomic_uint32 state;		/* XLogPipelineState, see above who changes it */
@@ -254,15 +271,27 @@ typedef struct XLogPipelineCtlData
 	pg_atomic_uint64 wake_worker_at;	/* by worker; cleared by both */
 	char		pad2[PG_CACHE_LINE_SIZE];
 	pg_atomic_uint64 current;	/* by startup process: start of record */
-	pg_atomic_uint32 startup_waits; /* by startup process; cleared by both */
+	pg_atomic_uint64 startup_waits_at;	/* by startup process: end of record;
+										 * cleared by both */
 	char		pad3[PG_CACHE_LINE_SIZE];
 } XLogPipelineCtlData;
 
 static XLogPipelineCtlData *XLogPipelineCtl = NULL;
 static char *XLogPipelineQueue = NULL;
 
-/* Startup process: the worker, if any, and what has been handed over to it */
+/*
+ * Startup process: whether there has to be a worker, and the one that was asked
+ * for, if any; when that was, and when to look whether it is still there, or to
+ * ask for another one; all in seconds of a clock that is never set
+ */
+static bool worker_wanted = false;
 static BackgroundWorkerHandle *worker_handle = NULL;
+static double worker_requested_at = 0;
+static double worker_look_at = 0;
+static double worker_restart_delay = XLOG_PIPELINE_MIN_RESTART_DELAY;
+static bool worker_loss_reported = false;
+
+/* Startup process: what has been handed over */
 static bool engaged = false;
 static DecodedXLogRecord *current_record = NULL;
 
@@ -355,7 +384,7 @@ XLogPipelineShmemInit(void)
 	pg_atomic_init_u64(&XLogPipelineCtl->published, InvalidXLogRecPtr);
 	pg_atomic_init_u64(&XLogPipelineCtl->wake_worker_at, InvalidXLogRecPtr);
 	pg_atomic_init_u64(&XLogPipelineCtl->current, InvalidXLogRecPtr);
-	pg_atomic_init_u32(&XLogPipelineCtl->startup_waits, 0);
+	pg_atomic_init_u64(&XLogPipelineCtl->startup_waits_at, InvalidXLogRecPtr);
 }
 
 static XLogPipelineState
@@ -404,6 +433,113 @@ pipeline_wake(ProcNumber *procno)
  * ----------------------------------------------------------------
  */
 
+static double
+pipeline_clock(void)
+{
+	instr_time	now;
+
+	INSTR_TIME_SET_CURRENT(now);
+	return INSTR_TIME_GET_DOUBLE(now);
+}
+
+/*
+ * Ask for a worker.  Returns false if there is no slot for it.
+ */
+static bool
+pipeline_request_worker(void)
+{
+	BackgroundWorker worker = {0};
+
+	Assert(worker_handle == NULL);
+
+	worker.bgw_flags = BGWORKER_SHMEM_ACCESS;
+	worker.bgw_start_time = BgWorkerStart_PostmasterStart;
+	/* We start it again; the postmaster would, also when redo has ended. */
+	worker.bgw_restart_time = BGW_NEVER_RESTART;
+	strcpy(worker.bgw_library_name, "postgres");
+	strcpy(worker.bgw_function_name, "XLogPipelineMain");
+	strcpy(worker.bgw_name, "walpipeline");
+	strcpy(worker.bgw_type, "walpipeline");
+
+	worker_requested_at = pipeline_clock();
+	worker_look_at = worker_requested_at + XLOG_PIPELINE_MIN_RESTART_DELAY;
+	worker_loss_reported = false;
+	return RegisterDynamicBackgroundWorker(&worker, &worker_handle);
+}
+
+/*
+ * The worker is gone, or about to go: say so, once, and when there will be
+ * another one.
+ */
+static void
+pipeline_report_loss(void)
+{
+	double		now = pipeline_clock();
+	bool		failed;
+
+	if (worker_loss_reported)
+		return;
+	worker_loss_reported = true;
+
+	/* The whole server may be shutting down. */
+	ProcessStartupProcInterrupts();
+
+	SpinLockAcquire(&XLogPipelineCtl->mutex);
+	failed = XLogPipelineCtl->failed;
+	XLogPipelineCtl->failed = false;
+	SpinLockRelease(&XLogPipelineCtl->mutex);
+
+	if (now - worker_requested_at > XLOG_PIPELINE_MAX_RESTART_DELAY)
+		worker_restart_delay = XLOG_PIPELINE_MIN_RESTART_DELAY;
+	worker_look_at = now + worker_restart_delay;
+
+	ereport(LOG,
+			(failed ?
+			 errmsg("WAL pipeline process has failed, recovery goes on without it") :
+			 errmsg("WAL pipeline process has ended, recovery goes on without it"),
+			 errdetail("It is started again in %.0f s.", worker_restart_delay)));
+
+	worker_restart_delay = Min(worker_restart_delay * 2,
+							   XLOG_PIPELINE_MAX_RESTART_DELAY);
+}
+
+/*
+ * No worker is attached, and none has a range.  See to it that there will be
+ * one.  Called for each record, so it has to be cheap.
+ */
+static void
+pipeline_look_after_worker(void)
+{
+	double		now = pipeline_clock();
+	pid_t		pid;
+
+	if (now < worker_look_at)
+		return;
+	worker_look_at = now + XLOG_PIPELINE_MIN_RESTART_DELAY;
+
+	if (worker_handle != NULL)
+	{
+		/* It may be on its way, or not quite gone. */
+		if (GetBackgroundWorkerPid(worker_handle, &pid) != BGWH_STOPPED)
+			return;
+		pfree(worker_handle);
+		worker_handle = NULL;
+		if (!worker_loss_reported)
+		{
+			pipeline_report_loss();
+			return;
+		}
+	}
+
+	/* Without a free slot, come again; it has been said at the start. */
+	if (!pipeline_request_worker())
+	{
+		worker_look_at = now + worker_restart_delay;
+		worker_restart_delay = Min(worker_restart_delay * 2,
+								   XLOG_PIPELINE_MAX_RESTART_DELAY);
+	}
+}
+
 /*
  * Ask for the worker.  It attaches some time later; until then, and if it
  * cannot be started, recovery goes on without it.
@@ -411,8 +547,6 @@ pipeline_wake(ProcNumber *procno)
 void
 XLogPipelineStart(void)
 {
-	BackgroundWorker worker = {0};
-
 	/* In single-user mode there is nobody to start a process. */
 	if (!wal_pipeline || !IsUnderPostmaster)
 		return;
@@ -423,15 +557,8 @@ XLogPipelineStart(void)
 	XLogPipelineCtl->startup = MyProcNumber;
 	SpinLockRelease(&XLogPipelineCtl->mutex);
 
-	worker.bgw_flags = BGWORKER_SHMEM_ACCESS;
-	worker.bgw_start_time = BgWorkerStart_PostmasterStart;
-	worker.bgw_restart_time = BGW_NEVER_RESTART;
-	strcpy(worker.bgw_library_name, "postgres");
-	strcpy(worker.bgw_function_name, "XLogPipelineMain");
-	strcpy(worker.bgw_name, "walpipeline");
-	strcpy(worker.bgw_type, "walpipeline");
-
-	if (!RegisterDynamicBackgroundWorker(&worker, &worker_handle))
+	worker_wanted = true;
+	if (!pipeline_request_worker())
 		ereport(LOG,
 				(errmsg("could not start the WAL pipeline, recovery goes on without it"),
 				 errhint("You might need to increase \"%s\".",
@@ -469,6 +596,7 @@ XLogPipelineStop(void)
 	 * From now on a worker that has not attached yet will not do so.  One
 	 * that has attached ends soon, and sets our latch when it has detached.
 	 */
+	worker_wanted = false;
 	if (worker_handle != NULL)
 	{
 		TerminateBackgroundWorker(worker_handle);
@@ -503,7 +631,15 @@ XLogPipelineStop(void)
 bool
 XLogPipelineIsIdle(void)
 {
-	return worker_handle != NULL && pipeline_state() == XLOG_PIPELINE_IDLE;
+	XLogPipelineState state;
+
+	if (!worker_wanted)
+		return false;
+
+	state = pipeline_state();
+	if (unlikely(state == XLOG_PIPELINE_ABSENT))
+		pipeline_look_after_worker();
+	return state == XLOG_PIPELINE_IDLE;
 }
 
 /*
@@ -549,7 +685,7 @@ XLogPipelineEngage(XLogReaderState *startup_reader, XLogRecPtr limit,
 	pg_atomic_write_u64(&XLogPipelineCtl->published, r->start);
 	pg_atomic_write_u64(&XLogPipelineCtl->current, InvalidXLogRecPtr);
 	pg_atomic_write_u64(&XLogPipelineCtl->wake_worker_at, InvalidXLogRecPtr);
-	pg_atomic_write_u32(&XLogPipelineCtl->startup_waits, 0);
+	pg_atomic_write_u64(&XLogPipelineCtl->startup_waits_at, InvalidXLogRecPtr);
 
 	engaged = true;
 	current_record = NULL;
@@ -570,19 +706,10 @@ XLogPipelineEngage(XLogReaderState *startup_reader, XLogRecPtr limit,
 static void
 pipeline_take_back(XLogPipelineState state, XLogRecPtr endptr)
 {
-	bool		failed;
-
 	if (state == XLOG_PIPELINE_ENDED)
 		(void) pipeline_change_state(XLOG_PIPELINE_ENDED, XLOG_PIPELINE_IDLE);
-
-	SpinLockAcquire(&XLogPipelineCtl->mutex);
-	failed = XLogPipelineCtl->failed;
-	XLogPipelineCtl->failed = false;
-	SpinLockRelease(&XLogPipelineCtl->mutex);
-
-	if (failed)
-		ereport(LOG,
-				(errmsg("WAL pipeline process has failed, recovery goes on without it")));
+	else
+		pipeline_report_loss();
 
 	elog(DEBUG1, "WAL pipeline ended at %X/%X, handed over at %X/%X: %s",
 		 LSN_FORMAT_ARGS(endptr),
@@ -605,11 +732,14 @@ pipeline_wait_for_record(XLogRecPtr endptr)
 {
 	bool		found;
 
+	INJECTION_POINT("xlogpipeline-record-missed", NULL);
+
 	for (;;)
 	{
 		XLogPipelineState state;
 
-		pg_atomic_write_membarrier_u32(&XLogPipelineCtl->startup_waits, 1);
+		pg_atomic_write_membarrier_u64(&XLogPipelineCtl->startup_waits_at, endptr);
+		INJECTION_POINT("xlogpipeline-startup-waits", NULL);
 
 		/*
 		 * The order matters: what was published before the end of the range
@@ -632,7 +762,7 @@ pipeline_wait_for_record(XLogRecPtr endptr)
 		ProcessStartupProcInterrupts();
 	}
 
-	pg_atomic_write_u32(&XLogPipelineCtl->startup_waits, 0);
+	pg_atomic_write_u64(&XLogPipelineCtl->startup_waits_at, InvalidXLogRecPtr);
 	return found;
 }
 
@@ -732,15 +862,26 @@ XLogPipelineNextRecord(void)
 static void
 pipeline_detach(int code, Datum arg)
 {
-	/* after an error, as in ShutdownAuxiliaryProcess() */
+	/*
+	 * After an error, as background processes do that go on.  It may have been
+	 * thrown in the middle of a read: nobody is going to wait for a buffer
+	 * that is still ours, and exit callbacks don't expect an AIO handle.
+	 */
 	LWLockReleaseAll();
+	ConditionVariableCancelSleep();
 	pgstat_report_wait_end();
+	if (code != 0)
+	{
+		pgaio_error_cleanup();
+		UnlockBuffers();
+		ReleaseAuxProcessResources(false);
+	}
 
 	SpinLockAcquire(&XLogPipelineCtl->mutex);
 	XLogPipelineCtl->worker = INVALID_PROC_NUMBER;
 	XLogPipelineCtl->failed = (code != 0);
-	XLogPipelineCtl->blocks_read = pgBufferUsage.shared_blks_read;
-	XLogPipelineCtl->pages_staged = DoubleWritePagesStaged;
+	XLogPipelineCtl->blocks_read += pgBufferUsage.shared_blks_read;
+	XLogPipelineCtl->pages_staged += DoubleWritePagesStaged;
 	SpinLockRelease(&XLogPipelineCtl->mutex);
 
 	(void) pg_atomic_exchange_u32(&XLogPipelineCtl->state, XLOG_PIPELINE_ABSENT);
@@ -924,8 +1065,10 @@ pipeline_may_change_timeline(DecodedXLogRecord *record)
 static void
 pipeline_wake_startup(void)
 {
-	if (pg_atomic_read_membarrier_u32(&XLogPipelineCtl->startup_waits) != 0 &&
-		pg_atomic_exchange_u32(&XLogPipelineCtl->startup_waits, 0) != 0)
+	if (pg_atomic_read_membarrier_u64(&XLogPipelineCtl->startup_waits_at) !=
+		InvalidXLogRecPtr &&
+		pg_atomic_exchange_u64(&XLogPipelineCtl->startup_waits_at,
+							   InvalidXLogRecPtr) != InvalidXLogRecPtr)
 		pipeline_wake(&XLogPipelineCtl->startup);
 }
 
@@ -1032,6 +1175,8 @@ pipeline_record_ready(DecodedXLogRecord *record)
 {
 	Assert(!record->oversized);
 
+	INJECTION_POINT("xlogpipeline-record-ready", NULL);
+
 	if (obstacle != XLOG_PIPELINE_NO_OBSTACLE)
 		return false;
 
@@ -1106,14 +1251,15 @@ pipeline_advance(void)
 	bool		progress;
 
 	/*
-	 * If the startup process waits although nothing has been published since,
-	 * it has applied everything.
+	 * If the startup process waits at the end of what has been published, it
+	 * has applied everything, and that stays so until we publish more.
 	 */
 	all_applied =
-		pg_atomic_read_membarrier_u32(&XLogPipelineCtl->startup_waits) != 0;
+		pg_atomic_read_membarrier_u64(&XLogPipelineCtl->startup_waits_at) == published;
+	INJECTION_POINT("xlogpipeline-advance", NULL);
 	current = pg_atomic_read_membarrier_u64(&XLogPipelineCtl->current);
 	XLogPrefetcherRelease(prefetcher, current);
-	all_applied = all_applied && reader->EndRecPtr == published;
+	Assert(!all_applied || reader->EndRecPtr == published);
 
 	XLogPrefetcherReadAhead(prefetcher,
 							all_applied ? reader->EndRecPtr : reader->ReadRecPtr);
@@ -1143,7 +1289,7 @@ pipeline_advance(void)
 	current += (published - current) / 2;
 	pg_atomic_write_membarrier_u64(&XLogPipelineCtl->wake_worker_at, current);
 	return pg_atomic_read_membarrier_u64(&XLogPipelineCtl->current) >= current ||
-		pg_atomic_read_membarrier_u32(&XLogPipelineCtl->startup_waits) != 0;
+		pg_atomic_read_membarrier_u64(&XLogPipelineCtl->startup_waits_at) == published;
 }
 
 /*

@@ -10,7 +10,8 @@
  * - in the process title of the startup process, with each segment;
  * - in the file "recovery_progress" in the data directory, when the log is
  *   written, for monitoring that cannot connect yet;
- * - to clients that are refused because recovery is not done.
+ * - to clients that are refused because recovery is not done, if
+ *   show_recovery_progress allows it: nobody has authenticated them.
  *
  * In archive recovery the end is not known, and only what stock reports is
  * reported.  A standby in standby mode reports nothing: there is no end.
@@ -53,11 +54,14 @@
 #include "access/xlog.h"
 #include "access/xlog_internal.h"
 #include "access/xlogprogress.h"
+#include "libpq/libpq-be.h"
 #include "miscadmin.h"
 #include "port/atomics.h"
 #include "postmaster/startup.h"
 #include "storage/fd.h"
 #include "storage/shmem.h"
+#include "utils/guc.h"
+#include "utils/injection_point.h"
 #include "utils/ps_status.h"
 #include "utils/timestamp.h"
 
@@ -85,6 +89,22 @@
  */
 #define PROGRESS_RISE		(1.0 / 3)
 #define PROGRESS_MAX_RISE	1.5
+
+/* GUC */
+int			show_recovery_progress = SHOW_RECOVERY_PROGRESS_LOCAL;
+
+const struct config_enum_entry show_recovery_progress_options[] = {
+	{"off", SHOW_RECOVERY_PROGRESS_OFF, false},
+	{"local", SHOW_RECOVERY_PROGRESS_LOCAL, false},
+	{"on", SHOW_RECOVERY_PROGRESS_ON, false},
+	{"true", SHOW_RECOVERY_PROGRESS_ON, true},
+	{"false", SHOW_RECOVERY_PROGRESS_OFF, true},
+	{"yes", SHOW_RECOVERY_PROGRESS_ON, true},
+	{"no", SHOW_RECOVERY_PROGRESS_OFF, true},
+	{"1", SHOW_RECOVERY_PROGRESS_ON, true},
+	{"0", SHOW_RECOVERY_PROGRESS_OFF, true},
+	{NULL, 0, false}
+};
 
 struct XLogProgressData
 {
@@ -188,6 +208,10 @@ find_end(XLogRecPtr start, List *timelines)
 			close(last_fd);
 		last_fd = fd;
 		segno++;
+
+		/* There may be many, and storage may be slow. */
+		INJECTION_POINT("xlogprogress-segment", NULL);
+		ProcessStartupProcInterrupts();
 	}
 	if (last_fd < 0)
 		return InvalidXLogRecPtr;
@@ -285,6 +309,9 @@ sample_work(XLogRecPtr start, XLogRecPtr end, List *timelines)
 		XLogProgress->work[i] = work;
 		work += length *
 			(1 + (double) nrecords * PROGRESS_RECORD_BYTES / XLOG_BLCKSZ);
+
+		INJECTION_POINT("xlogprogress-sample", NULL);
+		ProcessStartupProcInterrupts();
 	}
 	XLogProgress->work[PROGRESS_STEPS] = work;
 }
@@ -409,8 +436,8 @@ get_progress(XLogRecPtr lsn, int *percent, uint64 *left, double *rate,
 /*
  * Describe progress in words, or return NULL if it is not known.
  */
-char *
-XLogProgressDescribe(void)
+static char *
+describe_progress(void)
 {
 	XLogRecPtr	lsn = pg_atomic_read_u64(&XLogProgress->replayed);
 	int			percent;
@@ -428,6 +455,21 @@ XLogProgressDescribe(void)
 	return psprintf(_("%d%% of WAL replayed, %" PRIu64 " MB left, %.1f MB/s, about %.*f s to go"),
 					percent, left / (1024 * 1024), rate / (1024 * 1024),
 					seconds_left < 10 ? 1 : 0, seconds_left);
+}
+
+/*
+ * The same for a client that has not been authenticated; NULL as well if it is
+ * not to be told.
+ */
+char *
+XLogProgressForClient(const Port *port)
+{
+	bool		is_local = port->raddr.addr.ss_family == AF_UNIX;
+
+	if (show_recovery_progress == SHOW_RECOVERY_PROGRESS_OFF ||
+		(show_recovery_progress == SHOW_RECOVERY_PROGRESS_LOCAL && !is_local))
+		return NULL;
+	return describe_progress();
 }
 
 /*
@@ -475,7 +517,7 @@ XLogProgressReport(XLogRecPtr lsn)
 	if (!has_startup_progress_timeout_expired(&secs, &usecs))
 		return;
 
-	progress = XLogProgressDescribe();
+	progress = describe_progress();
 	if (progress == NULL)
 	{
 		ereport(LOG,

@@ -58,6 +58,7 @@ typedef enum TdwAction
 	TDW_FAIL,					/* an error is raised */
 	TDW_TEAR,					/* home writes are torn while we wait */
 	TDW_HOLD,					/* this process stays there until it dies */
+	TDW_TERMINATE,				/* this process gets SIGTERM */
 } TdwAction;
 
 typedef struct TdwPoint
@@ -83,6 +84,7 @@ static TdwShared *tdw_shared = NULL;
 static char *tdw_crash_at = NULL;
 static char *tdw_fail_at = NULL;
 static char *tdw_hold_at = NULL;
+static char *tdw_terminate_at = NULL;
 
 static shmem_request_hook_type prev_shmem_request_hook = NULL;
 static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
@@ -161,7 +163,7 @@ tdw_parse_errno(const char *name)
 
 /*
  * Set points from a comma-separated list of items, each of fields separated
- * by colons: name:errno[:nth[:times]] for errors, else name[:nth].
+ * by colons: name:errno[:nth[:times]] for errors, else name[:nth[:times]].
  */
 static void
 tdw_set_points(const char *list, TdwAction action)
@@ -339,6 +341,11 @@ test_doublewrite_hit(const char *name, const void *private_data, void *arg)
 		case TDW_HOLD:
 			tdw_hold(name);
 			break;
+		case TDW_TERMINATE:
+			write_stderr("test_doublewrite: process is terminated at injection point \"%s\"\n",
+						 name);
+			kill(MyProcPid, SIGTERM);
+			break;
 	}
 }
 
@@ -374,6 +381,7 @@ tdw_shmem_startup(void)
 	tdw_set_points(tdw_crash_at, TDW_CRASH);
 	tdw_set_points(tdw_fail_at, TDW_FAIL);
 	tdw_set_points(tdw_hold_at, TDW_HOLD);
+	tdw_set_points(tdw_terminate_at, TDW_TERMINATE);
 }
 
 void
@@ -402,6 +410,14 @@ _PG_init(void)
 							   "Injection points at which processes wait for the end of the server.",
 							   NULL,
 							   &tdw_hold_at,
+							   "",
+							   PGC_POSTMASTER,
+							   0,
+							   NULL, NULL, NULL);
+	DefineCustomStringVariable("test_doublewrite.terminate_at",
+							   "Injection points at which processes terminate themselves.",
+							   NULL,
+							   &tdw_terminate_at,
 							   "",
 							   PGC_POSTMASTER,
 							   0,

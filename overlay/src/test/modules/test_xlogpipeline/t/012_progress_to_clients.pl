@@ -1,0 +1,99 @@
+
+# Copyright (c) 2026, PostgreSQL Global Development Group
+
+# Who is told about the progress of crash recovery when he is refused.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use XLogPipeline;
+
+xlp_require_injection_points();
+
+if (!$use_unix_sockets)
+{
+	plan skip_all => 'needs Unix-domain sockets';
+}
+
+my $primary = xlp_primary('primary');
+xlp_workload($primary, 1);
+$primary->stop('immediate');
+$primary->backup_fs_cold('crashed');
+
+foreach my $case (
+	[ 'local', 1, 0 ],
+	[ 'on', 1, 1 ],
+	[ 'off', 0, 0 ],
+	[ undef, 1, 0 ])
+{
+	my ($setting, $local_told, $tcp_told) = @$case;
+	my $name = $setting // 'default';
+	my $node = PostgreSQL::Test::Cluster->new($name);
+	my $port = $node->port;
+
+	# Redo is held when it has handed over a range, until the server is stopped.
+	$node->init_from_backup($primary, 'crashed');
+	$node->append_conf('postgresql.conf', xlp_conf('on'));
+	$node->append_conf(
+		'postgresql.conf', "
+hot_standby = on
+listen_addresses = '127.0.0.1'
+test_doublewrite.hold_at = 'xlogpipeline-engage'
+");
+	$node->append_conf('postgresql.conf', "show_recovery_progress = $setting\n")
+	  if defined $setting;
+	append_to_file($node->logfile, '');
+	run_log(
+		[
+			'pg_ctl',
+			'--no-wait',
+			'--pgdata' => $node->data_dir,
+			'--log' => $node->logfile,
+			'start'
+		]);
+	$node->wait_for_log(qr/held at injection point "xlogpipeline-engage"/);
+
+	foreach my $client ([ 'socket', $node->host, $local_told ],
+		[ 'TCP', '127.0.0.1', $tcp_told ])
+	{
+		my ($kind, $host, $told) = @$client;
+		my (undef, $message) = run_command(
+			[
+				'psql',
+				'--no-psqlrc',
+				'-c' => 'SELECT 1',
+				"host=$host port=$port dbname=postgres"
+			]);
+		like(
+			$message,
+			qr/the database system is not yet accepting connections/,
+			"$name, $kind: refused");
+		if ($told)
+		{
+			like(
+				$message,
+				qr/not been yet reached: \d+% of WAL replayed, \d+ MB left/,
+				"$name, $kind: told about progress");
+		}
+		else
+		{
+			like(
+				$message,
+				qr/not been yet reached\.$/m,
+				"$name, $kind: what stock tells");
+			unlike($message, qr/%|MB/, "$name, $kind: and nothing else");
+		}
+	}
+
+	$node->_update_pid(1);
+	$node->stop('immediate');
+	$node->clean_node;
+}
+
+done_testing();

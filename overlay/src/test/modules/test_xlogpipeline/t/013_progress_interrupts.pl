@@ -1,0 +1,42 @@
+
+# Copyright (c) 2026, PostgreSQL Global Development Group
+
+# Looking for the end of WAL before redo can be interrupted.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use XLogPipeline;
+
+xlp_require_injection_points();
+
+my $primary = xlp_primary('primary');
+xlp_workload($primary, 1);
+$primary->stop('immediate');
+$primary->backup_fs_cold('crashed');
+
+foreach my $point ('xlogprogress-segment', 'xlogprogress-sample')
+{
+	my $node = PostgreSQL::Test::Cluster->new($point);
+
+	$node->init_from_backup($primary, 'crashed');
+	$node->append_conf(
+		'postgresql.conf', qq{
+shared_preload_libraries = 'injection_points, test_doublewrite'
+test_doublewrite.terminate_at = '$point:1:1000'
+});
+	ok(!$node->start(fail_ok => 1), "$point: server does not start");
+
+	my @hits = slurp_file($node->logfile) =~
+	  /process is terminated at injection point "$point"/g;
+	is(scalar(@hits), 1, "$point: ends at once");
+	$node->clean_node;
+}
+
+done_testing();
