@@ -120,7 +120,8 @@
  * it sleeps, and a worker that has published nothing new although all that was
  * published has been applied ends the range.  In both waits the process
  * handles its interrupts: redo of DROP DATABASE, for example, waits until all
- * processes, the worker too, have absorbed a barrier.
+ * processes, the worker too, have absorbed a barrier.  It does so before it
+ * sleeps, too, because waits for I/O in between use the same latch.
  *
  * Errors and exits
  * ----------------
@@ -605,10 +606,10 @@ XLogPipelineStop(void)
 	}
 	while (pipeline_state() != XLOG_PIPELINE_ABSENT)
 	{
+		ProcessStartupProcInterrupts();
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_EXIT_ON_PM_DEATH, -1,
 						 WAIT_EVENT_WAL_PIPELINE_EXIT);
 		ResetLatch(MyLatch);
-		ProcessStartupProcInterrupts();
 	}
 
 	engaged = false;
@@ -756,10 +757,10 @@ pipeline_wait_for_record(XLogRecPtr endptr)
 			pipeline_wake(&XLogPipelineCtl->worker);
 
 		total_waits++;
+		ProcessStartupProcInterrupts();
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_EXIT_ON_PM_DEATH, -1,
 						 WAIT_EVENT_WAL_PIPELINE_RECORD);
 		ResetLatch(MyLatch);
-		ProcessStartupProcInterrupts();
 	}
 
 	pg_atomic_write_u64(&XLogPipelineCtl->startup_waits_at, InvalidXLogRecPtr);
@@ -1330,6 +1331,10 @@ XLogPipelineMain(Datum main_arg)
 			again = pipeline_advance();
 			running = obstacle == XLOG_PIPELINE_NO_OBSTACLE;
 		}
+
+		/* The latch that came with a signal was reset by a wait for I/O. */
+		if (ShutdownRequestPending || ConfigReloadPending)
+			again = true;
 
 		if (!again)
 			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_EXIT_ON_PM_DEATH, -1,

@@ -92,7 +92,8 @@ sub check_another
 
 	# Redo looks after it whenever it takes a record.
 	my $found = 0;
-	foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
+	my $end = time() + $PostgreSQL::Test::Utils::timeout_default;
+	while (time() < $end)
 	{
 		$primary->safe_psql('postgres', 'INSERT INTO t VALUES (0)');
 		$rows++;
@@ -162,12 +163,36 @@ foreach my $state ('idle', 'busy')
 		"terminated, $state: the server log says so");
 }
 
+# --- The same while nothing happens that would wake it up.  The latch that came
+# --- with the signal is reset by a wait in between.
+
+$pid = worker();
+$offset = -s $standby->logfile;
+backlog();
+$standby->safe_psql('postgres',
+	"SELECT injection_points_attach('xlogpipeline-record-ready', 'wait')");
+$standby->safe_psql('postgres', 'SELECT pg_wal_replay_resume()');
+$standby->wait_for_event('walpipeline', 'xlogpipeline-record-ready');
+$standby->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
+$standby->safe_psql('postgres', "SELECT pg_terminate_backend($pid)");
+$standby->safe_psql('postgres',
+	"SELECT injection_points_detach('xlogpipeline-record-ready');
+	 SELECT injection_points_wakeup('xlogpipeline-record-ready')");
+ok( $standby->poll_query_until(
+		'postgres',
+		"SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $pid)"),
+	'terminated, paused: it exits');
+$standby->safe_psql('postgres', 'SELECT pg_wal_replay_resume()');
+check('terminated, paused: recovery goes on');
+check_another($pid, 'terminated, paused');
+
 # --- It fails each time: redo goes on, and it is tried again less and less often
 
 $offset = -s $standby->logfile;
 $standby->safe_psql('postgres',
 	"SELECT dw_fail_at('xlogpipeline-begin-range', 'EIO', 1, 1000)");
-foreach my $delay (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
+my $end = time() + $PostgreSQL::Test::Utils::timeout_default;
+while (time() < $end)
 {
 	$primary->safe_psql('postgres',
 		'INSERT INTO t SELECT generate_series(1, 5000)');
@@ -181,6 +206,7 @@ foreach my $delay (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
 	}
 	usleep(100_000);
 }
+fail('failing again: second loss') if time() >= $end;
 check('failing again: recovery goes on');
 $standby->stop;
 
