@@ -72,9 +72,9 @@ def _put(counts, prefix, names, values):
 
 def _engine(server):
     """Return (name, value) of the engine's counters; none from a stock server."""
-    if server.sql("SELECT to_regproc('pg_doublewrite_counters') IS NULL") == "t":
+    if server.sql("SELECT to_regproc('pg_double_write_counters') IS NULL") == "t":
         return []
-    return server.rows("SELECT name, value FROM pg_doublewrite_counters()")
+    return server.rows("SELECT name, value FROM pg_double_write_counters()")
 
 
 # Sums over a difference ------------------------------------------------------

@@ -3,63 +3,311 @@
 -- complain if script is sourced in psql, rather than via CREATE EXTENSION
 \echo Use "CREATE EXTENSION pg_doublewrite_stats" to load this file. \quit
 
-CREATE FUNCTION pg_doublewrite_counters(OUT name text, OUT value bigint)
+-- The schema of the extension may belong to anybody.  So that nothing in it is
+-- used by accident, functions are named with their schema, and operators have
+-- operands of the very types that pg_catalog has one for.
+
+CREATE FUNCTION pg_double_write_counters(OUT name text, OUT value bigint)
 RETURNS SETOF record
 AS 'MODULE_PATHNAME'
 LANGUAGE C STRICT VOLATILE PARALLEL SAFE;
 
-CREATE FUNCTION pg_doublewrite_log(
+CREATE FUNCTION pg_stat_double_writes_since(
+	OUT stats_reset timestamp with time zone,
+	OUT wal_start pg_lsn)
+AS 'MODULE_PATHNAME'
+LANGUAGE C STRICT VOLATILE PARALLEL SAFE;
+
+CREATE FUNCTION pg_stat_double_write_batches(
+	OUT pages_from integer,
+	OUT pages_to integer,
+	OUT batches bigint,
+	OUT logged_batches bigint)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME'
+LANGUAGE C STRICT VOLATILE PARALLEL SAFE;
+
+CREATE FUNCTION pg_double_write_log(
 	OUT armed boolean,
 	OUT next_batch bigint,
 	OUT low_water bigint,
 	OUT used_bytes bigint,
 	OUT limit_bytes bigint,
+	OUT max_limit_bytes bigint,
 	OUT files_to_sync integer,
 	OUT stage_slots integer)
 AS 'MODULE_PATHNAME'
 LANGUAGE C STRICT VOLATILE PARALLEL SAFE;
 
-CREATE FUNCTION pg_doublewrite_restore(
+CREATE FUNCTION pg_double_write_mode(
+	OUT in_force text,
+	OUT requested text,
+	OUT armed boolean,
+	OUT images boolean,
+	OUT since timestamp with time zone,
+	OUT checkpoint_after pg_lsn)
+AS 'MODULE_PATHNAME'
+LANGUAGE C STRICT VOLATILE PARALLEL SAFE;
+
+CREATE FUNCTION pg_double_write_restore(
+	OUT at_this_start boolean,
+	OUT finished timestamp with time zone,
 	OUT batches bigint,
 	OUT pages_examined bigint,
 	OUT pages_restored bigint,
 	OUT pages_identical bigint,
 	OUT pages_missing bigint,
+	OUT pages_buffered bigint,
 	OUT bytes_read bigint,
 	OUT duration_ms double precision)
 AS 'MODULE_PATHNAME'
 LANGUAGE C STRICT VOLATILE PARALLEL SAFE;
 
--- Everything the engine has counted since the server was started.
+CREATE FUNCTION pg_double_write_ledger(
+	OUT reltablespace oid,
+	OUT reldatabase oid,
+	OUT relfilenode oid,
+	OUT relforknumber smallint,
+	OUT relblocknumber bigint,
+	OUT log_segment text,
+	OUT log_offset integer,
+	OUT lsn_before pg_lsn,
+	OUT lsn_after pg_lsn)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME'
+LANGUAGE C STRICT VOLATILE PARALLEL SAFE;
+
+CREATE FUNCTION pg_stat_reset_double_writes()
+RETURNS void
+AS 'MODULE_PATHNAME'
+LANGUAGE C STRICT VOLATILE PARALLEL SAFE;
+
+-- Everything the engine has counted since recovery was over, or since the
+-- statistics were reset.
 CREATE VIEW pg_stat_double_writes AS
-SELECT
-	max(value) FILTER (WHERE name = 'staged') AS pages_staged,
-	max(value) FILTER (WHERE name = 'replaced') AS pages_replaced,
-	max(value) FILTER (WHERE name = 'stage_hits') AS stage_hits,
-	max(value) FILTER (WHERE name = 'stage_full') AS stage_full,
-	max(value) FILTER (WHERE name = 'discarded') AS pages_discarded,
-	max(value) FILTER (WHERE name = 'batches') AS batches,
-	max(value) FILTER (WHERE name = 'logged') AS pages_logged,
-	max(value) FILTER (WHERE name = 'exempt') AS pages_exempt,
-	max(value) FILTER (WHERE name = 'log_bytes') AS log_write_bytes,
-	max(value) FILTER (WHERE name = 'log_writes') AS log_writes,
-	max(value) FILTER (WHERE name = 'log_syncs') AS log_syncs,
-	max(value) FILTER (WHERE name = 'log_sync_usec') / 1000.0 AS log_sync_time,
-	max(value) FILTER (WHERE name = 'foreground_syncs') AS log_syncs_by_backends,
-	max(value) FILTER (WHERE name = 'home_pages') AS home_pages,
-	max(value) FILTER (WHERE name = 'home_writes') AS home_writes,
-	max(value) FILTER (WHERE name = 'sync_cycles') AS sync_cycles,
-	max(value) FILTER (WHERE name = 'sync_cycle_files') AS sync_cycle_files,
-	max(value) FILTER (WHERE name = 'log_full') AS log_full
-FROM pg_doublewrite_counters();
+WITH c AS (
+	SELECT
+		pg_catalog.max(value) FILTER (WHERE name = 'staged') AS pages_staged,
+		pg_catalog.max(value) FILTER (WHERE name = 'replaced') AS pages_replaced,
+		pg_catalog.max(value) FILTER (WHERE name = 'stage_hits') AS stage_hits,
+		pg_catalog.max(value) FILTER (WHERE name = 'stage_full') AS stage_full,
+		pg_catalog.max(value) FILTER (WHERE name = 'discarded') AS pages_discarded,
+		pg_catalog.max(value) FILTER (WHERE name = 'batches') AS batches,
+		pg_catalog.max(value) FILTER (WHERE name = 'logged') AS pages_logged,
+		pg_catalog.max(value) FILTER (WHERE name = 'exempt') AS pages_exempt,
+		pg_catalog.max(value) FILTER (WHERE name = 'in_epoch') AS pages_in_epoch,
+		pg_catalog.max(value) FILTER (WHERE name = 'log_bytes') AS log_write_bytes,
+		pg_catalog.max(value) FILTER (WHERE name = 'logged_bytes') AS log_page_bytes,
+		pg_catalog.max(value) FILTER (WHERE name = 'log_writes') AS log_writes,
+		pg_catalog.max(value) FILTER (WHERE name = 'log_syncs') AS log_syncs,
+		pg_catalog.max(value) FILTER (WHERE name = 'log_sync_usec') AS log_sync_usec,
+		pg_catalog.max(value) FILTER (WHERE name = 'foreground_syncs') AS log_syncs_by_backends,
+		pg_catalog.max(value) FILTER (WHERE name = 'home_pages') AS home_pages,
+		pg_catalog.max(value) FILTER (WHERE name = 'home_writes') AS home_writes,
+		pg_catalog.max(value) FILTER (WHERE name = 'sync_cycles') AS sync_cycles,
+		pg_catalog.max(value) FILTER (WHERE name = 'space_cycles') AS sync_cycles_for_space,
+		pg_catalog.max(value) FILTER (WHERE name = 'file_cycles') AS sync_cycles_for_files,
+		pg_catalog.max(value) FILTER (WHERE name = 'sync_cycle_files') AS sync_cycle_files,
+		pg_catalog.max(value) FILTER (WHERE name = 'log_full') AS log_full,
+		pg_catalog.max(value) FILTER (WHERE name = 'files_full') AS files_full,
+		pg_catalog.max(value) FILTER (WHERE name = 'checkpoints') AS checkpoints,
+		pg_catalog.max(value) FILTER (WHERE name = 'would_log') AS pages_would_log,
+		pg_catalog.max(value) FILTER (WHERE name = 'would_log_batches') AS batches_would_log,
+		pg_catalog.max(value) FILTER (WHERE name = 'first_changes') AS first_changes,
+		pg_catalog.max(value) FILTER (WHERE name = 'first_change_bytes') AS first_change_bytes,
+		pg_catalog.max(value) FILTER (WHERE name = 'images') AS images,
+		pg_catalog.max(value) FILTER (WHERE name = 'image_bytes') AS image_bytes
+	FROM pg_double_write_counters()
+)
+SELECT pages_staged, pages_replaced, stage_hits, stage_full, pages_discarded,
+	batches, pages_logged, pages_exempt, pages_in_epoch,
+	log_write_bytes, log_page_bytes,
+	pg_catalog.round(pages_logged::numeric * pg_catalog.current_setting('block_size')::numeric /
+		nullif(log_page_bytes::numeric, 0::numeric), 2) AS compression_ratio,
+	log_writes, log_syncs,
+	log_sync_usec::numeric / 1000::numeric AS log_sync_time,
+	log_syncs_by_backends, home_pages, home_writes,
+	pg_catalog.round(home_pages::numeric / nullif(home_writes::numeric, 0::numeric), 2) AS combining_ratio,
+	sync_cycles, sync_cycles_for_space, sync_cycles_for_files, sync_cycle_files,
+	log_full, files_full, checkpoints, pages_would_log, batches_would_log,
+	first_changes, first_change_bytes, images, image_bytes,
+	s.stats_reset
+FROM c, pg_stat_double_writes_since() s;
+
+-- How many batches had how many pages, and how many pages of a batch were
+-- double-written: each such batch costs one sync of the log.
+CREATE VIEW pg_stat_double_write_batches AS
+SELECT * FROM pg_stat_double_write_batches();
 
 CREATE VIEW pg_double_write_log AS
-SELECT * FROM pg_doublewrite_log();
+SELECT * FROM pg_double_write_log();
 
--- No row if this server found nothing to restore when it was started.
+-- The mode that protects pages now, and the one that the settings ask for.
+CREATE VIEW pg_double_write_mode AS
+SELECT in_force, requested, in_force <> requested AS switching,
+	checkpoint_after, since, armed, images
+FROM pg_double_write_mode();
+
+-- The last restore of this cluster, also if the server has been restarted
+-- since, and the pages that it wrote home.
 CREATE VIEW pg_double_write_restore AS
-SELECT r.* FROM pg_doublewrite_restore() r WHERE r.batches IS NOT NULL;
+SELECT r.* FROM pg_double_write_restore() r
+WHERE r.finished IS NOT NULL;
 
--- As for other statistics about the whole cluster, reading needs no privilege
--- but the use of the views.
-GRANT SELECT ON pg_stat_double_writes, pg_double_write_log, pg_double_write_restore TO PUBLIC;
+CREATE VIEW pg_double_write_ledger AS
+SELECT * FROM pg_double_write_ledger();
+
+-- What the sizes in force have meant for the work done so far, in words.
+-- Nothing is said of a size before enough has been done that shares mean
+-- something, nor because of what happens once in a thousand times.
+CREATE VIEW pg_double_write_sizing AS
+WITH n AS (
+	SELECT d.*, l.armed, l.limit_bytes::numeric, l.max_limit_bytes::numeric,
+		l.stage_slots::numeric * pg_catalog.current_setting('block_size')::numeric AS stage_bytes,
+		(SELECT max_val::numeric * pg_catalog.current_setting('block_size')::numeric
+			FROM pg_catalog.pg_settings
+			WHERE name = 'double_write_stage_size') AS max_stage_bytes,
+		d.log_full - d.files_full AS space_waits,
+		greatest(d.checkpoints, 1::bigint)::numeric AS checkpoints_1,
+		nullif(d.pages_staged::numeric, 0::numeric) AS staged_1,
+		nullif(d.log_syncs::numeric, 0::numeric) AS syncs_1
+	FROM pg_stat_double_writes d, pg_double_write_log l
+), s AS (
+	SELECT n.*,
+		stage_full::numeric / staged_1 AS full_ratio,
+		log_syncs_by_backends::numeric / syncs_1 AS backend_ratio,
+		space_waits::numeric / syncs_1 AS wait_ratio,
+		sync_cycles_for_space::numeric / checkpoints_1 AS space_cycle_ratio,
+		sync_cycles_for_files::numeric / checkpoints_1 AS file_cycle_ratio,
+		pages_logged::numeric / syncs_1 AS pages_per_sync
+	FROM n
+), v AS (
+	SELECT s.*,
+		CASE WHEN pages_staged < 1000::bigint THEN 'unknown'
+			 WHEN full_ratio < 0.001 THEN 'ok'
+			 WHEN stage_bytes >= max_stage_bytes THEN 'at its maximum'
+			 ELSE 'too small' END AS stage_verdict,
+		CASE WHEN log_syncs < 100::bigint THEN 'unknown'
+			 WHEN wait_ratio >= 0.001 AND limit_bytes >= max_limit_bytes THEN 'at its maximum'
+			 WHEN wait_ratio >= 0.001 THEN 'too small'
+			 WHEN file_cycle_ratio > 4::numeric THEN 'many files'
+			 WHEN space_cycle_ratio <= 4::numeric THEN 'ok'
+			 WHEN limit_bytes >= max_limit_bytes THEN 'at its maximum'
+			 ELSE 'could be larger' END AS log_verdict,
+		CASE WHEN log_syncs < 100::bigint THEN 'unknown'
+			 WHEN backend_ratio > 0.05 THEN 'background writer too slow'
+			 ELSE 'ok' END AS writer_verdict
+	FROM s
+)
+SELECT 'double_write_stage_size'::text AS setting,
+	pg_catalog.pg_size_pretty(stage_bytes) AS in_force,
+	stage_verdict AS verdict,
+	CASE stage_verdict
+		WHEN 'unknown' THEN
+			pg_catalog.format('Only %s pages have been written, which is too few to judge.', pages_staged)
+		WHEN 'ok' THEN
+			pg_catalog.format('The stage was full for %s of %s pages.', stage_full, pages_staged)
+		WHEN 'at its maximum' THEN
+			pg_catalog.format('The stage was full for %s of %s pages (%s %%), and cannot be larger: storage is the limit.',
+				stage_full, pages_staged, pg_catalog.round(100::numeric * full_ratio, 1))
+		ELSE
+			pg_catalog.format('The stage was full for %s of %s pages (%s %%).  Try %s; if that does not help, storage is the limit.',
+				stage_full, pages_staged, pg_catalog.round(100::numeric * full_ratio, 1),
+				pg_catalog.pg_size_pretty(least(2::numeric * stage_bytes, max_stage_bytes)))
+	END AS explanation
+FROM v
+UNION ALL
+SELECT 'double_write_buffer_size',
+	pg_catalog.pg_size_pretty(limit_bytes),
+	log_verdict,
+	CASE
+		WHEN log_verdict = 'unknown' THEN
+			pg_catalog.format('The log has been synced only %s times, which is too few to judge.', log_syncs)
+		WHEN log_verdict = 'too small' THEN
+			pg_catalog.format('Pages had to wait %s times in %s syncs for space in the log.  Try %s.',
+				space_waits, log_syncs,
+				pg_catalog.pg_size_pretty(least(2::numeric * limit_bytes, max_limit_bytes)))
+		WHEN log_verdict = 'could be larger' THEN
+			pg_catalog.format('Data files were synced %s times in %s checkpoints to free space in the log.  With %s there would be few of these.',
+				sync_cycles_for_space, checkpoints,
+				pg_catalog.pg_size_pretty(least(limit_bytes * pg_catalog.ceil(space_cycle_ratio), max_limit_bytes)))
+		WHEN log_verdict = 'at its maximum' THEN
+			pg_catalog.format('Pages had to wait %s times for space in the log, data files were synced %s times in %s checkpoints to free some, and the log cannot be larger.  More frequent checkpoints or compression leave more room in it.',
+				space_waits, sync_cycles_for_space, checkpoints)
+		WHEN log_verdict = 'many files' THEN
+			pg_catalog.format('Data files were synced %s times in %s checkpoints because too many of them had been written.  A larger log would not change that.',
+				sync_cycles_for_files, checkpoints)
+		ELSE
+			pg_catalog.format('Data files were synced %s times in %s checkpoints to free space in the log, and pages had to wait for it %s times in %s syncs.',
+				sync_cycles_for_space, checkpoints, space_waits, log_syncs)
+	END
+FROM v
+UNION ALL
+SELECT 'shared_buffers, bgwriter_*',
+	pg_catalog.current_setting('shared_buffers'),
+	writer_verdict,
+	CASE writer_verdict
+		WHEN 'unknown' THEN
+			pg_catalog.format('The log has been synced only %s times, which is too few to judge.', log_syncs)
+		WHEN 'ok' THEN
+			pg_catalog.format('Sessions of clients did %s of %s syncs of the log; one sync served %s pages.',
+				log_syncs_by_backends, log_syncs, pg_catalog.round(pages_per_sync, 1))
+		ELSE
+			pg_catalog.format('Sessions of clients did %s of %s syncs of the log.  The background writer cannot follow: a larger stage helps with bursts, faster storage or more shared buffers with the rest.',
+				log_syncs_by_backends, log_syncs)
+	END
+FROM v;
+
+-- What the work done so far would have cost in each mode.  Estimated from
+-- counters; the documentation says how.
+CREATE VIEW pg_double_write_what_if AS
+WITH s AS (
+	SELECT d.*, b.wal_start,
+		CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_current_wal_insert_lsn() END AS wal_now,
+		pg_catalog.current_setting('block_size')::numeric AS page,
+		(pages_logged + pages_would_log)::numeric AS pages_to_log,
+		-- what has been compressed so far says how well others would be
+		coalesce(log_page_bytes::numeric / nullif(pages_logged::numeric, 0::numeric),
+			pg_catalog.current_setting('block_size')::numeric) AS stored_page,
+		(SELECT pg_catalog.sum(logged_batches) FROM pg_stat_double_write_batches)
+			+ batches_would_log::numeric AS batches_to_log
+	FROM pg_stat_double_writes d, pg_stat_double_writes_since() b
+), w AS (
+	SELECT s.*,
+		CASE WHEN wal_now >= wal_start THEN
+			greatest(wal_now - wal_start - image_bytes::numeric, 0::numeric) END AS wal_bare,
+		-- if images have been compressed, more images would be as well
+		pg_catalog.round(first_change_bytes::numeric *
+			CASE WHEN images > 0::bigint AND first_change_bytes > 0::bigint THEN
+				least(1::numeric, image_bytes::numeric / images::numeric /
+					(first_change_bytes::numeric / first_changes::numeric))
+			ELSE 1::numeric END) AS images_all
+	FROM s
+), m AS (
+	SELECT w.*, v.mode,
+		CASE v.mode WHEN 'full_pages' THEN wal_bare + images_all ELSE wal_bare END AS wal_mode
+	FROM w, (VALUES ('off'::text), ('full_pages'::text), ('double_writes'::text)) v(mode)
+)
+SELECT m.mode,
+	m.mode = (SELECT p.in_force FROM pg_double_write_mode p) AS in_force,
+	wal_mode AS wal_bytes,
+	CASE m.mode WHEN 'full_pages' THEN first_changes ELSE 0::bigint END AS page_images,
+	CASE m.mode WHEN 'double_writes' THEN
+		(pages_to_log * stored_page + batches_to_log * page)::bigint ELSE 0::bigint END AS double_write_bytes,
+	CASE m.mode WHEN 'double_writes' THEN
+		(batches_to_log + checkpoints::numeric)::bigint ELSE 0::bigint END AS double_write_syncs,
+	(wal_mode / greatest(checkpoints, 1::bigint)::numeric)::bigint AS redo_bytes_per_checkpoint
+FROM m;
+
+-- Figures about the whole cluster are for everybody, as those of
+-- pg_stat_bgwriter and the like; what names relations of any database is for
+-- roles that may read all statistics.
+GRANT SELECT ON pg_stat_double_writes, pg_stat_double_write_batches,
+	pg_double_write_log, pg_double_write_mode, pg_double_write_restore,
+	pg_double_write_sizing, pg_double_write_what_if TO PUBLIC;
+
+REVOKE ALL ON FUNCTION pg_double_write_ledger() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION pg_double_write_ledger() TO pg_read_all_stats;
+GRANT SELECT ON pg_double_write_ledger TO pg_read_all_stats;
+
+REVOKE ALL ON FUNCTION pg_stat_reset_double_writes() FROM PUBLIC;

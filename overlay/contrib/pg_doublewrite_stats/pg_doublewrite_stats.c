@@ -7,6 +7,9 @@
  * recovery.  They are not part of the cumulative statistics system,
  * whose file format is that of the stock server.
  *
+ * We know nothing of that memory: see doublewrite_stats.h.  What we do know is
+ * the file that is the ledger of the last restore, whose header names its version.
+ *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
  * IDENTIFICATION
@@ -16,11 +19,12 @@
  */
 #include "postgres.h"
 
-#include "access/xlog.h"
+#include "access/xlogdefs.h"
 #include "funcapi.h"
-#include "storage/doublewrite_internal.h"
+#include "miscadmin.h"
+#include "storage/doublewrite_format.h"
+#include "storage/doublewrite_stats.h"
 #include "storage/fd.h"
-#include "storage/lwlock.h"
 #include "utils/builtins.h"
 #include "utils/pg_lsn.h"
 #include "utils/timestamp.h"
@@ -30,88 +34,34 @@ PG_MODULE_MAGIC_EXT(
 					.version = PG_VERSION
 );
 
-PG_FUNCTION_INFO_V1(pg_doublewrite_batch_sizes);
-PG_FUNCTION_INFO_V1(pg_doublewrite_counters);
-PG_FUNCTION_INFO_V1(pg_doublewrite_last_restore);
-PG_FUNCTION_INFO_V1(pg_doublewrite_ledger);
-PG_FUNCTION_INFO_V1(pg_doublewrite_log);
-PG_FUNCTION_INFO_V1(pg_doublewrite_restore);
-PG_FUNCTION_INFO_V1(pg_doublewrite_stats_since);
+PG_FUNCTION_INFO_V1(pg_double_write_counters);
+PG_FUNCTION_INFO_V1(pg_double_write_ledger);
+PG_FUNCTION_INFO_V1(pg_double_write_log);
+PG_FUNCTION_INFO_V1(pg_double_write_mode);
+PG_FUNCTION_INFO_V1(pg_double_write_restore);
+PG_FUNCTION_INFO_V1(pg_stat_double_write_batches);
+PG_FUNCTION_INFO_V1(pg_stat_double_writes_since);
 PG_FUNCTION_INFO_V1(pg_stat_reset_double_writes);
-
-#define COUNTER(field) {#field, offsetof(DWStats, field) / sizeof(pg_atomic_uint64)}
-
-/* Every counter of the engine that is a plain number; the view has a column
- * for each */
-static const struct
-{
-	const char *name;
-	int			index;			/* in DWStats, taken as an array */
-}			counters[] = {
-
-	COUNTER(staged),
-	COUNTER(replaced),
-	COUNTER(stage_hits),
-	COUNTER(stage_full),
-	COUNTER(discarded),
-	COUNTER(batches),
-	COUNTER(logged),
-	COUNTER(exempt),
-	COUNTER(in_epoch),
-	COUNTER(logged_bytes),
-	COUNTER(log_bytes),
-	COUNTER(log_writes),
-	COUNTER(log_syncs),
-	COUNTER(log_sync_usec),
-	COUNTER(home_pages),
-	COUNTER(home_writes),
-	COUNTER(sync_cycles),
-	COUNTER(sync_cycle_files),
-	COUNTER(log_full),
-	COUNTER(foreground_syncs),
-	COUNTER(checkpoints),
-	COUNTER(would_log),
-	COUNTER(would_log_batches),
-	COUNTER(first_changes),
-	COUNTER(first_change_bytes),
-	COUNTER(images),
-	COUNTER(image_bytes),
-};
-
-StaticAssertDecl(lengthof(counters) == DW_SCALAR_COUNTERS,
-				 "a counter of the engine is missing from the list");
-
-/*
- * Value of a counter since the end of recovery or the last reset.
- */
-static int64
-counter_value(int index)
-{
-	uint64		base;
-
-	SpinLockAcquire(&DWCtl->mutex);
-	base = DWCtl->stats_base[index];
-	SpinLockRelease(&DWCtl->mutex);
-	return (int64) (pg_atomic_read_u64((pg_atomic_uint64 *) &DWCtl->stats + index) -
-					base);
-}
 
 /*
  * All counters, as (name, value) rows.
  */
 Datum
-pg_doublewrite_counters(PG_FUNCTION_ARGS)
+pg_double_write_counters(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	DoubleWriteSnapshot *snapshot = DoubleWriteTakeSnapshot();
+	const char *name;
+	int64		value;
 
 	InitMaterializedSRF(fcinfo, 0);
-	for (int i = 0; i < lengthof(counters); i++)
+	for (int i = 0; DoubleWriteSnapshotCounter(snapshot, i, &name, &value); i++)
 	{
 		Datum		values[2];
 		bool		nulls[2] = {0};
 
-		values[0] = CStringGetTextDatum(counters[i].name);
-		values[1] = Int64GetDatum(counter_value(counters[i].index));
+		values[0] = CStringGetTextDatum(name);
+		values[1] = Int64GetDatum(value);
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	}
 	return (Datum) 0;
@@ -121,23 +71,26 @@ pg_doublewrite_counters(PG_FUNCTION_ARGS)
  * Batches by number of pages, one row for each class of sizes.
  */
 Datum
-pg_doublewrite_batch_sizes(PG_FUNCTION_ARGS)
+pg_stat_double_write_batches(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	DoubleWriteSnapshot *snapshot = DoubleWriteTakeSnapshot();
+	int			from;
+	int			to;
+	int64		batches;
+	int64		logged;
 
 	InitMaterializedSRF(fcinfo, 0);
-	for (int i = 0; i < DW_SIZE_CLASSES; i++)
+	for (int i = 0; DoubleWriteSnapshotSizeClass(snapshot, i, &from, &to,
+												 &batches, &logged); i++)
 	{
-		int			batches = offsetof(DWStats, batch_size[i]) / sizeof(pg_atomic_uint64);
-		int			logged = offsetof(DWStats, logged_size[i]) / sizeof(pg_atomic_uint64);
-		bool		last = i == DW_SIZE_CLASSES - 1;
 		Datum		values[4];
 		bool		nulls[4] = {0};
 
-		values[0] = Int32GetDatum(1 << i);
-		values[1] = Int32GetDatum(last ? DW_MAX_BATCH_PAGES : (2 << i) - 1);
-		values[2] = Int64GetDatum(counter_value(batches));
-		values[3] = Int64GetDatum(counter_value(logged));
+		values[0] = Int32GetDatum(from);
+		values[1] = Int32GetDatum(to);
+		values[2] = Int64GetDatum(batches);
+		values[3] = Int64GetDatum(logged);
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	}
 	return (Datum) 0;
@@ -146,37 +99,109 @@ pg_doublewrite_batch_sizes(PG_FUNCTION_ARGS)
 static Datum
 make_row(FunctionCallInfo fcinfo, Datum *values, bool *nulls)
 {
-	static bool no_nulls[16] = {0};
 	TupleDesc	tupdesc;
 
 	if (get_call_result_type(fcinfo, NULL, &tupdesc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "return type must be a row type");
-	Assert(tupdesc->natts <= lengthof(no_nulls));
-	return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(tupdesc), values,
-											 nulls ? nulls : no_nulls));
+	return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(tupdesc), values, nulls));
 }
+
+/* A column that shows a figure of the server */
+typedef struct Column
+{
+	const char *name;			/* of the figure */
+	Datum		(*make) (int64 value);
+} Column;
+
+#define MAX_COLUMNS		16
+
+static Datum
+make_bool(int64 value)
+{
+	return BoolGetDatum(value != 0);
+}
+
+static Datum
+make_is_known(int64 value)
+{
+	return BoolGetDatum(true);
+}
+
+static Datum
+make_int(int64 value)
+{
+	return Int32GetDatum((int32) value);
+}
+
+static Datum
+make_bigint(int64 value)
+{
+	return Int64GetDatum(value);
+}
+
+static Datum
+make_lsn(int64 value)
+{
+	return LSNGetDatum((XLogRecPtr) value);
+}
+
+static Datum
+make_timestamp_tz(int64 value)
+{
+	return TimestampTzGetDatum(value);
+}
+
+static Datum
+make_milliseconds(int64 value)
+{
+	return Float8GetDatum(value / 1000.0);
+}
+
+static Datum
+make_mode(int64 value)
+{
+	const char *name = DoubleWriteModeName(value);
+
+	return CStringGetTextDatum(name ? name : "unknown");
+}
+
+/*
+ * One row of figures.  Those that the server does not have are NULL.
+ */
+static Datum
+make_row_of_figures(FunctionCallInfo fcinfo, const DoubleWriteSnapshot *snapshot,
+					const Column *columns, int ncolumns)
+{
+	Datum		values[MAX_COLUMNS] = {0};
+	bool		nulls[MAX_COLUMNS];
+
+	Assert(ncolumns <= MAX_COLUMNS);
+	for (int i = 0; i < ncolumns; i++)
+	{
+		int64		value;
+
+		nulls[i] = !DoubleWriteSnapshotValue(snapshot, columns[i].name, &value);
+		if (!nulls[i])
+			values[i] = columns[i].make(value);
+	}
+	return make_row(fcinfo, values, nulls);
+}
+
+#define RETURN_FIGURES(snapshot, columns) \
+	PG_RETURN_DATUM(make_row_of_figures(fcinfo, snapshot, columns, lengthof(columns)))
 
 /*
  * Since when counters count, and where WAL ended then, if that is known.
  */
 Datum
-pg_doublewrite_stats_since(PG_FUNCTION_ARGS)
+pg_stat_double_writes_since(PG_FUNCTION_ARGS)
 {
-	TimestampTz since;
-	XLogRecPtr	lsn;
-	Datum		values[2];
-	bool		nulls[2] = {0};
+	static const Column columns[] = {
+		{"stats_since", make_timestamp_tz},
+		{"stats_wal_start", make_lsn},
+	};
 
-	SpinLockAcquire(&DWCtl->mutex);
-	since = DWCtl->stats_reset;
-	lsn = DWCtl->stats_lsn;
-	SpinLockRelease(&DWCtl->mutex);
-
-	/* on a standby the counters start with the server */
-	values[0] = TimestampTzGetDatum(since != 0 ? since : PgStartTime);
-	values[1] = LSNGetDatum(lsn);
-	nulls[1] = XLogRecPtrIsInvalid(lsn);
-	PG_RETURN_DATUM(make_row(fcinfo, values, nulls));
+	RETURN_FIGURES(DoubleWriteTakeSnapshot(), columns);
 }
 
 /*
@@ -185,7 +210,7 @@ pg_doublewrite_stats_since(PG_FUNCTION_ARGS)
 Datum
 pg_stat_reset_double_writes(PG_FUNCTION_ARGS)
 {
-	dw_stats_reset();
+	DoubleWriteStatsReset();
 	PG_RETURN_VOID();
 }
 
@@ -193,44 +218,38 @@ pg_stat_reset_double_writes(PG_FUNCTION_ARGS)
  * State of the log at this moment.  Sizes are in bytes.
  */
 Datum
-pg_doublewrite_log(PG_FUNCTION_ARGS)
+pg_double_write_log(PG_FUNCTION_ARGS)
 {
-	Datum		values[7];
+	static const Column columns[] = {
+		{"log_armed", make_bool},
+		{"log_next_batch", make_bigint},
+		{"log_low_water", make_bigint},
+		{"log_used_bytes", make_bigint},
+		{"log_limit_bytes", make_bigint},
+		{"log_max_limit_bytes", make_bigint},
+		{"log_files_to_sync", make_int},
+		{"stage_slots", make_int},
+	};
 
-	LWLockAcquire(DoubleWriteFlushLock, LW_SHARED);
-	values[0] = BoolGetDatum(DWCtl->armed);
-	values[1] = Int64GetDatum(DWCtl->next_batchno);
-	values[2] = Int64GetDatum(DWCtl->low_water);
-	values[3] = Int64GetDatum(DWCtl->log_open ?
-							  (int64) (DWCtl->segno + 1 - DWCtl->first_segno) * DW_SEGMENT_SIZE : 0);
-	values[4] = Int64GetDatum((int64) dw_log_bound_segments() * DW_SEGMENT_SIZE);
-	values[5] = Int32GetDatum(DWCtl->ndirty_files);
-	LWLockRelease(DoubleWriteFlushLock);
-
-	values[6] = Int32GetDatum(DWCtl->nslots);
-	PG_RETURN_DATUM(make_row(fcinfo, values, NULL));
+	RETURN_FIGURES(DoubleWriteTakeSnapshot(), columns);
 }
 
 /*
- * The restore that this server ran when it was started, or NULL if none.
+ * What protects pages now, and what is asked for.
  */
 Datum
-pg_doublewrite_restore(PG_FUNCTION_ARGS)
+pg_double_write_mode(PG_FUNCTION_ARGS)
 {
-	const DWRestoreStats *restore = &DWCtl->restore;
-	Datum		values[7];
+	static const Column columns[] = {
+		{"mode_in_force", make_mode},
+		{"mode_requested", make_mode},
+		{"mode_armed", make_bool},
+		{"mode_images", make_bool},
+		{"mode_since", make_timestamp_tz},
+		{"mode_checkpoint_after", make_lsn},
+	};
 
-	if (!restore->done)
-		PG_RETURN_NULL();
-
-	values[0] = Int64GetDatum(restore->batches);
-	values[1] = Int64GetDatum(restore->examined);
-	values[2] = Int64GetDatum(restore->restored);
-	values[3] = Int64GetDatum(restore->identical);
-	values[4] = Int64GetDatum(restore->missing);
-	values[5] = Int64GetDatum(restore->bytes_read);
-	values[6] = Float8GetDatum(restore->usec / 1000.0);
-	PG_RETURN_DATUM(make_row(fcinfo, values, NULL));
+	RETURN_FIGURES(DoubleWriteTakeSnapshot(), columns);
 }
 
 /*
@@ -262,29 +281,60 @@ open_ledger(DWLedgerHeader *header)
 }
 
 /*
- * The last restore of this cluster, or NULL if none is known.
+ * A restore of which only the ledger is left.
+ */
+static Datum
+make_row_of_ledger(FunctionCallInfo fcinfo, const DWLedgerHeader *header)
+{
+	Datum		values[] = {
+		BoolGetDatum(false),
+		TimestampTzGetDatum(header->finished),
+		Int64GetDatum(header->batches),
+		Int64GetDatum(header->examined),
+		Int64GetDatum(header->restored),
+		Int64GetDatum(header->identical),
+		Int64GetDatum(header->missing),
+		Int64GetDatum(header->buffered),
+		Int64GetDatum(header->bytes_read),
+		Float8GetDatum(header->usec / 1000.0),
+	};
+	bool		nulls[lengthof(values)] = {0};
+
+	return make_row(fcinfo, values, nulls);
+}
+
+/*
+ * The last restore of this cluster that is known: the one that this server ran
+ * when it was started, or an earlier one.  NULL if there is none.
  */
 Datum
-pg_doublewrite_last_restore(PG_FUNCTION_ARGS)
+pg_double_write_restore(PG_FUNCTION_ARGS)
 {
+	static const Column columns[] = {
+		{"restore_finished", make_is_known},
+		{"restore_finished", make_timestamp_tz},
+		{"restore_batches", make_bigint},
+		{"restore_examined", make_bigint},
+		{"restore_restored", make_bigint},
+		{"restore_identical", make_bigint},
+		{"restore_missing", make_bigint},
+		{"restore_buffered", make_bigint},
+		{"restore_bytes_read", make_bigint},
+		{"restore_usec", make_milliseconds},
+	};
+	DoubleWriteSnapshot *snapshot = DoubleWriteTakeSnapshot();
 	DWLedgerHeader header;
-	FILE	   *fp = open_ledger(&header);
-	Datum		values[9];
+	FILE	   *fp;
+	int64		finished;
 
+	if (DoubleWriteSnapshotValue(snapshot, "restore_finished", &finished))
+		RETURN_FIGURES(snapshot, columns);
+
+	fp = open_ledger(&header);
 	if (fp == NULL)
 		PG_RETURN_NULL();
 	FreeFile(fp);
-
-	values[0] = TimestampTzGetDatum(header.finished);
-	values[1] = Int64GetDatum(header.batches);
-	values[2] = Int64GetDatum(header.examined);
-	values[3] = Int64GetDatum(header.restored);
-	values[4] = Int64GetDatum(header.identical);
-	values[5] = Int64GetDatum(header.missing);
-	values[6] = Int64GetDatum(header.buffered);
-	values[7] = Int64GetDatum(header.bytes_read);
-	values[8] = Float8GetDatum(header.usec / 1000.0);
-	PG_RETURN_DATUM(make_row(fcinfo, values, NULL));
+	PG_RETURN_DATUM(make_row_of_ledger(fcinfo, &header));
 }
 
 static void
@@ -309,7 +359,7 @@ put_ledger_entry(ReturnSetInfo *rsinfo, const DWLedgerEntry *entry)
  * The pages that the last restore wrote home.
  */
 Datum
-pg_doublewrite_ledger(PG_FUNCTION_ARGS)
+pg_double_write_ledger(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	DWLedgerHeader header;

@@ -190,8 +190,12 @@ typedef struct DWStats
 	pg_atomic_uint64 home_pages;	/* pages written home */
 	pg_atomic_uint64 home_writes;	/* write calls for them */
 	pg_atomic_uint64 sync_cycles;	/* sync cycles completed */
+	pg_atomic_uint64 space_cycles;	/* ... begun because half of the log was in
+									 * use */
+	pg_atomic_uint64 file_cycles;	/* ... because of many files */
 	pg_atomic_uint64 sync_cycle_files;	/* files synced by them */
 	pg_atomic_uint64 log_full;	/* waits for space in the log */
+	pg_atomic_uint64 files_full;	/* ... or rather in the table of files */
 	pg_atomic_uint64 foreground_syncs;	/* log syncs by client backends */
 	pg_atomic_uint64 checkpoints;	/* checkpoints or restartpoints completed */
 
@@ -219,6 +223,7 @@ typedef struct DWStats
 typedef struct DWRestoreStats
 {
 	bool		done;			/* a restore was run by this server */
+	TimestampTz finished;		/* when */
 	uint64		batches;		/* live batches read */
 	uint64		examined;		/* distinct pages with a live copy */
 	uint64		restored;		/* pages written home */
@@ -229,10 +234,36 @@ typedef struct DWRestoreStats
 	int64		usec;			/* microseconds it took */
 } DWRestoreStats;
 
+/* What views show of the log; see dw_show_log() */
+typedef struct DWShownLog
+{
+	bool		armed;
+	uint64		next_batchno;
+	uint64		low_water;
+	uint32		segments;		/* in use */
+	int			files;			/* in the table of dirty files */
+} DWShownLog;
+
+/* ... and of the mode; see dw_note_mode() */
+typedef struct DWShownMode
+{
+	TornPagesProtection requested;	/* by the server's settings */
+	TornPagesProtection mechanism;	/* of pages that are written now */
+	bool		recovery;		/* ... noted during recovery */
+	TornPagesProtection in_force;	/* what protects all pages */
+	TimestampTz since;			/* when that came into force, or 0 */
+	bool		images;			/* this server's WAL carries images */
+	XLogRecPtr	off_until;		/* coming from "off", pages are safe once a
+								 * checkpoint with a redo pointer at or above
+								 * this completes, or 0 */
+	XLogRecPtr	disarm_after;	/* as in DWCtlData */
+} DWShownMode;
+
 typedef struct DWCtlData
 {
 	slock_t		mutex;			/* guards the stage lists, hash, slot states,
-								 * redo pointers, flusher_proc */
+								 * redo pointers, flusher_proc, what views
+								 * show */
 
 	/* stage; mutex */
 	int			nslots;
@@ -318,6 +349,9 @@ typedef struct DWCtlData
 	TimestampTz stats_reset;	/* when, or 0: start of the server */
 	XLogRecPtr	stats_lsn;		/* end of WAL then, or 0 if unknown */
 
+	DWShownLog	shown_log;		/* mutex */
+	DWShownMode shown_mode;		/* mutex */
+
 	DWRestoreStats restore;		/* written by startup process only */
 } DWCtlData;
 
@@ -387,8 +421,12 @@ extern char *dw_pack_pages(DWBatchHeader *hdr, const int *slots, int nslots);
 extern void dw_sync_directory(const RelFileLocator *rlocator);
 extern void dw_sync_removals(void);
 
+/* mode.c */
+extern void dw_note_mode(void);
+extern TornPagesProtection dw_mode_in_force(const DWShownMode *mode, bool armed);
+
 /* stats.c */
-extern void dw_stats_reset(void);
+extern void dw_show_log(void);
 extern void dw_stats_start(XLogRecPtr lsn);
 
 /* ledger.c */

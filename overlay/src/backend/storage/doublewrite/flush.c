@@ -435,6 +435,18 @@ dw_give_up_batch(void)
 			 errhint("See earlier messages in the server log for the reason.")));
 }
 
+static bool
+dw_log_half_full(void)
+{
+	return DWCtl->segno + 1 - DWCtl->first_segno > dw_log_bound_segments() / 2;
+}
+
+static bool
+dw_many_dirty_files(void)
+{
+	return DWCtl->ndirty_files > DW_DIRTY_FILES / 4 * 3;
+}
+
 /*
  * Is it time for a sync cycle, lest somebody have to wait for one?  When half
  * of the log's bound is in use, or most of the table of files.
@@ -442,9 +454,7 @@ dw_give_up_batch(void)
 static bool
 dw_cycle_needed(void)
 {
-	return DWCtl->log_open &&
-		(DWCtl->segno + 1 - DWCtl->first_segno > dw_log_bound_segments() / 2 ||
-		 DWCtl->ndirty_files > DW_DIRTY_FILES / 4 * 3);
+	return DWCtl->log_open && (dw_log_half_full() || dw_many_dirty_files());
 }
 
 /*
@@ -822,6 +832,7 @@ dw_forget_files(uint64 mark)
 		dw_dirty_file(&tag, old[i].batchno);
 	}
 	pfree(old);
+	dw_show_log();
 }
 
 /*
@@ -847,6 +858,12 @@ dw_sync_cycle(uint64 cycles_seen)
 		LWLockRelease(DoubleWriteSyncLock);
 		return;
 	}
+
+	/* for those who judge the size of the log */
+	if (dw_log_half_full())
+		DWCount(space_cycles, 1);
+	else if (dw_many_dirty_files())
+		DWCount(file_cycles, 1);
 
 	mark = dw_first_unfinished_batch();
 	dw_epoch_begin(mark);

@@ -20,7 +20,6 @@
 
 #include "storage/doublewrite_internal.h"
 #include "storage/fd.h"
-#include "utils/timestamp.h"
 
 #define DW_LEDGER_TMP	DW_LEDGER_FILE ".tmp"
 
@@ -77,7 +76,7 @@ dw_ledger_end(const DWRestoreStats *stats)
 	header.magic = DW_LEDGER_MAGIC;
 	header.version = DW_LEDGER_VERSION;
 	header.entry_size = sizeof(DWLedgerEntry);
-	header.finished = GetCurrentTimestamp();
+	header.finished = stats->finished;
 	header.batches = stats->batches;
 	header.examined = stats->examined;
 	header.restored = stats->restored;

@@ -759,6 +759,7 @@ dw_append(const int *slots, int nslots, char *packed)
 	if (nslots > 0)
 		DWCtl->last_page_batch = DWCtl->next_batchno;
 	DWCtl->next_batchno++;
+	dw_show_log();
 
 	/* client backends seldom come here: don't keep freed segments alive */
 	if (AmRegularBackendProcess())
@@ -783,7 +784,10 @@ dw_log_write_batch(const int *slots, int nslots, bool beyond_bound)
 	Assert(DWCtl->log_open && nslots > 0 && nslots <= DW_MAX_BATCH_PAGES);
 
 	if (dw_dirty_files_full(nslots))
+	{
+		DWCount(files_full, 1);
 		return false;
+	}
 	packed = dw_build_entries(slots, nslots);
 	nblocks = DWBatchBlocks(DWHeader);
 	if (!dw_reserve(nblocks, false, beyond_bound))
@@ -828,6 +832,7 @@ dw_log_set_low_water(uint64 mark)
 	INJECTION_POINT("doublewrite-after-low-water", NULL);
 
 	dw_recycle_segments();
+	dw_show_log();
 }
 
 /* ---------------------------------------------------------------------
@@ -1059,6 +1064,8 @@ dw_arm(void)
 	dw_write_marker();
 	DWCtl->armed = true;
 	DWCtl->disarm_after = InvalidXLogRecPtr;
+	dw_show_log();
+	dw_note_mode();
 	INJECTION_POINT("doublewrite-armed", NULL);
 }
 
@@ -1092,8 +1099,10 @@ dw_disarm(bool keep_segments)
 
 		/* with the marker, the next start would ask for the segments */
 		DWCtl->log_open = false;
+		dw_show_log();
 		if (durable_unlink(DW_MARKER_FILE, LOG) == 0)
 			dw_retire_log(keep_segments);
 	}
 	LWLockRelease(DoubleWriteFlushLock);
+	dw_note_mode();
 }

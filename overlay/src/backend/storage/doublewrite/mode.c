@@ -31,9 +31,11 @@
 #include "access/xlogrecovery.h"
 #include "postmaster/auxprocess.h"
 #include "storage/doublewrite_internal.h"
+#include "storage/doublewrite_stats.h"
 #include "storage/lwlock.h"
 #include "utils/guc_hooks.h"
 #include "utils/injection_point.h"
+#include "utils/timestamp.h"
 
 /* GUCs */
 int			io_torn_pages_protection = TORN_PAGES_FULL_PAGES;
@@ -192,11 +194,108 @@ dw_report_mode(void)
 					dw_images_requested() ? "full_pages" : "off")));
 }
 
+/* ---------------------------------------------------------------------
+ * What views show of the mode
+ * ---------------------------------------------------------------------
+ */
+
 /*
- * Second half: images are on or off now as DoubleWriteUpdateMode() said.
+ * What happens to pages that are written now?  In recovery it is WAL that says
+ * whether there are images.
+ */
+static TornPagesProtection
+dw_mechanism(const DWShownMode *mode, bool armed)
+{
+	bool		images = XLogInsertAllowed() ? mode->images : dw_replayed_images();
+
+	if (armed)
+		return TORN_PAGES_DOUBLE_WRITES;
+	return images ? TORN_PAGES_FULL_PAGES : TORN_PAGES_OFF;
+}
+
+/*
+ * What protects all pages?  A server that leaves "off" has written some without
+ * protection, which may not be durable before a checkpoint completes.
+ */
+TornPagesProtection
+dw_mode_in_force(const DWShownMode *mode, bool armed)
+{
+	if (!XLogRecPtrIsInvalid(mode->off_until))
+		return TORN_PAGES_OFF;
+	return dw_mechanism(mode, armed);
+}
+
+/*
+ * Settings have been applied, or the mode has changed: let views see that.
+ * Called by the checkpointer, or by a process that arms or disarms the log.
  */
 void
-DoubleWriteModeApplied(void)
+dw_note_mode(void)
+{
+	DWShownMode mode = DWCtl->shown_mode;
+	TornPagesProtection mechanism = dw_mechanism(&mode, DWCtl->armed);
+	TornPagesProtection in_force;
+	bool		recovery = !XLogInsertAllowed();
+
+	if (mechanism == TORN_PAGES_OFF)
+		mode.off_until = InvalidXLogRecPtr;
+	else if (mode.since != 0 && mode.mechanism == TORN_PAGES_OFF &&
+			 !mode.recovery && !recovery)
+		mode.off_until = GetXLogInsertRecPtr();
+	mode.mechanism = mechanism;
+	mode.recovery = recovery;
+	mode.disarm_after = DWCtl->disarm_after;
+
+	in_force = dw_mode_in_force(&mode, DWCtl->armed);
+	if (mode.since == 0 || mode.in_force != in_force)
+		mode.since = GetCurrentTimestamp();
+	mode.in_force = in_force;
+
+	SpinLockAcquire(&DWCtl->mutex);
+	DWCtl->shown_mode = mode;
+	SpinLockRelease(&DWCtl->mutex);
+}
+
+const char *
+DoubleWriteModeName(int64 mode)
+{
+	switch (mode)
+	{
+		case TORN_PAGES_OFF:
+			return "off";
+		case TORN_PAGES_FULL_PAGES:
+			return "full_pages";
+		case TORN_PAGES_DOUBLE_WRITES:
+			return "double_writes";
+	}
+	return NULL;
+}
+
+/*
+ * What do the server's settings ask for, and what does WAL carry since they have
+ * been applied?  If the log could not be used, images stay as they were.
+ */
+static void
+dw_note_settings(void)
+{
+	TornPagesProtection requested = io_torn_pages_protection;
+
+	if (requested == TORN_PAGES_FULL_PAGES && !fullPageWrites)
+		requested = TORN_PAGES_OFF;
+
+	SpinLockAcquire(&DWCtl->mutex);
+	if (requested != TORN_PAGES_DOUBLE_WRITES)
+		DWCtl->shown_mode.images = requested == TORN_PAGES_FULL_PAGES;
+	else if (DWCtl->armed)
+		DWCtl->shown_mode.images = false;
+	else if (DWCtl->shown_mode.since == 0)
+		DWCtl->shown_mode.images = DWCtl->redo_images;
+	DWCtl->shown_mode.requested = requested;
+	SpinLockRelease(&DWCtl->mutex);
+}
+
+static void
+dw_apply_mode(void)
 {
 	static bool reported = false;
 
@@ -221,6 +320,17 @@ DoubleWriteModeApplied(void)
 	else if (XLogRecPtrIsInvalid(DWCtl->disarm_after) &&
 			 XLogInsertAllowed())
 		DWCtl->disarm_after = GetXLogInsertRecPtr();
+}
+
+/*
+ * Second half: images are on or off now as DoubleWriteUpdateMode() said.
+ */
+void
+DoubleWriteModeApplied(void)
+{
+	dw_note_settings();
+	dw_apply_mode();
+	dw_note_mode();
 }
 
 bool
@@ -342,6 +452,9 @@ DoubleWriteCheckpointDone(XLogRecPtr redo, bool images)
 		ereport(LOG,
 				(errmsg("torn page protection has switched to full-page images")));
 	}
+	if (redo >= DWCtl->shown_mode.off_until)
+		DWCtl->shown_mode.off_until = InvalidXLogRecPtr;
+	dw_note_mode();
 	DWCount(checkpoints, 1);
 	dw_log_checkpoint_stats();
 }

@@ -57,6 +57,7 @@
 #include "storage/smgr.h"
 #include "utils/injection_point.h"
 #include "utils/memutils.h"
+#include "utils/timestamp.h"
 
 /*
  * Share of shared buffers that restored pages get.  The rest is for pages that
@@ -683,6 +684,7 @@ dw_restore(const DWScan *scan, const DWLiveRange *live)
 	INSTR_TIME_SUBTRACT(end, start);
 
 	state.stats.done = true;
+	state.stats.finished = GetCurrentTimestamp();
 	state.stats.batches = live->last - live->first + 1;
 	state.stats.bytes_read = scan->bytes_read;
 	state.stats.usec = INSTR_TIME_GET_MICROSEC(end);

@@ -1,11 +1,15 @@
 /*-------------------------------------------------------------------------
  *
  * stats.c
- *	  Counters of the engine: when they start, and what is counted elsewhere.
+ *	  Counters of the engine: when they start, what is counted elsewhere, and
+ *	  how extensions learn of all this.
  *
  * The counters themselves only ever rise, since checkpoints report their
  * differences.  To reset them means to remember what they are now, and have
  * the views subtract that.
+ *
+ * Views look at copies of what the engine is doing, made by those who do it
+ * (dw_show_log(), dw_note_mode()), since they must answer when storage hangs.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -19,6 +23,8 @@
 #include "access/xlog.h"
 #include "storage/bufpage.h"
 #include "storage/doublewrite_internal.h"
+#include "storage/doublewrite_stats.h"
+#include "storage/lwlock.h"
 #include "utils/timestamp.h"
 
 /*
@@ -48,12 +54,243 @@ dw_stats_start(XLogRecPtr lsn)
 }
 
 void
-dw_stats_reset(void)
+DoubleWriteStatsReset(void)
 {
 	dw_stats_set_base(GetCurrentTimestamp(),
 					  RecoveryInProgress() ? InvalidXLogRecPtr :
 					  GetXLogInsertRecPtr());
 }
+
+/* ---------------------------------------------------------------------
+ * What others are told
+ * ---------------------------------------------------------------------
+ */
+
+#define COUNTER_INDEX(field) (offsetof(DWStats, field) / sizeof(pg_atomic_uint64))
+#define COUNTER(field) {#field, COUNTER_INDEX(field)}
+
+/* Every counter that is a plain number; pg_stat_double_writes has a column for each */
+static const struct
+{
+	const char *name;
+	int			index;			/* in DWStats, taken as an array */
+}			counters[] = {
+
+	COUNTER(staged),
+	COUNTER(replaced),
+	COUNTER(stage_hits),
+	COUNTER(stage_full),
+	COUNTER(discarded),
+	COUNTER(batches),
+	COUNTER(logged),
+	COUNTER(exempt),
+	COUNTER(in_epoch),
+	COUNTER(logged_bytes),
+	COUNTER(log_bytes),
+	COUNTER(log_writes),
+	COUNTER(log_syncs),
+	COUNTER(log_sync_usec),
+	COUNTER(home_pages),
+	COUNTER(home_writes),
+	COUNTER(sync_cycles),
+	COUNTER(space_cycles),
+	COUNTER(file_cycles),
+	COUNTER(sync_cycle_files),
+	COUNTER(log_full),
+	COUNTER(files_full),
+	COUNTER(foreground_syncs),
+	COUNTER(checkpoints),
+	COUNTER(would_log),
+	COUNTER(would_log_batches),
+	COUNTER(first_changes),
+	COUNTER(first_change_bytes),
+	COUNTER(images),
+	COUNTER(image_bytes),
+};
+
+StaticAssertDecl(lengthof(counters) == DW_SCALAR_COUNTERS,
+				 "a counter of the engine is missing from the list");
+
+/* A figure that is no counter */
+typedef struct DWFigure
+{
+	const char *name;
+	int64		value;
+} DWFigure;
+
+#define MAX_FIGURES		32
+
+struct DoubleWriteSnapshot
+{
+	int64		counters[sizeof(DWStats) / sizeof(pg_atomic_uint64)];
+	DWFigure	figures[MAX_FIGURES];
+	int			nfigures;
+};
+
+/*
+ * Let views see the log as it is now.  They must not take the flush lock
+ * themselves: its holder may wait for storage, and waits for nobody.
+ */
+void
+dw_show_log(void)
+{
+	DWShownLog	log;
+
+	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
+
+	log.armed = DWCtl->armed;
+	log.next_batchno = DWCtl->next_batchno;
+	log.low_water = DWCtl->low_water;
+	log.segments = DWCtl->log_open ? DWCtl->segno + 1 - DWCtl->first_segno : 0;
+	log.files = DWCtl->ndirty_files;
+
+	SpinLockAcquire(&DWCtl->mutex);
+	DWCtl->shown_log = log;
+	SpinLockRelease(&DWCtl->mutex);
+}
+
+static void
+dw_put_figure(DoubleWriteSnapshot *snapshot, const char *name, int64 value)
+{
+	Assert(snapshot->nfigures < MAX_FIGURES);
+	snapshot->figures[snapshot->nfigures++] = (DWFigure) {name, value};
+}
+
+/* For LSNs and times, of which zero means that there is none */
+static void
+dw_put_if_any(DoubleWriteSnapshot *snapshot, const char *name, int64 value)
+{
+	if (value != 0)
+		dw_put_figure(snapshot, name, value);
+}
+
+static void
+dw_put_log(DoubleWriteSnapshot *snapshot, const DWShownLog *log)
+{
+	dw_put_figure(snapshot, "log_armed", log->armed);
+	dw_put_figure(snapshot, "log_next_batch", log->next_batchno);
+	dw_put_figure(snapshot, "log_low_water", log->low_water);
+	dw_put_figure(snapshot, "log_used_bytes", (int64) log->segments * DW_SEGMENT_SIZE);
+	dw_put_figure(snapshot, "log_limit_bytes",
+				  (int64) dw_log_bound_segments() * DW_SEGMENT_SIZE);
+	dw_put_figure(snapshot, "log_max_limit_bytes",
+				  (int64) (DW_MAX_SEGMENTS - 1) * DW_SEGMENT_SIZE);
+	dw_put_figure(snapshot, "log_files_to_sync", log->files);
+	dw_put_figure(snapshot, "stage_slots", DWCtl->nslots);
+}
+
+static void
+dw_put_mode(DoubleWriteSnapshot *snapshot, const DWShownMode *mode, bool armed)
+{
+	TornPagesProtection in_force = dw_mode_in_force(mode, armed);
+	bool		to_full_pages = in_force == TORN_PAGES_DOUBLE_WRITES;
+
+	dw_put_figure(snapshot, "mode_in_force", in_force);
+	dw_put_figure(snapshot, "mode_requested", mode->requested);
+	dw_put_figure(snapshot, "mode_armed", armed);
+	dw_put_figure(snapshot, "mode_images",
+				  !XLogInsertAllowed() ? dw_replayed_images() : mode->images);
+	if (mode->in_force == in_force)
+		dw_put_if_any(snapshot, "mode_since", mode->since);
+	dw_put_if_any(snapshot, "mode_checkpoint_after",
+				  to_full_pages ? mode->disarm_after : mode->off_until);
+}
+
+static void
+dw_put_restore(DoubleWriteSnapshot *snapshot, const DWRestoreStats *restore)
+{
+	if (!restore->done)
+		return;
+	dw_put_figure(snapshot, "restore_finished", restore->finished);
+	dw_put_figure(snapshot, "restore_batches", restore->batches);
+	dw_put_figure(snapshot, "restore_examined", restore->examined);
+	dw_put_figure(snapshot, "restore_restored", restore->restored);
+	dw_put_figure(snapshot, "restore_identical", restore->identical);
+	dw_put_figure(snapshot, "restore_missing", restore->missing);
+	dw_put_figure(snapshot, "restore_buffered", restore->buffered);
+	dw_put_figure(snapshot, "restore_bytes_read", restore->bytes_read);
+	dw_put_figure(snapshot, "restore_usec", restore->usec);
+}
+
+/*
+ * All figures at this moment, in memory of the caller's.  Counters are those
+ * since the end of recovery or the last reset.
+ */
+DoubleWriteSnapshot *
+DoubleWriteTakeSnapshot(void)
+{
+	DoubleWriteSnapshot *snapshot = palloc0(sizeof(DoubleWriteSnapshot));
+	TimestampTz since;
+	XLogRecPtr	lsn;
+	DWShownLog	log;
+	DWShownMode mode;
+
+	SpinLockAcquire(&DWCtl->mutex);
+	for (int i = 0; i < lengthof(snapshot->counters); i++)
+		snapshot->counters[i] = (int64)
+			(pg_atomic_read_u64((pg_atomic_uint64 *) &DWCtl->stats + i) -
+			 DWCtl->stats_base[i]);
+	since = DWCtl->stats_reset;
+	lsn = DWCtl->stats_lsn;
+	log = DWCtl->shown_log;
+	mode = DWCtl->shown_mode;
+	SpinLockRelease(&DWCtl->mutex);
+
+	/* on a standby the counters start with the server */
+	dw_put_figure(snapshot, "stats_since", since != 0 ? since : PgStartTime);
+	dw_put_if_any(snapshot, "stats_wal_start", lsn);
+	dw_put_log(snapshot, &log);
+	dw_put_mode(snapshot, &mode, log.armed);
+	dw_put_restore(snapshot, &DWCtl->restore);
+	return snapshot;
+}
+
+bool
+DoubleWriteSnapshotCounter(const DoubleWriteSnapshot *snapshot, int n,
+						   const char **name, int64 *value)
+{
+	if (n < 0 || n >= lengthof(counters))
+		return false;
+	*name = counters[n].name;
+	*value = snapshot->counters[counters[n].index];
+	return true;
+}
+
+/*
+ * Batches by number of pages, one class of sizes after the other.
+ */
+bool
+DoubleWriteSnapshotSizeClass(const DoubleWriteSnapshot *snapshot, int n,
+							 int *from, int *to, int64 *batches, int64 *logged)
+{
+	if (n < 0 || n >= DW_SIZE_CLASSES)
+		return false;
+	*from = 1 << n;
+	*to = n == DW_SIZE_CLASSES - 1 ? DW_MAX_BATCH_PAGES : (2 << n) - 1;
+	*batches = snapshot->counters[COUNTER_INDEX(batch_size[0]) + n];
+	*logged = snapshot->counters[COUNTER_INDEX(logged_size[0]) + n];
+	return true;
+}
+
+bool
+DoubleWriteSnapshotValue(const DoubleWriteSnapshot *snapshot, const char *name,
+						 int64 *value)
+{
+	for (int i = 0; i < snapshot->nfigures; i++)
+	{
+		if (strcmp(snapshot->figures[i].name, name) == 0)
+		{
+			*value = snapshot->figures[i].value;
+			return true;
+		}
+	}
+	return false;
+}
+
+/* ---------------------------------------------------------------------
+ * First changes of pages
+ * ---------------------------------------------------------------------
+ */
 
 /*
  * A WAL record changes a page for the first time after the redo pointer.

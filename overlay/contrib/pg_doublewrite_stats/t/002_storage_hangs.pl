@@ -1,0 +1,99 @@
+
+# Copyright (c) 2025, PostgreSQL Global Development Group
+
+# Monitoring answers when storage hangs: a flusher stands still with the flush
+# lock held, and every view of the extension can be read.
+
+use strict;
+use warnings FATAL => 'all';
+
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(usleep);
+
+if ($ENV{enable_injection_points} ne 'yes')
+{
+	plan skip_all => 'Injection points not supported by this build';
+}
+
+my $node = PostgreSQL::Test::Cluster->new('main');
+$node->init;
+$node->append_conf(
+	'postgresql.conf', q{
+io_torn_pages_protection = double_writes
+checkpoint_timeout = 1h
+autovacuum = off
+});
+$node->start;
+$node->safe_psql('postgres',
+	'CREATE EXTENSION pg_doublewrite_stats; CREATE EXTENSION test_doublewrite;
+	 CREATE EXTENSION injection_points;
+	 CREATE TABLE t AS SELECT generate_series(1, 1000) AS i');
+
+my @views = split(
+	/\n/,
+	$node->safe_psql(
+		'postgres', q{
+	SELECT c.oid::regclass FROM pg_depend d JOIN pg_class c ON c.oid = d.objid
+	 WHERE d.classid = 'pg_class'::regclass AND d.deptype = 'e' AND c.relkind = 'v'
+	   AND d.refobjid = (SELECT oid FROM pg_extension WHERE extname = 'pg_doublewrite_stats')
+	 ORDER BY 1}));
+cmp_ok(scalar(@views), '>=', 8, 'views of the extension are known');
+$node->safe_psql('postgres', "SELECT * FROM $_") foreach @views;
+
+# Nobody reads a table any more: who needs a page would wait, too.
+my $reader = $node->background_psql('postgres');
+$reader->query_safe("SELECT count(*) FROM $_") foreach @views;
+my $looker = $node->background_psql('postgres');
+$looker->query_safe('SELECT 1');
+
+$node->safe_psql('postgres',
+	q{SELECT injection_points_attach('doublewrite-home-written', 'wait')});
+my $flusher = $node->background_psql('postgres');
+$flusher->query_until(qr/begin/, q{
+\echo begin
+UPDATE t SET i = i + 1;
+CHECKPOINT;
+});
+my $held = q{SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'doublewrite-home-written'};
+
+# Poll in a session that exists already
+sub wait_for
+{
+	my ($what, $condition) = @_;
+	my $deadline = time() + $PostgreSQL::Test::Utils::timeout_default;
+
+	until ($condition->())
+	{
+		die $what if time() > $deadline;
+		usleep(100_000);
+	}
+	return;
+}
+wait_for('nobody flushes', sub { $looker->query_safe($held) >= 1 });
+
+foreach my $view (@views)
+{
+	# a wait for an LWLock ends neither by timeout nor by cancel
+	$reader->{timeout}->start($PostgreSQL::Test::Utils::timeout_default);
+	my $rows = eval { $reader->query_safe("SELECT count(*) FROM $view") };
+	if (!defined $rows)
+	{
+		fail("$view answers");
+		diag $looker->query_safe(
+			q{SELECT string_agg(concat_ws(' ', backend_type, wait_event, query), E'\n') FROM pg_stat_activity});
+		last;
+	}
+	pass("$view answers");
+}
+
+# detach first, so that nobody stops there again
+$looker->query_safe(q{SELECT injection_points_detach('doublewrite-home-written')});
+$looker->query_safe(q{SELECT injection_points_wakeup('doublewrite-home-written')});
+wait_for('flusher stays', sub { $looker->query_safe($held) == 0 });
+$_->quit foreach ($flusher, $reader, $looker);
+is($node->safe_psql('postgres', 'SELECT sum(i) FROM t'),
+	1000 * 1001 / 2 + 1000, 'work goes on');
+$node->stop;
+done_testing();

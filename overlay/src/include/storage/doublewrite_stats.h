@@ -1,0 +1,44 @@
+/*-------------------------------------------------------------------------
+ *
+ * doublewrite_stats.h
+ *	  What the engine tells extensions about itself.
+ *
+ * A library may be newer or older than the server that loads it: packages
+ * replace both while the old server goes on running.  So nothing here depends
+ * on the layout of a structure.  Figures are asked for by name, those that a
+ * server does not have are unknown, and a function whose arguments change gets
+ * another name, so that the library cannot be loaded.
+ *
+ * None of this waits for storage, nor for whoever does.
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * src/include/storage/doublewrite_stats.h
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef DOUBLEWRITE_STATS_H
+#define DOUBLEWRITE_STATS_H
+
+/* All figures as they were at one moment */
+typedef struct DoubleWriteSnapshot DoubleWriteSnapshot;
+
+extern DoubleWriteSnapshot *DoubleWriteTakeSnapshot(void);
+
+/* Counters by place: false past the last one */
+extern bool DoubleWriteSnapshotCounter(const DoubleWriteSnapshot *snapshot,
+									   int n, const char **name, int64 *value);
+extern bool DoubleWriteSnapshotSizeClass(const DoubleWriteSnapshot *snapshot,
+										 int n, int *from, int *to,
+										 int64 *batches, int64 *logged);
+
+/* Other figures by name: false if unknown, or if there is no such thing now */
+extern bool DoubleWriteSnapshotValue(const DoubleWriteSnapshot *snapshot,
+									 const char *name, int64 *value);
+
+/* Value of io_torn_pages_protection in words */
+extern const char *DoubleWriteModeName(int64 mode);
+
+extern void DoubleWriteStatsReset(void);
+
+#endif							/* DOUBLEWRITE_STATS_H */
