@@ -3,9 +3,8 @@
  * doublewrite_scan.c
  *	  Reading the double-write log, and judging it.
  *
- * The caller lists the segments, reads each into memory and hands it over
- * here; all that is done with files, and all that is said to people, is left
- * to the caller.
+ * The caller lists the segments, and reads what it is asked for; all that is
+ * said to people is left to it.
  *
  * The newest batch alone can be incomplete; then none of its home writes had
  * been started, and it is ignored.  From the newest complete batch, its
@@ -27,6 +26,8 @@
 #include "postgres_fe.h"
 #endif
 
+#include <sys/stat.h>
+#include <unistd.h>
 #ifdef USE_LZ4
 #include <lz4.h>
 #endif
@@ -34,13 +35,14 @@
 #include <zstd.h>
 #endif
 
+#include "catalog/pg_tablespace_d.h"
 #include "common/doublewrite_scan.h"
 #ifdef FRONTEND
 #include "common/fe_memutils.h"
 #endif
 
 /* ---------------------------------------------------------------------
- * Names and the marker
+ * Names, the marker, and the label of a backup
  * ---------------------------------------------------------------------
  */
 
@@ -101,6 +103,212 @@ DWSkipMarker(FILE *fp)
 	return !marker;
 }
 
+/*
+ * What is this file?  It is open, or NULL if there is none.  read_backup_label()
+ * asks for more of a label than we do; but who writes these lines means one.
+ */
+DWLabel
+DWReadLabel(FILE *fp)
+{
+	uint32		hi;
+	uint32		lo;
+	uint32		tli;
+	char		name[17];
+	char		ch;
+
+	if (fp == NULL)
+		return DW_LABEL_NONE;
+	if (!DWSkipMarker(fp))
+		return DW_LABEL_MARKER;
+	if (fscanf(fp, "START WAL LOCATION: %X/%X (file %08X%16s)%c",
+			   &hi, &lo, &tli, name, &ch) != 5 || ch != '\n' ||
+		fscanf(fp, "CHECKPOINT LOCATION: %X/%X%c", &hi, &lo, &ch) != 3 ||
+		ch != '\n')
+		return DW_LABEL_INVALID;
+	return DW_LABEL_BACKUP;
+}
+
+/* ---------------------------------------------------------------------
+ * Whose log this is
+ * ---------------------------------------------------------------------
+ */
+
+#if defined(WIN32)
+#define DW_CHANGED_NSEC(st)		0
+#elif defined(__darwin__)
+#define DW_CHANGED_NSEC(st)		((st).st_ctimespec.tv_nsec)
+#else
+#define DW_CHANGED_NSEC(st)		((st).st_ctim.tv_nsec)
+#endif
+
+bool
+DWIdentifyFile(const char *path, DWIdentity *identity)
+{
+	struct stat st;
+
+	memset(identity, 0, sizeof(*identity));
+	if (stat(path, &st) < 0)
+		return false;
+	identity->inode = st.st_ino;
+	identity->changed_sec = st.st_ctime;
+	identity->changed_nsec = DW_CHANGED_NSEC(st);
+	return true;
+}
+
+/*
+ * Either of the two is enough: some file systems number files anew when they
+ * are mounted, and chown changes the time.  A copy has neither.
+ */
+static bool
+dw_same_identity(const DWIdentity *a, const DWIdentity *b)
+{
+	return a->inode == b->inode ||
+		(a->changed_sec == b->changed_sec &&
+		 a->changed_nsec == b->changed_nsec);
+}
+
+/*
+ * Who we are; the current directory is the data directory.
+ */
+bool
+DWIdentifyOwner(uint64 sysid, DWOwner *owner)
+{
+	memset(owner, 0, sizeof(*owner));
+	owner->sysid = sysid;
+	(void) DWIdentifyFile(DW_MARKER_FILE, &owner->marker);
+	return getcwd(owner->datadir, sizeof(owner->datadir)) != NULL &&
+		DWIdentifyFile("PG_VERSION", &owner->cluster);
+}
+
+#define DW_IDENTITY_FORMAT	"inode %" PRIu64 " changed %" PRId64 ".%09" PRId64
+
+bool
+DWWriteOwner(FILE *fp, const DWOwner *owner)
+{
+	return fprintf(fp,
+				   "System identifier: %" PRIu64 "\n"
+				   "Data directory: %s\n"
+				   "PG_VERSION: " DW_IDENTITY_FORMAT "\n"
+				   "Marker: " DW_IDENTITY_FORMAT "\n",
+				   owner->sysid, owner->datadir,
+				   owner->cluster.inode, owner->cluster.changed_sec,
+				   owner->cluster.changed_nsec,
+				   owner->marker.inode, owner->marker.changed_sec,
+				   owner->marker.changed_nsec) > 0;
+}
+
+static void
+dw_parse_identity(const char *text, DWIdentity *identity)
+{
+	if (sscanf(text, "inode %" SCNu64 " changed %" SCNd64 ".%" SCNd64,
+			   &identity->inode, &identity->changed_sec,
+			   &identity->changed_nsec) != 3)
+		memset(identity, 0, sizeof(*identity));
+}
+
+/*
+ * Read the owner file, which is open, or NULL if there is none.
+ */
+void
+DWReadOwner(FILE *fp, DWOwner *owner)
+{
+	char		line[MAXPGPATH + 64];
+
+	memset(owner, 0, sizeof(*owner));
+	while (fp != NULL && fgets(line, sizeof(line), fp) != NULL)
+	{
+		char	   *value = strstr(line, ": ");
+
+		if (value == NULL)
+			continue;
+		*value = '\0';
+		value += 2;
+		value[strcspn(value, "\n")] = '\0';
+		if (strcmp(line, "System identifier") == 0)
+			owner->sysid = strtou64(value, NULL, 10);
+		else if (strcmp(line, "Data directory") == 0)
+			strlcpy(owner->datadir, value, sizeof(owner->datadir));
+		else if (strcmp(line, "PG_VERSION") == 0)
+			dw_parse_identity(value, &owner->cluster);
+		else if (strcmp(line, "Marker") == 0)
+			dw_parse_identity(value, &owner->marker);
+	}
+}
+
+/*
+ * May we, own, touch the log of that owner?  link says whether our log directory
+ * is a symbolic link: then a copy of the data directory has the same log as its
+ * original.  Otherwise the log is at most a copy as well.  (R9)
+ */
+DWOwnerVerdict
+DWJudgeOwner(const DWOwner *owner, const DWOwner *own, bool link)
+{
+	if (owner->sysid == 0)
+		return DW_OWNER_FITS;
+	if (owner->sysid != own->sysid)
+		return DW_OWNER_OTHER_CLUSTER;
+	if (link && strcmp(owner->datadir, own->datadir) != 0)
+		return DW_OWNER_OTHER_DIRECTORY;
+	return DW_OWNER_FITS;
+}
+
+/*
+ * Are we, or is at least the marker, a copy that was made of the owner while
+ * the log was in use?  If a server was running then, pages and log are from
+ * many moments, and only the label of a backup would say what to do.  (R9)
+ */
+bool
+DWIsCopy(const DWOwner *owner, const DWOwner *own, bool marker)
+{
+	static const DWIdentity unknown = {0};
+
+	if (owner->sysid == 0)
+		return false;
+	if (!dw_same_identity(&owner->cluster, &own->cluster))
+		return true;
+	return marker &&
+		memcmp(&owner->marker, &unknown, sizeof(unknown)) != 0 &&
+		!dw_same_identity(&owner->marker, &own->marker);
+}
+
+/*
+ * A tablespace that is not mounted must not be taken for a dropped one.  Gives
+ * the path of its directory; the current directory is the data directory.
+ *
+ * The version directory goes before the link does.  So if it is missing in a
+ * directory in which nothing is mounted, either a crash came in between, or
+ * that directory is only what shows while the file system is not mounted.
+ */
+DWTablespace
+DWJudgeTablespace(Oid spcOid, char *path)
+{
+	char		inside[MAXPGPATH];
+	struct stat st;
+	struct stat parent;
+
+	if (spcOid == DEFAULTTABLESPACE_OID || spcOid == GLOBALTABLESPACE_OID)
+		return DW_TABLESPACE_FINE;
+
+	snprintf(path, MAXPGPATH, "%s/%u", PG_TBLSPC_DIR, spcOid);
+	if (lstat(path, &st) < 0)
+		return errno == ENOENT ? DW_TABLESPACE_FINE : DW_TABLESPACE_UNREACHABLE;
+	if (S_ISDIR(st.st_mode))
+		return DW_TABLESPACE_FINE;
+	if (stat(path, &st) < 0)
+		return DW_TABLESPACE_UNREACHABLE;
+
+	snprintf(inside, sizeof(inside), "%s/%s", path,
+			 TABLESPACE_VERSION_DIRECTORY);
+	if (stat(inside, &parent) == 0)
+		return DW_TABLESPACE_FINE;
+	if (errno != ENOENT)
+		return DW_TABLESPACE_UNREACHABLE;
+	snprintf(inside, sizeof(inside), "%s/..", path);
+	if (stat(inside, &parent) < 0)
+		return DW_TABLESPACE_UNREACHABLE;
+	return st.st_dev != parent.st_dev ? DW_TABLESPACE_FINE : DW_TABLESPACE_EMPTY;
+}
+
 /* ---------------------------------------------------------------------
  * Collecting batches
  * ---------------------------------------------------------------------
@@ -126,43 +334,40 @@ dw_grow(void *old, int nused, int max, Size elemsize)
 void
 DWScanAddSegment(DWScan *scan, uint64 segno)
 {
-	if (scan->nsegnos == scan->maxsegnos)
+	if (scan->nsegments == scan->maxsegments)
 	{
-		scan->maxsegnos = Max(64, scan->maxsegnos * 2);
-		scan->segnos = dw_grow(scan->segnos, scan->nsegnos, scan->maxsegnos,
-							   sizeof(uint64));
+		scan->maxsegments = Max(64, scan->maxsegments * 2);
+		scan->segments = dw_grow(scan->segments, scan->nsegments,
+								 scan->maxsegments, sizeof(DWScanSegment));
 	}
-	scan->segnos[scan->nsegnos++] = segno;
+	scan->segments[scan->nsegments].segno = segno;
+	scan->segments[scan->nsegments].first_batch = 0;
+	scan->nsegments++;
 }
 
 static int
-dw_uint64_cmp(const void *a, const void *b)
+dw_segment_cmp(const void *a, const void *b)
 {
-	uint64		ua = *(const uint64 *) a;
-	uint64		ub = *(const uint64 *) b;
+	uint64		sa = ((const DWScanSegment *) a)->segno;
+	uint64		sb = ((const DWScanSegment *) b)->segno;
 
-	return ua < ub ? -1 : ua > ub;
-}
-
-void
-DWScanSortSegments(DWScan *scan)
-{
-	if (scan->nsegnos > 1)
-		qsort(scan->segnos, scan->nsegnos, sizeof(uint64), dw_uint64_cmp);
+	return sa < sb ? -1 : sa > sb;
 }
 
 /*
  * Could the pages of a batch with this header have been written?  The header
- * is intact, but who knows what has written it.
+ * is intact, but who knows what has written it: what is not valid here is used
+ * as a length or to index an array later.  (R9)
  */
 static bool
-dw_lengths_valid(const DWBatchHeader *hdr)
+dw_entries_valid(const DWBatchHeader *hdr)
 {
 	const DWPageEntry *entries = DWBatchEntries(hdr);
 
 	for (uint32 i = 0; i < hdr->npages; i++)
 	{
-		if (entries[i].length == 0 || entries[i].length > BLCKSZ ||
+		if (entries[i].forknum > MAX_FORKNUM ||
+			entries[i].length == 0 || entries[i].length > BLCKSZ ||
 			(entries[i].length < BLCKSZ &&
 			 hdr->compression == DW_COMPRESSION_OFF))
 			return false;
@@ -191,7 +396,7 @@ DWJudgeHeader(const DWBatchHeader *hdr, uint64 sysid, uint64 segno,
 	if (hdr->segno != segno || hdr->blockno != blockno ||
 		hdr->npages > DW_MAX_BATCH_PAGES ||
 		hdr->crc != DWBatchHeaderChecksum(hdr) ||
-		!dw_lengths_valid(hdr))
+		!dw_entries_valid(hdr))
 		return DW_HEADER_NONE;
 	if (sysid != 0 && hdr->sysid != sysid)
 		return DW_HEADER_FOREIGN;
@@ -212,6 +417,7 @@ dw_remember_batch(DWScan *scan, const DWBatchHeader *hdr)
 	}
 
 	batch = &scan->batches[scan->nbatches++];
+	batch->sysid = hdr->sysid;
 	batch->batchno = hdr->batchno;
 	batch->low_water = hdr->low_water;
 	batch->segno = hdr->segno;
@@ -234,38 +440,100 @@ dw_remember_batch(DWScan *scan, const DWBatchHeader *hdr)
 }
 
 /*
+ * The first header that means that this log must be refused is kept.
+ */
+static void
+dw_note_refused(DWScan *scan, const DWBatchHeader *hdr, uint64 segno,
+				DWHeaderVerdict verdict)
+{
+	if (scan->refused != DW_HEADER_NONE)
+		return;
+	scan->refused = verdict;
+	scan->refused_segno = segno;
+	scan->refused_header = *hdr;
+}
+
+static bool
+dw_nonce_known(const DWScan *scan, uint64 nonce)
+{
+	for (int i = 0; i < scan->nnonces; i++)
+	{
+		if (scan->nonces[i] == nonce)
+			return true;
+	}
+	return false;
+}
+
+static void
+dw_note_nonce(DWScan *scan, uint64 nonce)
+{
+	if (dw_nonce_known(scan, nonce))
+		return;
+	if (scan->nnonces == scan->maxnonces)
+	{
+		scan->maxnonces = Max(16, scan->maxnonces * 2);
+		scan->nonces = dw_grow(scan->nonces, scan->nnonces, scan->maxnonces,
+							   sizeof(uint64));
+	}
+	scan->nonces[scan->nnonces++] = nonce;
+}
+
+/*
+ * Look at the first block of a segment.  No user's bytes ever stand there, so
+ * a header is one that a server has written, and its nonce tells those behind
+ * it, and in segments whose first block is damaged.  (R9)
+ */
+static void
+dw_look_at_segment(DWScan *scan, DWScanSegment *segment,
+				   const DWBatchHeader *hdr)
+{
+	DWHeaderVerdict verdict = DWJudgeHeader(hdr, scan->sysid, segment->segno, 0);
+
+	if (verdict == DW_HEADER_VALID || verdict == DW_HEADER_FOREIGN)
+	{
+		segment->first_batch = hdr->batchno;
+		dw_note_nonce(scan, hdr->nonce);
+	}
+	if (verdict == DW_HEADER_FOREIGN || verdict == DW_HEADER_OTHER_FORMAT)
+		dw_note_refused(scan, hdr, segment->segno, verdict);
+}
+
+/*
  * Remember the batches in a segment, given its contents, DW_SEGMENT_SIZE bytes
  * aligned as a batch header is.  Where no batch starts, look at each following
  * block, so that intact batches behind damage are found.
  *
- * Returns NULL, or the first header that means that this log must be refused,
- * and why.
+ * Returns the number of batches.  Those of another cluster are remembered, too:
+ * who may not use them learns that from scan->refused.
  */
-const DWBatchHeader *
-DWScanSegment(DWScan *scan, const char *contents, uint64 sysid, uint64 segno,
-			  DWHeaderVerdict *verdict)
+static int
+dw_scan_segment(DWScan *scan, uint64 segno, const char *contents)
 {
+	int			found = 0;
+
 	for (uint32 blockno = 0; blockno < DW_SEGMENT_BLOCKS;)
 	{
 		const DWBatchHeader *hdr =
 			(const DWBatchHeader *) (contents + (Size) blockno * BLCKSZ);
+		DWHeaderVerdict verdict =
+			DWJudgeHeader(hdr, scan->sysid, segno, blockno);
 
-		*verdict = DWJudgeHeader(hdr, sysid, segno, blockno);
-		switch (*verdict)
+		/* bytes that a user has planted (R9) */
+		if (!dw_nonce_known(scan, hdr->nonce))
+			verdict = DW_HEADER_NONE;
+
+		if (verdict == DW_HEADER_FOREIGN)
+			dw_note_refused(scan, hdr, segno, verdict);
+		if (verdict == DW_HEADER_VALID || verdict == DW_HEADER_FOREIGN)
 		{
-			case DW_HEADER_NONE:
-				blockno++;
-				break;
-			case DW_HEADER_VALID:
-				dw_remember_batch(scan, hdr);
-				blockno += DWBatchBlocks(hdr);
-				break;
-			case DW_HEADER_OTHER_FORMAT:
-			case DW_HEADER_FOREIGN:
-				return hdr;
+			dw_remember_batch(scan, hdr);
+			blockno += DWBatchBlocks(hdr);
+			found++;
 		}
+		else
+			blockno++;
 	}
-	return NULL;
+	return found;
 }
 
 /* by number; where a batch had to be written twice, the last one counts */
@@ -283,10 +551,10 @@ dw_batch_cmp(const void *a, const void *b)
 }
 
 /*
- * All segments have been read: sort the batches.
+ * All that is needed has been read: sort the batches.
  */
-void
-DWScanFinish(DWScan *scan)
+static void
+dw_sort_batches(DWScan *scan)
 {
 	int			n = 0;
 
@@ -300,6 +568,91 @@ DWScanFinish(DWScan *scan)
 		scan->batches[n] = scan->batches[i];
 	}
 	scan->nbatches = n + 1;
+}
+
+/* ---------------------------------------------------------------------
+ * Reading
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * The low-water mark of the newest intact batch found so far, or 0.
+ */
+static uint64
+dw_low_water_so_far(const DWScan *scan)
+{
+	const DWFoundBatch *newest = NULL;
+
+	for (int i = 0; i < scan->nbatches; i++)
+	{
+		const DWFoundBatch *batch = &scan->batches[i];
+
+		if (batch->bad_page < 0 &&
+			(newest == NULL || batch->batchno > newest->batchno))
+			newest = batch;
+	}
+	return newest ? newest->low_water : 0;
+}
+
+/*
+ * Read the log, whose segments have been listed.  A segment is entered from its
+ * start, with numbers higher than any before, so the first block of each tells
+ * which one was written last.  Read that, and downwards those that the mark in
+ * its newest batch asks for.  The one behind it is read as well, since the
+ * first block of the one written last may be damaged, and then it seems to be
+ * the one before.
+ *
+ * With everything, read all, for people who want to see what is there.  The
+ * buffer has room for a segment.
+ */
+void
+DWReadLog(DWScan *scan, DWReadBlocks read_blocks, void *arg, char *buffer,
+		  bool everything)
+{
+	int			newest = -1;
+	int			first;
+	int			last;
+
+	if (scan->nsegments == 0)
+		return;
+	qsort(scan->segments, scan->nsegments, sizeof(DWScanSegment),
+		  dw_segment_cmp);
+
+	for (int i = 0; i < scan->nsegments; i++)
+	{
+		DWScanSegment *segment = &scan->segments[i];
+
+		if (!read_blocks(scan, arg, segment->segno, 0, 1, buffer))
+			continue;
+		dw_look_at_segment(scan, segment, (const DWBatchHeader *) buffer);
+		if (segment->first_batch > 0 &&
+			(newest < 0 ||
+			 segment->first_batch >= scan->segments[newest].first_batch))
+			newest = i;
+	}
+	if (newest < 0)
+		return;
+
+	first = everything ? 0 : newest;
+	last = everything ? scan->nsegments - 1 : newest + 1;
+	for (int i = first; i <= last && i < scan->nsegments; i++)
+	{
+		uint64		segno = scan->segments[i].segno;
+
+		if (read_blocks(scan, arg, segno, 0, DW_SEGMENT_BLOCKS, buffer) &&
+			dw_scan_segment(scan, segno, buffer) > 0)
+			last = Max(last, i + 1);
+	}
+	while (first > 0 &&
+		   (scan->segments[first].first_batch == 0 ||
+			scan->segments[first].first_batch > dw_low_water_so_far(scan)))
+	{
+		uint64		segno = scan->segments[--first].segno;
+
+		if (read_blocks(scan, arg, segno, 0, DW_SEGMENT_BLOCKS, buffer))
+			dw_scan_segment(scan, segno, buffer);
+	}
+	dw_sort_batches(scan);
 }
 
 /* ---------------------------------------------------------------------
@@ -317,7 +670,7 @@ dw_set_missing(const DWScan *scan, DWLiveRange *live,
 {
 	live->verdict = DW_LIVE_MISSING;
 	live->bad_batchno = batchno;
-	live->bad_segno = before ? before->segno : scan->segnos[0];
+	live->bad_segno = before ? before->segno : scan->segments[0].segno;
 	live->bad_offset = before ? (before->blockno + before->nblocks) * BLCKSZ : 0;
 }
 
@@ -403,14 +756,16 @@ DWJudgeLog(const DWScan *scan, const DWLiveRange *live, XLogRecPtr redo,
 			break;
 	}
 
+	/* an empty log of another time is not the log of this one, either (R9) */
+	newest = &scan->batches[live->last];
+	if (newest->redo != redo && newest->redo_pending != redo)
+		return marker ? DW_OUTCOME_REFUSE_STALE :
+			live->npages > 0 ? DW_OUTCOME_DISCARD_STALE : DW_OUTCOME_NOTHING;
+
 	if (live->npages == 0)
 		return DW_OUTCOME_NOTHING;
-
-	newest = &scan->batches[live->last];
-	if (newest->redo == redo || newest->redo_pending == redo)
-		return live->unreadable != NULL ? DW_OUTCOME_REFUSE_COMPRESSION :
-			DW_OUTCOME_RESTORE;
-	return marker ? DW_OUTCOME_REFUSE_STALE : DW_OUTCOME_DISCARD_STALE;
+	return live->unreadable != NULL ? DW_OUTCOME_REFUSE_COMPRESSION :
+		DW_OUTCOME_RESTORE;
 }
 
 /* ---------------------------------------------------------------------

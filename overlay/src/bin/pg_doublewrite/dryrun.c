@@ -19,7 +19,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "catalog/pg_tablespace_d.h"
 #include "common/logging.h"
 #include "pg_doublewrite.h"
 #include "storage/bufpage.h"
@@ -117,22 +116,26 @@ read_home(HomeFork *fork, BlockNumber blkno, char *page)
 }
 
 /*
- * The server refuses to start if the link of a tablespace leads nowhere.
+ * The server refuses to start if a tablespace seems not to be mounted.
  */
 static bool
 tablespace_accessible(LogState *state, Oid spcOid)
 {
 	char		path[MAXPGPATH];
-	struct stat st;
 
-	if (spcOid == DEFAULTTABLESPACE_OID || spcOid == GLOBALTABLESPACE_OID)
-		return true;
-	snprintf(path, sizeof(path), "%s/%u", PG_TBLSPC_DIR, spcOid);
-	if (lstat(path, &st) < 0 || stat(path, &st) == 0)
-		return true;
-
+	switch (DWJudgeTablespace(spcOid, path))
+	{
+		case DW_TABLESPACE_FINE:
+			return true;
+		case DW_TABLESPACE_UNREACHABLE:
+			state->reason = psprintf(_("The tablespace directory \"%s\" cannot be accessed: %m."), path);
+			break;
+		case DW_TABLESPACE_EMPTY:
+			state->reason = psprintf(_("The tablespace directory \"%s\" has no subdirectory \"%s\"."),
+									 path, TABLESPACE_VERSION_DIRECTORY);
+			break;
+	}
 	state->verdict = VERDICT_REFUSE;
-	state->reason = psprintf(_("The tablespace directory \"%s\" cannot be accessed: %m."), path);
 	state->hint = _("Pages in it have to be restored from the double-write log.  Make sure that it is mounted.");
 	return false;
 }

@@ -103,8 +103,8 @@ json_control(const LogState *state)
 	json_string("data_directory", state->datadir);
 	json_string("cluster_state", cluster_state(state->control->state));
 	json_lsn("redo_location", state->control->checkPointCopy.redo);
-	json_bool("log_in_use", state->marker);
-	json_bool("backup_label", state->label);
+	json_bool("log_in_use", state->label == DW_LABEL_MARKER);
+	json_bool("backup_label", state->label == DW_LABEL_BACKUP);
 	if (state->pid != 0)
 		json_uint("server_pid", state->pid);
 	else
@@ -120,7 +120,7 @@ json_state(const LogState *state)
 	json_control(state);
 	json_string("log_directory", state->logdir);
 	json_string("link_target", state->linktarget);
-	json_uint("segments", state->scan.nsegnos);
+	json_uint("segments", state->scan.nsegments);
 	json_uint("bytes", state->scan.bytes_read);
 	json_uint("intact_batches", state->scan.nbatches);
 	if (newest != NULL)
@@ -155,9 +155,9 @@ text_control(const LogState *state)
 	printf(_("Redo location of last checkpoint:     %X/%X\n"),
 		   LSN_FORMAT_ARGS(state->control->checkPointCopy.redo));
 	printf(_("Log in use (marker present):          %s\n"),
-		   state->marker ? _("yes") : _("no"));
+		   state->label == DW_LABEL_MARKER ? _("yes") : _("no"));
 	printf(_("Label of a base backup present:       %s\n"),
-		   state->label ? _("yes") : _("no"));
+		   state->label == DW_LABEL_BACKUP ? _("yes") : _("no"));
 }
 
 static void
@@ -170,7 +170,7 @@ text_state(const LogState *state)
 		   state->linktarget ? " -> " : "",
 		   state->linktarget ? state->linktarget : "");
 	printf(_("Segments:                             %d (%" PRIu64 " kB)\n"),
-		   state->scan.nsegnos, state->scan.bytes_read / 1024);
+		   state->scan.nsegments, state->scan.bytes_read / 1024);
 	if (newest != NULL)
 	{
 		printf(_("System identifier in the log:         %" PRIu64 "\n"),

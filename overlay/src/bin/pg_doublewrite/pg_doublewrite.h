@@ -35,8 +35,7 @@ typedef struct LogState
 	const char *logdir;			/* path by which its files are opened */
 	char	   *linktarget;		/* where logdir points to, or NULL */
 	ControlFileData *control;	/* NULL without a data directory */
-	bool		marker;			/* the log was in use */
-	bool		label;			/* backup_label of a backup */
+	DWLabel		label;			/* what the file backup_label is */
 	long		pid;			/* of the server that is running, or 0 */
 
 	DWScan		scan;

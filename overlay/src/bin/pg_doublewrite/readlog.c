@@ -90,15 +90,11 @@ read_label(LogState *state)
 {
 	FILE	   *fp = fopen(DW_MARKER_FILE, "r");
 
-	if (fp == NULL)
-	{
-		if (errno != ENOENT)
-			pg_fatal("could not open file \"%s\": %m", DW_MARKER_FILE);
-		return;
-	}
-	state->label = DWSkipMarker(fp);
-	state->marker = !state->label;
-	fclose(fp);
+	if (fp == NULL && errno != ENOENT)
+		pg_fatal("could not open file \"%s\": %m", DW_MARKER_FILE);
+	state->label = DWReadLabel(fp);
+	if (fp != NULL)
+		fclose(fp);
 }
 
 static void
@@ -157,7 +153,7 @@ check_directory(LogState *state)
 
 	if (state->datadir == NULL)
 		pg_fatal("could not open directory \"%s\": %m", state->logdir);
-	if (state->marker)
+	if (state->label == DW_LABEL_MARKER)
 		set_verdict(state, VERDICT_REFUSE, problem,
 					_("The log was in use when the server stopped.  Make the directory available again, or restore the cluster from a backup."));
 	else
@@ -184,21 +180,25 @@ list_segments(LogState *state)
 	if (errno != 0)
 		pg_fatal("could not read directory \"%s\": %m", state->logdir);
 	closedir(dir);
-	DWScanSortSegments(&state->scan);
 }
 
 /*
- * Read a segment into the buffer; what the file lacks is zeroes.  Returns
- * false if it has gone, as it may if a server is running.
+ * Callback of DWReadLog().  A file may have gone if a server is running.
  */
 static bool
-read_segment(LogState *state, uint64 segno, char *buffer)
+read_blocks(DWScan *scan, void *arg, uint64 segno, uint32 blockno,
+			uint32 nblocks, char *buffer)
 {
+	LogState   *state = arg;
+	Size		size = (Size) nblocks * BLCKSZ;
 	char		path[MAXPGPATH];
+	struct stat st;
 	int			fd;
 	Size		len = 0;
 
 	segment_path(state, segno, path);
+	if (lstat(path, &st) == 0 && !S_ISREG(st.st_mode))
+		pg_fatal("\"%s\" is not a regular file", path);
 	fd = open(path, O_RDONLY | PG_BINARY, 0);
 	if (fd < 0)
 	{
@@ -207,16 +207,25 @@ read_segment(LogState *state, uint64 segno, char *buffer)
 		pg_fatal("could not open file \"%s\": %m", path);
 	}
 
-	memset(buffer, 0, DW_SEGMENT_SIZE);
-	while (len < DW_SEGMENT_SIZE)
+	memset(buffer, 0, size);
+	while (len < size)
 	{
-		ssize_t		rc = pg_pread(fd, buffer + len, DW_SEGMENT_SIZE - len, len);
+		off_t		offset = (off_t) blockno * BLCKSZ + len;
+		ssize_t		rc = pg_pread(fd, buffer + len, size - len, offset);
 
-		if (rc < 0)
-			pg_fatal("could not read file \"%s\": %m", path);
 		if (rc == 0)
 			break;
-		len += rc;
+		if (rc > 0)
+		{
+			len += rc;
+			continue;
+		}
+
+		/* as the server does, go on without this block */
+		pg_log_warning("could not read file \"%s\" at offset %lld: %m",
+					   path, (long long) offset);
+		memset(buffer + len, 0, BLCKSZ - len % BLCKSZ);
+		len += BLCKSZ - len % BLCKSZ;
 	}
 	close(fd);
 	state->scan.bytes_read += len;
@@ -224,12 +233,12 @@ read_segment(LogState *state, uint64 segno, char *buffer)
 }
 
 static void
-refuse_header(LogState *state, const DWBatchHeader *hdr, uint64 segno,
-			  DWHeaderVerdict verdict)
+refuse_header(LogState *state)
 {
-	if (state->reason != NULL)
-		return;
-	if (verdict == DW_HEADER_OTHER_FORMAT)
+	const DWBatchHeader *hdr = &state->scan.refused_header;
+	uint64		segno = state->scan.refused_segno;
+
+	if (state->scan.refused == DW_HEADER_OTHER_FORMAT)
 		set_verdict(state, VERDICT_REFUSE,
 					psprintf(_("Segment %016" PRIX64 " has format version %u and block size %u, but only version %d and block size %d are known."),
 							 segno, hdr->version, hdr->blcksz,
@@ -251,38 +260,71 @@ read_segments(LogState *state)
 {
 	char	   *buffer = pg_malloc_extended(DW_SEGMENT_SIZE, MCXT_ALLOC_HUGE);
 
-	for (int i = 0; i < state->scan.nsegnos; i++)
-	{
-		uint64		segno = state->scan.segnos[i];
-		DWHeaderVerdict verdict;
-		const DWBatchHeader *hdr;
-
-		if (!read_segment(state, segno, buffer))
-			continue;
-
-		if (state->control != NULL && state->reason == NULL)
-		{
-			DWScan		trial = {0};
-
-			hdr = DWScanSegment(&trial, buffer,
-								state->control->system_identifier, segno,
-								&verdict);
-			if (hdr != NULL)
-				refuse_header(state, hdr, segno, verdict);
-		}
-		hdr = DWScanSegment(&state->scan, buffer, 0, segno, &verdict);
-		if (hdr != NULL)
-			refuse_header(state, hdr, segno, verdict);
-
-		if (state->sysid == 0)
-		{
-			hdr = (DWBatchHeader *) buffer;
-			if (DWJudgeHeader(hdr, 0, segno, 0) == DW_HEADER_VALID)
-				state->sysid = hdr->sysid;
-		}
-	}
+	if (state->control != NULL)
+		state->scan.sysid = state->control->system_identifier;
+	DWReadLog(&state->scan, read_blocks, state, buffer, true);
 	pg_free(buffer);
-	DWScanFinish(&state->scan);
+	if (state->scan.refused != DW_HEADER_NONE && state->reason == NULL)
+		refuse_header(state);
+	if (state->scan.nbatches > 0)
+		state->sysid = state->scan.batches[state->scan.nbatches - 1].sysid;
+}
+
+static void
+read_owner(LogState *state, DWOwner *owner, DWOwner *own)
+{
+	FILE	   *fp = fopen(DW_OWNER_FILE, "r");
+
+	DWReadOwner(fp, owner);
+	if (fp != NULL)
+		fclose(fp);
+	if (!DWIdentifyOwner(state->control->system_identifier, own))
+		pg_fatal("could not identify the data directory: %m");
+}
+
+/*
+ * Is it the log of this data directory?
+ */
+static void
+judge_owner(LogState *state)
+{
+	DWOwner		owner;
+	DWOwner		own;
+
+	read_owner(state, &owner, &own);
+	switch (DWJudgeOwner(&owner, &own, state->linktarget != NULL))
+	{
+		case DW_OWNER_FITS:
+			break;
+		case DW_OWNER_OTHER_CLUSTER:
+			set_verdict(state, VERDICT_REFUSE,
+						psprintf(_("The log belongs to another database cluster: its system identifier is %" PRIu64 ", that of this cluster %" PRIu64 "."),
+								 owner.sysid, own.sysid),
+						_("Check where \"pg_doublewrite\" points to."));
+			break;
+		case DW_OWNER_OTHER_DIRECTORY:
+			set_verdict(state, VERDICT_REFUSE,
+						psprintf(_("The log is in use by another data directory, \"%s\"."),
+								 owner.datadir),
+						_("Give this cluster a log directory of its own.  If it has been moved here, and no other server uses the log, remove the file \"pg_doublewrite/owner\"."));
+			break;
+	}
+}
+
+/*
+ * Is all of this a copy, which makes a good verdict a bad one?
+ */
+static void
+judge_copy(LogState *state)
+{
+	DWOwner		owner;
+	DWOwner		own;
+
+	read_owner(state, &owner, &own);
+	if (DWIsCopy(&owner, &own, state->label == DW_LABEL_MARKER))
+		set_verdict(state, VERDICT_REFUSE,
+					_("This data directory is a copy of one whose double-write log was in use."),
+					_("If this is a base backup, restore it again with its own file \"backup_label\".  Only if no server was running while all files were copied, including \"pg_doublewrite\", remove the file \"pg_doublewrite/owner\"."));
 }
 
 /* ---------------------------------------------------------------------
@@ -311,11 +353,13 @@ judge_stale(LogState *state)
 {
 	const DWFoundBatch *newest = &state->scan.batches[state->live.last];
 
-	set_verdict(state, state->marker ? VERDICT_REFUSE : VERDICT_DISCARD,
+	bool		marker = state->label == DW_LABEL_MARKER;
+
+	set_verdict(state, marker ? VERDICT_REFUSE : VERDICT_DISCARD,
 				psprintf(_("The log was written for redo location %X/%X, but the control file names %X/%X."),
 						 LSN_FORMAT_ARGS(newest->redo),
 						 LSN_FORMAT_ARGS(state->control->checkPointCopy.redo)),
-				state->marker ?
+				marker ?
 				_("Bring together the log and the data directory that belong together, or restore the cluster from a backup.") :
 				_("It was not in use when the server stopped."));
 }
@@ -351,11 +395,12 @@ static void
 judge(LogState *state)
 {
 	switch (DWJudgeLog(&state->scan, &state->live,
-					   state->control->checkPointCopy.redo, state->marker))
+					   state->control->checkPointCopy.redo,
+					   state->label == DW_LABEL_MARKER))
 	{
 		case DW_OUTCOME_NOTHING:
 			set_verdict(state, VERDICT_NOTHING,
-						state->scan.nsegnos == 0 ?
+						state->scan.nsegments == 0 ?
 						_("There is no log.") :
 						_("The log holds no page that is still needed."), NULL);
 			break;
@@ -404,6 +449,8 @@ read_log(LogState *state, const char *datadir, const char *logdir)
 
 	if (!check_directory(state))
 		return;
+	if (datadir != NULL)
+		judge_owner(state);
 	list_segments(state);
 	read_segments(state);
 	DWFindLive(&state->scan, &state->live);
@@ -411,9 +458,13 @@ read_log(LogState *state, const char *datadir, const char *logdir)
 		state->copies = DWNewestCopies(&state->scan, &state->live,
 									   &state->ncopies);
 
-	if (state->label)
+	if (state->label == DW_LABEL_INVALID)
+		set_verdict(state, VERDICT_REFUSE,
+					_("The file \"backup_label\" is neither the label of a backup nor the file that says that the log is in use."),
+					_("If this is a base backup, restore it again with its own file \"backup_label\"."));
+	else if (state->label == DW_LABEL_BACKUP && state->reason == NULL)
 		set_verdict(state,
-					state->scan.nsegnos > 0 ? VERDICT_DISCARD : VERDICT_NOTHING,
+					state->scan.nsegments > 0 ? VERDICT_DISCARD : VERDICT_NOTHING,
 					_("The cluster is being restored from a backup."),
 					NULL);
 	else if (state->reason != NULL)
@@ -421,7 +472,11 @@ read_log(LogState *state, const char *datadir, const char *logdir)
 	else if (datadir == NULL)
 		judge_alone(state);
 	else
+	{
 		judge(state);
+		if (state->verdict == VERDICT_RESTORE || state->verdict == VERDICT_NOTHING)
+			judge_copy(state);
+	}
 }
 
 /*

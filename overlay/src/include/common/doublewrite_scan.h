@@ -29,6 +29,7 @@ typedef enum DWHeaderVerdict
 /* A batch whose header is intact */
 typedef struct DWFoundBatch
 {
+	uint64		sysid;
 	uint64		batchno;
 	uint64		low_water;
 	uint64		segno;
@@ -42,6 +43,13 @@ typedef struct DWFoundBatch
 	DWPageEntry *entries;
 } DWFoundBatch;
 
+/* A segment file */
+typedef struct DWScanSegment
+{
+	uint64		segno;
+	uint64		first_batch;	/* number of the batch at its start, or 0 */
+} DWScanSegment;
+
 /* The copy of a page to restore */
 typedef struct DWCopy
 {
@@ -52,17 +60,33 @@ typedef struct DWCopy
 	uint64		order;			/* position in the log */
 } DWCopy;
 
-/* What was found in the log; start with all zeroes */
+/* What was found in the log; start with all zeroes, and sysid */
 typedef struct DWScan
 {
-	uint64	   *segnos;			/* segments that exist, ascending */
-	int			nsegnos;
-	int			maxsegnos;
-	DWFoundBatch *batches;		/* after DWScanFinish(): by number */
+	uint64		sysid;			/* of the cluster; 0: any will do */
+	DWScanSegment *segments;	/* segments that exist, ascending */
+	int			nsegments;
+	int			maxsegments;
+	uint64	   *nonces;			/* those at the starts of segments */
+	int			nnonces;
+	int			maxnonces;
+	DWFoundBatch *batches;		/* after DWReadLog(): by number */
 	int			nbatches;
 	int			maxbatches;
 	uint64		bytes_read;
+
+	/* the first header that means that this log must be refused */
+	DWHeaderVerdict refused;	/* or DW_HEADER_NONE */
+	uint64		refused_segno;
+	DWBatchHeader refused_header;
 } DWScan;
+
+/*
+ * Reads blocks of a segment into a buffer.  What the file lacks, or cannot be
+ * read, is to be zeroes.  Returns false if the file is gone.
+ */
+typedef bool (*DWReadBlocks) (DWScan *scan, void *arg, uint64 segno,
+							  uint32 blockno, uint32 nblocks, char *buffer);
 
 typedef enum DWLiveVerdict
 {
@@ -102,18 +126,69 @@ typedef enum DWOutcome
 	DW_OUTCOME_REFUSE_COMPRESSION,	/* see DWLiveRange */
 } DWOutcome;
 
+/* What the file backup_label is */
+typedef enum DWLabel
+{
+	DW_LABEL_NONE,				/* there is none */
+	DW_LABEL_MARKER,			/* our marker */
+	DW_LABEL_BACKUP,			/* the label of a backup */
+	DW_LABEL_INVALID,			/* neither */
+} DWLabel;
+
+/*
+ * What tells a file from a copy of it.  Copying gives a new inode, and no tool
+ * can set the time at which that was changed last.
+ */
+typedef struct DWIdentity
+{
+	uint64		inode;
+	int64		changed_sec;
+	int64		changed_nsec;
+} DWIdentity;
+
+/* Contents of the owner file */
+typedef struct DWOwner
+{
+	uint64		sysid;			/* 0: there is no such file */
+	char		datadir[MAXPGPATH]; /* path of the data directory */
+	DWIdentity	cluster;		/* of PG_VERSION in it */
+	DWIdentity	marker;			/* of the marker in it; all 0 if not known */
+} DWOwner;
+
+typedef enum DWOwnerVerdict
+{
+	DW_OWNER_FITS,
+	DW_OWNER_OTHER_CLUSTER,		/* another system identifier */
+	DW_OWNER_OTHER_DIRECTORY,	/* reached by a link from another directory */
+} DWOwnerVerdict;
+
+/* Can it be that the files of a tablespace are there, but cannot be seen? */
+typedef enum DWTablespace
+{
+	DW_TABLESPACE_FINE,			/* no: files that are not there are gone */
+	DW_TABLESPACE_UNREACHABLE,	/* yes, see errno */
+	DW_TABLESPACE_EMPTY,		/* yes, nothing seems to be mounted there */
+} DWTablespace;
+
+extern DWLabel DWReadLabel(FILE *fp);
+extern bool DWIdentifyFile(const char *path, DWIdentity *identity);
+extern bool DWIdentifyOwner(uint64 sysid, DWOwner *owner);
+extern bool DWWriteOwner(FILE *fp, const DWOwner *owner);
+extern void DWReadOwner(FILE *fp, DWOwner *owner);
+extern DWOwnerVerdict DWJudgeOwner(const DWOwner *owner, const DWOwner *own,
+								   bool link);
+extern bool DWIsCopy(const DWOwner *owner, const DWOwner *own, bool marker);
+extern DWTablespace DWJudgeTablespace(Oid spcOid, char *path);
+
 extern bool DWParseSegmentName(const char *name, uint64 *segno);
 extern bool DWParseSpareName(const char *name, uint64 *segno, bool *usable);
 extern bool DWSkipMarker(FILE *fp);
 
 extern void DWScanAddSegment(DWScan *scan, uint64 segno);
-extern void DWScanSortSegments(DWScan *scan);
 extern DWHeaderVerdict DWJudgeHeader(const DWBatchHeader *hdr, uint64 sysid,
 									 uint64 segno, uint32 blockno);
-extern const DWBatchHeader *DWScanSegment(DWScan *scan, const char *contents,
-										  uint64 sysid, uint64 segno,
-										  DWHeaderVerdict *verdict);
-extern void DWScanFinish(DWScan *scan);
+extern void DWReadLog(DWScan *scan, DWReadBlocks read_blocks, void *arg,
+					  char *buffer, bool everything);
 
 extern void DWFindLive(const DWScan *scan, DWLiveRange *live);
 extern DWOutcome DWJudgeLog(const DWScan *scan, const DWLiveRange *live,

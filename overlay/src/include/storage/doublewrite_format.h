@@ -19,6 +19,12 @@
  * written (the low-water mark).  Batch numbers rise by exactly one, so a gap
  * inside the live range is damage, and only the newest batch can be torn.
  *
+ * What looks like a header need not be one: compressed pages put bytes that
+ * users have chosen anywhere, also at the start of a block.  The first block
+ * of a segment never holds any, and what stands there is believed.  Elsewhere
+ * a header has to carry a number that was drawn at random when the log was
+ * opened, and that the first block of some segment carries, too.
+ *
  * This file can be included in frontend code.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
@@ -43,9 +49,12 @@
 #define DW_MARKER_FILE			"backup_label"
 #define DW_MARKER_LINE			"DOUBLE WRITE LOG IN USE"
 
+/* file beside the segments that says whose log this is, while it is in use */
+#define DW_OWNER_FILE			DW_DIR "/owner"
+
 /* "PGDWLOG1" when read as bytes on a little-endian machine */
 #define DW_MAGIC				UINT64CONST(0x31474F4C57444750)
-#define DW_FORMAT_VERSION		2
+#define DW_FORMAT_VERSION		3
 
 /*
  * Blocks per segment file: 4 MB with the usual block size.  Small enough that
@@ -103,13 +112,15 @@ typedef struct DWBatchHeader
 								 * checkpoint when the batch was written */
 	XLogRecPtr	redo_pending;	/* the same of a checkpoint that is about to
 								 * complete, or 0 */
+	uint64		nonce;			/* random number, the same in all batches since
+								 * the log was opened; users never learn it */
 	uint32		compression;	/* DWCompression of the pages that are shorter
 								 * than BLCKSZ; off if there are none */
 	pg_crc32c	crc;			/* of the header block up to here and of the
 								 * entries */
 } DWBatchHeader;
 
-StaticAssertDecl(sizeof(DWBatchHeader) == 80, "log header has padding");
+StaticAssertDecl(sizeof(DWBatchHeader) == 88, "log header has padding");
 
 /* As many pages as one header block can name, but not more than 2 MB */
 #define DW_MAX_BATCH_PAGES \
@@ -160,14 +171,14 @@ DWPageChecksum(const char *stored, Size length)
 
 /*
  * The ledger of the last restore: which pages were written home.  It is for
- * people only, so it is neither synced nor checked; a clean stop and later
- * starts leave it alone.  Base backups and pg_rewind leave that directory out.
+ * people only, so it is not synced; a clean stop and later starts leave it
+ * alone.  Base backups and pg_rewind leave that directory out.
  */
 #define DW_LEDGER_FILE			"pg_stat_tmp/doublewrite_restore"
 
 /* "PGDWLDG1" when read as bytes on a little-endian machine */
 #define DW_LEDGER_MAGIC			UINT64CONST(0x3147444C57444750)
-#define DW_LEDGER_VERSION		3
+#define DW_LEDGER_VERSION		4
 
 typedef struct DWLedgerHeader
 {
@@ -183,7 +194,11 @@ typedef struct DWLedgerHeader
 	uint64		buffered;
 	uint64		bytes_read;
 	int64		usec;
+	uint32		unused;
+	pg_crc32c	crc;			/* of the entries and of the header up to here */
 } DWLedgerHeader;
+
+StaticAssertDecl(sizeof(DWLedgerHeader) == 96, "ledger header has padding");
 
 typedef struct DWLedgerEntry
 {
@@ -197,5 +212,14 @@ typedef struct DWLedgerEntry
 } DWLedgerEntry;
 
 StaticAssertDecl(sizeof(DWLedgerEntry) == 48, "ledger entry has padding");
+
+/* Complete a checksum that has been started with the entries */
+static inline pg_crc32c
+DWLedgerChecksum(pg_crc32c crc, const DWLedgerHeader *header)
+{
+	COMP_CRC32C(crc, header, offsetof(DWLedgerHeader, crc));
+	FIN_CRC32C(crc);
+	return crc;
+}
 
 #endif							/* DOUBLEWRITE_FORMAT_H */

@@ -24,6 +24,7 @@
 #ifndef DOUBLEWRITE_INTERNAL_H
 #define DOUBLEWRITE_INTERNAL_H
 
+#include "common/doublewrite_scan.h"
 #include "datatype/timestamp.h"
 #include "lib/ilist.h"
 #include "port/atomics.h"
@@ -308,6 +309,7 @@ typedef struct DWCtlData
 	uint32		blockno;		/* next free block in it */
 	uint64		last_segno;		/* highest segment that exists */
 	uint64		first_segno;	/* lowest segment that may hold live batches */
+	uint64		nonce;			/* in all batches; see doublewrite_format.h */
 	uint64		next_batchno;
 	uint64		last_page_batch;	/* last batch that holds pages */
 	uint64		low_water;		/* first batch still needed */
@@ -402,7 +404,11 @@ extern void dw_request_upkeep(void);
 
 /* log.c */
 extern void dw_log_path(char *path, uint64 segno);
+extern bool dw_log_check_mode(int elevel);
+extern void dw_log_read_owner(DWOwner *owner, DWOwner *own);
+extern bool dw_log_check_owner(int elevel);
 extern bool dw_log_check_dir(int elevel);
+extern DWLabel dw_read_label(void);
 extern bool dw_log_write_batch(const int *slots, int nslots, bool beyond_bound);
 extern bool dw_prepare_segment(void);
 extern void dw_log_set_low_water(uint64 mark);

@@ -24,6 +24,7 @@
 #define DW_LEDGER_TMP	DW_LEDGER_FILE ".tmp"
 
 static FILE *dw_ledger = NULL;
+static pg_crc32c dw_ledger_crc; /* of the entries so far */
 
 /*
  * Complain, and do without a ledger.
@@ -50,6 +51,7 @@ dw_ledger_begin(void)
 	DWLedgerHeader header = {0};
 
 	Assert(dw_ledger == NULL);
+	INIT_CRC32C(dw_ledger_crc);
 	dw_ledger = AllocateFile(DW_LEDGER_TMP, PG_BINARY_W);
 	if (dw_ledger == NULL ||
 		fwrite(&header, sizeof(header), 1, dw_ledger) != 1)
@@ -59,6 +61,7 @@ dw_ledger_begin(void)
 void
 dw_ledger_add(const DWLedgerEntry *entry)
 {
+	COMP_CRC32C(dw_ledger_crc, entry, sizeof(*entry));
 	if (dw_ledger != NULL &&
 		fwrite(entry, sizeof(*entry), 1, dw_ledger) != 1)
 		dw_ledger_give_up();
@@ -85,6 +88,7 @@ dw_ledger_end(const DWRestoreStats *stats)
 	header.buffered = stats->buffered;
 	header.bytes_read = stats->bytes_read;
 	header.usec = stats->usec;
+	header.crc = DWLedgerChecksum(dw_ledger_crc, &header);
 
 	if (fseek(fp, 0, SEEK_SET) != 0 ||
 		fwrite(&header, sizeof(header), 1, fp) != 1)

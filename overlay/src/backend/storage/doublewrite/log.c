@@ -68,6 +68,106 @@ dw_log_path(char *path, uint64 segno)
 	snprintf(path, MAXPGPATH, "%s/%016" PRIX64, DW_DIR, segno);
 }
 
+static bool
+dw_log_is_linked(void)
+{
+	struct stat st;
+
+	return lstat(DW_DIR, &st) == 0 && !S_ISDIR(st.st_mode);
+}
+
+/*
+ * Is the directory ours alone?  Whoever can write to it has a say in what the
+ * next start puts home.  The data directory keeps others out, so this matters
+ * where a link leads out of it, or if it lets the group in.
+ */
+bool
+dw_log_check_mode(int elevel)
+{
+#if !defined(WIN32) && !defined(__CYGWIN__)
+	bool		linked = dw_log_is_linked();
+	struct stat st;
+
+	if (!linked && (data_directory_mode & S_IRWXG) == 0)
+		return true;
+	if (stat(DW_DIR, &st) < 0)
+		return false;
+	if (st.st_uid != geteuid())
+	{
+		ereport(elevel,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("double-write log directory \"%s\" has wrong ownership",
+						DW_DIR),
+				 errhint("It must be owned by the user that the server runs as.")));
+		return false;
+	}
+	if (st.st_mode & (linked ? PG_MODE_MASK_GROUP : S_IWGRP))
+	{
+		ereport(elevel,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("double-write log directory \"%s\" has invalid permissions",
+						DW_DIR),
+				 errdetail("Permissions should be u=rwx (0700) or u=rwx,g=rx (0750).")));
+		return false;
+	}
+#endif
+	return true;
+}
+
+/*
+ * Read whose log this is, and who we are.
+ */
+void
+dw_log_read_owner(DWOwner *owner, DWOwner *own)
+{
+	FILE	   *fp = AllocateFile(DW_OWNER_FILE, "r");
+
+	DWReadOwner(fp, owner);
+	if (fp != NULL)
+		FreeFile(fp);
+	if (!DWIdentifyOwner(GetSystemIdentifier(), own))
+		ereport(ERROR,
+				(errcode_for_file_access(),
+				 errmsg("could not identify the data directory: %m")));
+}
+
+/*
+ * Is the log in the directory, if any, that of this data directory?  (R9)
+ */
+bool
+dw_log_check_owner(int elevel)
+{
+	DWOwner		owner;
+	DWOwner		own;
+
+	dw_log_read_owner(&owner, &own);
+	switch (DWJudgeOwner(&owner, &own, dw_log_is_linked()))
+	{
+		case DW_OWNER_FITS:
+			return true;
+		case DW_OWNER_OTHER_CLUSTER:
+			ereport(elevel,
+					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					 errmsg("the double-write log in \"%s\" belongs to another database cluster",
+							DW_DIR),
+					 errdetail("Its system identifier is %" PRIu64 ", that of this cluster %" PRIu64 ".",
+							   owner.sysid, own.sysid),
+					 errhint("Check where \"%s\" points to.", DW_DIR)));
+			break;
+		case DW_OWNER_OTHER_DIRECTORY:
+			ereport(elevel,
+					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					 errmsg("the double-write log in \"%s\" belongs to another data directory",
+							DW_DIR),
+					 errdetail("It is in use by data directory \"%s\".",
+							   owner.datadir),
+					 errhint("Give this cluster a log directory of its own.  If it has been moved here, and no other server uses the log, remove the file \"%s\".",
+							 DW_OWNER_FILE)));
+			break;
+	}
+	return false;
+}
+
 /*
  * Check that the log directory can be used, creating it in a cluster that
  * never had one.  If it cannot, report that at elevel and return false.
@@ -108,7 +208,7 @@ dw_log_check_dir(int elevel)
 				 errhint("Give the server's user read and write permission, or set \"io_torn_pages_protection\" to \"full_pages\".")));
 		return false;
 	}
-	return true;
+	return dw_log_check_mode(elevel) && dw_log_check_owner(elevel);
 }
 
 /*
@@ -604,6 +704,21 @@ dw_write_blocks(struct iovec *iov, int iovcnt, off_t offset)
 }
 
 /*
+ * Data files are synced through the cache of the drive if WAL is; what their
+ * home writes rely on must not be synced any less.  (R2)
+ */
+static int
+dw_sync_segment(void)
+{
+	if (wal_sync_method == WAL_SYNC_METHOD_FSYNC_WRITETHROUGH)
+	{
+		INJECTION_POINT("doublewrite-log-writethrough", NULL);
+		return pg_fsync(dw_fd);
+	}
+	return pg_fdatasync(dw_fd);
+}
+
+/*
  * Make what was written to the current segment durable.  As with data files,
  * a failed sync leaves no way to tell what is on disk.
  */
@@ -622,7 +737,7 @@ dw_sync_log(void)
 	INJECTION_POINT("doublewrite-log-sync", &injected);
 	if (injected != 0)
 		errno = injected;
-	if (injected != 0 || pg_fdatasync(dw_fd) != 0)
+	if (injected != 0 || dw_sync_segment() != 0)
 	{
 		char		path[MAXPGPATH];
 
@@ -687,6 +802,7 @@ dw_build_header(void)
 	DWHeader->low_water = DWCtl->low_water;
 	DWHeader->segno = DWCtl->segno;
 	DWHeader->blockno = DWCtl->blockno;
+	DWHeader->nonce = DWCtl->nonce;
 
 	SpinLockAcquire(&DWCtl->mutex);
 	DWHeader->redo = DWCtl->redo;
@@ -889,12 +1005,15 @@ dw_dirty_files_full(int more)
  *
  * While home writes rely on the log, a file named backup_label says so.
  * Stock servers refuse to start with it, which is the point: after a crash
- * they would leave the pages torn (R12).  Backup tools never copy a
+ * they would leave the pages torn (R12).  Backup tools should not copy a
  * backup_label from a running cluster, and write their own into the backup.
+ * If one copies it all the same, the owner file beside the segments shows that
+ * it is a copy (R9).
  * ---------------------------------------------------------------------
  */
 
 #define DW_MARKER_TMP		"backup_label.dwtmp"
+#define DW_OWNER_TMP		DW_OWNER_FILE ".tmp"
 
 /*
  * Position an open backup_label file at the label of a backup.  Returns false
@@ -907,26 +1026,31 @@ DoubleWriteSkipMarker(FILE *fp)
 }
 
 /*
+ * What is the backup_label file in the data directory?
+ */
+DWLabel
+dw_read_label(void)
+{
+	FILE	   *fp = AllocateFile(DW_MARKER_FILE, "r");
+	DWLabel		label;
+
+	if (fp == NULL && errno != ENOENT)
+		ereport(FATAL,
+				(errcode_for_file_access(),
+				 errmsg("could not read file \"%s\": %m", DW_MARKER_FILE)));
+	label = DWReadLabel(fp);
+	if (fp != NULL)
+		FreeFile(fp);
+	return label;
+}
+
+/*
  * Is the backup_label file in the data directory our marker?
  */
 bool
 DoubleWriteMarkerPresent(void)
 {
-	FILE	   *fp;
-	bool		result;
-
-	fp = AllocateFile(DW_MARKER_FILE, "r");
-	if (fp == NULL)
-	{
-		if (errno != ENOENT)
-			ereport(FATAL,
-					(errcode_for_file_access(),
-					 errmsg("could not read file \"%s\": %m", DW_MARKER_FILE)));
-		return false;
-	}
-	result = !DoubleWriteSkipMarker(fp);
-	FreeFile(fp);
-	return result;
+	return dw_read_label() == DW_LABEL_MARKER;
 }
 
 static void
@@ -952,6 +1076,40 @@ dw_write_marker(void)
 }
 
 /*
+ * Note whose log this is.  The marker is named only once it is there.
+ */
+static void
+dw_write_owner(bool marker)
+{
+	DWOwner		own;
+	FILE	   *fp;
+
+	fp = AllocateFile(DW_OWNER_TMP, "w");
+	if (fp == NULL || !DWIdentifyOwner(GetSystemIdentifier(), &own))
+		ereport(ERROR,
+				(errcode_for_file_access(),
+				 errmsg("could not write file \"%s\": %m", DW_OWNER_TMP)));
+	if (!marker)
+		memset(&own.marker, 0, sizeof(own.marker));
+	if (!DWWriteOwner(fp, &own) ||
+		fflush(fp) != 0 || (enableFsync && pg_fsync(fileno(fp)) != 0) ||
+		FreeFile(fp) != 0)
+		ereport(ERROR,
+				(errcode_for_file_access(),
+				 errmsg("could not write file \"%s\": %m", DW_OWNER_TMP)));
+	durable_rename(DW_OWNER_TMP, DW_OWNER_FILE, ERROR);
+}
+
+static void
+dw_remove_owner(void)
+{
+	struct stat st;
+
+	if (lstat(DW_OWNER_FILE, &st) == 0)
+		durable_unlink(DW_OWNER_FILE, LOG);
+}
+
+/*
  * Have segments to write to: spare ones, and at least two, so that one can
  * always be recycled while the other is in use, however full the device is.
  */
@@ -966,6 +1124,10 @@ dw_log_open(void)
 		DWCtl->last_segno = Max(DWCtl->last_segno, files[i].segno);
 
 	DWCtl->segno = DWCtl->first_segno = DWCtl->last_segno + 1;
+	if (!pg_strong_random(&DWCtl->nonce, sizeof(DWCtl->nonce)))
+		ereport(ERROR,
+				(errcode(ERRCODE_INTERNAL_ERROR),
+				 errmsg("could not generate a random number for the double-write log")));
 	dw_reuse_files(files, nfiles);
 	while (DWCtl->last_segno < DWCtl->first_segno + 1)
 	{
@@ -1016,6 +1178,7 @@ dw_remove_log(void)
 	for (int i = 0; i < nfiles; i++)
 		dw_remove_file(files[i].name);
 	pfree(files);
+	dw_remove_owner();
 	fsync_fname(DW_DIR, true);
 }
 
@@ -1050,7 +1213,8 @@ dw_retire_log(bool keep)
  * lock, so that no batch straddles the change. (R10)
  *
  * The log is in place before the marker that demands it, and both are durable
- * before any home write relies on them.
+ * before any home write relies on them.  The owner file never names a marker
+ * that another one may be about to replace.
  */
 void
 dw_arm(void)
@@ -1061,7 +1225,10 @@ dw_arm(void)
 		return;
 	dw_log_check_dir(ERROR);
 	dw_log_empty();
+	dw_write_owner(false);
 	dw_write_marker();
+	INJECTION_POINT("doublewrite-marker-written", NULL);
+	dw_write_owner(true);
 	DWCtl->armed = true;
 	DWCtl->disarm_after = InvalidXLogRecPtr;
 	dw_show_log();
@@ -1100,6 +1267,7 @@ dw_disarm(bool keep_segments)
 		/* with the marker, the next start would ask for the segments */
 		DWCtl->log_open = false;
 		dw_show_log();
+		dw_remove_owner();
 		if (durable_unlink(DW_MARKER_FILE, LOG) == 0)
 			dw_retire_log(keep_segments);
 	}

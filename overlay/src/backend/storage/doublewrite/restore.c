@@ -1,12 +1,12 @@
 /*-------------------------------------------------------------------------
  *
  * restore.c
- *	  Start-up: mend torn pages from the double-write log.
+ *	  Start-up: repair torn pages from the double-write log.
  *
  * This runs before anything reads a relation page: before redo, before
- * unlogged relations are reset, before any connection (R8).  It reads the log
- * sequentially, finds the newest batch that is complete, and from its
- * low-water mark the live range.  Only the newest batch can be incomplete;
+ * unlogged relations are reset, before any connection (R8).  It finds the
+ * newest batch that is complete, and from its low-water mark the live range,
+ * and reads no more of the log than that.  Only the newest batch can be incomplete;
  * then none of its home writes had been started, and it is ignored.  A hole
  * or damage further down means that the storage has lost what it had
  * promised to keep: we stop and say where. (R9)  These judgements are made
@@ -45,7 +45,8 @@
 
 #include "access/xlog.h"
 #include "access/xlog_internal.h"
-#include "catalog/pg_tablespace_d.h"
+#include "catalog/pg_control.h"
+#include "common/controldata_utils.h"
 #include "common/doublewrite_scan.h"
 #include "common/int.h"
 #include "portability/instr_time.h"
@@ -81,6 +82,8 @@ typedef struct DWRestoreState
 								 * into shared buffers */
 	char	   *logged;			/* copies of a run of pages */
 	char	   *home;			/* what these pages were like at home */
+	int			fd;				/* of the segment read last, or -1 */
+	uint64		fd_segno;
 } DWRestoreState;
 
 static bool dw_was_armed = false;
@@ -120,7 +123,6 @@ dw_list_segments(DWScan *scan, bool marker)
 			DWScanAddSegment(scan, segno);
 	}
 	FreeDir(dir);
-	DWScanSortSegments(scan);
 }
 
 /*
@@ -149,44 +151,136 @@ dw_refuse_header(const DWBatchHeader *hdr, DWHeaderVerdict verdict, uint64 segno
 }
 
 /*
- * Read one segment and remember the batches in it.
+ * Open a segment.  What has its name but is no file might keep us waiting.
  */
-static void
-dw_read_segment(DWScan *scan, uint64 segno, char *buffer)
+static int
+dw_open_for_reading(const char *path)
 {
-	char		path[MAXPGPATH];
+	struct stat st;
 	int			fd;
-	Size		len = 0;
-	const DWBatchHeader *refused;
-	DWHeaderVerdict verdict;
 
-	dw_log_path(path, segno);
+	if (lstat(path, &st) == 0 && !S_ISREG(st.st_mode))
+		ereport(FATAL,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("double-write log segment \"%s\" is not a regular file",
+						path)));
 	fd = OpenTransientFile(path, O_RDONLY | PG_BINARY);
 	if (fd < 0)
 		ereport(FATAL,
 				(errcode_for_file_access(),
 				 errmsg("could not open double-write log segment \"%s\": %m", path)));
+	return fd;
+}
 
-	memset(buffer, 0, DW_SEGMENT_SIZE);
-	while (len < DW_SEGMENT_SIZE)
+/*
+ * Read from a segment; what the file lacks is left alone.  Returns the number
+ * of bytes read, or -1 with errno set.
+ */
+static ssize_t
+dw_read_range(int fd, char *buffer, Size size, off_t offset)
+{
+	Size		len = 0;
+	int			injected = 0;
+
+	INJECTION_POINT("doublewrite-log-read", &injected);
+	if (injected != 0)
 	{
-		ssize_t		rc = pg_pread(fd, buffer + len, DW_SEGMENT_SIZE - len, len);
+		errno = injected;
+		return -1;
+	}
+	while (len < size)
+	{
+		ssize_t		rc = pg_pread(fd, buffer + len, size - len, offset + len);
 
 		if (rc < 0)
-			ereport(FATAL,
-					(errcode_for_file_access(),
-					 errmsg("could not read double-write log segment \"%s\" at offset %zu: %m",
-							path, len)));
+			return -1;
 		if (rc == 0)
 			break;
 		len += rc;
 	}
+	return len;
+}
+
+/*
+ * The same block by block, with zeroes in place of those that cannot be read.
+ * Whether any of them is needed is for DWFindLive() to say.  (R9)
+ */
+static ssize_t
+dw_read_readable(int fd, const char *path, char *buffer, uint32 blockno,
+				 uint32 nblocks)
+{
+	ssize_t		len = 0;
+	int			nbad = 0;
+	off_t		first_bad = 0;
+	int			save_errno = 0;
+
+	for (uint32 i = 0; i < nblocks; i++)
+	{
+		char	   *block = buffer + (Size) i * BLCKSZ;
+		off_t		offset = (off_t) (blockno + i) * BLCKSZ;
+		ssize_t		rc = dw_read_range(fd, block, BLCKSZ, offset);
+
+		if (rc >= 0)
+		{
+			len += rc;
+			continue;
+		}
+		memset(block, 0, BLCKSZ);
+		if (nbad++ == 0)
+		{
+			save_errno = errno;
+			first_bad = offset;
+		}
+	}
+
+	errno = save_errno;
+	if (nbad > 0)
+		ereport(LOG,
+				(errcode_for_file_access(),
+				 errmsg("could not read double-write log segment \"%s\" at offset %lld: %m",
+						path, (long long) first_bad),
+				 errdetail("Blocks that cannot be read: %d.  They count as damaged, which matters only if they are still needed.",
+						   nbad)));
+	return len;
+}
+
+/*
+ * Callback of DWReadLog().
+ */
+static bool
+dw_read_blocks(DWScan *scan, void *arg, uint64 segno, uint32 blockno,
+			   uint32 nblocks, char *buffer)
+{
+	Size		size = (Size) nblocks * BLCKSZ;
+	char		path[MAXPGPATH];
+	ssize_t		len;
+	int			fd;
+
+	INJECTION_POINT("doublewrite-read-segment", NULL);
+	if (AmStartupProcess())
+		ProcessStartupProcInterrupts();
+	ereport_startup_progress("reading the double-write log, elapsed time: %ld.%02d s, current segment: %016" PRIX64,
+							 segno);
+
+	dw_log_path(path, segno);
+	fd = dw_open_for_reading(path);
+	memset(buffer, 0, size);
+	len = dw_read_range(fd, buffer, size, (off_t) blockno * BLCKSZ);
+	if (len < 0)
+		len = dw_read_readable(fd, path, buffer, blockno, nblocks);
 	CloseTransientFile(fd);
 	scan->bytes_read += len;
+	return true;
+}
 
-	refused = DWScanSegment(scan, buffer, GetSystemIdentifier(), segno, &verdict);
-	if (refused != NULL)
-		dw_refuse_header(refused, verdict, segno);
+/*
+ * Tell people how far we are, as other phases of a start do.
+ */
+static void
+dw_begin_progress(void)
+{
+	if (!IsBootstrapProcessingMode())
+		begin_startup_progress_phase();
 }
 
 static void
@@ -194,12 +288,15 @@ dw_read_log(DWScan *scan, bool marker)
 {
 	char	   *buffer;
 
+	dw_begin_progress();
+	scan->sysid = GetSystemIdentifier();
 	dw_list_segments(scan, marker);
 	buffer = palloc_aligned(DW_SEGMENT_SIZE, PG_IO_ALIGN_SIZE, 0);
-	for (int i = 0; i < scan->nsegnos; i++)
-		dw_read_segment(scan, scan->segnos[i], buffer);
+	DWReadLog(scan, dw_read_blocks, NULL, buffer, false);
 	pfree(buffer);
-	DWScanFinish(scan);
+	if (scan->refused != DW_HEADER_NONE)
+		dw_refuse_header(&scan->refused_header, scan->refused,
+						 scan->refused_segno);
 }
 
 /*
@@ -245,32 +342,28 @@ dw_refuse_compression(const DWFoundBatch *batch)
  */
 
 static void
-dw_read_copy(const DWCopy *copy, char *page)
+dw_close_copies(DWRestoreState *state)
 {
-	static int	fd = -1;
-	static uint64 fd_segno = 0;
+	if (state->fd >= 0)
+		CloseTransientFile(state->fd);
+	state->fd = -1;
+}
+
+static void
+dw_read_copy(DWRestoreState *state, const DWCopy *copy, char *page)
+{
 	static char stored[BLCKSZ];
 	Size		length = copy->entry.length;
 	char		path[MAXPGPATH];
 
 	dw_log_path(path, copy->segno);
-	if (fd >= 0 && fd_segno != copy->segno)
-	{
-		CloseTransientFile(fd);
-		fd = -1;
-	}
-	if (fd < 0)
-	{
-		fd = OpenTransientFile(path, O_RDONLY | PG_BINARY);
-		if (fd < 0)
-			ereport(FATAL,
-					(errcode_for_file_access(),
-					 errmsg("could not open double-write log segment \"%s\": %m",
-							path)));
-		fd_segno = copy->segno;
-	}
+	if (state->fd_segno != copy->segno)
+		dw_close_copies(state);
+	if (state->fd < 0)
+		state->fd = dw_open_for_reading(path);
+	state->fd_segno = copy->segno;
 
-	if (pg_pread(fd, stored, length, copy->offset) != (ssize_t) length ||
+	if (pg_pread(state->fd, stored, length, copy->offset) != (ssize_t) length ||
 		DWPageChecksum(stored, length) != copy->entry.crc)
 		ereport(FATAL,
 				(errcode(ERRCODE_DATA_CORRUPTED),
@@ -290,16 +383,25 @@ static void
 dw_check_tablespace(Oid spcOid)
 {
 	char		path[MAXPGPATH];
-	struct stat st;
 
-	if (spcOid == DEFAULTTABLESPACE_OID || spcOid == GLOBALTABLESPACE_OID)
-		return;
-	snprintf(path, sizeof(path), "%s/%u", PG_TBLSPC_DIR, spcOid);
-	if (lstat(path, &st) == 0 && stat(path, &st) < 0)
-		ereport(FATAL,
-				(errcode_for_file_access(),
-				 errmsg("could not access tablespace directory \"%s\": %m", path),
-				 errhint("Pages in it have to be restored from the double-write log.  Make sure that it is mounted.")));
+	switch (DWJudgeTablespace(spcOid, path))
+	{
+		case DW_TABLESPACE_FINE:
+			break;
+		case DW_TABLESPACE_UNREACHABLE:
+			ereport(FATAL,
+					(errcode_for_file_access(),
+					 errmsg("could not access tablespace directory \"%s\": %m", path),
+					 errhint("Pages in it have to be restored from the double-write log.  Make sure that it is mounted.")));
+			break;
+		case DW_TABLESPACE_EMPTY:
+			ereport(FATAL,
+					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					 errmsg("tablespace directory \"%s\" has no subdirectory \"%s\"",
+							path, TABLESPACE_VERSION_DIRECTORY),
+					 errhint("Pages in it have to be restored from the double-write log.  Make sure that it is mounted.  If the tablespace was being dropped when the server stopped, remove the symbolic link.")));
+			break;
+	}
 }
 
 static void
@@ -367,6 +469,70 @@ dw_fill_buffer(const DWPageEntry *entry, const char *page)
 }
 
 /*
+ * Read homes for the sake of the counters.  Returns false, having said why, if
+ * that cannot be done; then buffers that have not been filled are left alone.
+ */
+static bool
+dw_try_read_homes(SMgrRelation reln, const DWPageEntry *first, void **home,
+				  int npages)
+{
+	MemoryContext context = CurrentMemoryContext;
+	uint32		holdoff = InterruptHoldoffCount;
+	volatile bool done = false;
+
+	PG_TRY();
+	{
+		int			injected = 0;
+
+		INJECTION_POINT("doublewrite-restore-read-home", &injected);
+		if (injected != 0)
+		{
+			errno = injected;
+			ereport(ERROR,
+					(errcode_for_file_access(),
+					 errmsg("could not read block %u of relation \"%s\": %m",
+							first->blkno,
+							relpathperm(first->rlocator, first->forknum).str)));
+		}
+		smgrreadv(reln, first->forknum, first->blkno, home, npages);
+		done = true;
+	}
+	PG_CATCH();
+	{
+		ErrorData  *edata;
+
+		/* we hold the flush lock, and go on holding it */
+		InterruptHoldoffCount = holdoff;
+		MemoryContextSwitchTo(context);
+		edata = CopyErrorData();
+		FlushErrorState();
+		ereport(npages == 1 ? LOG : DEBUG1,
+				(errcode(edata->sqlerrcode),
+				 errmsg_internal("%s", edata->message),
+				 errdetail("The page is restored from the double-write log all the same.")));
+		FreeErrorData(edata);
+	}
+	PG_END_TRY();
+	return done;
+}
+
+/*
+ * Read homes.  One that cannot be read is about to be written, which is what
+ * makes a sector readable again; for the counters it is all zeroes.  (R8)
+ */
+static void
+dw_read_homes(SMgrRelation reln, const DWCopy *copies, void **home, int npages)
+{
+	if (dw_try_read_homes(reln, &copies[0].entry, home, npages))
+		return;
+	for (int i = 0; i < npages; i++)
+	{
+		if (!dw_try_read_homes(reln, &copies[i].entry, &home[i], 1))
+			memset(home[i], 0, BLCKSZ);
+	}
+}
+
+/*
  * Count a page that has been written home.
  */
 static void
@@ -408,9 +574,9 @@ dw_restore_run(SMgrRelation reln, const DWCopy *copies, int npages,
 	{
 		logged[i] = state->logged + (Size) i * BLCKSZ;
 		home[i] = state->home + (Size) i * BLCKSZ;
-		dw_read_copy(&copies[i], state->logged + (Size) i * BLCKSZ);
+		dw_read_copy(state, &copies[i], state->logged + (Size) i * BLCKSZ);
 	}
-	smgrreadv(reln, first->forknum, first->blkno, home, npages);
+	dw_read_homes(reln, copies, home, npages);
 	INJECTION_POINT("doublewrite-restore-run", NULL);
 	smgrwritev(reln, first->forknum, first->blkno, logged, npages, true);
 
@@ -479,6 +645,8 @@ dw_restore_runs(SMgrRelation reln, const DWCopy *copies, int ncopies,
 
 		if (AmStartupProcess())
 			ProcessStartupProcInterrupts();
+		ereport_startup_progress("restoring pages from the double-write log, elapsed time: %ld.%02d s, pages done: %" PRIu64,
+								 state->stats.restored + state->stats.identical);
 
 		run = dw_restore_run_length(reln, copies + i, ncopies - i);
 
@@ -565,8 +733,8 @@ dw_report_stale(const DWFoundBatch *newest, XLogRecPtr redo, bool marker)
 			 errdetail("It was written for redo location %X/%X, but the control file names %X/%X.",
 					   LSN_FORMAT_ARGS(newest->redo), LSN_FORMAT_ARGS(redo)),
 			 marker ?
-			 errhint("If the data directory was restored without \"%s\", put the log of that time in its place.  To start without the log, though pages may be torn, remove the files in \"%s\" and the file \"backup_label\".",
-					 DW_DIR, DW_DIR) :
+			 errhint("Bring together the data directory and the \"%s\" that belong together.  If the data directory is that of a base backup, restore the backup again, with its own file \"backup_label\"; removing files does not make it consistent.",
+					 DW_DIR) :
 			 errhint("It was not in use when the server stopped, and is discarded.")));
 }
 
@@ -581,6 +749,26 @@ dw_refuse_missing(void)
 			 errmsg("the double-write log in \"%s\" is missing or unreadable", DW_DIR),
 			 errdetail("The log was in use when the server stopped, and pages may have to be restored from it."),
 			 errhint("Make its files available again, or restore the cluster from a backup.")));
+}
+
+/*
+ * The log fits, as far as it can be seen.  But if all of this is a copy that a
+ * backup tool has made of a running server, it does not.  (R9)
+ */
+static void
+dw_refuse_copy(bool marker)
+{
+	DWOwner		owner;
+	DWOwner		own;
+
+	dw_log_read_owner(&owner, &own);
+	if (DWIsCopy(&owner, &own, marker))
+		ereport(FATAL,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("this data directory is a copy of one whose double-write log was in use"),
+				 errdetail("If the server was running when it was copied, the files do not fit together, and the log does not make them."),
+				 errhint("If this is a base backup, restore it again with its own file \"%s\".  Only if no server was running while all files were copied, including \"%s\", remove the file \"%s\".",
+						 DW_MARKER_FILE, DW_DIR, DW_OWNER_FILE)));
 }
 
 static void
@@ -675,8 +863,11 @@ dw_restore(const DWScan *scan, const DWLiveRange *live)
 								  PG_IO_ALIGN_SIZE, 0);
 	state.home = palloc_aligned(MAX_IO_COMBINE_LIMIT * BLCKSZ,
 								PG_IO_ALIGN_SIZE, 0);
+	state.fd = -1;
 	dw_ledger_begin();
+	dw_begin_progress();
 	dw_restore_pages(copies, ncopies, &state);
+	dw_close_copies(&state);
 	pfree(state.home);
 	pfree(state.logged);
 	pfree(copies);
@@ -701,6 +892,7 @@ dw_process_log(XLogRecPtr redo, bool marker)
 {
 	DWScan		scan = {0};
 	DWLiveRange live;
+	DWOutcome	outcome;
 	MemoryContext context;
 	MemoryContext oldcontext;
 
@@ -715,12 +907,16 @@ dw_process_log(XLogRecPtr redo, bool marker)
 				(errmsg("ignoring batch %" PRIu64 " of the double-write log, which had not been completed",
 						live.ignored->batchno)));
 
-	if (scan.nsegnos > 0)
-		DWCtl->last_segno = scan.segnos[scan.nsegnos - 1];
+	if (scan.nsegments > 0)
+		DWCtl->last_segno = scan.segments[scan.nsegments - 1].segno;
+	DWCtl->restore.bytes_read = scan.bytes_read;
 	if (scan.nbatches > 0)
 		DWCtl->next_batchno = scan.batches[scan.nbatches - 1].batchno + 1;
 
-	switch (DWJudgeLog(&scan, &live, redo, marker))
+	outcome = DWJudgeLog(&scan, &live, redo, marker);
+	if (outcome == DW_OUTCOME_RESTORE || outcome == DW_OUTCOME_NOTHING)
+		dw_refuse_copy(marker);
+	switch (outcome)
 	{
 		case DW_OUTCOME_NOTHING:
 			break;
@@ -748,19 +944,68 @@ dw_process_log(XLogRecPtr redo, bool marker)
 }
 
 /*
- * Restore the log, or discard it.  Called once by the startup process, before
- * it looks at anything else; redo is the redo pointer in pg_control.
+ * A file "backup_label" that is neither a label nor our marker.  It may be what
+ * something has left of the marker, so the log stays as it is.
  */
-void
-DoubleWriteStartup(XLogRecPtr redo)
+static void
+dw_refuse_label(void)
 {
-	struct stat st;
-	bool		marker = DoubleWriteMarkerPresent();
-	bool		label = !marker && stat("backup_label", &st) == 0;
+	ereport(FATAL,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("invalid data in file \"%s\"", DW_MARKER_FILE),
+			 errdetail("It is neither the label of a backup nor the file that says that the double-write log is in use.  The log is left alone."),
+			 errhint("If this is a base backup, restore it again with its own file \"%s\".",
+					 DW_MARKER_FILE)));
+}
 
-	DWCtl->next_batchno = 1;
-	DWCtl->last_segno = 0;
-	DoubleWriteSetRedo(redo, false);
+/*
+ * Is recovery asked for that only a backup needs?  A server that runs such a
+ * recovery has the marker as well, but pg_control tells.  standby.signal says
+ * nothing: any crashed server may be made a standby.
+ */
+static bool
+dw_recovery_from_backup(void)
+{
+	ControlFileData *control;
+	struct stat st;
+	bool		crc_ok;
+	DBState		state;
+
+	if (stat(TABLESPACE_MAP, &st) == 0)
+		return true;
+	if (stat(RECOVERY_SIGNAL_FILE, &st) < 0)
+		return false;
+	control = get_controlfile(DataDir, &crc_ok);
+	state = control->state;
+	pfree(control);
+	return state != DB_IN_ARCHIVE_RECOVERY && state != DB_SHUTDOWNED_IN_RECOVERY;
+}
+
+/*
+ * The marker has come with a backup, over or instead of its label.  (R9)
+ */
+static void
+dw_check_marker(void)
+{
+	if (dw_recovery_from_backup())
+		ereport(FATAL,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("file \"%s\" is not the label of a backup", DW_MARKER_FILE),
+				 errdetail("It says that the double-write log was in use, and may have been copied from a running server.  But recovery from a backup is asked for by a file \"%s\" or \"%s\".",
+						   RECOVERY_SIGNAL_FILE, TABLESPACE_MAP),
+				 errhint("Restore the backup again, with its own file \"%s\", and leave out that of the server.",
+						 DW_MARKER_FILE)));
+}
+
+/*
+ * Can the log directory be used, and is the log in it ours?  Returns false if
+ * there is nothing to look at.
+ */
+static bool
+dw_check_log(DWLabel label)
+{
+	bool		marker = label == DW_LABEL_MARKER;
+	struct stat st;
 
 	if (marker || io_torn_pages_protection == TORN_PAGES_DOUBLE_WRITES)
 	{
@@ -771,13 +1016,37 @@ DoubleWriteStartup(XLogRecPtr redo)
 							DW_DIR),
 					 errdetail("The log was in use when the server stopped, and pages may have to be restored from it."),
 					 errhint("Make the directory available again, or restore the cluster from a backup.")));
-		dw_log_check_dir(FATAL);
+		return dw_log_check_dir(FATAL);
 	}
-	else if (stat(DW_DIR, &st) < 0)
-		return;					/* not in use */
+
+	/* not in use; if others can write to it, nothing in it is ours */
+	return stat(DW_DIR, &st) == 0 && dw_log_check_mode(LOG) &&
+		dw_log_check_owner(FATAL);
+}
+
+/*
+ * Restore the log, or discard it.  Called once by the startup process, before
+ * it looks at anything else; redo is the redo pointer in pg_control.
+ */
+void
+DoubleWriteStartup(XLogRecPtr redo)
+{
+	DWLabel		label = dw_read_label();
+
+	DWCtl->next_batchno = 1;
+	DWCtl->last_segno = 0;
+	DoubleWriteSetRedo(redo, false);
+
+	/* nothing is touched before we know whose it is (R9) */
+	if (label == DW_LABEL_INVALID)
+		dw_refuse_label();
+	if (label == DW_LABEL_MARKER)
+		dw_check_marker();
+	if (!dw_check_log(label))
+		return;
 
 	LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
-	if (label)
+	if (label == DW_LABEL_BACKUP)
 	{
 		/* the files come from a backup, and so does the log, if any (R9) */
 		ereport(LOG,
@@ -785,10 +1054,10 @@ DoubleWriteStartup(XLogRecPtr redo)
 		dw_remove_log();
 	}
 	else
-		dw_process_log(redo, marker);
+		dw_process_log(redo, label == DW_LABEL_MARKER);
 	LWLockRelease(DoubleWriteFlushLock);
 
-	dw_was_armed = marker;
+	dw_was_armed = label == DW_LABEL_MARKER;
 }
 
 /*

@@ -36,6 +36,10 @@ CREATE FUNCTION dw_drain(patient bool DEFAULT true)
 RETURNS void STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
 
+CREATE FUNCTION dw_drain_writethrough()
+RETURNS void STRICT
+AS 'MODULE_PATHNAME' LANGUAGE C;
+
 CREATE FUNCTION dw_flush_batch(retry_failed bool DEFAULT true)
 RETURNS bool STRICT
 AS 'MODULE_PATHNAME', 'dw_flush_batch_sql' LANGUAGE C;

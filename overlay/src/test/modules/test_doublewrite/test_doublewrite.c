@@ -21,8 +21,10 @@
 
 #include <signal.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "access/relation.h"
+#include "access/xlog.h"
 #include "common/relpath.h"
 #include "fmgr.h"
 #include "funcapi.h"
@@ -59,6 +61,7 @@ typedef enum TdwAction
 	TDW_TEAR,					/* home writes are torn while we wait */
 	TDW_HOLD,					/* this process stays there until it dies */
 	TDW_TERMINATE,				/* this process gets SIGTERM */
+	TDW_PAUSE,					/* ... until a file allows it to go on */
 } TdwAction;
 
 typedef struct TdwPoint
@@ -85,6 +88,10 @@ static char *tdw_crash_at = NULL;
 static char *tdw_fail_at = NULL;
 static char *tdw_hold_at = NULL;
 static char *tdw_terminate_at = NULL;
+static char *tdw_pause_at = NULL;
+
+/* In the data directory; ends a pause, and goes */
+#define TDW_RESUME_FILE		"test_doublewrite.resume"
 
 static shmem_request_hook_type prev_shmem_request_hook = NULL;
 static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
@@ -289,6 +296,24 @@ tdw_hold(const char *name)
 }
 
 /*
+ * Wait until the test has made a file.  Signals are handled, but not looked at.
+ */
+static void
+tdw_pause(const char *name)
+{
+	struct stat st;
+
+	ereport(LOG,
+			(errmsg("test_doublewrite: paused at injection point \"%s\"", name)));
+	while (stat(TDW_RESUME_FILE, &st) < 0)
+	{
+		(void) WaitLatch(MyLatch, WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 20,
+						 PG_WAIT_EXTENSION);
+	}
+	unlink(TDW_RESUME_FILE);
+}
+
+/*
  * Callback of all points.  If the code at the point passes an int, that is
  * where it wants an errno value; else an error is thrown.
  */
@@ -346,6 +371,9 @@ test_doublewrite_hit(const char *name, const void *private_data, void *arg)
 						 name);
 			kill(MyProcPid, SIGTERM);
 			break;
+		case TDW_PAUSE:
+			tdw_pause(name);
+			break;
 	}
 }
 
@@ -382,6 +410,7 @@ tdw_shmem_startup(void)
 	tdw_set_points(tdw_fail_at, TDW_FAIL);
 	tdw_set_points(tdw_hold_at, TDW_HOLD);
 	tdw_set_points(tdw_terminate_at, TDW_TERMINATE);
+	tdw_set_points(tdw_pause_at, TDW_PAUSE);
 }
 
 void
@@ -418,6 +447,14 @@ _PG_init(void)
 							   "Injection points at which processes terminate themselves.",
 							   NULL,
 							   &tdw_terminate_at,
+							   "",
+							   PGC_POSTMASTER,
+							   0,
+							   NULL, NULL, NULL);
+	DefineCustomStringVariable("test_doublewrite.pause_at",
+							   "Injection points at which processes wait until a file exists.",
+							   NULL,
+							   &tdw_pause_at,
 							   "",
 							   PGC_POSTMASTER,
 							   0,
@@ -592,6 +629,30 @@ dw_drain(PG_FUNCTION_ARGS)
 	if (PG_GETARG_BOOL(0))
 		tdw_wait_for_lock(DoubleWriteFlushLock, "DoubleWriteFlush");
 	DoubleWriteDrain();
+	PG_RETURN_VOID();
+}
+
+/*
+ * The same where WAL is synced with fsync_writethrough, which servers on other
+ * systems may be set to.  WAL is flushed before, as it would not be synced here.
+ */
+PG_FUNCTION_INFO_V1(dw_drain_writethrough);
+Datum
+dw_drain_writethrough(PG_FUNCTION_ARGS)
+{
+	int			save = wal_sync_method;
+
+	XLogFlush(GetXLogInsertRecPtr());
+	wal_sync_method = WAL_SYNC_METHOD_FSYNC_WRITETHROUGH;
+	PG_TRY();
+	{
+		DoubleWriteDrain();
+	}
+	PG_FINALLY();
+	{
+		wal_sync_method = save;
+	}
+	PG_END_TRY();
 	PG_RETURN_VOID();
 }
 

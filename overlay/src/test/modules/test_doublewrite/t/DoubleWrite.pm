@@ -95,7 +95,7 @@ use constant {
 	RELSEG_SIZE => 131072,
 	SEGMENT_BLOCKS => 512,
 	MAGIC => 'PGDWLOG1',
-	HEADER_LEN => 80,
+	HEADER_LEN => 88,
 	ENTRY_LEN => 32,
 	SECTOR => 512,
 };
@@ -267,8 +267,8 @@ sub parse_batch
 
 	@b{
 		qw(version blcksz sysid batchno low_water segno blockno npages
-		  redo redo_pending compression crc)
-	} = unpack('L L Q Q Q Q L L Q Q L L', substr($data, $start + 8, 72));
+		  redo redo_pending nonce compression crc)
+	} = unpack('L L Q Q Q Q L L Q Q Q L L', substr($data, $start + 8, 80));
 
 	return undef
 	  if $b{segno} != $segno
@@ -383,10 +383,10 @@ sub dw_forged_header
 				@{$_}{qw(spc db rel fork length blkno crc lsn)})
 		} @{ $b{entries} });
 
-	substr($block, 8, 68) = pack('L L Q Q Q Q L L Q Q L',
+	substr($block, 8, 76) = pack('L L Q Q Q Q L L Q Q Q L',
 		@b{
 			qw(version blcksz sysid batchno low_water segno blockno npages
-			  redo redo_pending compression)
+			  redo redo_pending nonce compression)
 		});
 	substr($block, HEADER_LEN, length($entries)) = $entries;
 	substr($block, HEADER_LEN - 4, 4) =

@@ -1,0 +1,177 @@
+
+# Copyright (c) 2025, PostgreSQL Global Development Group
+
+# Compressed pages put bytes that users have chosen at the start of blocks of
+# the log, and recycled segments keep them there.  Such bytes are never taken
+# for a batch, nor is anything in a batch, or in the ledger, used to index an
+# array before it has been looked at.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use DoubleWrite;
+use JSON::PP;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+dw_require_injection_points();
+
+my $node = dw_quiet_node('main',
+	conf => "double_write_buffer_size = 64MB\n");
+
+sub tool
+{
+	my ($command, @options) = @_;
+	my ($out, $err) = run_command(
+		[ 'pg_doublewrite', $command, '--json', @options, $node->data_dir ]);
+
+	return decode_json($out);
+}
+
+# A live range in two segments, and torn pages
+$node->safe_psql(
+	'postgres', q{
+	CREATE TABLE t AS SELECT i AS id, 0 AS v, repeat('x', 1000) AS filler
+		FROM generate_series(1, 5000) i;
+	CHECKPOINT;
+	SELECT dw_sync_cycle();
+	UPDATE t SET v = 1;
+	SELECT dw_evict('t'); SELECT dw_drain();
+	UPDATE t SET v = 2 WHERE id <= 100;
+	SELECT dw_evict('t'); SELECT dw_drain()});
+$node->stop('immediate');
+
+my $log = dw_read_log($node);
+my @live = @{ $log->{live} };
+my $newest = $live[-1];
+my $end = $newest->{blockno} + $newest->{nblocks};
+my $copies = dw_live_copies($log);
+my $torn = 0;
+
+foreach my $copy (values %$copies)
+{
+	my ($path, $offset) = dw_home_path($node, $copy);
+
+	next unless $path =~ /^base/ && defined dw_read_block($node, $path, $offset);
+	dw_write_block($node, $path, $offset + BLCKSZ / 2, "\xA5" x (BLCKSZ / 2));
+	$torn++;
+}
+cmp_ok($torn, '>', 500, 'pages are torn');
+cmp_ok($newest->{segno}, '>', $live[0]{segno}, 'live range has several segments');
+cmp_ok($end, '<', 500, 'there is room behind the newest batch');
+
+my $said = tool('dry-run');
+is($said->{verdict}, 'restore', 'the log is good');
+is($said->{restored}, $torn, '... for all torn pages');
+
+# An empty batch that makes the log empty, as somebody would write it who knows
+# all but the random number.
+sub planted
+{
+	my ($segno, $blockno, %fields) = @_;
+
+	return dw_forged_header(
+		$node, $newest,
+		batchno => $newest->{batchno} + 1,
+		low_water => $newest->{batchno} + 1,
+		segno => $segno,
+		blockno => $blockno,
+		npages => 0,
+		entries => [],
+		nonce => 4711,
+		%fields);
+}
+
+my @places = (
+	[ 'right behind the newest batch', $newest->{segno}, $end ],
+	[ 'further behind', $newest->{segno}, $end + 7 ],
+	[ 'in the next segment', $newest->{segno} + 1, 5 ],
+	[ 'in the segment after that', $newest->{segno} + 2, 5 ]);
+
+# The control: with the right number it would be believed.
+my ($what, $segno, $blockno) = @{ $places[0] };
+my $path = sprintf('pg_doublewrite/%016X', $segno);
+my $was = dw_read_block($node, $path, $blockno * BLCKSZ);
+
+dw_write_block($node, $path, $blockno * BLCKSZ,
+	planted($segno, $blockno, nonce => $newest->{nonce}));
+is(tool('dry-run')->{verdict}, 'nothing', 'a batch of the server itself is believed');
+dw_write_block($node, $path, $blockno * BLCKSZ, $was);
+
+foreach my $place (@places)
+{
+	($what, $segno, $blockno) = @$place;
+	$path = sprintf('pg_doublewrite/%016X', $segno);
+	foreach my $fields ({}, { sysid => 4711 })
+	{
+		dw_write_block($node, $path, $blockno * BLCKSZ,
+			planted($segno, $blockno, %$fields));
+		$said = tool('dry-run');
+		is( "$said->{verdict} $said->{restored}",
+			"restore $torn",
+			"$what: planted bytes change nothing, " . join(' ', keys %$fields));
+	}
+}
+
+# A fork that does not exist, in a batch that is intact otherwise
+my $middle = (grep { $_->{npages} > 0 } @live)[1];
+my @entries = map { {%$_} } @{ $middle->{entries} };
+$path = sprintf('pg_doublewrite/%016X', $middle->{segno});
+$was = dw_read_block($node, $path, $middle->{blockno} * BLCKSZ);
+$entries[0]{fork} = 65000;
+dw_write_block(
+	$node, $path,
+	$middle->{blockno} * BLCKSZ,
+	dw_forged_header($node, $middle, entries => \@entries));
+command_checks_all(
+	[ 'pg_doublewrite', 'list', '--pages', $node->data_dir ],
+	2,
+	[qr/batch $middle->{batchno} is missing/],
+	[qr/^$/],
+	'unknown fork: the tool takes it for damage');
+my $offset = -s $node->logfile;
+ok(!dw_poll_start($node), 'unknown fork: server does not start');
+like(
+	slurp_file($node->logfile, $offset),
+	qr/double-write log is damaged: batch $middle->{batchno} is missing/,
+	'unknown fork: says why');
+dw_write_block($node, $path, $middle->{blockno} * BLCKSZ, $was);
+
+# All that has been planted is still there.
+$offset = -s $node->logfile;
+ok(dw_poll_start($node), 'server starts');
+is(dw_restore_line($node, $offset)->{restored}, $torn, 'all torn pages are restored');
+is($node->safe_psql('postgres', 'SELECT count(*), sum(v) FROM t'),
+	'5000|5100', 'nothing is lost');
+$node->stop;
+
+# The ledger: rotten, then with a fork that does not exist and, for all that
+# those who write it care, a right checksum
+my $ledger = $node->data_dir . '/pg_stat_tmp/doublewrite_restore';
+my $contents = slurp_file($ledger);
+my $header_len = 96;
+
+is(scalar(@{ tool('ledger', '--pages')->{pages} }), $torn, 'the ledger is good');
+foreach my $change ('page LSN', 'fork')
+{
+	my $bytes = $contents;
+	my $at = $header_len + ($change eq 'fork' ? 12 : 32);
+
+	substr($bytes, $at, 4) = pack('l', $change eq 'fork' ? 1_000_000 : 4711);
+	substr($bytes, $header_len - 4, 4) = pack('L',
+		dw_crc32c(
+			substr($bytes, $header_len), substr($bytes, 0, $header_len - 4)))
+	  if $change eq 'fork';
+	unlink($ledger);
+	append_to_file($ledger, $bytes);
+	command_fails_like(
+		[ 'pg_doublewrite', 'ledger', '--pages', $node->data_dir ],
+		qr/is damaged/,
+		"ledger with another $change is refused");
+}
+
+done_testing();

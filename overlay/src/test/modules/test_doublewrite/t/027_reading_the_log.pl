@@ -1,0 +1,354 @@
+
+# Copyright (c) 2025, PostgreSQL Global Development Group
+
+# Reading the log at a start: only what is live is read; sectors that cannot be
+# read do not stop the start where nothing is lost; a log of another time, a
+# label that is none, and a tablespace that is not mounted do.  It can be
+# interrupted, says how far it is, and leaves no file open.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use DoubleWrite;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::RecursiveCopy;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(usleep);
+
+dw_require_injection_points();
+
+my $SEGMENT = 4 * 1024 * 1024;
+my $node = dw_quiet_node('main',
+	conf => "double_write_buffer_size = 128MB\nlog_startup_progress_interval = 1ms\n");
+my $data = $node->data_dir;
+my $dir = "$data/pg_doublewrite";
+my $marker = "$data/backup_label";
+my $space = PostgreSQL::Test::Utils::tempdir();
+my $v = 0;
+
+sub segments
+{
+	return sort grep { /^[0-9A-F]{16}$/ } slurp_dir($dir);
+}
+
+sub count_segments
+{
+	my @segments = segments();
+
+	return scalar(@segments);
+}
+
+sub settings
+{
+	my (%points) = @_;
+
+	foreach my $action ('fail_at', 'pause_at')
+	{
+		$node->adjust_conf('postgresql.conf', "test_doublewrite.$action",
+			"'" . ($points{$action} // '') . "'");
+	}
+	return;
+}
+
+# Change tables, carry them home, crash, and tear what has a copy.
+sub crash
+{
+	my (@tables) = @_;
+	my $torn = 0;
+
+	$v++;
+	$node->safe_psql('postgres',
+		join(';', 'CHECKPOINT', 'SELECT dw_sync_cycle()',
+			map { "UPDATE $_ SET v = $v" } @tables));
+	$node->safe_psql('postgres',
+		join(';', (map { "SELECT dw_evict('$_')" } @tables), 'SELECT dw_drain()'));
+	$node->stop('immediate');
+	foreach my $copy (values %{ dw_live_copies(dw_read_log($node)) })
+	{
+		my ($path, $offset) = dw_home_path($node, $copy);
+
+		next
+		  unless $path =~ /^base|^pg_tblspc/
+		  && defined dw_read_block($node, $path, $offset);
+		dw_write_block($node, $path, $offset + BLCKSZ / 2, "\xA5" x (BLCKSZ / 2));
+		$torn++;
+	}
+	cmp_ok($torn, '>', 10, 'pages are torn');
+	return $torn;
+}
+
+sub restores
+{
+	my ($what, $torn, @tables) = @_;
+	my $offset = -s $node->logfile;
+
+	ok(dw_poll_start($node), "$what: server starts") or BAIL_OUT('no start');
+	my $line = dw_restore_line($node, $offset);
+	cmp_ok($line ? $line->{restored} : 0, '>=', $torn, "$what: torn pages are restored");
+	foreach my $table (@tables)
+	{
+		is($node->safe_psql('postgres', "SELECT count(*) - count(*) FILTER (WHERE v = $v) FROM $table"),
+			0, "$what: nothing is lost, $table");
+	}
+	return slurp_file($node->logfile, $offset);
+}
+
+sub log_digest
+{
+	return join(' ', map { "$_:" . unpack('%32C*', slurp_file("$dir/$_")) } segments());
+}
+
+sub refuses
+{
+	my ($what, @messages) = @_;
+	my $offset = -s $node->logfile;
+	my $log = log_digest();
+
+	ok(!dw_poll_start($node), "$what: server does not start");
+	my $text = slurp_file($node->logfile, $offset);
+	like($text, $_, "$what: says why") foreach @messages;
+	is(log_digest(), $log, "$what: log not touched");
+	return;
+}
+
+# Wait until a line stands in the server log, and return what it captures.
+sub wait_for_line
+{
+	my ($offset, $re) = @_;
+
+	for (1 .. 100 * $PostgreSQL::Test::Utils::timeout_default)
+	{
+		my @found = slurp_file($node->logfile, $offset) =~ $re;
+
+		return $found[0] if @found;
+		usleep(10_000);
+	}
+	BAIL_OUT("no line $re in the server log");
+}
+
+$node->safe_psql('postgres', "CREATE TABLESPACE elsewhere LOCATION '$space'");
+$node->safe_psql(
+	'postgres', q{
+	CREATE TABLE t AS SELECT i AS id, 0 AS v, repeat('x', 1000) AS filler
+		FROM generate_series(1, 7000) i;
+	CREATE TABLE small AS SELECT * FROM t LIMIT 300;
+	CREATE TABLE far TABLESPACE elsewhere AS SELECT * FROM t LIMIT 300;
+	CHECKPOINT});
+$node->append_conf('postgresql.conf',
+	"test_doublewrite.fail_at = ''\ntest_doublewrite.pause_at = ''\n");
+
+# ---------------------------------------------------------------------
+# How much is read
+# ---------------------------------------------------------------------
+
+my $ahead = 'SELECT last_segno - segno >= 8 FROM dw_state()';
+
+$node->poll_query_until('postgres', $ahead) or die 'no segments are prepared';
+$node->stop('immediate');
+my $n = count_segments();
+$node->start;
+my $read = $node->safe_psql('postgres', 'SELECT bytes_read FROM dw_restore_stats()');
+cmp_ok($read, '>=', $n * BLCKSZ, 'nothing live: the start of each segment is read');
+cmp_ok($read, '<=', $n * BLCKSZ + 2 * $SEGMENT, '... and two whole segments at most');
+cmp_ok($n, '>=', 9, '... of many');
+
+$node->poll_query_until('postgres', $ahead) or die 'no segments are prepared';
+my $torn = crash('t');
+my @live = @{ dw_read_log($node)->{live} };
+my $live = $live[-1]{segno} - $live[0]{segno} + 1;
+cmp_ok($live, '>=', 2, 'live range has several segments');
+$n = count_segments();
+restores('live range', $torn, 't');
+$read = $node->safe_psql('postgres', 'SELECT bytes_read FROM dw_restore_stats()');
+cmp_ok($read, '<=', $n * BLCKSZ + ($live + 1) * $SEGMENT,
+	'live range: it is read, and one segment more at most');
+
+# ---------------------------------------------------------------------
+# Sectors that cannot be read
+# ---------------------------------------------------------------------
+
+# The first reads are those of the starts of segments; then come the newest one,
+# the one behind it, and those that the mark asks for.
+$node->poll_query_until('postgres', $ahead) or die 'no segments are prepared';
+$torn = crash('t');
+$n = count_segments();
+settings(fail_at => 'doublewrite-log-read:EIO:' . ($n + 3) . ':513');
+refuses('live segment cannot be read',
+	qr/could not read double-write log segment .* at offset 0: Input\/output error/,
+	qr/double-write log is damaged: batch \d+ is missing/);
+settings(fail_at => 'doublewrite-log-read:EIO:' . ($n + 2) . ':513');
+my $text = restores('segment behind the newest cannot be read', $torn, 't');
+like($text, qr/Blocks that cannot be read: 512\./, '... which is said');
+
+# the last one is none of those that are live
+$torn = crash('small');
+$n = count_segments();
+settings(fail_at => "doublewrite-log-read:EIO:$n:2");
+$text = restores('start of a free segment cannot be read', $torn, 'small');
+like($text, qr/Blocks that cannot be read: 1\./, '... which is said');
+
+$torn = crash('small');
+settings(fail_at => 'doublewrite-restore-read-home:EIO:1:1000000');
+$text = restores('homes cannot be read', $torn, 'small');
+like($text, qr/could not read block \d+ of relation .*: Input\/output error/,
+	'... which is said');
+settings();
+
+# ---------------------------------------------------------------------
+# An empty log of another time
+# ---------------------------------------------------------------------
+
+$node->safe_psql('postgres', 'CHECKPOINT; SELECT dw_sync_cycle()');
+$node->stop('immediate');
+is(scalar(grep { $_->{npages} > 0 } @{ dw_read_log($node)->{live} }),
+	0, 'an empty log');
+PostgreSQL::Test::RecursiveCopy::copypath($dir, "$dir.stale");
+$node->start;
+$torn = crash('small');
+my $owner = slurp_file("$dir/owner");
+rename($dir, "$dir.away") or die "could not rename: $!";
+rename("$dir.stale", $dir) or die "could not rename: $!";
+unlink("$dir/owner");
+refuses('empty log of another time',
+	qr/the double-write log does not match the state of the cluster/,
+	qr/HINT: .*Bring together/);
+rename($dir, "$dir.stale") or die "could not rename: $!";
+rename("$dir.away", $dir) or die "could not rename: $!";
+
+# ---------------------------------------------------------------------
+# A label that is none
+# ---------------------------------------------------------------------
+
+rename($marker, "$marker.away") or die "could not rename: $!";
+foreach my $contents ('', "garbage\n", "START WAL LOCATION: 0/2000028 (file \n")
+{
+	append_to_file($marker, $contents);
+	command_checks_all([ 'pg_doublewrite', 'check', $data ],
+		2, [qr/neither the label of a backup/], [qr/^$/], 'no label: the tool says so');
+	refuses('no label', qr/invalid data in file "backup_label"/,
+		qr/The log is left alone/);
+	unlink($marker) or die "could not unlink: $!";
+}
+rename("$marker.away", $marker) or die "could not rename: $!";
+
+# ---------------------------------------------------------------------
+# Interrupts, progress, open files
+# ---------------------------------------------------------------------
+
+
+# Start without waiting, and return where the server log began.
+sub start_no_wait
+{
+	my $offset = -s $node->logfile;
+
+	PostgreSQL::Test::Utils::system_or_bail(
+		'pg_ctl', 'start', '--no-wait',
+		'--pgdata' => $data,
+		'--log' => $node->logfile,
+		'--options' => '--cluster-name=main');
+	return $offset;
+}
+
+sub wait_for_pause
+{
+	my ($offset, $point) = @_;
+
+	return wait_for_line($offset,
+		qr/\[(\d+)\] .*paused at injection point "$point"/);
+}
+
+sub resume
+{
+	append_to_file("$data/test_doublewrite.resume", '');
+	return;
+}
+
+settings(pause_at => 'doublewrite-read-segment');
+my $offset = start_no_wait();
+my $pid = wait_for_pause($offset, 'doublewrite-read-segment');
+PostgreSQL::Test::Utils::system_or_bail(
+	'pg_ctl', 'stop', '--no-wait',
+	'--mode' => 'fast',
+	'--pgdata' => $data);
+wait_for_line($offset, qr/(received fast shutdown request)/);
+kill('TERM', $pid);
+resume();
+wait_for_line($offset, qr/(database system is shut down)/);
+dw_wait_for_exit($node);
+unlike(slurp_file($node->logfile, $offset),
+	qr/examined \d+ pages/, 'a start can be stopped while the log is being read');
+ok(-e $marker, '... and the log is still in use');
+
+# Progress is reported at the next opportunity.  When the log is armed again,
+# nothing of it is open but the segment being written.
+settings(pause_at =>
+	  'doublewrite-read-segment,doublewrite-restore-run,doublewrite-marker-written');
+$offset = start_no_wait();
+foreach my $point ('doublewrite-read-segment', 'doublewrite-restore-run')
+{
+	wait_for_pause($offset, $point);
+	resume();
+}
+wait_for_line($offset,
+	qr/(reading the double-write log, elapsed time: .*, current segment: [0-9A-F]{16})/);
+wait_for_line($offset,
+	qr/(restoring pages from the double-write log, elapsed time: .*, pages done: \d+)/);
+pass('progress is reported');
+$pid = wait_for_pause($offset, 'doublewrite-marker-written');
+SKIP:
+{
+	skip 'no /proc', 1 unless -d "/proc/$pid/fd";
+	my @open = grep { /pg_doublewrite/ } map { readlink($_) // () } glob("/proc/$pid/fd/*");
+
+	cmp_ok(scalar(@open), '<=', 1, "open files of the log: @open");
+}
+resume();
+wait_for_line($offset, qr/(database system is ready to accept connections)/);
+settings();
+$node->_update_pid(1);
+is( $node->safe_psql('postgres', "SELECT count(*) FROM small WHERE v = $v"),
+	300, 'nothing is lost');
+
+# ---------------------------------------------------------------------
+# A tablespace that is not mounted
+# ---------------------------------------------------------------------
+
+$torn = crash('far', 'small');
+rename($space, "$space.away") or die "could not rename: $!";
+refuses('tablespace gone', qr/could not access tablespace directory "pg_tblspc\/\d+"/);
+mkdir($space, 0700) or die "could not mkdir: $!";
+command_checks_all([ 'pg_doublewrite', 'dry-run', $data ],
+	2, [qr/has no subdirectory "PG_/], [qr/^$/], 'tablespace not mounted: the tool says so');
+refuses('tablespace not mounted',
+	qr/tablespace directory "pg_tblspc\/\d+" has no subdirectory "PG_18/,
+	qr/HINT: .*Make sure that it is mounted/);
+rmdir($space) or die "could not rmdir: $!";
+rename("$space.away", $space) or die "could not rename: $!";
+restores('tablespace mounted', $torn, 'far', 'small');
+
+# Where it has been dropped, there is no link.
+$node->safe_psql('postgres', 'DROP TABLE far');
+$node->safe_psql('postgres', 'DROP TABLESPACE elsewhere');
+$torn = crash('small');
+restores('tablespace dropped', $torn, 'small');
+
+# ---------------------------------------------------------------------
+# The sync that fsync_writethrough asks for
+# ---------------------------------------------------------------------
+
+$node->safe_psql(
+	'postgres', q{
+	CHECKPOINT; SELECT dw_sync_cycle(); UPDATE small SET v = v + 1;
+	SELECT dw_evict('small'); SELECT dw_fail_at('doublewrite-log-writethrough', 'EIO')});
+my ($ret, $stdout, $stderr) =
+  $node->psql('postgres', 'SELECT dw_drain_writethrough()');
+like($stderr, qr/test error at injection point "doublewrite-log-writethrough"/,
+	'the log is synced as data files are');
+$node->safe_psql('postgres', 'SELECT dw_drain_writethrough()');
+$node->stop;
+
+done_testing();
