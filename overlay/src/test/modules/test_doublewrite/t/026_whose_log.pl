@@ -131,11 +131,14 @@ chmod(0750, $dir) or die "could not chmod: $!";
 my ($last) = (sort grep { /^[0-9A-F]{16}$/ } slurp_dir($dir))[-1];
 my $fifo = sprintf('%s/%016X', $dir, hex($last) + 5);
 mkfifo($fifo, 0600) or die "could not mkfifo: $!";
+# ... nor would it this test, should the server open it
+open(my $writer, '+<', $fifo) or die "could not open FIFO: $!";
 my $offset = -s $node->logfile;
 ok(!dw_poll_start($node), 'FIFO: server does not start');
 like(slurp_file($node->logfile, $offset), qr/is not a regular file/, 'FIFO: says why');
 command_fails_like([ 'pg_doublewrite', 'check', $data ],
 	qr/is not a regular file/, 'FIFO: the tool says so');
+close($writer);
 unlink($fifo);
 
 # Group access is allowed, as to the data directory.
