@@ -23,7 +23,8 @@ from .states import FAULTS, LOG, RELATION, Places, State, choose
 # chance name a process of today.  And
 # single-user mode does not know standbys; what they have written is recovered
 # as after a crash.
-LEFT_OUT = ("postmaster.pid", "standby.signal")
+# The owner file of the log tells copies of files, which is what images are made of.
+LEFT_OUT = ("postmaster.pid", "standby.signal", "pg_doublewrite/owner")
 
 SECTOR = 512
 
