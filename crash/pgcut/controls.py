@@ -106,8 +106,8 @@ CONTROLS = (
                    Edit("log.c", "static void\ndw_sync_log(void)", "void		dw_sync_log(void);\nvoid\ndw_sync_log(void)"),
                    Edit("log.c", "	if (AmRegularBackendProcess())\n		dw_close_segment();\n",
                         '	if (AmRegularBackendProcess() && !pgcut_break("home-before-log-sync"))\n		dw_close_segment();\n'),
-                   Edit("flush.c", "			dw_write_home();\n			LWLockRelease(DoubleWriteFlushLock);\n",
-                        "			dw_write_home();\n"
+                   Edit("flush.c", "			dw_write_home(mine);\n			LWLockRelease(DoubleWriteFlushLock);\n",
+                        "			dw_write_home(mine);\n"
                         '			if (pgcut_break("home-before-log-sync") && DWCtl->log_open)\n'
                         "			{\n				extern void dw_sync_log(void);\n\n				dw_sync_log();\n			}\n"
                         "			LWLockRelease(DoubleWriteFlushLock);\n")),

@@ -45,6 +45,7 @@ extern void DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn,
 								 bool permanent);
 extern bool DoubleWriteReadStaged(const BufferTag *tag, char *dst);
 extern bool DoubleWriteStageHasRoom(void);
+extern bool DoubleWriteStageRefuses(const BufferTag *tag);
 extern PGDLLIMPORT uint64 DoubleWritePagesStaged;
 extern PGDLLIMPORT uint64 DoubleWriteStageFullSeen;
 extern void DoubleWriteDiscardForks(RelFileLocator rlocator,
@@ -56,6 +57,8 @@ extern void DoubleWriteDiscardDatabase(Oid dbid);
 
 /* flush.c: carrying staged pages home */
 extern void DoubleWriteDrain(void);
+extern void DoubleWriteDrainRelation(const RelFileLocator *rlocator);
+extern void DoubleWriteDrainDatabase(Oid dbid);
 extern PGDLLIMPORT bool DoubleWriteBackupReadsHeld;
 extern bool DoubleWriteHoldHomeWrites(const char *path);
 extern void DoubleWriteResumeHomeWrites(void);

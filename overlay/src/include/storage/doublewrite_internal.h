@@ -6,10 +6,12 @@
  * Only files in src/backend/storage/doublewrite and test modules include
  * this.  Lock order, outermost first:
  *
- *		DoubleWriteSyncLock -> DoubleWriteFlushLock -> DWCtl->mutex
- *		DoubleWriteRemoval{Even,Odd}Lock -> DoubleWriteFlushLock
+ *		DoubleWriteSyncLock -> DoubleWriteTurnLock -> DoubleWriteFlushLock
+ *			-> DWCtl->mutex
+ *		DoubleWriteRemoval{Even,Odd}Lock -> DoubleWriteTurnLock
  *
- * DoubleWriteFlushLock may be taken while holding buffer content locks,
+ * Whoever may have to wait for DoubleWriteFlushLock takes it with
+ * dw_lock_flush().  It may be taken while holding buffer content locks,
  * heavyweight locks, a relation extension lock or an I/O on another buffer.
  * Its holder must therefore never wait for any of those; it may take WAL
  * locks, CheckpointerCommLock and ControlFileLock (by way of XLogFlush() and
@@ -32,6 +34,7 @@
 #include "storage/buf_internals.h"
 #include "storage/doublewrite.h"
 #include "storage/doublewrite_format.h"
+#include "storage/lwlock.h"
 #include "storage/spin.h"
 #include "miscadmin.h"
 
@@ -104,8 +107,11 @@ typedef struct DWSlot
 	uint64		home_batch;		/* last logged batch that holds the page, and
 								 * that it needs until it is home, or 0;
 								 * mutex, in state BATCH the flush lock */
-	bool		discarded;		/* dropped while in a batch; mutex */
-	bool		failed;			/* last home write of it failed; mutex */
+	bool		discarded;		/* dropped while in a batch, and off its hash
+								 * chain; mutex */
+	bool		failed;			/* a home write of it, or of an older version
+								 * of the page, has failed: home may be torn;
+								 * mutex */
 	bool		returned;		/* it, or an older version of the page, came
 								 * back from a batch to the staged list; mutex */
 
@@ -115,6 +121,20 @@ typedef struct DWSlot
 	DWStager	stager;			/* who copied it */
 	DWBufferRecords records;	/* of the buffer, when it was copied */
 } DWSlot;
+
+/* Does a page belong to a set?  Called with the mutex held. */
+typedef bool (*DWTagFilter) (const BufferTag *tag, const void *arg);
+
+/* A set of pages, of which max are to be tried at once; no filter: all pages */
+typedef struct DWPageSet
+{
+	DWTagFilter filter;
+	const void *arg;
+	int			max;
+} DWPageSet;
+
+#define DWPageInSet(set, tag) \
+	((set) != NULL && ((set)->filter == NULL || (set)->filter((tag), (set)->arg)))
 
 /* ---------------------------------------------------------------------
  * The current batch and the log
@@ -268,10 +288,14 @@ typedef struct DWCtlData
 
 	/* stage; mutex */
 	int			nslots;
+	int			nreserved;		/* of them, for pages of other files when the
+								 * rest have failed; constant */
 	int			nstaged;		/* length of staged list; read without lock,
 								 * too */
 	int			nreturned;		/* slots in it that have returned */
 	int			ninuse;			/* slots not FREE */
+	int			nfailed;		/* of them, those that have failed; read
+								 * without lock, too */
 	uint64		next_seq;
 	dlist_head	free;
 	dlist_head	staged;			/* ordered by oldest_seq, if none has returned */
@@ -302,6 +326,8 @@ typedef struct DWCtlData
 	DWBatchPhase phase;
 	int			batch_len;
 	int			batch[DW_MAX_BATCH_PAGES];
+	bool		batch_waits;	/* it has found no space in the log ... */
+	uint64		batch_waits_since;	/* ... when this was cycles_begun */
 
 	/* log; DoubleWriteFlushLock */
 	bool		log_open;		/* fields below are valid */
@@ -321,7 +347,8 @@ typedef struct DWCtlData
 								 * rely on; never below a mark that is about
 								 * to be set */
 	uint32		copy_sets;		/* sets in the table of copies; constant */
-	uint64		cycles_done;	/* number of sync cycles completed */
+	uint64		cycles_begun;	/* number of the newest sync cycle */
+	uint64		cycles_done;	/* ... of the newest one that has completed */
 	pg_atomic_uint32 upkeep_requested;	/* the checkpointer shall look after
 										 * the log; no lock */
 	int			ndirty_files;
@@ -337,6 +364,9 @@ typedef struct DWCtlData
 								 * syncs just now */
 	DWDirtyFile removed_files[DW_REMOVED_FILES];
 	RelFileLocator removed_dirs[DW_REMOVED_DIRS];	/* relNumber means nothing */
+	uint64		removed_batch[2];	/* first batch with the only good copy of
+									 * a page that was removed, by parity of
+									 * removal_generation then; 0: none */
 
 	/* newest redo pointer after which any record was reported; see exempt.c */
 	pg_atomic_uint64 records_known;
@@ -383,22 +413,27 @@ extern PGDLLIMPORT char *DWPages;
 	pg_atomic_fetch_add_u64(&DWCtl->stats.field, (n))
 
 /* stage.c */
-extern int	dw_take_slots(int *slots, int max, bool retry_failed);
+extern int	dw_take_slots(int *slots, int max, const DWPageSet *retry);
+extern int	dw_take_kept(int *slots, int max, uint64 before);
 extern void dw_release_slots(const int *slots, int nslots);
 extern void dw_restage_slot(int slotno, bool failed);
-extern bool dw_staged_before(uint64 seq, bool *filling);
+extern bool dw_staged_before(uint64 seq, const DWPageSet *pages, bool *filling);
 extern void dw_note_logged(int slotno, uint64 batchno);
 extern uint64 dw_first_unfinished_batch(void);
 extern uint64 dw_current_seq(void);
 extern int	dw_staged_count(void);
+extern bool dw_tag_in_relation(const BufferTag *tag, const void *arg);
+extern bool dw_tag_in_database(const BufferTag *tag, const void *arg);
 
 /* flush.c */
-extern bool dw_flush_batch(bool retry_failed);
+extern const DWPageSet DWAllPages;
+extern void dw_lock_flush(LWLockMode mode);
+extern bool dw_flush_batch(const DWPageSet *retry, const DWPageSet *mine);
 extern void dw_make_room(void);
 extern void dw_drain_and_lock(void);
 extern void dw_sync_file(const DWDirtyFile *file);
 extern void dw_sync_files(const DWDirtyFile *files);
-extern void dw_sync_cycle(uint64 cycles_seen);
+extern void dw_sync_cycle(uint64 begun);
 extern void dw_forget_files(uint64 mark);
 extern void dw_request_upkeep(void);
 
@@ -426,6 +461,9 @@ extern char *dw_pack_pages(DWBatchHeader *hdr, const int *slots, int nslots);
 /* remove.c */
 extern void dw_sync_directory(const RelFileLocator *rlocator);
 extern void dw_sync_removals(void);
+extern void dw_settle_removals(void);
+extern void dw_keep_removed(uint64 batchno);
+extern uint64 dw_first_removed_batch(void);
 
 /* mode.c */
 extern void dw_note_mode(void);

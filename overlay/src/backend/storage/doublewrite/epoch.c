@@ -108,6 +108,7 @@ void
 dw_epoch_begin(uint64 first_batch)
 {
 	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
+	Assert(first_batch <= dw_first_removed_batch());	/* R3 */
 
 	DWCtl->epoch = Max(DWCtl->epoch, first_batch);
 }

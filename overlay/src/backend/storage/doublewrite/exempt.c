@@ -207,12 +207,20 @@ dw_note_truncate(const RelFileLocator *rlocator)
 }
 
 /*
- * May this relation have been truncated since the server was started?
+ * May the log hold copies of this relation from before a truncation?  Not if
+ * that was before the redo pointer of the last completed checkpoint, which has
+ * freed them. (R5)
  */
 bool
 dw_was_truncated(const RelFileLocator *rlocator)
 {
-	return pg_atomic_read_u64(dw_truncate_bucket(rlocator)) != 0;
+	uint64		truncated = pg_atomic_read_u64(dw_truncate_bucket(rlocator));
+	XLogRecPtr	redo;
+
+	SpinLockAcquire(&DWCtl->mutex);
+	redo = DWCtl->redo;
+	SpinLockRelease(&DWCtl->mutex);
+	return truncated != 0 && truncated >= redo;
 }
 
 static bool

@@ -18,6 +18,11 @@
  * When half of the log is in use, the checkpointer is asked to run a sync
  * cycle, which frees it, and it creates segments while the log grows.
  *
+ * A page that cannot be written home returns to the stage, and whoever needs it
+ * at home gets its error: a checkpoint, a drain of its relation, or a process
+ * that wants to stage too many more of the same file.  Others go on, and the
+ * background writer tries it again now and then. (R11)
+ *
  * The flusher must not wait for anything that its waiters may hold.  It takes
  * no buffer lock and no heavyweight lock, and where the log is full it lets
  * go of the lock, runs a sync cycle itself and comes back.
@@ -35,6 +40,7 @@
 #include "access/xlogrecovery.h"
 #include "common/relpath.h"
 #include "pgstat.h"
+#include "portability/instr_time.h"
 #include "postmaster/auxprocess.h"
 #include "postmaster/bgwriter.h"
 #include "postmaster/interrupt.h"
@@ -49,11 +55,18 @@
 #include "storage/procsignal.h"
 #include "storage/smgr.h"
 #include "utils/injection_point.h"
-#include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
 /* Files that the checkpointer syncs before it looks at its queue, as in sync.c */
 #define DW_SYNCS_PER_ABSORB		10
+
+/* More LWLocks than a process holds around a home write; see lwlock.c */
+#define DW_MAX_HELD_LOCKS		200
+
+/* How often the background writer tries pages again that have failed, in ms */
+#define DW_RETRY_INTERVAL		1000
+
+const DWPageSet DWAllPages = {.max = PG_INT32_MAX};
 
 /* Pages being written home, for the error context */
 typedef struct DWRun
@@ -176,6 +189,72 @@ dw_write_run(const int *slots, int npages)
 		dw_schedule_writeback(&DWSlots[slots[i]]);
 }
 
+/* LWLocks that this process holds, in the order in which it has taken them */
+typedef struct DWHeldLocks
+{
+	int			nlocks;
+	LWLock	   *locks[DW_MAX_HELD_LOCKS];
+} DWHeldLocks;
+
+static void
+dw_note_held_lock(LWLock *lock, LWLockMode mode, void *arg)
+{
+	DWHeldLocks *held = arg;
+
+	if (held->nlocks < DW_MAX_HELD_LOCKS)
+		held->locks[held->nlocks++] = lock;
+}
+
+/*
+ * An error has been caught.  Put things back as they were before what has
+ * failed: locks that it has left behind are released, the last one first, and
+ * interrupts are held off as often as by those that remain.  (The error has
+ * reset that count, and would leave it so if it went on; see dw_throw().)
+ */
+static void
+dw_clean_up_after_error(const DWHeldLocks *before, uint32 holdoff,
+						uint32 cancel_holdoff)
+{
+	DWHeldLocks held = {0};
+
+	InterruptHoldoffCount = holdoff;
+	QueryCancelHoldoffCount = cancel_holdoff;
+	pgstat_report_wait_end();
+
+	ForEachLWLockHeldByMe(dw_note_held_lock, &held);
+	while (held.nlocks > before->nlocks)
+	{
+		HOLD_INTERRUPTS();		/* LWLockRelease() resumes them */
+		LWLockRelease(held.locks[--held.nlocks]);
+	}
+}
+
+/*
+ * Throw an error that was caught before, as if it had not been.
+ */
+static void
+dw_throw(ErrorData *edata)
+{
+	InterruptHoldoffCount = 0;	/* see errfinish() */
+	QueryCancelHoldoffCount = 0;
+	ReThrowError(edata);
+}
+
+/*
+ * Report an error that was caught before and concerns nobody here.
+ */
+static void
+dw_report(ErrorData *edata)
+{
+	ErrorContextCallback *context = error_context_stack;
+
+	edata->elevel = LOG;
+	error_context_stack = NULL; /* it has its context */
+	ThrowErrorData(edata);
+	error_context_stack = context;
+	FreeErrorData(edata);
+}
+
 /*
  * Write a run home; on failure keep its pages staged and return the error.
  *
@@ -187,7 +266,11 @@ dw_try_write_run(const int *slots, int npages)
 {
 	MemoryContext oldcontext = CurrentMemoryContext;
 	uint32		holdoff = InterruptHoldoffCount;
+	uint32		cancel_holdoff = QueryCancelHoldoffCount;
+	DWHeldLocks held = {0};
 	ErrorData  *volatile edata = NULL;
+
+	ForEachLWLockHeldByMe(dw_note_held_lock, &held);
 
 	PG_TRY();
 	{
@@ -196,8 +279,7 @@ dw_try_write_run(const int *slots, int npages)
 	}
 	PG_CATCH();
 	{
-		/* the error reset this, but we still hold the flush lock */
-		InterruptHoldoffCount = holdoff;
+		dw_clean_up_after_error(&held, holdoff, cancel_holdoff);
 		MemoryContextSwitchTo(oldcontext);
 		edata = CopyErrorData();
 		FlushErrorState();
@@ -234,18 +316,51 @@ dw_run_length(const int *slots, int nslots)
 	return len;
 }
 
+/* Of the errors met in a batch, the first one of each kind */
+typedef struct DWErrors
+{
+	ErrorData  *mine;			/* of pages that the caller needs at home */
+	ErrorData  *others;
+} DWErrors;
+
+static bool
+dw_run_in_set(const int *slots, int nslots, const DWPageSet *set)
+{
+	for (int i = 0; i < nslots; i++)
+	{
+		if (DWPageInSet(set, &DWSlots[slots[i]].tag))
+			return true;
+	}
+	return false;
+}
+
+static void
+dw_write_run_home(const int *slots, int npages, const DWPageSet *mine,
+				  DWErrors *errors)
+{
+	bool		is_mine = dw_run_in_set(slots, npages, mine);
+	ErrorData **first = is_mine ? &errors->mine : &errors->others;
+	ErrorData  *e = dw_try_write_run(slots, npages);
+
+	if (e != NULL && *first == NULL)
+		*first = e;
+	else if (e != NULL)
+		FreeErrorData(e);
+}
+
 /*
  * Bring the pages of the current batch home and end the batch.
  *
- * Restartable: pages that are done have left the batch.  Throws the first
- * error after all other pages are home.
+ * Restartable: pages that are done have left the batch.  When all other pages
+ * are home, throws the first error that concerns one of mine; one that does not
+ * goes to the server log.
  */
 static void
-dw_write_home(void)
+dw_write_home(const DWPageSet *mine)
 {
 	int			slots[DW_MAX_BATCH_PAGES];
 	int			nslots = DWCtl->batch_len;
-	ErrorData  *error = NULL;
+	DWErrors	errors = {0};
 
 	memcpy(slots, DWCtl->batch, nslots * sizeof(int));
 	qsort(slots, nslots, sizeof(int), dw_slot_cmp);
@@ -265,12 +380,8 @@ dw_write_home(void)
 			dw_release_slots(&slots[done], 1);	/* R7 */
 		else
 		{
-			ErrorData  *e;
-
 			run = dw_run_length(slots + done, nslots - done);
-			e = dw_try_write_run(slots + done, run);
-			if (error == NULL)
-				error = e;
+			dw_write_run_home(slots + done, run, mine, &errors);
 		}
 		done += run;
 
@@ -284,14 +395,32 @@ dw_write_home(void)
 	DWCount(batches, 1);
 	INJECTION_POINT("doublewrite-home-written", NULL);
 
-	if (error != NULL)
-		ReThrowError(error);
+	if (errors.others != NULL)
+		dw_report(errors.others);
+	if (errors.mine != NULL)
+		dw_throw(errors.mine);
 }
 
 /* ---------------------------------------------------------------------
  * Batches
  * ---------------------------------------------------------------------
  */
+
+/*
+ * Take the flush lock when it is our turn.
+ *
+ * A process that releases an LWLock and takes it again at once gets it before
+ * those it has just woken up, and shared holders pass waiting exclusive ones.
+ * So whoever wants the lock stands in a doorway, in which there is room for one:
+ * the lock cannot be taken by others until he has got it.
+ */
+void
+dw_lock_flush(LWLockMode mode)
+{
+	LWLockAcquire(DoubleWriteTurnLock, LW_EXCLUSIVE);
+	LWLockAcquire(DoubleWriteFlushLock, mode);
+	LWLockRelease(DoubleWriteTurnLock);
+}
 
 /*
  * Flush WAL up to the highest LSN of the batch.  Unlogged relations may have
@@ -417,6 +546,17 @@ dw_make_durable(bool beyond_bound)
 }
 
 /*
+ * Return the pages of the batch to the stage.
+ */
+static void
+dw_return_batch(void)
+{
+	while (DWCtl->batch_len > 0)
+		dw_restage_slot(DWCtl->batch[--DWCtl->batch_len], false);
+	DWCtl->phase = DW_BATCH_NONE;
+}
+
+/*
  * The batch cannot be logged, and a sync cycle has not helped: pages that
  * cannot be written home keep all of the log in use.  Give up the batch, so
  * that those are tried again before more is logged. (R11)
@@ -424,10 +564,7 @@ dw_make_durable(bool beyond_bound)
 static void
 dw_give_up_batch(void)
 {
-	for (int i = 0; i < DWCtl->batch_len; i++)
-		dw_restage_slot(DWCtl->batch[i], false);
-	DWCtl->batch_len = 0;
-	DWCtl->phase = DW_BATCH_NONE;
+	dw_return_batch();
 	ereport(ERROR,
 			(errcode(ERRCODE_INSUFFICIENT_RESOURCES),
 			 errmsg("could not write pages because the double-write log is full"),
@@ -458,49 +595,89 @@ dw_cycle_needed(void)
 }
 
 /*
+ * Begin a batch, if there is none under way.  Returns false if there is nothing
+ * to do.
+ */
+static bool
+dw_begin_batch(const DWPageSet *retry)
+{
+	if (DWCtl->phase != DW_BATCH_NONE)
+		return true;
+	DWCtl->batch_len = dw_take_slots(DWCtl->batch, DW_MAX_BATCH_PAGES, retry);
+	if (DWCtl->batch_len == 0)
+		return false;
+	DWCtl->batch_waits = false;
+	DWCtl->phase = DW_BATCH_TAKEN;
+	return true;
+}
+
+/*
+ * Has a sync cycle completed that began after the batch had found no space in
+ * the log?  That is a property of the batch, not of who carries it on: it may
+ * have been taken up by several processes meanwhile.
+ */
+static bool
+dw_batch_has_waited(void)
+{
+	return DWCtl->batch_waits && DWCtl->cycles_done > DWCtl->batch_waits_since;
+}
+
+/*
+ * The batch has found no space in the log.  Returns the number of the newest
+ * sync cycle, which may not help it any more.  Throws an error if one that could
+ * has been in vain.
+ */
+static uint64
+dw_batch_must_wait(void)
+{
+	if (dw_batch_has_waited())
+		dw_give_up_batch();
+	if (!DWCtl->batch_waits)
+		DWCtl->batch_waits_since = DWCtl->cycles_begun;
+	DWCtl->batch_waits = true;
+	DWCount(log_full, 1);
+	return DWCtl->batch_waits_since;
+}
+
+/*
  * Flush one batch, or resume the one left over.  Returns false if there was
  * nothing to do.  The caller holds no lock of the engine.
+ *
+ * Pages that have failed before are left alone, but for those in retry.  If one
+ * of mine cannot be written home, that is an error.
  */
 bool
-dw_flush_batch(bool retry_failed)
+dw_flush_batch(const DWPageSet *retry, const DWPageSet *mine)
 {
-	for (bool cycle_done = false;; cycle_done = true)
+	for (;;)
 	{
-		uint64		cycles_seen;
+		uint64		begun;
 
-		LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
+		dw_lock_flush(LW_EXCLUSIVE);
 
-		if (DWCtl->phase == DW_BATCH_NONE)
+		if (!dw_begin_batch(retry))
 		{
-			DWCtl->batch_len = dw_take_slots(DWCtl->batch, DW_MAX_BATCH_PAGES,
-											 retry_failed);
-			if (DWCtl->batch_len == 0)
-			{
-				LWLockRelease(DoubleWriteFlushLock);
-				return false;
-			}
-			DWCtl->phase = DW_BATCH_TAKEN;
+			LWLockRelease(DoubleWriteFlushLock);
+			return false;
 		}
 
-		if (DWCtl->phase == DW_BATCH_DURABLE || dw_make_durable(cycle_done))
+		if (DWCtl->phase == DW_BATCH_DURABLE ||
+			dw_make_durable(dw_batch_has_waited()))
 		{
 			INJECTION_POINT("doublewrite-log-synced", NULL);
 			if (dw_cycle_needed())
 				dw_request_upkeep();
-			dw_write_home();
+			dw_write_home(mine);
 			LWLockRelease(DoubleWriteFlushLock);
 			return true;
 		}
 
-		if (cycle_done)
-			dw_give_up_batch();
-
-		cycles_seen = DWCtl->cycles_done;
+		begun = dw_batch_must_wait();
 		LWLockRelease(DoubleWriteFlushLock);
 
 		/* No space in the log: free some, without the lock. */
-		DWCount(log_full, 1);
-		dw_sync_cycle(cycles_seen);
+		dw_sync_cycle(begun);
+		INJECTION_POINT("doublewrite-space-freed", NULL);
 	}
 }
 
@@ -515,8 +692,12 @@ dw_make_room(void)
 	{
 		/* nobody is at it, so we are: the lock is taken again in there */
 		LWLockRelease(DoubleWriteFlushLock);
-		if (!dw_flush_batch(false) && !DoubleWriteStageHasRoom())
-			dw_flush_batch(true);
+		if (dw_flush_batch(NULL, NULL))
+			return;
+
+		/* R11: if nothing but failed pages is left, that is an error */
+		if (pg_atomic_read_u32(&DWCtl->ninuse_hint) >= (uint32) DWCtl->nslots)
+			dw_flush_batch(&DWAllPages, &DWAllPages);
 	}
 }
 
@@ -531,25 +712,26 @@ DoubleWriteFlushIfBatchReady(void)
 	int			wanted = Max(DWBatchThreshold(), io_combine_limit);
 
 	if (dw_staged_count() >= Min(wanted, DWCtl->nslots / 2))
-		dw_flush_batch(false);
+		dw_flush_batch(NULL, NULL);
 }
 
 /*
- * Bring all pages home that were staged before the call, and return with the
- * flush lock held and no batch under way.
+ * Bring the given pages home that were staged before the call, and return with
+ * the flush lock held and no batch under way.  Throws an error if one of them
+ * cannot be written.
  *
  * A batch of another flusher has left the staged list, but may come back if a
  * write fails; so we look again once we have the lock.
  */
-void
-dw_drain_and_lock(void)
+static void
+dw_drain_pages_and_lock(const DWPageSet *pages)
 {
 	uint64		seq = dw_current_seq();
 	bool		filling;
 
 	for (;;)
 	{
-		while (dw_staged_before(seq, &filling))
+		while (dw_staged_before(seq, pages, &filling))
 		{
 			/*
 			 * A page being replaced is on its way out of a buffer in another
@@ -558,18 +740,34 @@ dw_drain_and_lock(void)
 			if (filling)
 				pg_spin_delay();
 			else
-				dw_flush_batch(true);
+				dw_flush_batch(pages, pages);
 			CHECK_FOR_INTERRUPTS();
 		}
 
-		LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
-		if (DWCtl->phase == DW_BATCH_NONE && !dw_staged_before(seq, &filling))
+		dw_lock_flush(LW_EXCLUSIVE);
+		if (DWCtl->phase == DW_BATCH_NONE &&
+			!dw_staged_before(seq, pages, &filling))
 			return;
 		LWLockRelease(DoubleWriteFlushLock);
 
 		/* finish what another flusher has left */
-		dw_flush_batch(true);
+		dw_flush_batch(pages, pages);
 	}
+}
+
+void
+dw_drain_and_lock(void)
+{
+	dw_drain_pages_and_lock(&DWAllPages);
+}
+
+static void
+dw_drain(const DWPageSet *pages)
+{
+	if (pg_atomic_read_membarrier_u32(&DWCtl->ninuse_hint) == 0)
+		return;
+	dw_drain_pages_and_lock(pages);
+	LWLockRelease(DoubleWriteFlushLock);
 }
 
 /*
@@ -582,10 +780,30 @@ dw_drain_and_lock(void)
 void
 DoubleWriteDrain(void)
 {
-	if (pg_atomic_read_membarrier_u32(&DWCtl->ninuse_hint) == 0)
-		return;
-	dw_drain_and_lock();
-	LWLockRelease(DoubleWriteFlushLock);
+	dw_drain(&DWAllPages);
+}
+
+/*
+ * The same for pages of a relation.  Whether others can be written does not
+ * matter.
+ */
+void
+DoubleWriteDrainRelation(const RelFileLocator *rlocator)
+{
+	DWPageSet	pages = {dw_tag_in_relation, rlocator, PG_INT32_MAX};
+
+	dw_drain(&pages);
+}
+
+/*
+ * The same for pages of a database.
+ */
+void
+DoubleWriteDrainDatabase(Oid dbid)
+{
+	DWPageSet	pages = {dw_tag_in_database, &dbid, PG_INT32_MAX};
+
+	dw_drain(&pages);
 }
 
 /*
@@ -612,7 +830,7 @@ DoubleWriteHoldHomeWrites(const char *path)
 		strncmp(path, "global/", 7) != 0 &&
 		strncmp(path, PG_TBLSPC_DIR_SLASH, strlen(PG_TBLSPC_DIR_SLASH)) != 0)
 		return false;
-	LWLockAcquire(DoubleWriteFlushLock, LW_SHARED);
+	dw_lock_flush(LW_SHARED);
 	return true;
 }
 
@@ -633,14 +851,14 @@ DoubleWriteForgetTruncated(SMgrRelation *rels, int nrels)
 {
 	bool		truncated = false;
 	uint64		newest;
-	uint64		cycles_seen;
+	uint64		begun;
 
 	for (int i = 0; i < nrels; i++)
 		truncated |= dw_was_truncated(&rels[i]->smgr_rlocator.locator);
 	if (!truncated)
 		return;
 
-	LWLockAcquire(DoubleWriteFlushLock, LW_SHARED);
+	dw_lock_flush(LW_SHARED);
 	newest = DWCtl->log_open ? DWCtl->last_page_batch : 0;
 	LWLockRelease(DoubleWriteFlushLock);
 
@@ -649,14 +867,15 @@ DoubleWriteForgetTruncated(SMgrRelation *rels, int nrels)
 	{
 		bool		done;
 
-		LWLockAcquire(DoubleWriteFlushLock, LW_SHARED);
+		dw_lock_flush(LW_SHARED);
 		done = DWCtl->low_water_logged > newest || !DWCtl->log_open;
-		cycles_seen = DWCtl->cycles_done;
+		begun = DWCtl->cycles_begun;
 		LWLockRelease(DoubleWriteFlushLock);
 		if (done)
 			break;
 		DoubleWriteDrain();
-		dw_sync_cycle(cycles_seen);
+		dw_settle_removals();
+		dw_sync_cycle(begun);
 	}
 }
 
@@ -691,18 +910,47 @@ dw_withdraw_flusher(int code, Datum arg)
 	dw_announce_flusher(INVALID_PROC_NUMBER);
 }
 
+/* Milliseconds since a moment, by a clock that nobody sets */
+static long
+dw_msec_since(instr_time start)
+{
+	instr_time	now;
+
+	INSTR_TIME_SET_CURRENT(now);
+	INSTR_TIME_SUBTRACT(now, start);
+	return (long) INSTR_TIME_GET_MILLISEC(now);
+}
+
 /*
- * Flush batches while there are at least threshold pages for one, but not
- * when the main loop has other things to do, nor past the given time.
+ * Try pages again that could not be written home, at a bounded pace.  If that
+ * fails, the reason goes to the server log. (R11)
  */
 static void
-dw_background_flush(int threshold, TimestampTz end)
+dw_retry_failed(void)
 {
+	static instr_time last;
+
+	if (((volatile DWCtlData *) DWCtl)->nfailed == 0 ||
+		(!INSTR_TIME_IS_ZERO(last) && dw_msec_since(last) < DW_RETRY_INTERVAL))
+		return;
+	INSTR_TIME_SET_CURRENT(last);
+	dw_flush_batch(&DWAllPages, NULL);
+}
+
+/*
+ * Flush batches while there are at least threshold pages for one, but not
+ * when the main loop has other things to do, nor when timeout milliseconds have
+ * passed since start.
+ */
+static void
+dw_background_flush(int threshold, instr_time start, long timeout)
+{
+	dw_retry_failed();
 	while (!ProcSignalBarrierPending && !ConfigReloadPending &&
 		   !ShutdownRequestPending && dw_staged_count() >= threshold &&
-		   dw_flush_batch(true))
+		   dw_flush_batch(NULL, NULL))
 	{
-		if (GetCurrentTimestamp() >= end)
+		if (dw_msec_since(start) >= timeout)
 			break;
 	}
 
@@ -713,7 +961,7 @@ dw_background_flush(int threshold, TimestampTz end)
 
 /*
  * Sleep of the background writer between two rounds: carry home what is
- * staged, then wait for timeout milliseconds, but get up for each batch that
+ * staged, then wait for timeout milliseconds, but wake up for each batch that
  * becomes ready meanwhile.
  *
  * Returns what WaitLatch() returned last.  Being woken for a batch counts as
@@ -725,8 +973,9 @@ int
 DoubleWriteBgWriterSleep(long timeout, uint32 wait_event_info)
 {
 	static bool announced = false;
-	TimestampTz end = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), timeout);
+	instr_time	start;
 
+	INSTR_TIME_SET_CURRENT(start);
 	if (!announced)
 	{
 		dw_announce_flusher(MyProcNumber);
@@ -734,11 +983,11 @@ DoubleWriteBgWriterSleep(long timeout, uint32 wait_event_info)
 		announced = true;
 	}
 
-	dw_background_flush(1, end);
+	dw_background_flush(1, start, timeout);
 
 	for (;;)
 	{
-		long		remaining = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), end);
+		long		remaining = Max(timeout - dw_msec_since(start), 0);
 		int			rc;
 
 		rc = WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
@@ -751,7 +1000,7 @@ DoubleWriteBgWriterSleep(long timeout, uint32 wait_event_info)
 			return rc;
 
 		ResetLatch(MyLatch);
-		dw_background_flush(DWBatchThreshold(), end);
+		dw_background_flush(DWBatchThreshold(), start, timeout);
 		pgstat_report_bgwriter();
 	}
 }
@@ -836,23 +1085,50 @@ dw_forget_files(uint64 mark)
 }
 
 /*
+ * Pages that cannot be written home would keep the log in use from their copies
+ * on: log them once more, so that they keep what is new.  If there is no space,
+ * let it be. (R3, R11)  Flush lock held.
+ */
+static void
+dw_renew_copies(void)
+{
+	uint64		before = DWCtl->next_batchno;
+	bool		logged = true;
+
+	while (logged && DWCtl->phase == DW_BATCH_NONE)
+	{
+		DWCtl->batch_len = dw_take_kept(DWCtl->batch, DW_MAX_BATCH_PAGES, before);
+		if (DWCtl->batch_len == 0)
+			break;
+		DWCtl->batch_waits = false;
+		DWCtl->phase = DW_BATCH_TAKEN;
+		dw_flush_wal();
+		logged = dw_log_write_batch(DWCtl->batch, DWCtl->batch_len, false);
+		dw_return_batch();
+	}
+}
+
+/*
  * Sync all files that the live log protects, and free the log up to there.
  *
  * This bounds the log between checkpoints.  Any process can do it, and none
  * waits for it with the flush lock held, so pages keep moving while files
- * are synced.  cycles_seen is the number of completed cycles when the caller
- * found that it needs one; if another has completed since, we return at once.
+ * are synced.  begun is the number of the newest cycle when the caller found
+ * that it needs one; if a later one has completed since, we return at once.  One
+ * that had begun before does not count: it may have decided what to free too
+ * early.
  */
 void
-dw_sync_cycle(uint64 cycles_seen)
+dw_sync_cycle(uint64 begun)
 {
 	DWDirtyFile *files;
 	uint64		mark;
+	uint64		number;
 
 	LWLockAcquire(DoubleWriteSyncLock, LW_EXCLUSIVE);
 
-	LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
-	if (DWCtl->cycles_done != cycles_seen || !DWCtl->log_open)
+	dw_lock_flush(LW_EXCLUSIVE);
+	if (DWCtl->cycles_done > begun || !DWCtl->log_open)
 	{
 		LWLockRelease(DoubleWriteFlushLock);
 		LWLockRelease(DoubleWriteSyncLock);
@@ -865,6 +1141,9 @@ dw_sync_cycle(uint64 cycles_seen)
 	else if (dw_many_dirty_files())
 		DWCount(file_cycles, 1);
 
+	number = ++DWCtl->cycles_begun;
+	if (DWCtl->armed)
+		dw_renew_copies();
 	mark = dw_first_unfinished_batch();
 	dw_epoch_begin(mark);
 	files = palloc(sizeof(DWDirtyFile) * DW_DIRTY_FILES);
@@ -878,13 +1157,13 @@ dw_sync_cycle(uint64 cycles_seen)
 
 	INJECTION_POINT("doublewrite-sync-cycle-synced", NULL);
 
-	LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
+	dw_lock_flush(LW_EXCLUSIVE);
 	if (DWCtl->log_open)		/* not disarmed meanwhile */
 	{
 		dw_log_set_low_water(mark);
 		dw_forget_files(mark);
 	}
-	DWCtl->cycles_done++;
+	DWCtl->cycles_done = number;
 	LWLockRelease(DoubleWriteFlushLock);
 
 	DWCount(sync_cycles, 1);
@@ -925,17 +1204,16 @@ dw_request_upkeep(void)
 void
 DoubleWriteUpkeep(bool busy)
 {
-	static TimestampTz not_before = 0;
+	static instr_time cycle_end;
+	static long cycle_msec = 0;
 	static bool segments_postponed = false;
-	TimestampTz start;
-	uint64		cycles_seen;
+	uint64		begun;
 	bool		needed;
 
 	if (pg_atomic_read_u32(&DWCtl->upkeep_requested) == 0 &&
 		(busy || !segments_postponed))
 		return;
-	start = GetCurrentTimestamp();
-	if (busy && start < not_before)
+	if (busy && cycle_msec > 0 && dw_msec_since(cycle_end) < cycle_msec)
 		return;
 
 	/* a full barrier: what is asked for after our look counts as new */
@@ -945,17 +1223,21 @@ DoubleWriteUpkeep(bool busy)
 	if (!busy && dw_prepare_segment())
 		dw_request_upkeep();
 
-	LWLockAcquire(DoubleWriteFlushLock, LW_SHARED);
+	/* what is kept for removed pages could keep a cycle from freeing more */
+	dw_settle_removals();
+
+	dw_lock_flush(LW_SHARED);
 	needed = dw_cycle_needed();
-	cycles_seen = DWCtl->cycles_done;
+	begun = DWCtl->cycles_begun;
 	LWLockRelease(DoubleWriteFlushLock);
 
 	if (needed)
 	{
-		TimestampTz end;
+		instr_time	start;
 
-		dw_sync_cycle(cycles_seen);
-		end = GetCurrentTimestamp();
-		not_before = end + (end - start);
+		INSTR_TIME_SET_CURRENT(start);
+		dw_sync_cycle(begun);
+		cycle_msec = dw_msec_since(start);
+		INSTR_TIME_SET_CURRENT(cycle_end);
 	}
 }

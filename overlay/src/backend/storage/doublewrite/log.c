@@ -432,7 +432,7 @@ dw_prepare_segment(void)
 	char		path[MAXPGPATH];
 	bool		wanted;
 
-	LWLockAcquire(DoubleWriteFlushLock, LW_SHARED);
+	dw_lock_flush(LW_SHARED);
 	wanted = dw_segment_wanted();
 	LWLockRelease(DoubleWriteFlushLock);
 	if (!wanted)
@@ -443,7 +443,7 @@ dw_prepare_segment(void)
 		return false;
 
 	/* the flusher may have created one itself, or closed the log */
-	LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
+	dw_lock_flush(LW_EXCLUSIVE);
 	wanted = DWCtl->log_open && dw_segments_below_bound();
 	dw_log_path(path, DWCtl->last_segno + 1);
 	if (wanted)
@@ -1251,16 +1251,25 @@ dw_disarm(bool keep_segments)
 		return;
 
 	DoubleWriteDrain();
-	dw_sync_cycle(DWCtl->cycles_done);
+	dw_sync_cycle(DWCtl->cycles_begun);
 
+	/*
+	 * With everything home, and the lock held, no page can be removed that
+	 * may be torn at home; but some may have been before. (R3)
+	 */
 	dw_drain_and_lock();
+	while (dw_first_removed_batch() != PG_UINT64_MAX)
+	{
+		LWLockRelease(DoubleWriteFlushLock);
+		dw_settle_removals();
+		dw_drain_and_lock();
+	}
 	if (DWCtl->armed)
 	{
 		dw_epoch_begin(DWCtl->next_batchno);
 		dw_sync_files(DWCtl->dirty_files);
 		dw_log_set_low_water(DWCtl->next_batchno);
 		dw_forget_files(DWCtl->next_batchno);
-		DWCtl->cycles_done++;
 		DWCtl->armed = false;
 		INJECTION_POINT("doublewrite-disarmed", NULL);
 

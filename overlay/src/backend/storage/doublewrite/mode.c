@@ -132,7 +132,7 @@ dw_arm_if_possible(int elevel)
 {
 	if (!dw_log_check_dir(elevel))
 		return false;
-	LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
+	dw_lock_flush(LW_EXCLUSIVE);
 	dw_arm();
 	LWLockRelease(DoubleWriteFlushLock);
 	return true;
@@ -392,7 +392,7 @@ DoubleWriteCheckpointSynced(void)
 {
 	if (DWCtl->armed)
 		dw_sync_removals();
-	LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
+	dw_lock_flush(LW_EXCLUSIVE);
 	if (DWCtl->log_open && DWCtl->armed)
 	{
 		dw_log_set_low_water(DWCtl->checkpoint_mark);

@@ -131,15 +131,29 @@ dw_note_file(const RelFileLocator *rlocator, ForkNumber forknum, uint32 segno)
 		dw_sync_file(&file);
 }
 
-/* Path of a directory of relations or, without a database, of databases */
-static char *
-dw_directory_path(Oid spcOid, Oid dbOid)
+/*
+ * Path of a directory of relations or, without a database, of databases.  The
+ * caller may be in a critical section, so nothing is allocated.
+ */
+static void
+dw_directory_path(char *path, Oid spcOid, Oid dbOid)
 {
-	if (OidIsValid(dbOid) || spcOid == GLOBALTABLESPACE_OID)
-		return GetDatabasePath(dbOid, spcOid);
+	char		parent[MAXPGPATH];
+
+	if (spcOid == GLOBALTABLESPACE_OID)
+	{
+		strlcpy(path, "global", MAXPGPATH);
+		return;
+	}
 	if (spcOid == DEFAULTTABLESPACE_OID)
-		return pstrdup("base");
-	return psprintf("%s/%u/%s", PG_TBLSPC_DIR, spcOid, TABLESPACE_VERSION_DIRECTORY);
+		strlcpy(parent, "base", MAXPGPATH);
+	else
+		snprintf(parent, MAXPGPATH, "%s/%u/%s", PG_TBLSPC_DIR, spcOid,
+				 TABLESPACE_VERSION_DIRECTORY);
+	if (OidIsValid(dbOid))
+		snprintf(path, MAXPGPATH, "%s/%u", parent, dbOid);
+	else
+		strlcpy(path, parent, MAXPGPATH);
 }
 
 /*
@@ -149,12 +163,13 @@ dw_directory_path(Oid spcOid, Oid dbOid)
 void
 dw_sync_directory(const RelFileLocator *rlocator)
 {
-	char	   *path = dw_directory_path(rlocator->spcOid, rlocator->dbOid);
+	char		path[MAXPGPATH];
 	int			fd;
 
 	if (!enableFsync)
 		return;
 
+	dw_directory_path(path, rlocator->spcOid, rlocator->dbOid);
 	fd = OpenTransientFile(path, O_RDONLY | PG_BINARY);
 	if (fd < 0 && FILE_POSSIBLY_DELETED(errno))
 		return;
@@ -163,7 +178,6 @@ dw_sync_directory(const RelFileLocator *rlocator)
 				(errcode_for_file_access(),
 				 errmsg("could not fsync file \"%s\": %m", path)));
 	CloseTransientFile(fd);
-	pfree(path);
 }
 
 /* The same for a directory; see dw_directory_path() */
@@ -249,16 +263,63 @@ DoubleWriteEndReplayedDrop(const Oid *tablespaces, int ntablespaces)
 	pg_atomic_fetch_sub_u32(&DWCtl->replayed_drops, 1);
 }
 
+/* ---------------------------------------------------------------------
+ * Copies of removed pages
+ *
+ * A page whose home write has failed may be torn at home.  If it is removed,
+ * the log must keep its copy until that is durable, or redo meets the torn page.
+ * (R3)  Removals of the same generation are made durable together, so two
+ * numbers tell what to keep.
+ * ---------------------------------------------------------------------
+ */
+
 /*
- * Wait until all removals that began before now are done.
+ * Keep this batch.  Mutex held.
+ *
+ * Whoever removes the page has begun in the present generation, or in the one
+ * before, which a checkpoint is waiting for.  Either way that is over when the
+ * present one is waited for.
+ */
+void
+dw_keep_removed(uint64 batchno)
+{
+	uint32		generation = pg_atomic_read_u32(&DWCtl->removal_generation);
+	uint64	   *kept = &DWCtl->removed_batch[generation & 1];
+
+	if (*kept == 0 || batchno < *kept)
+		*kept = batchno;
+}
+
+/*
+ * First batch that is kept, or PG_UINT64_MAX.
+ */
+uint64
+dw_first_removed_batch(void)
+{
+	uint64		result = PG_UINT64_MAX;
+
+	SpinLockAcquire(&DWCtl->mutex);
+	for (int i = 0; i < 2; i++)
+	{
+		if (DWCtl->removed_batch[i] != 0)
+			result = Min(result, DWCtl->removed_batch[i]);
+	}
+	SpinLockRelease(&DWCtl->mutex);
+	return result;
+}
+
+/*
+ * Wait until all removals that began before now are done.  Returns their
+ * generation.
  *
  * They may wait for this process, if it is the checkpointer: for room in its
  * queue of sync requests, or for its part in a barrier.
  */
-static void
+static uint32
 dw_wait_for_removals(void)
 {
-	LWLock	   *lock = dw_removal_lock_of(pg_atomic_fetch_add_u32(&DWCtl->removal_generation, 1));
+	uint32		generation = pg_atomic_fetch_add_u32(&DWCtl->removal_generation, 1);
+	LWLock	   *lock = dw_removal_lock_of(generation);
 
 	INJECTION_POINT("doublewrite-wait-for-removals", NULL);
 
@@ -276,13 +337,15 @@ dw_wait_for_removals(void)
 		pgstat_report_wait_end();
 	}
 	LWLockRelease(lock);
+	return generation;
 }
 
 /*
- * Forget the oldest notes.  Others may have been added behind them.
+ * Forget the oldest notes, and what was kept for removals of a generation.
+ * Other notes may have been added behind them.
  */
 static void
-dw_forget_removals(int nfiles, int ndirs)
+dw_forget_removals(int nfiles, int ndirs, uint32 generation)
 {
 	SpinLockAcquire(&DWCtl->mutex);
 	DWCtl->nremoved_files -= nfiles;
@@ -292,12 +355,15 @@ dw_forget_removals(int nfiles, int ndirs)
 	memmove(DWCtl->removed_dirs, DWCtl->removed_dirs + ndirs,
 			DWCtl->nremoved_dirs * sizeof(RelFileLocator));
 	DWCtl->nsyncing_dirs = 0;
+	DWCtl->removed_batch[generation & 1] = 0;
 	SpinLockRelease(&DWCtl->mutex);
 }
 
 /*
- * Called when a checkpoint has written and synced everything else: make sure
- * that what was removed meanwhile stays removed. (R5)
+ * Make sure that what has been removed stays removed: when a checkpoint has
+ * written and synced everything else (R5), and before copies of removed pages
+ * may leave the log (R3).  Only the checkpointer does it, or a process that is
+ * alone.
  */
 void
 dw_sync_removals(void)
@@ -306,8 +372,7 @@ dw_sync_removals(void)
 	RelFileLocator *dirs = palloc(sizeof(DWCtl->removed_dirs));
 	int			nfiles;
 	int			ndirs;
-
-	dw_wait_for_removals();
+	uint32		generation = dw_wait_for_removals();
 
 	SpinLockAcquire(&DWCtl->mutex);
 	nfiles = DWCtl->nremoved_files;
@@ -324,8 +389,30 @@ dw_sync_removals(void)
 		dw_sync_directory(&dirs[i]);
 
 	/* Not before: after an error they are for the next checkpoint (R11). */
-	dw_forget_removals(nfiles, ndirs);
+	dw_forget_removals(nfiles, ndirs, generation);
 
 	pfree(files);
 	pfree(dirs);
+}
+
+/*
+ * Wait until the log keeps nothing for pages that have been removed.  The
+ * caller holds no lock that a remover may need.
+ */
+void
+dw_settle_removals(void)
+{
+	while (dw_first_removed_batch() != PG_UINT64_MAX)
+	{
+		if (AmCheckpointerProcess() || !IsUnderPostmaster)
+		{
+			dw_sync_removals();
+			continue;
+		}
+		dw_request_upkeep();
+		pgstat_report_wait_start(WAIT_EVENT_CHECKPOINT_DELAY_COMPLETE);
+		pg_usleep(DW_REMOVAL_WAIT_USEC);
+		pgstat_report_wait_end();
+		CHECK_FOR_INTERRUPTS();
+	}
 }

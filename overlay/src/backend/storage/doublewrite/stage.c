@@ -83,6 +83,20 @@ static int *DWBuckets = NULL;
 #define DW_STAGE_MAX		2048
 #define DW_STAGE_MULTIPLE	8
 
+/*
+ * What pages that cannot be written home may hold of the stage.  From an eighth
+ * on, pages of the same relations are refused, so that one bad file does not get
+ * more; from half on, pages of the same tablespaces, for it is not one file.
+ * Pages that were staged before it turned out that their file is bad may take
+ * more than that; so some slots are kept that only others can get then.
+ */
+#define DW_FAILED_RELATION_SHARE	8
+#define DW_FAILED_TABLESPACE_SHARE	2
+#define DW_RESERVED_SHARE			16
+
+/* Pages that are tried again before one of the same file is refused */
+#define DW_REFUSED_RETRY	32
+
 static int
 dw_stage_slots(void)
 {
@@ -129,6 +143,7 @@ dw_init_ctl(void)
 	pg_atomic_init_u32(&DWCtl->ninuse_hint, 0);
 	pg_atomic_init_u32(&DWCtl->upkeep_requested, 0);
 	DWCtl->nslots = dw_stage_slots();
+	DWCtl->nreserved = Max(DWCtl->nslots / DW_RESERVED_SHARE, 1);
 	DWCtl->next_seq = 1;
 	DWCtl->flusher_proc = INVALID_PROC_NUMBER;
 
@@ -236,7 +251,11 @@ dw_free_slot(int slotno)
 {
 	DWSlot	   *slot = &DWSlots[slotno];
 
-	dw_unlink(slotno);
+	if (!slot->discarded)
+		dw_unlink(slotno);
+	if (slot->failed)
+		DWCtl->nfailed--;
+	slot->failed = false;
 	pg_atomic_write_u32(&slot->state, DW_SLOT_FREE);
 	dlist_push_head(&DWCtl->free, &slot->node);
 	DWCtl->ninuse--;
@@ -269,13 +288,37 @@ dw_mark_returned(DWSlot *slot)
 	slot->returned = true;
 }
 
+static void
+dw_mark_failed(DWSlot *slot)
+{
+	if (!slot->failed)
+		DWCtl->nfailed++;
+	slot->failed = true;
+}
+
+/*
+ * Can a slot be taken for a page whose file is not known to be bad?  Slots in
+ * reserve can, when there are too few others that have not failed.
+ */
+static bool
+dw_has_room(int ninuse, int nfailed)
+{
+	int			reserved = DWCtl->nreserved;
+
+	return ninuse < DWCtl->nslots &&
+		ninuse - nfailed < Max(DWCtl->nslots - reserved - nfailed, reserved);
+}
+
 /*
  * Find the slot that a new version of a page goes to: that of an older
- * version that is not in a batch yet, else a free one.  Returns -1 if there
- * is none.  On success the slot is in state FILLING.
+ * version that is not in a batch yet, else a free one, unless refused.
+ * Returns -1 if there is none.  On success the slot is in state FILLING.
+ *
+ * Taking the place of a version that has failed makes no page that is not home
+ * more than there was, but its home may still be torn.
  */
 static int
-dw_reserve_slot(const BufferTag *tag, uint32 bucket, bool *replaces)
+dw_reserve_slot(const BufferTag *tag, uint32 bucket, bool refused, bool *replaces)
 {
 	int			slotno = dw_lookup(bucket, tag);
 	DWSlot	   *slot;
@@ -284,7 +327,6 @@ dw_reserve_slot(const BufferTag *tag, uint32 bucket, bool *replaces)
 	{
 		slot = &DWSlots[slotno];
 		pg_atomic_write_u32(&slot->state, DW_SLOT_FILLING);
-		slot->failed = false;
 		*replaces = true;
 		return slotno;
 	}
@@ -293,7 +335,7 @@ dw_reserve_slot(const BufferTag *tag, uint32 bucket, bool *replaces)
 	Assert(slotno < 0 || DWSlotInState(&DWSlots[slotno], DW_SLOT_BATCH));
 
 	*replaces = false;
-	if (dlist_is_empty(&DWCtl->free))
+	if (refused || !dw_has_room(DWCtl->ninuse, DWCtl->nfailed))
 		return -1;
 
 	slot = dlist_container(DWSlot, node, dlist_pop_head_node(&DWCtl->free));
@@ -303,7 +345,7 @@ dw_reserve_slot(const BufferTag *tag, uint32 bucket, bool *replaces)
 	slot->seq = slot->oldest_seq = DWCtl->next_seq++;
 	slot->home_batch = 0;
 	slot->discarded = false;
-	slot->failed = false;
+	Assert(!slot->failed);
 	slot->returned = false;
 	slot->bucket = bucket;
 	slot->hash_next = DWBuckets[bucket];
@@ -388,6 +430,84 @@ dw_wake_flusher(void)
 		SetLatch(&GetPGProcByNumber(procno)->procLatch);
 }
 
+/* ---------------------------------------------------------------------
+ * Pages that cannot be written home
+ * ---------------------------------------------------------------------
+ */
+
+bool
+dw_tag_in_relation(const BufferTag *tag, const void *arg)
+{
+	return BufTagMatchesRelFileLocator(tag, (const RelFileLocator *) arg);
+}
+
+bool
+dw_tag_in_database(const BufferTag *tag, const void *arg)
+{
+	return tag->dbOid == *(const Oid *) arg;
+}
+
+static bool
+dw_tag_in_tablespace(const BufferTag *tag, const void *arg)
+{
+	return tag->spcOid == ((const RelFileLocator *) arg)->spcOid;
+}
+
+/*
+ * Have so many pages of the relation failed, or so many in all and some in its
+ * tablespace, that no more may be staged?  Returns what tells such pages, or
+ * NULL.  Slots are looked at without a lock, as a page more or less won't do
+ * harm.
+ */
+static DWTagFilter
+dw_refusing_filter(const RelFileLocator *rlocator)
+{
+	int			nfailed = ((volatile DWCtlData *) DWCtl)->nfailed;
+	DWTagFilter filter = dw_tag_in_relation;
+
+	if (nfailed < DWCtl->nslots / DW_FAILED_RELATION_SHARE)
+		return NULL;
+	if (nfailed >= DWCtl->nslots / DW_FAILED_TABLESPACE_SHARE)
+		filter = dw_tag_in_tablespace;
+	for (int i = 0; i < DWCtl->nslots; i++)
+	{
+		if (((volatile DWSlot *) &DWSlots[i])->failed &&
+			filter(&DWSlots[i].tag, rlocator))
+			return filter;
+	}
+	return NULL;
+}
+
+/*
+ * Would staging this page fail, unless its file has become writable again?
+ * Who has a choice takes another one.
+ */
+bool
+DoubleWriteStageRefuses(const BufferTag *tag)
+{
+	RelFileLocator rlocator = BufTagGetRelFileLocator(tag);
+
+	return dw_refusing_filter(&rlocator) != NULL;
+}
+
+/*
+ * If the stage refuses a page, try those which are in its way again: either
+ * there is room then, or the caller gets their error. (R11)  Returns whether it
+ * did refuse the page.
+ */
+static bool
+dw_retry_refusing(const BufferTag *tag)
+{
+	RelFileLocator rlocator = BufTagGetRelFileLocator(tag);
+	DWPageSet	pages = {.arg = &rlocator,.max = DW_REFUSED_RETRY};
+
+	pages.filter = dw_refusing_filter(&rlocator);
+	if (pages.filter == NULL)
+		return false;
+	dw_flush_batch(&pages, &pages);
+	return true;
+}
+
 /*
  * Copy the page of a dirty buffer into the stage.  After this the caller may
  * mark the buffer clean.
@@ -395,7 +515,8 @@ dw_wake_flusher(void)
  * The caller holds a pin, at least a share lock on the contents, and the
  * buffer's I/O, so nobody else can stage the same page meanwhile.  lsn is the
  * page LSN, permanent says whether the relation is WAL-logged.  Throws an
- * error if the stage is full and cannot be emptied; nothing is staged then.
+ * error if the stage is full and cannot be emptied, or holds too many pages of
+ * the same file that cannot be written home; nothing is staged then.
  */
 void
 DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
@@ -410,12 +531,16 @@ DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 
 	for (;;)
 	{
+		bool		refused = DoubleWriteStageRefuses(&buf->tag);
+
 		SpinLockAcquire(&DWCtl->mutex);
-		slotno = dw_reserve_slot(&buf->tag, bucket, &replaces);
-		nstaged = DWCtl->nstaged;
+		slotno = dw_reserve_slot(&buf->tag, bucket, refused, &replaces);
+		nstaged = DWCtl->nstaged - DWCtl->nfailed;
 		SpinLockRelease(&DWCtl->mutex);
 		if (slotno >= 0)
 			break;
+		if (refused && dw_retry_refusing(&buf->tag))
+			continue;
 		DWCount(stage_full, 1);
 		DoubleWriteStageFullSeen++;
 		dw_make_room();
@@ -452,7 +577,8 @@ DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 bool
 DoubleWriteStageHasRoom(void)
 {
-	return pg_atomic_read_u32(&DWCtl->ninuse_hint) < (uint32) DWCtl->nslots;
+	return dw_has_room(pg_atomic_read_u32(&DWCtl->ninuse_hint),
+					   ((volatile DWCtlData *) DWCtl)->nfailed);
 }
 
 /* ---------------------------------------------------------------------
@@ -465,7 +591,9 @@ DoubleWriteStageHasRoom(void)
  *
  * The caller holds the I/O of the buffer that the page is read into; see the
  * top of this file.  The copy is taken without a lock; if the slot has gone
- * home meanwhile, the caller must read home.  (R6)
+ * home meanwhile, the caller must read home.  (R6)  So it must if the page has
+ * been discarded: such a copy is not found, even if it stays in a batch that
+ * outlives the truncation, and its block may come back with other contents. (R7)
  *
  * The first look is without a lock, and most misses need no other.  It can not
  * overlook a copy that was staged before the miss began: the copy's slot was
@@ -509,7 +637,8 @@ DoubleWriteReadStaged(const BufferTag *tag, char *dst)
 
 	SpinLockAcquire(&DWCtl->mutex);
 	still_there = (!DWSlotInState(&DWSlots[slotno], DW_SLOT_FREE) &&
-				   DWSlots[slotno].seq == seq);
+				   DWSlots[slotno].seq == seq &&
+				   !DWSlots[slotno].discarded);
 	SpinLockRelease(&DWCtl->mutex);
 
 	if (still_there)
@@ -517,7 +646,40 @@ DoubleWriteReadStaged(const BufferTag *tag, char *dst)
 	return still_there;
 }
 
-typedef bool (*DWTagFilter) (const BufferTag *tag, const void *arg);
+/*
+ * A page is being removed.  If its home may be torn, the log must keep the copy
+ * until the removal is durable. (R3)  Mutex held.
+ */
+static void
+dw_keep_copy(const DWSlot *slot)
+{
+	if (slot->failed && slot->home_batch != 0)
+		dw_keep_removed(slot->home_batch);
+}
+
+/*
+ * Drop one page.  Returns whether it is in a batch: then its slot stays there,
+ * but nobody shall find it.  Mutex held.
+ */
+static bool
+dw_discard_slot(int slotno)
+{
+	DWSlot	   *slot = &DWSlots[slotno];
+
+	Assert(!DWSlotInState(slot, DW_SLOT_FILLING));
+
+	dw_keep_copy(slot);
+	if (DWSlotInState(slot, DW_SLOT_STAGED))
+	{
+		dw_leave_list(slot);
+		dw_free_slot(slotno);
+		return false;
+	}
+	if (!slot->discarded)
+		dw_unlink(slotno);
+	slot->discarded = true;
+	return true;
+}
 
 /*
  * Drop the staged pages for which filter says yes, and wait out home writes
@@ -546,17 +708,7 @@ dw_discard(DWTagFilter filter, const void *arg)
 		SpinLockAcquire(&DWCtl->mutex);
 		if (!DWSlotInState(slot, DW_SLOT_FREE) && filter(&slot->tag, arg))
 		{
-			Assert(!DWSlotInState(slot, DW_SLOT_FILLING));
-			if (DWSlotInState(slot, DW_SLOT_STAGED))
-			{
-				dw_leave_list(slot);
-				dw_free_slot(i);
-			}
-			else
-			{
-				slot->discarded = true;
-				in_batch = true;
-			}
+			in_batch |= dw_discard_slot(i);
 			ndiscarded++;
 		}
 		SpinLockRelease(&DWCtl->mutex);
@@ -572,7 +724,7 @@ dw_discard(DWTagFilter filter, const void *arg)
 	 */
 	if (in_batch)
 	{
-		LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
+		dw_lock_flush(LW_EXCLUSIVE);
 		LWLockRelease(DoubleWriteFlushLock);
 	}
 }
@@ -599,18 +751,6 @@ dw_tag_in_forks(const BufferTag *tag, const void *arg)
 			return true;
 	}
 	return false;
-}
-
-static bool
-dw_tag_in_relation(const BufferTag *tag, const void *arg)
-{
-	return BufTagMatchesRelFileLocator(tag, (const RelFileLocator *) arg);
-}
-
-static bool
-dw_tag_in_database(const BufferTag *tag, const void *arg)
-{
-	return tag->dbOid == *(const Oid *) arg;
 }
 
 /*
@@ -655,12 +795,21 @@ DoubleWriteDiscardDatabase(Oid dbid)
  * ---------------------------------------------------------------------
  */
 
+static void
+dw_take_slot(DWSlot *slot)
+{
+	dw_leave_list(slot);
+	pg_atomic_write_u32(&slot->state, DW_SLOT_BATCH);
+}
+
 /*
  * Move some staged slots into the batch, oldest first, but none that was
- * reserved at or after limit.  Returns how many.
+ * reserved at or after limit.  Returns how many.  *nretried is the number of
+ * those which have failed before.
  */
 static int
-dw_take_chunk(int *slots, int max, uint64 limit, bool retry_failed)
+dw_take_chunk(int *slots, int max, uint64 limit, const DWPageSet *retry,
+			  int *nretried)
 {
 	dlist_mutable_iter iter;
 	int			n = 0;
@@ -671,29 +820,34 @@ dw_take_chunk(int *slots, int max, uint64 limit, bool retry_failed)
 
 		if (n >= max)
 			break;
-		if (slot->seq >= limit || !DWSlotInState(slot, DW_SLOT_STAGED) ||
-			(slot->failed && !retry_failed))
+		if (slot->seq >= limit || !DWSlotInState(slot, DW_SLOT_STAGED))
 			continue;
-		dw_leave_list(slot);
-		pg_atomic_write_u32(&slot->state, DW_SLOT_BATCH);
+		if (slot->failed)
+		{
+			if (!DWPageInSet(retry, &slot->tag) || *nretried >= retry->max)
+				continue;
+			(*nretried)++;
+		}
+		dw_take_slot(slot);
 		slots[n++] = slot - DWSlots;
 	}
 	return n;
 }
 
 /*
- * Move up to max staged slots into the batch, oldest first.  Slots whose
- * last home write failed are left alone unless retry_failed.
+ * Move up to max staged slots into the batch, oldest first.  Slots of which a
+ * home write has failed are left alone, but for those in retry.
  *
  * The mutex is let go now and then.  Pages staged since we began are left
  * for the next batch: one of them may be a newer version of a page that we
  * have taken already, and no page may be in a batch twice. (R4)
  */
 int
-dw_take_slots(int *slots, int max, bool retry_failed)
+dw_take_slots(int *slots, int max, const DWPageSet *retry)
 {
 	uint64		limit = 0;
 	int			n = 0;
+	int			nretried = 0;
 	int			taken;
 
 	do
@@ -705,13 +859,43 @@ dw_take_slots(int *slots, int max, bool retry_failed)
 			DWCtl->flush_requested = false;
 		}
 		taken = dw_take_chunk(slots + n, Min(max - n, DW_TAKE_CHUNK), limit,
-							  retry_failed);
+							  retry, &nretried);
 		SpinLockRelease(&DWCtl->mutex);
 		n += taken;
 		INJECTION_POINT("doublewrite-chunk-taken", NULL);
 	} while (taken == DW_TAKE_CHUNK);
 
 	/* the state of slots before their contents; see DoubleWriteStagePage() */
+	pg_read_barrier();
+	return n;
+}
+
+/*
+ * Move up to max slots into the batch that have failed and keep a batch below
+ * the given one in the log.  No page can be among them twice.
+ */
+int
+dw_take_kept(int *slots, int max, uint64 before)
+{
+	dlist_mutable_iter iter;
+	int			n = 0;
+
+	SpinLockAcquire(&DWCtl->mutex);
+	dlist_foreach_modify(iter, &DWCtl->staged)
+	{
+		DWSlot	   *slot = dlist_container(DWSlot, node, iter.cur);
+
+		if (n >= max)
+			break;
+		if (!DWSlotInState(slot, DW_SLOT_STAGED) || !slot->failed ||
+			slot->home_batch == 0 || slot->home_batch >= before)
+			continue;
+		dw_take_slot(slot);
+		slots[n++] = slot - DWSlots;
+	}
+	SpinLockRelease(&DWCtl->mutex);
+
+	/* as in dw_take_slots() */
 	pg_read_barrier();
 	return n;
 }
@@ -748,13 +932,21 @@ dw_restage_slot(int slotno, bool failed)
 
 	SpinLockAcquire(&DWCtl->mutex);
 	Assert(DWSlotInState(slot, DW_SLOT_BATCH));
-	newest = dw_lookup(slot->bucket, &slot->tag);
+	if (failed)
+		dw_mark_failed(slot);
+	newest = slot->discarded ? -1 : dw_lookup(slot->bucket, &slot->tag);
 	if (slot->discarded)
+	{
+		/* whoever dropped it is waiting for the flush lock, or has seen it */
+		dw_keep_copy(slot);
 		dw_free_slot(slotno);
+	}
 	else if (newest != slotno)
 	{
 		DWSlot	   *newer = &DWSlots[newest];
 
+		if (slot->failed)
+			dw_mark_failed(newer);
 		newer->oldest_seq = Min(newer->oldest_seq, slot->oldest_seq);
 		if (slot->home_batch != 0)
 			newer->home_batch = slot->home_batch;
@@ -764,7 +956,6 @@ dw_restage_slot(int slotno, bool failed)
 	else
 	{
 		pg_atomic_write_u32(&slot->state, DW_SLOT_STAGED);
-		slot->failed |= failed;
 		dw_enter_list(slot);
 		dw_mark_returned(slot);
 	}
@@ -772,12 +963,12 @@ dw_restage_slot(int slotno, bool failed)
 }
 
 /*
- * Is a page on the staged list of which a version staged before seq has not
- * reached home?  *filling tells whether all such pages are being replaced at
- * this moment.
+ * Is one of the pages on the staged list of which a version staged before seq
+ * has not reached home?  *filling tells whether all such pages are being
+ * replaced at this moment.
  */
 bool
-dw_staged_before(uint64 seq, bool *filling)
+dw_staged_before(uint64 seq, const DWPageSet *pages, bool *filling)
 {
 	dlist_iter	iter;
 	bool		found = false;
@@ -795,6 +986,8 @@ dw_staged_before(uint64 seq, bool *filling)
 				break;
 			continue;
 		}
+		if (!DWPageInSet(pages, &slot->tag))
+			continue;
 		found = true;
 		if (DWSlotInState(slot, DW_SLOT_STAGED))
 		{
@@ -820,11 +1013,13 @@ dw_note_logged(int slotno, uint64 batchno)
 }
 
 /*
- * First batch with a page that is not home; the number of the next batch if
- * there is none.  The flush lock is held.
+ * First batch with a page that is not home, or that has been removed though
+ * home may be torn; the number of the next batch if there is none.  The flush
+ * lock is held.
  *
  * Pages that have been logged are in the batch under way, or have returned
- * from one.
+ * from one.  Those being removed are looked at last, since that is where pages
+ * on the list may go.
  */
 uint64
 dw_first_unfinished_batch(void)
@@ -850,7 +1045,7 @@ dw_first_unfinished_batch(void)
 		}
 	}
 	SpinLockRelease(&DWCtl->mutex);
-	return result;
+	return Min(result, dw_first_removed_batch());
 }
 
 /*
@@ -868,11 +1063,13 @@ dw_current_seq(void)
 }
 
 /*
- * Number of staged pages.  It may be out of date when the caller looks at it,
- * so there is no point in locking.
+ * Number of staged pages that have not failed.  It may be out of date when the
+ * caller looks at it, so there is no point in locking.
  */
 int
 dw_staged_count(void)
 {
-	return ((volatile DWCtlData *) DWCtl)->nstaged;
+	volatile DWCtlData *ctl = DWCtl;
+
+	return ctl->nstaged - ctl->nfailed;
 }

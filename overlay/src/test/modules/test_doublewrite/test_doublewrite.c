@@ -72,6 +72,8 @@ typedef struct TdwPoint
 	int			nth;			/* first hit that acts, counted from 1 */
 	int			times;			/* number of hits that act */
 	int			hits;			/* so far */
+	Oid			tablespace;		/* only home writes to it count, or 0: all */
+	bool		locked;			/* raise the error with an LWLock held */
 } TdwPoint;
 
 typedef struct TdwShared
@@ -121,9 +123,8 @@ tdw_find_point(const char *name)
  * Say what shall happen at a point from now on.
  */
 static void
-tdw_set_point(const char *name, TdwAction action, int errnum, int nth, int times)
+tdw_put_point(const char *name, TdwPoint new_point)
 {
-	TdwPoint	new_point = {0};
 	TdwPoint   *point;
 	bool		attach = false;
 
@@ -131,12 +132,7 @@ tdw_set_point(const char *name, TdwAction action, int errnum, int nth, int times
 		elog(ERROR, "test_doublewrite must be in shared_preload_libraries");
 	if (strlen(name) >= TDW_NAME_LEN)
 		elog(ERROR, "injection point name \"%s\" is too long", name);
-
 	strlcpy(new_point.name, name, TDW_NAME_LEN);
-	new_point.action = action;
-	new_point.errnum = errnum;
-	new_point.nth = nth;
-	new_point.times = times;
 
 	SpinLockAcquire(&tdw_shared->mutex);
 	point = tdw_find_point(name);
@@ -154,6 +150,14 @@ tdw_set_point(const char *name, TdwAction action, int errnum, int nth, int times
 	if (attach)
 		InjectionPointAttach(name, "test_doublewrite", "test_doublewrite_hit",
 							 NULL, 0);
+}
+
+static void
+tdw_set_point(const char *name, TdwAction action, int errnum, int nth, int times)
+{
+	TdwPoint	point = {.action = action,.errnum = errnum,.nth = nth,.times = times};
+
+	tdw_put_point(name, point);
 }
 
 static int
@@ -314,6 +318,30 @@ tdw_pause(const char *name)
 }
 
 /*
+ * Does the home write that is about to begin go to this tablespace?  Its pages
+ * are the first ones that are left in the batch.
+ */
+static bool
+tdw_home_is_in(Oid tablespace)
+{
+	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
+
+	return DWSlots[DWCtl->batch[0]].tag.spcOid == tablespace;
+}
+
+static void
+tdw_throw(const char *name, int errnum, bool locked)
+{
+	INJECTION_POINT("test-doublewrite-fail", NULL);
+	if (locked)
+		LWLockAcquire(CheckpointerCommLock, LW_EXCLUSIVE);
+	errno = errnum;
+	ereport(ERROR,
+			(errcode_for_file_access(),
+			 errmsg("test error at injection point \"%s\": %m", name)));
+}
+
+/*
  * Callback of all points.  If the code at the point passes an int, that is
  * where it wants an errno value; else an error is thrown.
  */
@@ -322,17 +350,20 @@ test_doublewrite_hit(const char *name, const void *private_data, void *arg)
 {
 	TdwAction	action = TDW_NONE;
 	int			errnum = 0;
+	bool		locked = false;
 	TdwPoint   *point;
 
 	SpinLockAcquire(&tdw_shared->mutex);
 	point = tdw_find_point(name);
-	if (point != NULL && point->action != TDW_NONE)
+	if (point != NULL && point->action != TDW_NONE &&
+		(point->tablespace == InvalidOid || tdw_home_is_in(point->tablespace)))
 	{
 		point->hits++;
 		if (point->hits >= point->nth && point->hits - point->nth < point->times)
 		{
 			action = point->action;
 			errnum = point->errnum;
+			locked = point->locked;
 		}
 	}
 	SpinLockRelease(&tdw_shared->mutex);
@@ -353,12 +384,7 @@ test_doublewrite_hit(const char *name, const void *private_data, void *arg)
 			if (arg != NULL)
 				*(int *) arg = errnum;
 			else
-			{
-				errno = errnum;
-				ereport(ERROR,
-						(errcode_for_file_access(),
-						 errmsg("test error at injection point \"%s\": %m", name)));
-			}
+				tdw_throw(name, errnum, locked);
 			break;
 		case TDW_TEAR:
 			tdw_tear();
@@ -497,6 +523,31 @@ dw_fail_at(PG_FUNCTION_ARGS)
 	tdw_set_point(text_to_cstring(PG_GETARG_TEXT_PP(0)), TDW_FAIL,
 				  tdw_parse_errno(text_to_cstring(PG_GETARG_TEXT_PP(1))),
 				  PG_GETARG_INT32(2), PG_GETARG_INT32(3));
+	PG_RETURN_VOID();
+}
+
+/* Every home write to a tablespace fails */
+PG_FUNCTION_INFO_V1(dw_fail_homes_in);
+Datum
+dw_fail_homes_in(PG_FUNCTION_ARGS)
+{
+	TdwPoint	point = {.action = TDW_FAIL,.nth = 1,.times = PG_INT32_MAX};
+
+	point.tablespace = PG_GETARG_OID(0);
+	point.errnum = tdw_parse_errno(text_to_cstring(PG_GETARG_TEXT_PP(1)));
+	tdw_put_point("doublewrite-home-write", point);
+	PG_RETURN_VOID();
+}
+
+/* One error, raised with CheckpointerCommLock held */
+PG_FUNCTION_INFO_V1(dw_fail_locked_at);
+Datum
+dw_fail_locked_at(PG_FUNCTION_ARGS)
+{
+	TdwPoint	point = {.action = TDW_FAIL,.nth = 1,.times = 1,.locked = true};
+
+	point.errnum = tdw_parse_errno(text_to_cstring(PG_GETARG_TEXT_PP(1)));
+	tdw_put_point(text_to_cstring(PG_GETARG_TEXT_PP(0)), point);
 	PG_RETURN_VOID();
 }
 
@@ -662,20 +713,33 @@ PG_FUNCTION_INFO_V1(dw_sync_cycle_sql);
 Datum
 dw_flush_batch_sql(PG_FUNCTION_ARGS)
 {
+	const DWPageSet *pages = PG_GETARG_BOOL(0) ? &DWAllPages : NULL;
+
 	tdw_wait_for_lock(DoubleWriteFlushLock, "DoubleWriteFlush");
-	PG_RETURN_BOOL(dw_flush_batch(PG_GETARG_BOOL(0)));
+	PG_RETURN_BOOL(dw_flush_batch(pages, pages));
 }
 
 Datum
 dw_sync_cycle_sql(PG_FUNCTION_ARGS)
 {
-	uint64		cycles_seen;
+	uint64		begun;
 
 	tdw_wait_for_lock(DoubleWriteSyncLock, "DoubleWriteSync");
 	tdw_lock(DoubleWriteFlushLock, LW_SHARED, "DoubleWriteFlush");
-	cycles_seen = DWCtl->cycles_done;
+	begun = DWCtl->cycles_begun;
 	LWLockRelease(DoubleWriteFlushLock);
-	dw_sync_cycle(cycles_seen);
+	dw_sync_cycle(begun);
+	PG_RETURN_VOID();
+}
+
+/* Hold up home writes, as who copies files does */
+PG_FUNCTION_INFO_V1(dw_hold_home_writes);
+Datum
+dw_hold_home_writes(PG_FUNCTION_ARGS)
+{
+	DoubleWriteHoldHomeWrites(NULL);
+	INJECTION_POINT("test-doublewrite-holding", NULL);
+	DoubleWriteResumeHomeWrites();
 	PG_RETURN_VOID();
 }
 
