@@ -18,6 +18,14 @@ CREATE FUNCTION dw_fail_at(point text, errcode text, nth int DEFAULT 1,
 RETURNS void STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
 
+CREATE FUNCTION dw_fail_homes_in(tablespace oid, errcode text)
+RETURNS void STRICT
+AS 'MODULE_PATHNAME' LANGUAGE C;
+
+CREATE FUNCTION dw_fail_locked_at(point text, errcode text)
+RETURNS void STRICT
+AS 'MODULE_PATHNAME' LANGUAGE C;
+
 CREATE FUNCTION dw_tear_at(point text)
 RETURNS void STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
@@ -47,6 +55,10 @@ AS 'MODULE_PATHNAME', 'dw_flush_batch_sql' LANGUAGE C;
 CREATE FUNCTION dw_sync_cycle()
 RETURNS void STRICT
 AS 'MODULE_PATHNAME', 'dw_sync_cycle_sql' LANGUAGE C;
+
+CREATE FUNCTION dw_hold_home_writes()
+RETURNS void STRICT
+AS 'MODULE_PATHNAME' LANGUAGE C;
 
 CREATE FUNCTION dw_evict(rel regclass)
 RETURNS int STRICT

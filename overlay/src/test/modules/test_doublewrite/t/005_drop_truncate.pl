@@ -91,7 +91,7 @@ foreach my $in_flight (0, 1)
 		"\\echo started\nDROP TABLE dropped; VACUUM truncated;\nSELECT 'finis' || 'hed';\n"
 	);
 	$node->poll_query_until('postgres',
-		q{SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event = 'DoubleWriteFlush' AND query ~ 'DROP'}
+		q{SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event IN ('DoubleWriteFlush', 'DoubleWriteTurn') AND query ~ 'DROP'}
 	) or die "DROP does not wait" if $in_flight;
 	$dropper->query_until(qr/finished/, '') if !$in_flight;
 	dw_release_flusher($node);

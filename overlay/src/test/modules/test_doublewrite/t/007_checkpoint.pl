@@ -72,7 +72,7 @@ dw_wait_until_held($node);
 my $checkpoint = $node->background_psql('postgres');
 $checkpoint->query_until(qr/started/, "\\echo started\nCHECKPOINT;\n");
 $node->poll_query_until('postgres',
-	q{SELECT count(*) > 0 FROM pg_stat_activity WHERE backend_type = 'checkpointer' AND wait_event = 'DoubleWriteFlush'}
+	q{SELECT count(*) > 0 FROM pg_stat_activity WHERE backend_type = 'checkpointer' AND wait_event IN ('DoubleWriteFlush', 'DoubleWriteTurn')}
 ) or die "checkpoint does not wait";
 $old = dw_read_block($node, $path, 0);
 dw_release_flusher($node);

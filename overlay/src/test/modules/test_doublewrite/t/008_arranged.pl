@@ -214,7 +214,7 @@ max_wal_senders = 0
 	my $drain = $node->background_psql('postgres', on_error_stop => 0);
 	$drain->query_until(qr/started/, "\\echo started\nSELECT dw_drain(patient => false);\n");
 	$node->poll_query_until('postgres',
-		"SELECT count(*) = 1 FROM pg_stat_activity WHERE query LIKE '%dw_drain%' AND wait_event = 'DoubleWriteFlush'"
+		"SELECT count(*) = 1 FROM pg_stat_activity WHERE query LIKE '%dw_drain%' AND wait_event IN ('DoubleWriteFlush', 'DoubleWriteTurn')"
 	) or die 'nobody drains';
 	$node->safe_psql('postgres', q{
 		DELETE FROM younger WHERE id = 1; SELECT dw_evict('younger');

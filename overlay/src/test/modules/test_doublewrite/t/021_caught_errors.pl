@@ -1,0 +1,86 @@
+# Copyright (c) 2025, PostgreSQL Global Development Group
+
+# A session lives on after a home write that failed: nothing of the error that
+# was caught on the way stays behind in it (R11).
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use DoubleWrite;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+dw_require_injection_points();
+
+my $node = dw_quiet_node('main');
+
+# nobody but the test carries pages home
+my $bgwriter = $node->safe_psql('postgres',
+	"SELECT pid FROM pg_stat_activity WHERE backend_type = 'background writer'");
+kill('STOP', $bgwriter);
+$node->safe_psql('postgres', q{
+	CREATE TABLE a AS SELECT i AS id FROM generate_series(1, 100) i;
+	CREATE TABLE b AS SELECT i AS id FROM generate_series(1, 100) i;
+	CHECKPOINT});
+
+# --- Interrupts are served again
+
+my $session = $node->background_psql('postgres', on_error_stop => 0);
+my $out = $session->query(q{
+	DELETE FROM a WHERE id = 1;
+	SELECT dw_evict('a'), dw_fail_at('doublewrite-home-write', 'EIO');
+	SELECT dw_drain();
+	SET statement_timeout = '100ms';
+	SELECT pg_sleep(20);
+	SET statement_timeout = 0});
+like($session->{stderr}, qr/test error/, 'home write failed');
+like($session->{stderr}, qr/canceling statement due to statement timeout/,
+	'statement_timeout works in the session that has met the error');
+$session->{stderr} = '';
+
+my $pid = $session->query_safe('SELECT pg_backend_pid()');
+$session->query_until(qr/started/, "\\echo started\nSELECT pg_sleep(100);\n");
+$node->poll_query_until('postgres',
+	"SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = $pid");
+$node->safe_psql('postgres', "SELECT pg_terminate_backend($pid)");
+ok($node->poll_query_until('postgres',
+		"SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $pid"),
+	'... and so does pg_terminate_backend()');
+$session->{run}->finish;
+$node->safe_psql('postgres', 'SELECT dw_drain()');
+
+# --- Locks that the failing code held are released, and no others
+
+$session = $node->background_psql('postgres', on_error_stop => 0);
+$pid = $session->query_safe('SELECT pg_backend_pid()');
+$session->query_until(qr/started/, q{\echo started
+	DELETE FROM a WHERE id = 2; DELETE FROM b WHERE id = 2;
+	SELECT dw_evict('a'), dw_evict('b'), dw_fail_locked_at('doublewrite-home-write', 'EIO');
+	SELECT dw_flush_batch();
+	SELECT dw_drain();
+});
+my $idle = $node->poll_query_until('postgres',
+	"SELECT state = 'idle' AND query LIKE '%dw_drain%' FROM pg_stat_activity WHERE pid = $pid");
+ok($idle, 'pages behind the failing one are written, by the same process');
+if ($idle)
+{
+	$session->query('SELECT 1');
+	like($session->{stderr}, qr/test error/, 'the error is reported');
+	$session->quit;
+	is($node->safe_psql('postgres', 'SELECT in_use FROM dw_state()'),
+		0, 'all pages are home');
+	kill('CONT', $bgwriter);
+	$node->stop;
+}
+else
+{
+	kill('CONT', $bgwriter);
+	$node->stop('immediate');
+	$session->{run}->finish;
+}
+
+done_testing();

@@ -1,0 +1,134 @@
+# Copyright (c) 2025, PostgreSQL Global Development Group
+
+# A batch that finds the log full waits for a sync cycle that can help it; it is
+# not given up before (R11).
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use DoubleWrite;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+dw_require_injection_points();
+
+# With wal_level = minimal each batch is logged, also pages that have a copy in
+# the log already.
+my $conf = q{
+wal_level = minimal
+max_wal_senders = 0
+double_write_buffer_size = 16MB
+double_write_stage_size = 8MB
+};
+
+# A server on which nobody but the test carries pages home or frees space, and
+# whose log cannot grow
+sub full_node
+{
+	my ($name) = @_;
+	my $node = dw_quiet_node($name, conf => $conf);
+
+	$node->safe_psql('postgres', q{
+		CREATE TABLE t (id int, v int, filler text STORAGE PLAIN);
+		INSERT INTO t SELECT i, 0, repeat('x', 6000) FROM generate_series(1, 60) i;
+		CHECKPOINT;
+		SELECT dw_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000)});
+	$node->{stopped} = [
+		split /\n/, $node->safe_psql('postgres',
+			"SELECT pid FROM pg_stat_activity WHERE backend_type IN ('background writer', 'checkpointer')")
+	];
+	kill('STOP', @{ $node->{stopped} });
+	return $node;
+}
+
+# A session that writes more than the log holds
+sub start_filling
+{
+	my ($node, $name) = @_;
+	my $session = $node->background_psql('postgres', on_error_stop => 0);
+
+	$session->query_until(qr/started/,
+		"\\echo started\nSET application_name = '$name';\n"
+		  . "UPDATE t SET v = v + 1; SELECT dw_evict('t'); SELECT dw_flush_batch();\n" x 80);
+	return $session;
+}
+
+sub wait_for
+{
+	my ($node, $name, $event) = @_;
+
+	$node->poll_query_until('postgres',
+		"SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = '$name' AND wait_event = '$event'")
+	  or die "\"$name\" does not wait for $event";
+	return;
+}
+
+sub wake_up
+{
+	my ($node, $point) = @_;
+
+	$node->safe_psql('postgres',
+		"SELECT injection_points_detach('$point'); SELECT injection_points_wakeup('$point')");
+	return;
+}
+
+sub finish
+{
+	my ($node, %sessions) = @_;
+
+	foreach my $name (sort keys %sessions)
+	{
+		$sessions{$name}->query('SELECT 1');
+		is($sessions{$name}->{stderr}, '', "\"$name\" meets no error");
+		$sessions{$name}->quit;
+	}
+	kill('CONT', @{ $node->{stopped} });
+	$node->safe_psql('postgres', q{SELECT dw_clear('doublewrite-create-segment')});
+	$node->stop;
+	return;
+}
+
+# --- A cycle that began before the log was full does not count
+
+{
+	my $node = full_node('earlier_cycle');
+
+	$node->safe_psql('postgres', q{
+		SELECT injection_points_attach('doublewrite-sync-cycle', 'wait')});
+	my $cycle = $node->background_psql('postgres', on_error_stop => 0);
+	$cycle->query_until(qr/started/,
+		"\\echo started\nSET application_name = 'cycle'; SELECT dw_sync_cycle();\n");
+	wait_for($node, 'cycle', 'doublewrite-sync-cycle');
+	my $filler = start_filling($node, 'filler');
+	wait_for($node, 'filler', 'DoubleWriteSync');
+	wake_up($node, 'doublewrite-sync-cycle');
+	finish($node, cycle => $cycle, filler => $filler);
+}
+
+# --- A cycle counts for the batch that has waited for it, not for a later one
+
+{
+	my $node = full_node('later_batch');
+
+	$node->safe_psql('postgres', q{
+		SELECT injection_points_attach('doublewrite-space-freed', 'wait')});
+	my $first = start_filling($node, 'first');
+	wait_for($node, 'first', 'doublewrite-space-freed');
+	$node->safe_psql('postgres', q{
+		SELECT injection_points_detach('doublewrite-space-freed');
+		SELECT injection_points_attach('doublewrite-sync-cycle', 'wait')});
+
+	# another one carries that batch home, and fills the log again
+	my $second = start_filling($node, 'second');
+	wait_for($node, 'second', 'doublewrite-sync-cycle');
+	$node->safe_psql('postgres', q{SELECT injection_points_wakeup('doublewrite-space-freed')});
+	wait_for($node, 'first', 'DoubleWriteSync');
+	wake_up($node, 'doublewrite-sync-cycle');
+	finish($node, first => $first, second => $second);
+}
+
+done_testing();

@@ -1,0 +1,136 @@
+# Copyright (c) 2025, PostgreSQL Global Development Group
+
+# A tablespace that cannot be written: its pages fail those who need them at
+# home, and nobody else (R11); checkpoints fail (R5).
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use DoubleWrite;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+dw_require_injection_points();
+
+# 64 slots; the log holds 2044 blocks
+my $node = dw_quiet_node('main', conf => q{
+double_write_buffer_size = 16MB
+max_wal_size = 10GB
+bgwriter_delay = 50ms
+bgwriter_lru_maxpages = 100
+});
+my %dir = map { $_ => PostgreSQL::Test::Utils::tempdir() } qw(bad good);
+
+$node->safe_psql('postgres', $_) foreach (
+	"CREATE TABLESPACE bad LOCATION '$dir{bad}'",
+	"CREATE TABLESPACE good LOCATION '$dir{good}'");
+foreach my $table ('b1 TABLESPACE bad', 'b2 TABLESPACE bad', 'b3 TABLESPACE bad', 'g', 'other')
+{
+	my ($name, $where) = $table =~ /^(\w+)(.*)/;
+	my $rows = $where ? 50 : 300;
+
+	$node->safe_psql('postgres', qq{
+		CREATE TABLE $name (id int, v int, filler text STORAGE PLAIN) $where;
+		INSERT INTO $name SELECT i, 0, repeat('x', 6000) FROM generate_series(1, $rows) i;
+		VACUUM $name});
+}
+$node->safe_psql('postgres', 'CHECKPOINT');
+my $old = dw_snapshot($node);
+
+sub sql
+{
+	my ($sql) = @_;
+	my ($ret, $stdout, $stderr) = $node->psql('postgres', $sql);
+
+	return $ret == 0 ? $stdout : "error: $stderr";
+}
+
+my $offset = -s $node->logfile;
+sql(q{SELECT dw_fail_homes_in(oid, 'EIO') FROM pg_tablespace WHERE spcname = 'bad'});
+
+# --- A few pages that have failed
+
+is(sql(q{UPDATE b1 SET v = 1 WHERE id <= 5; SELECT dw_evict('b1') > 0}), 't',
+	'pages are staged');
+like(sql('CHECKPOINT'), qr/^error: .*checkpoint request failed/,
+	'a checkpoint fails');
+like(sql('SELECT dw_drain()'), qr/^error: .*test error/, '... and a drain of all');
+like(sql('ALTER TABLE b1 SET TABLESPACE good'), qr/^error: .*test error/s,
+	'... and one of the relation');
+is(sql(q{UPDATE g SET v = 1 WHERE id <= 5; ALTER TABLE g SET TABLESPACE good}), '',
+	'a drain of another relation does not');
+is(sql('SELECT min(v), max(v) FROM b1'), '0|1', 'the pages can be read');
+
+# --- More than there is room for
+
+# as many relations as there are share the tablespace
+like(join('', map { sql("UPDATE $_ SET v = 2; SELECT dw_evict('$_')") } qw(b1 b2 b3)),
+	qr/error: .*test error/s,
+	'whoever evicts more of such pages gets the error');
+is(sql(q{UPDATE g SET v = 2; SELECT dw_evict('g') > 300}), 't',
+	'pages of other files find room');
+is(sql(q{UPDATE other SET v = 2; SELECT dw_evict('other') > 300}), 't',
+	'... as often as they come');
+is(sql('SELECT min(v), max(v), count(*) FROM g'), '2|2|300', '... and can be read');
+
+# --- The background writer goes on with other work
+
+$offset = -s $node->logfile;
+$node->wait_for_log(qr/LOG:  test error at injection point "doublewrite-home-write"/, $offset);
+my $sql = 'SELECT home_pages FROM dw_stats()';
+my $before = sql($sql);
+is(sql(q{UPDATE other SET v = 3; SELECT dw_evict('other') > 300}), 't', 'others are evicted');
+ok($node->poll_query_until('postgres',
+		'SELECT staged <= 64 AND in_use < 64 FROM dw_state()'), 'some slots are free');
+cmp_ok(sql($sql), '>', $before + 300, 'they have gone home');
+my $bgwriter = sql("SELECT pid FROM pg_stat_activity WHERE backend_type = 'background writer'");
+unlike(slurp_file($node->logfile, $offset), qr/\[$bgwriter\] ERROR/,
+	'background writer meets no error');
+
+# --- The log is freed all the same, also if it is filled several times
+
+foreach my $v (4 .. 7)
+{
+	is(sql("UPDATE other SET v = $v; SELECT dw_evict('other') > 300; UPDATE g SET v = $v; SELECT dw_evict('g') > 300"),
+		"t\nt", "pages of others are logged, turn $v");
+	my $next = sql('SELECT next_batch FROM dw_state()');
+	is(sql("SELECT dw_sync_cycle(); SELECT low_water_logged >= $next FROM dw_state()"),
+		"\nt", 'a sync cycle frees the log');
+}
+is(sql('SELECT log_full FROM dw_stats()'), 0, 'nobody had to wait for space');
+is(sql('SELECT last_segno - first_segno < 5 FROM dw_state()'), 't', 'log is within its bound');
+
+# --- Copies of pages that have failed are there when the machine crashes
+
+my %value = map { $_ => sql("SELECT sum(v) FROM $_") } qw(b1 b2 b3 g other);
+$node->stop('immediate');
+my $torn = dw_tear($node, $old, only => qr/^pg_tblspc/);
+cmp_ok($torn->{logged}, '>', 0, 'pages were torn');
+dw_start_after_crash($node, $torn);
+is(sql("SELECT sum(v) FROM $_"), $value{$_}, "$_: nothing is lost") foreach sort keys %value;
+
+# --- When the device is well again, all is
+
+sql(q{SELECT dw_fail_homes_in(oid, 'EIO') FROM pg_tablespace WHERE spcname = 'bad'});
+like(join('', map { sql("UPDATE $_ SET v = 8; SELECT dw_evict('$_')") } qw(b1 b2 b3)),
+	qr/error: .*test error/s, 'pages fail');
+sql(q{SELECT dw_clear('doublewrite-home-write')});
+ok($node->poll_query_until('postgres', 'SELECT in_use = 0 FROM dw_state()'),
+	'background writer carries home what has failed');
+is(sql('CHECKPOINT'), '', 'a checkpoint succeeds');
+is(sql("SELECT min(v), max(v) FROM b3"), '8|8', 'nothing is lost');
+
+# --- A relation that cannot be written can be dropped
+
+sql(q{SELECT dw_fail_homes_in(oid, 'EIO') FROM pg_tablespace WHERE spcname = 'bad'});
+like(join('', map { sql("UPDATE $_ SET v = 9; SELECT dw_evict('$_')") } qw(b1 b2 b3)),
+	qr/error: .*test error/s, 'pages fail');
+is(sql('DROP TABLE b1, b2, b3'), '', 'tables are dropped');
+is(sql('CHECKPOINT'), '', 'then a checkpoint succeeds');
+$node->stop;
+
+done_testing();
