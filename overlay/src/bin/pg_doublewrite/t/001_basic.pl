@@ -117,13 +117,12 @@ command_like(
 
 # a backup label makes the server discard the log
 my $marker = $node->data_dir . '/backup_label';
-my $contents = slurp_file($marker);
-unlink($marker) or die "could not unlink: $!";
-append_to_file($marker, "START WAL LOCATION: 0/2000028\n");
+rename($marker, "$marker.away") or die "could not rename: $!";
+append_to_file($marker,
+	"START WAL LOCATION: 0/2000028 (file 000000010000000000000002)\nCHECKPOINT LOCATION: 0/2000060\n");
 is(state_of($node)->{state}{verdict},
 	'discard', 'log beside the label of a backup');
-unlink($marker) or die "could not unlink: $!";
-append_to_file($marker, $contents);
+rename("$marker.away", $marker) or die "could not rename: $!";
 
 $node->start;
 $node->stop;

@@ -30,6 +30,10 @@ my ($redo, $end) = split(
 $primary->stop('immediate');
 $primary->backup_fs_cold('crashed');
 
+# of a server that was not running, which nobody can tell from the copy
+unlink($primary->backup_dir . '/crashed/pg_doublewrite/owner')
+  or die "could not unlink: $!";
+
 sub copy
 {
 	my ($name, $mode, $conf) = @_;
