@@ -228,7 +228,8 @@ read_blocks(DWScan *scan, void *arg, uint64 segno, uint32 blockno,
 		len += BLCKSZ - len % BLCKSZ;
 	}
 	close(fd);
-	state->scan.bytes_read += len;
+	if (nblocks > 1)			/* starts of segments are read twice */
+		state->scan.bytes_read += len;
 	return true;
 }
 

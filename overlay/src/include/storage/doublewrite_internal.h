@@ -442,6 +442,7 @@ extern void dw_log_path(char *path, uint64 segno);
 extern bool dw_log_check_mode(int elevel);
 extern void dw_log_read_owner(DWOwner *owner, DWOwner *own);
 extern bool dw_log_check_owner(int elevel);
+extern void dw_remove_owner(void);
 extern bool dw_log_check_dir(int elevel);
 extern DWLabel dw_read_label(void);
 extern bool dw_log_write_batch(const int *slots, int nslots, bool beyond_bound);

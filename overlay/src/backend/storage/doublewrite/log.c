@@ -1076,31 +1076,35 @@ dw_write_marker(void)
 }
 
 /*
- * Note whose log this is.  The marker is named only once it is there.
+ * Note whose log this is.  The marker is named only once it is there.  If this
+ * fails, report it at elevel.
  */
 static void
-dw_write_owner(bool marker)
+dw_write_owner(bool marker, int elevel)
 {
 	DWOwner		own;
 	FILE	   *fp;
+	bool		written = false;
 
 	fp = AllocateFile(DW_OWNER_TMP, "w");
-	if (fp == NULL || !DWIdentifyOwner(GetSystemIdentifier(), &own))
-		ereport(ERROR,
+	if (fp != NULL && DWIdentifyOwner(GetSystemIdentifier(), &own))
+	{
+		if (!marker)
+			memset(&own.marker, 0, sizeof(own.marker));
+		written = DWWriteOwner(fp, &own) && fflush(fp) == 0 &&
+			(!enableFsync || pg_fsync(fileno(fp)) == 0);
+	}
+	if (fp != NULL && FreeFile(fp) != 0)
+		written = false;
+	if (written)
+		durable_rename(DW_OWNER_TMP, DW_OWNER_FILE, elevel);
+	else
+		ereport(elevel,
 				(errcode_for_file_access(),
 				 errmsg("could not write file \"%s\": %m", DW_OWNER_TMP)));
-	if (!marker)
-		memset(&own.marker, 0, sizeof(own.marker));
-	if (!DWWriteOwner(fp, &own) ||
-		fflush(fp) != 0 || (enableFsync && pg_fsync(fileno(fp)) != 0) ||
-		FreeFile(fp) != 0)
-		ereport(ERROR,
-				(errcode_for_file_access(),
-				 errmsg("could not write file \"%s\": %m", DW_OWNER_TMP)));
-	durable_rename(DW_OWNER_TMP, DW_OWNER_FILE, ERROR);
 }
 
-static void
+void
 dw_remove_owner(void)
 {
 	struct stat st;
@@ -1214,7 +1218,8 @@ dw_retire_log(bool keep)
  *
  * The log is in place before the marker that demands it, and both are durable
  * before any home write relies on them.  The owner file never names a marker
- * that another one may be about to replace.
+ * that another one may be about to replace.  Once the marker is there, nothing
+ * may fail: it would demand a log that nobody keeps up to date.
  */
 void
 dw_arm(void)
@@ -1225,10 +1230,10 @@ dw_arm(void)
 		return;
 	dw_log_check_dir(ERROR);
 	dw_log_empty();
-	dw_write_owner(false);
+	dw_write_owner(false, ERROR);
 	dw_write_marker();
 	INJECTION_POINT("doublewrite-marker-written", NULL);
-	dw_write_owner(true);
+	dw_write_owner(true, LOG);
 	DWCtl->armed = true;
 	DWCtl->disarm_after = InvalidXLogRecPtr;
 	dw_show_log();

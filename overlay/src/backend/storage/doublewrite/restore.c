@@ -939,6 +939,12 @@ dw_process_log(XLogRecPtr redo, bool marker)
 			dw_refuse_compression(live.unreadable);
 			break;
 	}
+	if (!IsBootstrapProcessingMode())
+		disable_startup_progress_timeout();
+
+	/* what a stop while arming or disarming has left */
+	if (!marker)
+		dw_remove_owner();
 	MemoryContextSwitchTo(oldcontext);
 	MemoryContextDelete(context);
 }
@@ -1019,9 +1025,9 @@ dw_check_log(DWLabel label)
 		return dw_log_check_dir(FATAL);
 	}
 
-	/* not in use; if others can write to it, nothing in it is ours */
+	/* not in use; if it is not ours alone, nothing in it concerns us */
 	return stat(DW_DIR, &st) == 0 && dw_log_check_mode(LOG) &&
-		dw_log_check_owner(FATAL);
+		dw_log_check_owner(LOG);
 }
 
 /*
