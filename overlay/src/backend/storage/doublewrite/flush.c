@@ -815,29 +815,100 @@ bool		DoubleWriteBackupReadsHeld = false;
 /*
  * Keep pages from being written home while the caller reads a relation file
  * behind the buffer manager's back, so that it reads no torn page, even if
- * WAL carries no image to mend it.  If path is given, we do so only if it can
- * be that of a relation file.
- *
- * Returns whether home writes are held up, and must be released with
- * DoubleWriteResumeHomeWrites(); an error releases them, too. (R9a)
+ * WAL carries no image to repair it.  An error releases them, too. (R9a)
  */
-bool
-DoubleWriteHoldHomeWrites(const char *path)
+void
+DoubleWriteHoldHomeWrites(void)
 {
-	if (path != NULL && path_is_prefix_of_path(DataDir, path))
-		path += strlen(DataDir) + 1;
-	if (path != NULL && strncmp(path, "base/", 5) != 0 &&
-		strncmp(path, "global/", 7) != 0 &&
-		strncmp(path, PG_TBLSPC_DIR_SLASH, strlen(PG_TBLSPC_DIR_SLASH)) != 0)
-		return false;
 	dw_lock_flush(LW_SHARED);
-	return true;
 }
 
 void
 DoubleWriteResumeHomeWrites(void)
 {
 	LWLockRelease(DoubleWriteFlushLock);
+}
+
+static bool
+dw_is_relation_file(const char *path)
+{
+	if (path_is_prefix_of_path(DataDir, path))
+		path += strlen(DataDir) + 1;
+	return strncmp(path, "base/", 5) == 0 || strncmp(path, "global/", 7) == 0 ||
+		strncmp(path, PG_TBLSPC_DIR_SLASH, strlen(PG_TBLSPC_DIR_SLASH)) == 0;
+}
+
+/*
+ * Somebody is going to read this file for a client.  Does that take care that
+ * no page is read torn, so that it must use DoubleWriteRead()?
+ *
+ * To be asked before the file is read or positioned: what stdio reads ahead it
+ * would read without our care.
+ */
+bool
+DoubleWritePrepareRead(FILE *file, const char *path)
+{
+	return dw_is_relation_file(path) && setvbuf(file, NULL, _IONBF, 0) == 0;
+}
+
+/*
+ * Read up to a chunk.  While WAL carries images and the log is not in use, a torn
+ * page will be repaired by redo, so home writes go on, as in stock.  If that has
+ * changed meanwhile, what has been read may be torn for good: read it again.
+ */
+static size_t
+dw_read_chunk(char *buf, size_t nbytes, FILE *file)
+{
+	off_t		start = ftello(file);
+	size_t		result;
+
+	/* R9a */
+	if (DoubleWriteImagesRepair())
+	{
+		result = fread(buf, 1, nbytes, file);
+		INJECTION_POINT("doublewrite-chunk-read-unheld", NULL);
+		if (DoubleWriteImagesRepair() || ferror(file) ||
+			fseeko(file, start, SEEK_SET) != 0)
+			return result;
+	}
+
+	DoubleWriteHoldHomeWrites();
+	result = fread(buf, 1, nbytes, file);
+	DoubleWriteResumeHomeWrites();
+	return result;
+}
+
+/*
+ * Read up to nbytes of a relation file, like fread(), and no torn page. (R9a)
+ *
+ * Home writes are held up for a chunk of DW_READ_CHUNK at a time, and a chunk
+ * ends where a block does, so no page is read in two.  The same goes for calls
+ * that follow each other, if the caller says that more is to come.
+ */
+#define DW_READ_CHUNK	(1024 * 1024)
+
+size_t
+DoubleWriteRead(char *buf, size_t nbytes, FILE *file, bool more)
+{
+	size_t		done = 0;
+
+	while (done < nbytes)
+	{
+		size_t		in_block = ftello(file) % BLCKSZ;
+		size_t		chunk = Min(nbytes - done, DW_READ_CHUNK - in_block);
+		size_t		excess = (in_block + chunk) % BLCKSZ;
+		size_t		got;
+
+		if (more && excess < chunk)
+			chunk -= excess;
+		CHECK_FOR_INTERRUPTS();
+		got = dw_read_chunk(buf + done, chunk, file);
+		INJECTION_POINT("doublewrite-chunk-read", NULL);
+		done += got;
+		if (got < chunk || (more && nbytes - done < BLCKSZ))
+			break;
+	}
+	return done;
 }
 
 /*

@@ -233,10 +233,19 @@ void
 dw_note_mode(void)
 {
 	DWShownMode mode = DWCtl->shown_mode;
-	TornPagesProtection mechanism = dw_mechanism(&mode, DWCtl->armed);
+	TornPagesProtection mechanism;
 	TornPagesProtection in_force;
-	bool		recovery = !XLogInsertAllowed();
+	bool		recovery;
 
+	/* before that, nobody knows the redo pointer */
+	if (!DWCtl->started)
+		return;
+
+	recovery = !XLogInsertAllowed();
+	mechanism = dw_mechanism(&mode, DWCtl->armed);
+	if (mechanism != TORN_PAGES_FULL_PAGES ||
+		(mode.since == 0 && !DWCtl->redo_images))
+		mode.lacked_images = true;
 	if (mechanism == TORN_PAGES_OFF)
 		mode.off_until = InvalidXLogRecPtr;
 	else if (mode.since != 0 && mode.mechanism == TORN_PAGES_OFF &&
@@ -337,6 +346,26 @@ bool
 DoubleWriteIsArmed(void)
 {
 	return DWCtl->armed;
+}
+
+/*
+ * Can whoever copies files of the running server rely on images in WAL, as with
+ * a stock server, to repair pages that it reads torn?
+ *
+ * Who has copied them replays WAL from a checkpoint that may be old: pg_rewind,
+ * from before the timelines parted.  An image does not help if a record without
+ * one comes first.  So it is not enough that there are images now.
+ */
+bool
+DoubleWriteImagesRepair(void)
+{
+	DWShownMode mode;
+
+	SpinLockAcquire(&DWCtl->mutex);
+	mode = DWCtl->shown_mode;
+	SpinLockRelease(&DWCtl->mutex);
+	return !mode.lacked_images &&
+		dw_mode_in_force(&mode, DWCtl->armed) == TORN_PAGES_FULL_PAGES;
 }
 
 /* ---------------------------------------------------------------------

@@ -1086,4 +1086,5 @@ DoubleWriteStarted(void)
 		LWLockRelease(DoubleWriteFlushLock);
 	}
 	DWCtl->started = true;
+	dw_note_mode();
 }

@@ -1,0 +1,235 @@
+
+# Copyright (c) 2025, PostgreSQL Global Development Group
+
+# pg_read_binary_file() holds up home writes for a megabyte at a time: between
+# two of them pages go home and it can be canceled, and yet it returns no page of
+# which one half is older than the other.  Where images in WAL repair torn
+# pages, nothing is held up.
+
+use strict;
+use warnings FATAL => 'all';
+
+use Digest::SHA qw(sha256_hex);
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(usleep);
+
+if ($ENV{enable_injection_points} ne 'yes')
+{
+	plan skip_all => 'Injection points not supported by this build';
+}
+
+my $MB = 1024 * 1024;
+my $between = 'doublewrite-chunk-read';
+my $unheld = 'doublewrite-chunk-read-unheld';
+my ($node, $file);
+
+sub new_node
+{
+	my ($mode) = @_;
+
+	$node = PostgreSQL::Test::Cluster->new($mode);
+	$node->init;
+	$node->append_conf(
+		'postgresql.conf', qq{
+io_torn_pages_protection = $mode
+checkpoint_timeout = 1h
+autovacuum = off
+});
+	$node->start;
+	$node->safe_psql('postgres',
+		"CREATE EXTENSION injection_points; CREATE EXTENSION test_doublewrite;
+		 CREATE TABLE t (i int, n int, f text) WITH (fillfactor = 40);
+		 INSERT INTO t SELECT i, 0, repeat('x', 900) FROM generate_series(1, 1800) i;
+		 VACUUM t; CHECKPOINT");
+	$file = $node->safe_psql('postgres', q{SELECT pg_relation_filepath('t')});
+	return;
+}
+
+# The pages of the file, as they are on disk
+sub pages
+{
+	my ($content) = @_;
+	return unpack('(a8192)*', $content // slurp_file($node->data_dir . "/$file"));
+}
+
+sub wait_for
+{
+	my ($what, $condition) = @_;
+	my $deadline = time() + $PostgreSQL::Test::Utils::timeout_default;
+
+	until ($condition->())
+	{
+		die $what if time() > $deadline;
+		usleep(100_000);
+	}
+	return;
+}
+
+sub waiting
+{
+	my ($looker, $point) = @_;
+	return $looker->query_safe("SELECT count(*) FROM pg_stat_activity WHERE wait_event = '$point'");
+}
+
+# A session that reads the file and stops at the point
+sub read_until
+{
+	my ($point, $arguments) = @_;
+	my $reader = $node->background_psql('postgres', on_error_stop => 0);
+
+	$reader->query_safe(q{SELECT 1});
+	$node->safe_psql('postgres', "SELECT injection_points_attach('$point', 'wait')");
+	$reader->query_until(qr/begin/,
+		qq{\\echo begin\nSELECT 'read:' || encode(pg_read_binary_file('$file'$arguments), 'hex');\n});
+	wait_for('nobody reads', sub {
+		return $node->safe_psql('postgres',
+			"SELECT count(*) FROM pg_stat_activity WHERE wait_event = '$point'") });
+	return $reader;
+}
+
+sub go_on
+{
+	my ($point) = @_;
+
+	# detach first, so that nobody stops there again
+	$node->safe_psql('postgres',
+		"SELECT injection_points_detach('$point'), injection_points_wakeup('$point')");
+	return;
+}
+
+sub result
+{
+	my ($reader) = @_;
+	my ($hex) = $reader->query_safe(q{SELECT 1}) =~ /read:([0-9a-f]+)/;
+
+	$reader->quit;
+	return pack('H*', $hex);
+}
+
+# Change all pages and write them home, by a session that must not wait
+my $rounds = 0;
+
+sub change_pages
+{
+	my $psql = $node->background_psql('postgres',
+		timeout => $PostgreSQL::Test::Utils::timeout_default);
+
+	$rounds++;
+	$psql->query_safe('UPDATE t SET n = n + 1, f = upper(f)' . ($rounds % 2 ? '' : ' || md5(f)'));
+	my $done = eval { $psql->query_safe('CHECKPOINT'); 1 };
+	$psql->quit if $done;
+	return $done;
+}
+
+new_node('double_writes');
+my $size = -s $node->data_dir . "/$file";
+cmp_ok($size, '>', 3 * $MB, 'file has several chunks');
+
+# What is read is what is there.
+my $content = slurp_file($node->data_dir . "/$file");
+foreach my $case ([ 0, 100 ], [ 100, 20000 ], [ 5000, 2 * $MB ], [ 0, $size ],
+	[ 8192 * 3 + 1, $size ], [ -100, 100 ], [ -2 * $MB - 7, 2 * $MB ], [ $size, 10 ], [ 0, 0 ])
+{
+	my ($offset, $length) = @$case;
+
+	is( $node->safe_psql('postgres',
+			"SELECT encode(sha256(pg_read_binary_file('$file', $offset, $length)), 'hex')"),
+		sha256_hex(substr($content, $offset, $length)), "$length bytes from $offset");
+}
+is( $node->safe_psql('postgres', "SELECT encode(sha256(pg_read_binary_file('$file')), 'hex')"),
+	sha256_hex($content), 'whole file');
+
+# How often the lock is let go
+my (undef, undef, $stderr) = $node->psql('postgres',
+	"SELECT injection_points_set_local(); SELECT injection_points_attach('$between', 'notice');
+	 SELECT length(pg_read_binary_file('$file', 100, 3 * $MB))");
+is(() = $stderr =~ /notice triggered/g, 4, 'a chunk is a megabyte');
+
+# Pages go home between chunks, and none is read in two, wherever reading begins
+foreach my $arguments (', 4096, 3145728', ', -3000000, 2900000', '')
+{
+	my @before = pages();
+	my $reader = read_until($between, $arguments);
+
+	ok(change_pages(), "pages go home between chunks ($arguments)")
+	  or BAIL_OUT('home writes are held up');
+	my @after = pages();
+	go_on($between);
+	my $read = result($reader);
+	my ($offset) = $arguments =~ /^, (-?\d+)/;
+	my $file_size = @before * 8192;
+	my $start = $offset // 0;
+	$start += $file_size if $start < 0;
+	my $skip = -$start % 8192;
+	my $block = ($start + $skip) / 8192;
+	my ($old, $new, $torn) = (0, 0, 0);
+
+	foreach my $page (pages(substr($read, $skip)))
+	{
+		last if length($page) < 8192;
+		if ($page eq ($before[$block] // '')) { $old++ }
+		elsif ($page eq $after[$block]) { $new++ }
+		else { $torn++ }
+		$block++;
+	}
+	is($torn, 0, "... and no page is torn, of $old that were read before and $new after");
+	ok($old > 0 && $new > 0, '... which are some of each');
+}
+
+# It can be canceled.
+my $reader = read_until($between, '');
+$node->safe_psql('postgres',
+	"SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = '$between'");
+wait_for('not canceled', sub {
+	return $node->safe_psql('postgres',
+		"SELECT count(*) = 0 FROM pg_stat_activity WHERE wait_event = '$between'") eq 't' });
+
+$node->safe_psql('postgres', "SELECT injection_points_detach('$between')");
+$reader->query('SELECT 1');
+like($reader->{stderr}, qr/canceling statement due to user request/, 'reading is canceled');
+$reader->quit;
+$node->stop;
+
+# With images in WAL, as with a stock server: nobody waits for anybody.
+# (initdb may have been run in another mode; the next start begins with images.)
+new_node('full_pages');
+$node->restart;
+my $looker = $node->background_psql('postgres');
+$reader = $node->background_psql('postgres');
+$_->query_safe("SELECT length(pg_read_binary_file('$file'))") foreach ($looker, $reader);
+$node->safe_psql('postgres',
+	q{SELECT injection_points_attach('doublewrite-home-written', 'wait')});
+my $flusher = $node->background_psql('postgres');
+$flusher->query_until(qr/begin/, "\\echo begin\nUPDATE t SET n = n + 1; CHECKPOINT;\n");
+wait_for('nobody flushes', sub { waiting($looker, 'doublewrite-home-written') });
+ok(eval { $reader->query_safe("SELECT length(pg_read_binary_file('$file'))") },
+	'nothing is waited for in full_pages');
+$looker->query_safe(
+	"SELECT injection_points_detach('doublewrite-home-written'), injection_points_wakeup('doublewrite-home-written')");
+$_->quit foreach ($flusher, $looker, $reader);
+
+# Images end while a chunk is read without care: it is read again.
+$reader = read_until($unheld, ', 0, 1048576');
+$node->safe_psql('postgres', 'ALTER SYSTEM SET io_torn_pages_protection = double_writes');
+$node->reload;
+$node->poll_query_until('postgres', 'SELECT armed FROM dw_state()') or die 'not armed';
+ok(change_pages(), 'pages go home while nothing is held up');
+my @after = pages();
+go_on($unheld);
+my @read = pages(result($reader));
+is(scalar(grep { $read[$_] ne $after[$_] } 0 .. $#read), 0, 'chunk is read again');
+
+# Having been without images, it is careful for good
+$node->safe_psql('postgres', 'ALTER SYSTEM SET io_torn_pages_protection = full_pages');
+$node->reload;
+$node->poll_query_until('postgres', q{SELECT current_setting('io_torn_pages_protection') = 'full_pages'});
+$node->safe_psql('postgres', 'CHECKPOINT');
+$node->poll_query_until('postgres', 'SELECT NOT armed FROM dw_state()') or die 'still armed';
+(undef, undef, $stderr) = $node->psql('postgres',
+	"SELECT injection_points_set_local(); SELECT injection_points_attach('$unheld', 'notice');
+	 SELECT length(pg_read_binary_file('$file'))");
+unlike($stderr, qr/notice triggered/, 'a server that lacked images holds up home writes');
+$node->stop;
+done_testing();
