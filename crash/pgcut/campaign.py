@@ -6,6 +6,7 @@ for the report.
 """
 
 import json
+import concurrent.futures
 import multiprocessing
 import random
 import shutil
@@ -94,8 +95,13 @@ def run(tools, jobs, controls=(), workers=2, report_progress=print):
     work = [(_run_control, tools, control) for control in controls] + \
         [(_run_block_job if job.scenario in FILE_SYSTEMS else _run_job, tools, job)
          for job in jobs]
-    with multiprocessing.Pool(workers, maxtasksperchild=1) as pool:
-        yield from pool.imap_unordered(_guarded, work)
+    # Unlike multiprocessing.Pool, this notices a worker that was killed.
+    with concurrent.futures.ProcessPoolExecutor(
+            workers, mp_context=multiprocessing.get_context("spawn"),
+            max_tasks_per_child=1) as pool:
+        for future in concurrent.futures.as_completed(
+                [pool.submit(_guarded, piece) for piece in work]):
+            yield future.result()
 
 
 def _guarded(work):

@@ -8,7 +8,8 @@ import subprocess
 import time
 from pathlib import Path
 
-MOUNT_SECONDS = 20
+MOUNT_SECONDS = 120
+END_SECONDS = 300
 
 
 class MountError(Exception):
@@ -65,7 +66,7 @@ def _unmount(daemon, mountpoint):
         subprocess.run([*command, "-l" if os.getuid() == 0 else "-z", str(mountpoint)],
                        capture_output=True)
     try:
-        daemon.wait(60)
+        daemon.wait(END_SECONDS)
     except subprocess.TimeoutExpired:
         daemon.send_signal(signal.SIGKILL)
         daemon.wait()

@@ -25,7 +25,7 @@ SINGLE_OPTIONS = {
 }
 
 # A hanging recovery is a finding, not a reason to wait for ever.
-TIMEOUT = 120
+TIMEOUT = 600
 
 
 def expectation(acks, moment):

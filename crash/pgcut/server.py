@@ -16,7 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 USER = "postgres"
-START_SECONDS = 120
+
+# Limits, not measures: a machine may be busy.
+START_SECONDS = 300
+CONNECT_SECONDS = 120
+END_SECONDS = 300
 
 
 class ServerError(Exception):
@@ -143,7 +147,7 @@ class Server:
         """Return a new psycopg2 connection."""
         import psycopg2
         return psycopg2.connect(host=self.sockets, user=USER, dbname=dbname,
-                                connect_timeout=10)
+                                connect_timeout=CONNECT_SECONDS)
 
     def alive(self):
         """Say whether the postmaster runs."""
@@ -153,22 +157,22 @@ class Server:
         """Stop it: SIGINT is a fast, SIGQUIT an immediate shutdown."""
         if self.alive():
             self._process.send_signal(how)
-        self._end(60)
+        self._end(END_SECONDS)
 
     def kill(self):
         """Kill the postmaster and all of its processes at once."""
         if self.alive():
             children = _children(self._process.pid)
-            segments = _shared_memory(self._process.pid)
+            segments = {segment for pid in (self._process.pid, *children)
+                        for segment in _shared_memory(pid)}
             self._process.kill()
             for pid in children:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            while any(Path(f"/proc/{pid}").exists() for pid in children):
-                time.sleep(0.005)
+            _wait_gone(children, END_SECONDS)
             for segment in segments:
                 Path(segment).unlink(missing_ok=True)
-        self._end(10)
+        self._end(END_SECONDS)
 
     def _end(self, seconds):
         if self._process is not None:
@@ -192,19 +196,35 @@ class Server:
             self.sockets = None
 
 
+def _read_proc(pid, name):
+    """Return the text of a file about a process, empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def _children(pid):
     """Return the process ids below `pid`."""
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [child for name in text for child in (int(name), *_children_or_none(int(name)))]
+    text = _read_proc(pid, f"task/{pid}/children").split()
+    return [child for name in text for child in (int(name), *_children(int(name)))]
 
 
 def _shared_memory(pid):
     """Return the segments of dynamic shared memory that nobody would remove."""
-    return set(re.findall(r"/dev/shm/PostgreSQL\.\d+", Path(f"/proc/{pid}/maps").read_text()))
+    return set(re.findall(r"/dev/shm/PostgreSQL\.\d+", _read_proc(pid, "maps")))
 
 
-def _children_or_none(pid):
-    try:
-        return _children(pid)
-    except FileNotFoundError:
-        return []
+def _is_gone(pid):
+    """Say whether a process has ended; who reaps it is not our concern."""
+    stat = _read_proc(pid, "stat")
+    return not stat or stat.rpartition(")")[2].split()[0] in "ZX"
+
+
+def _wait_gone(pids, seconds):
+    """Wait until processes that were killed are gone."""
+    deadline = time.monotonic() + seconds
+    while not all(map(_is_gone, pids)):
+        if time.monotonic() > deadline:
+            raise ServerError("processes of the server are still there")
+        time.sleep(0.005)

@@ -177,7 +177,7 @@ class DeviceCase(ScratchCase):
             self.skipTest(reason)
 
     def mounts(self):
-        return Path("/proc/self/mounts").read_text().count("pgcut-test-")
+        return Path("/proc/self/mounts").read_text().count(str(self.scratch))
 
     def workdir(self, name):
         path = self.scratch / name

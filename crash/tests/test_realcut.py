@@ -30,7 +30,8 @@ class RealCutTest(unittest.TestCase):
         printed = io.StringIO()
 
         def cut():
-            while printed.getvalue().count('"ack"') < 200:
+            deadline = time.monotonic() + 300
+            while printed.getvalue().count('"ack"') < 200 and time.monotonic() < deadline:
                 time.sleep(0.01)
             pid = int((self.data / "postmaster.pid").read_text().splitlines()[0])
             for victim in (pid, *server._children(pid)):

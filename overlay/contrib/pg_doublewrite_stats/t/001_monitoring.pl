@@ -72,7 +72,8 @@ sub near
 {
 	my ($estimate, $actual, $what) = @_;
 
-	ok( $estimate > 0.8 * $actual && $estimate < 1.25 * $actual,
+	# the server's own records at checkpoints are in both, and so is chance
+	ok( $estimate > 0.6 * $actual && $estimate < 1.4 * $actual,
 		"$what: estimate $estimate, actual $actual");
 	return;
 }

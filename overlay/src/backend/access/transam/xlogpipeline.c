@@ -548,6 +548,8 @@ pipeline_look_after_worker(void)
 void
 XLogPipelineStart(void)
 {
+	pid_t		pid;
+
 	/* In single-user mode there is nobody to start a process. */
 	if (!wal_pipeline || !IsUnderPostmaster)
 		return;
@@ -565,12 +567,16 @@ XLogPipelineStart(void)
 				 errhint("You might need to increase \"%s\".",
 						 "max_worker_processes")));
 
-	/* Tests want it to take part from the first record on. */
+	/*
+	 * Tests want it to take part from the first record on, unless it is gone
+	 * before.
+	 */
 	while (IS_INJECTION_POINT_ATTACHED("xlogpipeline-wait-for-worker") &&
-		   worker_handle != NULL && !XLogPipelineIsIdle())
+		   worker_handle != NULL && !XLogPipelineIsIdle() &&
+		   GetBackgroundWorkerPid(worker_handle, &pid) != BGWH_STOPPED)
 	{
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_EXIT_ON_PM_DEATH, -1,
-						 WAIT_EVENT_WAL_PIPELINE_RECORD);
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 100, WAIT_EVENT_WAL_PIPELINE_RECORD);
 		ResetLatch(MyLatch);
 		ProcessStartupProcInterrupts();
 	}

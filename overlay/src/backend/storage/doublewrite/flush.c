@@ -1016,6 +1016,9 @@ dw_retry_failed(void)
 static void
 dw_background_flush(int threshold, instr_time start, long timeout)
 {
+	/* tests may want to decide themselves when pages are written home */
+	if (IS_INJECTION_POINT_ATTACHED("doublewrite-background-flush"))
+		return;
 	dw_retry_failed();
 	while (!ProcSignalBarrierPending && !ConfigReloadPending &&
 		   !ShutdownRequestPending && dw_staged_count() >= threshold &&

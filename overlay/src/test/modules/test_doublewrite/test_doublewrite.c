@@ -94,6 +94,7 @@ static char *tdw_pause_at = NULL;
 
 /* In the data directory; ends a pause, and goes */
 #define TDW_RESUME_FILE		"test_doublewrite.resume"
+static bool tdw_quiet = false;
 
 static shmem_request_hook_type prev_shmem_request_hook = NULL;
 static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
@@ -437,6 +438,8 @@ tdw_shmem_startup(void)
 	tdw_set_points(tdw_hold_at, TDW_HOLD);
 	tdw_set_points(tdw_terminate_at, TDW_TERMINATE);
 	tdw_set_points(tdw_pause_at, TDW_PAUSE);
+	if (tdw_quiet)
+		tdw_set_point("doublewrite-background-flush", TDW_NONE, 0, 1, 1);
 }
 
 void
@@ -485,6 +488,14 @@ _PG_init(void)
 							   PGC_POSTMASTER,
 							   0,
 							   NULL, NULL, NULL);
+	DefineCustomBoolVariable("test_doublewrite.quiet",
+							 "The background writer writes no staged pages home.",
+							 NULL,
+							 &tdw_quiet,
+							 false,
+							 PGC_POSTMASTER,
+							 0,
+							 NULL, NULL, NULL);
 	MarkGUCPrefixReserved("test_doublewrite");
 
 	prev_shmem_request_hook = shmem_request_hook;
@@ -737,7 +748,7 @@ PG_FUNCTION_INFO_V1(dw_hold_home_writes);
 Datum
 dw_hold_home_writes(PG_FUNCTION_ARGS)
 {
-	DoubleWriteHoldHomeWrites(NULL);
+	DoubleWriteHoldHomeWrites();
 	INJECTION_POINT("test-doublewrite-holding", NULL);
 	DoubleWriteResumeHomeWrites();
 	PG_RETURN_VOID();

@@ -95,12 +95,9 @@ sub test_point
 	crash_under_load(
 		$node,
 		sub {
+			wait_for_history($node) if $params{checkpoint};
 			crash_at($node, $point, $nth);
-			if ($params{checkpoint})
-			{
-				wait_for_history($node);
-				psql_until_crash($node, 'CHECKPOINT');
-			}
+			psql_until_crash($node, 'CHECKPOINT') if $params{checkpoint};
 		});
 
 	dw_tear_log_tail($node, $params{log}) if $params{log};
@@ -247,8 +244,9 @@ foreach my $checksums (1, 0)
 	my $node =
 	  dw_new_node("checksums_$checksums", checksums => $checksums);
 
+	# A sync cycle is due when a thousand different pages have been logged.
 	$node->start;
-	dw_workload_setup($node);
+	dw_workload_setup($node, accounts => 40000);
 	$node->stop;
 	foreach my $point (@points)
 	{

@@ -96,7 +96,8 @@ sub place
 }
 
 $node->start;
-dw_workload_setup($node);
+# more pages than a segment holds: the log holds each of them once
+dw_workload_setup($node, accounts => 40000);
 run_until_crash(2);
 
 my $log = dw_read_log($node);

@@ -20,6 +20,7 @@ dw_require_injection_points();
 my $conf = qq{
 shared_buffers = 16MB
 double_write_buffer_size = 64MB
+double_write_stage_size = 1MB
 bgwriter_lru_maxpages = 0
 };
 my $node = dw_new_node('replica', conf => $conf);

@@ -33,6 +33,8 @@ $node->safe_psql(
 	'postgres', q{
 	CREATE TABLE t (id int, v int);
 	INSERT INTO t SELECT i, 0 FROM generate_series(1, 1000) i;
+	CREATE TABLE large (id int, v int, filler text STORAGE PLAIN);
+	INSERT INTO large SELECT i, 0, repeat('x', 6000) FROM generate_series(1, 2000) i;
 });
 my $path =
   $node->safe_psql('postgres', "SELECT pg_relation_filepath('t')");
@@ -147,9 +149,15 @@ dw_workload_start($node);
 $node->wait_for_log(
 	qr/could not extend the double-write log: No space left on device/,
 	$offset);
-$node->poll_query_until('postgres',
-	'SELECT log_full > 2 AND sync_cycles > 2 FROM dw_stats()')
-  or die "no sync cycles";
+
+# The log holds each page once between two cycles, so this takes many pages.
+my $cycles = 'SELECT log_full > 2 AND sync_cycles > 2 FROM dw_stats()';
+foreach my $v (1 .. 20)
+{
+	last if sql($cycles) eq 't';
+	sql("UPDATE large SET v = $v");
+}
+is(sql($cycles), 't', 'the log was full several times');
 my $rows = $node->safe_psql('postgres',
 	"SELECT count(*) FROM history WHERE run = $node->{dw_run}");
 wait_for_history($rows + 200);

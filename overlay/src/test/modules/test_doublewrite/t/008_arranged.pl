@@ -235,11 +235,6 @@ max_wal_senders = 0
 {
 	my $node = dw_quiet_node('given_up', conf => 'double_write_stage_size = 8MB');
 
-	# nobody but us carries pages home
-	my $bgwriter = $node->safe_psql('postgres',
-		"SELECT pid FROM pg_stat_activity WHERE backend_type = 'background writer'");
-	kill('STOP', $bgwriter);
-
 	$node->safe_psql('postgres', q{
 		CREATE TABLE stuck AS SELECT i AS id FROM generate_series(1, 100) i;
 		CREATE TABLE t (id int, v int, filler text STORAGE PLAIN);
@@ -271,9 +266,7 @@ max_wal_senders = 0
 				AND wait_event IN ('doublewrite-sync-cycle', 'DoubleWriteSync')"),
 		'a batch waits for space');
 	$node->safe_psql('postgres', q{UPDATE t SET v = 2; SELECT dw_evict('t')});
-	$node->safe_psql('postgres', q{
-		SELECT injection_points_detach('doublewrite-sync-cycle');
-		SELECT injection_points_wakeup('doublewrite-sync-cycle')});
+	dw_wake($node, 'doublewrite-sync-cycle');
 	$flusher->query('SELECT 1');
 	$flusher->quit;
 
@@ -282,7 +275,6 @@ max_wal_senders = 0
 		SELECT dw_drain(), dw_evict('t'), dw_drain(), dw_evict('t')});
 	is($node->safe_psql('postgres', 'SELECT min(v), max(v), count(*) FROM t'),
 		'2|2|60', 'newest versions are at home');
-	kill('CONT', $bgwriter);
 	$node->stop;
 }
 

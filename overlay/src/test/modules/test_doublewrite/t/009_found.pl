@@ -85,9 +85,7 @@ log_min_messages = notice
 	$node->wait_for_log(qr/injection point doublewrite-wait-for-removals/, $offset);
 	is(control_value($node, 'REDO location'), $before,
 		'checkpoint does not complete while files are being removed');
-	$node->safe_psql('postgres', q{
-		SELECT injection_points_detach('doublewrite-relations-discarded');
-		SELECT injection_points_wakeup('doublewrite-relations-discarded')});
+	dw_wake($node, 'doublewrite-relations-discarded');
 	$checkpoint->quit;
 	isnt(control_value($node, 'REDO location'), $before, '... but then');
 	$drop->quit;
@@ -158,9 +156,7 @@ autovacuum = off
 	$checkpoint->query_until(qr/start/, "\\echo start\nCHECKPOINT;\n");
 	$node->wait_for_event('checkpointer', $point);
 	$node->safe_psql('postgres', 'DROP TABLE gone');
-	$node->safe_psql('postgres', qq{
-		SELECT injection_points_detach('$point');
-		SELECT injection_points_wakeup('$point')});
+	dw_wake($node, $point);
 	$checkpoint->quit;
 	$before = $synced->();
 	$node->safe_psql('postgres', 'CHECKPOINT');

@@ -244,8 +244,7 @@ sub release
 {
 	my ($point) = @_;
 
-	$node->safe_psql('postgres',
-		"SELECT injection_points_detach('$point'); SELECT injection_points_wakeup('$point')");
+	dw_wake($node, $point);
 	return;
 }
 
@@ -255,6 +254,23 @@ sub one_batch
 	$value++;
 	$node->safe_psql('postgres',
 		"UPDATE t SET v = $value; SELECT dw_evict('t'), dw_drain();");
+	return;
+}
+
+# Fill the log until a sync cycle is due, and no further: with the checkpointer
+# held in one, a full log would be a wait without end.  Of its eight segments,
+# more than four are in use then.
+sub fill_until_cycle
+{
+	for (1 .. 50)
+	{
+		last if stat_of('segno + 1 - first_segno > 4') eq 't';
+		one_batch();
+	}
+	wait_for_checkpointer('doublewrite-sync-cycle-synced',
+		'a sync cycle is under way');
+	cmp_ok(stat_of('8 - (segno + 1 - first_segno)'),
+		'>=', 2, '... and there is room in the log');
 	return;
 }
 
@@ -313,18 +329,11 @@ ok( !$node->log_contains(qr/could not write file "pg_doublewrite/, $log_offset),
 	'nobody was told');
 
 # a sync cycle
-my $cycles = stat_of('sync_cycles');
 hold('doublewrite-sync-cycle-synced');
-for (1 .. 50)
-{
-	last
-	  if $node->safe_psql('postgres',
-		"SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'doublewrite-sync-cycle-synced'"
-	  ) > 0;
-	one_batch();
-}
+fill_until_cycle();
 wait_for_checkpointer('doublewrite-sync-cycle-synced',
 	'the checkpointer runs a sync cycle');
+my $cycles = stat_of('sync_cycles');
 my $logged = stat_of('logged');
 one_batch();
 one_batch();
@@ -428,14 +437,7 @@ ok($hints > 0 && $hints <= $pages,
 
 # A crash with the cycle between sync and mark
 hold('doublewrite-sync-cycle-synced');
-for (1 .. 50)
-{
-	last
-	  if $node->safe_psql('postgres',
-		"SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'doublewrite-sync-cycle-synced'"
-	  ) > 0;
-	one_batch();
-}
+fill_until_cycle();
 my $snapshot = dw_snapshot($node);
 one_batch();
 $node->stop('immediate');

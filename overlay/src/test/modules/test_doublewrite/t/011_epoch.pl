@@ -100,8 +100,7 @@ foreach my $end (
 	is_deeply([ change($node, 2) ], [ 1, 0 ], "$what: page is logged during it");
 	my $old = dw_snapshot($node);
 	is_deeply([ change($node, 3) ], [ 0, 1 ], '... once');
-	$node->safe_psql('postgres', "SELECT injection_points_wakeup('$point');
-		SELECT injection_points_detach('$point')");
+	dw_wake($node, $point);
 	$session->query('SELECT 1');
 	$session->quit;
 	check_torn($node, $old, 3, $what);

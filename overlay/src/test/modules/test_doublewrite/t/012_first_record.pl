@@ -132,9 +132,7 @@ foreach my $case (
 	$node->wait_for_event('checkpointer', 'doublewrite-checkpoint-drained');
 	my $old = dw_snapshot($node);
 	is_deeply(carried($node, $second, update(2)), $expected, $what);
-	$node->safe_psql('postgres', q{
-		SELECT injection_points_wakeup('doublewrite-checkpoint-drained');
-		SELECT injection_points_detach('doublewrite-checkpoint-drained')});
+	dw_wake($node, 'doublewrite-checkpoint-drained');
 	$session->query('SELECT 1');
 	$session->quit;
 	check_torn($node, $old, 2, $name);
@@ -193,7 +191,8 @@ foreach my $evicted (0, 1)
 {
 	my $primary = node_with_table("primary_$evicted",
 		checksums => 0,
-		init => { allows_streaming => 1 });
+		init => { allows_streaming => 1 },
+		conf => "wal_keep_size = 1GB\n");
 	my $standby = PostgreSQL::Test::Cluster->new("promoted_$evicted");
 
 	$primary->backup('b');
@@ -217,9 +216,7 @@ foreach my $evicted (0, 1)
 	$standby->wait_for_event('checkpointer', 'doublewrite-checkpoint-drained');
 	is(carried($standby, $IMAGES, update(1))->[1],
 		0, 'promoted: page that redo has changed is not exempt' . ($evicted ? ', read again' : ''));
-	$standby->safe_psql('postgres', q{
-		SELECT injection_points_wakeup('doublewrite-checkpoint-drained');
-		SELECT injection_points_detach('doublewrite-checkpoint-drained')});
+	dw_wake($standby, 'doublewrite-checkpoint-drained');
 	$standby->safe_psql('postgres', 'SELECT count(*) FROM t');
 	$standby->safe_psql('postgres', 'CHECKPOINT');
 	is(carried($standby, $IMAGES, update(2))->[1], 1, 'after the next checkpoint it is');

@@ -105,13 +105,19 @@ is($node->safe_psql('postgres', q{SELECT pg_relation_size('t') / 8192}), $PAGES,
 	my (undef, $torn) = crash_with_copies($node, 5, '');
 	my $offset = -s $node->logfile;
 
-	$node->append_conf('postgresql.conf', 'wal_pipeline = on');
+	# which is to take part from the first record on
+	$node->append_conf('postgresql.conf', q{
+wal_pipeline = on
+test_doublewrite.fail_at = 'xlogpipeline-wait-for-worker:EIO'});
 	my ($line) = start($node, $torn, 5, '');
 
 	is($line->{buffered}, $line->{examined}, 'pipeline: all are in shared buffers');
-	my ($reads) = slurp_file($node->logfile, $offset) =~ /WAL pipeline: .*read (\d+) blocks/;
+	my ($decoded, $reads) = slurp_file($node->logfile, $offset) =~
+	  /WAL pipeline: decoded (\d+) records.*read (\d+) blocks/;
+	cmp_ok($decoded, '>', 0, 'pipeline: it has decoded records');
 	cmp_ok($reads, '<', $PAGES / 2, 'pipeline: it does not read them');
-	$node->append_conf('postgresql.conf', 'wal_pipeline = off');
+	$node->append_conf('postgresql.conf',
+		"wal_pipeline = off\ntest_doublewrite.fail_at = ''");
 }
 
 # Gaps between the pages, and nothing is read ahead

@@ -88,7 +88,7 @@ sub images_after_checkpoint
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	my $from = $node->lsn('insert');
 	$node->safe_psql('postgres', 'UPDATE t SET b = b + 1');
-	my $to = $node->lsn('insert');
+	my $to = $node->lsn('flush');
 	my ($stdout, $stderr) = run_command(
 		[
 			'pg_waldump',

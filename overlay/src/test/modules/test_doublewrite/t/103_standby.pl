@@ -99,9 +99,9 @@ sub crash_at_point
 	my $offset = -s $standby->logfile;
 
 	note "crash at $point";
-	dw_workload_start($primary, transactions => 300);
 	if ($point =~ /^checkpoint/)
 	{
+		dw_workload_start($primary, transactions => 300);
 		dw_workload_finish($primary);
 		$primary->safe_psql('postgres', 'CHECKPOINT');
 		$primary->wait_for_replay_catchup($standby);
@@ -114,6 +114,7 @@ sub crash_at_point
 	{
 		$standby->psql('postgres',
 			"SELECT dw_crash_at('doublewrite-$point', $nth)");
+		dw_workload_start($primary, transactions => 300);
 		dw_wait_for_crash($standby, $offset);
 		dw_workload_finish($primary);
 	}

@@ -217,9 +217,9 @@ like(
 data_ok(1000, 'after recovery');
 
 # WAL that we have written can be read by stock's tools
-my $from = $node->lsn('insert');
+my $from = $node->lsn('flush');
 change_data();
-my $to = $node->lsn('insert');
+my $to = $node->lsn('flush');
 {
 	use_server('stock');
 	local %ENV = $node->_get_env();

@@ -18,6 +18,7 @@ use IO::Handle;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::RecursiveCopy;
 use PostgreSQL::Test::Utils;
+use PostgreSQL::Test::Watchdog;
 use Test::More;
 
 dw_require_injection_points();
@@ -143,13 +144,16 @@ sub read_some
 sub receive_until_held_up
 {
 	my ($node, $from, $to) = @_;
+	my $held_up = 0;
 
 	$from->blocking(0);
-	while (read_some($from, $to))
-	{
-		return 1 if is_held_up($node);
-	}
-	return 0;
+	watchdog_until('the backup is held up, or ends',
+		sub {
+			return 1 if !read_some($from, $to);
+			$held_up = is_held_up($node);
+			return $held_up;
+		});
+	return $held_up;
 }
 
 sub receive_rest
@@ -356,11 +360,13 @@ sub test_rewind
 		'<' => \undef,
 		'2>' => \$stderr);
 	my $held_up = 0;
-	while (!$held_up && $rewind->pumpable)
-	{
-		$rewind->pump_nb;
-		$held_up = is_held_up($new);
-	}
+	watchdog_until('pg_rewind is held up, or ends',
+		sub {
+			return 1 if !$rewind->pumpable;
+			$rewind->pump_nb;
+			$held_up = is_held_up($new);
+			return $held_up;
+		});
 	is($held_up, 1, 'pg_rewind is held up by home writes');
 	dw_release_flusher($new);
 	ok($rewind->finish, 'pg_rewind succeeds') or note $stderr;

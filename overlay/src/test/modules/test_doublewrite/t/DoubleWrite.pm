@@ -87,6 +87,7 @@ our @EXPORT = qw(
   dw_hold_torn
   dw_wait_until_held
   dw_release_flusher
+  dw_wake
   BLCKSZ
 );
 
@@ -172,7 +173,8 @@ jit = off
 =item dw_quiet_node(name, %params)
 
 The same, started and with the extensions: a server on which nothing goes home
-unless the test says so.
+unless the test says so.  The background writer carries nothing there, not even
+when a batch is ready.
 
 =cut
 
@@ -187,6 +189,7 @@ shared_buffers = 16MB
 bgwriter_lru_maxpages = 0
 bgwriter_delay = 10s
 wal_writer_delay = 10s
+test_doublewrite.quiet = on
 } . ($params{conf} // ''));
 
 	$node->start;
@@ -822,19 +825,14 @@ sub dw_wait_for_exit
 		return unless -e $file;
 		($pid) = split(/\n/, slurp_file($file));
 	}
-	for (1 .. 100 * $PostgreSQL::Test::Utils::timeout_default)
-	{
-		if ((!kill(0, $pid) || zombie($pid)) && !in_directory($node))
-		{
-			# A zombie that is not reaped would keep its lock files in force.
-			unlink($node->data_dir . '/postmaster.pid',
-				$node->host . '/.s.PGSQL.' . $node->port . '.lock');
-			$node->{_pid} = undef;
-			return;
-		}
-		usleep(10_000);
-	}
-	BAIL_OUT("server did not exit");
+	watchdog_until($node->name . ' has exited',
+		sub { (!kill(0, $pid) || zombie($pid)) && !in_directory($node) });
+
+	# A zombie that is not reaped would keep its lock files in force.
+	unlink($node->data_dir . '/postmaster.pid',
+		$node->host . '/.s.PGSQL.' . $node->port . '.lock');
+	$node->{_pid} = undef;
+	return;
 }
 
 sub zombie
@@ -1037,9 +1035,16 @@ sub dw_workload_finish
 {
 	my ($node) = @_;
 	my $run = $node->{dw_run};
+	my $handle = $node->{dw_handle};
 	my $total = 0;
 
-	$node->{dw_handle}->finish;
+	watchdog_until(
+		'clients of ' . $node->name . ' have ended',
+		sub {
+			$handle->pump_nb if $handle->pumpable;
+			return !$handle->pumpable;
+		});
+	$handle->finish;
 	foreach my $file (glob("$node->{dw_prefix}.*"))
 	{
 		foreach my $line (split(/\n/, slurp_file($file)))
@@ -1066,10 +1071,19 @@ acknowledged to them.
 sub dw_workload_stop
 {
 	my ($node) = @_;
+	my $handle = $node->{dw_handle};
 
-	$node->psql('postgres',
-		'SELECT pg_terminate_backend(pid) FROM pg_stat_activity'
-		  . " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()");
+	# some may not have connected yet
+	watchdog_until(
+		'clients of ' . $node->name . ' have been ended',
+		sub {
+			$node->psql('postgres',
+				'SELECT pg_terminate_backend(pid) FROM pg_stat_activity'
+				  . " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+			);
+			$handle->pump_nb if $handle->pumpable;
+			return !$handle->pumpable;
+		});
 	return dw_workload_finish($node);
 }
 
@@ -1369,10 +1383,36 @@ sub dw_release_flusher
 {
 	my ($node) = @_;
 
-	$node->safe_psql(
-		'postgres', qq{
-		SELECT injection_points_detach('$node->{dw_held}');
-		SELECT injection_points_wakeup('$node->{dw_held}')});
+	dw_wake($node, $node->{dw_held});
+	return;
+}
+
+=pod
+
+=item dw_wake(node, point)
+
+Detach an injection point of action C<wait>, and wake up whoever waits there.
+The other way round, the next one to arrive would wait for ever; and each call
+of C<injection_points_wakeup> wakes up one process only.
+
+=cut
+
+sub dw_wake
+{
+	my ($node, $point) = @_;
+
+	$node->safe_psql('postgres', "SELECT injection_points_detach('$point')");
+	watchdog_until(
+		"nobody waits at $point",
+		sub {
+			return 1
+			  if $node->safe_psql('postgres',
+				"SELECT count(*) FROM pg_stat_activity WHERE wait_event = '$point'"
+			  ) == 0;
+			$node->psql('postgres',
+				"SELECT injection_points_wakeup('$point')");
+			return 0;
+		});
 	return;
 }
 

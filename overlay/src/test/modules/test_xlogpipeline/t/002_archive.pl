@@ -158,11 +158,10 @@ $node->poll_query_until('postgres',
   or die;
 is( $node->safe_psql('postgres', 'SELECT count(*) FROM mark'),
 	2, 'paused at the target');
-is( $node->safe_psql(
+ok( $node->poll_query_until(
 		'postgres',
-		"SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'walpipeline'"
+		"SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'walpipeline'"
 	),
-	0,
 	'pipeline has gone at the target');
 $node->safe_psql('postgres', 'SELECT pg_wal_replay_resume()');
 $node->poll_query_until('postgres', 'SELECT NOT pg_is_in_recovery()') or die;

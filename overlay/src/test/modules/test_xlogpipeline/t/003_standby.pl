@@ -155,11 +155,10 @@ $primary->stop;
 $standby->safe_psql('postgres', 'SELECT pg_promote()');
 is($standby->safe_psql('postgres', 'SELECT pg_is_in_recovery()'),
 	'f', 'promoted by pg_promote');
-is( $standby->safe_psql(
+ok( $standby->poll_query_until(
 		'postgres',
-		"SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'walpipeline'"
+		"SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'walpipeline'"
 	),
-	0,
 	'pipeline has gone after promotion');
 cmp_ok(xlp_decoded($standby), '>', 10000, 'pipeline decoded records');
 my $cascade_log = -s $cascade->logfile;
@@ -169,7 +168,7 @@ check($cascade, 5, 'cascading standby follows the new timeline');
 cmp_ok(xlp_ranges($cascade, $cascade_log), '>', 0, '... with the pipeline');
 
 # Promotion by pg_ctl, with a backlog that is still replayed
-$cascade->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
+xlp_pause($cascade);
 workload($standby, 6);
 $standby->wait_for_catchup($cascade, 'flush');
 $standby->stop;

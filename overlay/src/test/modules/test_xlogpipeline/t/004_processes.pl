@@ -39,7 +39,7 @@ my $rows = 0;
 sub backlog
 {
 	$primary->wait_for_catchup($standby);
-	$standby->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
+	xlp_pause($standby);
 	$primary->safe_psql('postgres',
 		'INSERT INTO t SELECT generate_series(1, 40000)');
 	$rows += 40000;

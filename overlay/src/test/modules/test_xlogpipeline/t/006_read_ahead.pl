@@ -117,12 +117,12 @@ $standby->init_from_backup($primary, 'base', has_streaming => 1);
 $standby->append_conf('postgresql.conf', xlp_conf('on'));
 $standby->start;
 $primary->wait_for_catchup($standby);
-$standby->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
+xlp_pause($standby);
 $primary->safe_psql('postgres',
 	'INSERT INTO filler SELECT generate_series(1, 5000)');
 $primary->safe_psql('postgres',
 	"UPDATE wide SET v = 100 WHERE ctid = '$ctid'");
-my $updated = $primary->lsn('insert');
+my $updated = $primary->lsn('flush');
 $primary->safe_psql('postgres',
 	'INSERT INTO filler SELECT generate_series(1, 20000)');
 $primary->wait_for_catchup($standby, 'flush');

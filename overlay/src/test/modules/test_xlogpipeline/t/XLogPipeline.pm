@@ -28,6 +28,7 @@ our @EXPORT = qw(
   xlp_wait_conf
   xlp_primary
   xlp_workload
+  xlp_pause
   xlp_digest
   xlp_differences
   xlp_messages
@@ -170,6 +171,24 @@ sub xlp_workload
 		INSERT INTO t$run SELECT i, i, repeat('y', 50)
 			FROM generate_series(10000, 15000) i;
 	});
+	return;
+}
+
+=pod
+
+=item xlp_pause(node)
+
+Pause replay on a standby, and wait until it is.
+
+=cut
+
+sub xlp_pause
+{
+	my ($node) = @_;
+
+	$node->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
+	$node->poll_query_until('postgres',
+		"SELECT pg_get_wal_replay_pause_state() = 'paused'");
 	return;
 }
 

@@ -48,6 +48,7 @@ use strict;
 use warnings FATAL => 'all';
 
 use Cwd qw(abs_path);
+use Exporter;
 use File::Basename qw(basename dirname);
 use IPC::Run;
 use List::Util qw(max uniq);
@@ -57,6 +58,13 @@ use PostgreSQL::Test::Utils;
 use Scalar::Util qw(looks_like_number);
 use Test::More;
 use Time::HiRes qw(sleep time);
+
+our @ISA = ('Exporter');
+our @EXPORT = qw(
+  watchdog_fail
+  watchdog_until
+  watchdog_wait_seconds
+);
 
 use constant {
 	TEST_SECONDS => 300,
@@ -95,6 +103,7 @@ sub import
 	my ($class, %params) = @_;
 
 	$test_seconds = $params{seconds} if defined $params{seconds};
+	$class->export_to_level(1, $class, @EXPORT);
 	return;
 }
 
@@ -151,6 +160,23 @@ sub watchdog_until
 
 {
 	my $psql = \&PostgreSQL::Test::Cluster::psql;
+	my $wait_for_log = \&PostgreSQL::Test::Cluster::wait_for_log;
+	my $background_query = \&PostgreSQL::Test::BackgroundPsql::query;
+	my $query_until = \&PostgreSQL::Test::BackgroundPsql::query_until;
+
+	# Functions that have a deadline already, and die: report before that.
+	my $with_report = sub {
+		my ($function, @arguments) = @_;
+		my $list = wantarray;
+		my @result = eval {
+			$list ? $function->(@arguments) : scalar($function->(@arguments));
+		};
+
+		watchdog_fail('hung after ' . watchdog_wait_seconds() . " s: $@")
+		  if $@ =~ /timed out|timeout on timer/;
+		die $@ if $@;
+		return $list ? @result : $result[0];
+	};
 
 	no warnings 'redefine';
 
@@ -171,6 +197,13 @@ sub watchdog_until
 		  if $expired;
 		return wantarray ? @result : $result[0];
 	};
+
+	*PostgreSQL::Test::Cluster::wait_for_log =
+	  sub { $with_report->($wait_for_log, @_) };
+	*PostgreSQL::Test::BackgroundPsql::query =
+	  sub { $with_report->($background_query, @_) };
+	*PostgreSQL::Test::BackgroundPsql::query_until =
+	  sub { $with_report->($query_until, @_) };
 
 	*PostgreSQL::Test::Cluster::poll_query_until = sub {
 		my ($self, $dbname, $query, $expected) = @_;
@@ -346,6 +379,7 @@ sub describe_server
 sub report
 {
 	my ($what) = @_;
+	$what =~ s/\s+/ /g;
 	my $deadline = time() + REPORT_SECONDS * max(1, $slowness);
 	my (@waits, @text);
 
