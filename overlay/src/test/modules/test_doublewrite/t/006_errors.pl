@@ -146,9 +146,6 @@ $node->safe_psql('postgres',
 $node->append_conf('postgresql.conf', 'double_write_buffer_size = 1GB');
 $node->reload;
 dw_workload_start($node);
-$node->wait_for_log(
-	qr/could not extend the double-write log: No space left on device/,
-	$offset);
 
 # The log holds each page once between two cycles, so this takes many pages.
 my $cycles = 'SELECT log_full > 2 AND sync_cycles > 2 FROM dw_stats()';
@@ -158,6 +155,9 @@ foreach my $v (1 .. 20)
 	sql("UPDATE large SET v = $v");
 }
 is(sql($cycles), 't', 'the log was full several times');
+$node->wait_for_log(
+	qr/could not extend the double-write log: No space left on device/,
+	$offset);
 my $rows = $node->safe_psql('postgres',
 	"SELECT count(*) FROM history WHERE run = $node->{dw_run}");
 wait_for_history($rows + 200);
