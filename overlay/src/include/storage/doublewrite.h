@@ -21,6 +21,7 @@
 #include "storage/relfilelocator.h"
 
 struct SMgrRelationData;
+struct XLogReaderState;
 
 /* Values of io_torn_pages_protection */
 typedef enum TornPagesProtection
@@ -89,6 +90,9 @@ extern void DoubleWriteHideRecords(const void *page);
 extern void DoubleWriteHideIfCopied(const void *page,
 									const RelFileLocator *rlocator,
 									ForkNumber forknum, BlockNumber blkno);
+extern void DoubleWritePassedRedo(XLogRecPtr redo);
+extern bool DoubleWriteImageMissing(struct XLogReaderState *record,
+									uint8 block_id, const PageData *page);
 extern void DoubleWriteNoteImagesOff(XLogRecPtr recptr);
 
 /* stats.c: first changes of pages, for which full_pages writes images */
@@ -99,6 +103,7 @@ extern void DoubleWriteCountFirstChange(const PageData *page, bool standard,
 extern bool DoubleWriteSessionImages(void);
 extern bool DoubleWriteUpdateMode(bool images_now);
 extern void DoubleWriteModeApplied(void);
+extern void DoubleWriteRecoveryEnded(void);
 extern bool DoubleWriteIsArmed(void);
 extern bool DoubleWriteImagesRepair(void);
 extern void DoubleWriteSetRedo(XLogRecPtr redo, bool images);

@@ -182,6 +182,12 @@ typedef struct DWDirtyFile
 /* Buckets that remember where files were truncated last */
 #define DW_TRUNCATE_BUCKETS		1024
 
+/* Buckets that remember which pages redo has read before any image of them */
+#define DW_UNIMAGED_BUCKETS		1024
+
+/* DWCtl->setting before the startup process has set it */
+#define DW_SETTING_UNKNOWN		PG_UINT32_MAX
+
 /*
  * Classes of batch sizes: 1, 2 to 3, 4 to 7, ... 128 pages and more.
  */
@@ -312,8 +318,19 @@ typedef struct DWCtlData
 	bool		redo_images;	/* WAL after it began with images on */
 	XLogRecPtr	redo_pending;	/* checkpoint that was drained and is about to
 								 * complete, or 0 */
-	XLogRecPtr	images_off;		/* last replayed record that switched images
-								 * off */
+	XLogRecPtr	images_off;		/* last replayed record that shows that images
+								 * were off */
+
+	/*
+	 * What the settings of the server ask for (TornPagesProtection), with
+	 * full_page_writes taken into account.  Set once by the startup process,
+	 * then by the checkpointer at each reload.  Whoever decides for the
+	 * server looks here, as settings of its own may be those of a session.
+	 */
+	pg_atomic_uint32 setting;
+	pg_atomic_uint32 setting_changed;	/* ... during recovery: the
+										 * checkpointer has to act on it
+										 * afterwards */
 
 	bool		started;		/* restore is over, the mode may be changed;
 								 * set once by the startup process */
@@ -375,6 +392,12 @@ typedef struct DWCtlData
 
 	/* highest known LSN at a truncation, by hash of the relation */
 	pg_atomic_uint64 truncated[DW_TRUNCATE_BUCKETS];
+
+	/*
+	 * Last record at which redo has read a page though there had been no image
+	 * of it since the newest redo pointer, by hash of the block; see exempt.c
+	 */
+	pg_atomic_uint64 unimaged[DW_UNIMAGED_BUCKETS];
 
 	DWStats		stats;
 
@@ -471,6 +494,11 @@ extern uint64 dw_first_removed_batch(void);
 /* mode.c */
 extern void dw_note_mode(void);
 extern TornPagesProtection dw_mode_in_force(const DWShownMode *mode, bool armed);
+
+/* mode.c */
+extern TornPagesProtection dw_setting(void);
+extern void dw_note_setting(void);
+extern void dw_catch_up_with_settings(void);
 
 /* stats.c */
 extern void dw_show_log(void);

@@ -28,6 +28,8 @@
  * During recovery the rule is simpler and covers pages we never saw being
  * rebuilt: if all WAL since the redo pointer was written with full-page
  * images on, the first record of each page changed since then carries one.
+ * Nobody's word is taken for that: redo itself looks for records that should
+ * have carried an image.
  *
  * Only main forks are ever exempt.  Redo reads pages of the visibility map
  * and the free space map without having registered them.
@@ -41,15 +43,25 @@
  */
 #include "postgres.h"
 
+#include "access/hash_xlog.h"
+#include "access/heapam_xlog.h"
 #include "access/xlog.h"
+#include "access/xlogreader.h"
 #include "access/xlogrecovery.h"
 #include "common/hashfn.h"
 #include "storage/buf_internals.h"
 #include "storage/bufmgr.h"
 #include "storage/doublewrite_internal.h"
+#include "utils/injection_point.h"
 
 /* What a buffer loaded in recovery starts with: redo does not report records */
 #define DW_NOT_NOTED	PG_UINT64_MAX
+
+/* Newest redo pointer that redo has passed; used by the process that redoes */
+static XLogRecPtr dw_passed_redo = InvalidXLogRecPtr;
+
+/* Last place at which that process has noted that images are off */
+static XLogRecPtr dw_noted_images_off = InvalidXLogRecPtr;
 
 static void
 dw_init_records(int buf_id, XLogRecPtr redo)
@@ -57,18 +69,26 @@ dw_init_records(int buf_id, XLogRecPtr redo)
 	DWBufferRecords *records = &DWBufferRecordsArray[buf_id];
 
 	MemSet(records, 0, sizeof(DWBufferRecords));
-	records->redo = RecoveryInProgress() ? DW_NOT_NOTED : redo;
+	records->redo = redo;
 }
 
 /*
  * The buffer will hold another block.  Of it we know only that records for it
  * have been reported, if at all, before we look at records_known here: who
  * inserted them did so before the block left another buffer.
+ *
+ * What redo has done counts as reported from the end of recovery on.  So ask
+ * first whether that has come; it may while we are between the two.
  */
 void
 DoubleWriteForgetBuffer(int buf_id)
 {
-	dw_init_records(buf_id, pg_atomic_read_u64(&DWCtl->records_known));
+	bool		recovery = RecoveryInProgress();
+
+	INJECTION_POINT("doublewrite-forget-buffer", NULL);
+	pg_read_barrier();
+	dw_init_records(buf_id, recovery ? DW_NOT_NOTED :
+					pg_atomic_read_u64(&DWCtl->records_known));
 }
 
 /*
@@ -77,7 +97,7 @@ DoubleWriteForgetBuffer(int buf_id)
 void
 DoubleWriteBufferBorn(int buf_id)
 {
-	dw_init_records(buf_id, InvalidXLogRecPtr);
+	dw_init_records(buf_id, RecoveryInProgress() ? DW_NOT_NOTED : InvalidXLogRecPtr);
 }
 
 static DWBufferRecords *
@@ -232,12 +252,21 @@ dw_truncated_after(const BufferTag *tag, XLogRecPtr redo)
 }
 
 /* ---------------------------------------------------------------------
- * The decision
+ * Images in WAL that is being replayed
  * ---------------------------------------------------------------------
  */
 
 /*
- * Redo has met a record that says images were switched off.
+ * Redo has passed a redo pointer, or begins at it.
+ */
+void
+DoubleWritePassedRedo(XLogRecPtr redo)
+{
+	dw_passed_redo = redo;
+}
+
+/*
+ * Redo has found that WAL carries no images, at this place.
  */
 void
 DoubleWriteNoteImagesOff(XLogRecPtr recptr)
@@ -246,6 +275,7 @@ DoubleWriteNoteImagesOff(XLogRecPtr recptr)
 	if (DWCtl->images_off < recptr)
 		DWCtl->images_off = recptr;
 	SpinLockRelease(&DWCtl->mutex);
+	dw_noted_images_off = recptr;
 }
 
 /*
@@ -261,6 +291,118 @@ dw_replayed_images(void)
 	SpinLockRelease(&DWCtl->mutex);
 	return result;
 }
+
+static pg_atomic_uint64 *
+dw_unimaged_bucket(const BufferTag *tag)
+{
+	uint32		hash = hash_bytes((const unsigned char *) tag, sizeof(BufferTag));
+
+	return &DWCtl->unimaged[hash % DW_UNIMAGED_BUCKETS];
+}
+
+/* Why a record carries no image of a page, though it is the first */
+typedef enum DWNoImage
+{
+	DW_IMAGES_OFF,
+	DW_NEVER_IMAGED,			/* such records do without, images or not */
+	DW_NEVER_IMAGED_HARMLESS,	/* ... and a torn page does not hurt them */
+} DWNoImage;
+
+/*
+ * Records whose insertion has a reason of its own to leave out the image of a
+ * page that it neither initialises.  They are those that register a buffer
+ * with REGBUF_NO_IMAGE:
+ *
+ *	  XLOG_HASH_SQUEEZE_PAGE, XLOG_HASH_MOVE_PAGE_CONTENTS, XLOG_HASH_DELETE
+ *		_hash_squeezebucket(), hashbucketcleanup(): the bucket's first page,
+ *		if they change another one of the bucket.  Redo locks it, hence reads
+ *		it.
+ *	  XLOG_HEAP2_VISIBLE
+ *		log_heap_visible(): the heap page, if hints are not logged.  Redo sets a
+ *		bit in its header.  If it does not set its LSN, the page does not count as
+ *		changed by this, and an image that comes later has the bit as well.
+ *
+ * With data checksums a torn page hurts whoever reads it, but then hints are
+ * logged, so a record of the last kind has an image as any other.
+ *
+ * For records of extensions that do the same, we take images to be off, which
+ * costs no more than double writes.
+ */
+static DWNoImage
+dw_why_no_image(XLogReaderState *record, uint8 block_id)
+{
+	uint8		info = XLogRecGetInfo(record) & ~XLR_INFO_MASK;
+
+	if (XLogRecGetRmid(record) == RM_HASH_ID && block_id == 0 &&
+		(info == XLOG_HASH_SQUEEZE_PAGE ||
+		 info == XLOG_HASH_MOVE_PAGE_CONTENTS ||
+		 info == XLOG_HASH_DELETE))
+		return DW_NEVER_IMAGED;
+
+	if (XLogRecGetRmid(record) == RM_HEAP2_ID && block_id == 1 &&
+		(info & XLOG_HEAP_OPMASK) == XLOG_HEAP2_VISIBLE &&
+		!DataChecksumsEnabled())
+		return XLogHintBitIsNeeded() ? DW_NEVER_IMAGED : DW_NEVER_IMAGED_HARMLESS;
+
+	return DW_IMAGES_OFF;
+}
+
+/*
+ * Redo has read a page for a record that neither initialises it nor carries an
+ * image of it to be restored.  Returns true if this shows that images are off
+ * and the caller has to note it; the startup process would do so once between
+ * two redo pointers.
+ *
+ * With images on, the first record for a page after a redo pointer carries one,
+ * and sets the page back to the time of that record.  So a page that is older
+ * than the newest redo pointer, or has the changes of this record already, has
+ * not had an image.  That goes for all redo pointers that recovery may start
+ * from, since none is newer.  (Unlike what FPW_CHANGE and checkpoint records
+ * say, it does not depend on who has written the WAL: at a clean start and at a
+ * promotion, servers of other builds stop writing images without a word.)  (R2,
+ * R10)
+ *
+ * The content lock is held exclusively, so the page has not been changed by the
+ * record before this is noted.
+ */
+bool
+DoubleWriteImageMissing(XLogReaderState *record, uint8 block_id,
+						const PageData *page)
+{
+	XLogRecPtr	lsn = PageGetLSN(page);
+	RelFileLocator rlocator;
+	BufferTag	tag;
+	ForkNumber	forknum;
+	BlockNumber blkno;
+
+	if (lsn > dw_passed_redo && lsn < record->EndRecPtr)
+		return false;
+
+	/* no other forks are exempt; see the top of this file */
+	XLogRecGetBlockTag(record, block_id, &rlocator, &forknum, &blkno);
+	if (forknum != MAIN_FORKNUM)
+		return false;
+
+	switch (dw_why_no_image(record, block_id))
+	{
+		case DW_IMAGES_OFF:
+			return dw_noted_images_off < dw_passed_redo ||
+				XLogRecPtrIsInvalid(dw_noted_images_off);
+		case DW_NEVER_IMAGED:
+			InitBufferTag(&tag, &rlocator, forknum, blkno);
+			pg_atomic_monotonic_advance_u64(dw_unimaged_bucket(&tag),
+											record->ReadRecPtr);
+			break;
+		case DW_NEVER_IMAGED_HARMLESS:
+			break;
+	}
+	return false;
+}
+
+/* ---------------------------------------------------------------------
+ * The decision
+ * ---------------------------------------------------------------------
+ */
 
 /*
  * Does the first record for the block after a redo pointer rebuild the page?
@@ -307,7 +449,8 @@ dw_redo_rebuilds(const DWSlot *slot)
 	if (RecoveryInProgress())
 		return dw_replayed_images() &&
 			slot->lsn > redo &&
-			(XLogRecPtrIsInvalid(pending) || slot->lsn > pending);
+			(XLogRecPtrIsInvalid(pending) || slot->lsn > pending) &&
+			pg_atomic_read_u64(dw_unimaged_bucket(&slot->tag)) < redo;
 
 	return dw_rebuilt_from(slot, redo) &&
 		(XLogRecPtrIsInvalid(pending) || dw_rebuilt_from(slot, pending));

@@ -454,7 +454,7 @@ dw_log_wanted(void)
 {
 	if (DWCtl->armed)
 		return true;
-	if (io_torn_pages_protection != TORN_PAGES_FULL_PAGES || !fullPageWrites ||
+	if (dw_setting() != TORN_PAGES_FULL_PAGES ||
 		!RecoveryInProgress() || dw_replayed_images())
 		return false;
 
@@ -1017,10 +1017,11 @@ static void
 dw_background_flush(int threshold, instr_time start, long timeout)
 {
 	/* tests may want to decide themselves when pages are written home */
-	if (IS_INJECTION_POINT_ATTACHED("doublewrite-background-flush"))
-		return;
-	dw_retry_failed();
-	while (!ProcSignalBarrierPending && !ConfigReloadPending &&
+	bool		quiet = IS_INJECTION_POINT_ATTACHED("doublewrite-background-flush");
+
+	if (!quiet)
+		dw_retry_failed();
+	while (!quiet && !ProcSignalBarrierPending && !ConfigReloadPending &&
 		   !ShutdownRequestPending && dw_staged_count() >= threshold &&
 		   dw_flush_batch(NULL, NULL))
 	{
@@ -1283,6 +1284,8 @@ DoubleWriteUpkeep(bool busy)
 	static bool segments_postponed = false;
 	uint64		begun;
 	bool		needed;
+
+	dw_catch_up_with_settings();
 
 	if (pg_atomic_read_u32(&DWCtl->upkeep_requested) == 0 &&
 		(busy || !segments_postponed))

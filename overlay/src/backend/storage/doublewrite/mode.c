@@ -74,15 +74,15 @@ check_double_write_stage_size(int *newval, void **extra, GucSource source)
 /*
  * Files and the command line choose for the server.  A session or transaction
  * may choose full-page images for itself, so that its WAL records carry them,
- * or go back to what the server does, but nothing weaker.
+ * or go back to what the server does, but nothing weaker.  ALTER ROLE ALL
+ * (PGC_S_GLOBAL) chooses for all sessions, not for the server.
  *
- * In recovery the choice of a session would mean nothing, as it writes no
- * WAL, but dw_log_wanted() must see the server's setting in all processes.
+ * In recovery the choice of a session would mean nothing, as it writes no WAL.
  */
 bool
 check_io_torn_pages_protection(int *newval, void **extra, GucSource source)
 {
-	if (source < PGC_S_DATABASE || InitializingParallelWorker)
+	if (source <= PGC_S_ARGV || InitializingParallelWorker)
 		return true;
 
 	if (RecoveryInProgress())
@@ -110,21 +110,55 @@ check_io_torn_pages_protection(int *newval, void **extra, GucSource source)
  * ---------------------------------------------------------------------
  */
 
-static bool
-dw_images_requested(void)
+/*
+ * What the server's settings ask for, whatever this process's own are.
+ */
+TornPagesProtection
+dw_setting(void)
 {
-	return io_torn_pages_protection == TORN_PAGES_FULL_PAGES && fullPageWrites;
+	uint32		setting = pg_atomic_read_u32(&DWCtl->setting);
+
+	Assert(setting != DW_SETTING_UNKNOWN);
+	return (TornPagesProtection) setting;
 }
 
 /*
- * Shall WAL records of this process carry full-page images, whatever the
+ * Take this process's settings for those of the server.  The startup process
+ * does so once, before it uses them.  It may hear of a reload later than the
+ * checkpointer, so from then on only that one does, which has no settings of
+ * any session.
+ */
+void
+dw_note_setting(void)
+{
+	uint32		unknown = DW_SETTING_UNKNOWN;
+	uint32		setting = io_torn_pages_protection;
+
+	Assert(AmCheckpointerProcess() || AmStartupProcess() || !IsUnderPostmaster);
+
+	if (setting == TORN_PAGES_FULL_PAGES && !fullPageWrites)
+		setting = TORN_PAGES_OFF;
+	if (AmCheckpointerProcess())
+		pg_atomic_write_u32(&DWCtl->setting, setting);
+	else
+		pg_atomic_compare_exchange_u32(&DWCtl->setting, &unknown, setting);
+}
+
+static bool
+dw_images_requested(void)
+{
+	return dw_setting() == TORN_PAGES_FULL_PAGES;
+}
+
+/*
+ * Must WAL records of this process carry full-page images, whatever the
  * server does?  Where it does the same that is no news.  Images never do harm,
  * so it does not matter when a process learns of a reload.
  */
 bool
 DoubleWriteSessionImages(void)
 {
-	return dw_images_requested();
+	return io_torn_pages_protection == TORN_PAGES_FULL_PAGES && fullPageWrites;
 }
 
 static bool
@@ -149,11 +183,26 @@ dw_arm_if_possible(int elevel)
 bool
 DoubleWriteUpdateMode(bool images_now)
 {
+	if (AmCheckpointerProcess())
+	{
+		dw_note_setting();
+
+		/*
+		 * During recovery only the startup process switches images, and it may
+		 * just have done so with the setting as it was before.  The flag first,
+		 * then the look, with a full barrier in between, as
+		 * DoubleWriteRecoveryEnded() does it the other way round.
+		 */
+		pg_atomic_exchange_u32(&DWCtl->setting_changed, 1);
+		if (!RecoveryInProgress())
+			pg_atomic_write_u32(&DWCtl->setting_changed, 0);
+	}
+
 	/* the startup process will call us when it is ready */
 	if (!DWCtl->started)
 		return images_now;
 
-	if (io_torn_pages_protection == TORN_PAGES_DOUBLE_WRITES)
+	if (dw_setting() == TORN_PAGES_DOUBLE_WRITES)
 	{
 		if (!DWCtl->armed)
 		{
@@ -285,12 +334,9 @@ DoubleWriteModeName(int64 mode)
  * been applied?  If the log could not be used, images stay as they were.
  */
 static void
-dw_note_settings(void)
+dw_show_setting(void)
 {
-	TornPagesProtection requested = io_torn_pages_protection;
-
-	if (requested == TORN_PAGES_FULL_PAGES && !fullPageWrites)
-		requested = TORN_PAGES_OFF;
+	TornPagesProtection requested = dw_setting();
 
 	SpinLockAcquire(&DWCtl->mutex);
 	if (requested != TORN_PAGES_DOUBLE_WRITES)
@@ -318,7 +364,7 @@ dw_apply_mode(void)
 	}
 
 	if (!DWCtl->started || !DWCtl->armed ||
-		io_torn_pages_protection == TORN_PAGES_DOUBLE_WRITES)
+		dw_setting() == TORN_PAGES_DOUBLE_WRITES)
 		return;
 
 	if (!dw_images_requested())
@@ -337,9 +383,30 @@ dw_apply_mode(void)
 void
 DoubleWriteModeApplied(void)
 {
-	dw_note_settings();
+	dw_show_setting();
 	dw_apply_mode();
 	dw_note_mode();
+}
+
+/*
+ * All processes may write WAL now.  If the settings have changed after the
+ * startup process looked at them, let the checkpointer look again. (R10)
+ */
+void
+DoubleWriteRecoveryEnded(void)
+{
+	if (pg_atomic_read_membarrier_u32(&DWCtl->setting_changed) != 0)
+		dw_request_upkeep();
+}
+
+/*
+ * The checkpointer's part of that.
+ */
+void
+dw_catch_up_with_settings(void)
+{
+	if (pg_atomic_read_u32(&DWCtl->setting_changed) != 0 && !RecoveryInProgress())
+		UpdateFullPageWrites();
 }
 
 bool

@@ -100,8 +100,7 @@ static bool dw_was_armed = false;
 static void
 dw_list_segments(DWScan *scan, bool marker)
 {
-	bool		keep_spares = marker ||
-		io_torn_pages_protection == TORN_PAGES_DOUBLE_WRITES;
+	bool		keep_spares = marker || dw_setting() == TORN_PAGES_DOUBLE_WRITES;
 	DIR		   *dir = AllocateDir(DW_DIR);
 	struct dirent *de;
 
@@ -1013,7 +1012,7 @@ dw_check_log(DWLabel label)
 	bool		marker = label == DW_LABEL_MARKER;
 	struct stat st;
 
-	if (marker || io_torn_pages_protection == TORN_PAGES_DOUBLE_WRITES)
+	if (marker || dw_setting() == TORN_PAGES_DOUBLE_WRITES)
 	{
 		if (marker && lstat(DW_DIR, &st) < 0)
 			ereport(FATAL,
@@ -1042,6 +1041,7 @@ DoubleWriteStartup(XLogRecPtr redo)
 	DWCtl->next_batchno = 1;
 	DWCtl->last_segno = 0;
 	DoubleWriteSetRedo(redo, false);
+	dw_note_setting();
 
 	/* nothing is touched before we know whose it is (R9) */
 	if (label == DW_LABEL_INVALID)
@@ -1079,7 +1079,8 @@ DoubleWriteStarted(void)
 {
 	if (DWCtl->started)
 		return;
-	if (dw_was_armed || io_torn_pages_protection == TORN_PAGES_DOUBLE_WRITES)
+	DoubleWritePassedRedo(DWCtl->redo);
+	if (dw_was_armed || dw_setting() == TORN_PAGES_DOUBLE_WRITES)
 	{
 		LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
 		dw_arm();

@@ -142,6 +142,8 @@ dw_init_ctl(void)
 	dlist_init(&DWCtl->staged);
 	pg_atomic_init_u32(&DWCtl->ninuse_hint, 0);
 	pg_atomic_init_u32(&DWCtl->upkeep_requested, 0);
+	pg_atomic_init_u32(&DWCtl->setting, DW_SETTING_UNKNOWN);
+	pg_atomic_init_u32(&DWCtl->setting_changed, 0);
 	DWCtl->nslots = dw_stage_slots();
 	DWCtl->nreserved = Max(DWCtl->nslots / DW_RESERVED_SHARE, 1);
 	DWCtl->next_seq = 1;
@@ -152,6 +154,8 @@ dw_init_ctl(void)
 	pg_atomic_init_u64(&DWCtl->records_known, 0);
 	for (int i = 0; i < DW_TRUNCATE_BUCKETS; i++)
 		pg_atomic_init_u64(&DWCtl->truncated[i], 0);
+	for (int i = 0; i < DW_UNIMAGED_BUCKETS; i++)
+		pg_atomic_init_u64(&DWCtl->unimaged[i], 0);
 
 	/* DWStats consists of nothing but counters */
 	for (size_t i = 0; i < sizeof(DWStats) / sizeof(pg_atomic_uint64); i++)

@@ -30,6 +30,10 @@ CREATE FUNCTION dw_tear_at(point text)
 RETURNS void STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
 
+CREATE FUNCTION dw_await_end_of_recovery_at(point text)
+RETURNS void STRICT
+AS 'MODULE_PATHNAME' LANGUAGE C;
+
 CREATE FUNCTION dw_hits(point text)
 RETURNS int STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
@@ -112,6 +116,10 @@ CREATE FUNCTION dw_state(
 	OUT cycles_done int8)
 STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
+
+CREATE FUNCTION dw_setting()
+RETURNS text STRICT
+AS 'MODULE_PATHNAME', 'dw_setting_sql' LANGUAGE C;
 
 CREATE FUNCTION dw_restore_stats(
 	OUT done bool,

@@ -29,6 +29,7 @@
 #include "fmgr.h"
 #include "funcapi.h"
 #include "miscadmin.h"
+#include "postmaster/startup.h"
 #include "storage/bufmgr.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/fd.h"
@@ -62,6 +63,7 @@ typedef enum TdwAction
 	TDW_HOLD,					/* this process stays there until it dies */
 	TDW_TERMINATE,				/* this process gets SIGTERM */
 	TDW_PAUSE,					/* ... until a file allows it to go on */
+	TDW_AWAIT_END_OF_RECOVERY,	/* ... until recovery has ended */
 } TdwAction;
 
 typedef struct TdwPoint
@@ -284,8 +286,8 @@ tdw_tear(void)
 }
 
 /*
- * Wait for the end of the server.  For processes that no session can wake up, as
- * nobody can connect.
+ * Wait for the end of the server, or until a fast stop ends the startup process.
+ * For processes that no session can wake up, as nobody can connect.
  */
 static void
 tdw_hold(const char *name)
@@ -297,6 +299,30 @@ tdw_hold(const char *name)
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_EXIT_ON_PM_DEATH, -1,
 						 PG_WAIT_EXTENSION);
 		ResetLatch(MyLatch);
+		if (AmStartupProcess())
+			ProcessStartupProcInterrupts();
+	}
+}
+
+/*
+ * Wait for the end of recovery, but not if it has ended.  For processes that hold
+ * locks which a session that would wake them up may need.
+ */
+static void
+tdw_await_end_of_recovery(const char *name)
+{
+	TimestampTz deadline;
+
+	if (GetRecoveryState() == RECOVERY_STATE_DONE || AmStartupProcess())
+		return;
+	ereport(LOG,
+			(errmsg("test_doublewrite: waiting for the end of recovery at injection point \"%s\"", name)));
+	deadline = TimestampTzPlusSeconds(GetCurrentTimestamp(), 180);
+	while (GetRecoveryState() != RECOVERY_STATE_DONE)
+	{
+		if (GetCurrentTimestamp() > deadline)
+			elog(PANIC, "recovery has not ended");
+		pg_usleep(1000);
 	}
 }
 
@@ -400,6 +426,9 @@ test_doublewrite_hit(const char *name, const void *private_data, void *arg)
 			break;
 		case TDW_PAUSE:
 			tdw_pause(name);
+			break;
+		case TDW_AWAIT_END_OF_RECOVERY:
+			tdw_await_end_of_recovery(name);
 			break;
 	}
 }
@@ -568,6 +597,15 @@ Datum
 dw_tear_at(PG_FUNCTION_ARGS)
 {
 	tdw_set_point(text_to_cstring(PG_GETARG_TEXT_PP(0)), TDW_TEAR, 0, 1, 1);
+	PG_RETURN_VOID();
+}
+
+PG_FUNCTION_INFO_V1(dw_await_end_of_recovery_at);
+Datum
+dw_await_end_of_recovery_at(PG_FUNCTION_ARGS)
+{
+	tdw_set_point(text_to_cstring(PG_GETARG_TEXT_PP(0)),
+				  TDW_AWAIT_END_OF_RECOVERY, 0, 1, 1);
 	PG_RETURN_VOID();
 }
 
@@ -847,6 +885,23 @@ dw_state(PG_FUNCTION_ARGS)
 	LWLockRelease(DoubleWriteFlushLock);
 
 	return tdw_make_row(fcinfo, values, n);
+}
+
+/* What the settings of the server ask for, as far as the engine has heard */
+PG_FUNCTION_INFO_V1(dw_setting_sql);
+Datum
+dw_setting_sql(PG_FUNCTION_ARGS)
+{
+	switch (dw_setting())
+	{
+		case TORN_PAGES_OFF:
+			PG_RETURN_TEXT_P(cstring_to_text("off"));
+		case TORN_PAGES_FULL_PAGES:
+			PG_RETURN_TEXT_P(cstring_to_text("full_pages"));
+		case TORN_PAGES_DOUBLE_WRITES:
+			PG_RETURN_TEXT_P(cstring_to_text("double_writes"));
+	}
+	pg_unreachable();
 }
 
 PG_FUNCTION_INFO_V1(dw_restore_stats);

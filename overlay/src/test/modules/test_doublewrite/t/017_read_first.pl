@@ -1,0 +1,148 @@
+# Copyright (c) 2025, PostgreSQL Global Development Group
+
+# Pages that a record makes redo read before another rebuilds them are not
+# exempt: not in recovery, and not where recovery ends while they are read.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use DoubleWrite;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+dw_require_injection_points();
+
+my $IMAGES = 'SET io_torn_pages_protection = full_pages';
+
+# A primary with a standby in double_writes, on which nothing goes home unless
+# the test says so
+sub pair
+{
+	my ($name, $mode, %params) = @_;
+	my $primary = dw_quiet_node($name,
+		mode => $mode,
+		%params,
+		init => { allows_streaming => 1 });
+	my $standby = PostgreSQL::Test::Cluster->new("${name}_standby");
+
+	$primary->backup('b');
+	$standby->init_from_backup($primary, 'b', has_streaming => 1);
+	$standby->adjust_conf('postgresql.conf', 'io_torn_pages_protection', 'double_writes');
+	$standby->start;
+	return ($primary, $standby);
+}
+
+sub restartpoint
+{
+	my ($primary, $standby) = @_;
+
+	$primary->safe_psql('postgres', 'CHECKPOINT');
+	$primary->wait_for_replay_catchup($standby);
+	$standby->safe_psql('postgres', 'CHECKPOINT');
+	return;
+}
+
+# ---------------------------------------------------------------------
+# A record for an overflow page of a hash index makes redo read the first page
+# of the bucket, of which it carries no image, with images on as well
+# ---------------------------------------------------------------------
+
+foreach my $read_first (1, 0)
+{
+	my ($primary, $standby) = pair("hash_$read_first", 'full_pages');
+	my $bucket_copies = sub {
+		my ($rel) = $primary->safe_psql('postgres', q{SELECT pg_relation_filenode('h_k_idx')});
+
+		return scalar grep {
+			my (undef, $next, undef, $flags) = unpack('L L L S', substr($_->{page}, -16));
+			$_->{rel} == $rel && ($flags & 2) && $next != 0xFFFFFFFF
+		} values %{ dw_live_copies(dw_read_log($standby)) };
+	};
+
+	$primary->safe_psql('postgres', q{
+		CREATE TABLE h (k int, n int);
+		CREATE INDEX h_k_idx ON h USING hash (k);
+		INSERT INTO h SELECT 1, i FROM generate_series(1, 1000) i});
+	restartpoint($primary, $standby);
+	$standby->safe_psql('postgres', 'SELECT dw_evict_all(); SELECT dw_drain(); SELECT dw_sync_cycle()');
+	my $old = dw_snapshot($standby);
+	if ($read_first)
+	{
+		$primary->safe_psql('postgres', 'DELETE FROM h WHERE n > 990');
+		$primary->safe_psql('postgres', 'VACUUM h');
+	}
+	$primary->safe_psql('postgres', 'DELETE FROM h WHERE n < 10');
+	$primary->safe_psql('postgres', 'VACUUM h');
+	$primary->safe_psql('postgres', 'CREATE TABLE after_vacuum ()');
+	$primary->wait_for_replay_catchup($standby);
+	$standby->safe_psql('postgres', q{SELECT dw_evict('h_k_idx'); SELECT dw_drain()});
+	is($bucket_copies->() > 0 ? 1 : 0, $read_first,
+		$read_first ? 'hash bucket that redo reads first is logged' : 'hash bucket that begins with an image is exempt');
+
+	# with checksums, redo fails on a torn page that it reads
+	$standby->stop('immediate');
+	my $torn = dw_tear($standby, $old, unlogged_too => 1, only => qr/^base/);
+	cmp_ok($torn->{logged} + $torn->{unlogged}, '>', 0, 'pages were torn');
+	dw_start_after_crash($standby, $torn);
+	$primary->wait_for_replay_catchup($standby);
+	is($standby->safe_psql('postgres', 'SET enable_seqscan = off; SELECT count(*) FROM h WHERE k = 1'),
+		$read_first ? 981 : 991, 'index is whole');
+	$standby->stop;
+	$primary->stop;
+}
+
+# ---------------------------------------------------------------------
+# A process reads a page while recovery ends: what redo has done to the page is
+# not known to it
+# ---------------------------------------------------------------------
+
+{
+	my ($primary, $standby) = pair('preempted', 'double_writes', checksums => 0);
+
+	$primary->safe_psql('postgres', q{
+		CREATE TABLE t AS SELECT i AS id, 0 AS v FROM generate_series(1, 100) i});
+	restartpoint($primary, $standby);
+
+	# a record that leaves the LSN of the page alone, and a commit after it
+	$primary->safe_psql('postgres', 'VACUUM (FREEZE off) t');
+	$primary->safe_psql('postgres', 'CREATE TABLE after_vacuum ()');
+	$primary->wait_for_replay_catchup($standby);
+
+	# the checkpoint that follows would move the redo pointer
+	$standby->safe_psql('postgres',
+		q{SELECT injection_points_attach('doublewrite-checkpoint-drained', 'wait')});
+
+	# Whatever it is that is read first: it is the page of the table, as
+	# this session has looked at all the others that it needs.
+	my $session = $standby->background_psql('postgres');
+	my $offset = -s $standby->logfile;
+	$session->query_safe('SELECT count(*) FROM t');
+	$session->query_safe(q{SELECT dw_evict('t')});
+	$session->query_safe(q{SELECT dw_await_end_of_recovery_at('doublewrite-forget-buffer')});
+	$session->query_until(qr/started/, "\\echo started\nSELECT count(*) FROM t;\n");
+	$standby->wait_for_log(qr/waiting for the end of recovery at injection point/, $offset);
+	$standby->promote;
+	$session->query('SELECT 1');
+	$session->quit;
+	$standby->wait_for_event('checkpointer', 'doublewrite-checkpoint-drained');
+
+	my $counters = 'SELECT logged, exempt FROM dw_stats()';
+	$standby->safe_psql('postgres', 'SELECT dw_drain()');
+	my @before = split /\|/, $standby->safe_psql('postgres', $counters);
+	$standby->safe_psql('postgres', "$IMAGES; UPDATE t SET v = 1 WHERE id = 1");
+	$standby->safe_psql('postgres', q{SELECT dw_evict('t'); SELECT dw_drain()});
+	my @after = split /\|/, $standby->safe_psql('postgres', $counters);
+	cmp_ok($after[0], '>', $before[0], 'pages are written');
+	is($after[1] - $before[1], 0, 'page read while recovery ended is not exempt');
+	$standby->safe_psql('postgres', q{
+		SELECT injection_points_wakeup('doublewrite-checkpoint-drained');
+		SELECT injection_points_detach('doublewrite-checkpoint-drained')});
+	$standby->stop;
+	$primary->stop;
+}
+
+done_testing();

@@ -1,0 +1,128 @@
+# Copyright (c) 2025, PostgreSQL Global Development Group
+
+# The mode is that of the server, whatever the settings of the process are that
+# happens to carry pages home, and also if they change while recovery ends.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use DoubleWrite;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+dw_require_injection_points();
+
+my $SETTING = 'io_torn_pages_protection';
+
+my $primary = dw_quiet_node('primary', init => { allows_streaming => 1 });
+$primary->safe_psql('postgres', q{
+	CREATE TABLE t AS SELECT i AS id, 0 AS v FROM generate_series(1, 1000) i});
+$primary->backup('b');
+
+# A standby without images in its WAL, on which nothing goes home by itself
+sub new_standby
+{
+	my ($name, $mode) = @_;
+	my $standby = PostgreSQL::Test::Cluster->new($name);
+
+	$standby->init_from_backup($primary, 'b', has_streaming => 1);
+	$standby->adjust_conf('postgresql.conf', $SETTING, $mode);
+	$standby->start;
+	$primary->safe_psql('postgres', 'CHECKPOINT');
+	$primary->wait_for_replay_catchup($standby);
+	$standby->safe_psql('postgres', 'CHECKPOINT');
+	$primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
+	$primary->wait_for_replay_catchup($standby);
+	return $standby;
+}
+
+# ---------------------------------------------------------------------
+# A setting for all roles is one for sessions
+# ---------------------------------------------------------------------
+
+$primary->safe_psql('postgres', "ALTER ROLE ALL SET $SETTING = full_pages");
+is($primary->safe_psql('postgres', "SHOW $SETTING"), 'full_pages', 'ALTER ROLE ALL: images');
+is($primary->safe_psql('postgres', 'SELECT armed FROM dw_state()'), 't', 'nothing else changes');
+
+# accepted here, where it is what the server does
+$primary->safe_psql('postgres', "ALTER ROLE ALL SET $SETTING = double_writes");
+my $standby = new_standby('all_roles', 'full_pages');
+is($standby->safe_psql('postgres', "SHOW $SETTING"), 'full_pages', 'ALTER ROLE ALL: not on a standby');
+$standby->safe_psql('postgres', q{SELECT dw_evict('t'); SELECT dw_drain()});
+is($standby->safe_psql('postgres', 'SELECT armed, logged > 0 FROM dw_stats(), dw_state()'),
+	't|t', 'session protects what it carries home');
+$standby->stop;
+$primary->safe_psql('postgres', "ALTER ROLE ALL RESET $SETTING");
+
+# ---------------------------------------------------------------------
+# A session that has not heard of a reload
+# ---------------------------------------------------------------------
+
+$standby = new_standby('reload', 'off');
+$standby->adjust_conf('postgresql.conf', $SETTING, 'full_pages');
+$standby->safe_psql('postgres', q{
+	DO $$
+	BEGIN
+		PERFORM pg_reload_conf();
+		WHILE dw_setting() <> 'full_pages' LOOP
+			PERFORM pg_sleep(0.01);
+		END LOOP;
+		ASSERT current_setting('io_torn_pages_protection') = 'off';
+		PERFORM dw_evict('t');
+		PERFORM dw_drain();
+	END $$});
+is($standby->safe_psql('postgres', 'SELECT armed, logged > 0 FROM dw_stats(), dw_state()'),
+	't|t', 'session protects what it carries home as the server does now');
+$standby->stop;
+
+# ---------------------------------------------------------------------
+# A reload while a standby is being promoted
+# ---------------------------------------------------------------------
+
+foreach my $modes ([ 'full_pages', 'double_writes' ], [ 'double_writes', 'full_pages' ])
+{
+	my ($from, $to) = @$modes;
+
+	$standby = new_standby("promoted_from_$from", $from);
+	$standby->safe_psql('postgres',
+		q{SELECT injection_points_attach('promotion-after-wal-segment-cleanup', 'wait')});
+	$standby->command_ok([ 'pg_ctl', 'promote', '--no-wait', '--pgdata' => $standby->data_dir ],
+		'promotion');
+	$standby->wait_for_event('startup', 'promotion-after-wal-segment-cleanup');
+	$standby->adjust_conf('postgresql.conf', $SETTING, $to);
+	$standby->reload;
+	$standby->poll_query_until('postgres', "SELECT dw_setting() = '$to'") or die 'no reload';
+	$standby->safe_psql('postgres', q{
+		SELECT injection_points_wakeup('promotion-after-wal-segment-cleanup');
+		SELECT injection_points_detach('promotion-after-wal-segment-cleanup')});
+	$standby->poll_query_until('postgres', 'SELECT NOT pg_is_in_recovery()') or die;
+
+	# the checkpoint requested by the promotion may be under way, hence a new one
+	$standby->poll_query_until('postgres',
+		$to eq 'double_writes' ? 'SELECT armed FROM dw_state()' :
+		q{SELECT disarm_after <> '0/0' OR NOT armed FROM dw_state()})
+	  or die 'checkpointer does not act';
+	$standby->safe_psql('postgres', 'CHECKPOINT');
+	my $from_lsn = $standby->safe_psql('postgres', 'SELECT pg_current_wal_insert_lsn()');
+	$standby->safe_psql('postgres', 'UPDATE t SET v = v + 1');
+	my $images = dw_images_between($standby, $from_lsn,
+		$standby->safe_psql('postgres', 'SELECT pg_current_wal_flush_lsn()'));
+	if ($to eq 'double_writes')
+	{
+		is($images, 0, "promotion from $from, reload: images have stopped");
+	}
+	else
+	{
+		cmp_ok($images, '>', 3, "promotion from $from, reload: images have begun");
+	}
+	is($standby->safe_psql('postgres', 'SELECT armed FROM dw_state()'),
+		$to eq 'double_writes' ? 't' : 'f', "promotion from $from, reload: log");
+	$standby->stop;
+}
+
+$primary->stop;
+done_testing();
