@@ -191,13 +191,17 @@ foreach my $mode ('double_writes', 'full_pages')
 # redo pointer is still that of the last stop, when there were images
 # ---------------------------------------------------------------------
 
-# Also from images to none, which nobody says with wal_level = minimal
+# Also from images to none, which nobody says with wal_level = minimal, and
+# without records of hints
 foreach my $case (
-	[ 'alone', "wal_level = replica\n", 'double_writes' ],
-	[ 'minimal', "wal_level = minimal\nmax_wal_senders = 0\n", 'off' ])
+	[ 'alone', 1, "wal_level = replica\n", 'double_writes' ],
+	[ 'minimal', 0, "wal_level = minimal\nmax_wal_senders = 0\n", 'off' ])
 {
-	my ($name, $conf, $mode) = @$case;
-	my $node = dw_new_node($name, mode => 'full_pages', conf => $CONF . $conf);
+	my ($name, $checksums, $conf, $mode) = @$case;
+	my $node = dw_new_node($name,
+		mode => 'full_pages',
+		checksums => $checksums,
+		conf => $CONF . $conf);
 
 	$node->start;
 	dw_workload_setup($node);
@@ -283,7 +287,7 @@ SKIP:
 	  if !-x "$stock_bin/postgres";
 	my $primary = PostgreSQL::Test::Cluster->new('stock', install_path => dirname($stock_bin));
 
-	$primary->init(allows_streaming => 1, force_initdb => 1);
+	$primary->init(allows_streaming => 1, force_initdb => 1, no_data_checksums => 1);
 	$primary->append_conf('postgresql.conf',
 		"wal_keep_size = 1GB\nautovacuum = off\ncheckpoint_timeout = 1h\nshared_buffers = 1MB\n");
 	$primary->start;

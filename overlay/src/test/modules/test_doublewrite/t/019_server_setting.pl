@@ -13,6 +13,7 @@ use DoubleWrite;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
+use Time::HiRes qw(usleep);
 
 dw_require_injection_points();
 
@@ -38,6 +39,27 @@ sub new_standby
 	$primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
 	$primary->wait_for_replay_catchup($standby);
 	return $standby;
+}
+
+# Wait until a server that has ended recovery writes that images have begun, or
+# have ended, without asking it for anything that its checkpointer would do
+sub wait_for_change
+{
+	my ($node, $from, $images) = @_;
+
+	for (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
+	{
+		# a commit, so that what was logged before it is flushed
+		$node->safe_psql('postgres', 'SELECT pg_current_xact_id()');
+		my ($stdout) = run_command([
+			'pg_waldump', '--path' => $node->data_dir . '/pg_wal',
+			'--timeline' => 2, '--start' => $from, '--rmgr' => 'XLOG' ]);
+		my @changes = $stdout =~ /desc: FPW_CHANGE (\w+)/g;
+
+		return if @changes && $changes[-1] eq $images;
+		usleep(100_000);
+	}
+	die "images: $images is not in WAL";
 }
 
 # ---------------------------------------------------------------------
@@ -80,18 +102,41 @@ is($standby->safe_psql('postgres', 'SELECT armed, logged > 0 FROM dw_stats(), dw
 $standby->stop;
 
 # ---------------------------------------------------------------------
-# A reload while a standby is being promoted
+# A reload while recovery ends, by a promotion, or at its target, where nobody
+# wakes up the checkpointer for a checkpoint afterwards
 # ---------------------------------------------------------------------
 
-foreach my $modes ([ 'full_pages', 'double_writes' ], [ 'double_writes', 'full_pages' ])
+$primary->safe_psql('postgres', 'CHECKPOINT');
+foreach my $case (
+	[ 'full_pages', 'double_writes', 0 ],
+	[ 'double_writes', 'full_pages', 0 ],
+	[ 'full_pages', 'double_writes', 1 ])
 {
-	my ($from, $to) = @$modes;
+	my ($from, $to, $target) = @$case;
 
-	$standby = new_standby("promoted_from_$from", $from);
+	$standby = new_standby("from_${from}_$target", $from);
+	if ($target)
+	{
+		$primary->safe_psql('postgres', q{SELECT pg_create_restore_point('target')});
+		$standby->append_conf('postgresql.conf', q{recovery_target_name = 'target'});
+		$standby->restart;
+		$standby->poll_query_until('postgres',
+			q{SELECT pg_get_wal_replay_pause_state() = 'paused'})
+		  or die 'target is not reached';
+	}
+	my $end = $standby->safe_psql('postgres', 'SELECT pg_last_wal_replay_lsn()');
 	$standby->safe_psql('postgres',
 		q{SELECT injection_points_attach('promotion-after-wal-segment-cleanup', 'wait')});
-	$standby->command_ok([ 'pg_ctl', 'promote', '--no-wait', '--pgdata' => $standby->data_dir ],
-		'promotion');
+	if ($target)
+	{
+		$standby->safe_psql('postgres', 'SELECT pg_wal_replay_resume()');
+	}
+	else
+	{
+		$standby->command_ok(
+			[ 'pg_ctl', 'promote', '--no-wait', '--pgdata' => $standby->data_dir ],
+			'promotion');
+	}
 	$standby->wait_for_event('startup', 'promotion-after-wal-segment-cleanup');
 	$standby->adjust_conf('postgresql.conf', $SETTING, $to);
 	$standby->reload;
@@ -101,11 +146,9 @@ foreach my $modes ([ 'full_pages', 'double_writes' ], [ 'double_writes', 'full_p
 		SELECT injection_points_detach('promotion-after-wal-segment-cleanup')});
 	$standby->poll_query_until('postgres', 'SELECT NOT pg_is_in_recovery()') or die;
 
-	# the checkpoint requested by the promotion may be under way, hence a new one
-	$standby->poll_query_until('postgres',
-		$to eq 'double_writes' ? 'SELECT armed FROM dw_state()' :
-		q{SELECT disarm_after <> '0/0' OR NOT armed FROM dw_state()})
-	  or die 'checkpointer does not act';
+	wait_for_change($standby, $end, $to eq 'double_writes' ? 'false' : 'true');
+
+	# the checkpoint requested by a promotion may be under way, hence a new one
 	$standby->safe_psql('postgres', 'CHECKPOINT');
 	my $from_lsn = $standby->safe_psql('postgres', 'SELECT pg_current_wal_insert_lsn()');
 	$standby->safe_psql('postgres', 'UPDATE t SET v = v + 1');
@@ -113,14 +156,14 @@ foreach my $modes ([ 'full_pages', 'double_writes' ], [ 'double_writes', 'full_p
 		$standby->safe_psql('postgres', 'SELECT pg_current_wal_flush_lsn()'));
 	if ($to eq 'double_writes')
 	{
-		is($images, 0, "promotion from $from, reload: images have stopped");
+		is($images, 0, "end of recovery in $from, reload: images have stopped");
 	}
 	else
 	{
-		cmp_ok($images, '>', 3, "promotion from $from, reload: images have begun");
+		cmp_ok($images, '>', 3, "end of recovery in $from, reload: images have begun");
 	}
 	is($standby->safe_psql('postgres', 'SELECT armed FROM dw_state()'),
-		$to eq 'double_writes' ? 't' : 'f', "promotion from $from, reload: log");
+		$to eq 'double_writes' ? 't' : 'f', "end of recovery in $from, reload: log");
 	$standby->stop;
 }
 
