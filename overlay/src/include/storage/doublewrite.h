@@ -113,7 +113,6 @@ extern void DoubleWriteCheckpointDone(XLogRecPtr redo, bool images);
 extern void DoubleWriteShutdown(void);
 
 /* log.c: the marker that keeps stock servers off a cluster in use */
-extern bool DoubleWriteMarkerPresent(void);
 extern bool DoubleWriteSkipMarker(FILE *fp);
 
 /* restore.c */

@@ -1044,15 +1044,6 @@ dw_read_label(void)
 	return label;
 }
 
-/*
- * Is the backup_label file in the data directory our marker?
- */
-bool
-DoubleWriteMarkerPresent(void)
-{
-	return dw_read_label() == DW_LABEL_MARKER;
-}
-
 static void
 dw_write_marker(void)
 {
