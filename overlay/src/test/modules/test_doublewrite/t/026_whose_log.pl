@@ -214,6 +214,13 @@ refuses('copy', $copy, qr/is a copy of one whose double-write log was in use/,
 	qr/this data directory is a copy of one whose double-write log was in use/,
 	qr/HINT: .*restore it again with its own file "backup_label"/);
 
+# A tool that leaves out the marker, but not the log, makes no better copy.
+my $copied = $copy->data_dir . '/backup_label';
+rename($copied, "$copied.away") or die "could not rename: $!";
+refuses('copy without marker', $copy, qr/is a copy of one/,
+	qr/this data directory is a copy of one/);
+rename("$copied.away", $copied) or die "could not rename: $!";
+
 # The same with the files of the copy in the place of the original: the marker
 # is not the one that was written here.
 copy($marker, "$marker.copied") or die "could not copy: $!";
