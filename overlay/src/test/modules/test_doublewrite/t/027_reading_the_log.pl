@@ -269,7 +269,7 @@ sub resume
 	return;
 }
 
-settings(pause_at => 'doublewrite-read-segment');
+settings(pause_at => 'doublewrite-read-segment:1:2');
 my $offset = start_no_wait();
 my $pid = wait_for_pause($offset, 'doublewrite-read-segment');
 PostgreSQL::Test::Utils::system_or_bail(
@@ -279,10 +279,13 @@ PostgreSQL::Test::Utils::system_or_bail(
 wait_for_line($offset, qr/(received fast shutdown request)/);
 kill('TERM', $pid);
 resume();
-wait_for_line($offset, qr/(database system is shut down)/);
+wait_for_line($offset,
+	qr/(paused at .*paused at|database system is shut down)/s);
+my @pauses = slurp_file($node->logfile, $offset) =~ /(paused at)/g;
+is(scalar(@pauses), 1, 'a start can be stopped while the log is being read');
+resume() if @pauses > 1;
 dw_wait_for_exit($node);
-unlike(slurp_file($node->logfile, $offset),
-	qr/examined \d+ pages/, 'a start can be stopped while the log is being read');
+unlink("$data/test_doublewrite.resume");
 ok(-e $marker, '... and the log is still in use');
 
 # Progress is reported at the next opportunity.  When the log is armed again,
@@ -344,7 +347,8 @@ restores('tablespace dropped', $torn, 'small');
 # The sync that fsync_writethrough asks for
 # ---------------------------------------------------------------------
 
-# The background writer may have been faster, which does not have that setting.
+# So few pages do not wake up the background writer, which does not have that
+# setting; but it may come by.
 my $stderr = '';
 
 $node->safe_psql('postgres',
@@ -353,7 +357,7 @@ for (my $i = 0; $i < 50 && $stderr eq ''; $i++)
 {
 	$node->psql(
 		'postgres', q{
-		CHECKPOINT; SELECT dw_sync_cycle(); UPDATE small SET v = v + 1;
+		CHECKPOINT; SELECT dw_sync_cycle(); UPDATE small SET v = v + 1 WHERE id = 1;
 		SELECT dw_evict('small'); SELECT dw_drain_writethrough()},
 		stderr => \$stderr);
 }
