@@ -1,8 +1,10 @@
 """Review series, counting of results, the gate."""
 
 import fcntl
+import re
 import subprocess
 import sys
+from pathlib import Path
 from unittest import TestCase, mock
 
 from devtools import check, series, suites
@@ -52,6 +54,17 @@ class SeriesTest(RepositoryCase):
         with self.assertRaises(DevError) as caught:
             series.write(self.paths, self.source, self.target)
         self.assertIn("0009-*.patch matches no patch", str(caught.exception))
+
+
+class OverlayTest(TestCase):
+
+    def test_directories_of_meson_exist(self):
+        """As for translations, which a build without NLS does not look for."""
+        overlay = Path(__file__).resolve().parents[1] / "overlay"
+        for file in overlay.rglob("meson.build"):
+            for name in re.findall(r"^subdir\('(\w+)'", file.read_text(), re.MULTILINE):
+                with self.subTest(file=file):
+                    self.assertTrue((file.parent / name / "meson.build").is_file(), name)
 
 
 class CountTest(TestCase):

@@ -111,11 +111,16 @@ json_uint(const char *key, uint64 value)
 	printf("%" PRIu64, value);
 }
 
+/*
+ * A time, never negative.  Not by "%.3f", which uses the locale's decimal sign.
+ */
 void
 json_double(const char *key, double value)
 {
+	uint64		thousandths = value > 0 ? (uint64) (value * 1000 + 0.5) : 0;
+
 	json_member(key);
-	printf("%.3f", value);
+	printf("%" PRIu64 ".%03u", thousandths / 1000, (unsigned int) (thousandths % 1000));
 }
 
 void

@@ -67,6 +67,20 @@ command_like(
 unlike(
 	(run_command([ 'pg_doublewrite', 'storage', '-N', $node->data_dir ]))[0],
 	qr/fsync/, 'no measurement if not wanted');
+# Numbers in JSON have a point, whatever people use where the program is run.
+SKIP:
+{
+	my $locales = PostgreSQL::Test::Utils::tempdir();
+
+	skip 'cannot make a locale with a decimal comma', 2
+	  if system_log('localedef', '-i', 'de_DE', '-f', 'UTF-8', "$locales/de_DE.UTF-8") != 0;
+	local %ENV = (%ENV, LOCPATH => $locales, LC_ALL => 'de_DE.UTF-8');
+	($out) = run_command([ 'locale', 'decimal_point' ]);
+	is($out, ',', 'locale has a decimal comma');
+	($out) = run_command([ 'pg_doublewrite', 'storage', '--json', $node->data_dir ]);
+	ok(eval { decode_json($out) }, 'JSON is valid there') or diag $@;
+}
+
 command_fails_like(
 	[ 'pg_doublewrite', 'storage', $tablespace ],
 	qr/is not a data directory/,
