@@ -36,18 +36,46 @@ read_settings() {
 	: "${POSTGRES_HOST_AUTH_METHOD:=}"
 }
 
-# As root: directories for the server's user.
+# The user that owns files and runs the server, and where its sockets are.
+server_user=postgres
+socket_directory=/var/run/postgresql
+
+cluster_exists() {
+	[[ -s $PGDATA/PG_VERSION ]]
+}
+
+# As root: make the directories of a cluster that is to be created.  Those of one
+# that exists are only looked at: if the volume of its log is not mounted, an
+# empty directory in its place would hide that.
 make_directories() {
 	local directory
 
-	for directory in "$PGDATA" /var/run/postgresql \
-		"${POSTGRES_INITDB_WALDIR:-}" "${POSTGRES_INITDB_DWDIR:-}"; do
-		[[ -n $directory ]] || continue
+	for directory in "$PGDATA" "$socket_directory"; do
 		mkdir -p "$directory"
-		chown -R postgres: "$directory"
 	done
-	chmod 3777 /var/run/postgresql
+	chown "$server_user:" "$socket_directory"
+	chmod 3777 "$socket_directory"
+
+	if ! cluster_exists; then
+		for directory in "$PGDATA" "${POSTGRES_INITDB_WALDIR:-}" "${POSTGRES_INITDB_DWDIR:-}"; do
+			[[ -n $directory ]] || continue
+			mkdir -p "$directory"
+			chown "$server_user:" "$directory"
+		done
+	fi
 	chmod 700 "$PGDATA"
+
+	# Files that were put into the data directory from outside.  Links are not
+	# followed, nor what they lead to touched.
+	find "$PGDATA" ! -user "$server_user" -exec chown --no-dereference "$server_user:" '{}' +
+}
+
+# Go on as the server's user, at home in its own directory.
+become_server_user() {
+	HOME=$(getent passwd "$server_user" | cut -d: -f6)
+	export HOME
+	exec setpriv --reuid="$server_user" --regid="$server_user" --init-groups \
+		"${BASH_SOURCE[0]}" "$@"
 }
 
 require_password() {
@@ -123,12 +151,11 @@ main() {
 
 	if [[ $(id -u) == 0 ]]; then
 		make_directories
-		exec setpriv --reuid=postgres --regid=postgres --init-groups \
-			"${BASH_SOURCE[0]}" "$@"
+		become_server_user "$@"
 	fi
 
 	read_settings
-	if [[ ! -s $PGDATA/PG_VERSION ]]; then
+	if ! cluster_exists; then
 		require_password
 		make_cluster
 		set_up
@@ -137,4 +164,5 @@ main() {
 	exec "$@"
 }
 
-main "$@"
+# tests source this file
+[[ ${BASH_SOURCE[0]} != "$0" ]] || main "$@"
