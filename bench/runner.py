@@ -170,7 +170,8 @@ def _standby(paths, bindir, case, primary, volume):
 
 def prepared(paths, work, bindir, kind, dataset):
     """Return a stopped cluster with a Dataset, made by a build; makes it once."""
-    stamp = f"{(bindir / 'postgres').stat().st_mtime_ns}\n"
+    user = server_user()
+    stamp = f"{(bindir / 'postgres').stat().st_mtime_ns} {user.pw_name if user else ''}\n"
     place = work / "prepared" / f"{dataset.name}-{kind}"
     if (place / "stamp").exists() and (place / "stamp").read_text() == stamp:
         return place / "data"

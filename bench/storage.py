@@ -17,7 +17,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from devtools.base import DevError, output, run, server_user
+from devtools.base import DevError, make_own_directory, output, run, server_user
 
 PROFILES = ("memory", "disk", "slow")
 
@@ -42,7 +42,11 @@ class Volume:
 
 def default_work_directory():
     """Return the place for prepared clusters and for the `disk` profile."""
-    return Path(os.environ.get("PGDW_BENCH_DIR") or f"/var/tmp/pgdw-bench-{os.getuid()}")
+    if os.environ.get("PGDW_BENCH_DIR"):
+        return Path(os.environ["PGDW_BENCH_DIR"])
+    place = Path(f"/var/tmp/pgdw-bench-{os.getuid()}")
+    make_own_directory(place, "PGDW_BENCH_DIR")
+    return place
 
 
 @contextlib.contextmanager

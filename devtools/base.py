@@ -12,6 +12,7 @@ import hashlib
 import os
 import pwd
 import shutil
+import stat
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -79,10 +80,7 @@ class Paths:
 def locate(repo):
     """Return the Paths of the repository `repo`; creates the build root."""
     root = _choose_root(repo)
-    root.mkdir(parents=True, exist_ok=True)
-    if root.stat().st_uid != os.getuid():
-        raise DevError(f"build root {root} belongs to another user",
-                       "set PGDW_BUILD_ROOT to a directory of your own")
+    make_own_directory(root, "PGDW_BUILD_ROOT")
     paths = Paths(repo, root)
     _link(repo / "work", paths.work)
     return paths
@@ -96,9 +94,29 @@ def _choose_root(repo):
     shm = Path("/dev/shm")
     in_shm = shm / f"pgdw-{os.getuid()}-{digest}"
     # Once made it stays the choice: filling it must not move the build.
-    if in_shm.is_dir() or (_runs_programs(shm) and _free(shm) >= MIN_TMPFS_BYTES):
+    if os.path.lexists(in_shm) or (_runs_programs(shm) and _free(shm) >= MIN_TMPFS_BYTES):
         return in_shm
     return repo / ".build"
+
+
+def make_own_directory(directory, variable):
+    """Make `directory` if need be; raises DevError if others could plant files in it.
+
+    In a directory that everybody may write to, somebody else may have made it
+    first, or a link of that name to a place where we would do harm.  `variable`
+    names the way out.
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=0o755)
+    found = os.lstat(directory)
+    hint = f"remove it, or set {variable} to a directory of your own"
+    if not stat.S_ISDIR(found.st_mode):
+        raise DevError(f"{directory} is a link or a file, where a directory should be", hint)
+    if found.st_uid != os.getuid():
+        raise DevError(f"{directory} belongs to another user", hint)
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise DevError(f"others may write to {directory}", f"chmod go-w {directory}, or {hint}")
 
 
 def _runs_programs(directory):
@@ -205,30 +223,36 @@ def identity(user):
 def server_user():
     """Return the passwd entry to run builds and servers as; None if not root.
 
-    PostgreSQL refuses to run as root.  Root gets the `postgres` user of the
-    machine, or a system user of our own, created if need be.
+    PostgreSQL refuses to run as root.  Root gets a system user of our own, created
+    if need be: `postgres`, if there is one, owns other clusters of the machine.
     """
     if os.getuid() != 0:
         return None
-    for name in ("postgres", SYSTEM_USER):
-        with contextlib.suppress(KeyError):
-            return pwd.getpwnam(name)
+    with contextlib.suppress(KeyError):
+        return pwd.getpwnam(SYSTEM_USER)
     say(f"creating system user {SYSTEM_USER}")
+    # Another ./dev may be at it, too.
     run(["useradd", "--system", "--user-group", "--no-create-home",
-         "--shell", "/usr/sbin/nologin", SYSTEM_USER])
-    return pwd.getpwnam(SYSTEM_USER)
+         "--shell", "/usr/sbin/nologin", SYSTEM_USER], check=False)
+    try:
+        return pwd.getpwnam(SYSTEM_USER)
+    except KeyError as exc:
+        raise DevError(f"cannot create user {SYSTEM_USER}") from exc
 
 
 def give_to_user(directory):
-    """Create `directory`, and hand over what in it the server user lacks."""
+    """Create `directory`, and hand over what in it the server user lacks.
+
+    Without following links, also should somebody put one there meanwhile.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     user = server_user()
     if user is None:
         return
-    for top, _, files in os.walk(directory):
-        for path in (top, *(os.path.join(top, name) for name in files)):
-            if os.lstat(path).st_uid != user.pw_uid:
-                os.lchown(path, user.pw_uid, user.pw_gid)
+    for _, _, files, handle in os.fwalk(directory):
+        for name in (".", *files):
+            if os.lstat(name, dir_fd=handle).st_uid != user.pw_uid:
+                os.chown(name, user.pw_uid, user.pw_gid, dir_fd=handle, follow_symlinks=False)
 
 
 def require_reachable(directory):

@@ -62,11 +62,15 @@ class Cluster:
         """Make the data directory exist and belong to the server user."""
         self.data.parent.mkdir(parents=True, exist_ok=True)
         require_reachable(self.data.parent)
+        user = server_user()
         if not self.data.exists():
             self.data.mkdir(mode=0o700)
-            user = server_user()
             if user:
                 os.chown(self.data, user.pw_uid, user.pw_gid)
+        elif user and self.data.stat().st_uid != user.pw_uid:
+            raise DevError(f"{self.data} does not belong to user {user.pw_name}, "
+                           "who runs servers when root calls ./dev",
+                           f"if it may, chown -R {user.pw_name}: {self.data}")
 
     def _start(self):
         """Start the server on a free port; raises DevError with its log."""

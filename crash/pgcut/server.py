@@ -1,12 +1,11 @@
 """PostgreSQL servers of the explorer: made, started and stopped by one user.
 
 PostgreSQL refuses to run as root.  Called as root, which mounting needs, its
-programs run as the user `postgres`; otherwise as the caller.
+programs run as the server user of ./dev; otherwise as the caller.
 """
 
 import contextlib
 import os
-import pwd
 import re
 import signal
 import subprocess
@@ -15,7 +14,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-USER = "postgres"
+from devtools.base import server_user
+
+USER = "postgres"     # the superuser in the cluster
 
 # Limits, not measures: a machine may be busy.
 START_SECONDS = 300
@@ -29,26 +30,26 @@ class ServerError(Exception):
 
 def identity():
     """Return the arguments of subprocess calls that run PostgreSQL's programs."""
-    if os.getuid() != 0:
+    entry = server_user()
+    if entry is None:
         return {}
-    entry = pwd.getpwnam(USER)
     return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
 
 
 def give(path):
     """Let PostgreSQL's user own a file or directory that we have made."""
-    if os.getuid() == 0:
-        entry = pwd.getpwnam(USER)
+    entry = server_user()
+    if entry is not None:
         os.chown(path, entry.pw_uid, entry.pw_gid)
 
 
 @contextlib.contextmanager
 def as_user():
     """Make files as PostgreSQL's user; processes started meanwhile stay root's."""
-    if os.getuid() != 0:
+    entry = server_user()
+    if entry is None:
         yield
         return
-    entry = pwd.getpwnam(USER)
     os.setegid(entry.pw_gid)
     os.seteuid(entry.pw_uid)
     try:

@@ -514,7 +514,7 @@ class OracleTest(unittest.TestCase):
         version, = (self.data() / "pg_tblspc" / oid).iterdir()
         directory = version / database
         directory.mkdir(exist_ok=True)
-        shutil.chown(directory, *([server.USER] * 2 if os.getuid() == 0 else [os.getuid()]))
+        server.give(directory)
         (directory / "999999_vm").write_bytes(bytes(PAGE))
         self.assertIn("/999999 of 8192 bytes belongs to no relation", self.verdict())
 
