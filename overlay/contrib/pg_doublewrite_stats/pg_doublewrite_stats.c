@@ -107,11 +107,11 @@ make_row(FunctionCallInfo fcinfo, Datum *values, bool *nulls)
 }
 
 /* A column that shows a figure of the server */
-typedef struct Column
+typedef struct FigureColumn
 {
 	const char *name;			/* of the figure */
 	Datum		(*make) (int64 value);
-} Column;
+} FigureColumn;
 
 #define MAX_COLUMNS		16
 
@@ -170,7 +170,7 @@ make_mode(int64 value)
  */
 static Datum
 make_row_of_figures(FunctionCallInfo fcinfo, const DoubleWriteSnapshot *snapshot,
-					const Column *columns, int ncolumns)
+					const FigureColumn *columns, int ncolumns)
 {
 	Datum		values[MAX_COLUMNS] = {0};
 	bool		nulls[MAX_COLUMNS];
@@ -196,7 +196,7 @@ make_row_of_figures(FunctionCallInfo fcinfo, const DoubleWriteSnapshot *snapshot
 Datum
 pg_stat_double_writes_since(PG_FUNCTION_ARGS)
 {
-	static const Column columns[] = {
+	static const FigureColumn columns[] = {
 		{"stats_since", make_timestamp_tz},
 		{"stats_wal_start", make_lsn},
 	};
@@ -220,7 +220,7 @@ pg_stat_reset_double_writes(PG_FUNCTION_ARGS)
 Datum
 pg_double_write_log(PG_FUNCTION_ARGS)
 {
-	static const Column columns[] = {
+	static const FigureColumn columns[] = {
 		{"log_armed", make_bool},
 		{"log_next_batch", make_bigint},
 		{"log_low_water", make_bigint},
@@ -240,7 +240,7 @@ pg_double_write_log(PG_FUNCTION_ARGS)
 Datum
 pg_double_write_mode(PG_FUNCTION_ARGS)
 {
-	static const Column columns[] = {
+	static const FigureColumn columns[] = {
 		{"mode_in_force", make_mode},
 		{"mode_requested", make_mode},
 		{"mode_armed", make_bool},
@@ -310,7 +310,7 @@ make_row_of_ledger(FunctionCallInfo fcinfo, const DWLedgerHeader *header)
 Datum
 pg_double_write_restore(PG_FUNCTION_ARGS)
 {
-	static const Column columns[] = {
+	static const FigureColumn columns[] = {
 		{"restore_finished", make_is_known},
 		{"restore_finished", make_timestamp_tz},
 		{"restore_batches", make_bigint},
