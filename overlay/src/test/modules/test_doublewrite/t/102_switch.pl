@@ -131,6 +131,22 @@ sub lsn
 	return $node->safe_psql('postgres', "SELECT pg_current_wal_${which}_lsn()");
 }
 
+# Wait until each client has committed twice more.
+sub wait_for_commits
+{
+	my ($node) = @_;
+	my $last = "SELECT client, max(n) AS n FROM history WHERE run = $node->{dw_run} GROUP BY client";
+	my @before = map { '(' . join(', ', split(/\|/)) . ')' }
+	  split(/\n/, $node->safe_psql('postgres', $last));
+
+	return unless @before;
+	$node->poll_query_until('postgres',
+		'SELECT bool_and(now.n >= before.n + 2) FROM (VALUES '
+		  . join(', ', @before)
+		  . ") before(client, n) JOIN ($last) now USING (client)");
+	return;
+}
+
 sub check_images
 {
 	my ($node, $step) = @_;
@@ -144,6 +160,12 @@ sub check_images
 		$node->safe_psql('postgres', 'CHECKPOINT');
 		$from = $node->safe_psql('postgres',
 			'SELECT redo_lsn FROM pg_control_checkpoint()');
+	}
+	else
+	{
+		# a record that was being made at the switch may carry one still
+		wait_for_commits($node);
+		$from = lsn($node, 'insert');
 	}
 	dw_wait_for_pages($node, 200);
 	my $n = dw_images_between($node, $from, lsn($node, 'flush'));

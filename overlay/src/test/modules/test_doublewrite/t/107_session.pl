@@ -147,6 +147,8 @@ $session->quit;
 # A crash with transactions of both kinds, on a standby as well
 # ---------------------------------------------------------------------
 
+$node->append_conf('postgresql.conf', 'wal_keep_size = 1GB');
+$node->reload;
 $node->backup('copy');
 my $standby = PostgreSQL::Test::Cluster->new('standby');
 $standby->init_from_backup($node, 'copy', has_streaming => 1);
