@@ -209,7 +209,7 @@ dw_wait_for_pages($subscriber, 100);
 $publisher->stop('immediate');
 dw_workload_finish($publisher);
 $standby->promote;
-slots_are($standby, 'sub|reserved', 'slot of the new publisher');
+slots_are($standby, 'sub|t', 'slot of the new publisher');
 
 $connstr = $standby->connstr . ' dbname=postgres';
 $subscriber->safe_psql('postgres',
