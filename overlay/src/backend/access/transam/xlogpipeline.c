@@ -183,6 +183,7 @@
 #include "utils/backend_status.h"
 #include "utils/guc.h"
 #include "utils/injection_point.h"
+#include "utils/memutils.h"
 #include "utils/resowner.h"
 #include "utils/wait_event.h"
 
@@ -450,6 +451,8 @@ static bool
 pipeline_request_worker(void)
 {
 	BackgroundWorker worker = {0};
+	MemoryContext oldcontext;
+	bool		registered;
 
 	Assert(worker_handle == NULL);
 
@@ -465,7 +468,11 @@ pipeline_request_worker(void)
 	worker_requested_at = pipeline_clock();
 	worker_look_at = worker_requested_at + XLOG_PIPELINE_MIN_RESTART_DELAY;
 	worker_loss_reported = false;
-	return RegisterDynamicBackgroundWorker(&worker, &worker_handle);
+
+	oldcontext = MemoryContextSwitchTo(TopMemoryContext);
+	registered = RegisterDynamicBackgroundWorker(&worker, &worker_handle);
+	MemoryContextSwitchTo(oldcontext);
+	return registered;
 }
 
 /*
@@ -1223,6 +1230,14 @@ pipeline_begin_range(void)
 	woken_at = range.start;
 	ready_end = range.start;
 	reads_tail = reads_head;
+
+	/*
+	 * What the reader holds of a page came from the files of another range,
+	 * which may have been those of another timeline: read it again.
+	 */
+	reader->seg.ws_segno = 0;
+	reader->segoff = 0;
+	reader->readLen = 0;
 
 	XLogPrefetcherContinueRead(prefetcher, range.prev, range.start);
 	reader->latestPagePtr = range.pagePtr;

@@ -32,16 +32,13 @@ sub tear
 	return;
 }
 
-# All leaf pages of an index are full.  In random order, each is split by the first
-# key inserted there, and the last ones go to its new right half: one record that
-# reads the left page and rebuilds the right one, and others that change the right
-# one.  All new pages are torn.
-sub splits
+# A table with an index whose leaf pages are all full.  Returns the path of the
+# index and the number of its blocks.
+sub full_index
 {
-	my ($primary, $name, $checking) = @_;
-	my $size = "SELECT pg_relation_size('${name}_k') / 8192";
+	my ($node, $name) = @_;
 
-	$primary->safe_psql(
+	$node->safe_psql(
 		'postgres', qq{
 		CREATE TABLE $name (k numeric, filler text);
 		INSERT INTO $name SELECT i, '' FROM generate_series(1, 120000) i;
@@ -49,8 +46,21 @@ sub splits
 		VACUUM;
 		CHECKPOINT;
 	});
-	my $first = $primary->safe_psql('postgres', $size);
-	$primary->safe_psql(
+	return (
+		$node->safe_psql('postgres',
+			"SELECT pg_relation_filepath('${name}_k')"),
+		$node->safe_psql('postgres',
+			"SELECT pg_relation_size('${name}_k') / 8192"));
+}
+
+# In random order, each leaf page is split by the first key inserted there, and the
+# last ones go to its new right half: one record that reads the left page and
+# rebuilds the right one, and others that change the right one.
+sub split_leaves
+{
+	my ($node, $name, $checking) = @_;
+
+	$node->safe_psql(
 		'postgres', qq{
 		DO \$\$
 		DECLARE
@@ -67,45 +77,126 @@ sub splits
 		END
 		\$\$;
 	});
-	my $end = $primary->safe_psql('postgres', $size);
-	my $path = $primary->safe_psql('postgres',
-		"SELECT pg_relation_filepath('${name}_k')");
+	return $node->safe_psql('postgres',
+		"SELECT pg_relation_size('${name}_k') / 8192");
+}
 
-	$primary->stop('immediate');
-	$primary->backup_fs_cold($name);
-	$primary->start;
-	cmp_ok($end - $first, '>', 200, "$name: most leaf pages are split");
+sub check_index
+{
+	my ($node, $name) = @_;
 
-	my $node = PostgreSQL::Test::Cluster->new($name);
-	$node->init_from_backup($primary, $name);
-	$node->append_conf('postgresql.conf',
-		xlp_conf('on') . "shared_buffers = 1MB\n");
-	tear($node->data_dir . "/$path", $first, $end);
-	$node->start;
-	cmp_ok(xlp_decoded($node), '>', 0, "$name: pipeline has decoded");
-	unlike(slurp_file($node->logfile),
-		qr/invalid page|has failed/, "$name: it has read no torn page");
 	is( $node->safe_psql(
 			'postgres',
 			"SET enable_seqscan = off; SELECT count(*) FROM $name WHERE k > 0"),
 		122400,
 		"$name: nothing is lost");
-	$node->stop;
-	$node->clean_node;
 	return;
 }
 
 my $primary = xlp_primary('primary');
 $primary->append_conf('postgresql.conf', 'io_torn_pages_protection = off');
 $primary->restart;
-
-# --- The limit of I/Os is reached in the middle of a record
-
-splits($primary, 'midway', '');
+$primary->safe_psql('postgres', 'CREATE EXTENSION injection_points');
 
 # --- The rebuilt page has an image, which is not applied
 
-splits($primary, 'checked', 'btree');
+my ($index, $first) = full_index($primary, 'checked');
+my $end = split_leaves($primary, 'checked', 'btree');
+$primary->stop('immediate');
+$primary->backup_fs_cold('checked');
+$primary->start;
+cmp_ok($end - $first, '>', 200, "checked: most leaf pages are split");
+
+my $node = PostgreSQL::Test::Cluster->new('checked');
+$node->init_from_backup($primary, 'checked');
+$node->append_conf('postgresql.conf', xlp_conf('on'));
+tear($node->data_dir . "/$index", $first, $end);
+$node->start;
+cmp_ok(xlp_decoded($node), '>', 0, "checked: pipeline has decoded");
+unlike(slurp_file($node->logfile),
+	qr/invalid page|has failed/, "checked: it has read no torn page");
+check_index($node, 'checked');
+$node->stop;
+$node->clean_node;
+
+# On a standby, the startup process itself reads the first record and waits.  Hand
+# over the second one, and keep redo from applying it.
+sub hold_redo
+{
+	my ($primary, $standby, $sql) = @_;
+
+	$primary->wait_for_catchup($standby);
+	$standby->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
+	$standby->safe_psql('postgres',
+		"SELECT injection_points_attach('xlogpipeline-record-ready', 'wait')");
+	$sql->();
+	$primary->wait_for_catchup($standby, 'flush');
+	$standby->poll_query_until('postgres',
+		"SELECT pg_get_wal_replay_pause_state() = 'paused'")
+	  or die;
+	$standby->safe_psql('postgres', 'SELECT pg_wal_replay_resume()');
+	$standby->wait_for_event('walpipeline', 'xlogpipeline-record-ready');
+	$standby->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
+	return;
+}
+
+# The worker reads ahead as far as it can.
+sub let_worker_go
+{
+	my ($standby) = @_;
+
+	$standby->safe_psql('postgres',
+		"SELECT injection_points_detach('xlogpipeline-record-ready');
+		 SELECT injection_points_wakeup('xlogpipeline-record-ready')");
+	$standby->poll_query_until('postgres',
+		q{SELECT pg_get_wal_replay_pause_state() = 'paused' AND
+			NOT EXISTS (SELECT FROM pg_stat_activity
+				WHERE backend_type = 'walpipeline' AND
+					wait_event NOT LIKE 'WalPipeline%')})
+	  or die;
+	return;
+}
+
+# --- The limit of I/Os is reached in the middle of a record
+
+# The limit is an eighth of shared buffers: 16.  When settings are loaded, counting
+# begins anew.
+($index, $first) = full_index($primary, 'midway');
+$primary->backup('midway');
+my $standby = PostgreSQL::Test::Cluster->new('midway');
+$standby->init_from_backup($primary, 'midway', has_streaming => 1);
+$standby->append_conf('postgresql.conf',
+	xlp_conf('on') . "shared_buffers = 1MB\nwal_pipeline_queue_size = 16MB\n");
+$standby->start;
+hold_redo(
+	$primary,
+	$standby,
+	sub {
+		$end = split_leaves($primary, 'midway', '');
+		tear($standby->data_dir . "/$index", $first, $end);
+	});
+let_worker_go($standby);
+foreach (1 .. 10)
+{
+	my $prefetched = $standby->safe_psql('postgres',
+		'SELECT prefetch FROM pg_stat_recovery_prefetch');
+
+	$standby->reload;
+	$standby->poll_query_until(
+		'postgres', qq{
+		SELECT prefetch > $prefetched OR
+			NOT EXISTS (SELECT FROM pg_stat_activity
+				WHERE backend_type = 'walpipeline')
+		FROM pg_stat_recovery_prefetch})
+	  or die;
+}
+$standby->safe_psql('postgres', 'SELECT pg_wal_replay_resume()');
+$primary->wait_for_catchup($standby);
+unlike(slurp_file($standby->logfile),
+	qr/invalid page|has failed/, 'midway: no torn page has been read');
+check_index($standby, 'midway');
+$standby->stop;
+$standby->clean_node;
 
 # --- Prefetching is switched on before a record has been replayed that was
 # --- passed on without it
@@ -115,7 +206,6 @@ $primary->append_conf('postgresql.conf',
 $primary->restart;
 $primary->safe_psql(
 	'postgres', q{
-	CREATE EXTENSION injection_points;
 	CREATE TABLE torn (id int, v int) WITH (fillfactor = 50);
 	INSERT INTO torn SELECT i, 0 FROM generate_series(1, 10) i;
 	CREATE TABLE filler (id int);
@@ -125,7 +215,7 @@ my $path =
   $primary->safe_psql('postgres', "SELECT pg_relation_filepath('torn')");
 $primary->backup('base');
 
-my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby = PostgreSQL::Test::Cluster->new('standby');
 $standby->init_from_backup($primary, 'base', has_streaming => 1);
 $standby->append_conf('postgresql.conf',
 	xlp_conf('on') . "recovery_prefetch = off\n");
@@ -137,46 +227,31 @@ $standby->stop;
 tear($standby->data_dir . "/$path", 0, 1);
 my $offset = -s $standby->logfile;
 $standby->start;
-$primary->wait_for_catchup($standby);
 
-# The startup process itself reads the first record and waits.  The first one
-# that it hands over is the image of the torn page.
-$standby->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
-$standby->safe_psql('postgres',
-	"SELECT injection_points_attach('xlogpipeline-record-ready', 'wait')");
-$primary->safe_psql('postgres',
-	"SELECT pg_logical_emit_message(false, 'test', 'first');
-	 UPDATE torn SET v = 1 WHERE id = 1");
-$primary->safe_psql('postgres', 'UPDATE torn SET v = 2 WHERE id = 2');
-$primary->safe_psql('postgres',
-	'INSERT INTO filler SELECT generate_series(1, 5000)');
-$primary->wait_for_catchup($standby, 'flush');
-$standby->poll_query_until('postgres',
-	"SELECT pg_get_wal_replay_pause_state() = 'paused'") or die;
-$standby->safe_psql('postgres', 'SELECT pg_wal_replay_resume()');
-$standby->wait_for_event('walpipeline', 'xlogpipeline-record-ready');
-
-# It may take the image, but not apply it.
-$standby->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
+# The first record that is handed over is the image of the torn page.
+hold_redo(
+	$primary,
+	$standby,
+	sub {
+		$primary->safe_psql('postgres',
+			"SELECT pg_logical_emit_message(false, 'test', 'first');
+			 UPDATE torn SET v = 1 WHERE id = 1");
+		$primary->safe_psql('postgres', 'UPDATE torn SET v = 2 WHERE id = 2');
+		$primary->safe_psql('postgres',
+			'INSERT INTO filler SELECT generate_series(1, 5000)');
+	});
 $standby->append_conf('postgresql.conf', 'recovery_prefetch = on');
 $standby->reload;
 $standby->poll_query_until('postgres',
 	"SELECT setting = 'on' FROM pg_settings WHERE name = 'recovery_prefetch'")
   or die;
-$standby->safe_psql('postgres',
-	"SELECT injection_points_detach('xlogpipeline-record-ready');
-	 SELECT injection_points_wakeup('xlogpipeline-record-ready')");
-$standby->poll_query_until('postgres',
-	q{SELECT pg_get_wal_replay_pause_state() = 'paused' AND
-		NOT EXISTS (SELECT FROM pg_stat_activity
-			WHERE backend_type = 'walpipeline' AND
-				wait_event NOT IN ('WalPipelineReplay', 'WalPipelineMain'))})
-  or die;
+let_worker_go($standby);
 $standby->safe_psql('postgres', 'SELECT pg_wal_replay_resume()');
 $primary->wait_for_catchup($standby);
 unlike(slurp_file($standby->logfile, $offset),
 	qr/invalid page|has failed/, 'switched on: no torn page has been read');
 is($standby->safe_psql('postgres', 'SELECT sum(v) FROM torn'),
 	3, 'switched on: image was applied to the torn page');
+$standby->stop;
 
 done_testing();

@@ -174,10 +174,18 @@ $standby->safe_psql('postgres',
 $standby->safe_psql('postgres', 'SELECT pg_wal_replay_resume()');
 $standby->wait_for_event('walpipeline', 'xlogpipeline-record-ready');
 $standby->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
+$standby->safe_psql('postgres',
+	"SELECT injection_points_attach('xlogpipeline-read-block', 'wait');
+	 SELECT injection_points_detach('xlogpipeline-record-ready');
+	 SELECT injection_points_wakeup('xlogpipeline-record-ready')");
+$standby->wait_for_event('walpipeline', 'xlogpipeline-read-block');
+$standby->poll_query_until('postgres',
+	"SELECT pg_get_wal_replay_pause_state() = 'paused'")
+  or die;
 $standby->safe_psql('postgres', "SELECT pg_terminate_backend($pid)");
 $standby->safe_psql('postgres',
-	"SELECT injection_points_detach('xlogpipeline-record-ready');
-	 SELECT injection_points_wakeup('xlogpipeline-record-ready')");
+	"SELECT injection_points_detach('xlogpipeline-read-block');
+	 SELECT injection_points_wakeup('xlogpipeline-read-block')");
 ok( $standby->poll_query_until(
 		'postgres',
 		"SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $pid)"),
