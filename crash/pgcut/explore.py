@@ -94,6 +94,15 @@ class Outcome:
         return bool(self.complaints)
 
 
+def drawn(purpose, seed, every):
+    """Say whether the state with this seed is one of those, one in `every`, for a purpose.
+
+    Each purpose draws by itself: which states are started twice says nothing of
+    which are recovered by a server, or by two.
+    """
+    return random.Random(f"{purpose}/{seed}").randrange(every) == 0
+
+
 class Judge:
     """Recovers images of a recorded cluster, and says what is wrong with them."""
 
@@ -107,11 +116,12 @@ class Judge:
 
     def recover_and_ask(self, image, expected, seed, outcome):
         """Recover an image, and enter what is wrong with it."""
-        if seed % self.context.compare_every == 0:
+        if drawn("compare", seed, self.context.compare_every):
             with phase(outcome, "compare"):
                 outcome.complaints += self._compare_pipeline(image)
         with phase(outcome, "recover"):
-            ask = self._ask_server if seed % self.context.server_every == 0 else self._ask_single
+            ask = self._ask_server if drawn("server", seed, self.context.server_every) \
+                else self._ask_single
             complaints, outcome.log = ask(image, expected)
         outcome.complaints += [c for c in complaints if not self._harmless(c)]
         outcome.complaints += bad_lines(outcome.log)
@@ -120,7 +130,7 @@ class Judge:
         match = _RESTORED.search(outcome.log)
         if match:
             outcome.examined, outcome.restored = int(match[1]), int(match[3])
-        if not outcome.complaints and seed % self.context.restart_every == 0:
+        if not outcome.complaints and drawn("restart", seed, self.context.restart_every):
             with phase(outcome, "restart"):
                 outcome.complaints += self._second_start(image, expected)
 

@@ -6,7 +6,7 @@ import unittest
 from pathlib import Path
 
 from history import History
-from pgcut import controls, matrix, record, states
+from pgcut import controls, explore, matrix, record, states
 from pgcut.disk import KEPT, LOST, Disk, sectors
 from pgcut.minimise import ddmin
 from pgcut.recording import Kind
@@ -83,6 +83,21 @@ class StatesTest(unittest.TestCase):
         for count in (1, 2, 16, 256):
             for _ in range(50):
                 self.assertTrue(LOST <= states.mask(rng, count) < 1 << count)
+
+
+class DrawTest(unittest.TestCase):
+    """What is done with a state besides recovering it is drawn for each purpose by itself."""
+
+    def drawn(self, purpose):
+        return {seed for seed in range(20000) if explore.drawn(purpose, seed, 20)}
+
+    def test_as_often_as_said(self):
+        for purpose in ("restart", "compare", "server"):
+            self.assertAlmostEqual(len(self.drawn(purpose)) / 20000, 1 / 20, delta=0.01)
+
+    def test_purposes_are_independent(self):
+        both = self.drawn("restart") & self.drawn("compare")
+        self.assertAlmostEqual(len(both) / 20000, 1 / 400, delta=0.0015)
 
 
 class MinimiseTest(unittest.TestCase):
