@@ -44,7 +44,7 @@ def run_ci(paths, deadline=None):
     data = json.loads(results.read_text()) if results.exists() else []
     passed = sum(len(r["states"]) - len(r["failures"]) for r in data if not r["control"])
     passed += sum(bool(r["failures"]) for r in data if r["control"])
-    failed = sum(len(r["failures"]) for r in data if not r["control"])
+    failed = sum(len(r["failures"]) + bool(r["violations"]) for r in data if not r["control"])
     failed += sum(not r["failures"] for r in data if r["control"])
     say(f"the explorer's report is in {output}/report.html")
     return suites.Result("crash/explorer", suites.MODES[0], passed,

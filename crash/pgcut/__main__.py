@@ -129,11 +129,14 @@ def _say(result):
     elif result.control:
         text = f"found after {result.tried} states" if result.failures \
             else f"NOT FOUND in {result.tried} states"
+        text += ", seen by the monitor" if result.violations else ""
     else:
         text = f"{result.tried} states, {len(result.failures)} failed, " \
             f"{sum(state['restored'] for state in result.states)} pages restored"
+        text += f", {len(result.violations)} violations" if result.monitored else ""
     lines = [f"    {result.name}: {text} ({result.seconds:.0f} s)"]
     if not result.control:
+        lines += [f"        {text}" for text in result.violations[:SHOWN]]
         lines += [line for failure in result.failures for line in _failure_lines(failure)]
     print("\n".join(lines), file=sys.stderr, flush=True)
 

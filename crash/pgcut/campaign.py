@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from . import blockstates, matrix, record
+from . import blockstates, matrix, monitor, record
 from .block import FILE_SYSTEMS
 from .controls import CONTROLS, VARIABLE
 from .explore import Context, Subject
@@ -68,6 +68,9 @@ class JobResult:
     recording: dict = field(default_factory=dict)
     states: list = field(default_factory=list)
     failures: list = field(default_factory=list)
+    # What the protocol monitor says of the recording: texts, and what it counted
+    violations: list = field(default_factory=list)
+    monitored: dict = field(default_factory=dict)
     control: str = ""
     error: str = ""
     seconds: float = 0
@@ -140,6 +143,7 @@ def _run_job(tools, job):
         subject = Subject(Recording(directory), Context(
             tools.bindir, tools.recorder, tools.scratch, quick=job.quick))
         result.recording = describe(subject)
+        _monitor(subject.recording, result)
         for backup in subject.backups():
             _enter(subject.try_backup(backup), result)
         if job.all_boundaries:
@@ -180,6 +184,14 @@ def _run_block_job(tools, job):
     return result
 
 
+def _monitor(recording, result):
+    """Hold the rules against each operation of a recording."""
+    started = time.monotonic()
+    violations, figures = monitor.check(recording)
+    result.violations += map(str, violations)
+    result.monitored = {**figures, "seconds": round(time.monotonic() - started, 2)}
+
+
 def _try_all(subject, states, result):
     for state in sorted(states, key=lambda state: state.cut):
         _enter(subject.try_state(state), result)
@@ -194,9 +206,10 @@ def _enter(outcome, result):
 
 def _keep_failures(tools, subject, result, directory):
     """Minimise the first failures, and keep what replays them."""
-    if not result.failures:
+    if not result.failures and not result.violations:
         return
     place = _keep_recording(tools, result, directory)
+    (place / "violations.txt").write_text("".join(f"{text}\n" for text in result.violations))
     for number, failure in enumerate(result.failures):
         state = State(**failure["state"])
         if number < MINIMISED and not state.nested and state.fault in FAULTS:
@@ -269,6 +282,8 @@ def _find(tools, control, recording, broken, result):
         recover_env=broken if control.recover else {},
         server_every=1 if control.server else Context.server_every))
     result.recording = describe(subject)
+    if not result.violations:
+        _monitor(recording, result)
     for outcome in _outcomes(subject, control):
         result.states.append(summary(outcome))
         if outcome.failed:

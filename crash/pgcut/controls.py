@@ -78,6 +78,7 @@ class Control:
     lives: int = 1              # of the recorded server
     seconds: float = 4          # of load in a recording
     server: bool = False        # recover with all processes, not in single-user mode
+    monitored: bool = False     # the protocol monitor must see it in the recording
 
 
 _SMALL_LOG = (("double_write_buffer_size", "16MB"), ("double_write_stage_size", "2MB"))
@@ -98,7 +99,7 @@ CONTROLS = (
     Control("log-sync-left-out", "R2", "the log is written but never synced",
             edits=(Edit("log.c", "	int			injected = 0;\n\n	if (!enableFsync)\n		return;\n\n	INSTR_TIME",
                         "	int			injected = 0;\n\n	if (!enableFsync || pgcut_break(\"log-sync-left-out\"))\n		return;\n\n	INSTR_TIME"),),
-            record=True, faults=_TEARS),
+            record=True, monitored=True, faults=_TEARS),
     Control("home-before-log-sync", "R2", "pages go home before the sync of the log has returned",
             edits=(Edit("log.c", '	INJECTION_POINT("doublewrite-log-written", NULL);\n	dw_sync_log();\n',
                         '	INJECTION_POINT("doublewrite-log-written", NULL);\n'
@@ -111,29 +112,29 @@ CONTROLS = (
                         '			if (pgcut_break("home-before-log-sync") && DWCtl->log_open)\n'
                         "			{\n				extern void dw_sync_log(void);\n\n				dw_sync_log();\n			}\n"
                         "			LWLockRelease(DoubleWriteFlushLock);\n")),
-            record=True, settings=(("wal_level", "minimal"),), faults=_TEARS),
+            record=True, monitored=True, settings=(("wal_level", "minimal"),), faults=_TEARS),
     Control("wal-not-flushed", "R1", "batches are written though WAL is not flushed",
             edits=(Edit("flush.c", "	if (!XLogRecPtrIsInvalid(lsn))\n		XLogFlush(lsn);\n",
                         '	if (!XLogRecPtrIsInvalid(lsn) && !pgcut_break("wal-not-flushed"))\n		XLogFlush(lsn);\n'),),
-            record=True, faults=("all-kept", "torn-pages"),
+            record=True, monitored=True, faults=("all-kept", "torn-pages"),
             settings=(("wal_writer_delay", "10s"),),
             workloads=(("copy", 3), ("toast", 2), ("index", 1))),
     Control("recycled-before-data-sync", "R3", "a sync cycle frees the log without syncing the files",
             edits=(Edit("flush.c", "	if (!enableFsync)\n		return;\n\n	memset(&ftag",
                         '	if (!enableFsync || pgcut_break("recycled-before-data-sync"))\n		return;\n\n	memset(&ftag'),),
-            record=True, settings=_SMALL_FULL_LOG, faults=_TEARS),
+            record=True, monitored=True, settings=_SMALL_FULL_LOG, faults=_TEARS),
     Control("mark-not-durable", "R3", "segments are reused before the low-water mark is durable",
             edits=(Edit("log.c", '	if (!dw_reserve(1, true, true))\n		elog(ERROR, "double-write log has too many segments");\n	dw_build_entries(NULL, 0);\n	dw_append(NULL, 0, NULL);\n',
                         '	if (pgcut_break("mark-not-durable"))\n		DWCtl->low_water_logged = DWCtl->low_water;\n'
                         '	else\n	{\n		if (!dw_reserve(1, true, true))\n			elog(ERROR, "double-write log has too many segments");\n		dw_build_entries(NULL, 0);\n		dw_append(NULL, 0, NULL);\n	}\n'),),
-            record=True, settings=_SMALL_FULL_LOG, faults=("torn-log", "names"),
+            record=True, monitored=True, settings=_SMALL_FULL_LOG, faults=("torn-log", "names"),
             workloads=_BUSY),
     Control("live-segment-reused", "R3", "segments are reused though batches in them are live",
             edits=(Edit("log.c", "	while (DWCtl->first_segno < DWCtl->segno &&\n		   DWCtl->seg_first_batch",
                         "	while (DWCtl->first_segno < DWCtl->segno &&\n"
                         '		   (pgcut_break("live-segment-reused") ||\n			DWCtl->seg_first_batch'),
                    Edit("log.c", "		   <= DWCtl->low_water_logged)\n	{", "		   <= DWCtl->low_water_logged))\n	{")),
-            record=True, settings=_SMALL_FULL_LOG, faults=_TEARS + ("subset",), workloads=_BUSY),
+            record=True, monitored=True, settings=_SMALL_FULL_LOG, faults=_TEARS + ("subset",), workloads=_BUSY),
     Control("restore-by-lsn", "R4", "restore picks the copy with the highest LSN, the older of equals",
             edits=(Edit(SCAN, "	return ca->order < cb->order ? -1 : ca->order > cb->order;\n",
                         '	if (pgcut_break("restore-by-lsn"))\n'
@@ -158,7 +159,7 @@ CONTROLS = (
                         "		DWCtl->epoch = Max(DWCtl->epoch, first_batch);\n"),
                    Edit("log.c", "	Assert(mark <= DWCtl->epoch);\n",
                         '	Assert(mark <= DWCtl->epoch || pgcut_break("epoch-not-ended"));\n')),
-            record=True, settings=_SMALL_LOG, faults=_TEARS),
+            record=True, monitored=True, settings=_SMALL_LOG, faults=_TEARS),
     Control("epoch-without-wal", "R2", "pages that change without WAL are logged once per epoch",
             edits=(Edit("epoch.c", "	if (!XLogIsNeeded())\n",
                         '	if (!XLogIsNeeded() && !pgcut_break("epoch-without-wal"))\n'),),
@@ -204,7 +205,7 @@ CONTROLS = (
             edits=(Edit("exempt.c", "	if (BufTagGetForkNum(&slot->tag) != MAIN_FORKNUM)\n		return false;\n",
                         '	if (pgcut_break("everything-exempt"))\n		return true;\n'
                         "	if (BufTagGetForkNum(&slot->tag) != MAIN_FORKNUM)\n		return false;\n"),),
-            record=True, faults=_TEARS),
+            record=True, monitored=True, faults=_TEARS),
     Control("no-images-in-backup", "R9", "WAL has no images while a backup is taken",
             edits=(Edit(XLOG, "		doPageWrites = (Insert->fullPageWrites || Insert->runningBackups > 0 ||\n",
                         "		doPageWrites = (Insert->fullPageWrites ||\n"

@@ -111,8 +111,8 @@ class Judge:
         self.context = context
         self.scenario = recording.meta.get("scenario", "primary")
         # Images in WAL do not protect free space maps.
-        self.maps_protected = not recording.meta.get("modes") and recording.meta.get(
-            "settings", {}).get("io_torn_pages_protection") == "double_writes"
+        self.maps_protected = not recording.meta.get("modes") and self.scenario != "edited" and \
+            recording.meta.get("settings", {}).get("io_torn_pages_protection") == "double_writes"
 
     def recover_and_ask(self, image, expected, seed, outcome):
         """Recover an image, and enter what is wrong with it."""
@@ -280,7 +280,7 @@ class Subject(Judge):
     def _judge(self, image, state, outcome):
         moment = self.recording.time_of_cut(state.cut)
         expected = oracle.expectation(self.recording.acks, moment)
-        if self.scenario == "standby":
+        if self.scenario.startswith("standby"):
             # Its disk has what was acknowledged, but it makes and removes files
             # later than the primary, from which the acks are, or in recovery.
             expected = {**oracle.lagging(expected), "clients": expected["clients"]}

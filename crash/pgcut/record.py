@@ -30,9 +30,12 @@ ENDS = ("fast", "immediate", "kill")
 
 # Load for a standby or a backup: kinds whose files live in one database.
 STEADY_KINDS = {"transfer": 3, "copy": 1, "index": 1, "method": 1, "truncate": 1, "refill": 1,
-                "recreate": 1, "toast": 1, "vacuum": 1, "hint": 1, "scan": 1, "unlogged": 1, "checkpoint": 1}
+                "recreate": 1, "toast": 1, "chains": 1, "vacuum": 1, "hint": 1, "scan": 1, "unlogged": 1, "checkpoint": 1}
 
 BACKUPS = 6
+
+MODE = "io_torn_pages_protection"
+MODES = ("full_pages", "double_writes")
 
 # A load that goes on for so long after its end waits for something that never
 # comes.
@@ -112,6 +115,7 @@ class Primary:
         self.plan = plan
         self.bindir = bindir
         self.rng = rng
+        self.data = None            # the recorded directory
         self.acks = []
         self.log = directory / "server.log"
         self.log.touch()
@@ -119,10 +123,12 @@ class Primary:
 
     def live(self, data):
         """Run all lives on the recorded directory `data`; returns the acks."""
+        self.data = data
         instance = server.Server(self.bindir, data, self.log, env=self.plan.env or {})
         try:
             for life in range(self.plan.lives):
                 try:
+                    self.begin_life(life)
                     instance.start()
                     self.load(instance)
                     _end(instance, self.rng.choice(ENDS))
@@ -137,13 +143,20 @@ class Primary:
             self.complain(f"recorded server: {line}")
         return self.acks
 
+    def begin_life(self, life):
+        """Do what comes before a start of the recorded server."""
+
+    def kinds(self):
+        """Return the kinds of load of a life; None is all."""
+        return self.plan.kinds
+
     def load(self, instance):
         """Run the load for one life of the recorded server."""
         hangs = threading.Timer(self.plan.seconds + HANG_SECONDS, instance.kill)
         hangs.start()
         try:
             self.acks += workload.run(
-                instance.connect, self.plan.kinds, seconds=self.plan.seconds / self.plan.lives,
+                instance.connect, self.kinds(), seconds=self.plan.seconds / self.plan.lives,
                 seed=self.rng.randrange(1 << 30), modes=self.plan.modes)
             if hangs.finished.is_set():
                 raise RecordError("the load hung, and its server was killed")
@@ -156,8 +169,28 @@ class Primary:
                           "text": text})
 
 
+class Edited(Primary):
+    """The mode of protection is another one in each life: edited while the server was down.
+
+    It may have been stopped or have crashed.  Half of the lives have no checkpoint if
+    they end in a crash, so that what a start does must be enough.
+    """
+
+    def kinds(self):
+        quiet = self.rng.random() < 0.5
+        return {kind: clients for kind, clients in self.plan.kinds.items()
+                if not (quiet and kind == "checkpoint")}
+
+    def begin_life(self, life):
+        first = MODES.index(self.plan.settings[MODE])
+        server.write_settings(self.data, {MODE: MODES[(first + life + 1) % 2],
+                                          "checkpoint_timeout": "30s", "max_wal_size": "256MB"})
+
+
 class Standby(Primary):
     """The recorded server is a synchronous standby; commits wait for its disk."""
+
+    primary_settings = {}
 
     def __init__(self, base, *arguments):
         super().__init__(base, *arguments)
@@ -170,21 +203,46 @@ class Standby(Primary):
         self.primary.make_sockets()
         server.write_settings(base, {
             "primary_conninfo": f"host={self.primary.sockets} user={server.USER}",
-            "checkpoint_timeout": "1s", "hot_standby": "on"})
+            "checkpoint_timeout": "1s", "hot_standby": "on",
+            "wal_retrieve_retry_interval": "100ms"})
         with server.as_user():
             (base / "standby.signal").touch()
 
     def live(self, data):
         try:
             # What the standby has not received yet must stay: commits wait for it.
-            self.primary.start({"fsync": "off", "synchronous_standby_names": "*",
-                                "wal_keep_size": "1GB"})
+            self.start_primary()
             return super().live(data)
         finally:
             self.primary.close()
 
+    def start_primary(self, settings=None):
+        self.primary.start({"fsync": "off", "synchronous_standby_names": "*",
+                            "wal_keep_size": "1GB", **(settings or {})})
+
     def load(self, instance):
         super().load(self.primary)
+
+
+class MixedStandby(Standby):
+    """The primary protects its pages in another way than the standby."""
+
+    def start_primary(self, settings=None):
+        other = MODES[1 - MODES.index(self.plan.settings[MODE])]
+        super().start_primary({MODE: other})
+
+
+class ConvertedStandby(Standby):
+    """The primary changes its mode in the middle of each life, by a clean stop and a start."""
+
+    def start_primary(self, settings=None):
+        super().start_primary({MODE: "full_pages"})
+
+    def load(self, instance):
+        super().load(instance)
+        self.primary.stop()
+        super().start_primary({MODE: "double_writes"})
+        super().load(instance)
 
 
 class Backup(Primary):
@@ -280,7 +338,22 @@ class FailingLogSyncs(FailingSyncs):
     kinds = (("sync", "pg_doublewrite/", errno.EIO),)
 
 
-SCENARIOS = {"primary": Primary, "standby": Standby, "backup": Backup, "errors": Errors,
+class HalfWrites(Errors):
+    """Home writes stop half-way with an error, among relations that come and go."""
+
+    def _fail(self, stop, kinds):
+        """Halve a write every now and then, and refuse its other half."""
+        rng = random.Random(self.rng.randrange(1 << 30))
+        while not stop.wait(rng.uniform(0.05, 0.2)):
+            skipped = rng.randrange(20)
+            self._set(b"clear")
+            self._set(f"write:base/:{skipped + 1}:1:{errno.EIO}".encode())
+            self._set(f"shortwrite:base/:{skipped}:1:0".encode())
+
+
+SCENARIOS = {"primary": Primary, "edited": Edited, "standby": Standby,
+             "standby-mixed": MixedStandby, "standby-converted": ConvertedStandby,
+             "backup": Backup, "errors": Errors, "half-writes": HalfWrites,
              "failing-syncs": FailingSyncs, "failing-log-syncs": FailingLogSyncs}
 
 

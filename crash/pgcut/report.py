@@ -11,6 +11,9 @@ from . import blockstates
 from .controls import CONTROLS
 from .states import FAULTS, LOG, RELATION, WAL
 
+# The controls that violate the protocol in a way that the monitor knows.
+MONITORED = frozenset(control.name for control in CONTROLS if control.monitored)
+
 # Recordings whose time line is drawn; the rest is in results.json.
 PICTURES = 6
 
@@ -20,6 +23,10 @@ def verdict(results):
     reasons = [f"{r.name}: {r.error.strip().splitlines()[-1]}" for r in results if r.error]
     reasons += [f"{r.name}: {len(r.failures)} of {r.tried} states failed" for r in results
                 if r.failures and not r.control]
+    reasons += [f"{r.name}: the protocol was violated, {r.violations[0]}" for r in results
+                if r.violations and not r.control]
+    reasons += [f"control {r.name} was not seen by the protocol monitor" for r in results
+                if r.control and not r.error and not r.violations and r.name in MONITORED]
     reasons += [f"control {r.name} was not found in {r.tried} states" for r in results
                 if r.control and not r.error and not r.failures]
     tried = [state for r in results if not r.control for state in r.states]
@@ -34,10 +41,13 @@ def write(directory, results, seconds, arguments):
     (Path(directory) / "results.json").write_text(json.dumps(data))
     facts = figures(results, seconds)
     page = _render({**facts, "reasons": verdict(results), "arguments": arguments,
+                    "broken_rules": [r for r in results if r.violations and not r.control],
                     "controls": _controls(results), "faults": _faults(results),
-                    "recordings": _recordings(results), "failures": _failures(results)})
+                    "pictures": _recordings(results), "failures": _failures(results)})
     (Path(directory) / "report.html").write_text(page)
     lines = [f"crash: {reason}" for reason in verdict(results)]
+    lines.append("{writes} writes were held against the protocol, and {violating} of {recordings} "
+                 "recordings violate it".format(**facts))
     lines.append("{states} states, {failed} failed; {restoring} needed the log, {restored} pages "
                  "restored; {found} of {wanted} controls found; {rate:.0f} states a minute"
                  .format(**facts))
@@ -60,8 +70,19 @@ def figures(results, seconds):
         "control_states": len(everything) - len(tried),
         "rate": 60 * len(everything) / seconds if seconds else 0, "seconds": seconds,
         "bound": 3 / len(tried) if tried else 1,
+        **_protocol([r for r in results if r.monitored]),
         "phases": _phases(everything),
     }
+
+
+def _protocol(monitored):
+    """Return figures of what the protocol monitor has read."""
+    recordings = [r for r in monitored if not r.control]
+    return {"recordings": len(recordings), "violating": sum(bool(r.violations) for r in recordings),
+            "writes": sum(r.monitored.get("home writes", 0) + r.monitored.get("batches", 0)
+                          for r in recordings),
+            "seen": sum(bool(r.violations) for r in monitored if r.control),
+            "monitor_seconds": sum(r.monitored["seconds"] for r in recordings)}
 
 
 def _phases(states):

@@ -72,8 +72,11 @@ class Table:
     """A table of one client: its definition, and the rows it must have."""
 
     def __init__(self, name, *, size=60, body=60, derived=(), methods=(), limit=None,
-                 options="", unlogged=False):
-        """Describe a table that starts with `size` rows, and is to stay below `limit`."""
+                 options="", unlogged=False, values=VALUES):
+        """Describe a table that starts with `size` rows, and is to stay below `limit`.
+
+        Its column v has so many different `values`.
+        """
         self.name = name
         self.size = size
         self.limit = limit or 3 * size
@@ -83,6 +86,7 @@ class Table:
         self.methods = tuple(methods)
         self.options = options
         self.unlogged = unlogged
+        self.values = values
         self.indexes = set()
         self.empty()
 
@@ -152,7 +156,7 @@ class Table:
     def fresh(self, rng, count):
         """Return `count` new rows."""
         first = self.next_id
-        return {first + i: (rng.randrange(VALUES), self.text(rng)) for i in range(count)}
+        return {first + i: (rng.randrange(self.values), self.text(rng)) for i in range(count)}
 
     def text(self, rng):
         """Return a body: random digits, thus incompressible, of random length."""
@@ -177,7 +181,7 @@ class Table:
         if not keys:
             return
         keep = rng.random() < 0.5
-        rows = {key: (rng.randrange(VALUES), self.rows[key][1] if keep else self.text(rng))
+        rows = {key: (rng.randrange(self.values), self.rows[key][1] if keep else self.text(rng))
                 for key in keys}
         if keep:
             values = ", ".join(f"({key}, {v})" for key, (v, _) in rows.items())
@@ -188,10 +192,11 @@ class Table:
                            f" FROM (VALUES {literals(rows)}) x(id, v, body) WHERE t.id = x.id")
         self.put(rows)
 
-    def delete(self, cursor, rng, count):
+    def delete(self, cursor, rng, count, newest=False):
         """Delete a run of rows, so that pages become empty."""
         keys = sorted(self.rows)
-        first = rng.randrange(max(1, len(keys) - count + 1))
+        last = max(0, len(keys) - count)
+        first = last if newest else rng.randrange(last + 1)
         gone = keys[first:first + count]
         if gone:
             cursor.execute(f"DELETE FROM {self.name} WHERE id BETWEEN {gone[0]} AND {gone[-1]}")
@@ -610,6 +615,29 @@ class Method(Client):
         if self.rng.random() < 0.1:
             self.query("SELECT brin_summarize_new_values"
                        f"('{self.prefix}brin_brin')")
+
+
+class Chains(Client):
+    """A hash index of few buckets in use, each with overflow pages, and VACUUM of it.
+
+    Its records refer to a bucket's first page, without an image, to change others.
+    Most of the time only the newest rows change, whose entries are in the others.
+    """
+
+    kind = "chains"
+    tables = (Table("hash", size=2600, limit=3600, body=20, methods=("hash",), values=5),)
+
+    def step(self):
+        """Remove rows, from the index as well, and insert others; at times change any."""
+        table, count = self.any_table(), self.rng.randint(1, 100)
+        with self.transaction() as cursor:
+            if self.rng.random() < 0.2:
+                table.churn(cursor, self.rng, count)
+            else:
+                table.delete(cursor, self.rng, count, newest=True)
+        self.command(f"VACUUM (INDEX_CLEANUP on) {table.name}")
+        with self.transaction() as cursor:
+            table.insert(cursor, self.rng, max(1, min(count, table.limit - len(table.rows))))
 
 
 class Vacuum(Client):

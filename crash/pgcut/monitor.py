@@ -1,0 +1,652 @@
+"""The protocol monitor: is each write of a recording allowed?
+
+States sample a recording; the monitor reads all of it once.  At each operation it
+knows what is durable, and holds the rules of the engine's README against it:
+
+R1   A page in the log or at home has an LSN that durable WAL reaches; on a standby
+     also the durable minRecoveryPoint.
+R2   As long as a home write is not durable, it may be torn.  So from its start on a
+     durable copy of the page is in the log, new enough for each redo pointer from
+     which a crash could recover; or the first record for the block after each of
+     them rebuilds it.
+R3   That holds until its sync: no low-water mark that a crash could find passes the
+     copy, no segment with live batches is reused, and no batch is written
+     before the one before it is durable.
+R5   pg_control names a redo pointer only when the newest durable batch does.
+R10  Records without images are written only while the marker is durable, and not
+     after WAL has announced images.
+
+Without the log (`full_pages`) the second half of R2 protects each page, as in stock.
+With protection off only R1 is left.  What a page was before an uncommitted
+transaction made its file, and what is beyond the end of a file, cannot be torn.
+"""
+
+import gc
+import re
+import struct
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+from . import wal
+from .recording import ROOT_INO, SYNC_DATA, SYNC_DIRECTORY, Kind
+from .walindex import WalIndex
+
+PAGE = 8192
+_SEGMENT_PAGES = 131072
+_ZEROES = bytes(PAGE)
+_LSN = struct.Struct("<II")
+
+# pg_control: state, location of the checkpoint, redo pointer, minRecoveryPoint
+_CONTROL = struct.Struct("<16xI12xQQ88xQ")
+_IN_ARCHIVE_RECOVERY = 5
+
+# doublewrite_format.h
+_BATCH = struct.Struct("<QIIQQQQIIQQII")
+_ENTRY = struct.Struct("<IIIHHIIQ")
+_MAGIC = 0x31474F4C57444750
+_VERSION = 2
+_MARKER = "backup_label"
+_MARKER_LINE = b"DOUBLE WRITE LOG IN USE"
+
+_HOME = re.compile(r"(?:base/(\d+)|(global)|pg_tblspc/(\d+)/[^/]+/(\d+))"
+                   r"/(\d+)(?:_(fsm|vm|init))?(?:\.(\d+))?$")
+_FORKS = {None: 0, "fsm": 1, "vm": 2, "init": 3}
+_FORK_NAMES = ("", "_fsm", "_vm", "_init")
+_MAIN, _INIT = 0, 3
+_DEFAULT_SPACE, _GLOBAL_SPACE = 1663, 1664
+
+# Violations of one rule that are told; the rest is counted.
+TOLD = 5
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One operation that a rule forbids."""
+
+    seq: int
+    rule: str
+    text: str
+
+    def __str__(self):
+        return f"{self.rule}, operation {self.seq}: {self.text}"
+
+
+class _History:
+    """A number that rises, and what it was at each operation."""
+
+    def __init__(self, value):
+        self._seqs, self._values = [0], [value]
+
+    def rise(self, seq, value):
+        if value > self._values[-1]:
+            self._seqs.append(seq)
+            self._values.append(value)
+
+    def at(self, seq):
+        return self._values[bisect_right(self._seqs, seq) - 1]
+
+
+@dataclass
+class _Batch:
+    """A batch of the double-write log."""
+
+    number: int
+    mark: int                   # its low-water mark
+    redos: tuple                # the redo pointers that it names
+    ino: int
+    start: int
+    end: int
+    lsns: dict                  # page -> LSN of its copy
+    writes: list                # the operations that have written it
+    seq: int = 0                # of the operation that completed it
+    durable: int = 0            # of the sync that covered it
+    gone: bool = False
+
+    @property
+    def written(self):
+        """Up to where in its file it has been written."""
+        return self.writes[-1].a + self.writes[-1].length
+
+
+@dataclass
+class _HomeWrite:
+    """A page that was written home and may still be torn."""
+
+    seq: int
+    begin: int
+    page: tuple
+    lsn: int
+    hint: bool                  # no change that WAL has was written with it
+    gone: bool = False          # the block was removed since
+    excused: bool = False       # because its file is of an uncommitted transaction
+
+
+@dataclass
+class _File:
+    """What is known of one file."""
+
+    kind: str = "other"         # home, wal, log, control, marker or other
+    where: tuple = ()           # home: relation, fork, first block; wal: segment number
+    size: int = 0
+    path: str = ""
+    base: object = None         # what it held before the recording
+    lsns: dict = field(default_factory=dict)        # home: block -> LSN as written
+    pending: dict = field(default_factory=lambda: defaultdict(list))
+    doomed: int = 0             # a sync of what was written up to here has failed
+
+
+def check(recording):
+    """Return (violations, figures) of a recording."""
+    gc.disable()                # which would look at a million records again and again
+    try:
+        monitor = Monitor(recording)
+        monitor.run()
+    finally:
+        gc.enable()
+    return monitor.violations, monitor.figures
+
+
+class Monitor:
+    """Reads a recording from beginning to end."""
+
+    def __init__(self, recording):
+        self.recording = recording
+        self.violations = []
+        self.figures = Counter()
+        self._found = Counter()
+        settings = recording.meta.get("settings", {})
+        self._protected = settings.get("io_torn_pages_protection") != "off"
+        control = _CONTROL.unpack_from((recording.base / "global/pg_control").read_bytes())
+        self._controls = [control]          # durable, then what may be found instead
+        self._control_seqs = [0]
+        self._recovered = _History(control[3])
+        self.wal = WalIndex(recording, control[2])
+        self._wal_end = control[2]          # of what was written
+        self._wal_durable = _History(control[2])
+        self._wal_pending = defaultdict(list)
+        self._wal_ahead = []
+        self._image_free = 0
+        self._batches = {}                  # number -> the last one written with it
+        self._copies = defaultdict(list)    # page -> batches, in order
+        self._open = {}                     # file -> batch that is being written
+        self._mark = 0                      # the highest one that a crash could find
+        self._marker = False                # there is a marker, durable or not
+        self._marker_changed = 0            # its last change; 0 if durable
+        self._files = {}
+        self._removals = defaultdict(list)  # directory -> [(seq, inodes)]
+        self._load_base()
+
+    def run(self):
+        """Check everything; the violations are left in self.violations."""
+        handlers = {Kind.WRITE: self._write, Kind.SYNC: self._sync, Kind.CREATE: self._create,
+                    Kind.RENAME: self._rename, Kind.UNLINK: self._unlink, Kind.RMDIR: self._rmdir,
+                    Kind.MKDIR: self._create, Kind.TRUNCATE: self._truncate,
+                    Kind.FALLOCATE: self._allocate, Kind.SYNCFAILED: self._sync_failed}
+        for op in self.recording.ops:
+            handler = handlers.get(op.kind)
+            if handler:
+                handler(op)
+        for free in self.wal.image_free:
+            if free.promised and self._protected:
+                self._violated(len(self.recording.ops), "R10",
+                               f"WAL record at {_lsn(free.lsn)} changes {_name(free.page)} without an "
+                               "image, the first one since the redo pointer, though images are on")
+        self.figures["operations"] = len(self.recording.ops)
+        self.figures["records"] = self.wal.records
+
+    # Names
+
+    def _load_base(self):
+        self._paths = {ROOT_INO: ""}
+        for entry in self.recording.entries:
+            if not entry.path:
+                continue
+            self._paths[entry.ino] = entry.path
+            if entry.type == "f":
+                content = self.recording.base / entry.path
+                self._files[entry.ino] = self._classified(entry.path)
+                self._files[entry.ino].size = content.stat().st_size
+                self._files[entry.ino].base = content
+        last = self.recording.paths().values()
+        self._unlogged = {path[:-len("_init")] for path in last if path.endswith("_init")}
+
+    def _classified(self, path):
+        """Return a _File of the kind that its path says."""
+        file = _File(path=path)
+        match = _HOME.match(path)
+        if match:
+            database, shared, space, database_there, node, fork, segment = match.groups()
+            relation = (_GLOBAL_SPACE if shared else int(space or _DEFAULT_SPACE),
+                        int(database or database_there or 0), int(node))
+            file.kind = "home"
+            file.where = (relation, _FORKS[fork], int(segment or 0) * _SEGMENT_PAGES)
+        elif path == "global/pg_control":
+            file.kind = "control"
+        elif path == _MARKER:
+            file.kind = "marker"
+        elif path.startswith("pg_doublewrite/"):
+            file.kind = "log"
+        elif path.startswith("pg_wal/"):
+            key = wal.segment_key(path[len("pg_wal/"):])
+            if key:
+                file.kind, file.where = "wal", (wal.number_of(key, self.wal.segment_size),)
+        return file
+
+    def _create(self, op):
+        self._paths[op.ino] = _join(self._paths[op.a], op.name)
+        if op.kind == Kind.CREATE:
+            self._files[op.ino] = self._classified(self._paths[op.ino])
+
+    def _rename(self, op):
+        old = self._files.get(op.ino)
+        self._paths[op.ino] = _join(self._paths[op.b], op.target)
+        if old is None:
+            return
+        if old.kind == "log":
+            self._destroy(op, old, 0, old.size)
+        elif old.kind == "marker":
+            self._marker_removed(op)
+        new = self._classified(self._paths[op.ino])
+        new.size, new.base, new.lsns, new.pending = old.size, old.base, old.lsns, old.pending
+        self._files[op.ino] = new
+        if new.kind == "marker":
+            self._marker, self._marker_changed = True, op.seq
+
+    def _unlink(self, op):
+        file = self._files.get(op.ino)
+        if file is None:
+            return
+        if file.kind == "log":
+            self._destroy(op, file, 0, file.size)
+        elif file.kind == "marker":
+            self._marker_removed(op)
+        elif file.kind == "home":
+            self._removals[op.a].append((op.seq, [op.ino]))
+            for write in _all(file.pending):
+                write.gone = True
+
+    def _rmdir(self, op):
+        """What was removed below a directory goes with it."""
+        below = [ino for _, inodes in self._removals.pop(op.ino, ()) for ino in inodes]
+        self._removals[op.a].append((op.seq, below))
+
+    # Data
+
+    def _write(self, op):
+        file = self._files[op.ino]
+        if file.kind == "home":
+            self._write_home(op, file)
+        elif file.kind == "wal":
+            self._write_wal(op, file)
+        elif file.kind == "log":
+            self._write_log(op, file)
+        elif file.kind == "control":
+            self._write_control(op)
+        file.size = max(file.size, op.a + op.length)
+
+    def _truncate(self, op):
+        file = self._files[op.ino]
+        file.size = op.a
+        for block in [block for block in file.pending if block * PAGE >= op.a]:
+            for write in file.pending[block]:
+                write.gone = True
+        for block in [block for block in file.lsns if block * PAGE >= op.a]:
+            del file.lsns[block]
+        if file.kind == "log":
+            self._destroy(op, file, op.a, file.size)
+
+    def _allocate(self, op):
+        file = self._files[op.ino]
+        if not op.flags & 1:
+            file.size = max(file.size, op.a + op.b)
+
+    def _sync(self, op):
+        if op.flags & SYNC_DIRECTORY:
+            self._sync_names(op)
+            return
+        file = self._files.get(op.ino)
+        if file is None:
+            return
+        if file.kind == "home":
+            self._sync_home(op, file)
+        elif file.kind == "wal":
+            self._sync_wal(op)
+        elif file.kind == "log":
+            self._sync_log(op, file)
+        elif file.kind == "control":
+            self._sync_control(op)
+        elif file.kind == "marker" and not op.flags & SYNC_DATA and op.begin >= self._marker_changed:
+            self._marker_changed = 0
+
+    def _sync_failed(self, op):
+        file = self._files.get(op.ino)
+        if file is not None:
+            file.doomed = op.begin
+            self._wal_pending[op.ino] = [item for item in self._wal_pending[op.ino]
+                                         if item[0] > op.begin]
+
+    def _sync_names(self, op):
+        if op.ino == ROOT_INO and op.begin >= self._marker_changed:
+            self._marker_changed = 0
+        removals = self._removals.get(op.ino)
+        if removals:
+            for seq, inodes in removals:
+                if seq <= op.begin:
+                    for ino in inodes:
+                        self._files[ino].pending.clear()
+            self._removals[op.ino] = [item for item in removals if item[0] > op.begin]
+
+    # WAL
+
+    def _write_wal(self, op, file):
+        start = file.where[0] * self.wal.segment_size + op.a
+        end = self.wal.agreement(file.where[0], op.a, self.recording.data(op))
+        self._wal_pending[op.ino].append((op.seq, start, end))
+        if start <= self._wal_end < end:
+            self._wal_end = end
+            self._check_images(op)
+
+    def _sync_wal(self, op):
+        pending = self._wal_pending[op.ino]
+        self._wal_ahead += [item[1:] for item in pending if item[0] <= op.begin]
+        self._wal_pending[op.ino] = [item for item in pending if item[0] > op.begin]
+        durable = self._wal_durable.at(op.seq)
+        later = []
+        for start, end in sorted(self._wal_ahead):
+            if start <= durable:
+                durable = max(durable, end)
+            else:
+                later.append((start, end))
+        self._wal_ahead = later
+        self._wal_durable.rise(op.seq, durable)
+
+    def _check_images(self, op):
+        """R10 of the records that a write to WAL has completed."""
+        free = self.wal.image_free
+        while self._image_free < len(free) and free[self._image_free].end <= self._wal_end:
+            record = free[self._image_free]
+            self._image_free += 1
+            if self._protected and not self._in_archive_recovery() and \
+                    not self._marker_durable(op.begin):
+                self._violated(op.seq, "R10", f"WAL record at {_lsn(record.lsn)} changes "
+                               f"{_name(record.page)} without an image, and the marker is not durable")
+
+    # The double-write log
+
+    def _write_log(self, op, file):
+        data, batch = self.recording.data(op), self._open.get(op.ino)
+        if batch and op.a == batch.written:
+            batch.writes.append(op)
+        else:
+            if self._rewritten(op):
+                return
+            self._destroy(op, file, op.a, op.a + op.length)
+            batch = _batch(op, data)
+            if batch is None:
+                return
+            self._open[op.ino] = batch
+        if batch.written >= batch.end:
+            batch.seq = op.seq
+            del self._open[op.ino]
+            self._enter_batch(op, batch)
+
+    def _enter_batch(self, op, batch):
+        """A batch is complete: check it, and see what its mark gives up."""
+        self.figures["batches"] += 1
+        newest = max(self._batches, default=0)
+        if batch.number not in (newest, newest + 1):
+            self._batches.clear()       # the log begins anew
+            self._copies.clear()
+            self._mark = 0
+        before = self._batches.get(batch.number - 1)
+        for page, lsn in batch.lsns.items():
+            self._check_lsn(op, page, lsn, "a copy of")
+            self._copies[page].append(batch)
+        if before and before.number >= batch.mark and not 0 < before.durable <= op.begin:
+            self._violated(op.seq, "R3", f"batch {batch.number} of the log is written before "
+                           f"batch {before.number} is durable")
+        live = [self._batches[number] for number in range(batch.mark, batch.number)
+                if number in self._batches] + [batch]
+        self._batches[batch.number] = batch
+        if any(item.lsns for item in live[-64:]):
+            self._check_redos(op, batch)
+        if batch.mark > self._mark:
+            self._mark = batch.mark
+            self._recheck(op)
+
+    def _check_redos(self, op, batch):
+        """R5: whichever pg_control a crash leaves, the batch must know its redo pointer."""
+        for control in self._controls:
+            if control[2] not in batch.redos:
+                self._violated(op.seq, "R5", f"batch {batch.number} of the log does not know the "
+                               f"redo pointer {_lsn(control[2])} that is in pg_control")
+
+    def _destroy(self, op, file, start, end):
+        """Part of a log file is overwritten, or it goes: what was there must not be needed."""
+        needed = max((batch.mark for batch in self._batches.values() if batch.durable), default=0)
+        for batch in self._batches.values():
+            if batch.ino != op.ino or batch.gone or batch.end <= start or end <= batch.start:
+                continue
+            batch.gone = True
+            if batch.lsns and batch.number >= needed and self._marker:
+                self._violated(op.seq, "R3", f"batch {batch.number} of the log is overwritten or "
+                               f"removed, and the durable low-water mark is {needed}")
+
+    def _rewritten(self, op):
+        """Say whether a write changes nothing, as when restore writes the newest batch again."""
+        for batch in self._batches.values():
+            for old in batch.writes if batch.ino == op.ino and not batch.gone else ():
+                at = op.a - old.a
+                if 0 <= at and op.a + op.length <= old.a + old.length and \
+                        self.recording.data(old)[at:at + op.length] == self.recording.data(op):
+                    batch.seq = op.seq if not batch.durable else batch.seq
+                    return True
+        return False
+
+    def _sync_log(self, op, file):
+        for batch in reversed(self._batches.values()):
+            if batch.durable:
+                break
+            if batch.ino == op.ino and file.doomed < batch.seq <= op.begin:
+                batch.durable = op.seq
+
+    # pg_control and the marker
+
+    def _write_control(self, op):
+        control = _CONTROL.unpack_from(self.recording.data(op))
+        known = {item[2] for item in self._controls}
+        self._controls.append(control)
+        self._control_seqs.append(op.seq)
+        if control[2] in known:
+            return
+        self.figures["redo pointers"] += 1
+        newest = next((batch for batch in reversed(self._batches.values())
+                       if 0 < batch.durable <= op.begin), None)
+        if newest and self._marker and control[2] not in newest.redos:
+            self._violated(op.seq, "R5", f"pg_control names the redo pointer {_lsn(control[2])}, and "
+                           f"batch {newest.number}, the newest durable one of the log, does not")
+        self._recheck(op)
+
+    def _sync_control(self, op):
+        covered = bisect_right(self._control_seqs, op.begin) - 1
+        del self._controls[:covered], self._control_seqs[:covered]
+        self._recovered.rise(op.seq, self._controls[0][3])
+
+    def _in_archive_recovery(self):
+        return self._controls[-1][0] == _IN_ARCHIVE_RECOVERY
+
+    def _marker_durable(self, seq):
+        return self._marker and not self._marker_changed
+
+    def _marker_removed(self, op):
+        """The log may be ignored from here on, and WAL must have all images."""
+        self._marker, self._marker_changed = False, op.seq
+        redo = min(control[2] for control in self._controls)
+        done = self.wal.image_free[:self._image_free]
+        if self._protected and done and done[-1].lsn >= redo:
+            self._violated(op.seq, "R10", f"the marker is removed, and the WAL record at "
+                           f"{_lsn(done[-1].lsn)}, after the redo pointer {_lsn(redo)}, has no image")
+        self._recheck(op)
+
+    # Home
+
+    def _write_home(self, op, file):
+        relation, fork, first = file.where
+        data = memoryview(self.recording.data(op))
+        if op.a >= file.size or self._is_unlogged(file) and fork != _INIT:
+            return
+        for at in range(0, op.length, PAGE):
+            content = data[at:at + PAGE]
+            block = (op.a + at) // PAGE
+            if content == _ZEROES:
+                continue
+            self.figures["home writes"] += 1
+            high, low = _LSN.unpack_from(content)
+            lsn = high << 32 | low
+            page = (*relation, fork, first + block)
+            write = _HomeWrite(op.seq, op.begin, page, lsn, lsn == self._lsn_at_home(file, block))
+            file.lsns[block] = lsn
+            if not self.wal.uncommitted(relation, self._wal_end):
+                self._check_lsn(op, page, lsn, "")
+            if self._protected:
+                self._check_home(op, write, op.begin, "is written home")
+                file.pending[block].append(write)
+
+    def _lsn_at_home(self, file, block):
+        """Return the LSN of a page as it was written last, or was in the beginning."""
+        if block not in file.lsns and file.base:
+            with open(file.base, "rb") as base:
+                base.seek(block * PAGE)
+                head = base.read(_LSN.size)
+            if len(head) == _LSN.size:
+                high, low = _LSN.unpack(head)
+                return high << 32 | low
+        return file.lsns.get(block)
+
+    def _is_unlogged(self, file):
+        return re.sub(r"(_(fsm|vm|init))?(\.\d+)?$", "", file.path) in self._unlogged
+
+    def _sync_home(self, op, file):
+        """Pages are durable: the last one of each block that was written in time."""
+        for block, writes in list(file.pending.items()):
+            covered = [write for write in writes if file.doomed < write.seq <= op.begin]
+            for write in covered:
+                if write.excused:
+                    self._check_home(op, write, op.begin, "is home, its file committed")
+            if covered:
+                file.pending[block] = [write for write in writes if write.seq > covered[-1].seq]
+            if not file.pending[block]:
+                del file.pending[block]
+
+    def _recheck(self, op):
+        """The mark, the redo pointers or the marker have changed: is each page still safe?"""
+        for file in self._files.values():
+            if file.kind == "home":
+                for write in _all(file.pending):
+                    self._check_home(op, write, op.begin, f"written by operation {write.seq}, is not "
+                                     "durable")
+
+    def _check_lsn(self, op, page, lsn, what):
+        """R1."""
+        durable = self._wal_durable.at(op.begin)
+        if lsn > durable:
+            self._violated(op.seq, "R1", f"{what} {_name(page)} with LSN {_lsn(lsn)} is written, "
+                           f"and WAL is durable up to {_lsn(durable)}".strip())
+        elif self._in_archive_recovery() and lsn > self._recovered.at(op.begin):
+            self._violated(op.seq, "R1", f"{what} {_name(page)} with LSN {_lsn(lsn)} is written, and "
+                           f"minRecoveryPoint is {_lsn(self._recovered.at(op.begin))}".strip())
+
+    def _check_home(self, op, write, begin, what):
+        """R2 and R3: say so if a page that may be torn could not be made whole."""
+        self.figures["checks"] += 1
+        write.excused = False
+        missing = self._unprotected(write, begin)
+        if missing and not (write.page[3] not in (_MAIN, _INIT) and not self._marker):
+            self._violated(op.seq, "R2" if op.seq == write.seq else "R3",
+                           f"{_name(write.page)} with LSN {_lsn(write.lsn)} {what}; {missing}")
+
+    def _unprotected(self, write, begin):
+        """Return why a home write that is torn would be lost, or None."""
+        copy, why = self._copy(write.page, begin)
+        for redo in {control[2] for control in self._controls}:
+            if copy and not self.wal.changed_between(write.page, copy.lsns[write.page], redo):
+                continue
+            missing = self._not_rebuilt(write, redo, begin)
+            if missing:
+                return f"{why or 'its copy is too old'}, and {missing}"
+        return None
+
+    def _copy(self, page, begin):
+        """Return the newest durable copy of a page in the live log, or why there is none."""
+        why = "the log has no copy"
+        if not self._marker:
+            return None, "the log is not in use"
+        for batch in reversed(self._copies.get(page, ())):
+            if batch.gone:
+                why = f"batch {batch.number} with its copy was overwritten"
+            elif batch.number < self._mark:
+                return None, f"the low-water mark {self._mark} has passed batch {batch.number} " \
+                    "with its copy"
+            elif not 0 < batch.durable <= begin:
+                why = f"batch {batch.number} with its copy was not durable"
+            else:
+                return batch, None
+        return None, why
+
+    def _not_rebuilt(self, write, redo, begin):
+        """Return why redo from a redo pointer would not rebuild a page, or None."""
+        first = self.wal.first(write.page, redo, mere_reads=self._marker)
+        if first is None or first[0] >= self._wal_end:
+            if write.gone or write.hint and not self._marker:
+                return None
+            if self.wal.uncommitted(write.page[:3], self._wal_end):
+                write.excused = True
+                return None
+            return f"no record from redo pointer {_lsn(redo)} on rebuilds it"
+        lsn, end, effect = first
+        if effect != wal.REBUILDS or write.page[3] not in (_MAIN, _INIT) and self._marker:
+            return f"the first record from redo pointer {_lsn(redo)} on, at {_lsn(lsn)}, reads it"
+        if end > self._wal_durable.at(begin) and \
+                not self.wal.uncommitted(write.page[:3], self._wal_end):
+            return f"the record at {_lsn(lsn)} that rebuilds it is not durable"
+        return None
+
+    def _violated(self, seq, rule, text):
+        self.figures[f"violations of {rule}"] += 1
+        if self.figures[f"violations of {rule}"] <= TOLD:
+            self.violations.append(Violation(seq, rule, text))
+
+
+def _batch(op, data):
+    """Return the batch whose header a write begins with, or None."""
+    if len(data) < _BATCH.size:
+        return None
+    (magic, version, _, _, number, mark, _, _, npages, redo, pending, _, _) = \
+        _BATCH.unpack_from(data)
+    if magic != _MAGIC or version != _VERSION:
+        return None
+    lsns, length = {}, 0
+    for at in range(_BATCH.size, _BATCH.size + npages * _ENTRY.size, _ENTRY.size):
+        space, database, node, fork, size, block, _, lsn = _ENTRY.unpack_from(data, at)
+        lsns[space, database, node, fork, block] = lsn
+        length += size
+    end = op.a + PAGE * (1 + -(-length // PAGE))
+    return _Batch(number, mark, (redo, pending), op.ino, op.a, end, lsns, [op])
+
+
+def _all(pending):
+    return [write for writes in pending.values() for write in writes]
+
+
+def _join(parent, name):
+    return f"{parent}/{name}" if parent else name
+
+
+def _lsn(value):
+    return f"{value >> 32:X}/{value & 0xFFFFFFFF:X}"
+
+
+def _name(page):
+    space, database, node, fork, block = page
+    return f"block {block} of {space}/{database}/{node}{_FORK_NAMES[fork]}"

@@ -1,0 +1,167 @@
+"""What the WAL of a recording says: of each page, of transactions, of images.
+
+WAL is put together from all writes of the recording, each segment as it was last
+under its name.  What was discarded at the end of a life is thus not in it; no
+page may depend on that.
+"""
+
+import struct
+from bisect import bisect_left
+from collections import defaultdict, namedtuple
+
+from . import wal
+from .recording import Kind
+
+_SEGMENT_SIZE_AT = 32           # in the header of a segment's first page
+_FULL_PAGE_WRITES_AT = 16       # in a checkpoint record
+
+# A record that changes a page, the first one after a redo pointer, without
+# rebuilding it.  `promised` says that WAL before it has announced images.
+ImageFree = namedtuple("ImageFree", "lsn end page promised")
+
+
+class WalIndex:
+    """The records of a recording, by page."""
+
+    def __init__(self, recording, redo):
+        """`redo` is where the first record that matters starts."""
+        self.segments, self.segment_size = _segments(recording)
+        self.touches = defaultdict(list)    # page -> [(lsn, end, effect)]
+        self.image_free = []
+        self.records = 0
+        self._births = defaultdict(list)    # relation -> [[lsn, xid]]
+        self._commits = {}                  # xid -> end of its commit record
+        self._images = None                 # as announced; None is not known
+        self._redo = redo
+        self._seen = {}                     # page -> redo pointer of its last record
+        stream = wal.Stream(self.segments, self.segment_size, redo // self.segment_size)
+        for record in stream.records(redo):
+            self._enter(record)
+
+    # What was asked for
+
+    def first(self, page, redo, mere_reads=True):
+        """Return the first (lsn, end, effect) of a page from a redo pointer on, or None.
+
+        Without `mere_reads` records that only look at the page do not count.
+        """
+        touches = self.touches.get(page, ())
+        for touch in touches[bisect_left(touches, (redo,)):]:
+            if mere_reads or touch[2] != wal.TOUCHES:
+                return touch
+        return None
+
+    def changed_between(self, page, lsn, redo):
+        """Say whether a record before a redo pointer has changed a page after `lsn`."""
+        touches = self.touches.get(page, ())
+        for start, end, effect in reversed(touches[:bisect_left(touches, (redo,))]):
+            if end <= lsn:
+                return False
+            if effect != wal.TOUCHES:
+                return True
+        return False
+
+    def uncommitted(self, relation, written):
+        """Say whether the transaction that made a relation has not committed yet.
+
+        `written` is the end of WAL at that moment.
+        """
+        births = self._births.get(relation, ())
+        at = bisect_left(births, [written])
+        if at == 0:
+            return False
+        commit = self._commits.get(births[at - 1][1])
+        return commit is None or commit > written
+
+    def agreement(self, number, offset, data):
+        """Return the LSN up to which a write to a segment is what WAL is in the end."""
+        start = number * self.segment_size + offset
+        final = memoryview(self.segments.get(number, b""))[offset:offset + len(data)]
+        if final == data:
+            return start + len(data)
+        low, high = 0, min(len(final), len(data))
+        while low < high:
+            middle = (low + high + 1) // 2
+            if final[:middle] == data[:middle]:
+                low = middle
+            else:
+                high = middle - 1
+        return start + low
+
+    # Entering
+
+    def _enter(self, record):
+        self.records += 1
+        if record.rmid == wal.XLOG:
+            self._enter_control(record)
+        elif record.rmid == wal.SMGR and record.info == wal.SMGR_CREATE:
+            self._births[struct.unpack_from("<III", record.data)].append([record.lsn, record.xid])
+        elif record.rmid == wal.XACT:
+            for xid in wal.committed(record):
+                self._commits[xid] = record.end
+        for page, effect in record.blocks:
+            self._enter_block(record, page, effect)
+
+    def _enter_block(self, record, page, effect):
+        """Enter a block.  A relation may be made before its transaction has a number."""
+        births = self._births.get(page[:3])
+        if births and not births[-1][1]:
+            births[-1][1] = record.xid
+        self.touches[page].append((record.lsn, record.end, effect))
+        if self._seen.get(page) != self._redo and effect == wal.CHANGES:
+            self.image_free.append(ImageFree(record.lsn, record.end, page, self._images is True))
+        if effect != wal.TOUCHES:
+            self._seen[page] = self._redo
+
+    def _enter_control(self, record):
+        """Follow redo pointers, and what WAL announces of images."""
+        if record.info in (wal.CHECKPOINT_SHUTDOWN, wal.CHECKPOINT_REDO):
+            self._redo = record.lsn
+        if record.info in (wal.CHECKPOINT_SHUTDOWN, wal.END_OF_RECOVERY):
+            self._images = None     # the next start may have other settings
+        elif record.info == wal.FPW_CHANGE:
+            self._images = bool(record.data[0])
+        elif record.info == wal.CHECKPOINT_ONLINE and self._images is None:
+            self._images = bool(record.data[_FULL_PAGE_WRITES_AT])
+
+
+def _segments(recording):
+    """Return ({number: content}, size) of the WAL segments of a recording."""
+    directory = next(entry.ino for entry in recording.entries if entry.path == "pg_wal")
+    contents, names, found = {}, {}, {}
+    for entry in recording.entries:
+        folder, _, name = entry.path.rpartition("/")
+        if folder == "pg_wal" and entry.type == "f":
+            names[entry.ino] = name
+            contents[entry.ino] = bytearray((recording.base / entry.path).read_bytes())
+    for op in recording.ops:
+        if op.kind == Kind.CREATE and op.a == directory:
+            names[op.ino], contents[op.ino] = op.name, bytearray()
+        elif op.ino not in contents:
+            continue
+        elif op.kind == Kind.WRITE:
+            _put(contents[op.ino], op.a, recording.data(op))
+        elif op.kind == Kind.RENAME:
+            _keep(found, names[op.ino], contents[op.ino])
+            names[op.ino], contents[op.ino] = op.target, bytearray(contents[op.ino])
+        elif op.kind == Kind.UNLINK and names.get(op.ino) == op.name:
+            _keep(found, names.pop(op.ino), contents[op.ino])
+    for ino, name in names.items():
+        _keep(found, name, contents[ino])
+    size = next(filter(None, (struct.unpack_from("<I", content, _SEGMENT_SIZE_AT)[0]
+                              for content in found.values())))
+    # of two timelines the later one counts
+    return {wal.number_of(key, size): found[key] for key in sorted(found)}, size
+
+
+def _put(content, at, data):
+    if len(content) < at:
+        content.extend(bytes(at - len(content)))
+    content[at:at + len(data)] = data
+
+
+def _keep(found, name, content):
+    """Keep a segment that leaves its name."""
+    key = wal.segment_key(name)
+    if key is not None and len(content) >= wal.PAGE:
+        found[key] = content

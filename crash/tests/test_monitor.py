@@ -1,0 +1,495 @@
+"""Tests of the protocol monitor: quiet on a healthy server, and one test per violation."""
+
+import os
+import re
+import struct
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+from history import History
+from pgcut import monitor, wal
+from pgcut.recording import Kind
+from wal_builder import SEGMENT, SEGMENT_SIZE, Wal
+
+REL = (1663, 5, 16384)
+FILE = "base/5/16384"
+LOG = "pg_doublewrite/0000000000000001"
+SEGMENT_NAME = f"pg_wal/0000000100000000{SEGMENT:08X}"
+MARKER = b"DOUBLE WRITE LOG IN USE\n"
+PRODUCTION, ARCHIVE_RECOVERY = 6, 5
+
+
+def page_of(block, relation=REL, fork=0):
+    return (*relation, fork, block)
+
+
+def content(lsn):
+    """Return a page with this LSN."""
+    return struct.pack("<II", lsn >> 32, lsn & 0xFFFFFFFF) + b"p" * (monitor.PAGE - 8)
+
+
+def control(redo, state=PRODUCTION, recovered=0):
+    """Return a pg_control."""
+    return struct.pack("<16xI12xQQ88xQ", state, redo, redo, recovered).ljust(8192, b"\0")
+
+
+def batch(number, mark, redo, pages, pending=0):
+    """Return a batch of the log with these {page: LSN}."""
+    header = struct.pack("<QIIQQQQIIQQII", monitor._MAGIC, 2, 8192, 1, number, mark, 1, 0,
+                         len(pages), redo, pending, 0, 0)
+    for (space, database, node, fork, block), lsn in pages.items():
+        header += struct.pack("<IIIHHIIQ", space, database, node, fork, 8192, block, 0, lsn)
+    return header.ljust(8192, b"\0") + b"".join(map(content, pages.values()))
+
+
+class MonitorTest(unittest.TestCase):
+    """A server with one table of four pages, armed unless a test says otherwise."""
+
+    mode = "double_writes"
+
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.wal = Wal()
+        self.redo = self.wal.shutdown_checkpoint(images=self.mode == "full_pages")[0]
+        self.written = 0            # of WAL, so far
+        self.at = 0                 # in the log
+        base = {"base": None, "base/5": None, FILE: content(1) * 4, "global": None,
+                "global/pg_control": control(self.redo), "pg_wal": None,
+                SEGMENT_NAME: bytes(self.wal.content).ljust(SEGMENT_SIZE, b"\0"),
+                "pg_doublewrite": None, LOG: bytes(512 * 8192)}
+        self.history = History(Path(directory.name) / "recording", base)
+        self.file = self.history.inos[FILE]
+        self.log = self.history.inos[LOG]
+        self.segment = self.history.inos[SEGMENT_NAME]
+        self.control = self.history.inos["global/pg_control"]
+        if self.mode == "double_writes":
+            self.put_batch({})
+            self.marker = self.history.create("backup_label.dwtmp")[0]
+            self.history.write(self.marker, 0, MARKER)
+            self.history.sync(self.marker)
+            self.history.rename(self.marker, "backup_label.dwtmp", "backup_label")
+            self.history.sync_directory()
+
+    # What a server does
+
+    def flush(self, sync=True):
+        """Write WAL so far, and sync it."""
+        start = self.written // 8192 * 8192
+        data = bytes(self.wal.content[start:])
+        self.history.write(self.segment, start, data.ljust(-(-len(data) // 8192) * 8192, b"\0"))
+        self.written = len(self.wal.content)
+        if sync:
+            self.history.sync(self.segment)
+
+    def changed(self, block, sync=True, **details):
+        """Log a change of a page; returns the page's LSN."""
+        lsn = self.wal.change(page_of(block), **details)[1]
+        self.flush(sync)
+        return lsn
+
+    def put_batch(self, pages, sync=True, number=None, mark=None, redo=None, pending=0):
+        """Append a batch to the log."""
+        self.number = number or getattr(self, "number", 0) + 1
+        self.mark = mark or getattr(self, "mark", 1)
+        data = batch(self.number, self.mark, self.redo if redo is None else redo, pages, pending)
+        self.history.write(self.log, self.at, data)
+        self.at += len(data)
+        if sync:
+            self.history.sync(self.log)
+
+    def put_home(self, block, lsn, sync=False):
+        """Write a page home."""
+        seq = self.history.write(self.file, block * 8192, content(lsn))
+        if sync:
+            self.history.sync(self.file)
+        return seq
+
+    def complete_checkpoint(self, redo):
+        """Let pg_control name a redo pointer."""
+        self.history.write(self.control, 0, control(redo))
+        return self.history.sync(self.control)
+
+    def protected_write(self, block=0, **details):
+        """Change a page, log it and write it home, as it should be."""
+        lsn = self.changed(block, **details)
+        self.put_batch({page_of(block): lsn})
+        return self.put_home(block, lsn)
+
+    def violations(self):
+        meta = self.history.directory / "meta.json"
+        meta.write_text('{"settings": {"io_torn_pages_protection": "%s"}}' % self.mode)
+        return monitor.check(self.history.recording())[0]
+
+    def assert_violated(self, rule, text):
+        found = self.violations()
+        self.assertTrue(found, "nothing was found")
+        self.assertEqual({violation.rule for violation in found}, {rule}, list(map(str, found)))
+        self.assertIn(text, str(found[0]))
+
+
+class HealthyTest(MonitorTest):
+    def tearDown(self):
+        self.assertEqual(list(map(str, self.violations())), [])
+
+    def test_protected_write(self):
+        self.protected_write()
+        self.protected_write(1)
+
+    def test_older_copy_of_the_same_epoch(self):
+        self.protected_write()
+        self.put_home(0, self.changed(0))
+
+    def test_sync_cycle(self):
+        self.protected_write()
+        self.history.sync(self.file)
+        self.put_batch({}, mark=self.number + 1)
+        self.put_batch({page_of(1): self.changed(1)})
+
+    def test_checkpoint(self):
+        self.protected_write()
+        redo = self.wal.redo_pointer()
+        self.history.sync(self.file)
+        self.wal.checkpoint(redo, images=False)
+        self.flush()
+        self.put_batch({}, mark=self.number + 1, pending=redo)
+        self.complete_checkpoint(redo)
+        self.redo = redo
+        self.protected_write()
+
+    def test_new_page_is_exempt(self):
+        self.put_home(0, self.changed(0, initialises=True))
+
+    def test_uncommitted_file(self):
+        self.wal.make(REL, xid=7)
+        self.flush()
+        self.put_home(0, self.wal.lsn)
+
+    def test_committed_file(self):
+        self.wal.make(REL, xid=7)
+        self.wal.commit(7)
+        self.protected_write()
+
+    def test_restore_writes_the_newest_batch_again(self):
+        lsn = self.changed(0)
+        data = batch(self.number + 1, 1, self.redo, {page_of(0): lsn})
+        at = self.at
+        self.put_batch({page_of(0): lsn})
+        self.history.write(self.log, at, data[:8192])
+        self.put_home(0, lsn)
+
+    def test_marker_goes_after_a_clean_stop(self):
+        self.protected_write()
+        self.history.sync(self.file)
+        redo = self.wal.shutdown_checkpoint(images=False)[0]
+        self.flush()
+        self.put_batch({}, mark=self.number + 1, pending=redo)
+        self.complete_checkpoint(redo)
+        self.history.unlink(self.marker, "backup_label")
+        self.history.sync_directory()
+        self.history.unlink(self.log, "0000000000000001", self.history.inos["pg_doublewrite"])
+
+    def test_zeroes_and_extension(self):
+        self.history.write(self.file, 4 * 8192, bytes(8192))
+        self.history.write(self.file, 5 * 8192, content(self.wal.lsn))
+
+
+class ViolationTest(MonitorTest):
+    def test_wal_not_durable_for_home_write(self):
+        self.protected_write()
+        self.history.sync(self.file)
+        self.put_home(0, self.changed(0, sync=False))
+        self.assert_violated("R1", "block 0 of 1663/5/16384 with LSN")
+
+    def test_wal_not_durable_for_log(self):
+        self.put_batch({page_of(0): self.changed(0, sync=False)})
+        self.assert_violated("R1", "a copy of block 0")
+
+    def test_wal_sync_that_has_not_returned(self):
+        lsn = self.changed(0, sync=False)
+        before = len(self.history.records)
+        self.history.sync(self.segment)
+        data = batch(2, 1, self.redo, {page_of(0): lsn})
+        self.history.add(Kind.WRITE, self.log, self.at, 1, data=data, begin=before)
+        self.assert_violated("R1", "a copy of block 0")
+
+    def test_beyond_min_recovery_point(self):
+        self.history.write(self.control, 0, control(self.redo, ARCHIVE_RECOVERY, self.redo + 8))
+        self.history.sync(self.control)
+        self.protected_write()
+        self.assert_violated("R1", "minRecoveryPoint")
+
+    def test_no_copy(self):
+        seq = self.put_home(0, self.changed(0))
+        self.assert_violated("R2", f"operation {seq}: block 0 of 1663/5/16384")
+
+    def test_log_not_synced(self):
+        lsn = self.changed(0)
+        self.put_batch({page_of(0): lsn}, sync=False)
+        self.put_home(0, lsn)
+        self.assert_violated("R2", "was not durable")
+
+    def test_home_before_the_sync_of_the_log_has_returned(self):
+        lsn = self.changed(0)
+        self.put_batch({page_of(0): lsn}, sync=False)
+        before = len(self.history.records)
+        self.history.sync(self.log)
+        self.history.add(Kind.WRITE, self.file, 0, 1, data=content(lsn), begin=before)
+        self.assert_violated("R2", "was not durable")
+
+    def test_failed_sync_of_the_log(self):
+        lsn = self.changed(0)
+        self.put_batch({page_of(0): lsn}, sync=False)
+        self.history.add(Kind.SYNCFAILED, self.log)
+        self.history.sync(self.log)
+        self.put_home(0, lsn)
+        self.assert_violated("R2", "was not durable")
+
+    def test_first_record_reads_the_page(self):
+        self.changed(0)
+        self.put_home(0, self.changed(0, initialises=True))
+        self.assert_violated("R2", "reads it")
+
+    def test_bucket_page_that_a_record_reads(self):
+        """Hole 5: the first record of the page has neither image nor data."""
+        self.changed(0, rmid=wal.HASH, data=b"")
+        self.put_home(0, self.changed(0, image=True))
+        self.assert_violated("R2", "reads it")
+
+    def test_visibility_map_is_never_exempt(self):
+        ino, _ = self.history.create("16384_vm", self.history.inos["base/5"])
+        self.history.write(ino, 0, bytes(8192))
+        lsn = self.wal.change(page_of(0, fork=2), image=True)[1]
+        self.flush()
+        self.history.write(ino, 0, content(lsn))
+        self.assert_violated("R2", "16384_vm")
+
+    def test_mark_too_early(self):
+        write = self.protected_write()
+        self.put_batch({}, mark=self.number + 1)
+        self.assert_violated("R3", f"written by operation {write}, is not durable; the low-water mark")
+
+    def test_mark_after_a_sync_that_began_before_the_write(self):
+        before = len(self.history.records)
+        self.protected_write()
+        self.history.sync(self.file, begin=before)
+        self.put_batch({}, mark=self.number + 1)
+        self.assert_violated("R3", "is not durable; the low-water mark")
+
+    def test_dropped_page_that_may_come_back_torn(self):
+        """Hole 3: half of a page was written, the file is truncated, the mark rises."""
+        lsn = self.changed(0)
+        self.put_batch({page_of(0): lsn})
+        self.history.write(self.file, 0, content(lsn)[:4096])
+        self.history.add(Kind.TRUNCATE, self.file, 0)
+        self.put_batch({}, mark=self.number + 1)
+        self.assert_violated("R3", "the low-water mark")
+
+    def test_dropped_page_that_cannot_come_back(self):
+        lsn = self.changed(0)
+        self.put_batch({page_of(0): lsn})
+        self.history.write(self.file, 0, content(lsn)[:4096])
+        self.history.add(Kind.TRUNCATE, self.file, 0)
+        self.history.unlink(self.file, "16384", self.history.inos["base/5"])
+        self.history.sync_directory(self.history.inos["base/5"])
+        self.put_batch({}, mark=self.number + 1)
+        self.assertEqual(self.violations(), [])
+
+    def test_batch_before_the_one_before_it_is_durable(self):
+        self.put_batch({page_of(0): self.changed(0)}, sync=False)
+        self.put_batch({page_of(1): self.changed(1)})
+        self.assert_violated("R3", "batch 3 of the log is written before batch 2 is durable")
+
+    def test_live_batch_overwritten(self):
+        self.protected_write()
+        self.history.sync(self.file)
+        self.history.write(self.log, self.at - 2 * 8192, batch(3, 3, self.redo, {}))
+        self.assert_violated("R3", "batch 2 of the log is overwritten")
+
+    def test_segment_renamed_before_the_mark_is_durable(self):
+        self.protected_write()
+        self.history.sync(self.file)
+        self.history.rename(self.log, "0000000000000001", "0000000000000007",
+                            self.history.inos["pg_doublewrite"], self.history.inos["pg_doublewrite"])
+        self.assert_violated("R3", "batch 2 of the log is overwritten or removed")
+
+    def test_checkpoint_with_a_copy_that_is_too_old(self):
+        self.protected_write()
+        self.put_home(0, self.changed(0))
+        redo = self.wal.redo_pointer()
+        self.flush()
+        self.put_batch({}, pending=redo)
+        self.complete_checkpoint(redo)
+        self.assert_violated("R3", "its copy is too old")
+
+    def test_redo_pointer_that_the_log_does_not_know(self):
+        self.protected_write(sync=True)
+        self.history.sync(self.file)
+        redo = self.wal.redo_pointer()
+        self.flush()
+        self.complete_checkpoint(redo)
+        self.assert_violated("R5", "pg_control names the redo pointer")
+
+    def test_batch_that_does_not_know_the_redo_pointer(self):
+        lsn = self.changed(0)
+        self.put_batch({page_of(0): lsn}, redo=self.redo + 8)
+        self.assert_violated("R5", "does not know the redo pointer")
+
+    def test_marker_removed_too_early(self):
+        self.changed(0)
+        self.history.unlink(self.marker, "backup_label")
+        self.assert_violated("R10", "the marker is removed")
+
+
+class MarkerTest(MonitorTest):
+    """A server that goes from full_pages to double_writes."""
+
+    mode = "full_pages"
+
+    def test_image_free_before_the_marker(self):
+        self.wal.images(False)
+        self.changed(0)
+        self.assert_violated("R10", "the marker is not durable")
+
+    def test_images_end_without_a_word(self):
+        self.wal.images(True)
+        self.marker = self.history.create("backup_label")[0]
+        self.history.sync_directory()
+        self.history.rename(self.marker, "backup_label", "backup_label")
+        self.history.sync_directory()
+        self.changed(0)
+        self.assert_violated("R10", "though images are on")
+
+
+class FullPagesTest(MonitorTest):
+    """A server whose pages are protected by images in WAL."""
+
+    mode = "full_pages"
+
+    def test_image(self):
+        self.put_home(0, self.changed(0, image=True))
+        self.put_home(0, self.changed(0))
+        self.assertEqual(self.violations(), [])
+
+    def test_hint(self):
+        self.put_home(0, 1)
+        self.assertEqual(self.violations(), [])
+
+    def test_page_that_no_image_protects(self):
+        self.changed(0, image=True)
+        lsn = self.changed(0)
+        redo = self.wal.redo_pointer()
+        self.flush()
+        self.complete_checkpoint(redo)
+        self.put_home(0, lsn)
+        self.assert_violated("R2", "no record from redo pointer")
+
+    def test_checkpoint_that_does_not_sync(self):
+        self.put_home(0, self.changed(0, image=True))
+        redo = self.wal.redo_pointer()
+        self.flush()
+        self.complete_checkpoint(redo)
+        self.assert_violated("R3", "is not durable")
+
+
+class OffTest(MonitorTest):
+    mode = "off"
+
+    def test_only_wal_first(self):
+        self.put_home(0, self.changed(0))
+        self.assertEqual(self.violations(), [])
+        self.put_home(1, self.changed(1, sync=False))
+        self.assert_violated("R1", "block 1")
+
+
+class WalTest(unittest.TestCase):
+    def stream(self, made):
+        return wal.Stream({SEGMENT: bytes(made.content)}, SEGMENT_SIZE, SEGMENT)
+
+    def test_records_across_pages(self):
+        made = Wal()
+        expected = [made.change(page_of(number), data=bytes(number % 3000 + 1))
+                    for number in range(300)]
+        start = expected[0][0]
+        records = list(self.stream(made).records(start))
+        self.assertEqual([(record.lsn, record.end) for record in records], expected)
+        self.assertEqual([record.blocks[0].page[4] for record in records], list(range(300)))
+        self.assertEqual([record.lsn for record in self.stream(made).records(expected[77][0])],
+                         [lsn for lsn, _ in expected[77:]])
+
+    def test_effects(self):
+        made = Wal()
+        start = made.lsn
+        made.change(page_of(0), image=True)
+        made.change(page_of(0), initialises=True)
+        made.change(page_of(0))
+        made.change(page_of(0), rmid=wal.HASH, data=b"")
+        made.add(wal.HEAP2, wal.HEAP2_VISIBLE, [(page_of(0), False, False, b"")])
+        effects = [[block.effect for block in record.blocks]
+                   for record in self.stream(made).records(start)]
+        self.assertEqual(effects, [[wal.REBUILDS], [wal.REBUILDS], [wal.CHANGES], [wal.TOUCHES], []])
+
+    def test_ends_where_a_record_does_not_name_its_predecessor(self):
+        made = Wal()
+        start = made.change(page_of(0))[0]
+        made.previous += 8
+        made.change(page_of(1))
+        self.assertEqual(len(list(self.stream(made).records(start))), 1)
+
+    def test_commits(self):
+        body = bytes(8) + struct.pack("<I", 1 | 2 | 16) + bytes(8) + struct.pack("<III", 2, 8, 9) \
+            + struct.pack("<I", 10)
+        record = wal.Record(0, 0, wal.XACT, 0x80 | 0x30, 7, [], body)
+        self.assertEqual(wal.committed(record), [7, 8, 9, 10])
+
+    def test_as_pg_waldump_reads_it(self):
+        """Records, their places and their blocks are those that PostgreSQL's tool finds."""
+        bindir = os.environ.get("PGCUT_BINDIR")
+        if not bindir:
+            self.skipTest("PGCUT_BINDIR is not set")
+        with tempfile.TemporaryDirectory() as directory:
+            self._compare(Path(bindir), Path(directory))
+
+    def _compare(self, bindir, directory):
+        from pgcut import server
+        server.give(directory)
+        data = directory / "data"
+        server.make_cluster(bindir, data, checksums=True)
+        # what bootstrap and initdb have done, in some thousand records of all kinds
+        statements = "CREATE TABLE t(a int); INSERT INTO t SELECT generate_series(1, 5000);\n" \
+            "CREATE INDEX ON t USING hash (a);\nDELETE FROM t WHERE a % 3 = 0;\nVACUUM t;\n"
+        server.run(bindir, "postgres", "--single", "-D", data, "postgres", stdin=statements)
+        segments, files = {}, sorted(path for path in (data / "pg_wal").iterdir()
+                                     if wal.segment_key(path.name))
+        for path in files:
+            segments[wal.number_of(wal.segment_key(path.name), SEGMENT_SIZE)] = path.read_bytes()
+        dump = subprocess.run([bindir / "pg_waldump", "-p", data / "pg_wal", files[0].name],
+                              capture_output=True, text=True, env=server.environment()).stdout
+        dump += subprocess.run([bindir / "pg_waldump", "-p", data / "pg_wal", files[1].name,
+                                files[-1].name], capture_output=True, text=True,
+                               env=server.environment()).stdout
+        expected = [_dumped(line) for line in dump.splitlines()]
+        first = expected[0][0]
+        stream = wal.Stream(segments, SEGMENT_SIZE, first // SEGMENT_SIZE)
+        found = [(record.lsn, [block.page for block in record.blocks])
+                 for record in stream.records(first)]
+        self.assertGreater(len(found), 1000)
+        self.assertEqual([lsn for lsn, _ in found], [lsn for lsn, _ in expected])
+        for mine, theirs in zip(found, expected):
+            self.assertLessEqual(set(mine[1]), set(theirs[1]), mine)
+
+
+def _dumped(line):
+    """Return (LSN, pages) of a line of pg_waldump."""
+    high, low = re.search(r"lsn: (\w+)/(\w+)", line).groups()
+    forks = {"fsm": 1, "vm": 2, "init": 3}
+    pages = [(int(space), int(database), int(node), forks.get(fork, 0), int(block))
+             for space, database, node, fork, block in
+             re.findall(r"blkref #\d+: rel (\d+)/(\d+)/(\d+)(?: fork (\w+))? blk (\d+)", line)]
+    return int(high, 16) << 32 | int(low, 16), pages
+
+
+if __name__ == "__main__":
+    unittest.main()
