@@ -17,7 +17,13 @@ from .states import FAULTS, State
 # What is recorded, in turn.
 SCENARIO_CYCLE = ("primary", "primary", "standby", "backup", "primary", "errors",
                   "primary", "primary", "standby", "backup", "failing-syncs",
-                  "failing-log-syncs", "ext4", "xfs")
+                  "failing-log-syncs", "ext4", "xfs", "edited", "standby-mixed",
+                  "standby-converted", "half-writes")
+
+# What is recorded in turn for the protocol monitor alone: what the first recordings
+# of a short campaign are not of.
+WATCHED_CYCLE = ("standby-converted", "edited", "standby-mixed", "half-writes", "errors",
+                 "failing-syncs", "failing-log-syncs", "backup")
 
 # Complaints, and damages, of a failure that are shown on the terminal.
 SHOWN = 4
@@ -50,9 +56,11 @@ def _parser():
     sub.add_argument("--boundaries", action="store_true",
                      help="every sync boundary and home write in turn, instead of a sample")
     sub.add_argument("--scenario", choices=(*record.SCENARIOS, *FILE_SYSTEMS),
-                     help="what is recorded (default: of fourteen recordings, two are of a "
-                          "standby, in two base backups are taken, in three writes or "
-                          "syncs fail, and two are of a block device); ext4 and xfs: a block device with that file system")
+                     help="what is recorded (default: all of these in turn, some more often); "
+                          "ext4 and xfs: a block device with that file system")
+    sub.add_argument("--watched", type=int, default=4,
+                     help="more recordings, of which no states are tried: each write is held "
+                          "against the protocol, as in all recordings (4)")
     sub.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",
                      help="a setting that is not drawn at random")
     sub.add_argument("--no-controls", action="store_true", help="leave the controls out")
@@ -108,9 +116,12 @@ def _run(args):
 
 def _jobs(args):
     """Return the jobs; the first two show both modes, whatever is drawn later."""
-    if args.states == 0:
-        return []
     fixed = _settings(args)
+    watched = [campaign.Job(args.seed + args.recordings + number, 0, args.seconds,
+                            scenario=args.scenario or WATCHED_CYCLE[number % len(WATCHED_CYCLE)],
+                            overrides=fixed) for number in range(args.watched)]
+    if args.states == 0:
+        return watched
     share = -(-args.states // args.recordings)
     jobs = []
     for number in range(args.recordings):
@@ -119,7 +130,7 @@ def _jobs(args):
         scenario = args.scenario or SCENARIO_CYCLE[number % len(SCENARIO_CYCLE)]
         jobs.append(campaign.Job(args.seed + number, share, args.seconds, scenario=scenario,
                                  overrides=(*mode, *fixed), all_boundaries=args.boundaries))
-    return jobs
+    return jobs + watched
 
 
 def _say(result):

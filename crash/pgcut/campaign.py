@@ -125,7 +125,7 @@ def _guarded(work):
 
 def _run_job(tools, job):
     settings, checksums = matrix.draw(job.seed, **dict(job.overrides))
-    if job.scenario != "primary":
+    if job.scenario not in ("primary", "edited", "half-writes"):
         settings = matrix.replicating(settings)
     result = JobResult(f"recording {job.seed}", settings, checksums)
     directory = Path(tools.scratch) / f"recording-{job.seed}"
@@ -185,9 +185,10 @@ def _run_block_job(tools, job):
 
 
 def _monitor(recording, result):
-    """Hold the rules against each operation of a recording."""
+    """Hold the rules against each operation of a recording, and read what its server said."""
     started = time.monotonic()
     violations, figures = monitor.check(recording)
+    result.violations += [event["text"] for event in recording.acks if event["what"] == "complaint"]
     result.violations += map(str, violations)
     result.monitored = {**figures, "seconds": round(time.monotonic() - started, 2)}
 
@@ -283,7 +284,7 @@ def _find(tools, control, recording, broken, result):
         server_every=1 if control.server else Context.server_every))
     result.recording = describe(subject)
     if not result.violations:
-        _monitor(recording, result)
+        result.violations += map(str, monitor.check(recording)[0])
     for outcome in _outcomes(subject, control):
         result.states.append(summary(outcome))
         if outcome.failed:

@@ -146,7 +146,7 @@ class Primary:
     def begin_life(self, life):
         """Do what comes before a start of the recorded server."""
 
-    def kinds(self):
+    def workloads(self):
         """Return the kinds of load of a life; None is all."""
         return self.plan.kinds
 
@@ -156,7 +156,7 @@ class Primary:
         hangs.start()
         try:
             self.acks += workload.run(
-                instance.connect, self.kinds(), seconds=self.plan.seconds / self.plan.lives,
+                instance.connect, self.workloads(), seconds=self.plan.seconds / self.plan.lives,
                 seed=self.rng.randrange(1 << 30), modes=self.plan.modes)
             if hangs.finished.is_set():
                 raise RecordError("the load hung, and its server was killed")
@@ -176,7 +176,7 @@ class Edited(Primary):
     they end in a crash, so that what a start does must be enough.
     """
 
-    def kinds(self):
+    def workloads(self):
         quiet = self.rng.random() < 0.5
         return {kind: clients for kind, clients in self.plan.kinds.items()
                 if not (quiet and kind == "checkpoint")}
@@ -339,11 +339,26 @@ class FailingLogSyncs(FailingSyncs):
 
 
 class HalfWrites(Errors):
-    """Home writes stop half-way with an error, among relations that come and go."""
+    """Home writes stop half-way with an error, among relations that come and go.
+
+    Without checkpoints, so that the log is freed by sync cycles.
+    """
+
+    def begin_life(self, life):
+        super().begin_life(life)
+        server.write_settings(self.data, {"checkpoint_timeout": "30s", "max_wal_size": "256MB",
+                                          "double_write_buffer_size": "16MB"})
+
+    def workloads(self):
+        return {kind: 1 for kind in ("refill", "recreate", "truncate", "scan", "copy", "transfer")}
 
     def _fail(self, stop, kinds):
-        """Halve a write every now and then, and refuse its other half."""
+        """Halve a write every now and then, and refuse its other half.
+
+        Not in the beginning, when connections write a file that they cannot do without.
+        """
         rng = random.Random(self.rng.randrange(1 << 30))
+        stop.wait(1)
         while not stop.wait(rng.uniform(0.05, 0.2)):
             skipped = rng.randrange(20)
             self._set(b"clear")
