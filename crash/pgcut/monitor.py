@@ -56,7 +56,7 @@ _FORK_NAMES = ("", "_fsm", "_vm", "_init")
 _MAIN, _INIT = 0, 3
 _DEFAULT_SPACE, _GLOBAL_SPACE = 1663, 1664
 
-# Violations of one rule that are told; the rest is counted.
+# Violations of one rule that are told, each of another page; the rest is counted.
 TOLD = 5
 
 
@@ -154,7 +154,7 @@ class Monitor:
         self.recording = recording
         self.violations = []
         self.figures = Counter()
-        self._found = Counter()
+        self._told = defaultdict(set)       # rule -> pages, or texts
         settings = recording.meta.get("settings", {})
         self._protected = settings.get("io_torn_pages_protection") != "off"
         control = _CONTROL.unpack_from((recording.base / "global/pg_control").read_bytes())
@@ -191,7 +191,8 @@ class Monitor:
             if free.promised and self._protected:
                 self._violated(len(self.recording.ops), "R10",
                                f"WAL record at {_lsn(free.lsn)} changes {_name(free.page)} without an "
-                               "image, the first one since the redo pointer, though images are on")
+                               "image, the first one since the redo pointer, though images are on",
+                               free.page)
         self.figures["operations"] = len(self.recording.ops)
         self.figures["records"] = self.wal.records
 
@@ -368,9 +369,10 @@ class Monitor:
             record = free[self._image_free]
             self._image_free += 1
             if self._protected and not self._in_archive_recovery() and \
-                    not self._marker_durable(op.begin):
+                    not (self._marker and not self._marker_changed):
                 self._violated(op.seq, "R10", f"WAL record at {_lsn(record.lsn)} changes "
-                               f"{_name(record.page)} without an image, and the marker is not durable")
+                               f"{_name(record.page)} without an image, and the marker is not durable",
+                               record.page)
 
     # The double-write log
 
@@ -476,9 +478,6 @@ class Monitor:
     def _in_archive_recovery(self):
         return self._controls[-1][0] == _IN_ARCHIVE_RECOVERY
 
-    def _marker_durable(self, seq):
-        return self._marker and not self._marker_changed
-
     def _marker_removed(self, op):
         """The log may be ignored from here on, and WAL must have all images."""
         self._marker, self._marker_changed = False, op.seq
@@ -496,16 +495,14 @@ class Monitor:
         data = memoryview(self.recording.data(op))
         if op.a >= file.size or self._is_unlogged(file) and fork != _INIT:
             return
-        for at in range(0, op.length, PAGE):
-            content = data[at:at + PAGE]
-            block = (op.a + at) // PAGE
+        for block, content in _pages(op.a, data):
             if content == _ZEROES:
                 continue
             self.figures["home writes"] += 1
-            high, low = _LSN.unpack_from(content)
-            lsn = high << 32 | low
+            before = self._lsn_at_home(file, block)
+            lsn = before if (op.a % PAGE and block == op.a // PAGE) else _page_lsn(content)
             page = (*relation, fork, first + block)
-            write = _HomeWrite(op.seq, op.begin, page, lsn, lsn == self._lsn_at_home(file, block))
+            write = _HomeWrite(op.seq, op.begin, page, lsn, lsn == before)
             file.lsns[block] = lsn
             if not self.wal.uncommitted(relation, self._wal_end):
                 self._check_lsn(op, page, lsn, "")
@@ -519,10 +516,8 @@ class Monitor:
             with open(file.base, "rb") as base:
                 base.seek(block * PAGE)
                 head = base.read(_LSN.size)
-            if len(head) == _LSN.size:
-                high, low = _LSN.unpack(head)
-                return high << 32 | low
-        return file.lsns.get(block)
+            file.lsns[block] = _page_lsn(head) if len(head) == _LSN.size else 0
+        return file.lsns.get(block, 0)
 
     def _is_unlogged(self, file):
         return re.sub(r"(_(fsm|vm|init))?(\.\d+)?$", "", file.path) in self._unlogged
@@ -552,19 +547,21 @@ class Monitor:
         durable = self._wal_durable.at(op.begin)
         if lsn > durable:
             self._violated(op.seq, "R1", f"{what} {_name(page)} with LSN {_lsn(lsn)} is written, "
-                           f"and WAL is durable up to {_lsn(durable)}".strip())
+                           f"and WAL is durable up to {_lsn(durable)}".strip(), page)
         elif self._in_archive_recovery() and lsn > self._recovered.at(op.begin):
             self._violated(op.seq, "R1", f"{what} {_name(page)} with LSN {_lsn(lsn)} is written, and "
-                           f"minRecoveryPoint is {_lsn(self._recovered.at(op.begin))}".strip())
+                           f"minRecoveryPoint is {_lsn(self._recovered.at(op.begin))}".strip(), page)
 
     def _check_home(self, op, write, begin, what):
         """R2 and R3: say so if a page that may be torn could not be made whole."""
         self.figures["checks"] += 1
         write.excused = False
         missing = self._unprotected(write, begin)
-        if missing and not (write.page[3] not in (_MAIN, _INIT) and not self._marker):
+        hints_only = write.page[3] not in (_MAIN, _INIT) and (write.gone or not self._marker)
+        if missing and not hints_only:      # maps that redo can do without
             self._violated(op.seq, "R2" if op.seq == write.seq else "R3",
-                           f"{_name(write.page)} with LSN {_lsn(write.lsn)} {what}; {missing}")
+                           f"{_name(write.page)} with LSN {_lsn(write.lsn)} {what}; {missing}",
+                           write.page)
 
     def _unprotected(self, write, begin):
         """Return why a home write that is torn would be lost, or None."""
@@ -612,9 +609,13 @@ class Monitor:
             return f"the record at {_lsn(lsn)} that rebuilds it is not durable"
         return None
 
-    def _violated(self, seq, rule, text):
+    def _violated(self, seq, rule, text, page=None):
+        """Count a violation; tell the first ones of each rule, of a page only one."""
         self.figures[f"violations of {rule}"] += 1
-        if self.figures[f"violations of {rule}"] <= TOLD:
+        told = self._told[rule]
+        subject = page or text
+        if subject not in told and len(told) < TOLD:
+            told.add(subject)
             self.violations.append(Violation(seq, rule, text))
 
 
@@ -633,6 +634,20 @@ def _batch(op, data):
         length += size
     end = op.a + PAGE * (1 + -(-length // PAGE))
     return _Batch(number, mark, (redo, pending), op.ino, op.a, end, lsns, [op])
+
+
+def _pages(start, data):
+    """Yield (block, content) of a write; the first and the last may be parts of pages."""
+    at = 0
+    while at < len(data):
+        end = at + PAGE - (start + at) % PAGE
+        yield (start + at) // PAGE, data[at:end]
+        at = end
+
+
+def _page_lsn(page):
+    high, low = _LSN.unpack_from(page)
+    return high << 32 | low
 
 
 def _all(pending):

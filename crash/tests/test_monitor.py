@@ -191,6 +191,12 @@ class HealthyTest(MonitorTest):
         self.history.sync_directory()
         self.history.unlink(self.log, "0000000000000001", self.history.inos["pg_doublewrite"])
 
+    def test_write_in_two_halves(self):
+        lsn = self.changed(0)
+        self.put_batch({page_of(0): lsn})
+        self.history.write(self.file, 0, content(lsn)[:4096])
+        self.history.write(self.file, 4096, content(lsn)[4096:])
+
     def test_zeroes_and_extension(self):
         self.history.write(self.file, 4 * 8192, bytes(8192))
         self.history.write(self.file, 5 * 8192, content(self.wal.lsn))
