@@ -118,7 +118,8 @@ class _HomeWrite:
     page: tuple
     lsn: int
     hint: bool                  # no change that WAL has was written with it
-    gone: bool = False          # the block was removed since
+    part: tuple                 # of the page: (0, PAGE) unless the write was cut short
+    gone: int = 0               # the operation that has removed the block since
     excused: bool = False       # because its file is of an uncommitted transaction
 
 
@@ -265,7 +266,7 @@ class Monitor:
         elif file.kind == "home":
             self._removals[op.a].append((op.seq, [op.ino]))
             for write in _all(file.pending):
-                write.gone = True
+                write.gone = op.seq
 
     def _rmdir(self, op):
         """What was removed below a directory goes with it."""
@@ -291,7 +292,7 @@ class Monitor:
         file.size = op.a
         for block in [block for block in file.pending if block * PAGE >= op.a]:
             for write in file.pending[block]:
-                write.gone = True
+                write.gone = op.seq
         for block in [block for block in file.lsns if block * PAGE >= op.a]:
             del file.lsns[block]
         if file.kind == "log":
@@ -502,7 +503,9 @@ class Monitor:
             before = self._lsn_at_home(file, block)
             lsn = before if (op.a % PAGE and block == op.a // PAGE) else _page_lsn(content)
             page = (*relation, fork, first + block)
-            write = _HomeWrite(op.seq, op.begin, page, lsn, lsn == before)
+            start = max(op.a - block * PAGE, 0)
+            write = _HomeWrite(op.seq, op.begin, page, lsn, lsn == before,
+                               (start, start + len(content)))
             file.lsns[block] = lsn
             if not self.wal.uncommitted(relation, self._wal_end):
                 self._check_lsn(op, page, lsn, "")
@@ -523,13 +526,13 @@ class Monitor:
         return re.sub(r"(_(fsm|vm|init))?(\.\d+)?$", "", file.path) in self._unlogged
 
     def _sync_home(self, op, file):
-        """Pages are durable: the last one of each block that was written in time."""
+        """Pages are durable, unless they stand half-written: the newest of each block counts."""
         for block, writes in list(file.pending.items()):
             covered = [write for write in writes if file.doomed < write.seq <= op.begin]
             for write in covered:
                 if write.excused:
                     self._check_home(op, write, op.begin, "is home, its file committed")
-            if covered:
+            if covered and (_whole(covered) or 0 < covered[-1].gone <= op.begin):
                 file.pending[block] = [write for write in writes if write.seq > covered[-1].seq]
             if not file.pending[block]:
                 del file.pending[block]
@@ -634,6 +637,18 @@ def _batch(op, data):
         length += size
     end = op.a + PAGE * (1 + -(-length // PAGE))
     return _Batch(number, mark, (redo, pending), op.ino, op.a, end, lsns, [op])
+
+
+def _whole(writes):
+    """Say whether the last writes of a page, which go on where the one before ended, give all of it."""
+    missing = PAGE
+    for write in reversed(writes):
+        if write.part[1] != missing:
+            return False
+        missing = write.part[0]
+        if missing == 0:
+            return True
+    return False
 
 
 def _pages(start, data):

@@ -196,6 +196,15 @@ class HealthyTest(MonitorTest):
         self.put_batch({page_of(0): lsn})
         self.history.write(self.file, 0, content(lsn)[:4096])
         self.history.write(self.file, 4096, content(lsn)[4096:])
+        self.history.sync(self.file)
+        self.put_batch({}, mark=self.number + 1)
+
+    def test_page_written_again_after_an_error(self):
+        lsn = self.changed(0)
+        self.put_batch({page_of(0): lsn})
+        self.history.write(self.file, 0, content(lsn)[:4096])
+        self.put_home(0, lsn, sync=True)
+        self.put_batch({}, mark=self.number + 1)
 
     def test_zeroes_and_extension(self):
         self.history.write(self.file, 4 * 8192, bytes(8192))
@@ -290,6 +299,15 @@ class ViolationTest(MonitorTest):
         self.put_batch({page_of(0): lsn})
         self.history.write(self.file, 0, content(lsn)[:4096])
         self.history.add(Kind.TRUNCATE, self.file, 0)
+        self.put_batch({}, mark=self.number + 1)
+        self.assert_violated("R3", "the low-water mark")
+
+    def test_half_a_page_is_durable(self):
+        """Hole 3, when the drop has let go of the page but not truncated the file yet."""
+        lsn = self.changed(0)
+        self.put_batch({page_of(0): lsn})
+        self.history.write(self.file, 0, content(lsn)[:4096])
+        self.history.sync(self.file)
         self.put_batch({}, mark=self.number + 1)
         self.assert_violated("R3", "the low-water mark")
 
