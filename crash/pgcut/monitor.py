@@ -39,7 +39,7 @@ _LSN = struct.Struct("<II")
 
 # pg_control: state, location of the checkpoint, redo pointer, minRecoveryPoint
 _CONTROL = struct.Struct("<16xI12xQQ88xQ")
-_IN_ARCHIVE_RECOVERY = 5
+_ARCHIVE_RECOVERY = (2, 5)      # shut down in it, or in it
 
 # doublewrite_format.h
 _BATCH = struct.Struct("<QIIQQQQIIQQII")
@@ -477,14 +477,17 @@ class Monitor:
         self._recovered.rise(op.seq, self._controls[0][3])
 
     def _in_archive_recovery(self):
-        return self._controls[-1][0] == _IN_ARCHIVE_RECOVERY
+        return self._controls[-1][0] in _ARCHIVE_RECOVERY
 
     def _marker_removed(self, op):
-        """The log may be ignored from here on, and WAL must have all images."""
+        """The log may be ignored from here on, and WAL must have all images.
+
+        Not on a standby, which does without until it writes its next page home.
+        """
         self._marker, self._marker_changed = False, op.seq
         redo = min(control[2] for control in self._controls)
         done = self.wal.image_free[:self._image_free]
-        if self._protected and done and done[-1].lsn >= redo:
+        if self._protected and done and done[-1].lsn >= redo and not self._in_archive_recovery():
             self._violated(op.seq, "R10", f"the marker is removed, and the WAL record at "
                            f"{_lsn(done[-1].lsn)}, after the redo pointer {_lsn(redo)}, has no image")
         self._recheck(op)

@@ -34,6 +34,9 @@ STEADY_KINDS = {"transfer": 3, "copy": 1, "index": 1, "method": 1, "truncate": 1
 
 BACKUPS = 6
 
+# A relation of this size is more likely written over than extended.
+YOUNG_BYTES = 5 * 8192
+
 MODE = "io_torn_pages_protection"
 MODES = ("full_pages", "double_writes")
 
@@ -339,9 +342,10 @@ class FailingLogSyncs(FailingSyncs):
 
 
 class HalfWrites(Errors):
-    """Home writes stop half-way with an error, among relations that come and go.
+    """A home write of a young relation stops half-way, and the relation goes away.
 
-    Without checkpoints, so that the log is freed by sync cycles.
+    Its truncation is held, so that a sync cycle may come in between.  Without
+    checkpoints, so that there are sync cycles.
     """
 
     def begin_life(self, life):
@@ -350,20 +354,24 @@ class HalfWrites(Errors):
                                           "double_write_buffer_size": "16MB"})
 
     def workloads(self):
-        return {kind: 1 for kind in ("refill", "recreate", "truncate", "scan", "copy", "transfer")}
+        return {"refill": 1, "recreate": 1, "truncate": 1, "scan": 1, "copy": 1, "transfer": 1}
 
     def _fail(self, stop, kinds):
-        """Halve a write every now and then, and refuse its other half.
-
-        Not in the beginning, when connections write a file that they cannot do without.
-        """
+        """Choose some of the youngest relations now and then, and let their writes fail."""
         rng = random.Random(self.rng.randrange(1 << 30))
-        stop.wait(1)
-        while not stop.wait(rng.uniform(0.05, 0.2)):
-            skipped = rng.randrange(20)
+        while not stop.wait(rng.uniform(0.3, 1)):
             self._set(b"clear")
-            self._set(f"write:base/:{skipped + 1}:1:{errno.EIO}".encode())
-            self._set(f"shortwrite:base/:{skipped}:1:0".encode())
+            young = self._youngest()
+            for path in rng.sample(young, min(len(young), 6)):
+                self._set(f"write:{path}:1:4000:{errno.EIO}".encode())
+                self._set(f"shortwrite:{path}:0:1:0".encode())
+                self._set(f"hold:{path}:0:1:{rng.randint(200, 1500)}".encode())
+
+    def _youngest(self):
+        """Return the paths of the relations that were made last, and have some pages."""
+        nodes = [(int(entry.name), entry.stat().st_size)
+                 for entry in os.scandir(self.data / "base" / "5") if entry.name.isdigit()]
+        return [f"base/5/{node}" for node, size in sorted(nodes)[-30:] if size >= YOUNG_BYTES]
 
 
 SCENARIOS = {"primary": Primary, "edited": Edited, "standby": Standby,

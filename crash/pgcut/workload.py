@@ -636,6 +636,7 @@ class Chains(Client):
             else:
                 table.delete(cursor, self.rng, count, newest=True)
         self.command(f"VACUUM (INDEX_CLEANUP on) {table.name}")
+        table = self.any_table()    # as it was before, if that was rolled back
         with self.transaction() as cursor:
             table.insert(cursor, self.rng, max(1, min(count, table.limit - len(table.rows))))
 

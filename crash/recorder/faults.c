@@ -6,7 +6,8 @@
  * A rule is OP:SUBSTRING:SKIP:COUNT:ERRNO.  It looks at operations of kind OP
  * on a path (relative to the mount point) that contains SUBSTRING, lets SKIP
  * of them pass and makes the next COUNT fail with ERRNO.  A rule "shortwrite"
- * halves the write instead.  All functions are called with big_lock held.
+ * halves the write instead; a rule "hold" makes a truncation wait for as many
+ * milliseconds.  All functions are called with big_lock held.
  *
  *-------------------------------------------------------------------------
  */
@@ -36,6 +37,7 @@ static const char *const op_names[] = {
 	[FAULT_RENAME] = "rename",
 	[FAULT_UNLINK] = "unlink",
 	[FAULT_SHORTWRITE] = "shortwrite",
+	[FAULT_HOLD] = "hold",
 };
 
 #define NUM_FAULT_OPS	(sizeof(op_names) / sizeof(op_names[0]))

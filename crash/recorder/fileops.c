@@ -228,6 +228,20 @@ set_size(const Inode *inode, off_t size, uint64_t begin)
 	return 0;
 }
 
+/*
+ * Wait, if a rule says so, before anything happens to a file.
+ */
+static void
+hold(const Inode *inode)
+{
+	int			ms;
+
+	lock();
+	ms = fault_on_inode(FAULT_HOLD, inode);
+	unlock();
+	sleep_us((uint64_t) ms * 1000);
+}
+
 static void
 do_setattr(fuse_req_t req, fuse_ino_t nodeid, struct stat *attr, int to_set,
 		   struct fuse_file_info *fi)
@@ -238,6 +252,8 @@ do_setattr(fuse_req_t req, fuse_ino_t nodeid, struct stat *attr, int to_set,
 	int			error = 0;
 
 	(void) fi;
+	if (to_set & FUSE_SET_ATTR_SIZE)
+		hold(inode);
 	lock();
 	if (to_set & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID))
 	{

@@ -185,7 +185,8 @@ typedef enum FaultOp
 	FAULT_TRUNCATE,
 	FAULT_RENAME,
 	FAULT_UNLINK,
-	FAULT_SHORTWRITE
+	FAULT_SHORTWRITE,
+	FAULT_HOLD
 } FaultOp;
 
 extern int	fault_control(const char *value, size_t len);

@@ -728,6 +728,10 @@ class FaultTest(RecorderCase):
             self.fault("shortwrite:d/file:0:1:0")
             self.assertEqual(os.pwrite(fd, b"y" * 2048, 0), 1024)
             self.assertEqual(os.pwrite(fd, b"z" * 2048, 8192), 2048)
+            self.fault("hold:d/file:0:1:300")
+            started = time.monotonic()
+            os.ftruncate(fd, 4096)
+            self.assertGreaterEqual(time.monotonic() - started, 0.3)
             os.close(fd)
         ops = Recording(self.log).ops
         self.assertEqual([(op.a, op.b) for op in ops if op.kind == Kind.FAULT],
