@@ -6,6 +6,7 @@ load, whose files are read in pieces, so that a page that is written meanwhile
 is read torn; or the files of a primary fail at times.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -33,6 +34,9 @@ STEADY_KINDS = {"transfer": 3, "copy": 1, "index": 1, "method": 1, "truncate": 1
                 "recreate": 1, "toast": 1, "chains": 1, "vacuum": 1, "hint": 1, "scan": 1, "unlogged": 1, "checkpoint": 1}
 
 BACKUPS = 6
+
+# How long a truncation is held while a sync cycle is provoked.
+HOLD_MS = 4000
 
 # A relation of this size is more likely written over than extended.
 YOUNG_BYTES = 5 * 8192
@@ -344,14 +348,42 @@ class FailingLogSyncs(FailingSyncs):
 class HalfWrites(Errors):
     """A home write of a young relation stops half-way, and the relation goes away.
 
-    Its truncation is held, so that a sync cycle may come in between.  Without
-    checkpoints, so that there are sync cycles.
+    A drop first discards the pages of a table and of its indexes, and then truncates
+    one file after the other: truncations are held, so that a sync cycle may come in
+    between.  Without checkpoints, so that there are sync cycles.
     """
 
     def begin_life(self, life):
         super().begin_life(life)
         server.write_settings(self.data, {"checkpoint_timeout": "30s", "max_wal_size": "256MB",
                                           "double_write_buffer_size": "16MB"})
+
+    def load(self, instance):
+        super().load(instance)
+        if instance.alive():
+            self._drop_half_written(instance)
+
+    def _drop_half_written(self, instance):
+        """The same once on purpose: a torn page, a drop that takes long, and a sync cycle."""
+        with contextlib.closing(instance.connect()) as connection:
+            connection.autocommit = True
+            cursor = connection.cursor()
+            paths = [_made(cursor, name, rows) for name, rows in
+                     (("torn", 3000), ("held", 1), ("bulk", 100000))]
+            cursor.execute("CHECKPOINT")
+            cursor.execute("UPDATE torn SET b = 'changed' WHERE a % 7 = 0")
+            self._set(f"write:{paths[0]}:1:4000:{errno.EIO}".encode())
+            self._set(f"shortwrite:{paths[0]}:0:1:0".encode())
+            self._set(f"hold:{paths[1]}:0:1:{HOLD_MS}".encode())
+            with contextlib.suppress(psycopg2.Error):
+                cursor.execute("CHECKPOINT")        # which fails
+            drop = threading.Thread(target=_run, args=(instance, "DROP TABLE torn, held"))
+            drop.start()
+            time.sleep(0.2)                         # it discards pages, and is held
+            with contextlib.suppress(psycopg2.Error):
+                cursor.execute("UPDATE bulk SET b = 'changed'")     # fills half of the log
+            drop.join()
+        self._set(b"clear")
 
     def workloads(self):
         return {"refill": 1, "recreate": 1, "truncate": 1, "scan": 1, "copy": 1, "transfer": 1}
@@ -365,13 +397,29 @@ class HalfWrites(Errors):
             for path in rng.sample(young, min(len(young), 6)):
                 self._set(f"write:{path}:1:4000:{errno.EIO}".encode())
                 self._set(f"shortwrite:{path}:0:1:0".encode())
-                self._set(f"hold:{path}:0:1:{rng.randint(200, 1500)}".encode())
+            self._set(f"hold:base/:0:3:{rng.randint(200, 1000)}".encode())
 
     def _youngest(self):
         """Return the paths of the relations that were made last, and have some pages."""
         nodes = [(int(entry.name), entry.stat().st_size)
                  for entry in os.scandir(self.data / "base" / "5") if entry.name.isdigit()]
         return [f"base/5/{node}" for node, size in sorted(nodes)[-30:] if size >= YOUNG_BYTES]
+
+
+def _made(cursor, name, rows):
+    """Make a table, also in place of that of an earlier life; returns the path of its file."""
+    cursor.execute(f"DROP TABLE IF EXISTS {name}")
+    cursor.execute(f"CREATE TABLE {name} AS SELECT g a, repeat('x', 100) b"
+                   f" FROM generate_series(1, {rows}) g")
+    cursor.execute(f"SELECT pg_relation_filepath('{name}')")
+    return cursor.fetchone()[0]
+
+
+def _run(instance, statement):
+    """Execute a statement on a connection of its own, whatever becomes of it."""
+    with contextlib.suppress(psycopg2.Error), contextlib.closing(instance.connect()) as connection:
+        connection.autocommit = True
+        connection.cursor().execute(statement)
 
 
 SCENARIOS = {"primary": Primary, "edited": Edited, "standby": Standby,
