@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -33,6 +34,12 @@ EXEC_BACKEND = (*TEST, "-Dc_args=-DEXEC_BACKEND")
 
 # Validates the sources (xmllint) before it applies the stylesheets.
 DOC = (*(option for option in RELEASE if option != "-Ddocs=disabled"), "-Ddocs=enabled")
+
+# Meson puts ccache in front of a compiler that it has chosen itself, and pg_config then
+# tells those who build extensions to use it.  So we choose, and Debian's directory of
+# links that lead to ccache comes first where compilers are looked for.
+COMPILER = "cc"
+CCACHE_LINKS = "/usr/lib/ccache"
 
 # Seconds between lines of progress when nobody watches on a terminal.
 PROGRESS_SECONDS = 15
@@ -99,15 +106,16 @@ def is_built(paths, kind):
     return (bindir(paths, kind) / "pg_ctl").exists()
 
 
-def meson(paths, *args, **options):
-    """Run meson as the server user."""
-    return run(["meson", *args], user=server_user(), env=clean_env(paths), **options)
-
-
 def introspect_tests(paths, kind):
     """Return meson's description of the tests of a configured build."""
     return json.loads(output(["meson", "introspect", "--tests", paths.build(kind)],
                              user=server_user(), env=clean_env(paths)))
+
+
+def compiler_env(paths):
+    """Return the environment to compile in."""
+    env = clean_env(paths, CC=COMPILER)
+    return {**env, "PATH": f"{CCACHE_LINKS}:{env.get('PATH', os.defpath)}"}
 
 
 def _configure(paths, kind, source_tree):
@@ -116,13 +124,14 @@ def _configure(paths, kind, source_tree):
     setup = [*KINDS[kind].options, f"--prefix={paths.prefix(kind)}",
              str(directory), str(source_tree)]
     stamp = directory / ".dev-setup"
-    wanted = hashlib.sha256("\n".join(setup).encode()).hexdigest()
+    wanted = hashlib.sha256("\n".join((f"CC={COMPILER}", *setup)).encode()).hexdigest()
     if stamp.exists() and stamp.read_text() == wanted:
         return
     say(f"configuring the {kind} build")
     shutil.rmtree(directory)
     give_to_user(directory)
-    done = meson(paths, "setup", *setup, capture=True, check=False)
+    done = run(["meson", "setup", *setup], user=server_user(), env=compiler_env(paths),
+               capture=True, check=False)
     if done.returncode != 0:
         sys.stderr.write(done.stdout.decode()[-3000:])
         raise DevError("meson setup failed", f"see {directory}/meson-logs/meson-log.txt")
@@ -137,7 +146,7 @@ def _compile(paths, kind):
         targets += _test_programs(paths, directory)
     say(f"compiling the {kind} build")
     command = ["ninja", "-C", str(directory), *targets]
-    child = subprocess.Popen(command, env=clean_env(paths), stdin=subprocess.DEVNULL,
+    child = subprocess.Popen(command, env=compiler_env(paths), stdin=subprocess.DEVNULL,
                              stdout=subprocess.PIPE, text=True, errors="replace",
                              **identity(server_user()))
     _report(child.stdout)
