@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from .base import (DevError, clean_env, give_to_user, identity, locked, output,
                    require_reachable, run, say, server_user)
+from .progress import follow
 
 DISABLED = ("bonjour", "bsd_auth", "docs", "docs_pdf", "dtrace", "gssapi", "icu", "ldap",
             "libcurl", "libnuma", "libxml", "libxslt", "llvm", "nls", "pam", "plperl",
@@ -40,9 +41,6 @@ DOC = (*(option for option in RELEASE if option != "-Ddocs=disabled"), "-Ddocs=e
 # links that lead to ccache comes first where compilers are looked for.
 COMPILER = "cc"
 CCACHE_LINKS = "/usr/lib/ccache"
-
-# Seconds between lines of progress when nobody watches on a terminal.
-PROGRESS_SECONDS = 15
 
 
 @dataclass(frozen=True)
@@ -149,7 +147,7 @@ def _compile(paths, kind):
     child = subprocess.Popen(command, env=compiler_env(paths), stdin=subprocess.DEVNULL,
                              stdout=subprocess.PIPE, text=True, errors="replace",
                              **identity(server_user()))
-    _report(child.stdout)
+    follow(child.stdout, f"compiling the {kind} build", r"\[(\d+)/(\d+)\] ")
     if child.wait() != 0:
         raise DevError(f"the {kind} build failed", "the compiler's messages are above")
 
@@ -161,15 +159,3 @@ def _test_programs(paths, directory):
     inputs = query.partition("input: phony")[2].partition("outputs:")[0].split()
     return [name for name in inputs
             if name != "|" and not name.startswith("src/interfaces/ecpg/")]
-
-
-def _report(lines):
-    """Pass on ninja's output; of its steps, only some on a slow ticker."""
-    shown = time.monotonic()
-    for line in lines:
-        step = re.match(r"\[(\d+)/(\d+)\] ", line)
-        if not step:
-            sys.stderr.write(line)
-        elif time.monotonic() - shown >= PROGRESS_SECONDS:
-            shown = time.monotonic()
-            say(f"compiled {step[1]} of {step[2]}")
