@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from . import generate, mutate, series, worktree
 from . import patch as patches
-from . import series, worktree
 from .base import DevError, Paths, output, say
 from .git import Git
 from .suites import NO_MODE, Result
@@ -87,6 +87,35 @@ def review_series(tree):
     if (tree.paths.patches / series.GROUPS).exists():
         try:
             series.commit(tree.paths, tree.git, tree.upstream)
+        except DevError as exc:
+            yield str(exc)
+
+
+@checker
+def mutations_fit(tree):
+    """A mutation applies, and what is to find it exists."""
+    known = mutate.controls(tree.committed.get("crash/pgcut/controls.py", ""))
+    sources = tree.git.files(tree.tip)
+    for path in sorted(mutate.directory(tree.paths).glob("*.patch")):
+        try:
+            mutation = mutate.decode(path.stem, path.read_bytes())
+        except DevError as exc:
+            yield str(exc)
+            continue
+        refusal = mutate.refusal(tree.git, tree.tip, mutation)
+        if refusal:
+            yield refusal
+        for name in mutate.unknown(mutation, sources, known):
+            yield f"mutation {path.stem} names {name}, which does not exist"
+
+
+@checker
+def generated_documents(tree):
+    """Documents that are made of other files are up to date."""
+    if (tree.paths.repo / "docs").is_dir():
+        try:
+            for path in generate.outdated(tree.paths):
+                yield f"{path} is out of date: ./dev generate"
         except DevError as exc:
             yield str(exc)
 

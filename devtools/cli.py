@@ -10,8 +10,8 @@ from pathlib import Path
 
 from bench import cli as bench
 
-from . import (build, check, cluster, crash, deb, deps, image, patroni, series, source,
-               suites, worktree)
+from . import (build, check, cluster, crash, deb, deps, generate, image, mutate, patroni,
+               series, source, suites, worktree)
 from .base import DevError, locate, note, say
 
 
@@ -62,6 +62,12 @@ def _parser():
     sub = command("crash", _crash, "explore power cuts: what does a crash lose?")
     sub.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...",
                      help="`./dev crash run --help`, `replay`, `list` (default: run)")
+    sub = command("mutate", _mutate, "break rules on purpose: which test notices?")
+    sub.add_argument("names", nargs="*", metavar="NAME",
+                     help="mutations of tests/mutations (default: all)")
+    sub.add_argument("--list", action="store_true", help="say what there is, and do nothing")
+    sub.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    sub = command("generate", _generate, "write the documents that are made of other files")
     sub = command("build", _build, "compile and install a build")
     sub.add_argument("kinds", nargs="*", metavar="KIND", default=["test"],
                      help=f"of {', '.join(kinds)} (default: test)")
@@ -235,6 +241,28 @@ def _test(paths, args):
 def _crash(paths, args):
     _build_kind(paths, "test")
     return crash.call(paths, args.arguments or ["run"])
+
+
+def _mutate(paths, args):
+    if args.inside:
+        return mutate.inside(paths, args.names[0])
+    mutations = mutate.read(paths, args.names)
+    if args.list:
+        print(mutate.listing(mutations))
+        return 0
+    mutate.require()
+    if any(one.controls for one in mutations):
+        deps.ensure(paths, crash.PACKAGES)
+    for kind in ("test", "stock"):
+        _build_kind(paths, kind)
+    outcomes = mutate.run_all(paths, mutations)
+    mutate.record(paths, mutations, outcomes)
+    return mutate.conclude(outcomes)
+
+
+def _generate(paths, args):
+    for name in generate.write_all(paths):
+        print(name)
 
 
 @_alone

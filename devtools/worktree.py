@@ -19,12 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import patch as patches
-from .base import DevError, locked, note, say, write_if_changed
+from .base import DevError, locked, note, output, say, write_if_changed
 from .git import Git
 
 AGREED = "refs/dev/agreed"
 PREVIOUS = "refs/dev/previous"
 OVERLAY_TITLE = "overlay"
+
+# What servers and benchmarks are made of.
+MADE_OF = ("overlay", "patches", "upstream.lock", "bench", "devtools", ":!bench/results")
 
 ARTEFACT = re.compile(r"\.(o|so|a|bc|orig|rej|pyc|swp|gcno|gcda)$|~$"
                       r"|(^|/)(core|tmp_check|testrun|output_iso|__pycache__)(/|$)")
@@ -171,6 +174,23 @@ def _agree(git, paths, head, treeish=None):
 def _new_files(files, known):
     """Return the part of {path: entry} that does not exist upstream."""
     return {path: entry for path, entry in files.items() if path not in known}
+
+
+def commit(paths):
+    """Return the commit of the repository, and whether what is built and measured is of it.
+
+    {} if the repository is none of git's: then figures are of no commit.
+    """
+    def git(*args):
+        # A checkout may well belong to another user than the one who builds.
+        return output(["git", "-c", f"safe.directory={paths.repo}", *args], cwd=paths.repo,
+                      check=False)
+    head = git("rev-parse", "-q", "--verify", "HEAD")
+    if not head:
+        return {}
+    edited = git("status", "--porcelain", "--", *MADE_OF) or \
+        edits_in_work(repository(paths), paths)
+    return {"commit": head, "commit dirty": "yes" if edited else "no"}
 
 
 def edits_in_work(git, paths):

@@ -66,6 +66,8 @@ def _parser():
     sub.add_argument("--no-controls", action="store_true", help="leave the controls out")
     sub.add_argument("--control", action="append", default=[], choices=[
         control.name for control in controls.CONTROLS], help="only this control")
+    sub.add_argument("--broken", metavar="BINDIR",
+                     help="programs of a server that is broken already, for the controls")
     sub.add_argument("--output", type=Path, default=Path("crash-report"),
                      help="directory of the report and of failures (crash-report)")
 
@@ -101,8 +103,9 @@ def _run(args):
     with tempfile.TemporaryDirectory(prefix="pgcut-", dir=args.scratch) as scratch:
         os.chmod(scratch, 0o755)
         wanted = [] if args.no_controls else campaign.all_controls(args.control)
-        broken = str(controls.build_server(args.build, args.source, args.prefix,
-                                           Path(scratch) / "broken")) if wanted else ""
+        broken = args.broken or (
+            str(controls.build_server(args.build, args.source, args.prefix,
+                                      Path(scratch) / "broken")) if wanted else "")
         tools = campaign.Tools(args.bindir, broken, args.recorder, scratch, str(args.output))
         started = time.time()
         results = []

@@ -1,0 +1,67 @@
+"""Documents that are made of other files, as a whole or between two marks.
+
+    <!-- generated: NAME -->
+    ...
+    <!-- end of NAME -->
+
+`./dev generate` writes them, and the gate fails if one is out of date.
+"""
+
+import re
+
+from bench import figures
+
+from . import mutate
+from .base import DevError, write_if_changed
+
+
+def texts(paths):
+    """Return {path: text} of the documents as they should be."""
+    listing = (paths.repo / "docs/mutations.md").read_text()
+    return {
+        "docs/mutations.md": fill(fill(listing, "mutations", mutations(paths)),
+                                  "controls", controls(paths)),
+    }
+
+
+def fill(text, name, body):
+    """Return `text` with what stands between the marks of a name replaced."""
+    begin, end = f"<!-- generated: {name} -->\n", f"<!-- end of {name} -->"
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    if len(pattern.findall(text)) != 1:
+        raise DevError(f"there is no place for the generated part {name}",
+                       f"put `{begin.strip()}` and `{end}` on lines of their own")
+    return pattern.sub(lambda _: f"{begin}\n{body}\n{end}", text)
+
+
+def mutations(paths):
+    """Return the table of tests/mutations."""
+    found = sorted(mutate.read(paths), key=lambda one: (mutate.rank(one.rule), one.name))
+    entries = mutate.seen(paths)
+    rows = [("rule", "mutation", "what is broken", "must be found by", "seen"),
+            *((one.rule, f"[`{one.name}`](../tests/mutations/{one.name}.patch)", one.what,
+               ", ".join(one.found_by), mutate.witness(entries, one).replace("|", "\\|"))
+              for one in found)]
+    return figures.markdown(rows)
+
+
+def controls(paths):
+    """Return the table of the explorer's controls."""
+    found = mutate.controls((paths.repo / "crash/pgcut/controls.py").read_text())
+    rows = [("rule", "control", "what is broken"),
+            *((rule, f"`{name}`", what)
+              for name, (rule, what) in sorted(found.items(),
+                                               key=lambda item: (mutate.rank(item[1][0]), item[0])))]
+    return figures.markdown(rows)
+
+
+def write_all(paths):
+    """Write the documents; returns the paths of those that changed."""
+    return [path for path, text in texts(paths).items()
+            if write_if_changed(paths.repo / path, text.encode())]
+
+
+def outdated(paths):
+    """Return the paths of the documents that are not as they should be."""
+    return [path for path, text in texts(paths).items()
+            if (paths.repo / path).read_text() != text]

@@ -1,0 +1,187 @@
+"""Mutations, generated documents, figures, progress."""
+
+import io
+import json
+import unittest
+
+from bench import figures, runner
+from devtools import build, check, generate, mutate, progress
+from devtools.base import DevError
+
+from fixture import RepositoryCase
+
+DIFF = """\
+diff --git a/src/main.c b/src/main.c
+--- a/src/main.c
++++ b/src/main.c
+@@ -19,3 +19,3 @@
+ line 19
+-line 20
++line twenty
+ line 21
+"""
+
+MUTATION = f"Rule: R7\nFound by: x/001_a, explorer:no-sync\nWhat: a sentence\n\n{DIFF}"
+CONTROLS = 'CONTROLS = (\n    Control("no-sync", "R3",\n            "nothing is synced"),\n)\n'
+
+
+class MutationTest(RepositoryCase):
+
+    def setUp(self):
+        super().setUp()
+        self.write(self.paths.overlay / "src/x/t/001_a.pl", "ok\n")
+        self.write(self.paths.repo / "crash/pgcut/controls.py", CONTROLS)
+
+    def add(self, text, name="broken"):
+        self.write(mutate.directory(self.paths) / f"{name}.patch", text)
+
+    def complaints(self):
+        import subprocess
+        subprocess.run(["git", "init", "-q", self.paths.repo], check=True)
+        return dict(check.run_all(self.paths, self.source))["mutations_fit"]
+
+    def test_parts(self):
+        found = mutate.decode("broken", MUTATION.encode())
+        self.assertEqual((found.rule, found.tests, found.controls, found.what),
+                         ("R7", ("x/001_a",), ("no-sync",), "a sentence"))
+        for text in (MUTATION.replace("Rule", "Role"), "Rule: R7\n\n" + DIFF,
+                     MUTATION.partition("diff")[0], MUTATION.replace("What: a", "a")):
+            with self.subTest(text), self.assertRaises(DevError):
+                mutate.decode("broken", text.encode())
+
+    def test_that_fits(self):
+        self.add(MUTATION)
+        self.assertEqual(self.complaints(), [])
+
+    def test_that_does_not(self):
+        for text, words in (
+                (MUTATION.replace("line 20", "line 2"), "does not apply"),
+                (MUTATION.replace("001_a", "002_a"), "x/002_a, which does not exist"),
+                (MUTATION.replace("no-sync", "sync"), "explorer:sync, which does not exist")):
+            with self.subTest(words):
+                self.add(text)
+                complaint, = self.complaints()
+                self.assertIn(words, complaint)
+
+    def test_unknown_name(self):
+        with self.assertRaises(DevError):
+            mutate.read(self.paths, ["other"])
+
+    def test_found_if_one_notices(self):
+        self.assertTrue(mutate.Outcome("m", {"x/a": "", "x/b": "server starts"}).found)
+        for outcome in (mutate.Outcome("m", {"x/a": ""}), mutate.Outcome("m", {}),
+                        mutate.Outcome("m", {"x/a": "died"}, "the patch does not apply")):
+            self.assertFalse(outcome.found)
+            self.assertEqual(mutate.conclude([outcome]), 1)
+
+    def test_seen_until_the_patch_changes(self):
+        self.add(MUTATION)
+        one, = mutate.read(self.paths)
+        mutate.record(self.paths, [one], [mutate.Outcome("broken", {"x/001_a": "lost"})])
+        self.assertIn("001_a: lost", mutate.witness(mutate.seen(self.paths), one))
+        self.add(MUTATION.replace("twenty", "XX"))
+        self.assertEqual(mutate.witness(mutate.seen(self.paths), *mutate.read(self.paths)), "")
+
+    def test_order_of_rules(self):
+        rules = ["exemption", "R10", "R9a", "R9", "R2"]
+        self.assertEqual(sorted(rules, key=mutate.rank), ["R2", "R9", "R9a", "R10", "exemption"])
+
+
+class FillTest(unittest.TestCase):
+
+    TEXT = "a\n<!-- generated: x -->\nold\n<!-- end of x -->\nb\n"
+
+    def test_between_the_marks_only(self):
+        self.assertEqual(generate.fill(self.TEXT, "x", "new\n"),
+                         "a\n<!-- generated: x -->\n\nnew\n\n<!-- end of x -->\nb\n")
+
+    def test_marks_are_needed_once(self):
+        for text in ("", self.TEXT * 2):
+            with self.assertRaises(DevError):
+                generate.fill(text, "x", "new\n")
+
+
+class FiguresTest(RepositoryCase):
+
+    def add(self, name, started, commit=None, wal=100):
+        meta = {"suite": "pgbench", "storage": "memory", "started": started, "factor": 0.1,
+                "runs": 1, "seconds": 5, "file_system": "ext4",
+                "machine": {"processor": "2 x P", "memory": "1 MB",
+                            **({"commit": commit, "commit dirty": "no"} if commit else {})},
+                "cases": {figures.HEADLINE[1]: {"data": "pgbench-2"}}}
+        runs = [{"case": figures.HEADLINE[1], "arm": arm, "load_average": 1.5, "points": [
+            {"name": "tps", "value": 9.0, "unit": "transactions/s", "higher_is_better": True,
+             "operations": 10, "counts": {"wal.wal_bytes": wal}}]}
+            for arm in ("double_writes", "stock-full_pages")]
+        place = self.paths.repo / figures.RESULTS / name
+        self.write(place / runner.META, json.dumps(meta))
+        self.write(place / runner.RUNS, "".join(json.dumps(run) + "\n" for run in runs))
+
+    def test_without_a_commit_nothing_is_shown(self):
+        self.add("old", "2026-01-01")
+        self.assertIn("no figure is shown", figures.headline(self.paths.repo))
+        text = figures.document(self.paths.repo)
+        self.assertIn("## Not shown", text)
+        self.assertNotIn("WAL bytes", text)
+        self.assertIsNone(figures.pictured(self.paths.repo))
+
+    def test_newest_run_with_a_commit(self):
+        self.add("a", "2026-01-01", "c" * 40, wal=100)
+        self.add("b", "2026-01-02", "d" * 40, wal=200)
+        self.add("c", "2026-01-03", wal=300)
+        text = figures.document(self.paths.repo)
+        self.assertIn("commit dddddddddd", text)
+        self.assertNotIn("cccccccccc", text)
+        # 20 bytes for each of 10 operations
+        self.assertIn("| WAL, bytes a transaction | 20 | 20 | [run](bench/results/b/report.md) |",
+                      figures.headline(self.paths.repo))
+        self.assertIn("**missed**", text)
+        self.assertEqual(figures.pictured(self.paths.repo).name, "b")
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    now = 0
+
+    def __call__(self):
+        return self.now
+
+
+class Terminal(io.StringIO):
+
+    def isatty(self):
+        return True
+
+
+class ProgressTest(RepositoryCase):
+
+    def show(self, stream, clock):
+        with progress.Progress("compiling", 200, stream, clock) as shown:
+            for done in range(0, 101, 10):
+                clock.now = done
+                shown.step(done)
+                if done == 50:
+                    shown.write("warning\n")
+        return stream.getvalue()
+
+    def test_one_line_on_a_terminal(self):
+        text = self.show(Terminal(), Clock())
+        self.assertIn("\r\033[Kcompiling:  25 %, 2 min 30 s left", text)
+        self.assertIn("\r\033[Kwarning\n\r\033[Kcompiling:  25 %", text)
+        self.assertTrue(text.endswith("\r\033[K"))
+
+    def test_plain_elsewhere(self):
+        self.assertEqual(self.show(io.StringIO(), Clock()), "warning\n")
+
+    def test_duration(self):
+        self.assertEqual([progress.duration(seconds) for seconds in (59.4, 61, 3720)],
+                         ["59 s", "1 min 01 s", "1 h 02 min"])
+
+
+class CompilerTest(RepositoryCase):
+
+    def test_ccache_is_not_in_the_name(self):
+        env = build.compiler_env(self.paths)
+        self.assertEqual(env["CC"], "cc")
+        self.assertTrue(env["PATH"].startswith(build.CCACHE_LINKS))
