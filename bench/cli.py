@@ -6,7 +6,7 @@ from pathlib import Path
 
 from devtools.base import DevError, require_reachable, run, say
 
-from . import arms, recovery, report, runner, storage, suites
+from . import arms, figures, recovery, report, runner, storage, suites
 
 # The system's own Python, for which the packages of `report` are made.
 SYSTEM_PYTHON = "/usr/bin/python3"
@@ -64,6 +64,13 @@ def render(directory):
         raise DevError(f"{directory} has no {runner.META}", "a directory of bench/results")
     run([SYSTEM_PYTHON, "-B", "-m", "bench.render", directory.resolve()], cwd=REPOSITORY)
     print(directory / report.MARKDOWN)
+
+
+def draw_picture(repository, target):
+    """Draw the README's picture, if a run with a commit has what it shows."""
+    directory = figures.pictured(repository)
+    if directory:
+        run([SYSTEM_PYTHON, "-B", "-m", "bench.render", directory, target], cwd=REPOSITORY)
 
 
 def _list(args):

@@ -20,7 +20,8 @@ SIZES = ("data", "shared_buffers", "max_wal_size", "checkpoint_timeout", "io_com
 
 # The load of the README's table and picture, and the arms shown there.
 HEADLINE = ("pgbench", "scale 100, max_wal_size 64 MB")
-HEADLINE_ARMS = ("double_writes", "stock-full_pages", "stock-full_pages+lz4")
+HEADLINE_ARMS = ("double_writes", "full_pages", "full_pages+lz4", "stock-full_pages",
+                 "stock-full_pages+lz4")
 HEADLINE_ROWS = (
     ("WAL, bytes a transaction", "WAL bytes"),
     ("page images in WAL, a transaction", "images"),

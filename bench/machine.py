@@ -1,15 +1,18 @@
-"""What the report says about the machine."""
+"""What the report says about the machine, and of what the builds are."""
 
+import hashlib
 import os
 import platform
 from pathlib import Path
 
+from devtools import worktree
 from devtools.base import output
 
 
-def describe(kinds, bindirs):
-    """Return machine, system and builds as {title: text}."""
-    return {"processor": f"{os.cpu_count()} x {_first('/proc/cpuinfo', 'model name')}",
+def describe(paths, kinds, bindirs):
+    """Return machine, system, commit and builds as {title: text}."""
+    return {**worktree.commit(paths),
+            "processor": f"{os.cpu_count()} x {_first('/proc/cpuinfo', 'model name')}",
             "memory": f"{total_memory_mb()} MB",
             "kernel": platform.release(),
             "system": _os_name(),
@@ -50,7 +53,10 @@ def _governor():
 
 
 def _version(bindir):
-    return output([bindir / "postgres", "--version"])
+    """Return what a server calls itself, and what tells it from others of that name."""
+    program = bindir / "postgres"
+    digest = hashlib.sha256(program.read_bytes()).hexdigest()
+    return f"{output([program, '--version'])}, sha256 {digest[:12]}"
 
 
 def _flags(bindir):

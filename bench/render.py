@@ -1,6 +1,6 @@
 """Markdown, HTML and plots of a directory of results.
 
-Runs as a program of its own, `python3 -m bench.render DIR`, with the system's
+Runs as a program of its own, `python3 -m bench.render DIR [PICTURE]`, with the system's
 Python, for which Debian packages matplotlib and jinja2.
 """
 
@@ -17,7 +17,7 @@ matplotlib.rcParams["svg.hashsalt"] = "bench"
 
 from matplotlib import pyplot  # noqa: E402
 
-from . import counters, report, runner  # noqa: E402
+from . import counters, figures, report, runner  # noqa: E402
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 PLOTS = "plots"
@@ -155,5 +155,43 @@ def _stack(axis, measure, title, parts):
     axis.legend(fontsize=7)
 
 
+# The picture of the README --------------------------------------------------------
+
+MODES = {"double_writes": "double_writes", "full_pages": "full_pages",
+         "full_pages+lz4": "full_pages, lz4", "off": "off",
+         "stock-full_pages": "stock, full-page writes",
+         "stock-full_pages+lz4": "stock, full-page writes, lz4"}
+
+
+def picture(directory, path):
+    """Draw WAL bytes and transactions by mode, of one case of a directory of results."""
+    measure = figures.of_case(figures.Series(directory.name, *report.load(
+        directory, runner.META, runner.RUNS)), figures.HEADLINE[1])[0]
+    arms = [arm for arm in MODES if arm in measure.arms]
+    labels, colours = [MODES[arm] for arm in arms], [COLOURS[arm] for arm in arms]
+    operations = {arm: measure.per_operation(arm, "wal.wal_bytes").median for arm in arms}
+    with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 9}):
+        figure, axes = pyplot.subplots(1, 2, figsize=(9, 2.2), sharey=True)
+        for axis, title, values in (
+                (axes[0], "WAL, bytes a transaction", operations),
+                (axes[1], "transactions a second",
+                 {arm: measure.sample(arm).median for arm in arms})):
+            found = axis.barh(labels, [values[arm] for arm in arms], color=colours)
+            axis.bar_label(found, [f" {report.number(values[arm])}" for arm in arms])
+            axis.set_title(title, loc="left", fontsize=9)
+            axis.set_xlim(0, 1.25 * max(values.values()))
+            axis.set_xticks([])
+            axis.invert_yaxis()
+            axis.spines[:].set_visible(False)
+            axis.tick_params(length=0)
+        axes[1].invert_yaxis()
+        figure.tight_layout()
+        figure.savefig(path, metadata={"Date": None, "Description": directory.name})
+        pyplot.close(figure)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if len(sys.argv) > 2:
+        picture(Path(sys.argv[1]), Path(sys.argv[2]))
+    else:
+        main(Path(sys.argv[1]))

@@ -2,7 +2,7 @@
 
 Results of a series are in a directory:
 
-    meta.json     machine, arguments, settings of each case and arm
+    meta.json     machine, commit, builds, arguments, settings of each case and arm
     runs.jsonl    one line per run, appended as soon as it is done
     raw/          output of the clients, server logs; not committed
 """
@@ -48,7 +48,7 @@ class Plan:
 def execute(paths, plan, bindirs):
     """Run a plan; `bindirs` is {kind of build: directory of programs}."""
     storage.require(plan.profile)
-    _prepare_directory(plan, bindirs)
+    _prepare_directory(paths, plan, bindirs)
     with _orderly_end():
         for number, (round_number, case, arm) in enumerate(schedule(plan)):
             say(f"{plan.suite}: {case.name}, {arm.name}, run {round_number + 1} of {plan.runs}")
@@ -76,7 +76,7 @@ def _orderly_end():
         signal.signal(signal.SIGTERM, previous)
 
 
-def _prepare_directory(plan, bindirs):
+def _prepare_directory(paths, plan, bindirs):
     """Create the directory of results with all that is known before a run."""
     (plan.directory / RAW).mkdir(parents=True)
     kinds = sorted({arm.kind for arm in plan.arms})
@@ -87,7 +87,7 @@ def _prepare_directory(plan, bindirs):
                                            else storage.MEMORY),
         "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "load_average": round(machine.load_average(), 2),
-        "machine": machine.describe(kinds, bindirs),
+        "machine": machine.describe(paths, kinds, bindirs),
         "arms": {arm.name: {"build": arm.kind, **arm.settings} for arm in plan.arms},
         "cases": {case.name: {"data": case.dataset.name, **case.all_settings()}
                   for case in plan.cases},

@@ -9,16 +9,22 @@
 
 import re
 
+from bench import cli as bench
 from bench import figures
 
 from . import mutate
 from .base import DevError, write_if_changed
 
+PICTURE = "docs/wal-by-mode.svg"
+
 
 def texts(paths):
     """Return {path: text} of the documents as they should be."""
+    readme = (paths.repo / "README.md").read_text()
     listing = (paths.repo / "docs/mutations.md").read_text()
     return {
+        "README.md": fill(readme, "figures", figures.headline(paths.repo)),
+        "docs/figures.md": figures.document(paths.repo),
         "docs/mutations.md": fill(fill(listing, "mutations", mutations(paths)),
                                   "controls", controls(paths)),
     }
@@ -56,12 +62,25 @@ def controls(paths):
 
 
 def write_all(paths):
-    """Write the documents; returns the paths of those that changed."""
-    return [path for path, text in texts(paths).items()
-            if write_if_changed(paths.repo / path, text.encode())]
+    """Write the documents, and the picture; returns the paths of those that changed."""
+    changed = [path for path, text in texts(paths).items()
+               if write_if_changed(paths.repo / path, text.encode())]
+    if not picture_is_right(paths):
+        bench.draw_picture(paths.repo, paths.repo / PICTURE)
+        changed.append(PICTURE)
+    return changed
+
+
+def picture_is_right(paths):
+    """Say whether the picture is of the run that it should be of."""
+    wanted, path = figures.pictured(paths.repo), paths.repo / PICTURE
+    if wanted is None:
+        return True
+    return path.exists() and wanted.name in path.read_text()
 
 
 def outdated(paths):
     """Return the paths of the documents that are not as they should be."""
-    return [path for path, text in texts(paths).items()
-            if (paths.repo / path).read_text() != text]
+    stale = [path for path, text in texts(paths).items()
+             if not (paths.repo / path).exists() or (paths.repo / path).read_text() != text]
+    return stale + ([] if picture_is_right(paths) else [PICTURE])
