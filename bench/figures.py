@@ -18,6 +18,9 @@ SHOWN = ("WAL bytes", "images", "CPU ms", "pages written", "pages per write",
 # Settings of a case that are sizes.
 SIZES = ("data", "shared_buffers", "max_wal_size", "checkpoint_timeout", "io_combine_limit")
 
+# Load average of each processor that a benchmark alone does not cause on this scale.
+BUSY = 4
+
 # The load of the README's table and picture, and the arms shown there.
 HEADLINE = ("pgbench", "scale 100, max_wal_size 64 MB")
 HEADLINE_ARMS = ("double_writes", "full_pages", "full_pages+lz4", "stock-full_pages",
@@ -131,10 +134,12 @@ def describe(series, case):
     sizes = ", ".join(f"{name} {meta['cases'][case][name]}" for name in SIZES
                       if name in meta["cases"].get(case, {}))
     loads = [run["load_average"] for run in series.runs]
+    busy = ", busy with other work: believe the counts, not speeds and times" \
+        if min(loads) > BUSY * int(machine["processor"].split()[0]) else ""
     return (f"Run {series.link} of {meta['started'][:10]}, {commit(series)}; "
             f"{machine['processor']}, {machine['memory']}; {meta['file_system']}; "
             f"factor {meta['factor']:g}: {sizes}; {meta['runs']} runs of {meta['seconds']} s, "
-            f"load average {min(loads)} to {max(loads)}.\n")
+            f"load average {min(loads)} to {max(loads)}{busy}.\n")
 
 
 def commit(series):
@@ -157,6 +162,13 @@ def _table(measure):
     return rows
 
 
+def costs_by_arm(measure, title):
+    """Return {arm: text} of one column of report.costs()."""
+    rows = report.costs(measure)
+    column = rows[0].index(title)
+    return {row[0]: row[column] for row in rows[1:]}
+
+
 def markdown(rows):
     """Return a table."""
     rule = "|" + "---|" * len(rows[0])
@@ -175,11 +187,11 @@ def headline(repository):
         return "No committed run says of which commit it is, so no figure is shown.\n"
     measure = of_case(series, HEADLINE[1])[0]
     arms = [arm for arm in HEADLINE_ARMS if arm in measure.arms]
-    costs = report.costs(measure)
     rows = [("pgbench", *(f"`{arm}`" for arm in arms), "run")]
     for text, title in HEADLINE_ROWS:
-        cells = {row[0]: row[costs[0].index(title)] for row in costs[1:]}
-        rows.append((text, *(cells[arm] for arm in arms), f"[run]({RESULTS}/{series.name}/report.md)"))
+        cells = costs_by_arm(measure, title)
+        rows.append((text, *(cells[arm] for arm in arms),
+                     f"[run]({RESULTS}/{series.name}/report.md)"))
     bulk = _of(chosen, *BULK[:2])
     if bulk is not None:
         rows.append(_bulk_row(bulk, arms))
@@ -189,10 +201,8 @@ def headline(repository):
 def _bulk_row(series, arms):
     """Return the row about COPY."""
     measure = next(one for one in of_case(series, BULK[1]) if one.name == BULK[2])
-    costs = report.costs(measure)
-    column = costs[0].index("pages double-written")
-    cells = {row[0]: row[column] for row in costs[1:]}
-    written = {row[0]: row[costs[0].index("pages written")] for row in costs[1:]}
+    cells = costs_by_arm(measure, "pages double-written")
+    written = costs_by_arm(measure, "pages written")
     return ("COPY into a new table: pages written, of them copied to the log",
             *(f"{written[arm]}, {cells[arm]}" if arm in cells else "" for arm in arms),
             f"[run]({RESULTS}/{series.name}/report.md)")

@@ -169,17 +169,17 @@ def picture(directory, path):
         directory, runner.META, runner.RUNS)), figures.HEADLINE[1])[0]
     arms = [arm for arm in MODES if arm in measure.arms]
     labels, colours = [MODES[arm] for arm in arms], [COLOURS[arm] for arm in arms]
-    operations = {arm: measure.per_operation(arm, "wal.wal_bytes").median for arm in arms}
     with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 9}):
         figure, axes = pyplot.subplots(1, 2, figsize=(9, 2.2), sharey=True)
         for axis, title, values in (
-                (axes[0], "WAL, bytes a transaction", operations),
+                (axes[0], "WAL, bytes a transaction", figures.costs_by_arm(measure, "WAL bytes")),
                 (axes[1], "transactions a second",
-                 {arm: measure.sample(arm).median for arm in arms})):
-            found = axis.barh(labels, [values[arm] for arm in arms], color=colours)
-            axis.bar_label(found, [f" {report.number(values[arm])}" for arm in arms])
+                 {arm: report.number(measure.sample(arm).median) for arm in arms})):
+            numbers = [float(values[arm].replace(",", "")) for arm in arms]
+            found = axis.barh(labels, numbers, color=colours)
+            axis.bar_label(found, [f" {values[arm]}" for arm in arms])
             axis.set_title(title, loc="left", fontsize=9)
-            axis.set_xlim(0, 1.25 * max(values.values()))
+            axis.set_xlim(0, 1.25 * max(numbers))
             axis.set_xticks([])
             axis.invert_yaxis()
             axis.spines[:].set_visible(False)
@@ -188,6 +188,8 @@ def picture(directory, path):
         figure.tight_layout()
         figure.savefig(path, metadata={"Date": None, "Description": directory.name})
         pyplot.close(figure)
+    lines = path.read_text().splitlines()
+    path.write_text("".join(f"{line.rstrip()}\n" for line in lines))
 
 
 if __name__ == "__main__":

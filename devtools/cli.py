@@ -257,6 +257,7 @@ def _mutate(paths, args):
         _build_kind(paths, kind)
     outcomes = mutate.run_all(paths, mutations)
     mutate.record(paths, mutations, outcomes)
+    generate.write_all(paths)
     return mutate.conclude(outcomes)
 
 

@@ -227,11 +227,18 @@ def _try(paths, mutation):
 
 
 def complaint(result):
-    """Return the first failed point of a test, or ''."""
+    """Return the first failed point of a test, or what ended it; '' if it passed."""
     if not result.failed:
         return ""
     points = re.findall(r"^not ok \d+ *-? *(.*)$", result.output, re.MULTILINE)
-    return points[0].strip() if points else "ended before its time"
+    if points:
+        return points[0].strip()
+    for path in sorted(result.log.glob("log/*.log")) if result.log else ():
+        trap = re.search(r"^TRAP: failed (Assert\(.*?\)), File", path.read_text(errors="replace"),
+                         re.MULTILINE)
+        if trap:
+            return trap[1]
+    return "ended before its time"
 
 
 def _explore(paths, control, bindir):

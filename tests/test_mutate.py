@@ -5,7 +5,7 @@ import json
 import unittest
 
 from bench import figures, runner
-from devtools import build, check, generate, mutate, progress
+from devtools import build, check, generate, mutate, progress, suites
 from devtools.base import DevError
 
 from fixture import RepositoryCase
@@ -73,6 +73,17 @@ class MutationTest(RepositoryCase):
                         mutate.Outcome("m", {"x/a": "died"}, "the patch does not apply")):
             self.assertFalse(outcome.found)
             self.assertEqual(mutate.conclude([outcome]), 1)
+
+    def test_complaint(self):
+        log = self.paths.root / "log"
+        self.write(log / "log/node.log",
+                   'TRAP: failed Assert("a == f(b)"), File: "x.c", Line: 1\n')
+
+        def result(failed, output):
+            return suites.Result("x/a", "m", 1, failed, 0, 1.0, log, output)
+        for failed, output, words in ((0, "ok 1 - a\n", ""), (1, "ok 1 - a\nnot ok 2 - b\n", "b"),
+                                      (1, "ok 1 - a\n", 'Assert("a == f(b)")')):
+            self.assertEqual(mutate.complaint(result(failed, output)), words)
 
     def test_seen_until_the_patch_changes(self):
         self.add(MUTATION)
