@@ -15,6 +15,7 @@ One module per concern, listed so that each may use only those above it:
     runner     interleaved runs, each on a fresh copy of a prepared cluster
     bars       what must be shown, and whether it was
     report     tables of a directory of results
+    figures    what the committed results show, for docs/figures.md and README.md
     render     Markdown, HTML and plots
     cli        arguments
 

@@ -4,6 +4,7 @@ One module per concern, listed so that each may use only those above it:
 
     base      errors, progress, paths, processes, the unprivileged user
     deps      Debian packages
+    progress  how far a long step is
     lock      upstream.lock, and the version constants in a source tree
     apt       PostgreSQL's source by package name, from a private apt state
     source    the pristine upstream tree, from whichever origin works
@@ -14,6 +15,9 @@ One module per concern, listed so that each may use only those above it:
     build     meson and ninja
     cluster   the cluster of `./dev run`
     suites    test suites, and how their results are counted
+    crash     the power-cut explorer
+    mutate    mutations: does a test notice when a rule is broken?
+    generate  documents that are made of other files
     check     the gate
     cli       commands
 """

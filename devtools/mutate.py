@@ -23,7 +23,6 @@ import re
 import shutil
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from . import build, crash, suites, worktree
 from .base import DevError, locked, run, say
@@ -37,8 +36,8 @@ EXPLORER = "explorer:"
 # In the directory of the mutations.
 SEEN = "seen.json"
 
-# Test programs that are no TAP tests.
-OTHER_TESTS = ("regress/regress", "isolation/isolation")
+# Where test programs are that are no TAP tests: pg_regress's, and the isolation tester's.
+OTHER_TESTS = {"sql": "regress", "specs": "isolation"}
 
 # A broken server may keep a test waiting for what never comes.
 EVENT_TIMEOUT_SECONDS = 180
@@ -125,9 +124,12 @@ def unknown(mutation, sources, controls):
 
     `sources` are the paths of the patched tree, `controls` the explorer's names.
     """
-    scripts = {"/".join(Path(path).parts[-3::2]).removesuffix(".pl")
-               for path in sources if re.search(r"/t/[^/]+\.pl$", path)}
-    return [*(name for name in mutation.tests if name not in scripts and name not in OTHER_TESTS),
+    known = set()
+    for path in sources:
+        match = re.search(r"([^/]+)/(t|sql|specs)/([^/]+)\.(?:pl|sql|spec)$", path)
+        if match:
+            known.add(f"{match[1]}/{OTHER_TESTS.get(match[2], match[3])}")
+    return [*(name for name in mutation.tests if name not in known),
             *(EXPLORER + name for name in mutation.controls if name not in controls)]
 
 

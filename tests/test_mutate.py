@@ -2,6 +2,7 @@
 
 import io
 import json
+import subprocess
 import unittest
 
 from bench import figures, runner
@@ -36,7 +37,6 @@ class MutationTest(RepositoryCase):
         self.write(mutate.directory(self.paths) / f"{name}.patch", text)
 
     def complaints(self):
-        import subprocess
         subprocess.run(["git", "init", "-q", self.paths.repo], check=True)
         return dict(check.run_all(self.paths, self.source))["mutations_fit"]
 
@@ -51,6 +51,11 @@ class MutationTest(RepositoryCase):
 
     def test_that_fits(self):
         self.add(MUTATION)
+        self.assertEqual(self.complaints(), [])
+
+    def test_of_pg_regress(self):
+        self.write(self.paths.overlay / "contrib/y/sql/y.sql", "SELECT 1;\n")
+        self.add(MUTATION.replace("001_a", "001_a, y/regress"))
         self.assertEqual(self.complaints(), [])
 
     def test_that_does_not(self):
