@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from devtools.base import DevError, note, run, say, server_user
+from devtools.progress import Progress
 
 from . import arms, machine, recovery, storage
 from .loads import Session
@@ -49,8 +50,10 @@ def execute(paths, plan, bindirs):
     """Run a plan; `bindirs` is {kind of build: directory of programs}."""
     storage.require(plan.profile)
     _prepare_directory(paths, plan, bindirs)
-    with _orderly_end():
-        for number, (round_number, case, arm) in enumerate(schedule(plan)):
+    runs = schedule(plan)
+    with _orderly_end(), Progress(plan.suite, len(runs)) as progress:
+        for number, (round_number, case, arm) in enumerate(runs):
+            progress.step(number)
             say(f"{plan.suite}: {case.name}, {arm.name}, run {round_number + 1} of {plan.runs}")
             _one_run(paths, plan, bindirs, case, arm, number)
 

@@ -36,12 +36,17 @@ class DevError(Exception):
 
 def say(message):
     """Report a step of progress."""
-    print(f"==> {message}", file=sys.stderr, flush=True)
+    print(f"{_line_start()}==> {message}", file=sys.stderr, flush=True)
 
 
 def note(message):
     """Report something worth knowing that changes nothing."""
-    print(f"    note: {message}", file=sys.stderr, flush=True)
+    print(f"{_line_start()}    note: {message}", file=sys.stderr, flush=True)
+
+
+def _line_start():
+    """Return what takes a line of progress (see progress.py) off a terminal."""
+    return "\r\033[K" if sys.stderr.isatty() else ""
 
 
 # Paths ------------------------------------------------------------------

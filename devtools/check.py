@@ -12,6 +12,7 @@ from . import generate, mutate, series, worktree
 from . import patch as patches
 from .base import DevError, Paths, output, say
 from .git import Git
+from .progress import Progress
 from .suites import NO_MODE, Result
 
 CHECKERS = []
@@ -68,8 +69,12 @@ def run_all(paths, source):
     except DevError as exc:
         return [("patches_apply", [str(exc)])]
     tree = Tree(paths, git, tip, upstream)
-    return [("patches_apply", []),
-            *((check.__name__, list(check(tree))) for check in CHECKERS)]
+    outcome = [("patches_apply", [])]
+    with Progress("checking", len(CHECKERS)) as progress:
+        for number, check in enumerate(CHECKERS):
+            progress.step(number, detail=check.__name__)
+            outcome.append((check.__name__, list(check(tree))))
+    return outcome
 
 
 def report(outcome):
