@@ -171,8 +171,9 @@ def _enclosed(paths, mutation):
                "mutate", "--inside", mutation.name]
     done = run(command, capture=True, check=False)
     try:
-        answer = json.loads(done.stdout)
-    except ValueError:
+        # the last line; the explorer has said something before
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
         return Outcome(mutation.name, {}, f"stopped with status {done.returncode}")
     return Outcome(mutation.name, **answer)
 
