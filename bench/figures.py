@@ -138,8 +138,8 @@ def describe(series, case):
         if min(loads) > BUSY * int(machine["processor"].split()[0]) else ""
     return (f"Run {series.link} of {meta['started'][:10]}, {commit(series)}; "
             f"{machine['processor']}, {machine['memory']}; {meta['file_system']}; "
-            f"factor {meta['factor']:g}: {sizes}; {meta['runs']} {'run' if meta['runs'] == 1 else 'runs'}"
-            f" of {meta['seconds']} s, "
+            f"factor {meta['factor']:g}: {sizes}; {meta['runs']} "
+            f"{'run' if meta['runs'] == 1 else 'runs'} of {meta['seconds']} s, "
             f"load average {min(loads)} to {max(loads)}{busy}.\n")
 
 

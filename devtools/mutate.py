@@ -182,16 +182,16 @@ def inside(paths, name):
     """Try one mutation in the namespaces that we are in; prints what came of it."""
     mutation, = read(paths, [name])
     scratch = paths.root / "mutate"
-    shutil.rmtree(scratch, ignore_errors=True)
     said, error = {}, ""
     with locked(paths):
+        shutil.rmtree(scratch, ignore_errors=True)
         try:
             cover(paths, scratch)
             said = _try(paths, mutation)
         except DevError as exc:
             error = str(exc)
-    # What lies over the builds goes with the namespace, its files do not.
-    shutil.rmtree(scratch, ignore_errors=True)
+        # What lies over the builds goes with the namespace, its files do not.
+        shutil.rmtree(scratch, ignore_errors=True)
     print(json.dumps({"said": said, "error": error}))
 
 
