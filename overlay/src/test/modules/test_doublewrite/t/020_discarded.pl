@@ -84,14 +84,14 @@ sub log_is_free
 # --- A batch that an error has left outlives the truncation of its pages
 
 {
-	my $node = new_node('outlived');
+	my $node = new_node('outlived', conf => 'double_write_stage_size = 8MB');
 
 	$node->safe_psql('postgres', q{
 		CREATE EXTENSION pg_visibility;
 		CREATE TABLE t (id int PRIMARY KEY, v int) WITH (fillfactor = 50);
 		INSERT INTO t SELECT i, 0 FROM generate_series(1, 20000) i});
 	$node->safe_psql('postgres', $_) foreach (
-		'VACUUM t', 'CHECKPOINT', 'UPDATE t SET v = 1 WHERE id % 100 = 0',
+		'VACUUM t', 'CHECKPOINT', 'UPDATE t SET v = 1 WHERE id <= 100',
 		'VACUUM t',
 		q{SELECT dw_evict('t'), dw_fail_at('doublewrite-log-write', 'EIO')});
 	isnt($node->psql('postgres', 'SELECT dw_drain()'), 0, 'batch is left by an error');

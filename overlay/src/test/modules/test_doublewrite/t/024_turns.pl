@@ -61,7 +61,7 @@ $node->safe_psql('postgres', q{
 		injection_points_attach('doublewrite-home-run-written', 'wait');
 	DELETE FROM t WHERE id = 1; DELETE FROM dropped WHERE id = 1;
 	SELECT dw_evict('t'), dw_evict('dropped')});
-my $flusher = start('flusher', 'SELECT dw_flush_batch(); SELECT dw_flush_batch(); SELECT dw_flush_batch()');
+my $flusher = start('flusher', 'SELECT dw_flush_batch(), dw_flush_batch(), dw_flush_batch()');
 ok(waits_for('flusher', 'doublewrite-home-run-written'), 'first batch is going home');
 my $drop = start('drop', 'DROP TABLE dropped');
 ok(waits_for('drop', 'DoubleWriteFlush'), 'DROP waits for it');
