@@ -309,7 +309,11 @@ dw_note_mode(void)
 		mode.since = GetCurrentTimestamp();
 	mode.in_force = in_force;
 
+	/* the startup process and the checkpointer may meet here: see dw_note_settings() */
 	SpinLockAcquire(&DWCtl->mutex);
+	mode.requested = DWCtl->shown_mode.requested;
+	mode.images = DWCtl->shown_mode.images;
+	mode.lacked_images |= DWCtl->shown_mode.lacked_images;
 	DWCtl->shown_mode = mode;
 	SpinLockRelease(&DWCtl->mutex);
 }
