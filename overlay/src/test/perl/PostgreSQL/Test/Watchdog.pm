@@ -380,7 +380,7 @@ sub report
 {
 	my ($what) = @_;
 	$what =~ s/\s+/ /g;
-	my $deadline = time() + REPORT_SECONDS * max(1, $slowness);
+	my $deadline = time() + REPORT_SECONDS * max(0.25, $slowness);
 	my (@waits, @text);
 
 	foreach my $server (servers())
@@ -484,7 +484,9 @@ sub report_sql
 		next unless looks_like_number($pid) && defined $event;
 		$server->{busy}{$pid} = 1 if $type !~ /^(?:Activity|Client)$/;
 		$server->{waits_for}{$pid} = $event if $type eq 'LWLock';
-		$server->{at}{$pid} = $event if $type eq 'InjectionPoint';
+		next unless $type eq 'InjectionPoint';
+		$server->{at}{$pid} = $event;
+		$server->{busy}{$pid} = 2;
 	}
 	return @text unless $activity =~ /^\d+\|/m;
 
@@ -539,7 +541,7 @@ backtrace
 };
 
 # The debugger takes seconds for each process: those that wait for something out
-# of the ordinary come first.
+# of the ordinary come first, and before them those that a test has made wait.
 sub report_processes
 {
 	my ($server, $deadline) = @_;
