@@ -34,6 +34,7 @@ MATRIX = {
     "full_page_writes": ("on",),
     "autovacuum": ("off", "on"),
     "data_sync_retry": ("off",),
+    "show_recovery_progress": ("off", "local", "on"),
 }
 
 # What every server of the explorer is run with.
