@@ -229,7 +229,8 @@ dw_note_truncate(const RelFileLocator *rlocator)
 /*
  * May the log hold copies of this relation from before a truncation?  Not if
  * that was before the redo pointer of the last completed checkpoint, which has
- * freed them. (R5)
+ * freed them. (R5)  The end of WAL is noted when the buffers have been dropped,
+ * and rises above a redo pointer as soon as there is one.
  */
 bool
 dw_was_truncated(const RelFileLocator *rlocator)
@@ -240,7 +241,7 @@ dw_was_truncated(const RelFileLocator *rlocator)
 	SpinLockAcquire(&DWCtl->mutex);
 	redo = DWCtl->redo;
 	SpinLockRelease(&DWCtl->mutex);
-	return truncated != 0 && truncated >= redo;
+	return truncated > redo;
 }
 
 static bool
