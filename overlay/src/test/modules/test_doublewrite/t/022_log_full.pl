@@ -35,6 +35,8 @@ sub full_node
 	$node->safe_psql('postgres', q{
 		CREATE TABLE t (id int, v int, filler text STORAGE PLAIN);
 		INSERT INTO t SELECT i, 0, repeat('x', 6000) FROM generate_series(1, 60) i;
+		CREATE TABLE t2 (LIKE t INCLUDING STORAGE);
+		INSERT INTO t2 SELECT * FROM t;
 		CHECKPOINT;
 		SELECT dw_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000)});
 	$node->{stopped} = [
@@ -45,15 +47,15 @@ sub full_node
 	return $node;
 }
 
-# A session that writes more than the log holds
+# A session that writes more than the log holds, to a table of its own
 sub start_filling
 {
-	my ($node, $name) = @_;
+	my ($node, $name, $table) = @_;
 	my $session = $node->background_psql('postgres', on_error_stop => 0);
 
 	$session->query_until(qr/started/,
 		"\\echo started\nSET application_name = '$name';\n"
-		  . "UPDATE t SET v = v + 1; SELECT dw_evict('t'); SELECT dw_flush_batch();\n" x 80);
+		  . "UPDATE $table SET v = v + 1; SELECT dw_evict('$table'); SELECT dw_flush_batch();\n" x 80);
 	return $session;
 }
 
@@ -103,7 +105,7 @@ sub finish
 	$cycle->query_until(qr/started/,
 		"\\echo started\nSET application_name = 'cycle'; SELECT dw_sync_cycle();\n");
 	wait_for($node, 'cycle', 'doublewrite-sync-cycle');
-	my $filler = start_filling($node, 'filler');
+	my $filler = start_filling($node, 'filler', 't');
 	wait_for($node, 'filler', 'DoubleWriteSync');
 	wake_up($node, 'doublewrite-sync-cycle');
 	finish($node, cycle => $cycle, filler => $filler);
@@ -116,14 +118,14 @@ sub finish
 
 	$node->safe_psql('postgres', q{
 		SELECT injection_points_attach('doublewrite-space-freed', 'wait')});
-	my $first = start_filling($node, 'first');
+	my $first = start_filling($node, 'first', 't');
 	wait_for($node, 'first', 'doublewrite-space-freed');
 	$node->safe_psql('postgres', q{
 		SELECT injection_points_detach('doublewrite-space-freed');
 		SELECT injection_points_attach('doublewrite-sync-cycle', 'wait')});
 
 	# another one carries that batch home, and fills the log again
-	my $second = start_filling($node, 'second');
+	my $second = start_filling($node, 'second', 't2');
 	wait_for($node, 'second', 'doublewrite-sync-cycle');
 	$node->safe_psql('postgres', q{SELECT injection_points_wakeup('doublewrite-space-freed')});
 	wait_for($node, 'first', 'DoubleWriteSync');
