@@ -21,6 +21,7 @@ my $node = dw_quiet_node('main', conf => q{
 double_write_buffer_size = 16MB
 max_wal_size = 10GB
 bgwriter_delay = 50ms
+test_doublewrite.quiet = off
 bgwriter_lru_maxpages = 100
 });
 my %dir = map { $_ => PostgreSQL::Test::Utils::tempdir() } qw(bad good);

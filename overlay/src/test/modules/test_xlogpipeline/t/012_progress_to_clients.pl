@@ -26,6 +26,10 @@ xlp_workload($primary, 1);
 $primary->stop('immediate');
 $primary->backup_fs_cold('crashed');
 
+# copies of this are those of a server that was not running
+unlink($primary->backup_dir . '/crashed/pg_doublewrite/owner')
+  or die "could not remove owner file: $!";
+
 foreach my $case (
 	[ 'local', 1, 0 ],
 	[ 'on', 1, 1 ],
