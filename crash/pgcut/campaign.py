@@ -123,6 +123,21 @@ def _guarded(work):
 # Campaigns --------------------------------------------------------------
 
 
+def _kinds(scenario, settings, checksums, modes):
+    """Return the kinds of load of a recording.
+
+    Records of hash indexes refer to a bucket's first page, without an image, to change
+    others.  Where images protect pages, and checksums show that one is torn, redo stops at
+    such a record, before it comes to the image.  That is so in stock.
+    """
+    kinds = dict.fromkeys(record.workload.KINDS) if scenario == "primary" else record.STEADY_KINDS
+    kinds = {kind: record.workload.KINDS[kind].clients if count is None else count
+             for kind, count in kinds.items()}
+    if checksums and "full_pages" in (settings["io_torn_pages_protection"], *modes):
+        del kinds["chains"]
+    return kinds
+
+
 def _run_job(tools, job):
     settings, checksums = matrix.draw(job.seed, **dict(job.overrides))
     if job.scenario not in ("primary", "edited", "half-writes"):
@@ -136,7 +151,7 @@ def _run_job(tools, job):
         "io_torn_pages_protection" not in dict(job.overrides) else ()
     plan = record.Plan(job.seed, settings, checksums, seconds=job.seconds,
                        lives=1 if job.scenario == "backup" else rng.choice((1, 2, 2, 3)),
-                       kinds=None if job.scenario == "primary" else record.STEADY_KINDS,
+                       kinds=_kinds(job.scenario, settings, checksums, modes),
                        modes=modes, scenario=job.scenario)
     try:
         record.make(directory, plan, tools.bindir, tools.recorder, tools.scratch)

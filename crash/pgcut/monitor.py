@@ -42,10 +42,10 @@ _CONTROL = struct.Struct("<16xI12xQQ88xQ")
 _ARCHIVE_RECOVERY = (2, 5)      # shut down in it, or in it
 
 # doublewrite_format.h
-_BATCH = struct.Struct("<QIIQQQQIIQQII")
+_BATCH = struct.Struct("<QIIQQQQIIQQQII")
 _ENTRY = struct.Struct("<IIIHHIIQ")
 _MAGIC = 0x31474F4C57444750
-_VERSION = 2
+_VERSION = 3
 _MARKER = "backup_label"
 _MARKER_LINE = b"DOUBLE WRITE LOG IN USE"
 
@@ -629,7 +629,7 @@ def _batch(op, data):
     """Return the batch whose header a write begins with, or None."""
     if len(data) < _BATCH.size:
         return None
-    (magic, version, _, _, number, mark, _, _, npages, redo, pending, _, _) = \
+    (magic, version, _, _, number, mark, _, _, npages, redo, pending, _, _, _) = \
         _BATCH.unpack_from(data)
     if magic != _MAGIC or version != _VERSION:
         return None

@@ -37,11 +37,20 @@ def control(redo, state=PRODUCTION, recovered=0):
 
 def batch(number, mark, redo, pages, pending=0):
     """Return a batch of the log with these {page: LSN}."""
-    header = struct.pack("<QIIQQQQIIQQII", monitor._MAGIC, 2, 8192, 1, number, mark, 1, 0,
-                         len(pages), redo, pending, 0, 0)
+    header = struct.pack("<QIIQQQQIIQQQII", monitor._MAGIC, monitor._VERSION, 8192, 1, number,
+                         mark, 1, 0, len(pages), redo, pending, 7, 0, 0)
     for (space, database, node, fork, block), lsn in pages.items():
         header += struct.pack("<IIIHHIIQ", space, database, node, fork, 8192, block, 0, lsn)
     return header.ljust(8192, b"\0") + b"".join(map(content, pages.values()))
+
+
+class FormatTest(unittest.TestCase):
+    """The monitor reads the log as the engine writes it."""
+
+    def test_version(self):
+        header = Path(__file__).resolve().parents[2] / \
+            "overlay/src/include/storage/doublewrite_format.h"
+        self.assertIn(f"#define DW_FORMAT_VERSION\t\t{monitor._VERSION}\n", header.read_text())
 
 
 class MonitorTest(unittest.TestCase):

@@ -134,10 +134,11 @@ class Cluster:
         return ["double_writes", "full_pages"] if ours else []
 
     def copy(self, name="copy"):
-        """Return a copy of the stopped cluster."""
+        """Return a copy of the stopped cluster, which knows that it is one of those."""
         target = self.directory / name
         shutil.rmtree(target, ignore_errors=True)
         subprocess.run(["cp", "-a", self.data, target], check=True)
+        (target / "pg_doublewrite" / "owner").unlink(missing_ok=True)
         return target
 
 
