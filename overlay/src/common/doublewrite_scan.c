@@ -128,6 +128,24 @@ DWReadLabel(FILE *fp)
 	return DW_LABEL_BACKUP;
 }
 
+/*
+ * Is recovery asked for that only a backup needs?  A server that runs such a
+ * recovery has the marker as well, but pg_control tells: also if it began as
+ * crash recovery, on an atomic snapshot say.  standby.signal says nothing: any
+ * crashed server may be made a standby.
+ */
+bool
+DWRecoveryFromBackup(DBState state)
+{
+	struct stat st;
+
+	if (stat("tablespace_map", &st) == 0)
+		return true;
+	return stat("recovery.signal", &st) == 0 &&
+		state != DB_IN_CRASH_RECOVERY && state != DB_IN_ARCHIVE_RECOVERY &&
+		state != DB_SHUTDOWNED_IN_RECOVERY;
+}
+
 /* ---------------------------------------------------------------------
  * Whose log this is
  * ---------------------------------------------------------------------
@@ -189,12 +207,13 @@ DWWriteOwner(FILE *fp, const DWOwner *owner)
 				   "System identifier: %" PRIu64 "\n"
 				   "Data directory: %s\n"
 				   "PG_VERSION: " DW_IDENTITY_FORMAT "\n"
-				   "Marker: " DW_IDENTITY_FORMAT "\n",
+				   "Marker: " DW_IDENTITY_FORMAT "\n"
+				   "Number: %" PRIu64 "\n",
 				   owner->sysid, owner->datadir,
 				   owner->cluster.inode, owner->cluster.changed_sec,
 				   owner->cluster.changed_nsec,
 				   owner->marker.inode, owner->marker.changed_sec,
-				   owner->marker.changed_nsec) > 0;
+				   owner->marker.changed_nsec, owner->nonce) > 0;
 }
 
 static void
@@ -232,6 +251,8 @@ DWReadOwner(FILE *fp, DWOwner *owner)
 			dw_parse_identity(value, &owner->cluster);
 		else if (strcmp(line, "Marker") == 0)
 			dw_parse_identity(value, &owner->marker);
+		else if (strcmp(line, "Number") == 0)
+			owner->nonce = strtou64(value, NULL, 10);
 	}
 }
 
@@ -464,8 +485,8 @@ dw_nonce_known(const DWScan *scan, uint64 nonce)
 	return false;
 }
 
-static void
-dw_note_nonce(DWScan *scan, uint64 nonce)
+void
+DWScanAddNonce(DWScan *scan, uint64 nonce)
 {
 	if (dw_nonce_known(scan, nonce))
 		return;
@@ -492,7 +513,7 @@ dw_look_at_segment(DWScan *scan, DWScanSegment *segment,
 	if (verdict == DW_HEADER_VALID || verdict == DW_HEADER_FOREIGN)
 	{
 		segment->first_batch = hdr->batchno;
-		dw_note_nonce(scan, hdr->nonce);
+		DWScanAddNonce(scan, hdr->nonce);
 	}
 	if (verdict == DW_HEADER_FOREIGN || verdict == DW_HEADER_OTHER_FORMAT)
 		dw_note_refused(scan, hdr, segment->segno, verdict);
@@ -579,19 +600,16 @@ dw_sort_batches(DWScan *scan)
  * The low-water mark of the newest intact batch found so far, or 0.
  */
 static uint64
-dw_low_water_so_far(const DWScan *scan)
+dw_low_water_so_far(DWScan *scan)
 {
-	const DWFoundBatch *newest = NULL;
+	int			n;
 
-	for (int i = 0; i < scan->nbatches; i++)
-	{
-		const DWFoundBatch *batch = &scan->batches[i];
-
-		if (batch->bad_page < 0 &&
-			(newest == NULL || batch->batchno > newest->batchno))
-			newest = batch;
-	}
-	return newest ? newest->low_water : 0;
+	/* of a number written twice, the last counts, here as in DWFindLive() */
+	dw_sort_batches(scan);
+	n = scan->nbatches;
+	if (n > 0 && scan->batches[n - 1].bad_page >= 0)
+		n--;
+	return n > 0 ? scan->batches[n - 1].low_water : 0;
 }
 
 /*
@@ -631,7 +649,13 @@ DWReadLog(DWScan *scan, DWReadBlocks read_blocks, void *arg, char *buffer,
 			newest = i;
 	}
 	if (newest < 0)
-		return;
+	{
+		/* all first blocks are damaged, but we may know the number (R9) */
+		if (scan->nnonces == 0)
+			return;
+		newest = 0;
+		everything = true;
+	}
 
 	first = everything ? 0 : newest;
 	last = everything ? scan->nsegments - 1 : newest + 1;

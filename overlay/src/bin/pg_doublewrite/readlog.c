@@ -260,7 +260,17 @@ static void
 read_segments(LogState *state)
 {
 	char	   *buffer = pg_malloc_extended(DW_SEGMENT_SIZE, MCXT_ALLOC_HUGE);
+	char		path[MAXPGPATH];
+	DWOwner		owner;
+	FILE	   *fp;
 
+	snprintf(path, sizeof(path), "%s/owner", state->logdir);
+	fp = fopen(path, "r");
+	DWReadOwner(fp, &owner);
+	if (fp != NULL)
+		fclose(fp);
+	if (owner.nonce != 0)
+		DWScanAddNonce(&state->scan, owner.nonce);
 	if (state->control != NULL)
 		state->scan.sysid = state->control->system_identifier;
 	DWReadLog(&state->scan, read_blocks, state, buffer, true);
@@ -463,6 +473,11 @@ read_log(LogState *state, const char *datadir, const char *logdir)
 		set_verdict(state, VERDICT_REFUSE,
 					_("The file \"backup_label\" is neither the label of a backup nor the file that says that the log is in use."),
 					_("If this is a base backup, restore it again with its own file \"backup_label\"."));
+	else if (state->label == DW_LABEL_MARKER &&
+			 DWRecoveryFromBackup(state->control->state))
+		set_verdict(state, VERDICT_REFUSE,
+					_("The file \"backup_label\" is not the label of a backup, but recovery from a backup is asked for by a file \"recovery.signal\" or \"tablespace_map\"."),
+					_("Restore the backup again, with its own file \"backup_label\"."));
 	else if (state->label == DW_LABEL_BACKUP && state->reason == NULL)
 		set_verdict(state,
 					state->scan.nsegments > 0 ? VERDICT_DISCARD : VERDICT_NOTHING,
@@ -475,7 +490,7 @@ read_log(LogState *state, const char *datadir, const char *logdir)
 	else
 	{
 		judge(state);
-		if (state->verdict == VERDICT_RESTORE || state->verdict == VERDICT_NOTHING)
+		if (state->verdict != VERDICT_REFUSE)
 			judge_copy(state);
 	}
 }

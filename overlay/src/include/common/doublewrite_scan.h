@@ -15,6 +15,7 @@
 #ifndef DOUBLEWRITE_SCAN_H
 #define DOUBLEWRITE_SCAN_H
 
+#include "catalog/pg_control.h"
 #include "storage/doublewrite_format.h"
 
 /* What stands in a block where a batch may start */
@@ -153,6 +154,7 @@ typedef struct DWOwner
 	char		datadir[MAXPGPATH]; /* path of the data directory */
 	DWIdentity	cluster;		/* of PG_VERSION in it */
 	DWIdentity	marker;			/* of the marker in it; all 0 if not known */
+	uint64		nonce;			/* in the batches of its log; 0 if not known */
 } DWOwner;
 
 typedef enum DWOwnerVerdict
@@ -170,6 +172,7 @@ typedef enum DWTablespace
 	DW_TABLESPACE_EMPTY,		/* yes, nothing seems to be mounted there */
 } DWTablespace;
 
+extern bool DWRecoveryFromBackup(DBState state);
 extern DWLabel DWReadLabel(FILE *fp);
 extern bool DWIdentifyFile(const char *path, DWIdentity *identity);
 extern bool DWIdentifyOwner(uint64 sysid, DWOwner *owner);
@@ -185,6 +188,7 @@ extern bool DWParseSpareName(const char *name, uint64 *segno, bool *usable);
 extern bool DWSkipMarker(FILE *fp);
 
 extern void DWScanAddSegment(DWScan *scan, uint64 segno);
+extern void DWScanAddNonce(DWScan *scan, uint64 nonce);
 extern DWHeaderVerdict DWJudgeHeader(const DWBatchHeader *hdr, uint64 sysid,
 									 uint64 segno, uint32 blockno);
 extern void DWReadLog(DWScan *scan, DWReadBlocks read_blocks, void *arg,

@@ -1080,6 +1080,7 @@ dw_write_owner(bool marker, int elevel)
 	fp = AllocateFile(DW_OWNER_TMP, "w");
 	if (fp != NULL && DWIdentifyOwner(GetSystemIdentifier(), &own))
 	{
+		own.nonce = DWCtl->nonce;
 		if (!marker)
 			memset(&own.marker, 0, sizeof(own.marker));
 		written = DWWriteOwner(fp, &own) && fflush(fp) == 0 &&
@@ -1112,11 +1113,21 @@ static void
 dw_log_open(void)
 {
 	DWOldFile  *files;
-	int			nfiles = dw_list_old_files(0, &files);
+	int			nold = dw_list_old_files(PG_UINT64_MAX, &files);
+	int			nfiles = 0;
 
-	/* what spare files hold must not be taken for a part of the log (R3) */
-	for (int i = 0; i < nfiles; i++)
+	/*
+	 * What any of them holds must not be taken for a part of the log, nor
+	 * outlive dw_log_empty(): there may be segments that the start has not
+	 * looked at, since the directory could not be used then.  Segments wait
+	 * until the log is empty.  (R3)
+	 */
+	for (int i = 0; i < nold; i++)
+	{
 		DWCtl->last_segno = Max(DWCtl->last_segno, files[i].segno);
+		if (files[i].spare)
+			files[nfiles++] = files[i];
+	}
 
 	DWCtl->segno = DWCtl->first_segno = DWCtl->last_segno + 1;
 	if (!pg_strong_random(&DWCtl->nonce, sizeof(DWCtl->nonce)))

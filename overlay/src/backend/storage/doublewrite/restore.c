@@ -286,9 +286,14 @@ static void
 dw_read_log(DWScan *scan, bool marker)
 {
 	char	   *buffer;
+	DWOwner		owner;
+	DWOwner		own;
 
 	dw_begin_progress();
 	scan->sysid = GetSystemIdentifier();
+	dw_log_read_owner(&owner, &own);
+	if (owner.nonce != 0)
+		DWScanAddNonce(scan, owner.nonce);
 	dw_list_segments(scan, marker);
 	buffer = palloc_aligned(DW_SEGMENT_SIZE, PG_IO_ALIGN_SIZE, 0);
 	DWReadLog(scan, dw_read_blocks, NULL, buffer, false);
@@ -913,7 +918,8 @@ dw_process_log(XLogRecPtr redo, bool marker)
 		DWCtl->next_batchno = scan.batches[scan.nbatches - 1].batchno + 1;
 
 	outcome = DWJudgeLog(&scan, &live, redo, marker);
-	if (outcome == DW_OUTCOME_RESTORE || outcome == DW_OUTCOME_NOTHING)
+	if (outcome == DW_OUTCOME_RESTORE || outcome == DW_OUTCOME_NOTHING ||
+		outcome == DW_OUTCOME_DISCARD_STALE)
 		dw_refuse_copy(marker);
 	switch (outcome)
 	{
@@ -963,27 +969,17 @@ dw_refuse_label(void)
 					 DW_MARKER_FILE)));
 }
 
-/*
- * Is recovery asked for that only a backup needs?  A server that runs such a
- * recovery has the marker as well, but pg_control tells.  standby.signal says
- * nothing: any crashed server may be made a standby.
- */
 static bool
 dw_recovery_from_backup(void)
 {
 	ControlFileData *control;
-	struct stat st;
 	bool		crc_ok;
-	DBState		state;
+	bool		result;
 
-	if (stat(TABLESPACE_MAP, &st) == 0)
-		return true;
-	if (stat(RECOVERY_SIGNAL_FILE, &st) < 0)
-		return false;
 	control = get_controlfile(DataDir, &crc_ok);
-	state = control->state;
+	result = DWRecoveryFromBackup(control->state);
 	pfree(control);
-	return state != DB_IN_ARCHIVE_RECOVERY && state != DB_SHUTDOWNED_IN_RECOVERY;
+	return result;
 }
 
 /*

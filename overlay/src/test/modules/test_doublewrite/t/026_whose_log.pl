@@ -233,7 +233,7 @@ refuses('copied marker', $node, qr/is a copy of one/,
 foreach my $file ('recovery.signal', 'tablespace_map')
 {
 	append_to_file("$data/$file", '');
-	refuses("marker and $file", $node, undef,
+	refuses("marker and $file", $node, qr/is not the label of a backup/,
 		qr/file "backup_label" is not the label of a backup/,
 		qr/HINT: .*Restore the backup again, with its own file/);
 	unlink("$data/$file");
