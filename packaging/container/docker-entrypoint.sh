@@ -78,6 +78,13 @@ become_server_user() {
 		"${BASH_SOURCE[0]}" "$@"
 }
 
+# As the server's user: a volume may have been opened to a group when it was mounted
+# (fsGroup of Kubernetes), and the server refuses directories that others can write to.
+close_directories() {
+	chmod 700 "$PGDATA" || :
+	[[ ! -d $PGDATA/pg_doublewrite ]] || chmod g-w,o-rwx "$PGDATA/pg_doublewrite/" || :
+}
+
 require_password() {
 	if [[ -z $POSTGRES_PASSWORD && $POSTGRES_HOST_AUTH_METHOD != trust ]]; then
 		die "set POSTGRES_PASSWORD (or POSTGRES_HOST_AUTH_METHOD=trust, which" \
@@ -155,7 +162,9 @@ main() {
 	fi
 
 	read_settings
-	if ! cluster_exists; then
+	if cluster_exists; then
+		close_directories
+	else
 		require_password
 		make_cluster
 		set_up
