@@ -107,6 +107,8 @@ class BlockSubject(Judge):
             image = Path(scratch) / "data"
             with phase(outcome, "materialise"):
                 subprocess.run(["cp", "-a", str(data), str(image)], check=True)
+                # it tells copies of files, of which this is one
+                (image / "pg_doublewrite" / "owner").unlink(missing_ok=True)
             (image / "postmaster.pid").unlink(missing_ok=True)
             moment = self.recording.time_of_cut(state.cut)
             expected = oracle.expectation(self.recording.acks, moment)

@@ -82,10 +82,12 @@ def make_cluster(bindir, directory, checksums, segment_mb=1):
 
 
 def write_settings(directory, settings):
-    """Append settings to a cluster's postgresql.conf, as its owner."""
+    """Append settings to a cluster's postgresql.conf, as its owner, durably as an editor does."""
     with as_user(), open(Path(directory) / "postgresql.conf", "a") as file:
         for name, value in settings.items():
             file.write(f"{name} = '{value}'\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 @dataclass

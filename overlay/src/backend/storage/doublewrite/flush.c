@@ -248,7 +248,8 @@ dw_report(ErrorData *edata)
 {
 	ErrorContextCallback *context = error_context_stack;
 
-	edata->elevel = LOG;
+	/* not to the client: he may not read, and we hold the flush lock */
+	edata->elevel = LOG_SERVER_ONLY;
 	error_context_stack = NULL; /* it has its context */
 	ThrowErrorData(edata);
 	error_context_stack = context;
@@ -280,6 +281,10 @@ dw_try_write_run(const int *slots, int npages)
 	PG_CATCH();
 	{
 		dw_clean_up_after_error(&held, holdoff, cancel_holdoff);
+
+		/* first of all, as copying the error may fail */
+		for (int i = 0; i < npages; i++)
+			dw_restage_slot(slots[i], true);
 		MemoryContextSwitchTo(oldcontext);
 		edata = CopyErrorData();
 		FlushErrorState();
@@ -288,11 +293,6 @@ dw_try_write_run(const int *slots, int npages)
 
 	if (edata == NULL)
 		dw_release_slots(slots, npages);
-	else
-	{
-		for (int i = 0; i < npages; i++)
-			dw_restage_slot(slots[i], true);
-	}
 	return edata;
 }
 
@@ -565,6 +565,19 @@ static void
 dw_give_up_batch(void)
 {
 	dw_return_batch();
+
+	/* try them here: with other pages they would not get past the log */
+	DWCtl->batch_len = dw_take_kept(DWCtl->batch, DW_MAX_BATCH_PAGES,
+									DWCtl->next_batchno);
+	if (DWCtl->batch_len > 0)
+	{
+		DWCtl->batch_waits = false;
+		DWCtl->phase = DW_BATCH_TAKEN;
+		if (dw_make_durable(false))
+			dw_write_home(NULL);
+		else
+			dw_return_batch();
+	}
 	ereport(ERROR,
 			(errcode(ERRCODE_INSUFFICIENT_RESOURCES),
 			 errmsg("could not write pages because the double-write log is full"),
@@ -636,6 +649,9 @@ dw_batch_must_wait(void)
 		DWCtl->batch_waits_since = DWCtl->cycles_begun;
 	DWCtl->batch_waits = true;
 	DWCount(log_full, 1);
+
+	/* what removed pages keep in the log only the checkpointer can settle */
+	dw_request_upkeep();
 	return DWCtl->batch_waits_since;
 }
 
@@ -1184,6 +1200,21 @@ dw_renew_copies(void)
 }
 
 /*
+ * Shall a sync cycle write this mark?  Not if it frees no segment and would take
+ * the last block of a log that may be unable to grow: that is for a mark that
+ * does.  Flush lock held.
+ */
+static bool
+dw_mark_is_worth_it(uint64 mark)
+{
+	if (DWCtl->blockno < DW_SEGMENT_BLOCKS - 1 ||
+		DWCtl->segno < DWCtl->last_segno ||
+		DWCtl->first_segno == DWCtl->segno)
+		return true;
+	return DWCtl->seg_first_batch[(DWCtl->first_segno + 1) % DW_MAX_SEGMENTS] <= mark;
+}
+
+/*
  * Sync all files that the live log protects, and free the log up to there.
  *
  * This bounds the log between checkpoints.  Any process can do it, and none
@@ -1235,7 +1266,8 @@ dw_sync_cycle(uint64 begun)
 	dw_lock_flush(LW_EXCLUSIVE);
 	if (DWCtl->log_open)		/* not disarmed meanwhile */
 	{
-		dw_log_set_low_water(mark);
+		if (dw_mark_is_worth_it(mark))
+			dw_log_set_low_water(mark);
 		dw_forget_files(mark);
 	}
 	DWCtl->cycles_done = number;

@@ -1265,7 +1265,7 @@ dw_disarm(bool keep_segments)
 	 * may be torn at home; but some may have been before. (R3)
 	 */
 	dw_drain_and_lock();
-	while (dw_first_removed_batch() != PG_UINT64_MAX)
+	while (dw_first_unfinished_batch() < DWCtl->next_batchno)
 	{
 		LWLockRelease(DoubleWriteFlushLock);
 		dw_settle_removals();

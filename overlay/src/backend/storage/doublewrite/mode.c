@@ -468,11 +468,25 @@ DoubleWriteCheckpointDrain(XLogRecPtr redo)
 {
 	dw_drain_and_lock();
 
+	/*
+	 * Nothing may keep a batch from before now: its copies, and those in later
+	 * ones, lack changes from before redo.  That could be a page removed while
+	 * it was torn at home, or one staged since we began that cannot be written.
+	 * Each turn settles that, or throws the error. (R5)
+	 */
+	while (dw_first_unfinished_batch() < DWCtl->next_batchno)
+	{
+		LWLockRelease(DoubleWriteFlushLock);
+		dw_settle_removals();
+		dw_drain_and_lock();
+	}
+
 	SpinLockAcquire(&DWCtl->mutex);
 	DWCtl->redo_pending = redo;
 	SpinLockRelease(&DWCtl->mutex);
 
 	DWCtl->checkpoint_mark = dw_first_unfinished_batch();
+	Assert(DWCtl->checkpoint_mark == DWCtl->next_batchno);
 	dw_epoch_begin(DWCtl->checkpoint_mark);
 	LWLockRelease(DoubleWriteFlushLock);
 

@@ -1,0 +1,82 @@
+# Copyright (c) 2025, PostgreSQL Global Development Group
+
+# The device of the log is full, and pages that cannot be written home keep all of
+# it in use.  Once their files are well again, or gone, work goes on (R11).
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use DoubleWrite;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use PostgreSQL::Test::Watchdog;
+use Test::More;
+
+dw_require_injection_points();
+
+my $turns;
+
+# Change some pages, and have them written home; returns whether that worked
+sub turn
+{
+	my ($node) = @_;
+	my $first = ($turns++ % 99) * 60 + 1;
+
+	return $node->psql('postgres',
+		"UPDATE t SET v = v + 1 WHERE id BETWEEN $first AND $first + 59; SELECT dw_evict('t')") == 0;
+}
+
+foreach my $case ('well again', 'dropped')
+{
+	my $node = dw_quiet_node($case =~ s/ /_/gr, conf => q{
+double_write_buffer_size = 64MB
+bgwriter_delay = 200ms
+test_doublewrite.quiet = off
+});
+	my $bgwriter = $node->safe_psql('postgres',
+		"SELECT pid FROM pg_stat_activity WHERE backend_type = 'background writer'");
+	my $dir = PostgreSQL::Test::Utils::tempdir();
+
+	$turns = 0;
+	kill('STOP', $bgwriter);
+	$node->safe_psql('postgres', $_) foreach (
+		q{SELECT dw_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000)},
+		"CREATE TABLESPACE bad LOCATION '$dir'",
+		q{CREATE TABLE t (id int, v int, filler text STORAGE PLAIN);
+		INSERT INTO t SELECT i, 0, repeat('x', 6000) FROM generate_series(1, 6000) i;
+		CREATE TABLE bad (LIKE t INCLUDING STORAGE) TABLESPACE bad;
+		INSERT INTO bad SELECT * FROM t WHERE id < 4},
+		'CHECKPOINT',
+		q{UPDATE bad SET v = 1;
+		SELECT dw_drain(), dw_evict('bad'),
+			dw_fail_homes_in((SELECT oid FROM pg_tablespace WHERE spcname = 'bad'), 'EIO')});
+	isnt($node->psql('postgres', 'SELECT dw_flush_batch()'), 0, "$case: home write failed");
+
+	# until the last segment there is has been entered, or there is no room in it
+	while (turn($node)
+		&& $node->safe_psql('postgres', 'SELECT segno < last_segno FROM dw_state()') eq 't')
+	{
+		BAIL_OUT('the log does not get full') if $turns > 10000;
+	}
+
+	$node->safe_psql('postgres', 'DROP TABLE bad') if $case eq 'dropped';
+	$node->safe_psql('postgres', q{SELECT dw_clear('doublewrite-home-write')});
+	kill('CONT', $bgwriter);
+
+	# each turn works in the end: what held the log is tried again, or let go
+	my $worked = 0;
+	foreach my $i (1 .. 50)
+	{
+		watchdog_until("$case: a turn to work", sub { turn($node) });
+		$worked++;
+	}
+	is($worked, 50, "$case: pages are written again");
+	is($node->psql('postgres', 'CHECKPOINT'), 0, "$case: checkpoint completes");
+	$node->safe_psql('postgres', q{SELECT dw_clear('doublewrite-create-segment')});
+	$node->stop;
+}
+
+done_testing();
