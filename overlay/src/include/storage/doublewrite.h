@@ -102,10 +102,9 @@ extern void DoubleWriteCountFirstChange(const PageData *page, bool standard,
 /* mode.c: checkpoints and switching */
 extern bool DoubleWriteSessionImages(void);
 extern bool DoubleWriteUpdateMode(bool images_now);
-extern void DoubleWriteModeApplied(void);
+extern void DoubleWriteModeApplied(bool images);
 extern void DoubleWriteRecoveryEnded(void);
 extern bool DoubleWriteIsArmed(void);
-extern bool DoubleWriteImagesRepair(void);
 extern void DoubleWriteSetRedo(XLogRecPtr redo, bool images);
 extern void DoubleWriteCheckpointDrain(XLogRecPtr redo);
 extern void DoubleWriteCheckpointSynced(void);

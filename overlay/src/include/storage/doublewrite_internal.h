@@ -280,8 +280,6 @@ typedef struct DWShownMode
 	TornPagesProtection in_force;	/* what protects all pages */
 	TimestampTz since;			/* when that came into force, or 0 */
 	bool		images;			/* this server's WAL carries images */
-	bool		lacked_images;	/* ... and has not always done so since the
-								 * checkpoint from which it was started */
 	XLogRecPtr	off_until;		/* coming from "off", pages are safe once a
 								 * checkpoint with a redo pointer at or above
 								 * this completes, or 0 */

@@ -868,33 +868,6 @@ DoubleWritePrepareRead(FILE *file, const char *path)
 }
 
 /*
- * Read up to a chunk.  While WAL carries images and the log is not in use, a torn
- * page will be repaired by redo, so home writes go on, as in stock.  If that has
- * changed meanwhile, what has been read may be torn for good: read it again.
- */
-static size_t
-dw_read_chunk(char *buf, size_t nbytes, FILE *file)
-{
-	off_t		start = ftello(file);
-	size_t		result;
-
-	/* R9a */
-	if (DoubleWriteImagesRepair())
-	{
-		result = fread(buf, 1, nbytes, file);
-		INJECTION_POINT("doublewrite-chunk-read-unheld", NULL);
-		if (DoubleWriteImagesRepair() || ferror(file) ||
-			fseeko(file, start, SEEK_SET) != 0)
-			return result;
-	}
-
-	DoubleWriteHoldHomeWrites();
-	result = fread(buf, 1, nbytes, file);
-	DoubleWriteResumeHomeWrites();
-	return result;
-}
-
-/*
  * Read up to nbytes of a relation file, like fread(), and no torn page. (R9a)
  *
  * Home writes are held up for a chunk of DW_READ_CHUNK at a time, and a chunk
@@ -918,7 +891,9 @@ DoubleWriteRead(char *buf, size_t nbytes, FILE *file, bool more)
 		if (more && excess < chunk)
 			chunk -= excess;
 		CHECK_FOR_INTERRUPTS();
-		got = dw_read_chunk(buf + done, chunk, file);
+		DoubleWriteHoldHomeWrites();
+		got = fread(buf + done, 1, chunk, file);
+		DoubleWriteResumeHomeWrites();
 		INJECTION_POINT("doublewrite-chunk-read", NULL);
 		done += got;
 		if (got < chunk || (more && nbytes - done < BLCKSZ))

@@ -292,9 +292,6 @@ dw_note_mode(void)
 
 	recovery = !XLogInsertAllowed();
 	mechanism = dw_mechanism(&mode, DWCtl->armed);
-	if (mechanism != TORN_PAGES_FULL_PAGES ||
-		(mode.since == 0 && !DWCtl->redo_images))
-		mode.lacked_images = true;
 	if (mechanism == TORN_PAGES_OFF)
 		mode.off_until = InvalidXLogRecPtr;
 	else if (mode.since != 0 && mode.mechanism == TORN_PAGES_OFF &&
@@ -309,11 +306,10 @@ dw_note_mode(void)
 		mode.since = GetCurrentTimestamp();
 	mode.in_force = in_force;
 
-	/* the startup process and the checkpointer may meet here: see dw_note_settings() */
+	/* the startup process and the checkpointer may meet here: see dw_show_setting() */
 	SpinLockAcquire(&DWCtl->mutex);
 	mode.requested = DWCtl->shown_mode.requested;
 	mode.images = DWCtl->shown_mode.images;
-	mode.lacked_images |= DWCtl->shown_mode.lacked_images;
 	DWCtl->shown_mode = mode;
 	SpinLockRelease(&DWCtl->mutex);
 }
@@ -354,7 +350,7 @@ dw_show_setting(void)
 }
 
 static void
-dw_apply_mode(void)
+dw_apply_mode(bool images)
 {
 	static bool reported = false;
 
@@ -376,8 +372,7 @@ dw_apply_mode(void)
 		dw_disarm(false);
 		ereport(LOG, (errmsg("torn page protection is off")));
 	}
-	else if (XLogRecPtrIsInvalid(DWCtl->disarm_after) &&
-			 XLogInsertAllowed())
+	else if (images && XLogRecPtrIsInvalid(DWCtl->disarm_after))
 		DWCtl->disarm_after = GetXLogInsertRecPtr();
 }
 
@@ -385,10 +380,10 @@ dw_apply_mode(void)
  * Second half: images are on or off now as DoubleWriteUpdateMode() said.
  */
 void
-DoubleWriteModeApplied(void)
+DoubleWriteModeApplied(bool images)
 {
 	dw_show_setting();
-	dw_apply_mode();
+	dw_apply_mode(images);
 	dw_note_mode();
 }
 
@@ -417,26 +412,6 @@ bool
 DoubleWriteIsArmed(void)
 {
 	return DWCtl->armed;
-}
-
-/*
- * Can whoever copies files of the running server rely on images in WAL, as with
- * a stock server, to repair pages that it reads torn?
- *
- * Who has copied them replays WAL from a checkpoint that may be old: pg_rewind,
- * from before the timelines parted.  An image does not help if a record without
- * one comes first.  So it is not enough that there are images now.
- */
-bool
-DoubleWriteImagesRepair(void)
-{
-	DWShownMode mode;
-
-	SpinLockAcquire(&DWCtl->mutex);
-	mode = DWCtl->shown_mode;
-	SpinLockRelease(&DWCtl->mutex);
-	return !mode.lacked_images &&
-		dw_mode_in_force(&mode, DWCtl->armed) == TORN_PAGES_FULL_PAGES;
 }
 
 /* ---------------------------------------------------------------------

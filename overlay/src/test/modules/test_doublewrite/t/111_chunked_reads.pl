@@ -3,8 +3,7 @@
 
 # pg_read_binary_file() holds up home writes for a megabyte at a time: between
 # two of them pages go home and it can be canceled, and yet it returns no page of
-# which one half is older than the other.  Where images in WAL repair torn
-# pages, nothing is held up.
+# which one half is older than the other.
 
 use strict;
 use warnings FATAL => 'all';
@@ -22,7 +21,6 @@ if ($ENV{enable_injection_points} ne 'yes')
 
 my $MB = 1024 * 1024;
 my $between = 'doublewrite-chunk-read';
-my $unheld = 'doublewrite-chunk-read-unheld';
 my ($node, $file);
 
 sub new_node
@@ -65,12 +63,6 @@ sub wait_for
 		usleep(100_000);
 	}
 	return;
-}
-
-sub waiting
-{
-	my ($looker, $point) = @_;
-	return $looker->query_safe("SELECT count(*) FROM pg_stat_activity WHERE wait_event = '$point'");
 }
 
 # A session that reads the file and stops at the point
@@ -190,46 +182,5 @@ $node->safe_psql('postgres', "SELECT injection_points_detach('$between')");
 $reader->query('SELECT 1');
 like($reader->{stderr}, qr/canceling statement due to user request/, 'reading is canceled');
 $reader->quit;
-$node->stop;
-
-# With images in WAL, as with a stock server: nobody waits for anybody.
-# (initdb may have been run in another mode; the next start begins with images.)
-new_node('full_pages');
-$node->restart;
-my $looker = $node->background_psql('postgres');
-$reader = $node->background_psql('postgres');
-$_->query_safe("SELECT length(pg_read_binary_file('$file'))") foreach ($looker, $reader);
-$node->safe_psql('postgres',
-	q{SELECT injection_points_attach('doublewrite-home-written', 'wait')});
-my $flusher = $node->background_psql('postgres');
-$flusher->query_until(qr/begin/, "\\echo begin\nUPDATE t SET n = n + 1; CHECKPOINT;\n");
-wait_for('nobody flushes', sub { waiting($looker, 'doublewrite-home-written') });
-ok(eval { $reader->query_safe("SELECT length(pg_read_binary_file('$file'))") },
-	'nothing is waited for in full_pages');
-$looker->query_safe(
-	"SELECT injection_points_detach('doublewrite-home-written'), injection_points_wakeup('doublewrite-home-written')");
-$_->quit foreach ($flusher, $looker, $reader);
-
-# Images end while a chunk is read without care: it is read again.
-$reader = read_until($unheld, ', 0, 1048576');
-$node->safe_psql('postgres', 'ALTER SYSTEM SET io_torn_pages_protection = double_writes');
-$node->reload;
-$node->poll_query_until('postgres', 'SELECT armed FROM dw_state()') or die 'not armed';
-ok(change_pages(), 'pages go home while nothing is held up');
-my @after = pages();
-go_on($unheld);
-my @read = pages(result($reader));
-is(scalar(grep { $read[$_] ne $after[$_] } 0 .. $#read), 0, 'chunk is read again');
-
-# Having been without images, it is careful for good
-$node->safe_psql('postgres', 'ALTER SYSTEM SET io_torn_pages_protection = full_pages');
-$node->reload;
-$node->poll_query_until('postgres', q{SELECT current_setting('io_torn_pages_protection') = 'full_pages'});
-$node->safe_psql('postgres', 'CHECKPOINT');
-$node->poll_query_until('postgres', 'SELECT NOT armed FROM dw_state()') or die 'still armed';
-(undef, undef, $stderr) = $node->psql('postgres',
-	"SELECT injection_points_set_local(); SELECT injection_points_attach('$unheld', 'notice');
-	 SELECT length(pg_read_binary_file('$file'))");
-unlike($stderr, qr/notice triggered/, 'a server that lacked images holds up home writes');
 $node->stop;
 done_testing();
