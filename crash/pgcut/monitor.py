@@ -103,11 +103,6 @@ class _Batch:
     durable: int = 0            # of the sync that covered it
     gone: bool = False
 
-    @property
-    def written(self):
-        """Up to where in its file it has been written."""
-        return self.writes[-1].a + self.writes[-1].length
-
 
 @dataclass
 class _HomeWrite:
@@ -170,7 +165,7 @@ class Monitor:
         self._image_free = 0
         self._batches = {}                  # number -> the last one written with it
         self._copies = defaultdict(list)    # page -> batches, in order
-        self._open = {}                     # file -> batch that is being written
+        self._parts = defaultdict(list)     # log file -> its writes since the last sync
         self._mark = 0                      # the highest one that a crash could find
         self._marker = False                # there is a marker, durable or not
         self._marker_changed = 0            # its last change; 0 if durable
@@ -325,6 +320,7 @@ class Monitor:
         file = self._files.get(op.ino)
         if file is not None:
             file.doomed = op.begin
+            self._forget_parts(op)
             self._wal_pending[op.ino] = [item for item in self._wal_pending[op.ino]
                                          if item[0] > op.begin]
 
@@ -378,21 +374,33 @@ class Monitor:
     # The double-write log
 
     def _write_log(self, op, file):
-        data, batch = self.recording.data(op), self._open.get(op.ino)
-        if batch and op.a == batch.written:
-            batch.writes.append(op)
-        else:
-            if self._rewritten(op):
-                return
-            self._destroy(op, file, op.a, op.a + op.length)
-            batch = _batch(op, data)
-            if batch is None:
-                return
-            self._open[op.ino] = batch
-        if batch.written >= batch.end:
-            batch.seq = op.seq
-            del self._open[op.ino]
+        if self._rewritten(op):
+            return
+        self._destroy(op, file, op.a, op.a + op.length)
+        parts = self._parts[op.ino]
+        parts.append(op)
+        batch = self._completed(op, parts)
+        if batch:
             self._enter_batch(op, batch)
+
+    def _completed(self, op, parts):
+        """Return the batch that a write completes, or None.
+
+        The kernel splits writes of more than a megabyte, and the parts may come in
+        any order.  All of them come before the next sync.
+        """
+        heads = (_batch(part, self.recording.data(part)) for part in reversed(parts))
+        batch = next(filter(None, heads), None)
+        if batch is None or not batch.start <= op.a < batch.end:
+            return None
+        newest = {part.a: part for part in parts if batch.start <= part.a < batch.end}
+        batch.writes = [newest[start] for start in sorted(newest)]
+        batch.seq = op.seq
+        written = batch.start
+        for part in batch.writes:
+            if part.a <= written:
+                written = max(written, part.a + part.length)
+        return batch if written >= batch.end else None
 
     def _enter_batch(self, op, batch):
         """A batch is complete: check it, and see what its mark gives up."""
@@ -432,7 +440,7 @@ class Monitor:
             if batch.ino != op.ino or batch.gone or batch.end <= start or end <= batch.start:
                 continue
             batch.gone = True
-            if batch.lsns and batch.number >= needed and self._marker:
+            if batch.lsns and batch.durable and batch.number >= needed and self._marker:
                 self._violated(op.seq, "R3", f"batch {batch.number} of the log is overwritten or "
                                f"removed, and the durable low-water mark is {needed}")
 
@@ -448,11 +456,16 @@ class Monitor:
         return False
 
     def _sync_log(self, op, file):
+        self._forget_parts(op)
         for batch in reversed(self._batches.values()):
             if batch.durable:
                 break
             if batch.ino == op.ino and file.doomed < batch.seq <= op.begin:
                 batch.durable = op.seq
+
+    def _forget_parts(self, op):
+        """What is written after a sync, even a failed one, belongs to another attempt."""
+        self._parts[op.ino] = [part for part in self._parts[op.ino] if part.seq > op.begin]
 
     # pg_control and the marker
 

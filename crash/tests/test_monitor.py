@@ -189,6 +189,34 @@ class HealthyTest(MonitorTest):
         self.history.write(self.log, at, data[:8192])
         self.put_home(0, lsn)
 
+    def put_halves(self, order, pages, mark=1):
+        """Write a batch as the kernel does if a write is too long for it."""
+        self.number += 1
+        data = batch(self.number, mark, self.redo, pages)
+        for at in order:
+            self.history.write(self.log, self.at + at, data[at:at + 8192])
+
+    def test_batch_in_two_halves(self):
+        for order in (0, 8192), (8192, 0):
+            lsn = self.changed(0)
+            self.put_halves(order, {page_of(0): lsn})
+            self.history.sync(self.log)
+            self.at += 2 * 8192
+            self.put_home(0, lsn)
+        self.assertEqual(self.violations(), [])
+
+    def test_batch_written_again_after_an_error(self):
+        lsn = self.changed(0)
+        self.put_halves((8192,), {page_of(0): lsn})
+        self.number -= 1
+        self.put_halves((0, 8192), {page_of(1): self.changed(1)})
+        self.number -= 1
+        self.history.add(Kind.SYNCFAILED, self.log)
+        self.put_halves((8192, 0), {page_of(0): lsn})
+        self.history.sync(self.log)
+        self.put_home(0, lsn)
+        self.assertEqual(self.violations(), [])
+
     def test_marker_goes_after_a_clean_stop(self):
         self.protected_write()
         self.history.sync(self.file)
@@ -254,6 +282,25 @@ class ViolationTest(MonitorTest):
         self.put_batch({page_of(0): lsn}, sync=False)
         self.put_home(0, lsn)
         self.assert_violated("R2", "was not durable")
+
+    def test_half_a_batch(self):
+        for missing in 0, 8192:
+            lsn = self.changed(0)
+            self.history.write(self.log, self.at + 8192 - missing,
+                               batch(2, 1, self.redo, {page_of(0): lsn})[8192 - missing:][:8192])
+            self.history.sync(self.log)
+            self.put_home(0, lsn)
+            self.assert_violated("R2", "the log has no copy")
+
+    def test_half_of_another_attempt(self):
+        lsn = self.changed(0)
+        data = batch(2, 1, self.redo, {page_of(0): lsn})
+        self.history.write(self.log, self.at + 8192, data[8192:])
+        self.history.sync(self.log)
+        self.history.write(self.log, self.at, data[:8192])
+        self.history.sync(self.log)
+        self.put_home(0, lsn)
+        self.assert_violated("R2", "the log has no copy")
 
     def test_home_before_the_sync_of_the_log_has_returned(self):
         lsn = self.changed(0)
