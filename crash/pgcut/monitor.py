@@ -510,19 +510,21 @@ class Monitor:
     def _write_home(self, op, file):
         relation, fork, first = file.where
         data = memoryview(self.recording.data(op))
-        if op.a >= file.size or self._is_unlogged(file) and fork != _INIT:
+        if self._is_unlogged(file) and fork != _INIT:
             return
         for block, content in _pages(op.a, data):
             if content == _ZEROES:
                 continue
-            self.figures["home writes"] += 1
             before = self._lsn_at_home(file, block)
             lsn = before if (op.a % PAGE and block == op.a // PAGE) else _page_lsn(content)
+            file.lsns[block] = lsn
+            if op.a >= file.size:
+                continue
+            self.figures["home writes"] += 1
             page = (*relation, fork, first + block)
             start = max(op.a - block * PAGE, 0)
             write = _HomeWrite(op.seq, op.begin, page, lsn, lsn == before,
                                (start, start + len(content)))
-            file.lsns[block] = lsn
             if not self.wal.uncommitted(relation, self._wal_end):
                 self._check_lsn(op, page, lsn, "")
             if self._protected:

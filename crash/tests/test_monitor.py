@@ -457,6 +457,16 @@ class FullPagesTest(MonitorTest):
         self.put_home(0, 1)
         self.assertEqual(self.violations(), [])
 
+    def test_hint_on_a_page_that_was_not_there_in_the_beginning(self):
+        self.put_home(4, 2)
+        self.put_home(4, 2)
+        self.assertEqual(self.violations(), [])
+
+    def test_page_that_has_become_another(self):
+        self.put_home(4, 2)
+        self.put_home(4, 3)
+        self.assert_violated("R2", "no record from redo pointer")
+
     def test_page_that_no_image_protects(self):
         self.changed(0, image=True)
         lsn = self.changed(0)
