@@ -467,6 +467,22 @@ class FullPagesTest(MonitorTest):
         self.put_home(4, 3)
         self.assert_violated("R2", "no record from redo pointer")
 
+    def test_image_before_a_commit_that_is_not_durable(self):
+        self.wal.make(REL, xid=7)
+        self.wal.change(page_of(0), image=True)
+        self.wal.commit(7)
+        self.flush(sync=False)
+        self.put_home(0, 0)
+        self.assertEqual(self.violations(), [])
+
+    def test_image_after_the_commit_that_is_not_durable(self):
+        self.wal.make(REL, xid=7)
+        self.wal.commit(7)
+        self.wal.change(page_of(0), image=True)
+        self.flush(sync=False)
+        self.put_home(0, 0)
+        self.assert_violated("R2", "that rebuilds it is not durable")
+
     def test_page_that_no_image_protects(self):
         self.changed(0, image=True)
         lsn = self.changed(0)
