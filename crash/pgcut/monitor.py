@@ -19,6 +19,7 @@ R10  Records without images are written only while the marker is durable, and no
 Without the log (`full_pages`) the second half of R2 protects each page, as in stock.
 With protection off only R1 is left.  What a page was before an uncommitted
 transaction made its file, and what is beyond the end of a file, cannot be torn.
+Nobody reads a database that DROP DATABASE has begun to remove, but redo.
 """
 
 import gc
@@ -616,7 +617,8 @@ class Monitor:
         """Return why redo from a redo pointer would not rebuild a page, or None."""
         first = self.wal.first(write.page, redo, mere_reads=self._marker)
         if first is None or first[0] >= self._wal_end:
-            if write.gone or write.hint and not self._marker:
+            if write.gone or write.hint and not self._marker or \
+                    self.wal.being_dropped(write.page[1], self._wal_durable.at(begin)):
                 return None
             if self.wal.uncommitted(write.page[:3], self._wal_end):
                 write.excused = True

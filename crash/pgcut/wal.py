@@ -28,10 +28,12 @@ _HAS_IMAGE, _HAS_DATA, _WILL_INIT, _SAME_REL = 0x10, 0x20, 0x40, 0x80
 _HOLE, _APPLY, _COMPRESSED = 0x01, 0x02, 0x1C
 
 # Resource managers, and what their records say in the upper half of xl_info
-XLOG, XACT, SMGR, HEAP2, HASH = 0, 1, 2, 9, 12
+XLOG, XACT, SMGR, DBASE, HEAP2, HEAP, HASH = 0, 1, 2, 4, 9, 10, 12
 CHECKPOINT_SHUTDOWN, CHECKPOINT_ONLINE, SWITCH = 0x00, 0x10, 0x40
 FPW_CHANGE, END_OF_RECOVERY, FPI_FOR_HINT, CHECKPOINT_REDO = 0x80, 0x90, 0xA0, 0xE0
 SMGR_CREATE = 0x10
+DBASE_DROP = 0x20
+HEAP_KIND, HEAP_DELETE, HEAP_INPLACE = 0x70, 0x10, 0x70
 HEAP2_VISIBLE = 0x40
 _XACT_COMMIT, _XACT_COMMIT_PREPARED, _XACT_HAS_INFO = 0x00, 0x30, 0x80
 
@@ -137,7 +139,8 @@ class Stream:
                 return
             start = self.lsn(position)
             blocks, main = _parse(content, position + _HEADER, position + length)
-            data = bytes(content[main:position + length]) if rmid in (XLOG, XACT, SMGR) else b""
+            data = bytes(content[main:position + length]) \
+                if rmid in (XLOG, XACT, SMGR, DBASE) else b""
             yield Record(start, self.end(position + length), rmid, info & 0xF0, xid,
                          _effective(rmid, info, blocks), data)
             previous = start

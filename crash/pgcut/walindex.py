@@ -14,6 +14,7 @@ from .recording import Kind
 
 _SEGMENT_SIZE_AT = 32           # in the header of a segment's first page
 _FULL_PAGE_WRITES_AT = 16       # in a checkpoint record
+_PG_DATABASE = (1664, 0, 1262)
 
 # A record that changes a page, the first one after a redo pointer, without
 # rebuilding it.  `promised` says that WAL before it has announced images.
@@ -31,6 +32,9 @@ class WalIndex:
         self.records = 0
         self._births = defaultdict(list)    # relation -> [[lsn, xid]]
         self._commits = {}                  # xid -> end of its commit record
+        self._invalidated = 0               # end of the last record that did so to a database
+        self._droppers = {}                 # xid -> the same for the one that it drops
+        self._dropped = {}                  # database -> the same
         self._images = None                 # as announced; None is not known
         self._redo = redo
         self._seen = {}                     # page -> redo pointer of its last record
@@ -73,6 +77,13 @@ class WalIndex:
         commit = self._commits.get(births[at - 1][1])
         return commit is None or commit > written
 
+    def being_dropped(self, database, durable):
+        """Say whether WAL up to `durable` makes a database invalid that is then dropped.
+
+        Until its files are gone, nobody can connect to it, and nobody syncs them.
+        """
+        return 0 < self._dropped.get(database, 0) <= durable
+
     def agreement(self, number, offset, data):
         """Return the LSN up to which a write to a segment is what WAL is in the end."""
         start = number * self.segment_size + offset
@@ -99,8 +110,22 @@ class WalIndex:
         elif record.rmid == wal.XACT:
             for xid in wal.committed(record):
                 self._commits[xid] = record.end
+        elif record.rmid == wal.HEAP and record.blocks and record.blocks[0].page[:3] == _PG_DATABASE:
+            self._enter_database(record)
+        elif record.rmid == wal.DBASE and record.info == wal.DBASE_DROP:
+            if record.xid in self._droppers:    # not if it has only moved elsewhere
+                database, = struct.unpack_from("<I", record.data)
+                self._dropped[database] = self._droppers[record.xid]
         for page, effect in record.blocks:
             self._enter_block(record, page, effect)
+
+    def _enter_database(self, record):
+        """Follow DROP DATABASE, which marks the row of a database before it deletes it."""
+        kind = record.info & wal.HEAP_KIND
+        if kind == wal.HEAP_INPLACE:
+            self._invalidated = record.end
+        elif kind == wal.HEAP_DELETE:
+            self._droppers[record.xid] = self._invalidated
 
     def _enter_block(self, record, page, effect):
         """Enter a block.  A relation may be made before its transaction has a number."""

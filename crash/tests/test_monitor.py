@@ -499,6 +499,38 @@ class FullPagesTest(MonitorTest):
         self.complete_checkpoint(redo)
         self.assert_violated("R3", "is not durable")
 
+    def home_before_redo(self):
+        """Write a page home, and return a redo pointer after its record."""
+        self.put_home(0, self.changed(0, image=True))
+        redo = self.wal.redo_pointer()
+        self.flush()
+        return redo
+
+    def test_database_that_is_being_dropped(self):
+        redo = self.home_before_redo()
+        self.wal.delete_database(xid=7)
+        self.flush()
+        self.complete_checkpoint(redo)
+        self.wal.remove_database(5, xid=7)
+        self.flush()
+        self.assertEqual(self.violations(), [])
+
+    def test_database_that_is_dropped_later(self):
+        self.complete_checkpoint(self.home_before_redo())
+        self.wal.delete_database(xid=7)
+        self.wal.remove_database(5, xid=7)
+        self.flush()
+        self.assert_violated("R3", "is not durable")
+
+    def test_database_that_moves(self):
+        redo = self.home_before_redo()
+        self.wal.delete_database(xid=7)
+        self.flush()
+        self.complete_checkpoint(redo)
+        self.wal.remove_database(5, xid=8)
+        self.flush()
+        self.assert_violated("R3", "is not durable")
+
 
 class OffTest(MonitorTest):
     mode = "off"

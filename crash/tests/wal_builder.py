@@ -92,6 +92,16 @@ class Wal:
     def commit(self, xid):
         return self.add(wal.XACT, 0x00, main=bytes(8), xid=xid)
 
+    def delete_database(self, xid):
+        """What DROP DATABASE does to the row of a database."""
+        row = [((1664, 0, 1262, 0, 0), True, False, b"")]
+        self.add(wal.HEAP, wal.HEAP_INPLACE, row, xid=0)
+        self.add(wal.HEAP, wal.HEAP_DELETE, row, xid=xid)
+
+    def remove_database(self, database, xid):
+        """Its files are gone, or those in one tablespace."""
+        self.add(wal.DBASE, wal.DBASE_DROP, main=struct.pack("<III", database, 1, 1663), xid=xid)
+
 
 def _checkpoint(redo, images):
     return struct.pack("<QII?", redo, 1, 1, images) + bytes(71)
