@@ -627,7 +627,7 @@ class Monitor:
         lsn, end, effect = first
         if effect != wal.REBUILDS or write.page[3] not in (_MAIN, _INIT) and self._marker:
             return f"the first record from redo pointer {_lsn(redo)} on, at {_lsn(lsn)}, reads it"
-        if end > self._wal_durable.at(begin) and \
+        if end > self._wal_durable.at(begin) and not (write.hint and not self._marker) and \
                 not self.wal.uncommitted(write.page[:3], end):
             return f"the record at {_lsn(lsn)} that rebuilds it is not durable"
         return None

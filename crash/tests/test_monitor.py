@@ -462,6 +462,12 @@ class FullPagesTest(MonitorTest):
         self.put_home(4, 2)
         self.assertEqual(self.violations(), [])
 
+    def test_hint_before_an_image_that_is_not_durable(self):
+        self.wal.change(page_of(0), image=True)
+        self.flush(sync=False)
+        self.put_home(0, 1)
+        self.assertEqual(self.violations(), [])
+
     def test_page_that_has_become_another(self):
         self.put_home(4, 2)
         self.put_home(4, 3)
