@@ -135,8 +135,9 @@ class WalIndex:
         self.touches[page].append((record.lsn, record.end, effect))
         if self._seen.get(page) != self._redo and effect == wal.CHANGES:
             self.image_free.append(ImageFree(record.lsn, record.end, page, self._images is True))
-        if effect != wal.TOUCHES:
-            self._seen[page] = self._redo
+        # A record of a hash index may change a page without data for it, as those that
+        # insert do the metapage.  Then the next one need not carry an image.
+        self._seen[page] = self._redo
 
     def _enter_control(self, record):
         """Follow redo pointers, and what WAL announces of images."""

@@ -428,6 +428,12 @@ class MarkerTest(MonitorTest):
 
     mode = "full_pages"
 
+    def arm(self):
+        self.marker = self.history.create("backup_label")[0]
+        self.history.sync_directory()
+        self.history.rename(self.marker, "backup_label", "backup_label")
+        self.history.sync_directory()
+
     def test_image_free_before_the_marker(self):
         self.wal.images(False)
         self.changed(0)
@@ -435,12 +441,17 @@ class MarkerTest(MonitorTest):
 
     def test_images_end_without_a_word(self):
         self.wal.images(True)
-        self.marker = self.history.create("backup_label")[0]
-        self.history.sync_directory()
-        self.history.rename(self.marker, "backup_label", "backup_label")
-        self.history.sync_directory()
+        self.arm()
         self.changed(0)
         self.assert_violated("R10", "though images are on")
+
+    def test_page_that_was_changed_before_images_began(self):
+        self.arm()
+        self.wal.images(False)
+        self.changed(0, rmid=wal.HASH, data=b"")
+        self.wal.images(True)
+        self.changed(0)
+        self.assertEqual([v for v in self.violations() if v.rule == "R10"], [])
 
 
 class FullPagesTest(MonitorTest):
