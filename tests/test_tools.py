@@ -1,13 +1,16 @@
 """Review series, counting of results, the gate."""
 
 import fcntl
+import json
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import TestCase, mock
 
-from devtools import check, series, suites
+from devtools import check, crash, series, suites
 from devtools.base import DevError
 
 from fixture import RepositoryCase
@@ -199,3 +202,42 @@ class CheckTest(RepositoryCase):
                 self.assertEqual(list(self.complaints(files)), [name])
                 for path in files:
                     (self.paths.repo / path).unlink()
+
+
+class ExplorerTest(TestCase):
+    """What continuous integration makes of the explorer's results."""
+
+    def explore(self, *runs):
+        """Return the Result of runs that give these (failures, violations), and their number."""
+        done = []
+
+        def call(paths, arguments, deadline=None):
+            failures, violations = runs[len(done)]
+            done.append(arguments)
+            output = Path(arguments[-1])
+            output.mkdir(exist_ok=True)
+            (output / "results.json").write_text(json.dumps([
+                {"control": "", "states": [1, 2], "failures": failures, "error": "",
+                 "violations": violations, "monitored": {"checks": 1}},
+                {"control": "R1", "states": [1], "failures": [1], "error": "",
+                 "violations": [], "monitored": {}}]))
+            return int(bool(failures or violations))
+
+        with tempfile.TemporaryDirectory() as root, mock.patch.object(crash, "call", call):
+            return crash.run_ci(SimpleNamespace(root=Path(root))), len(done)
+
+    def test_silent(self):
+        result, runs = self.explore(([], []))
+        self.assertEqual((result.passed, result.failed, runs), (4, 0, 1))
+
+    def test_violation_that_does_not_come_again(self):
+        result, runs = self.explore(([], ["R2"]), ([], []))
+        self.assertEqual((result.failed, runs), (0, 2))
+
+    def test_violation_that_comes_again(self):
+        result, runs = self.explore(([], ["R2"]), ([], ["R2"]))
+        self.assertEqual((result.failed, runs), (1, 2))
+
+    def test_loss_counts_at_once(self):
+        result, runs = self.explore(([1], ["R2"]))
+        self.assertEqual((result.failed, runs), (2, 1))
