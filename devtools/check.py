@@ -87,13 +87,16 @@ def report(outcome):
 
 
 @checker
-def review_series(tree):
-    """The patches for upstream review can be made."""
-    if (tree.paths.patches / series.GROUPS).exists():
-        try:
-            series.commit(tree.paths, tree.git, tree.upstream)
-        except DevError as exc:
-            yield str(exc)
+def overlay_owned(tree):
+    """A file of overlay/ belongs to exactly one patch of the review series."""
+    yield from series.problems(patches.read_series(tree.paths.patches), tree.overlay)
+
+
+@checker
+def lines_final(tree):
+    """A patch of the review series leaves alone what an earlier one has added."""
+    yield from series.rewritten(tree.git, tree.upstream, tree.tip,
+                                patches.read_series(tree.paths.patches))
 
 
 @checker

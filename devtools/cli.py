@@ -94,7 +94,13 @@ def _parser():
                      help="build the container image from those built before, and run it")
     command("patroni", _patroni, "make a cluster with Patroni, crash it, switch over")
     sub = command("series", _series, "write patches for upstream review")
-    sub.add_argument("directory", type=Path, help="an empty or new directory")
+    sub.add_argument("directory", type=Path, nargs="?", help="an empty or new directory")
+    sub.add_argument("--check", action="store_true",
+                     help="instead, apply, build and test each patch in turn")
+    sub.add_argument("--from", type=int, default=1, dest="first", metavar="N",
+                     help="check from patch N on")
+    sub.add_argument("--only", type=int, metavar="N", help="check patch N only")
+    sub.add_argument("--build-only", action="store_true", help="check without running regress")
     command("check", _check, "run the gate")
     return parser
 
@@ -134,6 +140,10 @@ def _export(paths, args):
 
 
 def _series(paths, args):
+    if args.check:
+        return _check_series(paths, args)
+    if not args.directory:
+        raise DevError("where to?", "./dev series DIRECTORY, or ./dev series --check")
     args.directory.mkdir(parents=True, exist_ok=True)
     if any(args.directory.iterdir()):
         raise DevError(f"{args.directory} is not empty", "name a new directory")
@@ -207,6 +217,12 @@ def _alone(handler):
         with suites.alone(paths):
             return handler(paths, args)
     return wait_and_handle
+
+
+@_alone
+def _check_series(paths, args):
+    return _conclude(series.check(paths, _obtain(paths), args.first, args.only,
+                                  not args.build_only))
 
 
 @_alone

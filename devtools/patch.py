@@ -5,6 +5,7 @@ when it is exported again: author, subject, body, diff.  No commit or blob
 identifiers, no dates, no counts, no version of git.
 """
 
+import fnmatch
 import re
 from dataclasses import dataclass
 
@@ -12,6 +13,9 @@ from .base import DevError, write_if_changed
 
 SERIES = "series"
 DIFF_START = b"diff --git "
+
+# Lines at the end of a message that are for us alone; see series.py.
+TRAILER = re.compile(r"^(Overlay|Rewrites): +(.+?) *$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,28 @@ class Patch:
     def message(self):
         """Return the commit message."""
         return f"{self.title}\n\n{self.body}".rstrip("\n") + "\n"
+
+    @property
+    def prose(self):
+        """Return the body as it is sent for review."""
+        return TRAILER.sub("", self.body).strip("\n")
+
+    @property
+    def overlay(self):
+        """Return patterns of the new files that belong to this patch."""
+        return self._trailer("Overlay")
+
+    @property
+    def rewrites(self):
+        """Return the titles of earlier patches whose lines this one may change."""
+        return self._trailer("Rewrites")
+
+    def _trailer(self, name):
+        return tuple(value for key, value in TRAILER.findall(self.body) if key == name)
+
+    def owns(self, path):
+        """Say whether a file of overlay/ belongs to this patch."""
+        return any(fnmatch.fnmatchcase(path, pattern) for pattern in self.overlay)
 
     def encode(self):
         """Return the bytes of the patch file."""

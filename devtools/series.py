@@ -1,135 +1,232 @@
-"""Patches for upstream review, as described by patches/groups.
+"""The review series: the patches of patches/, each with its new files.
 
-Unlike patches/, whose files touch existing upstream files only, a review
-patch brings its new files along and stands on its own.
+A patch in patches/ touches existing upstream files only.  Which files of
+overlay/ belong to it, its message says in lines that are for us alone:
+
+    Overlay: src/backend/storage/doublewrite/*
+
+With these files each patch stands on its own, and can be built and tested.
+Nor does a patch change lines that an earlier one has added, because who
+reviews the series in its order would read them in vain.  Where that cannot be
+helped, a line `Rewrites: SUBJECT OF THE EARLIER PATCH` says so, and the prose of
+the message says why.
 """
 
-import configparser
 import fnmatch
-import textwrap
+import re
+import shutil
+import tempfile
+import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from . import build, suites, worktree
 from . import patch as patches
-from . import worktree
-from .base import DevError, locked, say
+from .base import DevError, locked, note, say
+from .git import Git
 
-GROUPS = "groups"
+KIND = "test"
+TEST = "regress/regress"
 
 
 @dataclass(frozen=True)
-class Group:
-    """A review patch: names of patch files, and patterns of overlay paths.
+class Member:
+    """A patch of the review series, committed on those before it."""
 
-    As read from patches/groups, `patches` holds patterns, too.
-    """
-
+    number: int
     title: str
-    why: str
-    patches: tuple
-    patterns: tuple
-
-    def owns(self, path):
-        """Say whether an overlay path belongs to this group."""
-        return any(fnmatch.fnmatchcase(path, pattern) for pattern in self.patterns)
+    commit: str
 
 
-def read_groups(path):
-    """Parse patches/groups."""
-    parser = configparser.ConfigParser(interpolation=None, delimiters=("=",))
-    parser.read_string(path.read_text())
-    return [Group(title, " ".join(section.get("why", "").split()),
-                  tuple(section.get("patches", "").split()),
-                  tuple(section.get("overlay", "").split()))
-            for title, section in ((name, parser[name]) for name in parser.sections())]
+# Who owns what ------------------------------------------------------------
 
 
-def expand(groups, patch_names):
-    """Replace the patterns of patch names in groups by the names they match.
+def problems(series, overlay_paths):
+    """Describe what is wrong with the `Overlay:` lines of [(file name, Patch)]."""
+    found = []
+    for name, patch in series:
+        found += [f"patches/{name}: {pattern} matches no file of overlay/"
+                  for pattern in patch.overlay if not fnmatch.filter(overlay_paths, pattern)]
+    for path in overlay_paths:
+        owners = [name for name, patch in series if patch.owns(path)]
+        if not owners:
+            found.append(f"overlay/{path} belongs to no patch")
+        if len(owners) > 1:
+            found.append(f"overlay/{path} belongs to several: {', '.join(owners)}")
+    return found
 
-    Raises DevError for a pattern that matches none.
+
+def rewritten(git, upstream, tip, series):
+    """Describe lines that a patch changes though an earlier one has added them.
+
+    `tip` has a commit for each Patch of `series` on `upstream`.
     """
-    expanded = []
-    for group in groups:
-        names = []
-        for pattern in group.patches:
-            matches = fnmatch.filter(patch_names, pattern)
-            if not matches:
-                raise DevError(f"patches/groups: {pattern} matches no patch",
-                               "compare it with patches/series")
-            names += matches
-        expanded.append(replace(group, patches=tuple(names)))
-    return expanded
+    known = git.files(upstream)
+    commits = git("rev-list", "--reverse", f"{upstream}..{tip}").split()
+    owners = {}
+    for commit, (name, patch) in zip(commits, series):
+        for path, hunks in _hunks(git, commit).items():
+            if path in known and path not in owners:
+                text = git.raw("cat-file", "blob", known[path][1])
+                owners[path] = [None] * (text.count(b"\n") + 1)
+            taken = set()
+            for at, removed, added in reversed(hunks):
+                taken |= set(owners[path][at:at + removed]) - {None}
+                owners[path][at:at + removed] = [patch.title] * added
+            for title in sorted(taken - set(patch.rewrites)):
+                yield f"patches/{name} changes what \"{title}\" has added to {path}"
 
 
-def problems(groups, patch_names, overlay_paths):
-    """Describe each patch and overlay file that is not in exactly one group."""
-    owners = {f"patches/{name}": [g.title for g in groups if name in g.patches]
-              for name in patch_names}
-    owners.update({f"overlay/{path}": [g.title for g in groups if g.owns(path)]
-                   for path in overlay_paths})
-    found = [f"{thing} is in no section" for thing, titles in owners.items() if not titles]
-    return found + [f"{thing} is in several: {', '.join(titles)}"
-                    for thing, titles in owners.items() if len(titles) > 1]
+def _hunks(git, commit):
+    """Return {path: [(index of the first line, lines removed, lines added)]}."""
+    diff = git.raw("diff-tree", "-p", "-r", "--no-commit-id", "--no-renames", "--unified=0",
+                   "--no-color", "--no-ext-diff", "--no-textconv", commit)
+    found = {}
+    for line in diff.decode(errors="replace").splitlines():
+        head = re.match(r"diff --git a/(.*) b/", line)
+        if head:
+            hunks = found.setdefault(head[1], [])
+        span = re.match(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@", line)
+        if span:
+            removed, added = (int(n) if n else 1 for n in span.group(2, 3))
+            hunks.append((int(span[1]) - (removed > 0), removed, added))
+    return found
 
 
-def write(paths, source, directory):
-    """Write the review series into `directory`; returns the number of patches.
-
-    Raises DevError as commit() does.
-    """
-    with locked(paths):
-        git = worktree.repository(paths)
-        upstream = worktree.upstream_commit(git, source)
-        tip, number = commit(paths, git, upstream)
-        git("format-patch", "-q", "--zero-commit", "--no-signature", "--numbered",
-            "--no-renames", "-o", directory.resolve(), f"{upstream}..{tip}")
-    say(f"wrote {number} patches into {directory}")
-    return number
+# Making the series --------------------------------------------------------
 
 
 def commit(paths, git, upstream):
-    """Commit the review series on `upstream`; returns its tip, and how many.
+    """Commit the review series on `upstream`; returns its Members.
 
-    Raises DevError if the groups are not a partition of patches/ and
-    overlay/, or if a group does not apply on the groups before it.
+    Raises DevError if a file of overlay/ does not belong to exactly one
+    patch, or if a patch does not apply on those before it.
     """
-    series = dict(patches.read_series(paths.patches))
+    series = patches.read_series(paths.patches)
     overlay = worktree.overlay_entries(git, paths)
-    groups = expand(read_groups(paths.patches / GROUPS), list(series))
-    wrong = problems(groups, series, overlay)
+    wrong = problems(series, overlay)
     if wrong:
-        raise DevError("patches/groups: " + "; ".join(wrong[:8]),
-                       "name each patch and overlay file in one section")
-    tip = _commit_groups(git, upstream, groups, series, overlay)
-    if git("diff", "--name-only", tip, worktree.assemble(git, paths, upstream)):
-        raise DevError("the groups give another tree than patches/series")
-    return tip, len(groups)
-
-
-def _commit_groups(git, upstream, groups, series, overlay):
-    """Commit each group on the one before; returns the tip."""
+        raise DevError("; ".join(wrong[:8]),
+                       "name each file in an `Overlay:` line of one patch's message")
     known = git.files(upstream)
-    tip = upstream
-    for group in groups:
+    members, tip = [], upstream
+    for number, (name, patch) in enumerate(series, 1):
         with git.scratch(tip) as scratch:
-            partial = tip
-            for name in group.patches:
-                partial = worktree.apply(scratch, partial, name, series[name], known)
-            scratch.stage({path: e for path, e in overlay.items() if group.owns(path)})
-            members = [series[name] for name in group.patches]
-            tip = scratch.commit(_message(group, members), [tip], author=_author(git, members))
-    return tip
+            worktree.apply(scratch, tip, name, patch, known)
+            scratch.stage({path: e for path, e in overlay.items() if patch.owns(path)})
+            message = f"{patch.title}\n\n{patch.prose}".rstrip("\n") + "\n"
+            tip = scratch.commit(message, [tip], author=patch.author)
+        members.append(Member(number, patch.title, tip))
+    return members
 
 
-def _message(group, members):
-    """Return the commit message of a group of patches."""
-    why = textwrap.fill(group.why, 76) or "\n\n".join(m.body for m in members if m.body)
-    return f"{group.title}\n\n{why}".rstrip("\n") + "\n"
+def _obtain(paths, source):
+    """Return the Git of work/, the commit of upstream, and the Members."""
+    with locked(paths):
+        git = worktree.repository(paths)
+        upstream = worktree.upstream_commit(git, source)
+        return git, upstream, commit(paths, git, upstream)
 
 
-def _author(git, members):
-    """Return the author of a group: that of its first patch, else the user."""
-    if members:
-        return members[0].author
-    name = git("config", "user.name", check=False) or "dev"
-    return f"{name} <{git('config', 'user.email', check=False) or 'dev@localhost'}>"
+def write(paths, source, directory):
+    """Write the review series into `directory`; returns the number of patches."""
+    git, upstream, members = _obtain(paths, source)
+    _format(git, upstream, members, directory)
+    say(f"wrote {len(members)} patches into {directory}")
+    return len(members)
+
+
+def _format(git, upstream, members, directory):
+    """Write the Members as mails; returns their paths in order."""
+    tip = members[-1].commit if members else upstream
+    git("format-patch", "-q", "--zero-commit", "--no-signature", "--numbered",
+        "--no-renames", "-o", directory.resolve(), f"{upstream}..{tip}")
+    return sorted(directory.glob("*.patch"))
+
+
+# Trying the series --------------------------------------------------------
+
+
+def check(paths, source, first=1, only=None, tests=True):
+    """Apply, build and test each patch in turn; returns one Result for each and for all.
+
+    With `first`, begin with that patch; with `only`, take no other.
+    """
+    git, upstream, members = _obtain(paths, source)
+    chosen = [m for m in members if (m.number == only if only else m.number >= first)]
+    if not chosen:
+        raise DevError(f"there are {len(members)} patches", "count from 1")
+    results = [_apply_as_mails(git, upstream, members, source)]
+    aside = place(paths)
+    for done, member in enumerate(chosen):
+        say(f"patch {member.number} ({done + 1} of {len(chosen)}): {member.title}")
+        _check_out(aside, git, member)
+        started = time.monotonic()
+        results.append(_result(f"series/{member.number:04d}", _try(aside, tests), started))
+        say(f"patch {member.number}: "
+            + (f"failed, {results[-1].output}" if results[-1].failed else "passed"))
+    return results
+
+
+def _apply_as_mails(git, upstream, members, source):
+    """Have `git am` apply the series to the pristine sources; returns a Result."""
+    say("applying the series to the pristine sources")
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        mails = _format(git, upstream, members, Path(scratch) / "mails")
+        tree = Path(scratch) / "tree"
+        shutil.copytree(source.tree, tree, symlinks=True)
+        pristine = Git(tree, tree)
+        pristine.init()
+        pristine("-c", "core.autocrlf=false", "add", "--all", "--force", ".")
+        pristine("commit", "-q", "-m", "pristine")
+        problem = ""
+        try:
+            pristine("-c", "core.autocrlf=false", "am", "-q", *mails)
+            if pristine("rev-parse", "HEAD^{tree}") != git(
+                    "rev-parse", f"{members[-1].commit}^{{tree}}"):
+                problem = "the mails give another tree than the patches"
+        except DevError as exc:
+            problem = str(exc)
+    return _result("series/am", problem, started)
+
+
+def place(paths):
+    """Return the Paths to build at: a build root in the build root, with its compiler cache.
+
+    Sources and builds lie there as they do in the other one, so that the cache
+    knows many of the files.
+    """
+    aside = replace(paths, root=paths.root / "series")
+    aside.work.mkdir(parents=True, exist_ok=True)
+    cache = aside.root / "ccache"
+    if not cache.is_symlink():
+        cache.symlink_to(paths.root / "ccache")
+    return aside
+
+
+def _check_out(aside, git, member):
+    """Make the directory of sources that of a Member; what stays the same is not touched."""
+    Git(git.repo, aside.work, str(aside.root / "index"))("read-tree", "--reset", "-u",
+                                                        member.commit)
+
+
+def _try(paths, tests):
+    """Build what is checked out, and run the regression tests; returns what is wrong."""
+    try:
+        build.build(paths, KIND, paths.work)
+        if not tests:
+            return ""
+        suites.prepare(paths, KIND)
+    except DevError as exc:
+        note(str(exc))
+        return str(exc)
+    outcome = suites.run_tests(paths, KIND, [TEST], suites.default_mode(paths, KIND))
+    suites.report_failures(outcome)
+    return f"{TEST} failed" if any(one.failed for one in outcome) else ""
+
+
+def _result(name, problem, started):
+    """Return the Result of a step that went well, or had a problem."""
+    return suites.Result(name, suites.NO_MODE, int(not problem), int(bool(problem)), 0,
+                         time.monotonic() - started, output=problem)

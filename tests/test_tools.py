@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import TestCase, mock
 
-from devtools import check, crash, series, suites
+from devtools import check, crash, patch, series, suites, worktree
 from devtools.base import DevError
 
 from fixture import RepositoryCase
@@ -21,42 +21,115 @@ class SeriesTest(RepositoryCase):
     def setUp(self):
         super().setUp()
         self.import_()
-        self.commit("Hook", {"src/main.c": self.edited_main(), "src/a/a.c": "a\n"}, "Body.")
-        self.commit("Docs", {"src/other.c": "other too\n", "doc/b.sgml": "b\n"})
+        self.commit("Hook", {"src/main.c": self.edited_main(), "src/a/a.c": "a\n"},
+                    "Body.\n\nOverlay: src/a/*")
+        self.commit("Docs", {"src/other.c": "other too\n", "doc/b.sgml": "b\n"},
+                    "Because.\n\nOverlay: doc/b.sgml")
         self.export()
         self.target = self.paths.root / "out"
 
-    def groups(self, text):
-        self.write(self.paths.patches / "groups", text)
+    def write_series(self):
+        series.write(self.paths, self.source, self.target)
+        return sorted(path.name for path in self.target.iterdir())
 
     def test_patches_bring_their_files(self):
-        self.groups("[Add docs]\nwhy = Because.\npatches = 0002-docs.patch\noverlay = doc/*\n"
-                    "[Add hook]\npatches = 0001-hook.patch\noverlay = src/a/*\n")
-        series.write(self.paths, self.source, self.target)
-        names = sorted(path.name for path in self.target.iterdir())
-        self.assertEqual(names, ["0001-Add-docs.patch", "0002-Add-hook.patch"])
+        names = self.write_series()
+        self.assertEqual(names, ["0001-Hook.patch", "0002-Docs.patch"])
         tree = self.tree()
         self.git("checkout", "-q", "-B", "review", "upstream")
-        self.git("am", "-q", *(str(self.target / name) for name in names))
+        self.git("am", "-q", str(self.target / names[0]))
+        self.assertTrue((self.paths.work / "src/a/a.c").exists())
+        self.assertFalse((self.paths.work / "doc/b.sgml").exists())
+        self.git("am", "-q", str(self.target / names[1]))
         self.assertEqual(self.tree(), tree)
-        self.assertIn("Because.", (self.target / names[0]).read_text())
-        self.assertIn("Body.", (self.target / names[1]).read_text())
 
-    def test_everything_belongs_somewhere(self):
-        self.groups("[Add hook]\npatches = *-hook.patch\noverlay = src/*\n"
-                    "[Again]\noverlay = src/a/*\n")
+    def test_trailers_are_for_us_alone(self):
+        text = (self.target / self.write_series()[0]).read_text()
+        self.assertIn("Body.\n---", text)
+        self.assertNotIn("Overlay", text)
+
+    def test_every_file_belongs_somewhere(self):
+        self.write(self.paths.overlay / "doc/c.sgml", "c\n")
         with self.assertRaises(DevError) as caught:
-            series.write(self.paths, self.source, self.target)
-        for words in ("patches/0002-docs.patch is in no section",
-                      "overlay/doc/b.sgml is in no section",
-                      "overlay/src/a/a.c is in several: Add hook, Again"):
+            self.write_series()
+        self.assertEqual(str(caught.exception), "overlay/doc/c.sgml belongs to no patch")
+
+    def test_trailers_name_files_once(self):
+        self.sync()
+        self.git("commit", "-q", "--amend", "-m", "Docs\n\nOverlay: *\nOverlay: src/b/*")
+        self.export()
+        with self.assertRaises(DevError) as caught:
+            self.write_series()
+        for words in ("0002-docs.patch: src/b/* matches no file of overlay/",
+                      "src/a/a.c belongs to several: 0001-hook.patch, 0002-docs.patch"):
             self.assertIn(words, str(caught.exception))
 
-    def test_pattern_must_match_a_patch(self):
-        self.groups("[Add hook]\npatches = 0009-*.patch\noverlay = src/*\n")
-        with self.assertRaises(DevError) as caught:
-            series.write(self.paths, self.source, self.target)
-        self.assertIn("0009-*.patch matches no patch", str(caught.exception))
+    def rewritten(self):
+        """Return the complaints about lines that are changed again."""
+        git = worktree.repository(self.paths)
+        upstream = worktree.upstream_commit(git, self.source)
+        return list(series.rewritten(git, upstream, worktree.assemble(git, self.paths, upstream),
+                                     patch.read_series(self.paths.patches)))
+
+    def test_no_line_is_changed_twice(self):
+        """Not even after other lines of the file have moved."""
+        self.commit("Above", {"src/main.c": self.edited_main(3, "one\ntwo"), "src/other.c": "x\n"})
+        self.commit("Below", {"src/main.c": self.edited_main(21, "three")})
+        self.export()
+        self.assertEqual(self.rewritten(), [
+            "patches/0003-above.patch changes what \"Docs\" has added to src/other.c"])
+        text = (self.paths.work / "src/main.c").read_text()
+        self.commit("Again", {"src/main.c": text.replace("our line\n", "")}, "Rewrites: Docs")
+        self.export()
+        self.assertEqual(self.rewritten()[1:], [
+            "patches/0005-again.patch changes what \"Hook\" has added to src/main.c"])
+
+    def test_lines_changed_twice_for_a_reason(self):
+        self.commit("Again", {"src/other.c": "x\n"}, "Argument.\n\nRewrites: Docs")
+        self.export()
+        self.assertEqual(self.rewritten(), [])
+
+    def try_series(self, fails="", **options):
+        """Check the series with a build that fails for one content of other.c.
+
+        Returns the Results' (name, passed), and which of our files each build has seen.
+        """
+        seen = []
+
+        def build_tree(paths, kind, tree):
+            seen.append([name for name in ("src/a/a.c", "doc/b.sgml") if (tree / name).exists()])
+            if (tree / "src/other.c").read_text() == fails:
+                raise DevError("does not compile")
+
+        with mock.patch.object(series.build, "build", build_tree), \
+                mock.patch.multiple(suites, prepare=mock.DEFAULT, run_tests=mock.DEFAULT,
+                                    default_mode=mock.DEFAULT) as mocks:
+            mocks["run_tests"].return_value = []
+            results = series.check(self.paths, self.source, **options)
+        return [(one.name, one.passed) for one in results], seen
+
+    def test_each_patch_is_tried(self):
+        self.assertEqual(self.try_series(), (
+            [("series/am", 1), ("series/0001", 1), ("series/0002", 1)],
+            [["src/a/a.c"], ["src/a/a.c", "doc/b.sgml"]]))
+        for options in ({"first": 2}, {"only": 2}):
+            with self.subTest(options):
+                self.assertEqual(self.try_series(**options)[0],
+                                 [("series/am", 1), ("series/0002", 1)])
+        with self.assertRaises(DevError):
+            self.try_series(only=3)
+
+    def test_patch_that_needs_a_later_one(self):
+        self.assertEqual(self.try_series(fails="other\n"), (
+            [("series/am", 1), ("series/0001", 0), ("series/0002", 1)],
+            [["src/a/a.c"], ["src/a/a.c", "doc/b.sgml"]]))
+
+    def test_what_stays_the_same_is_not_touched(self):
+        self.try_series()
+        main = series.place(self.paths).work / "src/main.c"
+        before = main.stat().st_mtime_ns
+        self.try_series(only=2)
+        self.assertEqual(main.stat().st_mtime_ns, before)
 
 
 class OverlayTest(TestCase):
@@ -166,11 +239,16 @@ class ExclusionsTest(RepositoryCase):
 
 class CheckTest(RepositoryCase):
 
+    OTHER = "diff --git a/src/other.c b/src/other.c\n--- a/src/other.c\n+++ b/src/other.c\n" \
+            "@@ -1 +1 @@\n-{}\n+{}\n"
     GOOD = {
         "overlay/src/x/x.c": '/*\n * x.c\n */\n#include "x.h"\n',
         "overlay/src/x/x.h": "/*\n * x.h\n */\ntypedef struct X\n{\n\tint\t\ta;\n} X;\n",
         "overlay/src/x/meson.build": "files('x.c')\n",
         "overlay/src/tools/pgindent/typedefs.list": "X\n",
+        "patches/series": "0001-x.patch\n",
+        "patches/0001-x.patch": "From: A <a@example.org>\nSubject: [PATCH] X\n\n"
+                                "Overlay: src/*\n---\n" + OTHER.format("other", "ours"),
     }
 
     def complaints(self, files):
@@ -192,7 +270,10 @@ class CheckTest(RepositoryCase):
             "listed_in_meson": {"overlay/src/x/meson.build": "files('y.c')\n"},
             "header_used": {"overlay/src/x/x.c": "/*\n * x.c\n */\n"},
             "typedefs_listed": {"overlay/src/tools/pgindent/typedefs.list": "Y\n"},
-            "review_series": {"patches/groups": "[Nothing]\nwhy = No file is named.\n"},
+            "overlay_owned": {"overlay/doc/x.sgml": "x\n"},
+            "lines_final": {"patches/series": "0001-x.patch\n0002-y.patch\n",
+                            "patches/0002-y.patch": "From: A <a@example.org>\n"
+                            "Subject: [PATCH] Y\n---\n" + self.OTHER.format("ours", "again")},
             "whitespace": {"README.md": "x \n"},
             "no_places": {"README.md": f"{mirror} {home}\n"},
             "patches_apply": {"overlay/src/main.c": "x\n"},
