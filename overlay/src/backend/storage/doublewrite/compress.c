@@ -7,6 +7,11 @@
  * the flusher, who holds DoubleWriteFlushLock meanwhile.  Nothing in here may
  * fail: what cannot be compressed, for whatever reason, is logged as it is.
  *
+ * Pages are compressed one by one, as restore reads single copies, and before
+ * room in the log is reserved, so that a batch takes what it needs.  The method
+ * is that of the setting in the process that writes the batch; one that resumes
+ * it compresses it anew.
+ *
  * See DWUnpackPage() for the way back.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group

@@ -19,6 +19,13 @@
  * earlier life of the block, before a truncation, are another matter: there is
  * none after R if the file was not truncated since R.
  *
+ * The LSN of a page does not tell which records there were: some make redo read
+ * a page without changing its LSN.  Nor can all records be followed: some are
+ * inserted without the page's content lock, or made from a copy of the page.
+ * Such a page is set apart until its buffer gets another block; but records of
+ * hints may go unreported, as with an image they rebuild the page, and without
+ * one redo ignores them.
+ *
  * Which redo pointers count?  Until the checkpoint under way has drained the
  * stage, every page that we write home will be synced before that checkpoint
  * completes, so a crash that tears it recovers from the last completed one.

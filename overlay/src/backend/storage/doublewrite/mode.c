@@ -12,6 +12,14 @@
  *
  * Disarming empties the log before home writes bypass it.
  *
+ * Whoever changes whether WAL carries images asks DoubleWriteUpdateMode()
+ * before, and calls DoubleWriteModeApplied() after it: the checkpointer at each
+ * reload, the startup process at the end of recovery.  There images may begin
+ * at once, but end only after the record that switches the timeline.  While
+ * the log is in use, XLOG_FPW_CHANGE is written even with wal_level = minimal,
+ * since recovery has to know.  full_page_writes = off makes "off" of
+ * "full_pages"; in "double_writes" it changes nothing.
+ *
  * A checkpoint or restartpoint drains the stage after its buffer scan; when
  * the files have been synced after that, it makes a low-water mark durable
  * that lies past all batches up to the drain, and only then pg_control may
