@@ -172,7 +172,7 @@ class Steps:
     """Statements one after the other, each between snapshots.
 
     Each gives two points: its own time, and with that of a checkpoint, which
-    carries home what the statement has left behind.
+    writes back what the statement has left behind.
     """
 
     steps: tuple

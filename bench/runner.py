@@ -195,7 +195,7 @@ def prepared(paths, work, bindir, kind, dataset):
         dataset.fill(server)
         server.sql("VACUUM ANALYZE; CHECKPOINT;")
     conf.write_bytes(pristine)
-    # The last checkpoint shall be one of an ordinary server, with images.
+    # The last checkpoint must be one of an ordinary server, with images.
     with server:
         server.sql("SELECT 1")
     conf.write_bytes(pristine)

@@ -32,7 +32,7 @@ _RESTORED = re.compile(r"double-write log: examined (\d+) pages in (\d+) batches
 _BAD_LOG = re.compile(r"^.*(?:PANIC:|invalid page|page verification failed|TRAP:).*$",
                       re.MULTILINE)
 
-# A free space map is a hint, is not logged, and mends itself with this message,
+# A free space map is a hint, is not logged, and repairs itself with this message,
 # which checksums precede with another.
 _MENDED_MAP = re.compile(r'^(.*page verification failed.*\n(.*CONTEXT:.*\n)?)?'
                          r'.*_fsm"; zeroing out page.*$', re.MULTILINE)

@@ -105,7 +105,7 @@ def lagging(expected):
     """Return what must hold on a standby or a backup, which may be behind.
 
     How far it has come is not known, hence nothing that depends on it; what
-    the journal there says must hold all the same.
+    the journal there says must hold nevertheless.
     """
     return {**{key: value for key, value in expected.items()
                if key not in ("prepared", "databases", "tablespaces", "copies")},

@@ -269,7 +269,7 @@ class Run:
         self.working = 0            # clients with steps to do, under record.lock
 
     def over(self):
-        """Say whether clients shall end."""
+        """Say whether clients must end."""
         return (self.stop.is_set()
                 or self.deadline is not None and time.monotonic() >= self.deadline)
 
@@ -436,7 +436,7 @@ class Client:
         self.model, self.sequences = saved
 
     def state(self, extra=None):
-        """Return what the journal shall say."""
+        """Return what the journal must say."""
         state = dict(extra or {})
         if self.model:
             state["tables"] = {name: table.state() for name, table in self.model.items()}

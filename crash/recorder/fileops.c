@@ -122,7 +122,7 @@ do_init(void *userdata, struct fuse_conn_info *conn)
 {
 	(void) userdata;
 
-	/* An open with O_TRUNC shall arrive as a truncation. */
+	/* An open with O_TRUNC must arrive as a truncation. */
 	conn->want &= ~FUSE_CAP_ATOMIC_O_TRUNC;
 	/* A changed modification time is no reason to drop cached pages. */
 	conn->want &= ~FUSE_CAP_AUTO_INVAL_DATA;

@@ -10,7 +10,7 @@ is patroni.yml beside this file, unchanged, with what a member needs besides.
 
 One member's Patroni is as installed, the other's has 1_double_writes.yml.
 
-To be called as the user that shall run the servers.  Needs etcd, Patroni 4
+To be called as the user that is to run the servers.  Needs etcd, Patroni 4
 and psycopg2.
 """
 
@@ -125,7 +125,7 @@ def kill_family(pid):
     kill(pid, signal.SIGSTOP)
     family = [pid, *(int(entry.name) for entry in Path("/proc").iterdir()
                      if entry.name.isdigit() and parent(entry.name) == pid)]
-    for one in reversed(family):    # no child shall see its parent go
+    for one in reversed(family):    # no child must see its parent go
         kill(one)
     wait_for("killed processes to go", lambda: not any(is_alive(one) for one in family))
     return len(family)

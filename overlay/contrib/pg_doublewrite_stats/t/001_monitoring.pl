@@ -171,7 +171,7 @@ foreach my $case ([ '1GB', '512 MB' ], [ '6GB', '3072 MB' ], [ '1TB', '4096 MB' 
 		$log, "log of up to $log if max_wal_size = $wal");
 }
 
-# Without a place for the ledger a restore works all the same.
+# Without a place for the ledger a restore works nevertheless.
 $small->append_conf('postgresql.conf', 'double_write_buffer_size = 1GB');
 $small->reload;
 $small->poll_query_until('postgres',

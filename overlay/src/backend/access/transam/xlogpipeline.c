@@ -114,7 +114,7 @@
  *   the startup process may have found a record just after it had set it.
  * - wake_worker_at: the queue is full, or enough I/O is under way.  The startup
  *   process wakes the worker when it has come to this LSN, half-way through
- *   the queue, so that the worker does not get up for each record.
+ *   the queue, so that the worker does not wake up for each record.
  *
  * It is impossible that both sleep: the startup process wakes the worker before
  * it sleeps, and a worker that has published nothing new although all that was
@@ -953,7 +953,7 @@ pipeline_initialize(void)
 	SetProcessingMode(NormalProcessing);
 
 	/*
-	 * md.c shall treat files that are missing as it does for the startup
+	 * md.c must treat files that are missing as it does for the startup
 	 * process: they are not there yet, or not any more.
 	 */
 	InRecovery = true;

@@ -123,7 +123,7 @@ tdw_find_point(const char *name)
 }
 
 /*
- * Say what shall happen at a point from now on.
+ * Say what is to happen at a point from now on.
  */
 static void
 tdw_put_point(const char *name, TdwPoint new_point)

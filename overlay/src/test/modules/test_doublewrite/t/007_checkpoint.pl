@@ -61,7 +61,7 @@ dw_start_after_crash($node);
 is( $node->safe_psql('postgres', q{SELECT count(*) FROM t WHERE v = 'new'}),
 	9, 'nothing lost');
 
-# A checkpoint waits for a batch that another process carries home.
+# A checkpoint waits for a batch that another process writes back.
 $node->safe_psql('postgres', 'CHECKPOINT');
 dw_hold_flusher($node);
 $node->safe_psql('postgres', q{UPDATE t SET v = 'newer' WHERE id < 20});

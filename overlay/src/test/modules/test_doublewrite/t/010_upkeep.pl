@@ -400,7 +400,7 @@ $backup->quit;
 
 # --- Write-back as the setting of who staged a page says, not of who carries it
 
-# A client evicts the table, the background writer carries it home; number of
+# A client evicts the table, the background writer writes it back; number of
 # pages
 sub carried_by_bgwriter
 {

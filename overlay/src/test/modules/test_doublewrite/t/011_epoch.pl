@@ -28,7 +28,7 @@ sub node_with_table
 	return $node;
 }
 
-# Change the table's only page, and carry it home; returns how many pages
+# Change the table's only page, and write it back; returns how many pages
 # were logged for that, and how many had a copy already.
 sub change
 {

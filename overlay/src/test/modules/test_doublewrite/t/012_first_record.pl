@@ -31,7 +31,7 @@ sub node_with_table
 	return $node;
 }
 
-# Run commands, carry the table home; returns how many of its pages were
+# Run commands, write the table back; returns how many of its pages were
 # logged, exempt, and had a copy in the log already.
 sub carried
 {
@@ -48,7 +48,7 @@ sub carried
 
 sub update { return "UPDATE t SET v = $_[0] WHERE id = 1" }
 
-# Tear what may be torn, and see whether redo mends it
+# Tear what may be torn, and see whether redo repairs it
 sub check_torn
 {
 	my ($node, $old, $value, $what) = @_;

@@ -26,7 +26,7 @@ wal_log_hints = off
 wal_pipeline = off
 };
 
-# Change pages of the table, carry them home, crash, and tear them.
+# Change pages of the table, write them back, crash, and tear them.
 sub crash_with_copies
 {
 	my ($node, $value, $where) = @_;

@@ -44,7 +44,7 @@ sub set_method
 	return;
 }
 
-# Change tables and carry them home.  Returns how many pages were logged, the
+# Change tables and write them back.  Returns how many pages were logged, the
 # space they took in the log, and all that was written to it.
 sub change
 {
@@ -296,7 +296,7 @@ foreach my $method (@methods)
 	my $header = $batch->{blockno} * BLCKSZ;
 	my $garbage = "\xFF" x $page->{length};
 
-	# bytes whose checksum is right all the same
+	# bytes whose checksum is right nevertheless
 	my $forged = sub {
 		my ($bytes, %fields) = @_;
 		my @entries = map {

@@ -1,7 +1,7 @@
 # Copyright (c) 2025, PostgreSQL Global Development Group
 
 # The mode is that of the server, whatever the settings of the process are that
-# happens to carry pages home, and also if they change while recovery ends.
+# happens to write pages back, and also if they change while recovery ends.
 
 use strict;
 use warnings FATAL => 'all';
@@ -76,7 +76,7 @@ my $standby = new_standby('all_roles', 'full_pages');
 is($standby->safe_psql('postgres', "SHOW $SETTING"), 'full_pages', 'ALTER ROLE ALL: not on a standby');
 $standby->safe_psql('postgres', q{SELECT dw_evict('t'); SELECT dw_drain()});
 is($standby->safe_psql('postgres', 'SELECT armed, logged > 0 FROM dw_stats(), dw_state()'),
-	't|t', 'session protects what it carries home');
+	't|t', 'session protects what it writes back');
 $standby->stop;
 $primary->safe_psql('postgres', "ALTER ROLE ALL RESET $SETTING");
 
@@ -98,7 +98,7 @@ $standby->safe_psql('postgres', q{
 		PERFORM dw_drain();
 	END $$});
 is($standby->safe_psql('postgres', 'SELECT armed, logged > 0 FROM dw_stats(), dw_state()'),
-	't|t', 'session protects what it carries home as the server does now');
+	't|t', 'session protects what it writes back as the server does now');
 $standby->stop;
 
 # ---------------------------------------------------------------------

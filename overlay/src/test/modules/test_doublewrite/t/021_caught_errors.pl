@@ -18,7 +18,7 @@ dw_require_injection_points();
 
 my $node = dw_quiet_node('main');
 
-# nobody but the test carries pages home
+# nobody but the test writes pages back
 my $bgwriter = $node->safe_psql('postgres',
 	"SELECT pid FROM pg_stat_activity WHERE backend_type = 'background writer'");
 kill('STOP', $bgwriter);

@@ -25,7 +25,7 @@ double_write_buffer_size = 16MB
 double_write_stage_size = 8MB
 };
 
-# A server on which nobody but the test carries pages home or frees space, and
+# A server on which nobody but the test writes pages back or frees space, and
 # whose log cannot grow
 sub full_node
 {
@@ -124,7 +124,7 @@ sub finish
 		SELECT injection_points_detach('doublewrite-space-freed');
 		SELECT injection_points_attach('doublewrite-sync-cycle', 'wait')});
 
-	# another one carries that batch home, and fills the log again
+	# another one writes that batch back, and fills the log again
 	my $second = start_filling($node, 'second', 't2');
 	wait_for($node, 'second', 'doublewrite-sync-cycle');
 	$node->safe_psql('postgres', q{SELECT injection_points_wakeup('doublewrite-space-freed')});

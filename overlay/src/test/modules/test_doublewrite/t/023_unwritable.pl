@@ -92,7 +92,7 @@ my $bgwriter = sql("SELECT pid FROM pg_stat_activity WHERE backend_type = 'backg
 unlike(slurp_file($node->logfile, $offset), qr/\[$bgwriter\] ERROR/,
 	'background writer meets no error');
 
-# --- The log is freed all the same, also if it is filled several times
+# --- The log is freed nevertheless, also if it is filled several times
 
 foreach my $v (4 .. 7)
 {
@@ -121,7 +121,7 @@ like(join('', map { sql("UPDATE $_ SET v = 8; SELECT dw_evict('$_')") } qw(b1 b2
 	qr/error: .*test error/s, 'pages fail');
 sql(q{SELECT dw_clear('doublewrite-home-write')});
 ok($node->poll_query_until('postgres', 'SELECT in_use = 0 FROM dw_state()'),
-	'background writer carries home what has failed');
+	'background writer writes back what has failed');
 is(sql('CHECKPOINT'), '', 'a checkpoint succeeds');
 is(sql("SELECT min(v), max(v) FROM b3"), '8|8', 'nothing is lost');
 

@@ -58,7 +58,7 @@ sub log_digest
 		sort grep { !/^\.\.?$/ } slurp_dir($path));
 }
 
-# Change a table, carry it home, crash, and tear what has a copy.
+# Change a table, write it back, crash, and tear what has a copy.
 my $v = 0;
 
 sub crash

@@ -54,7 +54,7 @@ sub settings
 	return;
 }
 
-# Change tables, carry them home, crash, and tear what has a copy.
+# Change tables, write them back, crash, and tear what has a copy.
 sub crash
 {
 	my (@tables) = @_;

@@ -129,7 +129,7 @@ sub crash_after_promotion
 {
 	my ($primary, $standby, $armed, $protected) = @_;
 
-	# The first checkpoint shall have something to do, so that it takes a while.
+	# The first checkpoint must have something to do, so that it takes a while.
 	$standby->append_conf('postgresql.conf', 'bgwriter_lru_maxpages = 0');
 	$standby->reload;
 	my $old = restartpoint($primary, $standby);

@@ -3,7 +3,7 @@
 
 # Backups of clusters in double_writes, by all means that people use, and
 # pg_rewind: the log never belongs to a copy, and a copy never has torn pages
-# that nothing mends (R9).
+# that nothing repairs (R9).
 
 use strict;
 use warnings FATAL => 'all';

@@ -2,8 +2,8 @@
 # Copyright (c) 2025, PostgreSQL Global Development Group
 
 # Backups and pg_rewind read relation files while pages are half written.  From
-# a primary they get torn pages, which images in WAL mend.  From a standby, and
-# in pg_rewind, nothing would mend them, and they must not get any (R9a).
+# a primary they get torn pages, which images in WAL repair.  From a standby, and
+# in pg_rewind, nothing would repair them, and they must not get any (R9a).
 
 use strict;
 use warnings FATAL => 'all';
@@ -198,7 +198,7 @@ sub torn_backup
 	return $torn;
 }
 
-# Torn pages are in the copy if WAL can mend them, else not.
+# Torn pages are in the copy if WAL can repair them, else not.
 sub check_torn
 {
 	my ($node, $primary, $dir, $torn, $test_name) = @_;

@@ -1,7 +1,7 @@
 
 # Copyright (c) 2026, PostgreSQL Global Development Group
 
-# Whoever carries pages home during recovery must see to it that
+# Whoever writes pages back during recovery must see to it that
 # minRecoveryPoint covers them (rule R1 of the write-back engine).  The standby
 # begins with crash recovery, in which there is no such point.
 
