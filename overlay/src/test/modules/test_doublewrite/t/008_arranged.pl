@@ -231,7 +231,7 @@ max_wal_senders = 0
 
 # A batch is given up, as pages that cannot be written home keep all of the
 # log, and newer versions of its pages have been staged meanwhile: of each page
-# only the newer one is carried home (R4)
+# only the newer one is written back (R4)
 {
 	my $node = dw_quiet_node('given_up', conf => 'double_write_stage_size = 8MB');
 

@@ -248,7 +248,7 @@ sub release
 	return;
 }
 
-# One more batch, carried home by a client
+# One more batch, written back by a client
 sub one_batch
 {
 	$value++;
@@ -305,7 +305,7 @@ wait_for_checkpointer('doublewrite-create-segment',
 my $home = stat_of('home_pages');
 $node->safe_psql('postgres',
 	"UPDATE t SET filler = filler WHERE id <= 10; SELECT dw_evict('t'), dw_drain()");
-cmp_ok(stat_of('home_pages'), '>', $home, 'pages are carried home meanwhile');
+cmp_ok(stat_of('home_pages'), '>', $home, 'pages are written back meanwhile');
 release('doublewrite-create-segment');
 ok( $node->poll_query_until('postgres',
 		'SELECT last_segno - segno >= 2 FROM dw_state()'),
@@ -398,7 +398,7 @@ set_bound(32);
 $node->safe_psql('postgres', 'CHECKPOINT');
 $backup->quit;
 
-# --- Write-back as the setting of who staged a page says, not of who carries it
+# --- Write-back as the setting of who staged a page says, not of who writes it
 
 # A client evicts the table, the background writer writes it back; number of
 # pages

@@ -33,7 +33,7 @@ sub node_with_table
 
 # Run commands, write the table back; returns how many of its pages were
 # logged, exempt, and had a copy in the log already.
-sub carried
+sub written_back
 {
 	my ($node, @commands) = @_;
 	my $counters = 'SELECT logged, exempt, in_epoch FROM dw_stats()';
@@ -71,7 +71,7 @@ sub check_torn
 	$node->safe_psql('postgres', 'SELECT count(*) FROM t');
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	my $old = dw_snapshot($node);
-	is_deeply(carried($node, $IMAGES, update(1)), [ 0, 1, 0 ], 'page with an image is exempt');
+	is_deeply(written_back($node, $IMAGES, update(1)), [ 0, 1, 0 ], 'page with an image is exempt');
 	check_torn($node, $old, 1, 'image first');
 }
 {
@@ -80,9 +80,9 @@ sub check_torn
 	$node->safe_psql('postgres', 'SELECT count(*) FROM t');
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	my $old = dw_snapshot($node);
-	is_deeply(carried($node, $IMAGES, update(1), 'RESET io_torn_pages_protection', update(2)),
+	is_deeply(written_back($node, $IMAGES, update(1), 'RESET io_torn_pages_protection', update(2)),
 		[ 0, 1, 0 ], 'what comes after the image does not matter');
-	is_deeply(carried($node, update(3)), [ 1, 0, 0 ], 'read again: not exempt any more');
+	is_deeply(written_back($node, update(3)), [ 1, 0, 0 ], 'read again: not exempt any more');
 	check_torn($node, $old, 3, 'image, then none');
 }
 
@@ -92,7 +92,7 @@ sub check_torn
 
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	my $old = dw_snapshot($node);
-	is_deeply(carried($node, update(1), $IMAGES, update(2)), [ 1, 0, 0 ], 'page without an image is logged');
+	is_deeply(written_back($node, update(1), $IMAGES, update(2)), [ 1, 0, 0 ], 'page without an image is logged');
 	check_torn($node, $old, 2, 'change first');
 }
 
@@ -105,7 +105,7 @@ sub check_torn
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	$node->safe_psql('postgres', 'VACUUM (FREEZE off) t');
 	$node->safe_psql('postgres', q{SELECT dw_evict('t'); SELECT dw_drain(); SELECT dw_sync_cycle()});
-	my $counted = carried($node, $IMAGES, update(1));
+	my $counted = written_back($node, $IMAGES, update(1));
 	is($counted->[1], 0, 'page that has left its buffer meanwhile is not exempt');
 	$node->stop;
 }
@@ -131,7 +131,7 @@ foreach my $case (
 	$session->query_until(qr/started/, "\\echo started\nCHECKPOINT;\n");
 	$node->wait_for_event('checkpointer', 'doublewrite-checkpoint-drained');
 	my $old = dw_snapshot($node);
-	is_deeply(carried($node, $second, update(2)), $expected, $what);
+	is_deeply(written_back($node, $second, update(2)), $expected, $what);
 	dw_wake($node, 'doublewrite-checkpoint-drained');
 	$session->query('SELECT 1');
 	$session->quit;
@@ -178,7 +178,7 @@ foreach my $hidden (1, 0)
 	$node->safe_psql('postgres', 'SELECT count(*) FROM t');
 	my $session = $node->background_psql('postgres');
 	$session->query_safe(q{SELECT pg_backup_start('b', true)});
-	is_deeply(carried($node, update(1)), [ 0, 1, 0 ], 'base backup: page with a forced image is exempt');
+	is_deeply(written_back($node, update(1)), [ 0, 1, 0 ], 'base backup: page with a forced image is exempt');
 	$session->query_safe('SELECT 1 FROM pg_backup_stop(false)');
 	$session->quit;
 	$node->stop;
@@ -214,12 +214,12 @@ foreach my $evicted (0, 1)
 		q{SELECT injection_points_attach('doublewrite-checkpoint-drained', 'wait')});
 	$standby->promote;
 	$standby->wait_for_event('checkpointer', 'doublewrite-checkpoint-drained');
-	is(carried($standby, $IMAGES, update(1))->[1],
+	is(written_back($standby, $IMAGES, update(1))->[1],
 		0, 'promoted: page that redo has changed is not exempt' . ($evicted ? ', read again' : ''));
 	dw_wake($standby, 'doublewrite-checkpoint-drained');
 	$standby->safe_psql('postgres', 'SELECT count(*) FROM t');
 	$standby->safe_psql('postgres', 'CHECKPOINT');
-	is(carried($standby, $IMAGES, update(2))->[1], 1, 'after the next checkpoint it is');
+	is(written_back($standby, $IMAGES, update(2))->[1], 1, 'after the next checkpoint it is');
 	$standby->stop;
 	$primary->stop;
 }

@@ -173,7 +173,7 @@ jit = off
 =item dw_quiet_node(name, %params)
 
 The same, started and with the extensions: a server on which nothing goes home
-unless the test says so.  The background writer carries nothing there, not even
+unless the test says so.  The background writer writes nothing back there, not even
 when a batch is ready.
 
 =cut

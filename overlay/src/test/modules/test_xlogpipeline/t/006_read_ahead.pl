@@ -2,7 +2,7 @@
 # Copyright (c) 2026, PostgreSQL Global Development Group
 
 # Blocks that the WAL pipeline reads before redo needs them, and pages that the
-# background writer carries away before redo needs their buffers.
+# background writer writes back before redo needs their buffers.
 
 use strict;
 use warnings FATAL => 'all';
