@@ -16,12 +16,14 @@
 #define DOUBLEWRITE_H
 
 #include "access/xlogdefs.h"
-#include "storage/buf_internals.h"
+#include "storage/block.h"
 #include "storage/bufpage.h"
 #include "storage/relfilelocator.h"
 
+struct BufferDesc;
 struct SMgrRelationData;
 struct XLogReaderState;
+struct buftag;
 
 /* Values of io_torn_pages_protection */
 typedef enum TornPagesProtection
@@ -31,56 +33,16 @@ typedef enum TornPagesProtection
 	TORN_PAGES_DOUBLE_WRITES,	/* double-write log */
 } TornPagesProtection;
 
-/* GUCs */
+/* settings.c */
 extern PGDLLIMPORT int io_torn_pages_protection;
 extern PGDLLIMPORT int double_write_buffer_size;	/* megabytes, or -1 */
 extern PGDLLIMPORT int double_write_compression;	/* DWCompression */
 extern PGDLLIMPORT int double_write_stage_size; /* blocks, or -1 */
+extern bool DoubleWriteSessionImages(void);
 
-/* shared memory */
+/* shmem.c */
 extern Size DoubleWriteShmemSize(void);
 extern void DoubleWriteShmemInit(void);
-
-/* stage.c: pages on their way out */
-extern void DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn,
-								 bool permanent);
-extern bool DoubleWriteReadStaged(const BufferTag *tag, char *dst);
-extern bool DoubleWriteStageHasRoom(void);
-extern bool DoubleWriteStageRefuses(const BufferTag *tag);
-extern PGDLLIMPORT uint64 DoubleWritePagesStaged;
-extern PGDLLIMPORT uint64 DoubleWriteStageFullSeen;
-extern void DoubleWriteDiscardForks(RelFileLocator rlocator,
-									const ForkNumber *forknum, int nforks,
-									const BlockNumber *firstDelBlock);
-extern void DoubleWriteDiscardRelations(struct SMgrRelationData **rels,
-										int nrels);
-extern void DoubleWriteDiscardDatabase(Oid dbid);
-
-/* flush.c: carrying staged pages home */
-extern void DoubleWriteDrain(void);
-extern void DoubleWriteDrainRelation(const RelFileLocator *rlocator);
-extern void DoubleWriteDrainDatabase(Oid dbid);
-extern PGDLLIMPORT bool DoubleWriteBackupReadsHeld;
-extern void DoubleWriteHoldHomeWrites(void);
-extern void DoubleWriteResumeHomeWrites(void);
-extern bool DoubleWritePrepareRead(FILE *file, const char *path);
-extern size_t DoubleWriteRead(char *buf, size_t nbytes, FILE *file, bool more);
-extern void DoubleWriteForgetTruncated(struct SMgrRelationData **rels,
-									   int nrels);
-extern void DoubleWriteFlushIfBatchReady(void);
-extern int	DoubleWriteBgWriterSleep(long timeout, uint32 wait_event_info);
-extern void DoubleWriteUpkeep(bool busy);
-
-/* remove.c: pages of dropped and truncated files */
-extern void DoubleWriteBeginRemoval(void);
-extern void DoubleWriteEndRemoval(void);
-extern void DoubleWriteNoteUnlinked(RelFileLocatorBackend rlocator);
-extern void DoubleWriteNoteTruncated(RelFileLocator rlocator, ForkNumber forknum,
-									 BlockNumber old_nblocks, BlockNumber nblocks);
-extern void DoubleWriteBeforeDropDatabase(void);
-extern void DoubleWriteBeginReplayedDrop(void);
-extern void DoubleWriteEndReplayedDrop(const Oid *tablespaces,
-									   int ntablespaces);
 
 /* exempt.c: pages that redo rebuilds */
 extern void DoubleWriteForgetBuffer(int buf_id);
@@ -99,8 +61,59 @@ extern void DoubleWriteNoteImagesOff(XLogRecPtr recptr);
 extern void DoubleWriteCountFirstChange(const PageData *page, bool standard,
 										int image_len);
 
+/* stage.c: pages on their way out */
+extern bool DoubleWriteReadStaged(const struct buftag *tag, char *dst);
+extern bool DoubleWriteStageHasRoom(void);
+
+/* marker.c: the file that keeps stock servers off a cluster in use */
+extern bool DoubleWriteSkipMarker(FILE *fp);
+
+/* remove.c: pages of dropped and truncated files */
+extern void DoubleWriteBeginRemoval(void);
+extern void DoubleWriteEndRemoval(void);
+extern void DoubleWriteDiscardForks(RelFileLocator rlocator,
+									const ForkNumber *forknum, int nforks,
+									const BlockNumber *firstDelBlock);
+extern void DoubleWriteDiscardRelations(struct SMgrRelationData **rels,
+										int nrels);
+extern void DoubleWriteDiscardDatabase(Oid dbid);
+extern void DoubleWriteNoteUnlinked(RelFileLocatorBackend rlocator);
+extern void DoubleWriteNoteTruncated(RelFileLocator rlocator, ForkNumber forknum,
+									 BlockNumber old_nblocks, BlockNumber nblocks);
+extern void DoubleWriteBeforeDropDatabase(void);
+extern void DoubleWriteBeginReplayedDrop(void);
+extern void DoubleWriteEndReplayedDrop(const Oid *tablespaces,
+									   int ntablespaces);
+
+/* readfile.c: reading relation files behind the buffer manager's back */
+extern PGDLLIMPORT bool DoubleWriteBackupReadsHeld;
+extern void DoubleWriteHoldHomeWrites(void);
+extern void DoubleWriteResumeHomeWrites(void);
+extern bool DoubleWritePrepareRead(FILE *file, const char *path);
+extern size_t DoubleWriteRead(char *buf, size_t nbytes, FILE *file, bool more);
+
+/* upkeep.c: the checkpointer looks after the log */
+extern void DoubleWriteUpkeep(bool busy);
+
+/* flush.c: carrying staged pages home */
+extern void DoubleWriteFlushIfBatchReady(void);
+extern int	DoubleWriteBgWriterSleep(long timeout, uint32 wait_event_info);
+
+/* drain.c: ... all that have been staged until now */
+extern void DoubleWriteDrain(void);
+extern void DoubleWriteDrainRelation(const RelFileLocator *rlocator);
+extern void DoubleWriteDrainDatabase(Oid dbid);
+extern void DoubleWriteForgetTruncated(struct SMgrRelationData **rels,
+									   int nrels);
+
+/* evict.c: copying pages to the stage */
+extern PGDLLIMPORT uint64 DoubleWritePagesStaged;
+extern PGDLLIMPORT uint64 DoubleWriteStageFullSeen;
+extern void DoubleWriteStagePage(struct BufferDesc *buf, XLogRecPtr lsn,
+								 bool permanent);
+extern bool DoubleWriteStageRefuses(const struct buftag *tag);
+
 /* mode.c: checkpoints and switching */
-extern bool DoubleWriteSessionImages(void);
 extern bool DoubleWriteUpdateMode(bool images_now);
 extern void DoubleWriteModeApplied(bool images);
 extern void DoubleWriteRecoveryEnded(void);
@@ -111,10 +124,7 @@ extern void DoubleWriteCheckpointSynced(void);
 extern void DoubleWriteCheckpointDone(XLogRecPtr redo, bool images);
 extern void DoubleWriteShutdown(void);
 
-/* log.c: the marker that keeps stock servers off a cluster in use */
-extern bool DoubleWriteSkipMarker(FILE *fp);
-
-/* restore.c */
+/* startup.c */
 extern void DoubleWriteStartup(XLogRecPtr redo);
 extern void DoubleWriteStarted(void);
 

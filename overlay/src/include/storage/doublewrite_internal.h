@@ -31,12 +31,15 @@
 #include "lib/ilist.h"
 #include "port/atomics.h"
 #include "port/pg_bitutils.h"
+#include "portability/instr_time.h"
 #include "storage/buf_internals.h"
 #include "storage/doublewrite.h"
 #include "storage/doublewrite_format.h"
 #include "storage/lwlock.h"
 #include "storage/spin.h"
 #include "miscadmin.h"
+
+struct iovec;
 
 /* ---------------------------------------------------------------------
  * The stage
@@ -158,6 +161,15 @@ typedef struct DWDirtyFile
 	bool		used;
 	uint64		batchno;		/* last logged batch that wrote to it */
 } DWDirtyFile;
+
+/* A file in the directory of the log, in which nothing is live */
+typedef struct DWOldFile
+{
+	uint64		segno;
+	bool		spare;			/* kept over a clean stop */
+	bool		usable;			/* has our format and size */
+	char		name[64];
+} DWOldFile;
 
 /*
  * Room for the files written since the last sync cycle.  A cycle is started
@@ -435,77 +447,67 @@ extern PGDLLIMPORT char *DWPages;
 #define DWCount(field, n) \
 	pg_atomic_fetch_add_u64(&DWCtl->stats.field, (n))
 
-/* stage.c */
-extern int	dw_take_slots(int *slots, int max, const DWPageSet *retry);
-extern int	dw_take_kept(int *slots, int max, uint64 before);
-extern void dw_release_slots(const int *slots, int nslots);
-extern void dw_restage_slot(int slotno, bool failed);
-extern bool dw_staged_before(uint64 seq, const DWPageSet *pages, bool *filling);
-extern void dw_note_logged(int slotno, uint64 batchno);
-extern uint64 dw_first_unfinished_batch(void);
-extern uint64 dw_current_seq(void);
-extern int	dw_staged_count(void);
-extern bool dw_tag_in_relation(const BufferTag *tag, const void *arg);
-extern bool dw_tag_in_database(const BufferTag *tag, const void *arg);
+/* ---------------------------------------------------------------------
+ * Functions, by file, from bottom to top: a file calls only those of files that
+ * stand before it.  The order is that of the table in README.
+ * ---------------------------------------------------------------------
+ */
 
-/* flush.c */
-extern const DWPageSet DWAllPages;
+/* workers.c */
 extern void dw_lock_flush(LWLockMode mode);
-extern bool dw_flush_batch(const DWPageSet *retry, const DWPageSet *mine);
-extern void dw_make_room(void);
-extern void dw_drain_and_lock(void);
-extern void dw_sync_file(const DWDirtyFile *file);
-extern void dw_sync_files(const DWDirtyFile *files);
-extern void dw_sync_cycle(uint64 begun);
-extern void dw_forget_files(uint64 mark);
+extern void dw_wake_flusher(void);
+extern bool dw_flush_was_requested(void);
+extern void dw_announce_flusher(int procno);
+extern void dw_withdraw_flusher(int code, Datum arg);
 extern void dw_request_upkeep(void);
+extern long dw_msec_since(instr_time start);
 
-/* log.c */
-extern void dw_log_path(char *path, uint64 segno);
-extern bool dw_log_check_mode(int elevel);
-extern void dw_log_read_owner(DWOwner *owner, DWOwner *own);
-extern bool dw_log_check_owner(int elevel);
-extern void dw_remove_owner(void);
-extern bool dw_log_check_dir(int elevel);
-extern DWLabel dw_read_label(void);
-extern bool dw_log_write_batch(const int *slots, int nslots, bool beyond_bound);
-extern bool dw_prepare_segment(void);
-extern void dw_log_set_low_water(uint64 mark);
-extern void dw_log_empty(void);
-extern void dw_remove_log(void);
-extern void dw_arm(void);
-extern void dw_disarm(bool keep_segments);
-extern void dw_dirty_file(const BufferTag *tag, uint64 batchno);
-extern bool dw_dirty_files_full(int more);
-extern int	dw_log_bound_segments(void);
-
-/* compress.c */
-extern char *dw_pack_pages(DWBatchHeader *hdr, const int *slots, int nslots);
-
-/* remove.c */
-extern void dw_sync_directory(const RelFileLocator *rlocator);
-extern void dw_sync_removals(void);
-extern void dw_settle_removals(void);
-extern void dw_keep_removed(uint64 batchno);
-extern uint64 dw_first_removed_batch(void);
-
-/* mode.c */
-extern void dw_note_mode(void);
-extern TornPagesProtection dw_mode_in_force(const DWShownMode *mode, bool armed);
-
-/* mode.c */
+/* settings.c */
 extern TornPagesProtection dw_setting(void);
 extern void dw_note_setting(void);
 extern void dw_catch_up_with_settings(void);
+extern int	dw_stage_slots(void);
+extern int	dw_log_bound_segments(void);
+
+/* exempt.c */
+extern bool dw_redo_rebuilds(const DWSlot *slot);
+extern void dw_note_end_of_recovery(void);
+extern bool dw_replayed_images(void);
+extern void dw_note_truncate(const RelFileLocator *rlocator);
+extern bool dw_was_truncated(const RelFileLocator *rlocator);
 
 /* stats.c */
 extern void dw_show_log(void);
+extern void dw_show_setting(void);
+extern void dw_note_mode(void);
 extern void dw_stats_start(XLogRecPtr lsn);
 
 /* ledger.c */
 extern void dw_ledger_begin(void);
 extern void dw_ledger_add(const DWLedgerEntry *entry);
 extern void dw_ledger_end(const DWRestoreStats *stats);
+
+/* stage.c */
+extern PGDLLIMPORT const DWPageSet DWAllPages;
+extern Size dw_stage_shmem_size(void);
+extern void dw_stage_shmem_init(void);
+extern int	dw_reserve_for_page(const BufferTag *tag, bool refused,
+								bool *replaces, int *nstaged);
+extern void dw_publish_slot(int slotno);
+extern uint64 dw_current_seq(void);
+extern int	dw_staged_count(void);
+extern bool dw_staged_before(uint64 seq, const DWPageSet *pages, bool *filling);
+extern bool dw_tag_in_relation(const BufferTag *tag, const void *arg);
+extern bool dw_tag_in_database(const BufferTag *tag, const void *arg);
+extern bool dw_discard_staged(DWTagFilter filter, const void *arg);
+extern uint64 dw_first_removed_batch(void);
+extern int	dw_take_slots(int *slots, int max, const DWPageSet *retry);
+extern int	dw_take_kept(int *slots, int max, uint64 before);
+extern void dw_release_slots(const int *slots, int nslots);
+extern void dw_restage_slot(int slotno, bool failed);
+
+/* compress.c */
+extern char *dw_pack_pages(DWBatchHeader *hdr, const int *slots, int nslots);
 
 /* epoch.c */
 extern Size dw_epoch_shmem_size(void);
@@ -514,11 +516,78 @@ extern void dw_epoch_begin(uint64 first_batch);
 extern uint64 dw_epoch_copy(const BufferTag *tag);
 extern void dw_epoch_note(const BufferTag *tag, uint64 batchno);
 
-/* exempt.c */
-extern bool dw_redo_rebuilds(const DWSlot *slot);
-extern void dw_note_end_of_recovery(void);
-extern bool dw_replayed_images(void);
-extern void dw_note_truncate(const RelFileLocator *rlocator);
-extern bool dw_was_truncated(const RelFileLocator *rlocator);
+/* batch.c */
+extern bool dw_begin_batch(const DWPageSet *retry);
+extern bool dw_begin_batch_of_kept(uint64 before);
+extern void dw_return_batch(void);
+extern bool dw_batch_has_waited(void);
+extern void dw_flush_wal(void);
+extern void dw_note_logged(int slotno, uint64 batchno);
+extern uint64 dw_first_unfinished_batch(void);
+
+/* home.c */
+extern void dw_write_home(const DWPageSet *mine);
+
+/* dirty.c */
+extern void dw_dirty_file(const BufferTag *tag, uint64 batchno);
+extern bool dw_dirty_files_full(int more);
+extern bool dw_many_dirty_files(void);
+extern void dw_forget_files(uint64 mark);
+extern void dw_sync_directory(const RelFileLocator *rlocator);
+extern void dw_sync_file(const DWDirtyFile *file);
+extern void dw_sync_files(const DWDirtyFile *files);
+
+/* segment.c */
+extern void dw_log_path(char *path, uint64 segno);
+extern void dw_open_segment(uint64 segno);
+extern void dw_close_segment(void);
+extern bool dw_create_segment(void);
+extern bool dw_segment_wanted(void);
+extern bool dw_prepare_segment(void);
+extern bool dw_reserve(int nblocks, bool for_mark, bool beyond_bound);
+extern void dw_write_blocks(struct iovec *iov, int iovcnt, off_t offset);
+extern void dw_sync_log(void);
+extern int	dw_list_old_files(uint64 before, DWOldFile **files);
+extern void dw_remove_file(const char *name);
+extern void dw_spare_file(uint64 segno);
+extern void dw_reuse_files(DWOldFile *files, int nfiles);
+extern void dw_recycle_segments(void);
+
+/* marker.c */
+extern bool dw_log_check_mode(int elevel);
+extern void dw_log_read_owner(DWOwner *owner, DWOwner *own);
+extern bool dw_log_check_owner(int elevel);
+extern bool dw_log_check_dir(int elevel);
+extern void dw_write_owner(bool marker, int elevel);
+extern void dw_remove_owner(void);
+extern DWLabel dw_read_label(void);
+extern void dw_write_marker(void);
+
+/* log.c */
+extern bool dw_log_write_batch(const int *slots, int nslots, bool beyond_bound);
+extern void dw_log_set_low_water(uint64 mark);
+extern void dw_log_empty(void);
+extern void dw_remove_log(void);
+extern void dw_retire_log(bool keep);
+extern void dw_arm(void);
+
+/* remove.c */
+extern void dw_sync_removals(void);
+extern void dw_settle_removals(void);
+
+/* upkeep.c */
+extern bool dw_cycle_needed(void);
+extern void dw_sync_cycle(uint64 begun);
+
+/* flush.c */
+extern bool dw_flush_batch(const DWPageSet *retry, const DWPageSet *mine);
+
+/* drain.c */
+extern void dw_drain_and_lock(void);
+
+/* restore.c */
+extern int	dw_open_for_reading(const char *path);
+extern void dw_begin_progress(void);
+extern void dw_restore(const DWScan *scan, const DWLiveRange *live);
 
 #endif							/* DOUBLEWRITE_INTERNAL_H */

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * mode.c
- *	  Settings, switching between modes, and the part of checkpoints.
+ *	  Switching between modes, and the part of checkpoints.
  *
  * Switching keeps every page protected at each moment (R10):
  *
@@ -34,139 +34,23 @@
  */
 #include "postgres.h"
 
-#include "access/parallel.h"
 #include "access/xlog.h"
 #include "access/xlogrecovery.h"
 #include "postmaster/auxprocess.h"
 #include "storage/doublewrite_internal.h"
-#include "storage/doublewrite_stats.h"
+#include "storage/fd.h"
 #include "storage/lwlock.h"
-#include "utils/guc_hooks.h"
 #include "utils/injection_point.h"
-#include "utils/timestamp.h"
-
-/* GUCs */
-int			io_torn_pages_protection = TORN_PAGES_FULL_PAGES;
-int			double_write_buffer_size = -1;
-int			double_write_compression = DW_COMPRESSION_OFF;
-int			double_write_stage_size = -1;
-
-bool
-check_double_write_buffer_size(int *newval, void **extra, GucSource source)
-{
-	int			min = DW_MIN_SEGMENTS * (DW_SEGMENT_SIZE / (1024 * 1024));
-
-	if (*newval != -1 && *newval < min)
-	{
-		GUC_check_errdetail("\"%s\" must be at least %dMB.",
-							"double_write_buffer_size", min);
-		GUC_check_errhint("Use -1 to have the size chosen automatically.");
-		return false;
-	}
-	return true;
-}
-
-bool
-check_double_write_stage_size(int *newval, void **extra, GucSource source)
-{
-	if (*newval != -1 && *newval < 16)
-	{
-		GUC_check_errdetail("\"%s\" must be at least %dkB.",
-							"double_write_stage_size", 16 * (BLCKSZ / 1024));
-		GUC_check_errhint("Use -1 to have the size chosen automatically.");
-		return false;
-	}
-	return true;
-}
-
-/*
- * Files and the command line choose for the server.  A session or transaction
- * may choose full-page images for itself, so that its WAL records carry them,
- * or go back to what the server does, but nothing weaker.  ALTER ROLE ALL
- * (PGC_S_GLOBAL) chooses for all sessions, not for the server.
- *
- * In recovery the choice of a session would mean nothing, as it writes no WAL.
- */
-bool
-check_io_torn_pages_protection(int *newval, void **extra, GucSource source)
-{
-	if (source <= PGC_S_ARGV || InitializingParallelWorker)
-		return true;
-
-	if (RecoveryInProgress())
-	{
-		GUC_check_errdetail("\"%s\" cannot be set for a session during recovery.",
-							"io_torn_pages_protection");
-		return false;
-	}
-	if (*newval == TORN_PAGES_FULL_PAGES && fullPageWrites)
-		return true;
-	if (*newval == TORN_PAGES_DOUBLE_WRITES && DWCtl->armed)
-		return true;
-
-	if (*newval == TORN_PAGES_FULL_PAGES)
-		GUC_check_errdetail("Full-page images are disabled by \"%s\".",
-							"full_page_writes");
-	else
-		GUC_check_errdetail("A session can only choose \"full_pages\", or what the server does.");
-	GUC_check_errhint("To change the setting of the server, use ALTER SYSTEM or its configuration file.");
-	return false;
-}
 
 /* ---------------------------------------------------------------------
  * Switching
  * ---------------------------------------------------------------------
  */
 
-/*
- * What the server's settings ask for, whatever this process's own are.
- */
-TornPagesProtection
-dw_setting(void)
-{
-	uint32		setting = pg_atomic_read_u32(&DWCtl->setting);
-
-	Assert(setting != DW_SETTING_UNKNOWN);
-	return (TornPagesProtection) setting;
-}
-
-/*
- * Take this process's settings for those of the server.  The startup process
- * does so once, before it uses them.  It may hear of a reload later than the
- * checkpointer, so from then on only that one does, which has no settings of
- * any session.
- */
-void
-dw_note_setting(void)
-{
-	uint32		unknown = DW_SETTING_UNKNOWN;
-	uint32		setting = io_torn_pages_protection;
-
-	Assert(AmCheckpointerProcess() || AmStartupProcess() || !IsUnderPostmaster);
-
-	if (setting == TORN_PAGES_FULL_PAGES && !fullPageWrites)
-		setting = TORN_PAGES_OFF;
-	if (AmCheckpointerProcess())
-		pg_atomic_write_u32(&DWCtl->setting, setting);
-	else
-		pg_atomic_compare_exchange_u32(&DWCtl->setting, &unknown, setting);
-}
-
 static bool
 dw_images_requested(void)
 {
 	return dw_setting() == TORN_PAGES_FULL_PAGES;
-}
-
-/*
- * Must WAL records of this process carry full-page images, whatever the
- * server does?  Where it does the same that is no news.  Images never do harm,
- * so it does not matter when a process learns of a reload.
- */
-bool
-DoubleWriteSessionImages(void)
-{
-	return io_torn_pages_protection == TORN_PAGES_FULL_PAGES && fullPageWrites;
 }
 
 static bool
@@ -178,6 +62,54 @@ dw_arm_if_possible(int elevel)
 	dw_arm();
 	LWLockRelease(DoubleWriteFlushLock);
 	return true;
+}
+
+/*
+ * Stop using the log: make it empty, then remove the marker and the segments,
+ * unless these are to be kept for the next start.
+ *
+ * What is in the log must go first, or a restore would put it over newer
+ * pages that have been written without it (R10).  The last step holds up home
+ * writes until it is over; a sync cycle before it leaves little to do.
+ */
+static void
+dw_disarm(bool keep_segments)
+{
+	if (!DWCtl->armed)
+		return;
+
+	DoubleWriteDrain();
+	dw_sync_cycle(DWCtl->cycles_begun);
+
+	/*
+	 * With everything home, and the lock held, no page can be removed that
+	 * may be torn at home; but some may have been before. (R3)
+	 */
+	dw_drain_and_lock();
+	while (dw_first_unfinished_batch() < DWCtl->next_batchno)
+	{
+		LWLockRelease(DoubleWriteFlushLock);
+		dw_settle_removals();
+		dw_drain_and_lock();
+	}
+	if (DWCtl->armed)
+	{
+		dw_epoch_begin(DWCtl->next_batchno);
+		dw_sync_files(DWCtl->dirty_files);
+		dw_log_set_low_water(DWCtl->next_batchno);
+		dw_forget_files(DWCtl->next_batchno);
+		DWCtl->armed = false;
+		INJECTION_POINT("doublewrite-disarmed", NULL);
+
+		/* with the marker, the next start would ask for the segments */
+		DWCtl->log_open = false;
+		dw_show_log();
+		dw_remove_owner();
+		if (durable_unlink(DW_MARKER_FILE, LOG) == 0)
+			dw_retire_log(keep_segments);
+	}
+	LWLockRelease(DoubleWriteFlushLock);
+	dw_note_mode();
 }
 
 /*
@@ -251,112 +183,6 @@ dw_report_mode(void)
 					dw_images_requested() ? "full_pages" : "off")));
 }
 
-/* ---------------------------------------------------------------------
- * What views show of the mode
- * ---------------------------------------------------------------------
- */
-
-/*
- * What happens to pages that are written now?  In recovery it is WAL that says
- * whether there are images.
- */
-static TornPagesProtection
-dw_mechanism(const DWShownMode *mode, bool armed)
-{
-	bool		images = XLogInsertAllowed() ? mode->images : dw_replayed_images();
-
-	if (armed)
-		return TORN_PAGES_DOUBLE_WRITES;
-	return images ? TORN_PAGES_FULL_PAGES : TORN_PAGES_OFF;
-}
-
-/*
- * What protects all pages?  A server that leaves "off" has written some without
- * protection, which may not be durable before a checkpoint completes.
- */
-TornPagesProtection
-dw_mode_in_force(const DWShownMode *mode, bool armed)
-{
-	if (!XLogRecPtrIsInvalid(mode->off_until))
-		return TORN_PAGES_OFF;
-	return dw_mechanism(mode, armed);
-}
-
-/*
- * Settings have been applied, or the mode has changed: let views see that.
- * Called by the checkpointer, or by a process that arms or disarms the log.
- */
-void
-dw_note_mode(void)
-{
-	DWShownMode mode = DWCtl->shown_mode;
-	TornPagesProtection mechanism;
-	TornPagesProtection in_force;
-	bool		recovery;
-
-	/* before that, nobody knows the redo pointer */
-	if (!DWCtl->started)
-		return;
-
-	recovery = !XLogInsertAllowed();
-	mechanism = dw_mechanism(&mode, DWCtl->armed);
-	if (mechanism == TORN_PAGES_OFF)
-		mode.off_until = InvalidXLogRecPtr;
-	else if (mode.since != 0 && mode.mechanism == TORN_PAGES_OFF &&
-			 !mode.recovery && !recovery)
-		mode.off_until = GetXLogInsertRecPtr();
-	mode.mechanism = mechanism;
-	mode.recovery = recovery;
-	mode.disarm_after = DWCtl->disarm_after;
-
-	in_force = dw_mode_in_force(&mode, DWCtl->armed);
-	if (mode.since == 0 || mode.in_force != in_force)
-		mode.since = GetCurrentTimestamp();
-	mode.in_force = in_force;
-
-	/* the startup process and the checkpointer may meet here: see dw_show_setting() */
-	SpinLockAcquire(&DWCtl->mutex);
-	mode.requested = DWCtl->shown_mode.requested;
-	mode.images = DWCtl->shown_mode.images;
-	DWCtl->shown_mode = mode;
-	SpinLockRelease(&DWCtl->mutex);
-}
-
-const char *
-DoubleWriteModeName(int64 mode)
-{
-	switch (mode)
-	{
-		case TORN_PAGES_OFF:
-			return "off";
-		case TORN_PAGES_FULL_PAGES:
-			return "full_pages";
-		case TORN_PAGES_DOUBLE_WRITES:
-			return "double_writes";
-	}
-	return NULL;
-}
-
-/*
- * What do the server's settings ask for, and what does WAL carry since they have
- * been applied?  If the log could not be used, images stay as they were.
- */
-static void
-dw_show_setting(void)
-{
-	TornPagesProtection requested = dw_setting();
-
-	SpinLockAcquire(&DWCtl->mutex);
-	if (requested != TORN_PAGES_DOUBLE_WRITES)
-		DWCtl->shown_mode.images = requested == TORN_PAGES_FULL_PAGES;
-	else if (DWCtl->armed)
-		DWCtl->shown_mode.images = false;
-	else if (DWCtl->shown_mode.since == 0)
-		DWCtl->shown_mode.images = DWCtl->redo_images;
-	DWCtl->shown_mode.requested = requested;
-	SpinLockRelease(&DWCtl->mutex);
-}
-
 static void
 dw_apply_mode(bool images)
 {
@@ -404,16 +230,6 @@ DoubleWriteRecoveryEnded(void)
 {
 	if (pg_atomic_read_membarrier_u32(&DWCtl->setting_changed) != 0)
 		dw_request_upkeep();
-}
-
-/*
- * The checkpointer's part of that.
- */
-void
-dw_catch_up_with_settings(void)
-{
-	if (pg_atomic_read_u32(&DWCtl->setting_changed) != 0 && !RecoveryInProgress())
-		UpdateFullPageWrites();
 }
 
 bool

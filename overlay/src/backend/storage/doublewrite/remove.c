@@ -38,19 +38,15 @@
  */
 #include "postgres.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include "access/xlog.h"
-#include "catalog/pg_tablespace_d.h"
-#include "common/relpath.h"
 #include "miscadmin.h"
 #include "pgstat.h"
+#include "postmaster/auxprocess.h"
 #include "postmaster/bgwriter.h"
 #include "storage/doublewrite_internal.h"
-#include "storage/fd.h"
 #include "storage/lwlock.h"
 #include "storage/procsignal.h"
+#include "storage/smgr.h"
 #include "utils/injection_point.h"
 #include "utils/wait_event.h"
 
@@ -62,6 +58,11 @@
  * milliseconds, and this happens once in a checkpoint.
  */
 #define DW_REMOVAL_WAIT_USEC	1000
+
+/* ---------------------------------------------------------------------
+ * Removing
+ * ---------------------------------------------------------------------
+ */
 
 /* The lock that this process holds, while it removes something */
 static LWLock *dw_removal_lock = NULL;
@@ -104,6 +105,95 @@ DoubleWriteEndRemoval(void)
 	dw_removal_lock = NULL;
 }
 
+/* ---------------------------------------------------------------------
+ * Dropping staged pages
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * Drop the staged pages for which filter says yes, and wait out home writes
+ * of such pages that are in flight. (R7)
+ *
+ * The flusher looks at "discarded" before it writes a page, but it may have
+ * looked already.  When we get its lock, that write is over; if the batch was
+ * left half-done by an error, it will be resumed without the pages marked.
+ */
+static void
+dw_discard(DWTagFilter filter, const void *arg)
+{
+	if (dw_discard_staged(filter, arg))
+	{
+		dw_lock_flush(LW_EXCLUSIVE);
+		LWLockRelease(DoubleWriteFlushLock);
+	}
+}
+
+typedef struct DWForkRange
+{
+	RelFileLocator rlocator;
+	const ForkNumber *forknum;
+	const BlockNumber *first;
+	int			nforks;
+} DWForkRange;
+
+static bool
+dw_tag_in_forks(const BufferTag *tag, const void *arg)
+{
+	const DWForkRange *range = arg;
+
+	if (!BufTagMatchesRelFileLocator(tag, &range->rlocator))
+		return false;
+	for (int i = 0; i < range->nforks; i++)
+	{
+		if (BufTagGetForkNum(tag) == range->forknum[i] &&
+			tag->blockNum >= range->first[i])
+			return true;
+	}
+	return false;
+}
+
+/*
+ * Drop staged pages of forks of a relation from the given blocks on, because
+ * the forks are about to be truncated there.
+ */
+void
+DoubleWriteDiscardForks(RelFileLocator rlocator, const ForkNumber *forknum,
+						int nforks, const BlockNumber *firstDelBlock)
+{
+	DWForkRange range = {rlocator, forknum, firstDelBlock, nforks};
+
+	dw_note_truncate(&rlocator);
+	dw_discard(dw_tag_in_forks, &range);
+}
+
+/*
+ * Drop staged pages of relations that are about to be unlinked.
+ */
+void
+DoubleWriteDiscardRelations(SMgrRelation *rels, int nrels)
+{
+	for (int i = 0; i < nrels; i++)
+	{
+		if (!SmgrIsTemp(rels[i]))
+			dw_discard(dw_tag_in_relation, &rels[i]->smgr_rlocator.locator);
+	}
+	INJECTION_POINT("doublewrite-relations-discarded", NULL);
+}
+
+/*
+ * Drop staged pages of a database whose files are about to go.
+ */
+void
+DoubleWriteDiscardDatabase(Oid dbid)
+{
+	dw_discard(dw_tag_in_database, &dbid);
+}
+
+/* ---------------------------------------------------------------------
+ * Notes of removals
+ * ---------------------------------------------------------------------
+ */
+
 /*
  * Remember a file to be synced by the checkpoint under way or the next one.
  * If there is no room for it, sync it at once.
@@ -129,55 +219,6 @@ dw_note_file(const RelFileLocator *rlocator, ForkNumber forknum, uint32 segno)
 
 	if (!noted)
 		dw_sync_file(&file);
-}
-
-/*
- * Path of a directory of relations or, without a database, of databases.  The
- * caller may be in a critical section, so nothing is allocated.
- */
-static void
-dw_directory_path(char *path, Oid spcOid, Oid dbOid)
-{
-	char		parent[MAXPGPATH];
-
-	if (spcOid == GLOBALTABLESPACE_OID)
-	{
-		strlcpy(path, "global", MAXPGPATH);
-		return;
-	}
-	if (spcOid == DEFAULTTABLESPACE_OID)
-		strlcpy(parent, "base", MAXPGPATH);
-	else
-		snprintf(parent, MAXPGPATH, "%s/%u/%s", PG_TBLSPC_DIR, spcOid,
-				 TABLESPACE_VERSION_DIRECTORY);
-	if (OidIsValid(dbOid))
-		snprintf(path, MAXPGPATH, "%s/%u", parent, dbOid);
-	else
-		strlcpy(path, parent, MAXPGPATH);
-}
-
-/*
- * Make durable what has been removed from the directory of a relation.  If the
- * directory itself is gone, that is for whoever has removed it to care about.
- */
-void
-dw_sync_directory(const RelFileLocator *rlocator)
-{
-	char		path[MAXPGPATH];
-	int			fd;
-
-	if (!enableFsync)
-		return;
-
-	dw_directory_path(path, rlocator->spcOid, rlocator->dbOid);
-	fd = OpenTransientFile(path, O_RDONLY | PG_BINARY);
-	if (fd < 0 && FILE_POSSIBLY_DELETED(errno))
-		return;
-	if (fd < 0 || (pg_fsync(fd) != 0 && errno != EBADF && errno != EINVAL))
-		ereport(data_sync_elevel(ERROR),
-				(errcode_for_file_access(),
-				 errmsg("could not fsync file \"%s\": %m", path)));
-	CloseTransientFile(fd);
 }
 
 /* The same for a directory; see dw_directory_path() */
@@ -264,49 +305,9 @@ DoubleWriteEndReplayedDrop(const Oid *tablespaces, int ntablespaces)
 }
 
 /* ---------------------------------------------------------------------
- * Copies of removed pages
- *
- * A page whose home write has failed may be torn at home.  If it is removed,
- * the log must keep its copy until that is durable, or redo meets the torn page.
- * (R3)  Removals of the same generation are made durable together, so two
- * numbers tell what to keep.
+ * Making removals durable
  * ---------------------------------------------------------------------
  */
-
-/*
- * Keep this batch.  Mutex held.
- *
- * Whoever removes the page has begun in the present generation, or in the one
- * before, which a checkpoint is waiting for.  Either way that is over when the
- * present one is waited for.
- */
-void
-dw_keep_removed(uint64 batchno)
-{
-	uint32		generation = pg_atomic_read_u32(&DWCtl->removal_generation);
-	uint64	   *kept = &DWCtl->removed_batch[generation & 1];
-
-	if (*kept == 0 || batchno < *kept)
-		*kept = batchno;
-}
-
-/*
- * First batch that is kept, or PG_UINT64_MAX.
- */
-uint64
-dw_first_removed_batch(void)
-{
-	uint64		result = PG_UINT64_MAX;
-
-	SpinLockAcquire(&DWCtl->mutex);
-	for (int i = 0; i < 2; i++)
-	{
-		if (DWCtl->removed_batch[i] != 0)
-			result = Min(result, DWCtl->removed_batch[i]);
-	}
-	SpinLockRelease(&DWCtl->mutex);
-	return result;
-}
 
 /*
  * Wait until all removals that began before now are done.  Returns their

@@ -1,23 +1,12 @@
 /*-------------------------------------------------------------------------
  *
  * restore.c
- *	  Start-up: repair torn pages from the double-write log.
- *
- * This runs before anything reads a relation page: before redo, before
- * unlogged relations are reset, before any connection (R8).  It finds the
- * newest batch that is complete, and from its low-water mark the live range,
- * and reads no more of the log than that.  Only the newest batch can be incomplete;
- * then none of its home writes had been started, and it is ignored.  A hole
- * or damage further down means that the storage has lost what it had
- * promised to keep: we stop and say where. (R9)  These judgements are made
- * in src/common/doublewrite_scan.c, for pg_doublewrite as well.
+ *	  Repairing torn pages from the double-write log.
  *
  * Of each page, the copy that stands last in the live range is written home
  * (R4), neighbouring pages in one call, and then put into a shared buffer, so
  * that redo, which is going to need the page, finds it there.  Redo then rolls
- * the page forward.  When all is synced the log is made empty, so that a later
- * crash, which may find pages that were written without the log, will not
- * put these copies back.
+ * the page forward.
  *
  * Such a buffer is like one that has been read: valid, clean, and the same as
  * home.  Whatever changes files without regard to shared buffers before redo
@@ -26,9 +15,7 @@
  * go before redo starts, have no pages in the log but those of init forks,
  * which stay.
  *
- * Restoring depends neither on checksums nor on the settings in force.  It is
- * refused if the log does not belong to the state that pg_control describes,
- * and a log that came along with a backup is discarded. (R9)
+ * Restoring depends neither on checksums nor on the settings in force.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -44,17 +31,16 @@
 #include <unistd.h>
 
 #include "access/xlog.h"
-#include "access/xlog_internal.h"
-#include "catalog/pg_control.h"
-#include "common/controldata_utils.h"
 #include "common/doublewrite_scan.h"
+#include "common/file_utils.h"
 #include "common/int.h"
+#include "common/relpath.h"
 #include "portability/instr_time.h"
+#include "postmaster/auxprocess.h"
 #include "postmaster/startup.h"
 #include "storage/bufmgr.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/fd.h"
-#include "storage/lwlock.h"
 #include "storage/smgr.h"
 #include "utils/injection_point.h"
 #include "utils/memutils.h"
@@ -86,73 +72,15 @@ typedef struct DWRestoreState
 	uint64		fd_segno;
 } DWRestoreState;
 
-static bool dw_was_armed = false;
-
 /* ---------------------------------------------------------------------
- * Reading the log
+ * Copies
  * ---------------------------------------------------------------------
  */
 
 /*
- * List the segments in ascending order, and remove left-over temporary files,
- * as well as spare ones if the log is not going to be used.
- */
-static void
-dw_list_segments(DWScan *scan, bool marker)
-{
-	bool		keep_spares = marker || dw_setting() == TORN_PAGES_DOUBLE_WRITES;
-	DIR		   *dir = AllocateDir(DW_DIR);
-	struct dirent *de;
-
-	while ((de = ReadDir(dir, DW_DIR)) != NULL)
-	{
-		uint64		segno;
-		bool		usable;
-
-		if (strncmp(de->d_name, "new.", 4) == 0 ||
-			(!keep_spares && DWParseSpareName(de->d_name, &segno, &usable)))
-		{
-			char		path[MAXPGPATH * 2];
-
-			snprintf(path, sizeof(path), "%s/%s", DW_DIR, de->d_name);
-			unlink(path);
-			continue;
-		}
-		if (DWParseSegmentName(de->d_name, &segno))
-			DWScanAddSegment(scan, segno);
-	}
-	FreeDir(dir);
-}
-
-/*
- * A batch header shows that the log is none of ours.
- */
-static void
-dw_refuse_header(const DWBatchHeader *hdr, DWHeaderVerdict verdict, uint64 segno)
-{
-	if (verdict == DW_HEADER_OTHER_FORMAT)
-		ereport(FATAL,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("double-write log segment \"%s/%016" PRIX64 "\" has format version %u and block size %u, but this server knows only version %d and block size %d",
-						DW_DIR, segno, hdr->version, hdr->blcksz,
-						DW_FORMAT_VERSION, BLCKSZ),
-				 errhint("Start the cluster with the server that wrote the log and shut it down cleanly.")));
-
-	Assert(verdict == DW_HEADER_FOREIGN);
-	ereport(FATAL,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("the double-write log in \"%s\" belongs to another database cluster",
-					DW_DIR),
-			 errdetail("Its system identifier is %" PRIu64 ", that of this cluster %" PRIu64 ".",
-					   hdr->sysid, GetSystemIdentifier()),
-			 errhint("Check where \"%s\" points to.  If the files in it belong to no other cluster, remove them.",
-					 DW_DIR)));
-}
-
-/*
  * Open a segment.  What has its name but is no file might keep us waiting.
  */
-static int
+int
 dw_open_for_reading(const char *path)
 {
 	struct stat st;
@@ -170,180 +98,6 @@ dw_open_for_reading(const char *path)
 				 errmsg("could not open double-write log segment \"%s\": %m", path)));
 	return fd;
 }
-
-/*
- * Read from a segment; what the file lacks is left alone.  Returns the number
- * of bytes read, or -1 with errno set.
- */
-static ssize_t
-dw_read_range(int fd, char *buffer, Size size, off_t offset)
-{
-	Size		len = 0;
-	int			injected = 0;
-
-	INJECTION_POINT("doublewrite-log-read", &injected);
-	if (injected != 0)
-	{
-		errno = injected;
-		return -1;
-	}
-	while (len < size)
-	{
-		ssize_t		rc = pg_pread(fd, buffer + len, size - len, offset + len);
-
-		if (rc < 0)
-			return -1;
-		if (rc == 0)
-			break;
-		len += rc;
-	}
-	return len;
-}
-
-/*
- * The same block by block, with zeroes in place of those that cannot be read.
- * Whether any of them is needed is for DWFindLive() to say.  (R9)
- */
-static ssize_t
-dw_read_readable(int fd, const char *path, char *buffer, uint32 blockno,
-				 uint32 nblocks)
-{
-	ssize_t		len = 0;
-	int			nbad = 0;
-	off_t		first_bad = 0;
-	int			save_errno = 0;
-
-	for (uint32 i = 0; i < nblocks; i++)
-	{
-		char	   *block = buffer + (Size) i * BLCKSZ;
-		off_t		offset = (off_t) (blockno + i) * BLCKSZ;
-		ssize_t		rc = dw_read_range(fd, block, BLCKSZ, offset);
-
-		if (rc >= 0)
-		{
-			len += rc;
-			continue;
-		}
-		memset(block, 0, BLCKSZ);
-		if (nbad++ == 0)
-		{
-			save_errno = errno;
-			first_bad = offset;
-		}
-	}
-
-	errno = save_errno;
-	if (nbad > 0)
-		ereport(LOG,
-				(errcode_for_file_access(),
-				 errmsg("could not read double-write log segment \"%s\" at offset %lld: %m",
-						path, (long long) first_bad),
-				 errdetail("Blocks that cannot be read: %d.  They count as damaged, which matters only if they are still needed.",
-						   nbad)));
-	return len;
-}
-
-/*
- * Callback of DWReadLog().
- */
-static bool
-dw_read_blocks(DWScan *scan, void *arg, uint64 segno, uint32 blockno,
-			   uint32 nblocks, char *buffer)
-{
-	Size		size = (Size) nblocks * BLCKSZ;
-	char		path[MAXPGPATH];
-	ssize_t		len;
-	int			fd;
-
-	INJECTION_POINT("doublewrite-read-segment", NULL);
-	if (AmStartupProcess())
-		ProcessStartupProcInterrupts();
-	ereport_startup_progress("reading the double-write log, elapsed time: %ld.%02d s, current segment: %016" PRIX64,
-							 segno);
-
-	dw_log_path(path, segno);
-	fd = dw_open_for_reading(path);
-	memset(buffer, 0, size);
-	len = dw_read_range(fd, buffer, size, (off_t) blockno * BLCKSZ);
-	if (len < 0)
-		len = dw_read_readable(fd, path, buffer, blockno, nblocks);
-	CloseTransientFile(fd);
-	scan->bytes_read += len;
-	return true;
-}
-
-/*
- * Tell people how far we are, as other phases of a start do.
- */
-static void
-dw_begin_progress(void)
-{
-	if (!IsBootstrapProcessingMode())
-		begin_startup_progress_phase();
-}
-
-static void
-dw_read_log(DWScan *scan, bool marker)
-{
-	char	   *buffer;
-	DWOwner		owner;
-	DWOwner		own;
-
-	dw_begin_progress();
-	scan->sysid = GetSystemIdentifier();
-	dw_log_read_owner(&owner, &own);
-	if (owner.nonce != 0)
-		DWScanAddNonce(scan, owner.nonce);
-	dw_list_segments(scan, marker);
-	buffer = palloc_aligned(DW_SEGMENT_SIZE, PG_IO_ALIGN_SIZE, 0);
-	DWReadLog(scan, dw_read_blocks, NULL, buffer, false);
-	pfree(buffer);
-	if (scan->refused != DW_HEADER_NONE)
-		dw_refuse_header(&scan->refused_header, scan->refused,
-						 scan->refused_segno);
-}
-
-/*
- * A batch or a page is damaged, or missing, below intact ones.
- */
-static void
-dw_refuse_damage(const DWLiveRange *live)
-{
-	ereport(FATAL,
-			(errcode(ERRCODE_DATA_CORRUPTED),
-			 live->verdict == DW_LIVE_MISSING ?
-			 errmsg("double-write log is damaged: batch %" PRIu64 " is missing, though later batches are intact",
-					live->bad_batchno) :
-			 errmsg("double-write log is damaged: wrong checksum of a page in batch %" PRIu64 ", though later batches are intact",
-					live->bad_batchno),
-			 live->verdict == DW_LIVE_MISSING ?
-			 errdetail("It should stand in file \"%s/%016" PRIX64 "\" at offset %u, or at the start of a later file.",
-					   DW_DIR, live->bad_segno, live->bad_offset) :
-			 errdetail("The page stands in file \"%s/%016" PRIX64 "\" at offset %u.",
-					   DW_DIR, live->bad_segno, live->bad_offset),
-			 errhint("Pages torn by the last crash cannot be repaired without it.  Check the storage, and restore the cluster from a backup or fail over to a standby.")));
-}
-
-/*
- * Pages have to be restored, but this build cannot decompress them.
- */
-static void
-dw_refuse_compression(const DWFoundBatch *batch)
-{
-	ereport(FATAL,
-			(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-			 errmsg("double-write log was compressed with method \"%s\", which is not supported by this build",
-					DWCompressionName(batch->compression)),
-			 errdetail("Batch %" PRIu64 " stands in file \"%s/%016" PRIX64 "\" at offset %u.",
-					   batch->batchno, DW_DIR, batch->segno,
-					   batch->blockno * BLCKSZ),
-			 errhint("Start the cluster with a server that supports it, and shut it down cleanly.")));
-}
-
-/* ---------------------------------------------------------------------
- * Restoring pages
- * ---------------------------------------------------------------------
- */
 
 static void
 dw_close_copies(DWRestoreState *state)
@@ -379,6 +133,102 @@ dw_read_copy(DWRestoreState *state, const DWCopy *copy, char *page)
 				 errmsg("could not decompress page copy in double-write log segment \"%s\" at offset %u",
 						path, copy->offset)));
 }
+
+/*
+ * Write a batch over itself.  If its sync has failed, the kernel may have it
+ * in memory as clean, and another sync would do nothing.  What is on disk
+ * already does not change, so a crash meanwhile takes nothing away.
+ */
+static void
+dw_rewrite_batch(const DWFoundBatch *batch)
+{
+	char		path[MAXPGPATH];
+	PGIOAlignedBlock block;
+	int			fd;
+
+	dw_log_path(path, batch->segno);
+	fd = OpenTransientFile(path, O_RDWR | PG_BINARY);
+	if (fd < 0)
+		ereport(FATAL,
+				(errcode_for_file_access(),
+				 errmsg("could not open file \"%s\": %m", path)));
+	for (uint32 i = 0; i < batch->nblocks; i++)
+	{
+		off_t		offset = (off_t) (batch->blockno + i) * BLCKSZ;
+
+		errno = 0;
+		if (pg_pread(fd, block.data, BLCKSZ, offset) != BLCKSZ ||
+			pg_pwrite(fd, block.data, BLCKSZ, offset) != BLCKSZ)
+		{
+			/* if nothing is said to be wrong, it is a lack of space */
+			if (errno == 0)
+				errno = ENOSPC;
+			ereport(FATAL,
+					(errcode_for_file_access(),
+					 errmsg("could not write file \"%s\" at offset %lld: %m",
+							path, (long long) offset)));
+		}
+	}
+	CloseTransientFile(fd);
+}
+
+/*
+ * Make the live segments durable.  If only processes crashed, the newest batch
+ * may be known to the kernel alone; should the power go while we write its
+ * pages home, we need it again.  Older batches had been synced before any
+ * newer one was written.  (R2)
+ */
+static void
+dw_sync_live_segments(const DWScan *scan, const DWLiveRange *live)
+{
+	if (!enableFsync)
+		return;
+	dw_rewrite_batch(&scan->batches[live->last]);
+	for (int i = live->first; i <= live->last; i++)
+	{
+		char		path[MAXPGPATH];
+
+		if (i > live->first && scan->batches[i].segno == scan->batches[i - 1].segno)
+			continue;
+		dw_log_path(path, scan->batches[i].segno);
+		fsync_fname_ext(path, false, false, FATAL);
+	}
+	fsync_fname_ext(DW_DIR, true, false, FATAL);
+}
+
+static int
+dw_order_cmp(const void *a, const void *b)
+{
+	return pg_cmp_u64(*(const uint64 *) a, *(const uint64 *) b);
+}
+
+/*
+ * Which copies go into shared buffers: all those below the position returned.
+ * If there are too many, those that stand first in the log are chosen, since
+ * redo meets pages in about the order in which they were changed first.
+ */
+static uint64
+dw_choose_buffered(const DWCopy *copies, int ncopies)
+{
+	uint64	   *orders;
+	uint64		result;
+
+	if (ncopies <= DW_RESTORE_MAX_BUFFERS)
+		return PG_UINT64_MAX;
+
+	orders = palloc_extended(ncopies * sizeof(uint64), MCXT_ALLOC_HUGE);
+	for (int i = 0; i < ncopies; i++)
+		orders[i] = copies[i].order;
+	qsort(orders, ncopies, sizeof(uint64), dw_order_cmp);
+	result = orders[DW_RESTORE_MAX_BUFFERS];
+	pfree(orders);
+	return result;
+}
+
+/* ---------------------------------------------------------------------
+ * Pages
+ * ---------------------------------------------------------------------
+ */
 
 /*
  * A tablespace that is not mounted must not be taken for a dropped one.
@@ -421,35 +271,6 @@ dw_note_restored(const DWCopy *copy, const char *logged, const char *home)
 	entry.lsn_before = PageGetLSN((const PageData *) home);
 	entry.lsn_after = PageGetLSN((const PageData *) logged);
 	dw_ledger_add(&entry);
-}
-
-static int
-dw_order_cmp(const void *a, const void *b)
-{
-	return pg_cmp_u64(*(const uint64 *) a, *(const uint64 *) b);
-}
-
-/*
- * Which copies go into shared buffers: all those below the position returned.
- * If there are too many, those that stand first in the log are chosen, since
- * redo meets pages in about the order in which they were changed first.
- */
-static uint64
-dw_choose_buffered(const DWCopy *copies, int ncopies)
-{
-	uint64	   *orders;
-	uint64		result;
-
-	if (ncopies <= DW_RESTORE_MAX_BUFFERS)
-		return PG_UINT64_MAX;
-
-	orders = palloc_extended(ncopies * sizeof(uint64), MCXT_ALLOC_HUGE);
-	for (int i = 0; i < ncopies; i++)
-		orders[i] = copies[i].order;
-	qsort(orders, ncopies, sizeof(uint64), dw_order_cmp);
-	result = orders[DW_RESTORE_MAX_BUFFERS];
-	pfree(orders);
-	return result;
 }
 
 /*
@@ -721,58 +542,18 @@ dw_restore_pages(const DWCopy *copies, int ncopies, DWRestoreState *state)
 }
 
 /* ---------------------------------------------------------------------
- * Start-up
+ * All of it
  * ---------------------------------------------------------------------
  */
 
 /*
- * The log was written for another state of the cluster.
+ * Tell people how far we are, as other phases of a start do.
  */
-static void
-dw_report_stale(const DWFoundBatch *newest, XLogRecPtr redo, bool marker)
+void
+dw_begin_progress(void)
 {
-	ereport(marker ? FATAL : LOG,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("the double-write log does not match the state of the cluster"),
-			 errdetail("It was written for redo location %X/%X, but the control file names %X/%X.",
-					   LSN_FORMAT_ARGS(newest->redo), LSN_FORMAT_ARGS(redo)),
-			 marker ?
-			 errhint("Bring together the data directory and the \"%s\" that belong together.  If the data directory is that of a base backup, restore the backup again, with its own file \"backup_label\"; removing files does not make it consistent.",
-					 DW_DIR) :
-			 errhint("It was not in use when the server stopped, and is discarded.")));
-}
-
-/*
- * The log was in use, but there is nothing in it.
- */
-static void
-dw_refuse_missing(void)
-{
-	ereport(FATAL,
-			(errcode(ERRCODE_DATA_CORRUPTED),
-			 errmsg("the double-write log in \"%s\" is missing or unreadable", DW_DIR),
-			 errdetail("The log was in use when the server stopped, and pages may have to be restored from it."),
-			 errhint("Make its files available again, or restore the cluster from a backup.")));
-}
-
-/*
- * The log fits, as far as it can be seen.  But if all of this is a copy that a
- * backup tool has made of a running server, it does not.  (R9)
- */
-static void
-dw_refuse_copy(bool marker)
-{
-	DWOwner		owner;
-	DWOwner		own;
-
-	dw_log_read_owner(&owner, &own);
-	if (DWIsCopy(&owner, &own, marker))
-		ereport(FATAL,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("this data directory is a copy of one whose double-write log was in use"),
-				 errdetail("If the server was running when it was copied, the files do not fit together, and the log does not make them."),
-				 errhint("If this is a base backup, restore it again with its own file \"%s\".  Only if no server was running while all files were copied, including \"%s\", remove the file \"%s\".",
-						 DW_MARKER_FILE, DW_DIR, DW_OWNER_FILE)));
+	if (!IsBootstrapProcessingMode())
+		begin_startup_progress_phase();
 }
 
 static void
@@ -787,69 +568,7 @@ dw_report_restore(const DWRestoreStats *stats)
 					stats->bytes_read / 1024, stats->usec / 1000000.0)));
 }
 
-/*
- * Write a batch over itself.  If its sync has failed, the kernel may have it
- * in memory as clean, and another sync would do nothing.  What is on disk
- * already does not change, so a crash meanwhile takes nothing away.
- */
-static void
-dw_rewrite_batch(const DWFoundBatch *batch)
-{
-	char		path[MAXPGPATH];
-	PGIOAlignedBlock block;
-	int			fd;
-
-	dw_log_path(path, batch->segno);
-	fd = OpenTransientFile(path, O_RDWR | PG_BINARY);
-	if (fd < 0)
-		ereport(FATAL,
-				(errcode_for_file_access(),
-				 errmsg("could not open file \"%s\": %m", path)));
-	for (uint32 i = 0; i < batch->nblocks; i++)
-	{
-		off_t		offset = (off_t) (batch->blockno + i) * BLCKSZ;
-
-		errno = 0;
-		if (pg_pread(fd, block.data, BLCKSZ, offset) != BLCKSZ ||
-			pg_pwrite(fd, block.data, BLCKSZ, offset) != BLCKSZ)
-		{
-			/* if nothing is said to be wrong, it is a lack of space */
-			if (errno == 0)
-				errno = ENOSPC;
-			ereport(FATAL,
-					(errcode_for_file_access(),
-					 errmsg("could not write file \"%s\" at offset %lld: %m",
-							path, (long long) offset)));
-		}
-	}
-	CloseTransientFile(fd);
-}
-
-/*
- * Make the live segments durable.  If only processes crashed, the newest batch
- * may be known to the kernel alone; should the power go while we write its
- * pages home, we need it again.  Older batches had been synced before any
- * newer one was written.  (R2)
- */
-static void
-dw_sync_live_segments(const DWScan *scan, const DWLiveRange *live)
-{
-	if (!enableFsync)
-		return;
-	dw_rewrite_batch(&scan->batches[live->last]);
-	for (int i = live->first; i <= live->last; i++)
-	{
-		char		path[MAXPGPATH];
-
-		if (i > live->first && scan->batches[i].segno == scan->batches[i - 1].segno)
-			continue;
-		dw_log_path(path, scan->batches[i].segno);
-		fsync_fname_ext(path, false, false, FATAL);
-	}
-	fsync_fname_ext(DW_DIR, true, false, FATAL);
-}
-
-static void
+void
 dw_restore(const DWScan *scan, const DWLiveRange *live)
 {
 	DWRestoreState state = {0};
@@ -886,202 +605,4 @@ dw_restore(const DWScan *scan, const DWLiveRange *live)
 	DWCtl->restore = state.stats;
 	dw_ledger_end(&state.stats);
 	dw_report_restore(&state.stats);
-}
-
-/*
- * Read the log and do with it what DWJudgeLog() says.
- */
-static void
-dw_process_log(XLogRecPtr redo, bool marker)
-{
-	DWScan		scan = {0};
-	DWLiveRange live;
-	DWOutcome	outcome;
-	MemoryContext context;
-	MemoryContext oldcontext;
-
-	context = AllocSetContextCreate(CurrentMemoryContext,
-									"double-write restore",
-									ALLOCSET_DEFAULT_SIZES);
-	oldcontext = MemoryContextSwitchTo(context);
-	dw_read_log(&scan, marker);
-	DWFindLive(&scan, &live);
-	if (live.ignored != NULL)
-		ereport(LOG,
-				(errmsg("ignoring batch %" PRIu64 " of the double-write log, which had not been completed",
-						live.ignored->batchno)));
-
-	if (scan.nsegments > 0)
-		DWCtl->last_segno = scan.segments[scan.nsegments - 1].segno;
-	DWCtl->restore.bytes_read = scan.bytes_read;
-	if (scan.nbatches > 0)
-		DWCtl->next_batchno = scan.batches[scan.nbatches - 1].batchno + 1;
-
-	outcome = DWJudgeLog(&scan, &live, redo, marker);
-	if (outcome == DW_OUTCOME_RESTORE || outcome == DW_OUTCOME_NOTHING ||
-		outcome == DW_OUTCOME_DISCARD_STALE)
-		dw_refuse_copy(marker);
-	switch (outcome)
-	{
-		case DW_OUTCOME_NOTHING:
-			break;
-		case DW_OUTCOME_RESTORE:
-			dw_restore(&scan, &live);
-			dw_log_empty();
-			break;
-		case DW_OUTCOME_DISCARD_STALE:
-		case DW_OUTCOME_REFUSE_STALE:
-			dw_report_stale(&scan.batches[live.last], redo, marker);
-			dw_log_empty();
-			break;
-		case DW_OUTCOME_REFUSE_DAMAGED:
-			dw_refuse_damage(&live);
-			break;
-		case DW_OUTCOME_REFUSE_MISSING:
-			dw_refuse_missing();
-			break;
-		case DW_OUTCOME_REFUSE_COMPRESSION:
-			dw_refuse_compression(live.unreadable);
-			break;
-	}
-	if (!IsBootstrapProcessingMode())
-		disable_startup_progress_timeout();
-
-	/* what a stop while arming or disarming has left */
-	if (!marker)
-		dw_remove_owner();
-	MemoryContextSwitchTo(oldcontext);
-	MemoryContextDelete(context);
-}
-
-/*
- * A file "backup_label" that is neither a label nor our marker.  It may be what
- * something has left of the marker, so the log stays as it is.
- */
-static void
-dw_refuse_label(void)
-{
-	ereport(FATAL,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("invalid data in file \"%s\"", DW_MARKER_FILE),
-			 errdetail("It is neither the label of a backup nor the file that says that the double-write log is in use.  The log is left alone."),
-			 errhint("If this is a base backup, restore it again with its own file \"%s\".",
-					 DW_MARKER_FILE)));
-}
-
-static bool
-dw_recovery_from_backup(void)
-{
-	ControlFileData *control;
-	bool		crc_ok;
-	bool		result;
-
-	control = get_controlfile(DataDir, &crc_ok);
-	result = DWRecoveryFromBackup(control->state);
-	pfree(control);
-	return result;
-}
-
-/*
- * The marker has come with a backup, over or instead of its label.  (R9)
- */
-static void
-dw_check_marker(void)
-{
-	if (dw_recovery_from_backup())
-		ereport(FATAL,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("file \"%s\" is not the label of a backup", DW_MARKER_FILE),
-				 errdetail("It says that the double-write log was in use, and may have been copied from a running server.  But recovery from a backup is asked for by a file \"%s\" or \"%s\".",
-						   RECOVERY_SIGNAL_FILE, TABLESPACE_MAP),
-				 errhint("Restore the backup again, with its own file \"%s\", and leave out that of the server.",
-						 DW_MARKER_FILE)));
-}
-
-/*
- * Can the log directory be used, and is the log in it ours?  Returns false if
- * there is nothing to look at.
- */
-static bool
-dw_check_log(DWLabel label)
-{
-	bool		marker = label == DW_LABEL_MARKER;
-	struct stat st;
-
-	if (marker || dw_setting() == TORN_PAGES_DOUBLE_WRITES)
-	{
-		if (marker && lstat(DW_DIR, &st) < 0)
-			ereport(FATAL,
-					(errcode_for_file_access(),
-					 errmsg("could not access double-write log directory \"%s\": %m",
-							DW_DIR),
-					 errdetail("The log was in use when the server stopped, and pages may have to be restored from it."),
-					 errhint("Make the directory available again, or restore the cluster from a backup.")));
-		return dw_log_check_dir(FATAL);
-	}
-
-	/* not in use; if it is not ours alone, nothing in it concerns us */
-	return stat(DW_DIR, &st) == 0 && dw_log_check_mode(LOG) &&
-		dw_log_check_owner(LOG);
-}
-
-/*
- * Restore the log, or discard it.  Called once by the startup process, before
- * it looks at anything else; redo is the redo pointer in pg_control.
- */
-void
-DoubleWriteStartup(XLogRecPtr redo)
-{
-	DWLabel		label = dw_read_label();
-
-	DWCtl->next_batchno = 1;
-	DWCtl->last_segno = 0;
-	DoubleWriteSetRedo(redo, false);
-	dw_note_setting();
-
-	/* nothing is touched before we know whose it is (R9) */
-	if (label == DW_LABEL_INVALID)
-		dw_refuse_label();
-	if (label == DW_LABEL_MARKER)
-		dw_check_marker();
-	if (!dw_check_log(label))
-		return;
-
-	LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
-	if (label == DW_LABEL_BACKUP)
-	{
-		/* the files come from a backup, and so does the log, if any (R9) */
-		ereport(LOG,
-				(errmsg("discarding the double-write log, because the cluster is being restored from a backup")));
-		dw_remove_log();
-	}
-	else
-		dw_process_log(redo, label == DW_LABEL_MARKER);
-	LWLockRelease(DoubleWriteFlushLock);
-
-	dw_was_armed = label == DW_LABEL_MARKER;
-}
-
-/*
- * Redo is about to start, or there is none: a backup label has been put
- * aside, and pg_control names the redo pointer we start from.  Protect what
- * redo writes. (R2, R8)
- *
- * If the log was in use before, WAL since the redo pointer lacks images, so
- * it is used again, whatever the settings say now. (R10)
- */
-void
-DoubleWriteStarted(void)
-{
-	if (DWCtl->started)
-		return;
-	DoubleWritePassedRedo(DWCtl->redo);
-	if (dw_was_armed || dw_setting() == TORN_PAGES_DOUBLE_WRITES)
-	{
-		LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
-		dw_arm();
-		LWLockRelease(DoubleWriteFlushLock);
-	}
-	DWCtl->started = true;
-	dw_note_mode();
 }

@@ -30,25 +30,15 @@
  */
 #include "postgres.h"
 
-#include "access/xlog.h"
 #include "common/hashfn.h"
-#include "storage/bufmgr.h"
 #include "storage/doublewrite_internal.h"
-#include "storage/latch.h"
-#include "storage/lwlock.h"
-#include "storage/proc.h"
 #include "storage/shmem.h"
-#include "storage/smgr.h"
 #include "utils/injection_point.h"
 
-DWCtlData  *DWCtl = NULL;
 DWSlot	   *DWSlots = NULL;
-DWBufferRecords *DWBufferRecordsArray = NULL;
 char	   *DWPages = NULL;
 
-/* pages that this process has staged, and how often it found the stage full */
-uint64		DoubleWritePagesStaged = 0;
-uint64		DoubleWriteStageFullSeen = 0;
+const DWPageSet DWAllPages = {.max = PG_INT32_MAX};
 
 /*
  * Heads of hash chains, slot number or -1.  Changed with the mutex held, but
@@ -66,48 +56,11 @@ static int *DWBuckets = NULL;
 #define DW_TAKE_CHUNK		16
 
 /*
- * Automatic size of the stage: one 32nd of shared buffers, but between 1024
- * slots (8 MB) and 2048 (16 MB).
- *
- * The floor does not depend on shared buffers, since the smaller these are the
- * more pages are evicted.  It is four full batches: one on its way home, one
- * ready to follow, and room for evictions to go on meanwhile.  With less,
- * batches are cut small, and there are several times as many syncs of the log.
- * More than the ceiling is latency, not throughput.
- *
- * A server with less than 1 MB of shared buffers gets no more than eight times
- * that: whoever sets it wants a small server.
- */
-#define DW_STAGE_SHARE		32
-#define DW_STAGE_MIN		1024
-#define DW_STAGE_MAX		2048
-#define DW_STAGE_MULTIPLE	8
-
-/*
- * What pages that cannot be written home may hold of the stage.  From an eighth
- * on, pages of the same relations are refused, so that one bad file does not get
- * more; from half on, pages of the same tablespaces, for it is not one file.
  * Pages that were staged before it turned out that their file is bad may take
- * more than that; so some slots are kept that only others can get then.
+ * more of the stage than others of their files get then.  So some slots are
+ * kept that only pages of good files can get.
  */
-#define DW_FAILED_RELATION_SHARE	8
-#define DW_FAILED_TABLESPACE_SHARE	2
-#define DW_RESERVED_SHARE			16
-
-/* Pages that are tried again before one of the same file is refused */
-#define DW_REFUSED_RETRY	32
-
-static int
-dw_stage_slots(void)
-{
-	int			least = DW_STAGE_MIN;
-
-	if (NBuffers < DW_STAGE_MIN / DW_STAGE_MULTIPLE)
-		least = NBuffers * DW_STAGE_MULTIPLE;
-	if (double_write_stage_size > 0)
-		return double_write_stage_size;
-	return Min(Max(NBuffers / DW_STAGE_SHARE, least), DW_STAGE_MAX);
-}
+#define DW_RESERVED_SHARE		16
 
 static int
 dw_stage_buckets(void)
@@ -116,79 +69,54 @@ dw_stage_buckets(void)
 }
 
 /*
- * Shared memory needed by the engine, in bytes.
+ * Shared memory needed for the stage, in bytes.
  */
 Size
-DoubleWriteShmemSize(void)
+dw_stage_shmem_size(void)
 {
 	Size		size = 0;
 
-	size = add_size(size, MAXALIGN(sizeof(DWCtlData)));
 	size = add_size(size, mul_size(dw_stage_slots(), sizeof(DWSlot)));
 	size = add_size(size, mul_size(dw_stage_buckets(), sizeof(int)));
-	size = add_size(size, mul_size(NBuffers, sizeof(DWBufferRecords)));
 	size = add_size(size, mul_size(dw_stage_slots(), BLCKSZ));
 	size = add_size(size, PG_IO_ALIGN_SIZE);
-	size = add_size(size, dw_epoch_shmem_size());
 	return size;
 }
 
+/*
+ * All slots are free.
+ */
 static void
-dw_init_ctl(void)
+dw_init_slots(void)
 {
-	MemSet(DWCtl, 0, sizeof(DWCtlData));
-	SpinLockInit(&DWCtl->mutex);
 	dlist_init(&DWCtl->free);
 	dlist_init(&DWCtl->staged);
 	pg_atomic_init_u32(&DWCtl->ninuse_hint, 0);
-	pg_atomic_init_u32(&DWCtl->upkeep_requested, 0);
-	pg_atomic_init_u32(&DWCtl->setting, DW_SETTING_UNKNOWN);
-	pg_atomic_init_u32(&DWCtl->setting_changed, 0);
 	DWCtl->nslots = dw_stage_slots();
 	DWCtl->nreserved = Max(DWCtl->nslots / DW_RESERVED_SHARE, 1);
 	DWCtl->next_seq = 1;
-	DWCtl->flusher_proc = INVALID_PROC_NUMBER;
-
-	pg_atomic_init_u32(&DWCtl->removal_generation, 0);
-	pg_atomic_init_u32(&DWCtl->replayed_drops, 0);
-	pg_atomic_init_u64(&DWCtl->records_known, 0);
-	for (int i = 0; i < DW_TRUNCATE_BUCKETS; i++)
-		pg_atomic_init_u64(&DWCtl->truncated[i], 0);
-	for (int i = 0; i < DW_UNIMAGED_BUCKETS; i++)
-		pg_atomic_init_u64(&DWCtl->unimaged[i], 0);
-
-	/* DWStats consists of nothing but counters */
-	for (size_t i = 0; i < sizeof(DWStats) / sizeof(pg_atomic_uint64); i++)
-		pg_atomic_init_u64((pg_atomic_uint64 *) &DWCtl->stats + i, 0);
+	for (int i = 0; i < DWCtl->nslots; i++)
+	{
+		MemSet(&DWSlots[i], 0, sizeof(DWSlot));
+		pg_atomic_init_u32(&DWSlots[i].state, DW_SLOT_FREE);
+		DWSlots[i].hash_next = -1;
+		dlist_push_tail(&DWCtl->free, &DWSlots[i].node);
+	}
+	for (int i = 0; i < dw_stage_buckets(); i++)
+		DWBuckets[i] = -1;
 }
 
 /*
- * Create or attach to the engine's shared memory.
+ * Create or attach to it.
  */
 void
-DoubleWriteShmemInit(void)
+dw_stage_shmem_init(void)
 {
 	bool		found;
-
-	DWCtl = ShmemInitStruct("Double Write Control", sizeof(DWCtlData), &found);
-	if (!found)
-		dw_init_ctl();
-
-	dw_epoch_shmem_init();
-
-	DWBufferRecordsArray =
-		ShmemInitStruct("Double Write Buffer Records",
-						mul_size(NBuffers, sizeof(DWBufferRecords)), &found);
-	if (!found)
-		MemSet(DWBufferRecordsArray, 0, NBuffers * sizeof(DWBufferRecords));
 
 	DWBuckets = ShmemInitStruct("Double Write Stage Lookup",
 								mul_size(dw_stage_buckets(), sizeof(int)),
 								&found);
-	if (!found)
-		for (int i = 0; i < dw_stage_buckets(); i++)
-			DWBuckets[i] = -1;
-
 	DWPages = (char *)
 		TYPEALIGN(PG_IO_ALIGN_SIZE,
 				  ShmemInitStruct("Double Write Stage Pages",
@@ -200,15 +128,7 @@ DoubleWriteShmemInit(void)
 							  mul_size(dw_stage_slots(), sizeof(DWSlot)),
 							  &found);
 	if (!found)
-	{
-		for (int i = 0; i < dw_stage_slots(); i++)
-		{
-			MemSet(&DWSlots[i], 0, sizeof(DWSlot));
-			pg_atomic_init_u32(&DWSlots[i].state, DW_SLOT_FREE);
-			DWSlots[i].hash_next = -1;
-			dlist_push_tail(&DWCtl->free, &DWSlots[i].node);
-		}
-	}
+		dw_init_slots();
 }
 
 /* ---------------------------------------------------------------------
@@ -361,81 +281,81 @@ dw_reserve_slot(const BufferTag *tag, uint32 bucket, bool refused, bool *replace
 }
 
 /* ---------------------------------------------------------------------
- * Staging a page
+ * For those who stage pages
  * ---------------------------------------------------------------------
  */
 
 /*
- * Complain about a page LSN from the future before the page is staged, as
- * XLogFlush() does: in a batch it would take the other pages down with it.
- *
- * The end of WAL only rises, so its spinlock, which all that write WAL need, is
- * taken only for LSNs beyond where this process has last seen it.
+ * Find a slot for a new version of a page, unless refused; -1 if there is none.
+ * The caller fills it and publishes it.  *replaces tells whether it takes the
+ * place of an older version, *nstaged how many staged pages have not failed.
  */
-static void
-dw_check_lsn(XLogRecPtr lsn)
+int
+dw_reserve_for_page(const BufferTag *tag, bool refused, bool *replaces,
+					int *nstaged)
 {
-	static XLogRecPtr known_end = InvalidXLogRecPtr;
+	uint32		bucket = dw_bucket(tag);
+	int			slotno;
 
-	if (lsn <= known_end || RecoveryInProgress() || !XLogNeedsFlush(lsn))
-		return;
-	known_end = GetXLogInsertRecPtr();
-	if (lsn > known_end)
-		XLogFlush(lsn);
-}
-
-static void
-dw_fill_slot(int slotno, BufferDesc *buf, XLogRecPtr lsn, bool permanent)
-{
-	DWSlot	   *slot = &DWSlots[slotno];
-	char	   *page = DWSlotPage(slotno);
-	Buffer		buffer = BufferDescriptorGetBuffer(buf);
-
-	/*
-	 * Other processes may set hint bits while we copy; that is harmless, and
-	 * the checksum is computed on the copy.
-	 */
-	memcpy(page, BufferGetBlock(buffer), BLCKSZ);
-	PageSetChecksumInplace((Page) page, buf->tag.blockNum);
-
-	/* setting a hint bit may have raised the LSN meanwhile */
-	if (permanent)
-	{
-		uint32		buf_state = LockBufHdr(buf);
-
-		lsn = Max(lsn, PageGetLSN(BufferGetPage(buffer)));
-		UnlockBufHdr(buf, buf_state);
-	}
-
-	slot->permanent = permanent;
-	slot->lsn = lsn;
-	slot->stager = AmCheckpointerProcess() ? DW_STAGER_CHECKPOINTER :
-		AmBackgroundWriterProcess() ? DW_STAGER_BGWRITER : DW_STAGER_BACKEND;
-	slot->records = DWBufferRecordsArray[buf->buf_id];
+	SpinLockAcquire(&DWCtl->mutex);
+	slotno = dw_reserve_slot(tag, bucket, refused, replaces);
+	*nstaged = DWCtl->nstaged - DWCtl->nfailed;
+	SpinLockRelease(&DWCtl->mutex);
+	return slotno;
 }
 
 /*
- * Wake the background flusher, as there is a batch for it.
+ * The slot has been filled.
+ *
+ * Nobody else changes the state of a slot that is being filled, so there is no
+ * need for the mutex; dw_take_slots() has the barrier that belongs to this one.
  */
-static void
-dw_wake_flusher(void)
+void
+dw_publish_slot(int slotno)
 {
-	int			procno = INVALID_PROC_NUMBER;
+	Assert(DWSlotInState(&DWSlots[slotno], DW_SLOT_FILLING));
+	pg_write_barrier();
+	pg_atomic_write_u32(&DWSlots[slotno].state, DW_SLOT_STAGED);
+}
+
+/*
+ * Is there a free slot, so that staging a page will not wait?
+ */
+bool
+DoubleWriteStageHasRoom(void)
+{
+	return dw_has_room(pg_atomic_read_u32(&DWCtl->ninuse_hint),
+					   ((volatile DWCtlData *) DWCtl)->nfailed);
+}
+
+/*
+ * Sequence number that the next staged page will get.
+ */
+uint64
+dw_current_seq(void)
+{
+	uint64		seq;
 
 	SpinLockAcquire(&DWCtl->mutex);
-	if (!DWCtl->flush_requested && DWCtl->flusher_proc != MyProcNumber)
-	{
-		procno = DWCtl->flusher_proc;
-		DWCtl->flush_requested = (procno != INVALID_PROC_NUMBER);
-	}
+	seq = DWCtl->next_seq;
 	SpinLockRelease(&DWCtl->mutex);
+	return seq;
+}
 
-	if (procno != INVALID_PROC_NUMBER)
-		SetLatch(&GetPGProcByNumber(procno)->procLatch);
+/*
+ * Number of staged pages that have not failed.  It may be out of date when the
+ * caller looks at it, so there is no point in locking.
+ */
+int
+dw_staged_count(void)
+{
+	volatile DWCtlData *ctl = DWCtl;
+
+	return ctl->nstaged - ctl->nfailed;
 }
 
 /* ---------------------------------------------------------------------
- * Pages that cannot be written home
+ * Reading and dropping staged pages
  * ---------------------------------------------------------------------
  */
 
@@ -450,145 +370,6 @@ dw_tag_in_database(const BufferTag *tag, const void *arg)
 {
 	return tag->dbOid == *(const Oid *) arg;
 }
-
-static bool
-dw_tag_in_tablespace(const BufferTag *tag, const void *arg)
-{
-	return tag->spcOid == ((const RelFileLocator *) arg)->spcOid;
-}
-
-/*
- * Have so many pages of the relation failed, or so many in all and some in its
- * tablespace, that no more may be staged?  Returns what tells such pages, or
- * NULL.  Slots are looked at without a lock, as a page more or less won't do
- * harm.
- */
-static DWTagFilter
-dw_refusing_filter(const RelFileLocator *rlocator)
-{
-	int			nfailed = ((volatile DWCtlData *) DWCtl)->nfailed;
-	DWTagFilter filter = dw_tag_in_relation;
-
-	if (nfailed < DWCtl->nslots / DW_FAILED_RELATION_SHARE)
-		return NULL;
-	if (nfailed >= DWCtl->nslots / DW_FAILED_TABLESPACE_SHARE)
-		filter = dw_tag_in_tablespace;
-	for (int i = 0; i < DWCtl->nslots; i++)
-	{
-		if (((volatile DWSlot *) &DWSlots[i])->failed &&
-			filter(&DWSlots[i].tag, rlocator))
-			return filter;
-	}
-	return NULL;
-}
-
-/*
- * Would staging this page fail, unless its file has become writable again?
- * Who has a choice takes another one.
- */
-bool
-DoubleWriteStageRefuses(const BufferTag *tag)
-{
-	RelFileLocator rlocator = BufTagGetRelFileLocator(tag);
-
-	return dw_refusing_filter(&rlocator) != NULL;
-}
-
-/*
- * If the stage refuses a page, try those which are in its way again: either
- * there is room then, or the caller gets their error. (R11)  Returns whether it
- * did refuse the page.
- */
-static bool
-dw_retry_refusing(const BufferTag *tag)
-{
-	RelFileLocator rlocator = BufTagGetRelFileLocator(tag);
-	DWPageSet	pages = {.arg = &rlocator,.max = DW_REFUSED_RETRY};
-
-	pages.filter = dw_refusing_filter(&rlocator);
-	if (pages.filter == NULL)
-		return false;
-	dw_flush_batch(&pages, &pages);
-	return true;
-}
-
-/*
- * Copy the page of a dirty buffer into the stage.  After this the caller may
- * mark the buffer clean.
- *
- * The caller holds a pin, at least a share lock on the contents, and the
- * buffer's I/O, so nobody else can stage the same page meanwhile.  lsn is the
- * page LSN, permanent says whether the relation is WAL-logged.  Throws an
- * error if the stage is full and cannot be emptied, or holds too many pages of
- * the same file that cannot be written home; nothing is staged then.
- */
-void
-DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
-{
-	uint32		bucket = dw_bucket(&buf->tag);
-	int			slotno;
-	int			nstaged;
-	bool		replaces;
-
-	if (permanent)
-		dw_check_lsn(lsn);
-
-	for (;;)
-	{
-		bool		refused = DoubleWriteStageRefuses(&buf->tag);
-
-		SpinLockAcquire(&DWCtl->mutex);
-		slotno = dw_reserve_slot(&buf->tag, bucket, refused, &replaces);
-		nstaged = DWCtl->nstaged - DWCtl->nfailed;
-		SpinLockRelease(&DWCtl->mutex);
-		if (slotno >= 0)
-			break;
-		if (refused && dw_retry_refusing(&buf->tag))
-			continue;
-		DWCount(stage_full, 1);
-		DoubleWriteStageFullSeen++;
-		dw_make_room();
-	}
-
-	/* nothing in here may fail: the slot would stay in state FILLING */
-	dw_fill_slot(slotno, buf, lsn, permanent);
-
-	/*
-	 * Publish it.  Nobody else changes the state of a slot that is being
-	 * filled, so there is no need for the mutex; dw_take_slots() has the
-	 * barrier that belongs to this one.
-	 */
-	Assert(DWSlotInState(&DWSlots[slotno], DW_SLOT_FILLING));
-	pg_write_barrier();
-	pg_atomic_write_u32(&DWSlots[slotno].state, DW_SLOT_STAGED);
-
-	DWCount(staged, 1);
-	DoubleWritePagesStaged++;
-	if (replaces)
-		DWCount(replaced, 1);
-
-	INJECTION_POINT("doublewrite-page-staged", NULL);
-
-	/* flush_requested may be out of date; the flusher looks now and then */
-	if (nstaged >= DWBatchThreshold() &&
-		!((volatile DWCtlData *) DWCtl)->flush_requested)
-		dw_wake_flusher();
-}
-
-/*
- * Is there a free slot, so that staging a page will not wait?
- */
-bool
-DoubleWriteStageHasRoom(void)
-{
-	return dw_has_room(pg_atomic_read_u32(&DWCtl->ninuse_hint),
-					   ((volatile DWCtlData *) DWCtl)->nfailed);
-}
-
-/* ---------------------------------------------------------------------
- * Reading and dropping staged pages
- * ---------------------------------------------------------------------
- */
 
 /*
  * If a page is staged, copy its newest version to dst and return true.
@@ -651,6 +432,42 @@ DoubleWriteReadStaged(const BufferTag *tag, char *dst)
 }
 
 /*
+ * A page is being removed whose home may be torn: keep this batch, the log's
+ * copy of it, until the removal is durable. (R3)  Mutex held.
+ *
+ * Whoever removes the page has begun in the present generation of removals, or
+ * in the one before, which a checkpoint is waiting for.  Either way that is over
+ * when the present one is waited for.  So two numbers tell what to keep.
+ */
+static void
+dw_keep_removed(uint64 batchno)
+{
+	uint32		generation = pg_atomic_read_u32(&DWCtl->removal_generation);
+	uint64	   *kept = &DWCtl->removed_batch[generation & 1];
+
+	if (*kept == 0 || batchno < *kept)
+		*kept = batchno;
+}
+
+/*
+ * First batch that is kept, or PG_UINT64_MAX.
+ */
+uint64
+dw_first_removed_batch(void)
+{
+	uint64		result = PG_UINT64_MAX;
+
+	SpinLockAcquire(&DWCtl->mutex);
+	for (int i = 0; i < 2; i++)
+	{
+		if (DWCtl->removed_batch[i] != 0)
+			result = Min(result, DWCtl->removed_batch[i]);
+	}
+	SpinLockRelease(&DWCtl->mutex);
+	return result;
+}
+
+/*
  * A page is being removed.  If its home may be torn, the log must keep the copy
  * until the removal is durable. (R3)  Mutex held.
  */
@@ -686,20 +503,20 @@ dw_discard_slot(int slotno)
 }
 
 /*
- * Drop the staged pages for which filter says yes, and wait out home writes
- * of such pages that are in flight. (R7)
+ * Drop the staged pages for which filter says yes.  Returns whether one of them
+ * is in a batch, so that a home write of it may be in flight.
  *
  * The caller has dropped the buffers concerned and prevents new ones, so no
  * page that matters can be staged while we look.
  */
-static void
-dw_discard(DWTagFilter filter, const void *arg)
+bool
+dw_discard_staged(DWTagFilter filter, const void *arg)
 {
 	bool		in_batch = false;
 	int			ndiscarded = 0;
 
 	if (pg_atomic_read_u32(&DWCtl->ninuse_hint) == 0)
-		return;
+		return false;
 
 	for (int i = 0; i < DWCtl->nslots; i++)
 	{
@@ -719,79 +536,7 @@ dw_discard(DWTagFilter filter, const void *arg)
 	}
 
 	DWCount(discarded, ndiscarded);
-
-	/*
-	 * The flusher looks at "discarded" before it writes a page, but it may
-	 * have looked already.  When we get its lock, that write is over; if the
-	 * batch was left half-done by an error, it will be resumed without the
-	 * pages marked above.
-	 */
-	if (in_batch)
-	{
-		dw_lock_flush(LW_EXCLUSIVE);
-		LWLockRelease(DoubleWriteFlushLock);
-	}
-}
-
-typedef struct DWForkRange
-{
-	RelFileLocator rlocator;
-	const ForkNumber *forknum;
-	const BlockNumber *first;
-	int			nforks;
-} DWForkRange;
-
-static bool
-dw_tag_in_forks(const BufferTag *tag, const void *arg)
-{
-	const DWForkRange *range = arg;
-
-	if (!BufTagMatchesRelFileLocator(tag, &range->rlocator))
-		return false;
-	for (int i = 0; i < range->nforks; i++)
-	{
-		if (BufTagGetForkNum(tag) == range->forknum[i] &&
-			tag->blockNum >= range->first[i])
-			return true;
-	}
-	return false;
-}
-
-/*
- * Drop staged pages of forks of a relation from the given blocks on, because
- * the forks are about to be truncated there.
- */
-void
-DoubleWriteDiscardForks(RelFileLocator rlocator, const ForkNumber *forknum,
-						int nforks, const BlockNumber *firstDelBlock)
-{
-	DWForkRange range = {rlocator, forknum, firstDelBlock, nforks};
-
-	dw_note_truncate(&rlocator);
-	dw_discard(dw_tag_in_forks, &range);
-}
-
-/*
- * Drop staged pages of relations that are about to be unlinked.
- */
-void
-DoubleWriteDiscardRelations(SMgrRelation *rels, int nrels)
-{
-	for (int i = 0; i < nrels; i++)
-	{
-		if (!SmgrIsTemp(rels[i]))
-			dw_discard(dw_tag_in_relation, &rels[i]->smgr_rlocator.locator);
-	}
-	INJECTION_POINT("doublewrite-relations-discarded", NULL);
-}
-
-/*
- * Drop staged pages of a database whose files are about to go.
- */
-void
-DoubleWriteDiscardDatabase(Oid dbid)
-{
-	dw_discard(dw_tag_in_database, &dbid);
+	return in_batch;
 }
 
 /* ---------------------------------------------------------------------
@@ -1002,78 +747,4 @@ dw_staged_before(uint64 seq, const DWPageSet *pages, bool *filling)
 	SpinLockRelease(&DWCtl->mutex);
 
 	return found;
-}
-
-/*
- * The page in this slot has its newest copy in a logged batch, which must be
- * kept until the page is home.  Of earlier batches that hold copies of it,
- * restore would take nothing. (R3, R4)  The flush lock is held, and the slot is
- * in the batch.
- */
-void
-dw_note_logged(int slotno, uint64 batchno)
-{
-	DWSlots[slotno].home_batch = batchno;
-}
-
-/*
- * First batch with a page that is not home, or that has been removed though
- * home may be torn; the number of the next batch if there is none.  The flush
- * lock is held.
- *
- * Pages that have been logged are in the batch under way, or have returned
- * from one.  Those being removed are looked at last, since that is where pages
- * on the list may go.
- */
-uint64
-dw_first_unfinished_batch(void)
-{
-	uint64		result = DWCtl->next_batchno;
-	dlist_iter	iter;
-
-	for (int i = 0; i < DWCtl->batch_len; i++)
-	{
-		if (DWSlots[DWCtl->batch[i]].home_batch != 0)
-			result = Min(result, DWSlots[DWCtl->batch[i]].home_batch);
-	}
-
-	SpinLockAcquire(&DWCtl->mutex);
-	if (DWCtl->nreturned > 0)
-	{
-		dlist_foreach(iter, &DWCtl->staged)
-		{
-			DWSlot	   *slot = dlist_container(DWSlot, node, iter.cur);
-
-			if (slot->home_batch != 0)
-				result = Min(result, slot->home_batch);
-		}
-	}
-	SpinLockRelease(&DWCtl->mutex);
-	return Min(result, dw_first_removed_batch());
-}
-
-/*
- * Sequence number that the next staged page will get.
- */
-uint64
-dw_current_seq(void)
-{
-	uint64		seq;
-
-	SpinLockAcquire(&DWCtl->mutex);
-	seq = DWCtl->next_seq;
-	SpinLockRelease(&DWCtl->mutex);
-	return seq;
-}
-
-/*
- * Number of staged pages that have not failed.  It may be out of date when the
- * caller looks at it, so there is no point in locking.
- */
-int
-dw_staged_count(void)
-{
-	volatile DWCtlData *ctl = DWCtl;
-
-	return ctl->nstaged - ctl->nfailed;
 }

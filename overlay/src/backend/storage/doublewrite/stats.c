@@ -62,6 +62,134 @@ DoubleWriteStatsReset(void)
 }
 
 /* ---------------------------------------------------------------------
+ * What views show of the log and of the mode
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * Let views see the log as it is now.  They must not take the flush lock
+ * themselves: its holder may wait for storage, and waits for nobody.
+ */
+void
+dw_show_log(void)
+{
+	DWShownLog	log;
+
+	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
+
+	log.armed = DWCtl->armed;
+	log.next_batchno = DWCtl->next_batchno;
+	log.low_water = DWCtl->low_water;
+	log.segments = DWCtl->log_open ? DWCtl->segno + 1 - DWCtl->first_segno : 0;
+	log.files = DWCtl->ndirty_files;
+
+	SpinLockAcquire(&DWCtl->mutex);
+	DWCtl->shown_log = log;
+	SpinLockRelease(&DWCtl->mutex);
+}
+
+/*
+ * What happens to pages that are written now?  In recovery it is WAL that says
+ * whether there are images.
+ */
+static TornPagesProtection
+dw_mechanism(const DWShownMode *mode, bool armed)
+{
+	bool		images = XLogInsertAllowed() ? mode->images : dw_replayed_images();
+
+	if (armed)
+		return TORN_PAGES_DOUBLE_WRITES;
+	return images ? TORN_PAGES_FULL_PAGES : TORN_PAGES_OFF;
+}
+
+/*
+ * What protects all pages?  A server that leaves "off" has written some without
+ * protection, which may not be durable before a checkpoint completes.
+ */
+static TornPagesProtection
+dw_mode_in_force(const DWShownMode *mode, bool armed)
+{
+	if (!XLogRecPtrIsInvalid(mode->off_until))
+		return TORN_PAGES_OFF;
+	return dw_mechanism(mode, armed);
+}
+
+/*
+ * Settings have been applied, or the mode has changed: let views see that.
+ * Called by the checkpointer, or by a process that arms or disarms the log.
+ */
+void
+dw_note_mode(void)
+{
+	DWShownMode mode = DWCtl->shown_mode;
+	TornPagesProtection mechanism;
+	TornPagesProtection in_force;
+	bool		recovery;
+
+	/* before that, nobody knows the redo pointer */
+	if (!DWCtl->started)
+		return;
+
+	recovery = !XLogInsertAllowed();
+	mechanism = dw_mechanism(&mode, DWCtl->armed);
+	if (mechanism == TORN_PAGES_OFF)
+		mode.off_until = InvalidXLogRecPtr;
+	else if (mode.since != 0 && mode.mechanism == TORN_PAGES_OFF &&
+			 !mode.recovery && !recovery)
+		mode.off_until = GetXLogInsertRecPtr();
+	mode.mechanism = mechanism;
+	mode.recovery = recovery;
+	mode.disarm_after = DWCtl->disarm_after;
+
+	in_force = dw_mode_in_force(&mode, DWCtl->armed);
+	if (mode.since == 0 || mode.in_force != in_force)
+		mode.since = GetCurrentTimestamp();
+	mode.in_force = in_force;
+
+	/* the startup process and the checkpointer may meet here: see dw_show_setting() */
+	SpinLockAcquire(&DWCtl->mutex);
+	mode.requested = DWCtl->shown_mode.requested;
+	mode.images = DWCtl->shown_mode.images;
+	DWCtl->shown_mode = mode;
+	SpinLockRelease(&DWCtl->mutex);
+}
+
+/*
+ * What do the server's settings ask for, and what does WAL carry since they have
+ * been applied?  If the log could not be used, images stay as they were.
+ */
+void
+dw_show_setting(void)
+{
+	TornPagesProtection requested = dw_setting();
+
+	SpinLockAcquire(&DWCtl->mutex);
+	if (requested != TORN_PAGES_DOUBLE_WRITES)
+		DWCtl->shown_mode.images = requested == TORN_PAGES_FULL_PAGES;
+	else if (DWCtl->armed)
+		DWCtl->shown_mode.images = false;
+	else if (DWCtl->shown_mode.since == 0)
+		DWCtl->shown_mode.images = DWCtl->redo_images;
+	DWCtl->shown_mode.requested = requested;
+	SpinLockRelease(&DWCtl->mutex);
+}
+
+const char *
+DoubleWriteModeName(int64 mode)
+{
+	switch (mode)
+	{
+		case TORN_PAGES_OFF:
+			return "off";
+		case TORN_PAGES_FULL_PAGES:
+			return "full_pages";
+		case TORN_PAGES_DOUBLE_WRITES:
+			return "double_writes";
+	}
+	return NULL;
+}
+
+/* ---------------------------------------------------------------------
  * What others are told
  * ---------------------------------------------------------------------
  */
@@ -126,28 +254,6 @@ struct DoubleWriteSnapshot
 	DWFigure	figures[MAX_FIGURES];
 	int			nfigures;
 };
-
-/*
- * Let views see the log as it is now.  They must not take the flush lock
- * themselves: its holder may wait for storage, and waits for nobody.
- */
-void
-dw_show_log(void)
-{
-	DWShownLog	log;
-
-	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
-
-	log.armed = DWCtl->armed;
-	log.next_batchno = DWCtl->next_batchno;
-	log.low_water = DWCtl->low_water;
-	log.segments = DWCtl->log_open ? DWCtl->segno + 1 - DWCtl->first_segno : 0;
-	log.files = DWCtl->ndirty_files;
-
-	SpinLockAcquire(&DWCtl->mutex);
-	DWCtl->shown_log = log;
-	SpinLockRelease(&DWCtl->mutex);
-}
 
 static void
 dw_put_figure(DoubleWriteSnapshot *snapshot, const char *name, int64 value)

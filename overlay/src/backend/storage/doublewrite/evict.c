@@ -1,0 +1,230 @@
+/*-------------------------------------------------------------------------
+ *
+ * evict.c
+ *	  Copying a page from its buffer to the stage.
+ *
+ * That is all that a process pays for a page that it evicts, as long as there is
+ * room.  If there is none, it makes some, or waits for who is at it.
+ *
+ * Pages that cannot be written home stay where they are, so files that nobody can
+ * write to could fill the stage.  From an eighth of it on, pages of the same
+ * relations are refused; from half on, pages of the same tablespaces, for it is not
+ * one file. (R11)
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *	  src/backend/storage/doublewrite/evict.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xlog.h"
+#include "postmaster/auxprocess.h"
+#include "storage/bufmgr.h"
+#include "storage/doublewrite_internal.h"
+#include "storage/lwlock.h"
+#include "utils/injection_point.h"
+
+/* What pages that cannot be written home may hold of the stage */
+#define DW_FAILED_RELATION_SHARE	8
+#define DW_FAILED_TABLESPACE_SHARE	2
+
+/* Pages that are tried again before one of the same file is refused */
+#define DW_REFUSED_RETRY	32
+
+/* pages that this process has staged, and how often it found the stage full */
+uint64		DoubleWritePagesStaged = 0;
+uint64		DoubleWriteStageFullSeen = 0;
+
+/*
+ * Called by a process that found the stage full: make sure that a slot has
+ * become free since, by flushing a batch or by waiting for another flusher.
+ */
+static void
+dw_make_room(void)
+{
+	if (LWLockAcquireOrWait(DoubleWriteFlushLock, LW_EXCLUSIVE))
+	{
+		/* nobody is at it, so we are: the lock is taken again in there */
+		LWLockRelease(DoubleWriteFlushLock);
+		if (dw_flush_batch(NULL, NULL))
+			return;
+
+		/* R11: if nothing but failed pages is left, that is an error */
+		if (pg_atomic_read_u32(&DWCtl->ninuse_hint) >= (uint32) DWCtl->nslots)
+			dw_flush_batch(&DWAllPages, &DWAllPages);
+	}
+}
+
+/* ---------------------------------------------------------------------
+ * Pages that cannot be written home
+ * ---------------------------------------------------------------------
+ */
+
+static bool
+dw_tag_in_tablespace(const BufferTag *tag, const void *arg)
+{
+	return tag->spcOid == ((const RelFileLocator *) arg)->spcOid;
+}
+
+/*
+ * Have so many pages of the relation failed, or so many in all and some in its
+ * tablespace, that no more may be staged?  Returns what tells such pages, or
+ * NULL.  Slots are looked at without a lock, as a page more or less won't do
+ * harm.
+ */
+static DWTagFilter
+dw_refusing_filter(const RelFileLocator *rlocator)
+{
+	int			nfailed = ((volatile DWCtlData *) DWCtl)->nfailed;
+	DWTagFilter filter = dw_tag_in_relation;
+
+	if (nfailed < DWCtl->nslots / DW_FAILED_RELATION_SHARE)
+		return NULL;
+	if (nfailed >= DWCtl->nslots / DW_FAILED_TABLESPACE_SHARE)
+		filter = dw_tag_in_tablespace;
+	for (int i = 0; i < DWCtl->nslots; i++)
+	{
+		if (((volatile DWSlot *) &DWSlots[i])->failed &&
+			filter(&DWSlots[i].tag, rlocator))
+			return filter;
+	}
+	return NULL;
+}
+
+/*
+ * Would staging this page fail, unless its file has become writable again?
+ * Who has a choice takes another one.
+ */
+bool
+DoubleWriteStageRefuses(const BufferTag *tag)
+{
+	RelFileLocator rlocator = BufTagGetRelFileLocator(tag);
+
+	return dw_refusing_filter(&rlocator) != NULL;
+}
+
+/*
+ * If the stage refuses a page, try those which are in its way again: either
+ * there is room then, or the caller gets their error. (R11)  Returns whether it
+ * did refuse the page.
+ */
+static bool
+dw_retry_refusing(const BufferTag *tag)
+{
+	RelFileLocator rlocator = BufTagGetRelFileLocator(tag);
+	DWPageSet	pages = {.arg = &rlocator,.max = DW_REFUSED_RETRY};
+
+	pages.filter = dw_refusing_filter(&rlocator);
+	if (pages.filter == NULL)
+		return false;
+	dw_flush_batch(&pages, &pages);
+	return true;
+}
+
+/* ---------------------------------------------------------------------
+ * Staging a page
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * Complain about a page LSN from the future before the page is staged, as
+ * XLogFlush() does: in a batch it would take the other pages down with it.
+ *
+ * The end of WAL only rises, so its spinlock, which all that write WAL need, is
+ * taken only for LSNs beyond where this process has last seen it.
+ */
+static void
+dw_check_lsn(XLogRecPtr lsn)
+{
+	static XLogRecPtr known_end = InvalidXLogRecPtr;
+
+	if (lsn <= known_end || RecoveryInProgress() || !XLogNeedsFlush(lsn))
+		return;
+	known_end = GetXLogInsertRecPtr();
+	if (lsn > known_end)
+		XLogFlush(lsn);
+}
+
+static void
+dw_fill_slot(int slotno, BufferDesc *buf, XLogRecPtr lsn, bool permanent)
+{
+	DWSlot	   *slot = &DWSlots[slotno];
+	char	   *page = DWSlotPage(slotno);
+	Buffer		buffer = BufferDescriptorGetBuffer(buf);
+
+	/*
+	 * Other processes may set hint bits while we copy; that is harmless, and
+	 * the checksum is computed on the copy.
+	 */
+	memcpy(page, BufferGetBlock(buffer), BLCKSZ);
+	PageSetChecksumInplace((Page) page, buf->tag.blockNum);
+
+	/* setting a hint bit may have raised the LSN meanwhile */
+	if (permanent)
+	{
+		uint32		buf_state = LockBufHdr(buf);
+
+		lsn = Max(lsn, PageGetLSN(BufferGetPage(buffer)));
+		UnlockBufHdr(buf, buf_state);
+	}
+
+	slot->permanent = permanent;
+	slot->lsn = lsn;
+	slot->stager = AmCheckpointerProcess() ? DW_STAGER_CHECKPOINTER :
+		AmBackgroundWriterProcess() ? DW_STAGER_BGWRITER : DW_STAGER_BACKEND;
+	slot->records = DWBufferRecordsArray[buf->buf_id];
+}
+
+/*
+ * Copy the page of a dirty buffer into the stage.  After this the caller may
+ * mark the buffer clean.
+ *
+ * The caller holds a pin, at least a share lock on the contents, and the
+ * buffer's I/O, so nobody else can stage the same page meanwhile.  lsn is the
+ * page LSN, permanent says whether the relation is WAL-logged.  Throws an
+ * error if the stage is full and cannot be emptied, or holds too many pages of
+ * the same file that cannot be written home; nothing is staged then.
+ */
+void
+DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
+{
+	int			slotno;
+	int			nstaged;
+	bool		replaces;
+
+	if (permanent)
+		dw_check_lsn(lsn);
+
+	for (;;)
+	{
+		bool		refused = DoubleWriteStageRefuses(&buf->tag);
+
+		slotno = dw_reserve_for_page(&buf->tag, refused, &replaces, &nstaged);
+		if (slotno >= 0)
+			break;
+		if (refused && dw_retry_refusing(&buf->tag))
+			continue;
+		DWCount(stage_full, 1);
+		DoubleWriteStageFullSeen++;
+		dw_make_room();
+	}
+
+	/* nothing in here may fail: the slot would stay in state FILLING */
+	dw_fill_slot(slotno, buf, lsn, permanent);
+	dw_publish_slot(slotno);
+
+	DWCount(staged, 1);
+	DoubleWritePagesStaged++;
+	if (replaces)
+		DWCount(replaced, 1);
+
+	INJECTION_POINT("doublewrite-page-staged", NULL);
+
+	/* flush_requested may be out of date; the flusher looks now and then */
+	if (nstaged >= DWBatchThreshold() &&
+		!((volatile DWCtlData *) DWCtl)->flush_requested)
+		dw_wake_flusher();
+}

@@ -1,0 +1,371 @@
+/*-------------------------------------------------------------------------
+ *
+ * home.c
+ *	  Writing the pages of a batch home.
+ *
+ * They are sorted, and neighbours combined into one write.
+ *
+ * A page that cannot be written home returns to the stage, and whoever needs it
+ * at home gets its error: a checkpoint, a drain of its relation, or a process
+ * that wants to stage too many more of the same file.  Others go on, and the
+ * background writer tries it again now and then. (R11)
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *	  src/backend/storage/doublewrite/home.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xlog.h"
+#include "access/xlogrecovery.h"
+#include "common/relpath.h"
+#include "pgstat.h"
+#include "storage/bufmgr.h"
+#include "storage/doublewrite_internal.h"
+#include "storage/lwlock.h"
+#include "storage/smgr.h"
+#include "utils/injection_point.h"
+
+/* More LWLocks than a process holds around a home write; see lwlock.c */
+#define DW_MAX_HELD_LOCKS		200
+
+/* Pages being written home, for the error context */
+typedef struct DWRun
+{
+	const DWSlot *first;
+	int			npages;
+} DWRun;
+
+static void
+dw_write_error_callback(void *arg)
+{
+	DWRun	   *run = arg;
+
+	errcontext("writing %d blocks from block %u of relation \"%s\"",
+			   run->npages, run->first->tag.blockNum,
+			   relpathperm(BufTagGetRelFileLocator(&run->first->tag),
+						   BufTagGetForkNum(&run->first->tag)).str);
+}
+
+static int
+dw_slot_cmp(const void *a, const void *b)
+{
+	const BufferTag *ta = &DWSlots[*(const int *) a].tag;
+	const BufferTag *tb = &DWSlots[*(const int *) b].tag;
+
+#define DW_CMP(field) \
+	if (ta->field != tb->field) \
+		return ta->field < tb->field ? -1 : 1
+	DW_CMP(spcOid);
+	DW_CMP(dbOid);
+	DW_CMP(relNumber);
+	DW_CMP(forkNum);
+	DW_CMP(blockNum);
+#undef DW_CMP
+	return 0;
+}
+
+static bool
+dw_is_neighbour(const BufferTag *a, const BufferTag *b, int distance)
+{
+	return a->spcOid == b->spcOid && a->dbOid == b->dbOid &&
+		a->relNumber == b->relNumber && a->forkNum == b->forkNum &&
+		a->blockNum + distance == b->blockNum;
+}
+
+/*
+ * Tell the kernel to start writing a page that has gone home, once there are
+ * as many of them as the setting allows for the kind of process that staged
+ * it.  Who carries it does not matter: with backend_flush_after = 0, which is
+ * the default, pages that client backends evict are left to the kernel, for
+ * they may well be read and evicted again before it writes them.
+ *
+ * Early writing keeps the latency of others even.  While redo runs before
+ * anybody can connect, it would only take device time away from reads.  The
+ * checkpoint that follows is another matter.
+ */
+static void
+dw_schedule_writeback(const DWSlot *slot)
+{
+	static WritebackContext contexts[DW_STAGERS];
+	static bool initialized = false;
+	BufferTag	tag = slot->tag;
+
+	if (!initialized)
+	{
+		WritebackContextInit(&contexts[DW_STAGER_BACKEND], &backend_flush_after);
+		WritebackContextInit(&contexts[DW_STAGER_BGWRITER], &bgwriter_flush_after);
+		WritebackContextInit(&contexts[DW_STAGER_CHECKPOINTER], &checkpoint_flush_after);
+		initialized = true;
+	}
+
+	if (slot->stager == DW_STAGER_CHECKPOINTER || !RecoveryInProgress() ||
+		HotStandbyActive())
+		ScheduleBufferTagForWriteback(&contexts[slot->stager],
+									  IOCONTEXT_NORMAL, &tag);
+}
+
+/*
+ * Write one run of neighbouring pages home with a single call.  Their sync
+ * request is registered by md.c.
+ */
+static void
+dw_write_run(const int *slots, int npages)
+{
+	DWRun		run = {&DWSlots[slots[0]], npages};
+	const BufferTag *tag = &run.first->tag;
+	const void *pages[MAX_IO_COMBINE_LIMIT];
+	ErrorContextCallback errcallback;
+	instr_time	io_start;
+	SMgrRelation reln;
+
+	Assert(npages >= 1 && npages <= MAX_IO_COMBINE_LIMIT);
+
+	errcallback.callback = dw_write_error_callback;
+	errcallback.arg = &run;
+	errcallback.previous = error_context_stack;
+	error_context_stack = &errcallback;
+
+	for (int i = 0; i < npages; i++)
+		pages[i] = DWSlotPage(slots[i]);
+
+	reln = smgropen(BufTagGetRelFileLocator(tag), INVALID_PROC_NUMBER);
+
+	io_start = pgstat_prepare_io_time(track_io_timing);
+	smgrwritev(reln, BufTagGetForkNum(tag), tag->blockNum, pages, npages, false);
+	pgstat_count_io_op_time(IOOBJECT_RELATION, IOCONTEXT_NORMAL, IOOP_WRITE,
+							io_start, 1, npages * BLCKSZ);
+
+	error_context_stack = errcallback.previous;
+
+	DWCount(home_pages, npages);
+	DWCount(home_writes, 1);
+
+	for (int i = 0; i < npages; i++)
+		dw_schedule_writeback(&DWSlots[slots[i]]);
+}
+
+/* ---------------------------------------------------------------------
+ * Errors
+ * ---------------------------------------------------------------------
+ */
+
+/* LWLocks that this process holds, in the order in which it has taken them */
+typedef struct DWHeldLocks
+{
+	int			nlocks;
+	LWLock	   *locks[DW_MAX_HELD_LOCKS];
+} DWHeldLocks;
+
+static void
+dw_note_held_lock(LWLock *lock, LWLockMode mode, void *arg)
+{
+	DWHeldLocks *held = arg;
+
+	if (held->nlocks < DW_MAX_HELD_LOCKS)
+		held->locks[held->nlocks++] = lock;
+}
+
+/*
+ * An error has been caught.  Put things back as they were before what has
+ * failed: locks that it has left behind are released, the last one first, and
+ * interrupts are held off as often as by those that remain.  (The error has
+ * reset that count, and would leave it so if it went on; see dw_throw().)
+ */
+static void
+dw_clean_up_after_error(const DWHeldLocks *before, uint32 holdoff,
+						uint32 cancel_holdoff)
+{
+	DWHeldLocks held = {0};
+
+	InterruptHoldoffCount = holdoff;
+	QueryCancelHoldoffCount = cancel_holdoff;
+	pgstat_report_wait_end();
+
+	ForEachLWLockHeldByMe(dw_note_held_lock, &held);
+	while (held.nlocks > before->nlocks)
+	{
+		HOLD_INTERRUPTS();		/* LWLockRelease() resumes them */
+		LWLockRelease(held.locks[--held.nlocks]);
+	}
+}
+
+/*
+ * Throw an error that was caught before, as if it had not been.
+ */
+static void
+dw_throw(ErrorData *edata)
+{
+	InterruptHoldoffCount = 0;	/* see errfinish() */
+	QueryCancelHoldoffCount = 0;
+	ReThrowError(edata);
+}
+
+/*
+ * Report an error that was caught before and concerns nobody here.
+ */
+static void
+dw_report(ErrorData *edata)
+{
+	ErrorContextCallback *context = error_context_stack;
+
+	/* not to the client: he may not read, and we hold the flush lock */
+	edata->elevel = LOG_SERVER_ONLY;
+	error_context_stack = NULL; /* it has its context */
+	ThrowErrorData(edata);
+	error_context_stack = context;
+	FreeErrorData(edata);
+}
+
+/*
+ * Write a run home; on failure keep its pages staged and return the error.
+ *
+ * The error is caught so that one bad file does not hold up the pages behind
+ * it. (R11)
+ */
+static ErrorData *
+dw_try_write_run(const int *slots, int npages)
+{
+	MemoryContext oldcontext = CurrentMemoryContext;
+	uint32		holdoff = InterruptHoldoffCount;
+	uint32		cancel_holdoff = QueryCancelHoldoffCount;
+	DWHeldLocks held = {0};
+	ErrorData  *volatile edata = NULL;
+
+	ForEachLWLockHeldByMe(dw_note_held_lock, &held);
+
+	PG_TRY();
+	{
+		INJECTION_POINT("doublewrite-home-write", NULL);
+		dw_write_run(slots, npages);
+	}
+	PG_CATCH();
+	{
+		dw_clean_up_after_error(&held, holdoff, cancel_holdoff);
+
+		/* first of all, as copying the error may fail */
+		for (int i = 0; i < npages; i++)
+			dw_restage_slot(slots[i], true);
+		MemoryContextSwitchTo(oldcontext);
+		edata = CopyErrorData();
+		FlushErrorState();
+	}
+	PG_END_TRY();
+
+	if (edata == NULL)
+		dw_release_slots(slots, npages);
+	return edata;
+}
+
+/* ---------------------------------------------------------------------
+ * The batch
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * Length of the run that starts at slots[0].  Ends at segment files and where
+ * a page has been discarded.
+ */
+static int
+dw_run_length(const int *slots, int nslots)
+{
+	const BufferTag *first = &DWSlots[slots[0]].tag;
+	int			limit = Min(nslots, Max(1, io_combine_limit));
+	int			len = 1;
+
+	limit = Min(limit, RELSEG_SIZE - (int) (first->blockNum % RELSEG_SIZE));
+	limit = Min(limit, MAX_IO_COMBINE_LIMIT);
+	while (len < limit &&
+		   dw_is_neighbour(first, &DWSlots[slots[len]].tag, len) &&
+		   !DWSlots[slots[len]].discarded)
+		len++;
+	return len;
+}
+
+/* Of the errors met in a batch, the first one of each kind */
+typedef struct DWErrors
+{
+	ErrorData  *mine;			/* of pages that the caller needs at home */
+	ErrorData  *others;
+} DWErrors;
+
+static bool
+dw_run_in_set(const int *slots, int nslots, const DWPageSet *set)
+{
+	for (int i = 0; i < nslots; i++)
+	{
+		if (DWPageInSet(set, &DWSlots[slots[i]].tag))
+			return true;
+	}
+	return false;
+}
+
+static void
+dw_write_run_home(const int *slots, int npages, const DWPageSet *mine,
+				  DWErrors *errors)
+{
+	bool		is_mine = dw_run_in_set(slots, npages, mine);
+	ErrorData **first = is_mine ? &errors->mine : &errors->others;
+	ErrorData  *e = dw_try_write_run(slots, npages);
+
+	if (e != NULL && *first == NULL)
+		*first = e;
+	else if (e != NULL)
+		FreeErrorData(e);
+}
+
+/*
+ * Bring the pages of the current batch home and end the batch.
+ *
+ * Restartable: pages that are done have left the batch.  When all other pages
+ * are home, throws the first error that concerns one of mine; one that does not
+ * goes to the server log.
+ */
+void
+dw_write_home(const DWPageSet *mine)
+{
+	int			slots[DW_MAX_BATCH_PAGES];
+	int			nslots = DWCtl->batch_len;
+	DWErrors	errors = {0};
+
+	memcpy(slots, DWCtl->batch, nslots * sizeof(int));
+	qsort(slots, nslots, sizeof(int), dw_slot_cmp);
+	memcpy(DWCtl->batch, slots, nslots * sizeof(int));
+
+#ifdef USE_ASSERT_CHECKING
+	/* no page is in a batch twice (R4) */
+	for (int i = 1; i < nslots; i++)
+		Assert(dw_slot_cmp(&slots[i - 1], &slots[i]) < 0);
+#endif
+
+	for (int done = 0; done < nslots;)
+	{
+		int			run = 1;
+
+		if (DWSlots[slots[done]].discarded)
+			dw_release_slots(&slots[done], 1);	/* R7 */
+		else
+		{
+			run = dw_run_length(slots + done, nslots - done);
+			dw_write_run_home(slots + done, run, mine, &errors);
+		}
+		done += run;
+
+		/* what is left, for whoever resumes the batch */
+		DWCtl->batch_len = nslots - done;
+		memmove(DWCtl->batch, slots + done, DWCtl->batch_len * sizeof(int));
+		INJECTION_POINT("doublewrite-home-run-written", NULL);
+	}
+
+	DWCtl->phase = DW_BATCH_NONE;
+	DWCount(batches, 1);
+	INJECTION_POINT("doublewrite-home-written", NULL);
+
+	if (errors.others != NULL)
+		dw_report(errors.others);
+	if (errors.mine != NULL)
+		dw_throw(errors.mine);
+}

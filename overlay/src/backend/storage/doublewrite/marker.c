@@ -1,0 +1,274 @@
+/*-------------------------------------------------------------------------
+ *
+ * marker.c
+ *	  Whose log it is, and whether it is in use.
+ *
+ * While home writes rely on the log, a file named backup_label says so.
+ * Stock servers refuse to start with it, which is the point: after a crash
+ * they would leave the pages torn (R12).  Backup tools should not copy a
+ * backup_label from a running cluster, and write their own into the backup.
+ * If one does copy it, the owner file beside the segments shows that it is a
+ * copy (R9).
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *	  src/backend/storage/doublewrite/marker.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "access/xlog.h"
+#include "common/file_perm.h"
+#include "storage/doublewrite_internal.h"
+#include "storage/fd.h"
+
+#define DW_MARKER_TMP		"backup_label.dwtmp"
+#define DW_OWNER_TMP		DW_OWNER_FILE ".tmp"
+
+/* ---------------------------------------------------------------------
+ * The directory, and its owner
+ * ---------------------------------------------------------------------
+ */
+
+static bool
+dw_log_is_linked(void)
+{
+	struct stat st;
+
+	return lstat(DW_DIR, &st) == 0 && !S_ISDIR(st.st_mode);
+}
+
+/*
+ * Is the directory ours alone?  Whoever can write to it has a say in what the
+ * next start puts home.  The data directory keeps others out, so this matters
+ * where a link leads out of it, or if it lets the group in.
+ */
+bool
+dw_log_check_mode(int elevel)
+{
+#if !defined(WIN32) && !defined(__CYGWIN__)
+	bool		linked = dw_log_is_linked();
+	struct stat st;
+
+	if (!linked && (data_directory_mode & S_IRWXG) == 0)
+		return true;
+	if (stat(DW_DIR, &st) < 0)
+		return false;
+	if (st.st_uid != geteuid())
+	{
+		ereport(elevel,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("double-write log directory \"%s\" has wrong ownership",
+						DW_DIR),
+				 errhint("It must be owned by the user that the server runs as.")));
+		return false;
+	}
+	if (st.st_mode & (linked ? PG_MODE_MASK_GROUP : S_IWGRP))
+	{
+		ereport(elevel,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("double-write log directory \"%s\" has invalid permissions",
+						DW_DIR),
+				 errdetail("Permissions should be u=rwx (0700) or u=rwx,g=rx (0750).")));
+		return false;
+	}
+#endif
+	return true;
+}
+
+/*
+ * Read whose log this is, and who we are.
+ */
+void
+dw_log_read_owner(DWOwner *owner, DWOwner *own)
+{
+	FILE	   *fp = AllocateFile(DW_OWNER_FILE, "r");
+
+	DWReadOwner(fp, owner);
+	if (fp != NULL)
+		FreeFile(fp);
+	if (!DWIdentifyOwner(GetSystemIdentifier(), own))
+		ereport(ERROR,
+				(errcode_for_file_access(),
+				 errmsg("could not identify the data directory: %m")));
+}
+
+/*
+ * Is the log in the directory, if any, that of this data directory?  (R9)
+ */
+bool
+dw_log_check_owner(int elevel)
+{
+	DWOwner		owner;
+	DWOwner		own;
+
+	dw_log_read_owner(&owner, &own);
+	switch (DWJudgeOwner(&owner, &own, dw_log_is_linked()))
+	{
+		case DW_OWNER_FITS:
+			return true;
+		case DW_OWNER_OTHER_CLUSTER:
+			ereport(elevel,
+					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					 errmsg("the double-write log in \"%s\" belongs to another database cluster",
+							DW_DIR),
+					 errdetail("Its system identifier is %" PRIu64 ", that of this cluster %" PRIu64 ".",
+							   owner.sysid, own.sysid),
+					 errhint("Check where \"%s\" points to.", DW_DIR)));
+			break;
+		case DW_OWNER_OTHER_DIRECTORY:
+			ereport(elevel,
+					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					 errmsg("the double-write log in \"%s\" belongs to another data directory",
+							DW_DIR),
+					 errdetail("It is in use by data directory \"%s\".",
+							   owner.datadir),
+					 errhint("Give this cluster a log directory of its own.  If it has been moved here, and no other server uses the log, remove the file \"%s\".",
+							 DW_OWNER_FILE)));
+			break;
+	}
+	return false;
+}
+
+/*
+ * Check that the log directory can be used, creating it in a cluster that
+ * never had one.  If it cannot, report that at elevel and return false.
+ */
+bool
+dw_log_check_dir(int elevel)
+{
+	struct stat st;
+
+	if (lstat(DW_DIR, &st) < 0 && errno == ENOENT &&
+		MakePGDirectory(DW_DIR) == 0)
+		fsync_fname(".", true);
+
+	if (stat(DW_DIR, &st) < 0)
+	{
+		ereport(elevel,
+				(errcode_for_file_access(),
+				 errmsg("could not access double-write log directory \"%s\": %m",
+						DW_DIR),
+				 errhint("If it is a symbolic link, make sure that its target exists and is mounted.")));
+		return false;
+	}
+	if (!S_ISDIR(st.st_mode))
+	{
+		ereport(elevel,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("double-write log directory \"%s\" is not a directory",
+						DW_DIR),
+				 errhint("Make it a directory, or a symbolic link to one, that only the server's user can access.")));
+		return false;
+	}
+	if (access(DW_DIR, R_OK | W_OK | X_OK) < 0)
+	{
+		ereport(elevel,
+				(errcode_for_file_access(),
+				 errmsg("double-write log directory \"%s\" is not writable: %m",
+						DW_DIR),
+				 errhint("Give the server's user read and write permission, or set \"io_torn_pages_protection\" to \"full_pages\".")));
+		return false;
+	}
+	return dw_log_check_mode(elevel) && dw_log_check_owner(elevel);
+}
+
+/*
+ * Note whose log this is.  The marker is named only once it is there.  If this
+ * fails, report it at elevel.
+ */
+void
+dw_write_owner(bool marker, int elevel)
+{
+	DWOwner		own;
+	FILE	   *fp;
+	bool		written = false;
+
+	fp = AllocateFile(DW_OWNER_TMP, "w");
+	if (fp != NULL && DWIdentifyOwner(GetSystemIdentifier(), &own))
+	{
+		own.nonce = DWCtl->nonce;
+		if (!marker)
+			memset(&own.marker, 0, sizeof(own.marker));
+		written = DWWriteOwner(fp, &own) && fflush(fp) == 0 &&
+			(!enableFsync || pg_fsync(fileno(fp)) == 0);
+	}
+	if (fp != NULL && FreeFile(fp) != 0)
+		written = false;
+	if (written)
+		durable_rename(DW_OWNER_TMP, DW_OWNER_FILE, elevel);
+	else
+		ereport(elevel,
+				(errcode_for_file_access(),
+				 errmsg("could not write file \"%s\": %m", DW_OWNER_TMP)));
+}
+
+void
+dw_remove_owner(void)
+{
+	struct stat st;
+
+	if (lstat(DW_OWNER_FILE, &st) == 0)
+		durable_unlink(DW_OWNER_FILE, LOG);
+}
+
+/* ---------------------------------------------------------------------
+ * The marker
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * Position an open backup_label file at the label of a backup.  Returns false
+ * if there is none in it, but only our marker.
+ */
+bool
+DoubleWriteSkipMarker(FILE *fp)
+{
+	return DWSkipMarker(fp);
+}
+
+/*
+ * What is the backup_label file in the data directory?
+ */
+DWLabel
+dw_read_label(void)
+{
+	FILE	   *fp = AllocateFile(DW_MARKER_FILE, "r");
+	DWLabel		label;
+
+	if (fp == NULL && errno != ENOENT)
+		ereport(FATAL,
+				(errcode_for_file_access(),
+				 errmsg("could not read file \"%s\": %m", DW_MARKER_FILE)));
+	label = DWReadLabel(fp);
+	if (fp != NULL)
+		FreeFile(fp);
+	return label;
+}
+
+void
+dw_write_marker(void)
+{
+	FILE	   *fp;
+
+	fp = AllocateFile(DW_MARKER_TMP, "w");
+	if (fp == NULL ||
+		fprintf(fp,
+				"%s\n"
+				"System identifier: " UINT64_FORMAT "\n"
+				"This is not the label of a backup.  Pages of this cluster are protected by the\n"
+				"double-write log in the directory \"%s\".  Only a server that knows it may start\n"
+				"on this cluster; it removes this file when it is shut down.\n",
+				DW_MARKER_LINE, GetSystemIdentifier(), DW_DIR) < 0 ||
+		fflush(fp) != 0 || (enableFsync && pg_fsync(fileno(fp)) != 0) ||
+		FreeFile(fp) != 0)
+		ereport(ERROR,
+				(errcode_for_file_access(),
+				 errmsg("could not write file \"%s\": %m", DW_MARKER_TMP)));
+	durable_rename(DW_MARKER_TMP, DW_MARKER_FILE, ERROR);
+}

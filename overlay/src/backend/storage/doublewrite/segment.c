@@ -1,0 +1,552 @@
+/*-------------------------------------------------------------------------
+ *
+ * segment.c
+ *	  Segment files of the double-write log.
+ *
+ * The log is a chain of files of one size, whose numbers only rise.  Those that hold
+ * nothing live are renamed to become future ones. (R3)  This file knows which of
+ * them there are and where the next batch goes, but not what is in a batch.
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *	  src/backend/storage/doublewrite/segment.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "access/xlog.h"
+#include "common/file_perm.h"
+#include "common/file_utils.h"
+#include "pgstat.h"
+#include "port/pg_iovec.h"
+#include "portability/instr_time.h"
+#include "storage/doublewrite_internal.h"
+#include "storage/fd.h"
+#include "storage/lwlock.h"
+#include "utils/injection_point.h"
+#include "utils/wait_event.h"
+
+/* File descriptor of the segment this process wrote to last */
+static int	dw_fd = -1;
+static uint64 dw_fd_segno = 0;
+
+/*
+ * Is the log written past the kernel's cache?  Nobody reads it before the next
+ * start, and its pages in the cache would have to be copied there, and drive
+ * others out.  False once the file system has refused it.
+ */
+static bool dw_direct = true;
+
+void
+dw_log_path(char *path, uint64 segno)
+{
+	snprintf(path, MAXPGPATH, "%s/%016" PRIX64, DW_DIR, segno);
+}
+
+void
+dw_close_segment(void)
+{
+	if (dw_fd >= 0)
+	{
+		close(dw_fd);
+		ReleaseExternalFD();
+	}
+	dw_fd = -1;
+}
+
+static int
+dw_open_file(const char *path, bool direct)
+{
+	int			injected = 0;
+
+	if (direct)
+		INJECTION_POINT("doublewrite-open-direct", &injected);
+	if (injected != 0)
+	{
+		errno = injected;
+		return -1;
+	}
+	return BasicOpenFile(path, O_RDWR | O_CLOEXEC | PG_BINARY |
+						 (direct ? PG_O_DIRECT : 0));
+}
+
+void
+dw_open_segment(uint64 segno)
+{
+	char		path[MAXPGPATH];
+
+	if (dw_fd >= 0 && dw_fd_segno == segno)
+		return;
+	dw_close_segment();
+
+	dw_log_path(path, segno);
+	dw_fd = dw_open_file(path, dw_direct);
+	if (dw_fd < 0 && errno == EINVAL && dw_direct)
+	{
+		dw_direct = false;
+		dw_fd = dw_open_file(path, false);
+	}
+	if (dw_fd < 0)
+		ereport(ERROR,
+				(errcode_for_file_access(),
+				 errmsg("could not open double-write log segment \"%s\": %m",
+						path)));
+	ReserveExternalFD();
+	dw_fd_segno = segno;
+}
+
+/*
+ * Name of the file that this process prepares to become a segment.
+ */
+static void
+dw_new_path(char *path)
+{
+	snprintf(path, MAXPGPATH, "%s/new.%d", DW_DIR, (int) getpid());
+}
+
+/*
+ * Make a file for a segment, durable but for its name.  Returns false, with
+ * errno set, if there is no space for it.  Any other failure is reported at
+ * elevel.
+ *
+ * Who has the time fills it with zeroes, since a sync of blocks that have been
+ * written before need not wait for the file system's own journal.  In a hurry
+ * that would cost more than it saves.
+ */
+static bool
+dw_make_segment(const char *path, bool hurry, int elevel)
+{
+	File		file;
+	int			rc;
+	int			save_errno;
+	int			injected = 0;
+
+	unlink(path);
+	file = PathNameOpenFile(path, O_RDWR | O_CREAT | O_EXCL | PG_BINARY);
+	if (file < 0)
+	{
+		if (errno != ENOSPC)
+			ereport(elevel,
+					(errcode_for_file_access(),
+					 errmsg("could not create file \"%s\": %m", path)));
+		return false;
+	}
+
+	if (hurry)
+		rc = FileFallocate(file, 0, DW_SEGMENT_SIZE, WAIT_EVENT_DOUBLE_WRITE_INIT);
+	else
+		rc = FileZero(file, 0, DW_SEGMENT_SIZE, WAIT_EVENT_DOUBLE_WRITE_INIT);
+	save_errno = errno;
+	INJECTION_POINT("doublewrite-create-segment", &injected);
+	if (injected != 0)
+	{
+		rc = -1;
+		save_errno = injected;
+	}
+	if (rc >= 0 && FileSync(file, WAIT_EVENT_DOUBLE_WRITE_INIT) != 0)
+	{
+		rc = -1;
+		save_errno = errno;
+	}
+
+	FileClose(file);
+	if (rc < 0)
+	{
+		unlink(path);
+		errno = save_errno;
+		if (errno != ENOSPC)
+			ereport(elevel,
+					(errcode_for_file_access(),
+					 errmsg("could not write file \"%s\": %m", path)));
+		return false;
+	}
+	return true;
+}
+
+/*
+ * Create the next segment.  Returns false, with errno set, if there is no
+ * space for it; any other failure is an error.
+ */
+bool
+dw_create_segment(void)
+{
+	char		newpath[MAXPGPATH];
+	char		path[MAXPGPATH];
+
+	dw_new_path(newpath);
+	if (!dw_make_segment(newpath, true, ERROR))
+		return false;
+
+	/* The name must be durable before a batch in the segment counts. (R3) */
+	dw_log_path(path, DWCtl->last_segno + 1);
+	durable_rename(newpath, path, ERROR);
+	DWCtl->last_segno++;
+	return true;
+}
+
+/*
+ * How many segments the log shall have ready behind the one being written: a
+ * quarter of its bound, but between 2 and 32 (128 MB).
+ *
+ * A first SELECT after a load, say, sets hint bits faster than anybody can
+ * create segments for its pages, so they must be there before.  A burst that
+ * is larger than that lasts long enough to be waited for.
+ */
+static int
+dw_segments_ahead(void)
+{
+	return Min(Max(dw_log_bound_segments() / 4, 2), 32);
+}
+
+static bool
+dw_segments_below_bound(void)
+{
+	return DWCtl->last_segno + 1 - DWCtl->first_segno < dw_log_bound_segments();
+}
+
+bool
+dw_segment_wanted(void)
+{
+	return DWCtl->log_open && dw_segments_below_bound() &&
+		DWCtl->last_segno - DWCtl->segno < dw_segments_ahead();
+}
+
+/*
+ * Create a segment ahead of the flusher, which would otherwise do it with home
+ * writes held up.  The flush lock is held for naming it only.
+ *
+ * Returns whether another one is wanted.  If there is no space, or something
+ * fails, we let it be: the flusher will say so when it needs the segment.
+ */
+bool
+dw_prepare_segment(void)
+{
+	char		newpath[MAXPGPATH];
+	char		path[MAXPGPATH];
+	bool		wanted;
+
+	dw_lock_flush(LW_SHARED);
+	wanted = dw_segment_wanted();
+	LWLockRelease(DoubleWriteFlushLock);
+	if (!wanted)
+		return false;
+
+	dw_new_path(newpath);
+	if (!dw_make_segment(newpath, false, DEBUG1))
+		return false;
+
+	/* the flusher may have created one itself, or closed the log */
+	dw_lock_flush(LW_EXCLUSIVE);
+	wanted = DWCtl->log_open && dw_segments_below_bound();
+	dw_log_path(path, DWCtl->last_segno + 1);
+	if (wanted)
+		wanted = durable_rename(newpath, path, LOG) == 0;
+	if (wanted)
+	{
+		DWCtl->last_segno++;
+		wanted = dw_segment_wanted();
+	}
+	else
+		unlink(newpath);
+	LWLockRelease(DoubleWriteFlushLock);
+	return wanted;
+}
+
+/* ---------------------------------------------------------------------
+ * Writing
+ * ---------------------------------------------------------------------
+ */
+
+void
+dw_write_blocks(struct iovec *iov, int iovcnt, off_t offset)
+{
+	ssize_t		written;
+	int			injected = 0;
+
+	pgstat_report_wait_start(WAIT_EVENT_DOUBLE_WRITE_WRITE);
+	written = pg_pwritev_with_retry(dw_fd, iov, iovcnt, offset);
+	pgstat_report_wait_end();
+	INJECTION_POINT("doublewrite-log-write", &injected);
+	if (injected != 0)
+	{
+		written = -1;
+		errno = injected;
+	}
+	if (written < 0 && errno == EINVAL && dw_direct)
+	{
+		/* some file systems say so only now */
+		dw_direct = false;
+		dw_close_segment();
+		dw_open_segment(dw_fd_segno);
+		dw_write_blocks(iov, iovcnt, offset);
+		return;
+	}
+	if (written < 0)
+	{
+		char		path[MAXPGPATH];
+
+		dw_log_path(path, dw_fd_segno);
+		ereport(ERROR,
+				(errcode_for_file_access(),
+				 errmsg("could not write to double-write log segment \"%s\" at offset %lld: %m",
+						path, (long long) offset)));
+	}
+	DWCount(log_writes, 1);
+	DWCount(log_bytes, written);
+}
+
+/*
+ * Data files are synced through the cache of the drive if WAL is; what their
+ * home writes rely on must not be synced any less.  (R2)
+ */
+static int
+dw_sync_segment(void)
+{
+	if (wal_sync_method == WAL_SYNC_METHOD_FSYNC_WRITETHROUGH)
+	{
+		INJECTION_POINT("doublewrite-log-writethrough", NULL);
+		return pg_fsync(dw_fd);
+	}
+	return pg_fdatasync(dw_fd);
+}
+
+/*
+ * Make what was written to the current segment durable.  As with data files,
+ * a failed sync leaves no way to tell what is on disk.
+ */
+void
+dw_sync_log(void)
+{
+	instr_time	start;
+	instr_time	end;
+	int			injected = 0;
+
+	if (!enableFsync)
+		return;
+
+	INSTR_TIME_SET_CURRENT(start);
+	pgstat_report_wait_start(WAIT_EVENT_DOUBLE_WRITE_SYNC);
+	INJECTION_POINT("doublewrite-log-sync", &injected);
+	if (injected != 0)
+		errno = injected;
+	if (injected != 0 || dw_sync_segment() != 0)
+	{
+		char		path[MAXPGPATH];
+
+		dw_log_path(path, dw_fd_segno);
+		ereport(data_sync_elevel(ERROR),
+				(errcode_for_file_access(),
+				 errmsg("could not fsync file \"%s\": %m", path)));
+	}
+	pgstat_report_wait_end();
+	INSTR_TIME_SET_CURRENT(end);
+	INSTR_TIME_SUBTRACT(end, start);
+
+	DWCount(log_syncs, 1);
+	DWCount(log_sync_usec, INSTR_TIME_GET_MICROSEC(end));
+	if (AmRegularBackendProcess())
+		DWCount(foreground_syncs, 1);
+}
+
+/*
+ * Make room for nblocks blocks in one segment, entering the next segment if
+ * need be.  Returns false if that must wait until a sync cycle frees space.
+ *
+ * An empty batch that raises the mark may use what is kept for it.  That, and
+ * a batch for which a sync cycle could free nothing, may exceed the bound.
+ */
+bool
+dw_reserve(int nblocks, bool for_mark, bool beyond_bound)
+{
+	int			limit = DW_SEGMENT_BLOCKS - (for_mark ? 0 : 1);
+
+	if (DWCtl->blockno + nblocks <= limit)
+		return true;
+
+	if (DWCtl->segno + 1 - DWCtl->first_segno >=
+		((for_mark || beyond_bound) ? DW_MAX_SEGMENTS : dw_log_bound_segments()))
+		return false;
+
+	if (DWCtl->segno == DWCtl->last_segno)
+	{
+		if (!dw_create_segment())
+		{
+			bool		can_wait = (!for_mark &&
+									DWCtl->first_segno < DWCtl->segno);
+
+			/* R11: never an unprotected write instead */
+			ereport(can_wait ? LOG : ERROR,
+					(errcode_for_file_access(),
+					 errmsg("could not extend the double-write log: %m"),
+					 can_wait ?
+					 errdetail("Pages wait until a sync of the data files has freed space in the log.") : 0,
+					 errhint("Free space on the device of \"%s\", or lower \"double_write_buffer_size\".",
+							 DW_DIR)));
+			return false;
+		}
+	}
+
+	DWCtl->segno++;
+	DWCtl->blockno = 0;
+	DWCtl->seg_first_batch[DWCtl->segno % DW_MAX_SEGMENTS] = DWCtl->next_batchno;
+	if (dw_segment_wanted())
+		dw_request_upkeep();
+	return true;
+}
+
+/* ---------------------------------------------------------------------
+ * Reuse
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * List the segments below the given one, and all spare files.
+ */
+int
+dw_list_old_files(uint64 before, DWOldFile **files)
+{
+	DIR		   *dir = AllocateDir(DW_DIR);
+	struct dirent *de;
+	int			max = 64;
+	int			n = 0;
+
+	*files = palloc(max * sizeof(DWOldFile));
+	while ((de = ReadDir(dir, DW_DIR)) != NULL)
+	{
+		DWOldFile  *file = &(*files)[n];
+		char		path[MAXPGPATH];
+		struct stat st;
+
+		file->usable = true;
+		file->spare = DWParseSpareName(de->d_name, &file->segno, &file->usable);
+		if (!file->spare &&
+			(!DWParseSegmentName(de->d_name, &file->segno) || file->segno >= before))
+			continue;
+		if (strlcpy(file->name, de->d_name, sizeof(file->name)) >= sizeof(file->name))
+			continue;
+
+		snprintf(path, sizeof(path), "%s/%s", DW_DIR, de->d_name);
+		if (lstat(path, &st) < 0 || !S_ISREG(st.st_mode) ||
+			st.st_size != DW_SEGMENT_SIZE)
+			file->usable = false;
+		if (++n == max)
+		{
+			max *= 2;
+			*files = repalloc(*files, max * sizeof(DWOldFile));
+		}
+	}
+	FreeDir(dir);
+	return n;
+}
+
+void
+dw_remove_file(const char *name)
+{
+	char		path[MAXPGPATH];
+
+	snprintf(path, sizeof(path), "%s/%s", DW_DIR, name);
+	if (unlink(path) < 0 && errno != ENOENT)
+		ereport(LOG,
+				(errcode_for_file_access(),
+				 errmsg("could not remove file \"%s\": %m", path)));
+}
+
+static bool
+dw_rename_file(const char *path, const char *newpath)
+{
+	if (rename(path, newpath) == 0)
+		return true;
+	ereport(LOG,
+			(errcode_for_file_access(),
+			 errmsg("could not rename file \"%s\" to \"%s\": %m",
+					path, newpath)));
+	return false;
+}
+
+/*
+ * Keep a segment for the next start.
+ */
+void
+dw_spare_file(uint64 segno)
+{
+	char		path[MAXPGPATH];
+	char		newpath[MAXPGPATH];
+
+	dw_log_path(path, segno);
+	snprintf(newpath, sizeof(newpath), "%s/%016" PRIX64 DW_SPARE_SUFFIX, DW_DIR, segno);
+	dw_rename_file(path, newpath);
+}
+
+/*
+ * Make future segments of old files as long as the bound permits, and remove
+ * the others.  What they hold names lower segments, so it does not count. (R3)
+ */
+void
+dw_reuse_files(DWOldFile *files, int nfiles)
+{
+	for (int i = 0; i < nfiles; i++)
+	{
+		char		path[MAXPGPATH];
+		char		newpath[MAXPGPATH];
+
+		Assert(files[i].segno < DWCtl->first_segno);
+		if (!files[i].usable ||
+			DWCtl->last_segno + 1 - DWCtl->first_segno >= dw_log_bound_segments())
+		{
+			dw_remove_file(files[i].name);
+			continue;
+		}
+		snprintf(path, sizeof(path), "%s/%s", DW_DIR, files[i].name);
+		dw_log_path(newpath, DWCtl->last_segno + 1);
+		if (dw_rename_file(path, newpath))
+			DWCtl->last_segno++;
+	}
+	pfree(files);
+
+	/* The names must be durable before batches in the segments count. (R3) */
+	if (nfiles > 0)
+		fsync_fname(DW_DIR, true);
+}
+
+/*
+ * Make segments that hold only freed batches available for reuse.
+ *
+ * The mark that frees them is durable already. (R3)
+ */
+void
+dw_recycle_segments(void)
+{
+	bool		changed = false;
+
+	while (DWCtl->first_segno < DWCtl->segno &&
+		   DWCtl->seg_first_batch[(DWCtl->first_segno + 1) % DW_MAX_SEGMENTS]
+		   <= DWCtl->low_water_logged)
+	{
+		char		path[MAXPGPATH];
+		char		newpath[MAXPGPATH];
+
+		dw_log_path(path, DWCtl->first_segno);
+		dw_log_path(newpath, DWCtl->last_segno + 1);
+
+		if (DWCtl->last_segno - DWCtl->first_segno >= dw_log_bound_segments())
+		{
+			if (unlink(path) < 0 && errno != ENOENT)
+				ereport(LOG,
+						(errcode_for_file_access(),
+						 errmsg("could not remove file \"%s\": %m", path)));
+		}
+		else if (dw_rename_file(path, newpath))
+			DWCtl->last_segno++;
+		DWCtl->first_segno++;
+		changed = true;
+	}
+
+	if (changed)
+		fsync_fname(DW_DIR, true);
+}

@@ -1,0 +1,221 @@
+/*-------------------------------------------------------------------------
+ *
+ * settings.c
+ *	  Settings of the server, and the sizes that follow from them.
+ *
+ * A process may have settings of its own: those of its session, or those from
+ * before the last reload.  What the server as a whole does is decided by what the
+ * checkpointer has noted in shared memory; see dw_setting().
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *	  src/backend/storage/doublewrite/settings.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/parallel.h"
+#include "access/xlog.h"
+#include "postmaster/auxprocess.h"
+#include "storage/bufmgr.h"
+#include "storage/doublewrite_internal.h"
+#include "utils/guc_hooks.h"
+
+/* GUCs */
+int			io_torn_pages_protection = TORN_PAGES_FULL_PAGES;
+int			double_write_buffer_size = -1;
+int			double_write_compression = DW_COMPRESSION_OFF;
+int			double_write_stage_size = -1;
+
+/*
+ * Automatic size of the stage: one 32nd of shared buffers, but between 1024
+ * slots (8 MB) and 2048 (16 MB).
+ *
+ * The floor does not depend on shared buffers, since the smaller these are the
+ * more pages are evicted.  It is four full batches: one on its way home, one
+ * ready to follow, and room for evictions to go on meanwhile.  With less,
+ * batches are cut small, and there are several times as many syncs of the log.
+ * More than the ceiling is latency, not throughput.
+ *
+ * A server with less than 1 MB of shared buffers gets no more than eight times
+ * that: whoever sets it wants a small server.
+ */
+#define DW_STAGE_SHARE		32
+#define DW_STAGE_MIN		1024
+#define DW_STAGE_MAX		2048
+#define DW_STAGE_MULTIPLE	8
+
+bool
+check_double_write_buffer_size(int *newval, void **extra, GucSource source)
+{
+	int			min = DW_MIN_SEGMENTS * (DW_SEGMENT_SIZE / (1024 * 1024));
+
+	if (*newval != -1 && *newval < min)
+	{
+		GUC_check_errdetail("\"%s\" must be at least %dMB.",
+							"double_write_buffer_size", min);
+		GUC_check_errhint("Use -1 to have the size chosen automatically.");
+		return false;
+	}
+	return true;
+}
+
+bool
+check_double_write_stage_size(int *newval, void **extra, GucSource source)
+{
+	if (*newval != -1 && *newval < 16)
+	{
+		GUC_check_errdetail("\"%s\" must be at least %dkB.",
+							"double_write_stage_size", 16 * (BLCKSZ / 1024));
+		GUC_check_errhint("Use -1 to have the size chosen automatically.");
+		return false;
+	}
+	return true;
+}
+
+/*
+ * Files and the command line choose for the server.  A session or transaction
+ * may choose full-page images for itself, so that its WAL records carry them,
+ * or go back to what the server does, but nothing weaker.  ALTER ROLE ALL
+ * (PGC_S_GLOBAL) chooses for all sessions, not for the server.
+ *
+ * In recovery the choice of a session would mean nothing, as it writes no WAL.
+ */
+bool
+check_io_torn_pages_protection(int *newval, void **extra, GucSource source)
+{
+	if (source <= PGC_S_ARGV || InitializingParallelWorker)
+		return true;
+
+	if (RecoveryInProgress())
+	{
+		GUC_check_errdetail("\"%s\" cannot be set for a session during recovery.",
+							"io_torn_pages_protection");
+		return false;
+	}
+	if (*newval == TORN_PAGES_FULL_PAGES && fullPageWrites)
+		return true;
+	if (*newval == TORN_PAGES_DOUBLE_WRITES && DWCtl->armed)
+		return true;
+
+	if (*newval == TORN_PAGES_FULL_PAGES)
+		GUC_check_errdetail("Full-page images are disabled by \"%s\".",
+							"full_page_writes");
+	else
+		GUC_check_errdetail("A session can only choose \"full_pages\", or what the server does.");
+	GUC_check_errhint("To change the setting of the server, use ALTER SYSTEM or its configuration file.");
+	return false;
+}
+
+/* ---------------------------------------------------------------------
+ * What the server does
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * What the server's settings ask for, whatever this process's own are.
+ */
+TornPagesProtection
+dw_setting(void)
+{
+	uint32		setting = pg_atomic_read_u32(&DWCtl->setting);
+
+	Assert(setting != DW_SETTING_UNKNOWN);
+	return (TornPagesProtection) setting;
+}
+
+/*
+ * Take this process's settings for those of the server.  The startup process
+ * does so once, before it uses them.  It may hear of a reload later than the
+ * checkpointer, so from then on only that one does, which has no settings of
+ * any session.
+ */
+void
+dw_note_setting(void)
+{
+	uint32		unknown = DW_SETTING_UNKNOWN;
+	uint32		setting = io_torn_pages_protection;
+
+	Assert(AmCheckpointerProcess() || AmStartupProcess() || !IsUnderPostmaster);
+
+	if (setting == TORN_PAGES_FULL_PAGES && !fullPageWrites)
+		setting = TORN_PAGES_OFF;
+	if (AmCheckpointerProcess())
+		pg_atomic_write_u32(&DWCtl->setting, setting);
+	else
+		pg_atomic_compare_exchange_u32(&DWCtl->setting, &unknown, setting);
+}
+
+/*
+ * The checkpointer's part of that.
+ */
+void
+dw_catch_up_with_settings(void)
+{
+	if (pg_atomic_read_u32(&DWCtl->setting_changed) != 0 && !RecoveryInProgress())
+		UpdateFullPageWrites();
+}
+
+/*
+ * Must WAL records of this process carry full-page images, whatever the
+ * server does?  Where it does the same that is no news.  Images never do harm,
+ * so it does not matter when a process learns of a reload.
+ */
+bool
+DoubleWriteSessionImages(void)
+{
+	return io_torn_pages_protection == TORN_PAGES_FULL_PAGES && fullPageWrites;
+}
+
+/* ---------------------------------------------------------------------
+ * Sizes
+ * ---------------------------------------------------------------------
+ */
+
+int
+dw_stage_slots(void)
+{
+	int			least = DW_STAGE_MIN;
+
+	if (NBuffers < DW_STAGE_MIN / DW_STAGE_MULTIPLE)
+		least = NBuffers * DW_STAGE_MULTIPLE;
+	if (double_write_stage_size > 0)
+		return double_write_stage_size;
+	return Min(Max(NBuffers / DW_STAGE_SHARE, least), DW_STAGE_MAX);
+}
+
+/*
+ * Automatic bound of the log in bytes: as large as shared buffers, since that
+ * much can be dirty at once, but between 512 MB and 1 GB.  With less, small
+ * shared buffers would have short epochs, in which few pages are evicted twice.
+ *
+ * But half of max_wal_size up to 4 GB, if that is more.  Whoever has checkpoints
+ * that rare would have one image of each page in WAL between two of them; so
+ * that there is but one copy, too, an epoch shall last as long.  More would make
+ * restore long, and the table of copies large.
+ */
+static int64
+dw_automatic_bound(void)
+{
+	int64		by_buffers = (int64) NBuffers * BLCKSZ;
+	int64		by_wal = (int64) max_wal_size_mb * 1024 * 1024 / 2;
+
+	by_buffers = Min(Max(by_buffers, INT64CONST(512) << 20), INT64CONST(1) << 30);
+	return Max(by_buffers, Min(by_wal, INT64CONST(4) << 30));
+}
+
+/*
+ * Bound of the log in segments.
+ */
+int
+dw_log_bound_segments(void)
+{
+	int64		bytes = dw_automatic_bound();
+
+	if (double_write_buffer_size > 0)
+		bytes = (int64) double_write_buffer_size * 1024 * 1024;
+	return Min(Max(bytes / DW_SEGMENT_SIZE, DW_MIN_SEGMENTS),
+			   DW_MAX_SEGMENTS - 1);
+}

@@ -1,0 +1,83 @@
+/*-------------------------------------------------------------------------
+ *
+ * shmem.c
+ *	  Shared memory of the engine.
+ *
+ * Settings that bound what is in there take effect at a start of the server.
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *	  src/backend/storage/doublewrite/shmem.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "storage/bufmgr.h"
+#include "storage/doublewrite_internal.h"
+#include "storage/proc.h"
+#include "storage/shmem.h"
+
+DWCtlData  *DWCtl = NULL;
+DWBufferRecords *DWBufferRecordsArray = NULL;
+
+/*
+ * Shared memory needed by the engine, in bytes.
+ */
+Size
+DoubleWriteShmemSize(void)
+{
+	Size		size = 0;
+
+	size = add_size(size, MAXALIGN(sizeof(DWCtlData)));
+	size = add_size(size, mul_size(NBuffers, sizeof(DWBufferRecords)));
+	size = add_size(size, dw_stage_shmem_size());
+	size = add_size(size, dw_epoch_shmem_size());
+	return size;
+}
+
+static void
+dw_init_ctl(void)
+{
+	MemSet(DWCtl, 0, sizeof(DWCtlData));
+	SpinLockInit(&DWCtl->mutex);
+	pg_atomic_init_u32(&DWCtl->upkeep_requested, 0);
+	pg_atomic_init_u32(&DWCtl->setting, DW_SETTING_UNKNOWN);
+	pg_atomic_init_u32(&DWCtl->setting_changed, 0);
+	DWCtl->flusher_proc = INVALID_PROC_NUMBER;
+
+	pg_atomic_init_u32(&DWCtl->removal_generation, 0);
+	pg_atomic_init_u32(&DWCtl->replayed_drops, 0);
+	pg_atomic_init_u64(&DWCtl->records_known, 0);
+	for (int i = 0; i < DW_TRUNCATE_BUCKETS; i++)
+		pg_atomic_init_u64(&DWCtl->truncated[i], 0);
+	for (int i = 0; i < DW_UNIMAGED_BUCKETS; i++)
+		pg_atomic_init_u64(&DWCtl->unimaged[i], 0);
+
+	/* DWStats consists of nothing but counters */
+	for (size_t i = 0; i < sizeof(DWStats) / sizeof(pg_atomic_uint64); i++)
+		pg_atomic_init_u64((pg_atomic_uint64 *) &DWCtl->stats + i, 0);
+}
+
+/*
+ * Create or attach to the engine's shared memory.
+ */
+void
+DoubleWriteShmemInit(void)
+{
+	bool		found;
+
+	DWCtl = ShmemInitStruct("Double Write Control", sizeof(DWCtlData), &found);
+	if (!found)
+		dw_init_ctl();
+
+	DWBufferRecordsArray =
+		ShmemInitStruct("Double Write Buffer Records",
+						mul_size(NBuffers, sizeof(DWBufferRecords)), &found);
+	if (!found)
+		MemSet(DWBufferRecordsArray, 0, NBuffers * sizeof(DWBufferRecords));
+
+	dw_stage_shmem_init();
+	dw_epoch_shmem_init();
+}

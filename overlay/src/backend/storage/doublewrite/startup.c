@@ -1,0 +1,526 @@
+/*-------------------------------------------------------------------------
+ *
+ * startup.c
+ *	  Start-up: read the log and decide what to do with it.
+ *
+ * This runs before anything reads a relation page: before redo, before
+ * unlogged relations are reset, before any connection (R8).  It finds the
+ * newest batch that is complete, and from its low-water mark the live range,
+ * and reads no more of the log than that.  Only the newest batch can be incomplete;
+ * then none of its home writes had been started, and it is ignored.  A hole
+ * or damage further down means that the storage has lost what it had
+ * promised to keep: we stop and say where. (R9)  These judgements are made
+ * in src/common/doublewrite_scan.c, for pg_doublewrite as well.
+ *
+ * When all pages have been restored and synced, the log is made empty, so that a
+ * later crash, which may find pages that were written without the log, will not
+ * put these copies back.
+ *
+ * Restoring is refused if the log does not belong to the state that pg_control
+ * describes, and a log that came along with a backup is discarded. (R9)
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *	  src/backend/storage/doublewrite/startup.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "access/xlog.h"
+#include "access/xlog_internal.h"
+#include "catalog/pg_control.h"
+#include "common/controldata_utils.h"
+#include "common/doublewrite_scan.h"
+#include "postmaster/auxprocess.h"
+#include "postmaster/startup.h"
+#include "storage/doublewrite_internal.h"
+#include "storage/fd.h"
+#include "storage/lwlock.h"
+#include "utils/injection_point.h"
+#include "utils/memutils.h"
+
+static bool dw_was_armed = false;
+
+/* ---------------------------------------------------------------------
+ * Reading the log
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * List the segments in ascending order, and remove left-over temporary files,
+ * as well as spare ones if the log is not going to be used.
+ */
+static void
+dw_list_segments(DWScan *scan, bool marker)
+{
+	bool		keep_spares = marker || dw_setting() == TORN_PAGES_DOUBLE_WRITES;
+	DIR		   *dir = AllocateDir(DW_DIR);
+	struct dirent *de;
+
+	while ((de = ReadDir(dir, DW_DIR)) != NULL)
+	{
+		uint64		segno;
+		bool		usable;
+
+		if (strncmp(de->d_name, "new.", 4) == 0 ||
+			(!keep_spares && DWParseSpareName(de->d_name, &segno, &usable)))
+		{
+			char		path[MAXPGPATH * 2];
+
+			snprintf(path, sizeof(path), "%s/%s", DW_DIR, de->d_name);
+			unlink(path);
+			continue;
+		}
+		if (DWParseSegmentName(de->d_name, &segno))
+			DWScanAddSegment(scan, segno);
+	}
+	FreeDir(dir);
+}
+
+/*
+ * A batch header shows that the log is none of ours.
+ */
+static void
+dw_refuse_header(const DWBatchHeader *hdr, DWHeaderVerdict verdict, uint64 segno)
+{
+	if (verdict == DW_HEADER_OTHER_FORMAT)
+		ereport(FATAL,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("double-write log segment \"%s/%016" PRIX64 "\" has format version %u and block size %u, but this server knows only version %d and block size %d",
+						DW_DIR, segno, hdr->version, hdr->blcksz,
+						DW_FORMAT_VERSION, BLCKSZ),
+				 errhint("Start the cluster with the server that wrote the log and shut it down cleanly.")));
+
+	Assert(verdict == DW_HEADER_FOREIGN);
+	ereport(FATAL,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("the double-write log in \"%s\" belongs to another database cluster",
+					DW_DIR),
+			 errdetail("Its system identifier is %" PRIu64 ", that of this cluster %" PRIu64 ".",
+					   hdr->sysid, GetSystemIdentifier()),
+			 errhint("Check where \"%s\" points to.  If the files in it belong to no other cluster, remove them.",
+					 DW_DIR)));
+}
+
+/*
+ * Read from a segment; what the file lacks is left alone.  Returns the number
+ * of bytes read, or -1 with errno set.
+ */
+static ssize_t
+dw_read_range(int fd, char *buffer, Size size, off_t offset)
+{
+	Size		len = 0;
+	int			injected = 0;
+
+	INJECTION_POINT("doublewrite-log-read", &injected);
+	if (injected != 0)
+	{
+		errno = injected;
+		return -1;
+	}
+	while (len < size)
+	{
+		ssize_t		rc = pg_pread(fd, buffer + len, size - len, offset + len);
+
+		if (rc < 0)
+			return -1;
+		if (rc == 0)
+			break;
+		len += rc;
+	}
+	return len;
+}
+
+/*
+ * The same block by block, with zeroes in place of those that cannot be read.
+ * Whether any of them is needed is for DWFindLive() to say.  (R9)
+ */
+static ssize_t
+dw_read_readable(int fd, const char *path, char *buffer, uint32 blockno,
+				 uint32 nblocks)
+{
+	ssize_t		len = 0;
+	int			nbad = 0;
+	off_t		first_bad = 0;
+	int			save_errno = 0;
+
+	for (uint32 i = 0; i < nblocks; i++)
+	{
+		char	   *block = buffer + (Size) i * BLCKSZ;
+		off_t		offset = (off_t) (blockno + i) * BLCKSZ;
+		ssize_t		rc = dw_read_range(fd, block, BLCKSZ, offset);
+
+		if (rc >= 0)
+		{
+			len += rc;
+			continue;
+		}
+		memset(block, 0, BLCKSZ);
+		if (nbad++ == 0)
+		{
+			save_errno = errno;
+			first_bad = offset;
+		}
+	}
+
+	errno = save_errno;
+	if (nbad > 0)
+		ereport(LOG,
+				(errcode_for_file_access(),
+				 errmsg("could not read double-write log segment \"%s\" at offset %lld: %m",
+						path, (long long) first_bad),
+				 errdetail("Blocks that cannot be read: %d.  They count as damaged, which matters only if they are still needed.",
+						   nbad)));
+	return len;
+}
+
+/*
+ * Callback of DWReadLog().
+ */
+static bool
+dw_read_blocks(DWScan *scan, void *arg, uint64 segno, uint32 blockno,
+			   uint32 nblocks, char *buffer)
+{
+	Size		size = (Size) nblocks * BLCKSZ;
+	char		path[MAXPGPATH];
+	ssize_t		len;
+	int			fd;
+
+	INJECTION_POINT("doublewrite-read-segment", NULL);
+	if (AmStartupProcess())
+		ProcessStartupProcInterrupts();
+	ereport_startup_progress("reading the double-write log, elapsed time: %ld.%02d s, current segment: %016" PRIX64,
+							 segno);
+
+	dw_log_path(path, segno);
+	fd = dw_open_for_reading(path);
+	memset(buffer, 0, size);
+	len = dw_read_range(fd, buffer, size, (off_t) blockno * BLCKSZ);
+	if (len < 0)
+		len = dw_read_readable(fd, path, buffer, blockno, nblocks);
+	CloseTransientFile(fd);
+	scan->bytes_read += len;
+	return true;
+}
+
+static void
+dw_read_log(DWScan *scan, bool marker)
+{
+	char	   *buffer;
+	DWOwner		owner;
+	DWOwner		own;
+
+	dw_begin_progress();
+	scan->sysid = GetSystemIdentifier();
+	dw_log_read_owner(&owner, &own);
+	if (owner.nonce != 0)
+		DWScanAddNonce(scan, owner.nonce);
+	dw_list_segments(scan, marker);
+	buffer = palloc_aligned(DW_SEGMENT_SIZE, PG_IO_ALIGN_SIZE, 0);
+	DWReadLog(scan, dw_read_blocks, NULL, buffer, false);
+	pfree(buffer);
+	if (scan->refused != DW_HEADER_NONE)
+		dw_refuse_header(&scan->refused_header, scan->refused,
+						 scan->refused_segno);
+}
+
+/* ---------------------------------------------------------------------
+ * What to do with it
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * A batch or a page is damaged, or missing, below intact ones.
+ */
+static void
+dw_refuse_damage(const DWLiveRange *live)
+{
+	ereport(FATAL,
+			(errcode(ERRCODE_DATA_CORRUPTED),
+			 live->verdict == DW_LIVE_MISSING ?
+			 errmsg("double-write log is damaged: batch %" PRIu64 " is missing, though later batches are intact",
+					live->bad_batchno) :
+			 errmsg("double-write log is damaged: wrong checksum of a page in batch %" PRIu64 ", though later batches are intact",
+					live->bad_batchno),
+			 live->verdict == DW_LIVE_MISSING ?
+			 errdetail("It should stand in file \"%s/%016" PRIX64 "\" at offset %u, or at the start of a later file.",
+					   DW_DIR, live->bad_segno, live->bad_offset) :
+			 errdetail("The page stands in file \"%s/%016" PRIX64 "\" at offset %u.",
+					   DW_DIR, live->bad_segno, live->bad_offset),
+			 errhint("Pages torn by the last crash cannot be repaired without it.  Check the storage, and restore the cluster from a backup or fail over to a standby.")));
+}
+
+/*
+ * Pages have to be restored, but this build cannot decompress them.
+ */
+static void
+dw_refuse_compression(const DWFoundBatch *batch)
+{
+	ereport(FATAL,
+			(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+			 errmsg("double-write log was compressed with method \"%s\", which is not supported by this build",
+					DWCompressionName(batch->compression)),
+			 errdetail("Batch %" PRIu64 " stands in file \"%s/%016" PRIX64 "\" at offset %u.",
+					   batch->batchno, DW_DIR, batch->segno,
+					   batch->blockno * BLCKSZ),
+			 errhint("Start the cluster with a server that supports it, and shut it down cleanly.")));
+}
+
+/*
+ * The log was written for another state of the cluster.
+ */
+static void
+dw_report_stale(const DWFoundBatch *newest, XLogRecPtr redo, bool marker)
+{
+	ereport(marker ? FATAL : LOG,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("the double-write log does not match the state of the cluster"),
+			 errdetail("It was written for redo location %X/%X, but the control file names %X/%X.",
+					   LSN_FORMAT_ARGS(newest->redo), LSN_FORMAT_ARGS(redo)),
+			 marker ?
+			 errhint("Bring together the data directory and the \"%s\" that belong together.  If the data directory is that of a base backup, restore the backup again, with its own file \"backup_label\"; removing files does not make it consistent.",
+					 DW_DIR) :
+			 errhint("It was not in use when the server stopped, and is discarded.")));
+}
+
+/*
+ * The log was in use, but there is nothing in it.
+ */
+static void
+dw_refuse_missing(void)
+{
+	ereport(FATAL,
+			(errcode(ERRCODE_DATA_CORRUPTED),
+			 errmsg("the double-write log in \"%s\" is missing or unreadable", DW_DIR),
+			 errdetail("The log was in use when the server stopped, and pages may have to be restored from it."),
+			 errhint("Make its files available again, or restore the cluster from a backup.")));
+}
+
+/*
+ * The log fits, as far as it can be seen.  But if all of this is a copy that a
+ * backup tool has made of a running server, it does not.  (R9)
+ */
+static void
+dw_refuse_copy(bool marker)
+{
+	DWOwner		owner;
+	DWOwner		own;
+
+	dw_log_read_owner(&owner, &own);
+	if (DWIsCopy(&owner, &own, marker))
+		ereport(FATAL,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("this data directory is a copy of one whose double-write log was in use"),
+				 errdetail("If the server was running when it was copied, the files do not fit together, and the log does not make them."),
+				 errhint("If this is a base backup, restore it again with its own file \"%s\".  Only if no server was running while all files were copied, including \"%s\", remove the file \"%s\".",
+						 DW_MARKER_FILE, DW_DIR, DW_OWNER_FILE)));
+}
+
+/*
+ * Read the log and do with it what DWJudgeLog() says.
+ */
+static void
+dw_process_log(XLogRecPtr redo, bool marker)
+{
+	DWScan		scan = {0};
+	DWLiveRange live;
+	DWOutcome	outcome;
+	MemoryContext context;
+	MemoryContext oldcontext;
+
+	context = AllocSetContextCreate(CurrentMemoryContext,
+									"double-write restore",
+									ALLOCSET_DEFAULT_SIZES);
+	oldcontext = MemoryContextSwitchTo(context);
+	dw_read_log(&scan, marker);
+	DWFindLive(&scan, &live);
+	if (live.ignored != NULL)
+		ereport(LOG,
+				(errmsg("ignoring batch %" PRIu64 " of the double-write log, which had not been completed",
+						live.ignored->batchno)));
+
+	if (scan.nsegments > 0)
+		DWCtl->last_segno = scan.segments[scan.nsegments - 1].segno;
+	DWCtl->restore.bytes_read = scan.bytes_read;
+	if (scan.nbatches > 0)
+		DWCtl->next_batchno = scan.batches[scan.nbatches - 1].batchno + 1;
+
+	outcome = DWJudgeLog(&scan, &live, redo, marker);
+	if (outcome == DW_OUTCOME_RESTORE || outcome == DW_OUTCOME_NOTHING ||
+		outcome == DW_OUTCOME_DISCARD_STALE)
+		dw_refuse_copy(marker);
+	switch (outcome)
+	{
+		case DW_OUTCOME_NOTHING:
+			break;
+		case DW_OUTCOME_RESTORE:
+			dw_restore(&scan, &live);
+			dw_log_empty();
+			break;
+		case DW_OUTCOME_DISCARD_STALE:
+		case DW_OUTCOME_REFUSE_STALE:
+			dw_report_stale(&scan.batches[live.last], redo, marker);
+			dw_log_empty();
+			break;
+		case DW_OUTCOME_REFUSE_DAMAGED:
+			dw_refuse_damage(&live);
+			break;
+		case DW_OUTCOME_REFUSE_MISSING:
+			dw_refuse_missing();
+			break;
+		case DW_OUTCOME_REFUSE_COMPRESSION:
+			dw_refuse_compression(live.unreadable);
+			break;
+	}
+	if (!IsBootstrapProcessingMode())
+		disable_startup_progress_timeout();
+
+	/* what a stop while arming or disarming has left */
+	if (!marker)
+		dw_remove_owner();
+	MemoryContextSwitchTo(oldcontext);
+	MemoryContextDelete(context);
+}
+
+/*
+ * A file "backup_label" that is neither a label nor our marker.  It may be what
+ * something has left of the marker, so the log stays as it is.
+ */
+static void
+dw_refuse_label(void)
+{
+	ereport(FATAL,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("invalid data in file \"%s\"", DW_MARKER_FILE),
+			 errdetail("It is neither the label of a backup nor the file that says that the double-write log is in use.  The log is left alone."),
+			 errhint("If this is a base backup, restore it again with its own file \"%s\".",
+					 DW_MARKER_FILE)));
+}
+
+static bool
+dw_recovery_from_backup(void)
+{
+	ControlFileData *control;
+	bool		crc_ok;
+	bool		result;
+
+	control = get_controlfile(DataDir, &crc_ok);
+	result = DWRecoveryFromBackup(control->state);
+	pfree(control);
+	return result;
+}
+
+/*
+ * The marker has come with a backup, over or instead of its label.  (R9)
+ */
+static void
+dw_check_marker(void)
+{
+	if (dw_recovery_from_backup())
+		ereport(FATAL,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("file \"%s\" is not the label of a backup", DW_MARKER_FILE),
+				 errdetail("It says that the double-write log was in use, and may have been copied from a running server.  But recovery from a backup is asked for by a file \"%s\" or \"%s\".",
+						   RECOVERY_SIGNAL_FILE, TABLESPACE_MAP),
+				 errhint("Restore the backup again, with its own file \"%s\", and leave out that of the server.",
+						 DW_MARKER_FILE)));
+}
+
+/*
+ * Can the log directory be used, and is the log in it ours?  Returns false if
+ * there is nothing to look at.
+ */
+static bool
+dw_check_log(DWLabel label)
+{
+	bool		marker = label == DW_LABEL_MARKER;
+	struct stat st;
+
+	if (marker || dw_setting() == TORN_PAGES_DOUBLE_WRITES)
+	{
+		if (marker && lstat(DW_DIR, &st) < 0)
+			ereport(FATAL,
+					(errcode_for_file_access(),
+					 errmsg("could not access double-write log directory \"%s\": %m",
+							DW_DIR),
+					 errdetail("The log was in use when the server stopped, and pages may have to be restored from it."),
+					 errhint("Make the directory available again, or restore the cluster from a backup.")));
+		return dw_log_check_dir(FATAL);
+	}
+
+	/* not in use; if it is not ours alone, nothing in it concerns us */
+	return stat(DW_DIR, &st) == 0 && dw_log_check_mode(LOG) &&
+		dw_log_check_owner(LOG);
+}
+
+/* ---------------------------------------------------------------------
+ * Start-up
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * Restore the log, or discard it.  Called once by the startup process, before
+ * it looks at anything else; redo is the redo pointer in pg_control.
+ */
+void
+DoubleWriteStartup(XLogRecPtr redo)
+{
+	DWLabel		label = dw_read_label();
+
+	DWCtl->next_batchno = 1;
+	DWCtl->last_segno = 0;
+	DoubleWriteSetRedo(redo, false);
+	dw_note_setting();
+
+	/* nothing is touched before we know whose it is (R9) */
+	if (label == DW_LABEL_INVALID)
+		dw_refuse_label();
+	if (label == DW_LABEL_MARKER)
+		dw_check_marker();
+	if (!dw_check_log(label))
+		return;
+
+	LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
+	if (label == DW_LABEL_BACKUP)
+	{
+		/* the files come from a backup, and so does the log, if any (R9) */
+		ereport(LOG,
+				(errmsg("discarding the double-write log, because the cluster is being restored from a backup")));
+		dw_remove_log();
+	}
+	else
+		dw_process_log(redo, label == DW_LABEL_MARKER);
+	LWLockRelease(DoubleWriteFlushLock);
+
+	dw_was_armed = label == DW_LABEL_MARKER;
+}
+
+/*
+ * Redo is about to start, or there is none: a backup label has been put
+ * aside, and pg_control names the redo pointer we start from.  Protect what
+ * redo writes. (R2, R8)
+ *
+ * If the log was in use before, WAL since the redo pointer lacks images, so
+ * it is used again, whatever the settings say now. (R10)
+ */
+void
+DoubleWriteStarted(void)
+{
+	if (DWCtl->started)
+		return;
+	DoubleWritePassedRedo(DWCtl->redo);
+	if (dw_was_armed || dw_setting() == TORN_PAGES_DOUBLE_WRITES)
+	{
+		LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
+		dw_arm();
+		LWLockRelease(DoubleWriteFlushLock);
+	}
+	DWCtl->started = true;
+	dw_note_mode();
+}

@@ -1,0 +1,190 @@
+/*-------------------------------------------------------------------------
+ *
+ * upkeep.c
+ *	  Sync cycles, and what else the checkpointer does for the log.
+ *
+ * When half of the log is in use, the checkpointer is asked to run a sync cycle,
+ * which frees it, and it creates segments while the log grows.  Flushers go on
+ * meanwhile; only who finds the log full runs a cycle himself.
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *	  src/backend/storage/doublewrite/upkeep.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "pgstat.h"
+#include "portability/instr_time.h"
+#include "storage/doublewrite_internal.h"
+#include "storage/lwlock.h"
+#include "utils/injection_point.h"
+
+static bool
+dw_log_half_full(void)
+{
+	return DWCtl->segno + 1 - DWCtl->first_segno > dw_log_bound_segments() / 2;
+}
+
+/*
+ * Is it time for a sync cycle, lest somebody have to wait for one?  When half
+ * of the log's bound is in use, or most of the table of files.
+ */
+bool
+dw_cycle_needed(void)
+{
+	return DWCtl->log_open && (dw_log_half_full() || dw_many_dirty_files());
+}
+
+/*
+ * Pages that cannot be written home would keep the log in use from their copies
+ * on: log them once more, so that they keep what is new.  If there is no space,
+ * let it be. (R3, R11)  Flush lock held.
+ */
+static void
+dw_renew_copies(void)
+{
+	uint64		before = DWCtl->next_batchno;
+	bool		logged = true;
+
+	while (logged && DWCtl->phase == DW_BATCH_NONE &&
+		   dw_begin_batch_of_kept(before))
+	{
+		dw_flush_wal();
+		logged = dw_log_write_batch(DWCtl->batch, DWCtl->batch_len, false);
+		dw_return_batch();
+	}
+}
+
+/*
+ * Shall a sync cycle write this mark?  Not if it frees no segment and would take
+ * the last block of a log that may be unable to grow: that is for a mark that
+ * does.  Flush lock held.
+ */
+static bool
+dw_mark_is_worth_it(uint64 mark)
+{
+	if (DWCtl->blockno < DW_SEGMENT_BLOCKS - 1 ||
+		DWCtl->segno < DWCtl->last_segno ||
+		DWCtl->first_segno == DWCtl->segno)
+		return true;
+	return DWCtl->seg_first_batch[(DWCtl->first_segno + 1) % DW_MAX_SEGMENTS] <= mark;
+}
+
+/*
+ * Sync all files that the live log protects, and free the log up to there.
+ *
+ * This bounds the log between checkpoints.  Any process can do it, and none
+ * waits for it with the flush lock held, so pages keep moving while files
+ * are synced.  begun is the number of the newest cycle when the caller found
+ * that it needs one; if a later one has completed since, we return at once.  One
+ * that had begun before does not count: it may have decided what to free too
+ * early.
+ */
+void
+dw_sync_cycle(uint64 begun)
+{
+	DWDirtyFile *files;
+	uint64		mark;
+	uint64		number;
+
+	LWLockAcquire(DoubleWriteSyncLock, LW_EXCLUSIVE);
+
+	dw_lock_flush(LW_EXCLUSIVE);
+	if (DWCtl->cycles_done > begun || !DWCtl->log_open)
+	{
+		LWLockRelease(DoubleWriteFlushLock);
+		LWLockRelease(DoubleWriteSyncLock);
+		return;
+	}
+
+	/* for those who judge the size of the log */
+	if (dw_log_half_full())
+		DWCount(space_cycles, 1);
+	else if (dw_many_dirty_files())
+		DWCount(file_cycles, 1);
+
+	number = ++DWCtl->cycles_begun;
+	if (DWCtl->armed)
+		dw_renew_copies();
+	mark = dw_first_unfinished_batch();
+	dw_epoch_begin(mark);
+	files = palloc(sizeof(DWDirtyFile) * DW_DIRTY_FILES);
+	memcpy(files, DWCtl->dirty_files, sizeof(DWDirtyFile) * DW_DIRTY_FILES);
+	LWLockRelease(DoubleWriteFlushLock);
+
+	INJECTION_POINT("doublewrite-sync-cycle", NULL);
+
+	dw_sync_files(files);
+	pfree(files);
+
+	INJECTION_POINT("doublewrite-sync-cycle-synced", NULL);
+
+	dw_lock_flush(LW_EXCLUSIVE);
+	if (DWCtl->log_open)		/* not disarmed meanwhile */
+	{
+		if (dw_mark_is_worth_it(mark))
+			dw_log_set_low_water(mark);
+		dw_forget_files(mark);
+	}
+	DWCtl->cycles_done = number;
+	LWLockRelease(DoubleWriteFlushLock);
+
+	DWCount(sync_cycles, 1);
+	LWLockRelease(DoubleWriteSyncLock);
+}
+
+/*
+ * Called by the checkpointer when it has time, and after each page that a
+ * checkpoint has written: do what flushers have asked for.
+ *
+ * One segment at a time, so that the checkpointer can attend to other things
+ * between two of them.  A checkpoint creates none unless it is ahead of its
+ * schedule: it would take longer, and flushers can help themselves.  Sync
+ * cycles get no more than half of its time, or pages that keep the log full
+ * could keep the checkpoint from ending.
+ */
+void
+DoubleWriteUpkeep(bool busy)
+{
+	static instr_time cycle_end;
+	static long cycle_msec = 0;
+	static bool segments_postponed = false;
+	uint64		begun;
+	bool		needed;
+
+	dw_catch_up_with_settings();
+
+	if (pg_atomic_read_u32(&DWCtl->upkeep_requested) == 0 &&
+		(busy || !segments_postponed))
+		return;
+	if (busy && cycle_msec > 0 && dw_msec_since(cycle_end) < cycle_msec)
+		return;
+
+	/* a full barrier: what is asked for after our look counts as new */
+	pg_atomic_exchange_u32(&DWCtl->upkeep_requested, 0);
+
+	segments_postponed = busy;
+	if (!busy && dw_prepare_segment())
+		dw_request_upkeep();
+
+	/* what is kept for removed pages could keep a cycle from freeing more */
+	dw_settle_removals();
+
+	dw_lock_flush(LW_SHARED);
+	needed = dw_cycle_needed();
+	begun = DWCtl->cycles_begun;
+	LWLockRelease(DoubleWriteFlushLock);
+
+	if (needed)
+	{
+		instr_time	start;
+
+		INSTR_TIME_SET_CURRENT(start);
+		dw_sync_cycle(begun);
+		cycle_msec = dw_msec_since(start);
+		INSTR_TIME_SET_CURRENT(cycle_end);
+	}
+}

@@ -1,0 +1,113 @@
+/*-------------------------------------------------------------------------
+ *
+ * workers.c
+ *	  Who does the work of the engine, and how they are called.
+ *
+ * Whoever holds DoubleWriteFlushLock is the flusher.  In the normal run that is
+ * the background writer, which is woken up when there is a batch for it.  The
+ * checkpointer looks after the log, and is woken up when that is due.  Neither is
+ * waited for: who cannot go on does the work himself.
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *	  src/backend/storage/doublewrite/workers.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "portability/instr_time.h"
+#include "storage/doublewrite_internal.h"
+#include "storage/latch.h"
+#include "storage/lwlock.h"
+#include "storage/proc.h"
+
+/*
+ * Take the flush lock when it is our turn.
+ *
+ * A process that releases an LWLock and takes it again at once gets it before
+ * those it has just woken up, and shared holders pass waiting exclusive ones.
+ * So whoever wants the lock stands in a doorway, in which there is room for one:
+ * the lock cannot be taken by others until he has got it.
+ */
+void
+dw_lock_flush(LWLockMode mode)
+{
+	LWLockAcquire(DoubleWriteTurnLock, LW_EXCLUSIVE);
+	LWLockAcquire(DoubleWriteFlushLock, mode);
+	LWLockRelease(DoubleWriteTurnLock);
+}
+
+/*
+ * Wake the background flusher, as there is a batch for it.
+ */
+void
+dw_wake_flusher(void)
+{
+	int			procno = INVALID_PROC_NUMBER;
+
+	SpinLockAcquire(&DWCtl->mutex);
+	if (!DWCtl->flush_requested && DWCtl->flusher_proc != MyProcNumber)
+	{
+		procno = DWCtl->flusher_proc;
+		DWCtl->flush_requested = (procno != INVALID_PROC_NUMBER);
+	}
+	SpinLockRelease(&DWCtl->mutex);
+
+	if (procno != INVALID_PROC_NUMBER)
+		SetLatch(&GetPGProcByNumber(procno)->procLatch);
+}
+
+bool
+dw_flush_was_requested(void)
+{
+	bool		requested;
+
+	SpinLockAcquire(&DWCtl->mutex);
+	requested = DWCtl->flush_requested;
+	SpinLockRelease(&DWCtl->mutex);
+	return requested;
+}
+
+void
+dw_announce_flusher(int procno)
+{
+	SpinLockAcquire(&DWCtl->mutex);
+	DWCtl->flusher_proc = procno;
+	DWCtl->flush_requested = false;
+	SpinLockRelease(&DWCtl->mutex);
+}
+
+void
+dw_withdraw_flusher(int code, Datum arg)
+{
+	dw_announce_flusher(INVALID_PROC_NUMBER);
+}
+
+/*
+ * Ask the checkpointer to look after the log: to create segments, or to run a
+ * sync cycle.  Flushers go on, and do it themselves if they can't wait.
+ */
+void
+dw_request_upkeep(void)
+{
+	ProcNumber	procno;
+
+	if (pg_atomic_exchange_u32(&DWCtl->upkeep_requested, 1) != 0)
+		return;
+	procno = ((volatile PROC_HDR *) ProcGlobal)->checkpointerProc;
+	if (procno != INVALID_PROC_NUMBER)
+		SetLatch(&GetPGProcByNumber(procno)->procLatch);
+}
+
+/* Milliseconds since a moment, by a clock that nobody sets */
+long
+dw_msec_since(instr_time start)
+{
+	instr_time	now;
+
+	INSTR_TIME_SET_CURRENT(now);
+	INSTR_TIME_SUBTRACT(now, start);
+	return (long) INSTR_TIME_GET_MILLISEC(now);
+}
