@@ -108,7 +108,7 @@ CONTROLS = (
                         '	if (AmRegularBackendProcess() && !pgcut_break("home-before-log-sync"))\n		dw_close_segment();\n'),
                    Edit("flush.c", "			dw_write_home(mine);\n			LWLockRelease(DoubleWriteFlushLock);\n",
                         "			dw_write_home(mine);\n"
-                        '			if (pgcut_break("home-before-log-sync") && DWCtl->log_open)\n'
+                        '			if (pgcut_break("home-before-log-sync") && DWCtl->log.open)\n'
                         "				dw_sync_log();\n"
                         "			LWLockRelease(DoubleWriteFlushLock);\n")),
             record=True, monitored=True, settings=(("wal_level", "minimal"),), faults=_TEARS),
@@ -124,15 +124,15 @@ CONTROLS = (
             record=True, monitored=True, settings=_SMALL_FULL_LOG, faults=_TEARS),
     Control("mark-not-durable", "R3", "segments are reused before the low-water mark is durable",
             edits=(Edit("log.c", '	if (!dw_reserve(1, true, true))\n		elog(ERROR, "double-write log has too many segments");\n	dw_build_entries(NULL, 0);\n	dw_append(NULL, 0, NULL);\n',
-                        '	if (pgcut_break("mark-not-durable"))\n		DWCtl->low_water_logged = DWCtl->low_water;\n'
+                        '	if (pgcut_break("mark-not-durable"))\n		DWCtl->log.low_water_logged = DWCtl->log.low_water;\n'
                         '	else\n	{\n		if (!dw_reserve(1, true, true))\n			elog(ERROR, "double-write log has too many segments");\n		dw_build_entries(NULL, 0);\n		dw_append(NULL, 0, NULL);\n	}\n'),),
             record=True, monitored=True, settings=_SMALL_FULL_LOG, faults=("torn-log", "names"),
             workloads=_BUSY),
     Control("live-segment-reused", "R3", "segments are reused though batches in them are live",
-            edits=(Edit("segment.c", "	while (DWCtl->first_segno < DWCtl->segno &&\n		   DWCtl->seg_first_batch",
-                        "	while (DWCtl->first_segno < DWCtl->segno &&\n"
-                        '		   (pgcut_break("live-segment-reused") ||\n			DWCtl->seg_first_batch'),
-                   Edit("segment.c", "		   <= DWCtl->low_water_logged)\n	{", "		   <= DWCtl->low_water_logged))\n	{")),
+            edits=(Edit("segment.c", "	while (DWCtl->log.first_segno < DWCtl->log.segno &&\n		   DWCtl->log.seg_first_batch",
+                        "	while (DWCtl->log.first_segno < DWCtl->log.segno &&\n"
+                        '		   (pgcut_break("live-segment-reused") ||\n			DWCtl->log.seg_first_batch'),
+                   Edit("segment.c", "		   <= DWCtl->log.low_water_logged)\n	{", "		   <= DWCtl->log.low_water_logged))\n	{")),
             record=True, monitored=True, settings=_SMALL_FULL_LOG, faults=_TEARS + ("subset",), workloads=_BUSY),
     Control("restore-by-lsn", "R4", "restore picks the copy with the highest LSN, the older of equals",
             edits=(Edit(SCAN, "	return ca->order < cb->order ? -1 : ca->order > cb->order;\n",
@@ -153,11 +153,11 @@ CONTROLS = (
                         '	if (!possible || pgcut_break("read-past-the-stage"))\n	{\n		pg_read_barrier();'),),
             record=True, faults=("all-kept", "all-lost", "subset")),
     Control("epoch-not-ended", "R3", "home writes rely on copies that are being freed",
-            edits=(Edit("epoch.c", "	DWCtl->epoch = Max(DWCtl->epoch, first_batch);\n",
+            edits=(Edit("epoch.c", "	DWCtl->log.epoch = Max(DWCtl->log.epoch, first_batch);\n",
                         '	if (!pgcut_break("epoch-not-ended"))\n'
-                        "		DWCtl->epoch = Max(DWCtl->epoch, first_batch);\n"),
-                   Edit("log.c", "	Assert(mark <= DWCtl->epoch);\n",
-                        '	Assert(mark <= DWCtl->epoch || pgcut_break("epoch-not-ended"));\n')),
+                        "		DWCtl->log.epoch = Max(DWCtl->log.epoch, first_batch);\n"),
+                   Edit("log.c", "	Assert(mark <= DWCtl->log.epoch);\n",
+                        '	Assert(mark <= DWCtl->log.epoch || pgcut_break("epoch-not-ended"));\n')),
             record=True, monitored=True, settings=_SMALL_LOG, faults=_TEARS),
     Control("epoch-without-wal", "R2", "pages that change without WAL are logged once per epoch",
             edits=(Edit("epoch.c", "	if (!XLogIsNeeded())\n",
@@ -165,8 +165,8 @@ CONTROLS = (
             record=True, settings=_WITHOUT_WAL, faults=("all-kept", "torn-pages", "storm"),
             workloads=(("truncate", 3), ("copy", 3), ("recreate", 3), ("scan", 1))),
     Control("staged-copies-kept", "R7", "drop and truncate leave staged copies of what is gone",
-            edits=(Edit("stage.c", "	if (pg_atomic_read_u32(&DWCtl->ninuse_hint) == 0)\n		return false;\n",
-                        "	if (pg_atomic_read_u32(&DWCtl->ninuse_hint) == 0 ||\n"
+            edits=(Edit("stage.c", "	if (pg_atomic_read_u32(&DWCtl->stage.ninuse_hint) == 0)\n		return false;\n",
+                        "	if (pg_atomic_read_u32(&DWCtl->stage.ninuse_hint) == 0 ||\n"
                         '		pgcut_break("staged-copies-kept"))\n		return false;\n'),),
             record=True, faults=("all-kept", "all-lost", "subset"),
             workloads=(("refill", 6), ("scan", 1), ("checkpoint", 1))),

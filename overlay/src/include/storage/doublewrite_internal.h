@@ -4,18 +4,12 @@
  *	  Shared state and cross-file functions of the write-back engine.
  *
  * Only files in src/backend/storage/doublewrite and test modules include
- * this.  Lock order, outermost first:
- *
- *		DoubleWriteSyncLock -> DoubleWriteTurnLock -> DoubleWriteFlushLock
- *			-> DWCtl->mutex
- *		DoubleWriteRemoval{Even,Odd}Lock -> DoubleWriteTurnLock
+ * this.  The order of locks is in src/backend/storage/doublewrite/README.md.
  *
  * Whoever may have to wait for DoubleWriteFlushLock takes it with
  * dw_lock_flush().  It may be taken while holding buffer content locks,
  * heavyweight locks, a relation extension lock or an I/O on another buffer.
- * Its holder must therefore never wait for any of those; it may take WAL
- * locks, CheckpointerCommLock and ControlFileLock (by way of XLogFlush() and
- * smgrwritev()).
+ * Its holder must therefore never wait for any of those.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -298,14 +292,18 @@ typedef struct DWShownMode
 	XLogRecPtr	disarm_after;	/* as in DWCtlData */
 } DWShownMode;
 
-typedef struct DWCtlData
-{
-	slock_t		mutex;			/* guards the stage lists, hash, slot states,
-								 * redo pointers, flusher_proc, what views
-								 * show */
+/* ---------------------------------------------------------------------
+ * Shared state, by the lock that guards it.
+ *
+ * A struct below has one lock, which its comment names; fields for which
+ * something else goes say so.
+ * ---------------------------------------------------------------------
+ */
 
-	/* stage; mutex */
-	int			nslots;
+/* Slots of the stage; mutex */
+typedef struct DWStageState
+{
+	int			nslots;			/* constant */
 	int			nreserved;		/* of them, for pages of other files when the
 								 * rest have failed; constant */
 	int			nstaged;		/* length of staged list; read without lock,
@@ -317,49 +315,74 @@ typedef struct DWCtlData
 	uint64		next_seq;
 	dlist_head	free;
 	dlist_head	staged;			/* ordered by oldest_seq, if none has returned */
-	int			flusher_proc;	/* ProcNumber of background flusher, or -1 */
-	bool		flush_requested;	/* read without lock, too */
 
 	/* copy of ninuse that buffer misses peek at without the lock */
 	pg_atomic_uint32 ninuse_hint;
+} DWStageState;
 
-	/* redo pointers that a crash could recover from; mutex */
-	XLogRecPtr	redo;			/* last completed checkpoint */
-	bool		redo_images;	/* WAL after it began with images on */
-	XLogRecPtr	redo_pending;	/* checkpoint that was drained and is about to
+/* The background writer, as long as it carries pages home; mutex */
+typedef struct DWFlusherState
+{
+	int			proc;			/* ProcNumber, or -1 */
+	bool		requested;		/* woken up; read without lock, too */
+} DWFlusherState;
+
+/* Redo pointers that a crash could recover from; mutex */
+typedef struct DWRedoState
+{
+	XLogRecPtr	last;			/* last completed checkpoint */
+	bool		images;			/* WAL after it began with images on */
+	XLogRecPtr	pending;		/* checkpoint that was drained and is about to
 								 * complete, or 0 */
 	XLogRecPtr	images_off;		/* last replayed record that shows that images
 								 * were off */
+} DWRedoState;
 
-	/*
-	 * What the settings of the server ask for (TornPagesProtection), with
-	 * full_page_writes taken into account.  Set once by the startup process,
-	 * then by the checkpointer at each reload.  Whoever decides for the
-	 * server looks here, as settings of its own may be those of a session.
-	 */
-	pg_atomic_uint32 setting;
-	pg_atomic_uint32 setting_changed;	/* ... during recovery: the
-										 * checkpointer has to act on it
-										 * afterwards */
+/* Notes of removals, see remove.c; mutex */
+typedef struct DWRemovalState
+{
+	pg_atomic_uint32 generation;	/* parity says which lock new ones take;
+									 * checkpointer */
+	pg_atomic_uint32 replayed_drops;	/* DROP DATABASEs being replayed; no
+										 * lock */
+	int			nfiles;
+	int			ndirs;
+	int			nsyncing_dirs;	/* of them, the first ones, which a checkpoint
+								 * syncs just now */
+	DWDirtyFile files[DW_REMOVED_FILES];
+	RelFileLocator dirs[DW_REMOVED_DIRS];	/* relNumber means nothing */
+	uint64		first_batch[2]; /* first batch with the only good copy of a
+								 * page that was removed, by parity of
+								 * generation then; 0: none */
+} DWRemovalState;
 
-	bool		started;		/* restore is over, the mode may be changed;
-								 * set once by the startup process */
-	bool		armed;			/* home writes go through the log;
-								 * DoubleWriteFlushLock */
-	XLogRecPtr	disarm_after;	/* checkpointer, or startup process before it
-								 * lets the checkpointer act: disarm once a
-								 * checkpoint with a redo pointer at or above
-								 * this completes, or 0 */
+/* What views show; mutex */
+typedef struct DWShownState
+{
+	/* what they subtract from the counters */
+	uint64		stats_base[sizeof(DWStats) / sizeof(pg_atomic_uint64)];
+	TimestampTz stats_reset;	/* when, or 0: start of the server */
+	XLogRecPtr	stats_lsn;		/* end of WAL then, or 0 if unknown */
+	DWShownLog	log;
+	DWShownMode mode;
+} DWShownState;
 
-	/* current batch; DoubleWriteFlushLock */
+/* The batch under way; DoubleWriteFlushLock */
+typedef struct DWBatchState
+{
 	DWBatchPhase phase;
-	int			batch_len;
-	int			batch[DW_MAX_BATCH_PAGES];
-	bool		batch_waits;	/* it has found no space in the log ... */
-	uint64		batch_waits_since;	/* ... when this was cycles_begun */
+	int			len;
+	int			slots[DW_MAX_BATCH_PAGES];
+	bool		waits;			/* it has found no space in the log ... */
+	uint64		waits_since;	/* ... when this was log.cycles_begun */
+} DWBatchState;
 
-	/* log; DoubleWriteFlushLock */
-	bool		log_open;		/* fields below are valid */
+/* The log; DoubleWriteFlushLock */
+typedef struct DWLogState
+{
+	bool		armed;			/* home writes go through the log; read
+								 * without lock, too */
+	bool		open;			/* fields below are valid */
 	uint64		segno;			/* segment being written */
 	uint32		blockno;		/* next free block in it */
 	uint64		last_segno;		/* highest segment that exists */
@@ -375,27 +398,60 @@ typedef struct DWCtlData
 	uint64		epoch;			/* first batch whose copies home writes may
 								 * rely on; never below a mark that is about
 								 * to be set */
-	uint32		copy_sets;		/* sets in the table of copies; constant */
 	uint64		cycles_begun;	/* number of the newest sync cycle */
 	uint64		cycles_done;	/* ... of the newest one that has completed */
-	pg_atomic_uint32 upkeep_requested;	/* the checkpointer shall look after
-										 * the log; no lock */
-	int			ndirty_files;
-	DWDirtyFile dirty_files[DW_DIRTY_FILES];
+} DWLogState;
 
-	/* removals: see remove.c */
-	pg_atomic_uint32 removal_generation;	/* parity says which lock new
-											 * ones take; checkpointer */
-	pg_atomic_uint32 replayed_drops;	/* DROP DATABASEs being replayed */
-	int			nremoved_files; /* mutex, as all that follow */
-	int			nremoved_dirs;
-	int			nsyncing_dirs;	/* of them, the first ones, which a checkpoint
-								 * syncs just now */
-	DWDirtyFile removed_files[DW_REMOVED_FILES];
-	RelFileLocator removed_dirs[DW_REMOVED_DIRS];	/* relNumber means nothing */
-	uint64		removed_batch[2];	/* first batch with the only good copy of
-									 * a page that was removed, by parity of
-									 * removal_generation then; 0: none */
+/* Files that the log protects; DoubleWriteFlushLock */
+typedef struct DWDirtyState
+{
+	int			nfiles;
+	DWDirtyFile files[DW_DIRTY_FILES];
+} DWDirtyState;
+
+typedef struct DWCtlData
+{
+	/* mutex */
+	slock_t		mutex;
+	DWStageState stage;
+	DWFlusherState flusher;
+	DWRedoState redo;
+	DWRemovalState removals;
+	DWShownState shown;
+
+	/* DoubleWriteFlushLock */
+	DWBatchState batch;
+	DWLogState	log;
+	DWDirtyState dirty;
+
+	/*
+	 * No lock: set once by the startup process, or while it is alone.
+	 */
+	bool		started;		/* restore is over, the mode may be changed */
+	DWRestoreStats restore;
+	uint32		copy_sets;		/* sets in the table of copies; constant */
+
+	/*
+	 * No lock: the checkpointer, or the startup process before it lets the
+	 * checkpointer act.
+	 */
+	XLogRecPtr	disarm_after;	/* disarm once a checkpoint with a redo
+								 * pointer at or above this completes, or 0 */
+
+	/* No lock: atomic */
+
+	/*
+	 * What the settings of the server ask for (TornPagesProtection), with
+	 * full_page_writes taken into account.  Set once by the startup process,
+	 * then by the checkpointer at each reload.  Whoever decides for the
+	 * server looks here, as settings of its own may be those of a session.
+	 */
+	pg_atomic_uint32 setting;
+	pg_atomic_uint32 setting_changed;	/* ... during recovery: the
+										 * checkpointer has to act on it
+										 * afterwards */
+	pg_atomic_uint32 upkeep_requested;	/* the checkpointer has to look after
+										 * the log */
 
 	/* newest redo pointer after which any record was reported; see exempt.c */
 	pg_atomic_uint64 records_known;
@@ -410,16 +466,6 @@ typedef struct DWCtlData
 	pg_atomic_uint64 unimaged[DW_UNIMAGED_BUCKETS];
 
 	DWStats		stats;
-
-	/* what views subtract from these; mutex */
-	uint64		stats_base[sizeof(DWStats) / sizeof(pg_atomic_uint64)];
-	TimestampTz stats_reset;	/* when, or 0: start of the server */
-	XLogRecPtr	stats_lsn;		/* end of WAL then, or 0 if unknown */
-
-	DWShownLog	shown_log;		/* mutex */
-	DWShownMode shown_mode;		/* mutex */
-
-	DWRestoreStats restore;		/* written by startup process only */
 } DWCtlData;
 
 extern PGDLLIMPORT DWCtlData *DWCtl;
@@ -441,8 +487,8 @@ extern PGDLLIMPORT char *DWPages;
 #define DW_UNLOGGED_BATCH_PAGES	64
 
 #define DWBatchThreshold() \
-	Min(DWCtl->armed ? DW_MAX_BATCH_PAGES : DW_UNLOGGED_BATCH_PAGES, \
-		DWCtl->nslots / 4)
+	Min(DWCtl->log.armed ? DW_MAX_BATCH_PAGES : DW_UNLOGGED_BATCH_PAGES, \
+		DWCtl->stage.nslots / 4)
 
 #define DWCount(field, n) \
 	pg_atomic_fetch_add_u64(&DWCtl->stats.field, (n))

@@ -32,11 +32,11 @@
 static bool
 dw_enter_phase_taken(int npages)
 {
-	DWCtl->batch_len = npages;
+	DWCtl->batch.len = npages;
 	if (npages == 0)
 		return false;
-	DWCtl->batch_waits = false;
-	DWCtl->phase = DW_BATCH_TAKEN;
+	DWCtl->batch.waits = false;
+	DWCtl->batch.phase = DW_BATCH_TAKEN;
 	return true;
 }
 
@@ -47,9 +47,9 @@ dw_enter_phase_taken(int npages)
 bool
 dw_begin_batch(const DWPageSet *retry)
 {
-	if (DWCtl->phase != DW_BATCH_NONE)
+	if (DWCtl->batch.phase != DW_BATCH_NONE)
 		return true;
-	return dw_enter_phase_taken(dw_take_slots(DWCtl->batch, DW_MAX_BATCH_PAGES,
+	return dw_enter_phase_taken(dw_take_slots(DWCtl->batch.slots, DW_MAX_BATCH_PAGES,
 											  retry));
 }
 
@@ -60,7 +60,7 @@ dw_begin_batch(const DWPageSet *retry)
 bool
 dw_begin_batch_of_kept(uint64 before)
 {
-	return dw_enter_phase_taken(dw_take_kept(DWCtl->batch, DW_MAX_BATCH_PAGES,
+	return dw_enter_phase_taken(dw_take_kept(DWCtl->batch.slots, DW_MAX_BATCH_PAGES,
 											 before));
 }
 
@@ -70,9 +70,9 @@ dw_begin_batch_of_kept(uint64 before)
 void
 dw_return_batch(void)
 {
-	while (DWCtl->batch_len > 0)
-		dw_restage_slot(DWCtl->batch[--DWCtl->batch_len], false);
-	DWCtl->phase = DW_BATCH_NONE;
+	while (DWCtl->batch.len > 0)
+		dw_restage_slot(DWCtl->batch.slots[--DWCtl->batch.len], false);
+	DWCtl->batch.phase = DW_BATCH_NONE;
 }
 
 /*
@@ -83,7 +83,7 @@ dw_return_batch(void)
 bool
 dw_batch_has_waited(void)
 {
-	return DWCtl->batch_waits && DWCtl->cycles_done > DWCtl->batch_waits_since;
+	return DWCtl->batch.waits && DWCtl->log.cycles_done > DWCtl->batch.waits_since;
 }
 
 /*
@@ -96,9 +96,9 @@ dw_flush_wal(void)
 {
 	XLogRecPtr	lsn = InvalidXLogRecPtr;
 
-	for (int i = 0; i < DWCtl->batch_len; i++)
+	for (int i = 0; i < DWCtl->batch.len; i++)
 	{
-		DWSlot	   *slot = &DWSlots[DWCtl->batch[i]];
+		DWSlot	   *slot = &DWSlots[DWCtl->batch.slots[i]];
 
 		if (slot->permanent && lsn < slot->lsn)
 			lsn = slot->lsn;
@@ -131,19 +131,19 @@ dw_note_logged(int slotno, uint64 batchno)
 uint64
 dw_first_unfinished_batch(void)
 {
-	uint64		result = DWCtl->next_batchno;
+	uint64		result = DWCtl->log.next_batchno;
 	dlist_iter	iter;
 
-	for (int i = 0; i < DWCtl->batch_len; i++)
+	for (int i = 0; i < DWCtl->batch.len; i++)
 	{
-		if (DWSlots[DWCtl->batch[i]].home_batch != 0)
-			result = Min(result, DWSlots[DWCtl->batch[i]].home_batch);
+		if (DWSlots[DWCtl->batch.slots[i]].home_batch != 0)
+			result = Min(result, DWSlots[DWCtl->batch.slots[i]].home_batch);
 	}
 
 	SpinLockAcquire(&DWCtl->mutex);
-	if (DWCtl->nreturned > 0)
+	if (DWCtl->stage.nreturned > 0)
 	{
-		dlist_foreach(iter, &DWCtl->staged)
+		dlist_foreach(iter, &DWCtl->stage.staged)
 		{
 			DWSlot	   *slot = dlist_container(DWSlot, node, iter.cur);
 

@@ -52,7 +52,7 @@ dw_dirty_file(const BufferTag *tag, uint64 batchno)
 					 offsetof(DWDirtyFile, used)) % DW_DIRTY_FILES;
 	for (;;)
 	{
-		file = &DWCtl->dirty_files[pos];
+		file = &DWCtl->dirty.files[pos];
 		if (!file->used ||
 			memcmp(file, &key, offsetof(DWDirtyFile, used)) == 0)
 			break;
@@ -63,7 +63,7 @@ dw_dirty_file(const BufferTag *tag, uint64 batchno)
 	{
 		*file = key;
 		file->used = true;
-		DWCtl->ndirty_files++;
+		DWCtl->dirty.nfiles++;
 	}
 	file->batchno = batchno;
 }
@@ -74,13 +74,13 @@ dw_dirty_file(const BufferTag *tag, uint64 batchno)
 bool
 dw_dirty_files_full(int more)
 {
-	return DWCtl->ndirty_files + more >= DW_DIRTY_FILES;
+	return DWCtl->dirty.nfiles + more >= DW_DIRTY_FILES;
 }
 
 bool
 dw_many_dirty_files(void)
 {
-	return DWCtl->ndirty_files > DW_DIRTY_FILES / 4 * 3;
+	return DWCtl->dirty.nfiles > DW_DIRTY_FILES / 4 * 3;
 }
 
 /*
@@ -91,9 +91,9 @@ dw_forget_files(uint64 mark)
 {
 	DWDirtyFile *old = palloc(sizeof(DWDirtyFile) * DW_DIRTY_FILES);
 
-	memcpy(old, DWCtl->dirty_files, sizeof(DWDirtyFile) * DW_DIRTY_FILES);
-	memset(DWCtl->dirty_files, 0, sizeof(DWDirtyFile) * DW_DIRTY_FILES);
-	DWCtl->ndirty_files = 0;
+	memcpy(old, DWCtl->dirty.files, sizeof(DWDirtyFile) * DW_DIRTY_FILES);
+	memset(DWCtl->dirty.files, 0, sizeof(DWDirtyFile) * DW_DIRTY_FILES);
+	DWCtl->dirty.nfiles = 0;
 	for (int i = 0; i < DW_DIRTY_FILES; i++)
 	{
 		BufferTag	tag;

@@ -51,7 +51,7 @@ dw_drain_pages_and_lock(const DWPageSet *pages)
 		}
 
 		dw_lock_flush(LW_EXCLUSIVE);
-		if (DWCtl->phase == DW_BATCH_NONE &&
+		if (DWCtl->batch.phase == DW_BATCH_NONE &&
 			!dw_staged_before(seq, pages, &filling))
 			return;
 		LWLockRelease(DoubleWriteFlushLock);
@@ -70,7 +70,7 @@ dw_drain_and_lock(void)
 static void
 dw_drain(const DWPageSet *pages)
 {
-	if (pg_atomic_read_membarrier_u32(&DWCtl->ninuse_hint) == 0)
+	if (pg_atomic_read_membarrier_u32(&DWCtl->stage.ninuse_hint) == 0)
 		return;
 	dw_drain_pages_and_lock(pages);
 	LWLockRelease(DoubleWriteFlushLock);
@@ -131,7 +131,7 @@ DoubleWriteForgetTruncated(SMgrRelation *rels, int nrels)
 		return;
 
 	dw_lock_flush(LW_SHARED);
-	newest = DWCtl->log_open ? DWCtl->last_page_batch : 0;
+	newest = DWCtl->log.open ? DWCtl->log.last_page_batch : 0;
 	LWLockRelease(DoubleWriteFlushLock);
 
 	/* a cycle that another process had begun earlier does not count */
@@ -140,8 +140,8 @@ DoubleWriteForgetTruncated(SMgrRelation *rels, int nrels)
 		bool		done;
 
 		dw_lock_flush(LW_SHARED);
-		done = DWCtl->low_water_logged > newest || !DWCtl->log_open;
-		begun = DWCtl->cycles_begun;
+		done = DWCtl->log.low_water_logged > newest || !DWCtl->log.open;
+		begun = DWCtl->log.cycles_begun;
 		LWLockRelease(DoubleWriteFlushLock);
 		if (done)
 			break;

@@ -110,7 +110,7 @@ dw_epoch_begin(uint64 first_batch)
 	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
 	Assert(first_batch <= dw_first_removed_batch());	/* R3 */
 
-	DWCtl->epoch = Max(DWCtl->epoch, first_batch);
+	DWCtl->log.epoch = Max(DWCtl->log.epoch, first_batch);
 }
 
 /*
@@ -128,7 +128,7 @@ dw_epoch_copy(const BufferTag *tag)
 		return 0;
 	for (int i = 0; i < DW_SET_SIZE; i++)
 	{
-		if (set[i].batchno >= DWCtl->epoch && set[i].batchno != 0 &&
+		if (set[i].batchno >= DWCtl->log.epoch && set[i].batchno != 0 &&
 			BufferTagsEqual(&set[i].tag, tag))
 			return set[i].batchno;
 	}

@@ -53,7 +53,7 @@ dw_make_room(void)
 			return;
 
 		/* R11: if nothing but failed pages is left, that is an error */
-		if (pg_atomic_read_u32(&DWCtl->ninuse_hint) >= (uint32) DWCtl->nslots)
+		if (pg_atomic_read_u32(&DWCtl->stage.ninuse_hint) >= (uint32) DWCtl->stage.nslots)
 			dw_flush_batch(&DWAllPages, &DWAllPages);
 	}
 }
@@ -78,14 +78,14 @@ dw_tag_in_tablespace(const BufferTag *tag, const void *arg)
 static DWTagFilter
 dw_refusing_filter(const RelFileLocator *rlocator)
 {
-	int			nfailed = ((volatile DWCtlData *) DWCtl)->nfailed;
+	int			nfailed = ((volatile DWCtlData *) DWCtl)->stage.nfailed;
 	DWTagFilter filter = dw_tag_in_relation;
 
-	if (nfailed < DWCtl->nslots / DW_FAILED_RELATION_SHARE)
+	if (nfailed < DWCtl->stage.nslots / DW_FAILED_RELATION_SHARE)
 		return NULL;
-	if (nfailed >= DWCtl->nslots / DW_FAILED_TABLESPACE_SHARE)
+	if (nfailed >= DWCtl->stage.nslots / DW_FAILED_TABLESPACE_SHARE)
 		filter = dw_tag_in_tablespace;
-	for (int i = 0; i < DWCtl->nslots; i++)
+	for (int i = 0; i < DWCtl->stage.nslots; i++)
 	{
 		if (((volatile DWSlot *) &DWSlots[i])->failed &&
 			filter(&DWSlots[i].tag, rlocator))
@@ -223,8 +223,8 @@ DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 
 	INJECTION_POINT("doublewrite-page-staged", NULL);
 
-	/* flush_requested may be out of date; the flusher looks now and then */
+	/* "requested" may be out of date; the flusher looks now and then */
 	if (nstaged >= DWBatchThreshold() &&
-		!((volatile DWCtlData *) DWCtl)->flush_requested)
+		!((volatile DWCtlData *) DWCtl)->flusher.requested)
 		dw_wake_flusher();
 }

@@ -246,7 +246,7 @@ dw_was_truncated(const RelFileLocator *rlocator)
 	XLogRecPtr	redo;
 
 	SpinLockAcquire(&DWCtl->mutex);
-	redo = DWCtl->redo;
+	redo = DWCtl->redo.last;
 	SpinLockRelease(&DWCtl->mutex);
 	return truncated > redo;
 }
@@ -280,8 +280,8 @@ void
 DoubleWriteNoteImagesOff(XLogRecPtr recptr)
 {
 	SpinLockAcquire(&DWCtl->mutex);
-	if (DWCtl->images_off < recptr)
-		DWCtl->images_off = recptr;
+	if (DWCtl->redo.images_off < recptr)
+		DWCtl->redo.images_off = recptr;
 	SpinLockRelease(&DWCtl->mutex);
 	dw_noted_images_off = recptr;
 }
@@ -295,7 +295,7 @@ dw_replayed_images(void)
 	bool		result;
 
 	SpinLockAcquire(&DWCtl->mutex);
-	result = DWCtl->redo_images && DWCtl->images_off < DWCtl->redo;
+	result = DWCtl->redo.images && DWCtl->redo.images_off < DWCtl->redo.last;
 	SpinLockRelease(&DWCtl->mutex);
 	return result;
 }
@@ -447,8 +447,8 @@ dw_redo_rebuilds(const DWSlot *slot)
 		return false;
 
 	SpinLockAcquire(&DWCtl->mutex);
-	redo = DWCtl->redo;
-	pending = DWCtl->redo_pending;
+	redo = DWCtl->redo.last;
+	pending = DWCtl->redo.pending;
 	SpinLockRelease(&DWCtl->mutex);
 
 	if (XLogRecPtrIsInvalid(redo))

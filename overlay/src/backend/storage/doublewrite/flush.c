@@ -52,7 +52,7 @@
 static bool
 dw_log_wanted(void)
 {
-	if (DWCtl->armed)
+	if (DWCtl->log.armed)
 		return true;
 	if (dw_setting() != TORN_PAGES_FULL_PAGES ||
 		!RecoveryInProgress() || dw_replayed_images())
@@ -88,9 +88,9 @@ dw_choose_logged(DWChoice *choice)
 
 	choice->nlogged = choice->ncopied = choice->nexempt = 0;
 
-	for (int i = 0; i < DWCtl->batch_len; i++)
+	for (int i = 0; i < DWCtl->batch.len; i++)
 	{
-		int			slotno = DWCtl->batch[i];
+		int			slotno = DWCtl->batch.slots[i];
 		DWSlot	   *slot = &DWSlots[slotno];
 		uint64		copy;
 
@@ -135,11 +135,11 @@ dw_make_durable(bool beyond_bound)
 	/* not before: a batch that waits for a sync cycle must not keep the log */
 	for (int i = 0; i < choice.ncopied; i++)
 		dw_note_logged(choice.copied[i], choice.copies[i]);
-	DWCtl->phase = DW_BATCH_DURABLE;
+	DWCtl->batch.phase = DW_BATCH_DURABLE;
 
 	DWCount(exempt, choice.nexempt);
 	DWCount(in_epoch, choice.ncopied);
-	DWCount(batch_size[DWSizeClass(DWCtl->batch_len)], 1);
+	DWCount(batch_size[DWSizeClass(DWCtl->batch.len)], 1);
 	if (choice.nlogged > 0)
 		DWCount(logged_size[DWSizeClass(choice.nlogged)], 1);
 	return true;
@@ -156,7 +156,7 @@ dw_give_up_batch(void)
 	dw_return_batch();
 
 	/* try them here: with other pages they would not get past the log */
-	if (dw_begin_batch_of_kept(DWCtl->next_batchno))
+	if (dw_begin_batch_of_kept(DWCtl->log.next_batchno))
 	{
 		if (dw_make_durable(false))
 			dw_write_home(NULL);
@@ -180,14 +180,14 @@ dw_batch_must_wait(void)
 {
 	if (dw_batch_has_waited())
 		dw_give_up_batch();
-	if (!DWCtl->batch_waits)
-		DWCtl->batch_waits_since = DWCtl->cycles_begun;
-	DWCtl->batch_waits = true;
+	if (!DWCtl->batch.waits)
+		DWCtl->batch.waits_since = DWCtl->log.cycles_begun;
+	DWCtl->batch.waits = true;
 	DWCount(log_full, 1);
 
 	/* what removed pages keep in the log only the checkpointer can settle */
 	dw_request_upkeep();
-	return DWCtl->batch_waits_since;
+	return DWCtl->batch.waits_since;
 }
 
 /*
@@ -212,7 +212,7 @@ dw_flush_batch(const DWPageSet *retry, const DWPageSet *mine)
 			return false;
 		}
 
-		if (DWCtl->phase == DW_BATCH_DURABLE ||
+		if (DWCtl->batch.phase == DW_BATCH_DURABLE ||
 			dw_make_durable(dw_batch_has_waited()))
 		{
 			INJECTION_POINT("doublewrite-log-synced", NULL);
@@ -242,7 +242,7 @@ DoubleWriteFlushIfBatchReady(void)
 {
 	int			wanted = Max(DWBatchThreshold(), io_combine_limit);
 
-	if (dw_staged_count() >= Min(wanted, DWCtl->nslots / 2))
+	if (dw_staged_count() >= Min(wanted, DWCtl->stage.nslots / 2))
 		dw_flush_batch(NULL, NULL);
 }
 
@@ -260,7 +260,7 @@ dw_retry_failed(void)
 {
 	static instr_time last;
 
-	if (((volatile DWCtlData *) DWCtl)->nfailed == 0 ||
+	if (((volatile DWCtlData *) DWCtl)->stage.nfailed == 0 ||
 		(!INSTR_TIME_IS_ZERO(last) && dw_msec_since(last) < DW_RETRY_INTERVAL))
 		return;
 	INSTR_TIME_SET_CURRENT(last);
@@ -289,7 +289,7 @@ dw_background_flush(int threshold, instr_time start, long timeout)
 	}
 
 	SpinLockAcquire(&DWCtl->mutex);
-	DWCtl->flush_requested = false;
+	DWCtl->flusher.requested = false;
 	SpinLockRelease(&DWCtl->mutex);
 }
 

@@ -328,12 +328,12 @@ void
 dw_write_home(const DWPageSet *mine)
 {
 	int			slots[DW_MAX_BATCH_PAGES];
-	int			nslots = DWCtl->batch_len;
+	int			nslots = DWCtl->batch.len;
 	DWErrors	errors = {0};
 
-	memcpy(slots, DWCtl->batch, nslots * sizeof(int));
+	memcpy(slots, DWCtl->batch.slots, nslots * sizeof(int));
 	qsort(slots, nslots, sizeof(int), dw_slot_cmp);
-	memcpy(DWCtl->batch, slots, nslots * sizeof(int));
+	memcpy(DWCtl->batch.slots, slots, nslots * sizeof(int));
 
 #ifdef USE_ASSERT_CHECKING
 	/* no page is in a batch twice (R4) */
@@ -355,12 +355,12 @@ dw_write_home(const DWPageSet *mine)
 		done += run;
 
 		/* what is left, for whoever resumes the batch */
-		DWCtl->batch_len = nslots - done;
-		memmove(DWCtl->batch, slots + done, DWCtl->batch_len * sizeof(int));
+		DWCtl->batch.len = nslots - done;
+		memmove(DWCtl->batch.slots, slots + done, DWCtl->batch.len * sizeof(int));
 		INJECTION_POINT("doublewrite-home-run-written", NULL);
 	}
 
-	DWCtl->phase = DW_BATCH_NONE;
+	DWCtl->batch.phase = DW_BATCH_NONE;
 	DWCount(batches, 1);
 	INJECTION_POINT("doublewrite-home-written", NULL);
 

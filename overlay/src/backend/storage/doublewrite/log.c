@@ -77,15 +77,15 @@ dw_build_header(void)
 	DWHeader->version = DW_FORMAT_VERSION;
 	DWHeader->blcksz = BLCKSZ;
 	DWHeader->sysid = GetSystemIdentifier();
-	DWHeader->batchno = DWCtl->next_batchno;
-	DWHeader->low_water = DWCtl->low_water;
-	DWHeader->segno = DWCtl->segno;
-	DWHeader->blockno = DWCtl->blockno;
-	DWHeader->nonce = DWCtl->nonce;
+	DWHeader->batchno = DWCtl->log.next_batchno;
+	DWHeader->low_water = DWCtl->log.low_water;
+	DWHeader->segno = DWCtl->log.segno;
+	DWHeader->blockno = DWCtl->log.blockno;
+	DWHeader->nonce = DWCtl->log.nonce;
 
 	SpinLockAcquire(&DWCtl->mutex);
-	DWHeader->redo = DWCtl->redo;
-	DWHeader->redo_pending = DWCtl->redo_pending;
+	DWHeader->redo = DWCtl->redo.last;
+	DWHeader->redo_pending = DWCtl->redo.pending;
 	SpinLockRelease(&DWCtl->mutex);
 
 	DWHeader->crc = DWBatchHeaderChecksum(DWHeader);
@@ -139,7 +139,7 @@ dw_write_slots(const int *slots, int nslots)
 static void
 dw_append(const int *slots, int nslots, char *packed)
 {
-	dw_open_segment(DWCtl->segno);
+	dw_open_segment(DWCtl->log.segno);
 	dw_build_header();
 	if (packed != NULL)
 		dw_write_packed(packed);
@@ -149,11 +149,11 @@ dw_append(const int *slots, int nslots, char *packed)
 	INJECTION_POINT("doublewrite-log-written", NULL);
 	dw_sync_log();
 
-	DWCtl->blockno += DWBatchBlocks(DWHeader);
-	DWCtl->low_water_logged = DWCtl->low_water;
+	DWCtl->log.blockno += DWBatchBlocks(DWHeader);
+	DWCtl->log.low_water_logged = DWCtl->log.low_water;
 	if (nslots > 0)
-		DWCtl->last_page_batch = DWCtl->next_batchno;
-	DWCtl->next_batchno++;
+		DWCtl->log.last_page_batch = DWCtl->log.next_batchno;
+	DWCtl->log.next_batchno++;
 	dw_show_log();
 
 	/* client backends seldom come here: don't keep freed segments alive */
@@ -171,12 +171,12 @@ dw_append(const int *slots, int nslots, char *packed)
 bool
 dw_log_write_batch(const int *slots, int nslots, bool beyond_bound)
 {
-	uint64		batchno = DWCtl->next_batchno;
+	uint64		batchno = DWCtl->log.next_batchno;
 	char	   *packed;
 	uint32		nblocks;
 
 	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
-	Assert(DWCtl->log_open && nslots > 0 && nslots <= DW_MAX_BATCH_PAGES);
+	Assert(DWCtl->log.open && nslots > 0 && nslots <= DW_MAX_BATCH_PAGES);
 
 	if (dw_dirty_files_full(nslots))
 	{
@@ -213,12 +213,12 @@ void
 dw_log_set_low_water(uint64 mark)
 {
 	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
-	Assert(DWCtl->log_open);
-	Assert(mark <= DWCtl->epoch);
+	Assert(DWCtl->log.open);
+	Assert(mark <= DWCtl->log.epoch);
 
 	INJECTION_POINT("doublewrite-before-low-water", NULL);
 
-	DWCtl->low_water = Max(DWCtl->low_water, mark);
+	DWCtl->log.low_water = Max(DWCtl->log.low_water, mark);
 	if (!dw_reserve(1, true, true))
 		elog(ERROR, "double-write log has too many segments");
 	dw_build_entries(NULL, 0);
@@ -254,18 +254,18 @@ dw_log_open(void)
 	 */
 	for (int i = 0; i < nold; i++)
 	{
-		DWCtl->last_segno = Max(DWCtl->last_segno, files[i].segno);
+		DWCtl->log.last_segno = Max(DWCtl->log.last_segno, files[i].segno);
 		if (files[i].spare)
 			files[nfiles++] = files[i];
 	}
 
-	DWCtl->segno = DWCtl->first_segno = DWCtl->last_segno + 1;
-	if (!pg_strong_random(&DWCtl->nonce, sizeof(DWCtl->nonce)))
+	DWCtl->log.segno = DWCtl->log.first_segno = DWCtl->log.last_segno + 1;
+	if (!pg_strong_random(&DWCtl->log.nonce, sizeof(DWCtl->log.nonce)))
 		ereport(ERROR,
 				(errcode(ERRCODE_INTERNAL_ERROR),
 				 errmsg("could not generate a random number for the double-write log")));
 	dw_reuse_files(files, nfiles);
-	while (DWCtl->last_segno < DWCtl->first_segno + 1)
+	while (DWCtl->log.last_segno < DWCtl->log.first_segno + 1)
 	{
 		if (!dw_create_segment())
 			ereport(ERROR,
@@ -273,9 +273,10 @@ dw_log_open(void)
 					 errmsg("could not create the double-write log: %m"),
 					 errhint("Free space on the device of \"%s\".", DW_DIR)));
 	}
-	DWCtl->blockno = 0;
-	DWCtl->seg_first_batch[DWCtl->segno % DW_MAX_SEGMENTS] = DWCtl->next_batchno;
-	DWCtl->log_open = true;
+	DWCtl->log.blockno = 0;
+	DWCtl->log.seg_first_batch[DWCtl->log.segno % DW_MAX_SEGMENTS] =
+		DWCtl->log.next_batchno;
+	DWCtl->log.open = true;
 	if (dw_segment_wanted())
 		dw_request_upkeep();
 }
@@ -287,16 +288,16 @@ dw_log_open(void)
 void
 dw_log_empty(void)
 {
-	bool		opened = !DWCtl->log_open;
+	bool		opened = !DWCtl->log.open;
 
 	if (opened)
 		dw_log_open();
-	dw_epoch_begin(DWCtl->next_batchno);
-	dw_log_set_low_water(DWCtl->next_batchno);
+	dw_epoch_begin(DWCtl->log.next_batchno);
+	dw_log_set_low_water(DWCtl->log.next_batchno);
 	if (opened)
 	{
 		DWOldFile  *files;
-		int			nfiles = dw_list_old_files(DWCtl->first_segno, &files);
+		int			nfiles = dw_list_old_files(DWCtl->log.first_segno, &files);
 
 		dw_reuse_files(files, nfiles);
 	}
@@ -358,7 +359,7 @@ dw_arm(void)
 {
 	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
 
-	if (DWCtl->armed)
+	if (DWCtl->log.armed)
 		return;
 	dw_log_check_dir(ERROR);
 	dw_log_empty();
@@ -366,7 +367,7 @@ dw_arm(void)
 	dw_write_marker();
 	INJECTION_POINT("doublewrite-marker-written", NULL);
 	dw_write_owner(true, LOG);
-	DWCtl->armed = true;
+	DWCtl->log.armed = true;
 	DWCtl->disarm_after = InvalidXLogRecPtr;
 	dw_show_log();
 	dw_note_mode();

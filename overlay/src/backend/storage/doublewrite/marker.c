@@ -192,7 +192,7 @@ dw_write_owner(bool marker, int elevel)
 	fp = AllocateFile(DW_OWNER_TMP, "w");
 	if (fp != NULL && DWIdentifyOwner(GetSystemIdentifier(), &own))
 	{
-		own.nonce = DWCtl->nonce;
+		own.nonce = DWCtl->log.nonce;
 		if (!marker)
 			memset(&own.marker, 0, sizeof(own.marker));
 		written = DWWriteOwner(fp, &own) && fflush(fp) == 0 &&

@@ -75,34 +75,34 @@ dw_arm_if_possible(int elevel)
 static void
 dw_disarm(bool keep_segments)
 {
-	if (!DWCtl->armed)
+	if (!DWCtl->log.armed)
 		return;
 
 	DoubleWriteDrain();
-	dw_sync_cycle(DWCtl->cycles_begun);
+	dw_sync_cycle(DWCtl->log.cycles_begun);
 
 	/*
 	 * With everything home, and the lock held, no page can be removed that
 	 * may be torn at home; but some may have been before. (R3)
 	 */
 	dw_drain_and_lock();
-	while (dw_first_unfinished_batch() < DWCtl->next_batchno)
+	while (dw_first_unfinished_batch() < DWCtl->log.next_batchno)
 	{
 		LWLockRelease(DoubleWriteFlushLock);
 		dw_settle_removals();
 		dw_drain_and_lock();
 	}
-	if (DWCtl->armed)
+	if (DWCtl->log.armed)
 	{
-		dw_epoch_begin(DWCtl->next_batchno);
-		dw_sync_files(DWCtl->dirty_files);
-		dw_log_set_low_water(DWCtl->next_batchno);
-		dw_forget_files(DWCtl->next_batchno);
-		DWCtl->armed = false;
+		dw_epoch_begin(DWCtl->log.next_batchno);
+		dw_sync_files(DWCtl->dirty.files);
+		dw_log_set_low_water(DWCtl->log.next_batchno);
+		dw_forget_files(DWCtl->log.next_batchno);
+		DWCtl->log.armed = false;
 		INJECTION_POINT("doublewrite-disarmed", NULL);
 
 		/* with the marker, the next start would ask for the segments */
-		DWCtl->log_open = false;
+		DWCtl->log.open = false;
 		dw_show_log();
 		dw_remove_owner();
 		if (durable_unlink(DW_MARKER_FILE, LOG) == 0)
@@ -144,7 +144,7 @@ DoubleWriteUpdateMode(bool images_now)
 
 	if (dw_setting() == TORN_PAGES_DOUBLE_WRITES)
 	{
-		if (!DWCtl->armed)
+		if (!DWCtl->log.armed)
 		{
 			if (!dw_arm_if_possible(LOG))
 				return images_now;
@@ -162,8 +162,8 @@ DoubleWriteUpdateMode(bool images_now)
 	 * End of a recovery from WAL without images: pages replayed since the
 	 * redo pointer will get no image before the next checkpoint.
 	 */
-	if (dw_images_requested() && !DWCtl->armed && RecoveryInProgress() &&
-		XLogInsertAllowed() && GetXLogReplayRecPtr(NULL) > DWCtl->redo && !dw_replayed_images())
+	if (dw_images_requested() && !DWCtl->log.armed && RecoveryInProgress() &&
+		XLogInsertAllowed() && GetXLogReplayRecPtr(NULL) > DWCtl->redo.last && !dw_replayed_images())
 		dw_arm_if_possible(FATAL);
 
 	return dw_images_requested();
@@ -179,7 +179,7 @@ dw_report_mode(void)
 		return;
 	ereport(IsPostmasterEnvironment ? LOG : DEBUG1,
 			(errmsg("torn page protection: %s",
-					DWCtl->armed ? "double_writes" :
+					DWCtl->log.armed ? "double_writes" :
 					dw_images_requested() ? "full_pages" : "off")));
 }
 
@@ -197,7 +197,7 @@ dw_apply_mode(bool images)
 		reported = true;
 	}
 
-	if (!DWCtl->started || !DWCtl->armed ||
+	if (!DWCtl->started || !DWCtl->log.armed ||
 		dw_setting() == TORN_PAGES_DOUBLE_WRITES)
 		return;
 
@@ -235,7 +235,7 @@ DoubleWriteRecoveryEnded(void)
 bool
 DoubleWriteIsArmed(void)
 {
-	return DWCtl->armed;
+	return DWCtl->log.armed;
 }
 
 /* ---------------------------------------------------------------------
@@ -251,9 +251,9 @@ void
 DoubleWriteSetRedo(XLogRecPtr redo, bool images)
 {
 	SpinLockAcquire(&DWCtl->mutex);
-	DWCtl->redo = redo;
-	DWCtl->redo_images = images;
-	DWCtl->redo_pending = InvalidXLogRecPtr;
+	DWCtl->redo.last = redo;
+	DWCtl->redo.images = images;
+	DWCtl->redo.pending = InvalidXLogRecPtr;
 	SpinLockRelease(&DWCtl->mutex);
 }
 
@@ -273,7 +273,7 @@ DoubleWriteCheckpointDrain(XLogRecPtr redo)
 	 * it was torn at home, or one staged since we began that cannot be written.
 	 * Each turn settles that, or throws the error. (R5)
 	 */
-	while (dw_first_unfinished_batch() < DWCtl->next_batchno)
+	while (dw_first_unfinished_batch() < DWCtl->log.next_batchno)
 	{
 		LWLockRelease(DoubleWriteFlushLock);
 		dw_settle_removals();
@@ -281,12 +281,12 @@ DoubleWriteCheckpointDrain(XLogRecPtr redo)
 	}
 
 	SpinLockAcquire(&DWCtl->mutex);
-	DWCtl->redo_pending = redo;
+	DWCtl->redo.pending = redo;
 	SpinLockRelease(&DWCtl->mutex);
 
-	DWCtl->checkpoint_mark = dw_first_unfinished_batch();
-	Assert(DWCtl->checkpoint_mark == DWCtl->next_batchno);
-	dw_epoch_begin(DWCtl->checkpoint_mark);
+	DWCtl->log.checkpoint_mark = dw_first_unfinished_batch();
+	Assert(DWCtl->log.checkpoint_mark == DWCtl->log.next_batchno);
+	dw_epoch_begin(DWCtl->log.checkpoint_mark);
 	LWLockRelease(DoubleWriteFlushLock);
 
 	INJECTION_POINT("doublewrite-checkpoint-drained", NULL);
@@ -303,13 +303,13 @@ DoubleWriteCheckpointDrain(XLogRecPtr redo)
 void
 DoubleWriteCheckpointSynced(void)
 {
-	if (DWCtl->armed)
+	if (DWCtl->log.armed)
 		dw_sync_removals();
 	dw_lock_flush(LW_EXCLUSIVE);
-	if (DWCtl->log_open && DWCtl->armed)
+	if (DWCtl->log.open && DWCtl->log.armed)
 	{
-		dw_log_set_low_water(DWCtl->checkpoint_mark);
-		dw_forget_files(DWCtl->checkpoint_mark);
+		dw_log_set_low_water(DWCtl->log.checkpoint_mark);
+		dw_forget_files(DWCtl->log.checkpoint_mark);
 	}
 	LWLockRelease(DoubleWriteFlushLock);
 	INJECTION_POINT("doublewrite-checkpoint-marked", NULL);
@@ -357,7 +357,7 @@ DoubleWriteCheckpointDone(XLogRecPtr redo, bool images)
 {
 	DoubleWriteSetRedo(redo, images);
 
-	if (DWCtl->armed && !XLogRecPtrIsInvalid(DWCtl->disarm_after) &&
+	if (DWCtl->log.armed && !XLogRecPtrIsInvalid(DWCtl->disarm_after) &&
 		redo >= DWCtl->disarm_after)
 	{
 		dw_disarm(false);
@@ -365,8 +365,8 @@ DoubleWriteCheckpointDone(XLogRecPtr redo, bool images)
 		ereport(LOG,
 				(errmsg("torn page protection has switched to full-page images")));
 	}
-	if (redo >= DWCtl->shown_mode.off_until)
-		DWCtl->shown_mode.off_until = InvalidXLogRecPtr;
+	if (redo >= DWCtl->shown.mode.off_until)
+		DWCtl->shown.mode.off_until = InvalidXLogRecPtr;
 	dw_note_mode();
 	DWCount(checkpoints, 1);
 	dw_log_checkpoint_stats();

@@ -88,10 +88,10 @@ DoubleWriteBeginRemoval(void)
 
 	for (;;)
 	{
-		generation = pg_atomic_read_u32(&DWCtl->removal_generation);
+		generation = pg_atomic_read_u32(&DWCtl->removals.generation);
 		dw_removal_lock = dw_removal_lock_of(generation);
 		LWLockAcquire(dw_removal_lock, LW_SHARED);
-		if (pg_atomic_read_u32(&DWCtl->removal_generation) == generation)
+		if (pg_atomic_read_u32(&DWCtl->removals.generation) == generation)
 			break;
 		/* a checkpoint has just stopped waiting for this lock's holders */
 		LWLockRelease(dw_removal_lock);
@@ -210,9 +210,9 @@ dw_note_file(const RelFileLocator *rlocator, ForkNumber forknum, uint32 segno)
 	file.used = true;
 
 	SpinLockAcquire(&DWCtl->mutex);
-	if (DWCtl->nremoved_files < DW_REMOVED_FILES)
+	if (DWCtl->removals.nfiles < DW_REMOVED_FILES)
 	{
-		DWCtl->removed_files[DWCtl->nremoved_files++] = file;
+		DWCtl->removals.files[DWCtl->removals.nfiles++] = file;
 		noted = true;
 	}
 	SpinLockRelease(&DWCtl->mutex);
@@ -229,12 +229,12 @@ dw_note_directory(const RelFileLocator *rlocator)
 
 	SpinLockAcquire(&DWCtl->mutex);
 	/* a sync under way may have come too early for this one */
-	for (int i = DWCtl->nsyncing_dirs; i < DWCtl->nremoved_dirs && !noted; i++)
-		noted = DWCtl->removed_dirs[i].spcOid == rlocator->spcOid &&
-			DWCtl->removed_dirs[i].dbOid == rlocator->dbOid;
-	if (!noted && DWCtl->nremoved_dirs < DW_REMOVED_DIRS)
+	for (int i = DWCtl->removals.nsyncing_dirs; i < DWCtl->removals.ndirs && !noted; i++)
+		noted = DWCtl->removals.dirs[i].spcOid == rlocator->spcOid &&
+			DWCtl->removals.dirs[i].dbOid == rlocator->dbOid;
+	if (!noted && DWCtl->removals.ndirs < DW_REMOVED_DIRS)
 	{
-		DWCtl->removed_dirs[DWCtl->nremoved_dirs++] = *rlocator;
+		DWCtl->removals.dirs[DWCtl->removals.ndirs++] = *rlocator;
 		noted = true;
 	}
 	SpinLockRelease(&DWCtl->mutex);
@@ -251,7 +251,7 @@ dw_note_directory(const RelFileLocator *rlocator)
 void
 DoubleWriteNoteUnlinked(RelFileLocatorBackend rlocator)
 {
-	if (!DWCtl->armed || RelFileLocatorBackendIsTemp(rlocator))
+	if (!DWCtl->log.armed || RelFileLocatorBackendIsTemp(rlocator))
 		return;
 	dw_note_file(&rlocator.locator, MAIN_FORKNUM, 0);
 	dw_note_directory(&rlocator.locator);
@@ -264,7 +264,7 @@ void
 DoubleWriteNoteTruncated(RelFileLocator rlocator, ForkNumber forknum,
 						 BlockNumber old_nblocks, BlockNumber nblocks)
 {
-	if (!DWCtl->armed || old_nblocks <= nblocks)
+	if (!DWCtl->log.armed || old_nblocks <= nblocks)
 		return;
 	for (uint32 segno = nblocks / RELSEG_SIZE; segno <= old_nblocks / RELSEG_SIZE; segno++)
 		dw_note_file(&rlocator, forknum, segno);
@@ -277,7 +277,7 @@ DoubleWriteNoteTruncated(RelFileLocator rlocator, ForkNumber forknum,
 void
 DoubleWriteBeforeDropDatabase(void)
 {
-	if (DWCtl->armed)
+	if (DWCtl->log.armed)
 		RequestCheckpoint(CHECKPOINT_IMMEDIATE | CHECKPOINT_FORCE | CHECKPOINT_WAIT);
 }
 
@@ -289,19 +289,19 @@ DoubleWriteBeforeDropDatabase(void)
 void
 DoubleWriteBeginReplayedDrop(void)
 {
-	pg_atomic_fetch_add_u32(&DWCtl->replayed_drops, 1);
+	pg_atomic_fetch_add_u32(&DWCtl->removals.replayed_drops, 1);
 }
 
 void
 DoubleWriteEndReplayedDrop(const Oid *tablespaces, int ntablespaces)
 {
-	for (int i = 0; i < ntablespaces && DWCtl->armed; i++)
+	for (int i = 0; i < ntablespaces && DWCtl->log.armed; i++)
 	{
 		RelFileLocator databases = {tablespaces[i], InvalidOid, InvalidRelFileNumber};
 
 		dw_note_directory(&databases);
 	}
-	pg_atomic_fetch_sub_u32(&DWCtl->replayed_drops, 1);
+	pg_atomic_fetch_sub_u32(&DWCtl->removals.replayed_drops, 1);
 }
 
 /* ---------------------------------------------------------------------
@@ -319,14 +319,14 @@ DoubleWriteEndReplayedDrop(const Oid *tablespaces, int ntablespaces)
 static uint32
 dw_wait_for_removals(void)
 {
-	uint32		generation = pg_atomic_fetch_add_u32(&DWCtl->removal_generation, 1);
+	uint32		generation = pg_atomic_fetch_add_u32(&DWCtl->removals.generation, 1);
 	LWLock	   *lock = dw_removal_lock_of(generation);
 
 	INJECTION_POINT("doublewrite-wait-for-removals", NULL);
 
 	for (;;)
 	{
-		if (pg_atomic_read_u32(&DWCtl->replayed_drops) == 0 &&
+		if (pg_atomic_read_u32(&DWCtl->removals.replayed_drops) == 0 &&
 			LWLockConditionalAcquire(lock, LW_EXCLUSIVE))
 			break;
 		if (AmCheckpointerProcess())
@@ -349,14 +349,14 @@ static void
 dw_forget_removals(int nfiles, int ndirs, uint32 generation)
 {
 	SpinLockAcquire(&DWCtl->mutex);
-	DWCtl->nremoved_files -= nfiles;
-	memmove(DWCtl->removed_files, DWCtl->removed_files + nfiles,
-			DWCtl->nremoved_files * sizeof(DWDirtyFile));
-	DWCtl->nremoved_dirs -= ndirs;
-	memmove(DWCtl->removed_dirs, DWCtl->removed_dirs + ndirs,
-			DWCtl->nremoved_dirs * sizeof(RelFileLocator));
-	DWCtl->nsyncing_dirs = 0;
-	DWCtl->removed_batch[generation & 1] = 0;
+	DWCtl->removals.nfiles -= nfiles;
+	memmove(DWCtl->removals.files, DWCtl->removals.files + nfiles,
+			DWCtl->removals.nfiles * sizeof(DWDirtyFile));
+	DWCtl->removals.ndirs -= ndirs;
+	memmove(DWCtl->removals.dirs, DWCtl->removals.dirs + ndirs,
+			DWCtl->removals.ndirs * sizeof(RelFileLocator));
+	DWCtl->removals.nsyncing_dirs = 0;
+	DWCtl->removals.first_batch[generation & 1] = 0;
 	SpinLockRelease(&DWCtl->mutex);
 }
 
@@ -369,18 +369,18 @@ dw_forget_removals(int nfiles, int ndirs, uint32 generation)
 void
 dw_sync_removals(void)
 {
-	DWDirtyFile *files = palloc(sizeof(DWCtl->removed_files));
-	RelFileLocator *dirs = palloc(sizeof(DWCtl->removed_dirs));
+	DWDirtyFile *files = palloc(sizeof(DWCtl->removals.files));
+	RelFileLocator *dirs = palloc(sizeof(DWCtl->removals.dirs));
 	int			nfiles;
 	int			ndirs;
 	uint32		generation = dw_wait_for_removals();
 
 	SpinLockAcquire(&DWCtl->mutex);
-	nfiles = DWCtl->nremoved_files;
-	ndirs = DWCtl->nremoved_dirs;
-	memcpy(files, DWCtl->removed_files, nfiles * sizeof(DWDirtyFile));
-	memcpy(dirs, DWCtl->removed_dirs, ndirs * sizeof(RelFileLocator));
-	DWCtl->nsyncing_dirs = ndirs;
+	nfiles = DWCtl->removals.nfiles;
+	ndirs = DWCtl->removals.ndirs;
+	memcpy(files, DWCtl->removals.files, nfiles * sizeof(DWDirtyFile));
+	memcpy(dirs, DWCtl->removals.dirs, ndirs * sizeof(RelFileLocator));
+	DWCtl->removals.nsyncing_dirs = ndirs;
 	SpinLockRelease(&DWCtl->mutex);
 
 	for (int i = 0; i < nfiles; i++)

@@ -184,9 +184,9 @@ dw_create_segment(void)
 		return false;
 
 	/* The name must be durable before a batch in the segment counts. (R3) */
-	dw_log_path(path, DWCtl->last_segno + 1);
+	dw_log_path(path, DWCtl->log.last_segno + 1);
 	durable_rename(newpath, path, ERROR);
-	DWCtl->last_segno++;
+	DWCtl->log.last_segno++;
 	return true;
 }
 
@@ -207,14 +207,14 @@ dw_segments_ahead(void)
 static bool
 dw_segments_below_bound(void)
 {
-	return DWCtl->last_segno + 1 - DWCtl->first_segno < dw_log_bound_segments();
+	return DWCtl->log.last_segno + 1 - DWCtl->log.first_segno < dw_log_bound_segments();
 }
 
 bool
 dw_segment_wanted(void)
 {
-	return DWCtl->log_open && dw_segments_below_bound() &&
-		DWCtl->last_segno - DWCtl->segno < dw_segments_ahead();
+	return DWCtl->log.open && dw_segments_below_bound() &&
+		DWCtl->log.last_segno - DWCtl->log.segno < dw_segments_ahead();
 }
 
 /*
@@ -243,13 +243,13 @@ dw_prepare_segment(void)
 
 	/* the flusher may have created one itself, or closed the log */
 	dw_lock_flush(LW_EXCLUSIVE);
-	wanted = DWCtl->log_open && dw_segments_below_bound();
-	dw_log_path(path, DWCtl->last_segno + 1);
+	wanted = DWCtl->log.open && dw_segments_below_bound();
+	dw_log_path(path, DWCtl->log.last_segno + 1);
 	if (wanted)
 		wanted = durable_rename(newpath, path, LOG) == 0;
 	if (wanted)
 	{
-		DWCtl->last_segno++;
+		DWCtl->log.last_segno++;
 		wanted = dw_segment_wanted();
 	}
 	else
@@ -366,19 +366,19 @@ dw_reserve(int nblocks, bool for_mark, bool beyond_bound)
 {
 	int			limit = DW_SEGMENT_BLOCKS - (for_mark ? 0 : 1);
 
-	if (DWCtl->blockno + nblocks <= limit)
+	if (DWCtl->log.blockno + nblocks <= limit)
 		return true;
 
-	if (DWCtl->segno + 1 - DWCtl->first_segno >=
+	if (DWCtl->log.segno + 1 - DWCtl->log.first_segno >=
 		((for_mark || beyond_bound) ? DW_MAX_SEGMENTS : dw_log_bound_segments()))
 		return false;
 
-	if (DWCtl->segno == DWCtl->last_segno)
+	if (DWCtl->log.segno == DWCtl->log.last_segno)
 	{
 		if (!dw_create_segment())
 		{
 			bool		can_wait = (!for_mark &&
-									DWCtl->first_segno < DWCtl->segno);
+									DWCtl->log.first_segno < DWCtl->log.segno);
 
 			/* R11: never an unprotected write instead */
 			ereport(can_wait ? LOG : ERROR,
@@ -392,9 +392,10 @@ dw_reserve(int nblocks, bool for_mark, bool beyond_bound)
 		}
 	}
 
-	DWCtl->segno++;
-	DWCtl->blockno = 0;
-	DWCtl->seg_first_batch[DWCtl->segno % DW_MAX_SEGMENTS] = DWCtl->next_batchno;
+	DWCtl->log.segno++;
+	DWCtl->log.blockno = 0;
+	DWCtl->log.seg_first_batch[DWCtl->log.segno % DW_MAX_SEGMENTS] =
+		DWCtl->log.next_batchno;
 	if (dw_segment_wanted())
 		dw_request_upkeep();
 	return true;
@@ -495,17 +496,17 @@ dw_reuse_files(DWOldFile *files, int nfiles)
 		char		path[MAXPGPATH];
 		char		newpath[MAXPGPATH];
 
-		Assert(files[i].segno < DWCtl->first_segno);
+		Assert(files[i].segno < DWCtl->log.first_segno);
 		if (!files[i].usable ||
-			DWCtl->last_segno + 1 - DWCtl->first_segno >= dw_log_bound_segments())
+			DWCtl->log.last_segno + 1 - DWCtl->log.first_segno >= dw_log_bound_segments())
 		{
 			dw_remove_file(files[i].name);
 			continue;
 		}
 		snprintf(path, sizeof(path), "%s/%s", DW_DIR, files[i].name);
-		dw_log_path(newpath, DWCtl->last_segno + 1);
+		dw_log_path(newpath, DWCtl->log.last_segno + 1);
 		if (dw_rename_file(path, newpath))
-			DWCtl->last_segno++;
+			DWCtl->log.last_segno++;
 	}
 	pfree(files);
 
@@ -524,17 +525,17 @@ dw_recycle_segments(void)
 {
 	bool		changed = false;
 
-	while (DWCtl->first_segno < DWCtl->segno &&
-		   DWCtl->seg_first_batch[(DWCtl->first_segno + 1) % DW_MAX_SEGMENTS]
-		   <= DWCtl->low_water_logged)
+	while (DWCtl->log.first_segno < DWCtl->log.segno &&
+		   DWCtl->log.seg_first_batch[(DWCtl->log.first_segno + 1) % DW_MAX_SEGMENTS]
+		   <= DWCtl->log.low_water_logged)
 	{
 		char		path[MAXPGPATH];
 		char		newpath[MAXPGPATH];
 
-		dw_log_path(path, DWCtl->first_segno);
-		dw_log_path(newpath, DWCtl->last_segno + 1);
+		dw_log_path(path, DWCtl->log.first_segno);
+		dw_log_path(newpath, DWCtl->log.last_segno + 1);
 
-		if (DWCtl->last_segno - DWCtl->first_segno >= dw_log_bound_segments())
+		if (DWCtl->log.last_segno - DWCtl->log.first_segno >= dw_log_bound_segments())
 		{
 			if (unlink(path) < 0 && errno != ENOENT)
 				ereport(LOG,
@@ -542,8 +543,8 @@ dw_recycle_segments(void)
 						 errmsg("could not remove file \"%s\": %m", path)));
 		}
 		else if (dw_rename_file(path, newpath))
-			DWCtl->last_segno++;
-		DWCtl->first_segno++;
+			DWCtl->log.last_segno++;
+		DWCtl->log.first_segno++;
 		changed = true;
 	}
 

@@ -97,7 +97,7 @@ check_io_torn_pages_protection(int *newval, void **extra, GucSource source)
 	}
 	if (*newval == TORN_PAGES_FULL_PAGES && fullPageWrites)
 		return true;
-	if (*newval == TORN_PAGES_DOUBLE_WRITES && DWCtl->armed)
+	if (*newval == TORN_PAGES_DOUBLE_WRITES && DWCtl->log.armed)
 		return true;
 
 	if (*newval == TORN_PAGES_FULL_PAGES)

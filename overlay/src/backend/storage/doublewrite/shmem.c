@@ -45,10 +45,10 @@ dw_init_ctl(void)
 	pg_atomic_init_u32(&DWCtl->upkeep_requested, 0);
 	pg_atomic_init_u32(&DWCtl->setting, DW_SETTING_UNKNOWN);
 	pg_atomic_init_u32(&DWCtl->setting_changed, 0);
-	DWCtl->flusher_proc = INVALID_PROC_NUMBER;
+	DWCtl->flusher.proc = INVALID_PROC_NUMBER;
 
-	pg_atomic_init_u32(&DWCtl->removal_generation, 0);
-	pg_atomic_init_u32(&DWCtl->replayed_drops, 0);
+	pg_atomic_init_u32(&DWCtl->removals.generation, 0);
+	pg_atomic_init_u32(&DWCtl->removals.replayed_drops, 0);
 	pg_atomic_init_u64(&DWCtl->records_known, 0);
 	for (int i = 0; i < DW_TRUNCATE_BUCKETS; i++)
 		pg_atomic_init_u64(&DWCtl->truncated[i], 0);

@@ -89,18 +89,18 @@ dw_stage_shmem_size(void)
 static void
 dw_init_slots(void)
 {
-	dlist_init(&DWCtl->free);
-	dlist_init(&DWCtl->staged);
-	pg_atomic_init_u32(&DWCtl->ninuse_hint, 0);
-	DWCtl->nslots = dw_stage_slots();
-	DWCtl->nreserved = Max(DWCtl->nslots / DW_RESERVED_SHARE, 1);
-	DWCtl->next_seq = 1;
-	for (int i = 0; i < DWCtl->nslots; i++)
+	dlist_init(&DWCtl->stage.free);
+	dlist_init(&DWCtl->stage.staged);
+	pg_atomic_init_u32(&DWCtl->stage.ninuse_hint, 0);
+	DWCtl->stage.nslots = dw_stage_slots();
+	DWCtl->stage.nreserved = Max(DWCtl->stage.nslots / DW_RESERVED_SHARE, 1);
+	DWCtl->stage.next_seq = 1;
+	for (int i = 0; i < DWCtl->stage.nslots; i++)
 	{
 		MemSet(&DWSlots[i], 0, sizeof(DWSlot));
 		pg_atomic_init_u32(&DWSlots[i].state, DW_SLOT_FREE);
 		DWSlots[i].hash_next = -1;
-		dlist_push_tail(&DWCtl->free, &DWSlots[i].node);
+		dlist_push_tail(&DWCtl->stage.free, &DWSlots[i].node);
 	}
 	for (int i = 0; i < dw_stage_buckets(); i++)
 		DWBuckets[i] = -1;
@@ -141,7 +141,7 @@ dw_bucket(const BufferTag *tag)
 {
 	uint32		hash = hash_bytes((const unsigned char *) tag, sizeof(BufferTag));
 
-	return hash % (uint32) (DWCtl->nslots * DW_BUCKETS_PER_SLOT);
+	return hash % (uint32) (DWCtl->stage.nslots * DW_BUCKETS_PER_SLOT);
 }
 
 /* Newest slot of a page, or -1.  Newer slots stand before older ones. */
@@ -178,28 +178,28 @@ dw_free_slot(int slotno)
 	if (!slot->discarded)
 		dw_unlink(slotno);
 	if (slot->failed)
-		DWCtl->nfailed--;
+		DWCtl->stage.nfailed--;
 	slot->failed = false;
 	pg_atomic_write_u32(&slot->state, DW_SLOT_FREE);
-	dlist_push_head(&DWCtl->free, &slot->node);
-	DWCtl->ninuse--;
-	pg_atomic_write_u32(&DWCtl->ninuse_hint, DWCtl->ninuse);
+	dlist_push_head(&DWCtl->stage.free, &slot->node);
+	DWCtl->stage.ninuse--;
+	pg_atomic_write_u32(&DWCtl->stage.ninuse_hint, DWCtl->stage.ninuse);
 }
 
 static void
 dw_enter_list(DWSlot *slot)
 {
-	dlist_push_tail(&DWCtl->staged, &slot->node);
-	DWCtl->nstaged++;
+	dlist_push_tail(&DWCtl->stage.staged, &slot->node);
+	DWCtl->stage.nstaged++;
 }
 
 static void
 dw_leave_list(DWSlot *slot)
 {
 	dlist_delete(&slot->node);
-	DWCtl->nstaged--;
+	DWCtl->stage.nstaged--;
 	if (slot->returned)
-		DWCtl->nreturned--;
+		DWCtl->stage.nreturned--;
 	slot->returned = false;
 }
 
@@ -208,7 +208,7 @@ static void
 dw_mark_returned(DWSlot *slot)
 {
 	if (!slot->returned)
-		DWCtl->nreturned++;
+		DWCtl->stage.nreturned++;
 	slot->returned = true;
 }
 
@@ -216,7 +216,7 @@ static void
 dw_mark_failed(DWSlot *slot)
 {
 	if (!slot->failed)
-		DWCtl->nfailed++;
+		DWCtl->stage.nfailed++;
 	slot->failed = true;
 }
 
@@ -227,10 +227,10 @@ dw_mark_failed(DWSlot *slot)
 static bool
 dw_has_room(int ninuse, int nfailed)
 {
-	int			reserved = DWCtl->nreserved;
+	int			reserved = DWCtl->stage.nreserved;
 
-	return ninuse < DWCtl->nslots &&
-		ninuse - nfailed < Max(DWCtl->nslots - reserved - nfailed, reserved);
+	return ninuse < DWCtl->stage.nslots &&
+		ninuse - nfailed < Max(DWCtl->stage.nslots - reserved - nfailed, reserved);
 }
 
 /*
@@ -259,14 +259,14 @@ dw_reserve_slot(const BufferTag *tag, uint32 bucket, bool refused, bool *replace
 	Assert(slotno < 0 || DWSlotInState(&DWSlots[slotno], DW_SLOT_BATCH));
 
 	*replaces = false;
-	if (refused || !dw_has_room(DWCtl->ninuse, DWCtl->nfailed))
+	if (refused || !dw_has_room(DWCtl->stage.ninuse, DWCtl->stage.nfailed))
 		return -1;
 
-	slot = dlist_container(DWSlot, node, dlist_pop_head_node(&DWCtl->free));
+	slot = dlist_container(DWSlot, node, dlist_pop_head_node(&DWCtl->stage.free));
 	slotno = slot - DWSlots;
 	pg_atomic_write_u32(&slot->state, DW_SLOT_FILLING);
 	slot->tag = *tag;
-	slot->seq = slot->oldest_seq = DWCtl->next_seq++;
+	slot->seq = slot->oldest_seq = DWCtl->stage.next_seq++;
 	slot->home_batch = 0;
 	slot->discarded = false;
 	Assert(!slot->failed);
@@ -275,8 +275,8 @@ dw_reserve_slot(const BufferTag *tag, uint32 bucket, bool refused, bool *replace
 	slot->hash_next = DWBuckets[bucket];
 	DWBuckets[bucket] = slotno;
 	dw_enter_list(slot);
-	DWCtl->ninuse++;
-	pg_atomic_write_u32(&DWCtl->ninuse_hint, DWCtl->ninuse);
+	DWCtl->stage.ninuse++;
+	pg_atomic_write_u32(&DWCtl->stage.ninuse_hint, DWCtl->stage.ninuse);
 	return slotno;
 }
 
@@ -299,7 +299,7 @@ dw_reserve_for_page(const BufferTag *tag, bool refused, bool *replaces,
 
 	SpinLockAcquire(&DWCtl->mutex);
 	slotno = dw_reserve_slot(tag, bucket, refused, replaces);
-	*nstaged = DWCtl->nstaged - DWCtl->nfailed;
+	*nstaged = DWCtl->stage.nstaged - DWCtl->stage.nfailed;
 	SpinLockRelease(&DWCtl->mutex);
 	return slotno;
 }
@@ -324,8 +324,8 @@ dw_publish_slot(int slotno)
 bool
 DoubleWriteStageHasRoom(void)
 {
-	return dw_has_room(pg_atomic_read_u32(&DWCtl->ninuse_hint),
-					   ((volatile DWCtlData *) DWCtl)->nfailed);
+	return dw_has_room(pg_atomic_read_u32(&DWCtl->stage.ninuse_hint),
+					   ((volatile DWCtlData *) DWCtl)->stage.nfailed);
 }
 
 /*
@@ -337,7 +337,7 @@ dw_current_seq(void)
 	uint64		seq;
 
 	SpinLockAcquire(&DWCtl->mutex);
-	seq = DWCtl->next_seq;
+	seq = DWCtl->stage.next_seq;
 	SpinLockRelease(&DWCtl->mutex);
 	return seq;
 }
@@ -351,7 +351,7 @@ dw_staged_count(void)
 {
 	volatile DWCtlData *ctl = DWCtl;
 
-	return ctl->nstaged - ctl->nfailed;
+	return ctl->stage.nstaged - ctl->stage.nfailed;
 }
 
 /* ---------------------------------------------------------------------
@@ -398,7 +398,7 @@ DoubleWriteReadStaged(const BufferTag *tag, char *dst)
 	uint64		seq = 0;
 	bool		still_there;
 
-	if (pg_atomic_read_u32(&DWCtl->ninuse_hint) != 0)
+	if (pg_atomic_read_u32(&DWCtl->stage.ninuse_hint) != 0)
 	{
 		bucket = dw_bucket(tag);
 		possible = ((volatile int *) DWBuckets)[bucket] >= 0;
@@ -442,8 +442,8 @@ DoubleWriteReadStaged(const BufferTag *tag, char *dst)
 static void
 dw_keep_removed(uint64 batchno)
 {
-	uint32		generation = pg_atomic_read_u32(&DWCtl->removal_generation);
-	uint64	   *kept = &DWCtl->removed_batch[generation & 1];
+	uint32		generation = pg_atomic_read_u32(&DWCtl->removals.generation);
+	uint64	   *kept = &DWCtl->removals.first_batch[generation & 1];
 
 	if (*kept == 0 || batchno < *kept)
 		*kept = batchno;
@@ -460,8 +460,8 @@ dw_first_removed_batch(void)
 	SpinLockAcquire(&DWCtl->mutex);
 	for (int i = 0; i < 2; i++)
 	{
-		if (DWCtl->removed_batch[i] != 0)
-			result = Min(result, DWCtl->removed_batch[i]);
+		if (DWCtl->removals.first_batch[i] != 0)
+			result = Min(result, DWCtl->removals.first_batch[i]);
 	}
 	SpinLockRelease(&DWCtl->mutex);
 	return result;
@@ -515,10 +515,10 @@ dw_discard_staged(DWTagFilter filter, const void *arg)
 	bool		in_batch = false;
 	int			ndiscarded = 0;
 
-	if (pg_atomic_read_u32(&DWCtl->ninuse_hint) == 0)
+	if (pg_atomic_read_u32(&DWCtl->stage.ninuse_hint) == 0)
 		return false;
 
-	for (int i = 0; i < DWCtl->nslots; i++)
+	for (int i = 0; i < DWCtl->stage.nslots; i++)
 	{
 		DWSlot	   *slot = &DWSlots[i];
 
@@ -563,7 +563,7 @@ dw_take_chunk(int *slots, int max, uint64 limit, const DWPageSet *retry,
 	dlist_mutable_iter iter;
 	int			n = 0;
 
-	dlist_foreach_modify(iter, &DWCtl->staged)
+	dlist_foreach_modify(iter, &DWCtl->stage.staged)
 	{
 		DWSlot	   *slot = dlist_container(DWSlot, node, iter.cur);
 
@@ -604,8 +604,8 @@ dw_take_slots(int *slots, int max, const DWPageSet *retry)
 		SpinLockAcquire(&DWCtl->mutex);
 		if (limit == 0)
 		{
-			limit = DWCtl->next_seq;
-			DWCtl->flush_requested = false;
+			limit = DWCtl->stage.next_seq;
+			DWCtl->flusher.requested = false;
 		}
 		taken = dw_take_chunk(slots + n, Min(max - n, DW_TAKE_CHUNK), limit,
 							  retry, &nretried);
@@ -630,7 +630,7 @@ dw_take_kept(int *slots, int max, uint64 before)
 	int			n = 0;
 
 	SpinLockAcquire(&DWCtl->mutex);
-	dlist_foreach_modify(iter, &DWCtl->staged)
+	dlist_foreach_modify(iter, &DWCtl->stage.staged)
 	{
 		DWSlot	   *slot = dlist_container(DWSlot, node, iter.cur);
 
@@ -724,14 +724,14 @@ dw_staged_before(uint64 seq, const DWPageSet *pages, bool *filling)
 
 	*filling = true;
 	SpinLockAcquire(&DWCtl->mutex);
-	dlist_foreach(iter, &DWCtl->staged)
+	dlist_foreach(iter, &DWCtl->stage.staged)
 	{
 		DWSlot	   *slot = dlist_container(DWSlot, node, iter.cur);
 
 		if (slot->oldest_seq >= seq)
 		{
 			/* the others are younger, unless something is out of order */
-			if (DWCtl->nreturned == 0)
+			if (DWCtl->stage.nreturned == 0)
 				break;
 			continue;
 		}

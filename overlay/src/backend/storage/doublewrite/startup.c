@@ -346,10 +346,10 @@ dw_process_log(XLogRecPtr redo, bool marker)
 						live.ignored->batchno)));
 
 	if (scan.nsegments > 0)
-		DWCtl->last_segno = scan.segments[scan.nsegments - 1].segno;
+		DWCtl->log.last_segno = scan.segments[scan.nsegments - 1].segno;
 	DWCtl->restore.bytes_read = scan.bytes_read;
 	if (scan.nbatches > 0)
-		DWCtl->next_batchno = scan.batches[scan.nbatches - 1].batchno + 1;
+		DWCtl->log.next_batchno = scan.batches[scan.nbatches - 1].batchno + 1;
 
 	outcome = DWJudgeLog(&scan, &live, redo, marker);
 	if (outcome == DW_OUTCOME_RESTORE || outcome == DW_OUTCOME_NOTHING ||
@@ -473,8 +473,8 @@ DoubleWriteStartup(XLogRecPtr redo)
 {
 	DWLabel		label = dw_read_label();
 
-	DWCtl->next_batchno = 1;
-	DWCtl->last_segno = 0;
+	DWCtl->log.next_batchno = 1;
+	DWCtl->log.last_segno = 0;
 	DoubleWriteSetRedo(redo, false);
 	dw_note_setting();
 
@@ -514,7 +514,7 @@ DoubleWriteStarted(void)
 {
 	if (DWCtl->started)
 		return;
-	DoubleWritePassedRedo(DWCtl->redo);
+	DoubleWritePassedRedo(DWCtl->redo.last);
 	if (dw_was_armed || dw_setting() == TORN_PAGES_DOUBLE_WRITES)
 	{
 		LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);

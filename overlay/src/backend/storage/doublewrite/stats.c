@@ -35,11 +35,11 @@ static void
 dw_stats_set_base(TimestampTz when, XLogRecPtr lsn)
 {
 	SpinLockAcquire(&DWCtl->mutex);
-	for (int i = 0; i < lengthof(DWCtl->stats_base); i++)
-		DWCtl->stats_base[i] =
+	for (int i = 0; i < lengthof(DWCtl->shown.stats_base); i++)
+		DWCtl->shown.stats_base[i] =
 			pg_atomic_read_u64((pg_atomic_uint64 *) &DWCtl->stats + i);
-	DWCtl->stats_reset = when;
-	DWCtl->stats_lsn = lsn;
+	DWCtl->shown.stats_reset = when;
+	DWCtl->shown.stats_lsn = lsn;
 	SpinLockRelease(&DWCtl->mutex);
 }
 
@@ -77,14 +77,14 @@ dw_show_log(void)
 
 	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
 
-	log.armed = DWCtl->armed;
-	log.next_batchno = DWCtl->next_batchno;
-	log.low_water = DWCtl->low_water;
-	log.segments = DWCtl->log_open ? DWCtl->segno + 1 - DWCtl->first_segno : 0;
-	log.files = DWCtl->ndirty_files;
+	log.armed = DWCtl->log.armed;
+	log.next_batchno = DWCtl->log.next_batchno;
+	log.low_water = DWCtl->log.low_water;
+	log.segments = DWCtl->log.open ? DWCtl->log.segno + 1 - DWCtl->log.first_segno : 0;
+	log.files = DWCtl->dirty.nfiles;
 
 	SpinLockAcquire(&DWCtl->mutex);
-	DWCtl->shown_log = log;
+	DWCtl->shown.log = log;
 	SpinLockRelease(&DWCtl->mutex);
 }
 
@@ -121,7 +121,7 @@ dw_mode_in_force(const DWShownMode *mode, bool armed)
 void
 dw_note_mode(void)
 {
-	DWShownMode mode = DWCtl->shown_mode;
+	DWShownMode mode = DWCtl->shown.mode;
 	TornPagesProtection mechanism;
 	TornPagesProtection in_force;
 	bool		recovery;
@@ -131,7 +131,7 @@ dw_note_mode(void)
 		return;
 
 	recovery = !XLogInsertAllowed();
-	mechanism = dw_mechanism(&mode, DWCtl->armed);
+	mechanism = dw_mechanism(&mode, DWCtl->log.armed);
 	if (mechanism == TORN_PAGES_OFF)
 		mode.off_until = InvalidXLogRecPtr;
 	else if (mode.since != 0 && mode.mechanism == TORN_PAGES_OFF &&
@@ -141,16 +141,16 @@ dw_note_mode(void)
 	mode.recovery = recovery;
 	mode.disarm_after = DWCtl->disarm_after;
 
-	in_force = dw_mode_in_force(&mode, DWCtl->armed);
+	in_force = dw_mode_in_force(&mode, DWCtl->log.armed);
 	if (mode.since == 0 || mode.in_force != in_force)
 		mode.since = GetCurrentTimestamp();
 	mode.in_force = in_force;
 
 	/* the startup process and the checkpointer may meet here: see dw_show_setting() */
 	SpinLockAcquire(&DWCtl->mutex);
-	mode.requested = DWCtl->shown_mode.requested;
-	mode.images = DWCtl->shown_mode.images;
-	DWCtl->shown_mode = mode;
+	mode.requested = DWCtl->shown.mode.requested;
+	mode.images = DWCtl->shown.mode.images;
+	DWCtl->shown.mode = mode;
 	SpinLockRelease(&DWCtl->mutex);
 }
 
@@ -165,12 +165,12 @@ dw_show_setting(void)
 
 	SpinLockAcquire(&DWCtl->mutex);
 	if (requested != TORN_PAGES_DOUBLE_WRITES)
-		DWCtl->shown_mode.images = requested == TORN_PAGES_FULL_PAGES;
-	else if (DWCtl->armed)
-		DWCtl->shown_mode.images = false;
-	else if (DWCtl->shown_mode.since == 0)
-		DWCtl->shown_mode.images = DWCtl->redo_images;
-	DWCtl->shown_mode.requested = requested;
+		DWCtl->shown.mode.images = requested == TORN_PAGES_FULL_PAGES;
+	else if (DWCtl->log.armed)
+		DWCtl->shown.mode.images = false;
+	else if (DWCtl->shown.mode.since == 0)
+		DWCtl->shown.mode.images = DWCtl->redo.images;
+	DWCtl->shown.mode.requested = requested;
 	SpinLockRelease(&DWCtl->mutex);
 }
 
@@ -282,7 +282,7 @@ dw_put_log(DoubleWriteSnapshot *snapshot, const DWShownLog *log)
 	dw_put_figure(snapshot, "log_max_limit_bytes",
 				  (int64) (DW_MAX_SEGMENTS - 1) * DW_SEGMENT_SIZE);
 	dw_put_figure(snapshot, "log_files_to_sync", log->files);
-	dw_put_figure(snapshot, "stage_slots", DWCtl->nslots);
+	dw_put_figure(snapshot, "stage_slots", DWCtl->stage.nslots);
 }
 
 static void
@@ -335,11 +335,11 @@ DoubleWriteTakeSnapshot(void)
 	for (int i = 0; i < lengthof(snapshot->counters); i++)
 		snapshot->counters[i] = (int64)
 			(pg_atomic_read_u64((pg_atomic_uint64 *) &DWCtl->stats + i) -
-			 DWCtl->stats_base[i]);
-	since = DWCtl->stats_reset;
-	lsn = DWCtl->stats_lsn;
-	log = DWCtl->shown_log;
-	mode = DWCtl->shown_mode;
+			 DWCtl->shown.stats_base[i]);
+	since = DWCtl->shown.stats_reset;
+	lsn = DWCtl->shown.stats_lsn;
+	log = DWCtl->shown.log;
+	mode = DWCtl->shown.mode;
 	SpinLockRelease(&DWCtl->mutex);
 
 	/* on a standby the counters start with the server */

@@ -25,7 +25,7 @@
 static bool
 dw_log_half_full(void)
 {
-	return DWCtl->segno + 1 - DWCtl->first_segno > dw_log_bound_segments() / 2;
+	return DWCtl->log.segno + 1 - DWCtl->log.first_segno > dw_log_bound_segments() / 2;
 }
 
 /*
@@ -35,7 +35,7 @@ dw_log_half_full(void)
 bool
 dw_cycle_needed(void)
 {
-	return DWCtl->log_open && (dw_log_half_full() || dw_many_dirty_files());
+	return DWCtl->log.open && (dw_log_half_full() || dw_many_dirty_files());
 }
 
 /*
@@ -46,14 +46,14 @@ dw_cycle_needed(void)
 static void
 dw_renew_copies(void)
 {
-	uint64		before = DWCtl->next_batchno;
+	uint64		before = DWCtl->log.next_batchno;
 	bool		logged = true;
 
-	while (logged && DWCtl->phase == DW_BATCH_NONE &&
+	while (logged && DWCtl->batch.phase == DW_BATCH_NONE &&
 		   dw_begin_batch_of_kept(before))
 	{
 		dw_flush_wal();
-		logged = dw_log_write_batch(DWCtl->batch, DWCtl->batch_len, false);
+		logged = dw_log_write_batch(DWCtl->batch.slots, DWCtl->batch.len, false);
 		dw_return_batch();
 	}
 }
@@ -66,11 +66,11 @@ dw_renew_copies(void)
 static bool
 dw_mark_is_worth_it(uint64 mark)
 {
-	if (DWCtl->blockno < DW_SEGMENT_BLOCKS - 1 ||
-		DWCtl->segno < DWCtl->last_segno ||
-		DWCtl->first_segno == DWCtl->segno)
+	if (DWCtl->log.blockno < DW_SEGMENT_BLOCKS - 1 ||
+		DWCtl->log.segno < DWCtl->log.last_segno ||
+		DWCtl->log.first_segno == DWCtl->log.segno)
 		return true;
-	return DWCtl->seg_first_batch[(DWCtl->first_segno + 1) % DW_MAX_SEGMENTS] <= mark;
+	return DWCtl->log.seg_first_batch[(DWCtl->log.first_segno + 1) % DW_MAX_SEGMENTS] <= mark;
 }
 
 /*
@@ -93,7 +93,7 @@ dw_sync_cycle(uint64 begun)
 	LWLockAcquire(DoubleWriteSyncLock, LW_EXCLUSIVE);
 
 	dw_lock_flush(LW_EXCLUSIVE);
-	if (DWCtl->cycles_done > begun || !DWCtl->log_open)
+	if (DWCtl->log.cycles_done > begun || !DWCtl->log.open)
 	{
 		LWLockRelease(DoubleWriteFlushLock);
 		LWLockRelease(DoubleWriteSyncLock);
@@ -106,13 +106,13 @@ dw_sync_cycle(uint64 begun)
 	else if (dw_many_dirty_files())
 		DWCount(file_cycles, 1);
 
-	number = ++DWCtl->cycles_begun;
-	if (DWCtl->armed)
+	number = ++DWCtl->log.cycles_begun;
+	if (DWCtl->log.armed)
 		dw_renew_copies();
 	mark = dw_first_unfinished_batch();
 	dw_epoch_begin(mark);
 	files = palloc(sizeof(DWDirtyFile) * DW_DIRTY_FILES);
-	memcpy(files, DWCtl->dirty_files, sizeof(DWDirtyFile) * DW_DIRTY_FILES);
+	memcpy(files, DWCtl->dirty.files, sizeof(DWDirtyFile) * DW_DIRTY_FILES);
 	LWLockRelease(DoubleWriteFlushLock);
 
 	INJECTION_POINT("doublewrite-sync-cycle", NULL);
@@ -123,13 +123,13 @@ dw_sync_cycle(uint64 begun)
 	INJECTION_POINT("doublewrite-sync-cycle-synced", NULL);
 
 	dw_lock_flush(LW_EXCLUSIVE);
-	if (DWCtl->log_open)		/* not disarmed meanwhile */
+	if (DWCtl->log.open)		/* not disarmed meanwhile */
 	{
 		if (dw_mark_is_worth_it(mark))
 			dw_log_set_low_water(mark);
 		dw_forget_files(mark);
 	}
-	DWCtl->cycles_done = number;
+	DWCtl->log.cycles_done = number;
 	LWLockRelease(DoubleWriteFlushLock);
 
 	DWCount(sync_cycles, 1);
@@ -175,7 +175,7 @@ DoubleWriteUpkeep(bool busy)
 
 	dw_lock_flush(LW_SHARED);
 	needed = dw_cycle_needed();
-	begun = DWCtl->cycles_begun;
+	begun = DWCtl->log.cycles_begun;
 	LWLockRelease(DoubleWriteFlushLock);
 
 	if (needed)

@@ -48,10 +48,10 @@ dw_wake_flusher(void)
 	int			procno = INVALID_PROC_NUMBER;
 
 	SpinLockAcquire(&DWCtl->mutex);
-	if (!DWCtl->flush_requested && DWCtl->flusher_proc != MyProcNumber)
+	if (!DWCtl->flusher.requested && DWCtl->flusher.proc != MyProcNumber)
 	{
-		procno = DWCtl->flusher_proc;
-		DWCtl->flush_requested = (procno != INVALID_PROC_NUMBER);
+		procno = DWCtl->flusher.proc;
+		DWCtl->flusher.requested = (procno != INVALID_PROC_NUMBER);
 	}
 	SpinLockRelease(&DWCtl->mutex);
 
@@ -65,7 +65,7 @@ dw_flush_was_requested(void)
 	bool		requested;
 
 	SpinLockAcquire(&DWCtl->mutex);
-	requested = DWCtl->flush_requested;
+	requested = DWCtl->flusher.requested;
 	SpinLockRelease(&DWCtl->mutex);
 	return requested;
 }
@@ -74,8 +74,8 @@ void
 dw_announce_flusher(int procno)
 {
 	SpinLockAcquire(&DWCtl->mutex);
-	DWCtl->flusher_proc = procno;
-	DWCtl->flush_requested = false;
+	DWCtl->flusher.proc = procno;
+	DWCtl->flusher.requested = false;
 	SpinLockRelease(&DWCtl->mutex);
 }
 

@@ -277,10 +277,10 @@ tdw_tear(void)
 {
 	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
 
-	for (int i = 0; i < DWCtl->batch_len; i++)
+	for (int i = 0; i < DWCtl->batch.len; i++)
 	{
-		if (!DWSlots[DWCtl->batch[i]].discarded)
-			tdw_write_half(DWCtl->batch[i]);
+		if (!DWSlots[DWCtl->batch.slots[i]].discarded)
+			tdw_write_half(DWCtl->batch.slots[i]);
 	}
 	INJECTION_POINT("test-doublewrite-torn", NULL);
 }
@@ -353,7 +353,7 @@ tdw_home_is_in(Oid tablespace)
 {
 	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
 
-	return DWSlots[DWCtl->batch[0]].tag.spcOid == tablespace;
+	return DWSlots[DWCtl->batch.slots[0]].tag.spcOid == tablespace;
 }
 
 static void
@@ -679,14 +679,14 @@ static void
 tdw_lock(LWLock *lock, LWLockMode mode, const char *name)
 {
 	TimestampTz started = GetCurrentTimestamp();
-	uint64		batchno = DWCtl->next_batchno;
-	uint64		cycles = DWCtl->cycles_done;
+	uint64		batchno = DWCtl->log.next_batchno;
+	uint64		cycles = DWCtl->log.cycles_done;
 	uint32		event = 0;
 
 	while (!LWLockConditionalAcquire(lock, mode))
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (DWCtl->next_batchno != batchno || DWCtl->cycles_done != cycles)
+		if (DWCtl->log.next_batchno != batchno || DWCtl->log.cycles_done != cycles)
 		{
 			LWLockAcquire(lock, mode);
 			return;
@@ -775,7 +775,7 @@ dw_sync_cycle_sql(PG_FUNCTION_ARGS)
 
 	tdw_wait_for_lock(DoubleWriteSyncLock, "DoubleWriteSync");
 	tdw_lock(DoubleWriteFlushLock, LW_SHARED, "DoubleWriteFlush");
-	begun = DWCtl->cycles_begun;
+	begun = DWCtl->log.cycles_begun;
 	LWLockRelease(DoubleWriteFlushLock);
 	dw_sync_cycle(begun);
 	PG_RETURN_VOID();
@@ -866,21 +866,21 @@ dw_state(PG_FUNCTION_ARGS)
 	tdw_lock(DoubleWriteFlushLock, LW_SHARED, "DoubleWriteFlush");
 	SpinLockAcquire(&DWCtl->mutex);
 	values[n++] = BoolGetDatum(DWCtl->started);
-	values[n++] = BoolGetDatum(DWCtl->armed);
+	values[n++] = BoolGetDatum(DWCtl->log.armed);
 	values[n++] = LSNGetDatum(DWCtl->disarm_after);
-	values[n++] = Int32GetDatum(DWCtl->nslots);
-	values[n++] = Int32GetDatum(DWCtl->ninuse);
-	values[n++] = Int32GetDatum(DWCtl->nstaged);
-	values[n++] = UInt64GetDatum(DWCtl->next_batchno);
-	values[n++] = UInt64GetDatum(DWCtl->low_water);
-	values[n++] = UInt64GetDatum(DWCtl->low_water_logged);
-	values[n++] = UInt64GetDatum(DWCtl->segno);
-	values[n++] = Int32GetDatum(DWCtl->blockno);
-	values[n++] = UInt64GetDatum(DWCtl->first_segno);
-	values[n++] = UInt64GetDatum(DWCtl->last_segno);
-	values[n++] = LSNGetDatum(DWCtl->redo);
-	values[n++] = LSNGetDatum(DWCtl->redo_pending);
-	values[n++] = UInt64GetDatum(DWCtl->cycles_done);
+	values[n++] = Int32GetDatum(DWCtl->stage.nslots);
+	values[n++] = Int32GetDatum(DWCtl->stage.ninuse);
+	values[n++] = Int32GetDatum(DWCtl->stage.nstaged);
+	values[n++] = UInt64GetDatum(DWCtl->log.next_batchno);
+	values[n++] = UInt64GetDatum(DWCtl->log.low_water);
+	values[n++] = UInt64GetDatum(DWCtl->log.low_water_logged);
+	values[n++] = UInt64GetDatum(DWCtl->log.segno);
+	values[n++] = Int32GetDatum(DWCtl->log.blockno);
+	values[n++] = UInt64GetDatum(DWCtl->log.first_segno);
+	values[n++] = UInt64GetDatum(DWCtl->log.last_segno);
+	values[n++] = LSNGetDatum(DWCtl->redo.last);
+	values[n++] = LSNGetDatum(DWCtl->redo.pending);
+	values[n++] = UInt64GetDatum(DWCtl->log.cycles_done);
 	SpinLockRelease(&DWCtl->mutex);
 	LWLockRelease(DoubleWriteFlushLock);
 
