@@ -41,16 +41,9 @@ struct iovec;
  */
 
 /*
- * Life of a stage slot.  All changes are made in stage.c with DWCtl->mutex
- * held, but for "publish", which only the filler can do.
- *
- *	  FREE --reserve--> FILLING --publish--> STAGED --take--> BATCH
- *	   ^                   ^                   |  |              |
- *	   |                   '----replace--------'  |              |
- *	   '------------------discard-----------------'              |
- *	   '---------------------release-----------------------------'
- *
- * A home write that fails takes its slot from BATCH back to STAGED.
+ * Life of a stage slot; README has a picture.  All changes are made by
+ * dw_set_slot_state() with DWCtl->mutex held, but for "publish", which only the
+ * filler can do.
  */
 typedef enum DWSlotState
 {
@@ -61,6 +54,8 @@ typedef enum DWSlotState
 	DW_SLOT_STAGED,				/* complete */
 	DW_SLOT_BATCH,				/* in the current batch: its page is frozen */
 } DWSlotState;
+
+#define DW_SLOT_STATES	(DW_SLOT_BATCH + 1)
 
 /* Kinds of processes that stage pages, each with its own *_flush_after */
 typedef enum DWStager
@@ -145,6 +140,8 @@ typedef enum DWBatchPhase
 	DW_BATCH_DURABLE,			/* what needed logging is durable in the log;
 								 * home writes may be under way */
 } DWBatchPhase;
+
+#define DW_BATCH_PHASES	(DW_BATCH_DURABLE + 1)
 
 /* A relation segment file with home writes that only the log protects */
 typedef struct DWDirtyFile
@@ -469,6 +466,37 @@ typedef struct DWCtlData
 } DWCtlData;
 
 extern PGDLLIMPORT DWCtlData *DWCtl;
+
+/*
+ * The mutex is a spinlock: under it nobody throws, allocates or waits.  Spinlocks
+ * don't know who holds them, so for assertions a process notes it itself.
+ */
+#ifdef USE_ASSERT_CHECKING
+extern PGDLLIMPORT bool dw_mutex_held;
+#define DWMutexHeld()		(dw_mutex_held)
+#define DWNoteMutex(held)	(dw_mutex_held = (held))
+#else
+#define DWMutexHeld()		(true)
+#define DWNoteMutex(held)	((void) 0)
+#endif
+
+#define DWLockMutex() \
+	do { \
+		Assert(!DWMutexHeld()); \
+		SpinLockAcquire(&DWCtl->mutex); \
+		DWNoteMutex(true); \
+	} while (0)
+
+#define DWUnlockMutex() \
+	do { \
+		DWNoteMutex(false); \
+		SpinLockRelease(&DWCtl->mutex); \
+	} while (0)
+
+/* Does this process hold the flush lock, so that it is the flusher? */
+#define DWIsFlusher() \
+	LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE)
+
 extern PGDLLIMPORT DWSlot *DWSlots;
 extern PGDLLIMPORT DWBufferRecords *DWBufferRecordsArray;
 
@@ -563,6 +591,7 @@ extern uint64 dw_epoch_copy(const BufferTag *tag);
 extern void dw_epoch_note(const BufferTag *tag, uint64 batchno);
 
 /* batch.c */
+extern void dw_set_batch_phase(DWBatchPhase phase);
 extern bool dw_begin_batch(const DWPageSet *retry);
 extern bool dw_begin_batch_of_kept(uint64 before);
 extern void dw_return_batch(void);

@@ -26,17 +26,42 @@
 #include "storage/doublewrite_internal.h"
 #include "storage/lwlock.h"
 
+/* Transitions that are legal, from the phase of the row to that of the column */
+static const bool
+			dw_batch_transitions[DW_BATCH_PHASES][DW_BATCH_PHASES] PG_USED_FOR_ASSERTS_ONLY = {
+	/* NONE, TAKEN, DURABLE */
+	{false, true, false},		/* NONE: take */
+	{true, false, true},		/* TAKEN: give up; logged */
+	{true, false, false},		/* DURABLE: all home */
+};
+
+/*
+ * All changes of the batch's phase are made here.
+ */
+void
+dw_set_batch_phase(DWBatchPhase phase)
+{
+	Assert(DWIsFlusher());
+	Assert(dw_batch_transitions[DWCtl->batch.phase][phase]);
+	Assert((DWCtl->batch.len > 0) == (phase != DW_BATCH_NONE));
+
+	DWCtl->batch.phase = phase;
+}
+
 /*
  * Begin a batch of pages that have been taken, if there are any.
  */
 static bool
 dw_enter_phase_taken(int npages)
 {
+	Assert(DWIsFlusher());
+	Assert(npages >= 0 && npages <= DW_MAX_BATCH_PAGES);
+
 	DWCtl->batch.len = npages;
 	if (npages == 0)
 		return false;
 	DWCtl->batch.waits = false;
-	DWCtl->batch.phase = DW_BATCH_TAKEN;
+	dw_set_batch_phase(DW_BATCH_TAKEN);
 	return true;
 }
 
@@ -47,6 +72,8 @@ dw_enter_phase_taken(int npages)
 bool
 dw_begin_batch(const DWPageSet *retry)
 {
+	Assert(DWIsFlusher());
+
 	if (DWCtl->batch.phase != DW_BATCH_NONE)
 		return true;
 	return dw_enter_phase_taken(dw_take_slots(DWCtl->batch.slots, DW_MAX_BATCH_PAGES,
@@ -60,6 +87,8 @@ dw_begin_batch(const DWPageSet *retry)
 bool
 dw_begin_batch_of_kept(uint64 before)
 {
+	Assert(DWIsFlusher());
+	Assert(DWCtl->batch.phase == DW_BATCH_NONE);
 	return dw_enter_phase_taken(dw_take_kept(DWCtl->batch.slots, DW_MAX_BATCH_PAGES,
 											 before));
 }
@@ -70,9 +99,11 @@ dw_begin_batch_of_kept(uint64 before)
 void
 dw_return_batch(void)
 {
+	Assert(DWIsFlusher());
+	Assert(DWCtl->batch.phase == DW_BATCH_TAKEN);
 	while (DWCtl->batch.len > 0)
 		dw_restage_slot(DWCtl->batch.slots[--DWCtl->batch.len], false);
-	DWCtl->batch.phase = DW_BATCH_NONE;
+	dw_set_batch_phase(DW_BATCH_NONE);
 }
 
 /*
@@ -83,6 +114,7 @@ dw_return_batch(void)
 bool
 dw_batch_has_waited(void)
 {
+	Assert(DWIsFlusher());
 	return DWCtl->batch.waits && DWCtl->log.cycles_done > DWCtl->batch.waits_since;
 }
 
@@ -95,6 +127,9 @@ void
 dw_flush_wal(void)
 {
 	XLogRecPtr	lsn = InvalidXLogRecPtr;
+
+	Assert(DWIsFlusher());
+	Assert(DWCtl->batch.phase == DW_BATCH_TAKEN);
 
 	for (int i = 0; i < DWCtl->batch.len; i++)
 	{
@@ -116,6 +151,9 @@ dw_flush_wal(void)
 void
 dw_note_logged(int slotno, uint64 batchno)
 {
+	Assert(DWIsFlusher());
+	Assert(DWSlotInState(&DWSlots[slotno], DW_SLOT_BATCH));
+	Assert(batchno >= DWCtl->log.epoch && batchno < DWCtl->log.next_batchno);
 	DWSlots[slotno].home_batch = batchno;
 }
 
@@ -134,13 +172,15 @@ dw_first_unfinished_batch(void)
 	uint64		result = DWCtl->log.next_batchno;
 	dlist_iter	iter;
 
+	Assert(DWIsFlusher());
+
 	for (int i = 0; i < DWCtl->batch.len; i++)
 	{
 		if (DWSlots[DWCtl->batch.slots[i]].home_batch != 0)
 			result = Min(result, DWSlots[DWCtl->batch.slots[i]].home_batch);
 	}
 
-	SpinLockAcquire(&DWCtl->mutex);
+	DWLockMutex();
 	if (DWCtl->stage.nreturned > 0)
 	{
 		dlist_foreach(iter, &DWCtl->stage.staged)
@@ -151,6 +191,6 @@ dw_first_unfinished_batch(void)
 				result = Min(result, slot->home_batch);
 		}
 	}
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 	return Min(result, dw_first_removed_batch());
 }

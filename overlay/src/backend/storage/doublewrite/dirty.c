@@ -44,6 +44,9 @@ dw_dirty_file(const BufferTag *tag, uint64 batchno)
 	DWDirtyFile *file;
 	uint32		pos;
 
+	Assert(DWIsFlusher());
+	Assert(DWCtl->dirty.nfiles < DW_DIRTY_FILES);
+
 	key.rlocator = BufTagGetRelFileLocator(tag);
 	key.forknum = BufTagGetForkNum(tag);
 	key.segno = tag->blockNum / RELSEG_SIZE;
@@ -74,12 +77,14 @@ dw_dirty_file(const BufferTag *tag, uint64 batchno)
 bool
 dw_dirty_files_full(int more)
 {
+	Assert(DWIsFlusher());
 	return DWCtl->dirty.nfiles + more >= DW_DIRTY_FILES;
 }
 
 bool
 dw_many_dirty_files(void)
 {
+	Assert(LWLockHeldByMe(DoubleWriteFlushLock));
 	return DWCtl->dirty.nfiles > DW_DIRTY_FILES / 4 * 3;
 }
 
@@ -90,6 +95,9 @@ void
 dw_forget_files(uint64 mark)
 {
 	DWDirtyFile *old = palloc(sizeof(DWDirtyFile) * DW_DIRTY_FILES);
+
+	Assert(DWIsFlusher());
+	Assert(mark <= DWCtl->log.next_batchno);
 
 	memcpy(old, DWCtl->dirty.files, sizeof(DWDirtyFile) * DW_DIRTY_FILES);
 	memset(DWCtl->dirty.files, 0, sizeof(DWDirtyFile) * DW_DIRTY_FILES);

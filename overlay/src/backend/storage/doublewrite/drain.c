@@ -35,6 +35,8 @@ dw_drain_pages_and_lock(const DWPageSet *pages)
 	uint64		seq = dw_current_seq();
 	bool		filling;
 
+	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
+
 	for (;;)
 	{
 		while (dw_staged_before(seq, pages, &filling))

@@ -107,7 +107,8 @@ dw_copy_set(const BufferTag *tag)
 void
 dw_epoch_begin(uint64 first_batch)
 {
-	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
+	Assert(DWIsFlusher());
+	Assert(first_batch <= DWCtl->log.next_batchno);
 	Assert(first_batch <= dw_first_removed_batch());	/* R3 */
 
 	DWCtl->log.epoch = Max(DWCtl->log.epoch, first_batch);
@@ -122,7 +123,7 @@ dw_epoch_copy(const BufferTag *tag)
 {
 	DWEpochPage *set = dw_copy_set(tag);
 
-	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
+	Assert(DWIsFlusher());
 
 	if (!XLogIsNeeded())
 		return 0;
@@ -143,6 +144,9 @@ dw_epoch_note(const BufferTag *tag, uint64 batchno)
 {
 	DWEpochPage *set = dw_copy_set(tag);
 	DWEpochPage *oldest = set;
+
+	Assert(DWIsFlusher());
+	Assert(batchno != 0 && batchno < DWCtl->log.next_batchno);
 
 	for (int i = 0; i < DW_SET_SIZE; i++)
 	{

@@ -45,6 +45,8 @@ uint64		DoubleWriteStageFullSeen = 0;
 static void
 dw_make_room(void)
 {
+	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
+
 	if (LWLockAcquireOrWait(DoubleWriteFlushLock, LW_EXCLUSIVE))
 	{
 		/* nobody is at it, so we are: the lock is taken again in there */
@@ -154,6 +156,8 @@ dw_fill_slot(int slotno, BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 	DWSlot	   *slot = &DWSlots[slotno];
 	char	   *page = DWSlotPage(slotno);
 	Buffer		buffer = BufferDescriptorGetBuffer(buf);
+
+	Assert(DWSlotInState(slot, DW_SLOT_FILLING));
 
 	/*
 	 * Other processes may set hint bits while we copy; that is harmless, and

@@ -245,9 +245,9 @@ dw_was_truncated(const RelFileLocator *rlocator)
 	uint64		truncated = pg_atomic_read_u64(dw_truncate_bucket(rlocator));
 	XLogRecPtr	redo;
 
-	SpinLockAcquire(&DWCtl->mutex);
+	DWLockMutex();
 	redo = DWCtl->redo.last;
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 	return truncated > redo;
 }
 
@@ -279,10 +279,10 @@ DoubleWritePassedRedo(XLogRecPtr redo)
 void
 DoubleWriteNoteImagesOff(XLogRecPtr recptr)
 {
-	SpinLockAcquire(&DWCtl->mutex);
+	DWLockMutex();
 	if (DWCtl->redo.images_off < recptr)
 		DWCtl->redo.images_off = recptr;
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 	dw_noted_images_off = recptr;
 }
 
@@ -294,9 +294,9 @@ dw_replayed_images(void)
 {
 	bool		result;
 
-	SpinLockAcquire(&DWCtl->mutex);
+	DWLockMutex();
 	result = DWCtl->redo.images && DWCtl->redo.images_off < DWCtl->redo.last;
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 	return result;
 }
 
@@ -441,15 +441,15 @@ dw_redo_rebuilds(const DWSlot *slot)
 	XLogRecPtr	redo;
 	XLogRecPtr	pending;
 
-	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
+	Assert(DWIsFlusher());
 
 	if (BufTagGetForkNum(&slot->tag) != MAIN_FORKNUM)
 		return false;
 
-	SpinLockAcquire(&DWCtl->mutex);
+	DWLockMutex();
 	redo = DWCtl->redo.last;
 	pending = DWCtl->redo.pending;
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 
 	if (XLogRecPtrIsInvalid(redo))
 		return false;

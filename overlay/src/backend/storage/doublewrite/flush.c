@@ -52,6 +52,8 @@
 static bool
 dw_log_wanted(void)
 {
+	Assert(DWIsFlusher());
+
 	if (DWCtl->log.armed)
 		return true;
 	if (dw_setting() != TORN_PAGES_FULL_PAGES ||
@@ -85,6 +87,9 @@ static void
 dw_choose_logged(DWChoice *choice)
 {
 	bool		wanted = dw_log_wanted();
+
+	Assert(DWIsFlusher());
+	Assert(DWCtl->batch.phase == DW_BATCH_TAKEN);
 
 	choice->nlogged = choice->ncopied = choice->nexempt = 0;
 
@@ -126,6 +131,9 @@ dw_make_durable(bool beyond_bound)
 {
 	DWChoice	choice;
 
+	Assert(DWIsFlusher());
+	Assert(DWCtl->batch.phase == DW_BATCH_TAKEN);
+
 	dw_flush_wal();
 	dw_choose_logged(&choice);
 	if (choice.nlogged > 0 &&
@@ -135,7 +143,7 @@ dw_make_durable(bool beyond_bound)
 	/* not before: a batch that waits for a sync cycle must not keep the log */
 	for (int i = 0; i < choice.ncopied; i++)
 		dw_note_logged(choice.copied[i], choice.copies[i]);
-	DWCtl->batch.phase = DW_BATCH_DURABLE;
+	dw_set_batch_phase(DW_BATCH_DURABLE);
 
 	DWCount(exempt, choice.nexempt);
 	DWCount(in_epoch, choice.ncopied);
@@ -153,6 +161,8 @@ dw_make_durable(bool beyond_bound)
 static void
 dw_give_up_batch(void)
 {
+	Assert(DWIsFlusher());
+
 	dw_return_batch();
 
 	/* try them here: with other pages they would not get past the log */
@@ -178,6 +188,9 @@ dw_give_up_batch(void)
 static uint64
 dw_batch_must_wait(void)
 {
+	Assert(DWIsFlusher());
+	Assert(DWCtl->batch.phase == DW_BATCH_TAKEN);
+
 	if (dw_batch_has_waited())
 		dw_give_up_batch();
 	if (!DWCtl->batch.waits)
@@ -200,6 +213,9 @@ dw_batch_must_wait(void)
 bool
 dw_flush_batch(const DWPageSet *retry, const DWPageSet *mine)
 {
+	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
+	Assert(!LWLockHeldByMe(DoubleWriteSyncLock));
+
 	for (;;)
 	{
 		uint64		begun;
@@ -288,9 +304,9 @@ dw_background_flush(int threshold, instr_time start, long timeout)
 			break;
 	}
 
-	SpinLockAcquire(&DWCtl->mutex);
+	DWLockMutex();
 	DWCtl->flusher.requested = false;
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 }
 
 /*
@@ -308,6 +324,8 @@ DoubleWriteBgWriterSleep(long timeout, uint32 wait_event_info)
 {
 	static bool announced = false;
 	instr_time	start;
+
+	Assert(AmBackgroundWriterProcess());
 
 	INSTR_TIME_SET_CURRENT(start);
 	if (!announced)

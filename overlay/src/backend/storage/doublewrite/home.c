@@ -122,6 +122,7 @@ dw_write_run(const int *slots, int npages)
 	instr_time	io_start;
 	SMgrRelation reln;
 
+	Assert(DWIsFlusher());
 	Assert(npages >= 1 && npages <= MAX_IO_COMBINE_LIMIT);
 
 	errcallback.callback = dw_write_error_callback;
@@ -235,6 +236,8 @@ dw_try_write_run(const int *slots, int npages)
 	DWHeldLocks held = {0};
 	ErrorData  *volatile edata = NULL;
 
+	Assert(DWIsFlusher());
+
 	ForEachLWLockHeldByMe(dw_note_held_lock, &held);
 
 	PG_TRY();
@@ -275,6 +278,8 @@ dw_run_length(const int *slots, int nslots)
 	const BufferTag *first = &DWSlots[slots[0]].tag;
 	int			limit = Min(nslots, Max(1, io_combine_limit));
 	int			len = 1;
+
+	Assert(nslots > 0);
 
 	limit = Min(limit, RELSEG_SIZE - (int) (first->blockNum % RELSEG_SIZE));
 	limit = Min(limit, MAX_IO_COMBINE_LIMIT);
@@ -331,6 +336,9 @@ dw_write_home(const DWPageSet *mine)
 	int			nslots = DWCtl->batch.len;
 	DWErrors	errors = {0};
 
+	Assert(DWIsFlusher());
+	Assert(DWCtl->batch.phase == DW_BATCH_DURABLE);
+
 	memcpy(slots, DWCtl->batch.slots, nslots * sizeof(int));
 	qsort(slots, nslots, sizeof(int), dw_slot_cmp);
 	memcpy(DWCtl->batch.slots, slots, nslots * sizeof(int));
@@ -360,7 +368,7 @@ dw_write_home(const DWPageSet *mine)
 		INJECTION_POINT("doublewrite-home-run-written", NULL);
 	}
 
-	DWCtl->batch.phase = DW_BATCH_NONE;
+	dw_set_batch_phase(DW_BATCH_NONE);
 	DWCount(batches, 1);
 	INJECTION_POINT("doublewrite-home-written", NULL);
 

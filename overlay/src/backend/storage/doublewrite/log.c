@@ -73,6 +73,8 @@ dw_build_entries(const int *slots, int nslots)
 static void
 dw_build_header(void)
 {
+	Assert(DWIsFlusher());
+
 	DWHeader->magic = DW_MAGIC;
 	DWHeader->version = DW_FORMAT_VERSION;
 	DWHeader->blcksz = BLCKSZ;
@@ -83,10 +85,10 @@ dw_build_header(void)
 	DWHeader->blockno = DWCtl->log.blockno;
 	DWHeader->nonce = DWCtl->log.nonce;
 
-	SpinLockAcquire(&DWCtl->mutex);
+	DWLockMutex();
 	DWHeader->redo = DWCtl->redo.last;
 	DWHeader->redo_pending = DWCtl->redo.pending;
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 
 	DWHeader->crc = DWBatchHeaderChecksum(DWHeader);
 }
@@ -139,6 +141,9 @@ dw_write_slots(const int *slots, int nslots)
 static void
 dw_append(const int *slots, int nslots, char *packed)
 {
+	Assert(DWIsFlusher());
+	Assert(DWCtl->log.open);
+
 	dw_open_segment(DWCtl->log.segno);
 	dw_build_header();
 	if (packed != NULL)
@@ -175,7 +180,7 @@ dw_log_write_batch(const int *slots, int nslots, bool beyond_bound)
 	char	   *packed;
 	uint32		nblocks;
 
-	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
+	Assert(DWIsFlusher());
 	Assert(DWCtl->log.open && nslots > 0 && nslots <= DW_MAX_BATCH_PAGES);
 
 	if (dw_dirty_files_full(nslots))
@@ -212,7 +217,7 @@ dw_log_write_batch(const int *slots, int nslots, bool beyond_bound)
 void
 dw_log_set_low_water(uint64 mark)
 {
-	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
+	Assert(DWIsFlusher());
 	Assert(DWCtl->log.open);
 	Assert(mark <= DWCtl->log.epoch);
 
@@ -245,6 +250,9 @@ dw_log_open(void)
 	DWOldFile  *files;
 	int			nold = dw_list_old_files(PG_UINT64_MAX, &files);
 	int			nfiles = 0;
+
+	Assert(DWIsFlusher());
+	Assert(!DWCtl->log.open);
 
 	/*
 	 * What any of them holds must not be taken for a part of the log, nor
@@ -290,6 +298,8 @@ dw_log_empty(void)
 {
 	bool		opened = !DWCtl->log.open;
 
+	Assert(DWIsFlusher());
+
 	if (opened)
 		dw_log_open();
 	dw_epoch_begin(DWCtl->log.next_batchno);
@@ -312,6 +322,9 @@ dw_remove_log(void)
 	DWOldFile  *files;
 	int			nfiles = dw_list_old_files(PG_UINT64_MAX, &files);
 
+	Assert(DWIsFlusher());
+	Assert(!DWCtl->log.open);
+
 	for (int i = 0; i < nfiles; i++)
 		dw_remove_file(files[i].name);
 	pfree(files);
@@ -332,6 +345,9 @@ dw_retire_log(bool keep)
 {
 	DWOldFile  *files;
 	int			nfiles = dw_list_old_files(PG_UINT64_MAX, &files);
+
+	Assert(DWIsFlusher());
+	Assert(!DWCtl->log.open && !DWCtl->log.armed);
 
 	for (int i = 0; i < nfiles; i++)
 	{
@@ -357,7 +373,7 @@ dw_retire_log(bool keep)
 void
 dw_arm(void)
 {
-	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
+	Assert(DWIsFlusher());
 
 	if (DWCtl->log.armed)
 		return;

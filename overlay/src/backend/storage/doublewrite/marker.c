@@ -189,6 +189,8 @@ dw_write_owner(bool marker, int elevel)
 	FILE	   *fp;
 	bool		written = false;
 
+	Assert(DWIsFlusher());
+
 	fp = AllocateFile(DW_OWNER_TMP, "w");
 	if (fp != NULL && DWIdentifyOwner(GetSystemIdentifier(), &own))
 	{
@@ -255,6 +257,8 @@ void
 dw_write_marker(void)
 {
 	FILE	   *fp;
+
+	Assert(DWIsFlusher());
 
 	fp = AllocateFile(DW_MARKER_TMP, "w");
 	if (fp == NULL ||

@@ -75,6 +75,8 @@ dw_arm_if_possible(int elevel)
 static void
 dw_disarm(bool keep_segments)
 {
+	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
+
 	if (!DWCtl->log.armed)
 		return;
 
@@ -250,11 +252,11 @@ DoubleWriteIsArmed(void)
 void
 DoubleWriteSetRedo(XLogRecPtr redo, bool images)
 {
-	SpinLockAcquire(&DWCtl->mutex);
+	DWLockMutex();
 	DWCtl->redo.last = redo;
 	DWCtl->redo.images = images;
 	DWCtl->redo.pending = InvalidXLogRecPtr;
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 }
 
 /*
@@ -265,6 +267,8 @@ DoubleWriteSetRedo(XLogRecPtr redo, bool images)
 void
 DoubleWriteCheckpointDrain(XLogRecPtr redo)
 {
+	Assert(AmCheckpointerProcess() || !IsUnderPostmaster);
+
 	dw_drain_and_lock();
 
 	/*
@@ -280,9 +284,9 @@ DoubleWriteCheckpointDrain(XLogRecPtr redo)
 		dw_drain_and_lock();
 	}
 
-	SpinLockAcquire(&DWCtl->mutex);
+	DWLockMutex();
 	DWCtl->redo.pending = redo;
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 
 	DWCtl->log.checkpoint_mark = dw_first_unfinished_batch();
 	Assert(DWCtl->log.checkpoint_mark == DWCtl->log.next_batchno);
@@ -303,6 +307,8 @@ DoubleWriteCheckpointDrain(XLogRecPtr redo)
 void
 DoubleWriteCheckpointSynced(void)
 {
+	Assert(AmCheckpointerProcess() || !IsUnderPostmaster);
+
 	if (DWCtl->log.armed)
 		dw_sync_removals();
 	dw_lock_flush(LW_EXCLUSIVE);
@@ -355,6 +361,8 @@ dw_log_checkpoint_stats(void)
 void
 DoubleWriteCheckpointDone(XLogRecPtr redo, bool images)
 {
+	Assert(AmCheckpointerProcess() || !IsUnderPostmaster);
+
 	DoubleWriteSetRedo(redo, images);
 
 	if (DWCtl->log.armed && !XLogRecPtrIsInvalid(DWCtl->disarm_after) &&

@@ -86,6 +86,9 @@ DoubleWriteBeginRemoval(void)
 {
 	uint32		generation;
 
+	Assert(dw_removal_lock == NULL || !LWLockHeldByMe(dw_removal_lock));
+	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
+
 	for (;;)
 	{
 		generation = pg_atomic_read_u32(&DWCtl->removals.generation);
@@ -101,6 +104,7 @@ DoubleWriteBeginRemoval(void)
 void
 DoubleWriteEndRemoval(void)
 {
+	Assert(dw_removal_lock != NULL);
 	LWLockRelease(dw_removal_lock);
 	dw_removal_lock = NULL;
 }
@@ -209,13 +213,13 @@ dw_note_file(const RelFileLocator *rlocator, ForkNumber forknum, uint32 segno)
 	file.segno = segno;
 	file.used = true;
 
-	SpinLockAcquire(&DWCtl->mutex);
+	DWLockMutex();
 	if (DWCtl->removals.nfiles < DW_REMOVED_FILES)
 	{
 		DWCtl->removals.files[DWCtl->removals.nfiles++] = file;
 		noted = true;
 	}
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 
 	if (!noted)
 		dw_sync_file(&file);
@@ -227,7 +231,7 @@ dw_note_directory(const RelFileLocator *rlocator)
 {
 	bool		noted = false;
 
-	SpinLockAcquire(&DWCtl->mutex);
+	DWLockMutex();
 	/* a sync under way may have come too early for this one */
 	for (int i = DWCtl->removals.nsyncing_dirs; i < DWCtl->removals.ndirs && !noted; i++)
 		noted = DWCtl->removals.dirs[i].spcOid == rlocator->spcOid &&
@@ -237,7 +241,7 @@ dw_note_directory(const RelFileLocator *rlocator)
 		DWCtl->removals.dirs[DWCtl->removals.ndirs++] = *rlocator;
 		noted = true;
 	}
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 
 	if (!noted)
 		dw_sync_directory(rlocator);
@@ -322,6 +326,8 @@ dw_wait_for_removals(void)
 	uint32		generation = pg_atomic_fetch_add_u32(&DWCtl->removals.generation, 1);
 	LWLock	   *lock = dw_removal_lock_of(generation);
 
+	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
+
 	INJECTION_POINT("doublewrite-wait-for-removals", NULL);
 
 	for (;;)
@@ -348,7 +354,9 @@ dw_wait_for_removals(void)
 static void
 dw_forget_removals(int nfiles, int ndirs, uint32 generation)
 {
-	SpinLockAcquire(&DWCtl->mutex);
+	Assert(nfiles <= DWCtl->removals.nfiles && ndirs <= DWCtl->removals.ndirs);
+
+	DWLockMutex();
 	DWCtl->removals.nfiles -= nfiles;
 	memmove(DWCtl->removals.files, DWCtl->removals.files + nfiles,
 			DWCtl->removals.nfiles * sizeof(DWDirtyFile));
@@ -357,7 +365,7 @@ dw_forget_removals(int nfiles, int ndirs, uint32 generation)
 			DWCtl->removals.ndirs * sizeof(RelFileLocator));
 	DWCtl->removals.nsyncing_dirs = 0;
 	DWCtl->removals.first_batch[generation & 1] = 0;
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 }
 
 /*
@@ -375,13 +383,15 @@ dw_sync_removals(void)
 	int			ndirs;
 	uint32		generation = dw_wait_for_removals();
 
-	SpinLockAcquire(&DWCtl->mutex);
+	Assert(AmCheckpointerProcess() || !IsUnderPostmaster);
+
+	DWLockMutex();
 	nfiles = DWCtl->removals.nfiles;
 	ndirs = DWCtl->removals.ndirs;
 	memcpy(files, DWCtl->removals.files, nfiles * sizeof(DWDirtyFile));
 	memcpy(dirs, DWCtl->removals.dirs, ndirs * sizeof(RelFileLocator));
 	DWCtl->removals.nsyncing_dirs = ndirs;
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 
 	for (int i = 0; i < nfiles; i++)
 		dw_sync_file(&files[i]);
@@ -403,6 +413,9 @@ dw_sync_removals(void)
 void
 dw_settle_removals(void)
 {
+	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
+	Assert(!LWLockHeldByMe(DoubleWriteSyncLock));
+
 	while (dw_first_removed_batch() != PG_UINT64_MAX)
 	{
 		if (AmCheckpointerProcess() || !IsUnderPostmaster)

@@ -285,6 +285,9 @@ dw_fill_buffer(const DWPageEntry *entry, const char *page)
 {
 	Buffer		buffer;
 
+	Assert(DWIsFlusher());
+	Assert(!DWCtl->started);
+
 	buffer = ReadBufferWithoutRelcache(entry->rlocator, entry->forknum,
 									   entry->blkno, RBM_ZERO_AND_LOCK,
 									   NULL, true);
@@ -576,6 +579,9 @@ dw_restore(const DWScan *scan, const DWLiveRange *live)
 	instr_time	end;
 	DWCopy	   *copies;
 	int			ncopies;
+
+	Assert(DWIsFlusher());
+	Assert(!DWCtl->started);
 
 	INSTR_TIME_SET_CURRENT(start);
 	dw_sync_live_segments(scan, live);

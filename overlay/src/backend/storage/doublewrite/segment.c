@@ -81,6 +81,8 @@ dw_open_segment(uint64 segno)
 {
 	char		path[MAXPGPATH];
 
+	Assert(DWIsFlusher());
+
 	if (dw_fd >= 0 && dw_fd_segno == segno)
 		return;
 	dw_close_segment();
@@ -179,6 +181,8 @@ dw_create_segment(void)
 	char		newpath[MAXPGPATH];
 	char		path[MAXPGPATH];
 
+	Assert(DWIsFlusher());
+
 	dw_new_path(newpath);
 	if (!dw_make_segment(newpath, true, ERROR))
 		return false;
@@ -207,12 +211,14 @@ dw_segments_ahead(void)
 static bool
 dw_segments_below_bound(void)
 {
+	Assert(LWLockHeldByMe(DoubleWriteFlushLock));
 	return DWCtl->log.last_segno + 1 - DWCtl->log.first_segno < dw_log_bound_segments();
 }
 
 bool
 dw_segment_wanted(void)
 {
+	Assert(LWLockHeldByMe(DoubleWriteFlushLock));
 	return DWCtl->log.open && dw_segments_below_bound() &&
 		DWCtl->log.last_segno - DWCtl->log.segno < dw_segments_ahead();
 }
@@ -230,6 +236,8 @@ dw_prepare_segment(void)
 	char		newpath[MAXPGPATH];
 	char		path[MAXPGPATH];
 	bool		wanted;
+
+	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
 
 	dw_lock_flush(LW_SHARED);
 	wanted = dw_segment_wanted();
@@ -268,6 +276,9 @@ dw_write_blocks(struct iovec *iov, int iovcnt, off_t offset)
 {
 	ssize_t		written;
 	int			injected = 0;
+
+	Assert(DWIsFlusher());
+	Assert(dw_fd >= 0);
 
 	pgstat_report_wait_start(WAIT_EVENT_DOUBLE_WRITE_WRITE);
 	written = pg_pwritev_with_retry(dw_fd, iov, iovcnt, offset);
@@ -308,6 +319,8 @@ dw_write_blocks(struct iovec *iov, int iovcnt, off_t offset)
 static int
 dw_sync_segment(void)
 {
+	Assert(DWIsFlusher());
+
 	if (wal_sync_method == WAL_SYNC_METHOD_FSYNC_WRITETHROUGH)
 	{
 		INJECTION_POINT("doublewrite-log-writethrough", NULL);
@@ -326,6 +339,8 @@ dw_sync_log(void)
 	instr_time	start;
 	instr_time	end;
 	int			injected = 0;
+
+	Assert(DWIsFlusher());
 
 	if (!enableFsync)
 		return;
@@ -365,6 +380,9 @@ bool
 dw_reserve(int nblocks, bool for_mark, bool beyond_bound)
 {
 	int			limit = DW_SEGMENT_BLOCKS - (for_mark ? 0 : 1);
+
+	Assert(DWIsFlusher());
+	Assert(nblocks > 0 && nblocks <= DW_SEGMENT_BLOCKS - 1);
 
 	if (DWCtl->log.blockno + nblocks <= limit)
 		return true;
@@ -416,6 +434,8 @@ dw_list_old_files(uint64 before, DWOldFile **files)
 	struct dirent *de;
 	int			max = 64;
 	int			n = 0;
+
+	Assert(DWIsFlusher());
 
 	*files = palloc(max * sizeof(DWOldFile));
 	while ((de = ReadDir(dir, DW_DIR)) != NULL)
@@ -491,6 +511,8 @@ dw_spare_file(uint64 segno)
 void
 dw_reuse_files(DWOldFile *files, int nfiles)
 {
+	Assert(DWIsFlusher());
+
 	for (int i = 0; i < nfiles; i++)
 	{
 		char		path[MAXPGPATH];
@@ -524,6 +546,9 @@ void
 dw_recycle_segments(void)
 {
 	bool		changed = false;
+
+	Assert(DWIsFlusher());
+	Assert(DWCtl->log.segno <= DWCtl->log.last_segno);
 
 	while (DWCtl->log.first_segno < DWCtl->log.segno &&
 		   DWCtl->log.seg_first_batch[(DWCtl->log.first_segno + 1) % DW_MAX_SEGMENTS]

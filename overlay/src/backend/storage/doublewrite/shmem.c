@@ -22,6 +22,10 @@
 DWCtlData  *DWCtl = NULL;
 DWBufferRecords *DWBufferRecordsArray = NULL;
 
+#ifdef USE_ASSERT_CHECKING
+bool		dw_mutex_held = false;	/* by this process */
+#endif
+
 /*
  * Shared memory needed by the engine, in bytes.
  */

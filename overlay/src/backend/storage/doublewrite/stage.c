@@ -136,6 +136,31 @@ dw_stage_shmem_init(void)
  * ---------------------------------------------------------------------
  */
 
+/*
+ * Transitions that are legal, from the state of the row to that of the column;
+ * README has a picture.
+ */
+static const bool
+			dw_slot_transitions[DW_SLOT_STATES][DW_SLOT_STATES] PG_USED_FOR_ASSERTS_ONLY = {
+	/* FREE, FILLING, STAGED, BATCH */
+	{false, true, false, false},	/* FREE: reserve */
+	{false, false, true, false},	/* FILLING: publish */
+	{true, true, false, true},	/* STAGED: discard, replace, take */
+	{true, false, true, false}, /* BATCH: release, restage */
+};
+
+/*
+ * All changes of a slot's state are made here.
+ */
+static void
+dw_set_slot_state(DWSlot *slot, DWSlotState state)
+{
+	Assert(dw_slot_transitions[pg_atomic_read_u32(&slot->state)][state]);
+	Assert(DWMutexHeld() || DWSlotInState(slot, DW_SLOT_FILLING));
+
+	pg_atomic_write_u32(&slot->state, state);
+}
+
 static inline uint32
 dw_bucket(const BufferTag *tag)
 {
@@ -148,6 +173,8 @@ dw_bucket(const BufferTag *tag)
 static int
 dw_lookup(uint32 bucket, const BufferTag *tag)
 {
+	Assert(DWMutexHeld());
+
 	for (int i = DWBuckets[bucket]; i >= 0; i = DWSlots[i].hash_next)
 	{
 		if (BufferTagsEqual(&DWSlots[i].tag, tag))
@@ -160,6 +187,8 @@ static void
 dw_unlink(int slotno)
 {
 	int		   *link = &DWBuckets[DWSlots[slotno].bucket];
+
+	Assert(DWMutexHeld());
 
 	while (*link != slotno)
 	{
@@ -175,12 +204,16 @@ dw_free_slot(int slotno)
 {
 	DWSlot	   *slot = &DWSlots[slotno];
 
+	Assert(DWMutexHeld());
+	Assert(DWCtl->stage.ninuse > 0);
+	Assert(!slot->failed || DWCtl->stage.nfailed > 0);
+
 	if (!slot->discarded)
 		dw_unlink(slotno);
 	if (slot->failed)
 		DWCtl->stage.nfailed--;
 	slot->failed = false;
-	pg_atomic_write_u32(&slot->state, DW_SLOT_FREE);
+	dw_set_slot_state(slot, DW_SLOT_FREE);
 	dlist_push_head(&DWCtl->stage.free, &slot->node);
 	DWCtl->stage.ninuse--;
 	pg_atomic_write_u32(&DWCtl->stage.ninuse_hint, DWCtl->stage.ninuse);
@@ -189,6 +222,7 @@ dw_free_slot(int slotno)
 static void
 dw_enter_list(DWSlot *slot)
 {
+	Assert(DWMutexHeld());
 	dlist_push_tail(&DWCtl->stage.staged, &slot->node);
 	DWCtl->stage.nstaged++;
 }
@@ -196,6 +230,10 @@ dw_enter_list(DWSlot *slot)
 static void
 dw_leave_list(DWSlot *slot)
 {
+	Assert(DWMutexHeld());
+	Assert(DWCtl->stage.nstaged > 0);
+	Assert(!slot->returned || DWCtl->stage.nreturned > 0);
+
 	dlist_delete(&slot->node);
 	DWCtl->stage.nstaged--;
 	if (slot->returned)
@@ -207,6 +245,7 @@ dw_leave_list(DWSlot *slot)
 static void
 dw_mark_returned(DWSlot *slot)
 {
+	Assert(DWMutexHeld());
 	if (!slot->returned)
 		DWCtl->stage.nreturned++;
 	slot->returned = true;
@@ -215,6 +254,8 @@ dw_mark_returned(DWSlot *slot)
 static void
 dw_mark_failed(DWSlot *slot)
 {
+	Assert(DWMutexHeld());
+	Assert(!DWSlotInState(slot, DW_SLOT_FREE));
 	if (!slot->failed)
 		DWCtl->stage.nfailed++;
 	slot->failed = true;
@@ -247,10 +288,12 @@ dw_reserve_slot(const BufferTag *tag, uint32 bucket, bool refused, bool *replace
 	int			slotno = dw_lookup(bucket, tag);
 	DWSlot	   *slot;
 
+	Assert(DWMutexHeld());
+
 	if (slotno >= 0 && DWSlotInState(&DWSlots[slotno], DW_SLOT_STAGED))
 	{
 		slot = &DWSlots[slotno];
-		pg_atomic_write_u32(&slot->state, DW_SLOT_FILLING);
+		dw_set_slot_state(slot, DW_SLOT_FILLING);
 		*replaces = true;
 		return slotno;
 	}
@@ -264,7 +307,7 @@ dw_reserve_slot(const BufferTag *tag, uint32 bucket, bool refused, bool *replace
 
 	slot = dlist_container(DWSlot, node, dlist_pop_head_node(&DWCtl->stage.free));
 	slotno = slot - DWSlots;
-	pg_atomic_write_u32(&slot->state, DW_SLOT_FILLING);
+	dw_set_slot_state(slot, DW_SLOT_FILLING);
 	slot->tag = *tag;
 	slot->seq = slot->oldest_seq = DWCtl->stage.next_seq++;
 	slot->home_batch = 0;
@@ -297,10 +340,12 @@ dw_reserve_for_page(const BufferTag *tag, bool refused, bool *replaces,
 	uint32		bucket = dw_bucket(tag);
 	int			slotno;
 
-	SpinLockAcquire(&DWCtl->mutex);
+	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
+
+	DWLockMutex();
 	slotno = dw_reserve_slot(tag, bucket, refused, replaces);
 	*nstaged = DWCtl->stage.nstaged - DWCtl->stage.nfailed;
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 	return slotno;
 }
 
@@ -314,8 +359,9 @@ void
 dw_publish_slot(int slotno)
 {
 	Assert(DWSlotInState(&DWSlots[slotno], DW_SLOT_FILLING));
+
 	pg_write_barrier();
-	pg_atomic_write_u32(&DWSlots[slotno].state, DW_SLOT_STAGED);
+	dw_set_slot_state(&DWSlots[slotno], DW_SLOT_STAGED);
 }
 
 /*
@@ -336,9 +382,9 @@ dw_current_seq(void)
 {
 	uint64		seq;
 
-	SpinLockAcquire(&DWCtl->mutex);
+	DWLockMutex();
 	seq = DWCtl->stage.next_seq;
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 	return seq;
 }
 
@@ -409,22 +455,22 @@ DoubleWriteReadStaged(const BufferTag *tag, char *dst)
 		return false;
 	}
 
-	SpinLockAcquire(&DWCtl->mutex);
+	DWLockMutex();
 	slotno = dw_lookup(bucket, tag);
 	if (slotno >= 0)
 		seq = DWSlots[slotno].seq;
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 
 	if (slotno < 0)
 		return false;
 
 	memcpy(dst, DWSlotPage(slotno), BLCKSZ);
 
-	SpinLockAcquire(&DWCtl->mutex);
+	DWLockMutex();
 	still_there = (!DWSlotInState(&DWSlots[slotno], DW_SLOT_FREE) &&
 				   DWSlots[slotno].seq == seq &&
 				   !DWSlots[slotno].discarded);
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 
 	if (still_there)
 		DWCount(stage_hits, 1);
@@ -445,6 +491,9 @@ dw_keep_removed(uint64 batchno)
 	uint32		generation = pg_atomic_read_u32(&DWCtl->removals.generation);
 	uint64	   *kept = &DWCtl->removals.first_batch[generation & 1];
 
+	Assert(DWMutexHeld());
+	Assert(batchno != 0);
+
 	if (*kept == 0 || batchno < *kept)
 		*kept = batchno;
 }
@@ -457,13 +506,13 @@ dw_first_removed_batch(void)
 {
 	uint64		result = PG_UINT64_MAX;
 
-	SpinLockAcquire(&DWCtl->mutex);
+	DWLockMutex();
 	for (int i = 0; i < 2; i++)
 	{
 		if (DWCtl->removals.first_batch[i] != 0)
 			result = Min(result, DWCtl->removals.first_batch[i]);
 	}
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 	return result;
 }
 
@@ -474,6 +523,7 @@ dw_first_removed_batch(void)
 static void
 dw_keep_copy(const DWSlot *slot)
 {
+	Assert(DWMutexHeld());
 	if (slot->failed && slot->home_batch != 0)
 		dw_keep_removed(slot->home_batch);
 }
@@ -487,6 +537,7 @@ dw_discard_slot(int slotno)
 {
 	DWSlot	   *slot = &DWSlots[slotno];
 
+	Assert(DWMutexHeld());
 	Assert(!DWSlotInState(slot, DW_SLOT_FILLING));
 
 	dw_keep_copy(slot);
@@ -515,6 +566,8 @@ dw_discard_staged(DWTagFilter filter, const void *arg)
 	bool		in_batch = false;
 	int			ndiscarded = 0;
 
+	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
+
 	if (pg_atomic_read_u32(&DWCtl->stage.ninuse_hint) == 0)
 		return false;
 
@@ -526,13 +579,13 @@ dw_discard_staged(DWTagFilter filter, const void *arg)
 		if (!filter(&slot->tag, arg))
 			continue;
 
-		SpinLockAcquire(&DWCtl->mutex);
+		DWLockMutex();
 		if (!DWSlotInState(slot, DW_SLOT_FREE) && filter(&slot->tag, arg))
 		{
 			in_batch |= dw_discard_slot(i);
 			ndiscarded++;
 		}
-		SpinLockRelease(&DWCtl->mutex);
+		DWUnlockMutex();
 	}
 
 	DWCount(discarded, ndiscarded);
@@ -547,8 +600,11 @@ dw_discard_staged(DWTagFilter filter, const void *arg)
 static void
 dw_take_slot(DWSlot *slot)
 {
+	Assert(DWMutexHeld());
+	Assert(DWIsFlusher());
+	Assert(!slot->discarded);
 	dw_leave_list(slot);
-	pg_atomic_write_u32(&slot->state, DW_SLOT_BATCH);
+	dw_set_slot_state(slot, DW_SLOT_BATCH);
 }
 
 /*
@@ -562,6 +618,8 @@ dw_take_chunk(int *slots, int max, uint64 limit, const DWPageSet *retry,
 {
 	dlist_mutable_iter iter;
 	int			n = 0;
+
+	Assert(DWMutexHeld());
 
 	dlist_foreach_modify(iter, &DWCtl->stage.staged)
 	{
@@ -599,9 +657,12 @@ dw_take_slots(int *slots, int max, const DWPageSet *retry)
 	int			nretried = 0;
 	int			taken;
 
+	Assert(DWIsFlusher());
+	Assert(max <= DW_MAX_BATCH_PAGES);
+
 	do
 	{
-		SpinLockAcquire(&DWCtl->mutex);
+		DWLockMutex();
 		if (limit == 0)
 		{
 			limit = DWCtl->stage.next_seq;
@@ -609,7 +670,7 @@ dw_take_slots(int *slots, int max, const DWPageSet *retry)
 		}
 		taken = dw_take_chunk(slots + n, Min(max - n, DW_TAKE_CHUNK), limit,
 							  retry, &nretried);
-		SpinLockRelease(&DWCtl->mutex);
+		DWUnlockMutex();
 		n += taken;
 		INJECTION_POINT("doublewrite-chunk-taken", NULL);
 	} while (taken == DW_TAKE_CHUNK);
@@ -629,7 +690,10 @@ dw_take_kept(int *slots, int max, uint64 before)
 	dlist_mutable_iter iter;
 	int			n = 0;
 
-	SpinLockAcquire(&DWCtl->mutex);
+	Assert(DWIsFlusher());
+	Assert(max <= DW_MAX_BATCH_PAGES);
+
+	DWLockMutex();
 	dlist_foreach_modify(iter, &DWCtl->stage.staged)
 	{
 		DWSlot	   *slot = dlist_container(DWSlot, node, iter.cur);
@@ -642,7 +706,7 @@ dw_take_kept(int *slots, int max, uint64 before)
 		dw_take_slot(slot);
 		slots[n++] = slot - DWSlots;
 	}
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 
 	/* as in dw_take_slots() */
 	pg_read_barrier();
@@ -655,16 +719,18 @@ dw_take_kept(int *slots, int max, uint64 before)
 void
 dw_release_slots(const int *slots, int nslots)
 {
+	Assert(DWIsFlusher());
+
 	/* who sees the slots gone shall see the pages at home (R6) */
 	pg_write_barrier();
 
-	SpinLockAcquire(&DWCtl->mutex);
+	DWLockMutex();
 	for (int i = 0; i < nslots; i++)
 	{
 		Assert(DWSlotInState(&DWSlots[slots[i]], DW_SLOT_BATCH));
 		dw_free_slot(slots[i]);
 	}
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 }
 
 /*
@@ -679,7 +745,9 @@ dw_restage_slot(int slotno, bool failed)
 	DWSlot	   *slot = &DWSlots[slotno];
 	int			newest;
 
-	SpinLockAcquire(&DWCtl->mutex);
+	Assert(DWIsFlusher());
+
+	DWLockMutex();
 	Assert(DWSlotInState(slot, DW_SLOT_BATCH));
 	if (failed)
 		dw_mark_failed(slot);
@@ -704,11 +772,11 @@ dw_restage_slot(int slotno, bool failed)
 	}
 	else
 	{
-		pg_atomic_write_u32(&slot->state, DW_SLOT_STAGED);
+		dw_set_slot_state(slot, DW_SLOT_STAGED);
 		dw_enter_list(slot);
 		dw_mark_returned(slot);
 	}
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 }
 
 /*
@@ -723,7 +791,7 @@ dw_staged_before(uint64 seq, const DWPageSet *pages, bool *filling)
 	bool		found = false;
 
 	*filling = true;
-	SpinLockAcquire(&DWCtl->mutex);
+	DWLockMutex();
 	dlist_foreach(iter, &DWCtl->stage.staged)
 	{
 		DWSlot	   *slot = dlist_container(DWSlot, node, iter.cur);
@@ -744,7 +812,7 @@ dw_staged_before(uint64 seq, const DWPageSet *pages, bool *filling)
 			break;
 		}
 	}
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 
 	return found;
 }

@@ -334,6 +334,8 @@ dw_process_log(XLogRecPtr redo, bool marker)
 	MemoryContext context;
 	MemoryContext oldcontext;
 
+	Assert(DWIsFlusher());
+
 	context = AllocSetContextCreate(CurrentMemoryContext,
 									"double-write restore",
 									ALLOCSET_DEFAULT_SIZES);
@@ -472,6 +474,9 @@ void
 DoubleWriteStartup(XLogRecPtr redo)
 {
 	DWLabel		label = dw_read_label();
+
+	Assert(AmStartupProcess() || !IsUnderPostmaster);
+	Assert(!DWCtl->started);
 
 	DWCtl->log.next_batchno = 1;
 	DWCtl->log.last_segno = 0;

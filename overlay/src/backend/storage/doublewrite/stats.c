@@ -34,13 +34,13 @@
 static void
 dw_stats_set_base(TimestampTz when, XLogRecPtr lsn)
 {
-	SpinLockAcquire(&DWCtl->mutex);
+	DWLockMutex();
 	for (int i = 0; i < lengthof(DWCtl->shown.stats_base); i++)
 		DWCtl->shown.stats_base[i] =
 			pg_atomic_read_u64((pg_atomic_uint64 *) &DWCtl->stats + i);
 	DWCtl->shown.stats_reset = when;
 	DWCtl->shown.stats_lsn = lsn;
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 }
 
 /*
@@ -75,7 +75,7 @@ dw_show_log(void)
 {
 	DWShownLog	log;
 
-	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
+	Assert(DWIsFlusher());
 
 	log.armed = DWCtl->log.armed;
 	log.next_batchno = DWCtl->log.next_batchno;
@@ -83,9 +83,9 @@ dw_show_log(void)
 	log.segments = DWCtl->log.open ? DWCtl->log.segno + 1 - DWCtl->log.first_segno : 0;
 	log.files = DWCtl->dirty.nfiles;
 
-	SpinLockAcquire(&DWCtl->mutex);
+	DWLockMutex();
 	DWCtl->shown.log = log;
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 }
 
 /*
@@ -147,11 +147,11 @@ dw_note_mode(void)
 	mode.in_force = in_force;
 
 	/* the startup process and the checkpointer may meet here: see dw_show_setting() */
-	SpinLockAcquire(&DWCtl->mutex);
+	DWLockMutex();
 	mode.requested = DWCtl->shown.mode.requested;
 	mode.images = DWCtl->shown.mode.images;
 	DWCtl->shown.mode = mode;
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 }
 
 /*
@@ -163,7 +163,7 @@ dw_show_setting(void)
 {
 	TornPagesProtection requested = dw_setting();
 
-	SpinLockAcquire(&DWCtl->mutex);
+	DWLockMutex();
 	if (requested != TORN_PAGES_DOUBLE_WRITES)
 		DWCtl->shown.mode.images = requested == TORN_PAGES_FULL_PAGES;
 	else if (DWCtl->log.armed)
@@ -171,7 +171,7 @@ dw_show_setting(void)
 	else if (DWCtl->shown.mode.since == 0)
 		DWCtl->shown.mode.images = DWCtl->redo.images;
 	DWCtl->shown.mode.requested = requested;
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 }
 
 const char *
@@ -331,7 +331,7 @@ DoubleWriteTakeSnapshot(void)
 	DWShownLog	log;
 	DWShownMode mode;
 
-	SpinLockAcquire(&DWCtl->mutex);
+	DWLockMutex();
 	for (int i = 0; i < lengthof(snapshot->counters); i++)
 		snapshot->counters[i] = (int64)
 			(pg_atomic_read_u64((pg_atomic_uint64 *) &DWCtl->stats + i) -
@@ -340,7 +340,7 @@ DoubleWriteTakeSnapshot(void)
 	lsn = DWCtl->shown.stats_lsn;
 	log = DWCtl->shown.log;
 	mode = DWCtl->shown.mode;
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 
 	/* on a standby the counters start with the server */
 	dw_put_figure(snapshot, "stats_since", since != 0 ? since : PgStartTime);

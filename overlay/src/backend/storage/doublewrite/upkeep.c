@@ -25,6 +25,7 @@
 static bool
 dw_log_half_full(void)
 {
+	Assert(LWLockHeldByMe(DoubleWriteFlushLock));
 	return DWCtl->log.segno + 1 - DWCtl->log.first_segno > dw_log_bound_segments() / 2;
 }
 
@@ -35,6 +36,7 @@ dw_log_half_full(void)
 bool
 dw_cycle_needed(void)
 {
+	Assert(LWLockHeldByMe(DoubleWriteFlushLock));
 	return DWCtl->log.open && (dw_log_half_full() || dw_many_dirty_files());
 }
 
@@ -48,6 +50,9 @@ dw_renew_copies(void)
 {
 	uint64		before = DWCtl->log.next_batchno;
 	bool		logged = true;
+
+	Assert(DWIsFlusher());
+	Assert(DWCtl->log.armed);
 
 	while (logged && DWCtl->batch.phase == DW_BATCH_NONE &&
 		   dw_begin_batch_of_kept(before))
@@ -66,6 +71,8 @@ dw_renew_copies(void)
 static bool
 dw_mark_is_worth_it(uint64 mark)
 {
+	Assert(DWIsFlusher());
+
 	if (DWCtl->log.blockno < DW_SEGMENT_BLOCKS - 1 ||
 		DWCtl->log.segno < DWCtl->log.last_segno ||
 		DWCtl->log.first_segno == DWCtl->log.segno)
@@ -89,6 +96,9 @@ dw_sync_cycle(uint64 begun)
 	DWDirtyFile *files;
 	uint64		mark;
 	uint64		number;
+
+	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
+	Assert(!LWLockHeldByMe(DoubleWriteSyncLock));
 
 	LWLockAcquire(DoubleWriteSyncLock, LW_EXCLUSIVE);
 
@@ -154,6 +164,8 @@ DoubleWriteUpkeep(bool busy)
 	static bool segments_postponed = false;
 	uint64		begun;
 	bool		needed;
+
+	Assert(AmCheckpointerProcess());
 
 	dw_catch_up_with_settings();
 

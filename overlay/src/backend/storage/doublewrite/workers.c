@@ -34,6 +34,7 @@
 void
 dw_lock_flush(LWLockMode mode)
 {
+	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
 	LWLockAcquire(DoubleWriteTurnLock, LW_EXCLUSIVE);
 	LWLockAcquire(DoubleWriteFlushLock, mode);
 	LWLockRelease(DoubleWriteTurnLock);
@@ -47,13 +48,13 @@ dw_wake_flusher(void)
 {
 	int			procno = INVALID_PROC_NUMBER;
 
-	SpinLockAcquire(&DWCtl->mutex);
+	DWLockMutex();
 	if (!DWCtl->flusher.requested && DWCtl->flusher.proc != MyProcNumber)
 	{
 		procno = DWCtl->flusher.proc;
 		DWCtl->flusher.requested = (procno != INVALID_PROC_NUMBER);
 	}
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 
 	if (procno != INVALID_PROC_NUMBER)
 		SetLatch(&GetPGProcByNumber(procno)->procLatch);
@@ -64,19 +65,19 @@ dw_flush_was_requested(void)
 {
 	bool		requested;
 
-	SpinLockAcquire(&DWCtl->mutex);
+	DWLockMutex();
 	requested = DWCtl->flusher.requested;
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 	return requested;
 }
 
 void
 dw_announce_flusher(int procno)
 {
-	SpinLockAcquire(&DWCtl->mutex);
+	DWLockMutex();
 	DWCtl->flusher.proc = procno;
 	DWCtl->flusher.requested = false;
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 }
 
 void

@@ -275,7 +275,7 @@ tdw_write_half(int slotno)
 static void
 tdw_tear(void)
 {
-	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
+	Assert(DWIsFlusher());
 
 	for (int i = 0; i < DWCtl->batch.len; i++)
 	{
@@ -351,7 +351,7 @@ tdw_pause(const char *name)
 static bool
 tdw_home_is_in(Oid tablespace)
 {
-	Assert(LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE));
+	Assert(DWIsFlusher());
 
 	return DWSlots[DWCtl->batch.slots[0]].tag.spcOid == tablespace;
 }
@@ -864,7 +864,7 @@ dw_state(PG_FUNCTION_ARGS)
 	int			n = 0;
 
 	tdw_lock(DoubleWriteFlushLock, LW_SHARED, "DoubleWriteFlush");
-	SpinLockAcquire(&DWCtl->mutex);
+	DWLockMutex();
 	values[n++] = BoolGetDatum(DWCtl->started);
 	values[n++] = BoolGetDatum(DWCtl->log.armed);
 	values[n++] = LSNGetDatum(DWCtl->disarm_after);
@@ -881,7 +881,7 @@ dw_state(PG_FUNCTION_ARGS)
 	values[n++] = LSNGetDatum(DWCtl->redo.last);
 	values[n++] = LSNGetDatum(DWCtl->redo.pending);
 	values[n++] = UInt64GetDatum(DWCtl->log.cycles_done);
-	SpinLockRelease(&DWCtl->mutex);
+	DWUnlockMutex();
 	LWLockRelease(DoubleWriteFlushLock);
 
 	return tdw_make_row(fcinfo, values, n);
