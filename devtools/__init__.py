@@ -13,11 +13,16 @@ One module per concern, listed so that each may use only those above it:
     worktree  work/: import, export, sync
     series    patches for upstream review
     build     meson and ninja
+    deb       Debian packages, built in a chroot
+    image     a container image of these packages
     cluster   the cluster of `./dev run`
+    patroni   a cluster with Patroni
+    pytests   what runs our Python tests in a process of their own
     suites    test suites, and how their results are counted
     crash     the power-cut explorer
     mutate    mutations: does a test notice when a rule is broken?
     generate  documents that are made of other files
+    layers    which file may use which
     check     the gate
     cli       commands
 """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from . import generate, mutate, series, worktree
+from . import generate, layers, mutate, series, worktree
 from . import patch as patches
 from .base import DevError, Paths, output, say
 from .git import Git
@@ -170,6 +170,30 @@ def typedefs_listed(tree):
             name = match[1] or match[2]
             if name not in known:
                 yield f"typedef {name} (overlay/{path}) is not in typedefs.list"
+
+
+@checker
+def engine_layers(tree):
+    """A file of the engine calls only files below it, and is declared under its name."""
+    engine = "src/backend/storage/doublewrite/"
+    readme = tree.overlay.get(f"{engine}README.md")
+    if readme is None:
+        return
+    sources = {path.removeprefix(engine): text for path, text in tree.c_files((".c",))
+               if path.startswith(engine)}
+    yield from layers.engine(layers.order_of_readme(readme), sources)
+    for header in ("doublewrite.h", "doublewrite_internal.h"):
+        for complaint in layers.prototypes(tree.overlay[f"src/include/storage/{header}"], sources):
+            yield f"{header}: {complaint}"
+
+
+@checker
+def module_layers(tree):
+    """A module of devtools imports only those that stand above it in the docstring."""
+    package = {path.removeprefix("devtools/").removesuffix(".py"): text
+               for path, text in tree.committed.items() if re.fullmatch(r"devtools/\w+\.py", path)}
+    if "__init__" in package:
+        yield from layers.modules(layers.order_of_package(package.pop("__init__")), package)
 
 
 @checker
