@@ -11,7 +11,6 @@ One module per concern, listed so that each may use only those above it:
     patch     the format of the files in patches/
     git       the repository in work/, by plumbing commands
     worktree  work/: import, export, sync
-    series    patches for upstream review
     build     meson and ninja
     deb       Debian packages, built in a chroot
     image     a container image of these packages
@@ -19,6 +18,7 @@ One module per concern, listed so that each may use only those above it:
     patroni   a cluster with Patroni
     pytests   what runs our Python tests in a process of their own
     suites    test suites, and how their results are counted
+    series    the review series: written, built and tested patch by patch
     crash     the power-cut explorer
     mutate    mutations: does a test notice when a rule is broken?
     generate  documents that are made of other files
