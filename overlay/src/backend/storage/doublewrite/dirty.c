@@ -18,12 +18,10 @@
 #include "postgres.h"
 
 #include <fcntl.h>
-#include <unistd.h>
 
 #include "catalog/pg_tablespace_d.h"
 #include "common/hashfn.h"
 #include "common/relpath.h"
-#include "postmaster/auxprocess.h"
 #include "postmaster/bgwriter.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/fd.h"

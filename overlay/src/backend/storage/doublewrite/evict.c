@@ -21,7 +21,6 @@
 #include "postgres.h"
 
 #include "access/xlog.h"
-#include "postmaster/auxprocess.h"
 #include "storage/bufmgr.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/lwlock.h"

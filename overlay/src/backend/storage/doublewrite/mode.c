@@ -36,7 +36,6 @@
 
 #include "access/xlog.h"
 #include "access/xlogrecovery.h"
-#include "postmaster/auxprocess.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/fd.h"
 #include "storage/lwlock.h"

@@ -18,7 +18,6 @@
 
 #include "common/relpath.h"
 #include "miscadmin.h"
-#include "port.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/lwlock.h"
 #include "utils/injection_point.h"

@@ -41,7 +41,6 @@
 #include "access/xlog.h"
 #include "miscadmin.h"
 #include "pgstat.h"
-#include "postmaster/auxprocess.h"
 #include "postmaster/bgwriter.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/lwlock.h"

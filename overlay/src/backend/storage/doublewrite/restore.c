@@ -36,7 +36,6 @@
 #include "common/int.h"
 #include "common/relpath.h"
 #include "portability/instr_time.h"
-#include "postmaster/auxprocess.h"
 #include "postmaster/startup.h"
 #include "storage/bufmgr.h"
 #include "storage/doublewrite_internal.h"

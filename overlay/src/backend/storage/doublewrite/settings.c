@@ -18,7 +18,6 @@
 
 #include "access/parallel.h"
 #include "access/xlog.h"
-#include "postmaster/auxprocess.h"
 #include "storage/bufmgr.h"
 #include "storage/doublewrite_internal.h"
 #include "utils/guc_hooks.h"

@@ -37,7 +37,6 @@
 #include "catalog/pg_control.h"
 #include "common/controldata_utils.h"
 #include "common/doublewrite_scan.h"
-#include "postmaster/auxprocess.h"
 #include "postmaster/startup.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/fd.h"
