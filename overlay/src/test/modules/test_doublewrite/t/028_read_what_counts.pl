@@ -128,16 +128,25 @@ append_to_file("$data/recovery.signal", '');
 	ok(dw_poll_start($node), 'neither does the server');
 }
 
-# --- Segments that the start could not see, since their directory was not there
+# --- Segments that the start could not see, since their directory was not there.
+#     The one written last has a number that a log which began anew would not
+#     reach soon, so nothing would replace it, and batches with higher numbers
+#     than those of such a log.
 
-$node->safe_psql('postgres', 'UPDATE small SET v = v; CHECKPOINT; SELECT dw_sync_cycle()')
-  foreach (1 .. 5);
+$node->safe_psql('postgres', 'UPDATE t SET v = v; CHECKPOINT; SELECT dw_sync_cycle()')
+  foreach (1 .. 4);
 $node->stop;
 
 # a stop that was cut short before it renamed segments to spare ones
 foreach my $name (grep { /\.spare\d+$/ } slurp_dir($dir))
 {
 	rename("$dir/$name", "$dir/" . substr($name, 0, 16)) or die "could not rename: $!";
+}
+{
+	my ($left) = reverse @{ dw_read_log($node)->{batches} };
+
+	cmp_ok($left->{segno}, '>', 10, 'newest segment left is far from the first');
+	cmp_ok($left->{batchno}, '>', 10, '... and has many batches before it');
 }
 $node->append_conf('postgresql.conf', "io_torn_pages_protection = full_pages\n");
 rename($dir, "$dir.mount") or die "could not rename: $!";

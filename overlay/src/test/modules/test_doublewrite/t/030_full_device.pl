@@ -10,6 +10,7 @@ use FindBin;
 use lib $FindBin::RealBin;
 
 use DoubleWrite;
+use List::Util qw(max min);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use PostgreSQL::Test::Watchdog;
@@ -22,11 +23,20 @@ my $turns;
 # Change some pages, and have them written home; returns whether that worked
 sub turn
 {
-	my ($node) = @_;
+	my ($node, $npages) = @_;
 	my $first = ($turns++ % 99) * 60 + 1;
+	my $last = $first + ($npages // 60) - 1;
 
 	return $node->psql('postgres',
-		"UPDATE t SET v = v + 1 WHERE id BETWEEN $first AND $first + 59; SELECT dw_evict('t')") == 0;
+		"UPDATE t SET v = v + 1 WHERE id BETWEEN $first AND $last; SELECT dw_evict('t'); SELECT dw_flush_batch(false)") == 0;
+}
+
+# Blocks behind the newest batch, in the segment that is being written
+sub blocks_left
+{
+	my ($node) = @_;
+
+	return 512 - $node->safe_psql('postgres', 'SELECT blockno FROM dw_state()');
 }
 
 foreach my $case ('well again', 'dropped')
@@ -61,6 +71,18 @@ test_doublewrite.quiet = off
 	{
 		BAIL_OUT('the log does not get full') if $turns > 10000;
 	}
+
+	# ... and then the rest of it, with batches that need no more blocks than the
+	# copies of failed pages: else these would be renewed, and segments freed
+	for (my $left = 1; $left > 0;)
+	{
+		my $before = blocks_left($node);
+
+		turn($node, max(1, min(60, int(($before - 60) / 4))));
+		$left = blocks_left($node);
+		last if $left == $before;
+	}
+	is(blocks_left($node), 1, "$case: the last block is kept for a mark that frees something");
 
 	$node->safe_psql('postgres', 'DROP TABLE bad') if $case eq 'dropped';
 	$node->safe_psql('postgres', q{SELECT dw_clear('doublewrite-home-write')});
