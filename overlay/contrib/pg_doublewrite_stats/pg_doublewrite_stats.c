@@ -20,6 +20,7 @@
 #include "postgres.h"
 
 #include "access/xlogdefs.h"
+#include "common/doublewrite_scan.h"
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "storage/doublewrite_format.h"
@@ -254,7 +255,7 @@ pg_double_write_mode(PG_FUNCTION_ARGS)
 
 /*
  * Open the ledger of the last restore and read its header.  Returns NULL if
- * there is none that we know how to read.
+ * there is none that we know how to read, or that can be believed.
  */
 static FILE *
 open_ledger(DWLedgerHeader *header)
@@ -274,6 +275,15 @@ open_ledger(DWLedgerHeader *header)
 		header->version != DW_LEDGER_VERSION ||
 		header->entry_size != sizeof(DWLedgerEntry))
 	{
+		FreeFile(fp);
+		return NULL;
+	}
+	if (!DWLedgerIntact(fp, header))
+	{
+		/* no error, which would cost whoever monitors the other figures */
+		ereport(WARNING,
+				(errcode(ERRCODE_DATA_CORRUPTED),
+				 errmsg("file \"%s\" is damaged", DW_LEDGER_FILE)));
 		FreeFile(fp);
 		return NULL;
 	}

@@ -938,3 +938,33 @@ DWNewestCopies(const DWScan *scan, const DWLiveRange *live, int *ncopies)
 	*ncopies = kept;
 	return copies;
 }
+
+/* ---------------------------------------------------------------------
+ * The ledger of a restore
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * Are the entries of a ledger those that were written with this header?  The
+ * file is positioned behind the header, and so it is left if they are.
+ */
+bool
+DWLedgerIntact(FILE *fp, const DWLedgerHeader *header)
+{
+	DWLedgerEntry entry;
+	pg_crc32c	crc;
+	uint64		n = 0;
+
+	INIT_CRC32C(crc);
+	while (fread(&entry, sizeof(entry), 1, fp) == 1)
+	{
+		COMP_CRC32C(crc, &entry, sizeof(entry));
+		/* it is going to index an array */
+		if (entry.forknum < 0 || entry.forknum > MAX_FORKNUM)
+			return false;
+		n++;
+	}
+	return n == header->restored &&
+		header->crc == DWLedgerChecksum(crc, header) &&
+		fseek(fp, sizeof(*header), SEEK_SET) == 0;
+}

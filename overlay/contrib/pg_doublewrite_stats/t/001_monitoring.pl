@@ -248,8 +248,18 @@ $node->backup('copy');
 ok(!-e $node->backup_dir . '/copy/pg_stat_tmp/doublewrite_restore',
 	'ledger is not in a base backup');
 
-# An unreadable ledger is none.
+# Neither a ledger that has rotted nor an unreadable one counts.
 my $ledger = $node->data_dir . '/pg_stat_tmp/doublewrite_restore';
+my $bytes = slurp_file($ledger);
+substr($bytes, -1) ^= "\x01";
+unlink($ledger) or die "could not unlink $ledger: $!";
+append_to_file($ledger, $bytes);
+my ($ret, $stdout, $stderr) = $node->psql('postgres', $restore);
+is("$ret|$stdout", '0|', 'a damaged ledger is no ledger');
+like($stderr, qr/WARNING: .*file "pg_stat_tmp\/doublewrite_restore" is damaged/,
+	'... and that is said');
+is($node->safe_psql('postgres', 'SELECT count(*) FROM pg_double_write_ledger'),
+	0, '... also where it names pages');
 unlink($ledger) or die "could not unlink $ledger: $!";
 append_to_file($ledger, 'something else');
 is( $node->safe_psql(

@@ -24,34 +24,6 @@
 #include "pg_doublewrite.h"
 
 /*
- * Read all entries, and give up if they are not what was written.  The file is
- * positioned behind the header, before and after.
- */
-static void
-check_ledger(FILE *fp, const char *path, const DWLedgerHeader *header)
-{
-	DWLedgerEntry entry;
-	pg_crc32c	crc;
-	uint64		n = 0;
-	bool		valid = true;
-
-	INIT_CRC32C(crc);
-	while (fread(&entry, sizeof(entry), 1, fp) == 1)
-	{
-		COMP_CRC32C(crc, &entry, sizeof(entry));
-		/* it is going to index an array */
-		if (entry.forknum < 0 || entry.forknum > MAX_FORKNUM)
-			valid = false;
-		n++;
-	}
-	if (!valid || n != header->restored ||
-		header->crc != DWLedgerChecksum(crc, header))
-		pg_fatal("file \"%s\" is damaged", path);
-	if (fseek(fp, sizeof(*header), SEEK_SET) != 0)
-		pg_fatal("could not read file \"%s\": %m", path);
-}
-
-/*
  * Open the ledger and read its header.  Returns NULL if there is none.
  */
 static FILE *
@@ -72,7 +44,8 @@ open_ledger(const char *path, DWLedgerHeader *header)
 		header->entry_size != sizeof(DWLedgerEntry))
 		pg_fatal("file \"%s\" has format version %u, but this program knows version %u",
 				 path, header->version, DW_LEDGER_VERSION);
-	check_ledger(fp, path, header);
+	if (!DWLedgerIntact(fp, header))
+		pg_fatal("file \"%s\" is damaged", path);
 	return fp;
 }
 
