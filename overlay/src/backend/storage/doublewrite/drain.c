@@ -119,11 +119,16 @@ DoubleWriteDrainDatabase(Oid dbid)
  * If one of them has been truncated before, the log may hold copies from its
  * earlier life, which no redo would set right after a restore: make the log
  * forget them. (R5)
+ *
+ * Pages of others that cannot be written home need not fail us, since a sync
+ * cycle logs them once more.  Only if it has no room for that, somebody has to
+ * get their error. (R11)
  */
 void
 DoubleWriteForgetTruncated(SMgrRelation *rels, int nrels)
 {
 	bool		truncated = false;
+	bool		tried = false;
 	uint64		newest;
 	uint64		begun;
 
@@ -147,8 +152,12 @@ DoubleWriteForgetTruncated(SMgrRelation *rels, int nrels)
 		LWLockRelease(DoubleWriteFlushLock);
 		if (done)
 			break;
-		DoubleWriteDrain();
+		if (tried)
+			DoubleWriteDrain();
+		else
+			dw_flush_batch(NULL, NULL); /* at least what is under way */
 		dw_settle_removals();
 		dw_sync_cycle(begun);
+		tried = true;
 	}
 }

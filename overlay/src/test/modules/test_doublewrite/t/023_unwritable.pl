@@ -134,4 +134,34 @@ is(sql('DROP TABLE b1, b2, b3'), '', 'tables are dropped');
 is(sql('CHECKPOINT'), '', 'then a checkpoint succeeds');
 $node->stop;
 
+# --- Relations filled without WAL, for which the log has to forget pages from
+#     before a truncation, do not need pages of others at home
+
+$node->append_conf('postgresql.conf', q{
+wal_level = minimal
+max_wal_senders = 0
+wal_skip_threshold = 0
+});
+$node->start;
+sql(q{CREATE TABLE b (id int, v int) TABLESPACE bad; INSERT INTO b VALUES (1, 0)});
+sql('CHECKPOINT');
+sql(q{SELECT dw_fail_homes_in(oid, 'EIO') FROM pg_tablespace WHERE spcname = 'bad'});
+sql(q{UPDATE b SET v = 1; SELECT dw_evict('b')});
+like(sql('SELECT dw_drain()'), qr/^error: .*test error/, 'a page has failed');
+my $cycles = sql('SELECT cycles_done FROM dw_state()');
+is(sql(q{BEGIN;
+	CREATE TABLE loaded AS SELECT i AS id, repeat('x', 1000) AS filler FROM generate_series(1, 300) i;
+	SELECT dw_evict('loaded') > 0;
+	TRUNCATE loaded;
+	INSERT INTO loaded SELECT i, repeat('y', 1000) FROM generate_series(1, 30) i;
+	COMMIT}), 't', 'a load without WAL succeeds');
+cmp_ok(sql('SELECT cycles_done FROM dw_state()'), '>', $cycles, '... and has made the log forget');
+like(sql('SELECT dw_drain()'), qr/^error: .*test error/, '... though a page still fails');
+$node->stop('immediate');
+dw_start_after_crash($node);
+is(sql('SELECT count(*), min(filler) = max(filler) FROM loaded'), '30|t', 'what was loaded is there');
+is(sql('SELECT v FROM b'), 1, '... and so is what could not be written');
+is(sql('CHECKPOINT'), '', 'then a checkpoint succeeds');
+$node->stop;
+
 done_testing();
