@@ -124,6 +124,8 @@ dw_disarm(bool keep_segments)
 bool
 DoubleWriteUpdateMode(bool images_now)
 {
+	INJECTION_POINT("doublewrite-update-mode", NULL);
+
 	if (AmCheckpointerProcess())
 	{
 		dw_note_setting();

@@ -167,5 +167,30 @@ foreach my $case (
 	$standby->stop;
 }
 
+# ---------------------------------------------------------------------
+# Recovery ends after the checkpointer has asked whether it has, and before it
+# says that there is a change: neither of the two flags that they leave for each
+# other tells
+# ---------------------------------------------------------------------
+
+{
+	$standby = new_standby('between', 'full_pages');
+	my $end = $standby->safe_psql('postgres', q{
+		SELECT dw_await_end_of_recovery_at('doublewrite-update-mode');
+		SELECT pg_last_wal_replay_lsn()}) =~ s/^\n//r;
+	my $offset = -s $standby->logfile;
+
+	$standby->adjust_conf('postgresql.conf', $SETTING, 'double_writes');
+	$standby->reload;
+	$standby->wait_for_log(
+		qr/waiting for the end of recovery at injection point "doublewrite-update-mode"/,
+		$offset);
+	$standby->promote;
+	wait_for_change($standby, $end, 'false');
+	is($standby->safe_psql('postgres', 'SELECT armed FROM dw_state()'), 't',
+		'recovery ends while the checkpointer looks: log is in use');
+	$standby->stop;
+}
+
 $primary->stop;
 done_testing();
