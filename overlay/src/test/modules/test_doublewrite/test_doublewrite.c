@@ -792,6 +792,20 @@ dw_hold_home_writes(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
+/* Sync the directory of a relation, as a truncation does that finds no file */
+PG_FUNCTION_INFO_V1(dw_sync_directory_critical);
+Datum
+dw_sync_directory_critical(PG_FUNCTION_ARGS)
+{
+	Relation	rel = relation_open(PG_GETARG_OID(0), AccessShareLock);
+
+	START_CRIT_SECTION();
+	dw_sync_directory(&rel->rd_locator);
+	END_CRIT_SECTION();
+	relation_close(rel, AccessShareLock);
+	PG_RETURN_VOID();
+}
+
 /* Push all pages of a relation out of shared buffers, into the stage */
 PG_FUNCTION_INFO_V1(dw_evict);
 Datum

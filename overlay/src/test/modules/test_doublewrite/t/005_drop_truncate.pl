@@ -257,6 +257,24 @@ wal_skip_threshold = 0
 $node->start;
 dw_extensions($node);
 
+# --- A truncation is a critical section, and may have to sync a directory itself
+
+{
+	my $dir = PostgreSQL::Test::Utils::tempdir();
+
+	$node->safe_psql('postgres', $_) foreach (
+		"CREATE TABLESPACE critical LOCATION '$dir'",
+		'CREATE TABLE critical (a int) TABLESPACE critical',
+		'CREATE TABLE normal (a int)');
+	foreach my $table ('critical', 'normal', 'pg_database')
+	{
+		is($node->psql('postgres', "SELECT dw_sync_directory_critical('$table')"), 0,
+			"directory of $table can be synced in a critical section");
+	}
+	$node->safe_psql('postgres', 'DROP TABLE critical, normal');
+	$node->safe_psql('postgres', 'DROP TABLESPACE critical');
+}
+
 my $fill = q{INSERT INTO skip SELECT i, md5(i::text), repeat('1', 300)
 	FROM generate_series(1, 1000) i;
 	SELECT dw_evict_all();
