@@ -154,8 +154,10 @@ def _compile(paths, kind):
 
 def _test_programs(paths, directory):
     """Return the targets that tests need, but for those of the ecpg suite."""
-    query = output(["ninja", "-C", directory, "-t", "query", "testprep"],
-                   user=server_user(), env=clean_env(paths))
-    inputs = query.partition("input: phony")[2].partition("outputs:")[0].split()
+    # What is new in a meson.build is known only when that has been read again.
+    for query in (["build.ninja"], ["-t", "query", "testprep"]):
+        answer = output(["ninja", "-C", directory, *query], user=server_user(),
+                        env=compiler_env(paths))
+    inputs = answer.partition("input: phony")[2].partition("outputs:")[0].split()
     return [name for name in inputs
             if name != "|" and not name.startswith("src/interfaces/ecpg/")]
