@@ -655,6 +655,7 @@ extern bool dw_cycle_needed(void);
 extern void dw_sync_cycle(uint64 begun);
 
 /* flush.c */
+extern bool dw_flush_batch_locked(const DWPageSet *retry, const DWPageSet *mine);
 extern bool dw_flush_batch(const DWPageSet *retry, const DWPageSet *mine);
 
 /* drain.c */

@@ -38,25 +38,35 @@ uint64		DoubleWritePagesStaged = 0;
 uint64		DoubleWriteStageFullSeen = 0;
 
 /*
- * Called by a process that found the stage full: make sure that a slot has
- * become free since, by flushing a batch or by waiting for another flusher.
+ * Called by a process that found the stage full: see to it that a slot becomes
+ * free, by waiting for another flusher or by flushing a batch.  The caller looks
+ * whether there is one, and comes back if not.
+ *
+ * Of many such processes one waits in the doorway of dw_lock_flush(), the others
+ * for that one.  There it is not passed by those who hold up home writes, and
+ * are no flushers.
  */
 static void
 dw_make_room(void)
 {
+	bool		got;
+
 	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
 
-	if (LWLockAcquireOrWait(DoubleWriteFlushLock, LW_EXCLUSIVE))
+	if (!LWLockAcquireOrWait(DoubleWriteTurnLock, LW_EXCLUSIVE))
+		return;
+	got = LWLockAcquireOrWait(DoubleWriteFlushLock, LW_EXCLUSIVE);
+	if (!got && !DoubleWriteStageHasRoom())
 	{
-		/* nobody is at it, so we are: the lock is taken again in there */
-		LWLockRelease(DoubleWriteFlushLock);
-		if (dw_flush_batch(NULL, NULL))
-			return;
-
-		/* R11: if nothing but failed pages is left, that is an error */
-		if (pg_atomic_read_u32(&DWCtl->stage.ninuse_hint) >= (uint32) DWCtl->stage.nslots)
-			dw_flush_batch(&DWAllPages, &DWAllPages);
+		LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
+		got = true;
 	}
+	LWLockRelease(DoubleWriteTurnLock);
+
+	/* R11: if nothing but failed pages is left, that is an error */
+	if (got && !dw_flush_batch_locked(NULL, NULL) &&
+		pg_atomic_read_u32(&DWCtl->stage.ninuse_hint) >= (uint32) DWCtl->stage.nslots)
+		dw_flush_batch(&DWAllPages, &DWAllPages);
 }
 
 /* ---------------------------------------------------------------------

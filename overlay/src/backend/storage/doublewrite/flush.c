@@ -204,23 +204,19 @@ dw_batch_must_wait(void)
 }
 
 /*
- * Flush one batch, or resume the one left over.  Returns false if there was
- * nothing to do.  The caller holds no lock of the engine.
- *
- * Pages that have failed before are left alone, but for those in retry.  If one
- * of mine cannot be written home, that is an error.
+ * The same as dw_flush_batch(), when the caller has got the flush lock.  It is
+ * released.
  */
 bool
-dw_flush_batch(const DWPageSet *retry, const DWPageSet *mine)
+dw_flush_batch_locked(const DWPageSet *retry, const DWPageSet *mine)
 {
-	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
 	Assert(!LWLockHeldByMe(DoubleWriteSyncLock));
 
 	for (;;)
 	{
 		uint64		begun;
 
-		dw_lock_flush(LW_EXCLUSIVE);
+		Assert(DWIsFlusher());
 
 		if (!dw_begin_batch(retry))
 		{
@@ -245,7 +241,22 @@ dw_flush_batch(const DWPageSet *retry, const DWPageSet *mine)
 		/* No space in the log: free some, without the lock. */
 		dw_sync_cycle(begun);
 		INJECTION_POINT("doublewrite-space-freed", NULL);
+		dw_lock_flush(LW_EXCLUSIVE);
 	}
+}
+
+/*
+ * Flush one batch, or resume the one left over.  Returns false if there was
+ * nothing to do.  The caller holds no lock of the engine.
+ *
+ * Pages that have failed before are left alone, but for those in retry.  If one
+ * of mine cannot be written home, that is an error.
+ */
+bool
+dw_flush_batch(const DWPageSet *retry, const DWPageSet *mine)
+{
+	dw_lock_flush(LW_EXCLUSIVE);
+	return dw_flush_batch_locked(retry, mine);
 }
 
 /*

@@ -37,6 +37,7 @@ void
 DoubleWriteHoldHomeWrites(void)
 {
 	dw_lock_flush(LW_SHARED);
+	INJECTION_POINT("doublewrite-home-writes-held", NULL);
 }
 
 void
