@@ -13,6 +13,7 @@ use lib $FindBin::RealBin;
 
 use DoubleWrite;
 use File::Copy;
+use File::Spec;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::RecursiveCopy;
 use PostgreSQL::Test::Utils;
@@ -126,6 +127,25 @@ foreach my $mode (0770, 0707, 0777)
 		qr/Permissions should be/);
 }
 chmod(0750, $dir) or die "could not chmod: $!";
+
+# A directory that we may use, but that belongs to somebody else, who could let
+# others in.  Nothing is touched in it.
+SKIP:
+{
+	my $theirs = File::Spec->tmpdir();
+
+	skip "$theirs belongs to us", 2 if (stat $theirs)[4] == $>;
+	skip "$theirs cannot be used", 2 unless -r $theirs && -w $theirs && -x $theirs;
+	unlink($dir) or die "could not unlink: $!";
+	symlink($theirs, $dir) or die "could not symlink: $!";
+	my $offset = -s $node->logfile;
+	ok(!dw_poll_start($node), 'wrong owner: server does not start');
+	like(slurp_file($node->logfile, $offset),
+		qr/double-write log directory "pg_doublewrite" has wrong ownership/,
+		'wrong owner: says why');
+	unlink($dir) or die "could not unlink: $!";
+	symlink("$place/dw", $dir) or die "could not symlink: $!";
+}
 
 # What is no file does not keep the start waiting.
 my ($last) = (sort grep { /^[0-9A-F]{16}$/ } slurp_dir($dir))[-1];
