@@ -95,7 +95,7 @@ extern size_t DoubleWriteRead(char *buf, size_t nbytes, FILE *file, bool more);
 /* upkeep.c: the checkpointer looks after the log */
 extern void DoubleWriteUpkeep(bool busy);
 
-/* flush.c: carrying staged pages home */
+/* flush.c: writing staged pages back */
 extern void DoubleWriteFlushIfBatchReady(void);
 extern int	DoubleWriteBgWriterSleep(long timeout, uint32 wait_event_info);
 

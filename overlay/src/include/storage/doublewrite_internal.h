@@ -206,7 +206,7 @@ typedef struct DWStats
 	pg_atomic_uint64 stage_hits;	/* buffer misses served by the stage */
 	pg_atomic_uint64 stage_full;	/* waits for a free slot */
 	pg_atomic_uint64 discarded; /* staged copies dropped with their file */
-	pg_atomic_uint64 batches;	/* batches carried home */
+	pg_atomic_uint64 batches;	/* batches written back */
 	pg_atomic_uint64 logged;	/* pages written to the log */
 	pg_atomic_uint64 logged_bytes;	/* space they take there, in bytes */
 	pg_atomic_uint64 exempt;	/* permanent pages not logged because redo
@@ -317,7 +317,7 @@ typedef struct DWStageState
 	pg_atomic_uint32 ninuse_hint;
 } DWStageState;
 
-/* The background writer, as long as it carries pages home; mutex */
+/* The background writer, as long as it writes pages back; mutex */
 typedef struct DWFlusherState
 {
 	int			proc;			/* ProcNumber, or -1 */

@@ -11,7 +11,7 @@
  *	  DURABLE	pages are written home, sorted, neighbours combined
  *
  * In the normal run the background writer is the flusher.  The checkpointer
- * carries its own pages home, and any process does it that finds the stage full.
+ * writes its own pages back, and any process does it that finds the stage full.
  *
  * The flusher must not wait for anything that its waiters may hold.  It takes
  * no buffer lock and no heavyweight lock, and where the log is full it lets
@@ -261,8 +261,8 @@ dw_flush_batch(const DWPageSet *retry, const DWPageSet *mine)
 
 /*
  * Flush a batch if there is enough for one.  For processes that stage many
- * pages and can carry them home themselves.  Pages may come in order, so there
- * shall be enough for the largest write.
+ * pages and can write them back themselves.  Pages may come in order, so there
+ * must be enough for the largest write.
  */
 void
 DoubleWriteFlushIfBatchReady(void)
@@ -321,7 +321,7 @@ dw_background_flush(int threshold, instr_time start, long timeout)
 }
 
 /*
- * Sleep of the background writer between two rounds: carry home what is
+ * Sleep of the background writer between two rounds: write back what is
  * staged, then wait for timeout milliseconds, but wake up for each batch that
  * becomes ready meanwhile.
  *

@@ -114,7 +114,7 @@ dw_disarm(bool keep_segments)
 }
 
 /*
- * First half of a change of settings: returns whether WAL records shall carry
+ * First half of a change of settings: returns whether WAL records must carry
  * full-page images from now on, given whether they do now.
  *
  * Called by the startup process at the end of recovery, and by the

@@ -47,7 +47,7 @@
 
 /*
  * Share of shared buffers that restored pages get.  The rest is for pages that
- * redo reads itself: they shall not push restored ones out before redo has
+ * redo reads itself: they must not push restored ones out before redo has
  * come to these.
  */
 #define DW_RESTORE_MAX_BUFFERS	(NBuffers / 2)
@@ -336,7 +336,7 @@ dw_try_read_homes(SMgrRelation reln, const DWPageEntry *first, void **home,
 		ereport(npages == 1 ? LOG : DEBUG1,
 				(errcode(edata->sqlerrcode),
 				 errmsg_internal("%s", edata->message),
-				 errdetail("The page is restored from the double-write log all the same.")));
+				 errdetail("The page is restored from the double-write log nevertheless.")));
 		FreeErrorData(edata);
 	}
 	PG_END_TRY();
@@ -384,7 +384,7 @@ dw_count_page(const DWCopy *copy, const char *logged, const char *home,
 /*
  * Put a run of neighbouring pages home, and into shared buffers.
  *
- * A home that reads the same is written all the same.  The sync of that file
+ * A home that reads the same is written nevertheless.  The sync of that file
  * may have failed, which is why the server stopped; then the kernel still has
  * the page, but thinks it clean, and no later sync would bring it to disk.
  * (R3, R11)

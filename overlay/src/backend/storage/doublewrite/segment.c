@@ -195,7 +195,7 @@ dw_create_segment(void)
 }
 
 /*
- * How many segments the log shall have ready behind the one being written: a
+ * How many segments the log should have ready behind the one being written: a
  * quarter of its bound, but between 2 and 32 (128 MB).
  *
  * A first SELECT after a load, say, sets hint bits faster than anybody can

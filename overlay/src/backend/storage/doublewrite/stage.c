@@ -431,7 +431,7 @@ dw_tag_in_database(const BufferTag *tag, const void *arg)
  * put into the chain before the buffer it came from was marked clean, and that
  * buffer was evicted later, under the lock of a partition of the buffer table.
  * The caller's buffer was entered there under the same lock after that, so we
- * see all that was written before.  If the chain is empty all the same, the
+ * see all that was written before.  If the chain is empty nevertheless, the
  * copy has been taken off it, after it had reached home; the barrier keeps us
  * from reading home before we have seen that.
  */
@@ -530,7 +530,7 @@ dw_keep_copy(const DWSlot *slot)
 
 /*
  * Drop one page.  Returns whether it is in a batch: then its slot stays there,
- * but nobody shall find it.  Mutex held.
+ * but nobody may find it.  Mutex held.
  */
 static bool
 dw_discard_slot(int slotno)
@@ -721,7 +721,7 @@ dw_release_slots(const int *slots, int nslots)
 {
 	Assert(DWIsFlusher());
 
-	/* who sees the slots gone shall see the pages at home (R6) */
+	/* who sees the slots gone must see the pages at home (R6) */
 	pg_write_barrier();
 
 	DWLockMutex();

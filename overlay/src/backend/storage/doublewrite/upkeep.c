@@ -64,7 +64,7 @@ dw_renew_copies(void)
 }
 
 /*
- * Shall a sync cycle write this mark?  Not if it frees no segment and would take
+ * May a sync cycle write this mark?  Not if it frees no segment and would take
  * the last block of a log that may be unable to grow: that is for a mark that
  * does.  Flush lock held.
  */
