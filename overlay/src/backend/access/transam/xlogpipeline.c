@@ -44,8 +44,8 @@
  *
  * The queue
  * ---------
- * The pipeline process runs an ordinary XLogPrefetcher around an ordinary
- * XLogReader, whose decode buffer is in shared memory.  The queue is the list of
+ * The pipeline process runs an ordinary XLogReader, whose decode buffer is in
+ * shared memory.  The queue is the list of
  * decoded records in that circular buffer.  Head, tail and free space are known
  * to the reader only; the startup process follows the links.
  *
@@ -88,8 +88,8 @@
  * effects of earlier ones are waited for:
  *
  * - creation of a file (which may follow a drop) or of a database, and
- *   truncation: XLogPrefetcher has a filter until that has been replayed; then
- *   files are opened anew.
+ *   truncation: xlogexamine.c bars such files until that has been replayed; then
+ *   they are opened anew.
  * - an image or a record that initializes the block: no read until that has
  *   been replayed.  The page on disk may be torn before.
  * - extension: blocks that are not there yet are not read.
@@ -155,8 +155,8 @@
 
 #include "access/xlog.h"
 #include "access/xlog_internal.h"
+#include "access/xlogexamine.h"
 #include "access/xlogpipeline.h"
-#include "access/xlogprefetcher.h"
 #include "access/xlogutils.h"
 #include "catalog/pg_control.h"
 #include "executor/instrument.h"
@@ -306,7 +306,6 @@ static uint64 total_waits = 0;
 /* Worker: the range it works on, its reader, the segment that is open */
 static XLogPipelineRange range;
 static XLogPipelineObstacle obstacle;
-static XLogPrefetcher *prefetcher = NULL;
 static XLogReaderState *reader = NULL;
 static int	segment_file = -1;
 static XLogSegNo segment_no = 0;
@@ -969,9 +968,8 @@ pipeline_initialize(void)
 				 errdetail("Failed while allocating a WAL reading processor.")));
 	reader->system_identifier = GetSystemIdentifier();
 	XLogReaderSetDecodeBuffer(reader, XLogPipelineQueue, pipeline_queue_bytes());
-	prefetcher = XLogPrefetcherAllocate(reader);
-	XLogPrefetcherSetCallback(prefetcher, pipeline_record_ready,
-							  pipeline_read_started, pipeline_queue_bytes());
+	XLogExamineInit(reader, pipeline_queue_bytes(), pipeline_record_ready,
+					pipeline_read_started);
 	reads = palloc(sizeof(XLogPipelineRead) * XLOG_PIPELINE_READS);
 }
 
@@ -1150,8 +1148,8 @@ pipeline_finish_read(void)
 }
 
 /*
- * Callback of the prefetcher: the kernel has been asked to prefetch a block of
- * the record that comes next.
+ * Callback of XLogExamineAhead(): the kernel has been asked to prefetch a block
+ * of the record that comes next.
  */
 static void
 pipeline_read_started(DecodedBkpBlock *block)
@@ -1181,7 +1179,7 @@ pipeline_finish_reads(void)
 }
 
 /*
- * Callback of the prefetcher: a record has been decoded, and its blocks have
+ * Callback of XLogExamineAhead(): a record has been decoded, and its blocks have
  * been looked at.  Returns false to stop reading ahead.
  */
 static bool
@@ -1239,7 +1237,7 @@ pipeline_begin_range(void)
 	reader->segoff = 0;
 	reader->readLen = 0;
 
-	XLogPrefetcherContinueRead(prefetcher, range.prev, range.start);
+	XLogExamineContinue(range.prev, range.start);
 	reader->latestPagePtr = range.pagePtr;
 	reader->latestPageTLI = range.pageTLI;
 	reader->overwrittenRecPtr = InvalidXLogRecPtr;
@@ -1280,11 +1278,10 @@ pipeline_advance(void)
 		pg_atomic_read_membarrier_u64(&XLogPipelineCtl->startup_waits_at) == published;
 	INJECTION_POINT("xlogpipeline-advance", NULL);
 	current = pg_atomic_read_membarrier_u64(&XLogPipelineCtl->current);
-	XLogPrefetcherRelease(prefetcher, current);
+	XLogExamineRelease(current);
 	Assert(!all_applied || reader->EndRecPtr == published);
 
-	XLogPrefetcherReadAhead(prefetcher,
-							all_applied ? reader->EndRecPtr : reader->ReadRecPtr);
+	XLogExamineAhead(all_applied ? reader->EndRecPtr : reader->ReadRecPtr);
 	pipeline_finish_reads();
 
 	progress = pg_atomic_read_u64(&XLogPipelineCtl->published) != published;
@@ -1342,7 +1339,7 @@ XLogPipelineMain(Datum main_arg)
 		{
 			ConfigReloadPending = false;
 			ProcessConfigFile(PGC_SIGHUP);
-			XLogPrefetchReconfigure();
+			XLogExamineRestart();
 		}
 
 		if (pipeline_state() == XLOG_PIPELINE_RUNNING)

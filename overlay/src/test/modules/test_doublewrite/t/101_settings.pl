@@ -123,7 +123,7 @@ command_checks_all(
 	[qr//],
 	[
 		qr/directory ".*full" exists but is not empty/,
-		qr/hint: .*use an empty directory/
+		qr/hint: .*either remove or empty the directory/
 	],
 	'initdb refuses a log directory that is not empty');
 ok(-f "$tempdir/full/file", 'and leaves it alone');
