@@ -219,7 +219,6 @@ def _alone(handler):
     return wait_and_handle
 
 
-@_alone
 def _check_series(paths, args):
     return _conclude(series.check(paths, _obtain(paths), args.first, args.only,
                                   not args.build_only))

@@ -158,13 +158,14 @@ def check(paths, source, first=1, only=None, tests=True):
         raise DevError(f"there are {len(members)} patches", "count from 1")
     results = [_apply_as_mails(git, upstream, members, source)]
     aside = place(paths)
-    for done, member in enumerate(chosen):
-        say(f"patch {member.number} ({done + 1} of {len(chosen)}): {member.title}")
-        _check_out(aside, git, member)
-        started = time.monotonic()
-        results.append(_result(f"series/{member.number:04d}", _try(aside, tests), started))
-        say(f"patch {member.number}: "
-            + (f"failed, {results[-1].output}" if results[-1].failed else "passed"))
+    with suites.alone(aside):
+        for done, member in enumerate(chosen, 1):
+            say(f"patch {member.number} ({done} of {len(chosen)}): {member.title}")
+            started = time.monotonic()
+            _check_out(aside, git, member)
+            results.append(_result(f"series/{member.number:04d}", _try(aside, tests), started))
+            say(f"patch {member.number}: "
+                + (f"failed, {results[-1].output}" if results[-1].failed else "passed"))
     return results
 
 
