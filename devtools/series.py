@@ -179,11 +179,13 @@ def _apply_as_mails(git, upstream, members, source):
         shutil.copytree(source.tree, tree, symlinks=True)
         pristine = Git(tree, tree)
         pristine.init()
-        pristine("-c", "core.autocrlf=false", "add", "--all", "--force", ".")
+        pristine("config", "core.autocrlf", "false")
+        pristine("config", "gc.auto", "0")
+        pristine("add", "--all", "--force", ".")
         pristine("commit", "-q", "-m", "pristine")
         problem = ""
         try:
-            pristine("-c", "core.autocrlf=false", "am", "-q", *mails)
+            pristine("am", "-q", *mails)
             if pristine("rev-parse", "HEAD^{tree}") != git(
                     "rev-parse", f"{members[-1].commit}^{{tree}}"):
                 problem = "the mails give another tree than the patches"
