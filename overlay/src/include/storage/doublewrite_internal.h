@@ -362,6 +362,7 @@ typedef struct DWShownState
 	XLogRecPtr	stats_lsn;		/* end of WAL then, or 0 if unknown */
 	DWShownLog	log;
 	DWShownMode mode;
+	uint64		mode_changes;	/* how often mode has been changed */
 } DWShownState;
 
 /* The batch under way; DoubleWriteFlushLock */
@@ -553,6 +554,7 @@ extern bool dw_was_truncated(const RelFileLocator *rlocator);
 /* stats.c */
 extern void dw_show_log(void);
 extern void dw_show_setting(void);
+extern void dw_show_checkpoint(XLogRecPtr redo);
 extern void dw_note_mode(void);
 extern void dw_stats_start(XLogRecPtr lsn);
 

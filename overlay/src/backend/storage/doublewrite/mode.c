@@ -374,8 +374,7 @@ DoubleWriteCheckpointDone(XLogRecPtr redo, bool images)
 		ereport(LOG,
 				(errmsg("torn page protection has switched to full-page images")));
 	}
-	if (redo >= DWCtl->shown.mode.off_until)
-		DWCtl->shown.mode.off_until = InvalidXLogRecPtr;
+	dw_show_checkpoint(redo);
 	dw_note_mode();
 	DWCount(checkpoints, 1);
 	dw_log_checkpoint_stats();

@@ -526,5 +526,8 @@ DoubleWriteStarted(void)
 		LWLockRelease(DoubleWriteFlushLock);
 	}
 	DWCtl->started = true;
+
+	/* the checkpointer may not have done so yet */
+	dw_show_setting();
 	dw_note_mode();
 }

@@ -115,43 +115,69 @@ dw_mode_in_force(const DWShownMode *mode, bool armed)
 }
 
 /*
+ * Bring up to date what follows from the settings that have been applied and
+ * from the state of the log.
+ */
+static void
+dw_update_mode(DWShownMode *mode)
+{
+	bool		recovery = !XLogInsertAllowed();
+	TornPagesProtection mechanism = dw_mechanism(mode, DWCtl->log.armed);
+	TornPagesProtection in_force;
+
+	if (mechanism == TORN_PAGES_OFF)
+		mode->off_until = InvalidXLogRecPtr;
+	else if (mode->since != 0 && mode->mechanism == TORN_PAGES_OFF &&
+			 !mode->recovery && !recovery)
+		mode->off_until = GetXLogInsertRecPtr();
+	mode->mechanism = mechanism;
+	mode->recovery = recovery;
+	mode->disarm_after = DWCtl->disarm_after;
+
+	in_force = dw_mode_in_force(mode, DWCtl->log.armed);
+	if (mode->since == 0 || mode->in_force != in_force)
+		mode->since = GetCurrentTimestamp();
+	mode->in_force = in_force;
+}
+
+/*
  * Settings have been applied, or the mode has changed: let views see that.
  * Called by the checkpointer, or by a process that arms or disarms the log.
+ *
+ * The startup process and the checkpointer may meet here.  If what we have
+ * started from is out of date when we are done, it must not undo what the other
+ * one has noted meanwhile.
  */
 void
 dw_note_mode(void)
 {
-	DWShownMode mode = DWCtl->shown.mode;
-	TornPagesProtection mechanism;
-	TornPagesProtection in_force;
-	bool		recovery;
+	bool		noted = false;
 
 	/* before that, nobody knows the redo pointer */
 	if (!DWCtl->started)
 		return;
 
-	recovery = !XLogInsertAllowed();
-	mechanism = dw_mechanism(&mode, DWCtl->log.armed);
-	if (mechanism == TORN_PAGES_OFF)
-		mode.off_until = InvalidXLogRecPtr;
-	else if (mode.since != 0 && mode.mechanism == TORN_PAGES_OFF &&
-			 !mode.recovery && !recovery)
-		mode.off_until = GetXLogInsertRecPtr();
-	mode.mechanism = mechanism;
-	mode.recovery = recovery;
-	mode.disarm_after = DWCtl->disarm_after;
+	while (!noted)
+	{
+		DWShownMode mode;
+		uint64		changes;
 
-	in_force = dw_mode_in_force(&mode, DWCtl->log.armed);
-	if (mode.since == 0 || mode.in_force != in_force)
-		mode.since = GetCurrentTimestamp();
-	mode.in_force = in_force;
+		DWLockMutex();
+		mode = DWCtl->shown.mode;
+		changes = DWCtl->shown.mode_changes;
+		DWUnlockMutex();
 
-	/* the startup process and the checkpointer may meet here: see dw_show_setting() */
-	DWLockMutex();
-	mode.requested = DWCtl->shown.mode.requested;
-	mode.images = DWCtl->shown.mode.images;
-	DWCtl->shown.mode = mode;
-	DWUnlockMutex();
+		dw_update_mode(&mode);
+
+		DWLockMutex();
+		if (changes == DWCtl->shown.mode_changes)
+		{
+			DWCtl->shown.mode = mode;
+			DWCtl->shown.mode_changes++;
+			noted = true;
+		}
+		DWUnlockMutex();
+	}
 }
 
 /*
@@ -171,6 +197,20 @@ dw_show_setting(void)
 	else if (DWCtl->shown.mode.since == 0)
 		DWCtl->shown.mode.images = DWCtl->redo.images;
 	DWCtl->shown.mode.requested = requested;
+	DWCtl->shown.mode_changes++;
+	DWUnlockMutex();
+}
+
+/*
+ * A checkpoint with this redo pointer has completed.
+ */
+void
+dw_show_checkpoint(XLogRecPtr redo)
+{
+	DWLockMutex();
+	if (redo >= DWCtl->shown.mode.off_until)
+		DWCtl->shown.mode.off_until = InvalidXLogRecPtr;
+	DWCtl->shown.mode_changes++;
 	DWUnlockMutex();
 }
 

@@ -93,6 +93,7 @@ static char *tdw_fail_at = NULL;
 static char *tdw_hold_at = NULL;
 static char *tdw_terminate_at = NULL;
 static char *tdw_pause_at = NULL;
+static char *tdw_await_end_of_recovery_at = NULL;
 
 /* In the data directory; ends a pause, and goes */
 #define TDW_RESUME_FILE		"test_doublewrite.resume"
@@ -467,6 +468,7 @@ tdw_shmem_startup(void)
 	tdw_set_points(tdw_hold_at, TDW_HOLD);
 	tdw_set_points(tdw_terminate_at, TDW_TERMINATE);
 	tdw_set_points(tdw_pause_at, TDW_PAUSE);
+	tdw_set_points(tdw_await_end_of_recovery_at, TDW_AWAIT_END_OF_RECOVERY);
 	if (tdw_quiet)
 		tdw_set_point("doublewrite-background-flush", TDW_NONE, 0, 1, 1);
 }
@@ -513,6 +515,14 @@ _PG_init(void)
 							   "Injection points at which processes wait until a file exists.",
 							   NULL,
 							   &tdw_pause_at,
+							   "",
+							   PGC_POSTMASTER,
+							   0,
+							   NULL, NULL, NULL);
+	DefineCustomStringVariable("test_doublewrite.await_end_of_recovery_at",
+							   "Injection points at which processes wait for the end of recovery.",
+							   NULL,
+							   &tdw_await_end_of_recovery_at,
 							   "",
 							   PGC_POSTMASTER,
 							   0,

@@ -193,4 +193,26 @@ foreach my $case (
 }
 
 $primary->stop;
+
+# ---------------------------------------------------------------------
+# Pages are protected from the first one on, even if the startup process is done
+# before the checkpointer has looked at the settings
+# ---------------------------------------------------------------------
+
+my $node = dw_new_node('first', conf => "$SETTING = full_pages");
+$node->start;
+dw_extensions($node);
+$node->safe_psql('postgres', 'CREATE EXTENSION pg_doublewrite_stats');
+$node->stop;
+foreach my $mode (qw(full_pages double_writes off))
+{
+	$node->adjust_conf('postgresql.conf', $SETTING, $mode);
+	$node->append_conf('postgresql.conf',
+		"test_doublewrite.await_end_of_recovery_at = 'doublewrite-update-mode'");
+	$node->start;
+	is( $node->safe_psql('postgres',
+			'SELECT in_force, requested, switching FROM pg_double_write_mode'),
+		"$mode|$mode|f", "$mode from the start");
+	$node->stop;
+}
 done_testing();
