@@ -11,6 +11,7 @@ One module per concern, listed so that each may use only those above it:
     clients    pgbench and sysbench, and how their output is read
     loads      what happens between two snapshots of the counters
     recovery   saved WAL, and what its replay costs
+    restart    from a crash to the first query, by parts
     suites     the cases: data, settings, load
     runner     interleaved runs, each on a fresh copy of a prepared cluster
     bars       what must be shown, and whether it was

@@ -31,6 +31,14 @@ def add_arguments(parser):
                              " recovery (default: all that fit)")
     parser.add_argument("--storage", choices=storage.PROFILES, default="memory",
                         help="where clusters live (default: memory)")
+    parser.add_argument("--iops", type=int, metavar="N",
+                        help="requests a second, of reads and writes each, of slow and rented"
+                             " (default: " + ", ".join(
+                                 f"{name} {limit.iops}" for name, limit in storage.LIMITS.items())
+                             + "; 0: no limit)")
+    parser.add_argument("--mbps", type=int, metavar="MB",
+                        help="megabytes a second likewise (default: rented"
+                             f" {storage.LIMITS['rented'].mbps})")
     parser.add_argument("--seconds", type=int, default=60, metavar="S",
                         help="length of each load (default: 60)")
     parser.add_argument("--case", default="*", metavar="PATTERN",
@@ -104,7 +112,8 @@ def _plan(args):
     require_reachable(REPOSITORY / "bench")
     say(f"prepared clusters are kept in {work}; ./dev bench clean removes them")
     replaying = any(case.workload for case in cases)
+    limit = storage.limit_of(args.storage, args.iops, args.mbps)
     return runner.Plan(args.what, args.factor, args.runs,
                        tuple(arms.choose(args.arms, replaying)),
                        args.storage, args.seconds, tuple(cases), work,
-                       runner.new_directory(RESULTS, args.what, args.storage, args.name))
+                       runner.new_directory(RESULTS, args.what, args.storage, args.name), limit)

@@ -9,8 +9,8 @@ import re
 
 from . import storage
 
-IO_FIELDS = ("reads", "writes", "write_bytes", "extends", "writebacks", "evictions", "reuses",
-             "fsyncs", "write_time", "fsync_time")
+IO_FIELDS = ("reads", "read_bytes", "writes", "write_bytes", "extends", "writebacks",
+             "evictions", "reuses", "fsyncs", "read_time", "write_time", "fsync_time")
 
 IO_QUERY = f"""
 SELECT backend_type || '/' || object || '/' || context, {', '.join(IO_FIELDS)} FROM pg_stat_io

@@ -60,7 +60,8 @@ class Point:
     """One measured value with all that explains it.
 
     `counts` has what moved while the load ran; `drain` what a checkpoint
-    right after it had to do; `waits` what backends spent their time on.
+    right after it had to do; `waits` what backends spent their time on;
+    `parts` seconds and counts of the parts of a time.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Point:
     series: list = field(default_factory=list)
     waits: dict = field(default_factory=dict)
     extra: dict = field(default_factory=dict)
+    parts: dict = field(default_factory=dict)
 
     def as_dict(self):
         """Return the Point without what is empty, for a JSON file."""

@@ -59,6 +59,9 @@ def _section(directory, measure):
               "Costs of an operation, the checkpoint after the load included":
                   report.costs(measure),
               "Latency in ms, and other figures": report.details(measure),
+              "Seconds of each part": report.parts(measure),
+              "Requests that the device saw in each part, reads (r) and writes (w)":
+                  report.requests(measure),
               "What backends did, percent of their time": report.waits(measure),
               "Writes by cause": report.causes(measure, counters.WRITE_CAUSES),
               "Syncs by cause": report.causes(measure, counters.SYNC_CAUSES)}

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from . import bars, counters, stats
 from .arms import ARMS
+from .restart import PARTS
 
 MARKDOWN, HTML = "report.md", "report.html"
 
@@ -154,6 +155,40 @@ def waits(measure, most=8):
     return [("arm", *events),
             *((arm, *(number(100 * one.get(event, 0)) for event in events))
               for arm, one in shares.items())]
+
+
+def parts(measure):
+    """Return the seconds of the parts of a time."""
+    return _by_part(measure, lambda part: number(part["s"]) if part["s"] else "")
+
+
+def requests(measure):
+    """Return what devices read and wrote in each part of a time: how often, kB at once."""
+    def cell(part):
+        found = (_sizes(letter, part.get(count, 0), part.get(sectors, 0))
+                 for letter, count, sectors in (("r", "reads", "read_sectors"),
+                                                ("w", "writes", "write_sectors")))
+        return ", ".join(text for text in found if text)
+    return _by_part(measure, cell)
+
+
+def _by_part(measure, cell):
+    """Return a table of all parts, of the medians of each arm."""
+    names = list(dict.fromkeys(name for points in measure.arms.values()
+                               for point in points for name in point.get("parts", {})))
+    names.sort(key=PARTS.index)
+    if not names:
+        return []
+    rows = [("arm", *names)]
+    for arm, points in measure.arms.items():
+        merged = {name: stats.merge_medians([point.get("parts", {}).get(name, {})
+                                             for point in points]) for name in names}
+        rows.append((arm, *(cell(part) if part else "" for part in merged.values())))
+    return rows
+
+
+def _sizes(letter, count, sectors):
+    return f"{letter} {number(count)} x {sectors / 2 / count:.0f} kB" if count else ""
 
 
 def causes(measure, table):

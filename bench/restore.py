@@ -112,6 +112,7 @@ def _recover(paths, work, bindir, crashed, args):
         runner.copy(crashed, server.data)
         server.configure({**REPLAY, "shared_buffers": args.replay_buffers,
                           "wal_pipeline": args.pipeline})
+        volume.hold()
         before = counters.devices(volume)
         try:
             recovery.recover(server)

@@ -44,6 +44,7 @@ class Plan:
     cases: tuple
     work: Path
     directory: Path
+    limit: storage.Limit = storage.NO_LIMIT
 
 
 def execute(paths, plan, bindirs):
@@ -97,8 +98,8 @@ def _prepare_directory(paths, plan, bindirs):
     }
     if plan.profile != "disk":
         meta["file_system"] = f"ext4 on a loop device over {meta['file_system']}"
-    if plan.profile == "slow":
-        meta["file_system"] += f", held to {storage.SLOW_IOPS} I/Os a second each way"
+    if plan.limit != storage.NO_LIMIT:
+        meta["file_system"] += f", held to {plan.limit}"
     (plan.directory / META).write_text(json.dumps(meta, indent=1) + "\n")
 
 
@@ -115,7 +116,7 @@ def _one_run(paths, plan, bindirs, case, arm, number):
     started = time.monotonic()
     with _client_directory(plan.work) as scratch, \
             storage.volume(plan.profile, plan.work, case.megabytes(),
-                           case.own_wal_device) as volume:
+                           case.own_wal_device, plan.limit) as volume:
         try:
             points, settings = _measure(paths, plan, bindir, case, arm, (template, saved),
                                         volume, scratch)
@@ -142,6 +143,7 @@ def _measure(paths, plan, bindir, case, arm, templates, volume, scratch):
     if volume.wal:
         _move_wal(server.data, volume.wal)
     server.configure({**case.all_settings(), **arm.settings})
+    volume.hold()
     if saved:
         try:
             points = case.load(Session(server, volume, scratch, plan.seconds))
@@ -209,11 +211,7 @@ def copy(template, target, saved=None):
     if saved:
         recovery.put(saved, target)
     run(["sync", "-f", target])
-    for top, _, names in os.walk(target):
-        for name in names:
-            handle = os.open(os.path.join(top, name), os.O_RDONLY)
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(handle)
+    storage.forget(target)
 
 
 def _move_wal(data, wal):

@@ -3,11 +3,16 @@
     memory  ext4 on a loop device over a file in memory: fast, honest syncs
     slow    the same, held by the kernel to a number of I/Os a second, as
             rented volumes are: a flush is one, and so is each write request
+    rented  the same, held to requests and to bytes a second
     disk    the machine's own disk
 
-`slow` uses the block layer's own limit (the blkio controller of cgroup v1),
-so it holds for buffered writes, for write-back by the kernel and for every
+What is held uses the block layer's own limit (the blkio controller of cgroup
+v1), so it holds for buffered writes, for write-back by the kernel and for every
 io_method.  It queues; it does not add latency to a request that comes alone.
+
+The limit is that of the controller's root group, on the device.  Write-back is
+done by threads of the kernel, which are of that group; reads, direct I/O and
+syncs count for the group of their process, which must therefore be the same.
 """
 
 import contextlib
@@ -19,16 +24,46 @@ from pathlib import Path
 
 from devtools.base import DevError, make_own_directory, output, run, server_user
 
-PROFILES = ("memory", "disk", "slow")
-
-# A small rented volume gives about 3000 I/Os a second; on the two-core
-# machines that this is made for, 2000 is where storage is the limit.
-SLOW_IOPS = 2000
+PROFILES = ("memory", "disk", "slow", "rented")
 
 MEMORY = Path("/dev/shm")
 
+BLKIO = "blkio"
+
 # Fields of /sys/dev/block/*/stat that matter, by their place.
 STAT_FIELDS = {"reads": 0, "read_sectors": 2, "writes": 4, "write_sectors": 6, "flushes": 15}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a device gives in a second, of reads and of writes each.
+
+    Zero means as much as it can.  A megabyte is a million bytes, as those say
+    who let volumes.
+    """
+
+    iops: int = 0
+    mbps: int = 0
+
+    def rules(self, device):
+        """Return {file of the controller: line} that hold a device to the limit."""
+        amounts = {"iops": self.iops, "bps": self.mbps * 1_000_000}
+        return {f"blkio.throttle.{direction}_{unit}_device": f"{device} {amount}"
+                for direction in ("read", "write") for unit, amount in amounts.items()}
+
+    def __str__(self):
+        parts = [f"{self.iops} requests"] if self.iops else []
+        parts += [f"{self.mbps} MB"] if self.mbps else []
+        return " and ".join(parts) + " a second, of reads and of writes each"
+
+
+NO_LIMIT = Limit()
+
+# A small rented volume gives about 3000 I/Os a second; on the two-core
+# machines that this is made for, 2000 is where storage is the limit.  `rented`
+# is half of a volume of 3000 I/Os and 125 MB: so much is the share of two cores
+# of a small machine with four.
+LIMITS = {"slow": Limit(iops=2000), "rented": Limit(iops=1500, mbps=60)}
 
 
 @dataclass(frozen=True)
@@ -38,6 +73,34 @@ class Volume:
     data: Path
     wal: Path = None
     devices: dict = field(default_factory=dict)
+    limit: Limit = NO_LIMIT
+    mounts: tuple = ()
+
+    def hold(self):
+        """Hold the devices to the limit from now on."""
+        self._apply(self.limit)
+
+    def release(self):
+        """Let the devices do what they can."""
+        self._apply(NO_LIMIT)
+
+    def cool(self):
+        """Write back what is dirty, and leave nothing in the kernel's cache.
+
+        A new mount has neither pages nor names of files cached, and unlike
+        drop_caches it leaves alone what others on the machine have cached.
+        """
+        if not self.mounts:
+            run(["sync", "-f", self.data])
+            forget(self.data)
+        for source, mount in self.mounts:
+            run(["umount", mount])
+            _mount(source, mount)
+
+    def _apply(self, limit):
+        if self.limit != NO_LIMIT:
+            for device in self.devices.values():
+                _throttle(device, limit)
 
 
 def default_work_directory():
@@ -50,18 +113,39 @@ def default_work_directory():
 
 
 @contextlib.contextmanager
-def volume(profile, work, size_mb, own_wal_device=False):
-    """Give a fresh Volume; everything is unmounted and removed at the end."""
+def volume(profile, work, size_mb, own_wal_device=False, limit=None):
+    """Give a fresh Volume; everything is unmounted and removed at the end.
+
+    It is not held to its limit before it is told so.
+    """
+    limit = LIMITS.get(profile, NO_LIMIT) if limit is None else limit
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(_scratch(work / "volumes"))
-        make = _disk if profile == "disk" else _loop
-        data = make(stack, profile, place / "data", size_mb)
-        devices = {"data": device_of(data)}
-        wal = None
-        if own_wal_device:
-            wal = make(stack, profile, place / "wal", size_mb)
-            devices["wal"] = device_of(wal)
-        yield Volume(data, wal, devices)
+        devices, directories, mounts = {}, {}, []
+        for label in ("data", "wal") if own_wal_device else ("data",):
+            if profile == "disk":
+                directories[label] = _disk(place / label, size_mb)
+            else:
+                mounts.append((_loop(stack, place / label, size_mb), place / label))
+                directories[label] = _inner(place / label)
+            devices[label] = device_of(directories[label])
+            if limit != NO_LIMIT:
+                stack.callback(_throttle, devices[label], NO_LIMIT)
+        yield Volume(directories["data"], directories.get("wal"), devices, limit, tuple(mounts))
+
+
+def limit_of(profile, iops=None, mbps=None):
+    """Return the Limit of a profile, with what was asked for instead."""
+    if profile not in LIMITS:
+        if iops is not None or mbps is not None:
+            raise DevError(f"storage profile {profile} is not held",
+                           "--iops and --mbps are for " + " and ".join(LIMITS))
+        return NO_LIMIT
+    limit = LIMITS[profile]
+    limit = Limit(limit.iops if iops is None else iops, limit.mbps if mbps is None else mbps)
+    if min(limit.iops, limit.mbps) < 0:
+        raise DevError("--iops and --mbps must not be negative")
+    return limit
 
 
 def require(profile):
@@ -73,8 +157,8 @@ def require(profile):
                        "run as root, or use --storage disk")
     if not Path("/dev/loop-control").exists():
         raise DevError("this kernel has no loop devices", "use --storage disk")
-    if profile == "slow":
-        _throttle_directory()
+    if profile in LIMITS:
+        _enter_root_group()
 
 
 def device_of(path):
@@ -109,6 +193,9 @@ def remove_leftovers(work):
         if Path(mount).is_relative_to(work):
             backing = Path(f"/sys/block/{Path(device).name}/loop/backing_file")
             name = backing.read_text().strip()
+            if blkio_mount(Path("/proc/mounts").read_text()):
+                # A limit outlives the use of a loop device.
+                _throttle(device_of(Path(mount)), NO_LIMIT)
             _unmount(mount)
             run(["losetup", "--detach", device], check=False)
             os.unlink(name)
@@ -126,7 +213,7 @@ def _scratch(parent):
         shutil.rmtree(place)
 
 
-def _disk(stack, profile, directory, size_mb):
+def _disk(directory, size_mb):
     """Make a directory on the machine's disk."""
     free = shutil.disk_usage(directory.parent).free >> 20
     if free < size_mb:
@@ -137,8 +224,8 @@ def _disk(stack, profile, directory, size_mb):
     return directory
 
 
-def _loop(stack, profile, mount, size_mb):
-    """Mount ext4 on a loop device over a file in memory."""
+def _loop(stack, mount, size_mb):
+    """Mount ext4 on a loop device over a file in memory; returns the device's path."""
     free = shutil.disk_usage(MEMORY).free >> 20
     if free < size_mb:
         raise DevError(f"{MEMORY} has {free} MB, the case needs {size_mb} MB",
@@ -151,10 +238,17 @@ def _loop(stack, profile, mount, size_mb):
     stack.callback(run, ["losetup", "--detach", device], check=False)
     run(["mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard", device])
     mount.mkdir()
-    run(["mount", "-o", "noatime", device, mount])
+    _mount(device, mount)
     stack.callback(_unmount, mount)
-    if profile == "slow":
-        _throttle(stack, device_of(mount))
+    return device
+
+
+def _mount(device, mount):
+    run(["mount", "-o", "noatime", device, mount])
+
+
+def _inner(mount):
+    """Make the directory for clusters on a fresh file system."""
     inner = mount / "pg"
     inner.mkdir()
     _give(inner)
@@ -167,22 +261,61 @@ def _unmount(mount):
         run(["umount", "--lazy", mount])
 
 
-def _throttle(stack, device):
-    """Hold a device to SLOW_IOPS until the stack unwinds."""
-    for direction in ("read", "write"):
-        path = _throttle_directory() / f"blkio.throttle.{direction}_iops_device"
-        path.write_text(f"{device} {SLOW_IOPS}")
-        stack.callback(path.write_text, f"{device} 0")
+def _throttle(device, limit):
+    """Hold a device to a limit."""
+    for name, line in limit.rules(device).items():
+        (_throttle_directory() / name).write_text(line)
 
 
 def _throttle_directory():
     """Return where the blkio controller of cgroup v1 is mounted."""
-    for line in Path("/proc/mounts").read_text().splitlines():
+    found = blkio_mount(Path("/proc/mounts").read_text())
+    if found is None:
+        raise DevError("what holds a device needs the blkio controller of cgroup v1",
+                       "mount -t cgroup -o blkio none DIR if /proc/cgroups names it,"
+                       " or use --storage memory or disk")
+    return found
+
+
+def _enter_root_group():
+    """Have all that is started from here in the group that is held."""
+    directory = _throttle_directory()
+    try:
+        if blkio_group(Path("/proc/self/cgroup").read_text()) != "/":
+            (directory / "cgroup.procs").write_text(f"{os.getpid()}")
+        for name in NO_LIMIT.rules("0:0"):
+            os.close(os.open(directory / name, os.O_WRONLY))
+    except OSError as error:
+        raise DevError(f"the blkio controller in {directory} cannot be used: {error}",
+                       "in a container: it needs the controller of the machine, writable;"
+                       " or use --storage memory or disk") from error
+
+
+def blkio_mount(mounts):
+    """Return where the controller is, by the text of /proc/mounts; None if nowhere."""
+    for line in mounts.splitlines():
         _, mount, kind, options = line.split()[:4]
-        if kind == "cgroup" and "blkio" in options.split(","):
+        if kind == "cgroup" and BLKIO in options.split(","):
             return Path(mount)
-    raise DevError("storage profile slow needs the blkio controller of cgroup v1",
-                   "use --storage memory or disk")
+    return None
+
+
+def blkio_group(groups):
+    """Return the group of a process by the text of its /proc/PID/cgroup."""
+    for line in groups.splitlines():
+        _, controllers, group = line.split(":", 2)
+        if BLKIO in controllers.split(","):
+            return group
+    return None
+
+
+def forget(directory):
+    """Drop what the kernel has cached of the files below a directory."""
+    for top, _, names in os.walk(directory):
+        for name in names:
+            handle = os.open(os.path.join(top, name), os.O_RDONLY)
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(handle)
 
 
 def _give(directory):

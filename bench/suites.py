@@ -13,9 +13,11 @@ from devtools.base import DevError
 from . import clients, machine
 from .loads import Checkpoints, Pgbench, Replication, Step, Steps, Sysbench
 from .recovery import PROGRESS, Replay, Workload
+from .restart import Restart
 
 SCRIPTS = Path(__file__).resolve().parent / "tpcc"
 REDO_SCRIPTS = Path(__file__).resolve().parent / "redo"
+RESTART_SCRIPTS = Path(__file__).resolve().parent / "restart"
 
 # What TPC-C prescribes of each transaction, in percent.
 TPCC_MIX = {"new_order": 45, "payment": 43, "order_status": 4, "delivery": 4, "stock_level": 4}
@@ -39,6 +41,7 @@ PGBENCH_MB = 16
 TPCC_MB = 13
 TRAP_ROW_BYTES = 160
 REDO_ROW_BYTES = 190
+DOCUMENT_BYTES = 7000
 
 SUITES = {}
 
@@ -173,6 +176,14 @@ def redo_data(scale, number):
     rows = scale.count(number, 1000)
     schema = (REDO_SCRIPTS / "schema.sql").read_text()
     return Dataset(f"redo-{rows}", 4 * rows * REDO_ROW_BYTES >> 20, lambda server: server.sql(
+        f"\\set rows {rows}\n{schema}"))
+
+
+def document_data(scale, number):
+    """Return documents with an index of each kind, and bodies out of line."""
+    rows = scale.count(number, 1000)
+    schema = (RESTART_SCRIPTS / "schema.sql").read_text()
+    return Dataset(f"documents-{rows}", rows * DOCUMENT_BYTES >> 20, lambda server: server.sql(
         f"\\set rows {rows}\n{schema}"))
 
 
@@ -339,3 +350,37 @@ def _replay(scale, dataset, name, arguments, number):
                 {"shared_buffers": scale.buffers(512), "max_wal_size": scale.wal(2048),
                  "log_line_prefix": "%n [%p] ", "log_startup_progress_interval": PROGRESS},
                 workload=Workload(name, arguments, transactions))
+
+
+# Parts of a start are split at lines that come this often.
+RESTART_PROGRESS = "50ms"
+
+
+@suite
+def restart(scale):
+    """(h) from a crash to the first query, with a cold cache."""
+    rows = 600_000
+    own, tables = redo_data(scale, rows), pgbench_data(scale, 30)
+    loads = [
+        ("tpcb-like", tables, ("--builtin=tpcb-like",), 15_000),
+        ("simple-update", tables, ("--builtin=simple-update",), 15_000),
+        ("bulk inserts", own, _redo_script(scale, "bulk_insert", rows), 3_000),
+        ("range updates", own, _redo_script(scale, "range_update", rows), 3_000),
+        ("HOT updates", own, _redo_script(scale, "hot_update", rows), 5_000),
+        ("non-HOT updates", own, _redo_script(scale, "non_hot_update", rows), 5_000),
+        ("documents", document_data(scale, 60_000),
+         (f"--file={RESTART_SCRIPTS / 'documents.sql'}",
+          f"--define=rows={scale.count(60_000, 1000)}"), 6_000),
+    ]
+    cases = [_restart(scale, *load) for load in loads]
+    # A tenth of the data.
+    small = _restart(scale, "tpcb-like, small buffers", *loads[0][1:], buffers=48, prewarm=False)
+    return [*cases, small]
+
+
+def _restart(scale, name, dataset, arguments, number, buffers=1024, prewarm=True):
+    """Return the case that crashes after a number of transactions."""
+    return Case(name, dataset, Restart(scale.count(number, 100), arguments, prewarm),
+                {"shared_buffers": scale.buffers(buffers), "max_wal_size": scale.wal(64),
+                 "autovacuum": "off", "log_line_prefix": "%n [%p] ",
+                 "log_startup_progress_interval": RESTART_PROGRESS})

@@ -6,9 +6,10 @@ import unittest
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
-from bench import (arms, bars, clients, counters, loads, recovery, report, runner, server, stats,
-                   suites)
+from bench import (arms, bars, clients, counters, loads, recovery, report, restart, runner,
+                   server, stats, storage, suites)
 from devtools.base import DevError
 
 
@@ -209,6 +210,130 @@ class RecoveryTest(unittest.TestCase):
             recovery.parse_log("")
 
 
+RESTART_LOG = """\
+100.200 [7] LOG:  starting PostgreSQL
+100.300 [9] LOG:  database system was interrupted; last known up at noon
+100.900 [9] LOG:  syncing data directory (fsync), elapsed time: 0.60 s, current path: ./base
+101.150 [9] LOG:  reading the double-write log, elapsed time: 0.15 s, current segment: 0000000000000001
+101.200 [9] LOG:  reading the double-write log, elapsed time: 0.20 s, current segment: 0000000000000002
+101.700 [9] LOG:  double-write log: examined 12 pages in 3 batches, restored 2, 9 identical, \
+1 beyond the end of their file, put 5 into shared buffers; read 4096 kB in 0.400 s
+101.710 [9] LOG:  database system was not properly shut down; automatic recovery in progress
+101.800 [9] LOG:  redo starts at 0/10
+103.800 [9] LOG:  redo done at 0/40 system usage: CPU: user: 0.60 s, system: 0.30 s, elapsed: 2.00 s
+103.900 [8] LOG:  checkpoint starting: end-of-recovery immediate wait
+105.400 [8] LOG:  checkpoint complete: wrote 10 buffers (0.1%), wrote 3 SLRU buffers; 0 WAL file(s) added
+105.500 [7] LOG:  database system is ready to accept connections
+"""
+
+
+class RestartTest(unittest.TestCase):
+
+    def marks(self, text):
+        return restart.parse_marks(text, 100.0, 105.75)
+
+    def seconds(self, text):
+        parts = restart.split(self.marks(text), 100.0, [(0, {})])
+        return {name: part["s"] for name, part in parts.items()}
+
+    def without(self, *texts):
+        return "".join(line for line in RESTART_LOG.splitlines(keepends=True)
+                       if not any(text in line for text in texts))
+
+    def test_parts_add_up(self):
+        found = self.seconds(RESTART_LOG)
+        self.assertEqual(found, {"begin": 0.3, "sync": 0.7, "log read": 0.3, "restore": 0.4,
+                                 "look": 0.1, "redo": 2.0, "end": 0.1, "checkpoint": 1.5,
+                                 "open": 0.1, "first query": 0.25})
+        self.assertAlmostEqual(sum(found.values()), 5.75)
+
+    def test_log_read_with_nothing_restored(self):
+        found = self.seconds(self.without("examined"))
+        self.assertEqual((found["sync"], found["log read"], found["look"]), (0.7, 0.71, 0.09))
+        self.assertNotIn("restore", found)
+
+    def test_stock(self):
+        found = self.seconds(self.without("double-write"))
+        self.assertEqual((found["sync"], found["look"]), (1.41, 0.09))
+        self.assertNotIn("log read", found)
+
+    def test_a_checkpoint_that_ends_later_is_no_part(self):
+        lines = self.without("complete") + "106.000 [8] LOG:  checkpoint complete: wrote 1 buffers\n"
+        found = self.seconds(lines)
+        self.assertNotIn("checkpoint", found)
+        self.assertEqual(found["open"], 1.6)
+
+    def test_no_redo(self):
+        found = self.seconds(self.without("redo"))
+        self.assertEqual((found["restore"], found["end"]), (0.4, 2.2))
+
+    def test_not_ready(self):
+        with self.assertRaises(DevError):
+            self.marks(self.without("ready"))
+
+    def test_requests_belong_to_parts(self):
+        samples = [(time, {"device.data.reads": reads, "device.data.read_sectors": 16 * reads})
+                   for time, reads in ((99.9, 5), (100.25, 6), (101.79, 10), (103.7, 110))]
+        parts = restart.split(self.marks(RESTART_LOG), 100.0, samples)
+        self.assertEqual((parts["begin"]["reads"], parts["look"]["reads"]), (1, 4))
+        self.assertEqual((parts["redo"]["reads"], parts["redo"]["read_sectors"]), (100, 1600))
+        self.assertEqual(parts["checkpoint"]["reads"], 0)
+        facts = restart.count_facts(RESTART_LOG, {
+            "io.background worker/relation/normal.read_bytes": 3 * 8192,
+            "io.startup/relation/normal.read_bytes": 2 * 8192,
+            "io.client backend/relation/normal.read_bytes": 8192,
+            "io.startup/wal/normal.read_bytes": 2048}, parts)
+        self.assertEqual((facts["device reads before opening"], facts["blocks read"],
+                          facts["WAL kB read"]), (105, 5, 2))
+        self.assertEqual((facts["log kB read"], facts["copies"], facts["restored"]), (4096, 12, 2))
+
+
+class StorageTest(unittest.TestCase):
+
+    def test_rules(self):
+        self.assertEqual(storage.Limit(1500, 60).rules("7:3"), {
+            "blkio.throttle.read_iops_device": "7:3 1500",
+            "blkio.throttle.write_iops_device": "7:3 1500",
+            "blkio.throttle.read_bps_device": "7:3 60000000",
+            "blkio.throttle.write_bps_device": "7:3 60000000"})
+        self.assertEqual(set(storage.NO_LIMIT.rules("7:3").values()), {"7:3 0"})
+
+    def test_limit_of(self):
+        self.assertEqual(storage.limit_of("rented"), storage.Limit(1500, 60))
+        self.assertEqual(storage.limit_of("rented", iops=0, mbps=125), storage.Limit(0, 125))
+        self.assertEqual(storage.limit_of("slow", mbps=60), storage.Limit(2000, 60))
+        self.assertEqual(storage.limit_of("memory"), storage.NO_LIMIT)
+        for profile, iops in (("memory", 100), ("rented", -1)):
+            with self.assertRaises(DevError):
+                storage.limit_of(profile, iops)
+
+    def test_limit_says_what_it_is(self):
+        self.assertEqual(str(storage.Limit(1500, 60)),
+                         "1500 requests and 60 MB a second, of reads and of writes each")
+        self.assertEqual(str(storage.Limit(iops=2000)),
+                         "2000 requests a second, of reads and of writes each")
+
+    def test_controller(self):
+        self.assertIsNone(storage.blkio_mount("cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n"))
+        self.assertEqual(storage.blkio_mount(
+            "x /cpu cgroup rw,cpu 0 0\nx /io cgroup rw,relatime,blkio 0 0\n"), Path("/io"))
+        self.assertEqual(storage.blkio_group("8:pids:/a\n7:blkio:/box\n0::/\n"), "/box")
+
+    def test_limit_is_taken_off_whatever_happens(self):
+        written = []
+        with mock.patch.object(storage, "_throttle", lambda *args: written.append(args)), \
+                mock.patch.object(storage, "_loop", lambda *args: "/dev/loop9"), \
+                mock.patch.object(storage, "_inner", lambda mount: mount), \
+                mock.patch.object(storage, "device_of", lambda path: "7:9"), \
+                tempfile.TemporaryDirectory() as scratch:
+            with self.assertRaises(KeyboardInterrupt), \
+                    storage.volume("rented", Path(scratch), 10) as volume:
+                volume.hold()
+                raise KeyboardInterrupt
+            self.assertEqual(written, [("7:9", storage.LIMITS["rented"]),
+                                       ("7:9", storage.NO_LIMIT)])
+
+
 class SuitesTest(unittest.TestCase):
 
     def test_all_suites_at_any_factor(self):
@@ -287,9 +412,11 @@ class ReportTest(MeasureCase):
         measure = self.measure({"off": [10, 12], "double_writes": [11, 11]},
                                "scale 10, max_wal_size 64 MB",
                                counts={"wal.wal_bytes": 100, "cpu.total": 1},
-                               latency={"p50": 1.0}, extra={"failed": 0}, waits={"CPU": 1})
+                               latency={"p50": 1.0}, extra={"failed": 0}, waits={"CPU": 1},
+                               parts={"redo": {"s": 1, "reads": 4, "read_sectors": 64}})
         for rows in (report.overview([measure]), report.speeds(measure), report.costs(measure),
-                     report.details(measure), report.waits(measure),
+                     report.details(measure), report.waits(measure), report.parts(measure),
+                     report.requests(measure),
                      report.causes(measure, counters.SYNC_CAUSES),
                      report.bar_table("pgbench", [measure])):
             self.assertGreater(len(rows), 1)
