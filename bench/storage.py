@@ -89,12 +89,15 @@ class Volume:
 
         A new mount has neither pages nor names of files cached, and unlike
         drop_caches it leaves alone what others on the machine have cached.
+        But if somebody has copied the mount namespace meanwhile, the file system
+        stays mounted there, with its cache; so pages are dropped before.
         """
-        if not self.mounts:
-            run(["sync", "-f", self.data])
-            forget(self.data)
+        for directory in filter(None, (self.data, self.wal)):
+            run(["sync", "-f", directory])
+            forget(directory)
         for source, mount in self.mounts:
             run(["umount", mount])
+            run(["blockdev", "--flushbufs", source])
             _mount(source, mount)
 
     def _apply(self, limit):
