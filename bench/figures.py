@@ -115,6 +115,7 @@ def _section(suite, storage, case, series):
     measures = of_case(series, case)
     for measure in measures:
         lines.append(f"**{measure.name}**\n\n{markdown(_table(measure))}")
+        lines += _of_parts(measure)
     verdicts = bars.judge(suite, measures)
     if verdicts:
         rows = [("bar", "of", "wanted", "found", "bounds", "")]
@@ -125,6 +126,17 @@ def _section(suite, storage, case, series):
         lines.append("Bars; a ratio is a speed, above 1 the first is faster:\n\n"
                      + markdown(rows))
     return "\n".join(lines)
+
+
+def _of_parts(measure):
+    """Return what is known of the parts of a time, nothing if it has none."""
+    seconds = report.parts(measure)
+    if not seconds:
+        return []
+    tables = (("Seconds of each part:", seconds),
+              ("Reads (r) and writes (w) of the device:", report.requests(measure)),
+              ("Counts, and the load:", report.details(measure)))
+    return [f"{title}\n\n{markdown(rows)}" for title, rows in tables]
 
 
 def describe(series, case):

@@ -210,10 +210,13 @@ def count_facts(text, counts, parts):
     """Return the counts that no noise touches."""
     restored = re.search(RESTORED, text)
     before = [part for name, part in parts.items() if name != "first query"]
+    log = [part for name, part in parts.items() if name in ("sync", "log read", "restore")]
     return {
         "device reads before opening": sum(part["reads"] for part in before),
         "device kB read before opening": sum(part["read_sectors"] for part in before) // 2,
         "device writes before opening": sum(part["writes"] for part in before),
+        "device kB read by sync, log read, restore": sum(
+            part["read_sectors"] for part in log) // 2,
         "blocks read": counters.total(counts, RECOVERY + r"\.read_bytes") // BLOCK,
         "read calls": counters.total(counts, RECOVERY + r"\.reads"),
         "log kB read": int(restored["log_kb"]) if restored else 0,

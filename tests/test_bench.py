@@ -285,6 +285,7 @@ class RestartTest(unittest.TestCase):
             "io.startup/wal/normal.read_bytes": 2048}, parts)
         self.assertEqual((facts["device reads before opening"], facts["blocks read"],
                           facts["WAL kB read"]), (105, 5, 2))
+        self.assertEqual(facts["device kB read by sync, log read, restore"], 0)
         self.assertEqual((facts["log kB read"], facts["copies"], facts["restored"]), (4096, 12, 2))
 
 
@@ -468,6 +469,13 @@ class BarsTest(MeasureCase):
         runs[0]["points"][0]["name"] = "sequential"
         verdict, = bars.judge("checkpoints", report.measures(runs))
         self.assertEqual((verdict.ratio.value, verdict.outcome), (14, bars.MISS))
+
+    def test_first_query(self):
+        runs = results({"double_writes": [24.0], "stock-full_pages": [6.0]}, "tpcb-like")
+        for one in runs:
+            one["points"][0].update(name="until first query", unit="s", higher_is_better=False)
+        verdict = bars.judge("restart", report.measures(runs))[0]
+        self.assertEqual((verdict.ratio.value, verdict.outcome), (0.25, bars.MISS))
 
     def test_volume_is_per_operation(self):
         runs = [*results({"double_writes": [1]}, counts={"dw.logged": 5}, drain={"dw.logged": 5}),
