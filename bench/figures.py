@@ -23,6 +23,7 @@ BUSY = 4
 
 # The load of the README's table and picture, and the arms shown there.
 HEADLINE = ("pgbench", "scale 100, max_wal_size 64 MB")
+HEADLINE_STORAGE = "memory"
 HEADLINE_ARMS = ("double_writes", "full_pages", "full_pages+lz4", "stock-full_pages",
                  "stock-full_pages+lz4")
 HEADLINE_ROWS = (
@@ -34,6 +35,15 @@ HEADLINE_ROWS = (
     ("CPU time of the server, ms a transaction", "CPU ms"),
 )
 BULK = ("traps", "bulk, 128 MB", "COPY into new table")
+
+# What storage that people rent adds to it, where time is worth more: text, suite and
+# case, measure.
+RENTED = "rented"
+RENTED_ROWS = (
+    ("transactions a second", HEADLINE, "tps"),
+    ("from a crash to the first query, s", ("restart", "tpcb-like"), "until first query"),
+    ("the same, documents", ("restart", "documents"), "until first query"),
+)
 
 HEAD = """\
 # Figures
@@ -195,7 +205,7 @@ def markdown(rows):
 def headline(repository):
     """Return the README's table, or why there is none."""
     chosen = newest(load(repository))
-    series = _of(chosen, *HEADLINE)
+    series = _of(chosen, *HEADLINE, HEADLINE_STORAGE)
     if series is None:
         return "No committed run says of which commit it is, so no figure is shown.\n"
     measure = of_case(series, HEADLINE[1])[0]
@@ -205,10 +215,27 @@ def headline(repository):
         cells = costs_by_arm(measure, title)
         rows.append((text, *(cells[arm] for arm in arms),
                      f"[run]({RESULTS}/{series.name}/report.md)"))
-    bulk = _of(chosen, *BULK[:2])
+    bulk = _of(chosen, *BULK[:2], HEADLINE_STORAGE)
     if bulk is not None:
         rows.append(_bulk_row(bulk, arms))
-    return markdown(rows) + "\n" + describe(series, HEADLINE[1])
+    return markdown(rows) + "\n" + describe(series, HEADLINE[1]) + _rented(chosen)
+
+
+def _rented(chosen):
+    """Return the README's table of rented storage, nothing if there is no run on it."""
+    found = [(text, series, case, next(one for one in of_case(series, case) if one.name == name))
+             for text, (suite, case), name in RENTED_ROWS
+             for series in [_of(chosen, suite, case, RENTED)] if series is not None]
+    if not found:
+        return ""
+    arms = [arm for arm in HEADLINE_ARMS if any(arm in one.arms for *_, one in found)]
+    rows = [("rented storage", *(f"`{arm}`" for arm in arms), "run")]
+    for text, series, _, measure in found:
+        rows.append((text, *(report.number(measure.sample(arm).median)
+                             if arm in measure.arms else "" for arm in arms),
+                     f"[run]({RESULTS}/{series.name}/report.md)"))
+    described = {series.name: describe(series, case) for _, series, case, _ in found}
+    return "\n" + markdown(rows) + "\n" + "\n".join(described.values())
 
 
 def _bulk_row(series, arms):
@@ -221,14 +248,13 @@ def _bulk_row(series, arms):
             f"[run]({RESULTS}/{series.name}/report.md)")
 
 
-def _of(chosen, suite, case):
+def _of(chosen, suite, case, storage):
     """Return the Series with a commit that has a case, or None."""
-    found = [series for (one, _, name), series in chosen.items()
-             if (one, name) == (suite, case) and series.commit]
-    return found[0] if found else None
+    series = chosen.get((suite, storage, case))
+    return series if series and series.commit else None
 
 
 def pictured(repository):
     """Return the directory of the run that the picture is of, or None."""
-    series = _of(newest(load(repository)), *HEADLINE)
+    series = _of(newest(load(repository)), *HEADLINE, HEADLINE_STORAGE)
     return series and repository / RESULTS / series.name

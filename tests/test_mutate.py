@@ -119,8 +119,8 @@ class FillTest(unittest.TestCase):
 
 class FiguresTest(RepositoryCase):
 
-    def add(self, name, started, commit=None, wal=100):
-        meta = {"suite": "pgbench", "storage": "memory", "started": started, "factor": 0.1,
+    def add(self, name, started, commit=None, wal=100, storage="memory"):
+        meta = {"suite": "pgbench", "storage": storage, "started": started, "factor": 0.1,
                 "runs": 1, "seconds": 5, "file_system": "ext4",
                 "machine": {"processor": "2 x P", "memory": "1 MB",
                             **({"commit": commit, "commit dirty": "no"} if commit else {})},
@@ -153,6 +153,14 @@ class FiguresTest(RepositoryCase):
                       figures.headline(self.paths.repo))
         self.assertIn("**missed**", text)
         self.assertEqual(figures.pictured(self.paths.repo).name, "b")
+
+    def test_rented_storage_has_a_table_of_its_own(self):
+        self.add("a", "2026-01-01", "c" * 40)
+        self.assertNotIn("rented", figures.headline(self.paths.repo))
+        self.add("b", "2026-01-02", "c" * 40, storage="rented")
+        self.assertIn("| transactions a second | 9 | 9 | [run](bench/results/b/report.md) |",
+                      figures.headline(self.paths.repo))
+        self.assertEqual(figures.pictured(self.paths.repo).name, "a")
 
 
 class Clock:
