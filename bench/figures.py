@@ -162,7 +162,7 @@ def describe(series, case):
             f"{machine['processor']}, {machine['memory']}; {meta['file_system']}; "
             f"factor {meta['factor']:g}: {sizes}; {meta['runs']} "
             f"{'run' if meta['runs'] == 1 else 'runs'} of {meta['seconds']} s, "
-            f"load average {min(loads)} to {max(loads)}{busy}.\n")
+            f"load average {_loads(series)}{busy}.\n")
 
 
 def commit(series):
@@ -234,8 +234,17 @@ def _rented(chosen):
         rows.append((text, *(report.number(measure.sample(arm).median)
                              if arm in measure.arms else "" for arm in arms),
                      f"[run]({RESULTS}/{series.name}/report.md)"))
-    described = {series.name: describe(series, case) for _, series, case, _ in found}
-    return "\n" + markdown(rows) + "\n" + "\n".join(described.values())
+    described = {series.name: f"{series.link}, {commit(series)}, factor {series.meta['factor']:g}, "
+                              f"{series.meta['runs']} runs, load average {_loads(series)}"
+                 for _, series, *_ in found}
+    held = found[0][1].meta["file_system"].partition("held to ")[2]
+    return f"\n{markdown(rows)}\nHeld to {held}. Medians of {'; of '.join(described.values())}.\n"
+
+
+def _loads(series):
+    """Return the least and the greatest load average at the ends of runs."""
+    loads = [run["load_average"] for run in series.runs]
+    return f"{min(loads)} to {max(loads)}"
 
 
 def _bulk_row(series, arms):
