@@ -54,7 +54,7 @@ _HOME = re.compile(r"(?:base/(\d+)|(global)|pg_tblspc/(\d+)/[^/]+/(\d+))"
                    r"/(\d+)(?:_(fsm|vm|init))?(?:\.(\d+))?$")
 _FORKS = {None: 0, "fsm": 1, "vm": 2, "init": 3}
 _FORK_NAMES = ("", "_fsm", "_vm", "_init")
-_MAIN, _INIT = 0, 3
+_MAIN, _FSM, _INIT = 0, 1, 3
 _DEFAULT_SPACE, _GLOBAL_SPACE = 1663, 1664
 
 # Violations of one rule that are told, each of another page; the rest is counted.
@@ -589,7 +589,7 @@ class Monitor:
         """Return why a home write that is torn would be lost, or None."""
         copy, why = self._copy(write.page, begin)
         for redo in {control[2] for control in self._controls}:
-            if copy and not self.wal.changed_between(write.page, copy.lsns[write.page], redo):
+            if copy and self._new_enough(copy, write.page, redo):
                 continue
             missing = self._not_rebuilt(write, redo, begin)
             if missing:
@@ -612,6 +612,14 @@ class Monitor:
             else:
                 return batch, None
         return None, why
+
+    def _new_enough(self, copy, page, redo):
+        """Say whether redo from a redo pointer makes of a copy what the page has to be.
+
+        A free space map may be out of date, if it is whole: WAL has images of it, but not
+        its changes, nor that it has begun anew since, as after a truncation.
+        """
+        return page[3] == _FSM or not self.wal.changed_between(page, copy.lsns[page], redo)
 
     def _not_rebuilt(self, write, redo, begin):
         """Return why redo from a redo pointer would not rebuild a page, or None."""

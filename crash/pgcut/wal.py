@@ -40,7 +40,9 @@ _XACT_COMMIT, _XACT_COMMIT_PREPARED, _XACT_HAS_INFO = 0x00, 0x30, 0x80
 # What redo of a record does with a block: it makes a new page of it; it reads the
 # page, and may change it; or it reads a page that was registered without an image
 # although images were on, which does no harm to a torn one unless checksums say so.
-REBUILDS, CHANGES, TOUCHES = "rebuilds", "changes", "touches"
+# Of a record of hints without an image redo looks at the page not at all, or sets a bit
+# in its first sector.
+REBUILDS, CHANGES, TOUCHES, HINTS = "rebuilds", "changes", "touches", "hints"
 
 # `lsn` is where a record starts, `end` the LSN of the pages it changes.
 Record = namedtuple("Record", "lsn end rmid info xid blocks data")
@@ -184,18 +186,14 @@ def _parse(content, at, end):
 
 
 def _effective(rmid, info, blocks):
-    """Return blocks with the effect of those that have neither image nor data.
-
-    Those that are only hints are left out: redo does not look at the page then, or,
-    of a heap page that becomes all-visible, sets a bit in its first sector.
-    """
+    """Return blocks with the effect of those that have neither image nor data."""
     if all(effect for _, effect in blocks):
         return blocks
-    if rmid == XLOG and info & 0xF0 == FPI_FOR_HINT:
-        return [block for block in blocks if block.effect]
     visible = rmid == HEAP2 and info & 0x70 == HEAP2_VISIBLE
-    return [Block(page, effect or (TOUCHES if rmid == HASH else CHANGES))
-            for page, effect in blocks if effect or not (visible and page[3] == 0)]
+    hints = rmid == XLOG and info & 0xF0 == FPI_FOR_HINT
+    return [Block(page, effect or (HINTS if hints or visible and page[3] == 0 else
+                                   TOUCHES if rmid == HASH else CHANGES))
+            for page, effect in blocks]
 
 
 def committed(record):

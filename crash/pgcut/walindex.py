@@ -38,6 +38,7 @@ class WalIndex:
         self._images = None                 # as announced; None is not known
         self._redo = redo
         self._seen = {}                     # page -> redo pointer of its last record
+        self._hints_logged = _hints_logged(recording.meta)
         stream = wal.Stream(self.segments, self.segment_size, redo // self.segment_size)
         for record in stream.records(redo):
             self._enter(record)
@@ -132,11 +133,15 @@ class WalIndex:
         births = self._births.get(page[:3])
         if births and not births[-1][1]:
             births[-1][1] = record.xid
-        self.touches[page].append((record.lsn, record.end, effect))
-        if self._seen.get(page) != self._redo and effect == wal.CHANGES:
+        if effect != wal.HINTS:
+            self.touches[page].append((record.lsn, record.end, effect))
+        elif not self._hints_logged:
+            return              # the page keeps its LSN
+        if self._seen.get(page) != self._redo and effect in (wal.CHANGES, wal.HINTS):
             self.image_free.append(ImageFree(record.lsn, record.end, page, self._images is True))
         # A record of a hash index may change a page without data for it, as those that
-        # insert do the metapage.  Then the next one need not carry an image.
+        # insert do the metapage.  Then the next one need not carry an image; nor if hints
+        # have raised the LSN of the page.
         self._seen[page] = self._redo
 
     def _enter_control(self, record):
@@ -149,6 +154,11 @@ class WalIndex:
             self._images = bool(record.data[0])
         elif record.info == wal.CHECKPOINT_ONLINE and self._images is None:
             self._images = bool(record.data[_FULL_PAGE_WRITES_AT])
+
+
+def _hints_logged(meta):
+    """Say whether records of hints raise the LSN of their page."""
+    return bool(meta.get("checksums")) or meta.get("settings", {}).get("wal_log_hints") == "on"
 
 
 def _segments(recording):

@@ -1,5 +1,6 @@
 """Tests of the protocol monitor: quiet on a healthy server, and one test per violation."""
 
+import json
 import os
 import re
 import struct
@@ -57,6 +58,7 @@ class MonitorTest(unittest.TestCase):
     """A server with one table of four pages, armed unless a test says otherwise."""
 
     mode = "double_writes"
+    checksums = True
 
     def setUp(self):
         directory = tempfile.TemporaryDirectory()
@@ -129,7 +131,8 @@ class MonitorTest(unittest.TestCase):
 
     def violations(self):
         meta = self.history.directory / "meta.json"
-        meta.write_text('{"settings": {"io_torn_pages_protection": "%s"}}' % self.mode)
+        meta.write_text(json.dumps({"settings": {"io_torn_pages_protection": self.mode},
+                                    "checksums": self.checksums}))
         return monitor.check(self.history.recording())[0]
 
     def assert_violated(self, rule, text):
@@ -337,6 +340,31 @@ class ViolationTest(MonitorTest):
         self.history.write(ino, 0, content(lsn))
         self.assert_violated("R2", "16384_vm")
 
+    def write_map(self, name, fork, copied):
+        """Write a page of a map home that has begun anew since WAL had an image of it."""
+        ino, _ = self.history.create(name, self.history.inos["base/5"])
+        self.history.write(ino, 0, bytes(8192))
+        self.wal.change(page_of(0, fork=fork), image=True)
+        redo = self.wal.redo_pointer()
+        self.flush()
+        self.put_batch({}, pending=redo)
+        self.complete_checkpoint(redo)
+        if copied:
+            self.put_batch({page_of(0, fork=fork): 0}, redo=redo)
+        self.history.write(ino, 0, content(0))
+
+    def test_free_space_map_without_a_copy(self):
+        self.write_map("16384_fsm", 1, copied=False)
+        self.assert_violated("R2", "the log has no copy")
+
+    def test_visibility_map_with_a_copy_that_is_too_old(self):
+        self.write_map("16384_vm", 2, copied=True)
+        self.assert_violated("R2", "its copy is too old")
+
+    def test_free_space_map_with_an_old_copy(self):
+        self.write_map("16384_fsm", 1, copied=True)
+        self.assertEqual(self.violations(), [])
+
     def test_mark_too_early(self):
         write = self.protected_write()
         self.put_batch({}, mark=self.number + 1)
@@ -452,6 +480,45 @@ class MarkerTest(MonitorTest):
         self.wal.images(True)
         self.changed(0)
         self.assertEqual([v for v in self.violations() if v.rule == "R10"], [])
+
+    def change_with_images(self, *before):
+        """Change a page without an image when images are on, after calls made without them."""
+        self.arm()
+        self.wal.images(False)
+        for call in before:
+            call(page_of(0))
+        self.wal.images(True)
+        self.changed(0)
+
+    def test_page_whose_lsn_hints_have_raised(self):
+        self.change_with_images(self.wal.hints)
+        self.assertEqual([v for v in self.violations() if v.rule == "R10"], [])
+
+    def test_page_that_has_become_visible(self):
+        self.change_with_images(self.wal.visible)
+        self.assertEqual([v for v in self.violations() if v.rule == "R10"], [])
+
+    def test_page_without_hints(self):
+        self.change_with_images()
+        self.assert_violated("R10", "though images are on")
+
+    def test_visible_page_that_keeps_its_lsn(self):
+        self.checksums = False
+        self.change_with_images(self.wal.visible)
+        self.assert_violated("R10", "though images are on")
+
+    def test_hints_without_an_image_though_images_are_on(self):
+        self.wal.images(True)
+        self.arm()
+        self.wal.hints(page_of(0))
+        self.changed(0)
+        self.assert_violated("R10", "though images are on")
+
+    def test_hints_without_an_image_before_the_marker(self):
+        self.wal.images(False)
+        self.wal.hints(page_of(0))
+        self.flush()
+        self.assert_violated("R10", "the marker is not durable")
 
 
 class FullPagesTest(MonitorTest):
@@ -581,10 +648,12 @@ class WalTest(unittest.TestCase):
         made.change(page_of(0), initialises=True)
         made.change(page_of(0))
         made.change(page_of(0), rmid=wal.HASH, data=b"")
-        made.add(wal.HEAP2, wal.HEAP2_VISIBLE, [(page_of(0), False, False, b"")])
+        made.hints(page_of(0))
+        made.visible(page_of(0))
         effects = [[block.effect for block in record.blocks]
                    for record in self.stream(made).records(start)]
-        self.assertEqual(effects, [[wal.REBUILDS], [wal.REBUILDS], [wal.CHANGES], [wal.TOUCHES], []])
+        self.assertEqual(effects, [[wal.REBUILDS], [wal.REBUILDS], [wal.CHANGES], [wal.TOUCHES],
+                                   [wal.HINTS], [wal.HINTS]])
 
     def test_ends_where_a_record_does_not_name_its_predecessor(self):
         made = Wal()

@@ -73,6 +73,14 @@ class Wal:
         """A record of the heap, or of another resource manager, for one page."""
         return self.add(rmid, 0x00, [(page, image, initialises, data)])
 
+    def hints(self, page):
+        """A record of hints without an image, as it is written when images are off."""
+        return self.add(wal.XLOG, wal.FPI_FOR_HINT, [(page, False, False, b"")])
+
+    def visible(self, page):
+        """A record by which a heap page becomes all-visible."""
+        return self.add(wal.HEAP2, wal.HEAP2_VISIBLE, [(page, False, False, b"")])
+
     def shutdown_checkpoint(self, images):
         redo = self.lsn
         return self.add(wal.XLOG, wal.CHECKPOINT_SHUTDOWN, main=_checkpoint(redo, images), xid=0)
