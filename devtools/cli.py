@@ -248,13 +248,17 @@ def _test(paths, args):
                                     suites.MODES[0], places, deadline=deadline)
     if not args.suite or "crash" in args.suite:
         _build_kind(paths, "test")
-        results += [crash.run_selftests(paths, deadline), crash.run_ci(paths, deadline)]
+        _build_kind(paths, "stock")
+        results += [crash.run_selftests(paths, deadline), crash.run_histories(paths, deadline),
+                    crash.run_ci(paths, deadline)]
     return _conclude(results)
 
 
 @_alone
 def _crash(paths, args):
     _build_kind(paths, "test")
+    if args.arguments[:1] == ["history"]:       # in which stock servers have a part
+        _build_kind(paths, "stock")
     return crash.call(paths, args.arguments or ["run"])
 
 

@@ -15,6 +15,9 @@ PACKAGES = ("e2fsprogs", "fuse3", "libfuse3-dev", "make", "python3-jinja2",
 # What continuous integration explores: a few minutes.
 CI_ARGUMENTS = ("run", "--states", "204", "--recordings", "4", "--watched", "4")
 
+# Histories of servers that continuous integration plays: two minutes.
+CI_HISTORIES = ("history", "--seed", "3", "--count", "3", "--no-shrink")
+
 
 def call(paths, arguments, deadline=None):
     """Run the explorer with these arguments; returns its exit status.
@@ -28,7 +31,8 @@ def call(paths, arguments, deadline=None):
     command = ["/usr/bin/python3", "-m", "pgcut",
                "--bindir", build.bindir(paths, "test"), "--build", paths.build("test"),
                "--source", paths.work, "--prefix", paths.prefix("test"),
-               "--recorder", _recorder(paths), "--scratch", scratch, *arguments]
+               "--recorder", _recorder(paths), "--scratch", scratch,
+               "--stock", build.bindir(paths, "stock"), *arguments]
     say("exploring power cuts")
     return suites.run_until(deadline, command, stdout=None,
                             env={**os.environ, "PYTHONPATH": str(paths.repo / "crash")})
@@ -72,6 +76,21 @@ def _explore(paths, output, deadline):
                            hung="cut: no time was left" if status is None else "")
     errors = any(r["error"] for r in data)
     return result, bool(status and data) and not (lost or unfound or errors)
+
+
+def run_histories(paths, deadline=None):
+    """Play the histories of continuous integration; returns a Result that counts them."""
+    output = paths.root / "history-report"
+    shutil.rmtree(output, ignore_errors=True)
+    started = time.monotonic()
+    status = call(paths, [*CI_HISTORIES, "--output", output], deadline)
+    report = output / "histories.json"
+    data = json.loads(report.read_text()) if report.exists() else []
+    failed = sum(bool(one["findings"]) for one in data)
+    return suites.Result("crash/histories", suites.MODES[0], len(data) - failed,
+                         failed if status == 0 else max(failed, 1), 0,
+                         time.monotonic() - started,
+                         hung="cut: no time was left" if status is None else "")
 
 
 def run_selftests(paths, deadline=None):

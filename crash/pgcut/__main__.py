@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from . import campaign, controls, explore, realcut, record, report
+from . import campaign, controls, explore, histories, play, realcut, record, report
 from .block import FILE_SYSTEMS
 from .recording import Recording
 from .states import FAULTS, State
@@ -43,6 +43,7 @@ def _parser():
     parser.add_argument("--prefix", help=argparse.SUPPRESS)
     parser.add_argument("--recorder", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--scratch", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--stock", default="", help=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     sub = commands.add_parser("run", help="record, explore, find the controls, report")
@@ -70,6 +71,18 @@ def _parser():
                      help="programs of a server that is broken already, for the controls")
     sub.add_argument("--output", type=Path, default=Path("crash-report"),
                      help="directory of the report and of failures (crash-report)")
+
+    sub = commands.add_parser("history", help="what happens to servers, drawn at random too")
+    sub.set_defaults(handler=_history)
+    sub.add_argument("--seed", type=int, default=1, help="of the first history (1)")
+    sub.add_argument("--count", type=int, default=20, help="histories to play (20)")
+    sub.add_argument("--minutes", type=float, help="no history begins after so long")
+    sub.add_argument("--replay", type=Path, metavar="FILE", help="play this history instead")
+    sub.add_argument("--shrink", action="store_true",
+                     help="with --replay: find a shorter one that fails as well")
+    sub.add_argument("--no-shrink", action="store_true", help="leave those that fail as they are")
+    sub.add_argument("--output", type=Path, default=Path("history-report"),
+                     help="directory of the report and of failures (history-report)")
 
     sub = commands.add_parser("replay", help="try a failure again, and minimise it")
     sub.set_defaults(handler=_replay)
@@ -185,6 +198,48 @@ def _replay(args):
         print("\n".join(subject.describe(pieces or [])) or "none: it fails with all kept")
         print("\n".join(complaints[:5]))
     return 1 if outcome.failed else 0
+
+
+# history ----------------------------------------------------------------
+
+
+def _history(args):
+    with tempfile.TemporaryDirectory(prefix="pgcut-", dir=args.scratch) as scratch:
+        os.chmod(scratch, 0o755)
+        bindir = play.with_module(args.bindir, args.build, Path(scratch) / "install")
+        many = histories.Campaign(play.Tools(bindir, args.stock, args.recorder, scratch), _tell)
+        return _replay_history(args, many) if args.replay else _play_histories(args, many)
+
+
+def _play_histories(args, many):
+    started, results = time.monotonic(), []
+    deadline = None if args.minutes is None else started + 60 * args.minutes
+    for result in many.run(range(args.seed, args.seed + args.count), deadline,
+                           not args.no_shrink):
+        results.append(result)
+        if result.findings:
+            histories.save(args.output, result)
+    print(histories.report(args.output, results, time.monotonic() - started))
+    return 1 if any(result.findings for result in results) else 0
+
+
+def _replay_history(args, many):
+    history, left_out = histories.read(args.replay)
+    for text in left_out:
+        _tell(f"    left out: {text}")
+    for number, step in enumerate(history.steps, 1):
+        _tell(f"    {number:3} {step}")
+    result = many.play(history)
+    _tell(histories.told(result))
+    if result.findings and args.shrink:
+        result.smaller = many.shrink(result)
+    if result.findings:
+        histories.save(args.output, result)
+    return 1 if result.findings else 0
+
+
+def _tell(text):
+    print(text, file=sys.stderr, flush=True)
 
 
 def _load(args):

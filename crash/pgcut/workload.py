@@ -256,7 +256,8 @@ class Recorder:
 class Run:
     """What the clients of one run share."""
 
-    def __init__(self, connect, seed, *, seconds=None, transactions=None, modes=(), sink=None):
+    def __init__(self, connect, seed, *, seconds=None, transactions=None, modes=(), sink=None,
+                 probe=None):
         """Start the clock."""
         self.connect = connect
         self.seed = seed
@@ -264,6 +265,7 @@ class Run:
         self.deadline = None if seconds is None else time.monotonic() + seconds
         self.transactions = transactions
         self.modes = list(modes or ())
+        self.probe = probe          # is called with a session that has survived an error
         self.stop = threading.Event()
         self.errors = []
         self.working = 0            # clients with steps to do, under record.lock
@@ -419,9 +421,11 @@ class Client:
             try:
                 with self.connection.cursor() as cursor:
                     cursor.execute("ROLLBACK")
+                if self.run.probe:
+                    self.run.probe(self)
             except psycopg2.Error:
                 gone = True
-        self.record("fail", error=message, **({} if n is None else {"n": n}),
+        self.record("fail", error=message, sqlstate=error.pgcode or "", **({} if n is None else {"n": n}),
                     **({"unknown": True} if gone else {}))
         if gone:
             raise ServerGone(message)
@@ -1118,15 +1122,17 @@ def resume(this):
     return possible
 
 
-def run(connect, kinds=None, seconds=None, transactions=None, seed=0, modes=(), sink=None):
+def run(connect, kinds=None, seconds=None, transactions=None, seed=0, modes=(), sink=None,
+        probe=None):
     """Run the load, and return the acks.
 
     With `seconds`, clients run that long; with `transactions`, each does that
     many steps; whichever ends first.  The run also ends when the server dies.
-    `sink` is called with each event.  A bug in a client raises.
+    `sink` is called with each event, `probe` with each client whose session has survived an
+    error.  A bug in a client raises.
     """
     this = Run(connect, seed, seconds=seconds, transactions=transactions, modes=modes,
-               sink=sink)
+               sink=sink, probe=probe)
     clients = make_clients(this, kinds)
     if not resume(this):
         clients = [client for client in clients if client.kind != Prepared.kind]

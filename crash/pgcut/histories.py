@@ -1,0 +1,150 @@
+"""Many histories: drawn, played, made shorter if they fail, and reported."""
+
+import json
+import shutil
+import tempfile
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from . import drawing
+from .history import History, sanitised, shrunk
+from .play import Play, Templates
+
+# A history that fails is played so often, in shorter and shorter forms, at most.
+SHRINKING_PLAYS = 40
+SHRINKING_SECONDS = 900
+# Timing decides some failures: a form that does not fail is tried once more.
+ATTEMPTS = 2
+
+
+@dataclass
+class Result:
+    """What became of one history."""
+
+    history: History
+    played: int = 0             # steps
+    seconds: float = 0
+    findings: list = field(default_factory=list)
+    figures: Counter = field(default_factory=Counter)
+    smaller: History = None     # with as few steps as fail
+    logs: dict = field(default_factory=dict)
+
+
+class Campaign:
+    """Plays histories in a directory in memory."""
+
+    def __init__(self, tools, report_progress=print):
+        self._tools = tools
+        self._templates = Templates(tools)
+        self._say = report_progress
+        self._plays = 0
+
+    def play(self, history):
+        """Play a history once; returns its Result."""
+        started = time.monotonic()
+        self._plays += 1
+        place = Path(tempfile.mkdtemp(prefix=f"history-{history.seed}-", dir=self._tools.scratch))
+        play = Play(history, self._tools, self._templates, place)
+        try:
+            play.run()
+            logs = {name: machine.log.read_text(errors="replace")
+                    for name, machine in play.machines.items()} if play.findings else {}
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+        return Result(history, play.played, time.monotonic() - started, play.findings,
+                      play.figures, logs=logs)
+
+    def run(self, seeds, deadline=None, shrink=True):
+        """Yield the Results of histories with these seeds, until the deadline."""
+        for seed in seeds:
+            if deadline is not None and time.monotonic() > deadline:
+                return
+            result = self.play(drawing.draw(seed))
+            self._say(told(result))
+            if result.findings and shrink:
+                result.smaller = self.shrink(result)
+                self._say(f"        {len(result.smaller.steps)} of its "
+                          f"{len(result.history.steps)} steps fail as well")
+            yield result
+
+    def shrink(self, result):
+        """Return the shortest history that is found to fail in the same way."""
+        wanted = {finding.signature() for finding in result.findings}
+        started, plays = time.monotonic(), self._plays
+
+        def fails(history):
+            for _ in range(ATTEMPTS):
+                if self._plays - plays > SHRINKING_PLAYS or \
+                        time.monotonic() - started > SHRINKING_SECONDS:
+                    return False
+                again = self.play(history)
+                if wanted & {finding.signature() for finding in again.findings}:
+                    return True
+            return False
+
+        # Nothing that came after the failing step has had a part in it.
+        upto = result.history.with_steps(result.history.steps[:result.played + 1])
+        return shrunk(upto, fails)
+
+
+def told(result):
+    """Return what the terminal says of a history."""
+    figures = result.figures
+    lines = [f"    history {result.history.seed}: {result.played} of {len(result.history.steps)} "
+             f"steps, {figures['acknowledged']} transactions, {figures['cuts']} cuts, "
+             f"{figures['verdicts']} verdicts, {len(result.findings)} findings "
+             f"({result.seconds:.0f} s)"]
+    return "\n".join([*lines, *(f"        {text}" for text in _texts(result)[:4])])
+
+
+def _texts(result):
+    return [f"step {finding.step}, {finding.what}: {finding.text[:600]}"
+            for finding in result.findings]
+
+
+def save(output, result):
+    """Keep a history that failed, with its shorter form and the servers' logs."""
+    place = Path(output) / f"history-{result.history.seed}"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    (place / "history.json").write_text(result.history.as_json())
+    if result.smaller:
+        (place / "shrunk.json").write_text(result.smaller.as_json())
+    (place / "findings.json").write_text(json.dumps(list(map(asdict, result.findings)), indent=1))
+    for name, text in result.logs.items():
+        (place / f"{name}.log").write_text(text)
+
+
+def report(output, results, seconds):
+    """Write the report; returns its text."""
+    single, pairs = drawing.covered(
+        result.history.with_steps(result.history.steps[:result.played]) for result in results)
+    figures = sum((result.figures for result in results), Counter())
+    failed = [result for result in results if result.findings]
+    lines = [f"{len(results)} histories with {sum(single.values())} steps in {seconds:.0f} s: "
+             f"{len(failed)} failed",
+             *(f"history {result.history.seed} failed in step {result.played + 1} "
+               f"of {len(result.history.steps)}: "
+               f"{_texts(result)[0]}" for result in failed),
+             "", "Figures: " + ", ".join(f"{value} {name}" for name, value in
+                                         sorted(figures.items())),
+             "", "Steps:", *(f"{count:7}  {name}" for name, count in sorted(single.items())),
+             "", f"Kinds that followed each other on one server: {len(pairs)} pairs of "
+                 f"{len(drawing.WEIGHTS)} times {len(drawing.WEIGHTS)}; once only:",
+             *(f"         {first}, {then}" for (first, then), count in sorted(pairs.items())
+               if count == 1), ""]
+    text = "\n".join(lines)
+    Path(output).mkdir(parents=True, exist_ok=True)
+    (Path(output) / "histories.txt").write_text(text)
+    (Path(output) / "histories.json").write_text(json.dumps(
+        [{"seed": result.history.seed, "played": result.played, "seconds": result.seconds,
+          "findings": list(map(asdict, result.findings)), "figures": result.figures}
+         for result in results], indent=1))
+    return text
+
+
+def read(file):
+    """Return (the History in a file without what cannot be done, what was left out)."""
+    return sanitised(History.from_json(Path(file).read_text()))

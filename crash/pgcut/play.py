@@ -1,0 +1,807 @@
+"""Plays a history: carries its steps out on servers, and says what is wrong."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg2
+
+from . import drawing, explore, oracle, readers, server, steps, workload
+from .ledger import Ledger
+from .steps import MODE
+from .store import Store
+
+# Limits of what a busy machine may take; more is a finding.
+HANG_SECONDS = 240
+POLL_SECONDS = 0.02
+
+OURS = (MODE, "double_write_", "wal_pipeline", "show_recovery_progress")
+OUR_FILE = "pgdw.conf"
+MARKER, MARKER_LINE = "backup_label", "DOUBLE WRITE LOG IN USE"
+LOG = "pg_doublewrite"
+MODULE = "test_doublewrite"
+
+_HOLDS = re.compile(f"{MODULE}: held at injection point")
+_CRASHES = re.compile(f"{MODULE}: crash at injection point")
+_READY = re.compile("database system is ready to accept")
+# What the server says with one of these was not to happen, unless something was made to fail.
+_ALARMING = re.compile(r"^.*\] (?:XX|58)\w{3} .*(?:ERROR|FATAL|PANIC):.*$", re.MULTILINE)
+_ALARMING_CODE = re.compile("XX|58")
+
+_PROCESS_TITLES = {"checkpointer": "checkpointer", "background writer": "background writer",
+                   "walwriter": "walwriter", "client": server.USER + " postgres",
+                   "startup": "startup", "walreceiver": "walreceiver"}
+
+
+class Failure(Exception):
+    """A step did not do what it has to, or was not refused."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong, and after which step."""
+
+    step: int
+    what: str
+    text: str
+
+    def signature(self):
+        """Return what two findings of one cause have in common."""
+        return self.what + ": " + re.sub(r"[0-9A-F]*[0-9][0-9A-F]*|\"[^\"]*\"", "#", self.text)[:60]
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Where the programs are."""
+
+    bindir: str                 # with the test module beside them
+    stock_bindir: str           # "" if there are none: steps with stock are left out
+    recorder: str
+    scratch: str
+
+
+def with_module(bindir, build, place):
+    """Return programs of a copy of an installation that has the test module, too."""
+    where = subprocess.run([Path(bindir) / "pg_config", "--pkglibdir"], capture_output=True,
+                           text=True, check=True).stdout.strip()
+    prefix = Path(bindir).parent
+    subprocess.run(["cp", "-al", prefix, place], check=True)
+    shutil.copy(Path(build) / "src/test/modules" / MODULE / f"{MODULE}.so",
+                Path(place) / Path(where).relative_to(prefix))
+    return str(Path(place) / "bin")
+
+
+class Load(threading.Thread):
+    """Clients, and maybe a reader, on one server."""
+
+    def __init__(self, machine, load):
+        super().__init__(name="load")
+        self._machine = machine
+        self._load = load
+        self._wanted = load["acks"]
+        self.reached = threading.Event()    # so many acknowledgements, or the load is over
+        self.failure = None
+        self.events = []
+        self.reader = readers.Reader(machine.instance.connect) if load["readers"] else None
+
+    def run(self):
+        ledger = self._machine.ledger
+
+        def sink(event):
+            ledger.events.append(event)
+            self.events.append(event)
+            self._wanted -= event["what"] == "ack"
+            if self._wanted <= 0:
+                self.reached.set()
+
+        if self.reader:
+            self.reader.start()
+        try:
+            workload.run(self._machine.instance.connect, self._load["kinds"],
+                         transactions=self._load["transactions"], seed=self._load["seed"],
+                         sink=sink, probe=readers.obeys_timeout)
+        except psycopg2.Error:
+            pass                # the server went before it began
+        except RuntimeError as error:
+            self.failure = str(error)
+        finally:
+            self.reached.set()
+            if self.reader:
+                self.reader.stop.set()
+
+    def complaints(self):
+        """Return what was wrong, apart from what the ledger is for."""
+        found = [event["text"] for event in self.events if event["what"] == "complaint"]
+        errors = [(event.get("sqlstate", ""), event["error"]) for event in self.events
+                  if event["what"] == "fail"]
+        if self.reader:
+            found += self.reader.complaints
+            errors += self.reader.codes
+        if not self._machine.excused:
+            found += [f"SQLSTATE {code}: {text}" for code, text in errors
+                      if _ALARMING_CODE.match(code)]
+        return found + ([self.failure] if self.failure else [])
+
+
+class Machine:
+    """One server with its disk."""
+
+    def __init__(self, name, tools, place):
+        self.name = name
+        self.tools = tools
+        self.store = Store(tools.recorder, Path(place) / name)
+        self.log = Path(place) / f"{name}.log"
+        self.log.touch()
+        server.give(self.log)
+        self.stale = Path(place) / f"{name}.stale"
+        self.instance = server.Server(tools.bindir, self.store.data, self.log)
+        self.instance.make_sockets()
+        self.ledger = Ledger()
+        self.excused = False        # something was made to fail in this life
+        self.read = 0               # of the server log
+        self._segments = set()
+
+    @property
+    def data(self):
+        return self.store.data
+
+    def start(self, program="ours", settings=None, wait=True):
+        stock = program == "stock"
+        self.instance.bindir = self.tools.stock_bindir if stock else self.tools.bindir
+        self._hide_settings(stock)
+        self.instance.start(settings, wait)
+        if wait:
+            self._note_segments()
+
+    def _note_segments(self):
+        """Remember shared memory that nobody removes if the server is killed from within."""
+        self._segments = server._shared_memory(self.instance._process.pid)
+
+    def _hide_settings(self, hide):
+        """Hide the settings that stock does not know, or bring them back."""
+        shown, hidden = self.data / OUR_FILE, self.data / f"{OUR_FILE}.hidden"
+        with server.as_user():
+            if hide and shown.exists():
+                shown.rename(hidden)
+            elif not hide and hidden.exists():
+                hidden.rename(shown)
+
+    def configure(self, settings):
+        """Set parameters in the file that they belong to."""
+        self._hide_settings(False)
+        for name, value in settings.items():
+            file = OUR_FILE if name.startswith(OURS) else "postgresql.conf"
+            with server.as_user(), open(self.data / file, "a") as opened:
+                opened.write(f"{name} = '{value}'\n")
+                opened.flush()
+                os.fsync(opened.fileno())
+
+    def end(self, how):
+        """Stop the server in one of the ways there are."""
+        if how == "kill":
+            self.instance.kill()
+        else:
+            self.instance.stop({"fast": signal.SIGINT, "immediate": signal.SIGQUIT}[how])
+        self.clean_up()
+
+    def clean_up(self):
+        """Remove what a server that was killed has left in memory."""
+        for segment in self._segments:
+            Path(segment).unlink(missing_ok=True)
+        self._segments = set()
+
+    def keep_log(self):
+        """Keep a copy of the double-write log of a crashed server, for later."""
+        shutil.rmtree(self.stale, ignore_errors=True)
+        if (self.data / LOG).exists():
+            subprocess.run(["cp", "-a", str(self.data / LOG), str(self.stale)], check=True)
+
+    def marked(self):
+        marker = self.data / MARKER
+        return marker.exists() and MARKER_LINE in marker.read_text()
+
+    def follow(self, source):
+        """Make a standby of a stopped server."""
+        self.configure({"primary_conninfo":
+                        f"host={source.instance.sockets} user={server.USER}"})
+        with server.as_user():
+            (self.data / "standby.signal").touch()
+
+    def ask(self, query):
+        """Return the value of a query."""
+        with contextlib.closing(self.instance.connect()) as connection:
+            connection.autocommit = True
+            with connection.cursor() as cursor:
+                cursor.execute(query)
+                return cursor.fetchone()[0] if cursor.description else None
+
+    def unread(self):
+        """Return what the server has logged since the last call."""
+        with open(self.log, errors="replace") as opened:
+            opened.seek(self.read)
+            text = opened.read()
+            self.read = opened.tell()
+        return text
+
+    def logged(self):
+        """Return where the server log ends now."""
+        return self.log.stat().st_size
+
+    def says(self, pattern, since):
+        """Say whether the log has a line since a place in it."""
+        with open(self.log, errors="replace") as opened:
+            opened.seek(since)
+            return bool(pattern.search(opened.read()))
+
+    def wait_for(self, what, condition):
+        """Wait until a condition holds, or the server is gone; too long is a failure."""
+        deadline = time.monotonic() + HANG_SECONDS
+        while not condition():
+            if not self.instance.alive():
+                return
+            if time.monotonic() > deadline:
+                raise Failure(f"{self.name} hangs: {what}")
+            time.sleep(POLL_SECONDS)
+
+    def close(self):
+        self.instance.close()
+        self.clean_up()
+        self.store.close()
+
+
+class Play:
+    """Plays one history, once."""
+
+    def __init__(self, history, tools, templates, place):
+        self.history = history
+        self.tools = tools
+        self.templates = templates
+        self.place = Path(place)
+        self.world = history.world()
+        self.machines = {}
+        self.findings = []
+        self.played = 0
+        self.figures = Counter()
+        self._number = 0
+
+    def run(self):
+        """Play all steps, until something is wrong; the findings are left in self.findings."""
+        self.place.mkdir(parents=True, exist_ok=True)
+        server.give(self.place)
+        os.chmod(self.place, 0o755)
+        try:
+            self._make_first()
+            for self._number, step in enumerate(self.history.steps, 1):
+                self._guarded(step)
+                if self.findings:
+                    return
+                self.played += 1
+            self._number += 1
+            self._guarded(None)
+        finally:
+            for machine in self.machines.values():
+                machine.close()
+
+    def _guarded(self, step):
+        """Carry out one step, and enter what is wrong; without a step, judge all servers."""
+        try:
+            if step is None:
+                self._epilogue()
+            else:
+                self._carry_out(step)
+        except (Failure, server.ServerError, psycopg2.Error) as error:
+            self._find("step", " ".join(str(error).split()))
+        for machine in self.machines.values():
+            text = machine.unread()
+            bad = explore.bad_lines(text)
+            bad += [line for line in _ALARMING.findall(text) if line not in bad]
+            if not machine.excused:
+                for line in dict.fromkeys(bad):
+                    self._find("log", f"{machine.name}: {_without_prefix(line)}")
+
+    def _carry_out(self, step):
+        act = getattr(self, ("refuse_" if step.illegal else "do_") + step.do.replace("-", "_"))
+        act(self.machines.get(step.server), step)
+        steps.apply(self.world, step)
+
+    def _find(self, what, text):
+        self.findings.append(Finding(self._number, what, text))
+
+    def _complain(self, what, complaints):
+        for text in complaints:
+            self._find(what, text)
+
+    def member(self, machine):
+        return self.world.members[machine.name]
+
+    # The first server, and others
+
+    def _make_first(self):
+        machine = self._machine("a")
+        machine.store.fill(self.templates.get(self.history.checksums))
+        ours = {name: value for name, value in self.history.settings.items()
+                if name.startswith(OURS)}
+        machine.configure({**self.history.settings, **ours})
+
+    def _machine(self, name):
+        if name not in self.machines:
+            self.machines[name] = Machine(name, self.tools, self.place)
+        return self.machines[name]
+
+    # Loads, and what a server must have
+
+    @contextlib.contextmanager
+    def _under_load(self, step):
+        """Carry out what is within while a load is under way; then judge the load."""
+        load = step.get("load")
+        if not load:
+            yield
+            return
+        machine = self.machines[load["on"]]
+        self._adopt(machine)
+        worker = Load(machine, load)
+        watch = threading.Timer(HANG_SECONDS, self._hangs, (machine,))
+        watch.start()
+        worker.start()
+        try:
+            worker.reached.wait()
+            yield
+        finally:
+            worker.join()
+            watch.cancel()
+            if worker.reader:
+                worker.reader.join()
+                self.figures["snapshots"] += worker.reader.snapshots
+        self.figures["acknowledged"] += sum(event["what"] == "ack" for event in worker.events)
+        self.figures["errors"] += sum(event["what"] == "fail" for event in worker.events)
+        self._complain("load", worker.complaints())
+
+    def _hangs(self, machine):
+        self._find("hang", f"the load on {machine.name} does not end")
+        machine.instance.kill()
+
+    def _adopt(self, machine):
+        """What a derived server has was verified: from now on it is its own."""
+        if machine.ledger.derived:
+            machine.ledger = Ledger()
+            for name, member in self.world.members.items():
+                if member.upstream == machine.name and name in self.machines:
+                    self.machines[name].ledger = Ledger(machine.ledger.events, 0)
+
+    def _verify(self, machine, checkpoint=False):
+        """Ask a running server whether it has all that it must have."""
+        expected = machine.ledger.expectation()
+        expected["orphans_allowed"] = oracle.names_of_files(machine.data)
+        complaints = oracle.verify_connected(machine.instance.connect, expected,
+                                             checkpoint=checkpoint)
+        self.figures["verdicts"] += 1
+        self._complain("oracle", [f"{machine.name}: {text}" for text in complaints
+                                  if not self._harmless(text)])
+        if not self.findings:
+            with contextlib.closing(machine.instance.connect()) as connection:
+                connection.set_session("REPEATABLE READ", readonly=True)
+                with connection, connection.cursor() as cursor:
+                    self._complain("plans", [f"{machine.name}: {text}" for text in
+                                             readers.disagreements(cursor)])
+
+    def _harmless(self, complaint):
+        """Say whether a complaint is about what nobody promises."""
+        return explore._HASH_TAIL.search(complaint) or explore._TORN_MAP.search(complaint) \
+            or explore._ORPHAN.search(complaint)
+
+    def _catch_up(self, machine):
+        """Wait until a standby has what its upstream has now; all of that must be there."""
+        source = self.machines[self.member(machine).upstream]
+        moment = time.monotonic_ns()
+        target = source.ask("SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()"
+                            " ELSE pg_current_wal_flush_lsn() END")
+        machine.wait_for("catching up", lambda: machine.ask(
+            f"SELECT coalesce(pg_last_wal_replay_lsn() >= '{target}', false)"))
+        # A standby that follows a standby knows no more than that one does.
+        machine.ledger.floor = moment if not source.ledger.derived else source.ledger.floor
+
+    def _followed(self, machine):
+        upstream = self.member(machine).upstream
+        return upstream and self.world.members[upstream].state == "up"
+
+    # Steps
+
+    def do_start(self, machine, step):
+        machine.excused = False
+        machine.store.renew()
+        if step["point"]:
+            self._start_to_point(machine, step)
+            return
+        machine.start(step["program"])
+        self._after_start(machine)
+
+    def _after_start(self, machine, checkpoint=False):
+        member = self.member(machine)
+        if member.role == "primary":
+            self._verify(machine, checkpoint)
+        elif self._followed(machine):
+            self._catch_up(machine)
+            self._verify(machine)
+
+    def _start_to_point(self, machine, step):
+        """Start a server that crashes at a point, or is held there until it is stopped."""
+        action, point, nth = step["point"].split(":")
+        since = machine.logged()
+        machine.start(wait=False, settings={
+            "shared_preload_libraries": MODULE,
+            f"{MODULE}.{action}_at": f"{point}:{nth}"})
+        machine.wait_for("starting", lambda: machine.says(_HOLDS, since)
+                         or machine.instance._status() in ("ready", "standby"))
+        if action == "crash" and machine.instance.alive():
+            machine._note_segments()
+            if self.member(machine).role == "primary":
+                self._verify_if_it_lives(machine)
+            with self._under_load(step):
+                pass
+        if not machine.instance.alive() and not machine.says(_CRASHES, since):
+            raise Failure(f"{machine.name} has ended by itself")
+        hit = machine.says(_HOLDS, since) or machine.says(_CRASHES, since)
+        self.figures["points hit" if hit else "points missed"] += 1
+        self._finish(machine, step["then"])
+
+    def _verify_if_it_lives(self, machine):
+        with contextlib.suppress(psycopg2.OperationalError, psycopg2.InterfaceError):
+            self._verify(machine)
+
+    def _finish(self, machine, how):
+        machine.end(how)
+        machine.keep_log()
+
+    def do_single(self, machine, step):
+        expected = machine.ledger.expectation()
+        expected["orphans_allowed"] = oracle.names_of_files(machine.data)
+        machine._hide_settings(False)
+        machine.instance.bindir = self.tools.bindir
+        complaints, log = oracle.verify_single(self.tools.bindir, machine.data, expected,
+                                               {"fsync": "on"})
+        with server.as_user(), open(machine.log, "a") as opened:
+            opened.write(log)
+        self.figures["verdicts"] += 1
+        self._complain("oracle", [text for text in complaints if not self._harmless(text)])
+
+    def do_stop(self, machine, step):
+        with self._under_load(step):
+            machine.end(step["how"])
+        if step["how"] != "fast":
+            machine.keep_log()
+        elif machine.marked():
+            raise Failure(f"{machine.name} was stopped cleanly, and the marker is there")
+
+    def do_cut(self, machine, step):
+        with self._under_load(step):
+            if machine.instance.alive():
+                machine.end("kill")
+        machine.store.cut(step["fault"], step["seed"], step["unit"])
+        machine.keep_log()
+        self.figures["cuts"] += 1
+
+    def do_edit(self, machine, step):
+        machine.configure(step["settings"])
+
+    def do_reload(self, machine, step):
+        with self._under_load(step):
+            if step["scope"] == "server":
+                machine.configure({MODE: step["mode"]})
+                machine.instance._process.send_signal(signal.SIGHUP)
+                machine.wait_for("reloading", lambda: machine.ask(
+                    f"SELECT reset_val = '{step['mode']}' OR source NOT LIKE '%file'"
+                    f" FROM pg_settings WHERE name = '{MODE}'"))
+            else:
+                whom = {"role": f"ROLE {server.USER}", "database": "DATABASE postgres"}
+                machine.ask(f"ALTER {whom[step['scope']]} SET {MODE} = '{step['mode']}'")
+
+    def do_work(self, machine, step):
+        with self._under_load(step):
+            pass
+
+    def do_faulty(self, machine, step):
+        machine.excused = True
+        with self._under_load(step):
+            for fault in step["faults"]:
+                machine.store.set_fault(fault)
+        machine.store.set_fault("clear")
+        self._finish(machine, step["then"])
+
+    def do_checkpoint(self, machine, step):
+        with self._under_load(step):
+            machine.ask("CHECKPOINT")
+
+    def do_kill(self, machine, step):
+        with self._under_load(step):
+            since = machine.logged()
+            pid = _process_of(machine, _PROCESS_TITLES[step["process"]])
+            if pid is None:
+                self.figures["nobody to kill"] += 1
+                if self.world.restarts() and step["process"] != "startup":
+                    return
+                machine.end("kill")
+            else:
+                os.kill(pid, signal.SIGKILL)
+        restarts = self.world.restarts() and step["process"] != "startup"
+        if step["process"] == "walreceiver" or restarts:
+            machine.wait_for("restarting", lambda: pid is None or machine.says(_READY, since))
+        if restarts and not machine.instance.alive():
+            raise Failure(f"{machine.name} does not come back after a process was killed")
+        if restarts:
+            self._after_start(machine)
+        else:
+            machine.wait_for("ending", lambda: False)
+            self._finish(machine, "kill")
+
+    def do_promote(self, machine, step):
+        if self._followed(machine):
+            self._catch_up(machine)
+        with self._under_load(step):
+            if not machine.ask(f"SELECT pg_promote(true, {HANG_SECONDS})"):
+                raise Failure(f"{machine.name} was not promoted")
+            machine.ledger.ceiling = time.monotonic_ns()
+        machine.ledger.events = list(machine.ledger.events)
+        self._verify(machine)
+
+    def do_follow(self, machine, step):
+        source = self.machines[step["of"]]
+        copy = self.place / "copy"
+        with self._under_load(step):
+            begin = self._back_up(source, copy)
+            machine = machine or self._machine(step.server)
+            machine.excused = False
+            machine.store.fill(copy)
+            shutil.rmtree(copy)
+            machine.configure({MODE: step["mode"]})
+            machine.follow(source)
+            machine.ledger = Ledger(source.ledger.events, begin)
+            machine.start()
+        if not self.findings:
+            self._read_standby(machine)
+
+    def _read_standby(self, machine):
+        with contextlib.closing(machine.instance.connect()) as connection:
+            connection.set_session("REPEATABLE READ", readonly=True)
+            with connection, connection.cursor() as cursor:
+                self._complain("plans", [f"{machine.name}: {text}" for text in
+                                         readers.disagreements(cursor)])
+
+    def _back_up(self, source, place):
+        """Take a base backup; returns when it began, what was acknowledged then is in it."""
+        begin = time.monotonic_ns() if not source.ledger.derived else source.ledger.floor
+        with server.as_user():
+            place.mkdir(parents=True, mode=0o700)
+        server.run(self.tools.bindir, "pg_basebackup", "-D", place, "-X", "stream", "-c", "fast",
+                   "--no-sync", "-U", server.USER, "-h", source.instance.sockets)
+        return begin
+
+    def do_backup(self, machine, step):
+        (self.place / "backups").mkdir(exist_ok=True)
+        server.give(self.place / "backups")
+        with self._under_load(step):
+            begin = self._back_up(machine, self.place / "backups" / step["name"])
+            end = time.monotonic_ns()
+        ledger = Ledger(list(machine.ledger.events), begin)
+        ledger.ceiling = end
+        self.templates.ledgers[self.place, step["name"]] = ledger
+
+    def do_restore(self, machine, step):
+        copy = self.place / "copy"
+        subprocess.run(["cp", "-a", str(self.place / "backups" / step["backup"]), str(copy)],
+                       check=True)
+        if step["log"] != "none":
+            shutil.rmtree(copy / LOG, ignore_errors=True)
+            log = machine.stale if step["log"] == "stale" else machine.data / LOG
+            subprocess.run(["cp", "-a", str(log), str(copy / LOG)], check=True)
+        (copy / "standby.signal").unlink(missing_ok=True)
+        machine = machine or self._machine(step.server)
+        machine.store.fill(copy)
+        shutil.rmtree(copy)
+        machine.configure({MODE: step["mode"]})
+        kept = self.templates.ledgers[self.place, step["backup"]]
+        machine.ledger = Ledger(list(kept.events), kept.floor)
+        machine.ledger.ceiling = kept.ceiling
+
+    def do_rewind(self, machine, step):
+        source = self.machines[step["source"]]
+        begin = time.monotonic_ns() if not source.ledger.derived else source.ledger.floor
+        with self._under_load(step):
+            self._rewind(machine, source)
+        machine.configure({MODE: step["mode"]})
+        machine.follow(source)
+        machine.ledger = Ledger(source.ledger.events, begin)
+
+    def _rewind(self, machine, source, check=True):
+        return server.run(self.tools.bindir, "pg_rewind", "--target-pgdata", machine.data,
+                          "--source-server",
+                          f"host={source.instance.sockets} user={server.USER} dbname=postgres",
+                          check=check)
+
+    def do_tool(self, machine, step):
+        done = self._tool(machine, step["tool"])
+        if done.returncode:
+            raise Failure(f"{step['tool']} of {machine.name}: exit status {done.returncode}: "
+                          + (done.stderr or done.stdout)[-400:])
+
+    def _tool(self, machine, tool):
+        if tool.startswith("checksums"):
+            return server.run(self.tools.bindir, "pg_checksums",
+                              "--" + tool.removeprefix("checksums-"), "-D", machine.data,
+                              check=False)
+        return server.run(self.tools.bindir, "pg_doublewrite", tool, "-D", machine.data,
+                          check=False)
+
+    # Steps that must be refused
+
+    def refuse_start(self, machine, step):
+        if machine.instance.alive():
+            second = server.Server(self.tools.bindir, machine.data, machine.log,
+                                   sockets=machine.instance.sockets)
+            self._must_fail(machine, second.start, "a second postmaster")
+            return
+        marked = machine.marked()
+        self._try_start(machine, marked, "stock", "stock, though the marker is there")
+
+    def _must_fail(self, machine, start, what):
+        try:
+            start()
+        except server.ServerError:
+            machine.unread()
+            self.figures["refused"] += 1
+            return
+        raise Failure(f"{what} starts on {machine.name}")
+
+    def _try_start(self, machine, must_fail, program, what):
+        """Start a server, which must be refused or do no harm."""
+        try:
+            machine.start(program)
+        except server.ServerError:
+            machine.instance._end(1)
+            machine.unread()
+            self.figures["refused"] += 1
+            return
+        if must_fail:
+            raise Failure(f"{machine.name} starts: {what}")
+        self.figures["harmless"] += 1
+        self._after_start(machine)
+        machine.end("fast")
+
+    def refuse_wrong_log(self, machine, step):
+        marked, kept = machine.marked(), machine.data / f"{LOG}.kept"
+        log = machine.data / LOG
+        with server.as_user():
+            log.rename(kept)
+        if step["log"] == "stale":
+            subprocess.run(["cp", "-a", str(machine.stale), str(log)], check=True)
+        harmless = self.figures["harmless"]
+        self._try_start(machine, marked, "ours", f"with {step['log']} log")
+        if self.figures["harmless"] == harmless:
+            shutil.rmtree(log, ignore_errors=True)
+            with server.as_user():
+                kept.rename(log)
+        else:
+            shutil.rmtree(kept)
+
+    def refuse_bad_edit(self, machine, step):
+        machine._hide_settings(False)
+        before = (machine.data / OUR_FILE).read_text()
+        machine.configure({MODE: step["value"]})
+        self._try_start(machine, True, "ours", f"with mode {step['value']}")
+        with server.as_user():
+            (machine.data / OUR_FILE).write_text(before)
+
+    def refuse_tool(self, machine, step):
+        if self._tool(machine, step["tool"]).returncode == 0:
+            raise Failure(f"{step['tool']} is not refused on {machine.name}, which is "
+                          f"{self.member(machine).state}")
+        self.figures["refused"] += 1
+
+    def refuse_promote(self, machine, step):
+        self._must_raise(machine, "SELECT pg_promote()", "a primary is promoted")
+
+    def refuse_reload(self, machine, step):
+        self._must_raise(machine, f"ALTER ROLE {server.USER} SET {MODE} = '{step['mode']}'",
+                         f"a role is given {step['mode']}")
+
+    def _must_raise(self, machine, statement, what):
+        try:
+            machine.ask(statement)
+        except psycopg2.Error:
+            self.figures["refused"] += 1
+            return
+        raise Failure(f"{machine.name}: {what}")
+
+    def refuse_backup(self, machine, step):
+        copy = self.place / "copy"
+        self._must_fail(machine, lambda: self._back_up(machine, copy), "a backup of what is stopped")
+        shutil.rmtree(copy, ignore_errors=True)
+
+    def refuse_rewind(self, machine, step):
+        if self._rewind(machine, self.machines[step["source"]], check=False).returncode == 0:
+            raise Failure(f"pg_rewind is not refused on {machine.name}")
+        self.figures["refused"] += 1
+
+    # The end
+
+    def _epilogue(self):
+        """Start what can be started, and judge all; primaries first."""
+        for role in ("primary", "standby"):
+            for name, machine in self.machines.items():
+                if self.world.members[name].role == role:
+                    self._last_life(machine)
+
+    def _last_life(self, machine):
+        member = self.member(machine)
+        if member.state == "up":
+            self._after_start(machine, checkpoint=True)
+            return
+        step = drawing.Step("start", machine.name, {"program": "ours", "point": "", "then": ""})
+        if steps.objection(self.world, step) is None:
+            machine.excused = False
+            machine.start()
+            self._after_start(machine, checkpoint=True)
+            steps.apply(self.world, step)
+
+
+class Templates:
+    """The clusters that histories begin with, made once."""
+
+    def __init__(self, tools):
+        self._tools = tools
+        self._made = {}
+        self.ledgers = {}
+
+    def get(self, checksums):
+        if checksums not in self._made:
+            self._made[checksums] = self._make(checksums)
+        return self._made[checksums]
+
+    def _make(self, checksums):
+        place = Path(self._tools.scratch) / f"template-{checksums}"
+        place.mkdir()
+        server.give(place)
+        data = place / "data"
+        server.make_cluster(self._tools.bindir, data, checksums)
+        server.write_settings(data, {"fsync": "off", "max_prepared_transactions": "10",
+                                     "allow_in_place_tablespaces": "on"})
+        instance = server.Server(self._tools.bindir, data, place / "log")
+        with server.as_user():
+            instance.log.touch()
+        try:
+            instance.start()
+            workload.prepare(instance.connect, 1, (), dict.fromkeys(drawing.KINDS, 1))
+            instance.stop()
+        finally:
+            instance.close()
+        server.write_settings(data, {"fsync": "on"})
+        _separate(data)
+        return data
+
+
+def _separate(data):
+    """Keep what stock does not know out of the file that it reads."""
+    file = data / "postgresql.conf"
+    lines = [line for line in file.read_text().splitlines() if not line.startswith(OURS)]
+    with server.as_user():
+        file.write_text("\n".join([*lines, f"include_if_exists = '{OUR_FILE}'", ""]))
+
+
+def _process_of(machine, title):
+    """Return the number of one process of a server, by what it calls itself, or None."""
+    for pid in server._children(machine.instance._process.pid):
+        if title in server._read_proc(pid, "cmdline"):
+            return pid
+    return None
+
+
+def _without_prefix(line):
+    """Return a line of the server log without time and process."""
+    return re.sub(r"^\S+ \S+ \S+ \[\d+\] ", "", line)

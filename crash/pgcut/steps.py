@@ -1,0 +1,464 @@
+"""What may be done to servers, when it is legal, and what it leaves.
+
+A `World` knows of each server what the rules need, without a server: so a history
+can be judged before it is played.  Each kind of step has an entry in KINDS, with
+`objection(world, step)`, the reason why it is not legal, or None, and
+`apply(world, step)`, what it makes of the world.
+"""
+
+import copy
+from dataclasses import dataclass, field
+
+MODE = "io_torn_pages_protection"
+MODES = ("double_writes", "full_pages", "off")
+NAMES = ("a", "b", "c")
+
+# What can be lost while no page is protected: nothing may be torn.
+WHOLE_FAULTS = ("all-lost", "all-kept", "subset")
+
+# Steps that are carried out though they are not legal, and what then has to happen:
+# they are refused, or the server is none the worse for it.
+ILLEGAL_KINDS = ("start", "tool", "promote", "rewind", "backup", "reload", "wrong-log", "bad-edit")
+
+
+@dataclass
+class Member:
+    """What is known of one server."""
+
+    state: str = "absent"       # absent, clean, crashed or up
+    role: str = "primary"       # or standby
+    mode: str = "double_writes"
+    program: str = "ours"       # that of its current or last life; or stock
+    exposed: bool = False       # pages may have been written that nothing protects
+    upstream: str = ""          # whom a standby follows
+    checksums: bool = False
+    # The timelines that led here: numbers, and what tells apart two with one number
+    path: tuple = ((1, 0),)
+    stale_log: str = ""         # there is a copy of the log: "fresh", or "old" once it is
+    labelled: bool = False      # it was restored from a backup, and not started since
+    written: bool = False       # since its power was cut, if ever
+
+
+@dataclass
+class World:
+    """All servers, and the backups that were taken."""
+
+    settings: dict
+    checksums: bool
+    members: dict = field(default_factory=dict)
+    backups: dict = field(default_factory=dict)     # name -> the Member as it was
+    forks: int = 0
+
+    def __post_init__(self):
+        self.members = {name: Member() for name in NAMES}
+        self.members["a"] = Member("clean", mode=self.settings[MODE], checksums=self.checksums)
+
+    def copy(self):
+        return copy.deepcopy(self)
+
+    def up(self, role=None):
+        """Return the names of the servers that run, in one role or in any."""
+        return [name for name, member in self.members.items()
+                if member.state == "up" and role in (None, member.role)]
+
+    def restarts(self):
+        return self.settings.get("restart_after_crash") == "on"
+
+    def hints_logged(self, member):
+        return member.checksums or self.settings.get("wal_log_hints") == "on"
+
+    def fork(self):
+        """Return a number that no other timeline has."""
+        self.forks += 1
+        return self.forks
+
+
+def objection(world, step):
+    """Return why a step is not legal, or None."""
+    why = KINDS[step.do].objection(world, step)
+    load = step.get("load")
+    if not why and load:
+        loaded = world.members[load["on"]]
+        starts = step.do in ("start", "single") and load["on"] == step.server
+        if loaded.role != "primary" or loaded.state != "up" and not starts:
+            return f"there is no primary {load['on']} to load"
+    return why
+
+
+def tryable(world, step):
+    """Say whether a step that is not legal can be carried out at all."""
+    return KINDS[step.do].worth_a_try(world, step, world.members[step.server])
+
+
+def apply(world, step):
+    """Let a step change the world, unless it is one that has to be refused."""
+    if step.illegal:
+        KINDS[step.do].refused(world, step)
+    else:
+        KINDS[step.do].apply(world, step)
+
+
+class Kind:
+    """A kind of step on a server."""
+
+    states = ("up",)            # of the server
+    role = None                 # of the server
+
+    def objection(self, world, step):
+        member = world.members[step.server]
+        if member.state not in self.states:
+            return f"{step.server} is {member.state}"
+        if self.role and member.role != self.role:
+            return f"{step.server} is a {member.role}"
+        return self.further(world, step, member)
+
+    def further(self, world, step, member):
+        """Return what else speaks against a step, or None."""
+
+    def apply(self, world, step):
+        self.change(world, step, world.members[step.server])
+
+    def change(self, world, step, member):
+        """Change a member of the world."""
+
+    def worth_a_try(self, world, step, member):
+        """Say whether an illegal step can be carried out, so that it may be refused."""
+        return False
+
+    def refused(self, world, step):
+        """Change the world after an attempt that is refused."""
+
+
+def crash(member):
+    """A server is gone without having said so."""
+    member.state = "crashed"
+    member.stale_log = member.stale_log or "fresh"
+
+
+class Start(Kind):
+    """It starts; with a point, it is held or crashes there, and ends in the way that `then` says."""
+
+    states = ("clean", "crashed")
+
+    def further(self, world, step, member):
+        stock = step["program"] == "stock"
+        if stock and (member.state != "clean" or member.role != "primary"):
+            return "stock can only have what was stopped cleanly"
+        if not stock and member.program == "stock" and member.state == "crashed":
+            return None
+        if member.labelled and member.role == "standby" and \
+                (not member.upstream or world.members[member.upstream].state != "up"):
+            return "it lacks WAL that nobody gives it"
+        return "stock knows no such points" if stock and step["point"] else None
+
+    def change(self, world, step, member):
+        member.program, member.written = step["program"], True
+        member.labelled = False
+        member.exposed = member.exposed and member.state == "crashed" or member.mode == "off"
+        if member.stale_log:
+            member.stale_log = "old"
+        if step["point"]:
+            crash(member)
+        else:
+            member.state = "up"
+
+    def worth_a_try(self, world, step, member):
+        """A second postmaster; or stock, after a crash."""
+        return not step["point"] and \
+            (member.state == "up" or step["program"] == "stock" and member.state == "crashed"
+             and member.program == "ours" and member.role == "primary" and not member.labelled)
+
+
+class Single(Kind):
+    """Single-user mode, to its clean end."""
+
+    states = ("clean", "crashed")
+    role = "primary"
+
+    def further(self, world, step, member):
+        return "it needs recovery by a server" if member.labelled else None
+
+    def change(self, world, step, member):
+        member.state, member.program, member.exposed = "clean", "ours", False
+        member.written = True
+        if member.stale_log:
+            member.stale_log = "old"
+
+
+class Stop(Kind):
+    """A server is stopped, or killed."""
+
+    def change(self, world, step, member):
+        if step["how"] != "fast":
+            crash(member)
+            return
+        member.state = "clean"
+        if member.role == "primary":
+            member.exposed = False
+
+
+class Cut(Kind):
+    """The power of its machine fails."""
+
+    states = ("up", "clean", "crashed")
+
+    def further(self, world, step, member):
+        if not member.written:
+            return f"{step.server} has written nothing since"
+        if member.exposed and step["fault"] not in WHOLE_FAULTS:
+            return f"nothing protects pages of {step.server} that this would tear"
+        return None
+
+    def change(self, world, step, member):
+        member.written = False
+        if member.state != "clean" or member.role == "standby":
+            crash(member)
+
+
+class Edit(Kind):
+    """Its settings are changed while it is stopped."""
+
+    states = ("clean", "crashed")
+
+    def change(self, world, step, member):
+        member.mode = step["settings"].get(MODE, member.mode)
+
+
+class Reload(Kind):
+    """A setting is changed while it runs: of the server, of a role or of a database."""
+
+    def further(self, world, step, member):
+        if member.program == "stock":
+            return "stock does not know the setting"
+        if step["scope"] == "server":
+            return None
+        if member.role != "primary":
+            return "roles and databases are changed on a primary"
+        if step["mode"] == member.mode:
+            return None
+        return None if step["mode"] == "full_pages" else "a session may only choose images"
+
+    def change(self, world, step, member):
+        if step["scope"] == "server":
+            member.mode = step["mode"]
+            member.exposed = member.exposed or member.mode == "off"
+
+    def worth_a_try(self, world, step, member):
+        return member.state == "up" and member.program == "ours" and member.role == "primary"
+
+
+class Work(Kind):
+    """Clients work, and readers beside them."""
+
+    role = "primary"
+
+    def further(self, world, step, member):
+        return None if step.get("load") else "there is no load"
+
+
+class Faulty(Work):
+    """The same, and its files fail now and then; it ends in the way that `then` says."""
+
+    def further(self, world, step, member):
+        return "stock" if member.program == "stock" else super().further(world, step, member)
+
+    def change(self, world, step, member):
+        crash(member)
+
+
+class Checkpoint(Kind):
+    """A checkpoint, or a restartpoint."""
+
+    def change(self, world, step, member):
+        if member.role == "primary" and member.mode != "off":
+            member.exposed = False
+
+
+class Kill(Kind):
+    """One of its processes is killed."""
+
+    def further(self, world, step, member):
+        if member.role == "standby" and step["process"] == "walwriter":
+            return "a standby has no WAL writer"
+        if member.role == "primary" and step["process"] in ("startup", "walreceiver"):
+            return f"a primary has no {step['process']}"
+        if not member.upstream and step["process"] == "walreceiver":
+            return "it follows nobody"
+        return None
+
+    def change(self, world, step, member):
+        # A startup process that dies takes the server with it.
+        if not world.restarts() or step["process"] == "startup":
+            crash(member)
+
+
+class Promote(Kind):
+    """A standby becomes a primary."""
+
+    role = "standby"
+
+    def change(self, world, step, member):
+        member.role, member.upstream = "primary", ""
+        member.path = (*member.path, (member.path[-1][0] + 1, world.fork()))
+
+    def worth_a_try(self, world, step, member):
+        return member.state == "up" and member.role == "primary"
+
+
+class Follow(Kind):
+    """A server becomes a standby of another one, by a base backup."""
+
+    states = ("absent", "clean", "crashed")
+
+    def further(self, world, step, member):
+        source = world.members[step["of"]]
+        if source.state != "up" or step["of"] == step.server:
+            return f"{step['of']} does not run"
+        if source.program == "stock":
+            return "stock has no settings to take over"
+        return None
+
+    def change(self, world, step, member):
+        source = world.members[step["of"]]
+        abandon(world, step.server)
+        world.members[step.server] = Member("up", "standby", step["mode"], "ours",
+                                            step["mode"] == "off", step["of"],
+                                            source.checksums, source.path, written=True)
+
+
+class Backup(Kind):
+    """A base backup is taken."""
+
+    def further(self, world, step, member):
+        return "stock has other settings" if member.program == "stock" else None
+
+    def change(self, world, step, member):
+        world.backups[step["name"]] = copy.copy(member)
+
+    def worth_a_try(self, world, step, member):
+        return member.state in ("clean", "crashed")
+
+
+class Restore(Kind):
+    """A base backup takes the place of a server; the log there is its own, an old one or none."""
+
+    states = ("absent", "clean", "crashed")
+
+    def further(self, world, step, member):
+        if step["backup"] not in world.backups:
+            return f"there is no backup {step['backup']}"
+        if step["log"] == "own" and member.state == "absent":
+            return "there is no log"
+        if step["log"] == "stale" and member.stale_log != "old":
+            return "there is no old log"
+        return None
+
+    def change(self, world, step, member):
+        backup = world.backups[step["backup"]]
+        number, _ = backup.path[-1]
+        abandon(world, step.server)
+        world.members[step.server] = Member(
+            "crashed", "primary", step["mode"], "ours", False, "", backup.checksums,
+            (*backup.path[:-1], (number, world.fork())), member.stale_log, True)
+
+
+class Rewind(Kind):
+    """A stopped server becomes a standby of one that has gone another way."""
+
+    states = ("clean",)
+
+    def further(self, world, step, member):
+        source = world.members[step["source"]]
+        if source.state != "up" or source.role != "primary" or step["source"] == step.server:
+            return f"{step['source']} is no running primary"
+        if member.program == "stock" or source.program == "stock":
+            return "stock has other settings"
+        if not world.hints_logged(member):
+            return "it needs logged hints or checksums"
+        if member.checksums != source.checksums:
+            return "one of them has checksums"
+        return None if _related(member.path, source.path) else "their timelines have one number"
+
+    def change(self, world, step, member):
+        source = world.members[step["source"]]
+        abandon(world, step.server)
+        member.state, member.role, member.upstream = "crashed", "standby", step["source"]
+        member.path = source.path
+        member.labelled = True
+
+    def worth_a_try(self, world, step, member):
+        return member.state in ("up", "crashed") and not member.labelled and \
+            step["source"] != step.server and step["source"] in world.up("primary")
+
+
+def _related(one, other):
+    """Say whether pg_rewind can tell where two paths part."""
+    common = 0
+    while common < min(len(one), len(other)) and one[common] == other[common]:
+        common += 1
+    if common == 0:
+        return False
+    if common in (len(one), len(other)):
+        return True
+    return one[common][0] != other[common][0]
+
+
+class Tool(Kind):
+    """A program for stopped clusters."""
+
+    states = ("clean", "crashed")
+
+    def further(self, world, step, member):
+        if not step["tool"].startswith("checksums"):
+            return None
+        if member.state != "clean":
+            return f"{step.server} is {member.state}"
+        if (step["tool"] == "checksums-enable") == member.checksums:
+            return "checksums are so already"
+        return None
+
+    def change(self, world, step, member):
+        if step["tool"] == "checksums-enable":
+            member.checksums = True
+        elif step["tool"] == "checksums-disable":
+            member.checksums = False
+
+    def worth_a_try(self, world, step, member):
+        return member.state in ("up", "crashed") and step["tool"].startswith("checksums")
+
+
+class WrongLog(Kind):
+    """A crashed server is started without its log, or with an old one: never legal."""
+
+    states = ()
+
+    def worth_a_try(self, world, step, member):
+        return member.state == "crashed" and member.program == "ours" and not member.labelled \
+            and member.role == "primary" and (step["log"] == "none" or member.stale_log == "old")
+
+    def refused(self, world, step):
+        member = world.members[step.server]
+        member.exposed = member.exposed or member.mode == "off"
+
+
+class BadEdit(Kind):
+    """A stopped server is started with a mode that does not exist: never legal."""
+
+    states = ()
+
+    def worth_a_try(self, world, step, member):
+        return member.state in ("clean", "crashed")
+
+
+def abandon(world, name):
+    """Whoever follows a server that becomes another one follows nobody any more."""
+    for member in world.members.values():
+        if member.upstream == name:
+            member.upstream = ""
+
+
+KINDS = {"start": Start(), "single": Single(), "stop": Stop(), "cut": Cut(), "edit": Edit(),
+         "reload": Reload(), "work": Work(), "faulty": Faulty(), "checkpoint": Checkpoint(),
+         "kill": Kill(), "promote": Promote(), "follow": Follow(), "backup": Backup(),
+         "restore": Restore(), "rewind": Rewind(), "tool": Tool(), "wrong-log": WrongLog(),
+         "bad-edit": BadEdit()}

@@ -1,0 +1,210 @@
+"""Tests of histories: what is legal, how they are drawn, and how they get shorter."""
+
+import itertools
+import unittest
+
+from pgcut import drawing, history, steps
+from pgcut.history import History, Step
+
+SETTINGS = {steps.MODE: "double_writes", "wal_log_hints": "on", "restart_after_crash": "off"}
+START = {"program": "ours", "point": "", "then": ""}
+
+
+def of(*wanted, settings=SETTINGS):
+    """Return a history of (do, server, args) or Steps."""
+    made = [step if isinstance(step, Step) else Step(*step) for step in wanted]
+    return History(1, settings, False, tuple(made))
+
+
+def start(server="a", **args):
+    return Step("start", server, {**START, **args})
+
+
+def stop(how, server="a"):
+    return Step("stop", server, {"how": how})
+
+
+def cut(fault="torn-pages", server="a"):
+    return Step("cut", server, {"fault": fault, "seed": 1, "unit": 512})
+
+
+def edit(mode, server="a"):
+    return Step("edit", server, {"settings": {steps.MODE: mode}})
+
+
+def load(server="a"):
+    return {"on": server, "seed": 1, "kinds": {"hint": 1}, "transactions": 1, "acks": 0,
+            "readers": False}
+
+
+class SanitiserTest(unittest.TestCase):
+    def assert_left_out(self, steps_given, *texts):
+        kept, left_out = history.sanitised(of(*steps_given))
+        self.assertEqual(len(left_out), len(texts), left_out)
+        for text, expected in zip(left_out, texts):
+            self.assertIn(expected, text)
+        self.assertEqual(len(kept.steps), len(steps_given) - len(texts))
+
+    def test_life(self):
+        self.assert_left_out([start(), stop("fast"), start(), stop("kill"), cut(), start()])
+
+    def test_start_of_what_runs(self):
+        self.assert_left_out([start(), start()], "a is up")
+
+    def test_what_a_missing_step_leaves(self):
+        self.assert_left_out([stop("fast"), start(), stop("fast")], "a is clean")
+
+    def test_stock_after_a_crash(self):
+        self.assert_left_out([start(), stop("kill"), start(program="stock")],
+                             "stopped cleanly")
+        self.assert_left_out([start(), stop("fast"), start(program="stock")])
+
+    def test_torn_pages_without_protection(self):
+        self.assert_left_out([edit("off"), start(), cut()], "nothing protects")
+        self.assert_left_out([edit("off"), start(), cut("all-lost")])
+
+    def test_protection_begins_with_a_checkpoint(self):
+        reload = [Step("reload", "a", {"scope": "server", "mode": "full_pages"})]
+        checkpoint = [Step("checkpoint", "a")]
+        self.assert_left_out([edit("off"), start(), *reload, cut()], "nothing protects")
+        self.assert_left_out([edit("off"), start(), *reload, *checkpoint, cut()])
+
+    def test_protection_that_a_crash_has_not_begun(self):
+        self.assert_left_out([edit("off"), start(), stop("kill"), edit("full_pages"), start(),
+                              cut()], "nothing protects")
+        self.assert_left_out([edit("off"), start(), stop("fast"), edit("full_pages"), start(),
+                              cut()])
+
+    def test_second_cut_with_nothing_in_between(self):
+        self.assert_left_out([start(), cut(), cut()], "has written nothing")
+
+    def test_illegal_on_purpose(self):
+        twice = Step("start", "a", START, illegal=True)
+        self.assert_left_out([start(), twice])
+        self.assert_left_out([twice, start()], "it is legal here")
+        absent = Step("tool", "b", {"tool": "checksums-check"}, illegal=True)
+        self.assert_left_out([start(), absent], "it cannot be tried here")
+
+    def test_illegal_step_changes_nothing(self):
+        refused = Step("promote", "a", {}, illegal=True)
+        world = of().world()
+        steps.apply(world, start())
+        before = world.copy()
+        steps.apply(world, refused)
+        self.assertEqual(world, before)
+
+    def test_load_needs_a_primary(self):
+        work = Step("work", "a", {"load": load("b")})
+        self.assert_left_out([start(), work], "no primary b")
+
+    def follow(self, server="b", source="a"):
+        return Step("follow", server, {"of": source, "mode": "full_pages"})
+
+    def test_standby(self):
+        self.assert_left_out([start(), self.follow(), Step("promote", "b"),
+                              Step("promote", "b")], "b is a primary")
+
+    def rewind(self, target, source):
+        return Step("rewind", target, {"source": source, "mode": "double_writes"})
+
+    def test_rewind_after_promotion(self):
+        self.assert_left_out([start(), self.follow(), Step("promote", "b"), stop("fast"),
+                              self.rewind("a", "b"), start()])
+
+    def test_rewind_of_timelines_with_one_number(self):
+        self.assert_left_out([start(), self.follow("b"), self.follow("c"), Step("promote", "b"),
+                              Step("promote", "c"), stop("fast", "b"), self.rewind("b", "c")],
+                             "one number")
+
+    def test_rewound_server_needs_its_source(self):
+        self.assert_left_out([start(), self.follow(), Step("promote", "b"), stop("fast"),
+                              self.rewind("a", "b"), stop("fast", "b"), start()],
+                             "it lacks WAL")
+
+    def test_old_log(self):
+        backup = Step("backup", "a", {"name": "x"})
+        restore = Step("restore", "a", {"backup": "x", "mode": "full_pages", "log": "stale"})
+        self.assert_left_out([start(), backup, stop("kill"), restore], "no old log")
+        self.assert_left_out([start(), backup, stop("kill"), start(), stop("kill"), restore])
+
+
+class DrawingTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.histories = [drawing.draw(seed) for seed in range(600)]
+
+    def test_same_seed_same_history(self):
+        self.assertEqual(drawing.draw(7), self.histories[7])
+
+    def test_json(self):
+        for one in self.histories[:50]:
+            self.assertEqual(History.from_json(one.as_json()), one)
+
+    def test_legal(self):
+        for one in self.histories:
+            self.assertEqual(history.sanitised(one), (one, []))
+
+    def test_each_kind_of_step_and_each_pair(self):
+        """Whatever can follow each other on one server does, among so many."""
+        single, pairs = drawing.covered(self.histories)
+        self.assertLessEqual({name.split()[0].split(":")[0] for name in single},
+                             set(steps.KINDS))
+        self.assertEqual({step.do for one in self.histories for step in one.steps},
+                         set(steps.KINDS))
+        common = set(drawing.WEIGHTS) - {"rewind", "restore", "promote", "follow"}
+        missing = [(first, then) for first, then in itertools.product(common, repeat=2)
+                   if (first, then) not in pairs and possible(first, then)]
+        self.assertEqual(missing, [])
+
+    def test_pairs_of_settings(self):
+        names = [steps.MODE, *drawing.DRAWN]
+        for one, other in itertools.combinations(names, 2):
+            values = drawing.DRAWN
+            wanted = itertools.product(values.get(one, steps.MODES), values.get(other, steps.MODES))
+            found = {(item.settings[one], item.settings[other]) for item in self.histories}
+            self.assertLessEqual(set(wanted), found, (one, other))
+
+    def test_share_of_illegal_steps(self):
+        made = [step for one in self.histories for step in one.steps]
+        share = sum(step.illegal for step in made) / len(made)
+        self.assertGreater(share, 0.05)
+        self.assertLess(share, 0.15)
+
+
+# The states that a kind needs, and those that it may leave.
+UP, DOWN = {"up"}, {"clean", "crashed"}
+NEEDS = {"start": DOWN, "single": DOWN, "edit": DOWN, "tool": DOWN, "follow": DOWN,
+         "cut": UP | DOWN}
+LEAVES = {"start": UP | DOWN, "single": DOWN, "stop": DOWN, "cut": DOWN, "edit": DOWN,
+          "tool": DOWN, "faulty": DOWN, "kill": UP | DOWN}
+
+
+def possible(first, then):
+    """Say whether a kind of step can come right after another one on one server."""
+    if (first, then) == ("cut", "cut"):
+        return False
+    return bool(LEAVES.get(first, UP) & NEEDS.get(then, UP))
+
+
+class ShrinkingTest(unittest.TestCase):
+    def test_the_steps_that_matter_remain(self):
+        culprits = {"edit", "cut"}
+
+        def fails(one):
+            return culprits <= {step.do for step in one.steps}
+
+        long = of(start(), stop("fast"), start(), stop("kill"), edit("full_pages"), start(),
+                  Step("checkpoint", "a"), cut(), start(), stop("fast"))
+        found = history.shrunk(long, fails)
+        self.assertEqual([step.do for step in found.steps], ["edit", "start", "cut"])
+
+    def test_what_rests_on_a_step_goes_with_it(self):
+        long = of(start(), Step("backup", "a", {"name": "x"}), stop("kill"),
+                  Step("restore", "a", {"backup": "x", "mode": "full_pages", "log": "none"}),
+                  start())
+        found = history.shrunk(long, lambda one: any(step.do == "start" for step in one.steps))
+        self.assertEqual([step.do for step in found.steps], ["start"])
+
+
+if __name__ == "__main__":
+    unittest.main()
