@@ -13,9 +13,30 @@ ILLEGAL_SHARE = 0.1
 LOADED_SHARE = 0.75         # of the steps that can go on under load
 
 # How often each kind is tried; most attempts are not legal where they come.
-WEIGHTS = {"start": 16, "single": 1, "stop": 6, "cut": 8, "edit": 6, "reload": 5, "work": 5,
-           "faulty": 2, "checkpoint": 2, "kill": 3, "promote": 8, "follow": 7, "backup": 3,
+WEIGHTS = {"start": 16, "single": 2, "stop": 6, "cut": 8, "edit": 6, "reload": 5, "work": 5,
+           "faulty": 2, "checkpoint": 4, "kill": 5, "promote": 8, "follow": 7, "backup": 3,
            "restore": 12, "rewind": 30, "tool": 2}
+
+# What a history is about: kinds that come so many times as often.
+THEMES = ({}, {"edit": 3, "stop": 2, "cut": 2}, {"follow": 5, "promote": 2, "cut": 2, "edit": 2},
+          {"start": 2, "cut": 3}, {"faulty": 8, "work": 2}, {"backup": 4, "restore": 3},
+          {"follow": 4, "promote": 4, "rewind": 3})
+# Steps that belong together and would rarely meet by chance: (kind, what is not drawn).
+# "join" lets another server follow this one; what is "below" is done to one that does.
+TOGETHER = (
+    (("join", {}), ("stop", {"how": "fast"}), ("edit", {}), ("start", {"point": ""}),
+     ("cut below", {}), ("start below", {"point": ""})),
+    (("join", {}), ("promote below", {}), ("stop", {"how": "fast"}), ("rewind", {}),
+     ("start", {"point": ""}), ("cut", {})),
+)
+ALONE = (
+    (("stop", {"how": "fast"}), ("edit", {}), ("start", {"point": ""}), ("cut", {}),
+     ("start", {"then": "kill"}), ("cut", {}), ("start", {"point": ""})),
+    (("cut", {}), ("start", {"then": "fast"}), ("tool", {"illegal": True})),
+    (("stop", {"how": "kill"}), ("start", {"point": ""}), ("stop", {"how": "immediate"}),
+     ("wrong-log", {"log": "stale", "illegal": True})),
+)
+RECIPE_SHARE = 0.15         # of the places where one may begin
 
 # Where servers are held or crash, and at which pass at most.
 POINTS = {"doublewrite-armed": 1, "doublewrite-restore-run": 4, "doublewrite-restored": 1,
@@ -44,7 +65,7 @@ FILE_FAULTS = ("write:base/:{skip}:{count}:5", "write:base/:{skip}:{count}:28",
                "sync:pg_doublewrite/:{skip}:{count}:5")
 
 # What a history's servers have in common beside what the matrix says.
-FIXED = {"wal_level": "replica", "wal_keep_size": "256MB", "hot_standby": "on",
+FIXED = {"wal_level": "replica", "wal_keep_size": "64MB", "hot_standby": "on",
          "wal_retrieve_retry_interval": "100ms", "log_line_prefix": "%m [%p] %e ",
          "autovacuum_naptime": "1s", "max_wal_senders": "8", "archive_mode": "off",
          "full_page_writes": "on", "double_write_buffer_size": "16MB",
@@ -62,32 +83,73 @@ def draw(seed):
     settings[MODE] = rng.choice(MODES[:2] * 3 + MODES[2:])
     history = History(seed, settings, checksums, ())
     world = history.world()
-    servers = NAMES[:rng.choice((1, 1, 1, 2, 2, 3))]
+    theme = rng.choice(THEMES)
+    weights = {kind: weight * theme.get(kind, 1) for kind, weight in WEIGHTS.items()}
+    servers = NAMES[:rng.choice((2, 2, 3) if "follow" in theme else (1, 1, 1, 2, 2, 3))]
     drawn = [Step("start", "a", {"program": "ours", "point": "", "then": ""})]
     steps.apply(world, drawn[0])
-    for _ in range(rng.randint(*STEPS)):
-        illegal = rng.random() < ILLEGAL_SHARE
-        step = _legal(rng, world, servers, len(drawn)) if not illegal else \
-            _illegal(rng, world, servers, len(drawn))
+    planned = []
+    wanted = rng.randint(*STEPS)
+    while len(drawn) < wanted or planned:
+        if not planned and rng.random() < RECIPE_SHARE:
+            server = rng.choice(servers)
+            recipe = rng.choice(ALONE + (TOGETHER * 2 if len(servers) > 1 else ()))
+            planned = [(server, *part) for part in recipe if part[0] != "join" or
+                       not _followers(world, server)]
+        if planned:
+            step = _planned(rng, world, servers, planned.pop(0), len(drawn))
+            planned = planned if step else []
+        elif rng.random() < ILLEGAL_SHARE:
+            step = _illegal(rng, world, servers, len(drawn))
+        else:
+            step = _legal(rng, world, servers, len(drawn), weights)
         if step:
             steps.apply(world, step)
             drawn.append(step)
     return history.with_steps(drawn)
 
 
-def _legal(rng, world, servers, number):
+def _followers(world, server):
+    return [name for name, member in world.members.items() if member.upstream == server]
+
+
+def _planned(rng, world, servers, part, number):
+    """Return a step of a recipe, or None if it cannot be taken now."""
+    server, kind, fixed = part
+    illegal = fixed.get("illegal", False)
+    below = _followers(world, server)
+    kind, _, is_below = kind.partition(" ")
+    if kind == "join":
+        kind, fixed = "follow", {"of": server}
+        server = rng.choice([name for name in servers if name != server])
+    elif is_below:
+        if not below:
+            return None
+        server = rng.choice(below)
+    for _ in range(200):
+        step = _step(rng, world, kind, server, number, illegal)
+        if step is None or any(step[name] != value for name, value in fixed.items()
+                               if name != "illegal"):
+            continue
+        why = steps.objection(world, step)
+        if not why and not illegal or illegal and why and steps.tryable(world, step):
+            return step
+    return None
+
+
+def _legal(rng, world, servers, number, weights):
     """Return a step that is legal now; there is always one."""
     while True:
-        kind = rng.choices(list(WEIGHTS), WEIGHTS.values())[0]
+        kind = rng.choices(list(weights), weights.values())[0]
         step = _step(rng, world, kind, rng.choice(servers), number)
         if step and not steps.objection(world, step):
             return step
 
 
-def _illegal(rng, world, servers, number):
+def _illegal(rng, world, servers, number, kinds=ILLEGAL_KINDS):
     """Return a step that is not legal now, but can be tried; None if chance finds none."""
     for _ in range(100):
-        step = _step(rng, world, rng.choice(ILLEGAL_KINDS), rng.choice(servers), number, True)
+        step = _step(rng, world, rng.choice(kinds), rng.choice(servers), number, True)
         if step and steps.objection(world, step) and steps.tryable(world, step):
             return step
     return None
@@ -107,9 +169,9 @@ def load(rng, world, server, kinds=KINDS):
     on = server if member.role == "primary" else member.upstream
     if not on:
         return None
-    chosen = rng.sample(kinds, min(rng.randint(2, 5), len(kinds)))
+    chosen = rng.sample(kinds, min(rng.randint(2, 4), len(kinds)))
     return {"on": on, "seed": rng.randrange(1 << 30), "kinds": {kind: 1 for kind in chosen},
-            "transactions": rng.choice((8, 20, 40)), "acks": rng.choice((0, 5, 20, 60)),
+            "transactions": rng.choice((5, 10, 25)), "acks": rng.choice((0, 5, 15, 40)),
             "readers": rng.random() < 0.5}
 
 
@@ -124,8 +186,8 @@ def _start(rng, world, server, number, illegal):
     program = "stock" if rng.random() < (0.6 if illegal else 0.12) else "ours"
     if illegal or program == "stock" or rng.random() < 0.75:
         return {"program": program, "point": "", "then": ""}
-    point = rng.choice(list(POINTS))
-    action = "hold" if point in HOLD_POINTS and rng.random() < 0.6 else "crash"
+    action = rng.choice(("hold", "crash", "crash"))
+    point = rng.choice(HOLD_POINTS if action == "hold" else list(POINTS))
     return {"program": "ours", "point": f"{action}:{point}:{rng.randint(1, POINTS[point])}",
             "then": rng.choice(("fast", "fast", "immediate", "kill")) if action == "hold" else "kill",
             "load": load(rng, world, server) if action == "crash" else None}

@@ -21,6 +21,7 @@ from .store import Store
 
 # Limits of what a busy machine may take; more is a finding.
 HANG_SECONDS = 240
+GONE_SECONDS = 20
 POLL_SECONDS = 0.02
 
 OURS = (MODE, "double_write_", "wal_pipeline", "show_recovery_progress")
@@ -34,6 +35,9 @@ _CRASHES = re.compile(f"{MODULE}: crash at injection point")
 _READY = re.compile("database system is ready to accept")
 # What the server says with one of these was not to happen, unless something was made to fail.
 _ALARMING = re.compile(r"^.*\] (?:XX|58)\w{3} .*(?:ERROR|FATAL|PANIC):.*$", re.MULTILINE)
+# Stock says this to, or of, a standby that has gone another way or has been away for too long.
+_OF_STANDBYS = re.compile("is not in this server's history|has already been removed"
+                          "|ahead of the WAL flush position|of timeline .* before it")
 _ALARMING_CODE = re.compile("XX|58")
 
 _PROCESS_TITLES = {"checkpointer": "checkpointer", "background writer": "background writer",
@@ -146,6 +150,7 @@ class Machine:
         self.instance.make_sockets()
         self.ledger = Ledger()
         self.excused = False        # something was made to fail in this life
+        self.clean = False          # it was stopped fast, not in the middle of a start
         self.read = 0               # of the server log
         self._segments = set()
 
@@ -155,6 +160,7 @@ class Machine:
 
     def start(self, program="ours", settings=None, wait=True):
         stock = program == "stock"
+        self.clean = False
         self.instance.bindir = self.tools.stock_bindir if stock else self.tools.bindir
         self._hide_settings(stock)
         self.instance.start(settings, wait)
@@ -186,6 +192,7 @@ class Machine:
 
     def end(self, how):
         """Stop the server in one of the ways there are."""
+        self.clean = how == "fast" and self.instance._status() in ("ready", "standby")
         if how == "kill":
             self.instance.kill()
         else:
@@ -251,6 +258,12 @@ class Machine:
                 raise Failure(f"{self.name} hangs: {what}")
             time.sleep(POLL_SECONDS)
 
+    def gone(self):
+        """Say whether the server is gone, or about to, now that a session has lost it."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.instance._process.wait(GONE_SECONDS)
+        return not self.instance.alive()
+
     def close(self):
         self.instance.close()
         self.clean_up()
@@ -302,7 +315,7 @@ class Play:
         for machine in self.machines.values():
             text = machine.unread()
             bad = explore.bad_lines(text)
-            bad += [line for line in _ALARMING.findall(text) if line not in bad]
+            bad += [line for line in _ALARMING.findall(text) if not _OF_STANDBYS.search(line)]
             if not machine.excused:
                 for line in dict.fromkeys(bad):
                     self._find("log", f"{machine.name}: {_without_prefix(line)}")
@@ -347,6 +360,8 @@ class Play:
             return
         machine = self.machines[load["on"]]
         self._adopt(machine)
+        if "prepared" not in load["kinds"]:
+            self._settle_prepared(machine)
         worker = Load(machine, load)
         watch = threading.Timer(HANG_SECONDS, self._hangs, (machine,))
         watch.start()
@@ -364,6 +379,20 @@ class Play:
         self.figures["errors"] += sum(event["what"] == "fail" for event in worker.events)
         self._complain("load", worker.complaints())
 
+    def _settle_prepared(self, machine):
+        """Roll back what a client that takes no part now has left; it would be in the way."""
+        with contextlib.closing(machine.instance.connect()) as connection:
+            connection.autocommit = True
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT gid FROM pg_prepared_xacts")
+                for gid, in cursor.fetchall():
+                    event = {"client": "", "n": 0, "gid": gid}
+                    machine.ledger.events.append({**event, "t": time.monotonic_ns(),
+                                                  "what": "decide", "commit": False})
+                    cursor.execute(f"ROLLBACK PREPARED '{gid}'")
+                    machine.ledger.events.append({**event, "t": time.monotonic_ns(),
+                                                  "what": "finished"})
+
     def _hangs(self, machine):
         self._find("hang", f"the load on {machine.name} does not end")
         machine.instance.kill()
@@ -376,12 +405,12 @@ class Play:
                 if member.upstream == machine.name and name in self.machines:
                     self.machines[name].ledger = Ledger(machine.ledger.events, 0)
 
-    def _verify(self, machine, checkpoint=False):
-        """Ask a running server whether it has all that it must have."""
+    def _verify(self, machine, last=False):
+        """Ask a running server whether it has all that it must have; most thoroughly at last."""
         expected = machine.ledger.expectation()
         expected["orphans_allowed"] = oracle.names_of_files(machine.data)
         complaints = oracle.verify_connected(machine.instance.connect, expected,
-                                             checkpoint=checkpoint)
+                                             quick=not last, checkpoint=last)
         self.figures["verdicts"] += 1
         self._complain("oracle", [f"{machine.name}: {text}" for text in complaints
                                   if not self._harmless(text)])
@@ -423,13 +452,13 @@ class Play:
         machine.start(step["program"])
         self._after_start(machine)
 
-    def _after_start(self, machine, checkpoint=False):
+    def _after_start(self, machine, last=False):
         member = self.member(machine)
         if member.role == "primary":
-            self._verify(machine, checkpoint)
+            self._verify(machine, last)
         elif self._followed(machine):
             self._catch_up(machine)
-            self._verify(machine)
+            self._verify(machine, last)
 
     def _start_to_point(self, machine, step):
         """Start a server that crashes at a point, or is held there until it is stopped."""
@@ -442,19 +471,23 @@ class Play:
                          or machine.instance._status() in ("ready", "standby"))
         if action == "crash" and machine.instance.alive():
             machine._note_segments()
-            if self.member(machine).role == "primary":
-                self._verify_if_it_lives(machine)
-            with self._under_load(step):
-                pass
+            self._while_it_lives(machine, step)
         if not machine.instance.alive() and not machine.says(_CRASHES, since):
             raise Failure(f"{machine.name} has ended by itself")
         hit = machine.says(_HOLDS, since) or machine.says(_CRASHES, since)
         self.figures["points hit" if hit else "points missed"] += 1
         self._finish(machine, step["then"])
 
-    def _verify_if_it_lives(self, machine):
-        with contextlib.suppress(psycopg2.OperationalError, psycopg2.InterfaceError):
-            self._verify(machine)
+    def _while_it_lives(self, machine, step):
+        """Verify and load a server that will crash at some moment."""
+        try:
+            if self.member(machine).role == "primary":
+                self._verify(machine)
+            with self._under_load(step):
+                pass
+        except (psycopg2.OperationalError, psycopg2.InterfaceError):
+            if not machine.gone():
+                raise
 
     def _finish(self, machine, how):
         machine.end(how)
@@ -466,7 +499,7 @@ class Play:
         machine._hide_settings(False)
         machine.instance.bindir = self.tools.bindir
         complaints, log = oracle.verify_single(self.tools.bindir, machine.data, expected,
-                                               {"fsync": "on"})
+                                               {"fsync": "on"}, quick=True)
         with server.as_user(), open(machine.log, "a") as opened:
             opened.write(log)
         self.figures["verdicts"] += 1
@@ -699,10 +732,18 @@ class Play:
             (machine.data / OUR_FILE).write_text(before)
 
     def refuse_tool(self, machine, step):
+        if self._nothing_to_refuse(machine):
+            return
         if self._tool(machine, step["tool"]).returncode == 0:
             raise Failure(f"{step['tool']} is not refused on {machine.name}, which is "
                           f"{self.member(machine).state}")
         self.figures["refused"] += 1
+
+    def _nothing_to_refuse(self, machine):
+        """Say whether a server was stopped cleanly after all: it has not met its point, for one."""
+        clean = machine.clean and not machine.instance.alive()
+        self.figures["nothing to refuse"] += clean
+        return clean
 
     def refuse_promote(self, machine, step):
         self._must_raise(machine, "SELECT pg_promote()", "a primary is promoted")
@@ -725,6 +766,8 @@ class Play:
         shutil.rmtree(copy, ignore_errors=True)
 
     def refuse_rewind(self, machine, step):
+        if self._nothing_to_refuse(machine):
+            return
         if self._rewind(machine, self.machines[step["source"]], check=False).returncode == 0:
             raise Failure(f"pg_rewind is not refused on {machine.name}")
         self.figures["refused"] += 1
@@ -741,13 +784,13 @@ class Play:
     def _last_life(self, machine):
         member = self.member(machine)
         if member.state == "up":
-            self._after_start(machine, checkpoint=True)
+            self._after_start(machine, last=True)
             return
         step = drawing.Step("start", machine.name, {"program": "ours", "point": "", "then": ""})
         if steps.objection(self.world, step) is None:
             machine.excused = False
             machine.start()
-            self._after_start(machine, checkpoint=True)
+            self._after_start(machine, last=True)
             steps.apply(self.world, step)
 
 
@@ -771,6 +814,7 @@ class Templates:
         data = place / "data"
         server.make_cluster(self._tools.bindir, data, checksums)
         server.write_settings(data, {"fsync": "off", "max_prepared_transactions": "10",
+                                     "max_wal_size": "8MB", "min_wal_size": "2MB",
                                      "allow_in_place_tablespaces": "on"})
         instance = server.Server(self._tools.bindir, data, place / "log")
         with server.as_user():

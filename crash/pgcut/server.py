@@ -150,7 +150,8 @@ class Server:
         """Return a new psycopg2 connection."""
         import psycopg2
         return psycopg2.connect(host=self.sockets, user=USER, dbname=dbname,
-                                connect_timeout=CONNECT_SECONDS)
+                                connect_timeout=CONNECT_SECONDS,
+                                options="-c client_min_messages=error")
 
     def alive(self):
         """Say whether the postmaster runs."""
@@ -165,7 +166,7 @@ class Server:
     def kill(self):
         """Kill the postmaster and all of its processes at once."""
         if self.alive():
-            children = _children(self._process.pid)
+            children = {pid: _started(pid) for pid in _children(self._process.pid)}
             segments = {segment for pid in (self._process.pid, *children)
                         for segment in _shared_memory(pid)}
             self._process.kill()
@@ -218,16 +219,26 @@ def _shared_memory(pid):
     return set(re.findall(r"/dev/shm/PostgreSQL\.\d+", _read_proc(pid, "maps")))
 
 
-def _is_gone(pid):
+def _status_of(pid):
+    """Return the fields of a process's status from its state on, [] if it is gone."""
+    return _read_proc(pid, "stat").rpartition(")")[2].split()
+
+
+def _started(pid):
+    """Return when a process was started, which tells it from a later one with its number."""
+    return (_status_of(pid) + [""] * 20)[19]
+
+
+def _is_gone(pid, started):
     """Say whether a process has ended; who reaps it is not our concern."""
-    stat = _read_proc(pid, "stat")
-    return not stat or stat.rpartition(")")[2].split()[0] in "ZX"
+    status = _status_of(pid)
+    return not status or status[0] in "ZX" or _started(pid) != started
 
 
-def _wait_gone(pids, seconds):
-    """Wait until processes that were killed are gone."""
+def _wait_gone(processes, seconds):
+    """Wait until processes that were killed, {number: when started}, are gone."""
     deadline = time.monotonic() + seconds
-    while not all(map(_is_gone, pids)):
+    while not all(_is_gone(*process) for process in processes.items()):
         if time.monotonic() > deadline:
             raise ServerError("processes of the server are still there")
         time.sleep(0.005)
