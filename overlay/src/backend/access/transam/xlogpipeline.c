@@ -94,6 +94,9 @@
  *   been replayed.  The page on disk may be torn before.
  * - extension: blocks that are not there yet are not read.
  *
+ * Before it decodes WAL, the worker tells the kernel in the order of the files
+ * which blocks it is going to read: see xlogahead.c.
+ *
  * A block must not be read by a process of which redo does not know that it is
  * at it.  So the worker is through with all reads before it ends a range, and
  * an error that it meets while reading ends the worker; the startup process
@@ -155,6 +158,7 @@
 
 #include "access/xlog.h"
 #include "access/xlog_internal.h"
+#include "access/xlogahead.h"
 #include "access/xlogexamine.h"
 #include "access/xlogpipeline.h"
 #include "access/xlogutils.h"
@@ -253,13 +257,14 @@ typedef struct XLogPipelineRange
 
 typedef struct XLogPipelineCtlData
 {
-	slock_t		mutex;			/* for the next six */
+	slock_t		mutex;			/* for the next seven */
 	ProcNumber	startup;		/* whom the worker wakes */
 	ProcNumber	worker;			/* INVALID_PROC_NUMBER if there is none */
 	bool		stopping;		/* redo has ended */
 	bool		failed;			/* worker has exited with an error */
 	uint64		blocks_read;	/* by workers that have exited */
 	uint64		pages_staged;	/* ... to make room for them */
+	XLogAheadStats ahead;		/* of workers that have exited */
 
 	pg_atomic_uint32 state;		/* XLogPipelineState, see above who changes it */
 
@@ -597,6 +602,7 @@ XLogPipelineStop(void)
 {
 	uint64		blocks_read;
 	uint64		pages_staged;
+	XLogAheadStats ahead;
 
 	if (!wal_pipeline || !IsUnderPostmaster)
 		return;
@@ -630,12 +636,17 @@ XLogPipelineStop(void)
 	SpinLockAcquire(&XLogPipelineCtl->mutex);
 	blocks_read = XLogPipelineCtl->blocks_read;
 	pages_staged = XLogPipelineCtl->pages_staged;
+	ahead = XLogPipelineCtl->ahead;
 	SpinLockRelease(&XLogPipelineCtl->mutex);
 
 	ereport(LOG,
 			(errmsg("WAL pipeline: decoded %" PRIu64 " records in %" PRIu64 " ranges, %" PRIu64 " kB of WAL, read %" PRIu64 " blocks and staged %" PRIu64 " dirty pages; redo waited %" PRIu64 " times",
 					total_records, total_ranges, total_bytes / 1024,
-					blocks_read, pages_staged, total_waits)));
+					blocks_read, pages_staged, total_waits),
+			 errdetail("It looked ahead in %" PRIu64 " kB of WAL, in %" PRIu64 " windows, and announced %" PRIu64 " blocks, and %" PRIu64 " in between, in %" PRIu64 " runs.",
+					   ahead.wal_bytes / 1024, ahead.windows,
+					   ahead.blocks, ahead.gap_blocks,
+					   ahead.runs)));
 }
 
 /*
@@ -895,6 +906,11 @@ pipeline_detach(int code, Datum arg)
 	XLogPipelineCtl->failed = (code != 0);
 	XLogPipelineCtl->blocks_read += pgBufferUsage.shared_blks_read;
 	XLogPipelineCtl->pages_staged += DoubleWritePagesStaged;
+	XLogPipelineCtl->ahead.windows += xlog_ahead_stats.windows;
+	XLogPipelineCtl->ahead.wal_bytes += xlog_ahead_stats.wal_bytes;
+	XLogPipelineCtl->ahead.blocks += xlog_ahead_stats.blocks;
+	XLogPipelineCtl->ahead.gap_blocks += xlog_ahead_stats.gap_blocks;
+	XLogPipelineCtl->ahead.runs += xlog_ahead_stats.runs;
 	SpinLockRelease(&XLogPipelineCtl->mutex);
 
 	(void) pg_atomic_exchange_u32(&XLogPipelineCtl->state, XLOG_PIPELINE_ABSENT);
@@ -1188,6 +1204,7 @@ pipeline_record_ready(DecodedXLogRecord *record)
 	Assert(!record->oversized);
 
 	INJECTION_POINT("xlogpipeline-record-ready", NULL);
+	Assert(!XLogAheadHolds(record->lsn));
 
 	if (obstacle != XLOG_PIPELINE_NO_OBSTACLE)
 		return false;
@@ -1216,8 +1233,9 @@ pipeline_record_ready(DecodedXLogRecord *record)
 		return false;
 	}
 
-	/* Interrupts are for the main loop. */
-	return !InterruptPending && !ConfigReloadPending && !ShutdownRequestPending;
+	/* Interrupts are for the main loop, and so is looking ahead. */
+	return !InterruptPending && !ConfigReloadPending &&
+		!ShutdownRequestPending && !XLogAheadHolds(ready_end);
 }
 
 static void
@@ -1242,12 +1260,15 @@ pipeline_begin_range(void)
 	reader->latestPageTLI = range.pageTLI;
 	reader->overwrittenRecPtr = InvalidXLogRecPtr;
 
+	XLogAheadBegin(range.start, range.limit, range.fileTLI);
+
 	INJECTION_POINT("xlogpipeline-begin-range", NULL);
 }
 
 static void
 pipeline_end_range(void)
 {
+	XLogAheadEnd();
 	pipeline_close_segment();
 	smgrdestroyall();
 
@@ -1346,8 +1367,11 @@ XLogPipelineMain(Datum main_arg)
 		{
 			if (!running)
 				pipeline_begin_range();
-			again = pipeline_advance();
+			if (!XLogAheadHolds(ready_end))
+				again = pipeline_advance();
 			running = obstacle == XLOG_PIPELINE_NO_OBSTACLE;
+			if (running && XLogAheadStep(ready_end))
+				again = true;
 		}
 
 		/* The latch that came with a signal was reset by a wait for I/O. */

@@ -116,6 +116,8 @@ test_doublewrite.fail_at = 'xlogpipeline-wait-for-worker:EIO'});
 	  /WAL pipeline: decoded (\d+) records.*read (\d+) blocks/;
 	cmp_ok($decoded, '>', 0, 'pipeline: it has decoded records');
 	cmp_ok($reads, '<', $PAGES / 2, 'pipeline: it does not read them');
+	my ($announced) = slurp_file($node->logfile, $offset) =~ /announced (\d+) blocks/;
+	cmp_ok($announced, '<', $PAGES / 2, 'pipeline: nor has the kernel read them');
 	$node->append_conf('postgresql.conf',
 		"wal_pipeline = off\ntest_doublewrite.fail_at = ''");
 }

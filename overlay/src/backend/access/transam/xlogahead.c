@@ -1,0 +1,574 @@
+/*-------------------------------------------------------------------------
+ *
+ * xlogahead.c
+ *		Looking far ahead in WAL for blocks that redo is going to read.
+ *
+ * WAL without full-page images is small, but redo has to read each page that
+ * it changes.  The WAL pipeline reads them in the order of WAL, some hundred
+ * blocks ahead, so each is a request of its own.  Where storage is sold by
+ * requests per second, that takes longer than all else in recovery.
+ *
+ * The same pages in the order of the files are few long reads.  So the pipeline's
+ * process first runs through a window of WAL, up to 64 MB, only to collect the
+ * blocks that will have to be read.  It sorts them, joins neighbors to runs, and
+ * tells the kernel to read the runs.  Then it decodes the window and reads its
+ * blocks as ever (see xlogpipeline.c), and finds them in the kernel's cache.
+ * When it is half-way through a window, it begins with the next one.
+ *
+ *		  |<-------- window -------->|<------- next window ------->|
+ *		--+------------+-------------+-----------------------------+--
+ *			  ^        ^             ^			^
+ *			redo	   due_at		 hold_at	scanned_to
+ *
+ * Why into the kernel's cache
+ * ---------------------------
+ * What is there has no effect but on speed.  Nobody looks at a page before the
+ * pipeline or redo reads it in its turn: a torn page that an image is going to
+ * rebuild, a file that will be dropped, truncated or made anew before it is needed,
+ * a block that does not exist yet, or one between two others that nobody needs.
+ * Pages in shared buffers would have to be kept right across all of that.  Pages
+ * that are never needed push out nothing but what the kernel thinks useless.
+ * Hence there is no rule here that correctness depends on.  The price is a
+ * copy from one cache to the other, which redo does not wait for, and that there
+ * is no looking ahead with direct I/O, or without posix_fadvise().
+ *
+ * What is not worth a read
+ * ------------------------
+ * - a block that is rebuilt by the first record in sight that refers to it, or has
+ *   been collected from that one: blocks of this window and the one before are
+ *   remembered;
+ * - a block in shared buffers.  Those of windows before the last are there, or
+ *   have been and had to go;
+ * - what is beyond the end of a file, or in a file that does not exist.  The
+ *   kernel, and smgr, pass over these.
+ *
+ * How far to look
+ * ---------------
+ * - Decoding waits until the first window has been announced (that is, the
+ *   kernel has been told), or the blocks that it asks for, one by one, would tear
+ *   up the runs.  Therefore the first one is smaller, in case
+ *   storage is fast and redo need not have waited.
+ * - The blocks of a window, without gaps, fill at most an eighth of the kernel's
+ *   cache, as two windows may be under way, with gaps.  How large that is follows
+ *   from effective_cache_size; it is taken to be as large as shared buffers at least.
+ *   If it is smaller, the kernel forgets some pages, and they are read once more.
+ * - If reading WAL costs more than looking ahead saves, that is if there are
+ *   images or if most blocks are in shared buffers, the window ends early, and the
+ *   next one is further on, with each failure twice as far.
+ * - Where queries run, on a standby, there are no windows: their reads would
+ *   have to queue behind thousands of ours.
+ *
+ * Work is done in steps of some milliseconds, as the process has to handle
+ * interrupts, and to decode WAL for redo.
+ *
+ * Copyright (c) 2026, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *		src/backend/access/transam/xlogahead.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "access/xlog.h"
+#include "access/xlog_internal.h"
+#include "access/xlogahead.h"
+#include "access/xlogprefetcher.h"
+#include "access/xlogreader.h"
+#include "access/xlogrecovery.h"
+#include "common/hashfn.h"
+#include "common/int.h"
+#include "miscadmin.h"
+#include "optimizer/optimizer.h"
+#include "pgstat.h"
+#include "storage/buf_internals.h"
+#include "storage/bufmgr.h"
+#include "storage/fd.h"
+#include "storage/lwlock.h"
+#include "storage/smgr.h"
+#include "utils/memutils.h"
+#include "utils/wait_event.h"
+
+/*
+ * Bytes of WAL in the first window of a range, and in later ones.  Without images
+ * 16 MB change some ten thousand blocks, and take less than 0.1 s to look at.
+ */
+#define AHEAD_FIRST_WINDOW	(16 * 1024 * 1024)
+#define AHEAD_MAX_WINDOW	(64 * 1024 * 1024)
+
+/* A range that is shorter has few blocks to sort. */
+#define AHEAD_MIN_RANGE		(512 * 1024)
+
+/* Upper limit of the blocks in a window: some 8 MB of memory */
+#define AHEAD_MAX_BLOCKS	65536
+
+/*
+ * A window is worth its cost if it finds a block in so much WAL.  To decode
+ * that much takes less than 100 microseconds, as does a read that is saved, on
+ * fast storage.  It is judged when a few MB have been looked at.
+ */
+#define AHEAD_WORTH			(64 * 1024)
+#define AHEAD_JUDGE_AFTER	(4 * 1024 * 1024)
+
+/* How much WAL to pass over after a window that was not */
+#define AHEAD_MIN_SKIP		(16 * 1024 * 1024)
+#define AHEAD_MAX_SKIP		(1024 * 1024 * 1024)
+
+/*
+ * Blocks that are read for nothing if that makes one run out of two.  Where
+ * requests and bytes are both limited, one request is worth about five blocks on
+ * storage that people rent.  If a quarter of a file is needed, gaps of two use
+ * both limits up, so longer ones make it slower.
+ */
+#define AHEAD_GAP			2
+
+/* Longest run: the kernel makes requests of its own size from it. */
+#define AHEAD_MAX_RUN		128
+
+/* How much to do in a step */
+#define AHEAD_STEP_BYTES	(1024 * 1024)
+#define AHEAD_STEP_RUNS		32
+
+/* Set of blocks */
+typedef struct AheadBlock
+{
+	BufferTag	tag;
+	char		status;
+} AheadBlock;
+
+#define SH_PREFIX blockset
+#define SH_ELEMENT_TYPE AheadBlock
+#define SH_KEY_TYPE BufferTag
+#define SH_KEY tag
+#define SH_HASH_KEY(tb, key) hash_bytes((const unsigned char *) &key, sizeof(BufferTag))
+#define SH_EQUAL(tb, a, b) BufferTagsEqual(&a, &b)
+#define SH_SCOPE static inline
+#define SH_DECLARE
+#define SH_DEFINE
+#include "lib/simplehash.h"
+
+typedef enum AheadPhase
+{
+	AHEAD_OFF,					/* nothing to look at in this range */
+	AHEAD_WAITING,				/* until decoding has come to due_at */
+	AHEAD_SCANNING,				/* collecting blocks */
+	AHEAD_ANNOUNCING,			/* telling the kernel */
+} AheadPhase;
+
+XLogAheadStats xlog_ahead_stats;
+
+static AheadPhase phase = AHEAD_OFF;
+static XLogRecPtr hold_at = PG_UINT64_MAX;	/* how far WAL may be decoded */
+static XLogRecPtr due_at;		/* when decoding is here, begin a window */
+
+/* The range */
+static XLogRecPtr range_limit;
+static TimeLineID range_tli;
+
+/* The reader, which uses a file of its own */
+static XLogReaderState *reader = NULL;
+static int	segment_file = -1;
+static XLogSegNo segment_no;
+
+/* The window */
+static XLogRecPtr window_start;
+static XLogRecPtr scanned_to;
+static uint64 window_bytes;		/* that may be in it */
+static uint64 skip_bytes;		/* to pass over if it is not worth while */
+static bool worth_while;
+static bool wal_ended;
+static blockset_hash *seen = NULL;
+static blockset_hash *seen_before = NULL;
+static BufferTag *blocks = NULL;	/* to be announced */
+static int	nblocks;
+static int	max_blocks;
+static int	next_block;			/* to be announced next */
+
+/*
+ * Is looking ahead of use, and does nobody suffer?
+ */
+static bool
+ahead_possible(void)
+{
+#ifdef USE_PREFETCH
+	return recovery_prefetch != RECOVERY_PREFETCH_OFF &&
+		maintenance_io_concurrency > 0 &&
+		(io_direct_flags & IO_DIRECT_DATA) == 0 &&
+		!HotStandbyActive();
+#else
+	return false;
+#endif
+}
+
+/*
+ * XLogReaderRoutine->page_read callback.  What cannot be read is not reported,
+ * as who decodes the range will meet it as well.
+ */
+static int
+ahead_page_read(XLogReaderState *state, XLogRecPtr targetPagePtr, int reqLen,
+				XLogRecPtr targetRecPtr, char *readBuf)
+{
+	instr_time	io_start;
+	ssize_t		r;
+
+	if (targetPagePtr + reqLen > range_limit)
+		return XLREAD_FAIL;
+
+	if (segment_file >= 0 &&
+		!XLByteInSeg(targetPagePtr, segment_no, wal_segment_size))
+	{
+		close(segment_file);
+		segment_file = -1;
+	}
+	if (segment_file < 0)
+	{
+		char		path[MAXPGPATH];
+
+		XLByteToSeg(targetPagePtr, segment_no, wal_segment_size);
+		XLogFilePath(path, range_tli, segment_no, wal_segment_size);
+		segment_file = BasicOpenFile(path, O_RDONLY | PG_BINARY);
+		if (segment_file < 0)
+			return XLREAD_FAIL;
+	}
+
+	io_start = pgstat_prepare_io_time(track_wal_io_timing);
+	pgstat_report_wait_start(WAIT_EVENT_WAL_READ);
+	r = pg_pread(segment_file, readBuf, XLOG_BLCKSZ,
+				 (off_t) XLogSegmentOffset(targetPagePtr, wal_segment_size));
+	pgstat_report_wait_end();
+	if (r > 0)
+		pgstat_count_io_op_time(IOOBJECT_WAL, IOCONTEXT_NORMAL, IOOP_READ,
+								io_start, 1, r);
+	if (r != XLOG_BLCKSZ)
+		return XLREAD_FAIL;
+
+	state->seg.ws_tli = range_tli;
+	return (int) Min(range_limit - targetPagePtr, XLOG_BLCKSZ);
+}
+
+static void
+ahead_initialize(void)
+{
+	static XLogReaderRoutine routine = {.page_read = ahead_page_read};
+
+	reader = XLogReaderAllocate(wal_segment_size, NULL, &routine, NULL);
+	if (reader == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OUT_OF_MEMORY),
+				 errmsg("out of memory"),
+				 errdetail("Failed while allocating a WAL reading processor.")));
+	reader->system_identifier = GetSystemIdentifier();
+
+	seen = blockset_create(TopMemoryContext, 1024, NULL);
+	seen_before = blockset_create(TopMemoryContext, 1024, NULL);
+	blocks = MemoryContextAlloc(TopMemoryContext,
+								AHEAD_MAX_BLOCKS * sizeof(BufferTag));
+}
+
+/*
+ * WAL from the record at 'start' up to 'limit' is going to be decoded by this
+ * process, from segment files of timeline 'tli'.
+ */
+void
+XLogAheadBegin(XLogRecPtr start, XLogRecPtr limit, TimeLineID tli)
+{
+	Assert(phase == AHEAD_OFF && segment_file < 0);
+
+	if (!ahead_possible() || limit - start < AHEAD_MIN_RANGE)
+		return;
+
+	if (reader == NULL)
+		ahead_initialize();
+
+	range_limit = limit;
+	range_tli = tli;
+	window_bytes = AHEAD_FIRST_WINDOW;
+	skip_bytes = AHEAD_MIN_SKIP;
+	scanned_to = InvalidXLogRecPtr;
+	blockset_reset(seen);
+	blockset_reset(seen_before);
+
+	hold_at = due_at = start;
+	phase = AHEAD_WAITING;
+}
+
+/*
+ * The range has ended, or there is nothing more to look at in it.
+ */
+void
+XLogAheadEnd(void)
+{
+	if (segment_file >= 0)
+		close(segment_file);
+	segment_file = -1;
+	hold_at = PG_UINT64_MAX;
+	phase = AHEAD_OFF;
+}
+
+/*
+ * Must decoding wait at 'decoded', the end of a record?
+ */
+bool
+XLogAheadHolds(XLogRecPtr decoded)
+{
+	return decoded >= hold_at;
+}
+
+static bool
+ahead_is_buffered(BufferTag *tag)
+{
+	uint32		hashcode = BufTableHashCode(tag);
+	LWLock	   *lock = BufMappingPartitionLock(hashcode);
+	int			buf_id;
+
+	LWLockAcquire(lock, LW_SHARED);
+	buf_id = BufTableLookup(tag, hashcode);
+	LWLockRelease(lock);
+	return buf_id >= 0;
+}
+
+/*
+ * Collect the blocks of a record that redo has to read.
+ */
+static void
+ahead_collect(DecodedXLogRecord *record)
+{
+	for (int i = 0; i <= record->max_block_id; i++)
+	{
+		DecodedBkpBlock *block = &record->blocks[i];
+		BufferTag	tag;
+		bool		found;
+
+		if (!block->in_use)
+			continue;
+
+		InitBufferTag(&tag, &block->rlocator, block->forknum, block->blkno);
+		(void) blockset_insert(seen, tag, &found);
+		if (found || blockset_lookup(seen_before, tag) != NULL)
+			continue;
+
+		/* Redo rebuilds it without reading it. */
+		if ((block->has_image && block->apply_image) ||
+			(block->flags & BKPBLOCK_WILL_INIT))
+			continue;
+
+		if (nblocks < max_blocks && !ahead_is_buffered(&tag))
+			blocks[nblocks++] = tag;
+	}
+}
+
+/*
+ * Order of blocks on storage, as far as we know
+ */
+static int
+ahead_compare(const void *a, const void *b)
+{
+	const BufferTag *x = a;
+	const BufferTag *y = b;
+
+	if (x->spcOid != y->spcOid)
+		return pg_cmp_u32(x->spcOid, y->spcOid);
+	if (x->dbOid != y->dbOid)
+		return pg_cmp_u32(x->dbOid, y->dbOid);
+	if (x->relNumber != y->relNumber)
+		return pg_cmp_u32(x->relNumber, y->relNumber);
+	if (x->forkNum != y->forkNum)
+		return pg_cmp_s32(x->forkNum, y->forkNum);
+	return pg_cmp_u32(x->blockNum, y->blockNum);
+}
+
+/*
+ * How many blocks may be in a window?
+ */
+static int
+ahead_max_blocks(void)
+{
+	int			kernel_cache = Max(effective_cache_size - NBuffers, NBuffers);
+
+	return Min(kernel_cache / 8, AHEAD_MAX_BLOCKS);
+}
+
+static void
+ahead_begin_window(XLogRecPtr decoded)
+{
+	blockset_hash *forgotten = seen_before;
+
+	/* After WAL that was passed over, go on where decoding is. */
+	if (decoded > scanned_to)
+	{
+		XLogBeginRead(reader, decoded);
+		scanned_to = decoded;
+		hold_at = decoded;
+	}
+
+	seen_before = seen;
+	seen = forgotten;
+	blockset_reset(seen);
+	max_blocks = ahead_max_blocks();
+	nblocks = 0;
+	next_block = 0;
+	window_start = scanned_to;
+	worth_while = true;
+	wal_ended = false;
+	phase = AHEAD_SCANNING;
+}
+
+/*
+ * Collect blocks from some more WAL.
+ */
+static void
+ahead_scan(void)
+{
+	XLogRecPtr	step_start = scanned_to;
+	bool		complete = false;
+
+	do
+	{
+		uint64		scanned;
+		char	   *errormsg;
+
+		if (XLogReadRecord(reader, &errormsg) == NULL)
+		{
+			wal_ended = true;
+			complete = true;
+			break;
+		}
+		ahead_collect(reader->record);
+		scanned_to = reader->EndRecPtr;
+
+		scanned = scanned_to - window_start;
+		if (scanned >= AHEAD_JUDGE_AFTER &&
+			scanned / AHEAD_WORTH > nblocks)
+			worth_while = false;
+		complete = !worth_while || scanned >= window_bytes ||
+			nblocks == max_blocks || seen->members >= AHEAD_MAX_BLOCKS;
+	} while (!complete && scanned_to - step_start < AHEAD_STEP_BYTES);
+
+	xlog_ahead_stats.wal_bytes += scanned_to - step_start;
+
+	if (complete)
+	{
+		qsort(blocks, nblocks, sizeof(BufferTag), ahead_compare);
+		phase = AHEAD_ANNOUNCING;
+	}
+}
+
+static bool
+ahead_same_file(const BufferTag *a, const BufferTag *b)
+{
+	BufferTag	at_a = *b;
+
+	at_a.blockNum = a->blockNum;
+	return BufferTagsEqual(a, &at_a);
+}
+
+/*
+ * Have the kernel read the next run of blocks.
+ */
+static void
+ahead_announce_run(void)
+{
+	BufferTag  *first = &blocks[next_block];
+	BufferTag  *last = first;
+	SMgrRelation reln;
+	int			needed;
+	int			length;
+
+	while (++next_block < nblocks &&
+		   ahead_same_file(first, &blocks[next_block]) &&
+		   blocks[next_block].blockNum - last->blockNum <= AHEAD_GAP + 1 &&
+		   blocks[next_block].blockNum - first->blockNum < AHEAD_MAX_RUN)
+		last = &blocks[next_block];
+
+	needed = last - first + 1;
+	length = last->blockNum - first->blockNum + 1;
+	reln = smgropen(BufTagGetRelFileLocator(first), INVALID_PROC_NUMBER);
+	if (smgrprefetch(reln, BufTagGetForkNum(first), first->blockNum, length))
+	{
+		xlog_ahead_stats.runs++;
+		xlog_ahead_stats.blocks += needed;
+		xlog_ahead_stats.gap_blocks += length - needed;
+		return;
+	}
+
+	/* The file, or this segment of it, does not exist, nor do later ones. */
+	while (next_block < nblocks &&
+		   ahead_same_file(first, &blocks[next_block]))
+		next_block++;
+}
+
+/*
+ * All has been announced: let the window be decoded, and say when the next one
+ * is due.
+ */
+static void
+ahead_end_window(void)
+{
+	xlog_ahead_stats.windows++;
+	elog(DEBUG1, "looked ahead in WAL from %X/%X to %X/%X, found %d blocks to read",
+		 LSN_FORMAT_ARGS(window_start), LSN_FORMAT_ARGS(scanned_to), nblocks);
+
+	if (wal_ended)
+	{
+		XLogAheadEnd();
+		return;
+	}
+
+	phase = AHEAD_WAITING;
+	if (worth_while)
+	{
+		hold_at = scanned_to;
+		due_at = window_start + (scanned_to - window_start) / 2;
+		window_bytes = Min(window_bytes * 2, AHEAD_MAX_WINDOW);
+		skip_bytes = AHEAD_MIN_SKIP;
+	}
+	else
+	{
+		hold_at = PG_UINT64_MAX;
+		due_at = scanned_to + skip_bytes;
+		skip_bytes = Min(skip_bytes * 2, AHEAD_MAX_SKIP);
+	}
+}
+
+/*
+ * Do some of what is due when WAL has been decoded up to 'decoded', the end of a
+ * record.  Returns whether there is more to do.
+ */
+bool
+XLogAheadStep(XLogRecPtr decoded)
+{
+	switch (phase)
+	{
+		case AHEAD_OFF:
+			return false;
+
+		case AHEAD_WAITING:
+			if (decoded < due_at)
+			{
+				Assert(!XLogAheadHolds(decoded));
+				return false;
+			}
+			if (!ahead_possible())
+			{
+				XLogAheadEnd();
+				return true;
+			}
+			ahead_begin_window(decoded);
+			break;
+
+		case AHEAD_SCANNING:
+			ahead_scan();
+			break;
+
+		case AHEAD_ANNOUNCING:
+			for (int i = 0; i < AHEAD_STEP_RUNS && next_block < nblocks; i++)
+				ahead_announce_run();
+			if (next_block == nblocks)
+				ahead_end_window();
+			break;
+	}
+	return true;
+}

@@ -1,0 +1,38 @@
+/*-------------------------------------------------------------------------
+ *
+ * xlogahead.h
+ *		Looking far ahead in WAL for blocks that redo is going to read.
+ *
+ * See the comment at the head of xlogahead.c.
+ *
+ * Copyright (c) 2026, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *		src/include/access/xlogahead.h
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef XLOGAHEAD_H
+#define XLOGAHEAD_H
+
+#include "access/xlogdefs.h"
+
+/* What has been done, in this process */
+typedef struct XLogAheadStats
+{
+	uint64		windows;
+	uint64		wal_bytes;		/* of WAL looked at */
+	uint64		blocks;			/* announced, as redo needs them */
+	uint64		gap_blocks;		/* announced, as they are in between */
+	uint64		runs;			/* of blocks, one request each */
+} XLogAheadStats;
+
+extern XLogAheadStats xlog_ahead_stats;
+
+extern void XLogAheadBegin(XLogRecPtr start, XLogRecPtr limit,
+						   TimeLineID tli);
+extern void XLogAheadEnd(void);
+extern bool XLogAheadHolds(XLogRecPtr decoded);
+extern bool XLogAheadStep(XLogRecPtr decoded);
+
+#endif							/* XLOGAHEAD_H */
