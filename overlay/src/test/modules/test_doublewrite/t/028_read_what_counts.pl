@@ -126,6 +126,10 @@ append_to_file("$data/recovery.signal", '');
 	$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = ''\n");
 	command_ok([ 'pg_doublewrite', 'check', $data ], 'the tool sees no backup');
 	ok(dw_poll_start($node), 'neither does the server');
+
+	# it lets readers in before the end of recovery
+	$node->poll_query_until('postgres', 'SELECT NOT pg_is_in_recovery()')
+	  or die 'recovery does not end';
 }
 
 # --- Segments that the start could not see, since their directory was not there.
