@@ -157,6 +157,7 @@ def check(paths, source, first=1, only=None, tests=True):
     if not chosen:
         raise DevError(f"there are {len(members)} patches", "count from 1")
     results = [_apply_as_mails(git, upstream, members, source)]
+    _report("git am", results[0])
     aside = place(paths)
     with suites.alone(aside):
         for done, member in enumerate(chosen, 1):
@@ -164,9 +165,13 @@ def check(paths, source, first=1, only=None, tests=True):
             started = time.monotonic()
             _check_out(aside, git, member)
             results.append(_result(f"series/{member.number:04d}", _try(aside, tests), started))
-            say(f"patch {member.number}: "
-                + (f"failed, {results[-1].output}" if results[-1].failed else "passed"))
+            _report(f"patch {member.number}", results[-1])
     return results
+
+
+def _report(what, result):
+    """Say how a step has gone."""
+    say(f"{what}: " + (f"failed, {result.output}" if result.failed else "passed"))
 
 
 def _apply_as_mails(git, upstream, members, source):
