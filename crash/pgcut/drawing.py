@@ -58,10 +58,11 @@ TOOLS = ("checksums-enable", "checksums-disable", "checksums-check", "state", "l
 STEADY = ("transfer", "method", "hint", "toast", "scan")
 KINDS = (*STEADY, "copy", "index", "truncate", "refill", "recreate", "vacuum", "unlogged",
          "sequence", "prepared")
-FILE_FAULTS = ("write:base/:{skip}:{count}:5", "write:base/:{skip}:{count}:28",
-               "write:pg_doublewrite/:{skip}:{count}:5", "shortwrite:base/:{skip}:{count}:0",
-               "write:pg_doublewrite/:{skip}:{count}:28", "create:pg_doublewrite:{skip}:{count}:28",
-               "shortwrite:pg_doublewrite/:{skip}:{count}:0", "sync:base/:{skip}:{count}:5",
+FILE_FAULTS = ("write:base/:{skip}:{count}:5", "write:base/:{skip}:4000:5",
+               "write:base/:{skip}:{count}:28", "write:pg_doublewrite/:{skip}:{count}:5",
+               "write:pg_doublewrite/:{skip}:{count}:28", "shortwrite:base/:{skip}:{count}:0",
+               "shortwrite:pg_doublewrite/:{skip}:{count}:0",
+               "create:pg_doublewrite:{skip}:{count}:28", "sync:base/:{skip}:{count}:5",
                "sync:pg_doublewrite/:{skip}:{count}:5")
 
 # What a history's servers have in common beside what the matrix says.
@@ -69,7 +70,8 @@ FIXED = {"wal_level": "replica", "wal_keep_size": "64MB", "hot_standby": "on",
          "wal_retrieve_retry_interval": "100ms", "log_line_prefix": "%m [%p] %e ",
          "autovacuum_naptime": "1s", "max_wal_senders": "8", "archive_mode": "off",
          "full_page_writes": "on", "double_write_buffer_size": "16MB",
-         "checkpoint_timeout": "30s", "log_min_messages": "warning"}
+         "checkpoint_timeout": "30s", "log_min_messages": "warning",
+         "max_standby_streaming_delay": "-1", "max_standby_archive_delay": "-1"}
 DRAWN = {"restart_after_crash": ("on", "off"), "max_wal_size": ("8MB", "64MB"),
          "double_write_stage_size": ("1MB", "2MB"),
          "checkpoint_timeout": ("30s", "10min"), "shared_buffers": ("512kB", "1MB", "4MB")}

@@ -316,8 +316,8 @@ class Play:
             text = machine.unread()
             bad = explore.bad_lines(text)
             bad += [line for line in _ALARMING.findall(text) if not _OF_STANDBYS.search(line)]
-            if not machine.excused:
-                for line in dict.fromkeys(bad):
+            for line in dict.fromkeys(bad):
+                if "TRAP:" in line or not machine.excused:
                     self._find("log", f"{machine.name}: {_without_prefix(line)}")
 
     def _carry_out(self, step):

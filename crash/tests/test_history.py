@@ -1,10 +1,13 @@
 """Tests of histories: what is legal, how they are drawn, and how they get shorter."""
 
 import itertools
+import tempfile
 import unittest
+from pathlib import Path
 
-from pgcut import drawing, history, steps
+from pgcut import drawing, histories, history, play, steps
 from pgcut.history import History, Step
+from pgcut.ledger import Ledger
 
 SETTINGS = {steps.MODE: "double_writes", "wal_log_hints": "on", "restart_after_crash": "off"}
 START = {"program": "ours", "point": "", "then": ""}
@@ -131,7 +134,7 @@ class SanitiserTest(unittest.TestCase):
 class DrawingTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.histories = [drawing.draw(seed) for seed in range(600)]
+        cls.histories = [drawing.draw(seed) for seed in range(1200)]
 
     def test_same_seed_same_history(self):
         self.assertEqual(drawing.draw(7), self.histories[7])
@@ -204,6 +207,49 @@ class ShrinkingTest(unittest.TestCase):
                   start())
         found = history.shrunk(long, lambda one: any(step.do == "start" for step in one.steps))
         self.assertEqual([step.do for step in found.steps], ["start"])
+
+
+def event(what, n, t):
+    return {"t": t, "client": "c", "what": what, "n": n}
+
+
+class LedgerTest(unittest.TestCase):
+    events = [event("issue", 1, 10), event("ack", 1, 11), event("issue", 2, 20),
+              event("ack", 2, 21), event("issue", 3, 30)]
+
+    def expected(self, ledger):
+        return ledger.expectation()["clients"]["c"]
+
+    def test_own(self):
+        self.assertEqual(self.expected(Ledger(list(self.events))), {"acked": 2, "issued": 3})
+
+    def test_derived(self):
+        ledger = Ledger(list(self.events), floor=15)
+        self.assertEqual(self.expected(ledger), {"acked": 1, "issued": 3})
+        self.assertNotIn("prepared", ledger.expectation())
+        ledger.ceiling = 25
+        self.assertEqual(self.expected(ledger), {"acked": 1, "issued": 2})
+
+
+class ReportTest(unittest.TestCase):
+    def result(self, *findings):
+        return histories.Result(of(start(), stop("fast")), 1, 2.0, list(findings))
+
+    def test_findings_of_one_cause(self):
+        one = play.Finding(3, "oracle", "a: block 5 of base/5/16399 has an LSN after 0/D33808")
+        other = play.Finding(7, "oracle", "a: block 17 of base/5/17001 has an LSN after 0/1A0")
+        self.assertEqual(one.signature(), other.signature())
+        self.assertNotEqual(one.signature(), play.Finding(3, "log", one.text).signature())
+
+    def test_report(self):
+        with tempfile.TemporaryDirectory() as place:
+            failed = self.result(play.Finding(2, "step", "a hangs"))
+            text = histories.report(place, [self.result(), failed], 10)
+            histories.save(place, failed)
+            self.assertIn("2 histories with 2 steps in 10 s: 1 failed", text)
+            self.assertIn("step 2, step: a hangs", text)
+            again, left_out = histories.read(Path(place) / "history-1" / "history.json")
+            self.assertEqual((again, left_out), (failed.history, []))
 
 
 if __name__ == "__main__":
