@@ -145,7 +145,8 @@ class Machine:
         self.log = Path(place) / f"{name}.log"
         self.log.touch()
         server.give(self.log)
-        self.stale = Path(place) / f"{name}.stale"
+        self._logs = [Path(place) / f"{name}.log-{which}" for which in ("before", "last")]
+        self.lived = False         # it has got ready since the last copy was taken
         self.instance = server.Server(tools.bindir, self.store.data, self.log)
         self.instance.make_sockets()
         self.ledger = Ledger()
@@ -206,10 +207,19 @@ class Machine:
         self._segments = set()
 
     def keep_log(self):
-        """Keep a copy of the double-write log of a crashed server, for later."""
-        shutil.rmtree(self.stale, ignore_errors=True)
+        """Keep a copy of the double-write log of a crashed server, and the one before it."""
+        if self.lived:
+            shutil.rmtree(self._logs[0], ignore_errors=True)
+            if self._logs[1].exists():
+                self._logs[1].rename(self._logs[0])
+        self.lived = False
+        shutil.rmtree(self._logs[1], ignore_errors=True)
         if (self.data / LOG).exists():
-            subprocess.run(["cp", "-a", str(self.data / LOG), str(self.stale)], check=True)
+            subprocess.run(["cp", "-a", str(self.data / LOG), str(self._logs[1])], check=True)
+
+    def old_log(self):
+        """Return the newest copy that is from before the last start."""
+        return self._logs[1 if self.lived else 0]
 
     def marked(self):
         marker = self.data / MARKER
@@ -453,6 +463,7 @@ class Play:
         self._after_start(machine)
 
     def _after_start(self, machine, last=False):
+        machine.lived = True
         member = self.member(machine)
         if member.role == "primary":
             self._verify(machine, last)
@@ -502,6 +513,7 @@ class Play:
                                                {"fsync": "on"}, quick=True)
         with server.as_user(), open(machine.log, "a") as opened:
             opened.write(log)
+        machine.lived = True
         self.figures["verdicts"] += 1
         self._complain("oracle", [text for text in complaints if not self._harmless(text)])
 
@@ -632,7 +644,7 @@ class Play:
                        check=True)
         if step["log"] != "none":
             shutil.rmtree(copy / LOG, ignore_errors=True)
-            log = machine.stale if step["log"] == "stale" else machine.data / LOG
+            log = machine.old_log() if step["log"] == "stale" else machine.data / LOG
             subprocess.run(["cp", "-a", str(log), str(copy / LOG)], check=True)
         (copy / "standby.signal").unlink(missing_ok=True)
         machine = machine or self._machine(step.server)
@@ -713,7 +725,7 @@ class Play:
         with server.as_user():
             log.rename(kept)
         if step["log"] == "stale":
-            subprocess.run(["cp", "-a", str(machine.stale), str(log)], check=True)
+            subprocess.run(["cp", "-a", str(machine.old_log()), str(log)], check=True)
         harmless = self.figures["harmless"]
         self._try_start(machine, marked, "ours", f"with {step['log']} log")
         if self.figures["harmless"] == harmless:

@@ -155,12 +155,11 @@ class Start(Kind):
         member.program, member.written = step["program"], True
         member.labelled = False
         member.exposed = member.exposed and member.state == "crashed" or member.mode == "off"
-        if member.stale_log:
-            member.stale_log = "old"
         if step["point"]:
             crash(member)
         else:
             member.state = "up"
+            member.stale_log = member.stale_log and "old"
 
     def worth_a_try(self, world, step, member):
         """A second postmaster; or stock, after a crash."""
@@ -181,8 +180,7 @@ class Single(Kind):
     def change(self, world, step, member):
         member.state, member.program, member.exposed = "clean", "ours", False
         member.written = True
-        if member.stale_log:
-            member.stale_log = "old"
+        member.stale_log = member.stale_log and "old"
 
 
 class Stop(Kind):
