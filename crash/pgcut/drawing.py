@@ -33,8 +33,9 @@ ALONE = (
     (("stop", {"how": "fast"}), ("edit", {}), ("start", {"point": ""}), ("cut", {}),
      ("start", {"then": "kill"}), ("cut", {}), ("start", {"point": ""})),
     (("cut", {}), ("start", {"then": "fast"}), ("tool", {"illegal": True})),
-    (("stop", {"how": "kill"}), ("start", {"point": ""}), ("stop", {"how": "immediate"}),
-     ("wrong-log", {"log": "stale", "illegal": True})),
+    (("stop", {"how": "kill"}), ("start", {"point": ""}),
+     ("stop", {"how": "immediate", "load": None}), ("start", {"point": ""}),
+     ("stop", {"how": "kill"}), ("wrong-log", {"log": "stale", "illegal": True})),
 )
 RECIPE_SHARE = 0.15         # of the places where one may begin
 

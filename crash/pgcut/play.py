@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 import time
+import traceback
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,6 +181,15 @@ class Machine:
                 shown.rename(hidden)
             elif not hide and hidden.exists():
                 hidden.rename(shown)
+        self.sync_names()
+
+    def sync_names(self):
+        """Make durable what we have renamed in the data directory: no cut undoes it."""
+        directory = os.open(self.data, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
     def configure(self, settings):
         """Set parameters in the file that they belong to."""
@@ -231,6 +241,7 @@ class Machine:
                         f"host={source.instance.sockets} user={server.USER}"})
         with server.as_user():
             (self.data / "standby.signal").touch()
+        self.sync_names()
 
     def ask(self, query):
         """Return the value of a query."""
@@ -322,6 +333,8 @@ class Play:
                 self._carry_out(step)
         except (Failure, server.ServerError, psycopg2.Error) as error:
             self._find("step", " ".join(str(error).split()))
+        except Exception:               # a bug of ours must not pass for success
+            self._find("explorer", traceback.format_exc())
         for machine in self.machines.values():
             text = machine.unread()
             bad = explore.bad_lines(text)
@@ -373,13 +386,14 @@ class Play:
         if "prepared" not in load["kinds"]:
             self._settle_prepared(machine)
         worker = Load(machine, load)
-        watch = threading.Timer(HANG_SECONDS, self._hangs, (machine,))
-        watch.start()
         worker.start()
         try:
-            worker.reached.wait()
+            if not worker.reached.wait(HANG_SECONDS):
+                self._hangs(machine)
             yield
         finally:
+            watch = threading.Timer(HANG_SECONDS, self._hangs, (machine,))
+            watch.start()
             worker.join()
             watch.cancel()
             if worker.reader:
@@ -590,8 +604,9 @@ class Play:
         if self._followed(machine):
             self._catch_up(machine)
         with self._under_load(step):
-            if not machine.ask(f"SELECT pg_promote(true, {HANG_SECONDS})"):
-                raise Failure(f"{machine.name} was not promoted")
+            # Whoever waits inside of the server has a snapshot, on which replay would wait.
+            machine.ask("SELECT pg_promote(false)")
+            machine.wait_for("promotion", lambda: not machine.ask("SELECT pg_is_in_recovery()"))
             machine.ledger.ceiling = time.monotonic_ns()
         machine.ledger.events = list(machine.ledger.events)
         self._verify(machine)
@@ -645,7 +660,8 @@ class Play:
         if step["log"] != "none":
             shutil.rmtree(copy / LOG, ignore_errors=True)
             log = machine.old_log() if step["log"] == "stale" else machine.data / LOG
-            subprocess.run(["cp", "-a", str(log), str(copy / LOG)], check=True)
+            if log.exists():
+                subprocess.run(["cp", "-a", str(log), str(copy / LOG)], check=True)
         (copy / "standby.signal").unlink(missing_ok=True)
         machine = machine or self._machine(step.server)
         machine.store.fill(copy)
@@ -722,9 +738,12 @@ class Play:
     def refuse_wrong_log(self, machine, step):
         marked, kept = machine.marked(), machine.data / f"{LOG}.kept"
         log = machine.data / LOG
+        if not log.exists():            # it never was in use
+            self.figures["nothing to refuse"] += 1
+            return
         with server.as_user():
             log.rename(kept)
-        if step["log"] == "stale":
+        if step["log"] == "stale" and machine.old_log().exists():
             subprocess.run(["cp", "-a", str(machine.old_log()), str(log)], check=True)
         harmless = self.figures["harmless"]
         self._try_start(machine, marked, "ours", f"with {step['log']} log")
@@ -734,6 +753,7 @@ class Play:
                 kept.rename(log)
         else:
             shutil.rmtree(kept)
+        machine.sync_names()
 
     def refuse_bad_edit(self, machine, step):
         machine._hide_settings(False)
