@@ -33,7 +33,7 @@ ALONE = (
     (("stop", {"how": "fast"}), ("edit", {}), ("start", {"point": ""}), ("cut", {}),
      ("start", {"then": "kill"}), ("cut", {}), ("start", {"point": ""})),
     (("cut", {}), ("start", {"then": "fast"}), ("tool", {"illegal": True})),
-    (("stop", {"how": "kill"}), ("start", {"point": ""}),
+    (("stop", {"how": "kill"}), ("start", {"point": "", "verify": False}),
      ("stop", {"how": "immediate", "load": None}), ("start", {"point": ""}),
      ("stop", {"how": "kill"}), ("wrong-log", {"log": "stale", "illegal": True})),
 )
@@ -131,7 +131,7 @@ def _planned(rng, world, servers, part, number):
         server = rng.choice(below)
     for _ in range(200):
         step = _step(rng, world, kind, server, number, illegal)
-        if step is None or any(step[name] != value for name, value in fixed.items()
+        if step is None or any(step.get(name) != value for name, value in fixed.items()
                                if name != "illegal"):
             continue
         why = steps.objection(world, step)
@@ -188,7 +188,7 @@ def _maybe_load(rng, world, server, illegal):
 def _start(rng, world, server, number, illegal):
     program = "stock" if rng.random() < (0.6 if illegal else 0.12) else "ours"
     if illegal or program == "stock" or rng.random() < 0.75:
-        return {"program": program, "point": "", "then": ""}
+        return {"program": program, "point": "", "then": "", "verify": rng.random() < 0.7}
     action = rng.choice(("hold", "crash", "crash"))
     point = rng.choice(HOLD_POINTS if action == "hold" else list(POINTS))
     return {"program": "ours", "point": f"{action}:{point}:{rng.randint(1, POINTS[point])}",

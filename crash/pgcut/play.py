@@ -153,6 +153,7 @@ class Machine:
         self.ledger = Ledger()
         self.excused = False        # something was made to fail in this life
         self.clean = False          # it was stopped fast, not in the middle of a start
+        self.verified = True        # in this life, or else by the next one
         self.read = 0               # of the server log
         self._segments = set()
 
@@ -382,6 +383,8 @@ class Play:
             yield
             return
         machine = self.machines[load["on"]]
+        if not machine.verified:
+            self._verify(machine)       # before a load takes for granted what it finds
         self._adopt(machine)
         if "prepared" not in load["kinds"]:
             self._settle_prepared(machine)
@@ -436,6 +439,7 @@ class Play:
         complaints = oracle.verify_connected(machine.instance.connect, expected,
                                              quick=not last, checkpoint=last)
         self.figures["verdicts"] += 1
+        machine.verified = True
         self._complain("oracle", [f"{machine.name}: {text}" for text in complaints
                                   if not self._harmless(text)])
         if not self.findings:
@@ -474,7 +478,10 @@ class Play:
             self._start_to_point(machine, step)
             return
         machine.start(step["program"])
-        self._after_start(machine)
+        if step.get("verify", True) or machine.ledger.derived:
+            self._after_start(machine)
+        else:
+            machine.lived, machine.verified = True, False
 
     def _after_start(self, machine, last=False):
         machine.lived = True
