@@ -102,7 +102,7 @@ like($report[0], $held, 'poll: who waits');
 like($report[1], qr/waiting for "t" from "victim": SELECT false/,
 	'poll: what hung');
 
-@report = run_hang('test', 0.05);
+@report = run_hang('test', 0.1);
 like($report[0], $held, 'test: who waits');
 like($report[1], qr/hung after \d+ s in all/, 'test: what hung');
 
