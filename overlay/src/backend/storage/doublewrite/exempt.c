@@ -17,7 +17,8 @@
  * block is taken to have had a record, which does not rebuild the page, after
  * the newest redo pointer for which any record has been reported.  Records of an
  * earlier life of the block, before a truncation, are another matter: there is
- * none after R if the file was not truncated since R.
+ * none after R if the file was not truncated since R.  Nor has a file with the
+ * same name been dropped since R, unless redo did that.
  *
  * The LSN of a page does not tell which records there were: some make redo read
  * a page without changing its LSN.  Nor can all records be followed: some are
@@ -231,6 +232,28 @@ dw_note_truncate(const RelFileLocator *rlocator)
 
 	lsn = RecoveryInProgress() ? GetXLogReplayRecPtr(NULL) : GetXLogInsertRecPtr();
 	pg_atomic_monotonic_advance_u64(dw_truncate_bucket(rlocator), lsn);
+}
+
+/*
+ * Redo drops this relation, or, if NULL, a database.  It leaves nothing that
+ * would keep others from using the name of the file before the next
+ * checkpoint, as sessions do.  Until then records for the blocks of the old
+ * file will come before those for the new one: they count as truncated.
+ */
+void
+dw_note_drop_in_redo(const RelFileLocator *rlocator)
+{
+	if (!RecoveryInProgress())
+		return;
+	if (rlocator != NULL)
+		dw_note_truncate(rlocator);
+	else
+	{
+		XLogRecPtr	lsn = GetXLogReplayRecPtr(NULL);
+
+		for (int i = 0; i < DW_TRUNCATE_BUCKETS; i++)
+			pg_atomic_monotonic_advance_u64(&DWCtl->truncated[i], lsn);
+	}
 }
 
 /*

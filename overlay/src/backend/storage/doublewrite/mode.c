@@ -269,6 +269,7 @@ void
 DoubleWriteCheckpointDrain(XLogRecPtr redo)
 {
 	Assert(AmCheckpointerProcess() || !IsUnderPostmaster);
+	INJECTION_POINT("doublewrite-checkpoint-scanned", NULL);
 
 	dw_drain_and_lock();
 

@@ -177,8 +177,12 @@ DoubleWriteDiscardRelations(SMgrRelation *rels, int nrels)
 {
 	for (int i = 0; i < nrels; i++)
 	{
-		if (!SmgrIsTemp(rels[i]))
-			dw_discard(dw_tag_in_relation, &rels[i]->smgr_rlocator.locator);
+		RelFileLocator *rlocator = &rels[i]->smgr_rlocator.locator;
+
+		if (SmgrIsTemp(rels[i]))
+			continue;
+		dw_note_drop_in_redo(rlocator);
+		dw_discard(dw_tag_in_relation, rlocator);
 	}
 	INJECTION_POINT("doublewrite-relations-discarded", NULL);
 }
@@ -189,6 +193,7 @@ DoubleWriteDiscardRelations(SMgrRelation *rels, int nrels)
 void
 DoubleWriteDiscardDatabase(Oid dbid)
 {
+	dw_note_drop_in_redo(NULL);
 	dw_discard(dw_tag_in_database, &dbid);
 }
 

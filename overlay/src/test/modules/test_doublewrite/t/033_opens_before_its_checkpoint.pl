@@ -1,0 +1,669 @@
+
+# Copyright (c) 2025, PostgreSQL Global Development Group
+
+# After a crash clients get in when redo is done, and the checkpoint follows.
+# The server crashes again before that has completed, up to three times, with
+# torn pages: recovery begins at the old redo pointer each time, the log stays
+# live from there, and whatever else a checkpoint would have settled comes
+# again (R2, R3, R5, R10).
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use DoubleWrite;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use PostgreSQL::Test::Watchdog seconds => 900;
+use Test::More;
+
+dw_require_injection_points();
+
+my $MARKER = 'backup_label';
+
+# The buffer scan of the checkpoint is over; nothing has been synced.
+my $POINT = 'doublewrite-checkpoint-scanned';
+
+sub control
+{
+	my ($node, $field) = @_;
+	my ($stdout) = run_command([ 'pg_controldata', $node->data_dir ]);
+
+	return $stdout =~ /^\Q$field\E: +(.*)$/m ? $1 : die "no $field";
+}
+
+sub redo_of
+{
+	return control($_[0], "Latest checkpoint's REDO location");
+}
+
+sub set
+{
+	my ($node, $setting, $value) = @_;
+
+	$node->append_conf('postgresql.conf', "$setting = '$value'");
+	return;
+}
+
+# From the next start on, a checkpoint stops at that point for good, or not.
+sub hold_checkpoints
+{
+	my ($node, $point) = @_;
+
+	set($node, 'test_doublewrite.hold_at', $point // $POINT);
+	return;
+}
+
+sub let_checkpoints
+{
+	my ($node) = @_;
+
+	set($node, 'test_doublewrite.hold_at', '');
+	return;
+}
+
+# The server has been started, and its checkpoint has got to the point.
+sub is_in_window
+{
+	my ($node, $offset, $redo, $test_name) = @_;
+
+	$node->wait_for_log(qr/held at injection point/, $offset);
+	unlike(
+		slurp_file($node->logfile, $offset),
+		qr/end-of-recovery|checkpoint complete/,
+		"$test_name: clients get in before the checkpoint");
+	is(redo_of($node), $redo,
+		"$test_name: pg_control names the old redo pointer");
+	is(control($node, 'Database cluster state'),
+		'in production', "$test_name: state");
+	is(control($node, 'Minimum recovery ending location'),
+		'0/0', "$test_name: recovery has to go to the end of WAL");
+	return;
+}
+
+# What follows each end of recovery in WAL, other than what says how WAL is
+# written from there on.
+sub after_ends_of_recovery
+{
+	my ($node, $redo) = @_;
+	my $first =
+	  $node->safe_psql('postgres', "SELECT pg_walfile_name('$redo')");
+	my ($stdout) = run_command(
+		[
+			'pg_waldump',
+			'--path' => $node->data_dir . '/pg_wal',
+			'--start' => $redo,
+			$first
+		]);
+	my @records = grep { !/desc: (?:FPW_CHANGE|PARAMETER_CHANGE)/ }
+	  split(/\n/, $stdout);
+
+	return map { $records[ $_ + 1 ] // '' }
+	  grep { $records[$_] =~ /desc: END_OF_RECOVERY/ } (0 .. $#records);
+}
+
+# Pages that have been written home since the snapshot, none of which has been
+# synced.  Free space maps are not redone from WAL, and only safe in
+# double_writes.
+sub tear
+{
+	my ($node, $old, $mode) = @_;
+	my $torn;
+
+	return undef if $mode eq 'off';
+	$torn = dw_tear(
+		$node, $old,
+		unlogged_too => 1,
+		$mode eq 'full_pages' ? (only => qr/^(?!.*_fsm)/) : ());
+	cmp_ok($torn->{logged} + $torn->{unlogged}, '>', 0, 'pages were torn');
+	return $torn;
+}
+
+sub crash_under_load
+{
+	my ($node) = @_;
+
+	dw_workload_start($node);
+	dw_wait_for_pages($node, 150);
+	$node->stop('immediate');
+	dw_workload_finish($node);
+	return;
+}
+
+sub wait_for_checkpoint
+{
+	my ($node, $offset) = @_;
+
+	$node->wait_for_log(qr/checkpoint complete/, $offset);
+	return;
+}
+
+# ---------------------------------------------------------------------
+# Three crashes in the window, in each mode
+# ---------------------------------------------------------------------
+
+sub test_three_deep
+{
+	my ($mode, $point) = @_;
+	my $name = "$mode, held at " . ($point // $POINT);
+	my $node = dw_new_node('deep_' . ($point // 'scanned') . "_$mode",
+		mode => $mode);
+	my $offset;
+
+	note $name;
+	$node->start;
+	dw_workload_setup($node);
+	my $redo = redo_of($node);
+	my $old = dw_snapshot($node);
+
+	hold_checkpoints($node, $point);
+	for my $deep (1 .. 3)
+	{
+		crash_under_load($node);
+		my $torn = tear($node, $old, $mode);
+		$offset = -s $node->logfile;
+		dw_start_after_crash($node, $torn);
+		is_in_window($node, $offset, $redo, "$name, $deep deep");
+		is(-f $node->data_dir . "/$MARKER" ? 1 : 0,
+			$mode eq 'double_writes' ? 1 : 0,
+			"$name, $deep deep: marker while the log is in use");
+
+		# or crash after crash, no checkpoint might ever complete
+		like(
+			slurp_file($node->logfile, $offset),
+			$deep == 1
+			? qr/checkpoint starting: force$/m
+			: qr/checkpoint starting: immediate force$/m,
+			"$name, $deep deep: the checkpoint is "
+			  . ($deep == 1 ? 'spread' : 'immediate'));
+
+		# what restore has written is durable now
+		$old = dw_snapshot($node);
+	}
+
+	my @after = after_ends_of_recovery($node, $redo);
+	is(scalar(@after), 3, "$name: each end of recovery has its record");
+	is(scalar(grep { /desc: RUNNING_XACTS/ } @after),
+		3, "$name: standbys are told what is running");
+
+	crash_under_load($node);
+	my $torn = tear($node, $old, $mode);
+	let_checkpoints($node);
+	$offset = -s $node->logfile;
+	dw_start_after_crash($node, $torn);
+	wait_for_checkpoint($node, $offset);
+	isnt(redo_of($node), $redo, "$name: the checkpoint has come");
+	dw_check($node);
+	return;
+}
+
+test_three_deep($_) foreach ('double_writes', 'full_pages', 'off');
+
+# The checkpoint is further on: both redo pointers count; then the log has been
+# freed up to it, but recovery begins at the old one still.
+test_three_deep('double_writes', 'doublewrite-checkpoint-drained');
+test_three_deep('double_writes', 'doublewrite-checkpoint-marked');
+
+# ---------------------------------------------------------------------
+# Another mode at each start in the window
+# ---------------------------------------------------------------------
+
+sub test_modes_change
+{
+	my ($mode, @next) = @_;
+	my $node = dw_new_node("from_$mode", mode => $mode);
+
+	$node->start;
+	dw_workload_setup($node);
+	my $redo = redo_of($node);
+	my $old = dw_snapshot($node);
+
+	hold_checkpoints($node);
+	foreach my $next (@next, undef)
+	{
+		crash_under_load($node);
+		my $torn = tear($node, $old, $mode);
+		if (defined $next)
+		{
+			note "$mode, then $next";
+			set($node, 'io_torn_pages_protection', $next);
+			$mode = $next;
+		}
+		else
+		{
+			let_checkpoints($node);
+		}
+		my $offset = -s $node->logfile;
+		dw_start_after_crash($node, $torn);
+		last if !defined $next;
+		is_in_window($node, $offset, $redo, "now in $mode");
+		$old = dw_snapshot($node);
+	}
+	dw_check($node);
+	return;
+}
+
+test_modes_change('double_writes', 'full_pages', 'double_writes', 'off',
+	'full_pages', 'double_writes');
+test_modes_change('full_pages', 'double_writes', 'full_pages');
+
+# ---------------------------------------------------------------------
+# Redo drops a file at once, so its number is free before the checkpoint
+# ---------------------------------------------------------------------
+
+# An OID counter that has wrapped around comes to the number of a relation that
+# is dropped before the crash.
+sub test_number_used_again
+{
+	my ($mode, %params) = @_;
+	my $minimal = $params{minimal};
+	my $node = dw_quiet_node(
+		"again_$mode" . ($minimal ? '_minimal' : ''),
+		mode => $mode,
+		conf => $minimal
+		? "wal_level = minimal\nmax_wal_senders = 0\nwal_skip_threshold = 0\n"
+		: '');
+
+	note "number used again in $mode" . ($minimal ? ', wal_level minimal' : '');
+
+	# A number that is no OID, not even of the relation that VACUUM FULL makes.
+	$node->safe_psql(
+		'postgres', q{
+		CREATE TABLE gone (id int, v int, pad char(100) DEFAULT 'x');
+		INSERT INTO gone SELECT i FROM generate_series(1, 2000) i});
+	$node->safe_psql('postgres', $_)
+	  foreach ('VACUUM FULL gone', 'VACUUM pg_class');
+	my $number =
+	  $node->safe_psql('postgres', q{SELECT pg_relation_filenode('gone')});
+	$node->stop;
+	command_ok([ 'pg_resetwal', '-o', $number, $node->data_dir ],
+		'OID counter wraps around');
+	$node->start;
+	my $redo = redo_of($node);
+
+	$node->safe_psql('postgres', 'UPDATE gone SET v = 1');
+	$node->safe_psql('postgres', 'DROP TABLE gone');
+	$node->stop('immediate');
+	hold_checkpoints($node) if !$minimal;
+	my $offset = -s $node->logfile;
+	$node->start;
+	if ($minimal)
+	{
+		like(slurp_file($node->logfile, $offset),
+			qr/checkpoint starting: end-of-recovery/,
+			'with wal_level minimal the checkpoint comes first');
+	}
+	else
+	{
+		is_in_window($node, $offset, $redo, 'number used again');
+	}
+
+	my $old = dw_snapshot($node);
+	$node->safe_psql(
+		'postgres', q{
+		BEGIN;
+		CREATE TABLE new (id int, pad char(100) DEFAULT 'y');
+		INSERT INTO new SELECT i FROM generate_series(1, 2000) i;
+		COMMIT});
+	is($node->safe_psql('postgres', q{SELECT pg_relation_filenode('new')}),
+		$number, 'the number is used again')
+	  unless $minimal;
+	$node->safe_psql(
+		'postgres', q{
+		CREATE TABLE other (id int, pad char(100) DEFAULT 'z');
+		INSERT INTO other SELECT i FROM generate_series(1, 2000) i});
+	my $exempt = sub {
+		my ($rel) = @_;
+		my $count = 'SELECT exempt FROM dw_stats()';
+		my $before = $node->safe_psql('postgres', $count);
+
+		$node->safe_psql('postgres',
+			"SELECT dw_evict('$rel'); SELECT dw_drain()");
+		return $node->safe_psql('postgres', $count) - $before;
+	};
+	if ($mode eq 'double_writes' && !$minimal)
+	{
+		is($exempt->('new'), 0,
+			'records for its old blocks come first: nothing is exempt');
+		cmp_ok($exempt->('other'), '>', 10, 'a new number is');
+	}
+	else
+	{
+		$exempt->('new');
+		$exempt->('other');
+	}
+
+	$node->stop('immediate');
+	my $torn;
+	$torn = tear($node, $old, $mode) if !$minimal;
+	let_checkpoints($node);
+	dw_start_after_crash($node, $torn);
+	is( $node->safe_psql(
+			'postgres', q{
+			SELECT count(*), sum(id), max(pad) FROM new;
+			SELECT count(*), sum(id), max(pad) FROM other}),
+		join("\n", map { '2000|2001000|' . $_ . ' ' x 99 } ('y', 'z')),
+		'nothing is lost');
+	dw_check_stopped($node);
+	return;
+}
+
+test_number_used_again('double_writes');
+test_number_used_again('full_pages');
+test_number_used_again('double_writes', minimal => 1);
+
+# ---------------------------------------------------------------------
+# What else a checkpoint would have settled
+# ---------------------------------------------------------------------
+
+{
+	my $node = dw_new_node(
+		'corners',
+		conf => q{
+wal_level = logical
+max_prepared_transactions = 10
+track_commit_timestamp = on
+});
+	my $state = sub {
+		return $node->safe_psql(
+			'postgres', q{
+			SELECT 'rows', count(*), sum(id) FROM t WHERE v >= 0;
+			SELECT 'unlogged', count(*) FROM u;
+			SELECT 'prepared', string_agg(gid, ' ' ORDER BY gid) FROM pg_prepared_xacts;
+			SELECT 'without time', count(*) FROM t WHERE pg_xact_commit_timestamp(xmin) IS NULL});
+	};
+	my $expect = sub {
+		my ($rows, $sum, $prepared, $test_name) = @_;
+
+		is($state->(),
+			"rows|$rows|$sum\nunlogged|0\nprepared|$prepared\nwithout time|0",
+			$test_name);
+	};
+	my $sequence = 0;
+	my $next_is_new = sub {
+		my $value = $node->safe_psql('postgres', q{SELECT nextval('s')});
+
+		cmp_ok($value, '>', $sequence, 'no number of a sequence comes twice');
+		$sequence = $value;
+	};
+	my $oid = 0;
+	my $oid_is_new = sub {
+		my $value = $node->safe_psql('postgres',
+			q{SELECT lo_create(0)});
+
+		cmp_ok($value, '>', $oid, 'no OID comes twice');
+		$oid = $value;
+	};
+	my $crash = sub {
+		my ($redo, $test_name) = @_;
+
+		$node->stop('immediate');
+		my $offset = -s $node->logfile;
+		dw_start_after_crash($node);
+		is_in_window($node, $offset, $redo, $test_name) if defined $redo;
+	};
+
+	$node->start;
+	dw_extensions($node);
+	$node->safe_psql(
+		'postgres', q{
+		CREATE TABLE t (id int PRIMARY KEY, v int);
+		INSERT INTO t SELECT i, 0 FROM generate_series(1, 10) i;
+		CREATE UNLOGGED TABLE u (id int PRIMARY KEY);
+		INSERT INTO u SELECT i FROM generate_series(1, 10) i;
+		CREATE SEQUENCE s});
+	$node->safe_psql('postgres',
+		q{SELECT pg_create_logical_replication_slot('slot', 'test_decoding')});
+	foreach my $gid ('disk', 'done')
+	{
+		$node->safe_psql('postgres',
+			"BEGIN; INSERT INTO t VALUES (" . ($gid eq 'disk' ? 100 : 200)
+			  . ", 0); PREPARE TRANSACTION '$gid'");
+	}
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	my $redo = redo_of($node);
+	hold_checkpoints($node);
+
+	# Prepared before and after the redo pointer, in a state file or not; a
+	# row that two have locked; and one that is still running.
+	$node->safe_psql(
+		'postgres', q{
+		COMMIT PREPARED 'done';
+		BEGIN; INSERT INTO t VALUES (300, 0); SELECT FROM t WHERE id = 1 FOR KEY SHARE;
+		PREPARE TRANSACTION 'wal';
+		BEGIN; SELECT FROM t WHERE id = 1 FOR KEY SHARE; COMMIT});
+	$next_is_new->();
+	$oid_is_new->();
+	my $session = $node->background_psql('postgres', on_error_stop => 0);
+	$session->query('BEGIN; INSERT INTO t VALUES (400, 0)');
+
+	$crash->($redo, 'corners');
+	$session->quit;
+	$expect->(11, 255, 'disk wal', 'after the first crash');
+	$next_is_new->();
+	$oid_is_new->();
+	$node->safe_psql(
+		'postgres', q{
+		INSERT INTO u VALUES (1);
+		CREATE UNLOGGED TABLE u2 AS SELECT 1 AS id;
+		COMMIT PREPARED 'wal';
+		BEGIN; INSERT INTO t VALUES (500, 0); SELECT FROM t WHERE id = 2 FOR KEY SHARE;
+		PREPARE TRANSACTION 'window';
+		BEGIN; SELECT FROM t WHERE id = 2 FOR KEY SHARE; COMMIT;
+		INSERT INTO t VALUES (400, 0)});
+
+	$crash->($redo, 'corners again');
+	$expect->(13, 955, 'disk window', 'after a crash in the window');
+	$next_is_new->();
+	$oid_is_new->();
+	is($node->safe_psql('postgres', 'SELECT count(*) FROM u2'),
+		0, 'unlogged table of the window is empty');
+	$node->safe_psql(
+		'postgres', q{
+		COMMIT PREPARED 'disk';
+		COMMIT PREPARED 'window'});
+
+	$crash->($redo, 'corners once more');
+	$expect->(15, 1555, '', 'after a third');
+	$next_is_new->();
+	$oid_is_new->();
+	is( $node->safe_psql(
+			'postgres',
+			q{SELECT string_agg(id, ' ' ORDER BY id) FROM (
+				SELECT substring(data FROM 'id.integer.:(\d+)') AS id
+				FROM pg_logical_slot_get_changes('slot', NULL, NULL)
+				WHERE data LIKE 'table public.t: INSERT%')}),
+		'100 200 300 400 500',
+		'all is decoded, once');
+
+	let_checkpoints($node);
+	my $offset = -s $node->logfile;
+	$crash->();
+	wait_for_checkpoint($node, $offset);
+	$expect->(15, 1555, '', 'at last');
+	is( join(' ', grep { !/^\./ } slurp_dir($node->data_dir . '/pg_twophase')),
+		'', 'no state file is left');
+	is( $node->safe_psql(
+			'postgres',
+			q{SELECT data FROM pg_logical_slot_get_changes('slot', NULL, NULL)
+			  WHERE data LIKE 'table public.t: INSERT%'}),
+		'',
+		'nothing is decoded again');
+	dw_check_amcheck($node);
+	dw_check_stopped($node);
+}
+
+# ---------------------------------------------------------------------
+# WAL that ended in the middle of a record
+# ---------------------------------------------------------------------
+
+{
+	my $node = dw_new_node('contrecord',
+		init => { extra => ['--wal-segsize=1'] });
+
+	$node->start;
+	dw_extensions($node);
+	$node->safe_psql('postgres',
+		'CREATE TABLE t (id int PRIMARY KEY); CHECKPOINT');
+	my $redo = redo_of($node);
+
+	hold_checkpoints($node);
+	$node->safe_psql('postgres', 'INSERT INTO t VALUES (1)');
+	$node->safe_psql('postgres',
+		q{SELECT pg_logical_emit_message(false, '', repeat('x', 1500000), true)});
+	my $last = $node->safe_psql('postgres',
+		'SELECT pg_walfile_name(pg_current_wal_flush_lsn())');
+	$node->stop('immediate');
+	unlink($node->data_dir . "/pg_wal/$last")
+	  or die "could not unlink $last: $!";
+
+	my $offset = -s $node->logfile;
+	dw_start_after_crash($node);
+	is_in_window($node, $offset, $redo, 'contrecord');
+	$node->safe_psql('postgres', 'INSERT INTO t VALUES (2)');
+	$node->stop('immediate');
+
+	$offset = -s $node->logfile;
+	dw_start_after_crash($node);
+	is_in_window($node, $offset, $redo, 'contrecord again');
+	like(slurp_file($node->logfile, $offset),
+		qr/successfully skipped missing contrecord/,
+		'the gap is passed');
+	$node->safe_psql('postgres', 'INSERT INTO t VALUES (3)');
+	$node->stop('immediate');
+
+	let_checkpoints($node);
+	dw_start_after_crash($node);
+	is($node->safe_psql('postgres', 'SELECT sum(id) FROM t'),
+		6, 'nothing is lost');
+	dw_check_stopped($node);
+}
+
+# ---------------------------------------------------------------------
+# Where the checkpoint has to come first
+# ---------------------------------------------------------------------
+
+{
+	my $node = dw_new_node('first');
+	my $n = 0;
+	my $start_with = sub {
+		my ($first, %settings) = @_;
+
+		$node->safe_psql('postgres', 'INSERT INTO t VALUES (' . ++$n . ')');
+		$node->stop('immediate');
+		set($node, $_, $settings{$_}) foreach keys %settings;
+		my $offset = -s $node->logfile;
+		$node->start;
+		is( slurp_file($node->logfile, $offset) =~
+			  /checkpoint starting: end-of-recovery/ ? 1 : 0,
+			$first,
+			join(', ', map { "$_ = $settings{$_}" } sort keys %settings)
+			  . ($first ? ': checkpoint first' : ': clients first'));
+		wait_for_checkpoint($node, $offset);
+		is($node->safe_psql('postgres', 'SELECT max(id) FROM t'),
+			$n, 'nothing is lost');
+	};
+
+	$node->start;
+	dw_extensions($node);
+	$node->safe_psql('postgres', 'CREATE TABLE t (id int); CHECKPOINT');
+	$start_with->(1, wal_level => 'logical');
+	$start_with->(0, wal_level => 'logical');
+	$start_with->(1, wal_level => 'minimal', max_wal_senders => 0);
+	$start_with->(1, wal_level => 'minimal');
+	$start_with->(1, wal_level => 'replica');
+	$start_with->(1, track_commit_timestamp => 'on');
+	$start_with->(0, max_connections => 30);
+	$start_with->(1, track_commit_timestamp => 'off');
+
+	# What the control file says counts, though a crash had come before: in
+	# the window with one setting, in the next recovery with another.
+	hold_checkpoints($node);
+	$node->stop('immediate');
+	$node->start;
+	let_checkpoints($node);
+	$start_with->(1, wal_level => 'logical');
+
+	# A standalone backend makes the checkpoint that was due.
+	hold_checkpoints($node);
+	$node->stop('immediate');
+	$node->start;
+	$node->safe_psql('postgres', 'INSERT INTO t VALUES (1000)');
+	$node->stop('immediate');
+	let_checkpoints($node);
+	my ($stdout, $stderr) = ('', '');
+	IPC::Run::run(
+		[ 'postgres', '--single', '-F', '-D', $node->data_dir, 'postgres' ],
+		'<' => \"SELECT max(id) FROM t\n",
+		'>' => \$stdout,
+		'2>' => \$stderr);
+	like($stdout, qr/max = "1000"/, 'standalone backend has recovered');
+	is(control($node, 'Database cluster state'), 'shut down', '... and checkpointed');
+	ok(!-e $node->data_dir . "/$MARKER", '... and left no marker');
+	$node->start;
+	dw_check_stopped($node);
+}
+
+# ---------------------------------------------------------------------
+# Errors and stops in the window
+# ---------------------------------------------------------------------
+
+{
+	my $node = dw_new_node('stops');
+	my $offset;
+
+	$node->start;
+	dw_workload_setup($node);
+	my $redo = redo_of($node);
+	my $old = dw_snapshot($node);
+	crash_under_load($node);
+
+	# the checkpoint fails; clients don't
+	my $torn = tear($node, $old, 'double_writes');
+	set($node, 'test_doublewrite.fail_at', "$POINT:EIO");
+	$offset = -s $node->logfile;
+	dw_start_after_crash($node, $torn);
+	$node->wait_for_log(qr/ERROR: .*test error at injection point "$POINT"/,
+		$offset);
+	$old = dw_snapshot($node);
+	crash_under_load($node);
+	is(redo_of($node), $redo, 'checkpoint has failed: the redo pointer is old');
+	$torn = tear($node, $old, 'double_writes');
+	set($node, 'test_doublewrite.fail_at', '');
+	set($node, 'test_doublewrite.pause_at', $POINT);
+	$offset = -s $node->logfile;
+	dw_start_after_crash($node, $torn);
+	dw_check_history($node);
+
+	# a stop waits for the checkpoint under way, as ever
+	foreach my $stop ('fast', 'smart')
+	{
+		$node->wait_for_log(qr/paused at injection point/, $offset);
+		is(redo_of($node), $redo, "$stop stop in the window") if $stop eq 'fast';
+		$node->command_ok(
+			[
+				'pg_ctl', 'stop', '--no-wait',
+				'--mode' => $stop,
+				'--pgdata' => $node->data_dir
+			],
+			"$stop stop");
+		append_to_file($node->data_dir . '/test_doublewrite.resume', '');
+		dw_wait_for_exit($node);
+		is(control($node, 'Database cluster state'),
+			'shut down', "$stop stop: state");
+		ok(!-e $node->data_dir . "/$MARKER", "$stop stop: no marker");
+		last if $stop eq 'smart';
+
+		$node->start;
+		crash_under_load($node);
+		$offset = -s $node->logfile;
+		dw_start_after_crash($node);
+	}
+	set($node, 'test_doublewrite.pause_at', '');
+	$node->start;
+	dw_check($node);
+}
+
+done_testing();
