@@ -134,6 +134,16 @@ CONTROLS = (
                         '		   (pgcut_break("live-segment-reused") ||\n			DWCtl->log.seg_first_batch'),
                    Edit("segment.c", "		   <= DWCtl->log.low_water_logged)\n	{", "		   <= DWCtl->log.low_water_logged))\n	{")),
             record=True, monitored=True, settings=_SMALL_FULL_LOG, faults=_TEARS + ("subset",), workloads=_BUSY),
+    Control("log-freed-before-checkpoint", "R3",
+            "clients let in after a crash with the log already freed, before the checkpoint",
+            edits=(Edit("mode.c", "void\nDoubleWriteRecoveryEnded(void)\n{\n",
+                        "void\nDoubleWriteRecoveryEnded(void)\n{\n"
+                        '	if (DWCtl->armed && pgcut_break("log-freed-before-checkpoint"))\n'
+                        "	{\n		dw_lock_flush(LW_EXCLUSIVE);\n"
+                        "		dw_epoch_begin(DWCtl->next_batchno);\n"
+                        "		dw_log_set_low_water(DWCtl->next_batchno);\n"
+                        "		LWLockRelease(DoubleWriteFlushLock);\n	}\n"),),
+            record=True, monitored=True, lives=4, seconds=2, faults=_TEARS),
     Control("restore-by-lsn", "R4", "restore picks the copy with the highest LSN, the older of equals",
             edits=(Edit(SCAN, "	return ca->order < cb->order ? -1 : ca->order > cb->order;\n",
                         '	if (pgcut_break("restore-by-lsn"))\n'

@@ -121,12 +121,30 @@ sub tear
 	return $torn;
 }
 
+# The files as restore is going to leave them, durably.  What redo writes home
+# after that may be torn again.
+sub after_restore
+{
+	my ($node) = @_;
+	my $files = dw_snapshot($node);
+
+	foreach my $copy (values %{ dw_live_copies(dw_read_log($node)) })
+	{
+		my ($path, $offset) = dw_home_path($node, $copy);
+
+		substr($files->{$path}, $offset, BLCKSZ) = $copy->{page}
+		  if defined $files->{$path}
+		  && length($files->{$path}) >= $offset + BLCKSZ;
+	}
+	return $files;
+}
+
 sub crash_under_load
 {
 	my ($node) = @_;
 
 	dw_workload_start($node);
-	dw_wait_for_pages($node, 150);
+	dw_wait_for_pages($node, 300);
 	$node->stop('immediate');
 	dw_workload_finish($node);
 	return;
@@ -153,8 +171,9 @@ sub test_three_deep
 	my $offset;
 
 	note $name;
+	# more pages than buffers, so that redo writes some
 	$node->start;
-	dw_workload_setup($node);
+	dw_workload_setup($node, accounts => 8000);
 	my $redo = redo_of($node);
 	my $old = dw_snapshot($node);
 
@@ -163,6 +182,7 @@ sub test_three_deep
 	{
 		crash_under_load($node);
 		my $torn = tear($node, $old, $mode);
+		$old = after_restore($node);
 		$offset = -s $node->logfile;
 		dw_start_after_crash($node, $torn);
 		is_in_window($node, $offset, $redo, "$name, $deep deep");
@@ -179,8 +199,8 @@ sub test_three_deep
 			"$name, $deep deep: the checkpoint is "
 			  . ($deep == 1 ? 'spread' : 'immediate'));
 
-		# what restore has written is durable now
-		$old = dw_snapshot($node);
+		# the files up to here have been synced for a checkpoint that goes on
+		$old = dw_snapshot($node) if defined $point;
 	}
 
 	my @after = after_ends_of_recovery($node, $redo);
@@ -225,6 +245,7 @@ sub test_modes_change
 	{
 		crash_under_load($node);
 		my $torn = tear($node, $old, $mode);
+		$old = after_restore($node);
 		if (defined $next)
 		{
 			note "$mode, then $next";
@@ -239,7 +260,6 @@ sub test_modes_change
 		dw_start_after_crash($node, $torn);
 		last if !defined $next;
 		is_in_window($node, $offset, $redo, "now in $mode");
-		$old = dw_snapshot($node);
 	}
 	dw_check($node);
 	return;
