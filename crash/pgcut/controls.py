@@ -143,7 +143,9 @@ CONTROLS = (
                         "		dw_epoch_begin(DWCtl->next_batchno);\n"
                         "		dw_log_set_low_water(DWCtl->next_batchno);\n"
                         "		LWLockRelease(DoubleWriteFlushLock);\n	}\n"),),
-            record=True, monitored=True, lives=4, seconds=2, faults=_TEARS),
+            record=True, monitored=True, lives=5, seconds=20,
+            settings=(("checkpoint_timeout", "30s"), ("checkpoint_completion_target", "0.9")),
+            workloads=(("copy", 2), ("toast", 2), ("method", 1)), faults=_TEARS),
     Control("restore-by-lsn", "R4", "restore picks the copy with the highest LSN, the older of equals",
             edits=(Edit(SCAN, "	return ca->order < cb->order ? -1 : ca->order > cb->order;\n",
                         '	if (pgcut_break("restore-by-lsn"))\n'
