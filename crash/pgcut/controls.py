@@ -138,10 +138,10 @@ CONTROLS = (
             "clients let in after a crash with the log already freed, before the checkpoint",
             edits=(Edit("mode.c", "void\nDoubleWriteRecoveryEnded(void)\n{\n",
                         "void\nDoubleWriteRecoveryEnded(void)\n{\n"
-                        '	if (DWCtl->armed && pgcut_break("log-freed-before-checkpoint"))\n'
+                        '	if (DWCtl->log.armed && pgcut_break("log-freed-before-checkpoint"))\n'
                         "	{\n		dw_lock_flush(LW_EXCLUSIVE);\n"
-                        "		dw_epoch_begin(DWCtl->next_batchno);\n"
-                        "		dw_log_set_low_water(DWCtl->next_batchno);\n"
+                        "		dw_epoch_begin(DWCtl->log.next_batchno);\n"
+                        "		dw_log_set_low_water(DWCtl->log.next_batchno);\n"
                         "		LWLockRelease(DoubleWriteFlushLock);\n	}\n"),),
             record=True, monitored=True, lives=5, seconds=20,
             settings=(("checkpoint_timeout", "30s"), ("checkpoint_completion_target", "0.9")),

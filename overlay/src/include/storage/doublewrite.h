@@ -56,6 +56,7 @@ extern void DoubleWritePassedRedo(XLogRecPtr redo);
 extern bool DoubleWriteImageMissing(struct XLogReaderState *record,
 									uint8 block_id, const PageData *page);
 extern void DoubleWriteNoteImagesOff(XLogRecPtr recptr);
+extern bool DoubleWriteDroppedAhead(Oid next);
 
 /* stats.c: first changes of pages, for which full_pages writes images */
 extern void DoubleWriteCountFirstChange(const PageData *page, bool standard,

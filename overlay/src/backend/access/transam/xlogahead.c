@@ -177,7 +177,9 @@ static XLogSegNo segment_no;
 static XLogRecPtr window_start;
 static XLogRecPtr scanned_to;
 static uint64 window_bytes;		/* that may be in it */
-static uint64 skip_bytes;		/* to pass over if it is not worth while */
+static uint64 skip_bytes = AHEAD_MIN_SKIP;	/* to pass over if it is not worth
+											 * while */
+static XLogRecPtr skip_until;	/* nothing is worth while before that */
 static bool worth_while;
 static bool wal_ended;
 static blockset_hash *seen = NULL;
@@ -286,12 +288,13 @@ XLogAheadBegin(XLogRecPtr start, XLogRecPtr limit, TimeLineID tli)
 	range_limit = limit;
 	range_tli = tli;
 	window_bytes = AHEAD_FIRST_WINDOW;
-	skip_bytes = AHEAD_MIN_SKIP;
 	scanned_to = InvalidXLogRecPtr;
 	blockset_reset(seen);
 	blockset_reset(seen_before);
 
-	hold_at = due_at = start;
+	/* a range may be as short as a segment, so the last one may say "not yet" */
+	due_at = Max(start, skip_until);
+	hold_at = due_at == start ? start : PG_UINT64_MAX;
 	phase = AHEAD_WAITING;
 }
 
@@ -528,7 +531,7 @@ ahead_end_window(void)
 	else
 	{
 		hold_at = PG_UINT64_MAX;
-		due_at = scanned_to + skip_bytes;
+		due_at = skip_until = scanned_to + skip_bytes;
 		skip_bytes = Min(skip_bytes * 2, AHEAD_MAX_SKIP);
 	}
 }

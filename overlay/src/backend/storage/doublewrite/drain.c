@@ -148,7 +148,6 @@ DoubleWriteForgetTruncated(SMgrRelation *rels, int nrels)
 
 		dw_lock_flush(LW_SHARED);
 		done = DWCtl->log.low_water_logged > newest || !DWCtl->log.open;
-		begun = DWCtl->log.cycles_begun;
 		LWLockRelease(DoubleWriteFlushLock);
 		if (done)
 			break;
@@ -157,6 +156,11 @@ DoubleWriteForgetTruncated(SMgrRelation *rels, int nrels)
 		else
 			dw_flush_batch(NULL, NULL); /* at least what is under way */
 		dw_settle_removals();
+
+		/* a cycle that began while a batch was under way renews no copies */
+		dw_lock_flush(LW_SHARED);
+		begun = DWCtl->log.cycles_begun;
+		LWLockRelease(DoubleWriteFlushLock);
 		dw_sync_cycle(begun);
 		tried = true;
 	}

@@ -187,9 +187,11 @@ dw_note_mode(void)
 void
 dw_show_setting(void)
 {
-	TornPagesProtection requested = dw_setting();
+	TornPagesProtection requested;
 
+	/* read it in here, or we might overwrite what somebody else has shown since */
 	DWLockMutex();
+	requested = dw_setting();
 	if (requested != TORN_PAGES_DOUBLE_WRITES)
 		DWCtl->shown.mode.images = requested == TORN_PAGES_FULL_PAGES;
 	else if (DWCtl->log.armed)

@@ -273,23 +273,12 @@ test_modes_change('full_pages', 'double_writes', 'full_pages');
 # Redo drops a file at once, so its number is free before the checkpoint
 # ---------------------------------------------------------------------
 
-# An OID counter that has wrapped around comes to the number of a relation that
-# is dropped before the crash.
-sub test_number_used_again
+# Make a table with a number that is no OID, not even of the relation that VACUUM
+# FULL makes, and an OID counter that has wrapped around and comes to it.
+sub make_number_come_again
 {
-	my ($mode, %params) = @_;
-	my $minimal = $params{minimal};
-	my $node = dw_quiet_node(
-		"again_$mode" . ($minimal ? '_minimal' : ''),
-		mode => $mode,
-		conf => $minimal
-		? "wal_level = minimal\nmax_wal_senders = 0\nwal_skip_threshold = 0\n"
-		  . "checkpoint_completion_target = 0.9\n"
-		: '');
+	my ($node) = @_;
 
-	note "number used again in $mode" . ($minimal ? ', wal_level minimal' : '');
-
-	# A number that is no OID, not even of the relation that VACUUM FULL makes.
 	$node->safe_psql(
 		'postgres', q{
 		CREATE TABLE gone (id int, v int, pad char(100) DEFAULT 'x');
@@ -302,26 +291,13 @@ sub test_number_used_again
 	command_ok([ 'pg_resetwal', '-o', $number, $node->data_dir ],
 		'OID counter wraps around');
 	$node->start;
-	my $redo = redo_of($node);
+	return $number;
+}
 
-	$node->safe_psql('postgres', 'UPDATE gone SET v = 1');
-	$node->safe_psql('postgres', 'DROP TABLE gone');
-	$node->stop('immediate');
-	hold_checkpoints($node) if !$minimal;
-	my $offset = -s $node->logfile;
-	$node->start;
-	if ($minimal)
-	{
-		like(slurp_file($node->logfile, $offset),
-			qr/checkpoint starting: end-of-recovery/,
-			'with wal_level minimal the checkpoint comes first');
-	}
-	else
-	{
-		is_in_window($node, $offset, $redo, 'number used again');
-	}
+sub use_number_again
+{
+	my ($node, $number) = @_;
 
-	my $old = dw_snapshot($node);
 	$node->safe_psql(
 		'postgres', q{
 		BEGIN;
@@ -330,49 +306,86 @@ sub test_number_used_again
 		COMMIT});
 	is($node->safe_psql('postgres', q{SELECT pg_relation_filenode('new')}),
 		$number, 'the number is used again');
-	$node->safe_psql(
-		'postgres', q{
-		CREATE TABLE other (id int, pad char(100) DEFAULT 'z');
-		INSERT INTO other SELECT i FROM generate_series(1, 2000) i});
-	my $exempt = sub {
-		my ($rel) = @_;
-		my $count = 'SELECT exempt FROM dw_stats()';
-		my $before = $node->safe_psql('postgres', $count);
+	return;
+}
 
-		$node->safe_psql('postgres',
-			"SELECT dw_evict('$rel'); SELECT dw_drain()");
-		return $node->safe_psql('postgres', $count) - $before;
-	};
-	if ($mode eq 'double_writes' && !$minimal)
-	{
-		is($exempt->('new'), 0,
-			'records for its old blocks come first: nothing is exempt');
-		cmp_ok($exempt->('other'), '>', 10, 'a new number is');
-	}
-	else
-	{
-		$exempt->('new');
-		$exempt->('other');
-	}
+# After crash recovery the checkpoint comes first.
+sub test_number_used_again
+{
+	my ($mode) = @_;
+	my $node = dw_quiet_node("again_$mode", mode => $mode);
 
+	note "number used again in $mode";
+	my $number = make_number_come_again($node);
+
+	$node->safe_psql('postgres', 'UPDATE gone SET v = 1; DROP TABLE gone');
 	$node->stop('immediate');
-	my $torn;
-	$torn = tear($node, $old, $mode) if !$minimal;
-	let_checkpoints($node);
-	dw_start_after_crash($node, $torn);
+	my $offset = -s $node->logfile;
+	$node->start;
+	like(
+		slurp_file($node->logfile, $offset),
+		qr/checkpoint complete: .*database system is ready/s,
+		'the checkpoint comes first');
+
+	use_number_again($node, $number);
+	$node->safe_psql('postgres', q{SELECT dw_evict('new'); SELECT dw_drain()});
+	$node->stop('immediate');
+	dw_start_after_crash($node);
 	is( $node->safe_psql(
-			'postgres', q{
-			SELECT count(*), sum(id), max(pad) FROM new;
-			SELECT count(*), sum(id), max(pad) FROM other}),
-		join("\n", map { '2000|2001000|' . $_ . ' ' x 99 } ('y', 'z')),
+			'postgres', 'SELECT count(*), sum(id), max(pad) FROM new'),
+		'2000|2001000|y' . ' ' x 99,
 		'nothing is lost');
 	dw_check_stopped($node);
 	return;
 }
 
-test_number_used_again('double_writes');
-test_number_used_again('full_pages');
-test_number_used_again('double_writes', minimal => 1);
+test_number_used_again($_) foreach (qw(double_writes full_pages));
+
+# After a promotion it does not, as in stock.  Records for the old file come
+# before those for the new one, so pages of that are not exempt.
+{
+	my $primary =
+	  dw_quiet_node('promoted_from', init => { allows_streaming => 1 });
+	my $number = make_number_come_again($primary);
+	my $standby = PostgreSQL::Test::Cluster->new('promoted');
+	my $exempt = sub {
+		my ($rel) = @_;
+		my $count = 'SELECT exempt FROM dw_stats()';
+		my $before = $standby->safe_psql('postgres', $count);
+
+		$standby->safe_psql('postgres',
+			"SELECT dw_evict('$rel'); SELECT dw_drain()");
+		return $standby->safe_psql('postgres', $count) - $before;
+	};
+
+	note 'number used again after a promotion';
+	$primary->backup('b');
+	$standby->init_from_backup($primary, 'b', has_streaming => 1);
+	hold_checkpoints($standby);
+	$standby->start;
+	$primary->safe_psql('postgres', 'UPDATE gone SET v = 1; DROP TABLE gone');
+	$primary->wait_for_replay_catchup($standby);
+	$standby->promote;
+	use_number_again($standby, $number);
+	$standby->safe_psql(
+		'postgres', q{
+		CREATE TABLE other (id int, pad char(100) DEFAULT 'z');
+		INSERT INTO other SELECT i FROM generate_series(1, 2000) i});
+	is($exempt->('new'), 0,
+		'records for its old blocks come first: nothing is exempt');
+	cmp_ok($exempt->('other'), '>', 10, 'a new number is');
+	$standby->stop('immediate');
+	let_checkpoints($standby);
+	dw_start_after_crash($standby);
+	is( $standby->safe_psql(
+			'postgres', q{
+			SELECT count(*), sum(id), max(pad) FROM new;
+			SELECT count(*), sum(id), max(pad) FROM other}),
+		join("\n", map { '2000|2001000|' . $_ . ' ' x 99 } ('y', 'z')),
+		'nothing is lost');
+	dw_check_stopped($standby);
+	$primary->stop;
+}
 
 # ---------------------------------------------------------------------
 # What else a checkpoint would have settled
@@ -595,6 +608,8 @@ track_commit_timestamp = on
 	$start_with->(1, wal_level => 'minimal');
 	$start_with->(1, wal_level => 'replica');
 	$start_with->(1, track_commit_timestamp => 'on');
+	$start_with->(1, wal_log_hints => 'on');
+	$start_with->(0, wal_log_hints => 'on');
 	$start_with->(0, max_connections => 30);
 	$start_with->(1, track_commit_timestamp => 'off');
 
