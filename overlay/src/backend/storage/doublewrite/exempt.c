@@ -241,7 +241,7 @@ dw_note_truncate(const RelFileLocator *rlocator)
  * Redo drops a relation or, if rlocator is NULL, a database, with this number.  It
  * leaves nothing that would keep others from using the name of the file before
  * the next checkpoint, as sessions do.  Until then records for the blocks of the
- * old file will come before those for the new one: they count as truncated.
+ * old file will come before those for the new one: they count as truncated. (R2)
  */
 void
 dw_note_drop_in_redo(Oid number, const RelFileLocator *rlocator)
