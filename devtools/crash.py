@@ -31,6 +31,7 @@ def call(paths, arguments, deadline=None):
     command = ["/usr/bin/python3", "-m", "pgcut",
                "--bindir", build.bindir(paths, "test"), "--build", paths.build("test"),
                "--source", paths.work, "--prefix", paths.prefix("test"),
+               "--mutations", paths.repo / "tests" / "mutations",
                "--recorder", _recorder(paths), "--scratch", scratch,
                "--stock", build.bindir(paths, "stock"), *arguments]
     say("exploring power cuts")

@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from . import campaign, controls, explore, histories, play, realcut, record, report
+from . import broken, campaign, controls, explore, histories, play, realcut, record, report
 from .block import FILE_SYSTEMS
 from .recording import Recording
 from .states import FAULTS, State
@@ -41,6 +41,7 @@ def _parser():
     parser.add_argument("--build", help=argparse.SUPPRESS)
     parser.add_argument("--source", help=argparse.SUPPRESS)
     parser.add_argument("--prefix", help=argparse.SUPPRESS)
+    parser.add_argument("--mutations", help=argparse.SUPPRESS)
     parser.add_argument("--recorder", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--scratch", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--stock", default="", help=argparse.SUPPRESS)
@@ -116,10 +117,10 @@ def _run(args):
     with tempfile.TemporaryDirectory(prefix="pgcut-", dir=args.scratch) as scratch:
         os.chmod(scratch, 0o755)
         wanted = [] if args.no_controls else campaign.all_controls(args.control)
-        broken = args.broken or (
-            str(controls.build_server(args.build, args.source, args.prefix,
-                                      Path(scratch) / "broken")) if wanted else "")
-        tools = campaign.Tools(args.bindir, broken, args.recorder, scratch, str(args.output))
+        workshop = broken.Workshop(args.build, args.source, args.prefix, args.mutations,
+                                   str(Path(scratch) / "broken"))
+        tools = campaign.Tools(args.bindir, workshop, args.broken or "", args.recorder, scratch,
+                               str(args.output))
         started = time.time()
         results = []
         for result in campaign.run(tools, _jobs(args), wanted, args.workers):

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from . import blockstates, matrix, monitor, record
 from .block import FILE_SYSTEMS
-from .controls import CONTROLS, VARIABLE
+from .broken import Workshop
+from .controls import CONTROLS
 from .explore import Context, Subject
 from .recording import Kind, Recording
 from .states import FAULTS, RELATION, LOG, WAL, Places, State, exhaustive, sampled
@@ -52,7 +53,8 @@ class Tools:
     """Where the programs are, and what a campaign may use."""
 
     bindir: str
-    broken_bindir: str          # the server of the controls
+    workshop: Workshop          # makes the servers of the controls
+    broken_bindir: str          # or this is the one of the only control
     recorder: str
     scratch: str                # in memory
     output: str                 # failures and the report
@@ -268,7 +270,9 @@ def summary(outcome):
 def _run_control(tools, control):
     """Break one promise and look for a state that shows it."""
     result = JobResult(control.name, control=control.rule)
-    broken = {VARIABLE: control.name}
+    broken = tools.bindir
+    if control.mutated:
+        broken = tools.broken_bindir or str(tools.workshop.bindir(control.name))
     for attempt in range(CONTROL_RECORDINGS):
         seed = 1000 + attempt
         settings = matrix.sanitised({**matrix.draw(seed)[0], **CONTROL_SETTINGS,
@@ -280,10 +284,10 @@ def _run_control(tools, control):
         shutil.rmtree(directory, ignore_errors=True)
         plan = record.Plan(seed, settings, attempt % 2 == 0, seconds=control.seconds,
                            lives=control.lives,
-                           kinds=kinds, scenario=control.scenario,
-                           env=broken if control.record else None)
+                           kinds=kinds, scenario=control.scenario)
         try:
-            record.make(directory, plan, tools.broken_bindir, tools.recorder, tools.scratch)
+            record.make(directory, plan, broken if control.record else tools.bindir,
+                        tools.recorder, tools.scratch)
             if _find(tools, control, Recording(directory), broken, result):
                 break
         finally:
@@ -294,8 +298,8 @@ def _run_control(tools, control):
 def _find(tools, control, recording, broken, result):
     """Try states until one fails; says whether one did."""
     subject = Subject(recording, Context(
-        tools.broken_bindir, tools.recorder, tools.scratch, rules=control.rules,
-        recover_env=broken if control.recover else {},
+        broken if control.recover else tools.bindir, tools.recorder, tools.scratch,
+        rules=control.rules,
         server_every=1 if control.server else Context.server_every))
     result.recording = describe(subject)
     if not result.violations:

@@ -64,7 +64,6 @@ class Context:
     recorder: str
     scratch: str                # a directory in memory
     rules: Rules = Rules()
-    recover_env: dict = field(default_factory=dict)
     quick: bool = False
     # One state in so many is recovered by a server, not in single-user mode.
     server_every: int = 12
@@ -137,14 +136,14 @@ class Judge:
     def _ask_single(self, image, expected):
         """Recover in single-user mode, which is quick; returns complaints and log."""
         return oracle.verify_single(self.context.bindir, image, expected,
-                                    quick=self.context.quick, env=self.context.recover_env)
+                                    quick=self.context.quick)
 
     def _ask_server(self, image, expected):
         """Recover with all processes that a server has; returns complaints and log."""
         log = Path(image).parent / "server.log"
         with server.as_user():
             log.touch()
-        instance = server.Server(self.context.bindir, image, log, env=self.context.recover_env)
+        instance = server.Server(self.context.bindir, image, log)
         try:
             instance.start({"fsync": "off"})
             complaints = oracle.verify_connected(instance.connect, expected)
@@ -169,7 +168,7 @@ class Judge:
             with server.as_user():
                 subprocess.run(["cp", "-a", str(image), str(copy)], check=True)
                 log.touch()
-            instance = server.Server(self.context.bindir, copy, log, env=self.context.recover_env)
+            instance = server.Server(self.context.bindir, copy, log)
             try:
                 # No process that would read a catalog, and leave hints there
                 instance.start({"fsync": "off", "autovacuum": "off", "wal_pipeline": pipeline,
@@ -198,7 +197,7 @@ class Judge:
     def _second_start(self, image, expected):
         """A second start must find everything as the first has left it."""
         complaints, log = oracle.verify_single(self.context.bindir, image, expected,
-                                               quick=True, env=self.context.recover_env)
+                                               quick=True)
         if _RESTORED.search(log):
             complaints.append("second start restores pages after a clean stop")
         return [f"second start: {complaint}" for complaint in complaints
@@ -343,8 +342,7 @@ class Subject(Judge):
         directory = Path(scratch) / f"nested-{level}"
         with recorded(self.context.recorder, image, directory, seed=state.seed) as mountpoint:
             server.run(self.context.bindir, "postgres", "--single", "-D", mountpoint,
-                       "-c", "fsync=on", "postgres", stdin="", check=False,
-                       env=self.context.recover_env)
+                       "-c", "fsync=on", "postgres", stdin="", check=False)
         shutil.move(image, directory / "base")
         recording = Recording(directory)
         if not recording.ops:

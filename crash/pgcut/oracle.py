@@ -235,13 +235,11 @@ def verify_connected(connect, expected, quick=False, checkpoint=True):
         connection.close()
 
 
-def verify_single(bindir, datadir, expected, options=None, quick=False, timeout=TIMEOUT,
-                  env=None):
+def verify_single(bindir, datadir, expected, options=None, quick=False, timeout=TIMEOUT):
     """Recover a cluster in single-user mode, and return (complaints, server log).
 
-    `options` are settings for the server, `env` adds to its environment.  A
-    server that does not come to a verdict is a complaint, with the last lines
-    of its log.
+    `options` are settings for the server.  A server that does not come to a
+    verdict is a complaint, with the last lines of its log.
     """
     command = [str(Path(bindir) / "postgres"), "--single", "-D", str(datadir)]
     for name, value in {**SINGLE_OPTIONS, **(options or {})}.items():
@@ -251,7 +249,7 @@ def verify_single(bindir, datadir, expected, options=None, quick=False, timeout=
     try:
         done = subprocess.run([*command, "postgres"], input=sql, capture_output=True,
                               text=True, errors="replace", timeout=timeout, cwd="/",
-                              env=environment(env), **identity())
+                              env=environment(), **identity())
     except subprocess.TimeoutExpired as error:
         log = (error.stderr or b"").decode(errors="replace")
         return [f"no verdict within {timeout} s"], log

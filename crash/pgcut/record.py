@@ -64,7 +64,6 @@ class Plan:
     lives: int = 2
     kinds: dict = None          # kinds of load and how many clients of each
     modes: tuple = ()           # modes of protection that the load may switch to
-    env: dict = None            # of the recorded server
     scenario: str = "primary"   # a key of SCENARIOS
 
 
@@ -131,7 +130,7 @@ class Primary:
     def live(self, data):
         """Run all lives on the recorded directory `data`; returns the acks."""
         self.data = data
-        instance = server.Server(self.bindir, data, self.log, env=self.plan.env or {})
+        instance = server.Server(self.bindir, data, self.log)
         try:
             for life in range(self.plan.lives):
                 try:

@@ -1,4 +1,4 @@
-"""Tests of states, of minimising, of the matrix and of the controls' edits."""
+"""Tests of states, of minimising, of the matrix and of the controls' mutations."""
 
 import random
 import tempfile
@@ -6,12 +6,14 @@ import unittest
 from pathlib import Path
 
 from history import History
-from pgcut import controls, explore, matrix, record, states
+from pgcut import broken, controls, explore, matrix, record, states
 from pgcut.disk import KEPT, LOST, Disk, sectors
 from pgcut.minimise import ddmin
 from pgcut.recording import Kind
 
-WORK = Path(__file__).resolve().parents[2] / "work"
+REPOSITORY = Path(__file__).resolve().parents[2]
+WORK = REPOSITORY / "work"
+MUTATIONS = REPOSITORY / "tests" / "mutations"
 PAGE = b"p" * 8192
 
 
@@ -128,13 +130,27 @@ class ConfigurationTest(unittest.TestCase):
             drawn = {matrix.draw(seed)[0][name] for seed in range(200)}
             self.assertEqual(drawn, set(values), name)
 
-    def test_edits_of_controls_fit_the_engine(self):
+    def test_mutations_of_controls_fit_the_engine(self):
         if not WORK.exists():
             self.skipTest("work/ has not been imported")
-        edited = controls._edited(WORK)
-        self.assertIn(controls.SCAN, edited)
-        for path, text in edited.items():
-            self.assertEqual(text.count("pgcut_break(const char"), 1, path)
+        for control in controls.CONTROLS:
+            if control.mutated:
+                with tempfile.TemporaryDirectory() as place:
+                    paths = broken.apply(MUTATIONS / f"{control.name}.patch", WORK, Path(place))
+                    self.assertTrue(paths, control.name)
+
+    def test_a_mutation_that_does_not_fit_is_an_error(self):
+        with tempfile.TemporaryDirectory() as place:
+            patch = Path(place, "one.patch")
+            patch.write_text("What: x\n\n--- a/one.c\n+++ b/one.c\n@@ -1 +1 @@\n-old\n+new\n")
+            Path(place, "one.c").write_text("other\n")
+            with self.assertRaisesRegex(broken.BrokenError, "patch failed"):
+                broken.apply(patch, Path(place), Path(place, "target"))
+            Path(place, "one.c").write_text("old\n")
+            self.assertEqual(broken.apply(patch, Path(place), Path(place, "target")), ["one.c"])
+            self.assertEqual(Path(place, "target", "one.c").read_text(), "new\n")
+            with self.assertRaisesRegex(broken.BrokenError, "no mutation"):
+                broken.apply(Path(place, "two.patch"), Path(place), Path(place, "target"))
 
     def test_controls_are_named_once(self):
         names = [control.name for control in controls.CONTROLS]
