@@ -18,7 +18,7 @@ SHOWN = ("WAL bytes", "images", "CPU ms", "pages written", "pages per write",
 # Settings of a case that are sizes.
 SIZES = ("data", "shared_buffers", "max_wal_size", "checkpoint_timeout", "io_combine_limit")
 
-# Load average of each processor that a benchmark alone does not cause on this scale.
+# Load average of each processor that a benchmark alone causes only with many clients.
 BUSY = 4
 
 # The load of the README's table and picture, and the arms shown there.
@@ -156,7 +156,7 @@ def describe(series, case):
     sizes = ", ".join(f"{name} {meta['cases'][case][name]}" for name in SIZES
                       if name in meta["cases"].get(case, {}))
     loads = [run["load_average"] for run in series.runs]
-    busy = ", busy with other work: believe the counts, not speeds and times" \
+    busy = ", busy, with many clients or other work: believe the counts more than speeds and times" \
         if min(loads) > BUSY * int(machine["processor"].split()[0]) else ""
     return (f"Run {series.link} of {meta['started'][:10]}, {commit(series)}; "
             f"{machine['processor']}, {machine['memory']}; {meta['file_system']}; "
