@@ -7,18 +7,16 @@ replay it, once with images in WAL and once, by the same transactions,
 without.
 """
 
-import contextlib
 import os
 import re
 import shutil
-import time
 from dataclasses import dataclass
 
-from devtools.base import DevError, run, say, server_user
+from devtools.base import DevError, own, run, say
 
 from . import clients, counters
 from .loads import POLL_SECONDS, Point
-from .server import EXTENSION, TIMEOUT_SECONDS, Server
+from .server import EXTENSION, Server
 
 # The build that makes what is replayed.
 KIND = "stock-release"
@@ -62,9 +60,7 @@ def saved(paths, bindir, template, workload, images):
     scratch = template.parent / "saving"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
-    user = server_user()
-    if user:
-        os.chown(scratch, user.pw_uid, user.pw_gid)
+    own(scratch)
     server = Server(paths, bindir, scratch / "data")
     run(["cp", "-a", template, server.data])
     server.configure({**SAVING, "full_page_writes": "on" if images else "off"})
@@ -144,18 +140,8 @@ def recover(server):
     """Start the server; returns {process id: (kind, CPU seconds)} when it is ready."""
     used = {}
     server.start(wait=False)
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while "database system is ready to accept connections" not in _text(server.log):
-        if time.monotonic() > deadline or "database system is shut down" in _text(server.log):
-            raise DevError("a server did not recover:\n" + server.log_tail())
-        with contextlib.suppress(FileNotFoundError, IndexError):
-            used.update(server.processes())
-        time.sleep(POLL_SECONDS)
+    server.until_ready(0, POLL_SECONDS, lambda: used.update(server.processes()))
     return used
-
-
-def _text(path):
-    return path.read_text(errors="replace") if path.exists() else ""
 
 
 def parse_log(text):

@@ -20,9 +20,8 @@ from devtools.base import DevError
 
 from . import clients, counters
 from .loads import PREWARM, Point
-from .server import TIMEOUT_SECONDS
+from .server import READY
 
-READY = "database system is ready to accept connections"
 RESTORED = (r"double-write log: examined (?P<examined>\d+) pages .*"
             r"restored (?P<restored>\d+), .*read (?P<log_kb>\d+) kB in (?P<seconds>[\d.]+) s")
 READING = r"reading the double-write log, elapsed time: (?P<seconds>[\d.]+) s"
@@ -70,7 +69,7 @@ class Restart:
         with Sampler(volume) as sampler:
             begun = time.time()
             server.start(wait=False)
-            text = _until_ready(server, offset)
+            text = server.until_ready(offset, SAMPLE_SECONDS)
             server.sql("SELECT 1")
             answered = time.time()
         counts = counters.difference(session.snapshot(), before)
@@ -90,20 +89,6 @@ class Restart:
                     f"--jobs={min(number, os.cpu_count())}", f"--random-seed={clients.SEED}",
                     f"--transactions={max(1, self.transactions // number)}", "--max-tries=10",
                     *self.arguments, env=server.environment(), capture=True)
-
-
-def _until_ready(server, offset):
-    """Return what the log says from `offset` on, when the server takes clients."""
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    text = ""
-    with open(server.log, errors="replace") as log:
-        log.seek(offset)
-        while READY not in text:
-            if time.monotonic() > deadline or "database system is shut down" in text:
-                raise DevError("a server did not recover:\n" + server.log_tail())
-            time.sleep(SAMPLE_SECONDS)
-            text += log.read()
-    return text
 
 
 @dataclass

@@ -21,7 +21,7 @@ import shutil
 import statistics
 from pathlib import Path
 
-from devtools.base import DevError, locate, note, say
+from devtools.base import DevError, locate, note, own, say
 
 from . import clients, counters, recovery, runner, storage
 from .server import DATABASE, Server
@@ -84,7 +84,7 @@ def _crashed(paths, work, bindir, args):
     scratch = work / "making"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
-    runner.own(scratch)
+    own(scratch)
     server = Server(paths, bindir, scratch / "data")
     server.create()
     server.configure({**MAKING, "shared_buffers": args.buffers})

@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from devtools.base import DevError, note, run, say, server_user
+from devtools.base import DevError, note, own, run, say, server_user
 from devtools.progress import Progress
 
 from . import arms, machine, recovery, storage
@@ -222,13 +222,6 @@ def _move_wal(data, wal):
 
 
 # Files ------------------------------------------------------------------------
-
-
-def own(directory):
-    """Hand a directory over to the user that runs servers and clients."""
-    user = server_user()
-    if user:
-        os.chown(directory, user.pw_uid, user.pw_gid)
 
 
 @contextlib.contextmanager

@@ -5,20 +5,18 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
-from pathlib import Path
+import time
 
-from devtools.base import DevError, clean_env, identity, run, server_user
+from devtools import postgres
+from devtools.base import clean_env, identity, server_user
 
 DATABASE = "bench"
-SUPERUSER = "postgres"
 EXTENSION = "pg_doublewrite_stats"
 
 # Servers listen on sockets in directories of their own, so ports never clash.
 PORT = 5432
 
-# A crash recovery or the last checkpoint of a large case may take a while.
-TIMEOUT_SECONDS = 1800
+READY = "database system is ready to accept connections"
 
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -27,54 +25,57 @@ PROCESS_KINDS = ("checkpointer", "background writer", "walwriter", "walsender", 
                  "startup", "walpipeline", "io worker", "autovacuum", "logical replication")
 
 
-class Server:
+class Server(postgres.Controlled):
     """A server of the build in `bindir` on `data`, run by the server user."""
 
+    patience_seconds = 1800
+
     def __init__(self, paths, bindir, data):
-        self.paths = paths
-        self.bindir = bindir
-        self.data = data
-        self.log = data.parent / f"{data.name}.log"
-        self.sockets = None
+        super().__init__(bindir, data, data.parent / f"{data.name}.log", clean_env(paths))
 
     # Life -----------------------------------------------------------------
 
-    def create(self, *options):
+    def create(self):
         """Run initdb."""
-        self.call("initdb", "-D", self.data, "-U", SUPERUSER, "--encoding=UTF8",
-                  "--no-locale", "--auth=trust", "--no-instructions", "--no-sync", *options)
+        super().create(*postgres.THROWAWAY)
 
     def configure(self, settings):
         """Append settings to postgresql.conf, where the last one counts."""
-        with open(self.data / "postgresql.conf", "a") as conf:
-            for name, value in settings.items():
-                conf.write(f"{name} = '{value}'\n")
+        postgres.write_settings(self.data / "postgresql.conf", settings)
 
     def start(self, wait=True):
-        """Start the server; raises DevError with the end of its log.
-
-        Without `wait`, it may still be in recovery on return.
-        """
-        self.sockets = Path(tempfile.mkdtemp(prefix="pgdw-bench-"))
-        user = server_user()
-        if user:
-            os.chown(self.sockets, user.pw_uid, user.pw_gid)
+        """Start the server on a socket of its own."""
+        self.sockets = postgres.socket_directory()
         self.configure({"listen_addresses": "", "port": PORT,
                         "unix_socket_directories": self.sockets})
-        done = self.call("pg_ctl", "-D", self.data, "-l", self.log, "-w" if wait else "-W", "-s",
-                         "-t", TIMEOUT_SECONDS, "start", check=False)
-        if done.returncode != 0:
+        try:
+            super().start("-s", wait=wait)
+        except postgres.ServerError:
             shutil.rmtree(self.sockets)
-            raise DevError("a server did not start:\n" + self.log_tail())
+            raise
+
+    def until_ready(self, offset, interval, look=lambda: None):
+        """Wait until the log says so, from `offset` on; returns what it says from there.
+
+        `look` is called again and again meanwhile.
+        """
+        deadline = time.monotonic() + self.patience_seconds
+        while True:
+            text = self.log_text(offset)
+            if READY in text:
+                return text
+            if time.monotonic() > deadline or "database system is shut down" in text:
+                raise self.failure("did not recover")
+            look()
+            time.sleep(interval)
 
     def stop(self, mode="fast"):
         """Stop the server; does nothing if it does not run."""
         if self.sockets is None:
             return
         try:
-            if (self.data / "postmaster.pid").exists():
-                self.call("pg_ctl", "-D", self.data, "-m", mode, "-w", "-s",
-                          "-t", TIMEOUT_SECONDS, "stop")
+            if self.lock_file():
+                super().stop(mode, "-s")
         finally:
             shutil.rmtree(self.sockets, ignore_errors=True)
             self.sockets = None
@@ -87,23 +88,12 @@ class Server:
         # After an error nobody wants to wait for the last checkpoint.
         self.stop("immediate" if kind else "fast")
 
-    def log_tail(self, lines=15):
-        """Return the end of the server log."""
-        if not self.log.exists():
-            return "(no log)"
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
-
     # Use ------------------------------------------------------------------
 
     def environment(self, database=DATABASE):
         """Return the environment that makes clients connect to this server."""
-        return clean_env(self.paths, PGHOST=str(self.sockets), PGPORT=str(PORT),
-                         PGUSER=SUPERUSER, PGDATABASE=database)
-
-    def call(self, program, *args, **options):
-        """Run a program of the build as the server user."""
-        options.setdefault("env", clean_env(self.paths))
-        return run([self.bindir / program, *args], cwd="/", user=server_user(), **options)
+        return {**self.env, "PGHOST": str(self.sockets), "PGPORT": str(PORT),
+                "PGUSER": postgres.SUPERUSER, "PGDATABASE": database}
 
     def sql(self, text, database=DATABASE):
         """Run SQL with psql and return its unaligned output."""
@@ -155,27 +145,22 @@ class Server:
         The total includes processes that have ended, as their parent keeps
         their time; the kinds are of those alive.
         """
-        own, ended = _times(self.postmaster())
-        seconds = {"total": own + ended}
+        used, ended = _times(self.postmaster())
+        seconds = {"total": used + ended}
         for kind, used in self.processes().values():
             seconds["total"] += used
             seconds[kind] = seconds.get(kind, 0) + used
         return seconds
 
-    def postmaster(self):
-        """Return the process id of the postmaster."""
-        return int((self.data / "postmaster.pid").read_text().split()[0])
-
     def processes(self):
         """Return {process id: (kind, CPU seconds)} of the postmaster's children."""
         found = {}
-        for child in _children(self.postmaster()):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                used, _ = _times(child)
-                cmdline = Path(f"/proc/{child}/cmdline").read_bytes()
-                # A process that has ended has none, until it is waited for.
-                if cmdline:
-                    found[child] = (process_kind(cmdline), used)
+        for child in postgres.children(self.postmaster()):
+            used, _ = _times(child)
+            title = postgres.read_proc(child, "cmdline")
+            # A process that has ended has none, until it is waited for.
+            if title:
+                found[child] = (process_kind(title), used)
         return found
 
 
@@ -184,9 +169,8 @@ def timings(text):
     return [float(number) for number in re.findall(r"^Time: ([\d.]+) ms", text, re.MULTILINE)]
 
 
-def process_kind(cmdline):
-    """Return what kind of server process a command line belongs to."""
-    title = cmdline.decode(errors="replace")
+def process_kind(title):
+    """Return what kind of server process calls itself so."""
     for kind in PROCESS_KINDS:
         if kind in title:
             return kind
@@ -194,13 +178,7 @@ def process_kind(cmdline):
 
 
 def _times(pid):
-    """Return the CPU seconds of a process and of its children that ended."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    user, system, children_user, children_system = map(int, fields[11:15])
+    """Return the CPU seconds of a process and of its children that ended, 0 if it is gone."""
+    fields = postgres.stat_fields(pid)[11:15] or (0, 0, 0, 0)
+    user, system, children_user, children_system = map(int, fields)
     return ((user + system) / CLOCK_TICKS, (children_user + children_system) / CLOCK_TICKS)
-
-
-def _children(pid):
-    """Return the process ids of the children of a process."""
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(number) for number in text.split()]

@@ -22,7 +22,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from devtools.base import DevError, make_own_directory, output, run, server_user
+from devtools.base import DevError, make_own_directory, output, own, run
 
 PROFILES = ("memory", "disk", "slow", "rented")
 
@@ -323,7 +323,5 @@ def forget(directory):
 
 def _give(directory):
     """Hand a directory over to the user that runs servers."""
-    user = server_user()
-    if user:
-        os.chown(directory, user.pw_uid, user.pw_gid)
+    own(directory)
     directory.chmod(0o700)

@@ -3,6 +3,7 @@
 One module per concern, listed so that each may use only those above it:
 
     base      errors, progress, paths, processes, the unprivileged user
+    postgres  a server on a data directory: made, configured, asked, killed
     deps      Debian packages
     progress  how far a long step is
     lock      upstream.lock, and the version constants in a source tree

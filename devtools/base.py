@@ -245,6 +245,29 @@ def server_user():
         raise DevError(f"cannot create user {SYSTEM_USER}") from exc
 
 
+def own(path):
+    """Let the server user own a file or directory that we have made."""
+    user = server_user()
+    if user:
+        os.chown(path, user.pw_uid, user.pw_gid)
+
+
+@contextlib.contextmanager
+def as_user():
+    """Make files as the server user; processes started meanwhile stay root's."""
+    user = server_user()
+    if user is None:
+        yield
+        return
+    os.setegid(user.pw_gid)
+    os.seteuid(user.pw_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
 def give_to_user(directory):
     """Create `directory`, and hand over what in it the server user lacks.
 

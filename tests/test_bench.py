@@ -124,8 +124,8 @@ class ServerTest(unittest.TestCase):
                          [1.5, 61000.25])
 
     def test_process_kind(self):
-        self.assertEqual(server.process_kind(b"postgres: checkpointer \0"), "checkpointer")
-        self.assertEqual(server.process_kind(b"postgres: postgres bench [local] idle"),
+        self.assertEqual(server.process_kind("postgres: checkpointer \0"), "checkpointer")
+        self.assertEqual(server.process_kind("postgres: postgres bench [local] idle"),
                          "client backend")
 
 

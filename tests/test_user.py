@@ -7,10 +7,14 @@ import tempfile
 from pathlib import Path
 from unittest import TestCase, mock, skipUnless
 
-from devtools import base
+from devtools import base, postgres
 from devtools.base import DevError
 
 REPO = Path(__file__).resolve().parents[1]
+
+# What is done in one place, for all parts.
+HOMES = {"getpwnam": "base", "os.chown(": "base", "os.seteuid(": "base", '"initdb",': "postgres",
+         '"pg_ctl",': "postgres", "psycopg2.connect(": "postgres"}
 
 
 class ServerUserTest(TestCase):
@@ -46,18 +50,21 @@ class ServerUserTest(TestCase):
             self.assertIsNone(base.server_user())
 
     def test_one_for_all_parts(self):
-        """None of the parts looks for users itself."""
-        for part in ("bench", "crash", "devtools", "packaging"):
-            for file in (REPO / part).rglob("*.py"):
-                if file != REPO / "devtools" / "base.py":
-                    with self.subTest(file=file):
-                        self.assertFalse("getpwnam" in file.read_text())
+        """None of the parts looks for users itself, gives files away, or makes clusters."""
+        files = {file.relative_to(REPO).as_posix(): file.read_text()
+                 for part in ("bench", "crash/pgcut", "devtools", "packaging")
+                 for file in (REPO / part).rglob("*.py")}
+        for what, home in HOMES.items():
+            with self.subTest(what=what):
+                self.assertEqual([name for name, text in files.items() if what in text],
+                                 [f"devtools/{home}.py"])
 
     def test_explorer(self):
         sys.path.insert(0, str(REPO / "crash"))
         self.addCleanup(sys.path.remove, str(REPO / "crash"))
         from pgcut import server
         self.assertIs(server.server_user, base.server_user)
+        self.assertTrue(issubclass(server.Server, postgres.Server))
 
 
 class DirectoryTest(TestCase):

@@ -35,7 +35,7 @@ def make(directory, plan, fstype, bindir, recorder, scratch):
     directory = Path(directory)
     directory.mkdir(parents=True)
     with tempfile.TemporaryDirectory(prefix="base-", dir=scratch) as place:
-        server.give(place)
+        server.own(place)
         base = record.prepared(Path(place) / "data", plan, bindir)
         with BlockStore(fstype, SIZE_MB, directory, recorder, plan.seed, (200, 3000)) as store:
             data = store.mountpoint / "data"
@@ -103,7 +103,7 @@ class BlockSubject(Judge):
     def _judge(self, data, state, outcome):
         """Recover a copy in memory of what the file system has left."""
         with tempfile.TemporaryDirectory(prefix="image-", dir=self.context.scratch) as scratch:
-            server.give(scratch)
+            server.own(scratch)
             image = Path(scratch) / "data"
             with phase(outcome, "materialise"):
                 subprocess.run(["cp", "-a", str(data), str(image)], check=True)

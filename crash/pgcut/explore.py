@@ -230,7 +230,7 @@ class Subject(Judge):
         outcome = Outcome(state, [])
         self._count(choice, outcome)
         with tempfile.TemporaryDirectory(prefix="image-", dir=self.context.scratch) as scratch:
-            server.give(scratch)
+            server.own(scratch)
             image = Path(scratch) / "data"
             with server.as_user(), phase(outcome, "materialise"):
                 write_tree(self.disk.tree(choice), image, LEFT_OUT)

@@ -12,7 +12,9 @@ import subprocess
 from bisect import bisect_right
 from pathlib import Path
 
-from .server import environment, identity
+from devtools.base import identity, server_user
+
+from .server import environment
 
 # Settings for the verifier's own run.  They make it quick, and change nothing
 # that recovery has to do right.
@@ -249,7 +251,7 @@ def verify_single(bindir, datadir, expected, options=None, quick=False, timeout=
     try:
         done = subprocess.run([*command, "postgres"], input=sql, capture_output=True,
                               text=True, errors="replace", timeout=timeout, cwd="/",
-                              env=environment(), **identity())
+                              env=environment(), **identity(server_user()))
     except subprocess.TimeoutExpired as error:
         log = (error.stderr or b"").decode(errors="replace")
         return [f"no verdict within {timeout} s"], log

@@ -145,7 +145,7 @@ class Machine:
         self.store = Store(tools.recorder, Path(place) / name)
         self.log = Path(place) / f"{name}.log"
         self.log.touch()
-        server.give(self.log)
+        server.own(self.log)
         self._logs = [Path(place) / f"{name}.log-{which}" for which in ("before", "last")]
         self.lived = False         # it has got ready since the last copy was taken
         self.instance = server.Server(tools.bindir, self.store.data, self.log)
@@ -172,7 +172,7 @@ class Machine:
 
     def _note_segments(self):
         """Remember shared memory that nobody removes if the server is killed from within."""
-        self._segments = server._shared_memory(self.instance._process.pid)
+        self._segments = self.instance.shared_memory()
 
     def _hide_settings(self, hide):
         """Hide the settings that stock does not know, or bring them back."""
@@ -197,14 +197,11 @@ class Machine:
         self._hide_settings(False)
         for name, value in settings.items():
             file = OUR_FILE if name.startswith(OURS) else "postgresql.conf"
-            with server.as_user(), open(self.data / file, "a") as opened:
-                opened.write(f"{name} = '{value}'\n")
-                opened.flush()
-                os.fsync(opened.fileno())
+            server.write_settings(self.data, {name: value}, file)
 
     def end(self, how):
         """Stop the server in one of the ways there are."""
-        self.clean = how == "fast" and self.instance._status() in ("ready", "standby")
+        self.clean = how == "fast" and self.instance.is_ready()
         if how == "kill":
             self.instance.kill()
         else:
@@ -246,11 +243,7 @@ class Machine:
 
     def ask(self, query):
         """Return the value of a query."""
-        with contextlib.closing(self.instance.connect()) as connection:
-            connection.autocommit = True
-            with connection.cursor() as cursor:
-                cursor.execute(query)
-                return cursor.fetchone()[0] if cursor.description else None
+        return self.instance.query(query)
 
     def unread(self):
         """Return what the server has logged since the last call."""
@@ -262,13 +255,11 @@ class Machine:
 
     def logged(self):
         """Return where the server log ends now."""
-        return self.log.stat().st_size
+        return self.instance.log_size()
 
     def says(self, pattern, since):
         """Say whether the log has a line since a place in it."""
-        with open(self.log, errors="replace") as opened:
-            opened.seek(since)
-            return bool(pattern.search(opened.read()))
+        return bool(pattern.search(self.instance.log_text(since)))
 
     def wait_for(self, what, condition):
         """Wait until a condition holds, or the server is gone; too long is a failure."""
@@ -310,7 +301,7 @@ class Play:
     def run(self):
         """Play all steps, until something is wrong; the findings are left in self.findings."""
         self.place.mkdir(parents=True, exist_ok=True)
-        server.give(self.place)
+        server.own(self.place)
         os.chmod(self.place, 0o755)
         try:
             self._make_first()
@@ -500,7 +491,7 @@ class Play:
             "shared_preload_libraries": MODULE,
             f"{MODULE}.{action}_at": f"{point}:{nth}"})
         machine.wait_for("starting", lambda: machine.says(_HOLDS, since)
-                         or machine.instance._status() in ("ready", "standby"))
+                         or machine.instance.is_ready())
         if action == "crash" and machine.instance.alive():
             machine._note_segments()
             self._while_it_lives(machine, step)
@@ -588,7 +579,7 @@ class Play:
     def do_kill(self, machine, step):
         with self._under_load(step):
             since = machine.logged()
-            pid = _process_of(machine, _PROCESS_TITLES[step["process"]])
+            pid = machine.instance.process_called(_PROCESS_TITLES[step["process"]])
             if pid is None:
                 self.figures["nobody to kill"] += 1
                 if self.world.restarts() and step["process"] != "startup":
@@ -652,7 +643,7 @@ class Play:
 
     def do_backup(self, machine, step):
         (self.place / "backups").mkdir(exist_ok=True)
-        server.give(self.place / "backups")
+        server.own(self.place / "backups")
         with self._under_load(step):
             begin = self._back_up(machine, self.place / "backups" / step["name"])
             end = time.monotonic_ns()
@@ -849,7 +840,7 @@ class Templates:
     def _make(self, checksums):
         place = Path(self._tools.scratch) / f"template-{checksums}"
         place.mkdir()
-        server.give(place)
+        server.own(place)
         data = place / "data"
         server.make_cluster(self._tools.bindir, data, checksums)
         server.write_settings(data, {"fsync": "off", "max_prepared_transactions": "10",
@@ -875,14 +866,6 @@ def _separate(data):
     lines = [line for line in file.read_text().splitlines() if not line.startswith(OURS)]
     with server.as_user():
         file.write_text("\n".join([*lines, f"include_if_exists = '{OUR_FILE}'", ""]))
-
-
-def _process_of(machine, title):
-    """Return the number of one process of a server, by what it calls itself, or None."""
-    for pid in server._children(machine.instance._process.pid):
-        if title in server._read_proc(pid, "cmdline"):
-            return pid
-    return None
 
 
 def _without_prefix(line):

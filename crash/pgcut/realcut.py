@@ -93,5 +93,5 @@ def _log(data):
     """Return the server log, beside the cluster; it is made if need be."""
     log = data.with_name(data.name + ".log")
     log.touch()
-    server.give(log)
+    server.own(log)
     return log

@@ -73,7 +73,7 @@ def make(directory, plan, bindir, recorder, scratch):
     directory.mkdir(parents=True)
     rng = random.Random(f"record/{plan.seed}")
     with tempfile.TemporaryDirectory(prefix="base-", dir=scratch) as place:
-        server.give(place)
+        server.own(place)
         base = prepared(Path(place) / "data", plan, bindir)
         scenario = SCENARIOS[plan.scenario](base, directory, plan, bindir, rng)
         delay = rng.choice(((0, 0), (200, 3000), (1000, 8000)))
@@ -125,7 +125,7 @@ class Primary:
         self.acks = []
         self.log = directory / "server.log"
         self.log.touch()
-        server.give(self.log)
+        server.own(self.log)
 
     def live(self, data):
         """Run all lives on the recorded directory `data`; returns the acks."""
@@ -202,7 +202,7 @@ class Standby(Primary):
         subprocess.run(["cp", "-a", str(base), str(self.primary_data)], check=True)
         log = base.parent / "primary.log"
         log.touch()
-        server.give(log)
+        server.own(log)
         self.primary = server.Server(self.bindir, self.primary_data, log)
         self.primary.make_sockets()
         server.write_settings(base, {
@@ -278,7 +278,7 @@ class Backup(Primary):
         """Take one backup; returns where it is, and when it began and ended."""
         name = f"backup-{number}"
         with tempfile.TemporaryDirectory(prefix="backup-", dir=self.directory) as place:
-            server.give(place)
+            server.own(place)
             begin = time.monotonic_ns()
             server.run(self.bindir, "pg_basebackup", "-D", f"{place}/data", "-X", "stream",
                        "-c", "fast", "--no-sync", "-U", server.USER, "-h", instance.sockets)

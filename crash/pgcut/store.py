@@ -30,7 +30,7 @@ class Store:
         self._recording = self._place / "recording"
         self._mounted = contextlib.ExitStack()
         self._place.mkdir()
-        server.give(self._place)
+        server.own(self._place)
         self.data = self._recording / "mnt"
 
     def fill(self, source):

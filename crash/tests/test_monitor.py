@@ -678,7 +678,7 @@ class WalTest(unittest.TestCase):
 
     def _compare(self, bindir, directory):
         from pgcut import server
-        server.give(directory)
+        server.own(directory)
         data = directory / "data"
         server.make_cluster(bindir, data, checksums=True)
         # what bootstrap and initdb have done, in some thousand records of all kinds

@@ -109,7 +109,7 @@ class Cluster:
         self.programs = programs
         self.directory = Path(directory)
         self.data = self.directory / "data"
-        server.give(directory)
+        server.own(directory)
         server.make_cluster(programs, self.data, checksums)
         server.write_settings(self.data, SETTINGS)
         self.instance = self.serve(self.data)
@@ -119,7 +119,7 @@ class Cluster:
         """Return a running server; its log is beside its data."""
         log = self.directory / f"{data.name}.log"
         log.touch()
-        server.give(log)
+        server.own(log)
         instance = server.Server(self.programs, data, log)
         instance.start()
         return instance
@@ -515,7 +515,7 @@ class OracleTest(unittest.TestCase):
         version, = (self.data() / "pg_tblspc" / oid).iterdir()
         directory = version / database
         directory.mkdir(exist_ok=True)
-        server.give(directory)
+        server.own(directory)
         (directory / "999999_vm").write_bytes(bytes(PAGE))
         self.assertIn("/999999 of 8192 bytes belongs to no relation", self.verdict())
 

@@ -21,7 +21,7 @@ class RealCutTest(unittest.TestCase):
         directory = tempfile.TemporaryDirectory(dir="/dev/shm")
         self.addCleanup(directory.cleanup)
         os.chmod(directory.name, 0o755)
-        server.give(directory.name)
+        server.own(directory.name)
         self.data = Path(directory.name) / "cluster"
         self.acks = Path(directory.name) / "acks.jsonl"
 
@@ -34,9 +34,7 @@ class RealCutTest(unittest.TestCase):
             while printed.getvalue().count('"ack"') < 200 and time.monotonic() < deadline:
                 time.sleep(0.01)
             pid = int((self.data / "postmaster.pid").read_text().splitlines()[0])
-            for victim in (pid, *server._children(pid)):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(victim), 9)
+            server.postgres.kill_family(pid)
 
         killer = threading.Thread(target=cut)
         killer.start()

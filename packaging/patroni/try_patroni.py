@@ -17,7 +17,6 @@ and psycopg2.
 import argparse
 import contextlib
 import json
-import os
 import re
 import shutil
 import signal
@@ -33,6 +32,12 @@ from pathlib import Path
 import psycopg2
 
 HERE = Path(__file__).resolve().parent
+sys.dont_write_bytecode = True
+sys.path.append(str(HERE.parents[1]))
+
+from devtools import postgres  # noqa: E402
+from devtools.postgres import SUPERUSER, environment, kill  # noqa: E402
+
 SCOPE = "double-writes"
 MARKER = "DOUBLE WRITE LOG IN USE"
 SETTING = "io_torn_pages_protection"
@@ -98,48 +103,6 @@ def free_ports(number):
     return ports
 
 
-def environment(**extra):
-    """Return a small environment without settings of the caller's."""
-    return {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin", "LANG": "C.UTF-8", "TZ": "UTC",
-            "HOME": "/nonexistent", **extra}
-
-
-# Processes -----------------------------------------------------------------
-
-
-def parent(pid):
-    """Return the parent of a process, 0 if it has gone."""
-    with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return 0
-
-
-def kill(pid, number=signal.SIGKILL):
-    """Send a signal; no harm if the process has gone."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
-def kill_family(pid):
-    """Kill a process and its children; returns how many.  It cannot act in between."""
-    kill(pid, signal.SIGSTOP)
-    family = [pid, *(int(entry.name) for entry in Path("/proc").iterdir()
-                     if entry.name.isdigit() and parent(entry.name) == pid)]
-    for one in reversed(family):    # no child must see its parent go
-        kill(one)
-    wait_for("killed processes to go", lambda: not any(is_alive(one) for one in family))
-    return len(family)
-
-
-def is_alive(pid):
-    """Say whether a process runs (one that only awaits its parent does not)."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
 def tear(path, block):
     """Overwrite the second half of a page by zeros; says if that changes it."""
     half = BLOCK // 2
@@ -182,16 +145,17 @@ class Etcd:
         self._process.wait()
 
 
-class Member:
+class Member(postgres.Server):
     """A member: Patroni, and the server that it looks after."""
 
     def __init__(self, name, cluster, library=None):
         self.name = name
-        self.bindir = cluster.bindir
         self.port, self.rest = free_ports(2)
         self.directory = cluster.scratch / name
-        self.data = self.directory / "data"
-        self.log = cluster.scratch / f"{name}.log"
+        super().__init__(cluster.bindir, self.directory / "data", cluster.scratch / f"{name}.log",
+                         environment({"PGHOST": "127.0.0.1", "PGPORT": str(self.port),
+                                      "PGUSER": SUPERUSER, "PGDATABASE": "postgres"}),
+                         cluster.sockets)
         self.configuration = self.directory / "configuration"
         self._command = [str(cluster.patroni / "patroni"), str(self.configuration)]
         self._library = {"PYTHONPATH": str(library)} if library else {}
@@ -203,7 +167,7 @@ class Member:
         """Write the configuration: patroni.yml as it is, and this member's part."""
         self.configuration.mkdir(parents=True)
         shutil.copy(HERE / "patroni.yml", self.configuration / "1.yml")
-        user = {"username": "postgres", "password": "unused"}
+        user = {"username": SUPERUSER, "password": "unused"}
         here = f"127.0.0.1:{self.port}"
         part = {
             "scope": SCOPE, "name": self.name,
@@ -215,7 +179,7 @@ class Member:
                 "listen": here, "connect_address": here, "data_dir": str(self.data),
                 "bin_dir": str(self.bindir), "pgpass": str(self.directory / "pgpass"),
                 "authentication": {"superuser": user, "replication": user},
-                "parameters": {"unix_socket_directories": cluster.sockets},
+                "parameters": {"unix_socket_directories": str(self.sockets)},
                 "pg_hba": ["local all all trust", "host all all 127.0.0.1/32 trust",
                            "host replication all 127.0.0.1/32 trust"]}}
         # JSON is YAML.
@@ -225,7 +189,7 @@ class Member:
         """Start Patroni, which starts the server when it sees fit."""
         with open(self.log, "a") as log:
             self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log,
-                                             stderr=log, cwd="/", env=environment(**self._library))
+                                             stderr=log, cwd="/", env=environment(self._library))
 
     def stop(self):
         """Stop Patroni, which stops the server."""
@@ -233,15 +197,6 @@ class Member:
             self._process.terminate()
             self._process.wait(DEADLINE_SECONDS)
             self._process = None
-
-    def postmaster(self):
-        """Return the process number of the server, None if there is none."""
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            pid = int((self.data / "postmaster.pid").read_text().splitlines()[0])
-            # The file may be an old one, and the number another's by now.
-            if os.readlink(f"/proc/{pid}/cwd") == str(self.data):
-                return pid
-        return None
 
     def pause(self):
         """Let Patroni do nothing until it is resumed or killed."""
@@ -253,7 +208,7 @@ class Member:
         Returns how many pages the next start will have to restore.
         """
         self.pause()
-        number = kill_family(self.postmaster())
+        number = postgres.kill_family(self.postmaster())
         check(self.has_marker(), f"{self.name}: {number} processes killed, the marker is there")
         torn = self._tear()
         self.torn += torn
@@ -287,7 +242,7 @@ class Member:
             self._process.wait()
         pid = self.postmaster()
         if pid:
-            kill_family(pid)
+            postgres.kill_family(pid)
 
     def has_marker(self):
         """Say whether backup_label is there, with the words of the double-write log."""
@@ -295,13 +250,9 @@ class Member:
             return (self.data / "backup_label").read_text().startswith(MARKER)
         return False
 
-    def query(self, sql):
-        """Return the only value that a query gives."""
-        with contextlib.closing(connect(port=self.port)) as connection:
-            connection.autocommit = True
-            with connection.cursor() as cursor:
-                cursor.execute(sql)
-                return cursor.fetchone()[0] if cursor.description else None
+    def connect(self):
+        """Return a new psycopg2 connection."""
+        return connect(port=self.port)
 
     def is_primary(self):
         """Say whether the server is a primary."""
@@ -309,27 +260,20 @@ class Member:
 
     def lines(self, pattern, start=0):
         """Return the matches of `pattern` in the log of Patroni and server from `start`."""
-        return re.findall(pattern, self.log.read_text(errors="replace")[start:])
-
-    def log_size(self):
-        """Return the present length of the log."""
-        return len(self.log.read_text(errors="replace"))
+        return re.findall(pattern, self.log_text(start))
 
     def run(self, program, *arguments):
         """Run a program of PostgreSQL; returns its output, raises Failure if it fails."""
-        done = subprocess.run([str(self.bindir / program), *map(str, arguments)], text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/",
-                              env=environment(PGHOST="127.0.0.1", PGPORT=str(self.port),
-                                              PGUSER="postgres", PGDATABASE="postgres"))
-        if done.returncode:
-            raise Failure(f"{program} on {self.name}: {(done.stdout + done.stderr)[-2000:]}")
-        return done.stdout
+        try:
+            return self.call(program, *arguments).stdout
+        except postgres.ServerError as exc:
+            raise Failure(f"{self.name}: {exc}") from exc
 
 
 def connect(**where):
     """Return a connection to a server, or to the primary among several."""
-    return psycopg2.connect(host=",".join(["127.0.0.1"] * len(str(where["port"]).split(","))),
-                            user="postgres", dbname="postgres", connect_timeout=10, **where)
+    return postgres.connect(host=",".join(["127.0.0.1"] * len(str(where["port"]).split(","))),
+                            connect_timeout=10, **where)
 
 
 # Cluster -------------------------------------------------------------------
@@ -341,8 +285,7 @@ class Cluster:
     def __init__(self, bindir, scratch, patroni):
         self.bindir, self.patroni = bindir, patroni
         self.scratch = Path(tempfile.mkdtemp(prefix="patroni-", dir=scratch))
-        # The path of a socket must be short.
-        self.sockets = tempfile.mkdtemp(prefix="pgdw-")
+        self.sockets = postgres.socket_directory()
         self.members = []
         self.etcd = Etcd(self.scratch)
 
@@ -515,7 +458,7 @@ class Load:
         self._pgbench = subprocess.Popen(
             [str(self.cluster.bindir / "pgbench"), "--client", str(CLIENTS), "--no-vacuum",
              "--time", "3600", "-h", "127.0.0.1", "-p", str(self.cluster.primary().port),
-             "-U", "postgres", "postgres"], text=True, cwd="/", env=environment(),
+             "-U", SUPERUSER, "postgres"], text=True, cwd="/", env=environment(),
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.runs += 1
         self.ledger.start()
@@ -750,7 +693,7 @@ def main():
     cluster = Cluster(args.bindir.resolve(), args.scratch.resolve(), args.patroni.absolute())
     try:
         demonstrate(cluster)
-    except (Failure, subprocess.SubprocessError) as exc:
+    except (Failure, postgres.ServerError, subprocess.SubprocessError) as exc:
         print(f"FAILED: {exc}\nsee {cluster.scratch}", flush=True)
         return 1
     finally:

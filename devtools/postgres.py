@@ -1,0 +1,259 @@
+"""A PostgreSQL server on a data directory: made, configured, asked, killed.
+
+`./dev run`, the benchmarks, the explorer and the cluster of Patroni have this in
+common.  Each has a class below one of these, for the way in which it starts its
+servers and waits for them.  PostgreSQL refuses to run as root, so programs run as the
+server user (see base.py) if root calls.
+
+Only what connects needs more than the standard library.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from .base import SYSTEM_PATH, DevError, as_user, identity, own, run, server_user
+
+SUPERUSER = "postgres"
+
+# Of clusters that nobody but their maker can reach, and that need not survive the machine.
+THROWAWAY = ("--auth=trust", "--no-locale", "--no-sync")
+
+# How much of a server log, and of what a program has said, an error quotes.
+LOG_LINES = 15
+OUTPUT_CHARACTERS = 2000
+
+# A limit, not a measure: a machine may be busy.
+END_SECONDS = 300
+
+# Places of lines in postmaster.pid, as pidfile.h has them.
+LOCK_PID, LOCK_PORT, LOCK_SOCKETS, LOCK_STATUS = 0, 3, 4, 7
+
+
+class ServerError(DevError):
+    """A server, or a program of PostgreSQL's, did not do what it was told."""
+
+
+def environment(extra=None):
+    """Return a small environment without settings of the caller's for libpq."""
+    return {"PATH": SYSTEM_PATH, "HOME": "/nonexistent", "LANG": "C.UTF-8", "TZ": "UTC",
+            **(extra or {})}
+
+
+def run_program(bindir, program, *arguments, env, check=True, stdin=None):
+    """Run a program of PostgreSQL's; returns the completed process, its output as text.
+
+    If it fails, the error quotes the end of what it said.
+    """
+    done = subprocess.run([str(Path(bindir) / program), *map(str, arguments)], text=True,
+                          input=stdin, capture_output=True, cwd="/", env=env,
+                          **identity(server_user()))
+    if check and done.returncode:
+        raise ServerError(f"{program} failed: {(done.stdout + done.stderr)[-OUTPUT_CHARACTERS:]}")
+    return done
+
+
+def write_settings(file, settings, durably=False):
+    """Append settings to a configuration file, where the last one counts.
+
+    As the file's owner and, if told so, durably as an editor does.
+    """
+    with as_user(), open(file, "a") as opened:
+        for name, value in settings.items():
+            opened.write(f"{name} = '{value}'\n")
+        if durably:
+            opened.flush()
+            os.fsync(opened.fileno())
+
+
+def socket_directory():
+    """Make a directory for the socket of a server; the path of a socket must be short."""
+    directory = Path(tempfile.mkdtemp(prefix="pgdw-"))
+    own(directory)
+    return directory
+
+
+def connect(**where):
+    """Return a new psycopg2 connection."""
+    import psycopg2
+    return psycopg2.connect(**{"user": SUPERUSER, "dbname": "postgres", **where})
+
+
+class Server:
+    """A server of the programs in `bindir` on `data`.
+
+    `env` is the environment of the programs, `sockets` the directory of its socket.
+    """
+
+    hint = None         # what to do when it does not start
+
+    def __init__(self, bindir, data, log, env, sockets=None):
+        self.bindir = bindir
+        self.data = Path(data)
+        self.log = log
+        self.env = env
+        self.sockets = sockets
+
+    def call(self, program, *arguments, **options):
+        """Run a program of the build; returns the completed process."""
+        return run_program(self.bindir, program, *arguments, env=self.env, **options)
+
+    def create(self, *options):
+        """Make the cluster."""
+        self.call("initdb", "-D", self.data, "-U", SUPERUSER, "--encoding=UTF8",
+                  "--no-instructions", *options)
+
+    # What it says of itself
+
+    def lock_file(self):
+        """Return the lines of postmaster.pid, none if it is not there."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self.data / "postmaster.pid").read_text().splitlines()
+        return []
+
+    def postmaster(self):
+        """Return the process number of the postmaster, None if there is none."""
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            pid = int(self.lock_file()[LOCK_PID])
+            # The file may be an old one, and the number another's by now.
+            if os.readlink(f"/proc/{pid}/cwd") == os.path.realpath(self.data):
+                return pid
+        return None
+
+    def log_size(self):
+        """Return where the server log ends now."""
+        return self.log.stat().st_size
+
+    def log_text(self, offset=0):
+        """Return what the server log says from `offset` on, nothing if there is no log yet."""
+        with contextlib.suppress(FileNotFoundError), open(self.log, errors="replace") as log:
+            log.seek(offset)
+            return log.read()
+        return ""
+
+    def log_tail(self):
+        """Return the end of the server log."""
+        return "\n".join(self.log_text().splitlines()[-LOG_LINES:]) or "(no log)"
+
+    def failure(self, what):
+        """Return the error that says what has failed, and what the server has said last."""
+        return ServerError(f"the server {what}:\n{self.log_tail()}", self.hint)
+
+    # Clients
+
+    def connect(self, **options):
+        """Return a new psycopg2 connection."""
+        return connect(host=self.sockets, **options)
+
+    def query(self, sql):
+        """Return the only value that a query gives, None if it is no query."""
+        with contextlib.closing(self.connect()) as connection:
+            connection.autocommit = True
+            with connection.cursor() as cursor:
+                cursor.execute(sql)
+                return cursor.fetchone()[0] if cursor.description else None
+
+
+class Controlled(Server):
+    """A server that pg_ctl starts and stops, and that may outlive us.
+
+    What the programs say goes to our standard error.
+    """
+
+    # Crash recovery, or the last checkpoint, of a big cluster may take its time.
+    patience_seconds = 3600
+
+    def call(self, program, *arguments, **options):
+        """Run a program of the build; returns the completed process."""
+        options.setdefault("env", self.env)
+        return run([Path(self.bindir) / program, *arguments], cwd="/", user=server_user(),
+                   **options)
+
+    def pg_ctl(self, *arguments, **options):
+        """Run pg_ctl; returns the completed process."""
+        return self.call("pg_ctl", "-D", self.data, "-t", self.patience_seconds, *arguments,
+                         **options)
+
+    def start(self, *options, wait=True):
+        """Start the server; raises ServerError with the end of its log.
+
+        Without `wait`, it may still be in recovery on return.
+        """
+        done = self.pg_ctl("-l", self.log, "-w" if wait else "-W", *options, "start", check=False)
+        if done.returncode != 0:
+            raise self.failure("did not start")
+
+    def stop(self, mode="fast", *options):
+        """Stop the server."""
+        self.pg_ctl("-m", mode, "-w", *options, "stop")
+
+
+# Processes --------------------------------------------------------------------
+
+
+def read_proc(pid, name):
+    """Return the text of a file about a process, empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def stat_fields(pid):
+    """Return the fields of a process's status from its state on, [] if it is gone."""
+    return read_proc(pid, "stat").rpartition(")")[2].split()
+
+
+def children(pid):
+    """Return the numbers of the processes right below one."""
+    return [int(number) for number in read_proc(pid, f"task/{pid}/children").split()]
+
+
+def descendants(pid):
+    """Return the numbers of all processes below one."""
+    return [one for child in children(pid) for one in (child, *descendants(child))]
+
+
+def shared_memory(pid):
+    """Return the segments of dynamic shared memory that nobody removes if it is killed."""
+    return set(re.findall(r"/dev/shm/PostgreSQL\.\d+", read_proc(pid, "maps")))
+
+
+def kill(pid, number=signal.SIGKILL):
+    """Send a signal; no harm if the process has gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def kill_family(pid):
+    """Kill a process and all below it, and wait until they are gone; returns how many.
+
+    They cannot act in between: the first one starts nobody any more, and nobody sees
+    it go.
+    """
+    kill(pid, signal.SIGSTOP)
+    family = {one: _started(one) for one in (*descendants(pid), pid)}
+    for one in family:
+        kill(one)
+    deadline = time.monotonic() + END_SECONDS
+    while not all(_is_gone(*one) for one in family.items()):
+        if time.monotonic() > deadline:
+            raise ServerError("processes of the server are still there")
+        time.sleep(0.005)
+    return len(family)
+
+
+def _started(pid):
+    """Return when a process was started, which tells it from a later one with its number."""
+    return (stat_fields(pid) + [""] * 20)[19]
+
+
+def _is_gone(pid, started):
+    """Say whether a process has ended; who reaps it is not our concern."""
+    fields = stat_fields(pid)
+    return not fields or fields[0] in "ZX" or _started(pid) != started
