@@ -189,11 +189,14 @@ def engine_layers(tree):
 
 @checker
 def module_layers(tree):
-    """A module of devtools imports only those that stand above it in the docstring."""
-    package = {path.removeprefix("devtools/").removesuffix(".py"): text
-               for path, text in tree.committed.items() if re.fullmatch(r"devtools/\w+\.py", path)}
-    if "__init__" in package:
-        yield from layers.modules(layers.order_of_package(package.pop("__init__")), package)
+    """A module of our packages imports only those that stand above it in the docstring."""
+    for directory in ("devtools", "crash/pgcut"):
+        package = {Path(path).stem: text for path, text in tree.committed.items()
+                   if re.fullmatch(rf"{directory}/\w+\.py", path)}
+        if "__init__" in package:
+            order = layers.order_of_package(package.pop("__init__"))
+            for complaint in layers.modules(order, package):
+                yield f"{directory}: {complaint}"
 
 
 @checker

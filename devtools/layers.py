@@ -1,8 +1,8 @@
 """Layers: which file may call which, stated once and compared with the code.
 
 The engine's order stands in the table of its README, from top to bottom; that of
-the modules of devtools in the docstring of the package, from bottom to top.  A file
-uses only what lies below it, so there are no circles.
+the modules of devtools, and of the power-cut explorer, in the docstring of the package,
+from bottom to top.  A file uses only what lies below it, so there are no circles.
 """
 
 import ast

@@ -1,4 +1,44 @@
-"""The power-cut explorer: record a server's I/O, build crash images, judge them."""
+"""The power-cut explorer: record a server's I/O, build crash images, judge them.
+
+One module per concern, listed so that each may use only those above it:
+
+    server       PostgreSQL's programs and servers
+    recording    what a server did to its files
+    mount        a mounted recorder
+    disk         the durability model
+    block        a block device that is recorded
+    modelcheck   is the model true?
+    states       faults, and where to cut
+    minimise     the fewest damages that fail
+    wal          reading WAL
+    walindex     the WAL of a recording, by page
+    monitor      is each write of a recording allowed?
+    matrix       settings, drawn at random
+    table        a table of the load, and the rows that it must have
+    client       clients, which know what must survive
+    load_rows    kinds of load: rows change
+    load_files   kinds of load: files come and go
+    load_server  kinds of load: the rest
+    workload     all kinds of load, prepared and run
+    oracle       what a recovered cluster must say
+    pages        what its pages say without a server
+    explore      builds images, recovers them, judges them
+    record       makes a recording
+    blockstates  states of a block device
+    controls     what is broken on purpose
+    campaign     many recordings, and their states
+    report       the outcome of a campaign
+    realcut      real power cuts
+    steps        what may be done to servers
+    history      lists of steps
+    drawing      histories drawn at random
+    ledger       what a server of a history must have
+    readers      whoever looks while others write
+    store        a data directory whose power can be cut
+    play         plays a history
+    histories    many histories
+    __main__     the command line
+"""
 
 import sys
 from pathlib import Path

@@ -19,6 +19,7 @@ from pgcut import oracle, server
 try:
     import psycopg2
     from pgcut import workload
+    from pgcut.table import METHODS
 except ImportError:
     psycopg2 = None
 
@@ -420,7 +421,7 @@ class OracleTest(unittest.TestCase):
 
     def test_index_that_misses_a_row(self):
         # A row put into the heap behind the back of each access method.
-        for method in sorted(workload.METHODS):
+        for method in sorted(METHODS):
             with self.subTest(method):
                 table = f"load.method_1_{method}"
                 self.copied = None

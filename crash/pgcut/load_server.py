@@ -1,0 +1,154 @@
+"""Kinds of load that are not about tables: sequences, two phases, checkpoints, modes."""
+
+import json
+
+import psycopg2
+
+from .client import Client
+from .table import Table
+
+
+class Sequence(Client):
+    """Sequences give numbers, and come and go.
+
+    With wal_level = minimal, stock PostgreSQL forgets values after a crash if
+    the transaction that created the sequence has also used it: what is made
+    durable at its commit says that values are logged in advance, which they
+    are not.  It is no finding of ours, thus the two are kept apart there.
+    """
+
+    kind = "sequence"
+    files = True
+    minimal = False
+
+    def connect(self):
+        """See whether transactions may use what they have created."""
+        known = super().connect()
+        self.minimal = self.query("SHOW wal_level") == [("minimal",)]
+        return known
+
+    def setup(self, cursor):
+        """Create the one that stays."""
+        self.take(cursor, self.prefix + "stays")
+
+    def take(self, cursor, name):
+        """Take values of a sequence, and create it for that if need be."""
+        if name not in self.sequences:
+            cursor.execute(f"CREATE SEQUENCE {name} CACHE {self.rng.choice((1, 1, 10))}")
+            if self.minimal:
+                self.sequences[name] = 0
+                return
+        cursor.execute(f"SELECT max(nextval('{name}'))"
+                       f" FROM generate_series(1, {self.rng.randint(1, 40)})")
+        self.sequences[name] = cursor.fetchone()[0]
+
+    def step(self):
+        """Take values; create or drop the other sequence."""
+        goes = self.prefix + "goes"
+        with self.transaction() as cursor:
+            self.take(cursor, self.prefix + "stays")
+            if goes not in self.sequences or self.rng.random() < 0.5:
+                self.take(cursor, goes)
+            else:
+                cursor.execute(f"DROP SEQUENCE {goes}")
+                del self.sequences[goes]
+
+
+class Prepared(Client):
+    """Two-phase commit: both outcomes, with time between the phases."""
+
+    kind = "prepared"
+    tables = (Table("t", methods=("btree",)),)
+    files = True
+
+    def step(self):
+        """Prepare a transaction, wait a little, decide."""
+        before = self.save()
+        n = self.n + 1
+        commit = self.rng.random() < 0.7
+        gid = f"{self.name}:{n}:{self.rng.randrange(1000)}"
+        begun = self.begin()
+        try:
+            with self.connection.cursor() as cursor:
+                cursor.execute("BEGIN")
+                self.table("t").churn(cursor, self.rng)
+                cursor.execute("INSERT INTO oracle.journal VALUES (%s, %s, %s)",
+                               (self.name, n, json.dumps(self.state())))
+                self.record("prepare", n=n, gid=gid)
+                cursor.execute(f"PREPARE TRANSACTION '{gid}'")
+                self.record("prepared", n=n, gid=gid)
+        except psycopg2.Error as error:
+            self.restore(before)
+            self.record("finished", n=n, gid=gid, unknown=self.connection.closed != 0)
+            self.failed(error, n=n, begun=begun)
+            return
+        self.run.stop.wait(self.rng.uniform(0, 0.1))
+        if not self.decide(gid, n, commit):
+            return
+        if commit:
+            self.n = n
+        else:
+            self.restore(before)
+        self.end(begun, failed=not commit)
+
+    def connect(self):
+        """Undo what an earlier run has left prepared; it would be in our way."""
+        known = super().connect()
+        for (gid,) in self.query("SELECT gid FROM pg_prepared_xacts ORDER BY 1"):
+            if gid.startswith(f"{self.name}:"):
+                self.decide(gid, self.n + 1, False)
+        return known
+
+    def decide(self, gid, n, commit):
+        """Run the second phase; again if it fails, as nobody else will.
+
+        Return whether it is over; if not, the run is, and nobody knows.
+        """
+        if commit:
+            self.record("issue", n=n)
+        self.record("decide", n=n, gid=gid, commit=commit)
+        while True:
+            try:
+                with self.connection.cursor() as cursor:
+                    cursor.execute(f"{'COMMIT' if commit else 'ROLLBACK'} PREPARED '{gid}'")
+                break
+            except psycopg2.Error as error:
+                self.failed(error)
+                if self.run.over():
+                    return False
+                self.run.stop.wait(0.05)
+        if commit:
+            self.record("ack", n=n)
+        self.record("finished", n=n, gid=gid)
+        return True
+
+
+class Checkpoint(Client):
+    """A checkpoint every second or so."""
+
+    kind = "checkpoint"
+    background = True
+    pause = 2.0
+
+    def step(self):
+        """Make a checkpoint."""
+        self.command("CHECKPOINT")
+
+
+class Mode(Client):
+    """The protection of pages is switched by reload, among the modes allowed."""
+
+    kind = "mode"
+    background = True
+    pause = 3.0
+
+    def step(self):
+        """Switch."""
+        modes = self.run.modes
+        if len(modes) < 2:
+            self.run.stop.wait(1)
+            return
+        mode = self.rng.choice(modes)
+        if self.command(f"ALTER SYSTEM SET io_torn_pages_protection = '{mode}'"):
+            self.query("SELECT pg_reload_conf()")
+            self.record("mode", mode=mode)
