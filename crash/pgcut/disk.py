@@ -23,8 +23,11 @@ M5  A sync of a file makes its current name durable too, and the directories
     relation files.  fdatasync() does so for a new file only, not for a link or
     a rename (seen on ext4).  `Rules.names_need_directory_sync` turns all this
     off below the directories it names.
-M6  After a sync that failed, what it should have made durable is lost or not,
-    and a later sync does not cover it.
+M6  What a failed sync of a file should have made durable may be kept, lost or
+    torn for good: programs read it, but the kernel has forgotten that it is not
+    on the disk, so later syncs do not cover it.  They do cover what comes later,
+    over which it never comes back.  A failed sync of a directory promises
+    nothing, and a later one that succeeds covers all: names are in a journal.
 
 Where writes do not begin and end at sector boundaries (small text files), a
 sector that reaches the disk is as it was in memory when that write was done:
@@ -78,13 +81,29 @@ class Choice:
 class _File:
     """One inode: what is durable of it, and what is pending, in order."""
 
-    __slots__ = ("kind", "content", "pending", "doomed")
+    __slots__ = ("kind", "content", "pending", "doomed", "settled")
 
     def __init__(self, kind, content):
         self.kind = kind            # "f", "d" or "l"
         self.content = content      # bytes; None for a directory
         self.pending = []
-        self.doomed = 0             # operations up to here had a failed sync
+        self.doomed = 0             # operations up to here had a failed sync (M6)
+        self.settled = set()        # pending ones that are durable, behind doomed ones
+
+    def fate(self, op, choice):
+        """Return what became of a pending operation."""
+        return KEPT if op.seq in self.settled else choice.fate(op)
+
+    def cover(self, begin):
+        """A sync that began there has returned: return what is durable now, in order."""
+        covered = [op for op in self.pending if op.seq <= begin]
+        durable = [op for op in covered if op.seq > self.doomed or op.seq in self.settled]
+        if len(durable) < len(covered):     # in the order in which they were done
+            self.settled.update(op.seq for op in durable)
+            return []
+        self.settled.difference_update(op.seq for op in durable)
+        self.pending = self.pending[len(durable):]
+        return durable
 
 
 class Disk:
@@ -118,7 +137,8 @@ class Disk:
 
     def pending_data(self):
         """Return the pending writes, truncations and allocations, in order."""
-        ops = [op for ino in self._changed for op in self._files[ino].pending]
+        files = [self._files[ino] for ino in self._changed]
+        ops = [op for file in files for op in file.pending if op.seq not in file.settled]
         return sorted(ops, key=lambda op: op.seq)
 
     def pending_names(self):
@@ -184,12 +204,10 @@ class Disk:
         if op.ino in self._ignored:
             return
         file = self._files[op.ino]
-        covered = [p for p in file.pending if p.seq <= op.begin]
-        file.pending = [p for p in file.pending if p.seq > op.begin]
+        durable = file.cover(op.begin)
         if not file.pending:
             self._changed.discard(op.ino)
-        file.content = self._replay(file.content,
-                                    [(p, KEPT) for p in covered if p.seq > file.doomed], 512)
+        file.content = self._replay(file.content, [(p, KEPT) for p in durable], 512)
         if op.ino in self._renamed and op.ino not in self._strict_names:
             kinds = (Kind.CREATE, Kind.MKDIR) if op.flags & SYNC_DATA else \
                 NAME_KINDS - {Kind.UNLINK, Kind.RMDIR}
@@ -232,7 +250,7 @@ class Disk:
         file = self._files[ino]
         if not file.pending:
             return file.content
-        fates = [(op, choice.fate(op)) for op in file.pending]
+        fates = [(op, file.fate(op, choice)) for op in file.pending]
         memory = None if all(_aligned(op) for op in file.pending) else bytearray(file.content)
         return self._replay(file.content, fates, choice.unit, memory)
 

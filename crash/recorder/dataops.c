@@ -78,9 +78,23 @@ do_read(fuse_req_t req, fuse_ino_t nodeid, size_t size, off_t offset,
 		struct fuse_file_info *fi)
 {
 	Inode	   *inode = tree_inode(nodeid);
-	char	   *buf = malloc(size);
+	char	   *buf;
 	ssize_t		n;
 
+	if (faults_on_reads())
+	{
+		int			error;
+
+		lock();
+		error = fault_on_inode(FAULT_READ, inode);
+		unlock();
+		if (error != 0)
+		{
+			fuse_reply_err(req, error);
+			return;
+		}
+	}
+	buf = malloc(size);
 	if (buf == NULL)
 	{
 		fuse_reply_err(req, ENOMEM);
@@ -108,6 +122,36 @@ shortened(size_t size)
 	return half >= 512 ? half - half % 512 : (half > 0 ? half : size);
 }
 
+/*
+ * Let a random set of the sectors of a write take effect, each run of them as
+ * an operation of its own.  The write fails nevertheless.
+ */
+static void
+write_torn(const Inode *inode, const char *buf, size_t size, off_t offset, uint64_t begin,
+		   pid_t pid)
+{
+	size_t		done = 0;
+
+	while (done < size)
+	{
+		bool		effective = random_between(0, 1);
+		size_t		run = 512 - (offset + done) % 512;
+
+		while (done + run < size && random_between(0, 1) == effective)
+			run += 512;
+		if (run > size - done)
+			run = size - done;
+		if (effective && pwrite(inode->fd, buf + done, run, offset + done) == (ssize_t) run)
+			oplog_append(&(Op)
+						 {
+							 .type = OP_WRITE, .flags = OPF_SHORTENED, .begin = begin,
+							 .ino = inode->ino, .a = offset + done, .b = pid,
+							 .data = buf + done, .data_len = run
+						 });
+		done += run;
+	}
+}
+
 void
 do_write(fuse_req_t req, fuse_ino_t nodeid, const char *buf, size_t size, off_t offset,
 		 struct fuse_file_info *fi)
@@ -121,6 +165,12 @@ do_write(fuse_req_t req, fuse_ino_t nodeid, const char *buf, size_t size, off_t 
 	(void) fi;
 	lock();
 	error = admit_inode(FAULT_WRITE, OP_WRITE, inode, begin);
+	if (error == 0)
+	{
+		error = fault_on_inode(FAULT_TORNWRITE, inode);
+		if (error != 0)
+			write_torn(inode, buf, size, offset, begin, fuse_req_ctx(req)->pid);
+	}
 	if (error == 0 && fault_on_inode(FAULT_SHORTWRITE, inode) != 0)
 	{
 		size = shortened(size);
@@ -163,6 +213,8 @@ sync_inode(fuse_req_t req, Inode *inode, uint16_t flags)
 	else
 	{
 		error = fault_on_inode(FAULT_SYNC, inode);
+		if (error == 0 && (flags & OPF_DIRECTORY))
+			error = fault_on_inode(FAULT_SYNCDIR, inode);
 		oplog_append(&(Op)
 					 {
 						 .type = error ? OP_SYNCFAILED : OP_SYNC, .flags = flags,

@@ -6,14 +6,17 @@
  * A rule is OP:SUBSTRING:SKIP:COUNT:ERRNO.  It looks at operations of kind OP
  * on a path (relative to the mount point) that contains SUBSTRING, lets SKIP
  * of them pass and makes the next COUNT fail with ERRNO.  A rule "shortwrite"
- * halves the write instead; a rule "hold" makes a truncation wait for as many
- * milliseconds.  All functions are called with big_lock held.
+ * halves the write instead; a rule "tornwrite" lets some sectors of it take
+ * effect before it fails; a rule "syncdir" is about syncs of directories only; a
+ * rule "hold" makes a truncation wait for as many milliseconds.  All functions
+ * are called with big_lock held, but for faults_on_reads().
  *
  *-------------------------------------------------------------------------
  */
 #include "recorder.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,11 +41,17 @@ static const char *const op_names[] = {
 	[FAULT_UNLINK] = "unlink",
 	[FAULT_SHORTWRITE] = "shortwrite",
 	[FAULT_HOLD] = "hold",
+	[FAULT_TORNWRITE] = "tornwrite",
+	[FAULT_READ] = "read",
+	[FAULT_SYNCDIR] = "syncdir",
 };
 
 #define NUM_FAULT_OPS	(sizeof(op_names) / sizeof(op_names[0]))
 
 static FaultRule *rules;
+
+/* Is there a rule for reads?  They take no lock otherwise. */
+static atomic_bool read_rules;
 
 /*
  * Remove the last ":number" from text and return the number.
@@ -72,6 +81,7 @@ clear_rules(void)
 		free(rule->substring);
 		free(rule);
 	}
+	atomic_store(&read_rules, false);
 }
 
 /*
@@ -113,6 +123,8 @@ add_rule(char *text)
 	for (last = &rules; *last != NULL; last = &(*last)->next)
 		;
 	*last = rule;
+	if (op == FAULT_READ)
+		atomic_store(&read_rules, true);
 	return 0;
 }
 
@@ -158,6 +170,12 @@ fault_on_path(FaultOp op, char *path)
 	}
 	free(path);
 	return error;
+}
+
+bool
+faults_on_reads(void)
+{
+	return atomic_load(&read_rules);
 }
 
 int

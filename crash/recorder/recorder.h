@@ -186,10 +186,14 @@ typedef enum FaultOp
 	FAULT_RENAME,
 	FAULT_UNLINK,
 	FAULT_SHORTWRITE,
-	FAULT_HOLD
+	FAULT_HOLD,
+	FAULT_TORNWRITE,
+	FAULT_READ,
+	FAULT_SYNCDIR
 } FaultOp;
 
 extern int	fault_control(const char *value, size_t len);
+extern bool faults_on_reads(void);
 extern int	fault_on_inode(FaultOp op, const Inode *inode);
 extern int	fault_on_name(FaultOp op, const Inode *parent, const char *name);
 extern int	fault_on_rename(const Inode *from_dir, const char *from,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from history import History
 from pgcut.disk import KEPT, LOST, SIZE_ONLY, Choice, Disk, Rules, write_tree
-from pgcut.recording import Kind
+from pgcut.recording import SYNC_DIRECTORY, Kind
 
 OLD, NEW = b"o" * 8192, b"n" * 8192
 ALL_LOST, ALL_KEPT = Choice(default=LOST), Choice(default=KEPT)
@@ -168,11 +168,43 @@ class DiskTest(unittest.TestCase):
 
     # M6
 
-    def test_failed_sync(self):
-        self.history.write(self.file, 0, NEW)
+    def fail_a_sync(self):
+        """A write whose sync fails, and a sync that succeeds; returns the write."""
+        write = self.history.write(self.file, 0, NEW)
         self.history.add(Kind.SYNCFAILED, self.file)
         self.history.sync(self.file)
+        return write
+
+    def test_failed_sync(self):
+        write = self.fail_a_sync()
         self.assertEqual(self.tree(ALL_LOST)["f"], OLD)
+        self.assertEqual(self.tree(ALL_KEPT)["f"], NEW)
+        self.assertEqual(self.tree(Choice(4096, KEPT, {write: 0b01}))["f"], NEW[:4096] + OLD[4096:])
+
+    def test_what_comes_after_a_failed_sync_can_be_made_durable(self):
+        write = self.fail_a_sync()
+        later = self.history.write(self.file, 512, b"l" * 512)
+        self.history.sync(self.file)
+        self.assertEqual(self.tree(ALL_LOST)["f"], OLD[:512] + b"l" * 512 + OLD[1024:])
+        kept = Choice(512, LOST, {write: KEPT, later: LOST})
+        self.assertEqual(self.tree(kept)["f"], NEW[:512] + b"l" * 512 + NEW[1024:])
+
+    def test_only_what_is_in_doubt_is_pending(self):
+        write = self.fail_a_sync()
+        self.history.write(self.file, 512, b"l" * 512)
+        self.history.sync(self.file)
+        last = self.history.write(self.file, 1024, b"m" * 512)
+        recording = self.history.recording()
+        disk = Disk(recording)
+        disk.advance(len(recording.ops))
+        self.assertEqual([op.seq for op in disk.pending_data()], [write, last])
+
+    def test_failed_sync_of_a_directory(self):
+        self.history.create("g")
+        self.history.add(Kind.SYNCFAILED, 1, flags=SYNC_DIRECTORY)
+        self.assertNotIn("g", self.tree(ALL_LOST))
+        self.history.sync_directory()
+        self.assertIn("g", self.tree(ALL_LOST))
 
     # Controls, and writing the files
 

@@ -743,6 +743,41 @@ class FaultTest(RecorderCase):
         self.assertEqual([(op.length, op.flags) for op in writes],
                          [(600, 0), (1024, 1), (2048, 0)])
 
+    def test_write_that_fails_in_part(self):
+        with self.record() as self.mountpoint:
+            fd = os.open(self.mountpoint / "file", os.O_RDWR | os.O_CREAT)
+            os.write(fd, b"o" * 65536)
+            self.fault(f"tornwrite:file:0:1:{errno.EIO}")
+            self.assert_fails(errno.EIO, os.pwrite, fd, b"n" * 65536, 0)
+            found = os.pread(fd, 65536, 0)
+            os.close(fd)
+        sectors = [found[at:at + 512] for at in range(0, 65536, 512)]
+        self.assertEqual(set(sectors), {b"o" * 512, b"n" * 512})
+        expected = bytearray(b"o" * 65536)
+        recording = Recording(self.log)
+        for op in recording.ops:
+            if op.kind == Kind.WRITE and op.flags:
+                expected[op.a:op.a + op.length] = recording.data(op)
+        self.assertEqual(bytes(expected), found)
+
+    def test_reads_and_syncs_of_directories(self):
+        with self.record() as self.mountpoint:
+            (self.mountpoint / "file").write_bytes(b"x" * 8192)
+            directory = os.open(self.mountpoint, os.O_RDONLY)
+            fd = os.open(self.mountpoint / "file", os.O_RDONLY | os.O_DIRECT)
+            buffer = mmap.mmap(-1, 8192)
+            self.fault(f"read:file:0:1:{errno.EIO}")
+            self.assert_fails(errno.EIO, os.preadv, fd, [buffer], 0)
+            self.assertEqual(os.preadv(fd, [buffer], 0), 8192)
+            self.fault(f"syncdir::0:1:{errno.EIO}")
+            os.fsync(fd)
+            self.assert_fails(errno.EIO, os.fsync, directory)
+            os.fsync(directory)
+            os.close(fd)
+            os.close(directory)
+        failed = [op for op in Recording(self.log).ops if op.kind == Kind.SYNCFAILED]
+        self.assertEqual([op.flags & SYNC_DIRECTORY for op in failed], [SYNC_DIRECTORY])
+
     def test_skip_count_clear_and_nonsense(self):
         with self.record() as self.mountpoint:
             fd = os.open(self.mountpoint / "a:b", os.O_RDWR | os.O_CREAT)
