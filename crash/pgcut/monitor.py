@@ -171,6 +171,7 @@ class Monitor:
         self._marker = False                # there is a marker, durable or not
         self._marker_changed = 0            # its last change; 0 if durable
         self._files = {}
+        self._made = set()                  # relations whose files were made meanwhile
         self._removals = defaultdict(list)  # directory -> [(seq, inodes)]
         self._load_base()
 
@@ -234,7 +235,9 @@ class Monitor:
     def _create(self, op):
         self._paths[op.ino] = _join(self._paths[op.a], op.name)
         if op.kind == Kind.CREATE:
-            self._files[op.ino] = self._classified(self._paths[op.ino])
+            file = self._files[op.ino] = self._classified(self._paths[op.ino])
+            if file.kind == "home":
+                self._made.add(file.where[0])
 
     def _rename(self, op):
         old = self._files.get(op.ino)
@@ -526,11 +529,19 @@ class Monitor:
             start = max(op.a - block * PAGE, 0)
             write = _HomeWrite(op.seq, op.begin, page, lsn, lsn == before,
                                (start, start + len(content)))
-            if not self.wal.uncommitted(relation, self._wal_end):
+            if not self._uncommitted(relation):
                 self._check_lsn(op, page, lsn, "")
             if self._protected:
                 self._check_home(op, write, op.begin, "is written home")
                 file.pending[block].append(write)
+
+    def _uncommitted(self, relation):
+        """Say whether the transaction that made a relation has not committed yet.
+
+        With wal_level = minimal, pages may go home before even the record that makes their file.
+        """
+        return self.wal.uncommitted(relation, self._wal_end) or \
+            relation in self._made and self.wal.unborn(relation, self._wal_end)
 
     def _lsn_at_home(self, file, block):
         """Return the LSN of a page as it was written last, or was in the beginning."""
@@ -628,7 +639,7 @@ class Monitor:
             if write.gone or write.hint and not self._marker or \
                     self.wal.being_dropped(write.page[1], self._wal_durable.at(begin)):
                 return None
-            if self.wal.uncommitted(write.page[:3], self._wal_end):
+            if self._uncommitted(write.page[:3]):
                 write.excused = True
                 return None
             return f"no record from redo pointer {_lsn(redo)} on rebuilds it"

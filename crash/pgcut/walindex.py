@@ -78,6 +78,11 @@ class WalIndex:
         commit = self._commits.get(births[at - 1][1])
         return commit is None or commit > written
 
+    def unborn(self, relation, written):
+        """Say whether the record that makes a relation comes later, after the end of WAL."""
+        births = self._births.get(relation, ())
+        return bool(births) and births[0][0] >= written
+
     def being_dropped(self, database, durable):
         """Say whether WAL up to `durable` makes a database invalid that is then dropped.
 

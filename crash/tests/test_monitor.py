@@ -179,6 +179,13 @@ class HealthyTest(MonitorTest):
         self.flush()
         self.put_home(0, self.wal.lsn)
 
+    def test_file_that_wal_does_not_know_yet(self):
+        ino, _ = self.history.create("16999", self.history.inos["base/5"])
+        self.wal.make((*REL[:2], 16999), xid=7)
+        self.history.write(ino, 0, bytes(8192))
+        self.history.write(ino, 0, content(1))
+        self.flush()
+
     def test_committed_file(self):
         self.wal.make(REL, xid=7)
         self.wal.commit(7)
@@ -252,6 +259,12 @@ class HealthyTest(MonitorTest):
 
 
 class ViolationTest(MonitorTest):
+    def test_file_that_is_made_again(self):
+        self.history.write(self.file, 0, content(2))
+        self.wal.make(REL, xid=7)
+        self.flush()
+        self.assert_violated("R2", "is written home")
+
     def test_wal_not_durable_for_home_write(self):
         self.protected_write()
         self.history.sync(self.file)
