@@ -15,13 +15,17 @@ One module per concern, listed so that each may use only those above it:
     monitor      is each write of a recording allowed?
     matrix       settings, drawn at random
     table        a table of the load, and the rows that it must have
+    plans        a table, by every plan
     client       clients, which know what must survive
     load_rows    kinds of load: rows change
     load_files   kinds of load: files come and go
     load_server  kinds of load: the rest
     workload     all kinds of load, prepared and run
+    readers      whoever looks while others write
     oracle       what a recovered cluster must say
     pages        what its pages say without a server
+    alarms       errors that no healthy server reports
+    sequel       a server goes on from an image, and is cut off again
     explore      builds images, recovers them, judges them
     record       makes a recording
     blockstates  states of a block device
@@ -33,7 +37,6 @@ One module per concern, listed so that each may use only those above it:
     history      lists of steps
     drawing      histories drawn at random
     ledger       what a server of a history must have
-    readers      whoever looks while others write
     store        a data directory whose power can be cut
     play         plays a history
     histories    many histories

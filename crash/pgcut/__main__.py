@@ -18,12 +18,12 @@ from .states import FAULTS, State
 SCENARIO_CYCLE = ("primary", "primary", "standby", "backup", "primary", "errors",
                   "primary", "primary", "standby", "backup", "failing-syncs",
                   "failing-log-syncs", "ext4", "xfs", "edited", "standby-mixed",
-                  "standby-converted", "half-writes")
+                  "standby-converted", "half-writes", "torn-writes")
 
 # What is recorded in turn for the protocol monitor alone: what the first recordings
 # of a short campaign are not of.
 WATCHED_CYCLE = ("standby-converted", "edited", "standby-mixed", "half-writes", "errors",
-                 "failing-syncs", "failing-log-syncs", "backup")
+                 "failing-syncs", "failing-log-syncs", "backup", "torn-writes")
 
 # Complaints, and damages, of a failure that are shown on the terminal.
 SHOWN = 4

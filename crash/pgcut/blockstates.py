@@ -36,7 +36,7 @@ def make(directory, plan, fstype, bindir, recorder, scratch):
     directory.mkdir(parents=True)
     with tempfile.TemporaryDirectory(prefix="base-", dir=scratch) as place:
         server.own(place)
-        base = record.prepared(Path(place) / "data", plan, bindir)
+        base = record.prepared(Path(place) / "data", plan, bindir, scratch)
         with BlockStore(fstype, SIZE_MB, directory, recorder, plan.seed, (200, 3000)) as store:
             data = store.mountpoint / "data"
             subprocess.run(["cp", "-a", str(base), str(data)], check=True)

@@ -17,7 +17,8 @@ step does one of
 Everything random is drawn from the client's own generator, thus a seed gives
 the same statements; how clients interleave is up to the server.
 
-Events, besides issue, ack and fail as in the journal's numbers:
+Events, besides issue, ack and fail as in the journal's numbers (an ack that is "lazy"
+promises nothing, until a later one of the same client does):
     begin, end   a command or transaction that may create files was under way;
                  "failed" if it did not commit, "paths" that it removes
     prepare, prepared, decide, finished
@@ -39,7 +40,14 @@ from contextlib import contextmanager
 
 import psycopg2
 
+from . import plans
 from .table import Table
+
+# Share of steps after which a client looks at what it has.
+LOOKS = 0.1
+
+# Share of transactions that do not wait for WAL, of clients that make no files.
+LAZY = 0.1
 
 
 class ServerGone(Exception):
@@ -152,6 +160,7 @@ class Client:
         """
         before = self.save()
         abort = deliberate and self.rng.random() < self.aborts
+        lazy = deliberate and not self.files and self.rng.random() < LAZY
         n = self.n + 1
         begun = self.begin()
         if not abort:
@@ -159,6 +168,8 @@ class Client:
         try:
             with self.connection.cursor() as cursor:
                 cursor.execute("BEGIN")
+                if lazy:
+                    cursor.execute("SET LOCAL synchronous_commit = off")
                 yield cursor
                 cursor.execute("INSERT INTO oracle.journal VALUES (%s, %s, %s)",
                                (self.name, n, json.dumps(self.state(extra))))
@@ -173,7 +184,7 @@ class Client:
             self.restore(before)
         else:
             self.n = n
-            self.record("ack", n=n)
+            self.record("ack", n=n, **({"lazy": True} if lazy else {}))
         self.end(begun, failed=abort)
 
     def command(self, sql, files=True, paths=()):
@@ -206,6 +217,28 @@ class Client:
             self.failed(error)
             return []
 
+    def look(self):
+        """Read one of the client's tables by every plan, and by its indexes, while others work.
+
+        Nobody else changes it, so all must agree with the model.
+        """
+        if not self.model:
+            return
+        table = self.any_table()
+        try:
+            with self.connection.cursor() as cursor:
+                cursor.execute("BEGIN")
+                found = list(plans.disagreements(cursor, table.name, len(table.rows), table.sum))
+                cursor.execute("SELECT oracle.probe(indexrelid) FROM pg_index"
+                               " WHERE indrelid = %s::regclass AND NOT indisprimary", (table.name,))
+                found += [text for (text,) in cursor if text]
+                cursor.execute("COMMIT")
+        except psycopg2.Error as error:
+            self.failed(error)
+            return
+        for text in found:
+            self.record("complaint", text=f"{table.name} after {self.n}, while in use: {text}")
+
     # The machinery.
 
     def record(self, what, **details):
@@ -237,8 +270,8 @@ class Client:
                     self.run.probe(self)
             except psycopg2.Error:
                 gone = True
-        self.record("fail", error=message, sqlstate=error.pgcode or "", **({} if n is None else {"n": n}),
-                    **({"unknown": True} if gone else {}))
+        self.record("fail", error=message, sqlstate=error.pgcode or "",
+                    **({} if n is None else {"n": n}), **({"unknown": True} if gone else {}))
         if gone:
             raise ServerGone(message)
         self.end(begun, failed=True)
@@ -270,22 +303,26 @@ class Client:
             if found is None:
                 return False
             self.n, state = found
-            self.sequences = state.get("sequences", {})
-            shapes = {self.prefix + table.name: table for table in self.tables}
-            for name, told in state.get("tables", {}).items():
-                table = shapes.get(name, self.shape(name.removeprefix(self.prefix))).copy()
-                table.name = name
-                table.unlogged = told["unlogged"]
-                table.indexes = set(told["indexes"])
-                cursor.execute(f"SELECT id, v, body FROM {name}")
-                table.put({key: (v, body) for key, v, body in cursor})
-                self.model[name] = table
-                if (told["rows"], told["sum"]) != (len(table.rows), table.sum) and \
-                        not (table.unlogged and not table.rows):
-                    # From here on the model would agree with what is wrong.
-                    self.record("complaint", text=f"{name} after {self.n}: found"
-                                f" {len(table.rows)} rows, not {told['rows']}, or others")
+            self.resume(cursor, state)
         return True
+
+    def resume(self, cursor, state):
+        """Make the model from the last state in the journal, and from what the tables hold."""
+        self.sequences = state.get("sequences", {})
+        shapes = {self.prefix + table.name: table for table in self.tables}
+        for name, told in state.get("tables", {}).items():
+            table = shapes.get(name, self.shape(name.removeprefix(self.prefix))).copy()
+            table.name = name
+            table.unlogged = told["unlogged"]
+            table.indexes = set(told["indexes"])
+            cursor.execute(f"SELECT id, v, body FROM {name}")
+            table.put({key: (v, body) for key, v, body in cursor})
+            self.model[name] = table
+            if (told["rows"], told["sum"]) != (len(table.rows), table.sum) and \
+                    not (table.unlogged and not table.rows):
+                # From here on the model would agree with what is wrong.
+                self.record("complaint", text=f"{name} after {self.n}: found"
+                            f" {len(table.rows)} rows, not {told['rows']}, or others")
 
     def try_connect(self):
         """Connect for a run; return whether that worked, and record it if not."""
@@ -319,6 +356,8 @@ class Client:
         try:
             while not self.run.over() and left != 0:
                 self.step()
+                if self.rng.random() < LOOKS:
+                    self.look()
                 if left is not None:
                     left -= 1
                 if self.pause:

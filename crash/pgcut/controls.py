@@ -34,6 +34,7 @@ class Control:
     lives: int = 1              # of the recorded server
     seconds: float = 4          # of load in a recording
     server: bool = False        # recover with all processes, not in single-user mode
+    sequel: bool = False        # a server goes on from each state, and is cut off again
     monitored: bool = False     # the protocol monitor must see it in the recording
 
     @property
@@ -104,6 +105,11 @@ CONTROLS = (
             "restore does not write the batch whose sync may have failed",
             record=True, scenario="failing-log-syncs", lives=6,
             faults=("torn-restore",), workloads=_BUSY),
+    Control("torn-write-forgotten", "R11", "a page leaves the stage though its home write has failed",
+            edits=(Edit("home.c", "		for (int i = 0; i < npages; i++)\n			dw_restage_slot(slots[i], true);\n",
+                        '		if (pgcut_break("torn-write-forgotten"))\n			dw_release_slots(slots, npages);\n'
+                        "		else\n			for (int i = 0; i < npages; i++)\n				dw_restage_slot(slots[i], true);\n"),),
+            record=True, monitored=True, scenario="torn-writes", lives=2),
     Control("bad-checksum-accepted", "R9", "restore accepts batches with wrong checksums",
             recover=True, faults=("torn-log",)),
     Control("everything-exempt", "exemption", "every page counts as rebuilt by redo",

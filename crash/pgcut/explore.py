@@ -1,6 +1,7 @@
 """Build crash images, recover them, judge them."""
 
 import contextlib
+import errno
 import json
 import random
 import re
@@ -12,19 +13,24 @@ import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import oracle, pages, server
+from . import alarms, oracle, pages, sequel, server
 from .disk import KEPT, LOST, SIZE_ONLY, Choice, Disk, Rules, sectors, write_tree
 from .minimise import ddmin
-from .mount import recorded
+from .mount import recorded, set_fault
 from .recording import DATA_KINDS, Kind, Recording
-from .states import FAULTS, LOG, RELATION, Places, State, choose
+from .states import FAULTS, LOG, RELATION, Places, State, choose, sampled
 
 # A pid file of the recorded server means nothing in an image, and might by
-# chance name a process of today.  And
-# single-user mode does not know standbys; what they have written is recovered
-# as after a crash.
-# The owner file of the log tells copies of files, which is what images are made of.
-LEFT_OUT = ("postmaster.pid", "standby.signal", "pg_doublewrite/owner")
+# chance name a process of today.  The owner file of the log tells copies of files,
+# which is what images are made of.
+ALWAYS_LEFT_OUT = ("postmaster.pid", "pg_doublewrite/owner")
+STANDBY_SIGNAL = "standby.signal"
+# Single-user mode does not know standbys; without the signal, what they have written is
+# recovered as after a crash.
+LEFT_OUT = (*ALWAYS_LEFT_OUT, STANDBY_SIGNAL)
+
+# How long a standby may take to replay what an image has of WAL.
+REPLAY_SECONDS = 300
 
 SECTOR = 512
 
@@ -48,7 +54,13 @@ _REPORTED = re.compile("invalid page in block|page verification failed"
                        "|double-write log is damaged|could not read page copy"
                        "|double-write log in .* is missing or unreadable"
                        "|has an LSN after the end of WAL|file .* differs in block")
-_ORPHAN = re.compile(r"^file .* belongs to no relation")
+# wal_consistency_checking looks at each page of a record, also if redo left it alone: if a
+# file goes later, and later blocks of it were made anew, it finds zeroes and gives up.  So
+# does stock without full_page_writes.
+_CHECKED_IN_VAIN = re.compile("FATAL:  invalid page pd_lower 0 pd_upper 0 pd_special 0")
+# How it, or the oracle, says that it cannot read a file.
+_UNREADABLE = re.compile("could not read")
+_ORPHAN = re.compile(r"^(?:promoted: )?file .* belongs to no relation")
 
 
 def bad_lines(log):
@@ -71,6 +83,12 @@ class Context:
     restart_every: int = 20
     # One state in so many is recovered with and without the WAL pipeline.
     compare_every: int = 20
+    # One state of a standby in so many is started as one, and then promoted.
+    standby_every: int = 2
+    # From one state in so many a server goes on, with load, and is cut off again.
+    sequel_every: int = 30
+    # By which of these faults; () is by any.
+    sequel_faults: tuple = ()
 
 
 @dataclass
@@ -96,10 +114,10 @@ class Outcome:
 def drawn(purpose, seed, every):
     """Say whether the state with this seed is one of those, one in `every`, for a purpose.
 
-    Each purpose draws by itself: which states are started twice says nothing of
-    which are recovered by a server, or by two.
+    None is if `every` is 0.  Each purpose draws by itself: which states are started twice
+    says nothing of which are recovered by a server, or by two.
     """
-    return random.Random(f"{purpose}/{seed}").randrange(every) == 0
+    return every > 0 and random.Random(f"{purpose}/{seed}").randrange(every) == 0
 
 
 class Judge:
@@ -115,15 +133,18 @@ class Judge:
 
     def recover_and_ask(self, image, expected, seed, outcome):
         """Recover an image, and enter what is wrong with it."""
-        if drawn("compare", seed, self.context.compare_every):
+        standby = (Path(image) / STANDBY_SIGNAL).exists()
+        if not standby and drawn("compare", seed, self.context.compare_every):
             with phase(outcome, "compare"):
                 outcome.complaints += self._compare_pipeline(image)
-        with phase(outcome, "recover"):
-            ask = self._ask_server if drawn("server", seed, self.context.server_every) \
-                else self._ask_single
+        with phase(outcome, "standby" if standby else "recover"):
+            ask = self._ask_standby if standby else self._ask_server \
+                if drawn("server", seed, self.context.server_every) else self._ask_single
             complaints, outcome.log = ask(image, expected)
+        if _CHECKED_IN_VAIN.search(outcome.log):
+            return
         outcome.complaints += [c for c in complaints if not self._harmless(c)]
-        outcome.complaints += bad_lines(outcome.log)
+        outcome.complaints += dict.fromkeys(bad_lines(outcome.log) + alarms.of_server(outcome.log))
         if not outcome.complaints:
             outcome.complaints += pages.future_lsns(image, expected["orphans_allowed"])
         match = _RESTORED.search(outcome.log)
@@ -140,13 +161,33 @@ class Judge:
 
     def _ask_server(self, image, expected):
         """Recover with all processes that a server has; returns complaints and log."""
+        return self._ask(image, {}, lambda connect: oracle.verify_connected(connect, expected))
+
+    def _ask_standby(self, image, expected):
+        """Start a standby, let it replay what there is, promote it; returns complaints and log.
+
+        Its primary is gone, so what it has must be enough, before and after.
+        """
+        def verify(connect):
+            _wait_for_replay(connect)
+            # Locks of transactions that have not ended stay until it is promoted.
+            complaints = [] if _ask_one(connect, _LOCKED) else \
+                oracle.verify_connected(connect, expected, quick=True)
+            _promote(connect)
+            return complaints + [f"promoted: {complaint}" for complaint in
+                                 oracle.verify_connected(connect, expected)]
+
+        return self._ask(image, {"primary_conninfo": ""}, verify)
+
+    def _ask(self, image, settings, verify):
+        """Start a server with settings; `verify` gets what connects to it."""
         log = Path(image).parent / "server.log"
         with server.as_user():
             log.touch()
         instance = server.Server(self.context.bindir, image, log)
         try:
-            instance.start({"fsync": "off"})
-            complaints = oracle.verify_connected(instance.connect, expected)
+            instance.start({"fsync": "off", **settings})
+            complaints = verify(instance.connect)
             instance.stop()
         except Exception as exc:
             tail = " / ".join(log.read_text().strip().splitlines()[-8:])
@@ -233,7 +274,8 @@ class Subject(Judge):
             server.own(scratch)
             image = Path(scratch) / "data"
             with server.as_user(), phase(outcome, "materialise"):
-                write_tree(self.disk.tree(choice), image, LEFT_OUT)
+                write_tree(self.disk.tree(choice), image,
+                           ALWAYS_LEFT_OUT if self._is_standby(state) else LEFT_OUT)
             try:
                 rotten = self._spoil(image, state)
                 for level in range(state.nested):
@@ -249,6 +291,17 @@ class Subject(Judge):
         outcome.seconds = time.monotonic() - started
         return outcome
 
+    def _is_standby(self, state):
+        """Say whether a state is judged as a standby, and not in single-user mode."""
+        return self.scenario.startswith("standby") and not state.nested and \
+            not FAULTS[state.fault].unreadable and not self._goes_on(state) and \
+            drawn("standby", state.seed, self.context.standby_every)
+
+    def _goes_on(self, state):
+        """Say whether a server goes on from a state."""
+        return not FAULTS[state.fault].reported and \
+            drawn("sequel", state.seed, self.context.sequel_every)
+
     def _spoil(self, image, state):
         """Overwrite sectors of an image with noise, if the fault says so.
 
@@ -261,11 +314,8 @@ class Subject(Judge):
         settings, spoiled = self.recording.meta["settings"], []
         able = {RELATION: self.recording.meta["checksums"],
                 LOG: settings["wal_level"] != "minimal"}
-        files = {RELATION: [image / path for path in pages.relation_files(image)
-                            if "_" not in path.rpartition("/")[2]],
-                 LOG: list((image / "pg_doublewrite").glob("[0-9A-F]*"))}
         for where in FAULTS[state.fault].rotten:
-            candidates = [file for file in sorted(files[where]) if file.stat().st_size]
+            candidates = self._files_in(image, where)
             if not able[where] or not candidates:
                 continue
             file = rng.choice(candidates)
@@ -277,6 +327,67 @@ class Subject(Judge):
         return spoiled
 
     def _judge(self, image, state, outcome):
+        expected = self._expected(state)
+        if self._goes_on(state):
+            with phase(outcome, "sequel"):
+                image, expected = self._go_on(image, state, expected, outcome)
+        if FAULTS[state.fault].unreadable:
+            self._judge_unreadable(image, state, expected, outcome)
+        elif not outcome.complaints:
+            self.recover_and_ask(image, expected, state.seed, outcome)
+
+    def _judge_unreadable(self, image, state, expected, outcome):
+        """Recover an image with a file that cannot be read, or not from some read on.
+
+        The server must say so, unless it needs nothing of it.
+        """
+        rng = random.Random(f"unreadable/{state.cut}/{state.seed}")
+        candidates = self._files_in(image, FAULTS[state.fault].unreadable)
+        if not candidates:
+            return
+        file = rng.choice(candidates).relative_to(image)
+        place = Path(image).parent / "unreadable"
+        with phase(outcome, "unreadable"), \
+                recorded(self.context.recorder, image, place, seed=state.seed) as mountpoint:
+            set_fault(mountpoint, f"read:{file}:{rng.choice((0, 0, 1, 3))}:{1 << 40}:{errno.EIO}")
+            complaints, outcome.log = self._ask_single(mountpoint, expected)
+        if not _UNREADABLE.search("\n".join([outcome.log, *complaints])):
+            outcome.complaints += [f"{file} cannot be read: {complaint}" for complaint in complaints
+                                   if not self._harmless(complaint)]
+
+    @staticmethod
+    def _files_in(image, area):
+        """Return the files of an image that hold pages of relations, or batches."""
+        found = [image / path for path in pages.relation_files(image)
+                 if "_" not in path.rpartition("/")[2]] if area == RELATION \
+            else (image / "pg_doublewrite").glob("[0-9A-F]*")
+        return [file for file in sorted(found) if file.stat().st_size]
+
+    def _go_on(self, image, state, expected, outcome):
+        """Let a server go on from an image, and cut its power; returns image and expectation."""
+        place = Path(image).parent
+        after = sequel.live_on(image, place / "sequel", self.context, expected,
+                               self.recording.meta, state.seed)
+        outcome.complaints += [f"goes on: {complaint}" for complaint in after.complaints
+                               if not self._harmless(complaint)]
+        outcome.complaints += bad_lines(after.log)
+        outcome.log = after.log
+        places = Places(after.recording, after.first)
+        faults = self.context.sequel_faults or [name for name, fault in FAULTS.items()
+                                                if not fault.reported]
+        inner, = sampled(places, state.seed, 1, faults)
+        disk = Disk(after.recording, self.context.rules)
+        disk.advance(inner.cut)
+        target = place / "data-after"
+        with server.as_user():
+            write_tree(disk.tree(choose(disk, inner, places.areas)), target, LEFT_OUT)
+        moment = max(after.recording.time_of_cut(inner.cut), after.begun)
+        expected = oracle.expectation(after.recording.acks, moment)
+        expected["orphans_allowed"] = sorted({*self._all_files(), *_files_of(after.recording)})
+        return target, expected
+
+    def _expected(self, state):
+        """Return what must hold of the image of a state."""
         moment = self.recording.time_of_cut(state.cut)
         expected = oracle.expectation(self.recording.acks, moment)
         if self.scenario.startswith("standby"):
@@ -289,7 +400,7 @@ class Subject(Judge):
             expected["orphans_allowed"] = self._all_files()
         else:
             expected["orphans_allowed"] = self._orphans_allowed(moment)
-        self.recover_and_ask(image, expected, state.seed, outcome)
+        return expected
 
     def backups(self):
         """Return the base backups that were taken during the recording."""
@@ -314,8 +425,7 @@ class Subject(Judge):
 
     def _all_files(self):
         """Return the names of all files that there ever were."""
-        return sorted({name for path in self.paths.values() for name in
-                       oracle.orphan_names(path)})
+        return sorted(_files_of(self.recording))
 
     def _orphans_allowed(self, moment):
         """Return the files that may be left over, as they may by stock PostgreSQL.
@@ -401,6 +511,41 @@ class Subject(Judge):
                 + (f" at {ops[seq - 1].a}, {ops[seq - 1].length} bytes"
                    if ops[seq - 1].kind in DATA_KINDS else f" {ops[seq - 1].name}")
                 + f": {_fate_text(fate)}" for seq, fate in pieces]
+
+
+def _files_of(recording):
+    """Return the names of all files that a recording has ever had."""
+    return {name for path in recording.paths().values() for name in oracle.orphan_names(path)}
+
+
+# Does redo hold locks that readers would wait for?
+_LOCKED = "SELECT count(*) > 0 FROM pg_locks JOIN pg_stat_activity USING (pid)" \
+          " WHERE backend_type = 'startup' AND mode = 'AccessExclusiveLock'"
+
+
+def _ask_one(connect, query):
+    """Return the value of a query, by a connection of its own."""
+    with contextlib.closing(connect()) as connection:
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute(query)
+            return cursor.fetchone()[0]
+
+
+def _wait_for_replay(connect):
+    """Wait until a standby waits for WAL that nobody will send."""
+    deadline = time.monotonic() + REPLAY_SECONDS
+    while not _ask_one(connect, "SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type ="
+                                " 'startup' AND wait_event = 'RecoveryRetrieveRetryInterval'"):
+        if time.monotonic() > deadline:
+            raise server.ServerError("a standby does not get to the end of its WAL")
+        time.sleep(0.01)
+
+
+def _promote(connect):
+    """Promote a standby, and wait until it is a primary."""
+    if not _ask_one(connect, f"SELECT pg_promote(true, {REPLAY_SECONDS})"):
+        raise server.ServerError("a standby cannot be promoted")
 
 
 def nested_state(places, state, level):

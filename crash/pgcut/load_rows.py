@@ -1,7 +1,17 @@
 """Kinds of load: rows change, of tables that stay as they are."""
 
+import zlib
+
+import psycopg2
+
 from .client import Client
 from .table import METHODS, Table
+
+# Numbers of large objects: beyond all that the server gives by itself.
+FIRST_LARGE = 3_000_000
+
+# How lo_open() is told so.
+READ_AND_WRITE = 0x60000
 
 
 class Transfer(Client):
@@ -30,6 +40,23 @@ class Transfer(Client):
                                (change, key))
             cursor.execute("INSERT INTO load.history VALUES (%s, %s, %s, %s, %s)",
                            (self.name, self.n + 1, src, dst, amount))
+
+    def look(self):
+        """Count what all accounts hold, by each plan: transfers make and lose nothing."""
+        try:
+            with self.connection.cursor() as cursor:
+                cursor.execute("BEGIN")
+                for scan in ("seqscan", "indexscan", "bitmapscan"):
+                    cursor.execute("SELECT oracle.force(%s)", (scan,))
+                    cursor.execute("SELECT count(*) = oracle.accounts(), sum(balance) ="
+                                   " count(*) * oracle.initial_balance(), count(*), sum(balance)"
+                                   " FROM load.accounts WHERE id > 0")
+                    *right, count, total = cursor.fetchone()
+                    if right != [True, True]:
+                        self.record("complaint", text=f"{count} accounts hold {total}, by {scan}")
+                cursor.execute("COMMIT")
+        except psycopg2.Error as error:
+            self.failed(error)
 
 
 class Method(Client):
@@ -114,3 +141,87 @@ class Scan(Client):
         with self.transaction() as cursor:
             table.update(cursor, self.rng, self.rng.randint(1, 10))
         self.query(f"SELECT count(*), sum(v) FROM {table.name}")
+
+
+class Multixact(Client):
+    """Rows that a transaction and those within it lock and change, so that many hold them."""
+
+    kind = "multixact"
+    tables = (Table("t", size=150, limit=300, methods=("btree",)),)
+
+    def step(self):
+        """Lock some rows; lock or change some of them again, once more deeply or in vain."""
+        rng = self.rng
+        with self.transaction() as cursor:
+            self._lock(cursor)
+            for _ in range(rng.randint(1, 3)):
+                before = self.table("t").copy()
+                cursor.execute("SAVEPOINT s")
+                if rng.random() < 0.3:
+                    self._lock(cursor)
+                else:
+                    self.table("t").churn(cursor, rng)
+                if rng.random() < 0.3:
+                    cursor.execute("ROLLBACK TO s")
+                    self.model[before.name] = before
+        if rng.random() < 0.1:
+            self.command(f"VACUUM (FREEZE) {self.table('t').name}")
+
+    def _lock(self, cursor):
+        how = self.rng.choice(("KEY SHARE", "SHARE", "NO KEY UPDATE"))
+        cursor.execute(f"SELECT FROM {self.table('t').name}"
+                       f" WHERE id % 4 = {self.rng.randrange(4)} FOR {how}")
+
+
+class Large(Client):
+    """Large objects, which live in a catalog."""
+
+    kind = "large"
+
+    def __init__(self, run, number):
+        super().__init__(run, number)
+        self.objects = {}       # number -> bytes
+        self.numbers = range(FIRST_LARGE + 10 * number, FIRST_LARGE + 10 * number + 6)
+
+    def step(self):
+        """Make one, or change or remove it."""
+        rng = self.rng
+        with self.transaction() as cursor:
+            number = rng.choice(self.numbers)
+            held, what = self.objects.get(number), rng.random()
+            piece = rng.randbytes(rng.randint(1, 9000))
+            if held is None:
+                cursor.execute("SELECT lo_from_bytea(%s, %s)", (number, piece))
+                self.objects[number] = piece
+            elif what < 0.2:
+                cursor.execute("SELECT lo_unlink(%s)", (number,))
+                del self.objects[number]
+            elif what < 0.4:
+                length = rng.randint(0, len(held))
+                cursor.execute("SELECT lo_truncate(lo_open(%s, %s), %s)",
+                               (number, READ_AND_WRITE, length))
+                self.objects[number] = held[:length]
+            else:
+                at = rng.randint(0, len(held))
+                cursor.execute("SELECT lo_put(%s, %s, %s)", (number, at, piece))
+                self.objects[number] = held[:at] + piece + held[at + len(piece):]
+
+    def save(self):
+        return super().save(), dict(self.objects)
+
+    def restore(self, saved):
+        rest, self.objects = saved
+        super().restore(rest)
+
+    def state(self, extra=None):
+        return {**super().state(extra), "large": {
+            str(number): [len(held), zlib.crc32(held)] for number, held in self.objects.items()}}
+
+    def resume(self, cursor, state):
+        super().resume(cursor, state)
+        for number, told in state.get("large", {}).items():
+            cursor.execute("SELECT lo_get(%s)", (int(number),))
+            self.objects[int(number)] = held = bytes(cursor.fetchone()[0])
+            if told != [len(held), zlib.crc32(held)]:
+                self.record("complaint", text=f"large object {number} after {self.n}: found"
+                            f" {len(held)} bytes, not {told[0]}, or others")

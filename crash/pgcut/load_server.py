@@ -92,12 +92,14 @@ class Prepared(Client):
         self.end(begun, failed=not commit)
 
     def connect(self):
-        """Undo what an earlier run has left prepared; it would be in our way."""
-        known = super().connect()
+        """Decide what an earlier run has left prepared, then take up from there."""
+        self.connection = self.run.connect("postgres")
+        self.connection.autocommit = True
         for (gid,) in self.query("SELECT gid FROM pg_prepared_xacts ORDER BY 1"):
             if gid.startswith(f"{self.name}:"):
-                self.decide(gid, self.n + 1, False)
-        return known
+                self.decide(gid, int(gid.split(":")[1]), self.rng.random() < 0.5)
+        self.connection.close()
+        return super().connect()
 
     def decide(self, gid, n, commit):
         """Run the second phase; again if it fails, as nobody else will.
@@ -121,6 +123,30 @@ class Prepared(Client):
             self.record("ack", n=n)
         self.record("finished", n=n, gid=gid)
         return True
+
+
+class Catalog(Client):
+    """Catalogs are rewritten, and get new files, those included whose files only a map knows."""
+
+    kind = "catalog"
+    background = True
+    files = True
+    pause = 2.0
+
+    catalogs = ("pg_class", "pg_attribute", "pg_proc", "pg_type", "pg_index", "pg_depend",
+                "pg_database", "pg_shdepend", "pg_tablespace", "pg_largeobject")
+
+    def connect(self):
+        """Give way to the others, who need the same locks."""
+        known = super().connect()
+        with self.connection.cursor() as cursor:
+            cursor.execute("SET lock_timeout = '200ms'")
+        return known
+
+    def step(self):
+        """Rewrite one."""
+        how = self.rng.choice(("VACUUM FULL", "VACUUM FULL", "REINDEX TABLE"))
+        self.command(f"{how} {self.rng.choice(self.catalogs)}")
 
 
 class Checkpoint(Client):

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 
 from . import wal
 from .recording import ROOT_INO, SYNC_DATA, SYNC_DIRECTORY, Kind
+from .states import SPACES
 from .walindex import WalIndex
 
 PAGE = 8192
@@ -50,7 +51,7 @@ _VERSION = 3
 _MARKER = "backup_label"
 _MARKER_LINE = b"DOUBLE WRITE LOG IN USE"
 
-_HOME = re.compile(r"(?:base/(\d+)|(global)|pg_tblspc/(\d+)/[^/]+/(\d+))"
+_HOME = re.compile(rf"(?:base/(\d+)|(global)|(?:pg_tblspc|{SPACES})/(\d+)/[^/]+/(\d+))"
                    r"/(\d+)(?:_(fsm|vm|init))?(?:\.(\d+))?$")
 _FORKS = {None: 0, "fsm": 1, "vm": 2, "init": 3}
 _FORK_NAMES = ("", "_fsm", "_vm", "_init")

@@ -44,6 +44,11 @@ def recorded(recorder, base, directory, seed=0, sync_delay_us=(0, 0), options=()
     mountpoint.rmdir()
 
 
+def set_fault(mountpoint, rule):
+    """Make operations on a mounted recorder fail, as faults.c says, or "clear" all rules."""
+    os.setxattr(mountpoint, "user.pgcut.fault", rule.encode())
+
+
 def _wait_mounted(daemon, mountpoint, directory):
     deadline = time.monotonic() + MOUNT_SECONDS
     while not os.path.ismount(mountpoint):

@@ -36,6 +36,7 @@ CREATE SCHEMA oracle;
 
 -- state: {"tables": {name: {"rows", "sum", "unlogged", "indexes"}},
 --         "sequences": {name: highest value that was used},
+--         "large": {number of a large object: [length, CRC]},
 --         "transfer": [from, to, amount]}; all keys are optional
 CREATE TABLE oracle.journal (
     client text,
@@ -281,6 +282,34 @@ BEGIN
 END
 $$;
 
+-- Large objects are those that the journal names, and hold what it says.
+CREATE FUNCTION oracle.check_large(expectation jsonb) RETURNS SETOF text
+LANGUAGE plpgsql AS $$
+DECLARE
+    r record;
+    held bytea;
+BEGIN
+    FOR r IN
+        SELECT client, n, x.key::oid AS number, (x.value->>0)::int AS length, (x.value->>1)::bigint AS crc
+        FROM oracle.now, jsonb_each(state->'large') x
+    LOOP
+        BEGIN
+            held := lo_get(r.number);
+            IF (length(held), crc32(held)) <> (r.length, r.crc) THEN
+                RETURN NEXT format('client %s: large object %s after %s: %s bytes, not %s, or others',
+                                   r.client, r.number, r.n, length(held), r.length);
+            END IF;
+        EXCEPTION WHEN OTHERS THEN
+            RETURN NEXT format('large object %s: %s', r.number, sqlerrm);
+        END;
+    END LOOP;
+    RETURN QUERY
+        SELECT format('large object %s should not be there', oid)
+        FROM pg_largeobject_metadata
+        WHERE oid::text NOT IN (SELECT x.key FROM oracle.now, jsonb_each(state->'large') x);
+END
+$$;
+
 -- expectation "prepared": {gid: {"client", "n", "fate"}}; fate "there": it
 -- must be prepared; "may": it may; "decided": its commit was issued, thus it
 -- is prepared, or else the journal has its number.  A standby does not show
@@ -476,35 +505,56 @@ INSERT INTO oracle.probes VALUES
      'p <@ box(point(k / 4 * 250, k % 4 * 250), point(k / 4 * 250 + 249, k % 4 * 250 + 249))'),
     ('brin', '1', 'generate_series(0, 9) k', 'v BETWEEN k * 100000 AND k * 100000 + 99999');
 
-CREATE FUNCTION oracle.check_probes(expectation jsonb) RETURNS SETOF text
+-- What is wrong with an index, or null: whoever asks it key by key must find each row.
+CREATE FUNCTION oracle.probe(index oid) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
     r record;
     by_scan bigint[];
     by_index bigint[];
 BEGIN
+    SELECT i.indrelid::regclass::text AS tablename, times, condition,
+           format(keys, i.indrelid::regclass) AS keys
+    INTO r
+    FROM pg_index i
+    JOIN pg_class c ON c.oid = i.indexrelid
+    JOIN pg_am a ON a.oid = c.relam
+    JOIN oracle.probes ON method = amname
+    WHERE i.indexrelid = index AND i.indisvalid;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
     -- The only way left to use a condition is a bitmap scan of its index; there
     -- is no such way for the query without a condition.
     PERFORM oracle.force('bitmapscan');
+    EXECUTE format('SELECT ARRAY[sum(%1$s), sum((%1$s) * id::bigint)] FROM %2$s', r.times, r.tablename)
+        INTO by_scan;
+    EXECUTE format('SELECT ARRAY[nullif(count(*), 0), sum(id)] FROM %s, %s WHERE %s',
+                   r.keys, r.tablename, r.condition)
+        INTO by_index;
+    IF by_index IS DISTINCT FROM by_scan THEN
+        RETURN format('rows and sum of ids are %s by index, %s by scan', by_index, by_scan);
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION oracle.check_probes(expectation jsonb) RETURNS SETOF text
+LANGUAGE plpgsql AS $$
+DECLARE
+    r record;
+    wrong text;
+BEGIN
     FOR r IN
-        SELECT o.name, i.indrelid::regclass::text AS tablename, times, condition,
-               format(keys, i.indrelid::regclass) AS keys
+        SELECT o.oid, o.name
         FROM oracle.relations o
-        JOIN pg_index i ON i.indexrelid = o.oid AND i.indisvalid AND NOT i.indisprimary
-        JOIN pg_am a ON a.oid = o.relam
-        JOIN oracle.probes ON method = amname
+        JOIN pg_index i ON i.indexrelid = o.oid AND NOT i.indisprimary
         WHERE o.relnamespace = 'load'::regnamespace
     LOOP
         BEGIN
-            EXECUTE format('SELECT ARRAY[sum(%1$s), sum((%1$s) * id::bigint)] FROM %2$s',
-                           r.times, r.tablename)
-                INTO by_scan;
-            EXECUTE format('SELECT ARRAY[nullif(count(*), 0), sum(id)] FROM %s, %s WHERE %s',
-                           r.keys, r.tablename, r.condition)
-                INTO by_index;
-            IF by_index IS DISTINCT FROM by_scan THEN
-                RETURN NEXT format('index %s: rows and sum of ids are %s by index, %s by scan',
-                                   r.name, by_index, by_scan);
+            wrong := oracle.probe(r.oid);
+            IF wrong IS NOT NULL THEN
+                RETURN NEXT format('index %s: %s', r.name, wrong);
             END IF;
         EXCEPTION WHEN OTHERS THEN
             RETURN NEXT format('index %s: %s', r.name, sqlerrm);
@@ -615,6 +665,7 @@ BEGIN
                                'pg_type'::regclass, 'pg_index'::regclass,
                                'pg_depend'::regclass, 'pg_constraint'::regclass,
                                'pg_attrdef'::regclass, 'pg_sequence'::regclass,
+                               'pg_largeobject'::regclass, 'pg_largeobject_metadata'::regclass,
                                'pg_database'::regclass, 'pg_tablespace'::regclass,
                                'pg_shdepend'::regclass)
                   END
@@ -654,6 +705,7 @@ BEGIN
         'check_tables',
         'check_transfers',
         'check_sequences',
+        'check_large',
         'check_prepared',
         'check_databases',
         'check_heaps',

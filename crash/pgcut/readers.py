@@ -5,7 +5,10 @@ import threading
 
 import psycopg2
 
-from . import drawing
+from . import load_rows, plans, workload
+
+# Kinds of load whose tables change by rows alone, so that a snapshot shows what the journal says.
+STEADY = [kind for kind, cls in workload.KINDS.items() if cls.__module__ == load_rows.__name__]
 
 # What one snapshot must agree on, of each table of a client that changes by rows alone.
 _TABLES = """
@@ -13,27 +16,18 @@ SELECT x.key, (x.value->>'rows')::bigint, (x.value->>'sum')::numeric, o.client, 
 FROM oracle.now o, jsonb_each(o.state->'tables') x
 WHERE split_part(o.client, '-', 1) = ANY (%s) AND NOT (x.value->>'unlogged')::boolean
 """
-_ROWS = "SELECT count(*), coalesce(sum(oracle.digest(id, v, body)), 0) FROM {table}"
-PLANS = {
-    "sequential": ("seqscan", _ROWS),
-    "index": ("indexscan", _ROWS + " WHERE id > 0"),
-    "bitmap": ("bitmapscan", _ROWS + " WHERE id > 0"),
-    "backward": ("indexscan", "SELECT count(*), coalesce(sum(oracle.digest(id, v, body)), 0) FROM"
-                              " (SELECT * FROM {table} WHERE id > 0 ORDER BY id DESC) t"),
-    "index-only": ("indexonlyscan", "SELECT count(*), NULL FROM"
-                                    " (SELECT id FROM {table} WHERE id > 0 ORDER BY id) t"),
-}
 
 # A statement that only a timeout that is not obeyed lets end by itself.
 TIMEOUT_MS, SLEEP_SECONDS = 20, 30
 
 
 class Reader(threading.Thread):
-    """Reads snapshots of one server until it is told to stop, or the server is gone."""
+    """Reads snapshots of one server, with pauses in seconds, until it is told to stop."""
 
-    def __init__(self, connect):
+    def __init__(self, connect, pause=0.02):
         super().__init__(name="reader")
         self._connect = connect
+        self._pause = pause
         self.stop = threading.Event()
         self.complaints = []
         self.snapshots = 0
@@ -55,21 +49,16 @@ class Reader(threading.Thread):
             with connection, connection.cursor() as cursor:
                 self.complaints += disagreements(cursor)
             self.snapshots += 1
-            self.stop.wait(0.02)
+            self.stop.wait(self._pause)
 
 
 def disagreements(cursor):
     """Return what plans say otherwise than the journal, in the snapshot of a transaction."""
     found = []
-    cursor.execute(_TABLES, (list(drawing.STEADY),))
+    cursor.execute(_TABLES, (STEADY,))
     for table, rows, total, client, number in cursor.fetchall():
-        for plan, (scan, query) in PLANS.items():
-            cursor.execute("SELECT oracle.force(%s)", (scan,))
-            cursor.execute(query.format(table=table))
-            said = cursor.fetchone()
-            if said[0] != rows or said[1] is not None and said[1] != total:
-                found.append(f"{table} after {number} of {client}, by a scan that is {plan}: "
-                             f"{said[0]} rows with sum {said[1]}, not {rows} with {total}")
+        found += [f"{table} after {number} of {client}, {text}"
+                  for text in plans.disagreements(cursor, table, rows, total)]
     return found
 
 

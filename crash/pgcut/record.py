@@ -8,6 +8,7 @@ is read torn; or the files of a primary fail at times.
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import random
@@ -18,25 +19,40 @@ import subprocess
 import tempfile
 import threading
 import time
+import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psycopg2
 
-from . import server, workload
-from .mount import recorded
+from . import alarms, matrix, readers, server, workload
+from .mount import recorded, set_fault
+from .states import SPACES
 
 # How a life of the server ends.  The next one begins with what that leaves.
 ENDS = ("fast", "immediate", "kill")
 
 # Load for a standby or a backup: kinds whose files live in one database.
 STEADY_KINDS = {"transfer": 3, "copy": 1, "index": 1, "method": 1, "truncate": 1, "refill": 1,
-                "recreate": 1, "toast": 1, "chains": 1, "vacuum": 1, "hint": 1, "scan": 1, "unlogged": 1, "checkpoint": 1}
+                "recreate": 1, "toast": 1, "chains": 1, "vacuum": 1, "hint": 1, "scan": 1,
+                "unlogged": 1, "multixact": 1, "large": 1, "catalog": 1, "checkpoint": 1}
 
 BACKUPS = 6
 
+# Settings of the server that prepares a cluster, beside its mode.
+PREPARING = {**matrix.FIXED, "fsync": "off", "autovacuum": "off", "max_wal_size": "8MB"}
+
+# Between two snapshots on a standby: it is to have time for WAL, too.
+READER_PAUSE = 0.2
+
+# What has a tablespace behind a symbolic link; base backups would have to map it.
+LINKED = ("primary", "edited", "errors", "torn-writes", "failing-syncs", "failing-log-syncs")
+
 # How long a truncation is held while a sync cycle is provoked.
 HOLD_MS = 4000
+
+# Of the errors, this share stays as long as the server lives.
+STAY_SHARE, STAYS = 0.1, 1 << 40
 
 # A relation of this size is more likely written over than extended.
 YOUNG_BYTES = 5 * 8192
@@ -74,7 +90,7 @@ def make(directory, plan, bindir, recorder, scratch):
     rng = random.Random(f"record/{plan.seed}")
     with tempfile.TemporaryDirectory(prefix="base-", dir=scratch) as place:
         server.own(place)
-        base = prepared(Path(place) / "data", plan, bindir)
+        base = prepared(Path(place) / "data", plan, bindir, scratch)
         scenario = SCENARIOS[plan.scenario](base, directory, plan, bindir, rng)
         delay = rng.choice(((0, 0), (200, 3000), (1000, 8000)))
         with recorded(recorder, base, directory, plan.seed, delay,
@@ -85,31 +101,89 @@ def make(directory, plan, bindir, recorder, scratch):
     (directory / "meta.json").write_text(json.dumps(asdict(plan), indent=1))
 
 
-def prepared(data, plan, bindir):
-    """Make a cluster that holds what the load starts with; it is stopped."""
-    server.make_cluster(bindir, data, plan.checksums)
-    server.write_settings(data, {**plan.settings, "fsync": "off"})
+def prepared(data, plan, bindir, scratch):
+    """Make a cluster that holds what the load starts with; it is stopped.
+
+    It is a copy of one that all recordings of a campaign share which begin alike.
+    """
+    linked = plan.scenario in LINKED
+    mode = plan.settings.get(MODE)
+    key = json.dumps([plan.checksums, plan.kinds, linked, mode])
+    template = Path(scratch) / f"prepared-{zlib.crc32(key.encode()):08x}"
+    _make_once(template, lambda: _prepare(template / "data", plan, bindir, scratch, linked))
+    _copy(template / "data", data)
+    server.write_settings(data, {**plan.settings, "fsync": "on"})
+    return data
+
+
+def _prepare(data, plan, bindir, scratch, linked):
+    """Make the cluster of which prepared() gives copies."""
+    fresh = Path(scratch) / f"initdb-{'with' if plan.checksums else 'without'}-checksums"
+    _make_once(fresh, lambda: server.make_cluster(bindir, fresh / "data", plan.checksums))
+    _copy(fresh / "data", data)
+    server.write_settings(data, {**PREPARING, MODE: plan.settings.get(MODE, MODES[0])})
     instance = server.Server(bindir, data, data.parent / "prepare.log")
+    spaces = ("", _directory_of_tablespace(data)) if linked else ("",)
     try:
         with server.as_user():
             instance.log.touch()
         instance.start()
-        workload.prepare(instance.connect, plan.seed, ("",), plan.kinds)
+        workload.prepare(instance.connect, 0, spaces, plan.kinds)
         instance.stop()
+        _make_links_relative(data)
     except Exception as exc:
         raise server.ServerError(f"cannot prepare a cluster: {exc}\n"
                                  + instance.log.read_text()[-2000:]) from exc
     finally:
         instance.close()
-    server.write_settings(data, {"fsync": "on"})
     (data / "postmaster.opts").unlink(missing_ok=True)
-    return data
+
+
+def _make_once(place, make):
+    """Make a directory that several processes want, unless it is there."""
+    with open(f"{place}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (place / "done").exists():
+            return
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        server.own(place)
+        make()
+        (place / "done").touch()
+
+
+def _copy(source, target):
+    subprocess.run(["cp", "-a", str(source), str(target)], check=True)
+
+
+def _directory_of_tablespace(data):
+    """Make a directory for a tablespace, within the cluster, so that it is recorded, too."""
+    directory = data / SPACES / "new"
+    with server.as_user():
+        directory.mkdir(parents=True)
+    return str(directory)
+
+
+def _make_links_relative(data):
+    """Let symbolic links of tablespaces lead to their directories wherever the cluster is.
+
+    A directory gets the number of its tablespace for a name.
+    """
+    for link in (data / "pg_tblspc").iterdir():
+        if link.is_symlink():
+            with server.as_user():
+                link.readlink().rename(data / SPACES / link.name)
+                link.unlink()
+                link.symlink_to(f"../{SPACES}/{link.name}")
 
 
 class Primary:
     """A server is recorded, life after life, with the load on it."""
 
     recorder_options = ()
+
+    # Classes of SQLSTATE that are findings; none if something is made to fail.
+    alarming = alarms.CLASSES
 
     # What a server may not say before any crash.
     bad_lines = re.compile(r'(?:PANIC|TRAP|ERROR:  could not (?:open|write|read)[^"]* file '
@@ -145,8 +219,12 @@ class Primary:
                     break
         finally:
             instance.close()
-        for line in sorted(set(self.bad_lines.findall(self.log.read_text()))):
+        log = self.log.read_text()
+        for line in sorted(set(self.bad_lines.findall(log))):
             self.complain(f"recorded server: {line}")
+        for text in alarms.of_server(log, self.alarming) + \
+                alarms.of_clients(self.acks, self.alarming):
+            self.complain(text)
         return self.acks
 
     def begin_life(self, life):
@@ -225,7 +303,18 @@ class Standby(Primary):
                             "wal_keep_size": "1GB", **(settings or {})})
 
     def load(self, instance):
-        super().load(self.primary)
+        """Run the load on the primary, while somebody reads snapshots on the standby."""
+        reader = readers.Reader(instance.connect, READER_PAUSE)
+        reader.start()
+        try:
+            super().load(self.primary)
+        finally:
+            reader.stop.set()
+            reader.join()
+        for text in dict.fromkeys(reader.complaints):
+            self.complain(f"standby: {text}")
+        self.acks += [{"t": 0, "client": "reader", "what": "fail", "sqlstate": code, "error": text}
+                      for code, text in reader.codes]
 
 
 class MixedStandby(Standby):
@@ -291,13 +380,16 @@ class Errors(Primary):
     """The recorded server's files fail now and then (F8)."""
 
     bad_lines = re.compile("TRAP.*")
+    alarming = ()
 
     # What fails, where, and with which error: as the recorder's faults are set.
     kinds = (("write", "base/", errno.EIO), ("write", "base/", errno.ENOSPC),
              ("write", "pg_doublewrite/", errno.EIO), ("write", "pg_doublewrite/", errno.ENOSPC),
              ("create", "pg_doublewrite", errno.ENOSPC), ("shortwrite", "base/", 0),
-             ("shortwrite", "pg_doublewrite/", 0), ("sync", "base/", errno.EIO),
-             ("sync", "pg_doublewrite/", errno.EIO), ("rename", "pg_doublewrite", errno.EIO))
+             ("shortwrite", "pg_doublewrite/", 0), ("tornwrite", "base/", errno.EIO),
+             ("tornwrite", "pg_doublewrite/", errno.EIO), ("read", "base/", errno.EIO),
+             ("sync", "base/", errno.EIO), ("sync", "pg_doublewrite/", errno.EIO),
+             ("syncdir", "pg_doublewrite", errno.EIO), ("rename", "pg_doublewrite", errno.EIO))
 
     # WAL that could not be synced stays readable until the machine stops.  The
     # next start replays it and syncs it again, which tells nothing; so does
@@ -320,18 +412,18 @@ class Errors(Primary):
         finally:
             stop.set()
             faults.join()
-            self._set(b"clear")
+            self._set("clear")
 
     def _fail(self, stop, kinds):
         """Make something fail every now and then."""
         rng = random.Random(self.rng.randrange(1 << 30))
         while not stop.wait(rng.uniform(0.2, 1)):
             operation, where, number = rng.choice(kinds)
-            self._set(f"{operation}:{where}:{rng.randrange(20)}:{rng.randint(1, 3)}:{number}"
-                      .encode())
+            count = STAYS if rng.random() < STAY_SHARE else rng.randint(1, 3)
+            self._set(f"{operation}:{where}:{rng.randrange(20)}:{count}:{number}")
 
-    def _set(self, value):
-        os.setxattr(self.mountpoint, "user.pgcut.fault", value)
+    def _set(self, rule):
+        set_fault(self.mountpoint, rule)
 
 
 class FailingSyncs(Errors):
@@ -349,6 +441,17 @@ class FailingLogSyncs(FailingSyncs):
     """The same of the double-write log."""
 
     kinds = (("sync", "pg_doublewrite/", errno.EIO),)
+
+
+class TornWrites(Errors):
+    """Home writes fail, and any sectors of them are done; nothing else.
+
+    What is torn is staged still, so that nobody reads it: not even an error tells of it.
+    """
+
+    kinds = (("tornwrite", "base/", errno.EIO),)
+    last_kinds = ()
+    alarming = ("XX",)
 
 
 class HalfWrites(Errors):
@@ -378,9 +481,9 @@ class HalfWrites(Errors):
                      (("torn", 3000), ("held", 1), ("bulk", 100000))]
             cursor.execute("CHECKPOINT")
             cursor.execute("UPDATE torn SET b = 'changed' WHERE a % 7 = 0")
-            self._set(f"write:{paths[0]}:1:4000:{errno.EIO}".encode())
-            self._set(f"shortwrite:{paths[0]}:0:1:0".encode())
-            self._set(f"hold:{paths[1]}:0:1:{HOLD_MS}".encode())
+            self._set(f"write:{paths[0]}:1:4000:{errno.EIO}")
+            self._set(f"shortwrite:{paths[0]}:0:1:0")
+            self._set(f"hold:{paths[1]}:0:1:{HOLD_MS}")
             with contextlib.suppress(psycopg2.Error):
                 cursor.execute("CHECKPOINT")        # which fails
             drop = threading.Thread(target=_run, args=(instance, "DROP TABLE torn, held"))
@@ -389,7 +492,7 @@ class HalfWrites(Errors):
             with contextlib.suppress(psycopg2.Error):
                 cursor.execute("UPDATE bulk SET b = 'changed'")     # fills half of the log
             drop.join()
-        self._set(b"clear")
+        self._set("clear")
 
     def workloads(self):
         return {"refill": 1, "recreate": 1, "truncate": 1, "scan": 1, "copy": 1, "transfer": 1}
@@ -398,12 +501,12 @@ class HalfWrites(Errors):
         """Choose some of the youngest relations now and then, and let their writes fail."""
         rng = random.Random(self.rng.randrange(1 << 30))
         while not stop.wait(rng.uniform(0.3, 1)):
-            self._set(b"clear")
+            self._set("clear")
             young = self._youngest()
             for path in rng.sample(young, min(len(young), 6)):
-                self._set(f"write:{path}:1:4000:{errno.EIO}".encode())
-                self._set(f"shortwrite:{path}:0:1:0".encode())
-            self._set(f"hold:base/:0:3:{rng.randint(200, 1000)}".encode())
+                self._set(f"write:{path}:1:4000:{errno.EIO}")
+                self._set(f"shortwrite:{path}:0:1:0")
+            self._set(f"hold:base/:0:3:{rng.randint(200, 1000)}")
 
     def _youngest(self):
         """Return the paths of the relations that were made last, and have some pages."""
@@ -430,8 +533,9 @@ def _run(instance, statement):
 
 SCENARIOS = {"primary": Primary, "edited": Edited, "standby": Standby,
              "standby-mixed": MixedStandby, "standby-converted": ConvertedStandby,
-             "backup": Backup, "errors": Errors, "half-writes": HalfWrites,
-             "failing-syncs": FailingSyncs, "failing-log-syncs": FailingLogSyncs}
+             "backup": Backup, "errors": Errors, "torn-writes": TornWrites,
+             "half-writes": HalfWrites, "failing-syncs": FailingSyncs,
+             "failing-log-syncs": FailingLogSyncs}
 
 
 def _end(instance, how):

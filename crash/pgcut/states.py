@@ -17,7 +17,9 @@ PAGE = 8192
 
 # Where a file belongs, by the first part of its path.
 RELATION, LOG, WAL, OTHER = "relation", "log", "wal", "other"
-_AREAS = {"base": RELATION, "global": RELATION, "pg_tblspc": RELATION,
+# Directory of the tablespaces that symbolic links in pg_tblspc lead to, each by its number.
+SPACES = "spaces"
+_AREAS = {"base": RELATION, "global": RELATION, "pg_tblspc": RELATION, SPACES: RELATION,
           "pg_doublewrite": LOG, "pg_wal": WAL}
 
 
@@ -184,7 +186,13 @@ class Fault:
                                 # "restore" or "any"
     model: str                  # its name in the fault model
     weight: int = 1
-    rotten: tuple = ()          # areas in which a sector is unreadable for good
+    rotten: tuple = ()          # areas in which a sector is noise for good
+    unreadable: str = ""        # area of which a file cannot be read any more
+
+    @property
+    def reported(self):
+        """Say whether it is enough that the server reports the damage."""
+        return bool(self.rotten or self.unreadable)
 
 
 FAULTS = {
@@ -205,6 +213,8 @@ FAULTS = {
     "rotten-page": Fault(_all_kept, "any", "F9", 1, (RELATION,)),
     "rotten-log": Fault(_all_kept, LOG, "F9", 1, (LOG,)),
     "rotten-both": Fault(_all_kept, LOG, "F9", 1, (LOG, RELATION)),
+    "unreadable-log": Fault(_all_kept, LOG, "F9", 1, unreadable=LOG),
+    "unreadable-page": Fault(_all_kept, RELATION, "F9", 1, unreadable=RELATION),
 }
 
 
@@ -310,7 +320,7 @@ def sampled(places, seed, count, faults=None, nested_share=0.0):
     for _ in range(count):
         fault = rng.choices(names, weights)[0]
         nested = 0
-        while not FAULTS[fault].rotten and nested < 3 and rng.random() < nested_share:
+        while not FAULTS[fault].reported and nested < 3 and rng.random() < nested_share:
             nested += 1
         yield State(places.random(rng, FAULTS[fault].about), fault, rng.randrange(1 << 30),
                     rng.choice((512, 512, 4096)), nested)

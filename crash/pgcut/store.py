@@ -1,20 +1,16 @@
 """A data directory whose power can be cut: its writes are recorded, its image is what is left."""
 
 import contextlib
-import os
 import shutil
 import subprocess
 from pathlib import Path
 
 from . import server
 from .disk import Disk, write_tree
-from .explore import LEFT_OUT
-from .mount import recorded
+from .explore import ALWAYS_LEFT_OUT
+from .mount import recorded, set_fault
 from .recording import Recording
 from .states import Places, State, choose
-
-# A server that has become a standby must stay one.
-_LEFT_OUT = tuple(name for name in LEFT_OUT if name != "standby.signal")
 
 # A recording that is longer than this begins anew when the server stops.
 LONG_BYTES = 300 << 20
@@ -49,7 +45,8 @@ class Store:
         disk.advance(len(recording.ops))
         choice = choose(disk, State(len(recording.ops), fault, seed, unit), Places(recording).areas)
         with server.as_user():
-            write_tree(disk.tree(choice), self._base, _LEFT_OUT)
+            # A server that has become a standby must stay one.
+            write_tree(disk.tree(choice), self._base, ALWAYS_LEFT_OUT)
         self._mount()
 
     def renew(self):
@@ -63,7 +60,7 @@ class Store:
 
     def set_fault(self, rule):
         """Make operations fail, as the recorder's attribute says."""
-        os.setxattr(self.data, "user.pgcut.fault", rule.encode())
+        set_fault(self.data, rule)
 
     def close(self):
         self._unmount()

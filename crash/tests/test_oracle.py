@@ -4,6 +4,7 @@ Programs of PostgreSQL are those in PGCUT_BINDIR, else those of `./dev bindir te
 """
 
 import itertools
+import json
 import os
 import shutil
 import subprocess
@@ -14,11 +15,12 @@ import unittest
 from contextlib import closing
 from pathlib import Path
 
-from pgcut import oracle, server
+from pgcut import alarms, oracle, server
 
 try:
     import psycopg2
-    from pgcut import workload
+    from pgcut import plans, workload
+    from pgcut.client import Run
     from pgcut.table import METHODS
 except ImportError:
     psycopg2 = None
@@ -237,7 +239,7 @@ class OracleTest(unittest.TestCase):
     def test_every_kind_has_worked(self):
         for kind, cls in workload.KINDS.items():
             done = [e for e in self.acks if e["client"] == f"{kind}-1" and e["what"] == "ack"]
-            if kind not in ("checkpoint", "mode"):
+            if kind not in ("catalog", "checkpoint", "mode"):
                 self.assertTrue(done, kind)
         self.assertFalse([e for e in self.acks if e.get("unknown") or e["what"] == "complaint"])
         self.assertTrue([e for e in self.acks if e["what"] == "effect"])
@@ -316,6 +318,17 @@ class OracleTest(unittest.TestCase):
     def test_lost_account(self):
         self.sql("DELETE FROM load.accounts WHERE id = 9")
         self.assertIn("accounts: 1499 hold", self.verdict())
+
+    # Large objects.
+
+    def test_large_object_that_is_lost_or_not_what_it_was(self):
+        number = self.sql("SELECT max(oid) FROM pg_largeobject_metadata")[0]
+        self.sql(f"SELECT lo_put({number}, 0, '\\x00')", f"SELECT lo_put({number}, 0, '\\x01')")
+        self.assertIn(f"large object {number} after", self.verdict())
+        self.sql(f"SELECT lo_unlink({number})", "SELECT lo_create(77)")
+        complaints = self.verdict()
+        self.assertIn(f"large object {number}: ", complaints)
+        self.assertIn("large object 77 should not be there", complaints)
 
     # Sequences, prepared transactions, databases, tablespaces.
 
@@ -557,6 +570,15 @@ class ExpectationTest(unittest.TestCase):
                                  {"acked": acked, "issued": issued})
         self.assertEqual(self.expect(*events, moment=-1)["clients"]["a"], {"acked": 4, "issued": 4})
 
+    def test_lazy_transactions(self):
+        events = [("a", "issue", dict(n=1)), ("a", "ack", dict(n=1, lazy=True)),
+                  ("a", "issue", dict(n=2)), ("a", "ack", dict(n=2))]
+        wanted = [(0, 1), (0, 1), (0, 2), (2, 2)]
+        for moment, (acked, issued) in enumerate(wanted):
+            with self.subTest(moment=moment):
+                self.assertEqual(self.expect(*events, moment=moment)["clients"]["a"],
+                                 {"acked": acked, "issued": issued})
+
     def test_prepared(self):
         one = dict(n=3, gid="g")
         events = [("p", "prepare", one), ("p", "prepared", one), ("p", "issue", dict(n=3)),
@@ -627,6 +649,110 @@ class ExpectationTest(unittest.TestCase):
         self.assertEqual(allowed(26), [])
         self.assertEqual(allowed(32), ["base/5/3"])
         self.assertEqual(allowed(32, acks[:-1]), ["base/5/3", "base/5/4"])
+
+
+class AlarmsTest(unittest.TestCase):
+    """What is a finding though no verdict speaks of it."""
+
+    def test_clients(self):
+        events = [{"client": "a", "what": "fail", "error": text, "sqlstate": code}
+                  for code, text in (("40P01", "deadlock"), ("XX000", "bug"), ("58P01", "no file"),
+                                     ("", "gone"), ("XX000", "bug"))]
+        self.assertEqual(alarms.of_clients([*events, {"client": "a", "what": "ack", "n": 1}]),
+                         ["a was told XX000: bug", "a was told 58P01: no file"])
+
+    def test_server(self):
+        lines = ["2026-01-01 00:00:00.000 UTC [7] XX001 ERROR:  invalid page",
+                 "2026-01-01 00:00:00.000 UTC [7] XX001 WARNING:  page verification failed",
+                 "2026-01-01 00:00:00.000 UTC [7] 57P01 FATAL:  terminating connection",
+                 "2026-01-01 00:00:00.000 UTC [7] 58030 FATAL:  could not read"]
+        self.assertEqual(alarms.of_server("\n".join(lines)), [lines[0], lines[3]])
+
+
+class ClientsTest(unittest.TestCase):
+    """What clients find out for themselves."""
+
+    @classmethod
+    def setUpClass(cls):
+        if psycopg2 is None:
+            raise unittest.SkipTest("python3-psycopg2 is not installed")
+        holder = tempfile.TemporaryDirectory(prefix="pgcut-clients-", dir=SCRATCH)
+        cls.addClassCleanup(holder.cleanup)
+        cls.cluster = cluster = Cluster(bindir(), holder.name, checksums=True)
+        cls.addClassCleanup(lambda: cluster.instance.close())
+
+    def client(self, kind):
+        """Return a client that is connected, and of which nothing is left to chance."""
+        client, = workload.make_clients(Run(self.cluster.instance.connect, 5), {kind: 1})
+        self.assertTrue(client.try_connect())
+        self.addCleanup(client.connection.close)
+        client.aborts = 0
+        return client
+
+    def complaints(self, client):
+        return [event["text"] for event in client.run.record.acks if event["what"] == "complaint"]
+
+    def test_looks_by_every_plan(self):
+        client = self.client("method")
+        client.model = {name: table for name, table in client.model.items() if "btree" in name}
+        table = client.any_table()
+        client.look()
+        self.assertEqual(self.complaints(client), [])
+        table.forget([max(table.rows)])
+        client.look()
+        found = "\n".join(self.complaints(client))
+        for plan in plans.PLANS:
+            self.assertIn(f"by a scan that is {plan}: {len(table.rows) + 1} rows", found)
+
+    def test_looks_by_indexes(self):
+        client = self.client("method")
+        name = "load.method_1_hash"
+        client.model = {name: client.model[name]}
+        with closing(self.cluster.instance.connect()) as connection:
+            connection.autocommit = True
+            cursor = connection.cursor()
+            for ready in "false", "true":
+                cursor.execute(f"UPDATE pg_index SET indisready = {ready}"
+                               f" WHERE indexrelid = '{name}_hash'::regclass")
+                if ready == "false":
+                    with client.transaction(deliberate=False) as own:
+                        client.any_table().insert(own, client.rng, 3)
+        client.look()
+        self.assertIn("rows and sum of ids are", "\n".join(self.complaints(client)))
+
+    def test_looks_at_accounts(self):
+        client = self.client("transfer")
+        client.look()
+        self.assertEqual(self.complaints(client), [])
+        with closing(self.cluster.instance.connect()) as connection:
+            connection.cursor().execute("UPDATE load.accounts SET balance = balance + 1"
+                                        " WHERE id = 3")
+            connection.commit()
+        client.look()
+        self.assertEqual(len(self.complaints(client)), 3)
+
+    def test_decides_what_was_left_prepared(self):
+        decided = set()
+        for seed in range(20):
+            client = self.client("prepared")
+            client.rng.seed(seed)
+            before, n = client.save(), client.n + 1
+            with client.connection.cursor() as cursor:
+                cursor.execute("BEGIN")
+                client.table("t").insert(cursor, client.rng, 2)
+                cursor.execute("INSERT INTO oracle.journal VALUES (%s, %s, %s)",
+                               (client.name, n, json.dumps(client.state())))
+                cursor.execute(f"PREPARE TRANSACTION '{client.name}:{n}:0'")
+            prepared, _ = client.save()
+            client.restore(before)
+            client.connection.close()
+            self.assertTrue(client.connect())
+            self.assertEqual(self.complaints(client), [])
+            decided.add(client.n == n)
+            wanted = prepared if client.n == n else before[0]
+            self.assertEqual({t.name: t.sum for t in client.model.values()},
+                             {t.name: t.sum for t in wanted.values()})
+        self.assertEqual(decided, {False, True})
 
 
 class LivesTest(unittest.TestCase):

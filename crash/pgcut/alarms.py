@@ -1,0 +1,19 @@
+"""What a server says only if it, or its storage, is broken: SQLSTATEs of classes XX and 58."""
+
+import re
+
+CLASSES = ("XX", "58")
+
+_LINE = re.compile(r"^.*\] (\w{2})\w{3} .*(?:ERROR|FATAL|PANIC):.*$", re.MULTILINE)
+
+
+def of_clients(events, classes=CLASSES):
+    """Return what clients were told, by the events of a load, that nobody should be told."""
+    return list(dict.fromkeys(
+        f"{event['client']} was told {event['sqlstate']}: {event['error']}" for event in events
+        if event["what"] == "fail" and event.get("sqlstate", "")[:2] in classes))
+
+
+def of_server(log, classes=CLASSES):
+    """Return the lines of a server log, with the prefix that matrix.FIXED has, that alarm."""
+    return list(dict.fromkeys(match[0] for match in _LINE.finditer(log) if match[1] in classes))

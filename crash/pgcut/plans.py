@@ -1,0 +1,28 @@
+"""Reading a table by every plan that there is: all must say the same."""
+
+_ROWS = "SELECT count(*), coalesce(sum(oracle.digest(id, v, body)), 0) FROM {table}"
+
+# By name: the kind of scan that oracle.force() leaves, and a query.
+PLANS = {
+    "sequential": ("seqscan", _ROWS),
+    "index": ("indexscan", _ROWS + " WHERE id > 0"),
+    "bitmap": ("bitmapscan", _ROWS + " WHERE id > 0"),
+    "backward": ("indexscan", "SELECT count(*), coalesce(sum(oracle.digest(id, v, body)), 0) FROM"
+                              " (SELECT * FROM {table} WHERE id > 0 ORDER BY id DESC) t"),
+    "index-only": ("indexonlyscan", "SELECT count(*), NULL FROM"
+                                    " (SELECT id FROM {table} WHERE id > 0 ORDER BY id) t"),
+}
+
+
+def disagreements(cursor, table, rows, total):
+    """Yield what a plan says of a table if it is not so many rows with this sum of digests.
+
+    The caller is in a transaction, from which oracle.force() does not get out.
+    """
+    for plan, (scan, query) in PLANS.items():
+        cursor.execute("SELECT oracle.force(%s)", (scan,))
+        cursor.execute(query.format(table=table))
+        said = cursor.fetchone()
+        if said[0] != rows or said[1] is not None and said[1] != total:
+            yield f"by a scan that is {plan}: {said[0]} rows with sum {said[1]}, " \
+                f"not {rows} with {total}"

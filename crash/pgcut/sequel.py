@@ -1,0 +1,77 @@
+"""What comes after a recovery: a server goes on from an image, with load, until it is cut off."""
+
+import json
+import re
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg2
+
+from . import alarms, oracle, server, workload
+from .mount import recorded
+from .recording import Recording
+
+# Of load: some transactions of each client.
+SECONDS = 2
+
+# A load that goes on for so long after its end waits for something that never comes.
+HANG_SECONDS = 180
+
+# What the oracle says of files that it reads past the server.
+_OF_FILES = re.compile("fork is not a page|fork has .* could be read")
+
+
+@dataclass
+class Sequel:
+    """The second recording of a state, which begins with its image."""
+
+    recording: Recording
+    complaints: list
+    log: str
+    first: int = 0              # operations that were recorded before the load began
+    begun: int = 0              # when that was
+
+
+def live_on(image, directory, context, expected, meta, seed):
+    """Recover an image on a recorder, ask whether all is there, load it and kill it.
+
+    `meta` is that of the recording that the image is from; the image is moved away.
+    """
+    directory = Path(directory)
+    complaints, acks = [], []
+    with recorded(context.recorder, image, directory, seed=seed) as mountpoint:
+        log = directory / "server.log"
+        instance = server.Server(context.bindir, mountpoint, log, env=context.recover_env)
+        watch = threading.Timer(HANG_SECONDS, instance.kill)
+        try:
+            instance.start()
+            watch.start()
+            complaints += _verify(instance, expected, checkpoint=seed % 2 == 0)
+            acks += workload.run(instance.connect, meta.get("kinds"), seconds=SECONDS, seed=seed,
+                                 modes=meta.get("modes", ()))
+            if watch.finished.is_set():
+                complaints.append("the load of a server that goes on from here hangs")
+        except (server.ServerError, psycopg2.Error) as error:
+            complaints.append(f"a server cannot go on from here: {error}: "
+                              + " / ".join(log.read_text().strip().splitlines()[-4:]))
+        finally:
+            watch.cancel()
+            instance.close()
+    Path(image).rename(directory / "base")
+    (directory / "acks.jsonl").write_text("".join(json.dumps(ack) + "\n" for ack in acks))
+    recording = Recording(directory)
+    text = log.read_text()
+    complaints += alarms.of_server(text) + alarms.of_clients(acks)
+    complaints += [event["text"] for event in acks if event["what"] == "complaint"]
+    sequel = Sequel(recording, complaints, text)
+    sequel.begun = next((event["t"] for event in acks if event["what"] == "resumed"), 0)
+    sequel.first = sum(op.time <= sequel.begun for op in recording.ops)
+    return sequel
+
+
+def _verify(instance, expected, checkpoint):
+    """Return what a server has lost.  Without a checkpoint its files may be out of date."""
+    complaints = oracle.verify_connected(instance.connect, expected, quick=True,
+                                         checkpoint=checkpoint)
+    return [text for text in complaints if checkpoint or not _OF_FILES.search(text)]

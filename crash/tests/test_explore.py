@@ -1,0 +1,89 @@
+"""Tests of what the explorer does with images: states that go on, and states of standbys."""
+
+import os
+import tempfile
+import unittest
+from pathlib import Path
+
+from pgcut import explore, matrix, server
+from pgcut.disk import Rules
+from pgcut.recording import Recording
+from pgcut.states import State
+from recorder_binary import SCRATCH, recorder_binary
+from test_oracle import bindir
+
+try:
+    from pgcut import record
+except ImportError:
+    record = None
+
+SETTINGS = {"io_torn_pages_protection": "double_writes"}
+KINDS = {"transfer": 2, "hint": 1, "prepared": 1}
+
+
+class ImagesTest(unittest.TestCase):
+
+    def setUp(self):
+        if record is None:
+            self.skipTest("python3-psycopg2 is not installed")
+        self.programs, self.recorder = bindir(), recorder_binary()
+        holder = tempfile.TemporaryDirectory(prefix="pgcut-explore-", dir=SCRATCH)
+        self.addCleanup(holder.cleanup)
+        os.chmod(holder.name, 0o755)
+        self.scratch = holder.name
+
+    def record(self, scenario):
+        """Return a recording of a short load."""
+        directory = Path(self.scratch) / scenario
+        settings, checksums = matrix.draw(2, wal_level="replica", autovacuum="off", **SETTINGS)
+        record.make(directory, record.Plan(2, matrix.replicating(settings), checksums, seconds=1,
+                                           lives=1, kinds=KINDS, scenario=scenario),
+                    self.programs, self.recorder, self.scratch)
+        return Recording(directory)
+
+    def outcome(self, recording, fault, **options):
+        """Return what becomes of the last state of a recording."""
+        context = explore.Context(self.programs, self.recorder, self.scratch, compare_every=0,
+                                  restart_every=0, **options)
+        return explore.Subject(recording, context).try_state(State(len(recording.ops), fault, 3))
+
+    def test_server_goes_on(self):
+        recording = self.record("primary")
+        outcome = self.outcome(recording, "all-lost", sequel_every=1)
+        self.assertEqual(outcome.complaints, [])
+        self.assertIn("sequel", outcome.phases)
+        outcome = self.outcome(recording, "all-kept", sequel_every=1,
+                               rules=Rules(ignore_syncs_below=("pg_wal",)))
+        self.assertRegex("\n".join(outcome.complaints), "was acknowledged, the last one there")
+
+    def test_standby_is_promoted(self):
+        recording = self.record("standby")
+        outcome = self.outcome(recording, "all-lost", standby_every=1, sequel_every=0)
+        self.assertEqual(outcome.complaints, [])
+        self.assertIn("standby", outcome.phases)
+        self.assertIn("selected new timeline ID", outcome.log)
+        recording.acks.append({"t": 1, "client": "hint-1", "what": "ack", "n": 99999})
+        outcome = self.outcome(recording, "all-lost", standby_every=1, sequel_every=0)
+        lost = "client hint-1: transaction 99999 was acknowledged"
+        self.assertEqual([complaint.partition(",")[0] for complaint in outcome.complaints],
+                         [lost, f"promoted: {lost}"])
+
+    def test_clusters_are_prepared_once(self):
+        plans = [record.Plan(seed, {"shared_buffers": buffers, **SETTINGS}, checksums, kinds=KINDS)
+                 for seed, (buffers, checksums) in enumerate((("1MB", True), ("2MB", True),
+                                                              ("1MB", False)))]
+        told = []
+        for plan in plans:
+            data = Path(self.scratch) / f"data-{plan.seed}"
+            record.prepared(data, plan, self.programs, self.scratch)
+            self.assertIn(plan.settings["shared_buffers"], (data / "postgresql.conf").read_text())
+            told.append(server.run(self.programs, "pg_controldata", "-D", data).stdout)
+        self.assertEqual(told[0], told[1])
+        self.assertNotEqual(told[0], told[2])
+        link, = (path for path in (data / "pg_tblspc").iterdir() if path.is_symlink())
+        self.assertTrue(list(link.glob("PG_*")))
+        self.assertTrue(link.resolve().is_relative_to(data))
+
+
+if __name__ == "__main__":
+    unittest.main()
