@@ -45,6 +45,7 @@ CONTROL_SETTINGS = {
     "double_write_compression": "off",
     "checkpoint_completion_target": "0.5", "checkpoint_flush_after": "0",
     "backend_flush_after": "0", "io_method": "sync", "wal_log_hints": "off",
+    "wal_consistency_checking": "",
 }
 
 
@@ -300,6 +301,7 @@ def _find(tools, control, recording, broken, result):
     subject = Subject(recording, Context(
         broken if control.recover else tools.bindir, tools.recorder, tools.scratch,
         rules=control.rules,
+        sequel_every=int(control.sequel), sequel_faults=control.faults,
         server_every=1 if control.server else Context.server_every))
     result.recording = describe(subject)
     if not result.violations:

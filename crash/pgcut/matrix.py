@@ -1,11 +1,22 @@
 """The settings under which the explorer runs servers, drawn at random.
 
 Each setting of ours must be in MATRIX: the gate of the repository checks it.
+
+CYCLE seeds that follow one another have each value of a setting together with each
+value of each other one: what two settings break together is met sooner than by chance.
 """
 
+import functools
 import random
+from itertools import combinations
 
-# Each value as often as it is named.
+# How many rows it takes for all pairs of values to be there, and some more.
+CYCLE = 36
+
+# Rows that are tried for each one that is taken: the more, the fewer rows there are.
+_CANDIDATES = 4
+
+# A value that is named twice is drawn more often where pairs leave the choice.
 MATRIX = {
     "io_torn_pages_protection": ("double_writes",) * 3 + ("full_pages",),
     "double_write_buffer_size": ("16MB", "16MB", "20MB", "-1"),
@@ -17,6 +28,7 @@ MATRIX = {
     "wal_level": ("minimal", "replica", "replica", "logical"),
     "wal_compression": ("off", "pglz", "lz4", "zstd"),
     "wal_log_hints": ("off", "on"),
+    "wal_consistency_checking": ("",) * 5 + ("all",),
     "wal_recycle": ("on", "off"),
     "wal_init_zero": ("on", "off"),
     "wal_sync_method": ("fdatasync", "fdatasync", "fsync", "open_datasync"),
@@ -50,20 +62,59 @@ FIXED = {
     "jit": "off",
     "log_checkpoints": "on",
     "log_min_messages": "log",
+    "log_line_prefix": "%m [%p] %e ",       # as alarms.py reads it
     "allow_in_place_tablespaces": "on",
     "restart_after_crash": "off",
     "autovacuum_naptime": "1s",
+    "deadlock_timeout": "100ms",
 }
 
 
 def draw(seed, **fixed):
     """Return (settings, checksums) drawn for a seed; `fixed` overrides draws."""
-    rng = random.Random(f"matrix/{seed}")
-    settings = {name: rng.choice(values) for name, values in MATRIX.items()}
-    checksums = rng.random() < 0.5
+    cycle, number = divmod(seed, CYCLE)
+    settings = dict(_rows(cycle)[number])
+    checksums = settings.pop("checksums")
     settings.update(FIXED)
     settings.update(fixed)
     return sanitised(settings), checksums
+
+
+@functools.cache
+def _rows(cycle):
+    """Return CYCLE rows, dicts, in which each pair of values of two parameters occurs."""
+    rng = random.Random(f"matrix/{cycle}")
+    values = {**MATRIX, "checksums": (False, True)}
+    missing = {frozenset(((a, x), (b, y))) for a, b in combinations(values, 2)
+               for x in values[a] for y in values[b]}
+    rows = []
+    while missing:
+        candidates = [_row(rng, values, missing) for _ in range(_CANDIDATES)]
+        row = max(candidates, key=lambda row: len(missing & _pairs(row)))
+        rows.append(row)
+        missing -= _pairs(row)
+    if len(rows) > CYCLE:
+        raise ValueError(f"{len(rows)} rows are needed for all pairs of values: raise CYCLE")
+    rows += [{name: rng.choice(values[name]) for name in values}
+             for _ in range(CYCLE - len(rows))]
+    rng.shuffle(rows)
+    return rows
+
+
+def _row(rng, values, missing):
+    """Return a row with one of the missing pairs, and greedily as many others as possible."""
+    row = dict(rng.choice(sorted(missing, key=sorted)))
+    for name in rng.sample(sorted(values), len(values)):
+        if name not in row:
+            chances = rng.sample(values[name], len(values[name]))
+            row[name] = max(chances, key=lambda value: sum(
+                frozenset(((name, value), other)) in missing for other in row.items()))
+    return row
+
+
+def _pairs(row):
+    """Return the pairs of values that a row has."""
+    return {frozenset(pair) for pair in combinations(row.items(), 2)}
 
 
 def sanitised(settings):

@@ -3,6 +3,7 @@
 import random
 import tempfile
 import unittest
+from itertools import combinations
 from pathlib import Path
 
 from history import History
@@ -66,7 +67,7 @@ class StatesTest(unittest.TestCase):
                     if op.kind == Kind.WRITE and fate > 0:
                         self.assertLess(fate, 1 << sectors(op, 512))
                     damaged |= fate != KEPT
-            self.assertEqual(damaged, name != "all-kept" and not fault.rotten, name)
+            self.assertEqual(damaged, name != "all-kept" and not fault.reported, name)
 
     def test_torn_page_tears_one(self):
         for seed in range(20):
@@ -129,6 +130,19 @@ class ConfigurationTest(unittest.TestCase):
         for name, values in matrix.MATRIX.items():
             drawn = {matrix.draw(seed)[0][name] for seed in range(200)}
             self.assertEqual(drawn, set(values), name)
+
+    def test_pairs_of_values_come_together(self):
+        values = {**matrix.MATRIX, "checksums": (False, True)}
+        wanted = {frozenset(((a, x), (b, y))) for a, b in combinations(values, 2)
+                  for x in values[a] for y in values[b]}
+        for cycle in (0, 7):
+            drawn = (matrix.draw(seed) for seed in range(cycle * matrix.CYCLE,
+                                                         (cycle + 1) * matrix.CYCLE))
+            seen = set()
+            for settings, checksums in drawn:
+                row = {**settings, "checksums": checksums}
+                seen |= {frozenset(((a, row[a]), (b, row[b]))) for a, b in combinations(values, 2)}
+            self.assertLessEqual(wanted, seen)
 
     def test_mutations_of_controls_fit_the_engine(self):
         if not WORK.exists():
