@@ -15,15 +15,16 @@ from .recording import Recording
 from .states import FAULTS, State
 
 # What is recorded, in turn.
-SCENARIO_CYCLE = ("primary", "primary", "standby", "backup", "primary", "errors",
+SCENARIO_CYCLE = ("primary", "primary", "standby", "backup", "reopened", "errors",
                   "primary", "primary", "standby", "backup", "failing-syncs",
                   "failing-log-syncs", "ext4", "xfs", "edited", "standby-mixed",
                   "standby-converted", "half-writes", "torn-writes")
 
 # What is recorded in turn for the protocol monitor alone: what the first recordings
 # of a short campaign are not of.
-WATCHED_CYCLE = ("standby-converted", "edited", "standby-mixed", "half-writes", "errors",
-                 "failing-syncs", "failing-log-syncs", "backup", "torn-writes")
+WATCHED_CYCLE = ("standby-converted", "edited", "standby-mixed", "half-writes", "reopened",
+                 "errors", "failing-syncs", "failing-log-syncs", "backup",
+                 "torn-writes")
 
 # Complaints, and damages, of a failure that are shown on the terminal.
 SHOWN = 4

@@ -23,10 +23,17 @@ from .broken import Workshop
 from .controls import CONTROLS
 from .explore import Context, Subject
 from .recording import Kind, Recording
-from .states import FAULTS, RELATION, LOG, WAL, Places, State, exhaustive, sampled
+from .states import (FAULTS, LOG, RELATION, WAL, WINDOW_FAULTS, Places, State, exhaustive,
+                     sampled)
 
 # Share of states whose recovery is cut, too; the same share of those twice, …
 NESTED_SHARE = 0.06
+
+# … and of those between opening and the checkpoint.
+WINDOW_NESTED_SHARE = 0.25
+
+# Lives of the recorded server, if not drawn.
+LIVES = {"backup": 1, "reopened": 4}
 
 # Failures of a recording that are minimised; more are only counted.
 MINIMISED = 3
@@ -143,7 +150,7 @@ def _kinds(scenario, settings, checksums, modes):
 
 def _run_job(tools, job):
     settings, checksums = matrix.draw(job.seed, **dict(job.overrides))
-    if job.scenario not in ("primary", "edited", "half-writes"):
+    if job.scenario not in ("primary", "edited", "reopened", "half-writes"):
         settings = matrix.replicating(settings)
     result = JobResult(f"recording {job.seed}", settings, checksums)
     directory = Path(tools.scratch) / f"recording-{job.seed}"
@@ -153,7 +160,7 @@ def _run_job(tools, job):
         job.scenario == "primary" and \
         "io_torn_pages_protection" not in dict(job.overrides) else ()
     plan = record.Plan(job.seed, settings, checksums, seconds=job.seconds,
-                       lives=1 if job.scenario == "backup" else rng.choice((1, 2, 2, 3)),
+                       lives=LIVES.get(job.scenario) or rng.choice((1, 2, 2, 3)),
                        kinds=_kinds(job.scenario, settings, checksums, modes),
                        modes=modes, scenario=job.scenario)
     try:
@@ -167,13 +174,19 @@ def _run_job(tools, job):
         if job.all_boundaries:
             states = list(islice(exhaustive(subject.places, job.seed), job.states))
         else:
-            states = list(sampled(subject.places, job.seed, job.states,
-                                  nested_share=NESTED_SHARE))
+            states = list(_sampled(subject.places, job))
         _try_all(subject, states, result)
         _keep_failures(tools, subject, result, directory)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     return result
+
+
+def _sampled(places, job):
+    """Return states of a recording; all of them in the window if that is what it is about."""
+    if job.scenario == "reopened":
+        return sampled(places, job.seed, job.states, WINDOW_FAULTS, WINDOW_NESTED_SHARE)
+    return sampled(places, job.seed, job.states, nested_share=NESTED_SHARE)
 
 
 def _run_block_job(tools, job):

@@ -106,9 +106,6 @@ CONTROLS = (
             record=True, scenario="failing-log-syncs", lives=6,
             faults=("torn-restore",), workloads=_BUSY),
     Control("torn-write-forgotten", "R11", "a page leaves the stage though its home write has failed",
-            edits=(Edit("home.c", "		for (int i = 0; i < npages; i++)\n			dw_restage_slot(slots[i], true);\n",
-                        '		if (pgcut_break("torn-write-forgotten"))\n			dw_release_slots(slots, npages);\n'
-                        "		else\n			for (int i = 0; i < npages; i++)\n				dw_restage_slot(slots[i], true);\n"),),
             record=True, monitored=True, scenario="torn-writes", lives=2),
     Control("bad-checksum-accepted", "R9", "restore accepts batches with wrong checksums",
             recover=True, faults=("torn-log",)),

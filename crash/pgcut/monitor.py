@@ -160,8 +160,8 @@ class Monitor:
         self._control_seqs = [0]
         self._recovered = _History(control[3])
         self.wal = WalIndex(recording, control[2])
-        self._wal_end = control[2]          # of what was written
-        self._wal_durable = _History(control[2])
+        self._wal_end = self.wal.base_end   # of what was written
+        self._wal_durable = _History(self.wal.base_end)
         self._wal_pending = defaultdict(list)
         self._wal_ahead = []
         self._image_free = 0

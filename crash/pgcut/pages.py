@@ -36,9 +36,8 @@ def fingerprint(data):
     Without free space maps: redo changes them like hints, so what becomes of a
     change depends on when the page is evicted.
     """
-    return {"end of WAL": end_of_wal(data),
-            **{path: zlib.crc32((Path(data) / path).read_bytes())
-               for path in relation_files(data) if "_fsm" not in path}}
+    return {path: zlib.crc32((Path(data) / path).read_bytes())
+            for path in relation_files(data) if "_fsm" not in path}
 
 
 def future_lsns(data, unfinished):

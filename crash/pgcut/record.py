@@ -185,6 +185,9 @@ class Primary:
     # Classes of SQLSTATE that are findings; none if something is made to fail.
     alarming = alarms.CLASSES
 
+    # How lives end.
+    ends = ENDS
+
     # What a server may not say before any crash.
     bad_lines = re.compile(r'(?:PANIC|TRAP|ERROR:  could not (?:open|write|read)[^"]* file '
                            r'"(?:base|global|pg_tblspc)/).*')
@@ -211,7 +214,7 @@ class Primary:
                     self.begin_life(life)
                     instance.start()
                     self.load(instance)
-                    _end(instance, self.rng.choice(ENDS))
+                    _end(instance, self.rng.choice(self.ends))
                 except (server.ServerError, psycopg2.OperationalError) as exc:
                     # A server that a control has broken may not even start
                     # again, which is what the control is looking for.
@@ -269,6 +272,28 @@ class Edited(Primary):
         first = MODES.index(self.plan.settings[MODE])
         server.write_settings(self.data, {MODE: MODES[(first + life + 1) % 2],
                                           "checkpoint_timeout": "30s", "max_wal_size": "256MB"})
+
+
+class Reopened(Primary):
+    """Lives end in crashes, and clients get in again long before a checkpoint.
+
+    Some lives have another wal_level than the one before, with which the checkpoint
+    may have to come first.  Buffers are few, so that pages go home meanwhile.
+    """
+
+    ends = ("immediate", "kill")
+
+    def workloads(self):
+        return {kind: clients for kind, clients in self.plan.kinds.items()
+                if kind != "checkpoint" or self.rng.random() < 0.2}
+
+    def begin_life(self, life):
+        level = self.rng.choice(("replica", "replica", "replica", "logical", "minimal"))
+        server.write_settings(self.data, {
+            "wal_level": level, "max_wal_senders": "0" if level == "minimal" else "10",
+            "checkpoint_timeout": "30s", "checkpoint_completion_target": "0.9",
+            "max_wal_size": "256MB", "shared_buffers": "512kB",
+            "bgwriter_lru_maxpages": "100", "bgwriter_delay": "10ms"})
 
 
 class Standby(Primary):
@@ -531,7 +556,7 @@ def _run(instance, statement):
         connection.cursor().execute(statement)
 
 
-SCENARIOS = {"primary": Primary, "edited": Edited, "standby": Standby,
+SCENARIOS = {"primary": Primary, "edited": Edited, "reopened": Reopened, "standby": Standby,
              "standby-mixed": MixedStandby, "standby-converted": ConvertedStandby,
              "backup": Backup, "errors": Errors, "torn-writes": TornWrites,
              "half-writes": HalfWrites, "failing-syncs": FailingSyncs,

@@ -183,7 +183,7 @@ class Fault:
 
     choose: object
     about: str                  # an area, "names", "checkpoint", "recovery",
-                                # "restore" or "any"
+                                # "restore", "window" or "any"
     model: str                  # its name in the fault model
     weight: int = 1
     rotten: tuple = ()          # areas in which a sector is noise for good
@@ -205,6 +205,8 @@ FAULTS = {
     "torn-runs": Fault(_torn_runs, RELATION, "F4", 3),
     "torn-recovery": Fault(_torn_pages, "recovery", "F3, F7", 1),
     "torn-restore": Fault(_torn_pages, "restore", "F3, F7", 1),
+    "torn-window": Fault(_torn_pages, "window", "F3, F7", 1),
+    "storm-window": Fault(_storm, "window", "F2-F7", 1),
     "torn-log": Fault(_torn_log, LOG, "F5", 3),
     "torn-wal": Fault(_torn_wal, WAL, "F5", 2),
     "names": Fault(_names, "names", "F6", 2),
@@ -216,6 +218,10 @@ FAULTS = {
     "unreadable-log": Fault(_all_kept, LOG, "F9", 1, unreadable=LOG),
     "unreadable-page": Fault(_all_kept, RELATION, "F9", 1, unreadable=RELATION),
 }
+
+
+# Cuts between the moment when clients get in and the checkpoint that follows.
+WINDOW_FAULTS = tuple(name for name, fault in FAULTS.items() if fault.about == "window")
 
 
 def choose(disk, state, areas):
@@ -238,7 +244,7 @@ class Places:
         self.last = len(recording.ops)
         self.syncs = []
         self._writes = {RELATION: [], LOG: [], WAL: [], OTHER: [], "names": [], "recovery": [],
-                        "restore": []}
+                        "restore": [], "window": []}
         self._checkpoints = []
         for op in recording.ops[first:]:
             where = self.areas.get(op.ino, OTHER)
@@ -250,6 +256,9 @@ class Places:
                 self.syncs.append(op.seq)
                 if op.ino in control_files:
                     self._checkpoints.append(op.seq)
+        for begin, end in _windows(recording, control_files):
+            self._writes["window"] += [op.seq for op in recording.ops[first:]
+                                       if op.kind in DATA_KINDS and begin < op.time < end]
         for begin, end in _starts(recording):
             self._enter_recovery([op for op in recording.ops[first:]
                                   if op.kind in DATA_KINDS and begin < op.time < end])
@@ -301,6 +310,17 @@ def _starts(recording):
     for op in recording.ops:
         if op.kind == Kind.CREATE and op.name == "postmaster.pid":
             yield op.time, next((time for time in loads if time > op.time), math.inf)
+
+
+def _windows(recording, control_files):
+    """Yield when clients got in after a stop or crash, and when pg_control was next synced.
+
+    That is done by the checkpoint that follows, or else by the next start.
+    """
+    written = [op.time for op in recording.ops
+               if op.kind == Kind.SYNC and op.ino in control_files]
+    for begin in [event["t"] for event in recording.acks if event["what"] == "resumed"][1:]:
+        yield begin, next((time for time in written if time > begin), math.inf)
 
 
 def exhaustive(places, seed):

@@ -39,9 +39,14 @@ class WalIndex:
         self._redo = redo
         self._seen = {}                     # page -> redo pointer of its last record
         self._hints_logged = _hints_logged(recording.meta)
-        stream = wal.Stream(self.segments, self.segment_size, redo // self.segment_size)
-        for record in stream.records(redo):
+        # Where WAL ended when the recording began: all of that is durable
+        self.base_end = max((record.end for record in self._records(
+            _base_segments(recording), redo)), default=redo)
+        for record in self._records(self.segments, redo):
             self._enter(record)
+
+    def _records(self, segments, redo):
+        return wal.Stream(segments, self.segment_size, redo // self.segment_size).records(redo)
 
     # What was asked for
 
@@ -167,14 +172,10 @@ def _hints_logged(meta):
 
 
 def _segments(recording):
-    """Return ({number: content}, size) of the WAL segments of a recording."""
+    """Return ({number: content}, size) of the WAL segments of a recording, as they were last."""
     directory = next(entry.ino for entry in recording.entries if entry.path == "pg_wal")
-    contents, names, found = {}, {}, {}
-    for entry in recording.entries:
-        folder, _, name = entry.path.rpartition("/")
-        if folder == "pg_wal" and entry.type == "f":
-            names[entry.ino] = name
-            contents[entry.ino] = bytearray((recording.base / entry.path).read_bytes())
+    names, contents = _base_contents(recording)
+    found = {}
     for op in recording.ops:
         if op.kind == Kind.CREATE and op.a == directory:
             names[op.ino], contents[op.ino] = op.name, bytearray()
@@ -189,9 +190,33 @@ def _segments(recording):
             _keep(found, names.pop(op.ino), contents[op.ino])
     for ino, name in names.items():
         _keep(found, name, contents[ino])
+    return _numbered(found)
+
+
+def _base_contents(recording):
+    """Return ({inode: name}, {inode: content}) of the segments before the recording."""
+    names, contents = {}, {}
+    for entry in recording.entries:
+        folder, _, name = entry.path.rpartition("/")
+        if folder == "pg_wal" and entry.type == "f":
+            names[entry.ino] = name
+            contents[entry.ino] = bytearray((recording.base / entry.path).read_bytes())
+    return names, contents
+
+
+def _base_segments(recording):
+    """Return {number: content} of the segments before the recording."""
+    names, contents = _base_contents(recording)
+    found = {}
+    for ino, name in names.items():
+        _keep(found, name, contents[ino])
+    return _numbered(found)[0]
+
+
+def _numbered(found):
+    """Return ({number: content}, size) of segments; of two timelines the later one counts."""
     size = next(filter(None, (struct.unpack_from("<I", content, _SEGMENT_SIZE_AT)[0]
                               for content in found.values())))
-    # of two timelines the later one counts
     return {wal.number_of(key, size): found[key] for key in sorted(found)}, size
 
 

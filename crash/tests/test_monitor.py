@@ -59,13 +59,16 @@ class MonitorTest(unittest.TestCase):
 
     mode = "double_writes"
     checksums = True
+    filled = 0                  # bytes of WAL before the checkpoint
 
     def setUp(self):
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
         self.wal = Wal()
+        while len(self.wal.content) < self.filled:
+            self.wal.change(page_of(0))
         self.redo = self.wal.shutdown_checkpoint(images=self.mode == "full_pages")[0]
-        self.written = 0            # of WAL, so far
+        self.written = len(self.wal.content)    # of WAL, so far
         self.at = 0                 # in the log
         base = {"base": None, "base/5": None, FILE: content(1) * 4, "global": None,
                 "global/pg_control": control(self.redo), "pg_wal": None,
@@ -256,6 +259,16 @@ class HealthyTest(MonitorTest):
     def test_zeroes_and_extension(self):
         self.history.write(self.file, 4 * 8192, bytes(8192))
         self.history.write(self.file, 5 * 8192, content(self.wal.lsn))
+
+
+class StraddlingTest(HealthyTest):
+    """The same; the checkpoint at which the recording begins ends on another page of WAL."""
+
+    filled = 8192 - 100
+
+    def test_first_write_begins_within_the_checkpoint(self):
+        self.assertLess(self.redo // 8192, (SEGMENT * SEGMENT_SIZE + self.written) // 8192)
+        self.protected_write()
 
 
 class ViolationTest(MonitorTest):
