@@ -278,7 +278,8 @@ class Reopened(Primary):
     """Lives end in crashes, and clients get in again long before a checkpoint.
 
     Some lives have another wal_level than the one before, with which the checkpoint
-    may have to come first.  Buffers are few, so that pages go home meanwhile.
+    may have to come first.  Buffers are few, so that pages go home meanwhile, and the more
+    of them, the longer the checkpoint takes.
     """
 
     ends = ("immediate", "kill")
@@ -292,7 +293,8 @@ class Reopened(Primary):
         server.write_settings(self.data, {
             "wal_level": level, "max_wal_senders": "0" if level == "minimal" else "10",
             "checkpoint_timeout": "30s", "checkpoint_completion_target": "0.9",
-            "max_wal_size": "256MB", "shared_buffers": "512kB",
+            "max_wal_size": "256MB",
+            "shared_buffers": self.rng.choice(("512kB", "1MB", "2MB")),
             "bgwriter_lru_maxpages": "100", "bgwriter_delay": "10ms"})
 
 
