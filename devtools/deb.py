@@ -156,7 +156,7 @@ def in_chroot(paths, script, binds=()):
 
 def _isolated(command, env=None):
     """Run a command in namespaces of its own: no mount, no process gets out."""
-    run(["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child",
+    run(["unshare", "--mount", "--propagation", "slave", "--pid", "--fork", "--kill-child",
          *command], env=env)
 
 

@@ -166,7 +166,7 @@ def run_all(paths, mutations):
 
 def _enclosed(paths, mutation):
     """Call inside() in namespaces that end with it; returns its Outcome."""
-    command = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--ipc",
+    command = ["unshare", "--mount", "--propagation", "slave", "--pid", "--fork", "--ipc",
                "--kill-child", "--mount-proc", sys.executable, paths.repo / "dev",
                "mutate", "--inside", mutation.name]
     done = run(command, capture=True, check=False)

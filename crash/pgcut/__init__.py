@@ -30,6 +30,7 @@ One module per concern, listed so that each may use only those above it:
     record       makes a recording
     blockstates  states of a block device
     controls     what is broken on purpose
+    broken       servers that break a rule
     campaign     many recordings, and their states
     report       the outcome of a campaign
     realcut      real power cuts

@@ -42,7 +42,7 @@ def live_on(image, directory, context, expected, meta, seed):
     complaints, acks = [], []
     with recorded(context.recorder, image, directory, seed=seed) as mountpoint:
         log = directory / "server.log"
-        instance = server.Server(context.bindir, mountpoint, log, env=context.recover_env)
+        instance = server.Server(context.bindir, mountpoint, log)
         watch = threading.Timer(HANG_SECONDS, instance.kill)
         try:
             instance.start()

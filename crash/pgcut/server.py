@@ -26,9 +26,9 @@ START_SECONDS = 300
 CONNECT_SECONDS = 120
 
 
-def run(bindir, program, *arguments, env=None, **options):
-    """Run a program of PostgreSQL; `env` adds to its environment.  Returns the process."""
-    return postgres.run_program(bindir, program, *arguments, env=environment(env), **options)
+def run(bindir, program, *arguments, **options):
+    """Run a program of PostgreSQL.  Returns the process."""
+    return postgres.run_program(bindir, program, *arguments, env=environment(), **options)
 
 
 def make_cluster(bindir, directory, checksums, segment_mb=1):
@@ -44,13 +44,10 @@ def write_settings(directory, settings, file="postgresql.conf"):
 
 
 class Server(postgres.Server):
-    """A server on a data directory, listening on a Unix socket only.
+    """A server on a data directory, listening on a Unix socket only."""
 
-    `env` adds to its environment.
-    """
-
-    def __init__(self, bindir, data, log, env=None, sockets=None):
-        super().__init__(bindir, data, log, environment(env), sockets)
+    def __init__(self, bindir, data, log, sockets=None):
+        super().__init__(bindir, data, log, environment(), sockets)
         self._process = None
 
     def make_sockets(self):
