@@ -22,27 +22,6 @@ my $setup = q{
 	INSERT INTO t SELECT i, 0, repeat('x', 1000) FROM generate_series(1, 100) i;
 	CHECKPOINT};
 
-# A quiet server whose background writer does nothing until the end
-sub new_node
-{
-	my ($name, %params) = @_;
-	my $node = dw_quiet_node($name, %params);
-
-	$node->{bgwriter} = $node->safe_psql('postgres',
-		"SELECT pid FROM pg_stat_activity WHERE backend_type = 'background writer'");
-	kill('STOP', $node->{bgwriter});
-	return $node;
-}
-
-sub stop
-{
-	my ($node, $mode) = @_;
-
-	kill('CONT', $node->{bgwriter});
-	$node->stop($mode);
-	return;
-}
-
 # Run SQL in a session of its own, which may wait or fail.
 sub background
 {
@@ -84,7 +63,7 @@ sub log_is_free
 # --- A batch that an error has left outlives the truncation of its pages
 
 {
-	my $node = new_node('outlived', conf => 'double_write_stage_size = 8MB');
+	my $node = dw_quiet_node('outlived', conf => 'double_write_stage_size = 8MB');
 
 	$node->safe_psql('postgres', q{
 		CREATE EXTENSION pg_visibility;
@@ -112,13 +91,13 @@ sub log_is_free
 	is($count->('seqscan'), 10000, 'rows by visibility map and index');
 	$node->safe_psql('postgres', 'SELECT dw_drain()');
 	is($count->('seqscan'), 10000, '... and when all is home');
-	stop($node);
+	$node->stop;
 }
 
 # --- The same block is added again and staged anew beside its discarded copy
 
 {
-	my $node = new_node('added_again');
+	my $node = dw_quiet_node('added_again');
 
 	$node->safe_psql('postgres', $_) foreach (
 		$setup,
@@ -141,7 +120,7 @@ sub log_is_free
 	is($node->safe_psql('postgres', 'SELECT in_use FROM dw_state()'), 0, 'stage is empty');
 	is($node->safe_psql('postgres', 'SELECT count(*), min(v), max(v) FROM t'),
 		'50|3|3', 'new pages are home');
-	stop($node);
+	$node->stop;
 }
 
 # --- A page that may be torn at home is removed: the only good copy stays in
@@ -156,7 +135,7 @@ foreach my $what (sort keys %removals)
 {
 	my $in_batch = $what =~ /batch/;
 	my ($name) = $what =~ /^(\w+)/;
-	my $node = new_node($name . ($in_batch ? '_batch' : ''));
+	my $node = dw_quiet_node($name . ($in_batch ? '_batch' : ''));
 
 	$node->safe_psql('postgres', $setup);
 	my $path = $node->safe_psql('postgres', "SELECT pg_relation_filepath('t')");
@@ -188,7 +167,7 @@ foreach my $what (sort keys %removals)
 	}
 	$node->safe_psql('postgres', q{SELECT dw_clear('doublewrite-home-write'), dw_drain()});
 	$node->safe_psql('postgres', 'SELECT dw_sync_cycle()');
-	stop($node, 'immediate');
+	$node->stop('immediate');
 
 	cmp_ok(live_copies_of($node, $path), '>', 0, "$what: copies are still live");
 
@@ -210,7 +189,7 @@ foreach my $what (sort keys %removals)
 # needed, and before the log is given up
 
 {
-	my $node = new_node('released', conf => 'double_write_buffer_size = 16MB');
+	my $node = dw_quiet_node('released', conf => 'double_write_buffer_size = 16MB');
 	my $remove_torn = sub {
 		$node->safe_psql('postgres', $setup);
 		$node->safe_psql('postgres', q{
@@ -244,13 +223,13 @@ foreach my $what (sort keys %removals)
 	$node->reload;
 	ok($node->poll_query_until('postgres', 'SELECT NOT armed FROM dw_state()'),
 		'not when the log is given up');
-	stop($node);
+	$node->stop;
 }
 
 # --- A truncation is forgotten when the log holds no copy from before it
 
 {
-	my $node = new_node('forgotten', conf => qq{
+	my $node = dw_quiet_node('forgotten', conf => qq{
 wal_level = minimal
 max_wal_senders = 0
 });
@@ -272,7 +251,7 @@ max_wal_senders = 0
 	$node->safe_psql('postgres', $setup);
 	cmp_ok($cycles->('one', 0), '>', 0, 'commit after a truncation empties the log');
 	is($cycles->('two', 1), 0, '... but not after a checkpoint');
-	stop($node);
+	$node->stop;
 }
 
 done_testing();

@@ -17,11 +17,6 @@ use Test::More;
 dw_require_injection_points();
 
 my $node = dw_quiet_node('main');
-
-# nobody but the test writes pages back
-my $bgwriter = $node->safe_psql('postgres',
-	"SELECT pid FROM pg_stat_activity WHERE backend_type = 'background writer'");
-kill('STOP', $bgwriter);
 $node->safe_psql('postgres', q{
 	CREATE TABLE a AS SELECT i AS id FROM generate_series(1, 100) i;
 	CREATE TABLE b AS SELECT i AS id FROM generate_series(1, 100) i;
@@ -73,12 +68,10 @@ if ($idle)
 	$session->quit;
 	is($node->safe_psql('postgres', 'SELECT in_use FROM dw_state()'),
 		0, 'all pages are home');
-	kill('CONT', $bgwriter);
 	$node->stop;
 }
 else
 {
-	kill('CONT', $bgwriter);
 	$node->stop('immediate');
 	$session->{run}->finish;
 }

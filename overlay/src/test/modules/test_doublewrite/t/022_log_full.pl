@@ -39,11 +39,7 @@ sub full_node
 		INSERT INTO t2 SELECT * FROM t;
 		CHECKPOINT;
 		SELECT dw_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000)});
-	$node->{stopped} = [
-		split /\n/, $node->safe_psql('postgres',
-			"SELECT pid FROM pg_stat_activity WHERE backend_type IN ('background writer', 'checkpointer')")
-	];
-	kill('STOP', @{ $node->{stopped} });
+	$node->{stopped} = [ dw_stop_processes($node, 'checkpointer') ];
 	return $node;
 }
 

@@ -17,9 +17,6 @@ use Test::More;
 dw_require_injection_points();
 
 my $node = dw_quiet_node('main');
-my $bgwriter = $node->safe_psql('postgres',
-	"SELECT pid FROM pg_stat_activity WHERE backend_type = 'background writer'");
-kill('STOP', $bgwriter);
 $node->safe_psql('postgres', q{
 	CREATE TABLE t AS SELECT i AS id FROM generate_series(1, 100) i;
 	CREATE TABLE u AS SELECT i AS id FROM generate_series(1, 100) i;
@@ -102,7 +99,6 @@ wake_up('test-doublewrite-holding');
 $_->query('SELECT 1') foreach ($first, $flusher, $second);
 $_->quit foreach ($first, $flusher, $second);
 is($node->safe_psql('postgres', 'SELECT in_use FROM dw_state()'), 0, 'all is home');
-kill('CONT', $bgwriter);
 $node->stop;
 
 done_testing();

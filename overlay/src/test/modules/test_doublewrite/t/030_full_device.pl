@@ -46,12 +46,10 @@ double_write_buffer_size = 64MB
 bgwriter_delay = 200ms
 test_doublewrite.quiet = off
 });
-	my $bgwriter = $node->safe_psql('postgres',
-		"SELECT pid FROM pg_stat_activity WHERE backend_type = 'background writer'");
 	my $dir = PostgreSQL::Test::Utils::tempdir();
 
 	$turns = 0;
-	kill('STOP', $bgwriter);
+	my @stopped = dw_stop_processes($node, 'background writer');
 	$node->safe_psql('postgres', $_) foreach (
 		q{SELECT dw_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000)},
 		"CREATE TABLESPACE bad LOCATION '$dir'",
@@ -86,7 +84,7 @@ test_doublewrite.quiet = off
 
 	$node->safe_psql('postgres', 'DROP TABLE bad') if $case eq 'dropped';
 	$node->safe_psql('postgres', q{SELECT dw_clear('doublewrite-home-write')});
-	kill('CONT', $bgwriter);
+	kill('CONT', @stopped);
 
 	# each turn works in the end: what held the log is tried again, or let go
 	my $worked = 0;

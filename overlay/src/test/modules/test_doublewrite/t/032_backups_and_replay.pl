@@ -63,6 +63,17 @@ sub figures
 	return $session->query('SELECT batches, pg_last_wal_replay_lsn() - pg_lsn $$0/0$$ FROM dw_stats()');
 }
 
+sub batches
+{
+	return (figures() =~ /^(\d+)/)[0];
+}
+
+# Bytes that backups have read and passed on
+sub bytes_read
+{
+	return $session->query(q{SELECT sum(param3) FROM pg_stat_get_progress_info('BASEBACKUP')});
+}
+
 sub wake_one
 {
 	return $session->query("SELECT injection_points_wakeup('$POINT')");
@@ -75,6 +86,7 @@ $session->query("SELECT injection_points_detach('$POINT-unused')");
 holders();
 writers_waiting();
 figures();
+bytes_read();
 
 $session->query("SELECT injection_points_attach('$POINT', 'wait')");
 my @backups;
@@ -98,18 +110,23 @@ my ($first_lsn) = figures() =~ /\|(\d+)/;
 foreach my $turn (1 .. 5)
 {
 	watchdog_until('replay needs room', sub { writers_waiting() > 0 && holders() > 0 });
-	my ($batches) = figures() =~ /^(\d+)/;
+	my $batches = batches();
 	my $wakes = 0;
 
 	# whoever has read, and wants to read more, waits for the batch
 	watchdog_until(
 		'a batch goes home',
 		sub {
-			return 1 if (figures() =~ /^(\d+)/)[0] > $batches || $wakes > 20;
+			return 1 if batches() > $batches || $wakes > 20;
 			if (holders() > 0)
 			{
+				my $read = bytes_read();
+
+				# It may take its time; not to be woken up twice for one read.
 				wake_one();
 				$wakes++;
+				watchdog_until('who was woken up has read',
+					sub { bytes_read() > $read || batches() > $batches });
 			}
 			return 0;
 		});

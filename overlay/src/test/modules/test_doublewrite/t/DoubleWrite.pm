@@ -69,6 +69,7 @@ our @EXPORT = qw(
   dw_tear_log_tail
   dw_expected_restored
   dw_restore_line
+  dw_stop_processes
   dw_wait_for_exit
   dw_wait_for_crash
   dw_poll_start
@@ -216,6 +217,41 @@ sub dw_extensions
 		CREATE EXTENSION IF NOT EXISTS amcheck;
 	});
 	return;
+}
+
+=pod
+
+=item dw_stop_processes(node, types)
+
+Stop processes of the server, the background writer or the checkpointer, while
+they have nothing to do: they hold no lock then.  Returns their numbers, for
+C<kill('CONT', ...)>.
+
+=cut
+
+sub dw_stop_processes
+{
+	my ($node, @types) = @_;
+	my $types = join(', ', map { "'$_'" } @types);
+	my @pids = split(/\n/,
+		$node->safe_psql('postgres',
+			"SELECT pid FROM pg_stat_activity WHERE backend_type IN ($types)"));
+	my $idle = sub {
+		return $node->safe_psql('postgres',
+			"SELECT count(*) FROM pg_stat_activity WHERE backend_type IN ($types) AND wait_event_type = 'Activity'"
+		) == @pids;
+	};
+
+	watchdog_until(
+		join(' and ', @types) . ' have nothing to do',
+		sub {
+			return 0 unless $idle->();
+			kill('STOP', @pids);
+			return 1 if $idle->();
+			kill('CONT', @pids);
+			return 0;
+		});
+	return @pids;
 }
 
 =pod

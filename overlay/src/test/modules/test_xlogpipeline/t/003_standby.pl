@@ -162,7 +162,10 @@ ok( $standby->poll_query_until(
 	'pipeline has gone after promotion');
 cmp_ok(xlp_decoded($standby), '>', 10000, 'pipeline decoded records');
 my $cascade_log = -s $cascade->logfile;
+xlp_pause($cascade);
 workload($standby, 5);
+$standby->wait_for_catchup($cascade, 'flush');
+$cascade->safe_psql('postgres', 'SELECT pg_wal_replay_resume()');
 $standby->wait_for_catchup($cascade);
 check($cascade, 5, 'cascading standby follows the new timeline');
 cmp_ok(xlp_ranges($cascade, $cascade_log), '>', 0, '... with the pipeline');
