@@ -164,4 +164,54 @@ is(sql('SELECT v FROM b'), 1, '... and so is what could not be written');
 is(sql('CHECKPOINT'), '', 'then a checkpoint succeeds');
 $node->stop;
 
+# --- A sync cycle that such a load has run may have come while an error had left
+#     a batch, and has freed nothing: another one has to
+
+$node = dw_quiet_node('left_batch', conf => q{
+wal_level = minimal
+max_wal_senders = 0
+wal_skip_threshold = 0
+});
+{
+	my $space = PostgreSQL::Test::Utils::tempdir();
+	my $point = 'doublewrite-sync-cycle';
+
+	sql("CREATE TABLESPACE bad LOCATION '$space'");
+	sql(q{CREATE TABLE b (id int, v int) TABLESPACE bad; INSERT INTO b VALUES (1, 0);
+		CREATE TABLE other (id int, v int); INSERT INTO other VALUES (1, 0);
+		CHECKPOINT});
+	sql(q{SELECT dw_fail_homes_in(oid, 'EIO') FROM pg_tablespace WHERE spcname = 'bad'});
+	sql(q{UPDATE b SET v = 1; SELECT dw_evict('b')});
+	like(sql('SELECT dw_drain()'), qr/^error: .*test error/, 'a page has failed');
+	my $loader = $node->background_psql('postgres');
+	$loader->query_safe(q{BEGIN;
+		CREATE TABLE loaded AS SELECT i AS id, repeat('x', 1000) AS filler FROM generate_series(1, 300) i;
+		SELECT dw_evict('loaded');
+		TRUNCATE loaded;
+		INSERT INTO loaded SELECT i, repeat('y', 1000) FROM generate_series(1, 30) i});
+
+	# The commit has decided to run a cycle, and waits for its turn.
+	sql("SELECT injection_points_attach('$point', 'wait')");
+	my $cycle = $node->background_psql('postgres');
+	$cycle->query_until(qr/started/, "\\echo started\nSELECT dw_sync_cycle();\n");
+	$node->wait_for_event('client backend', $point);
+	$loader->query_until(qr/started/, "\\echo started\nCOMMIT;\n");
+	$node->wait_for_event('client backend', 'DoubleWriteSync');
+
+	# Only now is there a batch that keeps it from logging the failed page anew.
+	sql(q{UPDATE other SET v = 1; SELECT dw_evict('other'), dw_fail_at('doublewrite-log-write', 'EIO')});
+	like(sql('SELECT dw_flush_batch()'), qr/^error: .*could not write to double-write log/, 'a batch is left');
+	sql(q{SELECT dw_clear('doublewrite-home-write')});
+	dw_wake($node, $point);
+	$loader->query_safe('SELECT 1');
+	pass('a load without WAL succeeds');
+	$_->quit foreach ($cycle, $loader);
+	$node->stop('immediate');
+	dw_start_after_crash($node);
+	is(sql('SELECT count(*), min(filler), max(filler) FROM loaded'),
+		join('|', 30, ('y' x 1000) x 2), 'what was loaded is there');
+	is(sql('SELECT b.v, other.v FROM b, other'), '1|1', '... and the others, too');
+	$node->stop;
+}
+
 done_testing();

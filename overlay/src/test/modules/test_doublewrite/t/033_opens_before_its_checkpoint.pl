@@ -227,6 +227,68 @@ test_three_deep('double_writes', 'doublewrite-checkpoint-drained');
 test_three_deep('double_writes', 'doublewrite-checkpoint-marked');
 
 # ---------------------------------------------------------------------
+# A crash before the end of recovery is complete: WAL has the record, but not the
+# snapshot that should follow it, and nobody has got in
+# ---------------------------------------------------------------------
+
+sub test_cut_short
+{
+	my ($mode) = @_;
+	my $point = 'promotion-after-wal-segment-cleanup';
+	my $name = "$mode, end of recovery is cut short";
+	my $node = dw_new_node("cut_short_$mode", mode => $mode);
+
+	note $name;
+	$node->start;
+	dw_workload_setup($node, accounts => 8000);
+	my $redo = redo_of($node);
+	my $old = dw_snapshot($node);
+
+	crash_under_load($node);
+	tear($node, $old, $mode);
+	set($node, 'test_doublewrite.crash_at', $point);
+	foreach my $time ('once', 'again')
+	{
+		$old = after_restore($node);
+		my $offset = -s $node->logfile;
+		ok(!dw_poll_start($node), "$name, $time: server does not start");
+		dw_wait_for_crash($node, $offset);
+		tear($node, $old, $mode);
+		is(control($node, 'Database cluster state'),
+			'in crash recovery', "$name, $time: state");
+		is(redo_of($node), $redo,
+			"$name, $time: pg_control names the old redo pointer");
+	}
+
+	set($node, 'test_doublewrite.crash_at', '');
+	hold_checkpoints($node);
+	$old = after_restore($node);
+	my $offset = -s $node->logfile;
+	dw_start_after_crash($node);
+	is_in_window($node, $offset, $redo, $name);
+	like(
+		slurp_file($node->logfile, $offset),
+		qr/checkpoint starting: immediate force$/m,
+		"$name: the checkpoint is immediate");
+	is( join(' ',
+			map { /desc: (\w+)/ ? $1 : 'none' }
+			  after_ends_of_recovery($node, $redo)),
+		'END_OF_RECOVERY END_OF_RECOVERY RUNNING_XACTS',
+		"$name: standbys are told what is running, at last");
+
+	crash_under_load($node);
+	my $torn = tear($node, $old, $mode);
+	let_checkpoints($node);
+	$offset = -s $node->logfile;
+	dw_start_after_crash($node, $torn);
+	wait_for_checkpoint($node, $offset);
+	dw_check($node);
+	return;
+}
+
+test_cut_short($_) foreach ('double_writes', 'full_pages');
+
+# ---------------------------------------------------------------------
 # Another mode at each start in the window
 # ---------------------------------------------------------------------
 

@@ -70,6 +70,24 @@ sub fill
 	return;
 }
 
+# What the pipeline says it has done
+sub looked_ahead
+{
+	my ($node) = @_;
+	my $log = slurp_file($node->logfile);
+	my %done;
+
+	unlike($log, qr/has failed|has ended/, $node->name . ': worker does not fail');
+	@done{qw(kilobytes windows blocks gaps runs)} = $log =~
+	  /looked ahead in (\d+) kB of WAL, in (\d+) windows, and announced (\d+) blocks, and (\d+) in between, in (\d+) runs/;
+	$done{read} = $1 if $log =~ /read (\d+) blocks and staged/;
+	$done{found} = [ $log =~ /looked ahead in WAL .* found (\d+) blocks/g ];
+	note join(', ',
+		map { "$_ " . ($done{$_} // 'none') }
+		  qw(kilobytes windows blocks gaps runs read));
+	return \%done;
+}
+
 # Recover a copy of a crashed server.  Returns what the pipeline says it has done,
 # and the copy, which has been stopped.
 my $copies = 0;
@@ -85,19 +103,7 @@ sub recover
 	unlink map { $node->data_dir . "/$_" } @{ $arg{unlink} // [] };
 	$node->start;
 	$node->stop;
-
-	my $log = slurp_file($node->logfile);
-	my %done;
-
-	unlike($log, qr/has failed|has ended/, "$backup: worker does not fail");
-	@done{qw(kilobytes windows blocks gaps runs)} = $log =~
-	  /looked ahead in (\d+) kB of WAL, in (\d+) windows, and announced (\d+) blocks, and (\d+) in between, in (\d+) runs/;
-	$done{read} = $1 if $log =~ /read (\d+) blocks and staged/;
-	$done{found} = [ $log =~ /looked ahead in WAL .* found (\d+) blocks/g ];
-	note join(', ',
-		map { "$_ " . ($done{$_} // 'none') }
-		  qw(kilobytes windows blocks gaps runs read));
-	return (\%done, $node);
+	return (looked_ahead($node), $node);
 }
 
 my $primary = xlp_primary('primary');
@@ -227,6 +233,40 @@ cmp_ok($done->{blocks}, '<=', 5, 'images: nothing is read that they rebuild');
 cmp_ok($done->{kilobytes}, '>=', 4096, '... and it is not seen at once');
 cmp_ok($done->{kilobytes}, '<=', 6000, '... that it is not worth while');
 $node->clean_node;
+
+# --- A window that was not worth while counts beyond the end of its range: from an
+# --- archive, each segment of 16 MB is one.  After the one that the backup has left
+# --- unfinished 16 MB are passed over, then 4 MB looked at, and 32 MB passed over.
+
+{
+	my $archiver =
+	  xlp_primary('archiver', has_archiving => 1, extra => []);
+
+	$archiver->backup('base');
+	$archiver->safe_psql('postgres', 'SELECT pg_switch_wal()');
+	fill($archiver, 48 * 1024);
+	my $last = $archiver->safe_psql('postgres',
+		'SELECT pg_walfile_name(pg_current_wal_lsn())');
+	$archiver->safe_psql('postgres', 'SELECT pg_switch_wal()');
+	$archiver->poll_query_until('postgres',
+		"SELECT last_archived_wal >= '$last' FROM pg_stat_archiver")
+	  or die;
+	$archiver->stop;
+
+	$node = PostgreSQL::Test::Cluster->new('from_archive');
+	$node->init_from_backup($archiver, 'base',
+		has_restoring => 1, standby => 0);
+	$node->append_conf('postgresql.conf',
+		xlp_conf('on') . "hot_standby = off\n");
+	$node->start;
+	$node->poll_query_until('postgres', 'SELECT NOT pg_is_in_recovery()')
+	  or die;
+	$node->stop;
+	$done = looked_ahead($node);
+	cmp_ok(xlp_ranges($node), '>=', 5, 'archive: a range for each segment');
+	is($done->{windows}, 2, '... of which two are looked at');
+	$node->clean_node;
+}
 
 # --- Not where queries run
 
