@@ -13,13 +13,23 @@ use lib $FindBin::RealBin;
 use DoubleWrite;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
-use PostgreSQL::Test::Watchdog seconds => 600;
+use PostgreSQL::Test::Watchdog seconds => 900;
 use Test::More;
 
 dw_require_injection_points();
 
-# The checkpointer waits for the flush lock, which somebody holds who waits for
-# us: a server that hangs.
+my $hang = $ENV{DW_WATCHDOG_HANG};
+
+# The watchdog begins when all files have been compiled.
+BEGIN
+{
+	no warnings 'redefine';
+	*PostgreSQL::Test::Watchdog::report_log = sub { die "no log today\n" }
+	  if ($ENV{DW_WATCHDOG_HANG} // '') eq 'unreported';
+}
+
+# The checkpointer is going to wait for the flush lock, which somebody holds who
+# waits for us: a server that hangs.
 sub make_hang
 {
 	my $node = dw_quiet_node('victim');
@@ -35,15 +45,26 @@ sub make_hang
 	return ($node, $flusher);
 }
 
+# How to hang.  Until then limits are as ever: how long it takes to get there
+# depends on the machine.
 my %hangs = (
-	psql => sub { my ($node) = @_; $node->safe_psql('postgres', 'CHECKPOINT') },
+	psql => sub {
+		my ($node) = @_;
+		watchdog_limits(wait => 20);
+		$node->safe_psql('postgres', 'CHECKPOINT');
+	},
 	poll => sub {
 		my ($node) = @_;
+		watchdog_limits(wait => 5);
 		$node->poll_query_until('postgres', 'SELECT false');
 	},
-	test => sub { sleep(1) while 1 });
+	test => sub {
+		watchdog_limits(test => 5);
+		sleep(1) while 1;
+	});
+$hangs{unreported} = $hangs{test};
 
-if (defined(my $hang = $ENV{DW_WATCHDOG_HANG}))
+if (defined $hang)
 {
 	my ($node, $flusher) = make_hang();
 
@@ -54,29 +75,40 @@ if (defined(my $hang = $ENV{DW_WATCHDOG_HANG}))
 
 my $has_gdb = grep { -x "$_/gdb" } split(/:/, $ENV{PATH});
 
-# Run this file as one of those; returns its status, and its report as an array.
+# Run this file as one of those: it fails and leaves no server.  Returns the
+# directory of its logs, and what it has printed.
 sub run_hang
 {
-	my ($hang, $slowness) = @_;
+	my ($hang) = @_;
 	my $dir = PostgreSQL::Test::Utils::tempdir();
 
 	local %ENV = (
 		%ENV,
 		DW_WATCHDOG_HANG => $hang,
-		PGDW_TEST_SLOWNESS => $slowness,
 		TESTDATADIR => "$dir/data",
 		TESTLOGDIR => "$dir/log");
 	my $out = '';
 	IPC::Run::run([ $^X, map({ "-I$_" } @INC), $0 ],
 		'<' => \undef, '>' => \$out, '2>' => \$out);
-	my $status = $?;
-	my @left = grep { index(readlink($_) // '', $dir) == 0 }
-	  glob('/proc/[0-9]*/cwd');
 
-	isnt($status, 0, "$hang: the test fails");
-	is(scalar(@left), 0, "$hang: no server is left");
-	ok(-e "$dir/log/hang_report", "$hang: there is a report") or note $out;
-	my @report = split(/\n/, slurp_file("$dir/log/hang_report"));
+	isnt($?, 0, "$hang: the test fails");
+	watchdog_until(
+		"$hang: no server is left",
+		sub {
+			return !grep { index(readlink($_) // '', $dir) == 0 }
+			  glob('/proc/[0-9]*/cwd');
+		});
+	return ("$dir/log", $out);
+}
+
+# The same; returns its report as an array.
+sub report_of
+{
+	my ($hang) = @_;
+	my ($dir, $out) = run_hang($hang);
+
+	ok(-e "$dir/hang_report", "$hang: there is a report") or note $out;
+	my @report = split(/\n/, slurp_file("$dir/hang_report"));
 	note "$hang: $report[0]";
 	like($report[1], qr/^hung after/, "$hang: says that it hung");
 	like(join("\n", @report), $_, "$hang: report") foreach (
@@ -90,20 +122,38 @@ my $holder = $has_gdb ? qr/\d+ \(.*\) at injection point doublewrite-log-synced/
   : qr/an unknown process/;
 my $held = qr/victim: \d+ \(.*\) at injection point doublewrite-log-synced waits/;
 
-my @report = run_hang('psql', 0.1);
+my @report = report_of('psql');
 like($report[0],
 	qr/victim: \d+ \(checkpointer.*\) waits for DoubleWriteFlush, held by $holder/,
 	'psql: who waits for whom');
 like($report[0], $held, 'psql: and what for');
 like($report[1], qr/in psql to "victim": CHECKPOINT/, 'psql: what hung');
 
-@report = run_hang('poll', 0.1);
+@report = report_of('poll');
 like($report[0], $held, 'poll: who waits');
 like($report[1], qr/waiting for "t" from "victim": SELECT false/,
 	'poll: what hung');
 
-@report = run_hang('test', 0.1);
+@report = report_of('test');
 like($report[0], $held, 'test: who waits');
 like($report[1], qr/hung after \d+ s in all/, 'test: what hung');
+
+# A watchdog that fails to write its report ends the test nevertheless.
+run_hang('unreported');
+
+# Processes come and go while one is being written.
+like(
+	join(
+		'; ',
+		PostgreSQL::Test::Watchdog::waits(
+			{
+				blocked => [],
+				title => {},
+				at => { 1 => 'point' },
+				waits_for => { 2 => 'lock' },
+				holds => { lock => { 1 => 1 } }
+			})),
+	qr/^2 \(a new process\) waits for lock, held by 1 \(a new process\) at injection point point; 1 .* waits$/,
+	'processes that are new');
 
 done_testing();

@@ -62,6 +62,7 @@ use Time::HiRes qw(sleep time);
 our @ISA = ('Exporter');
 our @EXPORT = qw(
   watchdog_fail
+  watchdog_limits
   watchdog_until
   watchdog_wait_seconds
 );
@@ -70,17 +71,21 @@ use constant {
 	TEST_SECONDS => 300,
 	WAIT_SECONDS => 120,
 
-	# what a report may take, and a look at one process or server in it
+	# what a report may take, and a look at one server or process in it; the
+	# debugger has much to read
 	REPORT_SECONDS => 120,
 	LOOK_SECONDS => 20,
+	DEBUGGER_SECONDS => 60,
 	LOG_LINES => 40,
 };
 
 my $slowness = $ENV{PGDW_TEST_SLOWNESS} || 1;
-my $test_seconds = TEST_SECONDS;
+my $test_seconds = TEST_SECONDS * $slowness;
+my $wait_seconds = WAIT_SECONDS * $slowness;
 my $test_name = basename($0, '.pl');
 
-# the watchdog lives until it reads the end of this pipe
+# The watchdog lives until it reads the end of this pipe.  What comes before that
+# are new limits for the test, each on a line.
 my $lifeline;
 
 =pod
@@ -95,14 +100,14 @@ How long to wait for anything.
 
 sub watchdog_wait_seconds
 {
-	return WAIT_SECONDS * $slowness;
+	return $wait_seconds;
 }
 
 sub import
 {
 	my ($class, %params) = @_;
 
-	$test_seconds = $params{seconds} if defined $params{seconds};
+	$test_seconds = $params{seconds} * $slowness if defined $params{seconds};
 	$class->export_to_level(1, $class, @EXPORT);
 	return;
 }
@@ -118,6 +123,32 @@ INIT
 # ---------------------------------------------------------------------
 # Waiting with a deadline
 # ---------------------------------------------------------------------
+
+=pod
+
+=item watchdog_limits(wait => seconds, test => seconds)
+
+Other limits, for a test that knows what is going to happen: for anything that is
+waited for, and for the test itself, from now on.
+
+=cut
+
+sub watchdog_limits
+{
+	my (%seconds) = @_;
+
+	if (defined $seconds{wait})
+	{
+		$wait_seconds = $seconds{wait};
+		$PostgreSQL::Test::Utils::timeout_default = $wait_seconds;
+	}
+	if (defined $seconds{test} && defined $lifeline)
+	{
+		syswrite($lifeline, "$seconds{test}\n")
+		  or die "could not tell the watchdog: $!";
+	}
+	return;
+}
 
 =pod
 
@@ -255,28 +286,48 @@ sub start_watchdog
 	return;
 }
 
-sub watch
+# Wait for the end of the test, or of its time.  Returns whether it has ended.
+sub wait_for_test
 {
-	my ($test, $lifeline) = @_;
-	my $seconds = $test_seconds * $slowness;
-	my $deadline = time() + $seconds;
+	my ($lifeline) = @_;
+	my $deadline = time() + $test_seconds;
 	my $bits = '';
 
 	vec($bits, fileno($lifeline), 1) = 1;
 	while ((my $left = $deadline - time()) > 0)
 	{
-		my $ready = select(my $ready_bits = $bits, undef, undef, $left);
-
-		return 1 if $ready > 0;
+		next unless select(my $ready_bits = $bits, undef, undef, $left) > 0;
+		return 1 unless sysread($lifeline, my $message, 100);
+		($test_seconds) = $message =~ /([\d.]+)\n$/;
+		$deadline = time() + $test_seconds;
 	}
+	return 0;
+}
 
-	report("hung after $seconds s in all");
-	my @descendants = grep { $_ != $$ } descendants($test);
-	foreach my $server (servers())
+sub kill_servers
+{
+	my %pids = server_pids();
+
+	foreach my $dir (keys %pids)
 	{
-		kill('KILL', @{ $server->{pids} });
-		unlink("$server->{dir}/postmaster.pid");
+		kill('KILL', @{ $pids{$dir} });
+		unlink("$dir/postmaster.pid");
 	}
+	return;
+}
+
+sub watch
+{
+	my ($test, $lifeline) = @_;
+
+	return 1 if wait_for_test($lifeline);
+
+	# Whatever may be wrong with the report, the test has to end.
+	eval { report("hung after $test_seconds s in all"); 1 }
+	  or print STDERR "watchdog: no report: $@";
+
+	my @descendants = grep { $_ != $$ } descendants($test);
+	kill_servers();
 	kill('KILL', @descendants);
 	kill('TERM', $test);
 	for (1 .. 100)
@@ -285,6 +336,9 @@ sub watch
 		sleep(0.1);
 	}
 	kill('KILL', $test);
+
+	# one that was just being started
+	kill_servers();
 	return 1;
 }
 
@@ -292,14 +346,23 @@ sub watch
 # Processes
 # ---------------------------------------------------------------------
 
-sub read_proc
+# The contents of a file, or nothing if it is gone
+sub read_file
 {
-	my ($pid, $name) = @_;
+	my ($path) = @_;
 
-	open(my $fh, '<', "/proc/$pid/$name") or return '';
+	open(my $fh, '<', $path) or return '';
 	local $/ = undef;
 	my $text = readline($fh) // '';
 	close($fh);
+	return $text;
+}
+
+sub read_proc
+{
+	my ($pid, $name) = @_;
+	my $text = read_file("/proc/$pid/$name");
+
 	$text =~ s/\0/ /g;
 	$text =~ s/\s+$//;
 	return $text;
@@ -326,9 +389,8 @@ sub descendants
 	return @found;
 }
 
-# The servers of this test, by the directory that their processes are in:
-# "dir", "name", "pids", and "port" and "host" if they can be known.
-sub servers
+# The processes of the servers of this test, by the directory that they are in
+sub server_pids
 {
 	my $ours = abs_path($PostgreSQL::Test::Utils::tmp_check) // return ();
 	my %pids;
@@ -340,6 +402,15 @@ sub servers
 		push @{ $pids{$cwd} }, $pid
 		  if index($cwd, "$ours/") == 0 && -e "$cwd/PG_VERSION";
 	}
+	return %pids;
+}
+
+# The servers of this test: "dir", "name", "pids", and "port" and "host" if they
+# can be known.
+sub servers
+{
+	my %pids = server_pids();
+
 	return map { describe_server($_, $pids{$_}) } sort keys %pids;
 }
 
@@ -348,18 +419,18 @@ sub describe_server
 	my ($dir, $pids) = @_;
 	my $name = basename(dirname($dir));
 	my %title = map { $_ => read_proc($_, 'cmdline') } @$pids;
-	my @lines;
+
+	# the file may be incomplete, or go at any moment
+	my @lines = split(/\n/, read_file("$dir/postmaster.pid"));
 
 	$name =~ s/^t_\Q$test_name\E_(.*)_data$/$1/;
 	s/^postgres: (?:\Q$name\E: )?// foreach values %title;
-	@lines = split(/\n/, slurp_file("$dir/postmaster.pid"))
-	  if -e "$dir/postmaster.pid";
 	return {
 		dir => $dir,
 		name => $name,
 		pids => [ sort { $a <=> $b } @$pids ],
-		port => $lines[3],
-		host => $lines[4],
+		port => $lines[3] // '',
+		host => $lines[4] // '',
 		title => \%title,
 
 		# what we find out: texts, and by process
@@ -380,7 +451,7 @@ sub report
 {
 	my ($what) = @_;
 	$what =~ s/\s+/ /g;
-	my $deadline = time() + REPORT_SECONDS * max(0.25, $slowness);
+	my $deadline = time() + REPORT_SECONDS * max(1, $slowness);
 	my (@waits, @text);
 
 	foreach my $server (servers())
@@ -410,19 +481,25 @@ sub waits
 	my ($waits_for, $at, $holds) = @{$server}{qw(waits_for at holds)};
 	my @waits = @{ $server->{blocked} };
 
+	# a process may have been started after we had looked for them
+	my $title = sub {
+		my ($pid) = @_;
+
+		return "$pid (" . ($server->{title}{$pid} // 'a new process') . ')';
+	};
 	my $who = sub {
 		my ($pid) = @_;
 		my $where = defined $at->{$pid} ? " at injection point $at->{$pid}" : '';
 
 		$where = " waiting for $waits_for->{$pid}" if defined $waits_for->{$pid};
-		return "$pid ($server->{title}{$pid})$where";
+		return $title->($pid) . $where;
 	};
 	foreach my $pid (sort { $a <=> $b } keys %$waits_for)
 	{
 		my $lock = $waits_for->{$pid};
 		my @holders = sort { $a <=> $b } keys %{ $holds->{$lock} // {} };
 
-		push @waits, "$pid ($server->{title}{$pid}) waits for $lock, held by "
+		push @waits, $title->($pid) . " waits for $lock, held by "
 		  . (join(' and ', map { $who->($_) } @holders) || 'an unknown process');
 	}
 	push @waits, map { $who->($_) . ' waits' } sort { $a <=> $b } keys %$at;
@@ -432,7 +509,7 @@ sub waits
 # Run a program for a limited time; returns what it has to say.
 sub look
 {
-	my (@command) = @_;
+	my ($seconds, @command) = @_;
 	my $output = '';
 
 	eval {
@@ -441,7 +518,7 @@ sub look
 			'<' => \undef,
 			'>' => \$output,
 			'2>' => \$output,
-			IPC::Run::timeout(LOOK_SECONDS * max(1, $slowness)));
+			IPC::Run::timeout($seconds * max(1, $slowness)));
 	};
 	$output .= "($command[0]: $@)" if $@;
 	chomp($output);
@@ -455,6 +532,7 @@ sub query
 	local $ENV{PGCONNECT_TIMEOUT} = 10;
 	local $ENV{PGOPTIONS} = '-c statement_timeout=15s -c log_statement=none';
 	return look(
+		LOOK_SECONDS,
 		'psql', '--no-psqlrc',
 		'--quiet', '--no-align',
 		'--tuples-only', '--dbname' => 'postgres',
@@ -468,7 +546,8 @@ sub report_sql
 	my ($server) = @_;
 	my @text;
 
-	return '(no lock file)' unless looks_like_number($server->{port} // '');
+	return '(no lock file)'
+	  unless looks_like_number($server->{port}) && $server->{host} ne '';
 
 	my $activity = query(
 		$server, q{
@@ -563,7 +642,8 @@ sub report_processes
 		next if time() > $deadline;
 
 		# down to where a process begins
-		my $trace = look('gdb', '-batch', '-nx', '-p', $pid, '-x', $script);
+		my $trace = look(DEBUGGER_SECONDS,
+			'gdb', '-batch', '-nx', '-p', $pid, '-x', $script);
 		$trace =~ s/^#\d+ [^\n]* postmaster_child_launch .*//ms;
 		push @text, grep { /^#|^HOLDS|^WAITS|^ptrace|not permitted|\(gdb:/ }
 		  split(/\n/, $trace);
