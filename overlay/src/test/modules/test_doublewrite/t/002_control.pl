@@ -10,7 +10,12 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib $FindBin::RealBin;
 
-use DoubleWrite;
+use DoubleWrite::Check;
+use DoubleWrite::Crash;
+use DoubleWrite::Damage;
+use DoubleWrite::Node;
+use DoubleWrite::Pages;
+use DoubleWrite::Workload;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;

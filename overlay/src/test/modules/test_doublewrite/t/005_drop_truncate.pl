@@ -10,7 +10,13 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib $FindBin::RealBin;
 
-use DoubleWrite;
+use DoubleWrite::Check;
+use DoubleWrite::Crash;
+use DoubleWrite::Damage;
+use DoubleWrite::Hold;
+use DoubleWrite::Log;
+use DoubleWrite::Node;
+use DoubleWrite::Pages;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;

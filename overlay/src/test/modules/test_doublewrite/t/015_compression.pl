@@ -10,7 +10,11 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib $FindBin::RealBin;
 
-use DoubleWrite;
+use DoubleWrite::Check;
+use DoubleWrite::Crash;
+use DoubleWrite::Log;
+use DoubleWrite::Node;
+use DoubleWrite::Pages;
 use JSON::PP;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;

@@ -9,7 +9,11 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib $FindBin::RealBin;
 
-use DoubleWrite;
+use DoubleWrite::Crash;
+use DoubleWrite::Damage;
+use DoubleWrite::Hold;
+use DoubleWrite::Node;
+use DoubleWrite::Pages;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;

@@ -11,7 +11,10 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib $FindBin::RealBin;
 
-use DoubleWrite;
+use DoubleWrite::Crash;
+use DoubleWrite::Log;
+use DoubleWrite::Node;
+use DoubleWrite::Pages;
 use File::Copy;
 use File::Spec;
 use PostgreSQL::Test::Cluster;

@@ -10,7 +10,10 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib $FindBin::RealBin;
 
-use DoubleWrite;
+use DoubleWrite::Crash;
+use DoubleWrite::Log;
+use DoubleWrite::Node;
+use DoubleWrite::Pages;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::RecursiveCopy;
 use PostgreSQL::Test::Utils;

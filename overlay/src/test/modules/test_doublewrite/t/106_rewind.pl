@@ -10,7 +10,9 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib $FindBin::RealBin;
 
-use DoubleWrite;
+use DoubleWrite::Check;
+use DoubleWrite::Node;
+use DoubleWrite::Workload;
 use File::Copy;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;

@@ -11,7 +11,11 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib $FindBin::RealBin;
 
-use DoubleWrite;
+use DoubleWrite::Check;
+use DoubleWrite::Hold;
+use DoubleWrite::Node;
+use DoubleWrite::Pages;
+use DoubleWrite::Workload;
 use Errno qw(EAGAIN);
 use File::Copy;
 use IO::Handle;

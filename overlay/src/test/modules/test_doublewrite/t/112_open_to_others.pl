@@ -15,7 +15,8 @@ use File::Basename;
 use FindBin;
 use lib $FindBin::RealBin;
 
-use DoubleWrite;
+use DoubleWrite::Crash;
+use DoubleWrite::Node;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use PostgreSQL::Test::Watchdog seconds => 600;

@@ -1,7 +1,8 @@
 # Copyright (c) 2025, PostgreSQL Global Development Group
 
-# Rules that no crash at a random moment would show: each needs its own
-# arrangement of pages and steps.
+# Pages in a batch that is not home yet, as it is being put together, is left by
+# an error, or given up: newer versions are staged meanwhile, writes fail, files
+# are truncated and dropped.
 
 use strict;
 use warnings FATAL => 'all';
@@ -9,7 +10,12 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib $FindBin::RealBin;
 
-use DoubleWrite;
+use DoubleWrite::Crash;
+use DoubleWrite::Damage;
+use DoubleWrite::Hold;
+use DoubleWrite::Log;
+use DoubleWrite::Node;
+use DoubleWrite::Pages;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -22,34 +28,6 @@ sub path_of
 
 	return $node->safe_psql('postgres',
 		"SELECT pg_relation_filepath('$table')");
-}
-
-# WAL first (R1): a page of a transaction under way goes home
-{
-	my $node = dw_quiet_node('wal_first');
-
-	$node->safe_psql('postgres', q{
-		CREATE TABLE w AS SELECT i, 0 AS v FROM generate_series(1, 100) i;
-		VACUUM w; CHECKPOINT});
-	my $path = path_of($node, 'w');
-	my $session = $node->background_psql('postgres');
-	my ($lsn, $ahead) = ('', 'f');
-
-	# others flush WAL, too, now and then
-	$session->query_safe('BEGIN');
-	foreach (1 .. 10)
-	{
-		$session->query_safe('UPDATE w SET v = v + 1 WHERE i < 10');
-		my $flushed = $node->safe_psql('postgres', 'SELECT pg_current_wal_flush_lsn()');
-		$node->safe_psql('postgres', q{SELECT dw_evict('w'); SELECT dw_drain()});
-		$lsn = sprintf('%X/%X', unpack('L L', substr(dw_read_block($node, $path, 0), 0, 8)));
-		$ahead = $node->safe_psql('postgres', "SELECT '$lsn'::pg_lsn > '$flushed'");
-		last if $ahead eq 't';
-	}
-	is($ahead, 't', 'page home has a WAL location not flushed before');
-	is($node->safe_psql('postgres', "SELECT '$lsn'::pg_lsn <= pg_current_wal_flush_lsn()"), 't', '... which is flushed now');
-	$session->quit;
-	$node->stop;
 }
 
 # The home write of a page fails while a newer version of it is staged: the
@@ -150,31 +128,6 @@ max_wal_senders = 0
 	is($node->safe_psql('postgres', 'SELECT in_use FROM dw_state()'), 0, 'batch is over');
 	is(-s $node->data_dir . "/$path{truncated}", 0, 'truncated file stays empty');
 	ok(!-s $node->data_dir . "/$path{dropped}", 'dropped file stays dropped');
-	$node->stop;
-}
-
-# Blocks truncated and added again: redo meets records of their earlier
-# life first, so they are not exempt
-{
-	my $node = dw_quiet_node('added_again');
-
-	$node->safe_psql('postgres', q{
-		CREATE TABLE again (id int, f text);
-		INSERT INTO again SELECT i, repeat('a', 500) FROM generate_series(1, 500) i;
-		VACUUM again;
-		CHECKPOINT});
-	my $old = dw_snapshot($node);
-	$node->safe_psql('postgres', $_) foreach (
-		q{UPDATE again SET id = id + 1 WHERE id % 2 = 0 AND id > 100},
-		q{DELETE FROM again WHERE id > 5},
-		q{VACUUM again},
-		q{INSERT INTO again SELECT i, repeat('b', 300) FROM generate_series(1001, 1300) i},
-		q{SELECT dw_evict('again'); SELECT dw_drain()});
-	$node->stop('immediate');
-	my $torn = dw_tear($node, $old, unlogged_too => 1);
-	cmp_ok($torn->{logged}, '>', 0, 'pages were torn');
-	dw_start_after_crash($node, $torn);
-	is($node->safe_psql('postgres', 'SELECT count(*) FROM again WHERE id > 1000'), 300, 'blocks added again are right');
 	$node->stop;
 }
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2025, PostgreSQL Global Development Group
 
-# Crash states that the power-cut explorer has found to lose data or to keep a
-# server from starting, each arranged by hand.
+# A checkpoint waits for removals under way, and makes durable what has been
+# removed (R5).
 
 use strict;
 use warnings FATAL => 'all';
@@ -9,7 +9,8 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib $FindBin::RealBin;
 
-use DoubleWrite;
+use DoubleWrite::Hold;
+use DoubleWrite::Node;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -22,31 +23,6 @@ sub control_value
 	my ($out) = run_command([ 'pg_controldata', $node->data_dir ]);
 
 	return $out =~ /\Q$name\E:\s+(\S+)/ ? $1 : die "no $name in pg_control";
-}
-
-# The name of the init fork of an unlogged table is lost, that of its main
-# fork is not.
-{
-	my $node = dw_new_node('init_fork_lost');
-
-	$node->start;
-	$node->safe_psql('postgres', q{
-		CREATE TABLE logged(i int);
-		CHECKPOINT;
-		CREATE UNLOGGED TABLE u AS SELECT generate_series(1, 10) i;
-		INSERT INTO logged VALUES (1)});
-	my $path = $node->data_dir . '/'
-	  . $node->safe_psql('postgres', "SELECT pg_relation_filepath('u')");
-	$node->stop('immediate');
-	append_to_file($path, '') unless -e $path;
-	unlink("${path}_init") or die "could not remove init fork: $!";
-
-	ok($node->start(fail_ok => 1), 'init fork lost: server starts');
-	is($node->safe_psql('postgres', 'SELECT count(*) FROM u'), '0',
-		'unlogged table is empty');
-	is($node->safe_psql('postgres', 'SELECT count(*) FROM logged'), '1',
-		'logged table is not');
-	$node->stop;
 }
 
 # A checkpoint completes between the dropping of a table's buffers and the
@@ -162,113 +138,6 @@ autovacuum = off
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	cmp_ok($synced->(), '>', $before,
 		'file dropped during the sync is for the next checkpoint');
-	$node->stop;
-}
-
-# A sequence that is created and used in one transaction, without WAL
-{
-	my $node = dw_new_node('sequence', conf => qq{
-wal_level = minimal
-max_wal_senders = 0
-});
-
-	$node->start;
-	$node->safe_psql('postgres', q{
-		BEGIN; CREATE SEQUENCE s; SELECT nextval('s'); COMMIT});
-	$node->safe_psql('postgres', q{
-		CREATE TABLE used AS SELECT nextval('s') FROM generate_series(1, 20)});
-	$node->stop('immediate');
-	$node->start;
-	cmp_ok($node->safe_psql('postgres', q{SELECT nextval('s')}), '>', 21,
-		'sequence does not give out values twice');
-	$node->stop;
-}
-
-# Redo of BRIN records for an index whose file is gone
-{
-	my $node = dw_new_node('brin_dropped');
-
-	$node->start;
-	$node->safe_psql('postgres', q{
-		CREATE TABLE b(i int);
-		INSERT INTO b SELECT generate_series(1, 1000);
-		CREATE INDEX ON b USING brin (i) WITH (pages_per_range = 1);
-		CHECKPOINT;
-		INSERT INTO b SELECT generate_series(1, 10000);
-		SELECT brin_summarize_new_values('b_i_idx');
-		DROP TABLE b});
-	$node->stop('immediate');
-	ok($node->start(fail_ok => 1), 'BRIN index dropped: server starts');
-	$node->stop;
-}
-
-# A checkpoint writes the state of a prepared transaction to a file, and does
-# not complete.  Recovery starts before the transaction: it must not take the
-# file for one of the past, but build the transaction from WAL.
-{
-	my $node = dw_new_node('prepared', conf => qq{
-max_prepared_transactions = 5
-});
-
-	$node->start;
-	$node->safe_psql('postgres', q{
-		CREATE TABLE p(i int);
-		CHECKPOINT});
-	$node->safe_psql('postgres', q{
-		SELECT txid_current();
-		BEGIN; INSERT INTO p VALUES (1); PREPARE TRANSACTION 'found'});
-	my $control = slurp_file($node->data_dir . '/global/pg_control');
-	$node->safe_psql('postgres', 'CHECKPOINT');
-	is(scalar(glob($node->data_dir . '/pg_twophase/*')) ? 1 : 0, 1,
-		'prepared: the checkpoint has written the file');
-	$node->stop('immediate');
-	open(my $file, '+<:raw', $node->data_dir . '/global/pg_control') or die $!;
-	print $file $control;
-	close $file or die $!;
-
-	ok($node->start(fail_ok => 1), 'prepared: server starts');
-	is($node->safe_psql('postgres', 'SELECT gid FROM pg_prepared_xacts'),
-		'found', 'transaction is still prepared');
-	$node->safe_psql('postgres', q{COMMIT PREPARED 'found'});
-	is($node->safe_psql('postgres', 'SELECT i FROM p'), '1', 'and can commit');
-	$node->stop;
-}
-
-# A restartpoint in crash recovery, of which nobody knows the oldest running
-# transaction.  The assertion that this violates needs a build with assertions.
-{
-	my $node = dw_new_node('restartpoint', mode => 'full_pages');
-
-	$node->start;
-	$node->safe_psql('postgres', q{
-		CREATE TABLE kept(i int);
-		CREATE TABLE gone(i int);
-		CHECKPOINT});
-	my $control = slurp_file($node->data_dir . '/global/pg_control');
-	$node->safe_psql('postgres', 'INSERT INTO kept VALUES (1); CHECKPOINT');
-	$node->safe_psql('postgres', 'DROP TABLE gone');
-	$node->stop('immediate');
-	open(my $file, '+<:raw', $node->data_dir . '/global/pg_control') or die $!;
-	print $file $control;
-	close $file or die $!;
-
-	# redo stops when it drops the table, and the checkpointer goes on
-	my $offset = -s $node->logfile;
-	$node->append_conf('postgresql.conf', q{
-test_doublewrite.hold_at = 'doublewrite-relations-discarded'
-checkpoint_timeout = 1s
-hot_standby = on
-});
-	my @pg_ctl = ('pg_ctl', '--pgdata' => $node->data_dir);
-	run_log([ @pg_ctl, '--log' => $node->logfile, '--no-wait', 'start' ]);
-	$node->wait_for_log(qr/restartpoint complete|system is shut down/, $offset);
-	ok($node->log_contains(qr/restartpoint complete/, $offset),
-		'restartpoint in crash recovery completes');
-	run_log([ @pg_ctl, '--mode' => 'immediate', 'stop' ]);
-
-	$node->append_conf('postgresql.conf', q{test_doublewrite.hold_at = ''});
-	ok(dw_poll_start($node), 'server starts');
-	is($node->safe_psql('postgres', 'SELECT i FROM kept'), '1', 'nothing lost');
 	$node->stop;
 }
 

@@ -1,0 +1,177 @@
+
+# Copyright (c) 2025, PostgreSQL Global Development Group
+
+=pod
+
+=head1 NAME
+
+DoubleWrite::Hold - processes held at injection points
+
+=cut
+
+package DoubleWrite::Hold;
+
+use strict;
+use warnings FATAL => 'all';
+
+use DoubleWrite::Log;
+use DoubleWrite::Pages;
+use Exporter 'import';
+use PostgreSQL::Test::Watchdog;
+use Test::More;
+
+our @EXPORT = qw(
+  dw_hold_flusher
+  dw_hold_torn
+  dw_wait_until_held
+  dw_release_flusher
+  dw_wake
+);
+
+=pod
+
+=head1 FUNCTIONS
+
+=over
+
+=item dw_hold_flusher(node, point)
+
+From now on whoever flushes a batch stops at the given injection point
+(default C<doublewrite-log-synced>), with the flush lock held, until
+C<dw_release_flusher> is called.  With C<bgwriter_lru_maxpages = 0> and enough
+buffers, only evictions by the test give it anything to flush.
+
+=cut
+
+sub dw_hold_flusher
+{
+	my ($node, $point) = @_;
+
+	$point //= 'doublewrite-log-synced';
+	$node->{dw_held} = $point;
+	$node->safe_psql('postgres',
+		"SELECT dw_drain(); SELECT injection_points_attach('$point', 'wait')");
+	return;
+}
+
+=pod
+
+=item dw_hold_torn(node, sub)
+
+Call the function given, which is to change pages and push them out of shared
+buffers, fewer than there are slots in the stage.  On return, some process is
+about to write a batch of them home, and each page of the batch is half there:
+whoever reads the files meets torn pages.  It waits, with the flush lock held,
+for C<dw_release_flusher>.  Returns a reference to an array of the torn pages:
+C<path>, C<offset>, and C<page>, the bytes as they are at home.
+
+The stage is filled while the flusher is held at the end of an earlier batch, so
+that this one is large.
+
+=cut
+
+sub dw_hold_torn
+{
+	my ($node, $change) = @_;
+	my $point = 'doublewrite-home-written';
+	my @torn;
+
+	# Pages with a copy in the log would be in no batch.  From the moment when
+	# the point is attached, somebody may wait there with the flush lock: nothing
+	# below may take it.
+	$node->safe_psql('postgres',
+		"SELECT dw_drain(); SELECT dw_sync_cycle(); SELECT injection_points_attach('$point', 'wait')"
+	);
+	$node->{dw_held} = $point;
+	$change->();
+	dw_wait_until_held($node);
+	$node->safe_psql(
+		'postgres', q{
+		SELECT dw_tear_at('doublewrite-home-write');
+		SELECT injection_points_attach('test-doublewrite-torn', 'wait')});
+	dw_release_flusher($node);
+	$node->{dw_held} = 'test-doublewrite-torn';
+	dw_wait_until_held($node);
+
+	foreach my $copy (@{ dw_read_log($node)->{batches}[-1]{entries} })
+	{
+		my ($path, $offset) = dw_home_path($node, $copy);
+		my $page = dw_read_block($node, $path, $offset);
+
+		push @torn, { path => $path, offset => $offset, page => $page }
+		  if $page ne $copy->{page}
+		  && substr($page, 0, BLCKSZ / 2) eq
+		  substr($copy->{page}, 0, BLCKSZ / 2);
+	}
+	cmp_ok(scalar(@torn), '>', 100, $node->name . ': pages are half at home');
+	return \@torn;
+}
+
+=pod
+
+=item dw_wait_until_held(node)
+
+Wait until a process has stopped there.  There must be something to flush.
+
+=cut
+
+sub dw_wait_until_held
+{
+	my ($node) = @_;
+
+	$node->poll_query_until('postgres',
+		"SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event = '$node->{dw_held}'"
+	) or die "nobody flushes";
+	return;
+}
+
+=pod
+
+=item dw_release_flusher(node)
+
+=cut
+
+sub dw_release_flusher
+{
+	my ($node) = @_;
+
+	dw_wake($node, $node->{dw_held});
+	return;
+}
+
+=pod
+
+=item dw_wake(node, point)
+
+Detach an injection point of action C<wait>, and wake up whoever waits there.
+The other way round, the next one to arrive would wait for ever; and each call
+of C<injection_points_wakeup> wakes up one process only.
+
+=cut
+
+sub dw_wake
+{
+	my ($node, $point) = @_;
+
+	$node->safe_psql('postgres', "SELECT injection_points_detach('$point')");
+	watchdog_until(
+		"nobody waits at $point",
+		sub {
+			return 1
+			  if $node->safe_psql('postgres',
+				"SELECT count(*) FROM pg_stat_activity WHERE wait_event = '$point'"
+			  ) == 0;
+			$node->psql('postgres',
+				"SELECT injection_points_wakeup('$point')");
+			return 0;
+		});
+	return;
+}
+
+=pod
+
+=back
+
+=cut
+
+1;

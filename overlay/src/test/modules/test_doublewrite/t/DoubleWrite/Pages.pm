@@ -1,0 +1,191 @@
+
+# Copyright (c) 2025, PostgreSQL Global Development Group
+
+=pod
+
+=head1 NAME
+
+DoubleWrite::Pages - pages in relation files
+
+=cut
+
+package DoubleWrite::Pages;
+
+use strict;
+use warnings FATAL => 'all';
+
+use Digest::MD5 qw(md5_hex);
+use Exporter 'import';
+use PostgreSQL::Test::Utils;
+
+our @EXPORT = qw(
+  dw_home_path
+  dw_read_block
+  dw_write_block
+  dw_relation_files
+  dw_snapshot
+  dw_digest
+  BLCKSZ
+);
+
+use constant {
+	BLCKSZ => 8192,
+	RELSEG_SIZE => 131072,
+};
+
+my @fork_suffix = ('', '_fsm', '_vm', '_init');
+my $relfile_re =
+  qr/^(?:base\/\d+|global|pg_tblspc\/\d+\/[^\/]+\/\d+)\/\d+(?:_fsm|_vm|_init)?(?:\.\d+)?$/;
+
+=pod
+
+=head1 FUNCTIONS
+
+=over
+
+=item dw_home_path(node, entry)
+
+Relative path of the file that a page belongs to, and offset in it.
+
+=cut
+
+sub dw_home_path
+{
+	my ($node, $e) = @_;
+	my $segno = int($e->{blkno} / RELSEG_SIZE);
+	my $dir;
+
+	if ($e->{spc} == 1664)
+	{
+		$dir = 'global';
+	}
+	elsif ($e->{spc} == 1663)
+	{
+		$dir = "base/$e->{db}";
+	}
+	else
+	{
+		my $top = "pg_tblspc/$e->{spc}";
+		my ($version) =
+		  -d $node->data_dir . "/$top"
+		  ? grep { /^PG_/ } slurp_dir($node->data_dir . "/$top")
+		  : ();
+
+		$dir = "$top/" . ($version // 'none') . "/$e->{db}";
+	}
+	return ("$dir/$e->{rel}$fork_suffix[$e->{fork}]"
+		  . ($segno > 0 ? ".$segno" : ''),
+		($e->{blkno} % RELSEG_SIZE) * BLCKSZ);
+}
+
+=pod
+
+=item dw_read_block(node, path, offset)
+
+A page of a file in the data directory, or undef if the file is shorter.
+
+=cut
+
+sub dw_read_block
+{
+	my ($node, $path, $offset) = @_;
+	my $page;
+
+	open(my $fh, '<:raw', $node->data_dir . "/$path") or return undef;
+	sysseek($fh, $offset, 0) or die "could not seek in $path: $!";
+	my $n = sysread($fh, $page, BLCKSZ) // die "could not read $path: $!";
+	close($fh);
+	return $n == BLCKSZ ? $page : undef;
+}
+
+=pod
+
+=item dw_write_block(node, path, offset, bytes)
+
+=cut
+
+sub dw_write_block
+{
+	my ($node, $path, $offset, $page) = @_;
+
+	open(my $fh, '+<:raw', $node->data_dir . "/$path")
+	  or die "could not open $path: $!";
+	sysseek($fh, $offset, 0) or die "could not seek in $path: $!";
+	syswrite($fh, $page) == length($page) or die "could not write $path: $!";
+	close($fh);
+	return;
+}
+
+=pod
+
+=item dw_relation_files(node)
+
+Paths of all relation files, in order.
+
+=cut
+
+sub dw_relation_files
+{
+	my ($node) = @_;
+	my $dir = $node->data_dir;
+	my @dirs = ('global');
+	my @files;
+
+	push @dirs, map { "base/$_" } grep { /^\d+$/ } slurp_dir("$dir/base");
+	foreach my $spc (grep { /^\d+$/ } slurp_dir("$dir/pg_tblspc"))
+	{
+		next unless -d "$dir/pg_tblspc/$spc";
+		foreach my $v (grep { /^PG_/ } slurp_dir("$dir/pg_tblspc/$spc"))
+		{
+			push @dirs, map { "pg_tblspc/$spc/$v/$_" }
+			  grep { /^\d+$/ } slurp_dir("$dir/pg_tblspc/$spc/$v");
+		}
+	}
+	foreach my $d (@dirs)
+	{
+		push @files, grep { $_ =~ $relfile_re } map { "$d/$_" } slurp_dir("$dir/$d");
+	}
+	return sort @files;
+}
+
+=pod
+
+=item dw_snapshot(node)
+
+Contents of all relation files, by path: the old versions for C<dw_tear>.
+Take it when everything is durable, after a CHECKPOINT or a clean stop.
+
+=cut
+
+sub dw_snapshot
+{
+	my ($node) = @_;
+
+	return { map { $_ => slurp_file($node->data_dir . "/$_") }
+		  dw_relation_files($node) };
+}
+
+=pod
+
+=item dw_digest(node)
+
+Text that changes whenever a relation file does.
+
+=cut
+
+sub dw_digest
+{
+	my ($node) = @_;
+
+	return join("\n",
+		map { "$_ " . md5_hex(slurp_file($node->data_dir . "/$_")) }
+		  dw_relation_files($node));
+}
+
+=pod
+
+=back
+
+=cut
+
+1;
