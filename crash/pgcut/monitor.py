@@ -32,15 +32,15 @@ from dataclasses import dataclass, field
 from . import wal
 from .recording import ROOT_INO, SYNC_DATA, SYNC_DIRECTORY, Kind
 from .states import SPACES
-from .walindex import WalIndex
+from .walindex import WalIndex, end_in_base
 
 PAGE = 8192
 _SEGMENT_PAGES = 131072
 _ZEROES = bytes(PAGE)
 _LSN = struct.Struct("<II")
 
-# pg_control: state, location of the checkpoint, redo pointer, minRecoveryPoint
-_CONTROL = struct.Struct("<16xI12xQQ88xQ")
+# pg_control: state, location of the checkpoint, redo pointer, minRecoveryPoint, backupStartPoint
+_CONTROL = struct.Struct("<16xI12xQQ88xQ8xQ")
 _ARCHIVE_RECOVERY = (2, 5)      # shut down in it, or in it
 
 # doublewrite_format.h
@@ -134,6 +134,11 @@ class _File:
     doomed: int = 0             # a sync of what was written up to here has failed
 
 
+def redo_pointer(data):
+    """Return the redo pointer that the control file of a data directory names."""
+    return _CONTROL.unpack_from((data / "global/pg_control").read_bytes())[2]
+
+
 def check(recording):
     """Return (violations, figures) of a recording."""
     gc.disable()                # which would look at a million records again and again
@@ -159,9 +164,10 @@ class Monitor:
         self._controls = [control]          # durable, then what may be found instead
         self._control_seqs = [0]
         self._recovered = _History(control[3])
+        self._backup_ended = 0              # when recovery has passed the end of its backup
         self.wal = WalIndex(recording, control[2])
-        self._wal_end = self.wal.base_end   # of what was written
-        self._wal_durable = _History(self.wal.base_end)
+        self._wal_end = end_in_base(recording, control[2])      # of what was written
+        self._wal_durable = _History(self._wal_end)
         self._wal_pending = defaultdict(list)
         self._wal_ahead = []
         self._image_free = 0
@@ -491,11 +497,20 @@ class Monitor:
 
     def _sync_control(self, op):
         covered = bisect_right(self._control_seqs, op.begin) - 1
+        if self._controls[0][4] and not self._controls[covered][4]:
+            self._backup_ended = op.seq
         del self._controls[:covered], self._control_seqs[:covered]
         self._recovered.rise(op.seq, self._controls[0][3])
 
     def _in_archive_recovery(self):
         return self._controls[-1][0] in _ARCHIVE_RECOVERY
+
+    def _within_backup(self, begin):
+        """Say whether recovery, begun anew, would go to the end of a backup in any case.
+
+        Pages of it may have been copied, and are written again, before redo comes to them.
+        """
+        return self._controls[0][4] != 0 or begin < self._backup_ended
 
     def _marker_removed(self, op):
         """The log may be ignored from here on, and WAL must have all images.
@@ -582,7 +597,8 @@ class Monitor:
         if lsn > durable:
             self._violated(op.seq, "R1", f"{what} {_name(page)} with LSN {_lsn(lsn)} is written, "
                            f"and WAL is durable up to {_lsn(durable)}".strip(), page)
-        elif self._in_archive_recovery() and lsn > self._recovered.at(op.begin):
+        elif self._in_archive_recovery() and lsn > self._recovered.at(op.begin) and \
+                not self._within_backup(op.begin):
             self._violated(op.seq, "R1", f"{what} {_name(page)} with LSN {_lsn(lsn)} is written, and "
                            f"minRecoveryPoint is {_lsn(self._recovered.at(op.begin))}".strip(), page)
 

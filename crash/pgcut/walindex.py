@@ -26,7 +26,7 @@ class WalIndex:
 
     def __init__(self, recording, redo):
         """`redo` is where the first record that matters starts."""
-        self.segments, self.segment_size = _segments(recording)
+        self.segments, self.segment_size = _segments(recording, recording.ops)
         self.touches = defaultdict(list)    # page -> [(lsn, end, effect)]
         self.image_free = []
         self.records = 0
@@ -39,14 +39,9 @@ class WalIndex:
         self._redo = redo
         self._seen = {}                     # page -> redo pointer of its last record
         self._hints_logged = _hints_logged(recording.meta)
-        # Where WAL ended when the recording began: all of that is durable
-        self.base_end = max((record.end for record in self._records(
-            _base_segments(recording), redo)), default=redo)
-        for record in self._records(self.segments, redo):
+        stream = wal.Stream(self.segments, self.segment_size, redo // self.segment_size)
+        for record in stream.records(redo):
             self._enter(record)
-
-    def _records(self, segments, redo):
-        return wal.Stream(segments, self.segment_size, redo // self.segment_size).records(redo)
 
     # What was asked for
 
@@ -171,12 +166,27 @@ def _hints_logged(meta):
     return bool(meta.get("checksums")) or meta.get("settings", {}).get("wal_log_hints") == "on"
 
 
-def _segments(recording):
-    """Return ({number: content}, size) of the WAL segments of a recording, as they were last."""
+def end_in_base(recording, redo):
+    """Return where WAL from a redo pointer on ended when the recording began."""
+    segments, size = _segments(recording, ())
+    end = redo
+    for record in wal.Stream(segments, size, redo // size).records(redo):
+        end = record.end
+        if record.rmid == wal.XLOG and record.info == wal.SWITCH:
+            end = -(-end // size) * size        # the rest of the segment is left out
+    return end
+
+
+def _segments(recording, ops):
+    """Return ({number: content}, size) of the WAL segments of a recording after operations."""
     directory = next(entry.ino for entry in recording.entries if entry.path == "pg_wal")
-    names, contents = _base_contents(recording)
-    found = {}
-    for op in recording.ops:
+    contents, names, found = {}, {}, {}
+    for entry in recording.entries:
+        folder, _, name = entry.path.rpartition("/")
+        if folder == "pg_wal" and entry.type == "f":
+            names[entry.ino] = name
+            contents[entry.ino] = bytearray((recording.base / entry.path).read_bytes())
+    for op in ops:
         if op.kind == Kind.CREATE and op.a == directory:
             names[op.ino], contents[op.ino] = op.name, bytearray()
         elif op.ino not in contents:
@@ -190,33 +200,9 @@ def _segments(recording):
             _keep(found, names.pop(op.ino), contents[op.ino])
     for ino, name in names.items():
         _keep(found, name, contents[ino])
-    return _numbered(found)
-
-
-def _base_contents(recording):
-    """Return ({inode: name}, {inode: content}) of the segments before the recording."""
-    names, contents = {}, {}
-    for entry in recording.entries:
-        folder, _, name = entry.path.rpartition("/")
-        if folder == "pg_wal" and entry.type == "f":
-            names[entry.ino] = name
-            contents[entry.ino] = bytearray((recording.base / entry.path).read_bytes())
-    return names, contents
-
-
-def _base_segments(recording):
-    """Return {number: content} of the segments before the recording."""
-    names, contents = _base_contents(recording)
-    found = {}
-    for ino, name in names.items():
-        _keep(found, name, contents[ino])
-    return _numbered(found)[0]
-
-
-def _numbered(found):
-    """Return ({number: content}, size) of segments; of two timelines the later one counts."""
     size = next(filter(None, (struct.unpack_from("<I", content, _SEGMENT_SIZE_AT)[0]
                               for content in found.values())))
+    # of two timelines the later one counts
     return {wal.number_of(key, size): found[key] for key in sorted(found)}, size
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from history import History
 from pgcut import monitor, wal
 from pgcut.recording import Kind
+from pgcut.walindex import end_in_base
 from wal_builder import SEGMENT, SEGMENT_SIZE, Wal
 
 REL = (1663, 5, 16384)
@@ -31,9 +32,10 @@ def content(lsn):
     return struct.pack("<II", lsn >> 32, lsn & 0xFFFFFFFF) + b"p" * (monitor.PAGE - 8)
 
 
-def control(redo, state=PRODUCTION, recovered=0):
+def control(redo, state=PRODUCTION, recovered=0, backup=0):
     """Return a pg_control."""
-    return struct.pack("<16xI12xQQ88xQ", state, redo, redo, recovered).ljust(8192, b"\0")
+    return struct.pack("<16xI12xQQ88xQ8xQ", state, redo, redo, recovered,
+                       backup).ljust(8192, b"\0")
 
 
 def batch(number, mark, redo, pages, pending=0):
@@ -68,6 +70,7 @@ class MonitorTest(unittest.TestCase):
         while len(self.wal.content) < self.filled:
             self.wal.change(page_of(0))
         self.redo = self.wal.shutdown_checkpoint(images=self.mode == "full_pages")[0]
+        self.log_before()
         self.written = len(self.wal.content)    # of WAL, so far
         self.at = 0                 # in the log
         base = {"base": None, "base/5": None, FILE: content(1) * 4, "global": None,
@@ -86,6 +89,9 @@ class MonitorTest(unittest.TestCase):
             self.history.sync(self.marker)
             self.history.rename(self.marker, "backup_label.dwtmp", "backup_label")
             self.history.sync_directory()
+
+    def log_before(self):
+        """Add what WAL has when the recording begins."""
 
     # What a server does
 
@@ -138,6 +144,15 @@ class MonitorTest(unittest.TestCase):
                                     "checksums": self.checksums}))
         return monitor.check(self.history.recording())[0]
 
+    def recover_backup(self):
+        """Write a page before recovery has come to the end of a backup, and come to it."""
+        for backup in (self.redo, 0):
+            self.history.write(self.control, 0, control(self.redo, ARCHIVE_RECOVERY,
+                                                        self.redo + 8, backup))
+            self.history.sync(self.control)
+            if backup:
+                self.protected_write()
+
     def assert_violated(self, rule, text):
         found = self.violations()
         self.assertTrue(found, "nothing was found")
@@ -152,6 +167,9 @@ class HealthyTest(MonitorTest):
     def test_protected_write(self):
         self.protected_write()
         self.protected_write(1)
+
+    def test_page_of_a_backup_that_redo_has_not_come_to(self):
+        self.recover_backup()
 
     def test_older_copy_of_the_same_epoch(self):
         self.protected_write()
@@ -271,6 +289,24 @@ class StraddlingTest(HealthyTest):
         self.protected_write()
 
 
+class BackupTest(MonitorTest):
+    """WAL has come with the files, as in a base backup."""
+
+    def log_before(self):
+        self.lsn = self.wal.change(page_of(0), image=True)[1]
+        if "switch" in self.id():
+            self.wal.add(wal.XLOG, wal.SWITCH, xid=0)
+
+    def test_page_that_this_wal_has_changed(self):
+        self.put_batch({page_of(0): self.lsn})
+        self.put_home(0, self.lsn)
+        self.assertEqual(self.violations(), [])
+
+    def test_end_after_a_switch(self):
+        self.assertEqual(end_in_base(self.history.recording(), self.redo),
+                         (SEGMENT + 1) * SEGMENT_SIZE)
+
+
 class ViolationTest(MonitorTest):
     def test_file_that_is_made_again(self):
         self.history.write(self.file, 0, content(2))
@@ -301,6 +337,13 @@ class ViolationTest(MonitorTest):
         self.history.sync(self.control)
         self.protected_write()
         self.assert_violated("R1", "minRecoveryPoint")
+
+    def test_after_the_end_of_a_backup(self):
+        self.recover_backup()
+        seq = len(self.history.records)
+        self.protected_write()
+        self.assert_violated("R1", "minRecoveryPoint")
+        self.assertGreater(self.violations()[0].seq, seq)
 
     def test_no_copy(self):
         seq = self.put_home(0, self.changed(0))
