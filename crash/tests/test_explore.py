@@ -52,7 +52,7 @@ class ImagesTest(unittest.TestCase):
         outcome = self.outcome(recording, "all-lost", sequel_every=1)
         self.assertEqual(outcome.complaints, [])
         self.assertIn("sequel", outcome.phases)
-        outcome = self.outcome(recording, "all-kept", sequel_every=1,
+        outcome = self.outcome(recording, "all-kept", sequel_every=1, sequel_faults=("all-lost",),
                                rules=Rules(ignore_syncs_below=("pg_wal",)))
         # Without its WAL, what such a server says first depends on what it has written home.
         self.assertNotEqual(outcome.complaints, [])
