@@ -317,8 +317,10 @@ def _find(tools, control, recording, broken, result):
         sequel_every=int(control.sequel), sequel_faults=control.faults,
         server_every=1 if control.server else Context.server_every))
     result.recording = describe(subject)
-    if not result.violations:
-        result.violations += map(str, monitor.check(recording)[0])
+    violations = monitor.check(recording)[0]
+    result.violations = result.violations or list(map(str, violations))
+    if control.monitored and not violations:
+        return False        # nothing was broken in this one, as when no sync has failed
     for outcome in _outcomes(subject, control):
         result.states.append(summary(outcome))
         if outcome.failed:

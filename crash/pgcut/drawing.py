@@ -71,6 +71,7 @@ FIXED = {"wal_level": "replica", "wal_keep_size": "64MB", "hot_standby": "on",
          "wal_retrieve_retry_interval": "100ms", "log_line_prefix": "%m [%p] %e ",
          "autovacuum_naptime": "1s", "max_wal_senders": "8", "archive_mode": "off",
          "full_page_writes": "on", "double_write_buffer_size": "16MB",
+         "wal_consistency_checking": "",
          "checkpoint_timeout": "30s", "log_min_messages": "warning",
          "max_standby_streaming_delay": "-1", "max_standby_archive_delay": "-1"}
 DRAWN = {"restart_after_crash": ("on", "off"), "max_wal_size": ("8MB", "64MB"),

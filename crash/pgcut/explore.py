@@ -54,10 +54,6 @@ _REPORTED = re.compile("invalid page in block|page verification failed"
                        "|double-write log is damaged|could not read page copy"
                        "|double-write log in .* is missing or unreadable"
                        "|has an LSN after the end of WAL|file .* differs in block")
-# wal_consistency_checking looks at each page of a record, also if redo left it alone: if a
-# file goes later, and later blocks of it were made anew, it finds zeroes and gives up.  So
-# does stock without full_page_writes.
-_CHECKED_IN_VAIN = re.compile("FATAL:  invalid page pd_lower 0 pd_upper 0 pd_special 0")
 # How it, or the oracle, says that it cannot read a file.
 _UNREADABLE = re.compile("could not read")
 _ORPHAN = re.compile(r"^(?:promoted: )?file .* belongs to no relation")
@@ -151,7 +147,7 @@ class Judge:
             ask = self._ask_standby if standby else self._ask_server \
                 if drawn("server", seed, self.context.server_every) else self._ask_single
             complaints, outcome.log = ask(image, expected)
-        if _CHECKED_IN_VAIN.search(outcome.log):
+        if alarms.checked_in_vain(outcome.log):
             return
         outcome.complaints += [c for c in complaints if not self._harmless(c)]
         outcome.complaints += dict.fromkeys(bad_lines(outcome.log) + alarms.of_server(outcome.log))
@@ -344,7 +340,7 @@ class Subject(Judge):
                 image, expected = self._go_on(image, state, expected, outcome)
         if FAULTS[state.fault].unreadable:
             self._judge_unreadable(image, state, expected, outcome)
-        elif not outcome.complaints:
+        elif image and not outcome.complaints:
             self.recover_and_ask(image, expected, state.seed, outcome)
 
     def _judge_unreadable(self, image, state, expected, outcome):
@@ -375,7 +371,10 @@ class Subject(Judge):
         return [file for file in sorted(found) if file.stat().st_size]
 
     def _go_on(self, image, state, expected, outcome):
-        """Let a server go on from an image, and cut its power; returns image and expectation."""
+        """Let a server go on from an image, and cut its power.
+
+        Returns the image that is left and what it must hold; Nones if it cannot be judged.
+        """
         place = Path(image).parent
         after = sequel.live_on(image, place / "sequel", self.context, expected,
                                self.recording.meta, state.seed)
@@ -383,6 +382,9 @@ class Subject(Judge):
                                if not self._harmless(complaint)]
         outcome.complaints += bad_lines(after.log)
         outcome.log = after.log
+        if alarms.checked_in_vain(after.log):
+            outcome.complaints = []
+            return None, None
         places = Places(after.recording, after.first)
         faults = self.context.sequel_faults or [name for name, fault in FAULTS.items()
                                                 if not fault.reported]
