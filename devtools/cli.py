@@ -250,7 +250,7 @@ def _test(paths, args):
         _build_kind(paths, "test")
         _build_kind(paths, "stock")
         results += [crash.run_selftests(paths, deadline), crash.run_histories(paths, deadline),
-                    crash.run_ci(paths, deadline)]
+                    crash.run_history_controls(paths, deadline), crash.run_ci(paths, deadline)]
     return _conclude(results)
 
 

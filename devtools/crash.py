@@ -94,6 +94,21 @@ def run_histories(paths, deadline=None):
                          hung="cut: no time was left" if status is None else "")
 
 
+def run_history_controls(paths, deadline=None):
+    """Let histories find each of their controls; returns a Result that counts these."""
+    output = paths.root / "history-controls"
+    shutil.rmtree(output, ignore_errors=True)
+    started = time.monotonic()
+    status = call(paths, ["history", "--control", "all", "--output", output], deadline)
+    report = output / "controls.json"
+    data = json.loads(report.read_text()) if report.exists() else []
+    missed = sum(not one["directed"][-1]["found"] for one in data)
+    return suites.Result("crash/history-controls", suites.MODES[0], len(data) - missed,
+                         missed if status == 0 else max(missed, 1), 0,
+                         time.monotonic() - started,
+                         hung="cut: no time was left" if status is None else "")
+
+
 def run_selftests(paths, deadline=None):
     """Run the explorer's own tests; returns a Result."""
     deps.ensure(paths, PACKAGES)

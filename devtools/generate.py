@@ -7,6 +7,7 @@
 `./dev generate` writes them, and the gate fails if one is out of date.
 """
 
+import json
 import re
 
 from bench import cli as bench
@@ -16,6 +17,9 @@ from . import mutate
 from .base import DevError, write_if_changed
 
 PICTURE = "docs/wal-by-mode.svg"
+
+# Of what shows that something is broken, so many characters.
+SHOWN = 160
 
 
 def texts(paths):
@@ -27,6 +31,8 @@ def texts(paths):
         "docs/figures.md": figures.document(paths.repo),
         "docs/mutations.md": fill(fill(listing, "mutations", mutations(paths)),
                                   "controls", controls(paths)),
+        "crash/README.md": fill((paths.repo / "crash/README.md").read_text(), "holes",
+                                holes(paths)),
     }
 
 
@@ -59,6 +65,27 @@ def controls(paths):
               for name, (rule, what) in sorted(found.items(),
                                                key=lambda item: (mutate.rank(item[1][0]), item[0])))]
     return figures.markdown(rows)
+
+
+def holes(paths):
+    """Return the table of what histories have found of what was broken on purpose."""
+    entries = json.loads((paths.repo / "crash/holes.json").read_text())
+    rows = [("rule", "control", "what is broken", "of its recipe", "of any", "found by, for instance"),
+            *((one["rule"], f"`{one['name']}`", one["what"], _after(one["directed"]),
+               _after(one["any"]), _by(one["directed"])) for one in entries)]
+    return figures.markdown(rows)
+
+
+def _after(tries):
+    """Return after how many histories, and seconds, each attempt found a control."""
+    return "; ".join(f"{'' if one['found'] else 'not in '}{one['histories']} ({one['seconds']} s)"
+                     for one in tries)
+
+
+def _by(tries):
+    """Return what has shown a control, at the first attempt that found it."""
+    found = next((one["found"] for one in tries if one["found"]), "")
+    return found[:SHOWN].replace("|", "\\|")
 
 
 def write_all(paths):

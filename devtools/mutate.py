@@ -139,6 +139,11 @@ def controls(text):
             re.findall(r'\bControl\("([\w-]+)",\s*"([^"]+)",\s*"([^"]+)"', text)}
 
 
+def history_controls(text):
+    """Return the names of those controls that histories have to show, of the same source."""
+    return set(controls(text.partition("HISTORY_CONTROLS = ")[2]))
+
+
 def rank(rule):
     """Return the key by which rules are put in order: R2 before R10, others last."""
     match = re.match(r"R(\d+)(\w*)", rule)
@@ -247,8 +252,13 @@ def complaint(result):
 def _explore(paths, control, bindir):
     """Have the explorer look for a loss as it does for one of its controls."""
     directory_ = paths.root / "mutate" / "report"
-    crash.call(paths, ["run", "--states", "0", "--control", control, "--broken", bindir,
-                       "--output", directory_])
+    arguments = ["--control", control, "--broken", bindir, "--output", directory_]
+    if control in history_controls((paths.repo / "crash/pgcut/controls.py").read_text()):
+        crash.call(paths, ["history", *arguments])
+        (entry,) = json.loads((directory_ / "controls.json").read_text())
+        told = entry["directed"][-1]
+        return f"found after {told['histories']} histories" if told["found"] else ""
+    crash.call(paths, ["run", "--states", "0", *arguments])
     results = json.loads((directory_ / "results.json").read_text())
     found = [one for one in results if one["failures"]]
     return f"found after {len(found[0]['states'])} states" if found else ""

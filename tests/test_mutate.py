@@ -68,6 +68,11 @@ class MutationTest(RepositoryCase):
                 complaint, = self.complaints()
                 self.assertIn(words, complaint)
 
+    def test_controls_that_histories_show(self):
+        text = CONTROLS + 'HISTORY_CONTROLS = (\n    Control("clean", "R12", "it looks so"),\n)\n'
+        self.assertEqual(set(mutate.controls(text)), {"no-sync", "clean"})
+        self.assertEqual(mutate.history_controls(text), {"clean"})
+
     def test_unknown_name(self):
         with self.assertRaises(DevError):
             mutate.read(self.paths, ["other"])

@@ -9,7 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from . import broken, campaign, controls, explore, histories, play, realcut, record, report
+from . import (broken, campaign, controls, explore, histories, play, realcut, recipes, record,
+               report)
 from .block import FILE_SYSTEMS
 from .recording import Recording
 from .states import FAULTS, State
@@ -77,12 +78,22 @@ def _parser():
     sub = commands.add_parser("history", help="what happens to servers, drawn at random too")
     sub.set_defaults(handler=_history)
     sub.add_argument("--seed", type=int, default=1, help="of the first history (1)")
-    sub.add_argument("--count", type=int, default=20, help="histories to play (20)")
+    sub.add_argument("--count", type=int, help="histories to play (20)")
     sub.add_argument("--minutes", type=float, help="no history begins after so long")
     sub.add_argument("--replay", type=Path, metavar="FILE", help="play this history instead")
     sub.add_argument("--shrink", action="store_true",
                      help="with --replay: find a shorter one that fails as well")
     sub.add_argument("--no-shrink", action="store_true", help="leave those that fail as they are")
+    sub.add_argument("--recipe", choices=[recipe.name for recipe in recipes.RECIPES],
+                     help="each history begins with this recipe")
+    sub.add_argument("--control", action="append", default=[], metavar="NAME", choices=[
+        "all", *(control.name for control in controls.HISTORY_CONTROLS)],
+                     help="a rule is broken, or each in turn with `all`: play histories until one "
+                          f"shows it, {histories.CONTROL_HISTORIES} unless --count says more")
+    sub.add_argument("--undirected", action="store_true",
+                     help="with --control: any histories, not those of the control's recipe")
+    sub.add_argument("--broken", metavar="BINDIR",
+                     help="programs of a server that is broken already, for --control")
     sub.add_argument("--output", type=Path, default=Path("history-report"),
                      help="directory of the report and of failures (history-report)")
 
@@ -208,16 +219,45 @@ def _replay(args):
 def _history(args):
     with tempfile.TemporaryDirectory(prefix="pgcut-", dir=args.scratch) as scratch:
         os.chmod(scratch, 0o755)
-        bindir = play.with_module(args.bindir, args.build, Path(scratch) / "install")
+        bindir = args.bindir
+        if args.control:
+            bindir = args.broken or controls.build_server(args.build, args.source, args.prefix,
+                                                          Path(scratch) / "broken")
+        bindir = play.with_module(bindir, args.build, Path(scratch) / "install")
         many = histories.Campaign(play.Tools(bindir, args.stock, args.recorder, scratch), _tell)
+        if args.control:
+            return _hunt(args, many)
         return _replay_history(args, many) if args.replay else _play_histories(args, many)
+
+
+def _hunt(args, many):
+    """Look for each of the controls; what came of it is added to a table."""
+    file = args.output / "controls.json"
+    table = {one["name"]: one for one in json.loads(file.read_text())} if file.exists() else {}
+    seeds = range(args.seed, args.seed + (args.count or histories.CONTROL_HISTORIES))
+    how, missed = "any" if args.undirected else "directed", []
+    args.output.mkdir(parents=True, exist_ok=True)
+    for control in controls.HISTORY_CONTROLS:
+        if control.name not in args.control and "all" not in args.control:
+            continue
+        told = many.hunt(control, seeds, not args.undirected)
+        _tell(f"    {control.name}: {'found' if told['found'] else 'NOT FOUND'} "
+              f"after {told['histories']} histories, {told['seconds']} s")
+        missed += [] if told["found"] else [control.name]
+        entry = table.setdefault(control.name, {"name": control.name, "directed": [], "any": []})
+        entry.update(rule=control.rule, what=control.what)
+        entry[how].append(told)
+        file.write_text(json.dumps(list(table.values()), indent=1) + "\n")
+    print(f"controls not found: {', '.join(missed) or 'none'}")
+    return 1 if missed else 0
 
 
 def _play_histories(args, many):
     started, results = time.monotonic(), []
     deadline = None if args.minutes is None else started + 60 * args.minutes
-    for result in many.run(range(args.seed, args.seed + args.count), deadline,
-                           not args.no_shrink):
+    recipe = recipes.named(args.recipe) if args.recipe else None
+    for result in many.run(range(args.seed, args.seed + (args.count or 20)), deadline,
+                           not args.no_shrink, recipe):
         results.append(result)
         if result.findings:
             histories.save(args.output, result)
@@ -265,7 +305,7 @@ def _list(args):
     for name, fault in FAULTS.items():
         text = (fault.choose.__doc__ or "").splitlines()[0] if fault.choose.__doc__ else ""
         print(f"fault    {name:28} {fault.model:8} {text}")
-    for control in controls.CONTROLS:
+    for control in (*controls.CONTROLS, *controls.HISTORY_CONTROLS):
         print(f"control  {control.name:28} {control.rule:8} {control.what}")
     return 0
 

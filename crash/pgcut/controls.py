@@ -17,7 +17,8 @@ class Control:
     """One broken promise.
 
     `record` and `recover` say whether the mutated server is the one that is
-    recorded, or the one that recovers; if neither, none is needed.  `faults` are those that can show it.
+    recorded, or the one that recovers; if neither, none is needed, but that of a
+    history is always mutated.  `faults` are those that can show it.
     `settings` are needed for it to show.
     """
 
@@ -36,11 +37,12 @@ class Control:
     server: bool = False        # recover with all processes, not in single-user mode
     sequel: bool = False        # a server goes on from each state, and is cut off again
     monitored: bool = False     # the protocol monitor must see it in the recording
+    recipe: str = ""            # what histories are drawn from, which have to show it
 
     @property
     def mutated(self):
         """Say whether a mutation belongs to it."""
-        return self.record or self.recover
+        return self.record or self.recover or self.recipe != ""
 
 
 _SMALL_LOG = (("double_write_buffer_size", "16MB"), ("double_write_stage_size", "2MB"))
@@ -125,4 +127,33 @@ CONTROLS = (
     Control("data-sync-ignored", "disk", "syncs of relation files are not honoured",
             rules=Rules(ignore_syncs_below=("base",)), settings=_SMALL_FULL_LOG,
             faults=("all-lost", "subset")),
+)
+
+
+# Holes that a reading of the engine has found and no recording goes to: histories must.
+HISTORY_CONTROLS = (
+    Control("images-end-unnoticed", "R2, R10",
+            "that images end at a start or a promotion is not logged, and redo does not notice",
+            recipe="converted-primary"),
+    Control("discarded-copy-found", "R6, R7",
+            "a buffer miss is served a copy that a truncation has discarded",
+            recipe="outlived-truncation"),
+    Control("removed-copy-not-kept", "R3",
+            "the log does not keep the copy of a removed page that is torn at home",
+            recipe="half-dropped"),
+    Control("fast-stop-of-crash-recovery-looks-clean", "R12",
+            "a fast stop during restore or crash redo says shut down",
+            recipe="stopped-in-crash-recovery"),
+    Control("pages-read-before-image-exempt", "R2",
+            "in recovery, pages are exempt though redo reads them before it meets their image",
+            recipe="hash-of-a-standby"),
+    Control("empty-stale-log-believed", "R9",
+            "an empty log counts as ours whatever redo pointers it names",
+            recipe="empty-old-log"),
+    Control("interrupts-left-held-off", "R11",
+            "an error that was caught and is thrown again leaves interrupts held off",
+            recipe="failed-home-write"),
+    Control("copies-not-told", "R9",
+            "the owner file does not tell a copied cluster from the original",
+            recipe="copied-crashed"),
 )

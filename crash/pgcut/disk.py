@@ -164,6 +164,10 @@ class Disk:
                 if file.kind == "d":
                     stack.append((child, ino))
 
+    def names(self, directory, choice):
+        """Return {name: inode} of a directory that a cut here leaves."""
+        return dict(self._chosen_names(choice)[directory])
+
     def content(self, ino, choice):
         """Return the content that a cut here leaves of one file."""
         return self._chosen_content(ino, choice)

@@ -1,14 +1,16 @@
 """Many histories: drawn, played, made shorter if they fail, and reported."""
 
+import copy
 import json
 import shutil
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from . import drawing
+from . import drawing, recipes
+from .controls import VARIABLE
 from .history import History, sanitised, shrunk
 from .play import Play, Templates
 
@@ -17,6 +19,8 @@ SHRINKING_PLAYS = 40
 SHRINKING_SECONDS = 900
 # Timing decides some failures: a form that does not fail is tried once more.
 ATTEMPTS = 2
+# A control that so many histories do not find is not found.
+CONTROL_HISTORIES = 12
 
 
 @dataclass
@@ -41,6 +45,12 @@ class Campaign:
         self._say = report_progress
         self._plays = 0
 
+    def broken(self, control):
+        """Return the same with servers that break what a control does."""
+        other = copy.copy(self)
+        other._tools = replace(self._tools, env=((VARIABLE, control.name),))
+        return other
+
     def play(self, history):
         """Play a history once; returns its Result."""
         started = time.monotonic()
@@ -56,18 +66,33 @@ class Campaign:
         return Result(history, play.played, time.monotonic() - started, play.findings,
                       play.figures, logs=logs)
 
-    def run(self, seeds, deadline=None, shrink=True):
+    def run(self, seeds, deadline=None, shrink=True, recipe=None):
         """Yield the Results of histories with these seeds, until the deadline."""
         for seed in seeds:
             if deadline is not None and time.monotonic() > deadline:
                 return
-            result = self.play(drawing.draw(seed))
+            result = self.play(drawing.draw(seed, recipe))
             self._say(told(result))
             if result.findings and shrink:
                 result.smaller = self.shrink(result)
                 self._say(f"        {len(result.smaller.steps)} of its "
                           f"{len(result.history.steps)} steps fail as well")
             yield result
+
+    def hunt(self, control, seeds, directed=True):
+        """Play histories, of the control's recipe or any, until one of them shows it.
+
+        Returns what the table in README.md says of that.
+        """
+        started, played, found = time.monotonic(), 0, ""
+        recipe = recipes.named(control.recipe) if directed else None
+        for result in self.broken(control).run(seeds, shrink=False, recipe=recipe):
+            played += 1
+            if result.findings:
+                found = _texts(result)[0]
+                break
+        return {"seed": seeds[0], "histories": played,
+                "seconds": round(time.monotonic() - started), "found": " ".join(found.split())}
 
     def shrink(self, result):
         """Return the shortest history that is found to fail in the same way."""

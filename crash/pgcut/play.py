@@ -15,10 +15,12 @@ from pathlib import Path
 
 import psycopg2
 
-from . import drawing, explore, oracle, readers, server, steps, workload
+from devtools import postgres
+
+from . import drawing, explore, monitor, oracle, readers, scripts, server, steps, workload
 from .ledger import Ledger
 from .steps import MODE
-from .store import Store
+from .store import OWNER, Store, identified
 
 # Limits of what a busy machine may take; more is a finding.
 HANG_SECONDS = 240
@@ -30,10 +32,20 @@ OUR_FILE = "pgdw.conf"
 MARKER, MARKER_LINE = "backup_label", "DOUBLE WRITE LOG IN USE"
 LOG = "pg_doublewrite"
 MODULE = "test_doublewrite"
+CLOCK = f"{MODULE}_clock"               # a library that stands for the clock
+CLOCK_BACK = f"{MODULE}.clock_back"     # a file: it is set back
+
+# A file system that nobody can write to any more.
+READ_ONLY = tuple(f"{what}::0:1000000000:30" for what in
+                  ("write", "create", "truncate", "fallocate", "rename", "unlink"))
+
+# After these the protocol monitor knows no longer what WAL and files have in common.
+UNWATCHED = ("promote", "restore", "recover", "rewind", "single", "copied", "wrong-log")
 
 _HOLDS = re.compile(f"{MODULE}: held at injection point")
 _CRASHES = re.compile(f"{MODULE}: crash at injection point")
 _READY = re.compile("database system is ready to accept")
+_REDO = re.compile("redo starts at")
 # What the server says with one of these was not to happen, unless something was made to fail.
 _ALARMING = re.compile(r"^.*\] (?:XX|58)\w{3} .*(?:ERROR|FATAL|PANIC):.*$", re.MULTILINE)
 # Stock says this to, or of, a standby that has gone another way or has been away for too long.
@@ -71,6 +83,13 @@ class Tools:
     stock_bindir: str           # "" if there are none: steps with stock are left out
     recorder: str
     scratch: str
+    env: tuple = ()             # of servers of ours, as pairs: what a control breaks
+
+    @property
+    def clock(self):
+        """Return the library that stands for the clock of a server."""
+        found = list(Path(self.bindir).parent.glob(f"lib*/**/{CLOCK}.so"))
+        return str(found[0]) if found else ""
 
 
 def with_module(bindir, build, place):
@@ -79,8 +98,9 @@ def with_module(bindir, build, place):
                            text=True, check=True).stdout.strip()
     prefix = Path(bindir).parent
     subprocess.run(["cp", "-al", prefix, place], check=True)
-    shutil.copy(Path(build) / "src/test/modules" / MODULE / f"{MODULE}.so",
-                Path(place) / Path(where).relative_to(prefix))
+    for library in (MODULE, CLOCK):
+        shutil.copy(Path(build) / "src/test/modules" / MODULE / f"{library}.so",
+                    Path(place) / Path(where).relative_to(prefix))
     return str(Path(place) / "bin")
 
 
@@ -147,6 +167,7 @@ class Machine:
         self.log.touch()
         server.own(self.log)
         self._logs = [Path(place) / f"{name}.log-{which}" for which in ("before", "last")]
+        self._redos = [None, None]  # the redo pointers that pg_control named then
         self.lived = False         # it has got ready since the last copy was taken
         self.instance = server.Server(tools.bindir, self.store.data, self.log)
         self.instance.make_sockets()
@@ -155,16 +176,22 @@ class Machine:
         self.clean = False          # it was stopped fast, not in the middle of a start
         self.verified = True        # in this life, or else by the next one
         self.read = 0               # of the server log
+        self.archive = None         # where WAL of this data directory goes
+        self.watched = False        # the protocol monitor can read what is recorded now
+        self._place = Path(place)
         self._segments = set()
 
     @property
     def data(self):
         return self.store.data
 
-    def start(self, program="ours", settings=None, wait=True):
+    def start(self, program="ours", settings=None, wait=True, clock=False):
         stock = program == "stock"
         self.clean = False
         self.instance.bindir = self.tools.stock_bindir if stock else self.tools.bindir
+        self.instance.env = {} if stock else dict(self.tools.env)
+        if clock:
+            self.instance.env["LD_PRELOAD"] = self.tools.clock
         self._hide_settings(stock)
         self.instance.start(settings, wait)
         if wait:
@@ -199,6 +226,29 @@ class Machine:
             file = OUR_FILE if name.startswith(OURS) else "postgresql.conf"
             server.write_settings(self.data, {name: value}, file)
 
+    def archives(self):
+        """Have WAL from here on archived by itself: the data directory is another one."""
+        number = len(list(self._place.glob(f"{self.name}.archive-*"))) + 1
+        self.archive = self._place / f"{self.name}.archive-{number}"
+        self.archive.mkdir()
+        server.own(self.archive)
+        file = f"{self.archive}/%f"
+        self.configure({"archive_command": f"cp %p {file}.new && mv {file}.new {file}"})
+
+    def cut(self, recording, fault, seed, unit):
+        """Leave what a power cut leaves; the copies of the log go on being of the same files."""
+        self._note_files(self.store.cut(recording, fault, seed, unit))
+
+    def renew(self):
+        """Begin the recording anew if it is long."""
+        self._note_files(self.store.renew())
+
+    def _note_files(self, known):
+        if known is not None:
+            self.watched = False
+            for log in self._logs:
+                identified(log / Path(OWNER).name, known)
+
     def end(self, how):
         """Stop the server in one of the ways there are."""
         self.clean = how == "fast" and self.instance.is_ready()
@@ -220,14 +270,20 @@ class Machine:
             shutil.rmtree(self._logs[0], ignore_errors=True)
             if self._logs[1].exists():
                 self._logs[1].rename(self._logs[0])
+            self._redos[0] = self._redos[1]
         self.lived = False
         shutil.rmtree(self._logs[1], ignore_errors=True)
+        self._redos[1] = monitor.redo_pointer(self.data)
         if (self.data / LOG).exists():
             subprocess.run(["cp", "-a", str(self.data / LOG), str(self._logs[1])], check=True)
 
     def old_log(self):
         """Return the newest copy that is from before the last start."""
         return self._logs[1 if self.lived else 0]
+
+    def checkpointed(self):
+        """Say whether a checkpoint has completed since old_log() was copied."""
+        return monitor.redo_pointer(self.data) != self._redos[1 if self.lived else 0]
 
     def marked(self):
         marker = self.data / MARKER
@@ -296,6 +352,8 @@ class Play:
         self.findings = []
         self.played = 0
         self.figures = Counter()
+        self.kept = {}              # what backups must have, and points in time
+        self.archives = {}          # where the WAL of points in time is
         self._number = 0
 
     def run(self):
@@ -336,9 +394,23 @@ class Play:
                     self._find("log", f"{machine.name}: {_without_prefix(line)}")
 
     def _carry_out(self, step):
+        self._unwatch(step)
         act = getattr(self, ("refuse_" if step.illegal else "do_") + step.do.replace("-", "_"))
         act(self.machines.get(step.server), step)
         steps.apply(self.world, step)
+
+    def _unwatch(self, step):
+        """Let the protocol monitor alone with what it does not know."""
+        machine = self.machines.get(step.server)
+        if machine and (step.do in UNWATCHED or step.get("program") == "stock" or
+                        step.get("tool", "").startswith("checksums")):
+            machine.watched = False
+        then = self.world.copy()
+        steps.apply(then, step)
+        for world in (self.world, then):
+            for name, member in world.members.items():
+                if member.exposed and name in self.machines:
+                    self.machines[name].watched = False
 
     def _find(self, what, text):
         self.findings.append(Finding(self._number, what, text))
@@ -358,6 +430,13 @@ class Play:
         ours = {name: value for name, value in self.history.settings.items()
                 if name.startswith(OURS)}
         machine.configure({**self.history.settings, **ours})
+        self._archive(machine)
+        machine.watched = self.history.settings[MODE] != "off"
+
+    def _archive(self, machine):
+        """Note that this is another data directory than before."""
+        if self.history.settings.get("archive_mode") == "on":
+            machine.archives()
 
     def _machine(self, name):
         if name not in self.machines:
@@ -438,7 +517,8 @@ class Play:
                 connection.set_session("REPEATABLE READ", readonly=True)
                 with connection, connection.cursor() as cursor:
                     self._complain("plans", [f"{machine.name}: {text}" for text in
-                                             readers.disagreements(cursor)])
+                                             readers.disagreements(cursor)
+                                             + readers.disagreements_of_scene(cursor)])
 
     def _harmless(self, complaint):
         """Say whether a complaint is about what nobody promises."""
@@ -460,15 +540,25 @@ class Play:
         upstream = self.member(machine).upstream
         return upstream and self.world.members[upstream].state == "up"
 
+    def _monitor(self, machine, recording):
+        """Hold the rules of the engine against each write of a recording that has ended."""
+        if not machine.watched:
+            return
+        recording.meta = {"settings": self.history.settings,
+                          "checksums": self.member(machine).checksums}
+        violations, figures = monitor.check(recording)
+        self.figures["monitored operations"] += figures["operations"]
+        self._complain("monitor", [f"{machine.name}: {text}" for text in violations])
+
     # Steps
 
     def do_start(self, machine, step):
         machine.excused = False
-        machine.store.renew()
+        machine.renew()
         if step["point"]:
             self._start_to_point(machine, step)
             return
-        machine.start(step["program"])
+        machine.start(step["program"], clock=step.get("clock"))
         if step.get("verify", True) or machine.ledger.derived:
             self._after_start(machine)
         else:
@@ -522,7 +612,8 @@ class Play:
         machine._hide_settings(False)
         machine.instance.bindir = self.tools.bindir
         complaints, log = oracle.verify_single(self.tools.bindir, machine.data, expected,
-                                               {"fsync": "on"}, quick=True)
+                                               {"fsync": "on"}, quick=True,
+                                               env=dict(self.tools.env))
         with server.as_user(), open(machine.log, "a") as opened:
             opened.write(log)
         machine.lived = True
@@ -541,7 +632,12 @@ class Play:
         with self._under_load(step):
             if machine.instance.alive():
                 machine.end("kill")
-        machine.store.cut(step["fault"], step["seed"], step["unit"])
+        self._cut(machine, step)
+
+    def _cut(self, machine, step):
+        recording = machine.store.ended()
+        self._monitor(machine, recording)
+        machine.cut(recording, step["fault"], step["seed"], step["unit"])
         machine.keep_log()
         self.figures["cuts"] += 1
 
@@ -568,9 +664,30 @@ class Play:
         machine.excused = True
         with self._under_load(step):
             for fault in step["faults"]:
-                machine.store.set_fault(fault)
+                for rule in READ_ONLY if fault == "read-only" else (fault,):
+                    machine.store.set_fault(rule)
         machine.store.set_fault("clear")
-        self._finish(machine, step["then"])
+        if step["then"] != "goes on":
+            self._finish(machine, step["then"])
+        elif not machine.instance.alive():
+            raise Failure(f"{machine.name} has ended by itself")
+
+    def do_script(self, machine, step):
+        machine.excused = True
+        with scripts.played(step["name"], machine.instance.connect, machine.store,
+                            step["seed"]) as complaints:
+            self._complain("script", [f"{machine.name}: {text}" for text in complaints])
+            if step["then"]:
+                self._finish(machine, step["then"])
+        self.figures["scripts"] += 1
+
+    def do_clock(self, machine, step):
+        with self._under_load(step), server.as_user():
+            back = machine.data / CLOCK_BACK
+            if back.exists():
+                back.unlink()
+            else:
+                back.touch()
 
     def do_checkpoint(self, machine, step):
         with self._under_load(step):
@@ -620,7 +737,9 @@ class Play:
             shutil.rmtree(copy)
             machine.configure({MODE: step["mode"]})
             machine.follow(source)
+            self._archive(machine)
             machine.ledger = Ledger(source.ledger.events, begin)
+            machine.watched = step["mode"] != "off"
             machine.start()
         if not self.findings:
             self._read_standby(machine)
@@ -632,50 +751,116 @@ class Play:
                 self._complain("plans", [f"{machine.name}: {text}" for text in
                                          readers.disagreements(cursor)])
 
-    def _back_up(self, source, place):
+    def _back_up(self, source, place, *options):
         """Take a base backup; returns when it began, what was acknowledged then is in it."""
-        begin = time.monotonic_ns() if not source.ledger.derived else source.ledger.floor
+        begin = self._now(source)
         with server.as_user():
             place.mkdir(parents=True, mode=0o700)
         server.run(self.tools.bindir, "pg_basebackup", "-D", place, "-X", "stream", "-c", "fast",
-                   "--no-sync", "-U", server.USER, "-h", source.instance.sockets)
+                   "--no-sync", "-U", server.USER, "-h", source.instance.sockets, *options)
         return begin
 
+    def _now(self, machine):
+        """Return the moment up to which a server is known to have what was acknowledged."""
+        return machine.ledger.floor if machine.ledger.derived else time.monotonic_ns()
+
     def do_backup(self, machine, step):
-        (self.place / "backups").mkdir(exist_ok=True)
-        server.own(self.place / "backups")
+        backups = self.place / "backups"
+        backups.mkdir(exist_ok=True)
+        server.own(backups)
+        place, earlier = backups / step["name"], step.get("on")
         with self._under_load(step):
-            begin = self._back_up(machine, self.place / "backups" / step["name"])
+            if earlier:
+                begin = self._back_up(machine, self.place / "increment", "--incremental",
+                                      backups / earlier / "backup_manifest")
+            else:
+                begin = self._back_up(machine, place)
             end = time.monotonic_ns()
+        if earlier:
+            server.run(self.tools.bindir, "pg_combinebackup", "--no-sync", "-o", place,
+                       backups / earlier, self.place / "increment")
+            shutil.rmtree(self.place / "increment")
         ledger = Ledger(list(machine.ledger.events), begin)
         ledger.ceiling = end
-        self.templates.ledgers[self.place, step["name"]] = ledger
+        self.kept[step["name"]] = ledger
 
-    def do_restore(self, machine, step):
+    def do_point(self, machine, step):
+        with self._under_load(step):
+            begin = self._now(machine)
+            machine.ask(f"SELECT pg_create_restore_point('{step['name']}')")
+            end = time.monotonic_ns()
+            segment = machine.ask("SELECT pg_walfile_name(pg_switch_wal())")
+            machine.wait_for("archiving", (machine.archive / segment).exists)
+        ledger = Ledger(list(machine.ledger.events), begin)
+        ledger.ceiling = end
+        self.kept[step["name"]] = ledger
+        self.archives[step["name"]] = machine.archive
+
+    def do_recover(self, machine, step):
+        machine = machine or self._machine(step.server)
+        self._put_back(machine, step)
+        machine.configure({
+            "restore_command": f"cp {self.archives[step['point']]}/%f %p",
+            "recovery_target_name": step["point"], "recovery_target_timeline": "current",
+            "recovery_target_action": "promote"})
+        with server.as_user():
+            (machine.data / "recovery.signal").touch()
+        machine.sync_names()
+        kept = self.kept[step["point"]]
+        machine.ledger = Ledger(list(kept.events), kept.floor)
+        machine.ledger.ceiling = kept.ceiling
+        if step["fault"]:
+            self._cut_recovery(machine, step)
+        machine.start()
+        machine.wait_for("promotion", lambda: not machine.ask("SELECT pg_is_in_recovery()"))
+        # Who follows it takes over its settings.
+        machine.configure({"restore_command": "", "recovery_target_name": "",
+                           "recovery_target_timeline": "latest"})
+        machine.lived = True
+        self._verify(machine)
+
+    def _cut_recovery(self, machine, step):
+        """Let the power fail once redo from the archive is under way."""
+        since = machine.logged()
+        machine.start(wait=False)
+        machine.wait_for("redo", lambda: machine.says(_REDO, since))
+        if not machine.instance.alive():
+            raise Failure(f"{machine.name} has ended by itself")
+        machine.end("kill")
+        self._cut(machine, step)
+
+    def _put_back(self, machine, step, log="none"):
+        """Let a stopped server be what its backup is, with the log that is said."""
         copy = self.place / "copy"
         subprocess.run(["cp", "-a", str(self.place / "backups" / step["backup"]), str(copy)],
                        check=True)
-        if step["log"] != "none":
+        if log != "none":
             shutil.rmtree(copy / LOG, ignore_errors=True)
-            log = machine.old_log() if step["log"] == "stale" else machine.data / LOG
-            if log.exists():
-                subprocess.run(["cp", "-a", str(log), str(copy / LOG)], check=True)
+            kept = machine.old_log() if log == "stale" else machine.data / LOG
+            if kept.exists():
+                subprocess.run(["cp", "-a", str(kept), str(copy / LOG)], check=True)
         (copy / "standby.signal").unlink(missing_ok=True)
-        machine = machine or self._machine(step.server)
         machine.store.fill(copy)
         shutil.rmtree(copy)
+        machine.excused = False
         machine.configure({MODE: step["mode"]})
-        kept = self.templates.ledgers[self.place, step["backup"]]
+        self._archive(machine)
+
+    def do_restore(self, machine, step):
+        machine = machine or self._machine(step.server)
+        self._put_back(machine, step, step["log"])
+        kept = self.kept[step["backup"]]
         machine.ledger = Ledger(list(kept.events), kept.floor)
         machine.ledger.ceiling = kept.ceiling
 
     def do_rewind(self, machine, step):
         source = self.machines[step["source"]]
-        begin = time.monotonic_ns() if not source.ledger.derived else source.ledger.floor
+        begin = self._now(source)
         with self._under_load(step):
             self._rewind(machine, source)
         machine.configure({MODE: step["mode"]})
         machine.follow(source)
+        self._archive(machine)
         machine.ledger = Ledger(source.ledger.events, begin)
 
     def _rewind(self, machine, source, check=True):
@@ -734,17 +919,28 @@ class Play:
         machine.end("fast")
 
     def refuse_wrong_log(self, machine, step):
-        marked, kept = machine.marked(), machine.data / f"{LOG}.kept"
-        log = machine.data / LOG
-        if not log.exists():            # it never was in use
+        log, kept = machine.data / LOG, machine.data / f"{LOG}.kept"
+        old = machine.old_log() if step["log"] == "stale" else None
+        if not log.exists() or old and not old.exists():    # it never was in use
             self.figures["nothing to refuse"] += 1
             return
+        owner = step.get("owner", "old")
+        told = old is None or machine.checkpointed() or \
+            owner == "old" and _names_marker(old / "owner")
+        if not told:                    # nobody can tell one from the other
+            self.figures["nothing to refuse"] += 1
+            return
+        marked = machine.marked()
         with server.as_user():
             log.rename(kept)
-        if step["log"] == "stale" and machine.old_log().exists():
-            subprocess.run(["cp", "-a", str(machine.old_log()), str(log)], check=True)
+        if old:
+            subprocess.run(["cp", "-a", str(old), str(log)], check=True)
+            if owner != "old":
+                (log / "owner").unlink(missing_ok=True)
+            if owner == "own" and (kept / "owner").exists():
+                subprocess.run(["cp", "-a", str(kept / "owner"), str(log)], check=True)
         harmless = self.figures["harmless"]
-        self._try_start(machine, marked, "ours", f"with {step['log']} log")
+        self._try_start(machine, marked, "ours", f"with {step['log']} log, owner file: {owner}")
         if self.figures["harmless"] == harmless:
             shutil.rmtree(log, ignore_errors=True)
             with server.as_user():
@@ -753,13 +949,26 @@ class Play:
             shutil.rmtree(kept)
         machine.sync_names()
 
+    def refuse_copied(self, machine, step):
+        marked = machine.marked() and (machine.data / OWNER).exists()
+        copy = self.place / "copy"
+        subprocess.run(["cp", "-a", str(machine.data), str(copy)], check=True)
+        (copy / "postmaster.pid").unlink(missing_ok=True)
+        machine.store.fill(copy)
+        shutil.rmtree(copy)
+        self._try_start(machine, marked, "ours", "a copy")
+        # As the hint says, for no server was running.
+        (machine.data / OWNER).unlink(missing_ok=True)
+
     def refuse_bad_edit(self, machine, step):
         machine._hide_settings(False)
         before = (machine.data / OUR_FILE).read_text()
         machine.configure({MODE: step["value"]})
         self._try_start(machine, True, "ours", f"with mode {step['value']}")
-        with server.as_user():
-            (machine.data / OUR_FILE).write_text(before)
+        with server.as_user(), open(machine.data / OUR_FILE, "w") as opened:
+            opened.write(before)
+            opened.flush()
+            os.fsync(opened.fileno())
 
     def refuse_tool(self, machine, step):
         if self._nothing_to_refuse(machine):
@@ -810,6 +1019,9 @@ class Play:
             for name, machine in self.machines.items():
                 if self.world.members[name].role == role:
                     self._last_life(machine)
+        for machine in self.machines.values():
+            machine.instance.kill()
+            self._monitor(machine, machine.store.ended())
 
     def _last_life(self, machine):
         member = self.member(machine)
@@ -830,7 +1042,6 @@ class Templates:
     def __init__(self, tools):
         self._tools = tools
         self._made = {}
-        self.ledgers = {}
 
     def get(self, checksums):
         if checksums not in self._made:
@@ -866,6 +1077,19 @@ def _separate(data):
     lines = [line for line in file.read_text().splitlines() if not line.startswith(OURS)]
     with server.as_user():
         file.write_text("\n".join([*lines, f"include_if_exists = '{OUR_FILE}'", ""]))
+
+
+def _names_marker(owner):
+    """Say whether an owner file knows the marker that was there."""
+    return owner.exists() and not re.search("^Marker: inode 0 ", owner.read_text(), re.MULTILINE)
+
+
+def _process_of(machine, title):
+    """Return the number of one process of a server, by what it calls itself, or None."""
+    for pid in postgres.children(machine.instance._process.pid):
+        if title in postgres.read_proc(pid, "cmdline"):
+            return pid
+    return None
 
 
 def _without_prefix(line):

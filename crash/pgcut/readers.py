@@ -16,6 +16,11 @@ SELECT x.key, (x.value->>'rows')::bigint, (x.value->>'sum')::numeric, o.client, 
 FROM oracle.now o, jsonb_each(o.state->'tables') x
 WHERE split_part(o.client, '-', 1) = ANY (%s) AND NOT (x.value->>'unlogged')::boolean
 """
+# The tables of scripts; see scripts.py.
+_SCENE = """
+SELECT oid::regclass::text FROM pg_class
+WHERE relnamespace = to_regnamespace('scene') AND relkind = 'r' ORDER BY 1
+"""
 
 # A statement that only a timeout that is not obeyed lets end by itself.
 TIMEOUT_MS, SLEEP_SECONDS = 20, 30
@@ -62,14 +67,38 @@ def disagreements(cursor):
     return found
 
 
+def disagreements_of_scene(cursor):
+    """Return the tables of scripts of which plans do not say the same."""
+    found = []
+    cursor.execute(_SCENE)
+    for table, in cursor.fetchall():
+        answers = {}
+        for plan, (scan, query) in plans.PLANS.items():
+            cursor.execute("SELECT oracle.force(%s)", (scan,))
+            cursor.execute(query.format(table=table))
+            answers[plan] = cursor.fetchone()
+        rows, total = answers["sequential"]
+        found += [f"{table}: {said[0]} rows with sum {said[1]} by a scan that is {plan}, {rows} "
+                  f"with {total} by a sequential one" for plan, said in answers.items()
+                  if said[0] != rows or said[1] not in (None, total)]
+    return found
+
+
 def obeys_timeout(client):
     """Complain of a client whose session, after an error, does not obey a timeout."""
     with client.connection.cursor() as cursor:
-        cursor.execute(f"SET statement_timeout = {TIMEOUT_MS}")
-        try:
-            cursor.execute(f"SELECT pg_sleep({SLEEP_SECONDS})")
+        if not obeys(cursor):
             client.record("complaint", text=f"{client.name}: a session that has survived an error "
                           "does not obey statement_timeout")
-        except psycopg2.errors.QueryCanceled:
-            pass
+
+
+def obeys(cursor):
+    """Say whether a session obeys statement_timeout."""
+    cursor.execute(f"SET statement_timeout = {TIMEOUT_MS}")
+    try:
+        cursor.execute(f"SELECT pg_sleep({SLEEP_SECONDS})")
+        return False
+    except psycopg2.errors.QueryCanceled:
+        return True
+    finally:
         cursor.execute("RESET statement_timeout")

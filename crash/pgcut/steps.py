@@ -9,6 +9,8 @@ can be judged before it is played.  Each kind of step has an entry in KINDS, wit
 import copy
 from dataclasses import dataclass, field
 
+from .scripts import ENDING
+
 MODE = "io_torn_pages_protection"
 MODES = ("double_writes", "full_pages", "off")
 NAMES = ("a", "b", "c")
@@ -18,7 +20,11 @@ WHOLE_FAULTS = ("all-lost", "all-kept", "subset")
 
 # Steps that are carried out though they are not legal, and what then has to happen:
 # they are refused, or the server is none the worse for it.
-ILLEGAL_KINDS = ("start", "tool", "promote", "rewind", "backup", "reload", "wrong-log", "bad-edit")
+ILLEGAL_KINDS = ("start", "tool", "promote", "rewind", "backup", "reload", "wrong-log", "copied",
+                 "bad-edit")
+
+# What a server that has met it may end with.
+FATAL_FAULTS = ("sync:", "read-only")
 
 
 @dataclass
@@ -37,6 +43,8 @@ class Member:
     stale_log: str = ""         # there is a copy of the log: "fresh", or "old" once it is
     labelled: bool = False      # it was restored from a backup, and not started since
     written: bool = False       # since its power was cut, if ever
+    born: int = 0               # tells apart data directories, each of which has an archive
+    clock: bool = False         # in this life its clock can be set
 
 
 @dataclass
@@ -47,6 +55,8 @@ class World:
     checksums: bool
     members: dict = field(default_factory=dict)
     backups: dict = field(default_factory=dict)     # name -> the Member as it was
+    # Points in time: name -> (the data directory, its backups from before)
+    points: dict = field(default_factory=dict)
     forks: int = 0
 
     def __post_init__(self):
@@ -66,6 +76,12 @@ class World:
 
     def hints_logged(self, member):
         return member.checksums or self.settings.get("wal_log_hints") == "on"
+
+    def backups_of(self, member):
+        """Return the names of the backups of a data directory that were taken as it is now."""
+        return [name for name, backup in self.backups.items()
+                if (backup.born, backup.role, backup.path) ==
+                (member.born, member.role, member.path)]
 
     def fork(self):
         """Return a number that no other timeline has."""
@@ -96,6 +112,21 @@ def apply(world, step):
         KINDS[step.do].refused(world, step)
     else:
         KINDS[step.do].apply(world, step)
+        _let_hash_buckets_tear(world, step)
+
+
+def _let_hash_buckets_tear(world, step):
+    """Records of hash indexes refer to pages of which they carry no image, to change others.
+
+    Where images protect pages, and checksums show that one is torn, redo stops at such a
+    record, before it comes to the image.  That is so in stock.
+    """
+    load = step.get("load")
+    if not load or "chains" not in load["kinds"]:
+        return
+    for member in world.members.values():
+        if member.checksums and member.mode == "full_pages":
+            member.exposed = True
 
 
 class Kind:
@@ -154,6 +185,7 @@ class Start(Kind):
     def change(self, world, step, member):
         member.program, member.written = step["program"], True
         member.labelled = False
+        member.clock = bool(step.get("clock"))
         member.exposed = member.exposed and member.state == "crashed" or member.mode == "off"
         if step["point"]:
             crash(member)
@@ -258,10 +290,38 @@ class Faulty(Work):
     """The same, and its files fail now and then; it ends in the way that `then` says."""
 
     def further(self, world, step, member):
-        return "stock" if member.program == "stock" else super().further(world, step, member)
+        if member.program == "stock":
+            return "stock"
+        if step["then"] == "goes on" and \
+                any(fault.startswith(FATAL_FAULTS) for fault in step["faults"]):
+            return "a server that meets this ends"
+        return super().further(world, step, member)
 
     def change(self, world, step, member):
-        crash(member)
+        if step["then"] != "goes on":
+            crash(member)
+
+
+class Script(Kind):
+    """Statements and faults in an order that matters; it may end with the server."""
+
+    role = "primary"
+
+    def further(self, world, step, member):
+        if member.program == "stock":
+            return "stock"
+        return "it ends with the server" if step["name"] in ENDING and not step["then"] else None
+
+    def change(self, world, step, member):
+        if step["then"]:
+            crash(member)
+
+
+class Clock(Kind):
+    """The clock of its machine is set back, or right again."""
+
+    def further(self, world, step, member):
+        return None if member.clock else "its clock cannot be set"
 
 
 class Checkpoint(Kind):
@@ -321,14 +381,24 @@ class Follow(Kind):
         abandon(world, step.server)
         world.members[step.server] = Member("up", "standby", step["mode"], "ours",
                                             step["mode"] == "off", step["of"],
-                                            source.checksums, source.path, written=True)
+                                            source.checksums, source.path, written=True,
+                                            born=world.fork())
 
 
 class Backup(Kind):
-    """A base backup is taken."""
+    """A base backup is taken; one that is put together if it is `on` an earlier one."""
 
     def further(self, world, step, member):
-        return "stock has other settings" if member.program == "stock" else None
+        if member.program == "stock":
+            return "stock has other settings"
+        earlier = step.get("on")
+        if earlier and world.settings.get("summarize_wal") != "on":
+            return "WAL is not summarized"
+        if earlier and member.role != "primary":
+            return "WAL of a standby may not be summarized yet"
+        if earlier and earlier not in world.backups_of(member):
+            return f"{earlier} is no backup of this server"
+        return None
 
     def change(self, world, step, member):
         world.backups[step["name"]] = copy.copy(member)
@@ -357,7 +427,42 @@ class Restore(Kind):
         abandon(world, step.server)
         world.members[step.server] = Member(
             "crashed", "primary", step["mode"], "ours", False, "", backup.checksums,
-            (*backup.path[:-1], (number, world.fork())), member.stale_log, True)
+            (*backup.path[:-1], (number, world.fork())), member.stale_log, True,
+            born=world.fork())
+
+
+class Point(Kind):
+    """A point in time is named, to which recovery can go."""
+
+    role = "primary"
+
+    def further(self, world, step, member):
+        if world.settings.get("archive_mode") != "on":
+            return "WAL is not archived"
+        return "stock" if member.program == "stock" else None
+
+    def change(self, world, step, member):
+        world.points[step["name"]] = (member.born, world.backups_of(member))
+
+
+class Recover(Kind):
+    """A backup takes the place of a server, and is recovered to a point in time."""
+
+    states = ("absent", "clean", "crashed")
+
+    def further(self, world, step, member):
+        _, backups = world.points.get(step["point"], (None, ()))
+        if step["backup"] not in backups:
+            return f"{step['backup']} is not from before {step['point']}"
+        return None
+
+    def change(self, world, step, member):
+        backup = world.backups[step["backup"]]
+        abandon(world, step.server)
+        # Nobody knows the number of its timeline, so that it cannot be rewound.
+        world.members[step.server] = Member(
+            "up", "primary", step["mode"], "ours", False, "", backup.checksums,
+            ((0, world.fork()),), written=True, born=world.fork())
 
 
 class Rewind(Kind):
@@ -381,7 +486,7 @@ class Rewind(Kind):
         source = world.members[step["source"]]
         abandon(world, step.server)
         member.state, member.role, member.upstream = "crashed", "standby", step["source"]
-        member.path = source.path
+        member.path, member.born = source.path, world.fork()
         member.labelled = True
 
     def worth_a_try(self, world, step, member):
@@ -416,10 +521,11 @@ class Tool(Kind):
         return None
 
     def change(self, world, step, member):
-        if step["tool"] == "checksums-enable":
-            member.checksums = True
-        elif step["tool"] == "checksums-disable":
-            member.checksums = False
+        if step["tool"] not in ("checksums-enable", "checksums-disable"):
+            return
+        member.checksums = step["tool"] == "checksums-enable"
+        # No WAL says that all pages have changed.
+        member.born = world.fork()
 
     def worth_a_try(self, world, step, member):
         return member.state in ("up", "crashed") and step["tool"].startswith("checksums")
@@ -439,6 +545,19 @@ class WrongLog(Kind):
         member.exposed = member.exposed or member.mode == "off"
 
 
+class Copied(Kind):
+    """A copy of all files of a crashed server is started, its log and marker as well.
+
+    Nobody can tell that it was not running when they were copied: never legal.
+    """
+
+    states = ()
+
+    def worth_a_try(self, world, step, member):
+        return member.state == "crashed" and member.program == "ours" and not member.labelled \
+            and member.role == "primary"
+
+
 class BadEdit(Kind):
     """A stopped server is started with a mode that does not exist: never legal."""
 
@@ -456,7 +575,8 @@ def abandon(world, name):
 
 
 KINDS = {"start": Start(), "single": Single(), "stop": Stop(), "cut": Cut(), "edit": Edit(),
-         "reload": Reload(), "work": Work(), "faulty": Faulty(), "checkpoint": Checkpoint(),
-         "kill": Kill(), "promote": Promote(), "follow": Follow(), "backup": Backup(),
-         "restore": Restore(), "rewind": Rewind(), "tool": Tool(), "wrong-log": WrongLog(),
-         "bad-edit": BadEdit()}
+         "reload": Reload(), "work": Work(), "faulty": Faulty(), "script": Script(),
+         "clock": Clock(), "checkpoint": Checkpoint(), "kill": Kill(), "promote": Promote(),
+         "follow": Follow(), "backup": Backup(), "restore": Restore(), "point": Point(),
+         "recover": Recover(), "rewind": Rewind(), "tool": Tool(), "wrong-log": WrongLog(),
+         "copied": Copied(), "bad-edit": BadEdit()}

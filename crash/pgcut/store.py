@@ -1,19 +1,62 @@
 """A data directory whose power can be cut: its writes are recorded, its image is what is left."""
 
 import contextlib
+import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 from . import server
 from .disk import Disk, write_tree
-from .explore import ALWAYS_LEFT_OUT
 from .mount import recorded, set_fault
-from .recording import Recording
+from .recording import ROOT_INO, Recording
 from .states import Places, State, choose
+
+# Nobody reads what says that a server runs; a standby must stay one.
+_LEFT_OUT = ("postmaster.pid",)
 
 # A recording that is longer than this begins anew when the server stops.
 LONG_BYTES = 300 << 20
+
+# The owner file says of these two which files they are, by number and time of change.
+OWNER = "pg_doublewrite/owner"
+IDENTIFIED = ("PG_VERSION", "backup_label")
+_IDENTITY = re.compile(r"inode (\d+) changed -?\d+\.\d+")
+# What is added to the number of a file that is gone, so that no other has it.
+_GONE = 1 << 40
+
+
+def identified(file, known):
+    """Let an owner file mean the same files as before.
+
+    `known` has, for numbers of files, what is to be said of those that have taken their
+    place.  Others are gone, for a copy is another file.
+    """
+    def other(match):
+        inode = int(match[1])
+        if inode in known:
+            return known[inode]
+        return match[0].replace(match[1], str(inode + _GONE), 1) if 0 < inode < _GONE else match[0]
+
+    if not file.exists():
+        return
+    text = _IDENTITY.sub(other, file.read_text())
+    with open(file, "w") as opened:         # which leaves it to its owner
+        opened.write(text)
+        opened.flush()
+        os.fsync(opened.fileno())
+
+
+def _identities(directory):
+    """Return {name: what an owner file says of that file}."""
+    found = {}
+    for name in IDENTIFIED:
+        if (directory / name).exists():
+            status = (directory / name).stat()
+            seconds, rest = divmod(status.st_ctime_ns, 10 ** 9)
+            found[name] = f"inode {status.st_ino} changed {seconds}.{rest:09d}"
+    return found
 
 
 class Store:
@@ -34,29 +77,42 @@ class Store:
         self._unmount()
         shutil.rmtree(self._base, ignore_errors=True)
         subprocess.run(["cp", "-a", str(source), str(self._base)], check=True)
-        self._mount()
+        self._mount({})
 
-    def cut(self, fault, seed, unit):
-        """Leave what is left of the files if the power fails now; nobody uses them."""
+    def ended(self):
+        """Return the Recording so far; nobody uses the files any more."""
         self._unmount()
         shutil.move(self._base, self._recording / "base")
-        recording = Recording(self._recording)
+        return Recording(self._recording)
+
+    def cut(self, recording, fault, seed, unit):
+        """Leave what is left of the files of a recording that has ended if the power fails.
+
+        The files that are left are the same ones: returns what identified() has to know of
+        them, for copies of the log that were made before.
+        """
         disk = Disk(recording)
         disk.advance(len(recording.ops))
         choice = choose(disk, State(len(recording.ops), fault, seed, unit), Places(recording).areas)
         with server.as_user():
-            # A server that has become a standby must stay one.
-            write_tree(disk.tree(choice), self._base, ALWAYS_LEFT_OUT)
-        self._mount()
+            write_tree(disk.tree(choice), self._base, _LEFT_OUT)
+        return self._mount(disk.names(ROOT_INO, choice))
 
     def renew(self):
-        """Begin the recording anew if it is long, as though all there is were durable."""
-        if (self._recording / "ops.bin").stat().st_size > LONG_BYTES:
-            copy = self._place / "copy"
-            subprocess.run(["cp", "-a", str(self.data), str(copy)], check=True)
-            (copy / "pg_doublewrite" / "owner").unlink(missing_ok=True)
-            self.fill(copy)
-            shutil.rmtree(copy)
+        """Begin the recording anew if it is long, as though all there is were durable.
+
+        Returns what cut() does.
+        """
+        if (self._recording / "ops.bin").stat().st_size <= LONG_BYTES:
+            return None
+        numbers = {name: (self.data / name).stat().st_ino for name in IDENTIFIED
+                   if (self.data / name).exists()}
+        copy = self._place / "copy"
+        subprocess.run(["cp", "-a", str(self.data), str(copy)], check=True)
+        self._unmount()
+        shutil.rmtree(self._base)
+        copy.rename(self._base)
+        return self._mount(numbers)
 
     def set_fault(self, rule):
         """Make operations fail, as the recorder's attribute says."""
@@ -66,9 +122,14 @@ class Store:
         self._unmount()
         shutil.rmtree(self._place, ignore_errors=True)
 
-    def _mount(self):
+    def _mount(self, numbers):
+        """Mount what is to be recorded; `numbers` are those that its files had before."""
         shutil.rmtree(self._recording, ignore_errors=True)
         self._mounted.enter_context(recorded(self._recorder, self._base, self._recording))
+        known = {numbers[name]: text for name, text in _identities(self.data).items()
+                 if name in numbers}
+        identified(self.data / OWNER, known)
+        return known
 
     def _unmount(self):
         self._mounted.close()

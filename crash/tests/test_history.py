@@ -5,7 +5,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from pgcut import drawing, histories, history, play, steps
+from pgcut import controls, drawing, histories, history, play, recipes, steps, store
 from pgcut.history import History, Step
 from pgcut.ledger import Ledger
 
@@ -131,10 +131,119 @@ class SanitiserTest(unittest.TestCase):
         self.assert_left_out([start(), backup, stop("kill"), start(), stop("kill"), restore])
 
 
+    def test_points_in_time(self):
+        backup = Step("backup", "a", {"name": "x", "on": ""})
+        late = Step("backup", "a", {"name": "y", "on": ""})
+        point = Step("point", "a", {"name": "p"})
+
+        def recover(name):
+            return Step("recover", "b", {"point": "p", "backup": name, "mode": "off", "fault": ""})
+
+        archived = {**SETTINGS, "archive_mode": "on"}
+        kept = history.sanitised(of(start(), backup, point, late, recover("x"),
+                                    Step("point", "b", {"name": "q"}), settings=archived))
+        self.assertEqual(kept[1], [])
+        _, left_out = history.sanitised(of(start(), backup, point, late, recover("y"),
+                                           settings=archived))
+        self.assertIn("y is not from before p", left_out[0])
+        self.assert_left_out([start(), point], "not archived")
+
+    def test_backup_on_a_backup(self):
+        def backup(name, on):
+            return Step("backup", "a", {"name": name, "on": on})
+
+        summarized = {**SETTINGS, "summarize_wal": "on"}
+        steps_given = [start(), backup("x", ""), stop("fast"), start(), backup("y", "x")]
+        self.assertEqual(history.sanitised(of(*steps_given, settings=summarized))[1], [])
+        self.assert_left_out(steps_given, "not summarized")
+        checksums = Step("tool", "a", {"tool": "checksums-enable"})
+        _, left_out = history.sanitised(of(*steps_given[:3], checksums, *steps_given[3:],
+                                           settings=summarized))
+        self.assertIn("no backup of this server", left_out[0])
+
+    def test_hash_buckets_that_images_do_not_protect(self):
+        def work(kind):
+            return Step("work", "a", {"load": {**load(), "kinds": {kind: 1}}})
+
+        def left_out(mode, *between):
+            given = of(start(), *between, cut(), settings={**SETTINGS, steps.MODE: mode})
+            given = History(1, given.settings, True, given.steps)
+            return len(history.sanitised(given)[1])
+
+        self.assertEqual(left_out("full_pages", work("chains")), 1)
+        self.assertEqual(left_out("full_pages", work("hint")), 0)
+        self.assertEqual(left_out("double_writes", work("chains")), 0)
+        self.assertEqual(left_out("full_pages", work("chains"), Step("checkpoint", "a")), 0)
+
+    def test_files_that_fail_and_a_server_that_goes_on(self):
+        def faulty(*faults):
+            return Step("faulty", "a", {"faults": list(faults), "then": "goes on", "load": load()})
+
+        self.assert_left_out([start(), faulty("write:base/:1:2:5"), stop("fast")])
+        self.assert_left_out([start(), faulty("write:base/:1:2:5", "sync:base/:1:2:5")], "ends")
+
+    def test_scripts_that_end_with_the_server(self):
+        def script(name, then):
+            return Step("script", "a", {"name": name, "seed": 1, "then": then})
+
+        self.assert_left_out([start(), script("half-dropped", "kill"), start()])
+        self.assert_left_out([start(), script("half-dropped", "")], "it ends with the server")
+        self.assert_left_out([start(), script("failed-home-write", ""), stop("fast")])
+
+
+class RecipeTest(unittest.TestCase):
+    def test_each_can_be_followed(self):
+        for recipe in recipes.RECIPES:
+            for seed in range(10):
+                drawn = drawing.draw(seed, recipe)
+                self.assertEqual(history.sanitised(drawn), (drawn, []), recipe.name)
+                self.assertEqual(History.from_json(drawn.as_json()), drawn)
+                kinds = iter(step.do for step in drawn.steps)
+                for _, kind, _ in recipe.steps:
+                    self.assertIn(kind, kinds, recipe.name)
+
+    def test_what_a_recipe_says_is_so(self):
+        recipe = recipes.named("converted-primary")
+        for seed in range(10):
+            drawn = drawing.draw(seed, recipe)
+            self.assertEqual((drawn.settings[steps.MODE], drawn.checksums), ("full_pages", False))
+            edits = [step for step in drawn.steps if step.do == "edit"]
+            self.assertEqual(edits[0]["settings"], {steps.MODE: "double_writes"})
+
+    def test_each_control_has_a_recipe(self):
+        for control in controls.HISTORY_CONTROLS:
+            self.assertEqual(recipes.named(control.recipe).name, control.recipe)
+
+
+class OwnerTest(unittest.TestCase):
+    TEXT = ("System identifier: 1\nPG_VERSION: inode 7 changed 12.000000034\n"
+            "Marker: inode {} changed 5.000000000\nNumber: 9\n")
+
+    def told(self, marker, known):
+        with tempfile.TemporaryDirectory() as place:
+            owner = Path(place) / "owner"
+            owner.write_text(self.TEXT.format(marker))
+            store.identified(owner, known)
+            return owner.read_text().splitlines()
+
+    def test_files_that_are_the_same(self):
+        told = self.told(8, {7: "inode 70 changed 1.000000002", 8: "inode 80 changed 3.000000004"})
+        self.assertEqual(told[1:3], ["PG_VERSION: inode 70 changed 1.000000002",
+                                     "Marker: inode 80 changed 3.000000004"])
+        self.assertEqual(told[3], "Number: 9")
+
+    def test_copies_are_others(self):
+        told = self.told(8, {})
+        self.assertEqual(told[1], f"PG_VERSION: inode {7 + (1 << 40)} changed 12.000000034")
+
+    def test_no_marker_stays_none(self):
+        self.assertIn("Marker: inode 0 changed", self.told(0, {})[2])
+
+
 class DrawingTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.histories = [drawing.draw(seed) for seed in range(1200)]
+        cls.histories = [drawing.draw(seed) for seed in range(1800)]
 
     def test_same_seed_same_history(self):
         self.assertEqual(drawing.draw(7), self.histories[7])
@@ -154,7 +263,8 @@ class DrawingTest(unittest.TestCase):
                              set(steps.KINDS))
         self.assertEqual({step.do for one in self.histories for step in one.steps},
                          set(steps.KINDS))
-        common = set(drawing.WEIGHTS) - {"rewind", "restore", "promote", "follow"}
+        common = set(drawing.WEIGHTS) - {"rewind", "restore", "promote", "follow", "recover",
+                                         "point", "clock", "script"}
         missing = [(first, then) for first, then in itertools.product(common, repeat=2)
                    if (first, then) not in pairs and possible(first, then)]
         self.assertEqual(missing, [])
@@ -163,7 +273,8 @@ class DrawingTest(unittest.TestCase):
         names = [steps.MODE, *drawing.DRAWN]
         for one, other in itertools.combinations(names, 2):
             values = drawing.DRAWN
-            wanted = itertools.product(values.get(one, steps.MODES), values.get(other, steps.MODES))
+            wanted = itertools.product(values.get(one, steps.MODES),
+                                       values.get(other, steps.MODES))
             found = {(item.settings[one], item.settings[other]) for item in self.histories}
             self.assertLessEqual(set(wanted), found, (one, other))
 
