@@ -40,6 +40,9 @@ POINTS = {"doublewrite-armed": 1, "doublewrite-restore-run": 4, "doublewrite-res
           "doublewrite-marker-written": 1, "doublewrite-disarmed": 1,
           "doublewrite-before-images-off": 1, "doublewrite-sync-cycle": 1,
           "doublewrite-sync-removals": 2, "create-restart-point": 1}
+# Those at which recovery of a backup is cut, if it comes so far.
+RECOVERY_POINTS = ("doublewrite-marker-written:1", "doublewrite-armed:1",
+                   "doublewrite-home-written:2", "doublewrite-home-run-written:5")
 # Those at which whoever waits keeps nobody from stopping the server.
 HOLD_POINTS = ("doublewrite-armed", "doublewrite-restore-run", "doublewrite-restored")
 
@@ -309,6 +312,7 @@ def _recover(rng, world, server, number, illegal):
         return None
     return {"point": point, "backup": rng.choice(backups), "mode": rng.choice(MODES[:2]),
             "fault": rng.choice(("", "torn-pages", "storm", "all-lost", "subset")),
+            "at": rng.choice(("", "", *RECOVERY_POINTS)),
             "seed": rng.randrange(1 << 30), "unit": rng.choice((512, 512, 4096))}
 
 

@@ -577,9 +577,7 @@ class Play:
         """Start a server that crashes at a point, or is held there until it is stopped."""
         action, point, nth = step["point"].split(":")
         since = machine.logged()
-        machine.start(wait=False, settings={
-            "shared_preload_libraries": MODULE,
-            f"{MODULE}.{action}_at": f"{point}:{nth}"})
+        machine.start(wait=False, settings=_points(action, f"{point}:{nth}"))
         machine.wait_for("starting", lambda: machine.says(_HOLDS, since)
                          or machine.instance.is_ready())
         if action == "crash" and machine.instance.alive():
@@ -820,11 +818,13 @@ class Play:
         self._verify(machine)
 
     def _cut_recovery(self, machine, step):
-        """Let the power fail once redo from the archive is under way."""
-        since = machine.logged()
-        machine.start(wait=False)
-        machine.wait_for("redo", lambda: machine.says(_REDO, since))
-        if not machine.instance.alive():
+        """Let the power fail at a point of the engine, or once redo is under way."""
+        since, point = machine.logged(), step["at"]
+        machine.start(wait=False, settings=_points("crash", point) if point else None)
+        reached = _CRASHES if point else _REDO
+        machine.wait_for("recovering", lambda: machine.says(reached, since)
+                         or machine.instance._status() in ("ready", "standby"))
+        if not machine.instance.alive() and not machine.says(_CRASHES, since):
             raise Failure(f"{machine.name} has ended by itself")
         machine.end("kill")
         self._cut(machine, step)
@@ -1077,6 +1077,11 @@ def _separate(data):
     lines = [line for line in file.read_text().splitlines() if not line.startswith(OURS)]
     with server.as_user():
         file.write_text("\n".join([*lines, f"include_if_exists = '{OUR_FILE}'", ""]))
+
+
+def _points(action, point):
+    """Return settings with which a server crashes, or is held, at a point of the engine."""
+    return {"shared_preload_libraries": MODULE, f"{MODULE}.{action}_at": point}
 
 
 def _names_marker(owner):
