@@ -34,8 +34,10 @@ One module per concern, listed so that each may use only those above it:
     campaign     many recordings, and their states
     report       the outcome of a campaign
     realcut      real power cuts
+    scripts      statements and faults in an order that matters
     steps        what may be done to servers
     history      lists of steps
+    recipes      what histories begin with, so that rare orders are met
     drawing      histories drawn at random
     ledger       what a server of a history must have
     store        a data directory whose power can be cut

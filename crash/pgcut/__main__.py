@@ -219,18 +219,17 @@ def _replay(args):
 def _history(args):
     with tempfile.TemporaryDirectory(prefix="pgcut-", dir=args.scratch) as scratch:
         os.chmod(scratch, 0o755)
-        bindir = args.bindir
-        if args.control:
-            bindir = args.broken or controls.build_server(args.build, args.source, args.prefix,
-                                                          Path(scratch) / "broken")
-        bindir = play.with_module(bindir, args.build, Path(scratch) / "install")
+        bindir = play.with_module(args.broken or args.bindir, args.build,
+                                  Path(scratch) / "install")
         many = histories.Campaign(play.Tools(bindir, args.stock, args.recorder, scratch), _tell)
         if args.control:
-            return _hunt(args, many)
+            workshop = broken.Workshop(args.build, args.source, str(Path(bindir).parent),
+                                       args.mutations, str(Path(scratch) / "broken"))
+            return _hunt(args, many, workshop)
         return _replay_history(args, many) if args.replay else _play_histories(args, many)
 
 
-def _hunt(args, many):
+def _hunt(args, many, workshop):
     """Look for each of the controls; what came of it is added to a table."""
     file = args.output / "controls.json"
     table = {one["name"]: one for one in json.loads(file.read_text())} if file.exists() else {}
@@ -240,6 +239,8 @@ def _hunt(args, many):
     for control in controls.HISTORY_CONTROLS:
         if control.name not in args.control and "all" not in args.control:
             continue
+        if not args.broken:
+            many = many.with_programs(str(workshop.bindir(control.name)))
         told = many.hunt(control, seeds, not args.undirected)
         _tell(f"    {control.name}: {'found' if told['found'] else 'NOT FOUND'} "
               f"after {told['histories']} histories, {told['seconds']} s")

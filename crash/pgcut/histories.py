@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from . import drawing, recipes
-from .controls import VARIABLE
 from .history import History, sanitised, shrunk
 from .play import Play, Templates
 
@@ -45,10 +44,10 @@ class Campaign:
         self._say = report_progress
         self._plays = 0
 
-    def broken(self, control):
-        """Return the same with servers that break what a control does."""
+    def with_programs(self, bindir):
+        """Return the same with other programs for servers."""
         other = copy.copy(self)
-        other._tools = replace(self._tools, env=((VARIABLE, control.name),))
+        other._tools = replace(self._tools, bindir=bindir)
         return other
 
     def play(self, history):
@@ -82,11 +81,11 @@ class Campaign:
     def hunt(self, control, seeds, directed=True):
         """Play histories, of the control's recipe or any, until one of them shows it.
 
-        Returns what the table in README.md says of that.
+        The programs are already those of its mutation.  Returns what the table in README.md says of that.
         """
         started, played, found = time.monotonic(), 0, ""
         recipe = recipes.named(control.recipe) if directed else None
-        for result in self.broken(control).run(seeds, shrink=False, recipe=recipe):
+        for result in self.run(seeds, shrink=False, recipe=recipe):
             played += 1
             if result.findings:
                 found = _texts(result)[0]

@@ -83,7 +83,6 @@ class Tools:
     stock_bindir: str           # "" if there are none: steps with stock are left out
     recorder: str
     scratch: str
-    env: tuple = ()             # of servers of ours, as pairs: what a control breaks
 
     @property
     def clock(self):
@@ -191,9 +190,7 @@ class Machine:
         stock = program == "stock"
         self.clean = False
         self.instance.bindir = self.tools.stock_bindir if stock else self.tools.bindir
-        self.instance.env = {} if stock else dict(self.tools.env)
-        if clock:
-            self.instance.env["LD_PRELOAD"] = self.tools.clock
+        self.instance.env = server.environment({"LD_PRELOAD": self.tools.clock} if clock else {})
         self._hide_settings(stock)
         self.instance.start(settings, wait)
         if wait:
@@ -619,8 +616,7 @@ class Play:
         machine._hide_settings(False)
         machine.instance.bindir = self.tools.bindir
         complaints, log = oracle.verify_single(self.tools.bindir, machine.data, expected,
-                                               {"fsync": "on"}, quick=True,
-                                               env=dict(self.tools.env))
+                                               {"fsync": "on"}, quick=True)
         with server.as_user(), open(machine.log, "a") as opened:
             opened.write(log)
         machine.lived = True
