@@ -156,5 +156,12 @@ like(
 			})),
 	qr/^2 \(a new process\) waits for lock, held by 1 \(a new process\) at injection point point; 1 .* waits$/,
 	'processes that are new');
+{
+	no warnings 'redefine';
+	local *PostgreSQL::Test::Watchdog::read_proc = sub { return '' };
+
+	is_deeply([ PostgreSQL::Test::Watchdog::descendants($$) ],
+		[], 'processes that are gone');
+}
 
 done_testing();

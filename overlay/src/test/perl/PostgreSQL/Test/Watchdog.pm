@@ -322,13 +322,16 @@ sub watch
 
 	return 1 if wait_for_test($lifeline);
 
-	# Whatever may be wrong with the report, the test has to end.
+	# Whatever goes wrong here, the test has to end.
 	eval { report("hung after $test_seconds s in all"); 1 }
 	  or print STDERR "watchdog: no report: $@";
+	eval {
+		my @descendants = grep { $_ != $$ } descendants($test);
 
-	my @descendants = grep { $_ != $$ } descendants($test);
-	kill_servers();
-	kill('KILL', @descendants);
+		kill_servers();
+		kill('KILL', @descendants);
+		1;
+	} or print STDERR "watchdog: $@";
 	kill('TERM', $test);
 	for (1 .. 100)
 	{
@@ -376,14 +379,17 @@ sub all_pids
 sub descendants
 {
 	my ($pid) = @_;
-	my %parent = map { $_ => (read_proc($_, 'status') =~ /^PPid:\s+(\d+)/m)[0] }
+
+	# a process may have gone before we look at it
+	my %parent =
+	  map { $_ => read_proc($_, 'status') =~ /^PPid:\s+(\d+)/m ? $1 : 0 }
 	  all_pids();
 	my @found = ($pid);
 
 	for (my $i = 0; $i < @found; $i++)
 	{
 		push @found,
-		  grep { ($parent{$_} // 0) == $found[$i] } keys %parent;
+		  grep { $parent{$_} == $found[$i] } keys %parent;
 	}
 	shift @found;
 	return @found;
