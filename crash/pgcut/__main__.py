@@ -87,9 +87,10 @@ def _parser():
     sub.add_argument("--recipe", choices=[recipe.name for recipe in recipes.RECIPES],
                      help="each history begins with this recipe")
     sub.add_argument("--control", action="append", default=[], metavar="NAME", choices=[
-        "all", *(control.name for control in controls.HISTORY_CONTROLS)],
-                     help="a rule is broken, or each in turn with `all`: play histories until one "
-                          f"shows it, {histories.CONTROL_HISTORIES} unless --count says more")
+        "all", "quick", *(control.name for control in controls.HISTORY_CONTROLS)],
+                     help="a rule is broken, or each in turn with `all`, or those that take "
+                          "seconds with `quick`: play histories until one shows it, "
+                          f"{histories.CONTROL_HISTORIES} unless --count says more")
     sub.add_argument("--undirected", action="store_true",
                      help="with --control: any histories, not those of the control's recipe")
     sub.add_argument("--broken", metavar="BINDIR",
@@ -237,7 +238,7 @@ def _hunt(args, many, workshop):
     how, missed = "any" if args.undirected else "directed", []
     args.output.mkdir(parents=True, exist_ok=True)
     for control in controls.HISTORY_CONTROLS:
-        if control.name not in args.control and "all" not in args.control:
+        if not {control.name, "all", "all" if control.rare else "quick"} & set(args.control):
             continue
         if not args.broken:
             many = many.with_programs(str(workshop.bindir(control.name)))

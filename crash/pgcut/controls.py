@@ -38,6 +38,7 @@ class Control:
     sequel: bool = False        # a server goes on from each state, and is cut off again
     monitored: bool = False     # the protocol monitor must see it in the recording
     recipe: str = ""            # what histories are drawn from, which have to show it
+    rare: bool = False          # only some do, and they take long
 
     @property
     def mutated(self):
@@ -140,7 +141,7 @@ HISTORY_CONTROLS = (
             recipe="outlived-truncation"),
     Control("removed-copy-not-kept", "R3",
             "the log does not keep the copy of a removed page that is torn at home",
-            recipe="half-dropped"),
+            recipe="half-dropped", rare=True),
     Control("fast-stop-of-crash-recovery-looks-clean", "R12",
             "a fast stop during restore or crash redo says shut down",
             recipe="stopped-in-crash-recovery"),

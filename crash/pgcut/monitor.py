@@ -684,10 +684,11 @@ def _batch(op, data):
         return None
     (magic, version, _, _, number, mark, _, _, npages, redo, pending, _, _, _) = \
         _BATCH.unpack_from(data)
-    if magic != _MAGIC or version != _VERSION:
-        return None
+    entries_end = _BATCH.size + npages * _ENTRY.size
+    if magic != _MAGIC or version != _VERSION or len(data) < entries_end:
+        return None             # the write may have stopped half-way
     lsns, length = {}, 0
-    for at in range(_BATCH.size, _BATCH.size + npages * _ENTRY.size, _ENTRY.size):
+    for at in range(_BATCH.size, entries_end, _ENTRY.size):
         space, database, node, fork, size, block, _, lsn = _ENTRY.unpack_from(data, at)
         lsns[space, database, node, fork, block] = lsn
         length += size

@@ -171,6 +171,11 @@ class HealthyTest(MonitorTest):
     def test_page_of_a_backup_that_redo_has_not_come_to(self):
         self.recover_backup()
 
+    def test_batch_of_which_only_the_first_sector_was_written(self):
+        pages = {page_of(block): 1 for block in range(200)}
+        self.history.write(self.log, self.at, batch(self.number + 1, 1, self.redo, pages)[:512])
+        self.protected_write()
+
     def test_older_copy_of_the_same_epoch(self):
         self.protected_write()
         self.put_home(0, self.changed(0))
