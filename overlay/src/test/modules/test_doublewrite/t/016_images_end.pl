@@ -224,11 +224,12 @@ foreach my $case (
 	dw_wait_for_crash($node, $offset);
 	my $old = dw_snapshot($node);
 
-	# pages that redo has written may be torn, and there has been no checkpoint
+	# Pages that redo has written may be torn, and there has been no checkpoint.
+	# Clients may get in before it, so the server may be said to have started.
 	$node->adjust_conf('postgresql.conf', 'test_doublewrite.crash_at',
 		q{'doublewrite-checkpoint-drained'});
 	$offset = -s $node->logfile;
-	ok(!$node->start(fail_ok => 1), "$name: second crash");
+	$node->start(fail_ok => 1);
 	dw_wait_for_crash($node, $offset);
 	my $torn = dw_tear($node, $old, unlogged_too => 1, only => qr/^(?!.*_fsm)/);
 	cmp_ok($torn->{logged}, '>', 50, "$name: pages were logged");
