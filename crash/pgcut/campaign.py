@@ -300,8 +300,8 @@ def _run_control(tools, control):
                            lives=control.lives,
                            kinds=kinds, scenario=control.scenario)
         try:
-            record.make(directory, plan, broken if control.record else tools.bindir,
-                        tools.recorder, tools.scratch)
+            record.make(directory, plan, tools.bindir, tools.recorder, tools.scratch,
+                        broken if control.record else None)
             if _find(tools, control, Recording(directory), broken, result):
                 break
         finally:

@@ -81,7 +81,8 @@ class Campaign:
     def hunt(self, control, seeds, directed=True):
         """Play histories, of the control's recipe or any, until one of them shows it.
 
-        The programs are already those of its mutation.  Returns what the table in README.md says of that.
+        The programs are already those of its mutation.  Returns what the table in
+        README.md says of that.
         """
         started, played, found = time.monotonic(), 0, ""
         recipe = recipes.named(control.recipe) if directed else None

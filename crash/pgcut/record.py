@@ -83,15 +83,19 @@ class Plan:
     scenario: str = "primary"   # a key of SCENARIOS
 
 
-def make(directory, plan, bindir, recorder, scratch):
-    """Record what `plan` says into `directory`, which is made."""
+def make(directory, plan, bindir, recorder, scratch, mutated=None):
+    """Record what `plan` says into `directory`, which is made.
+
+    `mutated` are the programs of the recorded server, if they are others: what it
+    begins with is shared with other recordings, and must not be its work.
+    """
     directory = Path(directory)
     directory.mkdir(parents=True)
     rng = random.Random(f"record/{plan.seed}")
     with tempfile.TemporaryDirectory(prefix="base-", dir=scratch) as place:
         server.own(place)
         base = prepared(Path(place) / "data", plan, bindir, scratch)
-        scenario = SCENARIOS[plan.scenario](base, directory, plan, bindir, rng)
+        scenario = SCENARIOS[plan.scenario](base, directory, plan, mutated or bindir, rng)
         delay = rng.choice(((0, 0), (200, 3000), (1000, 8000)))
         with recorded(recorder, base, directory, plan.seed, delay,
                       scenario.recorder_options) as mountpoint:
