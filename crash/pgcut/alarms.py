@@ -6,16 +6,6 @@ CLASSES = ("XX", "58")
 
 _LINE = re.compile(r"^.*\] (\w{2})\w{3} .*(?:ERROR|FATAL|PANIC):.*$", re.MULTILINE)
 
-# wal_consistency_checking looks at each page of a record, also if redo left it alone: if a
-# file goes later, and later blocks of it were made anew, it finds zeroes and gives up.  So
-# does stock without full_page_writes.
-_CHECKED_IN_VAIN = re.compile("FATAL:  invalid page pd_lower 0 pd_upper 0 pd_special 0")
-
-
-def checked_in_vain(log):
-    """Say whether a recovery has given up over a page that it did not need."""
-    return bool(_CHECKED_IN_VAIN.search(log))
-
 
 def of_clients(events, classes=CLASSES):
     """Return what clients were told, by the events of a load, that nobody should be told."""
@@ -27,4 +17,4 @@ def of_clients(events, classes=CLASSES):
 def of_server(log, classes=CLASSES):
     """Return the lines of a server log, with the prefix that matrix.FIXED has, that alarm."""
     return list(dict.fromkeys(match[0] for match in _LINE.finditer(log)
-                              if match[1] in classes and not checked_in_vain(match[0])))
+                              if match[1] in classes))

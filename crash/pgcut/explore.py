@@ -147,8 +147,6 @@ class Judge:
             ask = self._ask_standby if standby else self._ask_server \
                 if drawn("server", seed, self.context.server_every) else self._ask_single
             complaints, outcome.log = ask(image, expected)
-        if alarms.checked_in_vain(outcome.log):
-            return
         outcome.complaints += [c for c in complaints if not self._harmless(c)]
         outcome.complaints += dict.fromkeys(bad_lines(outcome.log) + alarms.of_server(outcome.log))
         if not outcome.complaints:
@@ -340,7 +338,7 @@ class Subject(Judge):
                 image, expected = self._go_on(image, state, expected, outcome)
         if FAULTS[state.fault].unreadable:
             self._judge_unreadable(image, state, expected, outcome)
-        elif image and not outcome.complaints:
+        elif not outcome.complaints:
             self.recover_and_ask(image, expected, state.seed, outcome)
 
     def _judge_unreadable(self, image, state, expected, outcome):
@@ -373,7 +371,7 @@ class Subject(Judge):
     def _go_on(self, image, state, expected, outcome):
         """Let a server go on from an image, and cut its power.
 
-        Returns the image that is left and what it must hold; Nones if it cannot be judged.
+        Returns the image that is left and what it must hold.
         """
         place = Path(image).parent
         after = sequel.live_on(image, place / "sequel", self.context, expected,
@@ -382,9 +380,6 @@ class Subject(Judge):
                                if not self._harmless(complaint)]
         outcome.complaints += bad_lines(after.log)
         outcome.log = after.log
-        if alarms.checked_in_vain(after.log):
-            outcome.complaints = []
-            return None, None
         places = Places(after.recording, after.first)
         faults = self.context.sequel_faults or [name for name, fault in FAULTS.items()
                                                 if not fault.reported]

@@ -667,11 +667,6 @@ class AlarmsTest(unittest.TestCase):
                  "2026-01-01 00:00:00.000 UTC [7] 57P01 FATAL:  terminating connection",
                  "2026-01-01 00:00:00.000 UTC [7] 58030 FATAL:  could not read"]
         self.assertEqual(alarms.of_server("\n".join(lines)), [lines[0], lines[3]])
-        vain = "2026-01-01 00:00:00.000 UTC [7] XX000 FATAL:  invalid page pd_lower 0 pd_upper 0" \
-            " pd_special 0"
-        self.assertTrue(alarms.checked_in_vain(f"{lines[0]}\n{vain}"))
-        self.assertFalse(alarms.checked_in_vain(lines[0]))
-        self.assertEqual(alarms.of_server(f"{lines[0]}\n{vain}"), [lines[0]])
 
 
 class ClientsTest(unittest.TestCase):

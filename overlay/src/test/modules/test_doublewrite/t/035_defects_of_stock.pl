@@ -79,6 +79,30 @@ max_wal_senders = 0
 	$node->stop;
 }
 
+# Redo skips a block of a table that is dropped further on, and then looks
+# whether it has become what it was on the primary
+{
+	my $node = dw_new_node('checked', conf => qq{
+autovacuum = off
+wal_consistency_checking = 'all'
+});
+
+	$node->start;
+	$node->safe_psql('postgres', q{
+		CREATE TABLE kept(i int);
+		CREATE TABLE c(i int) WITH (fillfactor = 10);
+		INSERT INTO c SELECT generate_series(1, 500);
+		CHECKPOINT;
+		INSERT INTO c SELECT generate_series(501, 1000);
+		DELETE FROM c WHERE i = 1;
+		DROP TABLE c;
+		INSERT INTO kept VALUES (1)});
+	$node->stop('immediate');
+	ok($node->start(fail_ok => 1), 'skipped and checked: server starts');
+	is($node->safe_psql('postgres', 'SELECT i FROM kept'), '1', 'nothing lost');
+	$node->stop;
+}
+
 # A checkpoint writes the state of a prepared transaction to a file, and does
 # not complete.  Recovery starts before the transaction: it must not take the
 # file for one of the past, but build the transaction from WAL.
