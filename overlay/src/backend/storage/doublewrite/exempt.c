@@ -248,6 +248,8 @@ dw_note_drop_in_redo(Oid number, const RelFileLocator *rlocator)
 {
 	if (!RecoveryInProgress())
 		return;
+	/* dw_highest_dropped is this process's own */
+	Assert(AmStartupProcess() || !IsUnderPostmaster);
 	dw_highest_dropped = Max(dw_highest_dropped, number);
 	if (rlocator != NULL)
 		dw_note_truncate(rlocator);
