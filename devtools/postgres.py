@@ -158,6 +158,14 @@ class Server:
                 cursor.execute(sql)
                 return cursor.fetchone()[0] if cursor.description else None
 
+    def promote(self, seconds):
+        """Promote a standby, whether or not one can connect to it.
+
+        Raises ServerError unless it is a primary within so many seconds.
+        """
+        run_program(self.bindir, "pg_ctl", "promote", "-s", "-w", "-t", seconds,
+                    "-D", self.data, env=self.env)
+
 
 class Controlled(Server):
     """A server that pg_ctl starts and stops, and that may outlive us.

@@ -68,7 +68,8 @@ FIXED = {"wal_level": "replica", "wal_keep_size": "64MB", "hot_standby": "on",
          "full_page_writes": "on", "double_write_buffer_size": "16MB",
          "wal_consistency_checking": "",
          "checkpoint_timeout": "30s", "log_min_messages": "warning",
-         "max_standby_streaming_delay": "-1", "max_standby_archive_delay": "-1"}
+         # for readers, but not for ever: they may wait for replay, too
+         "max_standby_streaming_delay": "10s", "max_standby_archive_delay": "10s"}
 DRAWN = {"archive_mode": ("off", "off", "on"), "summarize_wal": ("off", "off", "on"),
          "restart_after_crash": ("on", "off"), "max_wal_size": ("8MB", "64MB"),
          "double_write_stage_size": ("1MB", "2MB"),

@@ -13,6 +13,8 @@ import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psycopg2
+
 from . import alarms, oracle, pages, sequel, server
 from .disk import KEPT, LOST, SIZE_ONLY, Choice, Disk, Rules, sectors, write_tree
 from .minimise import ddmin
@@ -25,6 +27,9 @@ from .states import FAULTS, LOG, RELATION, Places, State, choose, sampled
 # which is what images are made of.
 ALWAYS_LEFT_OUT = ("postmaster.pid", "pg_doublewrite/owner")
 STANDBY_SIGNAL = "standby.signal"
+# Nobody sends a standby that is judged any more.  Replay may hold locks of transactions that
+# never end, also on catalogs without which nobody can connect.
+AS_STANDBY = {"primary_conninfo": "", "lock_timeout": "5s"}
 # Single-user mode does not know standbys; without the signal, what they have written is
 # recovered as after a crash.
 LEFT_OUT = (*ALWAYS_LEFT_OUT, STANDBY_SIGNAL)
@@ -165,33 +170,34 @@ class Judge:
 
     def _ask_server(self, image, expected):
         """Recover with all processes that a server has; returns complaints and log."""
-        return self._ask(image, {}, lambda connect: oracle.verify_connected(connect, expected))
+        return self._ask(image, {}, lambda instance:
+                         oracle.verify_connected(instance.connect, expected))
 
     def _ask_standby(self, image, expected):
         """Start a standby, let it replay what there is, promote it; returns complaints and log.
 
         Its primary is gone, so what it has must be enough, before and after.
         """
-        def verify(connect):
-            _wait_for_replay(connect)
+        def verify(instance):
+            _wait_for_replay(instance)
             # Locks of transactions that have not ended stay until it is promoted.
-            complaints = [] if _ask_one(connect, _LOCKED) else \
-                oracle.verify_connected(connect, expected, quick=True)
-            _promote(connect)
+            complaints = [] if _is_locked(instance) else \
+                oracle.verify_connected(instance.connect, expected, quick=True)
+            instance.promote(REPLAY_SECONDS)
             return complaints + [f"promoted: {complaint}" for complaint in
-                                 oracle.verify_connected(connect, expected)]
+                                 oracle.verify_connected(instance.connect, expected)]
 
-        return self._ask(image, {"primary_conninfo": ""}, verify)
+        return self._ask(image, AS_STANDBY, verify)
 
     def _ask(self, image, settings, verify):
-        """Start a server with settings; `verify` gets what connects to it."""
+        """Start a server with settings, and let `verify` judge it."""
         log = Path(image).parent / "server.log"
         with server.as_user():
             log.touch()
         instance = server.Server(self.context.bindir, image, log)
         try:
             instance.start({"fsync": "off", **settings})
-            complaints = verify(instance.connect)
+            complaints = verify(instance)
             instance.stop()
         except Exception as exc:
             tail = " / ".join(log.read_text().strip().splitlines()[-8:])
@@ -530,30 +536,33 @@ def _files_of(recording):
 _LOCKED = "SELECT count(*) > 0 FROM pg_locks JOIN pg_stat_activity USING (pid)" \
           " WHERE backend_type = 'startup' AND mode = 'AccessExclusiveLock'"
 
-
-def _ask_one(connect, query):
-    """Return the value of a query, by a connection of its own."""
-    with contextlib.closing(connect()) as connection:
-        connection.autocommit = True
-        with connection.cursor() as cursor:
-            cursor.execute(query)
-            return cursor.fetchone()[0]
+# The startup process says so when it has replayed all that is there.
+_WAITS_FOR_WAL = "LOG:  waiting for WAL to become available"
 
 
-def _wait_for_replay(connect):
-    """Wait until a standby waits for WAL that nobody will send."""
+def _wait_for_replay(instance):
+    """Wait until a standby waits for WAL that nobody will send.
+
+    Without a connection: a session waits for locks that replay holds, and replay for the
+    session's snapshot, until it cancels the session.
+    """
     deadline = time.monotonic() + REPLAY_SECONDS
-    while not _ask_one(connect, "SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type ="
-                                " 'startup' AND wait_event = 'RecoveryRetrieveRetryInterval'"):
+    while _WAITS_FOR_WAL not in instance.log_text():
+        if not instance.alive():
+            raise server.ServerError("a standby ends while it replays")
         if time.monotonic() > deadline:
             raise server.ServerError("a standby does not get to the end of its WAL")
         time.sleep(0.01)
 
 
-def _promote(connect):
-    """Promote a standby, and wait until it is a primary."""
-    if not _ask_one(connect, f"SELECT pg_promote(true, {REPLAY_SECONDS})"):
-        raise server.ServerError("a standby cannot be promoted")
+def _is_locked(instance):
+    """Say whether a standby cannot be asked, or not everything."""
+    try:
+        return instance.query(_LOCKED)
+    except psycopg2.OperationalError as error:
+        if "lock timeout" in str(error):
+            return True
+        raise
 
 
 def nested_state(places, state, level):

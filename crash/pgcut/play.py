@@ -298,7 +298,7 @@ class Machine:
 
     def ask(self, query):
         """Return the value of a query."""
-        return self.instance.query(query)
+        return readers.undisturbed(lambda: self.instance.query(query))
 
     def unread(self):
         """Return what the server has logged since the last call."""
@@ -510,19 +510,25 @@ class Play:
         """Ask a running server whether it has all that it must have; most thoroughly at last."""
         expected = machine.ledger.expectation()
         expected["orphans_allowed"] = oracle.names_of_files(machine.data)
-        complaints = oracle.verify_connected(machine.instance.connect, expected,
-                                             quick=not last, checkpoint=last)
+        complaints = readers.undisturbed(lambda: oracle.verify_connected(
+            machine.instance.connect, expected, quick=not last, checkpoint=last))
         self.figures["verdicts"] += 1
         machine.verified = True
         self._complain("oracle", [f"{machine.name}: {text}" for text in complaints
                                   if not self._harmless(text)])
         if not self.findings:
+            self._compare_plans(machine, readers.disagreements, readers.disagreements_of_scene)
+
+    def _compare_plans(self, machine, *questions):
+        """Ask one snapshot of a server what plans say otherwise than they must."""
+        def ask():
             with contextlib.closing(machine.instance.connect()) as connection:
                 connection.set_session("REPEATABLE READ", readonly=True)
                 with connection, connection.cursor() as cursor:
-                    self._complain("plans", [f"{machine.name}: {text}" for text in
-                                             readers.disagreements(cursor)
-                                             + readers.disagreements_of_scene(cursor)])
+                    return [text for question in questions for text in question(cursor)]
+
+        self._complain("plans", [f"{machine.name}: {text}"
+                                 for text in readers.undisturbed(ask)])
 
     def _harmless(self, complaint):
         """Say whether a complaint is about what nobody promises."""
@@ -745,14 +751,7 @@ class Play:
             machine.watched = step["mode"] != "off"
             machine.start()
         if not self.findings:
-            self._read_standby(machine)
-
-    def _read_standby(self, machine):
-        with contextlib.closing(machine.instance.connect()) as connection:
-            connection.set_session("REPEATABLE READ", readonly=True)
-            with connection, connection.cursor() as cursor:
-                self._complain("plans", [f"{machine.name}: {text}" for text in
-                                         readers.disagreements(cursor)])
+            self._compare_plans(machine, readers.disagreements)
 
     def _back_up(self, source, place, *options):
         """Take a base backup; returns when it began, what was acknowledged then is in it."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 
 import psycopg2
 
@@ -24,6 +25,25 @@ WHERE relnamespace = to_regnamespace('scene') AND relkind = 'r' ORDER BY 1
 
 # A statement that only a timeout that is not obeyed lets end by itself.
 TIMEOUT_MS, SLEEP_SECONDS = 20, 30
+
+
+# What replay says to a session that is in its way, and for how long one tries again.
+_IN_THE_WAY, TRY_SECONDS = "due to conflict with recovery", 240
+
+
+def undisturbed(ask):
+    """Return what `ask` returns; it may ask a standby that replays.
+
+    A session waits for locks that replay holds, and replay for the session's snapshot, until
+    it cancels the session, even one that has not got in yet.  Who was cancelled asks again.
+    """
+    deadline = time.monotonic() + TRY_SECONDS
+    while True:
+        try:
+            return ask()
+        except psycopg2.Error as error:
+            if _IN_THE_WAY not in str(error) or time.monotonic() > deadline:
+                raise
 
 
 class Reader(threading.Thread):

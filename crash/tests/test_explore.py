@@ -1,12 +1,13 @@
 """Tests of what the explorer does with images: states that go on, and states of standbys."""
 
+import contextlib
 import os
 import tempfile
 import unittest
 from pathlib import Path
 
-from pgcut import explore, matrix, server
-from pgcut.disk import Rules
+from pgcut import explore, matrix, oracle, server
+from pgcut.disk import KEPT, Choice, Rules, write_tree
 from pgcut.recording import Recording
 from pgcut.states import State
 from recorder_binary import SCRATCH, recorder_binary
@@ -68,6 +69,40 @@ class ImagesTest(unittest.TestCase):
         lost = "client hint-1: transaction 99999 was acknowledged"
         self.assertEqual([complaint.partition(",")[0] for complaint in outcome.complaints],
                          [lost, f"promoted: {lost}"])
+
+    def test_standby_that_lets_nobody_in(self):
+        recording = self.record("standby")
+        context = explore.Context(self.programs, self.recorder, self.scratch)
+        subject = explore.Subject(recording, context)
+        subject.move(len(recording.ops))
+        image = Path(self.scratch) / "state" / "data"
+        image.parent.mkdir()
+        server.own(image.parent)
+        with server.as_user():
+            write_tree(subject.disk.tree(Choice(512, KEPT, {})), image, explore.LEFT_OUT)
+        self.lock_catalog(image)
+        with server.as_user():
+            (image / explore.STANDBY_SIGNAL).touch()
+            (image / "pg_doublewrite/owner").unlink(missing_ok=True)
+        expected = {**oracle.lagging(oracle.expectation(recording.acks, recording.ops[-1].time)),
+                    "orphans_allowed": oracle.names_of_files(image)}
+        complaints, log = subject._ask_standby(image, expected)
+        self.assertEqual(complaints, [])
+        self.assertIn("canceling statement due to lock timeout", log)
+        self.assertIn("selected new timeline ID", log)
+
+    def lock_catalog(self, image):
+        """Let a server run on an image, and die while a transaction locks pg_class."""
+        log = image.with_suffix(".log")
+        log.touch()
+        server.own(log)
+        instance = server.Server(self.programs, image, log)
+        self.addCleanup(instance.close)
+        instance.start()
+        with contextlib.closing(instance.connect()) as connection, connection.cursor() as cursor:
+            cursor.execute("LOCK TABLE pg_class IN ACCESS EXCLUSIVE MODE")
+            cursor.execute("SELECT pg_logical_emit_message(false, '', '', true)")
+            instance.kill()
 
     def test_clusters_are_prepared_once(self):
         plans = [record.Plan(seed, {"shared_buffers": buffers, **SETTINGS}, checksums, kinds=KINDS)
