@@ -412,6 +412,28 @@ BEGIN
 END
 $$;
 
+-- Does verify_heapam() miss chunks of a value whose row is dead, on a standby?  It expects
+-- them unless the transaction that removed the row is older than all that its snapshot
+-- takes for running.  VACUUM takes a number when it wants the lock to truncate, and waits
+-- for that lock; its number keeps no row from being removed on the primary, but a standby
+-- counts it among the running.  So chunks of rows that were removed after it may be gone
+-- there.  Stock says the same.  Once the standby is promoted, they are not asked for.
+CREATE FUNCTION oracle.is_gone(rel oid, block bigint, item int, msg text) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    seen boolean;
+BEGIN
+    IF NOT pg_is_in_recovery()
+        OR msg !~ '^toast value .* (not found in|was expected to end at|when expecting) ' THEN
+        RETURN false;
+    END IF;
+    EXECUTE format('SELECT EXISTS (SELECT FROM %s WHERE ctid = %L)',
+                   rel::regclass, format('(%s,%s)', block, item))
+        INTO seen;
+    RETURN NOT seen;
+END
+$$;
+
 -- Heaps and their TOAST tables.
 CREATE FUNCTION oracle.check_heaps(expectation jsonb) RETURNS SETOF text
 LANGUAGE plpgsql AS $$
@@ -423,7 +445,8 @@ BEGIN
             RETURN QUERY
                 SELECT format('heap %s: block %s, item %s, attribute %s: %s',
                               r.name, blkno, offnum, attnum, msg)
-                FROM verify_heapam(r.oid, check_toast => r.relkind = 'r');
+                FROM verify_heapam(r.oid, check_toast => r.relkind = 'r')
+                WHERE NOT oracle.is_gone(r.oid, blkno, offnum, msg);
         EXCEPTION WHEN OTHERS THEN
             RETURN NEXT format('heap %s: %s', r.name, sqlerrm);
         END;

@@ -7,7 +7,6 @@ a session is where it has to be.
 """
 
 import contextlib
-import io
 import os
 import random
 import threading
@@ -16,6 +15,7 @@ import time
 import psycopg2
 
 from . import readers
+from .table import copy_in
 
 # A truncation is held for so long: a limit, in which other sessions have to do their part.
 HOLD_MS = 4000
@@ -113,7 +113,7 @@ class Scene:
         rows = "".join(f"{number}\t{self.rng.randrange(1000)}\t{'y' * 100}\n"
                        for number in range(first, last + 1))
         with self._connection.cursor() as cursor:
-            cursor.copy_expert(f"COPY {name} FROM STDIN", io.StringIO(rows))
+            copy_in(cursor, name, rows)
 
     def path(self, name):
         """Return the path of the file of a relation."""

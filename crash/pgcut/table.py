@@ -3,6 +3,8 @@
 import io
 import zlib
 
+import psycopg2
+
 # Values of column v; oracle.probes cuts this range into keys.
 VALUES = 1_000_000
 
@@ -22,6 +24,20 @@ METHODS = {
     "spgist": ("p", ""),
     "brin": ("v", "WITH (pages_per_range = 2, autosummarize = off)"),
 }
+
+
+def copy_in(cursor, target, rows):
+    """COPY rows into a table; raises what psycopg2 should if that fails.
+
+    If the server reports another error, or goes, after the one that ends the COPY, psycopg2
+    trips over the first while it makes the second, and raises a SystemError about that.
+    """
+    try:
+        cursor.copy_expert(f"COPY {target} FROM STDIN", io.StringIO(rows))
+    except SystemError as error:
+        if isinstance(error.__cause__, psycopg2.Error):
+            raise error.__cause__ from None
+        raise
 
 
 class Table:
@@ -127,8 +143,8 @@ class Table:
     def load(self, cursor, rng, count):
         """COPY rows into the table."""
         rows = self.fresh(rng, count)
-        data = io.StringIO("".join(f"{key}\t{v}\t{body}\n" for key, (v, body) in rows.items()))
-        cursor.copy_expert(f"COPY {self.name} (id, v, body) FROM STDIN", data)
+        copy_in(cursor, f"{self.name} (id, v, body)",
+                "".join(f"{key}\t{v}\t{body}\n" for key, (v, body) in rows.items()))
         self.put(rows)
 
     def update(self, cursor, rng, count):

@@ -6,22 +6,23 @@ Programs of PostgreSQL are those in PGCUT_BINDIR, else those of `./dev bindir te
 import itertools
 import json
 import os
+import random
 import shutil
 import subprocess
 import tempfile
 import threading
 import time
 import unittest
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from pgcut import alarms, oracle, server
 
 try:
     import psycopg2
-    from pgcut import plans, workload
+    from pgcut import plans, readers, workload
     from pgcut.client import Run
-    from pgcut.table import METHODS
+    from pgcut.table import METHODS, Table
 except ImportError:
     psycopg2 = None
 
@@ -85,11 +86,30 @@ def wait_for_replay(primary, standby):
                          + describe(standby) + describe(primary))
 
 
+def wait_for(condition):
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + REPLAY_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {REPLAY_SECONDS} s")
+        time.sleep(0.01)
+
+
+def run_until_killed(instance, statement):
+    """Execute a statement, whose server may be killed meanwhile."""
+    with suppress(psycopg2.Error), closing(instance.connect()) as connection:
+        connection.autocommit = True
+        connection.cursor().execute(statement)
+
+
 def ask(instance, sql, *arguments):
     """Return the rows of a query, by a connection of its own."""
-    with closing(instance.connect()) as connection, connection.cursor() as cursor:
-        cursor.execute(sql, arguments)
-        return cursor.fetchall()
+    def asked():
+        with closing(instance.connect()) as connection, connection.cursor() as cursor:
+            cursor.execute(sql, arguments)
+            return cursor.fetchall()
+
+    return readers.undisturbed(asked)
 
 
 def describe(instance):
@@ -692,6 +712,16 @@ class ClientsTest(unittest.TestCase):
     def complaints(self, client):
         return [event["text"] for event in client.run.record.acks if event["what"] == "complaint"]
 
+    def test_copy_that_fails_twice(self):
+        class Cursor:
+            def copy_expert(self, *_):
+                raise SystemError("returned a result with an exception set") from cause
+
+        for cause, raised in ((psycopg2.errors.IndexCorrupted("unexpected zero page"),
+                               psycopg2.errors.IndexCorrupted), (ValueError(), SystemError)):
+            with self.assertRaises(raised):
+                Table("t").load(Cursor(), random.Random(1), 3)
+
     def test_looks_by_every_plan(self):
         client = self.client("method")
         client.model = {name: table for name, table in client.model.items() if "btree" in name}
@@ -832,6 +862,68 @@ class LivesTest(unittest.TestCase):
         ahead = {**expected, "clients": {"toast-1": {"acked": 0, "issued": 1}}}
         complaints, _ = oracle.verify_single(programs, standby, ahead)
         self.assertIn("the last one issued was 1", "\n".join(complaints))
+
+    def test_chunks_of_dead_rows_on_a_standby(self):
+        if psycopg2 is None:
+            self.skipTest("python3-psycopg2 is not installed")
+        programs = bindir()
+        holder = tempfile.TemporaryDirectory(prefix="pgcut-chunks-", dir=SCRATCH)
+        self.addCleanup(holder.cleanup)
+        cluster = Cluster(programs, holder.name, checksums=False)
+        self.addCleanup(lambda: cluster.instance.close())
+        with closing(cluster.instance.connect()) as connection, \
+                closing(cluster.instance.connect()) as other:
+            connection.autocommit = other.autocommit = True
+            cursor = connection.cursor()
+            cursor.execute("CREATE TABLE public.tail AS SELECT g FROM generate_series(1, 9999) g")
+            cursor.execute("DELETE FROM public.tail")
+            cursor.execute("CHECKPOINT")
+            other.cursor().execute("BEGIN; LOCK TABLE public.tail IN ACCESS SHARE MODE")
+            while not self.removed_beside_vacuum(cluster.instance, cursor):
+                pass
+            # What commits makes the WAL of VACUUM durable.
+            cursor.execute("SELECT pg_logical_emit_message(true, '', '')")
+            cluster.instance.kill()
+        with server.as_user():
+            (cluster.data / "standby.signal").touch()
+        instance = cluster.serve(cluster.data)
+        self.addCleanup(instance.close)
+        wait_for(lambda: "waiting for WAL to become available" in instance.log_text())
+        gone = "SELECT oracle.is_gone('load.toast_1_t'::regclass, %s, %s, %s)"
+        # verify_heapam() itself does not know them for what they are.
+        missed = ask(instance, "SELECT blkno, offnum, msg FROM"
+                               " verify_heapam('load.toast_1_t', check_toast => true)")
+        self.assertNotEqual(missed, [])
+        expected = {**oracle.lagging(oracle.expectation([], 0)),
+                    "orphans_allowed": oracle.names_of_files(cluster.data)}
+        self.assertEqual(oracle.verify_connected(instance.connect, expected), [])
+        # Of a live row chunks are missed, and of a dead one whatever else is wrong.
+        (live,), = ask(instance, "SELECT min(ctid::text) FROM load.toast_1_t")
+        place = live.strip("()").split(",")
+        self.assertEqual(ask(instance, gone, *missed[0]), [(True,)])
+        self.assertEqual(ask(instance, gone, *place, missed[0][2]), [(False,)])
+        self.assertEqual(ask(instance, gone, *missed[0][:2], "toast value 1 chunk 1 has null data"),
+                         [(False,)])
+        server.run(programs, "pg_ctl", "promote", "-s", "-w", "-D", cluster.data)
+        self.assertEqual(ask(instance, gone, *missed[0]), [(False,)])
+        self.assertEqual(oracle.verify_connected(instance.connect, expected), [])
+
+    def removed_beside_vacuum(self, instance, cursor):
+        """Change rows beside a VACUUM that waits for a lock, and remove their old chunks.
+
+        Return whether VACUUM has waited until the end.
+        """
+        number = "SELECT FROM pg_stat_activity WHERE query = 'VACUUM public.tail'" \
+                 " AND backend_xid IS NOT NULL"
+        waiting = threading.Thread(target=run_until_killed, args=(instance, "VACUUM public.tail"))
+        waiting.start()
+        self.addCleanup(waiting.join)
+        wait_for(lambda: ask(instance, number) or not waiting.is_alive())
+        cursor.execute("UPDATE load.toast_1_t SET body = body || '' WHERE length(body) > 4000")
+        cursor.execute("SELECT reltoastrelid::regclass FROM pg_class"
+                       " WHERE oid = 'load.toast_1_t'::regclass")
+        cursor.execute(f"VACUUM {cursor.fetchone()[0]}")
+        return ask(instance, number) != []
 
     def test_fixed_number_of_transactions(self):
         if psycopg2 is None:
