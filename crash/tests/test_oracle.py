@@ -519,6 +519,16 @@ class OracleTest(unittest.TestCase):
         self.assertIn("relation load.scan_1_t: block 0 of its fsm fork is not a page",
                       self.verdict())
 
+    def test_files_that_are_not_current(self):
+        path = Path(f"{self.path('load.accounts')}_fsm")
+        instance = self.cluster.serve(self.data())
+        self.addCleanup(instance.close)
+        path.write_bytes(b"x" * PAGE)
+        for checkpoint in (False, True):
+            complaints = oracle.verify_connected(instance.connect, self.expected,
+                                                 checkpoint=checkpoint)
+            self.assertEqual(["is not a page" in text for text in complaints], [True] * checkpoint)
+
     def test_lost_init_fork(self):
         self.sql("CREATE UNLOGGED TABLE public.u (id int PRIMARY KEY)")
         path = self.path("public.u_pkey")
