@@ -103,6 +103,31 @@ wal_consistency_checking = 'all'
 	$node->stop;
 }
 
+# Replay of a lock clears a flag of a frozen tuple that the primary leaves alone
+{
+	my $node = dw_new_node('combocid', conf => qq{
+autovacuum = off
+wal_consistency_checking = 'all'
+});
+
+	$node->start;
+	$node->safe_psql('postgres', q{
+		CREATE TABLE l(i int);
+		BEGIN;
+		INSERT INTO l VALUES (1);
+		SAVEPOINT s;
+		DELETE FROM l;
+		ROLLBACK TO s;
+		COMMIT});
+	$node->safe_psql('postgres', 'VACUUM (FREEZE) l');
+	$node->safe_psql('postgres', 'BEGIN; SELECT FROM l FOR KEY SHARE; COMMIT');
+	$node->safe_psql('postgres', 'BEGIN; SELECT FROM l FOR SHARE; COMMIT');
+	$node->stop('immediate');
+	ok($node->start(fail_ok => 1), 'frozen and locked: server starts');
+	is($node->safe_psql('postgres', 'SELECT i FROM l'), '1', 'nothing lost');
+	$node->stop;
+}
+
 # A checkpoint writes the state of a prepared transaction to a file, and does
 # not complete.  Recovery starts before the transaction: it must not take the
 # file for one of the past, but build the transaction from WAL.
