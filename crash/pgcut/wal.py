@@ -4,7 +4,7 @@ pg_waldump knows nearly all of this, but not which records initialise a page; th
 tests hold this reader against it.  A `Stream` is what the pages of consecutive
 segments carry, without page headers; records are read from it one after the other.
 Checksums are not verified: a record ends the stream if it does not name its
-predecessor.
+predecessor, or reaches into a page that was not written.
 """
 
 import re
@@ -70,6 +70,7 @@ class Stream:
         self.first = first
         self._usable = segment_size - _LONG - (segment_size // PAGE - 1) * _SHORT
         self._overwriting = []
+        self._unwritten = []
         self.content = bytearray()
         number = first
         while number in segments:
@@ -84,6 +85,7 @@ class Stream:
             _, info, _, address = _PAGE_HEADER.unpack_from(page)
             if address != start + offset:
                 page = bytes(PAGE)
+                self._unwritten.append(len(self.content))
             elif info & _OVERWRITES:
                 self._overwriting.append(len(self.content))
             self.content += page[_SHORT if offset else _LONG:]
@@ -116,10 +118,7 @@ class Stream:
 
     def overwritten(self, position, length):
         """Return where WAL goes on if a record was left incomplete, else None."""
-        at = bisect_right(self._overwriting, position)
-        if at < len(self._overwriting) and self._overwriting[at] < position + length:
-            return self._overwriting[at]
-        return None
+        return _first_within(self._overwriting, position, length)
 
     def next_segment(self, position):
         """Return the position at which the segment after this one starts."""
@@ -137,7 +136,8 @@ class Stream:
             if resumed is not None:
                 position = resumed
                 continue
-            if position + length > len(content):
+            if position + length > len(content) or \
+                    _first_within(self._unwritten, position, length) is not None:
                 return
             start = self.lsn(position)
             blocks, main = _parse(content, position + _HEADER, position + length)
@@ -149,6 +149,12 @@ class Stream:
             position += (length + 7) & ~7
             if rmid == XLOG and info & 0xF0 == SWITCH:
                 position = self.next_segment(position - 1)
+
+
+def _first_within(places, position, length):
+    """Return the first of the sorted places behind a position and before its end, or None."""
+    at = bisect_right(places, position)
+    return places[at] if at < len(places) and places[at] < position + length else None
 
 
 def _parse(content, at, end):

@@ -736,6 +736,14 @@ class WalTest(unittest.TestCase):
         made.change(page_of(1))
         self.assertEqual(len(list(self.stream(made).records(start))), 1)
 
+    def test_ends_before_a_record_of_which_a_page_is_missing(self):
+        made = Wal()
+        start = made.change(page_of(0), data=bytes(8000))[0]
+        made.change(page_of(1), data=bytes(500))
+        self.assertEqual(len(list(self.stream(made).records(start))), 2)
+        del made.content[8192:]
+        self.assertEqual(len(list(self.stream(made).records(start))), 1)
+
     def test_commits(self):
         body = bytes(8) + struct.pack("<I", 1 | 2 | 16) + bytes(8) + struct.pack("<III", 2, 8, 9) \
             + struct.pack("<I", 10)
