@@ -35,7 +35,6 @@ the earlier pending writes of the same sector come along.
 """
 
 import os
-import stat
 from dataclasses import dataclass, field
 
 from .recording import DATA_KINDS, NAME_KINDS, ROOT_INO, SYNC_DATA, SYNC_DIRECTORY, Kind
@@ -439,31 +438,3 @@ def _allocate(content, op):
         end = min(end, len(content))
         if end > op.a:
             content[op.a:end] = bytes(end - op.a)
-
-
-# Writing it out ---------------------------------------------------------
-
-
-def write_tree(tree, directory, leave_out=()):
-    """Write what Disk.tree() yields below `directory`, which must be empty.
-
-    Files belong to the caller and can be read by nobody else, as PostgreSQL
-    demands.  Names in `leave_out` are not written.
-    """
-    os.makedirs(directory, exist_ok=True)
-    os.chmod(directory, stat.S_IRWXU)
-    for path, kind, content in tree:
-        if path in leave_out:
-            continue
-        target = f"{directory}/{path}"
-        if kind == "d":
-            os.mkdir(target, 0o700)
-        elif kind == "l":
-            os.symlink(content, os.fsencode(target))
-        else:
-            fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            try:
-                if content:
-                    os.write(fd, content)
-            finally:
-                os.close(fd)

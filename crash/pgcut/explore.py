@@ -10,13 +10,15 @@ import subprocess
 import tempfile
 import time
 import traceback
+import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg2
 
 from . import alarms, oracle, pages, sequel, server
-from .disk import KEPT, LOST, SIZE_ONLY, Choice, Disk, Rules, sectors, write_tree
+from .disk import KEPT, LOST, SIZE_ONLY, Choice, Disk, Rules, sectors
+from .image import Image, write_tree
 from .minimise import ddmin
 from .mount import recorded, set_fault
 from .recording import DATA_KINDS, Kind, Recording
@@ -264,6 +266,12 @@ class Subject(Judge):
         self.places = Places(recording)
         self.paths = recording.paths()
         self.disk = Disk(recording, context.rules)
+        self._place = Path(tempfile.mkdtemp(prefix="images-", dir=context.scratch))
+        weakref.finalize(self, shutil.rmtree, self._place, ignore_errors=True)
+        server.own(self._place)
+        self._image = Image(self._place / "data")
+        with server.as_user():
+            self._image.directory.mkdir()
 
     def move(self, cut):
         """Go to a cut, from the start if it lies behind."""
@@ -285,8 +293,7 @@ class Subject(Judge):
             server.own(scratch)
             image = Path(scratch) / "data"
             with server.as_user(), phase(outcome, "materialise"):
-                write_tree(self.disk.tree(choice), image,
-                           ALWAYS_LEFT_OUT if self._is_standby(state) else LEFT_OUT)
+                self._materialise(choice, state, image)
             try:
                 rotten = self._spoil(image, state)
                 for level in range(state.nested):
@@ -299,8 +306,19 @@ class Subject(Judge):
                                        if outcome.complaints]
             except Exception:           # a bug of ours must not pass for success
                 outcome.complaints.append("explorer: " + traceback.format_exc())
+            if self._image.directory == image:
+                self._image.move(self._place / "data")
         outcome.seconds = time.monotonic() - started
         return outcome
+
+    def _materialise(self, choice, state, directory):
+        """Write the image of a state: over the last one, unless it becomes part of a recording."""
+        left_out = ALWAYS_LEFT_OUT if self._is_standby(state) else LEFT_OUT
+        if state.nested or self._goes_on(state):
+            write_tree(self.disk.tree(choice), directory, left_out)
+            return
+        self._image.move(directory)
+        self._image.write(self.disk.tree(choice), left_out)
 
     def _is_standby(self, state):
         """Say whether a state is judged as a standby, and not in single-user mode."""

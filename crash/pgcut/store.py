@@ -8,7 +8,8 @@ import subprocess
 from pathlib import Path
 
 from . import server
-from .disk import Disk, write_tree
+from .disk import Disk
+from .image import write_tree
 from .mount import recorded, set_fault
 from .recording import ROOT_INO, Recording
 from .states import Places, State, choose
