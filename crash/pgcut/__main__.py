@@ -27,6 +27,9 @@ WATCHED_CYCLE = ("standby-converted", "edited", "standby-mixed", "half-writes", 
                  "errors", "failing-syncs", "failing-log-syncs", "backup",
                  "torn-writes")
 
+# More than there are cores, as who makes a recording waits for most of the time.
+WORKERS = -(-3 * os.cpu_count() // 2)
+
 # Complaints, and damages, of a failure that are shown on the terminal.
 SHOWN = 4
 
@@ -56,7 +59,8 @@ def _parser():
                      help="recordings to take them from, each with settings of its own (4)")
     sub.add_argument("--seconds", type=float, default=6, help="of load in each recording (6)")
     sub.add_argument("--seed", type=int, default=1, help="seed of the first recording (1)")
-    sub.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (all cores)")
+    sub.add_argument("--workers", type=int, default=WORKERS,
+                     help="processes (three for two cores)")
     sub.add_argument("--boundaries", action="store_true",
                      help="every sync boundary and home write in turn, instead of a sample")
     sub.add_argument("--scenario", choices=(*record.SCENARIOS, *FILE_SYSTEMS),

@@ -34,6 +34,8 @@ sector that reaches the disk is as it was in memory when that write was done:
 the earlier pending writes of the same sector come along.
 """
 
+import errno
+import functools
 import os
 from dataclasses import dataclass, field
 
@@ -322,7 +324,25 @@ class Disk:
             elif entry.type == "l":
                 self._files[entry.ino] = _File("l", os.fsencode(os.readlink(path)))
             else:
-                self._files[entry.ino] = _File("f", path.read_bytes())
+                self._files[entry.ino] = _File("f", _content(path))
+
+
+def _content(path):
+    """Return the content of a file; of those that are but a hole all of one size share it."""
+    with open(path, "rb", buffering=0) as file:
+        try:
+            os.lseek(file.fileno(), 0, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return _zeroes(os.fstat(file.fileno()).st_size)
+        file.seek(0)
+        return file.readall()
+
+
+@functools.cache
+def _zeroes(size):
+    return bytes(size)
 
 
 # Names ------------------------------------------------------------------

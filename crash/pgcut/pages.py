@@ -8,7 +8,6 @@ from pathlib import Path
 from .oracle import orphan_names
 from .states import PAGE, RELATION, area
 
-_LSN = struct.Struct("<II")
 # Offset in pg_control of the location of the latest checkpoint.
 _CONTROL_CHECKPOINT = 32
 
@@ -48,13 +47,13 @@ def future_lsns(data, unfinished):
     are the files, named as in oracle.orphans_allowed(), of transactions that
     did not commit: new files may be written before their WAL.
     """
-    data = Path(data)
     end = end_of_wal(data)
     complaints, unfinished = [], set(unfinished)
     for path in relation_files(data):
         if unfinished.intersection(orphan_names(path)):
             continue
-        block = _first_page_after((data / path).read_bytes(), end)
+        with open(f"{data}/{path}", "rb", buffering=0) as file:
+            block = _first_page_after(file.readall(), end)
         if block is not None:
             complaints.append(f"block {block} of {path} has an LSN after the end of WAL, "
                               f"{end >> 32:X}/{end & 0xFFFFFFFF:X}")
@@ -63,8 +62,8 @@ def future_lsns(data, unfinished):
 
 def _first_page_after(content, end):
     """Return the number of the first page with a later LSN, or None."""
-    for at in range(0, len(content) - PAGE + 1, PAGE):
-        high, low = _LSN.unpack_from(content, at)
-        if high << 32 | low > end:
-            return at // PAGE
-    return None
+    words = memoryview(content)[:len(content) // PAGE * PAGE].cast("I")
+    # An LSN is the first two words of a page: the higher half, and the lower one.
+    lsns = zip(words[::PAGE // 4], words[1::PAGE // 4])
+    later = divmod(end, 1 << 32)
+    return next((block for block, lsn in enumerate(lsns) if lsn > later), None)

@@ -27,6 +27,17 @@ class DiskTest(unittest.TestCase):
         disk.advance(len(recording.ops) if cut is None else cut)
         return {path: content for path, kind, content in disk.tree(choice) if kind == "f"}
 
+    def test_base_with_holes(self):
+        files = {"a": bytes(1 << 16), "b": bytes(1 << 16), "c": bytes(1 << 16) + b"c", "e": b""}
+        history = History(self.directory / "holes", files)
+        for name, content in files.items():
+            with open(self.directory / "holes/base" / name, "wb") as file:
+                file.truncate(len(content))
+                file.seek(content.find(b"c") if b"c" in content else 0)
+                file.write(content.strip(b"\0"))
+        self.assertEqual({path: content for path, _, content in Disk(history.recording()).tree(
+            ALL_LOST)}, files)
+
     # M1
 
     def test_synced_data_stays(self):
