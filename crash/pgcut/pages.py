@@ -35,7 +35,7 @@ def fingerprint(data):
     Without free space maps: redo changes them like hints, so what becomes of a
     change depends on when the page is evicted.
     """
-    return {path: zlib.crc32((Path(data) / path).read_bytes())
+    return {path: zlib.crc32(_read(data, path))
             for path in relation_files(data) if "_fsm" not in path}
 
 
@@ -52,12 +52,16 @@ def future_lsns(data, unfinished):
     for path in relation_files(data):
         if unfinished.intersection(orphan_names(path)):
             continue
-        with open(f"{data}/{path}", "rb", buffering=0) as file:
-            block = _first_page_after(file.readall(), end)
+        block = _first_page_after(_read(data, path), end)
         if block is not None:
             complaints.append(f"block {block} of {path} has an LSN after the end of WAL, "
                               f"{end >> 32:X}/{end & 0xFFFFFFFF:X}")
     return complaints
+
+
+def _read(data, path):
+    with open(f"{data}/{path}", "rb", buffering=0) as file:
+        return file.readall()
 
 
 def _first_page_after(content, end):
