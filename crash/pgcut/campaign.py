@@ -315,7 +315,7 @@ def _find(tools, control, recording, broken, result):
         broken if control.recover else tools.bindir, tools.recorder, tools.scratch,
         rules=control.rules,
         sequel_every=int(control.sequel), sequel_faults=control.faults,
-        server_every=1 if control.server else Context.server_every))
+        single_every=0 if control.server else Context.single_every))
     result.recording = describe(subject)
     violations = monitor.check(recording)[0]
     result.violations = result.violations or list(map(str, violations))

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import json
 import random
 import re
@@ -90,8 +91,8 @@ class Context:
     scratch: str                # a directory in memory
     rules: Rules = Rules()
     quick: bool = False
-    # One state in so many is recovered by a server, not in single-user mode.
-    server_every: int = 12
+    # One state in so many is recovered in single-user mode, not by a server.
+    single_every: int = 10
     # One state in so many is started a second time and must stay as it is.
     restart_every: int = 20
     # One state in so many is recovered with and without the WAL pipeline.
@@ -151,8 +152,8 @@ class Judge:
             with phase(outcome, "compare"):
                 outcome.complaints += self._compare_pipeline(image)
         with phase(outcome, "standby" if standby else "recover"):
-            ask = self._ask_standby if standby else self._ask_server \
-                if drawn("server", seed, self.context.server_every) else self._ask_single
+            ask = self._ask_standby if standby else self._ask_single \
+                if drawn("single", seed, self.context.single_every) else self._ask_server
             complaints, outcome.log = ask(image, expected)
         outcome.complaints += [c for c in complaints if not self._harmless(c)]
         outcome.complaints += dict.fromkeys(bad_lines(outcome.log) + alarms.of_server(outcome.log))
@@ -166,7 +167,7 @@ class Judge:
                 outcome.complaints += self._second_start(image, expected)
 
     def _ask_single(self, image, expected):
-        """Recover in single-user mode, which is quick; returns complaints and log."""
+        """Recover in single-user mode; returns complaints and log."""
         return oracle.verify_single(self.context.bindir, image, expected,
                                     quick=self.context.quick)
 
@@ -198,7 +199,7 @@ class Judge:
             log.touch()
         instance = server.Server(self.context.bindir, image, log)
         try:
-            instance.start({"fsync": "off", **settings})
+            instance.start({"fsync": "off", "io_workers": "1", **settings})
             complaints = verify(instance)
             instance.stop()
         except Exception as exc:
@@ -415,7 +416,7 @@ class Subject(Judge):
             write_tree(disk.tree(choose(disk, inner, places.areas)), target, LEFT_OUT)
         moment = max(after.recording.time_of_cut(inner.cut), after.begun)
         expected = oracle.expectation(after.recording.acks, moment)
-        expected["orphans_allowed"] = sorted({*self._all_files(), *_files_of(after.recording)})
+        expected["orphans_allowed"] = sorted({*self._all_files, *_files_of(after.recording)})
         return target, expected
 
     def _expected(self, state):
@@ -426,10 +427,10 @@ class Subject(Judge):
             # Its disk has what was acknowledged, but it makes and removes files
             # later than the primary, from which the acks are, or in recovery.
             expected = {**oracle.lagging(expected), "clients": expected["clients"]}
-            expected["orphans_allowed"] = self._all_files()
+            expected["orphans_allowed"] = self._all_files
         elif state.nested:
             # A removal that redo repeated may be lost again.
-            expected["orphans_allowed"] = self._all_files()
+            expected["orphans_allowed"] = self._all_files
         else:
             expected["orphans_allowed"] = self._orphans_allowed(moment)
         return expected
@@ -449,14 +450,15 @@ class Subject(Judge):
         expected = oracle.lagging(oracle.expectation(self.recording.acks, backup["end"]))
         for client, known in expected["clients"].items():
             known["acked"] = before.get(client, {"acked": 0})["acked"]
-        expected["orphans_allowed"] = self._all_files()
+        expected["orphans_allowed"] = self._all_files
         started = time.monotonic()
         self.recover_and_ask(self.recording.directory / backup["name"], expected, 1, outcome)
         outcome.seconds = time.monotonic() - started
         return outcome
 
+    @functools.cached_property
     def _all_files(self):
-        """Return the names of all files that there ever were."""
+        """The names of all files that there ever were."""
         return sorted(_files_of(self.recording))
 
     def _orphans_allowed(self, moment):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from history import History
 from pgcut.disk import KEPT, LOST, SIZE_ONLY, Choice, Disk, Rules
-from pgcut.image import Image, write_tree
+from pgcut.image import write_tree
 from pgcut.recording import SYNC_DIRECTORY, Kind
 
 OLD, NEW = b"o" * 8192, b"n" * 8192

@@ -7,7 +7,8 @@ import unittest
 from pathlib import Path
 
 from pgcut import explore, matrix, oracle, server
-from pgcut.disk import KEPT, Choice, Rules, write_tree
+from pgcut.disk import KEPT, Choice, Rules
+from pgcut.image import write_tree
 from pgcut.recording import Recording
 from pgcut.states import State
 from recorder_binary import SCRATCH, recorder_binary
@@ -47,6 +48,31 @@ class ImagesTest(unittest.TestCase):
         context = explore.Context(self.programs, self.recorder, self.scratch, compare_every=0,
                                   restart_every=0, **options)
         return explore.Subject(recording, context).try_state(State(len(recording.ops), fault, 3))
+
+    def test_by_which_server(self):
+        recording = self.record("primary")
+        for every, postmaster in ((0, True), (1, False)):
+            outcome = self.outcome(recording, "all-lost", sequel_every=0, single_every=every)
+            self.assertEqual(outcome.complaints, [])
+            self.assertIn("redo done", outcome.log)
+            self.assertEqual("ready to accept connections" in outcome.log, postmaster)
+        single = sum(explore.drawn("single", seed, explore.Context.single_every)
+                     for seed in range(1000))
+        self.assertLess(single, 130)
+        self.assertGreater(single, 70)
+
+    def test_kept_image_is_that_of_the_next_state(self):
+        recording = self.record("primary")
+        context = explore.Context(self.programs, self.recorder, self.scratch)
+        subject = explore.Subject(recording, context)
+        last = len(recording.ops)
+        for cut, fault, nested in ((last // 2, "storm", 0), (last, "rotten-page", 0),
+                                   (last, "all-kept", 1), (last // 3, "torn-pages", 0)):
+            self.assertEqual(subject.try_state(State(cut, fault, 3, nested=nested)).complaints, [])
+        places = sorted(Path(self.scratch).glob("images-*"))
+        self.assertEqual([[path.name for path in place.iterdir()] for place in places], [["data"]])
+        del subject
+        self.assertEqual([place for place in places if place.exists()], [])
 
     def test_server_goes_on(self):
         recording = self.record("primary")
