@@ -11,7 +11,7 @@ from pgcut.image import Image, write_tree
 HOLED = bytes(1 << 17) + b"x" * (1 << 13) + bytes(1 << 17)
 
 TREE = {"a": ("f", b"1" * 8192), "d": ("d", None), "d/b": ("f", HOLED), "e": ("f", b""),
-        "l": ("l", b"d/b"), "m": ("d", None), "m/c": ("f", b"2" * 100)}
+        "l": ("l", b"d/b"), "m": ("d", None), "m/c": ("f", b"2" * 100), "o": ("f", b"3" * 8192)}
 
 
 class ImageTest(unittest.TestCase):
@@ -52,6 +52,9 @@ class ImageTest(unittest.TestCase):
             (self.place / "a").rename(self.place / "d/b")
             (self.place / "m/c").rename(self.place / "a")
 
+        def recycle():
+            (self.place / "a").rename(self.place / "o")
+
         def resize():
             os.truncate(self.place / "a", 0)
             os.truncate(self.place / "a", 8192)
@@ -70,7 +73,8 @@ class ImageTest(unittest.TestCase):
             (self.place / "l").unlink()
             (self.place / "l").symlink_to("a")
 
-        for what in (lambda: overwrite("a"), lambda: overwrite("d/b"), swap, resize, replace, link,
+        for what in (lambda: overwrite("a"), lambda: overwrite("d/b"), swap, recycle,
+                     resize, replace, link,
                      lambda: (self.place / "a").unlink(), lambda: (self.place / "new").touch()):
             what()
             self.assertNotEqual(self.there(), TREE)
@@ -78,7 +82,7 @@ class ImageTest(unittest.TestCase):
             self.assertEqual(self.there(), TREE)
 
     def test_content_of_the_same_size(self):
-        tree = {**TREE, "a": ("f", b"3" * 8192), "d/b": ("f", bytes(len(HOLED)))}
+        tree = {**TREE, "a": ("f", b"4" * 8192), "d/b": ("f", bytes(len(HOLED)))}
         self.write(tree)
         self.assertEqual(self.there(), tree)
 
