@@ -6,6 +6,7 @@ One module per concern, listed so that each may use only those above it:
     recording    what a server did to its files
     mount        a mounted recorder
     disk         the durability model
+    image        a state as a directory
     block        a block device that is recorded
     modelcheck   is the model true?
     states       faults, and where to cut
@@ -26,7 +27,7 @@ One module per concern, listed so that each may use only those above it:
     pages        what its pages say without a server
     alarms       errors that no healthy server reports
     sequel       a server goes on from an image, and is cut off again
-    explore      builds images, recovers them, judges them
+    explore      recovers images, judges them
     record       makes a recording
     blockstates  states of a block device
     controls     what is broken on purpose
