@@ -2,16 +2,19 @@
 
 From one state to the next few files differ.  So an `Image` is kept from state to state,
 and only what is not yet as it must be is written.  Which files those are does not depend
-on what servers say: each file that we write gets a time of change that no clock has any
-more, which is gone once anybody writes to it, truncates it, or puts another in its place.
+on what servers say: each file that we write gets a time of modification that no clock has
+any more, which is gone once anybody writes to it or truncates it.  Who puts another file in
+its place is told by its number.
 """
 
 import errno
 import os
 import stat
+import time
 
-# When the files that we have written were changed: long ago (ns).
-_OURS = 1_000_000_000
+# By how much the time of modification of what we write lies back: a day (ns).  Servers
+# remove files of some kinds that are much older.
+_BACK = 86_400 * 10 ** 9
 
 # What is compared with zeroes at once, and left out if it is equal.
 _PIECE = 1 << 16
@@ -32,6 +35,7 @@ class Image:
 
     def __init__(self, directory):
         self.directory = directory
+        self._ours = time.time_ns() - _BACK     # the time of modification of what we write
         self._written = {}          # path -> (inode, content) of the files that we have written
         self._pieces = {}           # path -> (content, what of it is not zero), of large files
 
@@ -61,11 +65,11 @@ class Image:
             else:
                 found = there.get(path)
                 inode, old = self._written.get(path, (None, None))
-                if found and old is content and _is_untouched(found, inode, len(content)):
+                if found and old is content and self._is_untouched(found, inode, len(content)):
                     written[path] = inode, content
                 else:
                     pieces = self._pieces_of(path, content)
-                    written[path] = _write_file(target, content, pieces), content
+                    written[path] = _write_file(target, content, pieces, self._ours), content
         self._written = written
 
     def _pieces_of(self, path, content):
@@ -82,6 +86,10 @@ class Image:
                       if not _ZEROES.startswith(content[at:at + _PIECE])]
             self._pieces[path] = content, pieces
         return pieces
+
+    def _is_untouched(self, status, inode, size):
+        """Say whether nobody has changed a file since we wrote it."""
+        return (status.st_ino, status.st_mtime_ns, status.st_size) == (inode, self._ours, size)
 
     def _tidied(self, wanted):
         """Remove what is not wanted, or of another kind; return {path: status} of the rest."""
@@ -123,12 +131,7 @@ def _remove(path, status):
     os.rmdir(path)
 
 
-def _is_untouched(status, inode, size):
-    """Say whether nobody has changed a file since we wrote it."""
-    return (status.st_ino, status.st_mtime_ns, status.st_size) == (inode, _OURS, size)
-
-
-def _write_file(path, content, pieces):
+def _write_file(path, content, pieces, modified):
     """Write a file, or only pieces of it, over one that may be there; returns its inode."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
@@ -139,7 +142,7 @@ def _write_file(path, content, pieces):
             for at in pieces:
                 _write_all(fd, content[at:at + _PIECE], at)
         os.ftruncate(fd, len(content))
-        os.utime(fd, ns=(_OURS, _OURS))
+        os.utime(fd, ns=(modified, modified))
         return os.fstat(fd).st_ino
     finally:
         os.close(fd)
