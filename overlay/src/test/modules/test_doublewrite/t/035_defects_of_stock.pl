@@ -160,10 +160,12 @@ max_prepared_transactions = 5
 	$node->stop;
 }
 
-# A restartpoint in crash recovery, of which nobody knows the oldest running
-# transaction.  The assertion that this violates needs a build with assertions.
+# A restartpoint in crash recovery, or while a backup without a signal file is
+# recovered: nobody knows the oldest running transaction.  The assertion that this
+# violates needs a build with assertions.
+foreach my $from ('checkpoint', 'backup')
 {
-	my $node = dw_new_node('restartpoint', mode => 'full_pages');
+	my $node = dw_new_node("restartpoint_$from", mode => 'full_pages');
 
 	$node->start;
 	$node->safe_psql('postgres', q{
@@ -171,12 +173,24 @@ max_prepared_transactions = 5
 		CREATE TABLE gone(i int);
 		CHECKPOINT});
 	my $control = slurp_file($node->data_dir . '/global/pg_control');
+	my ($state) = run_command([ 'pg_controldata', $node->data_dir ]);
 	$node->safe_psql('postgres', 'INSERT INTO kept VALUES (1); CHECKPOINT');
 	$node->safe_psql('postgres', 'DROP TABLE gone');
 	$node->stop('immediate');
 	open(my $file, '+<:raw', $node->data_dir . '/global/pg_control') or die $!;
 	print $file $control;
 	close $file or die $!;
+	if ($from eq 'backup')
+	{
+		my ($checkpoint) = $state =~ /^Latest checkpoint location: +(\S+)/m;
+		my ($redo, $segment) =
+		  $state =~ /^Latest checkpoint's REDO location: +(\S+)\n.*REDO WAL file: +(\S+)/m;
+
+		append_to_file($node->data_dir . '/backup_label',
+				"START WAL LOCATION: $redo (file $segment)\n"
+			  . "CHECKPOINT LOCATION: $checkpoint\n"
+			  . "BACKUP METHOD: copied\nBACKUP FROM: primary\n");
+	}
 
 	# redo stops when it drops the table, and the checkpointer goes on
 	my $offset = -s $node->logfile;
@@ -189,7 +203,7 @@ hot_standby = on
 	run_log([ @pg_ctl, '--log' => $node->logfile, '--no-wait', 'start' ]);
 	$node->wait_for_log(qr/restartpoint complete|system is shut down/, $offset);
 	ok($node->log_contains(qr/restartpoint complete/, $offset),
-		'restartpoint in crash recovery completes');
+		"recovery from a $from: a restartpoint completes");
 	run_log([ @pg_ctl, '--mode' => 'immediate', 'stop' ]);
 
 	$node->append_conf('postgresql.conf', q{test_doublewrite.hold_at = ''});
