@@ -258,6 +258,28 @@ SELECT 'shared_buffers, bgwriter_*',
 	END
 FROM v;
 
+-- The whole at one glance.
+CREATE VIEW pg_double_write_summary AS
+SELECT
+	CASE WHEN m.switching THEN pg_catalog.format('%s, switching to %s', m.in_force, m.requested)
+		ELSE m.in_force END AS mode,
+	m.in_force <> 'off'::text AS protected,
+	CASE WHEN l.armed THEN
+		pg_catalog.format('%s of %s', pg_catalog.pg_size_pretty(l.used_bytes),
+			pg_catalog.pg_size_pretty(l.limit_bytes))
+		ELSE 'not in use' END AS log_in_use,
+	coalesce((SELECT pg_catalog.format('%s of %s pages restored, %s',
+			r.pages_restored, r.pages_examined, pg_catalog.date_trunc('second', r.finished))
+		FROM pg_double_write_restore r), 'none') AS last_restore,
+	CASE WHEN m.in_force = 'off'::text THEN 'pages are not protected'
+		WHEN m.switching AND m.checkpoint_after IS NULL THEN
+			pg_catalog.format('cannot switch to %s, see the server log', m.requested)
+		ELSE coalesce((SELECT pg_catalog.string_agg(pg_catalog.format('%s: %s', s.setting, s.verdict), '; '
+				ORDER BY s.setting)
+			FROM pg_double_write_sizing s
+			WHERE s.verdict <> 'ok'::text AND s.verdict <> 'unknown'::text), 'ok') END AS verdict
+FROM pg_double_write_mode m, pg_double_write_log l;
+
 -- What the work done so far would have cost in each mode.  Estimated from
 -- counters; the documentation says how.
 CREATE VIEW pg_double_write_what_if AS
@@ -304,7 +326,7 @@ FROM m;
 -- roles that may read all statistics.
 GRANT SELECT ON pg_stat_double_writes, pg_stat_double_write_batches,
 	pg_double_write_log, pg_double_write_mode, pg_double_write_restore,
-	pg_double_write_sizing, pg_double_write_what_if TO PUBLIC;
+	pg_double_write_sizing, pg_double_write_summary, pg_double_write_what_if TO PUBLIC;
 
 REVOKE ALL ON FUNCTION pg_double_write_ledger() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION pg_double_write_ledger() TO pg_read_all_stats;

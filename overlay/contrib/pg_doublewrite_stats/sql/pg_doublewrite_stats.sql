@@ -42,6 +42,12 @@ SELECT count(*) FROM pg_double_write_restore;
 SELECT setting, verdict IS NOT NULL AS verdict, explanation <> '' AS explained
   FROM pg_double_write_sizing ORDER BY 1;
 
+-- the whole at one glance
+SELECT mode = current_setting('io_torn_pages_protection') AS mode, protected,
+       (log_in_use = 'not in use') = (mode <> 'double_writes') AS log_in_use,
+       last_restore, verdict <> '' AS judged
+  FROM pg_double_write_summary;
+
 -- the mode in force is one of three; images cost WAL, double writes do not
 SELECT count(*) FILTER (WHERE in_force) AS in_force,
        max(wal_bytes) FILTER (WHERE mode = 'full_pages') >=
@@ -73,6 +79,7 @@ GRANT pg_monitor TO regress_dw_monitor;
 SET ROLE regress_dw_nobody;
 SELECT count(*) FROM pg_stat_double_writes;
 SELECT count(*) FROM pg_double_write_what_if;
+SELECT count(*) FROM pg_double_write_summary;
 SELECT count(*) FROM pg_double_write_ledger;
 SELECT * FROM pg_double_write_ledger();
 SELECT pg_stat_reset_double_writes();

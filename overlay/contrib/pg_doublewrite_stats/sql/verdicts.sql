@@ -62,6 +62,32 @@ SELECT * FROM given('UPDATE pg_stat_double_writes SET (pages_staged, pages_logge
 	= (100000, 100000, 1000, 20, 20, 90, 10)')
  WHERE setting = 'double_write_buffer_size';
 
+-- the summary says what is wrong, or that nothing is
+CREATE TABLE pg_double_write_mode AS SELECT * FROM public.pg_double_write_mode;
+CREATE TABLE pg_double_write_restore AS SELECT * FROM public.pg_double_write_restore;
+CREATE VIEW pg_double_write_sizing AS SELECT * FROM sizing;
+SET search_path = public;
+SELECT pg_get_viewdef('pg_double_write_summary'::regclass) AS definition \gset
+SET search_path = regress_dw_given;
+CREATE VIEW summary AS :definition;
+UPDATE pg_double_write_mode SET in_force = 'double_writes', requested = 'double_writes',
+	switching = false, checkpoint_after = NULL;
+UPDATE pg_double_write_log SET armed = true, used_bytes = 3 << 20, limit_bytes = 512 << 20;
+UPDATE pg_stat_double_writes SET (pages_staged, stage_full, pages_logged, log_syncs,
+	log_syncs_by_backends, log_full, sync_cycles_for_files) = (10000000, 1, 10000000, 100000, 0, 0, 0);
+SELECT * FROM summary;
+UPDATE pg_stat_double_writes SET (stage_full, log_syncs_by_backends) = (5000000, 50000);
+INSERT INTO pg_double_write_restore (finished, pages_restored, pages_examined)
+	VALUES ('2026-01-02 03:04:05.678 PST8PDT', 3, 200);
+SELECT verdict, last_restore FROM summary;
+UPDATE pg_double_write_mode SET requested = 'full_pages', switching = true, checkpoint_after = '0/1';
+SELECT mode, protected FROM summary;
+UPDATE pg_double_write_mode SET (in_force, requested, checkpoint_after) = ('full_pages', 'double_writes', NULL);
+SELECT mode, protected, verdict FROM summary;
+UPDATE pg_double_write_mode SET (in_force, requested, switching) = ('off', 'off', false);
+UPDATE pg_double_write_log SET armed = false;
+SELECT mode, protected, log_in_use, verdict FROM summary;
+
 RESET search_path;
 SET client_min_messages = warning;
 DROP SCHEMA regress_dw_given CASCADE;
