@@ -1,0 +1,75 @@
+"""The alerting rules in packaging/monitoring, tried with Prometheus's own promtool.
+
+Its package is unpacked, not installed: that would start a Prometheus.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from .base import DevError, output, run, say
+from .suites import NO_MODE, Result
+
+PACKAGE = "prometheus"
+RULES, TESTS = "prometheus-rules.yaml", "prometheus-rules-test.yaml"
+
+
+def check(paths):
+    """Check and test the rules; returns a Result."""
+    promtool = _promtool(paths)
+    place = paths.repo / "packaging" / "monitoring"
+    failed = 0
+    for command in (("check", "rules", RULES), ("test", "rules", TESTS)):
+        done = subprocess.run([promtool, *command], cwd=place, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        if done.returncode:
+            say(f"promtool {' '.join(command)}\n{done.stdout}")
+            failed += 1
+    for complaint in complaints((place / RULES).read_text(), (place / TESTS).read_text(),
+                                (paths.repo / "docs" / "operations.md").read_text(),
+                                (place / "postgres_exporter.yaml").read_text()):
+        say(complaint)
+        failed += 1
+    return Result("dev/rules", NO_MODE, 0 if failed else 3, failed, 0, 0)
+
+
+def complaints(rules, tests, runbook, queries):
+    """Say which rules no test has fire, are in no runbook, or ask for what nobody exports."""
+    headings = {re.sub(r"[^\w -]", "", line).strip().lower().replace(" ", "-")
+                for line in re.findall(r"^#+ (.*)$", runbook, re.MULTILINE)}
+    for name in re.findall(r"- alert: (\w+)", rules):
+        if f'alertname="{name}"' not in tests:
+            yield f"no test has rule {name} fire"
+    for anchor in dict.fromkeys(re.findall(r'runbook: "#([^"]*)"', rules)):
+        if anchor not in headings:
+            yield f"docs/operations.md has no section {anchor}"
+    exported = {f"{group}_{column}" for group, body in re.findall(
+        r"^(\w+):\n((?: .*\n|\n)*)", queries, re.MULTILINE)
+        for column in re.findall(r"^    - (\w+):", body, re.MULTILINE)}
+    asked = re.sub(r"^ *(summary|description):.*$", "", rules, flags=re.MULTILINE)
+    for metric in sorted(set(re.findall(r"\bpg_double_write\w*", asked)) - exported):
+        yield f"rules ask for {metric}, which postgres_exporter.yaml does not have"
+
+
+def _promtool(paths):
+    """Return promtool: the machine's, else that of the package, unpacked at first use."""
+    found = shutil.which("promtool")
+    if found:
+        return Path(found)
+    place = paths.root / "promtool"
+    program = place / "usr" / "bin" / "promtool"
+    if not program.exists():
+        say(f"unpacking promtool of package {PACKAGE}")
+        place.mkdir(exist_ok=True)
+        # Downloading wants lists of packages, which a new machine does not have.
+        if not output(["apt-cache", "policy", PACKAGE]) and os.getuid() == 0:
+            run(["apt-get", "update", "-qq"])
+        run(["apt-get", "download", "-qq", PACKAGE], cwd=place)
+        packages = list(place.glob(f"{PACKAGE}_*.deb"))
+        if not packages:
+            raise DevError(f"cannot download package {PACKAGE}")
+        run(["dpkg-deb", "--extract", packages[0], place])
+        packages[0].unlink()
+    return program

@@ -1,0 +1,45 @@
+"""Rules for Prometheus: what is said of those that nothing can come of."""
+
+import unittest
+
+from devtools.rules import complaints
+
+RULES = """
+groups:
+  - name: some
+    rules:
+      - alert: Slow
+        expr: rate(pg_things_slow[5m]) > 1
+        annotations:
+          summary: "pg_double_write_view says more"
+          runbook: "#a-thing-is-slow"
+"""
+TESTS = 'ALERTS{alertname="Slow"}'
+RUNBOOK = "# Things\n\n### A thing is slow\n"
+QUERIES = "pg_double_writes:\n  query: |\n    SELECT slow\n  metrics:\n    - slow:\n        usage: x\n"
+
+
+class RulesTest(unittest.TestCase):
+
+    def said(self, rules=RULES, tests=TESTS, runbook=RUNBOOK, queries=QUERIES):
+        return list(complaints(rules, tests, runbook, queries))
+
+    def test_a_rule_that_is_as_it_should_be(self):
+        self.assertEqual(self.said(), [])
+        self.assertEqual(self.said(RULES.replace("pg_things_slow", "pg_double_writes_slow")), [])
+
+    def test_a_rule_that_no_test_has_fire(self):
+        self.assertEqual(self.said(tests=""), ["no test has rule Slow fire"])
+
+    def test_a_rule_without_a_runbook(self):
+        self.assertEqual(self.said(runbook="### Another thing\n"),
+                         ["docs/operations.md has no section a-thing-is-slow"])
+
+    def test_a_metric_that_nobody_exports(self):
+        self.assertEqual(
+            self.said(RULES.replace("pg_things_slow", "pg_double_writes_fast")),
+            ["rules ask for pg_double_writes_fast, which postgres_exporter.yaml does not have"])
+
+
+if __name__ == "__main__":
+    unittest.main()
