@@ -17,8 +17,10 @@ One module per concern, listed so that each may use only those above it:
     image     a container image of these packages
     cluster   the cluster of `./dev run`
     patroni   a cluster with Patroni
+    advise    predictions of pg_doublewrite_advise, and what came
     pytests   what runs our Python tests in a process of their own
     suites    test suites, and how their results are counted
+    rules     the rules for Prometheus, tried with its own tool
     series    the review series: written, built and tested patch by patch
     crash     the power-cut explorer
     mutate    mutations: does a test notice when a rule is broken?

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from bench import cli as bench
 
-from . import (build, check, cluster, crash, deb, deps, generate, image, mutate, patroni,
-               series, source, suites, worktree)
+from . import (advise, build, check, cluster, crash, deb, deps, generate, image, mutate, patroni,
+               rules, series, source, suites, worktree)
 from .base import DevError, locate, note, say
 
 
@@ -93,6 +93,11 @@ def _parser():
     sub.add_argument("--image", action="store_true",
                      help="build the container image from those built before, and run it")
     command("patroni", _patroni, "make a cluster with Patroni, crash it, switch over")
+    sub = command("advise", _advise, "does what pg_doublewrite_advise predicts come true?")
+    sub.add_argument("--factor", type=float, default=0.1, metavar="F",
+                     help="scale of the data (default: 0.1)")
+    sub.add_argument("--seconds", type=int, default=60, metavar="S",
+                     help="how long to watch each load (default: 60)")
     sub = command("series", _series, "write patches for upstream review")
     sub.add_argument("directory", type=Path, nargs="?", help="an empty or new directory")
     sub.add_argument("--check", action="store_true",
@@ -102,6 +107,7 @@ def _parser():
     sub.add_argument("--only", type=int, metavar="N", help="check patch N only")
     sub.add_argument("--build-only", action="store_true", help="check without running regress")
     command("check", _check, "run the gate")
+    command("rules", _rules, "check and test the rules for Prometheus")
     return parser
 
 
@@ -165,6 +171,15 @@ def _patroni(paths, args):
     patroni.call(paths, _build_kind(paths, "test"))
 
 
+def _advise(paths, args):
+    deps.ensure(paths, deps.BENCH)
+    missed = advise.check(paths, _build_kind(paths, "stock"), _build_kind(paths, "test"),
+                          args.factor, args.seconds)
+    generate.write_all(paths)
+    if missed:
+        raise DevError("predictions were too far off: " + ", ".join(missed))
+
+
 def _bench(paths, args):
     return bench.main(paths, args, functools.partial(deps.ensure, paths, deps.BENCH),
                       functools.partial(_build_kind, paths))
@@ -210,6 +225,10 @@ def _check(paths, args):
     return 1 if result.failed else 0
 
 
+def _rules(paths, args):
+    return _conclude([rules.check(paths)])
+
+
 def _alone(handler):
     """Make a handler wait for other runs of tests in the same build root."""
     @functools.wraps(handler)
@@ -232,6 +251,7 @@ def _test(paths, args):
     if not args.suite or "dev" in args.suite:
         results.append(check.report(check.run_all(paths, upstream)))
         results.append(suites.run_selftests(paths, deadline))
+        results.append(rules.check(paths))
     wanted = [name for name in args.suite if name not in ("dev", "crash")]
     if wanted or not args.suite:
         _build_kind(paths, "test")

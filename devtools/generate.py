@@ -13,7 +13,7 @@ import re
 from bench import cli as bench
 from bench import figures
 
-from . import mutate
+from . import advise, mutate
 from .base import DevError, write_if_changed
 
 PICTURE = "docs/wal-by-mode.svg"
@@ -33,6 +33,8 @@ def texts(paths):
                                   "controls", controls(paths)),
         "crash/README.md": fill((paths.repo / "crash/README.md").read_text(), "holes",
                                 holes(paths)),
+        "docs/advise.md": fill((paths.repo / "docs/advise.md").read_text(), "predictions",
+                               predictions(paths)),
     }
 
 
@@ -73,6 +75,19 @@ def holes(paths):
     rows = [("rule", "control", "what is broken", "of its recipe", "of any", "found by, for instance"),
             *((one["rule"], f"`{one['name']}`", one["what"], _after(one["directed"]),
                _after(one["any"]), _by(one["directed"])) for one in entries)]
+    return figures.markdown(rows)
+
+
+def predictions(paths):
+    """Return the table of what pg_doublewrite_advise has predicted, and of what came."""
+    checked = json.loads((paths.repo / advise.CHECKED).read_text())
+    rows = [("load", "WAL before", "predicted", "came", "off", "copies in the log predicted",
+             "came", "of a core")]
+    for one in checked["loads"]:
+        low, high = one["copies_predicted"]
+        rows.append((one["load"], f"{one['before']:,}", f"{one['predicted']:,}",
+                     f"{one['came']:,}", f"{one['off']:+.1%}", f"{low:.3g} to {high:.3g}",
+                     f"{one['copies_came']:.3g}", f"{one['core']:.2%}"))
     return figures.markdown(rows)
 
 

@@ -1,0 +1,186 @@
+"""Is what pg_doublewrite_advise predicts what comes?
+
+Of each load: a stock server under it is watched; then this build's server goes on with
+the same cluster in double_writes, under the same load.  What was predicted and what came
+are kept in packaging/advise/checked.json, of which a table is generated.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from bench import runner, suites
+from bench.clients import SEED
+from bench.server import DATABASE, Server
+
+from . import postgres
+from .base import DevError, give_to_user, identity, own, require_reachable, say, server_user
+from .postgres import ServerError
+
+CHECKED = "packaging/advise/checked.json"
+
+# Transactions a second of each load of `./dev bench restart`: some WAL, little CPU time.
+RATES = {"tpcb-like": 100, "simple-update": 120, "bulk inserts": 15, "range updates": 20,
+         "HOT updates": 40, "non-HOT updates": 40, "documents": 15}
+
+CLIENTS = 4
+
+# The load begins before the tool and ends after it.
+MARGIN_SECONDS = 3
+
+# Checkpoints by time, as often as stock can have them, so that some are watched, and as often
+# before the switch as after it.
+SETTINGS = {"checkpoint_timeout": "30s", "max_wal_size": "1GB", "shared_buffers": "64MB",
+            "max_connections": 50}
+
+# The bars: how far off WAL may be, and the share of one core that watching may take.
+OFF, CORE = 0.1, 0.01
+
+
+def check(paths, stock, ours, factor, seconds):
+    """Try each load; returns the names of those whose bars were missed."""
+    scratch = Path(tempfile.mkdtemp(prefix="advise-", dir=paths.root))
+    scratch.chmod(0o755)
+    give_to_user(scratch)
+    require_reachable(scratch)
+    found = []
+    try:
+        for case in suites.cases("restart", factor):
+            if case.name in RATES:
+                say(f"{case.name}: watching stock, then switching")
+                found.append(_one(paths, stock, ours, scratch, case, seconds))
+                say(f"{case.name}: WAL off by {found[-1]['off']:+.1%}, "
+                    f"{found[-1]['core']:.2%} of a core")
+    finally:
+        shutil.rmtree(scratch)
+    (paths.repo / CHECKED).write_text(json.dumps(
+        {"factor": factor, "seconds": seconds, "loads": found}, indent=1) + "\n")
+    return [one["load"] for one in found if abs(one["off"]) > OFF or one["core"] > CORE]
+
+
+def _one(paths, stock, ours, scratch, case, seconds):
+    """Watch, switch and compare under one load."""
+    template = runner.prepared(paths, scratch, stock, "stock", case.dataset)
+    server = Server(paths, stock, scratch / "cluster")
+    runner.copy(template, server.data)
+    server.configure(SETTINGS)
+    with server:
+        with _Load(server, case.load.arguments, RATES[case.name], seconds) as load:
+            time.sleep(MARGIN_SECONDS)
+            result, core = _advise(paths, server, stock, scratch, seconds)
+        before = load.outcome
+    ours_server = Server(paths, ours, server.data)
+    with ours_server:
+        ours_server.sql("ALTER SYSTEM SET io_torn_pages_protection = 'double_writes'")
+        ours_server.sql("SELECT pg_reload_conf(); CREATE EXTENSION pg_doublewrite_stats")
+        # A reload is under way when the function returns.
+        _until(lambda: ours_server.sql("SELECT in_force FROM pg_double_write_mode")
+               == "double_writes")
+        with _Load(ours_server, case.load.arguments, RATES[case.name], seconds) as load:
+            time.sleep(MARGIN_SECONDS)
+            lsn, begun = load.lsn(), time.monotonic()
+            time.sleep(seconds)
+            came, took = load.since(lsn), time.monotonic() - begun
+        after = load.outcome
+        came /= after["rate"] * took
+    shutil.rmtree(server.data)
+    # The load's own beginning, right after a checkpoint, was not watched.
+    watched, per_day = before["rate"] * result["seconds"], before["rate"] * 86400
+    predicted = result["wal_bytes_after"] / watched
+    return {"load": case.name, "before": round(result["wal_bytes"] / watched),
+            "predicted": round(predicted),
+            "came": round(came), "off": round(predicted / came - 1, 4),
+            "copies_predicted": [round(one / per_day, 3) for one in result["log"]["pages"]],
+            "copies_came": round(after["copies"], 3), "core": core,
+            "verdict": result["verdict"]}
+
+
+def _until(holds):
+    """Wait until something holds."""
+    deadline = time.monotonic() + postgres.END_SECONDS
+    while not holds():
+        if time.monotonic() > deadline:
+            raise ServerError("the server did not switch to double writes")
+        time.sleep(0.05)
+
+
+class _Load:
+    """A load of so many transactions a second, while the context lasts and until it is over.
+
+    `outcome` then has the rate that was reached, and copies in the log of one transaction.
+    """
+
+    COPIES = "SELECT pages_logged FROM pg_stat_double_writes"
+
+    def __init__(self, server, arguments, rate, seconds):
+        self.server, self.seconds = server, seconds + 2 * MARGIN_SECONDS
+        self.command = [server.bindir / "pgbench", "--no-vacuum", "--protocol=prepared",
+                        f"--client={CLIENTS}", f"--random-seed={SEED}", f"--rate={rate}",
+                        f"--time={self.seconds}", "--max-tries=10", *arguments]
+
+    def __enter__(self):
+        self.server.sql("CHECKPOINT")
+        self.copies = self._copies()
+        self.process = subprocess.Popen(
+            [str(part) for part in self.command], cwd="/", env=self.server.environment(),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **identity(server_user()))
+        return self
+
+    def __exit__(self, kind, error, trace):
+        text, _ = self.process.communicate()
+        if self.process.returncode:
+            raise ServerError(f"pgbench failed: {text[-500:]}")
+        number = int(text.partition("actually processed: ")[2].split()[0].split("/")[0])
+        self.server.sql("CHECKPOINT")
+        self.outcome = {"rate": number / self.seconds,
+                        "copies": (self._copies() - self.copies) / number}
+
+    def lsn(self):
+        """Return where WAL ends now."""
+        return self.server.sql("SELECT pg_current_wal_insert_lsn()")
+
+    def since(self, lsn):
+        """Return the bytes of WAL from there on."""
+        return float(self.server.sql(f"SELECT pg_current_wal_insert_lsn() - '{lsn}'"))
+
+    def _copies(self):
+        known = self.server.sql("SELECT to_regclass('pg_stat_double_writes') IS NOT NULL")
+        return int(self.server.sql(self.COPIES)) if known == "t" else 0
+
+
+def _advise(paths, server, bindir, scratch, seconds):
+    """Run the tool as the server's user; returns (its result, its share of a core)."""
+    program = scratch / "pg_doublewrite_advise.py"
+    shutil.copyfile(paths.repo / "packaging" / "advise" / program.name, program)
+    sample = scratch / "sample.json"
+    environment = {**server.environment(), "PATH": f"{bindir}:{server.env['PATH']}"}
+    own(program)
+    used = os.times()
+    done = subprocess.Popen(
+        ["/usr/bin/python3", str(program), "--dbname", DATABASE, "--seconds", str(seconds),
+         "--save", str(sample), "--json"], env=environment, cwd=scratch, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, **identity(server_user()))
+    backend = 0
+    try:
+        text, errors = done.communicate(timeout=seconds * 0.9)
+    except subprocess.TimeoutExpired:
+        backend = _backend_seconds(server)
+        text, errors = done.communicate()
+    if done.returncode:
+        raise DevError(f"pg_doublewrite_advise failed: {errors}")
+    now = os.times()
+    spent = (now.children_user - used.children_user + now.children_system - used.children_system)
+    # pgbench has not ended yet, so it does not count.  The psql that finds the backend does.
+    return json.loads(text), round((spent + backend) / seconds, 5)
+
+
+def _backend_seconds(server):
+    """Return the CPU time of the backend that serves the tool."""
+    pid = int(server.sql("SELECT pid FROM pg_stat_activity"
+                         " WHERE application_name = 'pg_doublewrite_advise'"))
+    user, system = postgres.stat_fields(pid)[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
