@@ -1,8 +1,9 @@
 """Is what pg_doublewrite_advise predicts what comes?
 
-Of each load: a stock server under it is watched; then this build's server goes on with
-the same cluster in double_writes, under the same load.  What was predicted and what came
-are kept in packaging/advise/checked.json, of which a table is generated.
+Of each load: a stock server under it is watched; then this build's server is started on
+the same cluster as it was before, switches to double_writes, and carries the same load.
+Not on what the first run has left: loads change their tables, and so what WAL they need.
+What was predicted and what came are kept in packaging/advise/checked.json, of which a table is generated.
 """
 
 import json
@@ -73,7 +74,10 @@ def _one(paths, stock, ours, scratch, case, seconds):
             time.sleep(MARGIN_SECONDS)
             result, core = _advise(paths, server, stock, scratch, seconds)
         before = load.outcome
+    shutil.rmtree(server.data)
     ours_server = Server(paths, ours, server.data)
+    runner.copy(template, server.data)
+    ours_server.configure(SETTINGS)
     with ours_server:
         ours_server.sql("ALTER SYSTEM SET io_torn_pages_protection = 'double_writes'")
         ours_server.sql("SELECT pg_reload_conf(); CREATE EXTENSION pg_doublewrite_stats")
