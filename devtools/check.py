@@ -203,11 +203,38 @@ def module_layers(tree):
 def settings_explored(tree):
     """A setting of ours is drawn by the power-cut explorer."""
     matrix = tree.committed.get("crash/pgcut/matrix.py", "")
+    for name, path in _settings(tree):
+        if not re.search(rf'^    "{name}": \(', matrix, re.MULTILINE):
+            yield f"{name} ({path}) is not in the matrix of crash/pgcut/matrix.py"
+
+
+def _settings(tree):
+    """Give (name, path of the patch) of each setting of ours."""
     for path, patch in patches.read_series(tree.paths.patches):
         for name in re.findall(r'^\+\t\t\{"(\w+)", PGC_', patch.diff.decode(errors="replace"),
                                re.MULTILINE):
-            if not re.search(rf'^    "{name}": \(', matrix, re.MULTILINE):
-                yield f"{name} ({path}) is not in the matrix of crash/pgcut/matrix.py"
+            yield name, path
+
+
+@checker
+def settings_can_go(tree):
+    """A setting of ours is known to `pg_doublewrite leave`, and in the file that can be removed."""
+    places = ("overlay/src/bin/pg_doublewrite/leave.c", "packaging/double_writes.conf")
+    for name, path in _settings(tree):
+        for place in places:
+            if place in tree.committed and not re.search(rf"\b{name}\b", tree.committed[place]):
+                yield f"{name} ({path}) is not in {place}"
+
+
+@checker
+def fixes_announced(tree):
+    """A fix of stock, one of the patches before the engine, is named in the release notes."""
+    notes = tree.overlay.get("doc/src/sgml/release-double-writes.sgml", "")
+    for path, patch in patches.read_series(tree.paths.patches):
+        if patch.overlay:
+            return
+        if f"<!-- {patch.title} -->" not in notes:
+            yield f"the release notes have no comment that names {path}"
 
 
 @checker

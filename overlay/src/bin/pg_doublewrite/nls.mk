@@ -3,6 +3,7 @@ CATALOG_NAME     = pg_doublewrite
 GETTEXT_FILES    = $(FRONTEND_COMMON_GETTEXT_FILES) \
                    dryrun.c \
                    json.c \
+                   leave.c \
                    ledger.c \
                    list.c \
                    pg_doublewrite.c \

@@ -2,7 +2,8 @@
  *
  * pg_doublewrite.c
  *	  Show and check the double-write log of a database cluster, say what a
- *	  server would do with it, and what the storage promises.
+ *	  server would do with it, what the storage promises, and what is in the
+ *	  way of stock PostgreSQL.
  *
  * Nothing is ever changed; `storage` alone writes, to a temporary file of its
  * own that has no name.
@@ -29,6 +30,7 @@ typedef enum Command
 	COMMAND_DRY_RUN,
 	COMMAND_LEDGER,
 	COMMAND_STORAGE,
+	COMMAND_LEAVE,
 } Command;
 
 static const char *const command_names[] = {
@@ -38,6 +40,7 @@ static const char *const command_names[] = {
 	[COMMAND_DRY_RUN] = "dry-run",
 	[COMMAND_LEDGER] = "ledger",
 	[COMMAND_STORAGE] = "storage",
+	[COMMAND_LEAVE] = "leave",
 };
 
 const char *progname;
@@ -55,8 +58,10 @@ usage(const char *progname)
 	printf(_("  dry-run                say which pages a server would restore\n"));
 	printf(_("  ledger                 say what the last restore did\n"));
 	printf(_("  storage                say what the storage promises about page writes\n"));
+	printf(_("  leave                  say what to remove before stock PostgreSQL starts\n"));
 	printf(_("\nOptions:\n"));
 	printf(_(" [-D, --pgdata=]DATADIR  data directory\n"));
+	printf(_("  -c, --config-file=FILE  where leave finds postgresql.conf, if not in DATADIR\n"));
 	printf(_("  -d, --log-directory=DIR  read this log alone, without a data directory\n"));
 	printf(_("  -f, --force            dry run though a server seems to be running\n"));
 	printf(_("  -j, --json             write JSON\n"));
@@ -68,7 +73,7 @@ usage(const char *progname)
 	printf(_("\nIf no data directory (DATADIR) is specified, "
 			 "the environment variable PGDATA\nis used.\n"));
 	printf(_("Exit status is 0 if a server could use the log, 1 after an error, 2 if a server\n"
-			 "would refuse to start.\n\n"));
+			 "would refuse to start; of leave: if stock PostgreSQL would, or the server runs.\n\n"));
 	printf(_("Report bugs to <%s>.\n"), PACKAGE_BUGREPORT);
 	printf(_("%s home page: <%s>\n"), PACKAGE_NAME, PACKAGE_URL);
 }
@@ -135,6 +140,7 @@ run_command(Command command, LogState *state, const Options *options)
 			break;
 		case COMMAND_LEDGER:
 		case COMMAND_STORAGE:
+		case COMMAND_LEAVE:
 			Assert(false);
 			break;
 	}
@@ -145,6 +151,7 @@ main(int argc, char **argv)
 {
 	static struct option long_options[] = {
 		{"pgdata", required_argument, NULL, 'D'},
+		{"config-file", required_argument, NULL, 'c'},
 		{"log-directory", required_argument, NULL, 'd'},
 		{"force", no_argument, NULL, 'f'},
 		{"json", no_argument, NULL, 'j'},
@@ -158,6 +165,7 @@ main(int argc, char **argv)
 	LogState	state;
 	char	   *datadir = NULL;
 	char	   *logdir = NULL;
+	char	   *config_file = NULL;
 	bool		force = false;
 	bool		sync_test = true;
 	int			seconds = 1;
@@ -168,12 +176,15 @@ main(int argc, char **argv)
 	progname = get_progname(argv[0]);
 	handle_help_version_opts(argc, argv, "pg_doublewrite", usage);
 
-	while ((c = getopt_long(argc, argv, "D:d:fjNps:", long_options, NULL)) != -1)
+	while ((c = getopt_long(argc, argv, "c:D:d:fjNps:", long_options, NULL)) != -1)
 	{
 		switch (c)
 		{
 			case 'D':
 				datadir = optarg;
+				break;
+			case 'c':
+				config_file = make_absolute_path(optarg);
 				break;
 			case 'd':
 				logdir = optarg;
@@ -226,7 +237,7 @@ main(int argc, char **argv)
 	}
 	if (datadir == NULL &&
 		(command == COMMAND_DRY_RUN || command == COMMAND_LEDGER ||
-		 command == COMMAND_STORAGE))
+		 command == COMMAND_STORAGE || command == COMMAND_LEAVE))
 	{
 		pg_log_error("command \"%s\" needs a data directory",
 					 command_names[command]);
@@ -248,6 +259,14 @@ main(int argc, char **argv)
 	}
 
 	read_log(&state, datadir, logdir);
+	if (command == COMMAND_LEAVE)
+	{
+		bool		stock_would_start = print_leave(&state, config_file, &options);
+
+		if (fflush(stdout) != 0)
+			pg_fatal("could not write to output: %m");
+		return stock_would_start ? 0 : EXIT_REFUSED;
+	}
 	mind_running_server(&state, command, force);
 	run_command(command, &state, &options);
 	if (fflush(stdout) != 0)

@@ -71,6 +71,10 @@ extern void print_check(const LogState *state, const Options *options);
 /* dryrun.c */
 extern void dry_run(LogState *state, const Options *options);
 
+/* leave.c */
+extern bool print_leave(const LogState *state, const char *config_file,
+						const Options *options);
+
 /* ledger.c */
 extern void print_ledger(const char *datadir, const Options *options);
 
