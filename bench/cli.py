@@ -51,7 +51,7 @@ def main(paths, args, ensure_packages, build_kind):
     if args.what == "list":
         return _list(args)
     if args.what == "clean":
-        return _clean()
+        return clean()
     ensure_packages()
     if args.what == "report":
         if not args.directory:
@@ -89,7 +89,7 @@ def _list(args):
             print(f"    {case.name:44} {case.megabytes():7} MB")
 
 
-def _clean():
+def clean():
     """Remove prepared clusters, and what a run that was killed has left."""
     work = storage.default_work_directory()
     storage.remove_leftovers(work)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench import cli as bench
 
-from . import (advise, build, check, cluster, crash, deb, deps, generate, image, mutate, patroni,
+from . import (advise, build, check, clean, cluster, crash, deb, deps, generate, image, mutate, patroni,
                rules, series, source, suites, worktree)
 from .base import DevError, locate, note, say
 
@@ -71,6 +71,9 @@ def _parser():
     sub = command("build", _build, "compile and install a build")
     sub.add_argument("kinds", nargs="*", metavar="KIND", default=["test"],
                      help=f"of {', '.join(kinds)} (default: test)")
+    sub = command("clean", _clean, "remove builds, and what tests and benchmarks have left")
+    sub.add_argument("--all", action="store_true",
+                     help="also sources, work/ if it has no edits, and the compiler's cache")
     sub = command("bindir", _bindir, "print the directory of a build's programs")
     sub.add_argument("kind", choices=[kind for kind in kinds if kind != "doc"])
     command("deps", lambda paths, args: deps.ensure(paths), "install the packages needed")
@@ -272,6 +275,12 @@ def _test(paths, args):
         results += [crash.run_selftests(paths, deadline), crash.run_histories(paths, deadline),
                     crash.run_history_controls(paths, deadline), crash.run_ci(paths, deadline)]
     return _conclude(results)
+
+
+@_alone
+def _clean(paths, args):
+    freed = clean.clean(paths, args.all)
+    say(f"{freed / (1 << 20):.0f} MB freed in {paths.root}")
 
 
 @_alone
