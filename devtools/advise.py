@@ -3,7 +3,8 @@
 Of each load: a stock server under it is watched; then this build's server is started on
 the same cluster as it was before, switches to double_writes, and carries the same load.
 Not on what the first run has left: loads change their tables, and so what WAL they need.
-What was predicted and what came are kept in packaging/advise/checked.json, of which a table is generated.
+What was predicted and what came are kept in packaging/advise/checked.json, of which a
+table is generated.
 """
 
 import json
@@ -73,7 +74,7 @@ def _one(paths, stock, ours, scratch, case, seconds):
         with _Load(server, case.load.arguments, RATES[case.name], seconds) as load:
             time.sleep(MARGIN_SECONDS)
             result, core = _advise(paths, server, stock, scratch, seconds)
-        before = load.outcome
+        rate = load.rate
     shutil.rmtree(server.data)
     ours_server = Server(paths, ours, server.data)
     runner.copy(template, server.data)
@@ -86,21 +87,21 @@ def _one(paths, stock, ours, scratch, case, seconds):
                == "double_writes")
         with _Load(ours_server, case.load.arguments, RATES[case.name], seconds) as load:
             time.sleep(MARGIN_SECONDS)
-            lsn, begun = load.lsn(), time.monotonic()
+            lsn, copies, begun = load.lsn(), load.copies(), time.monotonic()
             time.sleep(seconds)
-            came, took = load.since(lsn), time.monotonic() - begun
-        after = load.outcome
-        came /= after["rate"] * took
+            came, copied = load.since(lsn), load.copies() - copies
+            took = time.monotonic() - begun
+        came /= load.rate * took
+        copied /= load.rate * took
     shutil.rmtree(server.data)
     # The load's own beginning, right after a checkpoint, was not watched.
-    watched, per_day = before["rate"] * result["seconds"], before["rate"] * 86400
+    watched, per_day = rate * result["seconds"], rate * 86400
     predicted = result["wal_bytes_after"] / watched
     return {"load": case.name, "before": round(result["wal_bytes"] / watched),
             "predicted": round(predicted),
             "came": round(came), "off": round(predicted / came - 1, 4),
             "copies_predicted": [round(one / per_day, 3) for one in result["log"]["pages"]],
-            "copies_came": round(after["copies"], 3), "core": core,
-            "verdict": result["verdict"]}
+            "copies_came": round(copied, 3), "core": core, "verdict": result["verdict"]}
 
 
 def _until(holds):
@@ -115,10 +116,8 @@ def _until(holds):
 class _Load:
     """A load of so many transactions a second, while the context lasts and until it is over.
 
-    `outcome` then has the rate that was reached, and copies in the log of one transaction.
+    `rate` is then the one that was reached.
     """
-
-    COPIES = "SELECT pages_logged FROM pg_stat_double_writes"
 
     def __init__(self, server, arguments, rate, seconds):
         self.server, self.seconds = server, seconds + 2 * MARGIN_SECONDS
@@ -128,7 +127,6 @@ class _Load:
 
     def __enter__(self):
         self.server.sql("CHECKPOINT")
-        self.copies = self._copies()
         self.process = subprocess.Popen(
             [str(part) for part in self.command], cwd="/", env=self.server.environment(),
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **identity(server_user()))
@@ -139,9 +137,7 @@ class _Load:
         if self.process.returncode:
             raise ServerError(f"pgbench failed: {text[-500:]}")
         number = int(text.partition("actually processed: ")[2].split()[0].split("/")[0])
-        self.server.sql("CHECKPOINT")
-        self.outcome = {"rate": number / self.seconds,
-                        "copies": (self._copies() - self.copies) / number}
+        self.rate = number / self.seconds
 
     def lsn(self):
         """Return where WAL ends now."""
@@ -151,9 +147,9 @@ class _Load:
         """Return the bytes of WAL from there on."""
         return float(self.server.sql(f"SELECT pg_current_wal_insert_lsn() - '{lsn}'"))
 
-    def _copies(self):
-        known = self.server.sql("SELECT to_regclass('pg_stat_double_writes') IS NOT NULL")
-        return int(self.server.sql(self.COPIES)) if known == "t" else 0
+    def copies(self):
+        """Return how many pages the server has copied to the log."""
+        return int(self.server.sql("SELECT pages_logged FROM pg_stat_double_writes"))
 
 
 def _advise(paths, server, bindir, scratch, seconds):
