@@ -11,7 +11,7 @@ from pathlib import Path
 from bench import cli as bench
 
 from . import (advise, build, check, clean, cluster, crash, deb, deps, generate, image, mutate, patroni,
-               rules, series, source, suites, worktree)
+               rules, series, source, suites, tools, worktree)
 from .base import DevError, locate, note, say
 
 
@@ -101,6 +101,9 @@ def _parser():
                      help="scale of the data (default: 0.1)")
     sub.add_argument("--seconds", type=int, default=60, metavar="S",
                      help="how long to watch each load (default: 60)")
+    sub = command("tools", _tools, "try backup tools with crashes and torn pages")
+    sub.add_argument("names", nargs="*", metavar="NAME",
+                     help=f"of {', '.join(tools.TRIALS)} (default: all)")
     sub = command("series", _series, "write patches for upstream review")
     sub.add_argument("directory", type=Path, nargs="?", help="an empty or new directory")
     sub.add_argument("--check", action="store_true",
@@ -181,6 +184,11 @@ def _advise(paths, args):
     generate.write_all(paths)
     if missed:
         raise DevError("predictions were too far off: " + ", ".join(missed))
+
+
+def _tools(paths, args):
+    tools.check(paths, _build_kind(paths, "test"), args.names)
+    generate.write_all(paths)
 
 
 def _bench(paths, args):

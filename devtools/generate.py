@@ -13,7 +13,7 @@ import re
 from bench import cli as bench
 from bench import figures
 
-from . import advise, mutate
+from . import advise, mutate, tools
 from .base import DevError, write_if_changed
 
 PICTURE = "docs/wal-by-mode.svg"
@@ -33,6 +33,8 @@ def texts(paths):
                                   "controls", controls(paths)),
         "crash/README.md": fill((paths.repo / "crash/README.md").read_text(), "holes",
                                 holes(paths)),
+        "docs/operations.md": fill((paths.repo / "docs/operations.md").read_text(), "tools",
+                                   tried_tools(paths)),
         "docs/advise.md": fill((paths.repo / "docs/advise.md").read_text(), "predictions",
                                predictions(paths)),
     }
@@ -88,6 +90,18 @@ def predictions(paths):
         rows.append((one["load"], f"{one['before']:,}", f"{one['predicted']:,}",
                      f"{one['came']:,}", f"{one['off']:+.1%}", f"{low:.3g} to {high:.3g}",
                      f"{one['copies_came']:.3g}", f"{one['core']:.2%}"))
+    return figures.markdown(rows)
+
+
+def tried_tools(paths):
+    """Return the table of the backup tools that have been tried."""
+    tried = json.loads((paths.repo / tools.TRIED).read_text())
+    rows = [("tool", "version", "what was done", "torn at the crash", "torn as read", "verdict",
+             "caveat")]
+    for name, one in tried.items():
+        rows.append((f"{one['tool']} (`{name}`)", one["version"], one["done"],
+                     str(one["torn_at_crash"]), str(one["torn_when_read"]),
+                     f"{one['transactions']} transactions, nothing lost", one["caveat"]))
     return figures.markdown(rows)
 
 

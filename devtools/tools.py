@@ -1,0 +1,526 @@
+"""Tools that people trust, tried on a cluster in double_writes: `./dev tools`.
+
+Each makes a backup under load; the server is killed in the middle, and the pages that its
+log has copies of are torn before it starts again; the tool goes on.  What it restores gets
+the pages torn that were changed while it read them, as an unlucky reader would have found
+them: a kill, and a copy on a quiet machine, tear nothing by themselves.  Then every
+transaction that was acknowledged before the backup has to be there, pgbench's tables
+agree, and amcheck and checksums find nothing.
+"""
+
+import contextlib
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.server import DATABASE, Server
+
+from . import deps, postgres
+from .base import DevError, as_user, give_to_user, identity, own, require_reachable, run, say
+from .base import server_user, write_if_changed
+from .postgres import ServerError
+
+TRIED = "packaging/tools.json"
+
+# Few buffers, so that pages go home all the time.
+SETTINGS = {"shared_buffers": "16MB", "max_wal_size": "256MB", "wal_keep_size": "1GB",
+            "summarize_wal": "on", "io_torn_pages_protection": "double_writes",
+            "max_connections": 50}
+
+SCALE = 5
+CLIENTS, RATE = 4, 200
+LOAD_SECONDS = 3
+BLOCK = 8192
+
+# Some kB of every transaction go through tables, indexes and TOAST.
+SCHEMA = """
+CREATE EXTENSION amcheck;
+CREATE TABLE ledger (id bigserial PRIMARY KEY, note text);
+CREATE INDEX ON ledger (md5(note));"""
+LEDGER = "INSERT INTO ledger (note) SELECT repeat(md5(random()::text), 90) RETURNING id"
+
+BALANCES = """
+SELECT a = h AND b = h AND t = h
+FROM (SELECT coalesce(sum(delta), 0) AS h FROM pgbench_history),
+     (SELECT sum(abalance) AS a FROM pgbench_accounts),
+     (SELECT sum(bbalance) AS b FROM pgbench_branches),
+     (SELECT sum(tbalance) AS t FROM pgbench_tellers)"""
+
+
+@dataclass
+class Trial:
+    """A tool with a cluster and a directory of its own."""
+
+    paths: object
+    bindir: Path
+    place: Path
+
+    # What the table says: tool, what was done, what to know.
+    tool = ""
+    done = ""
+    caveat = ""
+    packages = ()
+
+    def __post_init__(self):
+        self.server = Server(self.paths, self.bindir, self.data_directory())
+        self.acknowledged = set()
+        self.torn = {}
+
+    def data_directory(self):
+        """Return where the cluster is to be."""
+        return self.place / "primary"
+
+    def call(self, *command, **options):
+        """Run a program as the server's user, with the environment of clients."""
+        return subprocess.run([str(part) for part in command], check=True, text=True, cwd="/",
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              env={**self.server.environment(), "LC_ALL": "C.UTF-8"},
+                              **identity(server_user()), **options).stdout
+
+    # What each tool does in its own way
+
+    def version(self):
+        """Return the tool's version."""
+        return re.search(r"\d+[.\d]*", self.call(self.bindir / "pg_basebackup", "--version"))[0]
+
+    def prepare(self):
+        """Make what the tool needs, of the server that runs."""
+
+    def full(self):
+        """Make a first backup."""
+
+    def incremental(self):
+        """Make the backup that is restored."""
+
+    def restore(self):
+        """Return the data directory of what is restored."""
+        raise NotImplementedError
+
+    # The trial
+
+    def run(self):
+        """Try the tool; raises if anything is lost."""
+        self.make()
+        self.prepare()
+        with self.load():
+            self.full()
+        self.crash()
+        with self.load():
+            time.sleep(LOAD_SECONDS)
+            expected = set(self.acknowledged)
+            self.incremental()
+        self.server.stop()
+        self.verify(self.server, self.acknowledged)
+        data = self.restore()
+        self.tear_what_was_read(data)
+        restored = Server(self.paths, self.bindir, data)
+        restored.configure({"archive_mode": "off", "primary_conninfo": ""})
+        self.verify(restored, expected)
+
+    def make(self):
+        """Make the cluster and start it."""
+        self.server.create()
+        self.server.configure(SETTINGS)
+        self.server.start()
+        self.server.sql(f"CREATE DATABASE {DATABASE}", database="postgres")
+        self.server.call("pgbench", "--initialize", "--quiet", f"--scale={SCALE}",
+                         env=self.server.environment(), capture=True)
+        self.server.sql(SCHEMA)
+
+    @contextlib.contextmanager
+    def load(self):
+        """Have clients work; what they were told is committed is in `acknowledged`."""
+        heard = self.place / f"acknowledged-{time.monotonic_ns()}"
+        pgbench = subprocess.Popen(
+            [str(self.bindir / "pgbench"), "--no-vacuum", f"--client={CLIENTS}",
+             f"--rate={RATE}", "--time=3600"], cwd="/", env=self.server.environment(),
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **identity(server_user()))
+        try:
+            with self.server.following(LEDGER, heard, 0.02):
+                self.hear = lambda: self.acknowledged.update(
+                    int(line) for line in heard.read_text().split("\n")[:-1] if line.isdigit())
+                time.sleep(LOAD_SECONDS)
+                self.hear()
+                yield
+        finally:
+            self.hear()
+            pgbench.terminate()
+            pgbench.wait()
+
+    def crash(self):
+        """Kill the server under load, tear what the log has copies of, and start it again."""
+        with self.load():
+            time.sleep(LOAD_SECONDS)
+            postgres.kill_family(self.server.postmaster())
+        # Its number is taken until its parent asks, which may be never in a container.
+        (self.server.data / "postmaster.pid").unlink()
+        self.torn["crash"] = self.tear_what_was_copied(self.server.data)
+        self.server.start()
+
+    def tear_what_was_copied(self, data):
+        """Tear those pages that the log has live copies of; returns how many."""
+        said = self.server.call("pg_doublewrite", "list", "--pages", "--json", "-D", data,
+                                capture=True).stdout
+        pages = {(page["file"], page["block"]) for batch in json.loads(said)["batches"]
+                 if batch["status"] == "live" for page in batch["pages"]}
+        return self.tear(data, pages)
+
+    def tear_what_was_read(self, data):
+        """Tear those pages that were changed while files were read: they have images in WAL.
+
+        Only until the backup's end: what was changed later was read whole.
+        """
+        start = re.search(r"^START WAL LOCATION: (\S+)", (data / "backup_label").read_text(),
+                          re.MULTILINE)[1]
+        # The primary keeps all WAL.  Its end is what pg_waldump complains about.
+        text = subprocess.run(
+            [str(self.bindir / "pg_waldump"), f"--path={self.server.data / 'pg_wal'}",
+             f"--start={start}"], capture_output=True, text=True, cwd="/").stdout
+        text, end, _ = text.partition(f"BACKUP_END {start}")
+        if not end:
+            raise DevError("WAL has no end of the backup")
+        found = re.findall(r"rel (\d+)/(\d+)/(\d+) blk (\d+) FPW", text)
+        pages = {(f"base/{db}/{relation}", int(block)) for space, db, relation, block in found
+                 if space == "1663"}
+        self.torn["read"] = self.tear(data, pages)
+
+    @staticmethod
+    def tear(data, pages):
+        """Undo the second half of pages; returns how many that has changed."""
+        number = 0
+        for file, block in pages:
+            # Gone with its relation, or written by redo alone.
+            with contextlib.suppress(FileNotFoundError), open(data / file, "r+b") as opened:
+                opened.seek(block * BLOCK + BLOCK // 2)
+                if any(opened.read(BLOCK // 2)):
+                    opened.seek(block * BLOCK + BLOCK // 2)
+                    opened.write(bytes(BLOCK // 2))
+                    number += 1
+        if not number:
+            raise DevError("nothing could be torn: the trial shows nothing")
+        return number
+
+    def verify(self, server, expected):
+        """Say whether a server has all that was acknowledged, and nothing that is broken."""
+        server.start()
+        try:
+            there = {int(line) for line in server.sql("SELECT id FROM ledger").split()}
+            if expected - there:
+                raise ServerError(f"{len(expected - there)} of {len(expected)} acknowledged"
+                                  " transactions are lost")
+            if server.sql(BALANCES) != "t":
+                raise ServerError("the tables of pgbench do not agree")
+            server.call("pg_amcheck", "--heapallindexed", "--parent-check", "--checkunique",
+                        "--database", DATABASE, env=server.environment())
+        finally:
+            server.stop()
+        server.call("pg_checksums", "--check", "-D", server.data, capture=True)
+        bad = re.findall(r".*(?:PANIC:|invalid page|page verification failed).*",
+                         server.log_text())
+        if bad:
+            raise ServerError(f"the server log has: {bad[0]}")
+        self.transactions = len(there)
+
+    def dispose(self):
+        """Leave nothing that runs."""
+        pid = self.server.postmaster()
+        if pid:
+            postgres.kill_family(pid)
+
+
+class BaseBackup(Trial):
+    """The backup tools that come with the server."""
+
+    tool = "pg_basebackup, pg_combinebackup"
+    done = "full and incremental backup, combined"
+    caveat = "none; with `summarize_wal = on`, summaries go on after the crash"
+
+    def full(self):
+        self.call(self.bindir / "pg_basebackup", "-D", self.place / "full", "-c", "fast")
+
+    def incremental(self):
+        self.call(self.bindir / "pg_basebackup", "-D", self.place / "more", "-c", "fast",
+                  "-i", self.place / "full" / "backup_manifest")
+
+    def restore(self):
+        self.call(self.bindir / "pg_combinebackup", self.place / "full", self.place / "more",
+                  "-o", self.place / "restored")
+        return self.place / "restored"
+
+
+class Rsync(Trial):
+    """Files copied between pg_backup_start() and pg_backup_stop(), as many tools do."""
+
+    tool = "rsync between pg_backup_start() and pg_backup_stop()"
+    done = "full copy, then again onto it (what has changed), WAL by `restore_command`"
+    caveat = ("leave out `pg_doublewrite/*` and `backup_label` of the running server; the label is "
+              "the one that `pg_backup_stop()` returns")
+    packages = ("rsync",)
+    LEFT_OUT = ("/backup_label", "/pg_doublewrite/*", "/pg_wal/*", "/postmaster.*")
+
+    def version(self):
+        return re.search(r"version ([\d.]+)", self.call("rsync", "--version"))[1]
+
+    def full(self):
+        copy = self.place / "restored"
+        leave_out = " ".join(f"'--exclude={name}'" for name in self.LEFT_OUT)
+        # 24: files have vanished meanwhile, as those of tables do.
+        self.server.sql(f"""
+SELECT pg_backup_start('rsync', fast => true);
+\\! rsync -a --checksum --delete {leave_out} {self.server.data}/ {copy}/ || test $? = 24
+\\if :SHELL_ERROR
+	DO 'BEGIN RAISE $$rsync failed$$; END';
+\\endif
+\\o {copy}/backup_label
+SELECT labelfile FROM pg_backup_stop(wait_for_archive => false);""")
+        with as_user():
+            (copy / "recovery.signal").touch()
+
+    incremental = full
+
+    def restore(self):
+        copy = self.place / "restored"
+        Server(self.paths, self.bindir, copy).configure({
+            "restore_command": f"cp {self.server.data}/pg_wal/%f %p"})
+        return copy
+
+
+class Barman(Trial):
+    """Barman with WAL by streaming, from the Python package index."""
+
+    tool = "Barman"
+    done = ("`backup_method = postgres`, WAL by `receive-wal` with a slot; full and incremental "
+            "backup, `restore`")
+    caveat = ("none seen; the `rsync` method copies files itself, so leave out `pg_doublewrite/` "
+              "(not tried)")
+    packages = ("python3-psycopg2", "python3-venv")
+    REQUIREMENT = "barman>=3.14,<4"
+
+    def version(self):
+        return re.search(r"^[\d.]+", self.call(self.program, "--version"))[0]
+
+    def prepare(self):
+        venv = self.paths.root / "barman-venv"
+        self.program = venv / "bin" / "barman"
+        if not self.program.exists():
+            say(f"installing Barman with pip into {venv}")
+            run(["/usr/bin/python3", "-m", "venv", "--system-site-packages", venv])
+            run([venv / "bin" / "pip", "install", "--quiet", self.REQUIREMENT])
+        home = self.place / "barman"
+        where = f"host={self.server.sockets} user={postgres.SUPERUSER}"
+        settings = {
+            "barman_home": home, "barman_lock_directory": home, "log_file": home / "log",
+            "barman_user": server_user().pw_name if server_user() else "",
+            "path_prefix": self.bindir, "conninfo": f"{where} dbname=postgres",
+            "streaming_conninfo": where, "backup_method": "postgres",
+            "streaming_archiver": "on", "slot_name": "barman", "create_slot": "auto",
+            "immediate_checkpoint": "true", "local_staging_path": home / "staging"}
+        home.mkdir()
+        (home / "staging").mkdir()
+        server = [name for name in settings if not name.startswith(("barman_", "log_file"))]
+        lines = ["[barman]", *(f"{name} = {settings[name]}" for name in settings
+                               if name not in server and settings[name]),
+                 "[main]", "description = main", *(f"{name} = {settings[name]}" for name in server)]
+        write_if_changed(home / "barman.conf", ("\n".join(lines) + "\n").encode())
+        give_to_user(home)
+        for place in (home, home / "staging"):
+            own(place)
+        self._follow()
+
+    def _follow(self):
+        """Have WAL received from now on."""
+        self._barman("receive-wal", "--create-slot", "main", check=False)
+        self.receiver = subprocess.Popen(
+            [str(self.program), "-c", str(self.place / "barman" / "barman.conf"), "receive-wal",
+             "main"], cwd="/", env=self.server.environment(), stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, **identity(server_user()))
+        # Else the switch may come before the first byte that is received.
+        deadline = time.monotonic() + postgres.END_SECONDS
+        while self.server.sql("SELECT count(*) FROM pg_stat_replication"
+                              " WHERE state = 'streaming'") == "0":
+            if time.monotonic() > deadline or self.receiver.poll() is not None:
+                raise DevError("barman receive-wal does not receive WAL")
+            time.sleep(0.1)
+        self._barman("switch-wal", "--force", "--archive", "main")
+
+    def _barman(self, *command, check=True):
+        try:
+            return self.call(self.program, "-c", self.place / "barman" / "barman.conf", *command)
+        except subprocess.CalledProcessError as exc:
+            if check:
+                raise DevError(f"barman {' '.join(map(str, command))}: {exc.output}") from exc
+            return exc.output
+
+    def full(self):
+        self._barman("backup", "--wait", "main")
+
+    def crash(self):
+        # The slot keeps what it has not got yet; its own client ends with the server.
+        super().crash()
+        self.receiver.wait(postgres.END_SECONDS)
+        text = (self.place / "barman" / "barman.conf").read_text()
+        # The socket has moved.
+        text = re.sub(r"host=\S+", f"host={self.server.sockets}", text)
+        write_if_changed(self.place / "barman" / "barman.conf", text.encode())
+        give_to_user(self.place / "barman")
+        self._follow()
+
+    def incremental(self):
+        self._barman("backup", "--wait", "--incremental", "last-full", "main")
+
+    def restore(self):
+        target = self.place / "restored"
+        target.mkdir(mode=0o700)
+        own(target)
+        self._barman("recover", "main", "latest", target)
+        return target
+
+    def dispose(self):
+        if getattr(self, "receiver", None):
+            self.receiver.terminate()
+            self.receiver.wait()
+        super().dispose()
+
+
+class Snapshot(Trial):
+    """A copy of the block device of one moment."""
+
+    tool = "file-system snapshot"
+    done = ("ext4 frozen under load (`fsfreeze`), its image copied, mounted and started; pages of "
+            "the log torn in the copy")
+    caveat = ("data, WAL and log must be in one snapshot; with the log on another volume, nothing "
+              "is guaranteed: the server refuses to start if they are of different times")
+    packages = ("e2fsprogs", "mount", "util-linux")
+    IMAGE_MB = 1536
+
+    def data_directory(self):
+        self.mounted = []
+        image = self.place / "image"
+        with open(image, "wb") as opened:
+            opened.truncate(self.IMAGE_MB << 20)
+        run(["mkfs.ext4", "-q", image])
+        return self._mount(image) / "primary"
+
+    def _mount(self, image):
+        place = self.place / f"{image.name}-mounted"
+        place.mkdir()
+        run(["mount", "-o", "loop", image, place])
+        self.mounted.append(place)
+        own(place)
+        return place
+
+    def version(self):
+        return "-"
+
+    def incremental(self):
+        place = self.mounted[0]
+        run(["fsfreeze", "--freeze", place])
+        try:
+            run(["cp", "--sparse=always", self.place / "image", self.place / "copy"])
+        finally:
+            run(["fsfreeze", "--unfreeze", place])
+
+    def restore(self):
+        data = self._mount(self.place / "copy") / "primary"
+        # Of the server that was frozen.
+        (data / "postmaster.pid").unlink()
+        return data
+
+    def tear_what_was_read(self, data):
+        self.torn["read"] = self.tear_what_was_copied(data)
+
+    def dispose(self):
+        super().dispose()
+        for place in self.mounted:
+            run(["umount", place], check=False)
+
+
+class Control(Trial):
+    """The same crash, but the log is thrown away: does a trial notice?"""
+
+    def run(self):
+        self.make()
+        with self.load():
+            pass
+        self.crash()
+        self.server.stop()
+        self.verify(self.server, self.acknowledged)
+
+    def tear_what_was_copied(self, data):
+        number = super().tear_what_was_copied(data)
+        (data / "backup_label").unlink()
+        for file in (data / "pg_doublewrite").iterdir():
+            file.unlink()
+        return number
+
+
+TRIALS = {"basebackup": BaseBackup, "rsync": Rsync, "barman": Barman, "snapshot": Snapshot}
+
+
+def check(paths, bindir, names):
+    """Try the tools; their rows of the table are kept in packaging/tools.json."""
+    unknown = set(names) - set(TRIALS)
+    if unknown:
+        raise DevError(f"no such tool: {', '.join(sorted(unknown))}",
+                       "one of " + ", ".join(TRIALS))
+    _check_that_loss_is_noticed(paths, bindir)
+    file = paths.repo / TRIED
+    rows = json.loads(file.read_text()) if file.exists() else {}
+    for name in names or TRIALS:
+        deps.ensure(paths, TRIALS[name].packages)
+        rows[name] = _one(paths, bindir, name)
+        file.write_text(json.dumps(dict(sorted(rows.items())), indent=1) + "\n")
+
+
+@contextlib.contextmanager
+def _directory(paths):
+    """Give a directory for a trial; what has failed stays there."""
+    place = Path(tempfile.mkdtemp(prefix="tools-", dir=paths.root))
+    place.chmod(0o755)
+    own(place)
+    require_reachable(place)
+    yield place
+    shutil.rmtree(place)
+
+
+def _check_that_loss_is_noticed(paths, bindir):
+    """Try a crash after which the log is thrown away; raises DevError if that passes."""
+    say("control: a crash whose log is thrown away")
+    with _directory(paths) as place:
+        control = Control(paths, bindir, place)
+        try:
+            control.run()
+        except DevError as exc:
+            # Not by anything else that may go wrong.
+            if not re.search("pg_checksums|pg_amcheck|invalid page|are lost|not agree", str(exc)):
+                raise
+            say(f"noticed: {exc}")
+        else:
+            raise DevError("a crash whose log was thrown away went unnoticed")
+        finally:
+            control.dispose()
+
+
+def _one(paths, bindir, name):
+    """Try one tool; returns its row."""
+    say(f"trying {TRIALS[name].tool}")
+    with _directory(paths) as place:
+        return _tried(TRIALS[name](paths, bindir, place))
+
+
+def _tried(trial):
+    """Run a trial; returns its row of the table."""
+    try:
+        trial.run()
+        row = {"tool": trial.tool, "version": trial.version(), "done": trial.done,
+               "transactions": trial.transactions, "torn_at_crash": trial.torn["crash"],
+               "torn_when_read": trial.torn["read"], "caveat": trial.caveat}
+    finally:
+        trial.dispose()
+    say(f"{trial.tool}: {row['transactions']} transactions, nothing lost")
+    return row
