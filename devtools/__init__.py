@@ -24,6 +24,7 @@ One module per concern, listed so that each may use only those above it:
     rules     the rules for Prometheus, tried with its own tool
     series    the review series: written, built and tested patch by patch
     crash     the power-cut explorer
+    site      the documents as a static site
     clean     removing what builds and tests have left
     mutate    mutations: does a test notice when a rule is broken?
     generate  documents that are made of other files

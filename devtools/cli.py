@@ -11,7 +11,7 @@ from pathlib import Path
 from bench import cli as bench
 
 from . import (advise, build, check, clean, cluster, crash, deb, deps, generate, image, mutate, patroni,
-               rules, series, source, suites, tools, worktree)
+               rules, series, site, source, suites, tools, worktree)
 from .base import DevError, locate, note, say
 
 
@@ -78,6 +78,7 @@ def _parser():
     sub.add_argument("kind", choices=[kind for kind in kinds if kind != "doc"])
     command("deps", lambda paths, args: deps.ensure(paths), "install the packages needed")
     command("doc", _doc, "validate the documentation and build it as HTML")
+    command("site", _site, "make a static site of the documents, and check its links")
     sub = command("source", _source, "fetch and unpack PostgreSQL's source")
     sub.add_argument("--tarball", help="use this release tarball (default: PGDW_TARBALL)")
     sub = command("import", _import, "make work/ of upstream, patches/ and overlay/")
@@ -184,6 +185,11 @@ def _advise(paths, args):
     generate.write_all(paths)
     if missed:
         raise DevError("predictions were too far off: " + ", ".join(missed))
+
+
+def _site(paths, args):
+    deps.ensure(paths, site.PACKAGES)
+    print(site.build(paths))
 
 
 def _tools(paths, args):
