@@ -11,6 +11,7 @@ One module per concern, listed so that each may use only those above it:
     modelcheck   is the model true?
     states       faults, and where to cut
     minimise     the fewest damages that fail
+    logformat    what a batch of the double-write log looks like
     wal          reading WAL
     walindex     the WAL of a recording, by page
     monitor      is each write of a recording allowed?

@@ -19,13 +19,13 @@ from .states import FAULTS, State
 SCENARIO_CYCLE = ("primary", "primary", "standby", "backup", "reopened", "errors",
                   "primary", "primary", "standby", "backup", "failing-syncs",
                   "failing-log-syncs", "ext4", "xfs", "edited", "standby-mixed",
-                  "standby-converted", "half-writes", "torn-writes")
+                  "standby-converted", "half-writes", "torn-writes", "failing-directory-syncs")
 
 # What is recorded in turn for the protocol monitor alone: what the first recordings
 # of a short campaign are not of.
 WATCHED_CYCLE = ("standby-converted", "edited", "standby-mixed", "half-writes", "reopened",
                  "errors", "failing-syncs", "failing-log-syncs", "backup",
-                 "torn-writes")
+                 "torn-writes", "failing-directory-syncs")
 
 # More than there are cores, as who makes a recording waits for most of the time.
 WORKERS = -(-3 * os.cpu_count() // 2)

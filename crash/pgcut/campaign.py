@@ -315,6 +315,7 @@ def _find(tools, control, recording, broken, result):
         broken if control.recover else tools.bindir, tools.recorder, tools.scratch,
         rules=control.rules,
         sequel_every=int(control.sequel), sequel_faults=control.faults,
+        standby_every=int(control.standby),
         single_every=0 if control.server else Context.single_every))
     result.recording = describe(subject)
     violations = monitor.check(recording)[0]

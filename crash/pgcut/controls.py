@@ -36,6 +36,7 @@ class Control:
     seconds: float = 4          # of load in a recording
     server: bool = False        # recover with all processes, not in single-user mode
     sequel: bool = False        # a server goes on from each state, and is cut off again
+    standby: bool = False       # each state is judged as a standby, and then promoted
     monitored: bool = False     # the protocol monitor must see it in the recording
     recipe: str = ""            # what histories are drawn from, which have to show it
     rare: bool = False          # only some do, and they take long
@@ -110,6 +111,19 @@ CONTROLS = (
             faults=("torn-restore",), workloads=_BUSY),
     Control("torn-write-forgotten", "R11", "a page leaves the stage though its home write has failed",
             record=True, monitored=True, scenario="torn-writes", lives=2),
+    Control("exempt-after-restore", "R2", "once pages have been restored, none needs a copy any more",
+            recover=True, sequel=True, faults=_TEARS),
+    Control("standby-reads-past-the-stage", "R6",
+            "sessions of a standby read home although a newer copy is staged",
+            recover=True, scenario="standby", standby=True, faults=("all-kept", "subset")),
+    Control("unreadable-batch-left-out", "R8",
+            "restore leaves out batches that it needs and cannot read",
+            recover=True, faults=("unreadable-log",)),
+    Control("failed-directory-sync-ignored", "R3, R11",
+            "segments are reused though the sync of their new names has failed",
+            record=True, scenario="failing-directory-syncs", settings=_SMALL_FULL_LOG,
+            rules=Rules(names_need_directory_sync=("pg_doublewrite",)),
+            faults=("names", "torn-pages", "storm", "all-lost")),
     Control("bad-checksum-accepted", "R9", "restore accepts batches with wrong checksums",
             recover=True, faults=("torn-log",)),
     Control("everything-exempt", "exemption", "every page counts as rebuilt by redo",

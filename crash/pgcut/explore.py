@@ -64,6 +64,7 @@ _REPORTED = re.compile("invalid page in block|page verification failed"
                        "|has an LSN after the end of WAL|file .* differs in block")
 # How it, or the oracle, says that it cannot read a file.
 _UNREADABLE = re.compile("could not read")
+_NO_VERDICT = re.compile("no verdict|exit status")
 _ORPHAN = re.compile(r"^(?:promoted: )?file .* belongs to no relation")
 
 
@@ -141,9 +142,10 @@ class Judge:
         self.recording = recording
         self.context = context
         self.scenario = recording.meta.get("scenario", "primary")
+        self.settings = recording.meta.get("settings", {})
         # Images in WAL do not protect free space maps.
         self.maps_protected = not recording.meta.get("modes") and self.scenario != "edited" and \
-            recording.meta.get("settings", {}).get("io_torn_pages_protection") == "double_writes"
+            self.settings.get("io_torn_pages_protection") == "double_writes"
 
     def recover_and_ask(self, image, expected, seed, outcome):
         """Recover an image, and enter what is wrong with it."""
@@ -341,9 +343,9 @@ class Subject(Judge):
         and its pages may be those that have no WAL.
         """
         rng = random.Random(f"rot/{state.cut}/{state.seed}")
-        settings, spoiled = self.recording.meta["settings"], []
+        spoiled = []
         able = {RELATION: self.recording.meta["checksums"],
-                LOG: settings["wal_level"] != "minimal"}
+                LOG: self.settings["wal_level"] != "minimal"}
         for where in FAULTS[state.fault].rotten:
             candidates = self._files_in(image, where)
             if not able[where] or not candidates:
@@ -369,7 +371,8 @@ class Subject(Judge):
     def _judge_unreadable(self, image, state, expected, outcome):
         """Recover an image with a file that cannot be read, or not from some read on.
 
-        The server must say so, unless it needs nothing of it.
+        If the server needs something of it, it must not start, or say so to who asks for it;
+        to have said so in its log is no excuse for what is lost.
         """
         rng = random.Random(f"unreadable/{state.cut}/{state.seed}")
         candidates = self._files_in(image, FAULTS[state.fault].unreadable)
@@ -381,9 +384,10 @@ class Subject(Judge):
                 recorded(self.context.recorder, image, place, seed=state.seed) as mountpoint:
             set_fault(mountpoint, f"read:{file}:{rng.choice((0, 0, 1, 3))}:{1 << 40}:{errno.EIO}")
             complaints, outcome.log = self._ask_single(mountpoint, expected)
-        if not _UNREADABLE.search("\n".join([outcome.log, *complaints])):
-            outcome.complaints += [f"{file} cannot be read: {complaint}" for complaint in complaints
-                                   if not self._harmless(complaint)]
+        refused = _UNREADABLE.search(outcome.log)
+        outcome.complaints += [f"{file} cannot be read: {complaint}" for complaint in complaints
+                               if not (self._harmless(complaint) or _UNREADABLE.search(complaint)
+                                       or refused and _NO_VERDICT.match(complaint))]
 
     @staticmethod
     def _files_in(image, area):

@@ -4,11 +4,16 @@ import zlib
 
 import psycopg2
 
+from . import logformat
 from .client import Client
 from .table import METHODS, Table
 
 # Numbers of large objects: beyond all that the server gives by itself.
 FIRST_LARGE = 3_000_000
+
+# Share of what is written to them that looks like headers of a log, and of how many segments
+# around the newest one.
+PLANTED, NEAR = 0.3, 8
 
 # How lo_open() is told so.
 READ_AND_WRITE = 0x60000
@@ -174,9 +179,13 @@ class Multixact(Client):
 
 
 class Large(Client):
-    """Large objects, which live in a catalog."""
+    """Large objects, which live in a catalog.
+
+    Some hold what looks like headers of the double-write log, where copies of their pages go.
+    """
 
     kind = "large"
+    system, segments = 0, (1,)
 
     def __init__(self, run, number):
         super().__init__(run, number)
@@ -189,7 +198,9 @@ class Large(Client):
         with self.transaction() as cursor:
             number = rng.choice(self.numbers)
             held, what = self.objects.get(number), rng.random()
-            piece = rng.randbytes(rng.randint(1, 9000))
+            length = rng.randint(1, 9000)
+            piece = logformat.planted(rng, self.system, self.segments, length) \
+                if rng.random() < PLANTED else rng.randbytes(length)
             if held is None:
                 cursor.execute("SELECT lo_from_bytea(%s, %s)", (number, piece))
                 self.objects[number] = piece
@@ -205,6 +216,16 @@ class Large(Client):
                 at = rng.randint(0, len(held))
                 cursor.execute("SELECT lo_put(%s, %s, %s)", (number, at, piece))
                 self.objects[number] = held[:at] + piece + held[at + len(piece):]
+
+    def connect(self):
+        """Learn which segments the log has and may come to, if there is one."""
+        known = super().connect()
+        self.system, newest = self.query(
+            "SELECT system_identifier, (SELECT max(name) FROM pg_ls_dir('pg_doublewrite', true, false)"
+            " name WHERE length(name) = 16) FROM pg_control_system()")[0]
+        newest = int(newest or "1", 16)
+        self.segments = range(max(1, newest - NEAR), newest + NEAR)
+        return known
 
     def save(self):
         return super().save(), dict(self.objects)

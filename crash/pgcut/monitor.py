@@ -30,6 +30,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from . import wal
+from .logformat import BATCH, ENTRY, MAGIC, VERSION
 from .recording import ROOT_INO, SYNC_DATA, SYNC_DIRECTORY, Kind
 from .states import SPACES
 from .walindex import WalIndex, end_in_base
@@ -43,11 +44,6 @@ _LSN = struct.Struct("<II")
 _CONTROL = struct.Struct("<16xI12xQQ88xQ8xQ")
 _ARCHIVE_RECOVERY = (2, 5)      # shut down in it, or in it
 
-# doublewrite_format.h
-_BATCH = struct.Struct("<QIIQQQQIIQQQII")
-_ENTRY = struct.Struct("<IIIHHIIQ")
-_MAGIC = 0x31474F4C57444750
-_VERSION = 3
 _MARKER = "backup_label"
 _MARKER_LINE = b"DOUBLE WRITE LOG IN USE"
 
@@ -680,16 +676,16 @@ class Monitor:
 
 def _batch(op, data):
     """Return the batch whose header a write begins with, or None."""
-    if len(data) < _BATCH.size:
+    if len(data) < BATCH.size:
         return None
     (magic, version, _, _, number, mark, _, _, npages, redo, pending, _, _, _) = \
-        _BATCH.unpack_from(data)
-    entries_end = _BATCH.size + npages * _ENTRY.size
-    if magic != _MAGIC or version != _VERSION or len(data) < entries_end:
+        BATCH.unpack_from(data)
+    entries_end = BATCH.size + npages * ENTRY.size
+    if magic != MAGIC or version != VERSION or len(data) < entries_end:
         return None             # the write may have stopped half-way
     lsns, length = {}, 0
-    for at in range(_BATCH.size, entries_end, _ENTRY.size):
-        space, database, node, fork, size, block, _, lsn = _ENTRY.unpack_from(data, at)
+    for at in range(BATCH.size, entries_end, ENTRY.size):
+        space, database, node, fork, size, block, _, lsn = ENTRY.unpack_from(data, at)
         lsns[space, database, node, fork, block] = lsn
         length += size
     end = op.a + PAGE * (1 + -(-length // PAGE))

@@ -52,7 +52,7 @@ LINKED = ("primary", "edited", "errors", "torn-writes", "failing-syncs", "failin
 HOLD_MS = 4000
 
 # Of the errors, this share stays as long as the server lives.
-STAY_SHARE, STAYS = 0.1, 1 << 40
+STAY_SHARE, MANY_STAY, STAYS = 0.1, 0.5, 1 << 40
 
 # A relation of this size is more likely written over than extended.
 YOUNG_BYTES = 5 * 8192
@@ -422,6 +422,7 @@ class Errors(Primary):
              ("tornwrite", "pg_doublewrite/", errno.EIO), ("read", "base/", errno.EIO),
              ("sync", "base/", errno.EIO), ("sync", "pg_doublewrite/", errno.EIO),
              ("syncdir", "pg_doublewrite", errno.EIO), ("rename", "pg_doublewrite", errno.EIO))
+    stay_share = STAY_SHARE
 
     # WAL that could not be synced stays readable until the machine stops.  The
     # next start replays it and syncs it again, which tells nothing; so does
@@ -451,7 +452,7 @@ class Errors(Primary):
         rng = random.Random(self.rng.randrange(1 << 30))
         while not stop.wait(rng.uniform(0.2, 1)):
             operation, where, number = rng.choice(kinds)
-            count = STAYS if rng.random() < STAY_SHARE else rng.randint(1, 3)
+            count = STAYS if rng.random() < self.stay_share else rng.randint(1, 3)
             self._set(f"{operation}:{where}:{rng.randrange(20)}:{count}:{number}")
 
     def _set(self, rule):
@@ -473,6 +474,17 @@ class FailingLogSyncs(FailingSyncs):
     """The same of the double-write log."""
 
     kinds = (("sync", "pg_doublewrite/", errno.EIO),)
+
+
+class FailingDirectorySyncs(Errors):
+    """Only syncs of the double-write log's directory fail.
+
+    Nobody knows under which names its segments are on disk then, until another one succeeds.
+    """
+
+    kinds = (("syncdir", "pg_doublewrite", errno.EIO),)
+    last_kinds = ()
+    stay_share = MANY_STAY
 
 
 class TornWrites(Errors):
@@ -567,7 +579,8 @@ SCENARIOS = {"primary": Primary, "edited": Edited, "reopened": Reopened, "standb
              "standby-mixed": MixedStandby, "standby-converted": ConvertedStandby,
              "backup": Backup, "errors": Errors, "torn-writes": TornWrites,
              "half-writes": HalfWrites, "failing-syncs": FailingSyncs,
-             "failing-log-syncs": FailingLogSyncs}
+             "failing-log-syncs": FailingLogSyncs,
+             "failing-directory-syncs": FailingDirectorySyncs}
 
 
 def _end(instance, how):

@@ -129,6 +129,11 @@ def _torn_pages(rng, pending, unit):
     return _tear(rng, pending, unit, pending.writes(RELATION), rng.choice((0.2, 0.6, 1)))
 
 
+def _kept_or_torn(rng, pending, unit):
+    """Nothing is lost, or home writes are torn, for which the log is needed."""
+    return rng.choice((_all_kept, _torn_pages))(rng, pending, unit)
+
+
 def _torn_runs(rng, pending, unit):
     """Combined writes torn anywhere, holes inside."""
     runs = [op for op in pending.writes(RELATION) if op.length > PAGE]
@@ -215,7 +220,7 @@ FAULTS = {
     "rotten-page": Fault(_all_kept, "any", "F9", 1, (RELATION,)),
     "rotten-log": Fault(_all_kept, LOG, "F9", 1, (LOG,)),
     "rotten-both": Fault(_all_kept, LOG, "F9", 1, (LOG, RELATION)),
-    "unreadable-log": Fault(_all_kept, LOG, "F9", 1, unreadable=LOG),
+    "unreadable-log": Fault(_kept_or_torn, RELATION, "F9", 1, unreadable=LOG),
     "unreadable-page": Fault(_all_kept, RELATION, "F9", 1, unreadable=RELATION),
 }
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import random
 import struct
 import subprocess
 import tempfile
@@ -10,7 +11,7 @@ import unittest
 from pathlib import Path
 
 from history import History
-from pgcut import monitor, wal
+from pgcut import logformat, monitor, wal
 from pgcut.recording import Kind
 from pgcut.walindex import end_in_base
 from wal_builder import SEGMENT, SEGMENT_SIZE, Wal
@@ -40,20 +41,29 @@ def control(redo, state=PRODUCTION, recovered=0, backup=0):
 
 def batch(number, mark, redo, pages, pending=0):
     """Return a batch of the log with these {page: LSN}."""
-    header = struct.pack("<QIIQQQQIIQQQII", monitor._MAGIC, monitor._VERSION, 8192, 1, number,
-                         mark, 1, 0, len(pages), redo, pending, 7, 0, 0)
+    header = logformat.BATCH.pack(logformat.MAGIC, logformat.VERSION, 8192, 1, number,
+                                  mark, 1, 0, len(pages), redo, pending, 7, 0, 0)
     for (space, database, node, fork, block), lsn in pages.items():
         header += struct.pack("<IIIHHIIQ", space, database, node, fork, 8192, block, 0, lsn)
     return header.ljust(8192, b"\0") + b"".join(map(content, pages.values()))
 
 
 class FormatTest(unittest.TestCase):
+
+    def test_planted_headers(self):
+        self.assertEqual(logformat.crc32c(b"123456789"), 0xE3069283)
+        found = logformat.planted(random.Random(1), 7, (3,), 500)
+        self.assertEqual(len(found), 500)
+        self.assertGreater(found.count(struct.pack("<Q", logformat.MAGIC)), 2)
+        header = logformat.BATCH.unpack_from(found)
+        self.assertEqual(header[:4], (logformat.MAGIC, logformat.VERSION, 8192, 7))
+        self.assertEqual(header[-1], logformat.crc32c(found[:logformat.BATCH.size - 4]))
     """The monitor reads the log as the engine writes it."""
 
     def test_version(self):
         header = Path(__file__).resolve().parents[2] / \
             "overlay/src/include/storage/doublewrite_format.h"
-        self.assertIn(f"#define DW_FORMAT_VERSION\t\t{monitor._VERSION}\n", header.read_text())
+        self.assertIn(f"#define DW_FORMAT_VERSION\t\t{logformat.VERSION}\n", header.read_text())
 
 
 class MonitorTest(unittest.TestCase):
