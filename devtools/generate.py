@@ -9,6 +9,7 @@
 
 import json
 import re
+import statistics
 
 from bench import cli as bench
 from bench import figures
@@ -31,8 +32,8 @@ def texts(paths):
         "docs/figures.md": figures.document(paths.repo),
         "docs/mutations.md": fill(fill(listing, "mutations", mutations(paths)),
                                   "controls", controls(paths)),
-        "crash/README.md": fill((paths.repo / "crash/README.md").read_text(), "holes",
-                                holes(paths)),
+        "crash/README.md": fill(fill((paths.repo / "crash/README.md").read_text(), "holes",
+                                     holes(paths)), "measured", measured(paths)),
         "docs/operations.md": fill((paths.repo / "docs/operations.md").read_text(), "tools",
                                    tried_tools(paths)),
         "docs/advise.md": fill((paths.repo / "docs/advise.md").read_text(), "predictions",
@@ -69,6 +70,34 @@ def controls(paths):
               for name, (rule, what) in sorted(found.items(),
                                                key=lambda item: (mutate.rank(item[1][0]), item[0])))]
     return figures.markdown(rows)
+
+
+def measured(paths):
+    """Return the table of how soon the explorer finds its controls."""
+    entries = json.loads((paths.repo / "crash/controls.json").read_text())
+    found = mutate.controls((paths.repo / "crash/pgcut/controls.py").read_text())
+    rows = [("control", "found", "states", "seconds", "by plain states"),
+            *((f"`{name}`", _share(one["tries"]), _spread(one["tries"], "states"),
+               _spread(one["tries"], "seconds"), _plain(one.get("plain")))
+              for name, one in sorted(entries.items(),
+                                      key=lambda item: (mutate.rank(found[item[0]][0]), item[0])))]
+    return figures.markdown(rows)
+
+
+def _share(tries):
+    return f"{sum(one['found'] for one in tries)} of {len(tries)}"
+
+
+def _spread(tries, what):
+    """Return the median of the tries that found it, and the least and the most of them."""
+    values = sorted(one[what] for one in tries if one["found"])
+    if not values:
+        return ""
+    return f"{statistics.median(values):g} ({values[0]} to {values[-1]})"
+
+
+def _plain(tries):
+    return "" if not tries else f"{_share(tries)}, {sum(one['states'] for one in tries)} states"
 
 
 def holes(paths):

@@ -108,6 +108,10 @@ class Server:
         self.call("initdb", "-D", self.data, "-U", SUPERUSER, "--encoding=UTF8",
                   "--no-instructions", *options)
 
+    def promote(self, seconds):
+        """Promote a standby, whether or not it lets anybody in, and wait until it is a primary."""
+        self.call("pg_ctl", "promote", "-s", "-w", "-t", seconds, "-D", self.data)
+
     # What it says of itself
 
     def lock_file(self):

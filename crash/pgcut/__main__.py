@@ -79,6 +79,17 @@ def _parser():
     sub.add_argument("--output", type=Path, default=Path("crash-report"),
                      help="directory of the report and of failures (crash-report)")
 
+    sub = commands.add_parser("measure", help="how soon are controls found?")
+    sub.set_defaults(handler=_measure)
+    sub.add_argument("--control", action="append", default=[], choices=[
+        control.name for control in controls.CONTROLS], help="only this control")
+    sub.add_argument("--seeds", type=int, default=5, help="tries of each, from seeds of their own (5)")
+    sub.add_argument("--plain", action="store_true",
+                     help="record and judge its server as any other: what else would find it?")
+    sub.add_argument("--minutes", type=float, help="no try begins after so long")
+    sub.add_argument("--output", type=Path, default=Path("controls.json"),
+                     help="what was measured; tries that are in it are not made again (controls.json)")
+
     sub = commands.add_parser("history", help="what happens to servers, drawn at random too")
     sub.set_defaults(handler=_history)
     sub.add_argument("--seed", type=int, default=1, help="of the first history (1)")
@@ -195,6 +206,30 @@ def _failure_lines(failure):
         yield f"            {text.strip()[-1000:]}"
     for piece in (failure.get("minimised") or ())[:SHOWN]:
         yield f"            damage: {piece[:200]}"
+
+
+# measure ----------------------------------------------------------------
+
+
+def _measure(args):
+    measured = json.loads(args.output.read_text()) if args.output.exists() else {}
+    kind = "plain" if args.plain else "tries"
+    deadline = time.monotonic() + 60 * (args.minutes or 1e6)
+    with tempfile.TemporaryDirectory(prefix="pgcut-", dir=args.scratch) as scratch:
+        os.chmod(scratch, 0o755)
+        workshop = broken.Workshop(args.build, args.source, args.prefix, args.mutations,
+                                   str(Path(scratch) / "broken"))
+        tools = campaign.Tools(args.bindir, workshop, "", args.recorder, scratch, "")
+        for control in campaign.all_controls(args.control):
+            tries = measured.setdefault(control.name, {}).setdefault(kind, [])
+            for number in range(len(tries), args.seeds):
+                if time.monotonic() > deadline:
+                    return 0
+                tries.append(campaign.measure(tools, control.plain() if args.plain else control,
+                                              campaign.FIRST_SEED * (number + 1)))
+                args.output.write_text(json.dumps(measured, indent=1) + "\n")
+                _tell(f"    {control.name}, {kind}: {tries[-1]}")
+    return 0
 
 
 # replay -----------------------------------------------------------------

@@ -42,6 +42,9 @@ MINIMISED = 3
 CONTROL_STATES = 450
 CONTROL_RECORDINGS = 6
 
+# Of the first of these.
+FIRST_SEED = 1000
+
 # Recordings of controls run under settings that give each of them a chance.
 CONTROL_SETTINGS = {
     "io_torn_pages_protection": "double_writes", "double_write_buffer_size": "16MB",
@@ -281,14 +284,13 @@ def summary(outcome):
 # Controls ---------------------------------------------------------------
 
 
-def _run_control(tools, control):
-    """Break one promise and look for a state that shows it."""
+def _run_control(tools, control, first=FIRST_SEED):
+    """Break one promise and look for a state that shows it, in recordings from a seed on."""
     result = JobResult(control.name, control=control.rule)
     broken = tools.bindir
     if control.mutated:
         broken = tools.broken_bindir or str(tools.workshop.bindir(control.name))
-    for attempt in range(CONTROL_RECORDINGS):
-        seed = 1000 + attempt
+    for seed in range(first, first + CONTROL_RECORDINGS):
         settings = matrix.sanitised({**matrix.draw(seed)[0], **CONTROL_SETTINGS,
                                      **dict(control.settings)})
         kinds = dict(control.workloads) or \
@@ -296,7 +298,7 @@ def _run_control(tools, control):
         result.settings = settings
         directory = Path(tools.scratch) / f"control-{control.name}"
         shutil.rmtree(directory, ignore_errors=True)
-        plan = record.Plan(seed, settings, attempt % 2 == 0, seconds=control.seconds,
+        plan = record.Plan(seed, settings, seed % 2 == 0, seconds=control.seconds,
                            lives=control.lives,
                            kinds=kinds, scenario=control.scenario)
         try:
@@ -339,6 +341,16 @@ def _outcomes(subject, control):
     for state in sampled(subject.places, 1, CONTROL_STATES // CONTROL_RECORDINGS,
                          faults=control.faults or FAULTS):
         yield subject.try_state(state)
+
+
+def measure(tools, control, first):
+    """Look for a control from a seed on; returns what controls.json has of such a try."""
+    if control.mutated:
+        tools.workshop.bindir(control.name)     # which takes its time, too, once
+    started = time.monotonic()
+    result = _run_control(tools, control, first)
+    return {"seed": first, "states": result.tried, "seconds": round(time.monotonic() - started),
+            "found": bool(result.failures)}
 
 
 def all_controls(names=()):

@@ -7,7 +7,7 @@ in tests/mutations; the others let the model of the disk break a promise, as if
 the server had not asked for it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .disk import Rules
 
@@ -41,6 +41,11 @@ class Control:
     recipe: str = ""            # what histories are drawn from, which have to show it
     rare: bool = False          # only some do, and they take long
 
+    def plain(self):
+        """Return the same broken server, as it is recorded and judged without a scenario."""
+        return replace(self, scenario="primary", sequel=False, standby=False, rules=Rules(),
+                       faults=("all-kept", "all-lost", "subset", "names", *_TEARS))
+
     @property
     def mutated(self):
         """Say whether a mutation belongs to it."""
@@ -55,6 +60,8 @@ _WITHOUT_WAL = (("wal_level", "minimal"), ("wal_skip_threshold", "0"))
 # Each version of a page is logged, and stays in the log for a while.
 _MANY_COPIES = (("wal_level", "minimal"), ("double_write_buffer_size", "64MB"),
                 ("checkpoint_timeout", "30s"), ("max_wal_size", "64MB"))
+# Pages stay in the stage, as nobody writes them home before it is full.
+_MUCH_STAGED = (("bgwriter_delay", "10s"), ("double_write_stage_size", "8MB"))
 # Many pages go home, and few of them twice.
 _BUSY = (("scan", 5), ("checkpoint", 2))
 _TEARS = ("torn-pages", "torn-runs", "torn-page", "storm")
@@ -115,7 +122,8 @@ CONTROLS = (
             recover=True, sequel=True, faults=_TEARS),
     Control("standby-reads-past-the-stage", "R6",
             "sessions of a standby read home although a newer copy is staged",
-            recover=True, scenario="standby", standby=True, faults=("all-kept", "subset")),
+            recover=True, scenario="standby", standby=True, faults=("all-kept", "subset"),
+            settings=_MUCH_STAGED),
     Control("unreadable-batch-left-out", "R8",
             "restore leaves out batches that it needs and cannot read",
             recover=True, faults=("unreadable-log",)),

@@ -914,7 +914,7 @@ class LivesTest(unittest.TestCase):
         self.assertEqual(ask(instance, gone, *place, missed[0][2]), [(False,)])
         self.assertEqual(ask(instance, gone, *missed[0][:2], "toast value 1 chunk 1 has null data"),
                          [(False,)])
-        server.run(programs, "pg_ctl", "promote", "-s", "-w", "-D", cluster.data)
+        instance.promote(REPLAY_SECONDS)
         self.assertEqual(ask(instance, gone, *missed[0]), [(False,)])
         self.assertEqual(oracle.verify_connected(instance.connect, expected), [])
 
