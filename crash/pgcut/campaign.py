@@ -293,6 +293,8 @@ def _run_control(tools, control, first=FIRST_SEED):
     for seed in range(first, first + CONTROL_RECORDINGS):
         settings = matrix.sanitised({**matrix.draw(seed)[0], **CONTROL_SETTINGS,
                                      **dict(control.settings)})
+        if control.scenario.startswith(("standby", "backup")):
+            settings = matrix.replicating(settings)
         kinds = dict(control.workloads) or \
             (None if control.scenario == "primary" else record.STEADY_KINDS)
         result.settings = settings
