@@ -58,7 +58,7 @@ class Restart:
             volume.hold()
         server.sql("CHECKPOINT")
         begun, lsn = time.monotonic(), server.sql("SELECT pg_current_wal_lsn()")
-        self._load(server)
+        carry_out(server, self.transactions, self.arguments)
         facts = {"load s": round(time.monotonic() - begun, 1), "WAL kB written": round(float(
             server.sql(f"SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '{lsn}')")) / 1024)}
         server.stop("immediate")
@@ -82,13 +82,14 @@ class Restart:
                       extra=facts, parts=parts),
                 Point("until ready", round(marks["open"] - begun, 3), "s", False, 1)]
 
-    def _load(self, server):
-        """Carry out the transactions, the same ones each time."""
-        number = clients.clients()
-        server.call("pgbench", "--no-vacuum", "--protocol=prepared", f"--client={number}",
-                    f"--jobs={min(number, os.cpu_count())}", f"--random-seed={clients.SEED}",
-                    f"--transactions={max(1, self.transactions // number)}", "--max-tries=10",
-                    *self.arguments, env=server.environment(), capture=True)
+
+def carry_out(server, transactions, arguments):
+    """Have pgbench carry out so many transactions, the same ones each time."""
+    number = clients.clients()
+    server.call("pgbench", "--no-vacuum", "--protocol=prepared", f"--client={number}",
+                f"--jobs={min(number, os.cpu_count())}", f"--random-seed={clients.SEED}",
+                f"--transactions={max(1, transactions // number)}", "--max-tries=10",
+                *arguments, env=server.environment(), capture=True)
 
 
 @dataclass

@@ -12,6 +12,7 @@ from devtools.base import DevError
 
 from . import clients, machine
 from .loads import Checkpoints, Pgbench, Replication, Step, Steps, Sysbench
+from .promise import Promise
 from .recovery import PROGRESS, Replay, Workload
 from .restart import Restart
 
@@ -359,9 +360,25 @@ RESTART_PROGRESS = "50ms"
 @suite
 def restart(scale):
     """(h) from a crash to the first query, with a cold cache."""
+    loads = _restart_loads(scale)
+    cases = [_restart(scale, *load) for load in loads]
+    # A tenth of the data.
+    small = _restart(scale, "tpcb-like, small buffers", *loads[0][1:], buffers=48, prewarm=False)
+    return [*cases, small]
+
+
+@suite
+def promise(scale):
+    """(i) crash recovery, predicted and actual, crash after crash in one cluster."""
+    return [_promise(scale, target, *load) for load in _restart_loads(scale)
+            for target in (FORECASTS_ONLY, 5)]
+
+
+def _restart_loads(scale):
+    """Return (name, data, arguments of pgbench, transactions) of each load."""
     rows = 600_000
     own, tables = redo_data(scale, rows), pgbench_data(scale, 30)
-    loads = [
+    return [
         ("tpcb-like", tables, ("--builtin=tpcb-like",), 15_000),
         ("simple-update", tables, ("--builtin=simple-update",), 15_000),
         ("bulk inserts", own, _redo_script(scale, "bulk_insert", rows), 3_000),
@@ -372,10 +389,22 @@ def restart(scale):
          (f"--file={RESTART_SCRIPTS / 'documents.sql'}",
           f"--define=rows={scale.count(60_000, 1000)}"), 6_000),
     ]
-    cases = [_restart(scale, *load) for load in loads]
-    # A tenth of the data.
-    small = _restart(scale, "tpcb-like, small buffers", *loads[0][1:], buffers=48, prewarm=False)
-    return [*cases, small]
+
+
+# So many that nine of ten predictions can be right, after the first one.
+CRASHES = 11
+
+# A target, in seconds, that no recovery here comes near: without one nothing is predicted.
+FORECASTS_ONLY = 3600
+
+
+def _promise(scale, target, name, dataset, arguments, number):
+    """Return the case that crashes again and again, with a target in seconds."""
+    title = name if target == FORECASTS_ONLY else f"{name}, target {target} s"
+    return Case(title, dataset, Promise(scale.count(number, 100), arguments, CRASHES),
+                {"shared_buffers": scale.buffers(1024), "max_wal_size": scale.wal(256),
+                 "autovacuum": "off", "crash_recovery_target": target,
+                 "log_line_prefix": "%n [%p] "}, ours_only=True)
 
 
 def _restart(scale, name, dataset, arguments, number, buffers=1024, prewarm=True):

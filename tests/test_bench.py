@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-from bench import (arms, bars, clients, counters, loads, recovery, report, restart, runner,
+from bench import (arms, bars, clients, counters, loads, promise, recovery, report, restart, runner,
                    server, stats, storage, suites)
 from devtools.base import DevError
 
@@ -333,6 +333,20 @@ class StorageTest(unittest.TestCase):
                 raise KeyboardInterrupt
             self.assertEqual(written, [("7:9", storage.LIMITS["rented"]),
                                        ("7:9", storage.NO_LIMIT)])
+
+
+class PromiseTest(unittest.TestCase):
+
+    def test_the_first_prediction_is_judged_apart(self):
+        recoveries = [{"total": (1.0, 3.0)}, {"total": (4.0, 5.0)}, {"total": (4.0, 3.0)},
+                      {"total": (2.0, 2.6)}]
+        right, longest, rate = promise.points(recoveries, [100, 300, 200, 400])
+        self.assertEqual(right.value, 100 * 2 / 3)
+        self.assertEqual(right.extra, {"off in the first, %": 200, "off at most in others, %": 30})
+        self.assertEqual((longest.value, rate.value), (5.0, 250))
+
+    def test_nothing_predicted(self):
+        self.assertEqual(promise.off_percent(0, 5.0), 0)
 
 
 class SuitesTest(unittest.TestCase):

@@ -47,6 +47,7 @@ MATRIX = {
     "autovacuum": ("off", "on"),
     "data_sync_retry": ("off",),
     "show_recovery_progress": ("off", "local", "on"),
+    "crash_recovery_target": ("0", "0", "2", "10"),
 }
 
 # What every server of the explorer is run with.

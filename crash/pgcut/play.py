@@ -27,7 +27,8 @@ HANG_SECONDS = 240
 GONE_SECONDS = 20
 POLL_SECONDS = 0.02
 
-OURS = (MODE, "double_write_", "wal_pipeline", "show_recovery_progress")
+OURS = (MODE, "double_write_", "wal_pipeline", "show_recovery_progress",
+        "crash_recovery_target")
 OUR_FILE = "pgdw.conf"
 MARKER, MARKER_LINE = "backup_label", "DOUBLE WRITE LOG IN USE"
 LOG = "pg_doublewrite"

@@ -38,6 +38,13 @@ RESET io_torn_pages_protection;
 -- this server was not started after a crash
 SELECT count(*) FROM pg_double_write_restore;
 
+-- what crash recovery would take: five parts and their sum
+SELECT abs(estimate_ms - start_ms - log_ms - restore_ms - redo_ms - checkpoint_ms) < 1 AS sum,
+       target_ms, start_ms > 0 AS starts, wal_bytes > 0 AS has_wal,
+       checkpoints_for_target, promotion_ms
+  FROM pg_double_write_recovery;
+SELECT target_ms, in_force FROM pg_double_write_recovery_advice ORDER BY 1;
+
 -- verdicts
 SELECT setting, verdict IS NOT NULL AS verdict, explanation <> '' AS explained
   FROM pg_double_write_sizing ORDER BY 1;

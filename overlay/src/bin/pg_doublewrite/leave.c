@@ -29,6 +29,7 @@
 
 /* What stock does not know, and does not start with */
 static const char *const our_settings[] = {
+	"crash_recovery_target",
 	"double_write_buffer_size",
 	"double_write_compression",
 	"double_write_stage_size",

@@ -49,7 +49,10 @@ open_ledger(const char *path, DWLedgerHeader *header)
 	return fp;
 }
 
-static char *
+/*
+ * A TimestampTz in words.
+ */
+char *
 time_text(int64 timestamp)
 {
 	static char buf[64];

@@ -2,6 +2,7 @@
 CATALOG_NAME     = pg_doublewrite
 GETTEXT_FILES    = $(FRONTEND_COMMON_GETTEXT_FILES) \
                    dryrun.c \
+                   forecast.c \
                    json.c \
                    leave.c \
                    ledger.c \

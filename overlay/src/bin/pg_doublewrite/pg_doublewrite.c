@@ -29,6 +29,7 @@ typedef enum Command
 	COMMAND_CHECK,
 	COMMAND_DRY_RUN,
 	COMMAND_LEDGER,
+	COMMAND_FORECAST,
 	COMMAND_STORAGE,
 	COMMAND_LEAVE,
 } Command;
@@ -39,6 +40,7 @@ static const char *const command_names[] = {
 	[COMMAND_CHECK] = "check",
 	[COMMAND_DRY_RUN] = "dry-run",
 	[COMMAND_LEDGER] = "ledger",
+	[COMMAND_FORECAST] = "forecast",
 	[COMMAND_STORAGE] = "storage",
 	[COMMAND_LEAVE] = "leave",
 };
@@ -57,6 +59,7 @@ usage(const char *progname)
 	printf(_("  check                  say what is wrong with the log, if anything\n"));
 	printf(_("  dry-run                say which pages a server would restore\n"));
 	printf(_("  ledger                 say what the last restore did\n"));
+	printf(_("  forecast               say how long crash recovery will take\n"));
 	printf(_("  storage                say what the storage promises about page writes\n"));
 	printf(_("  leave                  say what to remove before stock PostgreSQL starts\n"));
 	printf(_("\nOptions:\n"));
@@ -139,6 +142,7 @@ run_command(Command command, LogState *state, const Options *options)
 			dry_run(state, options);
 			break;
 		case COMMAND_LEDGER:
+		case COMMAND_FORECAST:
 		case COMMAND_STORAGE:
 		case COMMAND_LEAVE:
 			Assert(false);
@@ -237,7 +241,8 @@ main(int argc, char **argv)
 	}
 	if (datadir == NULL &&
 		(command == COMMAND_DRY_RUN || command == COMMAND_LEDGER ||
-		 command == COMMAND_STORAGE || command == COMMAND_LEAVE))
+		 command == COMMAND_FORECAST || command == COMMAND_STORAGE ||
+		 command == COMMAND_LEAVE))
 	{
 		pg_log_error("command \"%s\" needs a data directory",
 					 command_names[command]);
@@ -250,9 +255,12 @@ main(int argc, char **argv)
 		return 0;
 	}
 
-	if (command == COMMAND_LEDGER)
+	if (command == COMMAND_LEDGER || command == COMMAND_FORECAST)
 	{
-		print_ledger(datadir, &options);
+		if (command == COMMAND_LEDGER)
+			print_ledger(datadir, &options);
+		else
+			print_forecast(datadir, &options);
 		if (fflush(stdout) != 0)
 			pg_fatal("could not write to output: %m");
 		return 0;

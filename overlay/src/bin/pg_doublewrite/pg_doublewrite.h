@@ -71,11 +71,15 @@ extern void print_check(const LogState *state, const Options *options);
 /* dryrun.c */
 extern void dry_run(LogState *state, const Options *options);
 
+/* forecast.c */
+extern void print_forecast(const char *datadir, const Options *options);
+
 /* leave.c */
 extern bool print_leave(const LogState *state, const char *config_file,
 						const Options *options);
 
 /* ledger.c */
+extern char *time_text(int64 timestamp);
 extern void print_ledger(const char *datadir, const Options *options);
 
 /* storage.c */

@@ -37,6 +37,7 @@ extern void XLogPipelineShmemInit(void);
 /* for the startup process */
 extern void XLogPipelineStart(void);
 extern void XLogPipelineStop(void);
+extern uint64 XLogPipelineBlocksRead(void);
 extern bool XLogPipelineIsIdle(void);
 extern bool XLogPipelineIsEngaged(void);
 extern bool XLogPipelineEngage(XLogReaderState *reader, XLogRecPtr limit,

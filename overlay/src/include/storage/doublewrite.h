@@ -58,6 +58,24 @@ extern bool DoubleWriteImageMissing(struct XLogReaderState *record,
 extern void DoubleWriteNoteImagesOff(XLogRecPtr recptr);
 extern bool DoubleWriteDroppedAhead(Oid next);
 
+/* reads.c: what crash recovery would have to read */
+typedef struct DoubleWriteReads
+{
+	uint64		first;			/* blocks that WAL changed for the first time
+								 * after a redo pointer, with no image */
+	uint64		repeated;		/* of them, blocks that redo would have read
+								 * for an earlier record */
+	uint64		log_pages;		/* copies in the live part of the log */
+	uint64		log_bytes;		/* its size */
+} DoubleWriteReads;
+
+extern void DoubleWriteCountReads(DoubleWriteReads *reads);
+extern void DoubleWriteLookAtReads(uint64 first);
+extern bool DoubleWriteReadsReached(void);
+extern void DoubleWriteWakeCheckpointer(void);
+extern void DoubleWriteCountDropsAnew(void);
+extern bool DoubleWriteDropsAhead(Oid next);
+
 /* stats.c: first changes of pages, for which full_pages writes images */
 extern void DoubleWriteCountFirstChange(const PageData *page, bool standard,
 										int image_len);

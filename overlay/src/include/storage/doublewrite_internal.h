@@ -264,6 +264,13 @@ typedef struct DWRestoreStats
 	int64		usec;			/* microseconds it took */
 } DWRestoreStats;
 
+/* What the log had taken at some moment, as counted since the server started */
+typedef struct DWLogTaken
+{
+	uint64		pages;
+	uint64		bytes;
+} DWLogTaken;
+
 /* What views show of the log; see dw_show_log() */
 typedef struct DWShownLog
 {
@@ -272,6 +279,7 @@ typedef struct DWShownLog
 	uint64		low_water;
 	uint32		segments;		/* in use */
 	int			files;			/* in the table of dirty files */
+	DWLogTaken	live_after;		/* what came after this is live, by and large */
 } DWShownLog;
 
 /* ... and of the mode; see dw_note_mode() */
@@ -396,9 +404,26 @@ typedef struct DWLogState
 	uint64		epoch;			/* first batch whose copies home writes may
 								 * rely on; never below a mark that is about
 								 * to be set */
+	DWLogTaken	epoch_after;	/* what had been logged when it began */
+	DWLogTaken	live_after;		/* the same for the low-water mark */
 	uint64		cycles_begun;	/* number of the newest sync cycle */
 	uint64		cycles_done;	/* ... of the newest one that has completed */
 } DWLogState;
+
+/* What redo would have to read, see reads.c; atomic */
+typedef struct DWReadsState
+{
+	pg_atomic_uint64 recover_from;	/* as redo.last */
+	pg_atomic_uint64 first;		/* first changes of pages after a redo pointer,
+								 * with no image in WAL */
+	pg_atomic_uint64 repeated;	/* ... of pages that had one since
+								 * recover_from */
+	pg_atomic_uint64 look_at;	/* wake the checkpointer up when "first" gets
+								 * here; 0: that has been done */
+	pg_atomic_uint64 dropped;	/* highest number that redo would drop again */
+	pg_atomic_uint64 dropped_anew;	/* ... if the checkpoint under way were
+									 * complete */
+} DWReadsState;
 
 /* Files that the log protects; DoubleWriteFlushLock */
 typedef struct DWDirtyState
@@ -463,6 +488,7 @@ typedef struct DWCtlData
 	 */
 	pg_atomic_uint64 unimaged[DW_UNIMAGED_BUCKETS];
 
+	DWReadsState reads;
 	DWStats		stats;
 } DWCtlData;
 
@@ -534,6 +560,7 @@ extern void dw_wake_flusher(void);
 extern bool dw_flush_was_requested(void);
 extern void dw_announce_flusher(int procno);
 extern void dw_withdraw_flusher(int code, Datum arg);
+extern void dw_wake_checkpointer(void);
 extern void dw_request_upkeep(void);
 extern long dw_msec_since(instr_time start);
 
@@ -543,6 +570,11 @@ extern void dw_note_setting(void);
 extern void dw_catch_up_with_settings(void);
 extern int	dw_stage_slots(void);
 extern int	dw_log_bound_segments(void);
+
+/* reads.c */
+extern void dw_count_read(XLogRecPtr lsn);
+extern void dw_count_reads_from(XLogRecPtr redo);
+extern void dw_count_drop(Oid number);
 
 /* exempt.c */
 extern bool dw_redo_rebuilds(const DWSlot *slot);

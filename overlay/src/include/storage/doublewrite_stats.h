@@ -36,6 +36,13 @@ extern bool DoubleWriteSnapshotSizeClass(const DoubleWriteSnapshot *snapshot,
 extern bool DoubleWriteSnapshotValue(const DoubleWriteSnapshot *snapshot,
 									 const char *name, int64 *value);
 
+/* Other parts of the server may have figures, too */
+typedef void (*DoubleWriteFigureSource) (DoubleWriteSnapshot *snapshot);
+
+extern void DoubleWriteAddFigures(DoubleWriteFigureSource source);
+extern void DoubleWritePutFigure(DoubleWriteSnapshot *snapshot,
+								 const char *name, int64 value);
+
 /* Value of io_torn_pages_protection in words */
 extern const char *DoubleWriteModeName(int64 mode);
 

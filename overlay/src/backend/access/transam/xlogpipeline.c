@@ -650,6 +650,23 @@ XLogPipelineStop(void)
 }
 
 /*
+ * Blocks that the process of its own has read since the server was started.
+ */
+uint64
+XLogPipelineBlocksRead(void)
+{
+	uint64		blocks_read;
+
+	/* with wal_pipeline off there is none */
+	if (XLogPipelineCtl == NULL)
+		return 0;
+	SpinLockAcquire(&XLogPipelineCtl->mutex);
+	blocks_read = XLogPipelineCtl->blocks_read;
+	SpinLockRelease(&XLogPipelineCtl->mutex);
+	return blocks_read;
+}
+
+/*
  * Can a range be handed over?
  */
 bool

@@ -108,6 +108,11 @@ void
 dw_epoch_begin(uint64 first_batch)
 {
 	Assert(DWIsFlusher());
+	if (first_batch > DWCtl->log.epoch)
+	{
+		DWCtl->log.epoch_after.pages = pg_atomic_read_u64(&DWCtl->stats.logged);
+		DWCtl->log.epoch_after.bytes = pg_atomic_read_u64(&DWCtl->stats.log_bytes);
+	}
 	Assert(first_batch <= DWCtl->log.next_batchno);
 	Assert(first_batch <= dw_first_removed_batch());	/* R3 */
 

@@ -423,6 +423,8 @@ DoubleWriteImageMissing(XLogReaderState *record, uint8 block_id,
 	ForkNumber	forknum;
 	BlockNumber blkno;
 
+	if (lsn <= dw_passed_redo)
+		dw_count_read(lsn);
 	if (lsn > dw_passed_redo && lsn < record->EndRecPtr)
 		return false;
 

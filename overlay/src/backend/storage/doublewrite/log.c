@@ -232,6 +232,7 @@ dw_log_set_low_water(uint64 mark)
 	INJECTION_POINT("doublewrite-after-low-water", NULL);
 
 	dw_recycle_segments();
+	DWCtl->log.live_after = DWCtl->log.epoch_after;
 	dw_show_log();
 }
 

@@ -258,6 +258,7 @@ DoubleWriteSetRedo(XLogRecPtr redo, bool images)
 	DWCtl->redo.images = images;
 	DWCtl->redo.pending = InvalidXLogRecPtr;
 	DWUnlockMutex();
+	dw_count_reads_from(redo);
 }
 
 /*

@@ -182,6 +182,7 @@ DoubleWriteDiscardRelations(SMgrRelation *rels, int nrels)
 		if (SmgrIsTemp(rels[i]))
 			continue;
 		dw_note_drop_in_redo(rlocator->relNumber, rlocator);
+		dw_count_drop(rlocator->relNumber);
 		dw_discard(dw_tag_in_relation, rlocator);
 	}
 	INJECTION_POINT("doublewrite-relations-discarded", NULL);
@@ -194,6 +195,7 @@ void
 DoubleWriteDiscardDatabase(Oid dbid)
 {
 	dw_note_drop_in_redo(dbid, NULL);
+	dw_count_drop(dbid);
 	dw_discard(dw_tag_in_database, &dbid);
 }
 

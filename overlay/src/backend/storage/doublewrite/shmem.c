@@ -59,6 +59,13 @@ dw_init_ctl(void)
 	for (int i = 0; i < DW_UNIMAGED_BUCKETS; i++)
 		pg_atomic_init_u64(&DWCtl->unimaged[i], 0);
 
+	pg_atomic_init_u64(&DWCtl->reads.recover_from, 0);
+	pg_atomic_init_u64(&DWCtl->reads.first, 0);
+	pg_atomic_init_u64(&DWCtl->reads.repeated, 0);
+	pg_atomic_init_u64(&DWCtl->reads.look_at, 0);
+	pg_atomic_init_u64(&DWCtl->reads.dropped, InvalidOid);
+	pg_atomic_init_u64(&DWCtl->reads.dropped_anew, InvalidOid);
+
 	/* DWStats consists of nothing but counters */
 	for (size_t i = 0; i < sizeof(DWStats) / sizeof(pg_atomic_uint64); i++)
 		pg_atomic_init_u64((pg_atomic_uint64 *) &DWCtl->stats + i, 0);

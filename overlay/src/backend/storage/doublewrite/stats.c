@@ -82,6 +82,7 @@ dw_show_log(void)
 	log.low_water = DWCtl->log.low_water;
 	log.segments = DWCtl->log.open ? DWCtl->log.segno + 1 - DWCtl->log.first_segno : 0;
 	log.files = DWCtl->dirty.nfiles;
+	log.live_after = DWCtl->log.live_after;
 
 	DWLockMutex();
 	DWCtl->shown.log = log;
@@ -288,7 +289,7 @@ typedef struct DWFigure
 	int64		value;
 } DWFigure;
 
-#define MAX_FIGURES		32
+#define MAX_FIGURES		96
 
 struct DoubleWriteSnapshot
 {
@@ -296,6 +297,9 @@ struct DoubleWriteSnapshot
 	DWFigure	figures[MAX_FIGURES];
 	int			nfigures;
 };
+
+/* Who has figures of his own for views */
+static DoubleWriteFigureSource other_figures = NULL;
 
 static void
 dw_put_figure(DoubleWriteSnapshot *snapshot, const char *name, int64 value)
@@ -390,7 +394,29 @@ DoubleWriteTakeSnapshot(void)
 	dw_put_log(snapshot, &log);
 	dw_put_mode(snapshot, &mode, log.armed);
 	dw_put_restore(snapshot, &DWCtl->restore);
+	if (other_figures != NULL)
+		other_figures(snapshot);
 	return snapshot;
+}
+
+/*
+ * Another part of the server adds its figures to each snapshot from now on.
+ */
+void
+DoubleWriteAddFigures(DoubleWriteFigureSource source)
+{
+	Assert(other_figures == NULL || other_figures == source);
+	other_figures = source;
+}
+
+/*
+ * For that part: the name must not go away.
+ */
+void
+DoubleWritePutFigure(DoubleWriteSnapshot *snapshot, const char *name,
+					 int64 value)
+{
+	dw_put_figure(snapshot, name, value);
 }
 
 bool
@@ -463,4 +489,6 @@ DoubleWriteCountFirstChange(const PageData *page, bool standard, int image_len)
 		DWCount(images, 1);
 		DWCount(image_bytes, image_len);
 	}
+	else
+		dw_count_read(PageGetLSN(page));
 }

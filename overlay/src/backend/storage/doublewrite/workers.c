@@ -86,6 +86,15 @@ dw_withdraw_flusher(int code, Datum arg)
 	dw_announce_flusher(INVALID_PROC_NUMBER);
 }
 
+void
+dw_wake_checkpointer(void)
+{
+	ProcNumber	procno = ((volatile PROC_HDR *) ProcGlobal)->checkpointerProc;
+
+	if (procno != INVALID_PROC_NUMBER)
+		SetLatch(&GetPGProcByNumber(procno)->procLatch);
+}
+
 /*
  * Ask the checkpointer to look after the log: to create segments, or to run a
  * sync cycle.  Flushers go on, and do it themselves if they can't wait.
@@ -93,13 +102,8 @@ dw_withdraw_flusher(int code, Datum arg)
 void
 dw_request_upkeep(void)
 {
-	ProcNumber	procno;
-
-	if (pg_atomic_exchange_u32(&DWCtl->upkeep_requested, 1) != 0)
-		return;
-	procno = ((volatile PROC_HDR *) ProcGlobal)->checkpointerProc;
-	if (procno != INVALID_PROC_NUMBER)
-		SetLatch(&GetPGProcByNumber(procno)->procLatch);
+	if (pg_atomic_exchange_u32(&DWCtl->upkeep_requested, 1) == 0)
+		dw_wake_checkpointer();
 }
 
 /* Milliseconds since a moment, by a clock that nobody sets */

@@ -1,0 +1,105 @@
+"""How long a crash recovery takes, and how long it was predicted to take.
+
+One server crashes again and again, after as many transactions as a random number
+says, the same ones each time, and starts with nothing in the kernel's cache.  It
+learns from each recovery, so the first prediction is judged apart.  With a target the
+server makes checkpoints to keep recoveries short.
+"""
+
+import json
+import random
+import statistics
+import time
+from dataclasses import dataclass
+
+from . import clients
+from .loads import PREWARM, Point
+from .restart import SAMPLE_SECONDS, carry_out
+
+# A prediction that is off by more does not count as right.
+RIGHT_PERCENT = 25
+
+# Transactions before a crash, as shares of those of the case.
+LEAST, MOST = 0.15, 1.2
+
+# The last recovery on record, part by part, and all of it.
+SCORE = """SELECT part, coalesce(predicted_ms, 0), actual_ms
+    FROM pg_double_write_recoveries ORDER BY finished DESC, part LIMIT 6"""
+
+RECORDED = """SELECT coalesce(max(finished) > pg_postmaster_start_time(), false)
+    FROM pg_double_write_recoveries"""
+
+
+@dataclass(frozen=True)
+class Promise:
+    """So many crashes, each after transactions by pgbench with these arguments."""
+
+    transactions: int
+    arguments: tuple
+    crashes: int
+
+    def __call__(self, session):
+        server, random_number = session.server, random.Random(clients.SEED)
+        server.sql("CREATE EXTENSION IF NOT EXISTS pg_doublewrite_stats")
+        recoveries, rates = [], []
+        for _ in range(self.crashes):
+            number = int(self.transactions * random_number.uniform(LEAST, MOST))
+            rates.append(self._crash(session, number))
+            wait_for_record(server)
+            recoveries.append({part: (float(predicted) / 1000, float(actual) / 1000)
+                               for part, predicted, actual in server.rows(SCORE)})
+        session.volume.release()
+        (session.raw / "recoveries.json").write_text(json.dumps(recoveries, indent=1) + "\n")
+        return points(recoveries, rates)
+
+    def _crash(self, session, transactions):
+        """Carry out transactions, crash, recover; returns transactions a second."""
+        server, volume = session.server, session.volume
+        volume.release()
+        server.sql(PREWARM)
+        server.sql("CHECKPOINT")
+        volume.hold()
+        begun = time.monotonic()
+        carry_out(server, transactions, self.arguments)
+        rate = transactions / (time.monotonic() - begun)
+        server.stop("immediate")
+        volume.release()
+        volume.cool()
+        volume.hold()
+        offset = session.log_size()
+        server.start(wait=False)
+        server.until_ready(offset, SAMPLE_SECONDS)
+        return rate
+
+
+def wait_for_record(server):
+    """Wait until the checkpointer has put the last recovery on record."""
+    deadline = time.monotonic() + server.patience_seconds
+    while server.sql(RECORDED) != "t":
+        if time.monotonic() > deadline:
+            raise server.failure("did not record its recovery")
+        time.sleep(SAMPLE_SECONDS)
+
+
+# Pure functions ---------------------------------------------------------------
+
+
+def points(recoveries, rates):
+    """Return Points for recoveries [{part: (predicted, actual)}], the oldest first."""
+    totals = [recovery["total"] for recovery in recoveries]
+    off = [off_percent(*total) for total in totals]
+    right = [percent for percent in off[1:] if abs(percent) <= RIGHT_PERCENT]
+    facts = {"off in the first, %": off[0],
+             "off at most in others, %": max(map(abs, off[1:]), default=0)}
+    return [
+        Point(f"predictions within {RIGHT_PERCENT} %", 100 * len(right) / max(1, len(off) - 1), "%",
+              True, len(totals), extra=facts),
+        Point("longest recovery but the first", max(actual for _, actual in totals[1:]), "s",
+              False, len(totals), extra={"first, s": totals[0][1]}),
+        Point("transactions a second", round(statistics.median(rates), 1), "1/s", True, len(totals)),
+    ]
+
+
+def off_percent(predicted, actual):
+    """Return by how much a recovery took longer than predicted, in percent."""
+    return round(100 * (actual / predicted - 1)) if predicted else 0

@@ -1,0 +1,341 @@
+/*-------------------------------------------------------------------------
+ *
+ * recoverycosts.c
+ *		What crash recovery costs, and how long it takes at such costs.
+ *
+ * A cost starts as a default.  The first recovery that does enough of
+ * something to tell replaces it, each later one moves it half of the way.  The
+ * start is an exception: it is the median of the last ones.
+ *
+ * Redo is bound by reading if its process has used little processor time;
+ * otherwise reading was cheaper than it looks, which can only lower the cost.
+ * Blocks are read in the order of files, a request for each run of them, so
+ * twice as many do not take twice as long.  How much longer, that is by which
+ * power of their number, depends on the tables; it is fitted to the recoveries on
+ * record, and as long as these are few or alike, mostly a guess.
+ *
+ * Whatever has been measured, or comes from a file, costs and times stay within
+ * bounds (CRASH_RECOVERY_MAX_NSEC, CRASH_RECOVERY_MAX_USEC), so that sums of them
+ * don't overflow.
+ *
+ * Copyright (c) 2026, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *		src/backend/access/transam/recoverycosts.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <math.h>
+
+#include "access/recoverytarget_internal.h"
+#include "postmaster/bgwriter.h"
+#include "storage/doublewrite.h"
+
+/*
+ * Costs before anything has been learnt, as measured on storage with 1,500
+ * requests and 60 MB a second.  Storage that is faster makes recovery shorter
+ * than promised, which does less harm than the opposite.
+ */
+static const int64 default_costs[CRASH_RECOVERY_COSTS] = {
+	[CRASH_RECOVERY_PER_START] = INT64CONST(1000000000),
+	[CRASH_RECOVERY_PER_LOG_KB] = 25000,
+	[CRASH_RECOVERY_PER_RESTORED_PAGE] = 800000,
+	[CRASH_RECOVERY_PER_WAL_KB] = 20000,
+	[CRASH_RECOVERY_PER_READ] = 400000,
+	[CRASH_RECOVERY_PER_DIRTY_PAGE] = 800000,
+};
+
+/*
+ * A recovery that has done less than this says more about what it takes to begin
+ * than about the cost of each.
+ */
+static const uint64 enough_to_learn[CRASH_RECOVERY_COSTS] = {
+	[CRASH_RECOVERY_PER_LOG_KB] = 1024,
+	[CRASH_RECOVERY_PER_RESTORED_PAGE] = 256,
+	[CRASH_RECOVERY_PER_WAL_KB] = 1024,
+	[CRASH_RECOVERY_PER_READ] = 256,
+	[CRASH_RECOVERY_PER_DIRTY_PAGE] = 256,
+};
+
+/*
+ * The default for the power of the number of blocks, in thousandths, which counts
+ * as much as recoveries whose logarithms of that number have a sum of squared
+ * differences of READ_POWER_WEIGHT.
+ */
+#define READ_POWER_DEFAULT	800
+#define READ_POWER_WEIGHT	0.5
+
+/* The cost of the start is the median of so many. */
+#define START_MEDIAN_OF		5
+
+/* Redo is not bound by reading if it computes for this share of its time. */
+#define BUSY_SHARE			0.7
+
+/* What is left for the rest if the start takes all of the target */
+#define LEAST_SHARE			0.25
+
+/* ---------------------------------------------------------------------
+ * Times
+ * ---------------------------------------------------------------------
+ */
+
+static int64
+bounded_usec(double usec)
+{
+	return usec > 0 ? (int64) Min(usec, (double) CRASH_RECOVERY_MAX_USEC) : 0;
+}
+
+static int64
+bounded_nsec(double nsec)
+{
+	return nsec > 0 ? (int64) Min(nsec, (double) CRASH_RECOVERY_MAX_NSEC) : 0;
+}
+
+/*
+ * How long would redo be busy with reading so many blocks, in microseconds?
+ */
+static double
+usec_of_reads(uint64 reads, const CrashRecoveryCosts *costs)
+{
+	double		unit = CRASH_RECOVERY_READS *
+		(double) costs->nsec[CRASH_RECOVERY_PER_READ] / 1000;
+
+	return unit * pow((double) reads / CRASH_RECOVERY_READS, costs->read_power / 1000.0);
+}
+
+/*
+ * How long would this work take, part by part?
+ */
+void
+RecoveryTimes(const CrashRecoveryWork *work, const CrashRecoveryCosts *costs,
+			  int64 *usec)
+{
+	const int64 *nsec = costs->nsec;
+	double		wal_kb = (work->end - Min(work->redo, work->end)) / 1024;
+	double		log_kb = work->log_bytes / 1024;
+
+	usec[CRASH_RECOVERY_START] = bounded_usec(nsec[CRASH_RECOVERY_PER_START] / 1000);
+	usec[CRASH_RECOVERY_LOG] =
+		bounded_usec(log_kb * nsec[CRASH_RECOVERY_PER_LOG_KB] / 1000);
+	usec[CRASH_RECOVERY_RESTORE] =
+		bounded_usec((double) work->log_pages * nsec[CRASH_RECOVERY_PER_RESTORED_PAGE] / 1000);
+	usec[CRASH_RECOVERY_REDO] =
+		bounded_usec(Max(wal_kb * nsec[CRASH_RECOVERY_PER_WAL_KB] / 1000,
+						 usec_of_reads(work->reads, costs)));
+	usec[CRASH_RECOVERY_CHECKPOINT] =
+		bounded_usec((double) work->written * nsec[CRASH_RECOVERY_PER_DIRTY_PAGE] / 1000);
+}
+
+/* What checkpoints can change of the sum of these parts */
+int64
+RecoveryRest(const int64 *usec)
+{
+	return CrashRecoverySum(usec) - usec[CRASH_RECOVERY_START];
+}
+
+/*
+ * The same for so many blocks changed by so much WAL, if nothing is in the log.
+ */
+int64
+RecoveryRedone(uint64 blocks, uint64 wal, bool waits,
+			   const CrashRecoveryCosts *costs)
+{
+	CrashRecoveryWork work = {.end = wal,.reads = blocks};
+	int64		usec[CRASH_RECOVERY_PARTS];
+
+	if (waits)
+		work.written = blocks;
+	RecoveryTimes(&work, costs, usec);
+	return RecoveryRest(usec);
+}
+
+/*
+ * ... and at worst while a checkpoint writes them.
+ */
+int64
+RecoveryPeak(int64 redone, uint64 blocks, bool waits,
+			 const CrashRecoveryCosts *costs)
+{
+	CrashRecoveryWork work = {.log_pages = blocks,.log_bytes = blocks * BLCKSZ};
+	int64		usec[CRASH_RECOVERY_PARTS];
+
+	if (!DoubleWriteIsArmed())
+		return redone;
+	if (waits)
+		work.written = blocks;
+	RecoveryTimes(&work, costs, usec);
+	return Max(redone, RecoveryRest(usec));
+}
+
+/*
+ * How much of a target, in microseconds, is there for that?
+ */
+int64
+RecoveryLimit(int64 target, int64 start)
+{
+	return Max(target - start, (int64) (target * LEAST_SHARE));
+}
+
+/*
+ * Must a checkpoint begin, if it is to complete before that is exceeded?
+ */
+bool
+RecoveryNeedsCheckpoint(int64 limit, int64 redone, int64 peak)
+{
+	return peak + redone * CheckPointCompletionTarget >= limit;
+}
+
+/* ---------------------------------------------------------------------
+ * Costs
+ * ---------------------------------------------------------------------
+ */
+
+void
+RecoveryCostsInit(CrashRecoveryCosts *costs)
+{
+	MemSet(costs, 0, sizeof(*costs));
+	memcpy(costs->nsec, default_costs, sizeof(default_costs));
+	costs->read_power = READ_POWER_DEFAULT;
+}
+
+static void
+learn(CrashRecoveryCosts *costs, CrashRecoveryCost cost, int64 usec, uint64 units)
+{
+	double		nsec;
+
+	if (units < enough_to_learn[cost])
+		return;
+	nsec = usec * 1000.0 / units;
+	if (costs->learnt[cost] > 0)
+		nsec = (costs->nsec[cost] + nsec) / 2;
+	costs->nsec[cost] = bounded_nsec(nsec);
+	costs->learnt[cost]++;
+}
+
+/*
+ * Blocks that a cost of reading is learnt from, or 0: those that were predicted
+ * if they were, for it is these that the cost will be multiplied with.
+ */
+static uint64
+reads_to_learn_from(const CrashRecoveryScore *score)
+{
+	bool		predicted = !XLogRecPtrIsInvalid(score->predicted.redo);
+	uint64		reads = predicted ? score->predicted.reads : score->actual.reads;
+
+	return reads < enough_to_learn[CRASH_RECOVERY_PER_READ] ? 0 : reads;
+}
+
+static bool
+was_busy(const CrashRecoveryScore *score)
+{
+	return score->redo_cpu_usec >= score->actual_usec[CRASH_RECOVERY_REDO] * BUSY_SHARE;
+}
+
+/*
+ * Fit cost and power to the recoveries on record, which end with the one that
+ * is to be learnt from.  The power comes from all, the cost more from the last ones.
+ */
+static void
+learn_reads(CrashRecoveryCosts *costs, const CrashRecoveryScore *scores, int nscores)
+{
+	double		x[CRASH_RECOVERY_SCORES];
+	double		y[CRASH_RECOVERY_SCORES];
+	double		mean_x = 0;
+	double		mean_y = 0;
+	double		sum_xx = READ_POWER_WEIGHT;
+	double		sum_xy = READ_POWER_WEIGHT * READ_POWER_DEFAULT / 1000.0;
+	double		level = 0;
+	double		power;
+	int			n = 0;
+
+	for (int i = 0; i < nscores; i++)
+	{
+		uint64		reads = reads_to_learn_from(&scores[i]);
+
+		if (reads == 0 || was_busy(&scores[i]))
+			continue;
+		x[n] = log((double) reads / CRASH_RECOVERY_READS);
+		y[n] = log((double) Max(scores[i].actual_usec[CRASH_RECOVERY_REDO], 1));
+		mean_x += x[n];
+		mean_y += y[n];
+		n++;
+	}
+	if (n == 0)
+		return;
+	mean_x /= n;
+	mean_y /= n;
+	for (int i = 0; i < n; i++)
+	{
+		sum_xx += (x[i] - mean_x) * (x[i] - mean_x);
+		sum_xy += (x[i] - mean_x) * (y[i] - mean_y);
+	}
+	power = Min(Max(sum_xy / sum_xx, CRASH_RECOVERY_MIN_POWER / 1000.0),
+				CRASH_RECOVERY_MAX_POWER / 1000.0);
+
+	/* each one moves the level half of the way */
+	for (int i = 0; i < n; i++)
+		level = i == 0 ? y[i] - power * x[i] : (level + y[i] - power * x[i]) / 2;
+
+	costs->read_power = rint(power * 1000);
+	costs->nsec[CRASH_RECOVERY_PER_READ] =
+		bounded_nsec(exp(level) * 1000 / CRASH_RECOVERY_READS);
+	costs->learnt[CRASH_RECOVERY_PER_READ] = n;
+}
+
+/*
+ * The start takes as long each time, but for what else goes on on the machine:
+ * the median of the last ones tells.
+ */
+static void
+learn_start(CrashRecoveryCosts *costs, const CrashRecoveryScore *scores, int nscores)
+{
+	int64		usec[START_MEDIAN_OF];
+	int			n = 0;
+
+	for (int i = Max(nscores - START_MEDIAN_OF, 0); i < nscores; i++)
+	{
+		const CrashRecoveryScore *score = &scores[i];
+		int64		start = score->actual_usec[CRASH_RECOVERY_START];
+		int			place;
+
+		/* to look at a log in which little is live belongs to it */
+		if (score->actual.log_bytes / 1024 < enough_to_learn[CRASH_RECOVERY_PER_LOG_KB])
+			start += score->actual_usec[CRASH_RECOVERY_LOG];
+		for (place = n++; place > 0 && usec[place - 1] > start; place--)
+			usec[place] = usec[place - 1];
+		usec[place] = start;
+	}
+	costs->nsec[CRASH_RECOVERY_PER_START] =
+		bounded_nsec((usec[(n - 1) / 2] + usec[n / 2]) * 1000.0 / 2);
+	costs->learnt[CRASH_RECOVERY_PER_START]++;
+}
+
+/*
+ * What has the last one of these recoveries taught?
+ */
+void
+RecoveryCostsLearn(CrashRecoveryCosts *costs, const CrashRecoveryScore *scores,
+				   int nscores)
+{
+	const CrashRecoveryScore *score = &scores[nscores - 1];
+	const CrashRecoveryWork *work = &score->actual;
+	const int64 *usec = score->actual_usec;
+	uint64		reads = reads_to_learn_from(score);
+	uint64		wal_kb = (work->end - work->redo) / 1024;
+	double		redo_usec = usec[CRASH_RECOVERY_REDO];
+
+	learn_start(costs, scores, nscores);
+	learn(costs, CRASH_RECOVERY_PER_LOG_KB, usec[CRASH_RECOVERY_LOG],
+		  work->log_bytes / 1024);
+	learn(costs, CRASH_RECOVERY_PER_RESTORED_PAGE, usec[CRASH_RECOVERY_RESTORE],
+		  work->log_pages);
+	learn(costs, CRASH_RECOVERY_PER_WAL_KB, score->redo_cpu_usec, wal_kb);
+	if (reads > 0 && !was_busy(score))
+		learn_reads(costs, scores, nscores);
+	else if (reads > 0 && usec_of_reads(reads, costs) > redo_usec)
+		costs->nsec[CRASH_RECOVERY_PER_READ] *= redo_usec / usec_of_reads(reads, costs);
+	learn(costs, CRASH_RECOVERY_PER_DIRTY_PAGE, usec[CRASH_RECOVERY_CHECKPOINT],
+		  work->written);
+}
