@@ -44,6 +44,11 @@ TRAP_ROW_BYTES = 160
 REDO_ROW_BYTES = 190
 DOCUMENT_BYTES = 7000
 
+FILES_OF_A_NEW_CLUSTER = 1200
+
+# Of a table without indexes: a prepared cluster has been vacuumed.
+FORKS = 3
+
 SUITES = {}
 
 
@@ -186,6 +191,23 @@ def document_data(scale, number):
     schema = (RESTART_SCRIPTS / "schema.sql").read_text()
     return Dataset(f"documents-{rows}", rows * DOCUMENT_BYTES >> 20, lambda server: server.sql(
         f"\\set rows {rows}\n{schema}"))
+
+
+def files_data(scale, number):
+    """Return pgbench's smallest tables beside many of one row, about `number` files in all."""
+    tables = scale.count((number - FILES_OF_A_NEW_CLUSTER) // FORKS, 100)
+
+    def fill(server):
+        server.call("pgbench", "--initialize", "--quiet", env=server.environment(), capture=True)
+        server.sql(f"""
+DO $$BEGIN
+  FOR i IN 1..{tables} LOOP
+    EXECUTE format('CREATE TABLE t%s AS SELECT 1 AS a', i);
+    COMMIT;
+  END LOOP;
+END$$;""")
+
+    return Dataset(f"files-{tables}", 200, fill)
 
 
 def tpcc_load(scale, number):
@@ -364,7 +386,10 @@ def restart(scale):
     cases = [_restart(scale, *load) for load in loads]
     # A tenth of the data.
     small = _restart(scale, "tpcb-like, small buffers", *loads[0][1:], buffers=48, prewarm=False)
-    return [*cases, small]
+    many = [_restart(scale, f"10,000 files, {method}", files_data(scale, 10_000),
+                     ("--builtin=tpcb-like",), 1_000, prewarm=False,
+                     recovery_init_sync_method=method) for method in ("fsync", "syncfs")]
+    return [*cases, small, *many]
 
 
 @suite
@@ -407,9 +432,9 @@ def _promise(scale, target, name, dataset, arguments, number):
                  "log_line_prefix": "%n [%p] "}, ours_only=True)
 
 
-def _restart(scale, name, dataset, arguments, number, buffers=1024, prewarm=True):
+def _restart(scale, name, dataset, arguments, number, buffers=1024, prewarm=True, **settings):
     """Return the case that crashes after a number of transactions."""
     return Case(name, dataset, Restart(scale.count(number, 100), arguments, prewarm),
                 {"shared_buffers": scale.buffers(buffers), "max_wal_size": scale.wal(64),
                  "autovacuum": "off", "log_line_prefix": "%n [%p] ",
-                 "log_startup_progress_interval": RESTART_PROGRESS})
+                 "log_startup_progress_interval": RESTART_PROGRESS, **settings})

@@ -11,7 +11,7 @@
  * The same pages in the order of the files are few long reads.  So the pipeline's
  * process first runs through a window of WAL, up to 64 MB, only to collect the
  * blocks that will have to be read.  It sorts them, joins neighbors to runs, and
- * tells the kernel to read the runs.  Then it decodes the window and reads its
+ * tells the kernel to read the runs, of several files by turns.  Then it decodes the window and reads its
  * blocks as ever (see xlogpipeline.c), and finds them in the kernel's cache.
  * When it is half-way through a window, it begins with the next one.
  *
@@ -128,6 +128,17 @@
 /* Longest run: the kernel makes requests of its own size from it. */
 #define AHEAD_MAX_RUN		128
 
+/*
+ * A large window is announced at so many places at a time.  Each file has
+ * requests of its own size: those of a table are small, at random places, those
+ * of an index that is needed as a whole are large.  One after the other, first
+ * the number of requests is the limit of storage, then the number of bytes;
+ * mixed, both are made use of.  A part is large enough for the ends of its runs
+ * not to matter.
+ */
+#define AHEAD_LANES			8
+#define AHEAD_MIN_LANE		1024
+
 /* How much to do in a step */
 #define AHEAD_STEP_BYTES	(1024 * 1024)
 #define AHEAD_STEP_RUNS		32
@@ -149,6 +160,14 @@ typedef struct AheadBlock
 #define SH_DECLARE
 #define SH_DEFINE
 #include "lib/simplehash.h"
+
+/* A part of the blocks to be announced, and where to go on in it */
+typedef struct AheadLane
+{
+	int			first;
+	int			next;
+	int			end;
+} AheadLane;
 
 typedef enum AheadPhase
 {
@@ -187,7 +206,8 @@ static blockset_hash *seen_before = NULL;
 static BufferTag *blocks = NULL;	/* to be announced */
 static int	nblocks;
 static int	max_blocks;
-static int	next_block;			/* to be announced next */
+static AheadLane lanes[AHEAD_LANES];
+static int	nlanes;
 
 /*
  * Is looking ahead of use, and does nobody suffer?
@@ -412,11 +432,45 @@ ahead_begin_window(XLogRecPtr decoded)
 	blockset_reset(seen);
 	max_blocks = ahead_max_blocks();
 	nblocks = 0;
-	next_block = 0;
 	window_start = scanned_to;
 	worth_while = true;
 	wal_ended = false;
 	phase = AHEAD_SCANNING;
+}
+
+/*
+ * Divide the blocks, which are sorted, into parts of the same size.
+ */
+static void
+ahead_divide(void)
+{
+	nlanes = Max(Min(nblocks / AHEAD_MIN_LANE, AHEAD_LANES), 1);
+	for (int i = 0; i < nlanes; i++)
+	{
+		lanes[i].first = lanes[i].next = nblocks * i / nlanes;
+		lanes[i].end = nblocks * (i + 1) / nlanes;
+	}
+	Assert(lanes[0].first == 0 && lanes[nlanes - 1].end == nblocks);
+}
+
+/*
+ * Return the part of which the least has been announced, NULL if all are done.
+ */
+static AheadLane *
+ahead_next_lane(void)
+{
+	AheadLane  *result = NULL;
+
+	for (int i = 0; i < nlanes; i++)
+	{
+		AheadLane  *lane = &lanes[i];
+
+		if (lane->next < lane->end &&
+			(result == NULL ||
+			 lane->next - lane->first < result->next - result->first))
+			result = lane;
+	}
+	return result;
 }
 
 /*
@@ -455,6 +509,7 @@ ahead_scan(void)
 	if (complete)
 	{
 		qsort(blocks, nblocks, sizeof(BufferTag), ahead_compare);
+		ahead_divide();
 		phase = AHEAD_ANNOUNCING;
 	}
 }
@@ -469,22 +524,24 @@ ahead_same_file(const BufferTag *a, const BufferTag *b)
 }
 
 /*
- * Have the kernel read the next run of blocks.
+ * Have the kernel read the next run of blocks of a part.
  */
 static void
-ahead_announce_run(void)
+ahead_announce_run(AheadLane *lane)
 {
-	BufferTag  *first = &blocks[next_block];
+	BufferTag  *first = &blocks[lane->next];
 	BufferTag  *last = first;
 	SMgrRelation reln;
 	int			needed;
 	int			length;
 
-	while (++next_block < nblocks &&
-		   ahead_same_file(first, &blocks[next_block]) &&
-		   blocks[next_block].blockNum - last->blockNum <= AHEAD_GAP + 1 &&
-		   blocks[next_block].blockNum - first->blockNum < AHEAD_MAX_RUN)
-		last = &blocks[next_block];
+	Assert(lane->next < lane->end);
+
+	while (++lane->next < lane->end &&
+		   ahead_same_file(first, &blocks[lane->next]) &&
+		   blocks[lane->next].blockNum - last->blockNum <= AHEAD_GAP + 1 &&
+		   blocks[lane->next].blockNum - first->blockNum < AHEAD_MAX_RUN)
+		last = &blocks[lane->next];
 
 	needed = last - first + 1;
 	length = last->blockNum - first->blockNum + 1;
@@ -498,9 +555,9 @@ ahead_announce_run(void)
 	}
 
 	/* The file, or this segment of it, does not exist, nor do later ones. */
-	while (next_block < nblocks &&
-		   ahead_same_file(first, &blocks[next_block]))
-		next_block++;
+	while (lane->next < lane->end &&
+		   ahead_same_file(first, &blocks[lane->next]))
+		lane->next++;
 }
 
 /*
@@ -543,6 +600,8 @@ ahead_end_window(void)
 bool
 XLogAheadStep(XLogRecPtr decoded)
 {
+	AheadLane  *lane;
+
 	switch (phase)
 	{
 		case AHEAD_OFF:
@@ -567,9 +626,9 @@ XLogAheadStep(XLogRecPtr decoded)
 			break;
 
 		case AHEAD_ANNOUNCING:
-			for (int i = 0; i < AHEAD_STEP_RUNS && next_block < nblocks; i++)
-				ahead_announce_run();
-			if (next_block == nblocks)
+			for (int i = 0; i < AHEAD_STEP_RUNS && (lane = ahead_next_lane()) != NULL; i++)
+				ahead_announce_run(lane);
+			if (ahead_next_lane() == NULL)
 				ahead_end_window();
 			break;
 	}

@@ -61,7 +61,18 @@
  * look further.  "current" is the start of the record that it applies; what is
  * before may be overwritten.  It holds on to a record until it has found the
  * next one, because the link leads there.  Each of the two is written by one
- * process only, with a memory barrier.
+ * process only, with a memory barrier, and not for each record:
+ *
+ * - The worker publishes what is ready before it does what may take long, that
+ *   is, reads the next page of WAL or a block, and when it has come to the end of
+ *   what it can do.  The startup process looks at "published" again when it has
+ *   used up what it knows of.
+ * - The startup process tells "current" every few records, when it passes
+ *   wake_worker_at, and before it waits.  Until then it is too low, which means
+ *   that some space is reused, and some file read again, a little later.
+ *
+ * So most records cost no barrier, and the cache lines of both stay where they
+ * are.
  *
  * States
  * ------
@@ -200,6 +211,13 @@
 #define XLOG_PIPELINE_WAKE_BYTES	(64 * 1024)
 
 /*
+ * Tell the worker about so many records at once that they have been applied:
+ * enough to make the barrier unimportant, and decoded they take less than a
+ * quarter of the smallest queue, if they have no images.
+ */
+#define XLOG_PIPELINE_TELL_RECORDS	16
+
+/*
  * Seconds until another worker is asked for when one is gone: so few that a
  * standby that has to catch up does not notice, and so many in the end that the
  * messages of one that fails each time do not fill the server log.  A worker
@@ -298,9 +316,14 @@ static double worker_look_at = 0;
 static double worker_restart_delay = XLOG_PIPELINE_MIN_RESTART_DELAY;
 static bool worker_loss_reported = false;
 
-/* Startup process: what has been handed over */
+/*
+ * Startup process: what has been handed over, how far it is known to have been
+ * published, and how many records were taken since "current" was written
+ */
 static bool engaged = false;
 static DecodedXLogRecord *current_record = NULL;
+static XLogRecPtr known_published = InvalidXLogRecPtr;
+static int	untold_records = 0;
 
 /* Startup process: what has been done, for the log */
 static uint64 total_records = 0;
@@ -340,6 +363,7 @@ static int	pipeline_page_read(XLogReaderState *state, XLogRecPtr targetPagePtr,
 							   char *readBuf);
 static bool pipeline_record_ready(DecodedXLogRecord *record);
 static void pipeline_read_started(DecodedBkpBlock *block);
+static void pipeline_publish(void);
 
 /* ----------------------------------------------------------------
  * Shared memory
@@ -730,6 +754,8 @@ XLogPipelineEngage(XLogReaderState *startup_reader, XLogRecPtr limit,
 
 	engaged = true;
 	current_record = NULL;
+	known_published = r->start;
+	untold_records = 0;
 	total_ranges++;
 
 	INJECTION_POINT("xlogpipeline-engage", NULL);
@@ -765,6 +791,32 @@ pipeline_take_back(XLogPipelineState state, XLogRecPtr endptr)
 }
 
 /*
+ * Tell the worker which record is the current one, and wake it if it waits for
+ * that.
+ *
+ * The barrier has two purposes.  What has been read of records before must not
+ * be read after they may be overwritten.  And the worker, which writes
+ * wake_worker_at before it looks at "current" for the last time, must see this
+ * one, or else we see what it has written: here, or, where the machine reads
+ * that early, with one of the next records, or in pipeline_wait_for_record().
+ */
+static void
+pipeline_tell_current(void)
+{
+	XLogRecPtr	lsn = current_record->lsn;
+	XLogRecPtr	wake_at;
+
+	untold_records = 0;
+	pg_atomic_write_membarrier_u64(&XLogPipelineCtl->current, lsn);
+
+	wake_at = pg_atomic_read_u64(&XLogPipelineCtl->wake_worker_at);
+	if (wake_at != InvalidXLogRecPtr && lsn >= wake_at &&
+		pg_atomic_exchange_u64(&XLogPipelineCtl->wake_worker_at,
+							   InvalidXLogRecPtr) != InvalidXLogRecPtr)
+		pipeline_wake(&XLogPipelineCtl->worker);
+}
+
+/*
  * Wait until there is a record after 'endptr'.  Returns false if there will be
  * none.
  */
@@ -774,6 +826,10 @@ pipeline_wait_for_record(XLogRecPtr endptr)
 	bool		found;
 
 	INJECTION_POINT("xlogpipeline-record-missed", NULL);
+
+	/* Who is told that all has been applied relies on "current", too. */
+	if (untold_records > 0)
+		pipeline_tell_current();
 
 	for (;;)
 	{
@@ -787,7 +843,9 @@ pipeline_wait_for_record(XLogRecPtr endptr)
 		 * is seen after it.
 		 */
 		state = pipeline_state();
-		found = pg_atomic_read_membarrier_u64(&XLogPipelineCtl->published) > endptr;
+		known_published =
+			pg_atomic_read_membarrier_u64(&XLogPipelineCtl->published);
+		found = known_published > endptr;
 		if (found || state != XLOG_PIPELINE_RUNNING)
 			break;
 
@@ -816,12 +874,10 @@ static void
 pipeline_prefetch_memory(DecodedXLogRecord *record)
 {
 #ifdef __GNUC__
-	XLogRecPtr	published = pg_atomic_read_u64(&XLogPipelineCtl->published);
 	DecodedXLogRecord *next;
 
-	if (record->next_lsn >= published)
+	if (record->next_lsn >= known_published)
 		return;
-	pg_read_barrier();
 	next = record->next;
 	for (int i = 0; i <= next->max_block_id; i++)
 	{
@@ -836,7 +892,7 @@ pipeline_prefetch_memory(DecodedXLogRecord *record)
 			__builtin_prefetch(GetBufferDescriptor(buffer - 1), 1);
 		}
 	}
-	if (next->next_lsn < published)
+	if (next->next_lsn < known_published)
 		__builtin_prefetch(next->next);
 #endif
 }
@@ -860,34 +916,40 @@ XLogPipelineNextRecord(void)
 	endptr = current_record ? current_record->next_lsn :
 		XLogPipelineCtl->range.start;
 
-	if (pg_atomic_read_u64(&XLogPipelineCtl->published) <= endptr &&
-		!pipeline_wait_for_record(endptr))
+	if (known_published <= endptr)
 	{
-		pipeline_take_back(pipeline_state(), endptr);
-		return NULL;
+		known_published = pg_atomic_read_u64(&XLogPipelineCtl->published);
+		if (known_published <= endptr && !pipeline_wait_for_record(endptr))
+		{
+			pipeline_take_back(pipeline_state(), endptr);
+			return NULL;
+		}
+		/* What was written before it was published is seen from here on. */
+		pg_read_barrier();
 	}
-	pg_read_barrier();
 
 	next = current_record ? current_record->next : XLogPipelineCtl->first;
 	Assert(next != NULL);
 	Assert((char *) next >= XLogPipelineQueue &&
 		   (char *) next < XLogPipelineQueue + pipeline_queue_bytes());
 	Assert(next->lsn >= endptr);
-	Assert(next->next_lsn <= pg_atomic_read_u64(&XLogPipelineCtl->published));
+	Assert(next->next_lsn <= known_published);
 	Assert(!next->oversized);
 
 	current_record = next;
 	total_records++;
 	pipeline_prefetch_memory(next);
 
-	/* From now on the previous record may be overwritten. */
-	pg_atomic_write_membarrier_u64(&XLogPipelineCtl->current, next->lsn);
-
+	/*
+	 * From now on the previous record may be overwritten, but nobody is in a
+	 * hurry to do so, unless the worker waits for it.  If it has just begun to,
+	 * and we miss that, we notice at the next record, or before we wait.
+	 */
+	untold_records++;
 	wake_at = pg_atomic_read_u64(&XLogPipelineCtl->wake_worker_at);
-	if (unlikely(wake_at != InvalidXLogRecPtr && next->lsn >= wake_at) &&
-		pg_atomic_exchange_u64(&XLogPipelineCtl->wake_worker_at,
-							   InvalidXLogRecPtr) != InvalidXLogRecPtr)
-		pipeline_wake(&XLogPipelineCtl->worker);
+	if (untold_records >= XLOG_PIPELINE_TELL_RECORDS ||
+		unlikely(wake_at != InvalidXLogRecPtr && next->lsn >= wake_at))
+		pipeline_tell_current();
 
 	return next;
 }
@@ -1073,6 +1135,9 @@ pipeline_page_read(XLogReaderState *state, XLogRecPtr targetPagePtr, int reqLen,
 		return XLREAD_WOULDBLOCK;
 	}
 
+	/* Have redo busy meanwhile. */
+	pipeline_publish();
+
 	io_start = pgstat_prepare_io_time(track_wal_io_timing);
 	pgstat_report_wait_start(WAIT_EVENT_WAL_READ);
 	r = pg_pread(segment_file, readBuf, XLOG_BLCKSZ,
@@ -1165,6 +1230,9 @@ pipeline_finish_read(void)
 
 	Assert(reads_tail < reads_head);
 
+	/* The records before this one wait for nothing. */
+	pipeline_publish();
+
 	if (pipeline_block_exists(reln, block))
 	{
 		Buffer		buffer;
@@ -1177,7 +1245,6 @@ pipeline_finish_read(void)
 		ReleaseBuffer(buffer);
 	}
 	reads_tail++;
-	pipeline_publish();
 }
 
 /*
@@ -1242,7 +1309,6 @@ pipeline_record_ready(DecodedXLogRecord *record)
 		XLogPipelineCtl->first = record;
 
 	ready_end = record->next_lsn;
-	pipeline_publish();
 
 	if (pipeline_may_change_timeline(record))
 	{

@@ -41,7 +41,9 @@ RecentRedoBuffer(const RelFileLocator *rlocator, ForkNumber forknum,
 	static XLogRecentBuffer entries[XLOG_RECENT_BUFFERS];
 	XLogRecentBuffer *entry;
 
-	entry = &entries[(blkno + rlocator->relNumber * 31) % XLOG_RECENT_BUFFERS];
+	/* Maps have low numbers, as have the first pages of the table. */
+	entry = &entries[(blkno + forknum * 331 + rlocator->relNumber * 31) %
+					 XLOG_RECENT_BUFFERS];
 	if (entry->blkno != blkno || entry->forknum != forknum ||
 		!RelFileLocatorEquals(entry->rlocator, *rlocator))
 	{

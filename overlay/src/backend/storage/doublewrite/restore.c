@@ -8,6 +8,9 @@
  * that redo, which is going to need the page, finds it there.  Redo then rolls
  * the page forward.
  *
+ * The kernel reads homes ahead and begins to write while others are read, so
+ * that the device has a full queue in both directions; files are synced in groups.
+ *
  * Such a buffer is like one that has been read: valid, clean, and the same as
  * home.  Whatever changes files without regard to shared buffers before redo
  * has come to the end of WAL would make it wrong.  Redo of CREATE DATABASE by
@@ -35,6 +38,7 @@
 #include "common/file_utils.h"
 #include "common/int.h"
 #include "common/relpath.h"
+#include "pgstat.h"
 #include "portability/instr_time.h"
 #include "postmaster/startup.h"
 #include "storage/bufmgr.h"
@@ -59,6 +63,22 @@
  */
 #define DW_PREFETCH_GAP			8
 
+/*
+ * Start writing to disk when so many pages are home: enough to let the kernel
+ * combine and sort requests, and few enough that the device has something to
+ * write from the beginning, while homes are being read.
+ */
+#define DW_WRITEBACK_PAGES		64
+
+/*
+ * Forks, and files of these, that are synced together.  Enough for the device to
+ * be busy with all of them, and so few that the files stay open from the first
+ * write to the sync, which is then sure to be told of a write that has failed
+ * meanwhile.  (A single fork may have more files, as everywhere.)
+ */
+#define DW_SYNC_FORKS			64
+#define DW_SYNC_FILES			256
+
 /* A restore under way */
 typedef struct DWRestoreState
 {
@@ -69,6 +89,15 @@ typedef struct DWRestoreState
 	char	   *home;			/* what these pages were like at home */
 	int			fd;				/* of the segment read last, or -1 */
 	uint64		fd_segno;
+
+	/* forks that are there and have to be synced */
+	struct
+	{
+		SMgrRelation reln;
+		ForkNumber	forknum;
+	}			unsynced[DW_SYNC_FORKS];
+	int			nunsynced;
+	BlockNumber unsynced_files;
 } DWRestoreState;
 
 /* ---------------------------------------------------------------------
@@ -457,6 +486,24 @@ dw_prefetch_homes(SMgrRelation reln, const DWCopy *copies, int ncopies)
 }
 
 /*
+ * Have the kernel begin to write to disk some pages of one fork, which are home.
+ * That is only a hint; dw_sync_forks() makes them durable.  Where a checkpoint
+ * does without such hints, because the file system does not like them, so do we.
+ */
+static void
+dw_start_writes(SMgrRelation reln, const DWCopy *copies, int ncopies)
+{
+	const DWPageEntry *first = &copies[0].entry;
+	BlockNumber nblocks = copies[ncopies - 1].entry.blkno - first->blkno + 1;
+
+	if ((io_direct_flags & IO_DIRECT_DATA) != 0 || checkpoint_flush_after == 0)
+		return;
+	smgrwriteback(reln, first->forknum, first->blkno, nblocks);
+	pgstat_count_io_op(IOOBJECT_RELATION, IOCONTEXT_NORMAL, IOOP_WRITEBACK,
+					   ncopies, 0);
+}
+
+/*
  * Restore pages of one fork, which reaches that far.
  */
 static void
@@ -464,6 +511,7 @@ dw_restore_runs(SMgrRelation reln, const DWCopy *copies, int ncopies,
 				DWRestoreState *state)
 {
 	int			prefetched = 0;
+	int			started = 0;
 	int			run;
 
 	for (int i = 0; i < ncopies; i += run)
@@ -488,13 +536,41 @@ dw_restore_runs(SMgrRelation reln, const DWCopy *copies, int ncopies,
 			prefetched = target;
 		}
 		dw_restore_run(reln, copies + i, run, state);
+
+		if (i + run - started >= DW_WRITEBACK_PAGES || i + run == ncopies)
+		{
+			dw_start_writes(reln, copies + started, i + run - started);
+			started = i + run;
+		}
 	}
 }
 
 /*
- * Restore all pages of one fork, and sync it.  Where the file is gone, or does
- * not reach that far, the change of its size is what the crash has undone or
- * what redo will do again, and the page is redo's.
+ * Make the forks durable that have been restored since the last time, also those
+ * of which nothing was written home now: a restore that was cut short may have
+ * written something.  They are not looked for again, as smgrexists() would close
+ * their files.
+ */
+static void
+dw_sync_forks(DWRestoreState *state)
+{
+	for (int i = 0; i < state->nunsynced; i++)
+	{
+		if (AmStartupProcess())
+			ProcessStartupProcInterrupts();
+
+		smgrimmedsync(state->unsynced[i].reln, state->unsynced[i].forknum);
+		/* which does not count by itself */
+		pgstat_count_io_op(IOOBJECT_RELATION, IOCONTEXT_NORMAL, IOOP_FSYNC, 1, 0);
+	}
+	state->nunsynced = 0;
+	state->unsynced_files = 0;
+}
+
+/*
+ * Restore all pages of one fork, which dw_sync_forks() has to make durable.  Where
+ * the file is gone, or does not reach that far, the change of its size is what the
+ * crash has undone or what redo will do again, and the page is redo's.
  */
 static void
 dw_restore_fork(const DWCopy *copies, int ncopies, DWRestoreState *state)
@@ -511,14 +587,36 @@ dw_restore_fork(const DWCopy *copies, int ncopies, DWRestoreState *state)
 		while (npresent < ncopies && copies[npresent].entry.blkno < nblocks)
 			npresent++;
 		dw_restore_runs(reln, copies, npresent, state);
-		smgrimmedsync(reln, first->forknum);
+
+		Assert(state->nunsynced < DW_SYNC_FORKS);
+		state->unsynced[state->nunsynced].reln = reln;
+		state->unsynced[state->nunsynced++].forknum = first->forknum;
+		state->unsynced_files += nblocks / RELSEG_SIZE + 1;
 	}
 	state->stats.examined += ncopies;
 	state->stats.missing += ncopies - npresent;
 }
 
 /*
- * Restore all pages, which are sorted, fork by fork.
+ * How many of these copies, which are sorted, belong to the first one's fork.
+ */
+static int
+dw_fork_length(const DWCopy *copies, int ncopies)
+{
+	const DWPageEntry *first = &copies[0].entry;
+	int			len = 1;
+
+	while (len < ncopies && copies[len].entry.forknum == first->forknum &&
+		   RelFileLocatorEquals(copies[len].entry.rlocator, first->rlocator))
+		len++;
+	return len;
+}
+
+/*
+ * Restore all pages, which are sorted.  Forks are synced together, so that the
+ * device is busy with all of them, and not with one after the other.  Until all
+ * are synced the log stays as it is, and a crash means that all is restored once
+ * more. (R8)
  */
 static void
 dw_restore_pages(const DWCopy *copies, int ncopies, DWRestoreState *state)
@@ -527,18 +625,13 @@ dw_restore_pages(const DWCopy *copies, int ncopies, DWRestoreState *state)
 
 	for (int i = 0; i < ncopies; i += len)
 	{
-		const DWPageEntry *first = &copies[i].entry;
-
-		for (len = 1; i + len < ncopies; len++)
-		{
-			const DWPageEntry *entry = &copies[i + len].entry;
-
-			if (entry->forknum != first->forknum ||
-				!RelFileLocatorEquals(entry->rlocator, first->rlocator))
-				break;
-		}
+		len = dw_fork_length(copies + i, ncopies - i);
 		dw_restore_fork(copies + i, len, state);
+		if (state->nunsynced == DW_SYNC_FORKS ||
+			state->unsynced_files >= DW_SYNC_FILES)
+			dw_sync_forks(state);
 	}
+	dw_sync_forks(state);
 	smgrdestroyall();
 	INJECTION_POINT("doublewrite-restored", NULL);
 }

@@ -137,6 +137,27 @@ test_doublewrite.fail_at = 'xlogpipeline-wait-for-worker:EIO'});
 	$node->append_conf('postgresql.conf', 'maintenance_io_concurrency = 16');
 }
 
+# The device is told of pages while others are being read, and files are synced,
+# more of them than in one group.
+{
+	my $each = q{DO $$BEGIN FOR i IN 1..70 LOOP EXECUTE format(%s, i); END LOOP; END$$};
+
+	$node->safe_psql('postgres', sprintf($each, q{'CREATE TABLE many_%s AS SELECT 0 AS v'}));
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	$node->safe_psql('postgres', sprintf($each, q{'UPDATE many_%s SET v = 1'}));
+	$node->safe_psql('postgres', q{SELECT dw_evict_all(); SELECT dw_drain()});
+	$node->stop('immediate');
+	my $line = dw_start_after_crash($node);
+	my ($writebacks, $fsyncs) = split /\|/, $node->safe_psql('postgres', q{
+		SELECT sum(writebacks), sum(fsyncs) FROM pg_stat_io
+		WHERE backend_type = 'startup' AND object = 'relation'});
+
+	cmp_ok($line->{examined}, '>=', 70, 'many files: pages were logged');
+	is($writebacks, $line->{examined} - $line->{missing},
+		'many files: writing to disk begins at once');
+	cmp_ok($fsyncs, '>=', 70, 'many files: all are synced');
+}
+
 # Crashes in restore, between two runs of pages.  Page by page there are more than
 # a hundred, in runs of 16 there are not.
 {

@@ -54,4 +54,21 @@ foreach my $mode ('off', 'on')
 	$standby->stop;
 }
 
+# The free space map, too, is not looked up for each row that fills a page.
+{
+	my $node = xlp_primary('crashed');
+	$node->safe_psql('postgres', q{
+		CREATE TABLE t (v text);
+		INSERT INTO t SELECT repeat('v', 1000) FROM generate_series(1, 100);
+		VACUUM t; CHECKPOINT;
+		INSERT INTO t SELECT repeat('v', 1000) FROM generate_series(1, 4000)});
+	$node->stop('immediate');
+	$node->start;
+	my $hits = $node->safe_psql('postgres', q{
+		SELECT sum(hits) FROM pg_stat_io WHERE backend_type = 'startup'});
+	note "$hits hits";
+	cmp_ok($hits, '<', 300, 'free space map: few searches for buffers');
+	$node->stop;
+}
+
 done_testing();

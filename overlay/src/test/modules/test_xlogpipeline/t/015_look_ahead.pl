@@ -126,6 +126,20 @@ cmp_ok($done->{blocks}, '<=', 600 + $OTHERS, '... once');
 cmp_ok($done->{runs}, '<=', 5 + $OTHERS, '... in few runs');
 cmp_ok($done->{read}, '>=', 600, '... and then read');
 
+# --- A large window is announced at several places at a time, and all of it
+
+$primary->start;
+create_table($primary, 'large', 2500);
+$primary->safe_psql('postgres', 'VACUUM; CHECKPOINT');
+change($primary, 'large', 'true');
+$primary->stop('immediate');
+$primary->backup_fs_cold('large');
+($done, $node) = recover($primary, 'large');
+$node->clean_node;
+is($done->{windows}, 1, 'large: one window');
+cmp_ok($done->{blocks}, '>=', 2500, 'large: all blocks are announced');
+cmp_ok($done->{runs}, '<=', 22 + $OTHERS, '... in few runs');
+
 # --- Short gaps are read, longer ones are not
 
 $primary->start;
