@@ -691,6 +691,12 @@ class AlarmsTest(unittest.TestCase):
         self.assertEqual(alarms.of_clients([*events, {"client": "a", "what": "ack", "n": 1}]),
                          ["a was told XX000: bug", "a was told 58P01: no file"])
 
+    def test_checkpoint_where_writes_are_made_to_fail(self):
+        events = [{"client": "a", "what": "fail", "sqlstate": "XX000",
+                   "error": "checkpoint request failed HINT: Consult recent messages"}]
+        self.assertEqual(len(alarms.of_clients(events)), 1)
+        self.assertEqual(alarms.of_clients(events, ("XX",)), [])
+
     def test_server(self):
         lines = ["2026-01-01 00:00:00.000 UTC [7] XX001 ERROR:  invalid page",
                  "2026-01-01 00:00:00.000 UTC [7] XX001 WARNING:  page verification failed",
