@@ -10,9 +10,10 @@ import json
 import random
 import statistics
 import time
+from collections import Counter
 from dataclasses import dataclass
 
-from . import clients
+from . import clients, counters
 from .loads import PREWARM, Point
 from .restart import SAMPLE_SECONDS, carry_out
 
@@ -41,27 +42,34 @@ class Promise:
     def __call__(self, session):
         server, random_number = session.server, random.Random(clients.SEED)
         server.sql("CREATE EXTENSION IF NOT EXISTS pg_doublewrite_stats")
-        recoveries, rates = [], []
+        recoveries, rates, costs, carried_out = [], [], Counter(), 0
         for _ in range(self.crashes):
             number = int(self.transactions * random_number.uniform(LEAST, MOST))
-            rates.append(self._crash(session, number))
+            rate, counts = self._crash(session, number)
+            rates.append(rate)
+            costs.update(counts)
+            carried_out += number
             wait_for_record(server)
             recoveries.append({part: (float(predicted) / 1000, float(actual) / 1000)
                                for part, predicted, actual in server.rows(SCORE)})
         session.volume.release()
         (session.raw / "recoveries.json").write_text(json.dumps(recoveries, indent=1) + "\n")
-        return points(recoveries, rates)
+        return points(recoveries, rates, costs, carried_out)
 
     def _crash(self, session, transactions):
-        """Carry out transactions, crash, recover; returns transactions a second."""
+        """Carry out transactions, crash, recover.
+
+        Returns transactions a second, and what they have moved.
+        """
         server, volume = session.server, session.volume
         volume.release()
         server.sql(PREWARM)
         server.sql("CHECKPOINT")
         volume.hold()
-        begun = time.monotonic()
+        before, begun = session.snapshot(), time.monotonic()
         carry_out(server, transactions, self.arguments)
         rate = transactions / (time.monotonic() - begun)
+        counts = counters.difference(session.snapshot(), before)
         server.stop("immediate")
         volume.release()
         volume.cool()
@@ -69,7 +77,7 @@ class Promise:
         offset = session.log_size()
         server.start(wait=False)
         server.until_ready(offset, SAMPLE_SECONDS)
-        return rate
+        return rate, counts
 
 
 def wait_for_record(server):
@@ -84,8 +92,12 @@ def wait_for_record(server):
 # Pure functions ---------------------------------------------------------------
 
 
-def points(recoveries, rates):
-    """Return Points for recoveries [{part: (predicted, actual)}], the oldest first."""
+def points(recoveries, rates, costs, transactions):
+    """Return Points for recoveries [{part: (predicted, actual)}], the oldest first.
+
+    `costs` is what so many transactions have moved, those of checkpoints included
+    that were made meanwhile.
+    """
     totals = [recovery["total"] for recovery in recoveries]
     off = [off_percent(*total) for total in totals]
     right = [percent for percent in off[1:] if abs(percent) <= RIGHT_PERCENT]
@@ -96,7 +108,8 @@ def points(recoveries, rates):
               True, len(totals), extra=facts),
         Point("longest recovery but the first", max(actual for _, actual in totals[1:]), "s",
               False, len(totals), extra={"first, s": totals[0][1]}),
-        Point("transactions a second", round(statistics.median(rates), 1), "1/s", True, len(totals)),
+        Point("transactions a second", round(statistics.median(rates), 1), "1/s", True,
+              transactions, dict(costs), extra={"checkpoints": costs["checkpoint.num_done"]}),
     ]
 
 
