@@ -563,6 +563,8 @@ dw_sync_forks(DWRestoreState *state)
 		/* which does not count by itself */
 		pgstat_count_io_op(IOOBJECT_RELATION, IOCONTEXT_NORMAL, IOOP_FSYNC, 1, 0);
 	}
+	if (state->nunsynced > 0)
+		INJECTION_POINT("doublewrite-restore-group-synced", NULL);
 	state->nunsynced = 0;
 	state->unsynced_files = 0;
 }

@@ -139,14 +139,28 @@ test_doublewrite.fail_at = 'xlogpipeline-wait-for-worker:EIO'});
 
 # The device is told of pages while others are being read, and files are synced,
 # more of them than in one group.
-{
-	my $each = q{DO $$BEGIN FOR i IN 1..70 LOOP EXECUTE format(%s, i); END LOOP; END$$};
+my $FILES = 70;
+my $each = sprintf(q{DO $$BEGIN FOR i IN 1..%d LOOP EXECUTE format(%%s, i); END LOOP; END$$}, $FILES);
+my $GROUP = 'doublewrite-restore-group-synced';
 
-	$node->safe_psql('postgres', sprintf($each, q{'CREATE TABLE many_%s AS SELECT 0 AS v'}));
+# Change a page in each of many files, write them back, and crash.
+sub crash_with_files
+{
+	my ($node, $value) = @_;
+
 	$node->safe_psql('postgres', 'CHECKPOINT');
-	$node->safe_psql('postgres', sprintf($each, q{'UPDATE many_%s SET v = 1'}));
+	my $old = dw_snapshot($node);
+	$node->safe_psql('postgres', sprintf($each, "'UPDATE many_%s SET v = $value'"));
 	$node->safe_psql('postgres', q{SELECT dw_evict_all(); SELECT dw_drain()});
 	$node->stop('immediate');
+	return $old;
+}
+
+$node->safe_psql('postgres', sprintf($each, q{'CREATE TABLE many_%s AS SELECT 0 AS v'}));
+{
+	crash_with_files($node, 1);
+	# far more than there are: they are counted
+	$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = '$GROUP:1000'");
 	my $line = dw_start_after_crash($node);
 	my ($writebacks, $fsyncs) = split /\|/, $node->safe_psql('postgres', q{
 		SELECT sum(writebacks), sum(fsyncs) FROM pg_stat_io
@@ -155,8 +169,74 @@ test_doublewrite.fail_at = 'xlogpipeline-wait-for-worker:EIO'});
 	cmp_ok($line->{examined}, '>=', 70, 'many files: pages were logged');
 	is($writebacks, $line->{examined} - $line->{missing},
 		'many files: writing to disk begins at once');
-	cmp_ok($fsyncs, '>=', 70, 'many files: all are synced');
+	cmp_ok($fsyncs, '>=', $FILES, 'many files: all are synced');
+	is($node->safe_psql('postgres', "SELECT dw_hits('$GROUP')"),
+		2, 'many files: in two groups');
 }
+
+# The power fails when the first group has been synced: all is restored once more.
+{
+	my $old = crash_with_files($node, 2);
+	my $torn = dw_tear($node, $old, only => qr/^base/);
+	my $offset = -s $node->logfile;
+
+	cmp_ok($torn->{logged}, '>=', $FILES, 'between groups: pages were torn');
+	$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = '$GROUP:1'");
+	ok(!dw_poll_start($node), 'between groups: server does not start');
+	dw_wait_for_crash($node, $offset);
+
+	# those of the second group may be torn again, and those of the first are as well
+	$torn = dw_tear($node, $old, only => qr/^base/);
+	cmp_ok($torn->{logged}, '>', $FILES / 2, 'between groups: they were torn again');
+	$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = '$GROUP:1000'");
+	my $line = dw_start_after_crash($node, $torn);
+
+	cmp_ok($line->{examined}, '>=', $FILES, 'between groups: the log still has them');
+	cmp_ok($line->{restored}, '>=', $torn->{logged}, 'between groups: all are restored');
+	$node->safe_psql('postgres', 'CREATE FUNCTION many() RETURNS SETOF int LANGUAGE plpgsql AS '
+		  . sprintf(q{$$BEGIN FOR i IN 1..%d LOOP RETURN QUERY EXECUTE format('SELECT v FROM many_%%s', i);
+			END LOOP; END$$}, $FILES));
+	is($node->safe_psql('postgres', 'SELECT count(*), min(v), max(v) FROM many() v'),
+		"$FILES|2|2", 'between groups: nothing is lost');
+}
+
+# Few tables of many files: no more than so many are kept open for a sync.
+{
+	my $GB = 1024 * 1024 * 1024;
+	my @paths = map {
+		$node->data_dir . '/'
+		  . $node->safe_psql('postgres', "SELECT pg_relation_filepath('many_$_')")
+	} (1, 2, 3);
+
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	$node->stop;
+	# with holes: they take no space
+	foreach my $path (@paths)
+	{
+		foreach my $file ($path, map { "$path.$_" } (1 .. 130))
+		{
+			open my $handle, '>>', $file or die "could not open $file: $!";
+			truncate($handle, $GB) or die "could not enlarge $file: $!";
+			close $handle;
+		}
+	}
+	$node->start;
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	$node->safe_psql('postgres', "UPDATE many_$_ SET v = 3 WHERE ctid = (SELECT ctid FROM many_$_ LIMIT 1)")
+	  foreach (1, 2, 3);
+	$node->safe_psql('postgres', q{SELECT dw_evict_all(); SELECT dw_drain()});
+	$node->stop('immediate');
+	my $line = dw_start_after_crash($node);
+	cmp_ok($line->{examined}, '<', 64, 'large tables: fewer than the forks of a group');
+	is($node->safe_psql('postgres', "SELECT dw_hits('$GROUP')"),
+		2, 'large tables: in two groups');
+	is( $node->safe_psql('postgres',
+			join(' UNION ', map { "(SELECT v FROM many_$_ LIMIT 1)" } (1, 2, 3))),
+		3,
+		'large tables: nothing is lost');
+	$node->safe_psql('postgres', "DROP TABLE many_$_") foreach (1, 2, 3);
+}
+$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = ''");
 
 # Crashes in restore, between two runs of pages.  Page by page there are more than
 # a hundred, in runs of 16 there are not.
