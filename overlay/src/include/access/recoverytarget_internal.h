@@ -71,7 +71,7 @@ typedef struct RecoveryTargetData
 	bool		ready;			/* costs are known, and clients don't wait */
 	bool		intact;			/* the file is, so it can be overwritten */
 	bool		unsaved;		/* something has been learnt since it was
-								 * written */
+								 * written, or it cannot be used */
 } RecoveryTargetData;
 
 extern RecoveryTargetData *RecoveryTarget;
@@ -91,7 +91,7 @@ extern int64 RecoveryLimit(int64 target, int64 start);
 extern bool RecoveryNeedsCheckpoint(int64 limit, int64 redone, int64 peak);
 
 /* recoveryforecast.c */
-extern void RecoveryFileRead(bool crashed, CrashRecoveryFile *file,
+extern bool RecoveryFileRead(bool crashed, CrashRecoveryFile *file,
 							 bool *forecast_usable, bool *record_usable);
 extern bool RecoveryFileReplace(const RecoveryEstimate *estimate, int elevel);
 extern bool RecoveryForecastReplace(const RecoveryEstimate *estimate, bool sync);

@@ -96,9 +96,10 @@ is_file(void)
 }
 
 /*
- * Read the file, and say which parts of it can be believed.
+ * Read the file, and say which parts of it can be believed.  Returns false, having
+ * said why, if there is something that cannot be.
  */
-void
+bool
 RecoveryFileRead(bool crashed, CrashRecoveryFile *file, bool *forecast_usable,
 				 bool *record_usable)
 {
@@ -112,37 +113,40 @@ RecoveryFileRead(bool crashed, CrashRecoveryFile *file, bool *forecast_usable,
 	*forecast_usable = *record_usable = false;
 	if (!is_file())
 	{
+		bool		missing = errno == ENOENT;
+
 		if (errno == EINVAL)
 			ereport(LOG,
 					(errcode(ERRCODE_WRONG_OBJECT_TYPE),
 					 errmsg("ignoring \"%s\", which is not a regular file",
 							CRASH_RECOVERY_FILE)));
-		else if (errno != ENOENT)
+		else if (!missing)
 			report_file(LOG, "could not stat file \"%s\": %m");
 		else if (crashed)
 			ereport(LOG,
 					(errmsg("no file \"%s\": nothing is known of earlier crash recoveries",
 							CRASH_RECOVERY_FILE)));
-		return;
+		return missing;
 	}
 	fd = OpenTransientFile(CRASH_RECOVERY_FILE, O_RDONLY | O_NOFOLLOW | PG_BINARY);
 	if (fd < 0)
 	{
 		report_file(LOG, "could not open file \"%s\": %m");
-		return;
+		return false;
 	}
 	rc = pg_pread(fd, file, sizeof(*file), 0);
 	if (rc < 0)
 		report_file(LOG, "could not read file \"%s\": %m");
 	CloseTransientFile(fd);
 	if (rc < 0)
-		return;
+		return false;
 
 	*forecast_usable = is_usable("forecast",
 								 CrashRecoveryJudgeForecast(forecast, sysid),
 								 forecast->version);
 	*record_usable = is_usable("record", CrashRecoveryJudgeRecord(record, sysid),
 							   record->version);
+	return *forecast_usable && *record_usable;
 }
 
 /* ---------------------------------------------------------------------

@@ -397,13 +397,15 @@ RecoveryTargetDirectorySynced(bool crashed, XLogRecPtr redo)
 {
 	CrashRecoveryFile *file = palloc(sizeof(CrashRecoveryFile));
 	bool		record_usable;
+	bool		usable;
 
 	INJECTION_POINT("crash-recovery-file-read", NULL);
-	RecoveryFileRead(crashed, file, &recovery.forecast_known, &record_usable);
+	usable = RecoveryFileRead(crashed, file, &recovery.forecast_known, &record_usable);
 	recovery.forecast = file->u.forecast;
 
 	SpinLockAcquire(&RecoveryTarget->mutex);
 	RecoveryTarget->intact = record_usable;
+	RecoveryTarget->unsaved = !usable;	/* once reported, it is replaced */
 	if (record_usable)
 	{
 		RecoveryTarget->costs = file->record.costs;
@@ -569,8 +571,7 @@ keep_score(const CrashRecoveryScore *score)
 }
 
 /*
- * The server has started.  The checkpoint that follows crash recovery, if there has
- * been none, wakes the checkpointer up, who saves the record.
+ * The server has started.  If there is a record to be saved, the checkpointer does it.
  */
 void
 RecoveryTargetStarted(void)
@@ -595,7 +596,7 @@ RecoveryTargetStarted(void)
 	RecoveryTarget->ready = true;
 	SpinLockRelease(&RecoveryTarget->mutex);
 
-	if (recovery.crash)
+	if (RecoveryTarget->unsaved)
 	{
 		if (IsUnderPostmaster)
 			DoubleWriteWakeCheckpointer();
@@ -788,6 +789,8 @@ RecoveryTargetLook(bool busy)
 static bool
 must_wait(const RecoveryEstimate *estimate)
 {
+	int			retry = 0;		/* tests don't wait */
+
 	if (!INSTR_TIME_IS_ZERO(steering.begun) &&
 		seconds_since(steering.begun) < least_distance())
 	{
@@ -802,7 +805,8 @@ must_wait(const RecoveryEstimate *estimate)
 	if (!RecoveryInProgress() &&
 		steering.asked_important == GetLastImportantRecPtr())
 		return true;
-	return seconds_since(steering.asked) < RETRY_INTERVAL;
+	INJECTION_POINT("crash-recovery-retry", &retry);
+	return retry == 0 && seconds_since(steering.asked) < RETRY_INTERVAL;
 }
 
 /*

@@ -93,12 +93,13 @@ sub edit_record
 
 # Each block to be read takes so many milliseconds, as does one to be restored if
 # nothing else is said, and a start a tenth of a second.  One that is written while
-# clients wait takes nothing if nothing is said, as all else does.  Twice as many
-# cost twice as much.
+# clients wait, and a kB of WAL, take nothing if nothing is said, as all else does.
+# Twice as many cost twice as much.
 sub set_costs
 {
 	my ($node, $milliseconds, %other) = @_;
 	my $restore = $other{restore} // $milliseconds;
+	my $wal = $other{wal} // 0;
 	my $write = $other{write} // 0;
 
 	edit_record(
@@ -107,7 +108,7 @@ sub set_costs
 			my ($record) = @_;
 
 			substr($$record, NSEC_AT, 6 * 8) =
-			  pack('q6', 100 * MS, 0, $restore * MS, 0,
+			  pack('q6', 100 * MS, 0, $restore * MS, $wal * MS,
 				$milliseconds * MS, $write * MS);
 			substr($$record, POWER_AT, 4) = pack('L', 1000);
 		});
@@ -812,6 +813,45 @@ cmp_ok($wanted[0], '>=', 0.45, 'a checkpoint is not wanted at once');
 cmp_ok($wanted[0], '<', 1.2, '... but earlier if to restore pages takes longer');
 $node->safe_psql('postgres', 'CHECKPOINT');
 
+# On an idle server a checkpoint may be asked for, as WAL takes its time that nobody
+# needs; it is skipped, and not asked for again until something happens.  The pause
+# after which any other one would be is left out.
+$node->stop;
+set_costs($node, 1, wal => 10_000);
+$node->start;
+$node->safe_psql('postgres', 'CHECKPOINT');
+$node->safe_psql('postgres',
+	q{SELECT dw_fail_at('crash-recovery-retry', 'EIO', 1, 1000000)});
+$offset = -s $node->logfile;
+$node->safe_psql('postgres',
+	'SELECT pg_log_standby_snapshot() FROM generate_series(1, 50)');
+$node->wait_for_log(qr/checkpoint is wanted by/, $offset);
+
+# Have the checkpointer look, more often than it would.
+sub wait_for_looks
+{
+	my ($node, $looks) = @_;
+
+	count_hits($node, 'crash-recovery-look');
+	watchdog_until(
+		'no looks at the estimate',
+		sub {
+			$node->safe_psql('postgres', 'SELECT pg_reload_conf()');
+			return hits($node, 'crash-recovery-look') >= $looks;
+		});
+	return;
+}
+
+wait_for_looks($node, 10);
+is(scalar(() = wanted($node, $offset)), 1, 'idle: one checkpoint is wanted');
+unlike(slurp_file($node->logfile, $offset),
+	qr/checkpoint starting/, 'idle: it is skipped');
+change($node, 1, 1);
+watchdog_until('no checkpoint of a server that has done something',
+	sub { slurp_file($node->logfile, $offset) =~ /checkpoint complete/ });
+is(scalar(() = wanted($node, $offset)), 2, 'busy again: another one is wanted');
+$node->safe_psql('postgres', q{SELECT dw_clear('crash-recovery-retry')});
+
 # A part of the forecast of this server is not to be made shorter.
 $offset = -s $node->logfile;
 $node->stop;
@@ -842,6 +882,30 @@ is(figure($node, 'checkpoints_for_target'),
 	$count, 'no checkpoint once there is no target');
 is(hits($node, 'crash-recovery-look') + hits($node, 'crash-recovery-file'),
 	0, '... nor anything else');
+
+# A file that cannot be used is reported once: then there is one that can be.
+foreach my $damage (
+	[ 'record damaged', RECORD_AT + 100 ],
+	[ 'forecast damaged', 40 ])
+{
+	my ($what, $at) = @$damage;
+
+	$node->stop;
+	with_byte_changed($at)->(path_of($node));
+	$offset = -s $node->logfile;
+	$node->start;
+	watchdog_until(
+		"no new file: $what",
+		sub {
+			my $data = read_binary(path_of($node));
+			my @parts = (substr($data, 0, FORECAST_LEN), substr($data, RECORD_AT));
+
+			return !grep { $_ ne sealed($_) } @parts;
+		});
+	$node->restart;
+	is(() = slurp_file($node->logfile, $offset) =~ /ignoring file .* is damaged/g,
+		1, "no target: $what, which is said once");
+}
 $node->append_conf('postgresql.conf', 'crash_recovery_target = 1h');
 $node->stop;
 
