@@ -45,9 +45,11 @@ typedef struct RecoveryEstimate
 	int64		usec[CRASH_RECOVERY_PARTS];
 	int64		total;
 
-	/* what checkpoints can change of it */
-	int64		redone;			/* if nothing were in the log */
-	int64		peak;			/* at worst, while a checkpoint is under way */
+	int64		limit;			/* of what checkpoints can change of it */
+	int64		redone;			/* ... which it would be if nothing were in
+								 * the log */
+	bool		waits;			/* clients do, for a checkpoint */
+	CrashRecoveryCosts costs;
 } RecoveryEstimate;
 
 typedef struct RecoveryTargetData
@@ -85,10 +87,14 @@ extern void RecoveryTimes(const CrashRecoveryWork *work,
 extern int64 RecoveryRest(const int64 *usec);
 extern int64 RecoveryRedone(uint64 blocks, uint64 wal, bool waits,
 							const CrashRecoveryCosts *costs);
-extern int64 RecoveryPeak(int64 redone, uint64 blocks, bool waits,
-						  const CrashRecoveryCosts *costs);
+extern int64 RecoveryWorst(int64 limit, uint64 blocks, uint64 wal,
+						   uint64 more_blocks, uint64 more_wal, bool waits,
+						   const CrashRecoveryCosts *costs);
 extern int64 RecoveryLimit(int64 target, int64 start);
-extern bool RecoveryNeedsCheckpoint(int64 limit, int64 redone, int64 peak);
+extern bool RecoveryNeedsCycle(int64 limit, int64 rest, int64 redone,
+							   uint64 log_pages);
+extern bool RecoveryNeedsCheckpoint(int64 limit, uint64 blocks, uint64 wal,
+									bool waits, const CrashRecoveryCosts *costs);
 
 /* recoveryforecast.c */
 extern bool RecoveryFileRead(bool crashed, CrashRecoveryFile *file,

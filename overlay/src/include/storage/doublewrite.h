@@ -112,6 +112,7 @@ extern bool DoubleWritePrepareRead(FILE *file, const char *path);
 extern size_t DoubleWriteRead(char *buf, size_t nbytes, FILE *file, bool more);
 
 /* upkeep.c: the checkpointer looks after the log */
+extern void DoubleWriteWantCycle(bool wanted);
 extern void DoubleWriteUpkeep(bool busy);
 
 /* flush.c: writing staged pages back */

@@ -73,6 +73,13 @@ static const uint64 enough_to_learn[CRASH_RECOVERY_COSTS] = {
 /* Redo is not bound by reading if it computes for this share of its time. */
 #define BUSY_SHARE			0.7
 
+/*
+ * A sync cycle frees the log when it makes recovery longer by this share of the
+ * limit, and has so many pages: a cycle costs some requests for each file.
+ */
+#define CYCLE_SHARE			(1.0 / 16)
+#define CYCLE_LEAST_PAGES	512
+
 /* What is left for the rest if the start takes all of the target */
 #define LEAST_SHARE			0.25
 
@@ -152,21 +159,63 @@ RecoveryRedone(uint64 blocks, uint64 wal, bool waits,
 }
 
 /*
- * ... and at worst while a checkpoint writes them.
+ * ... and if they have all been copied to the log, and nothing else is to be done.
  */
-int64
-RecoveryPeak(int64 redone, uint64 blocks, bool waits,
-			 const CrashRecoveryCosts *costs)
+static int64
+restored(uint64 blocks, bool waits, const CrashRecoveryCosts *costs)
 {
 	CrashRecoveryWork work = {.log_pages = blocks,.log_bytes = blocks * BLCKSZ};
 	int64		usec[CRASH_RECOVERY_PARTS];
 
-	if (!DoubleWriteIsArmed())
-		return redone;
 	if (waits)
 		work.written = blocks;
 	RecoveryTimes(&work, costs, usec);
-	return Max(redone, RecoveryRest(usec));
+	return RecoveryRest(usec);
+}
+
+/*
+ * By how much may the log make recovery longer before a sync cycle frees it?
+ */
+static int64
+log_allowance(int64 limit)
+{
+	return (int64) (limit * CYCLE_SHARE);
+}
+
+/*
+ * Is it time for a sync cycle, as these pages make recovery so much longer than
+ * if nothing were in the log?
+ */
+bool
+RecoveryNeedsCycle(int64 limit, int64 rest, int64 redone, uint64 log_pages)
+{
+	return log_pages >= CYCLE_LEAST_PAGES && rest > redone + log_allowance(limit);
+}
+
+/*
+ * What is the most that the rest can come to while a checkpoint writes blocks that
+ * had been changed when it began, and others are changed?  With the log, that is at
+ * its end if no sync cycle is run; otherwise when one is due.
+ */
+int64
+RecoveryWorst(int64 limit, uint64 blocks, uint64 wal, uint64 more_blocks,
+			  uint64 more_wal, bool waits, const CrashRecoveryCosts *costs)
+{
+	uint64		all = blocks + more_blocks;
+	uint64		logged = Min(blocks, CYCLE_LEAST_PAGES);
+	int64		redone = RecoveryRedone(all, wal + more_wal, waits, costs);
+	int64		without;
+	int64		with;
+
+	if (!DoubleWriteIsArmed())
+		return redone;
+	without = Max(restored(blocks, waits, costs),
+				  RecoveryRedone(blocks, wal, waits, costs)) +
+		RecoveryRedone(more_blocks, more_wal, waits, costs);
+	with = Max(redone + log_allowance(limit),
+			   restored(logged, waits, costs) +
+			   RecoveryRedone(all - logged, wal + more_wal, waits, costs));
+	return Min(without, with);
 }
 
 /*
@@ -179,12 +228,18 @@ RecoveryLimit(int64 target, int64 start)
 }
 
 /*
- * Must a checkpoint begin, if it is to complete before that is exceeded?
+ * Must a checkpoint begin, if it is to complete before that is exceeded?  As much is
+ * going to be changed until then as since the last one, times
+ * checkpoint_completion_target.
  */
 bool
-RecoveryNeedsCheckpoint(int64 limit, int64 redone, int64 peak)
+RecoveryNeedsCheckpoint(int64 limit, uint64 blocks, uint64 wal, bool waits,
+						const CrashRecoveryCosts *costs)
 {
-	return peak + redone * CheckPointCompletionTarget >= limit;
+	return RecoveryWorst(limit, blocks, wal,
+						 (uint64) (blocks * CheckPointCompletionTarget),
+						 (uint64) (wal * CheckPointCompletionTarget),
+						 waits, costs) >= limit;
 }
 
 /* ---------------------------------------------------------------------

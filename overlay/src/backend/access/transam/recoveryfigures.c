@@ -82,10 +82,8 @@ wal_between_checkpoints(const CurveSample *curve, const CrashRecoveryCosts *cost
 	{
 		double		middle = (low + high) / 2;
 		uint64		blocks = blocks_changed_by(curve, middle);
-		int64		redone = RecoveryRedone(blocks, middle, waits, costs);
 
-		if (RecoveryNeedsCheckpoint(limit, redone,
-									RecoveryPeak(redone, blocks, waits, costs)))
+		if (RecoveryNeedsCheckpoint(limit, blocks, (uint64) middle, waits, costs))
 			high = middle;
 		else
 			low = middle;

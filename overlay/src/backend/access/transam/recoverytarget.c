@@ -43,8 +43,9 @@
  * complete before what has changed meanwhile gets there, if that is as much as
  * before, times checkpoint_completion_target.  With double writes a checkpoint
  * copies each page to the log, and if the server crashes before it completes, they are
- * restored instead of being read by redo.  Where that takes longer it counts, from
- * the beginning.  The estimate counts from the redo pointer of the last completed
+ * restored instead of being read by redo.  Where that takes longer it counts from
+ * the beginning, or sync cycles free the log when it makes recovery longer by
+ * some share of the target: whatever comes to less.  The estimate counts from the redo pointer of the last completed
  * checkpoint, hence falls only when one completes.  What no checkpoint can change,
  * the start, is subtracted from target and estimate first.  If little or nothing is
  * left of the target, a quarter of it serves as the limit of the rest.
@@ -217,6 +218,12 @@ RecoveryEndsWithCheckpoint(void)
 		 DoubleWriteDropsAhead(TransamVariables->nextOid + TransamVariables->oidCount));
 }
 
+static uint64
+wal_of(const CrashRecoveryWork *work)
+{
+	return work->end - work->redo;
+}
+
 /*
  * What would crash recovery take if it came now?
  */
@@ -224,18 +231,17 @@ void
 RecoveryEstimateNow(RecoveryEstimate *estimate)
 {
 	CrashRecoveryWork *work = &estimate->work;
-	bool		waits = RecoveryEndsWithCheckpoint();
 	DoubleWriteReads reads;
 	CountsAtRedo last;
-	CrashRecoveryCosts costs;
 	uint64		first;
 	uint64		repeated;
 	uint64		buffered;
 
 	SpinLockAcquire(&RecoveryTarget->mutex);
 	last = RecoveryTarget->last;
-	costs = RecoveryTarget->costs;
+	estimate->costs = RecoveryTarget->costs;
 	SpinLockRelease(&RecoveryTarget->mutex);
+	estimate->waits = RecoveryEndsWithCheckpoint();
 
 	DoubleWriteCountReads(&reads);
 	first = reads.first - Min(last.first, reads.first);
@@ -252,14 +258,14 @@ RecoveryEstimateNow(RecoveryEstimate *estimate)
 	estimate->blocks = first - Min(repeated, first);
 	buffered = Min(work->log_pages, (uint64) NBuffers / 2);
 	work->reads = estimate->blocks - Min(buffered, estimate->blocks);
-	work->written = waits ? estimate->blocks : 0;
+	work->written = estimate->waits ? estimate->blocks : 0;
 
-	RecoveryTimes(work, &costs, estimate->usec);
+	RecoveryTimes(work, &estimate->costs, estimate->usec);
 	estimate->total = CrashRecoverySum(estimate->usec);
-	estimate->redone = RecoveryRedone(estimate->blocks, work->end - work->redo,
-									  waits, &costs);
-	estimate->peak = Max(RecoveryRest(estimate->usec),
-						 RecoveryPeak(estimate->redone, estimate->blocks, waits, &costs));
+	estimate->limit = RecoveryLimit(RecoveryTargetUsec(),
+									estimate->usec[CRASH_RECOVERY_START]);
+	estimate->redone = RecoveryRedone(estimate->blocks, wal_of(work),
+									  estimate->waits, &estimate->costs);
 }
 
 /* ---------------------------------------------------------------------
@@ -776,6 +782,8 @@ RecoveryTargetLook(bool busy)
 	RecoverySampleCurve(&estimate);
 	if (RecoveryTarget->unsaved || differs_from_saved(&estimate))
 		save(&estimate, false);
+	DoubleWriteWantCycle(RecoveryNeedsCycle(estimate.limit, RecoveryRest(estimate.usec),
+											estimate.redone, estimate.work.log_pages));
 
 	DoubleWriteCountReads(&reads);
 	DoubleWriteLookAtReads(reads.first +
@@ -823,9 +831,10 @@ RecoveryTargetWantsCheckpoint(int elapsed_secs)
 		return false;
 
 	RecoveryEstimateNow(&estimate);
-	if (!RecoveryNeedsCheckpoint(RecoveryLimit(RecoveryTargetUsec(),
-											   estimate.usec[CRASH_RECOVERY_START]),
-								 estimate.redone, estimate.peak))
+	if (RecoveryRest(estimate.usec) < estimate.limit &&
+		!RecoveryNeedsCheckpoint(estimate.limit, estimate.blocks,
+								 wal_of(&estimate.work), estimate.waits,
+								 &estimate.costs))
 		return false;
 
 	SpinLockAcquire(&RecoveryTarget->mutex);
@@ -871,19 +880,26 @@ RecoveryTargetWantsCheckpoint(int elapsed_secs)
 double
 RecoveryTargetElapsed(void)
 {
-	const RecoveryEstimate *at_begin = &steering.at_begin;
-	RecoveryEstimate estimate;
+	const RecoveryEstimate *from = &steering.at_begin;
+	RecoveryEstimate now;
+	uint64		from_wal = wal_of(&from->work);
+	uint64		now_wal;
+	int64		at_begin;
+	int64		worst;
 	double		elapsed;
-	int64		room;
 
 	if (crash_recovery_target == 0)
 		return 0;
-	RecoveryEstimateNow(&estimate);
+	RecoveryEstimateNow(&now);
+	now_wal = wal_of(&now.work);
 	elapsed = seconds_since(steering.begun) / least_distance();
-	room = RecoveryLimit(RecoveryTargetUsec(), estimate.usec[CRASH_RECOVERY_START]) -
-		at_begin->peak;
-	if (room > 0)
-		elapsed = Min(elapsed, (double) (estimate.redone - at_begin->redone) / room);
+	at_begin = RecoveryWorst(now.limit, from->blocks, from_wal, 0, 0,
+							 now.waits, &now.costs);
+	worst = RecoveryWorst(now.limit, from->blocks, from_wal,
+						  now.blocks - Min(from->blocks, now.blocks),
+						  now_wal - Min(from_wal, now_wal), now.waits, &now.costs);
+	if (now.limit > at_begin)
+		elapsed = Min(elapsed, (double) (worst - at_begin) / (now.limit - at_begin));
 	return elapsed;
 }
 

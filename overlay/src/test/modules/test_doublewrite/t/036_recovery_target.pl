@@ -813,6 +813,42 @@ cmp_ok($wanted[0], '>=', 0.45, 'a checkpoint is not wanted at once');
 cmp_ok($wanted[0], '<', 1.2, '... but earlier if to restore pages takes longer');
 $node->safe_psql('postgres', 'CHECKPOINT');
 
+# Unless sync cycles free the log meanwhile, when it has 512 pages: with 2 ms and 1 ms
+# a checkpoint has to begin at 0.1 + 3.4 / 1.9 = 1.88 s, not at 0.1 + 3.9 / 2.9 = 1.44 s.
+sub cycles
+{
+	my ($node) = @_;
+
+	return $node->safe_psql('postgres',
+		q{SELECT value FROM pg_double_write_counters() WHERE name = 'sync_cycles'});
+}
+
+$node->stop;
+set_costs($node, 1, restore => 2);
+$node->start;
+$node->safe_psql('postgres', 'CHECKPOINT');
+$offset = -s $node->logfile;
+my $cycles = cycles($node);
+change($node, 1, 1600);
+count_hits($node, 'crash-recovery-look');
+watchdog_until('no looks at the estimate',
+	sub { hits($node, 'crash-recovery-look') >= 3 });
+is(scalar(() = wanted($node, $offset)), 0, 'no checkpoint is wanted yet');
+is(cycles($node), $cycles, '... nor a sync cycle');
+change($node, 1601, 1900);
+$node->wait_for_log(qr/checkpoint is wanted by/, $offset);
+@wanted = wanted($node, $offset);
+cmp_ok($wanted[0], '>=', 1.8, "at $wanted[0] s, as sync cycles are to come");
+
+# It is hurried by as much as makes it write that many.
+for (my $block = 1901; $block < 3400; $block += 100)
+{
+	change($node, $block, $block + 99);
+}
+watchdog_until('no sync cycle', sub { cycles($node) > $cycles });
+cmp_ok(figure($node, 'estimate_ms'), '<', 4500, 'with those the target is kept');
+$node->safe_psql('postgres', 'CHECKPOINT');
+
 # On an idle server a checkpoint may be asked for, as WAL takes its time that nobody
 # needs; it is skipped, and not asked for again until something happens.  The pause
 # after which any other one would be is left out.
