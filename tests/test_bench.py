@@ -340,8 +340,8 @@ class PromiseTest(unittest.TestCase):
     def test_the_first_prediction_is_judged_apart(self):
         recoveries = [{"total": (1.0, 3.0)}, {"total": (4.0, 5.0)}, {"total": (4.0, 3.0)},
                       {"total": (2.0, 2.6)}]
-        right, longest, rate = promise.points(recoveries, [100, 300, 200, 400],
-                                               Counter({"checkpoint.num_done": 3}), 5000)
+        right, longest, rate = promise.points(recoveries, Counter({"checkpoint.num_done": 3}),
+                                               5000, 20)
         self.assertEqual(right.value, 100 * 2 / 3)
         self.assertEqual(right.extra, {"off in the first, %": 200, "off at most in others, %": 30})
         self.assertEqual((longest.value, rate.value), (5.0, 250))

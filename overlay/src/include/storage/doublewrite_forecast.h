@@ -60,7 +60,7 @@ typedef enum CrashRecoveryCost
 	CRASH_RECOVERY_PER_START,	/* nanoseconds, as all costs */
 	CRASH_RECOVERY_PER_LOG_KB,
 	CRASH_RECOVERY_PER_RESTORED_PAGE,
-	CRASH_RECOVERY_PER_WAL_KB,	/* processor time of redo */
+	CRASH_RECOVERY_PER_WAL_KB,	/* read and replayed */
 	CRASH_RECOVERY_PER_READ,	/* of a block, if redo reads
 								 * CRASH_RECOVERY_READS of them */
 	CRASH_RECOVERY_PER_DIRTY_PAGE,	/* that a checkpoint writes */

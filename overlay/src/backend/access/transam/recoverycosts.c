@@ -9,6 +9,9 @@
  *
  * Redo is bound by reading if its process has used little processor time;
  * otherwise reading was cheaper than it looks, which can only lower the cost.
+ * If there are few blocks to read, what it reads is WAL, and all of its time is the
+ * cost of that; if there are many, that cost is no less than the processor
+ * time, and no more than all.
  * Blocks are read in the order of files, a request for each run of them, so
  * twice as many do not take twice as long.  How much longer, that is by which
  * power of their number, depends on the tables; it is fitted to the recoveries on
@@ -270,6 +273,24 @@ learn(CrashRecoveryCosts *costs, CrashRecoveryCost cost, int64 usec, uint64 unit
 }
 
 /*
+ * WAL has taken so much time at least, and so much at most.
+ */
+static void
+learn_wal(CrashRecoveryCosts *costs, int64 least, int64 most, uint64 wal_kb)
+{
+	CrashRecoveryCost cost = CRASH_RECOVERY_PER_WAL_KB;
+	double		nsec = costs->nsec[cost];
+
+	if (wal_kb < enough_to_learn[cost])
+		return;
+	nsec = Min(nsec, most * 1000.0 / wal_kb);
+	nsec = Max(nsec, least * 1000.0 / wal_kb);
+	if (bounded_nsec(nsec) != costs->nsec[cost])
+		costs->learnt[cost]++;
+	costs->nsec[cost] = bounded_nsec(nsec);
+}
+
+/*
  * Blocks that a cost of reading is learnt from, or 0: those that were predicted
  * if they were, for it is these that the cost will be multiplied with.
  */
@@ -386,7 +407,10 @@ RecoveryCostsLearn(CrashRecoveryCosts *costs, const CrashRecoveryScore *scores,
 		  work->log_bytes / 1024);
 	learn(costs, CRASH_RECOVERY_PER_RESTORED_PAGE, usec[CRASH_RECOVERY_RESTORE],
 		  work->log_pages);
-	learn(costs, CRASH_RECOVERY_PER_WAL_KB, score->redo_cpu_usec, wal_kb);
+	if (reads > 0)
+		learn_wal(costs, score->redo_cpu_usec, usec[CRASH_RECOVERY_REDO], wal_kb);
+	else
+		learn(costs, CRASH_RECOVERY_PER_WAL_KB, usec[CRASH_RECOVERY_REDO], wal_kb);
 	if (reads > 0 && !was_busy(score))
 		learn_reads(costs, scores, nscores);
 	else if (reads > 0 && usec_of_reads(reads, costs) > redo_usec)

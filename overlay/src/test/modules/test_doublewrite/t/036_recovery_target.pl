@@ -397,6 +397,40 @@ cmp_ok(figure($node, 'redo_ms'), '<', 4000, 'blocks are cheaper than was made up
 $node->safe_psql('postgres', 'CHECKPOINT');
 cmp_ok(figure($node, 'blocks_to_read'), '<', 100, 'redone blocks are home');
 
+# WAL that changes few blocks costs what it takes to read it, not only processor
+# time: here redo waits for something else for a second.
+sub insert
+{
+	my ($node, $table) = @_;
+
+	$node->safe_psql('postgres',
+		"CREATE TABLE $table AS SELECT repeat('x', 700) FROM generate_series(1, 8000)");
+	return;
+}
+
+$node->stop;
+set_costs($node, 1);
+$node->start;
+insert($node, 'first');
+cmp_ok(figure($node, 'redo_ms'), '<', 300, 'WAL costs nothing');
+$node->stop('immediate');
+$node->append_conf('postgresql.conf',
+	"test_doublewrite.fail_at = 'xlogpipeline-wait-for-worker:EIO'");
+start_paused(
+	$node,
+	'xlogpipeline-engage',
+	sub {
+		my $begun = clock_gettime(CLOCK_MONOTONIC);
+
+		watchdog_until('the clock stands still',
+			sub { clock_gettime(CLOCK_MONOTONIC) > $begun + 1 });
+	});
+$node->append_conf('postgresql.conf', "test_doublewrite.fail_at = ''");
+wait_for_recoveries($node, 2);
+$node->safe_psql('postgres', 'CHECKPOINT');
+insert($node, 'second');
+cmp_ok(figure($node, 'redo_ms'), '>=', 400, '... or what it takes until it is there');
+
 # ----------------------------------------------------------------------
 # Checkpoints that clients wait for
 # ----------------------------------------------------------------------
@@ -457,7 +491,7 @@ run_log(
 	'>' => \my $ignored,
 	'2>' => \$single);
 like($single, qr/checkpoint [\d.]+, [2-9]\.\d\d\.  Blocks/, 'single-user mode');
-is(scalar(@{ forecast_of($node)->{recoveries} }), 3, '... is on record, too');
+is(scalar(@{ forecast_of($node)->{recoveries} }), 4, '... is on record, too');
 
 # A number has been dropped that the OID counter comes to.
 $node->start;
