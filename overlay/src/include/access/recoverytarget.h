@@ -34,6 +34,17 @@ extern void RecoveryTargetStarted(void);
 extern void RecoveryTargetPassedRedo(XLogRecPtr redo);
 extern void RecoveryTargetCanRestartAt(XLogRecPtr redo);
 
+/* ... and has replayed all up to here: a standby may be where it had been */
+extern PGDLLIMPORT XLogRecPtr RecoveryTargetCaughtUpAt;
+extern void RecoveryTargetCaughtUp(XLogRecPtr lsn);
+
+static inline void
+RecoveryTargetReplayed(XLogRecPtr lsn)
+{
+	if (unlikely(lsn >= RecoveryTargetCaughtUpAt))
+		RecoveryTargetCaughtUp(lsn);
+}
+
 /* for those who make checkpoints and restartpoints */
 extern void RecoveryTargetCheckpointBegins(XLogRecPtr redo);
 extern void RecoveryTargetCheckpointDone(XLogRecPtr redo);

@@ -60,7 +60,9 @@
  *
  * On a standby the same goes for restartpoints, and the estimate is for a
  * restart: a recovery from the last restartpoint to where replay is now.  There a
- * checkpoint must have been replayed that a restartpoint can be made of.
+ * checkpoint must have been replayed that a restartpoint can be made of.  After a
+ * crash of a standby its recovery does not end, so it counts, and is learnt from, until
+ * replay is where it had been.  Without a forecast that is not known.
  *
  * Without a target the counters are kept, for views and for the day on which there is a
  * target, and crash recoveries are timed.  Nothing else is done.
@@ -124,7 +126,8 @@ int			crash_recovery_target = 0;
 /* The recovery under way, for the startup process */
 typedef struct RecoveryUnderWay
 {
-	bool		crash;
+	bool		crashed;		/* nothing was stopped in order */
+	bool		crash;			/* this is crash recovery */
 	bool		forecast_known;
 	bool		waited;			/* clients did, for a checkpoint */
 	CrashRecoveryForecast forecast;
@@ -136,6 +139,9 @@ typedef struct RecoveryUnderWay
 } RecoveryUnderWay;
 
 static RecoveryUnderWay recovery;
+
+/* Where a standby was when it crashed, until replay has got there */
+XLogRecPtr	RecoveryTargetCaughtUpAt = PG_UINT64_MAX;
 
 /* Why a target is not met */
 typedef enum RecoveryObstacle
@@ -421,6 +427,7 @@ RecoveryTargetDirectorySynced(bool crashed, XLogRecPtr redo)
 	RecoveryTarget->last.redo = redo;
 	SpinLockRelease(&RecoveryTarget->mutex);
 	pfree(file);
+	recovery.crashed = crashed;
 	part_ended(CRASH_RECOVERY_START);
 }
 
@@ -458,6 +465,9 @@ RecoveryTargetRedoBegins(bool crash_recovery, XLogRecPtr redo)
 	recovery.work.redo = redo;
 	recovery.work.reads = 0 - (uint64) pgBufferUsage.shared_blks_read;
 	recovery.cpu_usec = -cpu_usec();
+	if (!crash_recovery && recovery.crashed && recovery.forecast_known &&
+		recovery.forecast.work.redo == redo && recovery_min_apply_delay == 0)
+		RecoveryTargetCaughtUpAt = recovery.forecast.work.end;
 
 	SpinLockAcquire(&RecoveryTarget->mutex);
 	RecoveryTarget->last.redo = redo;
@@ -465,13 +475,23 @@ RecoveryTargetRedoBegins(bool crash_recovery, XLogRecPtr redo)
 	SpinLockRelease(&RecoveryTarget->mutex);
 }
 
+/*
+ * Redo has done what is to be counted.
+ */
+static void
+redo_done(XLogRecPtr end)
+{
+	part_ended(CRASH_RECOVERY_REDO);
+	recovery.work.end = end;
+	recovery.work.reads += pgBufferUsage.shared_blks_read + XLogPipelineBlocksRead();
+	recovery.cpu_usec = Max(recovery.cpu_usec + cpu_usec(), 0);
+}
+
 void
 RecoveryTargetRedoEnded(void)
 {
-	part_ended(CRASH_RECOVERY_REDO);
-	recovery.work.end = GetXLogReplayRecPtr(NULL);
-	recovery.work.reads += pgBufferUsage.shared_blks_read + XLogPipelineBlocksRead();
-	recovery.cpu_usec = Max(recovery.cpu_usec + cpu_usec(), 0);
+	RecoveryTargetCaughtUpAt = PG_UINT64_MAX;
+	redo_done(GetXLogReplayRecPtr(NULL));
 }
 
 /*
@@ -538,7 +558,10 @@ report_score(const CrashRecoveryScore *score)
 						   score->actual.reads)));
 	else
 		ereport(LOG,
-				(errmsg("crash recovery took %.2f s, %.2f s were predicted",
+				(recovery.crash ?
+				 errmsg("crash recovery took %.2f s, %.2f s were predicted",
+						CrashRecoverySum(a) / 1000000.0, CrashRecoverySum(p) / 1000000.0) :
+				 errmsg("the standby is where it was when it crashed after %.2f s, %.2f s were predicted",
 						CrashRecoverySum(a) / 1000000.0, CrashRecoverySum(p) / 1000000.0),
 				 errdetail("In seconds, actual and predicted: start %.2f, %.2f; reading the double-write log %.2f, %.2f; restore %.2f, %.2f; redo %.2f, %.2f; checkpoint %.2f, %.2f.  Blocks read by redo: %" PRIu64 ", %" PRIu64 ".",
 						   a[CRASH_RECOVERY_START] / 1000000.0, p[CRASH_RECOVERY_START] / 1000000.0,
@@ -577,6 +600,37 @@ keep_score(const CrashRecoveryScore *score)
 }
 
 /*
+ * Compare what it has taken with what was predicted.
+ */
+static void
+keep_this_recovery(void)
+{
+	CrashRecoveryScore score = {0};
+
+	predict(&score, &RecoveryTarget->costs);
+	score.finished = GetCurrentTimestamp();
+	score.actual = recovery.work;
+	score.redo_cpu_usec = Min(recovery.cpu_usec, CRASH_RECOVERY_MAX_USEC);
+	memcpy(score.actual_usec, recovery.usec, sizeof(score.actual_usec));
+	report_score(&score);
+	keep_score(&score);
+}
+
+/*
+ * A standby that had crashed has replayed what it had replayed before.
+ */
+void
+RecoveryTargetCaughtUp(XLogRecPtr lsn)
+{
+	Assert(AmStartupProcess() && !recovery.crash);
+
+	RecoveryTargetCaughtUpAt = PG_UINT64_MAX;
+	redo_done(lsn);
+	keep_this_recovery();
+	DoubleWriteWakeCheckpointer();
+}
+
+/*
  * The server has started.  If there is a record to be saved, the checkpointer does it.
  */
 void
@@ -584,18 +638,10 @@ RecoveryTargetStarted(void)
 {
 	if (recovery.crash)
 	{
-		CrashRecoveryScore score = {0};
-
 		part_ended(CRASH_RECOVERY_START);
 		if (recovery.waited)
 			recovery.work.written = recovery.work.reads + recovery.work.log_pages;
-		predict(&score, &RecoveryTarget->costs);
-		score.finished = GetCurrentTimestamp();
-		score.actual = recovery.work;
-		score.redo_cpu_usec = Min(recovery.cpu_usec, CRASH_RECOVERY_MAX_USEC);
-		memcpy(score.actual_usec, recovery.usec, sizeof(score.actual_usec));
-		report_score(&score);
-		keep_score(&score);
+		keep_this_recovery();
 	}
 
 	SpinLockAcquire(&RecoveryTarget->mutex);

@@ -1018,6 +1018,30 @@ $standby->poll_query_until('postgres',
 $standby->safe_psql('postgres', 'CHECKPOINT');
 cmp_ok(figure($standby, 'blocks_to_read'), '<', 100, 'a restartpoint has been made');
 
+# A crash of a standby: it counts until replay is where it had been.
+set_target($standby, 3600);
+change($node, 1, 3000);
+$node->wait_for_replay_catchup($standby);
+wait_for_forecast($standby, 3000);
+$standby->stop('immediate');
+$offset = -s $standby->logfile;
+$standby->start;
+$standby->wait_for_log(
+	qr/the standby is where it was when it crashed after [\d.]+ s, 3\.\d\d s were predicted/,
+	$offset);
+wait_for_recoveries($standby, 1);
+($predicted, $actual) = split /\|/, $standby->safe_psql(
+	'postgres', q{
+	SELECT predicted_blocks, actual_blocks FROM pg_double_write_recoveries
+	 WHERE part = 'total'});
+cmp_ok($predicted, '>=', 3000, "blocks predicted for a standby: $predicted");
+cmp_ok($actual, '>=', 0.9 * $predicted, "read on a standby: $actual");
+cmp_ok($actual, '<=', 1.1 * $predicted, '... about as many');
+cmp_ok(figure($standby, 'learnt_from'), '>', 0, 'a standby has learnt from it');
+$node->safe_psql('postgres', 'CHECKPOINT');
+$node->wait_for_replay_catchup($standby);
+$standby->safe_psql('postgres', 'CHECKPOINT');
+
 # Clients do not wait for the checkpoint that follows a promotion; if the server
 # crashes before it completes, they do.
 change($node, 1, 1000);
@@ -1039,7 +1063,7 @@ $standby->safe_psql('postgres', 'CHECKPOINT');
 is(figure($standby, 'checkpoint_ms'), 0, '... and after it none');
 is(figure($standby, 'promotion_ms'), '', 'no promotion to come');
 is( $standby->safe_psql('postgres', 'SELECT count(*) FROM pg_double_write_recoveries'),
-	0, 'a promotion is no crash recovery');
+	6, 'a promotion is no crash recovery');
 $standby->stop;
 $node->stop;
 
