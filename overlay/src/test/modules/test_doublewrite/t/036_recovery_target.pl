@@ -1010,6 +1010,10 @@ wait_for_forecast($standby, 3000);
 
 # A restartpoint can only be made when a checkpoint has been replayed.
 set_target($standby, 2);
+count_hits($standby, 'crash-recovery-look');
+watchdog_until('no looks at the estimate of a standby',
+	sub { hits($standby, 'crash-recovery-look') >= 4 });
+cmp_ok(figure($standby, 'estimate_ms'), '>', 2000, 'the target is exceeded');
 is(figure($standby, 'checkpoints_for_target'), 0, 'nothing to make a restartpoint of');
 $node->safe_psql('postgres', 'CHECKPOINT');
 $standby->poll_query_until('postgres',
