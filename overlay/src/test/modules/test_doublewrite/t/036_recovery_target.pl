@@ -853,8 +853,12 @@ sub cycles
 {
 	my ($node) = @_;
 
-	return $node->safe_psql('postgres',
-		q{SELECT value FROM pg_double_write_counters() WHERE name = 'sync_cycles'});
+	# but for those of which the log itself is the cause
+	return $node->safe_psql(
+		'postgres', q{
+		SELECT sum(CASE name WHEN 'sync_cycles' THEN value ELSE -value END)
+		  FROM pg_double_write_counters()
+		 WHERE name IN ('sync_cycles', 'space_cycles', 'file_cycles')});
 }
 
 $node->stop;
