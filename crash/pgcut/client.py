@@ -28,7 +28,8 @@ promises nothing, until a later one of the same client does):
     touch        a database is going to be written to
     mode         how pages are protected from here on
     resumed      what a run has found when it began: "clients" and their numbers,
-                 "prepared" transactions, "databases" and "tablespaces"
+                 "prepared" transactions, "databases" and "tablespaces"; "lazy" if it
+                 looked at a primary, of which the recorded standby may lack something
     complaint    what it found was wrong: "text"
 """
 

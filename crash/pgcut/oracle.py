@@ -67,7 +67,9 @@ def expectation(acks, moment):
         elif what == "complaint":
             complaints.append(event["text"])
         elif what == "resumed":
-            clients = {client: {"acked": n, "issued": n} for client, n in event["clients"].items()}
+            clients = {client: {"acked": _acked(clients, client) if event.get("lazy") else n,
+                                "issued": n}
+                       for client, n in event["clients"].items()}
             prepared = {gid: {"client": "", "n": 0, "fate": "there"} for gid in event["prepared"]}
             for kind, known in objects.items():
                 for name in known:
@@ -81,6 +83,11 @@ def expectation(acks, moment):
                          if present and name not in touched),
         "complaints": complaints,
     }
+
+
+def _acked(clients, client):
+    """Return what a client has been promised so far."""
+    return clients[client]["acked"] if client in clients else 0
 
 
 def _number(client, what, event):

@@ -609,6 +609,17 @@ class ExpectationTest(unittest.TestCase):
                 self.assertEqual(self.expect(*events, moment=moment)["clients"]["a"],
                                  {"acked": acked, "issued": issued})
 
+    def test_what_a_primary_has_promises_nothing_of_its_standby(self):
+        def resumed(clients):
+            return "", "resumed", dict(clients=clients, prepared=[], databases=[], tablespaces=[],
+                                       lazy=True)
+
+        found = self.expect(
+            resumed({"a": 4}), ("a", "issue", dict(n=5)), ("a", "ack", dict(n=5)),
+            ("a", "issue", dict(n=6)), ("a", "ack", dict(n=6, lazy=True)), resumed({"a": 6, "b": 2}))
+        self.assertEqual(found["clients"], {"a": {"acked": 5, "issued": 6},
+                                            "b": {"acked": 0, "issued": 2}})
+
     def test_prepared(self):
         one = dict(n=3, gid="g")
         events = [("p", "prepare", one), ("p", "prepared", one), ("p", "issue", dict(n=3)),
