@@ -339,8 +339,19 @@ $standby->poll_query_until('postgres', $waiting)
 is(contents($standby), $before, 'delayed standby: nor after a crash');
 
 my $offset = -s $standby->logfile;
-$standby->psql('postgres', q{SELECT dw_crash_at('doublewrite-home-written', 4)});
+$standby->psql('postgres', q{SELECT dw_crash_at('doublewrite-home-written')});
 delay('0');
+
+# It crashes while it replays; or in the restartpoint asked for then, if shared
+# buffers have held it all.  Refused, psql must not be fed a statement.
+my @ask = ('psql', '-XAt', '-d', $standby->connstr('postgres'), '-c');
+my ($replayed, $refused) = ('', '');
+while ($replayed ne 't' && $refused eq '')
+{
+	($replayed, $refused) =
+	  run_command([ @ask, "SELECT pg_last_wal_replay_lsn() >= '$lsn'" ]);
+}
+run_command([ @ask, 'CHECKPOINT' ]);
 dw_wait_for_crash($standby, $offset);
 tear_and_start($standby, $old);
 wait_for_lsn($standby, $lsn);
