@@ -19,7 +19,7 @@ SHRINKING_SECONDS = 900
 # Timing decides some failures: a form that does not fail is tried once more.
 ATTEMPTS = 2
 # A control that so many histories do not find is not found.
-CONTROL_HISTORIES = 12
+CONTROL_HISTORIES = 24
 
 
 @dataclass
