@@ -65,6 +65,10 @@ sub wait_for
 	return;
 }
 
+# Where sessions put what they read: in the output of a test it would be a line
+# of megabytes.
+my $result = PostgreSQL::Test::Utils::tempdir() . '/result';
+
 # A session that reads the file and stops at the point
 sub read_until
 {
@@ -74,7 +78,7 @@ sub read_until
 	$reader->query_safe(q{SELECT 1});
 	$node->safe_psql('postgres', "SELECT injection_points_attach('$point', 'wait')");
 	$reader->query_until(qr/begin/,
-		qq{\\echo begin\nSELECT 'read:' || encode(pg_read_binary_file('$file'$arguments), 'hex');\n});
+		"\\echo begin\nSELECT encode(pg_read_binary_file('$file'$arguments), 'hex') \\g '$result'\n");
 	wait_for('nobody reads', sub {
 		return $node->safe_psql('postgres',
 			"SELECT count(*) FROM pg_stat_activity WHERE wait_event = '$point'") });
@@ -94,9 +98,11 @@ sub go_on
 sub result
 {
 	my ($reader) = @_;
-	my ($hex) = $reader->query_safe(q{SELECT 1}) =~ /read:([0-9a-f]+)/;
 
+	$reader->query_safe(q{SELECT 1});
 	$reader->quit;
+	my $hex = slurp_file($result);
+	chomp($hex);
 	return pack('H*', $hex);
 }
 
