@@ -27,8 +27,9 @@ WATCHED_CYCLE = ("standby-converted", "edited", "standby-mixed", "half-writes", 
                  "errors", "failing-syncs", "failing-log-syncs", "backup",
                  "torn-writes", "failing-directory-syncs")
 
-# More than there are cores, as who makes a recording waits for most of the time.
-WORKERS = -(-3 * os.cpu_count() // 2)
+# More than there are cores, as who makes a recording waits for most of the time, and who
+# judges a state waits for its server.
+WORKERS = 2 * os.cpu_count()
 
 # Complaints, and damages, of a failure that are shown on the terminal.
 SHOWN = 4
@@ -60,7 +61,7 @@ def _parser():
     sub.add_argument("--seconds", type=float, default=6, help="of load in each recording (6)")
     sub.add_argument("--seed", type=int, default=1, help="seed of the first recording (1)")
     sub.add_argument("--workers", type=int, default=WORKERS,
-                     help="processes (three for two cores)")
+                     help="processes (two for each core)")
     sub.add_argument("--boundaries", action="store_true",
                      help="every sync boundary and home write in turn, instead of a sample")
     sub.add_argument("--scenario", choices=(*record.SCENARIOS, *FILE_SYSTEMS),

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from devtools import postgres
-from devtools.base import as_user, identity, own, server_user
+from devtools.base import as_user, own, server_user
 from devtools.postgres import LOCK_PID, LOCK_STATUS, ServerError, environment
 
 # What the modules of the explorer take from here.
@@ -43,6 +43,17 @@ def write_settings(directory, settings, file="postgresql.conf"):
     postgres.write_settings(Path(directory) / file, settings, durably=True)
 
 
+def _as_server_user():
+    """Return what goes before a command that the server user is to run.
+
+    If Python is to change the user, it copies its page tables for the child, which takes
+    longer the more of a recording it holds, and longer than this program.
+    """
+    user = server_user()
+    return [] if user is None else ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}",
+                                    "--init-groups", "--"]
+
+
 class Server(postgres.Server):
     """A server on a data directory, listening on a Unix socket only."""
 
@@ -61,11 +72,10 @@ class Server(postgres.Server):
         arguments = [f"-c{name}={value}" for name, value in (settings or {}).items()]
         with open(self.log, "a") as log:
             self._process = subprocess.Popen(
-                [str(Path(self.bindir) / "postgres"), "-D", str(self.data),
+                [*_as_server_user(), str(Path(self.bindir) / "postgres"), "-D", str(self.data),
                  "-c", "listen_addresses=", "-c", f"unix_socket_directories={self.sockets}",
                  *arguments],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/",
-                env=self.env, **identity(server_user()))
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", env=self.env)
         if wait:
             self.wait_ready()
 
