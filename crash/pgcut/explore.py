@@ -37,6 +37,12 @@ AS_STANDBY = {"primary_conninfo": "", "lock_timeout": "5s"}
 # recovered as after a crash.
 LEFT_OUT = (*ALWAYS_LEFT_OUT, STANDBY_SIGNAL)
 
+# For all servers that judge: an image is thrown away, and nobody waits for its disk.
+JUDGING = {"fsync": "off", "io_workers": "1"}
+# For most: without processes that have nothing to do with what is asked.  Who reads ahead for
+# the oracle costs as much as a tenth of all else, and changes no answer.
+PLAIN = {"io_method": "sync", "max_logical_replication_workers": "0"}
+
 # How long a standby may take to replay what an image has of WAL.
 REPLAY_SECONDS = 300
 
@@ -94,14 +100,18 @@ class Context:
     quick: bool = False
     # One state in so many is recovered in single-user mode, not by a server.
     single_every: int = 10
+    # One state in so many is recovered by a server that reads as its settings say.
+    as_drawn_every: int = 5
     # One state in so many is started a second time and must stay as it is.
     restart_every: int = 20
     # One state in so many is recovered with and without the WAL pipeline.
     compare_every: int = 20
     # One state of a standby in so many is started as one, and then promoted.
     standby_every: int = 2
-    # From one state in so many a server goes on, with load, and is cut off again.
-    sequel_every: int = 30
+    # From one state in so many a server goes on, with load, and is cut off again: most of
+    # what that costs is load, so that each is judged at several cuts.
+    sequel_every: int = 90
+    sequel_cuts: int = 3
     # By which of these faults; () is by any.
     sequel_faults: tuple = ()
 
@@ -156,7 +166,7 @@ class Judge:
         with phase(outcome, "standby" if standby else "recover"):
             ask = self._ask_standby if standby else self._ask_single \
                 if drawn("single", seed, self.context.single_every) else self._ask_server
-            complaints, outcome.log = ask(image, expected)
+            complaints, outcome.log = ask(image, expected, seed)
         outcome.complaints += [c for c in complaints if not self._harmless(c)]
         outcome.complaints += dict.fromkeys(bad_lines(outcome.log) + alarms.of_server(outcome.log))
         if not outcome.complaints:
@@ -168,17 +178,17 @@ class Judge:
             with phase(outcome, "restart"):
                 outcome.complaints += self._second_start(image, expected)
 
-    def _ask_single(self, image, expected):
+    def _ask_single(self, image, expected, seed):
         """Recover in single-user mode; returns complaints and log."""
         return oracle.verify_single(self.context.bindir, image, expected,
                                     quick=self.context.quick)
 
-    def _ask_server(self, image, expected):
+    def _ask_server(self, image, expected, seed):
         """Recover with all processes that a server has; returns complaints and log."""
-        return self._ask(image, {}, lambda instance:
+        return self._ask(image, {}, seed, lambda instance:
                          oracle.verify_connected(instance.connect, expected))
 
-    def _ask_standby(self, image, expected):
+    def _ask_standby(self, image, expected, seed):
         """Start a standby, let it replay what there is, promote it; returns complaints and log.
 
         Its primary is gone, so what it has must be enough, before and after.
@@ -192,16 +202,18 @@ class Judge:
             return complaints + [f"promoted: {complaint}" for complaint in
                                  oracle.verify_connected(instance.connect, expected)]
 
-        return self._ask(image, AS_STANDBY, verify)
+        return self._ask(image, AS_STANDBY, seed, verify)
 
-    def _ask(self, image, settings, verify):
+    def _ask(self, image, settings, seed, verify):
         """Start a server with settings, and let `verify` judge it."""
+        if not drawn("as drawn", seed, self.context.as_drawn_every):
+            settings = {**PLAIN, **settings}
         log = Path(image).parent / "server.log"
         with server.as_user():
             log.touch()
         instance = server.Server(self.context.bindir, image, log)
         try:
-            instance.start({"fsync": "off", "io_workers": "1", **settings})
+            instance.start({**JUDGING, **settings})
             complaints = verify(instance)
             instance.stop()
         except Exception as exc:
@@ -296,7 +308,9 @@ class Subject(Judge):
             server.own(scratch)
             image = Path(scratch) / "data"
             with server.as_user(), phase(outcome, "materialise"):
-                self._materialise(choice, state, image)
+                self._image.move(image)
+                self._image.write(self.disk.tree(choice), ALWAYS_LEFT_OUT
+                                  if self._is_standby(state) else LEFT_OUT)
             try:
                 rotten = self._spoil(image, state)
                 for level in range(state.nested):
@@ -309,19 +323,9 @@ class Subject(Judge):
                                        if outcome.complaints]
             except Exception:           # a bug of ours must not pass for success
                 outcome.complaints.append("explorer: " + traceback.format_exc())
-            if self._image.directory == image:
-                self._image.move(self._place / "data")
+            self._image.move(self._place / "data")
         outcome.seconds = time.monotonic() - started
         return outcome
-
-    def _materialise(self, choice, state, directory):
-        """Write the image of a state: over the last one, unless it becomes part of a recording."""
-        left_out = ALWAYS_LEFT_OUT if self._is_standby(state) else LEFT_OUT
-        if state.nested or self._goes_on(state):
-            write_tree(self.disk.tree(choice), directory, left_out)
-            return
-        self._image.move(directory)
-        self._image.write(self.disk.tree(choice), left_out)
 
     def _is_standby(self, state):
         """Say whether a state is judged as a standby, and not in single-user mode."""
@@ -360,13 +364,14 @@ class Subject(Judge):
 
     def _judge(self, image, state, outcome):
         expected = self._expected(state)
-        if self._goes_on(state):
-            with phase(outcome, "sequel"):
-                image, expected = self._go_on(image, state, expected, outcome)
         if FAULTS[state.fault].unreadable:
             self._judge_unreadable(image, state, expected, outcome)
-        elif not outcome.complaints:
+        elif not self._goes_on(state):
             self.recover_and_ask(image, expected, state.seed, outcome)
+        else:
+            for left, inner, promised in self._go_on(image, state, expected, outcome):
+                if not outcome.complaints:
+                    self.recover_and_ask(left, promised, inner.seed, outcome)
 
     def _judge_unreadable(self, image, state, expected, outcome):
         """Recover an image with a file that cannot be read, or not from some read on.
@@ -383,7 +388,7 @@ class Subject(Judge):
         with phase(outcome, "unreadable"), \
                 recorded(self.context.recorder, image, place, seed=state.seed) as mountpoint:
             set_fault(mountpoint, f"read:{file}:{rng.choice((0, 0, 1, 3))}:{1 << 40}:{errno.EIO}")
-            complaints, outcome.log = self._ask_single(mountpoint, expected)
+            complaints, outcome.log = self._ask_single(mountpoint, expected, state.seed)
         refused = _UNREADABLE.search(outcome.log)
         outcome.complaints += [f"{file} cannot be read: {complaint}" for complaint in complaints
                                if not (self._harmless(complaint) or _UNREADABLE.search(complaint)
@@ -398,30 +403,34 @@ class Subject(Judge):
         return [file for file in sorted(found) if file.stat().st_size]
 
     def _go_on(self, image, state, expected, outcome):
-        """Let a server go on from an image, and cut its power.
+        """Let a server go on from an image, and cut its power, at several moments.
 
-        Returns the image that is left and what it must hold.
+        Yields, for each, the image that is left, the state that it is of the server that went
+        on, and what it must hold.
         """
         place = Path(image).parent
-        after = sequel.live_on(image, place / "sequel", self.context, expected,
-                               self.recording.meta, state.seed)
-        outcome.complaints += [f"goes on: {complaint}" for complaint in after.complaints
-                               if not self._harmless(complaint)]
-        outcome.complaints += bad_lines(after.log)
-        outcome.log = after.log
-        places = Places(after.recording, after.first)
+        with phase(outcome, "sequel"):
+            after = sequel.live_on(image, place / "sequel", self.context, expected,
+                                   self.recording.meta, state.seed)
+            outcome.complaints += [f"goes on: {complaint}" for complaint in after.complaints
+                                   if not self._harmless(complaint)]
+            outcome.complaints += bad_lines(after.log)
+            outcome.log = after.log
+            places = Places(after.recording, after.first)
+            disk = Disk(after.recording, self.context.rules)
+            orphans = sorted({*self._all_files, *_files_of(after.recording)})
         faults = self.context.sequel_faults or [name for name, fault in FAULTS.items()
                                                 if not fault.reported]
-        inner, = sampled(places, state.seed, 1, faults)
-        disk = Disk(after.recording, self.context.rules)
-        disk.advance(inner.cut)
-        target = place / "data-after"
-        with server.as_user():
-            write_tree(disk.tree(choose(disk, inner, places.areas)), target, LEFT_OUT)
-        moment = max(after.recording.time_of_cut(inner.cut), after.begun)
-        expected = oracle.expectation(after.recording.acks, moment)
-        expected["orphans_allowed"] = sorted({*self._all_files, *_files_of(after.recording)})
-        return target, expected
+        left = Image(place / "data-after")
+        for inner in sorted(sampled(places, state.seed, self.context.sequel_cuts, faults),
+                            key=lambda inner: inner.cut):
+            with server.as_user(), phase(outcome, "sequel"):
+                disk.advance(inner.cut)
+                left.write(disk.tree(choose(disk, inner, places.areas)), LEFT_OUT)
+            moment = max(after.recording.time_of_cut(inner.cut), after.begun)
+            expected = oracle.expectation(after.recording.acks, moment)
+            expected["orphans_allowed"] = orphans
+            yield left.directory, inner, expected
 
     def _expected(self, state):
         """Return what must hold of the image of a state."""
@@ -491,10 +500,10 @@ class Subject(Judge):
         with recorded(self.context.recorder, image, directory, seed=state.seed) as mountpoint:
             server.run(self.context.bindir, "postgres", "--single", "-D", mountpoint,
                        "-c", "fsync=on", "postgres", stdin="", check=False)
-        shutil.move(image, directory / "base")
+        (directory / "base").symlink_to(image)
         recording = Recording(directory)
         if not recording.ops:
-            return directory / "base"
+            return image
         places = Places(recording)
         inner = nested_state(places, state, level)
         disk = Disk(recording, self.context.rules)

@@ -5,6 +5,7 @@ import os
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 from pgcut import explore, matrix, oracle, server
 from pgcut.disk import KEPT, Choice, Rules
@@ -61,6 +62,17 @@ class ImagesTest(unittest.TestCase):
         self.assertLess(single, 130)
         self.assertGreater(single, 70)
 
+    def test_most_servers_do_without_what_is_not_asked(self):
+        recording = self.record("primary")
+        for every, added in ((0, explore.PLAIN), (1, {})):
+            with mock.patch.object(server.Server, "start", autospec=True,
+                                   side_effect=server.Server.start) as start:
+                outcome = self.outcome(recording, "all-lost", sequel_every=0, single_every=0,
+                                       as_drawn_every=every)
+            self.assertEqual(outcome.complaints, [])
+            self.assertEqual([call.args[1] for call in start.mock_calls],
+                             [{**explore.JUDGING, **added}])
+
     def test_kept_image_is_that_of_the_next_state(self):
         recording = self.record("primary")
         context = explore.Context(self.programs, self.recorder, self.scratch)
@@ -76,9 +88,13 @@ class ImagesTest(unittest.TestCase):
 
     def test_server_goes_on(self):
         recording = self.record("primary")
-        outcome = self.outcome(recording, "all-lost", sequel_every=1)
+        with mock.patch.object(explore.Judge, "recover_and_ask", autospec=True,
+                               side_effect=explore.Judge.recover_and_ask) as asked:
+            outcome = self.outcome(recording, "all-lost", sequel_every=1, sequel_cuts=2)
         self.assertEqual(outcome.complaints, [])
         self.assertIn("sequel", outcome.phases)
+        first, second = (call.args[3] for call in asked.mock_calls)
+        self.assertNotEqual(first, second)
         outcome = self.outcome(recording, "all-kept", sequel_every=1, sequel_faults=("all-lost",),
                                rules=Rules(ignore_syncs_below=("pg_wal",)))
         # Without its WAL, what such a server says first depends on what it has written home.
@@ -112,7 +128,7 @@ class ImagesTest(unittest.TestCase):
             (image / "pg_doublewrite/owner").unlink(missing_ok=True)
         expected = {**oracle.lagging(oracle.expectation(recording.acks, recording.ops[-1].time)),
                     "orphans_allowed": oracle.names_of_files(image)}
-        complaints, log = subject._ask_standby(image, expected)
+        complaints, log = subject._ask_standby(image, expected, 1)
         self.assertEqual(complaints, [])
         self.assertIn("canceling statement due to lock timeout", log)
         self.assertIn("selected new timeline ID", log)
