@@ -13,7 +13,8 @@ from . import wal
 from .recording import Kind
 
 _SEGMENT_SIZE_AT = 32           # in the header of a segment's first page
-_FULL_PAGE_WRITES_AT = 16       # in a checkpoint record
+_REDO = struct.Struct("<Q")     # at the start of a checkpoint record
+_FULL_PAGE_WRITES_AT = 16       # in it
 _PG_DATABASE = (1664, 0, 1262)
 
 # A record that changes a page, the first one after a redo pointer, without
@@ -37,6 +38,7 @@ class WalIndex:
         self._dropped = {}                  # database -> the same
         self._images = None                 # as announced; None is not known
         self._redo = redo
+        self._completed = redo              # redo pointer of the last completed checkpoint
         self._seen = {}                     # page -> redo pointer of its last record
         self._hints_logged = _hints_logged(recording.meta)
         stream = wal.Stream(self.segments, self.segment_size, redo // self.segment_size)
@@ -142,7 +144,7 @@ class WalIndex:
             self.touches[page].append((record.lsn, record.end, effect))
         elif not self._hints_logged:
             return              # the page keeps its LSN
-        if self._seen.get(page) != self._redo and effect in (wal.CHANGES, wal.HINTS):
+        if self._seen.get(page, 0) < self._redo and effect in (wal.CHANGES, wal.HINTS):
             self.image_free.append(ImageFree(record.lsn, record.end, page, self._images is True))
         # A record of a hash index may change a page without data for it, as those that
         # insert do the metapage.  Then the next one need not carry an image; nor if hints
@@ -150,9 +152,17 @@ class WalIndex:
         self._seen[page] = self._redo
 
     def _enter_control(self, record):
-        """Follow redo pointers, and what WAL announces of images."""
+        """Follow redo pointers, and what WAL announces of images.
+
+        A server that lets clients in before its checkpoint goes on with the redo pointer from
+        which it was recovered: one of a checkpoint that was cut short is none.
+        """
         if record.info in (wal.CHECKPOINT_SHUTDOWN, wal.CHECKPOINT_REDO):
             self._redo = record.lsn
+        elif record.info == wal.END_OF_RECOVERY:
+            self._redo = self._completed
+        if record.info in (wal.CHECKPOINT_SHUTDOWN, wal.CHECKPOINT_ONLINE):
+            self._completed, = _REDO.unpack_from(record.data)
         if record.info in (wal.CHECKPOINT_SHUTDOWN, wal.END_OF_RECOVERY):
             self._images = None     # the next start may have other settings
         elif record.info == wal.FPW_CHANGE:

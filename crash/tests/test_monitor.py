@@ -615,6 +615,29 @@ class FullPagesTest(MonitorTest):
         self.put_home(0, self.changed(0))
         self.assertEqual(self.violations(), [])
 
+    def recover(self):
+        """Begin a checkpoint that is cut short, and go on after the recovery."""
+        self.wal.redo_pointer()
+        self.wal.end_of_recovery()
+
+    def test_page_that_was_changed_before_a_checkpoint_that_was_cut_short(self):
+        self.changed(0, image=True)
+        self.recover()
+        self.changed(0)
+        self.assertEqual(self.violations(), [])
+
+    def test_page_that_was_changed_before_a_checkpoint(self):
+        self.changed(0, image=True)
+        self.wal.checkpoint(self.wal.redo_pointer(), True)
+        self.recover()
+        self.changed(0)
+        self.assert_violated("R10", "the marker is not durable")
+
+    def test_page_that_nobody_has_changed_before_a_checkpoint_that_was_cut_short(self):
+        self.recover()
+        self.changed(0)
+        self.assert_violated("R10", "the marker is not durable")
+
     def test_hint(self):
         self.put_home(0, 1)
         self.assertEqual(self.violations(), [])

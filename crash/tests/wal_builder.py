@@ -91,6 +91,9 @@ class Wal:
     def checkpoint(self, redo, images):
         return self.add(wal.XLOG, wal.CHECKPOINT_ONLINE, main=_checkpoint(redo, images), xid=0)
 
+    def end_of_recovery(self):
+        return self.add(wal.XLOG, wal.END_OF_RECOVERY, main=bytes(24), xid=0)
+
     def images(self, on):
         return self.add(wal.XLOG, wal.FPW_CHANGE, main=bytes([on]), xid=0)
 
