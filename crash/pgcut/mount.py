@@ -11,6 +11,9 @@ from pathlib import Path
 MOUNT_SECONDS = 120
 END_SECONDS = 300
 
+# Whoever has copied our mount namespace keeps the recorder's connection: it must be told.
+COPIED_SECONDS = 2
+
 
 class MountError(Exception):
     """The recorder could not be mounted or has failed."""
@@ -70,8 +73,10 @@ def _unmount(daemon, mountpoint):
     else:
         subprocess.run([*command, "-l" if os.getuid() == 0 else "-z", str(mountpoint)],
                        capture_output=True)
-    try:
-        daemon.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        daemon.send_signal(signal.SIGKILL)
-        daemon.wait()
+    for seconds, number in ((COPIED_SECONDS, signal.SIGTERM), (END_SECONDS, signal.SIGKILL)):
+        try:
+            daemon.wait(seconds)
+            return
+        except subprocess.TimeoutExpired:
+            daemon.send_signal(number)
+    daemon.wait()

@@ -331,6 +331,22 @@ serve(struct fuse_session *session)
 	return rc >= 0;
 }
 
+/*
+ * Once nothing is served any more, nothing may end us before the log is written.
+ * Other threads have these signals blocked.
+ */
+static void
+block_ends(void)
+{
+	sigset_t	ends;
+
+	sigemptyset(&ends);
+	sigaddset(&ends, SIGHUP);
+	sigaddset(&ends, SIGINT);
+	sigaddset(&ends, SIGTERM);
+	pthread_sigmask(SIG_BLOCK, &ends, NULL);
+}
+
 static bool
 mount_and_serve(void)
 {
@@ -355,6 +371,7 @@ mount_and_serve(void)
 		else
 		{
 			ok = serve(session);
+			block_ends();
 			fuse_session_unmount(session);
 		}
 		fuse_remove_signal_handlers(session);

@@ -5,6 +5,7 @@ its own files.  At the end four trees must be the same: the models, what the
 mount shows, the backing directory, and the base with ops.bin replayed.
 """
 
+import contextlib
 import errno
 import mmap
 import os
@@ -18,7 +19,9 @@ import threading
 import time
 import unittest
 from pathlib import Path
+from unittest import mock
 
+from pgcut import mount
 from pgcut.disk import Choice, Disk
 from pgcut.mount import recorded
 from pgcut.recording import ROOT_INO, SYNC_DIRECTORY, Kind, Recording
@@ -856,6 +859,17 @@ class CommandLineTest(RecorderCase):
         self.assertEqual(daemon.wait(SECONDS), 0)
         self.assertFalse(os.path.ismount(mountpoint))
         self.assertEqual(Replay(Recording(self.log)).tree(), {"f": b"12345678"})
+
+    def test_end_while_somebody_has_a_copy_of_the_mount(self):
+        with mock.patch.object(mount, "END_SECONDS", 1), contextlib.ExitStack() as copies:
+            with self.record() as mountpoint:
+                (mountpoint / "f").write_bytes(b"x" * 100)
+                copy = copies.enter_context(subprocess.Popen(
+                    ["unshare", "--mount", "--propagation", "private", "sh", "-c", "echo; exec cat"],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+                copy.stdout.readline()
+            self.assertIsNone(copy.poll())
+        self.assertEqual([op.kind for op in Recording(self.log).ops], [Kind.CREATE, Kind.WRITE])
 
     def test_full_log_refuses_changes_and_fails(self):
         """Better no run than a recording with holes."""
