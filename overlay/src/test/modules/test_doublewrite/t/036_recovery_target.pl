@@ -849,19 +849,17 @@ $node->safe_psql('postgres', 'CHECKPOINT');
 
 # Unless sync cycles free the log meanwhile, when it has 512 pages: with 2 ms and 1 ms
 # a checkpoint has to begin at 0.1 + 3.4 / 1.9 = 1.88 s, not at 0.1 + 3.9 / 2.9 = 1.44 s.
+# The log is so large that nothing else makes a cycle.
 sub cycles
 {
 	my ($node) = @_;
 
-	# but for those of which the log itself is the cause
-	return $node->safe_psql(
-		'postgres', q{
-		SELECT sum(CASE name WHEN 'sync_cycles' THEN value ELSE -value END)
-		  FROM pg_double_write_counters()
-		 WHERE name IN ('sync_cycles', 'space_cycles', 'file_cycles')});
+	return $node->safe_psql('postgres',
+		q{SELECT value FROM pg_double_write_counters() WHERE name = 'sync_cycles'});
 }
 
 $node->stop;
+$node->append_conf('postgresql.conf', 'double_write_buffer_size = 1GB');
 set_costs($node, 1, restore => 2);
 $node->start;
 $node->safe_psql('postgres', 'CHECKPOINT');
@@ -878,12 +876,16 @@ $node->wait_for_log(qr/checkpoint is wanted by/, $offset);
 @wanted = wanted($node, $offset);
 cmp_ok($wanted[0], '>=', 1.8, "at $wanted[0] s, as sync cycles are to come");
 
-# It is hurried by as much as makes it write that many.
-for (my $block = 1901; $block < 3400; $block += 100)
-{
-	change($node, $block, $block + 99);
-}
-watchdog_until('no sync cycle', sub { cycles($node) > $cycles });
+# It is hurried by as much as makes it write that many.  If it is so fast that nobody
+# has looked while they were in the log, one of the next will meet a look.
+my $block = 1901;
+watchdog_until(
+	'no sync cycle',
+	sub {
+		change($node, $block, $block + 99);
+		$block = $block < 3300 ? $block + 100 : 1;
+		return cycles($node) > $cycles;
+	});
 cmp_ok(figure($node, 'estimate_ms'), '<', 4500, 'with those the target is kept');
 $node->safe_psql('postgres', 'CHECKPOINT');
 
