@@ -120,6 +120,7 @@ class Disk:
         self._files = {}
         self._changed = set()       # files with pending data operations
         self._parent = {}           # directory -> directory above it
+        self._home = {}             # new file -> directory in which its name is durable
         self._load_base()
         paths = recording.paths() if rules != Rules() else {}
         self._ignored = _below(paths, rules.ignore_syncs_below)
@@ -213,20 +214,26 @@ class Disk:
         if not file.pending:
             self._changed.discard(op.ino)
         file.content = self._replay(file.content, [(p, KEPT) for p in durable], 512)
-        if op.ino in self._renamed and op.ino not in self._strict_names:
-            kinds = (Kind.CREATE, Kind.MKDIR) if op.flags & SYNC_DATA else \
-                NAME_KINDS - {Kind.UNLINK, Kind.RMDIR}
-            wanted = {op.ino, *self._ancestors(op, kinds)}
+        if op.ino in self._strict_names or not self._renamed:
+            return
+        kinds = (Kind.CREATE, Kind.MKDIR) if op.flags & SYNC_DATA else \
+            NAME_KINDS - {Kind.UNLINK, Kind.RMDIR}
+        wanted = {op.ino, *self._ancestors(op, kinds)}
+        if wanted & self._renamed:
             self._persist_names(op.begin, lambda n: n.ino in wanted and n.kind in kinds)
 
     def _ancestors(self, sync, kinds):
-        """Yield the directories above the pending names that a sync covers."""
-        for op in self._pending_names:
-            if op.ino == sync.ino and op.kind in kinds and op.seq <= sync.begin:
-                directory = op.b if op.kind == Kind.RENAME else op.a
-                while directory != ROOT_INO:
-                    yield directory
-                    directory = self._parent[directory]
+        """Yield the directories above the names of a file that a sync covers.
+
+        These are pending names, or one that is durable already, because its directory was
+        synced when its own name was not.
+        """
+        below = [op.b if op.kind == Kind.RENAME else op.a for op in self._pending_names
+                 if op.ino == sync.ino and op.kind in kinds and op.seq <= sync.begin]
+        for directory in [*below, self._home.get(sync.ino, ROOT_INO)]:
+            while directory != ROOT_INO:
+                yield directory
+                directory = self._parent[directory]
 
     def _persist_names(self, begin, covers):
         """Make pending changes of names durable, with those they rest on."""
@@ -236,6 +243,8 @@ class Disk:
         durable = _with_earlier(begun, covers)
         for op in durable:
             _change_names(self._names, op)
+            if op.kind not in (Kind.UNLINK, Kind.RMDIR):
+                self._home[op.ino] = op.b if op.kind == Kind.RENAME else op.a
         done = {op.seq for op in durable}
         self._pending_names = [op for op in self._pending_names if op.seq not in done]
         self._renamed = {op.ino for op in self._pending_names}

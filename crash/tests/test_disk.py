@@ -134,6 +134,14 @@ class DiskTest(unittest.TestCase):
         strict = Rules(names_need_directory_sync=("e",))
         self.assertNotIn("e/g", self.tree(ALL_LOST, rules=strict))
 
+    def test_sync_of_a_file_whose_name_is_durable_keeps_the_directories_above_it(self):
+        directory, _ = self.history.mkdir("d")
+        new, _ = self.history.create("h", parent=directory)
+        self.history.sync_directory(directory)
+        self.assertNotIn("d/h", self.tree(ALL_LOST))
+        self.history.sync(new)
+        self.assertIn("d/h", self.tree(ALL_LOST))
+
     def test_rename(self):
         rename = self.history.rename(self.file, "f", "g")
         self.assertEqual(set(self.tree(ALL_LOST)), {"f"})
