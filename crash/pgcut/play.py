@@ -964,6 +964,7 @@ class Play:
         self._try_start(machine, marked, "ours", "a copy")
         # As the hint says, for no server was running.
         (machine.data / OWNER).unlink(missing_ok=True)
+        machine.sync_names()
 
     def refuse_bad_edit(self, machine, step):
         machine._hide_settings(False)

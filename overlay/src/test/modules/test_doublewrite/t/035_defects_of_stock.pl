@@ -11,6 +11,7 @@ use lib $FindBin::RealBin;
 
 use DoubleWrite::Crash;
 use DoubleWrite::Node;
+use DoubleWrite::Pages;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -100,6 +101,47 @@ wal_consistency_checking = 'all'
 	$node->stop('immediate');
 	ok($node->start(fail_ok => 1), 'skipped and checked: server starts');
 	is($node->safe_psql('postgres', 'SELECT i FROM kept'), '1', 'nothing lost');
+	$node->stop;
+}
+
+# A record of a hash index names the primary page of the bucket without a change
+# or an image; it is torn, and a later record has its image.
+{
+	my $node = dw_new_node(
+		'torn_and_checked',
+		mode => 'full_pages',
+		checksums => 0,
+		conf => "wal_consistency_checking = 'hash'\n");
+
+	$node->start;
+	$node->safe_psql('postgres', q{
+		CREATE TABLE h(i int, k int);
+		CREATE INDEX ON h USING hash (k);
+		INSERT INTO h SELECT i, 1 FROM generate_series(1, 1000) i;
+		CHECKPOINT});
+	my $path = $node->safe_psql('postgres',
+		q{SELECT pg_relation_filepath('h_k_idx')});
+	$node->safe_psql('postgres',
+		"DELETE FROM h WHERE $_; VACUUM (INDEX_CLEANUP ON) h")
+	  foreach ('i > 990', 'i <= 10');
+	$node->safe_psql('postgres', 'CREATE TABLE after_vacuum ()');
+	$node->stop('immediate');
+
+	# the only bucket that overflows: its flags, and the next block
+	my $offset = 0;
+	while (my $page = dw_read_block($node, $path, $offset))
+	{
+		my ($next, $flag) = unpack('x4 L x4 S', substr($page, -16));
+		last if $flag & 2 && $next != 0xffffffff;
+		$offset += length($page);
+	}
+	cmp_ok($offset, '<', -s $node->data_dir . "/$path", 'bucket found');
+	dw_write_block($node, $path, $offset + 4096, "\0" x 512);
+	ok($node->start(fail_ok => 1), 'torn and checked: server starts');
+	is( $node->safe_psql('postgres', q{
+			SET enable_seqscan = off;
+			SELECT count(*) FROM h WHERE k = 1}),
+		'980', 'nothing lost');
 	$node->stop;
 }
 
@@ -208,6 +250,27 @@ hot_standby = on
 
 	$node->append_conf('postgresql.conf', q{test_doublewrite.hold_at = ''});
 	ok(dw_poll_start($node), 'server starts');
+	is($node->safe_psql('postgres', 'SELECT i FROM kept'), '1', 'nothing lost');
+	$node->stop;
+}
+
+# The recovery of a base backup without a signal file is cut short
+{
+	my $primary = dw_new_node('backed_up', init => { allows_streaming => 1 });
+	my $node = PostgreSQL::Test::Cluster->new('restored');
+
+	$primary->start;
+	$primary->safe_psql('postgres', 'CREATE TABLE kept AS SELECT 1 AS i');
+	$primary->backup('b');
+	$primary->stop;
+	$node->init_from_backup($primary, 'b');
+	$node->append_conf('postgresql.conf',
+		"test_doublewrite.crash_at = 'doublewrite-armed'");
+	ok(!dw_poll_start($node), 'backup: recovery is cut short');
+	dw_wait_for_crash($node, 0);
+	ok(-e ($node->data_dir . '/backup_label.old'), 'the label is gone');
+	$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = ''");
+	ok($node->start(fail_ok => 1), 'server starts');
 	is($node->safe_psql('postgres', 'SELECT i FROM kept'), '1', 'nothing lost');
 	$node->stop;
 }
