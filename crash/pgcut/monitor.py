@@ -112,6 +112,7 @@ class _HomeWrite:
     lsn: int
     hint: bool                  # no change that WAL has was written with it
     part: tuple                 # of the page: (0, PAGE) unless the write was cut short
+    marked: bool                # there was a marker: the log, not images, was to protect it
     gone: int = 0               # the operation that has removed the block since
     excused: bool = False       # because its file is of an uncommitted transaction
 
@@ -540,7 +541,7 @@ class Monitor:
             page = (*relation, fork, first + block)
             start = max(op.a - block * PAGE, 0)
             write = _HomeWrite(op.seq, op.begin, page, lsn, lsn == before,
-                               (start, start + len(content)))
+                               (start, start + len(content)), bool(self._marker))
             if not self._uncommitted(relation):
                 self._check_lsn(op, page, lsn, "")
             if self._protected:
@@ -603,7 +604,8 @@ class Monitor:
         self.figures["checks"] += 1
         write.excused = False
         missing = self._unprotected(write, begin)
-        hints_only = write.page[3] not in (_MAIN, _INIT) and (write.gone or not self._marker)
+        hints_only = write.page[3] not in (_MAIN, _INIT) and \
+            (write.gone or not self._logged(write))
         if missing and not hints_only:      # maps that redo can do without
             self._violated(op.seq, "R2" if op.seq == write.seq else "R3",
                            f"{_name(write.page)} with LSN {_lsn(write.lsn)} {what}; {missing}",
@@ -645,11 +647,16 @@ class Monitor:
         """
         return page[3] == _FSM or not self.wal.changed_between(page, copy.lsns[page], redo)
 
+    def _logged(self, write):
+        """Say whether the log was to protect a page, and is: images leave maps and hints out."""
+        return self._marker and write.marked
+
     def _not_rebuilt(self, write, redo, begin):
         """Return why redo from a redo pointer would not rebuild a page, or None."""
-        first = self.wal.first(write.page, redo, mere_reads=self._marker)
+        logged = self._logged(write)
+        first = self.wal.first(write.page, redo, mere_reads=logged)
         if first is None or first[0] >= self._wal_end:
-            if write.gone or write.hint and not self._marker or \
+            if write.gone or write.hint and not logged or \
                     self.wal.being_dropped(write.page[1], self._wal_durable.at(begin)):
                 return None
             if self._uncommitted(write.page[:3]):
@@ -657,9 +664,9 @@ class Monitor:
                 return None
             return f"no record from redo pointer {_lsn(redo)} on rebuilds it"
         lsn, end, effect = first
-        if effect != wal.REBUILDS or write.page[3] not in (_MAIN, _INIT) and self._marker:
+        if effect != wal.REBUILDS or write.page[3] not in (_MAIN, _INIT) and logged:
             return f"the first record from redo pointer {_lsn(redo)} on, at {_lsn(lsn)}, reads it"
-        if end > self._wal_durable.at(begin) and not (write.hint and not self._marker) and \
+        if end > self._wal_durable.at(begin) and not (write.hint and not logged) and \
                 not self.wal.uncommitted(write.page[:3], end):
             return f"the record at {_lsn(lsn)} that rebuilds it is not durable"
         return None

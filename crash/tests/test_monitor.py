@@ -546,6 +546,29 @@ class MarkerTest(MonitorTest):
         self.history.rename(self.marker, "backup_label", "backup_label")
         self.history.sync_directory()
 
+    def write_map(self):
+        """Write a page of a free space map home whose first record is an image."""
+        ino, _ = self.history.create("16384_fsm", self.history.inos["base/5"])
+        self.history.write(ino, 0, bytes(8192))
+        lsn = self.wal.change(page_of(0, fork=1), image=True)[1]
+        self.flush()
+        self.history.write(ino, 0, content(lsn))
+
+    def raise_mark(self):
+        self.put_batch({})
+        self.put_batch({}, mark=self.number + 1)
+
+    def test_map_written_before_the_marker(self):
+        self.write_map()
+        self.arm()
+        self.raise_mark()
+        self.assertEqual(self.violations(), [])
+
+    def test_map_written_after_the_marker(self):
+        self.arm()
+        self.write_map()
+        self.assert_violated("R2", "reads it")
+
     def test_image_free_before_the_marker(self):
         self.wal.images(False)
         self.changed(0)
