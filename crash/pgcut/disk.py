@@ -14,7 +14,10 @@ M2  A pending write may have reached the disk wholly, not at all, or in any set
     back over a newer one.
 M3  A pending change of a file's size may be lost, and may come early, that is
     without the data: the space then reads as zeroes.  A truncation that is
-    lost may have zeroed the rest of its last 4-kB block (SIZE_ONLY of it).
+    lost may have zeroed the rest of its last 4-kB block (SIZE_ONLY of it), and
+    takes with it what was written later to the blocks that it would have freed:
+    that goes to other blocks of the device, as ext4, xfs and btrfs give out none
+    before their journal says that it is free.
 M4  Creating, renaming and removing names is pending until the directory is
     synced.  Pending changes of names may be lost in any subset, but of one
     name, a later change never survives an earlier one that is lost.
@@ -36,6 +39,7 @@ the earlier pending writes of the same sector come along.
 
 import errno
 import functools
+import math
 import os
 from dataclasses import dataclass, field
 
@@ -264,7 +268,8 @@ class Disk:
         file = self._files[ino]
         if not file.pending:
             return file.content
-        fates = [(op, file.fate(op, choice)) for op in file.pending]
+        fates = list(_with_truncations(file.pending, choice.unit,
+                                       lambda op: file.fate(op, choice)))
         memory = None if all(_aligned(op) for op in file.pending) else bytearray(file.content)
         return self._replay(file.content, fates, choice.unit, memory)
 
@@ -456,6 +461,21 @@ def _truncate(content, op, fate):
             content[op.a:end] = bytes(end - op.a)
     else:
         _resize(content, op.a)
+
+
+def _with_truncations(ops, unit, fate_of):
+    """Yield (operation, fate): what was written beyond a truncation is lost with it (M3)."""
+    kept = math.inf                 # writes reach the disk up to here
+    for op in ops:
+        fate = fate_of(op)
+        if op.kind == Kind.TRUNCATE and fate in (LOST, SIZE_ONLY):
+            kept = min(kept, -(-op.a // BLOCK) * BLOCK)
+        elif op.kind == Kind.TRUNCATE and op.a <= kept:
+            kept = math.inf
+        elif op.kind == Kind.WRITE and op.a + op.length > kept and fate != SIZE_ONLY:
+            before = max(kept // unit - op.a // unit, 0)
+            fate = fate & ((1 << min(before, sectors(op, unit))) - 1)
+        yield op, fate
 
 
 def _allocate(content, op):

@@ -523,11 +523,16 @@ def _sector_values(durable, ops, lost, data, at):
     """
     current = durable[at:at + SECTOR].ljust(SECTOR, b"\0")
     values = {current}
+    kept_from = float("inf")        # where a lost truncation keeps later writes from
     for op in ops:
+        if op.kind == Kind.TRUNCATE and (op.seq in lost or op.a <= kept_from):
+            kept_from = -(-op.a // BLOCK) * BLOCK if op.seq in lost else float("inf")
         if op.kind == Kind.WRITE:
             low, high = max(op.a, at), min(op.a + op.length, at + SECTOR)
             if low < high:
                 current = _overlay(current, low - at, data(op)[low - op.a:high - op.a])
+                if at >= kept_from:
+                    continue
                 # The file may have ended with this write, and grown later.
                 values |= {current, current[:high - at].ljust(SECTOR, b"\0")}
             continue

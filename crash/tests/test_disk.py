@@ -113,6 +113,18 @@ class DiskTest(unittest.TestCase):
         self.assertEqual(self.tree(ALL_LOST)["f"], OLD[:512])
         self.assertEqual(self.tree(ALL_LOST, truncate)["f"], OLD)
 
+    def test_lost_truncation_takes_later_writes_beyond_it_with_it(self):
+        truncate = self.history.add(Kind.TRUNCATE, self.file, 4096)
+        write = self.history.write(self.file, 0, NEW)
+        self.assertEqual(self.tree(ALL_KEPT)["f"], NEW)
+        self.assertEqual(self.tree(Choice(512, KEPT, {truncate: LOST}))["f"],
+                         NEW[:4096] + OLD[4096:])
+        torn = self.tree(Choice(512, LOST, {write: 0b1000000001}))["f"]
+        self.assertEqual(torn, NEW[:512] + OLD[512:])
+        self.history.add(Kind.TRUNCATE, self.file, 0)
+        self.history.write(self.file, 0, NEW)
+        self.assertEqual(self.tree(Choice(512, KEPT, {truncate: LOST}))["f"], NEW)
+
     def test_allocation(self):
         self.history.add(Kind.FALLOCATE, self.file, 8192, 4096)
         self.assertEqual(self.tree(ALL_KEPT)["f"], OLD + bytes(4096))
@@ -164,7 +176,7 @@ class DiskTest(unittest.TestCase):
         self.assertEqual(set(self.tree(ALL_LOST)), {"f"})
 
     def test_part_of_a_sector_brings_it_as_in_memory(self):
-        self.history.add(Kind.TRUNCATE, self.file, 0)
+        self.history.add(Kind.TRUNCATE, self.file, 100)
         write = self.history.write(self.file, 0, b"n" * 100)
         tree = self.tree(Choice(default=LOST, fates={write: KEPT}))
         self.assertEqual(tree["f"], b"n" * 100 + bytes(412) + OLD[512:])

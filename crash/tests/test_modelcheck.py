@@ -94,6 +94,17 @@ class JudgeTest(unittest.TestCase):
         self.assert_forbidden({"f": ("f", a * 10)}, {"f": ("f", a * 8 + bytes(512) + a * 15)},
                               {"f": ("f", a * 9 + bytes(8 * 512) + a * 7)})
 
+    def test_write_beyond_a_truncation(self):
+        ino = self.script.file("f")
+        self.script.do(Kind.WRITE, ino, a=0, data=b"a" * 12288).do(Kind.SYNC, ino)
+        self.script.do(Kind.TRUNCATE, ino, a=4096)
+        self.script.do(Kind.WRITE, ino, a=0, data=b"b" * 12288)
+        a, b = b"a" * 4096, b"b" * 4096
+        self.assert_allowed(*({"f": ("f", content)} for content in (
+            a * 3, b + a * 2, a, b, b * 3, a + bytes(4096) + b)))
+        self.assert_forbidden(*({"f": ("f", content)} for content in (
+            a + b + a, b + a + b, a * 2 + b)))
+
     def test_parts_of_sectors_come_with_what_was_there(self):
         ino = self.script.file("f")
         self.script.do(Kind.SYNC, ino)
