@@ -828,7 +828,7 @@ class Play:
         machine.start(wait=False, settings=_points("crash", point) if point else None)
         reached = _CRASHES if point else _REDO
         machine.wait_for("recovering", lambda: machine.says(reached, since)
-                         or machine.instance._status() in ("ready", "standby"))
+                         or machine.instance.is_ready())
         if not machine.instance.alive() and not machine.says(_CRASHES, since):
             raise Failure(f"{machine.name} has ended by itself")
         machine.end("kill")
@@ -1031,6 +1031,8 @@ class Play:
 
     def _last_life(self, machine):
         member = self.member(machine)
+        if member.mode == "off":
+            machine.watched = False
         if member.state == "up":
             self._after_start(machine, last=True)
             return

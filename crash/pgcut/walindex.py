@@ -181,7 +181,7 @@ def end_in_base(recording, redo):
     segments, size = _segments(recording, ())
     end = redo
     for record in wal.Stream(segments, size, redo // size).records(redo):
-        end = record.end
+        end = (record.end + 7) & ~7             # as LSNs of pages have it
         if record.rmid == wal.XLOG and record.info == wal.SWITCH:
             end = -(-end // size) * size        # the rest of the segment is left out
     return end

@@ -535,6 +535,23 @@ class ViolationTest(MonitorTest):
         self.assert_violated("R10", "the marker is removed")
 
 
+class EndOfWalTest(MonitorTest):
+    """The last record in the beginning does not end where the next one begins, and made the LSN of a page."""
+
+    def log_before(self):
+        self.wal.change(page_of(0), data=b"uneven", image=True)
+        self.end = self.wal.lsn
+
+    def test_page_with_the_last_lsn_is_written(self):
+        self.put_batch({page_of(0): self.end})
+        self.put_home(0, self.end)
+        self.assertEqual(self.violations(), [])
+
+    def test_page_with_a_later_lsn_is_not(self):
+        self.put_batch({page_of(0): self.end + 8})
+        self.assert_violated("R1", "is written")
+
+
 class MarkerTest(MonitorTest):
     """A server that goes from full_pages to double_writes."""
 
