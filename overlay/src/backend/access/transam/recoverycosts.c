@@ -3,9 +3,12 @@
  * recoverycosts.c
  *		What crash recovery costs, and how long it takes at such costs.
  *
- * A cost starts as a default.  The first recovery that does enough of
- * something to tell replaces it, each later one moves it half of the way.  The
- * start is an exception: it is the median of the last ones.
+ * A cost starts as a default, which the first recovery that does enough of
+ * something to tell replaces.  After that it moves as far as the last two of those
+ * agree that it must, the new one and the one before: it becomes the median of what
+ * they say and what it was.  So a single odd recovery, on a machine that was short of
+ * something, moves nothing; storage that has changed is known after two.  The start
+ * is an exception, as it is known from each recovery: it is the median of the last ones.
  *
  * Redo is bound by reading if its process has used little processor time;
  * otherwise reading was cheaper than it looks, which can only lower the cost.
@@ -15,7 +18,8 @@
  * Blocks are read in the order of files, a request for each run of them, so
  * twice as many do not take twice as long.  How much longer, that is by which
  * power of their number, depends on the tables; it is fitted to the recoveries on
- * record, and as long as these are few or alike, mostly a guess.
+ * record, without those that took much longer or shorter than the others, and as long
+ * as these are few or alike, it is mostly a guess.
  *
  * Whatever has been measured, or comes from a file, costs and times stay within
  * bounds (CRASH_RECOVERY_MAX_NSEC, CRASH_RECOVERY_MAX_USEC), so that sums of them
@@ -69,6 +73,12 @@ static const uint64 enough_to_learn[CRASH_RECOVERY_COSTS] = {
  */
 #define READ_POWER_DEFAULT	800
 #define READ_POWER_WEIGHT	0.5
+
+/*
+ * The power is not fitted to a recovery whose reads took so many times longer, or
+ * shorter, than the median says.
+ */
+#define READ_ODD_FACTOR		2.0
 
 /* The cost of the start is the median of so many. */
 #define START_MEDIAN_OF		5
@@ -258,37 +268,12 @@ RecoveryCostsInit(CrashRecoveryCosts *costs)
 	costs->read_power = READ_POWER_DEFAULT;
 }
 
-static void
-learn(CrashRecoveryCosts *costs, CrashRecoveryCost cost, int64 usec, uint64 units)
+/* What a recovery says of a cost: so many nanoseconds at least, and at most */
+typedef struct RecoveryEvidence
 {
-	double		nsec;
-
-	if (units < enough_to_learn[cost])
-		return;
-	nsec = usec * 1000.0 / units;
-	if (costs->learnt[cost] > 0)
-		nsec = (costs->nsec[cost] + nsec) / 2;
-	costs->nsec[cost] = bounded_nsec(nsec);
-	costs->learnt[cost]++;
-}
-
-/*
- * WAL has taken so much time at least, and so much at most.
- */
-static void
-learn_wal(CrashRecoveryCosts *costs, int64 least, int64 most, uint64 wal_kb)
-{
-	CrashRecoveryCost cost = CRASH_RECOVERY_PER_WAL_KB;
-	double		nsec = costs->nsec[cost];
-
-	if (wal_kb < enough_to_learn[cost])
-		return;
-	nsec = Min(nsec, most * 1000.0 / wal_kb);
-	nsec = Max(nsec, least * 1000.0 / wal_kb);
-	if (bounded_nsec(nsec) != costs->nsec[cost])
-		costs->learnt[cost]++;
-	costs->nsec[cost] = bounded_nsec(nsec);
-}
+	double		least;
+	double		most;
+} RecoveryEvidence;
 
 /*
  * Blocks that a cost of reading is learnt from, or 0: those that were predicted
@@ -310,21 +295,145 @@ was_busy(const CrashRecoveryScore *score)
 }
 
 /*
- * Fit cost and power to the recoveries on record, which end with the one that
- * is to be learnt from.  The power comes from all, the cost more from the last ones.
+ * Each of these has taken as long as another.
+ */
+static bool
+evidence_of(int64 usec, uint64 units, CrashRecoveryCost cost, RecoveryEvidence *evidence)
+{
+	if (units < enough_to_learn[cost])
+		return false;
+	evidence->least = evidence->most = usec * 1000.0 / units;
+	return true;
+}
+
+/*
+ * What does a recovery say of a cost?  Returns false if it does not tell.
+ */
+static bool
+evidence_from(const CrashRecoveryScore *score, CrashRecoveryCost cost,
+			  uint32 read_power, RecoveryEvidence *evidence)
+{
+	const CrashRecoveryWork *work = &score->actual;
+	const int64 *usec = score->actual_usec;
+	CrashRecoveryCosts unit = {.read_power = read_power};
+	uint64		reads = reads_to_learn_from(score);
+
+	switch (cost)
+	{
+		case CRASH_RECOVERY_PER_LOG_KB:
+			return evidence_of(usec[CRASH_RECOVERY_LOG], work->log_bytes / 1024, cost,
+							   evidence);
+
+		case CRASH_RECOVERY_PER_RESTORED_PAGE:
+			return evidence_of(usec[CRASH_RECOVERY_RESTORE], work->log_pages, cost,
+							   evidence);
+
+		case CRASH_RECOVERY_PER_DIRTY_PAGE:
+			return evidence_of(usec[CRASH_RECOVERY_CHECKPOINT], work->written, cost,
+							   evidence);
+
+		case CRASH_RECOVERY_PER_WAL_KB:
+			if (!evidence_of(usec[CRASH_RECOVERY_REDO],
+							 (work->end - work->redo) / 1024, cost, evidence))
+				return false;
+			if (reads > 0)
+				evidence->least = Min(score->redo_cpu_usec * 1000.0 /
+									  ((work->end - work->redo) / 1024),
+									  evidence->most);
+			return true;
+
+		case CRASH_RECOVERY_PER_READ:
+			if (reads == 0)
+				return false;
+			unit.nsec[cost] = 1000;
+			evidence->most = usec[CRASH_RECOVERY_REDO] * 1000.0 /
+				usec_of_reads(reads, &unit);
+			evidence->least = was_busy(score) ? 0 : evidence->most;
+			return true;
+
+		case CRASH_RECOVERY_PER_START:
+			break;
+	}
+	return false;
+}
+
+/*
+ * What a cost would be, as close to what it is as the evidence allows.
+ */
+static double
+corrected(double nsec, const RecoveryEvidence *evidence)
+{
+	return Min(Max(nsec, evidence->least), evidence->most);
+}
+
+static double
+median_of_three(double a, double b, double c)
+{
+	return Max(Min(a, b), Min(Max(a, b), c));
+}
+
+/*
+ * Learn a cost from the last of these recoveries, as far as the last one before it
+ * that tells agrees.  If there is none any more, it takes a second one.
  */
 static void
-learn_reads(CrashRecoveryCosts *costs, const CrashRecoveryScore *scores, int nscores)
+learn(CrashRecoveryCosts *costs, CrashRecoveryCost cost,
+	  const CrashRecoveryScore *scores, int nscores)
+{
+	double		was = costs->nsec[cost];
+	double		nsec;
+	RecoveryEvidence evidence;
+
+	if (!evidence_from(&scores[nscores - 1], cost, costs->read_power, &evidence))
+		return;
+	nsec = corrected(was, &evidence);
+	if (nsec == was && evidence.least < evidence.most)
+		return;					/* it could be anything */
+	if (costs->learnt[cost] > 0)
+	{
+		double		before = was;
+
+		for (int i = nscores - 2; i >= 0; i--)
+		{
+			if (evidence_from(&scores[i], cost, costs->read_power, &evidence))
+			{
+				before = corrected(was, &evidence);
+				break;
+			}
+		}
+		nsec = median_of_three(was, before, nsec);
+	}
+	costs->nsec[cost] = bounded_nsec(nsec);
+	costs->learnt[cost]++;
+}
+
+static int
+compare_doubles(const void *a, const void *b)
+{
+	double		x = *(const double *) a;
+	double		y = *(const double *) b;
+
+	return (x > y) - (x < y);
+}
+
+/*
+ * By which power of the number of blocks does the time to read them grow?
+ */
+static void
+learn_power(CrashRecoveryCosts *costs, const CrashRecoveryScore *scores, int nscores)
 {
 	double		x[CRASH_RECOVERY_SCORES];
 	double		y[CRASH_RECOVERY_SCORES];
+	double		level[CRASH_RECOVERY_SCORES];
+	double		sorted[CRASH_RECOVERY_SCORES];
+	double		median;
 	double		mean_x = 0;
 	double		mean_y = 0;
 	double		sum_xx = READ_POWER_WEIGHT;
 	double		sum_xy = READ_POWER_WEIGHT * READ_POWER_DEFAULT / 1000.0;
-	double		level = 0;
 	double		power;
 	int			n = 0;
+	int			kept = 0;
 
 	for (int i = 0; i < nscores; i++)
 	{
@@ -334,30 +443,37 @@ learn_reads(CrashRecoveryCosts *costs, const CrashRecoveryScore *scores, int nsc
 			continue;
 		x[n] = log((double) reads / CRASH_RECOVERY_READS);
 		y[n] = log((double) Max(scores[i].actual_usec[CRASH_RECOVERY_REDO], 1));
-		mean_x += x[n];
-		mean_y += y[n];
+		level[n] = y[n] - x[n] * costs->read_power / 1000.0;
 		n++;
 	}
 	if (n == 0)
 		return;
-	mean_x /= n;
-	mean_y /= n;
+	memcpy(sorted, level, sizeof(double) * n);
+	qsort(sorted, n, sizeof(double), compare_doubles);
+	median = (sorted[(n - 1) / 2] + sorted[n / 2]) / 2;
+
 	for (int i = 0; i < n; i++)
+	{
+		if (fabs(level[i] - median) > log(READ_ODD_FACTOR))
+			continue;
+		x[kept] = x[i];
+		y[kept] = y[i];
+		mean_x += x[kept];
+		mean_y += y[kept];
+		kept++;
+	}
+	if (kept == 0)
+		return;					/* there are two, far from each other */
+	mean_x /= kept;
+	mean_y /= kept;
+	for (int i = 0; i < kept; i++)
 	{
 		sum_xx += (x[i] - mean_x) * (x[i] - mean_x);
 		sum_xy += (x[i] - mean_x) * (y[i] - mean_y);
 	}
 	power = Min(Max(sum_xy / sum_xx, CRASH_RECOVERY_MIN_POWER / 1000.0),
 				CRASH_RECOVERY_MAX_POWER / 1000.0);
-
-	/* each one moves the level half of the way */
-	for (int i = 0; i < n; i++)
-		level = i == 0 ? y[i] - power * x[i] : (level + y[i] - power * x[i]) / 2;
-
 	costs->read_power = rint(power * 1000);
-	costs->nsec[CRASH_RECOVERY_PER_READ] =
-		bounded_nsec(exp(level) * 1000 / CRASH_RECOVERY_READS);
-	costs->learnt[CRASH_RECOVERY_PER_READ] = n;
 }
 
 /*
@@ -383,8 +499,8 @@ learn_start(CrashRecoveryCosts *costs, const CrashRecoveryScore *scores, int nsc
 			usec[place] = usec[place - 1];
 		usec[place] = start;
 	}
-	costs->nsec[CRASH_RECOVERY_PER_START] =
-		bounded_nsec((usec[(n - 1) / 2] + usec[n / 2]) * 1000.0 / 2);
+	/* of two in the middle the shorter one, as what else goes on takes time */
+	costs->nsec[CRASH_RECOVERY_PER_START] = bounded_nsec(usec[(n - 1) / 2] * 1000.0);
 	costs->learnt[CRASH_RECOVERY_PER_START]++;
 }
 
@@ -395,26 +511,10 @@ void
 RecoveryCostsLearn(CrashRecoveryCosts *costs, const CrashRecoveryScore *scores,
 				   int nscores)
 {
-	const CrashRecoveryScore *score = &scores[nscores - 1];
-	const CrashRecoveryWork *work = &score->actual;
-	const int64 *usec = score->actual_usec;
-	uint64		reads = reads_to_learn_from(score);
-	uint64		wal_kb = (work->end - work->redo) / 1024;
-	double		redo_usec = usec[CRASH_RECOVERY_REDO];
+	Assert(nscores > 0 && nscores <= CRASH_RECOVERY_SCORES);
 
 	learn_start(costs, scores, nscores);
-	learn(costs, CRASH_RECOVERY_PER_LOG_KB, usec[CRASH_RECOVERY_LOG],
-		  work->log_bytes / 1024);
-	learn(costs, CRASH_RECOVERY_PER_RESTORED_PAGE, usec[CRASH_RECOVERY_RESTORE],
-		  work->log_pages);
-	if (reads > 0)
-		learn_wal(costs, score->redo_cpu_usec, usec[CRASH_RECOVERY_REDO], wal_kb);
-	else
-		learn(costs, CRASH_RECOVERY_PER_WAL_KB, usec[CRASH_RECOVERY_REDO], wal_kb);
-	if (reads > 0 && !was_busy(score))
-		learn_reads(costs, scores, nscores);
-	else if (reads > 0 && usec_of_reads(reads, costs) > redo_usec)
-		costs->nsec[CRASH_RECOVERY_PER_READ] *= redo_usec / usec_of_reads(reads, costs);
-	learn(costs, CRASH_RECOVERY_PER_DIRTY_PAGE, usec[CRASH_RECOVERY_CHECKPOINT],
-		  work->written);
+	learn_power(costs, scores, nscores);
+	for (int cost = 0; cost < CRASH_RECOVERY_COSTS; cost++)
+		learn(costs, cost, scores, nscores);
 }

@@ -135,3 +135,13 @@ CREATE FUNCTION dw_restore_stats(
 	OUT bytes_read int8)
 STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
+
+-- What is predicted for recoveries that differ in one part, each by what those before
+-- it have taught, in milliseconds
+CREATE FUNCTION dw_predictions(
+	part text,
+	amounts float8[],
+	milliseconds float8[],
+	busy bool)
+RETURNS float8[] STRICT
+AS 'MODULE_PATHNAME' LANGUAGE C;
