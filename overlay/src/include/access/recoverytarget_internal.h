@@ -62,6 +62,7 @@ typedef struct RecoveryTargetData
 	CountsAtRedo restart;		/* ... and that a restartpoint can be made of */
 
 	CrashRecoveryCosts costs;
+	uint32		additions;		/* to the scores, in this life */
 	uint32		nscores;
 	CrashRecoveryScore scores[CRASH_RECOVERY_SCORES];
 
@@ -70,6 +71,7 @@ typedef struct RecoveryTargetData
 	uint64		checkpoints;	/* begun because of the target */
 
 	/* flags */
+	bool		restarted;		/* by a postmaster that has survived the crash */
 	bool		ready;			/* costs are known, and clients don't wait */
 	bool		intact;			/* the file is, so it can be overwritten */
 	bool		unsaved;		/* something has been learnt since it was

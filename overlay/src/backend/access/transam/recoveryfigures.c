@@ -145,10 +145,12 @@ put_promotion(DoubleWriteSnapshot *snapshot, const RecoveryEstimate *estimate)
 	XLogRecPtr	replayed = estimate->work.end;
 	double		wal = replayed - Min(estimate->work.redo, replayed);
 	double		lag = received - Min(received, replayed);
+	double		usec = wal > 0 ? estimate->usec[CRASH_RECOVERY_REDO] * (lag / wal) : 0;
 
 	DoubleWritePutFigure(snapshot, "recovery_lag", (int64) lag);
+	/* where little has been replayed, a little may stand for all */
 	DoubleWritePutFigure(snapshot, "recovery_promotion",
-						 wal > 0 ? (int64) (estimate->usec[CRASH_RECOVERY_REDO] * lag / wal) : 0);
+						 (int64) Min(usec, (double) CRASH_RECOVERY_MAX_USEC));
 }
 
 static void

@@ -34,6 +34,11 @@
  * logs what was predicted and what it took, adds that to the record (the scorecard),
  * and learns.  The checkpointer writes that to the file: clients don't wait for it.
  *
+ * A restart after the crash of one process, by the same postmaster, is neither put on
+ * record nor learnt from: all that it reads is in the kernel's cache.  It would teach
+ * that recovery costs next to nothing, and the target would ask for no checkpoint until
+ * the machine crashes.
+ *
  * Durations are those of a clock that nobody sets.
  *
  * Steering
@@ -288,6 +293,7 @@ RecoveryTargetShmemSize(void)
 void
 RecoveryTargetShmemInit(void)
 {
+	static bool made_before = false;
 	bool		found;
 
 	RecoveryTarget = (RecoveryTargetData *)
@@ -297,6 +303,8 @@ RecoveryTargetShmemInit(void)
 		MemSet(RecoveryTarget, 0, RecoveryTargetShmemSize());
 		SpinLockInit(&RecoveryTarget->mutex);
 		RecoveryCostsInit(&RecoveryTarget->costs);
+		RecoveryTarget->restarted = made_before;
+		made_before = true;
 	}
 	RecoveryFiguresInit();
 }
@@ -313,6 +321,7 @@ RecoveryTargetShmemInit(void)
 static void
 save(const RecoveryEstimate *estimate, bool checkpoint_done)
 {
+	uint32		additions;
 	bool		done;
 
 	Assert(AmCheckpointerProcess() || !IsUnderPostmaster);
@@ -326,10 +335,16 @@ save(const RecoveryEstimate *estimate, bool checkpoint_done)
 		RecoveryForecastReplace(estimate, checkpoint_done);
 	if (!done)
 	{
+		SpinLockAcquire(&RecoveryTarget->mutex);
+		additions = RecoveryTarget->additions;
+		SpinLockRelease(&RecoveryTarget->mutex);
 		done = RecoveryFileReplace(estimate, steering.failed ? DEBUG1 : LOG);
+
+		/* a standby may have caught up, and learnt from it, meanwhile */
 		SpinLockAcquire(&RecoveryTarget->mutex);
 		RecoveryTarget->intact = done;
-		RecoveryTarget->unsaved &= !done;
+		if (done && RecoveryTarget->additions == additions)
+			RecoveryTarget->unsaved = false;
 		SpinLockRelease(&RecoveryTarget->mutex);
 	}
 	steering.failed = !done;
@@ -595,6 +610,7 @@ keep_score(const CrashRecoveryScore *score)
 
 	SpinLockAcquire(&RecoveryTarget->mutex);
 	RecoveryTarget->costs = costs;
+	RecoveryTarget->additions++;
 	RecoveryTarget->unsaved = true;
 	SpinLockRelease(&RecoveryTarget->mutex);
 }
@@ -613,7 +629,8 @@ keep_this_recovery(void)
 	score.redo_cpu_usec = Min(recovery.cpu_usec, CRASH_RECOVERY_MAX_USEC);
 	memcpy(score.actual_usec, recovery.usec, sizeof(score.actual_usec));
 	report_score(&score);
-	keep_score(&score);
+	if (!RecoveryTarget->restarted)
+		keep_score(&score);
 }
 
 /*

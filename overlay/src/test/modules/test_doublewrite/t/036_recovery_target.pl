@@ -711,6 +711,28 @@ $node->log_check(
 	log_like => [qr/crash recovery took [\d.]+ s, 0\.[5-9]\d s were predicted/]);
 wait_for_recoveries($node, $on_record + 1);
 
+# A crash of one process leaves all in the kernel's cache: what the restart costs
+# says nothing of a crash of the machine.
+$on_record = scalar(@{ forecast_of($node)->{recoveries} });
+my $learnt = figure($node, 'learnt_from');
+$node->append_conf('postgresql.conf', 'restart_after_crash = on');
+$node->reload;
+change($node, 1, 600);
+wait_for_forecast($node, 600);
+my $victim = $node->background_psql('postgres', on_error_stop => 0);
+my $victim_pid = $victim->query('SELECT pg_backend_pid()');
+$offset = -s $node->logfile;
+kill('KILL', $victim_pid) == 1 or die "could not kill process $victim_pid: $!";
+$node->wait_for_log(qr/crash recovery took.*ready to accept connections/s, $offset);
+eval { $victim->quit };
+$node->poll_query_until('postgres', 'SELECT true') or die 'no restart';
+is(figure($node, 'learnt_from'), $learnt, 'a restart in place teaches nothing');
+is( $node->safe_psql('postgres',
+		"SELECT count(*) FROM pg_double_write_recoveries WHERE part = 'total'"),
+	$on_record, '... and is not on record');
+$node->append_conf('postgresql.conf', 'restart_after_crash = off');
+$node->reload;
+
 # ----------------------------------------------------------------------
 # A target
 # ----------------------------------------------------------------------
