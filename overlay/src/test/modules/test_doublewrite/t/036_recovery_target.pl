@@ -1070,6 +1070,41 @@ cmp_ok($predicted, '>=', 3000, "blocks predicted for a standby: $predicted");
 cmp_ok($actual, '>=', 0.9 * $predicted, "read on a standby: $actual");
 cmp_ok($actual, '<=', 1.1 * $predicted, '... about as many');
 cmp_ok(figure($standby, 'learnt_from'), '>', 0, 'a standby has learnt from it');
+
+# That is saved even if the checkpointer is writing the file at that moment, here as
+# it is damaged.
+wait_for_forecast($standby, 3000);
+$standby->stop('immediate');
+with_byte_changed(RECORD_AT + 100)->(path_of($standby));
+$standby->append_conf('postgresql.conf',
+	"test_doublewrite.pause_at = 'xlogpipeline-engage,crash-recovery-file-written'");
+$offset = -s $standby->logfile;
+{
+	local %ENV = $standby->_get_env(PGAPPNAME => undef);
+	system_or_bail('pg_ctl', '--no-wait', '-s', '-D', $standby->data_dir, '-l',
+		$standby->logfile, '-o', '--cluster-name=' . $standby->name, 'start');
+}
+$standby->wait_for_log(qr/paused at injection point "xlogpipeline-engage"/, $offset);
+my $writes = qr/\[(\d+)\] LOG: .* paused at injection point "crash-recovery-file-written"/;
+$standby->wait_for_log($writes, $offset);
+my ($writer) = slurp_file($standby->logfile, $offset) =~ $writes;
+kill('STOP', $writer) == 1 or die "could not stop process $writer: $!";
+append_to_file($standby->data_dir . '/test_doublewrite.resume', '');
+$standby->wait_for_log(qr/the standby is where it was when it crashed/, $offset);
+kill('CONT', $writer) == 1 or die "could not continue process $writer: $!";
+append_to_file($standby->data_dir . '/test_doublewrite.resume', '');
+$standby->wait_for_log(qr/ready to accept read-only connections/, $offset);
+$standby->_update_pid(1);
+$standby->append_conf('postgresql.conf', "test_doublewrite.pause_at = ''");
+wait_for_recoveries($standby, 1);
+count_hits($standby, 'crash-recovery-look');
+watchdog_until('no looks at the estimate of a standby',
+	sub { hits($standby, 'crash-recovery-look') >= 3 });
+is(scalar(@{ forecast_of($standby)->{recoveries} }),
+	1, 'what is learnt while the file is written is saved');
+$standby->stop;
+set_costs($standby, 1, write => 2);
+$standby->start;
 $node->safe_psql('postgres', 'CHECKPOINT');
 $node->wait_for_replay_catchup($standby);
 $standby->safe_psql('postgres', 'CHECKPOINT');
