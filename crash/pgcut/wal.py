@@ -130,6 +130,10 @@ class Stream:
         content = self.content
         while position + _HEADER <= len(content):
             length, xid, before, info, rmid = _RECORD.unpack_from(content, position)
+            resumed = self.overwritten(position, _HEADER)
+            if resumed is not None:     # not even the header was completed
+                position = resumed
+                continue
             if length < _HEADER or previous is not None and before != previous:
                 return
             resumed = self.overwritten(position, length)

@@ -817,6 +817,28 @@ class WalTest(unittest.TestCase):
         del made.content[8192:]
         self.assertEqual(len(list(self.stream(made).records(start))), 1)
 
+    def goes_on_after(self, left):
+        """Return the blocks of records around one of which a crash left so many bytes."""
+        made = Wal()
+        start = made.lsn
+        size = 8192 - len(made.content) - left
+        empty = Wal()
+        lsn, end = empty.change(page_of(0), data=b"")
+        made.change(page_of(0), data=bytes(size - (end - lsn)))
+        before = made.previous
+        made.change(page_of(1), data=bytes(500))
+        del made.content[8192:]
+        made.previous = before
+        made.change(page_of(2))
+        struct.pack_into("<H", made.content, 8192 + 2, 8)
+        return [record.blocks[0].page[4] for record in self.stream(made).records(start)]
+
+    def test_goes_on_after_a_record_that_was_never_completed(self):
+        self.assertEqual(self.goes_on_after(64), [0, 2])
+
+    def test_goes_on_after_a_header_that_was_never_completed(self):
+        self.assertEqual(self.goes_on_after(8), [0, 2])
+
     def test_commits(self):
         body = bytes(8) + struct.pack("<I", 1 | 2 | 16) + bytes(8) + struct.pack("<III", 2, 8, 9) \
             + struct.pack("<I", 10)
