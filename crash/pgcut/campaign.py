@@ -142,12 +142,14 @@ def _kinds(scenario, settings, checksums, modes):
 
     Records of hash indexes refer to a bucket's first page, without an image, to change
     others.  Where images protect pages, and checksums show that one is torn, redo stops at
-    such a record, before it comes to the image.  That is so in stock.
+    such a record, before it comes to the image.  That is so in stock.  Lives of "edited" have
+    modes of their own.
     """
     kinds = dict.fromkeys(record.workload.KINDS) if scenario == "primary" else record.STEADY_KINDS
     kinds = {kind: record.workload.KINDS[kind].clients if count is None else count
              for kind, count in kinds.items()}
-    if checksums and "full_pages" in (settings["io_torn_pages_protection"], *modes):
+    if checksums and (scenario == "edited" or
+                      "full_pages" in (settings["io_torn_pages_protection"], *modes)):
         del kinds["chains"]
     return kinds
 
