@@ -3,7 +3,8 @@
 One server crashes again and again, after as many transactions as a random number
 says, the same ones each time, and starts with nothing in the kernel's cache.  It
 learns from each recovery, so the first prediction is judged apart.  With a target the
-server makes checkpoints to keep recoveries short.
+server makes checkpoints to keep recoveries short.  While it recovers it says how much time
+is left, in the server log and to clients that it refuses: that is judged at half-way.
 """
 
 import json
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 from . import clients, counters
 from .loads import PREWARM, Point
+from .recovery import estimate_error, parse_log
 from .restart import SAMPLE_SECONDS, carry_out
 
 # A prediction that is off by more does not count as right.
@@ -41,10 +43,11 @@ class Promise:
     def __call__(self, session):
         server, random_number = session.server, random.Random(clients.SEED)
         server.sql("CREATE EXTENSION IF NOT EXISTS pg_doublewrite_stats")
-        recoveries, seconds, costs, carried_out = [], 0, Counter(), 0
+        recoveries, shown, seconds, costs, carried_out = [], [], 0, Counter(), 0
         for _ in range(self.crashes):
             number = int(self.transactions * random_number.uniform(LEAST, MOST))
-            took, counts = self._crash(session, number)
+            took, counts, log = self._crash(session, number)
+            shown.append(estimate_error(log, parse_log(log)["redo"]))
             seconds += took
             costs.update(counts)
             carried_out += number
@@ -53,12 +56,13 @@ class Promise:
                                for part, predicted, actual in server.rows(SCORE)})
         session.volume.release()
         (session.raw / "recoveries.json").write_text(json.dumps(recoveries, indent=1) + "\n")
-        return points(recoveries, costs, carried_out, seconds)
+        return [*points(recoveries, costs, carried_out, seconds), *half_way(shown)]
 
     def _crash(self, session, transactions):
         """Carry out transactions, crash, recover.
 
-        Returns the seconds that the transactions took, and what they have moved.
+        Returns the seconds that the transactions took, what they have moved, and the server
+        log of the recovery.
         """
         server, volume = session.server, session.volume
         volume.release()
@@ -75,8 +79,7 @@ class Promise:
         volume.hold()
         offset = session.log_size()
         server.start(wait=False)
-        server.until_ready(offset, SAMPLE_SECONDS)
-        return seconds, counts
+        return seconds, counts, server.until_ready(offset, SAMPLE_SECONDS)
 
 
 def wait_for_record(server):
@@ -110,6 +113,19 @@ def points(recoveries, costs, transactions, seconds):
         Point("transactions a second", round(transactions / seconds, 1), "1/s", True,
               transactions, dict(costs), extra={"checkpoints": costs["checkpoint.num_done"]}),
     ]
+
+
+def half_way(shown):
+    """Return Points for how wrong the time left was at half-way of redo, in percent.
+
+    None stands for a redo that was too short to be told of.
+    """
+    told = [percent for percent in shown if percent is not None]
+    if not told:
+        return []
+    right = [percent for percent in told if abs(percent) <= RIGHT_PERCENT]
+    return [Point(f"time left within {RIGHT_PERCENT} % at half-way", 100 * len(right) / len(told),
+                  "%", True, len(told), extra={"off at most, %": max(map(abs, told))})]
 
 
 def off_percent(predicted, actual):

@@ -351,6 +351,12 @@ class PromiseTest(unittest.TestCase):
     def test_nothing_predicted(self):
         self.assertEqual(promise.off_percent(0, 5.0), 0)
 
+    def test_time_left_as_shown(self):
+        point, = promise.half_way([10.0, None, -25.0, 40.0, -26.0])
+        self.assertEqual((point.value, point.operations, point.extra),
+                         (50, 4, {"off at most, %": 40}))
+        self.assertEqual(promise.half_way([None]), [])
+
 
 class SuitesTest(unittest.TestCase):
 
