@@ -4,9 +4,10 @@ import json
 import os
 import shutil
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
-from . import build, deps, suites
+from . import build, deps, suites, worktree
 from .base import DevError, run, say
 
 PACKAGES = ("e2fsprogs", "fuse3", "libfuse3-dev", "make", "python3-jinja2",
@@ -15,8 +16,11 @@ PACKAGES = ("e2fsprogs", "fuse3", "libfuse3-dev", "make", "python3-jinja2",
 # What continuous integration explores: a few minutes.
 CI_ARGUMENTS = ("run", "--states", "204", "--recordings", "4", "--watched", "4")
 
+# Seeds of continuous integration, of so many.
+CI_SEEDS = 100_000
+
 # Histories of servers that continuous integration plays: two minutes.
-CI_HISTORIES = ("history", "--seed", "3", "--count", "3", "--no-shrink")
+CI_HISTORIES = ("history", "--count", "3", "--no-shrink")
 
 
 def call(paths, arguments, deadline=None):
@@ -37,6 +41,17 @@ def call(paths, arguments, deadline=None):
     say("exploring power cuts")
     return suites.run_until(deadline, command, stdout=None,
                             env={**os.environ, "PYTHONPATH": str(paths.repo / "crash")})
+
+
+def ci_seed(paths):
+    """Return the seed that continuous integration begins with.
+
+    Each content of the repository has its own, so that nothing is tried only once and a run
+    can be repeated; without git, each day.
+    """
+    tree = worktree.tree(paths)
+    seed = int(tree[:10], 16) if tree else datetime.now(UTC).date().toordinal()
+    return str(seed % CI_SEEDS)
 
 
 def run_ci(paths, deadline=None):
@@ -60,7 +75,9 @@ def run_ci(paths, deadline=None):
 def _explore(paths, output, deadline):
     """Explore once; returns a Result, and whether nothing but the monitor complains."""
     started = time.monotonic()
-    status = call(paths, [*CI_ARGUMENTS, "--output", output], deadline)
+    seed = ci_seed(paths)
+    say(f"seed of the explorer: {seed}")
+    status = call(paths, [*CI_ARGUMENTS, "--seed", seed, "--output", output], deadline)
     results = output / "results.json"
     data = json.loads(results.read_text()) if results.exists() else []
     recordings = [r for r in data if not r["control"]]
@@ -84,7 +101,9 @@ def run_histories(paths, deadline=None):
     output = paths.root / "history-report"
     shutil.rmtree(output, ignore_errors=True)
     started = time.monotonic()
-    status = call(paths, [*CI_HISTORIES, "--output", output], deadline)
+    seed = ci_seed(paths)
+    say(f"seed of the histories: {seed}")
+    status = call(paths, [*CI_HISTORIES, "--seed", seed, "--output", output], deadline)
     report = output / "histories.json"
     data = json.loads(report.read_text()) if report.exists() else []
     failed = sum(bool(one["findings"]) for one in data)

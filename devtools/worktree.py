@@ -181,16 +181,24 @@ def commit(paths):
 
     {} if the repository is none of git's: then figures are of no commit.
     """
-    def git(*args):
-        # A checkout may well belong to another user than the one who builds.
-        return output(["git", "-c", f"safe.directory={paths.repo}", *args], cwd=paths.repo,
-                      check=False)
-    head = git("rev-parse", "-q", "--verify", "HEAD")
+    head = _ask_git(paths, "rev-parse", "-q", "--verify", "HEAD")
     if not head:
         return {}
-    edited = git("status", "--porcelain", "--", *MADE_OF) or \
+    edited = _ask_git(paths, "status", "--porcelain", "--", *MADE_OF) or \
         edits_in_work(repository(paths), paths)
     return {"commit": head, "commit dirty": "yes" if edited else "no"}
+
+
+def tree(paths):
+    """Return the content of the repository's commit, as a hash; "" if git does not know it."""
+    return _ask_git(paths, "rev-parse", "-q", "--verify", "HEAD^{tree}")
+
+
+def _ask_git(paths, *args):
+    """Return what git says of the repository, or ""."""
+    # A checkout may well belong to another user than the one who builds.
+    return output(["git", "-c", f"safe.directory={paths.repo}", *args], cwd=paths.repo,
+                  check=False)
 
 
 def edits_in_work(git, paths):

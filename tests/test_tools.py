@@ -305,7 +305,7 @@ class ExplorerTest(TestCase):
             return int(bool(failures or violations))
 
         with tempfile.TemporaryDirectory() as root, mock.patch.object(crash, "call", call):
-            return crash.run_ci(SimpleNamespace(root=Path(root))), len(done)
+            return crash.run_ci(SimpleNamespace(root=Path(root), repo=Path(root))), len(done)
 
     def test_silent(self):
         result, runs = self.explore(([], []))
@@ -318,6 +318,23 @@ class ExplorerTest(TestCase):
     def test_violation_that_comes_again(self):
         result, runs = self.explore(([], ["R2"]), ([], ["R2"]))
         self.assertEqual((result.failed, runs), (1, 2))
+
+    def test_each_content_has_a_seed_of_its_own(self):
+        with tempfile.TemporaryDirectory() as repo:
+            paths = SimpleNamespace(repo=repo)
+            days = crash.ci_seed(paths)
+            self.assertLess(int(days), crash.CI_SEEDS)
+            commit = ["git", "-c", "user.name=t", "-c", "user.email=t", "commit", "-q",
+                      "--allow-empty", "-am", "one"]
+            subprocess.run(["git", "init", "-q", repo], check=True)
+            subprocess.run(commit, cwd=repo, check=True)
+            first = crash.ci_seed(paths)
+            (Path(repo) / "file").touch()
+            subprocess.run(["git", "add", "file"], cwd=repo, check=True)
+            subprocess.run(commit, cwd=repo, check=True)
+            self.assertNotEqual(crash.ci_seed(paths), first)
+            subprocess.run(commit, cwd=repo, check=True)
+            self.assertEqual(len({days, first, crash.ci_seed(paths)}), 3)
 
     def test_loss_counts_at_once(self):
         result, runs = self.explore(([1], ["R2"]))

@@ -7,6 +7,7 @@ for the report.
 
 import json
 import concurrent.futures
+import contextlib
 import multiprocessing
 import random
 import shutil
@@ -29,8 +30,11 @@ from .states import (FAULTS, LOG, RELATION, WAL, WINDOW_FAULTS, Places, State, e
 # Share of states whose recovery is cut, too; the same share of those twice, …
 NESTED_SHARE = 0.06
 
-# … and of those between opening and the checkpoint.
+# … and of those between opening and the checkpoint, …
 WINDOW_NESTED_SHARE = 0.25
+
+# … and of those of a control that only such states show.
+CONTROL_NESTED_SHARE = 0.75
 
 # Lives of the recorded server, if not drawn.
 LIVES = {"backup": 1, "reopened": 4}
@@ -307,17 +311,19 @@ def _run_control(tools, control, first=FIRST_SEED):
                            lives=control.lives,
                            kinds=kinds, scenario=control.scenario)
         try:
-            record.make(directory, plan, tools.bindir, tools.recorder, tools.scratch,
-                        broken if control.record else None)
-            if _find(tools, control, Recording(directory), broken, result):
+            find = _find_on_device if control.scenario in FILE_SYSTEMS else _find
+            if find(tools, control, plan, directory, broken, result):
                 break
         finally:
             shutil.rmtree(directory, ignore_errors=True)
     return result
 
 
-def _find(tools, control, recording, broken, result):
-    """Try states until one fails; says whether one did."""
+def _find(tools, control, plan, directory, broken, result):
+    """Make a recording and try states of it until one fails; says whether one did."""
+    record.make(directory, plan, tools.bindir, tools.recorder, tools.scratch,
+                broken if control.record else None)
+    recording = Recording(directory)
     subject = Subject(recording, Context(
         broken if control.recover else tools.bindir, tools.recorder, tools.scratch,
         rules=control.rules,
@@ -329,7 +335,24 @@ def _find(tools, control, recording, broken, result):
     result.violations = result.violations or list(map(str, violations))
     if control.monitored and not violations:
         return False        # nothing was broken in this one, as when no sync has failed
-    for outcome in _outcomes(subject, control):
+    return _first_failure(_outcomes(subject, control), result)
+
+
+def _find_on_device(tools, control, plan, directory, broken, result):
+    """Do the same on a block device."""
+    recording = blockstates.make(directory, plan, control.scenario,
+                                 broken if control.record else tools.bindir, tools.recorder,
+                                 tools.scratch)
+    subject = blockstates.BlockSubject(recording, Context(
+        broken if control.recover else tools.bindir, tools.recorder, tools.scratch))
+    with contextlib.closing(subject):
+        return _first_failure(map(subject.try_state, subject.sampled(
+            plan.seed, CONTROL_STATES // CONTROL_RECORDINGS)), result)
+
+
+def _first_failure(outcomes, result):
+    """Try states until one fails; says whether one did."""
+    for outcome in outcomes:
         result.states.append(summary(outcome))
         if outcome.failed:
             result.failures.append({"state": outcome.state.as_json(),
@@ -344,7 +367,8 @@ def _outcomes(subject, control):
         yield from map(subject.try_backup, subject.backups())
         return
     for state in sampled(subject.places, 1, CONTROL_STATES // CONTROL_RECORDINGS,
-                         faults=control.faults or FAULTS):
+                         faults=control.faults or FAULTS,
+                         nested_share=CONTROL_NESTED_SHARE if control.nested else 0):
         yield subject.try_state(state)
 
 

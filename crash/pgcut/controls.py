@@ -37,6 +37,7 @@ class Control:
     server: bool = False        # recover with all processes, not in single-user mode
     sequel: bool = False        # a server goes on from each state, and is cut off again
     standby: bool = False       # each state is judged as a standby, and then promoted
+    nested: bool = False        # recovery of most states is cut, too
     monitored: bool = False     # the protocol monitor must see it in the recording
     recipe: str = ""            # what histories are drawn from, which have to show it
     rare: bool = False          # only some do, and they take long
@@ -69,6 +70,8 @@ _TEARS = ("torn-pages", "torn-runs", "torn-page", "storm")
 CONTROLS = (
     Control("protection-off", "R2", "io_torn_pages_protection = off",
             settings=(("io_torn_pages_protection", "off"),), faults=_TEARS),
+    Control("protection-off-on-ext4", "R2", "io_torn_pages_protection = off, on a block device",
+            settings=(("io_torn_pages_protection", "off"),), scenario="ext4", lives=2),
     Control("log-sync-left-out", "R2", "the log is written but never synced",
             record=True, monitored=True, faults=_TEARS),
     Control("home-before-log-sync", "R2", "pages go home before the sync of the log has returned",
@@ -124,6 +127,9 @@ CONTROLS = (
             "sessions of a standby read home although a newer copy is staged",
             recover=True, scenario="standby", standby=True, faults=("all-kept", "subset"),
             settings=_MUCH_STAGED),
+    Control("restored-files-not-synced", "R8",
+            "restore empties the log before the files that it has written are synced",
+            recover=True, nested=True, faults=_TEARS),
     Control("unreadable-batch-left-out", "R8",
             "restore leaves out batches that it needs and cannot read",
             recover=True, faults=("unreadable-log",)),
@@ -132,6 +138,10 @@ CONTROLS = (
             record=True, scenario="failing-directory-syncs", settings=_SMALL_FULL_LOG,
             rules=Rules(names_need_directory_sync=("pg_doublewrite",)),
             faults=("names", "torn-pages", "storm", "all-lost")),
+    Control("bad-page-ignored", "R9", "restore writes a damaged copy home",
+            recover=True, faults=("rotten-log",)),
+    Control("checkpoint-without-drain", "R5", "a checkpoint leaves pages in the stage",
+            record=True, settings=_MUCH_STAGED, faults=("after-checkpoint", "all-lost", "subset")),
     Control("bad-checksum-accepted", "R9", "restore accepts batches with wrong checksums",
             recover=True, faults=("torn-log",)),
     Control("everything-exempt", "exemption", "every page counts as rebuilt by redo",

@@ -29,22 +29,18 @@ from .states import FAULTS, LOG, RELATION, Places, State, choose, sampled
 # chance name a process of today.  The owner file of the log tells copies of files,
 # which is what images are made of.
 ALWAYS_LEFT_OUT = ("postmaster.pid", "pg_doublewrite/owner")
-STANDBY_SIGNAL = "standby.signal"
 # Nobody sends a standby that is judged any more.  Replay may hold locks of transactions that
 # never end, also on catalogs without which nobody can connect.
 AS_STANDBY = {"primary_conninfo": "", "lock_timeout": "5s"}
 # Single-user mode does not know standbys; without the signal, what they have written is
 # recovered as after a crash.
-LEFT_OUT = (*ALWAYS_LEFT_OUT, STANDBY_SIGNAL)
+LEFT_OUT = (*ALWAYS_LEFT_OUT, server.STANDBY_SIGNAL)
 
 # For all servers that judge: an image is thrown away, and nobody waits for its disk.
 JUDGING = {"fsync": "off", "io_workers": "1"}
 # For most: without processes that have nothing to do with what is asked.  Who reads ahead for
 # the oracle costs as much as a tenth of all else, and changes no answer.
 PLAIN = {"io_method": "sync", "max_logical_replication_workers": "0"}
-
-# How long a standby may take to replay what an image has of WAL.
-REPLAY_SECONDS = 300
 
 SECTOR = 512
 
@@ -109,7 +105,8 @@ class Context:
     # One state of a standby in so many is started as one, and then promoted.
     standby_every: int = 2
     # From one state in so many a server goes on, with load, and is cut off again: most of
-    # what that costs is load, so that each is judged at several cuts.
+    # what that costs is load, so that each is judged at several cuts.  One that would be
+    # started as a standby is promoted first.
     sequel_every: int = 90
     sequel_cuts: int = 3
     # By which of these faults; () is by any.
@@ -127,7 +124,8 @@ class Outcome:
     examined: int = 0           # page copies that restore looked at
     restored: int = 0           # pages it put home
     seconds: float = 0
-    log: str = ""
+    log: str = ""               # of the last server
+    sequel_log: str = ""        # of the server that went on
     # How many seconds each part took
     phases: dict = field(default_factory=dict)
 
@@ -159,7 +157,7 @@ class Judge:
 
     def recover_and_ask(self, image, expected, seed, outcome):
         """Recover an image, and enter what is wrong with it."""
-        standby = (Path(image) / STANDBY_SIGNAL).exists()
+        standby = (Path(image) / server.STANDBY_SIGNAL).exists()
         if not standby and drawn("compare", seed, self.context.compare_every):
             with phase(outcome, "compare"):
                 outcome.complaints += self._compare_pipeline(image)
@@ -194,11 +192,11 @@ class Judge:
         Its primary is gone, so what it has must be enough, before and after.
         """
         def verify(instance):
-            _wait_for_replay(instance)
+            instance.wait_for_replay()
             # Locks of transactions that have not ended stay until it is promoted.
             complaints = [] if _is_locked(instance) else \
                 oracle.verify_connected(instance.connect, expected, quick=True)
-            instance.promote(REPLAY_SECONDS)
+            instance.promote(server.REPLAY_SECONDS)
             return complaints + [f"promoted: {complaint}" for complaint in
                                  oracle.verify_connected(instance.connect, expected)]
 
@@ -330,7 +328,7 @@ class Subject(Judge):
     def _is_standby(self, state):
         """Say whether a state is judged as a standby, and not in single-user mode."""
         return self.scenario.startswith("standby") and not state.nested and \
-            not FAULTS[state.fault].unreadable and not self._goes_on(state) and \
+            not FAULTS[state.fault].unreadable and \
             drawn("standby", state.seed, self.context.standby_every)
 
     def _goes_on(self, state):
@@ -415,7 +413,7 @@ class Subject(Judge):
             outcome.complaints += [f"goes on: {complaint}" for complaint in after.complaints
                                    if not self._harmless(complaint)]
             outcome.complaints += bad_lines(after.log)
-            outcome.log = after.log
+            outcome.sequel_log = outcome.log = after.log
             places = Places(after.recording, after.first)
             disk = Disk(after.recording, self.context.rules)
             orphans = sorted({*self._all_files, *_files_of(after.recording)})
@@ -568,25 +566,6 @@ def _files_of(recording):
 # Does redo hold locks that readers would wait for?
 _LOCKED = "SELECT count(*) > 0 FROM pg_locks JOIN pg_stat_activity USING (pid)" \
           " WHERE backend_type = 'startup' AND mode = 'AccessExclusiveLock'"
-
-# The startup process says so when it has replayed all that is there.
-_WAITS_FOR_WAL = "LOG:  waiting for WAL to become available"
-
-
-def _wait_for_replay(instance):
-    """Wait until a standby waits for WAL that nobody will send.
-
-    Without a connection: a session waits for locks that replay holds, and replay for the
-    session's snapshot, until it cancels the session.
-    """
-    deadline = time.monotonic() + REPLAY_SECONDS
-    while _WAITS_FOR_WAL not in instance.log_text():
-        if not instance.alive():
-            raise server.ServerError("a standby ends while it replays")
-        if time.monotonic() > deadline:
-            raise server.ServerError("a standby does not get to the end of its WAL")
-        time.sleep(0.01)
-
 
 def _is_locked(instance):
     """Say whether a standby cannot be asked, or not everything."""

@@ -294,7 +294,7 @@ class Machine:
         self.configure({"primary_conninfo":
                         f"host={source.instance.sockets} user={server.USER}"})
         with server.as_user():
-            (self.data / "standby.signal").touch()
+            (self.data / server.STANDBY_SIGNAL).touch()
         self.sync_names()
 
     def ask(self, query):
@@ -864,7 +864,7 @@ class Play:
             kept = machine.old_log() if log == "stale" else machine.data / LOG
             if kept.exists():
                 subprocess.run(["cp", "-a", str(kept), str(copy / LOG)], check=True)
-        (copy / "standby.signal").unlink(missing_ok=True)
+        (copy / server.STANDBY_SIGNAL).unlink(missing_ok=True)
         machine.store.fill(copy)
         shutil.rmtree(copy)
         machine.excused = False

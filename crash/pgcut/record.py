@@ -320,7 +320,7 @@ class Standby(Primary):
             "checkpoint_timeout": "1s", "hot_standby": "on",
             "wal_retrieve_retry_interval": "100ms"})
         with server.as_user():
-            (base / "standby.signal").touch()
+            (base / server.STANDBY_SIGNAL).touch()
 
     def live(self, data):
         try:

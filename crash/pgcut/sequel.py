@@ -14,6 +14,9 @@ from .recording import Recording
 # Of load: some transactions of each client.
 SECONDS = 2
 
+# A standby that is to be promoted gets no WAL but what it has.
+PROMOTED = {"primary_conninfo": ""}
+
 # A load that goes on for so long after its end waits for something that never comes.
 HANG_SECONDS = 180
 
@@ -32,16 +35,20 @@ class Sequel:
 def live_on(image, directory, context, expected, meta, seed):
     """Recover an image on a recorder, ask whether all is there, load it and kill it.
 
-    `meta` is that of the recording that the image is from; the image stays as it is.
+    A standby replays what it has, and is promoted, first.  `meta` is that of the recording that the image is from; the image stays as it is.
     """
     directory = Path(directory)
+    standby = (Path(image) / server.STANDBY_SIGNAL).exists()
     complaints, acks = [], []
     with recorded(context.recorder, image, directory, seed=seed) as mountpoint:
         log = directory / "server.log"
         instance = server.Server(context.bindir, mountpoint, log)
         watch = threading.Timer(HANG_SECONDS, instance.kill)
         try:
-            instance.start()
+            instance.start(PROMOTED if standby else {})
+            if standby:
+                instance.wait_for_replay()
+                instance.promote(server.REPLAY_SECONDS)
             watch.start()
             complaints += oracle.verify_connected(instance.connect, expected, quick=True,
                                                   checkpoint=seed % 2 == 0)

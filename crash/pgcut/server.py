@@ -21,9 +21,17 @@ __all__ = ["USER", "Server", "ServerError", "as_user", "environment", "make_clus
 
 USER = postgres.SUPERUSER
 
+# By this file a server knows that it is a standby.
+STANDBY_SIGNAL = "standby.signal"
+
 # Limits, not measures: a machine may be busy.
 START_SECONDS = 300
 CONNECT_SECONDS = 120
+# How long a standby may take to replay what it has of WAL.
+REPLAY_SECONDS = 300
+
+# The startup process says so when it has replayed all that is there.
+_WAITS_FOR_WAL = "LOG:  waiting for WAL to become available"
 
 
 def run(bindir, program, *arguments, **options):
@@ -93,6 +101,20 @@ class Server(postgres.Server):
                 return
             time.sleep(0.01)
         raise ServerError("server does not accept connections")
+
+    def wait_for_replay(self):
+        """Wait until a standby waits for WAL that nobody will send.
+
+        Without a connection: a session waits for locks that replay holds, and replay for the
+        session's snapshot, until it cancels the session.
+        """
+        deadline = time.monotonic() + REPLAY_SECONDS
+        while _WAITS_FOR_WAL not in self.log_text():
+            if not self.alive():
+                raise ServerError("a standby ends while it replays")
+            if time.monotonic() > deadline:
+                raise ServerError("a standby does not get to the end of its WAL")
+            time.sleep(0.01)
 
     def is_ready(self):
         """Say whether the postmaster, in its lock file, says that it accepts connections."""

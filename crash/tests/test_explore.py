@@ -112,6 +112,17 @@ class ImagesTest(unittest.TestCase):
         self.assertEqual([complaint.partition(",")[0] for complaint in outcome.complaints],
                          [lost, f"promoted: {lost}"])
 
+    def test_promoted_server_goes_on(self):
+        recording = self.record("standby")
+        outcome = self.outcome(recording, "all-lost", standby_every=1, sequel_every=1)
+        self.assertEqual(outcome.complaints, [])
+        self.assertIn("sequel", outcome.phases)
+        self.assertIn("selected new timeline ID", outcome.sequel_log)
+        recording.acks.append({"t": 1, "client": "hint-1", "what": "ack", "n": 99999})
+        outcome = self.outcome(recording, "all-lost", standby_every=1, sequel_every=1)
+        self.assertIn("goes on: client hint-1: transaction 99999 was acknowledged",
+                      outcome.complaints[0])
+
     def test_standby_that_lets_nobody_in(self):
         recording = self.record("standby")
         context = explore.Context(self.programs, self.recorder, self.scratch)
@@ -124,7 +135,7 @@ class ImagesTest(unittest.TestCase):
             write_tree(subject.disk.tree(Choice(512, KEPT, {})), image, explore.LEFT_OUT)
         self.lock_catalog(image)
         with server.as_user():
-            (image / explore.STANDBY_SIGNAL).touch()
+            (image / server.STANDBY_SIGNAL).touch()
             (image / "pg_doublewrite/owner").unlink(missing_ok=True)
         expected = {**oracle.lagging(oracle.expectation(recording.acks, recording.ops[-1].time)),
                     "orphans_allowed": oracle.names_of_files(image)}

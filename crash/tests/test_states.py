@@ -8,6 +8,7 @@ from pathlib import Path
 
 from history import History
 from pgcut import broken, controls, explore, matrix, record, states
+from pgcut.block import FILE_SYSTEMS
 from pgcut.disk import KEPT, LOST, Disk, sectors
 from pgcut.minimise import ddmin
 from pgcut.recording import Kind
@@ -173,7 +174,7 @@ class ConfigurationTest(unittest.TestCase):
         self.assertEqual(len(names), len(set(names)))
         for control in controls.CONTROLS:
             self.assertLessEqual(set(control.faults), set(states.FAULTS), control.name)
-            self.assertIn(control.scenario, record.SCENARIOS, control.name)
+            self.assertIn(control.scenario, (*record.SCENARIOS, *FILE_SYSTEMS), control.name)
             self.assertLessEqual({kind for kind, _ in control.workloads},
                                  set(record.workload.KINDS), control.name)
 
