@@ -167,13 +167,15 @@ def parse_log(text):
 
 
 def estimate_error(text, elapsed):
-    """Return by how much the time left, as shown half-way, was wrong, in percent."""
-    pattern = (r"redo in progress, elapsed time: ([\d.]+) s, .* (\d+)% of WAL replayed,"
-               r".* about ([\d.]+) s to go")
-    for match in re.finditer(pattern, text):
-        then, percent, left = map(float, match.groups())
-        if percent >= 50 and elapsed > then:
-            return 100 * (left / (elapsed - then) - 1)
+    """Return by how much the time left was wrong, as shown when half of the time had passed.
+
+    In percent; None if nothing was shown then.
+    """
+    for match in re.finditer(r"redo in progress, elapsed time: ([\d.]+) s(?:.* about ([\d.]+) s to go)?",
+                             text):
+        then, left = float(match[1]), match[2]
+        if elapsed / 2 <= then < elapsed:
+            return 100 * (float(left) / (elapsed - then) - 1) if left else None
     return None
 
 

@@ -37,11 +37,16 @@ typedef struct XLogProgressData XLogProgressData;
 /* launch_backend.c hands it over */
 extern PGDLLIMPORT XLogProgressData *XLogProgress;
 
+/* microseconds of redo that reads so many blocks for so many bytes of WAL */
+extern PGDLLIMPORT int64 (*xlog_progress_redo_usec) (uint64 reads, uint64 wal);
+
 extern Size XLogProgressShmemSize(void);
 extern void XLogProgressShmemInit(void);
 
 extern void XLogProgressBegin(XLogRecPtr start, List *timelines);
 extern void XLogProgressReport(XLogRecPtr lsn);
+extern void XLogProgressReportAgain(void);
+extern void XLogProgressAhead(XLogRecPtr until, uint64 blocks);
 extern void XLogProgressShowSegment(XLogSegNo segno, const char *xlogfname);
 extern void XLogProgressEnd(void);
 

@@ -87,6 +87,7 @@
 #include "access/transam.h"
 #include "access/xlog.h"
 #include "access/xlogpipeline.h"
+#include "access/xlogprogress.h"
 #include "access/xlogrecovery.h"
 #include "executor/instrument.h"
 #include "miscadmin.h"
@@ -290,6 +291,24 @@ RecoveryTargetShmemSize(void)
 	return sizeof(RecoveryTargetData);
 }
 
+/*
+ * How long should redo take that has so many blocks to read, for so many bytes of
+ * WAL, in microseconds?
+ */
+static int64
+redo_usec(uint64 reads, uint64 wal)
+{
+	CrashRecoveryWork work = {.end = wal,.reads = reads};
+	CrashRecoveryCosts costs;
+	int64		usec[CRASH_RECOVERY_PARTS];
+
+	SpinLockAcquire(&RecoveryTarget->mutex);
+	costs = RecoveryTarget->costs;
+	SpinLockRelease(&RecoveryTarget->mutex);
+	RecoveryTimes(&work, &costs, usec);
+	return usec[CRASH_RECOVERY_REDO];
+}
+
 void
 RecoveryTargetShmemInit(void)
 {
@@ -307,6 +326,7 @@ RecoveryTargetShmemInit(void)
 		made_before = true;
 	}
 	RecoveryFiguresInit();
+	xlog_progress_redo_usec = redo_usec;
 }
 
 /* ---------------------------------------------------------------------

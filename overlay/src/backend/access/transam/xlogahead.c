@@ -77,6 +77,7 @@
 #include "access/xlog_internal.h"
 #include "access/xlogahead.h"
 #include "access/xlogprefetcher.h"
+#include "access/xlogprogress.h"
 #include "access/xlogreader.h"
 #include "access/xlogrecovery.h"
 #include "common/hashfn.h"
@@ -89,6 +90,7 @@
 #include "storage/fd.h"
 #include "storage/lwlock.h"
 #include "storage/smgr.h"
+#include "utils/injection_point.h"
 #include "utils/memutils.h"
 #include "utils/wait_event.h"
 
@@ -510,6 +512,8 @@ ahead_scan(void)
 	{
 		qsort(blocks, nblocks, sizeof(BufferTag), ahead_compare);
 		ahead_divide();
+		XLogProgressAhead(scanned_to, nblocks);
+		INJECTION_POINT("xlogahead-scanned", NULL);
 		phase = AHEAD_ANNOUNCING;
 	}
 }

@@ -172,6 +172,8 @@
 #include "access/xlogahead.h"
 #include "access/xlogexamine.h"
 #include "access/xlogpipeline.h"
+#include "access/xlogprogress.h"
+#include "access/xlogrecovery.h"
 #include "access/xlogutils.h"
 #include "catalog/pg_control.h"
 #include "executor/instrument.h"
@@ -859,6 +861,9 @@ pipeline_wait_for_record(XLogRecPtr endptr)
 
 		total_waits++;
 		ProcessStartupProcInterrupts();
+		/* the timer sets our latch, too */
+		if (!StandbyMode)
+			XLogProgressReportAgain();
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_EXIT_ON_PM_DEATH, -1,
 						 WAIT_EVENT_WAL_PIPELINE_RECORD);
 		ResetLatch(MyLatch);

@@ -31,8 +31,14 @@
  * and few of them later.  So the number of records counts, too.  It is taken
  * from a sample of the pages.
  *
+ * Where the WAL pipeline looks ahead (see xlogahead.c), redo stands still until
+ * the first blocks have been read, and then goes through all WAL whose blocks were
+ * asked for at the same time.  Of its speed nothing can be concluded before that.
+ * Until then, time left is what such reads have cost in earlier recoveries, less
+ * what has passed.
+ *
  * The shared memory is written by the startup process, which sets "end" last
- * and clears it first; others need no lock.  A process that refuses a client must
+ * and clears it first, and a part of it by the pipeline's; others need no lock.  A process that refuses a client must
  * not take one, as a signal may end it at any moment (see BackendInitialize()).
  * It is not attached to the structures in shared memory yet, so with
  * EXEC_BACKEND the postmaster hands it the address.
@@ -90,6 +96,9 @@
 #define PROGRESS_RISE		(1.0 / 3)
 #define PROGRESS_MAX_RISE	1.5
 
+/* What took longer than it should have is not done yet: this share is left */
+#define PROGRESS_LEAST_SHARE	0.05
+
 /* GUC */
 int			show_recovery_progress = SHOW_RECOVERY_PROGRESS_LOCAL;
 
@@ -113,6 +122,11 @@ struct XLogProgressData
 	pg_atomic_uint64 begin_time;	/* TimestampTz */
 	pg_atomic_uint64 replayed;	/* where redo is */
 
+	/* written by the pipeline's process, "window_end" last */
+	pg_atomic_uint64 redo_usec; /* how long redo should take */
+	pg_atomic_uint64 window_end;	/* blocks have been asked for up to here
+									 * at once; invalid if none */
+
 	double		work[PROGRESS_STEPS + 1];	/* before each step, and in all;
 											 * written before "end" */
 	pg_atomic_uint32 nreached;	/* length of the next: steps begun */
@@ -120,6 +134,9 @@ struct XLogProgressData
 };
 
 XLogProgressData *XLogProgress = NULL;
+
+/* How long redo should take: set by who has learnt that */
+int64		(*xlog_progress_redo_usec) (uint64 reads, uint64 wal) = NULL;
 
 /* Startup process: where the next step begins */
 static XLogRecPtr next_step = PG_UINT64_MAX;
@@ -143,6 +160,8 @@ XLogProgressShmemInit(void)
 		pg_atomic_init_u64(&XLogProgress->end, InvalidXLogRecPtr);
 		pg_atomic_init_u64(&XLogProgress->begin_time, 0);
 		pg_atomic_init_u64(&XLogProgress->replayed, InvalidXLogRecPtr);
+		pg_atomic_init_u64(&XLogProgress->redo_usec, 0);
+		pg_atomic_init_u64(&XLogProgress->window_end, InvalidXLogRecPtr);
 		pg_atomic_init_u32(&XLogProgress->nreached, 0);
 	}
 }
@@ -330,23 +349,22 @@ work_done(XLogRecPtr start, XLogRecPtr end, XLogRecPtr lsn)
 }
 
 /*
- * Estimate the seconds left at 'lsn', or return -1.
+ * Estimate from the speed of redo since it has begun step 'first', at 'begin', how
+ * many seconds it needs for the work from 'done' to 'all', or return -1.
  */
 static double
-estimate_seconds_left(XLogRecPtr start, XLogRecPtr end, XLogRecPtr lsn,
-					  TimestampTz begin)
+estimate_from_speed(double done, double all, int first, TimestampTz begin,
+					TimestampTz now)
 {
 	double	   *work = XLogProgress->work;
-	double		done = work_done(start, end, lsn);
-	TimestampTz now = GetCurrentTimestamp();
 	TimestampTz middle = begin + (now - begin) / 2;
 	int			nreached = pg_atomic_read_u32(&XLogProgress->nreached);
-	int			step = 0;
+	int			step = first;
 	TimestampTz since = begin;
 	double		speed;
 
 	pg_read_barrier();
-	for (int i = 0; i < nreached && XLogProgress->reached[i] <= middle; i++)
+	for (int i = first; i < nreached && XLogProgress->reached[i] <= middle; i++)
 	{
 		step = i;
 		since = XLogProgress->reached[i];
@@ -355,14 +373,58 @@ estimate_seconds_left(XLogRecPtr start, XLogRecPtr end, XLogRecPtr lsn,
 		return -1;
 
 	speed = (done - work[step]) / (now - since);
-	if (since > begin && work[step] > 0)
+	if (since > begin && work[step] > work[first])
 	{
-		double		rise = speed / (work[step] / (since - begin));
+		double		rise = speed / ((work[step] - work[first]) / (since - begin));
 
 		if (rise > 1)
 			speed *= Min(pow(rise, PROGRESS_RISE), PROGRESS_MAX_RISE);
 	}
-	return (work[PROGRESS_STEPS] - done) / speed / 1000000.0;
+	return (all - done) / speed / 1000000.0;
+}
+
+/*
+ * The same while redo is where blocks have been asked for at once, up to
+ * 'window_end': it stands still at first.
+ */
+static double
+estimate_in_window(XLogRecPtr start, XLogRecPtr end, XLogRecPtr lsn,
+				   XLogRecPtr window_end, TimestampTz begin, TimestampTz now)
+{
+	double		expected = pg_atomic_read_u64(&XLogProgress->redo_usec) / 1000000.0;
+	double		left = -1;
+
+	if (pg_atomic_read_u32(&XLogProgress->nreached) > 1)
+	{
+		pg_read_barrier();
+		left = estimate_from_speed(work_done(start, end, lsn),
+								   work_done(start, end, window_end),
+								   1, XLogProgress->reached[1], now);
+	}
+	if (left < 0)
+		return Max(expected - (now - begin) / 1000000.0,
+				   expected * PROGRESS_LEAST_SHARE);
+	return left + expected * (end - window_end) / (end - start);
+}
+
+/*
+ * Estimate the seconds left at 'lsn', or return -1.
+ */
+static double
+estimate_seconds_left(XLogRecPtr start, XLogRecPtr end, XLogRecPtr lsn,
+					  TimestampTz begin)
+{
+	XLogRecPtr	window_end = pg_atomic_read_membarrier_u64(&XLogProgress->window_end);
+	TimestampTz now = GetCurrentTimestamp();
+
+	if (lsn < window_end)
+		return estimate_in_window(start, end, lsn, Min(window_end, end), begin, now);
+
+	/* the first record says nothing of those that follow */
+	if (pg_atomic_read_u32(&XLogProgress->nreached) < 2)
+		return -1;
+	return estimate_from_speed(work_done(start, end, lsn),
+							   XLogProgress->work[PROGRESS_STEPS], 0, begin, now);
 }
 
 /*
@@ -405,6 +467,7 @@ XLogProgressBegin(XLogRecPtr start, List *timelines)
 	pg_atomic_write_u64(&XLogProgress->start, start);
 	pg_atomic_write_u64(&XLogProgress->begin_time, GetCurrentTimestamp());
 	pg_atomic_write_u64(&XLogProgress->replayed, start);
+	pg_atomic_write_u64(&XLogProgress->window_end, InvalidXLogRecPtr);
 	pg_atomic_write_u32(&XLogProgress->nreached, 0);
 	pg_atomic_write_membarrier_u64(&XLogProgress->end, end);
 	next_step = start;
@@ -501,22 +564,57 @@ write_progress_file(XLogRecPtr lsn)
 }
 
 /*
- * Report if log_startup_progress_interval has passed.  Called for each record.
+ * For the pipeline's process: so many blocks have to be read for WAL up to
+ * 'until', and are now asked for at once.  Only the first time counts, as redo goes
+ * on meanwhile later.
+ */
+void
+XLogProgressAhead(XLogRecPtr until, uint64 blocks)
+{
+	XLogRecPtr	start = pg_atomic_read_u64(&XLogProgress->start);
+	XLogRecPtr	end = pg_atomic_read_membarrier_u64(&XLogProgress->end);
+	double		share;
+
+	if (xlog_progress_redo_usec == NULL ||
+		XLogRecPtrIsInvalid(end) || until <= start ||
+		pg_atomic_read_u64(&XLogProgress->window_end) != InvalidXLogRecPtr)
+		return;
+
+	/* the rest will be like this part */
+	share = (double) (Min(until, end) - start) / (end - start);
+	pg_atomic_write_u64(&XLogProgress->redo_usec,
+						xlog_progress_redo_usec((uint64) (blocks / share), end - start));
+	pg_atomic_write_membarrier_u64(&XLogProgress->window_end, until);
+}
+
+/*
+ * Redo has come to a record.
  */
 void
 XLogProgressReport(XLogRecPtr lsn)
 {
+	pg_atomic_write_u64(&XLogProgress->replayed, lsn);
+	if (unlikely(lsn >= next_step))
+		note_step(lsn);
+	XLogProgressReportAgain();
+}
+
+/*
+ * Report if log_startup_progress_interval has passed.  Called for each record,
+ * and while redo waits for one.
+ */
+void
+XLogProgressReportAgain(void)
+{
+	XLogRecPtr	lsn;
 	long		secs;
 	int			usecs;
 	char	   *progress;
 
-	pg_atomic_write_u64(&XLogProgress->replayed, lsn);
-	if (unlikely(lsn >= next_step))
-		note_step(lsn);
-
 	if (!has_startup_progress_timeout_expired(&secs, &usecs))
 		return;
 
+	lsn = pg_atomic_read_u64(&XLogProgress->replayed);
 	progress = describe_progress();
 	if (progress == NULL)
 	{
