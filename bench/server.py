@@ -95,6 +95,13 @@ class Server(postgres.Controlled):
         return {**self.env, "PGHOST": str(self.sockets), "PGPORT": str(PORT),
                 "PGUSER": postgres.SUPERUSER, "PGDATABASE": database}
 
+    def refusal(self):
+        """Try to connect; returns what a client is told who is refused, or ""."""
+        done = subprocess.run([self.bindir / "psql", "-XAtq", "-c", ""], cwd="/",
+                              env=self.environment(), capture_output=True, check=False,
+                              **identity(server_user()))
+        return done.stderr.decode() if done.returncode else ""
+
     def sql(self, text, database=DATABASE):
         """Run SQL with psql and return its unaligned output."""
         done = self.call("psql", "-XAtq", "-v", "ON_ERROR_STOP=1", "-f", "-",

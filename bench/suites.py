@@ -419,9 +419,6 @@ def _restart_loads(scale):
 # So many that nine of ten predictions can be right, after the first one.
 CRASHES = 11
 
-# How often the server says how much time is left.
-PROMISE_PROGRESS = "100ms"
-
 # A target, in seconds, that no recovery here comes near: without one nothing is predicted.
 FORECASTS_ONLY = 3600
 
@@ -432,8 +429,7 @@ def _promise(scale, target, name, dataset, arguments, number):
     return Case(title, dataset, Promise(scale.count(number, 100), arguments, CRASHES),
                 {"shared_buffers": scale.buffers(1024), "max_wal_size": scale.wal(256),
                  "autovacuum": "off", "crash_recovery_target": target,
-                 "log_line_prefix": "%n [%p] ",
-                 "log_startup_progress_interval": PROMISE_PROGRESS}, ours_only=True)
+                 "log_line_prefix": "%n [%p] "}, ours_only=True)
 
 
 def _restart(scale, name, dataset, arguments, number, buffers=1024, prewarm=True, **settings):

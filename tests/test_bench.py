@@ -351,6 +351,15 @@ class PromiseTest(unittest.TestCase):
     def test_nothing_predicted(self):
         self.assertEqual(promise.off_percent(0, 5.0), 0)
 
+    def test_time_left_is_judged_at_half_way(self):
+        log = "10.0 [7] LOG:  redo starts at 0/10\n14.0 [7] LOG:  redo done at 0/20\n"
+        told = [(11.0, "about 9.0 s to go"), (12.5, "DETAIL:  0%, about 1.8 s to go"),
+                (13.0, "about 9.0 s to go")]
+        self.assertAlmostEqual(promise.wrong_at_half_way(log, told), 20)
+        self.assertIsNone(promise.wrong_at_half_way(log, told[:1]))
+        self.assertIsNone(promise.wrong_at_half_way(log, [(12.5, "starting up")]))
+        self.assertIsNone(promise.wrong_at_half_way(log.replace("14.0", "10.9"), told))
+
     def test_time_left_as_shown(self):
         point, = promise.half_way([10.0, None, -25.0, 40.0, -26.0])
         self.assertEqual((point.value, point.operations, point.extra),
