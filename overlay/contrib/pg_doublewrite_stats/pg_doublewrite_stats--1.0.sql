@@ -122,6 +122,21 @@ RETURNS void
 AS 'MODULE_PATHNAME'
 LANGUAGE C STRICT VOLATILE PARALLEL SAFE;
 
+CREATE FUNCTION pg_atomic_write_places(
+	OUT tablespace oid,
+	OUT file_system text,
+	OUT device text,
+	OUT unit_bytes bigint,
+	OUT proof text,
+	OUT looked_at timestamp with time zone,
+	OUT pages_atomic bigint,
+	OUT pages_logged bigint,
+	OUT refusals bigint,
+	OUT advice text)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME'
+LANGUAGE C STRICT VOLATILE PARALLEL SAFE;
+
 -- Everything the engine has counted since recovery was over, or since the
 -- statistics were reset.
 CREATE VIEW pg_stat_double_writes AS
@@ -144,6 +159,8 @@ WITH c AS (
 		pg_catalog.max(value) FILTER (WHERE name = 'foreground_syncs') AS log_syncs_by_backends,
 		pg_catalog.max(value) FILTER (WHERE name = 'home_pages') AS home_pages,
 		pg_catalog.max(value) FILTER (WHERE name = 'home_writes') AS home_writes,
+		pg_catalog.max(value) FILTER (WHERE name = 'atomic_pages') AS atomic_pages,
+		pg_catalog.max(value) FILTER (WHERE name = 'atomic_writes') AS atomic_writes,
 		pg_catalog.max(value) FILTER (WHERE name = 'sync_cycles') AS sync_cycles,
 		pg_catalog.max(value) FILTER (WHERE name = 'space_cycles') AS sync_cycles_for_space,
 		pg_catalog.max(value) FILTER (WHERE name = 'file_cycles') AS sync_cycles_for_files,
@@ -166,7 +183,7 @@ SELECT pages_staged, pages_replaced, stage_hits, stage_full, pages_discarded,
 		nullif(log_page_bytes::numeric, 0::numeric), 2) AS compression_ratio,
 	log_writes, log_syncs,
 	log_sync_usec::numeric / 1000::numeric AS log_sync_time,
-	log_syncs_by_backends, home_pages, home_writes,
+	log_syncs_by_backends, home_pages, home_writes, atomic_pages, atomic_writes,
 	pg_catalog.round(home_pages::numeric / nullif(home_writes::numeric, 0::numeric), 2) AS combining_ratio,
 	sync_cycles, sync_cycles_for_space, sync_cycles_for_files, sync_cycle_files,
 	log_full, files_full, checkpoints, pages_would_log, batches_would_log,
@@ -187,6 +204,15 @@ CREATE VIEW pg_double_write_mode AS
 SELECT in_force, requested, in_force <> requested AS switching,
 	checkpoint_after, since, armed, images
 FROM pg_double_write_mode();
+
+-- How pages are written in each tablespace, as far as the server has looked since
+-- its start: it looks when it writes the first page there that needs protection.
+CREATE VIEW pg_atomic_write_status AS
+SELECT t.spcname AS tablespace, p.file_system, p.device, p.unit_bytes,
+	coalesce(p.proof, 'not looked at'::text) AS proof, p.looked_at,
+	p.pages_atomic, p.pages_logged, p.refusals, p.advice
+FROM pg_catalog.pg_tablespace t
+	LEFT JOIN pg_atomic_write_places() p ON p.tablespace = t.oid;
 
 -- The last restore of this cluster, also if the server has been restarted
 -- since, and the pages that it wrote home.

@@ -40,6 +40,7 @@ PG_MODULE_MAGIC_EXT(
 					.version = PG_VERSION
 );
 
+PG_FUNCTION_INFO_V1(pg_atomic_write_places);
 PG_FUNCTION_INFO_V1(pg_double_write_counters);
 PG_FUNCTION_INFO_V1(pg_double_write_ledger);
 PG_FUNCTION_INFO_V1(pg_double_write_log);
@@ -221,6 +222,56 @@ pg_stat_reset_double_writes(PG_FUNCTION_ARGS)
 {
 	DoubleWriteStatsReset();
 	PG_RETURN_VOID();
+}
+
+static void
+put_text(Datum *value, bool *null, const char *text)
+{
+	*null = text == NULL || text[0] == '\0';
+	if (!*null)
+		*value = CStringGetTextDatum(text);
+}
+
+/*
+ * How pages are written in each tablespace that the server has looked at.
+ */
+Datum
+pg_atomic_write_places(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	Oid			tablespace;
+	char	   *proof;
+	char	   *fstype;
+	char	   *device;
+	char	   *advice;
+	int64		unit;
+	int64		looked_at;
+	int64		pages;
+	int64		logged;
+	int64		refusals;
+
+	InitMaterializedSRF(fcinfo, 0);
+	for (int i = 0; DoubleWriteAtomicPlace(i, &tablespace, &proof, &fstype, &device,
+										   &unit, &looked_at, &pages, &logged,
+										   &refusals, &advice); i++)
+	{
+		Datum		values[10] = {0};
+		bool		nulls[10] = {0};
+
+		values[0] = ObjectIdGetDatum(tablespace);
+		put_text(&values[1], &nulls[1], fstype);
+		put_text(&values[2], &nulls[2], device);
+		values[3] = Int64GetDatum(unit);
+		nulls[3] = unit == 0;
+		put_text(&values[4], &nulls[4], proof);
+		values[5] = TimestampTzGetDatum(looked_at);
+		values[6] = Int64GetDatum(pages);
+		values[7] = Int64GetDatum(logged);
+		values[8] = Int64GetDatum(refusals);
+		put_text(&values[9], &nulls[9], advice);
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	}
+	return (Datum) 0;
 }
 
 /*

@@ -6,9 +6,10 @@
  *
  * Only what the kernel reports is reported.  It speaks of atomic writes in
  * two places: the limits of the block device in sysfs, and those of a file by
- * statx().  Both concern writes that ask for atomicity (RWF_ATOMIC), and the
- * second is the one that counts, as the file system must take part.  About
- * ordinary writes, which the server uses, it says nothing at all.
+ * statx().  Both concern writes that ask for atomicity (RWF_ATOMIC), and both
+ * count: the file system must take part, and may do it in software.  The server
+ * and we judge that by the same functions, with a test write.  About ordinary
+ * writes, it says nothing at all.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -24,10 +25,10 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 #ifdef __linux__
-#include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #endif
 
+#include "common/doublewrite_atomic.h"
 #include "common/file_perm.h"
 #include "common/file_utils.h"
 #include "common/logging.h"
@@ -69,6 +70,7 @@ typedef struct Place
 	char	   *write_cache;	/* queue/write_cache */
 	Reported	file_atomic_min;	/* statx() on a file there */
 	Reported	file_atomic_max;
+	DWAtomicProbe probe;		/* whether the two together hold */
 	Reported	dio_mem_align;
 	Reported	dio_offset_align;
 
@@ -89,46 +91,14 @@ typedef struct Place
  * ---------------------------------------------------------------------
  */
 
-#ifdef __linux__
-
-/*
- * struct statx as the kernel defines it; that of the C library may be older
- * than the kernel, and lack what we ask for.
- */
-typedef struct KernelStatx
-{
-	uint32		mask;
-	uint32		blksize;
-	uint64		attributes;
-	uint32		other1[4];
-	uint64		other2[4];
-	uint64		times[8];
-	uint32		devices[4];
-	uint64		mnt_id;
-	uint32		dio_mem_align;
-	uint32		dio_offset_align;
-	uint64		subvol;
-	uint32		atomic_write_unit_min;
-	uint32		atomic_write_unit_max;
-	uint32		atomic_write_segments_max;
-	uint32		spare[19];
-} KernelStatx;
-
-StaticAssertDecl(sizeof(KernelStatx) == 256, "struct statx has 256 bytes");
-StaticAssertDecl(offsetof(KernelStatx, dio_mem_align) == 0x98,
-				 "layout of struct statx");
-StaticAssertDecl(offsetof(KernelStatx, atomic_write_unit_min) == 0xa8,
-				 "layout of struct statx");
-
-#define KERNEL_STATX_DIOALIGN		0x00002000U
-#define KERNEL_STATX_WRITE_ATOMIC	0x00010000U
-
 static void
 report_number(Reported *field, uint64 value)
 {
 	field->known = true;
 	field->value = value;
 }
+
+#ifdef __linux__
 
 /*
  * First line of a file of sysfs, or NULL.
@@ -227,27 +197,6 @@ ask_mount(Place *place)
 	fclose(fp);
 }
 
-static void
-ask_file(Place *place, int fd)
-{
-	KernelStatx stx = {0};
-
-	if (syscall(SYS_statx, fd, "", 0x1000 /* AT_EMPTY_PATH */ ,
-				KERNEL_STATX_DIOALIGN | KERNEL_STATX_WRITE_ATOMIC, &stx) != 0)
-		return;
-
-	if (stx.mask & KERNEL_STATX_DIOALIGN)
-	{
-		report_number(&place->dio_mem_align, stx.dio_mem_align);
-		report_number(&place->dio_offset_align, stx.dio_offset_align);
-	}
-	if (stx.mask & KERNEL_STATX_WRITE_ATOMIC)
-	{
-		report_number(&place->file_atomic_min, stx.atomic_write_unit_min);
-		report_number(&place->file_atomic_max, stx.atomic_write_unit_max);
-	}
-}
-
 #else
 
 static void
@@ -260,12 +209,29 @@ ask_mount(Place *place)
 {
 }
 
+#endif							/* __linux__ */
+
+/*
+ * What the kernel says of a file there, and whether it keeps its word.
+ */
 static void
 ask_file(Place *place, int fd)
 {
-}
+	DWAtomicFile file;
+	bool		offered = DWAtomicAskFile(fd, &file);
 
-#endif							/* __linux__ */
+	if (file.mem_align != 0)
+	{
+		report_number(&place->dio_mem_align, file.mem_align);
+		report_number(&place->dio_offset_align, file.offset_align);
+	}
+	if (offered)
+	{
+		report_number(&place->file_atomic_min, file.unit_min);
+		report_number(&place->file_atomic_max, file.unit_max);
+	}
+	DWAtomicProbeDirectory(place->path, &place->probe);
+}
 
 /* ---------------------------------------------------------------------
  * What a sync costs
@@ -473,26 +439,39 @@ ask_place(Place *place, int seconds, bool test_sync)
  */
 
 /*
- * Can a whole page be written so that it is not torn, according to the
- * kernel?  Only by writes that ask for it.
+ * Can pages be written atomically: yes, no, or unknown?  In software does not
+ * count.
  */
 static const char *
 atomic_pages(const Place *place)
 {
 	if (!place->file_atomic_max.known)
 		return "unknown";
-	return place->file_atomic_min.value <= BLCKSZ &&
-		place->file_atomic_max.value >= BLCKSZ ? "yes" : "no";
+	return place->probe.verdict == DW_ATOMIC_HARDWARE ? "yes" : "no";
 }
 
 static const char *
 atomic_pages_text(const Place *place)
 {
-	if (!place->file_atomic_max.known)
-		return _("the kernel does not say");
-	if (strcmp(atomic_pages(place), "yes") == 0)
-		return _("possible with direct I/O and RWF_ATOMIC, which this server does not use");
-	return _("not possible");
+	switch (place->probe.verdict)
+	{
+		case DW_ATOMIC_HARDWARE:
+			return _("proved in hardware; io_torn_pages_protection = atomic_writes uses them");
+		case DW_ATOMIC_SOFTWARE:
+			return _("made by the file system in software, by copies; not used");
+		case DW_ATOMIC_OTHER_SIZE:
+			return _("not possible, only of other sizes");
+		case DW_ATOMIC_REFUSED:
+			return _("refused in a test");
+		case DW_ATOMIC_FAILED:
+			return _("a test has failed");
+		case DW_ATOMIC_NOT_OFFERED:
+			return _("not possible");
+		case DW_ATOMIC_UNSUPPORTED:
+		case DW_ATOMIC_UNKNOWN:
+			break;
+	}
+	return _("the kernel does not say");
 }
 
 static void
@@ -537,6 +516,8 @@ json_place(const Place *place)
 	json_reported("direct_io_offset_alignment", &place->dio_offset_align);
 	json_bool("ordinary_page_writes_promised", false);
 	json_string("atomic_page_writes", atomic_pages(place));
+	json_string("atomic_page_proof", DWAtomicVerdictName(place->probe.verdict));
+	json_string("atomic_page_advice", DWAtomicAdvice(&place->probe));
 	if (place->synced)
 	{
 		json_cost("fdatasync_page", &place->fdatasync_page);
@@ -595,6 +576,8 @@ text_place(const Place *place)
 	text_string(_("ordinary 8-kB writes:"),
 				_("nothing is promised; a crash may tear them"));
 	text_string(_("atomic 8-kB writes:"), atomic_pages_text(place));
+	if (DWAtomicAdvice(&place->probe) != NULL)
+		text_string(_("known to allow them:"), DWAtomicAdvice(&place->probe));
 	if (place->synced)
 	{
 		text_cost(_("page and fdatasync():"), &place->fdatasync_page);

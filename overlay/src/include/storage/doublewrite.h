@@ -31,6 +31,8 @@ typedef enum TornPagesProtection
 	TORN_PAGES_OFF,				/* none: the storage is trusted */
 	TORN_PAGES_FULL_PAGES,		/* full-page images in WAL, as stock */
 	TORN_PAGES_DOUBLE_WRITES,	/* double-write log */
+	TORN_PAGES_ATOMIC_WRITES,	/* atomic writes, where storage has proved that
+								 * it can; else the double-write log */
 } TornPagesProtection;
 
 /* settings.c */
@@ -39,6 +41,9 @@ extern PGDLLIMPORT int double_write_buffer_size;	/* megabytes, or -1 */
 extern PGDLLIMPORT int double_write_compression;	/* DWCompression */
 extern PGDLLIMPORT int double_write_stage_size; /* blocks, or -1 */
 extern bool DoubleWriteSessionImages(void);
+
+/* atomic.c */
+extern PGDLLIMPORT bool debug_atomic_writes_in_software;
 
 /* shmem.c */
 extern Size DoubleWriteShmemSize(void);

@@ -20,6 +20,7 @@
 #ifndef DOUBLEWRITE_INTERNAL_H
 #define DOUBLEWRITE_INTERNAL_H
 
+#include "common/doublewrite_atomic.h"
 #include "common/doublewrite_scan.h"
 #include "datatype/timestamp.h"
 #include "lib/ilist.h"
@@ -109,6 +110,8 @@ typedef struct DWSlot
 
 	/* the rest belongs to the filler, later to the holder of the flush lock */
 	bool		permanent;		/* not an unlogged relation */
+	bool		atomic;			/* home is to be written atomically, as nothing
+								 * else protects it */
 	XLogRecPtr	lsn;			/* page LSN */
 	DWStager	stager;			/* who copied it */
 	DWBufferRecords records;	/* of the buffer, when it was copied */
@@ -219,6 +222,8 @@ typedef struct DWStats
 	pg_atomic_uint64 log_sync_usec; /* time in them, microseconds */
 	pg_atomic_uint64 home_pages;	/* pages written home */
 	pg_atomic_uint64 home_writes;	/* write calls for them */
+	pg_atomic_uint64 atomic_pages;	/* ... of which atomically */
+	pg_atomic_uint64 atomic_writes;
 	pg_atomic_uint64 sync_cycles;	/* sync cycles completed */
 	pg_atomic_uint64 space_cycles;	/* ... begun because half of the log was in
 									 * use */
@@ -432,6 +437,42 @@ typedef struct DWDirtyState
 	DWDirtyFile files[DW_DIRTY_FILES];
 } DWDirtyState;
 
+/* Tablespaces of which it is known how pages are written there */
+#define DW_ATOMIC_PLACES		64
+
+/* Bits for files that have refused atomic writes, by hash; 8 kB */
+#define DW_ATOMIC_REFUSED_BITS	(64 * 1024)
+
+/*
+ * Pages in an atomic write.  As many as io_combine_limit has by default; the
+ * buffer for them belongs to each process that has written so many.
+ */
+#define DW_ATOMIC_MAX_PAGES		16
+
+/* What is known of a tablespace in this life of the server */
+typedef struct DWAtomicPlace
+{
+	Oid			spcOid;
+	DWAtomicProbe probe;
+	TimestampTz looked_at;
+
+	/* atomic */
+	pg_atomic_uint64 pages;		/* written atomically */
+	pg_atomic_uint64 logged;	/* protected by a copy in the log */
+	pg_atomic_uint64 refused;	/* atomic writes that were refused */
+} DWAtomicPlace;
+
+/*
+ * Atomic writes.  Changed with the flush lock held, places with the mutex, too,
+ * so that views need not take the flush lock.
+ */
+typedef struct DWAtomicState
+{
+	int			nplaces;
+	DWAtomicPlace places[DW_ATOMIC_PLACES];
+	uint8		refused[DW_ATOMIC_REFUSED_BITS / 8];
+} DWAtomicState;
+
 typedef struct DWCtlData
 {
 	/* mutex */
@@ -446,6 +487,7 @@ typedef struct DWCtlData
 	DWBatchState batch;
 	DWLogState	log;
 	DWDirtyState dirty;
+	DWAtomicState atomic;
 
 	/*
 	 * No lock: set once by the startup process, or while it is alone.
@@ -566,6 +608,7 @@ extern long dw_msec_since(instr_time start);
 
 /* settings.c */
 extern TornPagesProtection dw_setting(void);
+extern bool dw_setting_uses_log(void);
 extern void dw_note_setting(void);
 extern void dw_catch_up_with_settings(void);
 extern int	dw_stage_slots(void);
@@ -635,17 +678,25 @@ extern void dw_flush_wal(void);
 extern void dw_note_logged(int slotno, uint64 batchno);
 extern uint64 dw_first_unfinished_batch(void);
 
-/* home.c */
-extern void dw_write_home(const DWPageSet *mine);
-
 /* dirty.c */
 extern void dw_dirty_file(const BufferTag *tag, uint64 batchno);
 extern bool dw_dirty_files_full(int more);
 extern bool dw_many_dirty_files(void);
 extern void dw_forget_files(uint64 mark);
+extern void dw_directory_path(char *path, Oid spcOid, Oid dbOid);
 extern void dw_sync_directory(const RelFileLocator *rlocator);
 extern void dw_sync_file(const DWDirtyFile *file);
 extern void dw_sync_files(const DWDirtyFile *files);
+
+/* atomic.c */
+extern bool dw_atomic_allowed(void);
+extern bool dw_atomic_chosen(const DWSlot *slot);
+extern int	dw_atomic_run_length(const BufferTag *first, int npages);
+extern bool dw_atomic_write(const int *slots, int npages);
+extern void dw_atomic_close(void);
+
+/* home.c */
+extern void dw_write_home(const DWPageSet *mine);
 
 /* segment.c */
 extern void dw_log_path(char *path, uint64 segno);

@@ -43,6 +43,16 @@ extern void DoubleWriteAddFigures(DoubleWriteFigureSource source);
 extern void DoubleWritePutFigure(DoubleWriteSnapshot *snapshot,
 								 const char *name, int64 value);
 
+/*
+ * Atomic writes by tablespace, one after the other: false past the last one.
+ * device and others are copies that are the caller's, advice may be NULL.
+ */
+extern bool DoubleWriteAtomicPlace(int n, Oid *tablespace, char **proof,
+								   char **fstype, char **device,
+								   int64 *unit, int64 *looked_at,
+								   int64 *atomic_pages, int64 *logged_pages,
+								   int64 *refusals, char **advice);
+
 /* Value of io_torn_pages_protection in words */
 extern const char *DoubleWriteModeName(int64 mode);
 

@@ -123,7 +123,7 @@ dw_forget_files(uint64 mark)
  * Path of a directory of relations or, without a database, of databases.  The
  * caller may be in a critical section, so nothing is allocated.
  */
-static void
+void
 dw_directory_path(char *path, Oid spcOid, Oid dbOid)
 {
 	char		parent[MAXPGPATH];

@@ -79,7 +79,8 @@ typedef struct DWChoice
 } DWChoice;
 
 /*
- * Choose the pages of the batch that have to pass through the log. (R2)
+ * Choose the pages of the batch that have to pass through the log (R2), and those
+ * that are written home atomically instead. (A1)
  *
  * Where the log is not in use, count what would have passed through it.
  */
@@ -87,6 +88,7 @@ static void
 dw_choose_logged(DWChoice *choice)
 {
 	bool		wanted = dw_log_wanted();
+	bool		atomic = wanted && dw_atomic_allowed();
 
 	Assert(DWIsFlusher());
 	Assert(DWCtl->batch.phase == DW_BATCH_TAKEN);
@@ -99,10 +101,13 @@ dw_choose_logged(DWChoice *choice)
 		DWSlot	   *slot = &DWSlots[slotno];
 		uint64		copy;
 
+		slot->atomic = false;
 		if (!slot->permanent || slot->discarded)
 			continue;
 		if (dw_redo_rebuilds(slot))
 			choice->nexempt++;
+		else if (atomic && dw_atomic_chosen(slot))
+			slot->atomic = true;
 		else if (wanted && (copy = dw_epoch_copy(&slot->tag)) != 0)
 		{
 			choice->copied[choice->ncopied] = slotno;

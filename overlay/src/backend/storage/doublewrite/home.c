@@ -3,7 +3,9 @@
  * home.c
  *	  Writing the pages of a batch home.
  *
- * They are sorted, and neighbours combined into one write.
+ * They are sorted, and neighbours combined into one write.  Pages that nothing but
+ * atomicity protects are written by atomic.c, and never in any other way: if
+ * that is refused, they return to the stage, and the next batch logs them. (A2, A3)
  *
  * A page that cannot be written home returns to the stage, and whoever needs it
  * at home gets its error: a checkpoint, a drain of its relation, or a process
@@ -109,44 +111,65 @@ dw_schedule_writeback(const DWSlot *slot)
 }
 
 /*
- * Write one run of neighbouring pages home with a single call.  Their sync
- * request is registered by md.c.
+ * Pages that the log protects, or that need no protection, are written by md.c,
+ * which also registers the sync request.
  */
 static void
+dw_write_plainly(const int *slots, int npages)
+{
+	const BufferTag *tag = &DWSlots[slots[0]].tag;
+	const void *pages[MAX_IO_COMBINE_LIMIT];
+	SMgrRelation reln;
+
+	Assert(npages >= 1 && npages <= MAX_IO_COMBINE_LIMIT);
+
+	for (int i = 0; i < npages; i++)
+	{
+		Assert(!DWSlots[slots[i]].atomic);	/* A3 */
+		pages[i] = DWSlotPage(slots[i]);
+	}
+
+	reln = smgropen(BufTagGetRelFileLocator(tag), INVALID_PROC_NUMBER);
+	smgrwritev(reln, BufTagGetForkNum(tag), tag->blockNum, pages, npages, false);
+}
+
+/*
+ * Write one run of neighbouring pages home with a single call, plainly or
+ * atomically.  Returns false if the latter has been refused.
+ */
+static bool
 dw_write_run(const int *slots, int npages)
 {
 	DWRun		run = {&DWSlots[slots[0]], npages};
-	const BufferTag *tag = &run.first->tag;
-	const void *pages[MAX_IO_COMBINE_LIMIT];
+	bool		written = true;
 	ErrorContextCallback errcallback;
 	instr_time	io_start;
-	SMgrRelation reln;
 
 	Assert(DWIsFlusher());
-	Assert(npages >= 1 && npages <= MAX_IO_COMBINE_LIMIT);
 
 	errcallback.callback = dw_write_error_callback;
 	errcallback.arg = &run;
 	errcallback.previous = error_context_stack;
 	error_context_stack = &errcallback;
 
-	for (int i = 0; i < npages; i++)
-		pages[i] = DWSlotPage(slots[i]);
-
-	reln = smgropen(BufTagGetRelFileLocator(tag), INVALID_PROC_NUMBER);
-
 	io_start = pgstat_prepare_io_time(track_io_timing);
-	smgrwritev(reln, BufTagGetForkNum(tag), tag->blockNum, pages, npages, false);
+	if (run.first->atomic)
+		written = dw_atomic_write(slots, npages);
+	else
+		dw_write_plainly(slots, npages);
+	error_context_stack = errcallback.previous;
+	if (!written)
+		return false;
+
 	pgstat_count_io_op_time(IOOBJECT_RELATION, IOCONTEXT_NORMAL, IOOP_WRITE,
 							io_start, 1, npages * BLCKSZ);
-
-	error_context_stack = errcallback.previous;
-
 	DWCount(home_pages, npages);
 	DWCount(home_writes, 1);
 
-	for (int i = 0; i < npages; i++)
+	/* direct writes have begun already */
+	for (int i = 0; i < npages && !run.first->atomic; i++)
 		dw_schedule_writeback(&DWSlots[slots[i]]);
+	return true;
 }
 
 /* ---------------------------------------------------------------------
@@ -235,6 +258,7 @@ dw_try_write_run(const int *slots, int npages)
 	uint32		cancel_holdoff = QueryCancelHoldoffCount;
 	DWHeldLocks held = {0};
 	ErrorData  *volatile edata = NULL;
+	volatile bool written = false;
 
 	Assert(DWIsFlusher());
 
@@ -243,10 +267,11 @@ dw_try_write_run(const int *slots, int npages)
 	PG_TRY();
 	{
 		INJECTION_POINT("doublewrite-home-write", NULL);
-		dw_write_run(slots, npages);
+		written = dw_write_run(slots, npages);
 	}
 	PG_CATCH();
 	{
+		dw_atomic_close();
 		dw_clean_up_after_error(&held, holdoff, cancel_holdoff);
 
 		/* first of all, as copying the error may fail */
@@ -258,8 +283,14 @@ dw_try_write_run(const int *slots, int npages)
 	}
 	PG_END_TRY();
 
-	if (edata == NULL)
+	if (written)
 		dw_release_slots(slots, npages);
+	else if (edata == NULL)
+	{
+		/* A2: the next batch logs them */
+		for (int i = 0; i < npages; i++)
+			dw_restage_slot(slots[i], false);
+	}
 	return edata;
 }
 
@@ -269,13 +300,14 @@ dw_try_write_run(const int *slots, int npages)
  */
 
 /*
- * Length of the run that starts at slots[0].  Ends at segment files and where
- * a page has been discarded.
+ * Length of the run that starts at slots[0].  Ends at segment files, where a page
+ * has been discarded, and where one is to be written in another way.
  */
 static int
 dw_run_length(const int *slots, int nslots)
 {
 	const BufferTag *first = &DWSlots[slots[0]].tag;
+	bool		atomic = DWSlots[slots[0]].atomic;
 	int			limit = Min(nslots, Max(1, io_combine_limit));
 	int			len = 1;
 
@@ -285,9 +317,9 @@ dw_run_length(const int *slots, int nslots)
 	limit = Min(limit, MAX_IO_COMBINE_LIMIT);
 	while (len < limit &&
 		   dw_is_neighbour(first, &DWSlots[slots[len]].tag, len) &&
-		   !DWSlots[slots[len]].discarded)
+		   !DWSlots[slots[len]].discarded && DWSlots[slots[len]].atomic == atomic)
 		len++;
-	return len;
+	return atomic ? dw_atomic_run_length(first, len) : len;
 }
 
 /* Of the errors met in a batch, the first one of each kind */
@@ -339,6 +371,9 @@ dw_write_home(const DWPageSet *mine)
 	Assert(DWIsFlusher());
 	Assert(DWCtl->batch.phase == DW_BATCH_DURABLE);
 
+	/* what an error may have left open is none of ours any more */
+	dw_atomic_close();
+
 	memcpy(slots, DWCtl->batch.slots, nslots * sizeof(int));
 	qsort(slots, nslots, sizeof(int), dw_slot_cmp);
 	memcpy(DWCtl->batch.slots, slots, nslots * sizeof(int));
@@ -368,6 +403,7 @@ dw_write_home(const DWPageSet *mine)
 		INJECTION_POINT("doublewrite-home-run-written", NULL);
 	}
 
+	dw_atomic_close();
 	dw_set_batch_phase(DW_BATCH_NONE);
 	DWCount(batches, 1);
 	INJECTION_POINT("doublewrite-home-written", NULL);

@@ -5,12 +5,16 @@
  *
  * Switching keeps every page protected at each moment (R10):
  *
- *	  to double_writes	arm the log, then stop images
+ *	  to double_writes, to atomic_writes
+ *						arm the log, then stop images
  *	  to full_pages		start images; disarm when a checkpoint that began
  *						after that has completed
  *	  to off			stop images, disarm
  *
- * Disarming empties the log before home writes bypass it.
+ * Disarming empties the log before home writes bypass it.  Between double_writes
+ * and atomic_writes nothing has to be done: each batch looks at the setting,
+ * and copies in the log may be put over what has been written atomically since,
+ * as epoch.c explains.
  *
  * Whoever changes whether WAL carries images asks DoubleWriteUpdateMode()
  * before, and calls DoubleWriteModeApplied() after it: the checkpointer at each
@@ -37,6 +41,7 @@
 #include "access/xlog.h"
 #include "access/xlogrecovery.h"
 #include "storage/doublewrite_internal.h"
+#include "storage/doublewrite_stats.h"
 #include "storage/fd.h"
 #include "storage/lwlock.h"
 #include "utils/injection_point.h"
@@ -145,14 +150,16 @@ DoubleWriteUpdateMode(bool images_now)
 	if (!DWCtl->started)
 		return images_now;
 
-	if (dw_setting() == TORN_PAGES_DOUBLE_WRITES)
+	if (dw_setting_uses_log())
 	{
 		if (!DWCtl->log.armed)
 		{
 			if (!dw_arm_if_possible(LOG))
 				return images_now;
 			ereport(LOG,
-					(errmsg("torn page protection has switched to double writes")));
+					(errmsg("torn page protection has switched to %s",
+							dw_setting() == TORN_PAGES_ATOMIC_WRITES ?
+							"atomic writes" : "double writes")));
 		}
 		DWCtl->disarm_after = InvalidXLogRecPtr;
 		if (images_now && XLogInsertAllowed())
@@ -182,8 +189,10 @@ dw_report_mode(void)
 		return;
 	ereport(IsPostmasterEnvironment ? LOG : DEBUG1,
 			(errmsg("torn page protection: %s",
-					DWCtl->log.armed ? "double_writes" :
-					dw_images_requested() ? "full_pages" : "off")));
+					DoubleWriteModeName(dw_setting() == TORN_PAGES_ATOMIC_WRITES ?
+										TORN_PAGES_ATOMIC_WRITES :
+										DWCtl->log.armed ? TORN_PAGES_DOUBLE_WRITES :
+										dw_setting()))));
 }
 
 static void
@@ -200,8 +209,7 @@ dw_apply_mode(bool images)
 		reported = true;
 	}
 
-	if (!DWCtl->started || !DWCtl->log.armed ||
-		dw_setting() == TORN_PAGES_DOUBLE_WRITES)
+	if (!DWCtl->started || !DWCtl->log.armed || dw_setting_uses_log())
 		return;
 
 	if (!dw_images_requested())

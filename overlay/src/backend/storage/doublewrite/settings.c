@@ -96,7 +96,8 @@ check_io_torn_pages_protection(int *newval, void **extra, GucSource source)
 	}
 	if (*newval == TORN_PAGES_FULL_PAGES && fullPageWrites)
 		return true;
-	if (*newval == TORN_PAGES_DOUBLE_WRITES && DWCtl->log.armed)
+	if (DWCtl->log.armed && (*newval == TORN_PAGES_DOUBLE_WRITES ||
+							 *newval == TORN_PAGES_ATOMIC_WRITES))
 		return true;
 
 	if (*newval == TORN_PAGES_FULL_PAGES)
@@ -126,6 +127,17 @@ dw_setting(void)
 }
 
 /*
+ * Do they ask for the log?  With atomic writes it is for pages that cannot be
+ * written so.
+ */
+bool
+dw_setting_uses_log(void)
+{
+	return dw_setting() == TORN_PAGES_DOUBLE_WRITES ||
+		dw_setting() == TORN_PAGES_ATOMIC_WRITES;
+}
+
+/*
  * Take this process's settings for those of the server.  The startup process
  * does so once, before it uses them.  It may hear of a reload later than the
  * checkpointer, so from then on only that one does, which has no settings of
@@ -142,7 +154,17 @@ dw_note_setting(void)
 	if (setting == TORN_PAGES_FULL_PAGES && !fullPageWrites)
 		setting = TORN_PAGES_OFF;
 	if (AmCheckpointerProcess())
-		pg_atomic_write_u32(&DWCtl->setting, setting);
+	{
+		uint32		before = pg_atomic_exchange_u32(&DWCtl->setting, setting);
+
+		/* the one switch that asks nothing of mode.c */
+		if (before != setting && DWCtl->log.armed && before != DW_SETTING_UNKNOWN &&
+			before >= TORN_PAGES_DOUBLE_WRITES && setting >= TORN_PAGES_DOUBLE_WRITES)
+			ereport(LOG,
+					(errmsg("torn page protection has switched to %s",
+							setting == TORN_PAGES_ATOMIC_WRITES ?
+							"atomic writes" : "double writes")));
+	}
 	else
 		pg_atomic_compare_exchange_u32(&DWCtl->setting, &unknown, setting);
 }

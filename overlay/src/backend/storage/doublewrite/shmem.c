@@ -59,6 +59,13 @@ dw_init_ctl(void)
 	for (int i = 0; i < DW_UNIMAGED_BUCKETS; i++)
 		pg_atomic_init_u64(&DWCtl->unimaged[i], 0);
 
+	for (int i = 0; i < DW_ATOMIC_PLACES; i++)
+	{
+		pg_atomic_init_u64(&DWCtl->atomic.places[i].pages, 0);
+		pg_atomic_init_u64(&DWCtl->atomic.places[i].logged, 0);
+		pg_atomic_init_u64(&DWCtl->atomic.places[i].refused, 0);
+	}
+
 	pg_atomic_init_u64(&DWCtl->reads.recover_from, 0);
 	pg_atomic_init_u64(&DWCtl->reads.first, 0);
 	pg_atomic_init_u64(&DWCtl->reads.repeated, 0);

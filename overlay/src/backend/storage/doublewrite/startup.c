@@ -58,7 +58,7 @@ static bool dw_was_armed = false;
 static void
 dw_list_segments(DWScan *scan, bool marker)
 {
-	bool		keep_spares = marker || dw_setting() == TORN_PAGES_DOUBLE_WRITES;
+	bool		keep_spares = marker || dw_setting_uses_log();
 	DIR		   *dir = AllocateDir(DW_DIR);
 	struct dirent *de;
 
@@ -443,7 +443,7 @@ dw_check_log(DWLabel label)
 	bool		marker = label == DW_LABEL_MARKER;
 	struct stat st;
 
-	if (marker || dw_setting() == TORN_PAGES_DOUBLE_WRITES)
+	if (marker || dw_setting_uses_log())
 	{
 		if (marker && lstat(DW_DIR, &st) < 0)
 			ereport(FATAL,
@@ -519,7 +519,7 @@ DoubleWriteStarted(void)
 	if (DWCtl->started)
 		return;
 	DoubleWritePassedRedo(DWCtl->redo.last);
-	if (dw_was_armed || dw_setting() == TORN_PAGES_DOUBLE_WRITES)
+	if (dw_was_armed || dw_setting_uses_log())
 	{
 		LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
 		dw_arm();

@@ -99,7 +99,8 @@ dw_mechanism(const DWShownMode *mode, bool armed)
 	bool		images = XLogInsertAllowed() ? mode->images : dw_replayed_images();
 
 	if (armed)
-		return TORN_PAGES_DOUBLE_WRITES;
+		return mode->requested == TORN_PAGES_ATOMIC_WRITES ?
+			TORN_PAGES_ATOMIC_WRITES : TORN_PAGES_DOUBLE_WRITES;
 	return images ? TORN_PAGES_FULL_PAGES : TORN_PAGES_OFF;
 }
 
@@ -193,7 +194,7 @@ dw_show_setting(void)
 	/* read it in here, or we might overwrite what somebody else has shown since */
 	DWLockMutex();
 	requested = dw_setting();
-	if (requested != TORN_PAGES_DOUBLE_WRITES)
+	if (!dw_setting_uses_log())
 		DWCtl->shown.mode.images = requested == TORN_PAGES_FULL_PAGES;
 	else if (DWCtl->log.armed)
 		DWCtl->shown.mode.images = false;
@@ -228,6 +229,8 @@ DoubleWriteModeName(int64 mode)
 			return "full_pages";
 		case TORN_PAGES_DOUBLE_WRITES:
 			return "double_writes";
+		case TORN_PAGES_ATOMIC_WRITES:
+			return "atomic_writes";
 	}
 	return NULL;
 }
@@ -263,6 +266,8 @@ static const struct
 	COUNTER(log_sync_usec),
 	COUNTER(home_pages),
 	COUNTER(home_writes),
+	COUNTER(atomic_pages),
+	COUNTER(atomic_writes),
 	COUNTER(sync_cycles),
 	COUNTER(space_cycles),
 	COUNTER(file_cycles),
@@ -335,7 +340,7 @@ static void
 dw_put_mode(DoubleWriteSnapshot *snapshot, const DWShownMode *mode, bool armed)
 {
 	TornPagesProtection in_force = dw_mode_in_force(mode, armed);
-	bool		to_full_pages = in_force == TORN_PAGES_DOUBLE_WRITES;
+	bool		to_full_pages = armed && in_force != TORN_PAGES_OFF;
 
 	dw_put_figure(snapshot, "mode_in_force", in_force);
 	dw_put_figure(snapshot, "mode_requested", mode->requested);
@@ -459,6 +464,45 @@ DoubleWriteSnapshotValue(const DoubleWriteSnapshot *snapshot, const char *name,
 		}
 	}
 	return false;
+}
+
+/*
+ * What is known of a tablespace, copied under the mutex: the flusher may be at it.
+ */
+bool
+DoubleWriteAtomicPlace(int n, Oid *tablespace, char **proof, char **fstype,
+					   char **device, int64 *unit, int64 *looked_at,
+					   int64 *atomic_pages, int64 *logged_pages,
+					   int64 *refusals, char **advice)
+{
+	DWAtomicPlace *place;
+	DWAtomicProbe probe;
+	const char *text;
+	bool		found;
+
+	DWLockMutex();
+	found = n >= 0 && n < DWCtl->atomic.nplaces;
+	if (found)
+	{
+		place = &DWCtl->atomic.places[n];
+		probe = place->probe;
+		*tablespace = place->spcOid;
+		*looked_at = place->looked_at;
+	}
+	DWUnlockMutex();
+	if (!found)
+		return false;
+
+	*proof = pstrdup(DWAtomicVerdictName(probe.verdict));
+	*fstype = pstrdup(probe.fstype);
+	*device = pstrdup(probe.device);
+	*unit = probe.unit;
+	*atomic_pages = pg_atomic_read_u64(&place->pages);
+	*logged_pages = pg_atomic_read_u64(&place->logged);
+	*refusals = pg_atomic_read_u64(&place->refused);
+	text = DWAtomicAdvice(&probe);
+	*advice = text ? pstrdup(text) : NULL;
+	return true;
 }
 
 /* ---------------------------------------------------------------------

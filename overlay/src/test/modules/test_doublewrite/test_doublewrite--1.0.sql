@@ -97,7 +97,9 @@ CREATE FUNCTION dw_stats(
 	OUT log_full int8,
 	OUT foreground_syncs int8,
 	OUT in_epoch int8,
-	OUT logged_bytes int8)
+	OUT logged_bytes int8,
+	OUT atomic_pages int8,
+	OUT atomic_writes int8)
 STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
 

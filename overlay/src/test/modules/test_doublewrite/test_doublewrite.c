@@ -26,6 +26,7 @@
 #include "access/recoverytarget_internal.h"
 #include "access/relation.h"
 #include "access/xlog.h"
+#include "catalog/pg_tablespace_d.h"
 #include "catalog/pg_type.h"
 #include "common/relpath.h"
 #include "fmgr.h"
@@ -34,6 +35,7 @@
 #include "postmaster/startup.h"
 #include "storage/bufmgr.h"
 #include "storage/doublewrite_internal.h"
+#include "storage/doublewrite_stats.h"
 #include "storage/fd.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
@@ -67,6 +69,7 @@ typedef enum TdwAction
 	TDW_TERMINATE,				/* this process gets SIGTERM */
 	TDW_PAUSE,					/* ... until a file allows it to go on */
 	TDW_AWAIT_END_OF_RECOVERY,	/* ... until recovery has ended */
+	TDW_PRETEND_ATOMIC,			/* pages of pg_default are written atomically */
 } TdwAction;
 
 typedef struct TdwPoint
@@ -93,6 +96,7 @@ static TdwShared *tdw_shared = NULL;
 /* settings */
 static char *tdw_crash_at = NULL;
 static char *tdw_fail_at = NULL;
+static bool tdw_pretend_atomic = false;
 static char *tdw_hold_at = NULL;
 static char *tdw_terminate_at = NULL;
 static char *tdw_pause_at = NULL;
@@ -331,6 +335,27 @@ tdw_await_end_of_recovery(const char *name)
 }
 
 /*
+ * Have the engine take tablespace pg_default for one that writes pages
+ * atomically, and write to it in an ordinary way.  That is good enough for all
+ * but the device.
+ */
+static void
+tdw_pretend(const char *name, void *arg)
+{
+	DWAtomicPlace *place = arg;
+
+	if (strcmp(name, "doublewrite-atomic-probed") != 0)
+		*(bool *) arg = true;
+	else if (place->spcOid == DEFAULTTABLESPACE_OID)
+	{
+		place->probe.verdict = DW_ATOMIC_HARDWARE;
+		place->probe.unit = 8 * BLCKSZ;
+	}
+	else
+		place->probe.verdict = DW_ATOMIC_NOT_OFFERED;
+}
+
+/*
  * Wait until the test has made a file.  Signals are handled, but not looked at.
  */
 static void
@@ -434,6 +459,9 @@ test_doublewrite_hit(const char *name, const void *private_data, void *arg)
 		case TDW_AWAIT_END_OF_RECOVERY:
 			tdw_await_end_of_recovery(name);
 			break;
+		case TDW_PRETEND_ATOMIC:
+			tdw_pretend(name, arg);
+			break;
 	}
 }
 
@@ -472,6 +500,12 @@ tdw_shmem_startup(void)
 	tdw_set_points(tdw_terminate_at, TDW_TERMINATE);
 	tdw_set_points(tdw_pause_at, TDW_PAUSE);
 	tdw_set_points(tdw_await_end_of_recovery_at, TDW_AWAIT_END_OF_RECOVERY);
+	if (tdw_pretend_atomic)
+	{
+		tdw_set_point("doublewrite-atomic-probed", TDW_PRETEND_ATOMIC, 0, 1, 1000000000);
+		tdw_set_point("doublewrite-atomic-opened", TDW_PRETEND_ATOMIC, 0, 1, 1000000000);
+		tdw_set_point("doublewrite-atomic-pretended", TDW_PRETEND_ATOMIC, 0, 1, 1000000000);
+	}
 	if (tdw_quiet)
 		tdw_set_point("doublewrite-background-flush", TDW_NONE, 0, 1, 1);
 }
@@ -534,6 +568,14 @@ _PG_init(void)
 							 "The background writer writes no staged pages home.",
 							 NULL,
 							 &tdw_quiet,
+							 false,
+							 PGC_POSTMASTER,
+							 0,
+							 NULL, NULL, NULL);
+	DefineCustomBoolVariable("test_doublewrite.pretend_atomic",
+							 "Pages of tablespace pg_default are written as if that were atomic.",
+							 NULL,
+							 &tdw_pretend_atomic,
 							 false,
 							 PGC_POSTMASTER,
 							 0,
@@ -874,7 +916,8 @@ dw_stats(PG_FUNCTION_ARGS)
 		&s->discarded, &s->batches, &s->logged, &s->exempt, &s->log_bytes,
 		&s->log_writes, &s->log_syncs, &s->home_pages, &s->home_writes,
 		&s->sync_cycles, &s->sync_cycle_files, &s->log_full,
-		&s->foreground_syncs, &s->in_epoch, &s->logged_bytes
+		&s->foreground_syncs, &s->in_epoch, &s->logged_bytes,
+		&s->atomic_pages, &s->atomic_writes
 	};
 	Datum		values[lengthof(counters)];
 
@@ -919,16 +962,7 @@ PG_FUNCTION_INFO_V1(dw_setting_sql);
 Datum
 dw_setting_sql(PG_FUNCTION_ARGS)
 {
-	switch (dw_setting())
-	{
-		case TORN_PAGES_OFF:
-			PG_RETURN_TEXT_P(cstring_to_text("off"));
-		case TORN_PAGES_FULL_PAGES:
-			PG_RETURN_TEXT_P(cstring_to_text("full_pages"));
-		case TORN_PAGES_DOUBLE_WRITES:
-			PG_RETURN_TEXT_P(cstring_to_text("double_writes"));
-	}
-	pg_unreachable();
+	PG_RETURN_TEXT_P(cstring_to_text(DoubleWriteModeName(dw_setting())));
 }
 
 PG_FUNCTION_INFO_V1(dw_restore_stats);

@@ -239,7 +239,7 @@ my @bad = (
 		'io_torn_pages_protection',
 		'banana',
 		qr/invalid value for parameter "io_torn_pages_protection": "banana"/,
-		qr/HINT:  Available values: off, full_pages, double_writes\./
+		qr/HINT:  Available values: off, full_pages, double_writes, atomic_writes\./
 	],
 	[
 		'double_write_buffer_size',

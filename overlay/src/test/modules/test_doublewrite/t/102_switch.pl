@@ -101,8 +101,35 @@ my @steps = (
 		from => 'off', to => 'double_writes',
 		settled => $armed, marker => 1, images => 0
 	},
+	{
+		from => 'full_pages', to => 'atomic_writes',
+		point => 'before-images-off', marker => 1, all => 1
+	},
+	{
+		from => 'double_writes', to => 'atomic_writes',
+		settled => "SELECT dw_setting() = 'atomic_writes'", marker => 1, images => 0
+	},
+	{
+		from => 'atomic_writes', to => 'double_writes',
+		settled => "SELECT dw_setting() = 'double_writes'", marker => 1, images => 0
+	},
+	{
+		from => 'atomic_writes', to => 'full_pages',
+		point => 'checkpoint-drained', checkpoint => 1, settled => $disarming,
+		marker => 1
+	},
+	{
+		from => 'atomic_writes', to => 'off', point => 'disarmed', marker => 1
+	},
+	{
+		from => 'off', to => 'atomic_writes',
+		settled => $armed, marker => 1, images => 0
+	},
 	{ from => 'off', to => 'full_pages', marker => 0, images => 1 },
 	{ from => 'full_pages', to => 'off', marker => 0, images => 0 });
+
+# Steps with atomic writes, where pretending makes them happen
+my @steps_atomic = grep { "$_->{from} $_->{to}" =~ /atomic/ } @steps;
 
 # a selection for wal_level = minimal, which logs no change of images itself
 my @steps_minimal = grep {
@@ -243,7 +270,7 @@ sub switch_under_load
 
 sub test_step
 {
-	my ($node, $step) = @_;
+	my ($node, $step, $pretending) = @_;
 	my $torn;
 
 	note "$step->{from} to $step->{to}, "
@@ -265,6 +292,7 @@ sub test_step
 
 	# Free space maps may be torn in full_pages, as in stock: a map is not
 	# redone from WAL, and what is found to be invalid is set up anew.
+	dw_lose($node, $old, qr/^base/) if $pretending && !$step->{all};
 	$torn = dw_tear(
 		$node, $old,
 		unlogged_too => $step->{all},
@@ -294,6 +322,11 @@ for my $wal_level ('replica', 'minimal')
 	$node->stop;
 	test_step($node, $_)
 	  for ($wal_level eq 'minimal' ? @steps_minimal : @steps);
+
+	# the same again with pages that never pass through the log
+	next if $wal_level eq 'minimal';
+	$node->append_conf('postgresql.conf', "test_doublewrite.pretend_atomic = on\n");
+	test_step($node, $_, 1) for @steps_atomic;
 }
 
 # ---------------------------------------------------------------------

@@ -29,6 +29,7 @@ use Test::More;
 our @EXPORT = qw(
   dw_tear
   dw_tear_log_tail
+  dw_lose
 );
 
 use constant SECTOR => 512;
@@ -163,6 +164,46 @@ sub dw_tear
 
 	note "tore $result{logged} pages in the log, $result{unlogged} others";
 	return \%result;
+}
+
+=pod
+
+=item dw_lose(node, snapshot, only)
+
+Undo home writes since the snapshot was taken, half of them at random, but each
+whole: what a crash may do to atomic writes that have not been synced.  Pages
+in the live range of the log are left alone, as are files whose path does not
+match C<only>.  Returns the number of pages.
+
+=cut
+
+sub dw_lose
+{
+	my ($node, $snapshot, $only) = @_;
+	my $copies = dw_live_copies(dw_read_log($node));
+	my %logged = map { join(' ', dw_home_path($node, $_)) => 1 } values %$copies;
+	my $n = 0;
+
+	foreach my $path (grep { $_ =~ $only } dw_relation_files($node))
+	{
+		my $data = slurp_file($node->data_dir . "/$path");
+		my $old = $snapshot->{$path} // '';
+
+		$old .= "\0" x (length($data) - length($old)) if length($old) < length($data);
+		for (my $off = 0; $off + BLCKSZ <= length($data); $off += BLCKSZ)
+		{
+			my $page = substr($old, $off, BLCKSZ);
+
+			next
+			  if $logged{"$path $off"}
+			  || $page eq substr($data, $off, BLCKSZ)
+			  || rand() < 0.5;
+			dw_write_block($node, $path, $off, $page);
+			$n++;
+		}
+	}
+	note "lost $n pages that were written atomically";
+	return $n;
 }
 
 =pod

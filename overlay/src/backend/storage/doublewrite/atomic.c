@@ -1,0 +1,404 @@
+/*-------------------------------------------------------------------------
+ *
+ * atomic.c
+ *	  Writing pages home atomically, where storage has proved that it can.
+ *
+ * With io_torn_pages_protection = atomic_writes a page that would need a copy in
+ * the log goes home by a direct write that asks the kernel for atomicity,
+ * if its file may.  It is not torn then: home is as before the write, or as
+ * after it, and WAL from the redo pointer on brings either up to date.  All
+ * other pages take the log, which is armed as in double_writes.  So a cluster
+ * with good and bad storage is as safe as each part of it allows.
+ *
+ * What is believed (A1): for each tablespace, what DWAtomicProbeDirectory() finds
+ * in this life of the server, with a test write of our own; for each file, at each
+ * open, that it is on the same device and that statx() allows a page; for each
+ * write, that it is atomic unless the kernel refuses it.  Nothing is kept over
+ * a restart, since another kernel may be running then (A5).
+ *
+ * A refused write has written nothing.  The page returns to the stage, and its
+ * file uses the log from then on, by way of a bit that other files may share:
+ * they lose speed, not safety.  (A2)
+ *
+ * Others see no difference.  Whoever reads a page through the buffer manager finds
+ * it in the stage until the write has ended (R6).  The kernel writes back
+ * what it has cached of the range before a direct write, and throws away what
+ * it has cached after it, under the inode lock that buffered writes take, too;
+ * so a page read ahead meanwhile does not stay.  That also puts the zeroes of
+ * an extension, and earlier home writes that were plain, on the device before
+ * the atomic write. (A3)
+ *
+ * A direct write is not durable when it returns.  Its file is synced like
+ * others, through the queue of the checkpointer. (A4)
+ *
+ * With wal_level = minimal a page may change without WAL, so an older
+ * copy in the log must not be put over it.  There pages are written atomically
+ * only while nothing in the log is live.
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *	  src/backend/storage/doublewrite/atomic.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "access/xlog.h"
+#include "common/hashfn.h"
+#include "common/relpath.h"
+#include "postmaster/bgwriter.h"
+#include "storage/doublewrite_internal.h"
+#include "storage/fd.h"
+#include "storage/sync.h"
+#include "utils/injection_point.h"
+#include "utils/timestamp.h"
+#include "utils/wait_event.h"
+
+/* GUC */
+bool		debug_atomic_writes_in_software = false;
+
+/* Pages of one write are brought together here, as it takes one iovec only */
+static PGIOAlignedBlock dw_combined[DW_ATOMIC_MAX_PAGES];
+
+/* The file that this process wrote to last, open during a batch */
+static int	dw_atomic_fd = -1;
+static DWDirtyFile dw_atomic_file;
+
+/* ---------------------------------------------------------------------
+ * What is known of tablespaces
+ * ---------------------------------------------------------------------
+ */
+
+static bool
+dw_atomic_proved(const DWAtomicProbe *probe)
+{
+	return probe->verdict == DW_ATOMIC_HARDWARE ||
+		(probe->verdict == DW_ATOMIC_SOFTWARE && debug_atomic_writes_in_software);
+}
+
+static void
+dw_report_probe(const char *path, const DWAtomicProbe *probe)
+{
+	const char *advice = DWAtomicAdvice(probe);
+
+	/* nobody has asked for it: the statement under way has nothing to do with it */
+	ereport(IsPostmasterEnvironment ? LOG : DEBUG1,
+			(errhidestmt(true),
+			 dw_atomic_proved(probe) ?
+			 errmsg("pages in directory \"%s\" are written atomically", path) :
+			 errmsg("pages in directory \"%s\" are protected by the double-write log, because atomic writes are not proved there",
+					path),
+			 errdetail("File system \"%s\", device \"%s\": %s; files allow %u to %u bytes, the device %" PRIu64 ".",
+					   probe->fstype, probe->device,
+					   DWAtomicVerdictName(probe->verdict),
+					   probe->file.unit_min, probe->file.unit_max,
+					   probe->device_max),
+			 advice ? errhint("File systems made by \"%s\" are known to allow it.", advice) : 0));
+}
+
+/*
+ * What is known of a tablespace, which is looked at if nobody has yet.  NULL if
+ * there are too many.
+ */
+static DWAtomicPlace *
+dw_atomic_place(Oid spcOid)
+{
+	DWAtomicState *state = &DWCtl->atomic;
+	DWAtomicPlace *place;
+	DWAtomicPlace found = {spcOid};
+	char		path[MAXPGPATH];
+
+	Assert(DWIsFlusher());
+
+	for (int i = 0; i < state->nplaces; i++)
+	{
+		if (state->places[i].spcOid == spcOid)
+			return &state->places[i];
+	}
+	if (state->nplaces == DW_ATOMIC_PLACES)
+		return NULL;
+
+	dw_directory_path(path, spcOid, InvalidOid);
+	DWAtomicProbeDirectory(path, &found.probe);
+	INJECTION_POINT("doublewrite-atomic-probed", &found);
+	dw_report_probe(path, &found.probe);
+	found.looked_at = GetCurrentTimestamp();
+
+	DWLockMutex();
+	place = &state->places[state->nplaces];
+	*place = found;
+	state->nplaces++;
+	DWUnlockMutex();
+	return place;
+}
+
+/* ---------------------------------------------------------------------
+ * Files that have refused
+ * ---------------------------------------------------------------------
+ */
+
+static void
+dw_atomic_key(const BufferTag *tag, DWDirtyFile *key)
+{
+	memset(key, 0, sizeof(*key));
+	key->rlocator = BufTagGetRelFileLocator(tag);
+	key->forknum = BufTagGetForkNum(tag);
+	key->segno = tag->blockNum / RELSEG_SIZE;
+}
+
+static uint32
+dw_refused_bit(const BufferTag *tag)
+{
+	DWDirtyFile key;
+
+	dw_atomic_key(tag, &key);
+	return hash_bytes((const unsigned char *) &key,
+					  offsetof(DWDirtyFile, used)) % DW_ATOMIC_REFUSED_BITS;
+}
+
+static bool
+dw_atomic_was_refused(const BufferTag *tag)
+{
+	uint32		bit = dw_refused_bit(tag);
+
+	Assert(DWIsFlusher());
+	return (DWCtl->atomic.refused[bit / 8] & (1 << (bit % 8))) != 0;
+}
+
+/*
+ * The file of a page does not take atomic writes: use the log from now on. (A2)
+ */
+static void
+dw_atomic_refuse(const BufferTag *tag, DWAtomicPlace *place, int error)
+{
+	uint32		bit = dw_refused_bit(tag);
+	RelFileLocator rlocator = BufTagGetRelFileLocator(tag);
+
+	Assert(DWIsFlusher());
+
+	DWCtl->atomic.refused[bit / 8] |= 1 << (bit % 8);
+	pg_atomic_fetch_add_u64(&place->refused, 1);
+	errno = error;
+	ereport(LOG_SERVER_ONLY,
+			(errcode_for_file_access(),
+			 errhidestmt(true),
+			 errmsg("file \"%s\" does not take atomic writes, and is protected by the double-write log: %m",
+					relpathperm(rlocator, BufTagGetForkNum(tag)).str)));
+}
+
+/* ---------------------------------------------------------------------
+ * Choosing
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * May pages of the batch be written atomically?  Asked once for all of them.
+ */
+bool
+dw_atomic_allowed(void)
+{
+	Assert(DWIsFlusher());
+
+	if (dw_setting() != TORN_PAGES_ATOMIC_WRITES || !DWCtl->log.armed)
+		return false;
+	return XLogIsNeeded() ||
+		DWCtl->log.last_page_batch < DWCtl->log.low_water_logged;
+}
+
+/*
+ * Shall this page, which needs protection, be written atomically? (A1)
+ *
+ * Not if a home write of it has failed, however that was made: home may be torn
+ * now, so the page needs a copy in the log. (R3, R11)
+ */
+bool
+dw_atomic_chosen(const DWSlot *slot)
+{
+	DWAtomicPlace *place;
+	bool		chosen;
+
+	Assert(DWIsFlusher());
+	Assert(slot->permanent);
+
+	place = dw_atomic_place(slot->tag.spcOid);
+	if (place == NULL)
+		return false;
+	chosen = dw_atomic_proved(&place->probe) && !slot->failed &&
+		!dw_atomic_was_refused(&slot->tag);
+	if (!chosen)
+		pg_atomic_fetch_add_u64(&place->logged, 1);
+	return chosen;
+}
+
+/*
+ * How many of the given neighbours, in ascending order, go into one write: a
+ * power of two, naturally aligned within the file.
+ */
+int
+dw_atomic_run_length(const BufferTag *first, int npages)
+{
+	DWAtomicPlace *place = dw_atomic_place(first->spcOid);
+	BlockNumber block = first->blockNum % RELSEG_SIZE;
+	int			limit = Min(place->probe.unit / BLCKSZ, DW_ATOMIC_MAX_PAGES);
+	int			len = 1;
+
+	Assert(npages > 0);
+
+	while (len * 2 <= Min(npages, limit) && block % (len * 2) == 0)
+		len *= 2;
+	return len;
+}
+
+/* ---------------------------------------------------------------------
+ * Writing
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * Close the file that is open, if any.  Files may be removed when the flush lock
+ * is released, and others get their names, so none stays open that long.
+ */
+void
+dw_atomic_close(void)
+{
+	if (dw_atomic_fd >= 0)
+		close(dw_atomic_fd);
+	dw_atomic_fd = -1;
+}
+
+/*
+ * Open the file of a page, and see whether it is like the one that was tested.
+ * Returns false if not, with errno set.
+ */
+static bool
+dw_atomic_open(const BufferTag *tag, const DWAtomicProbe *probe)
+{
+	DWDirtyFile key;
+	DWAtomicFile file;
+	RelPathStr	relpath;
+	char		path[MAXPGPATH];
+	bool		fits;
+
+	dw_atomic_key(tag, &key);
+	if (dw_atomic_fd >= 0 &&
+		memcmp(&dw_atomic_file, &key, offsetof(DWDirtyFile, used)) == 0)
+		return true;
+	dw_atomic_close();
+
+	relpath = relpathperm(key.rlocator, key.forknum);
+	if (key.segno == 0)
+		strlcpy(path, relpath.str, sizeof(path));
+	else
+		snprintf(path, sizeof(path), "%s.%u", relpath.str, key.segno);
+	dw_atomic_fd = BasicOpenFile(path, O_RDWR | PG_BINARY | PG_O_DIRECT);
+	if (dw_atomic_fd < 0)
+		return false;
+	fits = DWAtomicAskFile(dw_atomic_fd, &file) && DWAtomicFileFits(&file) &&
+		file.dev == probe->file.dev && DWAtomicOnDataDevice(dw_atomic_fd);
+	INJECTION_POINT("doublewrite-atomic-opened", &fits);
+	if (!fits)
+	{
+		dw_atomic_close();
+		errno = EOPNOTSUPP;
+		return false;
+	}
+	dw_atomic_file = key;
+	return true;
+}
+
+/*
+ * Have the file synced by the next checkpoint. (A4)  md.c does that for writes
+ * that pass through it.
+ */
+static void
+dw_atomic_request_sync(void)
+{
+	FileTag		ftag;
+
+	memset(&ftag, 0, sizeof(ftag));
+	ftag.handler = SYNC_HANDLER_MD;
+	ftag.rlocator = dw_atomic_file.rlocator;
+	ftag.forknum = dw_atomic_file.forknum;
+	ftag.segno = dw_atomic_file.segno;
+	if (!RegisterSyncRequest(&ftag, SYNC_REQUEST, false))
+		dw_sync_file(&dw_atomic_file);
+}
+
+static ssize_t
+dw_atomic_pwrite(const void *data, size_t size, off_t offset)
+{
+	ssize_t		result;
+	int			injected = 0;
+	bool		pretended = false;
+
+	INJECTION_POINT("doublewrite-atomic-write", &injected);
+	if (injected != 0)
+	{
+		errno = injected;
+		return -1;
+	}
+
+	/* tests run where nothing is atomic, too */
+	INJECTION_POINT("doublewrite-atomic-pretended", &pretended);
+	if (pretended)
+		return pg_pwrite(dw_atomic_fd, data, size, offset);
+
+	pgstat_report_wait_start(WAIT_EVENT_DATA_FILE_WRITE);
+	do
+		result = DWAtomicWrite(dw_atomic_fd, data, size, offset);
+	while (result < 0 && errno == EINTR);
+	pgstat_report_wait_end();
+	return result;
+}
+
+/*
+ * Write neighbouring pages home, all of them or none.  Returns false if that is
+ * refused; then they are as before.  Other errors are thrown.
+ */
+bool
+dw_atomic_write(const int *slots, int npages)
+{
+	const BufferTag *tag = &DWSlots[slots[0]].tag;
+	DWAtomicPlace *place = dw_atomic_place(tag->spcOid);
+	const char *data = DWSlotPage(slots[0]);
+	size_t		size = (size_t) npages * BLCKSZ;
+	off_t		offset = (off_t) (tag->blockNum % RELSEG_SIZE) * BLCKSZ;
+	ssize_t		result;
+
+	Assert(DWIsFlusher());
+	Assert(npages <= DW_ATOMIC_MAX_PAGES && offset % size == 0);
+
+	if (!dw_atomic_open(tag, &place->probe))
+	{
+		dw_atomic_refuse(tag, place, errno);
+		return false;
+	}
+	for (int i = 0; i < npages && npages > 1; i++)
+		memcpy(&dw_combined[i], DWSlotPage(slots[i]), BLCKSZ);
+	if (npages > 1)
+		data = dw_combined[0].data;
+
+	result = dw_atomic_pwrite(data, size, offset);
+	if (result != (ssize_t) size)
+	{
+		if (result >= 0 || DWAtomicIsRefusal(result, errno))
+		{
+			dw_atomic_refuse(tag, place, result >= 0 ? EIO : errno);
+			return false;
+		}
+		ereport(ERROR,
+				(errcode_for_file_access(),
+				 errmsg("could not write %d blocks atomically: %m", npages)));
+	}
+	dw_atomic_request_sync();
+
+	pg_atomic_fetch_add_u64(&place->pages, npages);
+	DWCount(atomic_pages, npages);
+	DWCount(atomic_writes, 1);
+	INJECTION_POINT("doublewrite-atomic-written", NULL);
+	return true;
+}

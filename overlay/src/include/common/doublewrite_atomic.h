@@ -1,0 +1,67 @@
+/*-------------------------------------------------------------------------
+ *
+ * doublewrite_atomic.h
+ *	  Does storage write pages atomically, and how is that known?
+ *
+ * For the server and for pg_doublewrite, so that both say the same.
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * src/include/common/doublewrite_atomic.h
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef DOUBLEWRITE_ATOMIC_H
+#define DOUBLEWRITE_ATOMIC_H
+
+#include <sys/stat.h>
+
+/* What has become of looking for atomic page writes in a directory */
+typedef enum DWAtomicVerdict
+{
+	DW_ATOMIC_UNKNOWN,			/* nobody has looked yet */
+	DW_ATOMIC_HARDWARE,			/* proved: the device writes pages atomically */
+	DW_ATOMIC_SOFTWARE,			/* the file system does, by copies */
+	DW_ATOMIC_UNSUPPORTED,		/* the system knows no atomic writes */
+	DW_ATOMIC_NOT_OFFERED,		/* the file system offers none for files there */
+	DW_ATOMIC_OTHER_SIZE,		/* it offers some, but not of a page */
+	DW_ATOMIC_REFUSED,			/* a test write was refused */
+	DW_ATOMIC_FAILED,			/* looking has failed */
+} DWAtomicVerdict;
+
+#define DW_ATOMIC_VERDICTS	(DW_ATOMIC_FAILED + 1)
+
+/* What the kernel says of an open file */
+typedef struct DWAtomicFile
+{
+	dev_t		dev;			/* device that holds its file system */
+	uint32		unit_min;		/* smallest and largest atomic write, in bytes */
+	uint32		unit_max;
+	uint32		mem_align;		/* direct I/O: alignment of memory */
+	uint32		offset_align;	/* ... and of offsets */
+} DWAtomicFile;
+
+/* What is known of a directory */
+typedef struct DWAtomicProbe
+{
+	DWAtomicVerdict verdict;
+	int			error;			/* errno, if a test write was refused or looking
+								 * has failed, else 0 */
+	DWAtomicFile file;			/* what is said of a file there */
+	uint64		device_max;		/* what the device says, in bytes */
+	uint32		unit;			/* largest write to be relied on, in bytes */
+	char		device[32];		/* block device, or empty */
+	char		fstype[16];		/* file system, or empty */
+} DWAtomicProbe;
+
+extern bool DWAtomicAskFile(int fd, DWAtomicFile *file);
+extern bool DWAtomicFileFits(const DWAtomicFile *file);
+extern bool DWAtomicOnDataDevice(int fd);
+extern uint64 DWAtomicAskDevice(dev_t dev, char *name, size_t size);
+extern ssize_t DWAtomicWrite(int fd, const void *data, size_t size, off_t offset);
+extern bool DWAtomicIsRefusal(ssize_t result, int error);
+extern void DWAtomicProbeDirectory(const char *path, DWAtomicProbe *probe);
+extern const char *DWAtomicVerdictName(DWAtomicVerdict verdict);
+extern const char *DWAtomicAdvice(const DWAtomicProbe *probe);
+
+#endif							/* DOUBLEWRITE_ATOMIC_H */

@@ -1,0 +1,214 @@
+# Copyright (c) 2026, PostgreSQL Global Development Group
+
+# Pages are written atomically where storage has proved that it can, and pass
+# through the log elsewhere (A1 to A5).  That pg_default can is pretended here;
+# 039 has the real thing.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use DoubleWrite::Check;
+use DoubleWrite::Crash;
+use DoubleWrite::Damage;
+use DoubleWrite::Node;
+use DoubleWrite::Pages;
+use DoubleWrite::Workload;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+dw_require_injection_points();
+
+my $conf = q{
+test_doublewrite.pretend_atomic = on
+log_min_messages = debug1
+};
+my $node = dw_quiet_node('main', mode => 'atomic_writes', conf => $conf);
+
+$node->safe_psql('postgres', q{
+	CREATE EXTENSION pg_doublewrite_stats;
+	CREATE TABLE t AS SELECT i, 0 AS v FROM generate_series(1, 100) i;
+	CREATE TABLE u AS SELECT * FROM t;
+	CREATE TABLE big (i int, v int, filler text STORAGE PLAIN);
+	INSERT INTO big SELECT i, 0, repeat('x', 7000) FROM generate_series(1, 64) i;
+	CHECKPOINT});
+
+# What a command adds to some counters, as a reference to a hash.
+sub difference
+{
+	my ($sql) = @_;
+	my $counters = 'SELECT atomic_pages, atomic_writes, logged, home_pages FROM dw_stats()';
+	my @before = split(/\|/, $node->safe_psql('postgres', $counters));
+	my ($rc, undef, $stderr) = $node->psql('postgres', $sql);
+	my @after = split(/\|/, $node->safe_psql('postgres', $counters));
+	my %result = (failed => $rc != 0, error => $stderr);
+
+	@result{qw(pages writes logged home)} = map { $after[$_] - $before[$_] } 0 .. 3;
+	return \%result;
+}
+
+# Change the first page of a table and bring it home.
+sub change
+{
+	my ($table) = @_;
+
+	return difference("UPDATE $table SET v = v + 1 WHERE i = 1; SELECT dw_evict('$table'); SELECT dw_drain()");
+}
+
+sub pages_of
+{
+	my ($table) = @_;
+	my $path = $node->safe_psql('postgres', "SELECT pg_relation_filepath('$table')");
+
+	return dw_read_block($node, $path, 0);
+}
+
+# ---------------------------------------------------------------------
+# Which way pages take
+# ---------------------------------------------------------------------
+
+my $before = pages_of('t');
+my $d = change('t');
+is_deeply([ @$d{qw(pages writes logged home)} ], [ 1, 1, 0, 1 ], 'a page is written atomically');
+isnt(pages_of('t'), $before, '... and is home');
+
+$d = difference(q{UPDATE big SET v = v + 1; SELECT dw_evict('big'); SELECT dw_drain()});
+cmp_ok($d->{pages}, '>=', 64, 'many pages are written atomically');
+cmp_ok($d->{writes}, '<', $d->{pages} / 2, 'neighbours in one write');
+is($d->{logged}, 0, 'none through the log');
+
+# pg_authid is in pg_global, which has proved nothing
+$d = difference(q{ALTER ROLE CURRENT_USER CONNECTION LIMIT 100; SELECT dw_evict('pg_authid'); SELECT dw_drain()});
+cmp_ok($d->{logged}, '>=', 1, 'a page where nothing is proved passes through the log');
+is($d->{pages}, 0, '... and is not written atomically (A1)');
+
+is($node->safe_psql('postgres', q{
+	SELECT tablespace, proof, unit_bytes, pages_atomic > 60, pages_logged > 0, refusals
+	FROM pg_atomic_write_status ORDER BY tablespace}),
+	"pg_default|hardware|65536|t|f|0\npg_global|not offered|||t|0" =~ s/\|\|\|t/||f|t/r,
+	'view shows how pages are written');
+is($node->safe_psql('postgres', 'SELECT in_force, requested FROM pg_double_write_mode'),
+	'atomic_writes|atomic_writes', 'view shows the mode');
+
+# ---------------------------------------------------------------------
+# Files are synced by checkpoints (A4)
+# ---------------------------------------------------------------------
+
+$node->safe_psql('postgres', 'CHECKPOINT');
+my $offset = -s $node->logfile;
+change('t');
+my $path = $node->safe_psql('postgres', "SELECT pg_relation_filepath('t')");
+$node->safe_psql('postgres', 'CHECKPOINT');
+like(slurp_file($node->logfile, $offset), qr/checkpoint sync: number=\d+ file=\Q$path\E /,
+	'a file that was written atomically is synced by the next checkpoint');
+
+# ---------------------------------------------------------------------
+# Refusals (A2) and errors (R11)
+# ---------------------------------------------------------------------
+
+$offset = -s $node->logfile;
+$node->safe_psql('postgres', q{SELECT dw_fail_at('doublewrite-atomic-write', 'EINVAL')});
+$before = pages_of('t');
+$d = change('t');
+is_deeply([ @$d{qw(pages logged home)} ], [ 0, 1, 1 ], 'a page whose write was refused passes through the log');
+isnt(pages_of('t'), $before, '... and is home');
+like(slurp_file($node->logfile, $offset), qr/file "\Q$path\E" does not take atomic writes/, 'the refusal is logged');
+$d = change('t');
+is($d->{pages}, 0, 'its file is not tried again');
+$d = change('u');
+is_deeply([ @$d{qw(pages logged)} ], [ 1, 0 ], 'other files are');
+is($node->safe_psql('postgres', q{SELECT refusals FROM pg_atomic_write_status WHERE tablespace = 'pg_default'}),
+	1, 'the view counts refusals');
+
+$node->safe_psql('postgres', q{SELECT dw_fail_at('doublewrite-atomic-write', 'EIO')});
+$d = change('u');
+ok($d->{failed}, 'an error is thrown at who needs the page at home');
+like($d->{error}, qr/could not write 1 blocks atomically/, '... with its reason');
+$d = difference('SELECT dw_drain()');
+is_deeply([ @$d{qw(failed pages logged home)} ], [ !!0, 0, 1, 1 ],
+	'a page that may be torn at home is logged before it is tried again');
+$d = change('u');
+is_deeply([ @$d{qw(pages logged)} ], [ 1, 0 ], 'newer versions are written atomically again');
+
+# ---------------------------------------------------------------------
+# Nothing is remembered over a restart (A5)
+# ---------------------------------------------------------------------
+
+$node->stop;
+$node->adjust_conf('postgresql.conf', 'test_doublewrite.pretend_atomic', 'off');
+$node->adjust_conf('postgresql.conf', 'debug_atomic_writes_in_software', 'off');
+$node->start;
+is($node->safe_psql('postgres', q{SELECT proof, pages_atomic IS NULL FROM pg_atomic_write_status WHERE tablespace = 'pg_default'}),
+	'not looked at|t', 'after a restart nothing is known');
+SKIP:
+{
+	$d = change('t');
+	skip 'storage is atomic here', 2
+	  if $node->safe_psql('postgres', q{SELECT proof FROM pg_atomic_write_status WHERE tablespace = 'pg_default'}) eq 'hardware';
+	is_deeply([ @$d{qw(pages logged)} ], [ 0, 1 ], 'what has gone is not relied on');
+	isnt($node->safe_psql('postgres', q{SELECT proof FROM pg_atomic_write_status WHERE tablespace = 'pg_default'}),
+		'not looked at', '... for it was looked at again');
+}
+$node->stop;
+
+# ---------------------------------------------------------------------
+# wal_level = minimal: no older copy may be put over a newer page
+# ---------------------------------------------------------------------
+
+$node->append_conf('postgresql.conf', "wal_level = minimal\nmax_wal_senders = 0\n");
+$node->adjust_conf('postgresql.conf', 'test_doublewrite.pretend_atomic', 'on');
+$node->start;
+$d = change('t');
+is_deeply([ @$d{qw(pages logged)} ], [ 1, 0 ], 'with wal_level = minimal, pages are written atomically while the log is empty');
+$node->safe_psql('postgres', q{ALTER ROLE CURRENT_USER CONNECTION LIMIT 99; SELECT dw_evict('pg_authid'); SELECT dw_drain()});
+$d = change('t');
+is($d->{pages}, 0, '... but not while it has copies');
+$node->safe_psql('postgres', 'CHECKPOINT');
+$d = change('t');
+is($d->{pages}, 1, '... and again after a checkpoint');
+$node->stop;
+
+# ---------------------------------------------------------------------
+# Crashes under load, which lose atomic writes that were not synced, whole
+# ---------------------------------------------------------------------
+
+$node = dw_new_node('load', mode => 'atomic_writes',
+	conf => "double_write_buffer_size = 1GB\ntest_doublewrite.pretend_atomic = on\n");
+$node->start;
+dw_workload_setup($node);
+foreach my $step (
+	[ 'atomic-written', 100 ], [ 'home-run-written', 150 ],
+	[ 'log-synced', 40 ], [ 'checkpoint-drained', 2 ], [ 'checkpoint-marked', 2 ])
+{
+	my ($point, $nth) = @$step;
+	my $checkpoint = $point =~ /^checkpoint/;
+
+	note "crash at $point";
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	my $old = dw_snapshot($node);
+	$offset = -s $node->logfile;
+	$node->safe_psql('postgres', "SELECT dw_crash_at('doublewrite-$point', $nth)") if !$checkpoint;
+	dw_workload_start($node);
+	if ($checkpoint)
+	{
+		dw_wait_for_pages($node, 300);
+		$node->safe_psql('postgres', "SELECT dw_crash_at('doublewrite-$point')");
+		$node->psql('postgres', 'CHECKPOINT');
+	}
+	dw_wait_for_crash($node, $offset);
+	dw_workload_finish($node);
+
+	# a checkpoint that has synced files has made the writes durable
+	cmp_ok(dw_lose($node, $old, qr/^base/), '>', 0, 'pages were lost')
+	  if $point ne 'checkpoint-marked';
+	my $torn = dw_tear($node, $old);
+	dw_start_after_crash($node, $torn);
+	dw_check($node);
+	$node->start;
+}
+$node->stop;
+
+done_testing();
