@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench import cli as bench
 
-from . import (advise, build, check, clean, cluster, crash, deb, deps, generate, image, mutate, patroni,
+from . import (advise, atomic, build, check, clean, cluster, crash, deb, deps, generate, image, mutate, patroni,
                rules, series, site, source, suites, tools, worktree)
 from .base import DevError, locate, note, say
 
@@ -96,6 +96,7 @@ def _parser():
     sub.add_argument("--test-only", action="store_true", help="with those built before")
     sub.add_argument("--image", action="store_true",
                      help="build the container image from those built before, and run it")
+    command("atomic", _atomic, "test atomic writes on file systems that offer them")
     command("patroni", _patroni, "make a cluster with Patroni, crash it, switch over")
     sub = command("advise", _advise, "does what pg_doublewrite_advise predicts come true?")
     sub.add_argument("--factor", type=float, default=0.1, metavar="F",
@@ -176,6 +177,12 @@ def _deb(paths, args):
 
 def _patroni(paths, args):
     patroni.call(paths, _build_kind(paths, "test"))
+
+
+def _atomic(paths, args):
+    deps.ensure(paths, atomic.PACKAGES)
+    _build_kind(paths, "test")
+    return 1 if atomic.test(paths) else 0
 
 
 def _advise(paths, args):
