@@ -21,6 +21,8 @@ One module per concern, listed so that each may use only those above it:
     advise    predictions of pg_doublewrite_advise, and what came
     pytests   what runs our Python tests in a process of their own
     suites    test suites, and how their results are counted
+    atomic    tests of atomic writes, on file systems made for them
+    atomicvm  a virtual machine whose disks write atomically, or do not
     rules     the rules for Prometheus, tried with its own tool
     series    the review series: written, built and tested patch by patch
     crash     the power-cut explorer

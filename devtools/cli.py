@@ -10,8 +10,8 @@ from pathlib import Path
 
 from bench import cli as bench
 
-from . import (advise, atomic, build, check, clean, cluster, crash, deb, deps, generate, image, mutate, patroni,
-               rules, series, site, source, suites, tools, worktree)
+from . import (advise, atomic, atomicvm, build, check, clean, cluster, crash, deb, deps, generate,
+               image, mutate, patroni, rules, series, site, source, suites, tools, worktree)
 from .base import DevError, locate, note, say
 
 
@@ -97,6 +97,7 @@ def _parser():
     sub.add_argument("--image", action="store_true",
                      help="build the container image from those built before, and run it")
     command("atomic", _atomic, "test atomic writes on file systems that offer them")
+    command("atomic-vm", _atomic_vm, "the same in a virtual machine, with emulated NVMe")
     command("patroni", _patroni, "make a cluster with Patroni, crash it, switch over")
     sub = command("advise", _advise, "does what pg_doublewrite_advise predicts come true?")
     sub.add_argument("--factor", type=float, default=0.1, metavar="F",
@@ -183,6 +184,11 @@ def _atomic(paths, args):
     deps.ensure(paths, atomic.PACKAGES)
     _build_kind(paths, "test")
     return 1 if atomic.test(paths) else 0
+
+
+def _atomic_vm(paths, args):
+    deps.ensure(paths, atomicvm.PACKAGES)
+    return 1 if atomicvm.check(paths, _build_kind(paths, "test")) else 0
 
 
 def _advise(paths, args):
