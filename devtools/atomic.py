@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from . import suites
-from .base import DevError, output, run, say, server_user
+from .base import DevError, output, own, run, say
 
 PACKAGES = ("e2fsprogs", "mount", "util-linux", "xfsprogs")
 
@@ -68,8 +68,7 @@ def _mounted(directory, place, command):
         run([*command, device])
         run(["mount", device, target])
         try:
-            owner = server_user()
-            os.chown(target, owner.pw_uid, owner.pw_gid)
+            own(target)
             yield
         finally:
             run(["umount", target])

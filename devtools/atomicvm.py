@@ -33,8 +33,7 @@ SUITE = "sid"
 INCLUDED = ("qemu-system-x86", "linux-image-cloud-amd64", "busybox-static")
 
 MODULES = ("nvme", "xfs", "ext4")
-PROGRAMS = ("initdb", "pg_amcheck", "pg_checksums", "pg_ctl", "pg_doublewrite", "pgbench",
-            "postgres", "psql")
+PROGRAMS = "initdb pg_amcheck pg_checksums pg_ctl pg_doublewrite pgbench postgres psql".split()
 LIBRARIES = ("amcheck.so", "dict_snowball.so", "pg_doublewrite_stats.so", "plpgsql.so")
 MKFS = ("/usr/sbin/mkfs.xfs", "/usr/sbin/mkfs.ext4")
 
