@@ -85,8 +85,8 @@ dw_report_probe(const char *path, const DWAtomicProbe *probe)
 {
 	const char *advice = DWAtomicAdvice(probe);
 
-	/* nobody has asked for it: the statement under way has nothing to do with it */
-	ereport(IsPostmasterEnvironment ? LOG : DEBUG1,
+	/* not to the client: he may not read, and we hold the flush lock */
+	ereport(IsPostmasterEnvironment ? LOG_SERVER_ONLY : DEBUG1,
 			(errhidestmt(true),
 			 dw_atomic_proved(probe) ?
 			 errmsg("pages in directory \"%s\" are written atomically", path) :
