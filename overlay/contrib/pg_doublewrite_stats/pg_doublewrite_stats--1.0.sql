@@ -357,8 +357,11 @@ WITH s AS (
 		-- what has been compressed so far says how well others would be
 		coalesce(log_page_bytes::numeric / nullif(pages_logged::numeric, 0::numeric),
 			pg_catalog.current_setting('block_size')::numeric) AS stored_page,
+		(SELECT pg_catalog.sum(logged_batches) FROM pg_stat_double_write_batches) AS batches_logged,
 		(SELECT pg_catalog.sum(logged_batches) FROM pg_stat_double_write_batches)
-			+ batches_would_log::numeric AS batches_to_log
+			+ batches_would_log::numeric AS batches_to_log,
+		-- nobody knows what storage can do before it has been asked
+		atomic_pages > 0::bigint AS atomic_known
 	FROM pg_stat_double_writes d, pg_stat_double_writes_since() b
 ), w AS (
 	SELECT s.*,
@@ -374,16 +377,21 @@ WITH s AS (
 ), m AS (
 	SELECT w.*, v.mode,
 		CASE v.mode WHEN 'full_pages' THEN wal_bare + images_all ELSE wal_bare END AS wal_mode
-	FROM w, (VALUES ('off'::text), ('full_pages'::text), ('double_writes'::text)) v(mode)
+	FROM w, (VALUES ('off'::text), ('full_pages'::text), ('double_writes'::text), ('atomic_writes'::text)) v(mode)
 )
 SELECT m.mode,
 	m.mode = (SELECT p.in_force FROM pg_double_write_mode p) AS in_force,
 	wal_mode AS wal_bytes,
 	CASE m.mode WHEN 'full_pages' THEN first_changes ELSE 0::bigint END AS page_images,
-	CASE m.mode WHEN 'double_writes' THEN
-		(pages_to_log * stored_page + batches_to_log * page)::bigint ELSE 0::bigint END AS double_write_bytes,
-	CASE m.mode WHEN 'double_writes' THEN
-		(batches_to_log + checkpoints::numeric)::bigint ELSE 0::bigint END AS double_write_syncs,
+	CASE m.mode WHEN 'double_writes' THEN (pages_to_log * stored_page + batches_to_log * page)::bigint
+		WHEN 'atomic_writes' THEN
+			CASE WHEN atomic_known THEN
+				(pages_logged::numeric * stored_page + batches_logged * page)::bigint END
+		ELSE 0::bigint END AS double_write_bytes,
+	CASE m.mode WHEN 'double_writes' THEN (batches_to_log + checkpoints::numeric)::bigint
+		WHEN 'atomic_writes' THEN
+			CASE WHEN atomic_known THEN (batches_logged + checkpoints::numeric)::bigint END
+		ELSE 0::bigint END AS double_write_syncs,
 	(wal_mode / greatest(checkpoints, 1::bigint)::numeric)::bigint AS redo_bytes_per_checkpoint
 FROM m;
 

@@ -83,7 +83,9 @@ typedef struct DWKernelStatx
 	uint32		atomic_write_unit_min;
 	uint32		atomic_write_unit_max;
 	uint32		atomic_write_segments_max;
-	uint32		spare[19];
+	uint32		dio_read_offset_align;
+	uint32		atomic_write_unit_max_opt;	/* 0 before Linux 6.16 */
+	uint32		spare[17];
 } DWKernelStatx;
 
 StaticAssertDecl(sizeof(DWKernelStatx) == 256, "struct statx has 256 bytes");
@@ -92,6 +94,8 @@ StaticAssertDecl(offsetof(DWKernelStatx, dev_major) == 0x88,
 StaticAssertDecl(offsetof(DWKernelStatx, dio_mem_align) == 0x98,
 				 "layout of struct statx");
 StaticAssertDecl(offsetof(DWKernelStatx, atomic_write_unit_min) == 0xa8,
+				 "layout of struct statx");
+StaticAssertDecl(offsetof(DWKernelStatx, atomic_write_unit_max_opt) == 0xb8,
 				 "layout of struct statx");
 #ifdef STATX_WRITE_ATOMIC
 StaticAssertDecl(STATX_WRITE_ATOMIC == DW_KERNEL_STATX_WRITE_ATOMIC,
@@ -136,6 +140,7 @@ DWAtomicAskFile(int fd, DWAtomicFile *file)
 		return false;
 	file->unit_min = stx.atomic_write_unit_min;
 	file->unit_max = stx.atomic_write_unit_max;
+	file->unit_max_opt = stx.atomic_write_unit_max_opt;
 	return true;
 }
 
@@ -311,7 +316,7 @@ dw_test_write(int fd, int *error)
 		memset(pages, 0x5A, BLCKSZ);
 		result = DWAtomicWrite(fd, pages, BLCKSZ, BLCKSZ);
 		*error = errno;
-		if (DWAtomicIsRefusal(result, *error))
+		if (result < 0 && DWAtomicIsRefusal(*error))
 			verdict = DW_ATOMIC_REFUSED;
 		else if (result == BLCKSZ &&
 				 pread(fd, pages + BLCKSZ, BLCKSZ, BLCKSZ) == BLCKSZ)
@@ -344,7 +349,7 @@ dw_judge(int fd, DWAtomicProbe *probe)
 		return verdict;
 
 	/* beyond what the device does, the file system makes copies */
-	probe->unit = probe->file.unit_max;
+	probe->unit = DWAtomicUnit(&probe->file);
 	if (probe->device_max < BLCKSZ)
 		return DW_ATOMIC_SOFTWARE;
 	probe->unit = Min(probe->unit, probe->device_max);
@@ -428,15 +433,23 @@ DWAtomicFileFits(const DWAtomicFile *file)
 }
 
 /*
- * Was a write refused, so that nothing has been written, and it would be again?
- * A short write counts: it must not happen, but if it does, what is there is not
- * what was asked for.
+ * How large may writes be, in bytes?  A file system may take larger ones and make
+ * them by copies, which cost more than writes of single pages, so we keep to what
+ * it says to do without; to a page if it says nothing.
+ */
+uint32
+DWAtomicUnit(const DWAtomicFile *file)
+{
+	return Min(file->unit_max, Max(file->unit_max_opt, BLCKSZ));
+}
+
+/*
+ * Does an error say that such a write cannot be made here, so that the next one
+ * could not either?  Others, like a lack of space, may pass.
  */
 bool
-DWAtomicIsRefusal(ssize_t result, int error)
+DWAtomicIsRefusal(int error)
 {
-	if (result >= 0)
-		return result != 0 && result % BLCKSZ != 0;
 	return error == EINVAL || error == EOPNOTSUPP || error == ENOSYS;
 }
 

@@ -55,7 +55,7 @@ SELECT mode = current_setting('io_torn_pages_protection') AS mode, protected,
        last_restore, verdict <> '' AS judged
   FROM pg_double_write_summary;
 
--- the mode in force is one of three; images cost WAL, double writes do not
+-- the mode in force is one of four; images cost WAL, double writes do not
 SELECT count(*) FILTER (WHERE in_force) AS in_force,
        max(wal_bytes) FILTER (WHERE mode = 'full_pages') >=
          max(wal_bytes) FILTER (WHERE mode = 'off') AS images_cost,

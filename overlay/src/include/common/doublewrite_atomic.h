@@ -37,6 +37,7 @@ typedef struct DWAtomicFile
 	dev_t		dev;			/* device that holds its file system */
 	uint32		unit_min;		/* smallest and largest atomic write, in bytes */
 	uint32		unit_max;
+	uint32		unit_max_opt;	/* largest that is made without copies, or 0 */
 	uint32		mem_align;		/* direct I/O: alignment of memory */
 	uint32		offset_align;	/* ... and of offsets */
 } DWAtomicFile;
@@ -59,7 +60,8 @@ extern bool DWAtomicFileFits(const DWAtomicFile *file);
 extern bool DWAtomicOnDataDevice(int fd);
 extern uint64 DWAtomicAskDevice(dev_t dev, char *name, size_t size);
 extern ssize_t DWAtomicWrite(int fd, const void *data, size_t size, off_t offset);
-extern bool DWAtomicIsRefusal(ssize_t result, int error);
+extern uint32 DWAtomicUnit(const DWAtomicFile *file);
+extern bool DWAtomicIsRefusal(int error);
 extern void DWAtomicProbeDirectory(const char *path, DWAtomicProbe *probe);
 extern const char *DWAtomicVerdictName(DWAtomicVerdict verdict);
 extern const char *DWAtomicAdvice(const DWAtomicProbe *probe);

@@ -107,6 +107,9 @@ typedef struct DWSlot
 								 * mutex */
 	bool		returned;		/* it, or an older version of the page, came
 								 * back from a batch to the staged list; mutex */
+	bool		use_log;		/* an atomic write of it, or of an older version
+								 * of the page, was not made: it takes the log;
+								 * mutex */
 
 	/* the rest belongs to the filler, later to the holder of the flush lock */
 	bool		permanent;		/* not an unlogged relation */
@@ -236,7 +239,7 @@ typedef struct DWStats
 
 	/* what other modes would do */
 	pg_atomic_uint64 would_log; /* pages that would have been logged, had the
-								 * log been in use */
+								 * log been in use for all */
 	pg_atomic_uint64 would_log_batches; /* ... batches with such pages */
 	pg_atomic_uint64 first_changes; /* first changes of pages after a redo
 									 * pointer, for which full_pages writes
@@ -455,12 +458,22 @@ typedef struct DWAtomicPlace
 	Oid			spcOid;
 	DWAtomicProbe probe;
 	TimestampTz looked_at;
+	uint64		round;			/* batch for which it was looked at */
+	int			reported;		/* errno of the write that was reported last */
 
 	/* atomic */
 	pg_atomic_uint64 pages;		/* written atomically */
 	pg_atomic_uint64 logged;	/* protected by a copy in the log */
-	pg_atomic_uint64 refused;	/* atomic writes that were refused */
+	pg_atomic_uint64 refused;	/* atomic writes that were not made */
 } DWAtomicPlace;
+
+/* What has become of an atomic write */
+typedef enum DWAtomicResult
+{
+	DW_ATOMIC_WRITTEN,
+	DW_ATOMIC_NOT_WRITTEN,		/* home is as it was */
+	DW_ATOMIC_TORN,				/* home may be torn, which must not happen */
+} DWAtomicResult;
 
 /*
  * Atomic writes.  Changed with the flush lock held, places with the mutex, too,
@@ -469,6 +482,8 @@ typedef struct DWAtomicPlace
 typedef struct DWAtomicState
 {
 	int			nplaces;
+	bool		full;			/* there are more tablespaces, as was reported */
+	uint64		round;			/* batches that have asked */
 	DWAtomicPlace places[DW_ATOMIC_PLACES];
 	uint8		refused[DW_ATOMIC_REFUSED_BITS / 8];
 } DWAtomicState;
@@ -657,6 +672,7 @@ extern int	dw_take_slots(int *slots, int max, const DWPageSet *retry);
 extern int	dw_take_kept(int *slots, int max, uint64 before);
 extern void dw_release_slots(const int *slots, int nslots);
 extern void dw_restage_slot(int slotno, bool failed);
+extern void dw_return_slot_to_log(int slotno, bool torn);
 
 /* compress.c */
 extern char *dw_pack_pages(DWBatchHeader *hdr, const int *slots, int nslots);
@@ -692,7 +708,7 @@ extern void dw_sync_files(const DWDirtyFile *files);
 extern bool dw_atomic_allowed(void);
 extern bool dw_atomic_chosen(const DWSlot *slot);
 extern int	dw_atomic_run_length(const BufferTag *first, int npages);
-extern bool dw_atomic_write(const int *slots, int npages);
+extern DWAtomicResult dw_atomic_write(const int *slots, int npages);
 extern void dw_atomic_close(void);
 
 /* home.c */

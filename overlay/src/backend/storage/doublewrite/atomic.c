@@ -16,9 +16,11 @@
  * write, that it is atomic unless the kernel refuses it.  Nothing is kept over
  * a restart, since another kernel may be running then (A5).
  *
- * A refused write has written nothing.  The page returns to the stage, and its
- * file uses the log from then on, by way of a bit that other files may share:
- * they lose speed, not safety.  (A2)
+ * A write that does not succeed fails nobody: the page returns to the stage and
+ * takes the log, since a plain write may do where an atomic one does not, which
+ * needs space for a copy, say.  If the kernel has refused it, because it cannot
+ * make such writes there, the whole file uses the log from then on, by way of a bit
+ * that other files may share: they lose speed, not safety.  (A2)
  *
  * Others see no difference.  Whoever reads a page through the buffer manager finds
  * it in the stage until the write has ended (R6).  The kernel writes back
@@ -101,38 +103,86 @@ dw_report_probe(const char *path, const DWAtomicProbe *probe)
 }
 
 /*
- * What is known of a tablespace, which is looked at if nobody has yet.  NULL if
- * there are too many.
+ * Look at a tablespace.
  */
-static DWAtomicPlace *
-dw_atomic_place(Oid spcOid)
+static void
+dw_atomic_look(DWAtomicPlace *place)
 {
-	DWAtomicState *state = &DWCtl->atomic;
-	DWAtomicPlace *place;
-	DWAtomicPlace found = {spcOid};
+	DWAtomicPlace found = {place->spcOid};
 	char		path[MAXPGPATH];
+	int			injected = 0;
 
 	Assert(DWIsFlusher());
+
+	dw_directory_path(path, place->spcOid, InvalidOid);
+	DWAtomicProbeDirectory(path, &found.probe);
+	INJECTION_POINT("doublewrite-atomic-probed", &found);
+	INJECTION_POINT("doublewrite-atomic-probe-failed", &injected);
+	if (injected != 0)
+	{
+		found.probe.verdict = DW_ATOMIC_FAILED;
+		found.probe.error = injected;
+	}
+	if (found.probe.verdict != place->probe.verdict ||
+		found.probe.error != place->probe.error)
+		dw_report_probe(path, &found.probe);
+
+	DWLockMutex();
+	place->probe = found.probe;
+	place->looked_at = GetCurrentTimestamp();
+	place->round = DWCtl->atomic.round;
+	DWUnlockMutex();
+}
+
+static DWAtomicPlace *
+dw_atomic_find_place(Oid spcOid)
+{
+	DWAtomicState *state = &DWCtl->atomic;
 
 	for (int i = 0; i < state->nplaces; i++)
 	{
 		if (state->places[i].spcOid == spcOid)
 			return &state->places[i];
 	}
-	if (state->nplaces == DW_ATOMIC_PLACES)
+	return NULL;
+}
+
+/*
+ * What is known of a tablespace, which is looked at if nobody has yet.  If looking
+ * has failed, for want of descriptors, say, it is looked at again for each batch:
+ * that costs little beside a sync of the log.
+ *
+ * NULL if there are too many tablespaces; those left over take the log.
+ */
+static DWAtomicPlace *
+dw_atomic_place(Oid spcOid)
+{
+	DWAtomicState *state = &DWCtl->atomic;
+	DWAtomicPlace *place = dw_atomic_find_place(spcOid);
+
+	Assert(DWIsFlusher());
+
+	if (place == NULL && state->nplaces == DW_ATOMIC_PLACES)
+	{
+		if (!state->full)
+			ereport(LOG_SERVER_ONLY,
+					(errhidestmt(true),
+					 errmsg("more than %d tablespaces are in use, and pages in the others are protected by the double-write log",
+							DW_ATOMIC_PLACES)));
+		state->full = true;
 		return NULL;
-
-	dw_directory_path(path, spcOid, InvalidOid);
-	DWAtomicProbeDirectory(path, &found.probe);
-	INJECTION_POINT("doublewrite-atomic-probed", &found);
-	dw_report_probe(path, &found.probe);
-	found.looked_at = GetCurrentTimestamp();
-
-	DWLockMutex();
-	place = &state->places[state->nplaces];
-	*place = found;
-	state->nplaces++;
-	DWUnlockMutex();
+	}
+	if (place == NULL)
+	{
+		place = &state->places[state->nplaces];
+		place->spcOid = spcOid;
+		dw_atomic_look(place);
+		DWLockMutex();
+		state->nplaces++;
+		DWUnlockMutex();
+	}
+	else if (place->probe.verdict == DW_ATOMIC_FAILED && place->round != state->round)
+		dw_atomic_look(place);
 	return place;
 }
 
@@ -173,7 +223,7 @@ dw_atomic_was_refused(const BufferTag *tag)
  * The file of a page does not take atomic writes: use the log from now on. (A2)
  */
 static void
-dw_atomic_refuse(const BufferTag *tag, DWAtomicPlace *place, int error)
+dw_atomic_refuse(const BufferTag *tag)
 {
 	uint32		bit = dw_refused_bit(tag);
 	RelFileLocator rlocator = BufTagGetRelFileLocator(tag);
@@ -181,13 +231,40 @@ dw_atomic_refuse(const BufferTag *tag, DWAtomicPlace *place, int error)
 	Assert(DWIsFlusher());
 
 	DWCtl->atomic.refused[bit / 8] |= 1 << (bit % 8);
-	pg_atomic_fetch_add_u64(&place->refused, 1);
-	errno = error;
 	ereport(LOG_SERVER_ONLY,
 			(errcode_for_file_access(),
 			 errhidestmt(true),
 			 errmsg("file \"%s\" does not take atomic writes, and is protected by the double-write log: %m",
 					relpathperm(rlocator, BufTagGetForkNum(tag)).str)));
+}
+
+/*
+ * An atomic write has not been made, or was cut short, as errno says.  Where the
+ * kernel lacks something this may go on, so each reason is reported once.
+ */
+static DWAtomicResult
+dw_atomic_not_written(const BufferTag *tag, DWAtomicPlace *place, ssize_t written)
+{
+	RelFileLocator rlocator = BufTagGetRelFileLocator(tag);
+
+	Assert(DWIsFlusher());
+
+	pg_atomic_fetch_add_u64(&place->refused, 1);
+	if (written < 0 && DWAtomicIsRefusal(errno))
+		dw_atomic_refuse(tag);
+	else if (errno != place->reported)
+	{
+		place->reported = errno;
+		ereport(LOG_SERVER_ONLY,
+				(errcode_for_file_access(),
+				 errhidestmt(true),
+				 errmsg("could not write to file \"%s\" atomically: %m",
+						relpathperm(rlocator, BufTagGetForkNum(tag)).str),
+				 errdetail("Such pages pass through the double-write log.")));
+	}
+
+	/* the kernel must not make a part of it; nor is 0 an answer */
+	return written < 0 ? DW_ATOMIC_NOT_WRITTEN : DW_ATOMIC_TORN;
 }
 
 /* ---------------------------------------------------------------------
@@ -205,6 +282,7 @@ dw_atomic_allowed(void)
 
 	if (dw_setting() != TORN_PAGES_ATOMIC_WRITES || !DWCtl->log.armed)
 		return false;
+	DWCtl->atomic.round++;
 	return XLogIsNeeded() ||
 		DWCtl->log.last_page_batch < DWCtl->log.low_water_logged;
 }
@@ -212,8 +290,9 @@ dw_atomic_allowed(void)
 /*
  * Shall this page, which needs protection, be written atomically? (A1)
  *
- * Not if a home write of it has failed, however that was made: home may be torn
- * now, so the page needs a copy in the log. (R3, R11)
+ * Not if a plain home write of it has failed, or an atomic one was cut short: home
+ * may be torn now, so the page needs a copy in the log. (R3, R11)  Nor if an
+ * atomic one was not made. (A2)
  */
 bool
 dw_atomic_chosen(const DWSlot *slot)
@@ -227,7 +306,7 @@ dw_atomic_chosen(const DWSlot *slot)
 	place = dw_atomic_place(slot->tag.spcOid);
 	if (place == NULL)
 		return false;
-	chosen = dw_atomic_proved(&place->probe) && !slot->failed &&
+	chosen = dw_atomic_proved(&place->probe) && !slot->failed && !slot->use_log &&
 		!dw_atomic_was_refused(&slot->tag);
 	if (!chosen)
 		pg_atomic_fetch_add_u64(&place->logged, 1);
@@ -334,6 +413,7 @@ dw_atomic_pwrite(const void *data, size_t size, off_t offset)
 	ssize_t		result;
 	int			injected = 0;
 	bool		pretended = false;
+	int			cut_short = 0;
 
 	INJECTION_POINT("doublewrite-atomic-write", &injected);
 	if (injected != 0)
@@ -341,6 +421,9 @@ dw_atomic_pwrite(const void *data, size_t size, off_t offset)
 		errno = injected;
 		return -1;
 	}
+	INJECTION_POINT("doublewrite-atomic-short", &cut_short);
+	if (cut_short != 0)
+		return pg_pwrite(dw_atomic_fd, data, size / 2, offset);
 
 	/* tests run where nothing is atomic, too */
 	INJECTION_POINT("doublewrite-atomic-pretended", &pretended);
@@ -356,10 +439,11 @@ dw_atomic_pwrite(const void *data, size_t size, off_t offset)
 }
 
 /*
- * Write neighbouring pages home, all of them or none.  Returns false if that is
- * refused; then they are as before.  Other errors are thrown.
+ * Write neighbouring pages home, all of them or none.  Nothing is thrown: what
+ * cannot be written so takes the log, and if that does not help either, the
+ * plain write after it has the error. (A2)
  */
-bool
+DWAtomicResult
 dw_atomic_write(const int *slots, int npages)
 {
 	const BufferTag *tag = &DWSlots[slots[0]].tag;
@@ -373,10 +457,7 @@ dw_atomic_write(const int *slots, int npages)
 	Assert(npages <= DW_ATOMIC_MAX_PAGES && offset % size == 0);
 
 	if (!dw_atomic_open(tag, &place->probe))
-	{
-		dw_atomic_refuse(tag, place, errno);
-		return false;
-	}
+		return dw_atomic_not_written(tag, place, -1);
 	for (int i = 0; i < npages && npages > 1; i++)
 		memcpy(&dw_combined[i], DWSlotPage(slots[i]), BLCKSZ);
 	if (npages > 1)
@@ -385,14 +466,9 @@ dw_atomic_write(const int *slots, int npages)
 	result = dw_atomic_pwrite(data, size, offset);
 	if (result != (ssize_t) size)
 	{
-		if (result >= 0 || DWAtomicIsRefusal(result, errno))
-		{
-			dw_atomic_refuse(tag, place, result >= 0 ? EIO : errno);
-			return false;
-		}
-		ereport(ERROR,
-				(errcode_for_file_access(),
-				 errmsg("could not write %d blocks atomically: %m", npages)));
+		if (result >= 0)
+			errno = EIO;
+		return dw_atomic_not_written(tag, place, result);
 	}
 	dw_atomic_request_sync();
 
@@ -400,5 +476,5 @@ dw_atomic_write(const int *slots, int npages)
 	DWCount(atomic_pages, npages);
 	DWCount(atomic_writes, 1);
 	INJECTION_POINT("doublewrite-atomic-written", NULL);
-	return true;
+	return DW_ATOMIC_WRITTEN;
 }

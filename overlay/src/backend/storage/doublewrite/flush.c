@@ -76,6 +76,7 @@ typedef struct DWChoice
 	uint64		copies[DW_MAX_BATCH_PAGES]; /* ... and the batches of these */
 	int			ncopied;
 	int			nexempt;		/* pages that redo rebuilds */
+	int			natomic;		/* pages that are written atomically */
 } DWChoice;
 
 /*
@@ -93,7 +94,7 @@ dw_choose_logged(DWChoice *choice)
 	Assert(DWIsFlusher());
 	Assert(DWCtl->batch.phase == DW_BATCH_TAKEN);
 
-	choice->nlogged = choice->ncopied = choice->nexempt = 0;
+	choice->nlogged = choice->ncopied = choice->nexempt = choice->natomic = 0;
 
 	for (int i = 0; i < DWCtl->batch.len; i++)
 	{
@@ -107,7 +108,10 @@ dw_choose_logged(DWChoice *choice)
 		if (dw_redo_rebuilds(slot))
 			choice->nexempt++;
 		else if (atomic && dw_atomic_chosen(slot))
+		{
 			slot->atomic = true;
+			choice->natomic++;
+		}
 		else if (wanted && (copy = dw_epoch_copy(&slot->tag)) != 0)
 		{
 			choice->copied[choice->ncopied] = slotno;
@@ -152,6 +156,12 @@ dw_make_durable(bool beyond_bound)
 
 	DWCount(exempt, choice.nexempt);
 	DWCount(in_epoch, choice.ncopied);
+	if (choice.natomic > 0)
+	{
+		/* what double_writes would have had to do */
+		DWCount(would_log, choice.natomic);
+		DWCount(would_log_batches, choice.nlogged == 0 ? 1 : 0);
+	}
 	DWCount(batch_size[DWSizeClass(DWCtl->batch.len)], 1);
 	if (choice.nlogged > 0)
 		DWCount(logged_size[DWSizeClass(choice.nlogged)], 1);

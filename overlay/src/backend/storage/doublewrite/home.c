@@ -5,7 +5,8 @@
  *
  * They are sorted, and neighbours combined into one write.  Pages that nothing but
  * atomicity protects are written by atomic.c, and never in any other way: if
- * that is refused, they return to the stage, and the next batch logs them. (A2, A3)
+ * that does not succeed, for whatever reason, they return to the stage, and the
+ * next batch logs them. (A2, A3)
  *
  * A page that cannot be written home returns to the stage, and whoever needs it
  * at home gets its error: a checkpoint, a drain of its relation, or a process
@@ -135,13 +136,13 @@ dw_write_plainly(const int *slots, int npages)
 
 /*
  * Write one run of neighbouring pages home with a single call, plainly or
- * atomically.  Returns false if the latter has been refused.
+ * atomically.  Errors of the former are thrown, the latter says what became of it.
  */
-static bool
+static DWAtomicResult
 dw_write_run(const int *slots, int npages)
 {
 	DWRun		run = {&DWSlots[slots[0]], npages};
-	bool		written = true;
+	DWAtomicResult result = DW_ATOMIC_WRITTEN;
 	ErrorContextCallback errcallback;
 	instr_time	io_start;
 
@@ -154,12 +155,12 @@ dw_write_run(const int *slots, int npages)
 
 	io_start = pgstat_prepare_io_time(track_io_timing);
 	if (run.first->atomic)
-		written = dw_atomic_write(slots, npages);
+		result = dw_atomic_write(slots, npages);
 	else
 		dw_write_plainly(slots, npages);
 	error_context_stack = errcallback.previous;
-	if (!written)
-		return false;
+	if (result != DW_ATOMIC_WRITTEN)
+		return result;
 
 	pgstat_count_io_op_time(IOOBJECT_RELATION, IOCONTEXT_NORMAL, IOOP_WRITE,
 							io_start, 1, npages * BLCKSZ);
@@ -169,7 +170,7 @@ dw_write_run(const int *slots, int npages)
 	/* direct writes have begun already */
 	for (int i = 0; i < npages && !run.first->atomic; i++)
 		dw_schedule_writeback(&DWSlots[slots[i]]);
-	return true;
+	return result;
 }
 
 /* ---------------------------------------------------------------------
@@ -258,7 +259,7 @@ dw_try_write_run(const int *slots, int npages)
 	uint32		cancel_holdoff = QueryCancelHoldoffCount;
 	DWHeldLocks held = {0};
 	ErrorData  *volatile edata = NULL;
-	volatile bool written = false;
+	volatile DWAtomicResult result = DW_ATOMIC_NOT_WRITTEN;
 
 	Assert(DWIsFlusher());
 
@@ -267,7 +268,7 @@ dw_try_write_run(const int *slots, int npages)
 	PG_TRY();
 	{
 		INJECTION_POINT("doublewrite-home-write", NULL);
-		written = dw_write_run(slots, npages);
+		result = dw_write_run(slots, npages);
 	}
 	PG_CATCH();
 	{
@@ -283,15 +284,17 @@ dw_try_write_run(const int *slots, int npages)
 	}
 	PG_END_TRY();
 
-	if (written)
+	if (edata != NULL)
+		return edata;
+	if (result == DW_ATOMIC_WRITTEN)
 		dw_release_slots(slots, npages);
-	else if (edata == NULL)
+	else
 	{
-		/* A2: the next batch logs them */
+		/* no error for anybody, as the next batch logs them (A2) */
 		for (int i = 0; i < npages; i++)
-			dw_restage_slot(slots[i], false);
+			dw_return_slot_to_log(slots[i], result == DW_ATOMIC_TORN);
 	}
-	return edata;
+	return NULL;
 }
 
 /* ---------------------------------------------------------------------

@@ -314,6 +314,7 @@ dw_reserve_slot(const BufferTag *tag, uint32 bucket, bool refused, bool *replace
 	slot->discarded = false;
 	Assert(!slot->failed);
 	slot->returned = false;
+	slot->use_log = false;
 	slot->bucket = bucket;
 	slot->hash_next = DWBuckets[bucket];
 	DWBuckets[bucket] = slotno;
@@ -767,6 +768,7 @@ dw_restage_slot(int slotno, bool failed)
 		newer->oldest_seq = Min(newer->oldest_seq, slot->oldest_seq);
 		if (slot->home_batch != 0)
 			newer->home_batch = slot->home_batch;
+		newer->use_log |= slot->use_log;
 		dw_mark_returned(newer);
 		dw_free_slot(slotno);
 	}
@@ -777,6 +779,24 @@ dw_restage_slot(int slotno, bool failed)
 		dw_mark_returned(slot);
 	}
 	DWUnlockMutex();
+}
+
+/*
+ * An atomic write has not been made, or only in part, which must not happen but
+ * leaves home torn.  Keep the copy, and have it pass through the log. (A2, R11)
+ */
+void
+dw_return_slot_to_log(int slotno, bool torn)
+{
+	DWSlot	   *slot = &DWSlots[slotno];
+
+	Assert(DWIsFlusher());
+
+	DWLockMutex();
+	Assert(slot->atomic);
+	slot->use_log = true;
+	DWUnlockMutex();
+	dw_restage_slot(slotno, torn);
 }
 
 /*

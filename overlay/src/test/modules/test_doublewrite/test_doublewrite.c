@@ -178,6 +178,10 @@ tdw_parse_errno(const char *name)
 		return EIO;
 	if (strcmp(name, "ENOSPC") == 0)
 		return ENOSPC;
+	if (strcmp(name, "EAGAIN") == 0)
+		return EAGAIN;
+	if (strcmp(name, "EMFILE") == 0)
+		return EMFILE;
 	if (strcmp(name, "EINVAL") == 0)
 		return EINVAL;
 	elog(ERROR, "unknown errno \"%s\"", name);
@@ -349,7 +353,9 @@ tdw_pretend(const char *name, void *arg)
 	else if (place->spcOid == DEFAULTTABLESPACE_OID)
 	{
 		place->probe.verdict = DW_ATOMIC_HARDWARE;
-		place->probe.unit = 8 * BLCKSZ;
+		place->probe.file.unit_max = 16 * BLCKSZ;
+		place->probe.file.unit_max_opt = 8 * BLCKSZ;
+		place->probe.unit = DWAtomicUnit(&place->probe.file);
 	}
 	else
 		place->probe.verdict = DW_ATOMIC_NOT_OFFERED;

@@ -123,15 +123,80 @@ is_deeply([ @$d{qw(pages logged)} ], [ 1, 0 ], 'other files are');
 is($node->safe_psql('postgres', q{SELECT refusals FROM pg_atomic_write_status WHERE tablespace = 'pg_default'}),
 	1, 'the view counts refusals');
 
-$node->safe_psql('postgres', q{SELECT dw_fail_at('doublewrite-atomic-write', 'EIO')});
+# whatever the reason, it fails nobody
+foreach my $error (qw(EIO ENOSPC EAGAIN))
+{
+	$offset = -s $node->logfile;
+	$node->safe_psql('postgres', qq{CHECKPOINT; SELECT dw_fail_at('doublewrite-atomic-write', '$error')});
+	$d = change('u');
+	is_deeply([ @$d{qw(failed pages logged home)} ], [ !!0, 0, 1, 1 ],
+		"$error: a page that could not be written atomically passes through the log");
+	like(slurp_file($node->logfile, $offset), qr/could not write to file ".*" atomically/, '... which is logged');
+	$d = change('u');
+	is_deeply([ @$d{qw(pages logged)} ], [ 1, 0 ], '... and newer versions are written atomically again');
+}
+
+# a newer version that is staged meanwhile takes the log for both
+$node->safe_psql('postgres', q{
+	CHECKPOINT;
+	SELECT dw_fail_at('doublewrite-atomic-write', 'ENOSPC');
+	UPDATE u SET v = v + 1 WHERE i = 1;
+	SELECT dw_evict('u');
+	SELECT dw_flush_batch(false)});
 $d = change('u');
-ok($d->{failed}, 'an error is thrown at who needs the page at home');
-like($d->{error}, qr/could not write 1 blocks atomically/, '... with its reason');
+is_deeply([ @$d{qw(pages logged home)} ], [ 0, 1, 1 ], 'so does the version that takes its place');
+
+# a short write must not happen; if it does, home is torn
+$node->safe_psql('postgres', q{CHECKPOINT; SELECT dw_fail_at('doublewrite-atomic-short', 'EIO')});
+$node->safe_psql('postgres', q{UPDATE u SET v = v + 1; SELECT dw_evict('u'); SELECT dw_flush_batch(false)});
+$d = difference('SELECT dw_flush_batch(false)');
+is($d->{home}, 0, 'a page that was written in part counts as failed');
 $d = difference('SELECT dw_drain()');
-is_deeply([ @$d{qw(failed pages logged home)} ], [ !!0, 0, 1, 1 ],
-	'a page that may be torn at home is logged before it is tried again');
-$d = change('u');
-is_deeply([ @$d{qw(pages logged)} ], [ 1, 0 ], 'newer versions are written atomically again');
+is_deeply([ @$d{qw(failed pages logged home)} ], [ !!0, 0, 1, 1 ], '... and passes through the log');
+
+# ---------------------------------------------------------------------
+# Looking at tablespaces
+# ---------------------------------------------------------------------
+
+$node->safe_psql('postgres', q{
+	SET allow_in_place_tablespaces = on;
+	CREATE TABLESPACE again LOCATION '';
+	CREATE TABLE a (i int, v int) TABLESPACE again;
+	INSERT INTO a VALUES (1, 0);
+	CHECKPOINT;
+	SELECT dw_fail_at('doublewrite-atomic-probe-failed', 'EMFILE')});
+my $proof = q{SELECT proof FROM pg_atomic_write_status WHERE tablespace = 'again'};
+$d = change('a');
+is_deeply([ @$d{qw(failed logged)} ], [ !!0, 1 ], 'where looking fails, the log is used');
+is($node->safe_psql('postgres', $proof), 'failed', '... and the view says so');
+change('a');
+is($node->safe_psql('postgres', $proof), 'not offered', '... until it is looked at again');
+
+$offset = -s $node->logfile;
+my $many = "SET allow_in_place_tablespaces = on;\n";
+$many .= "CREATE TABLESPACE s$_ LOCATION ''; CREATE TABLE s$_ (i int, v int) TABLESPACE s$_; INSERT INTO s$_ VALUES (1, 0);\n"
+  foreach (1 .. 64);
+$node->safe_psql('postgres', $many . 'CHECKPOINT');
+$d = difference(join(' ', map { "UPDATE s$_ SET v = 1;" } 1 .. 64) . 'CHECKPOINT');
+is_deeply([ @$d{qw(failed pages)} ], [ !!0, 0 ], 'more tablespaces than can be known');
+cmp_ok($d->{logged}, '>=', 64, '... take the log');
+my @reports = slurp_file($node->logfile, $offset) =~ /more than 64 tablespaces/g;
+is(scalar(@reports), 1, '... as is reported once');
+
+# ---------------------------------------------------------------------
+# What is counted
+# ---------------------------------------------------------------------
+
+$node->safe_psql('postgres', 'CHECKPOINT; SELECT pg_stat_reset_double_writes()');
+$offset = -s $node->logfile;
+$node->safe_psql('postgres', q{UPDATE big SET v = v + 1; CHECKPOINT});
+like(slurp_file($node->logfile, $offset), qr/\b0 double-written, (?!0 )\d+ atomically,/, 'checkpoints report pages written atomically');
+is($node->safe_psql('postgres', q{
+	SELECT string_agg(mode || ': ' || coalesce((double_write_bytes >= 64 * 8192)::text, 'unknown'), ', ' ORDER BY mode),
+		max(mode) FILTER (WHERE in_force)
+	FROM pg_double_write_what_if}),
+	'atomic_writes: false, double_writes: true, full_pages: false, off: false|atomic_writes',
+	'other modes would have had work with them');
 
 # ---------------------------------------------------------------------
 # Nothing is remembered over a restart (A5)
