@@ -27,6 +27,9 @@ WATCHED_CYCLE = ("standby-converted", "edited", "standby-mixed", "half-writes", 
                  "errors", "failing-syncs", "failing-log-syncs", "backup",
                  "torn-writes", "failing-directory-syncs")
 
+# Modes that the first recordings of a campaign have.
+_SHOWN_MODES = ("double_writes", "full_pages", "atomic_writes")
+
 # More than there are cores, as who makes a recording waits for most of the time, and who
 # judges a state waits for its server.
 WORKERS = 2 * os.cpu_count()
@@ -146,9 +149,10 @@ def _run(args):
     with tempfile.TemporaryDirectory(prefix="pgcut-", dir=args.scratch) as scratch:
         os.chmod(scratch, 0o755)
         wanted = [] if args.no_controls else campaign.all_controls(args.control)
-        workshop = broken.Workshop(args.build, args.source, args.prefix, args.mutations,
+        bindir = _with_module(args, scratch)
+        workshop = broken.Workshop(args.build, args.source, str(Path(bindir).parent), args.mutations,
                                    str(Path(scratch) / "broken"))
-        tools = campaign.Tools(args.bindir, workshop, args.broken or "", args.recorder, scratch,
+        tools = campaign.Tools(bindir, workshop, args.broken or "", args.recorder, scratch,
                                str(args.output))
         started = time.time()
         results = []
@@ -160,8 +164,13 @@ def _run(args):
     return 1 if report.verdict(results) else 0
 
 
+def _with_module(args, scratch):
+    """Return the programs of a copy of the installation that has the test module."""
+    return play.with_module(args.bindir, args.build, Path(scratch) / "programs")
+
+
 def _jobs(args):
-    """Return the jobs; the first two show both modes, whatever is drawn later."""
+    """Return the jobs; the first ones show each mode, whatever is drawn later."""
     fixed = _settings(args)
     watched = [campaign.Job(args.seed + args.recordings + number, 0, args.seconds,
                             scenario=args.scenario or WATCHED_CYCLE[number % len(WATCHED_CYCLE)],
@@ -171,8 +180,8 @@ def _jobs(args):
     share = -(-args.states // args.recordings)
     jobs = []
     for number in range(args.recordings):
-        mode = (("io_torn_pages_protection", ("double_writes", "full_pages")[number]),) \
-            if number < 2 and args.recordings > 1 else ()
+        mode = (("io_torn_pages_protection", _SHOWN_MODES[number]),) \
+            if number < len(_SHOWN_MODES) and args.recordings > 1 else ()
         scenario = args.scenario or SCENARIO_CYCLE[number % len(SCENARIO_CYCLE)]
         jobs.append(campaign.Job(args.seed + number, share, args.seconds, scenario=scenario,
                                  overrides=(*mode, *fixed), all_boundaries=args.boundaries))
@@ -218,9 +227,10 @@ def _measure(args):
     deadline = time.monotonic() + 60 * (args.minutes or 1e6)
     with tempfile.TemporaryDirectory(prefix="pgcut-", dir=args.scratch) as scratch:
         os.chmod(scratch, 0o755)
-        workshop = broken.Workshop(args.build, args.source, args.prefix, args.mutations,
+        bindir = _with_module(args, scratch)
+        workshop = broken.Workshop(args.build, args.source, str(Path(bindir).parent), args.mutations,
                                    str(Path(scratch) / "broken"))
-        tools = campaign.Tools(args.bindir, workshop, "", args.recorder, scratch, "")
+        tools = campaign.Tools(bindir, workshop, "", args.recorder, scratch, "")
         for control in campaign.all_controls(args.control):
             tries = measured.setdefault(control.name, {}).setdefault(kind, [])
             for number in range(len(tries), args.seeds):
@@ -238,7 +248,13 @@ def _measure(args):
 
 def _replay(args):
     failure = json.loads(args.failure.read_text())
-    context = explore.Context(args.bindir, args.recorder, args.scratch)
+    with tempfile.TemporaryDirectory(prefix="pgcut-", dir=args.scratch) as scratch:
+        os.chmod(scratch, 0o755)
+        return _replay_failure(args, failure, _with_module(args, scratch))
+
+
+def _replay_failure(args, failure, bindir):
+    context = explore.Context(bindir, args.recorder, args.scratch)
     subject = explore.Subject(Recording(args.failure.parent / "recording"), context)
     state = State(**failure["state"])
     outcome = subject.try_state(state)

@@ -158,6 +158,12 @@ def _kinds(scenario, settings, checksums, modes):
     return kinds
 
 
+def _modes_of_load(settings):
+    """Return the modes among which the load may switch."""
+    atomic = settings["io_torn_pages_protection"] == "atomic_writes"
+    return ("double_writes", "full_pages", *(("atomic_writes",) if atomic else ()))
+
+
 def _run_job(tools, job):
     settings, checksums = matrix.draw(job.seed, **dict(job.overrides))
     if job.scenario not in ("primary", "edited", "reopened", "half-writes"):
@@ -166,7 +172,7 @@ def _run_job(tools, job):
     directory = Path(tools.scratch) / f"recording-{job.seed}"
     shutil.rmtree(directory, ignore_errors=True)
     rng = random.Random(f"job/{job.seed}")
-    modes = ("double_writes", "full_pages") if rng.random() < 0.3 and \
+    modes = _modes_of_load(settings) if rng.random() < 0.3 and \
         job.scenario == "primary" and \
         "io_torn_pages_protection" not in dict(job.overrides) else ()
     plan = record.Plan(job.seed, settings, checksums, seconds=job.seconds,
@@ -202,6 +208,8 @@ def _sampled(places, job):
 def _run_block_job(tools, job):
     """Record a device with a file system on it, and try states of that."""
     settings, checksums = matrix.draw(job.seed, **dict(job.overrides))
+    for name in matrix.PRETENDED:       # a device has a kernel to ask
+        settings.pop(name, None)
     fstype = job.scenario
     result = JobResult(f"recording {job.seed}, {fstype}", settings, checksums)
     directory = Path(tools.scratch) / f"recording-{job.seed}"

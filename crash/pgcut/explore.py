@@ -153,7 +153,7 @@ class Judge:
         self.settings = recording.meta.get("settings", {})
         # Images in WAL do not protect free space maps.
         self.maps_protected = not recording.meta.get("modes") and self.scenario != "edited" and \
-            self.settings.get("io_torn_pages_protection") == "double_writes"
+            self.settings.get("io_torn_pages_protection") in ("double_writes", "atomic_writes")
 
     def recover_and_ask(self, image, expected, seed, outcome):
         """Recover an image, and enter what is wrong with it."""

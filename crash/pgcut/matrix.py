@@ -18,7 +18,7 @@ _CANDIDATES = 4
 
 # A value that is named twice is drawn more often where pairs leave the choice.
 MATRIX = {
-    "io_torn_pages_protection": ("double_writes",) * 3 + ("full_pages",),
+    "io_torn_pages_protection": ("double_writes",) * 3 + ("full_pages", "atomic_writes"),
     "double_write_buffer_size": ("16MB", "16MB", "20MB", "-1"),
     "double_write_stage_size": ("1MB", "2MB", "8MB", "-1"),
     "double_write_compression": ("off", "off", "lz4", "zstd"),
@@ -48,6 +48,12 @@ MATRIX = {
     "data_sync_retry": ("off",),
     "show_recovery_progress": ("off", "local", "on"),
     "crash_recovery_target": ("0", "0", "2", "10"),
+}
+
+# Where the recorder is, nothing is atomic: the test module stands in for the kernel.
+PRETENDED = {
+    "shared_preload_libraries": "test_doublewrite",
+    "test_doublewrite.pretend_atomic": "on",
 }
 
 # What every server of the explorer is run with.
@@ -123,6 +129,8 @@ def sanitised(settings):
     settings = dict(settings)
     if settings["wal_level"] == "minimal":
         settings["max_wal_senders"] = "0"
+    if settings["io_torn_pages_protection"] == "atomic_writes":
+        settings.update(PRETENDED)
     return settings
 
 

@@ -8,7 +8,7 @@ R1   A page in the log or at home has an LSN that durable WAL reaches; on a stan
 R2   As long as a home write is not durable, it may be torn.  So from its start on a
      durable copy of the page is in the log, new enough for each redo pointer from
      which a crash could recover; or the first record for the block after each of
-     them rebuilds it.
+     them rebuilds it.  A write that was recorded as atomic is never torn, and needs neither.
 R3   That holds until its sync: no low-water mark that a crash could find passes the
      copy, no segment with live batches is reused, and no batch is written
      before the one before it is durable.
@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 
 from . import wal
 from .logformat import BATCH, ENTRY, MAGIC, VERSION
-from .recording import ROOT_INO, SYNC_DATA, SYNC_DIRECTORY, Kind
+from .recording import ROOT_INO, SYNC_DATA, SYNC_DIRECTORY, WRITE_ATOMIC, Kind
 from .states import SPACES
 from .walindex import WalIndex, end_in_base
 
@@ -544,7 +544,9 @@ class Monitor:
                                (start, start + len(content)), bool(self._marker))
             if not self._uncommitted(relation):
                 self._check_lsn(op, page, lsn, "")
-            if self._protected:
+            if op.flags & WRITE_ATOMIC:
+                self.figures["atomic home writes"] += 1
+            elif self._protected:
                 self._check_home(op, write, op.begin, "is written home")
                 file.pending[block].append(write)
 

@@ -60,6 +60,12 @@ YOUNG_BYTES = 5 * 8192
 MODE = "io_torn_pages_protection"
 MODES = ("full_pages", "double_writes")
 
+
+def _other_mode(mode):
+    """Return a mode that protects pages in another way, with images or without."""
+    return MODES[mode == MODES[0]]
+
+
 # A load that goes on for so long after its end waits for something that never
 # comes.
 HANG_SECONDS = 180
@@ -274,8 +280,8 @@ class Edited(Primary):
                 if not (quiet and kind == "checkpoint")}
 
     def begin_life(self, life):
-        first = MODES.index(self.plan.settings[MODE])
-        server.write_settings(self.data, {MODE: MODES[(first + life + 1) % 2],
+        mode = self.plan.settings[MODE]
+        server.write_settings(self.data, {MODE: (_other_mode(mode), mode)[life % 2],
                                           "checkpoint_timeout": "30s", "max_wal_size": "256MB"})
 
 
@@ -358,7 +364,7 @@ class MixedStandby(Standby):
     """The primary protects its pages in another way than the standby."""
 
     def start_primary(self, settings=None):
-        other = MODES[1 - MODES.index(self.plan.settings[MODE])]
+        other = _other_mode(self.plan.settings[MODE])
         super().start_primary({MODE: other})
 
 

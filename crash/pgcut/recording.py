@@ -43,6 +43,9 @@ DATA_KINDS = frozenset((Kind.WRITE, Kind.TRUNCATE, Kind.FALLOCATE))
 NAME_KINDS = frozenset((Kind.CREATE, Kind.MKDIR, Kind.SYMLINK, Kind.LINK,
                         Kind.UNLINK, Kind.RMDIR, Kind.RENAME))
 
+# Of Op.flags of a WRITE: it is whole or absent
+WRITE_ATOMIC = 2
+
 # Of Op.flags of a SYNC
 SYNC_DATA = 1
 SYNC_DIRECTORY = 2

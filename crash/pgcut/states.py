@@ -11,7 +11,7 @@ from bisect import bisect_right
 from dataclasses import asdict, dataclass
 
 from .disk import KEPT, LOST, SIZE_ONLY, Choice, sectors
-from .recording import DATA_KINDS, NAME_KINDS, Kind
+from .recording import DATA_KINDS, NAME_KINDS, WRITE_ATOMIC, Kind
 
 PAGE = 8192
 
@@ -232,7 +232,18 @@ WINDOW_FAULTS = tuple(name for name, fault in FAULTS.items() if fault.about == "
 def choose(disk, state, areas):
     """Return the Choice that a state means for a disk advanced to its cut."""
     rng = random.Random(f"{state.cut}/{state.fault}/{state.seed}")
-    return FAULTS[state.fault].choose(rng, _Pending(disk, areas), state.unit)
+    pending = _Pending(disk, areas)
+    choice = FAULTS[state.fault].choose(rng, pending, state.unit)
+    _make_whole(choice, pending)
+    return choice
+
+
+def _make_whole(choice, pending):
+    """Let atomic writes be whole or absent: whole where their first sector was kept."""
+    for op in pending.data:
+        fate = choice.fates.get(op.seq)
+        if fate is not None and op.kind == Kind.WRITE and op.flags & WRITE_ATOMIC and fate != KEPT:
+            choice.fates[op.seq] = KEPT if fate not in (LOST, SIZE_ONLY) and fate & 1 else LOST
 
 
 # Where to cut -----------------------------------------------------------

@@ -51,6 +51,7 @@ typedef enum OpType
 /* flags of OP_RENAME, OP_WRITE, OP_SYNC and OP_SYNCFAILED */
 #define OPF_REPLACED	1		/* rename replaced an existing target */
 #define OPF_SHORTENED	1		/* write was cut short by a fault rule */
+#define OPF_ATOMIC		2		/* write is whole or absent */
 #define OPF_DATASYNC	1		/* fdatasync, not fsync */
 #define OPF_DIRECTORY	2		/* the sync was one of a directory */
 

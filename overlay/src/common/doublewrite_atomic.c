@@ -57,7 +57,6 @@
  * ---------------------------------------------------------------------
  */
 
-#define DW_KERNEL_RWF_ATOMIC			0x00000040
 #define DW_KERNEL_STATX_BASIC_STATS		0x000007ffU
 #define DW_KERNEL_STATX_DIOALIGN		0x00002000U
 #define DW_KERNEL_STATX_WRITE_ATOMIC	0x00010000U
@@ -102,7 +101,7 @@ StaticAssertDecl(STATX_WRITE_ATOMIC == DW_KERNEL_STATX_WRITE_ATOMIC,
 				 "flag of statx()");
 #endif
 #ifdef RWF_ATOMIC
-StaticAssertDecl(RWF_ATOMIC == DW_KERNEL_RWF_ATOMIC, "flag of pwritev2()");
+StaticAssertDecl(RWF_ATOMIC == DW_RWF_ATOMIC, "flag of pwritev2()");
 #endif
 
 /* struct fsxattr, and the request that fills it */
@@ -159,17 +158,18 @@ DWAtomicOnDataDevice(int fd)
 }
 
 /*
- * Write atomically, or not at all.  The file has been opened for direct I/O.
+ * Write with DW_RWF_ATOMIC: atomically, or not at all.  The file has been opened
+ * for direct I/O.
  */
 ssize_t
-DWAtomicWrite(int fd, const void *data, size_t size, off_t offset)
+DWAtomicWrite(int fd, const void *data, size_t size, off_t offset, int flags)
 {
 #ifdef SYS_pwritev2
 	struct iovec iov = {unconstify(void *, data), size};
 
 	/* the offset comes in two halves; the second one counts for 32 bits only */
 	return syscall(SYS_pwritev2, fd, &iov, 1, (unsigned long) offset,
-				   (unsigned long) ((uint64) offset >> 32), DW_KERNEL_RWF_ATOMIC);
+				   (unsigned long) ((uint64) offset >> 32), flags);
 #else
 	errno = EOPNOTSUPP;
 	return -1;
@@ -314,7 +314,7 @@ dw_test_write(int fd, int *error)
 	if (pwrite(fd, pages, BLCKSZ * DW_TEST_PAGES, 0) == BLCKSZ * DW_TEST_PAGES)
 	{
 		memset(pages, 0x5A, BLCKSZ);
-		result = DWAtomicWrite(fd, pages, BLCKSZ, BLCKSZ);
+		result = DWAtomicWrite(fd, pages, BLCKSZ, BLCKSZ, DW_RWF_ATOMIC);
 		*error = errno;
 		if (result < 0 && DWAtomicIsRefusal(*error))
 			verdict = DW_ATOMIC_REFUSED;
@@ -406,7 +406,7 @@ DWAtomicAskDevice(dev_t dev, char *name, size_t size)
 }
 
 ssize_t
-DWAtomicWrite(int fd, const void *data, size_t size, off_t offset)
+DWAtomicWrite(int fd, const void *data, size_t size, off_t offset, int flags)
 {
 	errno = EOPNOTSUPP;
 	return -1;

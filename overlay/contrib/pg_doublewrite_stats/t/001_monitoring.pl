@@ -277,7 +277,7 @@ $standby->start;
 is( $standby->safe_psql(
 		'postgres',
 		'SELECT count(*), count(wal_bytes) FROM pg_double_write_what_if'),
-	'3|0',
+	'4|0',
 	'no WAL on a standby');
 $standby->stop;
 

@@ -31,6 +31,9 @@ typedef enum DWAtomicVerdict
 
 #define DW_ATOMIC_VERDICTS	(DW_ATOMIC_FAILED + 1)
 
+/* Flag of pwritev2() that asks for atomicity, as the kernel has it */
+#define DW_RWF_ATOMIC		0x00000040
+
 /* What the kernel says of an open file */
 typedef struct DWAtomicFile
 {
@@ -59,7 +62,8 @@ extern bool DWAtomicAskFile(int fd, DWAtomicFile *file);
 extern bool DWAtomicFileFits(const DWAtomicFile *file);
 extern bool DWAtomicOnDataDevice(int fd);
 extern uint64 DWAtomicAskDevice(dev_t dev, char *name, size_t size);
-extern ssize_t DWAtomicWrite(int fd, const void *data, size_t size, off_t offset);
+extern ssize_t DWAtomicWrite(int fd, const void *data, size_t size, off_t offset,
+							 int flags);
 extern uint32 DWAtomicUnit(const DWAtomicFile *file);
 extern bool DWAtomicIsRefusal(int error);
 extern void DWAtomicProbeDirectory(const char *path, DWAtomicProbe *probe);

@@ -467,6 +467,19 @@ typedef struct DWAtomicPlace
 	pg_atomic_uint64 refused;	/* atomic writes that were not made */
 } DWAtomicPlace;
 
+/* An atomic write, for tests that stand in for the kernel */
+typedef struct DWAtomicCall
+{
+	Oid			spcOid;
+	int			fd;
+	const void *data;
+	size_t		size;
+	off_t		offset;
+	int			flags;
+	bool		done;			/* made, and result tells how */
+	ssize_t		result;
+} DWAtomicCall;
+
 /* What has become of an atomic write */
 typedef enum DWAtomicResult
 {

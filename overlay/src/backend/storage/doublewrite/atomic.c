@@ -410,9 +410,10 @@ dw_atomic_request_sync(void)
 static ssize_t
 dw_atomic_pwrite(const void *data, size_t size, off_t offset)
 {
-	ssize_t		result;
+	DWAtomicCall call = {
+		dw_atomic_file.rlocator.spcOid, dw_atomic_fd, data, size, offset, DW_RWF_ATOMIC
+	};
 	int			injected = 0;
-	bool		pretended = false;
 	int			cut_short = 0;
 
 	INJECTION_POINT("doublewrite-atomic-write", &injected);
@@ -426,16 +427,16 @@ dw_atomic_pwrite(const void *data, size_t size, off_t offset)
 		return pg_pwrite(dw_atomic_fd, data, size / 2, offset);
 
 	/* tests run where nothing is atomic, too */
-	INJECTION_POINT("doublewrite-atomic-pretended", &pretended);
-	if (pretended)
-		return pg_pwrite(dw_atomic_fd, data, size, offset);
+	INJECTION_POINT("doublewrite-atomic-pretended", &call);
+	if (call.done)
+		return call.result;
 
 	pgstat_report_wait_start(WAIT_EVENT_DATA_FILE_WRITE);
 	do
-		result = DWAtomicWrite(dw_atomic_fd, data, size, offset);
-	while (result < 0 && errno == EINTR);
+		call.result = DWAtomicWrite(call.fd, data, size, offset, call.flags);
+	while (call.result < 0 && errno == EINTR);
 	pgstat_report_wait_end();
-	return result;
+	return call.result;
 }
 
 /*

@@ -339,6 +339,30 @@ tdw_await_end_of_recovery(const char *name)
 }
 
 /*
+ * Stand in for a kernel that writes atomically, where asked to: in tablespace
+ * pg_default, and with the flag.  Such a write is marked by an open flag that does
+ * nothing else, O_NOATIME, for the recorder of the power-cut explorer.
+ */
+static void
+tdw_pretend_write(DWAtomicCall *call)
+{
+	int			flags = fcntl(call->fd, F_GETFL);
+	bool		atomic = call->spcOid == DEFAULTTABLESPACE_OID &&
+		(call->flags & DW_RWF_ATOMIC) != 0;
+	int			save_errno;
+
+#ifdef O_NOATIME
+	if (atomic && fcntl(call->fd, F_SETFL, flags | O_NOATIME) < 0)
+		elog(ERROR, "could not mark an atomic write: %m");
+#endif
+	call->result = pg_pwrite(call->fd, call->data, call->size, call->offset);
+	save_errno = errno;
+	(void) fcntl(call->fd, F_SETFL, flags);
+	errno = save_errno;
+	call->done = true;
+}
+
+/*
  * Have the engine take tablespace pg_default for one that writes pages
  * atomically, and write to it in an ordinary way.  That is good enough for all
  * but the device.
@@ -348,7 +372,9 @@ tdw_pretend(const char *name, void *arg)
 {
 	DWAtomicPlace *place = arg;
 
-	if (strcmp(name, "doublewrite-atomic-probed") != 0)
+	if (strcmp(name, "doublewrite-atomic-pretended") == 0)
+		tdw_pretend_write(arg);
+	else if (strcmp(name, "doublewrite-atomic-probed") != 0)
 		*(bool *) arg = true;
 	else if (place->spcOid == DEFAULTTABLESPACE_OID)
 	{
