@@ -63,6 +63,8 @@ _MANY_COPIES = (("wal_level", "minimal"), ("double_write_buffer_size", "64MB"),
                 ("checkpoint_timeout", "30s"), ("max_wal_size", "64MB"))
 # Pages stay in the stage, as nobody writes them home before it is full.
 _MUCH_STAGED = (("bgwriter_delay", "10s"), ("double_write_stage_size", "8MB"))
+# Pages go home atomically in pg_default, and nowhere else.
+_ATOMIC = (("io_torn_pages_protection", "atomic_writes"), ("wal_level", "replica"))
 # Many pages go home, and few of them twice.
 _BUSY = (("scan", 5), ("checkpoint", 2))
 _TEARS = ("torn-pages", "torn-runs", "torn-page", "storm")
@@ -146,6 +148,15 @@ CONTROLS = (
             recover=True, faults=("torn-log",)),
     Control("everything-exempt", "exemption", "every page counts as rebuilt by redo",
             record=True, monitored=True, faults=_TEARS),
+    Control("atomic-flag-left-out", "A1", "pages that only atomicity protects are written without asking for it",
+            record=True, monitored=True, settings=_ATOMIC, faults=_TEARS),
+    Control("atomic-where-not-proved", "A1", "storage that has proved nothing counts as atomic",
+            record=True, monitored=True, settings=_ATOMIC, faults=_TEARS),
+    Control("atomic-refusal-taken-for-success", "A2", "a page counts as home though its atomic write was not made",
+            record=True, scenario="torn-writes", lives=2, settings=_ATOMIC,
+            faults=("after-checkpoint", "all-kept", "subset")),
+    Control("atomic-page-written-plainly", "A3", "pages that only atomicity protects take the buffered path",
+            record=True, monitored=True, settings=_ATOMIC, faults=_TEARS),
     Control("no-images-in-backup", "R9", "WAL has no images while a backup is taken",
             record=True, scenario="backup", seconds=20, workloads=_BUSY),
     Control("pipeline-skips-a-record", "pipeline", "redo does not get each record",
