@@ -15,6 +15,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+/* The smallest write that may count as atomic */
+#define PAGE_SIZE		8192
+
 /* fi->fh of a file whose reads are split */
 #define FH_SPLIT		1
 
@@ -162,7 +165,7 @@ static bool
 is_atomic(const struct fuse_file_info *fi, size_t size, off_t offset)
 {
 	return (fi->flags & O_DIRECT) && (fi->flags & O_NOATIME) &&
-		(size & (size - 1)) == 0 && offset % (off_t) size == 0;
+		size >= PAGE_SIZE && (size & (size - 1)) == 0 && offset % (off_t) size == 0;
 }
 
 void

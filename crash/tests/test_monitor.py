@@ -12,7 +12,7 @@ from pathlib import Path
 
 from history import History
 from pgcut import logformat, monitor, wal
-from pgcut.recording import Kind
+from pgcut.recording import WRITE_ATOMIC, Kind
 from pgcut.walindex import end_in_base
 from wal_builder import SEGMENT, SEGMENT_SIZE, Wal
 
@@ -396,6 +396,22 @@ class ViolationTest(MonitorTest):
         self.history.sync(self.log)
         self.history.add(Kind.WRITE, self.file, 0, 1, data=content(lsn), begin=before)
         self.assert_violated("R2", "was not durable")
+
+    def test_atomic_write_needs_no_copy(self):
+        lsn = self.changed(0)
+        self.history.add(Kind.WRITE, self.file, 0, 1, data=content(lsn), flags=WRITE_ATOMIC)
+        self.assertEqual(self.violations(), [])
+
+    def test_plain_write_beside_an_atomic_one(self):
+        lsn = self.changed(0)
+        self.history.add(Kind.WRITE, self.file, 0, 1, data=content(lsn), flags=WRITE_ATOMIC)
+        self.put_home(0, lsn)
+        self.assert_violated("R2", "the log has no copy")
+
+    def test_atomic_write_ahead_of_wal(self):
+        lsn = self.changed(0)
+        self.history.add(Kind.WRITE, self.file, 0, 1, data=content(lsn + (1 << 24)), flags=WRITE_ATOMIC)
+        self.assert_violated("R1", "WAL is durable up to")
 
     def test_failed_sync_of_the_log(self):
         lsn = self.changed(0)

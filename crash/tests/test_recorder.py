@@ -7,6 +7,7 @@ mount shows, the backing directory, and the base with ops.bin replayed.
 
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import random
@@ -24,7 +25,7 @@ from unittest import mock
 from pgcut import mount
 from pgcut.disk import Choice, Disk
 from pgcut.mount import recorded
-from pgcut.recording import ROOT_INO, SYNC_DIRECTORY, Kind, Recording
+from pgcut.recording import ROOT_INO, SYNC_DIRECTORY, WRITE_ATOMIC, Kind, Recording
 from recorder_binary import SCRATCH, recorder_binary
 
 PAGE = 4096
@@ -745,6 +746,29 @@ class FaultTest(RecorderCase):
         writes = [op for op in ops if op.kind == Kind.WRITE]
         self.assertEqual([(op.length, op.flags) for op in writes],
                          [(600, 0), (1024, 1), (2048, 0)])
+
+    def test_atomic_writes_are_marked(self):
+        """Only where the flags say so, for 2^n aligned pages; they never fail in part."""
+        cases = ((0, 1, 1, 0), (os.O_NOATIME, 1, 1, WRITE_ATOMIC), (os.O_NOATIME, 4, 4, WRITE_ATOMIC),
+                 (os.O_NOATIME, 1, 2, 0), (os.O_NOATIME, 0, 3, 0))
+        with self.record() as self.mountpoint, mmap.mmap(-1, 131072) as memory:
+            fd = os.open(self.mountpoint / "file", os.O_RDWR | os.O_CREAT | os.O_DIRECT)
+            flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+            with memoryview(memory) as view:
+                for extra, first, pages, _ in cases:
+                    fcntl.fcntl(fd, fcntl.F_SETFL, flags | extra)
+                    with view[:pages * 8192] as part:
+                        os.pwritev(fd, [part], first * 8192)
+                fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_NOATIME)
+                self.fault(f"tornwrite:file:0:1:{errno.EIO}")
+                with view[:8192] as part:
+                    self.assert_fails(errno.EIO, os.pwritev, fd, [part], 0)
+            os.close(fd)
+            fd = os.open(self.mountpoint / "file", os.O_RDWR | os.O_NOATIME)
+            os.pwrite(fd, b"x" * 8192, 0)
+            os.close(fd)
+        self.assertEqual([op.flags for op in Recording(self.log).ops if op.kind == Kind.WRITE],
+                         [case[3] for case in cases] + [0])
 
     def test_write_that_fails_in_part(self):
         with self.record() as self.mountpoint:

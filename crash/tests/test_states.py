@@ -11,7 +11,7 @@ from pgcut import broken, controls, explore, matrix, record, states
 from pgcut.block import FILE_SYSTEMS
 from pgcut.disk import KEPT, LOST, Disk, sectors
 from pgcut.minimise import ddmin
-from pgcut.recording import Kind
+from pgcut.recording import WRITE_ATOMIC, Kind
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WORK = REPOSITORY / "work"
@@ -37,6 +37,7 @@ class StatesTest(unittest.TestCase):
             history.sync(inos["pg_doublewrite/0000000000000001"])
             history.write(inos["base/5/1259"], 8192 * (number % 4), PAGE)
         history.create("16400", inos["base/5"])
+        self.history = history
         self.recording = history.recording()
         self.places = states.Places(self.recording)
 
@@ -76,6 +77,16 @@ class StatesTest(unittest.TestCase):
         for seed in range(20):
             disk, choice = self.choice(states.State(len(self.recording.ops), "torn-page", seed))
             self.assertEqual(len(choice.fates), 1)
+
+    def test_atomic_writes_are_whole_or_absent(self):
+        self.history.add(Kind.WRITE, self.history.inos["base/5/1259"], 8192, 1, data=PAGE,
+                         flags=WRITE_ATOMIC)
+        self.recording = self.history.recording()
+        end = len(self.recording.ops)
+        fates = {name: {self.choice(states.State(end, name, seed))[1].fates.get(end)
+                        for seed in range(60)} for name in ("torn-pages", "storm", "sizes")}
+        for name, seen in fates.items():
+            self.assertEqual(seen - {None}, {KEPT, LOST}, name)
 
     def test_boundaries(self):
         cuts = self.places.boundaries()
