@@ -149,10 +149,11 @@ def _run(args):
     with tempfile.TemporaryDirectory(prefix="pgcut-", dir=args.scratch) as scratch:
         os.chmod(scratch, 0o755)
         wanted = [] if args.no_controls else campaign.all_controls(args.control)
-        bindir = _with_module(args, scratch)
+        bindir = _with_module(args, args.bindir, f"{scratch}/programs")
         workshop = broken.Workshop(args.build, args.source, str(Path(bindir).parent), args.mutations,
                                    str(Path(scratch) / "broken"))
-        tools = campaign.Tools(bindir, workshop, args.broken or "", args.recorder, scratch,
+        mutated = _with_module(args, args.broken, f"{scratch}/mutated")
+        tools = campaign.Tools(bindir, workshop, mutated, args.recorder, scratch,
                                str(args.output))
         started = time.time()
         results = []
@@ -164,9 +165,9 @@ def _run(args):
     return 1 if report.verdict(results) else 0
 
 
-def _with_module(args, scratch):
-    """Return the programs of a copy of the installation that has the test module."""
-    return play.with_module(args.bindir, args.build, Path(scratch) / "programs")
+def _with_module(args, bindir, place):
+    """Return the programs of a copy of an installation that has the test module."""
+    return play.with_module(bindir, args.build, Path(place)) if bindir else ""
 
 
 def _jobs(args):
@@ -227,7 +228,7 @@ def _measure(args):
     deadline = time.monotonic() + 60 * (args.minutes or 1e6)
     with tempfile.TemporaryDirectory(prefix="pgcut-", dir=args.scratch) as scratch:
         os.chmod(scratch, 0o755)
-        bindir = _with_module(args, scratch)
+        bindir = _with_module(args, args.bindir, f"{scratch}/programs")
         workshop = broken.Workshop(args.build, args.source, str(Path(bindir).parent), args.mutations,
                                    str(Path(scratch) / "broken"))
         tools = campaign.Tools(bindir, workshop, "", args.recorder, scratch, "")
@@ -250,7 +251,7 @@ def _replay(args):
     failure = json.loads(args.failure.read_text())
     with tempfile.TemporaryDirectory(prefix="pgcut-", dir=args.scratch) as scratch:
         os.chmod(scratch, 0o755)
-        return _replay_failure(args, failure, _with_module(args, scratch))
+        return _replay_failure(args, failure, _with_module(args, args.bindir, f"{scratch}/programs"))
 
 
 def _replay_failure(args, failure, bindir):

@@ -325,7 +325,7 @@ dw_atomic_run_length(const BufferTag *first, int npages)
 	int			limit = Min(place->probe.unit / BLCKSZ, DW_ATOMIC_MAX_PAGES);
 	int			len = 1;
 
-	Assert(npages > 0);
+	Assert(npages > 0 && place != NULL);
 
 	while (len * 2 <= Min(npages, limit) && block % (len * 2) == 0)
 		len *= 2;
@@ -454,7 +454,7 @@ dw_atomic_write(const int *slots, int npages)
 	off_t		offset = (off_t) (tag->blockNum % RELSEG_SIZE) * BLCKSZ;
 	ssize_t		result;
 
-	Assert(DWIsFlusher());
+	Assert(DWIsFlusher() && place != NULL);
 	Assert(npages <= DW_ATOMIC_MAX_PAGES && offset % size == 0);
 
 	if (!dw_atomic_open(tag, &place->probe))
