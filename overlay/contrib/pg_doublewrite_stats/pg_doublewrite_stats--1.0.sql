@@ -438,7 +438,7 @@ GRANT SELECT ON pg_stat_double_writes, pg_stat_double_write_batches,
 	pg_double_write_log, pg_double_write_mode, pg_double_write_restore,
 	pg_double_write_sizing, pg_double_write_summary, pg_double_write_what_if,
 	pg_double_write_recovery, pg_double_write_recovery_advice,
-	pg_double_write_recoveries TO PUBLIC;
+	pg_double_write_recoveries, pg_atomic_write_status TO PUBLIC;
 
 REVOKE ALL ON FUNCTION pg_double_write_ledger() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION pg_double_write_ledger() TO pg_read_all_stats;

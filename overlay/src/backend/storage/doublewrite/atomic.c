@@ -373,7 +373,7 @@ dw_atomic_open(const BufferTag *tag, const DWAtomicProbe *probe)
 		strlcpy(path, relpath.str, sizeof(path));
 	else
 		snprintf(path, sizeof(path), "%s.%u", relpath.str, key.segno);
-	dw_atomic_fd = BasicOpenFile(path, O_RDWR | PG_BINARY | PG_O_DIRECT);
+	dw_atomic_fd = BasicOpenFile(path, O_RDWR | O_CLOEXEC | PG_BINARY | PG_O_DIRECT);
 	if (dw_atomic_fd < 0)
 		return false;
 	fits = DWAtomicAskFile(dw_atomic_fd, &file) && DWAtomicFileFits(&file) &&

@@ -7,6 +7,7 @@
 use strict;
 use warnings FATAL => 'all';
 
+use Fcntl;
 use FindBin;
 use lib $FindBin::RealBin;
 
@@ -21,6 +22,18 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 dw_require_injection_points();
+
+# Whether storage is good for it can be pretended, direct I/O cannot.
+{
+	my $file = "$PostgreSQL::Test::Utils::tmp_check/try";
+	my $direct = eval { O_DIRECT };
+	my $accepted = defined $direct
+	  && sysopen(my $fh, $file, O_RDWR | O_CREAT | $direct);
+
+	unlink $file;
+	plan skip_all => 'the file system of this test refuses direct I/O'
+	  unless $accepted;
+}
 
 my $conf = q{
 test_doublewrite.pretend_atomic = on
