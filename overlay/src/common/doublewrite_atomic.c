@@ -445,12 +445,14 @@ DWAtomicUnit(const DWAtomicFile *file)
 
 /*
  * Does an error say that such a write cannot be made here, so that the next one
- * could not either?  Others, like a lack of space, may pass.
+ * could not either?  Others, like a lack of space, may pass.  EPERM is what filters of
+ * system calls answer, in containers, for instance.
  */
 bool
 DWAtomicIsRefusal(int error)
 {
-	return error == EINVAL || error == EOPNOTSUPP || error == ENOSYS;
+	return error == EINVAL || error == EOPNOTSUPP || error == ENOSYS ||
+		error == EPERM;
 }
 
 const char *

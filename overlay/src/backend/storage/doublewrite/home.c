@@ -246,6 +246,26 @@ dw_report(ErrorData *edata)
 }
 
 /*
+ * A page that was to be written atomically may be torn at home nevertheless.  The
+ * batch has noted no copy for it, as there was no need of one, but the log may
+ * have an older one, which is what restore would repair the page from.  So that is
+ * kept until the page is home, as with any other that has failed, or, if it
+ * is being removed, until that is durable. (R3)
+ */
+static void
+dw_keep_copies(const int *slots, int npages)
+{
+	for (int i = 0; i < npages; i++)
+	{
+		uint64		copy = DWSlots[slots[i]].atomic ?
+			dw_epoch_copy(&DWSlots[slots[i]].tag) : 0;
+
+		if (copy != 0)
+			dw_note_logged(slots[i], copy);
+	}
+}
+
+/*
  * Write a run home; on failure keep its pages staged and return the error.
  *
  * The error is caught so that one bad file does not hold up the pages behind
@@ -276,6 +296,7 @@ dw_try_write_run(const int *slots, int npages)
 		dw_clean_up_after_error(&held, holdoff, cancel_holdoff);
 
 		/* first of all, as copying the error may fail */
+		dw_keep_copies(slots, npages);
 		for (int i = 0; i < npages; i++)
 			dw_restage_slot(slots[i], true);
 		MemoryContextSwitchTo(oldcontext);
@@ -291,6 +312,8 @@ dw_try_write_run(const int *slots, int npages)
 	else
 	{
 		/* no error for anybody, as the next batch logs them (A2) */
+		if (result == DW_ATOMIC_TORN)
+			dw_keep_copies(slots, npages);
 		for (int i = 0; i < npages; i++)
 			dw_return_slot_to_log(slots[i], result == DW_ATOMIC_TORN);
 	}

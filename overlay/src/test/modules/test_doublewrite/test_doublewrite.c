@@ -184,6 +184,8 @@ tdw_parse_errno(const char *name)
 		return EMFILE;
 	if (strcmp(name, "EINVAL") == 0)
 		return EINVAL;
+	if (strcmp(name, "EPERM") == 0)
+		return EPERM;
 	elog(ERROR, "unknown errno \"%s\"", name);
 }
 

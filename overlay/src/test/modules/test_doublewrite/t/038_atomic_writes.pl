@@ -45,6 +45,7 @@ $node->safe_psql('postgres', q{
 	CREATE EXTENSION pg_doublewrite_stats;
 	CREATE TABLE t AS SELECT i, 0 AS v FROM generate_series(1, 100) i;
 	CREATE TABLE u AS SELECT * FROM t;
+	CREATE TABLE w AS SELECT * FROM t;
 	CREATE TABLE big (i int, v int, filler text STORAGE PLAIN);
 	INSERT INTO big SELECT i, 0, repeat('x', 7000) FROM generate_series(1, 64) i;
 	CHECKPOINT});
@@ -122,19 +123,27 @@ like(slurp_file($node->logfile, $offset), qr/checkpoint sync: number=\d+ file=\Q
 # Refusals (A2) and errors (R11)
 # ---------------------------------------------------------------------
 
-$offset = -s $node->logfile;
-$node->safe_psql('postgres', q{SELECT dw_fail_at('doublewrite-atomic-write', 'EINVAL')});
-$before = pages_of('t');
-$d = change('t');
-is_deeply([ @$d{qw(pages logged home)} ], [ 0, 1, 1 ], 'a page whose write was refused passes through the log');
-isnt(pages_of('t'), $before, '... and is home');
-like(slurp_file($node->logfile, $offset), qr/file "\Q$path\E" does not take atomic writes/, 'the refusal is logged');
-$d = change('t');
-is($d->{pages}, 0, 'its file is not tried again');
+my %refusals = (EINVAL => 't', EPERM => 'w');
+foreach my $error (sort keys %refusals)
+{
+	my $table = $refusals{$error};
+
+	$path = $node->safe_psql('postgres', "SELECT pg_relation_filepath('$table')");
+	$offset = -s $node->logfile;
+	$node->safe_psql('postgres', qq{SELECT dw_fail_at('doublewrite-atomic-write', '$error')});
+	$before = pages_of($table);
+	$d = change($table);
+	is_deeply([ @$d{qw(pages logged home)} ], [ 0, 1, 1 ],
+		"$error: a page whose write was refused passes through the log");
+	isnt(pages_of($table), $before, '... and is home');
+	like(slurp_file($node->logfile, $offset), qr/file "\Q$path\E" does not take atomic writes/, '... which is logged');
+	$d = change($table);
+	is($d->{pages}, 0, '... and its file is not tried again');
+}
 $d = change('u');
 is_deeply([ @$d{qw(pages logged)} ], [ 1, 0 ], 'other files are');
 is($node->safe_psql('postgres', q{SELECT refusals FROM pg_atomic_write_status WHERE tablespace = 'pg_default'}),
-	1, 'the view counts refusals');
+	2, 'the view counts refusals');
 
 # whatever the reason, it fails nobody
 foreach my $error (qw(EIO ENOSPC EAGAIN))
@@ -166,6 +175,19 @@ $d = difference('SELECT dw_flush_batch(false)');
 is($d->{home}, 0, 'a page that was written in part counts as failed');
 $d = difference('SELECT dw_drain()');
 is_deeply([ @$d{qw(failed pages logged home)} ], [ !!0, 0, 1, 1 ], '... and passes through the log');
+
+# what it is repaired from then is an older copy, if the log has one, which stays (R3)
+$node->safe_psql('postgres', q{CHECKPOINT; SELECT dw_fail_at('doublewrite-atomic-write', 'ENOSPC')});
+$d = change('u');
+is($d->{logged}, 1, 'a page has a copy in the log');
+$node->safe_psql('postgres', q{SELECT dw_fail_at('doublewrite-atomic-short', 'EIO')});
+$node->safe_psql('postgres', q{UPDATE u SET v = v + 1; SELECT dw_evict('u'); SELECT dw_flush_batch(false)});
+my $sum = $node->safe_psql('postgres', 'SELECT sum(v) FROM u');
+$d = difference('SELECT dw_sync_cycle()');
+is($d->{logged}, 1, 'a sync cycle does not free it before there is a newer one');
+$node->stop('immediate');
+dw_start_after_crash($node, { pages => [], logged => 1, unlogged => 0 });
+is($node->safe_psql('postgres', 'SELECT sum(v) FROM u'), $sum, 'the page is repaired after a crash');
 
 # ---------------------------------------------------------------------
 # Looking at tablespaces
