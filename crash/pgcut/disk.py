@@ -31,6 +31,9 @@ M6  What a failed sync of a file should have made durable may be kept, lost or
     on the disk, so later syncs do not cover it.  They do cover what comes later,
     over which it never comes back.  A failed sync of a directory promises
     nothing, and a later one that succeeds covers all: names are in a journal.
+M7  An atomic write goes to the disk past the kernel's cache.  What that has cached
+    of the range is on the disk before, so it does not come back over it either.
+    `Rules.cache_over_atomic_writes` turns that off.
 
 Where writes do not begin and end at sector boundaries (small text files), a
 sector that reaches the disk is as it was in memory when that write was done:
@@ -43,7 +46,8 @@ import math
 import os
 from dataclasses import dataclass, field
 
-from .recording import DATA_KINDS, NAME_KINDS, ROOT_INO, SYNC_DATA, SYNC_DIRECTORY, Kind
+from .recording import (DATA_KINDS, NAME_KINDS, ROOT_INO, SYNC_DATA, SYNC_DIRECTORY, WRITE_ATOMIC,
+                        Kind)
 
 # What became of a pending operation: one of these, or, for a write, a mask
 # that says which of its sectors were written (bit 0 is the first).
@@ -68,6 +72,8 @@ class Rules:
     # Directories to which M5 does not apply, and whose own syncs do not count.
     names_need_directory_sync: tuple = ()
     ignore_directory_syncs_below: tuple = ()
+    # M7 does not apply.
+    cache_over_atomic_writes: bool = False
 
 
 @dataclass
@@ -214,7 +220,7 @@ class Disk:
         if op.ino in self._ignored:
             return
         file = self._files[op.ino]
-        durable = file.cover(op.begin)
+        durable = self._as_written(file.cover(op.begin))
         if not file.pending:
             self._changed.discard(op.ino)
         file.content = self._replay(file.content, [(p, KEPT) for p in durable], 512)
@@ -268,10 +274,14 @@ class Disk:
         file = self._files[ino]
         if not file.pending:
             return file.content
-        fates = list(_with_truncations(file.pending, choice.unit,
+        fates = list(_with_truncations(self._as_written(file.pending), choice.unit,
                                        lambda op: file.fate(op, choice)))
         memory = None if all(_aligned(op) for op in file.pending) else bytearray(file.content)
         return self._replay(file.content, fates, choice.unit, memory)
+
+    def _as_written(self, ops):
+        """Return pending operations in the order in which they come to the disk."""
+        return _cache_last(ops) if self.rules.cache_over_atomic_writes else ops
 
     def _replay(self, content, fates, unit, memory=None):
         """Return `content` after operations with their fates.
@@ -461,6 +471,20 @@ def _truncate(content, op, fate):
             content[op.a:end] = bytes(end - op.a)
     else:
         _resize(content, op.a)
+
+
+def _cache_last(ops):
+    """Return operations as they come to a disk: up to each truncation atomic writes first."""
+    ordered, cached = [], []
+    for op in ops:
+        if op.kind == Kind.TRUNCATE:
+            ordered += [*cached, op]
+            cached = []
+        elif op.kind == Kind.WRITE and op.flags & WRITE_ATOMIC:
+            ordered.append(op)
+        else:
+            cached.append(op)
+    return ordered + cached
 
 
 def _with_truncations(ops, unit, fate_of):

@@ -1,4 +1,4 @@
-"""Tests of the durability model: one per promise, M1 to M6."""
+"""Tests of the durability model: one per promise, M1 to M7."""
 
 import tempfile
 import unittest
@@ -7,7 +7,7 @@ from pathlib import Path
 from history import History
 from pgcut.disk import KEPT, LOST, SIZE_ONLY, Choice, Disk, Rules
 from pgcut.image import write_tree
-from pgcut.recording import SYNC_DIRECTORY, Kind
+from pgcut.recording import SYNC_DIRECTORY, WRITE_ATOMIC, Kind
 
 OLD, NEW = b"o" * 8192, b"n" * 8192
 ALL_LOST, ALL_KEPT = Choice(default=LOST), Choice(default=KEPT)
@@ -237,6 +237,28 @@ class DiskTest(unittest.TestCase):
         self.assertNotIn("g", self.tree(ALL_LOST))
         self.history.sync_directory()
         self.assertIn("g", self.tree(ALL_LOST))
+
+    # M7
+
+    def test_cache_does_not_come_over_an_atomic_write(self):
+        self.history.write(self.file, 0, bytes(8192))
+        atomic = self.history.add(Kind.WRITE, self.file, 0, 1, data=NEW, flags=WRITE_ATOMIC)
+        sync = self.history.sync(self.file)
+        rules = Rules(cache_over_atomic_writes=True)
+        for cut in (atomic, sync):
+            self.assertEqual(self.tree(ALL_KEPT, cut)["f"], NEW)
+            self.assertEqual(self.tree(ALL_KEPT, cut, rules)["f"], bytes(8192))
+
+    def test_cache_that_has_gone(self):
+        rules = Rules(cache_over_atomic_writes=True)
+        self.history.write(self.file, 0, bytes(8192))
+        self.history.sync(self.file)
+        self.history.add(Kind.WRITE, self.file, 0, 1, data=NEW, flags=WRITE_ATOMIC)
+        self.assertEqual(self.tree(ALL_KEPT, rules=rules)["f"], NEW)
+        self.history.write(self.file, 8192, bytes(8192))
+        self.history.add(Kind.TRUNCATE, self.file, 8192)
+        self.history.add(Kind.WRITE, self.file, 8192, 1, data=NEW, flags=WRITE_ATOMIC)
+        self.assertEqual(self.tree(ALL_KEPT, rules=rules)["f"], NEW * 2)
 
     # Controls, and writing the files
 

@@ -367,7 +367,7 @@ tdw_pretend_write(DWAtomicCall *call)
 /*
  * Have the engine take tablespace pg_default for one that writes pages
  * atomically, and write to it in an ordinary way.  That is good enough for all
- * but the device.
+ * but the device.  In pg_global a file system offers the same in software.
  */
 static void
 tdw_pretend(const char *name, void *arg)
@@ -386,7 +386,8 @@ tdw_pretend(const char *name, void *arg)
 		place->probe.unit = DWAtomicUnit(&place->probe.file);
 	}
 	else
-		place->probe.verdict = DW_ATOMIC_NOT_OFFERED;
+		place->probe.verdict = place->spcOid == GLOBALTABLESPACE_OID ?
+			DW_ATOMIC_SOFTWARE : DW_ATOMIC_NOT_OFFERED;
 }
 
 /*
