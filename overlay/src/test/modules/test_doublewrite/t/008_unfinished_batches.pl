@@ -158,9 +158,11 @@ max_wal_senders = 0
 }
 
 # A page comes back to the stage while somebody drains it, behind younger ones:
-# the drain does not end before it is home (R5)
+# the drain does not end before it is home.  Nor if a newer version, which is
+# younger than those, stands for it (R5)
+foreach my $newer (0, 1)
 {
-	my $node = dw_quiet_node('drain');
+	my $node = dw_quiet_node("drain_$newer");
 
 	$node->safe_psql('postgres', q{
 		CREATE TABLE older AS SELECT i AS id FROM generate_series(1, 100) i;
@@ -181,6 +183,7 @@ max_wal_senders = 0
 	$node->safe_psql('postgres', q{
 		DELETE FROM younger WHERE id = 1; SELECT dw_evict('younger');
 		SELECT dw_fail_at('doublewrite-home-write', 'EIO')});
+	$node->safe_psql('postgres', q{DELETE FROM older WHERE id = 2; SELECT dw_evict('older')}) if $newer;
 	dw_release_flusher($node);
 	$drain->query('SELECT 1');
 	isnt(dw_read_block($node, $path, 0), $before, 'page is home after the drain');
