@@ -131,7 +131,8 @@ class AdviseTest(unittest.TestCase):
         self.assertEqual(verdict(MUCH), "yes")
         self.assertEqual(verdict(few), "not for you")
         self.assertEqual(verdict(little), "not for you")
-        self.assertEqual(verdict(MUCH, io_torn_pages_protection="double_writes"), "not for you")
+        for mode in ("double_writes", "atomic_writes"):
+            self.assertEqual(verdict(MUCH, io_torn_pages_protection=mode), "not for you")
         self.assertEqual(verdict(MUCH, full_page_writes="off"), "perhaps")
         given = sample(MUCH)
         given["compression"]["zstd"] = 1000

@@ -664,8 +664,9 @@ def verdict(sample, result):
     """Return ("yes", "perhaps" or "not for you", [reason])."""
     day, share = result["day"], result["image_share"]
     reasons = []
-    if setting(sample, "io_torn_pages_protection") == "double_writes":
-        return "not for you", ["This server runs with double writes already."]
+    mode = setting(sample, "io_torn_pages_protection")
+    if mode in ("double_writes", "atomic_writes"):
+        return "not for you", [f"This server runs with {mode} already."]
     if setting(sample, "full_page_writes") == "off":
         return "perhaps", ["full_page_writes is off: there are no images to save.  If storage can "
                            "tear a page of 8 kB, nothing protects you now; double writes would, "
@@ -781,6 +782,9 @@ def notes(sample, result):
     found.append("Times after a crash are a model: WAL over bytes a second, pages over requests a "
                  "second (--iops, --mbps), without the start of the server and the "
                  "sync of its files.")
+    found.append("Where storage proves that it writes pages atomically, atomic_writes has no copies: "
+                 "WAL is as with double writes, the log nearly empty. pg_doublewrite storage "
+                 "tells whether yours does.")
     found.append("What storage cannot tear (ZFS, Btrfs) needs neither images nor copies.")
     if not result["compression"]:
         found.append("wal_compression: not estimated, as no library of lz4 or zstd was found, "
