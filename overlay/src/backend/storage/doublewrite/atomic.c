@@ -288,7 +288,7 @@ dw_atomic_allowed(void)
 }
 
 /*
- * Shall this page, which needs protection, be written atomically? (A1)
+ * Is this page, which needs protection, to be written atomically? (A1)
  *
  * Not if a plain home write of it has failed, or an atomic one was cut short: home
  * may be torn now, so the page needs a copy in the log. (R3, R11)  Nor if an
