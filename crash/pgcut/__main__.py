@@ -105,6 +105,8 @@ def _parser():
     sub.add_argument("--no-shrink", action="store_true", help="leave those that fail as they are")
     sub.add_argument("--recipe", choices=[recipe.name for recipe in recipes.RECIPES],
                      help="each history begins with this recipe")
+    sub.add_argument("--atomic", action="store_true",
+                     help="with atomic_writes wherever they say double_writes")
     sub.add_argument("--control", action="append", default=[], metavar="NAME", choices=[
         "all", "quick", *(control.name for control in controls.HISTORY_CONTROLS)],
                      help="a rule is broken, or each in turn with `all`, or those that take "
@@ -316,7 +318,7 @@ def _play_histories(args, many):
     deadline = None if args.minutes is None else started + 60 * args.minutes
     recipe = recipes.named(args.recipe) if args.recipe else None
     for result in many.run(range(args.seed, args.seed + (args.count or 20)), deadline,
-                           not args.no_shrink, recipe):
+                           not args.no_shrink, recipe, args.atomic):
         results.append(result)
         if result.findings:
             histories.save(args.output, result)

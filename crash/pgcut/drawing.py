@@ -62,7 +62,7 @@ FILE_FAULTS = ("write:base/:{skip}:{count}:5", "write:base/:{skip}:4000:5",
                "sync:pg_doublewrite/:{skip}:{count}:5", "read-only")
 
 # What a history's servers have in common beside what the matrix says.
-FIXED = {"wal_level": "replica", "wal_keep_size": "64MB", "hot_standby": "on",
+FIXED = {MODE: "double_writes", "wal_level": "replica", "wal_keep_size": "64MB", "hot_standby": "on",
          "wal_retrieve_retry_interval": "100ms", "log_line_prefix": "%m [%p] %e ",
          "autovacuum_naptime": "1s", "max_wal_senders": "8",
          "full_page_writes": "on", "double_write_buffer_size": "16MB",

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from . import drawing, recipes
-from .history import History, sanitised, shrunk
+from .history import History, sanitised, shrunk, with_atomic_writes
 from .play import Play, Templates
 
 # A history that fails is played so often, in shorter and shorter forms, at most.
@@ -65,12 +65,13 @@ class Campaign:
         return Result(history, play.played, time.monotonic() - started, play.findings,
                       play.figures, logs=logs)
 
-    def run(self, seeds, deadline=None, shrink=True, recipe=None):
+    def run(self, seeds, deadline=None, shrink=True, recipe=None, atomic=False):
         """Yield the Results of histories with these seeds, until the deadline."""
         for seed in seeds:
             if deadline is not None and time.monotonic() > deadline:
                 return
-            result = self.play(drawing.draw(seed, recipe))
+            drawn = drawing.draw(seed, recipe)
+            result = self.play(with_atomic_writes(drawn) if atomic else drawn)
             self._say(told(result))
             if result.findings and shrink:
                 result.smaller = self.shrink(result)

@@ -7,9 +7,9 @@ drawing.py draws histories, play.py plays them.
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from . import steps
+from . import matrix, steps
 from .minimise import ddmin
 
 
@@ -75,6 +75,18 @@ class History:
         data = json.loads(text)
         return History(data["seed"], data["settings"], data["checksums"],
                        tuple(map(Step.from_json, data["steps"])))
+
+
+def with_atomic_writes(history):
+    """Return the same with atomic_writes wherever it says double_writes."""
+    def renamed(value):
+        if isinstance(value, dict):
+            return {name: renamed(one) for name, one in value.items()}
+        return "atomic_writes" if value == "double_writes" else value
+
+    renamed_steps = (replace(step, args=renamed(step.args)) for step in history.steps)
+    return History(history.seed, {**renamed(history.settings), **matrix.PRETENDED},
+                   history.checksums, tuple(renamed_steps))
 
 
 def sanitised(history):

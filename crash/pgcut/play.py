@@ -27,12 +27,12 @@ HANG_SECONDS = 240
 GONE_SECONDS = 20
 POLL_SECONDS = 0.02
 
+MODULE = "test_doublewrite"
 OURS = (MODE, "double_write_", "wal_pipeline", "show_recovery_progress",
-        "crash_recovery_target")
+        "crash_recovery_target", "shared_preload_libraries", f"{MODULE}.")
 OUR_FILE = "pgdw.conf"
 MARKER, MARKER_LINE = "backup_label", "DOUBLE WRITE LOG IN USE"
 LOG = "pg_doublewrite"
-MODULE = "test_doublewrite"
 CLOCK = f"{MODULE}_clock"               # a library that stands for the clock
 CLOCK_BACK = f"{MODULE}.clock_back"     # a file: it is set back
 
@@ -408,7 +408,7 @@ class Play:
         # Without the log nobody waits until a removal is durable: what comes back torn belongs
         # to nobody, as in stock, which the monitor cannot see before it is removed.
         if machine and step.do == "script" and step["name"] == "half-dropped" and \
-                self.member(machine).mode != "double_writes":
+                self.member(machine).mode not in ("double_writes", "atomic_writes"):
             machine.watched = False
         then = self.world.copy()
         steps.apply(then, step)

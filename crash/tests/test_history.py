@@ -5,7 +5,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from pgcut import controls, drawing, histories, history, play, recipes, steps, store
+from pgcut import controls, drawing, histories, history, matrix, play, recipes, steps, store
 from pgcut.history import History, Step
 from pgcut.ledger import Ledger
 
@@ -277,6 +277,17 @@ class DrawingTest(unittest.TestCase):
                                        values.get(other, steps.MODES))
             found = {(item.settings[one], item.settings[other]) for item in self.histories}
             self.assertLessEqual(set(wanted), found, (one, other))
+
+    def test_none_loads_what_stock_lacks(self):
+        for one in self.histories:
+            self.assertNotIn("shared_preload_libraries", one.settings)
+
+    def test_with_atomic_writes(self):
+        for one in map(history.with_atomic_writes, self.histories[:200]):
+            self.assertNotIn("double_writes", one.as_json())
+            self.assertLessEqual(set(matrix.PRETENDED), set(one.settings))
+            self.assertTrue(all(name.startswith(play.OURS) for name in matrix.PRETENDED))
+            self.assertEqual(history.sanitised(one), (one, []))
 
     def test_share_of_illegal_steps(self):
         made = [step for one in self.histories for step in one.steps]
