@@ -528,7 +528,9 @@ class Tool(Kind):
         member.born = world.fork()
 
     def worth_a_try(self, world, step, member):
-        return member.state in ("up", "crashed") and step["tool"].startswith("checksums")
+        # A standby that was stopped on its way back is shut down in recovery, as in stock.
+        return step["tool"].startswith("checksums") and (
+            member.state == "up" or member.state == "crashed" and member.role == "primary")
 
 
 class WrongLog(Kind):

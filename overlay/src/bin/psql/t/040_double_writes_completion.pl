@@ -66,7 +66,7 @@ check_completion(
 	'ALTER SYSTEM SET, value after =');
 check_completion(
 	"ALTER SYSTEM SET io_torn_pages_protection TO \t\t",
-	qr/DEFAULT +double_writes +full_pages +off/,
+	qr/DEFAULT\s+atomic_writes\s+double_writes\s+full_pages\s+off/,
 	'ALTER SYSTEM SET, all values');
 check_completion(
 	"SET io_torn_pages_protection TO o\t",
