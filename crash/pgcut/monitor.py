@@ -583,12 +583,16 @@ class Monitor:
                 del file.pending[block]
 
     def _recheck(self, op):
-        """The mark, the redo pointers or the marker have changed: is each page still safe?"""
+        """The mark, the redo pointers or the marker have changed: is each page still safe?
+
+        What was durable when the page's own write began protects it, even if that was
+        while the change was under way.
+        """
         for file in self._files.values():
             if file.kind == "home":
                 for write in _all(file.pending):
-                    self._check_home(op, write, op.begin, f"written by operation {write.seq}, is not "
-                                     "durable")
+                    self._check_home(op, write, max(op.begin, write.begin),
+                                     f"written by operation {write.seq}, is not durable")
 
     def _check_lsn(self, op, page, lsn, what):
         """R1."""

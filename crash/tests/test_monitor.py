@@ -137,9 +137,9 @@ class MonitorTest(unittest.TestCase):
             self.history.sync(self.file)
         return seq
 
-    def complete_checkpoint(self, redo):
+    def complete_checkpoint(self, redo, begin=None):
         """Let pg_control name a redo pointer."""
-        self.history.write(self.control, 0, control(redo))
+        self.history.add(Kind.WRITE, self.control, 0, 1, data=control(redo), begin=begin)
         return self.history.sync(self.control)
 
     def protected_write(self, block=0, **details):
@@ -206,6 +206,15 @@ class HealthyTest(MonitorTest):
         self.complete_checkpoint(redo)
         self.redo = redo
         self.protected_write()
+
+    def test_write_while_the_control_file_is_written(self):
+        redo = self.wal.redo_pointer()
+        self.flush()
+        self.put_batch({}, pending=redo)
+        before = len(self.history.records)
+        self.protected_write()
+        self.complete_checkpoint(redo, begin=before)
+        self.redo = redo
 
     def test_new_page_is_exempt(self):
         self.put_home(0, self.changed(0, initialises=True))
