@@ -61,6 +61,9 @@ typedef struct RecoveryTargetData
 	CountsAtRedo replayed;		/* newest redo pointer that redo has met ... */
 	CountsAtRedo restart;		/* ... and that a restartpoint can be made of */
 
+	CrashRecoveryWork redo_forecast;	/* of crash recovery under way; its end
+										 * is invalid if there is none */
+
 	CrashRecoveryCosts costs;
 	uint32		additions;		/* to the scores, in this life */
 	uint32		nscores;

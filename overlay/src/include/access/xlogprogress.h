@@ -37,8 +37,12 @@ typedef struct XLogProgressData XLogProgressData;
 /* launch_backend.c hands it over */
 extern PGDLLIMPORT XLogProgressData *XLogProgress;
 
-/* microseconds of redo that reads so many blocks for so many bytes of WAL */
-extern PGDLLIMPORT int64 (*xlog_progress_redo_usec) (uint64 reads, uint64 wal);
+/*
+ * Microseconds of redo, of the first 'ahead' bytes of WAL, for which so many blocks
+ * are read, and of all
+ */
+extern PGDLLIMPORT void (*xlog_progress_expect_redo) (uint64 blocks, uint64 ahead, uint64 wal,
+													  int64 *ahead_usec, int64 *all_usec);
 
 extern Size XLogProgressShmemSize(void);
 extern void XLogProgressShmemInit(void);

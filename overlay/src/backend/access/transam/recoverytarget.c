@@ -292,21 +292,56 @@ RecoveryTargetShmemSize(void)
 }
 
 /*
- * How long should redo take that has so many blocks to read, for so many bytes of
- * WAL, in microseconds?
+ * How many blocks should redo read by a forecast that may be older than the end of
+ * WAL?
+ */
+static uint64
+reads_forecast(const CrashRecoveryWork *forecast, uint64 wal)
+{
+	double		factor = 1;
+
+	if (forecast->end > forecast->redo)
+		factor = Max((double) wal / wal_of(forecast), 1);
+	return forecast->reads * Min(factor, MAX_EXTRAPOLATION);
+}
+
+/*
+ * How long should redo of so many bytes of WAL take that has so many blocks to read,
+ * in microseconds?
  */
 static int64
-redo_usec(uint64 reads, uint64 wal)
+redo_usec(uint64 reads, uint64 wal, const CrashRecoveryCosts *costs)
 {
 	CrashRecoveryWork work = {.end = wal,.reads = reads};
-	CrashRecoveryCosts costs;
 	int64		usec[CRASH_RECOVERY_PARTS];
+
+	RecoveryTimes(&work, costs, usec);
+	return usec[CRASH_RECOVERY_REDO];
+}
+
+/*
+ * For the pipeline's process: how long should redo take, in microseconds, of WAL with
+ * so many blocks to read for its first 'ahead' bytes?  Without a forecast the rest is
+ * taken to be like these, which is too much if it changes the same blocks.
+ */
+static void
+expect_redo(uint64 blocks, uint64 ahead, uint64 wal, int64 *ahead_usec, int64 *all_usec)
+{
+	CrashRecoveryCosts costs;
+	CrashRecoveryWork forecast;
+	uint64		reads;
 
 	SpinLockAcquire(&RecoveryTarget->mutex);
 	costs = RecoveryTarget->costs;
+	forecast = RecoveryTarget->redo_forecast;
 	SpinLockRelease(&RecoveryTarget->mutex);
-	RecoveryTimes(&work, &costs, usec);
-	return usec[CRASH_RECOVERY_REDO];
+
+	if (XLogRecPtrIsInvalid(forecast.end))
+		reads = (uint64) (blocks * ((double) wal / ahead));
+	else
+		reads = reads_forecast(&forecast, wal);
+	*ahead_usec = redo_usec(blocks, ahead, &costs);
+	*all_usec = redo_usec(Max(reads, blocks), wal, &costs);
 }
 
 void
@@ -326,7 +361,7 @@ RecoveryTargetShmemInit(void)
 		made_before = true;
 	}
 	RecoveryFiguresInit();
-	xlog_progress_redo_usec = redo_usec;
+	xlog_progress_expect_redo = expect_redo;
 }
 
 /* ---------------------------------------------------------------------
@@ -506,6 +541,9 @@ RecoveryTargetRedoBegins(bool crash_recovery, XLogRecPtr redo)
 
 	SpinLockAcquire(&RecoveryTarget->mutex);
 	RecoveryTarget->last.redo = redo;
+	if (crash_recovery && recovery.forecast_known &&
+		recovery.forecast.work.redo == redo)
+		RecoveryTarget->redo_forecast = recovery.forecast.work;
 	RecoveryTarget->ready = !crash_recovery;
 	SpinLockRelease(&RecoveryTarget->mutex);
 }
@@ -554,16 +592,13 @@ predict(CrashRecoveryScore *score, const CrashRecoveryCosts *costs)
 {
 	const CrashRecoveryWork *work = &recovery.forecast.work;
 	CrashRecoveryWork *predicted = &score->predicted;
-	double		factor = 1;
 
 	if (!recovery.forecast_known || work->redo != recovery.work.redo)
 		return;
 
 	*predicted = *work;
 	predicted->end = Max(work->end, recovery.work.end);
-	if (work->end > work->redo)
-		factor = (double) (predicted->end - work->redo) / (work->end - work->redo);
-	predicted->reads *= Min(factor, MAX_EXTRAPOLATION);
+	predicted->reads = reads_forecast(work, wal_of(predicted));
 	if (!recovery.waited)
 		predicted->written = 0;
 	else if (predicted->written == 0)

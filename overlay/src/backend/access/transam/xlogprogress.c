@@ -35,7 +35,8 @@
  * the first blocks have been read, and then goes through all WAL whose blocks were
  * asked for at the same time.  Of its speed nothing can be concluded before that.
  * Until then, time left is what such reads have cost in earlier recoveries, less
- * what has passed.
+ * what has passed.  How many there are in WAL that has not been looked at yet is
+ * known from the forecast, if there is one (see recoverytarget.c).
  *
  * The shared memory is written by the startup process, which sets "end" last
  * and clears it first, and a part of it by the pipeline's; others need no lock.  A process that refuses a client must
@@ -123,7 +124,8 @@ struct XLogProgressData
 	pg_atomic_uint64 replayed;	/* where redo is */
 
 	/* written by the pipeline's process, "window_end" last */
-	pg_atomic_uint64 redo_usec; /* how long redo should take */
+	pg_atomic_uint64 window_usec;	/* how long redo up to there should take */
+	pg_atomic_uint64 redo_usec; /* ... and in all */
 	pg_atomic_uint64 window_end;	/* blocks have been asked for up to here
 									 * at once; invalid if none */
 
@@ -136,7 +138,8 @@ struct XLogProgressData
 XLogProgressData *XLogProgress = NULL;
 
 /* How long redo should take: set by who has learnt that */
-int64		(*xlog_progress_redo_usec) (uint64 reads, uint64 wal) = NULL;
+void		(*xlog_progress_expect_redo) (uint64 blocks, uint64 ahead, uint64 wal,
+										  int64 *ahead_usec, int64 *all_usec) = NULL;
 
 /* Startup process: where the next step begins */
 static XLogRecPtr next_step = PG_UINT64_MAX;
@@ -160,6 +163,7 @@ XLogProgressShmemInit(void)
 		pg_atomic_init_u64(&XLogProgress->end, InvalidXLogRecPtr);
 		pg_atomic_init_u64(&XLogProgress->begin_time, 0);
 		pg_atomic_init_u64(&XLogProgress->replayed, InvalidXLogRecPtr);
+		pg_atomic_init_u64(&XLogProgress->window_usec, 0);
 		pg_atomic_init_u64(&XLogProgress->redo_usec, 0);
 		pg_atomic_init_u64(&XLogProgress->window_end, InvalidXLogRecPtr);
 		pg_atomic_init_u32(&XLogProgress->nreached, 0);
@@ -392,6 +396,7 @@ estimate_in_window(XLogRecPtr start, XLogRecPtr end, XLogRecPtr lsn,
 				   XLogRecPtr window_end, TimestampTz begin, TimestampTz now)
 {
 	double		expected = pg_atomic_read_u64(&XLogProgress->redo_usec) / 1000000.0;
+	double		in_window = pg_atomic_read_u64(&XLogProgress->window_usec) / 1000000.0;
 	double		left = -1;
 
 	if (pg_atomic_read_u32(&XLogProgress->nreached) > 1)
@@ -404,7 +409,7 @@ estimate_in_window(XLogRecPtr start, XLogRecPtr end, XLogRecPtr lsn,
 	if (left < 0)
 		return Max(expected - (now - begin) / 1000000.0,
 				   expected * PROGRESS_LEAST_SHARE);
-	return left + expected * (end - window_end) / (end - start);
+	return left + Max(expected - in_window, 0);
 }
 
 /*
@@ -573,17 +578,18 @@ XLogProgressAhead(XLogRecPtr until, uint64 blocks)
 {
 	XLogRecPtr	start = pg_atomic_read_u64(&XLogProgress->start);
 	XLogRecPtr	end = pg_atomic_read_membarrier_u64(&XLogProgress->end);
-	double		share;
+	int64		window_usec;
+	int64		redo_usec;
 
-	if (xlog_progress_redo_usec == NULL ||
+	if (xlog_progress_expect_redo == NULL ||
 		XLogRecPtrIsInvalid(end) || until <= start ||
 		pg_atomic_read_u64(&XLogProgress->window_end) != InvalidXLogRecPtr)
 		return;
 
-	/* the rest will be like this part */
-	share = (double) (Min(until, end) - start) / (end - start);
-	pg_atomic_write_u64(&XLogProgress->redo_usec,
-						xlog_progress_redo_usec((uint64) (blocks / share), end - start));
+	xlog_progress_expect_redo(blocks, Min(until, end) - start, end - start,
+							  &window_usec, &redo_usec);
+	pg_atomic_write_u64(&XLogProgress->window_usec, window_usec);
+	pg_atomic_write_u64(&XLogProgress->redo_usec, redo_usec);
 	pg_atomic_write_membarrier_u64(&XLogProgress->window_end, until);
 }
 
