@@ -336,7 +336,10 @@ expect_redo(uint64 blocks, uint64 ahead, uint64 wal, int64 *ahead_usec, int64 *a
 	forecast = RecoveryTarget->redo_forecast;
 	SpinLockRelease(&RecoveryTarget->mutex);
 
-	if (XLogRecPtrIsInvalid(forecast.end))
+	Assert(ahead > 0 && ahead <= wal);
+	if (ahead == wal)
+		reads = blocks;			/* that was all, so nothing need be guessed */
+	else if (XLogRecPtrIsInvalid(forecast.end))
 		reads = (uint64) (blocks * ((double) wal / ahead));
 	else
 		reads = reads_forecast(&forecast, wal);

@@ -293,8 +293,8 @@ ahead_initialize(void)
 }
 
 /*
- * WAL from the record at 'start' up to 'limit' is going to be decoded by this
- * process, from segment files of timeline 'tli'.
+ * WAL from the record at 'start' up to 'limit' (PG_UINT64_MAX: to its end) is
+ * going to be decoded by this process, from segment files of timeline 'tli'.
  */
 void
 XLogAheadBegin(XLogRecPtr start, XLogRecPtr limit, TimeLineID tli)
@@ -512,7 +512,7 @@ ahead_scan(void)
 	{
 		qsort(blocks, nblocks, sizeof(BufferTag), ahead_compare);
 		ahead_divide();
-		XLogProgressAhead(scanned_to, nblocks);
+		XLogProgressAhead(wal_ended ? range_limit : scanned_to, nblocks);
 		INJECTION_POINT("xlogahead-scanned", NULL);
 		phase = AHEAD_ANNOUNCING;
 	}

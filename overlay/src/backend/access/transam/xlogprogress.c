@@ -39,10 +39,10 @@
  * known from the forecast, if there is one (see recoverytarget.c).
  *
  * The shared memory is written by the startup process, which sets "end" last
- * and clears it first, and a part of it by the pipeline's; others need no lock.  A process that refuses a client must
- * not take one, as a signal may end it at any moment (see BackendInitialize()).
- * It is not attached to the structures in shared memory yet, so with
- * EXEC_BACKEND the postmaster hands it the address.
+ * and clears it first, and a part of it by the pipeline's; others need no lock.
+ * A process that refuses a client must not take one, as a signal may end it at
+ * any moment (see BackendInitialize()).  It is not attached to the structures in
+ * shared memory yet, so with EXEC_BACKEND the postmaster hands it the address.
  *
  * Copyright (c) 2026, PostgreSQL Global Development Group
  *
