@@ -49,11 +49,12 @@ class Promise:
     def __call__(self, session):
         server, random_number = session.server, random.Random(clients.SEED)
         server.sql("CREATE EXTENSION IF NOT EXISTS pg_doublewrite_stats")
-        recoveries, shown, seconds, costs, carried_out = [], [], 0, Counter(), 0
+        recoveries, told, shown, seconds, costs, carried_out = [], [], [], 0, Counter(), 0
         for _ in range(self.crashes):
             number = int(self.transactions * random_number.uniform(LEAST, MOST))
-            took, counts, wrong = self._crash(session, number)
-            shown.append(wrong)
+            took, counts, log, texts = self._crash(session, number)
+            told.append([(round(when, 3), text) for when, text in texts])
+            shown.append(wrong_at_half_way(log, texts))
             seconds += took
             costs.update(counts)
             carried_out += number
@@ -62,13 +63,14 @@ class Promise:
                                for part, predicted, actual in server.rows(SCORE)})
         session.volume.release()
         (session.raw / "recoveries.json").write_text(json.dumps(recoveries, indent=1) + "\n")
+        (session.raw / "told.json").write_text(json.dumps(told, indent=1) + "\n")
         return [*points(recoveries, costs, carried_out, seconds), *half_way(shown)]
 
     def _crash(self, session, transactions):
         """Carry out transactions, crash, recover.
 
-        Returns the seconds that the transactions took, what they have moved, and how wrong
-        the time left was at half-way.
+        Returns the seconds that the transactions took, what they have moved, the server's log
+        of its recovery, and what clients were told meanwhile: (time, text).
         """
         server, volume = session.server, session.volume
         volume.release()
@@ -92,7 +94,7 @@ class Promise:
                 told.append((time.time(), server.refusal()))
 
         text = server.until_ready(offset, SAMPLE_SECONDS, ask)
-        return seconds, counts, wrong_at_half_way(text, told)
+        return seconds, counts, text, told
 
 
 def wait_for_record(server):

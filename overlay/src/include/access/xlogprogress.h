@@ -28,6 +28,8 @@ typedef enum ShowRecoveryProgress
 } ShowRecoveryProgress;
 
 struct Port;
+struct XLogReadExpectation;
+struct buftag;
 
 extern PGDLLIMPORT int show_recovery_progress;
 extern PGDLLIMPORT const struct config_enum_entry show_recovery_progress_options[];
@@ -38,11 +40,11 @@ typedef struct XLogProgressData XLogProgressData;
 extern PGDLLIMPORT XLogProgressData *XLogProgress;
 
 /*
- * Microseconds of redo, of the first 'ahead' bytes of WAL, for which so many blocks
- * are read, and of all
+ * What should redo of so many bytes of WAL take, for the first 'ahead' bytes of which
+ * so many blocks have to be read?
  */
 extern PGDLLIMPORT void (*xlog_progress_expect_redo) (uint64 blocks, uint64 ahead, uint64 wal,
-													  int64 *ahead_usec, int64 *all_usec);
+													  struct XLogReadExpectation *expected);
 
 extern Size XLogProgressShmemSize(void);
 extern void XLogProgressShmemInit(void);
@@ -50,7 +52,8 @@ extern void XLogProgressShmemInit(void);
 extern void XLogProgressBegin(XLogRecPtr start, List *timelines);
 extern void XLogProgressReport(XLogRecPtr lsn);
 extern void XLogProgressReportAgain(void);
-extern void XLogProgressAhead(XLogRecPtr until, uint64 blocks);
+extern void XLogProgressAhead(XLogRecPtr until, bool more,
+							  const struct buftag *blocks, int nblocks);
 extern void XLogProgressShowSegment(XLogSegNo segno, const char *xlogfname);
 extern void XLogProgressEnd(void);
 

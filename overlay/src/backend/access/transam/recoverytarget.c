@@ -88,6 +88,7 @@
 #include "access/xlog.h"
 #include "access/xlogpipeline.h"
 #include "access/xlogprogress.h"
+#include "access/xlogreadprogress.h"
 #include "access/xlogrecovery.h"
 #include "executor/instrument.h"
 #include "miscadmin.h"
@@ -320,16 +321,15 @@ redo_usec(uint64 reads, uint64 wal, const CrashRecoveryCosts *costs)
 }
 
 /*
- * For the pipeline's process: how long should redo take, in microseconds, of WAL with
- * so many blocks to read for its first 'ahead' bytes?  Without a forecast the rest is
- * taken to be like these, which is too much if it changes the same blocks.
+ * For the pipeline's process: what should redo take of WAL with so many blocks to
+ * read for its first 'ahead' bytes?  Without a forecast the rest is taken to be like
+ * these, which is too much if it changes the same blocks.
  */
 static void
-expect_redo(uint64 blocks, uint64 ahead, uint64 wal, int64 *ahead_usec, int64 *all_usec)
+expect_redo(uint64 blocks, uint64 ahead, uint64 wal, XLogReadExpectation *expected)
 {
 	CrashRecoveryCosts costs;
 	CrashRecoveryWork forecast;
-	uint64		reads;
 
 	SpinLockAcquire(&RecoveryTarget->mutex);
 	costs = RecoveryTarget->costs;
@@ -338,13 +338,14 @@ expect_redo(uint64 blocks, uint64 ahead, uint64 wal, int64 *ahead_usec, int64 *a
 
 	Assert(ahead > 0 && ahead <= wal);
 	if (ahead == wal)
-		reads = blocks;			/* that was all, so nothing need be guessed */
+		expected->blocks = blocks;	/* that was all, so nothing need be
+									 * guessed */
 	else if (XLogRecPtrIsInvalid(forecast.end))
-		reads = (uint64) (blocks * ((double) wal / ahead));
+		expected->blocks = (uint64) (blocks * ((double) wal / ahead));
 	else
-		reads = reads_forecast(&forecast, wal);
-	*ahead_usec = redo_usec(blocks, ahead, &costs);
-	*all_usec = redo_usec(Max(reads, blocks), wal, &costs);
+		expected->blocks = Max(reads_forecast(&forecast, wal), blocks);
+	expected->reads_usec = redo_usec(expected->blocks, 0, &costs);
+	expected->wal_usec = redo_usec(0, wal, &costs);
 }
 
 void

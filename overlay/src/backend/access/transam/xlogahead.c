@@ -512,7 +512,8 @@ ahead_scan(void)
 	{
 		qsort(blocks, nblocks, sizeof(BufferTag), ahead_compare);
 		ahead_divide();
-		XLogProgressAhead(wal_ended ? range_limit : scanned_to, nblocks);
+		XLogProgressAhead(wal_ended ? range_limit : scanned_to, worth_while,
+						  blocks, nblocks);
 		INJECTION_POINT("xlogahead-scanned", NULL);
 		phase = AHEAD_ANNOUNCING;
 	}

@@ -33,10 +33,11 @@
  *
  * Where the WAL pipeline looks ahead (see xlogahead.c), redo stands still until
  * the first blocks have been read, and then goes through all WAL whose blocks were
- * asked for at the same time.  Of its speed nothing can be concluded before that.
- * Until then, time left is what such reads have cost in earlier recoveries, less
- * what has passed.  How many there are in WAL that has not been looked at yet is
- * known from the forecast, if there is one (see recoverytarget.c).
+ * asked for at the same time.  So of its speed nothing can be concluded.  There
+ * the time left is that of the reads: how many of those asked for are done, see
+ * xlogreadprogress.c, and as long as that says little, what reads have cost in
+ * earlier recoveries.  How many there are in WAL that has not been looked at yet
+ * is known from the forecast, if there is one (see recoverytarget.c).
  *
  * The shared memory is written by the startup process, which sets "end" last
  * and clears it first, and a part of it by the pipeline's; others need no lock.
@@ -61,6 +62,7 @@
 #include "access/xlog.h"
 #include "access/xlog_internal.h"
 #include "access/xlogprogress.h"
+#include "access/xlogreadprogress.h"
 #include "libpq/libpq-be.h"
 #include "miscadmin.h"
 #include "port/atomics.h"
@@ -97,8 +99,17 @@
 #define PROGRESS_RISE		(1.0 / 3)
 #define PROGRESS_MAX_RISE	1.5
 
-/* What took longer than it should have is not done yet: this share is left */
-#define PROGRESS_LEAST_SHARE	0.05
+/*
+ * How long the reads take is concluded from those that are done, the more the more
+ * there are.  From this share on what was learnt before does not matter.
+ */
+#define PROGRESS_READS_TELL		0.5
+
+/*
+ * Microseconds that redo needs for a block that the kernel has read: redo does not
+ * begin with most of them before nearly all have been read.  Measured.
+ */
+#define PROGRESS_BLOCK_USEC		20
 
 /* GUC */
 int			show_recovery_progress = SHOW_RECOVERY_PROGRESS_LOCAL;
@@ -123,11 +134,7 @@ struct XLogProgressData
 	pg_atomic_uint64 begin_time;	/* TimestampTz */
 	pg_atomic_uint64 replayed;	/* where redo is */
 
-	/* written by the pipeline's process, "window_end" last */
-	pg_atomic_uint64 window_usec;	/* how long redo up to there should take */
-	pg_atomic_uint64 redo_usec; /* ... and in all */
-	pg_atomic_uint64 window_end;	/* blocks have been asked for up to here
-									 * at once; invalid if none */
+	XLogReadProgress reads;		/* by the pipeline's process */
 
 	double		work[PROGRESS_STEPS + 1];	/* before each step, and in all;
 											 * written before "end" */
@@ -139,7 +146,7 @@ XLogProgressData *XLogProgress = NULL;
 
 /* How long redo should take: set by who has learnt that */
 void		(*xlog_progress_expect_redo) (uint64 blocks, uint64 ahead, uint64 wal,
-										  int64 *ahead_usec, int64 *all_usec) = NULL;
+										  XLogReadExpectation *expected) = NULL;
 
 /* Startup process: where the next step begins */
 static XLogRecPtr next_step = PG_UINT64_MAX;
@@ -163,9 +170,7 @@ XLogProgressShmemInit(void)
 		pg_atomic_init_u64(&XLogProgress->end, InvalidXLogRecPtr);
 		pg_atomic_init_u64(&XLogProgress->begin_time, 0);
 		pg_atomic_init_u64(&XLogProgress->replayed, InvalidXLogRecPtr);
-		pg_atomic_init_u64(&XLogProgress->window_usec, 0);
-		pg_atomic_init_u64(&XLogProgress->redo_usec, 0);
-		pg_atomic_init_u64(&XLogProgress->window_end, InvalidXLogRecPtr);
+		XLogReadProgressInit(&XLogProgress->reads);
 		pg_atomic_init_u32(&XLogProgress->nreached, 0);
 	}
 }
@@ -353,22 +358,27 @@ work_done(XLogRecPtr start, XLogRecPtr end, XLogRecPtr lsn)
 }
 
 /*
- * Estimate from the speed of redo since it has begun step 'first', at 'begin', how
- * many seconds it needs for the work from 'done' to 'all', or return -1.
+ * Estimate from the speed of redo how many seconds it needs for the work that has
+ * not been done at 'lsn', or return -1.
  */
 static double
-estimate_from_speed(double done, double all, int first, TimestampTz begin,
-					TimestampTz now)
+estimate_from_speed(XLogRecPtr start, XLogRecPtr end, XLogRecPtr lsn,
+					TimestampTz begin, TimestampTz now)
 {
 	double	   *work = XLogProgress->work;
+	double		done = work_done(start, end, lsn);
 	TimestampTz middle = begin + (now - begin) / 2;
 	int			nreached = pg_atomic_read_u32(&XLogProgress->nreached);
-	int			step = first;
+	int			step = 0;
 	TimestampTz since = begin;
 	double		speed;
 
+	/* the first record says nothing of those that follow */
+	if (nreached < 2)
+		return -1;
+
 	pg_read_barrier();
-	for (int i = first; i < nreached && XLogProgress->reached[i] <= middle; i++)
+	for (int i = 0; i < nreached && XLogProgress->reached[i] <= middle; i++)
 	{
 		step = i;
 		since = XLogProgress->reached[i];
@@ -377,39 +387,39 @@ estimate_from_speed(double done, double all, int first, TimestampTz begin,
 		return -1;
 
 	speed = (done - work[step]) / (now - since);
-	if (since > begin && work[step] > work[first])
+	if (since > begin && work[step] > 0)
 	{
-		double		rise = speed / ((work[step] - work[first]) / (since - begin));
+		double		rise = speed / (work[step] / (since - begin));
 
 		if (rise > 1)
 			speed *= Min(pow(rise, PROGRESS_RISE), PROGRESS_MAX_RISE);
 	}
-	return (all - done) / speed / 1000000.0;
+	return (work[PROGRESS_STEPS] - done) / speed / 1000000.0;
 }
 
 /*
- * The same while redo is where blocks have been asked for at once, up to
- * 'window_end': it stands still at first.
+ * The same while redo is where blocks have been asked for at once: as long as the
+ * reads take, and redo of what has been read.
  */
 static double
-estimate_in_window(XLogRecPtr start, XLogRecPtr end, XLogRecPtr lsn,
-				   XLogRecPtr window_end, TimestampTz begin, TimestampTz now)
+estimate_from_reads(const XLogReadWindows *reads, XLogRecPtr start, XLogRecPtr end,
+					XLogRecPtr lsn, TimestampTz now)
 {
-	double		expected = pg_atomic_read_u64(&XLogProgress->redo_usec) / 1000000.0;
-	double		in_window = pg_atomic_read_u64(&XLogProgress->window_usec) / 1000000.0;
-	double		left = -1;
+	double		share = XLogReadProgressShare(reads, lsn);
+	double		all = reads->expected.reads_usec;
+	double		redo_left = 1 -
+		work_done(start, end, lsn) / XLogProgress->work[PROGRESS_STEPS];
+	double		left;
 
-	if (pg_atomic_read_u32(&XLogProgress->nreached) > 1)
+	if (share > 0)
 	{
-		pg_read_barrier();
-		left = estimate_from_speed(work_done(start, end, lsn),
-								   work_done(start, end, window_end),
-								   1, XLogProgress->reached[1], now);
+		double		weight = Min(share / PROGRESS_READS_TELL, 1);
+
+		all = weight * (now - reads->begin) / share + (1 - weight) * all;
 	}
-	if (left < 0)
-		return Max(expected - (now - begin) / 1000000.0,
-				   expected * PROGRESS_LEAST_SHARE);
-	return left + Max(expected - in_window, 0);
+	left = all * (1 - share) +
+		redo_left * reads->expected.blocks * PROGRESS_BLOCK_USEC;
+	return Max(left, redo_left * reads->expected.wal_usec) / 1000000.0;
 }
 
 /*
@@ -419,17 +429,12 @@ static double
 estimate_seconds_left(XLogRecPtr start, XLogRecPtr end, XLogRecPtr lsn,
 					  TimestampTz begin)
 {
-	XLogRecPtr	window_end = pg_atomic_read_membarrier_u64(&XLogProgress->window_end);
 	TimestampTz now = GetCurrentTimestamp();
+	XLogReadWindows reads;
 
-	if (lsn < window_end)
-		return estimate_in_window(start, end, lsn, Min(window_end, end), begin, now);
-
-	/* the first record says nothing of those that follow */
-	if (pg_atomic_read_u32(&XLogProgress->nreached) < 2)
-		return -1;
-	return estimate_from_speed(work_done(start, end, lsn),
-							   XLogProgress->work[PROGRESS_STEPS], 0, begin, now);
+	if (XLogReadProgressGet(&XLogProgress->reads, &reads) && lsn < reads.tell_until)
+		return estimate_from_reads(&reads, start, end, lsn, now);
+	return estimate_from_speed(start, end, lsn, begin, now);
 }
 
 /*
@@ -472,7 +477,7 @@ XLogProgressBegin(XLogRecPtr start, List *timelines)
 	pg_atomic_write_u64(&XLogProgress->start, start);
 	pg_atomic_write_u64(&XLogProgress->begin_time, GetCurrentTimestamp());
 	pg_atomic_write_u64(&XLogProgress->replayed, start);
-	pg_atomic_write_u64(&XLogProgress->window_end, InvalidXLogRecPtr);
+	XLogReadProgressReset(&XLogProgress->reads);
 	pg_atomic_write_u32(&XLogProgress->nreached, 0);
 	pg_atomic_write_membarrier_u64(&XLogProgress->end, end);
 	next_step = start;
@@ -569,28 +574,25 @@ write_progress_file(XLogRecPtr lsn)
 }
 
 /*
- * For the pipeline's process: so many blocks have to be read for WAL up to
- * 'until', and are now asked for at once.  Only the first time counts, as redo goes
- * on meanwhile later.
+ * For the pipeline's process: these blocks have to be read for WAL up to 'until'
+ * (PG_UINT64_MAX: for the rest of it), and are now asked for at once.  If 'more',
+ * those of WAL after that will be asked for before redo is there.
  */
 void
-XLogProgressAhead(XLogRecPtr until, uint64 blocks)
+XLogProgressAhead(XLogRecPtr until, bool more, const struct buftag *blocks, int nblocks)
 {
 	XLogRecPtr	start = pg_atomic_read_u64(&XLogProgress->start);
 	XLogRecPtr	end = pg_atomic_read_membarrier_u64(&XLogProgress->end);
-	int64		window_usec;
-	int64		redo_usec;
+	XLogReadExpectation expected;
 
 	if (xlog_progress_expect_redo == NULL ||
-		XLogRecPtrIsInvalid(end) || until <= start ||
-		pg_atomic_read_u64(&XLogProgress->window_end) != InvalidXLogRecPtr)
+		XLogRecPtrIsInvalid(end) || until <= start)
 		return;
 
-	xlog_progress_expect_redo(blocks, Min(until, end) - start, end - start,
-							  &window_usec, &redo_usec);
-	pg_atomic_write_u64(&XLogProgress->window_usec, window_usec);
-	pg_atomic_write_u64(&XLogProgress->redo_usec, redo_usec);
-	pg_atomic_write_membarrier_u64(&XLogProgress->window_end, until);
+	xlog_progress_expect_redo(XLogReadProgressCounted(&XLogProgress->reads) + nblocks,
+							  Min(until, end) - start, end - start, &expected);
+	XLogReadProgressAdd(&XLogProgress->reads, until, more ? end : until,
+						blocks, nblocks, &expected);
 }
 
 /*

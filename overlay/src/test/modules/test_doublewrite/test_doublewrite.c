@@ -444,6 +444,10 @@ test_doublewrite_hit(const char *name, const void *private_data, void *arg)
 	bool		locked = false;
 	TdwPoint   *point;
 
+	/* with EXEC_BACKEND, a client that is refused early */
+	if (tdw_shared == NULL)
+		return;
+
 	SpinLockAcquire(&tdw_shared->mutex);
 	point = tdw_find_point(name);
 	if (point != NULL && point->action != TDW_NONE &&
