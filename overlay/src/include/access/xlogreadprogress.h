@@ -29,6 +29,7 @@ typedef struct XLogReadExpectation
 	uint64		blocks;			/* to be read for all WAL */
 	int64		reads_usec;		/* that takes so long */
 	int64		wal_usec;		/* and redo without reads so long */
+	int64		ahead_usec;		/* and looking for blocks in the rest of WAL */
 } XLogReadExpectation;
 
 /* Blocks that were asked for at once */

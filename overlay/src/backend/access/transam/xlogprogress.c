@@ -148,6 +148,9 @@ XLogProgressData *XLogProgress = NULL;
 void		(*xlog_progress_expect_redo) (uint64 blocks, uint64 ahead, uint64 wal,
 										  XLogReadExpectation *expected) = NULL;
 
+/* Pipeline's process: how long looking ahead in WAL takes, with nothing cached */
+static double ahead_usec_per_byte = 0;
+
 /* Startup process: where the next step begins */
 static XLogRecPtr next_step = PG_UINT64_MAX;
 
@@ -417,7 +420,7 @@ estimate_from_reads(const XLogReadWindows *reads, XLogRecPtr start, XLogRecPtr e
 
 		all = weight * (now - reads->begin) / share + (1 - weight) * all;
 	}
-	left = all * (1 - share) +
+	left = all * (1 - share) + reads->expected.ahead_usec +
 		redo_left * reads->expected.blocks * PROGRESS_BLOCK_USEC;
 	return Max(left, redo_left * reads->expected.wal_usec) / 1000000.0;
 }
@@ -583,14 +586,23 @@ XLogProgressAhead(XLogRecPtr until, bool more, const struct buftag *blocks, int 
 {
 	XLogRecPtr	start = pg_atomic_read_u64(&XLogProgress->start);
 	XLogRecPtr	end = pg_atomic_read_membarrier_u64(&XLogProgress->end);
+	TimestampTz begin = pg_atomic_read_u64(&XLogProgress->begin_time);
+	uint64		counted = XLogReadProgressCounted(&XLogProgress->reads);
+	uint64		ahead;
 	XLogReadExpectation expected;
 
 	if (xlog_progress_expect_redo == NULL ||
 		XLogRecPtrIsInvalid(end) || until <= start)
 		return;
 
-	xlog_progress_expect_redo(XLogReadProgressCounted(&XLogProgress->reads) + nblocks,
-							  Min(until, end) - start, end - start, &expected);
+	ahead = Min(until, end) - start;
+
+	/* the first window is looked through while nothing else is done */
+	if (counted == 0)
+		ahead_usec_per_byte = (double) (GetCurrentTimestamp() - begin) / ahead;
+
+	xlog_progress_expect_redo(counted + nblocks, ahead, end - start, &expected);
+	expected.ahead_usec = (end - start - ahead) * ahead_usec_per_byte;
 	XLogReadProgressAdd(&XLogProgress->reads, until, more ? end : until,
 						blocks, nblocks, &expected);
 }
