@@ -106,7 +106,8 @@ def _parser():
     sub.add_argument("--recipe", choices=[recipe.name for recipe in recipes.RECIPES],
                      help="each history begins with this recipe")
     sub.add_argument("--atomic", action="store_true",
-                     help="with atomic_writes wherever they say double_writes")
+                     help="with atomic_writes wherever they say double_writes "
+                          "(default: in a half of the places, in one history of four)")
     sub.add_argument("--control", action="append", default=[], metavar="NAME", choices=[
         "all", "quick", *(control.name for control in controls.HISTORY_CONTROLS)],
                      help="a rule is broken, or each in turn with `all`, or those that take "

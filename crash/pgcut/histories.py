@@ -18,6 +18,9 @@ SHRINKING_PLAYS = 40
 SHRINKING_SECONDS = 900
 # Timing decides some failures: a form that does not fail is tried once more.
 ATTEMPTS = 2
+# One of so many histories has atomic_writes, in a half of the places.
+ATOMIC_ONE_OF = 4
+ATOMIC_SHARE = 0.5
 # A control that so many histories do not find is not found.
 CONTROL_HISTORIES = 24
 
@@ -70,8 +73,7 @@ class Campaign:
         for seed in seeds:
             if deadline is not None and time.monotonic() > deadline:
                 return
-            drawn = drawing.draw(seed, recipe)
-            result = self.play(with_atomic_writes(drawn) if atomic else drawn)
+            result = self.play(_drawn(seed, recipe, atomic))
             self._say(told(result))
             if result.findings and shrink:
                 result.smaller = self.shrink(result)
@@ -113,6 +115,16 @@ class Campaign:
         # Nothing that came after the failing step has had a part in it.
         upto = result.history.with_steps(result.history.steps[:result.played + 1])
         return shrunk(upto, fails)
+
+
+def _drawn(seed, recipe, atomic):
+    """Return the History of a seed, with atomic_writes if asked for, or in some of them."""
+    history = drawing.draw(seed, recipe)
+    if atomic:
+        return with_atomic_writes(history)
+    if not recipe and seed % ATOMIC_ONE_OF == 0:
+        return with_atomic_writes(history, ATOMIC_SHARE)
+    return history
 
 
 def told(result):

@@ -7,6 +7,7 @@ drawing.py draws histories, play.py plays them.
 """
 
 import json
+import random
 from dataclasses import dataclass, field, replace
 
 from . import matrix, steps
@@ -77,12 +78,14 @@ class History:
                        tuple(map(Step.from_json, data["steps"])))
 
 
-def with_atomic_writes(history):
-    """Return the same with atomic_writes wherever it says double_writes."""
+def with_atomic_writes(history, share=1):
+    """Return the same with atomic_writes where it says double_writes, in this share of the places."""
+    rng = random.Random(f"atomic/{history.seed}")
+
     def renamed(value):
         if isinstance(value, dict):
             return {name: renamed(one) for name, one in value.items()}
-        return "atomic_writes" if value == "double_writes" else value
+        return "atomic_writes" if value == "double_writes" and rng.random() < share else value
 
     renamed_steps = (replace(step, args=renamed(step.args)) for step in history.steps)
     return History(history.seed, {**renamed(history.settings), **matrix.PRETENDED},

@@ -289,6 +289,15 @@ class DrawingTest(unittest.TestCase):
             self.assertTrue(all(name.startswith(play.OURS) for name in matrix.PRETENDED))
             self.assertEqual(history.sanitised(one), (one, []))
 
+    def test_with_atomic_writes_in_some_places(self):
+        both = 0
+        for drawn in self.histories[:200]:
+            one = history.with_atomic_writes(drawn, 0.5)
+            both += "double_writes" in one.as_json() and "atomic_writes" in one.as_json()
+            self.assertEqual(one.as_json(), history.with_atomic_writes(drawn, 0.5).as_json())
+            self.assertEqual(history.sanitised(one), (one, []))
+        self.assertGreater(both, 50)
+
     def test_share_of_illegal_steps(self):
         made = [step for one in self.histories for step in one.steps]
         share = sum(step.illegal for step in made) / len(made)
