@@ -16,6 +16,7 @@ class Arm:
     kind: str
     settings: dict
     images: bool = None     # replays saved WAL, with or without images
+    file_system: str = None     # needs this one
 
     @property
     def ours(self):
@@ -32,6 +33,9 @@ ARMS = {arm.name: arm for arm in (
     Arm("double_writes", "release", {MODE: "double_writes"}),
     Arm("double_writes+lz4", "release",
         {MODE: "double_writes", "double_write_compression": "lz4"}),
+    # The storage of a machine for tests has no atomic writes of its own.
+    Arm("atomic_writes", "release",
+        {MODE: "atomic_writes", "debug_atomic_writes_in_software": "on"}, file_system="xfs"),
     Arm("full_pages", "release", {MODE: "full_pages"}),
     Arm("full_pages+lz4", "release", {MODE: "full_pages", **LZ4}),
     Arm("stock-off", "stock-release", {"full_page_writes": "off"}),
@@ -47,12 +51,14 @@ ARMS = {arm.name: arm for arm in (
 )}
 
 
-def choose(names, replaying=False):
+def choose(names, replaying=False, file_systems=()):
     """Return the Arms of these names in the table's order; all if none given.
 
-    Arms that replay saved WAL are for cases that do, and the others are not.
+    Arms that replay saved WAL are for cases that do, and the others are not; those that need
+    a file system are for cases on it.
     """
-    fitting = [arm for arm in ARMS.values() if (arm.images is not None) == replaying]
+    fitting = [arm for arm in ARMS.values() if (arm.images is not None) == replaying
+               and arm.file_system in (None, *file_systems)]
     unknown = set(names) - {arm.name for arm in fitting}
     if unknown:
         raise DevError(f"no such arm of this suite: {', '.join(sorted(unknown))}",

@@ -114,6 +114,7 @@ def _plan(args):
     replaying = any(case.workload for case in cases)
     limit = storage.limit_of(args.storage, args.iops, args.mbps)
     return runner.Plan(args.what, args.factor, args.runs,
-                       tuple(arms.choose(args.arms, replaying)),
+                       tuple(arms.choose(args.arms, replaying,
+                                         {case.file_system for case in cases})),
                        args.storage, args.seconds, tuple(cases), work,
                        runner.new_directory(RESULTS, args.what, args.storage, args.name), limit)

@@ -97,7 +97,8 @@ def _prepare_directory(paths, plan, bindirs):
                   for case in plan.cases},
     }
     if plan.profile != "disk":
-        meta["file_system"] = f"ext4 on a loop device over {meta['file_system']}"
+        kinds = " or ".join(sorted({case.file_system for case in plan.cases}))
+        meta["file_system"] = f"{kinds} on a loop device over {meta['file_system']}"
     if plan.limit != storage.NO_LIMIT:
         meta["file_system"] += f", held to {plan.limit}"
     (plan.directory / META).write_text(json.dumps(meta, indent=1) + "\n")
@@ -116,7 +117,7 @@ def _one_run(paths, plan, bindirs, case, arm, number):
     started = time.monotonic()
     with _client_directory(plan.work) as scratch, \
             storage.volume(plan.profile, plan.work, case.megabytes(),
-                           case.own_wal_device, plan.limit) as volume:
+                           case.own_wal_device, plan.limit, case.file_system) as volume:
         try:
             points, settings = _measure(paths, plan, bindir, case, arm, (template, saved),
                                         volume, scratch)

@@ -1,6 +1,6 @@
 """Where clusters live while they are measured.
 
-    memory  ext4 on a loop device over a file in memory: fast, honest syncs
+    memory  a file system on a loop device over a file in memory: fast, honest syncs
     slow    the same, held by the kernel to a number of I/Os a second, as
             rented volumes are: a flush is one, and so is each write request
     rented  the same, held to requests and to bytes a second
@@ -29,6 +29,12 @@ PROFILES = ("memory", "disk", "slow", "rented")
 MEMORY = Path("/dev/shm")
 
 BLKIO = "blkio"
+
+# How to make a file system so that it does nothing later that it need not do now.
+MKFS = {
+    "ext4": ("mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"),
+    "xfs": ("mkfs.xfs", "-q", "-K"),
+}
 
 # Fields of /sys/dev/block/*/stat that matter, by their place.
 STAT_FIELDS = {"reads": 0, "read_sectors": 2, "writes": 4, "write_sectors": 6, "flushes": 15}
@@ -116,7 +122,7 @@ def default_work_directory():
 
 
 @contextlib.contextmanager
-def volume(profile, work, size_mb, own_wal_device=False, limit=None):
+def volume(profile, work, size_mb, own_wal_device=False, limit=None, kind="ext4"):
     """Give a fresh Volume; everything is unmounted and removed at the end.
 
     It is not held to its limit before it is told so.
@@ -129,7 +135,7 @@ def volume(profile, work, size_mb, own_wal_device=False, limit=None):
             if profile == "disk":
                 directories[label] = _disk(place / label, size_mb)
             else:
-                mounts.append((_loop(stack, place / label, size_mb), place / label))
+                mounts.append((_loop(stack, place / label, size_mb, kind), place / label))
                 directories[label] = _inner(place / label)
             devices[label] = device_of(directories[label])
             if limit != NO_LIMIT:
@@ -227,8 +233,8 @@ def _disk(directory, size_mb):
     return directory
 
 
-def _loop(stack, mount, size_mb):
-    """Mount ext4 on a loop device over a file in memory; returns the device's path."""
+def _loop(stack, mount, size_mb, kind):
+    """Mount a file system of this kind on a loop device over a file in memory; returns the device's path."""
     free = shutil.disk_usage(MEMORY).free >> 20
     if free < size_mb:
         raise DevError(f"{MEMORY} has {free} MB, the case needs {size_mb} MB",
@@ -239,7 +245,7 @@ def _loop(stack, mount, size_mb):
     os.close(handle)
     device = output(["losetup", "--find", "--show", name])
     stack.callback(run, ["losetup", "--detach", device], check=False)
-    run(["mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard", device])
+    run([*MKFS[kind], device])
     mount.mkdir()
     _mount(device, mount)
     stack.callback(_unmount, mount)

@@ -99,6 +99,7 @@ class Case:
     load: object
     settings: dict = field(default_factory=dict)
     own_wal_device: bool = False
+    file_system: str = "ext4"
     standby: bool = False
     ours_only: bool = False
     workload: Workload = None
@@ -304,6 +305,18 @@ SELECT format('CREATE TABLESPACE ts%s LOCATION %L', i, ''),
 FROM generate_series(0, {TABLESPACE_COUNT} - 1) i \\gexec
 """.replace("{n}", str(TABLESPACE_COUNT)),
     "\n".join(f"UPDATE spread{number} SET k = k + 1;" for number in range(TABLESPACE_COUNT)))
+
+
+@suite
+def atomic(scale):
+    """(j) what reads after direct writes cost: tables in shared buffers, the kernel's cache, neither."""
+    data, wal = pgbench_data(scale, 30), {"max_wal_size": scale.wal(64)}
+    return [Case("in shared buffers, TPC-B", data, TPCB,
+                 {**wal, "shared_buffers": scale.buffers(1024)}, file_system="xfs"),
+            Case("in the kernel's cache, TPC-B", data, TPCB,
+                 {**wal, "shared_buffers": scale.buffers(64)}, file_system="xfs"),
+            Case("on the device, TPC-B", data, TPCB_COLD,
+                 {**wal, "shared_buffers": scale.buffers(64)}, file_system="xfs")]
 
 
 @suite

@@ -17,11 +17,16 @@ PACKAGES = ("e2fsprogs", "mount", "util-linux", "xfsprogs")
 PLACES_VARIABLE = "PGDW_ATOMIC_PLACES"
 TESTS = ("test_doublewrite/038_atomic_writes", "test_doublewrite/039_atomic_storage")
 
-# XFS with reflink makes atomic writes in software; the others make none.
+# How each file system is made, and options to mount it.  XFS with reflink makes atomic writes
+# in software, of one of its own blocks at least; the others make none.
 FILE_SYSTEMS = {
-    "xfs_reflink": ("mkfs.xfs", "-q", "-m", "reflink=1"),
-    "xfs_plain": ("mkfs.xfs", "-q", "-m", "reflink=0"),
-    "ext4": ("mkfs.ext4", "-q"),
+    "xfs_reflink": (("mkfs.xfs", "-q", "-m", "reflink=1"), ()),
+    "xfs_bounded": (("mkfs.xfs", "-q", "-m", "reflink=1"), ("-o", "max_atomic_write=8k")),
+    "xfs_block_8k": (("mkfs.xfs", "-q", "-b", "size=8192"), ()),
+    "xfs_block_16k": (("mkfs.xfs", "-q", "-b", "size=16384"), ()),
+    "xfs_plain": (("mkfs.xfs", "-q", "-m", "reflink=0"), ()),
+    "ext4": (("mkfs.ext4", "-q"), ()),
+    "ext4_bigalloc": (("mkfs.ext4", "-q", "-O", "bigalloc", "-C", "16384"), ()),
 }
 
 # XFS refuses to be smaller than 300 MB.
@@ -50,14 +55,14 @@ def places():
           contextlib.ExitStack() as stack):
         directory = Path(name)
         directory.chmod(0o755)
-        for place, command in FILE_SYSTEMS.items():
+        for place, (command, options) in FILE_SYSTEMS.items():
             say(f"making a file system: {place}")
-            stack.enter_context(_mounted(directory, place, command))
+            stack.enter_context(_mounted(directory, place, command, options))
         yield directory
 
 
 @contextlib.contextmanager
-def _mounted(directory, place, command):
+def _mounted(directory, place, command, options):
     image = directory / f"{place}.image"
     with image.open("wb") as opened:
         opened.truncate(IMAGE_MB << 20)
@@ -66,7 +71,7 @@ def _mounted(directory, place, command):
     device = output(["losetup", "--find", "--show", "--direct-io=on", image])
     try:
         run([*command, device])
-        run(["mount", device, target])
+        run(["mount", *options, device, target])
         try:
             own(target)
             yield

@@ -1,11 +1,11 @@
 """Atomic writes in hardware, which QEMU emulates: `./dev atomic-vm`.
 
-A virtual machine without KVM, with a newer kernel than the host's and NVMe
-namespaces that offer atomic writes, or do not.  It is started from a kernel and
-an initial file system that holds nothing but our build and busybox.  First it
-says what is found on each file system.  Then a server runs in it; QEMU is killed,
-and started again on the same disk: recovery, amcheck, and no acknowledged
-commit may be missing.
+A virtual machine without KVM, with a newer kernel than the host's, NVMe
+namespaces that offer atomic writes, or do not, and a SCSI disk that its kernel
+makes up.  It is started from a kernel and an initial file system that holds
+nothing but our build and busybox.  First it says what is found on each file
+system.  Then a server runs in it; QEMU is killed, and started again on the same
+disk: recovery, amcheck, and no acknowledged commit may be missing.
 
 A program that is killed loses the memory of the machine, not what the emulated
 disk has been given: this shows that the kernel and the server go together, not
@@ -32,7 +32,9 @@ PACKAGES = ("cpio", "e2fsprogs", "mmdebstrap", "xfsprogs")
 SUITE = "sid"
 INCLUDED = ("qemu-system-x86", "linux-image-cloud-amd64", "busybox-static")
 
-MODULES = ("nvme", "xfs", "ext4")
+# Modules of the kernel, and their options.
+MODULES = {"nvme": "", "xfs": "", "ext4": "", "sd_mod": "",
+           "scsi_debug": "atomic_wr=1 dev_size_mb=400 sector_size=4096"}
 PROGRAMS = "initdb pg_amcheck pg_checksums pg_ctl pg_doublewrite pgbench postgres psql".split()
 LIBRARIES = ("amcheck.so", "dict_snowball.so", "pg_doublewrite_stats.so", "plpgsql.so")
 MKFS = ("/usr/sbin/mkfs.xfs", "/usr/sbin/mkfs.ext4")
@@ -47,23 +49,28 @@ NAWUPF = 7
 SILENCE_SECONDS = 240
 
 # What is expected of each layout: (serial number of the device, mkfs, proof).
-GOOD, BAD = "good", "bad"
+GOOD, BAD, SCSI = "good", "bad", "scsi"
 LAYOUTS = (
     (BAD, "mkfs.xfs -q -f -m reflink=1", "software"),
     (BAD, "mkfs.ext4 -q -F -O bigalloc -C 16384", "other size"),
     (GOOD, "mkfs.ext4 -q -F", "other size"),
     (GOOD, "mkfs.ext4 -q -F -O bigalloc -C 16384", "hardware"),
+    (GOOD, "mkfs.ext4 -q -F -b 8192", "hardware"),
     (GOOD, "mkfs.xfs -q -f -m reflink=0", "other size"),
     (GOOD, "mkfs.xfs -q -f -m reflink=0 -b size=8192", "hardware"),
     (GOOD, "mkfs.xfs -q -f -m reflink=1", "hardware"),
+    (SCSI, "mkfs.ext4 -q -F", "other size"),
+    (SCSI, "mkfs.ext4 -q -F -O bigalloc -C 16384", "hardware"),
+    (SCSI, "mkfs.xfs -q -f -m reflink=1", "hardware"),
 )
 
 INIT = """#!/bin/busybox sh
 /bin/busybox --install -s /bin
 mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
 mkdir -p /dev/shm /tmp /mnt; mount -t tmpfs shm /dev/shm; chmod 1777 /dev/shm /tmp
-for module in $(cat /modules/order); do insmod /modules/$module; done
-for i in $(seq 50); do [ -b /dev/nvme0n1 ] && [ -b /dev/nvme1n1 ] && break; usleep 100000; done
+while read module options; do insmod /modules/$module $options; done < /modules/order
+for i in $(seq 50); do [ -b /dev/nvme0n1 ] && [ -b /dev/nvme1n1 ] && [ -b /dev/sda ] && break; usleep 100000; done
+ln -s sda /dev/scsi
 for i in 0 1; do ln -s nvme${i}n1 /dev/$(tr -d ' ' < /sys/class/nvme/nvme$i/serial); done
 export PATH=/pg/bin:/usr/sbin:/bin LD_LIBRARY_PATH=/pg/lib:/lib HOME=/tmp
 stage=$(sed 's/.*stage=\\([a-z]*\\).*/\\1/' /proc/cmdline)
@@ -335,7 +342,7 @@ def _add_modules(target, root):
     for line in (base / "modules.dep").read_text().splitlines():
         name, _, others = line.partition(":")
         needs[Path(name).name.partition(".")[0]] = (name, others.split())
-    order = []
+    order, options = [], {}
 
     def add(path):
         plain = Path(path).name.removesuffix(".xz")
@@ -346,11 +353,12 @@ def _add_modules(target, root):
         data = (base / path).read_bytes()
         (target / plain).write_bytes(lzma.decompress(data) if path.endswith(".xz") else data)
         order.append(plain)
+        options[plain] = MODULES.get(plain.removesuffix(".ko"), "")
 
     for name in MODULES:
         if name in needs:        # else it is in the kernel
             add(needs[name][0])
-    (target / "order").write_text("\n".join(order) + "\n")
+    (target / "order").write_text("".join(f"{name} {options[name]}\n" for name in order))
 
 
 def _command(machine, stage):

@@ -13,7 +13,8 @@ PACKAGES = (
 )
 
 # Only for ./dev bench: a load generator, and what renders reports.
-BENCH = ("e2fsprogs", "mount", "python3-jinja2", "python3-matplotlib", "sysbench", "util-linux")
+BENCH = ("e2fsprogs", "mount", "python3-jinja2", "python3-matplotlib", "sysbench", "util-linux",
+         "xfsprogs")
 
 # First version with `exclude_suites`, by which PostgreSQL's build keeps the
 # tests against a running server apart from those that start their own.

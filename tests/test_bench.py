@@ -68,6 +68,12 @@ class ArmsTest(unittest.TestCase):
         with self.assertRaises(DevError):
             arms.choose(["stock"])
 
+    def test_arms_that_need_a_file_system(self):
+        chosen = arms.choose(["atomic_writes", "off"], file_systems={"xfs"})
+        self.assertEqual([arm.name for arm in chosen], ["off", "atomic_writes"])
+        with self.assertRaises(DevError):
+            arms.choose(["atomic_writes"], file_systems={"ext4"})
+
     def test_order_rotates(self):
         self.assertEqual([arms.order(list("ABC"), number) for number in (0, 1, 3)],
                          [list("ABC"), list("BCA"), list("ABC")])

@@ -2,9 +2,8 @@
 
 # Atomic writes on file systems that offer them, and on some that do not.
 #
-# PGDW_ATOMIC_PLACES names a directory in which these are mounted, as "./dev
-# atomic" does it: xfs_reflink, which makes atomic writes in software;
-# xfs_plain and ext4, which make none.
+# PGDW_ATOMIC_PLACES names a directory in which they are mounted, as "./dev
+# atomic" does it.
 
 use strict;
 use warnings FATAL => 'all';
@@ -28,7 +27,16 @@ my $places = $ENV{PGDW_ATOMIC_PLACES};
 
 plan skip_all => 'PGDW_ATOMIC_PLACES names no file systems' if !defined $places;
 
-my @places = qw(xfs_reflink xfs_plain ext4);
+# What the kernel says of each, on a device that has no atomic writes itself
+my %proofs = (
+	xfs_reflink => 'software',
+	xfs_bounded => 'software',
+	xfs_block_8k => 'software',
+	xfs_block_16k => 'other size',
+	xfs_plain => 'not offered',
+	ext4 => 'not offered',
+	ext4_bigalloc => 'not offered');
+my @places = sort keys %proofs;
 my $node = dw_new_node('storage', mode => 'atomic_writes',
 	conf => "double_write_buffer_size = 1GB\ntest_doublewrite.quiet = on\n");
 
@@ -68,15 +76,25 @@ sub write_to
 $node->start;
 dw_extensions($node);
 make_tablespaces();
-is(write_to('xfs_reflink'), 'software|f|t|0|xfs', 'what a file system makes in software does not count (A1)');
-is(write_to('xfs_plain'), 'not offered|f|t|0|xfs', 'XFS without reflink: all through the log');
-is(write_to('ext4'), 'not offered|f|t|0|ext4', 'ext4: all through the log');
+foreach my $place (@places)
+{
+	my ($type) = split /_/, $place;
+
+	is(write_to($place), "$proofs{$place}|f|t|0|$type",
+		"$place: all through the log, as what a file system makes in software does not count (A1)");
+}
 $node->stop;
 
 $node->append_conf('postgresql.conf', 'debug_atomic_writes_in_software = on');
 $node->start;
-is(write_to('xfs_reflink'), 'software|t|f|0|xfs', 'unless the option for developers is set');
-is(write_to('xfs_plain'), 'not offered|f|t|0|xfs', '... which does nothing for others');
+foreach my $place (@places)
+{
+	my ($type) = split /_/, $place;
+	my $counts = $proofs{$place} eq 'software' ? 't|f' : 'f|t';
+
+	is(write_to($place), "$proofs{$place}|$counts|0|$type",
+		"$place: with the option for developers");
+}
 $node->stop;
 
 my ($stdout, $stderr) = run_command([ 'pg_doublewrite', 'storage', $node->data_dir ]);
