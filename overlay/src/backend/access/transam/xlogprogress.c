@@ -490,8 +490,7 @@ XLogProgressBegin(XLogRecPtr start, List *timelines)
  * How much is done at 'lsn'?  Returns false if that is not known.
  */
 static bool
-get_progress(XLogRecPtr lsn, int *percent, uint64 *left, double *rate,
-			 double *seconds_left)
+get_progress(XLogRecPtr lsn, int *percent, uint64 *left, double *rate)
 {
 	XLogRecPtr	end = pg_atomic_read_membarrier_u64(&XLogProgress->end);
 	XLogRecPtr	start = pg_atomic_read_u64(&XLogProgress->start);
@@ -505,8 +504,22 @@ get_progress(XLogRecPtr lsn, int *percent, uint64 *left, double *rate,
 	*percent = (int) ((lsn - start) * 100 / (end - start));
 	*left = end - lsn;
 	*rate = (lsn - start) / Max(seconds, 0.001);
-	*seconds_left = estimate_seconds_left(start, end, lsn, begin);
 	return true;
+}
+
+/*
+ * How long will the rest take?  -1 if that is not known.
+ */
+static double
+get_seconds_left(XLogRecPtr lsn)
+{
+	XLogRecPtr	end = pg_atomic_read_membarrier_u64(&XLogProgress->end);
+	XLogRecPtr	start = pg_atomic_read_u64(&XLogProgress->start);
+
+	if (XLogRecPtrIsInvalid(end) || lsn < start)
+		return -1;
+	return estimate_seconds_left(start, end, Min(lsn, end),
+								 pg_atomic_read_u64(&XLogProgress->begin_time));
 }
 
 /*
@@ -521,9 +534,10 @@ describe_progress(void)
 	double		rate;
 	double		seconds_left;
 
-	if (!get_progress(lsn, &percent, &left, &rate, &seconds_left))
+	if (!get_progress(lsn, &percent, &left, &rate))
 		return NULL;
 
+	seconds_left = get_seconds_left(lsn);
 	if (seconds_left < 0)
 		return psprintf(_("%d%% of WAL replayed, %" PRIu64 " MB left"),
 						percent, left / (1024 * 1024));
@@ -558,10 +572,9 @@ write_progress_file(XLogRecPtr lsn)
 	int			percent;
 	uint64		left;
 	double		rate;
-	double		seconds_left;
 	FILE	   *file;
 
-	if (!get_progress(lsn, &percent, &left, &rate, &seconds_left))
+	if (!get_progress(lsn, &percent, &left, &rate))
 		return;
 
 	file = AllocateFile(PROGRESS_FILE_TMP, PG_BINARY_W);
@@ -571,7 +584,7 @@ write_progress_file(XLogRecPtr lsn)
 			"bytes_left = %" PRIu64 "\nbytes_per_second = %.0f\nseconds_left = %.0f\n",
 			LSN_FORMAT_ARGS(lsn),
 			LSN_FORMAT_ARGS(pg_atomic_read_u64(&XLogProgress->end)),
-			percent, left, rate, seconds_left);
+			percent, left, rate, get_seconds_left(lsn));
 	if (FreeFile(file) != 0 || rename(PROGRESS_FILE_TMP, PROGRESS_FILE) != 0)
 		(void) unlink(PROGRESS_FILE_TMP);
 }
@@ -662,10 +675,18 @@ XLogProgressShowSegment(XLogSegNo segno, const char *xlogfname)
 	int			percent;
 	uint64		left;
 	double		rate;
-	double		seconds_left;
+	static double seconds_left = -1;
+	static TimestampTz estimated = 0;
+	TimestampTz now = GetCurrentTimestamp();
 
+	/* an estimate takes a millisecond, and segments may take few */
 	XLogSegNoOffsetToRecPtr(segno, 0, wal_segment_size, lsn);
-	if (get_progress(lsn, &percent, &left, &rate, &seconds_left))
+	if (TimestampDifferenceExceeds(estimated, now, 1000))
+	{
+		estimated = now;
+		seconds_left = get_seconds_left(lsn);
+	}
+	if (get_progress(lsn, &percent, &left, &rate))
 		snprintf(title, sizeof(title), "recovering %s, %d%% done, %.0f s left",
 				 xlogfname, percent, Max(seconds_left, 0));
 	else
