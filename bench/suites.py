@@ -19,6 +19,7 @@ from .restart import Restart
 SCRIPTS = Path(__file__).resolve().parent / "tpcc"
 REDO_SCRIPTS = Path(__file__).resolve().parent / "redo"
 RESTART_SCRIPTS = Path(__file__).resolve().parent / "restart"
+TRAP_SCRIPTS = Path(__file__).resolve().parent / "traps"
 
 # What TPC-C prescribes of each transaction, in percent.
 TPCC_MIX = {"new_order": 45, "payment": 43, "order_status": 4, "delivery": 4, "stock_level": 4}
@@ -43,6 +44,10 @@ TPCC_MB = 13
 TRAP_ROW_BYTES = 160
 REDO_ROW_BYTES = 190
 DOCUMENT_BYTES = 7000
+
+# Of each of many tables, which has MANY_ROWS rows: heap, index, and what vacuum adds.
+MANY_TABLE_BYTES = 14 * 8192
+MANY_ROWS = 50
 
 FILES_OF_A_NEW_CLUSTER = 1200
 
@@ -211,6 +216,26 @@ END$$;""")
     return Dataset(f"files-{tables}", 200, fill)
 
 
+def many_tables_data(scale, number):
+    """Return many tables of some pages each, with room for new versions in each page."""
+    tables = scale.count(number, 100)
+    return Dataset(f"many-{tables}", tables * MANY_TABLE_BYTES >> 20, lambda server: server.sql(f"""
+DO $$BEGIN
+  FOR i IN 1..{tables} LOOP
+    EXECUTE format('CREATE TABLE many%s (id int PRIMARY KEY, k int, pad char(800))'
+                   ' WITH (fillfactor = 80)', i);
+    EXECUTE format('INSERT INTO many%s SELECT r, 0 FROM generate_series(1, {MANY_ROWS}) r', i);
+    COMMIT;
+  END LOOP;
+END$$;"""))
+
+
+def many_tables_load(scale, number):
+    """Return updates of single rows anywhere in these."""
+    return Pgbench((f"--file={TRAP_SCRIPTS / 'many_tables.sql'}", f"--define=rows={MANY_ROWS}",
+                    f"--define=tables={scale.count(number, 100)}"), prewarm=False)
+
+
 def tpcc_load(scale, number):
     """Return the TPC-C-like mix."""
     scripts = (f"--file={SCRIPTS / name}.sql@{share}" for name, share in TPCC_MIX.items())
@@ -279,7 +304,11 @@ def traps(scale):
     spaces = Case("tablespaces", data, Steps((TABLESPACES,)),
                   {**settings, "shared_buffers": scale.buffers(128),
                    "allow_in_place_tablespaces": "on"})
-    return [*small, *bulk, spaces]
+    many = [Case(f"small buffers 16 MB, {number:,} tables", many_tables_data(scale, number),
+                 many_tables_load(scale, number), {
+                     **wal, "shared_buffers": "16MB", "max_locks_per_transaction": "256"})
+            for number in (10_000,)]
+    return [*small, *bulk, spaces, *many]
 
 
 BULK = (
