@@ -301,7 +301,7 @@ SELECT 'double_write_buffer_size',
 			pg_catalog.format('Pages had to wait %s times for space in the log, data files were synced %s times in %s checkpoints to free some, and the log cannot be larger.  More frequent checkpoints or compression leave more room in it.',
 				space_waits, sync_cycles_for_space, checkpoints)
 		WHEN log_verdict = 'many files' THEN
-			pg_catalog.format('Data files were synced %s times in %s checkpoints because too many of them had been written.  A larger log would not change that.',
+			pg_catalog.format('Data files were synced %s times in %s checkpoints because more of them had been written than was foreseen when the server started.  A restart makes room for as many as the log could hold pages.',
 				sync_cycles_for_files, checkpoints)
 		ELSE
 			pg_catalog.format('Data files were synced %s times in %s checkpoints to free space in the log, and pages had to wait for it %s times in %s syncs.',

@@ -155,9 +155,16 @@ typedef struct DWDirtyFile
 	RelFileLocator rlocator;
 	ForkNumber	forknum;
 	uint32		segno;
-	bool		used;
+	int			next;			/* next file of the same bucket or -1 */
 	uint64		batchno;		/* last logged batch that wrote to it */
 } DWDirtyFile;
+
+/* What says which file it is */
+#define DW_FILE_KEY_SIZE		offsetof(DWDirtyFile, next)
+
+StaticAssertDecl(DW_FILE_KEY_SIZE ==
+				 sizeof(RelFileLocator) + sizeof(ForkNumber) + sizeof(uint32),
+				 "there must be no padding in what is compared by bytes");
 
 /* A file in the directory of the log, in which nothing is live */
 typedef struct DWOldFile
@@ -169,11 +176,12 @@ typedef struct DWOldFile
 } DWOldFile;
 
 /*
- * Room for the files written since the last sync cycle.  A cycle is started
- * in the background when it is three quarters full; what is left then takes
- * four batches of pages that all belong to different files.
+ * Least room for the files written since the last sync cycle; see
+ * dw_dirty_files_max().  A cycle is started in the background when it is three
+ * quarters full; what is left then takes four batches of pages that all belong
+ * to different files.
  */
-#define DW_DIRTY_FILES			4096
+#define DW_MIN_DIRTY_FILES		4096
 
 /*
  * Notes of removals between two checkpoints.  Whoever finds them full syncs by
@@ -433,11 +441,11 @@ typedef struct DWReadsState
 									 * complete */
 } DWReadsState;
 
-/* Files that the log protects; DoubleWriteFlushLock */
+/* Files that the log protects, see dirty.c; DoubleWriteFlushLock */
 typedef struct DWDirtyState
 {
 	int			nfiles;
-	DWDirtyFile files[DW_DIRTY_FILES];
+	int			max;			/* constant */
 } DWDirtyState;
 
 /* Tablespaces of which it is known how pages are written there */
@@ -697,6 +705,19 @@ extern void dw_epoch_begin(uint64 first_batch);
 extern uint64 dw_epoch_copy(const BufferTag *tag);
 extern void dw_epoch_note(const BufferTag *tag, uint64 batchno);
 
+/* dirty.c */
+extern Size dw_dirty_shmem_size(void);
+extern void dw_dirty_shmem_init(void);
+extern void dw_dirty_file(const BufferTag *tag, uint64 batchno);
+extern bool dw_dirty_files_full(int more);
+extern bool dw_many_dirty_files(void);
+extern DWDirtyFile *dw_copy_dirty_files(int *nfiles);
+extern void dw_forget_files(uint64 mark);
+extern void dw_directory_path(char *path, Oid spcOid, Oid dbOid);
+extern void dw_sync_directory(const RelFileLocator *rlocator);
+extern void dw_sync_file(const DWDirtyFile *file);
+extern void dw_sync_files(const DWDirtyFile *files, int nfiles);
+
 /* batch.c */
 extern void dw_set_batch_phase(DWBatchPhase phase);
 extern bool dw_begin_batch(const DWPageSet *retry);
@@ -706,16 +727,6 @@ extern bool dw_batch_has_waited(void);
 extern void dw_flush_wal(void);
 extern void dw_note_logged(int slotno, uint64 batchno);
 extern uint64 dw_first_unfinished_batch(void);
-
-/* dirty.c */
-extern void dw_dirty_file(const BufferTag *tag, uint64 batchno);
-extern bool dw_dirty_files_full(int more);
-extern bool dw_many_dirty_files(void);
-extern void dw_forget_files(uint64 mark);
-extern void dw_directory_path(char *path, Oid spcOid, Oid dbOid);
-extern void dw_sync_directory(const RelFileLocator *rlocator);
-extern void dw_sync_file(const DWDirtyFile *file);
-extern void dw_sync_files(const DWDirtyFile *files);
 
 /* atomic.c */
 extern bool dw_atomic_allowed(void);

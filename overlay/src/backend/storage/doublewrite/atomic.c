@@ -207,7 +207,7 @@ dw_refused_bit(const BufferTag *tag)
 
 	dw_atomic_key(tag, &key);
 	return hash_bytes((const unsigned char *) &key,
-					  offsetof(DWDirtyFile, used)) % DW_ATOMIC_REFUSED_BITS;
+					  DW_FILE_KEY_SIZE) % DW_ATOMIC_REFUSED_BITS;
 }
 
 static bool
@@ -364,7 +364,7 @@ dw_atomic_open(const BufferTag *tag, const DWAtomicProbe *probe)
 
 	dw_atomic_key(tag, &key);
 	if (dw_atomic_fd >= 0 &&
-		memcmp(&dw_atomic_file, &key, offsetof(DWDirtyFile, used)) == 0)
+		memcmp(&dw_atomic_file, &key, DW_FILE_KEY_SIZE) == 0)
 		return true;
 	dw_atomic_close();
 

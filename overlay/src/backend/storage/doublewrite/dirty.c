@@ -22,14 +22,103 @@
 #include "catalog/pg_tablespace_d.h"
 #include "common/hashfn.h"
 #include "common/relpath.h"
+#include "port/pg_bitutils.h"
 #include "postmaster/bgwriter.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/fd.h"
 #include "storage/md.h"
+#include "storage/shmem.h"
 #include "storage/sync.h"
 
 /* Files that the checkpointer syncs before it looks at its queue, as in sync.c */
 #define DW_SYNCS_PER_ABSORB		10
+
+/*
+ * Files in no particular order, without gaps, so that what is done with all of
+ * them costs no more than there are; and chains of those with the same hash.
+ * DoubleWriteFlushLock guards both.
+ */
+static DWDirtyFile *DWDirtyFiles;
+static int *DWDirtyBuckets;		/* first file of the chain or -1 */
+
+/*
+ * How many files can be remembered?  As many as the log can hold pages, as if
+ * its bound were to stay: each file has got a page there since it was synced
+ * last.  So it is the log that gets full, however many files there are, unless
+ * pages are compressed, or the bound is raised or exceeded.
+ */
+static int
+dw_dirty_files_max(void)
+{
+	return Max(dw_log_bound_segments() * DW_SEGMENT_BLOCKS, DW_MIN_DIRTY_FILES);
+}
+
+/* A power of two */
+static uint32
+dw_dirty_buckets(int max)
+{
+	return pg_nextpower2_32(max);
+}
+
+/*
+ * Shared memory needed for the table, in bytes.
+ */
+Size
+dw_dirty_shmem_size(void)
+{
+	int			max = dw_dirty_files_max();
+
+	return add_size(mul_size(max, sizeof(DWDirtyFile)),
+					mul_size(dw_dirty_buckets(max), sizeof(int)));
+}
+
+/*
+ * Create or attach to the table.
+ */
+void
+dw_dirty_shmem_init(void)
+{
+	uint32		nbuckets;
+	bool		found;
+
+	/* by the creator; the setting may have changed when others attach */
+	if (DWCtl->dirty.max == 0)
+		DWCtl->dirty.max = dw_dirty_files_max();
+	nbuckets = dw_dirty_buckets(DWCtl->dirty.max);
+
+	DWDirtyFiles = ShmemInitStruct("Double Write Dirty Files",
+								   mul_size(DWCtl->dirty.max, sizeof(DWDirtyFile)),
+								   &found);
+	DWDirtyBuckets = ShmemInitStruct("Double Write Dirty File Buckets",
+									 mul_size(nbuckets, sizeof(int)), &found);
+	if (!found)
+		memset(DWDirtyBuckets, -1, nbuckets * sizeof(int));
+}
+
+/* The chain on which a file is, or would be */
+static int *
+dw_dirty_bucket(const DWDirtyFile *file)
+{
+	uint32		hash = hash_bytes((const unsigned char *) file, DW_FILE_KEY_SIZE);
+
+	return &DWDirtyBuckets[hash & (dw_dirty_buckets(DWCtl->dirty.max) - 1)];
+}
+
+/*
+ * Add a file that is not in the table.
+ */
+static void
+dw_add_dirty_file(const DWDirtyFile *file)
+{
+	int			fileno = DWCtl->dirty.nfiles++;
+	int		   *bucket = dw_dirty_bucket(file);
+
+	Assert(fileno < DWCtl->dirty.max);
+
+	DWDirtyFiles[fileno] = *file;
+	DWDirtyFiles[fileno].next = *bucket;
+	*bucket = fileno;
+}
 
 /*
  * Remember that a logged batch writes to the file of a page.  There is room;
@@ -38,35 +127,25 @@
 void
 dw_dirty_file(const BufferTag *tag, uint64 batchno)
 {
-	DWDirtyFile key = {0};
-	DWDirtyFile *file;
-	uint32		pos;
+	DWDirtyFile file = {0};
 
 	Assert(DWIsFlusher());
-	Assert(DWCtl->dirty.nfiles < DW_DIRTY_FILES);
 
-	key.rlocator = BufTagGetRelFileLocator(tag);
-	key.forknum = BufTagGetForkNum(tag);
-	key.segno = tag->blockNum / RELSEG_SIZE;
+	file.rlocator = BufTagGetRelFileLocator(tag);
+	file.forknum = BufTagGetForkNum(tag);
+	file.segno = tag->blockNum / RELSEG_SIZE;
+	file.batchno = batchno;
 
-	pos = hash_bytes((const unsigned char *) &key,
-					 offsetof(DWDirtyFile, used)) % DW_DIRTY_FILES;
-	for (;;)
+	for (int i = *dw_dirty_bucket(&file); i >= 0; i = DWDirtyFiles[i].next)
 	{
-		file = &DWCtl->dirty.files[pos];
-		if (!file->used ||
-			memcmp(file, &key, offsetof(DWDirtyFile, used)) == 0)
-			break;
-		pos = (pos + 1) % DW_DIRTY_FILES;
+		Assert(i < DWCtl->dirty.nfiles);
+		if (memcmp(&DWDirtyFiles[i], &file, DW_FILE_KEY_SIZE) == 0)
+		{
+			DWDirtyFiles[i].batchno = batchno;
+			return;
+		}
 	}
-
-	if (!file->used)
-	{
-		*file = key;
-		file->used = true;
-		DWCtl->dirty.nfiles++;
-	}
-	file->batchno = batchno;
+	dw_add_dirty_file(&file);
 }
 
 /*
@@ -76,41 +155,55 @@ bool
 dw_dirty_files_full(int more)
 {
 	Assert(DWIsFlusher());
-	return DWCtl->dirty.nfiles + more >= DW_DIRTY_FILES;
+	return DWCtl->dirty.nfiles + more > DWCtl->dirty.max;
 }
 
 bool
 dw_many_dirty_files(void)
 {
 	Assert(LWLockHeldByMe(DoubleWriteFlushLock));
-	return DWCtl->dirty.nfiles > DW_DIRTY_FILES / 4 * 3;
+	return DWCtl->dirty.nfiles > DWCtl->dirty.max / 4 * 3;
 }
 
 /*
- * Forget files whose last logged batch lies below the mark.  Flush lock held.
+ * Return a copy of the table, for dw_sync_files(): to be synced without the
+ * flush lock, while files are added and forgotten.
+ */
+DWDirtyFile *
+dw_copy_dirty_files(int *nfiles)
+{
+	DWDirtyFile *files;
+
+	Assert(DWIsFlusher());
+
+	*nfiles = DWCtl->dirty.nfiles;
+	files = palloc_array(DWDirtyFile, *nfiles);
+	memcpy(files, DWDirtyFiles, *nfiles * sizeof(DWDirtyFile));
+	return files;
+}
+
+/*
+ * Forget files whose last logged batch lies below the mark.  Nothing here may
+ * fail.
  */
 void
 dw_forget_files(uint64 mark)
 {
-	DWDirtyFile *old = palloc(sizeof(DWDirtyFile) * DW_DIRTY_FILES);
+	int			nfiles = DWCtl->dirty.nfiles;
 
 	Assert(DWIsFlusher());
 	Assert(mark <= DWCtl->log.next_batchno);
 
-	memcpy(old, DWCtl->dirty.files, sizeof(DWDirtyFile) * DW_DIRTY_FILES);
-	memset(DWCtl->dirty.files, 0, sizeof(DWDirtyFile) * DW_DIRTY_FILES);
-	DWCtl->dirty.nfiles = 0;
-	for (int i = 0; i < DW_DIRTY_FILES; i++)
-	{
-		BufferTag	tag;
+	for (int i = 0; i < nfiles; i++)
+		*dw_dirty_bucket(&DWDirtyFiles[i]) = -1;
 
-		if (!old[i].used || old[i].batchno < mark)
-			continue;
-		InitBufferTag(&tag, &old[i].rlocator, old[i].forknum,
-					  old[i].segno * RELSEG_SIZE);
-		dw_dirty_file(&tag, old[i].batchno);
+	/* those that stay move down, to where there has been a look already */
+	DWCtl->dirty.nfiles = 0;
+	for (int i = 0; i < nfiles; i++)
+	{
+		if (DWDirtyFiles[i].batchno >= mark)
+			dw_add_dirty_file(&DWDirtyFiles[i]);
 	}
-	pfree(old);
 	dw_show_log();
 }
 
@@ -198,21 +291,17 @@ dw_sync_file(const DWDirtyFile *file)
 }
 
 /*
- * Sync all files of a table of DW_DIRTY_FILES entries.
+ * Sync all these files.
  */
 void
-dw_sync_files(const DWDirtyFile *files)
+dw_sync_files(const DWDirtyFile *files, int nfiles)
 {
-	int			nsynced = 0;
-
-	for (int i = 0; i < DW_DIRTY_FILES; i++)
+	for (int i = 0; i < nfiles; i++)
 	{
-		if (!files[i].used)
-			continue;
 		dw_sync_file(&files[i]);
 
 		/* the queue of sync requests must not overflow meanwhile */
-		if (AmCheckpointerProcess() && ++nsynced % DW_SYNCS_PER_ABSORB == 0)
+		if (AmCheckpointerProcess() && (i + 1) % DW_SYNCS_PER_ABSORB == 0)
 			AbsorbSyncRequests();
 	}
 }

@@ -100,8 +100,13 @@ dw_disarm(bool keep_segments)
 	}
 	if (DWCtl->log.armed)
 	{
+		DWDirtyFile *files;
+		int			nfiles;
+
 		dw_epoch_begin(DWCtl->log.next_batchno);
-		dw_sync_files(DWCtl->dirty.files);
+		files = dw_copy_dirty_files(&nfiles);
+		dw_sync_files(files, nfiles);
+		pfree(files);
 		dw_log_set_low_water(DWCtl->log.next_batchno);
 		dw_forget_files(DWCtl->log.next_batchno);
 		DWCtl->log.armed = false;

@@ -217,7 +217,6 @@ dw_note_file(const RelFileLocator *rlocator, ForkNumber forknum, uint32 segno)
 	file.rlocator = *rlocator;
 	file.forknum = forknum;
 	file.segno = segno;
-	file.used = true;
 
 	DWLockMutex();
 	if (DWCtl->removals.nfiles < DW_REMOVED_FILES)

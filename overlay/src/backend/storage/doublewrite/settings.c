@@ -215,7 +215,7 @@ dw_stage_slots(void)
  * But half of max_wal_size up to 4 GB, if that is more.  Whoever has checkpoints
  * that rare would have one image of each page in WAL between two of them; so
  * that there is but one copy, too, an epoch must last as long.  More would make
- * restore long, and the table of copies large.
+ * restore long, and the tables of copies and of files large.
  */
 static int64
 dw_automatic_bound(void)

@@ -98,6 +98,7 @@ void
 dw_sync_cycle(uint64 begun)
 {
 	DWDirtyFile *files;
+	int			nfiles;
 	uint64		mark;
 	uint64		number;
 
@@ -125,13 +126,12 @@ dw_sync_cycle(uint64 begun)
 		dw_renew_copies();
 	mark = dw_first_unfinished_batch();
 	dw_epoch_begin(mark);
-	files = palloc(sizeof(DWDirtyFile) * DW_DIRTY_FILES);
-	memcpy(files, DWCtl->dirty.files, sizeof(DWDirtyFile) * DW_DIRTY_FILES);
+	files = dw_copy_dirty_files(&nfiles);
 	LWLockRelease(DoubleWriteFlushLock);
 
 	INJECTION_POINT("doublewrite-sync-cycle", NULL);
 
-	dw_sync_files(files);
+	dw_sync_files(files, nfiles);
 	pfree(files);
 
 	INJECTION_POINT("doublewrite-sync-cycle-synced", NULL);
