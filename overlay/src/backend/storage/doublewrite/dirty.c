@@ -183,8 +183,8 @@ dw_copy_dirty_files(int *nfiles)
 }
 
 /*
- * Forget files whose last logged batch lies below the mark.  Nothing here may
- * fail.
+ * Forget files whose last logged batch lies below the mark, as they have been
+ * synced since home writes stopped relying on such batches. (R3)
  */
 void
 dw_forget_files(uint64 mark)
