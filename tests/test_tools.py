@@ -274,6 +274,14 @@ class CheckTest(RepositoryCase):
             "lines_final": {"patches/series": "0001-x.patch\n0002-y.patch\n",
                             "patches/0002-y.patch": "From: A <a@example.org>\n"
                             "Subject: [PATCH] Y\n---\n" + self.OTHER.format("ours", "again")},
+            "patches_announced": {
+                "overlay/doc/src/sgml/release-double-writes.sgml": "<!-- X -->\n",
+                "patches/series": "0002-y.patch\n0001-x.patch\n",
+                "patches/0002-y.patch": "From: A <a@example.org>\nSubject: [PATCH] Y\n---\n"
+                + self.OTHER.replace("other.c", "main.c").replace(" +1 ", ",3 +1,3 ").format(
+                    "line 1", "line one") + " line 2\n line 3\n",
+                "patches/0001-x.patch": self.GOOD["patches/0001-x.patch"].replace(
+                    "Overlay: src/*", "Overlay: src/*\nOverlay: doc/*")},
             "whitespace": {"README.md": "x \n"},
             "no_places": {"README.md": f"{mirror} {home}\n"},
             "patches_apply": {"overlay/src/main.c": "x\n"},
