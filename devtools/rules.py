@@ -1,8 +1,9 @@
-"""The alerting rules in packaging/monitoring, tried with Prometheus's own promtool.
+"""The alerting rules in packaging/monitoring, tried with Prometheus's own promtool; the dashboard.
 
 Its package is unpacked, not installed: that would start a Prometheus.
 """
 
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ from .suites import NO_MODE, Result
 
 PACKAGE = "prometheus"
 RULES, TESTS = "prometheus-rules.yaml", "prometheus-rules-test.yaml"
+DASHBOARD = "grafana-dashboard.json"
 
 
 def check(paths):
@@ -27,12 +29,13 @@ def check(paths):
         if done.returncode:
             say(f"promtool {' '.join(command)}\n{done.stdout}")
             failed += 1
-    for complaint in complaints((place / RULES).read_text(), (place / TESTS).read_text(),
-                                (paths.repo / "docs" / "operations.md").read_text(),
-                                (place / "postgres_exporter.yaml").read_text()):
+    queries = (place / "postgres_exporter.yaml").read_text()
+    for complaint in (*complaints((place / RULES).read_text(), (place / TESTS).read_text(),
+                                  (paths.repo / "docs" / "operations.md").read_text(), queries),
+                      *of_dashboard(json.loads((place / DASHBOARD).read_text()), queries)):
         say(complaint)
         failed += 1
-    return Result("dev/rules", NO_MODE, 0 if failed else 3, failed, 0, 0)
+    return Result("dev/rules", NO_MODE, 0 if failed else 4, failed, 0, 0)
 
 
 def complaints(rules, tests, runbook, queries):
@@ -45,12 +48,29 @@ def complaints(rules, tests, runbook, queries):
     for anchor in dict.fromkeys(re.findall(r'runbook: "#([^"]*)"', rules)):
         if anchor not in headings:
             yield f"docs/operations.md has no section {anchor}"
+    asked = re.sub(r"^ *(summary|description):.*$", "", rules, flags=re.MULTILINE)
+    for metric in _not_exported(asked, queries):
+        yield f"rules ask for {metric}, which postgres_exporter.yaml does not have"
+
+
+def of_dashboard(dashboard, queries):
+    """Say which panels ask for what nobody exports, or do not tell servers apart."""
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", ()):
+            for metric in _not_exported(target["expr"], queries):
+                yield f"panel {panel['title']} asks for {metric}, which is not exported"
+            aggregate = re.search(r"\b(?:sum|avg|min|max)\b(?! by \([^)]*\binstance\b)",
+                                  target["expr"])
+            if "{{instance}}" not in target["legendFormat"] or aggregate:
+                yield f"panel {panel['title']} does not say which server is which"
+
+
+def _not_exported(text, queries):
+    """Return the metrics of ours that a text has and the exporter does not."""
     exported = {f"{group}_{column}" for group, body in re.findall(
         r"^(\w+):\n((?: .*\n|\n)*)", queries, re.MULTILINE)
         for column in re.findall(r"^    - (\w+):", body, re.MULTILINE)}
-    asked = re.sub(r"^ *(summary|description):.*$", "", rules, flags=re.MULTILINE)
-    for metric in sorted(set(re.findall(r"\bpg_double_write\w*", asked)) - exported):
-        yield f"rules ask for {metric}, which postgres_exporter.yaml does not have"
+    return sorted(set(re.findall(r"\bpg_(?:double_write|atomic)\w*", text)) - exported)
 
 
 def _promtool(paths):

@@ -2,7 +2,7 @@
 
 import unittest
 
-from devtools.rules import complaints
+from devtools.rules import complaints, of_dashboard
 
 RULES = """
 groups:
@@ -39,6 +39,26 @@ class RulesTest(unittest.TestCase):
         self.assertEqual(
             self.said(RULES.replace("pg_things_slow", "pg_double_writes_fast")),
             ["rules ask for pg_double_writes_fast, which postgres_exporter.yaml does not have"])
+
+
+class DashboardTest(unittest.TestCase):
+
+    def said(self, expr='rate(pg_double_writes_slow[5m])', legend="{{instance}} slow"):
+        panel = {"title": "P", "targets": [{"expr": expr, "legendFormat": legend}]}
+        return list(of_dashboard({"panels": [panel, {"title": "Text"}]}, QUERIES))
+
+    def test_a_panel_that_is_as_it_should_be(self):
+        self.assertEqual(self.said(), [])
+        self.assertEqual(self.said("sum by (a, instance) (pg_double_writes_slow)"), [])
+
+    def test_a_metric_that_nobody_exports(self):
+        self.assertEqual(self.said("pg_double_writes_fast"),
+                         ["panel P asks for pg_double_writes_fast, which is not exported"])
+
+    def test_servers_that_look_alike(self):
+        said = ["panel P does not say which server is which"]
+        self.assertEqual(self.said(legend="slow"), said)
+        self.assertEqual(self.said("sum by (a) (pg_double_writes_slow)"), said)
 
 
 if __name__ == "__main__":
