@@ -25,6 +25,7 @@ One module per concern, listed so that each may use only those above it:
     atomicvm  a virtual machine whose disks write atomically, or do not
     rules     the rules for Prometheus, tried with its own tool
     series    the review series: written, built and tested patch by patch
+    lint      linters for the manifest of Kubernetes and the RPM spec
     crash     the power-cut explorer
     site      the documents as a static site
     clean     removing what builds and tests have left

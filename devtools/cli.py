@@ -11,7 +11,7 @@ from pathlib import Path
 from bench import cli as bench
 
 from . import (advise, atomic, atomicvm, build, check, clean, cluster, crash, deb, deps, generate,
-               image, mutate, patroni, rules, series, site, source, suites, tools, worktree)
+               image, lint, mutate, patroni, rules, series, site, source, suites, tools, worktree)
 from .base import DevError, locate, note, say
 
 
@@ -116,6 +116,7 @@ def _parser():
     sub.add_argument("--only", type=int, metavar="N", help="check patch N only")
     sub.add_argument("--build-only", action="store_true", help="check without running regress")
     command("check", _check, "run the gate")
+    command("lint", _lint, "check the manifest for Kubernetes and the RPM spec")
     command("rules", _rules, "check and test the rules for Prometheus")
     return parser
 
@@ -257,6 +258,11 @@ def _check(paths, args):
 
 def _rules(paths, args):
     return _conclude([rules.check(paths)])
+
+
+def _lint(paths, args):
+    deps.ensure(paths, lint.PACKAGES)
+    return _conclude([lint.check(paths, _obtain(paths))])
 
 
 def _alone(handler):

@@ -1,4 +1,7 @@
-"""The container's entry point, as root's part of it: the functions alone, on directories of ours."""
+"""The container's entry point, as root's part of it: the functions alone, on directories of ours.
+
+And what its probes say, of a server that is made up.
+"""
 
 import os
 import pwd
@@ -7,7 +10,8 @@ import tempfile
 from pathlib import Path
 from unittest import TestCase, skipUnless
 
-SCRIPT = Path(__file__).resolve().parents[1] / "packaging" / "container" / "docker-entrypoint.sh"
+CONTAINER = Path(__file__).resolve().parents[1] / "packaging" / "container"
+SCRIPT = CONTAINER / "docker-entrypoint.sh"
 
 
 class EntryPointTest(TestCase):
@@ -63,3 +67,44 @@ class EntryPointTest(TestCase):
         self.user = "nobody"
         home = self.call("setpriv() { :; }; exec() { echo $HOME; }; become_server_user postgres")
         self.assertEqual(home, pwd.getpwnam("nobody").pw_dir)
+
+
+class HealthTest(TestCase):
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.base = Path(scratch.name)
+
+    def probe(self, state, wanted, progress=None):
+        """Return (exit status, output) of a probe of a server in a state of pg_isready."""
+        program, file = self.base / "pg_isready", self.base / "recovery_progress"
+        program.write_text(f"#!/bin/sh\nexit {state}\n")
+        program.chmod(0o755)
+        file.unlink(missing_ok=True)
+        if progress is not None:
+            file.write_text(progress)
+        done = subprocess.run(
+            [CONTAINER / "postgres-health", wanted], capture_output=True, text=True,
+            env={**os.environ, "PATH": f"{self.base}:{os.environ['PATH']}", "PGDATA": self.base})
+        return done.returncode, done.stdout.strip()
+
+    def test_server_that_serves(self):
+        for wanted in ("live", "ready"):
+            self.assertEqual(self.probe(0, wanted), (0, "accepting connections"))
+
+    def test_recovery_is_alive(self):
+        progress = "percent = 63\nbytes_left = 9\nseconds_left = 40\n"
+        self.assertEqual(self.probe(1, "live", progress), (0, "recovering, 63 %, 40 s to go"))
+        self.assertEqual(self.probe(1, "ready", progress), (1, "recovering, 63 %, 40 s to go"))
+
+    def test_nothing_known_of_recovery(self):
+        self.assertEqual(self.probe(1, "ready", "percent = 3\nseconds_left = -1\n"),
+                         (1, "recovering, 3 %"))
+        status, said = self.probe(1, "live")
+        self.assertEqual((status, said[:10]), (0, "not ready:"))
+
+    def test_no_answer(self):
+        for wanted in ("live", "ready"):
+            for state in (2, 3):
+                self.assertEqual(self.probe(state, wanted), (1, "no answer"))

@@ -1,0 +1,87 @@
+"""What other machines read, looked at by linters of their own kind: `./dev lint`.
+
+The manifest for Kubernetes against its schema; the RPM spec by rpmlint, and its %prep by
+rpmbuild, which shows that the series applies with patch(1).  Nothing is compiled.
+"""
+
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from . import lock, series
+from .base import run, say
+from .suites import NO_MODE, Result
+
+PACKAGES = ("patch", "python3-venv", "rpm", "rpmlint")
+VALIDATOR = "kubernetes-validate>=1.34,<2"
+
+MANIFEST = "packaging/kubernetes/statefulset.yaml"
+SPEC = "packaging/rpm/postgresql-dw.spec"
+CONTAINER = "packaging/container/Containerfile"
+
+
+def check(paths, source):
+    """Run the linters; returns a Result."""
+    spec, manifest, recipe = ((paths.repo / name).read_text()
+                              for name in (SPEC, MANIFEST, CONTAINER))
+    outcomes = (_kubernetes(paths), _rpmlint(paths), _prepare(paths, source),
+                list(complaints(spec, lock.read(paths.lock_file).version, manifest, recipe)))
+    for complaint in (line for said in outcomes for line in said):
+        say(complaint)
+    failed = sum(1 for said in outcomes if said)
+    return Result("dev/lint", NO_MODE, len(outcomes) - failed, failed, 0, 0)
+
+
+def complaints(spec, version, manifest, recipe):
+    """Say where the spec and the manifest do not fit the rest of the repository."""
+    of_spec = re.search(r"^Version: +(\S+)", spec, re.MULTILINE)[1]
+    if of_spec != version:
+        yield f"{SPEC} is of {of_spec}, upstream.lock of {version}"
+    copied = " ".join(re.findall(r"^COPY .*", recipe, re.MULTILINE)).split()
+    for program in sorted(set(re.findall(r"command: \[([\w-]+)", manifest)) - set(copied)):
+        yield f"{MANIFEST} calls {program}, which {CONTAINER} does not install"
+
+
+def _kubernetes(paths):
+    venv = paths.root / "kubernetes-venv"
+    program = venv / "bin" / "kubernetes-validate"
+    if not program.exists():
+        say(f"installing {VALIDATOR} with pip into {venv}")
+        run(["/usr/bin/python3", "-m", "venv", venv])
+        run([venv / "bin" / "pip", "install", "--quiet", VALIDATOR])
+    return _said([program, "--strict", paths.repo / MANIFEST])
+
+
+def _rpmlint(paths):
+    """Give errors and warnings, but for what is on purpose."""
+    said = _said(["rpmlint", paths.repo / SPEC], fails=False)
+    # rpm has had no use for a tag BuildRoot since 4.6, and the second archive is made here.
+    return [line for line in said if re.search(r": [EW]: ", line)
+            and not re.search(r"no-buildroot-tag|invalid-url Source1", line)]
+
+
+def _prepare(paths, source):
+    """Have rpmbuild unpack the sources and apply the series."""
+    with tempfile.TemporaryDirectory(prefix="rpm-", dir=paths.root) as directory:
+        place = Path(directory)
+        mails, sources = place / "mails", place / "SOURCES"
+        mails.mkdir()
+        sources.mkdir()
+        series.write(paths, source, mails)
+        tree = Path(source.tree)
+        for archive, top in ((f"postgresql-{source.version}.tar.bz2", tree),
+                             (f"double-writes-{source.version}.tar.gz", mails)):
+            # Uncompressed, which rpmbuild sees.
+            run(["tar", "-cf", sources / archive, "-C", top.parent, top.name])
+        shutil.copy(paths.repo / SPEC, place)
+        return _said(["rpmbuild", "-bp", "--nodeps", "--define", f"_topdir {place}",
+                      place / Path(SPEC).name])
+
+
+def _said(command, fails=True):
+    """Return the last lines that a program has said; none if all is well with it."""
+    done = subprocess.run([str(part) for part in command], text=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT)
+    return done.stdout.splitlines()[-20:] if done.returncode or not fails else []

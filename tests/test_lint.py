@@ -1,0 +1,24 @@
+"""Linters: what is said where spec and manifest do not fit the rest."""
+
+from unittest import TestCase
+
+from devtools.lint import complaints
+
+SPEC = "Name: x\nVersion:        18.6\n"
+MANIFEST = "exec:\n  command: [some-health, live]\n"
+RECIPE = "FROM x\nCOPY --chmod=755 a.sh some-health /usr/local/bin/\n"
+
+
+class LintTest(TestCase):
+
+    def said(self, spec=SPEC, manifest=MANIFEST, recipe=RECIPE):
+        return list(complaints(spec, "18.6", manifest, recipe))
+
+    def test_all_fits(self):
+        self.assertEqual(self.said(), [])
+
+    def test_another_release(self):
+        self.assertEqual(len(self.said(spec=SPEC.replace("18.6", "18.5"))), 1)
+
+    def test_program_that_is_not_in_the_image(self):
+        self.assertIn("calls some-health", self.said(recipe="FROM x\nCOPY a.sh /\n")[0])
