@@ -648,6 +648,7 @@ extern bool dw_setting_uses_log(void);
 extern void dw_note_setting(void);
 extern void dw_catch_up_with_settings(void);
 extern int	dw_stage_slots(void);
+extern void dw_show_stage_size(void);
 extern int	dw_log_bound_segments(void);
 
 /* reads.c */

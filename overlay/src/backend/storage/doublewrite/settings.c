@@ -20,6 +20,7 @@
 #include "access/xlog.h"
 #include "storage/bufmgr.h"
 #include "storage/doublewrite_internal.h"
+#include "utils/guc.h"
 #include "utils/guc_hooks.h"
 
 /* GUCs */
@@ -46,6 +47,16 @@ int			double_write_stage_size = -1;
 #define DW_STAGE_MAX		2048
 #define DW_STAGE_MULTIPLE	8
 
+static int
+dw_automatic_slots(void)
+{
+	int			least = DW_STAGE_MIN;
+
+	if (NBuffers < DW_STAGE_MIN / DW_STAGE_MULTIPLE)
+		least = NBuffers * DW_STAGE_MULTIPLE;
+	return Min(Max(NBuffers / DW_STAGE_SHARE, least), DW_STAGE_MAX);
+}
+
 bool
 check_double_write_buffer_size(int *newval, void **extra, GucSource source)
 {
@@ -64,6 +75,9 @@ check_double_write_buffer_size(int *newval, void **extra, GucSource source)
 bool
 check_double_write_stage_size(int *newval, void **extra, GucSource source)
 {
+	/* Once it has been chosen, -1 in a file that is reloaded is no change. */
+	if (*newval == -1 && double_write_stage_size > 0)
+		*newval = dw_automatic_slots();
 	if (*newval != -1 && *newval < 16)
 	{
 		GUC_check_errdetail("\"%s\" must be at least %dkB.",
@@ -198,13 +212,30 @@ DoubleWriteSessionImages(void)
 int
 dw_stage_slots(void)
 {
-	int			least = DW_STAGE_MIN;
+	return double_write_stage_size > 0 ? double_write_stage_size :
+		dw_automatic_slots();
+}
 
-	if (NBuffers < DW_STAGE_MIN / DW_STAGE_MULTIPLE)
-		least = NBuffers * DW_STAGE_MULTIPLE;
+/*
+ * Have SHOW say what an automatic size of the stage has come to, as with
+ * wal_buffers.  The bound of the log follows reloads of max_wal_size, and stays
+ * automatic.
+ */
+void
+dw_show_stage_size(void)
+{
+	char		value[32];
+
 	if (double_write_stage_size > 0)
-		return double_write_stage_size;
-	return Min(Max(NBuffers / DW_STAGE_SHARE, least), DW_STAGE_MAX);
+		return;
+	snprintf(value, sizeof(value), "%d", dw_automatic_slots());
+	SetConfigOption("double_write_stage_size", value, PGC_POSTMASTER,
+					PGC_S_DYNAMIC_DEFAULT);
+
+	/* If -1 stands in a configuration file, only a stronger source counts. */
+	if (double_write_stage_size < 0)
+		SetConfigOption("double_write_stage_size", value, PGC_POSTMASTER,
+						PGC_S_OVERRIDE);
 }
 
 /*

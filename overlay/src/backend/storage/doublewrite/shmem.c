@@ -34,6 +34,7 @@ DoubleWriteShmemSize(void)
 {
 	Size		size = 0;
 
+	dw_show_stage_size();
 	size = add_size(size, MAXALIGN(sizeof(DWCtlData)));
 	size = add_size(size, mul_size(NBuffers, sizeof(DWBufferRecords)));
 	size = add_size(size, dw_stage_shmem_size());

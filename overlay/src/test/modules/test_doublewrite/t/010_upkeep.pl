@@ -40,6 +40,15 @@ foreach my $case (
 	dw_extensions($node);
 	is($node->safe_psql('postgres', 'SELECT slots FROM dw_state()'),
 		$slots, "slots with shared_buffers = $buffers");
+
+	# -1 in the file is no change, whatever SHOW says.
+	$node->reload;
+	is( $node->safe_psql(
+			'postgres', q{
+			SELECT setting, pending_restart FROM pg_settings
+			WHERE name = 'double_write_stage_size'}),
+		"$slots|f",
+		"SHOW with shared_buffers = $buffers");
 	$node->stop;
 }
 
