@@ -1,20 +1,24 @@
 """Atomic writes on real file systems: made on loop devices, over files in memory.
 
 What the server does there is for tests of test_doublewrite to check; they find
-the file systems by an environment variable, and are skipped without.
+the file systems by an environment variable, and are skipped without.  Upstream's
+tests can be run there as a whole.
 """
 
 import contextlib
+import dataclasses
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
 from . import suites
-from .base import DevError, output, own, run, say
+from .base import DevError, note, output, own, run, say
 
 PACKAGES = ("e2fsprogs", "mount", "util-linux", "xfsprogs")
 
 PLACES_VARIABLE = "PGDW_ATOMIC_PLACES"
+MEMORY = Path("/dev/shm")
 TESTS = ("test_doublewrite/038_atomic_writes", "test_doublewrite/039_atomic_storage")
 
 # How each file system is made, and options to mount it.  XFS with reflink makes atomic writes
@@ -32,6 +36,18 @@ FILE_SYSTEMS = {
 # XFS refuses to be smaller than 300 MB.
 IMAGE_MB = 400
 
+# Clusters of upstream's tests lie on a file system that makes atomic writes in
+# software, in a file with holes, where what is removed leaves one.
+SUITES_FILE_SYSTEM = (FILE_SYSTEMS["xfs_reflink"][0], ("-o", "discard"))
+SUITES_MB = 8000
+SUITES_SETTING = "debug_atomic_writes_in_software=on"
+
+# What the server says of a tablespace when pages there go home atomically.
+PROVED = "are written atomically"
+
+# What failed tests have left, beside the directory in which they ran.
+KEPT = "testrun-atomic"
+
 
 def test(paths):
     """Run the tests with file systems mounted; returns the number of failures."""
@@ -47,27 +63,60 @@ def test(paths):
     return sum(result.failed for result in results)
 
 
+def run_suites(paths, kind, names, settings):
+    """Run upstream's tests with atomic_writes, on a file system that has them; returns Results."""
+    if os.getuid() != 0:
+        raise DevError("only root can mount file systems")
+    if not names:
+        return []
+    target = paths.build(kind) / "testrun"
+    target.mkdir(exist_ok=True)
+    own(target)
+    with (tempfile.TemporaryDirectory(prefix="pgdw-atomic-", dir=MEMORY) as name,
+          _mounted(Path(name) / "suites.image", target, *SUITES_FILE_SYSTEM, SUITES_MB)):
+        results = suites.run_tests(paths, kind, names, suites.ATOMIC,
+                                   settings=[SUITES_SETTING, *settings])
+        _note_proofs(target)
+        return [_keep_log(result, target, paths.build(kind) / KEPT) for result in results]
+
+
+def _note_proofs(directory):
+    """Say how many servers wrote pages atomically, by what they logged."""
+    logs = list(directory.glob("*/*/log/*.log"))
+    proved = sum(PROVED in path.read_text(errors="replace") for path in logs)
+    note(f"{proved} of {len(logs)} logs tell of pages written atomically")
+
+
+def _keep_log(result, directory, kept):
+    """Copy what a failed test has left, but for clusters; returns a Result that names the copy."""
+    if not result.failed or not result.log or not result.log.is_dir():
+        return result
+    copy = kept / result.log.relative_to(directory)
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(result.log, copy, ignore=shutil.ignore_patterns("data", "tmp_check"))
+    return dataclasses.replace(result, log=copy)
+
+
 @contextlib.contextmanager
 def places():
     """Give a directory in which each of FILE_SYSTEMS is mounted, and remove it."""
-    memory = Path("/dev/shm")
-    with (tempfile.TemporaryDirectory(prefix="pgdw-atomic-", dir=memory) as name,
+    with (tempfile.TemporaryDirectory(prefix="pgdw-atomic-", dir=MEMORY) as name,
           contextlib.ExitStack() as stack):
         directory = Path(name)
         directory.chmod(0o755)
         for place, (command, options) in FILE_SYSTEMS.items():
             say(f"making a file system: {place}")
-            stack.enter_context(_mounted(directory, place, command, options))
+            target = directory / place
+            target.mkdir()
+            stack.enter_context(_mounted(directory / f"{place}.image", target, command, options))
         yield directory
 
 
 @contextlib.contextmanager
-def _mounted(directory, place, command, options):
-    image = directory / f"{place}.image"
+def _mounted(image, target, command, options, megabytes=IMAGE_MB):
+    """Make a file system in a file, and mount it."""
     with image.open("wb") as opened:
-        opened.truncate(IMAGE_MB << 20)
-    target = directory / place
-    target.mkdir()
+        opened.truncate(megabytes << 20)
     device = output(["losetup", "--find", "--show", "--direct-io=on", image])
     try:
         run([*command, device])

@@ -52,7 +52,8 @@ def _parser():
     sub.add_argument("--suite", nargs="+", default=[], metavar="NAME",
                      help="only these: `dev` (tooling), `crash` (power cuts) or suites of the build")
     sub = command("suites", _suites, "run the upstream suites and print a table")
-    sub.add_argument("--mode", choices=suites.MODES, help="only this mode (default: each)")
+    sub.add_argument("--mode", choices=(*suites.MODES, suites.ATOMIC),
+                     help=f"only this mode (default: {' and '.join(suites.MODES)})")
     sub.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings",
                      help="a setting for the clusters that the tests create")
     sub.add_argument("--build", choices=build.tested_kinds(), default="test",
@@ -349,6 +350,8 @@ def _generate(paths, args):
 
 @_alone
 def _suites(paths, args):
+    if args.mode == suites.ATOMIC:
+        deps.ensure(paths, atomic.PACKAGES)
     _build_kind(paths, args.build)
     tests = suites.all_tests(paths, args.build)
     names = suites.of_suites(tests, args.names or suites.UPSTREAM)
@@ -359,8 +362,11 @@ def _suites(paths, args):
         for name in (n for n in names if (n, mode) in excluded):
             note(f"{name} is excluded in {mode}: {excluded[name, mode]}")
         chosen = [name for name in names if (name, mode) not in excluded]
-        results += suites.run_tests(paths, args.build, chosen, mode,
-                                    settings=args.settings)
+        if mode == suites.ATOMIC:
+            results += atomic.run_suites(paths, args.build, chosen, args.settings)
+        else:
+            results += suites.run_tests(paths, args.build, chosen, mode,
+                                        settings=args.settings)
     return _conclude(results)
 
 

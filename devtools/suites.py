@@ -24,6 +24,11 @@ from .base import DevError, clean_env, identity, note, say, server_user
 SETTING = "io_torn_pages_protection"
 MODES = ("double_writes", "full_pages")
 
+# The mode of tests that run in it when asked for; see atomic.py.  What cannot run
+# in the other mode cannot run in it, as pages go through the log where nothing is proved.
+ATOMIC = "atomic_writes"
+LIKE_ATOMIC = "double_writes"
+
 # Where no mode of protection matters: tooling, and trees without the setting.
 NO_MODE = "-"
 
@@ -125,11 +130,13 @@ def read_exclusions(path, tests):
         if not line.strip() or line.startswith("#"):
             continue
         match = re.fullmatch(r"(\S+)(?: (\w+))?: (.+)", line)
-        if not match or match[1] not in tests or match[2] not in (None, *MODES):
+        if not match or match[1] not in tests or match[2] not in (None, *MODES, ATOMIC):
             raise DevError(f"{path.name}: cannot use the line: {line}",
                            "TEST [MODE]: REASON, for a test that exists")
         for mode in (match[2],) if match[2] else MODES:
             exclusions[match[1], mode] = match[3]
+            if mode == LIKE_ATOMIC:
+                exclusions[match[1], ATOMIC] = match[3]
     return exclusions
 
 

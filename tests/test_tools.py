@@ -229,7 +229,13 @@ class ExclusionsTest(RepositoryCase):
         self.assertEqual(
             self.read("# comment\n\ns/t: always\ns/u full_pages: only here\n"),
             {("s/t", "double_writes"): "always", ("s/t", "full_pages"): "always",
-             ("s/u", "full_pages"): "only here"})
+             ("s/t", "atomic_writes"): "always", ("s/u", "full_pages"): "only here"})
+
+    def test_what_double_writes_excludes_atomic_writes_do(self):
+        self.assertEqual(
+            self.read("s/t double_writes: why\ns/u atomic_writes: this\n"),
+            {("s/t", "double_writes"): "why", ("s/t", "atomic_writes"): "why",
+             ("s/u", "atomic_writes"): "this"})
 
     def test_stale_or_wrong_lines(self):
         for line in ("s/gone: why\n", "s/t off: why\n", "s/t\n"):
