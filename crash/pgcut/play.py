@@ -17,7 +17,7 @@ import psycopg2
 
 from devtools import postgres
 
-from . import drawing, explore, monitor, oracle, readers, scripts, server, steps, workload
+from . import alarms, drawing, explore, monitor, oracle, readers, scripts, server, steps, workload
 from .ledger import Ledger
 from .steps import MODE
 from .store import OWNER, Store, identified
@@ -47,16 +47,22 @@ _HOLDS = re.compile(f"{MODULE}: held at injection point")
 _CRASHES = re.compile(f"{MODULE}: crash at injection point")
 _READY = re.compile("database system is ready to accept")
 _REDO = re.compile("redo starts at")
-# What the server says with one of these was not to happen, unless something was made to fail.
-_ALARMING = re.compile(r"^.*\] (?:XX|58)\w{3} .*(?:ERROR|FATAL|PANIC):.*$", re.MULTILINE)
-# Stock says this to, or of, a standby that has gone another way or has been away for too long.
-_OF_STANDBYS = re.compile("is not in this server's history|has already been removed"
-                          "|ahead of the WAL flush position|of timeline .* before it")
+# Stock says this to, or of, a standby that has gone another way or has been away for too long;
+# and of a command that the postmaster has ended, as it does all when one process has crashed.
+_AS_IN_STOCK = re.compile("is not in this server's history|has already been removed"
+                          "|ahead of the WAL flush position|of timeline .* before it"
+                          f"|archive command was terminated by signal {signal.SIGQUIT:d}:"
+                          f"|archive command failed with exit code {128 + signal.SIGQUIT}$")
 _ALARMING_CODE = re.compile("XX|58")
 
 _PROCESS_TITLES = {"checkpointer": "checkpointer", "background writer": "background writer",
                    "walwriter": "walwriter", "client": server.USER + " postgres",
                    "startup": "startup", "walreceiver": "walreceiver"}
+
+
+def alarming(log):
+    """Return the lines of a server log that were not to happen, unless something was made to fail."""
+    return [line for line in alarms.of_server(log) if not _AS_IN_STOCK.search(line)]
 
 
 class Failure(Exception):
@@ -387,9 +393,7 @@ class Play:
             self._find("explorer", traceback.format_exc())
         for machine in self.machines.values():
             text = machine.unread()
-            bad = explore.bad_lines(text)
-            bad += [line for line in _ALARMING.findall(text) if not _OF_STANDBYS.search(line)]
-            for line in dict.fromkeys(bad):
+            for line in dict.fromkeys(explore.bad_lines(text) + alarming(text)):
                 if "TRAP:" in line or not machine.excused:
                     self._find("log", f"{machine.name}: {_without_prefix(line)}")
 

@@ -296,7 +296,7 @@ class DrawingTest(unittest.TestCase):
             both += "double_writes" in one.as_json() and "atomic_writes" in one.as_json()
             self.assertEqual(one.as_json(), history.with_atomic_writes(drawn, 0.5).as_json())
             self.assertEqual(history.sanitised(one), (one, []))
-        self.assertGreater(both, 50)
+        self.assertGreater(both, 25)
 
     def test_share_of_illegal_steps(self):
         made = [step for one in self.histories for step in one.steps]
@@ -342,6 +342,22 @@ class ShrinkingTest(unittest.TestCase):
 
 def event(what, n, t):
     return {"t": t, "client": "c", "what": what, "n": n}
+
+
+class AlarmTest(unittest.TestCase):
+    def alarms(self, message):
+        return play.alarming(f"2026-01-01 00:00:00 UTC [7] {message}\n")
+
+    def test_commands_that_the_postmaster_ends(self):
+        for text in ("was terminated by signal 3: Quit", "failed with exit code 131"):
+            self.assertEqual(self.alarms(f"XX000 FATAL:  archive command {text}"), [])
+
+    def test_other_errors(self):
+        for text in ("was terminated by signal 11: Segmentation fault",
+                     "failed with exit code 139", "failed with exit code 1310"):
+            self.assertEqual(len(self.alarms(f"XX000 FATAL:  archive command {text}")), 1)
+        self.assertEqual(len(self.alarms("58P01 ERROR:  could not open file")), 1)
+        self.assertEqual(self.alarms("22012 ERROR:  division by zero"), [])
 
 
 class LedgerTest(unittest.TestCase):
