@@ -1,7 +1,7 @@
 """Atomic writes in hardware, which QEMU emulates: `./dev atomic-vm`.
 
 A virtual machine without KVM, with a newer kernel than the host's, NVMe
-namespaces that offer atomic writes, or do not, and a SCSI disk that its kernel
+namespaces that offer atomic writes, or do not, and disks that its kernel
 makes up.  It is started from a kernel and an initial file system that holds
 nothing but our build and busybox.  First it says what is found on each file
 system.  Then a server runs in it; QEMU is killed, and started again on the same
@@ -34,7 +34,8 @@ INCLUDED = ("qemu-system-x86", "linux-image-cloud-amd64", "busybox-static")
 
 # Modules of the kernel, and their options.
 MODULES = {"nvme": "", "xfs": "", "ext4": "", "sd_mod": "",
-           "scsi_debug": "atomic_wr=1 dev_size_mb=400 sector_size=4096"}
+           "scsi_debug": "atomic_wr=1 dev_size_mb=400 sector_size=4096",
+           "null_blk": "memory_backed=1 gb=1 bs=4096"}
 PROGRAMS = "initdb pg_amcheck pg_checksums pg_ctl pg_doublewrite pgbench postgres psql".split()
 LIBRARIES = ("amcheck.so", "dict_snowball.so", "pg_doublewrite_stats.so", "plpgsql.so")
 MKFS = ("/usr/sbin/mkfs.xfs", "/usr/sbin/mkfs.ext4")
@@ -49,7 +50,7 @@ NAWUPF = 7
 SILENCE_SECONDS = 240
 
 # What is expected of each layout: (serial number of the device, mkfs, proof).
-GOOD, BAD, SCSI = "good", "bad", "scsi"
+GOOD, BAD, SCSI, NULL = "good", "bad", "scsi", "nullb0"
 LAYOUTS = (
     (BAD, "mkfs.xfs -q -f -m reflink=1", "software"),
     (BAD, "mkfs.ext4 -q -F -O bigalloc -C 16384", "other size"),
@@ -59,15 +60,20 @@ LAYOUTS = (
     (GOOD, "mkfs.xfs -q -f -m reflink=0", "other size"),
     (GOOD, "mkfs.xfs -q -f -m reflink=0 -b size=8192", "hardware"),
     (GOOD, "mkfs.xfs -q -f -m reflink=1", "hardware"),
-    (SCSI, "mkfs.ext4 -q -F", "other size"),
+    (SCSI, "mkfs.ext4 -q -F", "not offered"),
     (SCSI, "mkfs.ext4 -q -F -O bigalloc -C 16384", "hardware"),
     (SCSI, "mkfs.xfs -q -f -m reflink=1", "hardware"),
+    (NULL, "mkfs.xfs -q -f -m reflink=1", "software"),
 )
+
+# What the kernel says that each device writes atomically, in bytes.  It does not believe a
+# controller, which is all that the bad one has: a sector it is then.
+LIMITS = {GOOD: (NAWUPF + 1) * 4096, BAD: 4096, NULL: 0}
 
 INIT = """#!/bin/busybox sh
 /bin/busybox --install -s /bin
 mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
-mkdir -p /dev/shm /tmp /mnt; mount -t tmpfs shm /dev/shm; chmod 1777 /dev/shm /tmp
+mkdir -p /dev/shm /tmp /mnt /bad; mount -t tmpfs shm /dev/shm; chmod 1777 /dev/shm /tmp
 while read module options; do insmod /modules/$module $options; done < /modules/order
 for i in $(seq 50); do [ -b /dev/nvme0n1 ] && [ -b /dev/nvme1n1 ] && [ -b /dev/sda ] && break; usleep 100000; done
 ln -s sda /dev/scsi
@@ -80,7 +86,11 @@ echo "DONE $stage"
 poweroff -f
 """
 
-PROBE = """probe() {
+PROBE = """for device in good bad scsi nullb0; do
+	echo
+	echo "LIMIT $device $(cat /sys/block/$(basename $(readlink -f /dev/$device))/queue/atomic_write_unit_max_bytes)"
+done
+probe() {
 	device=$1; shift
 	"$@" /dev/$device && mount /dev/$device /mnt || { echo "PROOF mount failed"; return; }
 	mkdir -p /mnt/base /mnt/global /mnt/pg_tblspc /mnt/pg_wal; touch /mnt/global/pg_control
@@ -90,8 +100,10 @@ PROBE = """probe() {
 }
 """
 
-# Pages are evicted again and again, and checkpoints follow each other.
+# Pages are evicted again and again, and checkpoints follow each other.  Commits are
+# noted where pages go through the log.
 LOAD = """mkfs.xfs -q -f -m reflink=1 /dev/good; mount /dev/good /mnt; chown pg /mnt
+mkfs.xfs -q -f -m reflink=1 /dev/bad; mount /dev/bad /bad; chown pg /bad
 su pg -c "initdb -D /mnt/data -N -A trust" >/dev/null
 cat >> /mnt/data/postgresql.conf <<X
 io_torn_pages_protection = atomic_writes
@@ -108,7 +120,11 @@ while :; do
 	psql -h /tmp -qAtX postgres -c "INSERT INTO acked VALUES ($i)" && echo "ACKED $i"
 done
 X
-su pg -c 'psql -h /tmp -qX postgres -c "CREATE TABLE acked (i int PRIMARY KEY)" -c "CREATE EXTENSION amcheck" -c "CREATE EXTENSION pg_doublewrite_stats"'
+su pg -c "psql -h /tmp -qX postgres" <<'X'
+CREATE TABLESPACE bad LOCATION '/bad';
+CREATE TABLE acked (i int PRIMARY KEY USING INDEX TABLESPACE bad) TABLESPACE bad;
+X
+su pg -c 'psql -h /tmp -qX postgres -c "CREATE EXTENSION amcheck" -c "CREATE EXTENSION pg_doublewrite_stats"'
 su pg -c 'pgbench -h /tmp -i -s 2 -q postgres' >/dev/null 2>&1
 su pg -c 'pgbench -h /tmp -n -c 2 -T 3600 postgres' >/dev/null 2>&1 &
 su pg -c 'sh /tmp/acked.sh' &
@@ -120,7 +136,7 @@ X
 done
 """
 
-CHECK = """mount /dev/good /mnt
+CHECK = """mount /dev/good /mnt; mount /dev/bad /bad
 su pg -c "pg_ctl -D /mnt/data -l /mnt/log2 -w -t 200 start" >/dev/null
 grep -a 'double-write log: \\|redo done\\|PANIC\\|invalid page\\|torn page' /mnt/log2
 su pg -c "psql -h /tmp -qAtX postgres" <<'X'
@@ -130,7 +146,7 @@ X
 su pg -c "pg_amcheck -h /tmp --heapallindexed postgres" && echo "AMCHECK clean"
 su pg -c "pg_ctl -D /mnt/data -m fast -w -t 200 stop" >/dev/null
 su pg -c "pg_checksums --check -D /mnt/data" >/dev/null && echo "CHECKSUMS clean"
-umount /mnt
+umount /mnt /bad
 """
 
 
@@ -206,6 +222,10 @@ def _check_layouts(machine):
         good = found == expected
         note(f"{device}: {mkfs}: {found}" + ("" if good else f", expected {expected}"))
         failures += not good
+    for device, limit in (line.split() for line in started.values("LIMIT")):
+        good = int(limit) == LIMITS.get(device, int(limit))
+        note(f"{device}: the device says {limit} bytes" + ("" if good else ", which is wrong"))
+        failures += not good
     return failures
 
 
@@ -233,9 +253,12 @@ def _check_crash(machine, commits=60, seconds=40):
     found = [int(part) for part in (again.values("FOUND") or ["0 0"])[0].split()]
     sums = (again.values("SUMS") or ["1 2"])[0].split()
     counts = re.search(r"pg_default hardware (\d+) (\d+)", status)
+    others = re.search(r"bad software (\d+) (\d+)", status)
     good = {
         "pages were written atomically, and none of pg_default logged":
             bool(counts) and int(counts[1]) > 0 and int(counts[2]) == 0,
+        "the other way round where the device has nothing":
+            bool(others) and int(others[1]) == 0 and int(others[2]) > 0,
         "no acknowledged commit is missing": acked <= found[0] == found[1],
         "sums of pgbench agree": len(set(sums)) == 1,
         "amcheck": "AMCHECK clean" in again.lines,
