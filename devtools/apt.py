@@ -1,4 +1,4 @@
-"""PostgreSQL's source by package name, from a private apt state.
+"""PostgreSQL's source, and newer tools, by package name, from a private apt state.
 
 The machine's own apt configuration says which mirror it uses and which keys
 it trusts.  From these a private set of sources is made that adds the suites
@@ -8,6 +8,7 @@ this needs no privileges.
 
 import os
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,13 +92,19 @@ def parse_deb822(text):
 class PrivateApt:
     """An apt state of its own in `directory`, fed from one Archive."""
 
-    def __init__(self, directory, archive):
+    def __init__(self, directory, archive, binaries=False):
         self.directory = directory
         self.config = directory / "apt.conf"
         for part in ("parts", "lists/partial", "cache/archives/partial"):
             (directory / part).mkdir(parents=True, exist_ok=True)
-        (directory / "parts" / "upstream.sources").write_text(_stanza(archive))
+        (directory / "parts" / "upstream.sources").write_text(
+            _stanza(archive, "deb" if binaries else "deb-src"))
         self.config.write_text(_configuration(directory))
+        if binaries:
+            # As if nothing were installed.
+            (directory / "status").touch()
+            with self.config.open("a") as file:
+                file.write(f'Dir::State::status "{directory}/status";\n')
 
     def update(self):
         """Fetch the source indexes; a suite that is missing is no failure."""
@@ -123,14 +130,19 @@ class PrivateApt:
         self._get("source", "--download-only", f"{package}={version}")
         return self.directory / f"{package}_{version.rpartition(':')[2]}.dsc"
 
+    def download_all(self, package):
+        """Download a package with all that it depends on; returns the paths."""
+        self._get("install", "--download-only", "--yes", "--no-install-recommends", package)
+        return sorted((self.directory / "cache" / "archives").glob("*.deb"))
+
     def _get(self, *args, check=True):
         """Run apt-get with the private configuration."""
         run(["apt-get", "-q", "-c", self.config, *args], cwd=self.directory, check=check)
 
 
-def _stanza(archive):
+def _stanza(archive, kind):
     """Return the private sources: the machine's mirror, suites of our choice."""
-    lines = ["Types: deb-src", f"URIs: {archive.uri}",
+    lines = [f"Types: {kind}", f"URIs: {archive.uri}",
              f"Suites: {' '.join(SUITES)}", "Components: main"]
     if archive.signed_by:
         lines.append(f"Signed-By: {archive.signed_by}")
@@ -191,6 +203,27 @@ def fetch_source(directory, package, lock):
         except DevError as exc:
             note(str(exc))
     raise DevError(f"no apt mirror of this machine has the source package {package}")
+
+
+def unpack(directory, package):
+    """Unpack a package of SUITES, and all that it depends on, into `directory`; installs nothing.
+
+    Raises DevError if no mirror has it.
+    """
+    state, unfinished = (directory.with_name(f"{directory.name}.{part}")
+                         for part in ("apt", "unfinished"))
+    for archive in machine_archives():
+        apt = PrivateApt(state, archive, binaries=True)
+        try:
+            apt.update()
+            for path in apt.download_all(package):
+                run(["dpkg-deb", "--extract", path, unfinished])
+        except DevError as exc:
+            note(str(exc))
+            continue
+        shutil.rmtree(state)
+        return unfinished.rename(directory)
+    raise DevError(f"no apt mirror of this machine has package {package}")
 
 
 def _fetch_from(apt, package, lock):

@@ -129,7 +129,7 @@ def tried_tools(paths):
              "caveat")]
     for name, one in tried.items():
         rows.append((f"{one['tool']} (`{name}`)", one["version"], one["done"],
-                     str(one["torn_at_crash"]), str(one["torn_when_read"]),
+                     str(one["torn_at_crash"]), str(one["torn_when_read"] or "-"),
                      f"{one['transactions']} transactions, nothing lost", one["caveat"]))
     return figures.markdown(rows)
 

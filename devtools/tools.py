@@ -5,11 +5,13 @@ log has copies of are torn before it starts again; the tool goes on.  What it re
 the pages torn that were changed while it read them, as an unlucky reader would have found
 them: a kill, and a copy on a quiet machine, tear nothing by themselves.  Then every
 transaction that was acknowledged before the backup has to be there, pgbench's tables
-agree, and amcheck and checksums find nothing.
+agree, and amcheck and checksums find nothing.  What makes no backups, a pooler or servers
+that share partitions, goes through the same crash.
 """
 
 import contextlib
 import json
+import platform
 import re
 import shutil
 import subprocess
@@ -18,9 +20,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.server import DATABASE, Server
+from bench.server import DATABASE, PORT, Server
 
-from . import deps, postgres
+from . import apt, deps, postgres
 from .base import DevError, as_user, give_to_user, identity, own, require_reachable, run, say
 from .base import server_user, write_if_changed
 from .postgres import ServerError
@@ -68,6 +70,8 @@ class Trial:
 
     def __post_init__(self):
         self.server = Server(self.paths, self.bindir, self.data_directory())
+        # What clients connect to: the server, or what stands before it.
+        self.door = self.server
         self.acknowledged = set()
         self.torn = {}
 
@@ -81,6 +85,13 @@ class Trial:
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               env={**self.server.environment(), "LC_ALL": "C.UTF-8"},
                               **identity(server_user()), **options).stdout
+
+    def sign(self, server, name):
+        """Have a name, which stays, lead to the socket of a server; returns its path."""
+        path = self.place / name
+        path.unlink(missing_ok=True)
+        path.symlink_to(server.sockets)
+        return path
 
     # What each tool does in its own way
 
@@ -138,10 +149,10 @@ class Trial:
         heard = self.place / f"acknowledged-{time.monotonic_ns()}"
         pgbench = subprocess.Popen(
             [str(self.bindir / "pgbench"), "--no-vacuum", f"--client={CLIENTS}",
-             f"--rate={RATE}", "--time=3600"], cwd="/", env=self.server.environment(),
+             f"--rate={RATE}", "--time=3600"], cwd="/", env=self.door.environment(),
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **identity(server_user()))
         try:
-            with self.server.following(LEDGER, heard, 0.02):
+            with self.door.following(LEDGER, heard, 0.02):
                 self.hear = lambda: self.acknowledged.update(
                     int(line) for line in heard.read_text().split("\n")[:-1] if line.isdigit())
                 time.sleep(LOAD_SECONDS)
@@ -209,22 +220,36 @@ class Trial:
         """Say whether a server has all that was acknowledged, and nothing that is broken."""
         server.start()
         try:
-            there = {int(line) for line in server.sql("SELECT id FROM ledger").split()}
-            if expected - there:
-                raise ServerError(f"{len(expected - there)} of {len(expected)} acknowledged"
-                                  " transactions are lost")
-            if server.sql(BALANCES) != "t":
-                raise ServerError("the tables of pgbench do not agree")
-            server.call("pg_amcheck", "--heapallindexed", "--parent-check", "--checkunique",
-                        "--database", DATABASE, env=server.environment())
+            self.count(server, expected)
+            self.examine(server)
         finally:
             server.stop()
+        self.examine_files(server)
+
+    def count(self, server, expected):
+        """Say whether all that was acknowledged is there; keeps the number of transactions."""
+        there = {int(line) for line in server.sql("SELECT id FROM ledger").split()}
+        if expected - there:
+            raise ServerError(f"{len(expected - there)} of {len(expected)} acknowledged"
+                              " transactions are lost")
+        if server.sql(BALANCES) != "t":
+            raise ServerError("the tables of pgbench do not agree")
+        self.transactions = len(there)
+
+    @staticmethod
+    def examine(server):
+        """Have amcheck look at a server that runs."""
+        server.call("pg_amcheck", "--heapallindexed", "--parent-check", "--checkunique",
+                    "--database", DATABASE, env=server.environment())
+
+    @staticmethod
+    def examine_files(server):
+        """Look at the checksums, and the log, of a server that is down."""
         server.call("pg_checksums", "--check", "-D", server.data, capture=True)
         bad = re.findall(r".*(?:PANIC:|invalid page|page verification failed).*",
                          server.log_text())
         if bad:
             raise ServerError(f"the server log has: {bad[0]}")
-        self.transactions = len(there)
 
     def dispose(self):
         """Leave nothing that runs."""
@@ -296,10 +321,11 @@ class Barman(Trial):
     tool = "Barman"
     done = ("`backup_method = postgres`, WAL by `receive-wal` with a slot; full and incremental "
             "backup, `restore`")
-    caveat = ("none seen; the `rsync` method copies files itself, so leave out `pg_doublewrite/` "
-              "(not tried)")
+    caveat = "none seen"
     packages = ("python3-psycopg2", "python3-venv")
     REQUIREMENT = "barman>=3.14,<4"
+    METHOD = "postgres"
+    INCREMENTAL = ("--incremental", "last-full")
 
     def version(self):
         return re.search(r"^[\d.]+", self.call(self.program, "--version"))[0]
@@ -317,7 +343,7 @@ class Barman(Trial):
             "barman_home": home, "barman_lock_directory": home, "log_file": home / "log",
             "barman_user": server_user().pw_name if server_user() else "",
             "path_prefix": self.bindir, "conninfo": f"{where} dbname=postgres",
-            "streaming_conninfo": where, "backup_method": "postgres",
+            "streaming_conninfo": where, "backup_method": self.METHOD,
             "streaming_archiver": "on", "slot_name": "barman", "create_slot": "auto",
             "immediate_checkpoint": "true", "local_staging_path": home / "staging"}
         home.mkdir()
@@ -371,7 +397,7 @@ class Barman(Trial):
         self._follow()
 
     def incremental(self):
-        self._barman("backup", "--wait", "--incremental", "last-full", "main")
+        self._barman("backup", "--wait", *self.INCREMENTAL, "main")
 
     def restore(self):
         target = self.place / "restored"
@@ -385,6 +411,94 @@ class Barman(Trial):
             self.receiver.terminate()
             self.receiver.wait()
         super().dispose()
+
+
+class BarmanRsync(Barman):
+    """Barman that copies the files itself."""
+
+    tool = "Barman with rsync"
+    done = ("`backup_method = local-rsync`, WAL by `receive-wal` with a slot; full backup, another "
+            "with `reuse_backup = link`, `restore`")
+    caveat = ("Barman cannot leave `pg_doublewrite/` out; what it copies of the log is discarded "
+              "when the backup is started, by the label")
+    packages = (*Barman.packages, "rsync")
+    METHOD = "local-rsync"
+    INCREMENTAL = ("--reuse-backup=link",)
+
+
+class PgBackRest(Trial):
+    """pgBackRest of a newer Debian, run with that one's libraries."""
+
+    tool = "pgBackRest"
+    done = ("full and incremental backup in blocks, WAL by `archive-push`; full restore, `restore "
+            "--delta` onto it")
+    caveat = "`exclude=pg_doublewrite/` spares copying the log"
+
+    def version(self):
+        return re.search(r"[\d.]+", self.call(self.program, "version"))[0]
+
+    def prepare(self):
+        root = self.paths.root / "pgbackrest"
+        if not root.exists():
+            say("unpacking pgBackRest with what it needs")
+            apt.unpack(root, "pgbackrest")
+        libraries = root / "usr" / "lib" / f"{platform.machine()}-linux-gnu"
+        home = self.place / "pgbackrest"
+        home.mkdir()
+        self.program, config = home / "pgbackrest", home / "conf"
+        # It calls itself, and the server calls it, so it has to be a program.
+        self.program.write_text(
+            f"#!/bin/sh\nexport PGBACKREST_CONFIG={config} PGBACKREST_STANZA=main\n"
+            f"exec {next(libraries.glob('ld-linux*'))} --library-path {libraries} "
+            f"--argv0 {self.program} {root}/usr/bin/pgbackrest \"$@\"\n")
+        self.program.chmod(0o755)
+        settings = {
+            "repo1-path": home / "repo", "repo1-bundle": "y", "repo1-block": "y",
+            "repo1-retention-full": 2, "log-path": home, "lock-path": home,
+            "spool-path": home, "start-fast": "y", "cmd": self.program,
+            "exclude": "pg_doublewrite/", "process-max": 2}
+        of_server = {
+            "pg1-path": self.server.data, "pg1-port": PORT, "pg1-user": postgres.SUPERUSER,
+            "pg1-socket-path": self.sign(self.server, "server")}
+        lines = ["[global]", *(f"{name}={value}" for name, value in settings.items()),
+                 "[main]", *(f"{name}={value}" for name, value in of_server.items())]
+        config.write_text("\n".join(lines) + "\n")
+        give_to_user(home)
+        own(home)
+        self.server.stop()
+        self.server.configure({"archive_mode": "on",
+                               "archive_command": f"{self.program} archive-push %p"})
+        self.server.start()
+        self.sign(self.server, "server")
+        self._call("stanza-create")
+
+    def _call(self, *command):
+        try:
+            self.call(self.program, *command)
+        except subprocess.CalledProcessError as exc:
+            raise DevError(f"pgbackrest {command[0]}: {exc.output}") from exc
+
+    def full(self):
+        self._call("backup", "--type=full")
+        self._call("restore", f"--pg1-path={self._restored()}")
+
+    def _restored(self):
+        target = self.place / "restored"
+        if not target.exists():
+            target.mkdir(mode=0o700)
+            own(target)
+        return target
+
+    def crash(self):
+        super().crash()
+        self.sign(self.server, "server")
+
+    def incremental(self):
+        self._call("backup", "--type=incr")
+
+    def restore(self):
+        self._call("restore", "--delta", f"--pg1-path={self._restored()}")
+        return self._restored()
 
 
 class Snapshot(Trial):
@@ -440,6 +554,137 @@ class Snapshot(Trial):
             run(["umount", place], check=False)
 
 
+class Door(Trial):
+    """No backup: what stands between clients and a server that crashes."""
+
+    def run(self):
+        self.make()
+        self.prepare()
+        with self.load():
+            pass
+        self.crash()
+        with self.load():
+            pass
+        self.judge()
+        self.torn["read"] = 0
+
+    def judge(self):
+        """Say whether all is there and sound."""
+        self.server.stop()
+        self.verify(self.server, self.acknowledged)
+
+    def crash(self):
+        super().crash()
+        self.sign(self.server, "server")
+
+
+class PgBouncer(Door):
+    """Clients in transaction pooling, whose pooler outlives the server."""
+
+    tool = "pgBouncer"
+    done = "all clients through one pgBouncer with `pool_mode = transaction`, which goes on"
+    caveat = "none seen"
+    packages = ("pgbouncer",)
+
+    def version(self):
+        return re.search(r"PgBouncer ([\d.]+)", self.call("/usr/sbin/pgbouncer", "--version"))[1]
+
+    def prepare(self):
+        home = self.place / "pgbouncer"
+        home.mkdir()
+        settings = {"unix_socket_dir": home, "listen_port": PORT, "listen_addr": "",
+                    "auth_type": "any", "pool_mode": "transaction", "server_login_retry": 1,
+                    "logfile": home / "log"}
+        host = self.sign(self.server, "server")
+        lines = ["[databases]", f"* = host={host} port={PORT} user={postgres.SUPERUSER}",
+                 "[pgbouncer]", *(f"{name} = {value}" for name, value in settings.items())]
+        (home / "ini").write_text("\n".join(lines) + "\n")
+        give_to_user(home)
+        own(home)
+        self.pooler = subprocess.Popen(
+            ["/usr/sbin/pgbouncer", "--quiet", home / "ini"], cwd="/",
+            env=self.server.environment(), stderr=subprocess.DEVNULL, **identity(server_user()))
+        self.door = Server(self.paths, self.bindir, self.server.data)
+        self.door.sockets = home
+        self._wait()
+
+    def crash(self):
+        super().crash()
+        self._wait()
+
+    def _wait(self):
+        """Wait until pgBouncer lets clients in, which it tries once a second."""
+        deadline = time.monotonic() + postgres.END_SECONDS
+        while self.door.refusal():
+            if time.monotonic() > deadline or self.pooler.poll() is not None:
+                raise DevError(f"pgBouncer lets nobody in: {self.door.refusal()}")
+            time.sleep(0.1)
+
+    def dispose(self):
+        if getattr(self, "pooler", None):
+            self.pooler.terminate()
+            self.pooler.wait()
+        super().dispose()
+
+
+class Shards(Door):
+    """Three servers, partitions on each; one of those with data crashes."""
+
+    tool = "postgres_fdw, partitions across three servers"
+    done = ("hash partitions on all three, tables of pgbench on one, all clients through another; "
+            "the one with pgbench's tables killed and torn")
+    caveat = ("transactions that write on several servers are not atomic in `postgres_fdw`, as in "
+              "stock; each here writes on one")
+
+    TABLE = "TABLE ledger{} (id bigint, note text)"
+
+    def prepare(self):
+        self.others = [Server(self.paths, self.bindir, self.place / name)
+                       for name in ("coordinator", "second")]
+        for server in self.others:
+            server.create()
+            server.configure(SETTINGS)
+            server.start()
+            server.sql(f"CREATE DATABASE {DATABASE}", database="postgres")
+            server.sql("CREATE EXTENSION amcheck")
+        self.door = self.others[0]
+        self.server.sql(f"DROP TABLE ledger; CREATE {self.TABLE.format(1)};"
+                        "CREATE INDEX ON ledger1 (id); CREATE INDEX ON ledger1 (md5(note))")
+        self.others[1].sql(f"CREATE {self.TABLE.format(2)}; CREATE INDEX ON ledger2 (id)")
+        self.door.sql(f"""
+CREATE EXTENSION postgres_fdw;
+CREATE SEQUENCE ids;
+CREATE TABLE ledger (id bigint DEFAULT nextval('ids'), note text) PARTITION BY HASH (id);
+CREATE TABLE ledger0 PARTITION OF ledger FOR VALUES WITH (MODULUS 3, REMAINDER 0);
+CREATE INDEX ON ledger0 (id);""")
+        for number, server in enumerate((self.server, self.others[1]), 1):
+            host = self.sign(server, "server" if server is self.server else "second-server")
+            self.door.sql(f"""
+CREATE SERVER shard{number} FOREIGN DATA WRAPPER postgres_fdw
+	OPTIONS (host '{host}', port '{PORT}', dbname '{DATABASE}');
+CREATE USER MAPPING FOR PUBLIC SERVER shard{number} OPTIONS (user '{postgres.SUPERUSER}');
+CREATE FOREIGN TABLE ledger{number} PARTITION OF ledger
+	FOR VALUES WITH (MODULUS 3, REMAINDER {number}) SERVER shard{number};""")
+        self.door.sql("IMPORT FOREIGN SCHEMA public EXCEPT (ledger1)"
+                      " FROM SERVER shard1 INTO public")
+
+    def judge(self):
+        servers = (self.server, *self.others)
+        self.count(self.door, self.acknowledged)
+        for server in servers:
+            self.examine(server)
+        for server in servers:
+            server.stop()
+            self.examine_files(server)
+
+    def dispose(self):
+        super().dispose()
+        for server in getattr(self, "others", ()):
+            pid = server.postmaster()
+            if pid:
+                postgres.kill_family(pid)
+
+
 class Control(Trial):
     """The same crash, but the log is thrown away: does a trial notice?"""
 
@@ -459,7 +704,9 @@ class Control(Trial):
         return number
 
 
-TRIALS = {"basebackup": BaseBackup, "rsync": Rsync, "barman": Barman, "snapshot": Snapshot}
+TRIALS = {"barman": Barman, "barman-rsync": BarmanRsync, "basebackup": BaseBackup,
+          "pgbackrest": PgBackRest, "pgbouncer": PgBouncer, "rsync": Rsync, "shards": Shards,
+          "snapshot": Snapshot}
 
 
 def check(paths, bindir, names):

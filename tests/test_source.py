@@ -123,6 +123,18 @@ class AptSourcesTest(TestCase):
             apt.Archive("http://m.example/debian", ("bookworm", "bookworm-updates"), ("main",),
                         "-----BEGIN-----\n .\n abc")])
 
+    def test_private_state(self):
+        """Of sources, or of packages as if none were installed."""
+        archive = apt.Archive("http://m.example/debian", ("stable",), ("main",), "/k.gpg")
+        for binaries, kind in ((False, "deb-src"), (True, "deb")):
+            with self.subTest(kind), tempfile.TemporaryDirectory() as scratch:
+                place = Path(scratch)
+                config = apt.PrivateApt(place, archive, binaries).config.read_text()
+                text = (place / "parts" / "upstream.sources").read_text()
+                self.assertIn(f"Types: {kind}\n", text)
+                self.assertEqual(f'status "{place}/status"' in config, binaries)
+                self.assertEqual((place / "status").exists(), binaries)
+
     def test_distribution_comes_first_and_updates_do_not_count(self):
         with tempfile.TemporaryDirectory() as scratch:
             etc = Path(scratch)
