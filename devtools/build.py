@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from .base import (DevError, clean_env, give_to_user, identity, locked, output,
                    require_reachable, run, say, server_user)
@@ -42,6 +43,11 @@ DOC = (*(option for option in RELEASE if option != "-Ddocs=disabled"), "-Ddocs=e
 COMPILER = "cc"
 CCACHE_LINKS = "/usr/lib/ccache"
 
+# Compiled for Windows and linked, with the modules of the tests; nothing is run.
+WITHOUT_LIBRARIES = tuple(f"-D{name}=disabled" for name in ENABLED)
+WINDOWS = (*TEST, *WITHOUT_LIBRARIES, "-Dtap_tests=disabled",
+           f"--cross-file={Path(__file__).parent / 'cross' / 'windows.ini'}")
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -56,6 +62,11 @@ class Kind:
     target: str = "install-quiet"
     packages: tuple = ()
 
+    @property
+    def installed(self):
+        """Is there a directory of programs?"""
+        return self.target == "install-quiet"
+
 
 KINDS = {
     "test": Kind(ours=True, options=TEST, tests=True),
@@ -65,6 +76,8 @@ KINDS = {
     "stock-release": Kind(ours=False, options=RELEASE, tests=False),
     "doc": Kind(ours=True, options=DOC, tests=False, target="html",
                 packages=("docbook-xml", "docbook-xsl", "libxml2-utils", "xsltproc")),
+    "windows": Kind(ours=True, options=WINDOWS, tests=False, target="all",
+                    packages=("gcc-mingw-w64-x86-64",)),
 }
 
 
@@ -94,9 +107,11 @@ def bindir(paths, kind):
 
 def product(paths, kind):
     """Return the directory of what people use of a build."""
+    if KINDS[kind].installed:
+        return bindir(paths, kind)
     if KINDS[kind].target == "html":
         return paths.build(kind) / "doc" / "src" / "sgml" / "html"
-    return bindir(paths, kind)
+    return paths.build(kind)
 
 
 def is_built(paths, kind):

@@ -76,7 +76,7 @@ def _parser():
     sub.add_argument("--all", action="store_true",
                      help="also sources, work/ if it has no edits, and the compiler's cache")
     sub = command("bindir", _bindir, "print the directory of a build's programs")
-    sub.add_argument("kind", choices=[kind for kind in kinds if kind != "doc"])
+    sub.add_argument("kind", choices=[kind for kind in kinds if build.KINDS[kind].installed])
     command("deps", lambda paths, args: deps.ensure(paths), "install the packages needed")
     command("doc", _doc, "validate the documentation and build it as HTML")
     command("site", _site, "make a static site of the documents, and check its links")

@@ -22,7 +22,9 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
+#ifndef WIN32
 #include <sys/statvfs.h>
+#endif
 #include <unistd.h>
 #ifdef __linux__
 #include <sys/sysmacros.h>
@@ -347,6 +349,27 @@ static int	nplaces;
 static int	maxplaces;
 
 /*
+ * Where it really is, and the block size of the file system.  Windows does not
+ * tell the latter.
+ */
+static void
+look_at_place(Place *place)
+{
+#ifdef WIN32
+	place->target = _fullpath(NULL, place->path, 0);
+#else
+	struct statvfs vfs;
+
+	place->target = realpath(place->path, NULL);
+	if (statvfs(place->path, &vfs) == 0)
+	{
+		place->block_size.known = true;
+		place->block_size.value = vfs.f_frsize;
+	}
+#endif
+}
+
+/*
  * Places are kept in the order in which they are added, and do not move once
  * all are there.
  */
@@ -354,7 +377,6 @@ static void
 add_place(const char *name, const char *path)
 {
 	struct stat st;
-	struct statvfs vfs;
 	Place	   *place;
 
 	if (stat(path, &st) < 0)
@@ -371,13 +393,8 @@ add_place(const char *name, const char *path)
 	memset(place, 0, sizeof(*place));
 	place->name = pg_strdup(name);
 	place->path = pg_strdup(path);
-	place->target = realpath(path, NULL);
 	place->dev = st.st_dev;
-	if (statvfs(path, &vfs) == 0)
-	{
-		place->block_size.known = true;
-		place->block_size.value = vfs.f_frsize;
-	}
+	look_at_place(place);
 }
 
 static void

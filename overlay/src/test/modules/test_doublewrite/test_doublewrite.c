@@ -341,25 +341,38 @@ tdw_await_end_of_recovery(const char *name)
 }
 
 /*
+ * Have a file's writes be marked as atomic ones, or no longer: by an open flag that
+ * does nothing else, O_NOATIME, for the recorder of the power-cut explorer.
+ */
+static void
+tdw_mark_writes(int fd, bool atomic)
+{
+#ifdef O_NOATIME
+	int			flags = fcntl(fd, F_GETFL);
+
+	flags = atomic ? flags | O_NOATIME : flags & ~O_NOATIME;
+	if (fcntl(fd, F_SETFL, flags) < 0)
+		elog(ERROR, "could not mark atomic writes: %m");
+#endif
+}
+
+/*
  * Stand in for a kernel that writes atomically, where asked to: in tablespace
- * pg_default, and with the flag.  Such a write is marked by an open flag that does
- * nothing else, O_NOATIME, for the recorder of the power-cut explorer.
+ * pg_default, and with the flag.
  */
 static void
 tdw_pretend_write(DWAtomicCall *call)
 {
-	int			flags = fcntl(call->fd, F_GETFL);
 	bool		atomic = call->spcOid == DEFAULTTABLESPACE_OID &&
 		(call->flags & DW_RWF_ATOMIC) != 0;
 	int			save_errno;
 
-#ifdef O_NOATIME
-	if (atomic && fcntl(call->fd, F_SETFL, flags | O_NOATIME) < 0)
-		elog(ERROR, "could not mark an atomic write: %m");
-#endif
+	if (atomic)
+		tdw_mark_writes(call->fd, true);
 	call->result = pg_pwrite(call->fd, call->data, call->size, call->offset);
 	save_errno = errno;
-	(void) fcntl(call->fd, F_SETFL, flags);
+	if (atomic)
+		tdw_mark_writes(call->fd, false);
 	errno = save_errno;
 	call->done = true;
 }
