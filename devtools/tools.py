@@ -220,11 +220,21 @@ class Trial:
         """Say whether a server has all that was acknowledged, and nothing that is broken."""
         server.start()
         try:
+            self.await_recovery(server)
             self.count(server, expected)
             self.examine(server)
         finally:
             server.stop()
         self.examine_files(server)
+
+    @staticmethod
+    def await_recovery(server):
+        """Wait until a server has left recovery, in which it may let clients read."""
+        deadline = time.monotonic() + postgres.END_SECONDS
+        while server.sql("SELECT pg_is_in_recovery()") == "t":
+            if time.monotonic() > deadline:
+                raise ServerError("recovery does not end")
+            time.sleep(0.1)
 
     def count(self, server, expected):
         """Say whether all that was acknowledged is there; keeps the number of transactions."""
