@@ -23,6 +23,7 @@
 #include "access/xlog.h"
 #include "common/file_perm.h"
 #include "common/file_utils.h"
+#include "miscadmin.h"
 #include "pgstat.h"
 #include "port/pg_iovec.h"
 #include "portability/instr_time.h"
@@ -196,16 +197,20 @@ dw_create_segment(void)
 
 /*
  * How many segments the log should have ready behind the one being written: a
- * quarter of its bound, but between 2 and 32 (128 MB).
+ * quarter of its bound, but no more than a quarter of shared buffers, for which
+ * between 8 (32 MB) and 32 (128 MB) are taken; two at least.
  *
  * A first SELECT after a load, say, sets hint bits faster than anybody can
  * create segments for its pages, so they must be there before.  A burst that
- * is larger than that lasts long enough to be waited for.
+ * is larger than that lasts long enough to be waited for.  Who has given the
+ * server little memory has not meant to give it much disk in advance.
  */
 static int
 dw_segments_ahead(void)
 {
-	return Min(Max(dw_log_bound_segments() / 4, 2), 32);
+	int			limit = Min(Max(NBuffers / DW_SEGMENT_BLOCKS / 4, 8), 32);
+
+	return Max(Min(dw_log_bound_segments() / 4, limit), 2);
 }
 
 static bool

@@ -52,6 +52,25 @@ foreach my $case (
 	$node->stop;
 }
 
+# --- How many segments are ready goes by shared buffers
+
+my $sized = dw_new_node('sized', conf => 'double_write_buffer_size = -1');
+foreach my $case ([ '8MB', 8 ], [ '192MB', 12 ])
+{
+	my ($buffers, $ahead) = @$case;
+
+	$sized->append_conf('postgresql.conf', "shared_buffers = $buffers");
+	$sized->start;
+	dw_extensions($sized);
+	ok( $sized->poll_query_until(
+			'postgres', "SELECT last_segno - segno >= $ahead FROM dw_state()"),
+		"segments are ready with shared_buffers = $buffers");
+	$sized->safe_psql('postgres', 'CHECKPOINT');
+	is( $sized->safe_psql('postgres', 'SELECT last_segno - segno FROM dw_state()'),
+		$ahead, 'and no more');
+	$sized->stop;
+}
+
 # --- Segments outlive a clean stop
 
 my $dir = $node->data_dir . '/pg_doublewrite';
