@@ -7,7 +7,7 @@ One module per concern, listed so that each may use only those above it:
     deps      Debian packages
     progress  how far a long step is
     lock      upstream.lock, and the version constants in a source tree
-    apt       PostgreSQL's source by package name, from a private apt state
+    apt       PostgreSQL's source, and newer tools, by package name, from a private apt state
     source    the pristine upstream tree, from whichever origin works
     patch     the format of the files in patches/
     git       the repository in work/, by plumbing commands
@@ -27,6 +27,7 @@ One module per concern, listed so that each may use only those above it:
     series    the review series: written, built and tested patch by patch
     lint      linters for the manifest of Kubernetes and the RPM spec
     crash     the power-cut explorer
+    browser   that site in a real browser, as a program of its own
     site      the documents as a static site
     clean     removing what builds and tests have left
     mutate    mutations: does a test notice when a rule is broken?

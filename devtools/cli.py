@@ -79,7 +79,9 @@ def _parser():
     sub.add_argument("kind", choices=[kind for kind in kinds if build.KINDS[kind].installed])
     command("deps", lambda paths, args: deps.ensure(paths), "install the packages needed")
     command("doc", _doc, "validate the documentation and build it as HTML")
-    command("site", _site, "make a static site of the documents, and check its links")
+    sub = command("site", _site, "make a static site of the documents, and check its links")
+    sub.add_argument("--browser", action="store_true",
+                     help="also look at each page in Chromium, on a desktop and a phone")
     sub = command("source", _source, "fetch and unpack PostgreSQL's source")
     sub.add_argument("--tarball", help="use this release tarball (default: PGDW_TARBALL)")
     sub = command("import", _import, "make work/ of upstream, patches/ and overlay/")
@@ -203,11 +205,15 @@ def _advise(paths, args):
 
 
 def _site(paths, args):
-    deps.ensure(paths, site.PACKAGES)
-    print(site.build(paths))
+    deps.ensure(paths, (*site.PACKAGES, *(site.BROWSER if args.browser else ())))
+    first = site.build(paths)
+    if args.browser:
+        site.look(paths, first.parent)
+    print(first)
 
 
 def _tools(paths, args):
+    _build_kind(paths, "stock")
     tools.check(paths, _build_kind(paths, "test"), args.names)
     generate.write_all(paths)
 

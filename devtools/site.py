@@ -9,6 +9,7 @@ import html.parser
 import os
 import re
 import shutil
+import subprocess
 import urllib.parse
 
 from bench import cli as bench
@@ -46,7 +47,14 @@ nav:
 """
 
 # On a phone, a wide table moves and not the page.
-STYLE = "table { display: block; overflow-x: auto; }\nimg { max-width: 100%; height: auto; }\n"
+STYLE = """\
+table { display: block; overflow-x: auto; }
+img { max-width: 100%; height: auto; }
+h1, h2, h3, p, li { overflow-wrap: anywhere; }
+"""
+
+# For looking at it, see browser.py.
+BROWSER = ("chromium", "chromium-driver", "python3-selenium")
 
 LINK = re.compile(r"(!?)\[([^][]*(?:\[[^][]*\][^][]*)*)\]\(([^()\s]+)\)")
 
@@ -69,6 +77,17 @@ def build(paths):
     if broken:
         raise DevError(f"{len(broken)} links of the site lead nowhere")
     return place / "site" / "index.html"
+
+
+def look(paths, site):
+    """Look at a site in a browser; raises DevError if a page does not look as it should."""
+    done = subprocess.run([bench.SYSTEM_PYTHON, "-B", "-m", "devtools.browser", site],
+                          cwd=paths.repo, stdout=subprocess.PIPE, text=True)
+    found = done.stdout.splitlines()
+    for complaint in found:
+        say(complaint)
+    if found or done.returncode:
+        raise DevError(f"{len(found)} complaints of the browser")
 
 
 def _collect(repository, pages):

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from bench.server import DATABASE, PORT, Server
 
-from . import apt, deps, postgres
+from . import apt, build, deps, postgres
 from .base import DevError, as_user, give_to_user, identity, own, require_reachable, run, say
 from .base import server_user, write_if_changed
 from .postgres import ServerError
@@ -695,6 +695,83 @@ CREATE FOREIGN TABLE ledger{number} PARTITION OF ledger
                 postgres.kill_family(pid)
 
 
+class Logical(Door):
+    """Logical replication to and from a stock server."""
+
+    tool = "logical replication, to and from stock"
+    done = ("clients on both servers, each a subscriber of the other; this build's killed and "
+            "torn under load")
+    caveat = "none seen"
+
+    BACK = "INSERT INTO back (note) SELECT repeat(md5(random()::text), 90) RETURNING id"
+    BACK_TABLE = "CREATE TABLE back (id bigserial PRIMARY KEY, note text)"
+    PUBLISHED = ("ledger", "pgbench_accounts", "pgbench_branches", "pgbench_history",
+                 "pgbench_tellers")
+
+    def version(self):
+        return self.stock.sql("SHOW server_version").split()[0]
+
+    def prepare(self):
+        self.stock = Server(self.paths, build.bindir(self.paths, "stock"), self.place / "stock")
+        self.stock.create()
+        self.stock.configure({"wal_level": "logical", "fsync": "off"})
+        self.stock.start()
+        self.heard_back = set()
+        self.server.stop()
+        self.server.configure({"wal_level": "logical"})
+        self.server.start()
+        self.stock.sql(f"CREATE DATABASE {DATABASE}", database="postgres")
+        self.stock.call("pgbench", "--initialize", "--init-steps=dtp", "--quiet",
+                        env=self.stock.environment(), capture=True)
+        self.stock.sql(f"{SCHEMA}; {self.BACK_TABLE}; CREATE PUBLICATION back FOR TABLE back")
+        self.server.sql(f"{self.BACK_TABLE};"
+                        f" CREATE PUBLICATION there FOR TABLE {', '.join(self.PUBLISHED)}")
+        self._subscribe(self.stock, self.server, "there")
+        self._subscribe(self.server, self.stock, "back")
+
+    def _subscribe(self, subscriber, publisher, name):
+        host = self.sign(publisher, "server" if publisher is self.server else "stock-server")
+        subscriber.sql(f"CREATE SUBSCRIPTION {name} CONNECTION 'host={host} port={PORT}"
+                       f" dbname={DATABASE} user={postgres.SUPERUSER}' PUBLICATION {name}")
+
+    @contextlib.contextmanager
+    def load(self):
+        heard = self.place / f"heard-back-{time.monotonic_ns()}"
+        with super().load(), self.stock.following(self.BACK, heard, 0.02):
+            try:
+                yield
+            finally:
+                self.heard_back.update(
+                    int(line) for line in heard.read_text().split("\n")[:-1] if line.isdigit())
+
+    def judge(self):
+        self._await_rows(self.stock, "ledger", self.acknowledged)
+        self._await_rows(self.server, "back", self.heard_back)
+        if self.stock.sql(BALANCES) != "t":
+            raise ServerError("the tables of pgbench do not agree on the subscriber")
+        super().judge()
+
+    def _await_rows(self, subscriber, table, expected):
+        """Wait until a subscriber has all rows."""
+        if not expected:
+            raise DevError(f"nothing was written to {table}")
+        deadline = time.monotonic() + postgres.END_SECONDS
+        while True:
+            there = {int(line) for line in
+                     subscriber.sql(f"SELECT id FROM {table}").split()}
+            if expected <= there:
+                return
+            if time.monotonic() > deadline:
+                raise ServerError(f"{len(expected - there)} of {len(expected)} rows of {table}"
+                                  " have not arrived")
+            time.sleep(0.5)
+
+    def dispose(self):
+        super().dispose()
+        if getattr(self, "stock", None) and self.stock.postmaster():
+            postgres.kill_family(self.stock.postmaster())
+
+
 class Control(Trial):
     """The same crash, but the log is thrown away: does a trial notice?"""
 
@@ -715,8 +792,8 @@ class Control(Trial):
 
 
 TRIALS = {"barman": Barman, "barman-rsync": BarmanRsync, "basebackup": BaseBackup,
-          "pgbackrest": PgBackRest, "pgbouncer": PgBouncer, "rsync": Rsync, "shards": Shards,
-          "snapshot": Snapshot}
+          "logical": Logical, "pgbackrest": PgBackRest, "pgbouncer": PgBouncer, "rsync": Rsync,
+          "shards": Shards, "snapshot": Snapshot}
 
 
 def check(paths, bindir, names):
