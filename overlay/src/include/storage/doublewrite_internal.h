@@ -745,6 +745,7 @@ extern void dw_open_segment(uint64 segno);
 extern void dw_close_segment(void);
 extern bool dw_create_segment(void);
 extern bool dw_segment_wanted(void);
+extern void dw_follow_home_pages(uint64 before);
 extern bool dw_prepare_segment(void);
 extern bool dw_reserve(int nblocks, bool for_mark, bool beyond_bound);
 extern void dw_write_blocks(struct iovec *iov, int iovcnt, off_t offset);

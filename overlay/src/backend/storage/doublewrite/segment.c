@@ -197,20 +197,23 @@ dw_create_segment(void)
 
 /*
  * How many segments the log should have ready behind the one being written: a
- * quarter of its bound, but no more than a quarter of shared buffers, for which
- * between 8 (32 MB) and 32 (128 MB) are taken; two at least.
+ * quarter of its bound, but at most 32 (128 MB), and no more than shared buffers
+ * or what has been written home give reason for: a quarter of the former, as many
+ * bytes as the latter, or 8 (32 MB); two at least.
  *
  * A first SELECT after a load, say, sets hint bits faster than anybody can
  * create segments for its pages, so they must be there before.  A burst that
- * is larger than that lasts long enough to be waited for.  Who has given the
- * server little memory has not meant to give it much disk in advance.
+ * is larger than that lasts long enough to be waited for.  A load writes its
+ * pages home; a small server that writes little keeps its disk.
  */
 static int
 dw_segments_ahead(void)
 {
-	int			limit = Min(Max(NBuffers / DW_SEGMENT_BLOCKS / 4, 8), 32);
+	uint64		reason;
 
-	return Max(Min(dw_log_bound_segments() / 4, limit), 2);
+	reason = pg_atomic_read_u64(&DWCtl->stats.home_pages) / DW_SEGMENT_BLOCKS;
+	reason = Max(reason, Max(NBuffers / DW_SEGMENT_BLOCKS / 4, 8));
+	return Max(Min(dw_log_bound_segments() / 4, Min(reason, 32)), 2);
 }
 
 static bool
@@ -226,6 +229,20 @@ dw_segment_wanted(void)
 	Assert(LWLockHeldByMe(DoubleWriteFlushLock));
 	return DWCtl->log.open && dw_segments_below_bound() &&
 		DWCtl->log.last_segno - DWCtl->log.segno < dw_segments_ahead();
+}
+
+/*
+ * Pages have been written home since there were so many: that may be reason to
+ * have more segments ready.
+ */
+void
+dw_follow_home_pages(uint64 before)
+{
+	uint64		now = pg_atomic_read_u64(&DWCtl->stats.home_pages);
+
+	if (now / DW_SEGMENT_BLOCKS != before / DW_SEGMENT_BLOCKS &&
+		dw_segment_wanted())
+		dw_request_upkeep();
 }
 
 /*

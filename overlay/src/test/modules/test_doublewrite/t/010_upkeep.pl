@@ -52,24 +52,36 @@ foreach my $case (
 	$node->stop;
 }
 
-# --- How many segments are ready goes by shared buffers
+# --- How many segments are ready goes by shared buffers, and by what is written
 
 my $sized = dw_new_node('sized', conf => 'double_write_buffer_size = -1');
-foreach my $case ([ '8MB', 8 ], [ '192MB', 12 ])
-{
-	my ($buffers, $ahead) = @$case;
 
-	$sized->append_conf('postgresql.conf', "shared_buffers = $buffers");
-	$sized->start;
-	dw_extensions($sized);
-	ok( $sized->poll_query_until(
-			'postgres', "SELECT last_segno - segno >= $ahead FROM dw_state()"),
-		"segments are ready with shared_buffers = $buffers");
+sub ahead_is
+{
+	my ($ahead, $what) = @_;
+	my $query = 'SELECT last_segno - segno FROM dw_state()';
+
+	ok($sized->poll_query_until('postgres', "SELECT ($query) >= $ahead"),
+		"segments are ready $what");
 	$sized->safe_psql('postgres', 'CHECKPOINT');
-	is( $sized->safe_psql('postgres', 'SELECT last_segno - segno FROM dw_state()'),
-		$ahead, 'and no more');
-	$sized->stop;
+	is($sized->safe_psql('postgres', $query), $ahead, '... and no more');
+	return;
 }
+
+$sized->append_conf('postgresql.conf', 'shared_buffers = 8MB');
+$sized->start;
+dw_extensions($sized);
+ahead_is(8, 'with small shared buffers');
+$sized->safe_psql('postgres', q{
+	CREATE TABLE t (filler text STORAGE PLAIN);
+	INSERT INTO t SELECT repeat('x', 6000) FROM generate_series(1, 9 * 512 + 100);
+	CHECKPOINT});
+ahead_is(9, 'when pages have been written home');
+$sized->stop;
+$sized->append_conf('postgresql.conf', 'shared_buffers = 192MB');
+$sized->start;
+ahead_is(12, 'with larger shared buffers');
+$sized->stop;
 
 # --- Segments outlive a clean stop
 
