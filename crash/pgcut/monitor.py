@@ -535,7 +535,7 @@ class Monitor:
             before = self._lsn_at_home(file, block)
             lsn = before if (op.a % PAGE and block == op.a // PAGE) else _page_lsn(content)
             file.lsns[block] = lsn
-            if op.a >= file.size:
+            if (block + 1) * PAGE > file.size:      # it did not have all of it
                 continue
             self.figures["home writes"] += 1
             page = (*relation, fork, first + block)

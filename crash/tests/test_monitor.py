@@ -302,6 +302,10 @@ class HealthyTest(MonitorTest):
         self.history.write(self.file, 4 * 8192, bytes(8192))
         self.history.write(self.file, 5 * 8192, content(self.wal.lsn))
 
+    def test_extension_of_which_half_was_written_before(self):
+        for part in 4096, 4096, 8192:
+            self.history.write(self.file, 4 * 8192, content(self.wal.lsn)[:part])
+
 
 class StraddlingTest(HealthyTest):
     """The same; the checkpoint at which the recording begins ends on another page of WAL."""
