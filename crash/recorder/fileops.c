@@ -124,6 +124,12 @@ do_init(void *userdata, struct fuse_conn_info *conn)
 
 	/* An open with O_TRUNC must arrive as a truncation. */
 	conn->want &= ~FUSE_CAP_ATOMIC_O_TRUNC;
+	/*
+	 * When an asynchronous direct write has ended, other file systems throw away
+	 * what has been cached of its range meanwhile.  FUSE does not, so such writes
+	 * are made one after the other.
+	 */
+	conn->want &= ~FUSE_CAP_ASYNC_DIO;
 	/* A changed modification time is no reason to drop cached pages. */
 	conn->want &= ~FUSE_CAP_AUTO_INVAL_DATA;
 	conn->want |= conn->capable & (FUSE_CAP_EXPLICIT_INVAL_DATA |

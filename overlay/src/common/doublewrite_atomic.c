@@ -104,6 +104,40 @@ StaticAssertDecl(STATX_WRITE_ATOMIC == DW_KERNEL_STATX_WRITE_ATOMIC,
 StaticAssertDecl(RWF_ATOMIC == DW_RWF_ATOMIC, "flag of pwritev2()");
 #endif
 
+/* struct iocb, struct io_event, and the operation */
+typedef struct DWKernelIocb
+{
+	uint64		data;
+#ifdef WORDS_BIGENDIAN
+	uint32		rw_flags;
+	uint32		key;
+#else
+	uint32		key;
+	uint32		rw_flags;
+#endif
+	uint16		opcode;
+	int16		priority;
+	uint32		fd;
+	uint64		buf;
+	uint64		nbytes;
+	int64		offset;
+	uint64		reserved;
+	uint32		flags;
+	uint32		resfd;
+} DWKernelIocb;
+
+StaticAssertDecl(sizeof(DWKernelIocb) == 64, "struct iocb has 64 bytes");
+
+typedef struct DWKernelIoEvent
+{
+	uint64		data;
+	uint64		iocb;
+	int64		result;
+	int64		result2;
+} DWKernelIoEvent;
+
+#define DW_KERNEL_IOCB_PWRITE	1
+
 /* struct fsxattr, and the request that fills it */
 typedef struct DWKernelFsxattr
 {
@@ -175,6 +209,87 @@ DWAtomicWrite(int fd, const void *data, size_t size, off_t offset, int flags)
 	return -1;
 #endif
 }
+
+#if defined(SYS_io_setup) && defined(SYS_io_submit) && defined(SYS_io_getevents)
+
+/*
+ * Wait until so many writes have ended.
+ */
+static bool
+dw_reap(unsigned long queue, DWAtomicCall *calls, int nwaited)
+{
+	DWKernelIoEvent events[DW_ATOMIC_IN_FLIGHT];
+
+	while (nwaited > 0)
+	{
+		long		n = syscall(SYS_io_getevents, queue, (long) nwaited,
+								(long) nwaited, events, NULL);
+
+		if (n < 0 && errno != EINTR)
+			return false;
+		for (long i = 0; i < n; i++)
+		{
+			calls[events[i].data].result = events[i].result;
+			calls[events[i].data].done = true;
+			nwaited--;
+		}
+	}
+	return true;
+}
+
+/*
+ * Make those of some writes that have not been done yet, all at once; none is
+ * under way any more when this returns.  Where the kernel does not take them so,
+ * they remain to be done.  The files have been opened for direct I/O, without
+ * which this would be one write after the other.
+ *
+ * Returns how many were made so; -1, with errno set, if nobody knows what has
+ * become of them.
+ */
+int
+DWAtomicWriteInFlight(DWAtomicCall *calls, int ncalls)
+{
+	/* closing it takes long, so it stays until the process ends */
+	static unsigned long queue = 0;
+	DWKernelIocb iocbs[DW_ATOMIC_IN_FLIGHT];
+	DWKernelIocb *submitted[DW_ATOMIC_IN_FLIGHT];
+	long		n = 0;
+
+	Assert(ncalls <= DW_ATOMIC_IN_FLIGHT);
+
+	for (int i = 0; i < ncalls; i++)
+	{
+		if (calls[i].done)
+			continue;
+		memset(&iocbs[n], 0, sizeof(DWKernelIocb));
+		iocbs[n].data = i;
+		iocbs[n].rw_flags = calls[i].flags;
+		iocbs[n].opcode = DW_KERNEL_IOCB_PWRITE;
+		iocbs[n].fd = calls[i].fd;
+		iocbs[n].buf = (uintptr_t) calls[i].data;
+		iocbs[n].nbytes = calls[i].size;
+		iocbs[n].offset = calls[i].offset;
+		submitted[n] = &iocbs[n];
+		n++;
+	}
+	if (n < 2 ||
+		(queue == 0 && syscall(SYS_io_setup, DW_ATOMIC_IN_FLIGHT, &queue) < 0))
+		return 0;
+	n = syscall(SYS_io_submit, queue, n, submitted);
+	if (n < 0)
+		return 0;
+	return dw_reap(queue, calls, (int) n) ? (int) n : -1;
+}
+
+#else
+
+int
+DWAtomicWriteInFlight(DWAtomicCall *calls, int ncalls)
+{
+	return 0;
+}
+
+#endif
 
 /* ---------------------------------------------------------------------
  * Devices
@@ -410,6 +525,12 @@ DWAtomicWrite(int fd, const void *data, size_t size, off_t offset, int flags)
 {
 	errno = EOPNOTSUPP;
 	return -1;
+}
+
+int
+DWAtomicWriteInFlight(DWAtomicCall *calls, int ncalls)
+{
+	return 0;
 }
 
 void

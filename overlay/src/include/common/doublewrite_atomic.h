@@ -58,12 +58,29 @@ typedef struct DWAtomicProbe
 	char		fstype[16];		/* file system, or empty */
 } DWAtomicProbe;
 
+/* Atomic writes that are under way at once, at most */
+#define DW_ATOMIC_IN_FLIGHT	32
+
+/* A write, atomic if its flags say so */
+typedef struct DWAtomicCall
+{
+	Oid			spcOid;			/* for tests that stand in for the kernel */
+	int			fd;
+	const void *data;
+	size_t		size;
+	off_t		offset;
+	int			flags;
+	bool		done;			/* it has been tried, and result says how it went */
+	ssize_t		result;			/* bytes written, or -errno */
+} DWAtomicCall;
+
 extern bool DWAtomicAskFile(int fd, DWAtomicFile *file);
 extern bool DWAtomicFileFits(const DWAtomicFile *file);
 extern bool DWAtomicOnDataDevice(int fd);
 extern uint64 DWAtomicAskDevice(dev_t dev, char *name, size_t size);
 extern ssize_t DWAtomicWrite(int fd, const void *data, size_t size, off_t offset,
 							 int flags);
+extern int	DWAtomicWriteInFlight(DWAtomicCall *calls, int ncalls);
 extern uint32 DWAtomicUnit(const DWAtomicFile *file);
 extern bool DWAtomicIsRefusal(int error);
 extern void DWAtomicProbeDirectory(const char *path, DWAtomicProbe *probe);

@@ -455,10 +455,12 @@ typedef struct DWDirtyState
 #define DW_ATOMIC_REFUSED_BITS	(64 * 1024)
 
 /*
- * Pages in an atomic write.  As many as io_combine_limit has by default; the
- * buffer for them belongs to each process that has written so many.
+ * Pages in an atomic write, and in all that are under way at once if they have
+ * more than one.  The former are as many as io_combine_limit has by default; the
+ * buffer for the latter belongs to each process that has written so many.
  */
 #define DW_ATOMIC_MAX_PAGES		16
+#define DW_ATOMIC_COMBINED_PAGES	128
 
 /* What is known of a tablespace in this life of the server */
 typedef struct DWAtomicPlace
@@ -467,6 +469,7 @@ typedef struct DWAtomicPlace
 	DWAtomicProbe probe;
 	TimestampTz looked_at;
 	uint64		round;			/* batch for which it was looked at */
+	uint64		used;			/* ... that had pages of it last */
 	int			reported;		/* errno of the write that was reported last */
 
 	/* atomic */
@@ -475,18 +478,12 @@ typedef struct DWAtomicPlace
 	pg_atomic_uint64 refused;	/* atomic writes that were not made */
 } DWAtomicPlace;
 
-/* An atomic write, for tests that stand in for the kernel */
-typedef struct DWAtomicCall
+/* Neighbouring pages that are written atomically together */
+typedef struct DWAtomicRun
 {
-	Oid			spcOid;
-	int			fd;
-	const void *data;
-	size_t		size;
-	off_t		offset;
-	int			flags;
-	bool		done;			/* made, and result tells how */
-	ssize_t		result;
-} DWAtomicCall;
+	const int  *slots;
+	int			npages;
+} DWAtomicRun;
 
 /* What has become of an atomic write */
 typedef enum DWAtomicResult
@@ -505,6 +502,7 @@ typedef struct DWAtomicState
 	int			nplaces;
 	bool		full;			/* there are more tablespaces, as was reported */
 	uint64		round;			/* batches that have asked */
+	uint64		sought;			/* ... of which the last found no entry to reuse */
 	DWAtomicPlace places[DW_ATOMIC_PLACES];
 	uint8		refused[DW_ATOMIC_REFUSED_BITS / 8];
 } DWAtomicState;
@@ -733,8 +731,9 @@ extern uint64 dw_first_unfinished_batch(void);
 extern bool dw_atomic_allowed(void);
 extern bool dw_atomic_chosen(const DWSlot *slot);
 extern int	dw_atomic_run_length(const BufferTag *first, int npages);
+extern int	dw_atomic_write_ahead(const DWAtomicRun *runs, int nruns);
 extern DWAtomicResult dw_atomic_write(const int *slots, int npages);
-extern void dw_atomic_close(void);
+extern void dw_atomic_end(void);
 
 /* home.c */
 extern void dw_write_home(const DWPageSet *mine);

@@ -20,15 +20,21 @@
  * takes the log, since a plain write may do where an atomic one does not, which
  * needs space for a copy, say.  If the kernel has refused it, because it cannot
  * make such writes there, the whole file uses the log from then on, by way of a bit
- * that other files may share: they lose speed, not safety.  (A2)
+ * that other files may share: they lose speed, not safety.  If it was a write of
+ * several pages, single ones are tried first. (A2)
  *
  * Others see no difference.  Whoever reads a page through the buffer manager finds
  * it in the stage until the write has ended (R6).  The kernel writes back
  * what it has cached of the range before a direct write, and throws away what
- * it has cached after it, under the inode lock that buffered writes take, too;
- * so a page read ahead meanwhile does not stay.  That also puts the zeroes of
- * an extension, and earlier home writes that were plain, on the device before
- * the atomic write. (A3)
+ * it has cached before it says that the write has ended, so a page read ahead
+ * meanwhile does not stay.  Nobody makes it dirty there meanwhile: of blocks that
+ * a file has, only flushers write, and others extend it.  That also puts the
+ * zeroes of an extension, and earlier home writes that were plain, on the device
+ * before the atomic write. (A3)
+ *
+ * A direct write takes as long as the device does, so several are under way at
+ * once.  Whoever has begun them waits for all of them before it goes on: no write
+ * is under way when its batch is over, or when a drop has got the flush lock. (R4, R7)
  *
  * A direct write is not durable when it returns.  Its file is synced like
  * others, through the queue of the checkpointer. (A4)
@@ -63,12 +69,18 @@
 /* GUC */
 bool		debug_atomic_writes_in_software = false;
 
-/* Pages of one write are brought together here, as it takes one iovec only */
-static PGIOAlignedBlock dw_combined[DW_ATOMIC_MAX_PAGES];
+/* Pages of a write are brought together here, as it takes one iovec only */
+static PGIOAlignedBlock dw_combined[DW_ATOMIC_COMBINED_PAGES];
 
-/* The file that this process wrote to last, open during a batch */
-static int	dw_atomic_fd = -1;
+/* Files that this process has open for atomic writes, and which the last one is */
+static int	dw_atomic_fds[DW_ATOMIC_IN_FLIGHT];
+static int	dw_atomic_nfds = 0;
 static DWDirtyFile dw_atomic_file;
+
+/* Runs that have been written ahead, and how that went */
+static DWAtomicRun dw_runs_ahead[DW_ATOMIC_IN_FLIGHT];
+static DWAtomicCall dw_calls_ahead[DW_ATOMIC_IN_FLIGHT];
+static int	dw_nahead = 0;
 
 /* ---------------------------------------------------------------------
  * What is known of tablespaces
@@ -148,6 +160,36 @@ dw_atomic_find_place(Oid spcOid)
 }
 
 /*
+ * Return an entry of a tablespace whose directory is gone, emptied, or NULL.  One
+ * of which the batch has pages is not taken; nor is it asked twice for a batch, as
+ * there may be many pages in tablespaces that are left over.
+ */
+static DWAtomicPlace *
+dw_atomic_reuse_place(void)
+{
+	DWAtomicState *state = &DWCtl->atomic;
+
+	for (int i = 0; i < state->nplaces && state->sought != state->round; i++)
+	{
+		DWAtomicPlace *place = &state->places[i];
+		char		path[MAXPGPATH];
+
+		dw_directory_path(path, place->spcOid, InvalidOid);
+		if (place->used == state->round || access(path, F_OK) == 0 || errno != ENOENT)
+			continue;
+		DWLockMutex();
+		memset(place, 0, offsetof(DWAtomicPlace, pages));
+		pg_atomic_write_u64(&place->pages, 0);
+		pg_atomic_write_u64(&place->logged, 0);
+		pg_atomic_write_u64(&place->refused, 0);
+		DWUnlockMutex();
+		return place;
+	}
+	state->sought = state->round;
+	return NULL;
+}
+
+/*
  * What is known of a tablespace, which is looked at if nobody has yet.  If looking
  * has failed, for want of descriptors, say, it is looked at again for each batch:
  * that costs little beside a sync of the log.
@@ -162,7 +204,13 @@ dw_atomic_place(Oid spcOid)
 
 	Assert(DWIsFlusher());
 
-	if (place == NULL && state->nplaces == DW_ATOMIC_PLACES)
+	if (place == NULL && state->nplaces == DW_ATOMIC_PLACES &&
+		(place = dw_atomic_reuse_place()) != NULL)
+	{
+		place->spcOid = spcOid;
+		dw_atomic_look(place);
+	}
+	else if (place == NULL && state->nplaces == DW_ATOMIC_PLACES)
 	{
 		if (!state->full)
 			ereport(LOG_SERVER_ONLY,
@@ -172,7 +220,7 @@ dw_atomic_place(Oid spcOid)
 		state->full = true;
 		return NULL;
 	}
-	if (place == NULL)
+	else if (place == NULL)
 	{
 		place = &state->places[state->nplaces];
 		place->spcOid = spcOid;
@@ -228,8 +276,8 @@ dw_atomic_refuse(const BufferTag *tag)
 	uint32		bit = dw_refused_bit(tag);
 	RelFileLocator rlocator = BufTagGetRelFileLocator(tag);
 
-	Assert(DWIsFlusher());
-
+	if (dw_atomic_was_refused(tag))
+		return;					/* by another run of the same batch */
 	DWCtl->atomic.refused[bit / 8] |= 1 << (bit % 8);
 	ereport(LOG_SERVER_ONLY,
 			(errcode_for_file_access(),
@@ -239,18 +287,48 @@ dw_atomic_refuse(const BufferTag *tag)
 }
 
 /*
+ * Several pages at once were refused, of which the kernel has said that it takes
+ * them.  It may take single ones: no more are combined in the tablespace.
+ */
+static void
+dw_atomic_stop_combining(DWAtomicPlace *place)
+{
+	char		path[MAXPGPATH];
+	int			save_errno = errno;
+
+	Assert(DWIsFlusher());
+
+	if (place->probe.unit == BLCKSZ)
+		return;					/* by another run of the same batch */
+	DWLockMutex();
+	place->probe.unit = BLCKSZ;
+	DWUnlockMutex();
+	dw_directory_path(path, place->spcOid, InvalidOid);
+	errno = save_errno;
+	ereport(LOG_SERVER_ONLY,
+			(errcode_for_file_access(),
+			 errhidestmt(true),
+			 errmsg("atomic writes of several pages are refused in directory \"%s\", where pages are written one by one now: %m",
+					path)));
+}
+
+/*
  * An atomic write has not been made, or was cut short, as errno says.  Where the
  * kernel lacks something this may go on, so each reason is reported once.
  */
 static DWAtomicResult
-dw_atomic_not_written(const BufferTag *tag, DWAtomicPlace *place, ssize_t written)
+dw_atomic_not_written(const BufferTag *tag, DWAtomicPlace *place, int npages,
+					  ssize_t written)
 {
 	RelFileLocator rlocator = BufTagGetRelFileLocator(tag);
+	bool		refused = written < 0 && DWAtomicIsRefusal(errno);
 
 	Assert(DWIsFlusher());
 
 	pg_atomic_fetch_add_u64(&place->refused, 1);
-	if (written < 0 && DWAtomicIsRefusal(errno))
+	if (refused && npages > 1)
+		dw_atomic_stop_combining(place);
+	else if (refused)
 		dw_atomic_refuse(tag);
 	else if (errno != place->reported)
 	{
@@ -310,6 +388,7 @@ dw_atomic_chosen(const DWSlot *slot)
 		!dw_atomic_was_refused(&slot->tag);
 	if (!chosen)
 		pg_atomic_fetch_add_u64(&place->logged, 1);
+	place->used = DWCtl->atomic.round;
 	return chosen;
 }
 
@@ -333,27 +412,26 @@ dw_atomic_run_length(const BufferTag *first, int npages)
 }
 
 /* ---------------------------------------------------------------------
- * Writing
+ * Files
  * ---------------------------------------------------------------------
  */
 
 /*
- * Close the file that is open, if any.  Files may be removed when the flush lock
- * is released, and others get their names, so none stays open that long.
+ * Close files that are open.  Files may be removed when the flush lock is
+ * released, and others get their names, so none stays open that long.
  */
-void
+static void
 dw_atomic_close(void)
 {
-	if (dw_atomic_fd >= 0)
-		close(dw_atomic_fd);
-	dw_atomic_fd = -1;
+	while (dw_atomic_nfds > 0)
+		close(dw_atomic_fds[--dw_atomic_nfds]);
 }
 
 /*
  * Open the file of a page, and see whether it is like the one that was tested.
- * Returns false if not, with errno set.
+ * Returns its descriptor, or -1 if it is not, with errno set.
  */
-static bool
+static int
 dw_atomic_open(const BufferTag *tag, const DWAtomicProbe *probe)
 {
 	DWDirtyFile key;
@@ -361,81 +439,207 @@ dw_atomic_open(const BufferTag *tag, const DWAtomicProbe *probe)
 	RelPathStr	relpath;
 	char		path[MAXPGPATH];
 	bool		fits;
+	int			fd;
 
+	/* pages come sorted by file */
 	dw_atomic_key(tag, &key);
-	if (dw_atomic_fd >= 0 &&
+	if (dw_atomic_nfds > 0 &&
 		memcmp(&dw_atomic_file, &key, DW_FILE_KEY_SIZE) == 0)
-		return true;
-	dw_atomic_close();
+		return dw_atomic_fds[dw_atomic_nfds - 1];
+	Assert(dw_atomic_nfds < DW_ATOMIC_IN_FLIGHT);
 
 	relpath = relpathperm(key.rlocator, key.forknum);
 	if (key.segno == 0)
 		strlcpy(path, relpath.str, sizeof(path));
 	else
 		snprintf(path, sizeof(path), "%s.%u", relpath.str, key.segno);
-	dw_atomic_fd = BasicOpenFile(path, O_RDWR | O_CLOEXEC | PG_BINARY | PG_O_DIRECT);
-	if (dw_atomic_fd < 0)
-		return false;
-	fits = DWAtomicAskFile(dw_atomic_fd, &file) && DWAtomicFileFits(&file) &&
-		file.dev == probe->file.dev && DWAtomicOnDataDevice(dw_atomic_fd);
+	fd = BasicOpenFile(path, O_RDWR | O_CLOEXEC | PG_BINARY | PG_O_DIRECT);
+	if (fd < 0)
+		return -1;
+	fits = DWAtomicAskFile(fd, &file) && DWAtomicFileFits(&file) &&
+		file.dev == probe->file.dev && DWAtomicOnDataDevice(fd);
 	INJECTION_POINT("doublewrite-atomic-opened", &fits);
 	if (!fits)
 	{
-		dw_atomic_close();
+		close(fd);
 		errno = EOPNOTSUPP;
-		return false;
+		return -1;
 	}
+	dw_atomic_fds[dw_atomic_nfds++] = fd;
 	dw_atomic_file = key;
-	return true;
+	return fd;
 }
 
 /*
- * Have the file synced by the next checkpoint. (A4)  md.c does that for writes
- * that pass through it.
+ * Have the file of a page synced by the next checkpoint. (A4)  md.c does that for
+ * writes that pass through it.
  */
 static void
-dw_atomic_request_sync(void)
+dw_atomic_request_sync(const BufferTag *tag)
 {
+	DWDirtyFile key;
 	FileTag		ftag;
 
+	dw_atomic_key(tag, &key);
 	memset(&ftag, 0, sizeof(ftag));
 	ftag.handler = SYNC_HANDLER_MD;
-	ftag.rlocator = dw_atomic_file.rlocator;
-	ftag.forknum = dw_atomic_file.forknum;
-	ftag.segno = dw_atomic_file.segno;
+	ftag.rlocator = key.rlocator;
+	ftag.forknum = key.forknum;
+	ftag.segno = key.segno;
 	if (!RegisterSyncRequest(&ftag, SYNC_REQUEST, false))
-		dw_sync_file(&dw_atomic_file);
+		dw_sync_file(&key);
 }
 
-static ssize_t
-dw_atomic_pwrite(const void *data, size_t size, off_t offset)
+/* ---------------------------------------------------------------------
+ * Writing
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * Say what is to be written where, with pages of a run side by side in memory,
+ * which has room for them if there is more than one.  Without a file there is
+ * nothing to do, and the reason is the result.
+ */
+static void
+dw_atomic_prepare(const DWAtomicRun *run, PGIOAlignedBlock *room, DWAtomicCall *call)
 {
-	DWAtomicCall call = {
-		dw_atomic_file.rlocator.spcOid, dw_atomic_fd, data, size, offset, DW_RWF_ATOMIC
-	};
-	int			injected = 0;
+	const BufferTag *tag = &DWSlots[run->slots[0]].tag;
+	DWAtomicPlace *place = dw_atomic_place(tag->spcOid);
+
+	Assert(DWIsFlusher() && place != NULL);
+	Assert(run->npages <= DW_ATOMIC_MAX_PAGES);
+
+	memset(call, 0, sizeof(*call));
+	call->spcOid = tag->spcOid;
+	call->data = DWSlotPage(run->slots[0]);
+	call->size = (size_t) run->npages * BLCKSZ;
+	call->offset = (off_t) (tag->blockNum % RELSEG_SIZE) * BLCKSZ;
+	call->flags = DW_RWF_ATOMIC;
+	Assert(call->offset % call->size == 0);
+
+	for (int i = 0; i < run->npages && run->npages > 1; i++)
+		memcpy(&room[i], DWSlotPage(run->slots[i]), BLCKSZ);
+	if (run->npages > 1)
+		call->data = room;
+
+	call->fd = dw_atomic_open(tag, &place->probe);
+	call->done = call->fd < 0;
+	call->result = call->done ? -errno : 0;
+}
+
+/*
+ * Tests stand in for the kernel, where nothing is atomic, or have it fail.
+ */
+static void
+dw_atomic_stand_in(DWAtomicCall *call)
+{
+	int			error = 0;
 	int			cut_short = 0;
 
-	INJECTION_POINT("doublewrite-atomic-write", &injected);
-	if (injected != 0)
-	{
-		errno = injected;
-		return -1;
-	}
+	if (call->done)
+		return;
+	INJECTION_POINT("doublewrite-atomic-write", &error);
 	INJECTION_POINT("doublewrite-atomic-short", &cut_short);
-	if (cut_short != 0)
-		return pg_pwrite(dw_atomic_fd, data, size / 2, offset);
+	INJECTION_POINT("doublewrite-atomic-pretended", call);
+	if (error != 0)
+		call->result = -error;
+	else if (cut_short != 0)
+		call->result = pg_pwrite(call->fd, call->data, call->size / 2, call->offset);
+	call->done = error != 0 || cut_short != 0;
+}
 
-	/* tests run where nothing is atomic, too */
-	INJECTION_POINT("doublewrite-atomic-pretended", &call);
-	if (call.done)
-		return call.result;
+/*
+ * Make some writes, at once where the kernel can, and wait for all of them.
+ */
+static void
+dw_atomic_make(DWAtomicCall *calls, int ncalls)
+{
+	int			nmade;
+
+	for (int i = 0; i < ncalls; i++)
+		dw_atomic_stand_in(&calls[i]);
 
 	pgstat_report_wait_start(WAIT_EVENT_DATA_FILE_WRITE);
-	do
-		call.result = DWAtomicWrite(call.fd, data, size, offset, call.flags);
-	while (call.result < 0 && errno == EINTR);
+	/* what was left under way could come over later writes (R4) */
+	nmade = DWAtomicWriteInFlight(calls, ncalls);
+	if (nmade < 0)
+		elog(PANIC, "could not wait for atomic writes: %m");
+	for (int i = 0; i < ncalls; i++)
+	{
+		DWAtomicCall *call = &calls[i];
+
+		while (!call->done)
+		{
+			call->result = DWAtomicWrite(call->fd, call->data, call->size,
+										 call->offset, call->flags);
+			if (call->result < 0)
+				call->result = -errno;
+			call->done = call->result != -EINTR;
+		}
+	}
 	pgstat_report_wait_end();
+	if (nmade > 1)
+		INJECTION_POINT("doublewrite-atomic-in-flight", &nmade);
+}
+
+/*
+ * Forget what was written ahead, and close files.
+ */
+void
+dw_atomic_end(void)
+{
+	dw_atomic_close();
+	dw_nahead = 0;
+}
+
+/*
+ * Write runs home that are about to be asked for by dw_atomic_write(), several
+ * at once.  Returns how many of them, from the first.  If not all are asked for,
+ * as somebody has thrown an error, pages are written again.
+ */
+int
+dw_atomic_write_ahead(const DWAtomicRun *runs, int nruns)
+{
+	PGIOAlignedBlock *room = dw_combined;
+
+	Assert(nruns <= DW_ATOMIC_IN_FLIGHT);
+
+	dw_atomic_end();
+	for (int i = 0; i < nruns; i++)
+	{
+		int			needed = runs[i].npages > 1 ? runs[i].npages : 0;
+
+		if (room + needed > dw_combined + lengthof(dw_combined))
+			break;
+		dw_atomic_prepare(&runs[i], room, &dw_calls_ahead[i]);
+		room += needed;
+		dw_runs_ahead[i] = runs[i];
+		dw_nahead++;
+	}
+	dw_atomic_make(dw_calls_ahead, dw_nahead);
+	dw_atomic_close();
+	return dw_nahead;
+}
+
+/*
+ * Write a run home, unless that has been done ahead; returns bytes or -errno.
+ */
+static ssize_t
+dw_atomic_write_run(const DWAtomicRun *run)
+{
+	DWAtomicCall call;
+
+	for (int i = 0; i < dw_nahead; i++)
+	{
+		if (dw_runs_ahead[i].slots[0] == run->slots[0])
+		{
+			Assert(dw_runs_ahead[i].npages == run->npages);
+			return dw_calls_ahead[i].result;
+		}
+	}
+	dw_atomic_prepare(run, dw_combined, &call);
+	dw_atomic_make(&call, 1);
+	dw_atomic_close();
 	return call.result;
 }
 
@@ -447,31 +651,20 @@ dw_atomic_pwrite(const void *data, size_t size, off_t offset)
 DWAtomicResult
 dw_atomic_write(const int *slots, int npages)
 {
+	DWAtomicRun run = {slots, npages};
 	const BufferTag *tag = &DWSlots[slots[0]].tag;
 	DWAtomicPlace *place = dw_atomic_place(tag->spcOid);
-	const char *data = DWSlotPage(slots[0]);
-	size_t		size = (size_t) npages * BLCKSZ;
-	off_t		offset = (off_t) (tag->blockNum % RELSEG_SIZE) * BLCKSZ;
 	ssize_t		result;
 
 	Assert(DWIsFlusher() && place != NULL);
-	Assert(npages <= DW_ATOMIC_MAX_PAGES && offset % size == 0);
 
-	if (!dw_atomic_open(tag, &place->probe))
-		return dw_atomic_not_written(tag, place, -1);
-	for (int i = 0; i < npages && npages > 1; i++)
-		memcpy(&dw_combined[i], DWSlotPage(slots[i]), BLCKSZ);
-	if (npages > 1)
-		data = dw_combined[0].data;
-
-	result = dw_atomic_pwrite(data, size, offset);
-	if (result != (ssize_t) size)
+	result = dw_atomic_write_run(&run);
+	if (result != (ssize_t) npages * BLCKSZ)
 	{
-		if (result >= 0)
-			errno = EIO;
-		return dw_atomic_not_written(tag, place, result);
+		errno = result < 0 ? -result : EIO;
+		return dw_atomic_not_written(tag, place, npages, result);
 	}
-	dw_atomic_request_sync();
+	dw_atomic_request_sync(tag);
 
 	pg_atomic_fetch_add_u64(&place->pages, npages);
 	DWCount(atomic_pages, npages);

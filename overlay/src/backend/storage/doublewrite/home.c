@@ -292,7 +292,7 @@ dw_try_write_run(const int *slots, int npages)
 	}
 	PG_CATCH();
 	{
-		dw_atomic_close();
+		dw_atomic_end();
 		dw_clean_up_after_error(&held, holdoff, cancel_holdoff);
 
 		/* first of all, as copying the error may fail */
@@ -381,6 +381,36 @@ dw_write_run_home(const int *slots, int npages, const DWPageSet *mine,
 }
 
 /*
+ * Write the runs that begin at slots[0] and are to go home atomically, as many as
+ * can be under way at once.  Returns their number; each is still to be dealt with.
+ */
+static int
+dw_start_atomic_runs(const int *slots, int nslots, DWAtomicRun *runs)
+{
+	instr_time	io_start = pgstat_prepare_io_time(track_io_timing);
+	int			nruns = 0;
+
+	for (int at = 0; at < nslots && nruns < DW_ATOMIC_IN_FLIGHT; nruns++)
+	{
+		const DWSlot *slot = &DWSlots[slots[at]];
+
+		if (!slot->atomic || slot->discarded)
+			break;
+		runs[nruns].slots = slots + at;
+		runs[nruns].npages = dw_run_length(slots + at, nslots - at);
+		at += runs[nruns].npages;
+	}
+	if (nruns < 2)
+		return 0;
+	nruns = dw_atomic_write_ahead(runs, nruns);
+
+	/* calls and bytes are counted run by run */
+	pgstat_count_io_op_time(IOOBJECT_RELATION, IOCONTEXT_NORMAL, IOOP_WRITE,
+							io_start, 0, 0);
+	return nruns;
+}
+
+/*
  * Bring the pages of the current batch home and end the batch.
  *
  * Restartable: pages that are done have left the batch.  When all other pages
@@ -393,12 +423,15 @@ dw_write_home(const DWPageSet *mine)
 	int			slots[DW_MAX_BATCH_PAGES];
 	int			nslots = DWCtl->batch.len;
 	DWErrors	errors = {0};
+	DWAtomicRun started[DW_ATOMIC_IN_FLIGHT];
+	int			nstarted = 0;
+	int			next = 0;
 
 	Assert(DWIsFlusher());
 	Assert(DWCtl->batch.phase == DW_BATCH_DURABLE);
 
-	/* what an error may have left open is none of ours any more */
-	dw_atomic_close();
+	/* what an error may have left is none of ours any more */
+	dw_atomic_end();
 
 	memcpy(slots, DWCtl->batch.slots, nslots * sizeof(int));
 	qsort(slots, nslots, sizeof(int), dw_slot_cmp);
@@ -414,7 +447,17 @@ dw_write_home(const DWPageSet *mine)
 	{
 		int			run = 1;
 
-		if (DWSlots[slots[done]].discarded)
+		if (next == nstarted)
+		{
+			nstarted = dw_start_atomic_runs(slots + done, nslots - done, started);
+			next = 0;
+		}
+		if (next < nstarted)
+		{
+			run = started[next++].npages;
+			dw_write_run_home(slots + done, run, mine, &errors);
+		}
+		else if (DWSlots[slots[done]].discarded)
 			dw_release_slots(&slots[done], 1);	/* R7 */
 		else
 		{
@@ -429,7 +472,7 @@ dw_write_home(const DWPageSet *mine)
 		INJECTION_POINT("doublewrite-home-run-written", NULL);
 	}
 
-	dw_atomic_close();
+	dw_atomic_end();
 	dw_set_batch_phase(DW_BATCH_NONE);
 	DWCount(batches, 1);
 	INJECTION_POINT("doublewrite-home-written", NULL);

@@ -341,17 +341,16 @@ tdw_await_end_of_recovery(const char *name)
 }
 
 /*
- * Have a file's writes be marked as atomic ones, or no longer: by an open flag that
- * does nothing else, O_NOATIME, for the recorder of the power-cut explorer.
+ * Have a file's writes be marked as atomic ones: by an open flag that does nothing
+ * else, O_NOATIME, for the recorder of the power-cut explorer.
  */
 static void
-tdw_mark_writes(int fd, bool atomic)
+tdw_mark_writes(int fd)
 {
 #ifdef O_NOATIME
 	int			flags = fcntl(fd, F_GETFL);
 
-	flags = atomic ? flags | O_NOATIME : flags & ~O_NOATIME;
-	if (fcntl(fd, F_SETFL, flags) < 0)
+	if (fcntl(fd, F_SETFL, flags | O_NOATIME) < 0)
 		elog(ERROR, "could not mark atomic writes: %m");
 #endif
 }
@@ -363,18 +362,9 @@ tdw_mark_writes(int fd, bool atomic)
 static void
 tdw_pretend_write(DWAtomicCall *call)
 {
-	bool		atomic = call->spcOid == DEFAULTTABLESPACE_OID &&
-		(call->flags & DW_RWF_ATOMIC) != 0;
-	int			save_errno;
-
-	if (atomic)
-		tdw_mark_writes(call->fd, true);
-	call->result = pg_pwrite(call->fd, call->data, call->size, call->offset);
-	save_errno = errno;
-	if (atomic)
-		tdw_mark_writes(call->fd, false);
-	errno = save_errno;
-	call->done = true;
+	if (call->spcOid == DEFAULTTABLESPACE_OID && (call->flags & DW_RWF_ATOMIC) != 0)
+		tdw_mark_writes(call->fd);
+	call->flags &= ~DW_RWF_ATOMIC;
 }
 
 /*

@@ -48,6 +48,9 @@ $node->safe_psql('postgres', q{
 	CREATE TABLE w AS SELECT * FROM t;
 	CREATE TABLE big (i int, v int, filler text STORAGE PLAIN);
 	INSERT INTO big SELECT i, 0, repeat('x', 7000) FROM generate_series(1, 64) i;
+	-- a row on each page, with room for a new version
+	CREATE TABLE runs (v int, filler text STORAGE PLAIN) WITH (fillfactor = 40);
+	INSERT INTO runs SELECT 0, repeat('x', 3000) FROM generate_series(1, 32);
 	CHECKPOINT});
 
 # What a command adds to some counters, as a reference to a hash.
@@ -94,6 +97,22 @@ cmp_ok($d->{pages}, '>=', 64, 'many pages are written atomically');
 cmp_ok($d->{writes}, '<', $d->{pages} / 2, 'neighbours in one write');
 is($d->{logged}, 0, 'none through the log');
 
+# several writes under way at once; one of them that is not made harms no other
+my $all = q{CHECKPOINT; UPDATE runs SET v = v + 1; SELECT dw_evict('runs')};
+$node->safe_psql('postgres', qq{
+	SELECT injection_points_attach('doublewrite-atomic-in-flight', 'notice');
+	$all;
+	SELECT dw_fail_at('doublewrite-atomic-write', 'ENOSPC', 2)});
+$d = difference('SELECT dw_drain()');
+SKIP:
+{
+	skip 'only Linux has them', 1 if $^O ne 'linux';
+	like($d->{error}, qr/doublewrite-atomic-in-flight/, 'several writes are under way at once');
+}
+is_deeply([ @$d{qw(pages writes logged home)} ], [ 24, 3, 8, 32 ],
+	'... and if one is not made, its pages pass through the log');
+$node->safe_psql('postgres', q{SELECT injection_points_detach('doublewrite-atomic-in-flight')});
+
 # pg_authid is in pg_global, where atomic writes are made in software
 $d = difference(q{ALTER ROLE CURRENT_USER CONNECTION LIMIT 100; SELECT dw_evict('pg_authid'); SELECT dw_drain()});
 cmp_ok($d->{logged}, '>=', 1, 'a page where atomicity is but software passes through the log');
@@ -102,7 +121,7 @@ is($d->{pages}, 0, '... and is not written atomically (A1)');
 is($node->safe_psql('postgres', q{
 	SELECT tablespace, proof, unit_bytes, pages_atomic > 60, pages_logged > 0, refusals
 	FROM pg_atomic_write_status ORDER BY tablespace}),
-	"pg_default|hardware|65536|t|f|0\npg_global|software||f|t|0",
+	"pg_default|hardware|65536|t|t|1\npg_global|software||f|t|0",
 	'view shows how pages are written');
 is($node->safe_psql('postgres', 'SELECT in_force, requested FROM pg_double_write_mode'),
 	'atomic_writes|atomic_writes', 'view shows the mode');
@@ -123,6 +142,7 @@ like(slurp_file($node->logfile, $offset), qr/checkpoint sync: number=\d+ file=\Q
 # Refusals (A2) and errors (R11)
 # ---------------------------------------------------------------------
 
+my $refused = $node->safe_psql('postgres', q{SELECT refusals FROM pg_atomic_write_status WHERE tablespace = 'pg_default'});
 my %refusals = (EINVAL => 't', EPERM => 'w');
 foreach my $error (sort keys %refusals)
 {
@@ -143,7 +163,20 @@ foreach my $error (sort keys %refusals)
 $d = change('u');
 is_deeply([ @$d{qw(pages logged)} ], [ 1, 0 ], 'other files are');
 is($node->safe_psql('postgres', q{SELECT refusals FROM pg_atomic_write_status WHERE tablespace = 'pg_default'}),
-	2, 'the view counts refusals');
+	$refused + 2, 'the view counts refusals');
+
+# several pages at once that are refused say nothing of single ones
+$offset = -s $node->logfile;
+$node->safe_psql('postgres', "$all; SELECT dw_fail_at('doublewrite-atomic-write', 'EINVAL')");
+$d = difference('SELECT dw_drain()');
+is_deeply([ @$d{qw(pages logged)} ], [ 24, 8 ], 'pages that were refused together pass through the log');
+like(slurp_file($node->logfile, $offset), qr/written one by one now/, '... which is logged');
+unlike(slurp_file($node->logfile, $offset), qr/does not take atomic writes/, '... and does not bar the file');
+$node->safe_psql('postgres', $all);
+$d = difference('SELECT dw_drain()');
+is_deeply([ @$d{qw(pages writes logged)} ], [ 32, 32, 0 ], '... whose pages are written one by one from then on');
+is($node->safe_psql('postgres', q{SELECT unit_bytes FROM pg_atomic_write_status WHERE tablespace = 'pg_default'}),
+	8192, '... as the view says');
 
 # whatever the reason, it fails nobody
 foreach my $error (qw(EIO ENOSPC EAGAIN))
@@ -217,6 +250,13 @@ is_deeply([ @$d{qw(failed pages)} ], [ !!0, 0 ], 'more tablespaces than can be k
 cmp_ok($d->{logged}, '>=', 64, '... take the log');
 my @reports = slurp_file($node->logfile, $offset) =~ /more than 64 tablespaces/g;
 is(scalar(@reports), 1, '... as is reported once');
+
+# one that is dropped makes room for another
+my $left = $node->safe_psql('postgres', q{SELECT min(tablespace) FROM pg_atomic_write_status WHERE proof = 'not looked at'});
+$node->safe_psql('postgres', 'DROP TABLE a; DROP TABLESPACE again');
+change($left);
+is($node->safe_psql('postgres', qq{SELECT proof, pages_logged FROM pg_atomic_write_status WHERE tablespace = '$left'}),
+	'not offered|1', 'a tablespace that is left over takes the place of one that is dropped');
 
 # ---------------------------------------------------------------------
 # What is counted

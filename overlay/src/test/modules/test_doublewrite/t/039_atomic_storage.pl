@@ -95,6 +95,12 @@ foreach my $place (@places)
 	is(write_to($place), "$proofs{$place}|$counts|0|$type",
 		"$place: with the option for developers");
 }
+my (undef, undef, $notices) = $node->psql('postgres', q{
+	SELECT injection_points_attach('doublewrite-atomic-in-flight', 'notice');
+	UPDATE t_xfs_reflink SET v = 2;
+	SELECT dw_evict('t_xfs_reflink');
+	SELECT dw_drain()});
+like($notices, qr/doublewrite-atomic-in-flight/, 'several atomic writes are under way at once');
 $node->stop;
 
 my ($stdout, $stderr) = run_command([ 'pg_doublewrite', 'storage', $node->data_dir ]);
