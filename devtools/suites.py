@@ -29,6 +29,9 @@ MODES = ("double_writes", "full_pages")
 ATOMIC = "atomic_writes"
 LIKE_ATOMIC = "double_writes"
 
+# Our own tests write this mode, or what the variable says, into their configuration.
+OWN_MODE_VARIABLE = "PGDW_TEST_MODE"
+
 # Where no mode of protection matters: tooling, and trees without the setting.
 NO_MODE = "-"
 
@@ -170,6 +173,8 @@ def run_tests(paths, kind, names, mode, environment=(), settings=(), deadline=No
         extra["PGCTLTIMEOUT"] = os.environ["PGCTLTIMEOUT"]
     if mode not in (default, NO_MODE):
         settings = [f"{SETTING}={mode}", *settings]
+    if mode == ATOMIC:
+        extra[OWN_MODE_VARIABLE] = mode
     if settings:
         # Makes each test run initdb anew instead of copying the template.
         extra["PG_TEST_INITDB_EXTRA_OPTS"] = " ".join(f"-c {item}" for item in settings)

@@ -20,13 +20,13 @@ SELECT sum(batches) >= :batches AS all_batches,
 
 SELECT used_bytes <= limit_bytes AS bounded, stage_slots >= 16 AS has_stage,
        limit_bytes <= max_limit_bytes AS bound_bounded,
-       armed = (current_setting('io_torn_pages_protection') = 'double_writes') AS as_set
+       armed = (current_setting('io_torn_pages_protection') IN ('double_writes', 'atomic_writes')) AS as_set
   FROM pg_double_write_log;
 
 -- the mode in force is that of the server, whatever a session has chosen
 SELECT in_force = current_setting('io_torn_pages_protection') AS as_set,
        requested = in_force AS as_requested, switching, checkpoint_after,
-       armed = (in_force = 'double_writes') AS armed, images = (in_force = 'full_pages') AS images,
+       armed = (in_force IN ('double_writes', 'atomic_writes')) AS armed, images = (in_force = 'full_pages') AS images,
        since <= now() AS since
   FROM pg_double_write_mode;
 SELECT in_force FROM pg_double_write_mode \gset
@@ -51,7 +51,7 @@ SELECT setting, verdict IS NOT NULL AS verdict, explanation <> '' AS explained
 
 -- the whole at one glance
 SELECT mode = current_setting('io_torn_pages_protection') AS mode, protected,
-       (log_in_use = 'not in use') = (mode <> 'double_writes') AS log_in_use,
+       (log_in_use = 'not in use') = (mode NOT IN ('double_writes', 'atomic_writes')) AS log_in_use,
        last_restore, verdict <> '' AS judged
   FROM pg_double_write_summary;
 

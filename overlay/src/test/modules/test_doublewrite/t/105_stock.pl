@@ -19,6 +19,9 @@ use Test::More;
 
 my $stock_bin = $ENV{PGDW_STOCK_BINDIR};
 
+# A mode that all clusters are to have is none for stock's initdb
+delete $ENV{PG_TEST_INITDB_EXTRA_OPTS};
+
 plan skip_all => 'PGDW_STOCK_BINDIR does not name the programs of a stock PostgreSQL 18'
   if !defined $stock_bin || $stock_bin eq '';
 die "no postgres in PGDW_STOCK_BINDIR \"$stock_bin\""
@@ -240,6 +243,42 @@ controldata_ok('shut down');
 use_server('stock');
 $node->start;
 data_ok(1000, 'stock goes on after that');
+$node->stop;
+
+# ---------------------------------------------------------------------
+# The same with pages that are written atomically
+# ---------------------------------------------------------------------
+
+my @atomic = ('io_torn_pages_protection = atomic_writes');
+push @atomic, "shared_preload_libraries = 'test_doublewrite'", 'test_doublewrite.pretend_atomic = on'
+  if ($ENV{enable_injection_points} // '') eq 'yes';
+
+use_server('ours');
+settings(@atomic);
+$node->start;
+change_data();
+ok(-f $node->data_dir . "/$MARKER", 'marker while in atomic_writes');
+$node->stop;
+settings();
+use_server('stock');
+$node->start;
+data_ok(1000, 'stock goes on after a clean stop in atomic_writes');
+change_data();
+$node->stop;
+
+use_server('ours');
+settings(@atomic);
+$node->start;
+data_ok(1000, 'and we after it');
+change_data();
+$node->stop('immediate');
+settings();
+use_server('stock');
+ok(!$node->start(fail_ok => 1), 'stock does not start on a crash in atomic_writes');
+use_server('ours');
+settings(@atomic);
+$node->start;
+data_ok(1000, 'but we do');
 $node->stop;
 
 # ---------------------------------------------------------------------

@@ -51,7 +51,8 @@ sub dw_require_injection_points
 =item dw_new_node(name, %params)
 
 Make a cluster, not started: tiny buffers, no autovacuum, the module loaded,
-real syncs.  C<checksums> (default 1), C<mode> (default C<double_writes>),
+real syncs.  C<checksums> (default 1), C<mode> (default: what C<PGDW_TEST_MODE> says,
+else C<double_writes>),
 C<conf> (more settings), C<init> (reference to a hash of parameters of
 C<< PostgreSQL::Test::Cluster->init >>).
 
@@ -60,7 +61,7 @@ C<< PostgreSQL::Test::Cluster->init >>).
 sub dw_new_node
 {
 	my ($name, %params) = @_;
-	my $mode = $params{mode} // 'double_writes';
+	my $mode = $params{mode} // $ENV{PGDW_TEST_MODE} // 'double_writes';
 	my $node = PostgreSQL::Test::Cluster->new($name);
 
 	$node->init(
