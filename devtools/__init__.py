@@ -33,6 +33,7 @@ One module per concern, listed so that each may use only those above it:
     mutate    mutations: does a test notice when a rule is broken?
     generate  documents that are made of other files
     layers    which file may use which
+    redo      what redo page by page must know, compared with PostgreSQL's source
     check     the gate
     cli       commands
 """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from . import generate, layers, mutate, series, worktree
+from . import generate, layers, mutate, redo, series, worktree
 from . import patch as patches
 from .base import DevError, Paths, output, say
 from .git import Git
@@ -197,6 +197,22 @@ def module_layers(tree):
             order = layers.order_of_package(package.pop("__init__"))
             for complaint in layers.modules(order, package):
                 yield f"{directory}: {complaint}"
+
+
+@checker
+def redo_by_page(tree):
+    """What redo page by page must know of record types and of readers is written down."""
+    document = tree.committed.get(redo.DOCUMENT)
+    if document is None:
+        return
+    descriptions = [tree.applied(path) for path in tree.git.files(tree.tip)
+                    if path.startswith(redo.DESCRIPTIONS) and path.endswith(".c")]
+    types = redo.record_types(tree.applied(redo.MANAGERS), descriptions)
+    callers = tree.git.raw("grep", "-lE", redo.READS, tree.tip, "--", *redo.CALLERS,
+                           check=False).decode()
+    for complaint in (*redo.missing_types(document, types),
+                      *redo.missing_readers(document, redo.readers(callers, tree.tip))):
+        yield f"{redo.DOCUMENT}: {complaint}"
 
 
 @checker
