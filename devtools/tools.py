@@ -165,13 +165,18 @@ class Trial:
 
     def crash(self):
         """Kill the server under load, tear what the log has copies of, and start it again."""
+        self.torn["crash"] = self.crash_one(self.server)
+
+    def crash_one(self, server):
+        """Do this with one of several servers; returns how many pages were torn."""
         with self.load():
             time.sleep(LOAD_SECONDS)
-            postgres.kill_family(self.server.postmaster())
+            postgres.kill_family(server.postmaster())
         # Its number is taken until its parent asks, which may be never in a container.
-        (self.server.data / "postmaster.pid").unlink()
-        self.torn["crash"] = self.tear_what_was_copied(self.server.data)
-        self.server.start()
+        (server.data / "postmaster.pid").unlink()
+        torn = self.tear_what_was_copied(server.data)
+        server.start()
+        return torn
 
     def tear_what_was_copied(self, data):
         """Tear those pages that the log has live copies of; returns how many."""
@@ -467,11 +472,8 @@ class PgBackRest(Trial):
             "repo1-retention-full": 2, "log-path": home, "lock-path": home,
             "spool-path": home, "start-fast": "y", "cmd": self.program,
             "exclude": "pg_doublewrite/", "process-max": 2}
-        of_server = {
-            "pg1-path": self.server.data, "pg1-port": PORT, "pg1-user": postgres.SUPERUSER,
-            "pg1-socket-path": self.sign(self.server, "server")}
         lines = ["[global]", *(f"{name}={value}" for name, value in settings.items()),
-                 "[main]", *(f"{name}={value}" for name, value in of_server.items())]
+                 "[main]", *self.described(1, self.server, "server")]
         config.write_text("\n".join(lines) + "\n")
         give_to_user(home)
         own(home)
@@ -481,6 +483,12 @@ class PgBackRest(Trial):
         self.server.start()
         self.sign(self.server, "server")
         self._call("stanza-create")
+
+    def described(self, number, server, name):
+        """Return the lines of the configuration that say where a server is."""
+        return [f"pg{number}-path={server.data}", f"pg{number}-port={PORT}",
+                f"pg{number}-user={postgres.SUPERUSER}",
+                f"pg{number}-socket-path={self.sign(server, name)}"]
 
     def _call(self, *command):
         try:
@@ -509,6 +517,40 @@ class PgBackRest(Trial):
     def restore(self):
         self._call("restore", "--delta", f"--pg1-path={self._restored()}")
         return self._restored()
+
+
+class PgBackRestStandby(PgBackRest):
+    """pgBackRest that copies relation files from a standby."""
+
+    tool = "pgBackRest from a standby"
+    done = ("`backup-standby=y`: full and incremental backup with relation files of a standby in "
+            "`double_writes`; primary and standby killed and torn, one after the other")
+    caveat = "as above"
+
+    def prepare(self):
+        super().prepare()
+        self.standby = Server(self.paths, self.bindir, self.place / "standby")
+        self.call(self.bindir / "pg_basebackup", "--host", self.place / "server", "-c", "fast",
+                  "--write-recovery-conf", "-D", self.standby.data)
+        self.standby.start()
+        with as_user(), open(self.place / "pgbackrest" / "conf", "a") as config:
+            config.write("\n".join([*self.described(2, self.standby, "standby-server"),
+                                    "backup-standby=y"]) + "\n")
+
+    def crash(self):
+        super().crash()
+        self.torn["crash"] += self.crash_one(self.standby)
+        self.sign(self.standby, "standby-server")
+
+    def restore(self):
+        self.standby.stop()
+        self.examine_files(self.standby)
+        return super().restore()
+
+    def dispose(self):
+        super().dispose()
+        if getattr(self, "standby", None) and self.standby.postmaster():
+            postgres.kill_family(self.standby.postmaster())
 
 
 class Snapshot(Trial):
@@ -792,7 +834,8 @@ class Control(Trial):
 
 
 TRIALS = {"barman": Barman, "barman-rsync": BarmanRsync, "basebackup": BaseBackup,
-          "logical": Logical, "pgbackrest": PgBackRest, "pgbouncer": PgBouncer, "rsync": Rsync,
+          "logical": Logical, "pgbackrest": PgBackRest,
+          "pgbackrest-standby": PgBackRestStandby, "pgbouncer": PgBouncer, "rsync": Rsync,
           "shards": Shards, "snapshot": Snapshot}
 
 
