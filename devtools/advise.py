@@ -3,6 +3,7 @@
 Of each load: a stock server under it is watched; then this build's server is started on
 the same cluster as it was before, switches to double_writes, and carries the same load.
 Not on what the first run has left: loads change their tables, and so what WAL they need.
+The tool watches a second time beside itself, without a program to read WAL with.
 What was predicted and what came are kept in packaging/advise/checked.json, of which a
 table is generated.
 """
@@ -73,7 +74,8 @@ def _one(paths, stock, ours, scratch, case, seconds):
     with server:
         with _Load(server, case.load.arguments, RATES[case.name], seconds) as load:
             time.sleep(MARGIN_SECONDS)
-            result, core = _advise(paths, server, stock, scratch, seconds)
+            with _Counting(paths, server, stock, scratch, seconds) as counting:
+                result, core = _advise(paths, server, stock, scratch, seconds)
         rate = load.rate
     shutil.rmtree(server.data)
     ours_server = Server(paths, ours, server.data)
@@ -97,9 +99,12 @@ def _one(paths, stock, ours, scratch, case, seconds):
     # The load's own beginning, right after a checkpoint, was not watched.
     watched, per_day = rate * result["seconds"], rate * 86400
     predicted = result["wal_bytes_after"] / watched
+    rough = (counting.result and
+             counting.result["wal_bytes_after"] / rate / counting.result["seconds"])
     return {"load": case.name, "before": round(result["wal_bytes"] / watched),
             "predicted": round(predicted),
             "came": round(came), "off": round(predicted / came - 1, 4),
+            "off_by_counters": rough and round(rough / came - 1, 4),
             "copies_predicted": [round(one / per_day, 3) for one in result["log"]["pages"]],
             "copies_came": round(copied, 3), "core": core, "verdict": result["verdict"]}
 
@@ -152,18 +157,22 @@ class _Load:
         return int(self.server.sql("SELECT pages_logged FROM pg_stat_double_writes"))
 
 
-def _advise(paths, server, bindir, scratch, seconds):
-    """Run the tool as the server's user; returns (its result, its share of a core)."""
+def _start(paths, server, bindir, scratch, seconds, *options):
+    """Start the tool as the server's user; returns the process."""
     program = scratch / "pg_doublewrite_advise.py"
     shutil.copyfile(paths.repo / "packaging" / "advise" / program.name, program)
-    sample = scratch / "sample.json"
     environment = {**server.environment(), "PATH": f"{bindir}:{server.env['PATH']}"}
     own(program)
-    used = os.times()
-    done = subprocess.Popen(
+    return subprocess.Popen(
         ["/usr/bin/python3", str(program), "--dbname", DATABASE, "--seconds", str(seconds),
-         "--save", str(sample), "--json"], env=environment, cwd=scratch, text=True,
+         "--json", *options], env=environment, cwd=scratch, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, **identity(server_user()))
+
+
+def _advise(paths, server, bindir, scratch, seconds):
+    """Run the tool; returns (its result, its share of a core)."""
+    used = os.times()
+    done = _start(paths, server, bindir, scratch, seconds, "--save", scratch / "sample.json")
     backend = 0
     try:
         text, errors = done.communicate(timeout=seconds * 0.9)
@@ -178,9 +187,26 @@ def _advise(paths, server, bindir, scratch, seconds):
     return json.loads(text), round((spent + backend) / seconds, 5)
 
 
+class _Counting:
+    """The tool beside itself, with nothing to read WAL with; `result` is None if it cannot say."""
+
+    def __init__(self, *arguments):
+        self.process = _start(*arguments, "--bindir", "/nonexistent")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        text, errors = self.process.communicate()
+        if self.process.returncode and "do not tell" not in errors:
+            raise DevError(f"pg_doublewrite_advise failed: {errors}")
+        self.result = None if self.process.returncode else json.loads(text)
+
+
 def _backend_seconds(server):
-    """Return the CPU time of the backend that serves the tool."""
+    """Return the CPU time of the backend that serves the tool, the later of two."""
     pid = int(server.sql("SELECT pid FROM pg_stat_activity"
-                         " WHERE application_name = 'pg_doublewrite_advise'"))
+                         " WHERE application_name = 'pg_doublewrite_advise'"
+                         " ORDER BY backend_start DESC LIMIT 1"))
     user, system = postgres.stat_fields(pid)[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")

@@ -112,13 +112,16 @@ def holes(paths):
 def predictions(paths):
     """Return the table of what pg_doublewrite_advise has predicted, and of what came."""
     checked = json.loads((paths.repo / advise.CHECKED).read_text())
-    rows = [("load", "WAL before", "predicted", "came", "off", "copies in the log predicted",
-             "came", "of a core")]
+    rows = [("load", "WAL before", "predicted", "came", "off", "off, by counters alone",
+             "copies in the log predicted", "came", "of a core")]
     for one in checked["loads"]:
         low, high = one["copies_predicted"]
+        rough = one["off_by_counters"]
         rows.append((one["load"], f"{one['before']:,}", f"{one['predicted']:,}",
-                     f"{one['came']:,}", f"{one['off']:+.1%}", f"{low:.3g} to {high:.3g}",
-                     f"{one['copies_came']:.3g}", f"{one['core']:.2%}"))
+                     f"{one['came']:,}", f"{one['off']:+.1%}",
+                     "says nothing" if rough is None else f"{rough:+.1%}",
+                     f"{low:.3g} to {high:.3g}", f"{one['copies_came']:.3g}",
+                     f"{one['core']:.2%}"))
     return figures.markdown(rows)
 
 

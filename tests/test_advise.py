@@ -141,6 +141,55 @@ class AdviseTest(unittest.TestCase):
         given["server"]["settings"]["archive_timeout"]["value"] = "60"
         self.assertEqual(advise.analyse(given, 1500, 60)["verdict"], "perhaps")
 
+    def counts(self, images):
+        """Return counts of a server with so many images in each step; records have 100 bytes."""
+        found = [{"time": 0, "lsn": 0, "records": 0, "images": 0, "bytes": 0}]
+        for number in images:
+            last = found[-1]
+            length = 1000 * 100 + number * 5000
+            found.append({"time": last["time"] + 25, "lsn": last["lsn"] + length + 4000,
+                          "records": last["records"] + 1000, "images": last["images"] + number,
+                          "bytes": last["bytes"] + length})
+        return found
+
+    def test_counters_alone(self):
+        records, slices = advise.from_counters(self.counts([800, 300, 100, 50, 700, 300]))
+        plain, plain_bytes, with_image, _, image_bytes = records["all"]
+        self.assertAlmostEqual(plain_bytes / plain, 100)
+        self.assertAlmostEqual(image_bytes / with_image, 5000)
+        given = sample(MUCH) | {"records": records, "slices": slices, "reader": "pg_stat_wal",
+                                "why": "<no pg_waldump>"}
+        given["last"]["lsn"] = sum(one["bytes"] for one in slices)
+        given["compression"] = {"pages": 0, "off": 0}
+        result = advise.analyse(given, 1500, 60)
+        self.assertAlmostEqual(result["wal_bytes_after"] / 624_000, 1, 1)
+        self.assertIn("WAL could not be read: <no pg_waldump>.", " ".join(
+            advise.as_text(given, result).split()))
+
+    def test_counters_that_tell_nothing(self):
+        with self.assertRaisesRegex(advise.AdviseError, "do not tell"):
+            advise.from_counters(self.counts([300] * 10))
+        with self.assertRaisesRegex(advise.AdviseError, "no WAL was written"):
+            advise.from_counters(self.counts([]))
+        records, _ = advise.from_counters(self.counts([0] * 10))
+        self.assertEqual(records["all"][2:], [0, 0, 0])
+
+    def test_reader(self):
+        """What WAL is read with, and that of a standby nobody counts it."""
+        session = mock.Mock(ask=lambda query: "nowhere")
+        server = {"number": 180006, "walinspect": False, "standby": False}
+        with mock.patch.object(advise, "find_waldump", return_value=None):
+            found = advise.find_reader(session, server, None, None)
+            self.assertIsInstance(found, advise.Counters)
+            with self.assertRaisesRegex(advise.AdviseError, "no pg_waldump"):
+                advise.find_reader(session, server | {"standby": True}, None, None)
+            found = advise.find_reader(session, server | {"walinspect": True}, None, None)
+            self.assertIsInstance(found, advise.Walinspect)
+
+    def test_no_plots_without_their_library(self):
+        with mock.patch.dict("sys.modules", matplotlib=None):
+            self.assertIn("matplotlib", advise.plots({}, {}))
+
     def test_nothing_seen_is_an_error(self):
         given = sample(MUCH)
         given["slices"] = []

@@ -4,9 +4,10 @@
 Watches an unmodified PostgreSQL 16 to 18 for a while and says on one page what its WAL
 is made of, and what would become of it without page images.  Nothing is installed and
 nothing is written there: the session is read-only, and WAL is read with the server's own
-pg_waldump, or with pg_walinspect if the database has it already.
+pg_waldump, or with pg_walinspect if the database has it already.  Where neither can be had,
+the counters of pg_stat_wal must do.
 
-Needs Python 3.9, psql, and a role with pg_monitor.  --html needs matplotlib as well.
+Needs Python 3.9, psql, and a role with pg_monitor.  The plots of --html need matplotlib.
 """
 
 import argparse
@@ -69,6 +70,10 @@ NEARLY_ALL = 0.9
 
 # Fewer records without an image than this say little of how long such records are.
 ENOUGH_PLAIN = 20
+
+# Of counters alone: how far the number of images must go up and down against that of records,
+# from 0 (never) to 1, before it can be told how much of the bytes is theirs.
+ENOUGH_COURSE = 0.02
 
 # Neighbours that redo reads, or a checkpoint writes, in one request: 5,800 requests
 # for 19,700 pages of pgbench (docs/figures.md).
@@ -178,6 +183,11 @@ SELECT json_build_object('lsn', (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_
 	ELSE pg_current_wal_flush_lsn() END) - '0/0'::pg_lsn,
 	'time', extract(epoch FROM clock_timestamp()))"""
 
+COUNTED = """
+SELECT json_build_object('time', extract(epoch FROM clock_timestamp()),
+	'lsn', pg_current_wal_insert_lsn() - '0/0'::pg_lsn,
+	'records', wal_records, 'images', wal_fpi, 'bytes', wal_bytes) FROM pg_stat_wal"""
+
 # The same figures as pg_waldump's.
 INSPECT = """
 SELECT coalesce(json_object_agg(type, figures), '{{}}') FROM (
@@ -273,6 +283,15 @@ class Walinspect:
         return [base64.b64decode(one) for one in self.session.ask(query)]
 
 
+class Counters:
+    """Reads no WAL, as it cannot be had."""
+
+    name = "pg_stat_wal"
+
+    def __init__(self, why):
+        self.why = why
+
+
 def decode_stats(text):
     """Return ({type: (records, bytes without images, bytes of images)}, bytes of WAL)."""
     span = re.search(r"^WAL statistics between (\S+) and (\S+):$", text, re.MULTILINE)
@@ -302,7 +321,10 @@ def find_reader(session, server, given_directory, given_bindir):
     if server["walinspect"]:
         return Walinspect(session)
     database = session.ask("SELECT to_json(current_database())")
-    raise AdviseError(f'{reason}, and database "{database}" does not have pg_walinspect')
+    reason += f', and database "{database}" does not have pg_walinspect'
+    if server["standby"]:       # what it replays is counted by nobody
+        raise AdviseError(reason)
+    return Counters(reason)
 
 
 def find_waldump(major, given):
@@ -388,7 +410,7 @@ class Watch:
         writes, extends = WRITTEN[major]
         self.query = SNAPSHOT.format(checkpoints=CHECKPOINTS[major], writes=writes,
                                      extends=extends)
-        self.records, self.slices = {}, []
+        self.records, self.slices, self.counts = {}, [], []
         self.compression = {"pages": 0, "off": 0}
         self.methods = compressors()
         self.slice_cost, self.slice_bytes, self.misses = 0.0, 0, 0
@@ -402,13 +424,19 @@ class Watch:
         try:
             while time.monotonic() < started + self.arguments.seconds:
                 time.sleep(max(0, min(pause, started + self.arguments.seconds - time.monotonic())))
-                self._slice(BUDGET * (time.monotonic() - started) - (used_seconds() - spent))
+                if isinstance(self.reader, Counters):
+                    self.counts.append(self.session.ask(COUNTED))
+                else:
+                    self._slice(BUDGET * (time.monotonic() - started) - (used_seconds() - spent))
         except KeyboardInterrupt:
             print("interrupted: what has been seen so far counts", file=sys.stderr)
         last = self.session.ask(self.query)
         self.session.close()
+        if isinstance(self.reader, Counters):
+            self.records, self.slices = from_counters(self.counts)
         seconds = time.monotonic() - started
         return {"format": FORMAT, "server": self.server, "reader": self.reader.name,
+                "why": getattr(self.reader, "why", None),
                 "taken": time.strftime("%Y-%m-%d %H:%M:%S %z"), "seconds": round(seconds, 1),
                 "cpu_share": round((used_seconds() - spent) / seconds, 5),
                 "first": first, "last": last, "records": self.records, "slices": self.slices,
@@ -463,6 +491,50 @@ def sums_of(records):
         map(sum, zip(*records.values())) if records else [0] * 5)
     return {"plain": plain, "plain_bytes": plain_bytes, "with_image": with_image,
             "image_record_bytes": image_record_bytes, "image_bytes": image_bytes}
+
+
+def from_counters(counts):
+    """Return records and slices that would have made what was counted again and again.
+
+    An image is taken to come with a record of its own.
+    """
+    steps = [{name: float(later[name]) - float(earlier[name]) for name in earlier}
+             for earlier, later in zip(counts, counts[1:])]
+    record, image = lengths(steps)
+    slices = []
+    for step, later in zip(steps, counts[1:]):
+        plain = max(step["records"] - step["images"], 0)
+        slices.append({"time": later["time"], "bytes": step["lsn"], "plain": plain,
+                       "plain_bytes": record * plain, "with_image": step["images"],
+                       "image_record_bytes": record * step["images"],
+                       "image_bytes": image * step["images"]})
+    figures = ("plain", "plain_bytes", "with_image", "image_record_bytes", "image_bytes")
+    return {"all": [sum(one[name] for one in slices) for name in figures]}, slices
+
+
+def lengths(steps):
+    """Return what a record, and an image in it, have added to WAL: the best fit to all steps.
+
+    Images are many after a checkpoint and few before the next, records are not.
+    """
+    def product(one, other):
+        return sum(step[one] * step[other] for step in steps)
+
+    records, images, both = (product(*pair) for pair in (
+        ("records", "records"), ("images", "images"), ("records", "images")))
+    if not records:
+        raise AdviseError("no WAL was written while we watched; watch at another time")
+    if not images:
+        return product("records", "bytes") / records, 0.0
+    spread = records * images - both * both
+    if spread > ENOUGH_COURSE * records * images:
+        by_record, by_image = product("records", "bytes"), product("images", "bytes")
+        record = (by_record * images - by_image * both) / spread
+        image = (by_image * records - by_record * both) / spread
+        if record > 0 and 0 < image <= WAL_PAGE:
+            return record, image
+    raise AdviseError("WAL cannot be read, and its counters do not tell what images are of it; "
+                      "watch for several times checkpoint_timeout")
 
 
 def psql_arguments(arguments):
@@ -729,8 +801,9 @@ def rows(sample, result):
     standbys = server["physical_standbys"]
     wal = [("WAL a day, at the rate seen", size(day["now"]), size(day["double_writes"])),
            ("page images in it", f"{result['image_share']:.1%}", "0 %"),
-           ("images of new pages, which stay", f"{result['kept_share']:.1%}",
-            f"{result['kept_share'] * day['now'] / day['double_writes']:.1%}"),
+           ("images of new pages, which stay", *(["unknown"] * 2 if sample.get("why") else [
+               f"{result['kept_share']:.1%}",
+               f"{result['kept_share'] * day['now'] / day['double_writes']:.1%}"])),
            ("to the archive a day", *([size(day["now"]), size(day["double_writes"])] if archived
                                       else ["no archive"] * 2)),
            (f"to standbys a day ({standbys})", size(standbys * day["now"]),
@@ -760,8 +833,10 @@ def headline(sample, result):
     return [f"PostgreSQL {server['version']}, {source}, "
             f"{size(server['database_bytes'] or 0)} of data, watched for "
             f"{duration(result['seconds'])} until {sample['taken']}.",
-            f"{size(result['wal_bytes'])} of WAL were written, {result['read_share']:.0%} of it "
-            f"was looked at with {sample['reader']}, with {sample['cpu_share']:.2%} of a core."]
+            f"{size(result['wal_bytes'])} of WAL were written, "
+            + (f"counted by {sample['reader']}" if sample.get("why") else
+               f"{result['read_share']:.0%} of it was looked at with {sample['reader']}")
+            + f", with {sample['cpu_share']:.2%} of a core."]
 
 
 def notes(sample, result):
@@ -778,6 +853,11 @@ def notes(sample, result):
     if result["seconds"] < work["interval"]:
         found.append(f"Checkpoints come every {duration(work['interval'])} here, which is longer "
                      "than was watched: the share of images may be too high or too low.")
+    if sample.get("why"):
+        found.append(f"WAL could not be read: {sample['why']}. So images of new pages, which stay, "
+                     "cannot be told from others: where indexes are built or much is loaded, less "
+                     "is saved than shown. And WAL with double writes may be off by a tenth of "
+                     "WAL now.")
     found.append("Base backups write images while they run, in all modes.")
     found.append("Times after a crash are a model: WAL over bytes a second, pages over requests a "
                  "second (--iops, --mbps), without the start of the server and the "
@@ -788,7 +868,7 @@ def notes(sample, result):
     found.append("What storage cannot tear (ZFS, Btrfs) needs neither images nor copies.")
     if not result["compression"]:
         found.append("wal_compression: not estimated, as no library of lz4 or zstd was found, "
-                     "nothing was to be compressed, or images are compressed with pglz already.")
+                     "no image to be compressed, or images are compressed with pglz already.")
     return found
 
 
@@ -849,13 +929,13 @@ def as_html(sample, result):
 
 
 def plots(sample, result):
-    """Return the plots as SVG."""
+    """Return the plots as SVG, or what they need."""
     try:
         import matplotlib
         matplotlib.use("svg")
         from matplotlib import pyplot
-    except ImportError as exc:
-        raise AdviseError("--html needs matplotlib (Debian: python3-matplotlib)") from exc
+    except ImportError:
+        return "<p>There would be plots with matplotlib (Debian: python3-matplotlib).</p>"
     figure, (days, kinds, course) = pyplot.subplots(3, 1, figsize=(7, 9.5))
     amounts = {"now": result["day"]["now"]}
     for method, amount in result["compression"].items():
