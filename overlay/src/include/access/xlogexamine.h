@@ -17,6 +17,9 @@
 typedef bool (*XLogExamineRecordCallback) (DecodedXLogRecord *record);
 typedef void (*XLogExamineReadCallback) (DecodedBkpBlock *block);
 
+/* Blocks must not be read ahead now; see XLogPipelineSuspendReads(). */
+extern bool XLogExamineSuspended;
+
 extern void XLogExamineInit(XLogReaderState *reader, size_t decode_buffer_size,
 							XLogExamineRecordCallback record_done,
 							XLogExamineReadCallback read_started);

@@ -36,6 +36,7 @@ extern void XLogPipelineShmemInit(void);
 
 /* for the startup process */
 extern void XLogPipelineStart(void);
+extern void XLogPipelineSuspendReads(bool suspended);
 extern void XLogPipelineStop(void);
 extern uint64 XLogPipelineBlocksRead(void);
 extern bool XLogPipelineIsIdle(void);

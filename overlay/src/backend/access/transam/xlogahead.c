@@ -76,6 +76,7 @@
 #include "access/xlog.h"
 #include "access/xlog_internal.h"
 #include "access/xlogahead.h"
+#include "access/xlogexamine.h"
 #include "access/xlogprefetcher.h"
 #include "access/xlogprogress.h"
 #include "access/xlogreader.h"
@@ -221,7 +222,7 @@ ahead_possible(void)
 	return recovery_prefetch != RECOVERY_PREFETCH_OFF &&
 		maintenance_io_concurrency > 0 &&
 		(io_direct_flags & IO_DIRECT_DATA) == 0 &&
-		!HotStandbyActive();
+		!HotStandbyActive() && !XLogExamineSuspended;
 #else
 	return false;
 #endif

@@ -66,10 +66,13 @@
 
 #ifdef USE_PREFETCH
 #define examine_enabled() \
-	(recovery_prefetch != RECOVERY_PREFETCH_OFF && maintenance_io_concurrency > 0)
+	(recovery_prefetch != RECOVERY_PREFETCH_OFF && \
+	 maintenance_io_concurrency > 0 && !XLogExamineSuspended)
 #else
 #define examine_enabled() false
 #endif
+
+bool		XLogExamineSuspended = false;
 
 /* A record that refers to blocks, and may not have been replayed */
 typedef struct XLogExamined

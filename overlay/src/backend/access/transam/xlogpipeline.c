@@ -289,6 +289,7 @@ typedef struct XLogPipelineCtlData
 
 	pg_atomic_uint32 state;		/* XLogPipelineState, see above who changes it */
 
+	pg_atomic_uint32 reads_suspended;	/* written by startup process */
 	XLogPipelineRange range;	/* written by startup process in IDLE */
 	DecodedXLogRecord *first;	/* written by worker before it publishes */
 	XLogPipelineObstacle obstacle;	/* written by worker before ENDED */
@@ -415,6 +416,7 @@ XLogPipelineShmemInit(void)
 	XLogPipelineCtl->worker = INVALID_PROC_NUMBER;
 	pg_atomic_init_u32(&XLogPipelineCtl->state, XLOG_PIPELINE_ABSENT);
 	pg_atomic_init_u64(&XLogPipelineCtl->reading, 0);
+	pg_atomic_init_u32(&XLogPipelineCtl->reads_suspended, 0);
 	pg_atomic_init_u64(&XLogPipelineCtl->published, InvalidXLogRecPtr);
 	pg_atomic_init_u64(&XLogPipelineCtl->wake_worker_at, InvalidXLogRecPtr);
 	pg_atomic_init_u64(&XLogPipelineCtl->current, InvalidXLogRecPtr);
@@ -675,6 +677,17 @@ XLogPipelineStop(void)
 					   ahead.wal_bytes / 1024, ahead.windows,
 					   ahead.blocks, ahead.gap_blocks,
 					   ahead.runs)));
+}
+
+/*
+ * Let the worker only decode from now on, and read no blocks, or read them
+ * again.  The former is to be said before redo begins.
+ */
+void
+XLogPipelineSuspendReads(bool suspended)
+{
+	if (wal_pipeline)
+		pg_atomic_write_u32(&XLogPipelineCtl->reads_suspended, suspended);
 }
 
 /*
@@ -1352,6 +1365,8 @@ pipeline_begin_range(void)
 	reader->latestPageTLI = range.pageTLI;
 	reader->overwrittenRecPtr = InvalidXLogRecPtr;
 
+	XLogExamineSuspended =
+		pg_atomic_read_u32(&XLogPipelineCtl->reads_suspended) != 0;
 	XLogAheadBegin(range.start, range.limit, range.fileTLI);
 
 	INJECTION_POINT("xlogpipeline-begin-range", NULL);
@@ -1382,6 +1397,9 @@ pipeline_advance(void)
 	XLogRecPtr	current;
 	bool		all_applied;
 	bool		progress;
+
+	XLogExamineSuspended =
+		pg_atomic_read_u32(&XLogPipelineCtl->reads_suspended) != 0;
 
 	/*
 	 * If the startup process waits at the end of what has been published, it

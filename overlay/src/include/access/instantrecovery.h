@@ -1,0 +1,99 @@
+/*-------------------------------------------------------------------------
+ *
+ * instantrecovery.h
+ *	  Opening before redo: pages are redone when somebody needs them.
+ *
+ * Copyright (c) 2026, PostgreSQL Global Development Group
+ *
+ * src/include/access/instantrecovery.h
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef INSTANTRECOVERY_H
+#define INSTANTRECOVERY_H
+
+#include "access/xlogreader.h"
+#include "access/xlogutils.h"
+#include "port/atomics.h"
+#include "storage/buf.h"
+#include "storage/bufmgr.h"
+#include "storage/relfilelocator.h"
+
+#define INSTANT_RECOVERY_MAX_WORKERS	32
+
+/* GUCs */
+extern PGDLLIMPORT bool instant_recovery;
+extern PGDLLIMPORT int recovery_workers;
+extern PGDLLIMPORT int instant_recovery_memory;
+
+/* What pg_instant_recovery shows */
+typedef struct InstantRecoveryStats
+{
+	bool		opened;			/* clients got in before redo was done */
+	uint32		pages;			/* that were pending then */
+	uint64		records;		/* for these pages, each counted once a page */
+	uint32		pending;		/* pages, now */
+	uint32		on_demand;		/* pages redone because a session needed them */
+	uint32		workers;		/* that are at it, now */
+} InstantRecoveryStats;
+
+/*
+ * In shared memory; NULL with instant_recovery off.  Not zero while pages are
+ * pending and other processes than those that recover might read them.
+ */
+extern PGDLLIMPORT pg_atomic_uint32 *InstantRecoveryPending;
+
+/* This process redoes a single page, and other blocks of records don't count. */
+extern PGDLLIMPORT bool InstantRecoveryRedoesPage;
+
+extern Size InstantRecoveryShmemSize(void);
+extern void InstantRecoveryShmemInit(void);
+
+/* Startup process, in this order */
+extern void InstantRecoveryBegin(XLogRecPtr redo, TimeLineID tli);
+extern bool InstantRecoveryTake(XLogReaderState *record);
+extern void InstantRecoveryAnalyzed(bool can_open);
+extern bool InstantRecoveryIsPending(void);
+extern void InstantRecoveryOpen(void);
+
+/* Redo of a single page */
+extern bool InstantRecoveryIsForeign(const RelFileLocator *rlocator,
+									 ForkNumber forknum, BlockNumber blkno);
+extern XLogRedoAction InstantRecoveryForeignBlock(XLogReaderState *record,
+												  uint8 block_id,
+												  ReadBufferMode mode,
+												  Buffer *buf);
+
+/* Everybody */
+extern void InstantRecoveryWaitForPage(const RelFileLocator *rlocator,
+									   ForkNumber forknum, BlockNumber blkno);
+extern void InstantRecoveryWaitForAll(void);
+extern void InstantRecoveryGetStats(InstantRecoveryStats *stats);
+extern void InstantRecoveryMain(Datum main_arg);
+
+/*
+ * To be called before a buffer is looked for: a page with records that wait must
+ * not be seen.
+ */
+static inline void
+InstantRecoveryAskForPage(const RelFileLocator *rlocator, ForkNumber forknum,
+						  BlockNumber blkno)
+{
+	if (unlikely(InstantRecoveryPending != NULL) &&
+		unlikely(pg_atomic_read_u32(InstantRecoveryPending) != 0))
+		InstantRecoveryWaitForPage(rlocator, forknum, blkno);
+}
+
+/*
+ * To be called before files of relations are looked at, copied, made shorter or
+ * removed behind the back of shared buffers.
+ */
+static inline void
+InstantRecoveryAskForAll(void)
+{
+	if (unlikely(InstantRecoveryPending != NULL) &&
+		unlikely(pg_atomic_read_u32(InstantRecoveryPending) != 0))
+		InstantRecoveryWaitForAll();
+}
+
+#endif							/* INSTANTRECOVERY_H */
