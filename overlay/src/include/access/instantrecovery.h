@@ -67,6 +67,7 @@ extern XLogRedoAction InstantRecoveryForeignBlock(XLogReaderState *record,
 /* Everybody */
 extern void InstantRecoveryWaitForPage(const RelFileLocator *rlocator,
 									   ForkNumber forknum, BlockNumber blkno);
+extern void InstantRecoveryWaitForRelation(const RelFileLocator *rlocator);
 extern void InstantRecoveryWaitForAll(void);
 extern void InstantRecoveryGetStats(InstantRecoveryStats *stats);
 extern void InstantRecoveryMain(Datum main_arg);
@@ -85,8 +86,19 @@ InstantRecoveryAskForPage(const RelFileLocator *rlocator, ForkNumber forknum,
 }
 
 /*
- * To be called before files of relations are looked at, copied, made shorter or
+ * To be called before files of a relation are looked at, copied, made shorter or
  * removed behind the back of shared buffers.
+ */
+static inline void
+InstantRecoveryAskForRelation(const RelFileLocator *rlocator)
+{
+	if (unlikely(InstantRecoveryPending != NULL) &&
+		unlikely(pg_atomic_read_u32(InstantRecoveryPending) != 0))
+		InstantRecoveryWaitForRelation(rlocator);
+}
+
+/*
+ * The same for files of which it is not known whose they are.
  */
 static inline void
 InstantRecoveryAskForAll(void)

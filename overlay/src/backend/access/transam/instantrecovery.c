@@ -1247,28 +1247,18 @@ instant_check_open(void)
 		elog(PANIC, "page needed between analysis of WAL and opening");
 }
 
-/*
- * Wait until the page has no pending records (I2).
- */
-void
-InstantRecoveryWaitForPage(const RelFileLocator *rlocator, ForkNumber forknum,
-						   BlockNumber blkno)
+static void
+instant_wait_for_page(InstantPage *page)
 {
-	InstantPage *page;
-	ConditionVariable *cv;
-	uint32		i;
+	uint32		i = page - InstantPages;
+	ConditionVariable *cv = &InstantCtl->page_cvs[i % INSTANT_PAGE_CVS];
 
-	if (redoes_chains)
-		return;
-
-	page = instant_find_page(rlocator, forknum, blkno);
-	if (page == NULL || pg_atomic_read_u32(&page->state) == INSTANT_DONE)
+	if (pg_atomic_read_u32(&page->state) == INSTANT_DONE)
 	{
 		/* what has been done to it is seen */
 		pg_read_barrier();
 		return;
 	}
-	i = page - InstantPages;
 
 	instant_check_open();
 
@@ -1278,11 +1268,54 @@ InstantRecoveryWaitForPage(const RelFileLocator *rlocator, ForkNumber forknum,
 	if (pg_atomic_read_u32(&page->state) == INSTANT_PENDING)
 		instant_demand(i);
 
-	cv = &InstantCtl->page_cvs[i % INSTANT_PAGE_CVS];
 	ConditionVariablePrepareToSleep(cv);
 	while (pg_atomic_read_membarrier_u32(&page->state) != INSTANT_DONE)
 		ConditionVariableSleep(cv, WAIT_EVENT_INSTANT_RECOVERY_PAGE);
 	ConditionVariableCancelSleep();
+}
+
+/*
+ * Wait until the page has no pending records (I2).
+ */
+void
+InstantRecoveryWaitForPage(const RelFileLocator *rlocator, ForkNumber forknum,
+						   BlockNumber blkno)
+{
+	InstantPage *page;
+
+	if (redoes_chains)
+		return;
+	page = instant_find_page(rlocator, forknum, blkno);
+	if (page != NULL)
+		instant_wait_for_page(page);
+}
+
+/*
+ * Wait until no page of the relation has pending records (I2).
+ */
+void
+InstantRecoveryWaitForRelation(const RelFileLocator *rlocator)
+{
+	InstantPage key = {.rlocator = *rlocator};
+	uint32		low = 0;
+	uint32		high = InstantCtl->npages;
+
+	if (redoes_chains)
+		return;
+
+	/* Look for the first one; pages have been sorted. */
+	while (low < high)
+	{
+		uint32		middle = low + (high - low) / 2;
+
+		if (instant_compare_pages(&InstantPages[middle], &key) < 0)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	while (low < InstantCtl->npages &&
+		   RelFileLocatorEquals(InstantPages[low].rlocator, *rlocator))
+		instant_wait_for_page(&InstantPages[low++]);
 }
 
 /*
@@ -1392,6 +1425,17 @@ instant_announce(uint32 upto)
 	}
 }
 
+static void
+instant_worker_interrupts(void)
+{
+	CHECK_FOR_INTERRUPTS();
+	if (ConfigReloadPending)
+	{
+		ConfigReloadPending = false;
+		ProcessConfigFile(PGC_SIGHUP);
+	}
+}
+
 /*
  * Take a page, or return INSTANT_NONE if others have taken all that were left.
  */
@@ -1402,8 +1446,18 @@ instant_take(void)
 
 	while (i == INSTANT_NONE)
 	{
-		uint32		next = pg_atomic_fetch_add_u32(&InstantCtl->next, 1);
+		uint32		next;
 
+		/* Tests want to see what is pending. */
+		if (IS_INJECTION_POINT_ATTACHED("instant-recovery-only-demands"))
+		{
+			instant_worker_interrupts();
+			pg_usleep(1000);
+			i = instant_take_demand();
+			continue;
+		}
+
+		next = pg_atomic_fetch_add_u32(&InstantCtl->next, 1);
 		if (next >= InstantCtl->npages)
 			return INSTANT_NONE;
 		instant_announce(next + maintenance_io_concurrency);
@@ -1460,17 +1514,6 @@ instant_worker_initialize(void)
 
 	before_shmem_exit(instant_worker_exit, (Datum) 0);
 	pg_atomic_fetch_add_u32(&InstantCtl->workers, 1);
-}
-
-static void
-instant_worker_interrupts(void)
-{
-	CHECK_FOR_INTERRUPTS();
-	if (ConfigReloadPending)
-	{
-		ConfigReloadPending = false;
-		ProcessConfigFile(PGC_SIGHUP);
-	}
 }
 
 /*

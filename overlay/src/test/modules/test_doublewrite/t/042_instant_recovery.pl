@@ -1,0 +1,269 @@
+
+# Copyright (c) 2026, PostgreSQL Global Development Group
+
+# Clients get in before pages have been redone.  They see no page with records that
+# wait, in whatever way they look for it; what works on files waits for all; and
+# when the server crashes again in between, nothing is lost.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use DoubleWrite::Check;
+use DoubleWrite::Crash;
+use DoubleWrite::Damage;
+use DoubleWrite::Log;
+use DoubleWrite::Node;
+use DoubleWrite::Pages;
+use DoubleWrite::Workload;
+use PostgreSQL::Test::BackgroundPsql;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use PostgreSQL::Test::Watchdog seconds => 900;
+use Test::More;
+
+dw_require_injection_points();
+
+# Workers redo what is asked for, and nothing else.
+my $POINT = 'instant-recovery-only-demands';
+
+my $opening = qr/opening before redo: (\d+) pages are pending/;
+my $complete = qr/redo is complete/;
+
+sub set
+{
+	my ($node, $setting, $value) = @_;
+
+	$node->append_conf('postgresql.conf', "$setting = '$value'");
+	return;
+}
+
+sub kill9
+{
+	my ($node) = @_;
+
+	$node->stop('immediate');
+	return;
+}
+
+# Start after a crash; pages are pending until let_go().
+sub start_pending
+{
+	my ($node) = @_;
+	my $offset = -s $node->logfile;
+
+	set($node, 'test_doublewrite.fail_at', "$POINT:EIO");
+	ok(dw_poll_start($node), 'server starts') or BAIL_OUT('no start');
+	like(slurp_file($node->logfile, $offset), $opening, '... before redo');
+	return $offset;
+}
+
+sub let_go
+{
+	my ($node, $offset) = @_;
+
+	set($node, 'test_doublewrite.fail_at', '');
+	$node->safe_psql('postgres', "SELECT injection_points_detach('$POINT')");
+	$node->wait_for_log($complete, $offset);
+	return;
+}
+
+sub is_pending
+{
+	my ($node, $offset, $test_name) = @_;
+
+	unlike(slurp_file($node->logfile, $offset), $complete, $test_name);
+	return;
+}
+
+# A session that runs a command until it is allowed to end.
+sub in_background
+{
+	my ($node, $sql, $event) = @_;
+	my $session = $node->background_psql('postgres', on_error_stop => 0);
+
+	$session->query_until(qr/begun/, "\\echo begun\n$sql;\n\\echo ended\n");
+	$node->poll_query_until('postgres',
+		"SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event = '$event'")
+	  or die "nobody waits: $sql";
+	return $session;
+}
+
+my $node = dw_new_node(
+	'instant', conf => q{
+instant_recovery = on
+recovery_workers = 2
+max_prepared_transactions = 2
+autovacuum = off
+});
+$node->start;
+dw_workload_setup($node);
+$node->safe_psql(
+	'postgres', q{
+	CREATE EXTENSION IF NOT EXISTS pg_visibility;
+	CREATE EXTENSION IF NOT EXISTS injection_points;
+	CREATE TABLE map (i int PRIMARY KEY, v int);
+	INSERT INTO map SELECT g, 0 FROM generate_series(1, 20000) g;
+	CREATE TABLE drop_me AS SELECT g FROM generate_series(1, 1000) g;
+	CREATE TABLE cut_me AS SELECT g FROM generate_series(1, 1000) g;
+	CREATE TABLE longer (g int, f text);
+});
+$node->safe_psql('postgres', 'VACUUM map');
+$node->safe_psql('postgres', 'CHECKPOINT');
+
+# Bits of the visibility map are cleared, files become longer, pages change; then
+# the same over and over, with crashes.
+sub work
+{
+	my ($node) = @_;
+
+	$node->safe_psql(
+		'postgres', q{
+		DELETE FROM map WHERE i % 100 = (SELECT count(*) FROM longer) / 3000;
+		UPDATE map SET v = v + 1 WHERE i % 50 = 7;
+		INSERT INTO longer SELECT g, repeat('x', 100) FROM generate_series(1, 3000) g;
+		UPDATE drop_me SET g = g + 1;
+		UPDATE cut_me SET g = g + 1;
+	});
+	dw_workload_start($node, transactions => 300);
+	dw_workload_finish($node);
+	return;
+}
+
+sub counts
+{
+	my ($node, $scan) = @_;
+	my %off = (
+		seq => 'enable_indexscan = off; SET enable_indexonlyscan = off; SET enable_bitmapscan = off',
+		index => 'enable_seqscan = off; SET enable_bitmapscan = off');
+
+	return $node->safe_psql('postgres',
+		"SET $off{$scan}; SELECT count(i), sum(i) FROM map WHERE i > 0; SELECT count(*), sum(length(f)) FROM longer");
+}
+
+work($node);
+my $expected = counts($node, 'seq');
+my $checkpoint = "SELECT redo_lsn FROM pg_control_checkpoint()";
+my $redo = $node->safe_psql('postgres', $checkpoint);
+
+foreach my $round (1 .. 3)
+{
+	kill9($node);
+	my $offset = start_pending($node);
+
+	# Index-only scans first: they believe the visibility map.
+	is(counts($node, 'index'), $expected, "round $round: index-only scans");
+	is(counts($node, 'seq'), $expected, '... and sequential ones');
+	is($node->safe_psql('postgres', "SELECT count(*) FROM pg_check_visible('map')"),
+		0, '... and the map is right');
+	dw_check_history($node);
+	is_pending($node, $offset, '... while pages are pending');
+
+	# The redo pointer stays; the next crash comes in the window.
+	work($node);
+	$expected = counts($node, 'seq');
+	is($node->safe_psql('postgres', $checkpoint), $redo, '... redo pointer has not moved');
+	is_pending($node, $offset, '... while pages are pending');
+}
+
+# What works on files of a relation has its pages redone first.  A checkpoint waits
+# for all, and so does who reads files without knowing whose they are; they can be
+# cancelled.
+kill9($node);
+my $offset = start_pending($node);
+my $checkpointing = in_background($node, 'CHECKPOINT', 'CheckpointStart');
+my $cancelled = in_background($node,
+	"SELECT pg_read_binary_file(pg_relation_filepath('longer'), 0, 8192)",
+	'InstantRecoveryEnd');
+$node->safe_psql('postgres', q{
+	SELECT pg_cancel_backend(pid) FROM pg_stat_activity
+		WHERE query LIKE '%pg_read_binary_file%' AND pid <> pg_backend_pid()});
+$cancelled->query_until(qr/ended/, '');
+$node->safe_psql(
+	'postgres', q{
+	DROP TABLE drop_me;
+	TRUNCATE cut_me;
+	REINDEX TABLE map;
+	CLUSTER map USING map_pkey;
+	CREATE TABLE drop_me (i int);
+	BEGIN; CREATE TABLE rolled_back AS SELECT * FROM longer; ROLLBACK;
+	ALTER TABLE longer SET UNLOGGED;
+	ALTER TABLE longer SET LOGGED;
+});
+is_pending($node, $offset, 'files of relations: while other pages are pending');
+
+# A worker that is asked to end goes on.
+is( $node->safe_psql('postgres', q{
+	SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+		WHERE backend_type = 'recovery worker'}),
+	2, 'both workers are asked to end');
+is(counts($node, 'index'), $expected, '... and still redo what is needed');
+let_go($node, $offset);
+$checkpointing->query_until(qr/ended/, '');
+$_->quit foreach ($checkpointing, $cancelled);
+is( $node->safe_psql('postgres',
+		'SELECT (SELECT count(*) FROM drop_me), (SELECT count(*) FROM cut_me)'),
+	'0|0', 'tables are empty, and stay so');
+$node->safe_psql('postgres', 'ALTER TABLE drop_me RENAME i TO g');
+isnt($node->safe_psql('postgres', $checkpoint), $redo, 'checkpoint has completed');
+
+# A worker that dies between two records of a page, or when it has redone it.
+foreach my $where ('record', 'page')
+{
+	work($node);
+	$expected = counts($node, 'seq');
+	kill9($node);
+	set($node, 'test_doublewrite.crash_at', "instant-recovery-$where-redone:50");
+	$offset = -s $node->logfile;
+	dw_poll_start($node);
+	dw_wait_for_crash($node, $offset);
+	set($node, 'test_doublewrite.crash_at', '');
+	$offset = -s $node->logfile;
+	ok(dw_poll_start($node), 'server starts again');
+	is(counts($node, 'index'), $expected, '... and nothing is lost');
+}
+
+# A prepared transaction, and one that is under way, hold what they hold.
+$node->safe_psql('postgres', q{
+	BEGIN; UPDATE map SET v = -1 WHERE i = 7; PREPARE TRANSACTION 'p'});
+kill9($node);
+$offset = start_pending($node);
+is( $node->safe_psql('postgres',
+		"SELECT v >= 0 FROM map WHERE i = 7; COMMIT PREPARED 'p'; SELECT v FROM map WHERE i = 7"),
+	"t\n-1", 'prepared transaction');
+
+# A fast stop waits for the last page, and leaves a cluster that was shut down.
+set($node, 'test_doublewrite.fail_at', '');
+$node->safe_psql('postgres', "SELECT injection_points_detach('$POINT')");
+dw_check($node);
+
+# Without a worker all is redone before clients get in.
+set($node, 'max_worker_processes', '0');
+$node->start;
+work($node);
+kill9($node);
+$offset = -s $node->logfile;
+ok(dw_poll_start($node), 'server starts without workers');
+like(
+	slurp_file($node->logfile, $offset),
+	qr/redo of pages is completed before clients get in/,
+	'... when all is redone');
+set($node, 'max_worker_processes', '8');
+$node->restart;
+
+# So it is when a checkpoint has to come first, with another wal_level.
+work($node);
+kill9($node);
+set($node, 'wal_level', 'logical');
+$offset = -s $node->logfile;
+ok(dw_poll_start($node), 'server starts with another wal_level');
+like(
+	slurp_file($node->logfile, $offset),
+	qr/redo of pages is completed before clients get in/,
+	'... when all is redone');
+unlike(slurp_file($node->logfile, $offset), $opening, '... and not before');
+dw_check($node);
+
+done_testing();

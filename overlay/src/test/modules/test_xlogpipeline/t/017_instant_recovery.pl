@@ -1,0 +1,172 @@
+
+# Copyright (c) 2026, PostgreSQL Global Development Group
+
+# Redo page by page, after clients have got in or before, in any order of the
+# pages, leaves the same files as redo in the order of WAL.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use XLogPipeline;
+
+xlp_require_injection_points();
+
+my $opening =
+  qr/opening before redo: (\d+) pages are pending, with (\d+) records/;
+my $complete = qr/redo is complete, .* after opening: (\d+) pages/;
+
+# Records of all index access methods, of sequences and of generic WAL, and such
+# as concern two pages, or a page and its visibility map.
+sub work
+{
+	my ($node, $run) = @_;
+
+	$node->safe_psql(
+		'postgres', qq{
+		INSERT INTO all_kinds SELECT ARRAY[g, g % 77, g % 1001],
+				point(g % 211, g % 307), g, md5(g::text), repeat('x', g % 300)
+			FROM generate_series(1, 3000) g;
+		UPDATE all_kinds SET k = k + 1 WHERE k % 7 = $run;
+		UPDATE all_kinds SET s = s || 'x' WHERE k % 11 = $run;
+		SELECT count(*) FROM all_kinds WHERE k % 5 = 0 AND s > 'a';
+		DELETE FROM all_kinds WHERE k % 13 = $run;
+		SELECT id FROM all_kinds WHERE k % 17 = 0 FOR UPDATE;
+		BEGIN; INSERT INTO all_kinds(k) VALUES (1);
+		SAVEPOINT a; DELETE FROM all_kinds WHERE k = 2; ROLLBACK;
+	});
+	$node->safe_psql('postgres', 'VACUUM all_kinds');
+	return;
+}
+
+# What concerns files is a barrier.
+sub change_files
+{
+	my ($node, $run) = @_;
+
+	$node->safe_psql(
+		'postgres', qq{
+		CREATE TABLE cut$run AS SELECT g, repeat('y', 500) FROM generate_series(1, 500) g;
+		CREATE TABLE gone$run AS SELECT * FROM cut$run;
+		CREATE UNLOGGED TABLE unlogged$run (i int PRIMARY KEY);
+		INSERT INTO unlogged$run VALUES (1);
+		DELETE FROM cut$run WHERE g > 100;
+	});
+	$node->safe_psql('postgres', "VACUUM cut$run");
+	$node->safe_psql(
+		'postgres', qq{
+		INSERT INTO cut$run SELECT g, repeat('z', 700) FROM generate_series(1, 300) g;
+		DROP TABLE gone$run;
+		TRUNCATE unlogged$run;
+		CREATE INDEX ON cut$run (g);
+	});
+	return;
+}
+
+# Recover a copy of the crashed server; returns digests of its files but for maps
+# of free space, which redo page by page leaves behind.
+sub recover
+{
+	my ($primary, $backup, $name, $conf) = @_;
+	my $node = PostgreSQL::Test::Cluster->new($name);
+
+	$node->init_from_backup($primary, $backup);
+	$node->append_conf(
+		'postgresql.conf', "
+autovacuum = off
+max_logical_replication_workers = 0
+$conf");
+	# nobody connects, and so nobody changes pages
+	local %ENV = $node->_get_env();
+	system_or_bail('pg_ctl', '--pgdata' => $node->data_dir, '--log' => $node->logfile,
+		'--wait', 'start');
+	$node->_update_pid(1);
+	$node->wait_for_log($complete)
+	  if slurp_file($node->logfile) =~ $opening;
+	$node->stop;
+
+	my $digest = xlp_digest($node);
+	delete @$digest{ grep { /_fsm(?:\.\d+)?$/ } keys %$digest };
+	return ($node, $digest);
+}
+
+sub compare
+{
+	my ($primary, $backup, $expect_open) = @_;
+	my (undef, $serial) =
+	  recover($primary, $backup, "${backup}_serial", 'instant_recovery = off');
+	my %ways = (
+		one => 'recovery_workers = 1',
+		three => 'recovery_workers = 3',
+		alone => "recovery_workers = 3\nwal_pipeline = off",
+		little => 'instant_recovery_memory = 64kB');
+
+	foreach my $way (sort keys %ways)
+	{
+		my ($node, $digest) = recover($primary, $backup, "${backup}_$way",
+			"instant_recovery = on\n$ways{$way}");
+		my $log = slurp_file($node->logfile);
+
+		is(xlp_differences($serial, $digest), '', "$backup, $way: same files");
+		if ($expect_open)
+		{
+			like($log, $opening, '... opened before redo');
+			like($log, $complete, '... and completed it');
+		}
+		unlike($log, qr/PANIC|ERROR/, '... without complaints');
+	}
+	return;
+}
+
+my $primary = xlp_primary('primary');
+$primary->append_conf('postgresql.conf', 'io_torn_pages_protection = off');
+$primary->restart;
+$primary->safe_psql(
+	'postgres', q{
+	CREATE TABLE all_kinds (a int[], p point, k int, s text, f text, id serial PRIMARY KEY);
+	CREATE INDEX ON all_kinds USING gin (a);
+	CREATE INDEX ON all_kinds USING gist (p);
+	CREATE INDEX ON all_kinds USING hash (k);
+	CREATE INDEX ON all_kinds USING brin (k) WITH (pages_per_range = 2);
+	CREATE INDEX ON all_kinds USING spgist (s);
+	CREATE INDEX ON all_kinds (s, k);
+});
+work($primary, 1);
+$primary->safe_psql('postgres', 'CHECKPOINT');
+
+# No barrier, nor with images of pages in WAL.
+work($primary, $_) foreach (2 .. 4);
+$primary->stop('immediate');
+$primary->backup_fs_cold('plain');
+unlink($primary->backup_dir . '/plain/pg_doublewrite/owner');
+compare($primary, 'plain', 1);
+
+# With barriers in between, and more than there may be.
+$primary->append_conf('postgresql.conf', 'io_torn_pages_protection = full_pages');
+$primary->start;
+$primary->safe_psql('postgres', 'CHECKPOINT');
+work($primary, 5);
+change_files($primary, 1);
+work($primary, 6);
+$primary->stop('immediate');
+$primary->backup_fs_cold('barriers');
+unlink($primary->backup_dir . '/barriers/pg_doublewrite/owner');
+compare($primary, 'barriers', 1);
+
+$primary->start;
+foreach my $run (2 .. 9)
+{
+	change_files($primary, $run);
+	$primary->safe_psql('postgres', 'UPDATE all_kinds SET k = k + 1 WHERE k % 50 = 1');
+}
+$primary->stop('immediate');
+$primary->backup_fs_cold('many');
+unlink($primary->backup_dir . '/many/pg_doublewrite/owner');
+compare($primary, 'many', 0);
+
+done_testing();
