@@ -17,6 +17,7 @@ class Arm:
     settings: dict
     images: bool = None     # replays saved WAL, with or without images
     file_system: str = None     # needs this one
+    restarts: bool = False      # differs from others after a crash only
 
     @property
     def ours(self):
@@ -33,6 +34,7 @@ ARMS = {arm.name: arm for arm in (
     Arm("double_writes", "release", {MODE: "double_writes"}),
     Arm("double_writes+lz4", "release",
         {MODE: "double_writes", "double_write_compression": "lz4"}),
+    Arm("instant", "release", {MODE: "double_writes", "instant_recovery": "on"}, restarts=True),
     # The storage of a machine for tests has no atomic writes of its own.
     Arm("atomic_writes", "release",
         {MODE: "atomic_writes", "debug_atomic_writes_in_software": "on"}, file_system="xfs"),
@@ -51,14 +53,15 @@ ARMS = {arm.name: arm for arm in (
 )}
 
 
-def choose(names, replaying=False, file_systems=()):
+def choose(names, replaying=False, file_systems=(), restarting=False):
     """Return the Arms of these names in the table's order; all if none given.
 
     Arms that replay saved WAL are for cases that do, and the others are not; those that need
-    a file system are for cases on it.
+    a file system are for cases on it, those that differ after a crash for cases with one.
     """
     fitting = [arm for arm in ARMS.values() if (arm.images is not None) == replaying
-               and arm.file_system in (None, *file_systems)]
+               and arm.file_system in (None, *file_systems)
+               and (restarting or not arm.restarts)]
     unknown = set(names) - {arm.name for arm in fitting}
     if unknown:
         raise DevError(f"no such arm of this suite: {', '.join(sorted(unknown))}",

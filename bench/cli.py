@@ -7,6 +7,7 @@ from pathlib import Path
 from devtools.base import DevError, require_reachable, run, say
 
 from . import arms, figures, recovery, report, runner, storage, suites
+from .restart import Restart
 
 # The system's own Python, for which the packages of `report` are made.
 SYSTEM_PYTHON = "/usr/bin/python3"
@@ -115,6 +116,7 @@ def _plan(args):
     limit = storage.limit_of(args.storage, args.iops, args.mbps)
     return runner.Plan(args.what, args.factor, args.runs,
                        tuple(arms.choose(args.arms, replaying,
-                                         {case.file_system for case in cases})),
+                                         {case.file_system for case in cases},
+                                         any(isinstance(case.load, Restart) for case in cases))),
                        args.storage, args.seconds, tuple(cases), work,
                        runner.new_directory(RESULTS, args.what, args.storage, args.name), limit)

@@ -35,6 +35,9 @@ SAMPLE_SECONDS = 0.01
 
 BLOCK = 8192
 
+# Of the same load, when clients are in again.
+AFTER_SECONDS = 15
+
 # Whoever reads pages before clients get in.
 RECOVERY = r"io\.(startup|background worker|walpipeline|io worker)/relation/.*"
 
@@ -73,6 +76,9 @@ class Restart:
             server.sql("SELECT 1")
             answered = time.time()
         counts = counters.difference(session.snapshot(), before)
+        one_transaction(server, self.arguments)
+        first = time.time() - begun
+        after = clients.pgbench(server, self.arguments, AFTER_SECONDS, session.raw)
         # Only the last checkpoint is left, which nobody waits for here.
         volume.release()
         marks = parse_marks(text, begun, answered)
@@ -80,7 +86,16 @@ class Restart:
         facts.update(count_facts(text, counts, parts))
         return [Point("until first query", round(answered - begun, 3), "s", False, 1, counts,
                       extra=facts, parts=parts),
+                Point("until first transaction", round(first, 3), "s", False, 1),
+                Point(f"TPS in the {AFTER_SECONDS} s after that", round(after.tps, 1), "1/s", True,
+                      after.transactions, latency=after.latency, series=after.series),
                 Point("until ready", round(marks["open"] - begun, 3), "s", False, 1)]
+
+
+def one_transaction(server, arguments):
+    """Have one client carry out one transaction."""
+    server.call("pgbench", "--no-vacuum", f"--random-seed={clients.SEED}", "--transactions=1",
+                *arguments, env=server.environment(), capture=True)
 
 
 def carry_out(server, transactions, arguments):

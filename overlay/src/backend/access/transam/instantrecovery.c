@@ -134,6 +134,19 @@ int			instant_recovery_memory = 65536;
 /* Who waits for a page waits at one of these */
 #define INSTANT_PAGE_CVS		64
 
+/*
+ * Pages that are read for nothing if that makes one run of two, and the length of
+ * a run: as for AHEAD_GAP and AHEAD_MAX_RUN.
+ */
+#define INSTANT_GAP				2
+#define INSTANT_MAX_RUN			128
+
+/*
+ * So many pages are announced ahead, times maintenance_io_concurrency: several of
+ * them are a run, and who needs a page waits behind them.
+ */
+#define INSTANT_AHEAD			4
+
 /* No page, no record: end of a list */
 #define INSTANT_NONE			PG_UINT32_MAX
 
@@ -653,9 +666,53 @@ instant_redo_page(InstantPage *page)
 static void
 instant_announce_page(const InstantPage *page)
 {
+#ifdef USE_PREFETCH
 	if (!page->rebuilt)
 		(void) PrefetchSharedBuffer(smgropen(page->rlocator, INVALID_PROC_NUMBER),
 									page->forknum, page->blkno);
+#endif
+}
+
+/*
+ * Pages that are in order: where does the run end that is best read in one go?
+ */
+static uint32
+instant_run_end(uint32 first)
+{
+	uint32		i = first;
+
+	while (i + 1 < InstantCtl->npages &&
+		   InstantPages[i + 1].forknum == InstantPages[first].forknum &&
+		   RelFileLocatorEquals(InstantPages[i + 1].rlocator,
+								InstantPages[first].rlocator) &&
+		   InstantPages[i + 1].blkno - InstantPages[i].blkno <= INSTANT_GAP + 1 &&
+		   InstantPages[i + 1].blkno - InstantPages[first].blkno < INSTANT_MAX_RUN)
+		i++;
+	return i + 1;
+}
+
+/*
+ * Ask the kernel for a run of pages.  Those at its ends may be there already, or
+ * not be needed.
+ */
+static void
+instant_announce_run(uint32 first, uint32 end)
+{
+#ifdef USE_PREFETCH
+	InstantPage *page = &InstantPages[first];
+	InstantPage *last = &InstantPages[end - 1];
+
+	if ((io_direct_flags & IO_DIRECT_DATA) != 0)
+		return;
+	while (page < last && page->rebuilt)
+		page++;
+	while (last > page && last->rebuilt)
+		last--;
+	if (!page->rebuilt)
+		(void) smgrprefetch(smgropen(page->rlocator, INVALID_PROC_NUMBER),
+							page->forknum, page->blkno,
+							last->blkno - page->blkno + 1);
+#endif
 }
 
 /* ----------------------------------------------------------------
@@ -928,8 +985,13 @@ instant_drain(void)
 	{
 		ProcessStartupProcInterrupts();
 		while (announced < InstantCtl->npages &&
-			   announced <= i + maintenance_io_concurrency)
-			instant_announce_page(&InstantPages[announced++]);
+			   announced <= i + INSTANT_AHEAD * maintenance_io_concurrency)
+		{
+			uint32		end = instant_run_end(announced);
+
+			instant_announce_run(announced, end);
+			announced = end;
+		}
 		instant_redo_page(&InstantPages[i]);
 	}
 	instant_forget_all();
@@ -1265,8 +1327,12 @@ instant_wait_for_page(InstantPage *page)
 	/* Others may wait for reads that we have not even submitted. */
 	pgaio_submit_staged();
 
+	/* There are more of us than workers, so don't leave the reading to them. */
 	if (pg_atomic_read_u32(&page->state) == INSTANT_PENDING)
+	{
+		instant_announce_page(page);
 		instant_demand(i);
+	}
 
 	ConditionVariablePrepareToSleep(cv);
 	while (pg_atomic_read_membarrier_u32(&page->state) != INSTANT_DONE)
@@ -1414,14 +1480,17 @@ instant_take_demand(void)
 static void
 instant_announce(uint32 upto)
 {
-	upto = Min(upto, InstantCtl->npages);
-	while (pg_atomic_read_u32(&InstantCtl->announced) < upto)
-	{
-		uint32		i = pg_atomic_fetch_add_u32(&InstantCtl->announced, 1);
+	uint32		i = pg_atomic_read_u32(&InstantCtl->announced);
 
-		if (i < InstantCtl->npages &&
-			pg_atomic_read_u32(&InstantPages[i].state) == INSTANT_PENDING)
-			instant_announce_page(&InstantPages[i]);
+	while (i < Min(upto, InstantCtl->npages))
+	{
+		uint32		end = instant_run_end(i);
+
+		if (pg_atomic_compare_exchange_u32(&InstantCtl->announced, &i, end))
+		{
+			instant_announce_run(i, end);
+			i = end;
+		}
 	}
 }
 
@@ -1460,7 +1529,7 @@ instant_take(void)
 		next = pg_atomic_fetch_add_u32(&InstantCtl->next, 1);
 		if (next >= InstantCtl->npages)
 			return INSTANT_NONE;
-		instant_announce(next + maintenance_io_concurrency);
+		instant_announce(next + INSTANT_AHEAD * maintenance_io_concurrency);
 		if (instant_claim(next))
 			i = next;
 	}

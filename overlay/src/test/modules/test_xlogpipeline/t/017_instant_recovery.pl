@@ -101,7 +101,7 @@ sub compare
 	my (undef, $serial) =
 	  recover($primary, $backup, "${backup}_serial", 'instant_recovery = off');
 	my %ways = (
-		one => 'recovery_workers = 1',
+		one => "recovery_workers = 1\n" . xlp_wait_conf(),
 		three => 'recovery_workers = 3',
 		alone => "recovery_workers = 3\nwal_pipeline = off",
 		little => 'instant_recovery_memory = 64kB');
@@ -118,6 +118,11 @@ sub compare
 			like($log, $opening, '... opened before redo');
 			like($log, $complete, '... and completed it');
 		}
+		like($log, qr/WAL pipeline: .* read 0 blocks/, '... and read no page before')
+		  if $backup eq 'plain' && $way eq 'one';
+		like($log, qr/recovery goes on without deferring redo of pages/,
+			'... and gave up after many barriers')
+		  if $backup eq 'many';
 		unlike($log, qr/PANIC|ERROR/, '... without complaints');
 	}
 	return;
