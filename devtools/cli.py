@@ -101,6 +101,10 @@ def _parser():
                      help="build the container image from those built before, and run it")
     command("atomic", _atomic, "test atomic writes on file systems that offer them")
     command("atomic-vm", _atomic_vm, "the same in a virtual machine, with emulated NVMe")
+    sub = command("restarts", _restarts, "crash one server again and again, with its pages pending")
+    sub.add_argument("--number", type=int, default=1000, metavar="N",
+                     help="of crashes (default: 1000, ten minutes)")
+    sub.add_argument("--seed", type=int, default=1, metavar="N", help="of what is drawn (1)")
     command("patroni", _patroni, "make a cluster with Patroni, crash it, switch over")
     sub = command("advise", _advise, "does what pg_doublewrite_advise predicts come true?")
     sub.add_argument("--factor", type=float, default=0.1, metavar="F",
@@ -182,6 +186,11 @@ def _deb(paths, args):
 
 def _patroni(paths, args):
     patroni.call(paths, _build_kind(paths, "test"))
+
+
+def _restarts(paths, args):
+    _build_kind(paths, "test")
+    return crash.restarts(paths, args.number, args.seed)
 
 
 def _atomic(paths, args):

@@ -43,6 +43,18 @@ def call(paths, arguments, deadline=None):
                             env={**os.environ, "PYTHONPATH": str(paths.repo / "crash")})
 
 
+def restarts(paths, number, seed):
+    """Crash one server so many times, see pgcut.restarts; returns an exit status."""
+    deps.ensure(paths, PACKAGES)
+    scratch = paths.root / "crash" / "restarts"
+    shutil.rmtree(scratch, ignore_errors=True)
+    command = ["/usr/bin/python3", "-m", "pgcut.restarts", "--scratch", scratch,
+               "--bindir", build.bindir(paths, "test"), "--number", str(number),
+               "--seed", str(seed)]
+    return run(command, check=False,
+               env={**os.environ, "PYTHONPATH": str(paths.repo / "crash")}).returncode
+
+
 def ci_seed(paths):
     """Return the seed that continuous integration begins with.
 

@@ -45,6 +45,7 @@ One module per concern, listed so that each may use only those above it:
     store        a data directory whose power can be cut
     play         plays a history
     histories    many histories
+    restarts     one server, crashed again and again
     __main__     the command line
 """
 

@@ -26,17 +26,6 @@ extern PGDLLIMPORT bool instant_recovery;
 extern PGDLLIMPORT int recovery_workers;
 extern PGDLLIMPORT int instant_recovery_memory;
 
-/* What pg_instant_recovery shows */
-typedef struct InstantRecoveryStats
-{
-	bool		opened;			/* clients got in before redo was done */
-	uint32		pages;			/* that were pending then */
-	uint64		records;		/* for these pages, each counted once a page */
-	uint32		pending;		/* pages, now */
-	uint32		on_demand;		/* pages redone because a session needed them */
-	uint32		workers;		/* that are at it, now */
-} InstantRecoveryStats;
-
 /*
  * In shared memory; NULL with instant_recovery off.  Not zero while pages are
  * pending and other processes than those that recover might read them.
@@ -69,7 +58,6 @@ extern void InstantRecoveryWaitForPage(const RelFileLocator *rlocator,
 									   ForkNumber forknum, BlockNumber blkno);
 extern void InstantRecoveryWaitForRelation(const RelFileLocator *rlocator);
 extern void InstantRecoveryWaitForAll(void);
-extern void InstantRecoveryGetStats(InstantRecoveryStats *stats);
 extern void InstantRecoveryMain(Datum main_arg);
 
 /*

@@ -110,6 +110,7 @@
 #include "utils/hsearch.h"
 #include "utils/injection_point.h"
 #include "utils/memutils.h"
+#include "utils/ps_status.h"
 #include "utils/resowner.h"
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
@@ -146,6 +147,9 @@ int			instant_recovery_memory = 65536;
  * them are a run, and who needs a page waits behind them.
  */
 #define INSTANT_AHEAD			4
+
+/* A worker says how many pages are pending after so many pages. */
+#define INSTANT_SHOW_PAGES		64
 
 /* No page, no record: end of a list */
 #define INSTANT_NONE			PG_UINT32_MAX
@@ -1407,21 +1411,6 @@ InstantRecoveryWaitForAll(void)
 	ConditionVariableCancelSleep();
 }
 
-void
-InstantRecoveryGetStats(InstantRecoveryStats *stats)
-{
-	memset(stats, 0, sizeof(InstantRecoveryStats));
-	if (InstantCtl == NULL || pg_atomic_read_u32(&InstantCtl->open) == 0)
-		return;
-
-	stats->opened = true;
-	stats->pages = InstantCtl->npages;
-	stats->records = InstantCtl->nrecords;
-	stats->pending = pg_atomic_read_u32(&InstantCtl->left);
-	stats->on_demand = pg_atomic_read_u32(&InstantCtl->on_demand);
-	stats->workers = pg_atomic_read_u32(&InstantCtl->workers);
-}
-
 /* ----------------------------------------------------------------
  * Workers
  * ----------------------------------------------------------------
@@ -1586,6 +1575,20 @@ instant_worker_initialize(void)
 }
 
 /*
+ * Show how many pages are pending in pg_stat_activity and in the process title.
+ */
+static void
+instant_show_progress(void)
+{
+	char		activity[50];
+
+	snprintf(activity, sizeof(activity), "redoing pages, %u to go",
+			 pg_atomic_read_u32(&InstantCtl->left));
+	pgstat_report_activity(STATE_RUNNING, activity);
+	set_ps_display(activity);
+}
+
+/*
  * Wait until clients get in.  Returns false if there is nothing to do.
  */
 static bool
@@ -1619,6 +1622,7 @@ void
 InstantRecoveryMain(Datum main_arg)
 {
 	uint32		i;
+	uint32		redone = 0;
 
 	instant_worker_initialize();
 	if (!instant_wait_for_opening())
@@ -1637,6 +1641,8 @@ InstantRecoveryMain(Datum main_arg)
 	while ((i = instant_take()) != INSTANT_NONE)
 	{
 		instant_worker_interrupts();
+		if (redone++ % INSTANT_SHOW_PAGES == 0)
+			instant_show_progress();
 		instant_redo_page(&InstantPages[i]);
 		instant_page_done(i);
 	}

@@ -86,7 +86,8 @@ sub in_background
 
 	$session->query_until(qr/begun/, "\\echo begun\n$sql;\n\\echo ended\n");
 	$node->poll_query_until('postgres',
-		"SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event = '$event'")
+		"SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event = '$event' AND backend_type = 'client backend'"
+	)
 	  or die "nobody waits: $sql";
 	return $session;
 }
@@ -110,8 +111,11 @@ $node->safe_psql(
 	CREATE TABLE cut_me AS SELECT g FROM generate_series(1, 1000) g;
 	CREATE TABLE longer (g int, f text);
 });
-$node->safe_psql('postgres', 'VACUUM map');
+$node->safe_psql('postgres', "VACUUM $_") foreach ('map', 'drop_me');
 $node->safe_psql('postgres', 'CHECKPOINT');
+my $file = $node->data_dir . '/'
+  . $node->safe_psql('postgres', "SELECT pg_relation_filepath('longer')");
+my $length = -s $file;
 
 # Bits of the visibility map are cleared, files become longer, pages change; then
 # the same over and over, with crashes.
@@ -151,6 +155,9 @@ my $redo = $node->safe_psql('postgres', $checkpoint);
 foreach my $round (1 .. 3)
 {
 	kill9($node);
+
+	# A power cut may have left the file as it was synced last.
+	truncate($file, $length) or die "$file: $!" if $round == 1;
 	my $offset = start_pending($node);
 
 	# Index-only scans first: they believe the visibility map.
@@ -173,6 +180,9 @@ foreach my $round (1 .. 3)
 # cancelled.
 kill9($node);
 my $offset = start_pending($node);
+my $dropped = $node->data_dir . '/'
+  . $node->safe_psql('postgres', "SELECT pg_relation_filepath('drop_me')");
+ok(-e "${dropped}_vm", 'a table has a visibility map');
 my $checkpointing = in_background($node, 'CHECKPOINT', 'CheckpointStart');
 my $cancelled = in_background($node,
 	"SELECT pg_read_binary_file(pg_relation_filepath('longer'), 0, 8192)",
@@ -194,6 +204,12 @@ $node->safe_psql(
 });
 is_pending($node, $offset, 'files of relations: while other pages are pending');
 
+like(
+	$node->safe_psql('postgres', q{
+		SELECT max(query) FROM pg_stat_activity WHERE backend_type = 'recovery worker'}),
+	qr/^redoing pages, \d+ to go$/,
+	'workers say how many pages are pending');
+
 # A worker that is asked to end goes on.
 is( $node->safe_psql('postgres', q{
 	SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
@@ -208,6 +224,24 @@ is( $node->safe_psql('postgres',
 	'0|0', 'tables are empty, and stay so');
 $node->safe_psql('postgres', 'ALTER TABLE drop_me RENAME i TO g');
 isnt($node->safe_psql('postgres', $checkpoint), $redo, 'checkpoint has completed');
+ok(!-e "${dropped}_vm", 'redo has not made a file of a dropped table again');
+
+# A page is not seen while some of its records have been applied.
+$node->safe_psql('postgres', 'UPDATE map SET v = v + 1 WHERE i = 8') foreach (1 .. 3);
+my $v = $node->safe_psql('postgres', 'SELECT v FROM map WHERE i = 8');
+kill9($node);
+set($node, 'test_doublewrite.pause_at', 'instant-recovery-record-redone');
+$offset = start_pending($node);
+my $session = in_background($node, 'SELECT v FROM map WHERE i = 8', 'InstantRecoveryPage');
+$node->wait_for_log(qr/paused at injection point "instant-recovery-record-redone"/, $offset);
+is( $node->safe_psql('postgres', q{
+	SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'InstantRecoveryPage'}),
+	1, 'a session waits for a page that is half redone');
+append_to_file($node->data_dir . '/test_doublewrite.resume', '');
+is(($session->query_until(qr/ended/, '') =~ /^(\d+)$/m)[0], $v, '... and sees it when it is done');
+$session->quit;
+set($node, 'test_doublewrite.pause_at', '');
+let_go($node, $offset);
 
 # A worker that dies between two records of a page, or when it has redone it.
 foreach my $where ('record', 'page')
