@@ -63,6 +63,9 @@ _MANY_COPIES = (("wal_level", "minimal"), ("double_write_buffer_size", "64MB"),
                 ("checkpoint_timeout", "30s"), ("max_wal_size", "64MB"))
 # Pages stay in the stage, as nobody writes them home before it is full.
 _MUCH_STAGED = (("bgwriter_delay", "10s"), ("double_write_stage_size", "8MB"))
+# Clients get in before pages have been redone, by one worker.
+_INSTANT = (("instant_recovery", "on"), ("recovery_workers", "1"),
+            ("instant_recovery_memory", "64MB"), ("wal_level", "replica"))
 # Pages go home atomically in pg_default, and nowhere else.
 _ATOMIC = (("io_torn_pages_protection", "atomic_writes"), ("wal_level", "replica"))
 # Many pages go home, and few of them twice.
@@ -168,6 +171,15 @@ CONTROLS = (
     Control("pipeline-skips-a-record", "pipeline", "redo does not get each record",
             recover=True, settings=(("wal_pipeline", "on"),), server=True,
             faults=("all-kept", "all-lost", "torn-pages")),
+    Control("instant-first-record-only", "I3", "of the records of a page only the first is applied",
+            recover=True, settings=_INSTANT, server=True,
+            faults=("all-kept", "all-lost", "torn-pages")),
+    Control("instant-pages-unasked", "I2", "sessions see pages whose records wait",
+            recover=True, settings=_INSTANT, server=True,
+            faults=("all-kept", "all-lost", "torn-pages")),
+    Control("instant-checkpoint-unasked", "I7", "a checkpoint completes while pages are pending",
+            record=True, lives=5, seconds=20,
+            settings=(*_INSTANT, ("checkpoint_timeout", "1s")), faults=("all-lost", "subset")),
     Control("log-directory-not-synced", "R3", "new files of the log are not synced into their directory",
             rules=Rules(names_need_directory_sync=("pg_doublewrite",),
                         ignore_directory_syncs_below=("pg_doublewrite",)),

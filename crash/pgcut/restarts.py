@@ -131,6 +131,11 @@ def wait_until_open(server, seconds=300):
         with contextlib.suppress(psycopg2.OperationalError):
             server.query("SELECT 1")
             return True
+        if server.postmaster() is None:
+            # It ends when the startup process is killed; or it has just been started.
+            time.sleep(1)
+            if server.postmaster() is None:
+                server.start(wait=False)
         time.sleep(0.01)
     return False
 

@@ -307,4 +307,20 @@ hot_standby = on
 	$node->stop;
 }
 
+# A server that restarts after a crash cannot recover: the postmaster ends, and does
+# not wait for ever.
+{
+	my $node = dw_new_node('cannot', conf => "restart_after_crash = on\n");
+
+	$node->start;
+	my $session = $node->background_psql('postgres', on_error_stop => 0);
+	my $pid = $session->query('SELECT pg_backend_pid()');
+	unlink(glob($node->data_dir . '/pg_wal/0*'));
+	kill 'KILL', $pid;
+	$node->wait_for_log(qr/shutting down due to startup process failure/);
+	dw_wait_for_exit($node);
+	ok(1, 'no recovery: the postmaster has ended');
+	eval { $session->quit };
+}
+
 done_testing();

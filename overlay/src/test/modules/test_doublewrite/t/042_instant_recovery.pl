@@ -234,12 +234,17 @@ set($node, 'test_doublewrite.pause_at', 'instant-recovery-record-redone');
 $offset = start_pending($node);
 my $session = in_background($node, 'SELECT v FROM map WHERE i = 8', 'InstantRecoveryPage');
 $node->wait_for_log(qr/paused at injection point "instant-recovery-record-redone"/, $offset);
-is( $node->safe_psql('postgres', q{
-	SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'InstantRecoveryPage'}),
-	1, 'a session waits for a page that is half redone');
+my $second = in_background($node, 'SELECT v FROM map WHERE i = 8', 'InstantRecoveryPage');
+ok( $node->poll_query_until('postgres', q{
+	SELECT count(*) = 2 FROM pg_stat_activity WHERE wait_event = 'InstantRecoveryPage'}),
+	'sessions wait for a page that is half redone');
 append_to_file($node->data_dir . '/test_doublewrite.resume', '');
-is(($session->query_until(qr/ended/, '') =~ /^(\d+)$/m)[0], $v, '... and sees it when it is done');
-$session->quit;
+foreach my $waiting ($session, $second)
+{
+	is(($waiting->query_until(qr/ended/, '') =~ /^(\d+)$/m)[0],
+		$v, '... and see it when it is done');
+	$waiting->quit;
+}
 set($node, 'test_doublewrite.pause_at', '');
 let_go($node, $offset);
 
