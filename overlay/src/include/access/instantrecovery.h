@@ -40,6 +40,8 @@ extern void InstantRecoveryShmemInit(void);
 
 /* Startup process, in this order */
 extern void InstantRecoveryBegin(XLogRecPtr redo, TimeLineID tli);
+extern void InstantRecoveryStartWorkers(void);
+extern bool InstantRecoveryAnalyzing(void);
 extern bool InstantRecoveryTake(XLogReaderState *record);
 extern void InstantRecoveryAnalyzed(bool can_open);
 extern bool InstantRecoveryIsPending(void);

@@ -26,8 +26,8 @@
  *	  I5  What redo does beside the page is done in analysis.  A record for which
  *		  that is impossible is a barrier: chains are applied first, then it.
  *	  I6  Files have their final length before clients get in.
- *	  I7  No checkpoint begins while a chain is pending, so recovery from the next
- *		  crash begins at the same place.
+ *	  I7  No checkpoint begins while a chain is pending, nor does a restartpoint, so
+ *		  recovery from the next crash begins at the same place.
  *	  I8  Init forks are complete before unlogged relations are reset.
  *	  I10 Memory for chains is bounded.  When it is full, it is a barrier.
  *	  I11 When nothing is pending, one flag says so.
@@ -100,6 +100,7 @@
 #include "storage/fd.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
+#include "storage/pmsignal.h"
 #include "storage/proc.h"
 #include "storage/procsignal.h"
 #include "storage/shmem.h"
@@ -125,6 +126,12 @@ int			instant_recovery_memory = 65536;
  * chains that are hardly begun before they are applied save nothing.
  */
 #define INSTANT_MAX_BARRIERS	32
+
+/*
+ * If the server has crashed so often before redo was complete and a checkpoint had
+ * been made, it does not open again before redo: something there may be the reason.
+ */
+#define INSTANT_MAX_OPENINGS	3
 
 /* Bytes of memory for each bucket of the table of pages */
 #define INSTANT_BYTES_PER_BUCKET	128
@@ -242,8 +249,13 @@ static int	nsinks = 0;
  */
 static bool analyzing = false;
 
+/* Worker: it counts among "workers" */
+static bool attached = false;
+
 /* Startup process: what analysis has met */
 static uint32 barriers = 0;
+static uint32 openings = 0;
+static bool images_missing = false;
 static BackgroundWorkerHandle *handles[INSTANT_RECOVERY_MAX_WORKERS];
 
 /* Startup process: how long a fork has to be when clients get in (I6) */
@@ -255,6 +267,8 @@ typedef struct InstantFork
 } InstantFork;
 
 static HTAB *forks = NULL;
+
+static void instant_redo_all(void);
 
 /* The reader for records of chains, of each process that applies some */
 static XLogReaderState *reader = NULL;
@@ -947,6 +961,8 @@ instant_remember_block(XLogReaderState *record, uint8 block_id)
 		page->blkno = blkno;
 		page->first = page->last = INSTANT_NONE;
 		page->rebuilt = extends && forknum == MAIN_FORKNUM;
+		if (!extends)
+			images_missing = true;
 		pg_atomic_init_u32(&page->state, INSTANT_PENDING);
 		instant_enter_page(i);
 	}
@@ -967,6 +983,18 @@ instant_remember_block(XLogReaderState *record, uint8 block_id)
 }
 
 /*
+ * Redo of single pages does not notice that WAL carries no images, as that of pages
+ * in order does.  If the first record of any page has none, take it for granted:
+ * that costs no more than double writes.  (R2)
+ */
+static void
+instant_note_images(void)
+{
+	if (images_missing)
+		NoteImagesOff(GetCurrentReplayRecPtr(NULL));
+}
+
+/*
  * Apply all chains, before clients get in.
  */
 static void
@@ -977,12 +1005,7 @@ instant_drain(void)
 	if (InstantCtl->npages == 0)
 		return;
 
-	/*
-	 * Redo of single pages does not notice that WAL carries no images.  To
-	 * take it for granted costs no more than double writes.  (R2)
-	 */
-	NoteImagesOff(GetCurrentReplayRecPtr(NULL));
-
+	instant_note_images();
 	instant_open_reader();
 	instant_sort_pages();
 	for (uint32 i = 0; i < InstantCtl->npages; i++)
@@ -1011,11 +1034,18 @@ instant_end_analysis(void)
 }
 
 /*
- * A worker attaches, and does nothing until clients get in.
+ * Ask for workers, which do nothing until clients get in.  The WAL pipeline has its
+ * process already.
  */
-static void
-instant_request_workers(void)
+void
+InstantRecoveryStartWorkers(void)
 {
+	MemoryContext oldcontext;
+
+	if (!analyzing)
+		return;
+
+	oldcontext = MemoryContextSwitchTo(TopMemoryContext);
 	for (int i = 0; i < recovery_workers; i++)
 	{
 		BackgroundWorker worker = {0};
@@ -1034,6 +1064,17 @@ instant_request_workers(void)
 			break;
 		}
 	}
+	MemoryContextSwitchTo(oldcontext);
+}
+
+/*
+ * Are records remembered instead of being applied?  Then no restartpoint can be
+ * at a checkpoint that they precede. (I7)
+ */
+bool
+InstantRecoveryAnalyzing(void)
+{
+	return analyzing;
 }
 
 /*
@@ -1042,8 +1083,6 @@ instant_request_workers(void)
 void
 InstantRecoveryBegin(XLogRecPtr redo, TimeLineID tli)
 {
-	MemoryContext oldcontext;
-
 	if (InstantCtl == NULL || !IsUnderPostmaster)
 		return;
 
@@ -1055,10 +1094,6 @@ InstantRecoveryBegin(XLogRecPtr redo, TimeLineID tli)
 	redoes_chains = true;
 	analyzing = true;
 	XLogPipelineSuspendReads(true);
-
-	oldcontext = MemoryContextSwitchTo(TopMemoryContext);
-	instant_request_workers();
-	MemoryContextSwitchTo(oldcontext);
 }
 
 /*
@@ -1072,6 +1107,10 @@ InstantRecoveryTake(XLogReaderState *record)
 
 	if (!analyzing)
 		return false;
+
+	if (XLogRecGetRmid(record) == RM_XLOG_ID &&
+		(XLogRecGetInfo(record) & ~XLR_INFO_MASK) == XLOG_END_OF_RECOVERY)
+		openings++;
 
 	switch (instant_classify(record))
 	{
@@ -1222,11 +1261,17 @@ InstantRecoveryAnalyzed(bool can_open)
 	if (InstantCtl == NULL || !redoes_chains)
 		return;
 
-	if (InstantCtl->npages > 0 && (!can_open || !instant_wait_for_worker()))
+	INJECTION_POINT("instant-recovery-analyzed", NULL);
+	if (InstantCtl->npages > 0 &&
+		(!can_open || openings >= INSTANT_MAX_OPENINGS || !instant_wait_for_worker()))
 	{
 		ereport(LOG,
 				(errmsg("redo of pages is completed before clients get in"),
-				 can_open ? errhint("You might need to increase \"%s\".", "max_worker_processes") : 0));
+				 openings >= INSTANT_MAX_OPENINGS ?
+				 errdetail("The server has crashed %u times since the last checkpoint.",
+						   openings + 1) :
+				 can_open ?
+				 errhint("You might need to increase \"%s\".", "max_worker_processes") : 0));
 		instant_drain();
 	}
 	instant_end_analysis();
@@ -1238,7 +1283,7 @@ InstantRecoveryAnalyzed(bool can_open)
 		return;
 	}
 
-	NoteImagesOff(GetCurrentReplayRecPtr(NULL));	/* as in instant_drain() */
+	instant_note_images();
 	instant_extend_forks();
 	instant_sort_pages();
 	for (uint32 i = 0; i < InstantCtl->npages; i++)
@@ -1250,6 +1295,8 @@ InstantRecoveryAnalyzed(bool can_open)
 	pg_atomic_write_membarrier_u32(&InstantCtl->pending,
 								   InstantCtl->npages > done);
 	redoes_chains = false;
+	if (InstantCtl->npages == done)
+		instant_dismiss_workers();
 }
 
 /*
@@ -1277,11 +1324,12 @@ InstantRecoveryOpen(void)
 	INJECTION_POINT("instant-recovery-open", NULL);
 	pg_atomic_write_membarrier_u32(&InstantCtl->open, 1);
 
-	/* Each worker that goes without having seen that has said so before. */
+	/*
+	 * Each worker that goes without having seen that has said so before: a
+	 * fast stop has been asked for.  Its checkpoint waits for all pages.
+	 */
 	if (pg_atomic_read_membarrier_u32(&InstantCtl->workers) == 0)
-		ereport(FATAL,
-				(errmsg("recovery workers have been terminated"),
-				 errhint("Start the server again.")));
+		instant_redo_all();
 }
 
 /* ----------------------------------------------------------------
@@ -1397,14 +1445,15 @@ InstantRecoveryWaitForAll(void)
 	if (redoes_chains)
 		return;
 
-	instant_check_open();
+	/* the checkpointer may come before the opening, and waits for it */
+	if (AmStartupProcess())
+		instant_check_open();
 	pgaio_submit_staged();
 	ConditionVariablePrepareToSleep(&InstantCtl->all_cv);
 	while (pg_atomic_read_membarrier_u32(&InstantCtl->pending) != 0)
 	{
-		/* the checkpointer must go on with what others cannot do without */
-		if (AmCheckpointerProcess())
-			AbsorbSyncRequests();
+		/* others, the workers too, cannot do without what it does */
+		CheckpointerUpkeep();
 		(void) ConditionVariableTimedSleep(&InstantCtl->all_cv, 100,
 										   WAIT_EVENT_INSTANT_RECOVERY_END);
 	}
@@ -1422,11 +1471,15 @@ InstantRecoveryWaitForAll(void)
 static void
 instant_worker_exit(int code, Datum arg)
 {
-	if (code != 0 && pg_atomic_read_u32(&InstantCtl->pending) != 0)
+	if (code != 0 && pg_atomic_read_u32(&InstantCtl->pending) != 0 &&
+		PostmasterIsAlive())
 		ereport(PANIC,
 				(errmsg("recovery worker has failed while pages are pending"),
 				 errhint("Without \"%s\" the server recovers before clients get in.",
 						 "instant_recovery")));
+	if (attached)
+		pg_atomic_fetch_sub_u32(&InstantCtl->workers, 1);
+	attached = false;
 }
 
 static bool
@@ -1487,6 +1540,8 @@ static void
 instant_worker_interrupts(void)
 {
 	CHECK_FOR_INTERRUPTS();
+	if (!PostmasterIsAlive())
+		proc_exit(1);
 	if (ConfigReloadPending)
 	{
 		ConfigReloadPending = false;
@@ -1571,6 +1626,7 @@ instant_worker_initialize(void)
 	CreateAuxProcessResourceOwner();
 
 	before_shmem_exit(instant_worker_exit, (Datum) 0);
+	attached = true;
 	pg_atomic_fetch_add_u32(&InstantCtl->workers, 1);
 }
 
@@ -1602,7 +1658,10 @@ instant_wait_for_opening(void)
 			/* InstantRecoveryOpen() writes one and reads the other. */
 			pg_atomic_fetch_sub_u32(&InstantCtl->workers, 1);
 			if (pg_atomic_read_membarrier_u32(&InstantCtl->open) == 0)
+			{
+				attached = false;
 				return false;
+			}
 			pg_atomic_fetch_add_u32(&InstantCtl->workers, 1);
 		}
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
@@ -1613,22 +1672,14 @@ instant_wait_for_opening(void)
 }
 
 /*
- * Main entry point of a worker.
- *
- * A request to end is heard when all is done: nobody else can complete what
- * sessions, and the checkpoint that ends a fast stop, wait for.
+ * Redo pages until none is left that others have not taken.  (I4)
  */
-void
-InstantRecoveryMain(Datum main_arg)
+static void
+instant_redo_all(void)
 {
 	uint32		i;
 	uint32		redone = 0;
 
-	instant_worker_initialize();
-	if (!instant_wait_for_opening())
-		proc_exit(0);
-
-	/* I4: this process, and no session, runs redo. */
 	InRecovery = true;
 	redoes_chains = true;
 	instant_open_reader();
@@ -1647,8 +1698,30 @@ InstantRecoveryMain(Datum main_arg)
 		instant_page_done(i);
 	}
 
+	for (int rmid = 0; rmid <= RM_MAX_BUILTIN_ID; rmid++)
+	{
+		if (GetRmgr(rmid).rm_cleanup != NULL)
+			GetRmgr(rmid).rm_cleanup();
+	}
 	instant_close_reader();
 	smgrdestroyall();
-	pg_atomic_fetch_sub_u32(&InstantCtl->workers, 1);
+	redoes_chains = false;
+	InRecovery = false;
+}
+
+/*
+ * Main entry point of a worker.
+ *
+ * A request to end is heard when all is done: nobody else can complete what
+ * sessions, and the checkpoint that ends a fast stop, wait for.
+ */
+void
+InstantRecoveryMain(Datum main_arg)
+{
+	instant_worker_initialize();
+	if (!instant_wait_for_opening())
+		proc_exit(0);
+
+	instant_redo_all();
 	proc_exit(0);
 }
