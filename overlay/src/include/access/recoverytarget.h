@@ -25,6 +25,7 @@ extern void RecoveryTargetBegin(void);
 extern void RecoveryTargetDirectorySynced(bool crashed, XLogRecPtr redo);
 extern void RecoveryTargetRestored(void);
 extern void RecoveryTargetRedoBegins(bool crash_recovery, XLogRecPtr redo);
+extern void RecoveryTargetLearnNothing(void);
 extern void RecoveryTargetRedoEnded(void);
 extern void RecoveryTargetEnding(void);
 extern void RecoveryTargetEnded(bool checkpoint_follows);

@@ -74,6 +74,7 @@
 
 #include "access/heapam_xlog.h"
 #include "access/instantrecovery.h"
+#include "access/recoverytarget.h"
 #include "access/rmgr.h"
 #include "access/xact.h"
 #include "access/xlog.h"
@@ -1093,6 +1094,7 @@ InstantRecoveryBegin(XLogRecPtr redo, TimeLineID tli)
 	InstantCtl->base = redo;
 	redoes_chains = true;
 	analyzing = true;
+	RecoveryTargetLearnNothing();
 	XLogPipelineSuspendReads(true);
 }
 

@@ -693,6 +693,15 @@ keep_this_recovery(void)
 }
 
 /*
+ * What this recovery takes says nothing about what redo costs.
+ */
+void
+RecoveryTargetLearnNothing(void)
+{
+	RecoveryTarget->restarted = true;
+}
+
+/*
  * A standby that had crashed has replayed what it had replayed before.
  */
 void
