@@ -341,6 +341,17 @@ typedef struct DWStageState
 	pg_atomic_uint32 ninuse_hint;
 } DWStageState;
 
+/*
+ * Processes that found the stage full, and what the flusher tells them.  It does
+ * so by LWLockUpdateVar(), on which they wait together with its lock.
+ */
+typedef struct DWRoomState
+{
+	pg_atomic_uint32 nwaiting;	/* how many there are; no lock */
+	pg_atomic_uint64 told;		/* "freed" as they know it; flush lock */
+	uint64		freed;			/* slots that flushers have freed; flush lock */
+} DWRoomState;
+
 /* The background writer, as long as it writes pages back; mutex */
 typedef struct DWFlusherState
 {
@@ -518,6 +529,7 @@ typedef struct DWCtlData
 	DWShownState shown;
 
 	/* DoubleWriteFlushLock */
+	DWRoomState room;
 	DWBatchState batch;
 	DWLogState	log;
 	DWDirtyState dirty;
@@ -632,6 +644,7 @@ extern PGDLLIMPORT char *DWPages;
 
 /* workers.c */
 extern void dw_lock_flush(LWLockMode mode);
+extern void dw_tell_room(int nfreed);
 extern void dw_wake_flusher(void);
 extern bool dw_flush_was_requested(void);
 extern void dw_announce_flusher(int procno);

@@ -38,13 +38,60 @@ uint64		DoubleWritePagesStaged = 0;
 uint64		DoubleWriteStageFullSeen = 0;
 
 /*
+ * Wait for a flusher at work, if there is one, until it frees slots or ends.
+ *
+ * We are counted before we look, and it frees slots before it looks whom to tell:
+ * either we see the slots, or it sees us.  What it has told before does not end
+ * the wait, what it tells later does.  Its lock does, too, so that nobody waits
+ * for one whom an error has stopped.
+ */
+static void
+dw_wait_for_room(void)
+{
+	uint64		told = pg_atomic_read_u64(&DWCtl->room.told);
+	uint64		now;
+
+	Assert(pg_atomic_read_u32(&DWCtl->room.nwaiting) > 0);
+
+	/* not a slot that was freed before "told" was read */
+	pg_memory_barrier();
+	if (!DoubleWriteStageHasRoom())
+		LWLockWaitForVar(DoubleWriteFlushLock, &DWCtl->room.told, told, &now);
+}
+
+/*
+ * Take the flush lock because the stage is full.  Returns false, without it, if a
+ * slot has become free meanwhile, or may have.
+ *
+ * Where nobody is at work, or home writes are held up, one of many such processes
+ * waits in the doorway of dw_lock_flush(), the others for that one.  There it is
+ * not passed by those who hold up home writes, and are no flushers.
+ */
+static bool
+dw_lock_flush_if_full(void)
+{
+	bool		got;
+
+	dw_wait_for_room();
+	if (DoubleWriteStageHasRoom() ||
+		!LWLockAcquireOrWait(DoubleWriteTurnLock, LW_EXCLUSIVE))
+		return false;
+
+	/* this wait ends as well when a flusher has freed slots */
+	got = LWLockAcquireOrWait(DoubleWriteFlushLock, LW_EXCLUSIVE);
+	if (!got && !DoubleWriteStageHasRoom())
+	{
+		LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
+		got = true;
+	}
+	LWLockRelease(DoubleWriteTurnLock);
+	return got;
+}
+
+/*
  * Called by a process that found the stage full: see to it that a slot becomes
  * free, by waiting for another flusher or by flushing a batch.  The caller looks
  * whether there is one, and comes back if not.
- *
- * Of many such processes one waits in the doorway of dw_lock_flush(), the others
- * for that one.  There it is not passed by those who hold up home writes, and
- * are no flushers.
  */
 static void
 dw_make_room(void)
@@ -53,15 +100,10 @@ dw_make_room(void)
 
 	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
 
-	if (!LWLockAcquireOrWait(DoubleWriteTurnLock, LW_EXCLUSIVE))
-		return;
-	got = LWLockAcquireOrWait(DoubleWriteFlushLock, LW_EXCLUSIVE);
-	if (!got && !DoubleWriteStageHasRoom())
-	{
-		LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
-		got = true;
-	}
-	LWLockRelease(DoubleWriteTurnLock);
+	/* nothing in between throws errors, which would leave us counted */
+	pg_atomic_fetch_add_u32(&DWCtl->room.nwaiting, 1);
+	got = dw_lock_flush_if_full();
+	pg_atomic_fetch_sub_u32(&DWCtl->room.nwaiting, 1);
 
 	/* R11: if nothing but failed pages is left, that is an error */
 	if (got && !dw_flush_batch_locked(NULL, NULL) &&

@@ -52,6 +52,8 @@ dw_init_ctl(void)
 	pg_atomic_init_u32(&DWCtl->setting, DW_SETTING_UNKNOWN);
 	pg_atomic_init_u32(&DWCtl->setting_changed, 0);
 	DWCtl->flusher.proc = INVALID_PROC_NUMBER;
+	pg_atomic_init_u32(&DWCtl->room.nwaiting, 0);
+	pg_atomic_init_u64(&DWCtl->room.told, 0);
 
 	pg_atomic_init_u32(&DWCtl->removals.generation, 0);
 	pg_atomic_init_u32(&DWCtl->removals.replayed_drops, 0);

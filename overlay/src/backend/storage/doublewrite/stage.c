@@ -732,6 +732,7 @@ dw_release_slots(const int *slots, int nslots)
 		dw_free_slot(slots[i]);
 	}
 	DWUnlockMutex();
+	dw_tell_room(nslots);
 }
 
 /*

@@ -6,7 +6,8 @@
  * Whoever holds DoubleWriteFlushLock is the flusher.  In the normal run that is
  * the background writer, which is woken up when there is a batch for it.  The
  * checkpointer looks after the log, and is woken up when that is due.  Neither is
- * waited for: who cannot go on does the work himself.
+ * waited for: who cannot go on does the work himself, or goes on with the first
+ * slots that a flusher at work frees.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -38,6 +39,30 @@ dw_lock_flush(LWLockMode mode)
 	LWLockAcquire(DoubleWriteTurnLock, LW_EXCLUSIVE);
 	LWLockAcquire(DoubleWriteFlushLock, mode);
 	LWLockRelease(DoubleWriteTurnLock);
+}
+
+/*
+ * The flusher has freed slots: let those who found the stage full go on with
+ * them, not only when the batch ends.
+ *
+ * All of them are woken at once, so not before there is a slot for each.  What is
+ * left at the end of a batch they find when its lock is released.  Who is not
+ * counted yet will see that there is room; see dw_wait_for_room().
+ */
+void
+dw_tell_room(int nfreed)
+{
+	uint64		untold;
+	uint32		nwaiting;
+
+	Assert(DWIsFlusher());
+
+	DWCtl->room.freed += nfreed;
+	untold = DWCtl->room.freed - pg_atomic_read_u64(&DWCtl->room.told);
+	nwaiting = pg_atomic_read_membarrier_u32(&DWCtl->room.nwaiting);
+	if (nwaiting > 0 && untold >= nwaiting)
+		LWLockUpdateVar(DoubleWriteFlushLock, &DWCtl->room.told,
+						DWCtl->room.freed);
 }
 
 /*

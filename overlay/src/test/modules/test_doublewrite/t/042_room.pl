@@ -1,0 +1,184 @@
+# Copyright (c) 2025, PostgreSQL Global Development Group
+
+# Who finds the stage full goes on with the first slots that the flusher frees,
+# while the rest of the batch is still on its way, and is not left alone if the
+# flusher fails.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use DoubleWrite::Node;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+dw_require_injection_points();
+
+# Room for 15 pages, and one more for when the others can't be written.  Pages are
+# written home one by one.
+my $node = dw_quiet_node('main', conf => q{
+double_write_stage_size = 128kB
+io_combine_limit = 1
+});
+$node->safe_psql('postgres', q{
+	CREATE TABLE t (id int, filler text STORAGE PLAIN);
+	CREATE TABLE u (LIKE t INCLUDING ALL);
+	CREATE TABLE v (LIKE t INCLUDING ALL);
+	INSERT INTO t SELECT i, repeat('x', 6000) FROM generate_series(1, 100) i;
+	INSERT INTO u SELECT i, repeat('x', 6000) FROM generate_series(1, 100) i;
+	INSERT INTO v SELECT i, repeat('x', 6000) FROM generate_series(1, 100) i});
+
+# So that no later look at the tables makes other pages dirty
+sub set_hints
+{
+	$node->safe_psql('postgres', q{
+		SELECT count(*) FROM t; SELECT count(*) FROM u; SELECT count(*) FROM v;
+		CHECKPOINT});
+	return;
+}
+
+set_hints();
+
+sub start
+{
+	my ($name, $sql) = @_;
+	my $session = $node->background_psql('postgres', on_error_stop => 0);
+
+	$session->query_until(qr/started/,
+		"\\echo started\nSET application_name = '$name';\n$sql;\n");
+	return $session;
+}
+
+sub waits_for
+{
+	my ($name, $event) = @_;
+
+	return $node->poll_query_until('postgres',
+		"SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = '$name' AND wait_event = '$event'");
+}
+
+sub staged
+{
+	return $node->safe_psql('postgres', 'SELECT staged FROM dw_stats()');
+}
+
+# Change that many pages, so that dw_evict() stages them
+my $next = 1;
+
+sub change
+{
+	my ($rel, $npages) = @_;
+	my $last = $next + $npages - 1;
+
+	$node->safe_psql('postgres', "DELETE FROM $rel WHERE id BETWEEN $next AND $last");
+	$next = $last + 1;
+	return;
+}
+
+# Fill the stage, and have a flusher wait before its first home write
+sub fill_and_flush
+{
+	change('t', 15);
+	$node->safe_psql('postgres', q{
+		SELECT dw_evict('t');
+		SELECT injection_points_attach('doublewrite-log-synced', 'wait')});
+	is($node->safe_psql('postgres', 'SELECT in_use FROM dw_state()'), 15, 'stage is full');
+	my $flusher = start('flusher', 'SELECT dw_flush_batch()');
+	ok(waits_for('flusher', 'doublewrite-log-synced'), 'a batch is in the log');
+	return $flusher;
+}
+
+# Pages that had been written home when home writes of the batch began
+my $written;
+
+sub begin_home_writes
+{
+	$written = $node->safe_psql('postgres', 'SELECT home_pages FROM dw_stats()');
+	$node->safe_psql('postgres', q{
+		SELECT injection_points_detach('doublewrite-log-synced');
+		SELECT injection_points_wakeup('doublewrite-log-synced')});
+	return;
+}
+
+# Has the flusher written that many pages home, and waits?
+sub page_is_home
+{
+	my ($npages) = @_;
+
+	return $node->poll_query_until('postgres', qq{
+		SELECT home_pages = $written + $npages AND wait_event = 'doublewrite-home-run-written'
+		FROM dw_stats(), pg_stat_activity WHERE application_name = 'flusher'});
+}
+
+sub finish
+{
+	my @sessions = @_;
+
+	$_->query('SELECT 1') foreach @sessions;
+	$_->quit foreach @sessions;
+	set_hints();
+	is($node->safe_psql('postgres', 'SELECT in_use FROM dw_state()'), 0, 'all is home');
+	return;
+}
+
+# --- One page home, one page staged
+
+change('u', 4);
+my $flusher = fill_and_flush();
+my $one = start('one', q{SELECT dw_evict('u')});
+ok(waits_for('one', 'DoubleWriteFlush'), 'who finds it full waits for the batch');
+my $before = staged();
+$node->safe_psql('postgres', q{SELECT injection_points_attach('doublewrite-home-run-written', 'wait')});
+begin_home_writes();
+foreach my $npages (1 .. 3)
+{
+	ok(page_is_home($npages), "page $npages is home");
+	ok( $node->poll_query_until('postgres',
+			"SELECT staged = $before + $npages FROM dw_stats()"),
+		'... and its slot has been taken');
+	ok(waits_for('one', 'DoubleWriteFlush'), '... by who waits for the next one');
+	last if $npages == 3;
+	$node->safe_psql('postgres', q{SELECT injection_points_wakeup('doublewrite-home-run-written')});
+}
+
+# --- Two who wait are woken when there is a slot for each
+
+change('v', 4);
+my $two = start('two', q{SELECT dw_evict('v')});
+ok(waits_for('two', 'DoubleWriteFlush'), 'another one waits');
+foreach my $npages (1 .. 2)
+{
+	is(staged(), $before + 3, 'nobody goes on yet');
+	$node->safe_psql('postgres', q{SELECT injection_points_wakeup('doublewrite-home-run-written')});
+	ok(page_is_home(3 + $npages), 'another page is home');
+}
+ok($node->poll_query_until('postgres', "SELECT staged = $before + 5 FROM dw_stats()"),
+	'two slots have been taken');
+$node->safe_psql('postgres', q{
+	SELECT injection_points_detach('doublewrite-home-run-written');
+	SELECT injection_points_wakeup('doublewrite-home-run-written')});
+finish($flusher, $one, $two);
+
+# --- The flusher fails: who waits takes the batch up where it was left
+
+change('u', 4);
+$flusher = fill_and_flush();
+$before = staged();
+$one = start('one', q{SELECT dw_evict('u')});
+ok(waits_for('one', 'DoubleWriteFlush'), 'who finds it full waits for the batch');
+$node->safe_psql('postgres', q{SELECT dw_fail_at('doublewrite-home-run-written', 'EIO', 1, 1)});
+begin_home_writes();
+$flusher->query('SELECT 1');
+ok($node->poll_query_until('postgres', "SELECT staged = $before + 4 FROM dw_stats()"),
+	'a flusher fails: who waits goes on');
+$node->safe_psql('postgres', q{SELECT dw_clear('doublewrite-home-run-written')});
+finish($flusher, $one);
+is( $node->safe_psql('postgres', q{
+		SELECT (SELECT count(*) FROM t), (SELECT count(*) FROM u), (SELECT count(*) FROM v)}),
+	join('|', 70, 92, 96), 'nothing is lost');
+$node->stop;
+
+done_testing();
