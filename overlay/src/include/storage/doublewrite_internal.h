@@ -184,10 +184,12 @@ typedef struct DWOldFile
 #define DW_MIN_DIRTY_FILES		4096
 
 /*
- * Notes of removals between two checkpoints.  Whoever finds them full syncs by
- * himself, which makes a DROP slower, nothing else.
+ * Notes of removals between two checkpoints, 512 kB.  Whoever finds them full
+ * syncs by himself.  That makes a DROP slower, nothing else, but by much: each of
+ * these syncs has a removal to commit to the file system's journal, while those
+ * of a checkpoint find most of them committed.
  */
-#define DW_REMOVED_FILES		1024
+#define DW_REMOVED_FILES		(16 * 1024)
 #define DW_REMOVED_DIRS			64
 
 /* Upper bound of the log, in segments: 16 GB with 4-MB segments */

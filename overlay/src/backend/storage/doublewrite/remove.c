@@ -382,7 +382,7 @@ dw_forget_removals(int nfiles, int ndirs, uint32 generation)
 void
 dw_sync_removals(void)
 {
-	DWDirtyFile *files = palloc(sizeof(DWCtl->removals.files));
+	DWDirtyFile *files;
 	RelFileLocator *dirs = palloc(sizeof(DWCtl->removals.dirs));
 	int			nfiles;
 	int			ndirs;
@@ -393,13 +393,15 @@ dw_sync_removals(void)
 	DWLockMutex();
 	nfiles = DWCtl->removals.nfiles;
 	ndirs = DWCtl->removals.ndirs;
-	memcpy(files, DWCtl->removals.files, nfiles * sizeof(DWDirtyFile));
 	memcpy(dirs, DWCtl->removals.dirs, ndirs * sizeof(RelFileLocator));
 	DWCtl->removals.nsyncing_dirs = ndirs;
 	DWUnlockMutex();
 
-	for (int i = 0; i < nfiles; i++)
-		dw_sync_file(&files[i]);
+	/* too many to be copied under the mutex; others only add some behind them */
+	files = palloc_array(DWDirtyFile, nfiles);
+	memcpy(files, DWCtl->removals.files, nfiles * sizeof(DWDirtyFile));
+
+	dw_sync_files(files, nfiles);
 	INJECTION_POINT("doublewrite-sync-removals", NULL);
 	for (int i = 0; i < ndirs; i++)
 		dw_sync_directory(&dirs[i]);

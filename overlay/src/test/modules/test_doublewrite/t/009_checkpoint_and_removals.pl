@@ -103,6 +103,24 @@ autovacuum = off
 		'checkpoint syncs a file that was truncated');
 	cmp_ok($synced->('DROP TABLE gone'), '>=', 1,
 		'checkpoint syncs a file that was dropped');
+
+	# each sync by itself would commit one removal to the journal
+	$node->safe_psql('postgres', q{
+		CREATE SCHEMA many;
+		DO $$ BEGIN
+			FOR i IN 1 .. 1500 LOOP
+				EXECUTE format('CREATE TABLE many.t%s (i int)', i);
+			END LOOP;
+		END $$;
+		CHECKPOINT});
+	my $query = 'SELECT sync_cycle_files FROM dw_stats()';
+	my $before = $node->safe_psql('postgres', $query);
+	$node->safe_psql('postgres', 'DROP SCHEMA many CASCADE');
+	is($node->safe_psql('postgres', $query), $before,
+		'who drops many tables leaves their syncs to the checkpoint');
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	cmp_ok($node->safe_psql('postgres', $query) - $before, '>=', 1500,
+		'... which makes them');
 	$node->stop;
 }
 
