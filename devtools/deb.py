@@ -74,14 +74,15 @@ def add_patches(paths, tree):
 
 
 def new_files_patch(overlay):
-    """Return a patch that adds all files of overlay/."""
+    """Return a patch that adds all files of overlay/.
+
+    Those that are empty get an empty line: dpkg-source has patch(1) remove what is empty.
+    """
     parts = ["Description: new files of double writes and pipelined recovery\n"
              f"Author: {MAINTAINER}\n\n"]
     for path in sorted(path for path in overlay.rglob("*") if path.is_file()):
         name = path.relative_to(overlay).as_posix()
-        lines = path.read_text().splitlines(keepends=True)
-        if not lines:
-            raise DevError(f"overlay/{name} is empty, which a patch cannot express")
+        lines = path.read_text().splitlines(keepends=True) or ["\n"]
         parts.append(f"--- /dev/null\n+++ b/{name}\n@@ -0,0 +1,{len(lines)} @@\n")
         parts += [f"+{line}" for line in lines]
     return "".join(parts).encode()

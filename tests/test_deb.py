@@ -3,7 +3,6 @@
 import subprocess
 
 from devtools import deb
-from devtools.base import DevError
 
 from fixture import RepositoryCase
 
@@ -14,6 +13,10 @@ class SourcePackageTest(RepositoryCase):
         super().setUp()
         self.tree = self.paths.root / "tree"
         self.write(self.tree / "debian" / "patches" / "series", "50-debian.patch\n")
+
+    def apply_new_files(self):
+        subprocess.run(["git", "apply", "-"], cwd=self.tree, check=True,
+                       input=deb.new_files_patch(self.paths.overlay))
 
     def test_patches_follow_those_of_debian(self):
         self.import_()
@@ -31,15 +34,14 @@ class SourcePackageTest(RepositoryCase):
         texts = {"src/a/a.c": "one\n\ttwo\n\n", "doc/b.sgml": "-- x\n+++ y\n"}
         for name, text in texts.items():
             self.write(self.paths.overlay / name, text)
-        patch = deb.new_files_patch(self.paths.overlay)
-        subprocess.run(["git", "apply", "-"], cwd=self.tree, input=patch, check=True)
+        self.apply_new_files()
         for name, text in texts.items():
             self.assertEqual((self.tree / name).read_text(), text)
 
-    def test_empty_file_is_refused(self):
+    def test_empty_file_gets_an_empty_line(self):
         self.write(self.paths.overlay / "src" / "empty", "")
-        with self.assertRaisesRegex(DevError, "src/empty is empty"):
-            deb.new_files_patch(self.paths.overlay)
+        self.apply_new_files()
+        self.assertEqual((self.tree / "src" / "empty").read_text(), "\n")
 
     def test_packaging_is_appended(self):
         delta = self.paths.repo / "packaging" / "debian"
