@@ -220,8 +220,12 @@ CREATE VIEW pg_double_write_restore AS
 SELECT r.* FROM pg_double_write_restore() r
 WHERE r.finished IS NOT NULL;
 
+-- A relation has a name in its own database only, or it is shared.
 CREATE VIEW pg_double_write_ledger AS
-SELECT * FROM pg_double_write_ledger();
+SELECT CASE WHEN l.reldatabase IN ('0', d.oid) THEN
+		pg_catalog.pg_filenode_relation(l.reltablespace, l.relfilenode) END AS relation, l.*
+FROM pg_double_write_ledger() l
+	JOIN pg_catalog.pg_database d ON d.datname = pg_catalog.current_database();
 
 -- What the sizes in force have meant for the work done so far, in words.
 -- Nothing is said of a size before enough has been done that shares mean

@@ -229,6 +229,14 @@ like(
 	),
 	qr/^[0-9A-F]{16}\|\d+\|[0-9A-F]+\/[0-9A-F]+$/,
 	'damaged page is in the ledger');
+my $named = "SELECT relation FROM pg_double_write_ledger
+	WHERE relfilenode = $relation AND relforknumber = 0 AND relblocknumber = $page->{block}";
+is( $node->safe_psql('postgres', $named),
+	$node->safe_psql('postgres', "SELECT pg_filenode_relation(0, $relation)"),
+	'... with the name of its relation');
+$node->safe_psql('template1', 'CREATE EXTENSION pg_doublewrite_stats');
+is($node->safe_psql('template1', $named),
+	'', '... and without it in another database');
 is( $node->safe_psql(
 		'postgres',
 		'SELECT count(*) = (SELECT pages_restored FROM pg_double_write_restore)
