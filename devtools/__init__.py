@@ -17,15 +17,15 @@ One module per concern, listed so that each may use only those above it:
     image     a container image of these packages
     cluster   the cluster of `./dev run`
     patroni   a cluster with Patroni
-    tools     backup tools, tried with crashes and torn pages
     advise    predictions of pg_doublewrite_advise, and what came
     pytests   what runs our Python tests in a process of their own
     suites    test suites, and how their results are counted
     atomic    tests of atomic writes, on file systems made for them
     atomicvm  a virtual machine whose disks write atomically, or do not
     rules     the rules for Prometheus, tried with its own tool
+    tools     backup tools and others, tried with crashes and torn pages
     series    the review series: written, built and tested patch by patch
-    lint      linters for the manifest of Kubernetes and the RPM spec
+    lint      linters for the manifest of Kubernetes, the dashboard and the RPM spec
     crash     the power-cut explorer
     browser   that site in a real browser, as a program of its own
     site      the documents as a static site

@@ -123,7 +123,7 @@ def _parser():
     sub.add_argument("--only", type=int, metavar="N", help="check patch N only")
     sub.add_argument("--build-only", action="store_true", help="check without running regress")
     command("check", _check, "run the gate")
-    command("lint", _lint, "check the manifest for Kubernetes and the RPM spec")
+    command("lint", _lint, "check the manifest for Kubernetes, the dashboard and the RPM spec")
     command("rules", _rules, "check and test the rules for Prometheus")
     return parser
 

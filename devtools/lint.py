@@ -1,7 +1,8 @@
 """What other machines read, looked at by linters of their own kind: `./dev lint`.
 
-The manifest for Kubernetes against its schema; the RPM spec by rpmlint, and its %prep by
-rpmbuild, which shows that the series applies with patch(1).  Nothing is compiled.
+The manifest for Kubernetes against its schema; the dashboard against Grafana's, which is in
+TypeScript; the RPM spec by rpmlint, and its %prep by rpmbuild, which shows that the series
+applies with patch(1).  Nothing is compiled.
 """
 
 import re
@@ -10,11 +11,12 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from . import lock, series
-from .base import run, say
+from . import lock, rules, series
+from .base import DevError, run, say
 from .suites import NO_MODE, Result
 
 PACKAGES = ("patch", "python3-venv", "rpm", "rpmlint")
+SCHEMA = ("@grafana/schema@13", "typescript@7")
 VALIDATOR = "kubernetes-validate>=1.34,<2"
 
 MANIFEST = "packaging/kubernetes/statefulset.yaml"
@@ -26,7 +28,7 @@ def check(paths, source):
     """Run the linters; returns a Result."""
     spec, manifest, recipe = ((paths.repo / name).read_text()
                               for name in (SPEC, MANIFEST, CONTAINER))
-    outcomes = (_kubernetes(paths), _rpmlint(paths), _prepare(paths, source),
+    outcomes = (_kubernetes(paths), _grafana(paths), _rpmlint(paths), _prepare(paths, source),
                 list(complaints(spec, lock.read(paths.lock_file).version, manifest, recipe)))
     for complaint in (line for said in outcomes for line in said):
         say(complaint)
@@ -52,6 +54,23 @@ def _kubernetes(paths):
         run(["/usr/bin/python3", "-m", "venv", venv])
         run([venv / "bin" / "pip", "install", "--quiet", VALIDATOR])
     return _said([program, "--strict", paths.repo / MANIFEST])
+
+
+def _grafana(paths):
+    place = paths.root / "grafana-schema"
+    if not (place / "node_modules").exists():
+        if not shutil.which("npm"):
+            raise DevError("there is no npm, which installs Grafana's schema")
+        say(f"installing {' and '.join(SCHEMA)} with npm into {place}")
+        place.mkdir(exist_ok=True)
+        run(["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", place, *SCHEMA])
+    dashboard = (paths.repo / rules.PLACE / rules.DASHBOARD).read_text()
+    program = place / "dashboard.ts"
+    program.write_text('import { Dashboard } from "@grafana/schema";\n'
+                       f"export const dashboard: Dashboard = {dashboard}")
+    return _said([place / "node_modules" / ".bin" / "tsc", "--noEmit", "--strict",
+                  "--skipLibCheck", "--module", "nodenext", "--moduleResolution", "nodenext",
+                  program])
 
 
 def _rpmlint(paths):

@@ -1,6 +1,6 @@
 """The alerting rules in packaging/monitoring, tried with Prometheus's own promtool; the dashboard.
 
-Its package is unpacked, not installed: that would start a Prometheus.
+Packages are unpacked, not installed: that would start a Prometheus.
 """
 
 import json
@@ -14,14 +14,16 @@ from .base import DevError, output, run, say
 from .suites import NO_MODE, Result
 
 PACKAGE = "prometheus"
+PLACE = "packaging/monitoring"
+QUERIES = "postgres_exporter.yaml"
 RULES, TESTS = "prometheus-rules.yaml", "prometheus-rules-test.yaml"
 DASHBOARD = "grafana-dashboard.json"
 
 
 def check(paths):
     """Check and test the rules; returns a Result."""
-    promtool = _promtool(paths)
-    place = paths.repo / "packaging" / "monitoring"
+    promtool = unpacked(paths, PACKAGE, "promtool")
+    place = paths.repo / PLACE
     failed = 0
     for command in (("check", "rules", RULES), ("test", "rules", TESTS)):
         done = subprocess.run([promtool, *command], cwd=place, text=True,
@@ -29,7 +31,7 @@ def check(paths):
         if done.returncode:
             say(f"promtool {' '.join(command)}\n{done.stdout}")
             failed += 1
-    queries = (place / "postgres_exporter.yaml").read_text()
+    queries = (place / QUERIES).read_text()
     for complaint in (*complaints((place / RULES).read_text(), (place / TESTS).read_text(),
                                   (paths.repo / "docs" / "operations.md").read_text(), queries),
                       *of_dashboard(json.loads((place / DASHBOARD).read_text()), queries)):
@@ -73,23 +75,23 @@ def _not_exported(text, queries):
     return sorted(set(re.findall(r"\bpg_(?:double_write|atomic)\w*", text)) - exported)
 
 
-def _promtool(paths):
-    """Return promtool: the machine's, else that of the package, unpacked at first use."""
-    found = shutil.which("promtool")
+def unpacked(paths, package, program):
+    """Return a program: the machine's, else that of its package, unpacked at first use."""
+    found = shutil.which(program)
     if found:
         return Path(found)
     place = paths.root / "promtool"
-    program = place / "usr" / "bin" / "promtool"
-    if not program.exists():
-        say(f"unpacking promtool of package {PACKAGE}")
+    target = place / "usr" / "bin" / program
+    if not target.exists():
+        say(f"unpacking {program} of package {package}")
         place.mkdir(exist_ok=True)
         # Downloading wants lists of packages, which a new machine does not have.
-        if not output(["apt-cache", "policy", PACKAGE]) and os.getuid() == 0:
+        if not output(["apt-cache", "policy", package]) and os.getuid() == 0:
             run(["apt-get", "update", "-qq"])
-        run(["apt-get", "download", "-qq", PACKAGE], cwd=place)
-        packages = list(place.glob(f"{PACKAGE}_*.deb"))
+        run(["apt-get", "download", "-qq", package], cwd=place)
+        packages = list(place.glob(f"{package}_*.deb"))
         if not packages:
-            raise DevError(f"cannot download package {PACKAGE}")
+            raise DevError(f"cannot download package {package}")
         run(["dpkg-deb", "--extract", packages[0], place])
         packages[0].unlink()
-    return program
+    return target

@@ -14,15 +14,18 @@ import json
 import platform
 import re
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
+import urllib.parse
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.server import DATABASE, PORT, Server
 
-from . import apt, build, deps, postgres
+from . import apt, build, deps, postgres, rules
 from .base import DevError, as_user, give_to_user, identity, own, require_reachable, run, say
 from .base import server_user, write_if_changed
 from .postgres import ServerError
@@ -679,6 +682,95 @@ class PgBouncer(Door):
         super().dispose()
 
 
+class Prometheus(Door):
+    """What watches a server, and asks it all the time."""
+
+    tool = "Prometheus with postgres_exporter"
+    done = ("queries, rules and dashboard of `packaging/monitoring`, the server scraped each second; "
+            "at the end each expression of the dashboard has values, no rule an error")
+    caveat = "none seen; Grafana itself was not tried, as nobody here packages it"
+
+    def version(self):
+        versions = [re.search(r"version ([\d.]+)", self.call(program, "--version"))[1]
+                    for program in self.programs]
+        return ", ".join(versions)
+
+    def prepare(self):
+        self.programs = [rules.unpacked(self.paths, name, name)
+                         for name in ("prometheus", "prometheus-postgres-exporter")]
+        self.watchers = []
+        self.server.sql("CREATE EXTENSION pg_doublewrite_stats")
+        host = self.sign(self.server, "server")
+        home = self.place / "prometheus"
+        home.mkdir()
+        for name in (rules.RULES, rules.QUERIES):
+            shutil.copy(self.paths.repo / rules.PLACE / name, home)
+        own(home)
+        self.address, exported = (f"127.0.0.1:{port}" for port in _free_ports(2))
+        (home / "prometheus.yaml").write_text(json.dumps({
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": [rules.RULES],
+            "scrape_configs": [{"job_name": "postgres",
+                                "static_configs": [{"targets": [exported]}]}]}))
+        prometheus, exporter = self.programs
+        self._watch([exporter, f"--web.listen-address={exported}", "--disable-default-metrics",
+                     "--disable-settings-metrics", "--extend.query-path", home / rules.QUERIES],
+                    DATA_SOURCE_NAME=f"host={host} port={PORT} dbname={DATABASE}"
+                                     f" user={postgres.SUPERUSER} sslmode=disable")
+        self._watch([prometheus, f"--config.file={home / 'prometheus.yaml'}",
+                     f"--storage.tsdb.path={home / 'data'}",
+                     f"--web.listen-address={self.address}"])
+
+    def _watch(self, command, **environment):
+        with open(self.place / f"{Path(command[0]).name}.log", "w") as log:
+            self.watchers.append(subprocess.Popen(
+                [str(part) for part in command], cwd="/", stdout=log, stderr=log,
+                env={**self.server.environment(), **environment}, **identity(server_user())))
+
+    def judge(self):
+        with self.load():
+            time.sleep(LOAD_SECONDS)
+            self._await_values()
+        bad = [rule["name"] for group in self._ask("rules")["groups"] for rule in group["rules"]
+               if rule["health"] != "ok"]
+        if bad:
+            raise DevError(f"Prometheus cannot evaluate {', '.join(bad)}")
+        super().judge()
+
+    def _await_values(self):
+        """Wait until each expression of the dashboard has values."""
+        dashboard = json.loads(
+            (self.paths.repo / rules.PLACE / rules.DASHBOARD).read_text())
+        wanted = {target["expr"].replace("$instance", ".*").replace("$__rate_interval", "10s")
+                  for panel in dashboard["panels"] for target in panel.get("targets", ())}
+        deadline = time.monotonic() + 60
+        while wanted:
+            wanted = {one for one in wanted if not self._ask("query", query=one)["result"]}
+            if wanted and time.monotonic() > deadline:
+                raise DevError(f"without a value: {', '.join(sorted(wanted))}")
+            time.sleep(1)
+
+    def _ask(self, what, **arguments):
+        url = f"http://{self.address}/api/v1/{what}?{urllib.parse.urlencode(arguments)}"
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return json.load(answer)["data"]
+
+    def dispose(self):
+        for watcher in getattr(self, "watchers", ()):
+            watcher.terminate()
+            watcher.wait()
+        super().dispose()
+
+
+def _free_ports(number):
+    """Return ports of this machine that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
 class Shards(Door):
     """Three servers, partitions on each; one of those with data crashes."""
 
@@ -835,8 +927,8 @@ class Control(Trial):
 
 TRIALS = {"barman": Barman, "barman-rsync": BarmanRsync, "basebackup": BaseBackup,
           "logical": Logical, "pgbackrest": PgBackRest,
-          "pgbackrest-standby": PgBackRestStandby, "pgbouncer": PgBouncer, "rsync": Rsync,
-          "shards": Shards, "snapshot": Snapshot}
+          "pgbackrest-standby": PgBackRestStandby, "pgbouncer": PgBouncer,
+          "prometheus": Prometheus, "rsync": Rsync, "shards": Shards, "snapshot": Snapshot}
 
 
 def check(paths, bindir, names):
