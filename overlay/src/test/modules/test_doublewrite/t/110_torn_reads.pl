@@ -2,8 +2,9 @@
 # Copyright (c) 2025, PostgreSQL Global Development Group
 
 # Backups and pg_rewind read relation files while pages are half written.  From
-# a primary they get torn pages, which images in WAL repair.  From a standby, and
-# in pg_rewind, nothing would repair them, and they must not get any (R9a).
+# a primary they get torn pages, which images in WAL repair, but none that would
+# be taken for damaged.  From a standby, and in pg_rewind, nothing would repair
+# them, and they must not get any (R9a).
 
 use strict;
 use warnings FATAL => 'all';
@@ -269,6 +270,40 @@ sub test_basebackup
 	return;
 }
 
+# A page of a primary whose first half is still as it was does not tell that it
+# has changed since the backup began, and looks damaged.  It is read again when
+# nobody writes it.
+sub test_looks_damaged
+{
+	my ($node) = @_;
+	my $path = $node->safe_psql('postgres',
+		q{CHECKPOINT; SELECT pg_relation_filepath('accounts')});
+	my $before = slurp_file($node->data_dir . "/$path");
+	my $tar = $node->backup_dir . '/looks_damaged.tar';
+	my $damaged = 0;
+
+	my $from = begin_backup($node);
+	my $torn = hold_torn($node, $node);
+	foreach my $t (@$torn)
+	{
+		my $old = substr($before, $t->{offset}, BLCKSZ / 2);
+
+		next if $t->{path} ne $path || length($old) == 0;
+		dw_write_block($node, $path, $t->{offset},
+			$old . substr($t->{whole}, BLCKSZ / 2));
+		$damaged++;
+	}
+	cmp_ok($damaged, '>', 0, 'pages look damaged');
+
+	open(my $to, '>:raw', $tar) or die "$tar: $!";
+	is(receive_until_held_up($node, $from, $to),
+		1, 'a page that looks damaged is not read again while it is written');
+	dw_release_flusher($node);
+	receive_rest($from, $to);
+	unlink($tar);
+	return;
+}
+
 # ---------------------------------------------------------------------
 # Copies of files
 # ---------------------------------------------------------------------
@@ -397,6 +432,7 @@ $standby->start;
 $primary->wait_for_replay_catchup($standby);
 
 test_basebackup($primary, $primary);
+test_looks_damaged($primary);
 test_basebackup($standby, $primary);
 test_copy($primary, $primary);
 test_copy($standby, $primary);

@@ -63,7 +63,8 @@ buffers, fewer than there are slots in the stage.  On return, some process is
 about to write a batch of them home, and each page of the batch is half there:
 whoever reads the files meets torn pages.  It waits, with the flush lock held,
 for C<dw_release_flusher>.  Returns a reference to an array of the torn pages:
-C<path>, C<offset>, and C<page>, the bytes as they are at home.
+C<path>, C<offset>, C<page>, the bytes as they are at home, and C<whole>, as they
+will be.
 
 The stage is filled while the flusher is held at the end of an earlier batch, so
 that this one is large.
@@ -98,7 +99,13 @@ sub dw_hold_torn
 		my ($path, $offset) = dw_home_path($node, $copy);
 		my $page = dw_read_block($node, $path, $offset);
 
-		push @torn, { path => $path, offset => $offset, page => $page }
+		push @torn,
+		  {
+			path => $path,
+			offset => $offset,
+			page => $page,
+			whole => $copy->{page}
+		  }
 		  if $page ne $copy->{page}
 		  && substr($page, 0, BLCKSZ / 2) eq
 		  substr($copy->{page}, 0, BLCKSZ / 2);
