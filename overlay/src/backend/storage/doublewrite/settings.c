@@ -218,8 +218,7 @@ dw_stage_slots(void)
 
 /*
  * Have SHOW say what an automatic size of the stage has come to, as with
- * wal_buffers.  The bound of the log follows reloads of max_wal_size, and stays
- * automatic.
+ * wal_buffers.
  */
 void
 dw_show_stage_size(void)
@@ -256,6 +255,22 @@ dw_automatic_bound(void)
 
 	by_buffers = Min(Max(by_buffers, INT64CONST(512) << 20), INT64CONST(1) << 30);
 	return Max(by_buffers, Min(by_wal, INT64CONST(4) << 30));
+}
+
+/*
+ * That bound follows reloads of max_wal_size, so there is no value to set at the
+ * start.  No unit: the column "setting" of pg_settings is this, too.
+ */
+const char *
+show_double_write_buffer_size(void)
+{
+	static char buf[16];
+	int			megabytes = double_write_buffer_size;
+
+	if (megabytes < 0)
+		megabytes = (int) (dw_automatic_bound() / (1024 * 1024));
+	snprintf(buf, sizeof(buf), "%d", megabytes);
+	return buf;
 }
 
 /*

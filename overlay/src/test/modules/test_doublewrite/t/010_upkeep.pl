@@ -83,6 +83,56 @@ $sized->start;
 ahead_is(12, 'with larger shared buffers');
 $sized->stop;
 
+# --- The automatic bound of the log, which follows reloads
+
+# What SHOW says, in megabytes, and what the server goes by
+sub bound_is
+{
+	my ($megabytes, $what) = @_;
+
+	ok( $sized->poll_query_until(
+			'postgres',
+			q{SELECT setting = '} . $megabytes . q{' AND unit = 'MB'
+				AND current_setting(name) = setting
+			  FROM pg_settings WHERE name = 'double_write_buffer_size'}),
+		"SHOW with $what");
+	is( $sized->safe_psql(
+			'postgres',
+			'SELECT limit_bytes / 1048576 FROM pg_double_write_log()'),
+		$megabytes,
+		"bound with $what");
+	return;
+}
+
+foreach my $case (
+	[ '128kB', '32MB', 512 ],
+	[ '640MB', '1GB', 640 ],
+	[ '1100MB', '2GB', 1024 ])
+{
+	my ($buffers, $wal, $megabytes) = @$case;
+
+	$sized->append_conf('postgresql.conf',
+		"shared_buffers = $buffers\nmax_wal_size = $wal");
+	$sized->start;
+	$sized->safe_psql('postgres',
+		'CREATE EXTENSION IF NOT EXISTS pg_doublewrite_stats');
+	bound_is($megabytes, "shared_buffers = $buffers");
+	$sized->stop unless $megabytes == 1024;
+}
+foreach my $case (
+	[ 'max_wal_size = 6GB', 3072 ],
+	[ 'max_wal_size = 64GB', 4096 ],
+	[ 'double_write_buffer_size = 2GB', 2048 ],
+	[ 'double_write_buffer_size = -1', 4096 ])
+{
+	my ($conf, $megabytes) = @$case;
+
+	$sized->append_conf('postgresql.conf', $conf);
+	$sized->reload;
+	bound_is($megabytes, $conf);
+}
+$sized->stop;
+
 # --- Segments outlive a clean stop
 
 my $dir = $node->data_dir . '/pg_doublewrite';

@@ -155,7 +155,7 @@ $node->start;
 is(show($node, 'io_torn_pages_protection'),
 	'double_writes', 'new cluster runs in double_writes');
 is(show($node, 'double_write_buffer_size'),
-	'-1', 'size of the log is automatic');
+	'512', 'size of the log, which is automatic');
 is(show($node, 'double_write_stage_size'), '8MB', 'size of the stage');
 is(show($node, 'checkpoint_timeout'), '1s', 'checkpoint_timeout = 1s');
 $node->adjust_conf('postgresql.conf', 'checkpoint_timeout', '1h', 1);
