@@ -92,13 +92,13 @@ def parse_deb822(text):
 class PrivateApt:
     """An apt state of its own in `directory`, fed from one Archive."""
 
-    def __init__(self, directory, archive, binaries=False):
+    def __init__(self, directory, archive, binaries=False, suites=SUITES):
         self.directory = directory
         self.config = directory / "apt.conf"
         for part in ("parts", "lists/partial", "cache/archives/partial"):
             (directory / part).mkdir(parents=True, exist_ok=True)
         (directory / "parts" / "upstream.sources").write_text(
-            _stanza(archive, "deb" if binaries else "deb-src"))
+            _stanza(archive, "deb" if binaries else "deb-src", suites))
         self.config.write_text(_configuration(directory))
         if binaries:
             # As if nothing were installed.
@@ -135,15 +135,20 @@ class PrivateApt:
         self._get("install", "--download-only", "--yes", "--no-install-recommends", package)
         return sorted((self.directory / "cache" / "archives").glob("*.deb"))
 
+    def download_alone(self, packages):
+        """Download packages without what they depend on; returns the paths."""
+        self._get("download", *packages)
+        return sorted(self.directory.glob("*.deb"))
+
     def _get(self, *args, check=True):
         """Run apt-get with the private configuration."""
         run(["apt-get", "-q", "-c", self.config, *args], cwd=self.directory, check=check)
 
 
-def _stanza(archive, kind):
+def _stanza(archive, kind, suites):
     """Return the private sources: the machine's mirror, suites of our choice."""
     lines = [f"Types: {kind}", f"URIs: {archive.uri}",
-             f"Suites: {' '.join(SUITES)}", "Components: main"]
+             f"Suites: {' '.join(suites)}", "Components: main"]
     if archive.signed_by:
         lines.append(f"Signed-By: {archive.signed_by}")
     return "\n".join(lines) + "\n"
@@ -205,18 +210,20 @@ def fetch_source(directory, package, lock):
     raise DevError(f"no apt mirror of this machine has the source package {package}")
 
 
-def unpack(directory, package):
-    """Unpack a package of SUITES, and all that it depends on, into `directory`; installs nothing.
+def unpack(directory, package, suites=SUITES, alone=()):
+    """Unpack a package, and all that it depends on, into `directory`; installs nothing.
 
-    Raises DevError if no mirror has it.
+    If there are others that will do beside it, these are all.  Raises DevError if no mirror
+    has it.
     """
     state, unfinished = (directory.with_name(f"{directory.name}.{part}")
                          for part in ("apt", "unfinished"))
     for archive in machine_archives():
-        apt = PrivateApt(state, archive, binaries=True)
+        apt = PrivateApt(state, archive, binaries=True, suites=suites)
         try:
             apt.update()
-            for path in apt.download_all(package):
+            for path in (apt.download_alone((package, *alone)) if alone
+                         else apt.download_all(package)):
                 run(["dpkg-deb", "--extract", path, unfinished])
         except DevError as exc:
             note(str(exc))

