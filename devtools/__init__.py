@@ -17,6 +17,7 @@ One module per concern, listed so that each may use only those above it:
     image     a container image of these packages
     cluster   the cluster of `./dev run`
     patroni   a cluster with Patroni
+    paf       a cluster with Pacemaker, in a copy of the machine that is thrown away
     advise    predictions of pg_doublewrite_advise, and what came
     pytests   what runs our Python tests in a process of their own
     suites    test suites, and how their results are counted

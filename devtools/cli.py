@@ -11,7 +11,8 @@ from pathlib import Path
 from bench import cli as bench
 
 from . import (advise, atomic, atomicvm, build, check, clean, cluster, crash, deb, deps, generate,
-               image, lint, mutate, patroni, rules, series, site, source, suites, tools, worktree)
+               image, lint, mutate, paf, patroni, rules, series, site, source, suites, tools,
+               worktree)
 from .base import DevError, locate, note, say
 
 
@@ -106,6 +107,7 @@ def _parser():
                      help="of crashes (default: 1000, ten minutes)")
     sub.add_argument("--seed", type=int, default=1, metavar="N", help="of what is drawn (1)")
     command("patroni", _patroni, "make a cluster with Patroni, crash it, switch over")
+    command("paf", _paf, "the same with Pacemaker and PAF")
     sub = command("advise", _advise, "does what pg_doublewrite_advise predicts come true?")
     sub.add_argument("--factor", type=float, default=0.1, metavar="F",
                      help="scale of the data (default: 0.1)")
@@ -186,6 +188,10 @@ def _deb(paths, args):
 
 def _patroni(paths, args):
     patroni.call(paths, _build_kind(paths, "test"))
+
+
+def _paf(paths, args):
+    paf.call(paths, _build_kind(paths, "test"))
 
 
 def _restarts(paths, args):

@@ -24,7 +24,8 @@ PACKAGES = ("mkdocs", *deps.BENCH)
 
 # Titles of pages in the order of the menu; what else is linked to is found from them.
 MENU = (("Overview", "README.md"), ("What would I save?", "docs/advise.md"),
-        ("Operations", "docs/operations.md"), ("Figures", "docs/figures.md"),
+        ("Operations", "docs/operations.md"), ("Instant recovery", "docs/instant-restart.md"),
+        ("Figures", "docs/figures.md"),
         ("Design", "docs/design.md"),
         ("The engine", "overlay/src/backend/storage/doublewrite/README.md"),
         ("Power cuts", "crash/README.md"), ("Benchmarks", "bench/README.md"),
