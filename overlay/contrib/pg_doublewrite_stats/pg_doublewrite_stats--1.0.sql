@@ -117,6 +117,17 @@ RETURNS SETOF record
 AS 'MODULE_PATHNAME'
 LANGUAGE C STRICT VOLATILE PARALLEL SAFE;
 
+CREATE FUNCTION pg_instant_recovery_pages(
+	OUT opened_at timestamp with time zone,
+	OUT pages bigint,
+	OUT records bigint,
+	OUT pages_pending bigint,
+	OUT pages_failed bigint,
+	OUT pages_on_demand bigint,
+	OUT workers integer)
+AS 'MODULE_PATHNAME'
+LANGUAGE C STRICT VOLATILE PARALLEL SAFE;
+
 CREATE FUNCTION pg_stat_reset_double_writes()
 RETURNS void
 AS 'MODULE_PATHNAME'
@@ -435,6 +446,18 @@ SELECT finished, part, predicted_ms, actual_ms,
 	predicted_blocks, actual_blocks, wal_bytes
 FROM pg_double_write_recoveries();
 
+-- Instant recovery: pages that are redone after clients have got in, and who waits for
+-- one.  No row if the server has not been opened before redo.
+CREATE VIEW pg_instant_recovery AS
+SELECT p.opened_at, p.pages, p.records, p.pages_pending, p.pages_failed,
+	p.pages_on_demand, p.workers,
+	w.sessions AS sessions_waiting, w.since AS waiting_since
+FROM pg_instant_recovery_pages() p,
+	(SELECT count(*) AS sessions, min(a.query_start) AS since
+		FROM pg_catalog.pg_stat_activity a
+		WHERE a.wait_event = 'InstantRecoveryPage'::text) w
+WHERE p.pages IS NOT NULL;
+
 -- Figures about the whole cluster are for everybody, as those of
 -- pg_stat_bgwriter and the like; what names relations of any database is for
 -- roles that may read all statistics.
@@ -442,7 +465,7 @@ GRANT SELECT ON pg_stat_double_writes, pg_stat_double_write_batches,
 	pg_double_write_log, pg_double_write_mode, pg_double_write_restore,
 	pg_double_write_sizing, pg_double_write_summary, pg_double_write_what_if,
 	pg_double_write_recovery, pg_double_write_recovery_advice,
-	pg_double_write_recoveries, pg_atomic_write_status TO PUBLIC;
+	pg_double_write_recoveries, pg_instant_recovery, pg_atomic_write_status TO PUBLIC;
 
 REVOKE ALL ON FUNCTION pg_double_write_ledger() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION pg_double_write_ledger() TO pg_read_all_stats;

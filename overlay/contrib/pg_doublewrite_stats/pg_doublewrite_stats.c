@@ -46,6 +46,7 @@ PG_FUNCTION_INFO_V1(pg_double_write_ledger);
 PG_FUNCTION_INFO_V1(pg_double_write_log);
 PG_FUNCTION_INFO_V1(pg_double_write_mode);
 PG_FUNCTION_INFO_V1(pg_double_write_recoveries);
+PG_FUNCTION_INFO_V1(pg_instant_recovery_pages);
 PG_FUNCTION_INFO_V1(pg_double_write_recovery);
 PG_FUNCTION_INFO_V1(pg_double_write_recovery_advice);
 PG_FUNCTION_INFO_V1(pg_double_write_restore);
@@ -335,6 +336,26 @@ pg_double_write_recovery(PG_FUNCTION_ARGS)
 		{"recovery_checkpoints", make_bigint},
 		{"recovery_lag", make_bigint},
 		{"recovery_promotion", make_milliseconds},
+	};
+
+	RETURN_FIGURES(DoubleWriteTakeSnapshot(), columns);
+}
+
+/*
+ * Pages that are redone after clients have got in.  All null if there were none since
+ * the server was started.
+ */
+Datum
+pg_instant_recovery_pages(PG_FUNCTION_ARGS)
+{
+	static const FigureColumn columns[] = {
+		{"instant_opened_at", make_timestamp_tz},
+		{"instant_pages", make_bigint},
+		{"instant_records", make_bigint},
+		{"instant_pages_pending", make_bigint},
+		{"instant_pages_failed", make_bigint},
+		{"instant_pages_on_demand", make_bigint},
+		{"instant_workers", make_int},
 	};
 
 	RETURN_FIGURES(DoubleWriteTakeSnapshot(), columns);

@@ -59,6 +59,7 @@ extern XLogRedoAction InstantRecoveryForeignBlock(XLogReaderState *record,
 extern void InstantRecoveryWaitForPage(const RelFileLocator *rlocator,
 									   ForkNumber forknum, BlockNumber blkno);
 extern void InstantRecoveryWaitForRelation(const RelFileLocator *rlocator);
+extern void InstantRecoveryForgetRelation(const RelFileLocator *rlocator);
 extern void InstantRecoveryWaitForAll(void);
 extern void InstantRecoveryMain(Datum main_arg);
 
@@ -76,8 +77,8 @@ InstantRecoveryAskForPage(const RelFileLocator *rlocator, ForkNumber forknum,
 }
 
 /*
- * To be called before files of a relation are looked at, copied, made shorter or
- * removed behind the back of shared buffers.
+ * To be called before files of a relation are looked at, copied or made shorter
+ * behind the back of shared buffers.
  */
 static inline void
 InstantRecoveryAskForRelation(const RelFileLocator *rlocator)
@@ -88,7 +89,18 @@ InstantRecoveryAskForRelation(const RelFileLocator *rlocator)
 }
 
 /*
- * The same for files of which it is not known whose they are.
+ * To be called before all files of a relation are removed.
+ */
+static inline void
+InstantRecoveryAskForRemoval(const RelFileLocator *rlocator)
+{
+	if (unlikely(InstantRecoveryPending != NULL) &&
+		unlikely(pg_atomic_read_u32(InstantRecoveryPending) != 0))
+		InstantRecoveryForgetRelation(rlocator);
+}
+
+/*
+ * The same as for a relation, for files of which it is not known whose they are.
  */
 static inline void
 InstantRecoveryAskForAll(void)

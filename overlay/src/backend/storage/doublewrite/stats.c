@@ -294,7 +294,7 @@ typedef struct DWFigure
 	int64		value;
 } DWFigure;
 
-#define MAX_FIGURES		96
+#define MAX_FIGURES		128
 
 struct DoubleWriteSnapshot
 {
@@ -303,8 +303,8 @@ struct DoubleWriteSnapshot
 	int			nfigures;
 };
 
-/* Who has figures of his own for views */
-static DoubleWriteFigureSource other_figures = NULL;
+/* Parts of the server that have figures of their own for views */
+static DoubleWriteFigureSource other_figures[4];
 
 static void
 dw_put_figure(DoubleWriteSnapshot *snapshot, const char *name, int64 value)
@@ -399,8 +399,8 @@ DoubleWriteTakeSnapshot(void)
 	dw_put_log(snapshot, &log);
 	dw_put_mode(snapshot, &mode, log.armed);
 	dw_put_restore(snapshot, &DWCtl->restore);
-	if (other_figures != NULL)
-		other_figures(snapshot);
+	for (int i = 0; i < lengthof(other_figures) && other_figures[i] != NULL; i++)
+		other_figures[i] (snapshot);
 	return snapshot;
 }
 
@@ -410,8 +410,15 @@ DoubleWriteTakeSnapshot(void)
 void
 DoubleWriteAddFigures(DoubleWriteFigureSource source)
 {
-	Assert(other_figures == NULL || other_figures == source);
-	other_figures = source;
+	int			i = 0;
+
+	/* the postmaster comes here again when it starts anew after a crash */
+	while (other_figures[i] != NULL && other_figures[i] != source)
+	{
+		i++;
+		Assert(i < lengthof(other_figures));
+	}
+	other_figures[i] = source;
 }
 
 /*

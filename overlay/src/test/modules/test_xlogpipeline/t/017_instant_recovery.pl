@@ -19,6 +19,7 @@ xlp_require_injection_points();
 
 my $opening =
   qr/opening before redo: (\d+) pages are pending, with (\d+) records/;
+my $rounds = qr/rounds? of redo before clients get in\n.*Pages redone: \d+ by the startup process, \d+ by worker 1/;
 my $complete = qr/redo is complete, .* after opening: (\d+) pages/;
 
 # Records of all index access methods, of sequences and of generic WAL, and such
@@ -104,7 +105,9 @@ sub compare
 		one => "recovery_workers = 1\n" . xlp_wait_conf(),
 		three => 'recovery_workers = 3',
 		alone => "recovery_workers = 3\nwal_pipeline = off",
-		little => 'instant_recovery_memory = 64kB');
+		little => 'instant_recovery_memory = 64kB',
+		before => "instant_recovery = off\nrecovery_workers = 3",
+		rounds => "instant_recovery = off\nrecovery_workers = 3\ninstant_recovery_memory = 64kB");
 
 	foreach my $way (sort keys %ways)
 	{
@@ -113,7 +116,12 @@ sub compare
 		my $log = slurp_file($node->logfile);
 
 		is(xlp_differences($serial, $digest), '', "$backup, $way: same files");
-		if ($expect_open)
+		if ($ways{$way} =~ /instant_recovery = off/)
+		{
+			unlike($log, $opening, '... did not open before redo');
+			like($log, $rounds, '... and workers could help before that');
+		}
+		elsif ($expect_open)
 		{
 			like($log, $opening, '... opened before redo');
 			like($log, $complete, '... and completed it');

@@ -1,0 +1,741 @@
+/*-------------------------------------------------------------------------
+ *
+ * instantanalysis.c
+ *	  Instant recovery, the startup process: which records concern which pages.
+ *
+ * See instantrecovery.c for how it belongs together, and docs/instant-restart.md
+ * for what each type of record needs.
+ *
+ * Copyright (c) 2026, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *	  src/backend/access/transam/instantanalysis.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/heapam_xlog.h"
+#include "access/instantrecovery_internal.h"
+#include "access/recoverytarget.h"
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "access/xlog_internal.h"
+#include "access/xlogpipeline.h"
+#include "access/xlogrecovery.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_control.h"
+#include "catalog/storage_xlog.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/startup.h"
+#include "storage/bufmgr.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "storage/proc.h"
+#include "storage/smgr.h"
+#include "utils/hsearch.h"
+#include "utils/injection_point.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+#include "utils/wait_event.h"
+
+/*
+ * After so many barriers recovery goes on as ever, with blocks being read ahead:
+ * chains that are hardly begun before they are applied save nothing.
+ */
+#define INSTANT_MAX_BARRIERS	32
+
+/*
+ * If the server has crashed so often before redo was complete and a checkpoint had
+ * been made, it does not open again before redo: something there may be the reason.
+ */
+#define INSTANT_MAX_OPENINGS	3
+
+/*
+ * Are records remembered?  Then nobody must read blocks ahead, since what redo would
+ * have done before that is yet to be done.
+ */
+static bool analyzing = false;
+
+/* What analysis has met */
+static uint32 barriers = 0;
+static uint32 rounds = 0;
+static uint32 openings = 0;
+static bool images_missing = false;
+static BackgroundWorkerHandle *handles[INSTANT_RECOVERY_MAX_WORKERS];
+
+/* How long a fork has to be when all has been redone (I6) */
+typedef struct InstantFork
+{
+	RelFileLocator rlocator;	/* hash key: these two */
+	ForkNumber	forknum;
+	BlockNumber nblocks;
+} InstantFork;
+
+static HTAB *forks = NULL;
+
+typedef enum InstantClass
+{
+	INSTANT_ANALYSIS,			/* no page of a relation; apply it at once */
+	INSTANT_PAGES,				/* its pages can be redone one by one */
+	INSTANT_BARRIER,			/* neither */
+} InstantClass;
+
+/*
+ * Redo clears bits of the visibility map if the record says so.  If the record
+ * does not refer to the map's page, redo looks for it by itself, which is not
+ * redo of one page any more (I5).
+ */
+static bool
+instant_clears_unnamed_map(XLogReaderState *record, uint8 info)
+{
+	char	   *data = XLogRecGetData(record);
+
+	if (XLogRecGetRmid(record) == RM_HEAP2_ID)
+	{
+		if (info == XLOG_HEAP2_MULTI_INSERT)
+			return (((xl_heap_multi_insert *) data)->flags & XLH_INSERT_ALL_VISIBLE_CLEARED) != 0 &&
+				!XLogRecHasBlockRef(record, HEAP_MULTI_INSERT_BLKREF_VM);
+		if (info == XLOG_HEAP2_LOCK_UPDATED)
+			return (((xl_heap_lock_updated *) data)->flags & XLH_LOCK_ALL_FROZEN_CLEARED) != 0 &&
+				!XLogRecHasBlockRef(record, HEAP_LOCK_BLKREF_VM);
+		return false;
+	}
+
+	switch (info)
+	{
+		case XLOG_HEAP_INSERT:
+			return (((xl_heap_insert *) data)->flags & XLH_INSERT_ALL_VISIBLE_CLEARED) != 0 &&
+				!XLogRecHasBlockRef(record, HEAP_INSERT_BLKREF_VM);
+		case XLOG_HEAP_DELETE:
+			return (((xl_heap_delete *) data)->flags & XLH_DELETE_ALL_VISIBLE_CLEARED) != 0 &&
+				!XLogRecHasBlockRef(record, HEAP_DELETE_BLKREF_VM);
+		case XLOG_HEAP_UPDATE:
+		case XLOG_HEAP_HOT_UPDATE:
+			return (((xl_heap_update *) data)->flags &
+					(XLH_UPDATE_OLD_ALL_VISIBLE_CLEARED |
+					 XLH_UPDATE_NEW_ALL_VISIBLE_CLEARED)) != 0 &&
+				!XLogRecHasBlockRef(record, HEAP_UPDATE_BLKREF_VM_NEW) &&
+				!XLogRecHasBlockRef(record, HEAP_UPDATE_BLKREF_VM_OLD);
+		case XLOG_HEAP_LOCK:
+			return (((xl_heap_lock *) data)->flags & XLH_LOCK_ALL_FROZEN_CLEARED) != 0 &&
+				!XLogRecHasBlockRef(record, HEAP_LOCK_BLKREF_VM);
+		default:
+			return false;
+	}
+}
+
+/*
+ * Does the end of a transaction drop files?
+ */
+static bool
+instant_drops_files(XLogReaderState *record)
+{
+	uint8		info = XLogRecGetInfo(record);
+
+	switch (info & XLOG_XACT_OPMASK)
+	{
+		case XLOG_XACT_COMMIT:
+		case XLOG_XACT_COMMIT_PREPARED:
+			{
+				xl_xact_parsed_commit parsed;
+
+				ParseCommitRecord(info, (xl_xact_commit *) XLogRecGetData(record),
+								  &parsed);
+				return parsed.nrels > 0;
+			}
+		case XLOG_XACT_ABORT:
+		case XLOG_XACT_ABORT_PREPARED:
+			{
+				xl_xact_parsed_abort parsed;
+
+				ParseAbortRecord(info, (xl_xact_abort *) XLogRecGetData(record),
+								 &parsed);
+				return parsed.nrels > 0;
+			}
+		default:
+			return false;
+	}
+}
+
+static InstantClass
+instant_classify_xlog(uint8 info)
+{
+	switch (info)
+	{
+		case XLOG_FPI:
+		case XLOG_FPI_FOR_HINT:
+			return INSTANT_PAGES;
+		case XLOG_PARAMETER_CHANGE:
+			/* redo of pages depends on wal_log_hints */
+			return INSTANT_BARRIER;
+		default:
+			return INSTANT_ANALYSIS;
+	}
+}
+
+static InstantClass
+instant_classify_heap(XLogReaderState *record)
+{
+	uint8		info = XLogRecGetInfo(record) & XLOG_HEAP_OPMASK;
+
+	if (XLogRecGetRmid(record) == RM_HEAP_ID && info == XLOG_HEAP_TRUNCATE)
+		return INSTANT_ANALYSIS;
+	if (XLogRecGetRmid(record) == RM_HEAP2_ID && info == XLOG_HEAP2_NEW_CID)
+		return INSTANT_ANALYSIS;
+	if (XLogRecGetRmid(record) == RM_HEAP2_ID && info == XLOG_HEAP2_REWRITE)
+		return INSTANT_BARRIER;
+	return instant_clears_unnamed_map(record, info) ? INSTANT_BARRIER : INSTANT_PAGES;
+}
+
+/*
+ * What can be done with the record?  The reasons are in
+ * docs/instant-restart.md, which is checked for completeness. (I5)
+ */
+static InstantClass
+instant_classify(XLogReaderState *record)
+{
+	uint8		info = XLogRecGetInfo(record) & ~XLR_INFO_MASK;
+
+	/* its pages are compared with images when all of it has been applied */
+	if ((XLogRecGetInfo(record) & XLR_CHECK_CONSISTENCY) != 0)
+		return INSTANT_BARRIER;
+
+	for (int i = 0; i <= XLogRecMaxBlockId(record); i++)
+	{
+		/* they are copied before clients get in (I8) */
+		if (XLogRecHasBlockRef(record, i) &&
+			XLogRecGetBlock(record, i)->forknum == INIT_FORKNUM)
+			return INSTANT_BARRIER;
+	}
+
+	switch (XLogRecGetRmid(record))
+	{
+		case RM_XLOG_ID:
+			return instant_classify_xlog(info);
+		case RM_XACT_ID:
+			return instant_drops_files(record) ? INSTANT_BARRIER : INSTANT_ANALYSIS;
+		case RM_HEAP_ID:
+		case RM_HEAP2_ID:
+			return instant_classify_heap(record);
+		case RM_BTREE_ID:
+		case RM_HASH_ID:
+		case RM_GIN_ID:
+		case RM_GIST_ID:
+		case RM_SPGIST_ID:
+		case RM_BRIN_ID:
+		case RM_SEQ_ID:
+		case RM_GENERIC_ID:
+			return INSTANT_PAGES;
+		case RM_SMGR_ID:
+			/* a file of that name that was dropped before has no chains left */
+			return info == XLOG_SMGR_CREATE ? INSTANT_ANALYSIS : INSTANT_BARRIER;
+		case RM_CLOG_ID:
+		case RM_COMMIT_TS_ID:
+		case RM_MULTIXACT_ID:
+		case RM_STANDBY_ID:
+		case RM_REPLORIGIN_ID:
+		case RM_LOGICALMSG_ID:
+			return INSTANT_ANALYSIS;
+		default:
+			return INSTANT_BARRIER;
+	}
+}
+
+/*
+ * Does redo of the record add the block to its file, if it is not there?
+ */
+static bool
+instant_extends(XLogReaderState *record, uint8 block_id)
+{
+	if ((XLogRecGetBlock(record, block_id)->flags & BKPBLOCK_WILL_INIT) != 0 ||
+		XLogRecBlockImageApply(record, block_id))
+		return true;
+
+	/* the map's page is read with RBM_ZERO_ON_ERROR */
+	return XLogRecGetRmid(record) == RM_HEAP2_ID && block_id == 0 &&
+		(XLogRecGetInfo(record) & XLOG_HEAP_OPMASK) == XLOG_HEAP2_VISIBLE;
+}
+
+static void
+instant_note_length(const RelFileLocator *rlocator, ForkNumber forknum,
+					BlockNumber nblocks)
+{
+	InstantFork key = {.rlocator = *rlocator,.forknum = forknum};
+	InstantFork *fork;
+	bool		found;
+
+	fork = hash_search(forks, &key, HASH_ENTER, &found);
+	if (!found || fork->nblocks < nblocks)
+		fork->nblocks = nblocks;
+}
+
+/*
+ * Add the record to the chain of a block.  There is room.
+ */
+static void
+instant_remember_block(XLogReaderState *record, uint8 block_id)
+{
+	RelFileLocator rlocator;
+	ForkNumber	forknum;
+	BlockNumber blkno;
+	InstantPage *page;
+	uint32		distance = (record->ReadRecPtr - InstantCtl->base) / MAXIMUM_ALIGNOF;
+	bool		extends = instant_extends(record, block_id);
+	uint32		i;
+
+	XLogRecGetBlockTag(record, block_id, &rlocator, &forknum, &blkno);
+	instant_note_length(&rlocator, forknum, extends ? blkno + 1 : 0);
+
+	page = instant_find_page(&rlocator, forknum, blkno);
+	if (page == NULL)
+	{
+		i = InstantCtl->npages++;
+		page = &InstantPages[i];
+		page->rlocator = rlocator;
+		page->forknum = forknum;
+		page->blkno = blkno;
+		page->first = page->last = INSTANT_NONE;
+		page->rebuilt = extends && forknum == MAIN_FORKNUM;
+		if (!extends)
+			images_missing = true;
+		pg_atomic_init_u32(&page->state, INSTANT_PENDING);
+		instant_enter_page(i);
+	}
+	else if (instant_record(page->last)->distance == distance)
+		return;					/* it refers to the page twice */
+
+	i = InstantCtl->nrecords++;
+	instant_record(i)->distance = distance;
+	instant_record(i)->next = INSTANT_NONE;
+	if (page->last == INSTANT_NONE)
+		page->first = i;
+	else
+	{
+		Assert(instant_record(page->last)->distance < distance);
+		instant_record(page->last)->next = i;
+	}
+	page->last = i;
+}
+
+/*
+ * Redo of single pages does not notice that WAL carries no images, as that of pages
+ * in order does.  If the first record of any page has none, take it for granted:
+ * that costs no more than double writes.  (R2)
+ */
+static void
+instant_note_images(void)
+{
+	if (images_missing)
+		NoteImagesOff(GetCurrentReplayRecPtr(NULL));
+}
+
+/*
+ * Give a fork the length that it is going to have (I6), for redo of single pages
+ * extends nothing.  Pages beyond that do not exist: what their chains say of them
+ * was truncated away before the crash.
+ */
+static void
+instant_extend_fork(InstantFork *fork)
+{
+	SMgrRelation smgr = smgropen(fork->rlocator, INVALID_PROC_NUMBER);
+	BlockNumber nblocks;
+
+	/* as redo does */
+	smgrcreate(smgr, fork->forknum, true);
+
+	nblocks = smgrnblocks(smgr, fork->forknum);
+	if (nblocks < fork->nblocks)
+	{
+		Buffer		buffer;
+
+		buffer = ExtendBufferedRelTo(BMR_SMGR(smgr, RELPERSISTENCE_PERMANENT),
+									 fork->forknum, NULL,
+									 EB_PERFORMING_RECOVERY |
+									 EB_SKIP_EXTENSION_LOCK,
+									 fork->nblocks, RBM_NORMAL);
+		ReleaseBuffer(buffer);
+	}
+	else
+		fork->nblocks = nblocks;
+}
+
+static uint32
+instant_extend_forks(void)
+{
+	uint32		ndone = 0;
+	HASH_SEQ_STATUS status;
+	InstantFork *fork;
+
+	hash_seq_init(&status, forks);
+	while ((fork = hash_seq_search(&status)) != NULL)
+		instant_extend_fork(fork);
+
+	/* Sessions may add such blocks; nobody must apply old records to them. */
+	for (uint32 i = 0; i < InstantCtl->npages; i++)
+	{
+		InstantPage *page = &InstantPages[i];
+		InstantFork key = {.rlocator = page->rlocator,.forknum = page->forknum};
+
+		fork = hash_search(forks, &key, HASH_FIND, NULL);
+		if (page->blkno >= fork->nblocks)
+		{
+			pg_atomic_write_u32(&page->state, INSTANT_DONE);
+			ndone++;
+		}
+	}
+
+	hash_destroy(forks);
+	forks = NULL;
+	return ndone;
+}
+
+/*
+ * What is remembered is about to be applied.
+ */
+static void
+instant_prepare_redo(void)
+{
+	uint32		ndone;
+
+	instant_note_images();
+	ndone = instant_extend_forks();
+	instant_sort_pages();
+	pg_atomic_write_u32(&InstantCtl->next, 0);
+	pg_atomic_write_u32(&InstantCtl->announced, 0);
+	pg_atomic_write_u32(&InstantCtl->failed, 0);
+	pg_atomic_write_u32(&InstantCtl->left, InstantCtl->npages - ndone);
+}
+
+static void
+instant_begin_round(void)
+{
+	SpinLockAcquire(&InstantCtl->mutex);
+	InstantCtl->in_round = true;
+	SpinLockRelease(&InstantCtl->mutex);
+	ConditionVariableBroadcast(&InstantCtl->work_cv);
+}
+
+/*
+ * Wait until no worker looks at pages any more.
+ */
+static void
+instant_end_round(void)
+{
+	bool		busy;
+
+	SpinLockAcquire(&InstantCtl->mutex);
+	InstantCtl->in_round = false;
+	SpinLockRelease(&InstantCtl->mutex);
+
+	ConditionVariablePrepareToSleep(&InstantCtl->all_cv);
+	for (;;)
+	{
+		SpinLockAcquire(&InstantCtl->mutex);
+		busy = InstantCtl->busy > 0;
+		SpinLockRelease(&InstantCtl->mutex);
+		if (!busy)
+			break;
+
+		ProcessStartupProcInterrupts();
+		(void) ConditionVariableTimedSleep(&InstantCtl->all_cv, 100,
+										   WAIT_EVENT_INSTANT_RECOVERY_END);
+	}
+	ConditionVariableCancelSleep();
+}
+
+/*
+ * Apply all chains now, together with the workers, before clients get in: a round.
+ * Workers leave alone what they fail to redo, and what they have not begun when
+ * they are asked to end.  Where redo fails here recovery does, as ever.
+ */
+static void
+instant_drain(void)
+{
+	uint32		i;
+
+	if (InstantCtl->npages == 0)
+		return;
+
+	rounds++;
+	instant_prepare_redo();
+	instant_begin_round();
+	while ((i = instant_take()) != INSTANT_NONE)
+	{
+		ProcessStartupProcInterrupts();
+		instant_redo_page(i);
+		instant_page_done(i);
+	}
+	instant_end_round();
+	for (i = 0; i < InstantCtl->npages; i++)
+	{
+		if (instant_take_page(i, INSTANT_FAILED, INSTANT_REDOING))
+		{
+			instant_redo_page(i);
+			instant_page_done(i);
+		}
+	}
+	Assert(pg_atomic_read_u32(&InstantCtl->left) == 0);
+	instant_forget_all();
+}
+
+static void
+instant_end_analysis(void)
+{
+	analyzing = false;
+	XLogPipelineSuspendReads(false);
+}
+
+/*
+ * Ask for workers, which wait for a round, or until clients get in.  The WAL pipeline
+ * has its process already.
+ */
+void
+InstantRecoveryStartWorkers(void)
+{
+	MemoryContext oldcontext;
+
+	if (!analyzing)
+		return;
+
+	oldcontext = MemoryContextSwitchTo(TopMemoryContext);
+	for (int i = 0; i < recovery_workers; i++)
+	{
+		BackgroundWorker worker = {0};
+
+		worker.bgw_flags = BGWORKER_SHMEM_ACCESS;
+		worker.bgw_start_time = BgWorkerStart_PostmasterStart;
+		worker.bgw_restart_time = BGW_NEVER_RESTART;
+		strcpy(worker.bgw_library_name, "postgres");
+		strcpy(worker.bgw_function_name, "InstantRecoveryMain");
+		snprintf(worker.bgw_name, BGW_MAXLEN, "recovery worker %d", i + 1);
+		strcpy(worker.bgw_type, "recovery worker");
+		worker.bgw_main_arg = Int32GetDatum(i + 1);
+
+		if (!RegisterDynamicBackgroundWorker(&worker, &handles[i]))
+		{
+			handles[i] = NULL;
+			break;
+		}
+	}
+	MemoryContextSwitchTo(oldcontext);
+}
+
+/*
+ * Are records remembered instead of being applied?  Then no restartpoint can be
+ * at a checkpoint that they precede. (I7)
+ */
+bool
+InstantRecoveryAnalyzing(void)
+{
+	return analyzing;
+}
+
+/*
+ * Redo begins here.  The caller has seen that it is plain crash recovery. (I1)
+ */
+void
+InstantRecoveryBegin(XLogRecPtr redo, TimeLineID tli)
+{
+	if (InstantCtl == NULL || !IsUnderPostmaster)
+		return;
+
+	Assert(AmStartupProcess());
+	Assert(InstantCtl->npages == 0);
+
+	InstantCtl->tli = tli;
+	InstantCtl->base = redo;
+	instant_redoes_chains = true;
+	analyzing = true;
+	RecoveryTargetLearnNothing();
+	XLogPipelineSuspendReads(true);
+}
+
+/*
+ * Can redo of this record wait?  Then it has been remembered, and the caller
+ * must not apply it.
+ */
+bool
+InstantRecoveryTake(XLogReaderState *record)
+{
+	int			nblocks = XLogRecMaxBlockId(record) + 1;
+
+	if (!analyzing)
+		return false;
+
+	if (XLogRecGetRmid(record) == RM_XLOG_ID &&
+		(XLogRecGetInfo(record) & ~XLR_INFO_MASK) == XLOG_END_OF_RECOVERY)
+		openings++;
+
+	switch (instant_classify(record))
+	{
+		case INSTANT_ANALYSIS:
+			return false;
+		case INSTANT_BARRIER:
+			break;
+		case INSTANT_PAGES:
+			if (!instant_has_room(nblocks))
+				instant_drain();	/* I10 */
+			if (!instant_has_room(nblocks) ||
+				(record->ReadRecPtr - InstantCtl->base) / MAXIMUM_ALIGNOF >= INSTANT_NONE)
+				break;
+
+			if (forks == NULL)
+			{
+				HASHCTL		ctl;
+
+				ctl.keysize = offsetof(InstantFork, nblocks);
+				ctl.entrysize = sizeof(InstantFork);
+				forks = hash_create("instant recovery forks", 256, &ctl,
+									HASH_ELEM | HASH_BLOBS);
+			}
+			for (int i = 0; i < nblocks; i++)
+			{
+				if (XLogRecHasBlockRef(record, i))
+					instant_remember_block(record, i);
+			}
+			return true;
+	}
+
+	instant_drain();
+	INJECTION_POINT("instant-recovery-barrier", NULL);
+	if (++barriers > INSTANT_MAX_BARRIERS)
+	{
+		ereport(LOG,
+				(errmsg("recovery goes on without deferring redo of pages"),
+				 errdetail("%u records had to be applied before the next one could be looked at.",
+						   barriers)));
+		instant_end_analysis();
+	}
+	return false;
+}
+
+/*
+ * Wait until there is a worker.  Returns false if there will be none.
+ */
+static bool
+instant_wait_for_worker(void)
+{
+	for (;;)
+	{
+		bool		coming = false;
+
+		if (pg_atomic_read_u32(&InstantCtl->workers) > 0)
+			return true;
+		for (int i = 0; i < recovery_workers; i++)
+		{
+			pid_t		pid;
+
+			if (handles[i] != NULL &&
+				GetBackgroundWorkerPid(handles[i], &pid) != BGWH_STOPPED)
+				coming = true;
+		}
+		if (!coming)
+			return false;
+
+		ProcessStartupProcInterrupts();
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 10, WAIT_EVENT_INSTANT_RECOVERY_MAIN);
+		ResetLatch(MyLatch);
+	}
+}
+
+static void
+instant_dismiss_workers(void)
+{
+	pg_atomic_write_membarrier_u32(&InstantCtl->stop, 1);
+	ConditionVariableBroadcast(&InstantCtl->work_cv);
+	for (int i = 0; i < recovery_workers; i++)
+	{
+		if (handles[i] != NULL)
+			TerminateBackgroundWorker(handles[i]);
+	}
+}
+
+/*
+ * May clients get in before redo?  If there is a reason why not, say so.
+ */
+static bool
+instant_may_open(bool can_open)
+{
+	if (!instant_recovery)
+		return false;
+	if (openings >= INSTANT_MAX_OPENINGS)
+		ereport(LOG,
+				(errmsg("redo of pages is completed before clients get in"),
+				 errdetail("The server has crashed %u times since the last checkpoint.",
+						   openings + 1)));
+	else if (!can_open)
+		ereport(LOG,
+				(errmsg("redo of pages is completed before clients get in"),
+				 errdetail("Clients have to wait for a checkpoint.")));
+	else if (!instant_wait_for_worker())
+		ereport(LOG,
+				(errmsg("redo of pages is completed before clients get in"),
+				 recovery_workers == 0 ?
+				 errhint("\"%s\" is 0.", "recovery_workers") :
+				 errhint("You might need to increase \"%s\".", "max_worker_processes")));
+	else
+		return true;
+	return false;
+}
+
+/*
+ * All WAL has been read.  Unless clients can get in now, redo is done now.
+ */
+void
+InstantRecoveryAnalyzed(bool can_open)
+{
+	if (InstantCtl == NULL || !instant_redoes_chains)
+		return;
+
+	INJECTION_POINT("instant-recovery-analyzed", NULL);
+
+	/* a stop that has been asked for is not put off until all is redone */
+	ProcessStartupProcInterrupts();
+	if (InstantCtl->npages > 0 && !instant_may_open(can_open))
+		instant_drain();
+	instant_end_analysis();
+	instant_close_reader();
+
+	if (rounds > 0)
+		ereport(LOG,
+				(errmsg_plural("%u round of redo before clients get in",
+							   "%u rounds of redo before clients get in",
+							   rounds, rounds),
+				 instant_errdetail_redone()));
+	if (InstantCtl->npages > 0)
+		instant_prepare_redo();
+	instant_redoes_chains = false;
+	if (pg_atomic_read_u32(&InstantCtl->left) > 0)
+		pg_atomic_write_membarrier_u32(&InstantCtl->pending, 1);
+	else
+		instant_dismiss_workers();
+}
+
+/*
+ * Clients are about to get in: let workers begin.
+ */
+void
+InstantRecoveryOpen(void)
+{
+	if (!InstantRecoveryIsPending())
+		return;
+
+	InstantCtl->opened_at = GetCurrentTimestamp();
+	ereport(LOG,
+			(errmsg("opening before redo: %u pages are pending, with %u records",
+					pg_atomic_read_u32(&InstantCtl->left), InstantCtl->nrecords)));
+	INJECTION_POINT("instant-recovery-open", NULL);
+	pg_atomic_write_membarrier_u32(&InstantCtl->open, 1);
+	ConditionVariableBroadcast(&InstantCtl->work_cv);
+
+	/*
+	 * Each worker that goes without having seen that has said so before: a
+	 * fast stop has been asked for.  Its checkpoint waits for all pages.
+	 */
+	if (pg_atomic_read_membarrier_u32(&InstantCtl->workers) == 0)
+		instant_redo_all();
+}

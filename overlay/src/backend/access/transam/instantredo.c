@@ -1,0 +1,784 @@
+/*-------------------------------------------------------------------------
+ *
+ * instantredo.c
+ *	  Instant recovery: redo of single pages, and the workers that do it.
+ *
+ * See instantrecovery.c for how it belongs together.
+ *
+ * The process reads the records of the chain from WAL again, and calls rm_redo for
+ * each, as ever.  XLogReadBufferForRedoExtended() answers for all blocks but the
+ * page that they are not there, which redo must cope with anyway, since they may have been
+ * truncated away later.  Where redo does not ask, because the record carries all
+ * there is in the page (an image, or a page that is initialized), it gets a
+ * buffer that nobody else sees and that is thrown away afterwards: a local
+ * buffer, as temporary tables have.
+ *
+ * Copyright (c) 2026, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *	  src/backend/access/transam/instantredo.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "access/instantrecovery_internal.h"
+#include "access/rmgr.h"
+#include "access/xlog.h"
+#include "access/xlog_internal.h"
+#include "access/xlogrecovery.h"
+#include "access/xlogutils.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "postmaster/startup.h"
+#include "storage/aio_subsys.h"
+#include "storage/buf_internals.h"
+#include "storage/bufmgr.h"
+#include "storage/condition_variable.h"
+#include "storage/fd.h"
+#include "storage/ipc.h"
+#include "storage/lwlock.h"
+#include "storage/pmsignal.h"
+#include "storage/proc.h"
+#include "storage/procsignal.h"
+#include "storage/smgr.h"
+#include "utils/backend_status.h"
+#include "utils/guc.h"
+#include "utils/hsearch.h"
+#include "utils/injection_point.h"
+#include "utils/memutils.h"
+#include "utils/ps_status.h"
+#include "utils/resowner.h"
+#include "utils/timestamp.h"
+#include "utils/wait_event.h"
+
+/*
+ * Pages that are read for nothing if that makes one run of two, and the length of
+ * a run: as for AHEAD_GAP and AHEAD_MAX_RUN.
+ */
+#define INSTANT_GAP				2
+#define INSTANT_MAX_RUN			128
+
+/*
+ * So many pages are announced ahead, times maintenance_io_concurrency: several of
+ * them are a run, and who needs a page waits behind them.
+ */
+#define INSTANT_AHEAD			4
+
+/* A worker says how many pages are pending after so many pages. */
+#define INSTANT_SHOW_PAGES		64
+
+/*
+ * Pages that could not be redone are tried again after such a pause, in ms, and after
+ * longer and longer ones.
+ */
+#define INSTANT_MIN_PAUSE		1000
+#define INSTANT_MAX_PAUSE		(64 * 1000)
+
+bool		InstantRecoveryRedoesPage = false;
+
+/* The page that this process redoes, and the buffers thrown away afterwards */
+static InstantPage *redo_page = NULL;
+static Buffer sinks[XLR_MAX_BLOCK_ID + 1];
+static int	nsinks = 0;
+
+/* The reader for records of chains, of each process that applies some */
+static XLogReaderState *reader = NULL;
+static int	segment_file = -1;
+static XLogSegNo segment_no = 0;
+
+/* Worker: its number, from 1; 0 is the startup process */
+static int	worker_number = 0;
+
+/* Worker: it counts among "workers"; among "busy"; it has met a page that it cannot redo */
+static bool attached = false;
+static bool joined = false;
+static bool has_failed = false;
+
+/* ----------------------------------------------------------------
+ * Redo of one page
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * XLogReaderRoutine->page_read callback.  All WAL that is asked for has been
+ * read before, in analysis, and is kept until the next checkpoint (I7).
+ */
+static int
+instant_page_read(XLogReaderState *state, XLogRecPtr targetPagePtr, int reqLen,
+				  XLogRecPtr targetRecPtr, char *readBuf)
+{
+	ssize_t		r;
+
+	if (segment_file >= 0 &&
+		!XLByteInSeg(targetPagePtr, segment_no, wal_segment_size))
+	{
+		close(segment_file);
+		segment_file = -1;
+	}
+	if (segment_file < 0)
+	{
+		char		path[MAXPGPATH];
+
+		XLByteToSeg(targetPagePtr, segment_no, wal_segment_size);
+		XLogFilePath(path, InstantCtl->tli, segment_no, wal_segment_size);
+		segment_file = BasicOpenFile(path, O_RDONLY | PG_BINARY);
+		if (segment_file < 0)
+			ereport(ERROR,
+					(errcode_for_file_access(),
+					 errmsg("could not open file \"%s\": %m", path)));
+	}
+
+	pgstat_report_wait_start(WAIT_EVENT_WAL_READ);
+	r = pg_pread(segment_file, readBuf, XLOG_BLCKSZ,
+				 (off_t) XLogSegmentOffset(targetPagePtr, wal_segment_size));
+	pgstat_report_wait_end();
+	if (r != XLOG_BLCKSZ)
+		ereport(ERROR,
+				(errcode_for_file_access(),
+				 errmsg("could not read WAL at %X/%X",
+						LSN_FORMAT_ARGS(targetPagePtr))));
+	state->seg.ws_tli = InstantCtl->tli;
+	return XLOG_BLCKSZ;
+}
+
+static void
+instant_open_reader(void)
+{
+	static XLogReaderRoutine routine = {.page_read = instant_page_read};
+	MemoryContext oldcontext;
+
+	if (reader != NULL)
+		return;
+
+	oldcontext = MemoryContextSwitchTo(TopMemoryContext);
+	reader = XLogReaderAllocate(wal_segment_size, NULL, &routine, NULL);
+	MemoryContextSwitchTo(oldcontext);
+	if (reader == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OUT_OF_MEMORY),
+				 errmsg("out of memory"),
+				 errdetail("Failed while allocating a WAL reading processor.")));
+	reader->system_identifier = GetSystemIdentifier();
+}
+
+void
+instant_close_reader(void)
+{
+	if (reader != NULL)
+		XLogReaderFree(reader);
+	reader = NULL;
+	if (segment_file >= 0)
+		close(segment_file);
+	segment_file = -1;
+}
+
+/*
+ * Is this another block than the one that is being redone?
+ */
+bool
+InstantRecoveryIsForeign(const RelFileLocator *rlocator, ForkNumber forknum,
+						 BlockNumber blkno)
+{
+	Assert(redo_page != NULL);
+	return redo_page->blkno != blkno || redo_page->forknum != forknum ||
+		!RelFileLocatorEquals(redo_page->rlocator, *rlocator);
+}
+
+/*
+ * A buffer for a block that is not being redone, but that redo insists on.
+ * Nobody else sees it, and it never gets into a file.
+ */
+static Buffer
+instant_sink(const RelFileLocator *rlocator, ForkNumber forknum, BlockNumber blkno)
+{
+	SMgrRelation smgr = smgropen(*rlocator, INVALID_PROC_NUMBER);
+	BufferDesc *desc;
+	Buffer		buffer;
+	bool		found;
+
+	Assert(nsinks <= XLR_MAX_BLOCK_ID);
+	/* redo of an init fork flushes it, which a local buffer refuses (I8) */
+	Assert(forknum != INIT_FORKNUM);
+
+	desc = LocalBufferAlloc(smgr, forknum, blkno, &found);
+	buffer = BufferDescriptorGetBuffer(desc);
+	if (!found)
+	{
+		memset(BufferGetPage(buffer), 0, BLCKSZ);
+		TerminateLocalBufferIO(desc, false, BM_VALID, false);
+		sinks[nsinks++] = buffer;
+	}
+	return buffer;
+}
+
+static void
+instant_empty_sinks(void)
+{
+	while (nsinks > 0)
+		InvalidateLocalBuffer(GetLocalBufferDescriptor(-sinks[--nsinks] - 1), true);
+}
+
+/*
+ * What XLogReadBufferForRedoExtended() answers for a block other than the one
+ * that is redone (I3).
+ */
+XLogRedoAction
+InstantRecoveryForeignBlock(XLogReaderState *record, uint8 block_id,
+							ReadBufferMode mode, Buffer *buf)
+{
+	RelFileLocator rlocator;
+	ForkNumber	forknum;
+	BlockNumber blkno;
+
+	XLogRecGetBlockTag(record, block_id, &rlocator, &forknum, &blkno);
+
+	if (XLogRecBlockImageApply(record, block_id))
+	{
+		Page		page;
+
+		*buf = instant_sink(&rlocator, forknum, blkno);
+		page = BufferGetPage(*buf);
+		if (!RestoreBlockImage(record, block_id, page))
+			ereport(ERROR,
+					(errcode(ERRCODE_INTERNAL_ERROR),
+					 errmsg_internal("%s", record->errormsg_buf)));
+		if (!PageIsNew(page))
+			PageSetLSN(page, record->EndRecPtr);
+		return BLK_RESTORED;
+	}
+
+	if (mode == RBM_ZERO_AND_LOCK || mode == RBM_ZERO_AND_CLEANUP_LOCK)
+	{
+		*buf = instant_sink(&rlocator, forknum, blkno);
+		return BLK_NEEDS_REDO;
+	}
+
+	*buf = InvalidBuffer;
+	return BLK_NOTFOUND;
+}
+
+static void
+instant_redo_error_callback(void *arg)
+{
+	InstantPage *page = arg;
+
+	errcontext("WAL redo of block %u of relation \"%s\" at %X/%X",
+			   page->blkno,
+			   relpathperm(page->rlocator, page->forknum).str,
+			   LSN_FORMAT_ARGS(reader->ReadRecPtr));
+}
+
+/*
+ * Apply the chain of a page, all of it, in the order of WAL (I3).
+ */
+void
+instant_redo_page(uint32 page_number)
+{
+	InstantPage *page = &InstantPages[page_number];
+	ErrorContextCallback errcallback;
+
+	instant_open_reader();
+
+	errcallback.callback = instant_redo_error_callback;
+	errcallback.arg = page;
+	errcallback.previous = error_context_stack;
+	error_context_stack = &errcallback;
+
+	Assert(InRecovery && redo_page == NULL);
+	Assert(pg_atomic_read_u32(&page->state) == INSTANT_REDOING);
+	redo_page = page;
+	InstantRecoveryRedoesPage = true;
+
+	for (uint32 i = page->first; i != INSTANT_NONE; i = instant_record(i)->next)
+	{
+		XLogRecPtr	lsn = instant_record_lsn(instant_record(i));
+		char	   *errormsg;
+
+		page->last = i;
+		XLogBeginRead(reader, lsn);
+		if (XLogReadRecord(reader, &errormsg) == NULL)
+			ereport(ERROR,
+					(errcode(ERRCODE_DATA_CORRUPTED),
+					 errmsg("could not read WAL again at %X/%X: %s",
+							LSN_FORMAT_ARGS(lsn),
+							errormsg ? errormsg : "end of WAL")));
+		GetRmgr(XLogRecGetRmid(reader)).rm_redo(reader);
+		instant_empty_sinks();
+		INJECTION_POINT("instant-recovery-record-redone", NULL);
+	}
+
+	InstantRecoveryRedoesPage = false;
+	redo_page = NULL;
+	error_context_stack = errcallback.previous;
+
+	pg_atomic_fetch_add_u32(&InstantCtl->redone[worker_number], 1);
+	INJECTION_POINT("instant-recovery-page-redone", NULL);
+}
+
+/*
+ * After an error: give up what redo of a page can hold, as other processes without
+ * transactions do.  What has been applied stays, as the LSN test knows of it.
+ */
+static void
+instant_abandon_page(MemoryContext context)
+{
+	HOLD_INTERRUPTS();
+	redo_page->sqlerrcode = geterrcode();
+	EmitErrorReport();
+
+	LWLockReleaseAll();
+	ConditionVariableCancelSleep();
+	pgstat_report_wait_end();
+	pgaio_error_cleanup();
+	UnlockBuffers();
+	ReleaseAuxProcessResources(false);
+	AtEOXact_Buffers(false);
+	AtEOXact_SMgr();
+	AtEOXact_Files(false);
+	AtEOXact_HashTables(false);
+
+	MemoryContextSwitchTo(context);
+	FlushErrorState();
+	instant_empty_sinks();
+	InstantRecoveryRedoesPage = false;
+	redo_page = NULL;
+	RESUME_INTERRUPTS();
+}
+
+/*
+ * Worker: redo a page; if that fails, say so.
+ */
+static void
+instant_try_page(uint32 i)
+{
+	MemoryContext context = CurrentMemoryContext;
+
+	PG_TRY();
+	{
+		instant_redo_page(i);
+	}
+	PG_CATCH();
+	{
+		instant_abandon_page(context);
+		has_failed = true;
+		instant_page_failed(i);
+		return;
+	}
+	PG_END_TRY();
+	instant_page_done(i);
+}
+
+/*
+ * Ask the kernel for a page that is going to be redone, unless its records make
+ * it anew.
+ */
+void
+instant_announce_page(const InstantPage *page)
+{
+#ifdef USE_PREFETCH
+	if (!page->rebuilt)
+		(void) PrefetchSharedBuffer(smgropen(page->rlocator, INVALID_PROC_NUMBER),
+									page->forknum, page->blkno);
+#endif
+}
+
+/*
+ * Pages that are in order: where does the run end that is best read in one go?
+ */
+static uint32
+instant_run_end(uint32 first)
+{
+	uint32		i = first;
+
+	while (i + 1 < InstantCtl->npages &&
+		   InstantPages[i + 1].forknum == InstantPages[first].forknum &&
+		   RelFileLocatorEquals(InstantPages[i + 1].rlocator,
+								InstantPages[first].rlocator) &&
+		   InstantPages[i + 1].blkno - InstantPages[i].blkno <= INSTANT_GAP + 1 &&
+		   InstantPages[i + 1].blkno - InstantPages[first].blkno < INSTANT_MAX_RUN)
+		i++;
+	return i + 1;
+}
+
+/*
+ * Ask the kernel for a run of pages.  Those at its ends may be there already, or
+ * not be needed.
+ */
+static void
+instant_announce_run(uint32 first, uint32 end)
+{
+#ifdef USE_PREFETCH
+	InstantPage *page = &InstantPages[first];
+	InstantPage *last = &InstantPages[end - 1];
+
+	if ((io_direct_flags & IO_DIRECT_DATA) != 0)
+		return;
+	while (page < last && page->rebuilt)
+		page++;
+	while (last > page && last->rebuilt)
+		last--;
+	if (!page->rebuilt)
+		(void) smgrprefetch(smgropen(page->rlocator, INVALID_PROC_NUMBER),
+							page->forknum, page->blkno,
+							last->blkno - page->blkno + 1);
+#endif
+}
+
+/* ----------------------------------------------------------------
+ * Workers
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * A worker that ends in an error, though it survives those of redo, may leave a page
+ * half redone, and others waiting for it.
+ */
+static void
+instant_worker_exit(int code, Datum arg)
+{
+	if (code != 0 && joined && PostmasterIsAlive())
+		ereport(PANIC,
+				(errmsg("recovery worker has failed while pages are pending"),
+				 errhint("Without \"%s\" and \"%s\" the startup process does all redo.",
+						 "instant_recovery", "recovery_workers")));
+	if (attached)
+		pg_atomic_fetch_sub_u32(&InstantCtl->workers, 1);
+	attached = false;
+}
+
+/*
+ * Take a page that somebody waits for.
+ */
+static uint32
+instant_take_demand(void)
+{
+	for (;;)
+	{
+		uint32		i = INSTANT_NONE;
+
+		SpinLockAcquire(&InstantCtl->mutex);
+		if (InstantCtl->demand_tail != InstantCtl->demand_head)
+			i = InstantCtl->demands[InstantCtl->demand_tail++ % INSTANT_DEMANDS];
+		SpinLockRelease(&InstantCtl->mutex);
+
+		if (i == INSTANT_NONE)
+			return i;
+		if (instant_take_page(i, INSTANT_PENDING, INSTANT_REDOING))
+		{
+			pg_atomic_fetch_add_u32(&InstantCtl->on_demand, 1);
+			return i;
+		}
+	}
+}
+
+/*
+ * Ask the kernel for the next pages in order.
+ */
+static void
+instant_announce(uint32 upto)
+{
+	uint32		i = pg_atomic_read_u32(&InstantCtl->announced);
+
+	while (i < Min(upto, InstantCtl->npages))
+	{
+		uint32		end = instant_run_end(i);
+
+		if (pg_atomic_compare_exchange_u32(&InstantCtl->announced, &i, end))
+		{
+			instant_announce_run(i, end);
+			i = end;
+		}
+	}
+}
+
+static void
+instant_worker_interrupts(void)
+{
+	CHECK_FOR_INTERRUPTS();
+	if (!PostmasterIsAlive())
+		proc_exit(1);
+	if (ConfigReloadPending)
+	{
+		ConfigReloadPending = false;
+		ProcessConfigFile(PGC_SIGHUP);
+	}
+}
+
+/*
+ * Take a page to redo it, or return INSTANT_NONE if others have taken all that
+ * were left.
+ */
+uint32
+instant_take(void)
+{
+	uint32		i = instant_take_demand();
+
+	while (i == INSTANT_NONE)
+	{
+		uint32		next;
+
+		/* Tests want to see what is pending. */
+		if (IS_INJECTION_POINT_ATTACHED("instant-recovery-only-demands") &&
+			pg_atomic_read_u32(&InstantCtl->open) != 0)
+		{
+			instant_worker_interrupts();
+			pg_usleep(1000);
+			i = instant_take_demand();
+			continue;
+		}
+
+		next = pg_atomic_fetch_add_u32(&InstantCtl->next, 1);
+		if (next >= InstantCtl->npages)
+			return INSTANT_NONE;
+		instant_announce(next + INSTANT_AHEAD * maintenance_io_concurrency);
+		if (instant_take_page(next, INSTANT_PENDING, INSTANT_REDOING))
+			i = next;
+	}
+	return i;
+}
+
+/*
+ * As the WAL pipeline does: see pipeline_initialize().
+ */
+static void
+instant_worker_initialize(void)
+{
+	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	pqsignal(SIGTERM, SignalHandlerForShutdownRequest);
+	pqsignal(SIGUSR1, procsignal_sigusr1_handler);
+	BackgroundWorkerUnblockSignals();
+
+	InitProcessPhase2();
+	ProcSignalInit(NULL, 0);
+	InitializeSessionUserIdStandalone();
+	pgstat_beinit();
+	pgstat_bestart_initial();
+	pgstat_bestart_final();
+	SetProcessingMode(NormalProcessing);
+	CreateAuxProcessResourceOwner();
+
+	before_shmem_exit(instant_worker_exit, (Datum) 0);
+	attached = true;
+	pg_atomic_fetch_add_u32(&InstantCtl->workers, 1);
+}
+
+/*
+ * Show how many pages are pending in pg_stat_activity and in the process title.
+ */
+static void
+instant_show_progress(void)
+{
+	char		activity[50];
+
+	snprintf(activity, sizeof(activity), "redoing pages, %u to go",
+			 pg_atomic_read_u32(&InstantCtl->left));
+	pgstat_report_activity(STATE_RUNNING, activity);
+	set_ps_display(activity);
+}
+
+/*
+ * Join redo, if there is a round, or clients have got in.
+ */
+static bool
+instant_join(void)
+{
+	SpinLockAcquire(&InstantCtl->mutex);
+	joined = InstantCtl->in_round ||
+		pg_atomic_read_u32(&InstantCtl->open) != 0;
+	if (joined)
+		InstantCtl->busy++;
+	SpinLockRelease(&InstantCtl->mutex);
+	return joined;
+}
+
+static void
+instant_leave(void)
+{
+	SpinLockAcquire(&InstantCtl->mutex);
+	Assert(InstantCtl->busy > 0);
+	InstantCtl->busy--;
+	joined = false;
+	SpinLockRelease(&InstantCtl->mutex);
+	ConditionVariableBroadcast(&InstantCtl->all_cv);
+}
+
+/*
+ * Has the worker to go without having been in the last round?
+ */
+static bool
+instant_is_dismissed(void)
+{
+	if (pg_atomic_read_u32(&InstantCtl->stop) == 0 && !ShutdownRequestPending)
+		return false;
+
+	/* InstantRecoveryOpen() writes one and reads the other. */
+	attached = false;
+	pg_atomic_fetch_sub_u32(&InstantCtl->workers, 1);
+	if (pg_atomic_read_membarrier_u32(&InstantCtl->open) == 0)
+		return true;
+	pg_atomic_fetch_add_u32(&InstantCtl->workers, 1);
+	attached = true;
+	return false;
+}
+
+/*
+ * Wait until there are pages to be redone.  Returns false if there will be none.
+ */
+static bool
+instant_wait_for_work(void)
+{
+	ConditionVariablePrepareToSleep(&InstantCtl->work_cv);
+	while (!instant_is_dismissed() && !instant_join())
+	{
+		instant_worker_interrupts();
+		(void) ConditionVariableTimedSleep(&InstantCtl->work_cv, 100,
+										   WAIT_EVENT_INSTANT_RECOVERY_MAIN);
+	}
+	ConditionVariableCancelSleep();
+	return joined;
+}
+
+/*
+ * After opening, if this process has failed to redo a page: wait until pages that have
+ * failed are to be tried again, since somebody needs one or a pause is over.  Returns
+ * false if the process is not needed any more.
+ */
+static bool
+instant_wait_for_retry(void)
+{
+	static long pause_ms = INSTANT_MIN_PAUSE;
+	TimestampTz until = GetCurrentTimestamp() + pause_ms * INT64CONST(1000);
+	bool		wanted = false;
+
+	if (!has_failed || pg_atomic_read_u32(&InstantCtl->open) == 0)
+		return false;
+
+	ConditionVariablePrepareToSleep(&InstantCtl->work_cv);
+	while (!wanted)
+	{
+		if (ShutdownRequestPending ||
+			pg_atomic_read_membarrier_u32(&InstantCtl->pending) == 0)
+			break;
+
+		instant_show_progress();
+		instant_worker_interrupts();
+		if (GetCurrentTimestamp() >= until)
+		{
+			pause_ms = Min(pause_ms * 2, INSTANT_MAX_PAUSE);
+			instant_retry_all();
+		}
+		SpinLockAcquire(&InstantCtl->mutex);
+		wanted = InstantCtl->demand_tail != InstantCtl->demand_head;
+		SpinLockRelease(&InstantCtl->mutex);
+		if (!wanted)
+			(void) ConditionVariableTimedSleep(&InstantCtl->work_cv, 100,
+											   WAIT_EVENT_INSTANT_RECOVERY_MAIN);
+	}
+	ConditionVariableCancelSleep();
+	return wanted;
+}
+
+/*
+ * Redo pages until none is left that others have not taken.  (I4)
+ *
+ * After opening a request to end is heard when all is done: nobody else can
+ * complete what sessions, and the checkpoint that ends a fast stop, wait for.
+ * Before that the startup process does.
+ */
+static void
+instant_work(void)
+{
+	uint32		i;
+	uint32		redone = 0;
+
+	while ((i = instant_take()) != INSTANT_NONE)
+	{
+		if (redone++ % INSTANT_SHOW_PAGES == 0)
+			instant_show_progress();
+		instant_try_page(i);
+		instant_worker_interrupts();
+		if (ShutdownRequestPending &&
+			pg_atomic_read_u32(&InstantCtl->open) == 0)
+			break;
+	}
+}
+
+/*
+ * What redo expects of a process
+ */
+static void
+instant_begin_redo(void)
+{
+	InRecovery = true;
+	instant_redoes_chains = true;
+	for (int rmid = 0; rmid <= RM_MAX_BUILTIN_ID; rmid++)
+	{
+		if (GetRmgr(rmid).rm_startup != NULL)
+			GetRmgr(rmid).rm_startup();
+	}
+}
+
+static void
+instant_end_redo(void)
+{
+	for (int rmid = 0; rmid <= RM_MAX_BUILTIN_ID; rmid++)
+	{
+		if (GetRmgr(rmid).rm_cleanup != NULL)
+			GetRmgr(rmid).rm_cleanup();
+	}
+	instant_close_reader();
+
+	/* the startup process goes on to remove, truncate and extend files */
+	smgrdestroyall();
+	instant_redoes_chains = false;
+	InRecovery = false;
+}
+
+/*
+ * Startup process, if there is no worker when clients are about to get in: do
+ * their work.  An error ends recovery, as ever.
+ */
+void
+instant_redo_all(void)
+{
+	uint32		i;
+
+	instant_begin_redo();
+	while ((i = instant_take()) != INSTANT_NONE)
+	{
+		ProcessStartupProcInterrupts();
+		instant_redo_page(i);
+		instant_page_done(i);
+	}
+	instant_end_redo();
+}
+
+/*
+ * Main entry point of a worker.
+ */
+void
+InstantRecoveryMain(Datum main_arg)
+{
+	worker_number = DatumGetInt32(main_arg);
+	instant_worker_initialize();
+	while (instant_wait_for_work())
+	{
+		bool		opened = pg_atomic_read_u32(&InstantCtl->open) != 0;
+
+		instant_begin_redo();
+		do
+			instant_work();
+		while (instant_wait_for_retry());
+		instant_end_redo();
+		instant_leave();
+		if (opened)
+			break;
+	}
+	proc_exit(0);
+}

@@ -1,0 +1,132 @@
+/*-------------------------------------------------------------------------
+ *
+ * instantrecovery_internal.h
+ *	  What the files of instant recovery share.
+ *
+ * instantrecovery.c	pages and their chains, in shared memory; who needs a page
+ * instantanalysis.c	the startup process: which records concern which pages
+ * instantredo.c		redo of single pages, and the workers that do it
+ *
+ * Copyright (c) 2026, PostgreSQL Global Development Group
+ *
+ * src/include/access/instantrecovery_internal.h
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef INSTANTRECOVERY_INTERNAL_H
+#define INSTANTRECOVERY_INTERNAL_H
+
+#include "access/instantrecovery.h"
+#include "datatype/timestamp.h"
+#include "storage/condition_variable.h"
+#include "storage/spin.h"
+
+/* Pages asked for that no worker has taken; more have to ask again */
+#define INSTANT_DEMANDS			1024
+
+/* Who waits for a page waits at one of these */
+#define INSTANT_PAGE_CVS		64
+
+/* No page, no record: end of a list */
+#define INSTANT_NONE			PG_UINT32_MAX
+
+typedef enum InstantPageState
+{
+	INSTANT_PENDING,
+	INSTANT_REDOING,
+	INSTANT_DONE,
+	INSTANT_FAILED,				/* cannot be redone (I9); may be tried again */
+} InstantPageState;
+
+/*
+ * A page with records to be applied.  Written by the startup process during
+ * analysis; while workers redo pages only "state" changes, and who has taken it
+ * to REDOING writes "last" and "sqlerrcode".
+ */
+typedef struct InstantPage
+{
+	RelFileLocator rlocator;
+	BlockNumber blkno;
+	uint32		next_in_bucket;
+	uint32		first;			/* record of its chain */
+	uint32		last;			/* in analysis; then the one that failed */
+	int			sqlerrcode;		/* with which it has failed */
+	pg_atomic_uint32 state;		/* InstantPageState */
+	uint8		forknum;
+	bool		rebuilt;		/* the first record does without the old page */
+} InstantPage;
+
+/* A record of a chain */
+typedef struct InstantRecord
+{
+	uint32		distance;		/* of its start from "base", in MAXALIGNs */
+	uint32		next;
+} InstantRecord;
+
+typedef struct InstantCtlData
+{
+	/*
+	 * Written by the startup process during analysis, when nobody else is
+	 * interested, and constant while workers redo pages.
+	 */
+	TimeLineID	tli;			/* all records are on this timeline */
+	XLogRecPtr	base;			/* where redo begins */
+	uint32		npages;
+	uint32		nrecords;
+	TimestampTz opened_at;
+
+	pg_atomic_uint32 pending;	/* see InstantRecoveryPending */
+	pg_atomic_uint32 open;		/* by startup process: clients get in */
+	pg_atomic_uint32 stop;		/* by startup process: no need for workers */
+	pg_atomic_uint32 workers;	/* that have attached and not exited */
+	pg_atomic_uint32 next;		/* page, in order, that nobody has tried */
+	pg_atomic_uint32 announced; /* page, in order, not prefetched yet */
+	pg_atomic_uint32 left;		/* pages that are not done */
+	pg_atomic_uint32 failed;	/* of those, pages that cannot be redone */
+	pg_atomic_uint32 on_demand; /* pages redone because somebody waited */
+
+	/* pages redone by each worker, and at the end by the startup process */
+	pg_atomic_uint32 redone[INSTANT_RECOVERY_MAX_WORKERS + 1];
+
+	slock_t		mutex;			/* for all that follows, but the last three */
+	bool		in_round;		/* workers may redo pages before opening */
+	uint32		busy;			/* workers that do */
+	uint32		demand_head;	/* positions only rise */
+	uint32		demand_tail;
+	uint32		demands[INSTANT_DEMANDS];	/* pages */
+
+	ConditionVariable page_cvs[INSTANT_PAGE_CVS];
+	ConditionVariable work_cv;	/* there is something for workers to do */
+	ConditionVariable all_cv;	/* "pending" or "busy" has become zero */
+} InstantCtlData;
+
+extern InstantCtlData *InstantCtl;
+extern InstantPage *InstantPages;
+
+/* This process applies chains, and need not ask. */
+extern bool instant_redoes_chains;
+
+/* instantrecovery.c */
+extern InstantPage *instant_find_page(const RelFileLocator *rlocator,
+									  ForkNumber forknum, BlockNumber blkno);
+extern void instant_enter_page(uint32 i);
+extern bool instant_take_page(uint32 i, InstantPageState from,
+							  InstantPageState to);
+extern InstantRecord *instant_record(uint32 i);
+extern XLogRecPtr instant_record_lsn(const InstantRecord *record);
+extern bool instant_has_room(int pages);
+extern void instant_forget_all(void);
+extern void instant_sort_pages(void);
+extern void instant_page_done(uint32 i);
+extern void instant_page_failed(uint32 i);
+extern void instant_retry_all(void);
+extern int	instant_errdetail_redone(void);
+
+/* instantredo.c */
+extern void instant_announce_page(const InstantPage *page);
+extern uint32 instant_take(void);
+extern void instant_redo_page(uint32 i);
+extern void instant_redo_all(void);
+extern void instant_close_reader(void);
+
+#endif							/* INSTANTRECOVERY_INTERNAL_H */

@@ -1,0 +1,192 @@
+
+# Copyright (c) 2026, PostgreSQL Global Development Group
+
+# After clients have got in, a page that cannot be redone is an error for who needs
+# it, and for checkpoints, and for nobody else.  When the page is repaired, given
+# up, or removed, redo is completed.  Before clients get in recovery ends, as ever.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use DoubleWrite::Check;
+use DoubleWrite::Crash;
+use DoubleWrite::Node;
+use DoubleWrite::Pages;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use PostgreSQL::Test::Watchdog seconds => 600;
+use Test::More;
+
+dw_require_injection_points();
+
+# Nothing is in the double-write log, from which pages would be restored.
+my $node = dw_quiet_node(
+	'fails', conf => q{
+instant_recovery = on
+recovery_workers = 2
+});
+my $complete = qr/redo is complete/;
+my $failed_error = qr/block \d+ of relation "base\/\d+\/\d+" could not be redone after the last crash/;
+my (%path, %saved);
+
+# Rows of each table are spread over some pages, all of which are changed after
+# the checkpoint.
+sub work
+{
+	foreach my $table ('bad', 'good', 'gone')
+	{
+		$node->safe_psql(
+			'postgres', qq{
+			CREATE TABLE IF NOT EXISTS $table (i int, f text) WITH (fillfactor = 50);
+			TRUNCATE $table;
+			INSERT INTO $table SELECT g, repeat('x', 100) FROM generate_series(1, 200) g;
+		});
+		$path{$table} =
+		  $node->safe_psql('postgres', "SELECT pg_relation_filepath('$table')");
+	}
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	$node->safe_psql('postgres', "UPDATE $_ SET i = i + 1") foreach ('bad', 'good', 'gone');
+	return;
+}
+
+# The checksum of the table's second page does not fit.
+sub crash_and_damage
+{
+	my (@tables) = @_;
+
+	$node->stop('immediate');
+	foreach my $table (@tables)
+	{
+		$saved{$table} = dw_read_block($node, $path{$table}, 8192);
+		my $damaged = $saved{$table};
+		substr($damaged, 5000, 100) = 'y' x 100;
+		dw_write_block($node, $path{$table}, 8192, $damaged);
+	}
+	return;
+}
+
+sub repair
+{
+	my ($table) = @_;
+
+	dw_write_block($node, $path{$table}, 8192, $saved{$table});
+	return;
+}
+
+sub fails
+{
+	my ($sql, $pattern, $test_name) = @_;
+	my ($status, undef, $stderr) = $node->psql('postgres', $sql);
+
+	isnt($status, 0, $test_name);
+	like($stderr, $pattern, '... and why');
+	return;
+}
+
+# A page is not counted as failed while it is tried again.
+sub pages_are
+{
+	my ($pages, $test_name) = @_;
+
+	ok($node->poll_query_until('postgres',
+			'SELECT pages_pending, pages_failed FROM pg_instant_recovery', $pages),
+		$test_name);
+	return;
+}
+
+sub total
+{
+	my ($table) = @_;
+
+	return $node->safe_psql('postgres', "SELECT count(*), sum(i) FROM $table");
+}
+
+my $all = '200|20300';
+
+$node->safe_psql('postgres', 'CREATE EXTENSION pg_doublewrite_stats');
+pages_are('', 'nothing has been recovered');
+work();
+crash_and_damage('bad', 'gone');
+my $offset = -s $node->logfile;
+ok(dw_poll_start($node), 'server starts with two pages that cannot be redone');
+is(total('good'), $all, '... and other tables can be read');
+is($node->safe_psql('postgres', "SELECT i FROM bad WHERE ctid = '(0,1)'"),
+	'', '... and other pages of the same table');
+fails('SELECT * FROM bad', $failed_error, 'who needs the page gets an error');
+fails('SELECT * FROM bad', $failed_error, '... each time');
+fails('CHECKPOINT', qr/checkpoint request failed/, 'no checkpoint is made');
+like(
+	slurp_file($node->logfile, $offset),
+	qr/ERROR:  2 pages could not be redone after the last crash/,
+	'... and the log says why');
+like(
+	slurp_file($node->logfile, $offset),
+	qr/ERROR:  invalid page in block 1 of relation "\Q$path{bad}\E"/,
+	'... and which pages these are');
+pages_are('2|2', '... and the view how many');
+
+# The cluster cannot be shut down, and the next start begins at the same place.
+$node->stop('fast', fail_ok => 1);
+dw_wait_for_exit($node);
+my ($control) = run_command([ 'pg_controldata', $node->data_dir ]);
+like($control, qr/cluster state: +in production/, 'a stop leaves the cluster to be recovered');
+ok(dw_poll_start($node), 'server starts again');
+fails('SELECT * FROM bad', $failed_error, '... to the same errors');
+
+# Removing a table removes its pages.
+fails('SELECT * FROM gone', $failed_error, 'the other table cannot be read');
+$node->safe_psql('postgres', 'DROP TABLE gone');
+pages_are('1|1', 'a page of a table that is dropped is not needed');
+
+# The page is repaired.
+$offset = -s $node->logfile;
+repair('bad');
+is(total('bad'), $all, 'a page that has been repaired is redone');
+like(slurp_file($node->logfile, $offset), $complete, '... and redo is complete');
+$node->safe_psql('postgres', 'CHECKPOINT');
+pages_are('0|0', '... and a checkpoint is made');
+
+# The page is given up.
+work();
+crash_and_damage('bad');
+ok(dw_poll_start($node), 'server starts');
+fails('CHECKPOINT', qr/checkpoint request failed/, '... with a page that cannot be redone');
+$offset = -s $node->logfile;
+$node->append_conf('postgresql.conf', 'zero_damaged_pages = on');
+$node->reload;
+$node->poll_query_until('postgres', 'SELECT count(*) >= 0 FROM bad')
+  or die 'the page is not given up';
+like(
+	slurp_file($node->logfile, $offset),
+	qr/WARNING:  invalid page in block 1 of relation "\Q$path{bad}\E"; zeroing out page/,
+	'a page is given up');
+$node->safe_psql('postgres', 'CHECKPOINT');
+is(total('good'), $all, '... and others are complete');
+isnt(total('bad'), $all, '... and its rows are lost');
+$node->append_conf('postgresql.conf', 'zero_damaged_pages = off');
+$node->reload;
+
+# Workers redo pages before clients get in, and leave the error to the startup process.
+work();
+crash_and_damage('bad');
+$node->append_conf('postgresql.conf', 'instant_recovery = off');
+$offset = -s $node->logfile;
+ok(!$node->start(fail_ok => 1), 'server does not start');
+dw_wait_for_exit($node);
+like(
+	slurp_file($node->logfile, $offset),
+	qr/FATAL:  invalid page in block 1 of relation "\Q$path{bad}\E"/,
+	'... for a page that cannot be redone before clients get in');
+like(
+	slurp_file($node->logfile, $offset),
+	qr/CONTEXT: .*WAL redo of block 1 of relation "\Q$path{bad}\E"/s,
+	'... and the log says which');
+repair('bad');
+ok(dw_poll_start($node), 'server starts when it has been repaired');
+is(total('bad'), $all, '... and nothing is lost');
+dw_check_stopped($node);
+
+done_testing();
