@@ -5,6 +5,7 @@
  *
  * instantrecovery.c	pages and their chains, in shared memory; who needs a page
  * instantanalysis.c	the startup process: which records concern which pages
+ * instantwal.c			records are read again
  * instantredo.c		redo of single pages, and the workers that do it
  *
  * Copyright (c) 2026, PostgreSQL Global Development Group
@@ -75,6 +76,12 @@ typedef struct InstantCtlData
 	uint32		nrecords;
 	TimestampTz opened_at;
 
+	/* WAL that is kept: see instantwal.c */
+	XLogRecPtr	chunks_from;
+	uint32		nchunks;
+	pg_atomic_uint32 *chunk_states;
+	char	   *chunks;
+
 	pg_atomic_uint32 pending;	/* see InstantRecoveryPending */
 	pg_atomic_uint32 open;		/* by startup process: clients get in */
 	pg_atomic_uint32 stop;		/* by startup process: no need for workers */
@@ -115,6 +122,7 @@ extern bool instant_take_page(uint32 i, InstantPageState from,
 extern InstantRecord *instant_record(uint32 i);
 extern XLogRecPtr instant_record_lsn(const InstantRecord *record);
 extern bool instant_has_room(int pages);
+extern char *instant_free_memory(Size *size);
 extern void instant_forget_all(void);
 extern void instant_sort_pages(void);
 extern void instant_page_done(uint32 i);
@@ -122,11 +130,15 @@ extern void instant_page_failed(uint32 i);
 extern void instant_retry_all(void);
 extern int	instant_errdetail_redone(void);
 
+/* instantwal.c */
+extern void instant_prepare_wal(void);
+extern XLogReaderState *instant_read_record(XLogRecPtr lsn);
+extern void instant_close_reader(void);
+
 /* instantredo.c */
 extern void instant_announce_page(const InstantPage *page);
 extern uint32 instant_take(void);
 extern void instant_redo_page(uint32 i);
 extern void instant_redo_all(void);
-extern void instant_close_reader(void);
 
 #endif							/* INSTANTRECOVERY_INTERNAL_H */

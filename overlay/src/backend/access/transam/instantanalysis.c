@@ -403,6 +403,7 @@ instant_prepare_redo(void)
 	instant_note_images();
 	ndone = instant_extend_forks();
 	instant_sort_pages();
+	instant_prepare_wal();
 	pg_atomic_write_u32(&InstantCtl->next, 0);
 	pg_atomic_write_u32(&InstantCtl->announced, 0);
 	pg_atomic_write_u32(&InstantCtl->failed, 0);

@@ -117,7 +117,7 @@ InstantCtlData *InstantCtl = NULL;
 
 /*
  * Memory for chains: buckets, then pages from the left and records from the
- * right, until they meet.
+ * right, until they meet.  See instantwal.c for what is between them.
  */
 InstantPage *InstantPages = NULL;
 static uint32 *InstantBuckets = NULL;
@@ -377,6 +377,20 @@ instant_has_room(int pages)
 {
 	return (char *) (InstantPages + InstantCtl->npages + pages) <=
 		(char *) (InstantRecordsEnd - InstantCtl->nrecords - pages);
+}
+
+/*
+ * What is left between pages and records, until more of them are added.
+ */
+char *
+instant_free_memory(Size *size)
+{
+	char	   *from = (char *)
+		CACHELINEALIGN(InstantPages + InstantCtl->npages);
+	char	   *to = (char *) (InstantRecordsEnd - InstantCtl->nrecords);
+
+	*size = to > from ? to - from : 0;
+	return from;
 }
 
 /*

@@ -5,8 +5,8 @@
  *
  * See instantrecovery.c for how it belongs together.
  *
- * The process reads the records of the chain from WAL again, and calls rm_redo for
- * each, as ever.  XLogReadBufferForRedoExtended() answers for all blocks but the
+ * The process reads the records of the chain again, and calls rm_redo for each, as
+ * ever.  XLogReadBufferForRedoExtended() answers for all blocks but the
  * page that they are not there, which redo must cope with anyway, since they may have been
  * truncated away later.  Where redo does not ask, because the record carries all
  * there is in the page (an image, or a page that is initialized), it gets a
@@ -21,9 +21,6 @@
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
-
-#include <fcntl.h>
-#include <unistd.h>
 
 #include "access/instantrecovery_internal.h"
 #include "access/rmgr.h"
@@ -87,11 +84,6 @@ static InstantPage *redo_page = NULL;
 static Buffer sinks[XLR_MAX_BLOCK_ID + 1];
 static int	nsinks = 0;
 
-/* The reader for records of chains, of each process that applies some */
-static XLogReaderState *reader = NULL;
-static int	segment_file = -1;
-static XLogSegNo segment_no = 0;
-
 /* Worker: its number, from 1; 0 is the startup process */
 static int	worker_number = 0;
 
@@ -104,79 +96,6 @@ static bool has_failed = false;
  * Redo of one page
  * ----------------------------------------------------------------
  */
-
-/*
- * XLogReaderRoutine->page_read callback.  All WAL that is asked for has been
- * read before, in analysis, and is kept until the next checkpoint (I7).
- */
-static int
-instant_page_read(XLogReaderState *state, XLogRecPtr targetPagePtr, int reqLen,
-				  XLogRecPtr targetRecPtr, char *readBuf)
-{
-	ssize_t		r;
-
-	if (segment_file >= 0 &&
-		!XLByteInSeg(targetPagePtr, segment_no, wal_segment_size))
-	{
-		close(segment_file);
-		segment_file = -1;
-	}
-	if (segment_file < 0)
-	{
-		char		path[MAXPGPATH];
-
-		XLByteToSeg(targetPagePtr, segment_no, wal_segment_size);
-		XLogFilePath(path, InstantCtl->tli, segment_no, wal_segment_size);
-		segment_file = BasicOpenFile(path, O_RDONLY | PG_BINARY);
-		if (segment_file < 0)
-			ereport(ERROR,
-					(errcode_for_file_access(),
-					 errmsg("could not open file \"%s\": %m", path)));
-	}
-
-	pgstat_report_wait_start(WAIT_EVENT_WAL_READ);
-	r = pg_pread(segment_file, readBuf, XLOG_BLCKSZ,
-				 (off_t) XLogSegmentOffset(targetPagePtr, wal_segment_size));
-	pgstat_report_wait_end();
-	if (r != XLOG_BLCKSZ)
-		ereport(ERROR,
-				(errcode_for_file_access(),
-				 errmsg("could not read WAL at %X/%X",
-						LSN_FORMAT_ARGS(targetPagePtr))));
-	state->seg.ws_tli = InstantCtl->tli;
-	return XLOG_BLCKSZ;
-}
-
-static void
-instant_open_reader(void)
-{
-	static XLogReaderRoutine routine = {.page_read = instant_page_read};
-	MemoryContext oldcontext;
-
-	if (reader != NULL)
-		return;
-
-	oldcontext = MemoryContextSwitchTo(TopMemoryContext);
-	reader = XLogReaderAllocate(wal_segment_size, NULL, &routine, NULL);
-	MemoryContextSwitchTo(oldcontext);
-	if (reader == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_OUT_OF_MEMORY),
-				 errmsg("out of memory"),
-				 errdetail("Failed while allocating a WAL reading processor.")));
-	reader->system_identifier = GetSystemIdentifier();
-}
-
-void
-instant_close_reader(void)
-{
-	if (reader != NULL)
-		XLogReaderFree(reader);
-	reader = NULL;
-	if (segment_file >= 0)
-		close(segment_file);
-	segment_file = -1;
-}
 
 /*
  * Is this another block than the one that is being redone?
@@ -271,7 +190,7 @@ instant_redo_error_callback(void *arg)
 	errcontext("WAL redo of block %u of relation \"%s\" at %X/%X",
 			   page->blkno,
 			   relpathperm(page->rlocator, page->forknum).str,
-			   LSN_FORMAT_ARGS(reader->ReadRecPtr));
+			   LSN_FORMAT_ARGS(instant_record_lsn(instant_record(page->last))));
 }
 
 /*
@@ -282,8 +201,6 @@ instant_redo_page(uint32 page_number)
 {
 	InstantPage *page = &InstantPages[page_number];
 	ErrorContextCallback errcallback;
-
-	instant_open_reader();
 
 	errcallback.callback = instant_redo_error_callback;
 	errcallback.arg = page;
@@ -297,18 +214,11 @@ instant_redo_page(uint32 page_number)
 
 	for (uint32 i = page->first; i != INSTANT_NONE; i = instant_record(i)->next)
 	{
-		XLogRecPtr	lsn = instant_record_lsn(instant_record(i));
-		char	   *errormsg;
+		XLogReaderState *record;
 
 		page->last = i;
-		XLogBeginRead(reader, lsn);
-		if (XLogReadRecord(reader, &errormsg) == NULL)
-			ereport(ERROR,
-					(errcode(ERRCODE_DATA_CORRUPTED),
-					 errmsg("could not read WAL again at %X/%X: %s",
-							LSN_FORMAT_ARGS(lsn),
-							errormsg ? errormsg : "end of WAL")));
-		GetRmgr(XLogRecGetRmid(reader)).rm_redo(reader);
+		record = instant_read_record(instant_record_lsn(instant_record(i)));
+		GetRmgr(XLogRecGetRmid(record)).rm_redo(record);
 		instant_empty_sinks();
 		INJECTION_POINT("instant-recovery-record-redone", NULL);
 	}

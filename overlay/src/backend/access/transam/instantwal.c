@@ -1,0 +1,291 @@
+/*-------------------------------------------------------------------------
+ *
+ * instantwal.c
+ *	  Instant recovery: the records of chains, read from WAL again.
+ *
+ * The records of a page are scattered over all WAL that is to be redone, and so who
+ * redoes one page after the other would read a page of WAL from a file for each
+ * record.  Therefore as much of it as fits is kept in the shared memory that
+ * chains have left free: in chunks, each of which is read by whoever needs it
+ * first, and stays.  All WAL that is asked for has been read before, in
+ * analysis, which has verified records, and is kept until the next checkpoint (I7).
+ *
+ * See instantrecovery.c for how it belongs together.
+ *
+ * Copyright (c) 2026, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *	  src/backend/access/transam/instantwal.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "access/instantrecovery_internal.h"
+#include "access/xlog.h"
+#include "access/xlog_internal.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "storage/fd.h"
+#include "utils/memutils.h"
+#include "utils/wait_event.h"
+
+/* Divides segments, and is a multiple of pages of WAL */
+#define INSTANT_CHUNK			(8 * XLOG_BLCKSZ)
+
+typedef enum InstantChunkState
+{
+	INSTANT_CHUNK_EMPTY,
+	INSTANT_CHUNK_LOADING,		/* others read from the file meanwhile */
+	INSTANT_CHUNK_LOADED,
+} InstantChunkState;
+
+/* Of each process that redoes pages */
+static XLogReaderState *reader = NULL;
+static DecodedXLogRecord *decoded = NULL;
+static size_t decoded_size = 0;
+static int	segment_file = -1;
+static XLogSegNo segment_no = 0;
+
+/* ----------------------------------------------------------------
+ * Chunks
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * Startup process: chains are complete, and pages are about to be redone.  The memory
+ * that is left holds an InstantChunkState for each chunk, and the chunks.
+ */
+void
+instant_prepare_wal(void)
+{
+	Size		size;
+	char	   *memory = instant_free_memory(&size);
+	uint32		nchunks = 0;
+
+	if (size > PG_CACHE_LINE_SIZE)
+		nchunks = Min((size - PG_CACHE_LINE_SIZE) /
+					  (INSTANT_CHUNK + sizeof(pg_atomic_uint32)), INSTANT_NONE - 1);
+
+	InstantCtl->nchunks = nchunks;
+	InstantCtl->chunk_states = (pg_atomic_uint32 *) memory;
+	InstantCtl->chunks = (char *)
+		CACHELINEALIGN(memory + nchunks * sizeof(pg_atomic_uint32));
+	for (uint32 i = 0; i < nchunks; i++)
+		pg_atomic_init_u32(&InstantCtl->chunk_states[i], INSTANT_CHUNK_EMPTY);
+
+	InstantCtl->chunks_from = InstantCtl->base;
+	if (InstantCtl->nrecords > 0)
+		InstantCtl->chunks_from = instant_record_lsn(instant_record(0));
+	InstantCtl->chunks_from -= InstantCtl->chunks_from % INSTANT_CHUNK;
+}
+
+static void
+instant_close_segment(void)
+{
+	if (segment_file >= 0)
+		close(segment_file);
+	segment_file = -1;
+}
+
+/*
+ * Read from a segment, which all of it is in.
+ */
+static void
+instant_pread(char *buffer, size_t size, XLogRecPtr from)
+{
+	ssize_t		r;
+
+	if (segment_file >= 0 && !XLByteInSeg(from, segment_no, wal_segment_size))
+		instant_close_segment();
+	if (segment_file < 0)
+	{
+		char		path[MAXPGPATH];
+
+		XLByteToSeg(from, segment_no, wal_segment_size);
+		XLogFilePath(path, InstantCtl->tli, segment_no, wal_segment_size);
+		segment_file = BasicOpenFile(path, O_RDONLY | PG_BINARY);
+		if (segment_file < 0)
+			ereport(ERROR,
+					(errcode_for_file_access(),
+					 errmsg("could not open file \"%s\": %m", path)));
+	}
+
+	pgstat_report_wait_start(WAIT_EVENT_WAL_READ);
+	r = pg_pread(segment_file, buffer, size,
+				 (off_t) XLogSegmentOffset(from, wal_segment_size));
+	pgstat_report_wait_end();
+	if (r < 0)
+		ereport(ERROR,
+				(errcode_for_file_access(),
+				 errmsg("could not read WAL at %X/%X: %m", LSN_FORMAT_ARGS(from))));
+	if (r != size)
+		ereport(ERROR,
+				(errcode(ERRCODE_DATA_CORRUPTED),
+				 errmsg("could not read WAL at %X/%X: read %zd of %zu",
+						LSN_FORMAT_ARGS(from), r, size)));
+}
+
+static void
+instant_load_chunk(uint32 i)
+{
+	pg_atomic_uint32 *state = &InstantCtl->chunk_states[i];
+
+	PG_TRY();
+	{
+		instant_pread(InstantCtl->chunks + (size_t) i * INSTANT_CHUNK, INSTANT_CHUNK,
+					  InstantCtl->chunks_from + (XLogRecPtr) i * INSTANT_CHUNK);
+	}
+	PG_CATCH();
+	{
+		pg_atomic_write_u32(state, INSTANT_CHUNK_EMPTY);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+
+	/* The barrier makes the chunk visible before its state. */
+	pg_atomic_write_membarrier_u32(state, INSTANT_CHUNK_LOADED);
+}
+
+/*
+ * WAL from there on, up to the end of its page, or NULL if it is not kept.
+ */
+static char *
+instant_kept_wal(XLogRecPtr lsn)
+{
+	XLogRecPtr	distance = lsn - InstantCtl->chunks_from;
+	uint32		i;
+	uint32		state;
+
+	if (lsn < InstantCtl->chunks_from || distance / INSTANT_CHUNK >= InstantCtl->nchunks)
+		return NULL;
+
+	i = distance / INSTANT_CHUNK;
+	state = pg_atomic_read_u32(&InstantCtl->chunk_states[i]);
+	if (state == INSTANT_CHUNK_EMPTY &&
+		pg_atomic_compare_exchange_u32(&InstantCtl->chunk_states[i], &state,
+									   INSTANT_CHUNK_LOADING))
+	{
+		instant_load_chunk(i);
+		state = INSTANT_CHUNK_LOADED;
+	}
+	if (state != INSTANT_CHUNK_LOADED)
+		return NULL;
+	pg_read_barrier();
+	return InstantCtl->chunks + distance;
+}
+
+/* ----------------------------------------------------------------
+ * Records
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * XLogReaderRoutine->page_read callback
+ */
+static int
+instant_page_read(XLogReaderState *state, XLogRecPtr targetPagePtr, int reqLen,
+				  XLogRecPtr targetRecPtr, char *readBuf)
+{
+	char	   *kept = instant_kept_wal(targetPagePtr);
+
+	if (kept != NULL)
+		memcpy(readBuf, kept, XLOG_BLCKSZ);
+	else
+		instant_pread(readBuf, XLOG_BLCKSZ, targetPagePtr);
+	state->seg.ws_tli = InstantCtl->tli;
+	return XLOG_BLCKSZ;
+}
+
+static void
+instant_open_reader(void)
+{
+	static XLogReaderRoutine routine = {.page_read = instant_page_read};
+	MemoryContext oldcontext;
+
+	oldcontext = MemoryContextSwitchTo(TopMemoryContext);
+	reader = XLogReaderAllocate(wal_segment_size, NULL, &routine, NULL);
+	MemoryContextSwitchTo(oldcontext);
+	if (reader == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OUT_OF_MEMORY),
+				 errmsg("out of memory"),
+				 errdetail("Failed while allocating a WAL reading processor.")));
+	reader->system_identifier = GetSystemIdentifier();
+}
+
+void
+instant_close_reader(void)
+{
+	if (reader != NULL)
+		XLogReaderFree(reader);
+	reader = NULL;
+	if (decoded != NULL)
+		pfree(decoded);
+	decoded = NULL;
+	decoded_size = 0;
+	instant_close_segment();
+}
+
+/*
+ * Decode a record where it is, if it is in a page that is kept, as nearly all are.
+ * Its checksum has been verified in analysis.
+ */
+static bool
+instant_decode_kept(XLogRecPtr lsn)
+{
+	XLogRecord *record = (XLogRecord *) instant_kept_wal(lsn);
+	size_t		room = XLOG_BLCKSZ - lsn % XLOG_BLCKSZ;
+	size_t		needed;
+	char	   *errormsg;
+
+	if (record == NULL || room < SizeOfXLogRecord || room < record->xl_tot_len)
+		return false;
+
+	needed = DecodeXLogRecordRequiredSpace(record->xl_tot_len);
+	if (needed > decoded_size)
+	{
+		if (decoded != NULL)
+			pfree(decoded);
+		decoded = NULL;
+		decoded_size = Max(needed, XLOG_BLCKSZ);
+		decoded = MemoryContextAlloc(TopMemoryContext, decoded_size);
+	}
+	if (!DecodeXLogRecord(reader, decoded, record, lsn, &errormsg))
+		ereport(ERROR,
+				(errcode(ERRCODE_DATA_CORRUPTED),
+				 errmsg("could not decode WAL again at %X/%X: %s",
+						LSN_FORMAT_ARGS(lsn), errormsg)));
+
+	XLogBeginRead(reader, lsn);
+	reader->ReadRecPtr = lsn;
+	reader->EndRecPtr = lsn + MAXALIGN(record->xl_tot_len);
+	reader->record = decoded;
+	return true;
+}
+
+/*
+ * The record at that position, as rm_redo wants it.
+ */
+XLogReaderState *
+instant_read_record(XLogRecPtr lsn)
+{
+	char	   *errormsg;
+
+	if (reader == NULL)
+		instant_open_reader();
+	if (instant_decode_kept(lsn))
+		return reader;
+
+	XLogBeginRead(reader, lsn);
+	if (XLogReadRecord(reader, &errormsg) == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_DATA_CORRUPTED),
+				 errmsg("could not read WAL again at %X/%X: %s",
+						LSN_FORMAT_ARGS(lsn),
+						errormsg ? errormsg : "end of WAL")));
+	return reader;
+}
