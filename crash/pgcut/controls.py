@@ -36,6 +36,7 @@ class Control:
     seconds: float = 4          # of load in a recording
     server: bool = False        # recover with all processes, not in single-user mode
     sequel: bool = False        # a server goes on from each state, and is cut off again
+    pending: bool = False       # ask while pages wait to be redone
     standby: bool = False       # each state is judged as a standby, and then promoted
     nested: bool = False        # recovery of most states is cut, too
     monitored: bool = False     # the protocol monitor must see it in the recording
@@ -66,6 +67,9 @@ _MUCH_STAGED = (("bgwriter_delay", "10s"), ("double_write_stage_size", "8MB"))
 # Clients get in before pages have been redone, by one worker.
 _INSTANT = (("instant_recovery", "on"), ("recovery_workers", "1"),
             ("instant_recovery_memory", "64MB"), ("wal_level", "replica"))
+# Several processes redo pages before clients get in, in many rounds.
+_PARALLEL = (("instant_recovery", "off"), ("recovery_workers", "3"),
+             ("instant_recovery_memory", "64kB"), ("wal_level", "replica"))
 # Pages go home atomically in pg_default, and nowhere else.
 _ATOMIC = (("io_torn_pages_protection", "atomic_writes"), ("wal_level", "replica"))
 # Many pages go home, and few of them twice.
@@ -173,6 +177,12 @@ CONTROLS = (
             faults=("all-kept", "all-lost", "torn-pages")),
     Control("instant-first-record-only", "I3", "of the records of a page only the first is applied",
             recover=True, settings=_INSTANT, server=True,
+            faults=("all-kept", "all-lost", "torn-pages")),
+    Control("instant-page-not-awaited", "I2, I3", "sessions see pages for which records wait",
+            recover=True, settings=_INSTANT, server=True, pending=True,
+            faults=("all-kept", "all-lost", "torn-pages")),
+    Control("instant-round-not-awaited", "I5", "what needs all pages redone is done before they are",
+            recover=True, settings=_PARALLEL, server=True,
             faults=("all-kept", "all-lost", "torn-pages")),
     Control("log-directory-not-synced", "R3", "new files of the log are not synced into their directory",
             rules=Rules(names_need_directory_sync=("pg_doublewrite",),

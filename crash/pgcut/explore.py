@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 import traceback
 import weakref
@@ -41,6 +42,26 @@ JUDGING = {"fsync": "off", "io_workers": "1"}
 # For most: without processes that have nothing to do with what is asked.  Who reads ahead for
 # the oracle costs as much as a tenth of all else, and changes no answer.
 PLAIN = {"io_method": "sync", "max_logical_replication_workers": "0"}
+
+# Each page waits until somebody needs it, or all of them.
+PENDING = {"instant_recovery": "on", "recovery_workers": "1", "instant_recovery_memory": "64MB",
+           "shared_preload_libraries": "test_doublewrite",
+           "test_doublewrite.fail_at": "instant-recovery-demands-first:EIO"}
+
+# Redo in the order of WAL, and in other ways: each leaves the same files.
+IN_ORDER = {"wal_pipeline": "off", "instant_recovery": "off", "recovery_workers": "0"}
+WAYS = {
+    "with the WAL pipeline": ({**IN_ORDER, "wal_pipeline": "on"},),
+    "page by page": ({"instant_recovery": "on", "recovery_workers": "2",
+                      "instant_recovery_memory": "64MB"},
+                     {"instant_recovery": "off", "recovery_workers": "3",
+                      "instant_recovery_memory": "64MB"},
+                     {"instant_recovery": "off", "recovery_workers": "3",
+                      "instant_recovery_memory": "64kB"}),
+}
+
+# What may be asked takes a second or two: a server that takes so long hangs.
+HANG_SECONDS = 180
 
 SECTOR = 512
 
@@ -100,8 +121,10 @@ class Context:
     as_drawn_every: int = 5
     # One state in so many is started a second time and must stay as it is.
     restart_every: int = 20
-    # One state in so many is recovered with and without the WAL pipeline.
+    # One state in so many is recovered with and without the WAL pipeline, and page by page.
     compare_every: int = 20
+    # One state in so many is asked while its pages wait to be redone.
+    pending_every: int = 10
     # One state of a standby in so many is started as one, and then promoted.
     standby_every: int = 2
     # From one state in so many a server goes on, with load, and is cut off again: most of
@@ -160,7 +183,7 @@ class Judge:
         standby = (Path(image) / server.STANDBY_SIGNAL).exists()
         if not standby and drawn("compare", seed, self.context.compare_every):
             with phase(outcome, "compare"):
-                outcome.complaints += self._compare_pipeline(image)
+                outcome.complaints += self._compare_ways(image, seed)
         with phase(outcome, "standby" if standby else "recover"):
             ask = self._ask_standby if standby else self._ask_single \
                 if drawn("single", seed, self.context.single_every) else self._ask_server
@@ -182,9 +205,14 @@ class Judge:
                                     quick=self.context.quick)
 
     def _ask_server(self, image, expected, seed):
-        """Recover with all processes that a server has; returns complaints and log."""
-        return self._ask(image, {}, seed, lambda instance:
-                         oracle.verify_connected(instance.connect, expected))
+        """Recover with all processes that a server has; returns complaints and log.
+
+        A checkpoint would wait until no page is pending.
+        """
+        pending = drawn("pending", seed, self.context.pending_every)
+        return self._ask(image, PENDING if pending else {}, seed, lambda instance:
+                         oracle.verify_connected(instance.connect, expected,
+                                                 checkpoint=not pending))
 
     def _ask_standby(self, image, expected, seed):
         """Start a standby, let it replay what there is, promote it; returns complaints and log.
@@ -210,50 +238,63 @@ class Judge:
         with server.as_user():
             log.touch()
         instance = server.Server(self.context.bindir, image, log)
+        watch = threading.Timer(HANG_SECONDS, instance.kill)
         try:
             instance.start({**JUDGING, **settings})
+            watch.start()
             complaints = verify(instance)
             instance.stop()
         except Exception as exc:
             tail = " / ".join(log.read_text().strip().splitlines()[-8:])
             complaints = [f"no verdict of a server: {exc}: {tail}"]
         finally:
+            watch.cancel()
             instance.close()
         return complaints, log.read_text()
 
-    def _compare_pipeline(self, image):
-        """Recover two copies of an image, with the WAL pipeline and without.
+    def _compare_ways(self, image, seed):
+        """Recover copies of an image in the order of WAL, and in other ways.
 
         The files of relations must be the same afterwards, and redo must have come to the
         same record.  (WAL goes on after it: a checkpoint may be part of it or not.)  If
-        recovery fails, it must fail both times.
+        recovery fails, it must fail in order and with the WAL pipeline; page by page it
+        may leave the error to who needs the page.
         """
-        found = []
-        for pipeline in ("off", "on"):
-            copy = Path(image).parent / f"pipeline-{pipeline}"
-            log = copy.with_suffix(".log")
-            with server.as_user():
-                subprocess.run(["cp", "-a", str(image), str(copy)], check=True)
-                log.touch()
-            instance = server.Server(self.context.bindir, copy, log)
-            try:
-                # No process that would read a catalog, and leave hints there
-                instance.start({"fsync": "off", "autovacuum": "off", "wal_pipeline": pipeline,
-                                "max_logical_replication_workers": "0"})
-                instance.stop()
-                found.append({**pages.fingerprint(copy), "end of WAL": _replayed(log)})
-            except server.ServerError as exc:
-                found.append({"server": log.read_text()[-1500:]})
-            finally:
-                instance.close()
-                shutil.rmtree(copy)
-        failures = [result["server"] for result in found if "server" in result]
-        if len(failures) == 1:
-            return [f"recovery fails only with the WAL pipeline, or only without: {failures[0]}"]
-        differing = sorted(name for name in found[0].keys() | found[1].keys()
-                           if found[0].get(name) != found[1].get(name))
-        return [f"recovery with the WAL pipeline leaves another {name}" for name in differing[:3]
-                if not failures]
+        expected = self._fingerprint_of(image, IN_ORDER)
+        complaints = []
+        for how, choices in WAYS.items():
+            found = self._fingerprint_of(image, random.Random(f"{how}/{seed}").choice(choices))
+            failures = [result["server"] for result in (expected, found) if "server" in result]
+            if how == "page by page" and "server" in expected:
+                continue
+            if len(failures) == 1:
+                complaints.append(f"recovery fails only {how}, or only without: {failures[0]}")
+            differing = sorted(name for name in expected.keys() | found.keys()
+                               if expected.get(name) != found.get(name))
+            complaints += [f"recovery {how} leaves another {name}" for name in differing[:3]
+                           if not failures]
+        return complaints
+
+    def _fingerprint_of(self, image, settings):
+        """Recover a copy of an image; returns what it has become, or the log if that fails."""
+        copy = Path(image).parent / "compared"
+        log = copy.with_suffix(".log")
+        with server.as_user():
+            subprocess.run(["cp", "-a", str(image), str(copy)], check=True)
+            log.unlink(missing_ok=True)
+            log.touch()
+        instance = server.Server(self.context.bindir, copy, log)
+        try:
+            # No process that would read a catalog, and leave hints there
+            instance.start({"fsync": "off", "autovacuum": "off",
+                            "max_logical_replication_workers": "0", **settings})
+            instance.stop()
+            return {**pages.fingerprint(copy), "end of WAL": _replayed(log)}
+        except server.ServerError:
+            return {"server": log.read_text()[-1500:]}
+        finally:
+            instance.close()
+            shutil.rmtree(copy)
 
     def _harmless(self, complaint):
         """Say whether a complaint is about what nobody promises here."""

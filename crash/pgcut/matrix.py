@@ -24,7 +24,7 @@ MATRIX = {
     "double_write_compression": ("off", "off", "lz4", "zstd"),
     "instant_recovery": ("off", "off", "on"),
     "instant_recovery_memory": ("64kB", "64MB"),
-    "recovery_workers": ("1", "3"),
+    "recovery_workers": ("-1", "-1", "0", "1", "3"),
     "wal_pipeline": ("on", "off"),
     "wal_pipeline_queue_size": ("64kB", "1MB", "16MB"),
     "shared_buffers": ("512kB", "1MB", "2MB", "16MB"),
@@ -57,6 +57,12 @@ MATRIX = {
 PRETENDED = {
     "shared_preload_libraries": "test_doublewrite",
     "test_doublewrite.pretend_atomic": "on",
+}
+
+# A page waits for a millisecond more, unless somebody needs it, so that there is time for cuts.
+SLOWLY = {
+    "shared_preload_libraries": "test_doublewrite",
+    "test_doublewrite.fail_at": "instant-recovery-slowly:EIO",
 }
 
 # What every server of the explorer is run with.
@@ -134,6 +140,8 @@ def sanitised(settings):
         settings["max_wal_senders"] = "0"
     if settings["io_torn_pages_protection"] == "atomic_writes":
         settings.update(PRETENDED)
+    if settings["instant_recovery"] == "on" and settings["recovery_workers"] == "1":
+        settings.update(SLOWLY)
     return settings
 
 

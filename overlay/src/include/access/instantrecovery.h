@@ -60,6 +60,7 @@ extern void InstantRecoveryWaitForPage(const RelFileLocator *rlocator,
 									   ForkNumber forknum, BlockNumber blkno);
 extern void InstantRecoveryWaitForRelation(const RelFileLocator *rlocator);
 extern void InstantRecoveryForgetRelation(const RelFileLocator *rlocator);
+extern void InstantRecoveryForgetDatabase(Oid database);
 extern void InstantRecoveryWaitForAll(void);
 extern void InstantRecoveryMain(Datum main_arg);
 
@@ -89,7 +90,7 @@ InstantRecoveryAskForRelation(const RelFileLocator *rlocator)
 }
 
 /*
- * To be called before all files of a relation are removed.
+ * To be called before all files of a relation are removed, or of a database.
  */
 static inline void
 InstantRecoveryAskForRemoval(const RelFileLocator *rlocator)
@@ -97,6 +98,14 @@ InstantRecoveryAskForRemoval(const RelFileLocator *rlocator)
 	if (unlikely(InstantRecoveryPending != NULL) &&
 		unlikely(pg_atomic_read_u32(InstantRecoveryPending) != 0))
 		InstantRecoveryForgetRelation(rlocator);
+}
+
+static inline void
+InstantRecoveryAskForDatabaseRemoval(Oid database)
+{
+	if (unlikely(InstantRecoveryPending != NULL) &&
+		unlikely(pg_atomic_read_u32(InstantRecoveryPending) != 0))
+		InstantRecoveryForgetDatabase(database);
 }
 
 /*

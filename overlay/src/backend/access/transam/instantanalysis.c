@@ -301,6 +301,7 @@ instant_remember_block(XLogReaderState *record, uint8 block_id)
 		page->rebuilt = extends && forknum == MAIN_FORKNUM;
 		if (!extends)
 			images_missing = true;
+		page->sqlerrcode = ERRCODE_DATA_CORRUPTED;
 		pg_atomic_init_u32(&page->state, INSTANT_PENDING);
 		instant_enter_page(i);
 	}
@@ -465,7 +466,6 @@ instant_drain(void)
 	instant_begin_round();
 	while ((i = instant_take()) != INSTANT_NONE)
 	{
-		ProcessStartupProcInterrupts();
 		instant_redo_page(i);
 		instant_page_done(i);
 	}

@@ -577,6 +577,8 @@ instant_retry(uint32 i)
 static void
 instant_check_for_workers(uint32 i)
 {
+	if (pg_atomic_read_u32(&InstantCtl->open) == 0)
+		return;
 	if (pg_atomic_read_membarrier_u32(&InstantCtl->workers) == 0 &&
 		instant_take_page(i, INSTANT_PENDING, INSTANT_REDOING))
 		instant_page_failed(i);
@@ -693,26 +695,55 @@ InstantRecoveryWaitForRelation(const RelFileLocator *rlocator)
 }
 
 /*
- * The same for a relation that is being removed, and with it the pages that could
- * not be redone (I9).
+ * The page is being removed: forget its records.  Only who redoes it at this moment
+ * is waited for.
+ */
+static void
+instant_forget_page(uint32 i)
+{
+	while (pg_atomic_read_u32(&InstantPages[i].state) != INSTANT_DONE)
+	{
+		if (instant_take_page(i, INSTANT_PENDING, INSTANT_REDOING))
+			instant_page_done(i);
+		else if (instant_take_page(i, INSTANT_FAILED, INSTANT_REDOING))
+		{
+			pg_atomic_fetch_sub_u32(&InstantCtl->failed, 1);
+			instant_page_done(i);
+		}
+		else
+			(void) instant_await_page(&InstantPages[i]);
+	}
+}
+
+/*
+ * A relation is being removed, which is in WAL already, so nobody needs its pages
+ * (I9).  The caller may have committed, and cannot bear errors.
  */
 void
 InstantRecoveryForgetRelation(const RelFileLocator *rlocator)
 {
 	if (instant_redoes_chains)
 		return;
+	instant_check_open();
 	for (uint32 i = instant_first_page(rlocator);
 		 i < InstantCtl->npages &&
 		 RelFileLocatorEquals(InstantPages[i].rlocator, *rlocator); i++)
+		instant_forget_page(i);
+}
+
+/*
+ * The same for a database.
+ */
+void
+InstantRecoveryForgetDatabase(Oid database)
+{
+	if (instant_redoes_chains)
+		return;
+	instant_check_open();
+	for (uint32 i = 0; i < InstantCtl->npages; i++)
 	{
-		while (!instant_await_page(&InstantPages[i]))
-		{
-			if (instant_take_page(i, INSTANT_FAILED, INSTANT_REDOING))
-			{
-				pg_atomic_fetch_sub_u32(&InstantCtl->failed, 1);
-				instant_page_done(i);
-			}
-		}
+		if (InstantPages[i].rlocator.dbOid == database)
+			instant_forget_page(i);
 	}
 }
 
@@ -736,9 +767,19 @@ instant_retry_all(void)
 static void
 instant_check_failures(void)
 {
-	uint32		failed = pg_atomic_read_u32(&InstantCtl->failed);
+	uint32		failed;
 
-	if (failed > 0 && failed == pg_atomic_read_u32(&InstantCtl->left))
+	/* nobody is there any more to try pages again */
+	if (pg_atomic_read_u32(&InstantCtl->workers) == 0 && !AmStartupProcess())
+	{
+		for (uint32 i = 0; i < InstantCtl->npages; i++)
+			instant_check_for_workers(i);
+	}
+
+	/* if the number stays, no page has been taken to be tried again meanwhile */
+	failed = pg_atomic_read_membarrier_u32(&InstantCtl->failed);
+	if (failed > 0 && failed == pg_atomic_read_membarrier_u32(&InstantCtl->left) &&
+		failed == pg_atomic_read_membarrier_u32(&InstantCtl->failed))
 		ereport(ERROR,
 				(errcode(ERRCODE_DATA_CORRUPTED),
 				 errmsg_plural("%u page could not be redone after the last crash",

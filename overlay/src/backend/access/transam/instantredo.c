@@ -42,6 +42,7 @@
 #include "storage/lwlock.h"
 #include "storage/pmsignal.h"
 #include "storage/proc.h"
+#include "storage/proclist.h"
 #include "storage/procsignal.h"
 #include "storage/smgr.h"
 #include "utils/backend_status.h"
@@ -194,97 +195,6 @@ instant_redo_error_callback(void *arg)
 }
 
 /*
- * Apply the chain of a page, all of it, in the order of WAL (I3).
- */
-void
-instant_redo_page(uint32 page_number)
-{
-	InstantPage *page = &InstantPages[page_number];
-	ErrorContextCallback errcallback;
-
-	errcallback.callback = instant_redo_error_callback;
-	errcallback.arg = page;
-	errcallback.previous = error_context_stack;
-	error_context_stack = &errcallback;
-
-	Assert(InRecovery && redo_page == NULL);
-	Assert(pg_atomic_read_u32(&page->state) == INSTANT_REDOING);
-	redo_page = page;
-	InstantRecoveryRedoesPage = true;
-
-	for (uint32 i = page->first; i != INSTANT_NONE; i = instant_record(i)->next)
-	{
-		XLogReaderState *record;
-
-		page->last = i;
-		record = instant_read_record(instant_record_lsn(instant_record(i)));
-		GetRmgr(XLogRecGetRmid(record)).rm_redo(record);
-		instant_empty_sinks();
-		INJECTION_POINT("instant-recovery-record-redone", NULL);
-	}
-
-	InstantRecoveryRedoesPage = false;
-	redo_page = NULL;
-	error_context_stack = errcallback.previous;
-
-	pg_atomic_fetch_add_u32(&InstantCtl->redone[worker_number], 1);
-	INJECTION_POINT("instant-recovery-page-redone", NULL);
-}
-
-/*
- * After an error: give up what redo of a page can hold, as other processes without
- * transactions do.  What has been applied stays, as the LSN test knows of it.
- */
-static void
-instant_abandon_page(MemoryContext context)
-{
-	HOLD_INTERRUPTS();
-	redo_page->sqlerrcode = geterrcode();
-	EmitErrorReport();
-
-	LWLockReleaseAll();
-	ConditionVariableCancelSleep();
-	pgstat_report_wait_end();
-	pgaio_error_cleanup();
-	UnlockBuffers();
-	ReleaseAuxProcessResources(false);
-	AtEOXact_Buffers(false);
-	AtEOXact_SMgr();
-	AtEOXact_Files(false);
-	AtEOXact_HashTables(false);
-
-	MemoryContextSwitchTo(context);
-	FlushErrorState();
-	instant_empty_sinks();
-	InstantRecoveryRedoesPage = false;
-	redo_page = NULL;
-	RESUME_INTERRUPTS();
-}
-
-/*
- * Worker: redo a page; if that fails, say so.
- */
-static void
-instant_try_page(uint32 i)
-{
-	MemoryContext context = CurrentMemoryContext;
-
-	PG_TRY();
-	{
-		instant_redo_page(i);
-	}
-	PG_CATCH();
-	{
-		instant_abandon_page(context);
-		has_failed = true;
-		instant_page_failed(i);
-		return;
-	}
-	PG_END_TRY();
-	instant_page_done(i);
-}
-
-/*
  * Ask the kernel for a page that is going to be redone, unless its records make
  * it anew.
  */
@@ -340,6 +250,146 @@ instant_announce_run(uint32 first, uint32 end)
 #endif
 }
 
+/*
+ * Ask the kernel for the next pages in order.
+ */
+static void
+instant_announce(uint32 upto)
+{
+	uint32		i = pg_atomic_read_u32(&InstantCtl->announced);
+
+	while (i < Min(upto, InstantCtl->npages))
+	{
+		uint32		end = instant_run_end(i);
+
+		if (pg_atomic_compare_exchange_u32(&InstantCtl->announced, &i, end))
+		{
+			instant_announce_run(i, end);
+			i = end;
+		}
+	}
+}
+
+/*
+ * Apply the chain of a page, all of it, in the order of WAL (I3).
+ */
+void
+instant_redo_page(uint32 page_number)
+{
+	InstantPage *page = &InstantPages[page_number];
+	ErrorContextCallback errcallback;
+
+	errcallback.callback = instant_redo_error_callback;
+	errcallback.arg = page;
+	errcallback.previous = error_context_stack;
+	error_context_stack = &errcallback;
+
+	Assert(InRecovery && redo_page == NULL);
+	Assert(pg_atomic_read_u32(&page->state) == INSTANT_REDOING);
+	redo_page = page;
+	page->last = page->first;
+	instant_announce(pg_atomic_read_u32(&InstantCtl->next) +
+					 INSTANT_AHEAD * maintenance_io_concurrency);
+	InstantRecoveryRedoesPage = true;
+
+	for (uint32 i = page->first; i != INSTANT_NONE; i = instant_record(i)->next)
+	{
+		XLogReaderState *record;
+
+		if (AmStartupProcess())
+			ProcessStartupProcInterrupts();
+		page->last = i;
+		record = instant_read_record(instant_record_lsn(instant_record(i)));
+		GetRmgr(XLogRecGetRmid(record)).rm_redo(record);
+		instant_empty_sinks();
+		INJECTION_POINT("instant-recovery-record-redone", NULL);
+	}
+
+	INJECTION_POINT("instant-recovery-page-redone", NULL);
+
+	InstantRecoveryRedoesPage = false;
+	redo_page = NULL;
+	error_context_stack = errcallback.previous;
+	pg_atomic_fetch_add_u32(&InstantCtl->redone[worker_number], 1);
+}
+
+/*
+ * Redo that has failed between locking a page and setting its LSN may have changed it
+ * already.  The page is thrown away: its chain begins again with what is at home or
+ * in the stage, where records have been applied as a whole.
+ */
+static void
+instant_discard_changed(LWLock *lock, LWLockMode mode, void *context)
+{
+	BufferDesc *desc;
+	uint32		buf_state;
+
+	/* a victim that is being written is locked in shared mode */
+	if (lock->tranche != LWTRANCHE_BUFFER_CONTENT || mode != LW_EXCLUSIVE)
+		return;
+
+	desc = (BufferDesc *) ((char *) lock - offsetof(BufferDesc, content_lock));
+	Assert(BufTagGetForkNum(&desc->tag) == redo_page->forknum &&
+		   desc->tag.blockNum == redo_page->blkno);
+	buf_state = LockBufHdr(desc);
+	buf_state &= ~(BM_VALID | BM_DIRTY | BM_JUST_DIRTIED | BM_CHECKPOINT_NEEDED);
+	UnlockBufHdr(desc, buf_state);
+}
+
+/*
+ * After an error: give up what redo of a page can hold, as other processes without
+ * transactions do.  Records that have been applied stay, as the LSN test knows of them.
+ */
+static void
+instant_abandon_page(MemoryContext context)
+{
+	HOLD_INTERRUPTS();
+	redo_page->sqlerrcode = geterrcode();
+	EmitErrorReport();
+
+	ForEachLWLockHeldByMe(instant_discard_changed, NULL);
+	LWLockReleaseAll();
+	ConditionVariableCancelSleep();
+	pgstat_report_wait_end();
+	pgaio_error_cleanup();
+	UnlockBuffers();
+	ReleaseAuxProcessResources(false);
+	AtEOXact_Buffers(false);
+	AtEOXact_SMgr();
+	AtEOXact_Files(false);
+	AtEOXact_HashTables(false);
+
+	MemoryContextSwitchTo(context);
+	FlushErrorState();
+	instant_empty_sinks();
+	InstantRecoveryRedoesPage = false;
+	redo_page = NULL;
+	RESUME_INTERRUPTS();
+}
+
+/*
+ * Worker: redo a page; if that fails, say so.
+ */
+static void
+instant_try_page(uint32 i)
+{
+	MemoryContext context = CurrentMemoryContext;
+
+	PG_TRY();
+	{
+		instant_redo_page(i);
+	}
+	PG_CATCH();
+	{
+		instant_abandon_page(context);
+		has_failed = true;
+		instant_page_failed(i);
+		return;
+	}
+	PG_END_TRY();
+	instant_page_done(i);
+}
+
 /* ----------------------------------------------------------------
  * Workers
  * ----------------------------------------------------------------
@@ -387,26 +437,6 @@ instant_take_demand(void)
 	}
 }
 
-/*
- * Ask the kernel for the next pages in order.
- */
-static void
-instant_announce(uint32 upto)
-{
-	uint32		i = pg_atomic_read_u32(&InstantCtl->announced);
-
-	while (i < Min(upto, InstantCtl->npages))
-	{
-		uint32		end = instant_run_end(i);
-
-		if (pg_atomic_compare_exchange_u32(&InstantCtl->announced, &i, end))
-		{
-			instant_announce_run(i, end);
-			i = end;
-		}
-	}
-}
-
 static void
 instant_worker_interrupts(void)
 {
@@ -418,6 +448,32 @@ instant_worker_interrupts(void)
 		ConfigReloadPending = false;
 		ProcessConfigFile(PGC_SIGHUP);
 	}
+}
+
+/*
+ * Tests want to see what is pending: one of them always, others unless somebody
+ * waits for all pages.
+ */
+static bool
+instant_only_demands(void)
+{
+#ifdef USE_INJECTION_POINTS
+	ConditionVariable *cv = &InstantCtl->all_cv;
+	bool		awaited;
+
+	if (pg_atomic_read_u32(&InstantCtl->open) == 0)
+		return false;
+	if (IS_INJECTION_POINT_ATTACHED("instant-recovery-only-demands"))
+		return true;
+	if (!IS_INJECTION_POINT_ATTACHED("instant-recovery-demands-first"))
+		return false;
+	SpinLockAcquire(&cv->mutex);
+	awaited = !proclist_is_empty(&cv->wakeup);
+	SpinLockRelease(&cv->mutex);
+	return !awaited && !ShutdownRequestPending;
+#else
+	return false;
+#endif
 }
 
 /*
@@ -433,9 +489,7 @@ instant_take(void)
 	{
 		uint32		next;
 
-		/* Tests want to see what is pending. */
-		if (IS_INJECTION_POINT_ATTACHED("instant-recovery-only-demands") &&
-			pg_atomic_read_u32(&InstantCtl->open) != 0)
+		if (instant_only_demands())
 		{
 			instant_worker_interrupts();
 			pg_usleep(1000);
@@ -443,10 +497,14 @@ instant_take(void)
 			continue;
 		}
 
+		/* they want time for it, too */
+		if (IS_INJECTION_POINT_ATTACHED("instant-recovery-slowly") &&
+			pg_atomic_read_u32(&InstantCtl->open) != 0)
+			pg_usleep(1000);
+
 		next = pg_atomic_fetch_add_u32(&InstantCtl->next, 1);
 		if (next >= InstantCtl->npages)
 			return INSTANT_NONE;
-		instant_announce(next + INSTANT_AHEAD * maintenance_io_concurrency);
 		if (instant_take_page(next, INSTANT_PENDING, INSTANT_REDOING))
 			i = next;
 	}
@@ -493,14 +551,16 @@ instant_show_progress(void)
 }
 
 /*
- * Join redo, if there is a round, or clients have got in.
+ * Join redo, if there is a round with pages that nobody has tried, or clients have
+ * got in.
  */
 static bool
 instant_join(void)
 {
 	SpinLockAcquire(&InstantCtl->mutex);
-	joined = InstantCtl->in_round ||
-		pg_atomic_read_u32(&InstantCtl->open) != 0;
+	joined = pg_atomic_read_u32(&InstantCtl->open) != 0 ||
+		(InstantCtl->in_round &&
+		 pg_atomic_read_u32(&InstantCtl->next) < InstantCtl->npages);
 	if (joined)
 		InstantCtl->busy++;
 	SpinLockRelease(&InstantCtl->mutex);
@@ -555,7 +615,7 @@ instant_wait_for_work(void)
 }
 
 /*
- * After opening, if this process has failed to redo a page: wait until pages that have
+ * After opening, if a page could not be redone: wait until pages that have
  * failed are to be tried again, since somebody needs one or a pause is over.  Returns
  * false if the process is not needed any more.
  */
@@ -564,15 +624,19 @@ instant_wait_for_retry(void)
 {
 	static long pause_ms = INSTANT_MIN_PAUSE;
 	TimestampTz until = GetCurrentTimestamp() + pause_ms * INT64CONST(1000);
-	bool		wanted = false;
+	bool		wanted;
 
-	if (!has_failed || pg_atomic_read_u32(&InstantCtl->open) == 0)
+	if (pg_atomic_read_u32(&InstantCtl->open) == 0 ||
+		(!has_failed && pg_atomic_read_u32(&InstantCtl->failed) == 0))
 		return false;
 
 	ConditionVariablePrepareToSleep(&InstantCtl->work_cv);
-	while (!wanted)
+	for (;;)
 	{
-		if (ShutdownRequestPending ||
+		SpinLockAcquire(&InstantCtl->mutex);
+		wanted = InstantCtl->demand_tail != InstantCtl->demand_head;
+		SpinLockRelease(&InstantCtl->mutex);
+		if (wanted || ShutdownRequestPending ||
 			pg_atomic_read_membarrier_u32(&InstantCtl->pending) == 0)
 			break;
 
@@ -581,12 +645,10 @@ instant_wait_for_retry(void)
 		if (GetCurrentTimestamp() >= until)
 		{
 			pause_ms = Min(pause_ms * 2, INSTANT_MAX_PAUSE);
+			until = GetCurrentTimestamp() + pause_ms * INT64CONST(1000);
 			instant_retry_all();
 		}
-		SpinLockAcquire(&InstantCtl->mutex);
-		wanted = InstantCtl->demand_tail != InstantCtl->demand_head;
-		SpinLockRelease(&InstantCtl->mutex);
-		if (!wanted)
+		else
 			(void) ConditionVariableTimedSleep(&InstantCtl->work_cv, 100,
 											   WAIT_EVENT_INSTANT_RECOVERY_MAIN);
 	}
@@ -662,7 +724,6 @@ instant_redo_all(void)
 	instant_begin_redo();
 	while ((i = instant_take()) != INSTANT_NONE)
 	{
-		ProcessStartupProcInterrupts();
 		instant_redo_page(i);
 		instant_page_done(i);
 	}

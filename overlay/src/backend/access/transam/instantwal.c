@@ -8,7 +8,7 @@
  * record.  Therefore as much of it as fits is kept in the shared memory that
  * chains have left free: in chunks, each of which is read by whoever needs it
  * first, and stays.  All WAL that is asked for has been read before, in
- * analysis, which has verified records, and is kept until the next checkpoint (I7).
+ * analysis, and there is no checkpoint that would remove it (I7).
  *
  * See instantrecovery.c for how it belongs together.
  *
@@ -29,6 +29,7 @@
 #include "access/xlog_internal.h"
 #include "miscadmin.h"
 #include "pgstat.h"
+#include "port/pg_crc32c.h"
 #include "storage/fd.h"
 #include "utils/memutils.h"
 #include "utils/wait_event.h"
@@ -41,6 +42,7 @@ typedef enum InstantChunkState
 	INSTANT_CHUNK_EMPTY,
 	INSTANT_CHUNK_LOADING,		/* others read from the file meanwhile */
 	INSTANT_CHUNK_LOADED,
+	INSTANT_CHUNK_UNUSABLE,		/* pages of it are read from the file */
 } InstantChunkState;
 
 /* Of each process that redoes pages */
@@ -92,9 +94,10 @@ instant_close_segment(void)
 }
 
 /*
- * Read from a segment, which all of it is in.
+ * Read from a segment, which all of it is in.  Returns the number of bytes, or -1
+ * with errno set.
  */
-static void
+static ssize_t
 instant_pread(char *buffer, size_t size, XLogRecPtr from)
 {
 	ssize_t		r;
@@ -109,45 +112,31 @@ instant_pread(char *buffer, size_t size, XLogRecPtr from)
 		XLogFilePath(path, InstantCtl->tli, segment_no, wal_segment_size);
 		segment_file = BasicOpenFile(path, O_RDONLY | PG_BINARY);
 		if (segment_file < 0)
-			ereport(ERROR,
-					(errcode_for_file_access(),
-					 errmsg("could not open file \"%s\": %m", path)));
+			return -1;
 	}
 
 	pgstat_report_wait_start(WAIT_EVENT_WAL_READ);
 	r = pg_pread(segment_file, buffer, size,
 				 (off_t) XLogSegmentOffset(from, wal_segment_size));
 	pgstat_report_wait_end();
-	if (r < 0)
-		ereport(ERROR,
-				(errcode_for_file_access(),
-				 errmsg("could not read WAL at %X/%X: %m", LSN_FORMAT_ARGS(from))));
-	if (r != size)
-		ereport(ERROR,
-				(errcode(ERRCODE_DATA_CORRUPTED),
-				 errmsg("could not read WAL at %X/%X: read %zd of %zu",
-						LSN_FORMAT_ARGS(from), r, size)));
+	return r;
 }
 
-static void
+/*
+ * Read a chunk.  If that fails, only those fail who need the part that cannot be read.
+ */
+static InstantChunkState
 instant_load_chunk(uint32 i)
 {
-	pg_atomic_uint32 *state = &InstantCtl->chunk_states[i];
+	InstantChunkState state = INSTANT_CHUNK_UNUSABLE;
 
-	PG_TRY();
-	{
-		instant_pread(InstantCtl->chunks + (size_t) i * INSTANT_CHUNK, INSTANT_CHUNK,
-					  InstantCtl->chunks_from + (XLogRecPtr) i * INSTANT_CHUNK);
-	}
-	PG_CATCH();
-	{
-		pg_atomic_write_u32(state, INSTANT_CHUNK_EMPTY);
-		PG_RE_THROW();
-	}
-	PG_END_TRY();
+	if (instant_pread(InstantCtl->chunks + (size_t) i * INSTANT_CHUNK, INSTANT_CHUNK,
+					  InstantCtl->chunks_from + (XLogRecPtr) i * INSTANT_CHUNK) == INSTANT_CHUNK)
+		state = INSTANT_CHUNK_LOADED;
 
 	/* The barrier makes the chunk visible before its state. */
-	pg_atomic_write_membarrier_u32(state, INSTANT_CHUNK_LOADED);
+	pg_atomic_write_membarrier_u32(&InstantCtl->chunk_states[i], state);
+	return state;
 }
 
 /*
@@ -168,14 +157,22 @@ instant_kept_wal(XLogRecPtr lsn)
 	if (state == INSTANT_CHUNK_EMPTY &&
 		pg_atomic_compare_exchange_u32(&InstantCtl->chunk_states[i], &state,
 									   INSTANT_CHUNK_LOADING))
-	{
-		instant_load_chunk(i);
-		state = INSTANT_CHUNK_LOADED;
-	}
+		state = instant_load_chunk(i);
 	if (state != INSTANT_CHUNK_LOADED)
 		return NULL;
 	pg_read_barrier();
 	return InstantCtl->chunks + distance;
+}
+
+/*
+ * What is kept there is not what it was in analysis: read it from the file.
+ */
+static void
+instant_distrust(XLogRecPtr lsn)
+{
+	uint32		i = (lsn - InstantCtl->chunks_from) / INSTANT_CHUNK;
+
+	pg_atomic_write_u32(&InstantCtl->chunk_states[i], INSTANT_CHUNK_UNUSABLE);
 }
 
 /* ----------------------------------------------------------------
@@ -195,7 +192,20 @@ instant_page_read(XLogReaderState *state, XLogRecPtr targetPagePtr, int reqLen,
 	if (kept != NULL)
 		memcpy(readBuf, kept, XLOG_BLCKSZ);
 	else
-		instant_pread(readBuf, XLOG_BLCKSZ, targetPagePtr);
+	{
+		ssize_t		r = instant_pread(readBuf, XLOG_BLCKSZ, targetPagePtr);
+
+		if (r < 0)
+			ereport(ERROR,
+					(errcode_for_file_access(),
+					 errmsg("could not read WAL at %X/%X: %m",
+							LSN_FORMAT_ARGS(targetPagePtr))));
+		if (r != XLOG_BLCKSZ)
+			ereport(ERROR,
+					(errcode(ERRCODE_DATA_CORRUPTED),
+					 errmsg("could not read WAL at %X/%X: read %zd of %d",
+							LSN_FORMAT_ARGS(targetPagePtr), r, XLOG_BLCKSZ)));
+	}
 	state->seg.ws_tli = InstantCtl->tli;
 	return XLOG_BLCKSZ;
 }
@@ -231,8 +241,23 @@ instant_close_reader(void)
 }
 
 /*
+ * Is this what analysis has seen?  It may have been read from storage again.
+ */
+static bool
+instant_is_sound(const XLogRecord *record)
+{
+	pg_crc32c	crc;
+
+	INIT_CRC32C(crc);
+	COMP_CRC32C(crc, ((const char *) record) + SizeOfXLogRecord,
+				record->xl_tot_len - SizeOfXLogRecord);
+	COMP_CRC32C(crc, (const char *) record, offsetof(XLogRecord, xl_crc));
+	FIN_CRC32C(crc);
+	return EQ_CRC32C(record->xl_crc, crc);
+}
+
+/*
  * Decode a record where it is, if it is in a page that is kept, as nearly all are.
- * Its checksum has been verified in analysis.
  */
 static bool
 instant_decode_kept(XLogRecPtr lsn)
@@ -244,6 +269,11 @@ instant_decode_kept(XLogRecPtr lsn)
 
 	if (record == NULL || room < SizeOfXLogRecord || room < record->xl_tot_len)
 		return false;
+	if (record->xl_tot_len < SizeOfXLogRecord || !instant_is_sound(record))
+	{
+		instant_distrust(lsn);
+		return false;
+	}
 
 	needed = DecodeXLogRecordRequiredSpace(record->xl_tot_len);
 	if (needed > decoded_size)
