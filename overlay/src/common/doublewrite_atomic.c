@@ -212,6 +212,9 @@ DWAtomicWrite(int fd, const void *data, size_t size, off_t offset, int flags)
 
 #if defined(SYS_io_setup) && defined(SYS_io_submit) && defined(SYS_io_getevents)
 
+/* Writes that the kernel has been given, and has not said to have ended */
+static int	dw_nunder_way = 0;
+
 /*
  * Wait until so many writes have ended.
  */
@@ -231,6 +234,7 @@ dw_reap(unsigned long queue, DWAtomicCall *calls, int nwaited)
 		{
 			calls[events[i].data].result = events[i].result;
 			calls[events[i].data].done = true;
+			dw_nunder_way--;
 			nwaited--;
 		}
 	}
@@ -278,13 +282,29 @@ DWAtomicWriteInFlight(DWAtomicCall *calls, int ncalls)
 	n = syscall(SYS_io_submit, queue, n, submitted);
 	if (n < 0)
 		return 0;
+	dw_nunder_way += (int) n;
 	return dw_reap(queue, calls, (int) n) ? (int) n : -1;
+}
+
+/*
+ * How many writes of this process are under way?  For assertions.
+ */
+int
+DWAtomicUnderWay(void)
+{
+	return dw_nunder_way;
 }
 
 #else
 
 int
 DWAtomicWriteInFlight(DWAtomicCall *calls, int ncalls)
+{
+	return 0;
+}
+
+int
+DWAtomicUnderWay(void)
 {
 	return 0;
 }
@@ -529,6 +549,12 @@ DWAtomicWrite(int fd, const void *data, size_t size, off_t offset, int flags)
 
 int
 DWAtomicWriteInFlight(DWAtomicCall *calls, int ncalls)
+{
+	return 0;
+}
+
+int
+DWAtomicUnderWay(void)
 {
 	return 0;
 }

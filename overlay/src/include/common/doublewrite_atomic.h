@@ -81,6 +81,7 @@ extern uint64 DWAtomicAskDevice(dev_t dev, char *name, size_t size);
 extern ssize_t DWAtomicWrite(int fd, const void *data, size_t size, off_t offset,
 							 int flags);
 extern int	DWAtomicWriteInFlight(DWAtomicCall *calls, int ncalls);
+extern int	DWAtomicUnderWay(void);
 extern uint32 DWAtomicUnit(const DWAtomicFile *file);
 extern bool DWAtomicIsRefusal(int error);
 extern void DWAtomicProbeDirectory(const char *path, DWAtomicProbe *probe);

@@ -473,6 +473,9 @@ dw_write_home(const DWPageSet *mine)
 	}
 
 	dw_atomic_end();
+
+	/* a write that ends later could come over a newer one, or a newer file (R4, R7) */
+	Assert(DWAtomicUnderWay() == 0);
 	dw_set_batch_phase(DW_BATCH_NONE);
 	DWCount(batches, 1);
 	INJECTION_POINT("doublewrite-home-written", NULL);

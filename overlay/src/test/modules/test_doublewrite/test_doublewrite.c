@@ -357,11 +357,17 @@ tdw_mark_writes(int fd)
 
 /*
  * Stand in for a kernel that writes atomically, where asked to: in tablespace
- * pg_default, and with the flag.
+ * pg_default, and with the flag.  A write of memory that is not there is begun and
+ * fails in the kernel, as a bad device has it.
  */
 static void
 tdw_pretend_write(DWAtomicCall *call)
 {
+	int			unreadable = 0;
+
+	INJECTION_POINT("test-doublewrite-unreadable", &unreadable);
+	if (unreadable != 0)
+		call->data = NULL;
 	if (call->spcOid == DEFAULTTABLESPACE_OID && (call->flags & DW_RWF_ATOMIC) != 0)
 		tdw_mark_writes(call->fd);
 	call->flags &= ~DW_RWF_ATOMIC;
