@@ -337,8 +337,7 @@ def _find(tools, control, plan, directory, broken, result):
         rules=control.rules,
         sequel_every=int(control.sequel), sequel_faults=control.faults,
         standby_every=int(control.standby),
-        single_every=0 if control.server else Context.single_every,
-        pending_every=1 if control.pending else Context.pending_every))
+        single_every=0 if control.server else Context.single_every))
     result.recording = describe(subject)
     violations = monitor.check(recording)[0]
     result.violations = result.violations or list(map(str, violations))

@@ -36,7 +36,6 @@ class Control:
     seconds: float = 4          # of load in a recording
     server: bool = False        # recover with all processes, not in single-user mode
     sequel: bool = False        # a server goes on from each state, and is cut off again
-    pending: bool = False       # ask while pages wait to be redone
     standby: bool = False       # each state is judged as a standby, and then promoted
     nested: bool = False        # recovery of most states is cut, too
     monitored: bool = False     # the protocol monitor must see it in the recording
@@ -177,9 +176,6 @@ CONTROLS = (
             faults=("all-kept", "all-lost", "torn-pages")),
     Control("instant-first-record-only", "I3", "of the records of a page only the first is applied",
             recover=True, settings=_INSTANT, server=True,
-            faults=("all-kept", "all-lost", "torn-pages")),
-    Control("instant-page-not-awaited", "I2, I3", "sessions see pages for which records wait",
-            recover=True, settings=_INSTANT, server=True, pending=True,
             faults=("all-kept", "all-lost", "torn-pages")),
     Control("instant-round-not-awaited", "I5", "what needs all pages redone is done before they are",
             recover=True, settings=_PARALLEL, server=True,

@@ -80,6 +80,8 @@ def draw(seed, recipe=None):
     """Return the History of a seed, which is of a recipe if one is named."""
     rng = random.Random(f"history/{seed}")
     settings, checksums = matrix.draw(seed, **FIXED)
+    # stock servers take part
+    settings = {name: settings[name] for name in settings if name not in matrix.SLOWLY}
     settings.update({name: rng.choice(values) for name, values in DRAWN.items()})
     settings[MODE] = rng.choice(MODES[:2] * 3 + MODES[2:])
     if not recipe and rng.random() < DIRECTED_SHARE:

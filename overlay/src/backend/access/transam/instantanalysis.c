@@ -464,6 +464,15 @@ instant_drain(void)
 	rounds++;
 	instant_prepare_redo();
 	instant_begin_round();
+
+	/* tests want workers to redo all of them */
+	while (IS_INJECTION_POINT_ATTACHED("instant-recovery-workers-only") &&
+		   pg_atomic_read_u32(&InstantCtl->next) < InstantCtl->npages)
+	{
+		ProcessStartupProcInterrupts();
+		pg_usleep(1000);
+	}
+
 	while ((i = instant_take()) != INSTANT_NONE)
 	{
 		instant_redo_page(i);

@@ -172,7 +172,10 @@ $node->reload;
 # Workers redo pages before clients get in, and leave the error to the startup process.
 work();
 crash_and_damage('bad');
-$node->append_conf('postgresql.conf', 'instant_recovery = off');
+$node->append_conf('postgresql.conf', q{
+instant_recovery = off
+test_doublewrite.fail_at = 'instant-recovery-workers-only:EIO'
+});
 $offset = -s $node->logfile;
 ok(!$node->start(fail_ok => 1), 'server does not start');
 dw_wait_for_exit($node);
@@ -184,8 +187,17 @@ like(
 	slurp_file($node->logfile, $offset),
 	qr/CONTEXT: .*WAL redo of block 1 of relation "\Q$path{bad}\E"/s,
 	'... and the log says which');
+like(
+	slurp_file($node->logfile, $offset),
+	qr/ERROR:  invalid page in block 1 of relation "\Q$path{bad}\E".*FATAL:  invalid page/s,
+	'... after a worker has failed to redo it');
 repair('bad');
+$offset = -s $node->logfile;
 ok(dw_poll_start($node), 'server starts when it has been repaired');
+like(
+	slurp_file($node->logfile, $offset),
+	qr/Pages redone: 0 by the startup process/,
+	'... and workers redo all pages');
 is(total('bad'), $all, '... and nothing is lost');
 dw_check_stopped($node);
 
