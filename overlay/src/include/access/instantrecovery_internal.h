@@ -88,6 +88,7 @@ typedef struct InstantCtlData
 	pg_atomic_uint32 workers;	/* that have attached and not exited */
 	pg_atomic_uint32 next;		/* page, in order, that nobody has tried */
 	pg_atomic_uint32 announced; /* page, in order, not prefetched yet */
+	pg_atomic_uint32 ahead;		/* so many beyond "next" may be */
 	pg_atomic_uint32 left;		/* pages that are not done */
 	pg_atomic_uint32 failed;	/* of those, pages that cannot be redone */
 	pg_atomic_uint32 on_demand; /* pages redone because somebody waited */
@@ -137,6 +138,7 @@ extern void instant_close_reader(void);
 
 /* instantredo.c */
 extern void instant_announce_page(const InstantPage *page);
+extern void instant_reset_ahead(bool sessions);
 extern uint32 instant_take(void);
 extern void instant_redo_page(uint32 i);
 extern void instant_redo_all(void);

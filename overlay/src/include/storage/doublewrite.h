@@ -120,6 +120,11 @@ extern size_t DoubleWriteRead(char *buf, size_t nbytes, FILE *file, bool more);
 extern void DoubleWriteWantCycle(bool wanted);
 extern void DoubleWriteUpkeep(bool busy);
 
+/* latesync.c */
+extern void DoubleWriteLeaveSyncToCheckpoint(void);
+extern bool DoubleWriteIsSyncedLate(const char *path);
+extern void DoubleWriteSyncSome(bool busy);
+
 /* flush.c: writing staged pages back */
 extern void DoubleWriteFlushIfBatchReady(void);
 extern int	DoubleWriteBgWriterSleep(long timeout, uint32 wait_event_info);

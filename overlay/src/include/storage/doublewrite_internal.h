@@ -565,6 +565,8 @@ typedef struct DWCtlData
 										 * afterwards */
 	pg_atomic_uint32 upkeep_requested;	/* the checkpointer has to look after
 										 * the log */
+	pg_atomic_uint32 late_sync; /* a checkpoint has to sync relation files
+								 * first; see latesync.c */
 
 	/* newest redo pointer after which any record was reported; see exempt.c */
 	pg_atomic_uint64 records_known;
@@ -759,6 +761,7 @@ extern void dw_open_segment(uint64 segno);
 extern void dw_close_segment(void);
 extern bool dw_create_segment(void);
 extern bool dw_segment_wanted(void);
+extern uint64 dw_plain_home_pages(void);
 extern void dw_follow_home_pages(uint64 before);
 extern bool dw_prepare_segment(void);
 extern bool dw_reserve(int nblocks, bool for_mark, bool beyond_bound);
@@ -778,6 +781,7 @@ extern bool dw_log_check_dir(int elevel);
 extern void dw_write_owner(bool marker, int elevel);
 extern void dw_remove_owner(void);
 extern DWLabel dw_read_label(void);
+extern bool dw_marker_is_original(void);
 extern void dw_write_marker(void);
 
 /* log.c */
@@ -791,6 +795,9 @@ extern void dw_arm(void);
 /* remove.c */
 extern void dw_sync_removals(void);
 extern void dw_settle_removals(void);
+
+/* latesync.c */
+extern void dw_complete_late_sync(void);
 
 /* upkeep.c */
 extern bool dw_cycle_needed(void);

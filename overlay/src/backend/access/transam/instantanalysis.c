@@ -407,6 +407,7 @@ instant_prepare_redo(void)
 	instant_prepare_wal();
 	pg_atomic_write_u32(&InstantCtl->next, 0);
 	pg_atomic_write_u32(&InstantCtl->announced, 0);
+	instant_reset_ahead(false);
 	pg_atomic_write_u32(&InstantCtl->failed, 0);
 	pg_atomic_write_u32(&InstantCtl->left, InstantCtl->npages - ndone);
 }
@@ -734,6 +735,7 @@ InstantRecoveryOpen(void)
 	if (!InstantRecoveryIsPending())
 		return;
 
+	instant_reset_ahead(true);
 	InstantCtl->opened_at = GetCurrentTimestamp();
 	ereport(LOG,
 			(errmsg("opening before redo: %u pages are pending, with %u records",

@@ -73,6 +73,7 @@
 #include <unistd.h>
 
 #include "access/instantrecovery_internal.h"
+#include "access/transam.h"
 #include "access/xlog.h"
 #include "common/hashfn.h"
 #include "lib/stringinfo.h"
@@ -296,6 +297,7 @@ InstantRecoveryShmemInit(void)
 	pg_atomic_init_u32(&InstantCtl->workers, 0);
 	pg_atomic_init_u32(&InstantCtl->next, 0);
 	pg_atomic_init_u32(&InstantCtl->announced, 0);
+	pg_atomic_init_u32(&InstantCtl->ahead, 0);
 	pg_atomic_init_u32(&InstantCtl->left, 0);
 	pg_atomic_init_u32(&InstantCtl->failed, 0);
 	pg_atomic_init_u32(&InstantCtl->on_demand, 0);
@@ -410,12 +412,25 @@ instant_forget_all(void)
 	InstantCtl->nrecords = 0;
 }
 
+/*
+ * Every query needs catalogs, and the first ones need them one page after the
+ * other.  Those that have been rewritten since initdb only come later.
+ */
+static bool
+instant_is_catalog(const RelFileLocator *rlocator)
+{
+	return rlocator->relNumber < FirstNormalObjectId;
+}
+
 static int
 instant_compare_pages(const void *a, const void *b)
 {
 	const InstantPage *x = a;
 	const InstantPage *y = b;
+	bool		catalog = instant_is_catalog(&x->rlocator);
 
+	if (catalog != instant_is_catalog(&y->rlocator))
+		return catalog ? -1 : 1;
 	if (x->rlocator.spcOid != y->rlocator.spcOid)
 		return x->rlocator.spcOid < y->rlocator.spcOid ? -1 : 1;
 	if (x->rlocator.dbOid != y->rlocator.dbOid)
@@ -430,7 +445,8 @@ instant_compare_pages(const void *a, const void *b)
 }
 
 /*
- * Bring pages into the order of the files, in which they are best read.
+ * Bring pages into the order in which they are redone: that of the files, in which they
+ * are best read, catalogs first.
  */
 void
 instant_sort_pages(void)

@@ -63,10 +63,11 @@
 #define INSTANT_MAX_RUN			128
 
 /*
- * So many pages are announced ahead, times maintenance_io_concurrency: several of
- * them are a run, and who needs a page waits behind them.
+ * So many pages at most are announced ahead, times maintenance_io_concurrency, since
+ * several of them are a run; and so many at least, while sessions wait.
  */
-#define INSTANT_AHEAD			4
+#define INSTANT_MAX_AHEAD		4
+#define INSTANT_MIN_AHEAD		4
 
 /* A worker says how many pages are pending after so many pages. */
 #define INSTANT_SHOW_PAGES		64
@@ -250,6 +251,42 @@ instant_announce_run(uint32 first, uint32 end)
 #endif
 }
 
+static uint32
+instant_max_ahead(void)
+{
+	return Max(INSTANT_MAX_AHEAD * maintenance_io_concurrency, INSTANT_MIN_AHEAD);
+}
+
+/*
+ * Nobody waits for pages, or somebody may soon: announce as many as is good for the
+ * storage, or as few as is good for him.
+ */
+void
+instant_reset_ahead(bool sessions)
+{
+	pg_atomic_write_u32(&InstantCtl->ahead,
+						sessions ? INSTANT_MIN_AHEAD : instant_max_ahead());
+}
+
+/*
+ * A session's page waits behind what has been announced, so each such page halves
+ * how much that is, and each page that nobody has asked for adds one to it: while
+ * sessions ask for few, redo has the storage for itself, and the first query after a
+ * crash, which needs one page after the other, finds its queue short.  Others may
+ * change it at the same time; a step that is lost does no harm.
+ */
+static void
+instant_adapt_ahead(bool demanded)
+{
+	uint32		ahead = pg_atomic_read_u32(&InstantCtl->ahead);
+
+	if (demanded)
+		ahead = Max(ahead / 2, INSTANT_MIN_AHEAD);
+	else
+		ahead = Min(ahead + 1, instant_max_ahead());
+	pg_atomic_write_u32(&InstantCtl->ahead, ahead);
+}
+
 /*
  * Ask the kernel for the next pages in order.
  */
@@ -289,7 +326,7 @@ instant_redo_page(uint32 page_number)
 	redo_page = page;
 	page->last = page->first;
 	instant_announce(pg_atomic_read_u32(&InstantCtl->next) +
-					 INSTANT_AHEAD * maintenance_io_concurrency);
+					 pg_atomic_read_u32(&InstantCtl->ahead));
 	InstantRecoveryRedoesPage = true;
 
 	for (uint32 i = page->first; i != INSTANT_NONE; i = instant_record(i)->next)
@@ -432,6 +469,7 @@ instant_take_demand(void)
 		if (instant_take_page(i, INSTANT_PENDING, INSTANT_REDOING))
 		{
 			pg_atomic_fetch_add_u32(&InstantCtl->on_demand, 1);
+			instant_adapt_ahead(true);
 			return i;
 		}
 	}
@@ -506,7 +544,10 @@ instant_take(void)
 		if (next >= InstantCtl->npages)
 			return INSTANT_NONE;
 		if (instant_take_page(next, INSTANT_PENDING, INSTANT_REDOING))
+		{
+			instant_adapt_ahead(false);
 			i = next;
+		}
 	}
 	return i;
 }

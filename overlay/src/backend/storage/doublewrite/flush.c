@@ -246,7 +246,7 @@ dw_flush_batch_locked(const DWPageSet *retry, const DWPageSet *mine)
 			INJECTION_POINT("doublewrite-log-synced", NULL);
 			if (dw_cycle_needed())
 				dw_request_upkeep();
-			home_pages = pg_atomic_read_u64(&DWCtl->stats.home_pages);
+			home_pages = dw_plain_home_pages();
 			dw_write_home(mine);
 			dw_follow_home_pages(home_pages);
 			LWLockRelease(DoubleWriteFlushLock);

@@ -325,6 +325,7 @@ DoubleWriteCheckpointSynced(void)
 {
 	Assert(AmCheckpointerProcess() || !IsUnderPostmaster);
 
+	dw_complete_late_sync();
 	if (DWCtl->log.armed)
 		dw_sync_removals();
 	dw_lock_flush(LW_EXCLUSIVE);

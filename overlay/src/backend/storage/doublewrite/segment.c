@@ -196,6 +196,20 @@ dw_create_segment(void)
 }
 
 /*
+ * Pages that have been written home, but for atomic writes, which are no reason to
+ * expect that pages will need the log.
+ */
+uint64
+dw_plain_home_pages(void)
+{
+	uint64		atomic_pages = pg_atomic_read_u64(&DWCtl->stats.atomic_pages);
+	uint64		home_pages = pg_atomic_read_u64(&DWCtl->stats.home_pages);
+
+	/* the two are not counted at the same moment */
+	return home_pages > atomic_pages ? home_pages - atomic_pages : 0;
+}
+
+/*
  * How many segments the log should have ready behind the one being written: a
  * quarter of its bound, but at most 32 (128 MB), and no more than shared buffers
  * or what has been written home give reason for: a quarter of the former, as many
@@ -211,7 +225,7 @@ dw_segments_ahead(void)
 {
 	uint64		reason;
 
-	reason = pg_atomic_read_u64(&DWCtl->stats.home_pages) / DW_SEGMENT_BLOCKS;
+	reason = dw_plain_home_pages() / DW_SEGMENT_BLOCKS;
 	reason = Max(reason, Max(NBuffers / DW_SEGMENT_BLOCKS / 4, 8));
 	return Max(Min(dw_log_bound_segments() / 4, Min(reason, 32)), 2);
 }
@@ -238,7 +252,7 @@ dw_segment_wanted(void)
 void
 dw_follow_home_pages(uint64 before)
 {
-	uint64		now = pg_atomic_read_u64(&DWCtl->stats.home_pages);
+	uint64		now = dw_plain_home_pages();
 
 	if (now / DW_SEGMENT_BLOCKS != before / DW_SEGMENT_BLOCKS &&
 		dw_segment_wanted())

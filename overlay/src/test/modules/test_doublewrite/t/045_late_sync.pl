@@ -1,0 +1,170 @@
+
+# Copyright (c) 2026, PostgreSQL Global Development Group
+
+# After a crash the first checkpoint syncs the files that the server had written, and
+# moves the redo pointer only when it has; and that only where a server has
+# crashed on these very files (R5, R9).
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use DoubleWrite::Check;
+use DoubleWrite::Crash;
+use DoubleWrite::Node;
+use File::Find;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::RecursiveCopy;
+use PostgreSQL::Test::Utils;
+use PostgreSQL::Test::Watchdog seconds => 600;
+use Test::More;
+
+dw_require_injection_points();
+
+my $POINT = 'doublewrite-late-sync';
+my $synced =
+  qr/relation files have been synced after the crash: (\d+) files and directories/;
+
+sub redo_of
+{
+	my ($node) = @_;
+	my ($stdout) = run_command([ 'pg_controldata', $node->data_dir ]);
+
+	return $stdout =~ /REDO location: +(.*)$/m ? $1 : die 'no redo location';
+}
+
+sub set
+{
+	my ($node, $setting, $value) = @_;
+
+	$node->append_conf('postgresql.conf', "$setting = '$value'");
+	return;
+}
+
+sub crash
+{
+	my ($node) = @_;
+
+	$node->safe_psql('postgres', 'UPDATE t SET i = i + 1; UPDATE there SET i = i + 1');
+	$node->stop('immediate');
+	return -s $node->logfile;
+}
+
+sub checkpointed_with
+{
+	my ($node, $offset, $expected, $test_name) = @_;
+
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	my $log = slurp_file($node->logfile, $offset);
+	my @lines = $log =~ /$synced/g;
+
+	is(scalar(@lines), $expected, $test_name);
+	return $lines[0];
+}
+
+# Files and directories of relations, as they are now, but for files of the relation
+# cache, which each start removes
+sub count_files
+{
+	my ($node) = @_;
+	my $number = 0;
+
+	find(
+		{
+			wanted => sub { $number++ if (-f $_ || -d $_) && !/pg_internal/ },
+			follow_fast => 1,
+			no_chdir => 1
+		},
+		map { $node->data_dir . "/$_" } ('base', 'global', 'pg_tblspc'));
+	return $number;
+}
+
+my $node = dw_new_node('late');
+my $place = PostgreSQL::Test::Utils::tempdir();
+
+$node->start;
+dw_extensions($node);
+$node->safe_psql('postgres', "CREATE TABLESPACE place LOCATION '$place'");
+$node->safe_psql(
+	'postgres', q{
+	CREATE TABLE t AS SELECT i, repeat('x', 100) AS f FROM generate_series(1, 5000) i;
+	CREATE TABLE there (i int) TABLESPACE place;
+	INSERT INTO there SELECT generate_series(1, 100);
+	CREATE TABLE goes AS SELECT i FROM generate_series(1, 5000) i;
+	VACUUM goes;
+	CHECKPOINT});
+
+# No checkpoint completes unless files can be synced.
+my $redo = redo_of($node);
+my $offset = crash($node);
+set($node, 'test_doublewrite.fail_at', "$POINT:EIO:1:1000000");
+ok(dw_poll_start($node), 'server starts after a crash');
+my ($status) = $node->psql('postgres', 'CHECKPOINT');
+isnt($status, 0, 'a checkpoint that cannot sync the files of before fails');
+is(redo_of($node), $redo, '... and pg_control names the old redo pointer');
+unlike(slurp_file($node->logfile, $offset), $synced, '... and nothing is said to be synced');
+
+# Nor does a stop.
+$node->stop('fast', fail_ok => 1);
+dw_wait_for_exit($node);
+my ($control) = run_command([ 'pg_controldata', $node->data_dir ]);
+unlike($control, qr/cluster state: +shut down$/m, 'neither can the server be stopped');
+is(redo_of($node), $redo, '... nor the redo pointer move');
+
+# All of them are synced, once.
+set($node, 'test_doublewrite.fail_at', '');
+$offset = -s $node->logfile;
+ok(dw_poll_start($node), 'server starts again');
+my $number = checkpointed_with($node, $offset, 1, 'the first checkpoint syncs files');
+is($number, count_files($node), '... all that there are, in tablespaces, too');
+isnt(redo_of($node), $redo, '... and moves the redo pointer');
+checkpointed_with($node, -s $node->logfile, 0, 'the second one does not');
+dw_check_amcheck($node);
+
+# What is dropped meanwhile is not missed.
+$offset = crash($node);
+set($node, 'test_doublewrite.pause_at', "$POINT:1:1");
+$node->start;
+$node->wait_for_log(qr/paused at injection point "$POINT"/, $offset);
+$node->safe_psql('postgres', 'DROP TABLE goes');
+append_to_file($node->data_dir . '/test_doublewrite.resume', '');
+checkpointed_with($node, $offset, 1, 'files that are dropped meanwhile do no harm');
+
+# A stop syncs them as well.
+set($node, 'test_doublewrite.pause_at', '');
+$offset = crash($node);
+$node->start;
+$node->stop;
+like(slurp_file($node->logfile, $offset), $synced, 'a stop syncs files');
+($control) = run_command([ 'pg_controldata', $node->data_dir ]);
+like($control, qr/cluster state: +shut down$/m, '... and leaves the cluster shut down');
+
+# After that there is nothing to sync.
+$offset = -s $node->logfile;
+$node->start;
+checkpointed_with($node, $offset, 0, 'nothing is left after a clean stop');
+
+# A copy may be in the kernel's cache from end to end: it is synced at the start.
+$node->safe_psql('postgres', 'ALTER TABLE there SET TABLESPACE pg_default');
+$node->safe_psql('postgres', 'DROP TABLESPACE place');
+$offset = crash($node);
+my $copy = PostgreSQL::Test::Cluster->new('copy');
+PostgreSQL::Test::RecursiveCopy::copypath($node->data_dir, $copy->data_dir);
+chmod(0700, $copy->data_dir);
+unlink($copy->data_dir . '/pg_doublewrite/owner') or die "could not remove: $!";
+$copy->append_conf('postgresql.conf', 'port = ' . $copy->port);
+$copy->start;
+checkpointed_with($copy, 0, 0, 'files of a copy are synced at the start');
+$copy->stop;
+
+# So is all where the log was not in use.
+set($node, 'io_torn_pages_protection', 'full_pages');
+$node->start;
+$node->safe_psql('postgres', 'CHECKPOINT');
+$offset = crash($node);
+$node->start;
+checkpointed_with($node, $offset, 0, 'without the log files are synced at the start');
+
+done_testing();
