@@ -23,9 +23,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "access/instantrecovery.h"
 #include "access/recoverytarget_internal.h"
 #include "access/relation.h"
+#include "access/rmgr.h"
 #include "access/xlog.h"
+#include "access/xlog_internal.h"
+#include "access/xlogutils.h"
 #include "catalog/pg_tablespace_d.h"
 #include "catalog/pg_type.h"
 #include "common/relpath.h"
@@ -89,6 +93,7 @@ typedef struct TdwShared
 	slock_t		mutex;
 	int			npoints;
 	TdwPoint	points[TDW_MAX_POINTS];
+	bool		spoiled;		/* see tdw_spoiling_redo() */
 } TdwShared;
 
 static TdwShared *tdw_shared = NULL;
@@ -105,6 +110,9 @@ static char *tdw_await_end_of_recovery_at = NULL;
 /* In the data directory; ends a pause, and goes */
 #define TDW_RESUME_FILE		"test_doublewrite.resume"
 static bool tdw_quiet = false;
+static int	tdw_spoil_redo_of = 0;
+
+static void (*tdw_heap_redo) (XLogReaderState *record) = NULL;
 
 static shmem_request_hook_type prev_shmem_request_hook = NULL;
 static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
@@ -514,6 +522,56 @@ test_doublewrite_hit(const char *name, const void *private_data, void *arg)
 }
 
 /* ---------------------------------------------------------------------
+ * Redo that fails
+ * ---------------------------------------------------------------------
+ */
+
+static bool
+tdw_spoils_redo(XLogReaderState *record)
+{
+	RelFileLocator rlocator;
+	bool		spoils;
+
+	if (!InstantRecoveryRedoesPage || !XLogRecHasBlockRef(record, 0))
+		return false;
+	XLogRecGetBlockTag(record, 0, &rlocator, NULL, NULL);
+	SpinLockAcquire(&tdw_shared->mutex);
+	spoils = !tdw_shared->spoiled && rlocator.relNumber == tdw_spoil_redo_of;
+	SpinLockRelease(&tdw_shared->mutex);
+	return spoils;
+}
+
+/*
+ * Redo of heap records that fails once when it has changed a page of the relation, but
+ * not yet set its LSN.  No code of ours fails there.
+ */
+static void
+tdw_spoiling_redo(XLogReaderState *record)
+{
+	Buffer		buffer;
+
+	if (tdw_spoils_redo(record))
+	{
+		XLogRedoAction action = XLogReadBufferForRedo(record, 0, &buffer);
+
+		if (action == BLK_NEEDS_REDO)
+		{
+			SpinLockAcquire(&tdw_shared->mutex);
+			tdw_shared->spoiled = true;
+			SpinLockRelease(&tdw_shared->mutex);
+
+			/* the end of the first row */
+			memset(BufferGetPage(buffer) + BLCKSZ - 60, 'z', 40);
+			MarkBufferDirty(buffer);
+			elog(ERROR, "test error in redo of a page");
+		}
+		if (BufferIsValid(buffer))
+			UnlockReleaseBuffer(buffer);
+	}
+	tdw_heap_redo(record);
+}
+
+/* ---------------------------------------------------------------------
  * Initialisation
  * ---------------------------------------------------------------------
  */
@@ -628,7 +686,21 @@ _PG_init(void)
 							 PGC_POSTMASTER,
 							 0,
 							 NULL, NULL, NULL);
+	DefineCustomIntVariable("test_doublewrite.spoil_redo_of",
+							"File number of a relation of which redo of a page fails half-way, once.",
+							NULL,
+							&tdw_spoil_redo_of,
+							0, 0, INT_MAX,
+							PGC_POSTMASTER,
+							0,
+							NULL, NULL, NULL);
 	MarkGUCPrefixReserved("test_doublewrite");
+
+	if (tdw_spoil_redo_of != 0)
+	{
+		tdw_heap_redo = RmgrTable[RM_HEAP_ID].rm_redo;
+		RmgrTable[RM_HEAP_ID].rm_redo = tdw_spoiling_redo;
+	}
 
 	prev_shmem_request_hook = shmem_request_hook;
 	shmem_request_hook = tdw_shmem_request;

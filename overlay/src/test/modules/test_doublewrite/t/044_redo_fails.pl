@@ -169,6 +169,31 @@ isnt(total('bad'), $all, '... and its rows are lost');
 $node->append_conf('postgresql.conf', 'zero_damaged_pages = off');
 $node->reload;
 
+# Redo has changed a page in part when it fails: the page is thrown away, and redo begins
+# again with what is at home.
+$node->safe_psql(
+	'postgres', q{
+	CREATE TABLE half (i int, f text) WITH (fillfactor = 50);
+	INSERT INTO half SELECT g, repeat('x', 100) FROM generate_series(1, 200) g});
+$node->safe_psql('postgres', $_)
+  foreach ('CHECKPOINT', 'UPDATE half SET i = i WHERE i % 2 = 0');
+my $spoilt = $node->safe_psql('postgres', q{SELECT pg_relation_filenode('half')});
+crash_and_damage();
+$node->append_conf('postgresql.conf', "test_doublewrite.spoil_redo_of = $spoilt");
+$offset = -s $node->logfile;
+ok(dw_poll_start($node), 'server starts');
+$node->poll_query_until('postgres', 'SELECT count(*) = 200 FROM half')
+  or die 'the page is not redone';
+like(
+	slurp_file($node->logfile, $offset),
+	qr/ERROR:  test error in redo of a page/,
+	'redo fails when it has changed a page');
+is( $node->safe_psql(
+		'postgres', q{SELECT count(*), sum(i) FROM half WHERE f = repeat('x', 100)}),
+	'200|20100',
+	'... which begins again without that change');
+$node->append_conf('postgresql.conf', 'test_doublewrite.spoil_redo_of = 0');
+
 # Workers redo pages before clients get in, and leave the error to the startup process.
 work();
 crash_and_damage('bad');
