@@ -36,9 +36,10 @@ HEADLINE_ROWS = (
 )
 BULK = ("traps", "bulk, 128 MB", "COPY into new table")
 
-# What storage that people rent adds to it, where time is worth more: text, suite and
-# case, measure.
+# What storage that people rent adds to it, where time is worth more: arms, and text, suite
+# and case, measure.
 RENTED = "rented"
+RENTED_ARMS = ("instant", *HEADLINE_ARMS)
 RENTED_ROWS = (
     ("transactions a second", HEADLINE, "tps"),
     ("from a crash to the first query, s", ("restart", "tpcb-like"), "until first query"),
@@ -228,7 +229,7 @@ def _rented(chosen):
              for series in [_of(chosen, suite, case, RENTED)] if series is not None]
     if not found:
         return ""
-    arms = [arm for arm in HEADLINE_ARMS if any(arm in one.arms for *_, one in found)]
+    arms = [arm for arm in RENTED_ARMS if any(arm in one.arms for *_, one in found)]
     rows = [("rented storage", *(f"`{arm}`" for arm in arms), "run")]
     for text, series, _, measure in found:
         rows.append((text, *(report.number(measure.sample(arm).median)

@@ -7,6 +7,8 @@ tests can be run there as a whole.
 
 import contextlib
 import dataclasses
+import errno
+import mmap
 import os
 import shutil
 import tempfile
@@ -33,6 +35,17 @@ FILE_SYSTEMS = {
     "ext4_bigalloc": (("mkfs.ext4", "-q", "-O", "bigalloc", "-C", "16384"), ()),
 }
 
+# The error with which the kernel refuses to write a page of 8 kB atomically there (0: it does),
+# and, where it does, what the engine never asks for.
+RWF_ATOMIC = 0x40
+PAGE = 8192
+ANSWERS = {"xfs_reflink": 0, "xfs_bounded": 0, "xfs_block_8k": 0, "xfs_block_16k": errno.EINVAL,
+           "xfs_plain": errno.EOPNOTSUPP, "ext4": errno.EOPNOTSUPP,
+           "ext4_bigalloc": errno.EOPNOTSUPP}
+NEVER_ASKED = (("two buffers", (0, 2, os.O_DIRECT), errno.EINVAL),
+               ("not aligned in the file", (PAGE // 2, 1, os.O_DIRECT), errno.EINVAL),
+               ("through the cache", (0, 1, 0), errno.EOPNOTSUPP))
+
 # XFS refuses to be smaller than 300 MB.
 IMAGE_MB = 400
 
@@ -55,12 +68,47 @@ def test(paths):
         raise DevError("only root can mount file systems")
     suites.prepare(paths, "test")
     with places() as directory:
-        results = suites.run_tests(paths, "test", list(TESTS), suites.MODES[0],
-                                   {PLACES_VARIABLE: str(directory)})
+        results = [_ask_kernel(directory / place, answer)
+                   for place, answer in ANSWERS.items()]
+        results += suites.run_tests(paths, "test", list(TESTS), suites.MODES[0],
+                                    {PLACES_VARIABLE: str(directory)})
     print(suites.table(results))
     print(suites.summary(results))
     suites.report_failures(results)
     return sum(result.failed for result in results)
+
+
+def _ask_kernel(directory, answer):
+    """Ask for atomic writes in a directory; returns a Result, of the answers expected."""
+    asked = [("a page", (0, 1, os.O_DIRECT), answer), *(() if answer else NEVER_ASKED)]
+    failed = 0
+    for what, request, expected in asked:
+        given = _refusal(directory / "asked", *request)
+        if given != expected:
+            failed += 1
+            say(f"{directory.name}: {what}: {os.strerror(given)}, not {os.strerror(expected)}")
+    return suites.Result(f"kernel/{directory.name}", suites.MODES[0], len(asked) - failed, failed, 0, 0)
+
+
+def _refusal(path, offset, buffers, flags):
+    """Ask for a page to be written atomically; returns the error's number, or 0."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags)
+    try:
+        os.ftruncate(descriptor, 4 * PAGE)
+        with mmap.mmap(-1, PAGE) as memory, memoryview(memory) as view:
+            size = PAGE // buffers
+            parts = [view[i * size:(i + 1) * size] for i in range(buffers)]
+            try:
+                os.pwritev(descriptor, parts, offset, RWF_ATOMIC)
+            except OSError as error:
+                return error.errno
+            finally:
+                for part in parts:
+                    part.release()
+    finally:
+        os.close(descriptor)
+        path.unlink()
+    return 0
 
 
 def run_suites(paths, kind, names, settings):
