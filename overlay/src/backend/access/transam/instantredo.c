@@ -254,7 +254,13 @@ instant_announce_run(uint32 first, uint32 end)
 static uint32
 instant_max_ahead(void)
 {
-	return Max(INSTANT_MAX_AHEAD * maintenance_io_concurrency, INSTANT_MIN_AHEAD);
+	return INSTANT_MAX_AHEAD * maintenance_io_concurrency;
+}
+
+static uint32
+instant_min_ahead(void)
+{
+	return Min(INSTANT_MIN_AHEAD, instant_max_ahead());
 }
 
 /*
@@ -265,7 +271,7 @@ void
 instant_reset_ahead(bool sessions)
 {
 	pg_atomic_write_u32(&InstantCtl->ahead,
-						sessions ? INSTANT_MIN_AHEAD : instant_max_ahead());
+						sessions ? instant_min_ahead() : instant_max_ahead());
 }
 
 /*
@@ -281,7 +287,7 @@ instant_adapt_ahead(bool demanded)
 	uint32		ahead = pg_atomic_read_u32(&InstantCtl->ahead);
 
 	if (demanded)
-		ahead = Max(ahead / 2, INSTANT_MIN_AHEAD);
+		ahead = Max(ahead / 2, instant_min_ahead());
 	else
 		ahead = Min(ahead + 1, instant_max_ahead());
 	pg_atomic_write_u32(&InstantCtl->ahead, ahead);

@@ -11,15 +11,19 @@
  *
  * But until the redo pointer moves, nothing is lost with them: if the power fails,
  * the next recovery begins at the same place, and redoes what they lack.  So
- * SyncDataDirectory() leaves out what lies below base, global and pg_tblspc, and the
- * checkpoint syncs it before its redo pointer is named by pg_control (R5).  WAL and
- * all else is synced as ever, as redo relies on it.
+ * SyncDataDirectory() leaves files of relations out, and the checkpoint syncs
+ * them before its redo pointer is named by pg_control (R5), and a stop before the marker goes.  All else is synced
+ * at the start as ever: WAL, pg_control, and directories, since a file that is gone may have
+ * had copies in the log, which restore is about to free (R3).
  *
- * That holds if all from before the redo pointer is on disk: a checkpoint of
- * the server that crashed has seen to it, unless these files are not those that it
- * wrote.  A copy of a data directory may be in the kernel's cache from end to
- * end.  So it is done only where the marker shows that a server of ours has
- * crashed on these very files (R9).
+ * That holds if all from before the redo pointer is on disk.  A checkpoint of
+ * the server that crashed has seen to it, but not for files that are copies, which may be in
+ * the kernel's cache from end to end.  So it is done only where the marker shows that
+ * a server of ours has crashed in this very data directory (R9), and for a tablespace
+ * that nobody has touched since the marker was written.  If
+ * fsync was off meanwhile, nothing is known to be on disk until somebody has synced it all, as
+ * the documentation of fsync demands; and no more than that can be said of files which somebody has
+ * put into a directory by hand.
  *
  * Nobody waits for the checkpointer, so it takes its time: while it is ahead of its
  * schedule, or between two pages, it syncs a few files, and the rest when all pages
@@ -34,16 +38,20 @@
  */
 #include "postgres.h"
 
+#include <ctype.h>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "access/xlog.h"
 #include "common/file_utils.h"
+#include "common/relpath.h"
 #include "miscadmin.h"
 #include "portability/instr_time.h"
 #include "postmaster/bgwriter.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/fd.h"
+#include "storage/procsignal.h"
 #include "utils/injection_point.h"
 #include "utils/memutils.h"
 #include "utils/wait_event.h"
@@ -51,19 +59,20 @@
 /* So long may the checkpointer sync files before it sleeps, in ms */
 #define LATE_SYNC_SLICE			50
 
-/* Files synced before the queue of sync requests is looked at */
+/* Files synced before the checkpointer attends to other things */
 #define LATE_SYNCS_PER_ABSORB	10
 
 /* In the startup process: SyncDataDirectory() leaves relation files out. */
 static bool leaving_out = false;
+static time_t marker_time;
 
 /*
- * In the process that syncs: paths, those of directories with a slash at the end;
- * the next one; and how long it has taken.
+ * In the process that syncs: files, or NULL if they have not been listed; the next
+ * one; and how long it has taken.
  */
 static MemoryContext context = NULL;
-static List *paths = NIL;
-static int	next_path = 0;
+static List *files = NIL;
+static int	next_file = 0;
 static instr_time elapsed;
 
 /*
@@ -73,111 +82,166 @@ static instr_time elapsed;
 void
 DoubleWriteLeaveSyncToCheckpoint(void)
 {
+	struct stat st;
+
 	/* one call of syncfs() would do for a part of the files as for all */
 	if (!enableFsync || !IsUnderPostmaster ||
 		recovery_init_sync_method != DATA_DIR_SYNC_METHOD_FSYNC ||
-		!dw_marker_is_original())
+		!dw_marker_is_original() || stat(DW_MARKER_FILE, &st) < 0)
 		return;
 
+	marker_time = st.st_ctime;
 	leaving_out = true;
 	pg_atomic_write_u32(&DWCtl->late_sync, 1);
 }
 
 /*
- * Is this file, or directory, left out by SyncDataDirectory()?
+ * Has nobody replaced the tablespace since the marker was written?  Its link would
+ * be newer then, or the directory that is linked to.
+ */
+static bool
+late_tablespace_is_original(const char *path)
+{
+	struct stat st;
+	char		inside[MAXPGPATH];
+	int			len = strspn(path + strlen(PG_TBLSPC_DIR) + 1, "0123456789") +
+		strlen(PG_TBLSPC_DIR) + 1;
+
+	snprintf(inside, sizeof(inside), "%.*s", len, path);
+	if (lstat(inside, &st) < 0 || st.st_ctime >= marker_time)
+		return false;
+	snprintf(inside, sizeof(inside), "%.*s/%s", len, path, TABLESPACE_VERSION_DIRECTORY);
+	return stat(inside, &st) == 0 && st.st_ctime < marker_time;
+}
+
+static bool
+late_begins_with(const char *path, const char *directory)
+{
+	size_t		len = strlen(directory);
+
+	return strncmp(path, directory, len) == 0 && path[len] == '/';
+}
+
+/*
+ * Is this file, no directory, left out by SyncDataDirectory()?
  */
 bool
 DoubleWriteIsSyncedLate(const char *path)
 {
-	static const char *const places[] = {"base", "global", PG_TBLSPC_DIR};
+	const char *name = last_dir_separator(path);
 
-	if (!leaving_out)
+	/* not pg_control and its like, nor temporary files */
+	if (!leaving_out || name == NULL || !isdigit((unsigned char) name[1]))
 		return false;
 	if (strncmp(path, "./", 2) == 0)
 		path += 2;
-	for (int i = 0; i < lengthof(places); i++)
-	{
-		size_t		len = strlen(places[i]);
-
-		if (strncmp(path, places[i], len) == 0 &&
-			(path[len] == '/' || path[len] == '\0'))
-			return true;
-	}
-	return false;
+	if (late_begins_with(path, "base") || late_begins_with(path, "global"))
+		return true;
+	return late_begins_with(path, PG_TBLSPC_DIR) &&
+		strstr(path, "/" TABLESPACE_VERSION_DIRECTORY "/") != NULL &&
+		late_tablespace_is_original(path);
 }
 
 /*
- * Note all files below a directory, and itself.  What is dropped meanwhile is none of
- * our business.
+ * List the relation files below a directory.  What has been dropped meanwhile is none
+ * of our business, and what we cannot read we have not written.
  */
-static void
-late_list_directory(const char *path, bool follow_links)
+static List *
+late_list_directory(List *list, const char *path)
 {
 	DIR		   *dir = AllocateDir(path);
 	struct dirent *de;
 
-	if (dir == NULL && errno == ENOENT)
-		return;
+	if (dir == NULL && (errno == ENOENT || errno == EACCES || errno == EPERM))
+		return list;
 	while ((de = ReadDirExtended(dir, path, ERROR)) != NULL)
 	{
 		char		subpath[MAXPGPATH * 2];
 
-		if (strcmp(de->d_name, ".") == 0 || strcmp(de->d_name, "..") == 0)
+		if (!isdigit((unsigned char) de->d_name[0]))
 			continue;
 		snprintf(subpath, sizeof(subpath), "%s/%s", path, de->d_name);
 
-		switch (get_dirent_type(subpath, de, follow_links, DEBUG1))
+		switch (get_dirent_type(subpath, de, false, DEBUG1))
 		{
 			case PGFILETYPE_DIR:
-				late_list_directory(subpath, false);
+				list = late_list_directory(list, subpath);
 				break;
 			case PGFILETYPE_REG:
 			case PGFILETYPE_ERROR:	/* opening it will tell */
-				paths = lappend(paths, pstrdup(subpath));
+				list = lappend(list, pstrdup(subpath));
 				break;
 			default:
 				break;
 		}
 	}
 	FreeDir(dir);
-	paths = lappend(paths, psprintf("%s/", path));
+	return list;
 }
 
+static List *
+late_list_tablespaces(List *list)
+{
+	DIR		   *dir = AllocateDir(PG_TBLSPC_DIR);
+	struct dirent *de;
+
+	while ((de = ReadDirExtended(dir, PG_TBLSPC_DIR, ERROR)) != NULL)
+	{
+		char		path[MAXPGPATH * 2];
+
+		if (!isdigit((unsigned char) de->d_name[0]))
+			continue;
+		snprintf(path, sizeof(path), "%s/%s/%s", PG_TBLSPC_DIR, de->d_name,
+				 TABLESPACE_VERSION_DIRECTORY);
+		list = late_list_directory(list, path);
+	}
+	FreeDir(dir);
+	return list;
+}
+
+/*
+ * List all files that may have been left out, unless that has been done.  If it
+ * fails, nothing has.
+ */
 static void
 late_list_files(void)
 {
+	MemoryContext listing;
 	MemoryContext oldcontext;
+	List	   *list = NIL;
 
-	/* an error may have left another one */
 	if (context != NULL)
-		MemoryContextDelete(context);
-	paths = NIL;
-	next_path = 0;
-	INSTR_TIME_SET_ZERO(elapsed);
+		return;
 
-	context = AllocSetContextCreate(TopMemoryContext, "late sync of relation files",
+	listing = AllocSetContextCreate(CurrentMemoryContext,
+									"late sync of relation files",
 									ALLOCSET_DEFAULT_SIZES);
-	oldcontext = MemoryContextSwitchTo(context);
-	late_list_directory("base", false);
-	late_list_directory("global", false);
-	late_list_directory(PG_TBLSPC_DIR, true);
+	oldcontext = MemoryContextSwitchTo(listing);
+	list = late_list_directory(list, "base");
+	list = late_list_directory(list, "global");
+	INJECTION_POINT("doublewrite-late-sync-listing", NULL);
+	list = late_list_tablespaces(list);
 	MemoryContextSwitchTo(oldcontext);
+
+	MemoryContextSetParent(listing, TopMemoryContext);
+	context = listing;
+	files = list;
+	next_file = 0;
+	INSTR_TIME_SET_ZERO(elapsed);
 }
 
 static void
-late_sync_path(const char *path)
+late_sync_file(const char *path)
 {
-	bool		isdir = path[strlen(path) - 1] == '/';
 	int			fd;
 
 	INJECTION_POINT("doublewrite-late-sync", NULL);
 
-	fd = OpenTransientFile(path, PG_BINARY | (isdir ? O_RDONLY : O_RDWR));
+	fd = OpenTransientFile(path, O_RDWR | PG_BINARY);
 	if (fd < 0)
 	{
-		/* dropped; what we cannot write to, we have not written; Windows */
-		if (errno == ENOENT || errno == EACCES || errno == EPERM ||
-			errno == EROFS || (isdir && errno == EISDIR))
+		/* dropped, or nothing that we can have written to */
+		if (errno == ENOENT || errno == EACCES || errno == EPERM || errno == EROFS)
 			return;
 		ereport(ERROR,
 				(errcode_for_file_access(),
@@ -185,8 +249,7 @@ late_sync_path(const char *path)
 	}
 
 	pgstat_report_wait_start(WAIT_EVENT_DATA_FILE_SYNC);
-	/* some systems don't sync directories at all: see fsync_fname_ext() */
-	if (pg_fsync(fd) != 0 && !(isdir && (errno == EBADF || errno == EINVAL)))
+	if (pg_fsync(fd) != 0)
 		ereport(data_sync_elevel(ERROR),
 				(errcode_for_file_access(),
 				 errmsg("could not fsync file \"%s\": %m", path)));
@@ -207,18 +270,21 @@ late_sync_next(void)
 	instr_time	duration;
 
 	INSTR_TIME_SET_CURRENT(start);
-	late_sync_path(list_nth(paths, next_path));
-	next_path++;
+	late_sync_file(list_nth(files, next_file));
+	next_file++;
 	INSTR_TIME_SET_CURRENT(duration);
 	INSTR_TIME_SUBTRACT(duration, start);
 	INSTR_TIME_ADD(elapsed, duration);
 	return duration;
 }
 
+/*
+ * Are there files to be synced?  While fsync is off that is put off.
+ */
 static bool
 late_sync_is_pending(void)
 {
-	return pg_atomic_read_u32(&DWCtl->late_sync) != 0;
+	return pg_atomic_read_u32(&DWCtl->late_sync) != 0 && enableFsync;
 }
 
 /*
@@ -237,9 +303,8 @@ DoubleWriteSyncSome(bool busy)
 	if (busy && dw_msec_since(last_end) <= last_msec)
 		return;
 
-	if (context == NULL)
-		late_list_files();
-	while (next_path < list_length(paths) &&
+	late_list_files();
+	while (next_file < list_length(files) &&
 		   msec <= (busy ? 0 : LATE_SYNC_SLICE))
 	{
 		instr_time	duration = late_sync_next();
@@ -260,21 +325,25 @@ dw_complete_late_sync(void)
 	if (!late_sync_is_pending())
 		return;
 
-	if (context == NULL)
-		late_list_files();
-	while (next_path < list_length(paths))
+	late_list_files();
+	while (next_file < list_length(files))
 	{
 		(void) late_sync_next();
-		if (next_path % LATE_SYNCS_PER_ABSORB == 0)
+		if (next_file % LATE_SYNCS_PER_ABSORB == 0)
+		{
+			/* what the checkpointer owes others meanwhile */
 			AbsorbSyncRequests();
+			if (ProcSignalBarrierPending)
+				ProcessProcSignalBarrier();
+		}
 	}
 
 	if (log_checkpoints)
 		ereport(LOG,
-				(errmsg("relation files have been synced after the crash: %d files and directories, %.3f s",
-						list_length(paths), INSTR_TIME_GET_DOUBLE(elapsed))));
+				(errmsg("relation files have been synced after the crash: %d files, %.3f s",
+						list_length(files), INSTR_TIME_GET_DOUBLE(elapsed))));
 	MemoryContextDelete(context);
 	context = NULL;
-	paths = NIL;
+	files = NIL;
 	pg_atomic_write_u32(&DWCtl->late_sync, 0);
 }

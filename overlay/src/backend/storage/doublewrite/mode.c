@@ -412,5 +412,8 @@ DoubleWriteShutdown(void)
 	if (!DWCtl->started || GetRecoveryState() == RECOVERY_STATE_CRASH)
 		return;
 	DoubleWriteDrain();
+
+	/* a standby may be stopped without a restartpoint, and starts as after one */
+	dw_complete_late_sync();
 	dw_disarm(IsPostmasterEnvironment);
 }

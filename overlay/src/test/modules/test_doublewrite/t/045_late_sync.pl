@@ -14,18 +14,20 @@ use lib $FindBin::RealBin;
 use DoubleWrite::Check;
 use DoubleWrite::Crash;
 use DoubleWrite::Node;
+use File::Basename;
 use File::Find;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::RecursiveCopy;
 use PostgreSQL::Test::Utils;
 use PostgreSQL::Test::Watchdog seconds => 600;
 use Test::More;
+use Time::HiRes qw(usleep);
 
 dw_require_injection_points();
 
 my $POINT = 'doublewrite-late-sync';
 my $synced =
-  qr/relation files have been synced after the crash: (\d+) files and directories/;
+  qr/relation files have been synced after the crash: (\d+) files/;
 
 sub redo_of
 {
@@ -64,8 +66,7 @@ sub checkpointed_with
 	return $lines[0];
 }
 
-# Files and directories of relations, as they are now, but for files of the relation
-# cache, which each start removes
+# Files of relations, as they are now
 sub count_files
 {
 	my ($node) = @_;
@@ -73,12 +74,20 @@ sub count_files
 
 	find(
 		{
-			wanted => sub { $number++ if (-f $_ || -d $_) && !/pg_internal/ },
+			wanted => sub { $number++ if -f $_ && m{/\d[^/]*$} },
 			follow_fast => 1,
 			no_chdir => 1
 		},
 		map { $node->data_dir . "/$_" } ('base', 'global', 'pg_tblspc'));
 	return $number;
+}
+
+sub cluster_state
+{
+	my ($node) = @_;
+	my ($stdout) = run_command([ 'pg_controldata', $node->data_dir ]);
+
+	return $stdout =~ /cluster state: +(.*)$/m ? $1 : die 'no state';
 }
 
 my $node = dw_new_node('late');
@@ -109,19 +118,21 @@ unlike(slurp_file($node->logfile, $offset), $synced, '... and nothing is said to
 # Nor does a stop.
 $node->stop('fast', fail_ok => 1);
 dw_wait_for_exit($node);
-my ($control) = run_command([ 'pg_controldata', $node->data_dir ]);
-unlike($control, qr/cluster state: +shut down$/m, 'neither can the server be stopped');
+isnt(cluster_state($node), 'shut down', 'neither can the server be stopped');
 is(redo_of($node), $redo, '... nor the redo pointer move');
 
-# All of them are synced, once.
-set($node, 'test_doublewrite.fail_at', '');
+# All of them are synced, once, also if they could not be listed at first.
+set($node, 'test_doublewrite.fail_at', "$POINT-listing:EIO");
 $offset = -s $node->logfile;
 ok(dw_poll_start($node), 'server starts again');
+$node->wait_for_log(qr/ERROR: .*test error at injection point "$POINT-listing"/, $offset);
 my $number = checkpointed_with($node, $offset, 1, 'the first checkpoint syncs files');
 is($number, count_files($node), '... all that there are, in tablespaces, too');
 isnt(redo_of($node), $redo, '... and moves the redo pointer');
 checkpointed_with($node, -s $node->logfile, 0, 'the second one does not');
 dw_check_amcheck($node);
+
+set($node, 'test_doublewrite.fail_at', '');
 
 # What is dropped meanwhile is not missed.
 $offset = crash($node);
@@ -138,13 +149,64 @@ $offset = crash($node);
 $node->start;
 $node->stop;
 like(slurp_file($node->logfile, $offset), $synced, 'a stop syncs files');
-($control) = run_command([ 'pg_controldata', $node->data_dir ]);
-like($control, qr/cluster state: +shut down$/m, '... and leaves the cluster shut down');
+is(cluster_state($node), 'shut down', '... and leaves the cluster shut down');
 
 # After that there is nothing to sync.
 $offset = -s $node->logfile;
 $node->start;
 checkpointed_with($node, $offset, 0, 'nothing is left after a clean stop');
+
+# A standby that is stopped without a restartpoint starts again as after a clean stop.
+my $primary = dw_new_node('primary', init => { allows_streaming => 1 });
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+
+$primary->start;
+$primary->backup('backup');
+$standby->init_from_backup($primary, 'backup', has_streaming => 1);
+$standby->start;
+$primary->safe_psql('postgres', 'CREATE TABLE t AS SELECT generate_series(1, 1000)');
+$primary->wait_for_replay_catchup($standby);
+$standby->stop('immediate');
+$offset = -s $standby->logfile;
+$standby->start;
+$primary->wait_for_replay_catchup($standby);
+unlike(slurp_file($standby->logfile, $offset), $synced, 'a standby starts after a crash');
+$standby->stop;
+is(cluster_state($standby), 'shut down in recovery', '... and is stopped');
+my $log = slurp_file($standby->logfile, $offset);
+unlike($log, qr/restartpoint complete/, '... without a restartpoint');
+like($log, $synced, '... and syncs files nevertheless');
+$primary->stop;
+
+# A tablespace that has been moved while the server was down is a copy.  That its files
+# are synced at the start is seen if there are many.
+my $progress = qr/syncing data directory \(fsync\), .*current path: pg_tblspc\/\d+\/PG_\w+\/\d+\/9/;
+my ($directory) = glob("$place/PG_*/*");
+my @many = map { 900000 + $_ } (1 .. 5000);
+
+append_to_file("$directory/$_", '') foreach @many;
+
+# the marker is to be newer than the tablespace, in seconds
+my $changed = (stat(dirname($directory)))[10];
+usleep(100_000) while time <= $changed;
+$node->restart;
+set($node, 'log_startup_progress_interval', '10ms');
+$offset = crash($node);
+ok(dw_poll_start($node), 'server starts with many files in a tablespace');
+unlike(slurp_file($node->logfile, $offset), $progress, '... and does not sync them');
+
+$offset = crash($node);
+my $moved = PostgreSQL::Test::Utils::tempdir() . '/moved';
+PostgreSQL::Test::RecursiveCopy::copypath($place, $moved);
+chmod(0700, $moved);
+my ($link) = glob($node->data_dir . '/pg_tblspc/*');
+unlink($link) && symlink($moved, $link) or die "could not link: $!";
+ok(dw_poll_start($node), '... or when it has been moved');
+like(slurp_file($node->logfile, $offset), $progress, '... and syncs them');
+checkpointed_with($node, $offset, 1, '... as the checkpoint does');
+set($node, 'log_startup_progress_interval', '10s');
+($directory) = glob("$moved/PG_*/*");
+unlink("$directory/$_") foreach @many;
 
 # A copy may be in the kernel's cache from end to end: it is synced at the start.
 $node->safe_psql('postgres', 'ALTER TABLE there SET TABLESPACE pg_default');
