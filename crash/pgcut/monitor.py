@@ -12,6 +12,8 @@ R2   As long as a home write is not durable, it may be torn.  So from its start 
 R3   That holds until its sync: no low-water mark that a crash could find passes the
      copy, no segment with live batches is reused, and no batch is written
      before the one before it is durable.
+A4   A home write that was atomic is durable, too, before the redo pointer passes what redo
+     would have to do again without it, unless the log has a copy.
 R5   pg_control names a redo pointer only when the newest durable batch does.
 R10  Records without images are written only while the marker is durable, and not
      after WAL has announced images.
@@ -27,7 +29,7 @@ import re
 import struct
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from . import wal
 from .logformat import BATCH, ENTRY, MAGIC, VERSION
@@ -128,6 +130,8 @@ class _File:
     base: object = None         # what it held before the recording
     lsns: dict = field(default_factory=dict)        # home: block -> LSN as written
     pending: dict = field(default_factory=lambda: defaultdict(list))
+    # of pages written atomically: the durable version, and those since, as _HomeWrites
+    atomic: dict = field(default_factory=dict)
     doomed: int = 0             # a sync of what was written up to here has failed
 
 
@@ -254,6 +258,7 @@ class Monitor:
             self._marker_removed(op)
         new = self._classified(self._paths[op.ino])
         new.size, new.base, new.lsns, new.pending = old.size, old.base, old.lsns, old.pending
+        new.atomic = old.atomic
         self._files[op.ino] = new
         if new.kind == "marker":
             self._marker, self._marker_changed = True, op.seq
@@ -270,6 +275,7 @@ class Monitor:
             self._removals[op.a].append((op.seq, [op.ino]))
             for write in _all(file.pending):
                 write.gone = op.seq
+            file.atomic.clear()
 
     def _rmdir(self, op):
         """What was removed below a directory goes with it."""
@@ -296,8 +302,9 @@ class Monitor:
         for block in [block for block in file.pending if block * PAGE >= op.a]:
             for write in file.pending[block]:
                 write.gone = op.seq
-        for block in [block for block in file.lsns if block * PAGE >= op.a]:
-            del file.lsns[block]
+        for known in (file.lsns, file.atomic):
+            for block in [block for block in known if block * PAGE >= op.a]:
+                del known[block]
         if file.kind == "log":
             self._destroy(op, file, op.a, file.size)
 
@@ -546,6 +553,9 @@ class Monitor:
                 self._check_lsn(op, page, lsn, "")
             if op.flags & WRITE_ATOMIC:
                 self.figures["atomic home writes"] += 1
+                if block not in file.atomic:
+                    file.atomic[block] = [replace(write, seq=0, lsn=before)]
+                file.atomic[block].append(write)
             elif self._protected:
                 self._check_home(op, write, op.begin, "is written home")
                 file.pending[block].append(write)
@@ -582,6 +592,28 @@ class Monitor:
             if not file.pending[block]:
                 del file.pending[block]
 
+        for block, (durable, *writes) in list(file.atomic.items()):
+            last = max((write for write in (durable, *writes) if write.seq <= op.begin),
+                       key=lambda write: write.seq)
+            file.atomic[block] = [last, *(write for write in writes if write.seq > last.seq)]
+            if len(file.atomic[block]) == 1:
+                del file.atomic[block]
+
+    def _check_atomic(self, op, file):
+        """A4: the redo pointers have changed: does redo make good what is not durable?"""
+        for block, (durable, *_, write) in file.atomic.items():
+            if block in file.pending or self._uncommitted(write.page[:3]) or \
+                    write.page[3] not in (_MAIN, _INIT):
+                continue        # it may be torn, or redo can do without
+            copy, _ = self._copy(write.page, op.begin)
+            for redo in {control[2] for control in self._controls}:
+                if self.wal.changed_between(write.page, durable.lsn, redo) and \
+                        not (copy and self._new_enough(copy, write.page, redo)) and \
+                        self._not_rebuilt(write, redo, op.begin):
+                    self._violated(op.seq, "A4", f"{_name(write.page)} with LSN {_lsn(write.lsn)}, "
+                                   f"written atomically by operation {write.seq}, is not durable, "
+                                   f"and redo from {_lsn(redo)} would not make it so", write.page)
+
     def _recheck(self, op):
         """The mark, the redo pointers or the marker have changed: is each page still safe?
 
@@ -590,6 +622,7 @@ class Monitor:
         """
         for file in self._files.values():
             if file.kind == "home":
+                self._check_atomic(op, file)
                 for write in _all(file.pending):
                     self._check_home(op, write, max(op.begin, write.begin),
                                      f"written by operation {write.seq}, is not durable")

@@ -421,6 +421,26 @@ class ViolationTest(MonitorTest):
         self.put_home(0, lsn)
         self.assert_violated("R2", "the log has no copy")
 
+    def checkpoint_after_atomic_write(self, synced):
+        """Write a page atomically, and complete a checkpoint."""
+        lsn = self.changed(0)
+        self.history.add(Kind.WRITE, self.file, 0, 1, data=content(lsn), flags=WRITE_ATOMIC)
+        redo = self.wal.redo_pointer()
+        if synced:
+            self.history.sync(self.file)
+        self.wal.checkpoint(redo, images=False)
+        self.flush()
+        self.put_batch({}, mark=self.number + 1, pending=redo)
+        self.complete_checkpoint(redo)
+
+    def test_atomic_write_that_a_checkpoint_syncs(self):
+        self.checkpoint_after_atomic_write(True)
+        self.assertEqual(self.violations(), [])
+
+    def test_atomic_write_that_no_checkpoint_syncs(self):
+        self.checkpoint_after_atomic_write(False)
+        self.assert_violated("A4", "is not durable")
+
     def test_atomic_write_ahead_of_wal(self):
         lsn = self.changed(0)
         self.history.add(Kind.WRITE, self.file, 0, 1, data=content(lsn + (1 << 24)), flags=WRITE_ATOMIC)
