@@ -357,6 +357,8 @@ class AlarmTest(unittest.TestCase):
                      "failed with exit code 139", "failed with exit code 1310"):
             self.assertEqual(len(self.alarms(f"XX000 FATAL:  archive command {text}")), 1)
         self.assertEqual(len(self.alarms("58P01 ERROR:  could not open file")), 1)
+        self.assertEqual(len(self.alarms("XX000 ERROR:  unexpected chunk")), 1)
+        self.assertEqual(self.alarms("XX000 ERROR:  no unpinned buffers available"), [])
         self.assertEqual(self.alarms("22012 ERROR:  division by zero"), [])
 
 

@@ -339,7 +339,7 @@ typedef struct DWStageState
 	dlist_head	free;
 	dlist_head	staged;			/* ordered by oldest_seq, if none has returned */
 
-	/* copy of ninuse that buffer misses peek at without the lock */
+	/* copy of ninuse that is looked at without the lock */
 	pg_atomic_uint32 ninuse_hint;
 } DWStageState;
 

@@ -52,6 +52,16 @@ static int *DWBuckets = NULL;
  */
 #define DW_BUCKETS_PER_SLOT	8
 
+/*
+ * Whether any slot is in use, looked at without the mutex by buffer misses.  It has a
+ * cache line for itself and is written only when that changes, so misses of many
+ * processors do not wait for the line of the mutex, which staging writes all the time.
+ */
+static pg_atomic_uint32 *dw_in_use = NULL;
+
+/* Constant; each process has its own, for the same reason. */
+static uint32 dw_nbuckets = 0;
+
 /* Slots taken from the list under one hold of the mutex */
 #define DW_TAKE_CHUNK		16
 
@@ -62,10 +72,11 @@ static int *DWBuckets = NULL;
  */
 #define DW_RESERVED_SHARE		16
 
-static int
-dw_stage_buckets(void)
+static Size
+dw_lookup_size(void)
 {
-	return dw_stage_slots() * DW_BUCKETS_PER_SLOT;
+	return add_size(PG_CACHE_LINE_SIZE,
+					mul_size(dw_stage_slots() * DW_BUCKETS_PER_SLOT, sizeof(int)));
 }
 
 /*
@@ -77,7 +88,7 @@ dw_stage_shmem_size(void)
 	Size		size = 0;
 
 	size = add_size(size, mul_size(dw_stage_slots(), sizeof(DWSlot)));
-	size = add_size(size, mul_size(dw_stage_buckets(), sizeof(int)));
+	size = add_size(size, dw_lookup_size());
 	size = add_size(size, mul_size(dw_stage_slots(), BLCKSZ));
 	size = add_size(size, PG_IO_ALIGN_SIZE);
 	return size;
@@ -102,7 +113,8 @@ dw_init_slots(void)
 		DWSlots[i].hash_next = -1;
 		dlist_push_tail(&DWCtl->stage.free, &DWSlots[i].node);
 	}
-	for (int i = 0; i < dw_stage_buckets(); i++)
+	pg_atomic_init_u32(dw_in_use, 0);
+	for (uint32 i = 0; i < dw_nbuckets; i++)
 		DWBuckets[i] = -1;
 }
 
@@ -114,9 +126,9 @@ dw_stage_shmem_init(void)
 {
 	bool		found;
 
-	DWBuckets = ShmemInitStruct("Double Write Stage Lookup",
-								mul_size(dw_stage_buckets(), sizeof(int)),
-								&found);
+	dw_nbuckets = dw_stage_slots() * DW_BUCKETS_PER_SLOT;
+	dw_in_use = ShmemInitStruct("Double Write Stage Lookup", dw_lookup_size(), &found);
+	DWBuckets = (int *) ((char *) dw_in_use + PG_CACHE_LINE_SIZE);
 	DWPages = (char *)
 		TYPEALIGN(PG_IO_ALIGN_SIZE,
 				  ShmemInitStruct("Double Write Stage Pages",
@@ -166,7 +178,7 @@ dw_bucket(const BufferTag *tag)
 {
 	uint32		hash = hash_bytes((const unsigned char *) tag, sizeof(BufferTag));
 
-	return hash % (uint32) (DWCtl->stage.nslots * DW_BUCKETS_PER_SLOT);
+	return hash % dw_nbuckets;
 }
 
 /* Newest slot of a page, or -1.  Newer slots stand before older ones. */
@@ -200,6 +212,17 @@ dw_unlink(int slotno)
 }
 
 static void
+dw_set_in_use(int nslots)
+{
+	Assert(DWMutexHeld());
+
+	if ((nslots == 0) != (DWCtl->stage.ninuse == 0))
+		pg_atomic_write_u32(dw_in_use, nslots > 0);
+	DWCtl->stage.ninuse = nslots;
+	pg_atomic_write_u32(&DWCtl->stage.ninuse_hint, nslots);
+}
+
+static void
 dw_free_slot(int slotno)
 {
 	DWSlot	   *slot = &DWSlots[slotno];
@@ -215,8 +238,7 @@ dw_free_slot(int slotno)
 	slot->failed = false;
 	dw_set_slot_state(slot, DW_SLOT_FREE);
 	dlist_push_head(&DWCtl->stage.free, &slot->node);
-	DWCtl->stage.ninuse--;
-	pg_atomic_write_u32(&DWCtl->stage.ninuse_hint, DWCtl->stage.ninuse);
+	dw_set_in_use(DWCtl->stage.ninuse - 1);
 }
 
 static void
@@ -319,8 +341,7 @@ dw_reserve_slot(const BufferTag *tag, uint32 bucket, bool refused, bool *replace
 	slot->hash_next = DWBuckets[bucket];
 	DWBuckets[bucket] = slotno;
 	dw_enter_list(slot);
-	DWCtl->stage.ninuse++;
-	pg_atomic_write_u32(&DWCtl->stage.ninuse_hint, DWCtl->stage.ninuse);
+	dw_set_in_use(DWCtl->stage.ninuse + 1);
 	return slotno;
 }
 
@@ -445,7 +466,7 @@ DoubleWriteReadStaged(const BufferTag *tag, char *dst)
 	uint64		seq = 0;
 	bool		still_there;
 
-	if (pg_atomic_read_u32(&DWCtl->stage.ninuse_hint) != 0)
+	if (pg_atomic_read_u32(dw_in_use) != 0)
 	{
 		bucket = dw_bucket(tag);
 		possible = ((volatile int *) DWBuckets)[bucket] >= 0;
