@@ -124,13 +124,21 @@ def victim(server, kind):
     return random.choice(found) if found else None
 
 
+def by_a_crash(error):
+    """Say whether an error is that the server has gone, or is not there yet."""
+    return not error.pgcode or error.pgcode.startswith("57P0")
+
+
 def wait_until_open(server, seconds=300):
     """Wait until a client gets in; returns whether one did."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        with contextlib.suppress(psycopg2.OperationalError):
+        try:
             server.query("SELECT 1")
             return True
+        except psycopg2.Error as error:
+            if not by_a_crash(error):
+                raise
         if server.postmaster() is None:
             # It ends when the startup process is killed; or it has just been started.
             time.sleep(1)
@@ -214,7 +222,7 @@ def checked(server, sql):
         try:
             return server.query(sql)
         except psycopg2.Error as error:
-            if error.pgcode and not error.pgcode.startswith("57P0"):
+            if not by_a_crash(error):
                 print(error)
                 return False
             wait_until_open(server)
