@@ -12,18 +12,22 @@
  * But until the redo pointer moves, nothing is lost with them: if the power fails,
  * the next recovery begins at the same place, and redoes what they lack.  So
  * SyncDataDirectory() leaves files of relations out, and the checkpoint syncs
- * them before its redo pointer is named by pg_control (R5), and a stop before the marker goes.  All else is synced
- * at the start as ever: WAL, pg_control, and directories, since a file that is gone may have
- * had copies in the log, which restore is about to free (R3).
+ * them before its redo pointer is named by pg_control (R5), as does a stop before
+ * the marker goes.  All else is synced at the start as ever: WAL, pg_control, and
+ * directories, since a file that is gone may have had copies in the log, which
+ * restore is about to free (R3).
+ *
+ * It matters for pages that were written atomically.  Those that have copies in the
+ * log are synced by restore, and redo rebuilds those that need none.
  *
  * That holds if all from before the redo pointer is on disk.  A checkpoint of
- * the server that crashed has seen to it, but not for files that are copies, which may be in
- * the kernel's cache from end to end.  So it is done only where the marker shows that
- * a server of ours has crashed in this very data directory (R9), and for a tablespace
- * that nobody has touched since the marker was written.  If
- * fsync was off meanwhile, nothing is known to be on disk until somebody has synced it all, as
- * the documentation of fsync demands; and no more than that can be said of files which somebody has
- * put into a directory by hand.
+ * the server that crashed has seen to it, but not for files that are copies,
+ * which may be in the kernel's cache from end to end.  So it is done only where
+ * the marker shows that a server of ours has crashed in this very data directory
+ * (R9), and for a tablespace that nobody has touched since the marker was
+ * written.  If fsync was off meanwhile, nothing is known to be on disk until
+ * somebody has synced it all, as the documentation of fsync demands; and no more
+ * than that can be said of files which somebody has put into a directory by hand.
  *
  * Nobody waits for the checkpointer, so it takes its time: while it is ahead of its
  * schedule, or between two pages, it syncs a few files, and the rest when all pages
