@@ -17,10 +17,7 @@ use XLogPipeline;
 
 xlp_require_injection_points();
 
-my $opening =
-  qr/opening before redo: (\d+) pages are pending, with (\d+) records/;
 my $rounds = qr/rounds? of redo before clients get in\n.*Pages redone: \d+ by the startup process, \d+ by worker 1/;
-my $complete = qr/redo is complete, .* after opening: (\d+) pages/;
 
 # Records of all index access methods, of sequences and of generic WAL, and such
 # as concern two pages, or a page and its visibility map.
@@ -69,38 +66,11 @@ sub change_files
 	return;
 }
 
-# Recover a copy of the crashed server; returns digests of its files but for maps
-# of free space, which redo page by page leaves behind.
-sub recover
-{
-	my ($primary, $backup, $name, $conf) = @_;
-	my $node = PostgreSQL::Test::Cluster->new($name);
-
-	$node->init_from_backup($primary, $backup);
-	$node->append_conf(
-		'postgresql.conf', "
-autovacuum = off
-max_logical_replication_workers = 0
-$conf");
-	# nobody connects, and so nobody changes pages
-	local %ENV = $node->_get_env();
-	system_or_bail('pg_ctl', '--pgdata' => $node->data_dir, '--log' => $node->logfile,
-		'--wait', 'start');
-	$node->_update_pid(1);
-	$node->wait_for_log($complete)
-	  if slurp_file($node->logfile) =~ $opening;
-	$node->stop;
-
-	my $digest = xlp_digest($node);
-	delete @$digest{ grep { /_fsm(?:\.\d+)?$/ } keys %$digest };
-	return ($node, $digest);
-}
-
 sub compare
 {
 	my ($primary, $backup, $expect_open) = @_;
-	my (undef, $serial) =
-	  recover($primary, $backup, "${backup}_serial", 'instant_recovery = off');
+	my (undef, $serial) = xlp_recover($primary, $backup, "${backup}_serial",
+		'instant_recovery = off');
 	my %ways = (
 		one => "recovery_workers = 1\n" . xlp_wait_conf(),
 		three => 'recovery_workers = 3',
@@ -111,20 +81,20 @@ sub compare
 
 	foreach my $way (sort keys %ways)
 	{
-		my ($node, $digest) = recover($primary, $backup, "${backup}_$way",
+		my ($node, $digest) = xlp_recover($primary, $backup, "${backup}_$way",
 			"instant_recovery = on\n$ways{$way}");
 		my $log = slurp_file($node->logfile);
 
 		is(xlp_differences($serial, $digest), '', "$backup, $way: same files");
 		if ($ways{$way} =~ /instant_recovery = off/)
 		{
-			unlike($log, $opening, '... did not open before redo');
+			ok(!xlp_pending($node), '... did not open before redo');
 			like($log, $rounds, '... and workers could help before that');
 		}
 		elsif ($expect_open)
 		{
-			like($log, $opening, '... opened before redo');
-			like($log, $complete, '... and completed it');
+			ok(xlp_pending($node), '... opened before redo');
+			ok(xlp_redone($node), '... and completed it');
 		}
 		like($log, qr/WAL pipeline: .* read 0 blocks/, '... and read no page before')
 		  if $backup eq 'plain' && $way eq 'one';
@@ -154,9 +124,7 @@ $primary->safe_psql('postgres', 'CHECKPOINT');
 
 # No barrier, nor with images of pages in WAL.
 work($primary, $_) foreach (2 .. 4);
-$primary->stop('immediate');
-$primary->backup_fs_cold('plain');
-unlink($primary->backup_dir . '/plain/pg_doublewrite/owner');
+xlp_crash($primary, 'plain');
 compare($primary, 'plain', 1);
 
 # With barriers in between, and more than there may be.
@@ -166,9 +134,7 @@ $primary->safe_psql('postgres', 'CHECKPOINT');
 work($primary, 5);
 change_files($primary, 1);
 work($primary, 6);
-$primary->stop('immediate');
-$primary->backup_fs_cold('barriers');
-unlink($primary->backup_dir . '/barriers/pg_doublewrite/owner');
+xlp_crash($primary, 'barriers');
 compare($primary, 'barriers', 1);
 
 $primary->start;
@@ -177,9 +143,7 @@ foreach my $run (2 .. 9)
 	change_files($primary, $run);
 	$primary->safe_psql('postgres', 'UPDATE all_kinds SET k = k + 1 WHERE k % 50 = 1');
 }
-$primary->stop('immediate');
-$primary->backup_fs_cold('many');
-unlink($primary->backup_dir . '/many/pg_doublewrite/owner');
+xlp_crash($primary, 'many');
 compare($primary, 'many', 0);
 
 done_testing();

@@ -17,6 +17,7 @@ use warnings FATAL => 'all';
 use Digest::MD5;
 use Exporter 'import';
 use File::Find;
+use List::Util qw(sum0);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use PostgreSQL::Test::Watchdog;
@@ -34,6 +35,10 @@ our @EXPORT = qw(
   xlp_messages
   xlp_decoded
   xlp_ranges
+  xlp_crash
+  xlp_recover
+  xlp_pending
+  xlp_redone
 );
 
 sub xlp_require_injection_points
@@ -292,6 +297,89 @@ sub xlp_ranges
 	  slurp_file($node->logfile, $offset // 0) =~ /WAL pipeline ended at/g;
 
 	return scalar(@ends);
+}
+
+=pod
+
+=item xlp_crash(node, backup)
+
+Crash a server, and keep its data directory as a backup.
+
+=cut
+
+sub xlp_crash
+{
+	my ($node, $backup) = @_;
+
+	$node->stop('immediate');
+	$node->backup_fs_cold($backup);
+	unlink($node->backup_dir . "/$backup/pg_doublewrite/owner");
+	return;
+}
+
+=pod
+
+=item xlp_recover(primary, backup, name, conf)
+
+Recover a copy of a crashed server, all of it, and stop it; nobody connects, and
+so nobody else changes pages.  Returns the server, and a digest of its files but
+for maps of free space, which redo page by page leaves behind.
+
+=cut
+
+sub xlp_recover
+{
+	my ($primary, $backup, $name, $conf) = @_;
+	my $node = PostgreSQL::Test::Cluster->new($name);
+
+	$node->init_from_backup($primary, $backup);
+	$node->append_conf(
+		'postgresql.conf', "
+autovacuum = off
+max_logical_replication_workers = 0
+$conf");
+
+	local %ENV = $node->_get_env();
+	system_or_bail(
+		'pg_ctl',
+		'--pgdata' => $node->data_dir,
+		'--log' => $node->logfile,
+		'--wait', 'start');
+	$node->_update_pid(1);
+	$node->wait_for_log(qr/redo is complete/) if xlp_pending($node);
+	$node->stop;
+
+	my $digest = xlp_digest($node);
+	delete @$digest{ grep { /_fsm(?:\.\d+)?$/ } keys %$digest };
+	return ($node, $digest);
+}
+
+=pod
+
+=item xlp_pending(node), xlp_redone(node)
+
+How many pages were pending when clients got in before redo, and how many
+records; how many pages had been redone one by one when redo was complete.
+Nothing, if clients got in after redo.
+
+=cut
+
+sub xlp_pending
+{
+	my ($node) = @_;
+
+	return slurp_file($node->logfile) =~
+	  /opening before redo: (\d+) pages are pending, with (\d+) records/;
+}
+
+sub xlp_redone
+{
+	my ($node) = @_;
+	my ($detail) = slurp_file($node->logfile) =~
+	  /redo is complete, .* after opening: .*\n.*Pages redone: (.*)\./
+	  or return;
+
+	return sum0($detail =~ /(\d+) by/g);
 }
 
 =pod
