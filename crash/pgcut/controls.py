@@ -63,6 +63,8 @@ _MANY_COPIES = (("wal_level", "minimal"), ("double_write_buffer_size", "64MB"),
                 ("checkpoint_timeout", "30s"), ("max_wal_size", "64MB"))
 # Pages stay in the stage, as nobody writes them home before it is full.
 _MUCH_STAGED = (("bgwriter_delay", "10s"), ("double_write_stage_size", "8MB"))
+# Batches go home in many parts, carried by all who find the stage full.
+_PARTS = (("double_write_concurrency", "64"), ("double_write_stage_size", "1MB"))
 # Clients get in before pages have been redone, by one worker.
 _INSTANT = (("instant_recovery", "on"), ("recovery_workers", "1"),
             ("instant_recovery_memory", "64MB"), ("wal_level", "replica"))
@@ -156,6 +158,11 @@ CONTROLS = (
             recover=True, faults=("rotten-log",)),
     Control("checkpoint-without-drain", "R5", "a checkpoint leaves pages in the stage",
             record=True, settings=_MUCH_STAGED, faults=("after-checkpoint", "all-lost", "subset")),
+    Control("cycle-beside-home-writes", "R3",
+            "a sync cycle frees copies on which home writes under way rely",
+            record=True, monitored=True, settings=(*_SMALL_FULL_LOG, *_PARTS), faults=_TEARS, workloads=_BUSY),
+    Control("drain-beside-home-writes", "R5", "a drain ends while parts are on their way home",
+            record=True, settings=_PARTS, faults=("after-checkpoint", "all-lost", "subset"), workloads=_BUSY),
     Control("bad-checksum-accepted", "R9", "restore accepts batches with wrong checksums",
             recover=True, faults=("torn-log",)),
     Control("everything-exempt", "exemption", "every page counts as rebuilt by redo",

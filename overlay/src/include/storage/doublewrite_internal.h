@@ -53,7 +53,8 @@ typedef enum DWSlotState
 								 * page into it; only that process may change
 								 * it */
 	DW_SLOT_STAGED,				/* complete */
-	DW_SLOT_BATCH,				/* in the current batch: its page is frozen */
+	DW_SLOT_BATCH,				/* in a batch or a part of one: its page is
+								 * frozen */
 } DWSlotState;
 
 #define DW_SLOT_STATES	(DW_SLOT_BATCH + 1)
@@ -99,7 +100,7 @@ typedef struct DWSlot
 								 * has not reached home; mutex */
 	uint64		home_batch;		/* last logged batch that holds the page, and
 								 * that it needs until it is home, or 0;
-								 * mutex, in state BATCH the flush lock */
+								 * mutex, in the batch under way the flush lock */
 	bool		discarded;		/* dropped while in a batch, and off its hash
 								 * chain; mutex */
 	bool		failed;			/* a home write of it, or of an older version
@@ -107,11 +108,13 @@ typedef struct DWSlot
 								 * mutex */
 	bool		returned;		/* it, or an older version of the page, came
 								 * back from a batch to the staged list; mutex */
+	bool		behind;			/* an older version of the page is on its way
+								 * home: it waits for that; mutex */
 	bool		use_log;		/* an atomic write of it, or of an older version
 								 * of the page, was not made: it takes the log;
 								 * mutex */
 
-	/* the rest belongs to the filler, later to the holder of the flush lock */
+	/* the rest belongs to the filler, later to who writes the page back */
 	bool		permanent;		/* not an unlogged relation */
 	bool		atomic;			/* home is to be written atomically, as nothing
 								 * else protects it */
@@ -146,6 +149,29 @@ typedef enum DWBatchPhase
 	DW_BATCH_DURABLE,			/* what needed logging is durable in the log;
 								 * home writes may be under way */
 } DWBatchPhase;
+
+/*
+ * A place for a part of a durable batch.  Who holds the lock carries it home, and
+ * has nobody write these pages beside him.
+ */
+typedef struct DWHomePart
+{
+	LWLock		lock;
+	pg_atomic_uint64 freed;		/* slots freed by who holds the lock, who tells
+								 * it by LWLockUpdateVar() */
+	uint64		round;			/* how often the place has been filled; lock,
+								 * read without it, too */
+	int			npages;			/* 0: the place is free; lock, read without
+								 * it, too */
+	int			slots[DW_MAX_BATCH_PAGES];	/* lock */
+} DWHomePart;
+
+/* So that who carries one part does not slow down the others */
+typedef union DWHomePartPadded
+{
+	DWHomePart	part;
+	char		pad[TYPEALIGN(PG_CACHE_LINE_SIZE, sizeof(DWHomePart))];
+} DWHomePartPadded;
 
 #define DW_BATCH_PHASES	(DW_BATCH_DURABLE + 1)
 
@@ -332,6 +358,8 @@ typedef struct DWStageState
 	int			nstaged;		/* length of staged list; read without lock,
 								 * too */
 	int			nreturned;		/* slots in it that have returned */
+	int			nbehind;		/* slots in it that wait for older versions;
+								 * read without lock, too */
 	int			ninuse;			/* slots not FREE */
 	int			nfailed;		/* of them, those that have failed; read
 								 * without lock, too */
@@ -437,6 +465,8 @@ typedef struct DWLogState
 	DWLogTaken	live_after;		/* the same for the low-water mark */
 	uint64		cycles_begun;	/* number of the newest sync cycle */
 	uint64		cycles_done;	/* ... of the newest one that has completed */
+	uint64		home_pages;		/* written home when segments ahead were
+								 * counted last */
 } DWLogState;
 
 /* What redo would have to read, see reads.c; atomic */
@@ -580,8 +610,14 @@ typedef struct DWCtlData
 	 */
 	pg_atomic_uint64 unimaged[DW_UNIMAGED_BUCKETS];
 
+	/* nanoseconds that a home write takes, a moving average */
+	pg_atomic_uint64 home_nsec;
+
 	DWReadsState reads;
 	DWStats		stats;
+
+	/* each has a lock of its own */
+	DWHomePartPadded homes[DW_MAX_HOME_PARTS];
 } DWCtlData;
 
 extern PGDLLIMPORT DWCtlData *DWCtl;
@@ -616,6 +652,12 @@ extern PGDLLIMPORT bool dw_mutex_held;
 #define DWIsFlusher() \
 	LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE)
 
+/* Does this process write pages home: the batch under way, or a part of one? */
+#define DWCarriesPages() \
+	(DWIsFlusher() || dw_carried() != NULL)
+
+#define DWHome(i)			(&DWCtl->homes[i].part)
+
 extern PGDLLIMPORT DWSlot *DWSlots;
 extern PGDLLIMPORT DWBufferRecords *DWBufferRecordsArray;
 
@@ -648,6 +690,8 @@ extern PGDLLIMPORT char *DWPages;
 
 /* workers.c */
 extern void dw_lock_flush(LWLockMode mode);
+extern DWHomePart *dw_carried(void);
+extern void dw_note_carried(DWHomePart *part);
 extern void dw_tell_room(int nfreed);
 extern void dw_wake_flusher(void);
 extern bool dw_flush_was_requested(void);
@@ -743,6 +787,9 @@ extern bool dw_batch_has_waited(void);
 extern void dw_flush_wal(void);
 extern void dw_note_logged(int slotno, uint64 batchno);
 extern uint64 dw_first_unfinished_batch(void);
+extern bool dw_homes_under_way(void);
+extern void dw_wait_for_part(int near);
+extern void dw_await_home_writes(void);
 
 /* atomic.c */
 extern bool dw_atomic_allowed(void);
@@ -753,6 +800,11 @@ extern DWAtomicResult dw_atomic_write(const int *slots, int npages);
 extern void dw_atomic_end(void);
 
 /* home.c */
+extern bool dw_send_home(void);
+extern bool dw_carry_part(int first);
+extern void dw_carry_what_is_left(void);
+extern void dw_finish_home_writes(void);
+extern void dw_lock_flush_idle(LWLockMode mode);
 extern void dw_write_home(const DWPageSet *mine);
 
 /* segment.c */
@@ -762,7 +814,7 @@ extern void dw_close_segment(void);
 extern bool dw_create_segment(void);
 extern bool dw_segment_wanted(void);
 extern uint64 dw_plain_home_pages(void);
-extern void dw_follow_home_pages(uint64 before);
+extern void dw_follow_home_pages(void);
 extern bool dw_prepare_segment(void);
 extern bool dw_reserve(int nblocks, bool for_mark, bool beyond_bound);
 extern void dw_write_blocks(struct iovec *iov, int iovcnt, off_t offset);

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * batch.c
- *	  The batch under way.
+ *	  The batch under way, and parts of others on their way home.
  *
  * A batch is the pages that share one write and one sync of the log.  Its phases:
  *
@@ -11,7 +11,12 @@
  *
  * It is described in shared memory, so that a flusher that fails on the way leaves
  * it to the next one, who resumes it in the same phase.  All of this runs with
- * DoubleWriteFlushLock held, so batches follow each other.
+ * DoubleWriteFlushLock held, so batches follow each other to the log.
+ *
+ * On the way home a batch may be divided into parts; see home.c.  They are put into
+ * places in shared memory by the flusher, and carried by whoever gets the lock of a
+ * place, without the flush lock.  Who holds the flush lock and has found no part on
+ * its way knows that no home write is, until he releases it.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -142,6 +147,81 @@ dw_flush_wal(void)
 		XLogFlush(lsn);
 }
 
+/* ---------------------------------------------------------------------
+ * Parts on their way home
+ * ---------------------------------------------------------------------
+ */
+
+/* Is there something in this place?  Without its lock that may be out of date. */
+static bool
+dw_place_in_use(int place)
+{
+	return ((volatile DWHomePart *) DWHome(place))->npages > 0;
+}
+
+/*
+ * Are parts of batches on their way home?  With the flush lock held, "no" stays
+ * true, as only its holder in exclusive mode sends some.
+ */
+bool
+dw_homes_under_way(void)
+{
+	for (int i = 0; i < DW_MAX_HOME_PARTS; i++)
+	{
+		if (dw_place_in_use(i))
+			return true;
+	}
+	return false;
+}
+
+/*
+ * Wait until somebody who carries a part frees slots, or ends, if there is one.  So
+ * that not all wait for the same, each begins to look at another place.
+ *
+ * As in dw_wait_for_room(), slots that are freed after our look end the wait.
+ */
+void
+dw_wait_for_part(int near)
+{
+	for (int i = 0; i < DW_MAX_HOME_PARTS; i++)
+	{
+		int			place = (near + i) % DW_MAX_HOME_PARTS;
+		DWHomePart *part = DWHome(place);
+		uint64		freed = pg_atomic_read_membarrier_u64(&part->freed);
+
+		if (!dw_place_in_use(place))
+			continue;
+		if (!DoubleWriteStageHasRoom())
+			LWLockWaitForVar(&part->lock, &part->freed, freed, &freed);
+		return;
+	}
+}
+
+/*
+ * Wait until all parts that have been sent before are either home or left over, so
+ * that what is marked as discarded is not being written any more. (R7)
+ *
+ * We don't take their locks, lest somebody who looks for a part that nobody carries
+ * take us for a carrier.
+ */
+void
+dw_await_home_writes(void)
+{
+	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
+
+	for (int i = 0; i < DW_MAX_HOME_PARTS; i++)
+	{
+		DWHomePart *part = DWHome(i);
+		uint64		round = ((volatile DWHomePart *) part)->round;
+		uint64		freed = pg_atomic_read_membarrier_u64(&part->freed);
+
+		while (dw_place_in_use(i) &&
+			   ((volatile DWHomePart *) part)->round == round &&
+			   !LWLockWaitForVar(&part->lock, &part->freed, freed, &freed))
+			;
+	}
+}
+
 /*
  * The page in this slot has its newest copy in a logged batch, which must be
  * kept until the page is home.  Of earlier batches that hold copies of it,
@@ -163,8 +243,8 @@ dw_note_logged(int slotno, uint64 batchno)
  * lock is held.
  *
  * Pages that have been logged are in the batch under way, or have returned
- * from one.  Those being removed are looked at last, since that is where pages
- * on the list may go.
+ * from one; no part may be on its way.  Pages being removed are looked at last,
+ * since that is where those on the list may go.
  */
 uint64
 dw_first_unfinished_batch(void)
@@ -173,6 +253,7 @@ dw_first_unfinished_batch(void)
 	dlist_iter	iter;
 
 	Assert(DWIsFlusher());
+	Assert(!dw_homes_under_way());
 
 	for (int i = 0; i < DWCtl->batch.len; i++)
 	{

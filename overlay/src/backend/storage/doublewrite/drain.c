@@ -23,11 +23,12 @@
 
 /*
  * Bring the given pages home that were staged before the call, and return with
- * the flush lock held and no batch under way.  Throws an error if one of them
+ * the flush lock held and no home write under way.  Throws an error if one of them
  * cannot be written.
  *
  * A batch of another flusher has left the staged list, but may come back if a
- * write fails; so we look again once we have the lock.
+ * write fails; so we look again once we have the lock.  Pages may wait for older
+ * versions of them, so we do, too.
  */
 static void
 dw_drain_pages_and_lock(const DWPageSet *pages)
@@ -48,11 +49,14 @@ dw_drain_pages_and_lock(const DWPageSet *pages)
 			if (filling)
 				pg_spin_delay();
 			else
-				dw_flush_batch(pages, pages);
+			{
+				dw_lock_flush_idle(LW_EXCLUSIVE);
+				dw_flush_batch_locked(pages, pages);
+			}
 			CHECK_FOR_INTERRUPTS();
 		}
 
-		dw_lock_flush(LW_EXCLUSIVE);
+		dw_lock_flush_idle(LW_EXCLUSIVE);
 		if (DWCtl->batch.phase == DW_BATCH_NONE &&
 			!dw_staged_before(seq, pages, &filling))
 			return;

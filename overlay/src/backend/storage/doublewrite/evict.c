@@ -89,8 +89,18 @@ dw_lock_flush_if_full(void)
 }
 
 /*
+ * Is it time for another batch?  While parts of others are on their way home, only
+ * if there is enough for it, as each batch has a sync of the log.
+ */
+static bool
+dw_batch_is_due(void)
+{
+	return dw_staged_count() >= DWBatchThreshold() || !dw_homes_under_way();
+}
+
+/*
  * Called by a process that found the stage full: see to it that a slot becomes
- * free, by waiting for another flusher or by flushing a batch.  The caller looks
+ * free, by writing home or by waiting for somebody who does.  The caller looks
  * whether there is one, and comes back if not.
  */
 static void
@@ -100,13 +110,30 @@ dw_make_room(void)
 
 	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
 
+	if (dw_carry_part(MyProcNumber % DW_MAX_HOME_PARTS))
+		return;
+	if (!dw_batch_is_due())
+	{
+		dw_wait_for_part(MyProcNumber % DW_MAX_HOME_PARTS);
+		return;
+	}
+
 	/* nothing in between throws errors, which would leave us counted */
 	pg_atomic_fetch_add_u32(&DWCtl->room.nwaiting, 1);
 	got = dw_lock_flush_if_full();
 	pg_atomic_fetch_sub_u32(&DWCtl->room.nwaiting, 1);
 
+	if (!got)
+		return;
+	if (DWCtl->batch.phase == DW_BATCH_NONE && !dw_batch_is_due())
+	{
+		/* another flusher has been quicker */
+		LWLockRelease(DoubleWriteFlushLock);
+		return;
+	}
+
 	/* R11: if nothing but failed pages is left, that is an error */
-	if (got && !dw_flush_batch_locked(NULL, NULL) &&
+	if (!dw_flush_batch_locked(NULL, NULL) && !dw_homes_under_way() &&
 		pg_atomic_read_u32(&DWCtl->stage.ninuse_hint) >= (uint32) DWCtl->stage.nslots)
 		dw_flush_batch(&DWAllPages, &DWAllPages);
 }

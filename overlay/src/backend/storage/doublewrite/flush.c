@@ -8,7 +8,8 @@
  *
  *	  TAKEN		WAL is flushed up to the highest page LSN (R1); pages that
  *				need it are written to the log, which is then synced (R2)
- *	  DURABLE	pages are written home, sorted, neighbours combined
+ *	  DURABLE	pages are written home, sorted, neighbours combined, or sent
+ *				home in parts, without the lock; see home.c
  *
  * In the normal run the background writer is the flusher.  The checkpointer
  * writes its own pages back, and any process does it that finds the stage full.
@@ -63,6 +64,7 @@ dw_log_wanted(void)
 	ereport(LOG,
 			(errmsg("using double writes because the WAL being replayed lacks full-page images"),
 			 errhint("Set \"io_torn_pages_protection\" to \"double_writes\" on this server.")));
+	dw_finish_home_writes();
 	dw_arm();
 	return true;
 }
@@ -221,6 +223,9 @@ dw_batch_must_wait(void)
 /*
  * The same as dw_flush_batch(), when the caller has got the flush lock.  It is
  * released.
+ *
+ * A batch that somebody needs at home, or in which pages are tried again, is not sent
+ * in parts: its errors must reach who has asked for it.
  */
 bool
 dw_flush_batch_locked(const DWPageSet *retry, const DWPageSet *mine)
@@ -230,7 +235,6 @@ dw_flush_batch_locked(const DWPageSet *retry, const DWPageSet *mine)
 	for (;;)
 	{
 		uint64		begun;
-		uint64		home_pages;
 
 		Assert(DWIsFlusher());
 
@@ -246,9 +250,14 @@ dw_flush_batch_locked(const DWPageSet *retry, const DWPageSet *mine)
 			INJECTION_POINT("doublewrite-log-synced", NULL);
 			if (dw_cycle_needed())
 				dw_request_upkeep();
-			home_pages = dw_plain_home_pages();
+			dw_follow_home_pages();
+			if (retry == NULL && mine == NULL && dw_send_home())
+			{
+				LWLockRelease(DoubleWriteFlushLock);
+				dw_carry_what_is_left();
+				return true;
+			}
 			dw_write_home(mine);
-			dw_follow_home_pages(home_pages);
 			LWLockRelease(DoubleWriteFlushLock);
 			return true;
 		}
@@ -324,7 +333,10 @@ dw_background_flush(int threshold, instr_time start, long timeout)
 	bool		quiet = IS_INJECTION_POINT_ATTACHED("doublewrite-background-flush");
 
 	if (!quiet)
+	{
+		dw_carry_what_is_left();
 		dw_retry_failed();
+	}
 	while (!quiet && !ProcSignalBarrierPending && !ConfigReloadPending &&
 		   !ShutdownRequestPending && dw_staged_count() >= threshold &&
 		   dw_flush_batch(NULL, NULL))

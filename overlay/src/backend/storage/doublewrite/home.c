@@ -3,7 +3,20 @@
  * home.c
  *	  Writing the pages of a batch home.
  *
- * They are sorted, and neighbours combined into one write.  Pages that nothing but
+ * They are sorted, and neighbours combined into one write.
+ *
+ * Where writes are quick, the flusher makes them, with the flush lock held.  Where
+ * they take long, for the kernel makes writers wait, one process would be all that
+ * writes, however many wait for room.  So then a batch is divided into parts.  Who
+ * holds the lock of a part carries it: the flusher one after the other, and whoever
+ * finds the stage full takes one that nobody carries, so as many processes write as
+ * would without the stage.  The next batch goes to the log meanwhile.  A part that an
+ * error has left is carried by the next who finds it.
+ *
+ * Whoever must know that no home write is under way takes the flush lock and carries
+ * what is left, or waits for who does: dw_lock_flush_idle().
+ *
+ * Pages that nothing but
  * atomicity protects are written by atomic.c, and never in any other way: if
  * that does not succeed, for whatever reason, they return to the stage, and the
  * next batch logs them. (A2, A3)
@@ -31,6 +44,18 @@
 #include "storage/lwlock.h"
 #include "storage/smgr.h"
 #include "utils/injection_point.h"
+
+/*
+ * Automatic: home writes that take longer than this, in nanoseconds, are worth
+ * dividing.  Writing 16 pages to the kernel's cache takes about 10,000.
+ */
+#define DW_SLOW_HOME_WRITE_NSEC	100000
+
+/* What a home write adds to the average of what they take */
+#define DW_HOME_NSEC_SHARE		64
+
+/* One that has waited for very long counts no more, so that it is forgotten soon */
+#define DW_HOME_NSEC_MAX		100000000
 
 /* More LWLocks than a process holds around a home write; see lwlock.c */
 #define DW_MAX_HELD_LOCKS		200
@@ -135,6 +160,23 @@ dw_write_plainly(const int *slots, int npages)
 }
 
 /*
+ * Keep an average of what home writes take.  One that gets lost between two
+ * processes makes no difference.
+ */
+static void
+dw_note_home_nsec(instr_time start)
+{
+	int64		average = pg_atomic_read_u64(&DWCtl->home_nsec);
+	instr_time	taken;
+
+	INSTR_TIME_SET_CURRENT(taken);
+	INSTR_TIME_SUBTRACT(taken, start);
+	average += (Min(INSTR_TIME_GET_NANOSEC(taken), DW_HOME_NSEC_MAX) - average) /
+		DW_HOME_NSEC_SHARE;
+	pg_atomic_write_u64(&DWCtl->home_nsec, average);
+}
+
+/*
  * Write one run of neighbouring pages home with a single call, plainly or
  * atomically.  Errors of the former are thrown, the latter says what became of it.
  */
@@ -145,8 +187,9 @@ dw_write_run(const int *slots, int npages)
 	DWAtomicResult result = DW_ATOMIC_WRITTEN;
 	ErrorContextCallback errcallback;
 	instr_time	io_start;
+	instr_time	start;
 
-	Assert(DWIsFlusher());
+	Assert(DWCarriesPages());
 
 	errcallback.callback = dw_write_error_callback;
 	errcallback.arg = &run;
@@ -154,10 +197,14 @@ dw_write_run(const int *slots, int npages)
 	error_context_stack = &errcallback;
 
 	io_start = pgstat_prepare_io_time(track_io_timing);
+	INSTR_TIME_SET_CURRENT(start);
 	if (run.first->atomic)
 		result = dw_atomic_write(slots, npages);
 	else
+	{
 		dw_write_plainly(slots, npages);
+		dw_note_home_nsec(start);
+	}
 	error_context_stack = errcallback.previous;
 	if (result != DW_ATOMIC_WRITTEN)
 		return result;
@@ -237,7 +284,7 @@ dw_report(ErrorData *edata)
 {
 	ErrorContextCallback *context = error_context_stack;
 
-	/* not to the client: he may not read, and we hold the flush lock */
+	/* not to the client: he may not read, and others wait for our lock */
 	edata->elevel = LOG_SERVER_ONLY;
 	error_context_stack = NULL; /* it has its context */
 	ThrowErrorData(edata);
@@ -281,7 +328,7 @@ dw_try_write_run(const int *slots, int npages)
 	ErrorData  *volatile edata = NULL;
 	volatile DWAtomicResult result = DW_ATOMIC_NOT_WRITTEN;
 
-	Assert(DWIsFlusher());
+	Assert(DWCarriesPages());
 
 	ForEachLWLockHeldByMe(dw_note_held_lock, &held);
 
@@ -321,7 +368,7 @@ dw_try_write_run(const int *slots, int npages)
 }
 
 /* ---------------------------------------------------------------------
- * The batch
+ * Bringing pages home
  * ---------------------------------------------------------------------
  */
 
@@ -411,37 +458,24 @@ dw_start_atomic_runs(const int *slots, int nslots, DWAtomicRun *runs)
 }
 
 /*
- * Bring the pages of the current batch home and end the batch.
+ * Bring pages home: those of the batch under way or of a part, which are described
+ * in shared memory and sorted.
  *
- * Restartable: pages that are done have left the batch.  When all other pages
- * are home, throws the first error that concerns one of mine; one that does not
- * goes to the server log.
+ * Restartable: pages that are done have left the description, for whoever resumes it.
  */
-void
-dw_write_home(const DWPageSet *mine)
+static void
+dw_bring_home(int *described, int *ndescribed, const DWPageSet *mine,
+			  DWErrors *errors)
 {
 	int			slots[DW_MAX_BATCH_PAGES];
-	int			nslots = DWCtl->batch.len;
-	DWErrors	errors = {0};
+	int			nslots = *ndescribed;
 	DWAtomicRun started[DW_ATOMIC_IN_FLIGHT];
 	int			nstarted = 0;
 	int			next = 0;
 
-	Assert(DWIsFlusher());
-	Assert(DWCtl->batch.phase == DW_BATCH_DURABLE);
+	Assert(DWCarriesPages());
 
-	/* what an error may have left is none of ours any more */
-	dw_atomic_end();
-
-	memcpy(slots, DWCtl->batch.slots, nslots * sizeof(int));
-	qsort(slots, nslots, sizeof(int), dw_slot_cmp);
-	memcpy(DWCtl->batch.slots, slots, nslots * sizeof(int));
-
-#ifdef USE_ASSERT_CHECKING
-	/* no page is in a batch twice (R4) */
-	for (int i = 1; i < nslots; i++)
-		Assert(dw_slot_cmp(&slots[i - 1], &slots[i]) < 0);
-#endif
+	memcpy(slots, described, nslots * sizeof(int));
 
 	for (int done = 0; done < nslots;)
 	{
@@ -455,33 +489,285 @@ dw_write_home(const DWPageSet *mine)
 		if (next < nstarted)
 		{
 			run = started[next++].npages;
-			dw_write_run_home(slots + done, run, mine, &errors);
+			dw_write_run_home(slots + done, run, mine, errors);
 		}
 		else if (DWSlots[slots[done]].discarded)
 			dw_release_slots(&slots[done], 1);	/* R7 */
 		else
 		{
 			run = dw_run_length(slots + done, nslots - done);
-			dw_write_run_home(slots + done, run, mine, &errors);
+			dw_write_run_home(slots + done, run, mine, errors);
 		}
 		done += run;
 
-		/* what is left, for whoever resumes the batch */
-		DWCtl->batch.len = nslots - done;
-		memmove(DWCtl->batch.slots, slots + done, DWCtl->batch.len * sizeof(int));
+		memmove(described, slots + done, (nslots - done) * sizeof(int));
+		*ndescribed = nslots - done;
 		INJECTION_POINT("doublewrite-home-run-written", NULL);
 	}
+}
 
+/*
+ * Throw the first error that concerns pages of the caller; one that does not goes to
+ * the server log.
+ */
+static void
+dw_tell_errors(DWErrors *errors)
+{
+	if (errors->others != NULL)
+		dw_report(errors->others);
+	if (errors->mine != NULL)
+		dw_throw(errors->mine);
+}
+
+/* ---------------------------------------------------------------------
+ * Parts
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * Carry a part home and release its lock, which the caller has got.
+ */
+static void
+dw_carry_home(DWHomePart *part)
+{
+	DWErrors	errors = {0};
+
+	dw_note_carried(part);
+	dw_bring_home(part->slots, &part->npages, NULL, &errors);
+	INJECTION_POINT("doublewrite-part-home", NULL);
+	LWLockRelease(&part->lock);
+	dw_tell_errors(&errors);
+}
+
+/*
+ * Carry one part home that nobody carries, if there is one, looking from the given
+ * place on.  Returns whether there was.
+ *
+ * Who has a place's lock carries what is in it, or nothing is: so no part is passed
+ * over by all.
+ */
+bool
+dw_carry_part(int first)
+{
+	for (int i = 0; i < DW_MAX_HOME_PARTS; i++)
+	{
+		DWHomePart *part = DWHome((first + i) % DW_MAX_HOME_PARTS);
+
+		if (((volatile DWHomePart *) part)->npages == 0 ||
+			!LWLockConditionalAcquire(&part->lock, LW_EXCLUSIVE))
+			continue;
+		if (part->npages > 0)
+		{
+			dw_carry_home(part);
+			return true;
+		}
+		LWLockRelease(&part->lock);
+	}
+	return false;
+}
+
+/*
+ * Carry home all parts that nobody carries.
+ */
+void
+dw_carry_what_is_left(void)
+{
+	while (dw_carry_part(0))
+		;
+}
+
+/*
+ * See to it that no home write is under way, and none left to be made.  The caller
+ * holds the flush lock in any mode, and can rely on it until he releases that, but
+ * for what he writes himself.
+ */
+void
+dw_finish_home_writes(void)
+{
+	Assert(LWLockHeldByMe(DoubleWriteFlushLock));
+
+	if (!dw_homes_under_way())
+		return;
+	dw_carry_what_is_left();
+	for (int i = 0; i < DW_MAX_HOME_PARTS; i++)
+	{
+		DWHomePart *part = DWHome(i);
+
+		if (((volatile DWHomePart *) part)->npages == 0)
+			continue;
+		LWLockAcquire(&part->lock, LW_EXCLUSIVE);
+		dw_carry_home(part);
+	}
+	Assert(!dw_homes_under_way());
+}
+
+/*
+ * Take the flush lock, with no home write under way.
+ */
+void
+dw_lock_flush_idle(LWLockMode mode)
+{
+	dw_lock_flush(mode);
+	dw_finish_home_writes();
+}
+
+/*
+ * Into how many parts should a batch be divided?  0: the flusher had better write
+ * all of it.
+ */
+static int
+dw_parts_wanted(void)
+{
+	if (double_write_concurrency >= 0)
+		return double_write_concurrency;
+	return pg_atomic_read_u64(&DWCtl->home_nsec) > DW_SLOW_HOME_WRITE_NSEC ?
+		DW_MAX_HOME_PARTS : 0;
+}
+
+/*
+ * Take the locks of up to max free places.  Returns how many.
+ */
+static int
+dw_take_places(DWHomePart **places, int max)
+{
+	int			n = 0;
+
+	Assert(DWIsFlusher());
+
+	for (int i = 0; i < DW_MAX_HOME_PARTS && n < max; i++)
+	{
+		DWHomePart *part = DWHome(i);
+
+		if (((volatile DWHomePart *) part)->npages > 0 ||
+			!LWLockConditionalAcquire(&part->lock, LW_EXCLUSIVE))
+			continue;
+		places[n++] = part;
+	}
+	return n;
+}
+
+/*
+ * Put the first npages of the batch into a place, whose lock is released.  Nothing
+ * in here may fail.
+ */
+static void
+dw_fill_place(DWHomePart *part, const int *slots, int npages)
+{
+	Assert(part->npages == 0);
+	memcpy(part->slots, slots, npages * sizeof(int));
+	part->npages = npages;
+	part->round++;
+	LWLockRelease(&part->lock);
+}
+
+/*
+ * Sort the batch, in which no page may be twice (R4).  Returns where runs begin, and
+ * how many there are; *atomic tells whether some are to be written atomically.
+ */
+static int
+dw_sort_batch(int *runs, bool *atomic)
+{
+	int		   *slots = DWCtl->batch.slots;
+	int			nslots = DWCtl->batch.len;
+	int			nruns = 0;
+
+	qsort(slots, nslots, sizeof(int), dw_slot_cmp);
+	for (int i = 1; i < nslots; i++)
+		Assert(dw_slot_cmp(&slots[i - 1], &slots[i]) < 0);
+
+	*atomic = false;
+	for (int i = 0; i < nslots; i += dw_run_length(slots + i, nslots - i))
+	{
+		*atomic |= DWSlots[slots[i]].atomic;
+		runs[nruns++] = i;
+	}
+	return nruns;
+}
+
+/*
+ * The pages of the batch are no longer in it.
+ */
+static void
+dw_end_batch(void)
+{
+	DWCtl->batch.len = 0;
+	dw_set_batch_phase(DW_BATCH_NONE);
+	DWCount(batches, 1);
+}
+
+/*
+ * Divide the current batch into parts and end it, if that pays.  The caller sees to it
+ * that they get home: dw_carry_what_is_left(), without the flush lock.
+ */
+bool
+dw_send_home(void)
+{
+	int			runs[DW_MAX_BATCH_PAGES + 1];
+	DWHomePart *places[DW_MAX_HOME_PARTS];
+	int			nruns;
+	int			nplaces;
+	bool		atomic;
+	int			wanted = dw_parts_wanted();
+
+	Assert(DWIsFlusher());
+	Assert(DWCtl->batch.phase == DW_BATCH_DURABLE);
+
+	if (wanted == 0)
+		return false;
+	nruns = dw_sort_batch(runs, &atomic);
+	runs[nruns] = DWCtl->batch.len;
+	if (atomic)
+		return false;
+	nplaces = dw_take_places(places, Min(wanted, nruns));
+	if (nplaces == 0)
+		return false;
+
+	for (int i = 0; i < nplaces; i++)
+	{
+		int			begin = runs[nruns * i / nplaces];
+		int			end = runs[nruns * (i + 1) / nplaces];
+
+		dw_fill_place(places[i], DWCtl->batch.slots + begin, end - begin);
+	}
+	dw_end_batch();
+	INJECTION_POINT("doublewrite-home-sent", NULL);
+	return true;
+}
+
+/* ---------------------------------------------------------------------
+ * A whole batch
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * Bring the pages of the current batch home and end the batch.  If one of mine
+ * cannot be written, that is an error, when all others are home.
+ *
+ * Atomic writes are made with no other home write beside them: what the kernel does to
+ * its cache for them is then no concern of others.
+ */
+void
+dw_write_home(const DWPageSet *mine)
+{
+	int			runs[DW_MAX_BATCH_PAGES];
+	DWErrors	errors = {0};
+	bool		atomic;
+
+	Assert(DWIsFlusher());
+	Assert(DWCtl->batch.phase == DW_BATCH_DURABLE);
+
+	/* what an error may have left is none of ours any more */
+	dw_atomic_end();
+
+	dw_sort_batch(runs, &atomic);
+	if (atomic)
+		dw_finish_home_writes();
+	dw_bring_home(DWCtl->batch.slots, &DWCtl->batch.len, mine, &errors);
 	dw_atomic_end();
 
 	/* a write that ends later could come over a newer one, or a newer file (R4, R7) */
 	Assert(DWAtomicUnderWay() == 0);
-	dw_set_batch_phase(DW_BATCH_NONE);
-	DWCount(batches, 1);
+	dw_end_batch();
 	INJECTION_POINT("doublewrite-home-written", NULL);
-
-	if (errors.others != NULL)
-		dw_report(errors.others);
-	if (errors.mine != NULL)
-		dw_throw(errors.mine);
+	dw_tell_errors(&errors);
 }

@@ -374,6 +374,8 @@ dw_retire_log(bool keep)
 void
 dw_arm(void)
 {
+	/* pages that were not logged must be home before copies count (R10) */
+	Assert(!dw_homes_under_way());
 	Assert(DWIsFlusher());
 
 	if (DWCtl->log.armed)

@@ -62,7 +62,7 @@ dw_arm_if_possible(int elevel)
 {
 	if (!dw_log_check_dir(elevel))
 		return false;
-	dw_lock_flush(LW_EXCLUSIVE);
+	dw_lock_flush_idle(LW_EXCLUSIVE);
 	dw_arm();
 	LWLockRelease(DoubleWriteFlushLock);
 	return true;

@@ -36,7 +36,7 @@ bool		DoubleWriteBackupReadsHeld = false;
 void
 DoubleWriteHoldHomeWrites(void)
 {
-	dw_lock_flush(LW_SHARED);
+	dw_lock_flush_idle(LW_SHARED);
 	INJECTION_POINT("doublewrite-home-writes-held", NULL);
 }
 

@@ -117,9 +117,10 @@ DoubleWriteEndRemoval(void)
  * Drop the staged pages for which filter says yes, and wait out home writes
  * of such pages that are in flight. (R7)
  *
- * The flusher looks at "discarded" before it writes a page, but it may have
- * looked already.  When we get its lock, that write is over; if the batch was
- * left half-done by an error, it will be resumed without the pages marked.
+ * Who writes a page looks at "discarded" before, but may have looked already.  When
+ * we get the flush lock, no write is under way with that held, and what has been sent
+ * home in parts meanwhile we wait for.  A batch or part that was left half-done by an
+ * error will be resumed without the pages marked.
  */
 static void
 dw_discard(DWTagFilter filter, const void *arg)
@@ -128,6 +129,7 @@ dw_discard(DWTagFilter filter, const void *arg)
 	{
 		dw_lock_flush(LW_EXCLUSIVE);
 		LWLockRelease(DoubleWriteFlushLock);
+		dw_await_home_writes();
 	}
 }
 

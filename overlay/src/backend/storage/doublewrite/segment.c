@@ -246,15 +246,18 @@ dw_segment_wanted(void)
 }
 
 /*
- * Pages have been written home since there were so many: that may be reason to
+ * Pages have been written home since we were called last: that may be reason to
  * have more segments ready.
  */
 void
-dw_follow_home_pages(uint64 before)
+dw_follow_home_pages(void)
 {
-	uint64		now = dw_plain_home_pages();
+	uint64		before = DWCtl->log.home_pages;
 
-	if (now / DW_SEGMENT_BLOCKS != before / DW_SEGMENT_BLOCKS &&
+	Assert(DWIsFlusher());
+
+	DWCtl->log.home_pages = dw_plain_home_pages();
+	if (DWCtl->log.home_pages / DW_SEGMENT_BLOCKS != before / DW_SEGMENT_BLOCKS &&
 		dw_segment_wanted())
 		dw_request_upkeep();
 }

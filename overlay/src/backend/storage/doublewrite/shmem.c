@@ -17,6 +17,7 @@
 #include "storage/bufmgr.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/proc.h"
+#include "storage/lwlock.h"
 #include "storage/shmem.h"
 
 DWCtlData  *DWCtl = NULL;
@@ -69,6 +70,13 @@ dw_init_ctl(void)
 		pg_atomic_init_u64(&DWCtl->atomic.places[i].pages, 0);
 		pg_atomic_init_u64(&DWCtl->atomic.places[i].logged, 0);
 		pg_atomic_init_u64(&DWCtl->atomic.places[i].refused, 0);
+	}
+
+	pg_atomic_init_u64(&DWCtl->home_nsec, 0);
+	for (int i = 0; i < DW_MAX_HOME_PARTS; i++)
+	{
+		LWLockInitialize(&DWHome(i)->lock, DoubleWriteHomeLock->tranche);
+		pg_atomic_init_u64(&DWHome(i)->freed, 0);
 	}
 
 	pg_atomic_init_u64(&DWCtl->reads.recover_from, 0);

@@ -18,8 +18,9 @@
  *
  * A page that is staged again before its batch starts replaces the older
  * copy in place.  Once its slot is in a batch it is frozen, and the newer
- * version gets a slot of its own; as batches are processed one after the
- * other, home writes of one page happen in staging order (rule R4).
+ * version gets a slot of its own, which is not taken before the older one has
+ * left its batch.  So there are two versions at most, and home writes of one page
+ * happen in staging order, whoever makes them (rule R4).
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -222,6 +223,32 @@ dw_set_in_use(int nslots)
 	pg_atomic_write_u32(&DWCtl->stage.ninuse_hint, nslots);
 }
 
+/*
+ * Does a slot on the list wait for an older version of its page? (R4)
+ */
+static void
+dw_set_behind(DWSlot *slot, bool behind)
+{
+	Assert(DWMutexHeld());
+	DWCtl->stage.nbehind += (int) behind - (int) slot->behind;
+	slot->behind = behind;
+	Assert(DWCtl->stage.nbehind >= 0);
+}
+
+/*
+ * A version of a page leaves its batch: the one that waits for it needs to no more.
+ */
+static void
+dw_let_newer_go(int slotno)
+{
+	DWSlot	   *slot = &DWSlots[slotno];
+	int			newest = dw_lookup(slot->bucket, &slot->tag);
+
+	Assert(DWSlotInState(slot, DW_SLOT_BATCH) && newest >= 0);
+	if (newest != slotno)
+		dw_set_behind(&DWSlots[newest], false);
+}
+
 static void
 dw_free_slot(int slotno)
 {
@@ -231,8 +258,11 @@ dw_free_slot(int slotno)
 	Assert(DWCtl->stage.ninuse > 0);
 	Assert(!slot->failed || DWCtl->stage.nfailed > 0);
 
+	if (!slot->discarded && DWSlotInState(slot, DW_SLOT_BATCH))
+		dw_let_newer_go(slotno);
 	if (!slot->discarded)
 		dw_unlink(slotno);
+	dw_set_behind(slot, false);
 	if (slot->failed)
 		DWCtl->stage.nfailed--;
 	slot->failed = false;
@@ -307,21 +337,21 @@ dw_has_room(int ninuse, int nfailed)
 static int
 dw_reserve_slot(const BufferTag *tag, uint32 bucket, bool refused, bool *replaces)
 {
-	int			slotno = dw_lookup(bucket, tag);
+	int			older = dw_lookup(bucket, tag);
 	DWSlot	   *slot;
+	int			slotno;
 
 	Assert(DWMutexHeld());
 
-	if (slotno >= 0 && DWSlotInState(&DWSlots[slotno], DW_SLOT_STAGED))
+	if (older >= 0 && DWSlotInState(&DWSlots[older], DW_SLOT_STAGED))
 	{
-		slot = &DWSlots[slotno];
-		dw_set_slot_state(slot, DW_SLOT_FILLING);
+		dw_set_slot_state(&DWSlots[older], DW_SLOT_FILLING);
 		*replaces = true;
-		return slotno;
+		return older;
 	}
 
 	/* only one process at a time can stage a given page */
-	Assert(slotno < 0 || DWSlotInState(&DWSlots[slotno], DW_SLOT_BATCH));
+	Assert(older < 0 || DWSlotInState(&DWSlots[older], DW_SLOT_BATCH));
 
 	*replaces = false;
 	if (refused || !dw_has_room(DWCtl->stage.ninuse, DWCtl->stage.nfailed))
@@ -337,6 +367,7 @@ dw_reserve_slot(const BufferTag *tag, uint32 bucket, bool refused, bool *replace
 	Assert(!slot->failed);
 	slot->returned = false;
 	slot->use_log = false;
+	dw_set_behind(slot, older >= 0);
 	slot->bucket = bucket;
 	slot->hash_next = DWBuckets[bucket];
 	DWBuckets[bucket] = slotno;
@@ -351,9 +382,22 @@ dw_reserve_slot(const BufferTag *tag, uint32 bucket, bool refused, bool *replace
  */
 
 /*
+ * Number of staged pages that a batch could take: they have not failed, and are not
+ * behind an older version.  It may be out of date when the caller looks at it, so
+ * there is no point in locking.
+ */
+int
+dw_staged_count(void)
+{
+	volatile DWCtlData *ctl = DWCtl;
+
+	return ctl->stage.nstaged - ctl->stage.nfailed - ctl->stage.nbehind;
+}
+
+/*
  * Find a slot for a new version of a page, unless refused; -1 if there is none.
  * The caller fills it and publishes it.  *replaces tells whether it takes the
- * place of an older version, *nstaged how many staged pages have not failed.
+ * place of an older version, *nstaged how many staged pages a batch could take.
  */
 int
 dw_reserve_for_page(const BufferTag *tag, bool refused, bool *replaces,
@@ -366,7 +410,7 @@ dw_reserve_for_page(const BufferTag *tag, bool refused, bool *replaces,
 
 	DWLockMutex();
 	slotno = dw_reserve_slot(tag, bucket, refused, replaces);
-	*nstaged = DWCtl->stage.nstaged - DWCtl->stage.nfailed;
+	*nstaged = dw_staged_count();
 	DWUnlockMutex();
 	return slotno;
 }
@@ -408,18 +452,6 @@ dw_current_seq(void)
 	seq = DWCtl->stage.next_seq;
 	DWUnlockMutex();
 	return seq;
-}
-
-/*
- * Number of staged pages that have not failed.  It may be out of date when the
- * caller looks at it, so there is no point in locking.
- */
-int
-dw_staged_count(void)
-{
-	volatile DWCtlData *ctl = DWCtl;
-
-	return ctl->stage.nstaged - ctl->stage.nfailed;
 }
 
 /* ---------------------------------------------------------------------
@@ -625,18 +657,18 @@ dw_take_slot(DWSlot *slot)
 	Assert(DWMutexHeld());
 	Assert(DWIsFlusher());
 	Assert(!slot->discarded);
+	Assert(!slot->behind);		/* R4 */
 	dw_leave_list(slot);
 	dw_set_slot_state(slot, DW_SLOT_BATCH);
 }
 
 /*
- * Move some staged slots into the batch, oldest first, but none that was
- * reserved at or after limit.  Returns how many.  *nretried is the number of
- * those which have failed before.
+ * Move some staged slots into the batch, oldest first, but none that is behind an
+ * older version. (R4)  Returns how many.  *nretried is the number of those which have
+ * failed before.
  */
 static int
-dw_take_chunk(int *slots, int max, uint64 limit, const DWPageSet *retry,
-			  int *nretried)
+dw_take_chunk(int *slots, int max, const DWPageSet *retry, int *nretried)
 {
 	dlist_mutable_iter iter;
 	int			n = 0;
@@ -649,7 +681,7 @@ dw_take_chunk(int *slots, int max, uint64 limit, const DWPageSet *retry,
 
 		if (n >= max)
 			break;
-		if (slot->seq >= limit || !DWSlotInState(slot, DW_SLOT_STAGED))
+		if (slot->behind || !DWSlotInState(slot, DW_SLOT_STAGED))
 			continue;
 		if (slot->failed)
 		{
@@ -667,14 +699,13 @@ dw_take_chunk(int *slots, int max, uint64 limit, const DWPageSet *retry,
  * Move up to max staged slots into the batch, oldest first.  Slots of which a
  * home write has failed are left alone, but for those in retry.
  *
- * The mutex is let go now and then.  Pages staged since we began are left
- * for the next batch: one of them may be a newer version of a page that we
- * have taken already, and no page may be in a batch twice. (R4)
+ * A page of which an older version is on its way home is left for later, so no
+ * page is in a batch twice, and none in two batches. (R4)  That goes as well for what
+ * is staged while the mutex is let go, which it is now and then.
  */
 int
 dw_take_slots(int *slots, int max, const DWPageSet *retry)
 {
-	uint64		limit = 0;
 	int			n = 0;
 	int			nretried = 0;
 	int			taken;
@@ -685,13 +716,9 @@ dw_take_slots(int *slots, int max, const DWPageSet *retry)
 	do
 	{
 		DWLockMutex();
-		if (limit == 0)
-		{
-			limit = DWCtl->stage.next_seq;
-			DWCtl->flusher.requested = false;
-		}
-		taken = dw_take_chunk(slots + n, Min(max - n, DW_TAKE_CHUNK), limit,
-							  retry, &nretried);
+		DWCtl->flusher.requested = false;
+		taken = dw_take_chunk(slots + n, Min(max - n, DW_TAKE_CHUNK), retry,
+							  &nretried);
 		DWUnlockMutex();
 		n += taken;
 		INJECTION_POINT("doublewrite-chunk-taken", NULL);
@@ -741,7 +768,7 @@ dw_take_kept(int *slots, int max, uint64 before)
 void
 dw_release_slots(const int *slots, int nslots)
 {
-	Assert(DWIsFlusher());
+	Assert(DWCarriesPages());
 
 	/* who sees the slots gone must see the pages at home (R6) */
 	pg_write_barrier();
@@ -768,7 +795,7 @@ dw_restage_slot(int slotno, bool failed)
 	DWSlot	   *slot = &DWSlots[slotno];
 	int			newest;
 
-	Assert(DWIsFlusher());
+	Assert(DWCarriesPages());
 
 	DWLockMutex();
 	Assert(DWSlotInState(slot, DW_SLOT_BATCH));
@@ -777,7 +804,7 @@ dw_restage_slot(int slotno, bool failed)
 	newest = slot->discarded ? -1 : dw_lookup(slot->bucket, &slot->tag);
 	if (slot->discarded)
 	{
-		/* whoever dropped it is waiting for the flush lock, or has seen it */
+		/* whoever dropped it is waiting for us, or has seen it */
 		dw_keep_copy(slot);
 		dw_free_slot(slotno);
 	}

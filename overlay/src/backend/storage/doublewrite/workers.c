@@ -6,8 +6,8 @@
  * Whoever holds DoubleWriteFlushLock is the flusher.  In the normal run that is
  * the background writer, which is woken up when there is a batch for it.  The
  * checkpointer looks after the log, and is woken up when that is due.  Neither is
- * waited for: who cannot go on does the work himself, or goes on with the first
- * slots that a flusher at work frees.
+ * waited for: who cannot go on does the work himself, or a part of it, or goes on
+ * with the first slots that others free who are at work.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -23,6 +23,31 @@
 #include "storage/latch.h"
 #include "storage/lwlock.h"
 #include "storage/proc.h"
+
+/* The part that this process has carried last; see dw_carried() */
+static DWHomePart *dw_carried_last = NULL;
+
+/*
+ * The part that this process carries home, or NULL.
+ */
+DWHomePart *
+dw_carried(void)
+{
+	if (dw_carried_last == NULL ||
+		!LWLockHeldByMeInMode(&dw_carried_last->lock, LW_EXCLUSIVE))
+		return NULL;
+	return dw_carried_last;
+}
+
+/*
+ * This process has got the lock of a part, and is going to carry it home.
+ */
+void
+dw_note_carried(DWHomePart *part)
+{
+	dw_carried_last = part;
+	Assert(dw_carried() == part);
+}
 
 /*
  * Take the flush lock when it is our turn.
@@ -42,15 +67,14 @@ dw_lock_flush(LWLockMode mode)
 }
 
 /*
- * The flusher has freed slots: let those who found the stage full go on with
- * them, not only when the batch ends.
+ * The flusher has freed slots of the batch under way.
  *
- * All of them are woken at once, so not before there is a slot for each.  What is
- * left at the end of a batch they find when its lock is released.  Who is not
- * counted yet will see that there is room; see dw_wait_for_room().
+ * All who wait for it are woken at once, so not before there is a slot for each.
+ * What is left at the end of a batch they find when its lock is released.  Who is
+ * not counted yet will see that there is room; see dw_wait_for_room().
  */
-void
-dw_tell_room(int nfreed)
+static void
+dw_tell_room_in_batch(int nfreed)
 {
 	uint64		untold;
 	uint32		nwaiting;
@@ -63,6 +87,25 @@ dw_tell_room(int nfreed)
 	if (nwaiting > 0 && untold >= nwaiting)
 		LWLockUpdateVar(DoubleWriteFlushLock, &DWCtl->room.told,
 						DWCtl->room.freed);
+}
+
+/*
+ * Slots have been freed: let those who found the stage full go on with them, not
+ * only when the batch or the part ends.  There are as many parts as there may be
+ * processes waiting, by and large, so those who wait for one are few.
+ */
+void
+dw_tell_room(int nfreed)
+{
+	DWHomePart *part = dw_carried();
+
+	Assert(DWCarriesPages());
+
+	if (part != NULL)
+		LWLockUpdateVar(&part->lock, &part->freed,
+						pg_atomic_read_u64(&part->freed) + nfreed);
+	if (DWIsFlusher())
+		dw_tell_room_in_batch(nfreed);
 }
 
 /*

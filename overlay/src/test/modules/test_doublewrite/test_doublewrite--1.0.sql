@@ -64,6 +64,10 @@ CREATE FUNCTION dw_hold_home_writes()
 RETURNS void STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
 
+CREATE FUNCTION dw_pretend_home_writes_take(usec int)
+RETURNS void
+AS 'MODULE_PATHNAME' LANGUAGE C;
+
 CREATE FUNCTION dw_sync_directory_critical(rel regclass)
 RETURNS void STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;

@@ -427,14 +427,16 @@ tdw_pause(const char *name)
 
 /*
  * Does the home write that is about to begin go to this tablespace?  Its pages
- * are the first ones that are left in the batch.
+ * are the first ones that are left in the part or batch.
  */
 static bool
 tdw_home_is_in(Oid tablespace)
 {
-	Assert(DWIsFlusher());
+	const int  *slots = dw_carried() != NULL ? dw_carried()->slots : DWCtl->batch.slots;
 
-	return DWSlots[DWCtl->batch.slots[0]].tag.spcOid == tablespace;
+	Assert(DWCarriesPages());
+
+	return DWSlots[slots[0]].tag.spcOid == tablespace;
 }
 
 static void
@@ -964,6 +966,15 @@ dw_hold_home_writes(PG_FUNCTION_ARGS)
 	DoubleWriteHoldHomeWrites();
 	INJECTION_POINT("test-doublewrite-holding", NULL);
 	DoubleWriteResumeHomeWrites();
+	PG_RETURN_VOID();
+}
+
+/* From now on home writes have taken so long, on average */
+PG_FUNCTION_INFO_V1(dw_pretend_home_writes_take);
+Datum
+dw_pretend_home_writes_take(PG_FUNCTION_ARGS)
+{
+	pg_atomic_write_u64(&DWCtl->home_nsec, (uint64) PG_GETARG_INT32(0) * 1000);
 	PG_RETURN_VOID();
 }
 

@@ -9,6 +9,7 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib $FindBin::RealBin;
 
+use DoubleWrite::Hold;
 use DoubleWrite::Node;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
@@ -22,24 +23,6 @@ $node->safe_psql('postgres', q{
 	CREATE TABLE u AS SELECT i AS id FROM generate_series(1, 100) i;
 	CREATE TABLE dropped AS SELECT i AS id FROM generate_series(1, 100) i;
 	CHECKPOINT});
-
-sub start
-{
-	my ($name, $sql) = @_;
-	my $session = $node->background_psql('postgres', on_error_stop => 0);
-
-	$session->query_until(qr/started/,
-		"\\echo started\nSET application_name = '$name';\n$sql;\n");
-	return $session;
-}
-
-sub waits_for
-{
-	my ($name, $event) = @_;
-
-	return $node->poll_query_until('postgres',
-		"SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = '$name' AND wait_event ~ '$event'");
-}
 
 sub wake_up
 {
@@ -58,46 +41,44 @@ $node->safe_psql('postgres', q{
 		injection_points_attach('doublewrite-home-run-written', 'wait');
 	DELETE FROM t WHERE id = 1; DELETE FROM dropped WHERE id = 1;
 	SELECT dw_evict('t'), dw_evict('dropped')});
-my $flusher = start('flusher', 'SELECT dw_flush_batch(), dw_flush_batch(), dw_flush_batch()');
-ok(waits_for('flusher', 'doublewrite-home-run-written'), 'first batch is going home');
-my $drop = start('drop', 'DROP TABLE dropped');
-ok(waits_for('drop', 'DoubleWriteFlush'), 'DROP waits for it');
+my $flusher = dw_start($node, 'flusher', 'SELECT dw_flush_batch(), dw_flush_batch(), dw_flush_batch()');
+ok(dw_waits_for($node, 'flusher', 'doublewrite-home-run-written'), 'first batch is going home');
+my $drop = dw_start($node, 'drop', 'DROP TABLE dropped');
+ok(dw_waits_for($node, 'drop', 'DoubleWriteFlush'), 'DROP waits for it');
 $node->safe_psql('postgres', q{
 	DELETE FROM u WHERE id = 1; SELECT dw_evict('u')});
 wake_up('doublewrite-home-run-written');
-ok(waits_for('flusher', 'doublewrite-home-written'), 'first batch is home');
+ok(dw_waits_for($node, 'flusher', 'doublewrite-home-written'), 'first batch is home');
 
 # let the flusher run into the next batch, and wait there
 $node->safe_psql('postgres', q{
 	SELECT injection_points_attach('doublewrite-log-synced', 'wait');
 	SELECT injection_points_wakeup('doublewrite-home-written')});
-ok(waits_for('flusher', 'doublewrite-log-synced'), 'second batch is under way');
+ok(dw_waits_for($node, 'flusher', 'doublewrite-log-synced'), 'second batch is under way');
 is($node->safe_psql('postgres',
 		"SELECT count(*) FROM pg_stat_activity WHERE application_name = 'drop' AND wait_event ~ 'DoubleWrite'"),
 	0, 'DROP does not wait any more');
 $node->safe_psql('postgres', q{SELECT injection_points_detach('doublewrite-home-written')});
 wake_up('doublewrite-log-synced');
-$_->query('SELECT 1') foreach ($flusher, $drop);
-$_->quit foreach ($flusher, $drop);
+dw_finish($flusher, $drop);
 
 # --- Backups that hold up home writes, one after the other
 
 $node->safe_psql('postgres', q{
 	SELECT injection_points_attach('test-doublewrite-holding', 'wait');
 	DELETE FROM t WHERE id = 2; SELECT dw_evict('t')});
-my $first = start('first', 'SELECT dw_hold_home_writes()');
-ok(waits_for('first', 'test-doublewrite-holding'), 'first one holds up home writes');
+my $first = dw_start($node, 'first', 'SELECT dw_hold_home_writes()');
+ok(dw_waits_for($node, 'first', 'test-doublewrite-holding'), 'first one holds up home writes');
 # (false: wait where the engine does, not where the test module looks after us)
-$flusher = start('flusher', 'SELECT dw_drain(false)');
-ok(waits_for('flusher', 'DoubleWriteFlush'), 'a batch waits for it');
-my $second = start('second', 'SELECT dw_hold_home_writes()');
-ok(waits_for('second', 'DoubleWrite|holding'), 'second one wants to hold them up');
+$flusher = dw_start($node, 'flusher', 'SELECT dw_drain(false)');
+ok(dw_waits_for($node, 'flusher', 'DoubleWriteFlush'), 'a batch waits for it');
+my $second = dw_start($node, 'second', 'SELECT dw_hold_home_writes()');
+ok(dw_waits_for($node, 'second', 'DoubleWrite|holding'), 'second one wants to hold them up');
 is($node->safe_psql('postgres',
 		"SELECT wait_event FROM pg_stat_activity WHERE application_name = 'second'"),
 	'DoubleWriteTurn', '... and waits for the batch');
 wake_up('test-doublewrite-holding');
-$_->query('SELECT 1') foreach ($first, $flusher, $second);
-$_->quit foreach ($first, $flusher, $second);
+dw_finish($first, $flusher, $second);
 is($node->safe_psql('postgres', 'SELECT in_use FROM dw_state()'), 0, 'all is home');
 $node->stop;
 

@@ -10,6 +10,7 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib $FindBin::RealBin;
 
+use DoubleWrite::Hold;
 use DoubleWrite::Node;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
@@ -42,24 +43,6 @@ sub set_hints
 
 set_hints();
 
-sub start
-{
-	my ($name, $sql) = @_;
-	my $session = $node->background_psql('postgres', on_error_stop => 0);
-
-	$session->query_until(qr/started/,
-		"\\echo started\nSET application_name = '$name';\n$sql;\n");
-	return $session;
-}
-
-sub waits_for
-{
-	my ($name, $event) = @_;
-
-	return $node->poll_query_until('postgres',
-		"SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = '$name' AND wait_event = '$event'");
-}
-
 sub staged
 {
 	return $node->safe_psql('postgres', 'SELECT staged FROM dw_stats()');
@@ -86,8 +69,8 @@ sub fill_and_flush
 		SELECT dw_evict('t');
 		SELECT injection_points_attach('doublewrite-log-synced', 'wait')});
 	is($node->safe_psql('postgres', 'SELECT in_use FROM dw_state()'), 15, 'stage is full');
-	my $flusher = start('flusher', 'SELECT dw_flush_batch()');
-	ok(waits_for('flusher', 'doublewrite-log-synced'), 'a batch is in the log');
+	my $flusher = dw_start($node, 'flusher', 'SELECT dw_flush_batch()');
+	ok(dw_waits_for($node, 'flusher', 'doublewrite-log-synced'), 'a batch is in the log');
 	return $flusher;
 }
 
@@ -117,8 +100,7 @@ sub finish
 {
 	my @sessions = @_;
 
-	$_->query('SELECT 1') foreach @sessions;
-	$_->quit foreach @sessions;
+	dw_finish(@sessions);
 	set_hints();
 	is($node->safe_psql('postgres', 'SELECT in_use FROM dw_state()'), 0, 'all is home');
 	return;
@@ -128,8 +110,8 @@ sub finish
 
 change('u', 4);
 my $flusher = fill_and_flush();
-my $one = start('one', q{SELECT dw_evict('u')});
-ok(waits_for('one', 'DoubleWriteFlush'), 'who finds it full waits for the batch');
+my $one = dw_start($node, 'one', q{SELECT dw_evict('u')});
+ok(dw_waits_for($node, 'one', 'DoubleWriteFlush'), 'who finds it full waits for the batch');
 my $before = staged();
 $node->safe_psql('postgres', q{SELECT injection_points_attach('doublewrite-home-run-written', 'wait')});
 begin_home_writes();
@@ -139,7 +121,7 @@ foreach my $npages (1 .. 3)
 	ok( $node->poll_query_until('postgres',
 			"SELECT staged = $before + $npages FROM dw_stats()"),
 		'... and its slot has been taken');
-	ok(waits_for('one', 'DoubleWriteFlush'), '... by who waits for the next one');
+	ok(dw_waits_for($node, 'one', 'DoubleWriteFlush'), '... by who waits for the next one');
 	last if $npages == 3;
 	$node->safe_psql('postgres', q{SELECT injection_points_wakeup('doublewrite-home-run-written')});
 }
@@ -147,8 +129,8 @@ foreach my $npages (1 .. 3)
 # --- Two who wait are woken when there is a slot for each
 
 change('v', 4);
-my $two = start('two', q{SELECT dw_evict('v')});
-ok(waits_for('two', 'DoubleWriteFlush'), 'another one waits');
+my $two = dw_start($node, 'two', q{SELECT dw_evict('v')});
+ok(dw_waits_for($node, 'two', 'DoubleWriteFlush'), 'another one waits');
 foreach my $npages (1 .. 2)
 {
 	is(staged(), $before + 3, 'nobody goes on yet');
@@ -167,8 +149,8 @@ finish($flusher, $one, $two);
 change('u', 4);
 $flusher = fill_and_flush();
 $before = staged();
-$one = start('one', q{SELECT dw_evict('u')});
-ok(waits_for('one', 'DoubleWriteFlush'), 'who finds it full waits for the batch');
+$one = dw_start($node, 'one', q{SELECT dw_evict('u')});
+ok(dw_waits_for($node, 'one', 'DoubleWriteFlush'), 'who finds it full waits for the batch');
 $node->safe_psql('postgres', q{SELECT dw_fail_at('doublewrite-home-run-written', 'EIO', 1, 1)});
 begin_home_writes();
 $flusher->query('SELECT 1');

@@ -26,6 +26,9 @@ our @EXPORT = qw(
   dw_wait_until_held
   dw_release_flusher
   dw_wake
+  dw_start
+  dw_waits_for
+  dw_finish
 );
 
 =pod
@@ -172,6 +175,59 @@ sub dw_wake
 				"SELECT injection_points_wakeup('$point')");
 			return 0;
 		});
+	return;
+}
+
+=pod
+
+=item dw_start(node, name, sql)
+
+Have a session of that name begin with something that may take long.  Returns it.
+
+=cut
+
+sub dw_start
+{
+	my ($node, $name, $sql) = @_;
+	my $session = $node->background_psql('postgres', on_error_stop => 0);
+
+	$session->query_until(qr/started/,
+		"\\echo started\nSET application_name = '$name';\n$sql;\n");
+	return $session;
+}
+
+=pod
+
+=item dw_waits_for(node, name, event)
+
+Wait until that session waits for an event, given as a regular expression.  False if
+it does not come to that.
+
+=cut
+
+sub dw_waits_for
+{
+	my ($node, $name, $event) = @_;
+
+	return $node->poll_query_until('postgres',
+		"SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = '$name' AND wait_event ~ '$event'"
+	);
+}
+
+=pod
+
+=item dw_finish(sessions)
+
+Wait until sessions are done with what they have begun, and end them.
+
+=cut
+
+sub dw_finish
+{
+	my @sessions = @_;
+
+	$_->query('SELECT 1') foreach @sessions;
+	$_->quit foreach @sessions;
 	return;
 }
 

@@ -50,8 +50,8 @@ sub dw_require_injection_points
 
 =item dw_new_node(name, %params)
 
-Make a cluster, not started: tiny buffers, no autovacuum, the module loaded,
-real syncs.  C<checksums> (default 1), C<mode> (default: what C<PGDW_TEST_MODE> says,
+Make a cluster, not started: tiny buffers, one flusher however long writes take, no
+autovacuum, the module loaded, real syncs.  C<checksums> (default 1), C<mode> (default: what C<PGDW_TEST_MODE> says,
 else C<double_writes>),
 C<conf> (more settings), C<init> (reference to a hash of parameters of
 C<< PostgreSQL::Test::Cluster->init >>).
@@ -73,6 +73,7 @@ shared_preload_libraries = 'test_doublewrite'
 io_torn_pages_protection = $mode
 double_write_buffer_size = 16MB
 double_write_stage_size = 512kB
+double_write_concurrency = 0
 shared_buffers = 1MB
 wal_level = replica
 max_wal_size = 1GB
