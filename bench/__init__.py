@@ -7,6 +7,7 @@ One module per concern, listed so that each may use only those above it:
     machine    what the report says about the machine
     storage    where clusters live while they are measured
     server     one PostgreSQL server on a data directory
+    slow       a server whose writes to relation files take longer
     counters   what noise cannot touch: counts, bytes, CPU time
     clients    pgbench and sysbench, and how their output is read
     loads      what happens between two snapshots of the counters

@@ -98,6 +98,12 @@ def pages_per_write(counts):
     return pages_home(counts) / writes if writes else None
 
 
+def files_synced_per_copy(counts):
+    """Return the relation files synced for each page in the double-write log; 0 if none is."""
+    synced = total(counts, r"io\..*/relation/.*\.fsyncs")
+    return synced / counts["dw.logged"] if counts.get("dw.logged") else 0
+
+
 WRITE_CAUSES = {
     "WAL": r"io\..*/wal/.*\.writes",
     "double-write log": r"dw\.log_writes",

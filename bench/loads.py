@@ -7,6 +7,7 @@ several things in one life of a server returns several.
 import re
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -84,18 +85,23 @@ class Point:
 
 @dataclass(frozen=True)
 class Pgbench:
-    """pgbench with a built-in or our own scripts."""
+    """pgbench with a built-in or our own scripts, of `number` clients if that is said."""
 
     arguments: tuple
     prewarm: bool = True
+    number: int = None
 
     def __call__(self, session):
+        self._warm_up(session)
+        return _measure(session, "tps", lambda: self._run(session, session.seconds))
+
+    def _warm_up(self, session):
         if self.prewarm:
             session.server.sql(PREWARM)
-        warm = max(1, round(session.seconds * WARM_UP))
-        clients.pgbench(session.server, self.arguments, warm, session.raw)
-        return _measure(session, "tps", lambda: clients.pgbench(
-            session.server, self.arguments, session.seconds, session.raw))
+        self._run(session, max(1, round(session.seconds * WARM_UP)))
+
+    def _run(self, session, seconds):
+        return clients.pgbench(session.server, self.arguments, seconds, session.raw, self.number)
 
 
 @dataclass(frozen=True)
@@ -162,11 +168,39 @@ def _drain(session, before):
 
 @dataclass(frozen=True)
 class Step:
-    """A statement to time.  `setup` comes before, and a checkpoint after it."""
+    """A statement to time.  `setup` comes before, and a checkpoint after it.
+
+    So many sessions carry it out at once; {number} in it is that of the session.
+    """
 
     name: str
     setup: str
     timed: str
+    sessions: int = 1
+
+    def seconds(self, session):
+        """Carry out the statement; returns what it took the slowest session."""
+        texts = [filled(session, self.timed).replace("{number}", str(number))
+                 for number in range(self.sessions)]
+        with ThreadPoolExecutor(self.sessions) as pool:
+            return max(pool.map(session.server.timed, texts))
+
+
+@dataclass(frozen=True)
+class Program(Step):
+    """A program of the build to time: its name and its arguments, separated by spaces."""
+
+    def seconds(self, session):
+        """Run the program; returns the seconds."""
+        begun = time.monotonic()
+        session.server.call(*(filled(session, word) for word in self.timed.split()),
+                            env=session.server.environment(), capture=True)
+        return time.monotonic() - begun
+
+
+def filled(session, text):
+    """Return the text with the data directory in its place."""
+    return text.replace("{data}", str(session.server.data))
 
 
 @dataclass(frozen=True)
@@ -187,9 +221,9 @@ class Steps:
 
     def _step(self, session, step):
         server = session.server
-        server.sql(self._filled(session, step.setup) + "\nCHECKPOINT;")
+        server.sql(filled(session, step.setup) + "\nCHECKPOINT;")
         before = session.snapshot()
-        seconds = server.timed(self._filled(session, step.timed))
+        seconds = step.seconds(session)
         after = session.snapshot()
         drained = _drain(session, after)
         counts = counters.difference(after, before)
@@ -197,15 +231,42 @@ class Steps:
                 Point(f"{step.name} and checkpoint", seconds + drained["seconds"], "s", False, 1,
                       added(counts, drained))]
 
-    @staticmethod
-    def _filled(session, text):
-        return text.replace("{data}", str(session.server.data))
-
 
 def added(one, other):
     """Return the sum of two differences."""
     return {name: round(one.get(name, 0) + other.get(name, 0), 3)
             for name in {**one, **other} if name != "seconds"}
+
+
+@dataclass(frozen=True)
+class Beside(Pgbench):
+    """pgbench, and one step after the other beside it, again and again until it ends."""
+
+    steps: tuple = ()
+
+    def __call__(self, session):
+        self._warm_up(session)
+        took = {step.name: [] for step in self.steps}
+        points = _measure(session, "tps", lambda: self._run_beside(session, took))
+        return points + [point for name, seconds in took.items()
+                         for point in latency_points(name, seconds)]
+
+    def _run_beside(self, session, took):
+        with ThreadPoolExecutor(1) as pool:
+            load = pool.submit(self._run, session, session.seconds)
+            while not load.done():
+                for step in self.steps:
+                    took[step.name].append(session.server.timed(step.timed, step.setup))
+            return load.result()
+
+
+def latency_points(name, seconds):
+    """Return Points for what a statement took each time; the first has all percentiles."""
+    latency = stats.percentiles(Counter(round(1000 * one, 3) for one in seconds))
+    points = [Point(f"{name}, {title}", latency[key], "ms", False, len(seconds))
+              for title, key in (("median", "p50"), ("99th percentile", "p99"), ("longest", "max"))]
+    points[0].latency = latency
+    return points
 
 
 @dataclass(frozen=True)

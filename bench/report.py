@@ -111,6 +111,7 @@ COSTS = (
     ("pages written", lambda c, n: counters.pages_home(c) / n),
     ("pages per write", lambda c, n: counters.pages_per_write(c) or 0),
     ("pages double-written", lambda c, n: c.get("dw.logged", 0) / n),
+    ("files synced / page double-written", lambda c, n: counters.files_synced_per_copy(c)),
     ("device kB written", lambda c, n: device(c, "write_sectors") / 2 / n),
     ("device writes", lambda c, n: device(c, "writes") / n),
     ("device flushes", lambda c, n: device(c, "flushes") / n),

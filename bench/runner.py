@@ -19,7 +19,7 @@ from pathlib import Path
 from devtools.base import DevError, note, own, run, say, server_user
 from devtools.progress import Progress
 
-from . import arms, machine, recovery, storage
+from . import arms, machine, recovery, slow, storage
 from .loads import Session
 from .server import DATABASE, EXTENSION, Server
 
@@ -93,8 +93,7 @@ def _prepare_directory(paths, plan, bindirs):
         "load_average": round(machine.load_average(), 2),
         "machine": machine.describe(paths, kinds, bindirs),
         "arms": {arm.name: {"build": arm.kind, **arm.settings} for arm in plan.arms},
-        "cases": {case.name: {"data": case.dataset.name, **case.all_settings()}
-                  for case in plan.cases},
+        "cases": {case.name: case.described() for case in plan.cases},
     }
     if plan.profile != "disk":
         kinds = " or ".join(sorted({case.file_system for case in plan.cases}))
@@ -139,7 +138,8 @@ def _measure(paths, plan, bindir, case, arm, templates, volume, scratch):
     `templates` are the cluster and what a crash has left of it, or None.
     """
     template, saved = templates
-    server = Server(paths, bindir, volume.data / "primary")
+    data = volume.data / "primary"
+    server = Server(paths, bindir, data, slow.environment(paths, data, case.slow_writes))
     copy(template, server.data, saved)
     if volume.wal:
         _move_wal(server.data, volume.wal)
@@ -153,6 +153,8 @@ def _measure(paths, plan, bindir, case, arm, templates, volume, scratch):
             server.stop("immediate")
     with server, _standby(paths, bindir, case, server, volume) as standby:
         settings = server.settings()
+        if case.slow_writes:
+            slow.require(server)
         session = Session(server, volume, scratch, plan.seconds, standby)
         points = case.load(session)
     return points, settings

@@ -30,8 +30,9 @@ class Server(postgres.Controlled):
 
     patience_seconds = 1800
 
-    def __init__(self, paths, bindir, data):
+    def __init__(self, paths, bindir, data, server_env=None):
         super().__init__(bindir, data, data.parent / f"{data.name}.log", clean_env(paths))
+        self.server_env = server_env or {}      # what clients have not
 
     # Life -----------------------------------------------------------------
 
@@ -53,6 +54,10 @@ class Server(postgres.Controlled):
         except postgres.ServerError:
             shutil.rmtree(self.sockets)
             raise
+
+    def pg_ctl(self, *arguments, **options):
+        """Run pg_ctl in the server's environment."""
+        return super().pg_ctl(*arguments, env={**self.env, **self.server_env}, **options)
 
     def until_ready(self, offset, interval, look=lambda: None):
         """Wait until the log says so, from `offset` on; returns what it says from there.
@@ -112,9 +117,9 @@ class Server(postgres.Controlled):
         """Run one query and return its rows as lists of strings."""
         return [line.split("|") for line in self.sql(text).splitlines()]
 
-    def timed(self, text):
-        """Run SQL and return the seconds that its statements took."""
-        return sum(timings(self.sql("\\timing on\n" + text))) / 1000
+    def timed(self, text, setup=""):
+        """Run SQL and return the seconds that its statements took, without those of `setup`."""
+        return sum(timings(self.sql(f"{setup}\n\\timing on\n{text}"))) / 1000
 
     def settings(self):
         """Return the settings that differ from the built-in defaults."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from devtools.base import DevError
 
 from . import clients, machine
-from .loads import Checkpoints, Pgbench, Replication, Step, Steps, Sysbench
+from .loads import Beside, Checkpoints, Pgbench, Program, Replication, Step, Steps, Sysbench
 from .promise import Promise
 from .recovery import PROGRESS, Replay, Workload
 from .restart import Restart
@@ -42,6 +42,9 @@ SYSBENCH_ROW_BYTES = 260
 PGBENCH_MB = 16
 TPCC_MB = 13
 TRAP_ROW_BYTES = 160
+
+# The same with an index, in a file to COPY from, and in a dump.
+PART_ROW_BYTES = 420
 REDO_ROW_BYTES = 190
 DOCUMENT_BYTES = 7000
 
@@ -96,7 +99,8 @@ class Case:
     """One server life to measure, the same in each arm.
 
     `ours_only`: stock refuses the settings.  With a `workload`, its WAL is
-    replayed on the data.
+    replayed on the data.  Each write to a relation file takes `slow_writes`
+    microseconds more.
     """
 
     name: str
@@ -108,12 +112,18 @@ class Case:
     standby: bool = False
     ours_only: bool = False
     workload: Workload = None
+    slow_writes: int = 0
 
     def all_settings(self):
         """Return the settings with the common ones below them."""
         settings = {**COMMON, **self.settings}
         wal = megabytes(settings["max_wal_size"])
         return {"min_wal_size": f"{min(80, wal)}MB", **settings}
+
+    def described(self):
+        """Return what a report says of data and settings."""
+        slow = {"microseconds more each write": self.slow_writes} if self.slow_writes else {}
+        return {"data": self.dataset.name, **slow, **self.all_settings()}
 
     def megabytes(self):
         """Return what the volume has to hold: data as it grows, WAL, log."""
@@ -183,6 +193,19 @@ INSERT INTO src SELECT i, hashint4(i), repeat(md5(i::text), 3) FROM generate_ser
 COPY src TO '{server.data}/src.copy';"""))
 
 
+def parts_data(scale, number):
+    """Return a table for each session, as a file to COPY from, and all as a dump."""
+    rows = scale.count(number, 1000)
+    schema = (TRAP_SCRIPTS / "parts.sql").read_text()
+
+    def fill(server):
+        server.sql(f"\\set rows {rows}\n\\set parts {SESSIONS}\n{schema}")
+        server.call("pg_dump", "--format=directory", "--compress=none", "--table=part*",
+                    f"--file={server.data}/dump", env=server.environment(), capture=True)
+
+    return Dataset(f"parts-{rows}", rows * PART_ROW_BYTES >> 20, fill)
+
+
 def redo_data(scale, number):
     """Return a table for each of our own workloads of recovery."""
     rows = scale.count(number, 1000)
@@ -219,12 +242,14 @@ END$$;""")
 def many_tables_data(scale, number):
     """Return many tables of some pages each, with room for new versions in each page."""
     tables = scale.count(number, 100)
-    return Dataset(f"many-{tables}", tables * MANY_TABLE_BYTES >> 20, lambda server: server.sql(f"""
+    size = tables * MANY_TABLE_BYTES >> 20
+    return Dataset(f"many-{tables}x{MANY_ROWS}", size, lambda server: server.sql(f"""
 DO $$BEGIN
   FOR i IN 1..{tables} LOOP
     EXECUTE format('CREATE TABLE many%s (id int PRIMARY KEY, k int, pad char(800))'
                    ' WITH (fillfactor = 80)', i);
-    EXECUTE format('INSERT INTO many%s SELECT r, 0 FROM generate_series(1, {MANY_ROWS}) r', i);
+    EXECUTE format('INSERT INTO many%s SELECT r, 0, '''' FROM generate_series(1, {MANY_ROWS}) r',
+                   i);
     COMMIT;
   END LOOP;
 END$$;"""))
@@ -232,8 +257,10 @@ END$$;"""))
 
 def many_tables_load(scale, number):
     """Return updates of single rows anywhere in these."""
-    return Pgbench((f"--file={TRAP_SCRIPTS / 'many_tables.sql'}", f"--define=rows={MANY_ROWS}",
-                    f"--define=tables={scale.count(number, 100)}"), prewarm=False)
+    # Not prepared: the number of the table is part of its name.
+    return Pgbench(("--protocol=simple", f"--file={TRAP_SCRIPTS / 'many_tables.sql'}",
+                    f"--define=rows={MANY_ROWS}", f"--define=tables={scale.count(number, 100)}"),
+                   prewarm=False)
 
 
 def tpcc_load(scale, number):
@@ -334,6 +361,68 @@ SELECT format('CREATE TABLESPACE ts%s LOCATION %L', i, ''),
 FROM generate_series(0, {TABLESPACE_COUNT} - 1) i \\gexec
 """.replace("{n}", str(TABLESPACE_COUNT)),
     "\n".join(f"UPDATE spread{number} SET k = k + 1;" for number in range(TABLESPACE_COUNT)))
+
+
+@suite
+def parallel(scale):
+    """(k) what many processes write at once: evictions, bulk loads, removals."""
+    data, wal = parts_data(scale, 2_000_000), {"max_wal_size": scale.wal(10240)}
+    bulk = {**wal, "autovacuum": "off", "shared_buffers": scale.buffers(128)}
+    least = {**bulk, "shared_buffers": f"{MIN_BUFFERS_MB}MB"}
+    workers = {**bulk, "max_parallel_maintenance_workers": SESSIONS,
+               "max_worker_processes": 2 * SESSIONS}
+    return [
+        _evictions(wal),
+        Case(f"COPY by {SESSIONS} sessions", data, Steps((PARALLEL_COPY,)), bulk),
+        Case(f"UPDATE by {SESSIONS} sessions", data, Steps((PARALLEL_UPDATE,)), least),
+        Case("CREATE INDEX in parallel", data, Steps((PARALLEL_INDEX,)), workers),
+        Case(f"pg_restore -j{SESSIONS}", data, Steps((PARALLEL_RESTORE,)), bulk),
+        Case("DROP and TRUNCATE beside TPC-B", pgbench_data(scale, 100), BESIDE_TPCB,
+             {**wal, "shared_buffers": scale.buffers(128)}),
+    ]
+
+
+# Of bulk loads, and parts of their data.
+SESSIONS = 8
+
+# So many clients want more pages written than one process can write, one after the
+# other, a millisecond each.  None of this depends on the factor: a smaller table would fit
+# into shared_buffers.
+EVICTING_CLIENTS = 64
+EVICTING_ROWS = 600_000
+EVICTING_BUFFERS = "13MB"
+SLOW_WRITE_MICROSECONDS = 1000
+
+
+def _evictions(wal):
+    """Return the case in which nearly each transaction has to get rid of a dirty page."""
+    load = Pgbench((f"--file={TRAP_SCRIPTS / 'evictions.sql'}", f"--define=rows={EVICTING_ROWS}"),
+                   prewarm=False, number=EVICTING_CLIENTS)
+    return Case("evictions", redo_data(Scale(1), EVICTING_ROWS), load,
+                {**wal, "autovacuum": "off", "shared_buffers": EVICTING_BUFFERS,
+                 "synchronous_commit": "off"}, slow_writes=SLOW_WRITE_MICROSECONDS)
+
+
+PARALLEL_COPY = Step("COPY", "CREATE TABLE loaded (LIKE part0 INCLUDING INDEXES);",
+                     "COPY loaded FROM '{data}/part{number}.copy';", SESSIONS)
+PARALLEL_UPDATE = Step("UPDATE", "", "UPDATE part{number} SET k = k + 1;", SESSIONS)
+
+# The workers are the first to read these rows, so they set hint bits in each page.  How
+# many there are would else depend on the size of the table.
+PARALLEL_INDEX = Step("CREATE INDEX", f"""
+CREATE TABLE loaded (LIKE part0) WITH (parallel_workers = {SESSIONS});
+SELECT format('COPY loaded FROM %L', '{{data}}/part' || i || '.copy')
+FROM generate_series(0, {SESSIONS} - 1) i \\gexec
+""", "CREATE INDEX ON loaded (k);")
+PARALLEL_RESTORE = Program("pg_restore", "CREATE DATABASE restored;",
+                           f"pg_restore --jobs={SESSIONS} --dbname=restored {{data}}/dump")
+
+# Pages of a small table: dirty in shared buffers, or on their way home.
+FILL_SMALL = "INSERT INTO small SELECT i, repeat('x', 500) FROM generate_series(1, 200) i;"
+BESIDE_TPCB = Beside(("--builtin=tpcb-like",), prewarm=False, steps=(
+    Step("TRUNCATE", f"CREATE TABLE small (id int PRIMARY KEY, pad text); {FILL_SMALL}",
+         "TRUNCATE small;"),
+    Step("DROP TABLE", FILL_SMALL, "DROP TABLE small;")))
 
 
 @suite

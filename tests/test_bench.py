@@ -1,7 +1,12 @@
 """Benchmark tool: statistics, aggregation, bars, configuration, no servers."""
 
 import json
+import os
+import re
+import subprocess
+import sys
 import tempfile
+import time
 import unittest
 from collections import Counter
 from pathlib import Path
@@ -9,7 +14,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from bench import (arms, bars, clients, counters, loads, promise, recovery, report, restart, runner,
-                   server, stats, storage, suites)
+                   server, slow, stats, storage, suites)
 from devtools.base import DevError
 
 
@@ -135,6 +140,53 @@ class ServerTest(unittest.TestCase):
                          "client backend")
 
 
+# Writes to the files, one after the other, all with the same descriptor.
+WRITER = """
+import ctypes, os, sys
+text = ctypes.create_string_buffer(b"34")
+parts = (ctypes.c_size_t * 2)(ctypes.addressof(text), 2)
+for name in sys.argv[1:]:
+    handle = os.open(name, os.O_CREAT | os.O_RDWR)
+    assert handle == 3 and os.pwrite(handle, b"12", 0) == 2
+    assert ctypes.CDLL(None).pwritev64(handle, parts, 1, ctypes.c_long(2)) == 2
+    assert os.pread(handle, 9, 0) == b"1234"
+    os.close(handle)
+"""
+
+
+class SlowTest(unittest.TestCase):
+
+    SECONDS = 0.2
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.place = Path(scratch.name)
+        (self.place / "base").mkdir()
+        self.environment = slow.settings(slow.build(self.place / slow.LIBRARY),
+                                         self.place / "base", int(self.SECONDS * 1_000_000))
+
+    def took(self, *names):
+        begun = time.monotonic()
+        subprocess.run([sys.executable, "-c", WRITER, *(self.place / name for name in names)],
+                       check=True, env={**os.environ, **self.environment})
+        return time.monotonic() - begun
+
+    def test_each_write_below_the_directory_takes_longer(self):
+        self.assertGreaterEqual(self.took("other", "base/file", "other"), 2 * self.SECONDS)
+
+    def test_others_do_not(self):
+        files = [f"base-{number}" for number in range(100)]
+        self.assertLess(self.took("base/file", *files), 2 * len(files) * self.SECONDS)
+
+    def test_nothing_for_other_cases(self):
+        self.assertEqual(slow.environment(None, self.place, 0), {})
+
+    def test_a_server_without_it_is_noticed(self):
+        with self.assertRaises(DevError):
+            slow.require(SimpleNamespace(postmaster=os.getpid))
+
+
 class CountersTest(unittest.TestCase):
 
     def test_difference_leaves_out_what_stood_still(self):
@@ -166,6 +218,14 @@ class CountersTest(unittest.TestCase):
         self.assertEqual(counters.pages_per_write(ours), 15)
         self.assertIsNone(counters.pages_per_write({}))
 
+    def test_files_synced_per_copy(self):
+        counts = {"dw.logged": 8, "io.checkpointer/relation/normal.fsyncs": 3,
+                  "io.background writer/relation/normal.fsyncs": 1,
+                  "io.client backend/wal/normal.fsyncs": 5}
+        self.assertEqual(counters.files_synced_per_copy(counts), 0.5)
+        del counts["dw.logged"]
+        self.assertEqual(counters.files_synced_per_copy(counts), 0)
+
 
 class LoadsTest(unittest.TestCase):
 
@@ -182,6 +242,45 @@ class LoadsTest(unittest.TestCase):
         point = loads.Point("tps", 0.0, "transactions/s", True)
         self.assertEqual(point.as_dict(), {"name": "tps", "value": 0.0, "operations": 0,
                                            "unit": "transactions/s", "higher_is_better": True})
+
+    def session(self, **methods):
+        return SimpleNamespace(server=SimpleNamespace(data="/pg", environment=dict, **methods),
+                               raw=None, seconds=5)
+
+    def test_sessions_of_a_step(self):
+        seen = []
+
+        def timed(text):
+            seen.append(text)
+            return len(seen)
+
+        step = loads.Step("COPY", "", "COPY t{number} FROM '{data}/f';", 3)
+        self.assertEqual(step.seconds(self.session(timed=timed)), 3)
+        self.assertEqual(sorted(seen), [f"COPY t{number} FROM '/pg/f';" for number in range(3)])
+
+    def test_program_as_a_step(self):
+        call = mock.Mock()
+        step = loads.Program("restore", "", "pg_restore --jobs=2 {data}/dump")
+        self.assertGreaterEqual(step.seconds(self.session(call=call)), 0)
+        self.assertEqual(call.call_args.args, ("pg_restore", "--jobs=2", "/pg/dump"))
+
+    def test_steps_beside_pgbench(self):
+        steps = tuple(loads.Step(name, f"before {name}", name) for name in ("TRUNCATE", "DROP"))
+        timed = mock.Mock(side_effect=lambda text, setup: len(text) / 1000)
+        with mock.patch.object(clients, "pgbench", lambda *args: time.sleep(0.1)), \
+                mock.patch.object(loads, "_measure", lambda session, name, load: [load()] and []):
+            points = loads.Beside((), prewarm=False, steps=steps)(self.session(timed=timed))
+        self.assertEqual([(one.name, one.value) for one in points[2:4]],
+                         [("TRUNCATE, longest", 8), ("DROP, median", 4)])
+        self.assertEqual([call.args for call in timed.call_args_list[:2]],
+                         [("TRUNCATE", "before TRUNCATE"), ("DROP", "before DROP")])
+
+    def test_latency_points(self):
+        points = loads.latency_points("DROP", [number / 1000 for number in range(1, 201)])
+        self.assertEqual([(one.name, one.value, one.operations) for one in points],
+                         [("DROP, median", 100, 200), ("DROP, 99th percentile", 198, 200),
+                          ("DROP, longest", 200, 200)])
+        self.assertEqual([bool(one.latency) for one in points], [True, False, False])
 
 
 RECOVERY_LOG = """\
@@ -387,11 +486,28 @@ class SuitesTest(unittest.TestCase):
                                          suites.megabytes(settings["max_wal_size"]))
                     self.assertGreater(case.megabytes(), 0)
 
+    def test_slow_writes_are_in_the_report(self):
+        described = {case.name: case.described() for case in suites.cases("parallel", 0.1)}
+        slowed = [name for name, facts in described.items()
+                  if "microseconds more each write" in facts]
+        self.assertEqual(slowed, ["evictions"])
+
     def test_factor_scales_but_not_below_what_servers_accept(self):
         scale = suites.Scale(0.1)
         self.assertEqual((scale.wal(10240), scale.wal(64)), ("1024MB", "32MB"))
         self.assertEqual((scale.buffers(1024), scale.buffers(16)), ("102MB", "8MB"))
         self.assertEqual(scale.count(100), 10)
+
+    def test_scripts_with_variables_in_names_are_not_prepared(self):
+        found = []
+        for case in (case for name in suites.SUITES for case in suites.cases(name, 1)):
+            arguments = getattr(case.load, "arguments", ())
+            scripts = (argument.removeprefix("--file=").partition("@")[0]
+                       for argument in arguments if argument.startswith("--file="))
+            if any(re.search(r"\w:[a-z]", Path(script).read_text()) for script in scripts):
+                found.append(case.name)
+                self.assertIn("--protocol=simple", arguments)
+        self.assertEqual(found, ["small buffers 16 MB, 10,000 tables"])
 
     def test_unknown_suite(self):
         with self.assertRaises(DevError):
@@ -491,6 +607,13 @@ class BarsTest(MeasureCase):
         measure = self.measure({"double_writes": [20], "stock-full_pages": [10]})
         self.assertEqual(len(self.outcomes(measure)), 1)
         self.assertEqual(self.outcomes(measure, "replication"), {})
+
+    def test_longest_latency_is_not_judged(self):
+        for name, verdicts in (("DROP TABLE, median", 1), ("DROP TABLE, longest", 0)):
+            runs = results({"off": [1], "stock-off": [1]}, "DROP and TRUNCATE beside TPC-B")
+            for one in runs:
+                one["points"][0]["name"] = name
+            self.assertEqual(len(bars.judge("parallel", report.measures(runs))), verdicts)
 
     def test_mean_of_cases(self):
         runs = [one for case, ours in (("HOT", 2.0), ("tpcb", 8.0))
