@@ -7,7 +7,8 @@
  * this.  The order of locks is in src/backend/storage/doublewrite/README.md.
  *
  * Whoever may have to wait for DoubleWriteFlushLock takes it with
- * dw_lock_flush().  It may be taken while holding buffer content locks,
+ * dw_lock_flush(), or with dw_lock_flush_idle() if what he does must not meet home
+ * writes, which may be under way without it.  It may be taken while holding buffer content locks,
  * heavyweight locks, a relation extension lock or an I/O on another buffer.
  * Its holder must therefore never wait for any of those.
  *
@@ -159,7 +160,7 @@ typedef struct DWHomePart
 	LWLock		lock;
 	pg_atomic_uint64 freed;		/* slots freed by who holds the lock, who tells
 								 * it by LWLockUpdateVar() */
-	uint64		round;			/* how often the place has been filled; lock,
+	uint32		round;			/* how often the place has been filled; lock,
 								 * read without it, too */
 	int			npages;			/* 0: the place is free; lock, read without
 								 * it, too */
@@ -690,6 +691,7 @@ extern PGDLLIMPORT char *DWPages;
 
 /* workers.c */
 extern void dw_lock_flush(LWLockMode mode);
+extern bool dw_try_lock_flush(void);
 extern DWHomePart *dw_carried(void);
 extern void dw_note_carried(DWHomePart *part);
 extern void dw_tell_room(int nfreed);
@@ -788,6 +790,8 @@ extern void dw_flush_wal(void);
 extern void dw_note_logged(int slotno, uint64 batchno);
 extern uint64 dw_first_unfinished_batch(void);
 extern bool dw_homes_under_way(void);
+extern int	dw_parts_wanted(void);
+extern bool dw_many_homes_under_way(void);
 extern void dw_wait_for_part(int near);
 extern void dw_await_home_writes(void);
 
@@ -800,9 +804,9 @@ extern DWAtomicResult dw_atomic_write(const int *slots, int npages);
 extern void dw_atomic_end(void);
 
 /* home.c */
-extern bool dw_send_home(void);
+extern int	dw_send_home(void);
 extern bool dw_carry_part(int first);
-extern void dw_carry_what_is_left(void);
+extern void dw_carry_parts(int max);
 extern void dw_finish_home_writes(void);
 extern void dw_lock_flush_idle(LWLockMode mode);
 extern void dw_write_home(const DWPageSet *mine);

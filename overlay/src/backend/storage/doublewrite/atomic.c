@@ -28,7 +28,8 @@
  * what it has cached of the range before a direct write, and throws away what
  * it has cached before it says that the write has ended, so a page read ahead
  * meanwhile does not stay.  Nobody makes it dirty there meanwhile: of blocks that
- * a file has, only flushers write, and others extend it.  That also puts the
+ * a file has, only we write, as no part of another batch is on its way home, and
+ * others extend it.  That also puts the
  * zeroes of an extension, and earlier home writes that were plain, on the device
  * before the atomic write. (A3)
  *

@@ -152,11 +152,34 @@ dw_flush_wal(void)
  * ---------------------------------------------------------------------
  */
 
+/*
+ * Automatic: home writes that take longer than this, in nanoseconds, are worth
+ * dividing.  Writing 16 pages to the kernel's cache takes about 10,000.
+ */
+#define DW_SLOW_HOME_WRITE_NSEC	100000
+
 /* Is there something in this place?  Without its lock that may be out of date. */
 static bool
 dw_place_in_use(int place)
 {
 	return ((volatile DWHomePart *) DWHome(place))->npages > 0;
+}
+
+/* How often it has been filled */
+static uint32
+dw_round(int place)
+{
+	return ((volatile DWHomePart *) DWHome(place))->round;
+}
+
+static int
+dw_places_in_use(void)
+{
+	int			n = 0;
+
+	for (int i = 0; i < DW_MAX_HOME_PARTS; i++)
+		n += dw_place_in_use(i);
+	return n;
 }
 
 /*
@@ -166,17 +189,36 @@ dw_place_in_use(int place)
 bool
 dw_homes_under_way(void)
 {
-	for (int i = 0; i < DW_MAX_HOME_PARTS; i++)
-	{
-		if (dw_place_in_use(i))
-			return true;
-	}
-	return false;
+	return dw_places_in_use() > 0;
+}
+
+/*
+ * How many places may be used for parts?  0: the flusher had better write all of a
+ * batch.
+ */
+int
+dw_parts_wanted(void)
+{
+	if (double_write_concurrency >= 0)
+		return double_write_concurrency;
+	return pg_atomic_read_u64(&DWCtl->home_nsec) > DW_SLOW_HOME_WRITE_NSEC ?
+		DW_MAX_HOME_PARTS : 0;
+}
+
+/*
+ * Are there so many that another batch would find too few places to be divided?
+ */
+bool
+dw_many_homes_under_way(void)
+{
+	int			wanted = dw_parts_wanted();
+
+	return wanted > 0 && dw_places_in_use() > wanted / 2;
 }
 
 /*
  * Wait until somebody who carries a part frees slots, or ends, if there is one.  So
- * that not all wait for the same, each begins to look at another place.
+ * that few wait for the same, each begins to look at another place.
  *
  * As in dw_wait_for_room(), slots that are freed after our look end the wait.
  */
@@ -207,19 +249,23 @@ dw_wait_for_part(int near)
 void
 dw_await_home_writes(void)
 {
+	uint32		rounds[DW_MAX_HOME_PARTS];
+
 	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
+
+	for (int i = 0; i < DW_MAX_HOME_PARTS; i++)
+		rounds[i] = dw_place_in_use(i) ? dw_round(i) : dw_round(i) - 1;
 
 	for (int i = 0; i < DW_MAX_HOME_PARTS; i++)
 	{
 		DWHomePart *part = DWHome(i);
-		uint64		round = ((volatile DWHomePart *) part)->round;
 		uint64		freed = pg_atomic_read_membarrier_u64(&part->freed);
 
-		while (dw_place_in_use(i) &&
-			   ((volatile DWHomePart *) part)->round == round &&
+		while (dw_place_in_use(i) && dw_round(i) == rounds[i] &&
 			   !LWLockWaitForVar(&part->lock, &part->freed, freed, &freed))
 			;
 	}
+	pg_memory_barrier();		/* see dw_leave_description() */
 }
 
 /*

@@ -89,13 +89,59 @@ dw_lock_flush_if_full(void)
 }
 
 /*
- * Is it time for another batch?  While parts of others are on their way home, only
- * if there is enough for it, as each batch has a sync of the log.
+ * Is there enough for another batch, while parts of others are on their way home?
+ * Each batch may have a sync of the log.
  */
 static bool
-dw_batch_is_due(void)
+dw_next_batch_is_due(void)
 {
-	return dw_staged_count() >= DWBatchThreshold() || !dw_homes_under_way();
+	return dw_staged_count() >= DWBatchThreshold() && !dw_many_homes_under_way();
+}
+
+/*
+ * Make room while parts of batches are on their way home.  Who can neither carry one
+ * nor send the next batch waits for a carrier: those free slots while somebody else
+ * has the flush lock.
+ */
+static void
+dw_make_room_by_parts(void)
+{
+	int			near = MyProcNumber % DW_MAX_HOME_PARTS;
+
+	if (dw_carry_part(near))
+		return;
+	if (dw_next_batch_is_due() && dw_try_lock_flush())
+		dw_flush_batch_locked(NULL, NULL);
+	else
+		dw_wait_for_part(near);
+}
+
+/*
+ * Make room by a whole batch, or wait for who is at it.
+ */
+static void
+dw_make_room_by_batch(void)
+{
+	bool		got;
+
+	/* nothing in between throws errors, which would leave us counted */
+	pg_atomic_fetch_add_u32(&DWCtl->room.nwaiting, 1);
+	got = dw_lock_flush_if_full();
+	pg_atomic_fetch_sub_u32(&DWCtl->room.nwaiting, 1);
+
+	if (!got)
+		return;
+	if (dw_homes_under_way())
+	{
+		/* another flusher has been quicker */
+		LWLockRelease(DoubleWriteFlushLock);
+		return;
+	}
+
+	/* R11: if nothing but failed pages is left, that is an error */
+	if (!dw_flush_batch_locked(NULL, NULL) &&
+		pg_atomic_read_u32(&DWCtl->stage.ninuse_hint) >= (uint32) DWCtl->stage.nslots)
+		dw_flush_batch(&DWAllPages, &DWAllPages);
 }
 
 /*
@@ -106,36 +152,12 @@ dw_batch_is_due(void)
 static void
 dw_make_room(void)
 {
-	bool		got;
-
 	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
 
-	if (dw_carry_part(MyProcNumber % DW_MAX_HOME_PARTS))
-		return;
-	if (!dw_batch_is_due())
-	{
-		dw_wait_for_part(MyProcNumber % DW_MAX_HOME_PARTS);
-		return;
-	}
-
-	/* nothing in between throws errors, which would leave us counted */
-	pg_atomic_fetch_add_u32(&DWCtl->room.nwaiting, 1);
-	got = dw_lock_flush_if_full();
-	pg_atomic_fetch_sub_u32(&DWCtl->room.nwaiting, 1);
-
-	if (!got)
-		return;
-	if (DWCtl->batch.phase == DW_BATCH_NONE && !dw_batch_is_due())
-	{
-		/* another flusher has been quicker */
-		LWLockRelease(DoubleWriteFlushLock);
-		return;
-	}
-
-	/* R11: if nothing but failed pages is left, that is an error */
-	if (!dw_flush_batch_locked(NULL, NULL) && !dw_homes_under_way() &&
-		pg_atomic_read_u32(&DWCtl->stage.ninuse_hint) >= (uint32) DWCtl->stage.nslots)
-		dw_flush_batch(&DWAllPages, &DWAllPages);
+	if (dw_homes_under_way())
+		dw_make_room_by_parts();
+	else
+		dw_make_room_by_batch();
 }
 
 /* ---------------------------------------------------------------------

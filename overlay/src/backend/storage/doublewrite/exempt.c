@@ -474,8 +474,8 @@ dw_rebuilt_from(const DWSlot *slot, XLogRecPtr redo)
  * Would redo rebuild the staged page before it reads it, whichever redo
  * pointer a crash from now on might start from?
  *
- * The caller holds DoubleWriteFlushLock, so that no checkpoint can drain the
- * stage between this decision and the home write.
+ * The caller holds DoubleWriteFlushLock, and a checkpoint's drain waits for what is
+ * on its way home, so none can come between this decision and the home write.
  */
 bool
 dw_redo_rebuilds(const DWSlot *slot)

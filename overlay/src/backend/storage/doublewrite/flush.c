@@ -224,24 +224,28 @@ dw_batch_must_wait(void)
  * The same as dw_flush_batch(), when the caller has got the flush lock.  It is
  * released.
  *
- * A batch that somebody needs at home, or in which pages are tried again, is not sent
- * in parts: its errors must reach who has asked for it.
+ * For who needs pages at home, or tries some again, a batch is not sent in parts: its
+ * errors must reach him.  Others carry a part if there are too many of those already,
+ * or nothing else.
  */
 bool
 dw_flush_batch_locked(const DWPageSet *retry, const DWPageSet *mine)
 {
+	bool		may_divide = retry == NULL && mine == NULL;
+
 	Assert(!LWLockHeldByMe(DoubleWriteSyncLock));
 
 	for (;;)
 	{
 		uint64		begun;
+		int			nparts;
 
 		Assert(DWIsFlusher());
 
-		if (!dw_begin_batch(retry))
+		if ((may_divide && dw_many_homes_under_way()) || !dw_begin_batch(retry))
 		{
 			LWLockRelease(DoubleWriteFlushLock);
-			return false;
+			return may_divide && dw_carry_part(0);
 		}
 
 		if (DWCtl->batch.phase == DW_BATCH_DURABLE ||
@@ -251,10 +255,11 @@ dw_flush_batch_locked(const DWPageSet *retry, const DWPageSet *mine)
 			if (dw_cycle_needed())
 				dw_request_upkeep();
 			dw_follow_home_pages();
-			if (retry == NULL && mine == NULL && dw_send_home())
+			nparts = may_divide ? dw_send_home() : 0;
+			if (nparts > 0)
 			{
 				LWLockRelease(DoubleWriteFlushLock);
-				dw_carry_what_is_left();
+				dw_carry_parts(nparts);
 				return true;
 			}
 			dw_write_home(mine);
@@ -274,7 +279,7 @@ dw_flush_batch_locked(const DWPageSet *retry, const DWPageSet *mine)
 
 /*
  * Flush one batch, or resume the one left over.  Returns false if there was
- * nothing to do.  The caller holds no lock of the engine.
+ * nothing to do, or others are at it.  The caller holds no lock of the engine.
  *
  * Pages that have failed before are left alone, but for those in retry.  If one
  * of mine cannot be written home, that is an error.
@@ -334,7 +339,7 @@ dw_background_flush(int threshold, instr_time start, long timeout)
 
 	if (!quiet)
 	{
-		dw_carry_what_is_left();
+		dw_carry_parts(DW_MAX_HOME_PARTS);
 		dw_retry_failed();
 	}
 	while (!quiet && !ProcSignalBarrierPending && !ConfigReloadPending &&

@@ -10,8 +10,8 @@
  * writes, however many wait for room.  So then a batch is divided into parts.  Who
  * holds the lock of a part carries it: the flusher one after the other, and whoever
  * finds the stage full takes one that nobody carries, so as many processes write as
- * would without the stage.  The next batch goes to the log meanwhile.  A part that an
- * error has left is carried by the next who finds it.
+ * would without the stage.  The next batch goes to the log meanwhile, if places for its
+ * parts are free.  A part that an error has left is carried by the next who finds it.
  *
  * Whoever must know that no home write is under way takes the flush lock and carries
  * what is left, or waits for who does: dw_lock_flush_idle().
@@ -44,12 +44,6 @@
 #include "storage/lwlock.h"
 #include "storage/smgr.h"
 #include "utils/injection_point.h"
-
-/*
- * Automatic: home writes that take longer than this, in nanoseconds, are worth
- * dividing.  Writing 16 pages to the kernel's cache takes about 10,000.
- */
-#define DW_SLOW_HOME_WRITE_NSEC	100000
 
 /* What a home write adds to the average of what they take */
 #define DW_HOME_NSEC_SHARE		64
@@ -312,14 +306,38 @@ dw_keep_copies(const int *slots, int npages)
 	}
 }
 
+/* Pages to be brought home, as described in shared memory: a batch or a part */
+typedef struct DWDescribed
+{
+	int		   *slots;
+	int		   *nslots;
+} DWDescribed;
+
 /*
- * Write a run home; on failure keep its pages staged and return the error.
+ * The first pages of the description are dealt with, so that nobody who resumes it
+ * touches them again: their slots may have other contents already.  Who finds it
+ * empty must see what has become of them.
+ */
+static void
+dw_leave_description(DWDescribed *described, int npages)
+{
+	int			nslots = *described->nslots - npages;
+
+	Assert(nslots >= 0);
+	memmove(described->slots, described->slots + npages, nslots * sizeof(int));
+	pg_write_barrier();
+	*described->nslots = nslots;
+}
+
+/*
+ * Write a run home, the first one of the description, and take it off there; on
+ * failure keep its pages staged and return the error.
  *
  * The error is caught so that one bad file does not hold up the pages behind
  * it. (R11)
  */
 static ErrorData *
-dw_try_write_run(const int *slots, int npages)
+dw_try_write_run(DWDescribed *described, const int *slots, int npages)
 {
 	MemoryContext oldcontext = CurrentMemoryContext;
 	uint32		holdoff = InterruptHoldoffCount;
@@ -346,6 +364,8 @@ dw_try_write_run(const int *slots, int npages)
 		dw_keep_copies(slots, npages);
 		for (int i = 0; i < npages; i++)
 			dw_restage_slot(slots[i], true);
+		dw_leave_description(described, npages);
+		INJECTION_POINT("doublewrite-home-error", NULL);
 		MemoryContextSwitchTo(oldcontext);
 		edata = CopyErrorData();
 		FlushErrorState();
@@ -364,6 +384,7 @@ dw_try_write_run(const int *slots, int npages)
 		for (int i = 0; i < npages; i++)
 			dw_return_slot_to_log(slots[i], result == DW_ATOMIC_TORN);
 	}
+	dw_leave_description(described, npages);
 	return NULL;
 }
 
@@ -414,12 +435,12 @@ dw_run_in_set(const int *slots, int nslots, const DWPageSet *set)
 }
 
 static void
-dw_write_run_home(const int *slots, int npages, const DWPageSet *mine,
-				  DWErrors *errors)
+dw_write_run_home(DWDescribed *described, const int *slots, int npages,
+				  const DWPageSet *mine, DWErrors *errors)
 {
 	bool		is_mine = dw_run_in_set(slots, npages, mine);
 	ErrorData **first = is_mine ? &errors->mine : &errors->others;
-	ErrorData  *e = dw_try_write_run(slots, npages);
+	ErrorData  *e = dw_try_write_run(described, slots, npages);
 
 	if (e != NULL && *first == NULL)
 		*first = e;
@@ -458,24 +479,22 @@ dw_start_atomic_runs(const int *slots, int nslots, DWAtomicRun *runs)
 }
 
 /*
- * Bring pages home: those of the batch under way or of a part, which are described
- * in shared memory and sorted.
+ * Bring pages home, which are sorted.
  *
  * Restartable: pages that are done have left the description, for whoever resumes it.
  */
 static void
-dw_bring_home(int *described, int *ndescribed, const DWPageSet *mine,
-			  DWErrors *errors)
+dw_bring_home(DWDescribed described, const DWPageSet *mine, DWErrors *errors)
 {
 	int			slots[DW_MAX_BATCH_PAGES];
-	int			nslots = *ndescribed;
+	int			nslots = *described.nslots;
 	DWAtomicRun started[DW_ATOMIC_IN_FLIGHT];
 	int			nstarted = 0;
 	int			next = 0;
 
 	Assert(DWCarriesPages());
 
-	memcpy(slots, described, nslots * sizeof(int));
+	memcpy(slots, described.slots, nslots * sizeof(int));
 
 	for (int done = 0; done < nslots;)
 	{
@@ -489,19 +508,19 @@ dw_bring_home(int *described, int *ndescribed, const DWPageSet *mine,
 		if (next < nstarted)
 		{
 			run = started[next++].npages;
-			dw_write_run_home(slots + done, run, mine, errors);
+			dw_write_run_home(&described, slots + done, run, mine, errors);
 		}
 		else if (DWSlots[slots[done]].discarded)
+		{
 			dw_release_slots(&slots[done], 1);	/* R7 */
+			dw_leave_description(&described, 1);
+		}
 		else
 		{
 			run = dw_run_length(slots + done, nslots - done);
-			dw_write_run_home(slots + done, run, mine, errors);
+			dw_write_run_home(&described, slots + done, run, mine, errors);
 		}
 		done += run;
-
-		memmove(described, slots + done, (nslots - done) * sizeof(int));
-		*ndescribed = nslots - done;
 		INJECTION_POINT("doublewrite-home-run-written", NULL);
 	}
 }
@@ -533,7 +552,7 @@ dw_carry_home(DWHomePart *part)
 	DWErrors	errors = {0};
 
 	dw_note_carried(part);
-	dw_bring_home(part->slots, &part->npages, NULL, &errors);
+	dw_bring_home((DWDescribed) {part->slots, &part->npages}, NULL, &errors);
 	INJECTION_POINT("doublewrite-part-home", NULL);
 	LWLockRelease(&part->lock);
 	dw_tell_errors(&errors);
@@ -567,12 +586,12 @@ dw_carry_part(int first)
 }
 
 /*
- * Carry home all parts that nobody carries.
+ * Carry home up to max parts that nobody carries.  Others may send more meanwhile.
  */
 void
-dw_carry_what_is_left(void)
+dw_carry_parts(int max)
 {
-	while (dw_carry_part(0))
+	for (int n = 0; n < max && dw_carry_part(0); n++)
 		;
 }
 
@@ -586,9 +605,8 @@ dw_finish_home_writes(void)
 {
 	Assert(LWLockHeldByMe(DoubleWriteFlushLock));
 
-	if (!dw_homes_under_way())
-		return;
-	dw_carry_what_is_left();
+	while (dw_carry_part(0))
+		;
 	for (int i = 0; i < DW_MAX_HOME_PARTS; i++)
 	{
 		DWHomePart *part = DWHome(i);
@@ -599,6 +617,7 @@ dw_finish_home_writes(void)
 		dw_carry_home(part);
 	}
 	Assert(!dw_homes_under_way());
+	pg_memory_barrier();		/* see dw_leave_description() */
 }
 
 /*
@@ -612,29 +631,18 @@ dw_lock_flush_idle(LWLockMode mode)
 }
 
 /*
- * Into how many parts should a batch be divided?  0: the flusher had better write
- * all of it.
- */
-static int
-dw_parts_wanted(void)
-{
-	if (double_write_concurrency >= 0)
-		return double_write_concurrency;
-	return pg_atomic_read_u64(&DWCtl->home_nsec) > DW_SLOW_HOME_WRITE_NSEC ?
-		DW_MAX_HOME_PARTS : 0;
-}
-
-/*
- * Take the locks of up to max free places.  Returns how many.
+ * Take the locks of up to max free places, of those that may be used.  Returns how
+ * many.
  */
 static int
 dw_take_places(DWHomePart **places, int max)
 {
+	int			nplaces = dw_parts_wanted();
 	int			n = 0;
 
 	Assert(DWIsFlusher());
 
-	for (int i = 0; i < DW_MAX_HOME_PARTS && n < max; i++)
+	for (int i = 0; i < nplaces && n < max; i++)
 	{
 		DWHomePart *part = DWHome(i);
 
@@ -696,10 +704,10 @@ dw_end_batch(void)
 }
 
 /*
- * Divide the current batch into parts and end it, if that pays.  The caller sees to it
- * that they get home: dw_carry_what_is_left(), without the flush lock.
+ * Divide the current batch into parts and end it, if that pays.  Returns into how
+ * many: the caller sees to it that so many get home, without the flush lock.
  */
-bool
+int
 dw_send_home(void)
 {
 	int			runs[DW_MAX_BATCH_PAGES + 1];
@@ -707,20 +715,19 @@ dw_send_home(void)
 	int			nruns;
 	int			nplaces;
 	bool		atomic;
-	int			wanted = dw_parts_wanted();
 
 	Assert(DWIsFlusher());
 	Assert(DWCtl->batch.phase == DW_BATCH_DURABLE);
 
-	if (wanted == 0)
-		return false;
+	if (dw_parts_wanted() == 0)
+		return 0;
 	nruns = dw_sort_batch(runs, &atomic);
 	runs[nruns] = DWCtl->batch.len;
 	if (atomic)
-		return false;
-	nplaces = dw_take_places(places, Min(wanted, nruns));
+		return 0;
+	nplaces = dw_take_places(places, Min(nruns, DW_MAX_HOME_PARTS));
 	if (nplaces == 0)
-		return false;
+		return 0;
 
 	for (int i = 0; i < nplaces; i++)
 	{
@@ -731,7 +738,7 @@ dw_send_home(void)
 	}
 	dw_end_batch();
 	INJECTION_POINT("doublewrite-home-sent", NULL);
-	return true;
+	return nplaces;
 }
 
 /* ---------------------------------------------------------------------
@@ -762,7 +769,7 @@ dw_write_home(const DWPageSet *mine)
 	dw_sort_batch(runs, &atomic);
 	if (atomic)
 		dw_finish_home_writes();
-	dw_bring_home(DWCtl->batch.slots, &DWCtl->batch.len, mine, &errors);
+	dw_bring_home((DWDescribed) {DWCtl->batch.slots, &DWCtl->batch.len}, mine, &errors);
 	dw_atomic_end();
 
 	/* a write that ends later could come over a newer one, or a newer file (R4, R7) */

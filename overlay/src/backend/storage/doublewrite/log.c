@@ -364,7 +364,8 @@ dw_retire_log(bool keep)
 
 /*
  * From now on home writes go through the log.  The caller holds the flush
- * lock, so that no batch straddles the change. (R10)
+ * lock and has found no home write under way, so that no batch straddles the
+ * change. (R10)
  *
  * The log is in place before the marker that demands it, and both are durable
  * before any home write relies on them.  The owner file never names a marker

@@ -67,6 +67,21 @@ dw_lock_flush(LWLockMode mode)
 }
 
 /*
+ * Take the flush lock for writing, unless somebody has it or stands in the doorway.
+ */
+bool
+dw_try_lock_flush(void)
+{
+	bool		got;
+
+	if (!LWLockConditionalAcquire(DoubleWriteTurnLock, LW_EXCLUSIVE))
+		return false;
+	got = LWLockConditionalAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
+	LWLockRelease(DoubleWriteTurnLock);
+	return got;
+}
+
+/*
  * The flusher has freed slots of the batch under way.
  *
  * All who wait for it are woken at once, so not before there is a slot for each.
@@ -91,8 +106,8 @@ dw_tell_room_in_batch(int nfreed)
 
 /*
  * Slots have been freed: let those who found the stage full go on with them, not
- * only when the batch or the part ends.  There are as many parts as there may be
- * processes waiting, by and large, so those who wait for one are few.
+ * only when the batch or the part ends.  All who wait for a part are woken each
+ * time; see dw_wait_for_part().
  */
 void
 dw_tell_room(int nfreed)

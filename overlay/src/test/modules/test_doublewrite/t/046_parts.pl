@@ -54,6 +54,15 @@ sub stage
 	return;
 }
 
+# Send home what can be sent, and carry what nobody carries
+sub flush
+{
+	my $n = 0;
+
+	$n++ while sql(q{SELECT dw_flush_batch(false)}) eq 't';
+	return $n;
+}
+
 sub in_use
 {
 	return sql('SELECT in_use FROM dw_state()');
@@ -119,6 +128,7 @@ sql($tables);
 	is(home_pages(), $before + 2, 'a page of each is home');
 	dw_wake($node, 'doublewrite-home-run-written');
 	dw_finish($one, $two);
+	flush();
 	is(in_use(), 0, 'all is home');
 }
 
@@ -131,12 +141,11 @@ sql($tables);
 	# the second page of the first part is still on its way
 	sql(q{DELETE FROM t WHERE id = 12; SELECT dw_evict('t')});
 	stage('u', 11, 11);
-	is(sql(q{SELECT dw_flush_batch(false)}), 't', 'another batch goes home beside it');
-	cmp_ok(home_pages(), '>', $before + 6, '... with what the carrier has left');
-	is(sql(q{SELECT dw_flush_batch(false)}), 'f', 'there is nothing more to take');
-	is(sql(q{SELECT staged, in_use FROM dw_state()}), '1|2', '... as the newer version waits for the older one');
+	cmp_ok(flush(), '>', 1, 'another batch goes home beside it');
+	cmp_ok(home_pages(), '>', $before + 6, '... after what the carrier has left');
+	is(sql(q{SELECT staged, in_use FROM dw_state()}), '1|2', '... but a newer version waits for the older one');
 	let_go($carrier);
-	is(sql(q{SELECT dw_flush_batch(false)}), 't', 'then it can be taken');
+	is(flush(), 1, 'then it can be taken');
 	is(in_use(), 0, 'all is home');
 	is(sql(q{SELECT count(*) FROM t WHERE id = 12}), 0, 'nothing is lost');
 	sql(q{SELECT dw_drain(); SELECT dw_evict_all()});
@@ -182,7 +191,7 @@ is(in_use(), 0, 'all is home, as others have carried the rest');
 	ok(dw_waits_for($node, 'drop', 'DoubleWriteHome'), 'DROP waits for a carrier');
 	cmp_ok(-s $path, '>', 0, 'the file is there');
 	stage('u', 51, 51);
-	is(sql(q{SELECT dw_flush_batch(false)}), 't', 'others go on meanwhile');
+	cmp_ok(flush(), '>', 0, 'others go on meanwhile');
 	is(home_pages(), $before + 1, 'nothing of the table goes home');
 	let_go($carrier, $drop);
 	is(home_pages(), $before + 1, '... not even by its carrier');
@@ -203,7 +212,7 @@ is(in_use(), 0, 'all is home, as others have carried the rest');
 	is(home_pages(), $before + 1, '... when a page is home');
 	is(in_use(), 7, '... and leaves the others');
 	stage('u', 61, 61);
-	is(sql(q{SELECT dw_flush_batch(false)}), 't', 'somebody comes with another batch');
+	cmp_ok(flush(), '>', 1, 'somebody comes with another batch');
 	is(home_pages(), $before + 9, '... and carries what was left, too');
 	is(in_use(), 0, 'all is home');
 }
@@ -247,6 +256,21 @@ is(in_use(), 0, 'all is home, as others have carried the rest');
 	is(in_use(), 0, 'then it is home');
 }
 
+# Memory runs out while that is reported: whoever resumes the part does not touch the
+# page again
+{
+	stage('t', 71, 78);
+	sql(q{SELECT dw_fail_at('doublewrite-home-write', 'EIO', 3, 1), dw_fail_at('doublewrite-home-error', 'EIO')});
+	my ($ret) = $node->psql('postgres', 'SELECT dw_flush_batch(false)');
+	isnt($ret, 0, 'an error while an error is caught');
+	sql(q{SELECT dw_clear('doublewrite-home-write'), dw_clear('doublewrite-home-error')});
+	sql(q{DELETE FROM t WHERE id BETWEEN 71 AND 78; SELECT dw_evict('t')});
+	sql(q{SELECT dw_drain()});
+	is(in_use(), 0, 'all is home');
+	sql(q{SELECT dw_evict_all()});
+	is(sql(q{SELECT count(*) FROM t WHERE id BETWEEN 71 AND 78}), 0, 'nothing is lost');
+}
+
 # --- Only where it pays
 
 {
@@ -282,8 +306,6 @@ $node->stop;
 	cmp_ok($got, '>=', 2, 'who finds the stage full writes himself');
 	cmp_ok($got, '<', 11, '... one part, not all');
 
-	# two pages of the carrier's part are left, and all the rest is carried
-	sql(q{SELECT dw_flush_batch(false)});
 	let_go($carrier);
 	sql(q{SELECT dw_drain()});
 	is(in_use(), 0, 'all is home');
