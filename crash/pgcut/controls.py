@@ -161,8 +161,6 @@ CONTROLS = (
     Control("cycle-beside-home-writes", "R3",
             "a sync cycle frees copies on which home writes under way rely",
             record=True, monitored=True, settings=(*_SMALL_FULL_LOG, *_PARTS), faults=_TEARS, workloads=_BUSY),
-    Control("drain-beside-home-writes", "R5", "a drain ends while parts are on their way home",
-            record=True, settings=_PARTS, faults=("after-checkpoint", "all-lost", "subset"), workloads=_BUSY),
     Control("bad-checksum-accepted", "R9", "restore accepts batches with wrong checksums",
             recover=True, faults=("torn-log",)),
     Control("everything-exempt", "exemption", "every page counts as rebuilt by redo",

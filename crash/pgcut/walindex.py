@@ -15,7 +15,7 @@ from .recording import Kind
 _SEGMENT_SIZE_AT = 32           # in the header of a segment's first page
 _REDO = struct.Struct("<Q")     # at the start of a checkpoint record
 _FULL_PAGE_WRITES_AT = 16       # in it
-_PG_DATABASE = (1664, 0, 1262)
+_GLOBAL = 1664
 
 # A record that changes a page, the first one after a redo pointer, without
 # rebuilding it.  `promised` says that WAL before it has announced images.
@@ -33,7 +33,7 @@ class WalIndex:
         self.records = 0
         self._births = defaultdict(list)    # relation -> [[lsn, xid]]
         self._commits = {}                  # xid -> end of its commit record
-        self._invalidated = 0               # end of the last record that did so to a database
+        self._invalidated = {}              # relation -> end of the last record of one of its rows in place
         self._droppers = {}                 # xid -> the same for the one that it drops
         self._dropped = {}                  # database -> the same
         self._images = None                 # as announced; None is not known
@@ -118,8 +118,8 @@ class WalIndex:
         elif record.rmid == wal.XACT:
             for xid in wal.committed(record):
                 self._commits[xid] = record.end
-        elif record.rmid == wal.HEAP and record.blocks and record.blocks[0].page[:3] == _PG_DATABASE:
-            self._enter_database(record)
+        elif record.rmid == wal.HEAP and record.blocks and record.blocks[0].page[0] == _GLOBAL:
+            self._enter_shared(record)
         elif record.rmid == wal.DBASE and record.info == wal.DBASE_DROP:
             if record.xid in self._droppers:    # not if it has only moved elsewhere
                 database, = struct.unpack_from("<I", record.data)
@@ -127,13 +127,17 @@ class WalIndex:
         for page, effect in record.blocks:
             self._enter_block(record, page, effect)
 
-    def _enter_database(self, record):
-        """Follow DROP DATABASE, which marks the row of a database before it deletes it."""
-        kind = record.info & wal.HEAP_KIND
+    def _enter_shared(self, record):
+        """Follow DROP DATABASE, which marks the row of a database before it deletes it.
+
+        Of shared catalogs only pg_database has rows that are changed in place.  Its file
+        may be any, after VACUUM FULL.
+        """
+        kind, relation = record.info & wal.HEAP_KIND, record.blocks[0].page[:3]
         if kind == wal.HEAP_INPLACE:
-            self._invalidated = record.end
-        elif kind == wal.HEAP_DELETE:
-            self._droppers[record.xid] = self._invalidated
+            self._invalidated[relation] = record.end
+        elif kind == wal.HEAP_DELETE and relation in self._invalidated:
+            self._droppers[record.xid] = self._invalidated[relation]
 
     def _enter_block(self, record, page, effect):
         """Enter a block.  A relation may be made before its transaction has a number."""

@@ -103,9 +103,9 @@ class Wal:
     def commit(self, xid):
         return self.add(wal.XACT, 0x00, main=bytes(8), xid=xid)
 
-    def delete_database(self, xid):
+    def delete_database(self, xid, file=1262):
         """What DROP DATABASE does to the row of a database."""
-        row = [((1664, 0, 1262, 0, 0), True, False, b"")]
+        row = [((1664, 0, file, 0, 0), True, False, b"")]
         self.add(wal.HEAP, wal.HEAP_INPLACE, row, xid=0)
         self.add(wal.HEAP, wal.HEAP_DELETE, row, xid=xid)
 
