@@ -792,7 +792,7 @@ extern uint64 dw_first_unfinished_batch(void);
 extern bool dw_homes_under_way(void);
 extern int	dw_parts_wanted(void);
 extern bool dw_many_homes_under_way(void);
-extern void dw_wait_for_part(int near);
+extern void dw_wait_for_part(int first);
 extern void dw_await_home_writes(void);
 
 /* atomic.c */

@@ -206,7 +206,7 @@ dw_parts_wanted(void)
 }
 
 /*
- * Are there so many that another batch would find too few places to be divided?
+ * Are more than half of the places in use, so that another batch had better wait?
  */
 bool
 dw_many_homes_under_way(void)
@@ -223,11 +223,11 @@ dw_many_homes_under_way(void)
  * As in dw_wait_for_room(), slots that are freed after our look end the wait.
  */
 void
-dw_wait_for_part(int near)
+dw_wait_for_part(int first)
 {
 	for (int i = 0; i < DW_MAX_HOME_PARTS; i++)
 	{
-		int			place = (near + i) % DW_MAX_HOME_PARTS;
+		int			place = (first + i) % DW_MAX_HOME_PARTS;
 		DWHomePart *part = DWHome(place);
 		uint64		freed = pg_atomic_read_membarrier_u64(&part->freed);
 

@@ -158,7 +158,11 @@ DoubleWriteForgetTruncated(SMgrRelation *rels, int nrels)
 		if (tried)
 			DoubleWriteDrain();
 		else
-			dw_flush_batch(NULL, NULL); /* at least what is under way */
+		{
+			/* at least what is under way */
+			dw_lock_flush_idle(LW_EXCLUSIVE);
+			dw_flush_batch_locked(NULL, NULL);
+		}
 		dw_settle_removals();
 
 		/* a cycle that began while a batch was under way renews no copies */

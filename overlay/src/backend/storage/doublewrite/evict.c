@@ -61,7 +61,7 @@ dw_wait_for_room(void)
 
 /*
  * Take the flush lock because the stage is full.  Returns false, without it, if a
- * slot has become free meanwhile, or may have.
+ * slot has become free meanwhile, or may have, or if there are parts to be carried.
  *
  * Where nobody is at work, or home writes are held up, one of many such processes
  * waits in the doorway of dw_lock_flush(), the others for that one.  There it is
@@ -73,7 +73,7 @@ dw_lock_flush_if_full(void)
 	bool		got;
 
 	dw_wait_for_room();
-	if (DoubleWriteStageHasRoom() ||
+	if (DoubleWriteStageHasRoom() || dw_homes_under_way() ||
 		!LWLockAcquireOrWait(DoubleWriteTurnLock, LW_EXCLUSIVE))
 		return false;
 
@@ -106,14 +106,14 @@ dw_next_batch_is_due(void)
 static void
 dw_make_room_by_parts(void)
 {
-	int			near = MyProcNumber % DW_MAX_HOME_PARTS;
+	int			first = MyProcNumber % DW_MAX_HOME_PARTS;
 
-	if (dw_carry_part(near))
+	if (dw_carry_part(first))
 		return;
 	if (dw_next_batch_is_due() && dw_try_lock_flush())
 		dw_flush_batch_locked(NULL, NULL);
 	else
-		dw_wait_for_part(near);
+		dw_wait_for_part(first);
 }
 
 /*
@@ -139,7 +139,7 @@ dw_make_room_by_batch(void)
 	}
 
 	/* R11: if nothing but failed pages is left, that is an error */
-	if (!dw_flush_batch_locked(NULL, NULL) &&
+	if (!dw_flush_batch_locked(NULL, NULL) && !dw_homes_under_way() &&
 		pg_atomic_read_u32(&DWCtl->stage.ninuse_hint) >= (uint32) DWCtl->stage.nslots)
 		dw_flush_batch(&DWAllPages, &DWAllPages);
 }
@@ -210,8 +210,8 @@ DoubleWriteStageRefuses(const BufferTag *tag)
 
 /*
  * If the stage refuses a page, try those which are in its way again: either
- * there is room then, or the caller gets their error. (R11)  Returns whether it
- * did refuse the page.
+ * there is room then, or the caller gets their error. (R11)  They may be on their
+ * way already.  Returns whether it did refuse the page.
  */
 static bool
 dw_retry_refusing(const BufferTag *tag)
@@ -222,7 +222,8 @@ dw_retry_refusing(const BufferTag *tag)
 	pages.filter = dw_refusing_filter(&rlocator);
 	if (pages.filter == NULL)
 		return false;
-	dw_flush_batch(&pages, &pages);
+	dw_lock_flush_idle(LW_EXCLUSIVE);
+	dw_flush_batch_locked(&pages, &pages);
 	return true;
 }
 
@@ -298,6 +299,7 @@ DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 	int			slotno;
 	int			nstaged;
 	bool		replaces;
+	bool		counted = false;
 
 	if (permanent)
 		dw_check_lsn(lsn);
@@ -311,8 +313,12 @@ DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 			break;
 		if (refused && dw_retry_refusing(&buf->tag))
 			continue;
-		DWCount(stage_full, 1);
-		DoubleWriteStageFullSeen++;
+		if (!counted)
+		{
+			DWCount(stage_full, 1);
+			DoubleWriteStageFullSeen++;
+			counted = true;
+		}
 		dw_make_room();
 	}
 

@@ -10,8 +10,8 @@
  * writes, however many wait for room.  So then a batch is divided into parts.  Who
  * holds the lock of a part carries it: the flusher one after the other, and whoever
  * finds the stage full takes one that nobody carries, so as many processes write as
- * would without the stage.  The next batch goes to the log meanwhile, if places for its
- * parts are free.  A part that an error has left is carried by the next who finds it.
+ * would without the stage.  The next batch goes to the log meanwhile, unless more than half
+ * of the places are in use.  A part that an error has left is carried by the next who finds it.
  *
  * Whoever must know that no home write is under way takes the flush lock and carries
  * what is left, or waits for who does: dw_lock_flush_idle().
@@ -663,8 +663,8 @@ dw_fill_place(DWHomePart *part, const int *slots, int npages)
 {
 	Assert(part->npages == 0);
 	memcpy(part->slots, slots, npages * sizeof(int));
-	part->npages = npages;
 	part->round++;
+	part->npages = npages;
 	LWLockRelease(&part->lock);
 }
 

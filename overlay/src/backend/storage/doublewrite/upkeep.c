@@ -107,14 +107,16 @@ dw_sync_cycle(uint64 begun)
 
 	LWLockAcquire(DoubleWriteSyncLock, LW_EXCLUSIVE);
 
-	/* what is on its way home relies on the log, and would keep us from freeing it */
-	dw_lock_flush_idle(LW_EXCLUSIVE);
+	dw_lock_flush(LW_EXCLUSIVE);
 	if (DWCtl->log.cycles_done > begun || !DWCtl->log.open)
 	{
 		LWLockRelease(DoubleWriteFlushLock);
 		LWLockRelease(DoubleWriteSyncLock);
 		return;
 	}
+
+	/* what is on its way home relies on the log, and would keep us from freeing it */
+	dw_finish_home_writes();
 
 	/* for those who judge the size of the log */
 	if (dw_log_half_full())
