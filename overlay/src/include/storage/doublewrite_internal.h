@@ -8,7 +8,9 @@
  *
  * Whoever may have to wait for DoubleWriteFlushLock takes it with
  * dw_lock_flush(), or with dw_lock_flush_idle() if what he does must not meet home
- * writes, which may be under way without it.  It may be taken while holding buffer content locks,
+ * writes, which may be under way without it.
+ *
+ * It may be taken while holding buffer content locks,
  * heavyweight locks, a relation extension lock or an I/O on another buffer.
  * Its holder must therefore never wait for any of those.
  *
@@ -817,7 +819,6 @@ extern void dw_open_segment(uint64 segno);
 extern void dw_close_segment(void);
 extern bool dw_create_segment(void);
 extern bool dw_segment_wanted(void);
-extern uint64 dw_plain_home_pages(void);
 extern void dw_follow_home_pages(void);
 extern bool dw_prepare_segment(void);
 extern bool dw_reserve(int nblocks, bool for_mark, bool beyond_bound);

@@ -15,7 +15,8 @@
  * raise the low-water mark ends it first, under the flush lock, by saying
  * where the mark will be: copies below it no longer count.  Home writes
  * decided before that are in the kernel by then, as he has waited for those on
- * their way, and are synced before the mark rises; those decided later rely on nothing that the mark frees. (R3)
+ * their way, and are synced before the mark rises; those decided later rely on
+ * nothing that the mark frees. (R3)
  *
  * With wal_level = minimal the rule is not used: a relation created in the
  * running transaction changes without WAL, and is synced at commit.  An older

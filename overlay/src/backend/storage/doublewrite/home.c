@@ -10,8 +10,9 @@
  * writes, however many wait for room.  So then a batch is divided into parts.  Who
  * holds the lock of a part carries it: the flusher one after the other, and whoever
  * finds the stage full takes one that nobody carries, so as many processes write as
- * would without the stage.  The next batch goes to the log meanwhile, unless more than half
- * of the places are in use.  A part that an error has left is carried by the next who finds it.
+ * would without the stage.  The next batch goes to the log meanwhile, unless more
+ * than half of the places are in use.  A part that an error has left is carried by
+ * the next who finds it.
  *
  * Whoever must know that no home write is under way takes the flush lock and carries
  * what is left, or waits for who does: dw_lock_flush_idle().
@@ -655,8 +656,8 @@ dw_take_places(DWHomePart **places, int max)
 }
 
 /*
- * Put the first npages of the batch into a place, whose lock is released.  Nothing
- * in here may fail.
+ * Put pages of the batch into a place, whose lock is released.  Nothing in here may
+ * fail.
  */
 static void
 dw_fill_place(DWHomePart *part, const int *slots, int npages)

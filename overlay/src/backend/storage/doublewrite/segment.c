@@ -199,7 +199,7 @@ dw_create_segment(void)
  * Pages that have been written home, but for atomic writes, which are no reason to
  * expect that pages will need the log.
  */
-uint64
+static uint64
 dw_plain_home_pages(void)
 {
 	uint64		atomic_pages = pg_atomic_read_u64(&DWCtl->stats.atomic_pages);
