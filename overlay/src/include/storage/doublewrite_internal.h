@@ -862,6 +862,7 @@ extern void dw_sync_cycle(uint64 begun);
 
 /* flush.c */
 extern bool dw_flush_batch_locked(const DWPageSet *retry, const DWPageSet *mine);
+extern bool dw_flush_for_room_locked(void);
 extern bool dw_flush_batch(const DWPageSet *retry, const DWPageSet *mine);
 
 /* drain.c */

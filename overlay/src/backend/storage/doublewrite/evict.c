@@ -111,7 +111,7 @@ dw_make_room_by_parts(void)
 	if (dw_carry_part(first))
 		return;
 	if (dw_next_batch_is_due() && dw_try_lock_flush())
-		dw_flush_batch_locked(NULL, NULL);
+		dw_flush_for_room_locked();
 	else
 		dw_wait_for_part(first);
 }
@@ -139,7 +139,7 @@ dw_make_room_by_batch(void)
 	}
 
 	/* R11: if nothing but failed pages is left, that is an error */
-	if (!dw_flush_batch_locked(NULL, NULL) && !dw_homes_under_way() &&
+	if (!dw_flush_for_room_locked() && !dw_homes_under_way() &&
 		pg_atomic_read_u32(&DWCtl->stage.ninuse_hint) >= (uint32) DWCtl->stage.nslots)
 		dw_flush_batch(&DWAllPages, &DWAllPages);
 }

@@ -221,15 +221,32 @@ dw_batch_must_wait(void)
 }
 
 /*
- * The same as dw_flush_batch(), when the caller has got the flush lock.  It is
- * released.
+ * Carry home as many parts as this process has sent.  Who only wants room leaves the
+ * others to the background writer, and to those who want room next: with slow writes
+ * all of a batch is more than one eviction should take.
+ */
+static void
+dw_carry_sent(int nparts, bool until_room)
+{
+	while (nparts-- > 0 && dw_carry_part(0))
+	{
+		if (until_room && nparts > 0 && DoubleWriteStageHasRoom())
+		{
+			dw_wake_flusher();
+			return;
+		}
+	}
+}
+
+/*
+ * Flush a batch with the flush lock held, which is released.
  *
- * For who needs pages at home, or tries some again, a batch is not sent in parts: its
+ * For who needs pages at home, or tries some again, it is not sent in parts: its
  * errors must reach him.  Others carry a part if there are too many of those already,
  * or nothing else.
  */
-bool
-dw_flush_batch_locked(const DWPageSet *retry, const DWPageSet *mine)
+static bool
+dw_flush_and_unlock(const DWPageSet *retry, const DWPageSet *mine, bool until_room)
 {
 	bool		may_divide = retry == NULL && mine == NULL;
 
@@ -259,7 +276,7 @@ dw_flush_batch_locked(const DWPageSet *retry, const DWPageSet *mine)
 			if (nparts > 0)
 			{
 				LWLockRelease(DoubleWriteFlushLock);
-				dw_carry_parts(nparts);
+				dw_carry_sent(nparts, until_room);
 				return true;
 			}
 			dw_write_home(mine);
@@ -275,6 +292,26 @@ dw_flush_batch_locked(const DWPageSet *retry, const DWPageSet *mine)
 		INJECTION_POINT("doublewrite-space-freed", NULL);
 		dw_lock_flush(LW_EXCLUSIVE);
 	}
+}
+
+/*
+ * The same as dw_flush_batch(), when the caller has got the flush lock.  It is
+ * released.
+ */
+bool
+dw_flush_batch_locked(const DWPageSet *retry, const DWPageSet *mine)
+{
+	return dw_flush_and_unlock(retry, mine, false);
+}
+
+/*
+ * The same for who wants a free slot and nothing else: not all that he sends home he
+ * has to carry.
+ */
+bool
+dw_flush_for_room_locked(void)
+{
+	return dw_flush_and_unlock(NULL, NULL, true);
 }
 
 /*

@@ -235,28 +235,52 @@ tdw_set_points(const char *list, TdwAction action)
 }
 
 /*
+ * Signal all processes of the server but this one and the postmaster, also those
+ * that have been forked and have no PGPROC yet, where the system tells who they are:
+ * they would be left waiting for the locks of the dead.
+ */
+static void
+tdw_signal_others(int signo)
+{
+	char		path[MAXPGPATH];
+	FILE	   *children;
+	int			pid;
+
+	for (uint32 i = 0; i < ProcGlobal->allProcCount; i++)
+	{
+		pid = ProcGlobal->allProcs[i].pid;
+		if (pid > 0 && pid != MyProcPid)
+			kill(pid, signo);
+	}
+	if (!IsUnderPostmaster)
+		return;
+	snprintf(path, sizeof(path), "/proc/%d/task/%d/children",
+			 (int) PostmasterPid, (int) PostmasterPid);
+	children = fopen(path, "r");
+	while (children != NULL && fscanf(children, "%d", &pid) == 1)
+	{
+		if (pid != MyProcPid)
+			kill(pid, signo);
+	}
+	if (children != NULL)
+		fclose(children);
+}
+
+/*
  * The machine crashes: stop all processes of the server so that none writes
- * any more, then kill them.
+ * any more, and none is forked, then kill them.
  */
 static void
 tdw_crash(const char *name)
 {
-	static const int signals[] = {SIGSTOP, SIGKILL};
-
 	write_stderr("test_doublewrite: crash at injection point \"%s\"\n", name);
 
-	for (int s = 0; s < lengthof(signals); s++)
-	{
-		if (IsUnderPostmaster)
-			kill(PostmasterPid, signals[s]);
-		for (uint32 i = 0; i < ProcGlobal->allProcCount; i++)
-		{
-			int			pid = ProcGlobal->allProcs[i].pid;
-
-			if (pid > 0 && pid != MyProcPid)
-				kill(pid, signals[s]);
-		}
-	}
+	if (IsUnderPostmaster)
+		kill(PostmasterPid, SIGSTOP);
+	tdw_signal_others(SIGSTOP);
+	tdw_signal_others(SIGKILL);
+	if (IsUnderPostmaster)
+		kill(PostmasterPid, SIGKILL);
 	kill(MyProcPid, SIGKILL);
 }
 

@@ -310,6 +310,16 @@ $node->stop;
 	sql(q{SELECT dw_drain()});
 	is(in_use(), 0, 'all is home');
 
+	# three of four parts are for others
+	stage('t', 1, 14);
+	$before = home_pages();
+	stage('u', 1, 4);
+	$got = home_pages() - $before;
+	cmp_ok($got, '>=', 2, 'who sends a batch because the stage is full writes, too');
+	cmp_ok($got, '<', 10, '... until there is room, not all');
+	sql(q{SELECT dw_drain()});
+	is(in_use(), 0, 'all is home');
+
 	# the only part is being carried
 	$node->append_conf('postgresql.conf', 'double_write_concurrency = 1');
 	$node->reload;
