@@ -91,7 +91,6 @@ extern void DoubleWriteCountFirstChange(const PageData *page, bool standard,
 
 /* stage.c: pages on their way out */
 extern bool DoubleWriteReadStaged(const struct buftag *tag, char *dst);
-extern bool DoubleWriteStageHasRoom(void);
 
 /* marker.c: the file that keeps stock servers off a cluster in use */
 extern bool DoubleWriteSkipMarker(FILE *fp);

@@ -747,6 +747,7 @@ extern int	dw_reserve_for_page(const BufferTag *tag, bool refused,
 								bool *replaces, int *nstaged);
 extern void dw_publish_slot(int slotno);
 extern uint64 dw_current_seq(void);
+extern bool dw_stage_has_room(void);
 extern int	dw_staged_count(void);
 extern bool dw_staged_before(uint64 seq, const DWPageSet *pages, bool *filling);
 extern bool dw_tag_in_relation(const BufferTag *tag, const void *arg);
@@ -808,7 +809,6 @@ extern void dw_atomic_end(void);
 /* home.c */
 extern int	dw_send_home(void);
 extern bool dw_carry_part(int first);
-extern void dw_carry_parts(int max);
 extern void dw_finish_home_writes(void);
 extern void dw_lock_flush_idle(LWLockMode mode);
 extern void dw_write_home(const DWPageSet *mine);

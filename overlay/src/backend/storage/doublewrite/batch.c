@@ -233,7 +233,7 @@ dw_wait_for_part(int first)
 
 		if (!dw_place_in_use(place))
 			continue;
-		if (!DoubleWriteStageHasRoom())
+		if (!dw_stage_has_room())
 			LWLockWaitForVar(&part->lock, &part->freed, freed, &freed);
 		return;
 	}

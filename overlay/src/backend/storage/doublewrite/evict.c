@@ -55,7 +55,7 @@ dw_wait_for_room(void)
 
 	/* not a slot that was freed before "told" was read */
 	pg_memory_barrier();
-	if (!DoubleWriteStageHasRoom())
+	if (!dw_stage_has_room())
 		LWLockWaitForVar(DoubleWriteFlushLock, &DWCtl->room.told, told, &now);
 }
 
@@ -73,13 +73,13 @@ dw_lock_flush_if_full(void)
 	bool		got;
 
 	dw_wait_for_room();
-	if (DoubleWriteStageHasRoom() || dw_homes_under_way() ||
+	if (dw_stage_has_room() || dw_homes_under_way() ||
 		!LWLockAcquireOrWait(DoubleWriteTurnLock, LW_EXCLUSIVE))
 		return false;
 
 	/* this wait ends as well when a flusher has freed slots */
 	got = LWLockAcquireOrWait(DoubleWriteFlushLock, LW_EXCLUSIVE);
-	if (!got && !DoubleWriteStageHasRoom())
+	if (!got && !dw_stage_has_room())
 	{
 		LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
 		got = true;

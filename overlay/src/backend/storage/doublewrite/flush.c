@@ -230,7 +230,7 @@ dw_carry_sent(int nparts, bool until_room)
 {
 	while (nparts-- > 0 && dw_carry_part(0))
 	{
-		if (until_room && nparts > 0 && DoubleWriteStageHasRoom())
+		if (until_room && nparts > 0 && dw_stage_has_room())
 		{
 			dw_wake_flusher();
 			return;
@@ -306,12 +306,13 @@ dw_flush_batch_locked(const DWPageSet *retry, const DWPageSet *mine)
 
 /*
  * The same for who wants a free slot and nothing else: not all that he sends home he
- * has to carry.
+ * has to carry.  In recovery he has: being woken up, the background writer would go
+ * through its main loop, which keeps ahead of redo.
  */
 bool
 dw_flush_for_room_locked(void)
 {
-	return dw_flush_and_unlock(NULL, NULL, true);
+	return dw_flush_and_unlock(NULL, NULL, !RecoveryInProgress());
 }
 
 /*
@@ -364,38 +365,50 @@ dw_retry_failed(void)
 }
 
 /*
- * Flush batches while there are at least threshold pages for one, but not
- * when the main loop has other things to do, nor when timeout milliseconds have
- * passed since start.
+ * Has the main loop other things to do?
+ */
+static bool
+dw_main_loop_wanted(void)
+{
+	return ProcSignalBarrierPending || ConfigReloadPending || ShutdownRequestPending;
+}
+
+/*
+ * Carry parts that nobody carries, then flush batches while there are at least
+ * threshold pages for one, but not when the main loop has other things to do, nor
+ * when timeout milliseconds have passed since start.
  */
 static void
 dw_background_flush(int threshold, instr_time start, long timeout)
 {
-	/* tests may want to decide themselves when pages are written home */
-	bool		quiet = IS_INJECTION_POINT_ATTACHED("doublewrite-background-flush");
+	/* not at the end: parts may be sent when we have had a look at their place */
+	DWLockMutex();
+	DWCtl->flusher.requested = false;
+	DWUnlockMutex();
 
-	if (!quiet)
+	/* tests may want to decide themselves when pages are written home */
+	if (IS_INJECTION_POINT_ATTACHED("doublewrite-background-flush"))
+		return;
+
+	/* others may send more meanwhile */
+	for (int n = 0; n < DW_MAX_HOME_PARTS; n++)
 	{
-		dw_carry_parts(DW_MAX_HOME_PARTS);
-		dw_retry_failed();
+		if (dw_main_loop_wanted() || !dw_carry_part(0))
+			break;
 	}
-	while (!quiet && !ProcSignalBarrierPending && !ConfigReloadPending &&
-		   !ShutdownRequestPending && dw_staged_count() >= threshold &&
+	dw_retry_failed();
+	while (!dw_main_loop_wanted() && dw_staged_count() >= threshold &&
 		   dw_flush_batch(NULL, NULL))
 	{
 		if (dw_msec_since(start) >= timeout)
 			break;
 	}
-
-	DWLockMutex();
-	DWCtl->flusher.requested = false;
-	DWUnlockMutex();
 }
 
 /*
  * Sleep of the background writer between two rounds: write back what is
  * staged, then wait for timeout milliseconds, but wake up for each batch that
- * becomes ready meanwhile.
+ * becomes ready meanwhile, and for parts that others leave to us.
  *
  * Returns what WaitLatch() returned last.  Being woken for a batch counts as
  * no event, as the caller's feedback loop relies on an even pace; only in
@@ -427,9 +440,8 @@ DoubleWriteBgWriterSleep(long timeout, uint32 wait_event_info)
 
 		rc = WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 					   remaining, wait_event_info);
-		if (!(rc & WL_LATCH_SET) || !dw_flush_was_requested() ||
-			ProcSignalBarrierPending || ConfigReloadPending ||
-			ShutdownRequestPending ||
+		if (!(rc & WL_LATCH_SET) || !dw_flush_was_requested() || remaining == 0 ||
+			dw_main_loop_wanted() ||
 			wait_event_info == WAIT_EVENT_BGWRITER_HIBERNATE ||
 			RecoveryInProgress())
 			return rc;

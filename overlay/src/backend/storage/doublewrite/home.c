@@ -8,11 +8,12 @@
  * Where writes are quick, the flusher makes them, with the flush lock held.  Where
  * they take long, for the kernel makes writers wait, one process would be all that
  * writes, however many wait for room.  So then a batch is divided into parts.  Who
- * holds the lock of a part carries it: the flusher one after the other, and whoever
- * finds the stage full takes one that nobody carries, so as many processes write as
- * would without the stage.  The next batch goes to the log meanwhile, unless more
- * than half of the places are in use.  A part that an error has left is carried by
- * the next who finds it.
+ * holds the lock of a part carries it: who has sent the batch one after the other, or,
+ * if all he wanted was a free slot, until there is one; the background writer; and
+ * whoever finds the stage full takes one that nobody carries, so as many processes
+ * write as would without the stage.  The next batch goes to the log meanwhile, unless more
+ * than half of the places are in use.  A part that has been left, also by an error, is
+ * carried by the next who finds it.
  *
  * Whoever must know that no home write is under way takes the flush lock and carries
  * what is left, or waits for who does: dw_lock_flush_idle().
@@ -587,16 +588,6 @@ dw_carry_part(int first)
 }
 
 /*
- * Carry home up to max parts that nobody carries.  Others may send more meanwhile.
- */
-void
-dw_carry_parts(int max)
-{
-	for (int n = 0; n < max && dw_carry_part(0); n++)
-		;
-}
-
-/*
  * See to it that no home write is under way, and none left to be made.  The caller
  * holds the flush lock in any mode, and can rely on it until he releases that, but
  * for what he writes himself.
@@ -706,7 +697,7 @@ dw_end_batch(void)
 
 /*
  * Divide the current batch into parts and end it, if that pays.  Returns into how
- * many: the caller sees to it that so many get home, without the flush lock.
+ * many: the caller carries so many, or wakes who does, without the flush lock.
  */
 int
 dw_send_home(void)

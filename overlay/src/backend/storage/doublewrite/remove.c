@@ -119,8 +119,8 @@ DoubleWriteEndRemoval(void)
  *
  * Who writes a page looks at "discarded" before, but may have looked already.  When
  * we get the flush lock, no write is under way with that held, and what has been sent
- * home in parts meanwhile we wait for.  A batch or part that was left half-done by an
- * error will be resumed without the pages marked.
+ * home in parts meanwhile we wait for.  A batch or part that was left half-done will be
+ * resumed without the pages marked.
  */
 static void
 dw_discard(DWTagFilter filter, const void *arg)

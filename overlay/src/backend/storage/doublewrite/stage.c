@@ -434,7 +434,7 @@ dw_publish_slot(int slotno)
  * Is there a free slot, so that staging a page will not wait?
  */
 bool
-DoubleWriteStageHasRoom(void)
+dw_stage_has_room(void)
 {
 	return dw_has_room(pg_atomic_read_u32(&DWCtl->stage.ninuse_hint),
 					   ((volatile DWCtlData *) DWCtl)->stage.nfailed);

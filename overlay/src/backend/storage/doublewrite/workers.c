@@ -124,7 +124,7 @@ dw_tell_room(int nfreed)
 }
 
 /*
- * Wake the background flusher, as there is a batch for it.
+ * Wake the background flusher, as there is a batch for it, or parts.
  */
 void
 dw_wake_flusher(void)

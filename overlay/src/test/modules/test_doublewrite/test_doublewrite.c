@@ -267,6 +267,32 @@ tdw_signal_others(int signo)
 }
 
 /*
+ * Wait, for a second at most, until a process that has been sent SIGSTOP has
+ * stopped, where the system tells.
+ */
+static void
+tdw_await_stop(pid_t pid)
+{
+	char		path[MAXPGPATH];
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int) pid);
+	for (int i = 0; i < 1000; i++)
+	{
+		FILE	   *stat = fopen(path, "r");
+		char		state = 'T';
+
+		if (stat == NULL)
+			return;
+		if (fscanf(stat, "%*d (%*[^)]) %c", &state) != 1)
+			state = 'T';
+		fclose(stat);
+		if (state == 'T')
+			return;
+		pg_usleep(1000);
+	}
+}
+
+/*
  * The machine crashes: stop all processes of the server so that none writes
  * any more, and none is forked, then kill them.
  */
@@ -278,6 +304,9 @@ tdw_crash(const char *name)
 	if (IsUnderPostmaster)
 		kill(PostmasterPid, SIGSTOP);
 	tdw_signal_others(SIGSTOP);
+	if (IsUnderPostmaster)
+		tdw_await_stop(PostmasterPid);
+	tdw_signal_others(SIGSTOP); /* what has been forked meanwhile */
 	tdw_signal_others(SIGKILL);
 	if (IsUnderPostmaster)
 		kill(PostmasterPid, SIGKILL);

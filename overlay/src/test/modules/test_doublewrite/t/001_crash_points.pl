@@ -45,12 +45,13 @@ my @points = (
 	[ 'before-low-water', 1, checkpoint => 1 ],
 	[ 'checkpoint-marked', 1, checkpoint => 1 ]);
 
-# Run the workload into a crash, which "arrange" brings about.
+# Run the workload into a crash, which "arrange" brings about, after "before", if any.
 sub crash_under_load
 {
-	my ($node, $arrange) = @_;
+	my ($node, $arrange, $before) = @_;
 
 	$node->start;
+	$before->($node) if $before;
 	my $offset = -s $node->logfile;
 	dw_workload_start($node);
 	$arrange->();
@@ -117,10 +118,10 @@ sub test_point
 		$node,
 		sub {
 			wait_for_history($node) if $params{checkpoint};
-			write_new_pages($node) if $new_pages;
 			crash_at($node, $point, $nth);
 			psql_until_crash($node, 'CHECKPOINT') if $params{checkpoint};
-		});
+		},
+		$new_pages ? \&write_new_pages : undef);
 
 	dw_tear_log_tail($node, $params{log}) if $params{log};
 	my $torn = dw_tear($node, $old, unlogged_too => $params{unlogged});
