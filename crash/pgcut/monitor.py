@@ -460,15 +460,25 @@ class Monitor:
                                f"removed, and the durable low-water mark is {needed}")
 
     def _rewritten(self, op):
-        """Say whether a write changes nothing, as when restore writes the newest batch again."""
+        """Say whether a write changes nothing, as when restore writes the newest batch again.
+
+        It does so block by block, and several writes may have made the block.
+        """
         for batch in self._batches.values():
-            for old in batch.writes if batch.ino == op.ino and not batch.gone else ():
-                at = op.a - old.a
-                if 0 <= at and op.a + op.length <= old.a + old.length and \
-                        self.recording.data(old)[at:at + op.length] == self.recording.data(op):
-                    batch.seq = op.seq if not batch.durable else batch.seq
-                    return True
+            if batch.ino == op.ino and not batch.gone and \
+                    self._contents(batch, op.a, op.length) == self.recording.data(op):
+                batch.seq = op.seq if not batch.durable else batch.seq
+                return True
         return False
+
+    def _contents(self, batch, start, length):
+        """Return what a batch has from an offset of its file on; less where it ends before."""
+        contents = bytearray()
+        for part in batch.writes:
+            at = start + len(contents) - part.a
+            if 0 <= at < part.length:
+                contents += self.recording.data(part)[at:at + length - len(contents)]
+        return contents
 
     def _sync_log(self, op, file):
         self._forget_parts(op)

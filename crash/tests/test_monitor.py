@@ -260,6 +260,19 @@ class HealthyTest(MonitorTest):
             self.put_home(0, lsn)
         self.assertEqual(self.violations(), [])
 
+    def test_restore_writes_again_what_short_writes_have_made(self):
+        lsn = self.changed(0)
+        self.number += 1
+        data = batch(self.number, 1, self.redo, {page_of(0): lsn})
+        cut = len(data) - 4096
+        self.history.write(self.log, self.at, data[:cut])
+        self.history.write(self.log, self.at + cut, data[cut:])
+        self.history.sync(self.log)
+        for at in range(0, len(data), 8192):
+            self.history.write(self.log, self.at + at, data[at:at + 8192])
+        self.put_home(0, lsn)
+        self.assertEqual(self.violations(), [])
+
     def test_batch_written_again_after_an_error(self):
         lsn = self.changed(0)
         self.put_halves((8192,), {page_of(0): lsn})
