@@ -10,8 +10,8 @@
  * dw_lock_flush(), or with dw_lock_flush_idle() if what he does must not meet home
  * writes, which may be under way without it.
  *
- * It may be taken while holding buffer content locks,
- * heavyweight locks, a relation extension lock or an I/O on another buffer.
+ * It may be taken while holding buffer content locks, heavyweight locks, a
+ * relation extension lock or an I/O on another buffer.
  * Its holder must therefore never wait for any of those.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group

@@ -11,17 +11,16 @@
  * holds the lock of a part carries it: who has sent the batch one after the other, or,
  * if all he wanted was a free slot, until there is one; the background writer; and
  * whoever finds the stage full takes one that nobody carries, so as many processes
- * write as would without the stage.  The next batch goes to the log meanwhile, unless more
- * than half of the places are in use.  A part that has been left, also by an error, is
- * carried by the next who finds it.
+ * write as would without the stage.  The next batch goes to the log meanwhile, unless
+ * more than half of the places are in use.  A part that has been left, also by an
+ * error, is carried by the next who finds it.
  *
  * Whoever must know that no home write is under way takes the flush lock and carries
  * what is left, or waits for who does: dw_lock_flush_idle().
  *
- * Pages that nothing but
- * atomicity protects are written by atomic.c, and never in any other way: if
- * that does not succeed, for whatever reason, they return to the stage, and the
- * next batch logs them. (A2, A3)
+ * Pages that nothing but atomicity protects are written by atomic.c, and never in any
+ * other way: if that does not succeed, for whatever reason, they return to the stage,
+ * and the next batch logs them. (A2, A3)
  *
  * A page that cannot be written home returns to the stage, and whoever needs it
  * at home gets its error: a checkpoint, a drain of its relation, or a process
