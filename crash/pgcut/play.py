@@ -24,6 +24,7 @@ from .store import OWNER, Store, identified
 
 # Limits of what a busy machine may take; more is a finding.
 HANG_SECONDS = 240
+STEP_SECONDS = 900              # that nothing else has a limit for
 GONE_SECONDS = 20
 POLL_SECONDS = 0.02
 
@@ -383,6 +384,8 @@ class Play:
 
     def _guarded(self, step):
         """Carry out one step, and enter what is wrong; without a step, judge all servers."""
+        watch = threading.Timer(STEP_SECONDS, self._does_not_end)
+        watch.start()
         try:
             if step is None:
                 self._epilogue()
@@ -392,6 +395,8 @@ class Play:
             self._find("step", " ".join(str(error).split()))
         except Exception:               # a bug of ours must not pass for success
             self._find("explorer", traceback.format_exc())
+        finally:
+            watch.cancel()
         for machine in self.machines.values():
             text = machine.unread()
             for line in dict.fromkeys(explore.bad_lines(text) + alarming(text)):
@@ -503,6 +508,13 @@ class Play:
     def _hangs(self, machine):
         self._find("hang", f"the load on {machine.name} does not end")
         machine.instance.kill()
+
+    def _does_not_end(self):
+        """End all servers, one of which keeps a step waiting for ever."""
+        self._find("hang", "the step does not end")
+        for machine in self.machines.values():
+            if machine.instance.alive():
+                machine.instance.kill()
 
     def _adopt(self, machine):
         """What a derived server has was verified: from now on it is its own."""

@@ -2,8 +2,11 @@
 
 import itertools
 import tempfile
+import threading
 import unittest
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 from pgcut import controls, drawing, histories, history, matrix, play, recipes, steps, store
 from pgcut.history import History, Step
@@ -378,6 +381,23 @@ class LedgerTest(unittest.TestCase):
         self.assertNotIn("prepared", ledger.expectation())
         ledger.ceiling = 25
         self.assertEqual(self.expected(ledger), {"acked": 1, "issued": 2})
+
+
+class WatchTest(unittest.TestCase):
+    def test_step_that_does_not_end(self):
+        killed = threading.Event()
+        server = SimpleNamespace(alive=lambda: True, kill=killed.set)
+
+        class Stuck(play.Play):
+            def _carry_out(self, step):
+                killed.wait()
+                raise play.Failure("the server is gone")
+
+        stuck = Stuck(of(start()), None, None, ".")
+        stuck.machines["a"] = SimpleNamespace(instance=server, unread=lambda: "")
+        with mock.patch.object(play, "STEP_SECONDS", 0):
+            stuck._guarded(start())
+        self.assertEqual([finding.what for finding in stuck.findings], ["hang", "step"])
 
 
 class ReportTest(unittest.TestCase):
