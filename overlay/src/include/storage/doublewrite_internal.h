@@ -811,7 +811,7 @@ extern int	dw_send_home(void);
 extern bool dw_carry_part(int first);
 extern void dw_finish_home_writes(void);
 extern void dw_lock_flush_idle(LWLockMode mode);
-extern void dw_write_home(const DWPageSet *mine);
+extern bool dw_write_home(const DWPageSet *mine, bool may_divide);
 
 /* segment.c */
 extern void dw_log_path(char *path, uint64 segno);

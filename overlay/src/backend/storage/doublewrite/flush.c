@@ -186,7 +186,7 @@ dw_give_up_batch(void)
 	if (dw_begin_batch_of_kept(DWCtl->log.next_batchno))
 	{
 		if (dw_make_durable(false))
-			dw_write_home(NULL);
+			dw_write_home(NULL, false);
 		else
 			dw_return_batch();
 	}
@@ -272,15 +272,12 @@ dw_flush_and_unlock(const DWPageSet *retry, const DWPageSet *mine, bool until_ro
 			if (dw_cycle_needed())
 				dw_request_upkeep();
 			dw_follow_home_pages();
-			nparts = may_divide ? dw_send_home() : 0;
-			if (nparts > 0)
-			{
-				LWLockRelease(DoubleWriteFlushLock);
-				dw_carry_sent(nparts, until_room);
-				return true;
-			}
-			dw_write_home(mine);
+			/* that writes are slow may show only when some have been made */
+			do
+				nparts = may_divide ? dw_send_home() : 0;
+			while (nparts == 0 && !dw_write_home(mine, may_divide));
 			LWLockRelease(DoubleWriteFlushLock);
+			dw_carry_sent(nparts, until_room);
 			return true;
 		}
 

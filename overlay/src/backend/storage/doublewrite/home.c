@@ -417,7 +417,7 @@ dw_run_length(const int *slots, int nslots)
 	return atomic ? dw_atomic_run_length(first, len) : len;
 }
 
-/* Of the errors met in a batch, the first one of each kind */
+/* Of the errors met on one way home, the first one of each kind */
 typedef struct DWErrors
 {
 	ErrorData  *mine;			/* of pages that the caller needs at home */
@@ -480,12 +480,13 @@ dw_start_atomic_runs(const int *slots, int nslots, DWAtomicRun *runs)
 }
 
 /*
- * Bring pages home, which are sorted.
+ * Bring pages home, which are sorted: all of them, or while they had better not be
+ * divided, but one run at least.
  *
  * Restartable: pages that are done have left the description, for whoever resumes it.
  */
 static void
-dw_bring_home(DWDescribed described, const DWPageSet *mine, DWErrors *errors)
+dw_bring_home(DWDescribed described, const DWPageSet *mine, bool all, DWErrors *errors)
 {
 	int			slots[DW_MAX_BATCH_PAGES];
 	int			nslots = *described.nslots;
@@ -497,7 +498,7 @@ dw_bring_home(DWDescribed described, const DWPageSet *mine, DWErrors *errors)
 
 	memcpy(slots, described.slots, nslots * sizeof(int));
 
-	for (int done = 0; done < nslots;)
+	for (int done = 0; done < nslots && (all || done == 0 || dw_parts_wanted() == 0);)
 	{
 		int			run = 1;
 
@@ -553,7 +554,7 @@ dw_carry_home(DWHomePart *part)
 	DWErrors	errors = {0};
 
 	dw_note_carried(part);
-	dw_bring_home((DWDescribed) {part->slots, &part->npages}, NULL, &errors);
+	dw_bring_home((DWDescribed) {part->slots, &part->npages}, NULL, true, &errors);
 	INJECTION_POINT("doublewrite-part-home", NULL);
 	LWLockRelease(&part->lock);
 	dw_tell_errors(&errors);
@@ -741,18 +742,23 @@ dw_send_home(void)
  * Bring the pages of the current batch home and end the batch.  If one of mine
  * cannot be written, that is an error, when all others are home.
  *
+ * Returns false if some are left, which the caller may divide: one slow file must
+ * not hold up all others behind the flush lock.
+ *
  * Atomic writes are made with no other home write beside them: what the kernel does to
  * its cache for them is then no concern of others.
  */
-void
-dw_write_home(const DWPageSet *mine)
+bool
+dw_write_home(const DWPageSet *mine, bool may_divide)
 {
 	int			runs[DW_MAX_BATCH_PAGES];
 	DWErrors	errors = {0};
 	bool		atomic;
+	bool		done;
 
 	Assert(DWIsFlusher());
 	Assert(DWCtl->batch.phase == DW_BATCH_DURABLE);
+	Assert(mine == NULL || !may_divide);
 
 	/* what an error may have left is none of ours any more */
 	dw_atomic_end();
@@ -760,12 +766,18 @@ dw_write_home(const DWPageSet *mine)
 	dw_sort_batch(runs, &atomic);
 	if (atomic)
 		dw_finish_home_writes();
-	dw_bring_home((DWDescribed) {DWCtl->batch.slots, &DWCtl->batch.len}, mine, &errors);
+	dw_bring_home((DWDescribed) {DWCtl->batch.slots, &DWCtl->batch.len}, mine,
+				  !may_divide || atomic, &errors);
 	dw_atomic_end();
 
 	/* a write that ends later could come over a newer one, or a newer file (R4, R7) */
 	Assert(DWAtomicUnderWay() == 0);
-	dw_end_batch();
-	INJECTION_POINT("doublewrite-home-written", NULL);
+	done = DWCtl->batch.len == 0;
+	if (done)
+	{
+		dw_end_batch();
+		INJECTION_POINT("doublewrite-home-written", NULL);
+	}
 	dw_tell_errors(&errors);
+	return done;
 }

@@ -290,6 +290,18 @@ is(in_use(), 0, 'all is home, as others have carried the rest');
 	sql(q{SELECT dw_drain()});
 	is(in_use(), 0, 'where they are slow, others need not wait for him');
 	let_go($carrier);
+
+	# the first page shows it
+	sql(q{SELECT dw_pretend_home_writes_take(10)});
+	$carrier = hold_carrier('t', 81, 88);
+	sql(q{SELECT dw_pretend_home_writes_take(1000)});
+	sql(q{SELECT injection_points_attach('doublewrite-home-sent', 'wait')});
+	sql(q{SELECT injection_points_wakeup('doublewrite-home-run-written')});
+	ok(dw_waits_for($node, 'carrier', 'doublewrite-home-sent'), 'where they turn slow under way, the rest goes in parts');
+	sql(q{SELECT injection_points_detach('doublewrite-home-sent')});
+	sql(q{SELECT injection_points_wakeup('doublewrite-home-sent')});
+	dw_finish($carrier);
+	is(in_use(), 0, '... and he carries that');
 }
 $node->stop;
 
