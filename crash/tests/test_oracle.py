@@ -405,6 +405,21 @@ class OracleTest(unittest.TestCase):
                 self.assertIn(f"database {name}: file {node}: could not open",
                               self.verdict(expected))
 
+    def test_copied_database_that_is_in_shared_buffers(self):
+        expected = {**self.expected, "copies": ["copied"]}
+        instance = self.cluster.serve(self.data())
+        try:
+            with closing(instance.connect()) as connection:
+                connection.autocommit = True
+                connection.cursor().execute(
+                    "CREATE DATABASE copied TEMPLATE template0 STRATEGY wal_log")
+            for checkpoint in (False, True):
+                self.assertEqual(oracle.verify_connected(instance.connect, expected,
+                                                         checkpoint=checkpoint), [])
+            instance.stop()
+        finally:
+            instance.close()
+
     # Pages.
 
     def test_torn_heap_page(self):
