@@ -96,6 +96,11 @@ sub after_ends_of_recovery
 	my ($node, $redo) = @_;
 	my $first =
 	  $node->safe_psql('postgres', "SELECT pg_walfile_name('$redo')");
+
+	# what follows the last one may not have been written yet: that is left to
+	# the WAL writer
+	$node->safe_psql('postgres',
+		q{SELECT pg_logical_emit_message(true, 'flush', '')});
 	my ($stdout) = run_command(
 		[
 			'pg_waldump',
@@ -212,7 +217,8 @@ sub test_three_deep
 	my @after = after_ends_of_recovery($node, $redo);
 	is(scalar(@after), 3, "$name: each end of recovery has its record");
 	is(scalar(grep { /desc: RUNNING_XACTS/ } @after),
-		3, "$name: standbys are told what is running");
+		3, "$name: standbys are told what is running")
+	  or diag(join("\n", @after));
 
 	crash_under_load($node);
 	my $torn = tear($node, $old, $mode);
