@@ -271,22 +271,34 @@ def latency_points(name, seconds):
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Checkpoints after statements that dirty many pages."""
+    """Checkpoints after statements that dirty many pages.
+
+    Each gives two points: the time of the checkpoint, and with that of the statements: who
+    has images writes them there.
+    """
 
     dirty: dict
 
     def __call__(self, session):
-        return [self._checkpoint(session, *pair) for pair in self.dirty.items()]
+        points = []
+        for name, text in self.dirty.items():
+            points += self._checkpoint(session, name, text)
+        return points
 
     def _checkpoint(self, session, name, text):
-        session.server.sql("CHECKPOINT;\n" + text)
+        session.server.sql("CHECKPOINT;")
+        start = session.snapshot()
+        dirtied = session.server.timed(text)
         offset, before = session.log_size(), session.snapshot()
         seconds = session.server.timed("CHECKPOINT;")
-        counts = counters.difference(session.snapshot(), before)
+        after = session.snapshot()
+        counts = counters.difference(after, before)
         log = session.checkpoints_since(offset)[-1]
         per_write = counters.pages_per_write(counts)
-        return Point(name, seconds, "s", False, 1, counts,
-                     extra={**log, "pages_per_write": round(per_write or 0, 2)})
+        return [Point(name, seconds, "s", False, 1, counts,
+                      extra={**log, "pages_per_write": round(per_write or 0, 2)}),
+                Point(f"{name}, together", dirtied + seconds, "s", False, 1,
+                      counters.difference(after, start))]
 
 
 @dataclass(frozen=True)
