@@ -472,6 +472,22 @@ typedef struct DWLogState
 								 * counted last */
 } DWLogState;
 
+/*
+ * What the log costs, and what compressing pages would; DoubleWriteFlushLock.  Where
+ * writes of the log are counted, older ones count less; see compress.c.
+ */
+typedef struct DWLogCost
+{
+	double		writes;			/* writes of the log, each with its sync */
+	double		blocks;			/* ... blocks in them */
+	double		blocks_squared;
+	double		nsec;			/* ... and what they have taken */
+	double		blocks_nsec;	/* products of these two */
+	double		page_nsec;		/* what compressing a page takes, an average */
+	double		page_length;	/* ... and the bytes that are left, or 0 */
+	uint32		chosen;			/* batches about which this was asked */
+} DWLogCost;
+
 /* What redo would have to read, see reads.c; atomic */
 typedef struct DWReadsState
 {
@@ -567,6 +583,7 @@ typedef struct DWCtlData
 	DWRoomState room;
 	DWBatchState batch;
 	DWLogState	log;
+	DWLogCost	log_cost;
 	DWDirtyState dirty;
 	DWAtomicState atomic;
 
@@ -762,6 +779,7 @@ extern void dw_return_slot_to_log(int slotno, bool torn);
 
 /* compress.c */
 extern char *dw_pack_pages(DWBatchHeader *hdr, const int *slots, int nslots);
+extern void dw_note_log_write(uint32 nblocks, instr_time start);
 
 /* epoch.c */
 extern Size dw_epoch_shmem_size(void);

@@ -7,6 +7,10 @@
  * the flusher, who holds DoubleWriteFlushLock meanwhile.  Nothing in here may
  * fail: what cannot be compressed, for whatever reason, is logged as it is.
  *
+ * With "auto" a batch is compressed if that takes less time than it saves, by what
+ * both have taken lately: writes of the log, whose time grows with their size where
+ * bandwidth is the limit, and pages compressed with lz4.
+ *
  * Pages are compressed one by one, as restore reads single copies, and before
  * room in the log is reserved, so that a batch takes what it needs.  The method
  * is that of the setting in the process that writes the batch; one that resumes
@@ -23,6 +27,8 @@
  */
 #include "postgres.h"
 
+#include <math.h>
+
 #ifdef USE_LZ4
 #include <lz4.h>
 #endif
@@ -38,6 +44,26 @@
  * for it, and on single pages higher ones gain next to nothing.
  */
 #define DW_ZSTD_LEVEL			1
+
+/* What the newest write of the log, or page compressed, adds to averages */
+#define DW_COST_SHARE			(1.0 / 16)
+
+/* A write that has waited for very long counts no more, so that it is forgotten soon */
+#define DW_LOG_NSEC_MAX			100000000
+
+/*
+ * Writes of this many blocks on average take most of their time for the data; and with
+ * less variance than that, there is no other way to tell how much for each block.
+ */
+#define DW_MANY_BLOCKS			64
+#define DW_LITTLE_VARIANCE		16
+
+/* Of one batch in so many a few pages are compressed for the averages, if no others are */
+#define DW_TRY_COMPRESSION		16
+#define DW_TRIED_PAGES			8
+
+/* Compression must save so many times what it takes, as others may want the processor */
+#define DW_COMPRESSION_GAIN		2
 
 /*
  * Memory for the pages of one batch, none of which is stored longer than it
@@ -79,18 +105,147 @@ dw_compress_zstd(const char *page, char *dst)
  * something else is in the way.
  */
 static Size
-dw_compress_page(int compression, const char *page, char *dst)
+dw_compress_page(int method, const char *page, char *dst)
 {
 #ifdef USE_LZ4
-	if (compression == DW_COMPRESSION_LZ4)
+	if (method == DW_COMPRESSION_LZ4)
 		return LZ4_compress_default(page, dst, BLCKSZ, BLCKSZ - 1);
 #endif
 #ifdef USE_ZSTD
-	if (compression == DW_COMPRESSION_ZSTD)
+	if (method == DW_COMPRESSION_ZSTD)
 		return dw_compress_zstd(page, dst);
 #endif
 	return 0;
 }
+
+/* ---------------------------------------------------------------------
+ * Whether it pays
+ * ---------------------------------------------------------------------
+ */
+
+static int64
+dw_nsec_since(instr_time start)
+{
+	instr_time	now;
+
+	INSTR_TIME_SET_CURRENT(now);
+	INSTR_TIME_SUBTRACT(now, start);
+	return INSTR_TIME_GET_NANOSEC(now);
+}
+
+/*
+ * Note what a write of the log and its sync have taken, as sums for a line that fits
+ * best to all of them.
+ */
+void
+dw_note_log_write(uint32 nblocks, instr_time start)
+{
+	DWLogCost  *cost = &DWCtl->log_cost;
+	double		nsec = Min(dw_nsec_since(start), DW_LOG_NSEC_MAX);
+	double		kept = 1 - DW_COST_SHARE;
+
+	Assert(DWIsFlusher());
+
+	cost->writes = cost->writes * kept + 1;
+	cost->blocks = cost->blocks * kept + nblocks;
+	cost->blocks_squared = cost->blocks_squared * kept + (double) nblocks * nblocks;
+	cost->nsec = cost->nsec * kept + nsec;
+	cost->blocks_nsec = cost->blocks_nsec * kept + nblocks * nsec;
+}
+
+/*
+ * Note what compressing pages with lz4 has taken, and how long they are now.
+ */
+static void
+dw_note_compressed(int npages, instr_time start, Size length)
+{
+	DWLogCost  *cost = &DWCtl->log_cost;
+	double		nsec = (double) dw_nsec_since(start) / npages;
+	double		share = cost->page_length == 0 ? 1 : Min(npages * DW_COST_SHARE, 1);
+
+	cost->page_nsec += (nsec - cost->page_nsec) * share;
+	cost->page_length += ((double) length / npages - cost->page_length) * share;
+}
+
+#ifdef USE_LZ4
+/*
+ * How long a write of the log takes for each of its blocks, in nanoseconds, beside what
+ * it takes anyway: the slope of that line.  0 if that is not known.
+ */
+static double
+dw_log_block_nsec(void)
+{
+	const DWLogCost *cost = &DWCtl->log_cost;
+	double		mean = cost->blocks / Max(cost->writes, 1);
+	double		spread = cost->blocks_squared - mean * cost->blocks;
+
+	if (spread >= DW_LITTLE_VARIANCE * cost->writes && spread > 0)
+		return (cost->blocks_nsec - mean * cost->nsec) / spread;
+	return mean >= DW_MANY_BLOCKS ? cost->nsec / cost->blocks : 0;
+}
+
+/*
+ * Compress pages of the batch for the averages only.  The first one is not counted, as it
+ * takes several times as long, until code and memory are in the processor's caches.
+ */
+static void
+dw_try_compression(const int *slots, int nslots)
+{
+	int			ntried = Min(nslots, DW_TRIED_PAGES);
+	char		packed[BLCKSZ];
+	instr_time	start;
+	Size		total = 0;
+
+	INSTR_TIME_SET_ZERO(start);
+	for (int i = -1; i < ntried; i++)
+	{
+		/* from all over the batch, as neighbours are alike */
+		const char *page = DWSlotPage(slots[Max(i, 0) * nslots / ntried]);
+		Size		length = dw_compress_page(DW_COMPRESSION_LZ4, page, packed);
+
+		if (i < 0)
+			INSTR_TIME_SET_CURRENT(start);
+		else
+			total += length > 0 ? length : BLCKSZ;
+	}
+	dw_note_compressed(ntried, start, total);
+}
+
+/*
+ * Would compressing a batch of this size save more time than it takes?
+ */
+static bool
+dw_compression_pays(int nslots)
+{
+	const DWLogCost *cost = &DWCtl->log_cost;
+	int			nsaved = nslots - (int) ceil(nslots * cost->page_length / BLCKSZ);
+
+	return nsaved * dw_log_block_nsec() >
+		nslots * cost->page_nsec * DW_COMPRESSION_GAIN;
+}
+#endif
+
+/*
+ * The method for a batch.
+ */
+static int
+dw_compression_method(const int *slots, int nslots)
+{
+	if (double_write_compression != DW_COMPRESSION_AUTO)
+		return double_write_compression;
+#ifdef USE_LZ4
+	if (DWCtl->log_cost.chosen++ % DW_TRY_COMPRESSION == 0)
+		dw_try_compression(slots, nslots);
+	if (dw_compression_pays(nslots))
+		return DW_COMPRESSION_LZ4;
+#endif
+	return DW_COMPRESSION_OFF;
+}
+
+/* ---------------------------------------------------------------------
+ * Batches
+ * ---------------------------------------------------------------------
+ */
 
 /*
  * Put the pages of a batch one after the other, compressed as the setting asks
@@ -102,10 +257,15 @@ char *
 dw_pack_pages(DWBatchHeader *hdr, const int *slots, int nslots)
 {
 	DWPageEntry *entries = DWBatchEntries(hdr);
+	int			method = nslots > 0 ? dw_compression_method(slots, nslots) :
+		DW_COMPRESSION_OFF;
 	char	   *packed = NULL;
 	char	   *dst;
+	instr_time	start;
 
-	if (double_write_compression != DW_COMPRESSION_OFF && nslots > 0)
+	Assert(DWIsFlusher());
+
+	if (method != DW_COMPRESSION_OFF)
 		packed = dw_pack_buffer();
 	if (packed == NULL)
 	{
@@ -114,15 +274,16 @@ dw_pack_pages(DWBatchHeader *hdr, const int *slots, int nslots)
 		return NULL;
 	}
 
+	INSTR_TIME_SET_CURRENT(start);
 	dst = packed;
 	for (int i = 0; i < nslots; i++)
 	{
 		const char *page = DWSlotPage(slots[i]);
 		Size		length;
 
-		length = dw_compress_page(double_write_compression, page, dst);
+		length = dw_compress_page(method, page, dst);
 		if (length > 0)
-			hdr->compression = double_write_compression;
+			hdr->compression = method;
 		else
 		{
 			memcpy(dst, page, BLCKSZ);
@@ -131,6 +292,8 @@ dw_pack_pages(DWBatchHeader *hdr, const int *slots, int nslots)
 		entries[i].length = length;
 		dst += length;
 	}
+	if (method == DW_COMPRESSION_LZ4)
+		dw_note_compressed(nslots, start, dst - packed);
 	memset(dst, 0, packed + (Size) (DWBatchBlocks(hdr) - 1) * BLCKSZ - dst);
 	return packed;
 }

@@ -141,10 +141,13 @@ dw_write_slots(const int *slots, int nslots)
 static void
 dw_append(const int *slots, int nslots, char *packed)
 {
+	instr_time	start;
+
 	Assert(DWIsFlusher());
 	Assert(DWCtl->log.open);
 
 	dw_open_segment(DWCtl->log.segno);
+	INSTR_TIME_SET_CURRENT(start);
 	dw_build_header();
 	if (packed != NULL)
 		dw_write_packed(packed);
@@ -153,6 +156,7 @@ dw_append(const int *slots, int nslots, char *packed)
 
 	INJECTION_POINT("doublewrite-log-written", NULL);
 	dw_sync_log();
+	dw_note_log_write(DWBatchBlocks(DWHeader), start);
 
 	DWCtl->log.blockno += DWBatchBlocks(DWHeader);
 	DWCtl->log.low_water_logged = DWCtl->log.low_water;

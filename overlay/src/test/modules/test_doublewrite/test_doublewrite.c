@@ -1031,6 +1031,66 @@ dw_pretend_home_writes_take(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
+/*
+ * From now on writes of the log have had these sizes and taken so long, a thousand each,
+ * and compressing a page has taken page_nsec
+ */
+PG_FUNCTION_INFO_V1(dw_pretend_log_writes);
+Datum
+dw_pretend_log_writes(PG_FUNCTION_ARGS)
+{
+	const double weight = 1000;
+	DWLogCost  *cost = &DWCtl->log_cost;
+	Datum	   *blocks;
+	Datum	   *nsec;
+	int			n;
+	int			nnsec;
+
+	deconstruct_array_builtin(PG_GETARG_ARRAYTYPE_P(0), FLOAT8OID, &blocks, NULL, &n);
+	deconstruct_array_builtin(PG_GETARG_ARRAYTYPE_P(1), FLOAT8OID, &nsec, NULL, &nnsec);
+	if (n != nnsec)
+		elog(ERROR, "%d sizes and %d times", n, nnsec);
+
+	LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
+	cost->writes = weight * n;
+	cost->blocks = cost->blocks_squared = cost->nsec = cost->blocks_nsec = 0;
+	for (int i = 0; i < n; i++)
+	{
+		double		x = DatumGetFloat8(blocks[i]);
+		double		y = DatumGetFloat8(nsec[i]);
+
+		cost->blocks += weight * x;
+		cost->blocks_squared += weight * x * x;
+		cost->nsec += weight * y;
+		cost->blocks_nsec += weight * x * y;
+	}
+	cost->page_nsec = PG_GETARG_FLOAT8(2);
+	LWLockRelease(DoubleWriteFlushLock);
+	PG_RETURN_VOID();
+}
+
+/* What writes of the log are known to cost, and compressing pages */
+PG_FUNCTION_INFO_V1(dw_log_cost);
+Datum
+dw_log_cost(PG_FUNCTION_ARGS)
+{
+	const DWLogCost *cost = &DWCtl->log_cost;
+	Datum		values[5];
+	bool		nulls[5] = {0};
+	TupleDesc	tupdesc;
+
+	if (get_call_result_type(fcinfo, NULL, &tupdesc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	LWLockAcquire(DoubleWriteFlushLock, LW_SHARED);
+	values[0] = Float8GetDatum(cost->writes);
+	values[1] = Float8GetDatum(cost->blocks);
+	values[2] = Float8GetDatum(cost->nsec);
+	values[3] = Float8GetDatum(cost->page_nsec);
+	values[4] = Float8GetDatum(cost->page_length);
+	LWLockRelease(DoubleWriteFlushLock);
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(tupdesc, values, nulls)));
+}
+
 /* Sync the directory of a relation, as a truncation does that finds no file */
 PG_FUNCTION_INFO_V1(dw_sync_directory_critical);
 Datum

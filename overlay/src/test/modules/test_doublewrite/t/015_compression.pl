@@ -2,7 +2,8 @@
 # Copyright (c) 2025, PostgreSQL Global Development Group
 
 # Compression of the log: pages of every method are restored, whatever the
-# setting is by then, and what cannot be decompressed is refused.
+# setting is by then, and what cannot be decompressed is refused.  With "auto"
+# it is used where it saves more time than it takes.
 
 use strict;
 use warnings FATAL => 'all';
@@ -159,7 +160,7 @@ sub refuses
 
 $node->start;
 dw_extensions($node);
-my @methods = grep { $_ ne 'off' } split /\n/,
+my @methods = grep { !/^(auto|off)$/ } split /\n/,
   $node->safe_psql('postgres',
 	"SELECT unnest(enumvals) FROM pg_settings WHERE name = 'double_write_compression'"
   );
@@ -169,11 +170,11 @@ my ($ret, $stdout, $stderr) = $node->psql('postgres',
 	"ALTER SYSTEM SET double_write_compression = 'pglz'");
 like(
 	$stderr,
-	qr/invalid value for parameter "double_write_compression": "pglz"\nHINT: .*: @{[join ', ', @methods]}, off\./,
+	qr/invalid value for parameter "double_write_compression": "pglz"\nHINT: .*: @{[join ', ', 'auto', @methods]}, off\./,
 	'a method that is not supported is refused');
 
 # A row of 'noise' fills a page with random bytes.
-foreach my $table ('off', 'resumed', @methods)
+foreach my $table ('auto', 'off', 'resumed', @methods)
 {
 	$node->safe_psql(
 		'postgres', qq{
@@ -189,7 +190,91 @@ $node->safe_psql(
 			(SELECT decode(string_agg(md5(format('%s %s', i, j)), ''), 'hex')
 			 FROM generate_series(1, 507) j)
 		FROM generate_series(1, 20) i;
+	CREATE TABLE noise_auto (LIKE noise INCLUDING STORAGE);
+	INSERT INTO noise_auto SELECT * FROM noise;
 	CHECKPOINT});
+
+# "auto" goes by what writes of the log and compression have taken.  What others have
+# taken is out of the way when a batch is chosen for: we set it before each.
+sub pretend
+{
+	my ($blocks, $nsec, $page_nsec) = @_;
+
+	# so that pages are logged again
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	$node->safe_psql('postgres',
+		"SELECT dw_pretend_log_writes('{@{[join ',', @$blocks]}}', '{@{[join ',', @$nsec]}}', $page_nsec)"
+	);
+	return;
+}
+
+sub is_compressed
+{
+	my ($table, $what, $blocks, $nsec, $page_nsec, $expected) = @_;
+
+	pretend($blocks, $nsec, $page_nsec);
+	my ($pages, $bytes) = change($table);
+	cmp_ok($pages, '>', 50, "auto: $what: pages were logged");
+	is($bytes < $pages * BLCKSZ / 2 ? 'compressed' : 'as they are',
+		$expected, "auto: $what");
+	return;
+}
+
+my @bandwidth = ([ 1, 200 ], [ 1e6, 1e6 + 199 * 1e5 ]);
+SKIP:
+{
+	skip 'lz4 is not supported by this build', 16
+	  unless grep { $_ eq 'lz4' } @methods;
+
+	is($node->safe_psql('postgres', 'SELECT boot_val FROM pg_settings '
+			  . "WHERE name = 'double_write_compression'"),
+		'auto', 'auto is the default');
+	set_method('auto');
+	change('t_auto');
+	is( $node->safe_psql(
+			'postgres', q{
+		SELECT writes >= 1, blocks >= writes, nsec > 0, page_nsec > 0,
+			page_length BETWEEN 1 AND 8191 FROM dw_log_cost()}),
+		't|t|t|t|t',
+		'auto: writes of the log and compression are measured');
+
+	is_compressed('t_auto', 'bandwidth is the limit', @bandwidth, 1e4,
+		'compressed');
+	is_compressed('t_auto', '... but so is the processor',
+		@bandwidth, 1e5, 'as they are');
+	is_compressed(
+		't_auto', 'each write takes long, whatever its size',
+		[ 1, 200 ],
+		[ 1e8, 1e8 + 199 * 100 ],
+		1e4, 'as they are');
+	is_compressed(
+		't_auto', 'large writes, all alike',
+		[ 200, 200 ],
+		[ 2e7, 2e7 ],
+		1e4, 'compressed');
+	is_compressed('t_auto', 'small writes, all alike',
+		[ 8, 8 ], [ 2e7, 2e7 ], 1e4, 'as they are');
+
+	# That pages do not get shorter, and that they do again, shows when one is tried
+	# now and then.
+	my $length = 'SELECT page_length FROM dw_log_cost()';
+	for (1 .. 1000)
+	{
+		last if $node->safe_psql('postgres', $length) > 0.81 * BLCKSZ;
+		pretend(@bandwidth, 1e4);
+		change('noise_auto');
+	}
+	is_compressed('t_auto', 'pages that do not get shorter',
+		@bandwidth, 1e4, 'as they are');
+	for (1 .. 1000)
+	{
+		last if $node->safe_psql('postgres', $length) < 0.78 * BLCKSZ;
+		$node->safe_psql('postgres', 'CHECKPOINT');
+		change('t_auto');
+	}
+	is_compressed('t_auto', 'pages that do again',
+		@bandwidth, 1e4, 'compressed');
+}
 
 # One method after the other, in one live range
 foreach my $method ('off', @methods)
