@@ -243,6 +243,19 @@ def settings_can_go(tree):
 
 
 @checker
+def defaults_agree(tree):
+    """The file with our settings has the defaults of postgresql.conf.sample."""
+    path, line = "packaging/double_writes.conf", r"^{}#(\w+) = (\S+)"
+    values = re.findall(line.format(""), tree.committed.get(path, ""), re.MULTILINE)
+    for name, patch in patches.read_series(tree.paths.patches):
+        sample = dict(re.findall(line.format(r"\+"), patch.diff.decode(errors="replace"),
+                                 re.MULTILINE))
+        for setting, value in values:
+            if sample.get(setting, value) != value:
+                yield f"{path} has {setting} = {value}, patches/{name} {sample[setting]}"
+
+
+@checker
 def patches_announced(tree):
     """A patch that changes upstream files only, as fixes of stock do, is in the release notes."""
     path = "doc/src/sgml/release-double-writes.sgml"

@@ -288,6 +288,10 @@ class CheckTest(RepositoryCase):
                     "line 1", "line one") + " line 2\n line 3\n",
                 "patches/0001-x.patch": self.GOOD["patches/0001-x.patch"].replace(
                     "Overlay: src/*", "Overlay: src/*\nOverlay: doc/*")},
+            "defaults_agree": {
+                "packaging/double_writes.conf": "#speed = 1\t# miles an hour\n",
+                "patches/0001-x.patch": self.GOOD["patches/0001-x.patch"].replace(
+                    "+ours", "+#speed = 2")},
             "whitespace": {"README.md": "x \n"},
             "no_places": {"README.md": f"{mirror} {home}\n"},
             "patches_apply": {"overlay/src/main.c": "x\n"},

@@ -29,6 +29,7 @@ max_wal_size = 10GB
 checkpoint_timeout = 1h
 autovacuum = off
 wal_compression = off
+double_write_compression = off
 });
 	$node->start;
 	$node->safe_psql('postgres',

@@ -482,10 +482,11 @@ typedef struct DWLogCost
 	double		blocks;			/* ... blocks in them */
 	double		blocks_squared;
 	double		nsec;			/* ... and what they have taken */
-	double		blocks_nsec;	/* products of these two */
+	double		nsec_squared;
+	double		blocks_nsec;	/* products of blocks and nsec */
 	double		page_nsec;		/* what compressing a page takes, an average */
 	double		page_length;	/* ... and the bytes that are left, or 0 */
-	uint32		chosen;			/* batches about which this was asked */
+	uint32		untried;		/* batches since then for which that was asked */
 } DWLogCost;
 
 /* What redo would have to read, see reads.c; atomic */
@@ -779,6 +780,7 @@ extern void dw_return_slot_to_log(int slotno, bool torn);
 
 /* compress.c */
 extern char *dw_pack_pages(DWBatchHeader *hdr, const int *slots, int nslots);
+extern void dw_free_pack_buffer(void);
 extern void dw_note_log_write(uint32 nblocks, instr_time start);
 
 /* epoch.c */

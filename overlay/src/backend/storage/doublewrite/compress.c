@@ -48,8 +48,11 @@
 /* What the newest write of the log, or page compressed, adds to averages */
 #define DW_COST_SHARE			(1.0 / 16)
 
-/* A write that has waited for very long counts no more, so that it is forgotten soon */
-#define DW_LOG_NSEC_MAX			100000000
+/* ... and the newest batch that was compressed at most, however many pages it has */
+#define DW_BATCH_SHARE			(1.0 / 4)
+
+/* A write that takes longer than so many times what was to be expected counts for that */
+#define DW_STALL				10
 
 /*
  * Writes of this many blocks on average take most of their time for the data; and with
@@ -58,30 +61,39 @@
 #define DW_MANY_BLOCKS			64
 #define DW_LITTLE_VARIANCE		16
 
-/* Of one batch in so many a few pages are compressed for the averages, if no others are */
+/* After so many batches that were not compressed a few pages are, for the averages only */
 #define DW_TRY_COMPRESSION		16
 #define DW_TRIED_PAGES			8
 
 /* Compression must save so many times what it takes, as others may want the processor */
 #define DW_COMPRESSION_GAIN		2
 
+/* The pages of one batch; see dw_pack_buffer() */
+static char *dw_packed = NULL;
+
 /*
  * Memory for the pages of one batch, none of which is stored longer than it
  * is.  Allocated when a process compresses its first batch, and kept, since
- * that is likely to be the background writer or the checkpointer.  Returns
- * NULL if there is no memory.
+ * that is likely to be the background writer or the checkpointer; others give it
+ * back with dw_free_pack_buffer().  Returns NULL if there is no memory.
  */
 static char *
 dw_pack_buffer(void)
 {
-	static char *buffer = NULL;
+	if (dw_packed == NULL)
+		dw_packed = MemoryContextAllocAligned(TopMemoryContext,
+											  (Size) DW_MAX_BATCH_PAGES * BLCKSZ,
+											  PG_IO_ALIGN_SIZE,
+											  MCXT_ALLOC_NO_OOM);
+	return dw_packed;
+}
 
-	if (buffer == NULL)
-		buffer = MemoryContextAllocAligned(TopMemoryContext,
-										   (Size) DW_MAX_BATCH_PAGES * BLCKSZ,
-										   PG_IO_ALIGN_SIZE,
-										   MCXT_ALLOC_NO_OOM);
-	return buffer;
+void
+dw_free_pack_buffer(void)
+{
+	if (dw_packed != NULL)
+		pfree(dw_packed);
+	dw_packed = NULL;
 }
 
 #ifdef USE_ZSTD
@@ -134,22 +146,57 @@ dw_nsec_since(instr_time start)
 }
 
 /*
- * Note what a write of the log and its sync have taken, as sums for a line that fits
- * best to all of them.
+ * The line that fits best to what writes of the log of each size have taken, in
+ * nanoseconds: what one takes with the average size, and more for each further block.
+ * Returns false if they do not differ enough in size to tell.
+ */
+static bool
+dw_fit_line(double *mean_nsec, double *slope, double *slope_error)
+{
+	const DWLogCost *cost = &DWCtl->log_cost;
+	double		writes = Max(cost->writes, 1);
+	double		spread = cost->blocks_squared - cost->blocks * cost->blocks / writes;
+	double		common = cost->blocks_nsec - cost->blocks * cost->nsec / writes;
+	double		rest;
+
+	*mean_nsec = cost->nsec / writes;
+	if (writes <= 3 || spread < DW_LITTLE_VARIANCE * writes)
+		return false;
+
+	*slope = common / spread;
+	rest = cost->nsec_squared - cost->nsec * cost->nsec / writes - *slope * common;
+	*slope_error = sqrt(Max(rest, 0) / (writes - 2) / spread);
+	return true;
+}
+
+/*
+ * Note what a write of the log and its sync have taken.  That a device stalls now and
+ * then says nothing about its bandwidth.
  */
 void
 dw_note_log_write(uint32 nblocks, instr_time start)
 {
 	DWLogCost  *cost = &DWCtl->log_cost;
-	double		nsec = Min(dw_nsec_since(start), DW_LOG_NSEC_MAX);
+	double		nsec = dw_nsec_since(start);
 	double		kept = 1 - DW_COST_SHARE;
+	double		mean_nsec;
+	double		slope;
+	double		error;
 
 	Assert(DWIsFlusher());
+
+	if (dw_fit_line(&mean_nsec, &slope, &error))
+	{
+		double		more = nblocks - cost->blocks / cost->writes;
+
+		nsec = Min(nsec, DW_STALL * Max(mean_nsec, mean_nsec + slope * more));
+	}
 
 	cost->writes = cost->writes * kept + 1;
 	cost->blocks = cost->blocks * kept + nblocks;
 	cost->blocks_squared = cost->blocks_squared * kept + (double) nblocks * nblocks;
 	cost->nsec = cost->nsec * kept + nsec;
+	cost->nsec_squared = cost->nsec_squared * kept + nsec * nsec;
 	cost->blocks_nsec = cost->blocks_nsec * kept + nblocks * nsec;
 }
 
@@ -161,27 +208,31 @@ dw_note_compressed(int npages, instr_time start, Size length)
 {
 	DWLogCost  *cost = &DWCtl->log_cost;
 	double		nsec = (double) dw_nsec_since(start) / npages;
-	double		share = cost->page_length == 0 ? 1 : Min(npages * DW_COST_SHARE, 1);
+	double		share = cost->page_length == 0 ? 1 :
+		Min(npages * DW_COST_SHARE, DW_BATCH_SHARE);
 
 	cost->page_nsec += (nsec - cost->page_nsec) * share;
 	cost->page_length += ((double) length / npages - cost->page_length) * share;
+	cost->untried = 0;
 }
 
 #ifdef USE_LZ4
 /*
  * How long a write of the log takes for each of its blocks, in nanoseconds, beside what
- * it takes anyway: the slope of that line.  0 if that is not known.
+ * it takes anyway; rather less than more.  0 if that is not known.
  */
 static double
 dw_log_block_nsec(void)
 {
 	const DWLogCost *cost = &DWCtl->log_cost;
-	double		mean = cost->blocks / Max(cost->writes, 1);
-	double		spread = cost->blocks_squared - mean * cost->blocks;
+	double		mean_nsec;
+	double		slope;
+	double		error;
 
-	if (spread >= DW_LITTLE_VARIANCE * cost->writes && spread > 0)
-		return (cost->blocks_nsec - mean * cost->nsec) / spread;
-	return mean >= DW_MANY_BLOCKS ? cost->nsec / cost->blocks : 0;
+	if (dw_fit_line(&mean_nsec, &slope, &error))
+		return slope - error;
+	return cost->blocks >= DW_MANY_BLOCKS * cost->writes && cost->writes > 0 ?
+		cost->nsec / cost->blocks : 0;
 }
 
 /*
@@ -234,7 +285,11 @@ dw_compression_method(const int *slots, int nslots)
 	if (double_write_compression != DW_COMPRESSION_AUTO)
 		return double_write_compression;
 #ifdef USE_LZ4
-	if (DWCtl->log_cost.chosen++ % DW_TRY_COMPRESSION == 0)
+	/* one page takes a block, however short it is */
+	if (nslots == 1)
+		return DW_COMPRESSION_OFF;
+	if (DWCtl->log_cost.page_length == 0 ||
+		DWCtl->log_cost.untried++ >= DW_TRY_COMPRESSION)
 		dw_try_compression(slots, nslots);
 	if (dw_compression_pays(nslots))
 		return DW_COMPRESSION_LZ4;

@@ -165,9 +165,12 @@ dw_append(const int *slots, int nslots, char *packed)
 	DWCtl->log.next_batchno++;
 	dw_show_log();
 
-	/* client backends seldom come here: don't keep freed segments alive */
+	/* client backends seldom come here: don't keep freed segments alive, nor memory */
 	if (AmRegularBackendProcess())
+	{
 		dw_close_segment();
+		dw_free_pack_buffer();
+	}
 }
 
 /*

@@ -1032,14 +1032,14 @@ dw_pretend_home_writes_take(PG_FUNCTION_ARGS)
 }
 
 /*
- * From now on writes of the log have had these sizes and taken so long, a thousand each,
- * and compressing a page has taken page_nsec
+ * From now on writes of the log have had these sizes and taken so long, four each, and
+ * compressing a page has taken page_nsec
  */
 PG_FUNCTION_INFO_V1(dw_pretend_log_writes);
 Datum
 dw_pretend_log_writes(PG_FUNCTION_ARGS)
 {
-	const double weight = 1000;
+	const double weight = 4;
 	DWLogCost  *cost = &DWCtl->log_cost;
 	Datum	   *blocks;
 	Datum	   *nsec;
@@ -1053,7 +1053,8 @@ dw_pretend_log_writes(PG_FUNCTION_ARGS)
 
 	LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
 	cost->writes = weight * n;
-	cost->blocks = cost->blocks_squared = cost->nsec = cost->blocks_nsec = 0;
+	cost->blocks = cost->blocks_squared = 0;
+	cost->nsec = cost->nsec_squared = cost->blocks_nsec = 0;
 	for (int i = 0; i < n; i++)
 	{
 		double		x = DatumGetFloat8(blocks[i]);
@@ -1062,9 +1063,11 @@ dw_pretend_log_writes(PG_FUNCTION_ARGS)
 		cost->blocks += weight * x;
 		cost->blocks_squared += weight * x * x;
 		cost->nsec += weight * y;
+		cost->nsec_squared += weight * y * y;
 		cost->blocks_nsec += weight * x * y;
 	}
 	cost->page_nsec = PG_GETARG_FLOAT8(2);
+	cost->untried = 0;			/* so that nothing else is measured soon */
 	LWLockRelease(DoubleWriteFlushLock);
 	PG_RETURN_VOID();
 }

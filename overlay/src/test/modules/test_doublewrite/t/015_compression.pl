@@ -220,10 +220,26 @@ sub is_compressed
 	return;
 }
 
+# Change a table again and again
+sub change_until
+{
+	my ($table, $condition) = @_;
+
+	for (1 .. 1000)
+	{
+		return
+		  if $node->safe_psql('postgres',
+			"SELECT $condition FROM dw_log_cost()") eq 't';
+		$node->safe_psql('postgres', 'CHECKPOINT');
+		change($table);
+	}
+	return;
+}
+
 my @bandwidth = ([ 1, 200 ], [ 1e6, 1e6 + 199 * 1e5 ]);
 SKIP:
 {
-	skip 'lz4 is not supported by this build', 16
+	skip 'lz4 is not supported by this build', 22
 	  unless grep { $_ eq 'lz4' } @methods;
 
 	is($node->safe_psql('postgres', 'SELECT boot_val FROM pg_settings '
@@ -247,6 +263,13 @@ SKIP:
 		[ 1, 200 ],
 		[ 1e8, 1e8 + 199 * 100 ],
 		1e4, 'as they are');
+	is_compressed('t_auto', 'some more for each page',
+		[ 20, 100 ], [ 2.5e7, 3.3e7 ], 1e4, 'compressed');
+	is_compressed(
+		't_auto', '... or so it seems, for times differ much',
+		[ 20, 20, 100, 100 ],
+		[ 1e6, 4.9e7, 9e6, 5.7e7 ],
+		1e4, 'as they are');
 	is_compressed(
 		't_auto', 'large writes, all alike',
 		[ 200, 200 ],
@@ -255,23 +278,14 @@ SKIP:
 	is_compressed('t_auto', 'small writes, all alike',
 		[ 8, 8 ], [ 2e7, 2e7 ], 1e4, 'as they are');
 
-	# That pages do not get shorter, and that they do again, shows when one is tried
-	# now and then.
-	my $length = 'SELECT page_length FROM dw_log_cost()';
-	for (1 .. 1000)
-	{
-		last if $node->safe_psql('postgres', $length) > 0.81 * BLCKSZ;
-		pretend(@bandwidth, 1e4);
-		change('noise_auto');
-	}
-	is_compressed('t_auto', 'pages that do not get shorter',
+	# That pages do not get shorter shows when they are compressed, and later, as that
+	# they do again, when some are tried now and then.
+	is_compressed('t_auto', 'pages that get shorter',
+		@bandwidth, 1e4, 'compressed');
+	change_until('noise_auto', "page_length > 0.81 * @{[BLCKSZ]}");
+	is_compressed('t_auto', 'pages that do not',
 		@bandwidth, 1e4, 'as they are');
-	for (1 .. 1000)
-	{
-		last if $node->safe_psql('postgres', $length) < 0.78 * BLCKSZ;
-		$node->safe_psql('postgres', 'CHECKPOINT');
-		change('t_auto');
-	}
+	change_until('t_auto', "page_length < 0.7 * @{[BLCKSZ]}");
 	is_compressed('t_auto', 'pages that do again',
 		@bandwidth, 1e4, 'compressed');
 }
