@@ -55,11 +55,13 @@
 #define DW_STALL				10
 
 /*
- * Writes of this many blocks on average take most of their time for the data; and with
- * less variance than that, there is no other way to tell how much for each block.
+ * Writes of this many blocks on average take most of their time for the data.  There is no
+ * other way to tell how much for each block with less variance of sizes than that, or if
+ * what blocks take is only known to this part of the time of writes.
  */
 #define DW_MANY_BLOCKS			64
 #define DW_LITTLE_VARIANCE		16
+#define DW_VAGUE				4
 
 /* After so many batches that were not compressed a few pages are, for the averages only */
 #define DW_TRY_COMPRESSION		16
@@ -219,7 +221,9 @@ dw_note_compressed(int npages, instr_time start, Size length)
 #ifdef USE_LZ4
 /*
  * How long a write of the log takes for each of its blocks, in nanoseconds, beside what
- * it takes anyway; rather less than more.  0 if that is not known.
+ * it takes anyway; rather less than more, if writes have differed in size and not too
+ * much in time.  Else large ones are taken to need all of their time for the data: if that
+ * is wrong, compression takes little beside them.  0 if that is not known.
  */
 static double
 dw_log_block_nsec(void)
@@ -229,7 +233,8 @@ dw_log_block_nsec(void)
 	double		slope;
 	double		error;
 
-	if (dw_fit_line(&mean_nsec, &slope, &error))
+	if (dw_fit_line(&mean_nsec, &slope, &error) &&
+		error * cost->blocks < cost->nsec / DW_VAGUE)
 		return slope - error;
 	return cost->blocks >= DW_MANY_BLOCKS * cost->writes && cost->writes > 0 ?
 		cost->nsec / cost->blocks : 0;

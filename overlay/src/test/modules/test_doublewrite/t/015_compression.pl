@@ -239,7 +239,7 @@ sub change_until
 my @bandwidth = ([ 1, 200 ], [ 1e6, 1e6 + 199 * 1e5 ]);
 SKIP:
 {
-	skip 'lz4 is not supported by this build', 22
+	skip 'lz4 is not supported by this build', 24
 	  unless grep { $_ eq 'lz4' } @methods;
 
 	is($node->safe_psql('postgres', 'SELECT boot_val FROM pg_settings '
@@ -274,6 +274,11 @@ SKIP:
 		't_auto', 'large writes, all alike',
 		[ 200, 200 ],
 		[ 2e7, 2e7 ],
+		1e4, 'compressed');
+	is_compressed(
+		't_auto', 'large writes, which differ much',
+		[ 150, 150, 200, 200 ],
+		[ 1e6, 9e7, 1e6, 9e7 ],
 		1e4, 'compressed');
 	is_compressed('t_auto', 'small writes, all alike',
 		[ 8, 8 ], [ 2e7, 2e7 ], 1e4, 'as they are');
