@@ -333,8 +333,11 @@ DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 
 	INJECTION_POINT("doublewrite-page-staged", NULL);
 
-	/* "requested" may be out of date; the flusher looks now and then */
-	if (nstaged >= DWBatchThreshold() &&
+	/*
+	 * "requested" may be out of date; the flusher looks now and then.  The checkpointer
+	 * is about to flush the batch itself.
+	 */
+	if (nstaged >= DWBatchThreshold() && !AmCheckpointerProcess() &&
 		!((volatile DWCtlData *) DWCtl)->flusher.requested)
 		dw_wake_flusher();
 }

@@ -12,7 +12,7 @@
  *				home in parts, without the lock; see home.c
  *
  * In the normal run the background writer is the flusher.  The checkpointer
- * writes its own pages back, and any process does it that finds the stage full.
+ * takes its own pages to the log, and any process is it that finds the stage full.
  *
  * The flusher must not wait for anything that its waiters may hold.  It takes
  * no buffer lock and no heavyweight lock, and where the log is full it lets
@@ -272,6 +272,12 @@ dw_flush_and_unlock(const DWPageSet *retry, const DWPageSet *mine, bool until_ro
 			if (dw_cycle_needed())
 				dw_request_upkeep();
 			dw_follow_home_pages();
+			if (may_divide && dw_leave_home())
+			{
+				LWLockRelease(DoubleWriteFlushLock);
+				dw_wake_flusher();
+				return true;
+			}
 			/* that writes are slow may show only when some have been made */
 			do
 				nparts = may_divide ? dw_send_home() : 0;

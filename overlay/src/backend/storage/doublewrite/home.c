@@ -5,9 +5,12 @@
  *
  * They are sorted, and neighbours combined into one write.
  *
- * Where writes are quick, the flusher makes them, with the flush lock held.  Where
- * they take long, for the kernel makes writers wait, one process would be all that
- * writes, however many wait for room.  So then a batch is divided into parts.  Who
+ * Where writes are quick, the flusher makes them, with the flush lock held.  The
+ * checkpointer, who has the next pages to copy and to log, leaves them to the
+ * background writer if that keeps up.
+ *
+ * Where writes take long, for the kernel makes writers wait, one process would be all
+ * that writes, however many wait for room.  So then a batch is divided into parts.  Who
  * holds the lock of a part carries it: who has sent the batch one after the other, or,
  * if all he wanted was a free slot, until there is one; the background writer; and
  * whoever finds the stage full takes one that nobody carries, so as many processes
@@ -51,6 +54,9 @@
 
 /* One that has waited for very long counts no more, so that it is forgotten soon */
 #define DW_HOME_NSEC_MAX		100000000
+
+/* Batches that the checkpointer leaves to the background writer at once */
+#define DW_PLACES_FOR_BGWRITER	2
 
 /* More LWLocks than a process holds around a home write; see lwlock.c */
 #define DW_MAX_HELD_LOCKS		200
@@ -623,13 +629,11 @@ dw_lock_flush_idle(LWLockMode mode)
 }
 
 /*
- * Take the locks of up to max free places, of those that may be used.  Returns how
- * many.
+ * Take the locks of up to max free places, of the first nplaces.  Returns how many.
  */
 static int
-dw_take_places(DWHomePart **places, int max)
+dw_take_places(DWHomePart **places, int max, int nplaces)
 {
-	int			nplaces = dw_parts_wanted();
 	int			n = 0;
 
 	Assert(DWIsFlusher());
@@ -705,19 +709,19 @@ dw_send_home(void)
 	int			runs[DW_MAX_BATCH_PAGES + 1];
 	DWHomePart *places[DW_MAX_HOME_PARTS];
 	int			nruns;
-	int			nplaces;
+	int			nplaces = dw_parts_wanted();
 	bool		atomic;
 
 	Assert(DWIsFlusher());
 	Assert(DWCtl->batch.phase == DW_BATCH_DURABLE);
 
-	if (dw_parts_wanted() == 0)
+	if (nplaces == 0)
 		return 0;
 	nruns = dw_sort_batch(runs, &atomic);
 	runs[nruns] = DWCtl->batch.len;
 	if (atomic)
 		return 0;
-	nplaces = dw_take_places(places, Min(nruns, DW_MAX_HOME_PARTS));
+	nplaces = dw_take_places(places, Min(nruns, DW_MAX_HOME_PARTS), nplaces);
 	if (nplaces == 0)
 		return 0;
 
@@ -731,6 +735,48 @@ dw_send_home(void)
 	dw_end_batch();
 	INJECTION_POINT("doublewrite-home-sent", NULL);
 	return nplaces;
+}
+
+/*
+ * Would the background writer carry home at once what the checkpointer leaves to it?
+ * In recovery, being woken up, it would go through its main loop first, which keeps
+ * ahead of redo.
+ */
+static bool
+dw_bgwriter_helps(void)
+{
+	return double_write_concurrency < 0 && DWCtl->log.armed &&
+		AmCheckpointerProcess() && !RecoveryInProgress() &&
+		((volatile DWCtlData *) DWCtl)->flusher.proc != INVALID_PROC_NUMBER;
+}
+
+/*
+ * The checkpointer would write one batch home while the device of the log is idle, and
+ * then wait for that device.  So where writes are quick it leaves the batch to the
+ * background writer, as one part, and goes on with the next pages, unless that is
+ * behind already.  Returns whether it did: the caller wakes the background writer,
+ * without the flush lock.
+ */
+bool
+dw_leave_home(void)
+{
+	int			runs[DW_MAX_BATCH_PAGES];
+	DWHomePart *place;
+	bool		atomic;
+
+	Assert(DWIsFlusher());
+	Assert(DWCtl->batch.phase == DW_BATCH_DURABLE);
+
+	if (dw_parts_wanted() > 0 || !dw_bgwriter_helps())
+		return false;
+	dw_sort_batch(runs, &atomic);
+	if (atomic || dw_take_places(&place, 1, DW_PLACES_FOR_BGWRITER) == 0)
+		return false;
+
+	dw_fill_place(place, DWCtl->batch.slots, DWCtl->batch.len);
+	dw_end_batch();
+	INJECTION_POINT("doublewrite-home-sent", NULL);
+	return true;
 }
 
 /* ---------------------------------------------------------------------

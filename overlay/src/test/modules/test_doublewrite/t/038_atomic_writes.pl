@@ -97,6 +97,29 @@ cmp_ok($d->{pages}, '>=', 64, 'many pages are written atomically');
 cmp_ok($d->{writes}, '<', $d->{pages} / 2, 'neighbours in one write');
 is($d->{logged}, 0, 'none through the log');
 
+# the flusher makes them all, with no other home write beside them (A3)
+$node->safe_psql('postgres', q{
+	CREATE TABLE whole (LIKE runs INCLUDING STORAGE) WITH (fillfactor = 40);
+	INSERT INTO whole SELECT 0, repeat('x', 3000) FROM generate_series(1, 100)});
+foreach ([ 4, q{SELECT dw_evict('whole'); SELECT dw_flush_batch(false)} ], [ -1, 'CHECKPOINT' ])
+{
+	my ($concurrency, $bring_home) = @$_;
+
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	$node->safe_psql('postgres', qq{
+		ALTER SYSTEM SET double_write_concurrency = $concurrency;
+		SELECT pg_reload_conf();
+		SELECT dw_pretend_home_writes_take(10), dw_fail_at('doublewrite-home-sent', 'EIO')});
+	$d = difference("UPDATE whole SET v = v + 1; $bring_home");
+	ok(!$d->{failed}, "no batch is sent in parts, nor left to others, with double_write_concurrency = $concurrency");
+	cmp_ok($d->{pages}, '>=', 64, '... when it is written atomically');
+	$node->safe_psql('postgres', q{
+		SELECT dw_clear('doublewrite-home-sent');
+		ALTER SYSTEM RESET double_write_concurrency;
+		SELECT pg_reload_conf();
+		SELECT dw_drain()});
+}
+
 # several writes under way at once; one of them that is not made harms no other
 my $offset;
 my $all = q{CHECKPOINT; UPDATE runs SET v = v + 1; SELECT dw_evict('runs')};

@@ -354,6 +354,58 @@ $node->stop;
 	$node->stop;
 }
 
+# --- A checkpoint leaves batches to the background writer: it waits for them, hears of
+# --- their errors, and does without where nobody takes them
+
+{
+	$node = dw_quiet_node('left', conf => $conf . q{
+double_write_concurrency = -1
+double_write_stage_size = 128kB
+});
+	sql($tables);
+	sql(q{SELECT dw_pretend_home_writes_take(10)});
+
+	# here the background writer takes none
+	my $before = home_pages();
+	sql(q{UPDATE t SET v = 1 WHERE id <= 30});
+	sql('CHECKPOINT');
+	cmp_ok(home_pages() - $before, '>=', 30, 'a checkpoint brings home what it has left to nobody');
+	is(in_use(), 0, '... all of it');
+
+	# here it does
+	sql(q{SELECT injection_points_detach('doublewrite-background-flush')});
+	sql(q{SELECT dw_pretend_home_writes_take(10)});
+	sql(q{UPDATE t SET v = 2 WHERE id <= 30});
+	sql(q{SELECT injection_points_attach('doublewrite-part-home', 'wait')});
+	my $checkpoint = dw_start($node, 'checkpoint', 'CHECKPOINT');
+	ok($node->poll_query_until('postgres', q{
+		SELECT count(*) = 1 FROM pg_stat_activity
+		WHERE backend_type = 'background writer' AND wait_event = 'doublewrite-part-home'}),
+		'the background writer carries a batch of a checkpoint');
+	# that carries another one, or has nothing left to do
+	ok($node->poll_query_until('postgres', q{
+		SELECT count(*) = 1 FROM pg_stat_activity
+		WHERE backend_type = 'checkpointer' AND wait_event IN ('doublewrite-part-home', 'DoubleWriteHome')}),
+		'... which does not end before');
+	sql(q{SELECT injection_points_detach('doublewrite-part-home')});
+	$node->psql('postgres', q{SELECT injection_points_wakeup('doublewrite-part-home')}) foreach 1 .. 2;
+	dw_finish($checkpoint);
+	is(in_use(), 0, 'all is home');
+
+	# who hears of an error is the checkpoint, whoever meets it
+	sql(q{SELECT dw_pretend_home_writes_take(10)});
+	sql(q{UPDATE t SET v = 3 WHERE id <= 30});
+	sql(q{SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000)});
+	my ($ret) = $node->psql('postgres', 'CHECKPOINT');
+	isnt($ret, 0, 'a checkpoint fails whose pages cannot be written home');
+	sql(q{SELECT dw_clear('doublewrite-home-write')});
+	sql('CHECKPOINT');
+	is(in_use(), 0, '... until they can');
+	sql(q{SELECT dw_evict_all()});
+	is(sql(q{SELECT count(*) FROM t WHERE v = 3}), 30, 'nothing is lost');
+	$node->stop;
+}
+
 # --- Power fails while parts are on their way
 
 foreach my $point ([ 'doublewrite-home-sent', 1 ], [ 'doublewrite-home-run-written', 3 ],
@@ -372,6 +424,30 @@ foreach my $point ([ 'doublewrite-home-sent', 1 ], [ 'doublewrite-home-run-writt
 	dw_wait_for_crash($node, $offset);
 	my $torn = dw_tear($node, $old);
 	cmp_ok($torn->{logged}, '>', 10, 'pages are torn that are in the log');
+	dw_start_after_crash($node, $torn);
+	is(sql(q{SELECT count(*), sum(v) FROM t}), '100|20', 'nothing is lost');
+	$node->stop;
+}
+
+# --- ... and while a checkpoint has left batches
+
+foreach my $nth (1, 2)
+{
+	note "crash with $nth batches left to the background writer";
+	$node = dw_quiet_node("crash_left_$nth", conf => $conf . q{
+double_write_concurrency = -1
+double_write_stage_size = 128kB
+});
+	sql($tables);
+	my $old = dw_snapshot($node);
+	sql(q{SELECT dw_pretend_home_writes_take(10)});
+	sql(q{UPDATE t SET v = 1 WHERE id <= 20});
+	sql("SELECT dw_crash_at('doublewrite-home-sent', $nth)");
+	my $offset = -s $node->logfile;
+	eval { $node->psql('postgres', 'CHECKPOINT', on_error_die => 0); };
+	dw_wait_for_crash($node, $offset);
+	my $torn = dw_tear($node, $old);
+	cmp_ok($torn->{logged}, '>=', 4 * $nth, 'pages are torn that are in the log');
 	dw_start_after_crash($node, $torn);
 	is(sql(q{SELECT count(*), sum(v) FROM t}), '100|20', 'nothing is lost');
 	$node->stop;
