@@ -453,7 +453,8 @@ def checkpoints(scale):
 
 
 # Room in each page keeps an UPDATE within it, so that it dirties the pages in
-# order.  New pages are apart, since they need no double write.  k is a hash, so
+# order.  New pages are apart, since they need no double write.  The first time the log
+# has to grow; a server that has run for a while meets the second.  k is a hash, so
 # every 500th row is on about one page in eight, at random.  INSERT, not CREATE
 # TABLE AS: that would write through a small ring and leave nothing to the
 # checkpoint; for the same reason the table is less than a quarter of
@@ -462,6 +463,7 @@ CHECKPOINTS = Checkpoints({
     "sequential, new pages": """CREATE TABLE seq (LIKE src) WITH (fillfactor = 45);
 INSERT INTO seq SELECT * FROM src;""",
     "sequential": "UPDATE seq SET k = k + 1;",
+    "sequential, again": "UPDATE seq SET k = k + 1;",
     "random": "UPDATE src SET k = k + 1 WHERE k % 500 = 0;",
 })
 

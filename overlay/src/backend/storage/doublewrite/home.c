@@ -751,11 +751,30 @@ dw_bgwriter_helps(void)
 }
 
 /*
+ * Has most of the batch just passed through the log?
+ */
+static bool
+dw_batch_was_logged(void)
+{
+	int			nlogged = 0;
+
+	for (int i = 0; i < DWCtl->batch.len; i++)
+	{
+		if (DWSlots[DWCtl->batch.slots[i]].home_batch == DWCtl->log.next_batchno - 1)
+			nlogged++;
+	}
+	return nlogged > DWCtl->batch.len / 2;
+}
+
+/*
  * The checkpointer would write one batch home while the device of the log is idle, and
  * then wait for that device.  So where writes are quick it leaves the batch to the
  * background writer, as one part, and goes on with the next pages, unless that is
- * behind already.  Returns whether it did: the caller wakes the background writer,
- * without the flush lock.
+ * behind already.  Pages that need no log have nothing to wait for; two processes would
+ * only get in each other's way, writing to one file.
+ *
+ * Returns whether it did: the caller wakes the background writer, without the flush
+ * lock.
  */
 bool
 dw_leave_home(void)
@@ -767,7 +786,7 @@ dw_leave_home(void)
 	Assert(DWIsFlusher());
 	Assert(DWCtl->batch.phase == DW_BATCH_DURABLE);
 
-	if (dw_parts_wanted() > 0 || !dw_bgwriter_helps())
+	if (dw_parts_wanted() > 0 || !dw_bgwriter_helps() || !dw_batch_was_logged())
 		return false;
 	dw_sort_batch(runs, &atomic);
 	if (atomic || dw_take_places(&place, 1, DW_PLACES_FOR_BGWRITER) == 0)
