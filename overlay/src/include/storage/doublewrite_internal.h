@@ -828,6 +828,7 @@ extern void dw_atomic_end(void);
 
 /* home.c */
 extern int	dw_send_home(void);
+extern bool dw_bgwriter_helps(void);
 extern bool dw_leave_home(void);
 extern bool dw_carry_part(int first);
 extern void dw_finish_home_writes(void);

@@ -193,8 +193,7 @@ dw_homes_under_way(void)
 }
 
 /*
- * How many places may be used for parts?  0: the flusher had better write all of a
- * batch.
+ * How many places may be used for parts?  0: batches had better not be divided.
  */
 int
 dw_parts_wanted(void)

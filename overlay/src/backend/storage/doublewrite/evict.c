@@ -334,10 +334,10 @@ DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 	INJECTION_POINT("doublewrite-page-staged", NULL);
 
 	/*
-	 * "requested" may be out of date; the flusher looks now and then.  The checkpointer
-	 * is about to flush the batch itself.
+	 * "requested" may be out of date; the flusher looks now and then.  It had better not
+	 * compete for this batch with a checkpointer that wants it to bring others home.
 	 */
-	if (nstaged >= DWBatchThreshold() && !AmCheckpointerProcess() &&
-		!((volatile DWCtlData *) DWCtl)->flusher.requested)
+	if (nstaged >= DWBatchThreshold() &&
+		!((volatile DWCtlData *) DWCtl)->flusher.requested && !dw_bgwriter_helps())
 		dw_wake_flusher();
 }

@@ -334,7 +334,7 @@ dw_flush_batch(const DWPageSet *retry, const DWPageSet *mine)
 
 /*
  * Flush a batch if there is enough for one.  For processes that stage many
- * pages and can write them back themselves.  Pages may come in order, so there
+ * pages and can take them to the log themselves.  Pages may come in order, so there
  * must be enough for the largest write.
  */
 void
@@ -377,7 +377,7 @@ dw_main_loop_wanted(void)
 }
 
 /*
- * Carry parts that nobody carries, then flush batches while there are at least
+ * Carry parts that nobody carries, and flush batches while there are at least
  * threshold pages for one, but not when the main loop has other things to do, nor
  * when timeout milliseconds have passed since start.
  */
@@ -393,15 +393,12 @@ dw_background_flush(int threshold, instr_time start, long timeout)
 	if (IS_INJECTION_POINT_ATTACHED("doublewrite-background-flush"))
 		return;
 
-	/* others may send more meanwhile */
-	for (int n = 0; n < DW_MAX_HOME_PARTS; n++)
-	{
-		if (dw_main_loop_wanted() || !dw_carry_part(0))
-			break;
-	}
 	dw_retry_failed();
-	while (!dw_main_loop_wanted() && dw_staged_count() >= threshold &&
-		   dw_flush_batch(NULL, NULL))
+
+	/* parts first: what is in them, nobody else may take */
+	while (!dw_main_loop_wanted() &&
+		   (dw_carry_part(0) ||
+			(dw_staged_count() >= threshold && dw_flush_batch(NULL, NULL))))
 	{
 		if (dw_msec_since(start) >= timeout)
 			break;
@@ -450,6 +447,8 @@ DoubleWriteBgWriterSleep(long timeout, uint32 wait_event_info)
 			return rc;
 
 		ResetLatch(MyLatch);
+		if (dw_main_loop_wanted())
+			return rc;			/* that was what set it */
 		dw_background_flush(DWBatchThreshold(), start, timeout);
 		pgstat_report_bgwriter();
 	}

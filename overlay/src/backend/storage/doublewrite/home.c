@@ -55,8 +55,10 @@
 /* One that has waited for very long counts no more, so that it is forgotten soon */
 #define DW_HOME_NSEC_MAX		100000000
 
-/* Batches that the checkpointer leaves to the background writer at once */
+/* Batches that the checkpointer leaves to the background writer at once, and writes of
+ * one */
 #define DW_PLACES_FOR_BGWRITER	2
+#define DW_RUNS_FOR_BGWRITER	32
 
 /* More LWLocks than a process holds around a home write; see lwlock.c */
 #define DW_MAX_HELD_LOCKS		200
@@ -658,6 +660,8 @@ static void
 dw_fill_place(DWHomePart *part, const int *slots, int npages)
 {
 	Assert(part->npages == 0);
+	for (int i = 0; i < npages; i++)
+		Assert(!DWSlots[slots[i]].atomic);	/* A3 */
 	memcpy(part->slots, slots, npages * sizeof(int));
 	part->round++;
 	part->npages = npages;
@@ -738,15 +742,16 @@ dw_send_home(void)
 }
 
 /*
- * Would the background writer carry home at once what the checkpointer leaves to it?
- * In recovery, being woken up, it would go through its main loop first, which keeps
- * ahead of redo.
+ * Does this process leave batches to the background writer?  That is for the
+ * checkpointer, while batches pass through the log and are not divided.  In recovery,
+ * being woken up, the background writer would go through its main loop first, which
+ * keeps ahead of redo.
  */
-static bool
+bool
 dw_bgwriter_helps(void)
 {
-	return double_write_concurrency < 0 && DWCtl->log.armed &&
-		AmCheckpointerProcess() && !RecoveryInProgress() &&
+	return AmCheckpointerProcess() && DWCtl->log.armed && !RecoveryInProgress() &&
+		double_write_concurrency < 0 && dw_parts_wanted() == 0 &&
 		((volatile DWCtlData *) DWCtl)->flusher.proc != INVALID_PROC_NUMBER;
 }
 
@@ -771,7 +776,8 @@ dw_batch_was_logged(void)
  * then wait for that device.  So where writes are quick it leaves the batch to the
  * background writer, as one part, and goes on with the next pages, unless that is
  * behind already.  Pages that need no log have nothing to wait for; two processes would
- * only get in each other's way, writing to one file.
+ * only get in each other's way, writing to one file.  And a batch of many writes had
+ * better not be left, since it could not be divided should they turn slow.
  *
  * Returns whether it did: the caller wakes the background writer, without the flush
  * lock.
@@ -781,15 +787,17 @@ dw_leave_home(void)
 {
 	int			runs[DW_MAX_BATCH_PAGES];
 	DWHomePart *place;
+	int			nruns;
 	bool		atomic;
 
 	Assert(DWIsFlusher());
 	Assert(DWCtl->batch.phase == DW_BATCH_DURABLE);
 
-	if (dw_parts_wanted() > 0 || !dw_bgwriter_helps() || !dw_batch_was_logged())
+	if (!dw_bgwriter_helps() || !dw_batch_was_logged())
 		return false;
-	dw_sort_batch(runs, &atomic);
-	if (atomic || dw_take_places(&place, 1, DW_PLACES_FOR_BGWRITER) == 0)
+	nruns = dw_sort_batch(runs, &atomic);
+	if (atomic || nruns > DW_RUNS_FOR_BGWRITER ||
+		dw_take_places(&place, 1, DW_PLACES_FOR_BGWRITER) == 0)
 		return false;
 
 	dw_fill_place(place, DWCtl->batch.slots, DWCtl->batch.len);

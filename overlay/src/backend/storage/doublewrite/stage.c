@@ -716,7 +716,6 @@ dw_take_slots(int *slots, int max, const DWPageSet *retry)
 	do
 	{
 		DWLockMutex();
-		DWCtl->flusher.requested = false;
 		taken = dw_take_chunk(slots + n, Min(max - n, DW_TAKE_CHUNK), retry,
 							  &nretried);
 		DWUnlockMutex();

@@ -75,6 +75,28 @@ sub change
 	return difference("UPDATE $table SET v = v + 1 WHERE i = 1; SELECT dw_evict('$table'); SELECT dw_drain()");
 }
 
+# With that many processes that may write home, batches with pages to be written
+# atomically are brought home by the flusher.
+sub keeps_batch
+{
+	my ($concurrency, $sql, $what) = @_;
+
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	$node->safe_psql('postgres', qq{
+		ALTER SYSTEM SET double_write_concurrency = $concurrency;
+		SELECT pg_reload_conf();
+		SELECT dw_pretend_home_writes_take(10), dw_fail_at('doublewrite-home-sent', 'EIO')});
+	my $d = difference($sql);
+	ok(!$d->{failed}, $what);
+	cmp_ok($d->{pages}, '>=', 64, '... if pages of them are written atomically');
+	$node->safe_psql('postgres', q{
+		SELECT dw_clear('doublewrite-home-sent');
+		ALTER SYSTEM RESET double_write_concurrency;
+		SELECT pg_reload_conf();
+		SELECT dw_drain()});
+	return;
+}
+
 sub pages_of
 {
 	my ($table) = @_;
@@ -101,24 +123,8 @@ is($d->{logged}, 0, 'none through the log');
 $node->safe_psql('postgres', q{
 	CREATE TABLE whole (LIKE runs INCLUDING STORAGE) WITH (fillfactor = 40);
 	INSERT INTO whole SELECT 0, repeat('x', 3000) FROM generate_series(1, 100)});
-foreach ([ 4, q{SELECT dw_evict('whole'); SELECT dw_flush_batch(false)} ], [ -1, 'CHECKPOINT' ])
-{
-	my ($concurrency, $bring_home) = @$_;
-
-	$node->safe_psql('postgres', 'CHECKPOINT');
-	$node->safe_psql('postgres', qq{
-		ALTER SYSTEM SET double_write_concurrency = $concurrency;
-		SELECT pg_reload_conf();
-		SELECT dw_pretend_home_writes_take(10), dw_fail_at('doublewrite-home-sent', 'EIO')});
-	$d = difference("UPDATE whole SET v = v + 1; $bring_home");
-	ok(!$d->{failed}, "no batch is sent in parts, nor left to others, with double_write_concurrency = $concurrency");
-	cmp_ok($d->{pages}, '>=', 64, '... when it is written atomically');
-	$node->safe_psql('postgres', q{
-		SELECT dw_clear('doublewrite-home-sent');
-		ALTER SYSTEM RESET double_write_concurrency;
-		SELECT pg_reload_conf();
-		SELECT dw_drain()});
-}
+keeps_batch(4, q{UPDATE whole SET v = v + 1; SELECT dw_evict('whole'); SELECT dw_flush_batch(false)},
+	'batches are not divided');
 
 # several writes under way at once; one of them that is not made harms no other
 my $offset;
@@ -270,6 +276,13 @@ is($node->safe_psql('postgres', $proof), 'failed', '... and the view says so');
 change('a');
 is($node->safe_psql('postgres', $proof), 'not offered', '... until it is looked at again');
 
+# a checkpoint writes to both tablespaces in turn
+$node->safe_psql('postgres', q{
+	CREATE TABLE logged (LIKE whole INCLUDING STORAGE) WITH (fillfactor = 40) TABLESPACE again;
+	INSERT INTO logged SELECT 0, repeat('x', 3000) FROM generate_series(1, 250)});
+keeps_batch(-1, 'UPDATE whole SET v = v + 1; UPDATE logged SET v = v + 1; CHECKPOINT',
+	'checkpoints leave no batches to others');
+
 $offset = -s $node->logfile;
 my $many = "SET allow_in_place_tablespaces = on;\n";
 $many .= "CREATE TABLESPACE s$_ LOCATION ''; CREATE TABLE s$_ (i int, v int) TABLESPACE s$_; INSERT INTO s$_ VALUES (1, 0);\n"
@@ -283,7 +296,7 @@ is(scalar(@reports), 1, '... as is reported once');
 
 # one that is dropped makes room for another
 my $left = $node->safe_psql('postgres', q{SELECT min(tablespace) FROM pg_atomic_write_status WHERE proof = 'not looked at'});
-$node->safe_psql('postgres', 'DROP TABLE a; DROP TABLESPACE again');
+$node->safe_psql('postgres', 'DROP TABLE a, logged; DROP TABLESPACE again');
 change($left);
 is($node->safe_psql('postgres', qq{SELECT proof, pages_logged FROM pg_atomic_write_status WHERE tablespace = '$left'}),
 	'not offered|1', 'a tablespace that is left over takes the place of one that is dropped');
