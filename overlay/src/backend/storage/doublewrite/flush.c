@@ -373,12 +373,13 @@ dw_retry_failed(void)
 static bool
 dw_main_loop_wanted(void)
 {
-	return ProcSignalBarrierPending || ConfigReloadPending || ShutdownRequestPending;
+	return ProcSignalBarrierPending || ConfigReloadPending ||
+		ShutdownRequestPending || LogMemoryContextPending;
 }
 
 /*
- * Carry parts that nobody carries, and flush batches while there are at least
- * threshold pages for one, but not when the main loop has other things to do, nor
+ * Carry parts that nobody carries, and flush batches, the first one if there are at
+ * least threshold pages for it, the others while they are worth it, but not when the main loop has other things to do, nor
  * when timeout milliseconds have passed since start.
  */
 static void
@@ -393,15 +394,22 @@ dw_background_flush(int threshold, instr_time start, long timeout)
 	if (IS_INJECTION_POINT_ATTACHED("doublewrite-background-flush"))
 		return;
 
+	/* what is in parts, nobody else may take, and needs no log that may fail */
+	for (int n = 0; n < DW_MAX_HOME_PARTS; n++)
+	{
+		if (dw_main_loop_wanted() || !dw_carry_part(0))
+			break;
+	}
 	dw_retry_failed();
 
-	/* parts first: what is in them, nobody else may take */
+	/* others may send more meanwhile; what they stage is for their next batch */
 	while (!dw_main_loop_wanted() &&
 		   (dw_carry_part(0) ||
 			(dw_staged_count() >= threshold && dw_flush_batch(NULL, NULL))))
 	{
 		if (dw_msec_since(start) >= timeout)
 			break;
+		threshold = DWBatchThreshold();
 	}
 }
 
