@@ -378,9 +378,10 @@ dw_main_loop_wanted(void)
 }
 
 /*
- * Carry parts that nobody carries, and flush batches, the first one if there are at
- * least threshold pages for it, the others while they are worth it, but not when the main loop has other things to do, nor
- * when timeout milliseconds have passed since start.
+ * Carry parts that nobody carries, and flush batches: the first one if there are at
+ * least threshold pages for it, the others while they are worth it.  But not when the
+ * main loop has other things to do, nor when timeout milliseconds have passed since
+ * start.
  */
 static void
 dw_background_flush(int threshold, instr_time start, long timeout)

@@ -55,9 +55,10 @@
 /* One that has waited for very long counts no more, so that it is forgotten soon */
 #define DW_HOME_NSEC_MAX		100000000
 
-/* Batches that the checkpointer leaves to the background writer at once, and writes of
- * one */
+/* Batches that the checkpointer leaves to the background writer at once */
 #define DW_PLACES_FOR_BGWRITER	2
+
+/* Writes of such a batch at most */
 #define DW_RUNS_FOR_BGWRITER	32
 
 /* More LWLocks than a process holds around a home write; see lwlock.c */
