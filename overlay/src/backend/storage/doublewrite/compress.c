@@ -70,6 +70,9 @@
 /* Compression must save so many times what it takes, as others may want the processor */
 #define DW_COMPRESSION_GAIN		2
 
+/* It takes little beside a write of the log that takes so many times as long */
+#define DW_COMPRESSION_LITTLE	16
+
 /* The pages of one batch; see dw_pack_buffer() */
 static char *dw_packed = NULL;
 
@@ -268,16 +271,27 @@ dw_try_compression(const int *slots, int nslots)
 }
 
 /*
- * Would compressing a batch of this size save more time than it takes?
+ * Would compressing a batch of this size save more time than it takes?  On a device that is
+ * held to a bandwidth, writes wait for what others have sent before, and their own size
+ * hardly shows in their times.  So where these do not rule out that it does, and compressing
+ * takes little beside a write, it is done.
  */
 static bool
 dw_compression_pays(int nslots)
 {
 	const DWLogCost *cost = &DWCtl->log_cost;
 	int			nsaved = nslots - (int) ceil(nslots * cost->page_length / BLCKSZ);
+	double		takes = nslots * cost->page_nsec;
+	double		mean_nsec;
+	double		slope;
+	double		error;
 
-	return nsaved * dw_log_block_nsec() >
-		nslots * cost->page_nsec * DW_COMPRESSION_GAIN;
+	if (nsaved * dw_log_block_nsec() > takes * DW_COMPRESSION_GAIN)
+		return true;
+	/* a negative slope is chance, or comes from large and small writes taking turns */
+	return dw_fit_line(&mean_nsec, &slope, &error) &&
+		nsaved * (Max(slope, 0) + 2 * error) > takes * DW_COMPRESSION_GAIN &&
+		takes * DW_COMPRESSION_LITTLE < mean_nsec;
 }
 #endif
 
