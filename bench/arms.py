@@ -34,6 +34,8 @@ ARMS = {arm.name: arm for arm in (
     Arm("double_writes", "release", {MODE: "double_writes"}),
     Arm("double_writes+lz4", "release",
         {MODE: "double_writes", "double_write_compression": "lz4"}),
+    Arm("double_writes+zstd", "release",
+        {MODE: "double_writes", "double_write_compression": "zstd"}),
     Arm("double_writes+plain", "release",
         {MODE: "double_writes", "double_write_compression": "off"}),
     Arm("instant", "release", {MODE: "double_writes", "instant_recovery": "on"}, restarts=True),

@@ -24,7 +24,7 @@ PLOTS = "plots"
 
 # Of this build in blue and green, of stock in red and grey.
 COLOURS = {"off": "#7fb2e5", "double_writes": "#1f5fa8", "double_writes+lz4": "#5a4fb0",
-           "double_writes+plain": "#8fa3c8",
+           "double_writes+zstd": "#8a6fd0", "double_writes+plain": "#8fa3c8",
            "instant": "#d24d9c",
            "atomic_writes": "#d99a2b",
            "full_pages": "#2f9e6e", "full_pages+lz4": "#9ad3b9", "stock-off": "#9a9a9a",
