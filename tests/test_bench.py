@@ -60,7 +60,7 @@ class StatsTest(unittest.TestCase):
 class ArmsTest(unittest.TestCase):
 
     def test_choose(self):
-        self.assertEqual(len(arms.choose([])), 9)
+        self.assertEqual(len(arms.choose([])), 10)
         chosen = arms.choose(["stock-off", "off"])
         self.assertEqual([arm.name for arm in chosen], ["off", "stock-off"])
         with self.assertRaises(DevError):
