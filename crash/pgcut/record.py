@@ -519,8 +519,8 @@ class HalfWrites(Errors):
 
     def begin_life(self, life):
         super().begin_life(life)
-        # With images to check it, the WAL of _drop_half_written() is 1.6 GB, which takes ten
-        # minutes with wal_sync_method = open_datasync and slow syncs.
+        # With images to check it, the WAL of _drop_half_written() is over 2 GB, which takes more
+        # than twelve minutes with wal_sync_method = open_datasync and slow syncs.
         server.write_settings(self.data, {"checkpoint_timeout": "30s", "max_wal_size": "256MB",
                                           "double_write_buffer_size": "16MB",
                                           "wal_consistency_checking": ""})
