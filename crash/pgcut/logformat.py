@@ -5,7 +5,7 @@ import struct
 BATCH = struct.Struct("<QIIQQQQIIQQQII")
 ENTRY = struct.Struct("<IIIHHIIQ")
 MAGIC = 0x31474F4C57444750
-VERSION = 3
+VERSION = 4
 PAGE = 8192
 SEGMENT_BLOCKS = 512
 
@@ -31,6 +31,26 @@ def crc32c(data):
     for byte in data:
         crc = crc >> 8 ^ _CRCS[(crc ^ byte) & 0xFF]
     return crc ^ 0xFFFFFFFF
+
+
+_ITEM = struct.Struct("<I")
+_INFOMASK = 21                  # its byte with the bits of hints
+_HINTS = 0x0F
+
+
+def hint_digest(page):
+    """Return what a note says of a heap page: its CRC without its hints."""
+    page = bytearray(page)
+    lower, = struct.unpack_from("<H", page, 12)
+    page[0:10] = bytes(10)      # pd_lsn, pd_checksum
+    page[10] &= ~3              # PD_HAS_FREE_LINES, PD_PAGE_FULL
+    page[20:24] = bytes(4)      # pd_prune_xid
+    for at in range(24, min(lower, PAGE) - 3, _ITEM.size):
+        item, = _ITEM.unpack_from(page, at)
+        offset = item & 0x7FFF
+        if item >> 15 & 3 == 1 and offset % 8 == 0 and offset + _INFOMASK + 2 <= PAGE:
+            page[offset + _INFOMASK] &= ~_HINTS & 0xFF
+    return crc32c(page)
 
 
 def planted(rng, system, segments, length):

@@ -8,7 +8,8 @@ R1   A page in the log or at home has an LSN that durable WAL reaches; on a stan
 R2   As long as a home write is not durable, it may be torn.  So from its start on a
      durable copy of the page is in the log, new enough for each redo pointer from
      which a crash could recover; or the first record for the block after each of
-     them rebuilds it.  A write that was recorded as atomic is never torn, and needs neither.
+     them rebuilds it; or no record after them has changed it, and a durable note in the
+     log fits it, or, without checksums, what was home before but for hints.  A write that was recorded as atomic is never torn, and needs neither.
 R3   That holds until its sync: no low-water mark that a crash could find passes the
      copy, no segment with live batches is reused, and no batch is written
      before the one before it is durable.
@@ -32,7 +33,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 
 from . import wal
-from .logformat import BATCH, ENTRY, MAGIC, VERSION
+from .logformat import BATCH, ENTRY, MAGIC, VERSION, hint_digest
 from .recording import ROOT_INO, SYNC_DATA, SYNC_DIRECTORY, WRITE_ATOMIC, Kind
 from .states import SPACES
 from .walindex import WalIndex, end_in_base
@@ -98,6 +99,7 @@ class _Batch:
     start: int
     end: int
     lsns: dict                  # page -> LSN of its copy
+    notes: dict                 # page -> digest of what was written home instead
     writes: list                # the operations that have written it
     seq: int = 0                # of the operation that completed it
     durable: int = 0            # of the sync that covered it
@@ -115,6 +117,8 @@ class _HomeWrite:
     hint: bool                  # no change that WAL has was written with it
     part: tuple                 # of the page: (0, PAGE) unless the write was cut short
     marked: bool                # there was a marker: the log, not images, was to protect it
+    content: tuple              # (operation, offset) of the page in its data, or None
+    before: tuple               # the same of what was home before, if that is known
     gone: int = 0               # the operation that has removed the block since
     excused: bool = False       # because its file is of an uncommitted transaction
 
@@ -129,6 +133,7 @@ class _File:
     path: str = ""
     base: object = None         # what it held before the recording
     lsns: dict = field(default_factory=dict)        # home: block -> LSN as written
+    newest: dict = field(default_factory=dict)      # ... and (operation, offset) of it
     pending: dict = field(default_factory=lambda: defaultdict(list))
     # of pages written atomically: the durable version, and those since, as _HomeWrites
     atomic: dict = field(default_factory=dict)
@@ -173,7 +178,9 @@ class Monitor:
         self._wal_ahead = []
         self._image_free = 0
         self._batches = {}                  # number -> the last one written with it
+        self._checksums = bool(recording.meta.get("checksums"))
         self._copies = defaultdict(list)    # page -> batches, in order
+        self._notes = defaultdict(list)     # the same of notes
         self._parts = defaultdict(list)     # log file -> its writes since the last sync
         self._mark = 0                      # the highest one that a crash could find
         self._marker = False                # there is a marker, durable or not
@@ -258,6 +265,7 @@ class Monitor:
             self._marker_removed(op)
         new = self._classified(self._paths[op.ino])
         new.size, new.base, new.lsns, new.pending = old.size, old.base, old.lsns, old.pending
+        new.newest = old.newest
         new.atomic = old.atomic
         self._files[op.ino] = new
         if new.kind == "marker":
@@ -302,7 +310,7 @@ class Monitor:
         for block in [block for block in file.pending if block * PAGE >= op.a]:
             for write in file.pending[block]:
                 write.gone = op.seq
-        for known in (file.lsns, file.atomic):
+        for known in (file.lsns, file.newest, file.atomic):
             for block in [block for block in known if block * PAGE >= op.a]:
                 del known[block]
         if file.kind == "log":
@@ -424,11 +432,15 @@ class Monitor:
         if batch.number not in (newest, newest + 1):
             self._batches.clear()       # the log begins anew
             self._copies.clear()
+            self._notes.clear()
             self._mark = 0
         before = self._batches.get(batch.number - 1)
         for page, lsn in batch.lsns.items():
             self._check_lsn(op, page, lsn, "a copy of")
             self._copies[page].append(batch)
+        self.figures["notes"] += len(batch.notes)
+        for page in batch.notes:
+            self._notes[page].append(batch)
         if before and before.number >= batch.mark and not 0 < before.durable <= op.begin:
             self._violated(op.seq, "R3", f"batch {batch.number} of the log is written before "
                            f"batch {before.number} is durable")
@@ -455,7 +467,7 @@ class Monitor:
             if batch.ino != op.ino or batch.gone or batch.end <= start or end <= batch.start:
                 continue
             batch.gone = True
-            if batch.lsns and batch.durable and batch.number >= needed and self._marker:
+            if (batch.lsns or batch.notes) and batch.durable and batch.number >= needed and self._marker:
                 self._violated(op.seq, "R3", f"batch {batch.number} of the log is overwritten or "
                                f"removed, and the durable low-water mark is {needed}")
 
@@ -552,13 +564,15 @@ class Monitor:
             before = self._lsn_at_home(file, block)
             lsn = before if (op.a % PAGE and block == op.a // PAGE) else _page_lsn(content)
             file.lsns[block] = lsn
+            start = max(op.a - block * PAGE, 0)
+            place = (op, block * PAGE - op.a) if len(content) == PAGE else None
+            replaced, file.newest[block] = file.newest.get(block), place
             if (block + 1) * PAGE > file.size:      # it did not have all of it
                 continue
             self.figures["home writes"] += 1
             page = (*relation, fork, first + block)
-            start = max(op.a - block * PAGE, 0)
             write = _HomeWrite(op.seq, op.begin, page, lsn, lsn == before,
-                               (start, start + len(content)), bool(self._marker))
+                               (start, start + len(content)), bool(self._marker), place, replaced)
             if not self._uncommitted(relation):
                 self._check_lsn(op, page, lsn, "")
             if op.flags & WRITE_ATOMIC:
@@ -666,6 +680,8 @@ class Monitor:
         for redo in {control[2] for control in self._controls}:
             if copy and self._new_enough(copy, write.page, redo):
                 continue
+            if not copy and self._marker and self._only_hints(write, begin, redo):
+                continue
             missing = self._not_rebuilt(write, redo, begin)
             if missing:
                 return f"{why or 'its copy is too old'}, and {missing}"
@@ -687,6 +703,25 @@ class Monitor:
             else:
                 return batch, None
         return None, why
+
+    def _only_hints(self, write, begin, redo):
+        """Say whether a page torn in nothing but hints could be told, and made right."""
+        first = self.wal.first(write.page, redo, mere_reads=False)
+        if write.page[3] != _MAIN or first and first[1] <= write.lsn:
+            return False
+        digest = self._digest(write.content)
+        if not self._checksums:
+            return None in (digest, write.before) or self._digest(write.before) == digest
+        return any(digest in (None, batch.notes[write.page])
+                   for batch in self._notes.get(write.page, ())
+                   if not batch.gone and batch.number >= self._mark and 0 < batch.durable <= begin)
+
+    def _digest(self, place):
+        """Return the digest of a page that was written as a whole, else None."""
+        if place is None:
+            return None
+        op, offset = place
+        return hint_digest(self.recording.data(op)[offset:offset + PAGE])
 
     def _new_enough(self, copy, page, redo):
         """Say whether redo from a redo pointer makes of a copy what the page has to be.
@@ -739,13 +774,17 @@ def _batch(op, data):
     entries_end = BATCH.size + npages * ENTRY.size
     if magic != MAGIC or version != VERSION or len(data) < entries_end:
         return None             # the write may have stopped half-way
-    lsns, length = {}, 0
+    lsns, notes, length = {}, {}, 0
     for at in range(BATCH.size, entries_end, ENTRY.size):
-        space, database, node, fork, size, block, _, lsn = ENTRY.unpack_from(data, at)
-        lsns[space, database, node, fork, block] = lsn
+        space, database, node, fork, size, block, crc, lsn = ENTRY.unpack_from(data, at)
+        page = (space, database, node, fork, block)
+        if size:
+            lsns[page] = lsn
+        else:
+            notes[page] = crc
         length += size
     end = op.a + PAGE * (1 + -(-length // PAGE))
-    return _Batch(number, mark, (redo, pending), op.ino, op.a, end, lsns, [op])
+    return _Batch(number, mark, (redo, pending), op.ino, op.a, end, lsns, notes, [op])
 
 
 def _whole(writes):

@@ -39,12 +39,15 @@ def control(redo, state=PRODUCTION, recovered=0, backup=0):
                        backup).ljust(8192, b"\0")
 
 
-def batch(number, mark, redo, pages, pending=0):
-    """Return a batch of the log with these {page: LSN}."""
+def batch(number, mark, redo, pages, pending=0, notes=None):
+    """Return a batch of the log with copies of these {page: LSN} and notes {page: digest}."""
+    notes = notes or {}
     header = logformat.BATCH.pack(logformat.MAGIC, logformat.VERSION, 8192, 1, number,
-                                  mark, 1, 0, len(pages), redo, pending, 7, 0, 0)
+                                  mark, 1, 0, len(pages) + len(notes), redo, pending, 7, 0, 0)
     for (space, database, node, fork, block), lsn in pages.items():
         header += struct.pack("<IIIHHIIQ", space, database, node, fork, 8192, block, 0, lsn)
+    for (space, database, node, fork, block), digest in notes.items():
+        header += struct.pack("<IIIHHIIQ", space, database, node, fork, 0, block, digest, 0)
     return header.ljust(8192, b"\0") + b"".join(map(content, pages.values()))
 
 
@@ -59,6 +62,19 @@ class FormatTest(unittest.TestCase):
         self.assertEqual(header[:4], (logformat.MAGIC, logformat.VERSION, 8192, 7))
         self.assertEqual(header[-1], logformat.crc32c(found[:logformat.BATCH.size - 4]))
     """The monitor reads the log as the engine writes it."""
+
+    def test_hint_digest(self):
+        page = bytearray(b"p" * 8192)
+        page[12:14] = struct.pack("<H", 32)
+        page[24:32] = struct.pack("<II", 800 | 1 << 15, 900 | 3 << 15)   # normal, dead
+        digest = logformat.hint_digest(page)
+        for at, bit, hint in ((0, 1, True), (7, 1, True), (9, 1, True), (10, 2, True),
+                              (10, 4, False), (20, 1, True), (821, 1, True), (821, 8, True),
+                              (821, 16, False), (820, 1, False), (921, 1, False)):
+            changed = bytearray(page)
+            changed[at] ^= bit
+            with self.subTest(at=at, bit=bit):
+                self.assertEqual(logformat.hint_digest(changed) == digest, hint)
 
     def test_version(self):
         header = Path(__file__).resolve().parents[2] / \
@@ -120,11 +136,13 @@ class MonitorTest(unittest.TestCase):
         self.flush(sync)
         return lsn
 
-    def put_batch(self, pages, sync=True, number=None, mark=None, redo=None, pending=0):
+    def put_batch(self, pages, sync=True, number=None, mark=None, redo=None, pending=0,
+                  notes=None):
         """Append a batch to the log."""
         self.number = number or getattr(self, "number", 0) + 1
         self.mark = mark or getattr(self, "mark", 1)
-        data = batch(self.number, self.mark, self.redo if redo is None else redo, pages, pending)
+        data = batch(self.number, self.mark, self.redo if redo is None else redo, pages, pending,
+                     notes)
         self.history.write(self.log, self.at, data)
         self.at += len(data)
         if sync:
@@ -136,6 +154,12 @@ class MonitorTest(unittest.TestCase):
         if sync:
             self.history.sync(self.file)
         return seq
+
+    def put_noted(self, **details):
+        """Write a page home of which the log has a note; its LSN is from before this WAL."""
+        digest = logformat.hint_digest(content(2))
+        self.put_batch({}, notes={page_of(0): digest}, **details)
+        return self.put_home(0, 3)
 
     def complete_checkpoint(self, redo, begin=None):
         """Let pg_control name a redo pointer."""
@@ -177,6 +201,9 @@ class HealthyTest(MonitorTest):
     def test_protected_write(self):
         self.protected_write()
         self.protected_write(1)
+
+    def test_hints_that_are_noted(self):
+        self.put_noted()
 
     def test_page_of_a_backup_that_redo_has_not_come_to(self):
         self.recover_backup()
@@ -385,6 +412,26 @@ class ViolationTest(MonitorTest):
         self.protected_write()
         self.assert_violated("R1", "minRecoveryPoint")
         self.assertGreater(self.violations()[0].seq, seq)
+
+    def test_hints_whose_note_is_not_durable(self):
+        self.put_noted(sync=False)
+        self.assert_violated("R2", "no record from redo pointer")
+
+    def test_hints_whose_note_is_freed(self):
+        self.put_noted()
+        self.put_batch({}, mark=self.number + 1)
+        self.assert_violated("R3", "no record from redo pointer")
+
+    def test_note_of_something_else(self):
+        self.put_batch({}, notes={page_of(0): 1})
+        self.put_home(0, 3)
+        self.assert_violated("R2", "no record from redo pointer")
+
+    def test_note_of_a_page_that_was_changed(self):
+        lsn = self.changed(0)
+        self.put_batch({}, notes={page_of(0): logformat.hint_digest(content(lsn))})
+        self.put_home(0, lsn)
+        self.assert_violated("R2", "the first record")
 
     def test_no_copy(self):
         seq = self.put_home(0, self.changed(0))

@@ -162,6 +162,7 @@ WITH c AS (
 		pg_catalog.max(value) FILTER (WHERE name = 'logged') AS pages_logged,
 		pg_catalog.max(value) FILTER (WHERE name = 'exempt') AS pages_exempt,
 		pg_catalog.max(value) FILTER (WHERE name = 'in_epoch') AS pages_in_epoch,
+		pg_catalog.max(value) FILTER (WHERE name = 'only_hints') AS pages_only_hints,
 		pg_catalog.max(value) FILTER (WHERE name = 'log_bytes') AS log_write_bytes,
 		pg_catalog.max(value) FILTER (WHERE name = 'logged_bytes') AS log_page_bytes,
 		pg_catalog.max(value) FILTER (WHERE name = 'log_writes') AS log_writes,
@@ -188,7 +189,7 @@ WITH c AS (
 	FROM pg_double_write_counters()
 )
 SELECT pages_staged, pages_replaced, stage_hits, stage_full, pages_discarded,
-	batches, pages_logged, pages_exempt, pages_in_epoch,
+	batches, pages_logged, pages_exempt, pages_in_epoch, pages_only_hints,
 	log_write_bytes, log_page_bytes,
 	pg_catalog.round(pages_logged::numeric * pg_catalog.current_setting('block_size')::numeric /
 		nullif(log_page_bytes::numeric, 0::numeric), 2) AS compression_ratio,

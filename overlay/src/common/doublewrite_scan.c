@@ -388,8 +388,8 @@ dw_entries_valid(const DWBatchHeader *hdr)
 	for (uint32 i = 0; i < hdr->npages; i++)
 	{
 		if (entries[i].forknum > MAX_FORKNUM ||
-			entries[i].length == 0 || entries[i].length > BLCKSZ ||
-			(entries[i].length < BLCKSZ &&
+			entries[i].length > BLCKSZ ||
+			(entries[i].length < BLCKSZ && !DWIsNote(&entries[i]) &&
 			 hdr->compression == DW_COMPRESSION_OFF))
 			return false;
 	}
@@ -454,7 +454,8 @@ dw_remember_batch(DWScan *scan, const DWBatchHeader *hdr)
 	batch->bad_page = -1;
 	for (uint32 i = 0; i < hdr->npages && batch->bad_page < 0; i++)
 	{
-		if (DWPageChecksum(stored, batch->entries[i].length) != batch->entries[i].crc)
+		if (!DWIsNote(&batch->entries[i]) &&
+			DWPageChecksum(stored, batch->entries[i].length) != batch->entries[i].crc)
 			batch->bad_page = i;
 		stored += batch->entries[i].length;
 	}
@@ -900,7 +901,19 @@ DWSamePage(const DWPageEntry *a, const DWPageEntry *b)
 }
 
 /*
- * The newest copy of each page in the live range, sorted by page. (R4)
+ * Is the first of these of no use beside the second?  Both are of one page, and the
+ * first is the older one.
+ */
+static bool
+dw_is_superseded(const DWCopy *older, const DWCopy *newer)
+{
+	return DWIsNote(&older->entry) || !DWIsNote(&newer->entry);
+}
+
+/*
+ * The newest copy of each page in the live range, sorted by page (R4), and of pages
+ * without any the newest note.  A copy goes before notes that are newer: while it is
+ * live, home may be torn in more than hints.
  */
 DWCopy *
 DWNewestCopies(const DWScan *scan, const DWLiveRange *live, int *ncopies)
@@ -931,9 +944,10 @@ DWNewestCopies(const DWScan *scan, const DWLiveRange *live, int *ncopies)
 	qsort(copies, n, sizeof(DWCopy), dw_copy_cmp);
 	for (int i = 0; i < n; i++)
 	{
-		if (i + 1 < n && DWSamePage(&copies[i].entry, &copies[i + 1].entry))
-			continue;
-		copies[kept++] = copies[i];
+		if (kept == 0 || !DWSamePage(&copies[kept - 1].entry, &copies[i].entry))
+			copies[kept++] = copies[i];
+		else if (dw_is_superseded(&copies[kept - 1], &copies[i]))
+			copies[kept - 1] = copies[i];
 	}
 	*ncopies = kept;
 	return copies;

@@ -305,9 +305,10 @@ text_batches(const LogState *state, bool pages)
 		{
 			const DWPageEntry *entry = &batch->entries[p];
 
-			printf(_("%22s%s block %u, LSN %X/%X\n"), "",
+			printf(_("%22s%s block %u, LSN %X/%X%s\n"), "",
 				   relpathperm(entry->rlocator, entry->forknum).str,
-				   entry->blkno, LSN_FORMAT_ARGS(entry->lsn));
+				   entry->blkno, LSN_FORMAT_ARGS(entry->lsn),
+				   DWIsNote(entry) ? _(", hints only") : "");
 		}
 	}
 }

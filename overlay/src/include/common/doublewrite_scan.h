@@ -51,7 +51,7 @@ typedef struct DWScanSegment
 	uint64		first_batch;	/* number of the batch at its start, or 0 */
 } DWScanSegment;
 
-/* The copy of a page to restore */
+/* The copy of a page to restore, or the note of one to be made right */
 typedef struct DWCopy
 {
 	DWPageEntry entry;
@@ -103,7 +103,7 @@ typedef struct DWLiveRange
 	DWLiveVerdict verdict;
 	int			first;
 	int			last;
-	uint64		npages;			/* copies in it */
+	uint64		npages;			/* copies and notes in it */
 	uint64		nblocks;		/* its size in blocks */
 	const DWFoundBatch *ignored;	/* newest batch, if it is incomplete */
 	const DWFoundBatch *unreadable; /* a batch compressed with a method that
@@ -202,6 +202,7 @@ extern bool DWCompressionSupported(uint32 compression);
 extern uint32 DWPageOffset(const DWFoundBatch *batch, uint32 page);
 extern bool DWUnpackPage(uint32 compression, const char *stored, Size length,
 						 char *page);
+extern pg_crc32c DWHintDigest(const char *page);
 extern bool DWSamePage(const DWPageEntry *a, const DWPageEntry *b);
 extern DWCopy *DWNewestCopies(const DWScan *scan, const DWLiveRange *live,
 							  int *ncopies);

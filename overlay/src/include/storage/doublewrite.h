@@ -17,6 +17,7 @@
 
 #include "access/xlogdefs.h"
 #include "storage/block.h"
+#include "storage/buf.h"
 #include "storage/bufpage.h"
 #include "storage/relfilelocator.h"
 
@@ -70,6 +71,10 @@ extern bool DoubleWriteImageMissing(struct XLogReaderState *record,
 extern void DoubleWriteNoteImagesOff(XLogRecPtr recptr);
 extern bool DoubleWriteDroppedAhead(Oid next);
 
+/* hints.c: pages in which only hints have changed */
+extern void DoubleWriteNoteHeapHint(Buffer buffer);
+extern void DoubleWriteNoteDirtied(Buffer buffer);
+
 /* reads.c: what crash recovery would have to read */
 typedef struct DoubleWriteReads
 {
@@ -78,6 +83,7 @@ typedef struct DoubleWriteReads
 	uint64		repeated;		/* of them, blocks that redo would have read
 								 * for an earlier record */
 	uint64		log_pages;		/* copies in the live part of the log */
+	uint64		log_notes;		/* ... and notes */
 	uint64		log_bytes;		/* its size */
 } DoubleWriteReads;
 

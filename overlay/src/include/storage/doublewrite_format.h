@@ -13,6 +13,11 @@
  * names.  Whether a batch is intact can be told without it: checksums are
  * those of the bytes in the log.
  *
+ * Of a page in which nothing but hints has changed, the batch may hold a note
+ * instead of a copy: its entry alone, with a digest that leaves hints out.  It
+ * tells a page torn by such a write, which needs but a new checksum, from one
+ * that is damaged otherwise.
+ *
  * Each batch describes itself: which cluster it belongs to, where it was
  * meant to stand (a recycled segment still holds batches of its former
  * life), its number, and from which batch on the log was live when it was
@@ -54,7 +59,7 @@
 
 /* "PGDWLOG1" when read as bytes on a little-endian machine */
 #define DW_MAGIC				UINT64CONST(0x31474F4C57444750)
-#define DW_FORMAT_VERSION		3
+#define DW_FORMAT_VERSION		4
 
 /*
  * Blocks per segment file: 4 MB with the usual block size.  Small enough that
@@ -89,9 +94,11 @@ typedef struct DWPageEntry
 {
 	RelFileLocator rlocator;
 	uint16		forknum;
-	uint16		length;			/* in the log: BLCKSZ if not compressed */
+	uint16		length;			/* in the log: BLCKSZ if not compressed, 0 if
+								 * this is a note */
 	BlockNumber blkno;
-	pg_crc32c	crc;			/* of the page as it is in the log */
+	pg_crc32c	crc;			/* of the page as it is in the log; of a note,
+								 * DWHintDigest() */
 	XLogRecPtr	lsn;			/* page LSN, for people: restore ignores it */
 } DWPageEntry;
 
@@ -107,7 +114,7 @@ typedef struct DWBatchHeader
 	uint64		low_water;		/* first live batch as of this batch */
 	uint64		segno;			/* segment this batch was written to */
 	uint32		blockno;		/* block of the header within the segment */
-	uint32		npages;			/* pages that follow, may be 0 */
+	uint32		npages;			/* pages that follow or are noted, may be 0 */
 	XLogRecPtr	redo;			/* redo pointer of the last completed
 								 * checkpoint when the batch was written */
 	XLogRecPtr	redo_pending;	/* the same of a checkpoint that is about to
@@ -141,6 +148,13 @@ DWBatchHeaderChecksum(const DWBatchHeader *hdr)
 				hdr->npages * sizeof(DWPageEntry));
 	FIN_CRC32C(crc);
 	return crc;
+}
+
+/* Does this stand for a page of which the log has no copy? */
+static inline bool
+DWIsNote(const DWPageEntry *entry)
+{
+	return entry->length == 0;
 }
 
 /*
@@ -205,7 +219,8 @@ typedef struct DWLedgerEntry
 	RelFileLocator rlocator;
 	ForkNumber	forknum;
 	BlockNumber blkno;
-	uint32		log_offset;		/* place of the copy in the log */
+	uint32		log_offset;		/* place of the copy in the log, or where it
+								 * would be instead of a note */
 	uint64		log_segno;
 	XLogRecPtr	lsn_before;		/* page LSN at home; may be torn, too */
 	XLogRecPtr	lsn_after;		/* page LSN of the copy */

@@ -76,8 +76,8 @@ typedef enum DWStager
  * What is known of WAL records for the block in a shared buffer; one per buffer,
  * beside the buffer descriptors, whose layout extensions know.  Written with the
  * buffer's content lock held exclusively, or by the only process that has the
- * buffer pinned; read under a content lock.  But "hidden" may be set by whoever
- * has a pin.
+ * buffer pinned; read under a content lock.  But "hidden" and "only_hints" may be
+ * set by whoever has a pin.
  */
 typedef struct DWBufferRecords
 {
@@ -89,6 +89,9 @@ typedef struct DWBufferRecords
 								 * after redo */
 	bool		rebuilt_before; /* ... after before */
 	bool		hidden;			/* there may be other records: not exempt */
+	bool		only_hints;		/* nothing but hints of the heap has changed
+								 * since the last completed checkpoint */
+	bool		unreported;		/* marked dirty, and no record reported since */
 } DWBufferRecords;
 
 typedef struct DWSlot
@@ -256,6 +259,8 @@ typedef struct DWStats
 	pg_atomic_uint64 logged_bytes;	/* space they take there, in bytes */
 	pg_atomic_uint64 exempt;	/* permanent pages not logged because redo
 								 * rebuilds them */
+	pg_atomic_uint64 only_hints;	/* permanent pages not logged because only
+									 * hints have changed */
 	pg_atomic_uint64 in_epoch;	/* permanent pages not logged because the live
 								 * log has a copy already */
 	pg_atomic_uint64 log_bytes; /* bytes written to the log */
@@ -314,7 +319,8 @@ typedef struct DWRestoreStats
 /* What the log had taken at some moment, as counted since the server started */
 typedef struct DWLogTaken
 {
-	uint64		pages;
+	uint64		pages;			/* copies */
+	uint64		notes;
 	uint64		bytes;
 } DWLogTaken;
 
@@ -736,6 +742,7 @@ extern int	dw_log_bound_segments(void);
 extern void dw_count_read(XLogRecPtr lsn);
 extern void dw_count_reads_from(XLogRecPtr redo);
 extern void dw_count_drop(Oid number);
+extern DWLogTaken dw_log_taken(void);
 
 /* exempt.c */
 extern bool dw_redo_rebuilds(const DWSlot *slot);
@@ -744,6 +751,9 @@ extern bool dw_replayed_images(void);
 extern void dw_note_truncate(const RelFileLocator *rlocator);
 extern void dw_note_drop_in_redo(Oid number, const RelFileLocator *rlocator);
 extern bool dw_was_truncated(const RelFileLocator *rlocator);
+
+/* hints.c */
+extern bool dw_only_hints_changed(const DWSlot *slot);
 
 /* stats.c */
 extern void dw_show_log(void);
@@ -864,7 +874,8 @@ extern bool dw_marker_is_original(void);
 extern void dw_write_marker(void);
 
 /* log.c */
-extern bool dw_log_write_batch(const int *slots, int nslots, bool beyond_bound);
+extern bool dw_log_write_batch(const int *slots, int nslots, int ncopies,
+							   bool beyond_bound);
 extern void dw_log_set_low_water(uint64 mark);
 extern void dw_log_empty(void);
 extern void dw_remove_log(void);

@@ -264,12 +264,12 @@ RecoveryEstimateNow(RecoveryEstimate *estimate)
 	work->end = RecoveryInProgress() ? GetXLogReplayRecPtr(NULL) :
 		GetXLogInsertRecPtr();
 	work->end = Max(work->end, work->redo);
-	work->log_pages = reads.log_pages;
+	work->log_pages = reads.log_pages + reads.log_notes;
 	work->log_bytes = reads.log_bytes;
 
 	/* restore leaves pages in half of shared buffers, where redo finds them */
 	estimate->blocks = first - Min(repeated, first);
-	buffered = Min(work->log_pages, (uint64) NBuffers / 2);
+	buffered = Min(reads.log_pages, (uint64) NBuffers / 2);
 	work->reads = estimate->blocks - Min(buffered, estimate->blocks);
 	work->written = estimate->waits ? estimate->blocks : 0;
 

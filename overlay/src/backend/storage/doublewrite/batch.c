@@ -269,8 +269,9 @@ dw_await_home_writes(void)
 
 /*
  * The page in this slot has its newest copy in a logged batch, which must be
- * kept until the page is home.  Of earlier batches that hold copies of it,
- * restore would take nothing. (R3, R4)  The flush lock is held, and the slot is
+ * kept until the page is home, or a note.  Of earlier batches that hold copies of
+ * it, restore would take nothing that a page needs which has not failed to be
+ * written home. (R3, R4)  The flush lock is held, and the slot is
  * in the batch.
  */
 void

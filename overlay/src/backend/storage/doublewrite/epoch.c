@@ -110,10 +110,7 @@ dw_epoch_begin(uint64 first_batch)
 {
 	Assert(DWIsFlusher());
 	if (first_batch > DWCtl->log.epoch)
-	{
-		DWCtl->log.epoch_after.pages = pg_atomic_read_u64(&DWCtl->stats.logged);
-		DWCtl->log.epoch_after.bytes = pg_atomic_read_u64(&DWCtl->stats.log_bytes);
-	}
+		DWCtl->log.epoch_after = dw_log_taken();
 	Assert(first_batch <= DWCtl->log.next_batchno);
 	Assert(first_batch <= dw_first_removed_batch());	/* R3 */
 

@@ -143,7 +143,12 @@ DoubleWriteNoteRecord(const void *page, bool rebuilds)
 	if (pg_atomic_read_u64(&DWCtl->records_known) < redo)
 		pg_atomic_monotonic_advance_u64(&DWCtl->records_known, redo);
 
-	if (records == NULL || records->hidden)
+	if (records == NULL)
+		return;
+	if (records->only_hints)
+		records->only_hints = false;
+	records->unreported = false;
+	if (records->hidden)
 		return;
 	if (records->redo == DW_NOT_NOTED)
 		records->redo = pg_atomic_read_u64(&DWCtl->records_known);

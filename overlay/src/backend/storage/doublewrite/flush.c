@@ -74,16 +74,20 @@ typedef struct DWChoice
 {
 	int			logged[DW_MAX_BATCH_PAGES]; /* slots to be logged */
 	int			nlogged;
+	int			noted[DW_MAX_BATCH_PAGES];	/* slots to be noted in the log */
+	int			nnoted;
 	int			copied[DW_MAX_BATCH_PAGES]; /* slots with a copy in the log */
 	uint64		copies[DW_MAX_BATCH_PAGES]; /* ... and the batches of these */
 	int			ncopied;
 	int			nexempt;		/* pages that redo rebuilds */
-	int			natomic;		/* pages that are written atomically */
+	int			nhints;			/* pages in which only hints have changed */
+	int			natomic;		/* pages that are written atomically, and would
+								 * be logged otherwise */
 } DWChoice;
 
 /*
- * Choose the pages of the batch that have to pass through the log (R2), and those
- * that are written home atomically instead. (A1)
+ * Choose the pages of the batch that have to pass through the log, those of which it
+ * needs but a note (R2), and those that are written home atomically instead. (A1)
  *
  * Where the log is not in use, count what would have passed through it.
  */
@@ -96,7 +100,8 @@ dw_choose_logged(DWChoice *choice)
 	Assert(DWIsFlusher());
 	Assert(DWCtl->batch.phase == DW_BATCH_TAKEN);
 
-	choice->nlogged = choice->ncopied = choice->nexempt = choice->natomic = 0;
+	choice->nlogged = choice->nnoted = choice->ncopied = 0;
+	choice->nexempt = choice->nhints = choice->natomic = 0;
 
 	for (int i = 0; i < DWCtl->batch.len; i++)
 	{
@@ -112,12 +117,19 @@ dw_choose_logged(DWChoice *choice)
 		else if (atomic && dw_atomic_chosen(slot))
 		{
 			slot->atomic = true;
-			choice->natomic++;
+			if (!dw_only_hints_changed(slot))
+				choice->natomic++;
 		}
 		else if (wanted && (copy = dw_epoch_copy(&slot->tag)) != 0)
 		{
 			choice->copied[choice->ncopied] = slotno;
 			choice->copies[choice->ncopied++] = copy;
+		}
+		else if (dw_only_hints_changed(slot))
+		{
+			choice->nhints++;
+			if (DataChecksumsEnabled())
+				choice->noted[choice->nnoted++] = slotno;
 		}
 		else
 			choice->logged[choice->nlogged++] = slotno;
@@ -125,12 +137,12 @@ dw_choose_logged(DWChoice *choice)
 
 	if (wanted)
 		return;
-	if (choice->nlogged > 0)
+	if (choice->nlogged + choice->nnoted > 0)
 	{
 		DWCount(would_log, choice->nlogged);
 		DWCount(would_log_batches, 1);
 	}
-	choice->nlogged = choice->nexempt = 0;
+	choice->nlogged = choice->nnoted = choice->nexempt = choice->nhints = 0;
 }
 
 /*
@@ -141,14 +153,18 @@ static bool
 dw_make_durable(bool beyond_bound)
 {
 	DWChoice	choice;
+	int			nentries;
 
 	Assert(DWIsFlusher());
 	Assert(DWCtl->batch.phase == DW_BATCH_TAKEN);
 
 	dw_flush_wal();
 	dw_choose_logged(&choice);
-	if (choice.nlogged > 0 &&
-		!dw_log_write_batch(choice.logged, choice.nlogged, beyond_bound))
+	nentries = choice.nlogged + choice.nnoted;
+	memcpy(choice.logged + choice.nlogged, choice.noted,
+		   choice.nnoted * sizeof(int));
+	if (nentries > 0 &&
+		!dw_log_write_batch(choice.logged, nentries, choice.nlogged, beyond_bound))
 		return false;
 
 	/* not before: a batch that waits for a sync cycle must not keep the log */
@@ -158,15 +174,16 @@ dw_make_durable(bool beyond_bound)
 
 	DWCount(exempt, choice.nexempt);
 	DWCount(in_epoch, choice.ncopied);
+	DWCount(only_hints, choice.nhints);
 	if (choice.natomic > 0)
 	{
 		/* what double_writes would have had to do */
 		DWCount(would_log, choice.natomic);
-		DWCount(would_log_batches, choice.nlogged == 0 ? 1 : 0);
+		DWCount(would_log_batches, nentries == 0 ? 1 : 0);
 	}
 	DWCount(batch_size[DWSizeClass(DWCtl->batch.len)], 1);
-	if (choice.nlogged > 0)
-		DWCount(logged_size[DWSizeClass(choice.nlogged)], 1);
+	if (nentries > 0)
+		DWCount(logged_size[DWSizeClass(nentries)], 1);
 	return true;
 }
 

@@ -37,11 +37,12 @@ static PGIOAlignedBlock dw_header_block;
 
 /*
  * Begin the header of a batch of these pages: which they are, and how many
- * bytes of what follows it.  Returns the pages as they are to be written if
- * they have been compressed, else NULL.
+ * bytes of what follows it.  The first ncopies are to follow, the others are
+ * noted.  Returns the pages as they are to be written if they have been
+ * compressed, else NULL.
  */
 static char *
-dw_build_entries(const int *slots, int nslots)
+dw_build_entries(const int *slots, int nslots, int ncopies)
 {
 	DWPageEntry *entries = DWBatchEntries(DWHeader);
 	char	   *packed;
@@ -49,17 +50,18 @@ dw_build_entries(const int *slots, int nslots)
 
 	memset(&dw_header_block, 0, sizeof(dw_header_block));
 	DWHeader->npages = nslots;
-	stored = packed = dw_pack_pages(DWHeader, slots, nslots);
+	stored = packed = dw_pack_pages(DWHeader, slots, ncopies);
 
 	for (int i = 0; i < nslots; i++)
 	{
 		const DWSlot *slot = &DWSlots[slots[i]];
-		const char *page = packed ? stored : DWSlotPage(slots[i]);
+		const char *page = packed && i < ncopies ? stored : DWSlotPage(slots[i]);
 
 		entries[i].rlocator = BufTagGetRelFileLocator(&slot->tag);
 		entries[i].forknum = BufTagGetForkNum(&slot->tag);
 		entries[i].blkno = slot->tag.blockNum;
-		entries[i].crc = DWPageChecksum(page, entries[i].length);
+		entries[i].crc = DWIsNote(&entries[i]) ? DWHintDigest(page) :
+			DWPageChecksum(page, entries[i].length);
 		entries[i].lsn = slot->lsn;
 		if (packed)
 			stored += entries[i].length;
@@ -135,11 +137,12 @@ dw_write_slots(const int *slots, int nslots)
 }
 
 /*
- * Write a batch to the space reserved for it, and sync.  If this fails, the
- * next attempt writes the same batch number to the same place or a later one.
+ * Write a batch with these copies, whose entries have been built, to the space
+ * reserved for it, and sync.  If this fails, the next attempt writes the same batch
+ * number to the same place or a later one.
  */
 static void
-dw_append(const int *slots, int nslots, char *packed)
+dw_append(const int *slots, int ncopies, char *packed)
 {
 	instr_time	start;
 
@@ -152,7 +155,7 @@ dw_append(const int *slots, int nslots, char *packed)
 	if (packed != NULL)
 		dw_write_packed(packed);
 	else
-		dw_write_slots(slots, nslots);
+		dw_write_slots(slots, ncopies);
 
 	INJECTION_POINT("doublewrite-log-written", NULL);
 	dw_sync_log();
@@ -160,7 +163,7 @@ dw_append(const int *slots, int nslots, char *packed)
 
 	DWCtl->log.blockno += DWBatchBlocks(DWHeader);
 	DWCtl->log.low_water_logged = DWCtl->log.low_water;
-	if (nslots > 0)
+	if (DWHeader->npages > 0)
 		DWCtl->log.last_page_batch = DWCtl->log.next_batchno;
 	DWCtl->log.next_batchno++;
 	dw_show_log();
@@ -174,14 +177,14 @@ dw_append(const int *slots, int nslots, char *packed)
 }
 
 /*
- * Write the pages in the given slots to the log as one batch; on return they
- * are durable there. (R2)
+ * Write the pages in the given slots to the log as one batch, copies of the first
+ * ncopies and notes of the others; on return these are durable there. (R2)
  *
  * Returns false, with nothing written, if there is no space before a sync
  * cycle has freed some.
  */
 bool
-dw_log_write_batch(const int *slots, int nslots, bool beyond_bound)
+dw_log_write_batch(const int *slots, int nslots, int ncopies, bool beyond_bound)
 {
 	uint64		batchno = DWCtl->log.next_batchno;
 	char	   *packed;
@@ -189,13 +192,14 @@ dw_log_write_batch(const int *slots, int nslots, bool beyond_bound)
 
 	Assert(DWIsFlusher());
 	Assert(DWCtl->log.open && nslots > 0 && nslots <= DW_MAX_BATCH_PAGES);
+	Assert(ncopies >= 0 && ncopies <= nslots);
 
 	if (dw_dirty_files_full(nslots))
 	{
 		DWCount(files_full, 1);
 		return false;
 	}
-	packed = dw_build_entries(slots, nslots);
+	packed = dw_build_entries(slots, nslots, ncopies);
 	nblocks = DWBatchBlocks(DWHeader);
 	if (!dw_reserve(nblocks, false, beyond_bound))
 		return false;
@@ -204,15 +208,16 @@ dw_log_write_batch(const int *slots, int nslots, bool beyond_bound)
 	for (int i = 0; i < nslots; i++)
 		dw_dirty_file(&DWSlots[slots[i]].tag, batchno);
 
-	dw_append(slots, nslots, packed);
+	dw_append(slots, ncopies, packed);
 
 	/* not before: until then a page may still need an older batch (R3) */
 	for (int i = 0; i < nslots; i++)
 	{
 		dw_note_logged(slots[i], batchno);
-		dw_epoch_note(&DWSlots[slots[i]].tag, batchno);
+		if (i < ncopies)
+			dw_epoch_note(&DWSlots[slots[i]].tag, batchno);
 	}
-	DWCount(logged, nslots);
+	DWCount(logged, ncopies);
 	DWCount(logged_bytes, (nblocks - 1) * BLCKSZ);
 	return true;
 }
@@ -233,7 +238,7 @@ dw_log_set_low_water(uint64 mark)
 	DWCtl->log.low_water = Max(DWCtl->log.low_water, mark);
 	if (!dw_reserve(1, true, true))
 		elog(ERROR, "double-write log has too many segments");
-	dw_build_entries(NULL, 0);
+	dw_build_entries(NULL, 0, 0);
 	dw_append(NULL, 0, NULL);
 
 	INJECTION_POINT("doublewrite-after-low-water", NULL);

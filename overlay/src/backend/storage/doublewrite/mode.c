@@ -347,7 +347,7 @@ dw_log_checkpoint_stats(void)
 	DWStats    *s = &DWCtl->stats;
 	pg_atomic_uint64 *fields[] = {
 		&s->home_pages, &s->home_writes,
-		&s->logged, &s->atomic_pages, &s->exempt, &s->in_epoch,
+		&s->logged, &s->atomic_pages, &s->exempt, &s->in_epoch, &s->only_hints,
 		&s->log_syncs, &s->log_sync_usec, &s->sync_cycles, &s->stage_full
 	};
 	static uint64 last[lengthof(fields)];
@@ -366,10 +366,11 @@ dw_log_checkpoint_stats(void)
 	ereport(LOG,
 			(errmsg("write-back since last checkpoint: wrote %" PRIu64 " pages home in %" PRIu64 " writes; "
 					"%" PRIu64 " double-written, %" PRIu64 " atomically, %" PRIu64 " exempt, "
-					"%" PRIu64 " in the log already; "
+					"%" PRIu64 " in the log already, %" PRIu64 " with new hints only; "
 					"log syncs=%" PRIu64 ", time=%.3f s; "
 					"sync cycles=%" PRIu64 ", waits for a full stage=%" PRIu64,
-					d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7] / 1000000.0, d[8], d[9])));
+					d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7],
+					d[8] / 1000000.0, d[9], d[10])));
 }
 
 /*

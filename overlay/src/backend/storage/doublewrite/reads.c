@@ -27,6 +27,7 @@
  */
 #include "postgres.h"
 
+#include "access/xlog.h"
 #include "storage/doublewrite_internal.h"
 
 /*
@@ -95,6 +96,21 @@ DoubleWriteDropsAhead(Oid next)
 }
 
 /*
+ * What the log has taken until now.
+ */
+DWLogTaken
+dw_log_taken(void)
+{
+	DWLogTaken	taken;
+
+	taken.pages = pg_atomic_read_u64(&DWCtl->stats.logged);
+	taken.notes = DataChecksumsEnabled() ?
+		pg_atomic_read_u64(&DWCtl->stats.only_hints) : 0;
+	taken.bytes = pg_atomic_read_u64(&DWCtl->stats.log_bytes);
+	return taken;
+}
+
+/*
  * The counters at this moment.
  */
 void
@@ -111,14 +127,15 @@ DoubleWriteCountReads(DoubleWriteReads *reads)
 	pg_read_barrier();
 	reads->first = pg_atomic_read_u64(&DWCtl->reads.first);
 	reads->log_pages = 0;
+	reads->log_notes = 0;
 	reads->log_bytes = 0;
 	if (log.armed)
 	{
-		uint64		pages = pg_atomic_read_u64(&DWCtl->stats.logged);
-		uint64		bytes = pg_atomic_read_u64(&DWCtl->stats.log_bytes);
+		DWLogTaken	taken = dw_log_taken();
 
-		reads->log_pages = pages - Min(pages, log.live_after.pages);
-		reads->log_bytes = bytes - Min(bytes, log.live_after.bytes);
+		reads->log_pages = taken.pages - Min(taken.pages, log.live_after.pages);
+		reads->log_notes = taken.notes - Min(taken.notes, log.live_after.notes);
+		reads->log_bytes = taken.bytes - Min(taken.bytes, log.live_after.bytes);
 	}
 }
 

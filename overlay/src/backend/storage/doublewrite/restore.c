@@ -6,7 +6,8 @@
  * Of each page, the copy that stands last in the live range is written home
  * (R4), neighbouring pages in one call, and then put into a shared buffer, so
  * that redo, which is going to need the page, finds it there.  Redo then rolls
- * the page forward.
+ * the page forward.  A page of which there are but notes gets a new checksum,
+ * if it is torn.
  *
  * The kernel reads homes ahead and begins to write while others are read, so
  * that the device has a full queue in both directions; files are synced in groups.
@@ -18,7 +19,7 @@
  * go before redo starts, have no pages in the log but those of init forks,
  * which stay.
  *
- * Restoring depends neither on checksums nor on the settings in force.
+ * Restoring copies depends neither on checksums nor on the settings in force.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -42,6 +43,7 @@
 #include "portability/instr_time.h"
 #include "postmaster/startup.h"
 #include "storage/bufmgr.h"
+#include "storage/checksum.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/fd.h"
 #include "storage/smgr.h"
@@ -85,6 +87,8 @@ typedef struct DWRestoreState
 	DWRestoreStats stats;
 	uint64		buffered_below; /* copies at lower positions in the log go
 								 * into shared buffers */
+	uint64		unfit;			/* pages that do not fit their notes */
+	const DWPageEntry *first_unfit;
 	char	   *logged;			/* copies of a run of pages */
 	char	   *home;			/* what these pages were like at home */
 	int			fd;				/* of the segment read last, or -1 */
@@ -233,22 +237,28 @@ dw_order_cmp(const void *a, const void *b)
 /*
  * Which copies go into shared buffers: all those below the position returned.
  * If there are too many, those that stand first in the log are chosen, since
- * redo meets pages in about the order in which they were changed first.
+ * redo meets pages in about the order in which they were changed first.  Those
+ * with notes it need not meet at all.
  */
 static uint64
 dw_choose_buffered(const DWCopy *copies, int ncopies)
 {
 	uint64	   *orders;
-	uint64		result;
+	uint64		result = PG_UINT64_MAX;
+	int			n = 0;
 
 	if (ncopies <= DW_RESTORE_MAX_BUFFERS)
-		return PG_UINT64_MAX;
+		return result;
 
 	orders = palloc_extended(ncopies * sizeof(uint64), MCXT_ALLOC_HUGE);
 	for (int i = 0; i < ncopies; i++)
-		orders[i] = copies[i].order;
-	qsort(orders, ncopies, sizeof(uint64), dw_order_cmp);
-	result = orders[DW_RESTORE_MAX_BUFFERS];
+	{
+		if (!DWIsNote(&copies[i].entry))
+			orders[n++] = copies[i].order;
+	}
+	qsort(orders, n, sizeof(uint64), dw_order_cmp);
+	if (n > DW_RESTORE_MAX_BUFFERS)
+		result = orders[DW_RESTORE_MAX_BUFFERS];
 	pfree(orders);
 	return result;
 }
@@ -365,6 +375,8 @@ dw_try_read_homes(SMgrRelation reln, const DWPageEntry *first, void **home,
 		ereport(npages == 1 ? LOG : DEBUG1,
 				(errcode(edata->sqlerrcode),
 				 errmsg_internal("%s", edata->message),
+				 DWIsNote(first) ?
+				 errdetail("The double-write log has no copy of the page.") :
 				 errdetail("The page is restored from the double-write log nevertheless.")));
 		FreeErrorData(edata);
 	}
@@ -374,7 +386,8 @@ dw_try_read_homes(SMgrRelation reln, const DWPageEntry *first, void **home,
 
 /*
  * Read homes.  One that cannot be read is about to be written, which is what
- * makes a sector readable again; for the counters it is all zeroes.  (R8)
+ * makes a sector readable again; for the counters it is all zeroes.  (R8)  So it
+ * is where there is but a note, which does not fit it.
  */
 static void
 dw_read_homes(SMgrRelation reln, const DWCopy *copies, void **home, int npages)
@@ -448,8 +461,68 @@ dw_restore_run(SMgrRelation reln, const DWCopy *copies, int npages,
 }
 
 /*
+ * Make a page right in which only hints were being written, if it is torn.  Returns
+ * false if more is wrong with it than that can have done: redo rebuilds it, as it was
+ * exempt when it was written home later, or it is damaged.  One without contents has
+ * been added to its file again after a truncation, or could not be read.
+ */
+static bool
+dw_mend_page(const DWCopy *copy, char *page, DWRestoreState *state)
+{
+	PageHeader	header = (PageHeader) page;
+	uint16		checksum;
+
+	if (PageIsNew((Page) page))
+		return false;
+	checksum = pg_checksum_page(page, copy->entry.blkno);
+	if (header->pd_checksum == checksum)
+	{
+		state->stats.identical++;
+		return true;
+	}
+	if (DWHintDigest(page) != copy->entry.crc)
+	{
+		if (state->unfit++ == 0)
+			state->first_unfit = &copy->entry;
+		return false;
+	}
+	header->pd_checksum = checksum;
+	state->stats.restored++;
+	dw_note_restored(copy, page, page);
+	return true;
+}
+
+/*
+ * Make a run of neighbouring pages right of which there are but notes.  Those that
+ * are right already are written home, too, as in dw_restore_run(); others are left to
+ * redo.
+ */
+static void
+dw_mend_run(SMgrRelation reln, const DWCopy *copies, int npages,
+			DWRestoreState *state)
+{
+	const DWPageEntry *first = &copies[0].entry;
+	void	   *home[MAX_IO_COMBINE_LIMIT];
+	int			start = 0;		/* of pages to be written */
+
+	for (int i = 0; i < npages; i++)
+		home[i] = state->home + (Size) i * BLCKSZ;
+	dw_read_homes(reln, copies, home, npages);
+
+	for (int i = 0; i <= npages; i++)
+	{
+		if (i < npages && dw_mend_page(&copies[i], home[i], state))
+			continue;
+		if (i > start)
+			smgrwritev(reln, first->forknum, first->blkno + start,
+					   (const void **) home + start, i - start, true);
+		start = i + 1;
+	}
+}
+
+/*
  * How many of these copies, which belong to one fork, are neighbours at home
- * and can be read and written together.
+ * and can be read and written together: all copies, or all notes.
  */
 static int
 dw_restore_run_length(SMgrRelation reln, const DWCopy *copies, int ncopies)
@@ -459,7 +532,8 @@ dw_restore_run_length(SMgrRelation reln, const DWCopy *copies, int ncopies)
 	int			len = 1;
 
 	limit = Min(limit, smgrmaxcombine(reln, first->forknum, first->blkno));
-	while (len < limit && copies[len].entry.blkno == first->blkno + len)
+	while (len < limit && copies[len].entry.blkno == first->blkno + len &&
+		   DWIsNote(&copies[len].entry) == DWIsNote(first))
 		len++;
 	return len;
 }
@@ -535,7 +609,10 @@ dw_restore_runs(SMgrRelation reln, const DWCopy *copies, int ncopies,
 			dw_prefetch_homes(reln, copies + prefetched, target - prefetched);
 			prefetched = target;
 		}
-		dw_restore_run(reln, copies + i, run, state);
+		if (DWIsNote(&copies[i].entry))
+			dw_mend_run(reln, copies + i, run, state);
+		else
+			dw_restore_run(reln, copies + i, run, state);
 
 		if (i + run - started >= DW_WRITEBACK_PAGES || i + run == ncopies)
 		{
@@ -654,8 +731,22 @@ dw_begin_progress(void)
 }
 
 static void
+dw_report_unfit(const DWRestoreState *state)
+{
+	const DWPageEntry *first = state->first_unfit;
+
+	if (state->unfit > 0)
+		ereport(LOG,
+				(errmsg("double-write log: left alone %" PRIu64 " pages that do not fit their notes, the first of them block %u of relation \"%s\"",
+						state->unfit, first->blkno,
+						relpathperm(first->rlocator, first->forknum).str),
+				 errdetail("When they were noted, only hint bits had changed.  WAL replay rebuilds those that have been rewritten since; others are damaged.")));
+}
+
+static void
 dw_report_restore(const DWRestoreStats *stats)
 {
+
 	ereport(LOG,
 			(errmsg("double-write log: examined %" PRIu64 " pages in %" PRIu64 " batches, restored %" PRIu64 ", "
 					"%" PRIu64 " identical, %" PRIu64 " beyond the end of their file, "
@@ -691,6 +782,7 @@ dw_restore(const DWScan *scan, const DWLiveRange *live)
 	dw_begin_progress();
 	dw_restore_pages(copies, ncopies, &state);
 	dw_close_copies(&state);
+	dw_report_unfit(&state);
 	pfree(state.home);
 	pfree(state.logged);
 	pfree(copies);

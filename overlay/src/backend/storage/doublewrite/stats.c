@@ -259,6 +259,7 @@ static const struct
 	COUNTER(logged),
 	COUNTER(exempt),
 	COUNTER(in_epoch),
+	COUNTER(only_hints),
 	COUNTER(logged_bytes),
 	COUNTER(log_bytes),
 	COUNTER(log_writes),

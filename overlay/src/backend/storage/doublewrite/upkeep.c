@@ -34,14 +34,29 @@ dw_log_half_full(void)
 }
 
 /*
- * Is it time for a sync cycle, lest somebody have to wait for one?  When half
- * of the log's bound is in use, or most of the table of files.
+ * Are there as many notes in this epoch as there would be copies in half of the log?
+ * A restore reads and writes their pages, too.
+ */
+static bool
+dw_many_notes(void)
+{
+	uint64		notes = dw_log_taken().notes - DWCtl->log.epoch_after.notes;
+
+	Assert(LWLockHeldByMe(DoubleWriteFlushLock));
+	return notes > (uint64) dw_log_bound_segments() * DW_SEGMENT_BLOCKS / 2;
+}
+
+/*
+ * Is it time for a sync cycle, lest somebody have to wait for one, or a start for
+ * many pages?  When half of the log's bound is in use, or would be if notes were
+ * copies, or most of the table of files.
  */
 bool
 dw_cycle_needed(void)
 {
 	Assert(LWLockHeldByMe(DoubleWriteFlushLock));
-	return DWCtl->log.open && (dw_log_half_full() || dw_many_dirty_files());
+	return DWCtl->log.open &&
+		(dw_log_half_full() || dw_many_dirty_files() || dw_many_notes());
 }
 
 /*
@@ -62,7 +77,8 @@ dw_renew_copies(void)
 		   dw_begin_batch_of_kept(before))
 	{
 		dw_flush_wal();
-		logged = dw_log_write_batch(DWCtl->batch.slots, DWCtl->batch.len, false);
+		logged = dw_log_write_batch(DWCtl->batch.slots, DWCtl->batch.len,
+									DWCtl->batch.len, false);
 		dw_return_batch();
 	}
 }

@@ -133,7 +133,7 @@ ok(!$state->{state}{log_in_use}, '... and not in use');
 
 # a directory elsewhere
 my $elsewhere = PostgreSQL::Test::Utils::tempdir();
-unlink(glob($node->data_dir . '/pg_doublewrite/*.spare3'));
+unlink(glob($node->data_dir . '/pg_doublewrite/*.spare4'));
 rmdir($node->data_dir . '/pg_doublewrite') or die "could not rmdir: $!";
 symlink($elsewhere, $node->data_dir . '/pg_doublewrite')
   or die "could not symlink: $!";

@@ -151,7 +151,7 @@ is_deeply(
 	[ map { $_->{batchno} } @live ],
 	'live batches');
 is( $list->{state}{live_pages},
-	scalar(keys %{ dw_live_copies($log) }),
+	keys(%{ dw_live_copies($log) }) + keys(%{ dw_live_notes($log) }),
 	'distinct live pages');
 command_like(
 	[ 'pg_doublewrite', 'list', '--pages', $node->data_dir ],

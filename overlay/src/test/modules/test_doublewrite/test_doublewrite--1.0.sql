@@ -88,6 +88,10 @@ CREATE FUNCTION dw_evict_all()
 RETURNS int STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
 
+CREATE FUNCTION dw_dirty(rel regclass)
+RETURNS void STRICT
+AS 'MODULE_PATHNAME' LANGUAGE C;
+
 -- looking at it
 
 CREATE FUNCTION dw_stats(
@@ -111,7 +115,8 @@ CREATE FUNCTION dw_stats(
 	OUT in_epoch int8,
 	OUT logged_bytes int8,
 	OUT atomic_pages int8,
-	OUT atomic_writes int8)
+	OUT atomic_writes int8,
+	OUT only_hints int8)
 STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
 

@@ -1135,6 +1135,29 @@ dw_evict_all(PG_FUNCTION_ARGS)
 	PG_RETURN_INT32(flushed);
 }
 
+/*
+ * Mark the pages of a relation dirty, with no change: for the engine, a change that
+ * WAL knows nothing of, nor the heap.
+ */
+PG_FUNCTION_INFO_V1(dw_dirty);
+Datum
+dw_dirty(PG_FUNCTION_ARGS)
+{
+	Relation	rel = relation_open(PG_GETARG_OID(0), AccessShareLock);
+	BlockNumber nblocks = RelationGetNumberOfBlocks(rel);
+
+	for (BlockNumber blkno = 0; blkno < nblocks; blkno++)
+	{
+		Buffer		buffer = ReadBuffer(rel, blkno);
+
+		LockBuffer(buffer, BUFFER_LOCK_EXCLUSIVE);
+		MarkBufferDirty(buffer);
+		UnlockReleaseBuffer(buffer);
+	}
+	relation_close(rel, AccessShareLock);
+	PG_RETURN_VOID();
+}
+
 /* ---------------------------------------------------------------------
  * SQL functions: looking at the engine
  * ---------------------------------------------------------------------
@@ -1164,7 +1187,7 @@ dw_stats(PG_FUNCTION_ARGS)
 		&s->log_writes, &s->log_syncs, &s->home_pages, &s->home_writes,
 		&s->sync_cycles, &s->sync_cycle_files, &s->log_full,
 		&s->foreground_syncs, &s->in_epoch, &s->logged_bytes,
-		&s->atomic_pages, &s->atomic_writes
+		&s->atomic_pages, &s->atomic_writes, &s->only_hints
 	};
 	Datum		values[lengthof(counters)];
 

@@ -148,7 +148,7 @@ sub segments
 
 sub spares
 {
-	my @names = sort grep { /^[0-9A-F]{16}\.spare3$/ } slurp_dir($dir);
+	my @names = sort grep { /^[0-9A-F]{16}\.spare4$/ } slurp_dir($dir);
 
 	return @names;
 }

@@ -414,7 +414,7 @@ foreach my $method (@methods)
 {
 	my ($batch) =
 	  grep { $_->{compression} == $number{$method} && $_ != $live[-1] } @live;
-	my ($page) = grep { $_->{length} < BLCKSZ } @{ $batch->{entries} };
+	my ($page) = grep { $_->{length} > 0 && $_->{length} < BLCKSZ } @{ $batch->{entries} };
 	my $segment = sprintf('%016X', $page->{segno});
 	my $header = $batch->{blockno} * BLCKSZ;
 	my $garbage = "\xFF" x $page->{length};
@@ -457,14 +457,16 @@ foreach my $method (@methods)
 		$forged->(lz4_literals($page->{length})),
 		$decompress, $decompress, dry_run => 1)
 	  if $method eq 'lz4';
-	foreach my $length (0, BLCKSZ + 1)
-	{
-		refuses(
-			"$method: length $length",
-			[ $forged->($page->{stored}, length => $length)->[1] ],
-			qr/batch $batch->{batchno} is missing/,
-			qr/batch $batch->{batchno} is missing/);
-	}
+	refuses(
+		"$method: length of more than a page",
+		[ $forged->($page->{stored}, length => BLCKSZ + 1)->[1] ],
+		qr/batch $batch->{batchno} is missing/,
+		qr/batch $batch->{batchno} is missing/);
+	refuses(
+		"$method: length of a note",
+		[ $forged->($page->{stored}, length => 0)->[1] ],
+		qr/wrong checksum of a page in batch $batch->{batchno},/,
+		qr/wrong checksum of a page in batch $batch->{batchno},/);
 	refuses(
 		"$method: unknown method",
 		[

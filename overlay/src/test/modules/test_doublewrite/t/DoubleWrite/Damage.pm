@@ -89,7 +89,8 @@ sub torn_page
 Tear pages whose home writes may not have been durable at the crash.  The
 pages in the live range of the log are, always: each gets a mixture of its
 newest copy and of what is at home or, if that is the same, of what was there
-when the snapshot was taken.
+when the snapshot was taken.  So are those of which there are but notes, if they
+differ from the snapshot in nothing but hints.
 
 With C<unlogged_too>, other pages that have changed since the snapshot are
 torn as well; that is fair if there has been no checkpoint and no sync cycle
@@ -99,7 +100,7 @@ rebuilds them.
 With C<max>, tear no more than so many.  With C<only>, a regular expression,
 only pages of files whose path matches.
 
-Returns a hash: C<logged> and C<unlogged> (number of pages torn), C<pages>
+Returns a hash: C<logged>, C<noted> and C<unlogged> (number of pages torn), C<pages>
 (references to path and offset).
 
 =cut
@@ -109,7 +110,7 @@ sub dw_tear
 	my ($node, $snapshot, %params) = @_;
 	my $log = dw_read_log($node);
 	my $copies = dw_live_copies($log);
-	my %result = (logged => 0, unlogged => 0, pages => []);
+	my %result = (logged => 0, noted => 0, unlogged => 0, pages => []);
 	my %logged_at;
 	my $max = $params{max} // 1_000_000_000;
 
@@ -145,6 +146,19 @@ sub dw_tear
 		$result{logged} += $tear->($path, $offset, $home, $copy->{page});
 	}
 
+	my $notes = dw_live_notes($log);
+	foreach my $key (sort keys %$notes)
+	{
+		my $note = $notes->{$key};
+		my ($path, $offset) = dw_home_path($node, $note);
+		my $home = dw_read_block($node, $path, $offset);
+		my $old = $old_version->($path, $offset);
+
+		$logged_at{"$path $offset"} = 1;
+		next unless defined $home && dw_hint_digest($old) == $note->{crc};
+		$result{noted} += $tear->($path, $offset, $old, $home);
+	}
+
 	if ($params{unlogged_too})
 	{
 		foreach my $path (dw_relation_files($node))
@@ -162,7 +176,8 @@ sub dw_tear
 		}
 	}
 
-	note "tore $result{logged} pages in the log, $result{unlogged} others";
+	note "tore $result{logged} pages in the log, $result{noted} noted there, "
+	  . "$result{unlogged} others";
 	return \%result;
 }
 
@@ -224,7 +239,9 @@ sub dw_tear_log_tail
 	my $path = sprintf('pg_doublewrite/%016X', $batch->{segno});
 	my $start = $batch->{blockno} * BLCKSZ;
 
-	$kind = 'header' if $kind eq 'pages' && $batch->{npages} == 0;
+	my @copies = grep { $_->{length} > 0 } @{ $batch->{entries} };
+
+	$kind = 'header' if $kind eq 'pages' && !@copies;
 	if ($kind eq 'header')
 	{
 		dw_write_block($node, $path, $start, "\0" x SECTOR);
@@ -236,7 +253,7 @@ sub dw_tear_log_tail
 	}
 	else
 	{
-		my $page = $batch->{entries}[ int($batch->{npages} / 2) ];
+		my $page = $copies[ @copies / 2 ];
 		my $n = 0;
 
 		for my $sector (0 .. 15)

@@ -25,6 +25,8 @@ our @EXPORT = qw(
   dw_forged_header
   dw_page_key
   dw_live_copies
+  dw_live_notes
+  dw_hint_digest
 );
 
 use constant {
@@ -95,6 +97,7 @@ sub parse_batch
 
 	my $offset = ($blockno + 1) * BLCKSZ;
 
+	# a note has a length of 0
 	$b{entries} = [];
 	for my $i (0 .. $b{npages} - 1)
 	{
@@ -165,7 +168,8 @@ sub dw_read_log
 		my $last = $sorted[-1];
 
 		$log{torn} = pop @sorted
-		  if grep { dw_crc32c($_->{stored}) != $_->{crc} } @{ $last->{entries} };
+		  if grep { $_->{length} > 0 && dw_crc32c($_->{stored}) != $_->{crc} }
+		  @{ $last->{entries} };
 	}
 	$log{batches} = \@sorted;
 	$log{live} =
@@ -237,9 +241,62 @@ sub dw_live_copies
 
 	foreach my $batch (@{ $log->{live} })
 	{
-		$copies{ dw_page_key($_) } = $_ foreach @{ $batch->{entries} };
+		$copies{ dw_page_key($_) } = $_
+		  foreach grep { $_->{length} > 0 } @{ $batch->{entries} };
 	}
 	return \%copies;
+}
+
+=pod
+
+=item dw_live_notes(log)
+
+The newest note of each page in the live range that has no copy there, by page key.
+
+=cut
+
+sub dw_live_notes
+{
+	my ($log) = @_;
+	my $copies = dw_live_copies($log);
+	my %notes;
+
+	foreach my $batch (@{ $log->{live} })
+	{
+		$notes{ dw_page_key($_) } = $_
+		  foreach grep { $_->{length} == 0 } @{ $batch->{entries} };
+	}
+	delete @notes{ keys %$copies };
+	return \%notes;
+}
+
+=pod
+
+=item dw_hint_digest(page)
+
+Checksum of a heap page without its hints.
+
+=cut
+
+sub dw_hint_digest
+{
+	my ($page) = @_;
+	my $lower = unpack('S', substr($page, 12, 2));
+
+	# pd_lsn; pd_checksum; PD_HAS_FREE_LINES and PD_PAGE_FULL; pd_prune_xid
+	substr($page, 0, 8) = "\0" x 8;
+	substr($page, 8, 2) = "\0\0";
+	substr($page, 10, 1) &= "\xfc";
+	substr($page, 20, 4) = "\0\0\0\0";
+	for (my $at = 24; $at < $lower; $at += 4)
+	{
+		my $item = unpack('L', substr($page, $at, 4));
+
+		# of normal items, t_infomask
+		substr($page, ($item & 0x7fff) + 21, 1) &= "\xf0"
+		  if ($item >> 15 & 3) == 1;
+	}
+	return dw_crc32c($page);
 }
 
 =pod

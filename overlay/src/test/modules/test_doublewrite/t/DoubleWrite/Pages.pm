@@ -25,6 +25,7 @@ our @EXPORT = qw(
   dw_relation_files
   dw_snapshot
   dw_digest
+  dw_checksum
   BLCKSZ
 );
 
@@ -180,6 +181,41 @@ sub dw_digest
 	return join("\n",
 		map { "$_ " . md5_hex(slurp_file($node->data_dir . "/$_")) }
 		  dw_relation_files($node));
+}
+
+=pod
+
+=item dw_checksum(page, blkno)
+
+The data checksum that a page should have, given the number of its block in the fork.
+
+=cut
+
+# what the 32 sums of a page begin with
+my @checksum_offsets = (
+	0x5B1F36E9, 0xB8525960, 0x02AB50AA, 0x1DE66D2A, 0x79FF467A, 0x9BB9F8A3,
+	0x217E7CD2, 0x83E13D2C, 0xF8D4474F, 0xE39EB970, 0x42C6AE16, 0x993216FA,
+	0x7B093B5D, 0x98DAFF3C, 0xF718902A, 0x0B1C9CDB, 0xE58F764B, 0x187636BC,
+	0x5D7B3BB1, 0xE73DE7DE, 0x92BEC979, 0xCCA6C0B2, 0x304A0979, 0x85AA43D4,
+	0x783125BB, 0x6CA8EAA2, 0xE407EAC6, 0x4B5CFC3E, 0x9FBF8C76, 0x15CA20BE,
+	0xF2CA9FD3, 0x959BD756);
+
+sub dw_checksum
+{
+	my ($page, $blkno) = @_;
+	my @sums = @checksum_offsets;
+	my $result = $blkno;
+	my $at = 0;
+
+	substr($page, 8, 2) = "\0\0";
+	foreach my $word (unpack('L*', $page), (0) x 64)
+	{
+		my $mixed = $sums[ $at % 32 ] ^ $word;
+
+		$sums[ $at++ % 32 ] = (($mixed * 16777619) & 0xFFFFFFFF) ^ ($mixed >> 17);
+	}
+	$result ^= $_ foreach @sums;
+	return $result % 65535 + 1;
 }
 
 =pod

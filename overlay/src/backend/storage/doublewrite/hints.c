@@ -1,0 +1,114 @@
+/*-------------------------------------------------------------------------
+ *
+ * hints.c
+ *	  Pages in which nothing but hints has changed.
+ *
+ * A SELECT that is the first to meet the rows of a transaction writes into their
+ * tuples how that ended.  No WAL record says so, and none is needed: with or
+ * without such hints the page is right, and so is any mixture of the two that a
+ * crash leaves of a page that was being written.  Only its checksum is wrong then.
+ * So the log gets no copy of the page but a note, from which a start can tell that
+ * nothing else is wrong, and makes the checksum right.  Without data checksums
+ * there is nothing to be made right, and no note.  (R2)
+ *
+ * When is it that nothing else has changed?
+ *
+ * *  All that WAL knows of a page up to the redo pointer of the last completed
+ *	  checkpoint is durable at home. (R5)  So if its LSN is not beyond that when the
+ *	  heap sets a hint, it is like the one at home but for such hints, and stays so
+ *	  until somebody inserts a record of another change, which XLogInsert()
+ *	  reports.  Setting a hint may raise the LSN by a record of its own, of which
+ *	  redo does nothing without an image; it tells nothing then.
+ *
+ * *  A page is one of the heap's if the heap says so.  Other access methods have
+ *	  hints of their own, which DWHintDigest() does not know.  One that has the heap
+ *	  set hints in its pages must have the layout of the heap's, and no others.
+ *
+ * *  Whoever changes a page otherwise marks its buffer dirty.  If no record is
+ *	  reported then, as in redo or with wal_level = minimal, nothing is known of the
+ *	  page until its buffer gets another block.
+ *
+ * *  Versions of the page that were written home in between differ in no more either,
+ *	  or the log has a copy of one, which a start prefers to notes that are newer.
+ *	  (DWNewestCopies())  A page that still needs such a copy, as it could not be
+ *	  written home, is copied again, so that a note does not take its place.
+ *
+ * Notes do not count for the epoch: the next version of the page may have changed
+ * in other ways.  But like a copy, a note keeps its batch live until the home
+ * write is durable.  (R3)
+ *
+ * A sector that the crash has made unreadable a note does not bring back.  (R8)
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *	  src/backend/storage/doublewrite/hints.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xlog.h"
+#include "storage/bufmgr.h"
+#include "storage/doublewrite_internal.h"
+
+/*
+ * Does the page lack nothing that a crash would find at home, but hints?
+ *
+ * Others may set hints meanwhile, and raise its LSN.  What is read while they do may
+ * be half of one LSN and half of another, so it does for the answer that is wrong
+ * for no page, and costs little: most pages that are changed much get that one.
+ */
+static bool
+dw_is_checkpointed(Buffer buffer)
+{
+	XLogRecPtr	redo = pg_atomic_read_u64(&DWCtl->reads.recover_from);
+
+	return PageGetLSN(BufferGetPage(buffer)) <= redo &&
+		BufferGetLSNAtomic(buffer) <= redo;
+}
+
+/*
+ * The heap has set a hint in a page, and is going to mark its buffer dirty, and to
+ * insert a record of that maybe.  The caller has a pin, and at least a share lock on
+ * the contents.
+ */
+void
+DoubleWriteNoteHeapHint(Buffer buffer)
+{
+	DWBufferRecords *records;
+
+	if (BufferIsLocal(buffer))
+		return;
+	Assert(BufferIsValid(buffer));
+	records = &DWBufferRecordsArray[buffer - 1];
+
+	/* redo reports nothing, and may be about to change what has no record yet */
+	if (!records->only_hints && !records->unreported &&
+		dw_is_checkpointed(buffer) && !RecoveryInProgress())
+		records->only_hints = true;
+}
+
+/*
+ * A shared buffer is marked dirty by somebody who has its content lock exclusively.
+ */
+void
+DoubleWriteNoteDirtied(Buffer buffer)
+{
+	DWBufferRecordsArray[buffer - 1].unreported = true;
+}
+
+/*
+ * Is a page on its way home like the one that is durable there, but for hints of the
+ * heap, unless the log has a copy to be restored first?
+ */
+bool
+dw_only_hints_changed(const DWSlot *slot)
+{
+	Assert(DWIsFlusher());
+
+	return slot->records.only_hints && !slot->records.unreported &&
+		!slot->records.hidden && XLogIsNeeded() &&
+		BufTagGetForkNum(&slot->tag) == MAIN_FORKNUM &&
+		!slot->failed && !slot->use_log && slot->home_batch == 0;
+}
