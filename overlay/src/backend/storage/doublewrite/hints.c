@@ -31,7 +31,8 @@
  * *  Versions of the page that were written home in between differ in no more either,
  *	  or the log has a copy of one, which a start prefers to notes that are newer.
  *	  (DWNewestCopies())  A page that still needs such a copy, as it could not be
- *	  written home, is copied again, so that a note does not take its place.
+ *	  written home, is copied again should the epoch's table have forgotten it, so
+ *	  that a note does not take its place.
  *
  * Notes do not count for the epoch: the next version of the page may have changed
  * in other ways.  But like a copy, a note keeps its batch live until the home
@@ -83,9 +84,7 @@ DoubleWriteNoteHeapHint(Buffer buffer)
 	Assert(BufferIsValid(buffer));
 	records = &DWBufferRecordsArray[buffer - 1];
 
-	/* redo reports nothing, and may be about to change what has no record yet */
-	if (!records->only_hints && !records->unreported &&
-		dw_is_checkpointed(buffer) && !RecoveryInProgress())
+	if (!records->only_hints && !records->unreported && dw_is_checkpointed(buffer))
 		records->only_hints = true;
 }
 

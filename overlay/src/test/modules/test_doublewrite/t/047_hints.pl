@@ -147,18 +147,20 @@ sub check_rows
 	$node->stop;
 }
 
-# A change since the last checkpoint, and hints: the hints alone would not do
+# A change since the last checkpoint, after hints or before: a note would not do
+foreach my $case ([ 'changed_last', $look, $change ], [ 'changed_first', $change, $look ])
 {
-	my $node = node_with_rows('changed');
+	my ($what, @statements) = @$case;
+	my $node = node_with_rows($what);
 	my $old = dw_snapshot($node);
 
-	is_deeply(counts_of($node, $look, $change),
-		[ 1, pages($node) - 1, 0 ], 'changed: that page is copied, the others are noted');
+	is_deeply(counts_of($node, @statements),
+		[ 1, pages($node) - 1, 0 ], "$what: that page is copied, the others are noted");
 	$node->stop('immediate');
 	my $torn = dw_tear($node, $old);
-	cmp_ok($torn->{logged}, '>', 0, 'changed: that page is torn');
+	cmp_ok($torn->{logged}, '>', 0, "$what: that page is torn");
 	dw_start_after_crash($node, $torn);
-	check_rows($node, 'changed');
+	check_rows($node, $what);
 	$node->stop;
 }
 
