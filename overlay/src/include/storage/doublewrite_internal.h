@@ -474,8 +474,6 @@ typedef struct DWLogState
 	DWLogTaken	live_after;		/* the same for the low-water mark */
 	uint64		cycles_begun;	/* number of the newest sync cycle */
 	uint64		cycles_done;	/* ... of the newest one that has completed */
-	uint64		home_pages;		/* written home when segments ahead were
-								 * counted last */
 } DWLogState;
 
 /*
@@ -851,7 +849,6 @@ extern void dw_open_segment(uint64 segno);
 extern void dw_close_segment(void);
 extern bool dw_create_segment(void);
 extern bool dw_segment_wanted(void);
-extern void dw_follow_home_pages(void);
 extern bool dw_prepare_segment(void);
 extern bool dw_reserve(int nblocks, bool for_mark, bool beyond_bound);
 extern void dw_write_blocks(struct iovec *iov, int iovcnt, off_t offset);

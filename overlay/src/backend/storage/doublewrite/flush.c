@@ -288,7 +288,6 @@ dw_flush_and_unlock(const DWPageSet *retry, const DWPageSet *mine, bool until_ro
 			INJECTION_POINT("doublewrite-log-synced", NULL);
 			if (dw_cycle_needed())
 				dw_request_upkeep();
-			dw_follow_home_pages();
 			if (may_divide && dw_leave_home())
 			{
 				LWLockRelease(DoubleWriteFlushLock);

@@ -746,7 +746,6 @@ dw_report_unfit(const DWRestoreState *state)
 static void
 dw_report_restore(const DWRestoreStats *stats)
 {
-
 	ereport(LOG,
 			(errmsg("double-write log: examined %" PRIu64 " pages in %" PRIu64 " batches, restored %" PRIu64 ", "
 					"%" PRIu64 " identical, %" PRIu64 " beyond the end of their file, "

@@ -196,36 +196,21 @@ dw_create_segment(void)
 }
 
 /*
- * Pages that have been written home, but for atomic writes, which are no reason to
- * expect that pages will need the log.
- */
-static uint64
-dw_plain_home_pages(void)
-{
-	uint64		atomic_pages = pg_atomic_read_u64(&DWCtl->stats.atomic_pages);
-	uint64		home_pages = pg_atomic_read_u64(&DWCtl->stats.home_pages);
-
-	/* the two are not counted at the same moment */
-	return home_pages > atomic_pages ? home_pages - atomic_pages : 0;
-}
-
-/*
  * How many segments the log should have ready behind the one being written: a
  * quarter of its bound, but at most 32 (128 MB), and no more than shared buffers
- * or what has been written home give reason for: a quarter of the former, as many
- * bytes as the latter, or 8 (32 MB); two at least.
+ * or what has been logged give reason for: a quarter of the former, as many bytes
+ * as the latter, or 8 (32 MB); two at least.
  *
- * A first SELECT after a load, say, sets hint bits faster than anybody can
- * create segments for its pages, so they must be there before.  A burst that
- * is larger than that lasts long enough to be waited for.  A load writes its
- * pages home; a small server that writes little keeps its disk.
+ * A burst that is larger than that lasts long enough to be waited for.  A load logs
+ * next to nothing, nor does the first SELECT after it, and on a device that is held
+ * to a bandwidth segments for which nobody asks cost as much as their pages.
  */
 static int
 dw_segments_ahead(void)
 {
 	uint64		reason;
 
-	reason = dw_plain_home_pages() / DW_SEGMENT_BLOCKS;
+	reason = pg_atomic_read_u64(&DWCtl->stats.logged_bytes) / DW_SEGMENT_SIZE;
 	reason = Max(reason, Max(NBuffers / DW_SEGMENT_BLOCKS / 4, 8));
 	return Max(Min(dw_log_bound_segments() / 4, Min(reason, 32)), 2);
 }
@@ -243,23 +228,6 @@ dw_segment_wanted(void)
 	Assert(LWLockHeldByMe(DoubleWriteFlushLock));
 	return DWCtl->log.open && dw_segments_below_bound() &&
 		DWCtl->log.last_segno - DWCtl->log.segno < dw_segments_ahead();
-}
-
-/*
- * Pages have been written home since we were called last: that may be reason to
- * have more segments ready.
- */
-void
-dw_follow_home_pages(void)
-{
-	uint64		before = DWCtl->log.home_pages;
-
-	Assert(DWIsFlusher());
-
-	DWCtl->log.home_pages = dw_plain_home_pages();
-	if (DWCtl->log.home_pages / DW_SEGMENT_BLOCKS != before / DW_SEGMENT_BLOCKS &&
-		dw_segment_wanted())
-		dw_request_upkeep();
 }
 
 /*
