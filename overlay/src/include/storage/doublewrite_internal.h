@@ -789,6 +789,7 @@ extern void dw_return_slot_to_log(int slotno, bool torn);
 /* compress.c */
 extern char *dw_pack_pages(DWBatchHeader *hdr, const int *slots, int nslots);
 extern void dw_free_pack_buffer(void);
+extern bool dw_log_writes_are_large(void);
 extern void dw_note_log_write(uint32 nblocks, instr_time start);
 
 /* epoch.c */

@@ -206,6 +206,18 @@ dw_note_log_write(uint32 nblocks, instr_time start)
 }
 
 /*
+ * Have writes of the log had many blocks lately?  Flush lock held.
+ */
+bool
+dw_log_writes_are_large(void)
+{
+	const DWLogCost *cost = &DWCtl->log_cost;
+
+	Assert(LWLockHeldByMe(DoubleWriteFlushLock));
+	return cost->writes > 0 && cost->blocks >= DW_MANY_BLOCKS * cost->writes;
+}
+
+/*
  * Note what compressing pages with lz4 has taken, and how long they are now.
  */
 static void
@@ -239,8 +251,7 @@ dw_log_block_nsec(void)
 	if (dw_fit_line(&mean_nsec, &slope, &error) &&
 		error * cost->blocks < cost->nsec / DW_VAGUE)
 		return slope - error;
-	return cost->blocks >= DW_MANY_BLOCKS * cost->writes && cost->writes > 0 ?
-		cost->nsec / cost->blocks : 0;
+	return dw_log_writes_are_large() ? cost->nsec / cost->blocks : 0;
 }
 
 /*

@@ -118,12 +118,12 @@ dw_new_path(char *path)
  * errno set, if there is no space for it.  Any other failure is reported at
  * elevel.
  *
- * Who has the time fills it with zeroes, since a sync of blocks that have been
- * written before need not wait for the file system's own journal.  In a hurry
- * that would cost more than it saves.
+ * If it is filled with zeroes, a sync of what is written to it need not wait for the
+ * file system's own journal.  That takes time, and on a device that is held to a
+ * bandwidth as much as what is going to be written.
  */
 static bool
-dw_make_segment(const char *path, bool hurry, int elevel)
+dw_make_segment(const char *path, bool fill, int elevel)
 {
 	File		file;
 	int			rc;
@@ -141,10 +141,10 @@ dw_make_segment(const char *path, bool hurry, int elevel)
 		return false;
 	}
 
-	if (hurry)
-		rc = FileFallocate(file, 0, DW_SEGMENT_SIZE, WAIT_EVENT_DOUBLE_WRITE_INIT);
-	else
+	if (fill)
 		rc = FileZero(file, 0, DW_SEGMENT_SIZE, WAIT_EVENT_DOUBLE_WRITE_INIT);
+	else
+		rc = FileFallocate(file, 0, DW_SEGMENT_SIZE, WAIT_EVENT_DOUBLE_WRITE_INIT);
 	save_errno = errno;
 	INJECTION_POINT("doublewrite-create-segment", &injected);
 	if (injected != 0)
@@ -185,7 +185,7 @@ dw_create_segment(void)
 	Assert(DWIsFlusher());
 
 	dw_new_path(newpath);
-	if (!dw_make_segment(newpath, true, ERROR))
+	if (!dw_make_segment(newpath, false, ERROR))
 		return false;
 
 	/* The name must be durable before a batch in the segment counts. (R3) */
@@ -232,7 +232,8 @@ dw_segment_wanted(void)
 
 /*
  * Create a segment ahead of the flusher, which would otherwise do it with home
- * writes held up.  The flush lock is held for naming it only.
+ * writes held up.  The flush lock is held for naming it only.  It is filled unless
+ * so much is written with a sync that one more request does not matter.
  *
  * Returns whether another one is wanted.  If there is no space, or something
  * fails, we let it be: the flusher will say so when it needs the segment.
@@ -243,17 +244,19 @@ dw_prepare_segment(void)
 	char		newpath[MAXPGPATH];
 	char		path[MAXPGPATH];
 	bool		wanted;
+	bool		fill;
 
 	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
 
 	dw_lock_flush(LW_SHARED);
 	wanted = dw_segment_wanted();
+	fill = !dw_log_writes_are_large();
 	LWLockRelease(DoubleWriteFlushLock);
 	if (!wanted)
 		return false;
 
 	dw_new_path(newpath);
-	if (!dw_make_segment(newpath, false, DEBUG1))
+	if (!dw_make_segment(newpath, fill, DEBUG1))
 		return false;
 
 	/* the flusher may have created one itself, or closed the log */

@@ -73,7 +73,7 @@ dw_extensions($sized);
 ahead_is(8, 'with small shared buffers');
 $sized->safe_psql('postgres', q{
 	CREATE TABLE t (filler text STORAGE PLAIN);
-	INSERT INTO t SELECT repeat('x', 6000) FROM generate_series(1, 13 * 512 + 100);
+	INSERT INTO t SELECT repeat('x', 6000) FROM generate_series(1, 14 * 512 - 60);
 	CHECKPOINT});
 ahead_is(8, 'when pages have been written home that need no copies');
 $sized->stop;
