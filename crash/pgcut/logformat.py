@@ -38,14 +38,17 @@ _INFOMASK = 21                  # its byte with the bits of hints
 _HINTS = 0x0F
 
 
-def hint_digest(page):
-    """Return what a note says of a heap page: its CRC without its hints."""
+def hint_digest(page, all_visible=False):
+    """Return what a note says of a heap page: its CRC without its hints.
+
+    With `all_visible`, PD_ALL_VISIBLE is left out as well.
+    """
     page = bytearray(page)
     lower, = struct.unpack_from("<H", page, 12)
     page[0:10] = bytes(10)      # pd_lsn, pd_checksum
-    page[10] &= ~3              # PD_HAS_FREE_LINES, PD_PAGE_FULL
+    page[10] &= ~7 if all_visible else ~3       # PD_HAS_FREE_LINES, PD_PAGE_FULL
     page[20:24] = bytes(4)      # pd_prune_xid
-    for at in range(24, min(lower, PAGE) - 3, _ITEM.size):
+    for at in range(24, lower - 3 if lower <= PAGE else 0, _ITEM.size):
         item, = _ITEM.unpack_from(page, at)
         offset = item & 0x7FFF
         if item >> 15 & 3 == 1 and offset % 8 == 0 and offset + _INFOMASK + 2 <= PAGE:

@@ -8,8 +8,9 @@ R1   A page in the log or at home has an LSN that durable WAL reaches; on a stan
 R2   As long as a home write is not durable, it may be torn.  So from its start on a
      durable copy of the page is in the log, new enough for each redo pointer from
      which a crash could recover; or the first record for the block after each of
-     them rebuilds it; or no record after them has changed it, and a durable note in the
-     log fits it, or, without checksums, what was home before but for hints.  A write that was recorded as atomic is never torn, and needs neither.
+     them rebuilds it; or no record after them has changed it, it is like what was home
+     before but for hints, and with checksums a durable note in the log fits it.  A write
+     that was recorded as atomic is never torn, and needs none of them.
 R3   That holds until its sync: no low-water mark that a crash could find passes the
      copy, no segment with live batches is reused, and no batch is written
      before the one before it is durable.
@@ -31,6 +32,7 @@ import struct
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from . import wal
 from .logformat import BATCH, ENTRY, MAGIC, VERSION, hint_digest
@@ -118,7 +120,7 @@ class _HomeWrite:
     part: tuple                 # of the page: (0, PAGE) unless the write was cut short
     marked: bool                # there was a marker: the log, not images, was to protect it
     content: tuple              # (operation, offset) of the page in its data, or None
-    before: tuple               # the same of what was home before, if that is known
+    before: tuple               # the same of what was home before, or (file, offset), or None
     gone: int = 0               # the operation that has removed the block since
     excused: bool = False       # because its file is of an uncommitted transaction
 
@@ -133,7 +135,7 @@ class _File:
     path: str = ""
     base: object = None         # what it held before the recording
     lsns: dict = field(default_factory=dict)        # home: block -> LSN as written
-    newest: dict = field(default_factory=dict)      # ... and (operation, offset) of it
+    newest: dict = field(default_factory=dict)      # ... and (operation, offset) of it, or None
     pending: dict = field(default_factory=lambda: defaultdict(list))
     # of pages written atomically: the durable version, and those since, as _HomeWrites
     atomic: dict = field(default_factory=dict)
@@ -467,7 +469,8 @@ class Monitor:
             if batch.ino != op.ino or batch.gone or batch.end <= start or end <= batch.start:
                 continue
             batch.gone = True
-            if (batch.lsns or batch.notes) and batch.durable and batch.number >= needed and self._marker:
+            if (batch.lsns or batch.notes) and batch.durable and \
+                    batch.number >= needed and self._marker:
                 self._violated(op.seq, "R3", f"batch {batch.number} of the log is overwritten or "
                                f"removed, and the durable low-water mark is {needed}")
 
@@ -566,7 +569,8 @@ class Monitor:
             file.lsns[block] = lsn
             start = max(op.a - block * PAGE, 0)
             place = (op, block * PAGE - op.a) if len(content) == PAGE else None
-            replaced, file.newest[block] = file.newest.get(block), place
+            base = (file.base, block * PAGE) if file.base else None
+            replaced, file.newest[block] = file.newest.get(block, base), place
             if (block + 1) * PAGE > file.size:      # it did not have all of it
                 continue
             self.figures["home writes"] += 1
@@ -680,7 +684,7 @@ class Monitor:
         for redo in {control[2] for control in self._controls}:
             if copy and self._new_enough(copy, write.page, redo):
                 continue
-            if not copy and self._marker and self._only_hints(write, begin, redo):
+            if not copy and self._only_hints(write, begin, redo):
                 continue
             missing = self._not_rebuilt(write, redo, begin)
             if missing:
@@ -710,18 +714,28 @@ class Monitor:
         if write.page[3] != _MAIN or first and first[1] <= write.lsn:
             return False
         digest = self._digest(write.content)
-        if not self._checksums:
-            return None in (digest, write.before) or self._digest(write.before) == digest
-        return any(digest in (None, batch.notes[write.page])
-                   for batch in self._notes.get(write.page, ())
-                   if not batch.gone and batch.number >= self._mark and 0 < batch.durable <= begin)
+        if None not in (digest, write.before) and self._digest(write.before) != digest:
+            return False
+        return not self._checksums or self._marker and any(
+            digest in (None, batch.notes[write.page])
+            for batch in self._notes.get(write.page, ())
+            if not batch.gone and batch.number >= self._mark and 0 < batch.durable <= begin)
 
     def _digest(self, place):
-        """Return the digest of a page that was written as a whole, else None."""
+        """Return the digest of a page that is known as a whole, else None.
+
+        Without checksums a record sets PD_ALL_VISIBLE and leaves the LSN; it is left out, too.
+        """
         if place is None:
             return None
-        op, offset = place
-        return hint_digest(self.recording.data(op)[offset:offset + PAGE])
+        source, offset = place
+        if isinstance(source, Path):
+            with open(source, "rb") as base:
+                base.seek(offset)
+                page = base.read(PAGE)
+        else:
+            page = self.recording.data(source)[offset:offset + PAGE]
+        return hint_digest(page, all_visible=not self._checksums) if len(page) == PAGE else None
 
     def _new_enough(self, copy, page, redo):
         """Say whether redo from a redo pointer makes of a copy what the page has to be.

@@ -28,9 +28,9 @@ def page_of(block, relation=REL, fork=0):
     return (*relation, fork, block)
 
 
-def content(lsn):
+def content(lsn, filler=b"p"):
     """Return a page with this LSN."""
-    return struct.pack("<II", lsn >> 32, lsn & 0xFFFFFFFF) + b"p" * (monitor.PAGE - 8)
+    return struct.pack("<II", lsn >> 32, lsn & 0xFFFFFFFF) + filler * (monitor.PAGE - 8)
 
 
 def control(redo, state=PRODUCTION, recovered=0, backup=0):
@@ -148,9 +148,9 @@ class MonitorTest(unittest.TestCase):
         if sync:
             self.history.sync(self.log)
 
-    def put_home(self, block, lsn, sync=False):
+    def put_home(self, block, lsn, sync=False, filler=b"p"):
         """Write a page home."""
-        seq = self.history.write(self.file, block * 8192, content(lsn))
+        seq = self.history.write(self.file, block * 8192, content(lsn, filler))
         if sync:
             self.history.sync(self.file)
         return seq
@@ -426,6 +426,18 @@ class ViolationTest(MonitorTest):
         self.put_batch({}, notes={page_of(0): 1})
         self.put_home(0, 3)
         self.assert_violated("R2", "no record from redo pointer")
+
+    def test_note_of_something_else_than_home(self):
+        self.put_batch({}, notes={page_of(0): logformat.hint_digest(content(3, b"q"))})
+        self.put_home(0, 3, filler=b"q")
+        self.assert_violated("R2", "no record from redo pointer")
+
+    def test_changes_but_for_hints_without_checksums(self):
+        self.checksums = False
+        self.put_home(0, 3)
+        self.assertEqual(self.violations(), [])
+        self.put_home(1, 3, filler=b"q")
+        self.assert_violated("R2", "block 1 of 1663/5/16384")
 
     def test_note_of_a_page_that_was_changed(self):
         lsn = self.changed(0)

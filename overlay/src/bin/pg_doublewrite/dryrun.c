@@ -181,8 +181,6 @@ mend_page(const DWCopy *copy, const char *home, char *page)
 	uint16		found;
 
 	memcpy(page, home, BLCKSZ);
-	if (PageIsNew((Page) page))
-		return false;
 	found = header->pd_checksum;
 	header->pd_checksum = pg_checksum_page(page, copy->entry.blkno);
 	return header->pd_checksum == found || DWHintDigest(page) == copy->entry.crc;
@@ -203,6 +201,8 @@ compare_page(const LogState *state, const DWCopy *copy, HomeFork *fork,
 	read_home(fork, copy->entry.blkno, home.data);
 	if (!DWIsNote(&copy->entry))
 		read_copy(state, copy, logged.data);
+	else if (PageIsNew((Page) home.data))
+		return;					/* added to its file again */
 	else if (!mend_page(copy, home.data, logged.data))
 	{
 		/* told once, though the pages may be compared twice */

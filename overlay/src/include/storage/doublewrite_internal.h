@@ -76,8 +76,8 @@ typedef enum DWStager
  * What is known of WAL records for the block in a shared buffer; one per buffer,
  * beside the buffer descriptors, whose layout extensions know.  Written with the
  * buffer's content lock held exclusively, or by the only process that has the
- * buffer pinned; read under a content lock.  But "hidden" and "only_hints" may be
- * set by whoever has a pin.
+ * buffer pinned; read under a content lock.  But "hidden" may be set by whoever
+ * has a pin, and "only_hints" by who has a content lock at least shared.
  */
 typedef struct DWBufferRecords
 {
@@ -295,7 +295,8 @@ typedef struct DWStats
 
 	/* by size, see DWSizeClass(); the counters above this are scalars */
 	pg_atomic_uint64 batch_size[DW_SIZE_CLASSES];	/* pages in a batch */
-	pg_atomic_uint64 logged_size[DW_SIZE_CLASSES];	/* ... that were logged */
+	pg_atomic_uint64 logged_size[DW_SIZE_CLASSES];	/* ... that were logged or
+														 * noted */
 } DWStats;
 
 #define DW_SCALAR_COUNTERS \

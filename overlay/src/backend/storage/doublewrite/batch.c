@@ -268,10 +268,9 @@ dw_await_home_writes(void)
 }
 
 /*
- * The page in this slot has its newest copy in a logged batch, which must be
- * kept until the page is home, or a note.  Of earlier batches that hold copies of
- * it, restore would take nothing that a page needs which has not failed to be
- * written home. (R3, R4)  The flush lock is held, and the slot is
+ * The newest copy or note of the page in this slot is in a logged batch, which must
+ * be kept until the page is home.  Earlier copies are needed only if a home write
+ * has failed, and then it is not noted. (R3, R4)  The flush lock is held, and the slot is
  * in the batch.
  */
 void

@@ -143,13 +143,10 @@ DoubleWriteNoteRecord(const void *page, bool rebuilds)
 	if (pg_atomic_read_u64(&DWCtl->records_known) < redo)
 		pg_atomic_monotonic_advance_u64(&DWCtl->records_known, redo);
 
-	if (records == NULL)
+	if (records == NULL || records->hidden)
 		return;
-	if (records->only_hints)
-		records->only_hints = false;
+	records->only_hints = false;
 	records->unreported = false;
-	if (records->hidden)
-		return;
 	if (records->redo == DW_NOT_NOTED)
 		records->redo = pg_atomic_read_u64(&DWCtl->records_known);
 

@@ -22,15 +22,17 @@
  *
  * *  A page is one of the heap's if the heap says so.  Other access methods have
  *	  hints of their own, which DWHintDigest() does not know.  One that has the heap
- *	  set hints in its pages must have the layout of the heap's, and no others.
+ *	  set hints in its pages must have the layout of the heap's, and no others; or a
+ *	  torn page stays damaged.  (Sequences have one, in pages from PostgreSQL 9.0.)
  *
- * *  Whoever changes a page otherwise marks its buffer dirty.  If no record is
+ * *  Whoever changes a page otherwise marks its buffer dirty.  As long as no record is
  *	  reported then, as in redo or with wal_level = minimal, nothing is known of the
- *	  page until its buffer gets another block.
+ *	  page while it is in its buffer.
  *
  * *  Versions of the page that were written home in between differ in no more either,
  *	  or the log has a copy of one, which a start prefers to notes that are newer.
- *	  (DWNewestCopies())  A page that still needs such a copy, as it could not be
+ *	  (DWNewestCopies())  An atomic write without one has no change that lacks a
+ *	  record, but for what VACUUM repairs in a page that is damaged.  A page that still needs such a copy, as it could not be
  *	  written home, is copied again should the epoch's table have forgotten it, so
  *	  that a note does not take its place.
  *
@@ -79,9 +81,9 @@ DoubleWriteNoteHeapHint(Buffer buffer)
 {
 	DWBufferRecords *records;
 
-	if (BufferIsLocal(buffer))
+	/* who passes no buffer learns of it from MarkBufferDirtyHint() */
+	if (!BufferIsValid(buffer) || BufferIsLocal(buffer))
 		return;
-	Assert(BufferIsValid(buffer));
 	records = &DWBufferRecordsArray[buffer - 1];
 
 	if (!records->only_hints && !records->unreported && dw_is_checkpointed(buffer))

@@ -16,7 +16,7 @@
  *
  * The counters rise for as long as the server lives; who wants to know what came
  * after some moment remembers what they were then.  They serve estimates: nobody
- * who decides about a page looks at them.
+ * who decides about a page looks at them, but at the redo pointer beside them.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *

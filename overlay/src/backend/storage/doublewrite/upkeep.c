@@ -3,8 +3,8 @@
  * upkeep.c
  *	  Sync cycles, and what else the checkpointer does for the log.
  *
- * When half of the log is in use, the checkpointer is asked to run a sync cycle,
- * which frees it, and it creates segments while the log grows.  It also runs one
+ * When half of the log is in use, or would be if notes were copies, the checkpointer
+ * is asked to run a sync cycle, which frees it, and it creates segments while the log grows.  It also runs one
  * when crash recovery would be too long with all that is live (recoverytarget.c).  Flushers go on
  * meanwhile; only who finds the log full runs a cycle himself.
  *
@@ -135,7 +135,7 @@ dw_sync_cycle(uint64 begun)
 	dw_finish_home_writes();
 
 	/* for those who judge the size of the log */
-	if (dw_log_half_full())
+	if (dw_log_half_full() || dw_many_notes())
 		DWCount(space_cycles, 1);
 	else if (dw_many_dirty_files())
 		DWCount(file_cycles, 1);
