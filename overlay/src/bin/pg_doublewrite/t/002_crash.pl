@@ -203,8 +203,11 @@ command_like(
 $old = crash('doublewrite-log-written');
 my $lost = dw_tear_log_tail($node, 'pages');
 dw_tear($node, $old);
-is(tool('state')->{state}{incomplete_batch},
-	$lost->{batchno}, 'incomplete batch is named');
+
+# of a batch of notes nothing but the header can be lost
+is( tool('state')->{state}{incomplete_batch},
+	(grep { $_->{length} > 0 } @{ $lost->{entries} }) ? $lost->{batchno} : undef,
+	'incomplete batch is named');
 restores('incomplete batch');
 
 # the log of another time, in use or not

@@ -261,10 +261,12 @@ my $lost = dw_tear_log_tail($node, 'pages');
 dw_tear($node, $old);
 $offset = -s $node->logfile;
 dw_start_after_crash($node);
+# of a batch of notes nothing but the header can be lost
 like(
 	slurp_file($node->logfile, $offset),
 	qr/ignoring batch $lost->{batchno} of the double-write log/,
-	'torn batch is ignored');
+	'torn batch is ignored')
+  if grep { $_->{length} > 0 } @{ $lost->{entries} };
 dw_check_history($node);
 
 # Put the old log beside the new state.
