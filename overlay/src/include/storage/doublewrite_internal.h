@@ -117,8 +117,9 @@ typedef struct DWSlot
 	bool		behind;			/* an older version of the page is on its way
 								 * home: it waits for that; mutex */
 	bool		use_log;		/* an atomic write of it, or of an older version
-								 * of the page, was not made: it takes the log;
-								 * mutex */
+								 * of the page, was not made, or such a version
+								 * has a change that no record tells of: it
+								 * takes the log; mutex */
 
 	/* the rest belongs to the filler, later to who writes the page back */
 	bool		permanent;		/* not an unlogged relation */

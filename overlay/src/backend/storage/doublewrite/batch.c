@@ -270,8 +270,8 @@ dw_await_home_writes(void)
 /*
  * The newest copy or note of the page in this slot is in a logged batch, which must
  * be kept until the page is home.  Earlier copies are needed only if a home write
- * has failed, and then it is not noted. (R3, R4)  The flush lock is held, and the slot is
- * in the batch.
+ * has failed, and then it is not noted. (R3, R4)  The flush lock is held, and the
+ * slot is in the batch.
  */
 void
 dw_note_logged(int slotno, uint64 batchno)

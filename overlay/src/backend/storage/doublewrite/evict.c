@@ -252,11 +252,13 @@ dw_check_lsn(XLogRecPtr lsn)
 }
 
 static void
-dw_fill_slot(int slotno, BufferDesc *buf, XLogRecPtr lsn, bool permanent)
+dw_fill_slot(int slotno, BufferDesc *buf, XLogRecPtr lsn, bool permanent,
+			 bool replaces)
 {
 	DWSlot	   *slot = &DWSlots[slotno];
 	char	   *page = DWSlotPage(slotno);
 	Buffer		buffer = BufferDescriptorGetBuffer(buf);
+	bool		unreported;
 
 	Assert(DWSlotInState(slot, DW_SLOT_FILLING));
 
@@ -280,7 +282,10 @@ dw_fill_slot(int slotno, BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 	slot->lsn = lsn;
 	slot->stager = AmCheckpointerProcess() ? DW_STAGER_CHECKPOINTER :
 		AmBackgroundWriterProcess() ? DW_STAGER_BGWRITER : DW_STAGER_BACKEND;
+	/* a change of a version that never went home has had no copy (R2) */
+	unreported = replaces && slot->records.unreported;
 	slot->records = DWBufferRecordsArray[buf->buf_id];
+	slot->records.unreported |= unreported;
 }
 
 /*
@@ -323,7 +328,7 @@ DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 	}
 
 	/* nothing in here may fail: the slot would stay in state FILLING */
-	dw_fill_slot(slotno, buf, lsn, permanent);
+	dw_fill_slot(slotno, buf, lsn, permanent, replaces);
 	dw_publish_slot(slotno);
 
 	DWCount(staged, 1);

@@ -32,9 +32,10 @@
  * *  Versions of the page that were written home in between differ in no more either,
  *	  or the log has a copy of one, which a start prefers to notes that are newer.
  *	  (DWNewestCopies())  An atomic write without one has no change that lacks a
- *	  record, but for what VACUUM repairs in a page that is damaged.  A page that still needs such a copy, as it could not be
- *	  written home, is copied again should the epoch's table have forgotten it, so
- *	  that a note does not take its place.
+ *	  record, but for what VACUUM repairs in a page that is damaged.  A page that
+ *	  still needs such a copy, as it could not be written home, is copied again
+ *	  should the epoch's table have forgotten it, so that a note does not take its
+ *	  place.
  *
  * Notes do not count for the epoch: the next version of the page may have changed
  * in other ways.  But like a copy, a note keeps its batch live until the home

@@ -514,8 +514,11 @@ dw_mend_run(SMgrRelation reln, const DWCopy *copies, int npages,
 		if (i < npages && dw_mend_page(&copies[i], home[i], state))
 			continue;
 		if (i > start)
+		{
+			INJECTION_POINT("doublewrite-restore-run", NULL);
 			smgrwritev(reln, first->forknum, first->blkno + start,
 					   (const void **) home + start, i - start, true);
+		}
 		start = i + 1;
 	}
 }

@@ -816,7 +816,7 @@ dw_restage_slot(int slotno, bool failed)
 		newer->oldest_seq = Min(newer->oldest_seq, slot->oldest_seq);
 		if (slot->home_batch != 0)
 			newer->home_batch = slot->home_batch;
-		newer->use_log |= slot->use_log;
+		newer->use_log |= slot->use_log || slot->records.unreported;
 		dw_mark_returned(newer);
 		dw_free_slot(slotno);
 	}

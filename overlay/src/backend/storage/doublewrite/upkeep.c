@@ -3,10 +3,11 @@
  * upkeep.c
  *	  Sync cycles, and what else the checkpointer does for the log.
  *
- * When half of the log is in use, or would be if notes were copies, the checkpointer
- * is asked to run a sync cycle, which frees it, and it creates segments while the log grows.  It also runs one
- * when crash recovery would be too long with all that is live (recoverytarget.c).  Flushers go on
- * meanwhile; only who finds the log full runs a cycle himself.
+ * When half of the log is in use, or would be if notes were copies, the
+ * checkpointer is asked to run a sync cycle, which frees it, and it creates
+ * segments while the log grows.  It also runs one when crash recovery would be too
+ * long with all that is live (recoverytarget.c).  Flushers go on meanwhile; only
+ * who finds the log full runs a cycle himself.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *

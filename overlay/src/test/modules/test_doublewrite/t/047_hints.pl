@@ -125,6 +125,31 @@ sub check_rows
 	is_deeply(counts_of($node, q{SELECT dw_dirty('t')}, $look),
 		[ pages($node), 0, 0 ], 'unreported: each page is copied');
 	$node->stop;
+
+	# ... also if the change was in a version that never went home
+	$node = node_with_rows('unreported_staged');
+	is_deeply(counts_of($node, q{SELECT dw_dirty('t'), dw_evict('t')}, $look),
+		[ pages($node), 0, 0 ], 'unreported, staged: each page is copied');
+	$node->stop;
+}
+
+# A page that reads right at home is written nevertheless, as its sync may have failed;
+# and a start that crashes then is made once more
+{
+	my $node = node_with_rows('again');
+	my $old = dw_snapshot($node);
+
+	counts_of($node, $look);
+	$node->stop('immediate');
+	is(dw_expected_restored($node), 0, 'again: no page is torn');
+	$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = 'doublewrite-restore-run'\n");
+	my $offset = -s $node->logfile;
+	$node->start(fail_ok => 1);
+	dw_wait_for_crash($node, $offset);
+	$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = ''\n");
+	dw_start_after_crash($node, dw_tear($node, $old));
+	check_rows($node, 'again');
+	$node->stop;
 }
 
 # A restore reads and writes noted pages as it does others: there must not be more of
