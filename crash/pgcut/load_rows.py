@@ -108,18 +108,35 @@ class Chains(Client):
 
 
 class Hint(Client):
-    """Scans that set hint bits and nothing else."""
+    """Scans that set hint bits and nothing else.
+
+    Some look at tables of which most have been left alone for a while: if a checkpoint has
+    come in between, their pages differ from those at home by hints only.
+    """
 
     kind = "hint"
-    tables = (Table("t", size=600, limit=900, body=200),)
+    resting = tuple(f"resting_{number}" for number in range(5))
+    tables = (Table("t", size=600, limit=900, body=200),
+              *(Table(name, size=300, limit=500, body=200) for name in resting))
     aborts = 0.4
 
     def step(self):
-        """Commit or roll back some rows, then look at all of them."""
-        table = self.table("t")
+        """Commit or roll back some rows, and look at all of them; or do one of these."""
+        if self.rng.random() < 0.4:
+            self._change("t", 100)
+            self._look("t")
+        elif self.rng.random() < 0.5:
+            self._change(self.rng.choice(self.resting), 300)
+        else:
+            self._look(*self.resting)
+
+    def _change(self, name, limit):
         with self.transaction() as cursor:
-            table.churn(cursor, self.rng, self.rng.randint(1, 100))
-        self.query(f"SELECT count(*) FROM {table.name}")
+            self.table(name).churn(cursor, self.rng, self.rng.randint(1, limit))
+
+    def _look(self, *names):
+        counts = (f"(SELECT count(*) FROM {self.table(name).name})" for name in names)
+        self.query(f"SELECT {', '.join(counts)}")
 
 
 class Toast(Client):
