@@ -239,7 +239,7 @@ class Large(Client):
         known = super().connect()
         self.system, newest = self.query(
             "SELECT system_identifier, (SELECT max(name) FROM pg_ls_dir('pg_doublewrite', true, false)"
-            " name WHERE length(name) = 16) FROM pg_control_system()")[0]
+            " name WHERE name ~ '^[0-9A-F]{16}$') FROM pg_control_system()")[0]
         newest = int(newest or "1", 16)
         self.segments = range(max(1, newest - NEAR), newest + NEAR)
         return known

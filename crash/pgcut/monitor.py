@@ -616,16 +616,22 @@ class Monitor:
                 if write.excused:
                     self._check_home(op, write, op.begin, "is home, its file committed")
             if covered and (_whole(covered) or 0 < covered[-1].gone <= op.begin):
-                file.pending[block] = [write for write in writes if write.seq > covered[-1].seq]
-            if not file.pending[block]:
-                del file.pending[block]
+                self._is_durable(file, block, covered[-1])
 
-        for block, (durable, *writes) in list(file.atomic.items()):
-            last = max((write for write in (durable, *writes) if write.seq <= op.begin),
-                       key=lambda write: write.seq)
-            file.atomic[block] = [last, *(write for write in writes if write.seq > last.seq)]
-            if len(file.atomic[block]) == 1:
-                del file.atomic[block]
+        for block, writes in list(file.atomic.items()):
+            covered = [write for write in writes[1:] if file.doomed < write.seq <= op.begin]
+            if covered:
+                self._is_durable(file, block, covered[-1])
+
+    def _is_durable(self, file, block, last):
+        """Forget what was written home before: what the kernel had cached does not come back (M7)."""
+        pending = [write for write in file.pending.pop(block, ()) if write.seq > last.seq]
+        if pending:
+            file.pending[block] = pending
+        durable, *writes = file.atomic.pop(block, (last,))
+        writes = [write for write in writes if write.seq > last.seq]
+        if writes:
+            file.atomic[block] = [max(durable, last, key=lambda write: write.seq), *writes]
 
     def _check_atomic(self, op, file):
         """A4: the redo pointers have changed: does redo make good what is not durable?"""

@@ -493,10 +493,15 @@ class ViolationTest(MonitorTest):
         self.put_home(0, lsn)
         self.assert_violated("R2", "the log has no copy")
 
-    def checkpoint_after_atomic_write(self, synced):
+    def checkpoint_after_atomic_write(self, synced, failed=False, again=False):
         """Write a page atomically, and complete a checkpoint."""
         lsn = self.changed(0)
-        self.history.add(Kind.WRITE, self.file, 0, 1, data=content(lsn), flags=WRITE_ATOMIC)
+        write = {"data": content(lsn), "flags": WRITE_ATOMIC}
+        self.history.add(Kind.WRITE, self.file, 0, 1, **write)
+        if failed:
+            self.history.add(Kind.SYNCFAILED, self.file)
+        if again:
+            self.history.add(Kind.WRITE, self.file, 0, 1, **write)
         redo = self.wal.redo_pointer()
         if synced:
             self.history.sync(self.file)
@@ -512,6 +517,29 @@ class ViolationTest(MonitorTest):
     def test_atomic_write_that_no_checkpoint_syncs(self):
         self.checkpoint_after_atomic_write(False)
         self.assert_violated("A4", "is not durable")
+
+    def test_atomic_write_whose_sync_has_failed(self):
+        self.checkpoint_after_atomic_write(True, failed=True)
+        self.assert_violated("A4", "is not durable")
+
+    def test_atomic_write_that_is_made_again_after_a_failed_sync(self):
+        self.checkpoint_after_atomic_write(True, failed=True, again=True)
+        self.assertEqual(self.violations(), [])
+
+    def test_plain_write_that_an_atomic_one_replaces_after_a_failed_sync(self):
+        self.protected_write()
+        self.history.add(Kind.SYNCFAILED, self.file)
+        self.checkpoint_after_atomic_write(True)
+        self.assertEqual(self.violations(), [])
+
+    def test_atomic_write_that_is_made_plainly_after_a_failed_sync(self):
+        lsn = self.changed(0)
+        self.history.add(Kind.WRITE, self.file, 0, 1, data=content(lsn), flags=WRITE_ATOMIC)
+        self.history.add(Kind.SYNCFAILED, self.file)
+        self.put_batch({page_of(0): lsn})
+        self.put_home(0, lsn, sync=True)
+        self.checkpoint_after_atomic_write(True)
+        self.assertEqual(self.violations(), [])
 
     def test_atomic_write_ahead_of_wal(self):
         lsn = self.changed(0)

@@ -71,6 +71,10 @@ extern bool DoubleWriteImageMissing(struct XLogReaderState *record,
 extern void DoubleWriteNoteImagesOff(XLogRecPtr recptr);
 extern bool DoubleWriteDroppedAhead(Oid next);
 
+/* failedsync.c: pages whose sync has failed */
+extern void DoubleWriteNotePanic(void);
+extern void DoubleWriteLeftByRedo(Buffer buffer);
+
 /* hints.c: pages in which only hints have changed */
 extern void DoubleWriteNoteHeapHint(Buffer buffer);
 extern void DoubleWriteNoteDirtied(Buffer buffer);

@@ -608,6 +608,11 @@ typedef struct DWCtlData
 	XLogRecPtr	disarm_after;	/* disarm once a checkpoint with a redo
 								 * pointer at or above this completes, or 0 */
 
+	/* No lock: the startup process before anybody redoes records, then who checkpoints */
+	bool		rewrite;		/* redo marks pages dirty that it leaves alone */
+	XLogRecPtr	rewrite_until;	/* ... until a restartpoint reaches this, or 0 if only
+								 * the end of recovery does */
+
 	/* No lock: atomic */
 
 	/*
@@ -622,6 +627,7 @@ typedef struct DWCtlData
 										 * afterwards */
 	pg_atomic_uint32 upkeep_requested;	/* the checkpointer has to look after
 										 * the log */
+	pg_atomic_uint32 panicking; /* somebody is, maybe of a failed sync */
 	pg_atomic_uint32 late_sync; /* a checkpoint has to sync relation files
 								 * first; see latesync.c */
 
@@ -888,6 +894,11 @@ extern void dw_settle_removals(void);
 
 /* latesync.c */
 extern void dw_complete_late_sync(void);
+
+/* failedsync.c */
+extern void dw_refuse_failed_sync(void);
+extern void dw_look_for_failed_sync(void);
+extern void dw_forget_failed_sync(XLogRecPtr redo);
 
 /* upkeep.c */
 extern bool dw_cycle_needed(void);

@@ -29,6 +29,7 @@
 #include "storage/md.h"
 #include "storage/shmem.h"
 #include "storage/sync.h"
+#include "utils/injection_point.h"
 
 /* Files that the checkpointer syncs before it looks at its queue, as in sync.c */
 #define DW_SYNCS_PER_ABSORB		10
@@ -267,6 +268,7 @@ dw_sync_directory(const RelFileLocator *rlocator)
 void
 dw_sync_file(const DWDirtyFile *file)
 {
+	int			injected = 0;
 	FileTag		ftag;
 	char		path[MAXPGPATH];
 
@@ -279,7 +281,9 @@ dw_sync_file(const DWDirtyFile *file)
 	ftag.forknum = file->forknum;
 	ftag.segno = file->segno;
 
-	if (mdsyncfiletag(&ftag, path) < 0)
+	INJECTION_POINT("doublewrite-file-sync", &injected);
+	errno = injected;
+	if (injected != 0 || mdsyncfiletag(&ftag, path) < 0)
 	{
 		if (!FILE_POSSIBLY_DELETED(errno))
 			ereport(data_sync_elevel(ERROR),

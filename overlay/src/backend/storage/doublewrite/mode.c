@@ -328,6 +328,7 @@ DoubleWriteCheckpointSynced(void)
 	dw_complete_late_sync();
 	if (DWCtl->log.armed)
 		dw_sync_removals();
+	dw_refuse_failed_sync();
 	dw_lock_flush(LW_EXCLUSIVE);
 	if (DWCtl->log.open && DWCtl->log.armed)
 	{
@@ -392,6 +393,7 @@ DoubleWriteCheckpointDone(XLogRecPtr redo, bool images)
 		ereport(LOG,
 				(errmsg("torn page protection has switched to full-page images")));
 	}
+	dw_forget_failed_sync(redo);
 	dw_show_checkpoint(redo);
 	dw_note_mode();
 	DWCount(checkpoints, 1);

@@ -50,6 +50,7 @@ dw_init_ctl(void)
 	MemSet(DWCtl, 0, sizeof(DWCtlData));
 	SpinLockInit(&DWCtl->mutex);
 	pg_atomic_init_u32(&DWCtl->upkeep_requested, 0);
+	pg_atomic_init_u32(&DWCtl->panicking, 0);
 	pg_atomic_init_u32(&DWCtl->late_sync, 0);
 	pg_atomic_init_u32(&DWCtl->setting, DW_SETTING_UNKNOWN);
 	pg_atomic_init_u32(&DWCtl->setting_changed, 0);

@@ -489,6 +489,7 @@ DoubleWriteStartup(XLogRecPtr redo)
 		dw_check_marker();
 	if (!dw_check_log(label))
 		return;
+	dw_look_for_failed_sync();
 
 	LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
 	if (label == DW_LABEL_BACKUP)

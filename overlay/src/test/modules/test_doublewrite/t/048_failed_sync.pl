@@ -1,0 +1,142 @@
+# Copyright (c) 2026, PostgreSQL Global Development Group
+
+# After a failed sync, pages can be read that are not on disk.  Recovery writes again
+# what it finds to be right, or the next checkpoint would leave nothing to redo them from.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use DoubleWrite::Crash;
+use DoubleWrite::Hold;
+use DoubleWrite::Node;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+dw_require_injection_points();
+
+my $rows = 5000;
+my $message = 'pages that redo leaves alone are written again';
+
+# WAL without images: nothing but restore, which counts for itself, and redo write a page again
+my $node = dw_quiet_node('main');
+my $note = $node->data_dir . '/pg_doublewrite/sync_failed';
+
+$node->safe_psql('postgres', qq{
+	CREATE TABLE t (id int, filler text);
+	INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, $rows) i});
+
+my $pages = $node->safe_psql('postgres', q{SELECT pg_relation_size('t') / 8192});
+
+# Change all pages after a checkpoint, and bring them home
+sub change
+{
+	$node->safe_psql('postgres', q{
+		CHECKPOINT;
+		SELECT count(*) FROM (SELECT FROM t FOR UPDATE);
+		SELECT dw_evict_all(), dw_drain()});
+	return;
+}
+
+# Crash as a file cannot be synced
+sub fail_sync
+{
+	my $offset = -s $node->logfile;
+
+	$node->safe_psql('postgres', q{SELECT dw_fail_at('doublewrite-file-sync', 'EIO')});
+	$node->psql('postgres', 'SELECT dw_sync_cycle()');
+	$node->wait_for_log(qr/PANIC:  could not fsync file/, $offset);
+	dw_wait_for_exit($node);
+	return;
+}
+
+# Start, and return how many pages have gone home with the checkpoint after recovery
+sub written_after_start
+{
+	my ($what, $noted) = @_;
+	my $offset = -s $node->logfile;
+
+	ok(dw_poll_start($node), "$what: server starts");
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	my $log = slurp_file($node->logfile, $offset);
+	like($log, qr/redo starts at/, "$what: with recovery");
+	if ($noted)
+	{
+		like($log, qr/$message/, "$what: the failed sync is known");
+	}
+	else
+	{
+		unlike($log, qr/$message/, "$what: no sync has failed");
+	}
+	is($node->safe_psql('postgres', 'SELECT count(*), sum(id) FROM t'),
+		"$rows|" . $rows * ($rows + 1) / 2, "$what: nothing lost");
+	return $node->safe_psql('postgres', 'SELECT home_pages FROM dw_stats()');
+}
+
+# A crash without a failed sync
+change();
+$node->stop('immediate');
+cmp_ok(written_after_start('crash', 0), '<', $pages, 'crash: redo leaves alone what is home');
+
+# A failed sync
+change();
+fail_sync();
+ok(-e $note, 'a failed sync leaves a note');
+cmp_ok(written_after_start('failed sync', 1), '>=', $pages, 'failed sync: pages are written again');
+ok(!-e $note && !-e "$note.old", 'the note goes with the checkpoint');
+
+# A recovery that is cut short does not do
+change();
+fail_sync();
+$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = 'doublewrite-checkpoint-drained'\n");
+my $offset = -s $node->logfile;
+$node->start(fail_ok => 1);
+dw_wait_for_crash($node, $offset);
+$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = ''\n");
+cmp_ok(written_after_start('once more', 1), '>=', $pages, 'once more: pages are written again');
+
+# A sync that fails during that checkpoint is for the next recovery
+change();
+fail_sync();
+$node->append_conf('postgresql.conf', "test_doublewrite.pause_at = 'doublewrite-checkpoint-drained'\n");
+$offset = -s $node->logfile;
+ok(dw_poll_start($node), 'a second failure: server starts');
+$node->wait_for_log(qr/paused at injection point "doublewrite-checkpoint-drained"/, $offset);
+ok(-e "$note.old", 'a second failure: the note of the first is still there');
+append_to_file($note, '');
+append_to_file($node->data_dir . '/test_doublewrite.resume', '');
+$node->safe_psql('postgres', 'CHECKPOINT');
+ok(-e $note && !-e "$note.old", 'a second failure: its note stays');
+$node->append_conf('postgresql.conf', "test_doublewrite.pause_at = ''\n");
+change();
+$node->stop('immediate');
+cmp_ok(written_after_start('a second failure', 1), '>=', $pages, 'a second failure: pages are written again');
+
+# While a process is dying, others may sync what it could not
+change();
+$node->safe_psql('postgres', q{SELECT injection_points_attach('doublewrite-panic-noted', 'wait')});
+$node->safe_psql('postgres', q{SELECT dw_fail_at('doublewrite-file-sync', 'EIO')});
+my $session = dw_start($node, 'cycle', 'SELECT dw_sync_cycle()');
+$node->wait_for_event('client backend', 'doublewrite-panic-noted');
+$node->safe_psql('postgres', q{SELECT injection_points_detach('doublewrite-panic-noted')});
+$offset = -s $node->logfile;
+$node->psql('postgres', 'CHECKPOINT');
+$node->wait_for_log(qr/PANIC:  could not complete the checkpoint because another process has stopped/, $offset);
+dw_wait_for_exit($node);
+$session->{run}->finish;
+cmp_ok(written_after_start('a checkpoint meanwhile', 1), '>=', $pages, 'a checkpoint meanwhile: pages are written again');
+
+# With data_sync_retry what failed is believed when it succeeds
+$node->append_conf('postgresql.conf', 'data_sync_retry = on');
+$node->restart;
+change();
+$node->safe_psql('postgres', q{SELECT dw_fail_at('doublewrite-file-sync', 'EIO')});
+my ($ret) = $node->psql('postgres', 'SELECT dw_sync_cycle()');
+isnt($ret, 0, 'data_sync_retry: a failed sync is an error');
+ok(!-e $note, 'data_sync_retry: and no more');
+$node->stop;
+
+done_testing();
