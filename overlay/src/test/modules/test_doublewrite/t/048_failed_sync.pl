@@ -139,4 +139,46 @@ isnt($ret, 0, 'data_sync_retry: a failed sync is an error');
 ok(!-e $note, 'data_sync_retry: and no more');
 $node->stop;
 
+# A standby knows how far what it has written reaches, and forgets behind that
+{
+	my $primary = dw_quiet_node('primary', init => { allows_streaming => 1 });
+	my $standby = PostgreSQL::Test::Cluster->new('standby');
+
+	$primary->safe_psql('postgres', qq{
+		CREATE TABLE t (id int, filler text);
+		INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, $rows) i});
+	$primary->backup('b');
+	$standby->init_from_backup($primary, 'b', has_streaming => 1);
+	$standby->start;
+
+	# a restartpoint that comes before what is written, and one behind it
+	foreach my $ahead (1, 0)
+	{
+		$primary->safe_psql('postgres', 'CHECKPOINT');
+		$primary->safe_psql('postgres', q{SELECT count(*) FROM (SELECT FROM t FOR UPDATE)})
+		  if $ahead;
+		$primary->wait_for_replay_catchup($standby);
+		if ($ahead)
+		{
+			my $begun = -s $standby->logfile;
+
+			$standby->safe_psql('postgres', q{SELECT dw_evict_all(), dw_drain()});
+			$standby->safe_psql('postgres', q{SELECT dw_fail_at('doublewrite-file-sync', 'EIO')});
+			$standby->psql('postgres', 'SELECT dw_sync_cycle()');
+			$standby->wait_for_log(qr/PANIC:  could not fsync file/, $begun);
+			dw_wait_for_exit($standby);
+			ok(dw_poll_start($standby), 'standby: starts');
+			$primary->wait_for_replay_catchup($standby);
+			ok($standby->log_contains($message, $begun), 'standby: the failed sync is known');
+		}
+		$standby->safe_psql('postgres', 'CHECKPOINT');
+		is(-e $standby->data_dir . '/pg_doublewrite/sync_failed.old' ? 1 : 0,
+			$ahead, 'standby: note kept until all that was written is behind a restartpoint');
+	}
+	cmp_ok($standby->safe_psql('postgres', 'SELECT home_pages FROM dw_stats()'),
+		'>=', $pages, 'standby: pages are written again');
+	$standby->stop;
+	$primary->stop;
+}
+
 done_testing();
