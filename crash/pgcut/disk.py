@@ -197,7 +197,7 @@ class Disk:
         elif op.kind == Kind.SYNC:
             self._sync(op)
         elif op.kind == Kind.SYNCFAILED and op.ino in self._files:
-            self._files[op.ino].doomed = op.begin
+            self._files[op.ino].doomed = max(self._files[op.ino].doomed, op.begin)
 
     def _note_new(self, op):
         """Enter the inode that an operation has brought into being."""

@@ -344,7 +344,7 @@ class Monitor:
     def _sync_failed(self, op):
         file = self._files.get(op.ino)
         if file is not None:
-            file.doomed = op.begin
+            file.doomed = max(file.doomed, op.begin)
             self._forget_parts(op)
             self._wal_pending[op.ino] = [item for item in self._wal_pending[op.ino]
                                          if item[0] > op.begin]

@@ -610,8 +610,6 @@ typedef struct DWCtlData
 
 	/* No lock: the startup process before anybody redoes records, then who checkpoints */
 	bool		rewrite;		/* redo marks pages dirty that it leaves alone */
-	XLogRecPtr	rewrite_until;	/* ... until a restartpoint reaches this, or 0 if only
-								 * the end of recovery does */
 
 	/* No lock: atomic */
 
@@ -628,6 +626,7 @@ typedef struct DWCtlData
 	pg_atomic_uint32 upkeep_requested;	/* the checkpointer has to look after
 										 * the log */
 	pg_atomic_uint32 panicking; /* somebody is, maybe of a failed sync */
+	pg_atomic_uint64 rewrite_until; /* redo pointer with which 'rewrite' ends */
 	pg_atomic_uint32 late_sync; /* a checkpoint has to sync relation files
 								 * first; see latesync.c */
 
@@ -898,6 +897,7 @@ extern void dw_complete_late_sync(void);
 /* failedsync.c */
 extern void dw_refuse_failed_sync(void);
 extern void dw_look_for_failed_sync(void);
+extern void dw_bound_rewriting(void);
 extern void dw_forget_failed_sync(XLogRecPtr redo);
 
 /* upkeep.c */

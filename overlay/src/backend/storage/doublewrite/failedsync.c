@@ -11,25 +11,29 @@
  * old page back.
  *
  * A page that has an image in WAL or a copy in the log is written again by each recovery.
- * One that was written atomically has neither.  So a PANIC leaves a note, and if there is
- * one, redo marks each page dirty that it would leave alone.  Those are all that have
- * changed since the redo pointer; what is older was durable when a checkpoint moved
- * it.  The note goes when a checkpoint has completed after recovery. (R11)
+ * One that was written atomically has neither.  So while the log is in use, a PANIC
+ * leaves a note, and if there is one, redo marks each page dirty that it would leave
+ * alone.  Those are all that have changed since the redo pointer; what is older was
+ * durable when a checkpoint moved it.  The note goes when the redo pointer has passed
+ * all that redo may have left alone. (R11)
  *
- * Any PANIC counts, since there are few others, and it does not matter what could not be synced:
- * an error of a device, which has a cache of its own, is told to but one of those who
- * want its contents to be durable.  Nor does the mode.  Where a copy is restored as well,
- * the page is written twice.
+ * Any PANIC counts, since there are few others, and it does not matter what could not be
+ * synced: an error of a device, which has a cache of its own, is told to but one of
+ * those who want its contents to be durable.
  *
  * While a process is dying of a failed sync, another one may sync the same
- * file, and succeed.  So no checkpoint completes meanwhile.
+ * file, and succeed.  So no checkpoint and no sync cycle completes once
+ * somebody has begun to report a PANIC.
  *
- * If the note is lost with the power, what can be read is what is on disk.  It is synced
- * all the same, as well as that goes: a machine can be reset while its storage has power.
+ * The note is not synced, as that would hold up the report of a device that hangs.  If
+ * it is lost with the power, what can be read is what is on disk.
  *
- * Left out: the free space map, which is not protected (R2); bits of a visibility map that
- * are clear already, on a standby of a server whose WAL does not name the map's block;
- * and what SyncDataDirectory() fails to sync at a start, which it only reports.
+ * Left out: a reset of the machine right after, with a device that keeps its power; a device
+ * that has no room for the note; a process that is killed before it can say that its
+ * sync has failed; the free space map, which is not protected (R2); bits of a
+ * visibility map that are clear already, on a standby of a server whose WAL does not
+ * name the map's block; what SyncDataDirectory() fails to sync at a start, which it
+ * only reports.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -69,32 +73,28 @@ DoubleWriteNotePanic(void)
 	int			save_errno = errno;
 	int			fd;
 
-	/* before that, nothing has been taken for durable */
-	if (DWCtl == NULL || !DWCtl->started)
+	/* the logger has let go of shared memory */
+	if (DWCtl == NULL || MyBackendType == B_LOGGER || !DWCtl->log.armed)
 		return;
 	pg_atomic_write_membarrier_u32(&DWCtl->panicking, 1);
 
 	fd = open(DW_FAILED_SYNC_FILE, O_WRONLY | O_CREAT | PG_BINARY, pg_file_create_mode);
 	if (fd >= 0)
-	{
-		/* not pg_fsync(), which does nothing with fsync = off */
-		(void) fsync(fd);
 		close(fd);
-	}
 	INJECTION_POINT("doublewrite-panic-noted", NULL);
 	errno = save_errno;
 }
 
 /*
- * The redo pointer must not move if a sync may have failed.  For who is about to
- * complete a checkpoint.
+ * Stop here if a sync may have failed.  For who has synced files, and is about to rely on
+ * that. (R5, R3)
  */
 void
 dw_refuse_failed_sync(void)
 {
 	if (pg_atomic_read_membarrier_u32(&DWCtl->panicking) != 0)
 		ereport(PANIC,
-				(errmsg("could not complete the checkpoint because another process has stopped with a PANIC"),
+				(errmsg("could not rely on files being synced because another process has stopped with a PANIC"),
 				 errhint("See its message in the server log.")));
 }
 
@@ -129,9 +129,11 @@ dw_look_for_failed_sync(void)
 	if (!dw_file_exists(DW_FAILED_SYNC_SEEN))
 		return;
 
-	/* where it is known, no page at home is newer than that */
+	/* of a standby it is known what is newer than any page at home */
 	control = get_controlfile(DataDir, &crc_ok);
-	DWCtl->rewrite_until = control->minRecoveryPoint;
+	if (control->state == DB_IN_ARCHIVE_RECOVERY ||
+		control->state == DB_SHUTDOWNED_IN_RECOVERY)
+		pg_atomic_write_u64(&DWCtl->rewrite_until, control->minRecoveryPoint);
 	pfree(control);
 	DWCtl->rewrite = true;
 	ereport(LOG,
@@ -149,16 +151,23 @@ DoubleWriteLeftByRedo(Buffer buffer)
 }
 
 /*
- * A checkpoint has completed, from whose redo pointer a crash would recover now.
- * During recovery there may be pages beyond it that redo has not come to.
+ * Recovery has ended, so it leaves nothing alone any more.
+ */
+void
+dw_bound_rewriting(void)
+{
+	if (DWCtl->rewrite)
+		pg_atomic_write_u64(&DWCtl->rewrite_until, GetXLogInsertRecPtr());
+}
+
+/*
+ * A crash would recover from this redo pointer from now on.  It may be that of a restartpoint
+ * which has begun long before, and ends after recovery.
  */
 void
 dw_forget_failed_sync(XLogRecPtr redo)
 {
-	if (!DWCtl->rewrite)
-		return;
-	if (RecoveryInProgress() &&
-		(XLogRecPtrIsInvalid(DWCtl->rewrite_until) || redo < DWCtl->rewrite_until))
+	if (!DWCtl->rewrite || redo < pg_atomic_read_u64(&DWCtl->rewrite_until))
 		return;
 
 	if (unlink(DW_FAILED_SYNC_SEEN) < 0 && errno != ENOENT)

@@ -244,6 +244,7 @@ DoubleWriteModeApplied(bool images)
 void
 DoubleWriteRecoveryEnded(void)
 {
+	dw_bound_rewriting();
 	if (pg_atomic_read_membarrier_u32(&DWCtl->setting_changed) != 0)
 		dw_request_upkeep();
 }
