@@ -391,5 +391,6 @@ def measure(tools, control, first):
 
 
 def all_controls(names=()):
-    """Return the controls of these names, or all."""
-    return [control for control in CONTROLS if not names or control.name in names]
+    """Return the controls of these names, or all but the rare ones."""
+    return [control for control in CONTROLS
+            if (control.name in names if names else not control.rare)]

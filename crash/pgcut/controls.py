@@ -40,7 +40,7 @@ class Control:
     nested: bool = False        # recovery of most states is cut, too
     monitored: bool = False     # the protocol monitor must see it in the recording
     recipe: str = ""            # what histories are drawn from, which have to show it
-    rare: bool = False          # only some do, and they take long
+    rare: bool = False          # only some recordings show it, or take long: must be named
 
     def plain(self):
         """Return the same broken server, as it is recorded and judged without a scenario."""
@@ -138,7 +138,7 @@ CONTROLS = (
     Control("failed-sync-not-noted", "R11",
             "redo takes pages for durable though a sync of them has failed",
             record=True, monitored=True, scenario="failing-syncs", lives=3, settings=_ATOMIC,
-            workloads=_BUSY, faults=("after-checkpoint", "all-lost", "subset")),
+            workloads=_BUSY, faults=("after-checkpoint", "all-lost", "subset"), rare=True),
     Control("newest-batch-left-alone", "R11",
             "restore does not write the batch whose sync may have failed",
             record=True, scenario="failing-log-syncs", lives=6,

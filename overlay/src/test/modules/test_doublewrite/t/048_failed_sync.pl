@@ -151,6 +151,7 @@ $node->stop;
 {
 	my $primary = dw_quiet_node('primary', init => { allows_streaming => 1 });
 	my $standby = PostgreSQL::Test::Cluster->new('standby');
+	my $seen = $standby->data_dir . '/pg_doublewrite/sync_failed.old';
 
 	$primary->safe_psql('postgres', qq{
 		CREATE TABLE t (id int, filler text);
@@ -159,34 +160,58 @@ $node->stop;
 	$standby->init_from_backup($primary, 'b', has_streaming => 1);
 	$standby->start;
 
-	# a restartpoint that comes before what is written, and one behind it
-	foreach my $ahead (1, 0)
-	{
-		$primary->safe_psql('postgres', 'CHECKPOINT');
-		$primary->safe_psql('postgres', q{SELECT count(*) FROM (SELECT FROM t FOR UPDATE)})
-		  if $ahead;
-		$primary->wait_for_replay_catchup($standby);
-		if ($ahead)
-		{
-			my $begun = -s $standby->logfile;
-
-			$standby->safe_psql('postgres', q{SELECT dw_evict_all(), dw_drain()});
-			$standby->safe_psql('postgres', q{SELECT dw_fail_at('doublewrite-file-sync', 'EIO')});
-			$standby->psql('postgres', 'SELECT dw_sync_cycle()');
-			$standby->wait_for_log(qr/PANIC:  could not fsync file/, $begun);
-			dw_wait_for_exit($standby);
-			ok(dw_poll_start($standby), 'standby: starts');
-			$primary->wait_for_replay_catchup($standby);
-			ok($standby->log_contains($message, $begun), 'standby: the failed sync is known');
-		}
+	# Let a sync fail on the standby, with pages home that no restartpoint is behind
+	my $fail = sub {
 		my $begun = -s $standby->logfile;
+
+		$primary->safe_psql('postgres', 'CHECKPOINT');
+		$primary->safe_psql('postgres', q{SELECT count(*) FROM (SELECT FROM t FOR UPDATE)});
+		$primary->wait_for_replay_catchup($standby);
+		$standby->safe_psql('postgres', q{SELECT dw_evict_all(), dw_drain()});
+		$standby->safe_psql('postgres', q{SELECT dw_fail_at('doublewrite-file-sync', 'EIO')});
+		$standby->psql('postgres', 'SELECT dw_sync_cycle()');
+		$standby->wait_for_log(qr/PANIC:  could not fsync file/, $begun);
+		dw_wait_for_exit($standby);
+		ok(dw_poll_start($standby), 'standby: starts');
+		$primary->wait_for_replay_catchup($standby);
+		ok($standby->log_contains($message, $begun), 'standby: the failed sync is known');
+	};
+	my $restartpoint = sub {
+		my $begun = -s $standby->logfile;
+
 		$standby->safe_psql('postgres', 'CHECKPOINT');
 		ok($standby->log_contains(qr/restartpoint complete/, $begun), 'standby: restartpoint');
-		is(-e $standby->data_dir . '/pg_doublewrite/sync_failed.old' ? 1 : 0,
-			$ahead, 'standby: note kept until all that was written is behind a restartpoint');
-	}
+	};
+
+	$fail->();
+	$restartpoint->();
+	ok(-e $seen, 'standby: a restartpoint before what has been written leaves the note');
+	$primary->safe_psql('postgres', 'CHECKPOINT');
+	$primary->wait_for_replay_catchup($standby);
+	$restartpoint->();
+	ok(!-e $seen, 'standby: one behind that does not');
 	cmp_ok($standby->safe_psql('postgres', 'SELECT home_pages FROM dw_stats()'),
 		'>=', $pages, 'standby: pages are written again');
+
+	# A restartpoint that ends when the standby has been promoted is no checkpoint yet
+	my ($restarting, $checkpointing) = ('create-restart-point', 'doublewrite-checkpoint-drained');
+	$fail->();
+	$standby->safe_psql('postgres', "SELECT injection_points_attach('$restarting', 'wait')");
+	my $session = dw_start($standby, 'restartpoint', 'CHECKPOINT');
+	$standby->wait_for_event('checkpointer', $restarting);
+	$standby->safe_psql('postgres', "SELECT injection_points_attach('$checkpointing', 'wait')");
+	$standby->promote;
+	$offset = -s $standby->logfile;
+	$standby->safe_psql('postgres',
+		"SELECT injection_points_detach('$restarting'); SELECT injection_points_wakeup('$restarting')");
+	$standby->wait_for_log(qr/restartpoint complete/, $offset);
+	$standby->wait_for_event('checkpointer', $checkpointing);
+	ok(-e $seen, 'promoted: the end of a restartpoint leaves the note');
+	$standby->safe_psql('postgres',
+		"SELECT injection_points_detach('$checkpointing'); SELECT injection_points_wakeup('$checkpointing')");
+	$standby->safe_psql('postgres', 'CHECKPOINT');
+	ok(!-e $seen, 'promoted: a checkpoint does not');
+	$session->{run}->finish;
 	$standby->stop;
 	$primary->stop;
 }
