@@ -806,6 +806,12 @@ extern void dw_epoch_begin(uint64 first_batch);
 extern uint64 dw_epoch_copy(const BufferTag *tag);
 extern void dw_epoch_note(const BufferTag *tag, uint64 batchno);
 
+/* failedsync.c */
+extern void dw_refuse_failed_sync(void);
+extern void dw_look_for_failed_sync(void);
+extern void dw_bound_rewriting(void);
+extern void dw_forget_failed_sync(XLogRecPtr redo);
+
 /* dirty.c */
 extern Size dw_dirty_shmem_size(void);
 extern void dw_dirty_shmem_init(void);
@@ -893,12 +899,6 @@ extern void dw_settle_removals(void);
 
 /* latesync.c */
 extern void dw_complete_late_sync(void);
-
-/* failedsync.c */
-extern void dw_refuse_failed_sync(void);
-extern void dw_look_for_failed_sync(void);
-extern void dw_bound_rewriting(void);
-extern void dw_forget_failed_sync(XLogRecPtr redo);
 
 /* upkeep.c */
 extern bool dw_cycle_needed(void);

@@ -260,6 +260,7 @@ dw_sync_directory(const RelFileLocator *rlocator)
 				(errcode_for_file_access(),
 				 errmsg("could not fsync file \"%s\": %m", path)));
 	CloseTransientFile(fd);
+	dw_refuse_failed_sync();
 }
 
 /*
@@ -291,6 +292,7 @@ dw_sync_file(const DWDirtyFile *file)
 					 errmsg("could not fsync file \"%s\": %m", path)));
 		dw_sync_directory(&file->rlocator);
 	}
+	dw_refuse_failed_sync();
 	DWCount(sync_cycle_files, 1);
 }
 

@@ -22,8 +22,8 @@
  * those who want its contents to be durable.
  *
  * While a process is dying of a failed sync, another one may sync the same
- * file, and succeed.  So no checkpoint and no sync cycle completes once
- * somebody has begun to report a PANIC.
+ * file, and succeed.  So once somebody has begun to report a PANIC, no checkpoint
+ * completes, and no sync frees any part of the log.
  *
  * The note is not synced, as that would hold up the report of a device that hangs.  If
  * it is lost with the power, what can be read is what is on disk.

@@ -153,8 +153,6 @@ dw_sync_cycle(uint64 begun)
 
 	dw_sync_files(files, nfiles);
 	pfree(files);
-
-	dw_refuse_failed_sync();
 	INJECTION_POINT("doublewrite-sync-cycle-synced", NULL);
 
 	dw_lock_flush(LW_EXCLUSIVE);

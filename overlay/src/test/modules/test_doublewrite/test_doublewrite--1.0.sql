@@ -76,6 +76,10 @@ CREATE FUNCTION dw_log_cost(OUT writes float8, OUT blocks float8, OUT nsec float
 	OUT page_nsec float8, OUT page_length float8)
 AS 'MODULE_PATHNAME' LANGUAGE C;
 
+CREATE FUNCTION dw_panic()
+RETURNS void
+AS 'MODULE_PATHNAME' LANGUAGE C;
+
 CREATE FUNCTION dw_sync_directory_critical(rel regclass)
 RETURNS void STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;

@@ -1095,6 +1095,13 @@ dw_log_cost(PG_FUNCTION_ARGS)
 }
 
 /* Sync the directory of a relation, as a truncation does that finds no file */
+PG_FUNCTION_INFO_V1(dw_panic);
+Datum
+dw_panic(PG_FUNCTION_ARGS)
+{
+	elog(PANIC, "test_doublewrite was asked to panic");
+}
+
 PG_FUNCTION_INFO_V1(dw_sync_directory_critical);
 Datum
 dw_sync_directory_critical(PG_FUNCTION_ARGS)

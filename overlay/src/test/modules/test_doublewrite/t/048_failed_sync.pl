@@ -116,26 +116,32 @@ $node->stop('immediate');
 cmp_ok(written_after_start('a second failure', 1), '>=', $pages, 'a second failure: pages are written again');
 
 # While a process is dying, others may sync what it could not
-change();
-$node->safe_psql('postgres', q{SELECT injection_points_attach('doublewrite-panic-noted', 'wait')});
-$node->safe_psql('postgres', q{SELECT dw_fail_at('doublewrite-file-sync', 'EIO')});
-my $session = dw_start($node, 'cycle', 'SELECT dw_sync_cycle()');
-$node->wait_for_event('client backend', 'doublewrite-panic-noted');
-$node->safe_psql('postgres', q{SELECT injection_points_detach('doublewrite-panic-noted')});
-$offset = -s $node->logfile;
-my ($done) = $node->psql('postgres', 'CHECKPOINT');
-isnt($done, 0, 'a checkpoint meanwhile: does not complete');
-if ($done == 0)
+foreach my $case (
+	[ 'checkpoint', q{SELECT dw_fail_at('doublewrite-file-sync', 'EIO'); SELECT dw_sync_cycle()}, 'CHECKPOINT' ],
+	[ 'sync cycle', 'SELECT dw_panic()', 'SELECT dw_sync_cycle()' ])
 {
-	$node->stop('immediate');
+	my ($what, $dying, $meanwhile) = @$case;
+
+	change();
+	$node->safe_psql('postgres', q{SELECT injection_points_attach('doublewrite-panic-noted', 'wait')});
+	my $session = dw_start($node, $what, $dying);
+	$node->wait_for_event('client backend', 'doublewrite-panic-noted');
+	$node->safe_psql('postgres', q{SELECT injection_points_detach('doublewrite-panic-noted')});
+	$offset = -s $node->logfile;
+	my ($done) = $node->psql('postgres', $meanwhile);
+	isnt($done, 0, "a $what meanwhile: does not complete");
+	if ($done == 0)
+	{
+		$node->stop('immediate');
+	}
+	else
+	{
+		dw_wait_for_exit($node);
+	}
+	like(slurp_file($node->logfile, $offset), qr/PANIC:  could not rely on files being synced/, "a $what meanwhile: says why");
+	$session->{run}->finish;
+	cmp_ok(written_after_start("a $what meanwhile", 1), '>=', $pages, "a $what meanwhile: pages are written again");
 }
-else
-{
-	dw_wait_for_exit($node);
-}
-like(slurp_file($node->logfile, $offset), qr/PANIC:  could not rely on files being synced/, 'a checkpoint meanwhile: says why');
-$session->{run}->finish;
-cmp_ok(written_after_start('a checkpoint meanwhile', 1), '>=', $pages, 'a checkpoint meanwhile: pages are written again');
 
 # With data_sync_retry what failed is believed when it succeeds
 $node->append_conf('postgresql.conf', 'data_sync_retry = on');
