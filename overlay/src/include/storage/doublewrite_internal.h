@@ -485,7 +485,8 @@ typedef struct DWLogState
 typedef struct DWLogCost
 {
 	double		writes;			/* writes of the log, each with its sync */
-	double		blocks;			/* ... blocks in them */
+	double		pages;			/* ... pages in them */
+	double		blocks;			/* ... and blocks, which compression saves */
 	double		blocks_squared;
 	double		nsec;			/* ... and what they have taken */
 	double		nsec_squared;
@@ -796,8 +797,8 @@ extern void dw_return_slot_to_log(int slotno, bool torn);
 /* compress.c */
 extern char *dw_pack_pages(DWBatchHeader *hdr, const int *slots, int nslots);
 extern void dw_free_pack_buffer(void);
-extern bool dw_log_writes_are_large(void);
-extern void dw_note_log_write(uint32 nblocks, instr_time start);
+extern double dw_log_write_blocks(void);
+extern void dw_note_log_write(int ncopies, uint32 nblocks, instr_time start);
 
 /* epoch.c */
 extern Size dw_epoch_shmem_size(void);

@@ -55,11 +55,11 @@
 #define DW_STALL				10
 
 /*
- * Writes of this many blocks on average take most of their time for the data.  There is no
- * other way to tell how much for each block with less variance of sizes than that, or if
- * what blocks take is only known to this part of the time of writes.
+ * Writes of batches with this many pages on average take most of their time for the data.
+ * There is no other way to tell how much for each block with less variance of sizes than that,
+ * or if what blocks take is only known to this part of the time of writes.
  */
-#define DW_MANY_BLOCKS			64
+#define DW_MANY_PAGES			64
 #define DW_LITTLE_VARIANCE		16
 #define DW_VAGUE				4
 
@@ -175,11 +175,11 @@ dw_fit_line(double *mean_nsec, double *slope, double *slope_error)
 }
 
 /*
- * Note what a write of the log and its sync have taken.  That a device stalls now and
- * then says nothing about its bandwidth.
+ * Note what a write of the log and its sync have taken, for a batch with so many copies.
+ * That a device stalls now and then says nothing about its bandwidth.
  */
 void
-dw_note_log_write(uint32 nblocks, instr_time start)
+dw_note_log_write(int ncopies, uint32 nblocks, instr_time start)
 {
 	DWLogCost  *cost = &DWCtl->log_cost;
 	double		nsec = dw_nsec_since(start);
@@ -198,6 +198,7 @@ dw_note_log_write(uint32 nblocks, instr_time start)
 	}
 
 	cost->writes = cost->writes * kept + 1;
+	cost->pages = cost->pages * kept + ncopies;
 	cost->blocks = cost->blocks * kept + nblocks;
 	cost->blocks_squared = cost->blocks_squared * kept + (double) nblocks * nblocks;
 	cost->nsec = cost->nsec * kept + nsec;
@@ -206,15 +207,15 @@ dw_note_log_write(uint32 nblocks, instr_time start)
 }
 
 /*
- * Have writes of the log had many blocks lately?  Flush lock held.
+ * How many blocks have writes of the log had lately?  0 if there were none.  Flush lock held.
  */
-bool
-dw_log_writes_are_large(void)
+double
+dw_log_write_blocks(void)
 {
 	const DWLogCost *cost = &DWCtl->log_cost;
 
 	Assert(LWLockHeldByMe(DoubleWriteFlushLock));
-	return cost->writes > 0 && cost->blocks >= DW_MANY_BLOCKS * cost->writes;
+	return cost->writes > 0 ? cost->blocks / cost->writes : 0;
 }
 
 /*
@@ -237,8 +238,10 @@ dw_note_compressed(int npages, instr_time start, Size length)
 /*
  * How long a write of the log takes for each of its blocks, in nanoseconds, beside what
  * it takes anyway; rather less than more, if writes have differed in size and not too
- * much in time.  Else large ones are taken to need all of their time for the data: if that
- * is wrong, compression takes little beside them.  0 if that is not known.
+ * much in time.  Else those of large batches are taken to need all of their time for the
+ * data: if that is wrong, compression takes little beside them.  0 if that is not known.
+ *
+ * What is large must not depend on whether batches are compressed, or that takes turns.
  */
 static double
 dw_log_block_nsec(void)
@@ -251,7 +254,7 @@ dw_log_block_nsec(void)
 	if (dw_fit_line(&mean_nsec, &slope, &error) &&
 		error * cost->blocks < cost->nsec / DW_VAGUE)
 		return slope - error;
-	return dw_log_writes_are_large() ? cost->nsec / cost->blocks : 0;
+	return cost->pages > DW_MANY_PAGES * cost->writes ? cost->nsec / cost->blocks : 0;
 }
 
 /*

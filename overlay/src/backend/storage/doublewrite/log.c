@@ -159,7 +159,7 @@ dw_append(const int *slots, int ncopies, char *packed)
 
 	INJECTION_POINT("doublewrite-log-written", NULL);
 	dw_sync_log();
-	dw_note_log_write(DWBatchBlocks(DWHeader), start);
+	dw_note_log_write(ncopies, DWBatchBlocks(DWHeader), start);
 
 	DWCtl->log.blockno += DWBatchBlocks(DWHeader);
 	DWCtl->log.low_water_logged = DWCtl->log.low_water;

@@ -68,7 +68,8 @@ CREATE FUNCTION dw_pretend_home_writes_take(usec int)
 RETURNS void
 AS 'MODULE_PATHNAME' LANGUAGE C;
 
-CREATE FUNCTION dw_pretend_log_writes(blocks float8[], nsec float8[], page_nsec float8)
+CREATE FUNCTION dw_pretend_log_writes(blocks float8[], nsec float8[], page_nsec float8,
+	pages_per_block float8 DEFAULT 1)
 RETURNS void STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
 

@@ -1032,8 +1032,8 @@ dw_pretend_home_writes_take(PG_FUNCTION_ARGS)
 }
 
 /*
- * From now on writes of the log have had these sizes and taken so long, four each, and
- * compressing a page has taken page_nsec
+ * From now on writes of the log have had these sizes, with so many pages in a block, and
+ * taken so long, four each, and compressing a page has taken page_nsec
  */
 PG_FUNCTION_INFO_V1(dw_pretend_log_writes);
 Datum
@@ -1053,13 +1053,14 @@ dw_pretend_log_writes(PG_FUNCTION_ARGS)
 
 	LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
 	cost->writes = weight * n;
-	cost->blocks = cost->blocks_squared = 0;
+	cost->pages = cost->blocks = cost->blocks_squared = 0;
 	cost->nsec = cost->nsec_squared = cost->blocks_nsec = 0;
 	for (int i = 0; i < n; i++)
 	{
 		double		x = DatumGetFloat8(blocks[i]);
 		double		y = DatumGetFloat8(nsec[i]);
 
+		cost->pages += weight * x * PG_GETARG_FLOAT8(3);
 		cost->blocks += weight * x;
 		cost->blocks_squared += weight * x * x;
 		cost->nsec += weight * y;

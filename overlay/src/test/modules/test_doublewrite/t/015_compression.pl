@@ -198,21 +198,23 @@ $node->safe_psql(
 # taken is out of the way when a batch is chosen for: we set it before each.
 sub pretend
 {
-	my ($blocks, $nsec, $page_nsec) = @_;
+	my ($blocks, $nsec, $page_nsec, $pages_per_block) = @_;
+
+	$pages_per_block //= 1;
 
 	# so that pages are logged again
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	$node->safe_psql('postgres',
-		"SELECT dw_pretend_log_writes('{@{[join ',', @$blocks]}}', '{@{[join ',', @$nsec]}}', $page_nsec)"
+		"SELECT dw_pretend_log_writes('{@{[join ',', @$blocks]}}', '{@{[join ',', @$nsec]}}', $page_nsec, $pages_per_block)"
 	);
 	return;
 }
 
 sub is_compressed
 {
-	my ($table, $what, $blocks, $nsec, $page_nsec, $expected) = @_;
+	my ($table, $what, $blocks, $nsec, $page_nsec, $expected, $pages_per_block) = @_;
 
-	pretend($blocks, $nsec, $page_nsec);
+	pretend($blocks, $nsec, $page_nsec, $pages_per_block);
 	my ($pages, $bytes) = change($table);
 	cmp_ok($pages, '>', 50, "auto: $what: pages were logged");
 	is($bytes < $pages * BLCKSZ / 2 ? 'compressed' : 'as they are',
@@ -239,7 +241,7 @@ sub change_until
 my @bandwidth = ([ 1, 200 ], [ 1e6, 1e6 + 199 * 1e5 ]);
 SKIP:
 {
-	skip 'lz4 is not supported by this build', 30
+	skip 'lz4 is not supported by this build', 32
 	  unless grep { $_ eq 'lz4' } @methods;
 
 	is($node->safe_psql('postgres', 'SELECT boot_val FROM pg_settings '
@@ -297,6 +299,8 @@ SKIP:
 		1e4, 'compressed');
 	is_compressed('t_auto', 'small writes, all alike',
 		[ 8, 8 ], [ 2e7, 2e7 ], 1e4, 'as they are');
+	is_compressed('t_auto', 'small writes of large batches, which are compressed already',
+		[ 40, 40 ], [ 2e7, 2e7 ], 1e4, 'compressed', 3);
 
 	# That pages do not get shorter shows when they are compressed, and later, as that
 	# they do again, when some are tried now and then.
