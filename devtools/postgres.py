@@ -249,15 +249,25 @@ def kill_family(pid):
     it go.
     """
     kill(pid, signal.SIGSTOP)
-    family = {one: _started(one) for one in (*descendants(pid), pid)}
-    for one in family:
+    members = family(pid)
+    for one in members:
         kill(one)
+    await_end(members)
+    return len(members)
+
+
+def family(pid):
+    """Return a process and all below it, for await_end()."""
+    return {one: _started(one) for one in (*descendants(pid), pid)}
+
+
+def await_end(members):
+    """Wait until all processes of a family() are gone."""
     deadline = time.monotonic() + END_SECONDS
-    while not all(_is_gone(*one) for one in family.items()):
+    while not all(_is_gone(*one) for one in members.items()):
         if time.monotonic() > deadline:
             raise ServerError("processes of the server are still there")
         time.sleep(0.005)
-    return len(family)
 
 
 def _started(pid):

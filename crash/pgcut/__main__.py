@@ -19,11 +19,12 @@ from .states import FAULTS, State
 SCENARIO_CYCLE = ("primary", "primary", "standby", "backup", "reopened", "errors",
                   "primary", "primary", "standby", "backup", "failing-syncs",
                   "failing-log-syncs", "ext4", "xfs", "edited", "standby-mixed",
-                  "standby-converted", "half-writes", "torn-writes", "failing-directory-syncs")
+                  "standby-converted", "half-writes", "torn-writes", "failing-directory-syncs",
+                  "standby-stopped")
 
 # What is recorded in turn for the protocol monitor alone: what the first recordings
 # of a short campaign are not of.
-WATCHED_CYCLE = ("standby-converted", "edited", "standby-mixed", "half-writes", "reopened",
+WATCHED_CYCLE = ("standby-converted", "edited", "standby-stopped", "standby-mixed", "half-writes", "reopened",
                  "errors", "failing-syncs", "failing-log-syncs", "backup",
                  "torn-writes", "failing-directory-syncs")
 

@@ -223,7 +223,7 @@ class Primary:
             for life in range(self.plan.lives):
                 try:
                     self.begin_life(life)
-                    instance.start()
+                    instance.start(self.options())
                     self.load(instance)
                     _end(instance, self.rng.choice(self.ends))
                 except (server.ServerError, psycopg2.OperationalError) as exc:
@@ -243,6 +243,10 @@ class Primary:
 
     def begin_life(self, life):
         """Do what comes before a start of the recorded server."""
+
+    def options(self):
+        """Return settings of this life alone, which nobody finds in a file."""
+        return {}
 
     def workloads(self):
         """Return the kinds of load of a life; None is all."""
@@ -388,6 +392,44 @@ class ConvertedStandby(Standby):
             self.primary.stop()
             self.start_primary()
             super().load(instance)
+
+
+class StoppedStandby(Standby):
+    """Lives begin with a restartpoint, have no other, and end with a clean stop.
+
+    What has gone home by then the stop must make durable: the restartpoint of the next
+    life moves the redo pointer past it, and comes before any load.  Half of the stops are
+    cut short, when pg_control says already that the server was shut down.
+    """
+
+    ends = ("fast",)
+
+    def options(self):
+        return {"shared_preload_libraries": "test_doublewrite",
+                "test_doublewrite.crash_at": self.rng.choice(("", "doublewrite-shutdown-drained"))}
+
+    def workloads(self):
+        return {kind: clients for kind, clients in self.plan.kinds.items() if kind != "checkpoint"}
+
+    def start_primary(self, settings=None):
+        super().start_primary({"checkpoint_timeout": "30s", "max_wal_size": "256MB"})
+
+    def load(self, instance):
+        with contextlib.closing(self.primary.connect()) as primary, \
+                contextlib.closing(instance.connect()) as standby:
+            primary.autocommit = standby.autocommit = True
+            with primary.cursor() as cursor:
+                cursor.execute("CHECKPOINT")
+                cursor.execute("SELECT pg_current_wal_flush_lsn()")
+                reached = cursor.fetchone()
+            with standby.cursor() as cursor:
+                replayed = (False,)
+                while replayed != (True,):
+                    time.sleep(0.05)
+                    cursor.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", reached)
+                    replayed = cursor.fetchone()
+                cursor.execute("CHECKPOINT")
+        super().load(instance)
 
 
 class Backup(Primary):
@@ -591,8 +633,8 @@ def _run(instance, statement):
 
 SCENARIOS = {"primary": Primary, "edited": Edited, "reopened": Reopened, "standby": Standby,
              "standby-mixed": MixedStandby, "standby-converted": ConvertedStandby,
-             "backup": Backup, "errors": Errors, "torn-writes": TornWrites,
-             "half-writes": HalfWrites, "failing-syncs": FailingSyncs,
+             "standby-stopped": StoppedStandby, "backup": Backup, "errors": Errors,
+             "torn-writes": TornWrites, "half-writes": HalfWrites, "failing-syncs": FailingSyncs,
              "failing-log-syncs": FailingLogSyncs,
              "failing-directory-syncs": FailingDirectorySyncs}
 

@@ -145,10 +145,16 @@ class Server(postgres.Server):
                 for segment in postgres.shared_memory(one)}
 
     def stop(self, how=signal.SIGINT):
-        """Stop it: SIGINT is a fast, SIGQUIT an immediate shutdown."""
+        """Stop it: SIGINT is a fast, SIGQUIT an immediate shutdown.
+
+        If the postmaster is killed meanwhile, others may be there a little longer.
+        """
+        family = {}
         if self.alive():
+            family = postgres.family(self._process.pid)
             self._process.send_signal(how)
         self._end(postgres.END_SECONDS)
+        postgres.await_end(family)
 
     def kill(self):
         """Kill the postmaster and all of its processes at once."""

@@ -479,6 +479,9 @@ dw_judge(int fd, DWAtomicProbe *probe)
 		return DW_ATOMIC_NOT_OFFERED;
 	if (!DWAtomicFileFits(&probe->file))
 		return DW_ATOMIC_OTHER_SIZE;
+	/* one that is being written, in the cache, must not be made dirty with another */
+	if (sysconf(_SC_PAGESIZE) > BLCKSZ)
+		return DW_ATOMIC_LARGE_PAGES;
 	verdict = dw_test_write(fd, &probe->error);
 	if (verdict != DW_ATOMIC_HARDWARE)
 		return verdict;
@@ -612,6 +615,7 @@ DWAtomicVerdictName(DWAtomicVerdict verdict)
 		[DW_ATOMIC_UNSUPPORTED] = "unsupported",
 		[DW_ATOMIC_NOT_OFFERED] = "not offered",
 		[DW_ATOMIC_OTHER_SIZE] = "other size",
+		[DW_ATOMIC_LARGE_PAGES] = "large kernel pages",
 		[DW_ATOMIC_REFUSED] = "refused",
 		[DW_ATOMIC_FAILED] = "failed",
 	};
@@ -626,7 +630,8 @@ DWAtomicVerdictName(DWAtomicVerdict verdict)
 const char *
 DWAtomicAdvice(const DWAtomicProbe *probe)
 {
-	if (probe->verdict == DW_ATOMIC_HARDWARE || probe->device_max < BLCKSZ)
+	if (probe->verdict == DW_ATOMIC_HARDWARE || probe->verdict == DW_ATOMIC_LARGE_PAGES ||
+		probe->device_max < BLCKSZ)
 		return NULL;
 	if (strcmp(probe->fstype, "ext4") == 0)
 		return "mkfs.ext4 -O bigalloc -C 16384";

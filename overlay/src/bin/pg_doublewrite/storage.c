@@ -478,6 +478,8 @@ atomic_pages_text(const Place *place)
 			return _("made by the file system in software, by copies; not used");
 		case DW_ATOMIC_OTHER_SIZE:
 			return _("not possible, only of other sizes");
+		case DW_ATOMIC_LARGE_PAGES:
+			return _("not used, as the kernel's memory pages are larger");
 		case DW_ATOMIC_REFUSED:
 			return _("refused in a test");
 		case DW_ATOMIC_FAILED:

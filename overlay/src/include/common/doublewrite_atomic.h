@@ -25,6 +25,7 @@ typedef enum DWAtomicVerdict
 	DW_ATOMIC_UNSUPPORTED,		/* the system knows no atomic writes */
 	DW_ATOMIC_NOT_OFFERED,		/* the file system offers none for files there */
 	DW_ATOMIC_OTHER_SIZE,		/* it offers some, but not of a page */
+	DW_ATOMIC_LARGE_PAGES,		/* pages of the kernel's cache hold several of ours */
 	DW_ATOMIC_REFUSED,			/* a test write was refused */
 	DW_ATOMIC_FAILED,			/* looking has failed */
 } DWAtomicVerdict;

@@ -107,6 +107,7 @@ extern bool DoubleWriteReadStaged(const struct buftag *tag, char *dst);
 
 /* marker.c: the file that keeps stock servers off a cluster in use */
 extern bool DoubleWriteSkipMarker(FILE *fp);
+extern bool DoubleWriteStopCutShort(void);
 
 /* remove.c: pages of dropped and truncated files */
 extern void DoubleWriteBeginRemoval(void);

@@ -29,7 +29,8 @@
  * it has cached before it says that the write has ended, so a page read ahead
  * meanwhile does not stay.  Nobody makes it dirty there meanwhile: of blocks that
  * a file has, only we write, as no part of another batch is on its way home, and
- * others extend it.  That also puts the
+ * others extend it, in other pages of the kernel's cache, as these are no larger
+ * than ours where atomicity counts as proved.  That also puts the
  * zeroes of an extension, and earlier home writes that were plain, on the device
  * before the atomic write. (A3)
  *

@@ -254,6 +254,16 @@ dw_read_label(void)
 }
 
 /*
+ * Has the server that was here before us not come to the end of its stop, whatever
+ * pg_control says?
+ */
+bool
+DoubleWriteStopCutShort(void)
+{
+	return dw_read_label() == DW_LABEL_MARKER;
+}
+
+/*
  * Has a server of ours crashed with the log in use, on these very files?  If
  * it cannot be told, no.
  */

@@ -402,6 +402,24 @@ DoubleWriteCheckpointDone(XLogRecPtr redo, bool images)
 }
 
 /*
+ * Make durable what has gone home or was removed since the last checkpoint, and what an
+ * earlier server has left to the next one.  A standby may be stopped without a
+ * restartpoint, and starts as after one: nobody would sync these files any more, redo
+ * leaves alone what was written atomically, and a later restartpoint passes its
+ * records. (R5)
+ */
+static void
+dw_sync_for_stop(void)
+{
+	dw_complete_late_sync();
+	if (!DWCtl->log.armed)
+		return;
+	ProcessSyncRequests();
+	dw_sync_removals();
+	dw_refuse_failed_sync();
+}
+
+/*
  * Last step of a clean shutdown: leave nothing behind that other servers
  * would have to know.  A server with a postmaster keeps the segments for its
  * next start, as it does those of WAL; what initdb leaves behind is small.
@@ -409,6 +427,9 @@ DoubleWriteCheckpointDone(XLogRecPtr redo, bool images)
  * After a shutdown checkpoint there is nothing left to bring home.  A standby
  * may have skipped its restartpoint, and then there is.  If crash recovery
  * was interrupted, it must be finished by a server that knows the log. (R12)
+ *
+ * pg_control says already that the server was shut down.  Until the marker has gone,
+ * it was not; see DoubleWriteStopCutShort().
  */
 void
 DoubleWriteShutdown(void)
@@ -416,8 +437,7 @@ DoubleWriteShutdown(void)
 	if (!DWCtl->started || GetRecoveryState() == RECOVERY_STATE_CRASH)
 		return;
 	DoubleWriteDrain();
-
-	/* a standby may be stopped without a restartpoint, and starts as after one */
-	dw_complete_late_sync();
+	INJECTION_POINT("doublewrite-shutdown-drained", NULL);
+	dw_sync_for_stop();
 	dw_disarm(IsPostmasterEnvironment);
 }

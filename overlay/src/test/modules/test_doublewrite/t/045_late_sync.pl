@@ -161,6 +161,7 @@ my $primary = dw_new_node('primary', init => { allows_streaming => 1 });
 my $standby = PostgreSQL::Test::Cluster->new('standby');
 
 $primary->start;
+dw_extensions($primary);
 $primary->backup('backup');
 $standby->init_from_backup($primary, 'backup', has_streaming => 1);
 $standby->start;
@@ -176,6 +177,38 @@ is(cluster_state($standby), 'shut down in recovery', '... and is stopped');
 my $log = slurp_file($standby->logfile, $offset);
 unlike($log, qr/restartpoint complete/, '... without a restartpoint');
 like($log, $synced, '... and syncs files nevertheless');
+
+# So it is with what has gone home since, of which the log may have no copy.
+sub change_on_standby
+{
+	$standby->start;
+	$primary->safe_psql('postgres', 'UPDATE t SET generate_series = 0');
+	$primary->wait_for_replay_catchup($standby);
+	$standby->safe_psql('postgres', 'SELECT dw_evict_all(), dw_drain()');
+	$offset = -s $standby->logfile;
+	return;
+}
+
+my $path = $primary->safe_psql('postgres', "SELECT pg_relation_filepath('t')");
+set($standby, 'log_min_messages', 'debug1');
+change_on_standby();
+$standby->stop;
+$log = slurp_file($standby->logfile, $offset);
+unlike($log, qr/restartpoint complete/, 'a standby is stopped without a restartpoint');
+like($log, qr/checkpoint sync: .* file=\Q$path\E /, '... and syncs what has gone home');
+
+# It is stopped when the marker has gone, whatever pg_control says.
+set($standby, 'test_doublewrite.crash_at', 'doublewrite-sync-removals');
+change_on_standby();
+$standby->stop('fast', fail_ok => 1);
+dw_wait_for_exit($standby);
+is(cluster_state($standby), 'shut down in recovery', 'a stop is cut short');
+set($standby, 'test_doublewrite.crash_at', '');
+$standby->start;
+$primary->safe_psql('postgres', 'CHECKPOINT');
+$primary->wait_for_replay_catchup($standby);
+checkpointed_with($standby, $offset, 1, '... and the next restartpoint syncs files');
+$standby->stop;
 $primary->stop;
 
 # A tablespace that has been moved while the server was down is a copy.  That its files
