@@ -241,7 +241,7 @@ dw_segment_wanted(void)
 /*
  * Create a segment ahead of the flusher, which would otherwise do it with home
  * writes held up.  The flush lock is held for naming it only.  It is filled if writes
- * are known to be small.
+ * are known to be small, and there have been so many that it will be used.
  *
  * Returns whether another one is wanted.  If there is no space, or something
  * fails, we let it be: the flusher will say so when it needs the segment.
@@ -260,7 +260,9 @@ dw_prepare_segment(void)
 	dw_lock_flush(LW_SHARED);
 	wanted = dw_segment_wanted();
 	blocks = dw_log_write_blocks();
-	fill = blocks > 0 && blocks < DW_FILL_BELOW;
+	fill = blocks > 0 && blocks < DW_FILL_BELOW &&
+		pg_atomic_read_u64(&DWCtl->stats.logged_bytes) >=
+		(uint64) dw_segments_ahead() * DW_SEGMENT_SIZE;
 	LWLockRelease(DoubleWriteFlushLock);
 	if (!wanted)
 		return false;
