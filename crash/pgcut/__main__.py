@@ -24,8 +24,8 @@ SCENARIO_CYCLE = ("primary", "primary", "standby", "backup", "reopened", "errors
 
 # What is recorded in turn for the protocol monitor alone: what the first recordings
 # of a short campaign are not of.
-WATCHED_CYCLE = ("standby-converted", "edited", "standby-stopped", "standby-mixed", "half-writes", "reopened",
-                 "errors", "failing-syncs", "failing-log-syncs", "backup",
+WATCHED_CYCLE = ("standby-converted", "edited", "standby-stopped", "standby-mixed",
+                 "half-writes", "reopened", "errors", "failing-syncs", "failing-log-syncs", "backup",
                  "torn-writes", "failing-directory-syncs")
 
 # Modes that the first recordings of a campaign have.

@@ -424,7 +424,10 @@ class StoppedStandby(Standby):
                 reached = cursor.fetchone()
             with standby.cursor() as cursor:
                 replayed = (False,)
+                deadline = time.monotonic() + HANG_SECONDS
                 while replayed != (True,):
+                    if time.monotonic() > deadline:
+                        raise RecordError("the standby does not replay a checkpoint")
                     time.sleep(0.05)
                     cursor.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", reached)
                     replayed = cursor.fetchone()

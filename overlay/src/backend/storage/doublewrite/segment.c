@@ -37,7 +37,7 @@
  * Segments are filled in advance if writes of the log have fewer blocks than this.  What is not
  * filled costs a commit of the file system's journal with each sync, but only once; filling
  * costs as much bandwidth as the segment.  On storage that does 1500 requests and 60 MB a second
- * that is as much as 50 commits, one for each 10 blocks; on faster one, fewer.
+ * that takes as long as 50 commits of two requests, one for each 10 blocks; on faster one, fewer.
  */
 #define DW_FILL_BELOW			16
 

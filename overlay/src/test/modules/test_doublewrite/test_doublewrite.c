@@ -1095,7 +1095,7 @@ dw_log_cost(PG_FUNCTION_ARGS)
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(tupdesc, values, nulls)));
 }
 
-/* Sync the directory of a relation, as a truncation does that finds no file */
+/* Stop with a PANIC that has nothing to do with a sync */
 PG_FUNCTION_INFO_V1(dw_panic);
 Datum
 dw_panic(PG_FUNCTION_ARGS)
@@ -1103,6 +1103,7 @@ dw_panic(PG_FUNCTION_ARGS)
 	elog(PANIC, "test_doublewrite was asked to panic");
 }
 
+/* Sync the directory of a relation, as a truncation does that finds no file */
 PG_FUNCTION_INFO_V1(dw_sync_directory_critical);
 Datum
 dw_sync_directory_critical(PG_FUNCTION_ARGS)
