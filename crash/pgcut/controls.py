@@ -75,6 +75,9 @@ _PARALLEL = (("instant_recovery", "off"), ("recovery_workers", "3"),
 _ATOMIC = (("io_torn_pages_protection", "atomic_writes"), ("wal_level", "replica"))
 # Many pages go home, and few of them twice.
 _BUSY = (("scan", 5), ("checkpoint", 2))
+# Redo writes pages that a record initialises whatever is there, and their files are synced
+# then: this changes pages that are there already.
+_IN_PLACE = (("transfer", 4), ("multixact", 2), ("hint", 1))
 _TEARS = ("torn-pages", "torn-runs", "torn-page", "storm")
 
 CONTROLS = (
@@ -112,11 +115,13 @@ CONTROLS = (
     Control("files-not-synced-by-stop", "R5",
             "a standby is stopped without a restartpoint, and does not sync what has gone home",
             record=True, monitored=True, lives=3, seconds=6, scenario="standby-stopped",
-            settings=_ATOMIC, faults=("all-lost", "after-checkpoint", "subset", "storm")),
+            settings=_ATOMIC, workloads=_IN_PLACE,
+            faults=("all-lost", "after-checkpoint", "subset", "storm")),
     Control("stop-cut-short-unnoticed", "R5",
             "a stop of a standby that did not come to its end counts as one",
             record=True, monitored=True, lives=3, seconds=6, scenario="standby-stopped",
-            settings=_ATOMIC, faults=("all-lost", "after-checkpoint", "subset", "storm")),
+            settings=_ATOMIC, workloads=_IN_PLACE,
+            faults=("all-lost", "after-checkpoint", "subset", "storm")),
     Control("restore-by-lsn", "R4", "restore picks the copy with the highest LSN, the older of equals",
             recover=True, settings=_WITHOUT_WAL, faults=("all-kept", "torn-pages", "storm"),
             workloads=(("truncate", 3), ("copy", 3), ("recreate", 3), ("scan", 1))),

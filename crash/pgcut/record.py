@@ -397,42 +397,58 @@ class ConvertedStandby(Standby):
 class StoppedStandby(Standby):
     """Lives begin with a restartpoint, have no other, and end with a clean stop.
 
-    What has gone home by then the stop must make durable: the restartpoint of the next
-    life moves the redo pointer past it, and comes before any load.  Half of the stops are
-    cut short, when pg_control says already that the server was shut down.
+    Pages are pushed out of shared buffers before that.  What has gone home by then the stop
+    must make durable: the restartpoint of the next life moves the redo pointer past it, and
+    comes before any load.  Every other stop is cut short, when pg_control says already that
+    the server was shut down.
     """
 
     ends = ("fast",)
 
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.cut_short = self.rng.random() < 0.5
+
     def options(self):
+        self.cut_short = not self.cut_short
         return {"shared_preload_libraries": "test_doublewrite",
-                "test_doublewrite.crash_at": self.rng.choice(("", "doublewrite-shutdown-drained"))}
+                "test_doublewrite.crash_at":
+                    "doublewrite-shutdown-drained" if self.cut_short else ""}
 
     def workloads(self):
         return {kind: clients for kind, clients in self.plan.kinds.items() if kind != "checkpoint"}
 
     def start_primary(self, settings=None):
         super().start_primary({"checkpoint_timeout": "30s", "max_wal_size": "256MB"})
+        # The standby, for which commits wait, is not there yet.
+        self._tell(self.primary,
+                   "SET synchronous_commit = local; CREATE EXTENSION pg_buffercache")
 
     def load(self, instance):
-        with contextlib.closing(self.primary.connect()) as primary, \
-                contextlib.closing(instance.connect()) as standby:
-            primary.autocommit = standby.autocommit = True
-            with primary.cursor() as cursor:
-                cursor.execute("CHECKPOINT")
-                cursor.execute("SELECT pg_current_wal_flush_lsn()")
-                reached = cursor.fetchone()
-            with standby.cursor() as cursor:
-                replayed = (False,)
-                deadline = time.monotonic() + HANG_SECONDS
-                while replayed != (True,):
-                    if time.monotonic() > deadline:
-                        raise RecordError("the standby does not replay a checkpoint")
-                    time.sleep(0.05)
-                    cursor.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", reached)
-                    replayed = cursor.fetchone()
-                cursor.execute("CHECKPOINT")
+        self._tell(self.primary, "CHECKPOINT")
+        self._let_replay(instance)
+        self._tell(instance, "CHECKPOINT")
         super().load(instance)
+        self._let_replay(instance)
+        self._tell(instance, "SELECT pg_buffercache_evict_all()")
+
+    def _let_replay(self, instance):
+        """Wait until the standby has replayed what the primary has flushed."""
+        (reached,) = self._tell(self.primary, "SELECT pg_current_wal_flush_lsn()")
+        deadline = time.monotonic() + HANG_SECONDS
+        while self._tell(instance, "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn",
+                         reached) != (True,):
+            if time.monotonic() > deadline:
+                raise RecordError(f"the standby does not replay up to {reached}")
+            time.sleep(0.05)
+
+    @staticmethod
+    def _tell(instance, command, *values):
+        """Run a command in a transaction of its own; returns the first row, if there is any."""
+        with contextlib.closing(instance.connect()) as session, session.cursor() as cursor:
+            session.autocommit = True
+            cursor.execute(command, values)
+            return cursor.fetchone() if cursor.description else None
 
 
 class Backup(Primary):
