@@ -843,6 +843,7 @@ extern void dw_await_home_writes(void);
 
 /* atomic.c */
 extern bool dw_atomic_allowed(void);
+extern bool dw_atomic_in_use(void);
 extern bool dw_atomic_chosen(const DWSlot *slot);
 extern int	dw_atomic_run_length(const BufferTag *first, int npages);
 extern int	dw_atomic_write_ahead(const DWAtomicRun *runs, int nruns);

@@ -69,6 +69,27 @@ dw_arm_if_possible(int elevel)
 }
 
 /*
+ * Make durable what has gone home or was removed since the last checkpoint, and what an
+ * earlier server has left to the next one.  For who ends the use of the log without a
+ * checkpoint: of what was written atomically it has no copies, and redo leaves it
+ * alone.  So a later checkpoint would pass its records with nobody having synced
+ * it, or after a failed sync of which there is no note any more. (R5, R11)
+ */
+static void
+dw_sync_gone_home(void)
+{
+	Assert(AmCheckpointerProcess() || !IsUnderPostmaster);
+
+	dw_complete_late_sync();
+	if (!DWCtl->log.armed)
+		return;
+	DoubleWriteDrain();
+	ProcessSyncRequests();
+	dw_sync_removals();
+	dw_refuse_failed_sync();
+}
+
+/*
  * Stop using the log: make it empty, then remove the marker and the segments,
  * unless these are to be kept for the next start.
  *
@@ -219,6 +240,14 @@ dw_apply_mode(bool images)
 
 	if (!dw_images_requested())
 	{
+		/* the startup process has no queue, and leaves it to the checkpointer */
+		if (AmCheckpointerProcess())
+			dw_sync_gone_home();
+		else if (IsUnderPostmaster && dw_atomic_in_use())
+		{
+			pg_atomic_write_u32(&DWCtl->setting_changed, 1);
+			return;
+		}
 		dw_disarm(false);
 		ereport(LOG, (errmsg("torn page protection is off")));
 	}
@@ -402,30 +431,12 @@ DoubleWriteCheckpointDone(XLogRecPtr redo, bool images)
 }
 
 /*
- * Make durable what has gone home or was removed since the last checkpoint, and what an
- * earlier server has left to the next one.  A standby may be stopped without a
- * restartpoint, and starts as after one: nobody would sync these files any more, redo
- * leaves alone what was written atomically, and a later restartpoint passes its
- * records. (R5)
- */
-static void
-dw_sync_for_stop(void)
-{
-	dw_complete_late_sync();
-	if (!DWCtl->log.armed)
-		return;
-	ProcessSyncRequests();
-	dw_sync_removals();
-	dw_refuse_failed_sync();
-}
-
-/*
  * Last step of a clean shutdown: leave nothing behind that other servers
  * would have to know.  A server with a postmaster keeps the segments for its
  * next start, as it does those of WAL; what initdb leaves behind is small.
  *
- * After a shutdown checkpoint there is nothing left to bring home.  A standby
- * may have skipped its restartpoint, and then there is.  If crash recovery
+ * After a shutdown checkpoint there is nothing left to bring home, and to sync.  A
+ * standby may have skipped its restartpoint, and then there is.  If crash recovery
  * was interrupted, it must be finished by a server that knows the log. (R12)
  *
  * pg_control says already that the server was shut down.  Until the marker has gone,
@@ -438,6 +449,6 @@ DoubleWriteShutdown(void)
 		return;
 	DoubleWriteDrain();
 	INJECTION_POINT("doublewrite-shutdown-drained", NULL);
-	dw_sync_for_stop();
+	dw_sync_gone_home();
 	dw_disarm(IsPostmasterEnvironment);
 }

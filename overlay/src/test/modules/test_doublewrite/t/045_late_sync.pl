@@ -209,6 +209,16 @@ $primary->safe_psql('postgres', 'CHECKPOINT');
 $primary->wait_for_replay_catchup($standby);
 checkpointed_with($standby, $offset, 1, '... and the next restartpoint syncs files');
 $standby->stop;
+
+# Whoever stops using the log without a checkpoint does so, too.
+change_on_standby();
+set($standby, 'io_torn_pages_protection', 'off');
+$standby->reload;
+$standby->wait_for_log(qr/torn page protection is off/, $offset);
+$log = slurp_file($standby->logfile, $offset);
+unlike($log, qr/restartpoint complete/, 'protection is switched off without a restartpoint');
+like($log, qr/checkpoint sync: .* file=\Q$path\E /, '... and what has gone home is synced');
+$standby->stop;
 $primary->stop;
 
 # A tablespace that has been moved while the server was down is a copy.  That its files
