@@ -478,6 +478,14 @@ typedef struct DWLogState
 	uint64		cycles_done;	/* ... of the newest one that has completed */
 } DWLogState;
 
+/* What a method of compression does to pages, on average; see compress.c */
+typedef struct DWCompressionCost
+{
+	double		page_nsec;		/* what compressing a page takes */
+	double		page_length;	/* the bytes that are left, or 0: not known */
+	uint32		untried;		/* pages since then for which that was asked */
+} DWCompressionCost;
+
 /*
  * What the log costs, and what compressing pages would; DoubleWriteFlushLock.  Where
  * writes of the log are counted, older ones count less; see compress.c.
@@ -491,9 +499,7 @@ typedef struct DWLogCost
 	double		nsec;			/* ... and what they have taken */
 	double		nsec_squared;
 	double		blocks_nsec;	/* products of blocks and nsec */
-	double		page_nsec;		/* what compressing a page takes, an average */
-	double		page_length;	/* ... and the bytes that are left, or 0 */
-	uint32		untried;		/* batches since then for which that was asked */
+	DWCompressionCost methods[DW_COMPRESSION_ZSTD + 1]; /* by DWCompression */
 } DWLogCost;
 
 /* What redo would have to read, see reads.c; atomic */

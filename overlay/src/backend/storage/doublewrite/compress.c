@@ -9,7 +9,8 @@
  *
  * With "auto" a batch is compressed if that takes less time than it saves, by what
  * both have taken lately: writes of the log, whose time grows with their size where
- * bandwidth is the limit, and pages compressed with lz4.
+ * bandwidth is the limit, and pages compressed with each method.  zstd saves more than
+ * lz4 and takes longer, which pays where writes wait for a device that is busy.
  *
  * Pages are compressed one by one, as restore reads single copies, and before
  * room in the log is reserved, so that a batch takes what it needs.  The method
@@ -52,7 +53,7 @@
 #define DW_BATCH_SHARE			(1.0 / 4)
 
 /* A write that takes longer than so many times what was to be expected counts for that */
-#define DW_STALL				10
+#define DW_STALL				40
 
 /*
  * Writes of batches with this many pages on average take most of their time for the data.
@@ -63,8 +64,8 @@
 #define DW_LITTLE_VARIANCE		16
 #define DW_VAGUE				4
 
-/* After so many batches that were not compressed a few pages are, for the averages only */
-#define DW_TRY_COMPRESSION		16
+/* After so many pages that a method was not used for, it is for a few */
+#define DW_TRY_COMPRESSION		512
 #define DW_TRIED_PAGES			8
 
 /* Compression must save so many times what it takes, as others may want the processor */
@@ -219,12 +220,12 @@ dw_log_write_blocks(void)
 }
 
 /*
- * Note what compressing pages with lz4 has taken, and how long they are now.
+ * Note what compressing pages has taken, and how long they are now.
  */
 static void
-dw_note_compressed(int npages, instr_time start, Size length)
+dw_note_compressed(int method, int npages, instr_time start, Size length)
 {
-	DWLogCost  *cost = &DWCtl->log_cost;
+	DWCompressionCost *cost = &DWCtl->log_cost.methods[method];
 	double		nsec = (double) dw_nsec_since(start) / npages;
 	double		share = cost->page_length == 0 ? 1 :
 		Min(npages * DW_COST_SHARE, DW_BATCH_SHARE);
@@ -234,7 +235,6 @@ dw_note_compressed(int npages, instr_time start, Size length)
 	cost->untried = 0;
 }
 
-#ifdef USE_LZ4
 /*
  * How long a write of the log takes for each of its blocks, in nanoseconds, beside what
  * it takes anyway; rather less than more, if writes have differed in size and not too
@@ -262,7 +262,7 @@ dw_log_block_nsec(void)
  * takes several times as long, until code and memory are in the processor's caches.
  */
 static void
-dw_try_compression(const int *slots, int nslots)
+dw_try_compression(int method, const int *slots, int nslots)
 {
 	int			ntried = Min(nslots, DW_TRIED_PAGES);
 	char		packed[BLCKSZ];
@@ -274,40 +274,59 @@ dw_try_compression(const int *slots, int nslots)
 	{
 		/* from all over the batch, as neighbours are alike */
 		const char *page = DWSlotPage(slots[Max(i, 0) * nslots / ntried]);
-		Size		length = dw_compress_page(DW_COMPRESSION_LZ4, page, packed);
+		Size		length = dw_compress_page(method, page, packed);
 
 		if (i < 0)
 			INSTR_TIME_SET_CURRENT(start);
 		else
 			total += length > 0 ? length : BLCKSZ;
 	}
-	dw_note_compressed(ntried, start, total);
+	dw_note_compressed(method, ntried, start, total);
 }
 
 /*
- * Would compressing a batch of this size save more time than it takes?  On a device that is
- * held to a bandwidth, writes wait for what others have sent before, and their own size
- * hardly shows in their times.  So where these do not rule out that it does, and compressing
- * takes little beside a write, it is done.
+ * What compressing so many pages takes, in nanoseconds, and the blocks they need then.
+ */
+static double
+dw_compression_takes(int method, int npages)
+{
+	return method == DW_COMPRESSION_OFF ? 0 :
+		npages * DWCtl->log_cost.methods[method].page_nsec;
+}
+
+static double
+dw_compressed_blocks(int method, int npages)
+{
+	return method == DW_COMPRESSION_OFF ? npages :
+		ceil(npages * DWCtl->log_cost.methods[method].page_length / BLCKSZ);
+}
+
+/*
+ * Would compressing a batch of this size save more time than it takes, beside another
+ * method or none?  On a device that is held to a bandwidth, writes wait for what others
+ * have sent before, and their own size hardly shows in their times.  So where these do not
+ * rule out that it does, and compressing takes little beside a write, it is done.
  */
 static bool
-dw_compression_pays(int nslots)
+dw_compression_pays(int method, int other, int npages)
 {
-	const DWLogCost *cost = &DWCtl->log_cost;
-	int			nsaved = nslots - (int) ceil(nslots * cost->page_length / BLCKSZ);
-	double		takes = nslots * cost->page_nsec;
+	double		nsaved = dw_compressed_blocks(other, npages) -
+		dw_compressed_blocks(method, npages);
+	double		takes = dw_compression_takes(method, npages);
+	double		more = takes - dw_compression_takes(other, npages);
 	double		mean_nsec;
 	double		slope;
 	double		error;
 
-	if (nsaved * dw_log_block_nsec() > takes * DW_COMPRESSION_GAIN)
+	if (nsaved <= 0)
+		return false;
+	if (nsaved * dw_log_block_nsec() > more * DW_COMPRESSION_GAIN)
 		return true;
 	/* a negative slope is chance, or comes from large and small writes taking turns */
 	return dw_fit_line(&mean_nsec, &slope, &error) &&
-		nsaved * (Max(slope, 0) + 2 * error) > takes * DW_COMPRESSION_GAIN &&
+		nsaved * (Max(slope, 0) + 2 * error) > more * DW_COMPRESSION_GAIN &&
 		takes * DW_COMPRESSION_LITTLE < mean_nsec;
 }
-#endif
 
 /*
  * The method for a batch.
@@ -315,19 +334,33 @@ dw_compression_pays(int nslots)
 static int
 dw_compression_method(const int *slots, int nslots)
 {
+	static const int methods[] = {
+#ifdef USE_LZ4
+		DW_COMPRESSION_LZ4,
+#endif
+#ifdef USE_ZSTD
+		DW_COMPRESSION_ZSTD,
+#endif
+		DW_COMPRESSION_OFF
+	};
+	int			best = DW_COMPRESSION_OFF;
+
 	if (double_write_compression != DW_COMPRESSION_AUTO)
 		return double_write_compression;
-#ifdef USE_LZ4
 	/* one page takes a block, however short it is */
 	if (nslots == 1)
 		return DW_COMPRESSION_OFF;
-	if (DWCtl->log_cost.page_length == 0 ||
-		DWCtl->log_cost.untried++ >= DW_TRY_COMPRESSION)
-		dw_try_compression(slots, nslots);
-	if (dw_compression_pays(nslots))
-		return DW_COMPRESSION_LZ4;
-#endif
-	return DW_COMPRESSION_OFF;
+	for (const int *method = methods; *method != DW_COMPRESSION_OFF; method++)
+	{
+		DWCompressionCost *cost = &DWCtl->log_cost.methods[*method];
+
+		cost->untried += nslots;
+		if (cost->page_length == 0 || cost->untried > DW_TRY_COMPRESSION)
+			dw_try_compression(*method, slots, nslots);
+		if (dw_compression_pays(*method, best, nslots))
+			best = *method;
+	}
+	return best;
 }
 
 /* ---------------------------------------------------------------------
@@ -380,8 +413,7 @@ dw_pack_pages(DWBatchHeader *hdr, const int *slots, int nslots)
 		entries[i].length = length;
 		dst += length;
 	}
-	if (method == DW_COMPRESSION_LZ4)
-		dw_note_compressed(nslots, start, dst - packed);
+	dw_note_compressed(method, nslots, start, dst - packed);
 	memset(dst, 0, packed + (Size) (DWBatchBlocks(hdr) - 1) * BLCKSZ - dst);
 	return packed;
 }

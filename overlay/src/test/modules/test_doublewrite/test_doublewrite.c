@@ -1033,7 +1033,8 @@ dw_pretend_home_writes_take(PG_FUNCTION_ARGS)
 
 /*
  * From now on writes of the log have had these sizes, with so many pages in a block, and
- * taken so long, four each, and compressing a page has taken page_nsec
+ * taken so long, four each, and compressing a page has taken page_nsec with lz4, and
+ * zstd_nsec with zstd
  */
 PG_FUNCTION_INFO_V1(dw_pretend_log_writes);
 Datum
@@ -1067,8 +1068,10 @@ dw_pretend_log_writes(PG_FUNCTION_ARGS)
 		cost->nsec_squared += weight * y * y;
 		cost->blocks_nsec += weight * x * y;
 	}
-	cost->page_nsec = PG_GETARG_FLOAT8(2);
-	cost->untried = 0;			/* so that nothing else is measured soon */
+	cost->methods[DW_COMPRESSION_LZ4].page_nsec = PG_GETARG_FLOAT8(2);
+	cost->methods[DW_COMPRESSION_ZSTD].page_nsec = PG_GETARG_FLOAT8(4);
+	for (int i = 0; i < lengthof(cost->methods); i++)
+		cost->methods[i].untried = 0;	/* nothing else is measured soon */
 	LWLockRelease(DoubleWriteFlushLock);
 	PG_RETURN_VOID();
 }
@@ -1079,8 +1082,8 @@ Datum
 dw_log_cost(PG_FUNCTION_ARGS)
 {
 	const DWLogCost *cost = &DWCtl->log_cost;
-	Datum		values[5];
-	bool		nulls[5] = {0};
+	Datum		values[6];
+	bool		nulls[6] = {0};
 	TupleDesc	tupdesc;
 
 	if (get_call_result_type(fcinfo, NULL, &tupdesc) != TYPEFUNC_COMPOSITE)
@@ -1089,8 +1092,9 @@ dw_log_cost(PG_FUNCTION_ARGS)
 	values[0] = Float8GetDatum(cost->writes);
 	values[1] = Float8GetDatum(cost->blocks);
 	values[2] = Float8GetDatum(cost->nsec);
-	values[3] = Float8GetDatum(cost->page_nsec);
-	values[4] = Float8GetDatum(cost->page_length);
+	values[3] = Float8GetDatum(cost->methods[DW_COMPRESSION_LZ4].page_nsec);
+	values[4] = Float8GetDatum(cost->methods[DW_COMPRESSION_LZ4].page_length);
+	values[5] = Float8GetDatum(cost->methods[DW_COMPRESSION_ZSTD].page_length);
 	LWLockRelease(DoubleWriteFlushLock);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(tupdesc, values, nulls)));
 }

@@ -194,18 +194,22 @@ $node->safe_psql(
 	INSERT INTO noise_auto SELECT * FROM noise;
 	CHECKPOINT});
 
+# a tenth of a millisecond for each block
+my @bandwidth = ([ 1, 200 ], [ 1e6, 1e6 + 199 * 1e5 ]);
+
 # "auto" goes by what writes of the log and compression have taken.  What others have
 # taken is out of the way when a batch is chosen for: we set it before each.
 sub pretend
 {
-	my ($blocks, $nsec, $page_nsec, $pages_per_block) = @_;
+	my ($blocks, $nsec, $page_nsec, $pages_per_block, $zstd_nsec) = @_;
 
 	$pages_per_block //= 1;
+	$zstd_nsec //= 1e12;
 
 	# so that pages are logged again
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	$node->safe_psql('postgres',
-		"SELECT dw_pretend_log_writes('{@{[join ',', @$blocks]}}', '{@{[join ',', @$nsec]}}', $page_nsec, $pages_per_block)"
+		"SELECT dw_pretend_log_writes('{@{[join ',', @$blocks]}}', '{@{[join ',', @$nsec]}}', $page_nsec, $pages_per_block, $zstd_nsec)"
 	);
 	return;
 }
@@ -220,6 +224,17 @@ sub is_compressed
 	is($bytes < $pages * BLCKSZ / 2 ? 'compressed' : 'as they are',
 		$expected, "auto: $what");
 	return;
+}
+
+# With which method is the newest batch of some size compressed?
+sub method_of
+{
+	my ($page_nsec, $zstd_nsec) = @_;
+
+	pretend(@bandwidth, $page_nsec, 1, $zstd_nsec);
+	change('t_auto');
+	my ($batch) = grep { $_->{npages} > 50 } reverse @{ dw_read_log($node)->{batches} };
+	return $batch->{compression};
 }
 
 # Change a table again and again
@@ -238,7 +253,6 @@ sub change_until
 	return;
 }
 
-my @bandwidth = ([ 1, 200 ], [ 1e6, 1e6 + 199 * 1e5 ]);
 SKIP:
 {
 	skip 'lz4 is not supported by this build', 32
@@ -312,6 +326,20 @@ SKIP:
 	change_until('t_auto', "page_length < 0.7 * @{[BLCKSZ]}");
 	is_compressed('t_auto', 'pages that do again',
 		@bandwidth, 1e4, 'compressed');
+}
+
+# Of several methods it takes the one that saves most.
+SKIP:
+{
+	skip 'lz4 and zstd are not both supported by this build', 4 if @methods < 2;
+
+	set_method('auto');
+	is( $node->safe_psql('postgres',
+			'SELECT zstd_length BETWEEN 1 AND page_length - 400 FROM dw_log_cost()'),
+		't', 'auto: pages get shorter with zstd than with lz4');
+	is(method_of(1e4, 1.2e4), 2, 'auto: zstd saves more than it takes longer');
+	is(method_of(1e4, 5e4), 1, 'auto: zstd takes longer than it saves');
+	is(method_of(1e5, 1e4), 2, 'auto: lz4 takes longer than it saves, and zstd does not');
 }
 
 # One method after the other, in one live range
