@@ -226,7 +226,7 @@ class Primary:
                     instance.start(self.options())
                     self.load(instance)
                     _end(instance, self.rng.choice(self.ends))
-                except (server.ServerError, psycopg2.OperationalError) as exc:
+                except (server.ServerError, psycopg2.Error) as exc:
                     # A server that a control has broken may not even start
                     # again, which is what the control is looking for.
                     self.complain(f"life {life + 1} of the recorded server: {exc}")
@@ -447,6 +447,7 @@ class StoppedStandby(Standby):
         """Run a command in a transaction of its own; returns the first row, if there is any."""
         with contextlib.closing(instance.connect()) as session, session.cursor() as cursor:
             session.autocommit = True
+            cursor.execute("SET statement_timeout = %s", (HANG_SECONDS * 1000,))
             cursor.execute(command, values)
             return cursor.fetchone() if cursor.description else None
 

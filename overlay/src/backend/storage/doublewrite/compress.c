@@ -77,6 +77,11 @@
 /* The pages of one batch; see dw_pack_buffer() */
 static char *dw_packed = NULL;
 
+#ifdef USE_ZSTD
+/* What zstd works with, kept as well, as it is expensive to make */
+static ZSTD_CCtx *dw_zstd = NULL;
+#endif
+
 /*
  * Memory for the pages of one batch, none of which is stored longer than it
  * is.  Allocated when a process compresses its first batch, and kept, since
@@ -100,19 +105,21 @@ dw_free_pack_buffer(void)
 	if (dw_packed != NULL)
 		pfree(dw_packed);
 	dw_packed = NULL;
+#ifdef USE_ZSTD
+	ZSTD_freeCCtx(dw_zstd);
+	dw_zstd = NULL;
+#endif
 }
 
 #ifdef USE_ZSTD
 static Size
 dw_compress_zstd(const char *page, char *dst)
 {
-	static ZSTD_CCtx *context = NULL;
 	Size		length;
 
-	/* kept as well, as it is expensive to make */
-	if (context == NULL && (context = ZSTD_createCCtx()) == NULL)
+	if (dw_zstd == NULL && (dw_zstd = ZSTD_createCCtx()) == NULL)
 		return 0;
-	length = ZSTD_compressCCtx(context, dst, BLCKSZ - 1, page, BLCKSZ,
+	length = ZSTD_compressCCtx(dw_zstd, dst, BLCKSZ - 1, page, BLCKSZ,
 							   DW_ZSTD_LEVEL);
 	return ZSTD_isError(length) ? 0 : length;
 }

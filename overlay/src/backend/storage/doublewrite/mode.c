@@ -51,6 +51,9 @@
  * ---------------------------------------------------------------------
  */
 
+/* The checkpointer has shut the server down, and waits for those who send WAL. */
+static bool stopped = false;
+
 static bool
 dw_images_requested(void)
 {
@@ -172,8 +175,8 @@ DoubleWriteUpdateMode(bool images_now)
 			pg_atomic_write_u32(&DWCtl->setting_changed, 0);
 	}
 
-	/* the startup process will call us when it is ready */
-	if (!DWCtl->started)
+	/* the startup process will call us when it is ready; a stop has left nothing behind */
+	if (!DWCtl->started || stopped)
 		return images_now;
 
 	if (dw_setting_uses_log())
@@ -221,6 +224,38 @@ dw_report_mode(void)
 										dw_setting()))));
 }
 
+/*
+ * Stop using the log since protection is off from now on, as DoubleWriteUpkeep() does
+ * again if that is put off.
+ *
+ * After an error the checkpointer comes here once more before it looks at any request.  It
+ * must get past that, lest the same error keep it from shutting down, and from
+ * reading a setting that undoes this.  (In recovery it waits for the next reload.)
+ */
+static void
+dw_switch_off(void)
+{
+	static bool under_way = false;
+
+	if (under_way || (IsUnderPostmaster && !AmCheckpointerProcess() && dw_atomic_in_use()))
+	{
+		/* the startup process could not sync what others have written atomically */
+		under_way = false;
+		pg_atomic_write_u32(&DWCtl->setting_changed, 1);
+		return;
+	}
+
+	under_way = true;
+	if (AmCheckpointerProcess())
+		dw_sync_gone_home();
+	else
+		dw_complete_late_sync();
+	INJECTION_POINT("doublewrite-switching-off", NULL);
+	dw_disarm(false);
+	under_way = false;
+	ereport(LOG, (errmsg("torn page protection is off")));
+}
+
 static void
 dw_apply_mode(bool images)
 {
@@ -239,18 +274,7 @@ dw_apply_mode(bool images)
 		return;
 
 	if (!dw_images_requested())
-	{
-		/* the startup process has no queue, and leaves it to the checkpointer */
-		if (AmCheckpointerProcess())
-			dw_sync_gone_home();
-		else if (IsUnderPostmaster && dw_atomic_in_use())
-		{
-			pg_atomic_write_u32(&DWCtl->setting_changed, 1);
-			return;
-		}
-		dw_disarm(false);
-		ereport(LOG, (errmsg("torn page protection is off")));
-	}
+		dw_switch_off();
 	else if (images && XLogRecPtrIsInvalid(DWCtl->disarm_after))
 		DWCtl->disarm_after = GetXLogInsertRecPtr();
 }
@@ -451,4 +475,5 @@ DoubleWriteShutdown(void)
 	INJECTION_POINT("doublewrite-shutdown-drained", NULL);
 	dw_sync_gone_home();
 	dw_disarm(IsPostmasterEnvironment);
+	stopped = true;
 }

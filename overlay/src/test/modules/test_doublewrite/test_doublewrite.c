@@ -1034,7 +1034,7 @@ dw_pretend_home_writes_take(PG_FUNCTION_ARGS)
 /*
  * From now on writes of the log have had these sizes, with so many pages in a block, and
  * taken so long, four each, and compressing a page has taken page_nsec with lz4, and
- * zstd_nsec with zstd
+ * zstd_nsec with zstd, and left of it what "lengths" says, if there are any
  */
 PG_FUNCTION_INFO_V1(dw_pretend_log_writes);
 Datum
@@ -1044,11 +1044,14 @@ dw_pretend_log_writes(PG_FUNCTION_ARGS)
 	DWLogCost  *cost = &DWCtl->log_cost;
 	Datum	   *blocks;
 	Datum	   *nsec;
+	Datum	   *lengths;
 	int			n;
 	int			nnsec;
+	int			nlengths;
 
 	deconstruct_array_builtin(PG_GETARG_ARRAYTYPE_P(0), FLOAT8OID, &blocks, NULL, &n);
 	deconstruct_array_builtin(PG_GETARG_ARRAYTYPE_P(1), FLOAT8OID, &nsec, NULL, &nnsec);
+	deconstruct_array_builtin(PG_GETARG_ARRAYTYPE_P(5), FLOAT8OID, &lengths, NULL, &nlengths);
 	if (n != nnsec)
 		elog(ERROR, "%d sizes and %d times", n, nnsec);
 
@@ -1070,6 +1073,8 @@ dw_pretend_log_writes(PG_FUNCTION_ARGS)
 	}
 	cost->methods[DW_COMPRESSION_LZ4].page_nsec = PG_GETARG_FLOAT8(2);
 	cost->methods[DW_COMPRESSION_ZSTD].page_nsec = PG_GETARG_FLOAT8(4);
+	for (int i = 0; i < nlengths; i++)
+		cost->methods[i + 1].page_length = DatumGetFloat8(lengths[i]);
 	for (int i = 0; i < lengthof(cost->methods); i++)
 		cost->methods[i].untried = 0;	/* nothing else is measured soon */
 	LWLockRelease(DoubleWriteFlushLock);
@@ -1082,8 +1087,8 @@ Datum
 dw_log_cost(PG_FUNCTION_ARGS)
 {
 	const DWLogCost *cost = &DWCtl->log_cost;
-	Datum		values[6];
-	bool		nulls[6] = {0};
+	Datum		values[5];
+	bool		nulls[5] = {0};
 	TupleDesc	tupdesc;
 
 	if (get_call_result_type(fcinfo, NULL, &tupdesc) != TYPEFUNC_COMPOSITE)
@@ -1094,7 +1099,6 @@ dw_log_cost(PG_FUNCTION_ARGS)
 	values[2] = Float8GetDatum(cost->nsec);
 	values[3] = Float8GetDatum(cost->methods[DW_COMPRESSION_LZ4].page_nsec);
 	values[4] = Float8GetDatum(cost->methods[DW_COMPRESSION_LZ4].page_length);
-	values[5] = Float8GetDatum(cost->methods[DW_COMPRESSION_ZSTD].page_length);
 	LWLockRelease(DoubleWriteFlushLock);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(tupdesc, values, nulls)));
 }

@@ -196,7 +196,6 @@ foreach my $what (sort keys %removals)
 {
 	my $node = dw_quiet_node('released', conf => 'double_write_buffer_size = 16MB');
 	my $remove_torn = sub {
-		$node->safe_psql('postgres', $setup);
 		$node->safe_psql('postgres', q{
 			UPDATE t SET v = 1 WHERE id < 50;
 			SELECT dw_drain(), dw_evict('t'), dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)});
@@ -206,6 +205,7 @@ foreach my $what (sort keys %removals)
 		is(log_is_free($node), 'f', 'copies of removed pages are kept');
 	};
 
+	$node->safe_psql('postgres', $setup);
 	$remove_torn->();
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	$node->safe_psql('postgres', 'SELECT dw_sync_cycle()');
@@ -214,6 +214,7 @@ foreach my $what (sort keys %removals)
 	$node->safe_psql('postgres', q{
 		CREATE TABLE fill (id int, filler text STORAGE PLAIN);
 		INSERT INTO fill SELECT i, repeat('x', 6000) FROM generate_series(1, 1200) i});
+	$node->safe_psql('postgres', $setup);
 	$remove_torn->();
 	my $mark = $node->safe_psql('postgres', 'SELECT low_water_logged FROM dw_state()');
 	$node->safe_psql('postgres', q{
@@ -223,9 +224,15 @@ foreach my $what (sort keys %removals)
 			"SELECT low_water_logged > $mark FROM dw_state()"),
 		'not when half of the log is in use');
 
-	$remove_torn->();
+	# the checkpointer has synced all removals, and then there is one more
+	my $point = 'doublewrite-switching-off';
+	$node->safe_psql('postgres', $setup);
+	$node->safe_psql('postgres', "SELECT injection_points_attach('$point', 'wait')");
 	$node->append_conf('postgresql.conf', q{io_torn_pages_protection = 'off'});
 	$node->reload;
+	$node->wait_for_event('checkpointer', $point);
+	$remove_torn->();
+	dw_wake($node, $point);
 	ok($node->poll_query_until('postgres', 'SELECT NOT armed FROM dw_state()'),
 		'not when the log is given up');
 	$node->stop;

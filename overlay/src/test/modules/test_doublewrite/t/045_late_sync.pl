@@ -115,9 +115,18 @@ isnt($status, 0, 'a checkpoint that cannot sync the files of before fails');
 is(redo_of($node), $redo, '... and pg_control names the old redo pointer');
 unlike(slurp_file($node->logfile, $offset), $synced, '... and nothing is said to be synced');
 
-# Nor does a stop.
+# Nor is protection switched off.  That goes on failing, and keeps nobody from anything.
+my $switched = -s $node->logfile;
+set($node, 'io_torn_pages_protection', 'off');
+$node->reload;
+$node->wait_for_log(qr/ERROR: .*test error at injection point "$POINT"/, $switched);
+
+# Nor does a stop complete.
 $node->stop('fast', fail_ok => 1);
 dw_wait_for_exit($node);
+unlike(slurp_file($node->logfile, $switched), qr/protection is off/,
+	'protection is not switched off either');
+set($node, 'io_torn_pages_protection', 'double_writes');
 isnt(cluster_state($node), 'shut down', 'neither can the server be stopped');
 is(redo_of($node), $redo, '... nor the redo pointer move');
 
@@ -155,6 +164,15 @@ is(cluster_state($node), 'shut down', '... and leaves the cluster shut down');
 $offset = -s $node->logfile;
 $node->start;
 checkpointed_with($node, $offset, 0, 'nothing is left after a clean stop');
+
+# Files are synced before the log is given up, which is the last that tells of a crash.
+$offset = crash($node);
+set($node, 'io_torn_pages_protection', 'off');
+$node->start;
+like(slurp_file($node->logfile, $offset), qr/$synced.*torn page protection is off/s,
+	'files are synced before protection is switched off');
+set($node, 'io_torn_pages_protection', 'double_writes');
+$node->restart;
 
 # A standby that is stopped without a restartpoint starts again as after a clean stop.
 my $primary = dw_new_node('primary', init => { allows_streaming => 1 });
