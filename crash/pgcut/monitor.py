@@ -312,7 +312,10 @@ class Monitor:
         for block in [block for block in file.pending if block * PAGE >= op.a]:
             for write in file.pending[block]:
                 write.gone = op.seq
-        for known in (file.lsns, file.newest, file.atomic):
+        # Until somebody syncs the file, what is durable of these blocks may come back.
+        file.lsns.update((block, durable.lsn) for block, (durable, *_) in file.atomic.items()
+                         if block * PAGE >= op.a)
+        for known in (file.newest, file.atomic):
             for block in [block for block in known if block * PAGE >= op.a]:
                 del known[block]
         if file.kind == "log":

@@ -541,6 +541,30 @@ class ViolationTest(MonitorTest):
         self.checkpoint_after_atomic_write(True)
         self.assertEqual(self.violations(), [])
 
+    def cut_off_and_make_again(self):
+        """Have a page that a checkpoint has synced cut off, and another one take its place."""
+        self.checkpoint_after_atomic_write(True)
+        self.changed(0)
+        self.flush()
+        self.history.add(Kind.TRUNCATE, self.file, 0)
+        lsn = self.changed(0, initialises=True)
+        self.history.write(self.file, 0, bytes(8192))
+        self.history.add(Kind.WRITE, self.file, 0, 1, data=content(lsn), flags=WRITE_ATOMIC)
+
+    def test_atomic_write_after_a_truncation(self):
+        self.cut_off_and_make_again()
+        self.put_batch({}, mark=self.number + 1)
+        self.assertEqual(self.violations(), [])
+
+    def test_atomic_write_after_a_truncation_that_no_checkpoint_syncs(self):
+        self.cut_off_and_make_again()
+        redo = self.wal.redo_pointer()
+        self.wal.checkpoint(redo, images=False)
+        self.flush()
+        self.put_batch({}, mark=self.number + 1, pending=redo)
+        self.complete_checkpoint(redo)
+        self.assert_violated("A4", "is not durable")
+
     def test_atomic_write_ahead_of_wal(self):
         lsn = self.changed(0)
         self.history.add(Kind.WRITE, self.file, 0, 1, data=content(lsn + (1 << 24)), flags=WRITE_ATOMIC)
