@@ -135,6 +135,7 @@ class _File:
     path: str = ""
     base: object = None         # what it held before the recording
     lsns: dict = field(default_factory=dict)        # home: block -> LSN as written
+    cut: dict = field(default_factory=dict)         # ... of what was durable when it was cut off
     newest: dict = field(default_factory=dict)      # ... and (operation, offset) of it, or None
     pending: dict = field(default_factory=lambda: defaultdict(list))
     # of pages written atomically: the durable version, and those since, as _HomeWrites
@@ -268,7 +269,7 @@ class Monitor:
         new = self._classified(self._paths[op.ino])
         new.size, new.base, new.lsns, new.pending = old.size, old.base, old.lsns, old.pending
         new.newest = old.newest
-        new.atomic = old.atomic
+        new.atomic, new.cut = old.atomic, old.cut
         self._files[op.ino] = new
         if new.kind == "marker":
             self._marker, self._marker_changed = True, op.seq
@@ -312,10 +313,10 @@ class Monitor:
         for block in [block for block in file.pending if block * PAGE >= op.a]:
             for write in file.pending[block]:
                 write.gone = op.seq
-        # Until somebody syncs the file, what is durable of these blocks may come back.
-        file.lsns.update((block, durable.lsn) for block, (durable, *_) in file.atomic.items()
-                         if block * PAGE >= op.a)
-        for known in (file.newest, file.atomic):
+        for block, lsn in file.lsns.items():
+            if block * PAGE >= op.a and block not in file.pending:
+                file.cut[block] = file.atomic[block][0].lsn if block in file.atomic else lsn
+        for known in (file.lsns, file.newest, file.atomic):
             for block in [block for block in known if block * PAGE >= op.a]:
                 del known[block]
         if file.kind == "log":
@@ -568,6 +569,7 @@ class Monitor:
             if content == _ZEROES:
                 continue
             before = self._lsn_at_home(file, block)
+            durable = file.cut.pop(block, before)
             lsn = before if (op.a % PAGE and block == op.a // PAGE) else _page_lsn(content)
             file.lsns[block] = lsn
             start = max(op.a - block * PAGE, 0)
@@ -585,7 +587,7 @@ class Monitor:
             if op.flags & WRITE_ATOMIC:
                 self.figures["atomic home writes"] += 1
                 if block not in file.atomic:
-                    file.atomic[block] = [replace(write, seq=0, lsn=before)]
+                    file.atomic[block] = [replace(write, seq=0, lsn=durable)]
                 file.atomic[block].append(write)
             elif self._protected:
                 self._check_home(op, write, op.begin, "is written home")

@@ -12,8 +12,8 @@
  * But until the redo pointer moves, nothing is lost with them: if the power fails,
  * the next recovery begins at the same place, and redoes what they lack.  So
  * SyncDataDirectory() leaves files of relations out, and the checkpoint syncs
- * them before its redo pointer is named by pg_control (R5), as does a stop before
- * the marker goes.  All else is synced at the start as ever: WAL, pg_control, and
+ * them before its redo pointer is named by pg_control (R5), as does a stop, or a start
+ * with protection switched off, before the marker goes.  All else is synced at the start as ever: WAL, pg_control, and
  * directories, since a file that is gone may have had copies in the log, which
  * restore is about to free (R3).
  *

@@ -51,7 +51,7 @@
  * ---------------------------------------------------------------------
  */
 
-/* The checkpointer has shut the server down, and waits for those who send WAL. */
+/* The checkpointer has shut the server down, and waits for those who send WAL. (R12) */
 static bool stopped = false;
 
 static bool
@@ -230,7 +230,7 @@ dw_report_mode(void)
  *
  * After an error the checkpointer comes here once more before it looks at any request.  It
  * must get past that, lest the same error keep it from shutting down, and from
- * reading a setting that undoes this.  (In recovery it waits for the next reload.)
+ * reading a setting that undoes this.  In recovery it waits for the next reload. (R11)
  */
 static void
 dw_switch_off(void)

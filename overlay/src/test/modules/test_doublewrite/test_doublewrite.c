@@ -1052,8 +1052,8 @@ dw_pretend_log_writes(PG_FUNCTION_ARGS)
 	deconstruct_array_builtin(PG_GETARG_ARRAYTYPE_P(0), FLOAT8OID, &blocks, NULL, &n);
 	deconstruct_array_builtin(PG_GETARG_ARRAYTYPE_P(1), FLOAT8OID, &nsec, NULL, &nnsec);
 	deconstruct_array_builtin(PG_GETARG_ARRAYTYPE_P(5), FLOAT8OID, &lengths, NULL, &nlengths);
-	if (n != nnsec)
-		elog(ERROR, "%d sizes and %d times", n, nnsec);
+	if (n != nnsec || nlengths >= lengthof(cost->methods))
+		elog(ERROR, "%d sizes, %d times, %d lengths", n, nnsec, nlengths);
 
 	LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
 	cost->writes = weight * n;

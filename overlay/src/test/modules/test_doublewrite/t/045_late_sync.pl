@@ -174,6 +174,18 @@ like(slurp_file($node->logfile, $offset), qr/$synced.*torn page protection is of
 set($node, 'io_torn_pages_protection', 'double_writes');
 $node->restart;
 
+# If that fails, as does the checkpoint before it, it is done in the next round.
+$offset = crash($node);
+set($node, 'test_doublewrite.fail_at', "$POINT-listing:EIO:1:2");
+$node->start;
+set($node, 'io_torn_pages_protection', 'off');
+$node->reload;
+ok($node->wait_for_log(qr/torn page protection is off/, $offset),
+	'protection is switched off after a failure');
+set($node, 'test_doublewrite.fail_at', '');
+set($node, 'io_torn_pages_protection', 'double_writes');
+$node->restart;
+
 # A standby that is stopped without a restartpoint starts again as after a clean stop.
 my $primary = dw_new_node('primary', init => { allows_streaming => 1 });
 my $standby = PostgreSQL::Test::Cluster->new('standby');
