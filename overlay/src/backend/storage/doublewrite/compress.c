@@ -64,6 +64,9 @@
 #define DW_LITTLE_VARIANCE		16
 #define DW_VAGUE				4
 
+/* What a block takes until writes tell: that of a volume with 125 MB/s, as many rent */
+#define DW_UNKNOWN_BLOCK_NSEC	65000
+
 /* After so many pages that a method was not used for, it is for a few */
 #define DW_TRY_COMPRESSION		512
 #define DW_TRIED_PAGES			8
@@ -71,8 +74,8 @@
 /* Compression must save so many times what it takes, as others may want the processor */
 #define DW_COMPRESSION_GAIN		2
 
-/* It takes little beside a write of the log that takes so many times as long */
-#define DW_COMPRESSION_LITTLE	16
+/* It takes little more beside a write of the log that takes so many times as long */
+#define DW_COMPRESSION_LITTLE	8
 
 /* The pages of one batch; see dw_pack_buffer() */
 static char *dw_packed = NULL;
@@ -257,11 +260,16 @@ dw_log_block_nsec(void)
 	double		mean_nsec;
 	double		slope;
 	double		error;
+	double		most;
 
 	if (dw_fit_line(&mean_nsec, &slope, &error) &&
 		error * cost->blocks < cost->nsec / DW_VAGUE)
 		return slope - error;
-	return cost->pages > DW_MANY_PAGES * cost->writes ? cost->nsec / cost->blocks : 0;
+	if (cost->writes == 0)
+		return DW_UNKNOWN_BLOCK_NSEC;
+	most = cost->nsec / cost->blocks;
+	return cost->pages > DW_MANY_PAGES * cost->writes ? most :
+		Min(most, DW_UNKNOWN_BLOCK_NSEC);
 }
 
 /*
@@ -319,8 +327,8 @@ dw_compression_pays(int method, int other, int npages)
 {
 	double		nsaved = dw_compressed_blocks(other, npages) -
 		dw_compressed_blocks(method, npages);
-	double		takes = dw_compression_takes(method, npages);
-	double		more = takes - dw_compression_takes(other, npages);
+	double		more = dw_compression_takes(method, npages) -
+		dw_compression_takes(other, npages);
 	double		mean_nsec;
 	double		slope;
 	double		error;
@@ -330,9 +338,10 @@ dw_compression_pays(int method, int other, int npages)
 	if (nsaved * dw_log_block_nsec() > more * DW_COMPRESSION_GAIN)
 		return true;
 	/* a negative slope is chance, or comes from large and small writes taking turns */
-	return dw_fit_line(&mean_nsec, &slope, &error) &&
-		nsaved * (Max(slope, 0) + 2 * error) > more * DW_COMPRESSION_GAIN &&
-		takes * DW_COMPRESSION_LITTLE < mean_nsec;
+	if (dw_fit_line(&mean_nsec, &slope, &error) &&
+		nsaved * (Max(slope, 0) + 2 * error) <= more * DW_COMPRESSION_GAIN)
+		return false;
+	return more * DW_COMPRESSION_LITTLE < mean_nsec;
 }
 
 /*
