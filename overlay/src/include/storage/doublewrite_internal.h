@@ -745,7 +745,6 @@ extern long dw_msec_since(instr_time start);
 extern TornPagesProtection dw_setting(void);
 extern bool dw_setting_uses_log(void);
 extern void dw_note_setting(void);
-extern void dw_catch_up_with_settings(void);
 extern int	dw_stage_slots(void);
 extern void dw_show_stage_size(void);
 extern int	dw_log_bound_segments(void);
@@ -891,6 +890,7 @@ extern void dw_remove_owner(void);
 extern DWLabel dw_read_label(void);
 extern bool dw_marker_is_original(void);
 extern void dw_write_marker(void);
+extern bool dw_remove_marker(void);
 
 /* log.c */
 extern bool dw_log_write_batch(const int *slots, int nslots, int ncopies,

@@ -9,7 +9,8 @@
  *
  * With "auto" a batch is compressed if that takes less time than it saves, by what
  * both have taken lately: writes of the log, whose time grows with their size where
- * bandwidth is the limit, and pages compressed with each method.  zstd saves more than
+ * bandwidth is the limit, and pages compressed with each method.  Until that is known,
+ * a device that may be slow is taken for one.  zstd saves more than
  * lz4 and takes longer, which pays where writes wait for a device that is busy.
  *
  * Pages are compressed one by one, as restore reads single copies, and before
@@ -52,7 +53,7 @@
 /* ... and the newest batch that was compressed at most, however many pages it has */
 #define DW_BATCH_SHARE			(1.0 / 4)
 
-/* A write that takes longer than so many times what was to be expected counts for that */
+/* A write that takes longer than so many times what the line says counts for that */
 #define DW_STALL				40
 
 /*
@@ -64,7 +65,7 @@
 #define DW_LITTLE_VARIANCE		16
 #define DW_VAGUE				4
 
-/* What a block takes until writes tell: that of a volume with 125 MB/s, as many rent */
+/* What a block may take until writes tell: that is a volume with 125 MB/s, as many rent */
 #define DW_UNKNOWN_BLOCK_NSEC	65000
 
 /* After so many pages that a method was not used for, it is for a few */
@@ -246,10 +247,26 @@ dw_note_compressed(int method, int npages, instr_time start, Size length)
 }
 
 /*
+ * The most that a block can take, if times of writes of the log do not differ with their
+ * sizes: all of it, were nothing compressed.  What is compressed must not make blocks look
+ * dearer, or it would go on for ever.
+ */
+static double
+dw_most_for_block(void)
+{
+	const DWLogCost *cost = &DWCtl->log_cost;
+
+	/* each write has a block beside those of pages; opening the log is the first one */
+	Assert(cost->writes > 0);
+	return cost->nsec / (cost->pages + cost->writes);
+}
+
+/*
  * How long a write of the log takes for each of its blocks, in nanoseconds, beside what
  * it takes anyway; rather less than more, if writes have differed in size and not too
  * much in time.  Else those of large batches are taken to need all of their time for the
- * data: if that is wrong, compression takes little beside them.  0 if that is not known.
+ * data: if that is wrong, compression takes little beside them.  Others may be those to
+ * a volume that is rented, unless they have been quicker.
  *
  * What is large must not depend on whether batches are compressed, or that takes turns.
  */
@@ -260,16 +277,12 @@ dw_log_block_nsec(void)
 	double		mean_nsec;
 	double		slope;
 	double		error;
-	double		most;
 
 	if (dw_fit_line(&mean_nsec, &slope, &error) &&
 		error * cost->blocks < cost->nsec / DW_VAGUE)
 		return slope - error;
-	if (cost->writes == 0)
-		return DW_UNKNOWN_BLOCK_NSEC;
-	most = cost->nsec / cost->blocks;
-	return cost->pages > DW_MANY_PAGES * cost->writes ? most :
-		Min(most, DW_UNKNOWN_BLOCK_NSEC);
+	return cost->pages > DW_MANY_PAGES * cost->writes ? cost->nsec / cost->blocks :
+		Min(dw_most_for_block(), DW_UNKNOWN_BLOCK_NSEC);
 }
 
 /*
@@ -332,16 +345,17 @@ dw_compression_pays(int method, int other, int npages)
 	double		mean_nsec;
 	double		slope;
 	double		error;
+	double		most;
 
 	if (nsaved <= 0)
 		return false;
 	if (nsaved * dw_log_block_nsec() > more * DW_COMPRESSION_GAIN)
 		return true;
 	/* a negative slope is chance, or comes from large and small writes taking turns */
-	if (dw_fit_line(&mean_nsec, &slope, &error) &&
-		nsaved * (Max(slope, 0) + 2 * error) <= more * DW_COMPRESSION_GAIN)
-		return false;
-	return more * DW_COMPRESSION_LITTLE < mean_nsec;
+	most = dw_fit_line(&mean_nsec, &slope, &error) ? Max(slope, 0) + 2 * error :
+		dw_most_for_block();
+	return nsaved * most > more * DW_COMPRESSION_GAIN &&
+		more * DW_COMPRESSION_LITTLE < mean_nsec;
 }
 
 /*

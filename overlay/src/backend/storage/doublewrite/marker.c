@@ -305,3 +305,15 @@ dw_write_marker(void)
 				 errmsg("could not write file \"%s\": %m", DW_MARKER_TMP)));
 	durable_rename(DW_MARKER_TMP, DW_MARKER_FILE, ERROR);
 }
+
+/*
+ * Returns false, having reported why, if it is still there.
+ */
+bool
+dw_remove_marker(void)
+{
+	struct stat st;
+
+	return durable_unlink(DW_MARKER_FILE, LOG) == 0 ||
+		(lstat(DW_MARKER_FILE, &st) < 0 && errno == ENOENT);
+}

@@ -72,6 +72,45 @@ dw_arm_if_possible(int elevel)
 }
 
 /*
+ * After an error the checkpointer asks for the mode once more before it looks at any
+ * request.  What has thrown the error must be left out then, lest it do so again and
+ * keep the checkpointer from shutting down, from checkpoints, and from reading a
+ * setting that undoes the switch.  Returns whether that is so. (R11)
+ */
+static bool
+dw_failed_before(bool *under_way)
+{
+	bool		failed = *under_way;
+
+	*under_way = !failed;
+	return failed;
+}
+
+/*
+ * Start using the log, as a reload asks.  If that fails, things stay as they are
+ * until the next one.
+ */
+static bool
+dw_switch_on(void)
+{
+	static bool under_way = false;
+
+	if (dw_failed_before(&under_way))
+		return false;
+	if (!dw_arm_if_possible(LOG))
+	{
+		under_way = false;
+		return false;
+	}
+	under_way = false;
+	ereport(LOG,
+			(errmsg("torn page protection has switched to %s",
+					dw_setting() == TORN_PAGES_ATOMIC_WRITES ?
+					"atomic writes" : "double writes")));
+	return true;
+}
+
+/*
  * Make durable what has gone home or was removed since the last checkpoint, and what an
  * earlier server has left to the next one.  For who ends the use of the log without a
  * checkpoint: of what was written atomically it has no copies, and redo leaves it
@@ -94,19 +133,20 @@ dw_sync_gone_home(void)
 
 /*
  * Stop using the log: make it empty, then remove the marker and the segments,
- * unless these are to be kept for the next start.
+ * unless these are to be kept for the next start.  Returns false if the marker
+ * cannot be removed: the log stays in use.
  *
  * What is in the log must go first, or a restore would put it over newer
  * pages that have been written without it (R10).  The last step holds up home
  * writes until it is over; a sync cycle before it leaves little to do.
  */
-static void
+static bool
 dw_disarm(bool keep_segments)
 {
 	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
 
 	if (!DWCtl->log.armed)
-		return;
+		return true;
 
 	DoubleWriteDrain();
 	dw_sync_cycle(DWCtl->log.cycles_begun);
@@ -133,18 +173,23 @@ dw_disarm(bool keep_segments)
 		pfree(files);
 		dw_log_set_low_water(DWCtl->log.next_batchno);
 		dw_forget_files(DWCtl->log.next_batchno);
-		DWCtl->log.armed = false;
 		INJECTION_POINT("doublewrite-disarmed", NULL);
 
-		/* with the marker, the next start would ask for the segments */
+		/* with the marker, the next start asks for a log that has been kept up to date */
+		if (!dw_remove_marker())
+		{
+			LWLockRelease(DoubleWriteFlushLock);
+			return false;
+		}
+		DWCtl->log.armed = false;
 		DWCtl->log.open = false;
 		dw_show_log();
 		dw_remove_owner();
-		if (durable_unlink(DW_MARKER_FILE, LOG) == 0)
-			dw_retire_log(keep_segments);
+		dw_retire_log(keep_segments);
 	}
 	LWLockRelease(DoubleWriteFlushLock);
 	dw_note_mode();
+	return true;
 }
 
 /*
@@ -181,15 +226,8 @@ DoubleWriteUpdateMode(bool images_now)
 
 	if (dw_setting_uses_log())
 	{
-		if (!DWCtl->log.armed)
-		{
-			if (!dw_arm_if_possible(LOG))
-				return images_now;
-			ereport(LOG,
-					(errmsg("torn page protection has switched to %s",
-							dw_setting() == TORN_PAGES_ATOMIC_WRITES ?
-							"atomic writes" : "double writes")));
-		}
+		if (!DWCtl->log.armed && !dw_switch_on())
+			return images_now;
 		DWCtl->disarm_after = InvalidXLogRecPtr;
 		if (images_now && XLogInsertAllowed())
 			DoubleWriteNoteImagesOff(GetXLogInsertRecPtr());
@@ -225,35 +263,31 @@ dw_report_mode(void)
 }
 
 /*
- * Stop using the log since protection is off from now on, as DoubleWriteUpkeep() does
- * again if that is put off.
- *
- * After an error the checkpointer comes here once more before it looks at any request.  It
- * must get past that, lest the same error keep it from shutting down, and from
- * reading a setting that undoes this.  In recovery it waits for the next reload. (R11)
+ * Stop using the log since protection is off from now on.  If that fails,
+ * DoubleWriteCatchUp() tries it again, which in recovery waits for the next reload.
  */
 static void
 dw_switch_off(void)
 {
 	static bool under_way = false;
 
-	if (under_way || (IsUnderPostmaster && !AmCheckpointerProcess() && dw_atomic_in_use()))
-	{
-		/* the startup process could not sync what others have written atomically */
-		under_way = false;
+	/* the startup process could not sync what others have written atomically */
+	if (dw_failed_before(&under_way) ||
+		(IsUnderPostmaster && !AmCheckpointerProcess() && dw_atomic_in_use()))
 		pg_atomic_write_u32(&DWCtl->setting_changed, 1);
-		return;
-	}
-
-	under_way = true;
-	if (AmCheckpointerProcess())
-		dw_sync_gone_home();
 	else
-		dw_complete_late_sync();
-	INJECTION_POINT("doublewrite-switching-off", NULL);
-	dw_disarm(false);
+	{
+		if (AmCheckpointerProcess())
+			dw_sync_gone_home();
+		else
+			dw_complete_late_sync();
+		INJECTION_POINT("doublewrite-switching-off", NULL);
+		if (dw_disarm(false))
+			ereport(LOG, (errmsg("torn page protection is off")));
+		else
+			pg_atomic_write_u32(&DWCtl->setting_changed, 1);
+	}
 	under_way = false;
-	ereport(LOG, (errmsg("torn page protection is off")));
 }
 
 static void
@@ -440,9 +474,8 @@ DoubleWriteCheckpointDone(XLogRecPtr redo, bool images)
 	DoubleWriteSetRedo(redo, images);
 
 	if (DWCtl->log.armed && !XLogRecPtrIsInvalid(DWCtl->disarm_after) &&
-		redo >= DWCtl->disarm_after)
+		redo >= DWCtl->disarm_after && dw_disarm(false))
 	{
-		dw_disarm(false);
 		DWCtl->disarm_after = InvalidXLogRecPtr;
 		ereport(LOG,
 				(errmsg("torn page protection has switched to full-page images")));
@@ -474,6 +507,6 @@ DoubleWriteShutdown(void)
 	DoubleWriteDrain();
 	INJECTION_POINT("doublewrite-shutdown-drained", NULL);
 	dw_sync_gone_home();
-	dw_disarm(IsPostmasterEnvironment);
+	(void) dw_disarm(IsPostmasterEnvironment);
 	stopped = true;
 }

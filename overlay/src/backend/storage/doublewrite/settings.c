@@ -185,10 +185,13 @@ dw_note_setting(void)
 }
 
 /*
- * The checkpointer's part of that.
+ * The checkpointer's part of that, and another try where it has failed.
+ *
+ * Not during checkpoints: it may fail again, and writes WAL, which must not happen
+ * in the checkpoint of a stop.
  */
 void
-dw_catch_up_with_settings(void)
+DoubleWriteCatchUp(void)
 {
 	if (pg_atomic_read_u32(&DWCtl->setting_changed) != 0 && !RecoveryInProgress())
 		UpdateFullPageWrites();

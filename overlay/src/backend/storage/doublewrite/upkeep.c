@@ -203,8 +203,6 @@ DoubleWriteUpkeep(bool busy)
 
 	Assert(AmCheckpointerProcess());
 
-	dw_catch_up_with_settings();
-
 	if (pg_atomic_read_u32(&DWCtl->upkeep_requested) == 0 &&
 		(busy || !segments_postponed))
 		return;

@@ -249,6 +249,26 @@ $log = slurp_file($standby->logfile, $offset);
 unlike($log, qr/restartpoint complete/, 'protection is switched off without a restartpoint');
 like($log, qr/checkpoint sync: .* file=\Q$path\E /, '... and what has gone home is synced');
 $standby->stop;
+
+# The end of recovery can't do that for pages that others have written atomically: it
+# leaves the switch to the checkpointer, which has failed to make it.
+set($standby, 'io_torn_pages_protection', 'atomic_writes');
+set($standby, 'test_doublewrite.pretend_atomic', 'on');
+change_on_standby();
+$standby->safe_psql('postgres',
+	"SELECT dw_fail_at('doublewrite-switching-off', 'EIO', 1, 1000000)");
+set($standby, 'io_torn_pages_protection', 'off');
+$standby->reload;
+$standby->wait_for_log(qr/ERROR: .*doublewrite-switching-off/, $offset);
+$standby->promote;
+is($standby->safe_psql('postgres', 'SELECT armed FROM dw_state()'),
+	't', 'a promotion leaves it to the checkpointer to switch protection off');
+$standby->safe_psql('postgres', "SELECT dw_clear('doublewrite-switching-off')");
+$standby->wait_for_log(qr/torn page protection is off/, $offset);
+like(slurp_file($standby->logfile, $offset),
+	qr/checkpoint sync: .* file=\Q$path\E .*torn page protection is off/s,
+	'... and what has been written atomically is synced before');
+$standby->stop;
 $primary->stop;
 
 # A tablespace that has been moved while the server was down is a copy.  That its files

@@ -1,0 +1,170 @@
+
+# Copyright (c) 2026, PostgreSQL Global Development Group
+
+# Switches of the mode that fail, or come when the server has been stopped.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use DoubleWrite::Check;
+use DoubleWrite::Crash;
+use DoubleWrite::Node;
+use DoubleWrite::Workload;
+use IPC::Run;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use PostgreSQL::Test::Watchdog;
+use Test::More;
+
+dw_require_injection_points();
+
+my $MARKER = 'backup_label';
+my $SETTING = 'io_torn_pages_protection';
+my $armed = 'SELECT armed FROM dw_state()';
+my $disarmed = 'SELECT NOT armed FROM dw_state()';
+
+my ($node, $offset);
+
+# ---------------------------------------------------------------------
+# A server that is stopped, and sends what is left of WAL, arms nothing (R12)
+# ---------------------------------------------------------------------
+
+SKIP:
+{
+	skip 'there are no signals that stop processes', 8 if $windows_os;
+
+	$node = dw_new_node('sending',
+		init => { allows_streaming => 1 },
+		conf => "wal_sender_timeout = 0\nlog_min_messages = notice\n");
+	$node->start;
+	dw_extensions($node);
+	dw_workload_setup($node);
+
+	my $archive = PostgreSQL::Test::Utils::tempdir('archive');
+	my $receiver = IPC::Run::start(
+		[
+			$node->installed_command('pg_receivewal'),
+			'--directory' => $archive,
+			'--dbname' => $node->connstr,
+			'--no-loop'
+		]);
+	$node->poll_query_until('postgres',
+		"SELECT count(*) = 1 FROM pg_stat_replication WHERE state = 'streaming'")
+	  or die 'timed out waiting for pg_receivewal';
+
+	# It gets the last record, and does not say so: the server waits for that.
+	$receiver->signal('STOP');
+	$node->safe_psql('postgres',
+		"SELECT injection_points_attach('doublewrite-update-mode', 'notice')");
+	$offset = -s $node->logfile;
+	kill('TERM', $node->{_pid});
+	watchdog_until('the server has been stopped',
+		sub {
+			my ($stdout) = run_command([ 'pg_controldata', $node->data_dir ]);
+
+			return $stdout =~ /cluster state: +shut down$/m
+			  && !-e $node->data_dir . "/$MARKER";
+		});
+	kill('HUP', $node->{_pid});
+	$node->wait_for_log(
+		qr/notice triggered for injection point doublewrite-update-mode/, $offset);
+	ok(kill(0, $node->{_pid}), 'the server waits for pg_receivewal');
+
+	$receiver->signal('CONT');
+	dw_wait_for_exit($node);
+	$receiver->finish;
+	ok(!-e $node->data_dir . "/$MARKER", 'no marker after a reload of a stopped server');
+	unlike(slurp_file($node->logfile, $offset),
+		qr/torn page protection has switched/, 'it has not switched');
+	$offset = -s $node->logfile;
+	$node->start;
+	unlike(slurp_file($node->logfile, $offset),
+		qr/was not properly shut down/, 'the stop was clean');
+	dw_check_stopped($node);
+}
+
+# ---------------------------------------------------------------------
+# A switch that fails keeps the checkpointer from nothing else (R11)
+# ---------------------------------------------------------------------
+
+sub switch_to
+{
+	my ($mode) = @_;
+
+	$offset = -s $node->logfile;
+	$node->adjust_conf('postgresql.conf', $SETTING, $mode);
+	$node->reload;
+	return;
+}
+
+sub count_log
+{
+	my ($pattern) = @_;
+
+	return () = slurp_file($node->logfile, $offset) =~ /$pattern/g;
+}
+
+sub checkpoint_passes
+{
+	my ($what) = @_;
+
+	$node->safe_psql('postgres', 'UPDATE accounts SET filler = filler');
+	is($node->psql('postgres', 'CHECKPOINT'), 0, "$what: a checkpoint passes");
+	return;
+}
+
+$node = dw_new_node('failing', mode => 'full_pages');
+$node->start;
+dw_extensions($node);
+dw_workload_setup($node);
+
+$node->safe_psql('postgres',
+	"SELECT dw_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000)");
+switch_to('double_writes');
+$node->wait_for_log(qr/ERROR: .*could not create the double-write log/, $offset);
+checkpoint_passes('the log cannot be created');
+is($node->safe_psql('postgres', $armed), 'f', '... and images go on');
+is(count_log('could not create the double-write log'), 1, '... and it is left at that');
+$node->safe_psql('postgres', "SELECT dw_clear('doublewrite-create-segment')");
+switch_to('double_writes');
+ok($node->poll_query_until('postgres', $armed), '... until the next reload');
+
+$node->safe_psql('postgres',
+	"SELECT dw_fail_at('doublewrite-switching-off', 'EIO', 1, 1000000)");
+switch_to('off');
+$node->wait_for_log(qr/ERROR: .*doublewrite-switching-off/, $offset);
+checkpoint_passes('protection cannot be switched off');
+$node->safe_psql('postgres', "SELECT dw_clear('doublewrite-switching-off')");
+ok($node->poll_query_until('postgres', $disarmed), '... which is tried again');
+
+# The log is in use while there is a marker, or the next start would not find it up to date.
+SKIP:
+{
+	skip 'nothing keeps us from removing files', 8 if $windows_os || $> == 0;
+
+	foreach my $mode ('off', 'full_pages')
+	{
+		switch_to('double_writes');
+		$node->poll_query_until('postgres', $armed) or die 'timed out';
+		chmod(0500, $node->data_dir) or die "could not chmod: $!";
+		switch_to($mode);
+		$node->safe_psql('postgres', 'CHECKPOINT') if $mode eq 'full_pages';
+		$node->wait_for_log(qr/could not remove file "$MARKER"/, $offset);
+		checkpoint_passes("$mode: the marker cannot be removed");
+		is($node->safe_psql('postgres', $armed), 't', '... and the log stays in use');
+		kill('QUIT', $node->{_pid});
+		chmod(0700, $node->data_dir) or die "could not chmod: $!";
+		dw_wait_for_exit($node);
+		ok(dw_poll_start($node), '... so the server starts after a crash');
+		$node->safe_psql('postgres', 'CHECKPOINT');
+		ok( $node->poll_query_until('postgres', $disarmed)
+			  && !-e $node->data_dir . "/$MARKER",
+			'... and it is removed then');
+	}
+}
+$node->stop;
+
+done_testing();
