@@ -627,9 +627,9 @@ typedef struct DWCtlData
 	 * server looks here, as settings of its own may be those of a session.
 	 */
 	pg_atomic_uint32 setting;
-	pg_atomic_uint32 setting_changed;	/* ... during recovery: the
-										 * checkpointer has to act on it
-										 * afterwards */
+	pg_atomic_uint32 setting_changed;	/* ... during recovery, or what it asks
+										 * for has failed: the checkpointer
+										 * has to act on it afterwards */
 	pg_atomic_uint32 upkeep_requested;	/* the checkpointer has to look after
 										 * the log */
 	pg_atomic_uint32 panicking; /* somebody is, maybe of a failed sync */
@@ -890,6 +890,7 @@ extern void dw_remove_owner(void);
 extern DWLabel dw_read_label(void);
 extern bool dw_marker_is_original(void);
 extern void dw_write_marker(void);
+extern bool dw_marker_exists(void);
 extern bool dw_remove_marker(void);
 
 /* log.c */

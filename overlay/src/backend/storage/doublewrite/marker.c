@@ -303,17 +303,29 @@ dw_write_marker(void)
 		ereport(ERROR,
 				(errcode_for_file_access(),
 				 errmsg("could not write file \"%s\": %m", DW_MARKER_TMP)));
-	durable_rename(DW_MARKER_TMP, DW_MARKER_FILE, ERROR);
+	if (durable_rename(DW_MARKER_TMP, DW_MARKER_FILE, LOG) != 0)
+	{
+		/* it may be there nevertheless, for a log that nobody keeps up to date */
+		if (dw_marker_exists())
+			dw_remove_marker();
+		ereport(ERROR,
+				(errmsg("could not create file \"%s\"", DW_MARKER_FILE)));
+	}
+}
+
+bool
+dw_marker_exists(void)
+{
+	struct stat st;
+
+	return lstat(DW_MARKER_FILE, &st) == 0 || errno != ENOENT;
 }
 
 /*
- * Returns false, having reported why, if it is still there.
+ * Returns false, having reported why, unless it has gone for good.
  */
 bool
 dw_remove_marker(void)
 {
-	struct stat st;
-
-	return durable_unlink(DW_MARKER_FILE, LOG) == 0 ||
-		(lstat(DW_MARKER_FILE, &st) < 0 && errno == ENOENT);
+	return durable_unlink(DW_MARKER_FILE, LOG) == 0;
 }

@@ -54,6 +54,10 @@
 /* The checkpointer has shut the server down, and waits for those who send WAL. (R12) */
 static bool stopped = false;
 
+/* Switches that have begun, and not ended unless with an error; see dw_failed_before() */
+static bool switching_on = false;
+static bool switching_off = false;
+
 static bool
 dw_images_requested(void)
 {
@@ -93,16 +97,14 @@ dw_failed_before(bool *under_way)
 static bool
 dw_switch_on(void)
 {
-	static bool under_way = false;
+	bool		armed;
 
-	if (dw_failed_before(&under_way))
+	if (dw_failed_before(&switching_on))
 		return false;
-	if (!dw_arm_if_possible(LOG))
-	{
-		under_way = false;
+	armed = dw_arm_if_possible(LOG);
+	switching_on = false;
+	if (!armed)
 		return false;
-	}
-	under_way = false;
 	ereport(LOG,
 			(errmsg("torn page protection has switched to %s",
 					dw_setting() == TORN_PAGES_ATOMIC_WRITES ?
@@ -166,6 +168,7 @@ dw_disarm(bool keep_segments)
 	{
 		DWDirtyFile *files;
 		int			nfiles;
+		bool		removed;
 
 		dw_epoch_begin(DWCtl->log.next_batchno);
 		files = dw_copy_dirty_files(&nfiles);
@@ -176,7 +179,8 @@ dw_disarm(bool keep_segments)
 		INJECTION_POINT("doublewrite-disarmed", NULL);
 
 		/* with the marker, the next start asks for a log that has been kept up to date */
-		if (!dw_remove_marker())
+		removed = dw_remove_marker();
+		if (!removed && dw_marker_exists())
 		{
 			LWLockRelease(DoubleWriteFlushLock);
 			return false;
@@ -185,7 +189,9 @@ dw_disarm(bool keep_segments)
 		DWCtl->log.open = false;
 		dw_show_log();
 		dw_remove_owner();
-		dw_retire_log(keep_segments);
+		/* it might be back after a crash, and ask for the segments */
+		if (removed)
+			dw_retire_log(keep_segments);
 	}
 	LWLockRelease(DoubleWriteFlushLock);
 	dw_note_mode();
@@ -224,6 +230,8 @@ DoubleWriteUpdateMode(bool images_now)
 	if (!DWCtl->started || stopped)
 		return images_now;
 
+	if (DWCtl->log.armed || !dw_setting_uses_log())
+		switching_on = false;
 	if (dw_setting_uses_log())
 	{
 		if (!DWCtl->log.armed && !dw_switch_on())
@@ -264,15 +272,13 @@ dw_report_mode(void)
 
 /*
  * Stop using the log since protection is off from now on.  If that fails,
- * DoubleWriteCatchUp() tries it again, which in recovery waits for the next reload.
+ * DoubleWriteCatchUp() tries it again, which waits for the end of recovery.
  */
 static void
 dw_switch_off(void)
 {
-	static bool under_way = false;
-
 	/* the startup process could not sync what others have written atomically */
-	if (dw_failed_before(&under_way) ||
+	if (dw_failed_before(&switching_off) ||
 		(IsUnderPostmaster && !AmCheckpointerProcess() && dw_atomic_in_use()))
 		pg_atomic_write_u32(&DWCtl->setting_changed, 1);
 	else
@@ -287,7 +293,7 @@ dw_switch_off(void)
 		else
 			pg_atomic_write_u32(&DWCtl->setting_changed, 1);
 	}
-	under_way = false;
+	switching_off = false;
 }
 
 static void
@@ -304,11 +310,18 @@ dw_apply_mode(bool images)
 		reported = true;
 	}
 
-	if (!DWCtl->started || !DWCtl->log.armed || dw_setting_uses_log())
+	if (!DWCtl->started || !DWCtl->log.armed || dw_setting_uses_log() || stopped)
+	{
+		switching_off = false;
 		return;
+	}
 
 	if (!dw_images_requested())
+	{
+		/* if this fails, images may begin again; then it counts since when (R10) */
+		DWCtl->disarm_after = InvalidXLogRecPtr;
 		dw_switch_off();
+	}
 	else if (images && XLogRecPtrIsInvalid(DWCtl->disarm_after))
 		DWCtl->disarm_after = GetXLogInsertRecPtr();
 }
@@ -474,7 +487,7 @@ DoubleWriteCheckpointDone(XLogRecPtr redo, bool images)
 	DoubleWriteSetRedo(redo, images);
 
 	if (DWCtl->log.armed && !XLogRecPtrIsInvalid(DWCtl->disarm_after) &&
-		redo >= DWCtl->disarm_after && dw_disarm(false))
+		redo >= DWCtl->disarm_after && images && dw_disarm(false))
 	{
 		DWCtl->disarm_after = InvalidXLogRecPtr;
 		ereport(LOG,

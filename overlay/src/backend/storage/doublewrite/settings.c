@@ -185,7 +185,8 @@ dw_note_setting(void)
 }
 
 /*
- * The checkpointer's part of that, and another try where it has failed.
+ * Called by the checkpointer when it has done all else: act on a setting that has changed
+ * during recovery, or try a switch again that has failed.
  *
  * Not during checkpoints: it may fail again, and writes WAL, which must not happen
  * in the checkpoint of a stop.

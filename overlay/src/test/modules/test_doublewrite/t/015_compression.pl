@@ -328,7 +328,7 @@ SKIP:
 	is_compressed('t_auto', 'small writes, all alike and quick',
 		[ 8, 8 ], [ 8e4, 8e4 ], 1e4, 'as they are');
 
-	# Whether they are compressed already makes no difference.
+	# Whether small ones are compressed already makes no difference.
 	is_compressed('t_auto', 'small writes of more pages, which are compressed, and quick',
 		[ 8, 8 ], [ 3e5, 3e5 ], 1e4, 'as they are', 7);
 	is_compressed('t_auto', 'small writes of large batches, which are compressed already',

@@ -260,6 +260,10 @@ $standby->safe_psql('postgres',
 set($standby, 'io_torn_pages_protection', 'off');
 $standby->reload;
 $standby->wait_for_log(qr/ERROR: .*doublewrite-switching-off/, $offset);
+$primary->safe_psql('postgres', 'UPDATE t SET generate_series = 1');
+$primary->wait_for_replay_catchup($standby);
+$standby->safe_psql('postgres', 'SELECT dw_evict_all(), dw_drain()');
+$offset = -s $standby->logfile;
 $standby->promote;
 is($standby->safe_psql('postgres', 'SELECT armed FROM dw_state()'),
 	't', 'a promotion leaves it to the checkpointer to switch protection off');
@@ -267,7 +271,7 @@ $standby->safe_psql('postgres', "SELECT dw_clear('doublewrite-switching-off')");
 $standby->wait_for_log(qr/torn page protection is off/, $offset);
 like(slurp_file($standby->logfile, $offset),
 	qr/checkpoint sync: .* file=\Q$path\E .*torn page protection is off/s,
-	'... and what has been written atomically is synced before');
+	'... and what has gone home is synced before');
 $standby->stop;
 $primary->stop;
 

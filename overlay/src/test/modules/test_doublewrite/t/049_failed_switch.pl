@@ -132,13 +132,41 @@ $node->safe_psql('postgres', "SELECT dw_clear('doublewrite-create-segment')");
 switch_to('double_writes');
 ok($node->poll_query_until('postgres', $armed), '... until the next reload');
 
-$node->safe_psql('postgres',
-	"SELECT dw_fail_at('doublewrite-switching-off', 'EIO', 1, 1000000)");
-switch_to('off');
-$node->wait_for_log(qr/ERROR: .*doublewrite-switching-off/, $offset);
+# Images had begun, which end, and may begin again: that is what counts then. (R10)
+sub switch_off_fails
+{
+	$node->safe_psql('postgres',
+		"SELECT dw_fail_at('doublewrite-switching-off', 'EIO', 1, 1000000)");
+	switch_to('off');
+	$node->wait_for_log(qr/ERROR: .*doublewrite-switching-off/, $offset);
+	return;
+}
+
+switch_to('full_pages');
+$node->poll_query_until('postgres', "SELECT disarm_after <> '0/0' FROM dw_state()")
+  or die 'timed out waiting for the switch';
+switch_off_fails();
+is($node->safe_psql('postgres', 'SELECT disarm_after FROM dw_state()'),
+	'0/0', 'no checkpoint disarms for images of before');
 checkpoint_passes('protection cannot be switched off');
+is($node->safe_psql('postgres', $armed), 't', '... nor does that one');
 $node->safe_psql('postgres', "SELECT dw_clear('doublewrite-switching-off')");
 ok($node->poll_query_until('postgres', $disarmed), '... which is tried again');
+
+# Nor does it keep the server from a stop, or from the next switch.
+switch_to('double_writes');
+$node->poll_query_until('postgres', $armed) or die 'timed out';
+switch_off_fails();
+switch_to('double_writes');
+$node->safe_psql('postgres', "SELECT dw_clear('doublewrite-switching-off')");
+switch_to('off');
+ok($node->poll_query_until('postgres', $disarmed), 'switched off after a change of mind');
+switch_to('double_writes');
+$node->poll_query_until('postgres', $armed) or die 'timed out';
+switch_off_fails();
+$node->stop;
+ok(!-e $node->data_dir . "/$MARKER", 'stopped while protection cannot be switched off');
+$node->start;
 
 # The log is in use while there is a marker, or the next start would not find it up to date.
 SKIP:
