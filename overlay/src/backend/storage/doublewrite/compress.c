@@ -10,8 +10,8 @@
  * With "auto" a batch is compressed if that takes less time than it saves, by what
  * both have taken lately: writes of the log, whose time grows with their size where
  * bandwidth is the limit, and pages compressed with each method.  Until that is known,
- * a device that may be slow is taken for one.  zstd saves more than
- * lz4 and takes longer, which pays where writes wait for a device that is busy.
+ * a device that may be slow is taken for one.  zstd saves more than lz4 and takes
+ * longer, which pays where writes wait for a device that is busy.
  *
  * Pages are compressed one by one, as restore reads single copies, and before
  * room in the log is reserved, so that a batch takes what it needs.  The method

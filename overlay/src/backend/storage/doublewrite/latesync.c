@@ -13,9 +13,9 @@
  * the next recovery begins at the same place, and redoes what they lack.  So
  * SyncDataDirectory() leaves files of relations out, and the checkpoint syncs
  * them before its redo pointer is named by pg_control (R5), as does a stop, or a start
- * with protection switched off, before the marker goes.  All else is synced at the start as ever: WAL, pg_control, and
- * directories, since a file that is gone may have had copies in the log, which
- * restore is about to free (R3).
+ * with protection switched off, before the marker goes.  All else is synced at the
+ * start as ever: WAL, pg_control, and directories, since a file that is gone may have
+ * had copies in the log, which restore is about to free (R3).
  *
  * It matters for pages that were written atomically.  Those that have copies in the
  * log are synced by restore, and redo rebuilds those that need none.

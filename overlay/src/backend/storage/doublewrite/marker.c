@@ -309,7 +309,8 @@ dw_write_marker(void)
 		if (dw_marker_exists())
 			dw_remove_marker();
 		ereport(ERROR,
-				(errmsg("could not create file \"%s\"", DW_MARKER_FILE)));
+				(errcode(ERRCODE_IO_ERROR),
+				 errmsg("could not create file \"%s\"", DW_MARKER_FILE)));
 	}
 }
 

@@ -194,6 +194,8 @@ dw_note_setting(void)
 void
 DoubleWriteCatchUp(void)
 {
+	Assert(AmCheckpointerProcess());
+
 	if (pg_atomic_read_u32(&DWCtl->setting_changed) != 0 && !RecoveryInProgress())
 		UpdateFullPageWrites();
 }

@@ -26,7 +26,14 @@ my $SETTING = 'io_torn_pages_protection';
 my $armed = 'SELECT armed FROM dw_state()';
 my $disarmed = 'SELECT NOT armed FROM dw_state()';
 
-my ($node, $offset);
+my ($node, $offset, $receiver);
+
+# Whatever happens to the test, nobody is left behind that has been stopped.
+END
+{
+	local $?;
+	$receiver->signal('KILL') if defined $receiver;
+}
 
 # ---------------------------------------------------------------------
 # A server that is stopped, and sends what is left of WAL, arms nothing (R12)
@@ -44,7 +51,7 @@ SKIP:
 	dw_workload_setup($node);
 
 	my $archive = PostgreSQL::Test::Utils::tempdir('archive');
-	my $receiver = IPC::Run::start(
+	$receiver = IPC::Run::start(
 		[
 			$node->installed_command('pg_receivewal'),
 			'--directory' => $archive,
@@ -76,6 +83,7 @@ SKIP:
 	$receiver->signal('CONT');
 	dw_wait_for_exit($node);
 	$receiver->finish;
+	$receiver = undef;
 	ok(!-e $node->data_dir . "/$MARKER", 'no marker after a reload of a stopped server');
 	unlike(slurp_file($node->logfile, $offset),
 		qr/torn page protection has switched/, 'it has not switched');
@@ -171,7 +179,7 @@ $node->start;
 # The log is in use while there is a marker, or the next start would not find it up to date.
 SKIP:
 {
-	skip 'nothing keeps us from removing files', 8 if $windows_os || $> == 0;
+	skip 'nothing keeps us from removing files', 10 if $windows_os || $> == 0;
 
 	foreach my $mode ('off', 'full_pages')
 	{
@@ -192,7 +200,20 @@ SKIP:
 			  && !-e $node->data_dir . "/$MARKER",
 			'... and it is removed then');
 	}
+
+	# A stop leaves it to the next one, with a log that fits the data.
+	switch_to('double_writes');
+	$node->poll_query_until('postgres', $armed) or die 'timed out';
+	chmod(0500, $node->data_dir) or die "could not chmod: $!";
+	$offset = -s $node->logfile;
+	kill('INT', $node->{_pid});
+	$node->wait_for_log(qr/could not remove file "$MARKER"/, $offset);
+	$node->wait_for_log(qr/database system is shut down/, $offset);
+	chmod(0700, $node->data_dir) or die "could not chmod: $!";
+	dw_wait_for_exit($node);
+	ok(-e $node->data_dir . "/$MARKER", 'a marker is left by a stop');
+	ok(dw_poll_start($node), '... and the server starts');
 }
-$node->stop;
+dw_check_stopped($node);
 
 done_testing();
