@@ -55,6 +55,7 @@ typedef struct InstantPage
 	pg_atomic_uint32 state;		/* InstantPageState */
 	uint8		forknum;
 	bool		rebuilt;		/* the first record does without the old page */
+	bool		judged;			/* in analysis: whether WAL has images of it */
 } InstantPage;
 
 /* A record of a chain */
@@ -74,6 +75,7 @@ typedef struct InstantCtlData
 	XLogRecPtr	base;			/* where redo begins */
 	uint32		npages;
 	uint32		nrecords;
+	bool		applied;		/* a round or barrier has changed pages already */
 	TimestampTz opened_at;
 
 	/* WAL that is kept: see instantwal.c */

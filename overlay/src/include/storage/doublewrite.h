@@ -69,6 +69,8 @@ extern void DoubleWriteHideIfCopied(const void *page,
 extern void DoubleWritePassedRedo(XLogRecPtr redo);
 extern bool DoubleWriteImageMissing(struct XLogReaderState *record,
 									uint8 block_id, const PageData *page);
+extern bool DoubleWriteNeedsNoImage(struct XLogReaderState *record,
+									uint8 block_id);
 extern void DoubleWriteNoteImagesOff(XLogRecPtr recptr);
 extern bool DoubleWriteDroppedAhead(Oid next);
 

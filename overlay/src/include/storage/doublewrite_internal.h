@@ -871,6 +871,7 @@ extern void dw_close_segment(void);
 extern bool dw_create_segment(void);
 extern bool dw_segment_wanted(void);
 extern bool dw_prepare_segment(void);
+extern void dw_report_no_segment(int elevel, bool can_wait);
 extern bool dw_reserve(int nblocks, bool for_mark, bool beyond_bound);
 extern void dw_write_blocks(struct iovec *iov, int iovcnt, off_t offset);
 extern void dw_sync_log(void);
@@ -903,6 +904,7 @@ extern void dw_retire_log(bool keep);
 extern void dw_arm(void);
 
 /* remove.c */
+extern bool dw_removals_matter(void);
 extern void dw_sync_removals(void);
 extern void dw_settle_removals(void);
 
@@ -911,6 +913,7 @@ extern void dw_complete_late_sync(void);
 
 /* upkeep.c */
 extern bool dw_cycle_needed(void);
+extern void dw_have_room_for_mark(uint64 mark);
 extern void dw_sync_cycle(uint64 begun);
 
 /* flush.c */

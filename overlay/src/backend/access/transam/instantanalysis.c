@@ -31,6 +31,7 @@
 #include "postmaster/bgworker.h"
 #include "postmaster/startup.h"
 #include "storage/bufmgr.h"
+#include "storage/doublewrite.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
 #include "storage/proc.h"
@@ -299,13 +300,20 @@ instant_remember_block(XLogReaderState *record, uint8 block_id)
 		page->blkno = blkno;
 		page->first = page->last = INSTANT_NONE;
 		page->rebuilt = extends && forknum == MAIN_FORKNUM;
-		if (!extends)
-			images_missing = true;
+		page->judged = false;
 		page->sqlerrcode = ERRCODE_DATA_CORRUPTED;
 		pg_atomic_init_u32(&page->state, INSTANT_PENDING);
 		instant_enter_page(i);
 	}
-	else if (instant_record(page->last)->distance == distance)
+
+	/* the first record tells whether WAL has images, but for those that never have one */
+	if (!page->judged && (extends || !DoubleWriteNeedsNoImage(record, block_id)))
+	{
+		page->judged = true;
+		if (!extends)
+			images_missing = true;
+	}
+	if (page->last != INSTANT_NONE && instant_record(page->last)->distance == distance)
 		return;					/* it refers to the page twice */
 
 	i = InstantCtl->nrecords++;
@@ -459,6 +467,8 @@ instant_drain(void)
 {
 	uint32		i;
 
+	/* a record that is a barrier is applied next, if there is no chain as well */
+	InstantCtl->applied = true;
 	if (InstantCtl->npages == 0)
 		return;
 

@@ -86,6 +86,10 @@ static InstantPage *redo_page = NULL;
 static Buffer sinks[XLR_MAX_BLOCK_ID + 1];
 static int	nsinks = 0;
 
+/* What that page was like before its chain, if that may be nowhere else */
+static bool has_before = false;
+static PGAlignedBlock before;
+
 /* Worker: its number, from 1; 0 is the startup process */
 static int	worker_number = 0;
 
@@ -314,6 +318,58 @@ instant_announce(uint32 upto)
 }
 
 /*
+ * Redo that fails half-way must not take with it what a round or a barrier has done to
+ * the page before: if that has not been written yet, keep it. (I3)
+ */
+static void
+instant_keep_before(const InstantPage *page)
+{
+	BufferTag	tag;
+	uint32		hash;
+	LWLock	   *partition_lock;
+	Buffer		buffer;
+
+	has_before = false;
+	if (!InstantCtl->applied || page->rebuilt)
+		return;
+
+	InitBufferTag(&tag, &page->rlocator, page->forknum, page->blkno);
+	hash = BufTableHashCode(&tag);
+	partition_lock = BufMappingPartitionLock(hash);
+	LWLockAcquire(partition_lock, LW_SHARED);
+	buffer = BufTableLookup(&tag, hash) + 1;
+	LWLockRelease(partition_lock);
+
+	/* if it goes now, it is written first */
+	if (!BufferIsValid(buffer) ||
+		!ReadRecentBuffer(page->rlocator, page->forknum, page->blkno, buffer))
+		return;
+	LockBuffer(buffer, BUFFER_LOCK_EXCLUSIVE);
+	has_before = BufferIsDirty(buffer);
+	if (has_before)
+		memcpy(before.data, BufferGetPage(buffer), BLCKSZ);
+	UnlockReleaseBuffer(buffer);
+}
+
+/*
+ * A stop ends redo before clients get in.  After that nobody else completes what its
+ * checkpoint waits for, if workers have gone.
+ */
+static void
+instant_startup_interrupts(void)
+{
+	if (pg_atomic_read_u32(&InstantCtl->open) == 0)
+		ProcessStartupProcInterrupts();
+	else
+	{
+		if (!PostmasterIsAlive())
+			exit(1);
+		if (ProcSignalBarrierPending)
+			ProcessProcSignalBarrier();
+	}
+}
+
+/*
  * Apply the chain of a page, all of it, in the order of WAL (I3).
  */
 void
@@ -333,6 +389,7 @@ instant_redo_page(uint32 page_number)
 	page->last = page->first;
 	instant_announce(pg_atomic_read_u32(&InstantCtl->next) +
 					 pg_atomic_read_u32(&InstantCtl->ahead));
+	instant_keep_before(page);
 	InstantRecoveryRedoesPage = true;
 
 	for (uint32 i = page->first; i != INSTANT_NONE; i = instant_record(i)->next)
@@ -340,7 +397,7 @@ instant_redo_page(uint32 page_number)
 		XLogReaderState *record;
 
 		if (AmStartupProcess())
-			ProcessStartupProcInterrupts();
+			instant_startup_interrupts();
 		page->last = i;
 		record = instant_read_record(instant_record_lsn(instant_record(i)));
 		GetRmgr(XLogRecGetRmid(record)).rm_redo(record);
@@ -358,13 +415,15 @@ instant_redo_page(uint32 page_number)
 
 /*
  * Redo that has failed between locking a page and setting its LSN may have changed it
- * already.  The page is thrown away: its chain begins again with what is at home or
- * in the stage, where records have been applied as a whole.
+ * already.  Its chain begins again with what was there before, or else the page is
+ * thrown away, for what is at home or in the stage, where records have been applied as a
+ * whole.
  */
 static void
-instant_discard_changed(LWLock *lock, LWLockMode mode, void *context)
+instant_undo_changed(LWLock *lock, LWLockMode mode, void *context)
 {
 	BufferDesc *desc;
+	Buffer		buffer;
 	uint32		buf_state;
 
 	/* a victim that is being written is locked in shared mode */
@@ -374,6 +433,13 @@ instant_discard_changed(LWLock *lock, LWLockMode mode, void *context)
 	desc = (BufferDesc *) ((char *) lock - offsetof(BufferDesc, content_lock));
 	Assert(BufTagGetForkNum(&desc->tag) == redo_page->forknum &&
 		   desc->tag.blockNum == redo_page->blkno);
+	if (has_before)
+	{
+		buffer = BufferDescriptorGetBuffer(desc);
+		memcpy(BufferGetPage(buffer), before.data, BLCKSZ);
+		MarkBufferDirty(buffer);
+		return;
+	}
 	buf_state = LockBufHdr(desc);
 	buf_state &= ~(BM_VALID | BM_DIRTY | BM_JUST_DIRTIED | BM_CHECKPOINT_NEEDED);
 	UnlockBufHdr(desc, buf_state);
@@ -390,7 +456,7 @@ instant_abandon_page(MemoryContext context)
 	redo_page->sqlerrcode = geterrcode();
 	EmitErrorReport();
 
-	ForEachLWLockHeldByMe(instant_discard_changed, NULL);
+	ForEachLWLockHeldByMe(instant_undo_changed, NULL);
 	LWLockReleaseAll();
 	ConditionVariableCancelSleep();
 	pgstat_report_wait_end();
@@ -759,9 +825,16 @@ instant_end_redo(void)
 	InRecovery = false;
 }
 
+static void
+instant_give_up(int code, Datum page_number)
+{
+	instant_page_failed(DatumGetUInt32(page_number));
+}
+
 /*
  * Startup process, if there is no worker when clients are about to get in: do
- * their work.  An error ends recovery, as ever.
+ * their work.  An error ends recovery, as ever; if a stop has been asked for, its
+ * checkpoint still comes, and must not wait for the page. (I9)
  */
 void
 instant_redo_all(void)
@@ -771,7 +844,11 @@ instant_redo_all(void)
 	instant_begin_redo();
 	while ((i = instant_take()) != INSTANT_NONE)
 	{
-		instant_redo_page(i);
+		PG_ENSURE_ERROR_CLEANUP(instant_give_up, UInt32GetDatum(i));
+		{
+			instant_redo_page(i);
+		}
+		PG_END_ENSURE_ERROR_CLEANUP(instant_give_up, UInt32GetDatum(i));
 		instant_page_done(i);
 	}
 	instant_end_redo();

@@ -239,6 +239,17 @@ dw_directory_path(char *path, Oid spcOid, Oid dbOid)
 }
 
 /*
+ * How bad is it that a file could not be synced, as errno says?  If there was no
+ * descriptor left to open it with, nothing has been lost: whoever wants it to be durable
+ * fails, and tries again.
+ */
+static int
+dw_sync_elevel(void)
+{
+	return errno == ENFILE || errno == EMFILE ? ERROR : data_sync_elevel(ERROR);
+}
+
+/*
  * Make durable what has been removed from the directory of a relation.  If the
  * directory itself is gone, that is for whoever has removed it to care about.
  */
@@ -256,7 +267,7 @@ dw_sync_directory(const RelFileLocator *rlocator)
 	if (fd < 0 && FILE_POSSIBLY_DELETED(errno))
 		return;
 	if (fd < 0 || (pg_fsync(fd) != 0 && errno != EBADF && errno != EINVAL))
-		ereport(data_sync_elevel(ERROR),
+		ereport(dw_sync_elevel(),
 				(errcode_for_file_access(),
 				 errmsg("could not fsync file \"%s\": %m", path)));
 	CloseTransientFile(fd);
@@ -287,7 +298,7 @@ dw_sync_file(const DWDirtyFile *file)
 	if (injected != 0 || mdsyncfiletag(&ftag, path) < 0)
 	{
 		if (!FILE_POSSIBLY_DELETED(errno))
-			ereport(data_sync_elevel(ERROR),
+			ereport(dw_sync_elevel(),
 					(errcode_for_file_access(),
 					 errmsg("could not fsync file \"%s\": %m", path)));
 		dw_sync_directory(&file->rlocator);

@@ -398,6 +398,16 @@ dw_why_no_image(XLogReaderState *record, uint8 block_id)
 }
 
 /*
+ * Is that a record that has no image of this page in any mode, and does not count as a
+ * change of it?
+ */
+bool
+DoubleWriteNeedsNoImage(XLogReaderState *record, uint8 block_id)
+{
+	return dw_why_no_image(record, block_id) == DW_NEVER_IMAGED_HARMLESS;
+}
+
+/*
  * Redo has read a page for a record that neither initialises it nor carries an
  * image of it to be restored.  Returns true if this shows that images are off
  * and the caller has to note it; the startup process would do so once between

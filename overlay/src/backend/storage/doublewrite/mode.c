@@ -44,6 +44,7 @@
 #include "storage/doublewrite_stats.h"
 #include "storage/fd.h"
 #include "storage/lwlock.h"
+#include "storage/sync.h"
 #include "utils/injection_point.h"
 
 /* ---------------------------------------------------------------------
@@ -427,12 +428,13 @@ DoubleWriteCheckpointSynced(void)
 	Assert(AmCheckpointerProcess() || !IsUnderPostmaster);
 
 	dw_complete_late_sync();
-	if (DWCtl->log.armed)
+	if (dw_removals_matter())
 		dw_sync_removals();
 	dw_refuse_failed_sync();
 	dw_lock_flush(LW_EXCLUSIVE);
 	if (DWCtl->log.open && DWCtl->log.armed)
 	{
+		dw_have_room_for_mark(DWCtl->log.checkpoint_mark);
 		dw_log_set_low_water(DWCtl->log.checkpoint_mark);
 		dw_forget_files(DWCtl->log.checkpoint_mark);
 	}

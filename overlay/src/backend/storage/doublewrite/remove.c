@@ -207,6 +207,20 @@ DoubleWriteDiscardDatabase(Oid dbid)
  */
 
 /*
+ * Must what is removed be durable when a checkpoint is?  Not where redo begins with
+ * images, which do not care for what has come back.  A recovery that is to use the log
+ * because WAL has none arms it when the first page is written; what is removed before
+ * counts as well. (R5)
+ */
+bool
+dw_removals_matter(void)
+{
+	return DWCtl->log.armed ||
+		(dw_setting() == TORN_PAGES_FULL_PAGES && RecoveryInProgress() &&
+		 !dw_replayed_images());
+}
+
+/*
  * Remember a file to be synced by the checkpoint under way or the next one.
  * If there is no room for it, sync it at once.
  */
@@ -262,7 +276,7 @@ dw_note_directory(const RelFileLocator *rlocator)
 void
 DoubleWriteNoteUnlinked(RelFileLocatorBackend rlocator)
 {
-	if (!DWCtl->log.armed || RelFileLocatorBackendIsTemp(rlocator))
+	if (!dw_removals_matter() || RelFileLocatorBackendIsTemp(rlocator))
 		return;
 	dw_note_file(&rlocator.locator, MAIN_FORKNUM, 0);
 	dw_note_directory(&rlocator.locator);
@@ -275,7 +289,7 @@ void
 DoubleWriteNoteTruncated(RelFileLocator rlocator, ForkNumber forknum,
 						 BlockNumber old_nblocks, BlockNumber nblocks)
 {
-	if (!DWCtl->log.armed || old_nblocks <= nblocks)
+	if (old_nblocks <= nblocks || !dw_removals_matter())
 		return;
 	for (uint32 segno = nblocks / RELSEG_SIZE; segno <= old_nblocks / RELSEG_SIZE; segno++)
 		dw_note_file(&rlocator, forknum, segno);
@@ -306,7 +320,7 @@ DoubleWriteBeginReplayedDrop(void)
 void
 DoubleWriteEndReplayedDrop(const Oid *tablespaces, int ntablespaces)
 {
-	for (int i = 0; i < ntablespaces && DWCtl->log.armed; i++)
+	for (int i = 0; i < ntablespaces && dw_removals_matter(); i++)
 	{
 		RelFileLocator databases = {tablespaces[i], InvalidOid, InvalidRelFileNumber};
 
@@ -321,21 +335,17 @@ DoubleWriteEndReplayedDrop(const Oid *tablespaces, int ntablespaces)
  */
 
 /*
- * Wait until all removals that began before now are done.  Returns their
- * generation.
+ * Wait until all removals of a generation are done, to which no more are added.
  *
  * They may wait for this process, if it is the checkpointer: for room in its
  * queue of sync requests, or for its part in a barrier.
  */
-static uint32
-dw_wait_for_removals(void)
+static void
+dw_wait_for_generation(uint32 generation)
 {
-	uint32		generation = pg_atomic_fetch_add_u32(&DWCtl->removals.generation, 1);
 	LWLock	   *lock = dw_removal_lock_of(generation);
 
 	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
-
-	INJECTION_POINT("doublewrite-wait-for-removals", NULL);
 
 	for (;;)
 	{
@@ -351,6 +361,27 @@ dw_wait_for_removals(void)
 		pgstat_report_wait_end();
 	}
 	LWLockRelease(lock);
+}
+
+/*
+ * Wait until all removals that began before now are done.  Returns their
+ * generation.
+ */
+static uint32
+dw_wait_for_removals(void)
+{
+	static bool cut_short = false;
+	uint32		generation;
+
+	/* an error has ended a wait: only two generations can be told apart (R5) */
+	if (cut_short)
+		dw_wait_for_generation(pg_atomic_read_u32(&DWCtl->removals.generation) - 1);
+
+	cut_short = true;
+	generation = pg_atomic_fetch_add_u32(&DWCtl->removals.generation, 1);
+	INJECTION_POINT("doublewrite-wait-for-removals", NULL);
+	dw_wait_for_generation(generation);
+	cut_short = false;
 	return generation;
 }
 

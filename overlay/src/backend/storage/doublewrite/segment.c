@@ -392,6 +392,21 @@ dw_sync_log(void)
 }
 
 /*
+ * Say that dw_create_segment() has failed, with the reason in errno.
+ */
+void
+dw_report_no_segment(int elevel, bool can_wait)
+{
+	ereport(elevel,
+			(errcode_for_file_access(),
+			 errmsg("could not extend the double-write log: %m"),
+			 can_wait ?
+			 errdetail("Pages wait until a sync of the data files has freed space in the log.") : 0,
+			 errhint("Free space on the device of \"%s\", or lower \"double_write_buffer_size\".",
+					 DW_DIR)));
+}
+
+/*
  * Make room for nblocks blocks in one segment, entering the next segment if
  * need be.  Returns false if that must wait until a sync cycle frees space.
  *
@@ -421,13 +436,7 @@ dw_reserve(int nblocks, bool for_mark, bool beyond_bound)
 									DWCtl->log.first_segno < DWCtl->log.segno);
 
 			/* R11: never an unprotected write instead */
-			ereport(can_wait ? LOG : ERROR,
-					(errcode_for_file_access(),
-					 errmsg("could not extend the double-write log: %m"),
-					 can_wait ?
-					 errdetail("Pages wait until a sync of the data files has freed space in the log.") : 0,
-					 errhint("Free space on the device of \"%s\", or lower \"double_write_buffer_size\".",
-							 DW_DIR)));
+			dw_report_no_segment(can_wait ? LOG : ERROR, can_wait);
 			return false;
 		}
 	}

@@ -85,7 +85,7 @@ dw_renew_copies(void)
 }
 
 /*
- * May a sync cycle write this mark?  Not if it frees no segment and would take
+ * Is this mark to be written?  Not if it frees no segment and would take
  * the last block of a log that may be unable to grow: that is for a mark that
  * does.  Flush lock held.
  */
@@ -167,6 +167,31 @@ dw_sync_cycle(uint64 begun)
 
 	DWCount(sync_cycles, 1);
 	LWLockRelease(DoubleWriteSyncLock);
+}
+
+/*
+ * A checkpoint is going to write its mark.  Others may have filled the log since its
+ * drain, up to the block that is kept for a mark that frees something.  If this one does
+ * not, free what they have written as well, or make the log longer.  If neither can be,
+ * the checkpoint fails, and the block stays for the next one. (R11)
+ *
+ * The flush lock is held, and may be released meanwhile.
+ */
+void
+dw_have_room_for_mark(uint64 mark)
+{
+	uint64		begun = DWCtl->log.cycles_begun;
+
+	if (dw_mark_is_worth_it(mark))
+		return;
+
+	LWLockRelease(DoubleWriteFlushLock);
+	dw_sync_cycle(begun);
+	dw_lock_flush(LW_EXCLUSIVE);
+	if (!dw_mark_is_worth_it(mark) &&
+		DWCtl->log.last_segno + 1 - DWCtl->log.first_segno < DW_MAX_SEGMENTS &&
+		!dw_create_segment())
+		dw_report_no_segment(ERROR, false);
 }
 
 /*

@@ -94,6 +94,7 @@ typedef struct TdwShared
 	int			npoints;
 	TdwPoint	points[TDW_MAX_POINTS];
 	bool		spoiled;		/* see tdw_spoiling_redo() */
+	int			unspoiled;		/* records that have been redone before */
 } TdwShared;
 
 static TdwShared *tdw_shared = NULL;
@@ -111,6 +112,7 @@ static char *tdw_await_end_of_recovery_at = NULL;
 #define TDW_RESUME_FILE		"test_doublewrite.resume"
 static bool tdw_quiet = false;
 static int	tdw_spoil_redo_of = 0;
+static int	tdw_spoil_redo_after = 0;
 
 static void (*tdw_heap_redo) (XLogReaderState *record) = NULL;
 
@@ -186,6 +188,8 @@ tdw_parse_errno(const char *name)
 		return EIO;
 	if (strcmp(name, "ENOSPC") == 0)
 		return ENOSPC;
+	if (strcmp(name, "ENFILE") == 0)
+		return ENFILE;
 	if (strcmp(name, "EAGAIN") == 0)
 		return EAGAIN;
 	if (strcmp(name, "EMFILE") == 0)
@@ -596,6 +600,22 @@ tdw_spoils_redo(XLogReaderState *record)
 	return spoils;
 }
 
+/* Is it the turn of this record, which changes the page? */
+static bool
+tdw_spoils_this(void)
+{
+	bool		spoils;
+
+	SpinLockAcquire(&tdw_shared->mutex);
+	spoils = tdw_shared->unspoiled >= tdw_spoil_redo_after;
+	if (spoils)
+		tdw_shared->spoiled = true;
+	else
+		tdw_shared->unspoiled++;
+	SpinLockRelease(&tdw_shared->mutex);
+	return spoils;
+}
+
 /*
  * Redo of heap records that fails once when it has changed a page of the relation, but
  * not yet set its LSN.  No code of ours fails there.
@@ -609,12 +629,8 @@ tdw_spoiling_redo(XLogReaderState *record)
 	{
 		XLogRedoAction action = XLogReadBufferForRedo(record, 0, &buffer);
 
-		if (action == BLK_NEEDS_REDO)
+		if (action == BLK_NEEDS_REDO && tdw_spoils_this())
 		{
-			SpinLockAcquire(&tdw_shared->mutex);
-			tdw_shared->spoiled = true;
-			SpinLockRelease(&tdw_shared->mutex);
-
 			/* the end of the first row */
 			memset(BufferGetPage(buffer) + BLCKSZ - 60, 'z', 40);
 			MarkBufferDirty(buffer);
@@ -745,6 +761,14 @@ _PG_init(void)
 							"File number of a relation of which redo of a page fails half-way, once.",
 							NULL,
 							&tdw_spoil_redo_of,
+							0, 0, INT_MAX,
+							PGC_POSTMASTER,
+							0,
+							NULL, NULL, NULL);
+	DefineCustomIntVariable("test_doublewrite.spoil_redo_after",
+							"After so many records of that relation.",
+							NULL,
+							&tdw_spoil_redo_after,
 							0, 0, INT_MAX,
 							PGC_POSTMASTER,
 							0,

@@ -70,6 +70,38 @@ log_min_messages = notice
 	$node->stop;
 }
 
+# The same when an error has ended the wait of the checkpoint before.
+{
+	my $node = dw_quiet_node('wait_cut_short');
+	my $point = 'doublewrite-wait-for-removals';
+
+	$node->safe_psql('postgres', $_) foreach (
+		'CREATE TABLE d (i int)',
+		'CHECKPOINT',
+		'INSERT INTO d SELECT generate_series(1, 1000)',
+		"SELECT injection_points_attach('doublewrite-relations-discarded', 'wait')");
+	my $before = control_value($node, 'REDO location');
+	my $drop = $node->background_psql('postgres');
+	$drop->query_until(qr/start/, "\\echo start\nDROP TABLE d;\n");
+	$node->wait_for_event('client backend', 'doublewrite-relations-discarded');
+
+	$node->safe_psql('postgres', "SELECT injection_points_attach('$point', 'error')");
+	isnt($node->psql('postgres', 'CHECKPOINT'), 0, 'checkpoint fails while it waits');
+	$node->safe_psql('postgres', "SELECT injection_points_detach('$point')");
+	my $offset = -s $node->logfile;
+	my $checkpoint = $node->background_psql('postgres');
+	$checkpoint->query_until(qr/start/, "\\echo start\nCHECKPOINT;\n");
+	ok( $node->poll_query_until('postgres', q{
+		SELECT wait_event = 'CheckpointDelayComplete' FROM pg_stat_activity
+			WHERE backend_type = 'checkpointer'}),
+		'the next one waits for the same removal');
+	is(control_value($node, 'REDO location'), $before, '... and is not complete');
+	dw_wake($node, 'doublewrite-relations-discarded');
+	$_->quit foreach ($checkpoint, $drop);
+	isnt(control_value($node, 'REDO location'), $before, '... but then');
+	$node->stop;
+}
+
 # A checkpoint makes removals durable: else what was truncated or dropped may
 # come back, older than the checkpoint's redo pointer.
 {
@@ -156,7 +188,50 @@ autovacuum = off
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	cmp_ok($synced->(), '>', $before,
 		'file dropped during the sync is for the next checkpoint');
+
+	# Nothing has been lost if a file could not even be opened.
+	$node->append_conf('postgresql.conf', 'fsync = on');
+	$node->reload;
+	$node->safe_psql('postgres', $_) foreach (
+		'INSERT INTO cut SELECT generate_series(1, 2000)',
+		'CHECKPOINT',
+		'DELETE FROM cut',
+		'VACUUM cut',
+		q{SELECT dw_fail_at('doublewrite-file-sync', 'ENFILE')});
+	my $offset = -s $node->logfile;
+	isnt($node->psql('postgres', 'CHECKPOINT'), 0,
+		'checkpoint fails if there is no descriptor left');
+	like(slurp_file($node->logfile, $offset), qr/ERROR:  could not fsync file/,
+		'... and the server lives on');
+	$before = $synced->();
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	cmp_ok($synced->(), '>', $before, '... and the next one syncs the file');
 	$node->stop;
+}
+
+# A standby that is to use the log, as it replays WAL without images, does so from its
+# first write on.  What is removed before that is made durable as well.
+{
+	my $primary = dw_quiet_node('primary', init => { allows_streaming => 1 });
+	my $standby = PostgreSQL::Test::Cluster->new('standby');
+
+	$primary->safe_psql('postgres', 'CREATE TABLE gone AS SELECT generate_series(1, 2000) i');
+	$primary->backup('b');
+	$standby->init_from_backup($primary, 'b', has_streaming => 1);
+	$standby->append_conf('postgresql.conf', q{
+io_torn_pages_protection = full_pages
+fsync = on
+});
+	$standby->start;
+	$primary->safe_psql('postgres', $_) foreach ('DROP TABLE gone', 'CHECKPOINT');
+	$primary->wait_for_replay_catchup($standby);
+	my ($armed, $before) = split(/\|/, $standby->safe_psql('postgres',
+			'SELECT armed, sync_cycle_files FROM dw_state(), dw_stats()'));
+	is($armed, 'f', 'standby does not use the log yet');
+	$standby->safe_psql('postgres', 'CHECKPOINT');
+	cmp_ok($standby->safe_psql('postgres', 'SELECT sync_cycle_files FROM dw_stats()'),
+		'>', $before, '... and its restartpoint syncs what was dropped');
+	$_->stop foreach ($standby, $primary);
 }
 
 done_testing();

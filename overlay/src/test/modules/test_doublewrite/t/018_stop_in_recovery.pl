@@ -17,6 +17,7 @@ use DoubleWrite::Pages;
 use DoubleWrite::Workload;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
+use PostgreSQL::Test::Watchdog;
 use Test::More;
 
 dw_require_injection_points();
@@ -77,6 +78,66 @@ foreach my $case (
 	dw_start_after_crash($node);
 	dw_check($node);
 	$source->stop;
+}
+
+# Is there such a child of the server?
+sub has_child
+{
+	my ($node, $title) = @_;
+	my ($parent) = slurp_file($node->data_dir . '/postmaster.pid') =~ /^(\d+)/;
+
+	foreach my $dir (glob('/proc/[0-9]*'))
+	{
+		open(my $status, '<', "$dir/status") or next;
+		next unless grep { /^PPid:\s+$parent$/ } <$status>;
+		open(my $cmdline, '<', "$dir/cmdline") or next;
+		return 1 if (<$cmdline> // '') =~ $title;
+	}
+	return 0;
+}
+
+# A stop is asked for when clients are about to get in before redo: workers go, and what
+# its checkpoint waits for is done by the startup process, or it fails.
+foreach my $damaged (0, 1)
+{
+	my $name = $damaged ? 'opening, damaged' : 'opening';
+	my $node = dw_quiet_node("opening$damaged", conf => q{
+instant_recovery = on
+recovery_workers = 2
+});
+	my $rows = 'SELECT count(*), sum(v) FROM t';
+
+	$node->safe_psql('postgres', $_) foreach (
+		'CREATE TABLE t AS SELECT g AS i, 0 AS v FROM generate_series(1, 20000) g',
+		'CHECKPOINT',
+		'UPDATE t SET v = i');
+	my $expected = $node->safe_psql('postgres', $rows);
+	my $path = $node->safe_psql('postgres', q{SELECT pg_relation_filepath('t')});
+	$node->stop('immediate');
+	my $page = dw_read_block($node, $path, 8192);
+	dw_write_block($node, $path, 8192, 'y' x 8192) if $damaged;
+
+	$node->append_conf('postgresql.conf', "test_doublewrite.pause_at = 'instant-recovery-open'");
+	my $offset = -s $node->logfile;
+	$node->command_ok([
+			'pg_ctl', 'start', '--no-wait', '--silent',
+			'--pgdata' => $node->data_dir, '--log' => $node->logfile ],
+		"$name: started");
+	$node->wait_for_log(qr/paused at injection point/, $offset);
+	ok(has_child($node, qr/recovery worker/), "$name: there are workers");
+	$node->command_ok([ 'pg_ctl', 'stop', '--no-wait', '--mode' => 'fast',
+			'--pgdata' => $node->data_dir ],
+		"$name: fast stop");
+	watchdog_until('workers have gone', sub { !has_child($node, qr/recovery worker/) });
+	append_to_file($node->data_dir . '/test_doublewrite.resume', '');
+	dw_wait_for_exit($node);
+	is(state_of($node), $damaged ? 'in production' : 'shut down', "$name: the server has stopped");
+
+	$node->adjust_conf('postgresql.conf', 'test_doublewrite.pause_at', q{''});
+	dw_write_block($node, $path, 8192, $page) if $damaged;
+	ok(dw_poll_start($node), "$name: started again");
+	is($node->safe_psql('postgres', $rows), $expected, "$name: nothing is lost");
+	$node->stop;
 }
 
 done_testing();

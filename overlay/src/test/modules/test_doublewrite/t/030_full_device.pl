@@ -9,6 +9,7 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib $FindBin::RealBin;
 
+use DoubleWrite::Hold;
 use DoubleWrite::Node;
 use List::Util qw(max min);
 use PostgreSQL::Test::Cluster;
@@ -95,6 +96,52 @@ test_doublewrite.quiet = off
 	}
 	is($worked, 50, "$case: pages are written again");
 	is($node->psql('postgres', 'CHECKPOINT'), 0, "$case: checkpoint completes");
+	$node->safe_psql('postgres', q{SELECT dw_clear('doublewrite-create-segment')});
+	$node->stop;
+}
+
+# A checkpoint is about to raise the mark when others fill the log, up to the block that is
+# kept for a mark: its own would free nothing with that.
+{
+	my $node = dw_quiet_node('mark', conf => q{
+double_write_buffer_size = 64MB
+double_write_compression = off
+});
+	my $point = 'doublewrite-checkpoint-drained';
+
+	$turns = 0;
+	my @stopped = dw_stop_processes($node, 'background writer');
+	$node->safe_psql('postgres', $_) foreach (
+		q{SELECT dw_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000)},
+		q{CREATE TABLE t (id int, v int, filler text STORAGE PLAIN);
+		INSERT INTO t SELECT i, 0, repeat('x', 6000) FROM generate_series(1, 6000) i},
+		'CHECKPOINT');
+	turn($node);
+	$node->safe_psql('postgres', "SELECT injection_points_attach('$point', 'wait')");
+	my $checkpoint = $node->background_psql('postgres');
+	$checkpoint->query_until(qr/start/, "\\echo start\nCHECKPOINT;\n");
+	$node->wait_for_event('checkpointer', $point);
+	is($node->safe_psql('postgres', 'SELECT segno - first_segno FROM dw_state()'), 0,
+		'mark: all that the checkpoint frees is in the first segment');
+
+	# batches have a block more than pages
+	while ($node->safe_psql('postgres', 'SELECT segno < last_segno FROM dw_state()') eq 't')
+	{
+		turn($node);
+	}
+	while ((my $left = blocks_left($node)) > 1)
+	{
+		turn($node, $left > 65 ? 60 : $left % 2 == 0 ? 2 : 1);
+	}
+	is(blocks_left($node), 1, '... and the log is full');
+	dw_wake($node, $point);
+	$checkpoint->quit;
+
+	my $worked = 0;
+	$worked += turn($node) ? 1 : 0 foreach (1 .. 50);
+	is($worked, 50, '... and pages are written after it');
+	is($node->psql('postgres', 'CHECKPOINT'), 0, '... and checkpoints made');
+	kill('CONT', @stopped);
 	$node->safe_psql('postgres', q{SELECT dw_clear('doublewrite-create-segment')});
 	$node->stop;
 }

@@ -355,4 +355,24 @@ like(
 unlike(slurp_file($node->logfile, $offset), $opening, '... and not before');
 dw_check($node);
 
+# That a bit of the visibility map is set never comes with an image of the heap's page,
+# if hints are not logged: WAL may have images all the same.
+my $plain = dw_quiet_node('plain', checksums => 0, conf => q{
+autovacuum = off
+instant_recovery = on
+recovery_workers = 1
+io_torn_pages_protection = full_pages
+});
+$plain->safe_psql('postgres', $_) foreach (
+	'CREATE TABLE t AS SELECT generate_series(1, 1000) i; CREATE TABLE u AS SELECT 1 i',
+	'CHECKPOINT',
+	'VACUUM t',
+	'INSERT INTO u VALUES (2)');
+kill9($plain);
+$offset = -s $plain->logfile;
+ok(dw_poll_start($plain), 'server starts with images in WAL');
+like(slurp_file($plain->logfile, $offset), qr/torn page protection: full_pages$/m,
+	'... and does without the log');
+$plain->stop;
+
 done_testing();
