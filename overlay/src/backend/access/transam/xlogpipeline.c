@@ -1485,8 +1485,12 @@ XLogPipelineMain(Datum main_arg)
 				again = true;
 		}
 
-		/* The latch that came with a signal was reset by a wait for I/O. */
-		if (ShutdownRequestPending || ConfigReloadPending)
+		/*
+		 * The latch that came with a signal was reset by a wait for I/O, which
+		 * cannot handle interrupts if a lock was held; the startup process may wait
+		 * for its barrier.
+		 */
+		if (ShutdownRequestPending || ConfigReloadPending || InterruptPending)
 			again = true;
 
 		if (!again)
