@@ -445,11 +445,13 @@ class StoppedStandby(Standby):
     @staticmethod
     def _tell(instance, command, *values):
         """Run a command in a transaction of its own; returns the first row, if there is any."""
-        with contextlib.closing(instance.connect()) as session, session.cursor() as cursor:
-            session.autocommit = True
-            cursor.execute("SET statement_timeout = %s", (HANG_SECONDS * 1000,))
-            cursor.execute(command, values)
-            return cursor.fetchone() if cursor.description else None
+        def tell():
+            with contextlib.closing(instance.connect()) as session, session.cursor() as cursor:
+                session.autocommit = True
+                cursor.execute("SET statement_timeout = %s", (HANG_SECONDS * 1000,))
+                cursor.execute(command, values)
+                return cursor.fetchone() if cursor.description else None
+        return readers.undisturbed(tell)
 
 
 class Backup(Primary):
