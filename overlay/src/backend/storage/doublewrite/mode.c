@@ -433,8 +433,9 @@ DoubleWriteCheckpointSynced(void)
 	dw_refuse_failed_sync();
 	dw_lock_flush(LW_EXCLUSIVE);
 	if (DWCtl->log.open && DWCtl->log.armed)
-	{
 		dw_have_room_for_mark(DWCtl->log.checkpoint_mark);
+	if (DWCtl->log.open && DWCtl->log.armed)
+	{
 		dw_log_set_low_water(DWCtl->log.checkpoint_mark);
 		dw_forget_files(DWCtl->log.checkpoint_mark);
 	}

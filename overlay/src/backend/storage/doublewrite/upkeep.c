@@ -175,7 +175,8 @@ dw_sync_cycle(uint64 begun)
  * not, free what they have written as well, or make the log longer.  If neither can be,
  * the checkpoint fails, and the block stays for the next one. (R11)
  *
- * The flush lock is held, and may be released meanwhile.
+ * The flush lock is held, and may be released meanwhile; then the end of recovery may
+ * have ended the use of the log.
  */
 void
 dw_have_room_for_mark(uint64 mark)
@@ -188,7 +189,7 @@ dw_have_room_for_mark(uint64 mark)
 	LWLockRelease(DoubleWriteFlushLock);
 	dw_sync_cycle(begun);
 	dw_lock_flush(LW_EXCLUSIVE);
-	if (!dw_mark_is_worth_it(mark) &&
+	if (DWCtl->log.open && !dw_mark_is_worth_it(mark) &&
 		DWCtl->log.last_segno + 1 - DWCtl->log.first_segno < DW_MAX_SEGMENTS &&
 		!dw_create_segment())
 		dw_report_no_segment(ERROR, false);
