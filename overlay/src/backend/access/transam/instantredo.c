@@ -353,7 +353,7 @@ instant_keep_before(const InstantPage *page)
 
 /*
  * A stop ends redo before clients get in.  After that nobody else completes what its
- * checkpoint waits for, if workers have gone.
+ * checkpoint waits for, if workers have gone. (I7)
  */
 static void
 instant_startup_interrupts(void)

@@ -188,8 +188,6 @@ tdw_parse_errno(const char *name)
 		return EIO;
 	if (strcmp(name, "ENOSPC") == 0)
 		return ENOSPC;
-	if (strcmp(name, "ENFILE") == 0)
-		return ENFILE;
 	if (strcmp(name, "EAGAIN") == 0)
 		return EAGAIN;
 	if (strcmp(name, "EMFILE") == 0)

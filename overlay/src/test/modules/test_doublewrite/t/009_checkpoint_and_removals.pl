@@ -88,7 +88,6 @@ log_min_messages = notice
 	$node->safe_psql('postgres', "SELECT injection_points_attach('$point', 'error')");
 	isnt($node->psql('postgres', 'CHECKPOINT'), 0, 'checkpoint fails while it waits');
 	$node->safe_psql('postgres', "SELECT injection_points_detach('$point')");
-	my $offset = -s $node->logfile;
 	my $checkpoint = $node->background_psql('postgres');
 	$checkpoint->query_until(qr/start/, "\\echo start\nCHECKPOINT;\n");
 	ok( $node->poll_query_until('postgres', q{
@@ -197,7 +196,7 @@ autovacuum = off
 		'CHECKPOINT',
 		'DELETE FROM cut',
 		'VACUUM cut',
-		q{SELECT dw_fail_at('doublewrite-file-sync', 'ENFILE')});
+		q{SELECT dw_fail_at('doublewrite-file-sync', 'EMFILE')});
 	my $offset = -s $node->logfile;
 	isnt($node->psql('postgres', 'CHECKPOINT'), 0,
 		'checkpoint fails if there is no descriptor left');

@@ -30,6 +30,20 @@ sub state_of
 	return $stdout =~ /^Database cluster state: +(.*)$/m ? $1 : die 'no state';
 }
 
+# Start a server, until it is held or paused somewhere.
+sub start_until
+{
+	my ($node, $name, $where) = @_;
+	my $offset = -s $node->logfile;
+
+	$node->command_ok([
+			'pg_ctl', 'start', '--no-wait', '--silent',
+			'--pgdata' => $node->data_dir, '--log' => $node->logfile ],
+		"$name: started");
+	$node->wait_for_log(qr/$where at injection point/, $offset);
+	return;
+}
+
 foreach my $case (
 	[ 'restore', 'doublewrite-restore-run:3' ],
 	[ 'redo', 'doublewrite-armed' ])
@@ -54,12 +68,7 @@ foreach my $case (
 	dw_tear($node, $old);
 
 	$node->append_conf('postgresql.conf', "test_doublewrite.hold_at = '$point'");
-	my $offset = -s $node->logfile;
-	$node->command_ok([
-			'pg_ctl', 'start', '--no-wait', '--silent',
-			'--pgdata' => $node->data_dir, '--log' => $node->logfile ],
-		"$name: started");
-	$node->wait_for_log(qr/held at injection point/, $offset);
+	start_until($node, $name, 'held');
 	$node->command_ok([ 'pg_ctl', 'stop', '--mode' => 'fast', '--pgdata' => $node->data_dir ],
 		"$name: fast stop");
 
@@ -118,12 +127,7 @@ recovery_workers = 2
 	dw_write_block($node, $path, 8192, 'y' x 8192) if $damaged;
 
 	$node->append_conf('postgresql.conf', "test_doublewrite.pause_at = 'instant-recovery-open'");
-	my $offset = -s $node->logfile;
-	$node->command_ok([
-			'pg_ctl', 'start', '--no-wait', '--silent',
-			'--pgdata' => $node->data_dir, '--log' => $node->logfile ],
-		"$name: started");
-	$node->wait_for_log(qr/paused at injection point/, $offset);
+	start_until($node, $name, 'paused');
 	ok(has_child($node, qr/recovery worker/), "$name: there are workers");
 	$node->command_ok([ 'pg_ctl', 'stop', '--no-wait', '--mode' => 'fast',
 			'--pgdata' => $node->data_dir ],

@@ -104,6 +104,34 @@ sub total
 	return $node->safe_psql('postgres', "SELECT count(*), sum(i) FROM $table");
 }
 
+# Crash, and let redo of a page of the table fail half-way, once, after so many of its
+# records.  In the end the table holds so many rows, with such a sum.  Returns where the
+# server log of that begins.
+sub redo_is_spoilt
+{
+	my ($table, $after, $expected) = @_;
+	my $spoilt = $node->safe_psql('postgres', "SELECT pg_relation_filenode('$table')");
+
+	crash_and_damage();
+	$node->append_conf('postgresql.conf', qq{
+test_doublewrite.spoil_redo_of = $spoilt
+test_doublewrite.spoil_redo_after = $after
+});
+	my $log = -s $node->logfile;
+	ok(dw_poll_start($node), "$table: server starts");
+	$node->poll_query_until('postgres', "SELECT count(*) > 0 FROM $table")
+	  or die 'the page is not redone';
+	like(
+		slurp_file($node->logfile, $log),
+		qr/ERROR:  test error in redo of a page/,
+		'... and redo fails when it has changed a page');
+	is( $node->safe_psql('postgres',
+			"SELECT count(*), sum(i) FROM $table WHERE f = repeat('x', 100)"),
+		$expected,
+		'... and begins again with what was there before');
+	return $log;
+}
+
 my $all = '200|20300';
 
 $node->safe_psql('postgres', 'CREATE EXTENSION pg_doublewrite_stats');
@@ -177,21 +205,7 @@ $node->safe_psql(
 	INSERT INTO half SELECT g, repeat('x', 100) FROM generate_series(1, 200) g});
 $node->safe_psql('postgres', $_)
   foreach ('CHECKPOINT', 'UPDATE half SET i = i WHERE i % 2 = 0');
-my $spoilt = $node->safe_psql('postgres', q{SELECT pg_relation_filenode('half')});
-crash_and_damage();
-$node->append_conf('postgresql.conf', "test_doublewrite.spoil_redo_of = $spoilt");
-$offset = -s $node->logfile;
-ok(dw_poll_start($node), 'server starts');
-$node->poll_query_until('postgres', 'SELECT count(*) = 200 FROM half')
-  or die 'the page is not redone';
-like(
-	slurp_file($node->logfile, $offset),
-	qr/ERROR:  test error in redo of a page/,
-	'redo fails when it has changed a page');
-is( $node->safe_psql(
-		'postgres', q{SELECT count(*), sum(i) FROM half WHERE f = repeat('x', 100)}),
-	'200|20100',
-	'... which begins again without that change');
+redo_is_spoilt('half', 0, '200|20100');
 
 # The page has been changed in an earlier round, which nobody has written home: the
 # table that is dropped is a barrier.  There is room in the page, so nothing is pruned.
@@ -202,24 +216,11 @@ $node->safe_psql('postgres', $_) foreach (
 	'DELETE FROM rounds WHERE i % 4 = 0',
 	'DROP TABLE barrier',
 	'UPDATE rounds SET i = i WHERE i % 4 = 1');
-$spoilt = $node->safe_psql('postgres', q{SELECT pg_relation_filenode('rounds')});
-crash_and_damage();
-$node->append_conf('postgresql.conf', qq{
-test_doublewrite.spoil_redo_of = $spoilt
-test_doublewrite.spoil_redo_after = 10
-});
-$offset = -s $node->logfile;
-ok(dw_poll_start($node), 'server starts');
-$node->poll_query_until('postgres', 'SELECT count(*) > 0 FROM rounds')
-  or die 'the page is not redone';
+$offset = redo_is_spoilt('rounds', 10, '30|600');
 like(
 	slurp_file($node->logfile, $offset),
-	qr/round of redo before clients get in.*ERROR:  test error in redo of a page/s,
-	'redo fails in a later round');
-is( $node->safe_psql(
-		'postgres', q{SELECT count(*), sum(i) FROM rounds WHERE f = repeat('x', 100)}),
-	'30|600',
-	'... and what an earlier one has done stays');
+	qr/round of redo before clients get in.*ERROR:  test error/s,
+	'... in a later round');
 $node->append_conf('postgresql.conf', 'test_doublewrite.spoil_redo_of = 0');
 
 # Workers redo pages before clients get in, and leave the error to the startup process.
