@@ -763,6 +763,12 @@ extern void dw_note_truncate(const RelFileLocator *rlocator);
 extern void dw_note_drop_in_redo(Oid number, const RelFileLocator *rlocator);
 extern bool dw_was_truncated(const RelFileLocator *rlocator);
 
+/* rebuilt.c */
+extern Size dw_rebuilt_shmem_size(void);
+extern void dw_rebuilt_shmem_init(void);
+extern void dw_rebuilt_note(const BufferTag *tag, XLogRecPtr redo);
+extern bool dw_rebuilt_known(const BufferTag *tag, XLogRecPtr redo);
+
 /* hints.c */
 extern bool dw_only_hints_changed(const DWSlot *slot);
 

@@ -13,7 +13,7 @@
  * after which there was a record for the block in it, and whether the first
  * after each of them rebuilds the page.  That is complete from the time on at
  * which the buffer got the block; what there was before is unknown, unless
- * the block was added to its file in this buffer.  So a buffer that gets a
+ * the block was added to its file in this buffer, or rebuilt.c knows.  So a buffer that gets a
  * block is taken to have had a record, which does not rebuild the page, after
  * the newest redo pointer for which any record has been reported.  Records of an
  * earlier life of the block, before a truncation, are another matter: there is
@@ -484,7 +484,8 @@ dw_rebuilt_from(const DWSlot *slot, XLogRecPtr redo)
 
 /*
  * Would redo rebuild the staged page before it reads it, whichever redo
- * pointer a crash from now on might start from?
+ * pointer a crash from now on might start from?  What the records of its buffer
+ * tell is remembered for the time when it has left that.
  *
  * The caller holds DoubleWriteFlushLock, and a checkpoint's drain waits for what is
  * on its way home, so none can come between this decision and the home write.
@@ -494,6 +495,7 @@ dw_redo_rebuilds(const DWSlot *slot)
 {
 	XLogRecPtr	redo;
 	XLogRecPtr	pending;
+	XLogRecPtr	newest;
 
 	Assert(DWIsFlusher());
 
@@ -514,6 +516,14 @@ dw_redo_rebuilds(const DWSlot *slot)
 			(XLogRecPtrIsInvalid(pending) || slot->lsn > pending) &&
 			pg_atomic_read_u64(dw_unimaged_bucket(&slot->tag)) < redo;
 
-	return dw_rebuilt_from(slot, redo) &&
-		(XLogRecPtrIsInvalid(pending) || dw_rebuilt_from(slot, pending));
+	newest = XLogRecPtrIsInvalid(pending) ? redo : pending;
+	if (dw_rebuilt_from(slot, redo) && dw_rebuilt_from(slot, newest))
+	{
+		dw_rebuilt_note(&slot->tag, newest);
+		return true;
+	}
+
+	/* of both: a note of the newer one was made as above */
+	return dw_rebuilt_known(&slot->tag, newest) &&
+		!dw_truncated_after(&slot->tag, redo);
 }

@@ -40,6 +40,7 @@ DoubleWriteShmemSize(void)
 	size = add_size(size, mul_size(NBuffers, sizeof(DWBufferRecords)));
 	size = add_size(size, dw_stage_shmem_size());
 	size = add_size(size, dw_epoch_shmem_size());
+	size = add_size(size, dw_rebuilt_shmem_size());
 	size = add_size(size, dw_dirty_shmem_size());
 	return size;
 }
@@ -113,5 +114,6 @@ DoubleWriteShmemInit(void)
 
 	dw_stage_shmem_init();
 	dw_epoch_shmem_init();
+	dw_rebuilt_shmem_init();
 	dw_dirty_shmem_init();
 }

@@ -1,7 +1,7 @@
 # Copyright (c) 2025, PostgreSQL Global Development Group
 
 # The first WAL record for a page after the redo pointer decides whether redo
-# rebuilds it, so that it needs no double write.
+# rebuilds it, so that it needs no double write, until the next checkpoint.
 
 use strict;
 use warnings FATAL => 'all';
@@ -68,8 +68,7 @@ sub check_torn
 	return;
 }
 
-# An image comes first: exempt until the next checkpoint, while the page stays
-# in its buffer
+# An image comes first: exempt until the next checkpoint
 {
 	my $node = node_with_table('image_first');
 
@@ -87,8 +86,37 @@ sub check_torn
 	my $old = dw_snapshot($node);
 	is_deeply(written_back($node, $IMAGES, update(1), 'RESET io_torn_pages_protection', update(2)),
 		[ 0, 1, 0 ], 'what comes after the image does not matter');
-	is_deeply(written_back($node, update(3)), [ 1, 0, 0 ], 'read again: not exempt any more');
+	is_deeply(written_back($node, update(3)), [ 0, 1, 0 ], 'nor does it if the page has been read again');
 	check_torn($node, $old, 3, 'image, then none');
+}
+{
+	my $node = node_with_table('image_and_checkpoint');
+
+	$node->safe_psql('postgres', 'SELECT count(*) FROM t');
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	is_deeply(written_back($node, $IMAGES, update(1)), [ 0, 1, 0 ], 'exempt');
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	my $old = dw_snapshot($node);
+	is_deeply(written_back($node, update(2)), [ 1, 0, 0 ], 'after a checkpoint it is not any more');
+	check_torn($node, $old, 2, 'image, then a checkpoint');
+}
+
+# A table is loaded, and leaves its buffers; then somebody sets hints, and
+# somebody changes rows
+{
+	my $node = dw_quiet_node('loaded');
+	my $old = dw_snapshot($node);
+
+	is(written_back($node, q{
+		CREATE TABLE t AS SELECT i AS id, 0 AS v, repeat('x', 400) AS f
+			FROM generate_series(1, 1000) i})->[0], 0, 'a new table is not logged');
+	my $hinted = written_back($node, 'SELECT count(*) FROM t');
+	is($hinted->[0], 0, 'nor is it when hints are set');
+	cmp_ok($hinted->[1], '>', 50, '... in all its pages');
+	my $changed = written_back($node, update(1));
+	cmp_ok($changed->[1], '>', 0, 'nor when a row is changed');
+	cmp_ok($changed->[0], '<=', 1, '... but for the free space map');
+	check_torn($node, $old, 1, 'loaded table');
 }
 
 # Something else comes first
@@ -251,6 +279,22 @@ foreach my $evicted (0, 1)
 	cmp_ok($torn->{logged}, '>', 0, 'pages were torn');
 	dw_start_after_crash($node, $torn);
 	is($node->safe_psql('postgres', 'SELECT count(*) FROM again WHERE id > 1000'), 300, 'blocks added again are right');
+	$node->stop;
+}
+
+# The same with blocks that were exempt before the truncation: what is remembered
+# of them does not count
+{
+	my $node = dw_quiet_node('exempt_before');
+
+	$node->safe_psql('postgres', q{CREATE TABLE t (id int, f text)});
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	my $load = q{INSERT INTO t SELECT i, repeat('a', 400) FROM generate_series(1, 500) i};
+	cmp_ok(written_back($node, $load)->[0], '<=', 1, 'loaded: only the free space map is logged');
+	$node->safe_psql('postgres', q{DELETE FROM t});
+	$node->safe_psql('postgres', q{VACUUM t});
+	is($node->safe_psql('postgres', q{SELECT pg_relation_size('t')}), 0, 'truncated');
+	cmp_ok(written_back($node, $load)->[0], '>', 20, 'loaded again: all is logged');
 	$node->stop;
 }
 
