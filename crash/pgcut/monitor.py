@@ -41,12 +41,13 @@ from .states import SPACES
 from .walindex import WalIndex, end_in_base
 
 PAGE = 8192
-_SEGMENT_PAGES = 131072
 _ZEROES = bytes(PAGE)
 _LSN = struct.Struct("<II")
 
-# pg_control: state, location of the checkpoint, redo pointer, minRecoveryPoint, backupStartPoint
+# pg_control: state, location of the checkpoint, redo pointer, minRecoveryPoint, backupStartPoint;
+# pages in a file of a relation
 _CONTROL = struct.Struct("<16xI12xQQ88xQ8xQ")
+_SEGMENT_PAGES = struct.Struct("<220xI")
 _ARCHIVE_RECOVERY = (2, 5)      # shut down in it, or in it
 
 _MARKER = "backup_label"
@@ -169,7 +170,9 @@ class Monitor:
         self._told = defaultdict(set)       # rule -> pages, or texts
         settings = recording.meta.get("settings", {})
         self._protected = settings.get("io_torn_pages_protection") != "off"
-        control = _CONTROL.unpack_from((recording.base / "global/pg_control").read_bytes())
+        control_file = (recording.base / "global/pg_control").read_bytes()
+        self._segment_pages, = _SEGMENT_PAGES.unpack_from(control_file)
+        control = _CONTROL.unpack_from(control_file)
         self._controls = [control]          # durable, then what may be found instead
         self._control_seqs = [0]
         self._recovered = _History(control[3])
@@ -237,7 +240,7 @@ class Monitor:
             relation = (_GLOBAL_SPACE if shared else int(space or _DEFAULT_SPACE),
                         int(database or database_there or 0), int(node))
             file.kind = "home"
-            file.where = (relation, _FORKS[fork], int(segment or 0) * _SEGMENT_PAGES)
+            file.where = (relation, _FORKS[fork], int(segment or 0) * self._segment_pages)
         elif path == "global/pg_control":
             file.kind = "control"
         elif path == _MARKER:

@@ -36,7 +36,7 @@ def content(lsn, filler=b"p"):
 def control(redo, state=PRODUCTION, recovered=0, backup=0):
     """Return a pg_control."""
     return struct.pack("<16xI12xQQ88xQ8xQ", state, redo, redo, recovered,
-                       backup).ljust(8192, b"\0")
+                       backup).ljust(220, b"\0") + struct.pack("<I", 131072).ljust(7972, b"\0")
 
 
 def batch(number, mark, redo, pages, pending=0, notes=None):

@@ -278,7 +278,8 @@ sub test_looks_damaged
 	my ($node) = @_;
 	my $path = $node->safe_psql('postgres',
 		q{CHECKPOINT; SELECT pg_relation_filepath('accounts')});
-	my $before = slurp_file($node->data_dir . "/$path");
+	my %before = map { s{^\Q@{[ $node->data_dir ]}\E/}{}r => slurp_file($_) }
+	  grep { /\Q$path\E(?:\.\d+)?$/ } glob($node->data_dir . "/$path*");
 	my $tar = $node->backup_dir . '/looks_damaged.tar';
 	my $damaged = 0;
 
@@ -286,10 +287,10 @@ sub test_looks_damaged
 	my $torn = hold_torn($node, $node);
 	foreach my $t (@$torn)
 	{
-		my $old = substr($before, $t->{offset}, BLCKSZ / 2);
+		my $old = substr($before{ $t->{path} } // '', $t->{offset}, BLCKSZ / 2);
 
-		next if $t->{path} ne $path || length($old) == 0;
-		dw_write_block($node, $path, $t->{offset},
+		next if length($old) == 0;
+		dw_write_block($node, $t->{path}, $t->{offset},
 			$old . substr($t->{whole}, BLCKSZ / 2));
 		$damaged++;
 	}

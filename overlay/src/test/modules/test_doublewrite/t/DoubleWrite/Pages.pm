@@ -29,14 +29,28 @@ our @EXPORT = qw(
   BLCKSZ
 );
 
-use constant {
-	BLCKSZ => 8192,
-	RELSEG_SIZE => 131072,
-};
+use constant BLCKSZ => 8192;
 
 my @fork_suffix = ('', '_fsm', '_vm', '_init');
 my $relfile_re =
   qr/^(?:base\/\d+|global|pg_tblspc\/\d+\/[^\/]+\/\d+)\/\d+(?:_fsm|_vm|_init)?(?:\.\d+)?$/;
+
+# Blocks in a file of a relation.  Builds for tests have small ones.
+my %segment_blocks;
+
+sub segment_blocks
+{
+	my ($node) = @_;
+
+	$segment_blocks{ $node->data_dir } //= do
+	{
+		my ($stdout) = run_command([ 'pg_controldata', $node->data_dir ]);
+		$stdout =~ /^Blocks per segment of large relation: +(\d+)$/m
+		  or die 'pg_controldata does not tell the size of segments';
+		$1;
+	};
+	return $segment_blocks{ $node->data_dir };
+}
 
 =pod
 
@@ -53,7 +67,7 @@ Relative path of the file that a page belongs to, and offset in it.
 sub dw_home_path
 {
 	my ($node, $e) = @_;
-	my $segno = int($e->{blkno} / RELSEG_SIZE);
+	my $segno = int($e->{blkno} / segment_blocks($node));
 	my $dir;
 
 	if ($e->{spc} == 1664)
@@ -76,7 +90,7 @@ sub dw_home_path
 	}
 	return ("$dir/$e->{rel}$fork_suffix[$e->{fork}]"
 		  . ($segno > 0 ? ".$segno" : ''),
-		($e->{blkno} % RELSEG_SIZE) * BLCKSZ);
+		($e->{blkno} % segment_blocks($node)) * BLCKSZ);
 }
 
 =pod
