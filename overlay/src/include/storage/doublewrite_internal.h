@@ -125,6 +125,8 @@ typedef struct DWSlot
 	bool		permanent;		/* not an unlogged relation */
 	bool		atomic;			/* home is to be written atomically, as nothing
 								 * else protects it */
+	bool		covered;		/* a crash that tears it at home does no harm,
+								 * if the log is in use; for assertions */
 	XLogRecPtr	lsn;			/* page LSN */
 	DWStager	stager;			/* who copied it */
 	DWBufferRecords records;	/* of the buffer, when it was copied */
@@ -730,6 +732,7 @@ extern PGDLLIMPORT char *DWPages;
 /* workers.c */
 extern void dw_lock_flush(LWLockMode mode);
 extern bool dw_try_lock_flush(void);
+extern void dw_unlock_after_error(void);
 extern DWHomePart *dw_carried(void);
 extern void dw_note_carried(DWHomePart *part);
 extern void dw_tell_room(int nfreed);
@@ -794,6 +797,7 @@ extern void dw_publish_slot(int slotno);
 extern uint64 dw_current_seq(void);
 extern bool dw_stage_has_room(void);
 extern int	dw_staged_count(void);
+extern bool dw_pages_have_failed(void);
 extern bool dw_staged_before(uint64 seq, const DWPageSet *pages, bool *filling);
 extern bool dw_tag_in_relation(const BufferTag *tag, const void *arg);
 extern bool dw_tag_in_database(const BufferTag *tag, const void *arg);

@@ -61,7 +61,7 @@ dw_log_wanted(void)
 		!RecoveryInProgress() || dw_replayed_images())
 		return false;
 
-	ereport(LOG,
+	ereport(LOG_SERVER_ONLY,
 			(errmsg("using double writes because the WAL being replayed lacks full-page images"),
 			 errhint("Set \"io_torn_pages_protection\" to \"double_writes\" on this server.")));
 	dw_finish_home_writes();
@@ -110,6 +110,7 @@ dw_choose_logged(DWChoice *choice)
 		uint64		copy;
 
 		slot->atomic = false;
+		slot->covered = true;
 		if (!slot->permanent || slot->discarded)
 			continue;
 		if (dw_redo_rebuilds(slot))
@@ -129,10 +130,16 @@ dw_choose_logged(DWChoice *choice)
 		{
 			choice->nhints++;
 			if (DataChecksumsEnabled())
+			{
 				choice->noted[choice->nnoted++] = slotno;
+				slot->covered = false;
+			}
 		}
 		else
+		{
 			choice->logged[choice->nlogged++] = slotno;
+			slot->covered = false;
+		}
 	}
 
 	if (wanted)
@@ -166,6 +173,8 @@ dw_make_durable(bool beyond_bound)
 	if (nentries > 0 &&
 		!dw_log_write_batch(choice.logged, nentries, choice.nlogged, beyond_bound))
 		return false;
+	for (int i = 0; i < nentries; i++)
+		DWSlots[choice.logged[i]].covered = true;
 
 	/* not before: a batch that waits for a sync cycle must not keep the log */
 	for (int i = 0; i < choice.ncopied; i++)
@@ -263,11 +272,9 @@ dw_carry_sent(int nparts, bool until_room)
  * or nothing else.
  */
 static bool
-dw_flush_and_unlock(const DWPageSet *retry, const DWPageSet *mine, bool until_room)
+dw_do_flush_and_unlock(const DWPageSet *retry, const DWPageSet *mine, bool until_room)
 {
 	bool		may_divide = retry == NULL && mine == NULL;
-
-	Assert(!LWLockHeldByMe(DoubleWriteSyncLock));
 
 	for (;;)
 	{
@@ -311,6 +318,30 @@ dw_flush_and_unlock(const DWPageSet *retry, const DWPageSet *mine, bool until_ro
 		INJECTION_POINT("doublewrite-space-freed", NULL);
 		dw_lock_flush(LW_EXCLUSIVE);
 	}
+}
+
+/*
+ * The same, and if it fails, the lock is released before others learn of that.
+ */
+static bool
+dw_flush_and_unlock(const DWPageSet *retry, const DWPageSet *mine, bool until_room)
+{
+	bool		result = false;
+
+	Assert(DWIsFlusher());
+	Assert(!LWLockHeldByMe(DoubleWriteSyncLock));
+
+	PG_TRY();
+	{
+		result = dw_do_flush_and_unlock(retry, mine, until_room);
+	}
+	PG_CATCH();
+	{
+		dw_unlock_after_error();
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	return result;
 }
 
 /*
@@ -376,7 +407,7 @@ dw_retry_failed(void)
 {
 	static instr_time last;
 
-	if (((volatile DWCtlData *) DWCtl)->stage.nfailed == 0 ||
+	if (!dw_pages_have_failed() ||
 		(!INSTR_TIME_IS_ZERO(last) && dw_msec_since(last) < DW_RETRY_INTERVAL))
 		return;
 	INSTR_TIME_SET_CURRENT(last);

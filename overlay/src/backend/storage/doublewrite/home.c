@@ -156,6 +156,7 @@ dw_write_plainly(const int *slots, int npages)
 	for (int i = 0; i < npages; i++)
 	{
 		Assert(!DWSlots[slots[i]].atomic);	/* A3 */
+		Assert(DWSlots[slots[i]].covered || !DWCtl->log.armed); /* R2 */
 		pages[i] = DWSlotPage(slots[i]);
 	}
 

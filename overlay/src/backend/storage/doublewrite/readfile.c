@@ -32,11 +32,22 @@ bool		DoubleWriteBackupReadsHeld = false;
  * Keep pages from being written home while the caller reads a relation file
  * behind the buffer manager's back, so that it reads no torn page, even if
  * WAL carries no image to repair it.  An error releases them, too. (R9a)
+ *
+ * A home write that has failed may have written a part of its page.  So such pages
+ * are tried again; it is an error if that fails.
  */
 void
 DoubleWriteHoldHomeWrites(void)
 {
-	dw_lock_flush_idle(LW_SHARED);
+	for (;;)
+	{
+		dw_lock_flush_idle(LW_SHARED);
+		if (!dw_pages_have_failed())
+			break;
+		LWLockRelease(DoubleWriteFlushLock);
+		dw_flush_batch(&DWAllPages, &DWAllPages);
+		CHECK_FOR_INTERRUPTS();
+	}
 	INJECTION_POINT("doublewrite-home-writes-held", NULL);
 }
 

@@ -26,8 +26,8 @@
  *
  * DROP DATABASE removes files long after it has dropped buffers, and waits for
  * a checkpoint in between, so it cannot do that under a lock: it waits for a
- * checkpoint before, after which no record refers to the database.  Its replay
- * has a way of its own; see DoubleWriteBeginReplayedDrop().
+ * checkpoint before; see DoubleWriteBeforeDropDatabase().  Its replay has a way of
+ * its own; see DoubleWriteBeginReplayedDrop().
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -296,14 +296,45 @@ DoubleWriteNoteTruncated(RelFileLocator rlocator, ForkNumber forknum,
 }
 
 /*
- * A database is about to be dropped; nobody is connected to it.  Complete a
- * checkpoint, so that no recovery begins before the last change of its pages.
+ * A database is about to be dropped; nobody is connected to it.  Wait until all
+ * checkpoints have ended that began before the last change of its pages.  None of
+ * them completes without those pages then, and a recovery that begins from a later
+ * one meets no record of them. (R5)
+ *
+ * For that the checkpoint that we ask for need not succeed.  It does not if pages of
+ * this very database cannot be written, and dropping it may be what helps. (R11)
+ * Redo begins where it would have begun, then, with the files still there, and the
+ * log keeps the copies of pages that are dropped (dw_discard_staged()).
  */
 void
 DoubleWriteBeforeDropDatabase(void)
 {
-	if (DWCtl->log.armed)
+	MemoryContext oldcontext = CurrentMemoryContext;
+
+	if (!DWCtl->log.armed)
+		return;
+
+	PG_TRY();
+	{
 		RequestCheckpoint(CHECKPOINT_IMMEDIATE | CHECKPOINT_FORCE | CHECKPOINT_WAIT);
+	}
+	PG_CATCH();
+	{
+		ErrorData  *edata;
+
+		/* not where this process makes it itself, nor if it has not waited */
+		if (!IsUnderPostmaster || geterrcode() != ERRCODE_INTERNAL_ERROR)
+			PG_RE_THROW();
+		MemoryContextSwitchTo(oldcontext);
+		edata = CopyErrorData();
+		FlushErrorState();
+		ereport(WARNING,
+				(errmsg("could not complete a checkpoint before dropping the database: %s",
+						edata->message),
+				 edata->hint ? errhint("%s", edata->hint) : 0));
+		FreeErrorData(edata);
+	}
+	PG_END_TRY();
 }
 
 /*

@@ -436,7 +436,7 @@ dw_reserve(int nblocks, bool for_mark, bool beyond_bound)
 									DWCtl->log.first_segno < DWCtl->log.segno);
 
 			/* R11: never an unprotected write instead */
-			dw_report_no_segment(can_wait ? LOG : ERROR, can_wait);
+			dw_report_no_segment(can_wait ? LOG_SERVER_ONLY : ERROR, can_wait);
 			return false;
 		}
 	}
@@ -504,7 +504,7 @@ dw_remove_file(const char *name)
 
 	snprintf(path, sizeof(path), "%s/%s", DW_DIR, name);
 	if (unlink(path) < 0 && errno != ENOENT)
-		ereport(LOG,
+		ereport(LOG_SERVER_ONLY,
 				(errcode_for_file_access(),
 				 errmsg("could not remove file \"%s\": %m", path)));
 }
@@ -514,7 +514,7 @@ dw_rename_file(const char *path, const char *newpath)
 {
 	if (rename(path, newpath) == 0)
 		return true;
-	ereport(LOG,
+	ereport(LOG_SERVER_ONLY,
 			(errcode_for_file_access(),
 			 errmsg("could not rename file \"%s\" to \"%s\": %m",
 					path, newpath)));
@@ -594,7 +594,7 @@ dw_recycle_segments(void)
 		if (DWCtl->log.last_segno - DWCtl->log.first_segno >= dw_log_bound_segments())
 		{
 			if (unlink(path) < 0 && errno != ENOENT)
-				ereport(LOG,
+				ereport(LOG_SERVER_ONLY,
 						(errcode_for_file_access(),
 						 errmsg("could not remove file \"%s\": %m", path)));
 		}

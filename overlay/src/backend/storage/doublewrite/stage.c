@@ -314,6 +314,16 @@ dw_mark_failed(DWSlot *slot)
 }
 
 /*
+ * Is there a page that may be torn at home, as a write of it has failed?  None
+ * becomes so while the caller holds the flush lock with no home write under way.
+ */
+bool
+dw_pages_have_failed(void)
+{
+	return ((volatile DWCtlData *) DWCtl)->stage.nfailed > 0;
+}
+
+/*
  * Can a slot be taken for a page whose file is not known to be bad?  Slots in
  * reserve can, when there are too few others that have not failed.
  */

@@ -102,25 +102,15 @@ dw_mark_is_worth_it(uint64 mark)
 }
 
 /*
- * Sync all files that the live log protects, and free the log up to there.
- *
- * This bounds the log between checkpoints.  Any process can do it, and none
- * waits for it with the flush lock held, so pages keep moving while files
- * are synced.  begun is the number of the newest cycle when the caller found
- * that it needs one; if a later one has completed since, we return at once.  One
- * that had begun before does not count: it may have decided what to free too
- * early.
+ * The work of dw_sync_cycle().
  */
-void
-dw_sync_cycle(uint64 begun)
+static void
+dw_run_sync_cycle(uint64 begun)
 {
 	DWDirtyFile *files;
 	int			nfiles;
 	uint64		mark;
 	uint64		number;
-
-	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
-	Assert(!LWLockHeldByMe(DoubleWriteSyncLock));
 
 	LWLockAcquire(DoubleWriteSyncLock, LW_EXCLUSIVE);
 
@@ -167,6 +157,34 @@ dw_sync_cycle(uint64 begun)
 
 	DWCount(sync_cycles, 1);
 	LWLockRelease(DoubleWriteSyncLock);
+}
+
+/*
+ * Sync all files that the live log protects, and free the log up to there.
+ *
+ * This bounds the log between checkpoints.  Any process can do it, and none
+ * waits for it with the flush lock held, so pages keep moving while files
+ * are synced.  begun is the number of the newest cycle when the caller found
+ * that it needs one; if a later one has completed since, we return at once.  One
+ * that had begun before does not count: it may have decided what to free too
+ * early.
+ */
+void
+dw_sync_cycle(uint64 begun)
+{
+	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
+	Assert(!LWLockHeldByMe(DoubleWriteSyncLock));
+
+	PG_TRY();
+	{
+		dw_run_sync_cycle(begun);
+	}
+	PG_CATCH();
+	{
+		dw_unlock_after_error();
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
 }
 
 /*

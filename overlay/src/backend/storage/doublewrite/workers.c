@@ -18,6 +18,7 @@
  */
 #include "postgres.h"
 
+#include "miscadmin.h"
 #include "portability/instr_time.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/latch.h"
@@ -79,6 +80,27 @@ dw_try_lock_flush(void)
 	got = LWLockConditionalAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
 	LWLockRelease(DoubleWriteTurnLock);
 	return got;
+}
+
+/*
+ * An error leaves the engine, which is to be thrown again: release the locks of the
+ * engine that this process has got.  Who catches it may report it to a client that
+ * does not read, or clean up what takes these locks, before he releases all he has.
+ * What work is left is described in shared memory, as ever.
+ */
+void
+dw_unlock_after_error(void)
+{
+	DWHomePart *part = dw_carried();
+	LWLock	   *locks[] = {part ? &part->lock : NULL, DoubleWriteFlushLock, DoubleWriteSyncLock};
+
+	for (int i = 0; i < lengthof(locks); i++)
+	{
+		if (locks[i] == NULL || !LWLockHeldByMe(locks[i]))
+			continue;
+		HOLD_INTERRUPTS();		/* LWLockRelease() resumes them */
+		LWLockRelease(locks[i]);
+	}
 }
 
 /*

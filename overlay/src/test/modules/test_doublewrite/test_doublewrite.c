@@ -118,6 +118,7 @@ static void (*tdw_heap_redo) (XLogReaderState *record) = NULL;
 
 static shmem_request_hook_type prev_shmem_request_hook = NULL;
 static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
+static emit_log_hook_type prev_emit_log_hook = NULL;
 
 extern PGDLLEXPORT void test_doublewrite_hit(const char *name,
 											 const void *private_data,
@@ -685,11 +686,33 @@ tdw_shmem_startup(void)
 		tdw_set_point("doublewrite-background-flush", TDW_NONE, 0, 1, 1);
 }
 
+/*
+ * Is this process about to wait for a client, who may not read, with a lock of the
+ * engine?  (R11)
+ */
+static void
+tdw_look_at_message(ErrorData *edata)
+{
+	if (prev_emit_log_hook)
+		prev_emit_log_hook(edata);
+	if (edata->elevel == ERROR && edata->output_to_client &&
+		(LWLockHeldByMe(DoubleWriteFlushLock) || LWLockHeldByMe(DoubleWriteSyncLock) ||
+		 dw_carried() != NULL))
+	{
+		write_stderr("TRAP: a message is sent to a client with a lock of the double-write engine held: %s\n",
+					 edata->message);
+		abort();
+	}
+}
+
 void
 _PG_init(void)
 {
 	if (!process_shared_preload_libraries_in_progress)
 		return;
+
+	prev_emit_log_hook = emit_log_hook;
+	emit_log_hook = tdw_look_at_message;
 
 	DefineCustomStringVariable("test_doublewrite.crash_at",
 							   "Injection points at which the server crashes.",
@@ -1160,6 +1183,18 @@ dw_evict(PG_FUNCTION_ARGS)
 	EvictRelUnpinnedBuffers(rel, &evicted, &flushed, &skipped);
 	relation_close(rel, AccessShareLock);
 	PG_RETURN_INT32(flushed);
+}
+
+/* Until the next checkpoint no page of the table is exempt, as if it had been truncated */
+PG_FUNCTION_INFO_V1(dw_note_truncated);
+Datum
+dw_note_truncated(PG_FUNCTION_ARGS)
+{
+	Relation	rel = relation_open(PG_GETARG_OID(0), AccessShareLock);
+
+	dw_note_truncate(&rel->rd_locator);
+	relation_close(rel, AccessShareLock);
+	PG_RETURN_VOID();
 }
 
 PG_FUNCTION_INFO_V1(dw_evict_all);

@@ -174,4 +174,71 @@ is($node->safe_psql('postgres', 'SELECT count(*), sum(id) FROM h'),
 dw_check_amcheck($node);
 dw_check_stopped($node);
 
+# --- Who looks at files finds there what was staged
+
+{
+	my $space = PostgreSQL::Test::Utils::tempdir();
+	my $moved = dw_quiet_node('moved', conf => "wal_level = minimal\nmax_wal_senders = 0\n");
+	my $load = q{SELECT i AS id, 1 AS v FROM generate_series(1, 5000) i};
+
+	$moved->safe_psql('postgres', "CREATE TABLESPACE other LOCATION '$space'");
+	$moved->safe_psql('postgres', "CREATE TABLE t AS $load");
+	$moved->safe_psql('postgres', 'CHECKPOINT');
+	$moved->safe_psql('postgres', q{
+		UPDATE t SET v = 2;
+		SELECT dw_evict('t');
+		ALTER TABLE t SET TABLESPACE other});
+	is($moved->safe_psql('postgres', 'SELECT min(v), count(*) FROM t'), '2|5000',
+		'ALTER TABLE SET TABLESPACE copies what was staged');
+
+	# with a file large enough to be synced instead of being written to WAL
+	$moved->safe_psql('postgres', qq{
+		SET wal_skip_threshold = 0;
+		BEGIN;
+		CREATE TABLE loaded AS $load;
+		SELECT dw_evict('loaded');
+		COMMIT});
+	is($moved->safe_psql('postgres', 'SELECT staged FROM dw_state()'), 0,
+		'what was loaded without WAL is home at the commit');
+	$moved->stop('immediate');
+	dw_start_after_crash($moved);
+	is($moved->safe_psql('postgres', 'SELECT min(v), count(*) FROM loaded'), '1|5000',
+		'... and there after a crash');
+	$moved->stop;
+}
+
+# Redo copies the files of a database, and the end of recovery init forks that redo
+# has made
+{
+	my $primary = dw_quiet_node('primary', init => { allows_streaming => 1 });
+	my $standby = PostgreSQL::Test::Cluster->new('standby');
+	my $contents = q{SELECT min(v), count(*) FROM t};
+
+	$primary->safe_psql('postgres', 'CREATE DATABASE template');
+	$primary->safe_psql('template', q{
+		CREATE TABLE t AS SELECT i AS id, 1 AS v FROM generate_series(1, 5000) i});
+	$primary->backup('b');
+	$standby->init_from_backup($primary, 'b', has_streaming => 1);
+	$standby->start;
+	$primary->safe_psql('template', 'UPDATE t SET v = 2');
+	$primary->wait_for_replay_catchup($standby);
+	$standby->safe_psql('postgres', 'SELECT dw_evict_all()');
+	cmp_ok($standby->safe_psql('postgres', 'SELECT staged FROM dw_state()'), '>', 20,
+		'pages are staged on the standby');
+	$primary->safe_psql('postgres', 'CREATE DATABASE copied TEMPLATE template STRATEGY file_copy');
+	$primary->wait_for_replay_catchup($standby);
+	is($standby->safe_psql('copied', $contents), '2|5000',
+		'redo of CREATE DATABASE copies what was staged');
+
+	$primary->safe_psql('postgres', 'CREATE UNLOGGED TABLE u (id int PRIMARY KEY)');
+	$primary->wait_for_replay_catchup($standby);
+	$standby->promote;
+	is($standby->safe_psql('postgres', q{
+			INSERT INTO u SELECT i FROM generate_series(1, 100) i;
+			SET enable_seqscan = off;
+			SELECT count(*) FROM u WHERE id > 50}), 50,
+		'promotion copies init forks that were staged');
+	$_->stop foreach ($standby, $primary);
+}
+
 done_testing();

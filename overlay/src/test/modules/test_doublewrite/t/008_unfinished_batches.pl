@@ -216,7 +216,7 @@ foreach my $newer (0, 1)
 	my $stderr = '';
 	foreach (1 .. 100)
 	{
-		$node->safe_psql('postgres', q{UPDATE t SET v = 1; SELECT dw_evict('t')});
+		$node->safe_psql('postgres', q{UPDATE t SET v = 1; SELECT dw_note_truncated('t'), dw_evict('t')});
 		$node->psql('postgres', 'SELECT dw_flush_batch(false)', stderr => \$stderr);
 		last if $stderr =~ /double-write log is full/;
 	}

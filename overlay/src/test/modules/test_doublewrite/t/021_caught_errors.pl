@@ -76,4 +76,21 @@ else
 	$session->{run}->finish;
 }
 
+# --- Who reports an error to a client holds no lock of the engine: the server would
+#     have crashed in each of the above; see tdw_look_at_message()
+
+$node->start;
+foreach my $point ('doublewrite-log-write', 'doublewrite-sync-cycle-synced')
+{
+	$node->safe_psql('postgres', qq{
+		DELETE FROM a WHERE id = 3; INSERT INTO a VALUES (3);
+		SELECT dw_evict('a'), dw_fail_at('$point', 'EIO')});
+	my ($ret, $stdout, $stderr) =
+	  $node->psql('postgres', 'SELECT dw_drain(); SELECT dw_sync_cycle()', on_error_stop => 0);
+	like($stderr, qr/error/i, "$point fails");
+	is($node->safe_psql('postgres', 'SELECT 1'), 1, '... without a lock');
+	$node->safe_psql('postgres', "SELECT dw_clear('$point'); SELECT dw_drain(); SELECT dw_sync_cycle()");
+}
+$node->stop;
+
 done_testing();

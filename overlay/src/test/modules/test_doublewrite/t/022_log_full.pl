@@ -51,7 +51,7 @@ sub start_filling
 
 	$session->query_until(qr/started/,
 		"\\echo started\nSET application_name = '$name';\n"
-		  . "UPDATE $table SET v = v + 1; SELECT dw_evict('$table'); SELECT dw_flush_batch();\n" x 80);
+		  . "UPDATE $table SET v = v + 1; SELECT dw_note_truncated('$table'), dw_evict('$table'); SELECT dw_flush_batch();\n" x 80);
 	return $session;
 }
 

@@ -69,6 +69,9 @@ like(sql('ALTER TABLE b1 SET TABLESPACE good'), qr/^error: .*test error/s,
 is(sql(q{UPDATE g SET v = 1 WHERE id <= 5; ALTER TABLE g SET TABLESPACE good}), '',
 	'a drain of another relation does not');
 is(sql('SELECT min(v), max(v) FROM b1'), '0|1', 'the pages can be read');
+my $file = sql(q{SELECT pg_relation_filepath('b1')});
+like(sql("SELECT pg_read_binary_file('$file')"), qr/^error: .*test error/,
+	'... but not from their file, where a half of one may stand (R9a)');
 
 # --- More than there is room for
 
@@ -136,6 +139,47 @@ like(join('', map { sql("UPDATE $_ SET v = 9; SELECT dw_evict('$_')") } qw(b1 b2
 	qr/error: .*test error/s, 'pages fail');
 is(sql('DROP TABLE b1, b2, b3'), '', 'tables are dropped');
 is(sql('CHECKPOINT'), '', 'then a checkpoint succeeds');
+sql(q{SELECT dw_clear('doublewrite-home-write')});
+
+# --- Nor does a database need its pages to be written to be dropped; a crash
+#     before that is done finds them
+
+foreach my $crash (0, 1)
+{
+	my $name = "d$crash";
+
+	$node->safe_psql('postgres', "CREATE DATABASE $name TABLESPACE bad");
+	$node->safe_psql($name, q{
+		CREATE EXTENSION test_doublewrite;
+		CREATE TABLE t AS SELECT i AS id, 0 AS v FROM generate_series(1, 1000) i;
+		CHECKPOINT});
+	my $before = dw_snapshot($node);
+	$node->safe_psql($name, q{UPDATE t SET v = 1; SELECT dw_evict('t')});
+	sql('SELECT dw_drain()');
+	sql(q{SELECT dw_fail_homes_in(oid, 'EIO') FROM pg_tablespace WHERE spcname = 'bad'});
+	$node->safe_psql($name, q{UPDATE t SET v = 2; SELECT dw_evict('t')});
+	sql(q{SELECT dw_crash_at('doublewrite-checkpoint-drained')}) if $crash;
+	my ($ret, $stdout, $stderr) = $node->psql('postgres', "DROP DATABASE $name");
+	if ($crash)
+	{
+		isnt($ret, 0, 'the server crashes before the files are removed');
+		$node->stop('immediate', fail_ok => 1);
+		my $lost = dw_tear($node, $before, only => qr/^pg_tblspc/);
+		cmp_ok($lost->{logged}, '>', 0, '... and pages are torn');
+		dw_start_after_crash($node, $lost);
+		is(sql("SELECT datconnlimit FROM pg_database WHERE datname = '$name'"), -2,
+			'the database is invalid');
+		is(sql("DROP DATABASE $name"), '', '... and can be dropped');
+	}
+	else
+	{
+		is($ret, 0, 'a database is dropped');
+		like($stderr, qr/WARNING:  could not complete a checkpoint before dropping the database/,
+			'... with a warning');
+		is(sql('CHECKPOINT'), '', 'then a checkpoint succeeds');
+		sql(q{SELECT dw_clear('doublewrite-home-write')});
+	}
+}
 $node->stop;
 
 # --- Relations filled without WAL, for which the log has to forget pages from
