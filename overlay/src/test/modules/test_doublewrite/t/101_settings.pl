@@ -128,6 +128,16 @@ command_checks_all(
 	'initdb refuses a log directory that is not empty');
 ok(-f "$tempdir/full/file", 'and leaves it alone');
 
+command_fails_like(
+	[
+		'initdb',
+		'--waldir' => "$tempdir/both",
+		'--double-write-dir' => "$tempdir/both",
+		"$tempdir/bad3"
+	],
+	qr/directory ".*both" exists but is not empty/,
+	'initdb refuses to put the log where WAL is');
+
 my $logdir = "$tempdir/dwlog";
 my $node = PostgreSQL::Test::Cluster->new('settings');
 $node->init(extra => [ '--double-write-dir' => $logdir ]);

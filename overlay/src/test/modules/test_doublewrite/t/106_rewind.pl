@@ -14,6 +14,7 @@ use DoubleWrite::Check;
 use DoubleWrite::Node;
 use DoubleWrite::Workload;
 use File::Copy;
+use File::Path qw(rmtree);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -116,15 +117,17 @@ sub follows
 # From the files of the new primary
 # ---------------------------------------------------------------------
 
-for my $link (0, 1)
+for my $name ('files', 'files_link', 'files_link_only')
 {
-	my $name = $link ? 'files_link' : 'files';
-	my ($old, $new) = diverge($name, link => $link);
+	my ($old, $new) = diverge($name, link => $name ne 'files');
 
 	$new->stop;
+	# as where the source comes from stock and has never been in double_writes
+	rmtree($new->data_dir . '/pg_doublewrite') if $name eq 'files_link_only';
 	my ($result) =
 	  rewind($old, $new, '--source-pgdata' => $new->data_dir);
 	ok($result, "$name: pg_rewind succeeds");
+	ok(-d $old->data_dir . '/pg_doublewrite', "$name: the log directory is kept");
 	$new->start;
 	follows($old, $new, $name) if $result;
 	$new->stop;
