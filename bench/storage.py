@@ -115,8 +115,10 @@ class Volume:
 def default_work_directory():
     """Return the place for prepared clusters and for the `disk` profile."""
     if os.environ.get("PGDW_BENCH_DIR"):
-        return Path(os.environ["PGDW_BENCH_DIR"])
-    place = Path(f"/var/tmp/pgdw-bench-{os.getuid()}")
+        # All of it is removed at the end, so never the directory itself.
+        place = Path(os.environ["PGDW_BENCH_DIR"]) / "pgdw-bench"
+    else:
+        place = Path(f"/var/tmp/pgdw-bench-{os.getuid()}")
     make_own_directory(place, "PGDW_BENCH_DIR")
     return place
 

@@ -94,7 +94,8 @@ def locate(repo):
 def _choose_root(repo):
     """Pick the build root: the environment, else tmpfs if roomy, else .build."""
     if os.environ.get("PGDW_BUILD_ROOT"):
-        return Path(os.environ["PGDW_BUILD_ROOT"]).resolve()
+        # ./dev clean removes what it finds there, so never the directory itself.
+        return Path(os.environ["PGDW_BUILD_ROOT"]).resolve() / "pgdw-build"
     digest = hashlib.sha256(str(repo).encode()).hexdigest()[:8]
     shm = Path("/dev/shm")
     in_shm = shm / f"pgdw-{os.getuid()}-{digest}"

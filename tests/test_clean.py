@@ -1,10 +1,15 @@
 """./dev clean: what goes, what stays, and when it refuses."""
 
+import os
 import shutil
 import subprocess
+import tempfile
+import unittest
+from pathlib import Path
 from unittest import mock
 
-from devtools import clean
+from bench import cli as bench
+from devtools import base, clean
 from devtools.base import DevError
 
 from fixture import RepositoryCase
@@ -62,3 +67,22 @@ class CleanTest(RepositoryCase):
         clean.clean(self.paths)
         self.assertFalse((self.paths.root / "link").is_symlink())
         self.assertTrue((outside / "file").exists())
+
+
+class OthersTest(unittest.TestCase):
+    """What is in the directories that the variables name is not ours to remove."""
+
+    def test_what_was_there_stays(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            place = Path(scratch)
+            (place / "repo").mkdir()
+            (place / "photos").write_text("kept")
+            with mock.patch.dict(os.environ, PGDW_BUILD_ROOT=scratch, PGDW_BENCH_DIR=scratch):
+                paths = base.locate(place / "repo")
+                for ours in (paths.root / "build", bench.storage.default_work_directory()):
+                    (ours / "deep").mkdir(parents=True, exist_ok=True)
+                clean.clean(paths, everything=True)
+                self.assertFalse((paths.root / "build").exists())
+                self.assertFalse(bench.storage.default_work_directory().joinpath("deep").exists())
+            self.assertEqual((place / "photos").read_text(), "kept")
+            self.assertTrue((place / "repo").exists())
