@@ -37,6 +37,7 @@
 
 #include "catalog/pg_tablespace_d.h"
 #include "common/doublewrite_scan.h"
+#include "common/file_perm.h"
 #ifdef FRONTEND
 #include "common/fe_memutils.h"
 #endif
@@ -290,6 +291,36 @@ DWIsCopy(const DWOwner *owner, const DWOwner *own, bool marker)
 	return marker &&
 		memcmp(&owner->marker, &unknown, sizeof(unknown)) != 0 &&
 		!dw_same_identity(&owner->marker, &own->marker);
+}
+
+/*
+ * Is the log directory the server's alone?  Whoever can write to it has a say in
+ * what the next start puts home.  The data directory keeps others out, so this
+ * matters where a link leads out of it, or if it lets the group in.
+ *
+ * The current directory is the data directory, which belongs to the user that
+ * the server runs as, or the server would not start.
+ */
+DWDirMode
+DWJudgeDirMode(void)
+{
+#if !defined(WIN32) && !defined(__CYGWIN__)
+	struct stat home;
+	struct stat st;
+	bool		linked = lstat(DW_DIR, &st) == 0 && !S_ISDIR(st.st_mode);
+
+	if (stat(".", &home) < 0)
+		return DW_DIR_UNREACHABLE;
+	if (!linked && (home.st_mode & S_IRWXG) == 0)
+		return DW_DIR_PRIVATE;
+	if (stat(DW_DIR, &st) < 0)
+		return DW_DIR_UNREACHABLE;
+	if (st.st_uid != home.st_uid)
+		return DW_DIR_WRONG_OWNER;
+	if (st.st_mode & (linked ? PG_MODE_MASK_GROUP : S_IWGRP))
+		return DW_DIR_WRONG_MODE;
+#endif
+	return DW_DIR_PRIVATE;
 }
 
 /*

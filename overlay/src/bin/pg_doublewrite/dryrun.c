@@ -118,31 +118,6 @@ read_home(HomeFork *fork, BlockNumber blkno, char *page)
 				 blkno % RELSEG_SIZE, name);
 }
 
-/*
- * The server refuses to start if a tablespace seems not to be mounted.
- */
-static bool
-tablespace_accessible(LogState *state, Oid spcOid)
-{
-	char		path[MAXPGPATH];
-
-	switch (DWJudgeTablespace(spcOid, path))
-	{
-		case DW_TABLESPACE_FINE:
-			return true;
-		case DW_TABLESPACE_UNREACHABLE:
-			state->reason = psprintf(_("The tablespace directory \"%s\" cannot be accessed: %m."), path);
-			break;
-		case DW_TABLESPACE_EMPTY:
-			state->reason = psprintf(_("The tablespace directory \"%s\" has no subdirectory \"%s\"."),
-									 path, TABLESPACE_VERSION_DIRECTORY);
-			break;
-	}
-	state->verdict = VERDICT_REFUSE;
-	state->hint = _("Pages in it have to be restored from the double-write log.  Make sure that it is mounted.");
-	return false;
-}
-
 static void
 report_difference(const DWCopy *copy, const HomeFork *fork,
 				  const char *logged, const char *home, bool json)
@@ -277,17 +252,6 @@ compare_pages(const LogState *state, const Options *options, bool by_page)
 	return total;
 }
 
-static bool
-tablespaces_accessible(LogState *state)
-{
-	for (int i = 0; i < state->ncopies; i++)
-	{
-		if (!tablespace_accessible(state, state->copies[i].entry.rlocator.spcOid))
-			return false;
-	}
-	return true;
-}
-
 static void
 json_dry_run(LogState *state, const Options *options, bool restore)
 {
@@ -343,8 +307,7 @@ text_dry_run(LogState *state, const Options *options, bool restore)
 void
 dry_run(LogState *state, const Options *options)
 {
-	bool		restore = state->verdict == VERDICT_RESTORE &&
-		tablespaces_accessible(state);
+	bool		restore = state->verdict == VERDICT_RESTORE;
 
 	if (options->json)
 		json_dry_run(state, options, restore);

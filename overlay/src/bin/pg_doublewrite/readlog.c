@@ -153,13 +153,43 @@ check_directory(LogState *state)
 
 	if (state->datadir == NULL)
 		pg_fatal("could not open directory \"%s\": %m", state->logdir);
-	if (state->label == DW_LABEL_MARKER)
+	if (state->reason != NULL)
+		 /* refused already */ ;
+	else if (state->label == DW_LABEL_MARKER)
 		set_verdict(state, VERDICT_REFUSE, problem,
 					_("The log was in use when the server stopped.  Make the directory available again, or restore the cluster from a backup."));
 	else
 		set_verdict(state, VERDICT_NOTHING, problem,
-					_("The log was not in use.  A server that is set to double writes needs the directory."));
+					lstat(state->logdir, &st) < 0 && errno == ENOENT ?
+					_("The log was not in use.  A server that is set to double writes creates the directory.") :
+					_("The log was not in use.  But a server that is set to double writes refuses to start without the directory."));
 	return false;
+}
+
+/*
+ * Is the directory the server's alone?
+ */
+static void
+judge_mode(LogState *state)
+{
+	switch (DWJudgeDirMode())
+	{
+		case DW_DIR_PRIVATE:
+		case DW_DIR_UNREACHABLE:
+			break;
+		case DW_DIR_WRONG_OWNER:
+			set_verdict(state, VERDICT_REFUSE,
+						psprintf(_("The log directory \"%s\" has wrong ownership."),
+								 state->logdir),
+						_("It must be owned by the user that the server runs as."));
+			break;
+		case DW_DIR_WRONG_MODE:
+			set_verdict(state, VERDICT_REFUSE,
+						psprintf(_("The log directory \"%s\" has invalid permissions."),
+								 state->logdir),
+						_("Permissions should be u=rwx (0700) or u=rwx,g=rx (0750)."));
+			break;
+	}
 }
 
 static void
@@ -253,8 +283,8 @@ refuse_header(LogState *state)
 }
 
 /*
- * Read all segments.  If a batch means that the log has to be refused, note
- * why, but show batches of whatever cluster.
+ * Read all segments.  If a batch means that the log has to be refused, show
+ * batches of whatever cluster nevertheless.
  */
 static void
 read_segments(LogState *state)
@@ -275,8 +305,6 @@ read_segments(LogState *state)
 		state->scan.sysid = state->control->system_identifier;
 	DWReadLog(&state->scan, read_blocks, state, buffer, true);
 	pg_free(buffer);
-	if (state->scan.refused != DW_HEADER_NONE && state->reason == NULL)
-		refuse_header(state);
 	if (state->scan.nbatches > 0)
 		state->sysid = state->scan.batches[state->scan.nbatches - 1].sysid;
 }
@@ -323,6 +351,22 @@ judge_owner(LogState *state)
 }
 
 /*
+ * Is the log directory, and the log in it, the server's own?
+ */
+static void
+judge_directory(LogState *state)
+{
+	if (state->reason != NULL)	/* refused already */
+		return;
+	judge_mode(state);
+	if (state->reason == NULL)
+		judge_owner(state);
+	if (state->reason != NULL && state->label != DW_LABEL_MARKER)
+		state->hint = psprintf(_("%s  A server that is set to full-page images or to no protection starts, and leaves the log alone."),
+							   state->hint);
+}
+
+/*
  * Is all of this a copy, which makes a good verdict a bad one?
  */
 static void
@@ -338,10 +382,61 @@ judge_copy(LogState *state)
 					_("If this is a base backup, restore it again with its own file \"backup_label\".  Only if no server was running while all files were copied, including \"pg_doublewrite\", remove the file \"pg_doublewrite/owner\"."));
 }
 
+/*
+ * Can what stands in the log be restored?  As the server, look at the tablespaces
+ * that it needs.
+ */
+static void
+judge_tablespaces(LogState *state)
+{
+	char		path[MAXPGPATH];
+	char	   *problem = NULL;
+
+	for (int i = 0; i < state->ncopies && problem == NULL; i++)
+	{
+		Oid			spcOid = state->copies[i].entry.rlocator.spcOid;
+
+		if (i > 0 && spcOid == state->copies[i - 1].entry.rlocator.spcOid)
+			continue;
+		switch (DWJudgeTablespace(spcOid, path))
+		{
+			case DW_TABLESPACE_FINE:
+				break;
+			case DW_TABLESPACE_UNREACHABLE:
+				problem = psprintf(_("The tablespace directory \"%s\" cannot be accessed: %m."), path);
+				break;
+			case DW_TABLESPACE_EMPTY:
+				problem = psprintf(_("The tablespace directory \"%s\" has no subdirectory \"%s\"."),
+								   path, TABLESPACE_VERSION_DIRECTORY);
+				break;
+		}
+	}
+	if (problem != NULL)
+		set_verdict(state, VERDICT_REFUSE, problem,
+					_("Pages in it have to be restored from the double-write log.  Make sure that it is mounted."));
+}
+
 /* ---------------------------------------------------------------------
  * Judging
  * ---------------------------------------------------------------------
  */
+
+/*
+ * What the server looks at first, before it touches the log.
+ */
+static void
+judge_label(LogState *state)
+{
+	if (state->label == DW_LABEL_INVALID)
+		set_verdict(state, VERDICT_REFUSE,
+					_("The file \"backup_label\" is neither the label of a backup nor the file that says that the log is in use."),
+					_("If this is a base backup, restore it again with its own file \"backup_label\"."));
+	else if (state->label == DW_LABEL_MARKER &&
+			 DWRecoveryFromBackup(state->control->state))
+		set_verdict(state, VERDICT_REFUSE,
+					_("The file \"backup_label\" is not the label of a backup, but recovery from a backup is asked for by a file \"recovery.signal\" or \"tablespace_map\"."),
+					_("Restore the backup again, with its own file \"backup_label\"."));
+}
 
 static void
 judge_damage(LogState *state)
@@ -456,12 +551,13 @@ read_log(LogState *state, const char *datadir, const char *logdir)
 		read_control(state);
 		read_label(state);
 		state->pid = running_server();
+		judge_label(state);
 	}
 
 	if (!check_directory(state))
 		return;
 	if (datadir != NULL)
-		judge_owner(state);
+		judge_directory(state);
 	list_segments(state);
 	read_segments(state);
 	DWFindLive(&state->scan, &state->live);
@@ -469,20 +565,13 @@ read_log(LogState *state, const char *datadir, const char *logdir)
 		state->copies = DWNewestCopies(&state->scan, &state->live,
 									   &state->ncopies);
 
-	if (state->label == DW_LABEL_INVALID)
-		set_verdict(state, VERDICT_REFUSE,
-					_("The file \"backup_label\" is neither the label of a backup nor the file that says that the log is in use."),
-					_("If this is a base backup, restore it again with its own file \"backup_label\"."));
-	else if (state->label == DW_LABEL_MARKER &&
-			 DWRecoveryFromBackup(state->control->state))
-		set_verdict(state, VERDICT_REFUSE,
-					_("The file \"backup_label\" is not the label of a backup, but recovery from a backup is asked for by a file \"recovery.signal\" or \"tablespace_map\"."),
-					_("Restore the backup again, with its own file \"backup_label\"."));
-	else if (state->label == DW_LABEL_BACKUP && state->reason == NULL)
+	if (state->reason == NULL && state->label == DW_LABEL_BACKUP)
 		set_verdict(state,
 					state->scan.nsegments > 0 ? VERDICT_DISCARD : VERDICT_NOTHING,
 					_("The cluster is being restored from a backup."),
 					NULL);
+	else if (state->reason == NULL && state->scan.refused != DW_HEADER_NONE)
+		refuse_header(state);
 	else if (state->reason != NULL)
 		 /* refused already */ ;
 	else if (datadir == NULL)
@@ -492,6 +581,8 @@ read_log(LogState *state, const char *datadir, const char *logdir)
 		judge(state);
 		if (state->verdict != VERDICT_REFUSE)
 			judge_copy(state);
+		if (state->verdict == VERDICT_RESTORE)
+			judge_tablespaces(state);
 	}
 }
 

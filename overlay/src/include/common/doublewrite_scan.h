@@ -172,6 +172,16 @@ typedef enum DWTablespace
 	DW_TABLESPACE_EMPTY,		/* yes, nothing seems to be mounted there */
 } DWTablespace;
 
+/* Is the log directory the server's alone? */
+typedef enum DWDirMode
+{
+	DW_DIR_PRIVATE,
+	DW_DIR_UNREACHABLE,			/* see errno */
+	DW_DIR_WRONG_OWNER,
+	DW_DIR_WRONG_MODE,
+} DWDirMode;
+
+extern DWDirMode DWJudgeDirMode(void);
 extern bool DWRecoveryFromBackup(DBState state);
 extern DWLabel DWReadLabel(FILE *fp);
 extern bool DWIdentifyFile(const char *path, DWIdentity *identity);

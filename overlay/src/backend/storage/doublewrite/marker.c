@@ -23,7 +23,6 @@
 #include <unistd.h>
 
 #include "access/xlog.h"
-#include "common/file_perm.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/fd.h"
 
@@ -44,41 +43,33 @@ dw_log_is_linked(void)
 }
 
 /*
- * Is the directory ours alone?  Whoever can write to it has a say in what the
- * next start puts home.  The data directory keeps others out, so this matters
- * where a link leads out of it, or if it lets the group in.
+ * Is the directory ours alone?
  */
 bool
 dw_log_check_mode(int elevel)
 {
-#if !defined(WIN32) && !defined(__CYGWIN__)
-	bool		linked = dw_log_is_linked();
-	struct stat st;
-
-	if (!linked && (data_directory_mode & S_IRWXG) == 0)
-		return true;
-	if (stat(DW_DIR, &st) < 0)
-		return false;
-	if (st.st_uid != geteuid())
+	switch (DWJudgeDirMode())
 	{
-		ereport(elevel,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("double-write log directory \"%s\" has wrong ownership",
-						DW_DIR),
-				 errhint("It must be owned by the user that the server runs as.")));
-		return false;
+		case DW_DIR_PRIVATE:
+			return true;
+		case DW_DIR_UNREACHABLE:
+			break;
+		case DW_DIR_WRONG_OWNER:
+			ereport(elevel,
+					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					 errmsg("double-write log directory \"%s\" has wrong ownership",
+							DW_DIR),
+					 errhint("It must be owned by the user that the server runs as.")));
+			break;
+		case DW_DIR_WRONG_MODE:
+			ereport(elevel,
+					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					 errmsg("double-write log directory \"%s\" has invalid permissions",
+							DW_DIR),
+					 errdetail("Permissions should be u=rwx (0700) or u=rwx,g=rx (0750).")));
+			break;
 	}
-	if (st.st_mode & (linked ? PG_MODE_MASK_GROUP : S_IWGRP))
-	{
-		ereport(elevel,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("double-write log directory \"%s\" has invalid permissions",
-						DW_DIR),
-				 errdetail("Permissions should be u=rwx (0700) or u=rwx,g=rx (0750).")));
-		return false;
-	}
-#endif
-	return true;
+	return false;
 }
 
 /*

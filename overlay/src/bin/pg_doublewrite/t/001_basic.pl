@@ -74,10 +74,9 @@ $state = state_of($node);
 ok($state->{state}{log_in_use}, 'running server: log is in use');
 cmp_ok($state->{state}{intact_batches}, '>', 0, '... and has batches');
 is($state->{state}{server_pid}, $node->{_pid}, '... and the server is seen');
-is( $state->{state}{system_identifier},
-	$node->safe_psql('postgres',
-		'SELECT system_identifier FROM pg_control_system()'),
-	'... and its identifier');
+my $sysid = $node->safe_psql('postgres',
+	'SELECT system_identifier FROM pg_control_system()');
+is($state->{state}{system_identifier}, $sysid, '... and its identifier');
 command_checks_all(
 	[ 'pg_doublewrite', 'check', $node->data_dir ],
 	0,
@@ -139,9 +138,28 @@ symlink($elsewhere, $node->data_dir . '/pg_doublewrite')
   or die "could not symlink: $!";
 is(state_of($node)->{state}{link_target},
 	$elsewhere, 'target of a link is shown');
+
+# in use by another data directory, which matters if ours is to be used
+my $owner =
+  "System identifier: $sysid\nData directory: /srv/other\n";
+append_to_file("$elsewhere/owner", $owner);
+chmod(0700, $elsewhere);
+$state = state_of($node);
+is($state->{state}{verdict}, 'refuse', 'log of another data directory');
+like($state->{state}{reason}, qr{"/srv/other"}, '... which is named');
+like(
+	$state->{state}{hint},
+	qr/full-page images .* leaves the log alone/,
+	'... and where it does not matter');
+$node->append_conf('postgresql.conf', 'io_torn_pages_protection = full_pages');
+$node->start;
+$node->stop;
+is(slurp_file("$elsewhere/owner"), $owner, '... as the server then does');
+
 unlink($node->data_dir . '/pg_doublewrite');
 $state = state_of($node);
 is($state->{state}{verdict}, 'nothing', 'no directory, not in use');
 like($state->{state}{reason}, qr/cannot be accessed/, '... is explained');
+like($state->{state}{hint}, qr/creates the directory/, '... with what a server does');
 
 done_testing();

@@ -184,8 +184,34 @@ refuses_bytes('another cluster', $middle->{segno},
 	dw_forged_header($node, $middle, sysid => $middle->{sysid} + 1),
 	qr/belongs to another database cluster/);
 
+# while that of a backup is thrown away, whatever it is
+my $marker = $node->data_dir . '/backup_label';
+my $backup = "START WAL LOCATION: 0/2000028 (file 000000010000000000000002)\n"
+  . "CHECKPOINT LOCATION: 0/2000060\n";
+my $path = sprintf('pg_doublewrite/%016X', $opens_file->{segno});
+my $version = substr(slurp_file($node->data_dir . "/$path"), 8, 4);
+
+dw_write_block($node, $path, 8, pack('L', 999));
+rename($marker, "$marker.away") or die "could not rename: $!";
+append_to_file($marker, $backup);
+is(tool('check')->{state}{verdict},
+	'discard', 'other version beside the label of a backup: discarded');
+rename("$marker.away", $marker) or die "could not rename: $!";
+dw_write_block($node, $path, 8, $version);
+
+# a link to a directory that others can write to
 rename($dir, "$dir.away") or die "could not rename: $!";
+symlink("$dir.away", $dir) or die "could not symlink: $!";
+chmod(0770, "$dir.away") or die "could not chmod: $!";
+refuses('open to others', qr/has invalid permissions/);
+chmod(0700, "$dir.away") or die "could not chmod: $!";
+unlink($dir);
+
 refuses('directory gone', qr/cannot be accessed/);
+rename($marker, "$marker.away") or die "could not rename: $!";
+append_to_file($marker, "DOUBLE");
+refuses('directory gone, label damaged', qr/neither the label of a backup/);
+rename("$marker.away", $marker) or die "could not rename: $!";
 mkdir($dir, 0700) or die "could not mkdir: $!";
 refuses('files gone', qr/missing or unreadable/);
 rmdir($dir) or die "could not rmdir: $!";
@@ -215,7 +241,6 @@ crash('doublewrite-log-synced');
 rename($dir, "$dir.away") or die "could not rename: $!";
 PostgreSQL::Test::RecursiveCopy::copypath("$dir.stale", $dir);
 refuses('stale log', qr/was written for redo location/);
-my $marker = $node->data_dir . '/backup_label';
 rename($marker, "$marker.away") or die "could not rename: $!";
 is(tool('check')->{state}{verdict},
 	'discard', 'stale log that was not in use: discarded');

@@ -331,8 +331,10 @@ $torn = crash('far', 'small');
 rename($space, "$space.away") or die "could not rename: $!";
 refuses('tablespace gone', qr/could not access tablespace directory "pg_tblspc\/\d+"/);
 mkdir($space, 0700) or die "could not mkdir: $!";
-command_checks_all([ 'pg_doublewrite', 'dry-run', $data ],
-	2, [qr/has no subdirectory "PG_/], [qr/^$/], 'tablespace not mounted: the tool says so');
+command_checks_all([ 'pg_doublewrite', $_, $data ],
+	2, [qr/has no subdirectory "PG_/],
+	[qr/^$/], "tablespace not mounted: $_ says so")
+  foreach qw(state list check dry-run);
 refuses('tablespace not mounted',
 	qr/tablespace directory "pg_tblspc\/\d+" has no subdirectory "PG_18/,
 	qr/HINT: .*Make sure that it is mounted/);
