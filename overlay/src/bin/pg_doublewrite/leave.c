@@ -20,6 +20,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "catalog/pg_authid_d.h"
 #include "common/logging.h"
 #include "common/string.h"
 #include "lib/stringinfo.h"
@@ -209,6 +210,21 @@ follow_include(const char *from, const char *directive, const char *target, int 
 		read_config(path, pg_strcasecmp(directive, "include") == 0, depth);
 }
 
+/*
+ * Note a setting that stock does not know, or not with this value.  The string
+ * place is the list's now.
+ */
+static void
+note_setting(char *place, const char *name, const char *value, const char *todo)
+{
+	if (is_ours(name))
+		note_left("setting", place, pg_strdup(name), true, pg_strdup(todo));
+	else if (pg_strcasecmp(name, "checkpoint_timeout") == 0 &&
+			 seconds_of(value) >= 0 && seconds_of(value) < STOCK_MIN_CHECKPOINT_TIMEOUT)
+		note_left("setting", place, psprintf("checkpoint_timeout = %s", value), true,
+				  psprintf(_("set it to %d seconds or more"), STOCK_MIN_CHECKPOINT_TIMEOUT));
+}
+
 static void
 read_config_line(const char *path, int lineno, char *line, int depth)
 {
@@ -219,14 +235,8 @@ read_config_line(const char *path, int lineno, char *line, int depth)
 		return;
 	if (pg_strncasecmp(name, "include", strlen("include")) == 0)
 		follow_include(path, name, value, depth);
-	else if (is_ours(name))
-		note_left("setting", psprintf("%s:%d", path, lineno), pg_strdup(name), true,
-				  pg_strdup(_("remove the line")));
-	else if (pg_strcasecmp(name, "checkpoint_timeout") == 0 &&
-			 seconds_of(value) >= 0 && seconds_of(value) < STOCK_MIN_CHECKPOINT_TIMEOUT)
-		note_left("setting", psprintf("%s:%d", path, lineno),
-				  psprintf("checkpoint_timeout = %s", value), true,
-				  psprintf(_("set it to %d seconds or more"), STOCK_MIN_CHECKPOINT_TIMEOUT));
+	else
+		note_setting(psprintf("%s:%d", path, lineno), name, value, _("remove the line"));
 }
 
 static void
@@ -255,32 +265,65 @@ read_config(const char *path, bool must_exist, int depth)
 }
 
 /*
+ * A setting as the command line has it, which may write it with dashes.
+ * Overwrites it.
+ */
+static void
+read_argument(char *name, char *config_file)
+{
+	char	   *value = strchr(name, '=');
+
+	if (value == NULL)
+		return;
+	*value++ = '\0';
+	for (char *p = name; *p != '\0'; p++)
+	{
+		if (*p == '-')
+			*p = '_';
+	}
+	if (pg_strcasecmp(name, "config_file") != 0)
+		note_setting(pg_strdup("postmaster.opts"), name, value,
+					 _("start stock without it"));
+	else if (config_file[0] == '\0')
+		strlcpy(config_file, value, MAXPGPATH);
+}
+
+/*
  * What the last start of the server was given on its command line.  It may
  * name a configuration file elsewhere, as Debian's packages do.
+ *
+ * The server has put each argument between quotes, whatever is in it.
  */
 static void
 read_command_line(char *config_file)
 {
 	FILE	   *fp = fopen("postmaster.opts", "r");
 	StringInfoData line;
-	char	   *given;
+	bool		setting = false;	/* comes next */
 
 	if (fp == NULL)
 		return;
 	initStringInfo(&line);
 	if (pg_get_line_buf(fp, &line))
 	{
-		for (int i = 0; i < lengthof(our_settings); i++)
+		char	   *word = strstr(line.data, " \"");
+
+		pg_strip_crlf(line.data);
+		while (word != NULL)
 		{
-			if (strstr(line.data, our_settings[i]) != NULL)
-				note_left("setting", pg_strdup("postmaster.opts"), pg_strdup(our_settings[i]),
-						  true, pg_strdup(_("start stock without it")));
-		}
-		given = strstr(line.data, "config_file=");
-		if (given != NULL && config_file[0] == '\0')
-		{
-			given += strlen("config_file=");
-			strlcpy(config_file, given, Min(strcspn(given, "\"\r\n") + 1, MAXPGPATH));
+			char	   *next = strstr(word += 2, "\" \"");
+
+			if (next != NULL)
+				*next++ = '\0';
+			else if (word[0] != '\0')
+				word[strlen(word) - 1] = '\0';
+			if (setting)
+				read_argument(word, config_file);
+			else if (strncmp(word, "--", 2) == 0 ||
+					 (strncmp(word, "-c", 2) == 0 && word[2] != '\0'))
+				read_argument(word + 2, config_file);
+			setting = !setting && strcmp(word, "-c") == 0;
+			word = next;
 		}
 	}
 	pfree(line.data);
@@ -300,6 +343,10 @@ look_for_files(const LogState *state)
 	if (state->pid == 0 && state->label == DW_LABEL_MARKER)
 		note_left("file", pg_strdup(DW_MARKER_FILE), pg_strdup(_("the log is in use")), true,
 				  pg_strdup(_("start this server, and stop it cleanly; do not remove the file")));
+	if (state->label == DW_LABEL_INVALID)
+		note_left("file", pg_strdup(DW_MARKER_FILE),
+				  pg_strdup(_("neither the label of a backup nor the file that says that the log is in use")), true,
+				  pg_strdup(_("no server starts with it; bring back what was there")));
 	if (access(DW_DIR, F_OK) == 0)
 	{
 		char	   *what = state->linktarget ?
@@ -308,7 +355,8 @@ look_for_files(const LogState *state)
 
 		note_left("file", pg_strdup(DW_DIR), what, false,
 				  state->pid != 0 ? pg_strdup(_("remove it once the server has been stopped cleanly")) :
-				  state->label == DW_LABEL_MARKER ? pg_strdup(_("leave it until then")) :
+				  state->label == DW_LABEL_MARKER || state->label == DW_LABEL_INVALID ?
+				  pg_strdup(_("leave it until then")) :
 				  pg_strdup(_("remove it")));
 	}
 	for (int i = 0; i < lengthof(harmless); i++)
@@ -443,6 +491,14 @@ look_into_catalogs(char *config_file)
 					   " FROM pg_db_role_setting s LEFT JOIN pg_roles r ON r.oid = s.setrole"
 					   " LEFT JOIN pg_database d ON d.oid = s.setdatabase, unnest(s.setconfig) c"
 					   " WHERE lower(split_part(c, '=', 1)) IN (%s) ORDER BY 1, 2", settings_list()));
+	note_rows(conn, "privilege",
+			  psprintf("SELECT DISTINCT coalesce(r.rolname, 'public'), p.parname,"
+					   " format('REVOKE ALL ON PARAMETER %%s FROM %%s CASCADE', p.parname,"
+					   " coalesce(quote_ident(r.rolname), 'PUBLIC'))"
+					   " FROM pg_parameter_acl p, aclexplode(p.paracl) a"
+					   " LEFT JOIN pg_roles r ON r.oid = a.grantee"
+					   " WHERE a.grantee <> %d AND p.parname IN (%s) ORDER BY 1, 2",
+					   BOOTSTRAP_SUPERUSERID, settings_list()));
 	result = ask(conn, "SELECT datname FROM pg_database WHERE datallowconn ORDER BY 1");
 	for (int i = 0; i < PQntuples(result); i++)
 		look_into_database(PQgetvalue(result, i, 0));

@@ -97,7 +97,9 @@ ALTER ROLE "Ann's" SET io_torn_pages_protection = full_pages;
 ALTER ROLE "Ann's" IN DATABASE other SET io_torn_pages_protection = full_pages;
 ALTER DATABASE other SET io_torn_pages_protection = full_pages;
 ALTER ROLE ALL SET io_torn_pages_protection = full_pages;
-ALTER ROLE ALL SET work_mem = '5MB'});
+ALTER ROLE ALL SET work_mem = '5MB';
+GRANT SET, ALTER SYSTEM ON PARAMETER io_torn_pages_protection TO "Ann's" WITH GRANT OPTION;
+GRANT SET ON PARAMETER io_torn_pages_protection, work_mem TO PUBLIC});
 $node->safe_psql(
 	'other', q{
 CREATE EXTENSION pg_doublewrite_stats;
@@ -123,6 +125,12 @@ is( of_kind($said, 'role or database'),
 			q{Ann's: io_torn_pages_protection=full_pages: ALTER ROLE "Ann's" RESET %s},
 			q{other: io_torn_pages_protection=full_pages: ALTER DATABASE other RESET %s})),
 	'roles and databases');
+is( of_kind($said, 'privilege'),
+	join("\n",
+		sort map { sprintf("%s: %s: REVOKE ALL ON PARAMETER %2\$s FROM %3\$s CASCADE", @$_) } (
+			[ "Ann's", 'io_torn_pages_protection', q{"Ann's"} ],
+			[ 'public', 'io_torn_pages_protection', 'PUBLIC' ])),
+	'privileges');
 like(
 	of_kind($said, 'setting'),
 	qr{conf\.d/ours\.conf:1: Wal_Pipeline: .*double_writes\.conf:1: double_write_buffer_size: .*postgresql\.conf:\d+: io_torn_pages_protection: remove the line.*postgresql\.conf:\d+: checkpoint_timeout = 10 s: set it to 30 seconds or more}s,
@@ -133,9 +141,9 @@ like(of_kind($said, 'file'), qr/^pg_doublewrite: log directory: remove it once/m
 	'files');
 
 # Do as told, database by database.
-foreach my $one (grep { $_->{todo} =~ /^(?:ALTER|DROP)/ } @{ $said->{left} })
+foreach my $one (grep { $_->{todo} =~ /^(?:ALTER|DROP|REVOKE)/ } @{ $said->{left} })
 {
-	my $db = $one->{kind} eq 'role or database' ? 'postgres' : $one->{place};
+	my $db = $one->{kind} =~ /^(?:extension|function)$/ ? $one->{place} : 'postgres';
 	$node->safe_psql($db, $one->{todo});
 }
 $said = left(2, 1);
@@ -150,6 +158,11 @@ like(of_kind($said, 'file'), qr/^backup_label: the log is in use: start this ser
 	'after a crash: recover first');
 like(of_kind($said, 'file'), qr/^pg_doublewrite: .* leave it until then$/m,
 	'... and leave the log');
+rename("$data/backup_label", "$data/backup_label.away") or die "could not rename: $!";
+append_to_file("$data/backup_label", "DOUBLE");
+like(of_kind(left(2, 0), 'file'), qr/^backup_label: neither the label of a backup nor/m,
+	'what is left of the marker stops stock as well');
+rename("$data/backup_label.away", "$data/backup_label") or die "could not rename: $!";
 $node->start;
 $node->stop;
 
@@ -194,9 +207,18 @@ command_fails_like(
 	qr/could not open file "postgresql\.conf".*--config-file/s,
 	'no configuration file');
 append_to_file("$data/postmaster.opts",
-	qq{postgres "-D" "$data" "-c" "config_file=$data/../elsewhere.conf" "-c" "wal_pipeline=on"\n});
+	    qq{postgres "-D" "/srv/wal_pipeline=on/data" "--config-file=$data/../elsewhere.conf"}
+	  . qq{ "-c" "wal_pipeline_queue_size=1MB" "-cwal_pipeline=on" "-i"}
+	  . qq{ "--double-write-stage-size=16MB" "--checkpoint-timeout=10"\n});
 $said = left(2, 0);
-like(of_kind($said, 'setting'), qr/^postmaster\.opts: wal_pipeline: start stock without it$/m,
+is( join("\n", grep { /^postmaster/ } split(/\n/, of_kind($said, 'setting'))),
+	join(
+		"\n",
+		map { "postmaster.opts: $_" } (
+			'checkpoint_timeout = 10: set it to 30 seconds or more',
+			'double_write_stage_size: start stock without it',
+			'wal_pipeline: start stock without it',
+			'wal_pipeline_queue_size: start stock without it')),
 	'what the last command line had');
 like(
 	of_kind($said, 'setting'),
