@@ -22,6 +22,7 @@ VALIDATOR = "kubernetes-validate>=1.34,<2"
 MANIFEST = "packaging/kubernetes/statefulset.yaml"
 SPEC = "packaging/rpm/postgresql-dw.spec"
 CONTAINER = "packaging/container/Containerfile"
+PATRONI = "packaging/patroni/1_double_writes.yml"
 
 
 def check(paths, source):
@@ -29,7 +30,10 @@ def check(paths, source):
     spec, manifest, recipe = ((paths.repo / name).read_text()
                               for name in (SPEC, MANIFEST, CONTAINER))
     outcomes = (_kubernetes(paths), _grafana(paths), _rpmlint(paths), _prepare(paths, source),
-                list(complaints(spec, lock.read(paths.lock_file).version, manifest, recipe)))
+                list(complaints(spec, lock.read(paths.lock_file).version, manifest, recipe)),
+                list(of_patroni((paths.repo / PATRONI).read_text(),
+                                "".join(patch.read_text()
+                                        for patch in sorted(paths.patches.glob("*.patch"))))))
     for complaint in (line for said in outcomes for line in said):
         say(complaint)
     failed = sum(1 for said in outcomes if said)
@@ -44,6 +48,19 @@ def complaints(spec, version, manifest, recipe):
     copied = " ".join(re.findall(r"^COPY .*", recipe, re.MULTILINE)).split()
     for program in sorted(set(re.findall(r"command: \[([\w-]+)", manifest)) - set(copied)):
         yield f"{MANIFEST} calls {program}, which {CONTAINER} does not install"
+
+
+def of_patroni(known, patches):
+    """Say which settings and values of the patches Patroni would not know, and the reverse."""
+    settings = set(re.findall(r'^\+\t\t\{"(?!debug_)(\w+)", PGC_', patches, re.MULTILINE))
+    settings.add("checkpoint_timeout")      # which is stock's, but may be shorter
+    for name in sorted(settings ^ set(re.findall(r"^  (\w+):$", known, re.MULTILINE))):
+        yield (f"{PATRONI} lacks {name}" if name in settings else
+               f"{PATRONI} has {name}, which is no setting of ours")
+    # Patroni knows "off" and "on" where it knows a Boolean.
+    values = set(re.findall(r'^\+\t\{"(\w+)", \w+, false\}', patches, re.MULTILINE)) - {"off", "on"}
+    for value in sorted(values - set(re.findall(r"^    - '?(\w+)'?$", known, re.MULTILINE))):
+        yield f"{PATRONI} lacks the value {value}"
 
 
 def _kubernetes(paths):
