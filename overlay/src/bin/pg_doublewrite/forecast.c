@@ -211,6 +211,8 @@ print_forecast(const char *datadir, const Options *options)
 	ControlFileData *control = get_controlfile(datadir, &crc_ok);
 	CrashRecoveryFile file;
 
+	if (!crc_ok)
+		pg_fatal("control file of \"%s\" appears to be corrupt", datadir);
 	snprintf(path, sizeof(path), "%s/%s", datadir, CRASH_RECOVERY_FILE);
 	if (!read_file(path, &file))
 	{

@@ -12,6 +12,7 @@
 #include "postgres_fe.h"
 
 #include "access/xlogdefs.h"
+#include "mb/pg_wchar.h"
 #include "pg_doublewrite.h"
 
 #define MAX_DEPTH 8
@@ -32,6 +33,20 @@ json_quoted(const char *s)
 			printf("\\%c", c);
 		else if (c < 0x20)
 			printf("\\u%04x", c);
+		else if (c >= 0x80)
+		{
+			/* a path may be in any encoding */
+			int			len = pg_utf_mblen((const unsigned char *) s);
+
+			if (strnlen(s, len) == len &&
+				pg_utf8_islegal((const unsigned char *) s, len))
+			{
+				printf("%.*s", len, s);
+				s += len - 1;
+			}
+			else
+				printf("\\ufffd");
+		}
 		else
 			putchar(c);
 	}

@@ -6,7 +6,7 @@
  *	  way of stock PostgreSQL.
  *
  * Nothing is ever changed; `storage` alone writes, to a temporary file of its
- * own that has no name.
+ * own, which has no name, or none for long.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -249,15 +249,12 @@ main(int argc, char **argv)
 		usage_error();
 	}
 
-	if (command == COMMAND_STORAGE)
+	if (command == COMMAND_STORAGE || command == COMMAND_LEDGER ||
+		command == COMMAND_FORECAST)
 	{
-		test_storage(datadir, &options, seconds, sync_test);
-		return 0;
-	}
-
-	if (command == COMMAND_LEDGER || command == COMMAND_FORECAST)
-	{
-		if (command == COMMAND_LEDGER)
+		if (command == COMMAND_STORAGE)
+			test_storage(datadir, &options, seconds, sync_test);
+		else if (command == COMMAND_LEDGER)
 			print_ledger(datadir, &options);
 		else
 			print_forecast(datadir, &options);

@@ -162,4 +162,32 @@ is($state->{state}{verdict}, 'nothing', 'no directory, not in use');
 like($state->{state}{reason}, qr/cannot be accessed/, '... is explained');
 like($state->{state}{hint}, qr/creates the directory/, '... with what a server does');
 
+# JSON is in UTF-8, whatever paths are in
+symlink("/nowhere/caf\xe9\xc3\xa9", $node->data_dir . '/pg_doublewrite')
+  or die "could not symlink: $!";
+is( state_of($node)->{state}{link_target},
+	"/nowhere/caf\x{fffd}\x{e9}", 'path that is not UTF-8');
+unlink($node->data_dir . '/pg_doublewrite');
+
+# output that cannot be written
+SKIP:
+{
+	skip 'there is no /dev/full', 2 if !-e '/dev/full';
+	foreach my $command ('state', 'storage --no-sync-test')
+	{
+		isnt(system("pg_doublewrite $command '" . $node->data_dir . "' > /dev/full"),
+			0, "$command fails if its output cannot be written");
+	}
+}
+
+# a damaged pg_control
+my $control = $node->data_dir . '/global/pg_control';
+open my $fh, '+<:raw', $control or die "could not open: $!";
+seek($fh, 100, 0);
+print $fh "damage";
+close $fh;
+command_fails_like([ 'pg_doublewrite', $_, $node->data_dir ],
+	qr/appears to be corrupt/, "$_ with a damaged pg_control")
+  foreach ('state', 'forecast');
+
 done_testing();
