@@ -132,6 +132,9 @@ class Context:
     # started as a standby is promoted first.
     sequel_every: int = 90
     sequel_cuts: int = 3
+    # Of these so many come before the load: in a recovery with all processes, and the
+    # checkpoint that may follow.
+    recovery_cuts: int = 1
     # By which of these faults; () is by any.
     sequel_faults: tuple = ()
 
@@ -356,7 +359,7 @@ class Subject(Judge):
                 rotten = self._spoil(image, state)
                 for level in range(state.nested):
                     with phase(outcome, "nested"):
-                        image = self._crash_recovery(image, state, level, scratch)
+                        image = self._crash_recovery(image, state, level, scratch, outcome)
                 self._judge(image, state, outcome)
                 if rotten and _REPORTED.search("\n".join([outcome.log, *outcome.complaints])):
                     outcome.complaints = []
@@ -370,7 +373,7 @@ class Subject(Judge):
 
     def _is_standby(self, state):
         """Say whether a state is judged as a standby, and not in single-user mode."""
-        return self.scenario.startswith("standby") and not state.nested and \
+        return self.scenario.startswith("standby") and \
             not FAULTS[state.fault].unreadable and \
             drawn("standby", state.seed, self.context.standby_every)
 
@@ -457,21 +460,31 @@ class Subject(Judge):
                                    if not self._harmless(complaint)]
             outcome.complaints += bad_lines(after.log)
             outcome.sequel_log = outcome.log = after.log
-            places = Places(after.recording, after.first)
             disk = Disk(after.recording, self.context.rules)
+            areas = Places(after.recording).areas
             orphans = sorted({*self._all_files, *_files_of(after.recording)})
-        faults = self.context.sequel_faults or [name for name, fault in FAULTS.items()
-                                                if not fault.reported]
         left = Image(place / "data-after")
-        for inner in sorted(sampled(places, state.seed, self.context.sequel_cuts, faults),
-                            key=lambda inner: inner.cut):
+        for inner in self._cuts_of_sequel(after, state.seed):
             with server.as_user(), phase(outcome, "sequel"):
                 disk.advance(inner.cut)
-                left.write(disk.tree(choose(disk, inner, places.areas)), LEFT_OUT)
-            moment = max(after.recording.time_of_cut(inner.cut), after.begun)
-            expected = oracle.expectation(after.recording.acks, moment)
-            expected["orphans_allowed"] = orphans
-            yield left.directory, inner, expected
+                # until it has been promoted, what was a standby is one
+                left.write(disk.tree(choose(disk, inner, areas)),
+                           ALWAYS_LEFT_OUT if inner.cut < after.first else LEFT_OUT)
+            # Before the load, what the first cut had to leave is all that there must be.
+            promised = expected if inner.cut < after.first else oracle.expectation(
+                after.recording.acks, max(after.recording.time_of_cut(inner.cut), after.begun))
+            yield left.directory, inner, {**promised, "orphans_allowed": orphans}
+
+    def _cuts_of_sequel(self, after, seed):
+        """Return the states at which a server that went on is cut off, in their order."""
+        faults = self.context.sequel_faults or [name for name, fault in FAULTS.items()
+                                                if not fault.reported]
+        early = min(self.context.recovery_cuts, self.context.sequel_cuts)
+        during = Places(after.recording, 0, after.first)
+        late = Places(after.recording, after.first)
+        return sorted([*sampled(during, f"early/{seed}", early, faults),
+                       *sampled(late, seed, self.context.sequel_cuts - early, faults)],
+                      key=lambda inner: inner.cut)
 
     def _expected(self, state):
         """Return what must hold of the image of a state."""
@@ -535,12 +548,18 @@ class Subject(Judge):
                    if op.kind == Kind.UNLINK or op.kind == Kind.TRUNCATE and op.a == 0]
         return oracle.orphans_allowed(self.recording.acks, moment, events)
 
-    def _crash_recovery(self, image, state, level, scratch):
+    def _crash_recovery(self, image, state, level, scratch, outcome):
         """Recover an image on a recorder, cut the power meanwhile; return that image."""
         directory = Path(scratch) / f"nested-{level}"
+        standby = (Path(image) / server.STANDBY_SIGNAL).exists()
+        recover = self._recover_by_server \
+            if standby or drawn(f"nested by server/{level}", state.seed, 2) \
+            else self._recover_alone
         with recorded(self.context.recorder, image, directory, seed=state.seed) as mountpoint:
-            server.run(self.context.bindir, "postgres", "--single", "-D", mountpoint,
-                       "-c", "fsync=on", "postgres", stdin="", check=False)
+            failures, log = recover(mountpoint, directory / "server.log",
+                                    AS_STANDBY if standby else {})
+        outcome.complaints += [f"recovery that is cut: {text}" for text in dict.fromkeys(
+            failures + bad_lines(log) + alarms.of_server(log))]
         (directory / "base").symlink_to(image)
         recording = Recording(directory)
         if not recording.ops:
@@ -551,8 +570,31 @@ class Subject(Judge):
         disk.advance(inner.cut)
         target = Path(scratch) / f"data-{level}"
         with server.as_user():
-            write_tree(disk.tree(choose(disk, inner, places.areas)), target, LEFT_OUT)
+            write_tree(disk.tree(choose(disk, inner, places.areas)), target,
+                       ALWAYS_LEFT_OUT if standby else LEFT_OUT)
         return target
+
+    def _recover_alone(self, data, log, settings):
+        """Recover in single-user mode, and stop; returns complaints and log."""
+        done = server.run(self.context.bindir, "postgres", "--single", "-D", data,
+                          "-c", "fsync=on", "postgres", stdin="", check=False)
+        return ([f"exit status {done.returncode}"] if done.returncode else []), done.stderr
+
+    def _recover_by_server(self, data, log, settings):
+        """Recover with all processes that a server has; returns complaints and log.
+
+        It is killed when clients could get in, while pages may be pending.
+        """
+        instance, complaints = server.Server(self.context.bindir, data, log), []
+        try:
+            instance.start(settings)
+            if settings:
+                instance.wait_for_replay()
+        except server.ServerError as error:
+            complaints.append(str(error))
+        finally:
+            instance.close()
+        return complaints, log.read_text()
 
     def _count(self, choice, outcome):
         """Count what the choice damages, so that empty runs can be seen."""

@@ -252,17 +252,19 @@ def _make_whole(choice, pending):
 class Places:
     """The cuts of a recording that are worth a try."""
 
-    def __init__(self, recording, first=0):
+    def __init__(self, recording, first=0, last=None):
+        """Cut after operation `first` at the earliest, and after `last` at the latest."""
         paths = recording.paths()
         self.areas = {ino: area(path) for ino, path in paths.items()}
         control_files = {ino for ino, path in paths.items() if path == "global/pg_control"}
         self.first = first
-        self.last = len(recording.ops)
+        self.last = len(recording.ops) if last is None else last
+        ops = recording.ops[first:self.last]
         self.syncs = []
         self._writes = {RELATION: [], LOG: [], WAL: [], OTHER: [], "names": [], "recovery": [],
                         "restore": [], "window": []}
         self._checkpoints = []
-        for op in recording.ops[first:]:
+        for op in ops:
             where = self.areas.get(op.ino, OTHER)
             if op.kind in DATA_KINDS:
                 self._writes[where].append(op.seq)
@@ -273,10 +275,10 @@ class Places:
                 if op.ino in control_files:
                     self._checkpoints.append(op.seq)
         for begin, end in _windows(recording, control_files):
-            self._writes["window"] += [op.seq for op in recording.ops[first:]
+            self._writes["window"] += [op.seq for op in ops
                                        if op.kind in DATA_KINDS and begin < op.time < end]
         for begin, end in _starts(recording):
-            self._enter_recovery([op for op in recording.ops[first:]
+            self._enter_recovery([op for op in ops
                                   if op.kind in DATA_KINDS and begin < op.time < end])
 
     def _enter_recovery(self, ops):

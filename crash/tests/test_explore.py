@@ -102,6 +102,30 @@ class ImagesTest(unittest.TestCase):
         # Without its WAL, what such a server says first depends on what it has written home.
         self.assertNotEqual(outcome.complaints, [])
 
+    def test_recovery_is_cut_off_before_the_load(self):
+        recording = self.record("primary")
+        with mock.patch.object(explore.Judge, "recover_and_ask", autospec=True,
+                               side_effect=explore.Judge.recover_and_ask) as asked:
+            outcome = self.outcome(recording, "torn-pages", sequel_every=1, sequel_cuts=2,
+                                   recovery_cuts=2)
+        self.assertEqual(outcome.complaints, [])
+        moment = recording.time_of_cut(len(recording.ops))
+        for call in asked.mock_calls:
+            self.assertEqual(call.args[2]["clients"],
+                             oracle.expectation(recording.acks, moment)["clients"])
+
+    def test_recovery_is_cut_by_whichever_server(self):
+        recording = self.record("primary")
+        for recover in ("_recover_alone", "_recover_by_server"):
+            subject = explore.Subject(recording, explore.Context(
+                self.programs, self.recorder, self.scratch, compare_every=0, pending_every=0))
+            with mock.patch.object(explore.Subject, "_recover_alone", getattr(
+                    explore.Subject, recover)), mock.patch.object(
+                        explore.Subject, "_recover_by_server", getattr(explore.Subject, recover)):
+                outcome = subject.try_state(State(len(recording.ops), "torn-pages", 3, nested=2))
+            self.assertEqual(outcome.complaints, [])
+            self.assertIn("nested", outcome.phases)
+
     def test_standby_is_promoted(self):
         recording = self.record("standby")
         outcome = self.outcome(recording, "all-lost", standby_every=1, sequel_every=0)
@@ -114,6 +138,14 @@ class ImagesTest(unittest.TestCase):
         # What a standby does not see need not be lost.
         self.assertIn([complaint.partition(",")[0] for complaint in outcome.complaints],
                       ([lost, f"promoted: {lost}"], [f"promoted: {lost}"]))
+
+    def test_recovery_of_a_standby_is_cut(self):
+        recording = self.record("standby")
+        subject = explore.Subject(recording, explore.Context(
+            self.programs, self.recorder, self.scratch, standby_every=1, sequel_every=0))
+        outcome = subject.try_state(State(len(recording.ops), "torn-pages", 3, nested=1))
+        self.assertEqual(outcome.complaints, [])
+        self.assertIn("selected new timeline ID", outcome.log)
 
     def test_standby_that_sees_less_has_whole_pages(self):
         for text, of_contents in (
