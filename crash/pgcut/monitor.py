@@ -19,6 +19,8 @@ A4   A home write that was atomic is durable, too, before the redo pointer passe
 R5   pg_control names a redo pointer only when the newest durable batch does.
 R10  Records without images are written only while the marker is durable, and not
      after WAL has announced images.
+WAL  Is no rule of the engine: the reader of WAL has come to what is durable in the end.
+     If not, R2, R3, R10 and A4 have not been asked of what it has not seen.
 
 Without the log (`full_pages`) the second half of R2 protects each page, as in stock.
 With protection off only R1 is left.  What a page was before an uncommitted
@@ -212,6 +214,12 @@ class Monitor:
                                f"WAL record at {_lsn(free.lsn)} changes {_name(free.page)} without an "
                                "image, the first one since the redo pointer, though images are on",
                                free.page)
+        durable = self._wal_durable.at(len(self.recording.ops))
+        if durable > self.wal.missing:
+            self._violated(len(self.recording.ops), "WAL", f"our reader has not come further than "
+                           f"to the record that ends at {_lsn(self.wal.end)}: what is at "
+                           f"{_lsn(self.wal.missing)} is none, though WAL is durable up to "
+                           f"{_lsn(durable)}")
         self.figures["operations"] = len(self.recording.ops)
         self.figures["records"] = self.wal.records
 

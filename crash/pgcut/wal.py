@@ -22,6 +22,7 @@ _BLOCK = struct.Struct("<BH")
 _IMAGE = struct.Struct("<HHB")
 _LOCATOR = struct.Struct("<III")
 _NUMBER = struct.Struct("<I")
+_WRITTEN = re.compile(rb"[^\0]")
 _SEGMENT_NAME = re.compile(r"^([0-9A-F]{8})([0-9A-F]{8})([0-9A-F]{8})$")
 
 _HAS_IMAGE, _HAS_DATA, _WILL_INIT, _SAME_REL = 0x10, 0x20, 0x40, 0x80
@@ -72,6 +73,7 @@ class Stream:
         self._overwriting = []
         self._unwritten = []
         self.content = bytearray()
+        self._stopped = 0               # the position at which records() has ended
         number = first
         while number in segments:
             self._add(segments[number], number)
@@ -129,6 +131,7 @@ class Stream:
         position, previous = self.position(lsn), None
         content = self.content
         while position + _HEADER <= len(content):
+            self._stopped = position
             length, xid, before, info, rmid = _RECORD.unpack_from(content, position)
             resumed = self.overwritten(position, _HEADER)
             if resumed is not None:     # not even the header was completed
@@ -153,6 +156,23 @@ class Stream:
             position += (length + 7) & ~7
             if rmid == XLOG and info & 0xF0 == SWITCH:
                 position = self.next_segment(position - 1)
+        self._stopped = position
+
+    def missing(self):
+        """Return the LSN of the first thing that records() could not read, when it has ended.
+
+        Of an incomplete record that is what has not been written of it; behind the last
+        record it is what is there nevertheless, or the end of the segments.
+        """
+        position, end = self._stopped, len(self.content)
+        length = _NUMBER.unpack_from(self.content, position)[0] if position + 4 <= end else 0
+        if length < _HEADER:
+            written = _WRITTEN.search(self.content, position)
+            return self.lsn(written.start() if written else max(position, end))
+        unwritten = _first_within(self._unwritten, position, length)
+        if unwritten is not None or position + length > end:
+            return self.lsn(end if unwritten is None else unwritten)
+        return self.lsn(position)
 
 
 def _first_within(places, position, length):

@@ -42,8 +42,11 @@ class WalIndex:
         self._seen = {}                     # page -> redo pointer of its last record
         self._hints_logged = _hints_logged(recording.meta)
         stream = wal.Stream(self.segments, self.segment_size, redo // self.segment_size)
+        self.end = redo                     # of the last record
         for record in stream.records(redo):
             self._enter(record)
+            self.end = record.end
+        self.missing = stream.missing()     # the first thing after it that is none, or not there
 
     # What was asked for
 

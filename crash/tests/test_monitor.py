@@ -338,6 +338,13 @@ class HealthyTest(MonitorTest):
         self.put_home(0, lsn, sync=True)
         self.put_batch({}, mark=self.number + 1)
 
+    def test_end_of_wal_is_a_record_of_which_a_page_was_not_written(self):
+        self.protected_write()
+        self.wal.change(page_of(1), data=bytes(9000))
+        del self.wal.content[-1000:]
+        self.wal.content[8192:] = b""
+        self.flush()
+
     def test_zeroes_and_extension(self):
         self.history.write(self.file, 4 * 8192, bytes(8192))
         self.history.write(self.file, 5 * 8192, content(self.wal.lsn))
@@ -947,6 +954,30 @@ class OffTest(MonitorTest):
         self.assertEqual(self.violations(), [])
         self.put_home(1, self.changed(1, sync=False))
         self.assert_violated("R1", "block 1")
+
+
+class ReaderStopsTest(MonitorTest):
+    """WAL of which the reader has not seen all that is durable."""
+
+    def test_record_that_does_not_name_its_predecessor(self):
+        self.protected_write()
+        self.wal.previous += 8
+        self.changed(1)
+        self.assert_violated("WAL", "has not come further")
+
+    def test_page_that_was_not_written(self):
+        self.protected_write()
+        self.wal.change(page_of(1), data=bytes(9000))
+        self.wal.change(page_of(2), data=bytes(9000))
+        struct.pack_into("<Q", self.wal.content, 8192 + 8, 0)
+        self.flush()
+        self.assert_violated("WAL", "has not come further")
+
+    def test_records_behind_a_gap(self):
+        self.protected_write()
+        self.wal.content += bytes(64)
+        self.changed(1)
+        self.assert_violated("WAL", "is none")
 
 
 class WalTest(unittest.TestCase):
