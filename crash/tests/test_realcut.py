@@ -58,6 +58,11 @@ class RealCutTest(unittest.TestCase):
         self.assertEqual(status, 1)
         self.assertIn("client hint-1: transaction 99999 was acknowledged", said)
 
+    def test_nothing_acknowledged_proves_nothing(self):
+        self.acks.write_text(json.dumps({"t": 0, "client": "", "what": "resumed", "clients": {},
+                                         "prepared": [], "databases": [], "tablespaces": []}))
+        self.assertEqual(self.verify()[0], 2)
+
 
 if __name__ == "__main__":
     unittest.main()
