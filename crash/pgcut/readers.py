@@ -56,17 +56,24 @@ class Reader(threading.Thread):
         self.stop = threading.Event()
         self.complaints = []
         self.snapshots = 0
-        self.codes = []             # SQLSTATE and message of each error
+        self.admitted = False       # it has got in
+        self.codes = []             # SQLSTATE, '' if there is none, and message of each error
 
     def run(self):
-        while not self.stop.is_set():
-            try:
-                with contextlib.closing(self._connect("postgres")) as connection:
-                    self._read(connection)
-            except psycopg2.Error as error:
-                if error.pgcode:
-                    self.codes.append((error.pgcode, str(error).strip()))
-                self.stop.wait(0.1)
+        try:
+            while not self.stop.is_set():
+                self._read_until_an_error()
+        except Exception as error:      # a bug here must not look like nothing to complain of
+            self.complaints.append(f"the reader has ended: {type(error).__name__}: {error}")
+
+    def _read_until_an_error(self):
+        try:
+            with contextlib.closing(self._connect("postgres")) as connection:
+                self.admitted = True
+                self._read(connection)
+        except psycopg2.Error as error:
+            self.codes.append((error.pgcode or "", " ".join(str(error).split())))
+            self.stop.wait(0.1)
 
     def _read(self, connection):
         connection.set_session("REPEATABLE READ", readonly=True)

@@ -717,6 +717,25 @@ class AlarmsTest(unittest.TestCase):
         self.assertEqual(alarms.of_clients([*events, {"client": "a", "what": "ack", "n": 1}]),
                          ["a was told XX000: bug", "a was told 58P01: no file"])
 
+    def test_clients_that_were_told_what_may_be_old(self):
+        def told(*answers, classes=alarms.CLASSES):
+            return alarms.of_clients([{"client": "a", "what": "fail", "error": text, "sqlstate": code}
+                                      for code, text in answers], classes)
+        stale = (("23505", "duplicate key"), ("42P01", "no table"), ("", "COMMIT rolled back"),
+                 ("", 'FATAL: database "postgres" does not exist'))
+        self.assertEqual(len(told(*stale)), len(stale))
+        self.assertEqual(told(*stale, classes=("XX",)), [])
+        self.assertEqual(told(("25006", "read-only"), ("40001", "conflict"), ("55P03", "locked"),
+                              ("", "FATAL: the database system is shutting down")), [])
+
+    def test_reader_that_fails_in_its_own_way(self):
+        class Connection:
+            set_session = close = lambda self, *arguments, **options: None
+        reader = readers.Reader(lambda database: Connection())
+        reader.run()
+        self.assertIn("the reader has ended: TypeError", reader.complaints[0])
+        self.assertEqual((reader.admitted, reader.snapshots), (True, 0))
+
     def test_checkpoint_where_writes_are_made_to_fail(self):
         events = [{"client": "a", "what": "fail", "sqlstate": "XX000",
                    "error": "checkpoint request failed HINT: Consult recent messages"}]
