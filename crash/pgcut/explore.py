@@ -85,9 +85,15 @@ _REPORTED = re.compile("invalid page in block|page verification failed"
                        "|double-write log is damaged|could not read page copy"
                        "|double-write log in .* is missing or unreadable"
                        "|has an LSN after the end of WAL|file .* differs in block")
+# ... and in particular a part of the log, or a page, in a line that does not say of which file.
+_REPORTED_LOG = re.compile("double-write log|could not read page copy")
+_NAMELESS = "page verification failed"
 # How it, or the oracle, says that it cannot read a file.
 _UNREADABLE = re.compile("could not read")
 _NO_VERDICT = re.compile("no verdict|exit status")
+_CRASHED = re.compile("TRAP:|PANIC:")
+# Killed by a signal, but for that of a PANIC
+_KILLED = re.compile(r"exit status -(?!6\b)\d")
 _ORPHAN = re.compile(r"^(?:promoted: )?file .* belongs to no relation")
 
 
@@ -104,6 +110,33 @@ def _replayed(log):
 def bad_lines(log):
     """Return the lines of a server log that no recovery may write."""
     return _BAD_LOG.findall(_MENDED_MAP.sub("", log))
+
+
+def excused(complaint, rotten, log):
+    """Say whether a complaint does no more than to report what is rotten in an image.
+
+    `rotten` are the places, `log` is what the server said: one that does not start, but does
+    not crash either, must have said there why.
+    """
+    if _NO_VERDICT.search(complaint):
+        return not (_CRASHED.search(complaint + log) or _KILLED.search(complaint)) and any(
+            _reports(text, rotten) for text in (complaint, *log.splitlines()))
+    return _reports(complaint, rotten)
+
+
+def _reports(text, rotten):
+    """Say whether a text reports one of the places that are rotten."""
+    numbers = [place.rpartition("/")[2].partition(".")[0] for place in rotten]
+    if not rotten or not _REPORTED.search(text):
+        return False
+    return _NAMELESS in text or any(re.search(rf"\b{number}\b", text) for number in numbers) or \
+        "pg_doublewrite/" in "".join(rotten) and _REPORTED_LOG.search(text) is not None
+
+
+def crashes(log):
+    """Return the lines of a log that even a server with a file that it cannot read may not write."""
+    return [line for line in bad_lines(log) if _CRASHED.search(line) and
+            ("TRAP:" in line or not _UNREADABLE.search(line))]
 
 
 @dataclass(frozen=True)
@@ -361,8 +394,8 @@ class Subject(Judge):
                     with phase(outcome, "nested"):
                         image = self._crash_recovery(image, state, level, scratch, outcome)
                 self._judge(image, state, outcome)
-                if rotten and _REPORTED.search("\n".join([outcome.log, *outcome.complaints])):
-                    outcome.complaints = []
+                outcome.complaints = [text for text in outcome.complaints
+                                      if not excused(text, rotten, outcome.log)]
                 outcome.complaints += [f"rotten: {place}" for place in rotten
                                        if outcome.complaints]
             except Exception:           # a bug of ours must not pass for success
@@ -426,6 +459,7 @@ class Subject(Judge):
         rng = random.Random(f"unreadable/{state.cut}/{state.seed}")
         candidates = self._files_in(image, FAULTS[state.fault].unreadable)
         if not candidates:
+            self.recover_and_ask(image, expected, state.seed, outcome)
             return
         file = rng.choice(candidates).relative_to(image)
         place = Path(image).parent / "unreadable"
@@ -436,7 +470,9 @@ class Subject(Judge):
         refused = _UNREADABLE.search(outcome.log)
         outcome.complaints += [f"{file} cannot be read: {complaint}" for complaint in complaints
                                if not (self._harmless(complaint) or _UNREADABLE.search(complaint)
-                                       or refused and _NO_VERDICT.match(complaint))]
+                                       or refused and _NO_VERDICT.match(complaint))
+                               or _KILLED.search(complaint)]
+        outcome.complaints += dict.fromkeys(crashes(outcome.log))
 
     @staticmethod
     def _files_in(image, area):

@@ -25,6 +25,40 @@ SETTINGS = {"io_torn_pages_protection": "double_writes", "instant_recovery": "of
 KINDS = {"transfer": 2, "hint": 1, "prepared": 1}
 
 
+class ExcuseTest(unittest.TestCase):
+    """What rotten sectors, and files that cannot be read, excuse."""
+
+    PAGE = ["sector 4 of base/5/16517.1"]
+    LOG = ["sector 99 of pg_doublewrite/000000000000000C"]
+
+    def test_reports_of_what_is_rotten(self):
+        damaged = "FATAL:  double-write log is damaged: batch 45 is missing"
+        for text, rotten, log in (
+                ('heap load.t: invalid page in block 3 of relation "base/5/16517"', self.PAGE, ""),
+                ("LOG:  page verification failed, calculated checksum 1", self.PAGE, ""),
+                ("block 0 of base/7/16517 has an LSN after the end of WAL, 0/1", self.PAGE, ""),
+                (f"no verdict of a server: exited with 1: {damaged}", self.LOG, damaged),
+                (damaged, self.LOG, "")):
+            self.assertTrue(explore.excused(text, rotten, log), text)
+            self.assertFalse(explore.excused(text, [], log), text)
+
+    def test_what_else_is_wrong(self):
+        invalid = 'invalid page in block 3 of relation "base/5/16517"'
+        for text, rotten, log in (
+                ("client hint-1: transaction 9 was acknowledged", self.PAGE, invalid),
+                ('index load.i: invalid page in block 3 of relation "base/5/1651"', self.PAGE, ""),
+                (invalid, self.LOG, ""),
+                ("FATAL:  double-write log is damaged: batch 45 is missing", self.PAGE, ""),
+                ("no verdict within 600 s", self.PAGE, "LOG:  redo starts"),
+                ("no verdict, exit status -6: x", self.PAGE, f'{invalid}\nTRAP: failed Assert("x")')):
+            self.assertFalse(explore.excused(text, rotten, log), text)
+
+    def test_crash_though_a_file_cannot_be_read(self):
+        unreadable = 'PANIC:  could not read blocks 0..0 in file "base/5/2603"'
+        for line in ('TRAP: failed Assert("x")', "PANIC:  could not locate a valid checkpoint"):
+            self.assertEqual(explore.crashes(f"{unreadable}\n{line}\n"), [line])
+
+
 class ImagesTest(unittest.TestCase):
 
     def setUp(self):
