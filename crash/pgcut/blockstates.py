@@ -84,6 +84,8 @@ class BlockSubject(Judge):
         outcome = Outcome(state, [])
         choice = self._choice(state, pending)
         outcome.lost = sum(choice.fate(op) == LOST for op in pending)
+        outcome.effective = state.fault == "block-kept" or \
+            any(choice.fate(op) != KEPT for op in pending)
         with phase(outcome, "materialise"):
             image = self._disk.image(choice, self._place / "image")
         try:

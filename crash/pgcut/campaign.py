@@ -39,6 +39,13 @@ CONTROL_NESTED_SHARE = 0.75
 # Lives of the recorded server, if not drawn.
 LIVES = {"backup": 1, "reopened": 4}
 
+# What some scenarios are about would not come to pass otherwise, or hardly ever: a log that is
+# written, or whose files get new names all the time.
+_LOGGED = {"io_torn_pages_protection": "double_writes"}
+NEEDED = {"failing-log-syncs": _LOGGED,
+          "failing-directory-syncs": {**_LOGGED, "double_write_buffer_size": "16MB",
+                                      "double_write_stage_size": "2MB"}}
+
 # Failures of a recording that are minimised; more are only counted.
 MINIMISED = 3
 
@@ -89,6 +96,7 @@ class JobResult:
     # What the protocol monitor says of the recording: texts, and what it counted
     violations: list = field(default_factory=list)
     monitored: dict = field(default_factory=dict)
+    scenario: str = ""
     control: str = ""
     error: str = ""
     seconds: float = 0
@@ -165,10 +173,11 @@ def _modes_of_load(settings):
 
 
 def _run_job(tools, job):
-    settings, checksums = matrix.draw(job.seed, **dict(job.overrides))
+    settings, checksums = matrix.draw(job.seed, **{**NEEDED.get(job.scenario, {}),
+                                                   **dict(job.overrides)})
     if job.scenario not in ("primary", "edited", "reopened", "half-writes"):
         settings = matrix.replicating(settings)
-    result = JobResult(f"recording {job.seed}", settings, checksums)
+    result = JobResult(f"recording {job.seed}", settings, checksums, scenario=job.scenario)
     directory = Path(tools.scratch) / f"recording-{job.seed}"
     shutil.rmtree(directory, ignore_errors=True)
     rng = random.Random(f"job/{job.seed}")
@@ -183,6 +192,7 @@ def _run_job(tools, job):
         record.make(directory, plan, tools.bindir, tools.recorder, tools.scratch)
         subject = Subject(Recording(directory), Context(
             tools.bindir, tools.recorder, tools.scratch, quick=job.quick))
+        require_acks(subject.recording)
         result.recording = describe(subject)
         _monitor(subject.recording, result)
         for backup in subject.backups():
@@ -211,7 +221,7 @@ def _run_block_job(tools, job):
     for name in matrix.PRETENDED:       # a device has a kernel to ask
         settings.pop(name, None)
     fstype = job.scenario
-    result = JobResult(f"recording {job.seed}, {fstype}", settings, checksums)
+    result = JobResult(f"recording {job.seed}, {fstype}", settings, checksums, scenario=fstype)
     directory = Path(tools.scratch) / f"recording-{job.seed}"
     plan = record.Plan(job.seed, settings, checksums, seconds=job.seconds, lives=2)
     try:
@@ -219,6 +229,7 @@ def _run_block_job(tools, job):
                                      tools.scratch)
         subject = blockstates.BlockSubject(recording, Context(
             tools.bindir, tools.recorder, tools.scratch, quick=job.quick))
+        require_acks(recording)
         result.recording = {"operations": len(recording.ops), "acks": len(recording.acks),
                             "syncs": subject.flushes, "kinds": {},
                             "writes": {"device": [op.seq for op in recording.ops
@@ -231,6 +242,12 @@ def _run_block_job(tools, job):
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     return result
+
+
+def require_acks(recording):
+    """Raise RecordError if nobody was promised anything: each state would be right."""
+    if not any(event["what"] == "ack" for event in recording.acks):
+        raise record.RecordError("the load has come to nothing: no transaction was acknowledged")
 
 
 def _monitor(recording, result):
@@ -291,8 +308,8 @@ def describe(subject):
 def summary(outcome):
     """Return what the report needs of an outcome."""
     return {**asdict(outcome.state), "failed": outcome.failed, "lost": outcome.lost,
-            "torn": outcome.torn, "examined": outcome.examined, "restored": outcome.restored,
-            "seconds": round(outcome.seconds, 3),
+            "effective": outcome.effective, "torn": outcome.torn, "examined": outcome.examined,
+            "restored": outcome.restored, "seconds": round(outcome.seconds, 3),
             "phases": {name: round(value, 3) for name, value in outcome.phases.items()}}
 
 

@@ -23,7 +23,7 @@ from .disk import KEPT, LOST, SIZE_ONLY, Choice, Disk, Rules, sectors
 from .image import Image, write_tree
 from .minimise import ddmin
 from .mount import recorded, set_fault
-from .recording import DATA_KINDS, Kind, Recording
+from .recording import DATA_KINDS, WRITE_SHORTENED, Kind, Recording
 from .states import FAULTS, LOG, RELATION, Places, State, choose, sampled
 
 # A pid file of the recorded server means nothing in an image, and might by
@@ -62,6 +62,9 @@ WAYS = {
 
 # What may be asked takes a second or two: a server that takes so long hangs.
 HANG_SECONDS = 180
+
+# What is recorded there is about something that fails.
+_FAILING = ("errors", "failing-", "torn-writes", "half-writes")
 
 SECTOR = 512
 
@@ -180,6 +183,7 @@ class Outcome:
     complaints: list
     lost: int = 0               # pending operations that did not survive
     torn: int = 0               # writes to relation files that survived in part
+    effective: bool = True      # what the fault, and the scenario, are about has happened
     examined: int = 0           # page copies that restore looked at
     restored: int = 0           # pages it put home
     seconds: float = 0
@@ -381,6 +385,7 @@ class Subject(Judge):
         started = time.monotonic()
         outcome = Outcome(state, [])
         self._count(choice, outcome)
+        outcome.effective = self._is_effective(state, choice)
         with tempfile.TemporaryDirectory(prefix="image-", dir=self.context.scratch) as scratch:
             server.own(scratch)
             image = Path(scratch) / "data"
@@ -390,6 +395,7 @@ class Subject(Judge):
                                   if self._is_standby(state) else LEFT_OUT)
             try:
                 rotten = self._spoil(image, state)
+                outcome.effective &= bool(rotten) or not FAULTS[state.fault].rotten
                 for level in range(state.nested):
                     with phase(outcome, "nested"):
                         image = self._crash_recovery(image, state, level, scratch, outcome)
@@ -459,6 +465,7 @@ class Subject(Judge):
         rng = random.Random(f"unreadable/{state.cut}/{state.seed}")
         candidates = self._files_in(image, FAULTS[state.fault].unreadable)
         if not candidates:
+            outcome.effective = False
             self.recover_and_ask(image, expected, state.seed, outcome)
             return
         file = rng.choice(candidates).relative_to(image)
@@ -468,6 +475,7 @@ class Subject(Judge):
             set_fault(mountpoint, f"read:{file}:{rng.choice((0, 0, 1, 3))}:{1 << 40}:{errno.EIO}")
             complaints, outcome.log = self._ask_single(mountpoint, expected, state.seed)
         refused = _UNREADABLE.search(outcome.log)
+        outcome.effective &= bool(refused or any(map(_UNREADABLE.search, complaints)))
         outcome.complaints += [f"{file} cannot be read: {complaint}" for complaint in complaints
                                if not (self._harmless(complaint) or _UNREADABLE.search(complaint)
                                        or refused and _NO_VERDICT.match(complaint))
@@ -640,6 +648,30 @@ class Subject(Judge):
             if op.kind == Kind.WRITE and self.places.areas.get(op.ino) == RELATION:
                 everything = (1 << sectors(op, choice.unit)) - 1
                 outcome.torn += fate not in (KEPT, LOST, SIZE_ONLY, everything)
+
+    def _is_effective(self, state, choice):
+        """Say whether a state has what it is about, as far as the choice tells.
+
+        Otherwise a fault damages nothing that was pending, or not in the way of its name;
+        or nothing has failed yet where something was made to.
+        """
+        if not self.places.has(FAULTS[state.fault].about) or \
+                self.scenario.startswith(_FAILING) and not 0 < self.first_failure <= state.cut:
+            return False
+        fates = [(op, choice.fate(op)) for op in
+                 self.disk.pending_data() + self.disk.pending_names()]
+        if state.fault.startswith("torn"):
+            return any(op.kind == Kind.WRITE and fate not in (
+                KEPT, LOST, SIZE_ONLY, (1 << sectors(op, choice.unit)) - 1) for op, fate in fates)
+        return FAULTS[state.fault].reported or state.fault == "all-kept" or \
+            any(fate != KEPT for _, fate in fates)
+
+    @functools.cached_property
+    def first_failure(self):
+        """The first operation that was made to fail, or to stop half-way; 0 if none was."""
+        return next((op.seq for op in self.recording.ops
+                     if op.kind in (Kind.FAULT, Kind.SYNCFAILED)
+                     or op.kind == Kind.WRITE and op.flags & WRITE_SHORTENED), 0)
 
     # Minimising
 

@@ -1,9 +1,9 @@
 """Make a recording: a small cluster, a load, and several lives of the server.
 
-There are four scenarios.  A primary is recorded; or a standby is, while the
-load runs on its primary; or base backups are taken of a recorded primary under
-load, whose files are read in pieces, so that a page that is written meanwhile
-is read torn; or the files of a primary fail at times.
+SCENARIOS says in which ways.  A primary is recorded, also over lives that differ in mode or
+have few checkpoints; or a standby is, while the load runs on its primary; or base backups are
+taken of a recorded primary under load, whose files are read in pieces, so that a page that is
+written meanwhile is read torn; or files of a primary fail at times, of any kind or of one.
 """
 
 import contextlib
@@ -188,6 +188,27 @@ def _make_links_relative(data):
                 link.symlink_to(f"../{SPACES}/{link.name}")
 
 
+class Beside(threading.Thread):
+    """A call beside others; what it raises comes back to who joins it."""
+
+    def __init__(self, work, *arguments):
+        super().__init__()
+        self._call = work, arguments
+        self._error = None
+
+    def run(self):
+        work, arguments = self._call
+        try:
+            work(*arguments)
+        except BaseException as error:
+            self._error = error
+
+    def join(self, timeout=None):
+        super().join(timeout)
+        if self._error is not None:
+            raise self._error
+
+
 class Primary:
     """A server is recorded, life after life, with the load on it."""
 
@@ -318,6 +339,7 @@ class Standby(Primary):
 
     def __init__(self, base, *arguments):
         super().__init__(base, *arguments)
+        self.readers = []           # one of each load
         self.primary_data = base.parent / "primary"
         subprocess.run(["cp", "-a", str(base), str(self.primary_data)], check=True)
         log = base.parent / "primary.log"
@@ -336,7 +358,11 @@ class Standby(Primary):
         try:
             # What the standby has not received yet must stay: commits wait for it.
             self.start_primary()
-            return super().live(data)
+            super().live(data)
+            if any(reader.admitted for reader in self.readers) and \
+                    not any(reader.snapshots for reader in self.readers):
+                self.complain("standby: the reader has got in, and has not read one snapshot")
+            return self.acks
         finally:
             self.primary.close()
 
@@ -348,6 +374,7 @@ class Standby(Primary):
         """Run the load on the primary, while somebody reads snapshots on the standby."""
         before = len(self.acks)
         reader = readers.Reader(instance.connect, READER_PAUSE)
+        self.readers.append(reader)
         reader.start()
         try:
             super().load(self.primary)
@@ -460,7 +487,7 @@ class Backup(Primary):
     recorder_options = ("--split-reads",)
 
     def load(self, instance):
-        load = threading.Thread(target=super().load, args=(instance,))
+        load = Beside(super().load, instance)
         load.start()
         backups = []
         try:
@@ -498,6 +525,8 @@ class Errors(Primary):
              ("sync", "base/", errno.EIO), ("sync", "pg_doublewrite/", errno.EIO),
              ("syncdir", "pg_doublewrite", errno.EIO), ("rename", "pg_doublewrite", errno.EIO))
     stay_share = STAY_SHARE
+    # Before one fails, up to so many of its kind pass.
+    spared = 20
 
     # WAL that could not be synced stays readable until the machine stops.  The
     # next start replays it and syncs it again, which tells nothing; so does
@@ -513,7 +542,7 @@ class Errors(Primary):
         stop = threading.Event()
         self.lives += 1
         kinds = self.kinds + self.last_kinds * (self.lives == self.plan.lives)
-        faults = threading.Thread(target=self._fail, args=(stop, kinds))
+        faults = Beside(self._fail, stop, kinds)
         faults.start()
         try:
             super().load(instance)
@@ -528,7 +557,7 @@ class Errors(Primary):
         while not stop.wait(rng.uniform(0.2, 1)):
             operation, where, number = rng.choice(kinds)
             count = STAYS if rng.random() < self.stay_share else rng.randint(1, 3)
-            self._set(f"{operation}:{where}:{rng.randrange(20)}:{count}:{number}")
+            self._set(f"{operation}:{where}:{rng.randrange(self.spared)}:{count}:{number}")
 
     def _set(self, rule):
         set_fault(self.mountpoint, rule)
@@ -560,6 +589,7 @@ class FailingDirectorySyncs(Errors):
     kinds = (("syncdir", "pg_doublewrite", errno.EIO),)
     last_kinds = ()
     stay_share = MANY_STAY
+    spared = 2
 
 
 class TornWrites(Errors):
@@ -632,8 +662,11 @@ class HalfWrites(Errors):
 
     def _youngest(self):
         """Return the paths of the relations that were made last, and have some pages."""
-        nodes = [(int(entry.name), entry.stat().st_size)
-                 for entry in os.scandir(self.data / "base" / "5") if entry.name.isdigit()]
+        nodes = []
+        for entry in os.scandir(self.data / "base" / "5"):
+            with contextlib.suppress(FileNotFoundError):        # it may go meanwhile
+                if entry.name.isdigit():
+                    nodes.append((int(entry.name), entry.stat().st_size))
         return [f"base/5/{node}" for node, size in sorted(nodes)[-30:] if size >= YOUNG_BYTES]
 
 

@@ -43,7 +43,8 @@ DATA_KINDS = frozenset((Kind.WRITE, Kind.TRUNCATE, Kind.FALLOCATE))
 NAME_KINDS = frozenset((Kind.CREATE, Kind.MKDIR, Kind.SYMLINK, Kind.LINK,
                         Kind.UNLINK, Kind.RMDIR, Kind.RENAME))
 
-# Of Op.flags of a WRITE: it is whole or absent
+# Of Op.flags of a WRITE: it was cut short on purpose; it is whole or absent
+WRITE_SHORTENED = 1
 WRITE_ATOMIC = 2
 
 # Of Op.flags of a SYNC

@@ -17,6 +17,9 @@ MONITORED = frozenset(control.name for control in CONTROLS if control.monitored)
 # Recordings whose time line is drawn; the rest is in results.json.
 PICTURES = 6
 
+# So many states of a scenario of which none has what it is about are no coincidence.
+IMPLAUSIBLE = 20
+
 
 def verdict(results):
     """Return the reasons why a campaign has failed; none if all is well."""
@@ -32,6 +35,9 @@ def verdict(results):
     tried = [state for r in results if not r.control for state in r.states]
     if len(tried) >= 100 and not any(state["restored"] for state in tried):
         reasons.append("no state needed the double-write log: nothing was exercised")
+    reasons += [f"scenario {name}: not one of {tried} states has what it is about"
+                for name, tried, effective in _scenarios(results)
+                if tried >= IMPLAUSIBLE and not effective]
     return reasons
 
 
@@ -43,12 +49,15 @@ def write(directory, results, seconds, arguments):
     page = _render({**facts, "reasons": verdict(results), "arguments": arguments,
                     "broken_rules": [r for r in results if r.violations and not r.control],
                     "controls": _controls(results), "faults": _faults(results),
+                    "scenarios": _scenarios(results),
                     "pictures": _recordings(results), "failures": _failures(results)})
     (Path(directory) / "report.html").write_text(page)
     lines = [f"crash: {reason}" for reason in verdict(results)]
     lines.append("{writes} writes were held against the protocol, and {violating} of {recordings} "
                  "recordings violate it".format(**facts))
-    lines.append("{states} states, {failed} failed; {restoring} needed the log, {restored} pages "
+    lines.append("effective states: " + ", ".join(
+        f"{name} {effective} of {tried}" for name, tried, effective in _scenarios(results)))
+    lines.append("{states} states, {effective} of them effective, {failed} failed; {restoring} needed the log, {restored} pages "
                  "restored; {found} of {wanted} controls found; {rate:.0f} states a minute"
                  .format(**facts))
     return "\n".join(lines)
@@ -59,8 +68,9 @@ def figures(results, seconds):
     tried = [state for r in results if not r.control for state in r.states]
     everything = [state for r in results for state in r.states]
     controls = [r for r in results if r.control]
+    effective = sum(state["effective"] for state in tried)
     return {
-        "states": len(tried),
+        "states": len(tried), "effective": effective,
         "failed": sum(state["failed"] for state in tried),
         "torn": sum(state["torn"] > 0 for state in tried),
         "restoring": sum(state["restored"] > 0 for state in tried),
@@ -69,7 +79,7 @@ def figures(results, seconds):
         "found": sum(bool(r.failures) for r in controls), "wanted": len(controls),
         "control_states": len(everything) - len(tried),
         "rate": 60 * len(everything) / seconds if seconds else 0, "seconds": seconds,
-        "bound": 3 / len(tried) if tried else 1,
+        "bound": 3 / effective if effective else 1,
         **_protocol([r for r in results if r.monitored]),
         "phases": _phases(everything),
     }
@@ -106,9 +116,17 @@ def _faults(results):
         states = [s for r in results if not r.control for s in r.states if s["fault"] == name]
         if not states:
             continue
-        rows.append((name, model, len(states), sum(s["failed"] for s in states),
+        rows.append((name, model, len(states), sum(s["effective"] for s in states),
+                     sum(s["failed"] for s in states),
                      sum(s["torn"] > 0 for s in states), sum(s["restored"] for s in states)))
     return rows
+
+
+def _scenarios(results):
+    """Return (scenario, states tried, states that have what it and the fault are about)."""
+    names = dict.fromkeys(r.scenario for r in results if not r.control and r.states)
+    return [(name, len(states), sum(state["effective"] for state in states)) for name in names
+            for states in [[s for r in results if r.scenario == name for s in r.states]]]
 
 
 def _recordings(results):

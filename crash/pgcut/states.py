@@ -307,6 +307,11 @@ class Places:
         """Return the cuts right after each home write."""
         return list(self._writes[RELATION])
 
+    def has(self, about):
+        """Say whether there is a cut of that kind: else random() gives any."""
+        return about == "any" or bool(self._checkpoints if about == "checkpoint"
+                                      else self._writes[about])
+
     def random(self, rng, about):
         """Return a cut at which something of that kind is likely to be pending."""
         if about == "checkpoint" and self._checkpoints:

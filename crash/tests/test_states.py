@@ -1,13 +1,15 @@
 """Tests of states, of minimising, of the matrix and of the controls' mutations."""
 
+import os
 import random
 import tempfile
 import unittest
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 
 from history import History
-from pgcut import broken, controls, explore, matrix, record, states
+from pgcut import broken, campaign, controls, explore, matrix, record, report, states
 from pgcut.block import FILE_SYSTEMS
 from pgcut.disk import KEPT, LOST, Disk, sectors
 from pgcut.minimise import ddmin
@@ -19,6 +21,34 @@ MUTATIONS = REPOSITORY / "tests" / "mutations"
 PAGE = b"p" * 8192
 # Faults that lose nothing of what is pending.
 HARMLESS = ("all-kept", "rotten-page", "rotten-log", "rotten-both", "unreadable-page")
+
+
+class CampaignTest(unittest.TestCase):
+    """What a campaign counts, and what it does not believe."""
+
+    def result(self, effective, tried=report.IMPLAUSIBLE, **details):
+        state = {"effective": False, "failed": False, "restored": 1, "fault": "all-lost",
+                 "torn": 0, "nested": 0, "phases": {}}
+        return campaign.JobResult("recording 1", scenario="errors", states=[
+            {**state, "effective": number < effective} for number in range(tried)], **details)
+
+    def test_scenario_without_what_it_is_about(self):
+        self.assertIn("scenario errors", report.verdict([self.result(0)])[0])
+        self.assertEqual(report.verdict([self.result(1)]), [])
+        self.assertEqual(report.verdict([self.result(0, report.IMPLAUSIBLE - 1)]), [])
+        self.assertEqual(report.figures([self.result(4)], 1)["bound"], 3 / 4)
+
+    def test_load_that_has_come_to_nothing(self):
+        acks = [{"what": "resumed"}, {"what": "fail"}]
+        with self.assertRaises(record.RecordError):
+            campaign.require_acks(SimpleNamespace(acks=acks))
+        campaign.require_acks(SimpleNamespace(acks=[*acks, {"what": "ack"}]))
+
+    def test_what_a_thread_raises(self):
+        thread = record.Beside(int, "x")
+        thread.start()
+        with self.assertRaises(ValueError):
+            thread.join()
 
 
 class StatesTest(unittest.TestCase):
@@ -52,6 +82,40 @@ class StatesTest(unittest.TestCase):
                            ("pg_doublewrite/0000000000000001", states.LOG),
                            ("pg_wal/0001", states.WAL), ("pg_xact/0000", states.OTHER)):
             self.assertEqual(states.area(path), area, path)
+
+    def effective(self, fault, cut, scenario="primary"):
+        """Say whether a state has what it is about, by what was recorded and the choice."""
+        self.recording.meta["scenario"] = scenario
+        state = states.State(cut, fault, 3)
+        with tempfile.TemporaryDirectory() as scratch:
+            os.chmod(scratch, 0o755)
+            subject = explore.Subject(self.recording, explore.Context("", "", scratch))
+            subject.move(cut)
+            return subject._is_effective(state, states.choose(subject.disk, state,
+                                                              self.places.areas))
+
+    def test_effective_states(self):
+        synced, torn = 4, 5         # nothing is pending after one, a page after the other
+        for fault, cut, expected in (("all-lost", synced, False), ("all-lost", torn, True),
+                                     ("torn-pages", synced, False), ("torn-pages", torn, True),
+                                     ("torn-restore", torn, False), ("after-checkpoint", torn, False),
+                                     ("all-kept", torn, True)):
+            self.assertEqual(self.effective(fault, cut), expected, (fault, cut))
+
+    def test_effective_only_after_a_failure(self):
+        self.assertFalse(self.effective("all-lost", 20, "failing-syncs"))
+        seq = self.history.add(Kind.SYNCFAILED, self.history.inos["base/5/1259"])
+        self.recording = self.history.recording()
+        self.assertTrue(self.effective("all-lost", seq, "failing-syncs"))
+        self.assertFalse(self.effective("all-lost", seq - 1, "failing-syncs"))
+
+    def test_places_before_the_end(self):
+        early = states.Places(self.recording, 0, 4)
+        rng = random.Random(1)
+        for about in (states.RELATION, states.WAL, "names", "any"):
+            self.assertLessEqual(max(early.random(rng, about) for _ in range(100)), 4)
+        self.assertFalse(early.has("names"))
+        self.assertTrue(self.places.has("names"))
 
     def test_same_seed_same_state(self):
         first = list(states.sampled(self.places, 3, 50, nested_share=0.3))
