@@ -76,12 +76,22 @@ def measured(paths):
     """Return the table of how soon the explorer finds its controls."""
     entries = json.loads((paths.repo / "crash/controls.json").read_text())
     found = mutate.controls((paths.repo / "crash/pgcut/controls.py").read_text())
-    rows = [("control", "found", "states", "seconds", "by plain states"),
-            *((f"`{name}`", _share(one["tries"]), _spread(one["tries"], "states"),
-               _spread(one["tries"], "seconds"), _plain(one.get("plain")))
-              for name, one in sorted(entries.items(),
-                                      key=lambda item: (mutate.rank(found[item[0]][0]), item[0])))]
+    digests = {one.name: mutate.digest(one) for one in mutate.read(paths)}
+    rows = [("control", "found", "states", "seconds", "by plain states")]
+    for name in sorted(entries, key=lambda name: (mutate.rank(found[name][0]), name)):
+        tries, plain = (current(entries[name].get(kind, ()), digests.get(name))
+                        for kind in ("tries", "plain"))
+        rows.append((f"`{name}`", _share(tries), _spread(tries, "states"),
+                     _spread(tries, "seconds"), _plain(plain)))
     return figures.markdown(rows)
+
+
+def current(tries, digest):
+    """Return those tries of a control that were made with its patch as it is now.
+
+    The first ones do not tell with which.
+    """
+    return [one for one in tries if one.get("patch", digest) == digest]
 
 
 def _share(tries):

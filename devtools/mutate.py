@@ -76,7 +76,7 @@ class Outcome:
 
     @property
     def found(self):
-        return not self.error and any(self.said.values())
+        return not self.error and bool(self.said) and all(self.said.values())
 
 
 # The files -----------------------------------------------------------------
@@ -267,7 +267,8 @@ def _explore(paths, control, bindir):
 # What was seen --------------------------------------------------------------
 
 
-def _digest(mutation):
+def digest(mutation):
+    """Return what tells the diff of a mutation from others of its name."""
     return hashlib.sha256(mutation.diff).hexdigest()[:12]
 
 
@@ -285,7 +286,7 @@ def record(paths, mutations, outcomes):
     for mutation, outcome in zip(mutations, outcomes, strict=True):
         entries.pop(mutation.name, None)
         if outcome.found:
-            entries[mutation.name] = {"commit": commit, "patch": _digest(mutation),
+            entries[mutation.name] = {"commit": commit, "patch": digest(mutation),
                                       "said": outcome.said}
     (directory(paths) / SEEN).write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n")
 
@@ -293,7 +294,7 @@ def record(paths, mutations, outcomes):
 def witness(entries, mutation):
     """Return what was seen of a mutation as it is now, as one line; '' if nothing was."""
     entry = entries.get(mutation.name)
-    if not entry or entry["patch"] != _digest(mutation):
+    if not entry or entry["patch"] != digest(mutation):
         return ""
     words = "; ".join(f"{name.rpartition('/')[2]}: {text}" if text else f"not by {name}"
                       for name, text in entry["said"].items())
@@ -307,11 +308,11 @@ def describe(outcome):
     """Return one line about an Outcome."""
     if outcome.error:
         return f"{outcome.name}: FAILED, {outcome.error}"
-    if not outcome.found:
-        return f"{outcome.name}: NOT FOUND by {', '.join(outcome.said)}"
-    parts = (f"{name} ({text})" if text else f"not by {name}"
-             for name, text in outcome.said.items())
-    return f"{outcome.name}: found by " + ", ".join(parts)
+    missed = [name for name, text in outcome.said.items() if not text]
+    if missed:
+        return f"{outcome.name}: NOT FOUND by {', '.join(missed)}"
+    return f"{outcome.name}: found by " + ", ".join(
+        f"{name} ({text})" for name, text in outcome.said.items())
 
 
 def conclude(outcomes):

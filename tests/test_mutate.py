@@ -77,9 +77,10 @@ class MutationTest(RepositoryCase):
         with self.assertRaises(DevError):
             mutate.read(self.paths, ["other"])
 
-    def test_found_if_one_notices(self):
-        self.assertTrue(mutate.Outcome("m", {"x/a": "", "x/b": "server starts"}).found)
-        for outcome in (mutate.Outcome("m", {"x/a": ""}), mutate.Outcome("m", {}),
+    def test_found_if_all_notice(self):
+        self.assertTrue(mutate.Outcome("m", {"x/a": "died", "x/b": "server starts"}).found)
+        for outcome in (mutate.Outcome("m", {"x/a": "", "x/b": "server starts"}),
+                        mutate.Outcome("m", {"x/a": ""}), mutate.Outcome("m", {}),
                         mutate.Outcome("m", {"x/a": "died"}, "the patch does not apply")):
             self.assertFalse(outcome.found)
             self.assertEqual(mutate.conclude([outcome]), 1)
@@ -102,6 +103,10 @@ class MutationTest(RepositoryCase):
         self.assertIn("001_a: lost", mutate.witness(mutate.seen(self.paths), one))
         self.add(MUTATION.replace("twenty", "XX"))
         self.assertEqual(mutate.witness(mutate.seen(self.paths), *mutate.read(self.paths)), "")
+
+    def test_tries_until_the_patch_changes(self):
+        tries = [{"seed": 1}, {"seed": 2, "patch": "old"}, {"seed": 3, "patch": "new"}]
+        self.assertEqual([one["seed"] for one in generate.current(tries, "new")], [1, 3])
 
     def test_order_of_rules(self):
         rules = ["exemption", "R10", "R9a", "R9", "R2"]

@@ -237,7 +237,9 @@ def _measure(args):
                                    str(Path(scratch) / "broken"))
         tools = campaign.Tools(bindir, workshop, "", args.recorder, scratch, "")
         for control in campaign.all_controls(args.control):
-            tries = measured.setdefault(control.name, {}).setdefault(kind, [])
+            known = measured.setdefault(control.name, {})
+            tries = known[kind] = [one for one in known.get(kind, ()) if one.get("patch") in (
+                None, control.mutated and workshop.digest(control.name))]
             for number in range(len(tries), args.seeds):
                 if time.monotonic() > deadline:
                     return 0
@@ -259,8 +261,10 @@ def _replay(args):
 
 
 def _replay_failure(args, failure, bindir):
-    context = explore.Context(bindir, args.recorder, args.scratch)
-    subject = explore.Subject(Recording(args.failure.parent / "recording"), context)
+    recording = Recording(args.failure.parent / "recording")
+    context = explore.Context(bindir, args.recorder, args.scratch,
+                              rules=campaign.rules_of(recording.meta["seed"]))
+    subject = explore.Subject(recording, context)
     state = State(**failure["state"])
     outcome = subject.try_state(state)
     print(f"cut after operation {state.cut}, fault {state.fault}, seed {state.seed}, "

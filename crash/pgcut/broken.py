@@ -4,6 +4,7 @@ Neither the build nor the sources are touched.  Only the files that the patch
 changes are compiled, beside the build, and linked with the rest of the server.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -43,6 +44,16 @@ class Workshop:
             _run(_recompile(command, copy, f"{copy}.o"), build)
         _link(build, objects, bindir / "postgres")
         return bindir
+
+
+    def digest(self, name):
+        """Return what tells the patch of a mutation from others of its name."""
+        return digest((Path(self.mutations) / f"{name}.patch").read_bytes())
+
+
+def digest(mutation):
+    """Return what tells the diff in a file of tests/mutations from others, as in its seen.json."""
+    return hashlib.sha256(mutation.partition(b"\n\n")[2]).hexdigest()[:12]
 
 
 def apply(patch, source, target):

@@ -8,6 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 
+from devtools import mutate
 from history import History
 from pgcut import broken, campaign, controls, explore, matrix, record, report, states
 from pgcut.block import FILE_SYSTEMS
@@ -43,6 +44,24 @@ class CampaignTest(unittest.TestCase):
         with self.assertRaises(record.RecordError):
             campaign.require_acks(SimpleNamespace(acks=acks))
         campaign.require_acks(SimpleNamespace(acks=[*acks, {"what": "ack"}]))
+
+    def test_mistakes_of_ours_find_no_control(self):
+        def found(*complaints):
+            result = campaign.JobResult("control", control="R2")
+            outcome = explore.Outcome(states.State(1, "all-lost", 1), list(complaints))
+            return campaign._first_failure([outcome], result), len(result.failures)
+        self.assertEqual(found("explorer: Traceback"), (False, 0))
+        self.assertEqual(found("explorer: Traceback", "client a: transaction 1"), (True, 1))
+
+    def test_some_recordings_need_syncs_of_the_logs_directory(self):
+        strict = sum(bool(campaign.rules_of(seed).names_need_directory_sync)
+                     for seed in range(1000))
+        self.assertTrue(200 < strict < 300, strict)
+
+    def test_patches_are_told_as_mutations_are(self):
+        for path in sorted(MUTATIONS.glob("*.patch"))[:3]:
+            self.assertEqual(broken.digest(path.read_bytes()),
+                             mutate.digest(mutate.decode(path.stem, path.read_bytes())))
 
     def test_what_a_thread_raises(self):
         thread = record.Beside(int, "x")
