@@ -209,7 +209,7 @@ def _run_job(tools, job):
         if job.all_boundaries:
             states = list(islice(exhaustive(subject.places, job.seed), job.states))
         else:
-            states = list(_sampled(subject.places, job))
+            states = list(_sampled(subject, job))
         _try_all(subject, states, result)
         _keep_failures(tools, subject, result, directory)
     finally:
@@ -217,8 +217,13 @@ def _run_job(tools, job):
     return result
 
 
-def _sampled(places, job):
-    """Return states of a recording; all of them in the window if that is what it is about."""
+def _sampled(subject, job):
+    """Return states of a recording; all of them in the window if that is what it is about.
+
+    Where something was made to fail they come after that: what comes before is that of others.
+    """
+    places = subject.places if not subject.first_failure else \
+        Places(subject.recording, subject.first_failure)
     if job.scenario == "reopened":
         return sampled(places, job.seed, job.states, WINDOW_FAULTS, WINDOW_NESTED_SHARE)
     return sampled(places, job.seed, job.states, nested_share=NESTED_SHARE)

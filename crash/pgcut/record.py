@@ -525,8 +525,9 @@ class Errors(Primary):
              ("sync", "base/", errno.EIO), ("sync", "pg_doublewrite/", errno.EIO),
              ("syncdir", "pg_doublewrite", errno.EIO), ("rename", "pg_doublewrite", errno.EIO))
     stay_share = STAY_SHARE
-    # Before one fails, up to so many of its kind pass.
+    # Before one fails, up to so many of its kind pass; and seconds pass before the next may.
     spared = 20
+    pauses = (0.2, 1)
 
     # WAL that could not be synced stays readable until the machine stops.  The
     # next start replays it and syncs it again, which tells nothing; so does
@@ -554,7 +555,7 @@ class Errors(Primary):
     def _fail(self, stop, kinds):
         """Make something fail every now and then."""
         rng = random.Random(self.rng.randrange(1 << 30))
-        while not stop.wait(rng.uniform(0.2, 1)):
+        while not stop.wait(rng.uniform(*self.pauses)):
             operation, where, number = rng.choice(kinds)
             count = STAYS if rng.random() < self.stay_share else rng.randint(1, 3)
             self._set(f"{operation}:{where}:{rng.randrange(self.spared)}:{count}:{number}")
@@ -590,6 +591,7 @@ class FailingDirectorySyncs(Errors):
     last_kinds = ()
     stay_share = MANY_STAY
     spared = 2
+    pauses = (0, 0.3)
 
 
 class TornWrites(Errors):
