@@ -789,17 +789,19 @@ DWFindLive(const DWScan *scan, DWLiveRange *live)
  * restored from a backup.  redo is the redo pointer in pg_control; marker
  * tells whether the log was in use when the server stopped.
  *
- * The newest batch names the redo pointers that a crash could have started
+ * Each live batch names the redo pointers that a crash could have started
  * from.  If pg_control names another one, something else has moved the
- * cluster on, or back, since the log was written.  Without the marker the log
- * is then what a shutdown cut short has left, or another server has been
- * started meanwhile, and it is of no use.  With it somebody has to decide.
+ * cluster on, or back, since the log was written; or the end of the log is
+ * unreadable, and with it the mark that freed older batches before pg_control was
+ * changed (R5).  Without the marker the log is then what a shutdown cut short has
+ * left, or another server has been started meanwhile, and it is of no use.  With
+ * it somebody has to decide.
  */
 DWOutcome
 DWJudgeLog(const DWScan *scan, const DWLiveRange *live, XLogRecPtr redo,
 		   bool marker)
 {
-	const DWFoundBatch *newest;
+	bool		stale = false;
 
 	switch (live->verdict)
 	{
@@ -813,8 +815,9 @@ DWJudgeLog(const DWScan *scan, const DWLiveRange *live, XLogRecPtr redo,
 	}
 
 	/* an empty log of another time is not the log of this one, either (R9) */
-	newest = &scan->batches[live->last];
-	if (newest->redo != redo && newest->redo_pending != redo)
+	for (int i = live->first; i <= live->last; i++)
+		stale |= scan->batches[i].redo != redo && scan->batches[i].redo_pending != redo;
+	if (stale)
 		return marker ? DW_OUTCOME_REFUSE_STALE :
 			live->npages > 0 ? DW_OUTCOME_DISCARD_STALE : DW_OUTCOME_NOTHING;
 

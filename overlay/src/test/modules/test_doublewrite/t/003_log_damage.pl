@@ -13,6 +13,7 @@ use lib $FindBin::RealBin;
 use DoubleWrite::Check;
 use DoubleWrite::Crash;
 use DoubleWrite::Damage;
+use DoubleWrite::Hold;
 use DoubleWrite::Log;
 use DoubleWrite::Node;
 use DoubleWrite::Pages;
@@ -280,5 +281,38 @@ rename($dir, "$dir.stale") or die "could not rename: $!";
 rename("$dir.away", $dir) or die "could not rename: $!";
 dw_start_after_crash($node, $torn);
 dw_check($node);
+
+# The end of the log is lost, and with it the mark of a checkpoint that is complete.
+# What it freed would be put over newer pages.
+{
+	my $lost_mark = dw_quiet_node('lost_mark');
+	my $point = 'doublewrite-checkpoint-drained';
+	my $write = sub {
+		my ($table, $value) = @_;
+		return "UPDATE $table SET v = $value; SELECT dw_evict('$table'), dw_drain()";
+	};
+
+	$lost_mark->safe_psql('postgres', "CREATE TABLE $_ AS SELECT 1 AS id, 0 AS v") foreach ('t', 'u');
+	$lost_mark->safe_psql('postgres', 'CHECKPOINT');
+	$lost_mark->safe_psql('postgres', $write->('t', 1));
+	$lost_mark->safe_psql('postgres', "SELECT injection_points_attach('$point', 'wait')");
+	my $checkpoint = $lost_mark->background_psql('postgres');
+	$checkpoint->query_until(qr/started/, "\\echo started\nCHECKPOINT;\n");
+	$lost_mark->wait_for_event('checkpointer', $point);
+	$lost_mark->safe_psql('postgres', $write->('u', 1));
+	dw_wake($lost_mark, $point);
+	$checkpoint->query('SELECT 1');
+	$checkpoint->quit;
+	$lost_mark->stop('immediate');
+
+	my ($before, $mark) = @{ dw_read_log($lost_mark)->{batches} }[ -2, -1 ];
+	is($mark->{npages}, 0, 'lost mark: it is the newest batch');
+	is($before->{redo_pending}, $mark->{redo_pending}, '... and names no redo pointer that others lack');
+	dw_write_block($lost_mark, sprintf('pg_doublewrite/%016X', $mark->{segno}),
+		$mark->{blockno} * BLCKSZ, "\0" x BLCKSZ);
+	ok(!dw_poll_start($lost_mark), 'lost mark: server does not start');
+	like(slurp_file($lost_mark->logfile),
+		qr/FATAL:  the double-write log does not match the state of the cluster/, '... and says why');
+}
 
 done_testing();
