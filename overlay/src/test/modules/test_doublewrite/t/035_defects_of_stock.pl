@@ -323,4 +323,28 @@ hot_standby = on
 	eval { $session->quit };
 }
 
+# A table is emptied and truncated, with its visibility map.  Redo of what cleared bits
+# there refers to a page of the map that does not exist any more, and meets no image of
+# it; only for the main fork did the record of the truncation say that this is right.
+{
+	my $primary = dw_quiet_node('emptied', init => { allows_streaming => 1 });
+	my $standby = PostgreSQL::Test::Cluster->new('emptied_standby');
+
+	$primary->safe_psql('postgres', $_) foreach (
+		'CREATE TABLE t AS SELECT i AS id FROM generate_series(1, 1000) i', 'VACUUM t');
+	$primary->backup('b');
+	$standby->init_from_backup($primary, 'b', has_streaming => 1);
+	$standby->start;
+	$primary->safe_psql('postgres', 'CHECKPOINT');
+	$primary->wait_for_replay_catchup($standby);
+	$standby->safe_psql('postgres', 'CHECKPOINT');
+	$primary->safe_psql('postgres', $_) foreach ('DELETE FROM t', 'VACUUM t');
+	is($primary->safe_psql('postgres', q{SELECT pg_relation_size('t', 'vm')}), 0,
+		'emptied: the visibility map is truncated');
+	$primary->wait_for_replay_catchup($standby);
+	$standby->stop('immediate');
+	ok(dw_poll_start($standby), '... and a standby starts after a crash');
+	$_->stop('fast', fail_ok => 1) foreach ($standby, $primary);
+}
+
 done_testing();
