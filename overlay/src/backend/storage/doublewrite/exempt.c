@@ -13,12 +13,12 @@
  * after which there was a record for the block in it, and whether the first
  * after each of them rebuilds the page.  That is complete from the time on at
  * which the buffer got the block; what there was before is unknown, unless
- * the block was added to its file in this buffer, or rebuilt.c knows.  So a buffer that gets a
- * block is taken to have had a record, which does not rebuild the page, after
- * the newest redo pointer for which any record has been reported.  Records of an
- * earlier life of the block, before a truncation, are another matter: there is
- * none after R if the file was not truncated since R.  Nor has a file with the
- * same name been dropped since R, unless redo did that.
+ * the block was added to its file in this buffer, or rebuilt.c knows.  So a
+ * buffer that gets a block is taken to have had a record, which does not rebuild
+ * the page, after the newest redo pointer for which any record has been reported.
+ * Records of an earlier life of the block, before a truncation, are another
+ * matter: there is none after R if the file was not truncated since R.  Nor has a
+ * file with the same name been dropped since R, unless redo did that.
  *
  * The LSN of a page does not tell which records there were: some make redo read
  * a page without changing its LSN.  Nor can all records be followed: some are

@@ -35,7 +35,7 @@ my @fork_suffix = ('', '_fsm', '_vm', '_init');
 my $relfile_re =
   qr/^(?:base\/\d+|global|pg_tblspc\/\d+\/[^\/]+\/\d+)\/\d+(?:_fsm|_vm|_init)?(?:\.\d+)?$/;
 
-# Blocks in a file of a relation.  Builds for tests have small ones.
+# Blocks in a file of a relation, by data directory; a build may have small files
 my %segment_blocks;
 
 sub segment_blocks
