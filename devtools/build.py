@@ -24,9 +24,10 @@ COMMON = (*(f"-D{name}=disabled" for name in DISABLED),
           "-Dssl=none", "-Duuid=none", "-Db_pch=false", "--libdir=lib")
 
 # -O1 halves the build time of -O2 on slow machines and still inlines enough
-# for the suites to run at a fair speed.
+# for the suites to run at a fair speed.  Files of relations end after 512 kB, or no
+# relation of tests would have two of them.
 TEST = (*COMMON, "-Dbuildtype=debugoptimized", "-Doptimization=1", "-Dcassert=true",
-        "-Dinjection_points=true", "-Dtap_tests=enabled")
+        "-Dinjection_points=true", "-Dsegsize_blocks=64", "-Dtap_tests=enabled")
 RELEASE = (*COMMON, "-Dbuildtype=debugoptimized", "-Doptimization=2", "-Dcassert=false",
            "-Dinjection_points=false", "-Dtap_tests=disabled")
 

@@ -84,9 +84,10 @@ DoubleWritePrepareRead(FILE *file, const char *path)
  *
  * Home writes are held up for a chunk of DW_READ_CHUNK at a time, and a chunk
  * ends where a block does, so no page is read in two.  The same goes for calls
- * that follow each other, if the caller says that more is to come.
+ * that follow each other, if the caller says that more is to come.  In a build with
+ * tiny relation files, as those of tests are, these have several chunks as well.
  */
-#define DW_READ_CHUNK	(1024 * 1024)
+#define DW_READ_CHUNK	Min(1024 * 1024, BLCKSZ * (size_t) RELSEG_SIZE / 4)
 
 size_t
 DoubleWriteRead(char *buf, size_t nbytes, FILE *file, bool more)

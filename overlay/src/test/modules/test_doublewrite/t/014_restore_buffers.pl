@@ -202,7 +202,7 @@ $node->safe_psql('postgres', sprintf($each, q{'CREATE TABLE many_%s AS SELECT 0 
 
 # Few tables of many files: no more than so many are kept open for a sync.
 {
-	my $GB = 1024 * 1024 * 1024;
+	my $size = dw_segment_blocks($node) * BLCKSZ;
 	my @paths = map {
 		$node->data_dir . '/'
 		  . $node->safe_psql('postgres', "SELECT pg_relation_filepath('many_$_')")
@@ -216,7 +216,7 @@ $node->safe_psql('postgres', sprintf($each, q{'CREATE TABLE many_%s AS SELECT 0 
 		foreach my $file ($path, map { "$path.$_" } (1 .. 130))
 		{
 			open my $handle, '>>', $file or die "could not open $file: $!";
-			truncate($handle, $GB) or die "could not enlarge $file: $!";
+			truncate($handle, $size) or die "could not enlarge $file: $!";
 			close $handle;
 		}
 	}

@@ -1,14 +1,19 @@
 
 # Copyright (c) 2025, PostgreSQL Global Development Group
 
-# pg_read_binary_file() holds up home writes for a megabyte at a time: between
+# pg_read_binary_file() holds up home writes for a chunk at a time: between
 # two of them pages go home and it can be canceled, and yet it returns no page of
 # which one half is older than the other.
 
 use strict;
 use warnings FATAL => 'all';
 
+use FindBin;
+use lib $FindBin::RealBin;
+
+use DoubleWrite::Pages;
 use Digest::SHA qw(sha256_hex);
+use List::Util qw(min);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -19,9 +24,8 @@ if ($ENV{enable_injection_points} ne 'yes')
 	plan skip_all => 'Injection points not supported by this build';
 }
 
-my $MB = 1024 * 1024;
 my $between = 'doublewrite-chunk-read';
-my ($node, $file);
+my ($node, $file, $chunk);
 
 sub new_node
 {
@@ -42,6 +46,9 @@ autovacuum = off
 		 INSERT INTO t SELECT i, 0, repeat('x', 900) FROM generate_series(1, 1800) i;
 		 VACUUM t; CHECKPOINT");
 	$file = $node->safe_psql('postgres', q{SELECT pg_relation_filepath('t')});
+
+	# a megabyte, or a quarter of a file in a build with small ones
+	$chunk = min(1024 * 1024, dw_segment_blocks($node) * BLCKSZ / 4);
 	return;
 }
 
@@ -123,12 +130,12 @@ sub change_pages
 
 new_node('double_writes');
 my $size = -s $node->data_dir . "/$file";
-cmp_ok($size, '>', 3 * $MB, 'file has several chunks');
+cmp_ok($size, '>', 3 * $chunk, 'file has several chunks');
 
 # What is read is what is there.
 my $content = slurp_file($node->data_dir . "/$file");
-foreach my $case ([ 0, 100 ], [ 100, 20000 ], [ 5000, 2 * $MB ], [ 0, $size ],
-	[ 8192 * 3 + 1, $size ], [ -100, 100 ], [ -2 * $MB - 7, 2 * $MB ], [ $size, 10 ], [ 0, 0 ])
+foreach my $case ([ 0, 100 ], [ 100, 20000 ], [ 5000, 2 * $chunk ], [ 0, $size ],
+	[ 8192 * 3 + 1, $size ], [ -100, 100 ], [ -2 * $chunk - 7, 2 * $chunk ], [ $size, 10 ], [ 0, 0 ])
 {
 	my ($offset, $length) = @$case;
 
@@ -142,11 +149,13 @@ is( $node->safe_psql('postgres', "SELECT encode(sha256(pg_read_binary_file('$fil
 # How often the lock is let go
 my (undef, undef, $stderr) = $node->psql('postgres',
 	"SELECT injection_points_set_local(); SELECT injection_points_attach('$between', 'notice');
-	 SELECT length(pg_read_binary_file('$file', 100, 3 * $MB))");
-is(() = $stderr =~ /notice triggered/g, 4, 'a chunk is a megabyte');
+	 SELECT length(pg_read_binary_file('$file', 100, 3 * $chunk))");
+is(() = $stderr =~ /notice triggered/g, 4, 'length of a chunk');
 
 # Pages go home between chunks, and none is read in two, wherever reading begins
-foreach my $arguments (', 4096, 3145728', ', -3000000, 2900000', '')
+foreach my $arguments (
+	', 4096, ' . 3 * $chunk,
+	', -' . int(2.8 * $chunk) . ', ' . int(2.7 * $chunk), '')
 {
 	my @before = pages();
 	my $reader = read_until($between, $arguments);

@@ -9,7 +9,9 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib $FindBin::RealBin;
+use lib "$FindBin::RealBin/../../test_doublewrite/t";
 
+use DoubleWrite::Pages;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -17,18 +19,22 @@ use XLogPipeline;
 
 xlp_require_injection_points();
 
-# Write garbage over the second half of some blocks of a file.
+# Write garbage over the second half of some blocks of a relation, which need not
+# have so many yet.
 sub tear
 {
-	my ($file, $first, $end) = @_;
+	my ($node, $path, $first, $end) = @_;
 
-	open(my $fh, '+<:raw', $file) or die "$file: $!";
 	foreach my $block ($first .. $end - 1)
 	{
-		seek($fh, $block * 8192 + 4096, 0);
-		print $fh "\x5a" x 4096;
+		my $segno = int($block / dw_segment_blocks($node));
+		my $file = $path . ($segno > 0 ? ".$segno" : '');
+		my $offset = ($block % dw_segment_blocks($node)) * BLCKSZ;
+
+		append_to_file($node->data_dir . "/$file", '');
+		dw_write_block($node, $file, $offset + BLCKSZ / 2,
+			"\x5a" x (BLCKSZ / 2));
 	}
-	close($fh) or die "$file: $!";
 	return;
 }
 
@@ -110,7 +116,7 @@ cmp_ok($end - $first, '>', 200, "checked: most leaf pages are split");
 my $node = PostgreSQL::Test::Cluster->new('checked');
 $node->init_from_backup($primary, 'checked');
 $node->append_conf('postgresql.conf', xlp_conf('on'));
-tear($node->data_dir . "/$index", $first, $end);
+tear($node, $index, $first, $end);
 $node->start;
 cmp_ok(xlp_decoded($node), '>', 0, "checked: pipeline has decoded");
 unlike(slurp_file($node->logfile),
@@ -173,7 +179,7 @@ hold_redo(
 	$standby,
 	sub {
 		$end = split_leaves($primary, 'midway', '');
-		tear($standby->data_dir . "/$index", $first, $end);
+		tear($standby, $index, $first, $end);
 	});
 let_worker_go($standby);
 foreach (1 .. 10)
@@ -224,7 +230,7 @@ $primary->safe_psql('postgres', 'CHECKPOINT');
 $primary->wait_for_catchup($standby);
 $standby->safe_psql('postgres', 'CHECKPOINT');
 $standby->stop;
-tear($standby->data_dir . "/$path", 0, 1);
+tear($standby, $path, 0, 1);
 my $offset = -s $standby->logfile;
 $standby->start;
 

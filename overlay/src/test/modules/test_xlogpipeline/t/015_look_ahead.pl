@@ -9,7 +9,9 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib $FindBin::RealBin;
+use lib "$FindBin::RealBin/../../test_doublewrite/t";
 
+use DoubleWrite::Pages;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -100,7 +102,7 @@ sub recover
 	$node->init_from_backup($primary, $backup);
 	$node->append_conf('postgresql.conf',
 		xlp_conf($arg{mode} // 'on') . ($arg{conf} // ''));
-	unlink map { $node->data_dir . "/$_" } @{ $arg{unlink} // [] };
+	unlink map { glob($node->data_dir . "/{$_,$_.*}") } @{ $arg{unlink} // [] };
 	$node->start;
 	$node->stop;
 	return (looked_ahead($node), $node);
@@ -186,7 +188,10 @@ my (undef, $alone) = recover($primary, 'various', mode => 'off');
 my $digest = xlp_digest($alone);
 $alone->clean_node;
 ($done, $node) = recover($primary, 'various');
-cmp_ok($done->{blocks}, '>=', 3 * 600, 'various: blocks are announced');
+
+# Where a table has several files, the kernel knows which of their blocks are gone.
+my $left = dw_segment_blocks($primary) >= 600 ? 600 : 0;
+cmp_ok($done->{blocks}, '>=', 600 + 2 * $left, 'various: blocks are announced');
 is(xlp_differences($digest, xlp_digest($node)), '', '... and files are the same');
 $node->clean_node;
 
@@ -195,7 +200,7 @@ my $blocks = $done->{blocks};
 ($done, $node) = recover($primary, 'various', unlink => [$gone]);
 is(xlp_differences($digest, xlp_digest($node)),
 	'', 'file is missing: files are the same');
-is($done->{blocks}, $blocks - 600, '... and nothing of it was announced');
+is($done->{blocks}, $blocks - $left, '... and nothing of it was announced');
 $node->clean_node;
 
 # --- The blocks of a window fill at most an eighth of the kernel's cache.  The next

@@ -20,6 +20,7 @@ use PostgreSQL::Test::Utils;
 
 our @EXPORT = qw(
   dw_home_path
+  dw_segment_blocks
   dw_read_block
   dw_write_block
   dw_relation_files
@@ -35,10 +36,21 @@ my @fork_suffix = ('', '_fsm', '_vm', '_init');
 my $relfile_re =
   qr/^(?:base\/\d+|global|pg_tblspc\/\d+\/[^\/]+\/\d+)\/\d+(?:_fsm|_vm|_init)?(?:\.\d+)?$/;
 
-# Blocks in a file of a relation, by data directory; a build may have small files
 my %segment_blocks;
 
-sub segment_blocks
+=pod
+
+=head1 FUNCTIONS
+
+=over
+
+=item dw_segment_blocks(node)
+
+Blocks in a file of a relation: builds for tests have small files.
+
+=cut
+
+sub dw_segment_blocks
 {
 	my ($node) = @_;
 
@@ -54,10 +66,6 @@ sub segment_blocks
 
 =pod
 
-=head1 FUNCTIONS
-
-=over
-
 =item dw_home_path(node, entry)
 
 Relative path of the file that a page belongs to, and offset in it.
@@ -67,7 +75,7 @@ Relative path of the file that a page belongs to, and offset in it.
 sub dw_home_path
 {
 	my ($node, $e) = @_;
-	my $segno = int($e->{blkno} / segment_blocks($node));
+	my $segno = int($e->{blkno} / dw_segment_blocks($node));
 	my $dir;
 
 	if ($e->{spc} == 1664)
@@ -90,7 +98,7 @@ sub dw_home_path
 	}
 	return ("$dir/$e->{rel}$fork_suffix[$e->{fork}]"
 		  . ($segno > 0 ? ".$segno" : ''),
-		($e->{blkno} % segment_blocks($node)) * BLCKSZ);
+		($e->{blkno} % dw_segment_blocks($node)) * BLCKSZ);
 }
 
 =pod
