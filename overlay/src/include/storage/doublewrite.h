@@ -124,7 +124,8 @@ extern void DoubleWriteDiscardDatabase(Oid dbid);
 extern void DoubleWriteNoteUnlinked(RelFileLocatorBackend rlocator);
 extern void DoubleWriteNoteTruncated(RelFileLocator rlocator, ForkNumber forknum,
 									 BlockNumber old_nblocks, BlockNumber nblocks);
-extern void DoubleWriteBeforeDropDatabase(void);
+extern void DoubleWriteNoteDatabaseRemoved(const Oid *tablespaces,
+										   int ntablespaces);
 extern void DoubleWriteBeginReplayedDrop(void);
 extern void DoubleWriteEndReplayedDrop(const Oid *tablespaces,
 									   int ntablespaces);

@@ -24,10 +24,11 @@
  * Both are part of rule R5.  A removal that begins later is harmless: by then
  * the pages are home and durable as of the redo pointer.
  *
- * DROP DATABASE removes files long after it has dropped buffers, and waits for
- * a checkpoint in between, so it cannot do that under a lock: it waits for a
- * checkpoint before; see DoubleWriteBeforeDropDatabase().  Its replay has a way of
- * its own; see DoubleWriteBeginReplayedDrop().
+ * Stock's DROP DATABASE waits for a checkpoint between dropping buffers and
+ * removing files.  Ours removes them before, under the lock like others: the
+ * checkpoint would free copies of pages that redo still reads if the power fails
+ * before it completes.  Replay has a way of its own; see
+ * DoubleWriteBeginReplayedDrop().
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -199,6 +200,7 @@ DoubleWriteDiscardDatabase(Oid dbid)
 	dw_note_drop_in_redo(dbid, NULL);
 	dw_count_drop(dbid);
 	dw_discard(dw_tag_in_database, &dbid);
+	INJECTION_POINT("doublewrite-database-discarded", NULL);
 }
 
 /* ---------------------------------------------------------------------
@@ -296,45 +298,18 @@ DoubleWriteNoteTruncated(RelFileLocator rlocator, ForkNumber forknum,
 }
 
 /*
- * A database is about to be dropped; nobody is connected to it.  Wait until all
- * checkpoints have ended that began before the last change of its pages.  None of
- * them completes without those pages then, and a recovery that begins from a later
- * one meets no record of them. (R5)
- *
- * For that the checkpoint that we ask for need not succeed.  It does not if pages of
- * this very database cannot be written, and dropping it may be what helps. (R11)
- * Redo begins where it would have begun, then, with the files still there, and the
- * log keeps the copies of pages that are dropped (dw_discard_staged()).
+ * The directories of a database in these tablespaces have been removed.
  */
 void
-DoubleWriteBeforeDropDatabase(void)
+DoubleWriteNoteDatabaseRemoved(const Oid *tablespaces, int ntablespaces)
 {
-	MemoryContext oldcontext = CurrentMemoryContext;
-
-	if (!DWCtl->log.armed)
-		return;
-
-	PG_TRY();
+	for (int i = 0; i < ntablespaces && dw_removals_matter(); i++)
 	{
-		RequestCheckpoint(CHECKPOINT_IMMEDIATE | CHECKPOINT_FORCE | CHECKPOINT_WAIT);
-	}
-	PG_CATCH();
-	{
-		ErrorData  *edata;
+		RelFileLocator databases = {tablespaces[i], InvalidOid, InvalidRelFileNumber};
 
-		/* not where this process makes it itself, nor if it has not waited */
-		if (!IsUnderPostmaster || geterrcode() != ERRCODE_INTERNAL_ERROR)
-			PG_RE_THROW();
-		MemoryContextSwitchTo(oldcontext);
-		edata = CopyErrorData();
-		FlushErrorState();
-		ereport(WARNING,
-				(errmsg("could not complete a checkpoint before dropping the database: %s",
-						edata->message),
-				 edata->hint ? errhint("%s", edata->hint) : 0));
-		FreeErrorData(edata);
+		dw_note_directory(&databases);
 	}
-	PG_END_TRY();
+	INJECTION_POINT("doublewrite-database-removed", NULL);
 }
 
 /*
@@ -351,12 +326,7 @@ DoubleWriteBeginReplayedDrop(void)
 void
 DoubleWriteEndReplayedDrop(const Oid *tablespaces, int ntablespaces)
 {
-	for (int i = 0; i < ntablespaces && dw_removals_matter(); i++)
-	{
-		RelFileLocator databases = {tablespaces[i], InvalidOid, InvalidRelFileNumber};
-
-		dw_note_directory(&databases);
-	}
+	DoubleWriteNoteDatabaseRemoved(tablespaces, ntablespaces);
 	pg_atomic_fetch_sub_u32(&DWCtl->removals.replayed_drops, 1);
 }
 

@@ -29,8 +29,12 @@ sub control_value
 # removal of its files.  Its redo pointer is later than changes that were in
 # those buffers only, and earlier than others, whose records redo would then
 # apply to pages that lack the former.
+foreach my $case ([ 'table', 'DROP TABLE d', 'relations' ],
+	[ 'database', 'DROP DATABASE other', 'database' ])
 {
-	my $node = dw_new_node('half_dropped', conf => qq{
+	my ($what, $sql, $point) = @$case;
+	my $discarded = "doublewrite-$point-discarded";
+	my $node = dw_new_node("half_dropped_$what", conf => qq{
 shared_buffers = 16MB
 bgwriter_lru_maxpages = 0
 bgwriter_delay = 10s
@@ -40,28 +44,30 @@ log_min_messages = notice
 
 	$node->start;
 	dw_extensions($node);
-	$node->safe_psql('postgres', q{
+	$node->safe_psql('postgres', 'CREATE DATABASE other');
+	my $db = $what eq 'table' ? 'postgres' : 'other';
+	$node->safe_psql($db, q{
 		CREATE TABLE d(i int PRIMARY KEY, filler text);
 		INSERT INTO d SELECT i, repeat('x', 100) FROM generate_series(1, 2000) i;
 		CHECKPOINT;
 		DELETE FROM d WHERE i % 3 = 0;
 		INSERT INTO d SELECT i, repeat('y', 100) FROM generate_series(10001, 11000) i});
-	$node->safe_psql('postgres', q{
-		SELECT injection_points_attach('doublewrite-relations-discarded', 'wait');
+	$node->safe_psql('postgres', qq{
+		SELECT injection_points_attach('$discarded', 'wait');
 		SELECT injection_points_attach('doublewrite-wait-for-removals', 'notice')});
 	my $before = control_value($node, 'REDO location');
 
 	my $drop = $node->background_psql('postgres');
-	$drop->query_until(qr/start/, "\\echo start\nDROP TABLE d;\n");
-	$node->wait_for_event('client backend', 'doublewrite-relations-discarded');
+	$drop->query_until(qr/start/, "\\echo start\n$sql;\n");
+	$node->wait_for_event('client backend', $discarded);
 
 	my $offset = -s $node->logfile;
 	my $checkpoint = $node->background_psql('postgres');
 	$checkpoint->query_until(qr/start/, "\\echo start\nCHECKPOINT;\n");
 	$node->wait_for_log(qr/injection point doublewrite-wait-for-removals/, $offset);
 	is(control_value($node, 'REDO location'), $before,
-		'checkpoint does not complete while files are being removed');
-	dw_wake($node, 'doublewrite-relations-discarded');
+		"checkpoint does not complete while files of a $what are being removed");
+	dw_wake($node, $discarded);
 	$checkpoint->quit;
 	isnt(control_value($node, 'REDO location'), $before, '... but then');
 	$drop->quit;
