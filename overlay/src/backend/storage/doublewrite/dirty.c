@@ -251,7 +251,8 @@ dw_sync_elevel(void)
 
 /*
  * Make durable what has been removed from the directory of a relation.  If the
- * directory itself is gone, that is for whoever has removed it to care about.
+ * directory itself is gone, make that durable: whoever has removed it may not have
+ * come to that yet. (R3, R5)
  */
 void
 dw_sync_directory(const RelFileLocator *rlocator)
@@ -263,15 +264,16 @@ dw_sync_directory(const RelFileLocator *rlocator)
 		return;
 
 	dw_directory_path(path, rlocator->spcOid, rlocator->dbOid);
-	fd = OpenTransientFile(path, O_RDONLY | PG_BINARY);
-	if (fd < 0 && FILE_POSSIBLY_DELETED(errno))
-		return;
+	while ((fd = OpenTransientFile(path, O_RDONLY | PG_BINARY)) < 0 &&
+		   FILE_POSSIBLY_DELETED(errno) && strchr(path, '/') != NULL)
+		get_parent_directory(path);
 	if (fd < 0 || (pg_fsync(fd) != 0 && errno != EBADF && errno != EINVAL))
 		ereport(dw_sync_elevel(),
 				(errcode_for_file_access(),
 				 errmsg("could not fsync file \"%s\": %m", path)));
 	CloseTransientFile(fd);
 	dw_refuse_failed_sync();
+	INJECTION_POINT("doublewrite-directory-synced", NULL);
 }
 
 /*

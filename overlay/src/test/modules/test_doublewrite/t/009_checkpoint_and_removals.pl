@@ -161,6 +161,34 @@ autovacuum = off
 	$node->stop;
 }
 
+# The same goes for copies that leave the log in a sync cycle: a database whose
+# files are gone is gone for good before.
+{
+	my $node = dw_quiet_node('dropped_in_cycle', conf => q{fsync = on});
+	my $point = 'doublewrite-directory-synced';
+
+	$node->safe_psql('postgres', 'CREATE DATABASE other');
+	$node->safe_psql('other', $_) foreach (
+		'CREATE EXTENSION test_doublewrite',
+		'CREATE TABLE t AS SELECT generate_series(1, 2000) i',
+		'CHECKPOINT',
+		q{UPDATE t SET i = i + 1; SELECT dw_evict('t'); SELECT dw_drain()});
+	$node->safe_psql('postgres',
+		"SELECT injection_points_attach('doublewrite-database-removed', 'wait')");
+	my $drop = $node->background_psql('postgres');
+	$drop->query_until(qr/start/, "\\echo start\nDROP DATABASE other;\n");
+	$node->wait_for_event('client backend', 'doublewrite-database-removed');
+
+	# far more than there are: they are counted
+	$node->safe_psql('postgres', "SELECT dw_crash_at('$point', 1000000)");
+	$node->safe_psql('postgres', 'SELECT dw_sync_cycle()');
+	cmp_ok($node->safe_psql('postgres', "SELECT dw_hits('$point')"),
+		'>', 0, 'a sync cycle makes the removal of a database durable');
+	dw_wake($node, 'doublewrite-database-removed');
+	$drop->quit;
+	$node->stop;
+}
+
 # A checkpoint that fails to do that leaves it to the next one, and takes nothing
 # for done that has been removed meanwhile.
 {
