@@ -212,16 +212,19 @@ class Trial:
                  if space == "1663"}
         self.torn["read"] = self.tear(data, pages)
 
-    @staticmethod
-    def tear(data, pages):
+    def tear(self, data, pages):
         """Undo the second half of pages; returns how many that has changed."""
+        control = self.server.call("pg_controldata", "-D", data, capture=True).stdout
+        segment = int(re.search(rb"Blocks per segment of large relation: +(\d+)", control)[1])
         number = 0
-        for file, block in pages:
+        for relation, block in pages:
+            file = data / (f"{relation}.{block // segment}" if block >= segment else relation)
+            half = block % segment * BLOCK + BLOCK // 2
             # Gone with its relation, or written by redo alone.
-            with contextlib.suppress(FileNotFoundError), open(data / file, "r+b") as opened:
-                opened.seek(block * BLOCK + BLOCK // 2)
+            with contextlib.suppress(FileNotFoundError), open(file, "r+b") as opened:
+                opened.seek(half)
                 if any(opened.read(BLOCK // 2)):
-                    opened.seek(block * BLOCK + BLOCK // 2)
+                    opened.seek(half)
                     opened.write(bytes(BLOCK // 2))
                     number += 1
         if not number:

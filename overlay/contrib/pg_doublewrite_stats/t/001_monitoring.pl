@@ -8,6 +8,10 @@
 use strict;
 use warnings FATAL => 'all';
 
+use FindBin;
+use lib "$FindBin::RealBin/../../../src/test/modules/test_doublewrite/t";
+
+use DoubleWrite::Pages;
 use JSON::PP;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
@@ -213,12 +217,13 @@ my $log = decode_json($out);
 my ($batch) =
   grep { $_->{status} eq 'live' && $_->{page_count} > 0 } @{ $log->{batches} };
 my ($page) = grep { $_->{file} =~ /^base\/\d+\/\d+$/ } @{ $batch->{pages} };
-my $path = $node->data_dir . "/$page->{file}";
+my $segno = int($page->{block} / dw_segment_blocks($node));
 
-open(my $fh, '+<:raw', $path) or die "could not open $path: $!";
-sysseek($fh, $page->{block} * 8192 + 4096, 0);
-syswrite($fh, "torn" x 1024) == 4096 or die "could not write $path: $!";
-close($fh);
+dw_write_block(
+	$node,
+	$page->{file} . ($segno > 0 ? ".$segno" : ''),
+	$page->{block} % dw_segment_blocks($node) * BLCKSZ + BLCKSZ / 2,
+	"torn" x 1024);
 $node->start;
 
 my ($relation) = $page->{file} =~ /(\d+)$/;
