@@ -53,6 +53,9 @@ typedef struct DWEpochPage
  */
 #define DW_SET_SIZE		8
 
+/* Blocks of a relation whose sets stand side by side */
+#define DW_SET_RUN		64
+
 /* DoubleWriteFlushLock guards it */
 static DWEpochPage *DWEpochPages;
 
@@ -93,10 +96,19 @@ dw_epoch_shmem_init(void)
 		MemSet(DWEpochPages, 0, size);
 }
 
+/*
+ * The set of a page.  Those of neighbouring pages are neighbours, too: a scan that
+ * sets hints asks for one after the other.
+ */
 static DWEpochPage *
 dw_copy_set(const BufferTag *tag)
 {
-	uint32		hash = hash_bytes((const unsigned char *) tag, sizeof(BufferTag));
+	BufferTag	first = *tag;
+	uint32		offset = tag->blockNum % DW_SET_RUN;
+	uint32		hash;
+
+	first.blockNum -= offset;
+	hash = hash_bytes((const unsigned char *) &first, sizeof(BufferTag)) + offset;
 
 	return &DWEpochPages[(Size) (hash & (DWCtl->copy_sets - 1)) * DW_SET_SIZE];
 }
