@@ -87,7 +87,7 @@ DoubleWritePrepareRead(FILE *file, const char *path)
  * that follow each other, if the caller says that more is to come.  In a build with
  * tiny relation files, as those of tests are, these have several chunks as well.
  */
-#define DW_READ_CHUNK	Min(1024 * 1024, BLCKSZ * (size_t) RELSEG_SIZE / 4)
+#define DW_READ_CHUNK	Min(1024 * 1024, BLCKSZ * (size_t) Max(RELSEG_SIZE / 4, 1))
 
 size_t
 DoubleWriteRead(char *buf, size_t nbytes, FILE *file, bool more)

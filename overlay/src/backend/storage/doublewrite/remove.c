@@ -298,7 +298,7 @@ DoubleWriteNoteTruncated(RelFileLocator rlocator, ForkNumber forknum,
 }
 
 /*
- * The directories of a database in these tablespaces have been removed.
+ * The directories of a database in these tablespaces have been removed. (R5)
  */
 void
 DoubleWriteNoteDatabaseRemoved(const Oid *tablespaces, int ntablespaces)
