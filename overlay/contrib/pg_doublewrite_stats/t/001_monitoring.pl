@@ -217,13 +217,8 @@ my $log = decode_json($out);
 my ($batch) =
   grep { $_->{status} eq 'live' && $_->{page_count} > 0 } @{ $log->{batches} };
 my ($page) = grep { $_->{file} =~ /^base\/\d+\/\d+$/ } @{ $batch->{pages} };
-my $segno = int($page->{block} / dw_segment_blocks($node));
-
-dw_write_block(
-	$node,
-	$page->{file} . ($segno > 0 ? ".$segno" : ''),
-	$page->{block} % dw_segment_blocks($node) * BLCKSZ + BLCKSZ / 2,
-	"torn" x 1024);
+my ($file, $offset) = dw_place($node, $page->{file}, $page->{block});
+dw_write_block($node, $file, $offset + BLCKSZ / 2, "torn" x 1024);
 $node->start;
 
 my ($relation) = $page->{file} =~ /(\d+)$/;

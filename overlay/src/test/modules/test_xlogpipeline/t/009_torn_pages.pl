@@ -27,9 +27,7 @@ sub tear
 
 	foreach my $block ($first .. $end - 1)
 	{
-		my $segno = int($block / dw_segment_blocks($node));
-		my $file = $path . ($segno > 0 ? ".$segno" : '');
-		my $offset = ($block % dw_segment_blocks($node)) * BLCKSZ;
+		my ($file, $offset) = dw_place($node, $path, $block);
 
 		append_to_file($node->data_dir . "/$file", '');
 		dw_write_block($node, $file, $offset + BLCKSZ / 2,

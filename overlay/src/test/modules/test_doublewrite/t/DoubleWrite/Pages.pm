@@ -21,6 +21,7 @@ use PostgreSQL::Test::Utils;
 our @EXPORT = qw(
   dw_home_path
   dw_segment_blocks
+  dw_place
   dw_read_block
   dw_write_block
   dw_relation_files
@@ -66,6 +67,23 @@ sub dw_segment_blocks
 
 =pod
 
+=item dw_place(node, path, block)
+
+Path of the file of a relation that has a block, and offset in it.
+
+=cut
+
+sub dw_place
+{
+	my ($node, $path, $block) = @_;
+	my $segno = int($block / dw_segment_blocks($node));
+
+	return ($path . ($segno > 0 ? ".$segno" : ''),
+		($block % dw_segment_blocks($node)) * BLCKSZ);
+}
+
+=pod
+
 =item dw_home_path(node, entry)
 
 Relative path of the file that a page belongs to, and offset in it.
@@ -75,7 +93,6 @@ Relative path of the file that a page belongs to, and offset in it.
 sub dw_home_path
 {
 	my ($node, $e) = @_;
-	my $segno = int($e->{blkno} / dw_segment_blocks($node));
 	my $dir;
 
 	if ($e->{spc} == 1664)
@@ -96,9 +113,8 @@ sub dw_home_path
 
 		$dir = "$top/" . ($version // 'none') . "/$e->{db}";
 	}
-	return ("$dir/$e->{rel}$fork_suffix[$e->{fork}]"
-		  . ($segno > 0 ? ".$segno" : ''),
-		($e->{blkno} % dw_segment_blocks($node)) * BLCKSZ);
+	return dw_place($node, "$dir/$e->{rel}$fork_suffix[$e->{fork}]",
+		$e->{blkno});
 }
 
 =pod
