@@ -115,6 +115,7 @@ extern bool DoubleWriteStopCutShort(void);
 /* remove.c: pages of dropped and truncated files */
 extern void DoubleWriteBeginRemoval(void);
 extern void DoubleWriteEndRemoval(void);
+extern void DoubleWriteRemovalFailed(void);
 extern void DoubleWriteDiscardForks(RelFileLocator rlocator,
 									const ForkNumber *forknum, int nforks,
 									const BlockNumber *firstDelBlock);
@@ -126,16 +127,14 @@ extern void DoubleWriteNoteTruncated(RelFileLocator rlocator, ForkNumber forknum
 									 BlockNumber old_nblocks, BlockNumber nblocks);
 extern void DoubleWriteNoteDatabaseRemoved(const Oid *tablespaces,
 										   int ntablespaces);
-extern void DoubleWriteBeginReplayedDrop(void);
-extern void DoubleWriteEndReplayedDrop(const Oid *tablespaces,
-									   int ntablespaces);
 
 /* readfile.c: reading relation files behind the buffer manager's back */
 extern PGDLLIMPORT bool DoubleWriteBackupReadsHeld;
-extern void DoubleWriteHoldHomeWrites(void);
+extern void DoubleWriteHoldHomeWrites(const char *path);
 extern void DoubleWriteResumeHomeWrites(void);
 extern bool DoubleWritePrepareRead(FILE *file, const char *path);
-extern size_t DoubleWriteRead(char *buf, size_t nbytes, FILE *file, bool more);
+extern size_t DoubleWriteRead(char *buf, size_t nbytes, FILE *file,
+							  const char *path, bool more);
 
 /* upkeep.c: the checkpointer looks after the log */
 extern void DoubleWriteWantCycle(bool wanted);

@@ -418,8 +418,8 @@ typedef struct DWRemovalState
 {
 	pg_atomic_uint32 generation;	/* parity says which lock new ones take;
 									 * checkpointer */
-	pg_atomic_uint32 replayed_drops;	/* DROP DATABASEs being replayed; no
-										 * lock */
+	pg_atomic_uint32 under_way[2];	/* removals that have begun and not ended,
+									 * by parity; no lock */
 	int			nfiles;
 	int			ndirs;
 	int			nsyncing_dirs;	/* of them, the first ones, which a checkpoint
@@ -429,6 +429,10 @@ typedef struct DWRemovalState
 	uint64		first_batch[2]; /* first batch with the only good copy of a
 								 * page that was removed, by parity of
 								 * generation then; 0: none */
+
+	/* what has failed may still be there */
+	XLogRecPtr	failed_until;	/* redo that begins before may read it */
+	uint64		failed_batch;	/* as first_batch, or 0 */
 } DWRemovalState;
 
 /* What views show; mutex */
@@ -798,6 +802,7 @@ extern uint64 dw_current_seq(void);
 extern bool dw_stage_has_room(void);
 extern int	dw_staged_count(void);
 extern bool dw_pages_have_failed(void);
+extern bool dw_any_has_failed(const DWPageSet *pages);
 extern bool dw_staged_before(uint64 seq, const DWPageSet *pages, bool *filling);
 extern bool dw_tag_in_relation(const BufferTag *tag, const void *arg);
 extern bool dw_tag_in_database(const BufferTag *tag, const void *arg);
@@ -837,8 +842,8 @@ extern bool dw_many_dirty_files(void);
 extern DWDirtyFile *dw_copy_dirty_files(int *nfiles);
 extern void dw_forget_files(uint64 mark);
 extern void dw_directory_path(char *path, Oid spcOid, Oid dbOid);
-extern void dw_sync_directory(const RelFileLocator *rlocator);
-extern void dw_sync_file(const DWDirtyFile *file);
+extern bool dw_sync_directory(const RelFileLocator *rlocator, int elevel);
+extern bool dw_sync_file(const DWDirtyFile *file, int elevel);
 extern void dw_sync_files(const DWDirtyFile *files, int nfiles);
 
 /* batch.c */
@@ -917,6 +922,10 @@ extern void dw_arm(void);
 extern bool dw_removals_matter(void);
 extern void dw_sync_removals(void);
 extern void dw_settle_removals(void);
+extern void dw_refuse_failed_removal(XLogRecPtr redo);
+extern uint64 dw_first_failed_removal(void);
+extern void dw_refuse_to_forget_removal(void);
+extern void dw_forget_failed_removal(XLogRecPtr redo);
 
 /* latesync.c */
 extern void dw_complete_late_sync(void);

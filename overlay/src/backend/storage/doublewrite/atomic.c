@@ -503,7 +503,7 @@ dw_atomic_request_sync(const BufferTag *tag)
 	ftag.forknum = key.forknum;
 	ftag.segno = key.segno;
 	if (!RegisterSyncRequest(&ftag, SYNC_REQUEST, false))
-		dw_sync_file(&key);
+		(void) dw_sync_file(&key, ERROR);
 }
 
 /* ---------------------------------------------------------------------

@@ -241,53 +241,94 @@ dw_directory_path(char *path, Oid spcOid, Oid dbOid)
 /*
  * How bad is it that a file could not be synced, as errno says?  If there was no
  * descriptor left to open it with, nothing has been lost: whoever wants it to be durable
- * fails, and tries again.
+ * fails, as elevel says, and tries again.
  */
 static int
-dw_sync_elevel(void)
+dw_sync_elevel(int elevel)
 {
-	return errno == ENFILE || errno == EMFILE ? ERROR : data_sync_elevel(ERROR);
+	return errno == ENFILE || errno == EMFILE ? elevel : data_sync_elevel(elevel);
+}
+
+/*
+ * Something in a tablespace was not found.  Has it been removed?  Not if the tablespace
+ * is not mounted: it will be found again, and need not be durable.  Nor can that be told
+ * while the tablespace is being dropped.
+ */
+static bool
+dw_check_gone(Oid spcOid, int elevel)
+{
+	char		path[MAXPGPATH];
+
+	if (DWJudgeTablespace(spcOid, path) == DW_TABLESPACE_FINE)
+		return true;
+	ereport(elevel,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("could not fsync files of tablespace directory \"%s\" because they were not found",
+					path),
+			 errhint("Make sure that it is mounted.")));
+	return false;
 }
 
 /*
  * Make durable what has been removed from the directory of a relation.  If the
  * directory itself is gone, make that durable: whoever has removed it may not have
  * come to that yet. (R3, R5)
+ *
+ * If that fails, and the server need not stop, elevel says how to report it; returns
+ * whether it is done.
  */
-void
-dw_sync_directory(const RelFileLocator *rlocator)
+bool
+dw_sync_directory(const RelFileLocator *rlocator, int elevel)
 {
+	int			injected = 0;
+	bool		gone = false;
 	char		path[MAXPGPATH];
 	int			fd;
 
 	if (!enableFsync)
-		return;
+		return true;
 
+	INJECTION_POINT("doublewrite-directory-sync", &injected);
 	dw_directory_path(path, rlocator->spcOid, rlocator->dbOid);
 	while ((fd = OpenTransientFile(path, O_RDONLY | PG_BINARY)) < 0 &&
 		   FILE_POSSIBLY_DELETED(errno) && strchr(path, '/') != NULL)
+	{
+		gone = true;
 		get_parent_directory(path);
-	if (fd < 0 || (pg_fsync(fd) != 0 && errno != EBADF && errno != EINVAL))
-		ereport(dw_sync_elevel(),
+	}
+	if (injected != 0)
+		errno = injected;
+	if (injected != 0 || fd < 0 ||
+		(pg_fsync(fd) != 0 && errno != EBADF && errno != EINVAL))
+	{
+		ereport(dw_sync_elevel(elevel),
 				(errcode_for_file_access(),
 				 errmsg("could not fsync file \"%s\": %m", path)));
+		if (fd >= 0)
+			CloseTransientFile(fd);
+		return false;
+	}
 	CloseTransientFile(fd);
+	if (gone && !dw_check_gone(rlocator->spcOid, elevel))
+		return false;
 	dw_refuse_failed_sync();
 	INJECTION_POINT("doublewrite-directory-synced", NULL);
+	return true;
 }
 
 /*
- * Make sure a file is durable, or that it is gone for good.
+ * Make sure a file is durable, or that it is gone for good.  If that fails, see
+ * dw_sync_directory().
  */
-void
-dw_sync_file(const DWDirtyFile *file)
+bool
+dw_sync_file(const DWDirtyFile *file, int elevel)
 {
 	int			injected = 0;
 	FileTag		ftag;
 	char		path[MAXPGPATH];
 
 	if (!enableFsync)
-		return;
+		return true;
 
 	memset(&ftag, 0, sizeof(ftag));
 	ftag.handler = SYNC_HANDLER_MD;
@@ -300,13 +341,18 @@ dw_sync_file(const DWDirtyFile *file)
 	if (injected != 0 || mdsyncfiletag(&ftag, path) < 0)
 	{
 		if (!FILE_POSSIBLY_DELETED(errno))
-			ereport(dw_sync_elevel(),
+		{
+			ereport(dw_sync_elevel(elevel),
 					(errcode_for_file_access(),
 					 errmsg("could not fsync file \"%s\": %m", path)));
-		dw_sync_directory(&file->rlocator);
+			return false;
+		}
+		if (!dw_sync_directory(&file->rlocator, elevel))
+			return false;
 	}
 	dw_refuse_failed_sync();
 	DWCount(sync_cycle_files, 1);
+	return true;
 }
 
 /*
@@ -317,7 +363,7 @@ dw_sync_files(const DWDirtyFile *files, int nfiles)
 {
 	for (int i = 0; i < nfiles; i++)
 	{
-		dw_sync_file(&files[i]);
+		(void) dw_sync_file(&files[i], ERROR);
 
 		/* the queue of sync requests must not overflow meanwhile */
 		if (AmCheckpointerProcess() && (i + 1) % DW_SYNCS_PER_ABSORB == 0)

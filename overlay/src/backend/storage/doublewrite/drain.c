@@ -164,6 +164,7 @@ DoubleWriteForgetTruncated(SMgrRelation *rels, int nrels)
 			dw_flush_batch_locked(NULL, NULL);
 		}
 		dw_settle_removals();
+		dw_refuse_to_forget_removal();
 
 		/* a cycle that began while a batch was under way renews no copies */
 		dw_lock_flush(LW_SHARED);

@@ -589,7 +589,17 @@ dw_carry_part(int first)
 			continue;
 		if (part->npages > 0)
 		{
-			dw_carry_home(part);
+			/* the caller may hold the flush lock, and expect no error */
+			PG_TRY();
+			{
+				dw_carry_home(part);
+			}
+			PG_CATCH();
+			{
+				dw_unlock_after_error();
+				PG_RE_THROW();
+			}
+			PG_END_TRY();
 			return true;
 		}
 		LWLockRelease(&part->lock);

@@ -171,6 +171,7 @@ dw_disarm(bool keep_segments)
 		int			nfiles;
 		bool		removed;
 
+		dw_refuse_to_forget_removal();
 		dw_epoch_begin(DWCtl->log.next_batchno);
 		files = dw_copy_dirty_files(&nfiles);
 		dw_sync_files(files, nfiles);
@@ -429,7 +430,10 @@ DoubleWriteCheckpointSynced(void)
 
 	dw_complete_late_sync();
 	if (dw_removals_matter())
+	{
 		dw_sync_removals();
+		dw_refuse_failed_removal(DWCtl->redo.pending);
+	}
 	dw_refuse_failed_sync();
 	dw_lock_flush(LW_EXCLUSIVE);
 	if (DWCtl->log.open && DWCtl->log.armed)
@@ -488,6 +492,7 @@ DoubleWriteCheckpointDone(XLogRecPtr redo, bool images)
 	Assert(AmCheckpointerProcess() || !IsUnderPostmaster);
 
 	DoubleWriteSetRedo(redo, images);
+	dw_forget_failed_removal(redo);
 
 	if (DWCtl->log.armed && !XLogRecPtrIsInvalid(DWCtl->disarm_after) &&
 		redo >= DWCtl->disarm_after && images && dw_disarm(false))

@@ -20,6 +20,7 @@
 #include "miscadmin.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/lwlock.h"
+#include "storage/reinit.h"
 #include "utils/injection_point.h"
 
 /*
@@ -28,24 +29,76 @@
  */
 bool		DoubleWriteBackupReadsHeld = false;
 
+static bool
+dw_is_relation_file(const char *path)
+{
+	if (path_is_prefix_of_path(DataDir, path))
+		path += strlen(DataDir) + 1;
+	return strncmp(path, "base/", 5) == 0 || strncmp(path, "global/", 7) == 0 ||
+		strncmp(path, PG_TBLSPC_DIR_SLASH, strlen(PG_TBLSPC_DIR_SLASH)) == 0;
+}
+
 /*
- * Keep pages from being written home while the caller reads a relation file
- * behind the buffer manager's back, so that it reads no torn page, even if
- * WAL carries no image to repair it.  An error releases them, too. (R9a)
+ * Which file of a relation is this?  Returns false if it is none.
+ *
+ * Base backups name files by where their tablespace is, whose OID is not part of that.
+ * It is left open: that a number is used twice in a database is unlikely, and does no
+ * harm.
+ */
+static bool
+dw_file_of_path(const char *path, DWDirtyFile *file)
+{
+	char		directory[MAXPGPATH];
+	const char *name = last_dir_separator(path);
+	const char *database;
+
+	if (name == NULL ||
+		!parse_filename_for_nontemp_relation(name + 1, &file->rlocator.relNumber,
+											 &file->forknum, &file->segno))
+		return false;
+
+	strlcpy(directory, path, sizeof(directory));
+	get_parent_directory(directory);
+	database = last_dir_separator(directory);
+	database = database ? database + 1 : directory;
+	/* that of shared relations is called "global" */
+	file->rlocator.dbOid = atooid(database);
+	return true;
+}
+
+static bool
+dw_tag_in_file(const BufferTag *tag, const void *arg)
+{
+	const DWDirtyFile *file = arg;
+
+	return tag->dbOid == file->rlocator.dbOid &&
+		BufTagGetRelNumber(tag) == file->rlocator.relNumber &&
+		BufTagGetForkNum(tag) == file->forknum &&
+		tag->blockNum / RELSEG_SIZE == file->segno;
+}
+
+/*
+ * Keep pages from being written home while the caller reads a file behind the
+ * buffer manager's back, so that it reads no torn page, even if WAL carries no
+ * image to repair it.  An error releases them, too. (R9a)
  *
  * A home write that has failed may have written a part of its page.  So such pages
- * are tried again; it is an error if that fails.
+ * of the file are tried again; it is an error if that fails.
  */
 void
-DoubleWriteHoldHomeWrites(void)
+DoubleWriteHoldHomeWrites(const char *path)
 {
+	DWDirtyFile file;
+	DWPageSet	pages = {dw_tag_in_file, &file, PG_INT32_MAX};
+	bool		has_pages = dw_file_of_path(path, &file);
+
 	for (;;)
 	{
 		dw_lock_flush_idle(LW_SHARED);
-		if (!dw_pages_have_failed())
+		if (!has_pages || !dw_any_has_failed(&pages))
 			break;
 		LWLockRelease(DoubleWriteFlushLock);
-		dw_flush_batch(&DWAllPages, &DWAllPages);
+		dw_flush_batch(&pages, &pages);
 		CHECK_FOR_INTERRUPTS();
 	}
 	INJECTION_POINT("doublewrite-home-writes-held", NULL);
@@ -55,15 +108,6 @@ void
 DoubleWriteResumeHomeWrites(void)
 {
 	LWLockRelease(DoubleWriteFlushLock);
-}
-
-static bool
-dw_is_relation_file(const char *path)
-{
-	if (path_is_prefix_of_path(DataDir, path))
-		path += strlen(DataDir) + 1;
-	return strncmp(path, "base/", 5) == 0 || strncmp(path, "global/", 7) == 0 ||
-		strncmp(path, PG_TBLSPC_DIR_SLASH, strlen(PG_TBLSPC_DIR_SLASH)) == 0;
 }
 
 /*
@@ -90,7 +134,7 @@ DoubleWritePrepareRead(FILE *file, const char *path)
 #define DW_READ_CHUNK	Min(1024 * 1024, BLCKSZ * (size_t) Max(RELSEG_SIZE / 4, 1))
 
 size_t
-DoubleWriteRead(char *buf, size_t nbytes, FILE *file, bool more)
+DoubleWriteRead(char *buf, size_t nbytes, FILE *file, const char *path, bool more)
 {
 	size_t		done = 0;
 
@@ -104,7 +148,7 @@ DoubleWriteRead(char *buf, size_t nbytes, FILE *file, bool more)
 		if (more && excess < chunk)
 			chunk -= excess;
 		CHECK_FOR_INTERRUPTS();
-		DoubleWriteHoldHomeWrites();
+		DoubleWriteHoldHomeWrites(path);
 		got = fread(buf + done, 1, chunk, file);
 		DoubleWriteResumeHomeWrites();
 		INJECTION_POINT("doublewrite-chunk-read", NULL);

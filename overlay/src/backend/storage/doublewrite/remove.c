@@ -24,11 +24,14 @@
  * Both are part of rule R5.  A removal that begins later is harmless: by then
  * the pages are home and durable as of the redo pointer.
  *
+ * A file that cannot be removed is a mere warning, and an error may end a removal
+ * half-way: the transaction has committed.  Then no checkpoint completes whose redo
+ * pointer is older than that; the next one will do.
+ *
  * Stock's DROP DATABASE waits for a checkpoint between dropping buffers and
  * removing files.  Ours removes them before, under the lock like others: the
  * checkpoint would free copies of pages that redo still reads if the power fails
- * before it completes.  Replay has a way of its own; see
- * DoubleWriteBeginReplayedDrop().
+ * before it completes.  So does its replay.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -40,6 +43,7 @@
 #include "postgres.h"
 
 #include "access/xlog.h"
+#include "access/xlogrecovery.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "postmaster/bgwriter.h"
@@ -99,14 +103,107 @@ DoubleWriteBeginRemoval(void)
 		/* a checkpoint has just stopped waiting for this lock's holders */
 		LWLockRelease(dw_removal_lock);
 	}
+	pg_atomic_fetch_add_u32(&DWCtl->removals.under_way[generation & 1], 1);
+	INJECTION_POINT("doublewrite-removal-begun", NULL);
 }
 
+/*
+ * The removal is done, or DoubleWriteRemovalFailed() has been told that it is not.
+ */
 void
 DoubleWriteEndRemoval(void)
 {
+	int			parity = dw_removal_lock == DoubleWriteRemovalOddLock;
+
 	Assert(dw_removal_lock != NULL);
+	pg_atomic_fetch_sub_u32(&DWCtl->removals.under_way[parity], 1);
 	LWLockRelease(dw_removal_lock);
 	dw_removal_lock = NULL;
+}
+
+/* ---------------------------------------------------------------------
+ * Removals that fail
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * What was to be removed may still be there, or come back after a crash.  It has no
+ * records from now on, so redo that begins here does not read it. (R5)
+ *
+ * Called between DoubleWriteBeginRemoval() and DoubleWriteEndRemoval(), or by who finds
+ * out that somebody has not come to the latter.
+ */
+void
+DoubleWriteRemovalFailed(void)
+{
+	XLogRecPtr	now = RecoveryInProgress() ? GetXLogReplayRecPtr(NULL) : GetXLogInsertRecPtr();
+
+	DWLockMutex();
+	DWCtl->removals.failed_until = Max(DWCtl->removals.failed_until, now);
+	DWUnlockMutex();
+}
+
+/*
+ * A checkpoint is about to complete.  Would a crash recover from before a removal that
+ * has failed? (R5)
+ */
+void
+dw_refuse_failed_removal(XLogRecPtr redo)
+{
+	XLogRecPtr	failed_until;
+
+	DWLockMutex();
+	failed_until = DWCtl->removals.failed_until;
+	DWUnlockMutex();
+
+	if (redo < failed_until)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("could not complete the checkpoint because files could not be removed meanwhile"),
+				 errdetail("Recovery from its redo location %X/%X might find pages in them that had not been written.",
+						   LSN_FORMAT_ARGS(redo)),
+				 errhint("See earlier messages in the server log for the files.  A checkpoint whose redo location is %X/%X or later will complete.",
+						 LSN_FORMAT_ARGS(failed_until))));
+}
+
+/*
+ * The log has the only good copy of a page in a file that could not be removed.  A crash
+ * recovers from this batch on until a checkpoint has completed, or PG_UINT64_MAX. (R3)
+ */
+uint64
+dw_first_failed_removal(void)
+{
+	uint64		result;
+
+	DWLockMutex();
+	result = DWCtl->removals.failed_batch;
+	DWUnlockMutex();
+	return result != 0 ? result : PG_UINT64_MAX;
+}
+
+/*
+ * For who is going to make the log empty without a checkpoint. (R3)
+ */
+void
+dw_refuse_to_forget_removal(void)
+{
+	if (dw_first_failed_removal() != PG_UINT64_MAX)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("could not empty the double-write log because it has pages of files that could not be removed"),
+				 errhint("Run CHECKPOINT.")));
+}
+
+/*
+ * A crash would recover from this redo pointer from now on.
+ */
+void
+dw_forget_failed_removal(XLogRecPtr redo)
+{
+	DWLockMutex();
+	if (redo >= DWCtl->removals.failed_until)
+		DWCtl->removals.failed_batch = 0;
+	DWUnlockMutex();
 }
 
 /* ---------------------------------------------------------------------
@@ -224,7 +321,8 @@ dw_removals_matter(void)
 
 /*
  * Remember a file to be synced by the checkpoint under way or the next one.
- * If there is no room for it, sync it at once.
+ * If there is no room for it, sync it at once.  The removal is part of a transaction
+ * that has committed, so an error is none of ours.
  */
 static void
 dw_note_file(const RelFileLocator *rlocator, ForkNumber forknum, uint32 segno)
@@ -244,8 +342,8 @@ dw_note_file(const RelFileLocator *rlocator, ForkNumber forknum, uint32 segno)
 	}
 	DWUnlockMutex();
 
-	if (!noted)
-		dw_sync_file(&file);
+	if (!noted && !dw_sync_file(&file, WARNING))
+		DoubleWriteRemovalFailed();
 }
 
 /* The same for a directory; see dw_directory_path() */
@@ -266,8 +364,8 @@ dw_note_directory(const RelFileLocator *rlocator)
 	}
 	DWUnlockMutex();
 
-	if (!noted)
-		dw_sync_directory(rlocator);
+	if (!noted && !dw_sync_directory(rlocator, WARNING))
+		DoubleWriteRemovalFailed();
 }
 
 /*
@@ -312,24 +410,6 @@ DoubleWriteNoteDatabaseRemoved(const Oid *tablespaces, int ntablespaces)
 	INJECTION_POINT("doublewrite-database-removed", NULL);
 }
 
-/*
- * Replay of DROP DATABASE waits for other processes between dropping buffers
- * and removing files, which no holder of a lock can do.  A count serves as
- * well here: if the startup process fails, so does the server.
- */
-void
-DoubleWriteBeginReplayedDrop(void)
-{
-	pg_atomic_fetch_add_u32(&DWCtl->removals.replayed_drops, 1);
-}
-
-void
-DoubleWriteEndReplayedDrop(const Oid *tablespaces, int ntablespaces)
-{
-	DoubleWriteNoteDatabaseRemoved(tablespaces, ntablespaces);
-	pg_atomic_fetch_sub_u32(&DWCtl->removals.replayed_drops, 1);
-}
-
 /* ---------------------------------------------------------------------
  * Making removals durable
  * ---------------------------------------------------------------------
@@ -350,8 +430,7 @@ dw_wait_for_generation(uint32 generation)
 
 	for (;;)
 	{
-		if (pg_atomic_read_u32(&DWCtl->removals.replayed_drops) == 0 &&
-			LWLockConditionalAcquire(lock, LW_EXCLUSIVE))
+		if (LWLockConditionalAcquire(lock, LW_EXCLUSIVE))
 			break;
 		if (AmCheckpointerProcess())
 			AbsorbSyncRequests();
@@ -361,6 +440,10 @@ dw_wait_for_generation(uint32 generation)
 		pg_usleep(DW_REMOVAL_WAIT_USEC);
 		pgstat_report_wait_end();
 	}
+
+	/* the lock is free, but somebody has not come to DoubleWriteEndRemoval() */
+	if (pg_atomic_exchange_u32(&DWCtl->removals.under_way[generation & 1], 0) != 0)
+		DoubleWriteRemovalFailed();
 	LWLockRelease(lock);
 }
 
@@ -387,15 +470,21 @@ dw_wait_for_removals(void)
 }
 
 /*
- * Forget the oldest notes, and what was kept for removals of a generation.
- * Other notes may have been added behind them.
+ * Forget the oldest notes, and what was kept for removals of a generation, unless one
+ * has failed.  Other notes may have been added behind them.
  */
 static void
 dw_forget_removals(int nfiles, int ndirs, uint32 generation)
 {
+	uint64		kept;
+
 	Assert(nfiles <= DWCtl->removals.nfiles && ndirs <= DWCtl->removals.ndirs);
 
 	DWLockMutex();
+	kept = DWCtl->removals.first_batch[generation & 1];
+	if (kept != 0 && DWCtl->redo.last < DWCtl->removals.failed_until &&
+		(DWCtl->removals.failed_batch == 0 || kept < DWCtl->removals.failed_batch))
+		DWCtl->removals.failed_batch = kept;
 	DWCtl->removals.nfiles -= nfiles;
 	memmove(DWCtl->removals.files, DWCtl->removals.files + nfiles,
 			DWCtl->removals.nfiles * sizeof(DWDirtyFile));
@@ -438,7 +527,7 @@ dw_sync_removals(void)
 	dw_sync_files(files, nfiles);
 	INJECTION_POINT("doublewrite-sync-removals", NULL);
 	for (int i = 0; i < ndirs; i++)
-		dw_sync_directory(&dirs[i]);
+		(void) dw_sync_directory(&dirs[i], ERROR);
 
 	/* Not before: after an error they are for the next checkpoint (R11). */
 	dw_forget_removals(nfiles, ndirs, generation);

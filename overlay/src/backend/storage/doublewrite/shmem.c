@@ -61,7 +61,8 @@ dw_init_ctl(void)
 	pg_atomic_init_u64(&DWCtl->room.told, 0);
 
 	pg_atomic_init_u32(&DWCtl->removals.generation, 0);
-	pg_atomic_init_u32(&DWCtl->removals.replayed_drops, 0);
+	for (int i = 0; i < lengthof(DWCtl->removals.under_way); i++)
+		pg_atomic_init_u32(&DWCtl->removals.under_way[i], 0);
 	pg_atomic_init_u64(&DWCtl->records_known, 0);
 	for (int i = 0; i < DW_TRUNCATE_BUCKETS; i++)
 		pg_atomic_init_u64(&DWCtl->truncated[i], 0);

@@ -314,13 +314,32 @@ dw_mark_failed(DWSlot *slot)
 }
 
 /*
- * Is there a page that may be torn at home, as a write of it has failed?  None
- * becomes so while the caller holds the flush lock with no home write under way.
+ * Has a write of any page failed?  Without a lock, that may change at any time.
  */
 bool
 dw_pages_have_failed(void)
 {
 	return ((volatile DWCtlData *) DWCtl)->stage.nfailed > 0;
+}
+
+/*
+ * Is one of these pages torn at home, maybe, as a write of it has failed?  None
+ * becomes so while the caller holds the flush lock with no home write under way.
+ */
+bool
+dw_any_has_failed(const DWPageSet *pages)
+{
+	Assert(LWLockHeldByMe(DoubleWriteFlushLock));
+
+	if (!dw_pages_have_failed())
+		return false;
+	for (int i = 0; i < DWCtl->stage.nslots; i++)
+	{
+		if (((volatile DWSlot *) &DWSlots[i])->failed &&
+			DWPageInSet(pages, &DWSlots[i].tag))
+			return true;
+	}
+	return false;
 }
 
 /*

@@ -134,7 +134,7 @@ dw_run_sync_cycle(uint64 begun)
 	number = ++DWCtl->log.cycles_begun;
 	if (DWCtl->log.armed)
 		dw_renew_copies();
-	mark = dw_first_unfinished_batch();
+	mark = Min(dw_first_unfinished_batch(), dw_first_failed_removal());
 	dw_epoch_begin(mark);
 	files = dw_copy_dirty_files(&nfiles);
 	LWLockRelease(DoubleWriteFlushLock);

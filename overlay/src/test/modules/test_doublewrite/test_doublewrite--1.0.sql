@@ -60,7 +60,7 @@ CREATE FUNCTION dw_sync_cycle()
 RETURNS void STRICT
 AS 'MODULE_PATHNAME', 'dw_sync_cycle_sql' LANGUAGE C;
 
-CREATE FUNCTION dw_hold_home_writes()
+CREATE FUNCTION dw_hold_home_writes(path text DEFAULT '')
 RETURNS void STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
 
@@ -173,4 +173,8 @@ CREATE FUNCTION dw_predictions(
 	milliseconds float8[],
 	busy bool)
 RETURNS float8[] STRICT
+AS 'MODULE_PATHNAME' LANGUAGE C;
+
+CREATE FUNCTION dw_fill_removed_directories()
+RETURNS void STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;

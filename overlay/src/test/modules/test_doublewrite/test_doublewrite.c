@@ -1056,12 +1056,12 @@ dw_sync_cycle_sql(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
-/* Hold up home writes, as who copies files does */
+/* Hold up home writes, as who copies this file does */
 PG_FUNCTION_INFO_V1(dw_hold_home_writes);
 Datum
 dw_hold_home_writes(PG_FUNCTION_ARGS)
 {
-	DoubleWriteHoldHomeWrites();
+	DoubleWriteHoldHomeWrites(text_to_cstring(PG_GETARG_TEXT_PP(0)));
 	INJECTION_POINT("test-doublewrite-holding", NULL);
 	DoubleWriteResumeHomeWrites();
 	PG_RETURN_VOID();
@@ -1164,9 +1164,19 @@ dw_sync_directory_critical(PG_FUNCTION_ARGS)
 	Relation	rel = relation_open(PG_GETARG_OID(0), AccessShareLock);
 
 	START_CRIT_SECTION();
-	dw_sync_directory(&rel->rd_locator);
+	(void) dw_sync_directory(&rel->rd_locator, ERROR);
 	END_CRIT_SECTION();
 	relation_close(rel, AccessShareLock);
+	PG_RETURN_VOID();
+}
+
+/* Fill the table of directories to be synced, as if databases had been removed */
+PG_FUNCTION_INFO_V1(dw_fill_removed_directories);
+Datum
+dw_fill_removed_directories(PG_FUNCTION_ARGS)
+{
+	for (Oid tablespace = FirstNormalObjectId; DWCtl->removals.ndirs < DW_REMOVED_DIRS; tablespace++)
+		DoubleWriteNoteDatabaseRemoved(&tablespace, 1);
 	PG_RETURN_VOID();
 }
 

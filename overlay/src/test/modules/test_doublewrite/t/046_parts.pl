@@ -263,6 +263,12 @@ is(in_use(), 0, 'all is home, as others have carried the rest');
 	sql(q{SELECT dw_fail_at('doublewrite-home-write', 'EIO', 3, 1), dw_fail_at('doublewrite-home-error', 'EIO')});
 	my ($ret) = $node->psql('postgres', 'SELECT dw_flush_batch(false)');
 	isnt($ret, 0, 'an error while an error is caught');
+
+	# see tdw_look_at_message()
+	sql(q{SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1), dw_fail_at('doublewrite-home-error', 'EIO')});
+	($ret) = $node->psql('postgres', 'SELECT dw_hold_home_writes()');
+	isnt($ret, 0, '... also of who would carry the part first');
+	is(sql('SELECT 1'), 1, '... and holds no lock when that is reported');
 	sql(q{SELECT dw_clear('doublewrite-home-write'), dw_clear('doublewrite-home-error')});
 	sql(q{DELETE FROM t WHERE id BETWEEN 71 AND 78; SELECT dw_evict('t')});
 	sql(q{SELECT dw_drain()});

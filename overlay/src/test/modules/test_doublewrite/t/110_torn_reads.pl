@@ -31,6 +31,7 @@ dw_require_injection_points();
 # A stage for all pages of the table, which are more than two batches.
 my $CONF = qq{
 wal_log_hints = off
+allow_in_place_tablespaces = on
 wal_keep_size = 1GB
 double_write_buffer_size = 1GB
 double_write_stage_size = 8MB
@@ -437,6 +438,35 @@ test_looks_damaged($primary);
 test_basebackup($standby, $primary);
 test_copy($primary, $primary);
 test_copy($standby, $primary);
+
+# A page that cannot be written home keeps its own file from being read, and no others.
+$primary->safe_psql('postgres', $_) foreach (
+	'CREATE TABLE bad AS SELECT i FROM generate_series(1, 10) i',
+	'CREATE TABLE good AS SELECT i FROM generate_series(1, 10) i',
+	q{CREATE TABLESPACE elsewhere LOCATION ''},
+	'CREATE TABLE bad_elsewhere TABLESPACE elsewhere AS SELECT i FROM generate_series(1, 10) i',
+	'CHECKPOINT');
+foreach my $bad ('bad', 'bad_elsewhere')
+{
+	$primary->safe_psql('postgres', qq{
+		UPDATE $bad SET i = i + 1;
+		SELECT dw_evict('$bad');
+		SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)});
+	my $read = sub {
+		return $primary->psql('postgres',
+			"SELECT length(pg_read_binary_file(pg_relation_filepath('$_[0]')))");
+	};
+	$primary->psql('postgres', 'SELECT dw_drain()');
+	isnt($read->($bad), 0, "$bad: a file with a page that may be torn is not read");
+	is($read->('good'), 0, '... and others are');
+	my $path = $primary->safe_psql('postgres', "SELECT pg_relation_filepath('$bad')");
+	$path =~ s{.*/(\d+/\d+)$}{/where/the/tablespace/is/$1};
+	isnt($primary->psql('postgres', "SELECT dw_hold_home_writes('$path')"),
+		0, '... nor is it by another name');
+	isnt($primary->psql('postgres', "SELECT dw_hold_home_writes('./$path')"), 0, '... or that');
+	$primary->safe_psql('postgres', q{SELECT dw_clear('doublewrite-home-write')});
+	is($read->($bad), 0, '... and once the page can be written, it is');
+}
 
 # There is nothing that could protect the reads of others on a standby.
 my ($ret, $stdout, $stderr) =
