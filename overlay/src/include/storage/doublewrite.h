@@ -116,6 +116,8 @@ extern bool DoubleWriteStopCutShort(void);
 extern void DoubleWriteBeginRemoval(void);
 extern void DoubleWriteEndRemoval(void);
 extern void DoubleWriteRemovalFailed(void);
+extern void DoubleWriteNoteFailedRemovals(void);
+extern bool DoubleWriteRefusesRestartpoint(XLogRecPtr redo);
 extern void DoubleWriteDiscardForks(RelFileLocator rlocator,
 									const ForkNumber *forknum, int nforks,
 									const BlockNumber *firstDelBlock);

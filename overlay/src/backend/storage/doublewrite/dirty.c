@@ -265,7 +265,8 @@ dw_check_gone(Oid spcOid, int elevel)
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("could not fsync files of tablespace directory \"%s\" because they were not found",
 					path),
-			 errhint("Make sure that it is mounted.")));
+			 errhint("Make sure that it is mounted.  If its files are lost, drop the tablespace, or create the subdirectory \"%s\" in it.",
+					 TABLESPACE_VERSION_DIRECTORY)));
 	return false;
 }
 

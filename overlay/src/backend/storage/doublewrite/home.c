@@ -556,18 +556,28 @@ dw_tell_errors(DWErrors *errors)
  */
 
 /*
- * Carry a part home and release its lock, which the caller has got.
+ * Carry a part home and release its lock, which the caller has got.  He may hold the
+ * flush lock as well, and expect no error.
  */
 static void
 dw_carry_home(DWHomePart *part)
 {
 	DWErrors	errors = {0};
 
-	dw_note_carried(part);
-	dw_bring_home((DWDescribed) {part->slots, &part->npages}, NULL, true, &errors);
-	INJECTION_POINT("doublewrite-part-home", NULL);
-	LWLockRelease(&part->lock);
-	dw_tell_errors(&errors);
+	PG_TRY();
+	{
+		dw_note_carried(part);
+		dw_bring_home((DWDescribed) {part->slots, &part->npages}, NULL, true, &errors);
+		INJECTION_POINT("doublewrite-part-home", NULL);
+		LWLockRelease(&part->lock);
+		dw_tell_errors(&errors);
+	}
+	PG_CATCH();
+	{
+		dw_unlock_after_error();
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
 }
 
 /*
@@ -589,17 +599,7 @@ dw_carry_part(int first)
 			continue;
 		if (part->npages > 0)
 		{
-			/* the caller may hold the flush lock, and expect no error */
-			PG_TRY();
-			{
-				dw_carry_home(part);
-			}
-			PG_CATCH();
-			{
-				dw_unlock_after_error();
-				PG_RE_THROW();
-			}
-			PG_END_TRY();
+			dw_carry_home(part);
 			return true;
 		}
 		LWLockRelease(&part->lock);

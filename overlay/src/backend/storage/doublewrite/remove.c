@@ -130,8 +130,7 @@ DoubleWriteEndRemoval(void)
  * What was to be removed may still be there, or come back after a crash.  It has no
  * records from now on, so redo that begins here does not read it. (R5)
  *
- * Called between DoubleWriteBeginRemoval() and DoubleWriteEndRemoval(), or by who finds
- * out that somebody has not come to the latter.
+ * To be called before DoubleWriteEndRemoval().  May be called in a critical section.
  */
 void
 DoubleWriteRemovalFailed(void)
@@ -144,6 +143,59 @@ DoubleWriteRemovalFailed(void)
 }
 
 /*
+ * Nobody holds the lock for removals of this parity, but us.  Has somebody not come to
+ * DoubleWriteEndRemoval()?
+ */
+static void
+dw_note_unended_removals(uint32 parity)
+{
+	if (pg_atomic_exchange_u32(&DWCtl->removals.under_way[parity & 1], 0) != 0)
+		DoubleWriteRemovalFailed();
+}
+
+/*
+ * A checkpoint is about to begin: what has failed by now does not concern it.
+ */
+void
+DoubleWriteNoteFailedRemovals(void)
+{
+	for (uint32 parity = 0; parity < 2; parity++)
+	{
+		LWLock	   *lock = dw_removal_lock_of(parity);
+
+		if (!LWLockConditionalAcquire(lock, LW_EXCLUSIVE))
+			continue;
+		dw_note_unended_removals(parity);
+		LWLockRelease(lock);
+	}
+}
+
+/*
+ * Would redo from here read what could not be removed?
+ */
+static bool
+dw_has_failed_removal(XLogRecPtr redo, XLogRecPtr *failed_until)
+{
+	DWLockMutex();
+	*failed_until = DWCtl->removals.failed_until;
+	DWUnlockMutex();
+	return redo < *failed_until;
+}
+
+/*
+ * Would a restartpoint with this redo pointer fail?  The next one may have the same one, so
+ * none is tried. (R5)
+ */
+bool
+DoubleWriteRefusesRestartpoint(XLogRecPtr redo)
+{
+	XLogRecPtr	failed_until;
+
+	DoubleWriteNoteFailedRemovals();
+	return dw_has_failed_removal(redo, &failed_until) && dw_removals_matter();
+}
+
+/*
  * A checkpoint is about to complete.  Would a crash recover from before a removal that
  * has failed? (R5)
  */
@@ -152,11 +204,7 @@ dw_refuse_failed_removal(XLogRecPtr redo)
 {
 	XLogRecPtr	failed_until;
 
-	DWLockMutex();
-	failed_until = DWCtl->removals.failed_until;
-	DWUnlockMutex();
-
-	if (redo < failed_until)
+	if (dw_has_failed_removal(redo, &failed_until))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("could not complete the checkpoint because files could not be removed meanwhile"),
@@ -441,9 +489,7 @@ dw_wait_for_generation(uint32 generation)
 		pgstat_report_wait_end();
 	}
 
-	/* the lock is free, but somebody has not come to DoubleWriteEndRemoval() */
-	if (pg_atomic_exchange_u32(&DWCtl->removals.under_way[generation & 1], 0) != 0)
-		DoubleWriteRemovalFailed();
+	dw_note_unended_removals(generation);
 	LWLockRelease(lock);
 }
 
@@ -477,13 +523,14 @@ static void
 dw_forget_removals(int nfiles, int ndirs, uint32 generation)
 {
 	uint64		kept;
+	bool		failed;
 
 	Assert(nfiles <= DWCtl->removals.nfiles && ndirs <= DWCtl->removals.ndirs);
 
 	DWLockMutex();
 	kept = DWCtl->removals.first_batch[generation & 1];
-	if (kept != 0 && DWCtl->redo.last < DWCtl->removals.failed_until &&
-		(DWCtl->removals.failed_batch == 0 || kept < DWCtl->removals.failed_batch))
+	failed = kept != 0 && DWCtl->redo.last < DWCtl->removals.failed_until;
+	if (failed && (DWCtl->removals.failed_batch == 0 || kept < DWCtl->removals.failed_batch))
 		DWCtl->removals.failed_batch = kept;
 	DWCtl->removals.nfiles -= nfiles;
 	memmove(DWCtl->removals.files, DWCtl->removals.files + nfiles,
@@ -494,6 +541,10 @@ dw_forget_removals(int nfiles, int ndirs, uint32 generation)
 	DWCtl->removals.nsyncing_dirs = 0;
 	DWCtl->removals.first_batch[generation & 1] = 0;
 	DWUnlockMutex();
+
+	/* lest the log become full of what a checkpoint frees */
+	if (failed && IsUnderPostmaster)
+		RequestCheckpoint(0);
 }
 
 /*
