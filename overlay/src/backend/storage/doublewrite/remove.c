@@ -104,7 +104,6 @@ DoubleWriteBeginRemoval(void)
 		LWLockRelease(dw_removal_lock);
 	}
 	pg_atomic_fetch_add_u32(&DWCtl->removals.under_way[generation & 1], 1);
-	INJECTION_POINT("doublewrite-removal-begun", NULL);
 }
 
 /*
