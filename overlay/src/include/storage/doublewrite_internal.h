@@ -419,7 +419,7 @@ typedef struct DWRemovalState
 	pg_atomic_uint32 generation;	/* parity says which lock new ones take;
 									 * checkpointer */
 	pg_atomic_uint32 under_way[2];	/* removals that have begun and not ended,
-									 * by parity; no lock */
+									 * by parity; with its removal lock held */
 	int			nfiles;
 	int			ndirs;
 	int			nsyncing_dirs;	/* of them, the first ones, which a checkpoint

@@ -252,7 +252,7 @@ dw_sync_elevel(int elevel)
 /*
  * Something in a tablespace was not found.  Has it been removed?  Not if the tablespace
  * is not mounted: it will be found again, and need not be durable.  Nor can that be told
- * while the tablespace is being dropped.
+ * while the tablespace is being dropped. (R3, R5)
  */
 static bool
 dw_check_gone(Oid spcOid, int elevel)
