@@ -93,13 +93,6 @@ def overlay_owned(tree):
 
 
 @checker
-def lines_final(tree):
-    """A patch of the review series leaves alone what an earlier one has added."""
-    yield from series.rewritten(tree.git, tree.upstream, tree.tip,
-                                patches.read_series(tree.paths.patches))
-
-
-@checker
 def mutations_fit(tree):
     """A mutation applies, and what is to find it exists."""
     known = mutate.controls(tree.committed.get("crash/pgcut/controls.py", ""))

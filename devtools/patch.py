@@ -15,7 +15,7 @@ SERIES = "series"
 DIFF_START = b"diff --git "
 
 # Lines at the end of a message that are for us alone; see series.py.
-TRAILER = re.compile(r"^(Overlay|Rewrites): +(.+?) *$", re.MULTILINE)
+TRAILER = re.compile(r"^Overlay: +(.+?) *$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,7 @@ class Patch:
     @property
     def overlay(self):
         """Return patterns of the new files that belong to this patch."""
-        return self._trailer("Overlay")
-
-    @property
-    def rewrites(self):
-        """Return the titles of earlier patches whose lines this one may change."""
-        return self._trailer("Rewrites")
-
-    def _trailer(self, name):
-        return tuple(value for key, value in TRAILER.findall(self.body) if key == name)
+        return tuple(TRAILER.findall(self.body))
 
     def owns(self, path):
         """Say whether a file of overlay/ belongs to this patch."""

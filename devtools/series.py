@@ -6,14 +6,9 @@ overlay/ belong to it, its message says in lines that are for us alone:
     Overlay: src/backend/storage/doublewrite/*
 
 With these files each patch stands on its own, and can be built and tested.
-Nor does a patch change lines that an earlier one has added, because who
-reviews the series in its order would read them in vain.  Where that cannot be
-helped, a line `Rewrites: SUBJECT OF THE EARLIER PATCH` says so, and the prose of
-the message says why.
 """
 
 import fnmatch
-import re
 import shutil
 import tempfile
 import time
@@ -53,43 +48,6 @@ def problems(series, overlay_paths):
             found.append(f"overlay/{path} belongs to no patch")
         if len(owners) > 1:
             found.append(f"overlay/{path} belongs to several: {', '.join(owners)}")
-    return found
-
-
-def rewritten(git, upstream, tip, series):
-    """Describe lines that a patch changes though an earlier one has added them.
-
-    `tip` has a commit for each Patch of `series` on `upstream`.
-    """
-    known = git.files(upstream)
-    commits = git("rev-list", "--reverse", f"{upstream}..{tip}").split()
-    owners = {}
-    for commit, (name, patch) in zip(commits, series):
-        for path, hunks in _hunks(git, commit).items():
-            if path in known and path not in owners:
-                text = git.raw("cat-file", "blob", known[path][1])
-                owners[path] = [None] * (text.count(b"\n") + 1)
-            taken = set()
-            for at, removed, added in reversed(hunks):
-                taken |= set(owners[path][at:at + removed]) - {None}
-                owners[path][at:at + removed] = [patch.title] * added
-            for title in sorted(taken - set(patch.rewrites)):
-                yield f"patches/{name} changes what \"{title}\" has added to {path}"
-
-
-def _hunks(git, commit):
-    """Return {path: [(index of the first line, lines removed, lines added)]}."""
-    diff = git.raw("diff-tree", "-p", "-r", "--no-commit-id", "--no-renames", "--unified=0",
-                   "--no-color", "--no-ext-diff", "--no-textconv", commit)
-    found = {}
-    for line in diff.decode(errors="replace").splitlines():
-        head = re.match(r"diff --git a/(.*) b/", line)
-        if head:
-            hunks = found.setdefault(head[1], [])
-        span = re.match(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@", line)
-        if span:
-            removed, added = (int(n) if n else 1 for n in span.group(2, 3))
-            hunks.append((int(span[1]) - (removed > 0), removed, added))
     return found
 
 

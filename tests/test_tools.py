@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import TestCase, mock
 
-from devtools import check, crash, patch, series, suites, worktree
+from devtools import check, crash, series, suites
 from devtools.base import DevError
 
 from fixture import RepositoryCase
@@ -63,31 +63,6 @@ class SeriesTest(RepositoryCase):
         for words in ("0002-docs.patch: src/b/* matches no file of overlay/",
                       "src/a/a.c belongs to several: 0001-hook.patch, 0002-docs.patch"):
             self.assertIn(words, str(caught.exception))
-
-    def rewritten(self):
-        """Return the complaints about lines that are changed again."""
-        git = worktree.repository(self.paths)
-        upstream = worktree.upstream_commit(git, self.source)
-        return list(series.rewritten(git, upstream, worktree.assemble(git, self.paths, upstream),
-                                     patch.read_series(self.paths.patches)))
-
-    def test_no_line_is_changed_twice(self):
-        """Not even after other lines of the file have moved."""
-        self.commit("Above", {"src/main.c": self.edited_main(3, "one\ntwo"), "src/other.c": "x\n"})
-        self.commit("Below", {"src/main.c": self.edited_main(21, "three")})
-        self.export()
-        self.assertEqual(self.rewritten(), [
-            "patches/0003-above.patch changes what \"Docs\" has added to src/other.c"])
-        text = (self.paths.work / "src/main.c").read_text()
-        self.commit("Again", {"src/main.c": text.replace("our line\n", "")}, "Rewrites: Docs")
-        self.export()
-        self.assertEqual(self.rewritten()[1:], [
-            "patches/0005-again.patch changes what \"Hook\" has added to src/main.c"])
-
-    def test_lines_changed_twice_for_a_reason(self):
-        self.commit("Again", {"src/other.c": "x\n"}, "Argument.\n\nRewrites: Docs")
-        self.export()
-        self.assertEqual(self.rewritten(), [])
 
     def try_series(self, fails="", **options):
         """Check the series with a build that fails for one content of other.c.
@@ -277,9 +252,6 @@ class CheckTest(RepositoryCase):
             "header_used": {"overlay/src/x/x.c": "/*\n * x.c\n */\n"},
             "typedefs_listed": {"overlay/src/tools/pgindent/typedefs.list": "Y\n"},
             "overlay_owned": {"overlay/doc/x.sgml": "x\n"},
-            "lines_final": {"patches/series": "0001-x.patch\n0002-y.patch\n",
-                            "patches/0002-y.patch": "From: A <a@example.org>\n"
-                            "Subject: [PATCH] Y\n---\n" + self.OTHER.format("ours", "again")},
             "patches_announced": {
                 "overlay/doc/src/sgml/release-double-writes.sgml": "<!-- X -->\n",
                 "patches/series": "0002-y.patch\n0001-x.patch\n",
