@@ -6,6 +6,7 @@ from devtools.base import DevError
 
 MODE = "io_torn_pages_protection"
 LZ4 = {"wal_compression": "lz4"}
+ZSTD = {"wal_compression": "zstd"}
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,12 @@ ARMS = {arm.name: arm for arm in (
         {MODE: "atomic_writes", "debug_atomic_writes_in_software": "on"}, file_system="xfs"),
     Arm("full_pages", "release", {MODE: "full_pages"}),
     Arm("full_pages+lz4", "release", {MODE: "full_pages", **LZ4}),
+    Arm("full_pages+zstd", "release", {MODE: "full_pages", **ZSTD}),
     Arm("stock-off", "stock-release", {"full_page_writes": "off"}),
     Arm("stock-full_pages", "stock-release", {"full_page_writes": "on"}),
     Arm("stock-full_pages+lz4", "stock-release", {"full_page_writes": "on", **LZ4}),
+    # The strongest arm of stock where storage is slow.
+    Arm("stock-full_pages+zstd", "stock-release", {"full_page_writes": "on", **ZSTD}),
     # Of the suite `recovery`.
     Arm("serial", "release", {**NO_IMAGES, **SERIAL}, images=False),
     Arm("pipeline", "release", {**NO_IMAGES, **PIPELINE}, images=False),

@@ -27,8 +27,10 @@ COLOURS = {"off": "#7fb2e5", "double_writes": "#1f5fa8", "double_writes+lz4": "#
            "double_writes+zstd": "#8a6fd0", "double_writes+plain": "#8fa3c8",
            "instant": "#d24d9c",
            "atomic_writes": "#d99a2b",
-           "full_pages": "#2f9e6e", "full_pages+lz4": "#9ad3b9", "stock-off": "#9a9a9a",
+           "full_pages": "#2f9e6e", "full_pages+lz4": "#9ad3b9",
+           "full_pages+zstd": "#c9e8da", "stock-off": "#9a9a9a",
            "stock-full_pages": "#c0392b", "stock-full_pages+lz4": "#e8a09a",
+           "stock-full_pages+zstd": "#f3cfcb",
            "serial": "#7fb2e5", "pipeline": "#1f5fa8", "stock": "#9a9a9a",
            "serial+images": "#9ad3b9", "pipeline+images": "#2f9e6e", "stock+images": "#c0392b"}
 
@@ -166,7 +168,8 @@ def _stack(axis, measure, title, parts):
 MODES = {"double_writes": "double_writes", "full_pages": "full_pages",
          "full_pages+lz4": "full_pages, lz4", "off": "off",
          "stock-full_pages": "stock, full-page writes",
-         "stock-full_pages+lz4": "stock, full-page writes, lz4"}
+         "stock-full_pages+lz4": "stock, full-page writes, lz4",
+         "stock-full_pages+zstd": "stock, full-page writes, zstd"}
 
 
 def picture(directory, path):
