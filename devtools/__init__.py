@@ -19,6 +19,7 @@ One module per concern, listed so that each may use only those above it:
     patroni   a cluster with Patroni
     paf       a cluster with Pacemaker, in a copy of the machine that is thrown away
     advise    predictions of pg_doublewrite_advise, and what came
+    failures  where logs of failed tests are kept
     pytests   what runs our Python tests in a process of their own
     suites    test suites, and how their results are counted
     atomic    tests of atomic writes, on file systems made for them

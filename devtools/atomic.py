@@ -74,7 +74,7 @@ def test(paths):
                                     {PLACES_VARIABLE: str(directory)})
     print(suites.table(results))
     print(suites.summary(results))
-    suites.report_failures(results)
+    suites.report_failures(paths, results, lambda result: "./dev atomic")
     return sum(result.failed for result in results)
 
 

@@ -83,7 +83,7 @@ def report(outcome):
         for complaint in complaints:
             say(f"{name}: {complaint}")
     failed = sum(1 for _, complaints in outcome if complaints)
-    return Result("dev/check", NO_MODE, len(outcome) - failed, failed, 0, 0)
+    return Result("dev/check", NO_MODE, len(outcome) - failed, failed, 0, 0, again=("./dev check",))
 
 
 @checker

@@ -51,7 +51,11 @@ def _parser():
     sub.add_argument("--data", help="data directory (default: PGDATA, else data/)")
     sub = command("test", _test, "build and run our tests, regress and isolation")
     sub.add_argument("--suite", nargs="+", default=[], metavar="NAME",
-                     help="only these: `dev` (tooling), `crash` (power cuts) or suites of the build")
+                     help="only these: `dev` (tooling), `crash` (power cuts), suites of the build, "
+                          "or programs of these, as SUITE/PROGRAM; also dev/MODULE.CLASS.TEST, "
+                          "crash/MODULE.CLASS.TEST: a Python test")
+    sub.add_argument("--seed", type=int, metavar="N",
+                     help="of explorations and histories (default: by the content of the commit)")
     sub = command("suites", _suites, "run the upstream suites and print a table")
     sub.add_argument("--mode", choices=(*suites.MODES, suites.ATOMIC),
                      help=f"only this mode (default: {' and '.join(suites.MODES)})")
@@ -279,12 +283,12 @@ def _check(paths, args):
 
 
 def _rules(paths, args):
-    return _conclude([rules.check(paths)])
+    return _conclude(paths, [rules.check(paths)])
 
 
 def _lint(paths, args):
     deps.ensure(paths, lint.PACKAGES)
-    return _conclude([lint.check(paths, _obtain(paths))])
+    return _conclude(paths, [lint.check(paths, _obtain(paths))])
 
 
 def _alone(handler):
@@ -297,7 +301,7 @@ def _alone(handler):
 
 
 def _check_series(paths, args):
-    return _conclude(series.check(paths, _obtain(paths), args.first, args.only,
+    return _conclude(paths, series.check(paths, _obtain(paths), args.first, args.only,
                                   not args.build_only))
 
 
@@ -306,11 +310,12 @@ def _test(paths, args):
     results = []
     deadline = time.monotonic() + suites.OVERALL_SECONDS * suites.SLOWNESS
     upstream = _obtain(paths)
-    if not args.suite or "dev" in args.suite:
-        results.append(check.report(check.run_all(paths, upstream)))
-        results.append(suites.run_selftests(paths, deadline))
-        results.append(rules.check(paths))
-    wanted = [name for name in args.suite if name not in ("dev", "crash")]
+    results += _run_group(args.suite, "dev", {
+        "check": lambda: check.report(check.run_all(paths, upstream)),
+        "selftests": lambda: suites.run_selftests(paths, deadline),
+        "rules": lambda: rules.check(paths)},
+        functools.partial(suites.run_selftests, paths, deadline))
+    wanted = [name for name in args.suite if name.partition("/")[0] not in ("dev", "crash")]
     if wanted or not args.suite:
         _build_kind(paths, "test")
         tests = suites.all_tests(paths, "test")
@@ -324,12 +329,28 @@ def _test(paths, args):
                   "PGDW_MONITORING_DIR": str(paths.repo / "packaging" / "monitoring")}
         results += suites.run_tests(paths, "test", list(dict.fromkeys(names)),
                                     suites.MODES[0], places, deadline=deadline)
-    if not args.suite or "crash" in args.suite:
+    if not args.suite or any(name.partition("/")[0] == "crash" for name in args.suite):
         _build_kind(paths, "test")
         _build_kind(paths, "stock")
-        results += [crash.run_selftests(paths, deadline), crash.run_histories(paths, deadline),
-                    crash.run_history_controls(paths, deadline), crash.run_ci(paths, deadline)]
-    return _conclude(results)
+    results += _run_group(args.suite, "crash", {
+        "selftests": lambda: crash.run_selftests(paths, deadline),
+        "histories": lambda: crash.run_histories(paths, deadline, args.seed),
+        "history-controls": lambda: crash.run_history_controls(paths, deadline),
+        "explorer": lambda: crash.run_ci(paths, deadline, args.seed)},
+        functools.partial(crash.run_selftests, paths, deadline))
+    return _conclude(paths, results)
+
+
+def _run_group(wanted, group, programs, run_python_tests):
+    """Run those of a group's programs that are wanted, all if nothing is; returns Results.
+
+    Names that are none of a program's are those of Python tests.
+    """
+    names = [name.partition("/")[2] for name in wanted if name.partition("/")[0] == group]
+    whole = not wanted or "" in names
+    tests = [name for name in names if name and name not in programs]
+    return [run() for name, run in programs.items() if whole or name in names] + \
+        ([run_python_tests(tests)] if tests else [])
 
 
 @_alone
@@ -388,12 +409,18 @@ def _suites(paths, args):
         else:
             results += suites.run_tests(paths, args.build, chosen, mode,
                                         settings=args.settings)
-    return _conclude(results)
+    options = "".join(f" --set {setting}" for setting in args.settings) + \
+        (f" --build {args.build}" if args.build != "test" else "")
+    return _conclude(paths, results, lambda result:
+                     f"./dev suites --mode {result.mode}{options} {result.name}")
 
 
-def _conclude(results):
-    """Print the table, failures and last line of a test run; returns the status."""
-    suites.report_failures(results)
+def _conclude(paths, results, *again):
+    """Print the table, failures and last line of a test run; returns the status.
+
+    `again` is a function that gives the command to see a failure again, see suites.
+    """
+    suites.report_failures(paths, results, *again)
     say("results\n" + suites.table(results))
     print(suites.summary(results), flush=True)
     return 1 if any(result.failed for result in results) else 0

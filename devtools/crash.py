@@ -7,7 +7,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from . import build, deps, suites, worktree
+from . import build, deps, failures, postgres, suites, worktree
 from .base import DevError, run, say
 
 PACKAGES = ("e2fsprogs", "fuse3", "libfuse3-dev", "make", "python3-jinja2",
@@ -23,14 +23,15 @@ CI_SEEDS = 100_000
 CI_HISTORIES = ("history", "--count", "3", "--no-shrink")
 
 
-def call(paths, arguments, deadline=None):
+def call(paths, arguments, deadline=None, place="crash"):
     """Run the explorer with these arguments; returns its exit status.
 
-    At the deadline it is ended, and the result is None.
+    At the deadline it is ended, and the result is None.  `place` is where its servers are, below
+    the build root.
     """
     deps.ensure(paths, PACKAGES)
     _require_fuse()
-    scratch = paths.root / "crash"
+    scratch = paths.root / place
     scratch.mkdir(exist_ok=True)
     command = ["/usr/bin/python3", "-m", "pgcut",
                "--bindir", build.bindir(paths, "test"), "--build", paths.build("test"),
@@ -39,8 +40,11 @@ def call(paths, arguments, deadline=None):
                "--recorder", _recorder(paths), "--scratch", scratch,
                "--stock", build.bindir(paths, "stock"), *arguments]
     say("exploring power cuts")
-    return suites.run_until(deadline, command, stdout=None,
-                            env={**os.environ, "PYTHONPATH": str(paths.repo / "crash")})
+    status = suites.run_until(deadline, command, stdout=None,
+                              env={**os.environ, "PYTHONPATH": str(paths.repo / "crash")})
+    if status is None or status < 0:
+        postgres.tidy(scratch)
+    return status
 
 
 def restarts(paths, number, seed):
@@ -66,88 +70,100 @@ def ci_seed(paths):
     return str(seed % CI_SEEDS)
 
 
-def run_ci(paths, deadline=None):
+def run_ci(paths, deadline=None, seed=None):
     """Explore as continuous integration does; returns a Result that counts states.
 
     The monitor is young, and a rare coincidence of a stock mechanism may look like a
     violation to it.  So if nothing but the monitor complains it is asked once more: what
     breaks a rule does so again, and the first report is kept beside the second.
     """
-    output = paths.root / "crash-report"
-    shutil.rmtree(output, ignore_errors=True)
-    result, only_monitor = _explore(paths, output, deadline)
+    seed = ci_seed(paths) if seed is None else seed
+    result, only_monitor = _explore(paths, "crash/explorer", seed, deadline)
     if only_monitor:
-        say(f"only the monitor complains; once more (first report: {output}-first)")
-        shutil.rmtree(f"{output}-first", ignore_errors=True)
-        output.rename(f"{output}-first")
-        result, _ = _explore(paths, output, deadline)
+        say(f"only the monitor complains; once more (first report: {result.kept})")
+        result, _ = _explore(paths, "crash/explorer-again", seed, deadline)
     return result
 
 
-def _explore(paths, output, deadline):
+def _explore(paths, name, seed, deadline):
     """Explore once; returns a Result, and whether nothing but the monitor complains."""
-    started = time.monotonic()
-    seed = ci_seed(paths)
     say(f"seed of the explorer: {seed}")
-    status = call(paths, [*CI_ARGUMENTS, "--seed", seed, "--output", output], deadline)
-    results = output / "results.json"
-    data = json.loads(results.read_text()) if results.exists() else []
-    recordings = [r for r in data if not r["control"]]
-    controls = [r for r in data if r["control"]]
+    run = _Run(paths, name, "results.json", [*CI_ARGUMENTS, "--seed", seed], deadline)
+    recordings = [r for r in run.data if not r["control"]]
+    controls = [r for r in run.data if r["control"]]
     lost = sum(len(r["failures"]) for r in recordings)
     unfound = sum(not r["failures"] for r in controls)
+    crashed = sum(bool(r["findings"]) for r in recordings)
     passed = sum(len(r["states"]) for r in recordings) - lost + len(controls) - unfound
-    passed += sum(bool(r["monitored"]) and not r["violations"] for r in data)
-    failed = lost + unfound + sum(bool(r["violations"]) for r in recordings)
-    say(f"the explorer's report is in {output}/report.html")
-    result = suites.Result("crash/explorer", suites.MODES[0], passed,
-                           failed if status == 0 else max(failed, 1), 0,
-                           time.monotonic() - started,
-                           hung="cut: no time was left" if status is None else "")
-    errors = any(r["error"] for r in data)
-    return result, bool(status and data) and not (lost or unfound or errors)
+    passed += sum(bool(r["monitored"]) and not r["violations"] for r in run.data)
+    failed = lost + unfound + crashed + sum(bool(r["violations"]) for r in recordings)
+    again = []
+    for one in (r for r in run.data if r["reasons"]):
+        again.append(f"./dev crash {one['again']}")
+        if one["replayable"]:
+            again.append(f"./dev crash replay {run.kept}/{one['replayable']} --minimise")
+    errors = any(r["error"] for r in run.data)
+    return run.result(passed, failed, again), \
+        bool(run.status and run.data) and not (lost or unfound or crashed or errors)
 
 
-def run_histories(paths, deadline=None):
+class _Run:
+    """A run of the explorer; its report is kept if something is wrong."""
+
+    def __init__(self, paths, name, report, arguments, deadline):
+        self.name, self.arguments = name, list(map(str, arguments))
+        output = paths.root / f"{name.replace('/', '-')}-report"
+        shutil.rmtree(output, ignore_errors=True)
+        started = time.monotonic()
+        self.status = call(paths, [*arguments, "--output", output], deadline,
+                           name.replace("/", "-"))
+        self.seconds = time.monotonic() - started
+        file = output / report
+        self.data = json.loads(file.read_text()) if file.exists() else []
+        self.kept = failures.keep_all(paths.root, name, output) \
+            if self.status != 0 and output.exists() else None
+        say(f"the report is in {self.kept or output}")
+
+    def result(self, passed, failed, again):
+        """Return a Result; `again` are commands that show what is wrong again."""
+        wrong = self.status != 0
+        return suites.Result(
+            self.name, suites.MODES[0], passed, max(failed, 1) if wrong else failed, 0,
+            self.seconds, hung="cut: no time was left" if self.status is None else "",
+            again=tuple(again) or (" ".join(("./dev crash", *self.arguments)),) if wrong else (),
+            kept=self.kept)
+
+
+def run_histories(paths, deadline=None, seed=None):
     """Play the histories of continuous integration; returns a Result that counts them."""
-    output = paths.root / "history-report"
-    shutil.rmtree(output, ignore_errors=True)
-    started = time.monotonic()
-    seed = ci_seed(paths)
+    seed = ci_seed(paths) if seed is None else seed
     say(f"seed of the histories: {seed}")
-    status = call(paths, [*CI_HISTORIES, "--seed", seed, "--output", output], deadline)
-    report = output / "histories.json"
-    data = json.loads(report.read_text()) if report.exists() else []
-    failed = sum(bool(one["findings"]) for one in data)
-    return suites.Result("crash/histories", suites.MODES[0], len(data) - failed,
-                         failed if status == 0 else max(failed, 1), 0,
-                         time.monotonic() - started,
-                         hung="cut: no time was left" if status is None else "")
+    run = _Run(paths, "crash/histories", "histories.json", [*CI_HISTORIES, "--seed", seed],
+               deadline)
+    wrong = [one["seed"] for one in run.data if one["findings"]]
+    return run.result(len(run.data) - len(wrong), len(wrong), [
+        command for number in wrong for command in (
+            f"./dev crash history --seed {number} --count 1 --no-shrink",
+            f"./dev crash history --replay {run.kept}/history-{number}/history.json")])
 
 
 def run_history_controls(paths, deadline=None):
     """Let histories find their controls but the rare ones; returns a Result that counts these."""
-    output = paths.root / "history-controls"
-    shutil.rmtree(output, ignore_errors=True)
-    started = time.monotonic()
-    status = call(paths, ["history", "--control", "quick", "--output", output], deadline)
-    report = output / "controls.json"
-    data = json.loads(report.read_text()) if report.exists() else []
-    missed = sum(not one["directed"][-1]["found"] for one in data)
-    return suites.Result("crash/history-controls", suites.MODES[0], len(data) - missed,
-                         missed if status == 0 else max(missed, 1), 0,
-                         time.monotonic() - started,
-                         hung="cut: no time was left" if status is None else "")
+    run = _Run(paths, "crash/history-controls", "controls.json",
+               ["history", "--control", "quick"], deadline)
+    missed = [one["name"] for one in run.data if not one["directed"][-1]["found"]]
+    return run.result(len(run.data) - len(missed), len(missed),
+                      [f"./dev crash history --control {name}" for name in missed])
 
 
-def run_selftests(paths, deadline=None):
-    """Run the explorer's own tests; returns a Result."""
+def run_selftests(paths, deadline=None, names=()):
+    """Run the explorer's own tests, or those of these names; returns a Result."""
     deps.ensure(paths, PACKAGES)
     say("running the tests of the explorer")
     return suites.run_python_tests(
-        "crash/selftests", "/usr/bin/python3", paths.repo / "crash" / "tests",
-        {"PYTHONPATH": str(paths.repo / "crash"), "PGCUT_RECORDER": str(_recorder(paths)),
-         "PGCUT_BINDIR": str(build.bindir(paths, "test"))}, deadline)
+        paths, "crash/selftests", "/usr/bin/python3", paths.repo / "crash" / "tests",
+        {"PYTHONPATH": f"{paths.repo / 'crash'}:{paths.repo}", "PGCUT_RECORDER": str(_recorder(paths)),
+         "PGCUT_BINDIR": str(build.bindir(paths, "test"))}, deadline, names)
 
 
 def _recorder(paths):

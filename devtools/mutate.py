@@ -258,7 +258,7 @@ def _explore(paths, control, bindir):
         (entry,) = json.loads((directory_ / "controls.json").read_text())
         told = entry["directed"][-1]
         return f"found after {told['histories']} histories" if told["found"] else ""
-    crash.call(paths, ["run", "--states", "0", *arguments])
+    crash.call(paths, ["run", "--states", "0", "--watched", "0", *arguments])
     results = json.loads((directory_ / "results.json").read_text())
     found = [one for one in results if one["failures"]]
     return f"found after {len(found[0]['states'])} states" if found else ""

@@ -45,14 +45,18 @@ def environment(extra=None):
             **(extra or {})}
 
 
-def run_program(bindir, program, *arguments, env, check=True, stdin=None):
+def run_program(bindir, program, *arguments, env, check=True, stdin=None, seconds=None):
     """Run a program of PostgreSQL's; returns the completed process, its output as text.
 
-    If it fails, the error quotes the end of what it said.
+    If it fails, the error quotes the end of what it said.  With `seconds` it is killed after
+    so many.
     """
-    done = subprocess.run([str(Path(bindir) / program), *map(str, arguments)], text=True,
-                          input=stdin, capture_output=True, cwd="/", env=env,
-                          **identity(server_user()))
+    try:
+        done = subprocess.run([str(Path(bindir) / program), *map(str, arguments)], text=True,
+                              input=stdin, capture_output=True, cwd="/", env=env,
+                              timeout=seconds, **identity(server_user()))
+    except subprocess.TimeoutExpired as exc:
+        raise ServerError(f"{program} did not end within {seconds:.0f} s, and was killed") from exc
     if check and done.returncode:
         raise ServerError(f"{program} failed: {(done.stdout + done.stderr)[-OUTPUT_CHARACTERS:]}")
     return done
@@ -109,8 +113,12 @@ class Server:
                   "--no-instructions", *options)
 
     def promote(self, seconds):
-        """Promote a standby, whether or not it lets anybody in, and wait until it is a primary."""
-        self.call("pg_ctl", "promote", "-s", "-w", "-t", seconds, "-D", self.data)
+        """Promote a standby, whether or not it lets anybody in.
+
+        Raises ServerError unless it is a primary within so many seconds.
+        """
+        run_program(self.bindir, "pg_ctl", "promote", "-s", "-w", "-t", seconds,
+                    "-D", self.data, env=self.env)
 
     # What it says of itself
 
@@ -161,14 +169,6 @@ class Server:
             with connection.cursor() as cursor:
                 cursor.execute(sql)
                 return cursor.fetchone()[0] if cursor.description else None
-
-    def promote(self, seconds):
-        """Promote a standby, whether or not one can connect to it.
-
-        Raises ServerError unless it is a primary within so many seconds.
-        """
-        run_program(self.bindir, "pg_ctl", "promote", "-s", "-w", "-t", seconds,
-                    "-D", self.data, env=self.env)
 
 
 class Controlled(Server):
@@ -262,7 +262,7 @@ def family(pid):
 
 
 def await_end(members):
-    """Wait until all processes of a family() are gone."""
+    """Wait until all processes of a family() are gone; raises ServerError if they stay."""
     deadline = time.monotonic() + END_SECONDS
     while not all(_is_gone(*one) for one in members.items()):
         if time.monotonic() > deadline:
@@ -279,3 +279,20 @@ def _is_gone(pid, started):
     """Say whether a process has ended; who reaps it is not our concern."""
     fields = stat_fields(pid)
     return not fields or fields[0] in "ZX" or _started(pid) != started
+
+
+def tidy(directory):
+    """Kill processes whose command lines name what is below a directory, and unmount what is.
+
+    For what a program has left that was killed itself; the directory's name must be its own.
+    """
+    below = f"{directory}/"
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        if pid != os.getpid() and below in read_proc(pid, "cmdline"):
+            with contextlib.suppress(ServerError):
+                kill_family(pid)
+    for line in reversed(Path("/proc/mounts").read_text().splitlines()):
+        place = line.split()[1].encode().decode("unicode_escape")
+        if place.startswith(below):
+            subprocess.run(["umount", "--lazy", place], check=False, capture_output=True,
+                           timeout=END_SECONDS)

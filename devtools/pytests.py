@@ -1,15 +1,23 @@
 """Run the Python tests of a directory, each for a limited time.
 
-    python3 pytests.py DIRECTORY SECONDS
+    python3 pytests.py DIRECTORY SECONDS [NAME ...]
 
 A test that takes longer ends the program, with the traceback of each thread:
-nothing less ends a thread that waits for a server.
+nothing less ends a thread that waits for a server.  When one fails, the logs that are below
+the directory for temporary files are copied there to `failed`, before the test removes them.
 """
 
 import faulthandler
 import os
 import sys
+import tempfile
 import unittest
+from pathlib import Path
+
+from failures import copy_logs
+
+# Logs of tests that have failed.
+FAILED = "failed"
 
 # Tests may redirect standard error.
 ERRORS = os.fdopen(os.dup(2), "w")
@@ -24,6 +32,29 @@ class LimitedResult(unittest.TextTestResult):
         """Start the clock anew."""
         faulthandler.dump_traceback_later(self.seconds, exit=True, file=ERRORS)
 
+    def keep(self, test):
+        """Keep the logs of a test that has just failed."""
+        place = Path(tempfile.gettempdir())
+        for entry in place.iterdir():
+            if entry.is_dir() and entry.name != FAILED:
+                copy_logs(entry, place / FAILED / test.id() / entry.name)
+
+    def addError(self, test, err):      # noqa: N802, as unittest has it
+        """A test, or what prepares or ends one, has raised what it should not."""
+        self.keep(test)
+        super().addError(test, err)
+
+    def addFailure(self, test, err):    # noqa: N802, as unittest has it
+        """A test has failed."""
+        self.keep(test)
+        super().addFailure(test, err)
+
+    def addSubTest(self, test, subtest, err):   # noqa: N802, as unittest has it
+        """A part of a test has ended."""
+        if err is not None:
+            self.keep(test)
+        super().addSubTest(test, subtest, err)
+
     def startTest(self, test):      # noqa: N802, as unittest has it
         """A test begins."""
         print(f"# test {test.id()}", file=ERRORS, flush=True)
@@ -36,11 +67,13 @@ class LimitedResult(unittest.TextTestResult):
         self.watch()
 
 
-def main(directory, seconds):
-    """Run all tests below `directory`; returns the exit status."""
+def main(directory, seconds, *names):
+    """Run all tests below `directory`, or those of these names; returns the exit status."""
     LimitedResult.seconds = float(seconds)
     faulthandler.dump_traceback_later(LimitedResult.seconds, exit=True, file=ERRORS)
-    suite = unittest.defaultTestLoader.discover(directory)
+    loader = unittest.defaultTestLoader
+    sys.path.insert(0, directory)
+    suite = loader.loadTestsFromNames(names) if names else loader.discover(directory)
     runner = unittest.TextTestRunner(stream=sys.stderr, verbosity=0, resultclass=LimitedResult)
     outcome = runner.run(suite)
     faulthandler.cancel_dump_traceback_later()

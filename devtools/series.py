@@ -188,7 +188,7 @@ def _try(paths, tests):
         note(str(exc))
         return str(exc)
     outcome = suites.run_tests(paths, KIND, [TEST], suites.default_mode(paths, KIND))
-    suites.report_failures(outcome)
+    suites.report_failures(paths, outcome, lambda result: "./dev series --check")
     return f"{TEST} failed" if any(one.failed for one in outcome) else ""
 
 

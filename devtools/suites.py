@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import build
+from . import build, failures, postgres
 from .base import DevError, clean_env, identity, note, say, server_user
 
 SETTING = "io_torn_pages_protection"
@@ -62,6 +62,9 @@ GRACE_SECONDS = 60
 
 TAIL_LINES = 40
 
+# Where Python tests have their files.
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
 # What PostgreSQL::Test::Watchdog leaves beside the logs of a test that hung.
 HANG_REPORT = "hang_report"
 
@@ -71,9 +74,10 @@ PYTHON_TEST_MARK = "# test "
 
 @dataclass(frozen=True)
 class Result:
-    """Outcome of one test program; `log` is a directory, `output` its TAP.
+    """Outcome of one test program; `log` is a directory, `output` what it has printed.
 
-    `hung` says how one ended that did not end by itself, else is empty.
+    `hung` says how one ended that did not end by itself, else is empty; `again` are the
+    commands that show a failure again; `kept` is where its logs are kept already, if they are.
     """
 
     name: str
@@ -85,6 +89,8 @@ class Result:
     log: Path = None
     output: str = ""
     hung: str = ""
+    again: tuple = ()
+    kept: Path = None
 
     @property
     def suite(self):
@@ -114,12 +120,12 @@ def own_tests(paths, tests):
     return [name for name, origin in tests.items() if is_ours(origin)]
 
 
-def of_suites(tests, suites):
-    """Return the names of the tests in `suites`; raises DevError if one has none."""
-    for suite in suites:
-        if not any(name.startswith(f"{suite}/") for name in tests):
-            raise DevError(f"there is no suite {suite}")
-    return [name for name in tests if name.partition("/")[0] in suites]
+def of_suites(tests, wanted):
+    """Return the names of the tests in suites, or of these names; raises DevError for others."""
+    for one in wanted:
+        if one not in tests and not any(name.startswith(f"{one}/") for name in tests):
+            raise DevError(f"there is no suite and no test {one}")
+    return [name for name in tests if name in wanted or name.partition("/")[0] in wanted]
 
 
 def read_exclusions(path, tests):
@@ -309,30 +315,48 @@ def count_tap(text):
     return passed, failed, skipped
 
 
-def run_selftests(paths, deadline=None):
+def run_selftests(paths, deadline=None, names=()):
     """Run the repository's own Python tests; returns a Result."""
     say("running the tests of dev itself")
-    return run_python_tests("dev/selftests", sys.executable, paths.repo / "tests",
-                            {"PYTHONPATH": str(paths.repo)}, deadline)
+    return run_python_tests(paths, "dev/selftests", sys.executable, paths.repo / "tests",
+                            {"PYTHONPATH": str(paths.repo)}, deadline, names)
 
 
-def run_python_tests(name, python, directory, environment, deadline=None):
-    """Run the tests of a directory, each for a limited time; returns a Result."""
+def run_python_tests(paths, name, python, directory, environment, deadline=None, names=()):
+    """Run the tests of a directory, or those of these names; returns a Result.
+
+    Each may take a limited time.  Logs that a failed one has written are kept.
+    """
     started = time.monotonic()
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryDirectory(prefix="pgdw-tests-", dir=MEMORY) as place, \
+            tempfile.TemporaryFile() as log:
+        os.chmod(place, 0o755)      # servers of other users lie there
         status = run_until(
             deadline,
             [python, Path(__file__).with_name("pytests.py"), directory,
-             PYTHON_TEST_SECONDS * SLOWNESS],
-            stderr=log, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment})
+             PYTHON_TEST_SECONDS * SLOWNESS, *names], stderr=log,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment, "TMPDIR": place})
         log.seek(0)
         text = log.read().decode(errors="replace")
-    tests, skipped, failed = count_python(text)
+        tests, skipped, failed = count_python(text)
+        if status != 0 and not failed:
+            failed = 1
+        kept = failures.keep(paths.root, name, Path(place), text) if failed else None
+        postgres.tidy(place)        # what tests that were ended have left
     sys.stderr.write(text)
-    if status != 0 and not failed:
-        failed = 1
     return Result(name, NO_MODE, max(0, tests - failed - skipped), failed, skipped,
-                  time.monotonic() - started, output=text, hung=_how_python_hung(status, text))
+                  time.monotonic() - started, output=text, hung=_how_python_hung(status, text),
+                  again=_python_again(name, text) if failed else (), kept=kept)
+
+
+def _python_again(name, text):
+    """Return the commands that run the Python tests again that have failed."""
+    found = re.findall(r"^(?:FAIL|ERROR): \S+ \(([\w.]+)\)", text, re.MULTILINE) or \
+        re.findall(rf"^{PYTHON_TEST_MARK}(\S+)$", text, re.MULTILINE)[-1:]
+    # What cannot be loaded has no name of its own.
+    found = dict.fromkeys(one.removeprefix("unittest.loader._FailedTest.") for one in found)
+    return tuple(f"./dev test --suite {name.partition('/')[0]}/{one}" for one in found) or \
+        (f"./dev test --suite {name}",)
 
 
 def _how_python_hung(status, text):
@@ -380,9 +404,13 @@ def table(results):
                      for line in lines)
 
 
-def report_failures(results):
-    """Show where the logs of failed tests are, and their ends."""
-    for result in (r for r in results if r.failed):
+def report_failures(paths, results, again=lambda result: f"./dev test --suite {result.name}"):
+    """Show the ends of the logs of failed tests, where these are kept, and how to see it again.
+
+    `again` gives the command for a Result that does not name any.
+    """
+    failed = [result for result in results if result.failed]
+    for result in failed:
         say(f"FAILED: {result.name}" + (f" ({result.hung})" if result.hung else ""))
         bad = [line for line in result.output.splitlines() if line.startswith("not ok")]
         _show("failed points", bad[:TAIL_LINES])
@@ -393,6 +421,11 @@ def report_failures(results):
             for path in _logs(result.log):
                 lines = path.read_text(errors="replace").splitlines()
                 _show(f"end of {path}", lines[-TAIL_LINES:])
+    for result in failed:
+        kept = result.kept or (result.log and failures.keep(paths.root, result.name, result.log,
+                                                            result.output))
+        say("\n    ".join([f"to see {result.name} fail again:", *(result.again or [again(result)]),
+                           *([f"its logs are kept in {kept}"] if kept else [])]))
 
 
 def _logs(directory):

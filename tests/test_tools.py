@@ -1,8 +1,12 @@
 """Review series, counting of results, the gate."""
 
+import contextlib
 import fcntl
+import functools
+import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -10,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import TestCase, mock
 
-from devtools import check, crash, series, suites
+from devtools import check, cli, crash, failures, series, suites
 from devtools.base import DevError
 
 from fixture import RepositoryCase
@@ -141,8 +145,8 @@ class HangTest(RepositoryCase):
         self.write(self.paths.repo / "tests" / "test_it.py", "import time, unittest\n"
                    "class ItTest(unittest.TestCase):\n" + text)
         with mock.patch.object(suites, "PYTHON_TEST_SECONDS", 0.5):
-            return suites.run_python_tests("it", sys.executable, self.paths.repo / "tests", {},
-                                           deadline)
+            return suites.run_python_tests(self.paths, "it/self", sys.executable,
+                                           self.paths.repo / "tests", {}, deadline)
 
     def test_python_tests_that_end(self):
         result = self.run_python("    def test_a(self): pass\n"
@@ -157,6 +161,23 @@ class HangTest(RepositoryCase):
         self.assertRegex(result.hung, r"hung after .* in or after test_it.ItTest.test_b$")
         self.assertIn("in test_b", result.output)
         self.assertEqual(suites.summary([result]), "1 passed, 1 failed, 1 hung")
+
+    def test_what_a_failed_python_test_leaves(self):
+        result = self.run_python(
+            "    def test_a(self):\n        import pathlib, tempfile\n"
+            "        with tempfile.TemporaryDirectory() as place:\n"
+            "            (pathlib.Path(place) / 'server.log').write_text('what it said')\n"
+            "            with self.subTest(1):\n                self.fail()\n"
+            "    def test_b(self): 1 / 0\n"
+            "    def test_c(self): pass\n")
+        self.assertEqual([*result.kept.glob("**/*.log")][0].read_text(), "what it said")
+        self.assertIn("ZeroDivisionError", (result.kept / failures.OUTPUT).read_text())
+        self.assertEqual(sorted(result.again), [f"./dev test --suite it/test_it.ItTest.test_{name}"
+                                                for name in "ab"])
+
+    def test_module_of_python_tests_that_cannot_be_loaded(self):
+        result = self.run_python("nonsense\n")
+        self.assertEqual(result.again, ("./dev test --suite it/test_it",))
 
     def test_no_time_left(self):
         result = self.run_python("    def test_a(self): time.sleep(600)\n", deadline=0)
@@ -191,6 +212,56 @@ class HangTest(RepositoryCase):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with suites.alone(self.paths):
             pass
+
+
+class FailuresTest(RepositoryCase):
+    """How failures are reported, and what is kept of them."""
+
+    def test_logs_are_kept(self):
+        log = self.paths.root / "testrun" / "s" / "t"
+        self.write(log / "log" / "regress_log_t", "not ok 1\n")
+        self.write(log / "regression.diffs", "-a\n+b\n")
+        self.write(log / "data" / "node" / "PG_VERSION", "18\n")
+        self.write(log / "data" / "node" / "base" / "1.log", "no log\n")
+        result = suites.Result("s/t", "m", 0, 1, 0, 1.0, log, "not ok 1\n")
+        told = io.StringIO()
+        with contextlib.redirect_stderr(told):
+            suites.report_failures(self.paths, [result, suites.Result("s/u", "m", 1, 0, 0, 1.0)])
+        place = failures.directory(self.paths.root) / "s-t"
+        shutil.rmtree(log)
+        self.assertEqual(sorted(str(file.relative_to(place)) for file in place.rglob("*.*")) +
+                         [(place / "log" / "regress_log_t").read_text()],
+                         [failures.OUTPUT, "regression.diffs", "not ok 1\n"])
+        self.assertIn("./dev test --suite s/t\n", told.getvalue())
+        self.assertIn(f"logs are kept in {place}\n", told.getvalue())
+        self.assertNotIn("s/u", told.getvalue())
+
+    def test_old_runs_go(self):
+        for number in range(failures.KEPT_RUNS + 3):
+            self.write(self.paths.root / "failures" / f"2026-01-{number:02}T000000-1" / "file", "")
+        failures.directory.cache_clear()
+        place = failures.directory(self.paths.root)
+        left = sorted((self.paths.root / "failures").iterdir())
+        self.assertEqual((len(left), left[-1], left[0].name),
+                         (failures.KEPT_RUNS, place, "2026-01-04T000000-1"))
+
+    def test_what_is_asked_for(self):
+        def run(*wanted):
+            done = []
+            programs = {name: functools.partial(done.append, name) for name in ("check", "rules")}
+            cli._run_group(wanted, "dev", programs, done.append)
+            return done
+        self.assertEqual(run(), ["check", "rules"])
+        self.assertEqual(run("dev"), ["check", "rules"])
+        self.assertEqual(run("regress", "crash"), [])
+        self.assertEqual(run("dev/rules", "dev/test_it.ItTest"), ["rules", ["test_it.ItTest"]])
+
+    def test_suites_and_programs(self):
+        tests = {"s/t": None, "s/u": None, "r/t": None}
+        self.assertEqual(suites.of_suites(tests, ["s"]), ["s/t", "s/u"])
+        self.assertEqual(suites.of_suites(tests, ["s/u", "r"]), ["s/u", "r/t"])
+        with self.assertRaisesRegex(DevError, "no test s/v"):
+            suites.of_suites(tests, ["s/v"])
 
 
 class ExclusionsTest(RepositoryCase):
@@ -282,20 +353,26 @@ class ExplorerTest(TestCase):
         """Return the Result of runs that give these (failures, violations), and their number."""
         done = []
 
-        def call(paths, arguments, deadline=None):
+        def call(paths, arguments, deadline=None, place=""):
             failures, violations = runs[len(done)]
             done.append(arguments)
             output = Path(arguments[-1])
             output.mkdir(exist_ok=True)
             (output / "results.json").write_text(json.dumps([
                 {"control": "", "states": [1, 2], "failures": failures, "error": "",
-                 "violations": violations, "monitored": {"checks": 1}},
-                {"control": "R1", "states": [1], "failures": [1], "error": "",
-                 "violations": [], "monitored": {}}]))
+                 "violations": violations, "findings": [], "monitored": {"checks": 1},
+                 "reasons": failures + violations, "again": "run --seed 8",
+                 "replayable": "failures/recording-8/failure-0.json" if failures else ""},
+                {"control": "R1", "states": [1], "failures": [1], "error": "", "findings": [],
+                 "violations": [], "monitored": {}, "reasons": []}]))
             return int(bool(failures or violations))
 
         with tempfile.TemporaryDirectory() as root, mock.patch.object(crash, "call", call):
-            return crash.run_ci(SimpleNamespace(root=Path(root), repo=Path(root))), len(done)
+            result = crash.run_ci(SimpleNamespace(root=Path(root), repo=Path(root)), seed=7)
+            self.assertIn("--seed", done[0])
+            if result.failed:
+                self.assertTrue((result.kept / "results.json").exists())
+            return result, len(done)
 
     def test_silent(self):
         result, runs = self.explore(([], []))
@@ -329,3 +406,17 @@ class ExplorerTest(TestCase):
     def test_loss_counts_at_once(self):
         result, runs = self.explore(([1], ["R2"]))
         self.assertEqual((result.failed, runs), (2, 1))
+        self.assertEqual(result.again, (
+            "./dev crash run --seed 8",
+            f"./dev crash replay {result.kept}/failures/recording-8/failure-0.json --minimise"))
+
+    def test_what_ends_without_a_report(self):
+        def call(paths, arguments, deadline=None, place=""):
+            return 1
+        with tempfile.TemporaryDirectory() as root, mock.patch.object(crash, "call", call):
+            paths = SimpleNamespace(root=Path(root), repo=Path(root))
+            for result, words in ((crash.run_ci(paths, seed=7), "run .*--seed 7"),
+                                  (crash.run_histories(paths, seed=7), "history .*--seed 7"),
+                                  (crash.run_history_controls(paths), "history --control quick")):
+                self.assertEqual(result.failed, 1)
+                self.assertRegex(" ".join(result.again), f"^./dev crash {words}$")

@@ -2,6 +2,7 @@
 
 One module per concern, listed so that each may use only those above it:
 
+    limits       no step waits for ever
     server       PostgreSQL's programs and servers
     recording    what a server did to its files
     mount        a mounted recorder

@@ -42,6 +42,7 @@ SHOWN = 4
 def main(argv=None):
     """Run a command; returns the exit status."""
     args = _parser().parse_args(argv)
+    campaign.end_when_told()
     return args.handler(args)
 
 
@@ -176,7 +177,7 @@ def _with_module(args, bindir, place):
 
 def _jobs(args):
     """Return the jobs; the first ones show each mode, whatever is drawn later."""
-    fixed = _settings(args)
+    fixed = tuple(_settings(args))
     watched = [campaign.Job(args.seed + args.recordings + number, 0, args.seconds,
                             scenario=args.scenario or WATCHED_CYCLE[number % len(WATCHED_CYCLE)],
                             overrides=fixed) for number in range(args.watched)]
@@ -205,9 +206,10 @@ def _say(result):
         text = f"{result.tried} states, {len(result.failures)} failed, " \
             f"{sum(state['restored'] for state in result.states)} pages restored"
         text += f", {len(result.violations)} violations" if result.monitored else ""
+        text += f", {len(result.findings)} findings" if result.findings else ""
     lines = [f"    {result.name}: {text} ({result.seconds:.0f} s)"]
     if not result.control:
-        lines += [f"        {text}" for text in result.violations[:SHOWN]]
+        lines += [f"        {text}" for text in (result.findings + result.violations)[:SHOWN]]
         lines += [line for failure in result.failures for line in _failure_lines(failure)]
     print("\n".join(lines), file=sys.stderr, flush=True)
 

@@ -35,6 +35,10 @@ _COPY_BYTES = 1 << 20
 _FALLOC_KEEP_SIZE, _FALLOC_PUNCH_HOLE = 1, 2
 
 
+# What a command may take that makes, mounts or copies a file system.
+COMMAND_SECONDS = 600
+
+
 class BlockError(Exception):
     """A file system could not be made, mounted or unmounted."""
 
@@ -282,7 +286,7 @@ def _path():
 
 def _run(*command):
     done = subprocess.run([str(part) for part in command], stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True,
+                          capture_output=True, text=True, timeout=COMMAND_SECONDS,
                           env={**os.environ, "LC_ALL": "C", "PATH": _path()})
     if done.returncode:
         raise BlockError(f"{command[0]} failed: {(done.stderr or done.stdout).strip()}")

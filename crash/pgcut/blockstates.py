@@ -18,7 +18,8 @@ from pathlib import Path
 from . import oracle, record, server
 from .block import BlockDisk, BlockStore, mounted, random_choice
 from .disk import KEPT, LOST, Choice
-from .explore import Judge, Outcome, phase
+from .explore import STATE_SECONDS, Judge, Outcome, phase
+from .limits import limit
 from .recording import Kind, Recording
 from .states import State
 
@@ -89,7 +90,8 @@ class BlockSubject(Judge):
         with phase(outcome, "materialise"):
             image = self._disk.image(choice, self._place / "image")
         try:
-            with mounted(image, self.fstype) as mountpoint:
+            with limit("trying a state", STATE_SECONDS), \
+                    mounted(image, self.fstype) as mountpoint:
                 self._judge(mountpoint / "data", state, outcome)
         except Exception:               # a bug of ours must not pass for success
             outcome.complaints.append("explorer: " + traceback.format_exc())

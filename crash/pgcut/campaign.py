@@ -2,21 +2,25 @@
 
 A *job* is one recording and the states tried of it.  Jobs run in parallel, each
 by one process from beginning to end; what they find comes back as plain data,
-for the report.
+for the report.  A process that ends without it costs its job, not the campaign.
 """
 
-import json
-import concurrent.futures
 import contextlib
+import json
 import multiprocessing
 import random
 import shutil
+import signal
+import sys
 import time
 import traceback
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from itertools import islice
+from multiprocessing import connection
 from pathlib import Path
+
+from devtools import postgres
 
 from . import blockstates, matrix, monitor, record
 from .block import FILE_SYSTEMS
@@ -65,6 +69,9 @@ CONTROL_RECORDINGS = 12
 # Of the first of these.
 FIRST_SEED = 1000
 
+# How long jobs that are cut short may take to stop their servers and unmount their recorders.
+END_SECONDS = 30
+
 # Recordings of controls run under settings that give each of them a chance.
 CONTROL_SETTINGS = {
     "io_torn_pages_protection": "double_writes", "double_write_buffer_size": "16MB",
@@ -101,6 +108,8 @@ class JobResult:
     recording: dict = field(default_factory=dict)
     states: list = field(default_factory=list)
     failures: list = field(default_factory=list)
+    # What is wrong with the recording itself: a server has crashed, or told what nobody may
+    findings: list = field(default_factory=list)
     # What the protocol monitor says of the recording: texts, and what it counted
     violations: list = field(default_factory=list)
     monitored: dict = field(default_factory=dict)
@@ -108,10 +117,18 @@ class JobResult:
     control: str = ""
     error: str = ""
     seconds: float = 0
+    again: str = ""             # arguments of `./dev crash` that do the same again
+    kept: str = ""              # where the recording and its logs are kept, below the output
 
     @property
     def tried(self):
         return len(self.states)
+
+    @property
+    def replayable(self):
+        """The first failure that `./dev crash replay` tries again, '' if there is none."""
+        return f"{self.kept}/failure-0.json" \
+            if self.kept and self.failures and self.scenario not in FILE_SYSTEMS else ""
 
 
 @dataclass(frozen=True)
@@ -126,32 +143,98 @@ class Job:
     quick: bool = False
     scenario: str = "primary"
 
+    @property
+    def again(self):
+        """Arguments of `./dev crash` that do the same again."""
+        what = f"--states {self.states} --recordings 1 --watched 0" if self.states else \
+            "--states 0 --recordings 0 --watched 1"
+        options = "".join(f" --set {name}={value}" for name, value in self.overrides) + \
+            (" --boundaries" if self.all_boundaries else "")
+        return (f"run {what} --seed {self.seed} --scenario {self.scenario}"
+                f" --seconds {self.seconds:g}{options} --no-controls")
+
 
 def run(tools, jobs, controls=(), workers=2, report_progress=print):
     """Run jobs and controls; yields JobResults as they come."""
     work = [(_run_control, tools, control) for control in controls] + \
         [(_run_block_job if job.scenario in FILE_SYSTEMS else _run_job, tools, job)
          for job in jobs]
-    # Unlike multiprocessing.Pool, this notices a worker that was killed.
-    with concurrent.futures.ProcessPoolExecutor(
-            workers, mp_context=multiprocessing.get_context("spawn"),
-            max_tasks_per_child=1) as pool:
-        for future in concurrent.futures.as_completed(
-                [pool.submit(_guarded, piece) for piece in work]):
-            yield future.result()
+    context = multiprocessing.get_context("spawn")
+    work.reverse()
+    running = {}
+    try:
+        while work or running:
+            while work and len(running) < workers:
+                piece = work.pop()
+                ours, theirs = context.Pipe(duplex=False)
+                process = context.Process(target=_work, args=(theirs, piece))
+                process.start()
+                theirs.close()
+                running[ours] = process, piece
+            for ours in connection.wait(running):
+                process, piece = running.pop(ours)
+                yield _received(ours, process, piece)
+    finally:
+        _end([process for process, _ in running.values()])
+        postgres.tidy(tools.scratch)
+
+
+def _work(pipe, piece):
+    """Do one piece of work, in a process of its own; may be told to end."""
+    end_when_told()
+    pipe.send(_guarded(piece))
+
+
+def end_when_told():
+    """Have SIGTERM end this process as an error does: servers are stopped, recorders unmounted."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
+def _received(pipe, process, piece):
+    """Return the JobResult that a process has sent, or that says how it has ended."""
+    with contextlib.closing(pipe):
+        try:
+            result = pipe.recv()
+            process.join(END_SECONDS)
+        except EOFError:
+            process.join(END_SECONDS)
+            result = _result_of(piece[2])
+            result.error = f"its process has ended with status {process.exitcode}"
+    _end([process])
+    return result
+
+
+def _end(processes):
+    """Tell processes to end, and kill those that do not."""
+    for end in ("terminate", "kill"):
+        alive = [process for process in processes if process.is_alive()]
+        for process in alive:
+            getattr(process, end)()
+        deadline = time.monotonic() + END_SECONDS
+        for process in alive:
+            process.join(max(0, deadline - time.monotonic()))
 
 
 def _guarded(work):
     """Run one piece of work; an exception becomes its result."""
     function, tools, subject = work
     started = time.monotonic()
-    name = getattr(subject, "name", None) or f"recording {subject.seed}"
+    result = _result_of(subject)
     try:
-        result = function(tools, subject)
+        function(tools, subject, result)
     except Exception:
-        result = JobResult(name, error=traceback.format_exc())
+        result.error = traceback.format_exc()
     result.seconds = time.monotonic() - started
     return result
+
+
+def _result_of(subject):
+    """Return the JobResult of a job or a control that has not begun."""
+    if isinstance(subject, Job):
+        return JobResult(f"recording {subject.seed}", scenario=subject.scenario,
+                         again=subject.again)
+    return JobResult(subject.name, control=subject.rule,
+                     again=f"run --states 0 --watched 0 --control {subject.name}")
 
 
 # Campaigns --------------------------------------------------------------
@@ -180,12 +263,12 @@ def _modes_of_load(settings):
     return ("double_writes", "full_pages", *(("atomic_writes",) if atomic else ()))
 
 
-def _run_job(tools, job):
+def _run_job(tools, job, result):
     settings, checksums = matrix.draw(job.seed, **{**NEEDED.get(job.scenario, {}),
                                                    **dict(job.overrides)})
     if job.scenario not in ALONE:
         settings = matrix.replicating(settings)
-    result = JobResult(f"recording {job.seed}", settings, checksums, scenario=job.scenario)
+    result.settings, result.checksums = settings, checksums
     directory = Path(tools.scratch) / f"recording-{job.seed}"
     shutil.rmtree(directory, ignore_errors=True)
     rng = random.Random(f"job/{job.seed}")
@@ -196,14 +279,17 @@ def _run_job(tools, job):
                        lives=LIVES.get(job.scenario) or rng.choice((1, 2, 2, 3)),
                        kinds=_kinds(job.scenario, settings, checksums, modes),
                        modes=modes, scenario=job.scenario)
-    try:
+    with _kept_if_wrong(tools, result, directory):
         record.make(directory, plan, tools.bindir, tools.recorder, tools.scratch)
         subject = Subject(Recording(directory), Context(
             tools.bindir, tools.recorder, tools.scratch, quick=job.quick,
             rules=rules_of(job.seed)))
+        _note_findings(subject.recording, result)
         require_acks(subject.recording)
         result.recording = describe(subject)
         _monitor(subject.recording, result)
+        if result.findings:
+            return              # each state would fail for the same reason
         for backup in subject.backups():
             _enter(subject.try_backup(backup), result)
         if job.all_boundaries:
@@ -211,10 +297,29 @@ def _run_job(tools, job):
         else:
             states = list(_sampled(subject, job))
         _try_all(subject, states, result)
-        _keep_failures(tools, subject, result, directory)
+        _minimise(subject, result)
+
+
+@contextlib.contextmanager
+def _kept_if_wrong(tools, result, directory):
+    """Remove what is made in a directory, or keep it with the failures if something is wrong."""
+    try:
+        yield
+    except Exception:
+        if directory.exists():
+            _keep(tools, result, directory)
+        raise
+    else:
+        if result.failures or result.violations or result.findings:
+            _keep(tools, result, directory)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    return result
+
+
+def _note_findings(recording, result):
+    """Note what clients or the servers themselves have said that is wrong."""
+    result.findings += dict.fromkeys(event["text"] for event in recording.acks
+                                     if event["what"] == "complaint")
 
 
 def _sampled(subject, job):
@@ -229,33 +334,32 @@ def _sampled(subject, job):
     return sampled(places, job.seed, job.states, nested_share=NESTED_SHARE)
 
 
-def _run_block_job(tools, job):
+def _run_block_job(tools, job, result):
     """Record a device with a file system on it, and try states of that."""
     settings, checksums = matrix.draw(job.seed, **dict(job.overrides))
     for name in matrix.PRETENDED:       # a device has a kernel to ask
         settings.pop(name, None)
     fstype = job.scenario
-    result = JobResult(f"recording {job.seed}, {fstype}", settings, checksums, scenario=fstype)
+    result.name += f", {fstype}"
+    result.settings, result.checksums = settings, checksums
     directory = Path(tools.scratch) / f"recording-{job.seed}"
     plan = record.Plan(job.seed, settings, checksums, seconds=job.seconds, lives=2)
-    try:
+    with _kept_if_wrong(tools, result, directory):
         recording = blockstates.make(directory, plan, fstype, tools.bindir, tools.recorder,
                                      tools.scratch)
+        _note_findings(recording, result)
+        require_acks(recording)
+        if result.findings:
+            return
         subject = blockstates.BlockSubject(recording, Context(
             tools.bindir, tools.recorder, tools.scratch, quick=job.quick))
-        require_acks(recording)
         result.recording = {"operations": len(recording.ops), "acks": len(recording.acks),
                             "syncs": subject.flushes, "kinds": {},
                             "writes": {"device": [op.seq for op in recording.ops
                                                   if op.kind == Kind.WRITE]}}
-        for state in subject.sampled(job.seed, job.states):
-            _enter(subject.try_state(state), result)
-        subject.close()
-        if result.failures:
-            _keep_recording(tools, result, recording.directory)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-    return result
+        with contextlib.closing(subject):
+            for state in subject.sampled(job.seed, job.states):
+                _enter(subject.try_state(state), result)
 
 
 def rules_of(seed):
@@ -275,10 +379,9 @@ def require_acks(recording):
 
 
 def _monitor(recording, result):
-    """Hold the rules against each operation of a recording, and read what its server said."""
+    """Hold the rules against each operation of a recording."""
     started = time.process_time()
     violations, figures = monitor.check(recording)
-    result.violations += [event["text"] for event in recording.acks if event["what"] == "complaint"]
     result.violations += map(str, violations)
     result.monitored = {**figures, "seconds": round(time.process_time() - started, 2)}
 
@@ -295,27 +398,28 @@ def _enter(outcome, result):
                                 "complaints": outcome.complaints})
 
 
-def _keep_failures(tools, subject, result, directory):
-    """Minimise the first failures, and keep what replays them."""
-    if not result.failures and not result.violations:
-        return
-    place = _keep_recording(tools, result, directory)
-    (place / "violations.txt").write_text("".join(f"{text}\n" for text in result.violations))
-    for number, failure in enumerate(result.failures):
+def _minimise(subject, result):
+    """Minimise the first failures."""
+    for failure in result.failures[:MINIMISED]:
         state = State(**failure["state"])
-        if number < MINIMISED and not state.nested and state.fault in FAULTS:
+        if not state.nested and state.fault in FAULTS:
             pieces, complaints = subject.minimise(state)
             failure["minimised"] = None if pieces is None else subject.describe(pieces)
             failure["minimised_complaints"] = complaints
-        (place / f"failure-{number}.json").write_text(json.dumps(failure, indent=1))
 
 
-def _keep_recording(tools, result, directory):
-    """Copy the recording to the output; returns where its failures belong, too."""
-    place = Path(tools.output) / "failures" / result.name.replace(" ", "-").replace(",", "")
+def _keep(tools, result, directory):
+    """Copy a recording, with the logs of its servers and what is wrong, to the output."""
+    result.kept = f"failures/{result.name.replace(' ', '-').replace(',', '')}"
+    place = Path(tools.output) / result.kept
     shutil.rmtree(place, ignore_errors=True)
-    shutil.copytree(directory, place / "recording", symlinks=True)
-    return place
+    shutil.copytree(directory, place / "recording", symlinks=True,
+                    ignore=shutil.ignore_patterns("mnt", "backing"))
+    for name, texts in (("violations", result.violations), ("findings", result.findings)):
+        if texts:
+            (place / f"{name}.txt").write_text("".join(f"{text}\n" for text in texts))
+    for number, failure in enumerate(result.failures):
+        (place / f"failure-{number}.json").write_text(json.dumps(failure, indent=1))
 
 
 def describe(subject):
@@ -340,9 +444,8 @@ def summary(outcome):
 # Controls ---------------------------------------------------------------
 
 
-def _run_control(tools, control, first=FIRST_SEED):
+def _run_control(tools, control, result, first=FIRST_SEED):
     """Break one promise and look for a state that shows it, in recordings from a seed on."""
-    result = JobResult(control.name, control=control.rule)
     broken = tools.bindir
     if control.mutated:
         broken = tools.broken_bindir or str(tools.workshop.bindir(control.name))
@@ -363,9 +466,12 @@ def _run_control(tools, control, first=FIRST_SEED):
             find = _find_on_device if control.scenario in FILE_SYSTEMS else _find
             if find(tools, control, plan, directory, broken, result):
                 break
+        except Exception:
+            if directory.exists() and tools.output:
+                _keep(tools, result, directory)
+            raise
         finally:
             shutil.rmtree(directory, ignore_errors=True)
-    return result
 
 
 def _find(tools, control, plan, directory, broken, result):
@@ -427,7 +533,8 @@ def measure(tools, control, first):
     if control.mutated:
         tools.workshop.bindir(control.name)     # which takes its time, too, once
     started = time.monotonic()
-    result = _run_control(tools, control, first)
+    result = _result_of(control)
+    _run_control(tools, control, result, first)
     patch = {"patch": tools.workshop.digest(control.name)} if control.mutated else {}
     return {**patch, "seed": first, "states": result.tried, "seconds": round(time.monotonic() - started),
             "found": bool(result.failures)}

@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-import threading
 import time
 import traceback
 import weakref
@@ -21,6 +20,7 @@ import psycopg2
 from . import alarms, oracle, pages, sequel, server
 from .disk import KEPT, LOST, SIZE_ONLY, Choice, Disk, Rules, sectors
 from .image import Image, write_tree
+from .limits import limit
 from .minimise import ddmin
 from .mount import recorded, set_fault
 from .recording import DATA_KINDS, WRITE_SHORTENED, Kind, Recording
@@ -62,6 +62,8 @@ WAYS = {
 
 # What may be asked takes a second or two: a server that takes so long hangs.
 HANG_SECONDS = 180
+# All of what is done with a state, of which a recovery may be cut three times.
+STATE_SECONDS = 3600
 
 # What is recorded there is about something that fails.
 _FAILING = ("errors", "failing-", "torn-writes", "half-writes")
@@ -280,17 +282,15 @@ class Judge:
         with server.as_user():
             log.touch()
         instance = server.Server(self.context.bindir, image, log)
-        watch = threading.Timer(HANG_SECONDS, instance.kill)
         try:
             instance.start({**JUDGING, **settings})
-            watch.start()
-            complaints = verify(instance)
-            instance.stop()
+            with limit("what a server is asked", HANG_SECONDS):
+                complaints = verify(instance)
+                instance.stop()
         except Exception as exc:
             tail = " / ".join(log.read_text().strip().splitlines()[-8:])
             complaints = [f"no verdict of a server: {exc}: {tail}"]
         finally:
-            watch.cancel()
             instance.close()
         return complaints, log.read_text()
 
@@ -394,12 +394,13 @@ class Subject(Judge):
                 self._image.write(self.disk.tree(choice), ALWAYS_LEFT_OUT
                                   if self._is_standby(state) else LEFT_OUT)
             try:
-                rotten = self._spoil(image, state)
-                outcome.effective &= bool(rotten) or not FAULTS[state.fault].rotten
-                for level in range(state.nested):
-                    with phase(outcome, "nested"):
-                        image = self._crash_recovery(image, state, level, scratch, outcome)
-                self._judge(image, state, outcome)
+                with limit("trying a state", STATE_SECONDS):
+                    rotten = self._spoil(image, state)
+                    outcome.effective &= bool(rotten) or not FAULTS[state.fault].rotten
+                    for level in range(state.nested):
+                        with phase(outcome, "nested"):
+                            image = self._crash_recovery(image, state, level, scratch, outcome)
+                    self._judge(image, state, outcome)
                 outcome.complaints = [text for text in outcome.complaints
                                       if not excused(text, rotten, outcome.log)]
                 outcome.complaints += [f"rotten: {place}" for place in rotten
@@ -563,7 +564,8 @@ class Subject(Judge):
             known["acked"] = before.get(client, {"acked": 0})["acked"]
         expected["orphans_allowed"] = self._all_files
         started = time.monotonic()
-        self.recover_and_ask(self.recording.directory / backup["name"], expected, 1, outcome)
+        with limit("trying a base backup", STATE_SECONDS):
+            self.recover_and_ask(self.recording.directory / backup["name"], expected, 1, outcome)
         outcome.seconds = time.monotonic() - started
         return outcome
 

@@ -5,13 +5,14 @@ import json
 import shutil
 import tempfile
 import time
+import traceback
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from . import drawing, recipes
 from .history import History, sanitised, shrunk, with_atomic_writes
-from .play import Play, Templates
+from .play import Finding, Play, Templates
 
 # A history that fails is played so often, in shorter and shorter forms, at most.
 SHRINKING_PLAYS = 40
@@ -60,7 +61,10 @@ class Campaign:
         place = Path(tempfile.mkdtemp(prefix=f"history-{history.seed}-", dir=self._tools.scratch))
         play = Play(history, self._tools, self._templates, place)
         try:
-            play.run()
+            try:
+                play.run()
+            except Exception:           # nothing that one history meets may end the others
+                play.findings.append(Finding(play.played, "explorer", traceback.format_exc()))
             logs = {name: machine.log.read_text(errors="replace")
                     for name, machine in play.machines.items()} if play.findings else {}
         finally:

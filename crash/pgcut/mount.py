@@ -40,7 +40,7 @@ def recorded(recorder, base, directory, seed=0, sync_delay_us=(0, 0), options=()
     finally:
         _unmount(daemon, mountpoint)
         log.close()
-    if daemon.returncode:
+    if daemon.returncode != 0:
         raise MountError(f"recorder exited with {daemon.returncode}: "
                          + (directory / "recorder.log").read_text()[-1000:])
     shutil.rmtree(backing)
@@ -67,16 +67,22 @@ def _unmount(daemon, mountpoint):
     for attempt in range(50):
         if not os.path.ismount(mountpoint):
             break
-        done = subprocess.run([*command, str(mountpoint)], capture_output=True)
-        if done.returncode:
+        if not _done([*command, str(mountpoint)]):
             time.sleep(0.05)
     else:
-        subprocess.run([*command, "-l" if os.getuid() == 0 else "-z", str(mountpoint)],
-                       capture_output=True)
+        _done([*command, "-l" if os.getuid() == 0 else "-z", str(mountpoint)])
     for seconds, number in ((COPIED_SECONDS, signal.SIGTERM), (END_SECONDS, signal.SIGKILL)):
         try:
             daemon.wait(seconds)
             return
         except subprocess.TimeoutExpired:
             daemon.send_signal(number)
-    daemon.wait()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        daemon.wait(END_SECONDS)
+
+
+def _done(command):
+    """Run a command, for a limited time; says whether it went well."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return subprocess.run(command, capture_output=True, timeout=END_SECONDS).returncode == 0
+    return False

@@ -19,6 +19,7 @@ from devtools import postgres
 
 from . import alarms, drawing, explore, monitor, oracle, readers, scripts, server, steps, workload
 from .ledger import Ledger
+from .limits import Hang, limit
 from .steps import MODE
 from .store import OWNER, Store, identified
 
@@ -384,19 +385,18 @@ class Play:
 
     def _guarded(self, step):
         """Carry out one step, and enter what is wrong; without a step, judge all servers."""
-        watch = threading.Timer(STEP_SECONDS, self._does_not_end)
-        watch.start()
         try:
-            if step is None:
-                self._epilogue()
-            else:
-                self._carry_out(step)
+            with limit("the step", STEP_SECONDS):
+                if step is None:
+                    self._epilogue()
+                else:
+                    self._carry_out(step)
+        except Hang as error:
+            self._find("hang", str(error))
         except (Failure, server.ServerError, psycopg2.Error) as error:
             self._find("step", " ".join(str(error).split()))
         except Exception:               # a bug of ours must not pass for success
             self._find("explorer", traceback.format_exc())
-        finally:
-            watch.cancel()
         for machine in self.machines.values():
             text = machine.unread()
             for line in dict.fromkeys(explore.bad_lines(text) + alarming(text)):
@@ -485,7 +485,7 @@ class Play:
             worker.join()
             watch.cancel()
             if worker.reader:
-                worker.reader.join()
+                worker.reader.end(HANG_SECONDS)
                 self.figures["snapshots"] += worker.reader.snapshots
         self.figures["acknowledged"] += sum(event["what"] == "ack" for event in worker.events)
         self.figures["errors"] += sum(event["what"] == "fail" for event in worker.events)
@@ -508,13 +508,6 @@ class Play:
     def _hangs(self, machine):
         self._find("hang", f"the load on {machine.name} does not end")
         machine.instance.kill()
-
-    def _does_not_end(self):
-        """End all servers, one of which keeps a step waiting for ever."""
-        self._find("hang", "the step does not end")
-        for machine in self.machines.values():
-            if machine.instance.alive():
-                machine.instance.kill()
 
     def _adopt(self, machine):
         """What a derived server has was verified: from now on it is its own."""

@@ -7,6 +7,7 @@ import time
 import psycopg2
 
 from . import load_rows, plans, workload
+from .limits import limit
 
 # Kinds of load whose tables change by rows alone, so that a snapshot shows what the journal says.
 STEADY = [kind for kind, cls in workload.KINDS.items() if cls.__module__ == load_rows.__name__]
@@ -65,6 +66,12 @@ class Reader(threading.Thread):
                 self._read_until_an_error()
         except Exception as error:      # a bug here must not look like nothing to complain of
             self.complaints.append(f"the reader has ended: {type(error).__name__}: {error}")
+
+    def end(self, seconds):
+        """Tell it to end, and wait; raises Hang if it waits for so long, as for a lock."""
+        self.stop.set()
+        with limit("reading snapshots", seconds):
+            self.join()
 
     def _read_until_an_error(self):
         try:

@@ -26,6 +26,7 @@ from pathlib import Path
 import psycopg2
 
 from . import alarms, matrix, readers, server, workload
+from .limits import limit
 from .mount import recorded, set_fault
 from .states import SPACES
 
@@ -67,8 +68,17 @@ def _other_mode(mode):
 
 
 # A load that goes on for so long after its end waits for something that never
-# comes.
+# comes; and so do what comes before and after it, and all that makes a recording.
 HANG_SECONDS = 180
+LIFE_SECONDS = 900
+RECORDING_SECONDS = 3600
+
+# How soon it is noticed that a server has ended, and how long one may take that has lost clients.
+GUARD_SECONDS = 0.1
+GONE_SECONDS = 20
+
+# What a server that crashes says, or one of whose processes does, before it ends.
+_CRASH = re.compile(r"^.*(?:TRAP:|PANIC:|was terminated by signal).*$", re.MULTILINE)
 
 
 class RecordError(Exception):
@@ -98,7 +108,8 @@ def make(directory, plan, bindir, recorder, scratch, mutated=None):
     directory = Path(directory)
     directory.mkdir(parents=True)
     rng = random.Random(f"record/{plan.seed}")
-    with tempfile.TemporaryDirectory(prefix="base-", dir=scratch) as place:
+    with limit("making a recording", RECORDING_SECONDS), \
+            tempfile.TemporaryDirectory(prefix="base-", dir=scratch) as place:
         server.own(place)
         base = prepared(Path(place) / "data", plan, bindir, scratch)
         scenario = SCENARIOS[plan.scenario](base, directory, plan, mutated or bindir, rng)
@@ -209,10 +220,55 @@ class Beside(threading.Thread):
             raise self._error
 
 
+class Guard(threading.Thread):
+    """Ends all servers of a recording as soon as one of them has ended by itself.
+
+    What others wait for would never come: an acknowledgement, or that a lock is released.
+    """
+
+    def __init__(self, servers):
+        super().__init__(name="guard")
+        self._servers = servers         # by name
+        self._over = threading.Event()
+        self.crashed = {}               # name: what is to be said of it
+
+    def run(self):
+        while self._servers and not self.crashed and not self._over.wait(GUARD_SECONDS):
+            self.look()
+
+    def end(self, lost):
+        """Look for the last time; for a while if clients have lost their connections."""
+        self._over.set()
+        self.join()
+        deadline = time.monotonic() + (GONE_SECONDS if lost and self._servers else 0)
+        self.look()
+        while not self.crashed and time.monotonic() < deadline:
+            time.sleep(GUARD_SECONDS)
+            self.look()
+
+    def look(self):
+        """End all servers if one of them has ended."""
+        gone = {name: one for name, one in self._servers.items() if not one.alive()}
+        if gone and not self.crashed:
+            self.crashed = {name: _last_words(name, one) for name, one in gone.items()}
+            for one in self._servers.values():
+                one.kill()
+
+
+def _last_words(name, instance):
+    """Return what is to be said of a server that has ended by itself."""
+    said = dict.fromkeys(_CRASH.findall(instance.log_text()))
+    return " / ".join([f"{name} has ended by itself, with status {instance.status()}; "
+                       f"its log is {instance.log.name}", *said])
+
+
 class Primary:
     """A server is recorded, life after life, with the load on it."""
 
     recorder_options = ()
+
+    # What fails may make it crash.
+    may_crash = False
 
     # Classes of SQLSTATE that are findings; none if something is made to fail.
     alarming = alarms.CLASSES
@@ -221,7 +277,8 @@ class Primary:
     ends = ENDS
 
     # What a server may not say before any crash.
-    bad_lines = re.compile(r'(?:PANIC|TRAP|ERROR:  could not (?:open|write|read)[^"]* file '
+    bad_lines = re.compile(r'(?:PANIC|TRAP|.*was terminated by signal (?:4|6|7|8|11)\b'
+                           r'|ERROR:  could not (?:open|write|read)[^"]* file '
                            r'"(?:base|global|pg_tblspc)/).*')
 
     def __init__(self, base, directory, plan, bindir, rng):
@@ -239,14 +296,16 @@ class Primary:
     def live(self, data):
         """Run all lives on the recorded directory `data`; returns the acks."""
         self.data = data
-        instance = server.Server(self.bindir, data, self.log)
+        instance = self.server = server.Server(self.bindir, data, self.log)
         try:
             for life in range(self.plan.lives):
                 try:
-                    self.begin_life(life)
-                    instance.start(self.options())
-                    self.load(instance)
-                    _end(instance, self.rng.choice(self.ends))
+                    with limit(f"life {life + 1} of the recorded server",
+                               self.plan.seconds + LIFE_SECONDS):
+                        self.begin_life(life)
+                        instance.start(self.options())
+                        self.load(instance)
+                        _end(instance, self.rng.choice(self.ends))
                 except (server.ServerError, psycopg2.Error) as exc:
                     # A server that a control has broken may not even start
                     # again, which is what the control is looking for.
@@ -254,13 +313,22 @@ class Primary:
                     break
         finally:
             instance.close()
-        log = self.log.read_text()
-        for line in sorted(set(self.bad_lines.findall(log))):
-            self.complain(f"recorded server: {line}")
-        for text in alarms.of_server(log, self.alarming) + \
-                alarms.of_clients(self.acks, self.alarming):
+        self.read_log("recorded server", self.log)
+        for text in alarms.of_clients(self.acks, self.alarming):
             self.complain(text)
         return self.acks
+
+    def read_log(self, name, file):
+        """Enter what a server may not say."""
+        log = file.read_text(errors="replace")
+        for line in sorted(set(self.bad_lines.findall(log))):
+            self.complain(f"{name}: {line}")
+        for text in alarms.of_server(log, self.alarming):
+            self.complain(text if file is self.log else f"{name}: {text}")
+
+    def servers(self):
+        """Return the servers that must be there as long as the load is, by name."""
+        return {} if self.may_crash else {"the recorded server": self.server}
 
     def begin_life(self, life):
         """Do what comes before a start of the recorded server."""
@@ -275,16 +343,21 @@ class Primary:
 
     def load(self, instance):
         """Run the load for one life of the recorded server."""
-        hangs = threading.Timer(self.plan.seconds + HANG_SECONDS, instance.kill)
-        hangs.start()
+        guard, acks = Guard(self.servers()), None
+        guard.start()
         try:
-            self.acks += workload.run(
-                instance.connect, self.workloads(), seconds=self.plan.seconds / self.plan.lives,
-                seed=self.rng.randrange(1 << 30), modes=self.plan.modes)
-            if hangs.finished.is_set():
-                raise RecordError("the load hung, and its server was killed")
+            with limit("the load", self.plan.seconds + HANG_SECONDS):
+                acks = workload.run(
+                    instance.connect, self.workloads(), modes=self.plan.modes,
+                    seconds=self.plan.seconds / self.plan.lives,
+                    seed=self.rng.randrange(1 << 30))
+                self.acks += acks
         finally:
-            hangs.cancel()
+            guard.end(acks is None or any(event.get("unknown") for event in acks))
+            for text in guard.crashed.values():
+                self.complain(text)
+        if guard.crashed:
+            raise server.ServerError("the load was cut short")
 
     def complain(self, text):
         """Enter a complaint, which makes each state fail."""
@@ -342,10 +415,10 @@ class Standby(Primary):
         self.readers = []           # one of each load
         self.primary_data = base.parent / "primary"
         subprocess.run(["cp", "-a", str(base), str(self.primary_data)], check=True)
-        log = base.parent / "primary.log"
-        log.touch()
-        server.own(log)
-        self.primary = server.Server(self.bindir, self.primary_data, log)
+        self.primary_log = self.directory / "primary.log"
+        self.primary_log.touch()
+        server.own(self.primary_log)
+        self.primary = server.Server(self.bindir, self.primary_data, self.primary_log)
         self.primary.make_sockets()
         server.write_settings(base, {
             "primary_conninfo": f"host={self.primary.sockets} user={server.USER}",
@@ -362,9 +435,13 @@ class Standby(Primary):
             if any(reader.admitted for reader in self.readers) and \
                     not any(reader.snapshots for reader in self.readers):
                 self.complain("standby: the reader has got in, and has not read one snapshot")
+            self.read_log("its primary", self.primary_log)
             return self.acks
         finally:
             self.primary.close()
+
+    def servers(self):
+        return {**super().servers(), "its primary": self.primary}
 
     def start_primary(self, settings=None):
         self.primary.start({"fsync": "off", "synchronous_standby_names": "*",
@@ -379,8 +456,7 @@ class Standby(Primary):
         try:
             super().load(self.primary)
         finally:
-            reader.stop.set()
-            reader.join()
+            reader.end(HANG_SECONDS)
         # Commits that nobody has waited for, or not to the end, are there as well.
         for event in self.acks[before:]:
             if event["what"] == "resumed":
@@ -515,6 +591,7 @@ class Errors(Primary):
 
     bad_lines = re.compile("TRAP.*")
     alarming = ()
+    may_crash = True
 
     # What fails, where, and with which error: as the recorder's faults are set.
     kinds = (("write", "base/", errno.EIO), ("write", "base/", errno.ENOSPC),

@@ -21,17 +21,29 @@ PICTURES = 6
 IMPLAUSIBLE = 20
 
 
+def reasons_of(result):
+    """Return what is wrong with one job or control; nothing if all is well."""
+    name, reasons = result.name, []
+    if result.error:
+        reasons.append(f"{name}: {result.error.strip().splitlines()[-1]}")
+    if result.control:
+        if not result.error and not result.violations and name in MONITORED:
+            reasons.append(f"control {name} was not seen by the protocol monitor")
+        if not result.error and not result.failures:
+            reasons.append(f"control {name} was not found in {result.tried} states")
+    else:
+        if result.failures:
+            reasons.append(f"{name}: {len(result.failures)} of {result.tried} states failed")
+        if result.findings:
+            reasons.append(f"{name}: {result.findings[0]}")
+        if result.violations:
+            reasons.append(f"{name}: the protocol was violated, {result.violations[0]}")
+    return reasons
+
+
 def verdict(results):
     """Return the reasons why a campaign has failed; none if all is well."""
-    reasons = [f"{r.name}: {r.error.strip().splitlines()[-1]}" for r in results if r.error]
-    reasons += [f"{r.name}: {len(r.failures)} of {r.tried} states failed" for r in results
-                if r.failures and not r.control]
-    reasons += [f"{r.name}: the protocol was violated, {r.violations[0]}" for r in results
-                if r.violations and not r.control]
-    reasons += [f"control {r.name} was not seen by the protocol monitor" for r in results
-                if r.control and not r.error and not r.violations and r.name in MONITORED]
-    reasons += [f"control {r.name} was not found in {r.tried} states" for r in results
-                if r.control and not r.error and not r.failures]
+    reasons = [reason for result in results for reason in reasons_of(result)]
     tried = [state for r in results if not r.control for state in r.states]
     if len(tried) >= 100 and not any(state["restored"] for state in tried):
         reasons.append("no state needed the double-write log: nothing was exercised")
@@ -43,16 +55,25 @@ def verdict(results):
 
 def write(directory, results, seconds, arguments):
     """Write results.json and report.html into `directory`; returns a summary."""
-    data = [asdict(result) for result in results]
+    data = [{**asdict(result), "reasons": reasons_of(result), "replayable": result.replayable}
+            for result in results]
     (Path(directory) / "results.json").write_text(json.dumps(data))
     facts = figures(results, seconds)
     page = _render({**facts, "reasons": verdict(results), "arguments": arguments,
+                    "findings": [r for r in results if r.findings and not r.control],
                     "broken_rules": [r for r in results if r.violations and not r.control],
                     "controls": _controls(results), "faults": _faults(results),
                     "scenarios": _scenarios(results),
                     "pictures": _recordings(results), "failures": _failures(results)})
     (Path(directory) / "report.html").write_text(page)
     lines = [f"crash: {reason}" for reason in verdict(results)]
+    for result in filter(reasons_of, results):
+        lines.append(f"again: ./dev crash {result.again}")
+        if result.kept:
+            lines.append(f"kept: {Path(directory) / result.kept}")
+        if result.replayable:
+            lines.append(f"again: ./dev crash replay {Path(directory) / result.replayable}"
+                         " --minimise")
     lines.append("{writes} writes were held against the protocol, and {violating} of {recordings} "
                  "recordings violate it".format(**facts))
     lines.append("effective states: " + ", ".join(

@@ -1,13 +1,13 @@
 """What comes after a recovery: a server goes on from an image, with load, until it is cut off."""
 
 import json
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg2
 
 from . import alarms, oracle, server, workload
+from .limits import Hang, limit
 from .mount import recorded
 from .recording import Recording
 
@@ -43,24 +43,20 @@ def live_on(image, directory, context, expected, meta, seed):
     with recorded(context.recorder, image, directory, seed=seed) as mountpoint:
         log = directory / "server.log"
         instance = server.Server(context.bindir, mountpoint, log)
-        watch = threading.Timer(HANG_SECONDS, instance.kill)
         try:
             instance.start(PROMOTED if standby else {})
             if standby:
                 instance.wait_for_replay()
                 instance.promote(server.REPLAY_SECONDS)
-            watch.start()
-            complaints += oracle.verify_connected(instance.connect, expected, quick=True,
-                                                  checkpoint=seed % 2 == 0)
-            acks += workload.run(instance.connect, meta.get("kinds"), seconds=SECONDS, seed=seed,
-                                 modes=meta.get("modes", ()))
-            if watch.finished.is_set():
-                complaints.append("the load of a server that goes on from here hangs")
-        except (server.ServerError, psycopg2.Error) as error:
+            with limit("the load of a server that goes on from here", HANG_SECONDS):
+                complaints += oracle.verify_connected(instance.connect, expected, quick=True,
+                                                      checkpoint=seed % 2 == 0)
+                acks += workload.run(instance.connect, meta.get("kinds"), seconds=SECONDS,
+                                     seed=seed, modes=meta.get("modes", ()))
+        except (server.ServerError, psycopg2.Error, Hang) as error:
             complaints.append(f"a server cannot go on from here: {error}: "
                               + " / ".join(log.read_text().strip().splitlines()[-4:]))
         finally:
-            watch.cancel()
             instance.close()
     (directory / "base").symlink_to(image)
     (directory / "acks.jsonl").write_text("".join(json.dumps(ack) + "\n" for ack in acks))

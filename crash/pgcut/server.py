@@ -15,6 +15,8 @@ from devtools import postgres
 from devtools.base import as_user, own, server_user
 from devtools.postgres import LOCK_PID, LOCK_STATUS, ServerError, environment
 
+from .limits import SLOWNESS
+
 # What the modules of the explorer take from here.
 __all__ = ["USER", "Server", "ServerError", "as_user", "environment", "make_cluster", "own",
            "run", "write_settings"]
@@ -25,18 +27,21 @@ USER = postgres.SUPERUSER
 STANDBY_SIGNAL = "standby.signal"
 
 # Limits, not measures: a machine may be busy.
-START_SECONDS = 300
-CONNECT_SECONDS = 120
+START_SECONDS = round(300 * SLOWNESS)
+CONNECT_SECONDS = round(120 * SLOWNESS)
 # How long a standby may take to replay what it has of WAL.
-REPLAY_SECONDS = 300
+REPLAY_SECONDS = round(300 * SLOWNESS)
+# How long a program may run, of which some take a backup or recover a cluster.
+PROGRAM_SECONDS = round(900 * SLOWNESS)
 
 # The startup process says so when it has replayed all that is there.
 _WAITS_FOR_WAL = "LOG:  waiting for WAL to become available"
 
 
 def run(bindir, program, *arguments, **options):
-    """Run a program of PostgreSQL.  Returns the process."""
-    return postgres.run_program(bindir, program, *arguments, env=environment(), **options)
+    """Run a program of PostgreSQL, for a limited time.  Returns the process."""
+    return postgres.run_program(bindir, program, *arguments, env=environment(),
+                                **{"seconds": PROGRAM_SECONDS, **options})
 
 
 def make_cluster(bindir, directory, checksums, segment_mb=1):
@@ -131,6 +136,10 @@ class Server(postgres.Server):
         """Say whether the postmaster runs."""
         return self._process is not None and self._process.poll() is None
 
+    def status(self):
+        """Return the exit status of the postmaster, None if it runs or was never started."""
+        return self._process and self._process.poll()
+
     def process_called(self, title):
         """Return the number of one of its processes, by what it calls itself, or None."""
         for pid in postgres.descendants(self._process.pid):
@@ -171,7 +180,8 @@ class Server(postgres.Server):
                 self._process.wait(seconds)
             except subprocess.TimeoutExpired:
                 self._process.kill()
-                self._process.wait()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(postgres.END_SECONDS)
                 raise ServerError("server did not stop") from None
             finally:
                 self._process = None

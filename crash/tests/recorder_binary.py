@@ -11,7 +11,7 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parents[1] / "recorder"
 
 # Backing files must lie on tmpfs: the recorder never syncs them.
-SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None
+SCRATCH = os.environ.get("TMPDIR") or ("/dev/shm" if os.path.isdir("/dev/shm") else None)
 
 _built = None
 

@@ -1,11 +1,10 @@
 """Tests of histories: what is legal, how they are drawn, and how they get shorter."""
 
 import itertools
+import subprocess
 import tempfile
-import threading
 import unittest
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 from pgcut import controls, drawing, histories, history, matrix, play, recipes, steps, store
@@ -385,19 +384,16 @@ class LedgerTest(unittest.TestCase):
 
 class WatchTest(unittest.TestCase):
     def test_step_that_does_not_end(self):
-        killed = threading.Event()
-        server = SimpleNamespace(alive=lambda: True, kill=killed.set)
-
         class Stuck(play.Play):
             def _carry_out(self, step):
-                killed.wait()
-                raise play.Failure("the server is gone")
+                subprocess.run(["sleep", "600"], check=False)
+                raise play.Failure("what it has waited for is gone")
 
         stuck = Stuck(of(start()), None, None, ".")
-        stuck.machines["a"] = SimpleNamespace(instance=server, unread=lambda: "")
-        with mock.patch.object(play, "STEP_SECONDS", 0):
+        with mock.patch.object(play, "STEP_SECONDS", 0.1):
             stuck._guarded(start())
-        self.assertEqual([finding.what for finding in stuck.findings], ["hang", "step"])
+        self.assertEqual([finding.what for finding in stuck.findings], ["hang"])
+        self.assertIn("sleep 600", stuck.findings[0].text)
 
 
 class ReportTest(unittest.TestCase):

@@ -17,6 +17,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from pgcut import alarms, oracle, server
+from recorder_binary import SCRATCH
 
 try:
     import psycopg2
@@ -27,7 +28,6 @@ except ImportError:
     psycopg2 = None
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None
 PAGE = 8192
 
 SETTINGS = {

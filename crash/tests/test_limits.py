@@ -1,0 +1,222 @@
+"""Tests of what happens when a step does not end, or a server or a process of ours does."""
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import unittest
+from pathlib import Path
+from unittest import mock
+
+from pgcut import limits, matrix, server
+from pgcut.limits import postgres
+from recorder_binary import SCRATCH, recorder_binary
+from test_oracle import bindir
+
+try:
+    import psycopg2
+    from pgcut import __main__ as command_line
+    from pgcut import campaign, readers, record
+except ImportError:
+    psycopg2 = None
+
+SETTINGS = {"io_torn_pages_protection": "double_writes", "instant_recovery": "off",
+            "autovacuum": "off", "wal_level": "replica"}
+KINDS = {"transfer": 2, "hint": 1}
+
+# Far more than what is tested takes, on any machine.
+LONG = 600
+
+
+class LimitTest(unittest.TestCase):
+
+    def test_program_that_does_not_end(self):
+        with self.assertRaises(limits.Hang) as raised, limits.limit("sleeping", 0.2):
+            subprocess.run(["sleep", str(LONG)], check=False)
+        self.assertRegex(str(raised.exception), r"^sleeping did not end within 0 s: .*"
+                         rf"thread MainThread in .*run \(subprocess\.py:\d+\).*sleep {LONG}")
+
+    def test_program_that_another_thread_has_started(self):
+        done = []
+        beside = threading.Thread(name="beside", target=lambda: done.append(
+            subprocess.run(["sleep", str(LONG)], check=False).returncode))
+        with self.assertRaises(limits.Hang) as raised, limits.limit("waiting", 0.2):
+            beside.start()
+            beside.join()
+        self.assertEqual(done, [-signal.SIGKILL])
+        self.assertIn("thread beside in", str(raised.exception))
+
+    def test_recorder_is_ended_last(self):
+        with tempfile.TemporaryDirectory() as place, \
+                mock.patch.object(limits, "GRACE_SECONDS", 0.2):
+            shutil.copy("/bin/sleep", f"{place}/pgcut-recorder")
+            with self.assertRaises(limits.Hang), limits.limit("recording", 0):
+                other = subprocess.Popen(["sleep", str(LONG)])
+                recorder = subprocess.Popen([f"{place}/pgcut-recorder", str(LONG)])
+                other.wait()
+                ended = recorder.poll()
+                recorder.wait()
+            self.assertIsNone(ended)
+            self.assertEqual(recorder.returncode, -signal.SIGKILL)
+
+    def test_process_that_nothing_ends(self):
+        code = ("from pgcut import limits\nimport threading\nlimits.GRACE_SECONDS = 0.1\n"
+                "with limits.limit('a step', 0.1):\n    threading.Event().wait()\n")
+        done = subprocess.run(["/usr/bin/python3", "-c", code], capture_output=True, text=True,
+                              env={**os.environ, "PYTHONPATH": str(Path(limits.__file__).parents[1])})
+        self.assertEqual(done.returncode, limits.HUNG_STATUS)
+        self.assertIn("a step did not end", done.stderr)
+
+    def test_step_that_ends(self):
+        with limits.limit("a step", LONG):
+            pass
+        with self.assertRaises(KeyError), limits.limit("a step", LONG):
+            raise KeyError
+
+
+class TidyTest(unittest.TestCase):
+
+    def test_processes_below_a_directory(self):
+        with tempfile.TemporaryDirectory(prefix="pgcut-tidy-") as place:
+            one = subprocess.Popen(["sh", "-c", f"sleep {LONG}; : {place}/file"])
+            other = subprocess.Popen(["sleep", str(LONG)])
+            postgres.tidy(place)
+            self.assertEqual((one.wait(), other.poll()), (-signal.SIGKILL, None))
+            other.kill()
+            other.wait()
+
+
+@unittest.skipIf(psycopg2 is None, "python3-psycopg2 is not installed")
+class CampaignTest(unittest.TestCase):
+
+    def test_process_that_ends_without_a_result(self):
+        ours, theirs = multiprocessing.Pipe(duplex=False)
+        process = multiprocessing.get_context("spawn").Process(target=os._exit, args=(3,))
+        process.start()
+        theirs.close()
+        result = campaign._received(ours, process, (None, None, campaign.Job(7, 1, 2)))
+        self.assertEqual((result.name, result.error),
+                         ("recording 7", "its process has ended with status 3"))
+
+    def test_logs_of_a_recording_that_cannot_be_made(self):
+        with tempfile.TemporaryDirectory() as place:
+            directory = Path(place) / "recording-7"
+            directory.mkdir()
+            (directory / "server.log").write_text("TRAP")
+            result = campaign.JobResult("recording 7")
+            tools = campaign.Tools("", None, "", "", place, place)
+            with self.assertRaises(limits.Hang), \
+                    campaign._kept_if_wrong(tools, result, directory):
+                raise limits.Hang
+            self.assertEqual((Path(place) / result.kept / "recording/server.log").read_text(),
+                             "TRAP")
+            self.assertFalse(directory.exists())
+
+    def test_commands_that_do_the_same_again(self):
+        fixed = (("io_torn_pages_protection", "full_pages"), ("wal_pipeline", "off"))
+        for job in (campaign.Job(12, 51, 6.0, fixed, scenario="standby"),
+                    campaign.Job(3, 0, 2.5, scenario="ext4"),
+                    campaign.Job(4, 9, 6.0, all_boundaries=True)):
+            args = command_line._parser().parse_args(
+                ["--bindir=b", "--recorder=r", "--scratch=s", *job.again.split()])
+            self.assertEqual((command_line._jobs(args), args.no_controls), ([job], True))
+
+
+class ServersTest(unittest.TestCase):
+    """Servers that die, and locks that nobody releases."""
+
+    def setUp(self):
+        if psycopg2 is None:
+            self.skipTest("python3-psycopg2 is not installed")
+        self.programs, self.recorder = bindir(), recorder_binary()
+        holder = tempfile.TemporaryDirectory(prefix="pgcut-limits-", dir=SCRATCH)
+        self.addCleanup(holder.cleanup)
+        os.chmod(holder.name, 0o755)
+        self.scratch = holder.name
+
+    def plan(self, scenario, seconds):
+        settings, checksums = matrix.draw(2, **SETTINGS)
+        return record.Plan(2, matrix.replicating(settings), checksums, seconds=seconds, lives=1,
+                           kinds=KINDS, scenario=scenario)
+
+    def complaints(self, scenario, **methods):
+        """Record a server, with methods of the scenario replaced; return what is complained of.
+
+        Its load would go on for longer than anybody waits.
+        """
+        altered = type("Altered", (record.SCENARIOS[scenario],), methods)
+        directory = Path(self.scratch) / "recording"
+        with mock.patch.dict(record.SCENARIOS, {scenario: altered}):
+            record.make(directory, self.plan(scenario, LONG), self.programs, self.recorder,
+                        self.scratch)
+        for log in ("server.log", *(("primary.log",) if scenario == "standby" else ())):
+            self.assertIn("ready to accept", (directory / log).read_text())
+        return [ack["text"] for ack in record.json.loads(
+            "[" + ",".join((directory / "acks.jsonl").read_text().splitlines()) + "]")
+            if ack["what"] == "complaint"]
+
+    @staticmethod
+    def killed(which):
+        """Return methods of a scenario one of whose servers is killed when the load begins."""
+        def workloads(self):
+            victim = getattr(self, which)._process.pid
+            threading.Timer(0.5, os.kill, (victim, signal.SIGKILL)).start()
+            return self.plan.kinds
+        return {"workloads": workloads}
+
+    def test_primary_of_a_standby_is_killed(self):
+        found = self.complaints("standby", **self.killed("primary"))
+        self.assertIn("its primary has ended by itself, with status -9; its log is primary.log",
+                      found)
+
+    def test_standby_is_killed(self):
+        """Commits wait for it, and nobody cuts them short but who sees that it is gone."""
+        found = self.complaints("standby", **self.killed("server"))
+        self.assertIn("the recorded server has ended by itself, with status -9; its log is "
+                      "server.log", found)
+
+    def test_recorded_server_is_killed(self):
+        found = self.complaints("primary", **self.killed("server"))
+        self.assertIn("the recorded server has ended by itself, with status -9; its log is "
+                      "server.log", found)
+
+    def test_load_that_waits_for_a_lock(self):
+        def workloads(scenario):
+            session = scenario.server.connect()
+            session.cursor().execute("LOCK TABLE oracle.journal")
+            self.addCleanup(session.close)
+            return scenario.plan.kinds
+        with mock.patch.object(record, "HANG_SECONDS", 1 - LONG), \
+                self.assertRaises(limits.Hang) as raised:
+            self.complaints("primary", workloads=workloads)
+        self.assertRegex(str(raised.exception), r"^the load did not end within 1 s: .* waiting")
+
+    def test_reader_that_waits_for_a_lock(self):
+        data = record.prepared(Path(self.scratch) / "data", self.plan("primary", 1),
+                               self.programs, self.scratch)
+        log = Path(self.scratch) / "server.log"
+        log.touch()
+        server.own(log)
+        instance = server.Server(self.programs, data, log)
+        self.addCleanup(instance.close)
+        instance.start()
+        with contextlib.closing(instance.connect()) as session:
+            cursor = session.cursor()
+            cursor.execute("LOCK TABLE oracle.journal")
+            reader = readers.Reader(instance.connect)
+            reader.start()
+            while not cursor.rowcount > 0:
+                cursor.execute("SELECT FROM pg_locks WHERE NOT granted")
+            with self.assertRaises(limits.Hang) as raised:
+                reader.end(1)
+        self.assertRegex(str(raised.exception),
+                         r"^reading snapshots did not end .*\[local\] SELECT waiting")
+        self.assertFalse(reader.is_alive())
+
+
+if __name__ == "__main__":
+    unittest.main()
