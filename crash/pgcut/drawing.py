@@ -267,7 +267,7 @@ def _edit(rng, world, server, number, illegal):
     if rng.random() < 0.3:
         settings["wal_pipeline"] = rng.choice(("on", "off"))
     if rng.random() < 0.3:
-        settings["double_write_compression"] = rng.choice(("off", "auto", "lz4"))
+        settings["double_write_compression"] = rng.choice(("off", "zstd", "lz4"))
     return {"settings": settings}
 
 

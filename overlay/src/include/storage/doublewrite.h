@@ -42,10 +42,7 @@ extern PGDLLIMPORT int io_torn_pages_protection;
 #define DW_MAX_HOME_PARTS		64
 
 extern PGDLLIMPORT int double_write_buffer_size;	/* megabytes, or -1 */
-/* Of double_write_compression, beside the methods: the one that saves most time, if any */
-#define DW_COMPRESSION_AUTO		(-1)
-
-extern PGDLLIMPORT int double_write_compression;	/* DWCompression, or auto */
+extern PGDLLIMPORT int double_write_compression;	/* DWCompression */
 extern PGDLLIMPORT int double_write_stage_size; /* blocks, or -1 */
 extern PGDLLIMPORT int double_write_concurrency;	/* processes, or -1 */
 extern bool DoubleWriteSessionImages(void);

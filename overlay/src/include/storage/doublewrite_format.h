@@ -89,6 +89,12 @@ typedef enum DWCompression
 	DW_COMPRESSION_ZSTD = 2,
 } DWCompression;
 
+#ifdef USE_LZ4
+#define DW_COMPRESSION_DEFAULT	DW_COMPRESSION_LZ4
+#else
+#define DW_COMPRESSION_DEFAULT	DW_COMPRESSION_OFF
+#endif
+
 /* identity of one page in a batch */
 typedef struct DWPageEntry
 {

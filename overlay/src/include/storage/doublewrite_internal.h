@@ -470,6 +470,8 @@ typedef struct DWLogState
 	uint64		nonce;			/* in all batches; see doublewrite_format.h */
 	uint64		next_batchno;
 	uint64		last_page_batch;	/* last batch that holds pages */
+	double		write_blocks;	/* blocks of a batch, a moving average; 0:
+								 * none has been written */
 	uint64		low_water;		/* first batch still needed */
 	uint64		low_water_logged;	/* ... as durable in the log */
 	uint64		seg_first_batch[DW_MAX_SEGMENTS];	/* by segno modulo */
@@ -483,30 +485,6 @@ typedef struct DWLogState
 	uint64		cycles_begun;	/* number of the newest sync cycle */
 	uint64		cycles_done;	/* ... of the newest one that has completed */
 } DWLogState;
-
-/* What a method of compression does to pages, on average; see compress.c */
-typedef struct DWCompressionCost
-{
-	double		page_nsec;		/* what compressing a page takes */
-	double		page_length;	/* the bytes that are left, or 0: not known */
-	uint32		untried;		/* pages since then for which that was asked */
-} DWCompressionCost;
-
-/*
- * What the log costs, and what compressing pages would; DoubleWriteFlushLock.  Where
- * writes of the log are counted, older ones count less; see compress.c.
- */
-typedef struct DWLogCost
-{
-	double		writes;			/* writes of the log, each with its sync */
-	double		pages;			/* ... pages in them */
-	double		blocks;			/* ... and blocks, which compression saves */
-	double		blocks_squared;
-	double		nsec;			/* ... and what they have taken */
-	double		nsec_squared;
-	double		blocks_nsec;	/* products of blocks and nsec */
-	DWCompressionCost methods[DW_COMPRESSION_ZSTD + 1]; /* by DWCompression */
-} DWLogCost;
 
 /* What redo would have to read, see reads.c; atomic */
 typedef struct DWReadsState
@@ -603,7 +581,6 @@ typedef struct DWCtlData
 	DWRoomState room;
 	DWBatchState batch;
 	DWLogState	log;
-	DWLogCost	log_cost;
 	DWDirtyState dirty;
 	DWAtomicState atomic;
 
@@ -817,8 +794,6 @@ extern void dw_return_slot_to_log(int slotno, bool torn);
 /* compress.c */
 extern char *dw_pack_pages(DWBatchHeader *hdr, const int *slots, int nslots);
 extern void dw_free_pack_buffer(void);
-extern double dw_log_write_blocks(void);
-extern void dw_note_log_write(int ncopies, uint32 nblocks, instr_time start);
 
 /* epoch.c */
 extern Size dw_epoch_shmem_size(void);

@@ -31,6 +31,9 @@
 #include "storage/lwlock.h"
 #include "utils/injection_point.h"
 
+/* What the newest batch adds to the average of their sizes */
+#define DW_WRITE_SHARE			(1.0 / 16)
+
 static PGIOAlignedBlock dw_header_block;
 
 #define DWHeader ((DWBatchHeader *) dw_header_block.data)
@@ -144,13 +147,12 @@ dw_write_slots(const int *slots, int nslots)
 static void
 dw_append(const int *slots, int ncopies, char *packed)
 {
-	instr_time	start;
+	uint32		nblocks = DWBatchBlocks(DWHeader);
 
 	Assert(DWIsFlusher());
 	Assert(DWCtl->log.open);
 
 	dw_open_segment(DWCtl->log.segno);
-	INSTR_TIME_SET_CURRENT(start);
 	dw_build_header();
 	if (packed != NULL)
 		dw_write_packed(packed);
@@ -159,9 +161,12 @@ dw_append(const int *slots, int ncopies, char *packed)
 
 	INJECTION_POINT("doublewrite-log-written", NULL);
 	dw_sync_log();
-	dw_note_log_write(ncopies, DWBatchBlocks(DWHeader), start);
 
-	DWCtl->log.blockno += DWBatchBlocks(DWHeader);
+	DWCtl->log.blockno += nblocks;
+	if (DWCtl->log.write_blocks == 0)
+		DWCtl->log.write_blocks = nblocks;
+	DWCtl->log.write_blocks +=
+		(nblocks - DWCtl->log.write_blocks) * DW_WRITE_SHARE;
 	DWCtl->log.low_water_logged = DWCtl->log.low_water;
 	if (DWHeader->npages > 0)
 		DWCtl->log.last_page_batch = DWCtl->log.next_batchno;

@@ -253,14 +253,13 @@ dw_prepare_segment(void)
 	char		path[MAXPGPATH];
 	bool		wanted;
 	bool		fill;
-	double		blocks;
 
 	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
 
 	dw_lock_flush(LW_SHARED);
 	wanted = dw_segment_wanted();
-	blocks = dw_log_write_blocks();
-	fill = blocks > 0 && blocks < DW_FILL_BELOW &&
+	fill = DWCtl->log.write_blocks > 0 &&
+		DWCtl->log.write_blocks < DW_FILL_BELOW &&
 		pg_atomic_read_u64(&DWCtl->stats.logged_bytes) >=
 		(uint64) dw_segments_ahead() * DW_SEGMENT_SIZE;
 	LWLockRelease(DoubleWriteFlushLock);

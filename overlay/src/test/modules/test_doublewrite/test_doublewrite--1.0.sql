@@ -68,16 +68,6 @@ CREATE FUNCTION dw_pretend_home_writes_take(usec int)
 RETURNS void
 AS 'MODULE_PATHNAME' LANGUAGE C;
 
-CREATE FUNCTION dw_pretend_log_writes(blocks float8[], nsec float8[], page_nsec float8,
-	pages_per_block float8 DEFAULT 1, zstd_nsec float8 DEFAULT 1e12,
-	lengths float8[] DEFAULT '{}')
-RETURNS void STRICT
-AS 'MODULE_PATHNAME' LANGUAGE C;
-
-CREATE FUNCTION dw_log_cost(OUT writes float8, OUT blocks float8, OUT nsec float8,
-	OUT page_nsec float8, OUT page_length float8)
-AS 'MODULE_PATHNAME' LANGUAGE C;
-
 CREATE FUNCTION dw_panic()
 RETURNS void
 AS 'MODULE_PATHNAME' LANGUAGE C;

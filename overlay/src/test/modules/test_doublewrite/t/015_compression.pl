@@ -2,8 +2,7 @@
 # Copyright (c) 2025, PostgreSQL Global Development Group
 
 # Compression of the log: pages of every method are restored, whatever the
-# setting is by then, and what cannot be decompressed is refused.  With "auto"
-# it is used where it saves more time than it takes.
+# setting is by then, and what cannot be decompressed is refused.
 
 use strict;
 use warnings FATAL => 'all';
@@ -160,7 +159,7 @@ sub refuses
 
 $node->start;
 dw_extensions($node);
-my @methods = grep { !/^(auto|off)$/ } split /\n/,
+my @methods = grep { $_ ne 'off' } split /\n/,
   $node->safe_psql('postgres',
 	"SELECT unnest(enumvals) FROM pg_settings WHERE name = 'double_write_compression'"
   );
@@ -170,11 +169,11 @@ my ($ret, $stdout, $stderr) = $node->psql('postgres',
 	"ALTER SYSTEM SET double_write_compression = 'pglz'");
 like(
 	$stderr,
-	qr/invalid value for parameter "double_write_compression": "pglz"\nHINT: .*: @{[join ', ', 'auto', @methods]}, off\./,
+	qr/invalid value for parameter "double_write_compression": "pglz"\nHINT: .*: @{[join ', ', @methods]}, off\./,
 	'a method that is not supported is refused');
 
 # A row of 'noise' fills a page with random bytes.
-foreach my $table ('auto', 'off', 'resumed', @methods)
+foreach my $table ('off', 'resumed', @methods)
 {
 	$node->safe_psql(
 		'postgres', qq{
@@ -190,176 +189,12 @@ $node->safe_psql(
 			(SELECT decode(string_agg(md5(format('%s %s', i, j)), ''), 'hex')
 			 FROM generate_series(1, 507) j)
 		FROM generate_series(1, 20) i;
-	CREATE TABLE noise_auto (LIKE noise INCLUDING STORAGE);
-	INSERT INTO noise_auto SELECT * FROM noise;
 	CHECKPOINT});
 
-# a tenth of a millisecond for each block
-my @bandwidth = ([ 1, 200 ], [ 1e6, 1e6 + 199 * 1e5 ]);
-
-# "auto" goes by what writes of the log and compression have taken.  What others have
-# taken is out of the way when a batch is chosen for: we set it before each.
-sub pretend
-{
-	my ($blocks, $nsec, $page_nsec, $pages_per_block, $zstd_nsec, $lengths) = @_;
-
-	$pages_per_block //= 1;
-	$zstd_nsec //= 1e12;
-	$lengths //= '{}';
-
-	# so that pages are logged again
-	$node->safe_psql('postgres', 'CHECKPOINT');
-	$node->safe_psql('postgres',
-		"SELECT dw_pretend_log_writes('{@{[join ',', @$blocks]}}', '{@{[join ',', @$nsec]}}', $page_nsec, $pages_per_block, $zstd_nsec, '$lengths')"
-	);
-	return;
-}
-
-sub is_compressed
-{
-	my ($table, $what, $blocks, $nsec, $page_nsec, $expected, $pages_per_block,
-		$lengths) = @_;
-
-	pretend($blocks, $nsec, $page_nsec, $pages_per_block, undef, $lengths);
-	my ($pages, $bytes) = change($table);
-	cmp_ok($pages, '>', 50, "auto: $what: pages were logged");
-	is($bytes < $pages * BLCKSZ / 2 ? 'compressed' : 'as they are',
-		$expected, "auto: $what");
-	return;
-}
-
-# With which method is the newest batch of some size compressed?
-sub method_of
-{
-	my ($page_nsec, $zstd_nsec) = @_;
-
-	pretend(@bandwidth, $page_nsec, 1, $zstd_nsec, "{2500, 1500}");
-	change('t_auto');
-	my ($batch) = grep { $_->{npages} > 50 } reverse @{ dw_read_log($node)->{batches} };
-	return $batch->{compression};
-}
-
-# Change a table again and again
-sub change_until
-{
-	my ($table, $condition) = @_;
-
-	for (1 .. 1000)
-	{
-		return
-		  if $node->safe_psql('postgres',
-			"SELECT $condition FROM dw_log_cost()") eq 't';
-		$node->safe_psql('postgres', 'CHECKPOINT');
-		change($table);
-	}
-	return;
-}
-
-SKIP:
-{
-	skip 'lz4 is not supported by this build', 46
-	  unless grep { $_ eq 'lz4' } @methods;
-
-	is($node->safe_psql('postgres', 'SELECT boot_val FROM pg_settings '
-			  . "WHERE name = 'double_write_compression'"),
-		'auto', 'auto is the default');
-	set_method('auto');
-	change('t_auto');
-	is( $node->safe_psql(
-			'postgres', q{
-		SELECT writes >= 1, blocks >= writes, nsec > 0, page_nsec > 0,
-			page_length BETWEEN 1 AND 8191 FROM dw_log_cost()}),
-		't|t|t|t|t',
-		'auto: writes of the log and compression are measured');
-
-	is_compressed('t_auto', 'bandwidth is the limit', @bandwidth, 1e4,
-		'compressed');
-	is_compressed('t_auto', '... but so is the processor',
-		@bandwidth, 1e5, 'as they are');
-	is_compressed(
-		't_auto', 'each write takes long, whatever its size',
-		[ 1, 200 ],
-		[ 1e8, 1e8 + 199 * 100 ],
-		1e4, 'as they are');
-	is_compressed('t_auto', 'some more for each page',
-		[ 20, 100 ], [ 2.5e7, 3.3e7 ], 1e4, 'compressed');
-	is_compressed(
-		't_auto', '... or so it seems, for times differ much',
-		[ 20, 20, 100, 100 ],
-		[ 1e6, 4.9e7, 9e6, 5.7e7 ],
-		7e4, 'as they are');
-	is_compressed(
-		't_auto', '... and compression takes little beside them',
-		[ 20, 20, 100, 100 ],
-		[ 1e6, 4.9e7, 9e6, 5.7e7 ],
-		1e4, 'compressed');
-
-	# A device that is held to a bandwidth lets a large write pass at once when it has
-	# just had a small one wait.
-	my @in_turns = (
-		[ (32) x 4, (249) x 4 ],
-		[ (9e7) x 3, 2e5, 1e6, 1e6, 2e6, 1e8 ]);
-	is_compressed('t_auto', 'small writes wait longer than large ones',
-		@in_turns, 2e4, 'compressed');
-	is_compressed('t_auto', '... and compression takes long, too',
-		@in_turns, 1.2e5, 'as they are');
-	is_compressed(
-		't_auto', 'large writes, all alike',
-		[ 200, 200 ],
-		[ 2e7, 2e7 ],
-		1e4, 'compressed');
-	is_compressed(
-		't_auto', 'large writes, which differ much',
-		[ 150, 150, 200, 200 ],
-		[ 1e6, 9e7, 1e6, 9e7 ],
-		1e4, 'compressed');
-
-	# What is not known yet may be a volume that many rent, as after the first write
-	# of all, which has no pages.
-	is_compressed('t_auto', 'all that is known is that a write takes some time',
-		[1], [3e5], 1e4, 'compressed', 0);
-	is_compressed('t_auto', '... or little time', [1], [1e4], 1e4, 'as they are', 0);
-	is_compressed('t_auto', '... and compression takes long',
-		[1], [3e5], 5e4, 'as they are', 0);
-	is_compressed('t_auto', 'small writes, all alike',
-		[ 8, 8 ], [ 2e7, 2e7 ], 1e4, 'compressed');
-	is_compressed('t_auto', '... and compression takes long',
-		[ 8, 8 ], [ 2e7, 2e7 ], 1.2e5, 'as they are');
-	is_compressed('t_auto', 'small writes, all alike and quick',
-		[ 8, 8 ], [ 8e4, 8e4 ], 1e4, 'as they are');
-
-	# Whether small ones are compressed already makes no difference.
-	is_compressed('t_auto', 'small writes of more pages, which are compressed, and quick',
-		[ 8, 8 ], [ 3e5, 3e5 ], 1e4, 'as they are', 7);
-	is_compressed('t_auto', 'small writes of large batches, which are compressed already',
-		[ 40, 40 ], [ 2e7, 2e7 ], 1e5, 'compressed', 3);
-
-	is_compressed('t_auto', 'slow writes, all alike, of pages that hardly get shorter',
-		[ 100, 100 ], [ 2e7, 2e7 ], 1.6e4, 'as they are', 1, '{7946,7946}');
-	change_until('t_auto', "page_length < 0.7 * @{[BLCKSZ]}");
-
-	# That pages do not get shorter shows when they are compressed, and later, as that
-	# they do again, when some are tried now and then.
-	is_compressed('t_auto', 'pages that get shorter',
-		@bandwidth, 1e4, 'compressed');
-	change_until('noise_auto', "page_length > 0.81 * @{[BLCKSZ]}");
-	is_compressed('t_auto', 'pages that do not',
-		@bandwidth, 1e4, 'as they are');
-	change_until('t_auto', "page_length < 0.7 * @{[BLCKSZ]}");
-	is_compressed('t_auto', 'pages that do again',
-		@bandwidth, 1e4, 'compressed');
-}
-
-# Of several methods it takes the one that saves most.
-SKIP:
-{
-	skip 'lz4 and zstd are not both supported by this build', 3 if @methods < 2;
-
-	set_method('auto');
-	is(method_of(1e4, 1.2e4), 2, 'auto: zstd saves more than it takes longer');
-	is(method_of(1e4, 5e4), 1, 'auto: zstd takes longer than it saves');
-	is(method_of(1e5, 1e4), 2, 'auto: lz4 takes longer than it saves, and zstd does not');
-}
+is( $node->safe_psql('postgres',
+		"SELECT boot_val FROM pg_settings WHERE name = 'double_write_compression'"),
+	$methods[0] eq 'lz4' ? 'lz4' : 'off',
+	'lz4 is the default, if the build has it');
 
 # One method after the other, in one live range
 foreach my $method ('off', @methods)
