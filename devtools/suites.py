@@ -36,7 +36,7 @@ OWN_MODE_VARIABLE = "PGDW_TEST_MODE"
 NO_MODE = "-"
 
 # Suites that run on every change, and those that `./dev suites` adds.
-CORE = ("regress", "isolation")
+CORE = ("regress", "isolation", "injection_points")
 UPSTREAM = (*CORE, "recovery", "subscription", "pg_basebackup", "pg_rewind", "pg_checksums",
             "pg_combinebackup", "amcheck", "pg_upgrade")
 

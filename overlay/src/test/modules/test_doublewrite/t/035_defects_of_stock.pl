@@ -275,38 +275,6 @@ hot_standby = on
 	$node->stop;
 }
 
-# A row of a catalog whose new version comes first on the page: an index that is
-# built meanwhile must have it once, whatever becomes of the transaction.
-{
-	my $node = dw_new_node('reindex', conf => "autovacuum = off\n");
-
-	$node->start;
-	$node->safe_psql('postgres', q{
-		CREATE TABLE t1(); CREATE TABLE gone(); CREATE TABLE t2();
-		DROP TABLE gone});
-	$node->safe_psql('postgres', 'VACUUM pg_class');
-	my $updater = $node->background_psql('postgres');
-	$updater->query_safe(q{BEGIN; ALTER TABLE t2 SET (fillfactor = 50)});
-	my $builder = $node->background_psql('postgres', on_error_stop => 0);
-	$builder->query_until(qr/begin/,
-		"\\echo begin\nREINDEX INDEX pg_class_tblspc_relfilenode_index;\n");
-	$node->poll_query_until('postgres', q{
-		SELECT count(*) > 0 FROM pg_locks
-		WHERE locktype = 'transactionid' AND NOT granted})
-	  or die 'timed out waiting for REINDEX to wait';
-	$updater->query_safe('ROLLBACK');
-	$updater->quit;
-	is($builder->query('SELECT 1'), '1', 'reindex: ends');
-	$builder->quit;
-	is( $node->safe_psql('postgres', q{
-			SET enable_seqscan = off;
-			SET enable_bitmapscan = off;
-			SELECT count(*) FROM pg_class WHERE reltablespace = 0 AND relfilenode =
-				(SELECT relfilenode FROM pg_class WHERE relname = 't2')}),
-		'1', 'the row is found once');
-	$node->stop;
-}
-
 # A server that restarts after a crash cannot recover: the postmaster ends, and does
 # not wait for ever.
 {
