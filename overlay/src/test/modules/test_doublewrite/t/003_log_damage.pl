@@ -39,9 +39,9 @@ sub run_until_crash
 	$node->poll_query_until('postgres',
 		"SELECT count(*) > 100 FROM history WHERE run = $node->{dw_run}")
 	  or die "workload does not work";
-	$node->safe_psql('postgres', 'CHECKPOINT');
+	# at once: each page is logged but once from here on
+	my $segno = $node->safe_psql('postgres', 'CHECKPOINT; SELECT segno FROM dw_state()');
 	my $old = dw_snapshot($node);
-	my $segno = $node->safe_psql('postgres', 'SELECT segno FROM dw_state()');
 	$node->poll_query_until('postgres',
 		"SELECT segno >= $segno + $files FROM dw_state()")
 	  or die "log does not grow";
