@@ -58,6 +58,25 @@ typedef struct InstantPage
 	bool		judged;			/* in analysis: whether WAL has images of it */
 } InstantPage;
 
+/*
+ * How far recovery has come.  The startup process makes all steps but the last, which
+ * the process makes that redoes the last page.
+ *
+ *	 ANALYSIS <--> ROUND
+ *		 |
+ *	 ANALYZED --> OPEN --> ENDED
+ *
+ * If the startup process exits before OPEN, that is the end, too.
+ */
+typedef enum InstantPhase
+{
+	INSTANT_PHASE_ANALYSIS,		/* chains become longer; nothing is redone */
+	INSTANT_PHASE_ROUND,		/* members redo all pages before opening */
+	INSTANT_PHASE_ANALYZED,		/* members wait for the opening */
+	INSTANT_PHASE_OPEN,			/* clients get in, members redo pages */
+	INSTANT_PHASE_ENDED,		/* workers go */
+} InstantPhase;
+
 /* A record of a chain */
 typedef struct InstantRecord
 {
@@ -85,9 +104,7 @@ typedef struct InstantCtlData
 	char	   *chunks;
 
 	pg_atomic_uint32 pending;	/* see InstantRecoveryPending */
-	pg_atomic_uint32 open;		/* by startup process: clients get in */
-	pg_atomic_uint32 stop;		/* by startup process: no need for workers */
-	pg_atomic_uint32 workers;	/* that have attached and not exited */
+	pg_atomic_uint32 phase;		/* InstantPhase; changed under "mutex" */
 	pg_atomic_uint32 next;		/* page, in order, that nobody has tried */
 	pg_atomic_uint32 announced; /* page, in order, not prefetched yet */
 	pg_atomic_uint32 ahead;		/* so many beyond "next" may be */
@@ -99,15 +116,16 @@ typedef struct InstantCtlData
 	pg_atomic_uint32 redone[INSTANT_RECOVERY_MAX_WORKERS + 1];
 
 	slock_t		mutex;			/* for all that follows, but the last three */
-	bool		in_round;		/* workers may redo pages before opening */
-	uint32		busy;			/* workers that do */
+	uint32		members;		/* processes that see to it that pages are redone:
+								 * workers that have joined, and the startup
+								 * process until clients have got in */
 	uint32		demand_head;	/* positions only rise */
 	uint32		demand_tail;
 	uint32		demands[INSTANT_DEMANDS];	/* pages */
 
 	ConditionVariable page_cvs[INSTANT_PAGE_CVS];
 	ConditionVariable work_cv;	/* there is something for workers to do */
-	ConditionVariable all_cv;	/* "pending" or "busy" has become zero */
+	ConditionVariable all_cv;	/* "pending" is zero, or "members" has changed */
 } InstantCtlData;
 
 extern InstantCtlData *InstantCtl;
@@ -117,6 +135,12 @@ extern InstantPage *InstantPages;
 extern bool instant_redoes_chains;
 
 /* instantrecovery.c */
+extern InstantPhase instant_phase(void);
+extern void instant_set_phase(InstantPhase phase);
+extern uint32 instant_members(void);
+extern bool instant_join(void);
+extern void instant_leave(void);
+extern bool instant_is_member(void);
 extern InstantPage *instant_find_page(const RelFileLocator *rlocator,
 									  ForkNumber forknum, BlockNumber blkno);
 extern void instant_enter_page(uint32 i);
@@ -143,6 +167,5 @@ extern void instant_announce_page(const InstantPage *page);
 extern void instant_reset_ahead(bool sessions);
 extern uint32 instant_take(void);
 extern void instant_redo_page(uint32 i);
-extern void instant_redo_all(void);
 
 #endif							/* INSTANTRECOVERY_INTERNAL_H */

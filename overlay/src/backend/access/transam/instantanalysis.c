@@ -420,36 +420,17 @@ instant_prepare_redo(void)
 	pg_atomic_write_u32(&InstantCtl->left, InstantCtl->npages - ndone);
 }
 
-static void
-instant_begin_round(void)
-{
-	SpinLockAcquire(&InstantCtl->mutex);
-	InstantCtl->in_round = true;
-	SpinLockRelease(&InstantCtl->mutex);
-	ConditionVariableBroadcast(&InstantCtl->work_cv);
-}
-
 /*
  * Wait until no worker looks at pages any more.
  */
 static void
 instant_end_round(void)
 {
-	bool		busy;
-
-	SpinLockAcquire(&InstantCtl->mutex);
-	InstantCtl->in_round = false;
-	SpinLockRelease(&InstantCtl->mutex);
+	instant_set_phase(INSTANT_PHASE_ANALYSIS);
 
 	ConditionVariablePrepareToSleep(&InstantCtl->all_cv);
-	for (;;)
+	while (instant_members() > 1)
 	{
-		SpinLockAcquire(&InstantCtl->mutex);
-		busy = InstantCtl->busy > 0;
-		SpinLockRelease(&InstantCtl->mutex);
-		if (!busy)
-			break;
-
 		ProcessStartupProcInterrupts();
 		(void) ConditionVariableTimedSleep(&InstantCtl->all_cv, 100,
 										   WAIT_EVENT_INSTANT_RECOVERY_END);
@@ -459,8 +440,8 @@ instant_end_round(void)
 
 /*
  * Apply all chains now, together with the workers, before clients get in: a round.
- * Workers leave alone what they fail to redo, and what they have not begun when
- * they are asked to end.  Where redo fails here recovery does, as ever.
+ * Workers leave alone what they fail to redo.  Where redo fails here recovery does,
+ * as ever.
  */
 static void
 instant_drain(void)
@@ -474,7 +455,7 @@ instant_drain(void)
 
 	rounds++;
 	instant_prepare_redo();
-	instant_begin_round();
+	instant_set_phase(INSTANT_PHASE_ROUND);
 
 	/* tests want workers to redo all of them */
 	while (IS_INJECTION_POINT_ATTACHED("instant-recovery-workers-only") &&
@@ -555,6 +536,17 @@ InstantRecoveryAnalyzing(void)
 }
 
 /*
+ * If clients have not got in by now they never will: there is nothing to do for workers.
+ */
+static void
+instant_startup_exits(int code, Datum arg)
+{
+	if (instant_phase() < INSTANT_PHASE_OPEN)
+		instant_set_phase(INSTANT_PHASE_ENDED);
+	instant_leave();
+}
+
+/*
  * Redo begins here.  The caller has seen that it is plain crash recovery. (I1)
  */
 void
@@ -570,6 +562,8 @@ InstantRecoveryBegin(XLogRecPtr redo, TimeLineID tli)
 	InstantCtl->base = redo;
 	instant_redoes_chains = true;
 	analyzing = true;
+	(void) instant_join();
+	before_shmem_exit(instant_startup_exits, (Datum) 0);
 	RecoveryTargetLearnNothing();
 	XLogPipelineSuspendReads(true);
 }
@@ -634,16 +628,18 @@ InstantRecoveryTake(XLogReaderState *record)
 }
 
 /*
- * Wait until there is a worker.  Returns false if there will be none.
+ * Wait until there is a worker that stays until clients have got in.  Returns false if
+ * there will be none.
  */
 static bool
 instant_wait_for_worker(void)
 {
+	instant_set_phase(INSTANT_PHASE_ANALYZED);
 	for (;;)
 	{
 		bool		coming = false;
 
-		if (pg_atomic_read_u32(&InstantCtl->workers) > 0)
+		if (instant_members() > 1)
 			return true;
 		for (int i = 0; i < recovery_workers; i++)
 		{
@@ -660,18 +656,6 @@ instant_wait_for_worker(void)
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 						 10, WAIT_EVENT_INSTANT_RECOVERY_MAIN);
 		ResetLatch(MyLatch);
-	}
-}
-
-static void
-instant_dismiss_workers(void)
-{
-	pg_atomic_write_membarrier_u32(&InstantCtl->stop, 1);
-	ConditionVariableBroadcast(&InstantCtl->work_cv);
-	for (int i = 0; i < recovery_workers; i++)
-	{
-		if (handles[i] != NULL)
-			TerminateBackgroundWorker(handles[i]);
 	}
 }
 
@@ -733,7 +717,10 @@ InstantRecoveryAnalyzed(bool can_open)
 	if (pg_atomic_read_u32(&InstantCtl->left) > 0)
 		pg_atomic_write_membarrier_u32(&InstantCtl->pending, 1);
 	else
-		instant_dismiss_workers();
+	{
+		instant_set_phase(INSTANT_PHASE_ENDED);
+		instant_leave();
+	}
 }
 
 /*
@@ -751,13 +738,6 @@ InstantRecoveryOpen(void)
 			(errmsg("opening before redo: %u pages are pending, with %u records",
 					pg_atomic_read_u32(&InstantCtl->left), InstantCtl->nrecords)));
 	INJECTION_POINT("instant-recovery-open", NULL);
-	pg_atomic_write_membarrier_u32(&InstantCtl->open, 1);
-	ConditionVariableBroadcast(&InstantCtl->work_cv);
-
-	/*
-	 * Each worker that goes without having seen that has said so before: a
-	 * fast stop has been asked for.  Its checkpoint waits for all pages.
-	 */
-	if (pg_atomic_read_membarrier_u32(&InstantCtl->workers) == 0)
-		instant_redo_all();
+	instant_set_phase(INSTANT_PHASE_OPEN);
+	instant_leave();
 }

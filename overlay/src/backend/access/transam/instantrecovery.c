@@ -54,7 +54,14 @@
  * find the page in shared buffers must ask, too: PinBufferForBlock() does for all.
  * During a round nobody but redo looks at pages, and so nobody asks.
  *
- * A round ends when no worker is in it: the startup process lets nobody join
+ * Members are the processes that see to it that pending pages are redone: the startup
+ * process until clients have got in, and workers, which join a round, or as soon as it is
+ * clear that clients will get in before redo, and leave when no page is left that they
+ * could take.  Only when there is no member are pending pages given up (I9).  So a
+ * worker that has joined does not leave before the opening: a fast stop after analysis
+ * is put off until all is redone, as one after opening is.
+ *
+ * A round ends when the startup process is the only member: it lets nobody join
  * any more, waits for who has, and redoes what has failed itself, for its
  * errors are those that end recovery.
  *
@@ -127,6 +134,9 @@ static InstantRecord *InstantRecordsEnd = NULL;
 pg_atomic_uint32 *InstantRecoveryPending = NULL;
 
 bool		instant_redoes_chains = false;
+
+/* Does this process count among "members"? */
+static bool is_member = false;
 
 /* ----------------------------------------------------------------
  * Settings
@@ -256,7 +266,7 @@ instant_put_figures(DoubleWriteSnapshot *snapshot)
 {
 	int64		left = pg_atomic_read_u32(&InstantCtl->left);
 
-	if (pg_atomic_read_u32(&InstantCtl->open) == 0)
+	if (InstantCtl->opened_at == 0)
 		return;
 	DoubleWritePutFigure(snapshot, "instant_opened_at", InstantCtl->opened_at);
 	DoubleWritePutFigure(snapshot, "instant_pages", InstantCtl->npages);
@@ -267,7 +277,7 @@ instant_put_figures(DoubleWriteSnapshot *snapshot)
 	DoubleWritePutFigure(snapshot, "instant_pages_on_demand",
 						 pg_atomic_read_u32(&InstantCtl->on_demand));
 	DoubleWritePutFigure(snapshot, "instant_workers",
-						 pg_atomic_read_u32(&InstantCtl->workers));
+						 instant_members());
 }
 
 void
@@ -292,9 +302,7 @@ InstantRecoveryShmemInit(void)
 
 	memset(InstantCtl, 0, sizeof(InstantCtlData));
 	pg_atomic_init_u32(&InstantCtl->pending, 0);
-	pg_atomic_init_u32(&InstantCtl->open, 0);
-	pg_atomic_init_u32(&InstantCtl->stop, 0);
-	pg_atomic_init_u32(&InstantCtl->workers, 0);
+	pg_atomic_init_u32(&InstantCtl->phase, INSTANT_PHASE_ANALYSIS);
 	pg_atomic_init_u32(&InstantCtl->next, 0);
 	pg_atomic_init_u32(&InstantCtl->announced, 0);
 	pg_atomic_init_u32(&InstantCtl->ahead, 0);
@@ -309,6 +317,78 @@ InstantRecoveryShmemInit(void)
 	ConditionVariableInit(&InstantCtl->work_cv);
 	ConditionVariableInit(&InstantCtl->all_cv);
 	memset(InstantBuckets, 0xFF, sizeof(uint32) * instant_nbuckets());
+}
+
+/* ----------------------------------------------------------------
+ * Phases and members
+ * ----------------------------------------------------------------
+ */
+
+InstantPhase
+instant_phase(void)
+{
+	return (InstantPhase) pg_atomic_read_membarrier_u32(&InstantCtl->phase);
+}
+
+void
+instant_set_phase(InstantPhase phase)
+{
+	SpinLockAcquire(&InstantCtl->mutex);
+	pg_atomic_write_u32(&InstantCtl->phase, phase);
+	SpinLockRelease(&InstantCtl->mutex);
+	ConditionVariableBroadcast(&InstantCtl->work_cv);
+}
+
+uint32
+instant_members(void)
+{
+	uint32		members;
+
+	SpinLockAcquire(&InstantCtl->mutex);
+	members = InstantCtl->members;
+	SpinLockRelease(&InstantCtl->mutex);
+	return members;
+}
+
+/*
+ * Become a member, if there is something to redo, or will be when clients get in.  The
+ * startup process is the first one.
+ */
+bool
+instant_join(void)
+{
+	InstantPhase phase;
+
+	Assert(!is_member);
+	SpinLockAcquire(&InstantCtl->mutex);
+	phase = (InstantPhase) pg_atomic_read_u32(&InstantCtl->phase);
+	is_member = AmStartupProcess() ||
+		phase == INSTANT_PHASE_ANALYZED || phase == INSTANT_PHASE_OPEN ||
+		(phase == INSTANT_PHASE_ROUND &&
+		 pg_atomic_read_u32(&InstantCtl->next) < InstantCtl->npages);
+	if (is_member)
+		InstantCtl->members++;
+	SpinLockRelease(&InstantCtl->mutex);
+	return is_member;
+}
+
+void
+instant_leave(void)
+{
+	if (!is_member)
+		return;
+	is_member = false;
+	SpinLockAcquire(&InstantCtl->mutex);
+	Assert(InstantCtl->members > 0);
+	InstantCtl->members--;
+	SpinLockRelease(&InstantCtl->mutex);
+	ConditionVariableBroadcast(&InstantCtl->all_cv);
+}
+
+bool
+instant_is_member(void)
+{
+	return is_member;
 }
 
 /* ----------------------------------------------------------------
@@ -491,8 +571,8 @@ instant_all_done(void)
 		return;
 
 	pg_atomic_write_membarrier_u32(&InstantCtl->pending, 0);
+	instant_set_phase(INSTANT_PHASE_ENDED);
 	ConditionVariableBroadcast(&InstantCtl->all_cv);
-	ConditionVariableBroadcast(&InstantCtl->work_cv);
 	ereport(LOG,
 			(errmsg("redo is complete, %.1f s after opening: %u pages, of which %u because sessions needed them",
 					TimestampDifferenceMilliseconds(InstantCtl->opened_at,
@@ -566,7 +646,7 @@ instant_demand(uint32 i)
 static void
 instant_check_open(void)
 {
-	if (pg_atomic_read_u32(&InstantCtl->open) == 0)
+	if (instant_phase() < INSTANT_PHASE_OPEN)
 		elog(PANIC, "page needed between analysis of WAL and opening");
 }
 
@@ -577,7 +657,7 @@ instant_check_open(void)
 static void
 instant_retry(uint32 i)
 {
-	if (pg_atomic_read_u32(&InstantCtl->workers) == 0 ||
+	if (instant_members() == 0 ||
 		!instant_take_page(i, INSTANT_FAILED, INSTANT_PENDING))
 		return;
 	pg_atomic_fetch_sub_u32(&InstantCtl->failed, 1);
@@ -588,14 +668,12 @@ instant_retry(uint32 i)
 }
 
 /*
- * The last worker may have gone without having seen that a page is to be tried again.
+ * The last member may have gone without having seen that a page is to be tried again.
  */
 static void
-instant_check_for_workers(uint32 i)
+instant_check_for_members(uint32 i)
 {
-	if (pg_atomic_read_u32(&InstantCtl->open) == 0)
-		return;
-	if (pg_atomic_read_membarrier_u32(&InstantCtl->workers) == 0 &&
+	if (instant_members() == 0 &&
 		instant_take_page(i, INSTANT_PENDING, INSTANT_REDOING))
 		instant_page_failed(i);
 }
@@ -638,7 +716,7 @@ instant_await_page(InstantPage *page)
 		if (state == INSTANT_DONE || state == INSTANT_FAILED)
 			break;
 		if (ConditionVariableTimedSleep(cv, 1000, WAIT_EVENT_INSTANT_RECOVERY_PAGE))
-			instant_check_for_workers(i);
+			instant_check_for_members(i);
 	}
 	ConditionVariableCancelSleep();
 	return state == INSTANT_DONE;
@@ -785,11 +863,11 @@ instant_check_failures(void)
 {
 	uint32		failed;
 
-	/* nobody is there any more to try pages again */
-	if (pg_atomic_read_u32(&InstantCtl->workers) == 0 && !AmStartupProcess())
+	/* no process is left that would try pages again */
+	if (instant_members() == 0)
 	{
 		for (uint32 i = 0; i < InstantCtl->npages; i++)
-			instant_check_for_workers(i);
+			instant_check_for_members(i);
 	}
 
 	/* if the number stays, no page has been taken to be tried again meanwhile */

@@ -93,9 +93,7 @@ static PGAlignedBlock before;
 /* Worker: its number, from 1; 0 is the startup process */
 static int	worker_number = 0;
 
-/* Worker: it counts among "workers"; among "busy"; it has met a page that it cannot redo */
-static bool attached = false;
-static bool joined = false;
+/* Worker: it has met a page that it cannot redo */
 static bool has_failed = false;
 
 /* ----------------------------------------------------------------
@@ -352,24 +350,6 @@ instant_keep_before(const InstantPage *page)
 }
 
 /*
- * A stop ends redo before clients get in.  After that nobody else completes what its
- * checkpoint waits for, if workers have gone. (I7)
- */
-static void
-instant_startup_interrupts(void)
-{
-	if (pg_atomic_read_u32(&InstantCtl->open) == 0)
-		ProcessStartupProcInterrupts();
-	else
-	{
-		if (!PostmasterIsAlive())
-			exit(1);
-		if (ProcSignalBarrierPending)
-			ProcessProcSignalBarrier();
-	}
-}
-
-/*
  * Apply the chain of a page, all of it, in the order of WAL (I3).
  */
 void
@@ -397,7 +377,7 @@ instant_redo_page(uint32 page_number)
 		XLogReaderState *record;
 
 		if (AmStartupProcess())
-			instant_startup_interrupts();
+			ProcessStartupProcInterrupts();
 		page->last = i;
 		record = instant_read_record(instant_record_lsn(instant_record(i)));
 		GetRmgr(XLogRecGetRmid(record)).rm_redo(record);
@@ -511,14 +491,12 @@ instant_try_page(uint32 i)
 static void
 instant_worker_exit(int code, Datum arg)
 {
-	if (code != 0 && joined && PostmasterIsAlive())
+	if (code != 0 && instant_is_member() && PostmasterIsAlive())
 		ereport(PANIC,
 				(errmsg("recovery worker has failed while pages are pending"),
 				 errhint("Without \"%s\" and \"%s\" the startup process does all redo.",
 						 "instant_recovery", "recovery_workers")));
-	if (attached)
-		pg_atomic_fetch_sub_u32(&InstantCtl->workers, 1);
-	attached = false;
+	instant_leave();
 }
 
 /*
@@ -571,7 +549,7 @@ instant_only_demands(void)
 	ConditionVariable *cv = &InstantCtl->all_cv;
 	bool		awaited;
 
-	if (pg_atomic_read_u32(&InstantCtl->open) == 0)
+	if (instant_phase() != INSTANT_PHASE_OPEN)
 		return false;
 	if (IS_INJECTION_POINT_ATTACHED("instant-recovery-only-demands"))
 		return true;
@@ -609,7 +587,7 @@ instant_take(void)
 
 		/* they want time for it, too */
 		if (IS_INJECTION_POINT_ATTACHED("instant-recovery-slowly") &&
-			pg_atomic_read_u32(&InstantCtl->open) != 0)
+			instant_phase() == INSTANT_PHASE_OPEN)
 			pg_usleep(1000);
 
 		next = pg_atomic_fetch_add_u32(&InstantCtl->next, 1);
@@ -645,8 +623,6 @@ instant_worker_initialize(void)
 	CreateAuxProcessResourceOwner();
 
 	before_shmem_exit(instant_worker_exit, (Datum) 0);
-	attached = true;
-	pg_atomic_fetch_add_u32(&InstantCtl->workers, 1);
 }
 
 /*
@@ -664,67 +640,29 @@ instant_show_progress(void)
 }
 
 /*
- * Join redo, if there is a round with pages that nobody has tried, or clients have
- * got in.
- */
-static bool
-instant_join(void)
-{
-	SpinLockAcquire(&InstantCtl->mutex);
-	joined = pg_atomic_read_u32(&InstantCtl->open) != 0 ||
-		(InstantCtl->in_round &&
-		 pg_atomic_read_u32(&InstantCtl->next) < InstantCtl->npages);
-	if (joined)
-		InstantCtl->busy++;
-	SpinLockRelease(&InstantCtl->mutex);
-	return joined;
-}
-
-static void
-instant_leave(void)
-{
-	SpinLockAcquire(&InstantCtl->mutex);
-	Assert(InstantCtl->busy > 0);
-	InstantCtl->busy--;
-	joined = false;
-	SpinLockRelease(&InstantCtl->mutex);
-	ConditionVariableBroadcast(&InstantCtl->all_cv);
-}
-
-/*
- * Has the worker to go without having been in the last round?
- */
-static bool
-instant_is_dismissed(void)
-{
-	if (pg_atomic_read_u32(&InstantCtl->stop) == 0 && !ShutdownRequestPending)
-		return false;
-
-	/* InstantRecoveryOpen() writes one and reads the other. */
-	attached = false;
-	pg_atomic_fetch_sub_u32(&InstantCtl->workers, 1);
-	if (pg_atomic_read_membarrier_u32(&InstantCtl->open) == 0)
-		return true;
-	pg_atomic_fetch_add_u32(&InstantCtl->workers, 1);
-	attached = true;
-	return false;
-}
-
-/*
- * Wait until there are pages to be redone.  Returns false if there will be none.
+ * Wait until there are pages to be redone, as a member then.  Returns false if there will
+ * be none.  A request to end is not heard: the postmaster sends it to the startup process
+ * as well, whose exit says that there is nothing more to do.
  */
 static bool
 instant_wait_for_work(void)
 {
+	InstantPhase phase;
+
 	ConditionVariablePrepareToSleep(&InstantCtl->work_cv);
-	while (!instant_is_dismissed() && !instant_join())
+	for (;;)
 	{
+		phase = instant_phase();
+		if (phase == INSTANT_PHASE_ENDED ||
+			((instant_is_member() || instant_join()) &&
+			 (phase == INSTANT_PHASE_ROUND || phase == INSTANT_PHASE_OPEN)))
+			break;
 		instant_worker_interrupts();
 		(void) ConditionVariableTimedSleep(&InstantCtl->work_cv, 100,
 										   WAIT_EVENT_INSTANT_RECOVERY_MAIN);
 	}
 	ConditionVariableCancelSleep();
-	return joined;
+	return phase != INSTANT_PHASE_ENDED;
 }
 
 /*
@@ -739,7 +677,7 @@ instant_wait_for_retry(void)
 	TimestampTz until = GetCurrentTimestamp() + pause_ms * INT64CONST(1000);
 	bool		wanted;
 
-	if (pg_atomic_read_u32(&InstantCtl->open) == 0 ||
+	if (instant_phase() != INSTANT_PHASE_OPEN ||
 		(!has_failed && pg_atomic_read_u32(&InstantCtl->failed) == 0))
 		return false;
 
@@ -772,9 +710,8 @@ instant_wait_for_retry(void)
 /*
  * Redo pages until none is left that others have not taken.  (I4)
  *
- * After opening a request to end is heard when all is done: nobody else can
+ * After opening a request to end is heard when all is done: no other process can
  * complete what sessions, and the checkpoint that ends a fast stop, wait for.
- * Before that the startup process does.
  */
 static void
 instant_work(void)
@@ -788,8 +725,7 @@ instant_work(void)
 			instant_show_progress();
 		instant_try_page(i);
 		instant_worker_interrupts();
-		if (ShutdownRequestPending &&
-			pg_atomic_read_u32(&InstantCtl->open) == 0)
+		if (instant_phase() == INSTANT_PHASE_ENDED)
 			break;
 	}
 }
@@ -825,35 +761,6 @@ instant_end_redo(void)
 	InRecovery = false;
 }
 
-static void
-instant_give_up(int code, Datum page_number)
-{
-	instant_page_failed(DatumGetUInt32(page_number));
-}
-
-/*
- * Startup process, if there is no worker when clients are about to get in: do
- * their work.  An error ends recovery, as ever; if a stop has been asked for, its
- * checkpoint still comes, and must not wait for the page. (I9)
- */
-void
-instant_redo_all(void)
-{
-	uint32		i;
-
-	instant_begin_redo();
-	while ((i = instant_take()) != INSTANT_NONE)
-	{
-		PG_ENSURE_ERROR_CLEANUP(instant_give_up, UInt32GetDatum(i));
-		{
-			instant_redo_page(i);
-		}
-		PG_END_ENSURE_ERROR_CLEANUP(instant_give_up, UInt32GetDatum(i));
-		instant_page_done(i);
-	}
-	instant_end_redo();
-}
-
 /*
  * Main entry point of a worker.
  */
@@ -864,7 +771,7 @@ InstantRecoveryMain(Datum main_arg)
 	instant_worker_initialize();
 	while (instant_wait_for_work())
 	{
-		bool		opened = pg_atomic_read_u32(&InstantCtl->open) != 0;
+		bool		opened = instant_phase() >= INSTANT_PHASE_OPEN;
 
 		instant_begin_redo();
 		do
