@@ -49,7 +49,9 @@ typedef struct InstantPage
 	RelFileLocator rlocator;
 	BlockNumber blkno;
 	uint32		next_in_bucket;
-	uint32		first;			/* record of its chain */
+	uint32		next_in_fork;	/* in analysis: see InstantFork */
+	uint32		first;			/* record of its chain; INSTANT_NONE if it has lost
+								 * them all */
 	uint32		last;			/* in analysis; then the one that failed */
 	int			sqlerrcode;		/* with which it has failed */
 	pg_atomic_uint32 state;		/* InstantPageState */

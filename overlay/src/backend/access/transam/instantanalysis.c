@@ -18,6 +18,7 @@
 #include "access/heapam_xlog.h"
 #include "access/instantrecovery_internal.h"
 #include "access/recoverytarget.h"
+#include "access/visibilitymap.h"
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "access/xlog_internal.h"
@@ -26,6 +27,7 @@
 #include "catalog/pg_class.h"
 #include "catalog/pg_control.h"
 #include "catalog/storage_xlog.h"
+#include "commands/dbcommands_xlog.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
@@ -67,12 +69,14 @@ static uint32 openings = 0;
 static bool images_missing = false;
 static BackgroundWorkerHandle *handles[INSTANT_RECOVERY_MAX_WORKERS];
 
-/* How long a fork has to be when all has been redone (I6) */
+/* A fork that records refer to */
 typedef struct InstantFork
 {
 	RelFileLocator rlocator;	/* hash key: these two */
 	ForkNumber	forknum;
-	BlockNumber nblocks;
+	BlockNumber nblocks;		/* it has when all has been redone (I6) */
+	uint32		first_page;		/* of the list of its pages */
+	bool		exists;			/* no record that removes it has come since */
 } InstantFork;
 
 static HTAB *forks = NULL;
@@ -81,7 +85,9 @@ typedef enum InstantClass
 {
 	INSTANT_ANALYSIS,			/* no page of a relation; apply it at once */
 	INSTANT_PAGES,				/* its pages can be redone one by one */
-	INSTANT_BARRIER,			/* neither */
+	INSTANT_DROP,				/* removes relations, whose chains are not needed */
+	INSTANT_OWN_BARRIER,		/* a barrier for the pages that it refers to */
+	INSTANT_BARRIER,			/* and for all */
 } InstantClass;
 
 /*
@@ -129,35 +135,31 @@ instant_clears_unnamed_map(XLogReaderState *record, uint8 info)
 }
 
 /*
- * Does the end of a transaction drop files?
+ * The relations whose files the end of a transaction removes.  Returns how many there are.
  */
-static bool
-instant_drops_files(XLogReaderState *record)
+static int
+instant_removed_relations(XLogReaderState *record, RelFileLocator **rlocators)
 {
 	uint8		info = XLogRecGetInfo(record);
+	xl_xact_parsed_commit commit;
+	xl_xact_parsed_abort abort;
 
 	switch (info & XLOG_XACT_OPMASK)
 	{
 		case XLOG_XACT_COMMIT:
 		case XLOG_XACT_COMMIT_PREPARED:
-			{
-				xl_xact_parsed_commit parsed;
-
-				ParseCommitRecord(info, (xl_xact_commit *) XLogRecGetData(record),
-								  &parsed);
-				return parsed.nrels > 0;
-			}
+			ParseCommitRecord(info, (xl_xact_commit *) XLogRecGetData(record),
+							  &commit);
+			*rlocators = commit.xlocators;
+			return commit.nrels;
 		case XLOG_XACT_ABORT:
 		case XLOG_XACT_ABORT_PREPARED:
-			{
-				xl_xact_parsed_abort parsed;
-
-				ParseAbortRecord(info, (xl_xact_abort *) XLogRecGetData(record),
-								 &parsed);
-				return parsed.nrels > 0;
-			}
+			ParseAbortRecord(info, (xl_xact_abort *) XLogRecGetData(record),
+							 &abort);
+			*rlocators = abort.xlocators;
+			return abort.nrels;
 		default:
-			return false;
+			return 0;
 	}
 }
 
@@ -184,11 +186,27 @@ instant_classify_heap(XLogReaderState *record)
 
 	if (XLogRecGetRmid(record) == RM_HEAP_ID && info == XLOG_HEAP_TRUNCATE)
 		return INSTANT_ANALYSIS;
-	if (XLogRecGetRmid(record) == RM_HEAP2_ID && info == XLOG_HEAP2_NEW_CID)
+	if (XLogRecGetRmid(record) == RM_HEAP2_ID &&
+		(info == XLOG_HEAP2_NEW_CID || info == XLOG_HEAP2_REWRITE))
 		return INSTANT_ANALYSIS;
-	if (XLogRecGetRmid(record) == RM_HEAP2_ID && info == XLOG_HEAP2_REWRITE)
-		return INSTANT_BARRIER;
-	return instant_clears_unnamed_map(record, info) ? INSTANT_BARRIER : INSTANT_PAGES;
+	return instant_clears_unnamed_map(record, info) ? INSTANT_OWN_BARRIER : INSTANT_PAGES;
+}
+
+/*
+ * How many blocks of init forks does the record refer to?
+ */
+static int
+instant_init_forks(XLogReaderState *record)
+{
+	int			result = 0;
+
+	for (int i = 0; i <= XLogRecMaxBlockId(record); i++)
+	{
+		if (XLogRecHasBlockRef(record, i) &&
+			XLogRecGetBlock(record, i)->forknum == INIT_FORKNUM)
+			result++;
+	}
+	return result;
 }
 
 /*
@@ -199,28 +217,28 @@ static InstantClass
 instant_classify(XLogReaderState *record)
 {
 	uint8		info = XLogRecGetInfo(record) & ~XLR_INFO_MASK;
+	int			init_forks = instant_init_forks(record);
+	RelFileLocator *removed;
+	InstantClass class;
 
-	/* its pages are compared with images when all of it has been applied */
-	if ((XLogRecGetInfo(record) & XLR_CHECK_CONSISTENCY) != 0)
-		return INSTANT_BARRIER;
-
-	for (int i = 0; i <= XLogRecMaxBlockId(record); i++)
-	{
-		/* they are copied before clients get in (I8) */
-		if (XLogRecHasBlockRef(record, i) &&
-			XLogRecGetBlock(record, i)->forknum == INIT_FORKNUM)
-			return INSTANT_BARRIER;
-	}
+	/* they are copied before clients get in (I8), so none has a chain */
+	if (init_forks > 0)
+		return init_forks == XLogRecMaxBlockId(record) + 1 ?
+			INSTANT_ANALYSIS : INSTANT_BARRIER;
 
 	switch (XLogRecGetRmid(record))
 	{
 		case RM_XLOG_ID:
 			return instant_classify_xlog(info);
 		case RM_XACT_ID:
-			return instant_drops_files(record) ? INSTANT_BARRIER : INSTANT_ANALYSIS;
+			return instant_removed_relations(record, &removed) > 0 ?
+				INSTANT_DROP : INSTANT_ANALYSIS;
 		case RM_HEAP_ID:
 		case RM_HEAP2_ID:
-			return instant_classify_heap(record);
+			class = instant_classify_heap(record);
+			if (class != INSTANT_PAGES)
+				return class;
+			/* FALLTHROUGH */
 		case RM_BTREE_ID:
 		case RM_HASH_ID:
 		case RM_GIN_ID:
@@ -229,10 +247,17 @@ instant_classify(XLogReaderState *record)
 		case RM_BRIN_ID:
 		case RM_SEQ_ID:
 		case RM_GENERIC_ID:
-			return INSTANT_PAGES;
+			/* pages are compared with images when all of it has been applied */
+			return (XLogRecGetInfo(record) & XLR_CHECK_CONSISTENCY) != 0 ?
+				INSTANT_OWN_BARRIER : INSTANT_PAGES;
 		case RM_SMGR_ID:
 			/* a file of that name that was dropped before has no chains left */
-			return info == XLOG_SMGR_CREATE ? INSTANT_ANALYSIS : INSTANT_BARRIER;
+			return info == XLOG_SMGR_CREATE ? INSTANT_ANALYSIS : INSTANT_DROP;
+		case RM_DBASE_ID:
+			/* others copy or remove files of which no block is named */
+			return info == XLOG_DBASE_CREATE_WAL_LOG ?
+				INSTANT_ANALYSIS : INSTANT_BARRIER;
+		case RM_RELMAP_ID:
 		case RM_CLOG_ID:
 		case RM_COMMIT_TS_ID:
 		case RM_MULTIXACT_ID:
@@ -260,17 +285,62 @@ instant_extends(XLogReaderState *record, uint8 block_id)
 		(XLogRecGetInfo(record) & XLOG_HEAP_OPMASK) == XLOG_HEAP2_VISIBLE;
 }
 
-static void
-instant_note_length(const RelFileLocator *rlocator, ForkNumber forknum,
-					BlockNumber nblocks)
+/* ----------------------------------------------------------------
+ * Chains
+ * ----------------------------------------------------------------
+ */
+
+static InstantFork *
+instant_find_fork(const RelFileLocator *rlocator, ForkNumber forknum)
+{
+	InstantFork key = {.rlocator = *rlocator,.forknum = forknum};
+
+	return forks == NULL ? NULL : hash_search(forks, &key, HASH_FIND, NULL);
+}
+
+static InstantFork *
+instant_enter_fork(const RelFileLocator *rlocator, ForkNumber forknum)
 {
 	InstantFork key = {.rlocator = *rlocator,.forknum = forknum};
 	InstantFork *fork;
 	bool		found;
 
+	if (forks == NULL)
+	{
+		HASHCTL		ctl;
+
+		ctl.keysize = offsetof(InstantFork, nblocks);
+		ctl.entrysize = sizeof(InstantFork);
+		forks = hash_create("instant recovery forks", 256, &ctl,
+							HASH_ELEM | HASH_BLOBS);
+	}
 	fork = hash_search(forks, &key, HASH_ENTER, &found);
-	if (!found || fork->nblocks < nblocks)
-		fork->nblocks = nblocks;
+	if (!found)
+	{
+		fork->nblocks = 0;
+		fork->first_page = INSTANT_NONE;
+	}
+	fork->exists = true;
+	return fork;
+}
+
+static InstantPage *
+instant_add_page(InstantFork *fork, BlockNumber blkno)
+{
+	uint32		i = InstantCtl->npages++;
+	InstantPage *page = &InstantPages[i];
+
+	page->rlocator = fork->rlocator;
+	page->forknum = fork->forknum;
+	page->blkno = blkno;
+	page->first = page->last = INSTANT_NONE;
+	page->judged = false;
+	page->sqlerrcode = ERRCODE_DATA_CORRUPTED;
+	pg_atomic_init_u32(&page->state, INSTANT_PENDING);
+	page->next_in_fork = fork->first_page;
+	fork->first_page = i;
+	instant_enter_page(i);
+	return page;
 }
 
 /*
@@ -282,29 +352,20 @@ instant_remember_block(XLogReaderState *record, uint8 block_id)
 	RelFileLocator rlocator;
 	ForkNumber	forknum;
 	BlockNumber blkno;
+	InstantFork *fork;
 	InstantPage *page;
 	uint32		distance = (record->ReadRecPtr - InstantCtl->base) / MAXIMUM_ALIGNOF;
 	bool		extends = instant_extends(record, block_id);
 	uint32		i;
 
 	XLogRecGetBlockTag(record, block_id, &rlocator, &forknum, &blkno);
-	instant_note_length(&rlocator, forknum, extends ? blkno + 1 : 0);
+	fork = instant_enter_fork(&rlocator, forknum);
+	if (extends)
+		fork->nblocks = Max(fork->nblocks, blkno + 1);
 
 	page = instant_find_page(&rlocator, forknum, blkno);
 	if (page == NULL)
-	{
-		i = InstantCtl->npages++;
-		page = &InstantPages[i];
-		page->rlocator = rlocator;
-		page->forknum = forknum;
-		page->blkno = blkno;
-		page->first = page->last = INSTANT_NONE;
-		page->rebuilt = extends && forknum == MAIN_FORKNUM;
-		page->judged = false;
-		page->sqlerrcode = ERRCODE_DATA_CORRUPTED;
-		pg_atomic_init_u32(&page->state, INSTANT_PENDING);
-		instant_enter_page(i);
-	}
+		page = instant_add_page(fork, blkno);
 
 	/* the first record tells whether WAL has images, but for those that never have one */
 	if (!page->judged && (extends || !DoubleWriteNeedsNoImage(record, block_id)))
@@ -320,13 +381,129 @@ instant_remember_block(XLogReaderState *record, uint8 block_id)
 	instant_record(i)->distance = distance;
 	instant_record(i)->next = INSTANT_NONE;
 	if (page->last == INSTANT_NONE)
+	{
 		page->first = i;
+		page->rebuilt = extends && forknum == MAIN_FORKNUM;
+	}
 	else
 	{
 		Assert(instant_record(page->last)->distance < distance);
 		instant_record(page->last)->next = i;
 	}
 	page->last = i;
+}
+
+/*
+ * Pages of a fork from a certain one on are removed: forget their chains.
+ */
+static void
+instant_cut_fork(InstantFork *fork, BlockNumber nblocks)
+{
+	if (fork == NULL)
+		return;
+	fork->nblocks = Min(fork->nblocks, nblocks);
+	for (uint32 i = fork->first_page; i != INSTANT_NONE; i = InstantPages[i].next_in_fork)
+	{
+		if (InstantPages[i].blkno >= nblocks)
+			InstantPages[i].first = InstantPages[i].last = INSTANT_NONE;
+	}
+}
+
+/*
+ * Apply what there is of a page's chain now, for a record that reads the page. (I5)
+ */
+static void
+instant_redo_early(InstantPage *page)
+{
+	if (page == NULL || page->first == INSTANT_NONE)
+		return;
+
+	(void) instant_take_page(page - InstantPages, INSTANT_PENDING, INSTANT_REDOING);
+	instant_redo_page(page - InstantPages);
+	pg_atomic_write_u32(&page->state, INSTANT_PENDING);
+	page->first = page->last = INSTANT_NONE;
+	InstantCtl->applied = true;
+}
+
+/*
+ * The same for the pages that a record refers to, and for their pages of the visibility
+ * map, which redo may look for by itself.
+ */
+static void
+instant_redo_own_pages(XLogReaderState *record)
+{
+	for (int i = 0; i <= XLogRecMaxBlockId(record); i++)
+	{
+		RelFileLocator rlocator;
+		ForkNumber	forknum;
+		BlockNumber blkno;
+
+		if (!XLogRecGetBlockTagExtended(record, i, &rlocator, &forknum, &blkno, NULL))
+			continue;
+		instant_redo_early(instant_find_page(&rlocator, forknum, blkno));
+		if (forknum == MAIN_FORKNUM)
+			instant_redo_early(instant_find_page(&rlocator, VISIBILITYMAP_FORKNUM,
+												 visibilitymap_truncation_length(blkno + 1) - 1));
+	}
+}
+
+/*
+ * A truncation clears the tail of the last page that is left of each map; which page
+ * that is of the map of free space, only that knows.
+ */
+static void
+instant_take_truncation(const xl_smgr_truncate *xlrec)
+{
+	const RelFileLocator *rlocator = &xlrec->rlocator;
+	InstantFork *fork;
+
+	if ((xlrec->flags & SMGR_TRUNCATE_HEAP) != 0)
+		instant_cut_fork(instant_find_fork(rlocator, MAIN_FORKNUM), xlrec->blkno);
+	if ((xlrec->flags & SMGR_TRUNCATE_VM) != 0)
+	{
+		BlockNumber length = visibilitymap_truncation_length(xlrec->blkno);
+
+		instant_cut_fork(instant_find_fork(rlocator, VISIBILITYMAP_FORKNUM), length);
+		if (length > 0)
+			instant_redo_early(instant_find_page(rlocator, VISIBILITYMAP_FORKNUM,
+												 length - 1));
+	}
+	fork = instant_find_fork(rlocator, FSM_FORKNUM);
+	if ((xlrec->flags & SMGR_TRUNCATE_FSM) != 0 && fork != NULL)
+	{
+		for (uint32 i = fork->first_page; i != INSTANT_NONE;
+			 i = InstantPages[i].next_in_fork)
+			instant_redo_early(&InstantPages[i]);
+		fork->nblocks = 0;
+	}
+}
+
+/*
+ * The record removes pages, and is applied at once: no chain must make them again.
+ */
+static void
+instant_take_drop(XLogReaderState *record)
+{
+	RelFileLocator *rlocators;
+	int			nrels;
+
+	if (XLogRecGetRmid(record) == RM_SMGR_ID)
+		instant_take_truncation((xl_smgr_truncate *) XLogRecGetData(record));
+	else
+	{
+		nrels = instant_removed_relations(record, &rlocators);
+		for (int i = 0; i < nrels; i++)
+		{
+			for (ForkNumber forknum = 0; forknum <= MAX_FORKNUM; forknum++)
+			{
+				InstantFork *fork = instant_find_fork(&rlocators[i], forknum);
+
+				instant_cut_fork(fork, 0);
+				if (fork != NULL)
+					fork->exists = false;
+			}
+		}
+	}
 }
 
 /*
@@ -349,10 +526,14 @@ instant_note_images(void)
 static void
 instant_extend_fork(InstantFork *fork)
 {
-	SMgrRelation smgr = smgropen(fork->rlocator, INVALID_PROC_NUMBER);
+	SMgrRelation smgr;
 	BlockNumber nblocks;
 
+	if (!fork->exists)
+		return;
+
 	/* as redo does */
+	smgr = smgropen(fork->rlocator, INVALID_PROC_NUMBER);
 	smgrcreate(smgr, fork->forknum, true);
 
 	nblocks = smgrnblocks(smgr, fork->forknum);
@@ -382,14 +563,13 @@ instant_extend_forks(void)
 	while ((fork = hash_seq_search(&status)) != NULL)
 		instant_extend_fork(fork);
 
-	/* Sessions may add such blocks; nobody must apply old records to them. */
+	/* Sessions may add such blocks; old records must not be applied to them. */
 	for (uint32 i = 0; i < InstantCtl->npages; i++)
 	{
 		InstantPage *page = &InstantPages[i];
-		InstantFork key = {.rlocator = page->rlocator,.forknum = page->forknum};
 
-		fork = hash_search(forks, &key, HASH_FIND, NULL);
-		if (page->blkno >= fork->nblocks)
+		fork = instant_find_fork(&page->rlocator, page->forknum);
+		if (page->first == INSTANT_NONE || page->blkno >= fork->nblocks)
 		{
 			pg_atomic_write_u32(&page->state, INSTANT_DONE);
 			ndone++;
@@ -588,6 +768,12 @@ InstantRecoveryTake(XLogReaderState *record)
 	{
 		case INSTANT_ANALYSIS:
 			return false;
+		case INSTANT_DROP:
+			instant_take_drop(record);
+			return false;
+		case INSTANT_OWN_BARRIER:
+			instant_redo_own_pages(record);
+			return false;
 		case INSTANT_BARRIER:
 			break;
 		case INSTANT_PAGES:
@@ -597,15 +783,6 @@ InstantRecoveryTake(XLogReaderState *record)
 				(record->ReadRecPtr - InstantCtl->base) / MAXIMUM_ALIGNOF >= INSTANT_NONE)
 				break;
 
-			if (forks == NULL)
-			{
-				HASHCTL		ctl;
-
-				ctl.keysize = offsetof(InstantFork, nblocks);
-				ctl.entrysize = sizeof(InstantFork);
-				forks = hash_create("instant recovery forks", 256, &ctl,
-									HASH_ELEM | HASH_BLOBS);
-			}
 			for (int i = 0; i < nblocks; i++)
 			{
 				if (XLogRecHasBlockRef(record, i))

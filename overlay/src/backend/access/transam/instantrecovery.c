@@ -17,7 +17,9 @@
  * With several workers but without instant_recovery, clients get in when the workers
  * and the startup process have applied all chains.  Before that, and in either way, there are
  * rounds of redo as well: where a record needs all before it to have been applied,
- * and where memory for chains is full.
+ * and where memory for chains is full.  A record that needs certain pages only has these
+ * redone by the startup process, in analysis, and one that removes pages throws
+ * their chains away.
  *
  * This is for plain crash recovery that comes up read-write on its own timeline
  * only.  docs/instant-restart.md says what each type of record needs; the rules
@@ -29,7 +31,8 @@
  *		  sees the page.  The LSN test of redo stays where it is.
  *	  I4  Sessions run no redo.
  *	  I5  What redo does beside the page is done in analysis.  A record for which
- *		  that is impossible is a barrier: chains are applied first, then it.
+ *		  that is impossible is a barrier: chains are applied first, then it.  That
+ *		  goes for the chains of the pages that it reads, if it is known which.
  *	  I6  Files have their final length before clients get in.
  *	  I7  No checkpoint begins while a chain is pending, nor does a restartpoint, so
  *		  recovery from the next crash begins at the same place.
@@ -490,6 +493,8 @@ instant_forget_all(void)
 	}
 	InstantCtl->npages = 0;
 	InstantCtl->nrecords = 0;
+	/* that memory is needed for chains again */
+	InstantCtl->nchunks = 0;
 }
 
 /*

@@ -367,8 +367,6 @@ instant_redo_page(uint32 page_number)
 	Assert(pg_atomic_read_u32(&page->state) == INSTANT_REDOING);
 	redo_page = page;
 	page->last = page->first;
-	instant_announce(pg_atomic_read_u32(&InstantCtl->next) +
-					 pg_atomic_read_u32(&InstantCtl->ahead));
 	instant_keep_before(page);
 	InstantRecoveryRedoesPage = true;
 
@@ -599,6 +597,8 @@ instant_take(void)
 			i = next;
 		}
 	}
+	instant_announce(pg_atomic_read_u32(&InstantCtl->next) +
+					 pg_atomic_read_u32(&InstantCtl->ahead));
 	return i;
 }
 

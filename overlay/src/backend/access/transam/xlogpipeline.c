@@ -1343,6 +1343,22 @@ pipeline_record_ready(DecodedXLogRecord *record)
 		!ShutdownRequestPending && !XLogAheadHolds(ready_end);
 }
 
+/*
+ * May blocks be read?  From when they may on, it is of use to look ahead in what is left
+ * of the range.
+ */
+static void
+pipeline_follow_reads(void)
+{
+	bool		suspended = pg_atomic_read_u32(&XLogPipelineCtl->reads_suspended) != 0;
+
+	if (suspended == XLogExamineSuspended)
+		return;
+	XLogExamineSuspended = suspended;
+	if (!suspended)
+		XLogAheadBegin(ready_end, range.limit, range.fileTLI);
+}
+
 static void
 pipeline_begin_range(void)
 {
@@ -1365,9 +1381,8 @@ pipeline_begin_range(void)
 	reader->latestPageTLI = range.pageTLI;
 	reader->overwrittenRecPtr = InvalidXLogRecPtr;
 
-	XLogExamineSuspended =
-		pg_atomic_read_u32(&XLogPipelineCtl->reads_suspended) != 0;
-	XLogAheadBegin(range.start, range.limit, range.fileTLI);
+	XLogExamineSuspended = true;
+	pipeline_follow_reads();
 
 	INJECTION_POINT("xlogpipeline-begin-range", NULL);
 }
@@ -1397,9 +1412,6 @@ pipeline_advance(void)
 	XLogRecPtr	current;
 	bool		all_applied;
 	bool		progress;
-
-	XLogExamineSuspended =
-		pg_atomic_read_u32(&XLogPipelineCtl->reads_suspended) != 0;
 
 	/*
 	 * If the startup process waits at the end of what has been published, it
@@ -1478,6 +1490,8 @@ XLogPipelineMain(Datum main_arg)
 		{
 			if (!running)
 				pipeline_begin_range();
+			else
+				pipeline_follow_reads();
 			if (!XLogAheadHolds(ready_end))
 				again = pipeline_advance();
 			running = obstacle == XLOG_PIPELINE_NO_OBSTACLE;

@@ -42,7 +42,7 @@ sub work
 	return;
 }
 
-# What concerns files is a barrier.
+# Pages are removed, with files or from their end, and made anew.
 sub change_files
 {
 	my ($node, $run) = @_;
@@ -62,30 +62,54 @@ sub change_files
 		DROP TABLE gone$run;
 		TRUNCATE unlogged$run;
 		CREATE INDEX ON cut$run (g);
+		BEGIN; CREATE TABLE never$run AS SELECT * FROM cut$run; ROLLBACK;
+		DELETE FROM cut$run WHERE ctid >= '(9,0)';
 	});
+	$node->safe_psql('postgres', $_) foreach (
+		"VACUUM (FREEZE) cut$run",
+		"INSERT INTO cut$run SELECT g, repeat('a', 300) FROM generate_series(1, 200) g");
+	$node->safe_psql('postgres', "CREATE DATABASE copy$run STRATEGY wal_log") if $run == 1;
+	return;
+}
+
+# What all that was remembered is applied before.
+sub pass_barriers
+{
+	my ($node, $barriers) = @_;
+
+	$node->safe_psql('postgres', "
+		SET allow_in_place_tablespaces = on;
+		CREATE TABLESPACE barrier LOCATION '';
+		DROP TABLESPACE barrier") foreach (1 .. $barriers / 2);
 	return;
 }
 
 sub compare
 {
-	my ($primary, $backup, $expect_open) = @_;
+	my ($primary, $backup, $expect_open, @only) = @_;
 	my (undef, $serial) = xlp_recover($primary, $backup, "${backup}_serial",
 		'instant_recovery = off');
 	my %ways = (
-		one => "recovery_workers = 1\n" . xlp_wait_conf(),
+		one => "recovery_workers = 1\nwal_pipeline_queue_size = 64kB\n" . xlp_wait_conf(),
 		three => 'recovery_workers = 3',
 		alone => "recovery_workers = 3\nwal_pipeline = off",
 		little => 'instant_recovery_memory = 64kB',
 		before => "instant_recovery = off\nrecovery_workers = 3",
 		rounds => "instant_recovery = off\nrecovery_workers = 3\ninstant_recovery_memory = 64kB");
 
-	foreach my $way (sort keys %ways)
+	foreach my $way (@only ? @only : sort keys %ways)
 	{
 		my ($node, $digest) = xlp_recover($primary, $backup, "${backup}_$way",
 			"instant_recovery = on\n$ways{$way}");
 		my $log = slurp_file($node->logfile);
 
 		is(xlp_differences($serial, $digest), '', "$backup, $way: same files");
+		if ($backup eq 'files' && $way eq 'three')
+		{
+			unlike($log, qr/rounds? of redo/, '... and removed pages, without a round of redo');
+		}
+		like($log, qr/rounds? of redo/, '... and applied what came before a barrier')
+		  if $backup eq 'barriers';
 		if ($ways{$way} =~ /instant_recovery = off/)
 		{
 			ok(!xlp_pending($node), '... did not open before redo');
@@ -101,7 +125,10 @@ sub compare
 		like($log, qr/recovery goes on without deferring redo of pages/,
 			'... and gave up after many barriers')
 		  if $backup eq 'many';
+		like($log, qr/It looked ahead in .* in [1-9]\d* windows/, '... and looked ahead from there on')
+		  if $backup eq 'many' && $way eq 'one';
 		unlike($log, qr/PANIC|ERROR/, '... without complaints');
+		$node->clean_node;
 	}
 	return;
 }
@@ -127,23 +154,33 @@ work($primary, $_) foreach (2 .. 4);
 xlp_crash($primary, 'plain');
 compare($primary, 'plain', 1);
 
-# With barriers in between, and more than there may be.
+# Pages are removed by more transactions than there may be barriers.
 $primary->append_conf('postgresql.conf', 'io_torn_pages_protection = full_pages');
 $primary->start;
 $primary->safe_psql('postgres', 'CHECKPOINT');
-work($primary, 5);
-change_files($primary, 1);
-work($primary, 6);
-xlp_crash($primary, 'barriers');
-compare($primary, 'barriers', 1);
-
-$primary->start;
-foreach my $run (2 .. 9)
+$primary->safe_psql('postgres', "CREATE TABLE short$_ (); DROP TABLE short$_") foreach (1 .. 30);
+foreach my $run (1 .. 4)
 {
 	change_files($primary, $run);
-	$primary->safe_psql('postgres', 'UPDATE all_kinds SET k = k + 1 WHERE k % 50 = 1');
+	work($primary, 5) if $run == 2;
 }
+xlp_crash($primary, 'files');
+compare($primary, 'files', 1, 'one', 'three', 'little', 'rounds');
+
+# With barriers in between, and more than there may be.
+$primary->start;
+$primary->safe_psql('postgres', 'CHECKPOINT');
+work($primary, 6);
+pass_barriers($primary, 2);
+change_files($primary, 19);
+work($primary, 7);
+xlp_crash($primary, 'barriers');
+compare($primary, 'barriers', 1, 'one', 'three', 'before');
+
+$primary->start;
+pass_barriers($primary, 40);
+work($primary, $_) foreach (8 .. 9);
 xlp_crash($primary, 'many');
-compare($primary, 'many', 0);
+compare($primary, 'many', 0, 'one', 'alone', 'little');
 
 done_testing();
