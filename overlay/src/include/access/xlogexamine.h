@@ -12,6 +12,7 @@
 #ifndef XLOGEXAMINE_H
 #define XLOGEXAMINE_H
 
+#include "access/rmgr.h"
 #include "access/xlogreader.h"
 
 typedef bool (*XLogExamineRecordCallback) (DecodedXLogRecord *record);
@@ -27,5 +28,15 @@ extern void XLogExamineRestart(void);
 extern void XLogExamineContinue(XLogRecPtr prev, XLogRecPtr next);
 extern void XLogExamineRelease(XLogRecPtr replaying);
 extern void XLogExamineAhead(XLogRecPtr replayed_up_to);
+
+/*
+ * Is it a record of new hints without an image of the page?  Redo does nothing with it:
+ * see XLOG_FPI_FOR_HINT in xlog_redo().
+ */
+static inline bool
+XLogExamineIsBareHint(const DecodedXLogRecord *record, const DecodedBkpBlock *block)
+{
+	return record->header.xl_rmid == RM_XLOG_ID && !block->has_image;
+}
 
 #endif							/* XLOGEXAMINE_H */

@@ -164,13 +164,15 @@ instant_removed_relations(XLogReaderState *record, RelFileLocator **rlocators)
 }
 
 static InstantClass
-instant_classify_xlog(uint8 info)
+instant_classify_xlog(XLogReaderState *record, uint8 info)
 {
 	switch (info)
 	{
 		case XLOG_FPI:
-		case XLOG_FPI_FOR_HINT:
 			return INSTANT_PAGES;
+		case XLOG_FPI_FOR_HINT:
+			/* without an image there is nothing to do for the page */
+			return XLogRecHasBlockImage(record, 0) ? INSTANT_PAGES : INSTANT_ANALYSIS;
 		case XLOG_PARAMETER_CHANGE:
 			/* redo of pages depends on wal_log_hints */
 			return INSTANT_BARRIER;
@@ -229,7 +231,7 @@ instant_classify(XLogReaderState *record)
 	switch (XLogRecGetRmid(record))
 	{
 		case RM_XLOG_ID:
-			return instant_classify_xlog(info);
+			return instant_classify_xlog(record, info);
 		case RM_XACT_ID:
 			return instant_removed_relations(record, &removed) > 0 ?
 				INSTANT_DROP : INSTANT_ANALYSIS;

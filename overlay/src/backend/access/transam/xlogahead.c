@@ -368,7 +368,7 @@ ahead_collect(DecodedXLogRecord *record)
 		BufferTag	tag;
 		bool		found;
 
-		if (!block->in_use)
+		if (!block->in_use || XLogExamineIsBareHint(record, block))
 			continue;
 
 		InitBufferTag(&tag, &block->rlocator, block->forknum, block->blkno);

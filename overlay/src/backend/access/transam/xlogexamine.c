@@ -30,7 +30,6 @@
  */
 #include "postgres.h"
 
-#include "access/rmgr.h"
 #include "access/xlogexamine.h"
 #include "access/xlogprefetcher.h"
 #include "catalog/storage_xlog.h"
@@ -342,18 +341,18 @@ examine_is_repeated(const DecodedBkpBlock *block)
 }
 
 /*
- * Start a read of a block that the record at 'lsn' refers to, if redo will need
+ * Start a read of a block that the record refers to, if redo will need
  * it, and if it can be read before redo has come there.  Returns whether a read
  * was started.
  */
 static bool
-examine_block(DecodedBkpBlock *block, XLogRecPtr lsn)
+examine_block(const DecodedXLogRecord *record, DecodedBkpBlock *block)
 {
 	XLogRecPtr	replaying = examine_reader->ReadRecPtr;
 	PrefetchBufferResult result;
 
 	/* redo does not read these */
-	if (block->has_image)
+	if (block->has_image || XLogExamineIsBareHint(record, block))
 	{
 		examine_counts.skip_fpw++;
 		return false;
@@ -392,7 +391,7 @@ examine_block(DecodedBkpBlock *block, XLogRecPtr lsn)
 		/* The file, or this segment of it, does not exist. */
 		if ((io_direct_flags & IO_DIRECT_DATA) == 0)
 		{
-			examine_bar(&block->rlocator, block->blkno, lsn);
+			examine_bar(&block->rlocator, block->blkno, record->lsn);
 			examine_counts.skip_new++;
 		}
 		return false;
@@ -429,7 +428,7 @@ examine_record(DecodedXLogRecord *record, uint32 max_reads)
 			continue;
 		examine_note_rebuilt(block, record->lsn);
 		if (examine_nreads + examined.nreads < max_reads &&
-			examine_block(block, record->lsn))
+			examine_block(record, block))
 			examined.nreads++;
 	}
 
