@@ -69,6 +69,13 @@
 #define INSTANT_MAX_AHEAD		4
 #define INSTANT_MIN_AHEAD		4
 
+/*
+ * Members take so many neighboring pages at once, as one record may concern many of
+ * them; but at most a share of what is left, so that there is something for all.
+ */
+#define INSTANT_TAKE_PAGES		32
+#define INSTANT_TAKE_SHARE		64
+
 /* A worker says how many pages are pending after so many pages. */
 #define INSTANT_SHOW_PAGES		64
 
@@ -92,6 +99,10 @@ static PGAlignedBlock before;
 
 /* Worker: its number, from 1; 0 is the startup process */
 static int	worker_number = 0;
+
+/* Pages that this process has taken from "next": the next one, and where they end */
+static uint32 taken_next = 0;
+static uint32 taken_end = 0;
 
 /* Worker: it has met a page that it cannot redo */
 static bool has_failed = false;
@@ -350,6 +361,38 @@ instant_keep_before(const InstantPage *page)
 }
 
 /*
+ * Apply one record to the page that is being redone.
+ *
+ * A record of nothing but images may have those of many pages, of which only the one
+ * that is needed is restored, by what xlog_redo() would do.
+ */
+static void
+instant_redo_record(XLogReaderState *record)
+{
+	if (XLogRecGetRmid(record) != RM_XLOG_ID)
+	{
+		GetRmgr(XLogRecGetRmid(record)).rm_redo(record);
+		instant_empty_sinks();
+		return;
+	}
+
+	for (int block_id = 0; block_id <= XLogRecMaxBlockId(record); block_id++)
+	{
+		RelFileLocator rlocator;
+		ForkNumber	forknum;
+		BlockNumber blkno;
+		Buffer		buffer;
+
+		if (!XLogRecGetBlockTagExtended(record, block_id, &rlocator, &forknum, &blkno, NULL) ||
+			InstantRecoveryIsForeign(&rlocator, forknum, blkno))
+			continue;
+		if (XLogReadBufferForRedo(record, block_id, &buffer) != BLK_RESTORED)
+			elog(ERROR, "unexpected XLogReadBufferForRedo result when restoring backup block");
+		UnlockReleaseBuffer(buffer);
+	}
+}
+
+/*
  * Apply the chain of a page, all of it, in the order of WAL (I3).
  */
 void
@@ -378,8 +421,7 @@ instant_redo_page(uint32 page_number)
 			ProcessStartupProcInterrupts();
 		page->last = i;
 		record = instant_read_record(instant_record_lsn(instant_record(i)));
-		GetRmgr(XLogRecGetRmid(record)).rm_redo(record);
-		instant_empty_sinks();
+		instant_redo_record(record);
 		INJECTION_POINT("instant-recovery-record-redone", NULL);
 	}
 
@@ -563,6 +605,29 @@ instant_only_demands(void)
 }
 
 /*
+ * Take some neighboring pages, which others may still demand.  Returns false if none
+ * are left.
+ */
+static bool
+instant_take_more(void)
+{
+	uint32		next = pg_atomic_read_u32(&InstantCtl->next);
+	uint32		n;
+
+	do
+	{
+		if (next >= InstantCtl->npages)
+			return false;
+		n = Min((InstantCtl->npages - next - 1) / INSTANT_TAKE_SHARE + 1,
+				INSTANT_TAKE_PAGES);
+	} while (!pg_atomic_compare_exchange_u32(&InstantCtl->next, &next, next + n));
+
+	taken_next = next;
+	taken_end = next + n;
+	return true;
+}
+
+/*
  * Take a page to redo it, or return INSTANT_NONE if others have taken all that
  * were left.
  */
@@ -588,9 +653,9 @@ instant_take(void)
 			instant_phase() == INSTANT_PHASE_OPEN)
 			pg_usleep(1000);
 
-		next = pg_atomic_fetch_add_u32(&InstantCtl->next, 1);
-		if (next >= InstantCtl->npages)
+		if (taken_next == taken_end && !instant_take_more())
 			return INSTANT_NONE;
+		next = taken_next++;
 		if (instant_take_page(next, INSTANT_PENDING, INSTANT_REDOING))
 		{
 			instant_adapt_ahead(false);

@@ -51,6 +51,7 @@ static DecodedXLogRecord *decoded = NULL;
 static size_t decoded_size = 0;
 static int	segment_file = -1;
 static XLogSegNo segment_no = 0;
+static uint64 records_read = 0;
 
 /* ----------------------------------------------------------------
  * Chunks
@@ -238,6 +239,8 @@ instant_close_reader(void)
 	decoded = NULL;
 	decoded_size = 0;
 	instant_close_segment();
+	elog(DEBUG1, "redo of pages has read %" PRIu64 " records again", records_read);
+	records_read = 0;
 }
 
 /*
@@ -275,6 +278,9 @@ instant_decode_kept(XLogRecPtr lsn)
 		return false;
 	}
 
+	/* forget the last record, which may be in the same memory */
+	XLogBeginRead(reader, lsn);
+
 	needed = DecodeXLogRecordRequiredSpace(record->xl_tot_len);
 	if (needed > decoded_size)
 	{
@@ -290,7 +296,6 @@ instant_decode_kept(XLogRecPtr lsn)
 				 errmsg("could not decode WAL again at %X/%X: %s",
 						LSN_FORMAT_ARGS(lsn), errormsg)));
 
-	XLogBeginRead(reader, lsn);
 	reader->ReadRecPtr = lsn;
 	reader->EndRecPtr = lsn + MAXALIGN(record->xl_tot_len);
 	reader->record = decoded;
@@ -298,7 +303,8 @@ instant_decode_kept(XLogRecPtr lsn)
 }
 
 /*
- * The record at that position, as rm_redo wants it.
+ * The record at that position, as rm_redo wants it.  The last one is still there: one
+ * record may concern many pages, which come one after the other.
  */
 XLogReaderState *
 instant_read_record(XLogRecPtr lsn)
@@ -307,6 +313,10 @@ instant_read_record(XLogRecPtr lsn)
 
 	if (reader == NULL)
 		instant_open_reader();
+	if (reader->record != NULL && reader->ReadRecPtr == lsn)
+		return reader;
+
+	records_read++;
 	if (instant_decode_kept(lsn))
 		return reader;
 
