@@ -5,6 +5,7 @@
  *
  * instantrecovery.c	pages and their chains, in shared memory; who needs a page
  * instantanalysis.c	the startup process: which records concern which pages
+ * instantspill.c		chains for which there is no room in memory
  * instantwal.c			records are read again
  * instantredo.c		redo of single pages, and the workers that do it
  *
@@ -50,9 +51,11 @@ typedef struct InstantPage
 	BlockNumber blkno;
 	uint32		next_in_bucket;
 	uint32		next_in_fork;	/* in analysis: see InstantFork */
-	uint32		first;			/* record of its chain; INSTANT_NONE if it has lost
-								 * them all */
-	uint32		last;			/* in analysis; then the one that failed */
+	uint32		first;			/* record of its chain */
+	uint32		last;			/* in analysis */
+	uint32		spilled;		/* place of records before these, or 0: see
+								 * instantspill.c */
+	uint32		applied;		/* distance of the record applied last */
 	int			sqlerrcode;		/* with which it has failed */
 	pg_atomic_uint32 state;		/* InstantPageState */
 	uint8		forknum;
@@ -95,7 +98,9 @@ typedef struct InstantCtlData
 	TimeLineID	tli;			/* all records are on this timeline */
 	XLogRecPtr	base;			/* where redo begins */
 	uint32		npages;
-	uint32		nrecords;
+	uint32		nrecords;		/* in memory */
+	uint64		nspilled;		/* and written, since the last round */
+	uint32		spill_end;		/* see instantspill.c */
 	bool		applied;		/* a round or barrier has changed pages already */
 	TimestampTz opened_at;
 
@@ -149,7 +154,7 @@ extern void instant_enter_page(uint32 i);
 extern bool instant_take_page(uint32 i, InstantPageState from,
 							  InstantPageState to);
 extern InstantRecord *instant_record(uint32 i);
-extern XLogRecPtr instant_record_lsn(const InstantRecord *record);
+extern XLogRecPtr instant_lsn(uint32 distance);
 extern bool instant_has_room(int pages);
 extern char *instant_free_memory(Size *size);
 extern void instant_forget_all(void);
@@ -158,6 +163,12 @@ extern void instant_page_done(uint32 i);
 extern void instant_page_failed(uint32 i);
 extern void instant_retry_all(void);
 extern int	instant_errdetail_redone(void);
+
+/* instantspill.c */
+extern bool instant_spill(void);
+extern const uint32 *instant_load_runs(const InstantPage *page, uint32 *length);
+extern void instant_close_spill(void);
+extern void instant_remove_spill(void);
 
 /* instantwal.c */
 extern void instant_prepare_wal(void);

@@ -326,6 +326,19 @@ instant_enter_fork(const RelFileLocator *rlocator, ForkNumber forknum)
 	return fork;
 }
 
+static bool
+instant_has_chain(const InstantPage *page)
+{
+	return page->first != INSTANT_NONE || page->spilled != 0;
+}
+
+static void
+instant_clear_chain(InstantPage *page)
+{
+	page->first = page->last = INSTANT_NONE;
+	page->spilled = 0;
+}
+
 static InstantPage *
 instant_add_page(InstantFork *fork, BlockNumber blkno)
 {
@@ -335,7 +348,8 @@ instant_add_page(InstantFork *fork, BlockNumber blkno)
 	page->rlocator = fork->rlocator;
 	page->forknum = fork->forknum;
 	page->blkno = blkno;
-	page->first = page->last = INSTANT_NONE;
+	instant_clear_chain(page);
+	page->applied = 0;
 	page->judged = false;
 	page->sqlerrcode = ERRCODE_DATA_CORRUPTED;
 	pg_atomic_init_u32(&page->state, INSTANT_PENDING);
@@ -378,15 +392,14 @@ instant_remember_block(XLogReaderState *record, uint8 block_id)
 	}
 	if (page->last != INSTANT_NONE && instant_record(page->last)->distance == distance)
 		return;					/* it refers to the page twice */
+	if (!instant_has_chain(page))
+		page->rebuilt = extends && forknum == MAIN_FORKNUM;
 
 	i = InstantCtl->nrecords++;
 	instant_record(i)->distance = distance;
 	instant_record(i)->next = INSTANT_NONE;
 	if (page->last == INSTANT_NONE)
-	{
 		page->first = i;
-		page->rebuilt = extends && forknum == MAIN_FORKNUM;
-	}
 	else
 	{
 		Assert(instant_record(page->last)->distance < distance);
@@ -407,7 +420,7 @@ instant_cut_fork(InstantFork *fork, BlockNumber nblocks)
 	for (uint32 i = fork->first_page; i != INSTANT_NONE; i = InstantPages[i].next_in_fork)
 	{
 		if (InstantPages[i].blkno >= nblocks)
-			InstantPages[i].first = InstantPages[i].last = INSTANT_NONE;
+			instant_clear_chain(&InstantPages[i]);
 	}
 }
 
@@ -417,13 +430,13 @@ instant_cut_fork(InstantFork *fork, BlockNumber nblocks)
 static void
 instant_redo_early(InstantPage *page)
 {
-	if (page == NULL || page->first == INSTANT_NONE)
+	if (page == NULL || !instant_has_chain(page))
 		return;
 
 	(void) instant_take_page(page - InstantPages, INSTANT_PENDING, INSTANT_REDOING);
 	instant_redo_page(page - InstantPages);
 	pg_atomic_write_u32(&page->state, INSTANT_PENDING);
-	page->first = page->last = INSTANT_NONE;
+	instant_clear_chain(page);
 	InstantCtl->applied = true;
 }
 
@@ -571,7 +584,7 @@ instant_extend_forks(void)
 		InstantPage *page = &InstantPages[i];
 
 		fork = instant_find_fork(&page->rlocator, page->forknum);
-		if (page->first == INSTANT_NONE || page->blkno >= fork->nblocks)
+		if (!instant_has_chain(page) || page->blkno >= fork->nblocks)
 		{
 			pg_atomic_write_u32(&page->state, INSTANT_DONE);
 			ndone++;
@@ -751,6 +764,41 @@ InstantRecoveryBegin(XLogRecPtr redo, TimeLineID tli)
 }
 
 /*
+ * How far from "base" a record may be
+ */
+static uint64
+instant_max_distance(void)
+{
+	/* tests have little WAL */
+	if (IS_INJECTION_POINT_ATTACHED("instant-recovery-short-distance"))
+		return 1024 * 1024;
+	return (uint64) INSTANT_NONE * MAXIMUM_ALIGNOF;
+}
+
+/*
+ * Have room for a record that refers to so many blocks.  If memory is full, or the record is
+ * too far away from the first one, that may need a round. (I10)  Returns false if it
+ * is too large for all there is.
+ */
+static bool
+instant_make_room(XLogReaderState *record, int nblocks)
+{
+	if (InstantCtl->npages > 0)
+	{
+		if (record->ReadRecPtr - InstantCtl->base >= instant_max_distance())
+			instant_drain();
+		else if (!instant_has_room(nblocks) &&
+				 !(instant_spill() && instant_has_room(nblocks)))
+			instant_drain();
+	}
+
+	/* from here on, when nothing is pending */
+	if (InstantCtl->npages == 0)
+		InstantCtl->base = record->ReadRecPtr;
+	return instant_has_room(nblocks);
+}
+
+/*
  * Can redo of this record wait?  Then it has been remembered, and the caller
  * must not apply it.
  */
@@ -779,12 +827,8 @@ InstantRecoveryTake(XLogReaderState *record)
 		case INSTANT_BARRIER:
 			break;
 		case INSTANT_PAGES:
-			if (!instant_has_room(nblocks))
-				instant_drain();	/* I10 */
-			if (!instant_has_room(nblocks) ||
-				(record->ReadRecPtr - InstantCtl->base) / MAXIMUM_ALIGNOF >= INSTANT_NONE)
+			if (!instant_make_room(record, nblocks))
 				break;
-
 			for (int i = 0; i < nblocks; i++)
 			{
 				if (XLogRecHasBlockRef(record, i))
@@ -883,6 +927,7 @@ InstantRecoveryAnalyzed(bool can_open)
 		instant_drain();
 	instant_end_analysis();
 	instant_close_reader();
+	instant_close_spill();
 
 	if (rounds > 0)
 		ereport(LOG,
@@ -914,8 +959,9 @@ InstantRecoveryOpen(void)
 	instant_reset_ahead(true);
 	InstantCtl->opened_at = GetCurrentTimestamp();
 	ereport(LOG,
-			(errmsg("opening before redo: %u pages are pending, with %u records",
-					pg_atomic_read_u32(&InstantCtl->left), InstantCtl->nrecords)));
+			(errmsg("opening before redo: %u pages are pending, with %" PRIu64 " records",
+					pg_atomic_read_u32(&InstantCtl->left),
+					InstantCtl->nspilled + InstantCtl->nrecords)));
 	INJECTION_POINT("instant-recovery-open", NULL);
 	instant_set_phase(INSTANT_PHASE_OPEN);
 	instant_leave();

@@ -17,7 +17,8 @@
  * With several workers but without instant_recovery, clients get in when the workers
  * and the startup process have applied all chains.  Before that, and in either way, there are
  * rounds of redo as well: where a record needs all before it to have been applied,
- * and where memory for chains is full.  A record that needs certain pages only has these
+ * and where memory for chains is full, although records have been written to a file, of
+ * pages.  A record that needs certain pages only has these
  * redone by the startup process, in analysis, and one that removes pages throws
  * their chains away.
  *
@@ -39,7 +40,8 @@
  *	  I8  Init forks are complete before unlogged relations are reset.
  *	  I9  After clients have got in, a page that cannot be redone is an error for who
  *		  needs it, and for each checkpoint, until it can or is removed.
- *	  I10 Memory for chains is bounded.  When it is full, it is a barrier.
+ *	  I10 Memory for chains is bounded.  When it is full records are written to a
+ *		  file; when it is full of pages, it is a barrier.
  *	  I11 When nothing is pending, one flag says so.
  *
  * Concurrency
@@ -111,10 +113,10 @@ int			instant_recovery_memory = -1;
 #define INSTANT_BYTES_PER_BUCKET	128
 
 /*
- * Automatic memory, in kB: by how much WAL there may be, but no more than a part of shared
- * buffers.
+ * Automatic memory, in kB: 8 bytes for each record of 64, by how much WAL there may be, but no
+ * more than a part of shared buffers.
  */
-#define INSTANT_WAL_SHARE		16
+#define INSTANT_WAL_SHARE		8
 #define INSTANT_BUFFERS_SHARE	4
 #define INSTANT_MIN_MEMORY		64
 #define INSTANT_MIN_AUTOMATIC	(4 * 1024)
@@ -273,7 +275,8 @@ instant_put_figures(DoubleWriteSnapshot *snapshot)
 		return;
 	DoubleWritePutFigure(snapshot, "instant_opened_at", InstantCtl->opened_at);
 	DoubleWritePutFigure(snapshot, "instant_pages", InstantCtl->npages);
-	DoubleWritePutFigure(snapshot, "instant_records", InstantCtl->nrecords);
+	DoubleWritePutFigure(snapshot, "instant_records",
+						 InstantCtl->nspilled + InstantCtl->nrecords);
 	DoubleWritePutFigure(snapshot, "instant_pages_pending", left);
 	DoubleWritePutFigure(snapshot, "instant_pages_failed",
 						 pg_atomic_read_u32(&InstantCtl->failed));
@@ -449,9 +452,9 @@ instant_record(uint32 i)
 }
 
 XLogRecPtr
-instant_record_lsn(const InstantRecord *record)
+instant_lsn(uint32 distance)
 {
-	return InstantCtl->base + (uint64) record->distance * MAXIMUM_ALIGNOF;
+	return InstantCtl->base + (uint64) distance * MAXIMUM_ALIGNOF;
 }
 
 /*
@@ -493,6 +496,8 @@ instant_forget_all(void)
 	}
 	InstantCtl->npages = 0;
 	InstantCtl->nrecords = 0;
+	InstantCtl->nspilled = 0;
+	instant_remove_spill();
 	/* that memory is needed for chains again */
 	InstantCtl->nchunks = 0;
 }
@@ -576,6 +581,7 @@ instant_all_done(void)
 		return;
 
 	pg_atomic_write_membarrier_u32(&InstantCtl->pending, 0);
+	instant_remove_spill();
 	instant_set_phase(INSTANT_PHASE_ENDED);
 	ConditionVariableBroadcast(&InstantCtl->all_cv);
 	ereport(LOG,
@@ -737,7 +743,7 @@ instant_wait_for_page(InstantPage *page)
 						page->blkno,
 						relpathperm(page->rlocator, page->forknum).str),
 				 errdetail("Redo of the WAL record at %X/%X has failed.",
-						   LSN_FORMAT_ARGS(instant_record_lsn(instant_record(page->last)))),
+						   LSN_FORMAT_ARGS(instant_lsn(page->applied))),
 				 errhint("The server log has the reason.  It is tried again whenever the block is needed.")));
 }
 

@@ -205,7 +205,7 @@ instant_redo_error_callback(void *arg)
 	errcontext("WAL redo of block %u of relation \"%s\" at %X/%X",
 			   page->blkno,
 			   relpathperm(page->rlocator, page->forknum).str,
-			   LSN_FORMAT_ARGS(instant_record_lsn(instant_record(page->last))));
+			   LSN_FORMAT_ARGS(instant_lsn(page->applied)));
 }
 
 /*
@@ -361,21 +361,12 @@ instant_keep_before(const InstantPage *page)
 }
 
 /*
- * Apply one record to the page that is being redone.
- *
- * A record of nothing but images may have those of many pages, of which only the one
- * that is needed is restored, by what xlog_redo() would do.
+ * A record of nothing but images may have those of many pages: restore the one that is
+ * needed, as xlog_redo() would.
  */
 static void
-instant_redo_record(XLogReaderState *record)
+instant_restore_image(XLogReaderState *record)
 {
-	if (XLogRecGetRmid(record) != RM_XLOG_ID)
-	{
-		GetRmgr(XLogRecGetRmid(record)).rm_redo(record);
-		instant_empty_sinks();
-		return;
-	}
-
 	for (int block_id = 0; block_id <= XLogRecMaxBlockId(record); block_id++)
 	{
 		RelFileLocator rlocator;
@@ -393,12 +384,34 @@ instant_redo_record(XLogReaderState *record)
 }
 
 /*
+ * Apply one record to the page that is being redone.
+ */
+static void
+instant_redo_record(InstantPage *page, uint32 distance)
+{
+	XLogReaderState *record;
+
+	if (AmStartupProcess())
+		ProcessStartupProcInterrupts();
+	page->applied = distance;
+	record = instant_read_record(instant_lsn(distance));
+	if (XLogRecGetRmid(record) == RM_XLOG_ID)
+		instant_restore_image(record);
+	else
+		GetRmgr(XLogRecGetRmid(record)).rm_redo(record);
+	instant_empty_sinks();
+	INJECTION_POINT("instant-recovery-record-redone", NULL);
+}
+
+/*
  * Apply the chain of a page, all of it, in the order of WAL (I3).
  */
 void
 instant_redo_page(uint32 page_number)
 {
 	InstantPage *page = &InstantPages[page_number];
+	const uint32 *spilled;
+	uint32		nspilled;
 	ErrorContextCallback errcallback;
 
 	errcallback.callback = instant_redo_error_callback;
@@ -409,21 +422,14 @@ instant_redo_page(uint32 page_number)
 	Assert(InRecovery && redo_page == NULL);
 	Assert(pg_atomic_read_u32(&page->state) == INSTANT_REDOING);
 	redo_page = page;
-	page->last = page->first;
 	instant_keep_before(page);
 	InstantRecoveryRedoesPage = true;
 
+	spilled = instant_load_runs(page, &nspilled);
+	for (uint32 i = 0; i < nspilled; i++)
+		instant_redo_record(page, spilled[i]);
 	for (uint32 i = page->first; i != INSTANT_NONE; i = instant_record(i)->next)
-	{
-		XLogReaderState *record;
-
-		if (AmStartupProcess())
-			ProcessStartupProcInterrupts();
-		page->last = i;
-		record = instant_read_record(instant_record_lsn(instant_record(i)));
-		instant_redo_record(record);
-		INJECTION_POINT("instant-recovery-record-redone", NULL);
-	}
+		instant_redo_record(page, instant_record(i)->distance);
 
 	INJECTION_POINT("instant-recovery-page-redone", NULL);
 
@@ -819,8 +825,7 @@ instant_end_redo(void)
 			GetRmgr(rmid).rm_cleanup();
 	}
 	instant_close_reader();
-
-	/* the startup process goes on to remove, truncate and extend files */
+	instant_close_spill();
 	smgrdestroyall();
 	instant_redoes_chains = false;
 	InRecovery = false;

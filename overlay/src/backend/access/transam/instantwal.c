@@ -81,8 +81,6 @@ instant_prepare_wal(void)
 		pg_atomic_init_u32(&InstantCtl->chunk_states[i], INSTANT_CHUNK_EMPTY);
 
 	InstantCtl->chunks_from = InstantCtl->base;
-	if (InstantCtl->nrecords > 0)
-		InstantCtl->chunks_from = instant_record_lsn(instant_record(0));
 	InstantCtl->chunks_from -= InstantCtl->chunks_from % INSTANT_CHUNK;
 }
 

@@ -2,7 +2,8 @@
 # Copyright (c) 2026, PostgreSQL Global Development Group
 
 # What redo of single pages costs: a record that concerns many pages is read once for
-# a run of them.
+# a run of them, and clients get in early however much WAL there is, and however little
+# memory.
 
 use strict;
 use warnings FATAL => 'all';
@@ -45,6 +46,59 @@ log_min_messages = debug1
 cmp_ok((xlp_pending($node))[0], '>=', $pages, 'pages of an index that was built are pending');
 cmp_ok(records_read($node), '>', 0, '... records are read again');
 cmp_ok(records_read($node), '<', $pages / 4, '... not for each page');
+is(xlp_differences($serial, $digest), '', '... and files are the same');
+
+# Records for a few pages, of which memory holds but a part: they are written to a file, and
+# clients still get in before redo.
+my $spilled = 'base/pgsql_tmp/pgsql_tmp.recovery';
+$primary->start;
+$primary->safe_psql('postgres', $_) foreach (
+	q{CREATE TABLE hot (i int, v int) WITH (fillfactor = 50);
+	  INSERT INTO hot SELECT g, 0 FROM generate_series(1, 2000) g},
+	'VACUUM hot',
+	'CHECKPOINT',
+	q{DO $$ BEGIN FOR n IN 1 .. 10 LOOP UPDATE hot SET v = v + 1; COMMIT; END LOOP; END $$});
+xlp_crash($primary, 'full');
+(undef, $serial) = xlp_recover($primary, 'full', 'full_serial', 'instant_recovery = off');
+($node, $digest) = xlp_recover($primary, 'full', 'full_instant', q{
+instant_recovery = on
+instant_recovery_memory = 64kB
+});
+cmp_ok((xlp_pending($node))[1], '>', 20000, 'more records are pending than memory is for');
+unlike(slurp_file($node->logfile), qr/rounds? of redo/, '... of which none had to be applied before');
+is(xlp_differences($serial, $digest), '', '... and files are the same');
+ok(!-e $node->data_dir . "/$spilled", '... and the file with records is gone');
+
+# It is written, and goes with other temporary files if recovery is not completed.
+$node = PostgreSQL::Test::Cluster->new('again');
+$node->init_from_backup($primary, 'full');
+$node->append_conf('postgresql.conf', xlp_wait_conf() . q{
+instant_recovery = on
+instant_recovery_memory = 64kB
+test_doublewrite.fail_at = 'instant-recovery-only-demands:EIO'
+});
+$node->start;
+ok(-e $node->data_dir . "/$spilled", 'there is a file with records while pages are pending');
+is($node->safe_psql('postgres', 'SELECT count(*), sum(v) FROM hot'),
+	'2000|20000', '... from which sessions have theirs');
+$node->stop('immediate');
+$node->append_conf('postgresql.conf', q{
+instant_recovery = off
+test_doublewrite.fail_at = ''
+});
+$node->start;
+ok(!-e $node->data_dir . "/$spilled", '... and none when the server has started again');
+$node->stop;
+
+# WAL is longer than records can be apart.
+($node, $digest) = xlp_recover($primary, 'full', 'long', xlp_wait_conf() . q{
+instant_recovery = on
+test_doublewrite.fail_at = 'instant-recovery-short-distance:EIO'
+});
+ok(xlp_pending($node), 'WAL that is too long: opened before redo');
+my ($rounds) = slurp_file($node->logfile) =~ /(\d+) rounds? of redo/;
+cmp_ok($rounds // 0, '>', 0, '... after some rounds of redo');
+cmp_ok($rounds // 0, '<', 20, '... not one for each record');
 is(xlp_differences($serial, $digest), '', '... and files are the same');
 
 done_testing();
