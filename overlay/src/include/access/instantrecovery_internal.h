@@ -158,6 +158,7 @@ extern XLogRecPtr instant_lsn(uint32 distance);
 extern bool instant_has_room(int pages);
 extern char *instant_free_memory(Size *size);
 extern void instant_forget_all(void);
+extern void instant_startup_step(const char *what, uint32 pages);
 extern void instant_sort_pages(void);
 extern void instant_page_done(uint32 i);
 extern void instant_page_failed(uint32 i);

@@ -50,6 +50,9 @@
  */
 #define INSTANT_MAX_BARRIERS	32
 
+/* Blocks that a file is extended by between two looks at interrupts */
+#define INSTANT_EXTEND_STEP		4096
+
 /*
  * If the server has crashed so often before redo was complete and a checkpoint had
  * been made, it does not open again before redo: something there may be the reason.
@@ -552,19 +555,20 @@ instant_extend_fork(InstantFork *fork)
 	smgrcreate(smgr, fork->forknum, true);
 
 	nblocks = smgrnblocks(smgr, fork->forknum);
-	if (nblocks < fork->nblocks)
+	while (nblocks < fork->nblocks)
 	{
 		Buffer		buffer;
 
+		instant_startup_step("blocks to be added to a file", fork->nblocks - nblocks);
+		nblocks += Min(fork->nblocks - nblocks, INSTANT_EXTEND_STEP);
 		buffer = ExtendBufferedRelTo(BMR_SMGR(smgr, RELPERSISTENCE_PERMANENT),
 									 fork->forknum, NULL,
 									 EB_PERFORMING_RECOVERY |
 									 EB_SKIP_EXTENSION_LOCK,
-									 fork->nblocks, RBM_NORMAL);
+									 nblocks, RBM_NORMAL);
 		ReleaseBuffer(buffer);
 	}
-	else
-		fork->nblocks = nblocks;
+	fork->nblocks = nblocks;
 }
 
 static uint32
@@ -662,6 +666,8 @@ instant_drain(void)
 
 	while ((i = instant_take()) != INSTANT_NONE)
 	{
+		instant_startup_step("pages to be redone",
+							 pg_atomic_read_u32(&InstantCtl->left));
 		instant_redo_page(i);
 		instant_page_done(i);
 	}

@@ -93,6 +93,7 @@
 #include "pgstat.h"
 #include "port/pg_bitutils.h"
 #include "postmaster/bgwriter.h"
+#include "postmaster/startup.h"
 #include "storage/aio.h"
 #include "storage/aio_subsys.h"
 #include "storage/bufmgr.h"
@@ -121,6 +122,9 @@ int			instant_recovery_memory = -1;
 #define INSTANT_MIN_MEMORY		64
 #define INSTANT_MIN_AUTOMATIC	(4 * 1024)
 #define INSTANT_MAX_AUTOMATIC	(1024 * 1024)
+
+/* Comparisons between two looks at interrupts */
+#define INSTANT_SORT_STEP		4096
 
 /* Automatic number of workers */
 #define INSTANT_MIN_WORKERS		2
@@ -535,12 +539,36 @@ instant_compare_pages(const void *a, const void *b)
 }
 
 /*
+ * Startup process: some more has been done of what may take long.  Hear interrupts, and
+ * report progress.
+ */
+void
+instant_startup_step(const char *what, uint32 pages)
+{
+	INJECTION_POINT("instant-recovery-step", NULL);
+	ProcessStartupProcInterrupts();
+	ereport_startup_progress("preparing redo of pages, elapsed time: %ld.%02d s, %s: %u",
+							 what, pages);
+}
+
+static int
+instant_compare_to_sort(const void *a, const void *b)
+{
+	static uint32 comparisons = 0;
+
+	if (++comparisons % INSTANT_SORT_STEP == 0)
+		instant_startup_step("pages to be sorted", InstantCtl->npages);
+	return instant_compare_pages(a, b);
+}
+
+/*
  * Bring pages into the order in which they are redone: that of the files, in which they
  * are best read, catalogs first.
  */
 void
 instant_sort_pages(void)
 {
+	instant_startup_step("pages to be sorted", InstantCtl->npages);
 	for (uint32 i = 0; i < InstantCtl->npages; i++)
 	{
 		InstantPage *page = &InstantPages[i];
@@ -548,7 +576,7 @@ instant_sort_pages(void)
 		*instant_bucket(&page->rlocator, page->forknum, page->blkno) = INSTANT_NONE;
 	}
 	qsort(InstantPages, InstantCtl->npages, sizeof(InstantPage),
-		  instant_compare_pages);
+		  instant_compare_to_sort);
 	for (uint32 i = 0; i < InstantCtl->npages; i++)
 		instant_enter_page(i);
 }

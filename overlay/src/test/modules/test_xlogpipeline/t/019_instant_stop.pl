@@ -3,7 +3,7 @@
 
 # A fast stop between the end of analysis and the opening is put off until all pages are
 # redone, whatever the checkpointer does meanwhile.  The checkpoint that follows redo is
-# spread from when it can begin, not from when it was due.
+# spread from when it can begin, not from when it was due.  A stop before that is heard.
 
 use strict;
 use warnings FATAL => 'all';
@@ -112,6 +112,32 @@ my ($written, $seconds) = slurp_file($node->logfile, $offset) =~
   /checkpoint complete: wrote (\d+) buffers .* write=([\d.]+) s/;
 cmp_ok($written, '>', 100, 'a checkpoint has waited for redo, and written many pages');
 cmp_ok($seconds, '>', 1, '... not at once');
+
+# A stop in what is done with all pages before clients get in; it tells how far it has come.
+change_and_crash($node);
+set($node,
+	log_startup_progress_interval => '1ms',
+	'test_doublewrite.pause_at' => 'instant-recovery-step');
+$offset = -s $node->logfile;
+pg_ctl($node, 'start');
+$node->wait_for_log(qr/paused at injection point "instant-recovery-step"/, $offset);
+pg_ctl($node, '--mode' => 'fast', 'stop');
+$node->wait_for_log(qr/received fast shutdown request/, $offset);
+append_to_file($node->data_dir . '/test_doublewrite.resume', '');
+watchdog_until('server has stopped', sub { !-e $node->data_dir . '/postmaster.pid' });
+unlike(
+	slurp_file($node->logfile, $offset),
+	qr/opening before redo|Pages redone/,
+	'a stop is heard while pages are sorted');
+set($node, 'test_doublewrite.pause_at' => '');
+$offset = -s $node->logfile;
+$node->start;
+$node->wait_for_log(qr/redo is complete/, $offset);
+like(
+	slurp_file($node->logfile, $offset),
+	qr/preparing redo of pages, elapsed time: [\d.]+ s, pages to be sorted: \d+/,
+	'... of which the log tells');
+is($node->safe_psql('postgres', 'SELECT count(*) FROM t'), '8000', '... and nothing is lost');
 $node->stop;
 
 done_testing();
