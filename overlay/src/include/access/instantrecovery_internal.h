@@ -56,10 +56,12 @@ typedef struct InstantPage
 	uint32		spilled;		/* place of records before these, or 0: see
 								 * instantspill.c */
 	uint32		applied;		/* distance of the record applied last */
+	uint32		paused_at;		/* records before this one have been applied */
 	int			sqlerrcode;		/* with which it has failed */
 	pg_atomic_uint32 state;		/* InstantPageState */
 	uint8		forknum;
 	bool		rebuilt;		/* the first record does without the old page */
+	bool		paused;			/* redo has been put off */
 	bool		judged;			/* in analysis: whether WAL has images of it */
 } InstantPage;
 
@@ -163,6 +165,8 @@ extern void instant_sort_pages(void);
 extern void instant_page_done(uint32 i);
 extern void instant_page_failed(uint32 i);
 extern void instant_retry_all(void);
+extern bool instant_demand(uint32 i);
+extern bool instant_is_demanded(void);
 extern int	instant_errdetail_redone(void);
 
 /* instantspill.c */
@@ -180,6 +184,6 @@ extern void instant_close_reader(void);
 extern void instant_announce_page(const InstantPage *page);
 extern void instant_reset_ahead(bool sessions);
 extern uint32 instant_take(void);
-extern void instant_redo_page(uint32 i);
+extern bool instant_redo_page(uint32 i);
 
 #endif							/* INSTANTRECOVERY_INTERNAL_H */

@@ -50,14 +50,14 @@
  */
 #define INSTANT_MAX_BARRIERS	32
 
-/* Blocks that a file is extended by between two looks at interrupts */
-#define INSTANT_EXTEND_STEP		4096
-
 /*
  * If the server has crashed so often before redo was complete and a checkpoint had
  * been made, it does not open again before redo: something there may be the reason.
  */
 #define INSTANT_MAX_OPENINGS	3
+
+/* Blocks that a file is extended by between two looks at interrupts */
+#define INSTANT_EXTEND_STEP		4096
 
 /*
  * Are records remembered?  Then nobody must read blocks ahead, since what redo would
@@ -276,18 +276,25 @@ instant_classify(XLogReaderState *record)
 }
 
 /*
+ * Does redo of the record make the page without what is in it?
+ */
+static bool
+instant_rebuilds(XLogReaderState *record, uint8 block_id)
+{
+	return (XLogRecGetBlock(record, block_id)->flags & BKPBLOCK_WILL_INIT) != 0 ||
+		XLogRecBlockImageApply(record, block_id);
+}
+
+/*
  * Does redo of the record add the block to its file, if it is not there?
  */
 static bool
 instant_extends(XLogReaderState *record, uint8 block_id)
 {
-	if ((XLogRecGetBlock(record, block_id)->flags & BKPBLOCK_WILL_INIT) != 0 ||
-		XLogRecBlockImageApply(record, block_id))
-		return true;
-
 	/* the map's page is read with RBM_ZERO_ON_ERROR */
-	return XLogRecGetRmid(record) == RM_HEAP2_ID && block_id == 0 &&
-		(XLogRecGetInfo(record) & XLOG_HEAP_OPMASK) == XLOG_HEAP2_VISIBLE;
+	return instant_rebuilds(record, block_id) ||
+		(XLogRecGetRmid(record) == RM_HEAP2_ID && block_id == 0 &&
+		 (XLogRecGetInfo(record) & XLOG_HEAP_OPMASK) == XLOG_HEAP2_VISIBLE);
 }
 
 /* ----------------------------------------------------------------
@@ -352,7 +359,8 @@ instant_add_page(InstantFork *fork, BlockNumber blkno)
 	page->forknum = fork->forknum;
 	page->blkno = blkno;
 	instant_clear_chain(page);
-	page->applied = 0;
+	page->applied = page->paused_at = 0;
+	page->paused = false;
 	page->judged = false;
 	page->sqlerrcode = ERRCODE_DATA_CORRUPTED;
 	pg_atomic_init_u32(&page->state, INSTANT_PENDING);
@@ -395,8 +403,12 @@ instant_remember_block(XLogReaderState *record, uint8 block_id)
 	}
 	if (page->last != INSTANT_NONE && instant_record(page->last)->distance == distance)
 		return;					/* it refers to the page twice */
+
+	/* a page that is made anew does without what came before */
+	if (instant_rebuilds(record, block_id))
+		instant_clear_chain(page);
 	if (!instant_has_chain(page))
-		page->rebuilt = extends && forknum == MAIN_FORKNUM;
+		page->rebuilt = instant_rebuilds(record, block_id);
 
 	i = InstantCtl->nrecords++;
 	instant_record(i)->distance = distance;
@@ -437,7 +449,7 @@ instant_redo_early(InstantPage *page)
 		return;
 
 	(void) instant_take_page(page - InstantPages, INSTANT_PENDING, INSTANT_REDOING);
-	instant_redo_page(page - InstantPages);
+	(void) instant_redo_page(page - InstantPages);
 	pg_atomic_write_u32(&page->state, INSTANT_PENDING);
 	instant_clear_chain(page);
 	InstantCtl->applied = true;
@@ -668,7 +680,7 @@ instant_drain(void)
 	{
 		instant_startup_step("pages to be redone",
 							 pg_atomic_read_u32(&InstantCtl->left));
-		instant_redo_page(i);
+		(void) instant_redo_page(i);
 		instant_page_done(i);
 	}
 	instant_end_round();
@@ -676,7 +688,7 @@ instant_drain(void)
 	{
 		if (instant_take_page(i, INSTANT_FAILED, INSTANT_REDOING))
 		{
-			instant_redo_page(i);
+			(void) instant_redo_page(i);
 			instant_page_done(i);
 		}
 	}

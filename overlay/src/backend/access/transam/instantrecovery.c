@@ -28,8 +28,9 @@
  *
  *	  I1  Nothing but plain crash recovery; all else is recovered as ever.
  *	  I2  Nobody sees a page with a pending chain, or trusts a file with one.
- *	  I3  A chain is applied whole, in order, by one process, before anybody else
- *		  sees the page.  The LSN test of redo stays where it is.
+ *	  I3  A chain is applied whole, in order, by one process at a time, before anybody
+ *		  else sees the page.  The LSN test of redo stays where it is.  What
+ *		  precedes a record that rebuilds the page does not belong to the chain.
  *	  I4  Sessions run no redo.
  *	  I5  What redo does beside the page is done in analysis.  A record for which
  *		  that is impossible is a barrier: chains are applied first, then it.  That
@@ -50,9 +51,12 @@
  * During a round, and from opening on, the table of pages does not change, but
  * for the state of each page:
  *
- *		PENDING --> REDOING --> DONE
+ *		PENDING <-> REDOING --> DONE
  *		   ^           |
  *		   '- FAILED <-'
+ *
+ * A worker that is at a long chain takes the page back to PENDING when sessions wait for
+ * others, and demands it itself: what has been applied stays.
  *
  * Who takes a page from PENDING to REDOING redoes it, and nobody else.  The
  * content lock of the page is held only for single records of it, so those who
@@ -665,7 +669,7 @@ instant_take_page(uint32 i, InstantPageState from, InstantPageState to)
  * Ask workers to redo a page before others.  If there is no room for that, which
  * is false, its turn comes anyway unless it has failed before.
  */
-static bool
+bool
 instant_demand(uint32 i)
 {
 	bool		room;
@@ -676,6 +680,20 @@ instant_demand(uint32 i)
 		InstantCtl->demands[InstantCtl->demand_head++ % INSTANT_DEMANDS] = i;
 	SpinLockRelease(&InstantCtl->mutex);
 	return room;
+}
+
+/*
+ * Are there demands that no worker has taken?
+ */
+bool
+instant_is_demanded(void)
+{
+	bool		result;
+
+	SpinLockAcquire(&InstantCtl->mutex);
+	result = InstantCtl->demand_tail != InstantCtl->demand_head;
+	SpinLockRelease(&InstantCtl->mutex);
+	return result;
 }
 
 /*

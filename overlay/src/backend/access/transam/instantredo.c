@@ -76,6 +76,9 @@
 #define INSTANT_TAKE_PAGES		32
 #define INSTANT_TAKE_SHARE		64
 
+/* In a long chain, records between two looks at whether sessions wait for other pages */
+#define INSTANT_LOOK_RECORDS	256
+
 /* A worker says how many pages are pending after so many pages. */
 #define INSTANT_SHOW_PAGES		64
 
@@ -85,6 +88,8 @@
  */
 #define INSTANT_MIN_PAUSE		1000
 #define INSTANT_MAX_PAUSE		(64 * 1000)
+
+static void instant_try_page(uint32 i);
 
 bool		InstantRecoveryRedoesPage = false;
 
@@ -103,6 +108,9 @@ static int	worker_number = 0;
 /* Pages that this process has taken from "next": the next one, and where they end */
 static uint32 taken_next = 0;
 static uint32 taken_end = 0;
+
+/* Records that this process has applied */
+static uint32 nrecords_applied = 0;
 
 /* Worker: it has met a page that it cannot redo */
 static bool has_failed = false;
@@ -394,6 +402,7 @@ instant_redo_record(InstantPage *page, uint32 distance)
 	if (AmStartupProcess())
 		ProcessStartupProcInterrupts();
 	page->applied = distance;
+	nrecords_applied++;
 	record = instant_read_record(instant_lsn(distance));
 	if (XLogRecGetRmid(record) == RM_XLOG_ID)
 		instant_restore_image(record);
@@ -404,14 +413,69 @@ instant_redo_record(InstantPage *page, uint32 distance)
 }
 
 /*
- * Apply the chain of a page, all of it, in the order of WAL (I3).
+ * Is redo of a page with a long chain to be put off before a record, as sessions wait for
+ * other pages, or as the server stops?
  */
-void
+static bool
+instant_pauses(InstantPage *page, uint32 distance)
+{
+	if (AmStartupProcess() || nrecords_applied % INSTANT_LOOK_RECORDS != 0 ||
+		distance <= page->paused_at || instant_phase() == INSTANT_PHASE_ROUND ||
+		(instant_phase() == INSTANT_PHASE_OPEN && !instant_is_demanded()))
+		return false;
+
+	elog(DEBUG1, "redo of block %u of relation \"%s\" is put off for a page that a session needs",
+		 page->blkno, relpathperm(page->rlocator, page->forknum).str);
+	page->paused_at = distance;
+	page->paused = true;
+	/* the next page begins without that */
+	nrecords_applied++;
+	/* from now on it matters what is in shared buffers */
+	page->rebuilt = false;
+	InstantCtl->applied = true;
+	return true;
+}
+
+/*
+ * Apply the chain of a page.  Returns false if it has been put off, which only workers do.
+ */
+static bool
+instant_redo_chain(InstantPage *page)
+{
+	uint32		nspilled;
+	const uint32 *spilled = instant_load_runs(page, &nspilled);
+
+	for (uint32 i = 0; i < nspilled; i++)
+	{
+		if (spilled[i] < page->paused_at)
+			continue;
+		if (instant_pauses(page, spilled[i]))
+			return false;
+		instant_redo_record(page, spilled[i]);
+	}
+	for (uint32 i = page->first; i != INSTANT_NONE; i = instant_record(i)->next)
+	{
+		uint32		distance = instant_record(i)->distance;
+
+		if (instant_pauses(page, distance))
+		{
+			page->spilled = 0;
+			page->first = i;
+			return false;
+		}
+		instant_redo_record(page, distance);
+	}
+	return true;
+}
+
+/*
+ * Apply the chain of a page, in the order of WAL (I3).  Returns whether that is complete.
+ */
+bool
 instant_redo_page(uint32 page_number)
 {
 	InstantPage *page = &InstantPages[page_number];
-	const uint32 *spilled;
-	uint32		nspilled;
+	bool		complete;
 	ErrorContextCallback errcallback;
 
 	errcallback.callback = instant_redo_error_callback;
@@ -425,18 +489,16 @@ instant_redo_page(uint32 page_number)
 	instant_keep_before(page);
 	InstantRecoveryRedoesPage = true;
 
-	spilled = instant_load_runs(page, &nspilled);
-	for (uint32 i = 0; i < nspilled; i++)
-		instant_redo_record(page, spilled[i]);
-	for (uint32 i = page->first; i != INSTANT_NONE; i = instant_record(i)->next)
-		instant_redo_record(page, instant_record(i)->distance);
-
-	INJECTION_POINT("instant-recovery-page-redone", NULL);
+	complete = instant_redo_chain(page);
+	if (complete)
+		INJECTION_POINT("instant-recovery-page-redone", NULL);
 
 	InstantRecoveryRedoesPage = false;
 	redo_page = NULL;
 	error_context_stack = errcallback.previous;
-	pg_atomic_fetch_add_u32(&InstantCtl->redone[worker_number], 1);
+	if (complete)
+		pg_atomic_fetch_add_u32(&InstantCtl->redone[worker_number], 1);
+	return complete;
 }
 
 /*
@@ -503,16 +565,30 @@ instant_abandon_page(MemoryContext context)
 }
 
 /*
+ * Worker: a page has been put off.  Its turn comes after those that are demanded now.
+ */
+static void
+instant_put_back(uint32 i)
+{
+	/* The barrier makes what has been applied visible before the state. */
+	pg_atomic_write_membarrier_u32(&InstantPages[i].state, INSTANT_PENDING);
+	if (!instant_demand(i) &&
+		instant_take_page(i, INSTANT_PENDING, INSTANT_REDOING))
+		instant_try_page(i);
+}
+
+/*
  * Worker: redo a page; if that fails, say so.
  */
 static void
 instant_try_page(uint32 i)
 {
 	MemoryContext context = CurrentMemoryContext;
+	volatile bool complete = false;
 
 	PG_TRY();
 	{
-		instant_redo_page(i);
+		complete = instant_redo_page(i);
 	}
 	PG_CATCH();
 	{
@@ -522,7 +598,10 @@ instant_try_page(uint32 i)
 		return;
 	}
 	PG_END_TRY();
-	instant_page_done(i);
+	if (complete)
+		instant_page_done(i);
+	else
+		instant_put_back(i);
 }
 
 /* ----------------------------------------------------------------
@@ -564,8 +643,11 @@ instant_take_demand(void)
 			return i;
 		if (instant_take_page(i, INSTANT_PENDING, INSTANT_REDOING))
 		{
-			pg_atomic_fetch_add_u32(&InstantCtl->on_demand, 1);
-			instant_adapt_ahead(true);
+			if (!InstantPages[i].paused)
+			{
+				pg_atomic_fetch_add_u32(&InstantCtl->on_demand, 1);
+				instant_adapt_ahead(true);
+			}
 			return i;
 		}
 	}
@@ -755,9 +837,7 @@ instant_wait_for_retry(void)
 	ConditionVariablePrepareToSleep(&InstantCtl->work_cv);
 	for (;;)
 	{
-		SpinLockAcquire(&InstantCtl->mutex);
-		wanted = InstantCtl->demand_tail != InstantCtl->demand_head;
-		SpinLockRelease(&InstantCtl->mutex);
+		wanted = instant_is_demanded();
 		if (wanted || ShutdownRequestPending ||
 			pg_atomic_read_membarrier_u32(&InstantCtl->pending) == 0)
 			break;
