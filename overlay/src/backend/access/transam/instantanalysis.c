@@ -50,12 +50,6 @@
  */
 #define INSTANT_MAX_BARRIERS	32
 
-/*
- * If the server has crashed so often before redo was complete and a checkpoint had
- * been made, it does not open again before redo: something there may be the reason.
- */
-#define INSTANT_MAX_OPENINGS	3
-
 /* Blocks that a file is extended by between two looks at interrupts */
 #define INSTANT_EXTEND_STEP		4096
 
@@ -68,7 +62,6 @@ static bool analyzing = false;
 /* What analysis has met */
 static uint32 barriers = 0;
 static uint32 rounds = 0;
-static uint32 openings = 0;
 static bool images_missing = false;
 static BackgroundWorkerHandle *handles[INSTANT_RECOVERY_MAX_WORKERS];
 
@@ -828,10 +821,6 @@ InstantRecoveryTake(XLogReaderState *record)
 	if (!analyzing)
 		return false;
 
-	if (XLogRecGetRmid(record) == RM_XLOG_ID &&
-		(XLogRecGetInfo(record) & ~XLR_INFO_MASK) == XLOG_END_OF_RECOVERY)
-		openings++;
-
 	switch (instant_classify(record))
 	{
 		case INSTANT_ANALYSIS:
@@ -908,12 +897,7 @@ instant_may_open(bool can_open)
 {
 	if (!instant_recovery)
 		return false;
-	if (openings >= INSTANT_MAX_OPENINGS)
-		ereport(LOG,
-				(errmsg("redo of pages is completed before clients get in"),
-				 errdetail("The server has crashed %u times since the last checkpoint.",
-						   openings + 1)));
-	else if (!can_open)
+	if (!can_open)
 		ereport(LOG,
 				(errmsg("redo of pages is completed before clients get in"),
 				 errdetail("Clients have to wait for a checkpoint.")));

@@ -227,6 +227,10 @@ sub test_three_deep
 	dw_start_after_crash($node, $torn);
 	wait_for_checkpoint($node, $offset);
 	isnt(redo_of($node), $redo, "$name: the checkpoint has come");
+	like(
+		slurp_file($node->logfile, $offset),
+		qr/clients have to wait for a checkpoint\n.*crashed 4 times.*checkpoint starting: end-of-recovery/s,
+		"$name: ... before clients, as it might never be completed");
 	dw_check($node);
 	return;
 }

@@ -181,7 +181,7 @@ my $offset = -s $node->logfile;
 ok(dw_poll_start($node), 'server starts a fourth time');
 like(
 	slurp_file($node->logfile, $offset),
-	qr/redo of pages is completed before clients get in\n.*The server has crashed 4 times/,
+	qr/redo of pages is completed before clients get in\n.*The server has crashed 4 times/s,
 	'... when all is redone');
 is(counts($node, 'index'), $expected, '... and nothing is lost');
 $node->safe_psql('postgres', 'CHECKPOINT');
