@@ -23,6 +23,7 @@
 #include "access/xlog.h"
 #include "access/xlog_internal.h"
 #include "access/xlogpipeline.h"
+#include "access/xlogprefetcher.h"
 #include "access/xlogrecovery.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_control.h"
@@ -397,13 +398,19 @@ instant_remember_block(XLogReaderState *record, uint8 block_id)
 	if (page->last != INSTANT_NONE && instant_record(page->last)->distance == distance)
 		return;					/* it refers to the page twice */
 
-	/* a page that is made anew does without what came before */
+	/* a page that is made anew does without what came before, which may be just one */
+	i = INSTANT_NONE;
 	if (instant_rebuilds(record, block_id))
+	{
+		if (page->first == page->last)
+			i = page->last;
 		instant_clear_chain(page);
+	}
 	if (!instant_has_chain(page))
 		page->rebuilt = instant_rebuilds(record, block_id);
 
-	i = InstantCtl->nrecords++;
+	if (i == INSTANT_NONE)
+		i = InstantCtl->nrecords++;
 	instant_record(i)->distance = distance;
 	instant_record(i)->next = INSTANT_NONE;
 	if (page->last == INSTANT_NONE)
@@ -689,11 +696,16 @@ instant_drain(void)
 	instant_forget_all();
 }
 
+/*
+ * While records are remembered their blocks are not read ahead, neither by the WAL
+ * pipeline nor by XLogPrefetcher.
+ */
 static void
-instant_end_analysis(void)
+instant_analyze(bool begin)
 {
-	analyzing = false;
-	XLogPipelineSuspendReads(false);
+	analyzing = begin;
+	XLogPipelineSuspendReads(begin);
+	XLogPrefetchReconfigure();
 }
 
 /*
@@ -767,11 +779,10 @@ InstantRecoveryBegin(XLogRecPtr redo, TimeLineID tli)
 	InstantCtl->tli = tli;
 	InstantCtl->base = redo;
 	instant_redoes_chains = true;
-	analyzing = true;
 	(void) instant_join();
 	before_shmem_exit(instant_startup_exits, (Datum) 0);
 	RecoveryTargetLearnNothing();
-	XLogPipelineSuspendReads(true);
+	instant_analyze(true);
 }
 
 /*
@@ -852,7 +863,7 @@ InstantRecoveryTake(XLogReaderState *record)
 				(errmsg("recovery goes on without deferring redo of pages"),
 				 errdetail("%u records had to be applied before the next one could be looked at.",
 						   barriers)));
-		instant_end_analysis();
+		instant_analyze(false);
 	}
 	return false;
 }
@@ -927,7 +938,7 @@ InstantRecoveryAnalyzed(bool can_open)
 	ProcessStartupProcInterrupts();
 	if (InstantCtl->npages > 0 && !instant_may_open(can_open))
 		instant_drain();
-	instant_end_analysis();
+	instant_analyze(false);
 	instant_close_reader();
 	instant_close_spill();
 

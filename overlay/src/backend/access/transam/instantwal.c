@@ -22,17 +22,17 @@
 #include "postgres.h"
 
 #include <fcntl.h>
-#include <unistd.h>
-
 #include "access/instantrecovery_internal.h"
 #include "access/xlog.h"
 #include "access/xlog_internal.h"
 #include "miscadmin.h"
-#include "pgstat.h"
 #include "port/pg_crc32c.h"
 #include "storage/fd.h"
 #include "utils/memutils.h"
 #include "utils/wait_event.h"
+
+/* Segments that a process has open, as records of a page are all over WAL */
+#define INSTANT_OPEN_SEGMENTS	64
 
 /* Divides segments, and is a multiple of pages of WAL */
 #define INSTANT_CHUNK			(8 * XLOG_BLCKSZ)
@@ -49,9 +49,10 @@ typedef enum InstantChunkState
 static XLogReaderState *reader = NULL;
 static DecodedXLogRecord *decoded = NULL;
 static size_t decoded_size = 0;
-static int	segment_file = -1;
-static XLogSegNo segment_no = 0;
+static File segment_files[INSTANT_OPEN_SEGMENTS];	/* 0 is none */
+static XLogSegNo segment_nos[INSTANT_OPEN_SEGMENTS];
 static uint64 records_read = 0;
+static uint64 segments_opened = 0;
 
 /* ----------------------------------------------------------------
  * Chunks
@@ -85,11 +86,35 @@ instant_prepare_wal(void)
 }
 
 static void
-instant_close_segment(void)
+instant_close_segments(void)
 {
-	if (segment_file >= 0)
-		close(segment_file);
-	segment_file = -1;
+	for (int i = 0; i < INSTANT_OPEN_SEGMENTS; i++)
+	{
+		if (segment_files[i] > 0)
+			FileClose(segment_files[i]);
+		segment_files[i] = 0;
+	}
+}
+
+/*
+ * The segment's file, or -1 with errno set.
+ */
+static File
+instant_open_segment(XLogSegNo segno)
+{
+	int			i = segno % INSTANT_OPEN_SEGMENTS;
+	char		path[MAXPGPATH];
+
+	if (segment_files[i] > 0 && segment_nos[i] == segno)
+		return segment_files[i];
+	if (segment_files[i] > 0)
+		FileClose(segment_files[i]);
+
+	XLogFilePath(path, InstantCtl->tli, segno, wal_segment_size);
+	segment_files[i] = PathNameOpenFile(path, O_RDONLY | PG_BINARY);
+	segment_nos[i] = segno;
+	segments_opened++;
+	return segment_files[i];
 }
 
 /*
@@ -99,26 +124,16 @@ instant_close_segment(void)
 static ssize_t
 instant_pread(char *buffer, size_t size, XLogRecPtr from)
 {
-	ssize_t		r;
+	XLogSegNo	segno;
+	File		file;
 
-	if (segment_file >= 0 && !XLByteInSeg(from, segment_no, wal_segment_size))
-		instant_close_segment();
-	if (segment_file < 0)
-	{
-		char		path[MAXPGPATH];
-
-		XLByteToSeg(from, segment_no, wal_segment_size);
-		XLogFilePath(path, InstantCtl->tli, segment_no, wal_segment_size);
-		segment_file = BasicOpenFile(path, O_RDONLY | PG_BINARY);
-		if (segment_file < 0)
-			return -1;
-	}
-
-	pgstat_report_wait_start(WAIT_EVENT_WAL_READ);
-	r = pg_pread(segment_file, buffer, size,
-				 (off_t) XLogSegmentOffset(from, wal_segment_size));
-	pgstat_report_wait_end();
-	return r;
+	XLByteToSeg(from, segno, wal_segment_size);
+	file = instant_open_segment(segno);
+	if (file < 0)
+		return -1;
+	return FileRead(file, buffer, size,
+					(off_t) XLogSegmentOffset(from, wal_segment_size),
+					WAIT_EVENT_WAL_READ);
 }
 
 /*
@@ -236,9 +251,10 @@ instant_close_reader(void)
 		pfree(decoded);
 	decoded = NULL;
 	decoded_size = 0;
-	instant_close_segment();
-	elog(DEBUG1, "redo of pages has read %" PRIu64 " records again", records_read);
-	records_read = 0;
+	instant_close_segments();
+	elog(DEBUG1, "redo of pages has read %" PRIu64 " records again, and opened %" PRIu64 " segments",
+		 records_read, segments_opened);
+	records_read = segments_opened = 0;
 }
 
 /*

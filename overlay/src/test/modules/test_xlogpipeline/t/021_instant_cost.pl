@@ -63,11 +63,15 @@ xlp_crash($primary, 'full');
 ($node, $digest) = xlp_recover($primary, 'full', 'full_instant', q{
 instant_recovery = on
 instant_recovery_memory = 64kB
+log_min_messages = debug1
 });
 cmp_ok((xlp_pending($node))[1], '>', 20000, 'more records are pending than memory is for');
 unlike(slurp_file($node->logfile), qr/rounds? of redo/, '... of which none had to be applied before');
 is(xlp_differences($serial, $digest), '', '... and files are the same');
 ok(!-e $node->data_dir . "/$spilled", '... and the file with records is gone');
+my $opened = sum0(slurp_file($node->logfile) =~ /and opened (\d+) segments/g);
+cmp_ok($opened, '>', 0, '... segments were read again');
+cmp_ok($opened, '<', (xlp_pending($node))[0], '... but not opened for each page');
 
 # It is written, and goes with other temporary files if recovery is not completed.
 $node = PostgreSQL::Test::Cluster->new('again');
@@ -100,5 +104,22 @@ my ($rounds) = slurp_file($node->logfile) =~ /(\d+) rounds? of redo/;
 cmp_ok($rounds // 0, '>', 0, '... after some rounds of redo');
 cmp_ok($rounds // 0, '<', 20, '... not one for each record');
 is(xlp_differences($serial, $digest), '', '... and files are the same');
+
+# Blocks are not prefetched while their records are only remembered.
+$primary->start;
+$primary->safe_psql('postgres', $_) foreach (
+	q{CREATE TABLE wide AS SELECT g, repeat('x', 500) f FROM generate_series(1, 6000) g},
+	'VACUUM wide',
+	'CHECKPOINT',
+	'DELETE FROM wide WHERE g % 16 = 0');
+xlp_crash($primary, 'wide');
+$node = PostgreSQL::Test::Cluster->new('alone');
+$node->init_from_backup($primary, 'wide');
+$node->append_conf('postgresql.conf', "instant_recovery = on\nwal_pipeline = off");
+$node->start;
+cmp_ok((xlp_pending($node))[0], '>', 300, 'many pages are pending');
+cmp_ok($node->safe_psql('postgres', 'SELECT prefetch FROM pg_stat_recovery_prefetch'),
+	'<', 100, '... and have not been prefetched before');
+$node->stop;
 
 done_testing();
