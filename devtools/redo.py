@@ -10,7 +10,7 @@ DOCUMENT = "docs/instant-restart.md"
 MANAGERS = "src/include/access/rmgrlist.h"
 DESCRIPTIONS = "src/backend/access/rmgrdesc/"
 
-CLASSES = ("page", "analysis", "barrier")
+CLASSES = ("page", "analysis", "drop", "barrier")
 
 # What stands for the record types of a resource manager that has no names for them.
 ANY = "any"

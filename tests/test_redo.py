@@ -96,7 +96,7 @@ class Types(TestCase):
     def test_class_and_reason(self):
         for old, new in (("page |", "perhaps |"), ("one block", "")):
             self.assertEqual(self.complaints(old, new), [
-                "One: `XLOG_ONE_ADD` has no class of page, analysis, barrier, or no reason"])
+                "One: `XLOG_ONE_ADD` has no class of page, analysis, drop, barrier, or no reason"])
 
     def test_no_table(self):
         self.assertEqual(len(list(redo.missing_types("", TYPES))), 3)

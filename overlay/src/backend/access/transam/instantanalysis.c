@@ -452,7 +452,6 @@ instant_redo_early(InstantPage *page)
 	(void) instant_redo_page(page - InstantPages);
 	pg_atomic_write_u32(&page->state, INSTANT_PENDING);
 	instant_clear_chain(page);
-	InstantCtl->applied = true;
 }
 
 /*
@@ -837,9 +836,12 @@ InstantRecoveryTake(XLogReaderState *record)
 		case INSTANT_ANALYSIS:
 			return false;
 		case INSTANT_DROP:
+			/* redo of a truncation changes pages of maps */
+			InstantCtl->applied = true;
 			instant_take_drop(record);
 			return false;
 		case INSTANT_OWN_BARRIER:
+			InstantCtl->applied = true;
 			instant_redo_own_pages(record);
 			return false;
 		case INSTANT_BARRIER:

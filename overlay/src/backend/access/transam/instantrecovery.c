@@ -70,7 +70,7 @@
  * worker that has joined does not leave before the opening: a fast stop after analysis
  * is put off until all is redone, as one after opening is.
  *
- * A round ends when the startup process is the only member: it lets nobody join
+ * A round ends when the startup process is the only member: it lets no process join
  * any more, waits for who has, and redoes what has failed itself, for its
  * errors are those that end recovery.
  *

@@ -89,8 +89,6 @@
 #define INSTANT_MIN_PAUSE		1000
 #define INSTANT_MAX_PAUSE		(64 * 1000)
 
-static void instant_try_page(uint32 i);
-
 bool		InstantRecoveryRedoesPage = false;
 
 /* The page that this process redoes, and the buffers thrown away afterwards */
@@ -419,9 +417,14 @@ instant_redo_record(InstantPage *page, uint32 distance)
 static bool
 instant_pauses(InstantPage *page, uint32 distance)
 {
+	InstantPhase phase;
+
 	if (AmStartupProcess() || nrecords_applied % INSTANT_LOOK_RECORDS != 0 ||
-		distance <= page->paused_at || instant_phase() == INSTANT_PHASE_ROUND ||
-		(instant_phase() == INSTANT_PHASE_OPEN && !instant_is_demanded()))
+		distance <= page->paused_at)
+		return false;
+	phase = instant_phase();
+	if (phase != INSTANT_PHASE_ENDED &&
+		!(phase == INSTANT_PHASE_OPEN && instant_is_demanded()))
 		return false;
 
 	elog(DEBUG1, "redo of block %u of relation \"%s\" is put off for a page that a session needs",
@@ -565,16 +568,16 @@ instant_abandon_page(MemoryContext context)
 }
 
 /*
- * Worker: a page has been put off.  Its turn comes after those that are demanded now.
+ * Worker: a page has been put off.  Its turn comes after those that are demanded now; if so
+ * many are that there is no room for one more, it is taken again, which is true then.
  */
-static void
+static bool
 instant_put_back(uint32 i)
 {
 	/* The barrier makes what has been applied visible before the state. */
 	pg_atomic_write_membarrier_u32(&InstantPages[i].state, INSTANT_PENDING);
-	if (!instant_demand(i) &&
-		instant_take_page(i, INSTANT_PENDING, INSTANT_REDOING))
-		instant_try_page(i);
+	return !instant_demand(i) &&
+		instant_take_page(i, INSTANT_PENDING, INSTANT_REDOING);
 }
 
 /*
@@ -586,22 +589,23 @@ instant_try_page(uint32 i)
 	MemoryContext context = CurrentMemoryContext;
 	volatile bool complete = false;
 
-	PG_TRY();
+	do
 	{
-		complete = instant_redo_page(i);
-	}
-	PG_CATCH();
-	{
-		instant_abandon_page(context);
-		has_failed = true;
-		instant_page_failed(i);
-		return;
-	}
-	PG_END_TRY();
+		PG_TRY();
+		{
+			complete = instant_redo_page(i);
+		}
+		PG_CATCH();
+		{
+			instant_abandon_page(context);
+			has_failed = true;
+			instant_page_failed(i);
+			return;
+		}
+		PG_END_TRY();
+	} while (!complete && instant_put_back(i));
 	if (complete)
 		instant_page_done(i);
-	else
-		instant_put_back(i);
 }
 
 /* ----------------------------------------------------------------
@@ -805,11 +809,16 @@ instant_wait_for_work(void)
 	ConditionVariablePrepareToSleep(&InstantCtl->work_cv);
 	for (;;)
 	{
+		bool		member = instant_is_member() || instant_join();
+
 		phase = instant_phase();
 		if (phase == INSTANT_PHASE_ENDED ||
-			((instant_is_member() || instant_join()) &&
+			(member &&
 			 (phase == INSTANT_PHASE_ROUND || phase == INSTANT_PHASE_OPEN)))
 			break;
+		/* the startup process may wait for all to leave a round */
+		if (phase == INSTANT_PHASE_ANALYSIS)
+			instant_leave();
 		instant_worker_interrupts();
 		(void) ConditionVariableTimedSleep(&InstantCtl->work_cv, 100,
 										   WAIT_EVENT_INSTANT_RECOVERY_MAIN);
