@@ -1,8 +1,10 @@
 """The commands of ./dev; each handler takes (paths, args), returns a status."""
 
 import argparse
+import concurrent.futures
 import functools
 import os
+import re
 import subprocess
 import sys
 import time
@@ -307,50 +309,78 @@ def _check_series(paths, args):
 
 @_alone
 def _test(paths, args):
-    results = []
     deadline = time.monotonic() + suites.OVERALL_SECONDS * suites.SLOWNESS
+    _require_known(args.suite)
     upstream = _obtain(paths)
-    results += _run_group(args.suite, "dev", {
-        "check": lambda: check.report(check.run_all(paths, upstream)),
-        "selftests": lambda: suites.run_selftests(paths, deadline),
-        "rules": lambda: rules.check(paths)},
-        functools.partial(suites.run_selftests, paths, deadline))
     wanted = [name for name in args.suite if name.partition("/")[0] not in ("dev", "crash")]
-    if wanted or not args.suite:
+    some = functools.partial(_chosen, args.suite)
+    results = _run_beside(some("dev", {
+        "check": lambda: check.report(check.run_all(paths, upstream)),
+        "rules": lambda: rules.check(paths)}), list)
+    # Each of these waits for most of the time; what explores has the machine to itself, as
+    # the less a recorded server does the less there is to be found.
+    beside = some("dev", {"selftests": functools.partial(suites.run_selftests, paths, deadline)})
+    beside += some("crash", {
+        "selftests": functools.partial(crash.run_selftests, paths, deadline),
+        "histories": lambda: crash.run_histories(paths, deadline, args.seed),
+        "history-controls": lambda: crash.run_history_controls(paths, deadline)})
+    last = some("crash", {"explorer": lambda: crash.run_ci(paths, deadline, args.seed)})
+    places = {}
+    if not args.suite or any(name.partition("/")[0] != "dev" for name in args.suite):
         _build_kind(paths, "test")
+        # Some of our own tests move a cluster to a stock server and back, or
+        # try what is given to monitoring systems.
+        places = {"PGDW_STOCK_BINDIR": str(_build_kind(paths, "stock")),
+                  "PGDW_MONITORING_DIR": str(paths.repo / "packaging" / "monitoring")}
+        crash.prepare(paths)
+    names = []
+    if wanted or not args.suite:
         tests = suites.all_tests(paths, "test")
         names = suites.of_suites(tests, wanted or suites.CORE)
         if not wanted:
             names = suites.own_tests(paths, tests) + names
         suites.prepare(paths, "test")
-        # Some of our own tests move a cluster to a stock server and back, or
-        # try what is given to monitoring systems.
-        places = {"PGDW_STOCK_BINDIR": str(_build_kind(paths, "stock")),
-                  "PGDW_MONITORING_DIR": str(paths.repo / "packaging" / "monitoring")}
-        results += suites.run_tests(paths, "test", list(dict.fromkeys(names)),
-                                    suites.MODES[0], places, deadline=deadline)
-    if not args.suite or any(name.partition("/")[0] == "crash" for name in args.suite):
-        _build_kind(paths, "test")
-        _build_kind(paths, "stock")
-    results += _run_group(args.suite, "crash", {
-        "selftests": lambda: crash.run_selftests(paths, deadline),
-        "histories": lambda: crash.run_histories(paths, deadline, args.seed),
-        "history-controls": lambda: crash.run_history_controls(paths, deadline),
-        "explorer": lambda: crash.run_ci(paths, deadline, args.seed)},
-        functools.partial(crash.run_selftests, paths, deadline))
+    results += _run_beside(beside, lambda: suites.run_tests(
+        paths, "test", list(dict.fromkeys(names)), suites.MODES[0], places, deadline=deadline))
+    results += _run_beside(last, list)
     return _conclude(paths, results)
 
 
-def _run_group(wanted, group, programs, run_python_tests):
-    """Run those of a group's programs that are wanted, all if nothing is; returns Results.
+# What is no suite of a build, and the programs in it.
+GROUPS = {"dev": ("check", "rules", "selftests"),
+          "crash": ("selftests", "histories", "history-controls", "explorer")}
+_PYTHON_TEST = re.compile(r"test_\w+(\.\w+)*$")
 
-    Names that are none of a program's are those of Python tests.
+
+def _require_known(wanted):
+    """Raise DevError if a name is that of nothing in a group; suites of the build are looked up later."""
+    for name in wanted:
+        group, _, program = name.partition("/")
+        if program and group in GROUPS and program not in GROUPS[group] and \
+                not _PYTHON_TEST.match(program):
+            raise DevError(f"there is no {name}", f"{group}/{{{','.join(GROUPS[group])}}}, or a "
+                           f"Python test, as {group}/test_module.Class.test_name")
+
+
+def _chosen(wanted, group, programs):
+    """Return the functions of those of a group's programs that are wanted, all if nothing is.
+
+    Names that are none of a program's are those of Python tests, which `selftests` runs.
     """
     names = [name.partition("/")[2] for name in wanted if name.partition("/")[0] == group]
-    whole = not wanted or "" in names
-    tests = [name for name in names if name and name not in programs]
-    return [run() for name, run in programs.items() if whole or name in names] + \
-        ([run_python_tests(tests)] if tests else [])
+    chosen = [run for name, run in programs.items()
+              if not wanted or "" in names or name in names]
+    tests = [name for name in names if _PYTHON_TEST.match(name)]
+    if tests and "selftests" in programs:
+        chosen.append(functools.partial(programs["selftests"], names=tests))
+    return chosen
+
+
+def _run_beside(programs, run):
+    """Call functions that return a Result each, beside one that returns several; returns all."""
+    with concurrent.futures.ThreadPoolExecutor(len(programs) + 1) as pool:
+        others = [pool.submit(program) for program in programs]
+        return [*run(), *(other.result() for other in others)]
 
 
 @_alone

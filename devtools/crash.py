@@ -14,7 +14,8 @@ PACKAGES = ("e2fsprogs", "fuse3", "libfuse3-dev", "make", "python3-jinja2",
             "python3-matplotlib", "python3-psycopg2", "xfsprogs")
 
 # What continuous integration explores: a few minutes.
-CI_ARGUMENTS = ("run", "--states", "204", "--recordings", "4", "--watched", "4")
+CI_ARGUMENTS = ("run", "--states", "204", "--recordings", "4", "--watched", "4",
+                "--workers", str(min(3 * os.cpu_count(), 16)))
 
 # Seeds of continuous integration, of so many.
 CI_SEEDS = 100_000
@@ -23,13 +24,19 @@ CI_SEEDS = 100_000
 CI_HISTORIES = ("history", "--count", "3", "--no-shrink")
 
 
+def prepare(paths):
+    """Install what the explorer needs, and compile its recorder."""
+    deps.ensure(paths, PACKAGES)
+    _recorder(paths)
+
+
 def call(paths, arguments, deadline=None, place="crash"):
     """Run the explorer with these arguments; returns its exit status.
 
     At the deadline it is ended, and the result is None.  `place` is where its servers are, below
     the build root.
     """
-    deps.ensure(paths, PACKAGES)
+    prepare(paths)
     _require_fuse()
     scratch = paths.root / place
     scratch.mkdir(exist_ok=True)

@@ -57,6 +57,9 @@ PYTHON_TEST_SECONDS = 600
 # without a report.
 OVERALL_SECONDS = 80 * 60
 
+# Tests wait for most of their time: for servers to start and stop, for what polls every 100 ms.
+PROCESSES = 2 * os.cpu_count()
+
 # How long a program that we have asked to end may take for that.
 GRACE_SECONDS = 60
 
@@ -213,7 +216,7 @@ def _meson_test(paths, kind, label, selection, extra, factor=TIMEOUT_FACTOR, dea
     directory = paths.build(kind)
     (directory / "meson-logs" / f"dev-{label}.json").unlink(missing_ok=True)
     return run_until(deadline, ["meson", "test", "-C", directory, "--no-rebuild",
-                                "--print-errorlogs", "--num-processes", os.cpu_count(),
+                                "--print-errorlogs", "--num-processes", PROCESSES,
                                 "-t", f"{factor:g}", "--logbase", f"dev-{label}", *selection],
                      env=clean_env(paths, **extra), **identity(server_user()))
 

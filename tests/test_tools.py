@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import TestCase, mock
@@ -248,13 +249,28 @@ class FailuresTest(RepositoryCase):
     def test_what_is_asked_for(self):
         def run(*wanted):
             done = []
-            programs = {name: functools.partial(done.append, name) for name in ("check", "rules")}
-            cli._run_group(wanted, "dev", programs, done.append)
+            programs = {name: functools.partial(
+                lambda name, names=(): done.append((name, *names)), name)
+                for name in ("check", "selftests")}
+            for function in cli._chosen(wanted, "dev", programs):
+                function()
             return done
-        self.assertEqual(run(), ["check", "rules"])
-        self.assertEqual(run("dev"), ["check", "rules"])
+        self.assertEqual(run(), [("check",), ("selftests",)])
+        self.assertEqual(run("dev"), [("check",), ("selftests",)])
         self.assertEqual(run("regress", "crash"), [])
-        self.assertEqual(run("dev/rules", "dev/test_it.ItTest"), ["rules", ["test_it.ItTest"]])
+        self.assertEqual(run("dev/check", "dev/test_it.ItTest"),
+                         [("check",), ("selftests", "test_it.ItTest")])
+
+    def test_programs_beside_others(self):
+        meeting = threading.Barrier(3, timeout=600)
+
+        def meet(name):
+            meeting.wait()
+            return name
+        self.assertEqual(cli._run_beside([lambda: meet("b"), lambda: meet("c")],
+                                         lambda: [meet("a")]), ["a", "b", "c"])
+        with self.assertRaises(DevError):
+            cli._run_beside([mock.Mock(side_effect=DevError("it fails"))], list)
 
     def test_suites_and_programs(self):
         tests = {"s/t": None, "s/u": None, "r/t": None}
