@@ -343,8 +343,8 @@ sub test_modes_change
 	return;
 }
 
-test_modes_change('double_writes', 'full_pages', 'double_writes', 'off',
-	'full_pages', 'double_writes');
+test_modes_change('double_writes', 'full_pages', 'double_writes', 'off');
+test_modes_change('off', 'full_pages', 'double_writes');
 test_modes_change('full_pages', 'double_writes', 'full_pages');
 
 # ---------------------------------------------------------------------
