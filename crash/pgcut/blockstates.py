@@ -35,7 +35,8 @@ def make(directory, plan, fstype, bindir, recorder, scratch):
     rng = random.Random(f"record/{plan.seed}")
     directory = Path(directory)
     directory.mkdir(parents=True)
-    with tempfile.TemporaryDirectory(prefix="base-", dir=scratch) as place:
+    with limit("making a recording", record.RECORDING_SECONDS), \
+            tempfile.TemporaryDirectory(prefix="base-", dir=scratch) as place:
         server.own(place)
         base = record.prepared(Path(place) / "data", plan, bindir, scratch)
         with BlockStore(fstype, SIZE_MB, directory, recorder, plan.seed, (200, 3000)) as store:

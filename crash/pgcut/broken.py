@@ -14,6 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
+# What one step of making a server may take.
+COMMAND_SECONDS = 900
+
+
 class BrokenError(Exception):
     """A server that breaks a rule cannot be made."""
 
@@ -128,7 +132,7 @@ def _link(build, objects, output):
 def _run(command, directory, **environment):
     """Run a command, as words or as a line for the shell; returns what it prints."""
     done = subprocess.run(command, shell=isinstance(command, str), cwd=directory,
-                          capture_output=True, text=True,
+                          capture_output=True, text=True, timeout=COMMAND_SECONDS,
                           env={**os.environ, "CCACHE_DISABLE": "1", **environment})
     if done.returncode:
         raise BrokenError(f"failed: {command}\n{done.stderr[-3000:]}")

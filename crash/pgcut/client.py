@@ -51,6 +51,11 @@ LOOKS = 0.1
 LAZY = 0.1
 
 
+# On a machine so slow that nobody was told anything in the time of a run, it lasts so many times
+# as long at most.
+PATIENCE = 20
+
+
 class ServerGone(Exception):
     """The connection is lost; what was not acknowledged may have happened."""
 
@@ -61,6 +66,7 @@ class Recorder:
     def __init__(self, sink=None):
         """Start with nothing."""
         self.acks = []
+        self.promised = False       # somebody was told that a transaction is committed
         self.sink = sink
         self.lock = threading.Lock()
 
@@ -69,6 +75,7 @@ class Recorder:
         with self.lock:
             event = {"t": time.monotonic_ns(), "client": client, "what": what, **details}
             self.acks.append(event)
+            self.promised |= what == "ack"
             if self.sink is not None:
                 self.sink(event)
         return event
@@ -79,11 +86,12 @@ class Run:
 
     def __init__(self, connect, seed, *, seconds=None, transactions=None, modes=(), sink=None,
                  probe=None):
-        """Start the clock."""
+        """Make a run that has not begun."""
         self.connect = connect
         self.seed = seed
         self.record = Recorder(sink)
-        self.deadline = None if seconds is None else time.monotonic() + seconds
+        self.seconds = seconds
+        self.started = None         # when the clients were there
         self.transactions = transactions
         self.modes = list(modes or ())
         self.probe = probe          # is called with a session that has survived an error
@@ -91,10 +99,16 @@ class Run:
         self.errors = []
         self.working = 0            # clients with steps to do, under record.lock
 
+    def begin(self):
+        """Start the clock."""
+        self.started = time.monotonic()
+
     def over(self):
         """Say whether clients must end."""
-        return (self.stop.is_set()
-                or self.deadline is not None and time.monotonic() >= self.deadline)
+        if self.stop.is_set() or self.seconds is None or self.started is None:
+            return self.stop.is_set()
+        passed = time.monotonic() - self.started
+        return passed >= self.seconds * (1 if self.record.promised else PATIENCE)
 
 
 class Client:

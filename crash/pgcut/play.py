@@ -371,7 +371,8 @@ class Play:
         server.own(self.place)
         os.chmod(self.place, 0o755)
         try:
-            self._make_first()
+            with limit("making the first server", STEP_SECONDS):
+                self._make_first()
             for self._number, step in enumerate(self.history.steps, 1):
                 self._guarded(step)
                 if self.findings:

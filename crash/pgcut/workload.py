@@ -88,8 +88,8 @@ def run(connect, kinds=None, seconds=None, transactions=None, seed=0, modes=(), 
         probe=None):
     """Run the load, and return the acks.
 
-    With `seconds`, clients run that long; with `transactions`, each does that
-    many steps; whichever ends first.  The run also ends when the server dies.
+    With `seconds`, clients run that long after all have connected, and longer if nothing was
+    acknowledged by then; with `transactions`, each does that many steps; whichever ends first.  The run also ends when the server dies.
     `sink` is called with each event, `probe` with each client whose session has survived an
     error.  A bug in a client raises.
     """
@@ -102,6 +102,7 @@ def run(connect, kinds=None, seconds=None, transactions=None, seed=0, modes=(), 
         this.working = sum(not client.background for client in clients)
         threads = [threading.Thread(target=client.work, name=client.name)
                    for client in clients]
+        this.begin()
         for thread in threads:
             thread.start()
         for thread in threads:

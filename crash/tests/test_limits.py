@@ -20,7 +20,7 @@ from test_oracle import bindir
 try:
     import psycopg2
     from pgcut import __main__ as command_line
-    from pgcut import campaign, readers, record
+    from pgcut import campaign, client, readers, record
 except ImportError:
     psycopg2 = None
 
@@ -88,6 +88,29 @@ class TidyTest(unittest.TestCase):
             self.assertEqual((one.wait(), other.poll()), (-signal.SIGKILL, None))
             other.kill()
             other.wait()
+
+
+@unittest.skipIf(psycopg2 is None, "python3-psycopg2 is not installed")
+class RunTest(unittest.TestCase):
+    """How long a load lasts."""
+
+    def over(self, run, moment):
+        with mock.patch.object(client.time, "monotonic", return_value=moment):
+            return run.over()
+
+    def test_until_something_was_acknowledged(self):
+        run = client.Run(None, 1, seconds=3)
+        self.assertFalse(self.over(run, 1000))      # clients connect as long as they need
+        with mock.patch.object(client.time, "monotonic", return_value=1000):
+            run.begin()
+        self.assertFalse(self.over(run, 1002))
+        self.assertFalse(self.over(run, 1004))
+        self.assertTrue(self.over(run, 1001 + 3 * client.PATIENCE))
+        run.record("a", "fail", n=1)
+        self.assertFalse(self.over(run, 1004))
+        run.record("a", "ack", n=1)
+        self.assertFalse(self.over(run, 1002))
+        self.assertTrue(self.over(run, 1004))
 
 
 @unittest.skipIf(psycopg2 is None, "python3-psycopg2 is not installed")
