@@ -240,7 +240,7 @@ def complaint(result):
         return ""
     points = re.findall(r"^not ok \d+ *-? *(.*)$", result.output, re.MULTILINE)
     if points:
-        return points[0].strip()
+        return re.sub(r"\s+\d+ ms$", "", points[0].strip())
     for path in sorted(result.log.glob("log/*.log")) if result.log else ():
         trap = re.search(r"^TRAP: failed (Assert\(.*?\)), File", path.read_text(errors="replace"),
                          re.MULTILINE)
