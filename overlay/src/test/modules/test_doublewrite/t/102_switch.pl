@@ -18,6 +18,7 @@ use DoubleWrite::Pages;
 use DoubleWrite::Workload;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
+use PostgreSQL::Test::Watchdog seconds => 900;
 use Test::More;
 
 dw_require_injection_points();
