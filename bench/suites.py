@@ -12,7 +12,6 @@ from devtools.base import DevError
 
 from . import clients, machine
 from .loads import Beside, Checkpoints, Pgbench, Program, Replication, Step, Steps, Sysbench
-from .promise import Promise
 from .recovery import PROGRESS, Replay, Workload
 from .restart import Restart
 
@@ -525,13 +524,6 @@ def restart(scale):
     return [*cases, small, *many]
 
 
-@suite
-def promise(scale):
-    """(i) crash recovery, predicted and actual, crash after crash in one cluster."""
-    return [_promise(scale, target, *load) for load in _restart_loads(scale)
-            for target in (FORECASTS_ONLY, 5)]
-
-
 def _restart_loads(scale):
     """Return (name, data, arguments of pgbench, transactions) of each load."""
     rows = 600_000
@@ -547,22 +539,6 @@ def _restart_loads(scale):
          (f"--file={RESTART_SCRIPTS / 'documents.sql'}",
           f"--define=rows={scale.count(60_000, 1000)}"), 6_000),
     ]
-
-
-# So many that nine of ten predictions can be right, after the first one.
-CRASHES = 11
-
-# A target, in seconds, that no recovery here comes near: without one nothing is predicted.
-FORECASTS_ONLY = 3600
-
-
-def _promise(scale, target, name, dataset, arguments, number):
-    """Return the case that crashes again and again, with a target in seconds."""
-    title = name if target == FORECASTS_ONLY else f"{name}, target {target} s"
-    return Case(title, dataset, Promise(scale.count(number, 100), arguments, CRASHES),
-                {"shared_buffers": scale.buffers(1024), "max_wal_size": scale.wal(256),
-                 "autovacuum": "off", "crash_recovery_target": target,
-                 "log_line_prefix": "%n [%p] "}, ours_only=True)
 
 
 def _restart(scale, name, dataset, arguments, number, buffers=1024, prewarm=True, **settings):

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-from bench import (arms, bars, clients, counters, loads, promise, recovery, report, restart, runner,
+from bench import (arms, bars, clients, counters, loads, recovery, report, restart, runner,
                    server, slow, stats, storage, suites)
 from devtools.base import DevError
 
@@ -438,38 +438,6 @@ class StorageTest(unittest.TestCase):
                 raise KeyboardInterrupt
             self.assertEqual(written, [("7:9", storage.LIMITS["rented"]),
                                        ("7:9", storage.NO_LIMIT)])
-
-
-class PromiseTest(unittest.TestCase):
-
-    def test_the_first_prediction_is_judged_apart(self):
-        recoveries = [{"total": (1.0, 3.0)}, {"total": (4.0, 5.0)}, {"total": (4.0, 3.0)},
-                      {"total": (2.0, 2.6)}]
-        right, longest, rate = promise.points(recoveries, Counter({"checkpoint.num_done": 3}),
-                                               5000, 20)
-        self.assertEqual(right.value, 100 * 2 / 3)
-        self.assertEqual(right.extra, {"off in the first, %": 200, "off at most in others, %": 30})
-        self.assertEqual((longest.value, rate.value), (5.0, 250))
-        self.assertEqual((rate.operations, rate.counts, rate.extra),
-                         (5000, {"checkpoint.num_done": 3}, {"checkpoints": 3}))
-
-    def test_nothing_predicted(self):
-        self.assertEqual(promise.off_percent(0, 5.0), 0)
-
-    def test_time_left_is_judged_at_half_way(self):
-        log = "10.0 [7] LOG:  redo starts at 0/10\n14.0 [7] LOG:  redo done at 0/20\n"
-        told = [(11.0, "about 9.0 s to go"), (12.5, "DETAIL:  0%, about 1.8 s to go"),
-                (13.0, "about 9.0 s to go")]
-        self.assertAlmostEqual(promise.wrong_at_half_way(log, told), 20)
-        self.assertIsNone(promise.wrong_at_half_way(log, told[:1]))
-        self.assertIsNone(promise.wrong_at_half_way(log, [(12.5, "starting up")]))
-        self.assertIsNone(promise.wrong_at_half_way(log.replace("14.0", "10.9"), told))
-
-    def test_time_left_as_shown(self):
-        point, = promise.half_way([10.0, None, -25.0, 40.0, -26.0])
-        self.assertEqual((point.value, point.operations, point.extra),
-                         (50, 4, {"off at most, %": 40}))
-        self.assertEqual(promise.half_way([None]), [])
 
 
 class SuitesTest(unittest.TestCase):

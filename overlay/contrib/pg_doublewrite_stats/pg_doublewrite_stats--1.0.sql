@@ -78,42 +78,12 @@ AS 'MODULE_PATHNAME'
 LANGUAGE C STRICT VOLATILE PARALLEL SAFE;
 
 CREATE FUNCTION pg_double_write_recovery(
-	OUT target_ms double precision,
-	OUT estimate_ms double precision,
-	OUT start_ms double precision,
-	OUT log_ms double precision,
-	OUT restore_ms double precision,
-	OUT redo_ms double precision,
-	OUT checkpoint_ms double precision,
 	OUT redo_lsn pg_lsn,
 	OUT wal_bytes bigint,
-	OUT blocks_to_read bigint,
+	OUT pages_to_redo bigint,
+	OUT pages_to_restore bigint,
 	OUT log_bytes bigint,
-	OUT log_pages bigint,
-	OUT learnt_from bigint,
-	OUT checkpoints_for_target bigint,
-	OUT promotion_lag_bytes bigint,
-	OUT promotion_ms double precision)
-AS 'MODULE_PATHNAME'
-LANGUAGE C STRICT VOLATILE PARALLEL SAFE;
-
-CREATE FUNCTION pg_double_write_recovery_advice(
-	n integer,
-	OUT target_ms double precision,
-	OUT wal_bytes bigint,
-	OUT page_writes_per_gb bigint)
-AS 'MODULE_PATHNAME'
-LANGUAGE C STRICT VOLATILE PARALLEL SAFE;
-
-CREATE FUNCTION pg_double_write_recoveries(
-	OUT finished timestamp with time zone,
-	OUT predicted_ms double precision,
-	OUT actual_ms double precision,
-	OUT part text,
-	OUT predicted_blocks bigint,
-	OUT actual_blocks bigint,
-	OUT wal_bytes bigint)
-RETURNS SETOF record
+	OUT files integer)
 AS 'MODULE_PATHNAME'
 LANGUAGE C STRICT VOLATILE PARALLEL SAFE;
 
@@ -411,41 +381,9 @@ SELECT m.mode,
 	(wal_mode / greatest(checkpoints, 1::bigint)::numeric)::bigint AS redo_bytes_per_checkpoint
 FROM m;
 
--- How long crash recovery would take now, and of what that consists.
+-- What a start would have to do if the server crashed now.
 CREATE VIEW pg_double_write_recovery AS
-SELECT nullif(target_ms, 0::double precision) AS target_ms,
-	estimate_ms, start_ms, log_ms, restore_ms, redo_ms, checkpoint_ms,
-	redo_lsn, wal_bytes, blocks_to_read, log_bytes, log_pages,
-	learnt_from, checkpoints_for_target, promotion_lag_bytes, promotion_ms
-FROM pg_double_write_recovery();
-
--- What other targets would need: a checkpoint for so much WAL, which then
--- writes so many pages for each gigabyte of it.
-CREATE VIEW pg_double_write_recovery_advice AS
-SELECT a.target_ms, a.wal_bytes AS wal_bytes_per_checkpoint, a.page_writes_per_gb,
-	a.target_ms = p.target_ms AS in_force,
-	CASE
-		WHEN a.target_ms <= p.start_ms THEN
-			pg_catalog.format('Cannot be met: the start alone takes %s ms.',
-				pg_catalog.round(p.start_ms::numeric))
-		WHEN a.wal_bytes IS NULL THEN
-			'Too little has been changed since the server was started to say.'
-		ELSE
-			pg_catalog.format('A checkpoint for each %s of WAL.',
-				pg_catalog.pg_size_pretty(a.wal_bytes))
-	END AS explanation
-FROM pg_double_write_recovery() p,
-	(VALUES (1), (2), (3), (4)) v(n),
-	LATERAL pg_double_write_recovery_advice(v.n) a
-WHERE a.target_ms IS NOT NULL;
-
--- The last crash recoveries of this cluster: predicted and actual, part by part.
-CREATE VIEW pg_double_write_recoveries AS
-SELECT finished, part, predicted_ms, actual_ms,
-	pg_catalog.round((100::double precision * (actual_ms - predicted_ms) /
-		nullif(predicted_ms, 0::double precision))::numeric, 1) AS off_percent,
-	predicted_blocks, actual_blocks, wal_bytes
-FROM pg_double_write_recoveries();
+SELECT * FROM pg_double_write_recovery();
 
 -- Instant recovery: pages that are redone after clients have got in, and who waits for
 -- one.  No row if the server has not been opened before redo.
@@ -465,8 +403,7 @@ WHERE p.pages IS NOT NULL;
 GRANT SELECT ON pg_stat_double_writes, pg_stat_double_write_batches,
 	pg_double_write_log, pg_double_write_mode, pg_double_write_restore,
 	pg_double_write_sizing, pg_double_write_summary, pg_double_write_what_if,
-	pg_double_write_recovery, pg_double_write_recovery_advice,
-	pg_double_write_recoveries, pg_instant_recovery, pg_atomic_write_status TO PUBLIC;
+	pg_double_write_recovery, pg_instant_recovery, pg_atomic_write_status TO PUBLIC;
 
 REVOKE ALL ON FUNCTION pg_double_write_ledger() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION pg_double_write_ledger() TO pg_read_all_stats;

@@ -7,9 +7,8 @@
  * recovery.  They are not part of the cumulative statistics system,
  * whose file format is that of the stock server.
  *
- * We know nothing of that memory: see doublewrite_stats.h.  What we do know are
- * two files: the ledger of the last restore, and the record of crash
- * recoveries.  Each names its version.
+ * We know nothing of that memory: see doublewrite_stats.h.  What we do know is
+ * a file, the ledger of the last restore, which names its version.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -20,14 +19,10 @@
  */
 #include "postgres.h"
 
-#include <sys/stat.h>
-
-#include "access/xlog.h"
 #include "access/xlogdefs.h"
 #include "common/doublewrite_scan.h"
 #include "funcapi.h"
 #include "miscadmin.h"
-#include "storage/doublewrite_forecast.h"
 #include "storage/doublewrite_format.h"
 #include "storage/doublewrite_stats.h"
 #include "storage/fd.h"
@@ -45,10 +40,8 @@ PG_FUNCTION_INFO_V1(pg_double_write_counters);
 PG_FUNCTION_INFO_V1(pg_double_write_ledger);
 PG_FUNCTION_INFO_V1(pg_double_write_log);
 PG_FUNCTION_INFO_V1(pg_double_write_mode);
-PG_FUNCTION_INFO_V1(pg_double_write_recoveries);
 PG_FUNCTION_INFO_V1(pg_instant_recovery_pages);
 PG_FUNCTION_INFO_V1(pg_double_write_recovery);
-PG_FUNCTION_INFO_V1(pg_double_write_recovery_advice);
 PG_FUNCTION_INFO_V1(pg_double_write_restore);
 PG_FUNCTION_INFO_V1(pg_stat_double_write_batches);
 PG_FUNCTION_INFO_V1(pg_stat_double_writes_since);
@@ -314,28 +307,18 @@ pg_double_write_mode(PG_FUNCTION_ARGS)
 }
 
 /*
- * How long crash recovery would take now.
+ * What a start would have to do if the server crashed now.
  */
 Datum
 pg_double_write_recovery(PG_FUNCTION_ARGS)
 {
 	static const FigureColumn columns[] = {
-		{"recovery_target", make_milliseconds},
-		{"recovery_total", make_milliseconds},
-		{"recovery_start", make_milliseconds},
-		{"recovery_log", make_milliseconds},
-		{"recovery_restore", make_milliseconds},
-		{"recovery_redo", make_milliseconds},
-		{"recovery_checkpoint", make_milliseconds},
 		{"recovery_from", make_lsn},
 		{"recovery_wal", make_bigint},
 		{"recovery_reads", make_bigint},
-		{"recovery_log_bytes", make_bigint},
 		{"recovery_log_pages", make_bigint},
-		{"recovery_learnt_from", make_bigint},
-		{"recovery_checkpoints", make_bigint},
-		{"recovery_lag", make_bigint},
-		{"recovery_promotion", make_milliseconds},
+		{"recovery_log_bytes", make_bigint},
+		{"log_files_to_sync", make_int},
 	};
 
 	RETURN_FIGURES(DoubleWriteTakeSnapshot(), columns);
@@ -359,107 +342,6 @@ pg_instant_recovery_pages(PG_FUNCTION_ARGS)
 	};
 
 	RETURN_FIGURES(DoubleWriteTakeSnapshot(), columns);
-}
-
-/*
- * What a target would cost: the first one, or the second one, and so on.
- */
-Datum
-pg_double_write_recovery_advice(PG_FUNCTION_ARGS)
-{
-	int			n = PG_GETARG_INT32(0);
-	char	   *target = psprintf("advice_%d_target", n);
-	char	   *wal = psprintf("advice_%d_wal", n);
-	char	   *writes = psprintf("advice_%d_writes", n);
-	FigureColumn columns[] = {
-		{target, make_milliseconds},
-		{wal, make_bigint},
-		{writes, make_bigint},
-	};
-
-	RETURN_FIGURES(DoubleWriteTakeSnapshot(), columns);
-}
-
-/*
- * Read the record of crash recoveries.  Returns false if there is none that we
- * know how to read, or that can be believed.
- */
-static bool
-read_record(CrashRecoveryRecord *record)
-{
-	struct stat st;
-	FILE	   *fp;
-	size_t		nread;
-
-	if (lstat(CRASH_RECOVERY_FILE, &st) == 0 && !S_ISREG(st.st_mode))
-		return false;
-	fp = AllocateFile(CRASH_RECOVERY_FILE, PG_BINARY_R);
-	if (fp == NULL)
-	{
-		if (errno != ENOENT)
-			ereport(ERROR,
-					(errcode_for_file_access(),
-					 errmsg("could not open file \"%s\": %m", CRASH_RECOVERY_FILE)));
-		return false;
-	}
-	nread = fseek(fp, offsetof(CrashRecoveryFile, record), SEEK_SET) == 0 ?
-		fread(record, sizeof(*record), 1, fp) : 0;
-	FreeFile(fp);
-	return nread == 1 &&
-		CrashRecoveryJudgeRecord(record, GetSystemIdentifier()) == CRASH_RECOVERY_GOOD;
-}
-
-static void
-put_recovery(ReturnSetInfo *rsinfo, const CrashRecoveryScore *score,
-			 const char *part, int64 predicted, int64 actual)
-{
-	bool		was_predicted = !XLogRecPtrIsInvalid(score->predicted.redo);
-	Datum		values[7];
-	bool		nulls[7] = {0};
-
-	values[0] = TimestampTzGetDatum(score->finished);
-	values[1] = Float8GetDatum(predicted / 1000.0);
-	values[2] = Float8GetDatum(actual / 1000.0);
-	values[3] = CStringGetTextDatum(part);
-	values[4] = Int64GetDatum(score->predicted.reads);
-	values[5] = Int64GetDatum(score->actual.reads);
-	values[6] = Int64GetDatum(score->actual.end - score->actual.redo);
-	nulls[1] = nulls[4] = !was_predicted;
-	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
-}
-
-/*
- * The crash recoveries that are on record: for each a row in all, and one for
- * each part.
- */
-Datum
-pg_double_write_recoveries(PG_FUNCTION_ARGS)
-{
-	static const char *const parts[CRASH_RECOVERY_PARTS] = {
-		[CRASH_RECOVERY_START] = "start",
-		[CRASH_RECOVERY_LOG] = "log",
-		[CRASH_RECOVERY_RESTORE] = "restore",
-		[CRASH_RECOVERY_REDO] = "redo",
-		[CRASH_RECOVERY_CHECKPOINT] = "checkpoint",
-	};
-	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	CrashRecoveryRecord *record = palloc(sizeof(CrashRecoveryRecord));
-
-	InitMaterializedSRF(fcinfo, 0);
-	if (!read_record(record))
-		return (Datum) 0;
-	for (uint32 i = 0; i < record->nscores; i++)
-	{
-		const CrashRecoveryScore *score = &record->scores[i];
-
-		put_recovery(rsinfo, score, "total",
-					 CrashRecoverySum(score->predicted_usec),
-					 CrashRecoverySum(score->actual_usec));
-		for (int j = 0; j < CRASH_RECOVERY_PARTS; j++)
-			put_recovery(rsinfo, score, parts[j], score->predicted_usec[j],
-						 score->actual_usec[j]);
-	}
-	return (Datum) 0;
 }
 
 /*

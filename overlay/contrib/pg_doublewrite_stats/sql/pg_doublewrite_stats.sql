@@ -38,12 +38,11 @@ RESET io_torn_pages_protection;
 -- this server was not started after a crash
 SELECT count(*) FROM pg_double_write_restore;
 
--- what crash recovery would take: five parts and their sum
-SELECT abs(estimate_ms - start_ms - log_ms - restore_ms - redo_ms - checkpoint_ms) < 1 AS sum,
-       target_ms, start_ms > 0 AS starts, wal_bytes > 0 AS has_wal,
-       checkpoints_for_target, promotion_ms
+-- what a start would have to do if the server crashed now
+SELECT redo_lsn <= pg_current_wal_insert_lsn() AS redo_lsn, wal_bytes > 0 AS has_wal,
+       pages_to_redo >= 0 AS pages_to_redo, pages_to_restore >= 0 AS pages_to_restore,
+       log_bytes >= 0 AS log_bytes, files >= 0 AS files
   FROM pg_double_write_recovery;
-SELECT target_ms, in_force FROM pg_double_write_recovery_advice ORDER BY 1;
 
 -- verdicts
 SELECT setting, verdict IS NOT NULL AS verdict, explanation <> '' AS explained

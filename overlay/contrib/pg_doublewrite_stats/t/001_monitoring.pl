@@ -188,7 +188,6 @@ $small->poll_query_until('postgres',
 	'SELECT pages_logged > 10 FROM pg_stat_double_writes')
   or die "no page was evicted";
 $small->stop('immediate');
-unlink($small->data_dir . '/pg_stat_tmp/crash_recovery');
 rmdir($small->data_dir . '/pg_stat_tmp') or die "could not rmdir: $!";
 $small->start;
 like(

@@ -115,6 +115,7 @@ static void
 json_state(const LogState *state)
 {
 	const DWFoundBatch *newest = newest_batch(state);
+	CrashWork	work;
 
 	json_open_object("state");
 	json_control(state);
@@ -137,6 +138,12 @@ json_state(const LogState *state)
 		json_uint("live_copies", state->live.npages);
 		json_uint("live_pages", state->ncopies);
 		json_uint("live_bytes", state->live.nblocks * BLCKSZ);
+	}
+	if (count_crash_work(state, &work))
+	{
+		json_uint("wal_to_replay_bytes", work.wal_bytes);
+		json_uint("pages_to_restore", work.pages);
+		json_uint("files_to_restore", work.files);
 	}
 	json_verdict(state);
 	json_close();
@@ -164,6 +171,7 @@ static void
 text_state(const LogState *state)
 {
 	const DWFoundBatch *newest = newest_batch(state);
+	CrashWork	work;
 
 	text_control(state);
 	printf(_("Log directory:                        %s%s%s\n"), state->logdir,
@@ -192,6 +200,9 @@ text_state(const LogState *state)
 		printf(_("Size of live batches:                 %" PRIu64 " kB\n"),
 			   state->live.nblocks * (BLCKSZ / 1024));
 	}
+	if (count_crash_work(state, &work))
+		printf(_("A start after a crash would:          replay up to %" PRIu64 " kB of WAL, restore %" PRIu64 " pages in %" PRIu64 " files\n"),
+			   work.wal_bytes / 1024, work.pages, work.files);
 	printf(_("Verdict:                              %s\n"),
 		   verdict_text(state->verdict));
 	if (state->reason != NULL)

@@ -1,8 +1,8 @@
 # src/bin/pg_doublewrite/nls.mk
 CATALOG_NAME     = pg_doublewrite
 GETTEXT_FILES    = $(FRONTEND_COMMON_GETTEXT_FILES) \
+                   crash.c \
                    dryrun.c \
-                   forecast.c \
                    json.c \
                    leave.c \
                    ledger.c \

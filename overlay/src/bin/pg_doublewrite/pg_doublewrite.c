@@ -29,7 +29,6 @@ typedef enum Command
 	COMMAND_CHECK,
 	COMMAND_DRY_RUN,
 	COMMAND_LEDGER,
-	COMMAND_FORECAST,
 	COMMAND_STORAGE,
 	COMMAND_LEAVE,
 } Command;
@@ -40,7 +39,6 @@ static const char *const command_names[] = {
 	[COMMAND_CHECK] = "check",
 	[COMMAND_DRY_RUN] = "dry-run",
 	[COMMAND_LEDGER] = "ledger",
-	[COMMAND_FORECAST] = "forecast",
 	[COMMAND_STORAGE] = "storage",
 	[COMMAND_LEAVE] = "leave",
 };
@@ -59,7 +57,6 @@ usage(const char *progname)
 	printf(_("  check                  say what is wrong with the log, if anything\n"));
 	printf(_("  dry-run                say which pages a server would restore\n"));
 	printf(_("  ledger                 say what the last restore did\n"));
-	printf(_("  forecast               say how long crash recovery will take\n"));
 	printf(_("  storage                say what the storage promises about page writes\n"));
 	printf(_("  leave                  say what to remove before stock PostgreSQL starts\n"));
 	printf(_("\nOptions:\n"));
@@ -142,7 +139,6 @@ run_command(Command command, LogState *state, const Options *options)
 			dry_run(state, options);
 			break;
 		case COMMAND_LEDGER:
-		case COMMAND_FORECAST:
 		case COMMAND_STORAGE:
 		case COMMAND_LEAVE:
 			Assert(false);
@@ -241,23 +237,19 @@ main(int argc, char **argv)
 	}
 	if (datadir == NULL &&
 		(command == COMMAND_DRY_RUN || command == COMMAND_LEDGER ||
-		 command == COMMAND_FORECAST || command == COMMAND_STORAGE ||
-		 command == COMMAND_LEAVE))
+		 command == COMMAND_STORAGE || command == COMMAND_LEAVE))
 	{
 		pg_log_error("command \"%s\" needs a data directory",
 					 command_names[command]);
 		usage_error();
 	}
 
-	if (command == COMMAND_STORAGE || command == COMMAND_LEDGER ||
-		command == COMMAND_FORECAST)
+	if (command == COMMAND_STORAGE || command == COMMAND_LEDGER)
 	{
 		if (command == COMMAND_STORAGE)
 			test_storage(datadir, &options, seconds, sync_test);
-		else if (command == COMMAND_LEDGER)
-			print_ledger(datadir, &options);
 		else
-			print_forecast(datadir, &options);
+			print_ledger(datadir, &options);
 		if (fflush(stdout) != 0)
 			pg_fatal("could not write to output: %m");
 		return 0;

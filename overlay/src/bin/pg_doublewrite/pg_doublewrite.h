@@ -56,7 +56,18 @@ typedef struct Options
 	bool		pages;			/* list pages one by one */
 } Options;
 
+/* What a start after a crash would do at most */
+typedef struct CrashWork
+{
+	uint64		wal_bytes;		/* to replay */
+	uint64		pages;			/* to restore from the log */
+	uint64		files;			/* that these belong to */
+} CrashWork;
+
 extern const char *progname;
+
+/* crash.c */
+extern bool count_crash_work(const LogState *state, CrashWork *work);
 
 /* readlog.c */
 extern void read_log(LogState *state, const char *datadir, const char *logdir);
@@ -70,9 +81,6 @@ extern void print_check(const LogState *state, const Options *options);
 
 /* dryrun.c */
 extern void dry_run(LogState *state, const Options *options);
-
-/* forecast.c */
-extern void print_forecast(const char *datadir, const Options *options);
 
 /* leave.c */
 extern bool print_leave(const LogState *state, const char *config_file,

@@ -91,6 +91,9 @@ command_checks_all(
 	'dry run of a running server is refused');
 
 # pages by batch and by file
+my $written = $node->safe_psql('postgres',
+	"SELECT pg_switch_wal(); SELECT pg_logical_emit_message(true, 'test', 'm')")
+  && $node->safe_psql('postgres', "SELECT pg_current_wal_flush_lsn() - '0/0'");
 $node->stop('immediate');
 $state = state_of($node, '--pages');
 my $copies = 0;
@@ -104,6 +107,22 @@ is($copies, $state->{state}{live_copies}, 'live batches hold the live copies');
 my $pages = 0;
 $pages += $_->{pages} foreach @{ $state->{relations} };
 is($pages, $state->{state}{live_pages}, 'pages by file add up');
+
+# what a start would have to do
+is($state->{state}{pages_to_restore}, $pages, 'pages to restore');
+cmp_ok($state->{state}{files_to_restore},
+	'>=', scalar(@{ $state->{relations} }), '... and their files');
+cmp_ok($state->{state}{files_to_restore}, '<=', $pages, '... which have some each');
+my ($redo_high, $redo_low) = split(/\//, $state->{state}{redo_location});
+my $redo = hex($redo_high) * 2**32 + hex($redo_low);
+my $wal_end = $redo + $state->{state}{wal_to_replay_bytes};
+is($wal_end % (16 * 1024 * 1024), 0, 'WAL is counted by segments');
+cmp_ok($wal_end, '>', $written, '... all that was written');
+cmp_ok($wal_end, '<=', $written + 16 * 1024 * 1024, '... and no more');
+command_like(
+	[ 'pg_doublewrite', $node->data_dir ],
+	qr/start after a crash would: +replay up to \d+ kB of WAL, restore $pages pages in \d+ files\n/,
+	'... for people');
 
 # the log alone
 command_like(
@@ -129,6 +148,7 @@ $state = state_of($node);
 is($state->{state}{verdict}, 'nothing', 'clean stop: nothing to restore');
 is($state->{state}{segments}, 0, '... as the log is gone');
 ok(!$state->{state}{log_in_use}, '... and not in use');
+ok(!defined $state->{state}{wal_to_replay_bytes}, '... and no WAL to replay');
 
 # a directory elsewhere
 my $elsewhere = PostgreSQL::Test::Utils::tempdir();
@@ -186,8 +206,7 @@ open my $fh, '+<:raw', $control or die "could not open: $!";
 seek($fh, 100, 0);
 print $fh "damage";
 close $fh;
-command_fails_like([ 'pg_doublewrite', $_, $node->data_dir ],
-	qr/appears to be corrupt/, "$_ with a damaged pg_control")
-  foreach ('state', 'forecast');
+command_fails_like([ 'pg_doublewrite', 'state', $node->data_dir ],
+	qr/appears to be corrupt/, "state with a damaged pg_control");
 
 done_testing();

@@ -155,16 +155,6 @@ CREATE FUNCTION dw_restore_stats(
 STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
 
--- What is predicted for recoveries that differ in one part, each by what those before
--- it have taught, in milliseconds
-CREATE FUNCTION dw_predictions(
-	part text,
-	amounts float8[],
-	milliseconds float8[],
-	busy bool)
-RETURNS float8[] STRICT
-AS 'MODULE_PATHNAME' LANGUAGE C;
-
 CREATE FUNCTION dw_fill_removed_directories()
 RETURNS void STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;

@@ -24,14 +24,12 @@
 #include <unistd.h>
 
 #include "access/instantrecovery.h"
-#include "access/recoverytarget_internal.h"
 #include "access/relation.h"
 #include "access/rmgr.h"
 #include "access/xlog.h"
 #include "access/xlog_internal.h"
 #include "access/xlogutils.h"
 #include "catalog/pg_tablespace_d.h"
-#include "catalog/pg_type.h"
 #include "common/relpath.h"
 #include "fmgr.h"
 #include "funcapi.h"
@@ -46,7 +44,6 @@
 #include "storage/lwlock.h"
 #include "storage/proc.h"
 #include "storage/shmem.h"
-#include "utils/array.h"
 #include "utils/backend_status.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
@@ -1263,88 +1260,4 @@ dw_restore_stats(PG_FUNCTION_ARGS)
 	values[n++] = UInt64GetDatum(s->missing);
 	values[n++] = UInt64GetDatum(s->bytes_read);
 	return tdw_make_row(fcinfo, values, n);
-}
-
-/* ---------------------------------------------------------------------
- * Costs of recovery
- * ---------------------------------------------------------------------
- */
-
-/*
- * A recovery with so much to do for one part, which is all that takes time.
- */
-static void
-tdw_make_recovery(const char *part, uint64 amount, int64 usec, bool busy,
-				  CrashRecoveryScore *score)
-{
-	CrashRecoveryWork *work = &score->actual;
-
-	MemSet(score, 0, sizeof(*score));
-	if (strcmp(part, "start") == 0)
-		score->actual_usec[CRASH_RECOVERY_START] = usec;
-	else if (strcmp(part, "log") == 0)
-	{
-		work->log_bytes = amount * 1024;
-		score->actual_usec[CRASH_RECOVERY_LOG] = usec;
-	}
-	else if (strcmp(part, "restore") == 0)
-	{
-		work->log_pages = amount;
-		score->actual_usec[CRASH_RECOVERY_RESTORE] = usec;
-	}
-	else if (strcmp(part, "wal") == 0)
-	{
-		work->end = amount * 1024;
-		score->actual_usec[CRASH_RECOVERY_REDO] = usec;
-	}
-	else if (strcmp(part, "reads") == 0)
-	{
-		work->reads = amount;
-		score->actual_usec[CRASH_RECOVERY_REDO] = usec;
-	}
-	else if (strcmp(part, "checkpoint") == 0)
-	{
-		work->written = amount;
-		score->actual_usec[CRASH_RECOVERY_CHECKPOINT] = usec;
-	}
-	else
-		elog(ERROR, "no part \"%s\"", part);
-	score->redo_cpu_usec = busy ? score->actual_usec[CRASH_RECOVERY_REDO] : 0;
-}
-
-PG_FUNCTION_INFO_V1(dw_predictions);
-Datum
-dw_predictions(PG_FUNCTION_ARGS)
-{
-	char	   *part = text_to_cstring(PG_GETARG_TEXT_PP(0));
-	bool		busy = PG_GETARG_BOOL(3);
-	CrashRecoveryScore scores[CRASH_RECOVERY_SCORES];
-	CrashRecoveryCosts costs;
-	Datum	   *amounts;
-	Datum	   *milliseconds;
-	Datum	   *result;
-	int			n;
-	int			nscores = 0;
-
-	deconstruct_array_builtin(PG_GETARG_ARRAYTYPE_P(1), FLOAT8OID, &amounts, NULL, &n);
-	deconstruct_array_builtin(PG_GETARG_ARRAYTYPE_P(2), FLOAT8OID, &milliseconds, NULL, &n);
-	result = palloc_array(Datum, n);
-	RecoveryCostsInit(&costs);
-	costs.nsec[CRASH_RECOVERY_PER_START] = 0;
-	for (int i = 0; i < n; i++)
-	{
-		CrashRecoveryScore score;
-		int64		usec[CRASH_RECOVERY_PARTS];
-
-		tdw_make_recovery(part, (uint64) DatumGetFloat8(amounts[i]),
-						  (int64) (DatumGetFloat8(milliseconds[i]) * 1000), busy, &score);
-		RecoveryTimes(&score.actual, &costs, usec);
-		result[i] = Float8GetDatum(CrashRecoverySum(usec) / 1000.0);
-
-		if (nscores == CRASH_RECOVERY_SCORES)
-			memmove(scores, scores + 1, sizeof(CrashRecoveryScore) * --nscores);
-		scores[nscores++] = score;
-		RecoveryCostsLearn(&costs, scores, nscores);
-	}
-	PG_RETURN_ARRAYTYPE_P(construct_array_builtin(result, n, FLOAT8OID));
 }
