@@ -51,7 +51,6 @@ MATRIX = {
     "autovacuum": ("off", "on"),
     "data_sync_retry": ("off",),
     "show_recovery_progress": ("off", "local", "on"),
-    "crash_recovery_target": ("0", "0", "2", "10"),
 }
 
 # Where the recorder is, nothing is atomic: the test module stands in for the kernel.

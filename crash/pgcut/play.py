@@ -31,7 +31,7 @@ POLL_SECONDS = 0.02
 
 MODULE = "test_doublewrite"
 OURS = (MODE, "double_write_", "wal_pipeline", "show_recovery_progress",
-        "crash_recovery_target", "instant_recovery", "recovery_workers",
+        "instant_recovery", "recovery_workers",
         "shared_preload_libraries", f"{MODULE}.")
 OUR_FILE = "pgdw.conf"
 MARKER, MARKER_LINE = "backup_label", "DOUBLE WRITE LOG IN USE"

@@ -30,7 +30,6 @@
 
 /* What stock does not know, and does not start with */
 static const char *const our_settings[] = {
-	"crash_recovery_target",
 	"debug_atomic_writes_in_software",
 	"double_write_buffer_size",
 	"double_write_compression",

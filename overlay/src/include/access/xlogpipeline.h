@@ -38,7 +38,6 @@ extern void XLogPipelineShmemInit(void);
 extern void XLogPipelineStart(void);
 extern void XLogPipelineSuspendReads(bool suspended);
 extern void XLogPipelineStop(void);
-extern uint64 XLogPipelineBlocksRead(void);
 extern bool XLogPipelineIsIdle(void);
 extern bool XLogPipelineIsEngaged(void);
 extern bool XLogPipelineEngage(XLogReaderState *reader, XLogRecPtr limit,

@@ -28,8 +28,6 @@ typedef enum ShowRecoveryProgress
 } ShowRecoveryProgress;
 
 struct Port;
-struct XLogReadExpectation;
-struct buftag;
 
 extern PGDLLIMPORT int show_recovery_progress;
 extern PGDLLIMPORT const struct config_enum_entry show_recovery_progress_options[];
@@ -39,21 +37,12 @@ typedef struct XLogProgressData XLogProgressData;
 /* launch_backend.c hands it over */
 extern PGDLLIMPORT XLogProgressData *XLogProgress;
 
-/*
- * What should redo of so many bytes of WAL take, for the first 'ahead' bytes of which
- * so many blocks have to be read?
- */
-extern PGDLLIMPORT void (*xlog_progress_expect_redo) (uint64 blocks, uint64 ahead, uint64 wal,
-													  struct XLogReadExpectation *expected);
-
 extern Size XLogProgressShmemSize(void);
 extern void XLogProgressShmemInit(void);
 
 extern void XLogProgressBegin(XLogRecPtr start, List *timelines);
 extern void XLogProgressReport(XLogRecPtr lsn);
 extern void XLogProgressReportAgain(void);
-extern void XLogProgressAhead(XLogRecPtr until, bool more,
-							  const struct buftag *blocks, int nblocks);
 extern void XLogProgressShowSegment(XLogSegNo segno, const char *xlogfname);
 extern void XLogProgressEnd(void);
 

@@ -79,24 +79,8 @@ extern void DoubleWriteLeftByRedo(Buffer buffer);
 extern void DoubleWriteNoteHeapHint(Buffer buffer);
 extern void DoubleWriteNoteDirtied(Buffer buffer);
 
-/* reads.c: what crash recovery would have to read */
-typedef struct DoubleWriteReads
-{
-	uint64		first;			/* blocks that WAL changed for the first time
-								 * after a redo pointer, with no image */
-	uint64		repeated;		/* of them, blocks that redo would have read
-								 * for an earlier record */
-	uint64		log_pages;		/* copies in the live part of the log */
-	uint64		log_notes;		/* ... and notes */
-	uint64		log_bytes;		/* its size */
-} DoubleWriteReads;
-
-extern void DoubleWriteCountReads(DoubleWriteReads *reads);
-extern void DoubleWriteLookAtReads(uint64 first);
-extern bool DoubleWriteReadsReached(void);
-extern void DoubleWriteWakeCheckpointer(void);
-extern void DoubleWriteCountDropsAnew(void);
-extern bool DoubleWriteDropsAhead(Oid next);
+/* reads.c: what crash recovery would have to do */
+extern void DoubleWriteNoteRedo(XLogRecPtr redo);
 
 /* stats.c: first changes of pages, for which full_pages writes images */
 extern void DoubleWriteCountFirstChange(const PageData *page, bool standard,
@@ -136,7 +120,6 @@ extern size_t DoubleWriteRead(char *buf, size_t nbytes, FILE *file,
 							  const char *path, bool more);
 
 /* upkeep.c: the checkpointer looks after the log */
-extern void DoubleWriteWantCycle(bool wanted);
 extern void DoubleWriteUpkeep(bool busy);
 
 /* latesync.c */

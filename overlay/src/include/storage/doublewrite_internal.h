@@ -486,19 +486,25 @@ typedef struct DWLogState
 	uint64		cycles_done;	/* ... of the newest one that has completed */
 } DWLogState;
 
-/* What redo would have to read, see reads.c; atomic */
+/*
+ * Redo pointers for which pages are counted: that of the last checkpoint, that of
+ * the one under way, and on a standby those that replay has passed since its last
+ * restartpoint.
+ */
+#define DW_REDO_PLACES			8
+
+typedef struct DWRedoPlace
+{
+	pg_atomic_uint64 redo;		/* invalid: none */
+	pg_atomic_uint64 pages;		/* changed since, with no image in WAL */
+} DWRedoPlace;
+
+/* What redo would have to read, see reads.c */
 typedef struct DWReadsState
 {
 	pg_atomic_uint64 recover_from;	/* as redo.last */
-	pg_atomic_uint64 first;		/* first changes of pages after a redo pointer,
-								 * with no image in WAL */
-	pg_atomic_uint64 repeated;	/* ... of pages that had one since
-								 * recover_from */
-	pg_atomic_uint64 look_at;	/* wake the checkpointer up when "first" gets
-								 * here; 0: that has been done */
-	pg_atomic_uint64 dropped;	/* highest number that redo would drop again */
-	pg_atomic_uint64 dropped_anew;	/* ... if the checkpoint under way were
-									 * complete */
+	uint32		newest;			/* place; by the process that notes them */
+	DWRedoPlace places[DW_REDO_PLACES];
 } DWReadsState;
 
 /* Files that the log protects, see dirty.c; DoubleWriteFlushLock */
@@ -736,7 +742,6 @@ extern int	dw_log_bound_segments(void);
 /* reads.c */
 extern void dw_count_read(XLogRecPtr lsn);
 extern void dw_count_reads_from(XLogRecPtr redo);
-extern void dw_count_drop(Oid number);
 extern DWLogTaken dw_log_taken(void);
 
 /* exempt.c */

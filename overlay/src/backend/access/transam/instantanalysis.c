@@ -17,7 +17,6 @@
 
 #include "access/heapam_xlog.h"
 #include "access/instantrecovery_internal.h"
-#include "access/recoverytarget.h"
 #include "access/visibilitymap.h"
 #include "access/xact.h"
 #include "access/xlog.h"
@@ -780,7 +779,6 @@ InstantRecoveryBegin(XLogRecPtr redo, TimeLineID tli)
 	instant_redoes_chains = true;
 	(void) instant_join();
 	before_shmem_exit(instant_startup_exits, (Datum) 0);
-	RecoveryTargetLearnNothing();
 	instant_analyze(true);
 }
 

@@ -78,7 +78,6 @@
 #include "access/xlogahead.h"
 #include "access/xlogexamine.h"
 #include "access/xlogprefetcher.h"
-#include "access/xlogprogress.h"
 #include "access/xlogreader.h"
 #include "access/xlogrecovery.h"
 #include "common/hashfn.h"
@@ -513,8 +512,6 @@ ahead_scan(void)
 	{
 		qsort(blocks, nblocks, sizeof(BufferTag), ahead_compare);
 		ahead_divide();
-		XLogProgressAhead(wal_ended ? range_limit : scanned_to, worth_while,
-						  blocks, nblocks);
 		INJECTION_POINT("xlogahead-scanned", NULL);
 		phase = AHEAD_ANNOUNCING;
 	}

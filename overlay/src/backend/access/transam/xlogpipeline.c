@@ -283,7 +283,6 @@ typedef struct XLogPipelineCtlData
 	bool		stopping;		/* redo has ended */
 	bool		failed;			/* worker has exited with an error */
 	uint64		blocks_read;	/* by workers that have exited */
-	pg_atomic_uint64 reading;	/* blocks, by the one there is */
 	uint64		pages_staged;	/* ... to make room for them */
 	XLogAheadStats ahead;		/* of workers that have exited */
 
@@ -415,7 +414,6 @@ XLogPipelineShmemInit(void)
 	XLogPipelineCtl->startup = INVALID_PROC_NUMBER;
 	XLogPipelineCtl->worker = INVALID_PROC_NUMBER;
 	pg_atomic_init_u32(&XLogPipelineCtl->state, XLOG_PIPELINE_ABSENT);
-	pg_atomic_init_u64(&XLogPipelineCtl->reading, 0);
 	pg_atomic_init_u32(&XLogPipelineCtl->reads_suspended, 0);
 	pg_atomic_init_u64(&XLogPipelineCtl->published, InvalidXLogRecPtr);
 	pg_atomic_init_u64(&XLogPipelineCtl->wake_worker_at, InvalidXLogRecPtr);
@@ -688,24 +686,6 @@ XLogPipelineSuspendReads(bool suspended)
 {
 	if (wal_pipeline)
 		pg_atomic_write_u32(&XLogPipelineCtl->reads_suspended, suspended);
-}
-
-/*
- * Blocks that the process of its own has read since the server was started.
- */
-uint64
-XLogPipelineBlocksRead(void)
-{
-	uint64		blocks_read;
-
-	/* with wal_pipeline off there is none */
-	if (XLogPipelineCtl == NULL)
-		return 0;
-	SpinLockAcquire(&XLogPipelineCtl->mutex);
-	blocks_read = XLogPipelineCtl->blocks_read +
-		pg_atomic_read_u64(&XLogPipelineCtl->reading);
-	SpinLockRelease(&XLogPipelineCtl->mutex);
-	return blocks_read;
 }
 
 /*
@@ -1005,7 +985,6 @@ pipeline_detach(int code, Datum arg)
 	XLogPipelineCtl->worker = INVALID_PROC_NUMBER;
 	XLogPipelineCtl->failed = (code != 0);
 	XLogPipelineCtl->blocks_read += pgBufferUsage.shared_blks_read;
-	pg_atomic_write_u64(&XLogPipelineCtl->reading, 0);
 	XLogPipelineCtl->pages_staged += DoubleWritePagesStaged;
 	XLogPipelineCtl->ahead.windows += xlog_ahead_stats.windows;
 	XLogPipelineCtl->ahead.wal_bytes += xlog_ahead_stats.wal_bytes;
@@ -1426,7 +1405,6 @@ pipeline_advance(void)
 
 	XLogExamineAhead(all_applied ? reader->EndRecPtr : reader->ReadRecPtr);
 	pipeline_finish_reads();
-	pg_atomic_write_u64(&XLogPipelineCtl->reading, pgBufferUsage.shared_blks_read);
 
 	progress = pg_atomic_read_u64(&XLogPipelineCtl->published) != published;
 	if (reader->errormsg_deferred)

@@ -23,24 +23,14 @@
  * by bisection.  That is one read per segment.  The result is off by a page at
  * most; it is only used for reports, and replay does not depend on it.
  *
- * Time left is estimated from the work that is left, and from the speed at which
- * work was done in the second half of the time since the start of redo; in the
- * first half, pages had to be read that are now in memory.  If that made it
- * faster, it will become faster still, see PROGRESS_RISE.  Bytes of WAL are a
- * bad measure of work, since after a checkpoint there are mostly page images,
- * and few of them later.  So the number of records counts, too.  It is taken
- * from a sample of the pages.
- *
- * Where the WAL pipeline looks ahead (see xlogahead.c), redo stands still until
- * the first blocks have been read, and then goes through all WAL whose blocks were
- * asked for at the same time.  So of its speed nothing can be concluded.  There
- * the time left is that of the reads: how many of those asked for are done, see
- * xlogreadprogress.c, and as long as that says little, what reads have cost in
- * earlier recoveries.  How many there are in WAL that has not been looked at yet
- * is known from the forecast, if there is one (see recoverytarget.c).
+ * Time left is that of the WAL that is left at the speed since redo has begun.  As
+ * long as hardly anything has been replayed, that says nothing: redo may wait for
+ * blocks that are read ahead (see xlogahead.c), and then goes through much of WAL at
+ * once.  So it is not known at first, and no more than a guess later: page images are
+ * replayed at several times the speed of small records, and WAL begins with them.
  *
  * The shared memory is written by the startup process, which sets "end" last
- * and clears it first, and a part of it by the pipeline's; others need no lock.
+ * and clears it first; others need no lock.
  * A process that refuses a client must not take one, as a signal may end it at
  * any moment (see BackendInitialize()).  It is not attached to the structures in
  * shared memory yet, so with EXEC_BACKEND the postmaster hands it the address.
@@ -55,14 +45,12 @@
 #include "postgres.h"
 
 #include <fcntl.h>
-#include <math.h>
 #include <unistd.h>
 
 #include "access/timeline.h"
 #include "access/xlog.h"
 #include "access/xlog_internal.h"
 #include "access/xlogprogress.h"
-#include "access/xlogreadprogress.h"
 #include "libpq/libpq-be.h"
 #include "miscadmin.h"
 #include "port/atomics.h"
@@ -77,39 +65,8 @@
 #define PROGRESS_FILE		"recovery_progress"
 #define PROGRESS_FILE_TMP	PROGRESS_FILE ".tmp"
 
-/*
- * WAL is divided into so many steps of equal length.  One page is looked at in
- * each, and the time is noted when each is reached.  More would take long on
- * slow disks.
- */
-#define PROGRESS_STEPS		128
-
-/*
- * Redo of a small record takes about as long as redo of a page image takes for
- * so many of its bytes.  Measured; the estimate does not depend much on it.
- */
-#define PROGRESS_RECORD_BYTES	1000
-
-/*
- * If the second half of the time was faster than the first one, work that is
- * left will be done faster still: by this power of the ratio of the speeds, but
- * no more than so many times as fast.  Chosen from the times at which 24
- * recoveries reached their steps, and checked with 24 others.
- */
-#define PROGRESS_RISE		(1.0 / 3)
-#define PROGRESS_MAX_RISE	1.5
-
-/*
- * How long the reads take is concluded from those that are done, the more the more
- * there are.  From this share on what was learnt before does not matter.
- */
-#define PROGRESS_READS_TELL		0.5
-
-/*
- * Microseconds that redo needs for a block that the kernel has read: redo does not
- * begin with most of them before nearly all have been read.  Measured.
- */
-#define PROGRESS_BLOCK_USEC		20
+/* Nothing is said of the time left before so much of WAL has been replayed. */
+#define PROGRESS_LEAST_SHARE	0.01
 
 /* GUC */
 int			show_recovery_progress = SHOW_RECOVERY_PROGRESS_LOCAL;
@@ -133,26 +90,9 @@ struct XLogProgressData
 	pg_atomic_uint64 end;		/* where WAL ends, invalid if not known */
 	pg_atomic_uint64 begin_time;	/* TimestampTz */
 	pg_atomic_uint64 replayed;	/* where redo is */
-
-	XLogReadProgress reads;		/* by the pipeline's process */
-
-	double		work[PROGRESS_STEPS + 1];	/* before each step, and in all;
-											 * written before "end" */
-	pg_atomic_uint32 nreached;	/* length of the next: steps begun */
-	TimestampTz reached[PROGRESS_STEPS];
 };
 
 XLogProgressData *XLogProgress = NULL;
-
-/* How long redo should take: set by who has learnt that */
-void		(*xlog_progress_expect_redo) (uint64 blocks, uint64 ahead, uint64 wal,
-										  XLogReadExpectation *expected) = NULL;
-
-/* Pipeline's process: how long looking ahead in WAL takes, with nothing cached */
-static double ahead_usec_per_byte = 0;
-
-/* Startup process: where the next step begins */
-static XLogRecPtr next_step = PG_UINT64_MAX;
 
 Size
 XLogProgressShmemSize(void)
@@ -173,8 +113,6 @@ XLogProgressShmemInit(void)
 		pg_atomic_init_u64(&XLogProgress->end, InvalidXLogRecPtr);
 		pg_atomic_init_u64(&XLogProgress->begin_time, 0);
 		pg_atomic_init_u64(&XLogProgress->replayed, InvalidXLogRecPtr);
-		XLogReadProgressInit(&XLogProgress->reads);
-		pg_atomic_init_u32(&XLogProgress->nreached, 0);
 	}
 }
 
@@ -263,203 +201,6 @@ find_end(XLogRecPtr start, List *timelines)
 }
 
 /*
- * Where does a step begin?
- */
-static XLogRecPtr
-step_start(XLogRecPtr start, XLogRecPtr end, int step)
-{
-	return start + (XLogRecPtr) ((double) (end - start) * step / PROGRESS_STEPS);
-}
-
-/*
- * How many records begin on a page?
- */
-static int
-count_records(const char *page)
-{
-	const XLogPageHeaderData *header = (const XLogPageHeaderData *) page;
-	uint32		offset = XLogPageHeaderSize(header);
-	int			nrecords = 0;
-
-	if (header->xlp_info & XLP_FIRST_IS_CONTRECORD)
-		offset = Min(offset + MAXALIGN(header->xlp_rem_len), XLOG_BLCKSZ);
-	while (offset + sizeof(uint32) <= XLOG_BLCKSZ)
-	{
-		uint32		length;
-
-		memcpy(&length, page + offset, sizeof(length));
-		if (length < SizeOfXLogRecord)
-			break;
-		nrecords++;
-		if (length >= XLOG_BLCKSZ)
-			break;
-		offset += MAXALIGN(length);
-	}
-	return nrecords;
-}
-
-/*
- * How many records begin on the page that contains 'ptr'?  Zero if that cannot
- * be found out.
- */
-static int
-sample_records(XLogRecPtr ptr, List *timelines)
-{
-	PGAlignedXLogBlock page;
-	XLogSegNo	segno;
-	int			fd;
-	int			nrecords = 0;
-
-	ptr -= ptr % XLOG_BLCKSZ;
-	XLByteToSeg(ptr, segno, wal_segment_size);
-	fd = open_segment(segno, timelines);
-	if (fd < 0)
-		return 0;
-	if (page_is_valid(fd, ptr) &&
-		pg_pread(fd, page.data, XLOG_BLCKSZ,
-				 (off_t) XLogSegmentOffset(ptr, wal_segment_size)) == XLOG_BLCKSZ)
-		nrecords = count_records(page.data);
-	close(fd);
-	return nrecords;
-}
-
-/*
- * Estimate the work that each step takes.
- */
-static void
-sample_work(XLogRecPtr start, XLogRecPtr end, List *timelines)
-{
-	double		length = (double) (end - start) / PROGRESS_STEPS;
-	double		work = 0;
-
-	for (int i = 0; i < PROGRESS_STEPS; i++)
-	{
-		int			nrecords;
-
-		nrecords = sample_records(step_start(start, end, i), timelines);
-		XLogProgress->work[i] = work;
-		work += length *
-			(1 + (double) nrecords * PROGRESS_RECORD_BYTES / XLOG_BLCKSZ);
-
-		INJECTION_POINT("xlogprogress-sample", NULL);
-		ProcessStartupProcInterrupts();
-	}
-	XLogProgress->work[PROGRESS_STEPS] = work;
-}
-
-/*
- * Work that has been done at 'lsn'.
- */
-static double
-work_done(XLogRecPtr start, XLogRecPtr end, XLogRecPtr lsn)
-{
-	double		steps = (double) (lsn - start) / (end - start) * PROGRESS_STEPS;
-	int			i = Min((int) steps, PROGRESS_STEPS - 1);
-	double	   *work = XLogProgress->work;
-
-	return work[i] + (work[i + 1] - work[i]) * (steps - i);
-}
-
-/*
- * Estimate from the speed of redo how many seconds it needs for the work that has
- * not been done at 'lsn', or return -1.
- */
-static double
-estimate_from_speed(XLogRecPtr start, XLogRecPtr end, XLogRecPtr lsn,
-					TimestampTz begin, TimestampTz now)
-{
-	double	   *work = XLogProgress->work;
-	double		done = work_done(start, end, lsn);
-	TimestampTz middle = begin + (now - begin) / 2;
-	int			nreached = pg_atomic_read_u32(&XLogProgress->nreached);
-	int			step = 0;
-	TimestampTz since = begin;
-	double		speed;
-
-	/* the first record says nothing of those that follow */
-	if (nreached < 2)
-		return -1;
-
-	pg_read_barrier();
-	for (int i = 0; i < nreached && XLogProgress->reached[i] <= middle; i++)
-	{
-		step = i;
-		since = XLogProgress->reached[i];
-	}
-	if (done <= work[step] || now <= since)
-		return -1;
-
-	speed = (done - work[step]) / (now - since);
-	if (since > begin && work[step] > 0)
-	{
-		double		rise = speed / (work[step] / (since - begin));
-
-		if (rise > 1)
-			speed *= Min(pow(rise, PROGRESS_RISE), PROGRESS_MAX_RISE);
-	}
-	return (work[PROGRESS_STEPS] - done) / speed / 1000000.0;
-}
-
-/*
- * The same while redo is where blocks have been asked for at once: as long as the
- * reads take, and redo of what has been read.
- */
-static double
-estimate_from_reads(const XLogReadWindows *reads, XLogRecPtr start, XLogRecPtr end,
-					XLogRecPtr lsn, TimestampTz now)
-{
-	double		share = XLogReadProgressShare(reads, lsn);
-	double		all = reads->expected.reads_usec;
-	double		redo_left = 1 -
-		work_done(start, end, lsn) / XLogProgress->work[PROGRESS_STEPS];
-	double		left;
-
-	if (share > 0)
-	{
-		double		weight = Min(share / PROGRESS_READS_TELL, 1);
-
-		all = weight * (now - reads->begin) / share + (1 - weight) * all;
-	}
-	left = all * (1 - share) + reads->expected.ahead_usec +
-		redo_left * reads->expected.blocks * PROGRESS_BLOCK_USEC;
-	return Max(left, redo_left * reads->expected.wal_usec) / 1000000.0;
-}
-
-/*
- * Estimate the seconds left at 'lsn', or return -1.
- */
-static double
-estimate_seconds_left(XLogRecPtr start, XLogRecPtr end, XLogRecPtr lsn,
-					  TimestampTz begin)
-{
-	TimestampTz now = GetCurrentTimestamp();
-	XLogReadWindows reads;
-
-	if (XLogReadProgressGet(&XLogProgress->reads, &reads) && lsn < reads.tell_until)
-		return estimate_from_reads(&reads, start, end, lsn, now);
-	return estimate_from_speed(start, end, lsn, begin, now);
-}
-
-/*
- * Redo has begun a step: note when.
- */
-static void
-note_step(XLogRecPtr lsn)
-{
-	XLogRecPtr	start = pg_atomic_read_u64(&XLogProgress->start);
-	XLogRecPtr	end = pg_atomic_read_u64(&XLogProgress->end);
-	uint32		n = pg_atomic_read_u32(&XLogProgress->nreached);
-	TimestampTz now = GetCurrentTimestamp();
-
-	while (n < PROGRESS_STEPS && step_start(start, end, n) <= lsn)
-		XLogProgress->reached[n++] = now;
-	pg_write_barrier();
-	pg_atomic_write_u32(&XLogProgress->nreached, n);
-
-	next_step = n < PROGRESS_STEPS ? step_start(start, end, n) : PG_UINT64_MAX;
-}
-
-/*
  * Redo begins.  'timelines' are those that WAL in pg_wal may belong to, or NIL if
  * there is more WAL elsewhere.
  */
@@ -470,56 +211,51 @@ XLogProgressBegin(XLogRecPtr start, List *timelines)
 
 	/* may have been left by a crash */
 	(void) unlink(PROGRESS_FILE);
+	(void) unlink(PROGRESS_FILE_TMP);
 
 	if (timelines != NIL)
 		end = find_end(start, timelines);
 	if (end <= start)
 		return;
 
-	sample_work(start, end, timelines);
 	pg_atomic_write_u64(&XLogProgress->start, start);
 	pg_atomic_write_u64(&XLogProgress->begin_time, GetCurrentTimestamp());
 	pg_atomic_write_u64(&XLogProgress->replayed, start);
-	XLogReadProgressReset(&XLogProgress->reads);
-	pg_atomic_write_u32(&XLogProgress->nreached, 0);
 	pg_atomic_write_membarrier_u64(&XLogProgress->end, end);
-	next_step = start;
 }
+
+/* How far redo is */
+typedef struct RedoProgress
+{
+	int			percent;
+	uint64		left;			/* bytes of WAL */
+	double		rate;			/* bytes a second */
+	double		seconds_left;	/* -1 if not known */
+} RedoProgress;
 
 /*
  * How much is done at 'lsn'?  Returns false if that is not known.
  */
 static bool
-get_progress(XLogRecPtr lsn, int *percent, uint64 *left, double *rate)
+get_progress(XLogRecPtr lsn, RedoProgress *progress)
 {
 	XLogRecPtr	end = pg_atomic_read_membarrier_u64(&XLogProgress->end);
 	XLogRecPtr	start = pg_atomic_read_u64(&XLogProgress->start);
 	TimestampTz begin = pg_atomic_read_u64(&XLogProgress->begin_time);
 	double		seconds = (GetCurrentTimestamp() - begin) / 1000000.0;
+	double		share;
 
 	if (XLogRecPtrIsInvalid(end) || lsn < start)
 		return false;
 
 	lsn = Min(lsn, end);
-	*percent = (int) ((lsn - start) * 100 / (end - start));
-	*left = end - lsn;
-	*rate = (lsn - start) / Max(seconds, 0.001);
+	share = (double) (lsn - start) / (end - start);
+	progress->percent = (int) (share * 100);
+	progress->left = end - lsn;
+	progress->rate = (lsn - start) / Max(seconds, 0.001);
+	progress->seconds_left = share < PROGRESS_LEAST_SHARE ? -1 :
+		progress->left / progress->rate;
 	return true;
-}
-
-/*
- * How long will the rest take?  -1 if that is not known.
- */
-static double
-get_seconds_left(XLogRecPtr lsn)
-{
-	XLogRecPtr	end = pg_atomic_read_membarrier_u64(&XLogProgress->end);
-	XLogRecPtr	start = pg_atomic_read_u64(&XLogProgress->start);
-
-	if (XLogRecPtrIsInvalid(end) || lsn < start)
-		return -1;
-	return estimate_seconds_left(start, end, Min(lsn, end),
-								 pg_atomic_read_u64(&XLogProgress->begin_time));
 }
 
 /*
@@ -528,23 +264,19 @@ get_seconds_left(XLogRecPtr lsn)
 static char *
 describe_progress(void)
 {
-	XLogRecPtr	lsn = pg_atomic_read_u64(&XLogProgress->replayed);
-	int			percent;
-	uint64		left;
-	double		rate;
-	double		seconds_left;
+	RedoProgress progress;
 
-	if (!get_progress(lsn, &percent, &left, &rate))
+	if (!get_progress(pg_atomic_read_u64(&XLogProgress->replayed), &progress))
 		return NULL;
 
-	seconds_left = get_seconds_left(lsn);
-	if (seconds_left < 0)
+	if (progress.seconds_left < 0)
 		return psprintf(_("%d%% of WAL replayed, %" PRIu64 " MB left"),
-						percent, left / (1024 * 1024));
+						progress.percent, progress.left / (1024 * 1024));
 
 	return psprintf(_("%d%% of WAL replayed, %" PRIu64 " MB left, %.1f MB/s, about %.*f s to go"),
-					percent, left / (1024 * 1024), rate / (1024 * 1024),
-					seconds_left < 10 ? 1 : 0, seconds_left);
+					progress.percent, progress.left / (1024 * 1024),
+					progress.rate / (1024 * 1024),
+					progress.seconds_left < 10 ? 1 : 0, progress.seconds_left);
 }
 
 /*
@@ -569,12 +301,10 @@ XLogProgressForClient(const Port *port)
 static void
 write_progress_file(XLogRecPtr lsn)
 {
-	int			percent;
-	uint64		left;
-	double		rate;
+	RedoProgress progress;
 	FILE	   *file;
 
-	if (!get_progress(lsn, &percent, &left, &rate))
+	if (!get_progress(lsn, &progress))
 		return;
 
 	file = AllocateFile(PROGRESS_FILE_TMP, PG_BINARY_W);
@@ -584,40 +314,9 @@ write_progress_file(XLogRecPtr lsn)
 			"bytes_left = %" PRIu64 "\nbytes_per_second = %.0f\nseconds_left = %.0f\n",
 			LSN_FORMAT_ARGS(lsn),
 			LSN_FORMAT_ARGS(pg_atomic_read_u64(&XLogProgress->end)),
-			percent, left, rate, get_seconds_left(lsn));
+			progress.percent, progress.left, progress.rate, progress.seconds_left);
 	if (FreeFile(file) != 0 || rename(PROGRESS_FILE_TMP, PROGRESS_FILE) != 0)
 		(void) unlink(PROGRESS_FILE_TMP);
-}
-
-/*
- * For the pipeline's process: these blocks have to be read for WAL up to 'until'
- * (PG_UINT64_MAX: for the rest of it), and are now asked for at once.  If 'more',
- * those of WAL after that will be asked for before redo is there.
- */
-void
-XLogProgressAhead(XLogRecPtr until, bool more, const struct buftag *blocks, int nblocks)
-{
-	XLogRecPtr	start = pg_atomic_read_u64(&XLogProgress->start);
-	XLogRecPtr	end = pg_atomic_read_membarrier_u64(&XLogProgress->end);
-	TimestampTz begin = pg_atomic_read_u64(&XLogProgress->begin_time);
-	uint64		counted = XLogReadProgressCounted(&XLogProgress->reads);
-	uint64		ahead;
-	XLogReadExpectation expected;
-
-	if (xlog_progress_expect_redo == NULL ||
-		XLogRecPtrIsInvalid(end) || until <= start)
-		return;
-
-	ahead = Min(until, end) - start;
-
-	/* the first window is looked through while nothing else is done */
-	if (counted == 0)
-		ahead_usec_per_byte = (double) (GetCurrentTimestamp() - begin) / ahead;
-
-	xlog_progress_expect_redo(counted + nblocks, ahead, end - start, &expected);
-	expected.ahead_usec = (end - start - ahead) * ahead_usec_per_byte;
-	XLogReadProgressAdd(&XLogProgress->reads, until, more ? end : until,
-						blocks, nblocks, &expected);
 }
 
 /*
@@ -627,8 +326,6 @@ void
 XLogProgressReport(XLogRecPtr lsn)
 {
 	pg_atomic_write_u64(&XLogProgress->replayed, lsn);
-	if (unlikely(lsn >= next_step))
-		note_step(lsn);
 	XLogProgressReportAgain();
 }
 
@@ -672,25 +369,17 @@ XLogProgressShowSegment(XLogSegNo segno, const char *xlogfname)
 {
 	char		title[MAXFNAMELEN + 64];
 	XLogRecPtr	lsn;
-	int			percent;
-	uint64		left;
-	double		rate;
-	static double seconds_left = -1;
-	static TimestampTz estimated = 0;
-	TimestampTz now = GetCurrentTimestamp();
+	RedoProgress progress;
 
-	/* an estimate takes a millisecond, and segments may take few */
 	XLogSegNoOffsetToRecPtr(segno, 0, wal_segment_size, lsn);
-	if (TimestampDifferenceExceeds(estimated, now, 1000))
-	{
-		estimated = now;
-		seconds_left = get_seconds_left(lsn);
-	}
-	if (get_progress(lsn, &percent, &left, &rate))
-		snprintf(title, sizeof(title), "recovering %s, %d%% done, %.0f s left",
-				 xlogfname, percent, Max(seconds_left, 0));
-	else
+	if (!get_progress(lsn, &progress))
 		snprintf(title, sizeof(title), "recovering %s", xlogfname);
+	else if (progress.seconds_left < 0)
+		snprintf(title, sizeof(title), "recovering %s, %d%% done",
+				 xlogfname, progress.percent);
+	else
+		snprintf(title, sizeof(title), "recovering %s, %d%% done, %.0f s left",
+				 xlogfname, progress.percent, progress.seconds_left);
 	set_ps_display(title);
 }
 
@@ -701,6 +390,5 @@ void
 XLogProgressEnd(void)
 {
 	pg_atomic_write_membarrier_u64(&XLogProgress->end, InvalidXLogRecPtr);
-	next_step = PG_UINT64_MAX;
 	(void) unlink(PROGRESS_FILE);
 }

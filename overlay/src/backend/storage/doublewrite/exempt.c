@@ -313,6 +313,7 @@ void
 DoubleWritePassedRedo(XLogRecPtr redo)
 {
 	dw_passed_redo = redo;
+	DoubleWriteNoteRedo(redo);
 }
 
 /*

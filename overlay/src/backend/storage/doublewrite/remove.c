@@ -329,7 +329,6 @@ DoubleWriteDiscardRelations(SMgrRelation *rels, int nrels)
 		if (SmgrIsTemp(rels[i]))
 			continue;
 		dw_note_drop_in_redo(rlocator->relNumber, rlocator);
-		dw_count_drop(rlocator->relNumber);
 		dw_discard(dw_tag_in_relation, rlocator);
 	}
 	INJECTION_POINT("doublewrite-relations-discarded", NULL);
@@ -342,7 +341,6 @@ void
 DoubleWriteDiscardDatabase(Oid dbid)
 {
 	dw_note_drop_in_redo(dbid, NULL);
-	dw_count_drop(dbid);
 	dw_discard(dw_tag_in_database, &dbid);
 	INJECTION_POINT("doublewrite-database-discarded", NULL);
 }

@@ -84,11 +84,11 @@ dw_init_ctl(void)
 	}
 
 	pg_atomic_init_u64(&DWCtl->reads.recover_from, 0);
-	pg_atomic_init_u64(&DWCtl->reads.first, 0);
-	pg_atomic_init_u64(&DWCtl->reads.repeated, 0);
-	pg_atomic_init_u64(&DWCtl->reads.look_at, 0);
-	pg_atomic_init_u64(&DWCtl->reads.dropped, InvalidOid);
-	pg_atomic_init_u64(&DWCtl->reads.dropped_anew, InvalidOid);
+	for (int i = 0; i < DW_REDO_PLACES; i++)
+	{
+		pg_atomic_init_u64(&DWCtl->reads.places[i].redo, InvalidXLogRecPtr);
+		pg_atomic_init_u64(&DWCtl->reads.places[i].pages, 0);
+	}
 
 	/* DWStats consists of nothing but counters */
 	for (size_t i = 0; i < sizeof(DWStats) / sizeof(pg_atomic_uint64); i++)

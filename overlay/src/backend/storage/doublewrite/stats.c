@@ -21,6 +21,7 @@
 #include "postgres.h"
 
 #include "access/xlog.h"
+#include "access/xlogrecovery.h"
 #include "storage/bufpage.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/doublewrite_stats.h"
@@ -371,6 +372,49 @@ dw_put_restore(DoubleWriteSnapshot *snapshot, const DWRestoreStats *restore)
 }
 
 /*
+ * What is live in the log: copies, notes and bytes.
+ */
+static DWLogTaken
+dw_log_live(const DWShownLog *log)
+{
+	DWLogTaken	live = {0};
+
+	if (log->armed)
+	{
+		live = dw_log_taken();
+		live.pages -= Min(live.pages, log->live_after.pages);
+		live.notes -= Min(live.notes, log->live_after.notes);
+		live.bytes -= Min(live.bytes, log->live_after.bytes);
+	}
+	return live;
+}
+
+/*
+ * What a start would have to do if the server crashed now; see reads.c.
+ */
+static void
+dw_put_recovery(DoubleWriteSnapshot *snapshot, const DWShownLog *log)
+{
+	XLogRecPtr	redo = pg_atomic_read_u64(&DWCtl->reads.recover_from);
+	XLogRecPtr	end = RecoveryInProgress() ? GetXLogReplayRecPtr(NULL) :
+		GetXLogInsertRecPtr();
+	DWLogTaken	live = dw_log_live(log);
+
+	dw_put_figure(snapshot, "recovery_from", redo);
+	dw_put_figure(snapshot, "recovery_wal", end - Min(redo, end));
+	for (int i = 0; i < DW_REDO_PLACES; i++)
+	{
+		DWRedoPlace *place = &DWCtl->reads.places[i];
+
+		if (redo == pg_atomic_read_u64(&place->redo))
+			dw_put_figure(snapshot, "recovery_reads",
+						  pg_atomic_read_u64(&place->pages));
+	}
+	dw_put_figure(snapshot, "recovery_log_pages", live.pages + live.notes);
+	dw_put_figure(snapshot, "recovery_log_bytes", live.bytes);
+}
+
+/*
  * All figures at this moment, in memory of the caller's.  Counters are those
  * since the end of recovery or the last reset.
  */
@@ -400,6 +444,7 @@ DoubleWriteTakeSnapshot(void)
 	dw_put_log(snapshot, &log);
 	dw_put_mode(snapshot, &mode, log.armed);
 	dw_put_restore(snapshot, &DWCtl->restore);
+	dw_put_recovery(snapshot, &log);
 	for (int i = 0; i < lengthof(other_figures) && other_figures[i] != NULL; i++)
 		other_figures[i] (snapshot);
 	return snapshot;

@@ -5,9 +5,8 @@
  *
  * When half of the log is in use, or would be if notes were copies, the
  * checkpointer is asked to run a sync cycle, which frees it, and it creates
- * segments while the log grows.  It also runs one when crash recovery would be too
- * long with all that is live (recoverytarget.c).  Flushers go on meanwhile; only
- * who finds the log full runs a cycle himself.
+ * segments while the log grows.  Flushers go on meanwhile; only who finds the log
+ * full runs a cycle himself.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -23,9 +22,6 @@
 #include "storage/doublewrite_internal.h"
 #include "storage/lwlock.h"
 #include "utils/injection_point.h"
-
-/* A cycle is wanted, whatever is in use.  For the checkpointer. */
-static bool dw_cycle_wanted = false;
 
 static bool
 dw_log_half_full(void)
@@ -214,19 +210,6 @@ dw_have_room_for_mark(uint64 mark)
 }
 
 /*
- * The checkpointer wants a sync cycle, or no longer.
- */
-void
-DoubleWriteWantCycle(bool wanted)
-{
-	Assert(AmCheckpointerProcess());
-
-	if (wanted && !dw_cycle_wanted)
-		dw_request_upkeep();
-	dw_cycle_wanted = wanted;
-}
-
-/*
  * Called by the checkpointer when it has time, and after each page that a
  * checkpoint has written: do what flushers have asked for.
  *
@@ -264,7 +247,7 @@ DoubleWriteUpkeep(bool busy)
 	dw_settle_removals();
 
 	dw_lock_flush(LW_SHARED);
-	needed = dw_cycle_needed() || dw_cycle_wanted;
+	needed = dw_cycle_needed();
 	begun = DWCtl->log.cycles_begun;
 	LWLockRelease(DoubleWriteFlushLock);
 
@@ -273,7 +256,6 @@ DoubleWriteUpkeep(bool busy)
 		instr_time	start;
 
 		INSTR_TIME_SET_CURRENT(start);
-		dw_cycle_wanted = false;
 		dw_sync_cycle(begun);
 		cycle_msec = dw_msec_since(start);
 		INSTR_TIME_SET_CURRENT(cycle_end);

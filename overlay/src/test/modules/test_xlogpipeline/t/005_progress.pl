@@ -68,8 +68,20 @@ foreach my $mode ('off', 'on')
 	cmp_ok(scalar(@percent), '>', 1, "$mode: progress is in the server log");
 	is("@percent", "@sorted", "$mode: it does not go back");
 	cmp_ok($percent[-1], '<=', 100, "$mode: and not beyond the end");
+	like(
+		slurp_file($node->logfile),
+		qr/ [1-9]\d?% of WAL replayed, \d+ MB left, [\d.]+ MB\/s, about [\d.]+ s to go\n/,
+		"$mode: with speed and time left");
 	ok(!-e $node->data_dir . '/recovery_progress',
 		"$mode: no file after recovery");
+
+	# a crash may have left one half-way, and the next start may write none
+	$node->stop('immediate');
+	append_to_file($node->data_dir . '/recovery_progress.tmp', 'lsn = ');
+	$node->append_conf('postgresql.conf', 'log_startup_progress_interval = 0');
+	$node->start;
+	ok(!-e $node->data_dir . '/recovery_progress.tmp',
+		"$mode: nor what was left of one");
 	$node->stop;
 	$node->clean_node;
 }
@@ -94,6 +106,9 @@ is( join(' ', sort keys %fields),
 check_end($fields{end_lsn}, 'file');
 cmp_ok($fields{percent}, '<', 100, 'file: not at the end');
 cmp_ok($fields{bytes_left}, '<', $end - $redo + 8192, 'file: bytes left');
+cmp_ok(abs($fields{seconds_left} - $fields{bytes_left} / ($fields{bytes_per_second} || 1)),
+	'<=', 1, 'file: seconds left at the speed until now')
+  if $fields{percent} > 0;
 
 # A client that comes too early: redo is held for it.
 $node = copy('client', 'small',

@@ -25,7 +25,7 @@ $primary->backup_fs_cold('crashed');
 unlink($primary->backup_dir . '/crashed/pg_doublewrite/owner')
   or die "could not remove owner file: $!";
 
-foreach my $point ('xlogprogress-segment', 'xlogprogress-sample')
+foreach my $point ('xlogprogress-segment')
 {
 	my $node = PostgreSQL::Test::Cluster->new($point);
 

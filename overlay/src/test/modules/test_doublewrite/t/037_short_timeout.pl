@@ -1,0 +1,53 @@
+
+# Copyright (c) 2026, PostgreSQL Global Development Group
+
+# A checkpoint_timeout that is shorter than the time after which a restartpoint is tried
+# again: the last checkpoint is not in the future.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use DoubleWrite::Node;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use PostgreSQL::Test::Watchdog;
+use Test::More;
+
+dw_require_injection_points();
+
+my $node = dw_new_node('main', init => { allows_streaming => 1 });
+$node->start;
+$node->backup('backup');
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($node, 'backup', has_streaming => 1);
+$standby->append_conf(
+	'postgresql.conf', q{
+checkpoint_timeout = 1s
+checkpoint_warning = 30s
+max_wal_size = 32MB
+log_min_messages = debug2
+});
+$standby->start;
+$node->wait_for_catchup($standby);
+
+# There is no checkpoint to make a restartpoint of.
+$standby->wait_for_log(qr/skipping restartpoint/);
+
+# After the promotion WAL asks for a checkpoint before the first one can begin.
+my @stopped = dw_stop_processes($standby, 'checkpointer');
+$standby->promote;
+$standby->safe_psql('postgres',
+	"SELECT pg_logical_emit_message(true, 'test', 'm'); SELECT pg_switch_wal()")
+  foreach (1 .. 4);
+kill('CONT', @stopped);
+my $message = qr/checkpoints are occurring too frequently \((-?\d+) seconds? apart\)/;
+$standby->wait_for_log($message);
+my ($seconds) = slurp_file($standby->logfile) =~ $message;
+cmp_ok($seconds, '>=', 0, "checkpoints are $seconds s apart");
+$standby->stop;
+$node->stop;
+
+done_testing();
