@@ -94,6 +94,13 @@ typedef struct InstantRecord
 typedef struct InstantCtlData
 {
 	/*
+	 * See InstantRecoveryPending.  Each lookup of a buffer reads it, so it has a
+	 * cache line of its own: the next ones are written for each page that is redone.
+	 */
+	pg_atomic_uint32 pending;
+	char		pending_pad[PG_CACHE_LINE_SIZE - sizeof(pg_atomic_uint32)];
+
+	/*
 	 * Written by the startup process during analysis, when nobody else is
 	 * interested, and constant while workers redo pages.
 	 */
@@ -112,7 +119,6 @@ typedef struct InstantCtlData
 	pg_atomic_uint32 *chunk_states;
 	char	   *chunks;
 
-	pg_atomic_uint32 pending;	/* see InstantRecoveryPending */
 	pg_atomic_uint32 phase;		/* InstantPhase; changed under "mutex" */
 	pg_atomic_uint32 next;		/* page, in order, that nobody has tried */
 	pg_atomic_uint32 announced; /* page, in order, not prefetched yet */
@@ -163,6 +169,7 @@ extern void instant_forget_all(void);
 extern void instant_startup_step(const char *what, uint32 pages);
 extern void instant_sort_pages(void);
 extern void instant_page_done(uint32 i);
+extern void instant_give_back(void);
 extern void instant_page_failed(uint32 i);
 extern void instant_retry_all(void);
 extern bool instant_demand(uint32 i);

@@ -707,6 +707,16 @@ instant_analyze(bool begin)
 }
 
 /*
+ * How many places for background workers may be ours?  Half of them are left to
+ * others, which begin while pages are pending.
+ */
+static int
+instant_max_workers(void)
+{
+	return Max(max_worker_processes / 2, 1);
+}
+
+/*
  * Ask for workers, which wait for a round, or until clients get in.  The WAL pipeline
  * has its process already.
  */
@@ -714,12 +724,13 @@ void
 InstantRecoveryStartWorkers(void)
 {
 	MemoryContext oldcontext;
+	int			nworkers = Min(recovery_workers, instant_max_workers());
 
 	if (!analyzing)
 		return;
 
 	oldcontext = MemoryContextSwitchTo(TopMemoryContext);
-	for (int i = 0; i < recovery_workers; i++)
+	for (int i = 0; i < nworkers; i++)
 	{
 		BackgroundWorker worker = {0};
 
@@ -957,6 +968,7 @@ InstantRecoveryAnalyzed(bool can_open)
 	{
 		instant_set_phase(INSTANT_PHASE_ENDED);
 		instant_leave();
+		instant_give_back();
 	}
 }
 

@@ -86,6 +86,9 @@
  */
 #include "postgres.h"
 
+#ifndef WIN32
+#include <sys/mman.h>
+#endif
 #include <unistd.h>
 
 #include "access/instantrecovery_internal.h"
@@ -603,6 +606,25 @@ instant_errdetail_redone(void)
 }
 
 /*
+ * Nobody reads records any more, nor WAL that has been kept with them: give that
+ * memory back to the kernel, where it can take it.  Pages stay, as a process that has
+ * seen them pending may look one up even now.
+ */
+void
+instant_give_back(void)
+{
+#ifdef MADV_REMOVE
+	long		page_size = sysconf(_SC_PAGESIZE);
+	char	   *from = (char *) TYPEALIGN(page_size, InstantPages + InstantCtl->npages);
+	char	   *to = (char *) TYPEALIGN_DOWN(page_size, InstantRecordsEnd);
+
+	/* huge pages are ours for good */
+	if (from < to && madvise(from, to - from, MADV_REMOVE) != 0)
+		elog(DEBUG1, "could not give back memory of instant recovery: %m");
+#endif
+}
+
+/*
  * Redo is complete.
  */
 static void
@@ -616,6 +638,7 @@ instant_all_done(void)
 	instant_remove_spill();
 	instant_set_phase(INSTANT_PHASE_ENDED);
 	ConditionVariableBroadcast(&InstantCtl->all_cv);
+	instant_give_back();
 	ereport(LOG,
 			(errmsg("redo is complete, %.1f s after opening: %u pages, of which %u because sessions needed them",
 					TimestampDifferenceMilliseconds(InstantCtl->opened_at,

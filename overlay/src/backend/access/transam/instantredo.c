@@ -79,6 +79,9 @@
 /* In a long chain, records between two looks at whether sessions wait for other pages */
 #define INSTANT_LOOK_RECORDS	256
 
+/* Local buffers of a process that redoes pages: the least that temp_buffers may be */
+#define INSTANT_SINKS			100
+
 /* A worker says how many pages are pending after so many pages. */
 #define INSTANT_SHOW_PAGES		64
 
@@ -131,6 +134,19 @@ InstantRecoveryIsForeign(const RelFileLocator *rlocator, ForkNumber forknum,
 }
 
 /*
+ * Local buffers are taken in turn, so a process comes to own all that it may have, and
+ * a record needs a few.  Whatever temp_buffers is, have the least of them.
+ */
+static void
+instant_limit_sinks(void)
+{
+	char		value[32];
+
+	snprintf(value, sizeof(value), "%d", INSTANT_SINKS);
+	SetConfigOption("temp_buffers", value, PGC_USERSET, PGC_S_OVERRIDE);
+}
+
+/*
  * A buffer for a block that is not being redone, but that redo insists on.
  * Nobody else sees it, and it never gets into a file.
  */
@@ -146,7 +162,10 @@ instant_sink(const RelFileLocator *rlocator, ForkNumber forknum, BlockNumber blk
 	/* redo of an init fork flushes it, which a local buffer refuses (I8) */
 	Assert(forknum != INIT_FORKNUM);
 
+	if (NLocBuffer == 0)
+		instant_limit_sinks();
 	desc = LocalBufferAlloc(smgr, forknum, blkno, &found);
+	Assert(NLocBuffer == INSTANT_SINKS);
 	buffer = BufferDescriptorGetBuffer(desc);
 	if (!found)
 	{
@@ -868,6 +887,32 @@ instant_wait_for_retry(void)
 }
 
 /*
+ * A stop has been asked for, and waits until no page is pending: say so, and how long
+ * that may take.  One worker does.
+ */
+static void
+instant_report_stop(void)
+{
+	static TimestampTz reported = 0;
+	TimestampTz now = GetCurrentTimestamp();
+	uint32		left = pg_atomic_read_u32(&InstantCtl->left);
+	uint32		done = InstantCtl->npages - left;
+	double		elapsed = (now - InstantCtl->opened_at) / 1000000.0;
+
+	if (worker_number != 1 || left == 0 || log_startup_progress_interval == 0 ||
+		!TimestampDifferenceExceeds(reported, now, log_startup_progress_interval))
+		return;
+	reported = now;
+	ereport(LOG,
+			(errmsg_plural("shutdown waits for redo of %u page",
+						   "shutdown waits for redo of %u pages", left, left),
+			 done == 0 ? 0 :
+			 errdetail("In %.0f s %u pages have been redone, so it may take %.0f s.",
+					   elapsed, done, left * elapsed / done),
+			 errhint("An immediate shutdown does not wait, and the next start goes on from here.")));
+}
+
+/*
  * Redo pages until none is left that others have not taken.  (I4)
  *
  * After opening a request to end is heard when all is done: no other process can
@@ -887,6 +932,8 @@ instant_work(void)
 		instant_worker_interrupts();
 		if (instant_phase() == INSTANT_PHASE_ENDED)
 			break;
+		if (ShutdownRequestPending && instant_phase() == INSTANT_PHASE_OPEN)
+			instant_report_stop();
 	}
 }
 

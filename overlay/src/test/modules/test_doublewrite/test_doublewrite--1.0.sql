@@ -158,3 +158,8 @@ AS 'MODULE_PATHNAME' LANGUAGE C;
 CREATE FUNCTION dw_fill_removed_directories()
 RETURNS void STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
+
+-- Memory for chains that is resident, in kB
+CREATE FUNCTION dw_instant_resident()
+RETURNS int8 STRICT
+AS 'MODULE_PATHNAME' LANGUAGE C;

@@ -20,10 +20,13 @@
 #include "postgres.h"
 
 #include <signal.h>
+#ifndef WIN32
+#include <sys/mman.h>
+#endif
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "access/instantrecovery.h"
+#include "access/instantrecovery_internal.h"
 #include "access/relation.h"
 #include "access/rmgr.h"
 #include "access/xlog.h"
@@ -1260,4 +1263,30 @@ dw_restore_stats(PG_FUNCTION_ARGS)
 	values[n++] = UInt64GetDatum(s->missing);
 	values[n++] = UInt64GetDatum(s->bytes_read);
 	return tdw_make_row(fcinfo, values, n);
+}
+
+/* ---------------------------------------------------------------------
+ * Instant recovery
+ * ---------------------------------------------------------------------
+ */
+
+PG_FUNCTION_INFO_V1(dw_instant_resident);
+Datum
+dw_instant_resident(PG_FUNCTION_ARGS)
+{
+#ifndef WIN32
+	long		page_size = sysconf(_SC_PAGESIZE);
+	char	   *from = (char *) TYPEALIGN(page_size, InstantPages);
+	Size		npages = (Size) instant_recovery_memory * 1024 / page_size - 1;
+	unsigned char *resident = palloc(npages);
+	int64		nresident = 0;
+
+	if (mincore(from, npages * page_size, (void *) resident) != 0)
+		elog(ERROR, "could not look for memory: %m");
+	for (Size i = 0; i < npages; i++)
+		nresident += resident[i] & 1;
+	PG_RETURN_INT64(nresident * page_size / 1024);
+#else
+	PG_RETURN_NULL();
+#endif
 }
