@@ -257,21 +257,11 @@ def _result_of(subject):
 # Campaigns --------------------------------------------------------------
 
 
-def _kinds(scenario, settings, checksums, modes):
-    """Return the kinds of load of a recording.
-
-    Records of hash indexes refer to a bucket's first page, without an image, to change
-    others.  Where images protect pages, and checksums show that one is torn, redo stops at
-    such a record, before it comes to the image.  That is so in stock.  Lives of "edited" have
-    modes of their own.
-    """
+def _kinds(scenario):
+    """Return the kinds of load of a recording."""
     kinds = dict.fromkeys(record.workload.KINDS) if scenario == "primary" else record.STEADY_KINDS
-    kinds = {kind: record.workload.KINDS[kind].clients if count is None else count
-             for kind, count in kinds.items()}
-    if checksums and (scenario == "edited" or
-                      "full_pages" in (settings["io_torn_pages_protection"], *modes)):
-        del kinds["chains"]
-    return kinds
+    return {kind: record.workload.KINDS[kind].clients if count is None else count
+            for kind, count in kinds.items()}
 
 
 def _modes_of_load(settings):
@@ -294,8 +284,7 @@ def _run_job(tools, job, result):
         "io_torn_pages_protection" not in dict(job.overrides) else ()
     plan = record.Plan(job.seed, settings, checksums, seconds=job.seconds,
                        lives=LIVES.get(job.scenario) or rng.choice((1, 2, 2, 3)),
-                       kinds=_kinds(job.scenario, settings, checksums, modes),
-                       modes=modes, scenario=job.scenario)
+                       kinds=_kinds(job.scenario), modes=modes, scenario=job.scenario)
     with _kept_if_wrong(tools, result, directory):
         record.make(directory, plan, tools.bindir, tools.recorder, tools.scratch)
         subject = Subject(Recording(directory), Context(

@@ -9,23 +9,10 @@ from .table import Table
 
 
 class Sequence(Client):
-    """Sequences give numbers, and come and go.
-
-    With wal_level = minimal, stock PostgreSQL forgets values after a crash if
-    the transaction that created the sequence has also used it: what is made
-    durable at its commit says that values are logged in advance, which they
-    are not.  It is no finding of ours, thus the two are kept apart there.
-    """
+    """Sequences give numbers, and come and go."""
 
     kind = "sequence"
     files = True
-    minimal = False
-
-    def connect(self):
-        """See whether transactions may use what they have created."""
-        known = super().connect()
-        self.minimal = self.query("SHOW wal_level") == [("minimal",)]
-        return known
 
     def setup(self, cursor):
         """Create the one that stays."""
@@ -35,9 +22,6 @@ class Sequence(Client):
         """Take values of a sequence, and create it for that if need be."""
         if name not in self.sequences:
             cursor.execute(f"CREATE SEQUENCE {name} CACHE {self.rng.choice((1, 1, 10))}")
-            if self.minimal:
-                self.sequences[name] = 0
-                return
         cursor.execute(f"SELECT max(nextval('{name}'))"
                        f" FROM generate_series(1, {self.rng.randint(1, 40)})")
         self.sequences[name] = cursor.fetchone()[0]

@@ -545,8 +545,7 @@ class Play:
 
     def _harmless(self, complaint):
         """Say whether a complaint is about what nobody promises."""
-        return explore._HASH_TAIL.search(complaint) or explore._TORN_MAP.search(complaint) \
-            or explore._ORPHAN.search(complaint)
+        return explore._TORN_MAP.search(complaint) or explore._ORPHAN.search(complaint)
 
     def _locked_for_good(self, machine, complaint):
         """Say whether a standby may hold the lock that is complained about, as in stock.

@@ -606,9 +606,10 @@ class Errors(Primary):
     spared = 20
     pauses = (0.2, 1)
 
-    # WAL that could not be synced stays readable until the machine stops.  The
-    # next start replays it and syncs it again, which tells nothing; so does
-    # stock, and a power cut then loses what pages at home already have.
+    # WAL that could not be synced stays readable until the machine stops.  Where there is a
+    # note of the PANIC, the next start writes it again.  In full_pages there is none: it is
+    # replayed and synced again, which tells nothing, as in stock, and a power cut before the
+    # next checkpoint loses what pages at home already have.
     last_kinds = (("sync", "pg_wal/", errno.EIO),)
 
     def live(self, data):
@@ -619,7 +620,8 @@ class Errors(Primary):
     def load(self, instance):
         stop = threading.Event()
         self.lives += 1
-        kinds = self.kinds + self.last_kinds * (self.lives == self.plan.lives)
+        kinds = self.kinds + self.last_kinds * (
+            self.lives == self.plan.lives or self.plan.settings[MODE] != MODES[0])
         faults = Beside(self._fail, stop, kinds)
         faults.start()
         try:

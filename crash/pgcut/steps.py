@@ -112,21 +112,6 @@ def apply(world, step):
         KINDS[step.do].refused(world, step)
     else:
         KINDS[step.do].apply(world, step)
-        _let_hash_buckets_tear(world, step)
-
-
-def _let_hash_buckets_tear(world, step):
-    """Records of hash indexes refer to pages of which they carry no image, to change others.
-
-    Where images protect pages, and checksums show that one is torn, redo stops at such a
-    record, before it comes to the image.  That is so in stock.
-    """
-    load = step.get("load")
-    if not load or "chains" not in load["kinds"]:
-        return
-    for member in world.members.values():
-        if member.checksums and member.mode == "full_pages":
-            member.exposed = True
 
 
 class Kind:

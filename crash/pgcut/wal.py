@@ -36,11 +36,12 @@ SMGR_CREATE = 0x10
 DBASE_DROP = 0x20
 HEAP_KIND, HEAP_DELETE, HEAP_INPLACE = 0x70, 0x10, 0x70
 HEAP2_VISIBLE = 0x40
+HASH_MOVE, HASH_SQUEEZE, HASH_DELETE = 0x70, 0x80, 0x90
 _XACT_COMMIT, _XACT_COMMIT_PREPARED, _XACT_HAS_INFO = 0x00, 0x30, 0x80
 
-# What redo of a record does with a block: it makes a new page of it; it reads the
-# page, and may change it; or it reads a page that was registered without an image
-# although images were on, which does no harm to a torn one unless checksums say so.
+# What redo of a record does with a block: it makes a new page of it; it reads the page, and
+# may change it; or it only locks the first page of a hash bucket, of which there is never an
+# image, and reads it only once recovery is consistent, when no page is torn any more.
 # Of a record of hints without an image redo looks at the page not at all, or sets a bit
 # in its first sector.
 REBUILDS, CHANGES, TOUCHES, HINTS = "rebuilds", "changes", "touches", "hints"
@@ -147,11 +148,11 @@ class Stream:
                     _first_within(self._unwritten, position, length) is not None:
                 return
             start = self.lsn(position)
-            blocks, main = _parse(content, position + _HEADER, position + length)
+            blocks, first, main = _parse(content, position + _HEADER, position + length)
             data = bytes(content[main:position + length]) \
                 if rmid in (XLOG, XACT, SMGR, DBASE) else b""
             yield Record(start, self.end(position + length), rmid, info & 0xF0, xid,
-                         _effective(rmid, info, blocks), data)
+                         _effective(rmid, info, first, blocks), data)
             previous = start
             position += (length + 7) & ~7
             if rmid == XLOG and info & 0xF0 == SWITCH:
@@ -182,8 +183,11 @@ def _first_within(places, position, length):
 
 
 def _parse(content, at, end):
-    """Return (blocks, where main data starts) of a record whose block headers start at `at`."""
-    blocks, locator, payload, main = [], None, 0, 0
+    """Return (blocks, number of the first, where main data starts) of a record.
+
+    Its block headers start at `at`.
+    """
+    blocks, first, locator, payload, main = [], None, None, 0, 0
     while at < end - payload - main:
         identity = content[at]
         if identity == 255:
@@ -196,6 +200,7 @@ def _parse(content, at, end):
             at += 5
         else:
             flags, length = _BLOCK.unpack_from(content, at + 1)
+            first = identity if first is None else first
             at += 4
             applied = False
             if flags & _HAS_IMAGE:
@@ -212,18 +217,19 @@ def _parse(content, at, end):
             blocks.append(Block((*locator, flags & 0x0F, number),
                                 REBUILDS if applied or flags & _WILL_INIT else
                                 CHANGES if flags & _HAS_DATA else None))
-    return blocks, end - main
+    return blocks, first, end - main
 
 
-def _effective(rmid, info, blocks):
+def _effective(rmid, info, first, blocks):
     """Return blocks with the effect of those that have neither image nor data."""
     if all(effect for _, effect in blocks):
         return blocks
     visible = rmid == HEAP2 and info & 0x70 == HEAP2_VISIBLE
     hints = rmid == XLOG and info & 0xF0 == FPI_FOR_HINT
+    locks = rmid == HASH and info & 0xF0 in (HASH_MOVE, HASH_SQUEEZE, HASH_DELETE) and first == 0
     return [Block(page, effect or (HINTS if hints or visible and page[3] == 0 else
-                                   TOUCHES if rmid == HASH else CHANGES))
-            for page, effect in blocks]
+                                   TOUCHES if locks and number == 0 else CHANGES))
+            for number, (page, effect) in enumerate(blocks)]
 
 
 def committed(record):

@@ -53,7 +53,7 @@ class WalIndex:
     def first(self, page, redo, mere_reads=True):
         """Return the first (lsn, end, effect) of a page from a redo pointer on, or None.
 
-        Without `mere_reads` records that only look at the page do not count.
+        Without `mere_reads` records that only lock the page do not count.
         """
         touches = self.touches.get(page, ())
         for touch in touches[bisect_left(touches, (redo,)):]:
@@ -151,11 +151,11 @@ class WalIndex:
             self.touches[page].append((record.lsn, record.end, effect))
         elif not self._hints_logged:
             return              # the page keeps its LSN
+        if effect == wal.TOUCHES:
+            return              # the same
         if self._seen.get(page, 0) < self._redo and effect in (wal.CHANGES, wal.HINTS):
             self.image_free.append(ImageFree(record.lsn, record.end, page, self._images is True))
-        # A record of a hash index may change a page without data for it, as those that
-        # insert do the metapage.  Then the next one need not carry an image; nor if hints
-        # have raised the LSN of the page.
+        # Once hints have raised the LSN of a page, the next record of it need not carry an image.
         self._seen[page] = self._redo
 
     def _enter_control(self, record):

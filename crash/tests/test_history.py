@@ -163,20 +163,6 @@ class SanitiserTest(unittest.TestCase):
                                            settings=summarized))
         self.assertIn("no backup of this server", left_out[0])
 
-    def test_hash_buckets_that_images_do_not_protect(self):
-        def work(kind):
-            return Step("work", "a", {"load": {**load(), "kinds": {kind: 1}}})
-
-        def left_out(mode, *between):
-            given = of(start(), *between, cut(), settings={**SETTINGS, steps.MODE: mode})
-            given = History(1, given.settings, True, given.steps)
-            return len(history.sanitised(given)[1])
-
-        self.assertEqual(left_out("full_pages", work("chains")), 1)
-        self.assertEqual(left_out("full_pages", work("hint")), 0)
-        self.assertEqual(left_out("double_writes", work("chains")), 0)
-        self.assertEqual(left_out("full_pages", work("chains"), Step("checkpoint", "a")), 0)
-
     def test_files_that_fail_and_a_server_that_goes_on(self):
         def faulty(*faults):
             return Step("faulty", "a", {"faults": list(faults), "then": "goes on", "load": load()})

@@ -592,7 +592,7 @@ class ViolationTest(MonitorTest):
 
     def test_bucket_page_that_a_record_reads(self):
         """Hole 5: the first record of the page has neither image nor data."""
-        self.changed(0, rmid=wal.HASH, data=b"")
+        self.wal.locks(page_of(0), page_of(1))
         self.put_home(0, self.changed(0, image=True))
         self.assert_violated("R2", "reads it")
 
@@ -776,6 +776,14 @@ class MarkerTest(MonitorTest):
         self.arm()
         self.changed(0)
         self.assert_violated("R10", "though images are on")
+
+    def test_page_that_was_only_locked_before(self):
+        """Such a record leaves the LSN of the page, so that the next one has to carry an image."""
+        self.wal.images(True)
+        self.arm()
+        self.wal.locks(page_of(0), page_of(1))
+        self.changed(0)
+        self.assertIn("R10", [v.rule for v in self.violations() if "block 0 " in str(v)])
 
     def test_page_that_was_changed_before_images_began(self):
         self.arm()
@@ -1002,12 +1010,13 @@ class WalTest(unittest.TestCase):
         made.change(page_of(0), initialises=True)
         made.change(page_of(0))
         made.change(page_of(0), rmid=wal.HASH, data=b"")
+        made.locks(page_of(0), page_of(1))
         made.hints(page_of(0))
         made.visible(page_of(0))
         effects = [[block.effect for block in record.blocks]
                    for record in self.stream(made).records(start)]
-        self.assertEqual(effects, [[wal.REBUILDS], [wal.REBUILDS], [wal.CHANGES], [wal.TOUCHES],
-                                   [wal.HINTS], [wal.HINTS]])
+        self.assertEqual(effects, [[wal.REBUILDS], [wal.REBUILDS], [wal.CHANGES], [wal.CHANGES],
+                                   [wal.TOUCHES, wal.CHANGES], [wal.HINTS], [wal.HINTS]])
 
     def test_ends_where_a_record_does_not_name_its_predecessor(self):
         made = Wal()

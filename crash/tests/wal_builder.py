@@ -73,6 +73,11 @@ class Wal:
         """A record of the heap, or of another resource manager, for one page."""
         return self.add(rmid, 0x00, [(page, image, initialises, data)])
 
+    def locks(self, page, other):
+        """A record of a hash index that changes a page, and has the first one of the bucket locked."""
+        return self.add(wal.HASH, wal.HASH_DELETE, [(page, False, False, b""),
+                                                    (other, False, False, b"data")])
+
     def hints(self, page):
         """A record of hints without an image, as it is written when images are off."""
         return self.add(wal.XLOG, wal.FPI_FOR_HINT, [(page, False, False, b"")])
