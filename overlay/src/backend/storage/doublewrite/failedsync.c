@@ -25,6 +25,10 @@
  * file, and succeed.  So once somebody has begun to report a PANIC, no checkpoint
  * completes, and no sync frees any part of the log.
  *
+ * WAL that could not be synced can be read, too, and redo would bring pages home that
+ * rely on it.  A segment is synced before the next one is begun, so only the last one
+ * can be concerned.  If there is a note, it is written again before redo. (R1)
+ *
  * The note is not synced, as that would hold up the report of a device that hangs.  If
  * it is lost with the power, what can be read is what is on disk.
  *
@@ -49,6 +53,7 @@
 #include <unistd.h>
 
 #include "access/xlog.h"
+#include "access/xlog_internal.h"
 #include "catalog/pg_control.h"
 #include "common/controldata_utils.h"
 #include "common/file_perm.h"
@@ -107,6 +112,108 @@ dw_file_exists(const char *path)
 }
 
 /*
+ * Return whether a segment of WAL has been begun: one that waits to be used still
+ * has the pages of another one, or none.
+ */
+static bool
+dw_wal_is_begun(TimeLineID tli, XLogSegNo segno)
+{
+	XLogPageHeaderData header;
+	XLogRecPtr	start;
+	char		path[MAXPGPATH];
+	int			fd;
+	bool		result;
+
+	XLogFilePath(path, tli, segno, wal_segment_size);
+	XLogSegNoOffsetToRecPtr(segno, 0, wal_segment_size, start);
+	fd = OpenTransientFile(path, O_RDONLY | PG_BINARY);
+	if (fd < 0)
+	{
+		if (errno == ENOENT)
+			return false;
+		ereport(FATAL,
+				(errcode_for_file_access(),
+				 errmsg("could not open file \"%s\": %m", path)));
+	}
+	result = read(fd, &header, sizeof(header)) == sizeof(header) &&
+		header.xlp_magic == XLOG_PAGE_MAGIC && header.xlp_pageaddr == start;
+	CloseTransientFile(fd);
+	return result;
+}
+
+/*
+ * Write the pages of a segment over themselves, up to the one that is no WAL.
+ * Returns false, with errno, if that fails.
+ */
+static bool
+dw_rewrite_wal_pages(int fd, XLogRecPtr start)
+{
+	PGAlignedXLogBlock block;
+
+	for (off_t offset = 0; offset < wal_segment_size; offset += XLOG_BLCKSZ)
+	{
+		ssize_t		nread = pg_pread(fd, block.data, XLOG_BLCKSZ, offset);
+
+		if (nread < 0)
+			return false;
+		if (nread < XLOG_BLCKSZ ||
+			((XLogPageHeader) block.data)->xlp_pageaddr != start + offset)
+			return true;
+
+		errno = 0;
+		if (pg_pwrite(fd, block.data, XLOG_BLCKSZ, offset) != XLOG_BLCKSZ)
+		{
+			/* if write didn't set errno, assume problem is no disk space */
+			if (errno == 0)
+				errno = ENOSPC;
+			return false;
+		}
+	}
+	return true;
+}
+
+static void
+dw_rewrite_wal_segment(TimeLineID tli, XLogSegNo segno)
+{
+	XLogRecPtr	start;
+	char		path[MAXPGPATH];
+	int			fd;
+
+	XLogFilePath(path, tli, segno, wal_segment_size);
+	XLogSegNoOffsetToRecPtr(segno, 0, wal_segment_size, start);
+	fd = OpenTransientFile(path, O_RDWR | PG_BINARY);
+	if (fd < 0 || !dw_rewrite_wal_pages(fd, start) || pg_fsync(fd) != 0)
+		ereport(FATAL,
+				(errcode_for_file_access(),
+				 errmsg("could not write file \"%s\" again: %m", path)));
+	CloseTransientFile(fd);
+}
+
+/*
+ * Write again what WAL there may be that could not be synced.
+ */
+static void
+dw_rewrite_wal(void)
+{
+	DIR		   *dir = AllocateDir(XLOGDIR);
+	struct dirent *de;
+
+	while ((de = ReadDir(dir, XLOGDIR)) != NULL)
+	{
+		TimeLineID	tli;
+		XLogSegNo	segno;
+
+		if (!IsXLogFileName(de->d_name))
+			continue;
+		XLogFromFileName(de->d_name, &tli, &segno, wal_segment_size);
+		if (dw_wal_is_begun(tli, segno) && !dw_wal_is_begun(tli, segno + 1))
+			dw_rewrite_wal_segment(tli, segno);
+	}
+	FreeDir(dir);
+	INJECTION_POINT("doublewrite-wal-rewritten", NULL);
+}
+
+/*
  * Has a sync failed since the redo pointer?  For the startup process, once the
  * directory of the log is known to be ours.
  *
@@ -136,6 +243,7 @@ dw_look_for_failed_sync(void)
 		pg_atomic_write_u64(&DWCtl->rewrite_until, control->minRecoveryPoint);
 	pfree(control);
 	DWCtl->rewrite = true;
+	dw_rewrite_wal();
 	ereport(LOG,
 			(errmsg("pages that redo leaves alone are written again because a process had stopped with a PANIC")));
 }

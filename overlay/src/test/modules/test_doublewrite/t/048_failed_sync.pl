@@ -98,6 +98,22 @@ dw_wait_for_crash($node, $offset);
 $node->append_conf('postgresql.conf', "test_doublewrite.crash_at = ''\n");
 cmp_ok(written_after_start('once more', 1), '>=', $pages, 'once more: pages are written again');
 
+# WAL may not have been synced either: its last segment, before redo
+change();
+my @segments = map { $node->data_dir . '/pg_wal/' . $node->safe_psql('postgres', $_) } (
+	'SELECT pg_walfile_name(pg_switch_wal())',
+	'CREATE TABLE after_switch (); SELECT pg_walfile_name(pg_current_wal_lsn())');
+fail_sync();
+utime(1, 1, @segments) == @segments or die "could not set times: $!";
+$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = 'doublewrite-wal-rewritten'\n");
+$offset = -s $node->logfile;
+dw_poll_start($node);
+dw_wait_for_crash($node, $offset);
+is((stat($segments[0]))[9], 1, 'WAL: a segment that was synced is left alone');
+isnt((stat($segments[1]))[9], 1, 'WAL: the last one is written again');
+$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = ''\n");
+ok(dw_poll_start($node), 'WAL: server starts');
+
 # A sync that fails during that checkpoint is for the next recovery
 change();
 fail_sync();
