@@ -119,17 +119,18 @@ class _Run:
 
     def __init__(self, paths, name, report, arguments, deadline):
         self.name, self.arguments = name, list(map(str, arguments))
-        output = paths.root / f"{name.replace('/', '-')}-report"
-        shutil.rmtree(output, ignore_errors=True)
+        # What it says about a failure names these paths.
+        output = failures.place(paths.root, name)
         started = time.monotonic()
         self.status = call(paths, [*arguments, "--output", output], deadline,
                            name.replace("/", "-"))
         self.seconds = time.monotonic() - started
         file = output / report
         self.data = json.loads(file.read_text()) if file.exists() else []
-        self.kept = failures.keep_all(paths.root, name, output) \
-            if self.status != 0 and output.exists() else None
-        say(f"the report is in {self.kept or output}")
+        self.kept = output if self.status != 0 and output.exists() else None
+        if not self.kept:
+            output = failures.no_failure(output, paths.root / f"{output.name}-report")
+        say(f"the report is in {output}")
 
     def result(self, passed, failed, again):
         """Return a Result; `again` are commands that show what is wrong again."""

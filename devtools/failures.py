@@ -25,31 +25,43 @@ CLUSTER = "PG_VERSION"
 
 
 @functools.lru_cache(maxsize=None)
-def directory(root):
-    """Return the directory of this run of ./dev, which is made; those of old runs go."""
+def _this_run(root):
+    """Return what the directory of this run of ./dev is called; those of old runs go."""
     parent = Path(root) / "failures"
     parent.mkdir(exist_ok=True)
     for old in sorted(parent.iterdir())[:-KEPT_RUNS + 1]:
         shutil.rmtree(old)
-    place = parent / time.strftime(f"%Y-%m-%dT%H%M%S-{os.getpid()}")
-    place.mkdir()
-    return place
+    return parent / time.strftime(f"%Y-%m-%dT%H%M%S-{os.getpid()}")
+
+
+def directory(root):
+    """Return the directory of this run of ./dev, which is made."""
+    _this_run(root).mkdir(exist_ok=True)
+    return _this_run(root)
+
+
+def place(root, name):
+    """Return where what a test leaves is kept; it is not made."""
+    return directory(root) / name.replace("/", "-")
 
 
 def keep(root, name, source, output=""):
     """Copy the logs of a test, and what it has printed; returns their directory."""
-    place = directory(root) / name.replace("/", "-")
-    copy_logs(source, place)
+    kept = place(root, name)
+    copy_logs(source, kept)
     if output:
-        (place / OUTPUT).write_text(output)
-    return place
+        (kept / OUTPUT).write_text(output)
+    return kept
 
 
-def keep_all(root, name, source):
-    """Move a whole directory that is of a failed run only; returns where it is."""
-    place = directory(root) / name.replace("/", "-")
-    shutil.move(source, place)
-    return place
+def no_failure(kept, target):
+    """Move what need not be kept to where the next run replaces it; returns that place."""
+    shutil.rmtree(target, ignore_errors=True)
+    if kept.exists():
+        shutil.move(kept, target)
+    with contextlib.suppress(OSError):          # others have failed
+        kept.parent.rmdir()
+    return target
 
 
 def copy_logs(source, target):

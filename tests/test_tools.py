@@ -240,11 +240,24 @@ class FailuresTest(RepositoryCase):
     def test_old_runs_go(self):
         for number in range(failures.KEPT_RUNS + 3):
             self.write(self.paths.root / "failures" / f"2026-01-{number:02}T000000-1" / "file", "")
-        failures.directory.cache_clear()
+        failures._this_run.cache_clear()
         place = failures.directory(self.paths.root)
         left = sorted((self.paths.root / "failures").iterdir())
         self.assertEqual((len(left), left[-1], left[0].name),
                          (failures.KEPT_RUNS, place, "2026-01-04T000000-1"))
+
+    def test_reports_of_what_went_well(self):
+        target = self.paths.root / "explorer-report"
+        for text in ("first", "second"):
+            place = failures.place(self.paths.root, "crash/explorer")
+            self.write(place / "report.html", text)
+            self.assertEqual(failures.no_failure(place, target), target)
+            self.assertEqual((target / "report.html").read_text(), text)
+            self.assertEqual(list((self.paths.root / "failures").iterdir()), [])
+        other = failures.keep(self.paths.root, "s/t", target, "not ok 1")
+        place = failures.place(self.paths.root, "crash/explorer")
+        failures.no_failure(place, target)          # which left no report
+        self.assertTrue((other / failures.OUTPUT).exists())
 
     def test_what_is_asked_for(self):
         def run(*wanted):
