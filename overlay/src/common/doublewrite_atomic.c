@@ -156,6 +156,7 @@ StaticAssertDecl(sizeof(DWKernelFsxattr) == 28, "struct fsxattr has 28 bytes");
 bool
 DWAtomicAskFile(int fd, DWAtomicFile *file)
 {
+#ifdef SYS_statx
 	DWKernelStatx stx = {0};
 
 	memset(file, 0, sizeof(*file));
@@ -175,6 +176,11 @@ DWAtomicAskFile(int fd, DWAtomicFile *file)
 	file->unit_max = stx.atomic_write_unit_max;
 	file->unit_max_opt = stx.atomic_write_unit_max_opt;
 	return true;
+#else
+	/* headers from before Linux 4.11 */
+	memset(file, 0, sizeof(*file));
+	return false;
+#endif
 }
 
 /*

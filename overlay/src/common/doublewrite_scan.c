@@ -330,6 +330,10 @@ DWJudgeDirMode(void)
  * The version directory goes before the link does.  So if it is missing in a
  * directory in which nothing is mounted, either a crash came in between, or
  * that directory is only what shows while the file system is not mounted.
+ *
+ * A tablespace without a link has been dropped: CREATE TABLESPACE makes both durable
+ * before its WAL record is, and no page is written there before that.  Redo may make
+ * the link once more, but then it has restored the pages before, and written none yet.
  */
 DWTablespace
 DWJudgeTablespace(Oid spcOid, char *path)

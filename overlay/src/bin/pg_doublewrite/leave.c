@@ -372,7 +372,7 @@ look_for_files(const LogState *state)
  */
 
 /*
- * Connect to a database of the server that runs on the data directory, as it
+ * Try to connect to a database of the server that runs on the data directory, as it
  * has noted in postmaster.pid.
  */
 static PGconn *
@@ -406,7 +406,22 @@ connect_to(const char *dbname)
 		pfree(line.data);
 		fclose(fp);
 	}
-	conn = PQconnectdbParams(keywords, values, false);
+	return PQconnectdbParams(keywords, values, false);
+}
+
+/*
+ * Connect to a database in which all others are found, as other programs do.
+ */
+static PGconn *
+connect_to_any(void)
+{
+	PGconn	   *conn = connect_to("postgres");
+
+	if (PQstatus(conn) != CONNECTION_OK)
+	{
+		PQfinish(conn);
+		conn = connect_to("template1");
+	}
 	if (PQstatus(conn) != CONNECTION_OK)
 		pg_fatal("%s", PQerrorMessage(conn));
 	return conn;
@@ -459,6 +474,16 @@ look_into_database(const char *dbname)
 {
 	PGconn	   *conn = connect_to(dbname);
 
+	if (PQstatus(conn) != CONNECTION_OK)
+	{
+		char	   *message = pg_strdup(PQerrorMessage(conn));
+
+		pg_strip_crlf(message);
+		note_left("database", pg_strdup(dbname), message, false,
+				  pg_strdup(_("have it accept the connection, and look again")));
+		PQfinish(conn);
+		return;
+	}
 	note_rows(conn, "extension",
 			  "SELECT current_database(), extname, 'DROP EXTENSION ' || extname"
 			  " FROM pg_extension WHERE extname = '" EXTENSION "'");
@@ -473,7 +498,7 @@ look_into_database(const char *dbname)
 static void
 look_into_catalogs(char *config_file)
 {
-	PGconn	   *conn = connect_to("postgres");
+	PGconn	   *conn = connect_to_any();
 	PGresult   *result = ask(conn, "SELECT current_setting('config_file')");
 
 	if (config_file[0] == '\0')
@@ -498,7 +523,16 @@ look_into_catalogs(char *config_file)
 					   " LEFT JOIN pg_roles r ON r.oid = a.grantee"
 					   " WHERE a.grantee <> %d AND p.parname IN (%s) ORDER BY 1, 2",
 					   BOOTSTRAP_SUPERUSERID, settings_list()));
-	result = ask(conn, "SELECT datname FROM pg_database WHERE datallowconn ORDER BY 1");
+	note_rows(conn, "database",
+			  "SELECT datname, CASE datconnlimit"
+			  " WHEN -2 THEN 'invalid, as it has been dropped in part'"
+			  " ELSE 'cannot be looked into, as it allows no connections' END,"
+			  " CASE datconnlimit WHEN -2 THEN 'DROP DATABASE ' || quote_ident(datname)"
+			  " ELSE 'allow connections to it, and look again' END"
+			  " FROM pg_database WHERE (NOT datallowconn OR datconnlimit = -2)"
+			  " AND datname <> 'template0' ORDER BY 1");
+	result = ask(conn, "SELECT datname FROM pg_database"
+				 " WHERE datallowconn AND datconnlimit <> -2 ORDER BY 1");
 	for (int i = 0; i < PQntuples(result); i++)
 		look_into_database(PQgetvalue(result, i, 0));
 	PQclear(result);

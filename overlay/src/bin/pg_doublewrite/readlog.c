@@ -175,7 +175,12 @@ judge_mode(LogState *state)
 	switch (DWJudgeDirMode())
 	{
 		case DW_DIR_PRIVATE:
+			break;
 		case DW_DIR_UNREACHABLE:
+			set_verdict(state, VERDICT_REFUSE,
+						psprintf(_("The log directory \"%s\" cannot be accessed: %m."),
+								 state->logdir),
+						_("Make it available again."));
 			break;
 		case DW_DIR_WRONG_OWNER:
 			set_verdict(state, VERDICT_REFUSE,
@@ -379,7 +384,7 @@ judge_copy(LogState *state)
 	if (DWIsCopy(&owner, &own, state->label == DW_LABEL_MARKER))
 		set_verdict(state, VERDICT_REFUSE,
 					_("This data directory is a copy of one whose double-write log was in use."),
-					_("If this is a base backup, restore it again with its own file \"backup_label\".  Only if no server was running while all files were copied, including \"pg_doublewrite\", remove the file \"pg_doublewrite/owner\"."));
+					_("If this is a base backup, restore it again with its own file \"backup_label\".  Only if all files, including \"pg_doublewrite\", come from one atomic snapshot, or no server was running while they were copied, remove the file \"pg_doublewrite/owner\"."));
 }
 
 /*

@@ -181,6 +181,27 @@ typedef enum DWDirMode
 	DW_DIR_WRONG_MODE,
 } DWDirMode;
 
+/*
+ * Is our marker in this data directory?  For programs that need a cluster which has
+ * been shut down, and look no further into the file than this.
+ */
+static inline bool
+DWMarkerExists(const char *datadir)
+{
+	char		line[sizeof(DW_MARKER_LINE)] = "";
+	char		path[MAXPGPATH];
+	FILE	   *fp;
+
+	snprintf(path, sizeof(path), "%s/%s", datadir, DW_MARKER_FILE);
+	fp = fopen(path, "r");
+	if (fp == NULL)
+		return false;
+	if (fgets(line, sizeof(line), fp) == NULL)
+		line[0] = '\0';
+	fclose(fp);
+	return strcmp(line, DW_MARKER_LINE) == 0;
+}
+
 extern DWDirMode DWJudgeDirMode(void);
 extern bool DWRecoveryFromBackup(DBState state);
 extern DWLabel DWReadLabel(FILE *fp);

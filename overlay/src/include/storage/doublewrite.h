@@ -96,6 +96,7 @@ extern bool DoubleWriteStopCutShort(void);
 /* remove.c: pages of dropped and truncated files */
 extern void DoubleWriteBeginRemoval(void);
 extern void DoubleWriteEndRemoval(void);
+extern bool DoubleWriteIsRemoving(void);
 extern void DoubleWriteRemovalFailed(void);
 extern void DoubleWriteNoteFailedRemovals(void);
 extern bool DoubleWriteRefusesRestartpoint(XLogRecPtr redo);

@@ -462,6 +462,8 @@ typedef struct DWLogState
 {
 	bool		armed;			/* home writes go through the log; read
 								 * without lock, too */
+	bool		marker_known;	/* the marker, if any, is our own, or that of
+								 * a log which the start has looked at */
 	bool		open;			/* fields below are valid */
 	uint64		segno;			/* segment being written */
 	uint32		blockno;		/* next free block in it */
@@ -810,6 +812,7 @@ extern void dw_epoch_note(const BufferTag *tag, uint64 batchno);
 /* failedsync.c */
 extern void dw_refuse_failed_sync(void);
 extern void dw_look_for_failed_sync(void);
+extern void dw_remove_failed_sync(void);
 extern void dw_bound_rewriting(void);
 extern void dw_forget_failed_sync(XLogRecPtr redo);
 
@@ -886,6 +889,7 @@ extern void dw_remove_owner(void);
 extern DWLabel dw_read_label(void);
 extern bool dw_marker_is_original(void);
 extern void dw_write_marker(void);
+extern void dw_refuse_unknown_marker(void);
 extern bool dw_marker_exists(void);
 extern bool dw_remove_marker(void);
 

@@ -249,6 +249,17 @@ dw_look_for_failed_sync(void)
 }
 
 /*
+ * The notes, if any, have been copied along with a backup: they are about a server whose
+ * files these are not.
+ */
+void
+dw_remove_failed_sync(void)
+{
+	(void) unlink(DW_FAILED_SYNC_FILE);
+	(void) unlink(DW_FAILED_SYNC_SEEN);
+}
+
+/*
  * Redo leaves a page alone, whose buffer is locked exclusively.
  */
 void

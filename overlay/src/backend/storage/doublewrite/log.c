@@ -399,6 +399,7 @@ dw_arm(void)
 	if (DWCtl->log.armed)
 		return;
 	dw_log_check_dir(ERROR);
+	dw_refuse_unknown_marker();
 	dw_log_empty();
 	dw_write_owner(false, ERROR);
 	dw_write_marker();

@@ -25,6 +25,7 @@
 #include "access/xlog.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/fd.h"
+#include "utils/injection_point.h"
 
 #define DW_MARKER_TMP		"backup_label.dwtmp"
 #define DW_OWNER_TMP		DW_OWNER_FILE ".tmp"
@@ -48,11 +49,24 @@ dw_log_is_linked(void)
 bool
 dw_log_check_mode(int elevel)
 {
-	switch (DWJudgeDirMode())
+	DWDirMode	mode = DWJudgeDirMode();
+	int			injected = 0;
+
+	INJECTION_POINT("doublewrite-check-mode", &injected);
+	if (injected != 0)
+	{
+		mode = DW_DIR_UNREACHABLE;
+		errno = injected;
+	}
+	switch (mode)
 	{
 		case DW_DIR_PRIVATE:
 			return true;
 		case DW_DIR_UNREACHABLE:
+			ereport(elevel,
+					(errcode_for_file_access(),
+					 errmsg("could not access double-write log directory \"%s\": %m",
+							DW_DIR)));
 			break;
 		case DW_DIR_WRONG_OWNER:
 			ereport(elevel,
@@ -303,6 +317,23 @@ dw_write_marker(void)
 				(errcode(ERRCODE_IO_ERROR),
 				 errmsg("could not create file \"%s\"", DW_MARKER_FILE)));
 	}
+	DWCtl->log.marker_known = true;
+}
+
+/*
+ * The log is about to be made empty.  If a marker is there that this start has not
+ * looked at, since it did not see it, pages may have to be restored from it. (R9)
+ */
+void
+dw_refuse_unknown_marker(void)
+{
+	if (!DWCtl->log.marker_known && dw_read_label() == DW_LABEL_MARKER)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("could not empty the double-write log because file \"%s\" says that it is in use",
+						DW_MARKER_FILE),
+				 errdetail("The file was not there when the server started, or the log could not be looked at."),
+				 errhint("Restart the server, which restores pages from the log if need be.")));
 }
 
 bool
@@ -319,5 +350,8 @@ dw_marker_exists(void)
 bool
 dw_remove_marker(void)
 {
-	return durable_unlink(DW_MARKER_FILE, LOG) == 0;
+	if (durable_unlink(DW_MARKER_FILE, LOG) != 0)
+		return false;
+	DWCtl->log.marker_known = false;
+	return true;
 }

@@ -514,7 +514,8 @@ DoubleWriteCheckpointDone(XLogRecPtr redo, bool images)
  * next start, as it does those of WAL; what initdb leaves behind is small.
  *
  * After a shutdown checkpoint there is nothing left to bring home, and to sync.  A
- * standby may have skipped its restartpoint, and then there is.  If crash recovery
+ * standby may have skipped its restartpoint, and then there is; without the log it
+ * leaves that to the next start, as stock leaves dirty buffers.  If crash recovery
  * was interrupted, it must be finished by a server that knows the log. (R12)
  *
  * pg_control says already that the server was shut down.  Until the marker has gone,
@@ -525,9 +526,11 @@ DoubleWriteShutdown(void)
 {
 	if (!DWCtl->started || GetRecoveryState() == RECOVERY_STATE_CRASH)
 		return;
+	stopped = true;
+	if (!DWCtl->log.armed)
+		return;
 	DoubleWriteDrain();
 	INJECTION_POINT("doublewrite-shutdown-drained", NULL);
 	dw_sync_gone_home();
 	(void) dw_disarm(IsPostmasterEnvironment);
-	stopped = true;
 }

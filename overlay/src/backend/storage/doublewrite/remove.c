@@ -90,7 +90,7 @@ DoubleWriteBeginRemoval(void)
 {
 	uint32		generation;
 
-	Assert(dw_removal_lock == NULL || !LWLockHeldByMe(dw_removal_lock));
+	Assert(!DoubleWriteIsRemoving());
 	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
 
 	for (;;)
@@ -118,6 +118,17 @@ DoubleWriteEndRemoval(void)
 	pg_atomic_fetch_sub_u32(&DWCtl->removals.under_way[parity], 1);
 	LWLockRelease(dw_removal_lock);
 	dw_removal_lock = NULL;
+}
+
+/*
+ * May a checkpoint wait for this process?  Then nothing is sent to its client, which
+ * may not read it: neither messages, of any level, nor the error that ends the removal,
+ * which is reported before the lock is released.
+ */
+bool
+DoubleWriteIsRemoving(void)
+{
+	return dw_removal_lock != NULL && LWLockHeldByMe(dw_removal_lock);
 }
 
 /* ---------------------------------------------------------------------
@@ -425,6 +436,7 @@ DoubleWriteNoteUnlinked(RelFileLocatorBackend rlocator)
 		return;
 	dw_note_file(&rlocator.locator, MAIN_FORKNUM, 0);
 	dw_note_directory(&rlocator.locator);
+	INJECTION_POINT("doublewrite-unlinked", NULL);
 }
 
 /*

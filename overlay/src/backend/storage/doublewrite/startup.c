@@ -44,8 +44,6 @@
 #include "utils/injection_point.h"
 #include "utils/memutils.h"
 
-static bool dw_was_armed = false;
-
 /* ---------------------------------------------------------------------
  * Reading the log
  * ---------------------------------------------------------------------
@@ -316,8 +314,8 @@ dw_refuse_copy(bool marker)
 		ereport(FATAL,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("this data directory is a copy of one whose double-write log was in use"),
-				 errdetail("If the server was running when it was copied, the files do not fit together, and the log does not make them."),
-				 errhint("If this is a base backup, restore it again with its own file \"%s\".  Only if no server was running while all files were copied, including \"%s\", remove the file \"%s\".",
+				 errdetail("If its files were copied one by one while the server was running, they do not fit together, and the log does not make them."),
+				 errhint("If this is a base backup, restore it again with its own file \"%s\".  Only if all files, including \"%s\", come from one atomic snapshot, or no server was running while they were copied, remove the file \"%s\".",
 						 DW_MARKER_FILE, DW_DIR, DW_OWNER_FILE)));
 }
 
@@ -489,7 +487,6 @@ DoubleWriteStartup(XLogRecPtr redo)
 		dw_check_marker();
 	if (!dw_check_log(label))
 		return;
-	dw_look_for_failed_sync();
 
 	LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
 	if (label == DW_LABEL_BACKUP)
@@ -497,13 +494,17 @@ DoubleWriteStartup(XLogRecPtr redo)
 		/* the files come from a backup, and so does the log, if any (R9) */
 		ereport(LOG,
 				(errmsg("discarding the double-write log, because the cluster is being restored from a backup")));
+		dw_remove_failed_sync();
 		dw_remove_log();
 	}
 	else
+	{
+		dw_look_for_failed_sync();
 		dw_process_log(redo, label == DW_LABEL_MARKER);
+	}
 	LWLockRelease(DoubleWriteFlushLock);
 
-	dw_was_armed = label == DW_LABEL_MARKER;
+	DWCtl->log.marker_known = label == DW_LABEL_MARKER;
 }
 
 /*
@@ -520,7 +521,7 @@ DoubleWriteStarted(void)
 	if (DWCtl->started)
 		return;
 	DoubleWritePassedRedo(DWCtl->redo.last);
-	if (dw_was_armed || dw_setting_uses_log())
+	if (DWCtl->log.marker_known || dw_setting_uses_log())
 	{
 		LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
 		dw_arm();

@@ -140,6 +140,25 @@ unlike(of_kind($said, 'setting'), qr/stage_size|queue_size/,
 like(of_kind($said, 'file'), qr/^pg_doublewrite: log directory: remove it once/m,
 	'files');
 
+# What it cannot look into, it names.
+is(of_kind($said, 'database'),
+	'closed: cannot be looked into, as it allows no connections: allow connections to it, and look again',
+	'a database without connections');
+my $invalid = q{UPDATE pg_database SET datconnlimit = %d WHERE datname = 'other'};
+$node->safe_psql('postgres', sprintf($invalid, -2));
+$said = left(2, 1);
+like(of_kind($said, 'database'), qr/^closed: [^\n]*\nother: invalid, [^\n]*: DROP DATABASE other$/,
+	'an invalid database');
+is(of_kind($said, 'extension'),
+	'postgres: pg_doublewrite_stats: DROP EXTENSION pg_doublewrite_stats', '... is passed over');
+$node->safe_psql('postgres', sprintf($invalid, -1));
+
+# There need be no database postgres.
+$node->safe_psql('template1', 'ALTER DATABASE postgres RENAME TO renamed');
+like(of_kind(left(2, 1), 'extension'), qr/^renamed: pg_doublewrite_stats/m, 'no database "postgres"');
+$node->safe_psql('template1', 'ALTER DATABASE renamed RENAME TO postgres');
+$said = left(2, 1);
+
 # Do as told, database by database.
 foreach my $one (grep { $_->{todo} =~ /^(?:ALTER|DROP|REVOKE)/ } @{ $said->{left} })
 {
@@ -148,7 +167,7 @@ foreach my $one (grep { $_->{todo} =~ /^(?:ALTER|DROP|REVOKE)/ } @{ $said->{left
 }
 $said = left(2, 1);
 is( join(' ', sort keys %{ { map { $_->{kind} => 1 } @{ $said->{left} } } }),
-	'file setting',
+	'database file setting',
 	'what was made with SQL is gone');
 
 # After a crash the log is needed.

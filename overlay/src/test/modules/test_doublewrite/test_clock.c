@@ -1,12 +1,13 @@
 /*-------------------------------------------------------------------------
  *
  * test_clock.c
- *		A wall clock that can be set back, for one server.
+ *		A wall clock that can be set back, and syncs that can be seen, for one server.
  *
  * To be loaded before all other libraries, by LD_PRELOAD.  While there is a file
  * named test_doublewrite.clock_back in the current directory, which for a server
  * is its data directory, the time of day is an hour ago.  Clocks that nobody
- * sets go on.
+ * sets go on.  A file named test_doublewrite.syncs gets the path of each file that
+ * is synced, one a line.
  *
  * Copyright (c) 2025, PostgreSQL Global Development Group
  *
@@ -17,12 +18,15 @@
  */
 #include "c.h"
 
+#include <fcntl.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 
 extern PGDLLEXPORT int gettimeofday(struct timeval *restrict tv,
 									void *restrict tz);
+extern PGDLLEXPORT int fsync(int fd);
 
 int
 gettimeofday(struct timeval *restrict tv, void *restrict tz)
@@ -37,4 +41,38 @@ gettimeofday(struct timeval *restrict tv, void *restrict tz)
 		tv->tv_sec -= 3600;
 	errno = save_errno;
 	return 0;
+}
+
+/*
+ * Note the path of an open file.
+ */
+static void
+note_sync(int fd)
+{
+	int			notes = open("test_doublewrite.syncs", O_WRONLY | O_APPEND);
+	char		link[64];
+	char		path[MAXPGPATH];
+	ssize_t		len;
+
+	if (notes < 0)
+		return;
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+	len = readlink(link, path, sizeof(path) - 1);
+	if (len > 0)
+	{
+		path[len++] = '\n';
+		if (write(notes, path, len) != len)
+			_exit(1);
+	}
+	close(notes);
+}
+
+int
+fsync(int fd)
+{
+	int			save_errno = errno;
+
+	note_sync(fd);
+	errno = save_errno;
+	return syscall(SYS_fsync, fd);
 }

@@ -271,4 +271,31 @@ wal_skip_threshold = 0
 	$node->stop;
 }
 
+# A standby in full_pages need not write at a stop what it has not written until then.
+{
+	my $primary = dw_quiet_node('full', mode => 'full_pages', init => { allows_streaming => 1 });
+	my $standby = PostgreSQL::Test::Cluster->new('full_standby');
+
+	$primary->safe_psql('postgres', 'CREATE TABLE t AS SELECT generate_series(1, 1000) AS i');
+	$primary->backup('b');
+	$standby->init_from_backup($primary, 'b', has_streaming => 1);
+	$standby->start;
+	$primary->safe_psql('postgres', 'UPDATE t SET i = i + 1');
+	$primary->wait_for_replay_catchup($standby);
+	$standby->safe_psql('postgres', q{
+		SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000);
+		SELECT dw_evict('t')});
+	my $begun = -s $standby->logfile;
+	$standby->stop('fast', fail_ok => 1);
+	unlike(slurp_file($standby->logfile, $begun), qr/abnormal|ERROR/,
+		'a standby with an unwritable file stops');
+	my ($control) = run_command([ 'pg_controldata', $standby->data_dir ]);
+	like($control, qr/state: +shut down in recovery/, '... as stock does');
+	$standby->start;
+	$primary->wait_for_replay_catchup($standby);
+	is($standby->safe_psql('postgres', 'SELECT sum(i) FROM t'), 501500, '... and has lost nothing');
+	$standby->stop;
+	$primary->stop;
+}
+
 done_testing();

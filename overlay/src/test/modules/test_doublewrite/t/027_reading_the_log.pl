@@ -225,6 +225,15 @@ rename($dir, "$dir.stale") or die "could not rename: $!";
 rename("$dir.away", $dir) or die "could not rename: $!";
 
 # ---------------------------------------------------------------------
+# A directory that cannot be looked at for a moment
+# ---------------------------------------------------------------------
+
+# when the log is armed, it can
+settings(fail_at => 'doublewrite-check-mode:EIO');
+refuses('directory not reachable', qr/could not access double-write log directory "pg_doublewrite": Input/);
+settings();
+
+# ---------------------------------------------------------------------
 # A label that is none
 # ---------------------------------------------------------------------
 
@@ -347,6 +356,23 @@ $node->safe_psql('postgres', 'DROP TABLE far');
 $node->safe_psql('postgres', 'DROP TABLESPACE elsewhere');
 $torn = crash('small');
 restores('tablespace dropped', $torn, 'small');
+
+# ---------------------------------------------------------------------
+# A marker that the start has not seen
+# ---------------------------------------------------------------------
+
+$text = slurp_file($marker);
+$node->adjust_conf('postgresql.conf', 'io_torn_pages_protection', 'full_pages');
+$node->restart;
+append_to_file($marker, $text);
+my $digest = log_digest();
+$offset = -s $node->logfile;
+$node->adjust_conf('postgresql.conf', 'io_torn_pages_protection', 'double_writes');
+$node->reload;
+$node->wait_for_log(qr/could not empty the double-write log because file "backup_label" says/, $offset);
+is(log_digest(), $digest, 'a log with a marker that the start has not seen is left alone');
+unlink($marker) or die "could not unlink: $!";
+$node->restart;
 
 # ---------------------------------------------------------------------
 # The sync that fsync_writethrough asks for

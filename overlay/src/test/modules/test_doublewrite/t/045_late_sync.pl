@@ -233,6 +233,13 @@ change_on_standby();
 $standby->stop('fast', fail_ok => 1);
 dw_wait_for_exit($standby);
 is(cluster_state($standby), 'shut down in recovery', 'a stop is cut short');
+command_fails_like([ 'pg_checksums', '--check', $standby->data_dir ],
+	qr/shutdown of the cluster was cut short/, '... which pg_checksums sees');
+command_fails_like(
+	[ 'pg_rewind', '--dry-run', '--no-ensure-shutdown',
+		'--source-server' => $primary->connstr('postgres'),
+		'--target-pgdata' => $standby->data_dir ],
+	qr/target server must be shut down cleanly/, '... and pg_rewind');
 set($standby, 'test_doublewrite.crash_at', '');
 $standby->start;
 $primary->safe_psql('postgres', 'CHECKPOINT');

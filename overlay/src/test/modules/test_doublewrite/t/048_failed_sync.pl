@@ -215,6 +215,19 @@ $node->stop;
 	cmp_ok($standby->safe_psql('postgres', 'SELECT home_pages FROM dw_stats()'),
 		'>=', $pages, 'standby: pages are written again');
 
+	# A note that was copied along with a backup says nothing of its files
+	my $copy = PostgreSQL::Test::Cluster->new('copy');
+	my $copied = $copy->data_dir . '/pg_doublewrite/sync_failed';
+
+	$copy->init_from_backup($primary, 'b', has_streaming => 1);
+	mkdir($copy->data_dir . '/pg_doublewrite', 0700);
+	append_to_file($copied, '');
+	append_to_file("$copied.old", '');
+	$copy->start;
+	ok(!$copy->log_contains($message), 'backup: no sync has failed');
+	ok(!-e $copied && !-e "$copied.old", 'backup: notes are removed');
+	$copy->stop;
+
 	# A restartpoint that ends when the standby has been promoted is no checkpoint yet
 	my ($restarting, $checkpointing) = ('create-restart-point', 'doublewrite-checkpoint-drained');
 	$fail->();

@@ -194,6 +194,38 @@ foreach my $how ('permission', 'error')
 	crash_and_start($node, $directory, 'when files of a table are left') && $node->stop;
 }
 
+# --- A client is told when no checkpoint waits for its backend any more
+
+foreach my $what ('table', 'database')
+{
+	my $node = dw_quiet_node("told_$what");
+	my $removed = $what eq 'table' ? 'doublewrite-unlinked' : 'doublewrite-database-removed';
+	my $database = $what eq 'table' ? 'd' : 'other';
+	my $told = qr/WARNING:  could not remove (?:file|directory)/;
+
+	create_database($node) if $what eq 'database';
+	$node->safe_psql('postgres', $_) foreach (
+		q{CREATE TABLE d AS SELECT i, repeat('x', 1000) f FROM generate_series(1, 2000) i},
+		'VACUUM d',
+		"SELECT injection_points_attach('$removed', 'wait')");
+	forbid_removals($what eq 'database' ? database_directory($node) :
+		  ($node->data_dir . '/' . $node->safe_psql('postgres', "SELECT pg_relation_filepath('d')")) =~ s{/[^/]*$}{}r);
+
+	my $offset = -s $node->logfile;
+	my $drop = $node->background_psql('postgres', on_error_stop => 0);
+	$drop->query_until(qr/start/, "\\echo start\nDROP $what $database;\n");
+	$node->wait_for_event('client backend', $removed);
+	like(slurp_file($node->logfile, $offset), $told, "$what: files cannot be removed");
+	$drop->{run}->pump_nb;
+	is($drop->{stderr}, '', '... which the client is not told while a checkpoint may wait');
+	dw_wake($node, $removed);
+	$drop->query('SELECT 1');
+	like($drop->{stderr}, $told, '... but then');
+	$drop->quit;
+	chmod(0700, @forbidden);
+	$node->stop;
+}
+
 # --- The same on a standby
 
 {

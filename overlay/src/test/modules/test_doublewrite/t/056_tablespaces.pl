@@ -1,0 +1,81 @@
+
+# Copyright (c) 2026, PostgreSQL Global Development Group
+
+# What CREATE TABLESPACE makes is durable before its WAL record is: restore, which comes
+# before redo, may need it.
+
+use strict;
+use warnings FATAL => 'all';
+
+use Cwd qw(realpath);
+use FindBin;
+use lib $FindBin::RealBin;
+
+use DoubleWrite::Crash;
+use DoubleWrite::Node;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+dw_require_injection_points();
+
+my ($dir) = run_command([ 'pg_config', '--pkglibdir' ]);
+my $library = "$dir/test_doublewrite_clock.so";
+plan skip_all => 'no library that sees syncs' unless -e $library;
+
+my $node = dw_new_node('main', conf => 'allow_in_place_tablespaces = on');
+my $data = realpath($node->data_dir);
+my $place = realpath(PostgreSQL::Test::Utils::tempdir());
+my $syncs = "$data/test_doublewrite.syncs";
+
+sub synced
+{
+	my %paths = map { $_ => 1 } split(/\n/, slurp_file($syncs));
+
+	return \%paths;
+}
+
+sub start
+{
+	local $ENV{LD_PRELOAD} = $library;
+
+	unlink($syncs);
+	append_to_file($syncs, '');
+	ok(dw_poll_start($node), 'server starts');
+	return;
+}
+
+# WAL is synced when the record is durable, so it must come after them.
+sub order
+{
+	my @paths = split(/\n/, slurp_file($syncs));
+	my ($wal) = grep { $paths[$_] =~ /pg_wal/ } (0 .. $#paths);
+	my ($links) = grep { $paths[$_] eq "$data/pg_tblspc" } (0 .. $#paths);
+
+	return defined $links && defined $wal && $links < $wal;
+}
+
+$node->append_conf('postgresql.conf', 'wal_sync_method = fsync');
+start();
+dw_extensions($node);
+$node->safe_psql('postgres', 'CHECKPOINT');
+unlink($syncs);
+append_to_file($syncs, '');
+$node->safe_psql('postgres', "CREATE TABLESPACE space LOCATION '$place'");
+ok(synced()->{$place}, 'the directory in a location is synced');
+ok(synced()->{"$data/pg_tblspc"}, '... and the link to it');
+ok(order(), '... before the WAL record');
+
+unlink($syncs);
+append_to_file($syncs, '');
+$node->safe_psql('postgres', "CREATE TABLESPACE inside LOCATION ''");
+ok((grep { m{^\Q$data\E/pg_tblspc/\d+$} } keys %{ synced() }), 'so are those in place');
+ok(synced()->{"$data/pg_tblspc"}, '... and their directory');
+
+# Redo makes them again.
+$node->stop('immediate');
+start();
+ok(synced()->{$place}, 'after redo, too, the directory is synced');
+$node->stop;
+
+done_testing();
