@@ -30,6 +30,7 @@
  */
 #include "postgres.h"
 
+#include "access/hash_xlog.h"
 #include "access/xlogexamine.h"
 #include "access/xlogprefetcher.h"
 #include "catalog/storage_xlog.h"
@@ -425,6 +426,10 @@ examine_record(DecodedXLogRecord *record, uint32 max_reads)
 
 		/* only the main fork, as in xlogprefetcher.c */
 		if (block->forknum != MAIN_FORKNUM)
+			continue;
+		/* redo only locks it, and may not read it: it may be torn */
+		if (record->header.xl_rmid == RM_HASH_ID &&
+			hash_xlog_only_locks(record->header.xl_info, i))
 			continue;
 		examine_note_rebuilt(block, record->lsn);
 		if (examine_nreads + examined.nreads < max_reads &&

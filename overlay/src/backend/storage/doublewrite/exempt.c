@@ -367,7 +367,7 @@ typedef enum DWNoImage
  *	  XLOG_HASH_SQUEEZE_PAGE, XLOG_HASH_MOVE_PAGE_CONTENTS, XLOG_HASH_DELETE
  *		_hash_squeezebucket(), hashbucketcleanup(): the bucket's first page,
  *		if they change another one of the bucket.  Redo locks it, hence reads
- *		it.
+ *		it, when recovery is consistent.
  *	  XLOG_HEAP2_VISIBLE
  *		log_heap_visible(): the heap page, if hints are not logged.  Redo sets a
  *		bit in its header.  If it does not set its LSN, the page does not count as
@@ -384,10 +384,8 @@ dw_why_no_image(XLogReaderState *record, uint8 block_id)
 {
 	uint8		info = XLogRecGetInfo(record) & ~XLR_INFO_MASK;
 
-	if (XLogRecGetRmid(record) == RM_HASH_ID && block_id == 0 &&
-		(info == XLOG_HASH_SQUEEZE_PAGE ||
-		 info == XLOG_HASH_MOVE_PAGE_CONTENTS ||
-		 info == XLOG_HASH_DELETE))
+	if (XLogRecGetRmid(record) == RM_HASH_ID &&
+		hash_xlog_only_locks(info, block_id))
 		return DW_NEVER_IMAGED;
 
 	if (XLogRecGetRmid(record) == RM_HEAP2_ID && block_id == 1 &&

@@ -104,14 +104,14 @@ wal_consistency_checking = 'all'
 	$node->stop;
 }
 
-# A record of a hash index names the primary page of the bucket without a change
-# or an image; it is torn, and a later record has its image.
+# Records of a hash index name the primary page of the bucket without a change or an
+# image; it is torn, and a later record has its image.
+
+# A server with the only table, whose index has one bucket that overflows
+sub node_with_bucket
 {
-	my $node = dw_new_node(
-		'torn_and_checked',
-		mode => 'full_pages',
-		checksums => 0,
-		conf => "wal_consistency_checking = 'hash'\n");
+	my ($name, %params) = @_;
+	my $node = dw_new_node($name, mode => 'full_pages', %params);
 
 	$node->start;
 	$node->safe_psql('postgres', q{
@@ -119,16 +119,28 @@ wal_consistency_checking = 'all'
 		CREATE INDEX ON h USING hash (k);
 		INSERT INTO h SELECT i, 1 FROM generate_series(1, 1000) i;
 		CHECKPOINT});
-	my $path = $node->safe_psql('postgres',
-		q{SELECT pg_relation_filepath('h_k_idx')});
+	return $node;
+}
+
+# Have overflow pages changed, then the primary page as well.
+sub change_bucket
+{
+	my ($node) = @_;
+
 	$node->safe_psql('postgres',
 		"DELETE FROM h WHERE $_; VACUUM (INDEX_CLEANUP ON) h")
 	  foreach ('i > 990', 'i <= 10');
 	$node->safe_psql('postgres', 'CREATE TABLE after_vacuum ()');
-	$node->stop('immediate');
+	return;
+}
 
-	# the only bucket that overflows: its flags, and the next block
+# Tear the primary page in the files of a server, where the index is at a path.
+sub tear_bucket
+{
+	my ($node, $path) = @_;
 	my $offset = 0;
+
+	# its flags, and the next block
 	while (my $page = dw_read_block($node, $path, $offset))
 	{
 		my ($next, $flag) = unpack('x4 L x4 S', substr($page, -16));
@@ -137,11 +149,83 @@ wal_consistency_checking = 'all'
 	}
 	cmp_ok($offset, '<', -s $node->data_dir . "/$path", 'bucket found');
 	dw_write_block($node, $path, $offset + 4096, "\0" x 512);
-	ok($node->start(fail_ok => 1), 'torn and checked: server starts');
-	is( $node->safe_psql('postgres', q{
-			SET enable_seqscan = off;
-			SELECT count(*) FROM h WHERE k = 1}),
-		'980', 'nothing lost');
+	return;
+}
+
+sub path_of_index
+{
+	return $_[0]->safe_psql('postgres', q{SELECT pg_relation_filepath('h_k_idx')});
+}
+
+# Rows that are found by the index
+sub rows_of_bucket
+{
+	return $_[0]->safe_psql('postgres',
+		'SET enable_seqscan = off; SELECT count(*) FROM h WHERE k = 1');
+}
+
+# It is torn by a base backup.  Once that is consistent, scans are locked out.
+{
+	my $primary = node_with_bucket('torn_backup', init => { allows_streaming => 1 });
+	my $standby = PostgreSQL::Test::Cluster->new('torn_backup_standby');
+	my $session = $primary->background_psql('postgres');
+
+	$session->query_safe(q{SET client_min_messages = warning});
+	$session->query_safe(q{SELECT pg_backup_start('torn', true)});
+	change_bucket($primary);
+	my $label = $session->query_safe('SELECT labelfile FROM pg_backup_stop(false)');
+	$session->quit;
+	$primary->backup_fs_cold('torn');
+	append_to_file($primary->backup_dir . '/torn/backup_label', "$label\n");
+	$standby->init_from_backup($primary, 'torn', has_streaming => 1);
+	$standby->append_conf('postgresql.conf', 'max_standby_streaming_delay = -1');
+	tear_bucket($standby, path_of_index($primary));
+	ok($standby->start(fail_ok => 1), 'bucket torn by a base backup: standby starts');
+	is(rows_of_bucket($standby), '980', '... nothing lost');
+
+	# The primary page, which is full, is pinned; redo of changes of overflow pages
+	# waits for that.
+	$primary->safe_psql('postgres', 'DELETE FROM h WHERE i BETWEEN 600 AND 609');
+	$primary->wait_for_replay_catchup($standby);
+	my $scan = $standby->background_psql('postgres');
+	$scan->query_safe($_) foreach (
+		'SET enable_seqscan = off', 'SET enable_bitmapscan = off',
+		'BEGIN', 'DECLARE c CURSOR FOR SELECT i FROM h WHERE k = 1', 'FETCH c');
+	$primary->safe_psql('postgres', $_)
+	  foreach ('VACUUM (INDEX_CLEANUP ON, TRUNCATE OFF) h', 'CREATE TABLE flushed ()');
+	my $end = $primary->lsn('flush');
+	$standby->poll_query_until('postgres', qq{
+		SELECT pg_last_wal_replay_lsn() >= '$end' OR
+			EXISTS (SELECT FROM pg_stat_activity
+				WHERE backend_type = 'startup' AND wait_event_type = 'BufferPin')})
+	  or die 'timed out waiting for replay';
+	is($standby->safe_psql('postgres', "SELECT pg_last_wal_replay_lsn() < '$end'"),
+		't', '... and redo waits for a scan of the bucket');
+	$scan->query_safe('COMMIT');
+	$scan->quit;
+	$primary->wait_for_replay_catchup($standby);
+	is(rows_of_bucket($standby), '970', '... which has ended');
+	$_->stop foreach ($standby, $primary);
+}
+
+# It is torn by a crash.
+foreach my $case (
+	[ 'without checksums', 0, "wal_consistency_checking = 'hash'" ],
+	[ 'with checksums', 1, '' ],
+	[ 'checked', 1, "wal_consistency_checking = 'hash'" ],
+	[ 'page by page', 1, 'instant_recovery = on' ])
+{
+	my ($what, $checksums, $conf) = @$case;
+	my $node = node_with_bucket('torn_' . $what =~ tr/ /_/r,
+		checksums => $checksums, conf => "$conf\n");
+	my $path = path_of_index($node);
+
+	change_bucket($node);
+	$node->stop('immediate');
+	tear_bucket($node, $path);
+	ok($node->start(fail_ok => 1), "bucket torn by a crash, $what: server starts");
+	is(rows_of_bucket($node), '980', '... nothing lost');
+	ok(!$node->log_contains(qr/invalid page|verification failed/), '... nor met');
 	$node->stop;
 }
 
@@ -368,6 +452,34 @@ hot_standby = on
 	is($standby->safe_psql('postgres', 'SELECT i FROM t'),
 		'2', 'waited: the standby shows the row');
 	$_->stop('fast', fail_ok => 1) foreach ($standby, $primary);
+}
+
+# A hash index grows by a page that is written to its file at once: WAL of it comes first.
+{
+	my $node = dw_quiet_node('grown');
+
+	$node->safe_psql('postgres', 'CREATE TABLE g(i int); CREATE INDEX ON g USING hash (i)');
+	my $path = $node->safe_psql('postgres', q{SELECT pg_relation_filepath('g_i_idx')});
+	my $file = $node->data_dir . "/$path";
+	my $size = -s $file;
+	my $session = $node->background_psql('postgres');
+	my $rows = 0;
+
+	$session->query_safe('BEGIN');
+	while (-s $file == $size && $rows < 5000)
+	{
+		$session->query_safe(
+			"INSERT INTO g SELECT generate_series($rows + 1, $rows + 50)");
+		$rows += 50;
+	}
+	cmp_ok(-s $file, '>', $size, 'grown: a hash index has been extended');
+	my $flushed = $node->lsn('flush');
+	my ($high, $low) = unpack('L L', dw_read_block($node, $path, (-s $file) - BLCKSZ));
+	my $lsn = sprintf('%X/%X', $high, $low);
+	is($node->safe_psql('postgres', "SELECT '$lsn'::pg_lsn <= '$flushed'"),
+		't', '... and WAL had been flushed');
+	$session->quit;
+	$node->stop;
 }
 
 done_testing();
