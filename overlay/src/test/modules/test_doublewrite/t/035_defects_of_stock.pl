@@ -302,7 +302,10 @@ foreach my $from ('checkpoint', 'backup')
 	my ($state) = run_command([ 'pg_controldata', $node->data_dir ]);
 	$node->safe_psql('postgres', 'INSERT INTO kept VALUES (1); CHECKPOINT');
 	$node->safe_psql('postgres', 'DROP TABLE gone');
+	my $offset = -s $node->logfile;
 	$node->stop('immediate');
+	# which is logged when pg_ctl need not wait any more
+	$node->wait_for_log(qr/system is shut down/, $offset);
 	open(my $file, '+<:raw', $node->data_dir . '/global/pg_control') or die $!;
 	print $file $control;
 	close $file or die $!;
@@ -319,7 +322,7 @@ foreach my $from ('checkpoint', 'backup')
 	}
 
 	# redo stops when it drops the table, and the checkpointer goes on
-	my $offset = -s $node->logfile;
+	$offset = -s $node->logfile;
 	$node->append_conf('postgresql.conf', q{
 test_doublewrite.hold_at = 'doublewrite-relations-discarded'
 checkpoint_timeout = 1s
