@@ -467,8 +467,12 @@ typedef struct DWLogState
 	bool		open;			/* fields below are valid */
 	uint64		segno;			/* segment being written */
 	uint32		blockno;		/* next free block in it */
+	uint32		left_blockno;	/* ... and in the one before, when it was left */
 	uint64		last_segno;		/* highest segment that exists */
 	uint64		first_segno;	/* lowest segment that may hold live batches */
+	int			no_segment;		/* errno for which no segment could be made
+								 * since one was entered last, or 0 */
+	bool		names_changed;	/* names of segments may not be durable */
 	uint64		nonce;			/* in all batches; see doublewrite_format.h */
 	uint64		next_batchno;
 	uint64		last_page_batch;	/* last batch that holds pages */
@@ -477,6 +481,7 @@ typedef struct DWLogState
 	uint64		low_water;		/* first batch still needed */
 	uint64		low_water_logged;	/* ... as durable in the log */
 	uint64		seg_first_batch[DW_MAX_SEGMENTS];	/* by segno modulo */
+	bool		seg_bad[DW_MAX_SEGMENTS];	/* a place in it cannot be written */
 	uint64		checkpoint_mark;	/* low water mark that the checkpoint
 									 * under way may set */
 	uint64		epoch;			/* first batch whose copies home writes may
@@ -825,6 +830,7 @@ extern bool dw_many_dirty_files(void);
 extern DWDirtyFile *dw_copy_dirty_files(int *nfiles);
 extern void dw_forget_files(uint64 mark);
 extern void dw_directory_path(char *path, Oid spcOid, Oid dbOid);
+extern int	dw_sync_elevel(int elevel);
 extern bool dw_sync_directory(const RelFileLocator *rlocator, int elevel);
 extern bool dw_sync_file(const DWDirtyFile *file, int elevel);
 extern void dw_sync_files(const DWDirtyFile *files, int nfiles);
@@ -864,15 +870,18 @@ extern bool dw_write_home(const DWPageSet *mine, bool may_divide);
 
 /* segment.c */
 extern void dw_log_path(char *path, uint64 segno);
-extern void dw_open_segment(uint64 segno);
+extern bool dw_open_segment(uint64 segno);
 extern void dw_close_segment(void);
 extern bool dw_create_segment(void);
 extern bool dw_segment_wanted(void);
 extern bool dw_prepare_segment(void);
+extern bool dw_write_blocks(struct iovec *iov, int iovcnt, off_t offset);
+extern bool dw_sync_log(void);
 extern void dw_report_no_segment(int elevel, bool can_wait);
+pg_noreturn extern void dw_refuse_full_log(void);
 extern bool dw_reserve(int nblocks, bool for_mark, bool beyond_bound);
-extern void dw_write_blocks(struct iovec *iov, int iovcnt, off_t offset);
-extern void dw_sync_log(void);
+extern void dw_enter_segment(void);
+extern void dw_leave_place(void);
 extern int	dw_list_old_files(uint64 before, DWOldFile **files);
 extern void dw_remove_file(const char *name);
 extern void dw_spare_file(uint64 segno);

@@ -243,7 +243,7 @@ dw_directory_path(char *path, Oid spcOid, Oid dbOid)
  * descriptor left to open it with, nothing has been lost: whoever wants it to be durable
  * fails, as elevel says, and tries again.
  */
-static int
+int
 dw_sync_elevel(int elevel)
 {
 	return errno == ENFILE || errno == EMFILE ? elevel : data_sync_elevel(elevel);

@@ -216,11 +216,7 @@ dw_give_up_batch(void)
 		else
 			dw_return_batch();
 	}
-	ereport(ERROR,
-			(errcode(ERRCODE_INSUFFICIENT_RESOURCES),
-			 errmsg("could not write pages because the double-write log is full"),
-			 errdetail("Pages that could not be written to their data files are kept in it."),
-			 errhint("See earlier messages in the server log for the reason.")));
+	dw_refuse_full_log();
 }
 
 /*

@@ -101,7 +101,7 @@ dw_build_header(void)
 /*
  * Write the header and pages that have been compressed.
  */
-static void
+static bool
 dw_write_packed(char *packed)
 {
 	struct iovec iov[2];
@@ -110,13 +110,13 @@ dw_write_packed(char *packed)
 	iov[0].iov_len = BLCKSZ;
 	iov[1].iov_base = packed;
 	iov[1].iov_len = (Size) (DWBatchBlocks(DWHeader) - 1) * BLCKSZ;
-	dw_write_blocks(iov, lengthof(iov), (off_t) DWHeader->blockno * BLCKSZ);
+	return dw_write_blocks(iov, lengthof(iov), (off_t) DWHeader->blockno * BLCKSZ);
 }
 
 /*
  * Write the header and pages as they are.
  */
-static void
+static bool
 dw_write_slots(const int *slots, int nslots)
 {
 	struct iovec iov[PG_IOV_MAX];
@@ -134,33 +134,64 @@ dw_write_slots(const int *slots, int nslots)
 			iovcnt++;
 			done++;
 		}
-		dw_write_blocks(iov, iovcnt, offset);
+		if (!dw_write_blocks(iov, iovcnt, offset))
+			return false;
 		offset += (off_t) iovcnt * BLCKSZ;
 	}
+	return true;
 }
 
 /*
  * Write a batch with these copies, whose entries have been built, to the space
- * reserved for it, and sync.  If this fails, the next attempt writes the same batch
- * number to the same place or a later one.
+ * reserved for it, and sync.  Returns false, with errno set, if that fails; the
+ * next attempt writes the same batch number to a later place, or to this one.
  */
-static void
-dw_append(const int *slots, int ncopies, char *packed)
+static bool
+dw_write_batch(const int *slots, int ncopies, char *packed)
 {
-	uint32		nblocks = DWBatchBlocks(DWHeader);
-
 	Assert(DWIsFlusher());
 	Assert(DWCtl->log.open);
 
-	dw_open_segment(DWCtl->log.segno);
 	dw_build_header();
-	if (packed != NULL)
-		dw_write_packed(packed);
-	else
-		dw_write_slots(slots, ncopies);
-
+	if (!dw_open_segment(DWCtl->log.segno) ||
+		!(packed ? dw_write_packed(packed) : dw_write_slots(slots, ncopies)))
+		return false;
 	INJECTION_POINT("doublewrite-log-written", NULL);
-	dw_sync_log();
+	return dw_sync_log();
+}
+
+/*
+ * Append a batch with these copies, whose entries have been built, and make it
+ * durable.  Returns false if there is no space for it before a sync cycle has
+ * freed some; see dw_reserve().
+ *
+ * A place that cannot be written is left for one in the next segment.  If that
+ * cannot be written, either, it is not the place.  (R11)
+ */
+static bool
+dw_append(const int *slots, int ncopies, char *packed, bool for_mark,
+		  bool beyond_bound)
+{
+	uint32		nblocks = DWBatchBlocks(DWHeader);
+
+	for (int attempt = 1;; attempt++)
+	{
+		bool		untried;
+
+		if (!dw_reserve(nblocks, for_mark, beyond_bound))
+			return false;
+		if (dw_write_batch(slots, ncopies, packed))
+			break;
+
+		/* without a descriptor it is not the place that has failed */
+		untried = errno == EMFILE || errno == ENFILE;
+		if (!untried)
+			dw_leave_place();
+		ereport(untried || attempt == 2 ? ERROR : LOG_SERVER_ONLY,
+				(errcode_for_file_access(),
+				 errmsg("could not write to double-write log segment \"%s/%016" PRIX64 "\" at offset %u: %m",
+						DW_DIR, DWHeader->segno, DWHeader->blockno * BLCKSZ)));
+	}
 
 	DWCtl->log.blockno += nblocks;
 	if (DWCtl->log.write_blocks == 0)
@@ -179,6 +210,7 @@ dw_append(const int *slots, int ncopies, char *packed)
 		dw_close_segment();
 		dw_free_pack_buffer();
 	}
+	return true;
 }
 
 /*
@@ -206,18 +238,15 @@ dw_log_write_batch(const int *slots, int nslots, int ncopies, bool beyond_bound)
 	}
 	packed = dw_build_entries(slots, nslots, ncopies);
 	nblocks = DWBatchBlocks(DWHeader);
-	if (!dw_reserve(nblocks, false, beyond_bound))
+	if (!dw_append(slots, ncopies, packed, false, beyond_bound))
 		return false;
 
-	/* before the first home write, so that no sync cycle misses the file */
-	for (int i = 0; i < nslots; i++)
-		dw_dirty_file(&DWSlots[slots[i]].tag, batchno);
-
-	dw_append(slots, ncopies, packed);
-
-	/* not before: until then a page may still need an older batch (R3) */
 	for (int i = 0; i < nslots; i++)
 	{
+		/* before the first home write, so that no sync cycle misses the file */
+		dw_dirty_file(&DWSlots[slots[i]].tag, batchno);
+
+		/* not before: until then a page may still need an older batch (R3) */
 		dw_note_logged(slots[i], batchno);
 		if (i < ncopies)
 			dw_epoch_note(&DWSlots[slots[i]].tag, batchno);
@@ -241,10 +270,9 @@ dw_log_set_low_water(uint64 mark)
 	INJECTION_POINT("doublewrite-before-low-water", NULL);
 
 	DWCtl->log.low_water = Max(DWCtl->log.low_water, mark);
-	if (!dw_reserve(1, true, true))
-		elog(ERROR, "double-write log has too many segments");
 	dw_build_entries(NULL, 0, 0);
-	dw_append(NULL, 0, NULL);
+	if (!dw_append(NULL, 0, NULL, true, true))
+		elog(ERROR, "double-write log has too many segments");
 
 	INJECTION_POINT("doublewrite-after-low-water", NULL);
 
@@ -299,12 +327,8 @@ dw_log_open(void)
 					 errmsg("could not create the double-write log: %m"),
 					 errhint("Free space on the device of \"%s\".", DW_DIR)));
 	}
-	DWCtl->log.blockno = 0;
-	DWCtl->log.seg_first_batch[DWCtl->log.segno % DW_MAX_SEGMENTS] =
-		DWCtl->log.next_batchno;
 	DWCtl->log.open = true;
-	if (dw_segment_wanted())
-		dw_request_upkeep();
+	dw_enter_segment();
 }
 
 /*

@@ -7,6 +7,11 @@
  * nothing live are renamed to become future ones. (R3)  This file knows which of
  * them there are and where the next batch goes, but not what is in a batch.
  *
+ * Nothing in here that fails is the end of the log.  If no segment can be made,
+ * for whatever reason, the batch waits until a sync cycle has freed one; a place
+ * that cannot be written is left; a name that cannot be made durable, or a segment
+ * that cannot be renamed, is tried again.  (R11)
+ *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
  * IDENTIFICATION
@@ -85,7 +90,10 @@ dw_open_file(const char *path, bool direct)
 						 (direct ? PG_O_DIRECT : 0));
 }
 
-void
+/*
+ * Open a segment for writing.  Returns false, with errno set, if that fails.
+ */
+bool
 dw_open_segment(uint64 segno)
 {
 	char		path[MAXPGPATH];
@@ -93,7 +101,7 @@ dw_open_segment(uint64 segno)
 	Assert(DWIsFlusher());
 
 	if (dw_fd >= 0 && dw_fd_segno == segno)
-		return;
+		return true;
 	dw_close_segment();
 
 	dw_log_path(path, segno);
@@ -104,13 +112,16 @@ dw_open_segment(uint64 segno)
 		dw_fd = dw_open_file(path, false);
 	}
 	if (dw_fd < 0)
-		ereport(ERROR,
-				(errcode_for_file_access(),
-				 errmsg("could not open double-write log segment \"%s\": %m",
-						path)));
+		return false;
 	ReserveExternalFD();
 	dw_fd_segno = segno;
+	return true;
 }
+
+/* ---------------------------------------------------------------------
+ * Creating
+ * ---------------------------------------------------------------------
+ */
 
 /*
  * Name of the file that this process prepares to become a segment.
@@ -122,16 +133,75 @@ dw_new_path(char *path)
 }
 
 /*
- * Make a file for a segment, durable but for its name.  Returns false, with
- * errno set, if there is no space for it.  Any other failure is reported at
- * elevel.
+ * Rename a file of the log.  Returns false, with errno set, if that fails.
+ */
+static bool
+dw_rename_file(const char *path, const char *newpath)
+{
+	int			save_errno;
+	int			injected = 0;
+
+	INJECTION_POINT("doublewrite-rename-segment", &injected);
+	errno = injected;
+	if (injected == 0 && rename(path, newpath) == 0)
+		return true;
+	save_errno = errno;
+	ereport(LOG_SERVER_ONLY,
+			(errcode_for_file_access(),
+			 errmsg("could not rename file \"%s\" to \"%s\": %m",
+					path, newpath)));
+	errno = save_errno;
+	return false;
+}
+
+/*
+ * Make the names of segments durable, which they must be before a batch in one of
+ * them counts. (R3)  If that fails, returns false, with errno set, and the next
+ * batch has to try it again.  A sync that fails is a PANIC, as any other.
+ */
+static bool
+dw_sync_names(void)
+{
+	int			save_errno;
+	int			injected = 0;
+	int			fd;
+
+	Assert(DWIsFlusher());
+
+	if (!DWCtl->log.names_changed || !enableFsync)
+		return true;
+
+	fd = OpenTransientFile(DW_DIR, O_RDONLY | PG_BINARY);
+	INJECTION_POINT("doublewrite-names-sync", &injected);
+	if (injected != 0)
+		errno = injected;
+	if (injected != 0 || fd < 0 ||
+		(pg_fsync(fd) != 0 && errno != EBADF && errno != EINVAL))
+	{
+		save_errno = errno;
+		ereport(fd < 0 ? LOG_SERVER_ONLY : dw_sync_elevel(LOG_SERVER_ONLY),
+				(errcode_for_file_access(),
+				 errmsg("could not fsync file \"%s\": %m", DW_DIR)));
+		if (fd >= 0)
+			CloseTransientFile(fd);
+		errno = save_errno;
+		return false;
+	}
+	CloseTransientFile(fd);
+	DWCtl->log.names_changed = false;
+	return true;
+}
+
+/*
+ * Make a file for a segment, durable except for its name.  Returns false, with
+ * errno set, if that fails, most likely for lack of space.
  *
  * If it is filled with zeroes, a sync of what is written to it need not wait for the
  * file system's own journal.  That takes time, and on a device that is held to a
  * bandwidth as much as what is going to be written.
  */
 static bool
-dw_make_segment(const char *path, bool fill, int elevel)
+dw_make_segment(const char *path, bool fill)
 {
 	File		file;
 	int			rc;
@@ -141,13 +211,7 @@ dw_make_segment(const char *path, bool fill, int elevel)
 	unlink(path);
 	file = PathNameOpenFile(path, O_RDWR | O_CREAT | O_EXCL | PG_BINARY);
 	if (file < 0)
-	{
-		if (errno != ENOSPC)
-			ereport(elevel,
-					(errcode_for_file_access(),
-					 errmsg("could not create file \"%s\": %m", path)));
 		return false;
-	}
 
 	if (fill)
 		rc = FileZero(file, 0, DW_SEGMENT_SIZE, WAIT_EVENT_DOUBLE_WRITE_INIT);
@@ -171,36 +235,40 @@ dw_make_segment(const char *path, bool fill, int elevel)
 	{
 		unlink(path);
 		errno = save_errno;
-		if (errno != ENOSPC)
-			ereport(elevel,
-					(errcode_for_file_access(),
-					 errmsg("could not write file \"%s\": %m", path)));
 		return false;
 	}
 	return true;
 }
 
 /*
- * Create the next segment.  Returns false, with errno set, if there is no
- * space for it; any other failure is an error.
+ * Make the file with this name the next segment, after those that exist.
+ * Returns false, with errno set, if that fails.
  */
-bool
-dw_create_segment(void)
+static bool
+dw_add_segment(const char *name)
 {
-	char		newpath[MAXPGPATH];
 	char		path[MAXPGPATH];
 
 	Assert(DWIsFlusher());
 
-	dw_new_path(newpath);
-	if (!dw_make_segment(newpath, false, ERROR))
-		return false;
-
-	/* The name must be durable before a batch in the segment counts. (R3) */
 	dw_log_path(path, DWCtl->log.last_segno + 1);
-	durable_rename(newpath, path, ERROR);
+	DWCtl->log.names_changed = true;
+	if (!dw_rename_file(name, path))
+		return false;
 	DWCtl->log.last_segno++;
 	return true;
+}
+
+/*
+ * Create the next segment.  Returns false, with errno set, if that fails.
+ */
+bool
+dw_create_segment(void)
+{
+	char		path[MAXPGPATH];
+
+	dw_new_path(path);
+	return dw_make_segment(path, false) && dw_add_segment(path);
 }
 
 /*
@@ -249,7 +317,6 @@ dw_segment_wanted(void)
 bool
 dw_prepare_segment(void)
 {
-	char		newpath[MAXPGPATH];
 	char		path[MAXPGPATH];
 	bool		wanted;
 	bool		fill;
@@ -266,23 +333,17 @@ dw_prepare_segment(void)
 	if (!wanted)
 		return false;
 
-	dw_new_path(newpath);
-	if (!dw_make_segment(newpath, fill, DEBUG1))
+	dw_new_path(path);
+	if (!dw_make_segment(path, fill))
 		return false;
 
 	/* the flusher may have created one itself, or closed the log */
 	dw_lock_flush(LW_EXCLUSIVE);
-	wanted = DWCtl->log.open && dw_segments_below_bound();
-	dw_log_path(path, DWCtl->log.last_segno + 1);
-	if (wanted)
-		wanted = durable_rename(newpath, path, LOG) == 0;
-	if (wanted)
-	{
-		DWCtl->log.last_segno++;
-		wanted = dw_segment_wanted();
-	}
+	wanted = DWCtl->log.open && dw_segments_below_bound() && dw_add_segment(path);
+	if (!wanted)
+		unlink(path);
 	else
-		unlink(newpath);
+		wanted = dw_sync_names() && dw_segment_wanted();
 	LWLockRelease(DoubleWriteFlushLock);
 	return wanted;
 }
@@ -292,7 +353,10 @@ dw_prepare_segment(void)
  * ---------------------------------------------------------------------
  */
 
-void
+/*
+ * Write to the segment that is open.  Returns false, with errno set, if that fails.
+ */
+bool
 dw_write_blocks(struct iovec *iov, int iovcnt, off_t offset)
 {
 	ssize_t		written;
@@ -315,22 +379,14 @@ dw_write_blocks(struct iovec *iov, int iovcnt, off_t offset)
 		/* some file systems say so only now */
 		dw_direct = false;
 		dw_close_segment();
-		dw_open_segment(dw_fd_segno);
-		dw_write_blocks(iov, iovcnt, offset);
-		return;
+		return dw_open_segment(dw_fd_segno) &&
+			dw_write_blocks(iov, iovcnt, offset);
 	}
 	if (written < 0)
-	{
-		char		path[MAXPGPATH];
-
-		dw_log_path(path, dw_fd_segno);
-		ereport(ERROR,
-				(errcode_for_file_access(),
-				 errmsg("could not write to double-write log segment \"%s\" at offset %lld: %m",
-						path, (long long) offset)));
-	}
+		return false;
 	DWCount(log_writes, 1);
 	DWCount(log_bytes, written);
+	return true;
 }
 
 /*
@@ -352,9 +408,10 @@ dw_sync_segment(void)
 
 /*
  * Make what was written to the current segment durable.  As with data files,
- * a failed sync leaves no way to tell what is on disk.
+ * a failed sync leaves no way to tell what is on disk.  Returns false, with errno
+ * set, if that is not a PANIC.
  */
-void
+bool
 dw_sync_log(void)
 {
 	instr_time	start;
@@ -364,7 +421,7 @@ dw_sync_log(void)
 	Assert(DWIsFlusher());
 
 	if (!enableFsync)
-		return;
+		return true;
 
 	INSTR_TIME_SET_CURRENT(start);
 	pgstat_report_wait_start(WAIT_EVENT_DOUBLE_WRITE_SYNC);
@@ -373,12 +430,16 @@ dw_sync_log(void)
 		errno = injected;
 	if (injected != 0 || dw_sync_segment() != 0)
 	{
+		int			save_errno = errno;
 		char		path[MAXPGPATH];
 
 		dw_log_path(path, dw_fd_segno);
-		ereport(data_sync_elevel(ERROR),
+		ereport(data_sync_elevel(LOG_SERVER_ONLY),
 				(errcode_for_file_access(),
 				 errmsg("could not fsync file \"%s\": %m", path)));
+		pgstat_report_wait_end();
+		errno = save_errno;
+		return false;
 	}
 	pgstat_report_wait_end();
 	INSTR_TIME_SET_CURRENT(end);
@@ -388,10 +449,16 @@ dw_sync_log(void)
 	DWCount(log_sync_usec, INSTR_TIME_GET_MICROSEC(end));
 	if (AmRegularBackendProcess())
 		DWCount(foreground_syncs, 1);
+	return true;
 }
 
+/* ---------------------------------------------------------------------
+ * Places
+ * ---------------------------------------------------------------------
+ */
+
 /*
- * Say that dw_create_segment() has failed, with the reason in errno.
+ * Say that there can be no other segment, with the reason in errno.
  */
 void
 dw_report_no_segment(int elevel, bool can_wait)
@@ -403,6 +470,43 @@ dw_report_no_segment(int elevel, bool can_wait)
 			 errdetail("Pages wait until a sync of the data files has freed space in the log.") : 0,
 			 errhint("Free space on the device of \"%s\", or lower \"double_write_buffer_size\".",
 					 DW_DIR)));
+}
+
+/*
+ * There is no segment to go on with, for the reason in errno.  A sync cycle may
+ * free some, which needs no space.  If none can be freed, or it is a sync cycle
+ * that wants to write its mark, that is an error.  (R11)
+ */
+static bool
+dw_no_segment(bool for_mark)
+{
+	bool		can_wait = !for_mark &&
+		DWCtl->log.first_segno < DWCtl->log.segno;
+
+	if (DWCtl->log.no_segment == 0)
+		DWCtl->log.no_segment = errno;
+	dw_report_no_segment(can_wait ? LOG_SERVER_ONLY : ERROR, can_wait);
+	return false;
+}
+
+/*
+ * A batch has waited for a sync cycle, and there is still no room for it.
+ */
+void
+dw_refuse_full_log(void)
+{
+	errno = DWCtl->log.no_segment;
+	if (errno != 0)
+		ereport(ERROR,
+				(errcode_for_file_access(),
+				 errmsg("could not extend the double-write log: %m"),
+				 errdetail("A sync of the data files has not freed space in the log, either.  Pages that could not be written to their data files are kept in it."),
+				 errhint("See earlier messages in the server log for the reason.")));
+	ereport(ERROR,
+			(errcode(ERRCODE_INSUFFICIENT_RESOURCES),
+			 errmsg("could not write pages because the double-write log is full"),
+			 errdetail("Pages that could not be written to their data files are kept in it."),
+			 errhint("See earlier messages in the server log for the reason.")));
 }
 
 /*
@@ -420,6 +524,8 @@ dw_reserve(int nblocks, bool for_mark, bool beyond_bound)
 	Assert(DWIsFlusher());
 	Assert(nblocks > 0 && nblocks <= DW_SEGMENT_BLOCKS - 1);
 
+	if (!dw_sync_names())
+		return dw_no_segment(for_mark);
 	if (DWCtl->log.blockno + nblocks <= limit)
 		return true;
 
@@ -427,26 +533,93 @@ dw_reserve(int nblocks, bool for_mark, bool beyond_bound)
 		((for_mark || beyond_bound) ? DW_MAX_SEGMENTS : dw_log_bound_segments()))
 		return false;
 
-	if (DWCtl->log.segno == DWCtl->log.last_segno)
-	{
-		if (!dw_create_segment())
-		{
-			bool		can_wait = (!for_mark &&
-									DWCtl->log.first_segno < DWCtl->log.segno);
+	if (DWCtl->log.segno == DWCtl->log.last_segno &&
+		!(dw_create_segment() && dw_sync_names()))
+		return dw_no_segment(for_mark);
 
-			/* R11: never an unprotected write instead */
-			dw_report_no_segment(can_wait ? LOG_SERVER_ONLY : ERROR, can_wait);
-			return false;
-		}
-	}
-
+	DWCtl->log.left_blockno = DWCtl->log.blockno;
+	DWCtl->log.no_segment = 0;
 	DWCtl->log.segno++;
+	dw_enter_segment();
+	return true;
+}
+
+/*
+ * Begin to use the segment that is the current one now.
+ */
+void
+dw_enter_segment(void)
+{
+	Assert(DWIsFlusher());
+	Assert(DWCtl->log.segno <= DWCtl->log.last_segno);
+
 	DWCtl->log.blockno = 0;
 	DWCtl->log.seg_first_batch[DWCtl->log.segno % DW_MAX_SEGMENTS] =
 		DWCtl->log.next_batchno;
+	DWCtl->log.seg_bad[DWCtl->log.segno % DW_MAX_SEGMENTS] = false;
 	if (dw_segment_wanted())
 		dw_request_upkeep();
-	return true;
+}
+
+/*
+ * The first block of the segment that has been entered cannot be written.  Have
+ * the last one take its place; if there is none, go back to the one before.  What
+ * may stand in it must not be found again, as its number is going to stand
+ * elsewhere.  If that fails, the next batch comes here again.
+ */
+static void
+dw_replace_segment(void)
+{
+	char		path[MAXPGPATH];
+	char		last[MAXPGPATH];
+
+	Assert(DWCtl->log.blockno == 0);
+
+	dw_log_path(path, DWCtl->log.segno);
+	dw_log_path(last, DWCtl->log.last_segno);
+	DWCtl->log.names_changed = true;
+	if (DWCtl->log.segno < DWCtl->log.last_segno)
+	{
+		if (dw_rename_file(last, path))
+			DWCtl->log.last_segno--;
+	}
+	else if (DWCtl->log.first_segno < DWCtl->log.segno &&
+			 (unlink(path) == 0 || errno == ENOENT))
+	{
+		DWCtl->log.last_segno = --DWCtl->log.segno;
+		DWCtl->log.blockno = DWCtl->log.left_blockno;
+	}
+}
+
+/*
+ * The place of a batch cannot be written: leave it, so that the next attempt goes
+ * to another segment, and this one is not reused.  Its last block stays for a mark,
+ * which may be all that can be written where there is no other segment.  errno is
+ * preserved.  (R11)
+ *
+ * The batch keeps its number, and where it stands twice, the later place counts.
+ * All batches in a segment stand behind an intact first one, or a start would not
+ * find them (DWReadLog()), so one that cannot have that counts as not entered.
+ */
+void
+dw_leave_place(void)
+{
+	int			save_errno = errno;
+
+	Assert(DWIsFlusher());
+
+	dw_close_segment();
+	if (DWCtl->log.blockno == 0)
+		dw_replace_segment();
+	else
+	{
+		DWCtl->log.seg_bad[DWCtl->log.segno % DW_MAX_SEGMENTS] = true;
+		if (DWCtl->log.blockno < DW_SEGMENT_BLOCKS - 1)
+			DWCtl->log.blockno = DW_SEGMENT_BLOCKS - 1;
+		else if (DWCtl->log.segno < DWCtl->log.last_segno || dw_create_segment())
+			DWCtl->log.blockno = DW_SEGMENT_BLOCKS;
+	}
+	errno = save_errno;
 }
 
 /* ---------------------------------------------------------------------
@@ -508,20 +681,8 @@ dw_remove_file(const char *name)
 				 errmsg("could not remove file \"%s\": %m", path)));
 }
 
-static bool
-dw_rename_file(const char *path, const char *newpath)
-{
-	if (rename(path, newpath) == 0)
-		return true;
-	ereport(LOG_SERVER_ONLY,
-			(errcode_for_file_access(),
-			 errmsg("could not rename file \"%s\" to \"%s\": %m",
-					path, newpath)));
-	return false;
-}
-
 /*
- * Keep a segment for the next start.
+ * Keep a segment for the next start, unless it has a place that cannot be written.
  */
 void
 dw_spare_file(uint64 segno)
@@ -530,6 +691,12 @@ dw_spare_file(uint64 segno)
 	char		newpath[MAXPGPATH];
 
 	dw_log_path(path, segno);
+	if (segno >= DWCtl->log.first_segno && segno <= DWCtl->log.segno &&
+		DWCtl->log.seg_bad[segno % DW_MAX_SEGMENTS])
+	{
+		(void) unlink(path);
+		return;
+	}
 	snprintf(newpath, sizeof(newpath), "%s/%016" PRIX64 DW_SPARE_SUFFIX, DW_DIR, segno);
 	dw_rename_file(path, newpath);
 }
@@ -546,7 +713,6 @@ dw_reuse_files(DWOldFile *files, int nfiles)
 	for (int i = 0; i < nfiles; i++)
 	{
 		char		path[MAXPGPATH];
-		char		newpath[MAXPGPATH];
 
 		Assert(files[i].segno < DWCtl->log.first_segno);
 		if (!files[i].usable ||
@@ -556,27 +722,20 @@ dw_reuse_files(DWOldFile *files, int nfiles)
 			continue;
 		}
 		snprintf(path, sizeof(path), "%s/%s", DW_DIR, files[i].name);
-		dw_log_path(newpath, DWCtl->log.last_segno + 1);
-		if (dw_rename_file(path, newpath))
-			DWCtl->log.last_segno++;
+		(void) dw_add_segment(path);
 	}
 	pfree(files);
-
-	/* The names must be durable before batches in the segments count. (R3) */
-	if (nfiles > 0)
-		fsync_fname(DW_DIR, true);
 }
 
 /*
- * Make segments that hold only freed batches available for reuse.
+ * Make segments that hold only freed batches available for reuse.  One that cannot
+ * be renamed is tried again when the mark rises next.
  *
  * The mark that frees them is durable already. (R3)
  */
 void
 dw_recycle_segments(void)
 {
-	bool		changed = false;
-
 	Assert(DWIsFlusher());
 	Assert(DWCtl->log.segno <= DWCtl->log.last_segno);
 
@@ -585,24 +744,21 @@ dw_recycle_segments(void)
 		   <= DWCtl->log.low_water_logged)
 	{
 		char		path[MAXPGPATH];
-		char		newpath[MAXPGPATH];
 
 		dw_log_path(path, DWCtl->log.first_segno);
-		dw_log_path(newpath, DWCtl->log.last_segno + 1);
-
-		if (DWCtl->log.last_segno - DWCtl->log.first_segno >= dw_log_bound_segments())
+		if (DWCtl->log.seg_bad[DWCtl->log.first_segno % DW_MAX_SEGMENTS] ||
+			DWCtl->log.last_segno - DWCtl->log.first_segno >= dw_log_bound_segments())
 		{
 			if (unlink(path) < 0 && errno != ENOENT)
 				ereport(LOG_SERVER_ONLY,
 						(errcode_for_file_access(),
 						 errmsg("could not remove file \"%s\": %m", path)));
 		}
-		else if (dw_rename_file(path, newpath))
-			DWCtl->log.last_segno++;
+		else if (!dw_add_segment(path) && errno != ENOENT)
+			break;
 		DWCtl->log.first_segno++;
-		changed = true;
 	}
 
-	if (changed)
-		fsync_fname(DW_DIR, true);
+	/* now rather than when the next segment is needed */
+	(void) dw_sync_names();
 }

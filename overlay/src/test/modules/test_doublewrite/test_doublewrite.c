@@ -189,6 +189,10 @@ tdw_parse_errno(const char *name)
 		return EIO;
 	if (strcmp(name, "ENOSPC") == 0)
 		return ENOSPC;
+#ifdef EDQUOT
+	if (strcmp(name, "EDQUOT") == 0)
+		return EDQUOT;
+#endif
 	if (strcmp(name, "EAGAIN") == 0)
 		return EAGAIN;
 	if (strcmp(name, "EMFILE") == 0)

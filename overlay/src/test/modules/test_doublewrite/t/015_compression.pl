@@ -231,7 +231,7 @@ foreach my $method ('off', @methods[ 1 .. $#methods ])
 # A batch that cannot be written is resumed, with another method.
 $node->safe_psql('postgres', "UPDATE t_resumed SET v = v + 1");
 $node->safe_psql('postgres',
-	"SELECT dw_fail_at('doublewrite-log-write', 'EIO', 1, 2)");
+	"SELECT dw_fail_at('doublewrite-log-write', 'EIO', 1, 4)");
 $node->psql('postgres', q{SELECT dw_evict('t_resumed')});
 foreach my $method ($methods[-1], 'off', $methods[0])
 {

@@ -77,7 +77,7 @@ sub log_is_free
 	$node->safe_psql('postgres', $_) foreach (
 		'VACUUM t', 'CHECKPOINT', 'UPDATE t SET v = 1 WHERE id <= 100',
 		'VACUUM t',
-		q{SELECT dw_evict('t'), dw_fail_at('doublewrite-log-write', 'EIO')});
+		q{SELECT dw_evict('t'), dw_fail_at('doublewrite-log-write', 'EIO', 1, 2)});
 	isnt($node->psql('postgres', 'SELECT dw_drain()'), 0, 'batch is left by an error');
 	$node->safe_psql('postgres', $_) foreach (
 		q{SELECT pg_truncate_visibility_map('t')},

@@ -84,7 +84,7 @@ foreach my $point ('doublewrite-log-write', 'doublewrite-sync-cycle-synced')
 {
 	$node->safe_psql('postgres', qq{
 		DELETE FROM a WHERE id = 3; INSERT INTO a VALUES (3);
-		SELECT dw_evict('a'), dw_fail_at('$point', 'EIO')});
+		SELECT dw_evict('a'), dw_fail_at('$point', 'EIO', 1, 2)});
 	my ($ret, $stdout, $stderr) =
 	  $node->psql('postgres', 'SELECT dw_drain(); SELECT dw_sync_cycle()', on_error_stop => 0);
 	like($stderr, qr/error/i, "$point fails");

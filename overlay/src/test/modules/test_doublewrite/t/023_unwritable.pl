@@ -256,7 +256,7 @@ wal_skip_threshold = 0
 	$node->wait_for_event('client backend', 'DoubleWriteSync');
 
 	# Only now is there a batch that keeps it from logging the failed page anew.
-	sql(q{UPDATE other SET v = 1; SELECT dw_evict('other'), dw_fail_at('doublewrite-log-write', 'EIO')});
+	sql(q{UPDATE other SET v = 1; SELECT dw_evict('other'), dw_fail_at('doublewrite-log-write', 'EIO', 1, 2)});
 	like(sql('SELECT dw_flush_batch()'), qr/^error: .*could not write to double-write log/, 'a batch is left');
 	sql(q{SELECT dw_clear('doublewrite-home-write')});
 	dw_wake($node, $point);
