@@ -483,6 +483,7 @@ dw_remember_batch(DWScan *scan, const DWBatchHeader *hdr)
 	batch->compression = hdr->compression;
 	batch->redo = hdr->redo;
 	batch->redo_pending = hdr->redo_pending;
+	batch->nonce = hdr->nonce;
 	batch->entries = palloc(Max(1, hdr->npages) * sizeof(DWPageEntry));
 	memcpy(batch->entries, DWBatchEntries(hdr), hdr->npages * sizeof(DWPageEntry));
 

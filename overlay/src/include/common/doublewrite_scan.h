@@ -41,6 +41,7 @@ typedef struct DWFoundBatch
 	int			bad_page;		/* first page with a wrong checksum, or -1 */
 	XLogRecPtr	redo;
 	XLogRecPtr	redo_pending;
+	uint64		nonce;
 	DWPageEntry *entries;
 } DWFoundBatch;
 

@@ -465,7 +465,8 @@ typedef struct DWLogState
 	bool		marker_known;	/* the marker, if any, is our own, or that of
 								 * a log which the start has looked at */
 	bool		open;			/* fields below are valid */
-	uint64		segno;			/* segment being written */
+	uint64		segno;			/* segment being written; if not open, that
+								 * with the last batch that was found, or 0 */
 	uint32		blockno;		/* next free block in it */
 	uint32		left_blockno;	/* ... and in the one before, when it was left */
 	uint64		last_segno;		/* highest segment that exists */
@@ -906,6 +907,7 @@ extern bool dw_remove_marker(void);
 extern bool dw_log_write_batch(const int *slots, int nslots, int ncopies,
 							   bool beyond_bound);
 extern void dw_log_set_low_water(uint64 mark);
+extern void dw_log_found(const DWFoundBatch *first, const DWFoundBatch *last);
 extern void dw_log_empty(void);
 extern void dw_remove_log(void);
 extern void dw_retire_log(bool keep);

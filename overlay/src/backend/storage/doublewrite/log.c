@@ -150,7 +150,6 @@ static bool
 dw_write_batch(const int *slots, int ncopies, char *packed)
 {
 	Assert(DWIsFlusher());
-	Assert(DWCtl->log.open);
 
 	dw_build_header();
 	if (!dw_open_segment(DWCtl->log.segno) ||
@@ -173,6 +172,8 @@ dw_append(const int *slots, int ncopies, char *packed, bool for_mark,
 		  bool beyond_bound)
 {
 	uint32		nblocks = DWBatchBlocks(DWHeader);
+
+	Assert(DWCtl->log.open);
 
 	for (int attempt = 1;; attempt++)
 	{
@@ -287,29 +288,76 @@ dw_log_set_low_water(uint64 mark)
  */
 
 /*
- * Have segments to write to: spare ones, and at least two, so that one can
- * always be recycled while the other is in use, however full the device is.
+ * The log that the server before has left has these live batches.
+ */
+void
+dw_log_found(const DWFoundBatch *first, const DWFoundBatch *last)
+{
+	Assert(DWIsFlusher());
+	Assert(!DWCtl->log.open && first->batchno <= last->batchno);
+
+	DWCtl->log.first_segno = first->segno;
+	DWCtl->log.segno = last->segno;
+	DWCtl->log.blockno = last->blockno + last->nblocks;
+	DWCtl->log.nonce = last->nonce;
+}
+
+/*
+ * Make the log that was found empty with a mark behind its last batch, if that is
+ * possible there.  Then all its segments but that one are free, and need not wait for
+ * a mark in another one, for which there may be no space.
+ */
+static void
+dw_end_old_log(void)
+{
+	if (DWCtl->log.blockno >= DW_SEGMENT_BLOCKS)
+		return;
+
+	DWCtl->log.low_water = DWCtl->log.next_batchno;
+	dw_build_entries(NULL, 0, 0);
+	if (!dw_write_batch(NULL, 0, NULL))
+	{
+		ereport(LOG,
+				(errcode_for_file_access(),
+				 errmsg("could not write to double-write log segment \"%s/%016" PRIX64 "\" at offset %u: %m",
+						DW_DIR, DWHeader->segno, DWHeader->blockno * BLCKSZ)));
+		return;
+	}
+	DWCtl->log.first_segno = DWCtl->log.segno;
+	DWCtl->log.next_batchno++;
+	INJECTION_POINT("doublewrite-old-log-ended", NULL);
+}
+
+/*
+ * Have segments to write to: spare ones, those of the log that was found which hold
+ * nothing live, and at least two, so that one can always be recycled while the other
+ * is in use, however full the device is.
+ *
+ * Nothing that any of them holds must be taken for a part of the new log, nor outlive
+ * dw_log_empty().  So numbers go on from the highest there is.  If no log was found,
+ * there may be segments nevertheless, since the directory could not be used at the
+ * start; they wait until the log is empty.  (R3)
  */
 static void
 dw_log_open(void)
 {
+	bool		found = DWCtl->log.segno > 0;
 	DWOldFile  *files;
-	int			nold = dw_list_old_files(PG_UINT64_MAX, &files);
+	int			nold;
 	int			nfiles = 0;
 
 	Assert(DWIsFlusher());
 	Assert(!DWCtl->log.open);
 
-	/*
-	 * What any of them holds must not be taken for a part of the log, nor
-	 * outlive dw_log_empty(): there may be segments that the start has not
-	 * looked at, since the directory could not be used then.  Segments wait
-	 * until the log is empty.  (R3)
-	 */
+	if (found)
+		dw_end_old_log();
+	nold = dw_list_old_files(PG_UINT64_MAX, &files);
 	for (int i = 0; i < nold; i++)
 	{
 		DWCtl->log.last_segno = Max(DWCtl->log.last_segno, files[i].segno);
-		if (files[i].spare)
+		if (files[i].spare ||
+			(found && (files[i].segno < DWCtl->log.first_segno ||
+					   files[i].segno > DWCtl->log.segno)))
 			files[nfiles++] = files[i];
 	}
 
@@ -370,6 +418,7 @@ dw_remove_log(void)
 	for (int i = 0; i < nfiles; i++)
 		dw_remove_file(files[i].name);
 	pfree(files);
+	DWCtl->log.segno = 0;
 	dw_remove_owner();
 	fsync_fname(DW_DIR, true);
 }
@@ -400,6 +449,7 @@ dw_retire_log(bool keep)
 		INJECTION_POINT("doublewrite-retire-segment", NULL);
 	}
 	pfree(files);
+	DWCtl->log.segno = 0;
 	fsync_fname(DW_DIR, true);
 }
 

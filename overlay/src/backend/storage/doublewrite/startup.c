@@ -349,6 +349,8 @@ dw_process_log(XLogRecPtr redo, bool marker)
 	DWCtl->restore.bytes_read = scan.bytes_read;
 	if (scan.nbatches > 0)
 		DWCtl->log.next_batchno = scan.batches[scan.nbatches - 1].batchno + 1;
+	if (live.verdict == DW_LIVE_COMPLETE)
+		dw_log_found(&scan.batches[live.first], &scan.batches[live.last]);
 
 	outcome = DWJudgeLog(&scan, &live, redo, marker);
 	if (outcome == DW_OUTCOME_RESTORE || outcome == DW_OUTCOME_NOTHING ||
