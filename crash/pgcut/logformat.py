@@ -2,10 +2,10 @@
 
 import struct
 
-BATCH = struct.Struct("<QIIQQQQIIQQQII")
+BATCH = struct.Struct("<QIIQQQQIIQQQQII")
 ENTRY = struct.Struct("<IIIHHIIQ")
 MAGIC = 0x31474F4C57444750
-VERSION = 4
+VERSION = 5
 PAGE = 8192
 SEGMENT_BLOCKS = 512
 
@@ -68,7 +68,7 @@ def planted(rng, system, segments, length):
         number = rng.randrange(1, 1 << 40)
         fields = (MAGIC, VERSION, PAGE, system, number, number, rng.choice(segments),
                   rng.randrange(1, SEGMENT_BLOCKS), 0, rng.randrange(1 << 40), 0,
-                  rng.randrange(_UNSIGNED), 0)
+                  rng.randrange(_UNSIGNED), 0, 0)
         header = BATCH.pack(*fields, 0)[:-4]
         content += header + struct.pack("<I", crc32c(header)) + rng.randbytes(rng.randrange(90))
     return content[:length]

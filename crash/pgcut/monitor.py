@@ -805,7 +805,7 @@ def _batch(op, data):
     """Return the batch whose header a write begins with, or None."""
     if len(data) < BATCH.size:
         return None
-    (magic, version, _, _, number, mark, _, _, npages, redo, pending, _, _, _) = \
+    (magic, version, _, _, number, mark, _, _, npages, redo, pending, _, _, _, _) = \
         BATCH.unpack_from(data)
     entries_end = BATCH.size + npages * ENTRY.size
     if magic != MAGIC or version != VERSION or len(data) < entries_end:

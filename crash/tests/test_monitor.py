@@ -43,7 +43,7 @@ def batch(number, mark, redo, pages, pending=0, notes=None):
     """Return a batch of the log with copies of these {page: LSN} and notes {page: digest}."""
     notes = notes or {}
     header = logformat.BATCH.pack(logformat.MAGIC, logformat.VERSION, 8192, 1, number,
-                                  mark, 1, 0, len(pages) + len(notes), redo, pending, 7, 0, 0)
+                                  mark, 1, 0, len(pages) + len(notes), redo, pending, 7, 0, 0, 0)
     for (space, database, node, fork, block), lsn in pages.items():
         header += struct.pack("<IIIHHIIQ", space, database, node, fork, 8192, block, 0, lsn)
     for (space, database, node, fork, block), digest in notes.items():

@@ -26,6 +26,8 @@
 #include "postgres_fe.h"
 #endif
 
+#include <dirent.h>
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #ifdef USE_LZ4
@@ -35,6 +37,7 @@
 #include <zstd.h>
 #endif
 
+#include "access/xlog_internal.h"
 #include "catalog/pg_tablespace_d.h"
 #include "common/doublewrite_scan.h"
 #include "common/file_perm.h"
@@ -484,6 +487,7 @@ dw_remember_batch(DWScan *scan, const DWBatchHeader *hdr)
 	batch->redo = hdr->redo;
 	batch->redo_pending = hdr->redo_pending;
 	batch->nonce = hdr->nonce;
+	batch->wal_end = hdr->wal_end;
 	batch->entries = palloc(Max(1, hdr->npages) * sizeof(DWPageEntry));
 	memcpy(batch->entries, DWBatchEntries(hdr), hdr->npages * sizeof(DWPageEntry));
 
@@ -720,6 +724,64 @@ DWReadLog(DWScan *scan, DWReadBlocks read_blocks, void *arg, char *buffer,
  * Judging
  * ---------------------------------------------------------------------
  */
+
+/*
+ * Does this file of pg_wal have the page that ends with or holds the byte before
+ * the given position?  One that has been recycled says that it is another page.
+ */
+static bool
+dw_wal_file_reaches(const char *name, XLogRecPtr end, int segment_size)
+{
+	XLogRecPtr	page = (end - 1) - (end - 1) % XLOG_BLCKSZ;
+	XLogPageHeaderData header;
+	char		path[MAXPGPATH];
+	int			fd;
+	bool		result;
+
+	snprintf(path, sizeof(path), XLOGDIR "/%s", name);
+	fd = open(path, O_RDONLY | PG_BINARY, 0);
+	if (fd < 0)
+		return false;
+	result = pg_pread(fd, &header, sizeof(header),
+					  XLogSegmentOffset(page, segment_size)) == sizeof(header) &&
+		header.xlp_magic == XLOG_PAGE_MAGIC && header.xlp_pageaddr == page;
+	close(fd);
+	return result;
+}
+
+/*
+ * Can WAL be replayed up to the given position, which was durable when the log was
+ * written?  (R1, R9)  If the page that ends there was never written, it cannot; that
+ * there is such a page does not prove it, so recovery looks again when it is over.
+ * What is not in pg_wal may come from an archive or another server, if recovery from
+ * these is asked for.
+ */
+bool
+DWWalReaches(XLogRecPtr end, int segment_size)
+{
+	char		wanted[MAXFNAMELEN];
+	XLogSegNo	segno;
+	struct stat st;
+	struct dirent *de;
+	DIR		   *dir;
+	bool		found = false;
+
+	if (XLogRecPtrIsInvalid(end) ||
+		stat("recovery.signal", &st) == 0 || stat("standby.signal", &st) == 0)
+		return true;
+
+	/* on whatever timeline */
+	XLByteToPrevSeg(end, segno, segment_size);
+	XLogFileName(wanted, 0, segno, segment_size);
+	dir = opendir(XLOGDIR);
+	while (dir != NULL && !found && (de = readdir(dir)) != NULL)
+		found = IsXLogFileName(de->d_name) &&
+			strcmp(de->d_name + 8, wanted + 8) == 0 &&
+			dw_wal_file_reaches(de->d_name, end, segment_size);
+	if (dir != NULL)
+		closedir(dir);
+	return found;
+}
 
 /*
  * The given batch is not there; before is the last intact one before it, if

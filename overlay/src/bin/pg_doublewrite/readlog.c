@@ -421,6 +421,21 @@ judge_tablespaces(LogState *state)
 					_("Pages in it have to be restored from the double-write log.  Make sure that it is mounted."));
 }
 
+/*
+ * Does WAL reach what the log needs?
+ */
+static void
+judge_wal(LogState *state)
+{
+	XLogRecPtr	end = state->scan.batches[state->live.last].wal_end;
+
+	if (!DWWalReaches(end, state->control->xlog_seg_size))
+		set_verdict(state, VERDICT_REFUSE,
+					psprintf(_("The log holds pages with changes up to %X/%X, which WAL does not reach."),
+							 LSN_FORMAT_ARGS(end)),
+					_("Bring together the data directory, its WAL and the log that belong together.  If WAL has been lost, restore the cluster from a backup or fail over to a standby."));
+}
+
 /* ---------------------------------------------------------------------
  * Judging
  * ---------------------------------------------------------------------
@@ -586,6 +601,9 @@ read_log(LogState *state, const char *datadir, const char *logdir)
 		judge(state);
 		if (state->verdict != VERDICT_REFUSE)
 			judge_copy(state);
+		if (state->verdict == VERDICT_RESTORE ||
+			(state->verdict == VERDICT_NOTHING && state->label == DW_LABEL_MARKER))
+			judge_wal(state);
 		if (state->verdict == VERDICT_RESTORE)
 			judge_tablespaces(state);
 	}

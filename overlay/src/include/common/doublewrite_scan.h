@@ -42,6 +42,7 @@ typedef struct DWFoundBatch
 	XLogRecPtr	redo;
 	XLogRecPtr	redo_pending;
 	uint64		nonce;
+	XLogRecPtr	wal_end;
 	DWPageEntry *entries;
 } DWFoundBatch;
 
@@ -214,6 +215,8 @@ extern DWOwnerVerdict DWJudgeOwner(const DWOwner *owner, const DWOwner *own,
 								   bool link);
 extern bool DWIsCopy(const DWOwner *owner, const DWOwner *own, bool marker);
 extern DWTablespace DWJudgeTablespace(Oid spcOid, char *path);
+
+extern bool DWWalReaches(XLogRecPtr end, int segment_size);
 
 extern bool DWParseSegmentName(const char *name, uint64 *segno);
 extern bool DWParseSpareName(const char *name, uint64 *segno, bool *usable);

@@ -160,5 +160,7 @@ extern void DoubleWriteShutdown(void);
 /* startup.c */
 extern void DoubleWriteStartup(XLogRecPtr redo);
 extern void DoubleWriteStarted(void);
+extern XLogRecPtr DoubleWriteNeededWal(void);
+extern void DoubleWriteCheckEndOfWal(XLogRecPtr end);
 
 #endif							/* DOUBLEWRITE_H */

@@ -59,7 +59,7 @@
 
 /* "PGDWLOG1" when read as bytes on a little-endian machine */
 #define DW_MAGIC				UINT64CONST(0x31474F4C57444750)
-#define DW_FORMAT_VERSION		4
+#define DW_FORMAT_VERSION		5
 
 /*
  * Blocks per segment file: 4 MB with the usual block size.  Small enough that
@@ -105,7 +105,7 @@ typedef struct DWPageEntry
 	BlockNumber blkno;
 	pg_crc32c	crc;			/* of the page as it is in the log; of a note,
 								 * DWHintDigest() */
-	XLogRecPtr	lsn;			/* page LSN, for people: restore ignores it */
+	XLogRecPtr	lsn;			/* page LSN, for people; see wal_end below */
 } DWPageEntry;
 
 StaticAssertDecl(sizeof(DWPageEntry) == 32, "log entry has padding");
@@ -127,13 +127,15 @@ typedef struct DWBatchHeader
 								 * complete, or 0 */
 	uint64		nonce;			/* random number, the same in all batches since
 								 * the log was opened; users never learn it */
+	XLogRecPtr	wal_end;		/* WAL was durable up to here: the highest page
+								 * LSN in this batch and those before it */
 	uint32		compression;	/* DWCompression of the pages that are shorter
 								 * than BLCKSZ; off if there are none */
 	pg_crc32c	crc;			/* of the header block up to here and of the
 								 * entries */
 } DWBatchHeader;
 
-StaticAssertDecl(sizeof(DWBatchHeader) == 88, "log header has padding");
+StaticAssertDecl(sizeof(DWBatchHeader) == 96, "log header has padding");
 
 /* As many pages as one header block can name, but not more than 2 MB */
 #define DW_MAX_BATCH_PAGES \

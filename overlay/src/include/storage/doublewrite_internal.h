@@ -477,6 +477,7 @@ typedef struct DWLogState
 	uint64		nonce;			/* in all batches; see doublewrite_format.h */
 	uint64		next_batchno;
 	uint64		last_page_batch;	/* last batch that holds pages */
+	XLogRecPtr	wal_end;		/* highest LSN of pages in batches */
 	double		write_blocks;	/* blocks of a batch, a moving average; 0:
 								 * none has been written */
 	uint64		low_water;		/* first batch still needed */

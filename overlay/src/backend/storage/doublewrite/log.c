@@ -66,6 +66,9 @@ dw_build_entries(const int *slots, int nslots, int ncopies)
 		entries[i].crc = DWIsNote(&entries[i]) ? DWHintDigest(page) :
 			DWPageChecksum(page, entries[i].length);
 		entries[i].lsn = slot->lsn;
+
+		/* WAL has been flushed up to here (R1) */
+		DWCtl->log.wal_end = Max(DWCtl->log.wal_end, slot->lsn);
 		if (packed)
 			stored += entries[i].length;
 	}
@@ -89,6 +92,7 @@ dw_build_header(void)
 	DWHeader->segno = DWCtl->log.segno;
 	DWHeader->blockno = DWCtl->log.blockno;
 	DWHeader->nonce = DWCtl->log.nonce;
+	DWHeader->wal_end = DWCtl->log.wal_end;
 
 	DWLockMutex();
 	DWHeader->redo = DWCtl->redo.last;
@@ -300,6 +304,7 @@ dw_log_found(const DWFoundBatch *first, const DWFoundBatch *last)
 	DWCtl->log.segno = last->segno;
 	DWCtl->log.blockno = last->blockno + last->nblocks;
 	DWCtl->log.nonce = last->nonce;
+	DWCtl->log.wal_end = last->wal_end;
 }
 
 /*

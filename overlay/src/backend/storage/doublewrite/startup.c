@@ -44,6 +44,9 @@
 #include "utils/injection_point.h"
 #include "utils/memutils.h"
 
+/* Recovery must get at least here, as WAL was durable up to there; 0: anywhere */
+static XLogRecPtr dw_needed_wal = InvalidXLogRecPtr;
+
 /* ---------------------------------------------------------------------
  * Reading the log
  * ---------------------------------------------------------------------
@@ -320,6 +323,37 @@ dw_refuse_copy(bool marker)
 }
 
 /*
+ * WAL ends before that to which it was durable when the log was written.
+ */
+static void
+dw_refuse_newer_log(XLogRecPtr end)
+{
+	ereport(FATAL,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("the double-write log is newer than the WAL of the cluster"),
+			 XLogRecPtrIsInvalid(end) ?
+			 errdetail("It holds pages with changes up to %X/%X, which WAL does not reach.  They have not been restored.",
+					   LSN_FORMAT_ARGS(dw_needed_wal)) :
+			 errdetail("It held pages with changes up to %X/%X, but WAL ends at %X/%X.",
+					   LSN_FORMAT_ARGS(dw_needed_wal), LSN_FORMAT_ARGS(end)),
+			 errhint("Bring together the data directory, its WAL and the \"%s\" that belong together.  If WAL has been lost, restore the cluster from a backup or fail over to a standby; removing files does not make it consistent.",
+					 DW_DIR)));
+}
+
+/*
+ * Has WAL been lost since the log was written, or is the log of another time than
+ * the data?  Before anything is changed, if that can be told then; but recovery looks
+ * again, at this start and those after it, since all batches carry the position on.
+ */
+static void
+dw_check_wal(XLogRecPtr wal_end)
+{
+	dw_needed_wal = wal_end;
+	if (!DWWalReaches(wal_end, wal_segment_size))
+		dw_refuse_newer_log(InvalidXLogRecPtr);
+}
+
+/*
  * Read the log and do with it what DWJudgeLog() says.
  */
 static void
@@ -356,6 +390,11 @@ dw_process_log(XLogRecPtr redo, bool marker)
 	if (outcome == DW_OUTCOME_RESTORE || outcome == DW_OUTCOME_NOTHING ||
 		outcome == DW_OUTCOME_DISCARD_STALE)
 		dw_refuse_copy(marker);
+	if (outcome == DW_OUTCOME_RESTORE ||
+		(outcome == DW_OUTCOME_NOTHING && marker))
+		dw_check_wal(scan.batches[live.last].wal_end);
+	else
+		DWCtl->log.wal_end = InvalidXLogRecPtr;
 	switch (outcome)
 	{
 		case DW_OUTCOME_NOTHING:
@@ -534,4 +573,23 @@ DoubleWriteStarted(void)
 	/* the checkpointer may not have done so yet */
 	dw_show_setting();
 	dw_note_mode();
+}
+
+/*
+ * Recovery is consistent only when it has got so far.
+ */
+XLogRecPtr
+DoubleWriteNeededWal(void)
+{
+	return dw_needed_wal;
+}
+
+/*
+ * Recovery is over, and WAL ends here.
+ */
+void
+DoubleWriteCheckEndOfWal(XLogRecPtr end)
+{
+	if (end < dw_needed_wal)
+		dw_refuse_newer_log(end);
 }

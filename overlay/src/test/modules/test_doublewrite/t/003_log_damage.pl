@@ -182,14 +182,14 @@ refuses_bytes(
 	$opens_file->{segno},
 	0,
 	dw_forged_header($node, $opens_file, version => 999),
-	qr/has format version 999 and block size 8192, but this server knows only version 4/,
+	qr/has format version 999 and block size 8192, but this server knows only version 5/,
 	qr/HINT/);
 refuses_bytes(
 	'other block size',
 	$opens_file->{segno},
 	0,
 	dw_forged_header($node, $opens_file, blcksz => 16384),
-	qr/has format version 4 and block size 16384/);
+	qr/has format version 5 and block size 16384/);
 refuses_bytes(
 	'stale low-water mark and redo pointer',
 	$live[-1]{segno},

@@ -32,7 +32,7 @@ our @EXPORT = qw(
 use constant {
 	SEGMENT_BLOCKS => 512,
 	MAGIC => 'PGDWLOG1',
-	HEADER_LEN => 88,
+	HEADER_LEN => 96,
 	ENTRY_LEN => 32,
 };
 
@@ -82,8 +82,8 @@ sub parse_batch
 
 	@b{
 		qw(version blcksz sysid batchno low_water segno blockno npages
-		  redo redo_pending nonce compression crc)
-	} = unpack('L L Q Q Q Q L L Q Q Q L L', substr($data, $start + 8, 80));
+		  redo redo_pending nonce wal_end compression crc)
+	} = unpack('L L Q Q Q Q L L Q Q Q Q L L', substr($data, $start + 8, 88));
 
 	return undef
 	  if $b{segno} != $segno
@@ -200,10 +200,10 @@ sub dw_forged_header
 				@{$_}{qw(spc db rel fork length blkno crc lsn)})
 		} @{ $b{entries} });
 
-	substr($block, 8, 76) = pack('L L Q Q Q Q L L Q Q Q L',
+	substr($block, 8, 84) = pack('L L Q Q Q Q L L Q Q Q Q L',
 		@b{
 			qw(version blcksz sysid batchno low_water segno blockno npages
-			  redo redo_pending nonce compression)
+			  redo redo_pending nonce wal_end compression)
 		});
 	substr($block, HEADER_LEN, length($entries)) = $entries;
 	substr($block, HEADER_LEN - 4, 4) =
