@@ -41,6 +41,7 @@
 #include "catalog/pg_tablespace_d.h"
 #include "common/doublewrite_scan.h"
 #include "common/file_perm.h"
+#include "storage/bufpage.h"
 #ifdef FRONTEND
 #include "common/fe_memutils.h"
 #endif
@@ -975,6 +976,40 @@ DWUnpackPage(uint32 compression, const char *stored, Size length, char *page)
 		return ZSTD_decompress(page, BLCKSZ, stored, length) == BLCKSZ;
 #endif
 	return false;
+}
+
+/*
+ * Read a copy from its segment.  Returns false if it gives no page, though it may
+ * be intact.
+ */
+bool
+DWReadCopy(int fd, const DWCopy *copy, char *page, bool *intact)
+{
+	char		stored[BLCKSZ];
+	Size		length = copy->entry.length;
+
+	*intact = pg_pread(fd, stored, length, copy->offset) == (ssize_t) length &&
+		DWPageChecksum(stored, length) == copy->entry.crc;
+	return *intact && DWUnpackPage(copy->compression, stored, length, page);
+}
+
+/*
+ * Make a page right in which only hints were being written, given its checksum, if it
+ * is torn.  Returns false if more is wrong with it than that can have done: redo
+ * rebuilds it, as it was exempt when it was written home later, or it is damaged.  One
+ * without contents has been added to its file again after a truncation, or could not
+ * be read.
+ */
+bool
+DWMendPage(const DWPageEntry *note, char *page, uint16 checksum)
+{
+	PageHeader	header = (PageHeader) page;
+
+	if (PageIsNew((Page) page) ||
+		(header->pd_checksum != checksum && DWHintDigest(page) != note->crc))
+		return false;
+	header->pd_checksum = checksum;
+	return true;
 }
 
 static int

@@ -145,22 +145,6 @@ report_difference(const DWCopy *copy, const HomeFork *fork,
 			   LSN_FORMAT_ARGS(after), copy->segno, copy->offset);
 }
 
-/*
- * Make of a page at home, of which the log has but a note, what the server would
- * make of it.  Returns false if it would leave the page alone.
- */
-static bool
-mend_page(const DWCopy *copy, const char *home, char *page)
-{
-	PageHeader	header = (PageHeader) page;
-	uint16		found;
-
-	memcpy(page, home, BLCKSZ);
-	found = header->pd_checksum;
-	header->pd_checksum = pg_checksum_page(page, copy->entry.blkno);
-	return header->pd_checksum == found || DWHintDigest(page) == copy->entry.crc;
-}
-
 static void
 compare_page(const LogState *state, const DWCopy *copy, HomeFork *fork,
 			 DryRunCounts *counts, const Options *options, bool report)
@@ -176,16 +160,22 @@ compare_page(const LogState *state, const DWCopy *copy, HomeFork *fork,
 	read_home(fork, copy->entry.blkno, home.data);
 	if (!DWIsNote(&copy->entry))
 		read_copy(state, copy, logged.data);
-	else if (PageIsNew((Page) home.data))
-		return;					/* added to its file again */
-	else if (!mend_page(copy, home.data, logged.data))
+	else
 	{
-		/* told once, though the pages may be compared twice */
-		if (!report)
-			pg_log_warning("block %u of file \"%s\" would be left alone: it does not fit its note in the log",
-						   copy->entry.blkno, fork->path.str);
-		counts->unfit++;
-		return;
+		memcpy(logged.data, home.data, BLCKSZ);
+		if (!DWMendPage(&copy->entry, logged.data,
+						pg_checksum_page(home.data, copy->entry.blkno)))
+		{
+			if (PageIsNew((Page) home.data))
+				return;			/* added to its file again */
+
+			/* told once, though the pages may be compared twice */
+			if (!report)
+				pg_log_warning("block %u of file \"%s\" would be left alone: it does not fit its note in the log",
+							   copy->entry.blkno, fork->path.str);
+			counts->unfit++;
+			return;
+		}
 	}
 	if (memcmp(home.data, logged.data, BLCKSZ) == 0)
 	{

@@ -617,9 +617,8 @@ read_copy(const LogState *state, const DWCopy *copy, char *page)
 {
 	static int	fd = -1;
 	static uint64 fd_segno = 0;
-	static char stored[BLCKSZ];
-	Size		length = copy->entry.length;
 	char		path[MAXPGPATH];
+	bool		intact;
 
 	segment_path(state, copy->segno, path);
 	if (fd >= 0 && fd_segno != copy->segno)
@@ -635,11 +634,9 @@ read_copy(const LogState *state, const DWCopy *copy, char *page)
 		fd_segno = copy->segno;
 	}
 
-	if (pg_pread(fd, stored, length, copy->offset) != (ssize_t) length ||
-		DWPageChecksum(stored, length) != copy->entry.crc)
-		pg_fatal("could not read page copy from file \"%s\" at offset %u",
-				 path, copy->offset);
-	if (!DWUnpackPage(copy->compression, stored, length, page))
-		pg_fatal("could not decompress page copy in file \"%s\" at offset %u",
+	if (!DWReadCopy(fd, copy, page, &intact))
+		pg_fatal(intact ?
+				 "could not decompress page copy in file \"%s\" at offset %u" :
+				 "could not read page copy from file \"%s\" at offset %u",
 				 path, copy->offset);
 }

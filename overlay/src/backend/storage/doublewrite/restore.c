@@ -142,9 +142,8 @@ dw_close_copies(DWRestoreState *state)
 static void
 dw_read_copy(DWRestoreState *state, const DWCopy *copy, char *page)
 {
-	static char stored[BLCKSZ];
-	Size		length = copy->entry.length;
 	char		path[MAXPGPATH];
+	bool		intact;
 
 	dw_log_path(path, copy->segno);
 	if (state->fd_segno != copy->segno)
@@ -153,16 +152,13 @@ dw_read_copy(DWRestoreState *state, const DWCopy *copy, char *page)
 		state->fd = dw_open_for_reading(path);
 	state->fd_segno = copy->segno;
 
-	if (pg_pread(state->fd, stored, length, copy->offset) != (ssize_t) length ||
-		DWPageChecksum(stored, length) != copy->entry.crc)
+	if (!DWReadCopy(state->fd, copy, page, &intact))
 		ereport(FATAL,
 				(errcode(ERRCODE_DATA_CORRUPTED),
-				 errmsg("could not read page copy from double-write log segment \"%s\" at offset %u",
-						path, copy->offset)));
-	if (!DWUnpackPage(copy->compression, stored, length, page))
-		ereport(FATAL,
-				(errcode(ERRCODE_DATA_CORRUPTED),
+				 intact ?
 				 errmsg("could not decompress page copy in double-write log segment \"%s\" at offset %u",
+						path, copy->offset) :
+				 errmsg("could not read page copy from double-write log segment \"%s\" at offset %u",
 						path, copy->offset)));
 }
 
@@ -461,34 +457,27 @@ dw_restore_run(SMgrRelation reln, const DWCopy *copies, int npages,
 }
 
 /*
- * Make a page right in which only hints were being written, if it is torn.  Returns
- * false if more is wrong with it than that can have done: redo rebuilds it, as it was
- * exempt when it was written home later, or it is damaged.  One without contents has
- * been added to its file again after a truncation, or could not be read.
+ * Make a page right of which there is but a note.  Returns false if it is left alone.
  */
 static bool
 dw_mend_page(const DWCopy *copy, char *page, DWRestoreState *state)
 {
-	PageHeader	header = (PageHeader) page;
-	uint16		checksum;
+	uint16		checksum = pg_checksum_page(page, copy->entry.blkno);
+	bool		torn = ((PageHeader) page)->pd_checksum != checksum;
 
-	if (PageIsNew((Page) page))
-		return false;
-	checksum = pg_checksum_page(page, copy->entry.blkno);
-	if (header->pd_checksum == checksum)
+	if (!DWMendPage(&copy->entry, page, checksum))
 	{
-		state->stats.identical++;
-		return true;
-	}
-	if (DWHintDigest(page) != copy->entry.crc)
-	{
-		if (state->unfit++ == 0)
+		if (!PageIsNew((Page) page) && state->unfit++ == 0)
 			state->first_unfit = &copy->entry;
 		return false;
 	}
-	header->pd_checksum = checksum;
-	state->stats.restored++;
-	dw_note_restored(copy, page, page);
+	if (torn)
+	{
+		state->stats.restored++;
+		dw_note_restored(copy, page, page);
+	}
+	else
+		state->stats.identical++;
 	return true;
 }
 
