@@ -181,14 +181,6 @@ class ImagesTest(unittest.TestCase):
         self.assertEqual(outcome.complaints, [])
         self.assertIn("selected new timeline ID", outcome.log)
 
-    def test_standby_that_sees_less_has_whole_pages(self):
-        for text, of_contents in (
-                ("client hint-1: transaction 10 was acknowledged, the last one there is 9", True),
-                ("client hint-1: table load.hint_1_t after 9: 499 rows with sum 1", True),
-                ("heap load.hint_1_t, block 7: tuple data should begin at byte 24", False),
-                ("promoted: client hint-1: transaction 10 was acknowledged", False)):
-            self.assertEqual(bool(explore._OF_CONTENTS.search(text)), of_contents, text)
-
     def test_promoted_server_goes_on(self):
         recording = self.record("standby")
         outcome = self.outcome(recording, "all-lost", standby_every=1, sequel_every=1)
