@@ -203,9 +203,15 @@ instant_spill_chain(const InstantPage *page, uint32 *place)
 static uint32 *
 instant_spill_chains(void)
 {
-	uint32	   *places = MemoryContextAllocHuge(CurrentMemoryContext,
-												sizeof(uint32) * InstantCtl->npages);
+	uint32	   *places = palloc_extended(sizeof(uint32) * InstantCtl->npages,
+										 MCXT_ALLOC_HUGE | MCXT_ALLOC_NO_OOM);
+	int			save_errno;
 
+	if (places == NULL)
+	{
+		errno = ENOMEM;
+		return NULL;
+	}
 	if (instant_create_spill())
 	{
 		uint32		i;
@@ -223,7 +229,9 @@ instant_spill_chains(void)
 		if (i == InstantCtl->npages && instant_flush_spill())
 			return places;
 	}
+	save_errno = errno;
 	pfree(places);
+	errno = save_errno;
 	return NULL;
 }
 
