@@ -45,9 +45,10 @@ def run(bindir, program, *arguments, **options):
 
 
 def make_cluster(bindir, directory, checksums, segment_mb=1):
-    """Make a small cluster with small WAL segments."""
+    """Make a small cluster with small WAL segments, which syncs in ways that are recorded."""
     Server(bindir, directory, None).create(
         *postgres.THROWAWAY, f"--wal-segsize={segment_mb}",
+        "--set=recovery_init_sync_method=fsync",
         "-k" if checksums else "--no-data-checksums")
 
 

@@ -383,7 +383,6 @@ connect_to(const char *dbname)
 	const char *keywords[] = {"host", "port", "dbname", "fallback_application_name", "options", NULL};
 	const char *values[] = {host, port, dbname, progname,
 	"-c default_transaction_read_only=on -c search_path=pg_catalog", NULL};
-	PGconn	   *conn;
 
 	if (port[0] == '\0')
 	{

@@ -123,11 +123,6 @@ extern size_t DoubleWriteRead(char *buf, size_t nbytes, FILE *file,
 /* upkeep.c: the checkpointer looks after the log */
 extern void DoubleWriteUpkeep(bool busy);
 
-/* latesync.c */
-extern void DoubleWriteLeaveSyncToCheckpoint(void);
-extern bool DoubleWriteIsSyncedLate(const char *path);
-extern void DoubleWriteSyncSome(bool busy);
-
 /* flush.c: writing staged pages back */
 extern void DoubleWriteFlushIfBatchReady(void);
 extern int	DoubleWriteBgWriterSleep(long timeout, uint32 wait_event_info);

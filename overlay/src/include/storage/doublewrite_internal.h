@@ -632,8 +632,6 @@ typedef struct DWCtlData
 										 * the log */
 	pg_atomic_uint32 panicking; /* somebody is, maybe of a failed sync */
 	pg_atomic_uint64 rewrite_until; /* redo pointer with which 'rewrite' ends */
-	pg_atomic_uint32 late_sync; /* a checkpoint has to sync relation files
-								 * first; see latesync.c */
 
 	/* newest redo pointer after which any record was reported; see exempt.c */
 	pg_atomic_uint64 records_known;
@@ -854,7 +852,6 @@ extern void dw_await_home_writes(void);
 
 /* atomic.c */
 extern bool dw_atomic_allowed(void);
-extern bool dw_atomic_in_use(void);
 extern bool dw_atomic_chosen(const DWSlot *slot);
 extern int	dw_atomic_run_length(const BufferTag *first, int npages);
 extern int	dw_atomic_write_ahead(const DWAtomicRun *runs, int nruns);
@@ -898,7 +895,6 @@ extern bool dw_log_check_dir(int elevel);
 extern void dw_write_owner(bool marker, int elevel);
 extern void dw_remove_owner(void);
 extern DWLabel dw_read_label(void);
-extern bool dw_marker_is_original(void);
 extern void dw_write_marker(void);
 extern void dw_refuse_unknown_marker(void);
 extern bool dw_marker_exists(void);
@@ -922,9 +918,6 @@ extern void dw_refuse_failed_removal(XLogRecPtr redo);
 extern uint64 dw_first_failed_removal(void);
 extern void dw_refuse_to_forget_removal(void);
 extern void dw_forget_failed_removal(XLogRecPtr redo);
-
-/* latesync.c */
-extern void dw_complete_late_sync(void);
 
 /* upkeep.c */
 extern bool dw_cycle_needed(void);

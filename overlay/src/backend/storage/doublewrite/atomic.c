@@ -368,20 +368,6 @@ dw_atomic_allowed(void)
 }
 
 /*
- * May some pages have been written atomically since the server started?
- */
-bool
-dw_atomic_in_use(void)
-{
-	bool		in_use;
-
-	dw_lock_flush(LW_SHARED);
-	in_use = DWCtl->atomic.round > 0;
-	LWLockRelease(DoubleWriteFlushLock);
-	return in_use;
-}
-
-/*
  * Is this page, which needs protection, to be written atomically? (A1)
  *
  * Not if a plain home write of it has failed, or an atomic one was cut short: home

@@ -268,25 +268,6 @@ DoubleWriteStopCutShort(void)
 	return dw_read_label() == DW_LABEL_MARKER;
 }
 
-/*
- * Has a server of ours crashed with the log in use, on these very files?  If
- * it cannot be told, no.
- */
-bool
-dw_marker_is_original(void)
-{
-	static const DWIdentity unknown = {0};
-	DWOwner		owner;
-	DWOwner		own;
-
-	if (dw_read_label() != DW_LABEL_MARKER)
-		return false;
-	dw_log_read_owner(&owner, &own);
-	return owner.sysid == own.sysid &&
-		memcmp(&owner.marker, &unknown, sizeof(unknown)) != 0 &&
-		!DWIsCopy(&owner, &own, true);
-}
-
 void
 dw_write_marker(void)
 {

@@ -114,9 +114,8 @@ dw_switch_on(void)
 }
 
 /*
- * Make durable what has gone home or was removed since the last checkpoint, and what an
- * earlier server has left to the next one.  For who ends the use of the log without a
- * checkpoint: of what was written atomically it has no copies, and redo leaves it
+ * Make durable what has gone home or was removed since the last checkpoint.  For who
+ * ends the use of the log without a checkpoint: of what was written atomically it has no copies, and redo leaves it
  * alone.  So a later checkpoint would pass its records with nobody having synced
  * it, or after a failed sync of which there is no note any more. (R5, R11)
  */
@@ -125,7 +124,6 @@ dw_sync_gone_home(void)
 {
 	Assert(AmCheckpointerProcess() || !IsUnderPostmaster);
 
-	dw_complete_late_sync();
 	if (!DWCtl->log.armed)
 		return;
 	DoubleWriteDrain();
@@ -273,22 +271,20 @@ dw_report_mode(void)
 }
 
 /*
- * Stop using the log since protection is off from now on.  If that fails,
- * DoubleWriteCatchUp() tries it again, which waits for the end of recovery.
+ * Stop using the log since protection is off from now on.  That is for the checkpointer:
+ * if it fails, or another process comes here, DoubleWriteCatchUp() does it after the end of
+ * recovery.
  */
 static void
 dw_switch_off(void)
 {
-	/* the startup process could not sync what others have written atomically */
+	/* the startup process could not sync what others have written */
 	if (dw_failed_before(&switching_off) ||
-		(IsUnderPostmaster && !AmCheckpointerProcess() && dw_atomic_in_use()))
+		(IsUnderPostmaster && !AmCheckpointerProcess()))
 		pg_atomic_write_u32(&DWCtl->setting_changed, 1);
 	else
 	{
-		if (AmCheckpointerProcess())
-			dw_sync_gone_home();
-		else
-			dw_complete_late_sync();
+		dw_sync_gone_home();
 		INJECTION_POINT("doublewrite-switching-off", NULL);
 		if (dw_disarm(false))
 			ereport(LOG, (errmsg("torn page protection is off")));
@@ -428,7 +424,6 @@ DoubleWriteCheckpointSynced(void)
 {
 	Assert(AmCheckpointerProcess() || !IsUnderPostmaster);
 
-	dw_complete_late_sync();
 	if (dw_removals_matter())
 	{
 		dw_sync_removals();

@@ -53,7 +53,6 @@ dw_init_ctl(void)
 	pg_atomic_init_u32(&DWCtl->upkeep_requested, 0);
 	pg_atomic_init_u32(&DWCtl->panicking, 0);
 	pg_atomic_init_u64(&DWCtl->rewrite_until, PG_UINT64_MAX);
-	pg_atomic_init_u32(&DWCtl->late_sync, 0);
 	pg_atomic_init_u32(&DWCtl->setting, DW_SETTING_UNKNOWN);
 	pg_atomic_init_u32(&DWCtl->setting_changed, 0);
 	DWCtl->flusher.proc = INVALID_PROC_NUMBER;
