@@ -123,8 +123,11 @@ cmp_ok($node->safe_psql('postgres', 'SELECT prefetch FROM pg_stat_recovery_prefe
 $node->stop;
 
 # Of a table whose end is cut off, the last page of the visibility map that is left is
-# redone before its tail is cleared.  With checksums an image of it would follow.
+# redone before its tail is cleared.  With checksums or wal_log_hints an image of it
+# would follow.
 $primary = xlp_primary('plain', extra => [ '--wal-segsize=1', '--no-data-checksums' ]);
+$primary->append_conf('postgresql.conf', 'wal_log_hints = off');
+$primary->restart;
 $primary->safe_psql('postgres', $_) foreach (
 	q{CREATE TABLE tail AS SELECT g, repeat('x', 500) f FROM generate_series(1, 3000) g},
 	'VACUUM tail',
