@@ -371,7 +371,7 @@ open_ledger(DWLedgerHeader *header)
 	}
 	if (!DWLedgerIntact(fp, header))
 	{
-		/* no error, which would cost whoever monitors the other figures */
+		/* no error, with which monitoring would lose the other figures, too */
 		ereport(WARNING,
 				(errcode(ERRCODE_DATA_CORRUPTED),
 				 errmsg("file \"%s\" is damaged", DW_LEDGER_FILE)));

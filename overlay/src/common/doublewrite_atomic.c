@@ -47,7 +47,7 @@
 /* Pages of the file that is used for a test */
 #define DW_TEST_PAGES		4
 
-/* Devices on top of each other: nobody has so many, and a cycle must end */
+/* Devices on top of each other: real stacks have fewer, and a cycle must end */
 #define DW_MAX_STACK		16
 
 #ifdef __linux__
@@ -184,15 +184,15 @@ DWAtomicAskFile(int fd, DWAtomicFile *file)
 }
 
 /*
- * Is the file on the device that its file system is known by?  XFS can have
- * another one for files of their own kind.
+ * Return whether the file is on the device that its file system is known by.  XFS
+ * can have another one for files of their own kind.
  */
 bool
 DWAtomicOnDataDevice(int fd)
 {
 	DWKernelFsxattr attr = {0};
 
-	/* who does not know the request has no such thing */
+	/* a file system that does not know the request has no such device */
 	return ioctl(fd, DW_KERNEL_FSGETXATTR, &attr) < 0 ||
 		(attr.xflags & DW_KERNEL_XFLAG_REALTIME) == 0;
 }
@@ -253,7 +253,7 @@ dw_reap(unsigned long queue, DWAtomicCall *calls, int nwaited)
  * they remain to be done.  The files have been opened for direct I/O, without
  * which this would be one write after the other.
  *
- * Returns how many were made so; -1, with errno set, if nobody knows what has
+ * Returns how many were made so; -1, with errno set, if it is not known what has
  * become of them.
  */
 int
@@ -293,7 +293,7 @@ DWAtomicWriteInFlight(DWAtomicCall *calls, int ncalls)
 }
 
 /*
- * How many writes of this process are under way?  For assertions.
+ * Return how many writes of this process are under way.  For assertions.
  */
 int
 DWAtomicUnderWay(void)
@@ -578,7 +578,8 @@ DWAtomicProbeDirectory(const char *path, DWAtomicProbe *probe)
 #endif							/* !__linux__ */
 
 /*
- * Can a page be written atomically, by what the kernel says of a file?
+ * Return whether a page can be written atomically, by what the kernel says of a
+ * file.
  */
 bool
 DWAtomicFileFits(const DWAtomicFile *file)
@@ -589,9 +590,9 @@ DWAtomicFileFits(const DWAtomicFile *file)
 }
 
 /*
- * How large may writes be, in bytes?  A file system may take larger ones and make
- * them by copies, which cost more than writes of single pages, so we keep to what
- * it says to do without; to a page if it says nothing.
+ * Return how large writes may be, in bytes.  A file system may take larger ones and
+ * make them by copies, which cost more than writes of single pages, so we keep to
+ * what it says to do without; to a page if it says nothing.
  */
 uint32
 DWAtomicUnit(const DWAtomicFile *file)
@@ -600,9 +601,9 @@ DWAtomicUnit(const DWAtomicFile *file)
 }
 
 /*
- * Does an error say that such a write cannot be made here, so that the next one
- * could not either?  Others, like a lack of space, may pass.  EPERM is what filters of
- * system calls answer, in containers, for instance.
+ * Return whether an error says that such a write cannot be made here, so that the
+ * next one could not either.  Others, like a lack of space, may pass.  EPERM is what
+ * filters of system calls answer, in containers, for instance.
  */
 bool
 DWAtomicIsRefusal(int error)

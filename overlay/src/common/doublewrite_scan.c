@@ -82,9 +82,9 @@ DWParseSpareName(const char *name, uint64 *segno, bool *usable)
 
 /*
  * Position an open backup_label file at the label of a backup.  Returns false
- * if there is none in it, but only our marker.
+ * if it contains only our marker.
  *
- * Whoever writes a label should replace the file, but may append to what was
+ * A tool that writes a label should replace the file, but may append to what was
  * copied along with the data directory.
  */
 bool
@@ -109,8 +109,9 @@ DWSkipMarker(FILE *fp)
 }
 
 /*
- * What is this file?  It is open, or NULL if there is none.  read_backup_label()
- * asks for more of a label than we do; but who writes these lines means one.
+ * Return what this file is.  It is open, or NULL if there is none.
+ * read_backup_label() asks for more of a label than we do; but a file with these
+ * lines is meant to be one.
  */
 DWLabel
 DWReadLabel(FILE *fp)
@@ -134,8 +135,8 @@ DWReadLabel(FILE *fp)
 }
 
 /*
- * Is recovery asked for that only a backup needs?  A server that runs such a
- * recovery has the marker as well, but pg_control tells: also if it began as
+ * Return whether recovery is asked for that only a backup needs.  A server that runs
+ * such a recovery has the marker as well, but pg_control tells: also if it began as
  * crash recovery, on an atomic snapshot say.  standby.signal says nothing: any
  * crashed server may be made a standby.
  */
@@ -191,7 +192,8 @@ dw_same_identity(const DWIdentity *a, const DWIdentity *b)
 }
 
 /*
- * Who we are; the current directory is the data directory.
+ * Identify ourselves; the current directory is the data directory.  Returns false if
+ * that fails.
  */
 bool
 DWIdentifyOwner(uint64 sysid, DWOwner *owner)
@@ -262,9 +264,9 @@ DWReadOwner(FILE *fp, DWOwner *owner)
 }
 
 /*
- * May we, own, touch the log of that owner?  link says whether our log directory
- * is a symbolic link: then a copy of the data directory has the same log as its
- * original.  Otherwise the log is at most a copy as well.  (R9)
+ * Return whether we, own, may touch the log of that owner.  link says whether our
+ * log directory is a symbolic link: then a copy of the data directory has the
+ * same log as its original.  Otherwise the log is at most a copy as well.  (R9)
  */
 DWOwnerVerdict
 DWJudgeOwner(const DWOwner *owner, const DWOwner *own, bool link)
@@ -279,9 +281,10 @@ DWJudgeOwner(const DWOwner *owner, const DWOwner *own, bool link)
 }
 
 /*
- * Are we, or is at least the marker, a copy that was made of the owner while
- * the log was in use?  If a server was running then, pages and log are from
- * many moments, and only the label of a backup would say what to do.  (R9)
+ * Return whether we are, or at least the marker is, a copy that was made of the
+ * owner while the log was in use.  If a server was running then, pages and log
+ * are from many moments, and only the label of a backup would say what to do.
+ * (R9)
  */
 bool
 DWIsCopy(const DWOwner *owner, const DWOwner *own, bool marker)
@@ -298,9 +301,9 @@ DWIsCopy(const DWOwner *owner, const DWOwner *own, bool marker)
 }
 
 /*
- * Is the log directory the server's alone?  Whoever can write to it has a say in
- * what the next start puts home.  The data directory keeps others out, so this
- * matters where a link leads out of it, or if it lets the group in.
+ * Return whether the log directory is the server's alone.  A user with write access
+ * to it has a say in what the next start puts home.  The data directory keeps others
+ * out, so this matters where a link leads out of it, or if it lets the group in.
  *
  * The current directory is the data directory, which belongs to the user that
  * the server runs as, or the server would not start.
@@ -415,9 +418,9 @@ dw_segment_cmp(const void *a, const void *b)
 }
 
 /*
- * Could the pages of a batch with this header have been written?  The header
- * is intact, but who knows what has written it: what is not valid here is used
- * as a length or to index an array later.  (R9)
+ * Return whether the pages of a batch with this header could have been written.  The
+ * header is intact, but it is not known what has written it, and what is not valid
+ * here would be used as a length or to index an array later.  (R9)
  */
 static bool
 dw_entries_valid(const DWBatchHeader *hdr)
@@ -436,8 +439,8 @@ dw_entries_valid(const DWBatchHeader *hdr)
 }
 
 /*
- * Does a batch header for this place stand here?  With a sysid of 0, that of
- * any cluster will do.
+ * Return whether a batch header for this place stands here.  With a sysid of 0, that
+ * of any cluster will do.
  */
 DWHeaderVerdict
 DWJudgeHeader(const DWBatchHeader *hdr, uint64 sysid, uint64 segno,
@@ -567,7 +570,7 @@ dw_look_at_segment(DWScan *scan, DWScanSegment *segment,
  * block, so that intact batches behind damage are found.
  *
  * Returns the number of batches.  Those of another cluster are remembered, too:
- * who may not use them learns that from scan->refused.
+ * a caller that may not use them learns that from scan->refused.
  */
 static int
 dw_scan_segment(DWScan *scan, uint64 segno, const char *contents)
@@ -662,7 +665,7 @@ dw_low_water_so_far(DWScan *scan)
  * first block of the one written last may be damaged, and then it seems to be
  * the one before.
  *
- * With everything, read all, for people who want to see what is there.  The
+ * With everything, read all, for a program that shows what is there.  The
  * buffer has room for a segment.
  */
 void
@@ -727,8 +730,9 @@ DWReadLog(DWScan *scan, DWReadBlocks read_blocks, void *arg, char *buffer,
  */
 
 /*
- * Does this file of pg_wal have the page that ends with or holds the byte before
- * the given position?  One that has been recycled says that it is another page.
+ * Return whether this file of pg_wal has the page that ends with or holds the byte
+ * before the given position.  One that has been recycled says that it is another
+ * page.
  */
 static bool
 dw_wal_file_reaches(const char *name, XLogRecPtr end, int segment_size)
@@ -751,11 +755,11 @@ dw_wal_file_reaches(const char *name, XLogRecPtr end, int segment_size)
 }
 
 /*
- * Can WAL be replayed up to the given position, which was durable when the log was
- * written?  (R1, R9)  If the page that ends there was never written, it cannot; that
- * there is such a page does not prove it, so recovery looks again when it is over.
- * What is not in pg_wal may come from an archive or another server, if recovery from
- * these is asked for.
+ * Return whether WAL can be replayed up to the given position, which was durable
+ * when the log was written.  (R1, R9)  If the page that ends there was never
+ * written, it cannot; that there is such a page does not prove it, so recovery
+ * looks again when it is over.  What is not in pg_wal may come from an archive or
+ * another server, if recovery from these is asked for.
  */
 bool
 DWWalReaches(XLogRecPtr end, int segment_size)
@@ -863,7 +867,7 @@ DWFindLive(const DWScan *scan, DWLiveRange *live)
  * unreadable, and with it the mark that freed older batches before pg_control was
  * changed (R5).  Without the marker the log is then what a shutdown cut short has
  * left, or another server has been started meanwhile, and it is of no use.  With
- * it somebody has to decide.
+ * it an administrator has to decide.
  */
 DWOutcome
 DWJudgeLog(const DWScan *scan, const DWLiveRange *live, XLogRecPtr redo,
@@ -920,7 +924,7 @@ DWCompressionName(uint32 compression)
 }
 
 /*
- * Can this build read what has been compressed with the method?
+ * Return whether this build can read what has been compressed with the method.
  */
 bool
 DWCompressionSupported(uint32 compression)
@@ -1037,8 +1041,8 @@ DWSamePage(const DWPageEntry *a, const DWPageEntry *b)
 }
 
 /*
- * Is the first of these of no use beside the second?  Both are of one page, and the
- * first is the older one.
+ * Return whether the first of these is of no use beside the second.  Both are of one
+ * page, and the first is the older one.
  */
 static bool
 dw_is_superseded(const DWCopy *older, const DWCopy *newer)
@@ -1095,8 +1099,8 @@ DWNewestCopies(const DWScan *scan, const DWLiveRange *live, int *ncopies)
  */
 
 /*
- * Are the entries of a ledger those that were written with this header?  The
- * file is positioned behind the header, and so it is left if they are.
+ * Return whether the entries of a ledger are those that were written with this
+ * header.  The file is positioned behind the header, and so it is left if they are.
  */
 bool
 DWLedgerIntact(FILE *fp, const DWLedgerHeader *header)

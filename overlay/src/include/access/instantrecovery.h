@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * instantrecovery.h
- *	  Opening before redo: pages are redone when somebody needs them.
+ *	  Opening before redo: pages are redone when a session needs them.
  *
  * Copyright (c) 2026, PostgreSQL Global Development Group
  *
@@ -55,7 +55,7 @@ extern XLogRedoAction InstantRecoveryForeignBlock(XLogReaderState *record,
 												  ReadBufferMode mode,
 												  Buffer *buf);
 
-/* Everybody */
+/* Any process */
 extern void InstantRecoveryWaitForPage(const RelFileLocator *rlocator,
 									   ForkNumber forknum, BlockNumber blkno);
 extern void InstantRecoveryWaitForRelation(const RelFileLocator *rlocator);

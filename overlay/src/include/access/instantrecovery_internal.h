@@ -3,7 +3,7 @@
  * instantrecovery_internal.h
  *	  What the files of instant recovery share.
  *
- * instantrecovery.c	pages and their chains, in shared memory; who needs a page
+ * instantrecovery.c	pages and their chains, in shared memory; waiting for a page
  * instantanalysis.c	the startup process: which records concern which pages
  * instantspill.c		chains for which there is no room in memory
  * instantwal.c			records are read again
@@ -26,7 +26,7 @@
 /* Pages asked for that no worker has taken; more have to ask again */
 #define INSTANT_DEMANDS			1024
 
-/* Who waits for a page waits at one of these */
+/* A process that waits for a page waits at one of these */
 #define INSTANT_PAGE_CVS		64
 
 /* No page, no record: end of a list */
@@ -42,8 +42,9 @@ typedef enum InstantPageState
 
 /*
  * A page with records to be applied.  Written by the startup process during
- * analysis; while workers redo pages only "state" changes, and who has taken it
- * to REDOING writes "last" and "sqlerrcode".
+ * analysis.  While workers redo pages only "state" changes, and what the process
+ * that has taken the page to REDOING writes: the place that redo has reached in
+ * the chain, "paused", "rebuilt" and "sqlerrcode".
  */
 typedef struct InstantPage
 {
@@ -66,8 +67,8 @@ typedef struct InstantPage
 } InstantPage;
 
 /*
- * How far recovery has come.  The startup process makes all steps but the last, which
- * the process makes that redoes the last page.
+ * How far recovery has come.  The startup process makes all steps except the last,
+ * which is made by the process that redoes the last page.
  *
  *	 ANALYSIS <--> ROUND
  *		 |
@@ -101,7 +102,7 @@ typedef struct InstantCtlData
 	char		pending_pad[PG_CACHE_LINE_SIZE - sizeof(pg_atomic_uint32)];
 
 	/*
-	 * Written by the startup process during analysis, when nobody else is
+	 * Written by the startup process during analysis, when no other process is
 	 * interested, and constant while workers redo pages.
 	 */
 	TimeLineID	tli;			/* all records are on this timeline */
@@ -120,17 +121,17 @@ typedef struct InstantCtlData
 	char	   *chunks;
 
 	pg_atomic_uint32 phase;		/* InstantPhase; changed under "mutex" */
-	pg_atomic_uint32 next;		/* page, in order, that nobody has tried */
+	pg_atomic_uint32 next;		/* page, in order, not tried yet */
 	pg_atomic_uint32 announced; /* page, in order, not prefetched yet */
 	pg_atomic_uint32 ahead;		/* so many beyond "next" may be */
 	pg_atomic_uint32 left;		/* pages that are not done */
 	pg_atomic_uint32 failed;	/* of those, pages that cannot be redone */
-	pg_atomic_uint32 on_demand; /* pages redone because somebody waited */
+	pg_atomic_uint32 on_demand; /* pages redone because they were demanded */
 
 	/* pages redone by each worker, and at the end by the startup process */
 	pg_atomic_uint32 redone[INSTANT_RECOVERY_MAX_WORKERS + 1];
 
-	slock_t		mutex;			/* for all that follows, but the last three */
+	slock_t		mutex;			/* for all that follows except the last three */
 	uint32		members;		/* processes that see to it that pages are redone:
 								 * workers that have joined, and the startup
 								 * process until clients have got in */

@@ -30,8 +30,8 @@ extern void XLogExamineRelease(XLogRecPtr replaying);
 extern void XLogExamineAhead(XLogRecPtr replayed_up_to);
 
 /*
- * Is it a record of new hints without an image of the page?  Redo does nothing with it:
- * see XLOG_FPI_FOR_HINT in xlog_redo().
+ * Return whether it is a record of new hints without an image of the page.  Redo
+ * does nothing with it: see XLOG_FPI_FOR_HINT in xlog_redo().
  */
 static inline bool
 XLogExamineIsBareHint(const DecodedXLogRecord *record, const DecodedBkpBlock *block)

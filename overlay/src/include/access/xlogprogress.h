@@ -19,7 +19,7 @@
 #include "nodes/pg_list.h"
 #include "utils/guc.h"
 
-/* Who is told about progress when he is refused: show_recovery_progress */
+/* show_recovery_progress: which clients are told about progress when refused */
 typedef enum ShowRecoveryProgress
 {
 	SHOW_RECOVERY_PROGRESS_OFF,

@@ -19,7 +19,7 @@
 /* What has become of looking for atomic page writes in a directory */
 typedef enum DWAtomicVerdict
 {
-	DW_ATOMIC_UNKNOWN,			/* nobody has looked yet */
+	DW_ATOMIC_UNKNOWN,			/* not looked at yet */
 	DW_ATOMIC_HARDWARE,			/* proved: the device writes pages atomically */
 	DW_ATOMIC_SOFTWARE,			/* the file system does, by copies */
 	DW_ATOMIC_UNSUPPORTED,		/* the system knows no atomic writes */

@@ -184,8 +184,8 @@ typedef enum DWDirMode
 } DWDirMode;
 
 /*
- * Is our marker in this data directory?  For programs that need a cluster which has
- * been shut down, and look no further into the file than this.
+ * Return whether our marker is in this data directory.  For programs that need a
+ * cluster which has been shut down, and look no further into the file than this.
  */
 static inline bool
 DWMarkerExists(const char *datadir)

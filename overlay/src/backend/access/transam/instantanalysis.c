@@ -54,8 +54,8 @@
 #define INSTANT_EXTEND_STEP		4096
 
 /*
- * Are records remembered?  Then nobody must read blocks ahead, since what redo would
- * have done before that is yet to be done.
+ * Whether records are remembered.  If so, no process may read blocks ahead, since
+ * what redo would have done before that is yet to be done.
  */
 static bool analyzing = false;
 
@@ -269,7 +269,7 @@ instant_classify(XLogReaderState *record)
 }
 
 /*
- * Does redo of the record make the page without what is in it?
+ * Return whether redo of the record makes the page without its old contents.
  */
 static bool
 instant_rebuilds(XLogReaderState *record, uint8 block_id)
@@ -279,7 +279,7 @@ instant_rebuilds(XLogReaderState *record, uint8 block_id)
 }
 
 /*
- * Does redo of the record add the block to its file, if it is not there?
+ * Return whether redo of the record adds the block to its file if it is not there.
  */
 static bool
 instant_extends(XLogReaderState *record, uint8 block_id)
@@ -387,7 +387,10 @@ instant_remember_block(XLogReaderState *record, uint8 block_id)
 	if (page == NULL)
 		page = instant_add_page(fork, blkno);
 
-	/* the first record tells whether WAL has images, but for those that never have one */
+	/*
+	 * The first record tells whether WAL has images, unless it is one that never
+	 * has any.
+	 */
 	if (!page->judged && (extends || !DoubleWriteNeedsNoImage(record, block_id)))
 	{
 		page->judged = true;
@@ -707,8 +710,8 @@ instant_analyze(bool begin)
 }
 
 /*
- * How many places for background workers may be ours?  Half of them are left to
- * others, which begin while pages are pending.
+ * Return how many slots for background workers we may use.  Half of them are left
+ * to other workers, which begin while pages are pending.
  */
 static int
 instant_max_workers(void)
@@ -753,8 +756,8 @@ InstantRecoveryStartWorkers(void)
 }
 
 /*
- * Are records remembered instead of being applied?  Then no restartpoint can be
- * at a checkpoint that they precede. (I7)
+ * Return whether records are remembered instead of being applied.  Then no
+ * restartpoint can be at a checkpoint that they precede. (I7)
  */
 bool
 InstantRecoveryAnalyzing(void)
@@ -806,9 +809,9 @@ instant_max_distance(void)
 }
 
 /*
- * Have room for a record that refers to so many blocks.  If memory is full, or the record is
- * too far away from the first one, that may need a round. (I10)  Returns false if it
- * is too large for all there is.
+ * Make room for a record that refers to so many blocks.  If memory is full, or the
+ * record is too far away from the first one, that may need a round. (I10)  Returns
+ * false if it is too large for all there is.
  */
 static bool
 instant_make_room(XLogReaderState *record, int nblocks)
@@ -829,8 +832,8 @@ instant_make_room(XLogReaderState *record, int nblocks)
 }
 
 /*
- * Can redo of this record wait?  Then it has been remembered, and the caller
- * must not apply it.
+ * Remember a record if its redo can wait.  Returns true if it has been remembered:
+ * then the caller must not apply it.
  */
 bool
 InstantRecoveryTake(XLogReaderState *record)
@@ -912,7 +915,8 @@ instant_wait_for_worker(void)
 }
 
 /*
- * May clients get in before redo?  If there is a reason why not, say so.
+ * Return whether clients may get in before redo.  Log the reason if they were to,
+ * but cannot.
  */
 static bool
 instant_may_open(bool can_open)

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * instantrecovery.c
- *	  Opening before redo: pages are redone when somebody needs them.
+ *	  Opening before redo: pages are redone when a session needs them.
  *
  * Crash recovery with instant_recovery has three steps.
  *
@@ -11,8 +11,8 @@
  *				records concern it: the page's chain.
  *	  Opening	Clients get in.
  *	  Redo		Workers apply the chains, page by page, in the order of the
- *				files.  Who needs a page whose chain is pending has it redone
- *				first, and waits for that.
+ *				files.  A process that needs a page whose chain is pending has
+ *				a worker redo it first, and waits for that.
  *
  * With several workers but without instant_recovery, clients get in when the workers
  * and the startup process have applied all chains.  Before that, and in either way, there are
@@ -26,10 +26,11 @@
  * only.  docs/instant-restart.md says what each type of record needs; the rules
  * I1 to I11 that comments name are these:
  *
- *	  I1  Nothing but plain crash recovery; all else is recovered as ever.
- *	  I2  Nobody sees a page with a pending chain, or trusts a file with one.
- *	  I3  A chain is applied whole, in order, by one process at a time, before anybody
- *		  else sees the page.  The LSN test of redo stays where it is.  What
+ *	  I1  Only plain crash recovery defers redo; any other recovery is unchanged.
+ *	  I2  No process except those that redo pages sees a page with a pending chain,
+ *		  or trusts a file with one.
+ *	  I3  A chain is applied whole, in order, by one process at a time, before any
+ *		  other process sees the page.  The LSN test of redo stays where it is.  What
  *		  precedes a record that rebuilds the page does not belong to the chain.
  *	  I4  Sessions run no redo.
  *	  I5  What redo does beside the page is done in analysis.  A record for which
@@ -39,8 +40,9 @@
  *	  I7  No checkpoint begins while a chain is pending, nor does a restartpoint, so
  *		  recovery from the next crash begins at the same place.
  *	  I8  Init forks are complete before unlogged relations are reset.
- *	  I9  After clients have got in, a page that cannot be redone is an error for who
- *		  needs it, and for each checkpoint, until it can or is removed.
+ *	  I9  After clients have got in, a page that cannot be redone is an error for
+ *		  each process that needs it, and for each checkpoint, until it has been
+ *		  redone or removed.
  *	  I10 Memory for chains is bounded.  When it is full records are written to a
  *		  file; when it is full of pages, it is a barrier.
  *	  I11 When nothing is pending, one flag says so.
@@ -58,10 +60,10 @@
  * A worker that is at a long chain takes the page back to PENDING when sessions wait for
  * others, and demands it itself: what has been applied stays.
  *
- * Who takes a page from PENDING to REDOING redoes it, and nobody else.  The
- * content lock of the page is held only for single records of it, so those who
- * find the page in shared buffers must ask, too: PinBufferForBlock() does for all.
- * During a round nobody but redo looks at pages, and so nobody asks.
+ * Only the process that takes a page from PENDING to REDOING redoes it.  It holds
+ * the content lock of the page only for single records of it, so a process that
+ * finds the page in shared buffers must ask, too: PinBufferForBlock() does so for
+ * all of them.  During a round only redo looks at pages, so no process asks.
  *
  * Members are the processes that see to it that pending pages are redone: the startup
  * process until clients have got in, and workers, which join a round, or as soon as it is
@@ -71,11 +73,11 @@
  * is put off until all is redone, as one after opening is.
  *
  * A round ends when the startup process is the only member: it lets no process join
- * any more, waits for who has, and redoes what has failed itself, for its
- * errors are those that end recovery.
+ * any more, waits until those that have joined have left, and itself redoes the
+ * pages that have failed, since its errors are those that end recovery.
  *
- * A worker waits for nobody who may wait for it: it locks no page but the one that it
- * redoes, which nobody else can have pinned.
+ * A worker never waits for a process that may wait for the worker: it locks only the
+ * page that it redoes, which no other process can have pinned.
  *
  * Copyright (c) 2026, PostgreSQL Global Development Group
  *
@@ -222,7 +224,7 @@ instant_choose(const char *name, const int *variable, int automatic)
 }
 
 /*
- * Have SHOW say what automatic values have come to.
+ * Choose automatic values, and have SHOW say what they are.
  */
 static void
 instant_choose_settings(void)
@@ -589,7 +591,7 @@ instant_sort_pages(void)
 }
 
 /*
- * Who has redone how many pages
+ * Add an error detail that says how many pages each process has redone.
  */
 int
 instant_errdetail_redone(void)
@@ -606,9 +608,9 @@ instant_errdetail_redone(void)
 }
 
 /*
- * Nobody reads records any more, nor WAL that has been kept with them: give that
- * memory back to the kernel, where it can take it.  Pages stay, as a process that has
- * seen them pending may look one up even now.
+ * Give the memory of records, and of WAL that has been kept with them, back to the
+ * kernel, where it can take it: they are not read any more.  Pages stay, as a
+ * process that has seen them pending may look one up even now.
  */
 void
 instant_give_back(void)
@@ -673,7 +675,8 @@ instant_page_failed(uint32 i)
 }
 
 /*
- * Take a page from one state to another.  Returns false if somebody else has.
+ * Take a page from one state to another.  Returns false if it is not in the first
+ * one: another process may have taken it.
  */
 bool
 instant_take_page(uint32 i, InstantPageState from, InstantPageState to)
@@ -706,7 +709,7 @@ instant_demand(uint32 i)
 }
 
 /*
- * Are there demands that no worker has taken?
+ * Return whether there are demands that no worker has taken.
  */
 bool
 instant_is_demanded(void)
@@ -720,8 +723,8 @@ instant_is_demanded(void)
 }
 
 /*
- * Between analysis and opening nobody has a reason to look at pages, and nobody
- * would redo them.
+ * Panic if a page is needed between analysis and opening: no process has a reason to
+ * look at pages then, and no worker would redo them.
  */
 static void
 instant_check_open(void)
@@ -731,7 +734,7 @@ instant_check_open(void)
 }
 
 /*
- * Have a page tried again that could not be redone.  A worker that has met one
+ * Have a page that could not be redone tried again.  A worker that has met one
  * stays for that, unless it was asked to end.
  */
 static void
@@ -869,8 +872,8 @@ InstantRecoveryWaitForRelation(const RelFileLocator *rlocator)
 }
 
 /*
- * The page is being removed: forget its records.  Only who redoes it at this moment
- * is waited for.
+ * Forget the records of a page that is being removed.  Wait only if a worker is
+ * redoing it at this moment.
  */
 static void
 instant_forget_page(uint32 i)
@@ -890,8 +893,9 @@ instant_forget_page(uint32 i)
 }
 
 /*
- * A relation is being removed, which is in WAL already, so nobody needs its pages
- * (I9).  The caller may have committed, and cannot bear errors.
+ * Forget the records of a relation that is being removed.  The removal is in WAL
+ * already, so its pages are not needed (I9).  The caller may have committed, and
+ * cannot bear errors.
  */
 void
 InstantRecoveryForgetRelation(const RelFileLocator *rlocator)
@@ -906,7 +910,7 @@ InstantRecoveryForgetRelation(const RelFileLocator *rlocator)
 }
 
 /*
- * The same for a database.
+ * Do the same for a database.
  */
 void
 InstantRecoveryForgetDatabase(Oid database)
@@ -922,7 +926,7 @@ InstantRecoveryForgetDatabase(Oid database)
 }
 
 /*
- * Have all pages tried again that could not be redone.
+ * Have all pages that could not be redone tried again.
  */
 void
 instant_retry_all(void)

@@ -10,7 +10,7 @@
  * page that they are not there, which redo must cope with anyway, since they may have been
  * truncated away later.  Where redo does not ask, because the record carries all
  * there is in the page (an image, or a page that is initialized), it gets a
- * buffer that nobody else sees and that is thrown away afterwards: a local
+ * buffer that no other process sees and that is thrown away afterwards: a local
  * buffer, as temporary tables have.
  *
  * Copyright (c) 2026, PostgreSQL Global Development Group
@@ -147,8 +147,8 @@ instant_limit_sinks(void)
 }
 
 /*
- * A buffer for a block that is not being redone, but that redo insists on.
- * Nobody else sees it, and it never gets into a file.
+ * Return a buffer for a block that is not being redone, but that redo insists on.
+ * No other process sees it, and it never gets into a file.
  */
 static Buffer
 instant_sink(const RelFileLocator *rlocator, ForkNumber forknum, BlockNumber blkno)
@@ -302,8 +302,8 @@ instant_min_ahead(void)
 }
 
 /*
- * Nobody waits for pages, or somebody may soon: announce as many as is good for the
- * storage, or as few as is good for him.
+ * Set how many pages are announced: as many as is good for the storage, or, if
+ * sessions may soon wait for pages, as few as is good for them.
  */
 void
 instant_reset_ahead(bool sessions)
@@ -314,10 +314,11 @@ instant_reset_ahead(bool sessions)
 
 /*
  * A session's page waits behind what has been announced, so each such page halves
- * how much that is, and each page that nobody has asked for adds one to it: while
- * sessions ask for few, redo has the storage for itself, and the first query after a
- * crash, which needs one page after the other, finds its queue short.  Others may
- * change it at the same time; a step that is lost does no harm.
+ * how much that is, and each page that no session has asked for adds one to it:
+ * while sessions ask for few, redo has the storage for itself, and the first
+ * query after a crash, which needs one page after the other, finds its queue
+ * short.  Others may change it at the same time; a step that is lost does no
+ * harm.
  */
 static void
 instant_adapt_ahead(bool demanded)
@@ -386,8 +387,8 @@ instant_keep_before(const InstantPage *page)
 }
 
 /*
- * A record of nothing but images may have those of many pages: restore the one that is
- * needed, as xlog_redo() would.
+ * Restore the page from a record that consists of images, as xlog_redo() would.  It
+ * may have those of many pages: only the one that is needed is restored.
  */
 static void
 instant_restore_image(XLogReaderState *record)
@@ -430,8 +431,8 @@ instant_redo_record(InstantPage *page, uint32 distance)
 }
 
 /*
- * Is redo of a page with a long chain to be put off before a record, as sessions wait for
- * other pages, or as the server stops?
+ * Return whether redo of a page with a long chain is to be put off before a record,
+ * as sessions wait for other pages, or as the server stops.
  */
 static bool
 instant_pauses(InstantPage *page, uint32 distance)
@@ -648,7 +649,7 @@ instant_worker_exit(int code, Datum arg)
 }
 
 /*
- * Take a page that somebody waits for.
+ * Take a page that has been demanded.  Returns INSTANT_NONE if there is none.
  */
 static uint32
 instant_take_demand(void)
@@ -690,8 +691,8 @@ instant_worker_interrupts(void)
 }
 
 /*
- * Tests want to see what is pending: one of them always, others unless somebody
- * waits for all pages.
+ * Return whether only pages that are demanded are to be redone.  Tests want to see
+ * what is pending: one of them always, others unless a process waits for all pages.
  */
 static bool
 instant_only_demands(void)
@@ -848,8 +849,8 @@ instant_wait_for_work(void)
 
 /*
  * After opening, if a page could not be redone: wait until pages that have
- * failed are to be tried again, since somebody needs one or a pause is over.  Returns
- * false if the process is not needed any more.
+ * failed are to be tried again, since a session needs one or a pause is over.
+ * Returns false if the process is not needed any more.
  */
 static bool
 instant_wait_for_retry(void)

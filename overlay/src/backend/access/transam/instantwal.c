@@ -3,12 +3,12 @@
  * instantwal.c
  *	  Instant recovery: the records of chains, read from WAL again.
  *
- * The records of a page are scattered over all WAL that is to be redone, and so who
- * redoes one page after the other would read a page of WAL from a file for each
- * record.  Therefore as much of it as fits is kept in the shared memory that
- * chains have left free: in chunks, each of which is read by whoever needs it
- * first, and stays.  All WAL that is asked for has been read before, in
- * analysis, and there is no checkpoint that would remove it (I7).
+ * The records of a page are scattered over all WAL that is to be redone, so a
+ * process that redoes one page after the other would read a page of WAL from a
+ * file for each record.  Therefore as much of it as fits is kept in the shared
+ * memory that chains have left free: in chunks, each of which is read by the
+ * first process that needs it, and stays.  All WAL that is asked for has been
+ * read before, in analysis, and there is no checkpoint that would remove it (I7).
  *
  * See instantrecovery.c for how it belongs together.
  *
@@ -137,7 +137,8 @@ instant_pread(char *buffer, size_t size, XLogRecPtr from)
 }
 
 /*
- * Read a chunk.  If that fails, only those fail who need the part that cannot be read.
+ * Read a chunk.  If that fails, its pages are read from the file one by one, so that
+ * only redo of records in the part that cannot be read fails.
  */
 static InstantChunkState
 instant_load_chunk(uint32 i)

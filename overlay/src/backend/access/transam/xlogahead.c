@@ -22,12 +22,12 @@
  *
  * Why into the kernel's cache
  * ---------------------------
- * What is there has no effect but on speed.  Nobody looks at a page before the
+ * What is there affects only speed.  No process looks at a page before the
  * pipeline or redo reads it in its turn: a torn page that an image is going to
  * rebuild, a file that will be dropped, truncated or made anew before it is needed,
- * a block that does not exist yet, or one between two others that nobody needs.
+ * a block that does not exist yet, or one between two others that is not needed.
  * Pages in shared buffers would have to be kept right across all of that.  Pages
- * that are never needed push out nothing but what the kernel thinks useless.
+ * that are never needed push out only what the kernel thinks useless.
  * Hence there is no rule here that correctness depends on.  The price is a
  * copy from one cache to the other, which redo does not wait for, and that there
  * is no looking ahead with direct I/O, or without posix_fadvise().
@@ -212,7 +212,7 @@ static AheadLane lanes[AHEAD_LANES];
 static int	nlanes;
 
 /*
- * Is looking ahead of use, and does nobody suffer?
+ * Return whether looking ahead is of use, and does not slow down queries.
  */
 static bool
 ahead_possible(void)
@@ -229,7 +229,7 @@ ahead_possible(void)
 
 /*
  * XLogReaderRoutine->page_read callback.  What cannot be read is not reported,
- * as who decodes the range will meet it as well.
+ * as the pipeline process will meet it again when it decodes the range.
  */
 static int
 ahead_page_read(XLogReaderState *state, XLogRecPtr targetPagePtr, int reqLen,
@@ -334,7 +334,7 @@ XLogAheadEnd(void)
 }
 
 /*
- * Must decoding wait at 'decoded', the end of a record?
+ * Return whether decoding must wait at 'decoded', the end of a record.
  */
 bool
 XLogAheadHolds(XLogRecPtr decoded)

@@ -5,12 +5,12 @@
  *
  * The WAL pipeline's process decodes WAL far ahead of redo.  For each record we
  * look at the blocks that it refers to, ask the kernel to prefetch those that are
- * not in shared buffers, and tell the caller, who will read them.
+ * not in shared buffers, and tell the caller, which will read them.
  *
  * xlogprefetcher.c does that for the process that replays the records.  What is
  * different here:
  *
- * - Nobody waits for one particular record, so WAL is never waited for.
+ * - No process waits for one particular record, so WAL is never waited for.
  * - What has been replayed we hear late, when half of what we have decoded is
  *   used up.  Therefore more reads may be under way.
  * - The blocks end up in shared buffers before redo has come to the record.  So
@@ -324,7 +324,8 @@ examine_note_rebuilt(const DecodedBkpBlock *block, XLogRecPtr lsn)
 }
 
 /*
- * Have we asked for the block just before?  From now on we have.
+ * Return whether we have just asked for the block.  If not, remember it as one that
+ * we have asked for.
  */
 static bool
 examine_is_repeated(const DecodedBkpBlock *block)
@@ -405,8 +406,8 @@ examine_block(const DecodedXLogRecord *record, DecodedBkpBlock *block)
 
 /*
  * Look at the blocks of a record.  When as many reads have been started as may
- * be, the record is passed on all the same, so that nobody has to wait for it; but
- * what it rebuilds must be known.
+ * be, the record is passed on all the same, so that redo does not have to wait for
+ * it; but what it rebuilds must be known.
  */
 static void
 examine_record(DecodedXLogRecord *record, uint32 max_reads)

@@ -85,8 +85,8 @@
  *		   from any state      published has been applied)
  *
  *	In IDLE the startup process owns the queue and the description of the range,
- *	in RUNNING and ENDED the worker owns the queue, and nobody changes the
- *	range.
+ *	in RUNNING and ENDED the worker owns the queue, and the range does not
+ *	change.
  *
  * Reading blocks ahead
  * --------------------
@@ -108,17 +108,17 @@
  * Before it decodes WAL, the worker tells the kernel in the order of the files
  * which blocks it is going to read: see xlogahead.c.
  *
- * A block must not be read by a process of which redo does not know that it is
- * at it.  So the worker is through with all reads before it ends a range, and
+ * A process must not read a block unless redo knows that the process may do so.
+ * So the worker is through with all reads before it ends a range, and
  * an error that it meets while reading ends the worker; the startup process
  * then meets the same error, or not.
  *
  * Waiting
  * -------
- * Both processes sleep on their process latch.  Who goes to sleep first writes
- * what it waits for, then looks again; who makes progress first writes that,
- * then looks whether the other one waits.  Full barriers between the two see
- * to it that at least one of them notices.
+ * Both processes sleep on their process latch.  Before it goes to sleep, a process
+ * writes what it waits for, then looks again; when it makes progress, it writes
+ * that, then looks whether the other one waits.  Full barriers between the two
+ * steps ensure that at least one of the processes notices.
  *
  * - startup_waits_at: the end of the current record, which has been applied, and
  *   nothing was published beyond it.  The worker wakes the startup process when
@@ -139,7 +139,7 @@
  *
  * Errors and exits
  * ----------------
- * If the worker exits with an error, or because somebody has terminated it, what
+ * If the worker exits with an error, or because it has been terminated, what
  * it has published is still good; the startup process applies it, says so in the
  * log, goes on alone, and asks for another worker after a while.  The obstacle may
  * be a transient one, and a standby lives long; it may also be met again and
@@ -278,7 +278,7 @@ typedef struct XLogPipelineRange
 typedef struct XLogPipelineCtlData
 {
 	slock_t		mutex;			/* for the next seven */
-	ProcNumber	startup;		/* whom the worker wakes */
+	ProcNumber	startup;		/* woken by the worker */
 	ProcNumber	worker;			/* INVALID_PROC_NUMBER if there is none */
 	bool		stopping;		/* redo has ended */
 	bool		failed;			/* worker has exited with an error */
@@ -286,7 +286,7 @@ typedef struct XLogPipelineCtlData
 	uint64		pages_staged;	/* ... to make room for them */
 	XLogAheadStats ahead;		/* of workers that have exited */
 
-	pg_atomic_uint32 state;		/* XLogPipelineState, see above who changes it */
+	pg_atomic_uint32 state;		/* XLogPipelineState, see States above */
 
 	pg_atomic_uint32 reads_suspended;	/* written by startup process */
 	XLogPipelineRange range;	/* written by startup process in IDLE */
@@ -342,7 +342,7 @@ static int	segment_file = -1;
 static XLogSegNo segment_no = 0;
 static XLogRecPtr woken_at = InvalidXLogRecPtr;
 
-/* Worker: end of the last record that is ready but for its blocks */
+/* Worker: end of the last record that is ready except for its blocks */
 static XLogRecPtr ready_end = InvalidXLogRecPtr;
 
 /* Worker: a block that the kernel has been asked to prefetch */
@@ -447,7 +447,7 @@ pipeline_change_state(XLogPipelineState from, XLogPipelineState to)
 
 /*
  * Set the latch of a process, whose number is read from shared memory.  If it
- * has gone in the meantime, somebody else is woken up in vain.
+ * has gone in the meantime, this may wake up another process, which does no harm.
  */
 static void
 pipeline_wake(ProcNumber *procno)
@@ -589,7 +589,7 @@ XLogPipelineStart(void)
 {
 	pid_t		pid;
 
-	/* In single-user mode there is nobody to start a process. */
+	/* In single-user mode there is no postmaster to start a process. */
 	if (!wal_pipeline || !IsUnderPostmaster)
 		return;
 
@@ -689,7 +689,7 @@ XLogPipelineSuspendReads(bool suspended)
 }
 
 /*
- * Can a range be handed over?
+ * Return whether a range can be handed over.
  */
 bool
 XLogPipelineIsIdle(void)
@@ -706,7 +706,7 @@ XLogPipelineIsIdle(void)
 }
 
 /*
- * Has a range been handed over, and not been taken back yet?
+ * Return whether a range has been handed over, and not been taken back yet.
  */
 bool
 XLogPipelineIsEngaged(void)
@@ -716,7 +716,7 @@ XLogPipelineIsEngaged(void)
 
 /*
  * Hand over the WAL that follows the last record returned by 'reader', up to
- * 'limit'.  Returns false if there is nobody to take it.
+ * 'limit'.  Returns false if there is no worker to take it.
  *
  * On success the caller has to take records from XLogPipelineNextRecord() until
  * that returns NULL.
@@ -825,7 +825,7 @@ pipeline_wait_for_record(XLogRecPtr endptr)
 
 	INJECTION_POINT("xlogpipeline-record-missed", NULL);
 
-	/* Who is told that all has been applied relies on "current", too. */
+	/* The worker, if told that all has been applied, relies on "current", too. */
 	if (untold_records > 0)
 		pipeline_tell_current();
 
@@ -942,9 +942,9 @@ XLogPipelineNextRecord(void)
 	pipeline_prefetch_memory(next);
 
 	/*
-	 * From now on the previous record may be overwritten, but nobody is in a
-	 * hurry to do so, unless the worker waits for it.  If it has just begun to,
-	 * and we miss that, we notice at the next record, or before we wait.
+	 * From now on the previous record may be overwritten, but that is not urgent
+	 * unless the worker waits for it.  If the worker has just begun to wait, and
+	 * we miss that, we notice at the next record, or before we wait.
 	 */
 	untold_records++;
 	wake_at = pg_atomic_read_u64(&XLogPipelineCtl->wake_worker_at);
@@ -967,9 +967,9 @@ static void
 pipeline_detach(int code, Datum arg)
 {
 	/*
-	 * After an error, as background processes do that go on.  It may have been
-	 * thrown in the middle of a read: nobody is going to wait for a buffer
-	 * that is still ours, and exit callbacks don't expect an AIO handle.
+	 * After an error, clean up as background processes do that go on.  It may
+	 * have been thrown in the middle of a read: no process may be left waiting
+	 * for a buffer of ours, and exit callbacks don't expect an AIO handle.
 	 */
 	LWLockReleaseAll();
 	ConditionVariableCancelSleep();
@@ -1089,7 +1089,7 @@ pipeline_close_segment(void)
 }
 
 /*
- * Have the segment open that contains 'ptr'.
+ * Open the segment that contains 'ptr', unless it is open already.
  */
 static bool
 pipeline_open_segment(XLogRecPtr ptr)
@@ -1105,8 +1105,8 @@ pipeline_open_segment(XLogRecPtr ptr)
 	segment_file = BasicOpenFile(path, O_RDONLY | PG_BINARY);
 
 	/*
-	 * Nobody tells us which relations are dropped.  So that the files of
-	 * those do not stay open for long, close all once in a while.
+	 * This process is not told which relations are dropped.  So that the files
+	 * of those do not stay open for long, close all once in a while.
 	 */
 	smgrdestroyall();
 
@@ -1158,8 +1158,8 @@ pipeline_page_read(XLogReaderState *state, XLogRecPtr targetPagePtr, int reqLen,
 }
 
 /*
- * Can redo of this record change the timeline?  The startup process decides
- * where to go on when it has applied it.
+ * Return whether redo of this record can change the timeline.  The startup process
+ * decides where to go on when it has applied it.
  */
 static bool
 pipeline_may_change_timeline(DecodedXLogRecord *record)
@@ -1208,8 +1208,8 @@ pipeline_publish(void)
 }
 
 /*
- * Does the file contain the block?  What smgr remembers of its length is good
- * as a lower limit, since files do not become shorter without our noticing.
+ * Return whether the file contains the block.  What smgr remembers of its length is
+ * good as a lower limit, since files do not become shorter without our noticing.
  */
 static bool
 pipeline_block_exists(SMgrRelation reln, DecodedBkpBlock *block)
@@ -1221,7 +1221,7 @@ pipeline_block_exists(SMgrRelation reln, DecodedBkpBlock *block)
 }
 
 /*
- * Have the oldest block that was asked for in shared buffers.
+ * Read the oldest block that was asked for into shared buffers.
  */
 static void
 pipeline_finish_read(void)
@@ -1266,8 +1266,8 @@ pipeline_read_started(DecodedBkpBlock *block)
 }
 
 /*
- * Read what has been asked for.  But nobody will take a record that is not
- * ready now.
+ * Read the blocks that have been asked for, except those of a record that is not
+ * ready now: it is not going to be taken.
  */
 static void
 pipeline_finish_reads(void)
@@ -1323,8 +1323,8 @@ pipeline_record_ready(DecodedXLogRecord *record)
 }
 
 /*
- * May blocks be read?  From when they may on, it is of use to look ahead in what is left
- * of the range.
+ * Suspend or resume reading of blocks as the startup process wants.  When it is
+ * resumed, it is of use to look ahead in what is left of the range.
  */
 static void
 pipeline_follow_reads(void)

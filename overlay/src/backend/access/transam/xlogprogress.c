@@ -11,7 +11,7 @@
  * - in the file "recovery_progress" in the data directory, when the log is
  *   written, for monitoring that cannot connect yet;
  * - to clients that are refused because recovery is not done, if
- *   show_recovery_progress allows it: nobody has authenticated them.
+ *   show_recovery_progress allows it: they have not been authenticated.
  *
  * In archive recovery the end is not known, and only what stock reports is
  * reported.  A standby in standby mode reports nothing: there is no end.

@@ -5,7 +5,7 @@
  *
  * Neighbouring records tend to change the same few pages, and a guess is much
  * cheaper than to ask smgr and the buffer table for each of them.  It is no
- * more than that: ReadRecentBuffer() verifies it, so nobody has to tell us when
+ * more than that: ReadRecentBuffer() verifies it, so we need not be told when
  * a buffer gets another block.
  *
  * Portions Copyright (c) 1996-2026, PostgreSQL Global Development Group

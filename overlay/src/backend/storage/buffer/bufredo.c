@@ -34,10 +34,10 @@
 #define BGWRITER_REDO_ALLOCS		Max(NBuffers / 16, 64)
 
 /*
- * Should bgwriter clean all buffers ahead of redo?
+ * Return whether bgwriter should clean all buffers ahead of redo.
  *
- * Yes, while redo has been busy since the last time, and for a lap after it has
- * met a dirty victim.  A standby that keeps up with its primary has time to
+ * It should while redo has been busy since the last time, and for a lap after redo
+ * has met a dirty victim.  A standby that keeps up with its primary has time to
  * write back a victim now and then, and pages that are cleaned that early are
  * changed again and written twice.
  *

@@ -5,8 +5,8 @@
  *
  * To be loaded before all other libraries, by LD_PRELOAD.  While there is a file
  * named test_doublewrite.clock_back in the current directory, which for a server
- * is its data directory, the time of day is an hour ago.  Clocks that nobody
- * sets go on.  A file named test_doublewrite.syncs gets the path of each file that
+ * is its data directory, the time of day is an hour ago.  Monotonic clocks
+ * go on.  A file named test_doublewrite.syncs gets the path of each file that
  * is synced, one a line.
  *
  * Copyright (c) 2025, PostgreSQL Global Development Group

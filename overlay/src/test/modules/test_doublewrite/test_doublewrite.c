@@ -242,9 +242,9 @@ tdw_set_points(const char *list, TdwAction action)
 }
 
 /*
- * Signal all processes of the server but this one and the postmaster, also those
- * that have been forked and have no PGPROC yet, where the system tells who they are:
- * they would be left waiting for the locks of the dead.
+ * Signal all processes of the server except this one and the postmaster, also those
+ * that have been forked and have no PGPROC yet, where the system lists them: they
+ * would be left waiting for the locks of the dead.
  */
 static void
 tdw_signal_others(int signo)
@@ -349,9 +349,9 @@ tdw_write_half(int slotno)
 }
 
 /*
- * Whoever reads relation files now meets pages that are being written: all
+ * Let processes that read relation files meet pages that are being written: all
  * pages of the batch are half at home.  The caller holds the flush lock, and
- * keeps it until somebody wakes it up at the injection point in here, which
+ * keeps it until a session wakes it up at the injection point in here, which
  * has to be attached with action "wait".
  */
 static void
@@ -369,7 +369,7 @@ tdw_tear(void)
 
 /*
  * Wait for the end of the server, or until a fast stop ends the startup process.
- * For processes that no session can wake up, as nobody can connect.
+ * For processes that no session can wake up, as no client can connect.
  */
 static void
 tdw_hold(const char *name)
@@ -486,8 +486,8 @@ tdw_pause(const char *name)
 }
 
 /*
- * Does the home write that is about to begin go to this tablespace?  Its pages
- * are the first ones that are left in the part or batch.
+ * Return whether the home write that is about to begin goes to this tablespace.
+ * Its pages are the first ones that are left in the part or batch.
  */
 static bool
 tdw_home_is_in(Oid tablespace)
@@ -691,8 +691,8 @@ tdw_shmem_startup(void)
 }
 
 /*
- * Is this process about to wait for a client, who may not read, with a lock of the
- * engine?  (R11)
+ * Abort if this process is about to wait for a client, which may not read, with a
+ * lock of the engine held.  (R11)
  */
 static void
 tdw_look_at_message(ErrorData *edata)
@@ -951,7 +951,7 @@ tdw_waits(void)
 }
 
 /*
- * Take a lock of the engine, but give up if those who have it do nothing for a
+ * Take a lock of the engine, but give up if its holders do nothing for a
  * minute.  As long as batches or cycles come to an end, we just have to queue.
  */
 static void
@@ -1060,7 +1060,7 @@ dw_sync_cycle_sql(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
-/* Hold up home writes, as who copies this file does */
+/* Hold up home writes, as a base backup that copies this file does */
 PG_FUNCTION_INFO_V1(dw_hold_home_writes);
 Datum
 dw_hold_home_writes(PG_FUNCTION_ARGS)
