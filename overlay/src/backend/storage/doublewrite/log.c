@@ -207,7 +207,6 @@ dw_append(const int *slots, int ncopies, char *packed, bool for_mark,
 	if (DWHeader->npages > 0)
 		DWCtl->log.last_page_batch = DWCtl->log.next_batchno;
 	DWCtl->log.next_batchno++;
-	dw_show_log();
 
 	/* client backends seldom come here: don't keep freed segments alive, nor memory */
 	if (AmRegularBackendProcess())
@@ -256,6 +255,7 @@ dw_log_write_batch(const int *slots, int nslots, int ncopies, bool beyond_bound)
 		if (i < ncopies)
 			dw_epoch_note(&DWSlots[slots[i]].tag, batchno);
 	}
+	dw_show_log();
 	DWCount(logged, ncopies);
 	DWCount(logged_bytes, (nblocks - 1) * BLCKSZ);
 	return true;
