@@ -23,6 +23,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +38,9 @@ _FALLOC_KEEP_SIZE, _FALLOC_PUNCH_HOLE = 1, 2
 
 # What a command may take that makes, mounts or copies a file system.
 COMMAND_SECONDS = 600
+
+# How often a file system is unmounted that is still in use.
+UNMOUNT_ATTEMPTS = 50
 
 
 class BlockError(Exception):
@@ -266,6 +270,12 @@ def _mount(image, fstype, mountpoint, options):
 
 
 def _unmount(mountpoint):
+    # A process that another thread has forked keeps our files open until it has begun a program.
+    for _ in range(UNMOUNT_ATTEMPTS - 1):
+        with contextlib.suppress(BlockError):
+            _run("umount", mountpoint)
+            return
+        time.sleep(0.2)
     try:
         _run("umount", mountpoint)
     except BlockError:
