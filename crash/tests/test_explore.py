@@ -61,6 +61,8 @@ class ExcuseTest(unittest.TestCase):
 
 class ImagesTest(unittest.TestCase):
 
+    maxDiff = None              # complaints are what people need to see
+
     def setUp(self):
         if record is None:
             self.skipTest("python3-psycopg2 is not installed")
