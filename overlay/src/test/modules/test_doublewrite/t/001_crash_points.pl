@@ -243,7 +243,7 @@ sub test_nested_redo
 	my $old = dw_snapshot($node);
 
 	note "crashes during redo";
-	crash_under_load($node, sub { crash_at($node, 'log-synced', 12) });
+	crash_under_load($node, sub { crash_at($node, 'log-synced', 24) });
 	my $torn = dw_tear($node, $old, unlogged_too => 1);
 	cmp_ok($torn->{logged}, '>', 0, 'pages were torn');
 
@@ -254,8 +254,8 @@ sub test_nested_redo
 		[ 'log-written', 5, 'pages' ],
 		[ 'log-synced', 4 ],
 		# not so late that redo ends before, on a slow machine
-		[ 'home-run-written', 20 ],
-		[ 'page-staged', 30 ])
+		[ 'home-run-written', 30 ],
+		[ 'page-staged', 60 ])
 	{
 		my ($point, $nth, $log) = @$crash;
 
