@@ -569,7 +569,8 @@ class Snapshot(Trial):
     done = ("ext4 frozen under load (`fsfreeze`), its image copied, mounted and started; pages of "
             "the log torn in the copy")
     caveat = ("data, WAL and log must be in one snapshot; with the log on another volume, nothing "
-              "is guaranteed: the server refuses to start if they are of different times")
+              "is guaranteed: the server refuses a log that is newer than WAL or has other redo "
+              "pointers, but cannot tell one that is older than the data, with no checkpoint between")
     packages = ("e2fsprogs", "mount", "util-linux")
     IMAGE_MB = 1536
 

@@ -6,9 +6,9 @@
  * Only files in src/backend/storage/doublewrite and test modules include
  * this.  The order of locks is in src/backend/storage/doublewrite/README.md.
  *
- * Whoever may have to wait for DoubleWriteFlushLock takes it with
- * dw_lock_flush(), or with dw_lock_flush_idle() if what he does must not meet home
- * writes, which may be under way without it.
+ * A process that may have to wait for DoubleWriteFlushLock takes it with
+ * dw_lock_flush(), or with dw_lock_flush_idle() if what it does must not meet home
+ * writes, which may be under way without the lock.
  *
  * It may be taken while holding buffer content locks, heavyweight locks, a
  * relation extension lock or an I/O on another buffer.
@@ -718,8 +718,8 @@ extern PGDLLIMPORT char *DWPages;
 	pg_atomic_fetch_add_u64(&DWCtl->stats.field, (n))
 
 /* ---------------------------------------------------------------------
- * Functions, by file, from bottom to top: a file calls only those of files that
- * stand before it.  The order is that of the table in README.
+ * Functions, by file, roughly from bottom to top.  Which file may call which is
+ * said by the order of the table in README only.
  * ---------------------------------------------------------------------
  */
 

@@ -445,10 +445,11 @@ dw_reserve_for_page(const BufferTag *tag, bool refused, bool *replaces,
 }
 
 /*
- * The slot has been filled.
+ * Make a slot that has been filled available to batches.
  *
- * Nobody else changes the state of a slot that is being filled, so there is no
- * need for the mutex; dw_take_slots() has the barrier that belongs to this one.
+ * No other process changes the state of a slot that is being filled, so there is no
+ * need for the mutex.  The barrier puts the contents before the state; it belongs to
+ * those of dw_take_slots() and dw_take_kept(), which look at the state first.
  */
 void
 dw_publish_slot(int slotno)
@@ -515,8 +516,9 @@ dw_tag_in_database(const BufferTag *tag, const void *arg)
  * buffer was evicted later, under the lock of a partition of the buffer table.
  * The caller's buffer was entered there under the same lock after that, so we
  * see all that was written before.  If the chain is empty nevertheless, the
- * copy has been taken off it, after it had reached home; the barrier keeps us
- * from reading home before we have seen that.
+ * copy has been taken off it: it was discarded, with its block, or it had reached
+ * home.  For the latter, the barrier keeps us from reading home before we have seen
+ * the empty chain; it belongs to that of dw_release_slots().
  */
 bool
 DoubleWriteReadStaged(const BufferTag *tag, char *dst)
@@ -752,7 +754,7 @@ dw_take_slots(int *slots, int max, const DWPageSet *retry)
 		INJECTION_POINT("doublewrite-chunk-taken", NULL);
 	} while (taken == DW_TAKE_CHUNK);
 
-	/* the state of slots before their contents; see DoubleWriteStagePage() */
+	/* the state of slots before their contents; see dw_publish_slot() */
 	pg_read_barrier();
 	return n;
 }
