@@ -595,6 +595,8 @@ DECLARE
     r record;
     content bytea;
     nothing constant bytea := decode(repeat('00', 8192), 'hex');
+    segment_bytes constant bigint := (SELECT blocks_per_segment::bigint * database_block_size
+                                      FROM pg_control_init());
 BEGIN
     FOR r IN
         SELECT name, fork, size,
@@ -605,7 +607,10 @@ BEGIN
         WHERE size > 0
     LOOP
         BEGIN
-            content := pg_read_binary_file(r.path);
+            content := string_agg(
+                pg_read_binary_file(r.path || CASE segment WHEN 0 THEN '' ELSE '.' || segment END),
+                '' ORDER BY segment)
+                FROM generate_series(0, (r.size - 1) / segment_bytes) segment;
             IF length(content) / 8192 <> r.size / 8192 THEN
                 RETURN NEXT format('relation %s: %s fork has %s bytes, %s could be read',
                                    r.name, r.fork, r.size, length(content));
