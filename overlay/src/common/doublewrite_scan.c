@@ -760,9 +760,12 @@ dw_wal_file_reaches(const char *name, XLogRecPtr end, int segment_size)
  * written, it cannot; that there is such a page does not prove it, so recovery
  * looks again when it is over.  What is not in pg_wal may come from an archive or
  * another server, if recovery from these is asked for.
+ *
+ * WAL from before the redo pointer may have been removed or recycled.  Recovery does
+ * not need it, and pg_control proves that it was there.
  */
 bool
-DWWalReaches(XLogRecPtr end, int segment_size)
+DWWalReaches(XLogRecPtr end, XLogRecPtr redo, int segment_size)
 {
 	char		wanted[MAXFNAMELEN];
 	XLogSegNo	segno;
@@ -771,7 +774,7 @@ DWWalReaches(XLogRecPtr end, int segment_size)
 	DIR		   *dir;
 	bool		found = false;
 
-	if (XLogRecPtrIsInvalid(end) ||
+	if (end <= redo ||
 		stat("recovery.signal", &st) == 0 || stat("standby.signal", &st) == 0)
 		return true;
 

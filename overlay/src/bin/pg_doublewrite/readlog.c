@@ -429,7 +429,8 @@ judge_wal(LogState *state)
 {
 	XLogRecPtr	end = state->scan.batches[state->live.last].wal_end;
 
-	if (!DWWalReaches(end, state->control->xlog_seg_size))
+	if (!DWWalReaches(end, state->control->checkPointCopy.redo,
+					  state->control->xlog_seg_size))
 		set_verdict(state, VERDICT_REFUSE,
 					psprintf(_("The log holds pages with changes up to %X/%X, which WAL does not reach."),
 							 LSN_FORMAT_ARGS(end)),

@@ -216,7 +216,7 @@ extern DWOwnerVerdict DWJudgeOwner(const DWOwner *owner, const DWOwner *own,
 extern bool DWIsCopy(const DWOwner *owner, const DWOwner *own, bool marker);
 extern DWTablespace DWJudgeTablespace(Oid spcOid, char *path);
 
-extern bool DWWalReaches(XLogRecPtr end, int segment_size);
+extern bool DWWalReaches(XLogRecPtr end, XLogRecPtr redo, int segment_size);
 
 extern bool DWParseSegmentName(const char *name, uint64 *segno);
 extern bool DWParseSpareName(const char *name, uint64 *segno, bool *usable);

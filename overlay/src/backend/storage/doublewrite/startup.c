@@ -346,10 +346,10 @@ dw_refuse_newer_log(XLogRecPtr end)
  * again, at this start and those after it, since all batches carry the position on.
  */
 static void
-dw_check_wal(XLogRecPtr wal_end)
+dw_check_wal(XLogRecPtr wal_end, XLogRecPtr redo)
 {
 	dw_needed_wal = wal_end;
-	if (!DWWalReaches(wal_end, wal_segment_size))
+	if (!DWWalReaches(wal_end, redo, wal_segment_size))
 		dw_refuse_newer_log(InvalidXLogRecPtr);
 }
 
@@ -392,7 +392,7 @@ dw_process_log(XLogRecPtr redo, bool marker)
 		dw_refuse_copy(marker);
 	if (outcome == DW_OUTCOME_RESTORE ||
 		(outcome == DW_OUTCOME_NOTHING && marker))
-		dw_check_wal(scan.batches[live.last].wal_end);
+		dw_check_wal(scan.batches[live.last].wal_end, redo);
 	else
 		DWCtl->log.wal_end = InvalidXLogRecPtr;
 	switch (outcome)

@@ -152,6 +152,15 @@ does_not_start($node, 'a record is lost', 'It held pages with changes up to \S+,
 swap($node, $position, $lost);
 starts($node, 'a record was lost', 1);
 
+# --- WAL that recovery does not need may be gone
+
+change($node, 60);
+$node->safe_psql('postgres', q{SELECT pg_switch_wal(); CHECKPOINT; SELECT txid_current();
+	SELECT pg_switch_wal(); CHECKPOINT});
+$node->stop('immediate');
+ok(!-e wal_file($node, log_end($node)), 'WAL has been removed up to which pages had changed');
+starts($node, 'old WAL is gone', 60);
+
 # --- A server that may get it elsewhere waits for it
 
 $node->safe_psql('postgres', 'CHECKPOINT');
