@@ -732,7 +732,7 @@ class Monitor:
 
     def _only_hints(self, write, begin, redo):
         """Say whether a page torn in nothing but hints could be told, and made right."""
-        first = self.wal.first(write.page, redo, mere_reads=False)
+        first = self.wal.first(write.page, redo)
         if write.page[3] != _MAIN or first and first[1] <= write.lsn:
             return False
         digest = self._digest(write.content)
@@ -774,7 +774,7 @@ class Monitor:
     def _not_rebuilt(self, write, redo, begin):
         """Return why redo from a redo pointer would not rebuild a page, or None."""
         logged = self._logged(write)
-        first = self.wal.first(write.page, redo, mere_reads=logged)
+        first = self.wal.first(write.page, redo)
         if first is None or first[0] >= self._wal_end:
             if write.gone or write.hint and not logged or \
                     self.wal.being_dropped(write.page[1], self._wal_durable.at(begin)):

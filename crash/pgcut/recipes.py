@@ -128,7 +128,7 @@ RECIPES = (
         # Other tools may end with an error for what is torn.
         ("x", "tool", {"tool": "checksums-disable", "illegal": True}),
     ), {MODE: "double_writes"}, checksums=True),
-    Recipe("hash-of-a-standby", "hash buckets that redo reads before it meets their images", (
+    Recipe("hash-of-a-standby", "hash buckets that redo locks before it meets their images", (
         ("x", "start", PLAIN),
         ("y", "follow", {"of": "x", "mode": "double_writes"}),
         ("x", "work", {"load": {"kinds": {"chains": 1}, "transactions": 10, "acks": 1000}}),

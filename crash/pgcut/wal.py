@@ -44,7 +44,7 @@ _XACT_COMMIT, _XACT_COMMIT_PREPARED, _XACT_HAS_INFO = 0x00, 0x30, 0x80
 # image, and reads it only once recovery is consistent, when no page is torn any more.
 # Of a record of hints without an image redo looks at the page not at all, or sets a bit
 # in its first sector.
-REBUILDS, CHANGES, TOUCHES, HINTS = "rebuilds", "changes", "touches", "hints"
+REBUILDS, CHANGES, LOCKS, HINTS = "rebuilds", "changes", "locks", "hints"
 
 # `lsn` is where a record starts, `end` the LSN of the pages it changes.
 Record = namedtuple("Record", "lsn end rmid info xid blocks data")
@@ -228,7 +228,7 @@ def _effective(rmid, info, first, blocks):
     hints = rmid == XLOG and info & 0xF0 == FPI_FOR_HINT
     locks = rmid == HASH and info & 0xF0 in (HASH_MOVE, HASH_SQUEEZE, HASH_DELETE) and first == 0
     return [Block(page, effect or (HINTS if hints or visible and page[3] == 0 else
-                                   TOUCHES if locks and number == 0 else CHANGES))
+                                   LOCKS if locks and number == 0 else CHANGES))
             for number, (page, effect) in enumerate(blocks)]
 
 

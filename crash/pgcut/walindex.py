@@ -50,26 +50,16 @@ class WalIndex:
 
     # What was asked for
 
-    def first(self, page, redo, mere_reads=True):
-        """Return the first (lsn, end, effect) of a page from a redo pointer on, or None.
-
-        Without `mere_reads` records that only lock the page do not count.
-        """
+    def first(self, page, redo):
+        """Return the first (lsn, end, effect) of a page from a redo pointer on, or None."""
         touches = self.touches.get(page, ())
-        for touch in touches[bisect_left(touches, (redo,)):]:
-            if mere_reads or touch[2] != wal.TOUCHES:
-                return touch
-        return None
+        return next(iter(touches[bisect_left(touches, (redo,)):]), None)
 
     def changed_between(self, page, lsn, redo):
         """Say whether a record before a redo pointer has changed a page after `lsn`."""
         touches = self.touches.get(page, ())
-        for start, end, effect in reversed(touches[:bisect_left(touches, (redo,))]):
-            if end <= lsn:
-                return False
-            if effect != wal.TOUCHES:
-                return True
-        return False
+        before = bisect_left(touches, (redo,))
+        return before > 0 and touches[before - 1][1] > lsn
 
     def uncommitted(self, relation, written):
         """Say whether the transaction that made a relation has not committed yet.
@@ -143,16 +133,17 @@ class WalIndex:
             self._droppers[record.xid] = self._invalidated[relation]
 
     def _enter_block(self, record, page, effect):
-        """Enter a block.  A relation may be made before its transaction has a number."""
+        """Enter a block.  A relation may be made before its transaction has a number.
+
+        Redo does not read a page that a record only locks, while it may be torn.
+        """
         births = self._births.get(page[:3])
         if births and not births[-1][1]:
             births[-1][1] = record.xid
+        if effect == wal.LOCKS or effect == wal.HINTS and not self._hints_logged:
+            return              # the page keeps its LSN
         if effect != wal.HINTS:
             self.touches[page].append((record.lsn, record.end, effect))
-        elif not self._hints_logged:
-            return              # the page keeps its LSN
-        if effect == wal.TOUCHES:
-            return              # the same
         if self._seen.get(page, 0) < self._redo and effect in (wal.CHANGES, wal.HINTS):
             self.image_free.append(ImageFree(record.lsn, record.end, page, self._images is True))
         # Once hints have raised the LSN of a page, the next record of it need not carry an image.

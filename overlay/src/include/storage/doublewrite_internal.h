@@ -236,9 +236,6 @@ typedef struct DWOldFile
 /* Buckets that remember where files were truncated last */
 #define DW_TRUNCATE_BUCKETS		1024
 
-/* Buckets that remember which pages redo has read before any image of them */
-#define DW_UNIMAGED_BUCKETS		1024
-
 /* DWCtl->setting before the startup process has set it */
 #define DW_SETTING_UNKNOWN		PG_UINT32_MAX
 
@@ -638,12 +635,6 @@ typedef struct DWCtlData
 
 	/* highest known LSN at a truncation, by hash of the relation */
 	pg_atomic_uint64 truncated[DW_TRUNCATE_BUCKETS];
-
-	/*
-	 * Last record at which redo has read a page though there had been no image
-	 * of it since the newest redo pointer, by hash of the block; see exempt.c
-	 */
-	pg_atomic_uint64 unimaged[DW_UNIMAGED_BUCKETS];
 
 	/* nanoseconds that a home write takes, a moving average */
 	pg_atomic_uint64 home_nsec;

@@ -343,67 +343,40 @@ dw_replayed_images(void)
 	return result;
 }
 
-static pg_atomic_uint64 *
-dw_unimaged_bucket(const BufferTag *tag)
-{
-	uint32		hash = hash_bytes((const unsigned char *) tag, sizeof(BufferTag));
-
-	return &DWCtl->unimaged[hash % DW_UNIMAGED_BUCKETS];
-}
-
-/* Why a record carries no image of a page, though it is the first */
-typedef enum DWNoImage
-{
-	DW_IMAGES_OFF,
-	DW_NEVER_IMAGED,			/* such records do without, images or not */
-	DW_NEVER_IMAGED_HARMLESS,	/* ... and a torn page does not hurt them */
-} DWNoImage;
-
 /*
- * Records whose insertion has a reason of its own to leave out the image of a
- * page that it neither initialises.  They are those that register a buffer
- * with REGBUF_NO_IMAGE:
+ * Does a record that neither initialises this page nor has an image of it do
+ * without one for a reason of its own, so that it tells nothing about other
+ * records, and is a torn page no harm to it?
+ *
+ * Only records that register a buffer with REGBUF_NO_IMAGE have such a reason:
  *
  *	  XLOG_HASH_SQUEEZE_PAGE, XLOG_HASH_MOVE_PAGE_CONTENTS, XLOG_HASH_DELETE
  *		_hash_squeezebucket(), hashbucketcleanup(): the bucket's first page,
- *		if they change another one of the bucket.  Redo locks it, hence reads
- *		it, when recovery is consistent.
+ *		if they change another one of the bucket.  Redo only locks it, and reads
+ *		it for that only when recovery is consistent.  A page with a newer image
+ *		has been restored from that by then, as its LSN has raised
+ *		minRecoveryPoint before it was written.
  *	  XLOG_HEAP2_VISIBLE
  *		log_heap_visible(): the heap page, if hints are not logged.  Redo sets a
- *		bit in its header.  If it does not set its LSN, the page does not count as
+ *		bit in its header and leaves its LSN, so the page does not count as
  *		changed by this, and an image that comes later has the bit as well.
+ *		If hints are logged here, and were not where the WAL was written, redo
+ *		sets the LSN; there are no checksums then.
  *
- * With data checksums a torn page hurts whoever reads it, but then hints are
- * logged, so a record of the last kind has an image as any other.
- *
- * For records of extensions that do the same, we take images to be off, which
- * costs no more than double writes.
- */
-static DWNoImage
-dw_why_no_image(XLogReaderState *record, uint8 block_id)
-{
-	uint8		info = XLogRecGetInfo(record) & ~XLR_INFO_MASK;
-
-	if (XLogRecGetRmid(record) == RM_HASH_ID &&
-		hash_xlog_only_locks(info, block_id))
-		return DW_NEVER_IMAGED;
-
-	if (XLogRecGetRmid(record) == RM_HEAP2_ID && block_id == 1 &&
-		(info & XLOG_HEAP_OPMASK) == XLOG_HEAP2_VISIBLE &&
-		!DataChecksumsEnabled())
-		return XLogHintBitIsNeeded() ? DW_NEVER_IMAGED : DW_NEVER_IMAGED_HARMLESS;
-
-	return DW_IMAGES_OFF;
-}
-
-/*
- * Is that a record that has no image of this page in any mode, and does not count as a
- * change of it?
+ * For other records, as extensions may have them, images are taken to be off,
+ * which costs no more than double writes.
  */
 bool
 DoubleWriteNeedsNoImage(XLogReaderState *record, uint8 block_id)
 {
-	return dw_why_no_image(record, block_id) == DW_NEVER_IMAGED_HARMLESS;
+	uint8		info = XLogRecGetInfo(record) & ~XLR_INFO_MASK;
+
+	if (XLogRecGetRmid(record) == RM_HASH_ID)
+		return hash_xlog_only_locks(info, block_id);
+
+	return XLogRecGetRmid(record) == RM_HEAP2_ID && block_id == 1 &&
+		(info & XLOG_HEAP_OPMASK) == XLOG_HEAP2_VISIBLE &&
+		!XLogHintBitIsNeeded();
 }
 
 /*
@@ -429,10 +402,7 @@ DoubleWriteImageMissing(XLogReaderState *record, uint8 block_id,
 						const PageData *page)
 {
 	XLogRecPtr	lsn = PageGetLSN(page);
-	RelFileLocator rlocator;
-	BufferTag	tag;
 	ForkNumber	forknum;
-	BlockNumber blkno;
 
 	if (lsn <= dw_passed_redo)
 		dw_count_read(lsn);
@@ -440,24 +410,12 @@ DoubleWriteImageMissing(XLogReaderState *record, uint8 block_id,
 		return false;
 
 	/* no other forks are exempt; see the top of this file */
-	XLogRecGetBlockTag(record, block_id, &rlocator, &forknum, &blkno);
-	if (forknum != MAIN_FORKNUM)
+	XLogRecGetBlockTag(record, block_id, NULL, &forknum, NULL);
+	if (forknum != MAIN_FORKNUM || DoubleWriteNeedsNoImage(record, block_id))
 		return false;
 
-	switch (dw_why_no_image(record, block_id))
-	{
-		case DW_IMAGES_OFF:
-			return dw_noted_images_off < dw_passed_redo ||
-				XLogRecPtrIsInvalid(dw_noted_images_off);
-		case DW_NEVER_IMAGED:
-			InitBufferTag(&tag, &rlocator, forknum, blkno);
-			pg_atomic_monotonic_advance_u64(dw_unimaged_bucket(&tag),
-											record->ReadRecPtr);
-			break;
-		case DW_NEVER_IMAGED_HARMLESS:
-			break;
-	}
-	return false;
+	return dw_noted_images_off < dw_passed_redo ||
+		XLogRecPtrIsInvalid(dw_noted_images_off);
 }
 
 /* ---------------------------------------------------------------------
@@ -512,8 +470,7 @@ dw_redo_rebuilds(const DWSlot *slot)
 	if (RecoveryInProgress())
 		return dw_replayed_images() &&
 			slot->lsn > redo &&
-			(XLogRecPtrIsInvalid(pending) || slot->lsn > pending) &&
-			pg_atomic_read_u64(dw_unimaged_bucket(&slot->tag)) < redo;
+			(XLogRecPtrIsInvalid(pending) || slot->lsn > pending);
 
 	newest = XLogRecPtrIsInvalid(pending) ? redo : pending;
 	if (dw_rebuilt_from(slot, redo) && dw_rebuilt_from(slot, newest))

@@ -65,8 +65,6 @@ dw_init_ctl(void)
 	pg_atomic_init_u64(&DWCtl->records_known, 0);
 	for (int i = 0; i < DW_TRUNCATE_BUCKETS; i++)
 		pg_atomic_init_u64(&DWCtl->truncated[i], 0);
-	for (int i = 0; i < DW_UNIMAGED_BUCKETS; i++)
-		pg_atomic_init_u64(&DWCtl->unimaged[i], 0);
 
 	for (int i = 0; i < DW_ATOMIC_PLACES; i++)
 	{

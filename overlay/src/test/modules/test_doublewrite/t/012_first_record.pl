@@ -171,8 +171,8 @@ foreach my $case (
 	check_torn($node, $old, 2, $name);
 }
 
-# A record for an overflow page of a hash index makes redo read the first page
-# of the bucket, and its content lock is not held then.
+# A record for an overflow page of a hash index refers to the first page of the
+# bucket, and its content lock is not held then.
 foreach my $hidden (1, 0)
 {
 	my $node = node_with_table("bucket_$hidden");
