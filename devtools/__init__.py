@@ -30,10 +30,10 @@ One module per concern, listed so that each may use only those above it:
     lint      linters for the manifest of Kubernetes, the dashboard and the RPM spec
     crash     the power-cut explorer
     browser   that site in a real browser, as a program of its own
-    site      the documents as a static site
     clean     removing what builds and tests have left
     mutate    mutations: does a test notice when a rule is broken?
     generate  documents that are made of other files
+    site      the documents as a static site
     layers    which file may use which
     redo      what redo page by page must know, compared with PostgreSQL's source
     check     the gate

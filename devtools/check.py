@@ -111,6 +111,14 @@ def mutations_fit(tree):
 
 
 @checker
+def mutations_remembered(tree):
+    """What was seen of mutations is of those that exist."""
+    names = {path.stem for path in mutate.directory(tree.paths).glob("*.patch")}
+    for name in sorted(set(mutate.seen(tree.paths)) - names):
+        yield f"{mutate.SEEN} names mutation {name}, which does not exist"
+
+
+@checker
 def generated_documents(tree):
     """Documents that are made of other files are up to date."""
     if (tree.paths.repo / "docs").is_dir():

@@ -402,7 +402,7 @@ def _mutate(paths, args):
         return mutate.inside(paths, args.names[0])
     mutations = mutate.read(paths, args.names)
     if args.list:
-        print(mutate.listing(mutations))
+        print(mutate.listing(mutations, mutate.seen(paths)))
         return 0
     mutate.require()
     if any(one.controls for one in mutations):
@@ -411,7 +411,6 @@ def _mutate(paths, args):
         _build_kind(paths, kind)
     outcomes = mutate.run_all(paths, mutations)
     mutate.record(paths, mutations, outcomes)
-    generate.write_all(paths)
     return mutate.conclude(outcomes)
 
 

@@ -19,6 +19,9 @@ from .base import DevError, write_if_changed
 
 PICTURE = "docs/wal-by-mode.svg"
 
+# The page that the tables of mutations and controls belong to.
+MUTATIONS = "tests/mutations/README.md"
+
 # Of what shows that something is broken, so many characters.
 SHOWN = 160
 
@@ -26,12 +29,9 @@ SHOWN = 160
 def texts(paths):
     """Return {path: text} of the documents as they should be."""
     readme = (paths.repo / "README.md").read_text()
-    listing = (paths.repo / "docs/mutations.md").read_text()
     return {
         "README.md": fill(readme, "figures", figures.headline(paths.repo)),
         "docs/figures.md": figures.document(paths.repo),
-        "docs/mutations.md": fill(fill(listing, "mutations", mutations(paths)),
-                                  "controls", controls(paths)),
         "crash/README.md": fill(fill((paths.repo / "crash/README.md").read_text(), "holes",
                                      holes(paths)), "measured", measured(paths)),
         "docs/operations.md": fill((paths.repo / "docs/operations.md").read_text(), "tools",
@@ -39,6 +39,11 @@ def texts(paths):
         "docs/advise.md": fill((paths.repo / "docs/advise.md").read_text(), "predictions",
                                predictions(paths)),
     }
+
+
+def of_the_site(paths):
+    """Return {page: text} of what the site adds at the end of pages: tables too long for the tree."""
+    return {MUTATIONS: f"\n{controls(paths)}\n## Mutations\n\n{mutations(paths)}"}
 
 
 def fill(text, name, body):
@@ -56,7 +61,7 @@ def mutations(paths):
     found = sorted(mutate.read(paths), key=lambda one: (mutate.rank(one.rule), one.name))
     entries = mutate.seen(paths)
     rows = [("rule", "mutation", "what is broken", "must be found by", "seen"),
-            *((one.rule, f"[`{one.name}`](../tests/mutations/{one.name}.patch)", one.what,
+            *((one.rule, f"[`{one.name}`]({one.name}.patch)", one.what,
                ", ".join(one.found_by), mutate.witness(entries, one).replace("|", "\\|"))
               for one in found)]
     return figures.markdown(rows)

@@ -323,10 +323,11 @@ def conclude(outcomes):
     return 0 if found == len(outcomes) else 1
 
 
-def listing(mutations):
-    """Return the mutations as text, by rule."""
-    return "\n".join(f"{one.rule:10} {one.name:36} {one.what}"
-                     for one in sorted(mutations, key=lambda one: rank(one.rule)))
+def listing(mutations, entries):
+    """Return the mutations as text, by rule: what is broken, what must find it, what was seen."""
+    return "\n".join(f"{one.rule:10} {one.name:36} {one.what}\n{'':11}{', '.join(one.found_by)}: "
+                     + (witness(entries, one) or "not tried since the patch was written")
+                     for one in sorted(mutations, key=lambda one: (rank(one.rule), one.name)))
 
 
 def require():

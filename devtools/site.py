@@ -15,7 +15,7 @@ import urllib.parse
 from bench import cli as bench
 from bench import figures
 
-from . import deps
+from . import deps, generate
 from .base import DevError, run, say
 
 # The system's own, for which the package is made.
@@ -29,7 +29,7 @@ MENU = (("Overview", "README.md"), ("What would I save?", "docs/advise.md"),
         ("Design", "docs/design.md"),
         ("The engine", "overlay/src/backend/storage/doublewrite/README.md"),
         ("Power cuts", "crash/README.md"), ("Benchmarks", "bench/README.md"),
-        ("Which test finds which fault", "docs/mutations.md"),
+        ("Which test finds which fault", generate.MUTATIONS),
         ("Decisions", "docs/decisions.md"), ("Developing", "docs/developing.md"))
 
 # highlight.js would come from elsewhere, and search needs a web server.
@@ -65,7 +65,7 @@ def build(paths):
     place = paths.root / "site"
     shutil.rmtree(place, ignore_errors=True)
     pages = place / "pages"
-    _collect(paths.repo, pages)
+    _collect(paths.repo, pages, generate.of_the_site(paths))
     _draw(paths.repo, pages)
     (pages / "site.css").write_text(STYLE)
     menu = "".join(f"  - {title!r}: {page}\n" for title, page in MENU)
@@ -91,8 +91,8 @@ def look(paths, site):
         raise DevError(f"{len(found)} complaints of the browser")
 
 
-def _collect(repository, pages):
-    """Copy the pages of the menu, and all that they lead to."""
+def _collect(repository, pages, additions):
+    """Copy the pages of the menu, with what is added to each, and all that they lead to."""
     waiting, seen = [page for _, page in MENU], set()
     while waiting:
         name = waiting.pop()
@@ -102,7 +102,8 @@ def _collect(repository, pages):
         target = pages / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if name.endswith(".md"):
-            text, found = relink((repository / name).read_text(), name, repository)
+            text, found = relink((repository / name).read_text() + additions.get(name, ""),
+                                 name, repository)
             target.write_text(text)
             waiting += found
         else:

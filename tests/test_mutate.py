@@ -104,6 +104,20 @@ class MutationTest(RepositoryCase):
         self.add(MUTATION.replace("twenty", "XX"))
         self.assertEqual(mutate.witness(mutate.seen(self.paths), *mutate.read(self.paths)), "")
 
+    def test_list_says_what_was_seen(self):
+        self.add(MUTATION)
+        one, = mutate.read(self.paths)
+        self.assertIn("not tried", mutate.listing([one], mutate.seen(self.paths)))
+        mutate.record(self.paths, [one], [mutate.Outcome("broken", {"x/001_a": "lost"})])
+        said = mutate.listing([one], mutate.seen(self.paths))
+        self.assertIn("x/001_a, explorer:no-sync: 001_a: lost", said)
+
+    def test_seen_names_what_exists(self):
+        self.write(mutate.directory(self.paths) / mutate.SEEN, '{"gone": {}}')
+        subprocess.run(["git", "init", "-q", self.paths.repo], check=True)
+        complaint, = dict(check.run_all(self.paths, self.source))["mutations_remembered"]
+        self.assertIn("gone", complaint)
+
     def test_tries_until_the_patch_changes(self):
         tries = [{"seed": 1}, {"seed": 2, "patch": "old"}, {"seed": 3, "patch": "new"}]
         self.assertEqual([one["seed"] for one in generate.current(tries, "new")], [1, 3])
