@@ -14,10 +14,11 @@ One module per concern, listed so that each may use only those above it:
     recovery   saved WAL, and what its replay costs
     restart    from a crash to the first query, by parts
     suites     the cases: data, settings, load
+    summary    medians of a series of runs: the file that git keeps
     runner     interleaved runs, each on a fresh copy of a prepared cluster
     bars       what must be shown, and whether it was
-    report     tables of a directory of results
-    figures    what the committed results show, for docs/figures.md and README.md
+    report     tables of a series of runs
+    figures    what the committed results show, for docs/figures.md, README.md and the site
     render     Markdown, HTML and plots
     cli        arguments
 

@@ -91,8 +91,7 @@ def pages_per_write(measure):
     """Return the pages per write of double_writes as a Ratio to one page."""
     if "double_writes" not in measure.arms:
         return None
-    sample = stats.Sample(tuple(point["extra"]["pages_per_write"]
-                                for point in measure.arms["double_writes"]))
+    sample = measure.judged("double_writes", "pages per write")
     return stats.Ratio(sample.median, sample.low, sample.high)
 
 
@@ -103,8 +102,8 @@ def volume(measure):
     """
     if not {"double_writes", "full_pages"} <= set(measure.arms):
         return None
-    return stats.speed_ratio(measure.per_operation("double_writes", "dw.logged"),
-                             measure.per_operation("full_pages", "wal.wal_fpi"),
+    return stats.speed_ratio(measure.judged("double_writes", "pages double-written"),
+                             measure.judged("full_pages", "images"),
                              higher_is_better=False)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from devtools.base import DevError, require_reachable, run, say
 
-from . import arms, figures, recovery, report, runner, storage, suites
+from . import arms, figures, recovery, report, runner, storage, suites, summary
 from .restart import Restart
 
 # The system's own Python, for which the packages of `report` are made.
@@ -22,7 +22,7 @@ def add_arguments(parser):
                         help="a suite; or list the suites, render DIR again, remove"
                              " prepared clusters and leftovers of killed runs")
     parser.add_argument("directory", nargs="?", type=Path, metavar="DIR",
-                        help="results to render (only with `report`)")
+                        help="results to render, or their summary (only with `report`)")
     parser.add_argument("--factor", type=float, default=1.0, metavar="F",
                         help="scale of data, memory and WAL (default: 1, as published)")
     parser.add_argument("--runs", type=int, default=3, metavar="N",
@@ -67,19 +67,33 @@ def main(paths, args, ensure_packages, build_kind):
     return render(plan.directory)
 
 
-def render(directory):
-    """Write report.md, report.html and the plots; prints the report's path."""
-    if not (directory / runner.META).exists():
-        raise DevError(f"{directory} has no {runner.META}", "a directory of bench/results")
-    run([SYSTEM_PYTHON, "-B", "-m", "bench.render", directory.resolve()], cwd=REPOSITORY)
+def render(place):
+    """Write report.md, report.html and the plots of a directory of results, or of a summary.
+
+    A directory that has its runs gets its summary first.  Prints the report's path.
+    """
+    directory = place.with_suffix("") if place.suffix == summary.SUFFIX else place
+    kept = summary.file_of(directory)
+    if (directory / runner.META).exists():
+        kept.write_text(summary.text(summary.of(*runner.load(directory))))
+    elif not kept.exists():
+        raise DevError(f"there is neither {directory / runner.META} nor {kept}",
+                       "a directory or a file of bench/results")
+    draw_report(kept, directory)
     print(directory / report.MARKDOWN)
 
 
+def draw_report(kept, directory):
+    """Write the report of a summary, and its plots, into a directory."""
+    run([SYSTEM_PYTHON, "-B", "-m", "bench.render", kept.resolve(), directory.resolve()],
+        cwd=REPOSITORY)
+
+
 def draw_picture(repository, target):
-    """Draw the README's picture, if a run with a commit has what it shows."""
-    directory = figures.pictured(repository)
-    if directory:
-        run([SYSTEM_PYTHON, "-B", "-m", "bench.render", directory, target], cwd=REPOSITORY)
+    """Draw the README's picture, if runs with a commit have what it shows."""
+    if figures.pictured(repository):
+        run([SYSTEM_PYTHON, "-B", "-m", "bench.render", "--picture", repository, target],
+            cwd=REPOSITORY)
 
 
 def _list(args):

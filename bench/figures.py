@@ -1,17 +1,19 @@
-"""The tables of docs/figures.md and of the README: what the committed results show.
+"""The tables of docs/figures.md, of the README and of the site: what the committed results show.
 
 Of each case the newest run on each kind of storage counts.  A run that does not say
-of which commit it is shows nothing but that.  Pure functions of bench/results.
+of which commit it is shows nothing.  Pure functions of bench/results.
 """
 
+import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-from . import bars, report, runner
+from . import bars, report, stats, summary
 
 RESULTS = Path("bench") / "results"
 
-# What a table says of each arm: titles of report.COSTS.
+# What a table of the site says of each arm: titles of summary.COSTS.
 SHOWN = ("WAL bytes", "images", "CPU ms", "pages written", "pages per write",
          "pages double-written", "device kB written")
 
@@ -21,109 +23,319 @@ SIZES = ("data", "shared_buffers", "max_wal_size", "checkpoint_timeout", "io_com
 # Load average of each processor that a benchmark alone causes only with many clients.
 BUSY = 4
 
-# The load of the README's table and picture, and the arms shown there.
-HEADLINE = ("pgbench", "scale 100, max_wal_size 64 MB")
-HEADLINE_STORAGE = "memory"
-HEADLINE_ARMS = ("double_writes", "full_pages", "full_pages+lz4", "stock-full_pages",
-                 "stock-full_pages+lz4")
-HEADLINE_ROWS = (
-    ("WAL, bytes a transaction", "WAL bytes"),
-    ("page images in WAL, a transaction", "images"),
-    ("copies in the double-write log, a transaction", "pages double-written"),
-    ("pages in one write to a data file", "pages per write"),
-    ("written to the device, kB a transaction", "device kB written"),
-    ("CPU time of the server, ms a transaction", "CPU ms"),
-)
-BULK = ("traps", "bulk, 128 MB", "COPY into new table")
-
-# What storage that people rent adds to it, where time is worth more: arms, and text, suite
-# and case, measure.
-RENTED = "rented"
-RENTED_ARMS = ("instant", *HEADLINE_ARMS)
-RENTED_ROWS = (
-    ("transactions a second", HEADLINE, "tps"),
-    ("from a crash to the first query, s", ("restart", "tpcb-like"), "until first query"),
-    ("the same, documents", ("restart", "documents"), "until first query"),
-)
+OURS, STOCK = "double_writes", "stock-full_pages"
 
 HEAD = """\
 # Figures
 
 Generated from `bench/results` by `./dev generate`: of each case the newest run on each
-kind of storage. A figure is of a commit: runs that do not say of which one are listed at
-the end and not shown. *Dirty* means that what builds and benchmarks are made of had been
-edited since. WAL, pages and device writes are counts, which other work on the machine hardly
-changes; speeds and CPU time are worth what the machine was worth meanwhile. Medians;
-counts are per operation (a transaction or a statement), the checkpoint after the load
-included. `bench/README.md` says what the suites do, `crash/README.md` has the figures of
-the power-cut explorer.
+kind of storage that names its commit. WAL, pages and device writes are counts, which other
+work on the machine hardly changes; speeds and times are worth what the machine was worth
+meanwhile. *Rented* is storage held to 1,500 requests and 60 MB a second, of reads and of
+writes each. [Benchmarks](../bench/README.md) says what the suites do, and each run what
+hardware, file system, sizes and settings it had; `./dev site` shows all their tables and plots.
+"""
+
+EVERYTHING = """
+## All tables
+
+A figure is of a commit. *Dirty* means that what builds and benchmarks are made of had been
+edited since. Medians; counts are per operation (a transaction or a statement), the
+checkpoint after the load included.
 """
 
 
 @dataclass(frozen=True)
 class Series:
-    """A directory of results."""
+    """A summary of bench/results."""
 
     name: str
-    meta: dict
-    runs: list
+    kept: dict
+
+    @property
+    def meta(self):
+        return self.kept["meta"]
 
     @property
     def link(self):
-        return f"[{self.name}]({RESULTS}/{self.name}/report.md)"
+        return f"[{self.name}]({self.path})"
+
+    @property
+    def path(self):
+        return f"{RESULTS}/{self.name}{summary.SUFFIX}"
 
     @property
     def commit(self):
         return self.meta["machine"].get("commit", "")
 
+    @cached_property
+    def measures(self):
+        return report.measures(self.kept)
+
+    def of_case(self, case):
+        """Return the Measures of one case."""
+        return [measure for measure in self.measures if measure.case == case]
+
 
 def load(repository):
     """Return the Series of bench/results, the newest first."""
-    found = [Series(path.parent.name, *report.load(path.parent, runner.META, runner.RUNS))
-             for path in (repository / RESULTS).glob(f"*/{runner.META}")]
+    found = [Series(path.stem, summary.load(path))
+             for path in (repository / RESULTS).glob(f"*{summary.SUFFIX}")]
     return sorted(found, key=lambda one: (one.meta["started"], one.name), reverse=True)
 
 
 def newest(series):
-    """Return {(suite, storage, case): Series}: the newest with a commit, else the newest."""
+    """Return {(suite, storage, case): Series}: the newest that names its commit."""
     chosen = {}
-    for one in sorted(series, key=lambda one: not one.commit):
-        for case in dict.fromkeys(run["case"] for run in one.runs):
-            chosen.setdefault((one.meta["suite"], one.meta["storage"], case), one)
+    for one in series:
+        for measure in one.measures if one.commit else ():
+            chosen.setdefault((one.meta["suite"], one.meta["storage"], measure.case), one)
     return dict(sorted(chosen.items()))
 
 
-def of_case(series, case):
-    """Return the Measures of one case of a Series."""
-    return report.measures([run for run in series.runs if run["case"] == case])
+def unused(repository, documents):
+    """Return the names of the runs that nothing shows: `documents` are texts that link to runs."""
+    series = load(repository)
+    shown = {one.name for one in newest(series).values()}
+    for text in documents:
+        shown |= set(re.findall(rf"{RESULTS}/([\w.-]+){re.escape(summary.SUFFIX)}", text))
+    return sorted({one.name for one in series} - shown)
 
 
-# Tables -----------------------------------------------------------------------
+# What to compare ----------------------------------------------------------------
 
 
-def document(repository):
-    """Return docs/figures.md."""
-    chosen = newest(load(repository))
+@dataclass(frozen=True)
+class Row:
+    """A figure of several arms: a measure, or what an operation costs there."""
+
+    text: str
+    storage: str
+    suite: str
+    case: str
+    measure: str
+    cost: str = None
+    ours: str = OURS
+
+    def of(self, series, arm):
+        """Return (Series, Measure) of the newest of these runs that has an arm, or None."""
+        for one in series:
+            if (one.meta["suite"], one.meta["storage"]) == (self.suite, self.storage) and one.commit:
+                for measure in one.of_case(self.case):
+                    if measure.name == self.measure and arm in measure.arms:
+                        return one, measure
+        return None
+
+    def value(self, measure, arm):
+        """Return the figure of an arm."""
+        return measure.cost(arm, self.cost) if self.cost else measure.sample(arm).median
+
+    def ratio(self, measure):
+        """Return ours against stock `full_pages` as text, above 1 where ours is better."""
+        if not {self.ours, STOCK} <= set(measure.arms):
+            return ""
+        if self.cost:
+            mine, theirs = (self.value(measure, arm) for arm in (self.ours, STOCK))
+            return f"{theirs / mine:.2f}" if mine else ""
+        found = stats.speed_ratio(measure.sample(self.ours), measure.sample(STOCK),
+                                  measure.higher_is_better)
+        return f"{found.value:.2f} ({found.low:.2f} .. {found.high:.2f})" if found else ""
+
+
+PGBENCH = ("pgbench", "scale 100, max_wal_size 64 MB", "tps")
+FIRST_QUERY = "until first query"
+BULK = ("traps", "bulk, 128 MB")
+
+# Of the README: what its picture shows comes first.
+HEADLINE = (
+    Row("transactions a second", "rented", *PGBENCH),
+    Row("WAL, bytes a transaction", "rented", *PGBENCH, "WAL bytes"),
+    Row("from a crash to the first query, s", "rented", "restart", "tpcb-like", FIRST_QUERY),
+    Row("the same, documents, s", "rented", "restart", "documents", FIRST_QUERY),
+    Row("written to the device, kB a transaction", "rented", *PGBENCH, "device kB written"),
+    Row("transactions a second, best practice", "rented", "practice", "best practice, TPC-B", "tps"),
+    Row("the same, a mix like TPC-C", "rented", "practice", "best practice, TPC-C-like", "tps"),
+    Row("transactions a second, in memory", "memory", *PGBENCH),
+    Row("the same, best practice", "memory", "practice", "best practice, TPC-B", "tps"),
+    Row("CPU time of the server, ms a transaction", "memory", *PGBENCH, "CPU ms"),
+)
+PICTURED = HEADLINE[:3]
+HEADLINE_ARMS = ("stock-off", STOCK, "stock-full_pages+lz4", "stock-full_pages+zstd", "full_pages",
+                 "off", OURS, "instant")
+
+# Of docs/figures.md, which has room for so many rows; those that are missed take what is left.
+ROOM = 40
+MATTER = (
+    *HEADLINE,
+    Row("from a crash to the first query, `instant_recovery`, s", "rented", "restart", "tpcb-like",
+        FIRST_QUERY, ours="instant"),
+    Row("sysbench `oltp_read_write`", "rented", "sysbench", "oltp_read_write", "tps"),
+    Row("sysbench `oltp_read_write`", "memory", "sysbench", "oltp_read_write", "tps"),
+    Row("sysbench `oltp_write_only`, I/O-bound", "rented", "sysbench_io", "oltp_write_only",
+        "8 clients"),
+    Row("small buffers, a mix like TPC-C", "rented", "practice", "small buffers, TPC-C-like", "tps"),
+    Row("buffers of 16 MB, TPC-B", "rented", "traps", "small buffers 16 MB, TPC-B", "tps"),
+    Row("replication, bytes sent a transaction", "rented", "replication", "max_wal_size 64 MB",
+        "bytes sent per transaction"),
+    Row("64 clients that evict dirty pages", "memory", "parallel", "evictions", "tps"),
+    Row("COPY into a new table, s", "rented", *BULK, "COPY into new table"),
+    Row("first SELECT after it, s", "rented", *BULK, "first SELECT, unhinted"),
+    Row("VACUUM FREEZE, s", "rented", *BULK, "VACUUM FREEZE"),
+    Row("large UPDATE, s", "rented", *BULK, "large UPDATE"),
+    Row("CREATE INDEX, s", "rented", *BULK, "CREATE INDEX"),
+    Row("checkpoint of what was dirtied in sequence, s", "rented", "checkpoints", "combine 16",
+        "sequential"),
+)
+MATTER_ARMS = ("stock-off", STOCK, "stock-full_pages+lz4", "stock-full_pages+zstd")
+
+
+class Runs:
+    """The runs that a table is of, by letter."""
+
+    def __init__(self):
+        self.found = []
+
+    def letter(self, series):
+        """Return the letter of a run."""
+        if series not in self.found:
+            self.found.append(series)
+        return "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"[self.found.index(series)]
+
+    def described(self):
+        """Return what the letters stand for, as a list."""
+        return "".join(f"\n* {self.letter(one)}: {one.link}, {_short(one)}" for one in self.found)
+
+
+def _cells(row, series, arms, runs):
+    """Return the cells of a row for some arms, and the letter of its own run.
+
+    An arm that this run lacks comes from another, with the letter of that.
+    """
+    found = _by_arm(row, series, arms)
+    if not found:
+        return None
+    own = row.of(series, row.ours)[0]
+    letter = runs.letter(own)
+    cells = []
+    for arm in arms:
+        if arm not in found:
+            cells.append("")
+            continue
+        one, measure = found[arm]
+        number = report.number(row.value(measure, arm))
+        cells.append(number if one is own else f"{number} ({runs.letter(one)})")
+    return cells, letter
+
+
+def _by_arm(row, series, arms):
+    """Return {arm: (Series, Measure)} of a row, {} if there is no run of ours.
+
+    An arm that our newest run lacks comes from the newest that has it, is as large and was left alone.
+    """
+    own = row.of(series, row.ours)
+    if own is None:
+        return {}
+    alike = [one for one in series if one.meta["factor"] == own[0].meta["factor"] and not _busy(one)]
+    found = {arm: own if arm in own[1].arms else row.of(alike, arm) for arm in arms}
+    return {arm: one for arm, one in found.items() if one}
+
+
+def headline(repository):
+    """Return the README's table, or why there is none."""
+    series, runs, rows = load(repository), Runs(), []
+    for row in HEADLINE:
+        found = _cells(row, series, HEADLINE_ARMS, runs)
+        if found:
+            rows.append((row.text, *found[0], found[1]))
+    if not rows:
+        return "No committed run says of which commit it is, so no figure is shown.\n"
+    used = [number for number in range(1, len(HEADLINE_ARMS) + 1) if any(row[number] for row in rows)]
+    head = ("", *(f"`{arm}`" for arm in HEADLINE_ARMS), "run")
+    rows = [tuple(row[number] for number in (0, *used, len(head) - 1)) for row in (head, *rows)]
+    return (f"{markdown(rows)}\nMedians. A figure of another run than its row's has the letter of that run:"
+            f"\n{runs.described()}\n")
+
+
+def pictured(repository):
+    """Return [(Row, {arm: (Series, Measure)})] of the README's picture, [] if there is none."""
+    series = load(repository)
+    found = [(row, _by_arm(row, series, HEADLINE_ARMS)) for row in PICTURED]
+    return found if all(by_arm for _, by_arm in found) else []
+
+
+def names_of_picture(repository):
+    """Return the names of the runs that the picture is of, as one text."""
+    return ", ".join(dict.fromkeys(one.name for _, by_arm in pictured(repository)
+                                   for one, _ in by_arm.values()))
+
+
+# docs/figures.md ------------------------------------------------------------------
+
+
+def page(repository):
+    """Return docs/figures.md: at most ROOM rows."""
+    series, runs = load(repository), Runs()
+    rows = []
+    for row in MATTER:
+        found = _cells(row, series, (row.ours, *MATTER_ARMS), runs)
+        if found:
+            rows.append((row.text, row.storage, *found[0],
+                         row.ratio(row.of(series, row.ours)[1]), found[1]))
     parts = [HEAD]
-    for (suite, storage, case), series in chosen.items():
-        if series.commit:
-            parts.append(_section(suite, storage, case, series))
-    silent = {series.name: series for series in chosen.values() if not series.commit}
-    if silent:
-        rows = [("run", "suite", "cases"),
-                *((series.link, series.meta["suite"],
-                   ", ".join(case for (_, _, case), one in chosen.items() if one is series))
-                  for series in sorted(silent.values(), key=lambda one: one.name))]
-        parts.append("## Not shown\n\nThese runs do not say of which commit they are.\n\n"
-                     + markdown(rows))
-    text = "\n".join(parts)
+    if rows:
+        head = ("", "storage", f"`{OURS}`", *(f"`{arm}`" for arm in MATTER_ARMS),
+                f"of `{STOCK}`, as a speed", "run")
+        parts.append(f"## Against stock\n\n{markdown([head, *rows])}\nA ratio above 1 is in favour of this "
+                     "build; bounds divide the extremes of the runs. Settings of stress (a `max_wal_size` "
+                     "of 32 to 64 MB) unless a row says best practice, where it is a tie. A figure of "
+                     f"another run than its row's has the letter of that run:\n{runs.described()}\n")
+    return "\n".join([*parts, _missed(series, ROOM - len(rows))]).replace(f"]({RESULTS}/",
+                                                                        f"](../{RESULTS}/")
+
+
+def _missed(series, room):
+    """Return the bars that were missed, the worst first, in so many rows."""
+    counts, found = dict.fromkeys((bars.PASS, bars.UNCLEAR, bars.MISS), 0), []
+    for (suite, storage, case), one in newest(series).items():
+        for verdict in bars.judge(suite, one.of_case(case)):
+            counts[verdict.outcome] += 1
+            if verdict.outcome == bars.MISS:
+                found.append((verdict.ratio.value / verdict.wanted, storage, case, verdict, one))
+    if not sum(counts.values()):
+        return ""
+    found.sort(key=lambda item: item[0])
+    rows = [("bar", "of", "storage", "wanted", "found", "bounds", "run"),
+            *((verdict.bar, verdict.point if verdict.case != case else f"{case}: {verdict.point}",
+               storage, f"{verdict.wanted:.3g}", f"**{verdict.ratio.value:.3f}**",
+               f"{verdict.ratio.low:.3f} .. {verdict.ratio.high:.3f}", f"[run]({one.path})")
+              for _, storage, case, verdict, one in found[:room])]
+    left = f"; {len(found) - room} of these are not shown" if len(found) > room else ""
+    return (f"## Bars that were missed\n\n{counts[bars.PASS]} bars were reached, {counts[bars.UNCLEAR]} missed "
+            f"by less than the spread of the runs, {counts[bars.MISS]} missed, the worst first{left}. "
+            f"A ratio is a speed, above 1 the first is faster.\n\n{markdown(rows)}")
+
+
+def _short(series):
+    """Return in a few words what a run is of."""
+    meta = series.meta
+    return (f"{commit(series)}, factor {meta['factor']:g}, {meta['runs']} "
+            f"{'run' if meta['runs'] == 1 else 'runs'}, load average {_loads(series)}")
+
+
+# All tables, of the site ----------------------------------------------------------
+
+
+def everything(repository):
+    """Return all tables of the newest runs, to follow docs/figures.md."""
+    chosen = newest(load(repository))
+    text = "\n".join([EVERYTHING, *(_section(*key, one) for key, one in chosen.items())])
     return text.replace(f"]({RESULTS}/", f"](../{RESULTS}/")
 
 
 def _section(suite, storage, case, series):
     """Return what a Series says about a case."""
-    lines = [f"## {suite}, {storage}: {case}\n", describe(series, case)]
-    measures = of_case(series, case)
+    lines = [f"### {suite}, {storage}: {case}\n", describe(series, case)]
+    measures = series.of_case(case)
     for measure in measures:
         lines.append(f"**{measure.name}**\n\n{markdown(_table(measure))}")
         lines += _of_parts(measure)
@@ -156,9 +368,8 @@ def describe(series, case):
     machine = meta["machine"]
     sizes = ", ".join(f"{name} {meta['cases'][case][name]}" for name in SIZES
                       if name in meta["cases"].get(case, {}))
-    loads = [run["load_average"] for run in series.runs]
     busy = ", busy, with many clients or other work: believe the counts more than speeds and times" \
-        if min(loads) > BUSY * int(machine["processor"].split()[0]) else ""
+        if _busy(series) else ""
     return (f"Run {series.link} of {meta['started'][:10]}, {commit(series)}; "
             f"{machine['processor']}, {machine['memory']}; {meta['file_system']}; "
             f"factor {meta['factor']:g}: {sizes}; {meta['runs']} "
@@ -172,25 +383,27 @@ def commit(series):
     return f"commit {series.commit[:10]}{', dirty' if dirty else ''}"
 
 
+def _busy(series):
+    """Say whether the machine had much more to do than a benchmark alone gives it."""
+    processors = int(series.meta["machine"]["processor"].split()[0])
+    return min(series.kept["load_averages"]) > BUSY * processors
+
+
+def _loads(series):
+    """Return the least and the greatest load average at the ends of runs."""
+    loads = series.kept["load_averages"]
+    return f"{min(loads)} to {max(loads)}"
+
+
 def _table(measure):
     """Return value, spread and costs of each arm."""
-    costs = report.costs(measure)
-    columns = [number for number, title in enumerate(costs[0]) if title in SHOWN]
-    rows = [("arm", f"median, {measure.unit}", "min .. max",
-             *(costs[0][number] for number in columns))]
-    for row, arm in zip(costs[1:], measure.arms, strict=True):
+    rows = [("arm", f"median, {measure.unit}", "min .. max", *SHOWN)]
+    for arm in measure.arms:
         sample = measure.sample(arm)
         rows.append((arm, report.number(sample.median),
                      f"{report.number(sample.low)} .. {report.number(sample.high)}",
-                     *(row[number] for number in columns)))
+                     *(report.number(measure.cost(arm, title)) for title in SHOWN)))
     return rows
-
-
-def costs_by_arm(measure, title):
-    """Return {arm: text} of one column of report.costs()."""
-    rows = report.costs(measure)
-    column = rows[0].index(title)
-    return {row[0]: row[column] for row in rows[1:]}
 
 
 def markdown(rows):
@@ -198,73 +411,3 @@ def markdown(rows):
     rule = "|" + "---|" * len(rows[0])
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([lines[0], rule, *lines[1:]]) + "\n"
-
-
-# The README -------------------------------------------------------------------
-
-
-def headline(repository):
-    """Return the README's table, or why there is none."""
-    chosen = newest(load(repository))
-    series = _of(chosen, *HEADLINE, HEADLINE_STORAGE)
-    if series is None:
-        return "No committed run says of which commit it is, so no figure is shown.\n"
-    measure = of_case(series, HEADLINE[1])[0]
-    arms = [arm for arm in HEADLINE_ARMS if arm in measure.arms]
-    rows = [("pgbench", *(f"`{arm}`" for arm in arms), "run")]
-    for text, title in HEADLINE_ROWS:
-        cells = costs_by_arm(measure, title)
-        rows.append((text, *(cells[arm] for arm in arms),
-                     f"[run]({RESULTS}/{series.name}/report.md)"))
-    bulk = _of(chosen, *BULK[:2], HEADLINE_STORAGE)
-    if bulk is not None:
-        rows.append(_bulk_row(bulk, arms))
-    return markdown(rows) + "\n" + describe(series, HEADLINE[1]) + _rented(chosen)
-
-
-def _rented(chosen):
-    """Return the README's table of rented storage, nothing if there is no run on it."""
-    found = [(text, series, case, next(one for one in of_case(series, case) if one.name == name))
-             for text, (suite, case), name in RENTED_ROWS
-             for series in [_of(chosen, suite, case, RENTED)] if series is not None]
-    if not found:
-        return ""
-    arms = [arm for arm in RENTED_ARMS if any(arm in one.arms for *_, one in found)]
-    rows = [("rented storage", *(f"`{arm}`" for arm in arms), "run")]
-    for text, series, _, measure in found:
-        rows.append((text, *(report.number(measure.sample(arm).median)
-                             if arm in measure.arms else "" for arm in arms),
-                     f"[run]({RESULTS}/{series.name}/report.md)"))
-    described = {series.name: f"{series.link}, {commit(series)}, factor {series.meta['factor']:g}, "
-                              f"{series.meta['runs']} runs, load average {_loads(series)}"
-                 for _, series, *_ in found}
-    held = found[0][1].meta["file_system"].partition("held to ")[2]
-    return f"\n{markdown(rows)}\nHeld to {held}. Medians of {'; of '.join(described.values())}.\n"
-
-
-def _loads(series):
-    """Return the least and the greatest load average at the ends of runs."""
-    loads = [run["load_average"] for run in series.runs]
-    return f"{min(loads)} to {max(loads)}"
-
-
-def _bulk_row(series, arms):
-    """Return the row about COPY."""
-    measure = next(one for one in of_case(series, BULK[1]) if one.name == BULK[2])
-    cells = costs_by_arm(measure, "pages double-written")
-    written = costs_by_arm(measure, "pages written")
-    return ("COPY into a new table: pages written, of them copied to the log",
-            *(f"{written[arm]}, {cells[arm]}" if arm in cells else "" for arm in arms),
-            f"[run]({RESULTS}/{series.name}/report.md)")
-
-
-def _of(chosen, suite, case, storage):
-    """Return the Series with a commit that has a case, or None."""
-    series = chosen.get((suite, storage, case))
-    return series if series and series.commit else None
-
-
-def pictured(repository):
-    """Return the directory of the run that the picture is of, or None."""
-    series = _of(newest(load(repository)), *HEADLINE, HEADLINE_STORAGE)
-    return series and repository / RESULTS / series.name

@@ -1,7 +1,7 @@
-"""Markdown, HTML and plots of a directory of results.
+"""Markdown, HTML and plots of a summary, and the README's picture.
 
-Runs as a program of its own, `python3 -m bench.render DIR [PICTURE]`, with the system's
-Python, for which Debian packages matplotlib and jinja2.
+Runs as a program of its own, `python3 -m bench.render SUMMARY DIR` or `python3 -m bench.render
+--picture REPOSITORY FILE`, with the system's Python, for which Debian packages matplotlib and jinja2.
 """
 
 import re
@@ -17,7 +17,7 @@ matplotlib.rcParams["svg.hashsalt"] = "bench"
 
 from matplotlib import pyplot  # noqa: E402
 
-from . import counters, figures, report, runner  # noqa: E402
+from . import counters, figures, report, runner, summary  # noqa: E402
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 PLOTS = "plots"
@@ -35,17 +35,20 @@ COLOURS = {"off": "#7fb2e5", "double_writes": "#1f5fa8", "double_writes+lz4": "#
            "serial+images": "#9ad3b9", "pipeline+images": "#2f9e6e", "stock+images": "#c0392b"}
 
 
-def main(directory):
-    """Write report and plots into the directory of results."""
-    meta, runs = report.load(directory, runner.META, runner.RUNS)
-    measures = report.measures(runs)
-    (directory / PLOTS).mkdir(exist_ok=True)
+def main(path, directory):
+    """Write report and plots of a summary into a directory; rows of its runs may lie there."""
+    kept = summary.load(path)
+    measures = report.measures(kept)
+    (directory / PLOTS).mkdir(parents=True, exist_ok=True)
+    over_time = _over_time_of(directory)
     context = {
-        "meta": meta,
-        "bars": report.bar_table(meta["suite"], measures),
+        "meta": kept["meta"],
+        "name": path.name,
+        "bars": report.bar_table(kept["meta"]["suite"], measures),
         "overview": report.overview(measures),
-        "sections": [_section(directory, measure) for measure in measures],
-        "loads": [one["load_average"] for one in runs],
+        "sections": [_section(directory, measure, over_time.get(measure.title, {}))
+                     for measure in measures],
+        "loads": kept["load_averages"],
     }
     for name in (report.MARKDOWN, report.HTML):
         environment = jinja2.Environment(
@@ -56,10 +59,20 @@ def main(directory):
         (directory / name).write_text(text)
 
 
-def _section(directory, measure):
+def _over_time_of(directory):
+    """Return {title of a measure: {arm: values of each second}} of the last runs, {} without rows."""
+    found = {}
+    for one in runner.load(directory)[1] if (directory / runner.META).exists() else ():
+        for point in one["points"]:
+            if point.get("series"):
+                found.setdefault(f"{one['case']}: {point['name']}", {})[one["arm"]] = point["series"]
+    return found
+
+
+def _section(directory, measure, over_time):
     """Return the tables of a measure by title, and its plot, which it draws."""
     name = re.sub(r"\W+", "-", measure.title).strip("-") + ".svg"
-    _draw(measure, directory / PLOTS / name)
+    _draw(measure, over_time, directory / PLOTS / name)
     tables = {"Speed": report.speeds(measure),
               "Costs of an operation, the checkpoint after the load included":
                   report.costs(measure),
@@ -68,8 +81,8 @@ def _section(directory, measure):
               "Requests that the device saw in each part, reads (r) and writes (w)":
                   report.requests(measure),
               "What backends did, percent of their time": report.waits(measure),
-              "Writes by cause": report.causes(measure, counters.WRITE_CAUSES),
-              "Syncs by cause": report.causes(measure, counters.SYNC_CAUSES)}
+              "Writes by cause": report.causes(measure, "writes"),
+              "Syncs by cause": report.causes(measure, "syncs")}
     return {"title": measure.title, "plot": f"{PLOTS}/{name}",
             "tables": {title: rows for title, rows in tables.items() if rows}}
 
@@ -77,42 +90,43 @@ def _section(directory, measure):
 # Plots --------------------------------------------------------------------------
 
 
-def _draw(measure, path):
+def _draw(measure, over_time, path):
     """Draw all plots of a measure into one file."""
     figure, axes = pyplot.subplots(2, 3, figsize=(15, 8))
-    _over_time(axes[0][0], measure)
+    _over_time(axes[0][0], measure, over_time)
     _latencies(axes[0][1], measure)
     _bytes(axes[0][2], measure)
-    _stacked(axes[1][0], measure, "writes by cause", counters.WRITE_CAUSES)
-    _stacked(axes[1][1], measure, "syncs by cause", counters.SYNC_CAUSES)
-    _cpu(axes[1][2], measure)
+    _stack(axes[1][0], measure, "writes by cause", lambda kept: kept.get("writes", {}),
+           counters.WRITE_CAUSES)
+    _stack(axes[1][1], measure, "syncs by cause", lambda kept: kept.get("syncs", {}),
+           counters.SYNC_CAUSES)
+    _bars(axes[1][2], measure, "server CPU ms per operation",
+          lambda arm: measure.cost(arm, "CPU ms"))
     figure.suptitle(measure.title)
     figure.tight_layout()
-    # Without a date: drawing again must not change a committed file.
+    # Without a date: drawing again must not change the file.
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
 
 
-def _over_time(axis, measure):
-    """Transactions a second over time; the values where there is no time."""
-    points = {arm: measure.median_run(arm) for arm in measure.arms}
-    if not any(point.get("series") for point in points.values()):
+def _over_time(axis, measure, over_time):
+    """Draw transactions a second over time; the medians where there are no rows of that."""
+    if not over_time:
         _bars(axis, measure, measure.unit, lambda arm: measure.sample(arm).median)
         return
-    axis.set_title("transactions a second, median run")
-    for arm, point in points.items():
-        axis.plot(range(1, len(point.get("series", [])) + 1), point.get("series", []),
-                  label=arm, color=COLOURS[arm], linewidth=1)
+    axis.set_title("transactions a second, last run")
+    for arm, series in over_time.items():
+        axis.plot(range(1, len(series) + 1), series, label=arm, color=COLOURS[arm], linewidth=1)
     axis.set_xlabel("s")
     axis.set_ylim(bottom=0)
     axis.legend(fontsize=7)
 
 
 def _latencies(axis, measure):
-    """Latency percentiles."""
-    axis.set_title("latency percentiles (ms), median run")
-    for arm in measure.arms:
-        latency = measure.median_run(arm).get("latency", {})
+    """Draw percentiles of latency."""
+    axis.set_title("latency percentiles (ms), medians")
+    for arm, kept in measure.arms.items():
+        latency = kept.get("latency", {})
         if latency:
             axis.plot(list(latency), list(latency.values()), marker="o", markersize=3,
                       label=arm, color=COLOURS[arm])
@@ -120,24 +134,12 @@ def _latencies(axis, measure):
 
 
 def _bytes(axis, measure):
-    """WAL and double-written bytes."""
-    mega = 1 << 20
-    _stack(axis, measure, "MB written to logs", lambda counts: {
-        "WAL": counts.get("wal.wal_bytes", 0) / mega,
-        "double-write log": counts.get("dw.log_bytes", 0) / mega})
-
-
-def _cpu(axis, measure):
-    """Server CPU time per operation."""
-    def milliseconds(arm):
-        operations = max(1, measure.median_run(arm)["operations"])
-        return 1000 * measure.median_run(arm).get("counts", {}).get("cpu.total", 0) / operations
-    _bars(axis, measure, "server CPU ms per operation", milliseconds)
-
-
-def _stacked(axis, measure, title, causes):
-    """Counts by cause."""
-    _stack(axis, measure, title, lambda counts: counters.by_cause(counts, causes))
+    """Draw WAL and double-written bytes."""
+    def kilobytes(kept):
+        costs = kept.get("costs", {})
+        return {"WAL": costs.get("WAL bytes", 0) / 1024,
+                "double-write log": costs.get("bytes double-written", 0) / 1024}
+    _stack(axis, measure, "kB written to logs, per operation", kilobytes, ("WAL", "double-write log"))
 
 
 def _bars(axis, measure, title, value):
@@ -148,61 +150,59 @@ def _bars(axis, measure, title, value):
     axis.tick_params(axis="x", rotation=30, labelsize=7)
 
 
-def _stack(axis, measure, title, parts):
-    """One bar for each arm, of parts."""
+def _stack(axis, measure, title, parts, names):
+    """Draw one bar for each arm, of parts."""
     axis.set_title(title)
     arms = list(measure.arms)
-    values = {arm: parts(report.with_drain(measure, arm)) for arm in arms}
+    values = {arm: parts(kept) for arm, kept in measure.arms.items()}
     bottom = [0] * len(arms)
-    for part in next(iter(values.values())):
-        heights = [values[arm][part] for arm in arms]
+    for part in names:
+        heights = [values[arm].get(part, 0) for arm in arms]
         axis.bar(arms, heights, bottom=bottom, label=part)
         bottom = [low + height for low, height in zip(bottom, heights)]
-    axis.set_ylim(0, 1.3 * max(*bottom, 1))
+    axis.set_ylim(0, 1.3 * max(*bottom, 1e-6))
     axis.tick_params(axis="x", rotation=30, labelsize=7)
     axis.legend(fontsize=7)
 
 
 # The picture of the README --------------------------------------------------------
 
-MODES = {"double_writes": "double_writes", "full_pages": "full_pages",
-         "full_pages+lz4": "full_pages, lz4", "off": "off",
-         "stock-full_pages": "stock, full-page writes",
-         "stock-full_pages+lz4": "stock, full-page writes, lz4",
-         "stock-full_pages+zstd": "stock, full-page writes, zstd"}
+# Where no run has an arm.
+UNKNOWN = " -"
+
+MODES = {"stock-off": "stock, no images", "stock-full_pages": "stock", "stock-full_pages+lz4": "stock, lz4",
+         "stock-full_pages+zstd": "stock, zstd", "full_pages": "full_pages", "off": "off",
+         "double_writes": "double_writes", "instant": "with instant_recovery"}
 
 
-def picture(directory, path):
-    """Draw WAL bytes and transactions by mode, of one case of a directory of results."""
-    measure = figures.of_case(figures.Series(directory.name, *report.load(
-        directory, runner.META, runner.RUNS)), figures.HEADLINE[1])[0]
-    arms = [arm for arm in MODES if arm in measure.arms]
+def picture(repository, path):
+    """Draw throughput, WAL, and seconds from a crash to the first query, by arm."""
+    found = figures.pictured(repository)
+    arms = [arm for arm in MODES if any(arm in by_arm for _, by_arm in found)]
     labels, colours = [MODES[arm] for arm in arms], [COLOURS[arm] for arm in arms]
     with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 9}):
-        figure, axes = pyplot.subplots(1, 2, figsize=(9, 2.2), sharey=True)
-        for axis, title, values in (
-                (axes[0], "WAL, bytes a transaction", figures.costs_by_arm(measure, "WAL bytes")),
-                (axes[1], "transactions a second",
-                 {arm: report.number(measure.sample(arm).median) for arm in arms})):
-            numbers = [float(values[arm].replace(",", "")) for arm in arms]
-            found = axis.barh(labels, numbers, color=colours)
-            axis.bar_label(found, [f" {values[arm]}" for arm in arms])
-            axis.set_title(title, loc="left", fontsize=9)
+        figure, axes = pyplot.subplots(1, len(found), figsize=(11, 2.4), sharey=True)
+        for axis, (row, by_arm) in zip(axes, found):
+            numbers = [row.value(by_arm[arm][1], arm) if arm in by_arm else 0 for arm in arms]
+            bars = axis.barh(labels, numbers, color=colours)
+            axis.bar_label(bars, [f" {report.number(number)}" if arm in by_arm else UNKNOWN
+                                  for arm, number in zip(arms, numbers)])
+            axis.set_title(row.text, loc="left", fontsize=9)
             axis.set_xlim(0, 1.25 * max(numbers))
             axis.set_xticks([])
-            axis.invert_yaxis()
             axis.spines[:].set_visible(False)
             axis.tick_params(length=0)
-        axes[1].invert_yaxis()
+        axes[0].invert_yaxis()
         figure.tight_layout()
-        figure.savefig(path, metadata={"Date": None, "Description": directory.name})
+        figure.savefig(path, metadata={"Date": None,
+                                       "Description": figures.names_of_picture(repository)})
         pyplot.close(figure)
     lines = path.read_text().splitlines()
     path.write_text("".join(f"{line.rstrip()}\n" for line in lines))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
-        picture(Path(sys.argv[1]), Path(sys.argv[2]))
+    if sys.argv[1] == "--picture":
+        picture(Path(sys.argv[2]), Path(sys.argv[3]))
     else:
-        main(Path(sys.argv[1]))
+        main(Path(sys.argv[1]), Path(sys.argv[2]))

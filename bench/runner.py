@@ -1,10 +1,11 @@
 """Interleaved runs, each on a fresh copy of one prepared cluster.
 
-Results of a series are in a directory:
+What a series of runs leaves is in a directory, which git ignores; summary.py makes of it
+the file that git keeps:
 
     meta.json     machine, commit, builds, arguments, settings of each case and arm
     runs.jsonl    one line per run, appended as soon as it is done
-    raw/          output of the clients, server logs; not committed
+    raw/          output of the clients, server logs
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from pathlib import Path
 from devtools.base import DevError, note, own, run, say, server_user
 from devtools.progress import Progress
 
-from . import arms, machine, recovery, slow, storage
+from . import arms, machine, recovery, slow, storage, summary
 from .loads import Session
 from .server import DATABASE, EXTENSION, Server
 
@@ -261,6 +262,14 @@ def _file_name(text):
 def new_directory(base, suite, profile, name=None):
     """Return the place for a new series of runs; raises DevError if taken."""
     directory = base / (name or f"{time.strftime('%Y-%m-%d-%H%M%S')}-{suite}-{profile}")
-    if directory.exists():
-        raise DevError(f"{directory} exists", "another --name")
+    for place in (directory, summary.file_of(directory)):
+        if place.exists():
+            raise DevError(f"{place} exists", "another --name")
     return directory
+
+
+def load(directory):
+    """Return (meta, [run]) of a directory of results."""
+    path = directory / RUNS
+    lines = path.read_text().splitlines() if path.exists() else []
+    return json.loads((directory / META).read_text()), [json.loads(line) for line in lines]

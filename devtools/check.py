@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from bench import figures
+
 from . import generate, layers, mutate, redo, series, worktree
 from . import patch as patches
 from .base import DevError, Paths, output, say
@@ -127,6 +129,14 @@ def generated_documents(tree):
                 yield f"{path} is out of date: ./dev generate"
         except DevError as exc:
             yield str(exc)
+
+
+@checker
+def runs_shown(tree):
+    """A run that is kept is the newest of a case, or a document links to it."""
+    for name in figures.unused(tree.paths.repo, (text for path, text in tree.committed.items()
+                                                 if path.endswith(".md"))):
+        yield f"bench/results: nothing shows {name}, and git has it: remove it"
 
 
 @checker

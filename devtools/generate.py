@@ -17,9 +17,10 @@ from bench import figures
 from . import advise, mutate, tools
 from .base import DevError, write_if_changed
 
-PICTURE = "docs/wal-by-mode.svg"
+PICTURE = "docs/by-arm.svg"
 
-# The page that the tables of mutations and controls belong to.
+# The pages to which the site adds all tables.
+FIGURES = "docs/figures.md"
 MUTATIONS = "tests/mutations/README.md"
 
 # Of what shows that something is broken, so many characters.
@@ -31,7 +32,7 @@ def texts(paths):
     readme = (paths.repo / "README.md").read_text()
     return {
         "README.md": fill(readme, "figures", figures.headline(paths.repo)),
-        "docs/figures.md": figures.document(paths.repo),
+        FIGURES: figures.page(paths.repo),
         "crash/README.md": fill(fill((paths.repo / "crash/README.md").read_text(), "holes",
                                      holes(paths)), "measured", measured(paths)),
         "docs/operations.md": fill((paths.repo / "docs/operations.md").read_text(), "tools",
@@ -43,7 +44,8 @@ def texts(paths):
 
 def of_the_site(paths):
     """Return {page: text} of what the site adds at the end of pages: tables too long for the tree."""
-    return {MUTATIONS: f"\n{controls(paths)}\n## Mutations\n\n{mutations(paths)}"}
+    return {FIGURES: figures.everything(paths.repo),
+            MUTATIONS: f"\n{controls(paths)}\n## Mutations\n\n{mutations(paths)}"}
 
 
 def fill(text, name, body):
@@ -175,11 +177,9 @@ def write_all(paths):
 
 
 def picture_is_right(paths):
-    """Say whether the picture is of the run that it should be of."""
-    wanted, path = figures.pictured(paths.repo), paths.repo / PICTURE
-    if wanted is None:
-        return True
-    return path.exists() and wanted.name in path.read_text()
+    """Say whether the picture is of the runs that it should be of."""
+    wanted, path = figures.names_of_picture(paths.repo), paths.repo / PICTURE
+    return not wanted or path.exists() and f">{wanted}<" in path.read_text()
 
 
 def outdated(paths):

@@ -25,7 +25,7 @@ PACKAGES = ("mkdocs", *deps.BENCH)
 # Titles of pages in the order of the menu; what else is linked to is found from them.
 MENU = (("Overview", "README.md"), ("What would I save?", "docs/advise.md"),
         ("Operations", "docs/operations.md"), ("Instant recovery", "docs/instant-restart.md"),
-        ("Figures", "docs/figures.md"),
+        ("Figures", generate.FIGURES),
         ("Design", "docs/design.md"),
         ("The engine", "overlay/src/backend/storage/doublewrite/README.md"),
         ("Power cuts", "crash/README.md"), ("Benchmarks", "bench/README.md"),
@@ -57,6 +57,10 @@ h1, h2, h3, p, li { overflow-wrap: anywhere; }
 # For looking at it, see browser.py.
 BROWSER = ("chromium", "chromium-driver", "python3-selenium")
 
+# In place of the summary of a run, the site has its report.
+RUN = re.compile(rf"{figures.RESULTS}/[^/]+\.json")
+REPORT = "report.md"
+
 LINK = re.compile(r"(!?)\[([^][]*(?:\[[^][]*\][^][]*)*)\]\(([^()\s]+)\)")
 
 
@@ -66,7 +70,7 @@ def build(paths):
     shutil.rmtree(place, ignore_errors=True)
     pages = place / "pages"
     _collect(paths.repo, pages, generate.of_the_site(paths))
-    _draw(paths.repo, pages)
+    _add_reports(paths.repo, pages)
     (pages / "site.css").write_text(STYLE)
     menu = "".join(f"  - {title!r}: {page}\n" for title, page in MENU)
     (place / "mkdocs.yml").write_text(CONFIGURATION + menu)
@@ -123,26 +127,24 @@ def relink(text, name, repository):
         if not (repository / path).is_file():
             return label
         found.append(path)
+        if RUN.fullmatch(path):
+            link = f"{parts.path.removesuffix('.json')}/{REPORT}"
         return f"{picture}[{label}]({link})"
 
     return LINK.sub(replace, text), found
 
 
-def _draw(repository, pages):
-    """Put the plots of the newest runs under their reports."""
-    newest = {one.name for one in figures.newest(figures.load(repository)).values()}
-    for name in sorted(newest):
-        report = pages / figures.RESULTS / name / "report.md"
-        if not report.exists():
-            continue
-        for file in ("meta.json", "runs.jsonl"):
-            shutil.copyfile(repository / figures.RESULTS / name / file, report.parent / file)
-        text = report.read_text()
-        run([bench.SYSTEM_PYTHON, "-B", "-m", "bench.render", report.parent], cwd=repository)
-        plots = sorted((report.parent / "plots").glob("*.svg"))
-        report.write_text(text + "\n## Plots\n\n" + "\n\n".join(
-            f"![{plot.stem}](plots/{urllib.parse.quote(plot.name)})" for plot in plots) + "\n")
-        (report.parent / "report.html").unlink()
+def _add_reports(repository, pages):
+    """Put a report with its plots in the place of each summary that was collected."""
+    for path in sorted((pages / figures.RESULTS).glob("*.json")):
+        place = path.with_suffix("")
+        bench.draw_report(path, place)
+        plots = sorted((place / "plots").glob("*.svg"))
+        with open(place / REPORT, "a") as report:
+            report.write("\n## Plots\n\n" + "\n\n".join(
+                f"![{plot.stem}](plots/{urllib.parse.quote(plot.name)})" for plot in plots) + "\n")
+        (place / "report.html").unlink()
+        path.unlink()
 
 
 # Checking ---------------------------------------------------------------------

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from bench import (arms, bars, clients, counters, loads, recovery, report, restart, runner,
-                   server, slow, stats, storage, suites)
+                   server, slow, stats, storage, suites, summary)
 from devtools.base import DevError
 
 
@@ -506,14 +506,19 @@ def point(value, **fields):
 
 def results(values, case="scale 100, max_wal_size 64 MB", **fields):
     """Return runs of {arm: [value]}."""
-    return [{"case": case, "arm": arm, "points": [point(value, **fields)]}
+    return [{"case": case, "arm": arm, "load_average": 1.0, "points": [point(value, **fields)]}
             for arm, series in values.items() for value in series]
+
+
+def measured(runs):
+    """Return the Measures of runs, by way of the file that is kept."""
+    return report.measures(json.loads(summary.text(summary.of({}, runs))))
 
 
 class MeasureCase(unittest.TestCase):
 
     def measure(self, *args, **fields):
-        return report.measures(results(*args, **fields))[0]
+        return measured(results(*args, **fields))[0]
 
 
 class ReportTest(MeasureCase):
@@ -522,17 +527,33 @@ class ReportTest(MeasureCase):
         measure = self.measure({"stock-off": [9], "off": [10, 12, 11]})
         self.assertEqual(list(measure.arms), ["off", "stock-off"])
         self.assertEqual(measure.sample("off").median, 11)
-        self.assertEqual(measure.median_run("off")["value"], 11)
 
     def test_load_reads_what_runs_wrote(self):
         with tempfile.TemporaryDirectory() as scratch:
             directory = Path(scratch)
-            (directory / "meta").write_text('{"suite": "pgbench"}')
-            (directory / "runs").write_text(
+            (directory / runner.META).write_text('{"suite": "pgbench"}')
+            self.assertEqual(runner.load(directory)[1], [])
+            (directory / runner.RUNS).write_text(
                 "".join(json.dumps(one) + "\n" for one in results({"off": [1, 2]})))
-            meta, runs = report.load(directory, "meta", "runs")
+            meta, runs = runner.load(directory)
             self.assertEqual((meta["suite"], len(runs)), ("pgbench", 2))
-            self.assertEqual(report.load(directory, "meta", "none")[1], [])
+
+    def test_summary_keeps_medians(self):
+        runs = results({"off": [1.23456789, 2, 9]}, counts={"wal.wal_bytes": 100, "cpu.total": 0.5},
+                       waits={"CPU": 1}, series=[1, 2])
+        kept, = summary.of({"suite": "pgbench"}, runs)["measures"]
+        arm = kept["arms"]["off"]
+        self.assertEqual(arm["values"], [1.23457, 2, 9])
+        self.assertEqual((arm["costs"]["WAL bytes"], arm["costs"]["CPU ms"]), (10, 50))
+        self.assertNotIn("series", arm)
+        self.assertNotIn("parts", arm)
+        self.assertNotIn("judged", arm)
+
+    def test_summary_keeps_the_longest_waits(self):
+        runs = results({"off": [1]}, waits={f"w{number}": number for number in range(20)})
+        kept, = summary.of({}, runs)["measures"]
+        self.assertEqual(list(kept["arms"]["off"]["waits"])[0], "w19")
+        self.assertEqual(len(kept["arms"]["off"]["waits"]), summary.WAITS)
 
     def test_tables_are_rectangular(self):
         measure = self.measure({"off": [10, 12], "double_writes": [11, 11]},
@@ -543,7 +564,7 @@ class ReportTest(MeasureCase):
         for rows in (report.overview([measure]), report.speeds(measure), report.costs(measure),
                      report.details(measure), report.waits(measure), report.parts(measure),
                      report.requests(measure),
-                     report.causes(measure, counters.SYNC_CAUSES),
+                     report.causes(measure, "syncs"),
                      report.bar_table("pgbench", [measure])):
             self.assertGreater(len(rows), 1)
             self.assertEqual({len(row) for row in rows}, {len(rows[0])})
@@ -584,14 +605,14 @@ class BarsTest(MeasureCase):
             runs = results({"off": [1], "stock-off": [1]}, "DROP and TRUNCATE beside TPC-B")
             for one in runs:
                 one["points"][0]["name"] = name
-            self.assertEqual(len(bars.judge("parallel", report.measures(runs))), verdicts)
+            self.assertEqual(len(bars.judge("parallel", measured(runs))), verdicts)
 
     def test_mean_of_cases(self):
         runs = [one for case, ours in (("HOT", 2.0), ("tpcb", 8.0))
                 for one in results({"stock": [8.0], "pipeline": [ours]}, case)]
         for one in runs:
             one["points"][0].update(name="redo", unit="s", higher_is_better=False)
-        verdicts = {verdict.bar: verdict for verdict in bars.judge("recovery", report.measures(runs))}
+        verdicts = {verdict.bar: verdict for verdict in bars.judge("recovery", measured(runs))}
         mean = verdicts["redo, mean: pipeline / stock"]
         self.assertEqual((mean.case, mean.outcome), ("2 cases", bars.PASS))
         self.assertAlmostEqual(mean.ratio.value, 2)
@@ -599,20 +620,20 @@ class BarsTest(MeasureCase):
     def test_pages_per_write(self):
         runs = results({"double_writes": [1.0]}, "combine 16", extra={"pages_per_write": 14})
         runs[0]["points"][0]["name"] = "sequential"
-        verdict, = bars.judge("checkpoints", report.measures(runs))
+        verdict, = bars.judge("checkpoints", measured(runs))
         self.assertEqual((verdict.ratio.value, verdict.outcome), (14, bars.MISS))
 
     def test_first_query(self):
         runs = results({"double_writes": [24.0], "stock-full_pages": [6.0]}, "tpcb-like")
         for one in runs:
             one["points"][0].update(name="until first query", unit="s", higher_is_better=False)
-        verdict = bars.judge("restart", report.measures(runs))[0]
+        verdict = bars.judge("restart", measured(runs))[0]
         self.assertEqual((verdict.ratio.value, verdict.outcome), (0.25, bars.MISS))
 
     def test_volume_is_per_operation(self):
         runs = [*results({"double_writes": [1]}, counts={"dw.logged": 5}, drain={"dw.logged": 5}),
                 *results({"full_pages": [1]}, counts={"wal.wal_fpi": 20})]
-        verdict = bars.judge("pgbench", report.measures(runs))[-1]
+        verdict = bars.judge("pgbench", measured(runs))[-1]
         self.assertEqual((verdict.ratio.value, verdict.outcome), (2, bars.PASS))
 
 

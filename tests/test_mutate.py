@@ -5,7 +5,7 @@ import json
 import subprocess
 import unittest
 
-from bench import figures, runner
+from bench import figures, summary
 from devtools import build, check, generate, mutate, progress, suites
 from devtools.base import DevError
 
@@ -143,48 +143,59 @@ class FillTest(unittest.TestCase):
 
 class FiguresTest(RepositoryCase):
 
-    def add(self, name, started, commit=None, wal=100, storage="memory"):
-        meta = {"suite": "pgbench", "storage": storage, "started": started, "factor": 0.1,
+    def add(self, name, started, commit=None, wal=100, storage="memory", arms=("double_writes",
+            "stock-full_pages"), load=1.5, factor=0.1):
+        meta = {"suite": "pgbench", "storage": storage, "started": started, "factor": factor,
                 "runs": 1, "seconds": 5, "file_system": "ext4",
                 "machine": {"processor": "2 x P", "memory": "1 MB",
                             **({"commit": commit, "commit dirty": "no"} if commit else {})},
-                "cases": {figures.HEADLINE[1]: {"data": "pgbench-2"}}}
-        runs = [{"case": figures.HEADLINE[1], "arm": arm, "load_average": 1.5, "points": [
+                "cases": {self.CASE: {"data": "pgbench-2"}}}
+        runs = [{"case": self.CASE, "arm": arm, "load_average": load, "points": [
             {"name": "tps", "value": 9.0, "unit": "transactions/s", "higher_is_better": True,
-             "operations": 10, "counts": {"wal.wal_bytes": wal}}]}
-            for arm in ("double_writes", "stock-full_pages")]
-        place = self.paths.repo / figures.RESULTS / name
-        self.write(place / runner.META, json.dumps(meta))
-        self.write(place / runner.RUNS, "".join(json.dumps(run) + "\n" for run in runs))
+             "operations": 10, "counts": {"wal.wal_bytes": wal}}]} for arm in arms]
+        self.write(self.paths.repo / figures.RESULTS / f"{name}.json",
+                   summary.text(summary.of(meta, runs)))
+
+    CASE = figures.PGBENCH[1]
 
     def test_without_a_commit_nothing_is_shown(self):
         self.add("old", "2026-01-01")
         self.assertIn("no figure is shown", figures.headline(self.paths.repo))
-        text = figures.document(self.paths.repo)
-        self.assertIn("## Not shown", text)
-        self.assertNotIn("WAL bytes", text)
-        self.assertIsNone(figures.pictured(self.paths.repo))
+        for text in (figures.page(self.paths.repo), figures.everything(self.paths.repo)):
+            self.assertNotIn("| ", text)
+        self.assertEqual(figures.names_of_picture(self.paths.repo), "")
+        self.assertEqual(figures.unused(self.paths.repo, []), ["old"])
 
     def test_newest_run_with_a_commit(self):
         self.add("a", "2026-01-01", "c" * 40, wal=100)
         self.add("b", "2026-01-02", "d" * 40, wal=200)
         self.add("c", "2026-01-03", wal=300)
-        text = figures.document(self.paths.repo)
-        self.assertIn("commit dddddddddd", text)
-        self.assertNotIn("cccccccccc", text)
+        for text in (figures.page(self.paths.repo), figures.everything(self.paths.repo)):
+            self.assertIn("commit dddddddddd", text)
+            self.assertNotIn("cccccccccc", text)
         # 20 bytes for each of 10 operations
-        self.assertIn("| WAL, bytes a transaction | 20 | 20 | [run](bench/results/b/report.md) |",
-                      figures.headline(self.paths.repo))
-        self.assertIn("**missed**", text)
-        self.assertEqual(figures.pictured(self.paths.repo).name, "b")
+        self.assertIn("| 9 | 9 | 20 | 0 |", figures.everything(self.paths.repo).replace(
+            "9 .. 9", "9"))
+        self.assertIn("**missed**", figures.everything(self.paths.repo))
+        self.assertEqual(figures.unused(self.paths.repo, []), ["a", "c"])
+        self.assertEqual(figures.unused(self.paths.repo, ["[x](../bench/results/a.json)"]), ["c"])
 
-    def test_rented_storage_has_a_table_of_its_own(self):
+    def test_page_shows_bars_that_were_missed_as_room_allows(self):
         self.add("a", "2026-01-01", "c" * 40)
-        self.assertNotIn("rented", figures.headline(self.paths.repo))
+        text = figures.page(self.paths.repo)
+        self.assertIn("0 bars were reached, 0 missed by less than the spread of the runs, 1 missed", text)
+        self.assertIn("**1.000**", text)
+        self.assertIn("1 of these are not shown", figures._missed(figures.load(self.paths.repo), 0))
+
+    def test_an_arm_of_another_run_has_its_letter(self):
+        self.add("a", "2026-01-01", "c" * 40, storage="rented", arms=("off",))
         self.add("b", "2026-01-02", "c" * 40, storage="rented")
-        self.assertIn("| transactions a second | 9 | 9 | [run](bench/results/b/report.md) |",
-                      figures.headline(self.paths.repo))
-        self.assertEqual(figures.pictured(self.paths.repo).name, "a")
+        row = "| transactions a second | 9 | 9 (b) | 9 | a |"
+        self.assertIn(row, figures.headline(self.paths.repo))
+        # Not one of other size, or of a machine that had much else to do.
+        for options in ({"load": 9.0}, {"factor": 1.0}):
+            self.add("a", "2026-01-01", "c" * 40, storage="rented", arms=("off",), **options)
+            self.assertNotIn("(b)", figures.headline(self.paths.repo))
 
 
 class Clock:

@@ -50,6 +50,13 @@ class SiteTest(unittest.TestCase):
                                "[`j[0]`](../README.md)")
         self.assertEqual(found, ["README.md", "README.md"])
 
+    def test_a_run_is_its_report(self):
+        run = self.place / "bench/results/a.json"
+        run.parent.mkdir(parents=True)
+        run.write_text("{}")
+        self.assertEqual(relink("[a](../bench/results/a.json)", "docs/x.md", self.place),
+                         ("[a](../bench/results/a/report.md)", ["bench/results/a.json"]))
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -76,7 +76,7 @@ ENOUGH_PLAIN = 20
 ENOUGH_COURSE = 0.02
 
 # Neighbours that redo reads, or a checkpoint writes, in one request: 5,800 requests
-# for 19,700 pages of pgbench (docs/figures.md).
+# for 19,700 pages of pgbench (`./dev bench restart`, tpcb-like).
 REQUESTS_PER_PAGE = 0.3
 
 # Pages that share one batch of the log, and so one sync.
