@@ -1,6 +1,7 @@
 """The benchmark tool behind `./dev bench`; README.md says how to use it.
 
-One module per concern, listed so that each may use only those above it:
+One module per concern, listed so that each may use only those above it, and of other packages
+only `common`:
 
     stats      medians, spread, percentiles, ratios
     arms       what is compared: builds and their settings
@@ -16,6 +17,7 @@ One module per concern, listed so that each may use only those above it:
     suites     the cases: data, settings, load
     summary    medians of a series of runs: the file that git keeps
     runner     interleaved runs, each on a fresh copy of a prepared cluster
+    restore    what a restore costs in builds of two commits, as a program of its own
     bars       what must be shown, and whether it was
     report     tables of a series of runs
     figures    what the committed results show, for docs/figures.md, README.md and the site

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from devtools.base import DevError
+from common.base import DevError
 
 MODE = "io_torn_pages_protection"
 LZ4 = {"wal_compression": "lz4"}
@@ -11,13 +11,13 @@ ZSTD = {"wal_compression": "zstd"}
 
 @dataclass(frozen=True)
 class Arm:
-    """A build (a kind of devtools.build) with settings."""
+    """A build (a kind of `./dev build`) with settings."""
 
     name: str
     kind: str
     settings: dict
-    images: bool = None     # replays saved WAL, with or without images
-    file_system: str = None     # needs this one
+    images: bool | None = None     # replays saved WAL, with or without images
+    file_system: str | None = None     # needs this one
     restarts: bool = False      # differs from others after a crash only
 
     @property

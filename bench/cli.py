@@ -4,7 +4,7 @@ import fnmatch
 import shutil
 from pathlib import Path
 
-from devtools.base import DevError, require_reachable, run, say
+from common.base import DevError, require_reachable, run, say
 
 from . import arms, figures, recovery, report, runner, storage, suites, summary
 from .restart import Restart
@@ -47,8 +47,8 @@ def add_arguments(parser):
     parser.add_argument("--name", help="name of the directory of results")
 
 
-def main(paths, args, ensure_packages, build_kind):
-    """Carry out `./dev bench`; the functions install packages and build."""
+def main(paths, args, ensure_packages, build_kind, commit):
+    """Carry out `./dev bench`; the functions install packages, build, and name the commit."""
     if args.what == "list":
         return _list(args)
     if args.what == "clean":
@@ -58,7 +58,7 @@ def main(paths, args, ensure_packages, build_kind):
         if not args.directory:
             raise DevError("no directory to report on", "./dev bench report DIR")
         return render(args.directory)
-    plan = _plan(args)
+    plan = _plan(args, commit)
     kinds = {arm.kind for arm in plan.arms}
     if any(case.workload for case in plan.cases):
         kinds.add(recovery.KIND)
@@ -112,7 +112,7 @@ def clean():
         shutil.rmtree(work)
 
 
-def _plan(args):
+def _plan(args, commit):
     """Return the Plan that the arguments ask for."""
     if args.factor <= 0 or args.runs < 1 or args.seconds < 1:
         raise DevError("--factor, --runs and --seconds must be positive")
@@ -133,4 +133,5 @@ def _plan(args):
                                          {case.file_system for case in cases},
                                          any(isinstance(case.load, Restart) for case in cases))),
                        args.storage, args.seconds, tuple(cases), work,
-                       runner.new_directory(RESULTS, args.what, args.storage, args.name), limit)
+                       runner.new_directory(RESULTS, args.what, args.storage, args.name), limit,
+                       commit())

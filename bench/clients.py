@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from devtools.base import DevError, run, server_user
+from common.base import DevError, run, server_user
 
 from . import stats
 

@@ -114,7 +114,7 @@ class Row:
     suite: str
     case: str
     measure: str
-    cost: str = None
+    cost: str | None = None
     ours: str = OURS
 
     def of(self, series, arm):

@@ -89,7 +89,7 @@ class Pgbench:
 
     arguments: tuple
     prewarm: bool = True
-    number: int = None
+    number: int | None = None
 
     def __call__(self, session):
         self._warm_up(session)

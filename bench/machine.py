@@ -5,13 +5,12 @@ import os
 import platform
 from pathlib import Path
 
-from devtools import worktree
-from devtools.base import output
+from common.base import output
 
 
-def describe(paths, kinds, bindirs):
-    """Return machine, system, commit and builds as {title: text}."""
-    return {**worktree.commit(paths),
+def describe(commit, kinds, bindirs):
+    """Return commit, machine, system and builds as {title: text}; the commit comes as such."""
+    return {**commit,
             "processor": f"{os.cpu_count()} x {_first('/proc/cpuinfo', 'model name')}",
             "memory": f"{total_memory_mb()} MB",
             "kernel": platform.release(),

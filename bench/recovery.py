@@ -12,7 +12,7 @@ import re
 import shutil
 from dataclasses import dataclass
 
-from devtools.base import DevError, own, run, say
+from common.base import DevError, own, run, say
 
 from . import clients, counters
 from .loads import POLL_SECONDS, Point

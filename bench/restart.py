@@ -16,7 +16,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from devtools.base import DevError
+from common.base import DevError
 
 from . import clients, counters
 from .loads import PREWARM, Point

@@ -21,7 +21,7 @@ import shutil
 import statistics
 from pathlib import Path
 
-from devtools.base import DevError, locate, note, own, say
+from common.base import DevError, locate, note, own, say
 
 from . import clients, counters, recovery, runner, storage
 from .server import DATABASE, Server

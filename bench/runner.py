@@ -14,11 +14,11 @@ import os
 import shutil
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from devtools.base import DevError, note, own, run, say, server_user
-from devtools.progress import Progress
+from common.base import DevError, note, own, run, say, server_user
+from common.progress import Progress
 
 from . import arms, machine, recovery, slow, storage, summary
 from .loads import Session
@@ -50,12 +50,13 @@ class Plan:
     work: Path
     directory: Path
     limit: storage.Limit = storage.NO_LIMIT
+    commit: dict = field(default_factory=dict)
 
 
 def execute(paths, plan, bindirs):
     """Run a plan; `bindirs` is {kind of build: directory of programs}."""
     storage.require(plan.profile)
-    _prepare_directory(paths, plan, bindirs)
+    _prepare_directory(plan, bindirs)
     runs = schedule(plan)
     with _orderly_end(), Progress(plan.suite, len(runs)) as progress:
         for number, (round_number, case, arm) in enumerate(runs):
@@ -85,7 +86,7 @@ def _orderly_end():
         signal.signal(signal.SIGTERM, previous)
 
 
-def _prepare_directory(paths, plan, bindirs):
+def _prepare_directory(plan, bindirs):
     """Create the directory of results with all that is known before a run."""
     (plan.directory / RAW).mkdir(parents=True)
     kinds = sorted({arm.kind for arm in plan.arms})
@@ -96,7 +97,7 @@ def _prepare_directory(paths, plan, bindirs):
                                            else storage.MEMORY),
         "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "load_average": round(machine.load_average(), 2),
-        "machine": machine.describe(paths, kinds, bindirs),
+        "machine": machine.describe(plan.commit, kinds, bindirs),
         "arms": {arm.name: {"build": arm.kind, **arm.settings} for arm in plan.arms},
         "cases": {case.name: case.described() for case in plan.cases},
     }

@@ -7,8 +7,8 @@ import shutil
 import subprocess
 import time
 
-from devtools import postgres
-from devtools.base import clean_env, identity, server_user
+from common import postgres
+from common.base import clean_env, identity, server_user
 
 DATABASE = "bench"
 EXTENSION = "pg_doublewrite_stats"

@@ -6,8 +6,8 @@ below base/; see slow/slow_writes.c.  WAL and the double-write log are not slowe
 
 from pathlib import Path
 
-from devtools import postgres
-from devtools.base import DevError, run
+from common import postgres
+from common.base import DevError, run
 
 SOURCE = Path(__file__).resolve().parent / "slow" / "slow_writes.c"
 LIBRARY = "slow_writes.so"

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 PERCENTILES = (50, 90, 95, 99, 99.9)
@@ -15,23 +16,23 @@ SIGNIFICANT_DIGITS = 2
 class Sample:
     """The values of one measure over several runs."""
 
-    values: tuple
+    values: tuple[float, ...]
 
     @property
-    def median(self):
+    def median(self) -> float:
         return statistics.median(self.values)
 
     @property
-    def mad(self):
+    def mad(self) -> float:
         """Median of the absolute deviations from the median."""
         return statistics.median(abs(value - self.median) for value in self.values)
 
     @property
-    def low(self):
+    def low(self) -> float:
         return min(self.values)
 
     @property
-    def high(self):
+    def high(self) -> float:
         return max(self.values)
 
 
@@ -44,7 +45,7 @@ class Ratio:
     high: float
 
 
-def speed_ratio(ours, theirs, higher_is_better):
+def speed_ratio(ours: Sample, theirs: Sample, higher_is_better: bool) -> Ratio | None:
     """Return the Ratio of two Samples as a speed: above 1, `ours` is faster.
 
     The bounds divide the extremes of the runs, so they are wide on purpose.
@@ -56,14 +57,14 @@ def speed_ratio(ours, theirs, higher_is_better):
     return Ratio(over.median / under.median, over.low / under.high, over.high / under.low)
 
 
-def round_significant(value, digits=SIGNIFICANT_DIGITS):
+def round_significant(value: float, digits: int = SIGNIFICANT_DIGITS) -> float:
     """Round a number to a few significant digits."""
     if value == 0:
         return 0
     return round(value, digits - 1 - math.floor(math.log10(abs(value))))
 
 
-def percentile(histogram, percent):
+def percentile(histogram: dict[float, int], percent: float) -> float | None:
     """Return a percentile (nearest rank) of a {value: count} histogram."""
     total = sum(histogram.values())
     if not total:
@@ -77,23 +78,23 @@ def percentile(histogram, percent):
     raise AssertionError("rank beyond the end of the histogram")
 
 
-def percentiles(histogram):
+def percentiles(histogram: dict[float, int]) -> dict[str, float | None]:
     """Return {"p50": value, ..., "max": value} of a histogram, {} if empty."""
     if not histogram:
         return {}
-    found = {f"p{percent:g}": percentile(histogram, percent) for percent in PERCENTILES}
+    found: dict[str, float | None] = {f"p{percent:g}": percentile(histogram, percent) for percent in PERCENTILES}
     found["max"] = max(histogram)
     return found
 
 
-def variation(values):
+def variation(values: Sequence[float]) -> float | None:
     """Return standard deviation divided by mean; None if there is no mean."""
     if len(values) < 2 or not statistics.fmean(values):
         return None
     return statistics.stdev(values) / statistics.fmean(values)
 
 
-def merge_medians(dictionaries):
+def merge_medians(dictionaries: Sequence[dict[str, float]]) -> dict[str, float]:
     """Return, for each key of any of the dictionaries, the median of its values.
 
     A key that a dictionary lacks counts as zero there: counters that did not

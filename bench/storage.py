@@ -22,7 +22,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from devtools.base import DevError, make_own_directory, output, own, run
+from common.base import DevError, make_own_directory, output, own, run
 
 PROFILES = ("memory", "disk", "slow", "rented")
 
@@ -77,7 +77,7 @@ class Volume:
     """Directories to put a cluster in, and the block devices below them."""
 
     data: Path
-    wal: Path = None
+    wal: Path | None = None
     devices: dict = field(default_factory=dict)
     limit: Limit = NO_LIMIT
     mounts: tuple = ()

@@ -8,7 +8,7 @@ one, write it and put `@suite` above it.
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from devtools.base import DevError
+from common.base import DevError
 
 from . import clients, machine
 from .loads import Beside, Checkpoints, Pgbench, Program, Replication, Step, Steps, Sysbench
@@ -110,7 +110,7 @@ class Case:
     file_system: str = "ext4"
     standby: bool = False
     ours_only: bool = False
-    workload: Workload = None
+    workload: Workload | None = None
     slow_writes: int = 0
 
     def all_settings(self):

@@ -18,6 +18,9 @@ directory of its name, which git ignores.  Tables, plots, bars and documents are
 
 import json
 import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 from . import counters, stats
 
@@ -53,9 +56,10 @@ JUDGED = {
 }
 
 
-def of(meta, runs):
+def of(meta: dict, runs: Iterable[dict]) -> dict:
     """Return the summary of runs: of points by case, name and arm, in the order in which they came."""
-    found = {}
+    found: dict[tuple, dict] = {}
+    runs = list(runs)
     for one in runs:
         for point in one["points"]:
             measure = found.setdefault((one["case"], point["name"]), {
@@ -69,9 +73,9 @@ def of(meta, runs):
             "measures": list(found.values())}
 
 
-def _arm(points, events):
+def _arm(points: list[dict], events: list[str]) -> dict:
     """Return what is kept of the points of an arm, without what is empty."""
-    counts = {}
+    counts: dict[str, float] = {}
     for part in ("counts", "drain"):
         for name, value in _medians(points, part).items():
             counts[name] = counts.get(name, 0) + value
@@ -97,32 +101,32 @@ def _arm(points, events):
                      if value and (not isinstance(value, dict) or any(value.values()))})
 
 
-def _medians(points, part):
+def _medians(points: list[dict], part: str) -> dict[str, float]:
     """Return the medians of one part of points, by the order in which the first has it."""
     merged = stats.merge_medians([point.get(part, {}) for point in points])
     order = list(dict.fromkeys(name for point in points for name in point.get(part, {})))
     return {name: merged[name] for name in order}
 
 
-def _longest_waits(arms):
+def _longest_waits(arms: Iterable[list[dict]]) -> list[str]:
     """Return the names of the waits that took most of the time of any arm."""
     shares = [stats.merge_medians([point.get("waits", {}) for point in points]) for points in arms]
     events = {event for one in shares for event in one}
     return sorted(events, key=lambda event: (-max(one.get(event, 0) for one in shares), event))[:WAITS]
 
 
-def _per_operation(point, counter):
+def _per_operation(point: dict, counter: str) -> float:
     """Return a counter, what is left to a checkpoint included, per operation."""
     return sum(point.get(part, {}).get(counter, 0)
                for part in ("counts", "drain")) / max(1, point["operations"])
 
 
-def _device(counts, field):
+def _device(counts: dict[str, float], field: str) -> float:
     """Return the sum of a field over all devices."""
     return counters.total(counts, rf"device\.\w+\.{field}")
 
 
-def _rounded(value):
+def _rounded(value: Any) -> Any:
     """Return a value with as many digits as are kept, in all that it consists of."""
     if isinstance(value, dict):
         return {name: _rounded(one) for name, one in value.items()}
@@ -138,7 +142,7 @@ def _rounded(value):
 # The file -----------------------------------------------------------------------
 
 
-def text(summary):
+def text(summary: dict) -> str:
     """Return a summary as JSON, with a line for each arm of a measure."""
     measures = []
     for one in summary["measures"]:
@@ -151,11 +155,11 @@ def text(summary):
             '"measures": [\n ' + ",\n ".join(measures) + "]}\n")
 
 
-def file_of(directory):
+def file_of(directory: Path) -> Path:
     """Return the path of the summary of a directory of results."""
     return directory.parent / f"{directory.name}{SUFFIX}"
 
 
-def load(path):
+def load(path: Path) -> dict:
     """Return the summary in a file."""
     return json.loads(path.read_text())

@@ -1,11 +1,9 @@
 """Build, repository and test tooling behind `./dev`.
 
-One module per concern, listed so that each may use only those above it:
+One module per concern, listed so that each may use only those above it, and of other packages
+only `common` and `bench`:
 
-    base      errors, progress, paths, processes, the unprivileged user
-    postgres  a server on a data directory: made, configured, asked, killed
     deps      Debian packages
-    progress  how far a long step is
     lock      upstream.lock, and the version constants in a source tree
     apt       PostgreSQL's source, and newer tools, by package name, from a private apt state
     source    the pristine upstream tree, from whichever origin works

@@ -19,10 +19,9 @@ from pathlib import Path
 from bench import runner, suites
 from bench.clients import SEED
 from bench.server import DATABASE, Server
-
-from . import postgres
-from .base import DevError, give_to_user, identity, own, require_reachable, say, server_user
-from .postgres import ServerError
+from common import postgres
+from common.base import DevError, give_to_user, identity, own, require_reachable, say, server_user
+from common.postgres import ServerError
 
 CHECKED = "packaging/advise/checked.json"
 

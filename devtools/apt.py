@@ -12,7 +12,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from .base import DevError, note, output, run, say
+from common.base import DevError, note, output, run, say
 
 # Suites that carry PostgreSQL 18 in its newest minor releases.
 SUITES = ("sid", "forky")

@@ -14,8 +14,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from common.base import DevError, note, output, own, run, say
+
 from . import suites
-from .base import DevError, note, output, own, run, say
 
 PACKAGES = ("e2fsprogs", "mount", "util-linux", "xfsprogs")
 

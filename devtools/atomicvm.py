@@ -12,9 +12,7 @@ disk has been given: this shows that the kernel and the server go together, not
 what a device does when the power fails.
 """
 
-import json
 import lzma
-import os
 import re
 import shutil
 import subprocess
@@ -23,8 +21,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import apt, build, deb
-from .base import DevError, note, output, run, say
+from common.base import DevError, note, output, run, say
+
+from . import apt, deb
 
 PACKAGES = ("cpio", "e2fsprogs", "mmdebstrap", "xfsprogs")
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -11,9 +10,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from .base import (DevError, clean_env, give_to_user, identity, locked, output,
-                   require_reachable, run, say, server_user)
-from .progress import follow
+from common.base import (DevError, clean_env, give_to_user, identity, locked, output,
+                         require_reachable, run, say, server_user)
+from common.progress import follow
 
 DISABLED = ("bonjour", "bsd_auth", "docs", "docs_pdf", "dtrace", "gssapi", "icu", "ldap",
             "libcurl", "libnuma", "libxml", "libxslt", "llvm", "nls", "pam", "plperl",

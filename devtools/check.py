@@ -9,12 +9,13 @@ from functools import cached_property
 from pathlib import Path
 
 from bench import figures
+from bench.cli import SYSTEM_PYTHON
+from common.base import DevError, Paths, output, run, say
+from common.progress import Progress
 
 from . import generate, layers, mutate, redo, series, worktree
 from . import patch as patches
-from .base import DevError, Paths, output, say
 from .git import Git
-from .progress import Progress
 from .suites import NO_MODE, Result
 
 CHECKERS = []
@@ -200,14 +201,41 @@ def engine_layers(tree):
 
 @checker
 def module_layers(tree):
-    """A module of our packages imports only those that stand above it in the docstring."""
-    for directory in ("devtools", "crash/pgcut"):
+    """A module of our packages imports only what its package may, and what stands above it there."""
+    for directory in layers.MAY_USE:
         package = {Path(path).stem: text for path, text in tree.committed.items()
                    if re.fullmatch(rf"{directory}/\w+\.py", path)}
         if "__init__" in package:
             order = layers.order_of_package(package.pop("__init__"))
-            for complaint in layers.modules(order, package):
+            for complaint in layers.modules(order, package, layers.MAY_USE[directory]):
                 yield f"{directory}: {complaint}"
+
+
+@checker
+def python_names(tree):
+    """Python imports what it uses, uses what it imports, and knows each name."""
+    yield from _said(tree, "pyflakes", *(path for path in tree.committed
+                                         if path == "dev" or path.endswith(".py")))
+
+
+@checker
+def python_types(tree):
+    """Annotations of Python agree with the code."""
+    if "pyproject.toml" in tree.committed:
+        yield from _said(tree, "mypy", "--no-error-summary",
+                         f"--cache-dir={tree.paths.root / 'mypy'}")
+
+
+def _said(tree, module, *arguments):
+    """Give the lines of a checker of Python, or that it did not run; none without arguments."""
+    if not arguments:
+        return
+    done = run([SYSTEM_PYTHON, "-B", "-m", module, *arguments], cwd=tree.paths.repo, capture=True,
+               check=False)
+    lines = done.stdout.decode().splitlines()
+    yield from lines
+    if done.returncode and not lines:
+        yield f"{module} did not run: ./dev deps"
 
 
 @checker

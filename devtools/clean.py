@@ -9,9 +9,9 @@ import shutil
 from pathlib import Path
 
 from bench import cli as bench
+from common.base import DevError, locked
 
 from . import worktree
-from .base import DevError, locked
 
 KEPT = ("ccache", "lock", "source.json", "sources", "upstream", "work")
 

@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 from bench import cli as bench
+from common.base import DevError, locate, note, say
 
 from . import (advise, atomic, atomicvm, build, check, clean, cluster, crash, deb, deps, generate,
                image, lint, mutate, paf, patroni, rules, series, site, source, suites, tools,
                worktree)
-from .base import DevError, locate, note, say
 
 
 def main(argv=None):
@@ -84,7 +84,8 @@ def _parser():
                      help="also sources, work/ if it has no edits, and the compiler's cache")
     sub = command("bindir", _bindir, "print the directory of a build's programs")
     sub.add_argument("kind", choices=[kind for kind in kinds if build.KINDS[kind].installed])
-    command("deps", lambda paths, args: deps.ensure(paths), "install the packages needed")
+    command("deps", lambda paths, args: deps.ensure(paths, deps.CHECK),
+            "install the packages needed")
     command("doc", _doc, "validate the documentation and build it as HTML")
     sub = command("site", _site, "make a static site of the documents, and check its links")
     sub.add_argument("--browser", action="store_true",
@@ -241,7 +242,8 @@ def _tools(paths, args):
 
 def _bench(paths, args):
     return bench.main(paths, args, functools.partial(deps.ensure, paths, deps.BENCH),
-                      functools.partial(_build_kind, paths))
+                      functools.partial(_build_kind, paths),
+                      functools.partial(worktree.commit, paths))
 
 
 def _build(paths, args):
@@ -280,6 +282,7 @@ def _stop(paths, args):
 
 
 def _check(paths, args):
+    deps.ensure(paths, deps.CHECK)
     result = check.report(check.run_all(paths, _obtain(paths)))
     return 1 if result.failed else 0
 
@@ -311,6 +314,7 @@ def _check_series(paths, args):
 def _test(paths, args):
     deadline = time.monotonic() + suites.OVERALL_SECONDS * suites.SLOWNESS
     _require_known(args.suite)
+    deps.ensure(paths, deps.CHECK)
     upstream = _obtain(paths)
     wanted = [name for name in args.suite if name.partition("/")[0] not in ("dev", "crash")]
     some = functools.partial(_chosen, args.suite)

@@ -4,8 +4,8 @@ import os
 import socket
 from pathlib import Path
 
-from .base import DevError, clean_env, own, require_reachable, say, server_user
-from .postgres import LOCK_PORT, LOCK_SOCKETS, SUPERUSER, Controlled, socket_directory
+from common.base import DevError, clean_env, own, require_reachable, say, server_user
+from common.postgres import LOCK_PORT, LOCK_SOCKETS, SUPERUSER, Controlled, socket_directory
 
 FIRST_PORT = 5432
 

@@ -7,15 +7,17 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from . import build, deps, failures, postgres, suites, worktree
-from .base import DevError, run, say
+from common import postgres
+from common.base import DevError, run, say
+
+from . import build, deps, failures, suites, worktree
 
 PACKAGES = ("e2fsprogs", "fuse3", "libfuse3-dev", "make", "python3-jinja2",
             "python3-matplotlib", "python3-psycopg2", "xfsprogs")
 
 # What continuous integration explores: a few minutes.
 CI_ARGUMENTS = ("run", "--states", "204", "--recordings", "4", "--watched", "4",
-                "--workers", str(min(3 * os.cpu_count(), 16)))
+                "--workers", str(min(3 * (os.cpu_count() or 1), 16)))
 
 # Seeds of continuous integration, of so many.
 CI_SEEDS = 100_000

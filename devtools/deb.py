@@ -13,10 +13,11 @@ import os
 import re
 import shutil
 from email.utils import formatdate
-from pathlib import Path
 
-from . import apt, lock, patch as patches
-from .base import DevError, output, run, say
+from common.base import DevError, output, run, say
+
+from . import apt, lock
+from . import patch as patches
 
 PACKAGES = ("dpkg-dev", "mmdebstrap")
 

@@ -3,7 +3,7 @@
 import os
 import shutil
 
-from .base import DevError, output, run, say
+from common.base import DevError, output, run, say
 
 PACKAGES = (
     "bison", "bzip2", "ca-certificates", "ccache", "flex", "gcc", "git",
@@ -11,6 +11,9 @@ PACKAGES = (
     "liburing-dev", "libzstd-dev", "meson", "ninja-build", "perl",
     "pkg-config", "xz-utils", "zlib1g-dev",
 )
+
+# Only for ./dev check.
+CHECK = ("mypy", "python3-pyflakes")
 
 # Only for ./dev bench: a load generator, and what renders reports.
 BENCH = ("e2fsprogs", "mount", "python3-jinja2", "python3-matplotlib", "sysbench", "util-linux",

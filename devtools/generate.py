@@ -13,9 +13,9 @@ import statistics
 
 from bench import cli as bench
 from bench import figures
+from common.base import DevError, write_if_changed
 
 from . import advise, mutate, tools
-from .base import DevError, write_if_changed
 
 PICTURE = "docs/by-arm.svg"
 

@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .base import DevError, run
+from common.base import DevError, run
 
 TOOL_AUTHOR = "dev <dev@localhost>"
 FIXED_DATE = "2000-01-01T00:00:00Z"

@@ -7,8 +7,9 @@ the recipe asks for.  Everything stays below the build root.
 import shutil
 import tarfile
 
+from common.base import DevError, run, say
+
 from . import deb, deps
-from .base import DevError, run, say
 
 PACKAGES = ("buildah",)
 

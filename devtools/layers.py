@@ -1,12 +1,18 @@
 """Layers: which file may call which, stated once and compared with the code.
 
 The engine's order stands in the table of its README, from top to bottom; that of
-the modules of devtools, and of the power-cut explorer, in the docstring of the package,
-from bottom to top.  A file uses only what lies below it, so there are no circles.
+the modules of our packages in the docstring of each, from bottom to top; that of the packages
+here.  A file uses only what lies below it, so there are no circles.
 """
 
 import ast
 import re
+from collections.abc import Container, Iterable, Iterator, Sequence
+
+# Packages, and which others each may use.
+MAY_USE: dict[str, tuple[str, ...]] = {"common": (), "bench": ("common",), "crash/pgcut": ("common",),
+           "devtools": ("common", "bench")}
+PACKAGES = {path.rpartition("/")[2] for path in MAY_USE}
 
 # A function of PostgreSQL's begins in the first column, and so does its body.
 _FUNCTION = re.compile(r"^(\w+)\([^;{}]*\)\n\{", re.MULTILINE)
@@ -16,23 +22,23 @@ _HEADING = re.compile(r"^/\* (\w+\.c)\b", re.MULTILINE)
 _PROTOTYPE = re.compile(r"^extern [^;(]*?(\w+)\(", re.MULTILINE)
 
 
-def bare(text):
+def bare(text: str) -> str:
     """Return a C source without comments and strings, line by line as before."""
     return _COMMENT_OR_STRING.sub(lambda match: "\n" * match[0].count("\n"), text)
 
 
-def functions(text):
+def functions(text: str) -> list[tuple[str, int]]:
     """Return [(name, offset)] of the functions that a bare C source defines."""
     return [(match[1], match.start()) for match in _FUNCTION.finditer(text)]
 
 
-def order_of_readme(readme):
+def order_of_readme(readme: str) -> list[str]:
     """Return the names of the files in the table under "Files", from top to bottom."""
     section = re.search(r"^## Files\n(.*?)(?=^## |\Z)", readme, re.MULTILINE | re.DOTALL)
     return _ROW.findall(section[1]) if section else []
 
 
-def _uses(text, known):
+def _uses(text: str, known: Container[str]) -> Iterator[tuple[str, str]]:
     """Yield (caller, name) for each name in `known` that a bare source mentions."""
     own = functions(text)
     mine = {name for name, _ in own}
@@ -42,7 +48,7 @@ def _uses(text, known):
                        "the file itself"), match[0]
 
 
-def engine(order, sources):
+def engine(order: Sequence[str], sources: dict[str, str]) -> Iterator[str]:
     """Yield what is wrong with C files {name: text}, given their order from top to bottom."""
     for name in sorted(set(sources) ^ set(order)):
         yield f"{name} is " + ("not in the table of README" if name in sources
@@ -56,7 +62,7 @@ def engine(order, sources):
                        "which stands above it")
 
 
-def prototypes(header, sources):
+def prototypes(header: str, sources: dict[str, str]) -> Iterator[str]:
     """Yield the prototypes of a header that stand under the name of another file."""
     home = {function: name for name, text in sources.items()
             for function, _ in functions(bare(text))}
@@ -68,27 +74,39 @@ def prototypes(header, sources):
                    f"but defined in {home.get(match[1], 'no file of the engine')}")
 
 
-def order_of_package(source):
+def order_of_package(source: str) -> list[str]:
     """Return the names of the modules in a package's docstring, from bottom to top."""
     return re.findall(r"^    (\w+)  +\S", ast.get_docstring(ast.parse(source), clean=False) or "",
                       re.MULTILINE)
 
 
-def _imports(source):
-    """Return the modules of the same package that a source imports."""
-    found = set()
+def _imports(source: str) -> tuple[set[str], set[str]]:
+    """Return the modules of the same package that a source imports, and the other packages."""
+    own: set[str] = set()
+    others: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.level == 1:
-            found |= {node.module} if node.module else {alias.name for alias in node.names}
-    return found
+            own |= {node.module} if node.module else {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            others.add((node.module or "").partition(".")[0])
+        elif isinstance(node, ast.Import):
+            others |= {alias.name.partition(".")[0] for alias in node.names}
+    return own, others & PACKAGES
 
 
-def modules(order, sources):
-    """Yield what is wrong with modules {name: source}, given their order from bottom to top."""
+def modules(order: Sequence[str], sources: dict[str, str],
+            may_use: Iterable[str] = ()) -> Iterator[str]:
+    """Yield what is wrong with modules {name: source}, given their order from bottom to top.
+
+    `may_use` are the other packages of ours that they may use.
+    """
     for name in sorted(set(sources) ^ set(order)):
         yield f"{name} is " + ("not in the docstring of the package" if name in sources
                                else "in the docstring of the package, but does not exist")
     for name in order:
-        for other in sorted(_imports(sources.get(name, ""))):
+        own, others = _imports(sources.get(name, ""))
+        for other in sorted(own):
             if other not in order[:order.index(name)]:
                 yield f"{name} imports {other}, which does not stand above it in the docstring"
+        for other in sorted(others.difference(may_use)):
+            yield f"{name} imports {other}, a package that this one may not use"

@@ -11,8 +11,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from common.base import DevError, run, say
+
 from . import lock, rules, series
-from .base import DevError, run, say
 from .suites import NO_MODE, Result
 
 PACKAGES = ("patch", "python3-venv", "rpm", "rpmlint")

@@ -7,7 +7,7 @@ directory made by stock PostgreSQL can be used here and back (rule R12).
 import re
 from dataclasses import dataclass
 
-from .base import DevError
+from common.base import DevError
 
 # Each constant, and the header that defines it.
 CONSTANTS = {

@@ -24,10 +24,11 @@ import shutil
 import sys
 from dataclasses import dataclass
 
+from common.base import DevError, locked, run, say
+from common.progress import Progress
+
 from . import build, crash, suites, worktree
-from .base import DevError, locked, run, say
 from .git import Git
-from .progress import Progress
 
 KIND = "test"
 FIELDS = ("Rule", "Found by", "What")

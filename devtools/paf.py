@@ -6,7 +6,7 @@ Its packages come with daemons and users, so nothing of them is installed outsid
 import os
 import shutil
 
-from .base import DevError, run, say, server_user
+from common.base import DevError, run, say, server_user
 
 PACKAGES = ("corosync", "iproute2", "pacemaker", "pacemaker-cli-utils", "procps",
             "resource-agents-paf")

@@ -9,7 +9,7 @@ import fnmatch
 import re
 from dataclasses import dataclass
 
-from .base import DevError, write_if_changed
+from common.base import DevError, write_if_changed
 
 SERIES = "series"
 DIFF_START = b"diff --git "

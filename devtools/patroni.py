@@ -1,7 +1,8 @@
 """The cluster in packaging/patroni that Patroni looks after: what it needs, how it is called."""
 
+from common.base import clean_env, give_to_user, require_reachable, run, say, server_user
+
 from . import deps
-from .base import clean_env, give_to_user, require_reachable, run, say, server_user
 
 # etcd is started by the script itself; the package's service is not used.
 PACKAGES = ("etcd-server", "python3-psycopg2", "python3-venv")

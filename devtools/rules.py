@@ -10,7 +10,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from .base import DevError, output, run, say
+from common.base import DevError, output, run, say
+
 from .suites import NO_MODE, Result
 
 PACKAGE = "prometheus"

@@ -15,9 +15,10 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from common.base import DevError, locked, note, say
+
 from . import build, suites, worktree
 from . import patch as patches
-from .base import DevError, locked, note, say
 from .git import Git
 
 KIND = "test"

@@ -14,9 +14,9 @@ import urllib.parse
 
 from bench import cli as bench
 from bench import figures
+from common.base import DevError, run, say
 
 from . import deps, generate
-from .base import DevError, run, say
 
 # The system's own, for which the package is made.
 PROGRAM = "/usr/bin/mkdocs"

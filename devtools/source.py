@@ -15,8 +15,10 @@ import urllib.request
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from . import apt, lock as lockfile
-from .base import DevError, locked, note, run, say
+from common.base import DevError, locked, note, run, say
+
+from . import apt
+from . import lock as lockfile
 
 TIMEOUT_SECONDS = 60
 

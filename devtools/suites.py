@@ -18,8 +18,10 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import build, failures, postgres
-from .base import DevError, clean_env, identity, note, say, server_user
+from common import postgres
+from common.base import DevError, clean_env, identity, note, say, server_user
+
+from . import build, failures
 
 SETTING = "io_torn_pages_protection"
 MODES = ("double_writes", "full_pages")
@@ -61,7 +63,7 @@ PYTHON_TEST_SECONDS = 600
 OVERALL_SECONDS = 80 * 60
 
 # Tests wait for most of their time: for servers to start and stop, for what polls every 100 ms.
-PROCESSES = 2 * os.cpu_count()
+PROCESSES = 2 * (os.cpu_count() or 1)
 
 # How long a program that we have asked to end may take for that.
 GRACE_SECONDS = 60
@@ -92,11 +94,11 @@ class Result:
     failed: int
     skipped: int
     seconds: float
-    log: Path = None
+    log: Path | None = None
     output: str = ""
     hung: str = ""
     again: tuple = ()
-    kept: Path = None
+    kept: Path | None = None
 
     @property
     def suite(self):

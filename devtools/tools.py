@@ -24,11 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.server import DATABASE, PORT, Server
+from common import postgres
+from common.base import (DevError, as_user, give_to_user, identity, own, require_reachable, run,
+                         say, server_user, write_if_changed)
+from common.postgres import ServerError
 
-from . import apt, build, deps, postgres, rules
-from .base import DevError, as_user, give_to_user, identity, own, require_reachable, run, say
-from .base import server_user, write_if_changed
-from .postgres import ServerError
+from . import apt, build, deps, rules
 
 TRIED = "packaging/tools.json"
 
@@ -69,7 +70,7 @@ class Trial:
     tool = ""
     done = ""
     caveat = ""
-    packages = ()
+    packages: tuple[str, ...] = ()
 
     def __post_init__(self):
         self.server = Server(self.paths, self.bindir, self.data_directory())
@@ -350,7 +351,7 @@ class Barman(Trial):
     packages = ("python3-psycopg2", "python3-venv", "rsync")
     REQUIREMENT = "barman>=3.14,<4"
     METHOD = "postgres"
-    INCREMENTAL = ("--incremental", "last-full")
+    INCREMENTAL: tuple[str, ...] = ("--incremental", "last-full")
 
     def version(self):
         return re.search(r"^[\d.]+", self.call(self.program, "--version"))[0]
@@ -837,7 +838,7 @@ class Shards(Door):
         self.server.sql(f"DROP TABLE ledger; CREATE {self.TABLE.format(1)};"
                         "CREATE INDEX ON ledger1 (id); CREATE INDEX ON ledger1 (md5(note))")
         self.others[1].sql(f"CREATE {self.TABLE.format(2)}; CREATE INDEX ON ledger2 (id)")
-        self.door.sql(f"""
+        self.door.sql("""
 CREATE EXTENSION postgres_fdw;
 CREATE SEQUENCE ids;
 CREATE TABLE ledger (id bigint DEFAULT nextval('ids'), note text) PARTITION BY HASH (id);

@@ -18,8 +18,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.base import DevError, locked, note, output, say, write_if_changed
+
 from . import patch as patches
-from .base import DevError, locked, note, output, say, write_if_changed
 from .git import Git
 
 AGREED = "refs/dev/agreed"
@@ -27,7 +28,7 @@ PREVIOUS = "refs/dev/previous"
 OVERLAY_TITLE = "overlay"
 
 # What servers and benchmarks are made of.
-MADE_OF = ("overlay", "patches", "upstream.lock", "bench", "devtools", ":!bench/results")
+MADE_OF = ("overlay", "patches", "upstream.lock", "bench", "common", "devtools", ":!bench/results")
 
 ARTEFACT = re.compile(r"\.(o|so|a|bc|orig|rej|pyc|swp|gcno|gcda)$|~$"
                       r"|(^|/)(core|tmp_check|testrun|output_iso|__pycache__)(/|$)")

@@ -6,8 +6,8 @@ import tempfile
 import unittest
 from pathlib import Path
 
+from common.base import Paths
 from devtools import worktree
-from devtools.base import Paths
 from devtools.source import Source
 
 UPSTREAM = {

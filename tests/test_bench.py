@@ -13,9 +13,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-from bench import (arms, bars, clients, counters, loads, recovery, report, restart, runner,
-                   server, slow, stats, storage, suites, summary)
-from devtools.base import DevError
+from bench import (arms, bars, clients, counters, loads, recovery, report, restart, runner, server,
+                   slow, stats, storage, suites, summary)
+from common.base import DevError
 
 
 class StatsTest(unittest.TestCase):

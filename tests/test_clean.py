@@ -8,11 +8,12 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from bench import cli as bench
-from devtools import base, clean
-from devtools.base import DevError
-
 from fixture import RepositoryCase
+
+from bench import cli as bench
+from common import base
+from common.base import DevError
+from devtools import clean
 
 
 class CleanTest(RepositoryCase):

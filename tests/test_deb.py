@@ -2,9 +2,9 @@
 
 import subprocess
 
-from devtools import deb
-
 from fixture import RepositoryCase
+
+from devtools import deb
 
 
 class SourcePackageTest(RepositoryCase):

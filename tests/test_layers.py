@@ -135,6 +135,15 @@ class ModulesTest(TestCase):
             self.assertEqual(self.complaints(base=source),
                              ["base imports git, which does not stand above it in the docstring"])
 
+    def test_other_packages(self):
+        sources = {"base": "from common.base import run\nfrom devtools import git\nimport bench.cli\n"}
+        order = ["base"]
+        self.assertEqual(list(layers.modules(order, sources, layers.MAY_USE["devtools"])),
+                         ["base imports devtools, a package that this one may not use"])
+        self.assertEqual(list(layers.modules(order, sources, layers.MAY_USE["bench"])),
+                         ["base imports bench, a package that this one may not use",
+                          "base imports devtools, a package that this one may not use"])
+
     def test_docstring(self):
         self.assertEqual(self.complaints(other=""),
                          ["other is not in the docstring of the package"])

@@ -1,15 +1,15 @@
 """Mutations, generated documents, figures, progress."""
 
 import io
-import json
 import subprocess
 import unittest
 
-from bench import figures, summary
-from devtools import build, check, generate, mutate, progress, suites
-from devtools.base import DevError
-
 from fixture import RepositoryCase
+
+from bench import figures, summary
+from common import progress
+from common.base import DevError
+from devtools import build, check, generate, mutate, suites
 
 DIFF = """\
 diff --git a/src/main.c b/src/main.c

@@ -9,10 +9,10 @@ from pathlib import Path
 from unittest import TestCase, mock, skipUnless
 
 from bench.server import Server as Measured
-from devtools import postgres
-from devtools.base import DevError, Paths, as_user, own, server_user
+from common import postgres
+from common.base import DevError, Paths, as_user, own, server_user
+from common.postgres import Controlled, Server, ServerError
 from devtools.cluster import Cluster
-from devtools.postgres import Controlled, Server, ServerError
 
 # Leaves its arguments behind.
 NOTE = 'echo "$@" >> "$(dirname "$0")/$(basename "$0").arguments"\n'

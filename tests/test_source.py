@@ -6,10 +6,10 @@ import tempfile
 from pathlib import Path
 from unittest import TestCase, mock
 
-from devtools import apt, lock, source
-from devtools.base import DevError
-
 from fixture import RepositoryCase
+
+from common.base import DevError
+from devtools import apt, lock, source
 
 CONSTANTS = {"CATALOG_VERSION_NO": "202506291", "PG_CONTROL_VERSION": "1800",
              "PG_PAGE_LAYOUT_VERSION": "4", "XLOG_PAGE_MAGIC": "0xD118"}

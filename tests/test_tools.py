@@ -15,10 +15,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import TestCase, mock
 
-from devtools import check, cli, crash, failures, series, suites
-from devtools.base import DevError
-
 from fixture import RepositoryCase
+
+from common.base import DevError
+from devtools import check, cli, crash, failures, series, suites
 
 
 class SeriesTest(RepositoryCase):

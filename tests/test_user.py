@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 from unittest import TestCase, mock, skipUnless
 
-from devtools import base, postgres
-from devtools.base import DevError
+from common import base, postgres
+from common.base import DevError
 
 REPO = Path(__file__).resolve().parents[1]
 
@@ -52,12 +52,12 @@ class ServerUserTest(TestCase):
     def test_one_for_all_parts(self):
         """None of the parts looks for users itself, gives files away, or makes clusters."""
         files = {file.relative_to(REPO).as_posix(): file.read_text()
-                 for part in ("bench", "crash/pgcut", "devtools", "packaging")
+                 for part in ("bench", "common", "crash/pgcut", "devtools", "packaging")
                  for file in (REPO / part).rglob("*.py")}
         for what, home in HOMES.items():
             with self.subTest(what=what):
                 self.assertEqual([name for name, text in files.items() if what in text],
-                                 [f"devtools/{home}.py"])
+                                 [f"common/{home}.py"])
 
     def test_explorer(self):
         sys.path.insert(0, str(REPO / "crash"))

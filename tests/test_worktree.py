@@ -3,10 +3,10 @@
 import os
 import subprocess
 
-from devtools import worktree
-from devtools.base import DevError
-
 from fixture import RepositoryCase
+
+from common.base import DevError
+from devtools import worktree
 
 
 class ImportTest(RepositoryCase):

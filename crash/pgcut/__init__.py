@@ -53,5 +53,5 @@ One module per concern, listed so that each may use only those above it:
 import sys
 from pathlib import Path
 
-# For devtools, which knows the user that runs servers.
+# For common, which knows the user that runs servers.
 sys.path.append(str(Path(__file__).resolve().parents[2]))

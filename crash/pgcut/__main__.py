@@ -9,8 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from . import (broken, campaign, controls, explore, histories, play, realcut, recipes, record,
-               report)
+from . import broken, campaign, controls, explore, histories, play, realcut, recipes, record, report
 from .block import FILE_SYSTEMS
 from .recording import Recording
 from .states import FAULTS, State

@@ -20,7 +20,7 @@ from itertools import islice
 from multiprocessing import connection
 from pathlib import Path
 
-from devtools import postgres
+from common import postgres
 
 from . import blockstates, matrix, monitor, record
 from .block import FILE_SYSTEMS

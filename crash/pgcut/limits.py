@@ -10,7 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
-from devtools import postgres
+from common import postgres
 
 # Multiplies all limits, as it does those of other tests.
 SLOWNESS = float(os.environ.get("PGDW_TEST_SLOWNESS") or 1)

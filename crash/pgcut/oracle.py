@@ -12,7 +12,7 @@ import subprocess
 from bisect import bisect_right
 from pathlib import Path
 
-from devtools.base import identity, server_user
+from common.base import identity, server_user
 
 from .server import environment
 from .states import SPACES

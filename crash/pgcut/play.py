@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psycopg2
 
-from devtools import postgres
+from common import postgres
 
 from . import alarms, drawing, explore, monitor, oracle, readers, scripts, server, steps, workload
 from .ledger import Ledger

@@ -17,8 +17,9 @@ from collections import Counter
 from pathlib import Path
 
 import psycopg2
-from devtools import postgres
-from devtools.base import own
+
+from common import postgres
+from common.base import own
 
 ACCOUNTS = 100_000
 CLIENTS = 6

@@ -1,7 +1,7 @@
 """PostgreSQL servers of the explorer: children of ours, which are killed as a whole.
 
-What they have in common with other servers of the tools is in devtools/postgres.py,
-by which user they run in devtools/base.py.
+What they have in common with other servers of the tools is in common/postgres.py,
+by which user they run in common/base.py.
 """
 
 import contextlib
@@ -11,9 +11,9 @@ import subprocess
 import time
 from pathlib import Path
 
-from devtools import postgres
-from devtools.base import as_user, own, server_user
-from devtools.postgres import LOCK_PID, LOCK_STATUS, ServerError, environment
+from common import postgres
+from common.base import as_user, own, server_user
+from common.postgres import LOCK_PID, LOCK_STATUS, ServerError, environment
 
 from .limits import SLOWNESS
 

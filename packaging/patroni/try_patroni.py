@@ -35,8 +35,8 @@ HERE = Path(__file__).resolve().parent
 sys.dont_write_bytecode = True
 sys.path.append(str(HERE.parents[1]))
 
-from devtools import postgres  # noqa: E402
-from devtools.postgres import SUPERUSER, environment, kill  # noqa: E402
+from common import postgres  # noqa: E402
+from common.postgres import SUPERUSER, environment, kill  # noqa: E402
 
 SCOPE = "double-writes"
 MARKER = "DOUBLE WRITE LOG IN USE"

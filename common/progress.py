@@ -4,6 +4,8 @@ import re
 import shutil
 import sys
 import time
+from collections.abc import Callable, Iterable
+from typing import TextIO
 
 from .base import say
 
@@ -20,20 +22,21 @@ class Progress:
     in the middle of the line.
     """
 
-    def __init__(self, what, total=0, stream=None, clock=time.monotonic):
+    def __init__(self, what: str, total: int = 0, stream: TextIO | None = None,
+                 clock: Callable[[], float] = time.monotonic) -> None:
         self.what, self.total, self.clock = what, total, clock
         self.stream = stream or sys.stderr
         self.terminal = self.stream.isatty()
         self.started = self.shown = clock()
         self.line = ""
 
-    def __enter__(self):
+    def __enter__(self) -> "Progress":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self._show("")
 
-    def step(self, done, total=None, detail=""):
+    def step(self, done: int, total: int | None = None, detail: str = "") -> None:
         """Note that `done` of `total` is done."""
         self.total = total or self.total
         now = self.clock()
@@ -45,7 +48,7 @@ class Progress:
         else:
             say(f"{self.what}: {done} of {self.total}")
 
-    def text(self, done):
+    def text(self, done: int) -> str:
         """Return what the line says: percentage and time left, once it can be known."""
         share = min(1, done / self.total) if self.total else 0
         text = f"{self.what}: {100 * share:3.0f} %"
@@ -54,14 +57,14 @@ class Progress:
             text += f", {duration(elapsed * (1 - share) / share)} left"
         return text
 
-    def write(self, text):
+    def write(self, text: str) -> None:
         """Write lines of something else, above the line of progress."""
         line = self.line
         self._show("")
         self.stream.write(text)
         self._show(line)
 
-    def _show(self, line):
+    def _show(self, line: str) -> None:
         """Replace the line on the terminal."""
         if not self.terminal:
             return
@@ -71,7 +74,7 @@ class Progress:
         self.stream.flush()
 
 
-def duration(seconds):
+def duration(seconds: float) -> str:
     """Return a duration as a person says it."""
     if seconds < 60:
         return f"{seconds:.0f} s"
@@ -80,7 +83,7 @@ def duration(seconds):
     return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:02.0f} min"
 
 
-def follow(lines, what, step, total=0):
+def follow(lines: Iterable[str], what: str, step: str, total: int = 0) -> None:
     """Pass on lines, those that `step` matches as progress.
 
     `step` is a regular expression whose first groups are what is done and the total.

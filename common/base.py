@@ -15,8 +15,10 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 # What two builds with debug information, their installs, the compiler cache
 # and the test clusters take, with some air.  A smaller tmpfs is not used.
@@ -29,22 +31,22 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 class DevError(Exception):
     """A failure to report without a traceback, with a hint about the way out."""
 
-    def __init__(self, message, hint=None):
+    def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
 
 
-def say(message):
+def say(message: str) -> None:
     """Report a step of progress."""
     print(f"{_line_start()}==> {message}", file=sys.stderr, flush=True)
 
 
-def note(message):
+def note(message: str) -> None:
     """Report something worth knowing that changes nothing."""
     print(f"{_line_start()}    note: {message}", file=sys.stderr, flush=True)
 
 
-def _line_start():
+def _line_start() -> str:
     """Return what takes a line of progress (see progress.py) off a terminal."""
     return "\r\033[K" if sys.stderr.isatty() else ""
 
@@ -60,29 +62,29 @@ class Paths:
     root: Path
 
     @property
-    def overlay(self):
+    def overlay(self) -> Path:
         return self.repo / "overlay"
 
     @property
-    def patches(self):
+    def patches(self) -> Path:
         return self.repo / "patches"
 
     @property
-    def lock_file(self):
+    def lock_file(self) -> Path:
         return self.repo / "upstream.lock"
 
     @property
-    def work(self):
+    def work(self) -> Path:
         return self.root / "work"
 
-    def build(self, kind):
+    def build(self, kind: str) -> Path:
         return self.root / "build" / kind
 
-    def prefix(self, kind):
+    def prefix(self, kind: str) -> Path:
         return self.root / "install" / kind
 
 
-def locate(repo):
+def locate(repo: Path) -> Paths:
     """Return the Paths of the repository `repo`; creates the build root."""
     root = _choose_root(repo)
     make_own_directory(root, "PGDW_BUILD_ROOT")
@@ -91,7 +93,7 @@ def locate(repo):
     return paths
 
 
-def _choose_root(repo):
+def _choose_root(repo: Path) -> Path:
     """Pick the build root: the environment, else tmpfs if roomy, else .build."""
     if os.environ.get("PGDW_BUILD_ROOT"):
         # ./dev clean removes what it finds there, so never the directory itself.
@@ -105,7 +107,7 @@ def _choose_root(repo):
     return repo / ".build"
 
 
-def make_own_directory(directory, variable):
+def make_own_directory(directory: Path, variable: str) -> None:
     """Make `directory` if need be; raises DevError if others could plant files in it.
 
     In a directory that everybody may write to, somebody else may have made it
@@ -125,7 +127,7 @@ def make_own_directory(directory, variable):
         raise DevError(f"others may write to {directory}", f"chmod go-w {directory}, or {hint}")
 
 
-def _runs_programs(directory):
+def _runs_programs(directory: Path) -> bool:
     """Say whether `directory` is a tmpfs that programs may be started from."""
     for line in Path("/proc/mounts").read_text().splitlines():
         _, mount, fstype, options = line.split()[:4]
@@ -134,12 +136,12 @@ def _runs_programs(directory):
     return False
 
 
-def _free(directory):
+def _free(directory: Path) -> int:
     """Return the bytes an ordinary user may still write below `directory`."""
     return shutil.disk_usage(directory).free
 
 
-def _link(link, target):
+def _link(link: Path, target: Path) -> None:
     """Make `link` a symbolic link to `target`, replacing another link only."""
     if link.is_symlink() and os.readlink(link) == str(target):
         return
@@ -151,29 +153,33 @@ def _link(link, target):
     link.symlink_to(target)
 
 
+class _Lock:
+    """The lock of the build root, and how often this process holds it."""
+
+    depth = 0
+    file: IO[str]
+
+
 @contextlib.contextmanager
-def locked(paths):
+def locked(paths: Paths) -> Iterator[None]:
     """Hold the build root against other ./dev processes; may be nested."""
-    if locked.depth == 0:
-        locked.file = open(paths.root / "lock", "w")
+    if _Lock.depth == 0:
+        _Lock.file = open(paths.root / "lock", "w")
         try:
-            fcntl.flock(locked.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(_Lock.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             say("waiting for another ./dev that uses the same build root")
-            fcntl.flock(locked.file, fcntl.LOCK_EX)
-    locked.depth += 1
+            fcntl.flock(_Lock.file, fcntl.LOCK_EX)
+    _Lock.depth += 1
     try:
         yield
     finally:
-        locked.depth -= 1
-        if locked.depth == 0:
-            locked.file.close()
+        _Lock.depth -= 1
+        if _Lock.depth == 0:
+            _Lock.file.close()
 
 
-locked.depth = 0
-
-
-def write_if_changed(path, data, mode=0o644):
+def write_if_changed(path: Path, data: bytes, mode: int = 0o644) -> bool:
     """Write bytes to `path` unless it holds them already; says if it wrote."""
     if path.is_file() and not path.is_symlink() and path.read_bytes() == data:
         path.chmod(mode)
@@ -187,29 +193,32 @@ def write_if_changed(path, data, mode=0o644):
 # Processes --------------------------------------------------------------
 
 
-def run(cmd, *, cwd=None, env=None, user=None, data=None, capture=False, check=True):
+def run(cmd: Iterable[object], *, cwd: str | Path | None = None,
+        env: Mapping[str, str] | None = None, user: pwd.struct_passwd | None = None,
+        data: bytes | None = None, capture: bool = False,
+        check: bool = True) -> subprocess.CompletedProcess[bytes]:
     """Run `cmd`, as `user` if one is given, and return the CompletedProcess.
 
     With `capture`, standard output is collected as bytes; otherwise it goes
     to our standard error.  With `check`, a failure raises DevError.
     """
-    cmd = [str(part) for part in cmd]
+    words = [str(part) for part in cmd]
     sys.stderr.flush()
     try:
         done = subprocess.run(
-            cmd, cwd=cwd, env=env, input=data, check=False,
+            words, cwd=cwd, env=env, input=data, check=False,
             stdin=subprocess.DEVNULL if data is None else None,
             stdout=subprocess.PIPE if capture else sys.stderr.fileno(),
             **identity(user))
     except FileNotFoundError as exc:
-        raise DevError(f"cannot run {cmd[0]}: {exc.strerror}",
+        raise DevError(f"cannot run {words[0]}: {exc.strerror}",
                        "./dev deps installs what is needed") from exc
     if check and done.returncode != 0:
-        raise DevError(f"command failed with status {done.returncode}: {' '.join(cmd)}")
+        raise DevError(f"command failed with status {done.returncode}: {' '.join(words)}")
     return done
 
 
-def output(cmd, **options):
+def output(cmd: Iterable[object], **options: Any) -> str:
     """Run `cmd` and return its standard output as stripped text."""
     return run(cmd, capture=True, **options).stdout.decode().strip()
 
@@ -217,7 +226,7 @@ def output(cmd, **options):
 # The unprivileged user --------------------------------------------------
 
 
-def identity(user):
+def identity(user: pwd.struct_passwd | None) -> dict[str, Any]:
     """Return the subprocess arguments that make a child run as `user`."""
     if user is None:
         return {}
@@ -226,7 +235,7 @@ def identity(user):
 
 
 @functools.lru_cache(maxsize=None)
-def server_user():
+def server_user() -> pwd.struct_passwd | None:
     """Return the passwd entry to run builds and servers as; None if not root.
 
     PostgreSQL refuses to run as root.  Root gets a system user of our own, created
@@ -246,7 +255,7 @@ def server_user():
         raise DevError(f"cannot create user {SYSTEM_USER}") from exc
 
 
-def own(path):
+def own(path: Path) -> None:
     """Let the server user own a file or directory that we have made."""
     user = server_user()
     if user:
@@ -254,7 +263,7 @@ def own(path):
 
 
 @contextlib.contextmanager
-def as_user():
+def as_user() -> Iterator[None]:
     """Make files as the server user; processes started meanwhile stay root's."""
     user = server_user()
     if user is None:
@@ -269,7 +278,7 @@ def as_user():
         os.setegid(0)
 
 
-def give_to_user(directory):
+def give_to_user(directory: Path) -> None:
     """Create `directory`, and hand over what in it the server user lacks.
 
     Without following links, also should somebody put one there meanwhile.
@@ -284,7 +293,7 @@ def give_to_user(directory):
                 os.chown(name, user.pw_uid, user.pw_gid, dir_fd=handle, follow_symlinks=False)
 
 
-def require_reachable(directory):
+def require_reachable(directory: Path) -> None:
     """Raise DevError unless the server user can enter `directory`."""
     user = server_user()
     for path in reversed((directory, *directory.parents)):
@@ -295,7 +304,7 @@ def require_reachable(directory):
                            "(PGDW_BUILD_ROOT for builds, PGDATA for the cluster)")
 
 
-def clean_env(paths, **extra):
+def clean_env(paths: Paths, **extra: str) -> dict[str, str]:
     """Return the environment for builds and servers.
 
     Nothing in the caller's environment may steer a test: settings of libpq,
