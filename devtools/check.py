@@ -13,10 +13,9 @@ from bench.cli import SYSTEM_PYTHON
 from common.base import DevError, Paths, output, run, say
 from common.progress import Progress
 
-from . import generate, layers, mutate, redo, series, worktree
+from . import generate, layers, mutate, redo, series, suites, worktree
 from . import patch as patches
 from .git import Git
-from .suites import NO_MODE, Result
 
 CHECKERS = []
 
@@ -86,7 +85,8 @@ def report(outcome):
         for complaint in complaints:
             say(f"{name}: {complaint}")
     failed = sum(1 for _, complaints in outcome if complaints)
-    return Result("dev/check", NO_MODE, len(outcome) - failed, failed, 0, 0, again=("./dev check",))
+    return suites.Result("dev/check", suites.NO_MODE, len(outcome) - failed, failed, 0, 0,
+                         again=("./dev check",))
 
 
 @checker
@@ -111,6 +111,16 @@ def mutations_fit(tree):
             yield refusal
         for name in mutate.unknown(mutation, sources, known):
             yield f"mutation {path.stem} names {name}, which does not exist"
+
+
+@checker
+def fast_programs_exist(tree):
+    """The programs of `./dev check --fast` exist."""
+    directories = {path.split("/t/")[0].rpartition("/")[2] for path in tree.overlay if "/t/" in path}
+    programs = mutate.programs(tree.overlay)
+    for name in suites.FAST:
+        if name.partition("/")[0] in directories and name not in programs:
+            yield f"devtools/suites.py names {name}, which does not exist"
 
 
 @checker

@@ -131,7 +131,9 @@ def _parser():
                      help="check from patch N on")
     sub.add_argument("--only", type=int, metavar="N", help="check patch N only")
     sub.add_argument("--build-only", action="store_true", help="check without running regress")
-    command("check", _check, "run the gate")
+    sub = command("check", _check, "run the gate")
+    sub.add_argument("--fast", action="store_true",
+                     help=f"also build, and run the tests of dev and {len(suites.FAST)} programs")
     command("lint", _lint, "check the manifest for Kubernetes, the dashboard and the RPM spec")
     command("rules", _rules, "check and test the rules for Prometheus")
     return parser
@@ -282,6 +284,8 @@ def _stop(paths, args):
 
 
 def _check(paths, args):
+    if args.fast:
+        return _check_fast(paths, args)
     deps.ensure(paths, deps.CHECK)
     result = check.report(check.run_all(paths, _obtain(paths)))
     return 1 if result.failed else 0
@@ -308,6 +312,20 @@ def _alone(handler):
 def _check_series(paths, args):
     return _conclude(paths, series.check(paths, _obtain(paths), args.first, args.only,
                                   not args.build_only))
+
+
+@_alone
+def _check_fast(paths, args):
+    deadline = time.monotonic() + suites.OVERALL_SECONDS * suites.SLOWNESS
+    deps.ensure(paths, deps.CHECK)
+    results = [check.report(check.run_all(paths, _obtain(paths)))]
+    _build_kind(paths, "test")
+    suites.prepare(paths, "test")
+    names = suites.of_suites(suites.all_tests(paths, "test"), suites.FAST)
+    results += _run_beside([functools.partial(suites.run_selftests, paths, deadline)], lambda:
+                           suites.run_tests(paths, "test", names, suites.MODES[0],
+                                            deadline=deadline))
+    return _conclude(paths, results)
 
 
 @_alone

@@ -125,13 +125,19 @@ def unknown(mutation, sources, controls):
 
     `sources` are the paths of the patched tree, `controls` the explorer's names.
     """
-    known = set()
+    known = programs(sources)
+    return [*(name for name in mutation.tests if name not in known),
+            *(EXPLORER + name for name in mutation.controls if name not in controls)]
+
+
+def programs(sources):
+    """Return the names of the test programs among paths of the patched tree."""
+    found = set()
     for path in sources:
         match = re.search(r"([^/]+)/(t|sql|specs)/([^/]+)\.(?:pl|sql|spec)$", path)
         if match:
-            known.add(f"{match[1]}/{OTHER_TESTS.get(match[2], match[3])}")
-    return [*(name for name in mutation.tests if name not in known),
-            *(EXPLORER + name for name in mutation.controls if name not in controls)]
+            found.add(f"{match[1]}/{OTHER_TESTS.get(match[2], match[3])}")
+    return found
 
 
 def controls(text):

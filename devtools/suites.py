@@ -45,6 +45,14 @@ UPSTREAM = ("regress", "isolation", "injection_points", "recovery", "subscriptio
             "pg_basebackup", "pg_rewind", "pg_checksums", "pg_combinebackup", "amcheck",
             "pg_upgrade")
 
+# Programs for the minutes between an edit and a test: each takes seconds, no stock build and no
+# root, and together they touch all parts of the engine, the program and the extension.
+FAST = ("test_doublewrite/004_versions", "test_doublewrite/007_checkpoint",
+        "test_doublewrite/008_unfinished_batches", "test_doublewrite/013_direct_io",
+        "test_doublewrite/025_planted_bytes", "test_doublewrite/029_checkpoint_after_drop",
+        "test_doublewrite/034_wal_first", "test_doublewrite/048_failed_sync",
+        "pg_doublewrite/001_basic", "pg_doublewrite_stats/regress")
+
 # Our own tests watch themselves, and name their limits in their meson.build;
 # this multiplies all of these.
 SLOWNESS_VARIABLE = "PGDW_TEST_SLOWNESS"
