@@ -109,7 +109,9 @@ def _explore(paths, name, seed, deadline):
     again = []
     for one in (r for r in run.data if r["reasons"]):
         again.append(f"./dev crash {one['again']}")
-        if one["replayable"]:
+        recording = run.kept / Path(one["replayable"]).with_name(failures.RECORDING) \
+            if one["replayable"] else None
+        if recording and (recording / "base").exists():
             again.append(f"./dev crash replay {run.kept}/{one['replayable']} --minimise")
     errors = any(r["error"] for r in run.data)
     return run.result(passed, failed, again), \
@@ -130,7 +132,9 @@ class _Run:
         file = output / report
         self.data = json.loads(file.read_text()) if file.exists() else []
         self.kept = output if self.status != 0 and output.exists() else None
-        if not self.kept:
+        if self.kept:
+            failures.thin(output, failures.KEPT_RECORDINGS)
+        else:
             output = failures.no_failure(output, paths.root / f"{output.name}-report")
         say(f"the report is in {output}")
 

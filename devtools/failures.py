@@ -1,7 +1,8 @@
 """Where logs of failed tests are kept: whatever runs later, or cleans up, leaves them alone.
 
 Each run of tests in which one fails has a directory below `failures` in the build root, until
-so many later ones have failed as well.  `./dev clean` removes them.
+so many later ones have failed as well.  `./dev clean` removes them.  They lie in memory: only the
+last run has what is large, a few recordings of the explorer, which can be replayed.
 """
 
 import contextlib
@@ -12,6 +13,10 @@ import time
 from pathlib import Path
 
 KEPT_RUNS = 10
+
+# Recordings of one run of the explorer that are kept, and what each is called.
+KEPT_RECORDINGS = 2
+RECORDING = "recording"
 
 # What logs are called, unless their directory says what they are.
 SUFFIXES = (".diffs", ".json", ".log", ".out", ".txt")
@@ -26,11 +31,14 @@ CLUSTER = "PG_VERSION"
 
 @functools.lru_cache(maxsize=None)
 def _this_run(root):
-    """Return what the directory of this run of ./dev is called; those of old runs go."""
+    """Return what the directory of this run of ./dev is called; of old runs logs stay, or nothing."""
     parent = Path(root) / "failures"
     parent.mkdir(exist_ok=True)
-    for old in sorted(parent.iterdir())[:-KEPT_RUNS + 1]:
+    runs = sorted(parent.iterdir())
+    for old in runs[:-KEPT_RUNS + 1]:
         shutil.rmtree(old)
+    for old in runs[-KEPT_RUNS + 1:]:
+        thin(old)
     return parent / time.strftime(f"%Y-%m-%dT%H%M%S-{os.getpid()}")
 
 
@@ -64,6 +72,25 @@ def no_failure(kept, target):
     return target
 
 
+def thin(place, recordings=0):
+    """Remove what is no log below a directory, except from the first recordings, so many."""
+    whole = [path for path in sorted(Path(place).rglob(RECORDING)) if path.is_dir()][:recordings]
+    for top, below, names in os.walk(place):
+        below[:] = [name for name in below if Path(top) / name not in whole]
+        if CLUSTER in names:
+            shutil.rmtree(top)
+            below.clear()
+            continue
+        for name in names:
+            if not _is_log(Path(top) / name):
+                (Path(top) / name).unlink()
+
+
+def _is_log(path):
+    """Say whether a file is one that is kept of each failure."""
+    return path.suffix in SUFFIXES or path.parent.name == DIRECTORY
+
+
 def copy_logs(source, target):
     """Copy the logs below a directory, which may be in use."""
     Path(target).mkdir(parents=True, exist_ok=True)
@@ -73,7 +100,7 @@ def copy_logs(source, target):
         place = Path(target) / Path(top).relative_to(source)
         for name in names:
             path = Path(top) / name
-            if (path.suffix in SUFFIXES or path.parent.name == DIRECTORY) and path.is_file():
+            if _is_log(path) and path.is_file():
                 place.mkdir(parents=True, exist_ok=True)
                 with contextlib.suppress(FileNotFoundError):    # it is gone by now
                     shutil.copyfile(path, place / name)

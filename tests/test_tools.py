@@ -246,6 +246,28 @@ class FailuresTest(RepositoryCase):
         self.assertEqual((len(left), left[-1], left[0].name),
                          (failures.KEPT_RUNS, place, "2026-01-04T000000-1"))
 
+    def test_recordings_are_large(self):
+        run = self.paths.root / "failures" / "2026-01-01T000000-1"
+        for number in range(failures.KEPT_RECORDINGS + 1):
+            place = run / "crash-explorer" / "failures" / f"recording-{number}"
+            self.write(place / "failure-0.json", "{}")
+            self.write(place / "recording" / "base" / "PG_VERSION", "18\n")
+            self.write(place / "recording" / "base" / "pg_wal" / "1", "large")
+            self.write(place / "recording" / "ops", "large")
+            self.write(place / "recording" / "primary.log", "small")
+
+        def kept():
+            return sorted(str(file.relative_to(run / "crash-explorer/failures"))
+                          for file in run.rglob("*") if file.is_file())
+        everything = kept()
+        failures.thin(run, failures.KEPT_RECORDINGS)
+        self.assertEqual(kept(), everything[:-4] + ["recording-2/recording/primary.log"])
+        failures._this_run.cache_clear()
+        failures.directory(self.paths.root)
+        self.assertEqual([name for name in kept() if "large" in (
+            run / "crash-explorer/failures" / name).read_text()], [])
+        self.assertEqual(len(kept()), 2 * (failures.KEPT_RECORDINGS + 1))
+
     def test_reports_of_what_went_well(self):
         target = self.paths.root / "explorer-report"
         for text in ("first", "second"):
@@ -386,6 +408,9 @@ class ExplorerTest(TestCase):
             failures, violations = runs[len(done)]
             done.append(arguments)
             output = Path(arguments[-1])
+            for number in (7, 8, 9) if failures else ():
+                (output / f"failures/recording-{number}/recording/base").mkdir(parents=True)
+                (output / f"failures/recording-{number}/recording/ops").touch()
             output.mkdir(exist_ok=True)
             (output / "results.json").write_text(json.dumps([
                 {"control": "", "states": [1, 2], "failures": failures, "error": "",
