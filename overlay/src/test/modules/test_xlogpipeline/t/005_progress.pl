@@ -27,12 +27,7 @@ my ($redo, $end) = split(
 		'postgres',
 		"SELECT redo_lsn - '0/0'::pg_lsn, pg_current_wal_flush_lsn() - '0/0'::pg_lsn
 		 FROM pg_control_checkpoint()"));
-$primary->stop('immediate');
-$primary->backup_fs_cold('crashed');
-
-# of a server that was not running, which nobody can tell from the copy
-unlink($primary->backup_dir . '/crashed/pg_doublewrite/owner')
-  or die "could not unlink: $!";
+xlp_crash($primary, 'crashed');
 
 sub copy
 {
@@ -113,13 +108,9 @@ cmp_ok(abs($fields{seconds_left} - $fields{bytes_left} / ($fields{bytes_per_seco
 # A client that comes too early: redo is held for it.
 $node = copy('client', 'small',
 	"hot_standby = on\ntest_doublewrite.hold_at = 'xlogpipeline-taken-back:10'\n");
-append_to_file($node->logfile, '');
-my @pg_ctl = ('pg_ctl', '--pgdata' => $node->data_dir);
-run_log([ @pg_ctl, '--no-wait', '--log' => $node->logfile, 'start' ]);
-$node->wait_for_log(qr/held at injection point "xlogpipeline-taken-back"/);
-my (undef, $message) =
-  run_command([ 'psql', '-c', 'SELECT 1', $node->connstr('postgres') ]);
-run_log([ @pg_ctl, '--mode' => 'immediate', 'stop' ]);
+xlp_start_held($node, 'xlogpipeline-taken-back');
+my $message = xlp_refusal($node);
+run_log([ 'pg_ctl', '--pgdata' => $node->data_dir, '--mode' => 'immediate', 'stop' ]);
 like(
 	$message,
 	qr/the database system is not yet accepting connections\n.*: \d+% of WAL replayed, \d+ MB left/,

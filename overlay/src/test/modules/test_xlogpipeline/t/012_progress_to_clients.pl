@@ -1,7 +1,7 @@
 
 # Copyright (c) 2026, PostgreSQL Global Development Group
 
-# Who is told about the progress of crash recovery when he is refused.
+# Which clients are told about the progress of crash recovery when they are refused.
 
 use strict;
 use warnings FATAL => 'all';
@@ -23,12 +23,7 @@ if (!$use_unix_sockets)
 
 my $primary = xlp_primary('primary');
 xlp_workload($primary, 1);
-$primary->stop('immediate');
-$primary->backup_fs_cold('crashed');
-
-# copies of this are those of a server that was not running
-unlink($primary->backup_dir . '/crashed/pg_doublewrite/owner')
-  or die "could not remove owner file: $!";
+xlp_crash($primary, 'crashed');
 
 foreach my $case (
 	[ 'local', 1, 0 ],
@@ -39,7 +34,6 @@ foreach my $case (
 	my ($setting, $local_told, $tcp_told) = @$case;
 	my $name = $setting // 'default';
 	my $node = PostgreSQL::Test::Cluster->new($name);
-	my $port = $node->port;
 
 	# Redo is held when it has handed over a range, until the server is stopped.
 	$node->init_from_backup($primary, 'crashed');
@@ -52,28 +46,13 @@ test_doublewrite.hold_at = 'xlogpipeline-engage'
 ");
 	$node->append_conf('postgresql.conf', "show_recovery_progress = $setting\n")
 	  if defined $setting;
-	append_to_file($node->logfile, '');
-	run_log(
-		[
-			'pg_ctl',
-			'--no-wait',
-			'--pgdata' => $node->data_dir,
-			'--log' => $node->logfile,
-			'start'
-		]);
-	$node->wait_for_log(qr/held at injection point "xlogpipeline-engage"/);
+	xlp_start_held($node, 'xlogpipeline-engage');
 
 	foreach my $client ([ 'socket', $node->host, $local_told ],
 		[ 'TCP', '127.0.0.1', $tcp_told ])
 	{
 		my ($kind, $host, $told) = @$client;
-		my (undef, $message) = run_command(
-			[
-				'psql',
-				'--no-psqlrc',
-				'-c' => 'SELECT 1',
-				"host=$host port=$port dbname=postgres"
-			]);
+		my $message = xlp_refusal($node, $host);
 		like(
 			$message,
 			qr/the database system is not yet accepting connections/,

@@ -27,9 +27,7 @@ $primary->safe_psql('postgres', 'CHECKPOINT');
 $primary->safe_psql('postgres',
 	q{SELECT count(pg_logical_emit_message(false, 'test', repeat('m', 1000)))
 		FROM generate_series(1, 2000)});
-$primary->stop('immediate');
-$primary->backup_fs_cold('crashed');
-unlink($primary->backup_dir . '/crashed/pg_doublewrite/owner');
+xlp_crash($primary, 'crashed');
 
 # Redo waits, as the pipeline's process is held when it knows what is to be read.
 my $node = PostgreSQL::Test::Cluster->new('held');
@@ -41,31 +39,18 @@ log_startup_progress_interval = '100ms'
 test_doublewrite.hold_at = 'xlogahead-scanned'
 test_doublewrite.fail_at = 'xlogpipeline-wait-for-worker:EIO'
 ");
-append_to_file($node->logfile, '');
-run_log(
-	[
-		'pg_ctl',
-		'--no-wait',
-		'--pgdata' => $node->data_dir,
-		'--log' => $node->logfile,
-		'start'
-	]);
-$node->wait_for_log(qr/held at injection point "xlogahead-scanned"/);
+xlp_start_held($node, 'xlogahead-scanned');
 
 # It says so nevertheless, again and again.  Nothing has been replayed, so nothing is
 # known of the time left.
 my $line = qr/redo in progress, elapsed time: [\d.]+ s, .* 0% of WAL replayed, \d+ MB left\n/;
 $node->wait_for_log(qr/$line(?s:.*)$line(?s:.*)$line/);
 
-# So are those told who are refused, and the file.
-my (undef, $message) = run_command(
-	[
-		'psql',
-		'--no-psqlrc',
-		'-c' => 'SELECT 1',
-		'host=' . $node->host . ' port=' . $node->port . ' dbname=postgres'
-	]);
-like($message, qr/0% of WAL replayed, \d+ MB left\./, 'who is refused is told');
+# So say the refusal of a client, and the file.
+like(
+	xlp_refusal($node),
+	qr/0% of WAL replayed, \d+ MB left\./,
+	'a client that is refused is told');
 my $file = slurp_file($node->data_dir . '/recovery_progress');
 like($file, qr/^percent = 0$/m, 'the file has the percentage');
 like($file, qr/^seconds_left = -1$/m, 'the file knows no time left');

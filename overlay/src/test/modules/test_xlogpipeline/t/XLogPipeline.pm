@@ -36,6 +36,8 @@ our @EXPORT = qw(
   xlp_decoded
   xlp_ranges
   xlp_crash
+  xlp_start_held
+  xlp_refusal
   xlp_recover
   xlp_pending
   xlp_redone
@@ -315,6 +317,55 @@ sub xlp_crash
 	$node->backup_fs_cold($backup);
 	unlink($node->backup_dir . "/$backup/pg_doublewrite/owner");
 	return;
+}
+
+=pod
+
+=item xlp_start_held(node, point)
+
+Start a server that is held at an injection point during recovery, and return when it is.
+
+=cut
+
+sub xlp_start_held
+{
+	my ($node, $point) = @_;
+
+	append_to_file($node->logfile, '');
+	run_log(
+		[
+			'pg_ctl',
+			'--no-wait',
+			'--pgdata' => $node->data_dir,
+			'--log' => $node->logfile,
+			'start'
+		]);
+	$node->wait_for_log(qr/held at injection point "$point"/);
+	return;
+}
+
+=pod
+
+=item xlp_refusal(node, host)
+
+What a client is told that connects to a server in recovery, through its socket
+unless a host is given.
+
+=cut
+
+sub xlp_refusal
+{
+	my ($node, $host) = @_;
+	$host //= $node->host;
+
+	my (undef, $message) = run_command(
+		[
+			'psql',
+			'--no-psqlrc',
+			'-c' => 'SELECT 1',
+			"host=$host port=" . $node->port . ' dbname=postgres'
+		]);
+	return $message;
 }
 
 =pod
