@@ -25,12 +25,14 @@ typedef struct XLogAheadStats
 	uint64		blocks;			/* announced, as redo needs them */
 	uint64		gap_blocks;		/* announced, as they are in between */
 	uint64		runs;			/* of blocks, one request each */
+	int			most_requests;	/* under way at a time; see xlogahead.c */
 } XLogAheadStats;
 
 extern XLogAheadStats xlog_ahead_stats;
 
 extern void XLogAheadBegin(XLogRecPtr start, XLogRecPtr limit,
 						   TimeLineID tli);
+extern void XLogAheadPause(void);
 extern void XLogAheadEnd(void);
 extern bool XLogAheadHolds(XLogRecPtr decoded);
 extern bool XLogAheadStep(XLogRecPtr decoded);

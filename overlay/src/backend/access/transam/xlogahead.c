@@ -55,8 +55,18 @@
  * - If reading WAL costs more than looking ahead saves, that is if there are
  *   images or if most blocks are in shared buffers, the window ends early, and the
  *   next one is further on, with each failure twice as far.
- * - Where queries run, on a standby, there are no windows: their reads would
- *   have to queue behind thousands of ours.
+ *
+ * How much to ask for at once
+ * ---------------------------
+ * Whatever is asked for delays all reads that come later: those of redo for other
+ * blocks, and of queries on a standby.  So no more is under way than
+ * maintenance_io_concurrency requests, as many as when blocks are read one by one, and
+ * no more bytes than take storage as long as these.  A run has arrived when
+ * its last byte can be read, for which the process waits.
+ *
+ * On a standby WAL is handed over in ranges that are there already.  One that keeps up
+ * gets ranges too short to look ahead in.  With recovery_min_apply_delay
+ * blocks would be read long before they are needed.
  *
  * Work is done in steps of some milliseconds, as the process has to handle
  * interrupts, and to decode WAL for redo.
@@ -95,7 +105,7 @@
 #include "utils/wait_event.h"
 
 /*
- * Bytes of WAL in the first window of a range, and in later ones.  Without images
+ * Bytes of WAL in the first window, and in later ones.  Without images
  * 16 MB change some ten thousand blocks, and take less than 0.1 s to look at.
  */
 #define AHEAD_FIRST_WINDOW	(16 * 1024 * 1024)
@@ -120,10 +130,14 @@
 #define AHEAD_MAX_SKIP		(1024 * 1024 * 1024)
 
 /*
- * Blocks that are read for nothing if that makes one run out of two.  Where
- * requests and bytes are both limited, one request is worth about five blocks on
- * storage that people rent.  If a quarter of a file is needed, gaps of two use
- * both limits up, so longer ones make it slower.
+ * Where requests and bytes are both limited, one request is worth about so many
+ * blocks on storage that people rent.
+ */
+#define AHEAD_REQUEST_BLOCKS	5
+
+/*
+ * Blocks that are read for nothing if that makes one run out of two.  If a quarter of
+ * a file is needed, gaps of two use both limits up, so longer ones make it slower.
  */
 #define AHEAD_GAP			2
 
@@ -171,6 +185,13 @@ typedef struct AheadLane
 	int			end;
 } AheadLane;
 
+/* A run of blocks that the kernel has been told to read, and may not have read yet */
+typedef struct AheadRun
+{
+	BufferTag	last;			/* its last block */
+	int			requests;		/* that it is worth */
+} AheadRun;
+
 typedef enum AheadPhase
 {
 	AHEAD_OFF,					/* nothing to look at in this range */
@@ -185,11 +206,8 @@ static AheadPhase phase = AHEAD_OFF;
 static XLogRecPtr hold_at = PG_UINT64_MAX;	/* how far WAL may be decoded */
 static XLogRecPtr due_at;		/* when decoding is here, begin a window */
 
-/* The range */
-static XLogRecPtr range_limit;
-static TimeLineID range_tli;
-
 /* The reader, which uses a file of its own */
+static TimeLineID reader_tli;
 static XLogReaderState *reader = NULL;
 static int	segment_file = -1;
 static XLogSegNo segment_no;
@@ -200,7 +218,6 @@ static XLogRecPtr scanned_to;
 static uint64 window_bytes;		/* that may be in it */
 static uint64 skip_bytes = AHEAD_MIN_SKIP;	/* to pass over if it is not worth
 											 * while */
-static XLogRecPtr skip_until;	/* nothing is worth while before that */
 static bool worth_while;
 static bool wal_ended;
 static blockset_hash *seen = NULL;
@@ -211,8 +228,14 @@ static int	max_blocks;
 static AheadLane lanes[AHEAD_LANES];
 static int	nlanes;
 
+/* What is under way: a ring, and the sum of it */
+static AheadRun under_way[MAX_IO_CONCURRENCY];
+static int	oldest_run = 0;
+static int	nruns = 0;
+static int	requests_under_way = 0;
+
 /*
- * Return whether looking ahead is of use, and does not slow down queries.
+ * Return whether looking ahead is of use.
  */
 static bool
 ahead_possible(void)
@@ -221,7 +244,8 @@ ahead_possible(void)
 	return recovery_prefetch != RECOVERY_PREFETCH_OFF &&
 		maintenance_io_concurrency > 0 &&
 		(io_direct_flags & IO_DIRECT_DATA) == 0 &&
-		!HotStandbyActive() && !XLogExamineSuspended;
+		!(recovery_min_apply_delay > 0 && HotStandbyActive()) &&
+		!XLogExamineSuspended;
 #else
 	return false;
 #endif
@@ -238,9 +262,6 @@ ahead_page_read(XLogReaderState *state, XLogRecPtr targetPagePtr, int reqLen,
 	instr_time	io_start;
 	ssize_t		r;
 
-	if (targetPagePtr + reqLen > range_limit)
-		return XLREAD_FAIL;
-
 	if (segment_file >= 0 &&
 		!XLByteInSeg(targetPagePtr, segment_no, wal_segment_size))
 	{
@@ -252,7 +273,7 @@ ahead_page_read(XLogReaderState *state, XLogRecPtr targetPagePtr, int reqLen,
 		char		path[MAXPGPATH];
 
 		XLByteToSeg(targetPagePtr, segment_no, wal_segment_size);
-		XLogFilePath(path, range_tli, segment_no, wal_segment_size);
+		XLogFilePath(path, reader_tli, segment_no, wal_segment_size);
 		segment_file = BasicOpenFile(path, O_RDONLY | PG_BINARY);
 		if (segment_file < 0)
 			return XLREAD_FAIL;
@@ -269,8 +290,8 @@ ahead_page_read(XLogReaderState *state, XLogRecPtr targetPagePtr, int reqLen,
 	if (r != XLOG_BLCKSZ)
 		return XLREAD_FAIL;
 
-	state->seg.ws_tli = range_tli;
-	return (int) Min(range_limit - targetPagePtr, XLOG_BLCKSZ);
+	state->seg.ws_tli = reader_tli;
+	return XLOG_BLCKSZ;
 }
 
 static void
@@ -295,40 +316,59 @@ ahead_initialize(void)
 /*
  * WAL from the record at 'start' up to 'limit' (PG_UINT64_MAX: to its end) is
  * going to be decoded by this process, from segment files of timeline 'tli'.
+ *
+ * What there is after 'limit' is looked at as well.  If it is not valid there, or
+ * not yet, windows end.
  */
 void
 XLogAheadBegin(XLogRecPtr start, XLogRecPtr limit, TimeLineID tli)
 {
-	Assert(phase == AHEAD_OFF && segment_file < 0);
+	XLogRecPtr	from = start;
 
-	if (!ahead_possible() || limit - start < AHEAD_MIN_RANGE)
+	/* Go on with what is known from the last range. */
+	if (tli == reader_tli && start >= window_start)
+	{
+		if (phase != AHEAD_OFF)
+			return;
+		from = Max(start, scanned_to);
+	}
+
+	XLogAheadEnd();
+	if (!ahead_possible() || limit < from || limit - from < AHEAD_MIN_RANGE)
 		return;
 
 	if (reader == NULL)
 		ahead_initialize();
 
-	range_limit = limit;
-	range_tli = tli;
+	reader_tli = tli;
 	window_bytes = AHEAD_FIRST_WINDOW;
 	scanned_to = InvalidXLogRecPtr;
 	blockset_reset(seen);
 	blockset_reset(seen_before);
 
-	/* a range may be as short as a segment, so the last one may say "not yet" */
-	due_at = Max(start, skip_until);
-	hold_at = due_at == start ? start : PG_UINT64_MAX;
+	window_start = start;
+	due_at = hold_at = from;
 	phase = AHEAD_WAITING;
 }
 
 /*
- * The range has ended, or there is nothing more to look at in it.
+ * The range has ended, and files may be replaced.
  */
 void
-XLogAheadEnd(void)
+XLogAheadPause(void)
 {
 	if (segment_file >= 0)
 		close(segment_file);
 	segment_file = -1;
+}
+
+/*
+ * There is nothing more to look at.
+ */
+void
+XLogAheadEnd(void)
+{
+	XLogAheadPause();
 	hold_at = PG_UINT64_MAX;
 	phase = AHEAD_OFF;
 }
@@ -527,40 +567,113 @@ ahead_same_file(const BufferTag *a, const BufferTag *b)
 }
 
 /*
- * Have the kernel read the next run of blocks of a part.
+ * Wait until the oldest run that is under way has been read.
  */
 static void
+ahead_wait_for_run(void)
+{
+	AheadRun   *run = &under_way[oldest_run];
+	RelPathStr	relpath;
+	char		path[MAXPGPATH];
+	int			file;
+
+	Assert(nruns > 0);
+
+	/*
+	 * The file is opened here, and not by smgr, because it may be gone by now,
+	 * or shorter; then there is nothing to wait for.
+	 */
+	relpath = relpathperm(BufTagGetRelFileLocator(&run->last),
+						  BufTagGetForkNum(&run->last));
+	if (run->last.blockNum < RELSEG_SIZE)
+		strlcpy(path, relpath.str, MAXPGPATH);
+	else
+		snprintf(path, MAXPGPATH, "%s.%u", relpath.str,
+				 run->last.blockNum / RELSEG_SIZE);
+	file = BasicOpenFile(path, O_RDONLY | PG_BINARY);
+	if (file >= 0)
+	{
+		off_t		end = ((off_t) run->last.blockNum % RELSEG_SIZE + 1) * BLCKSZ;
+		char		byte;
+		ssize_t		r;
+
+		pgstat_report_wait_start(WAIT_EVENT_DATA_FILE_PREFETCH);
+		r = pg_pread(file, &byte, 1, end - 1);
+		pgstat_report_wait_end();
+		(void) r;
+		close(file);
+	}
+
+	requests_under_way -= run->requests;
+	oldest_run = (oldest_run + 1) % MAX_IO_CONCURRENCY;
+	nruns--;
+}
+
+/*
+ * Return the index after that of the last block of the next run of a part.
+ */
+static int
+ahead_end_of_run(const AheadLane *lane, int max_requests)
+{
+	const BufferTag *first = &blocks[lane->next];
+	BlockNumber limit = first->blockNum +
+		Min(max_requests * AHEAD_REQUEST_BLOCKS, AHEAD_MAX_RUN);
+	int			end = lane->next + 1;
+
+	Assert(end <= lane->end);
+
+	while (end < lane->end &&
+		   ahead_same_file(first, &blocks[end]) &&
+		   blocks[end].blockNum - blocks[end - 1].blockNum <= AHEAD_GAP + 1 &&
+		   blocks[end].blockNum < limit)
+		end++;
+	return end;
+}
+
+/*
+ * Have the kernel read the next run of blocks of a part.  Returns false if this
+ * must come later, because enough is under way; then some of that has been read.
+ */
+static bool
 ahead_announce_run(AheadLane *lane)
 {
+	int			max_requests = Max(maintenance_io_concurrency, 1);
+	int			end = ahead_end_of_run(lane, max_requests);
 	BufferTag  *first = &blocks[lane->next];
-	BufferTag  *last = first;
+	BufferTag  *last = &blocks[end - 1];
+	int			needed = end - lane->next;
+	int			length = last->blockNum - first->blockNum + 1;
+	int			requests = (length + AHEAD_REQUEST_BLOCKS - 1) / AHEAD_REQUEST_BLOCKS;
 	SMgrRelation reln;
-	int			needed;
-	int			length;
 
-	Assert(lane->next < lane->end);
+	if (nruns > 0 && requests_under_way + requests > max_requests)
+	{
+		ahead_wait_for_run();
+		return false;
+	}
 
-	while (++lane->next < lane->end &&
-		   ahead_same_file(first, &blocks[lane->next]) &&
-		   blocks[lane->next].blockNum - last->blockNum <= AHEAD_GAP + 1 &&
-		   blocks[lane->next].blockNum - first->blockNum < AHEAD_MAX_RUN)
-		last = &blocks[lane->next];
-
-	needed = last - first + 1;
-	length = last->blockNum - first->blockNum + 1;
+	lane->next = end;
 	reln = smgropen(BufTagGetRelFileLocator(first), INVALID_PROC_NUMBER);
 	if (smgrprefetch(reln, BufTagGetForkNum(first), first->blockNum, length))
 	{
+		Assert(nruns < MAX_IO_CONCURRENCY);
+		under_way[(oldest_run + nruns++) % MAX_IO_CONCURRENCY] =
+			(AheadRun) {.last = *last, .requests = requests};
+		requests_under_way += requests;
+
 		xlog_ahead_stats.runs++;
 		xlog_ahead_stats.blocks += needed;
 		xlog_ahead_stats.gap_blocks += length - needed;
-		return;
+		xlog_ahead_stats.most_requests = Max(xlog_ahead_stats.most_requests,
+											 requests_under_way);
+		return true;
 	}
 
 	/* The file, or this segment of it, does not exist, nor do later ones. */
 	while (lane->next < lane->end &&
 		   ahead_same_file(first, &blocks[lane->next]))
 		lane->next++;
+	return true;
 }
 
 /*
@@ -591,7 +704,7 @@ ahead_end_window(void)
 	else
 	{
 		hold_at = PG_UINT64_MAX;
-		due_at = skip_until = scanned_to + skip_bytes;
+		due_at = scanned_to + skip_bytes;
 		skip_bytes = Min(skip_bytes * 2, AHEAD_MAX_SKIP);
 	}
 }
@@ -630,7 +743,10 @@ XLogAheadStep(XLogRecPtr decoded)
 
 		case AHEAD_ANNOUNCING:
 			for (int i = 0; i < AHEAD_STEP_RUNS && (lane = ahead_next_lane()) != NULL; i++)
-				ahead_announce_run(lane);
+			{
+				if (!ahead_announce_run(lane))
+					break;
+			}
 			if (ahead_next_lane() == NULL)
 				ahead_end_window();
 			break;

@@ -671,10 +671,10 @@ XLogPipelineStop(void)
 			(errmsg("WAL pipeline: decoded %" PRIu64 " records in %" PRIu64 " ranges, %" PRIu64 " kB of WAL, read %" PRIu64 " blocks and staged %" PRIu64 " dirty pages; redo waited %" PRIu64 " times",
 					total_records, total_ranges, total_bytes / 1024,
 					blocks_read, pages_staged, total_waits),
-			 errdetail("It looked ahead in %" PRIu64 " kB of WAL, in %" PRIu64 " windows, and announced %" PRIu64 " blocks, and %" PRIu64 " in between, in %" PRIu64 " runs.",
+			 errdetail("It looked ahead in %" PRIu64 " kB of WAL, in %" PRIu64 " windows, and announced %" PRIu64 " blocks, and %" PRIu64 " in between, in %" PRIu64 " runs, with at most %d requests under way.",
 					   ahead.wal_bytes / 1024, ahead.windows,
 					   ahead.blocks, ahead.gap_blocks,
-					   ahead.runs)));
+					   ahead.runs, ahead.most_requests)));
 }
 
 /*
@@ -991,6 +991,8 @@ pipeline_detach(int code, Datum arg)
 	XLogPipelineCtl->ahead.blocks += xlog_ahead_stats.blocks;
 	XLogPipelineCtl->ahead.gap_blocks += xlog_ahead_stats.gap_blocks;
 	XLogPipelineCtl->ahead.runs += xlog_ahead_stats.runs;
+	XLogPipelineCtl->ahead.most_requests =
+		Max(XLogPipelineCtl->ahead.most_requests, xlog_ahead_stats.most_requests);
 	SpinLockRelease(&XLogPipelineCtl->mutex);
 
 	(void) pg_atomic_exchange_u32(&XLogPipelineCtl->state, XLOG_PIPELINE_ABSENT);
@@ -1369,7 +1371,7 @@ pipeline_begin_range(void)
 static void
 pipeline_end_range(void)
 {
-	XLogAheadEnd();
+	XLogAheadPause();
 	pipeline_close_segment();
 	smgrdestroyall();
 

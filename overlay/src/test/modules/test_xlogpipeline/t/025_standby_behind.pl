@@ -1,0 +1,183 @@
+
+# Copyright (c) 2026, PostgreSQL Global Development Group
+
+# A standby that is behind looks far ahead in WAL, also while queries run on it, and
+# asks for few blocks at a time.  One that keeps up, or is delayed on purpose, does not.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use List::Util qw(sum0);
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use PostgreSQL::Test::Watchdog;
+use Test::More;
+use XLogPipeline;
+
+xlp_require_injection_points();
+
+# Requests that may be under way, and blocks that are changed
+my $REQUESTS = 4;
+my $PAGES = 2000;
+
+# Change the pages of a table in random order, half of them in another segment of WAL
+# than the others.
+sub change
+{
+	my ($node, $name) = @_;
+
+	$node->safe_psql('postgres', qq{
+		DO \$\$
+		DECLARE
+			place tid;
+			half int;
+		BEGIN
+			FOR half IN 0 .. 1 LOOP
+				FOR place IN SELECT ctid FROM $name WHERE id % 2 = half ORDER BY hashint4(id) LOOP
+					UPDATE $name SET v = v + 1 WHERE ctid = place;
+				END LOOP;
+				PERFORM pg_logical_emit_message(false, 'test', repeat('m', 1000))
+					FROM generate_series(1, 1000);
+			END LOOP;
+		END
+		\$\$;
+	});
+	return;
+}
+
+# Have the standby receive what the sub does on the primary, and not replay it before it
+# has all of it.  Returns the windows of WAL in which it looked ahead:
+# [from, to, blocks found].
+sub fall_behind
+{
+	my ($primary, $standby, $work) = @_;
+	my $offset = -s $standby->logfile;
+
+	xlp_pause($standby);
+	$work->();
+	$primary->wait_for_catchup($standby, 'flush');
+	$standby->safe_psql('postgres', 'SELECT pg_wal_replay_resume()');
+	$primary->wait_for_catchup($standby);
+	return windows($standby, $offset);
+}
+
+sub windows
+{
+	my ($standby, $offset) = @_;
+	my $log = slurp_file($standby->logfile, $offset);
+	my @windows;
+
+	push @windows, [ $1, $2, $3 ]
+	  while $log =~ /looked ahead in WAL from (\S+) to (\S+), found (\d+) blocks/g;
+	note join(', ', map { "$_->[0] to $_->[1]: $_->[2]" } @windows);
+	return @windows;
+}
+
+# Sums of all that is changed
+sub sums
+{
+	my ($node) = @_;
+	my $tables = $node->safe_psql('postgres',
+		"SELECT relname FROM pg_class WHERE relname ~ '^t_' AND relkind = 'r' ORDER BY 1");
+
+	return join("\n",
+		map { "$_ " . $node->safe_psql('postgres', "SELECT count(*), sum(v) FROM $_") }
+		  split(/\n/, $tables));
+}
+
+my $primary = xlp_primary('primary');
+$primary->append_conf('postgresql.conf', 'io_torn_pages_protection = off');
+$primary->restart;
+# One row a page, and room for a new version of it
+$primary->safe_psql('postgres', qq{
+	CREATE TABLE $_ (id int, v int, filler text) WITH (fillfactor = 40);
+	ALTER TABLE $_ ALTER filler SET STORAGE PLAIN;
+	INSERT INTO $_ SELECT i, 0, repeat('x', 3000) FROM generate_series(1, $PAGES) i;
+}) foreach qw(t_one t_two t_three t_gone t_cut);
+$primary->safe_psql('postgres', 'VACUUM; CHECKPOINT');
+$primary->backup('base');
+
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($primary, 'base', has_streaming => 1);
+$standby->append_conf('postgresql.conf',
+	xlp_conf('on')
+	  . "maintenance_io_concurrency = $REQUESTS\nshared_buffers = 1MB\n");
+$standby->start;
+$primary->wait_for_catchup($standby);
+
+# --- Nearly keeping up
+
+my @windows = fall_behind($primary, $standby, sub {
+		$primary->safe_psql('postgres', q{
+			SELECT pg_switch_wal();
+			UPDATE t_one SET v = v + 1 WHERE id % 10 = 0;
+			SELECT count(pg_logical_emit_message(false, 'test', repeat('m', 1000)))
+				FROM generate_series(1, 300)});
+	});
+is(scalar(@windows), 0, 'does not look ahead if it is behind by little');
+
+# --- Behind.  A range of WAL is a segment at most; a window is not.
+
+@windows = fall_behind($primary, $standby, sub { change($primary, 't_two') });
+my $found = sum0(map { $_->[2] } @windows);
+cmp_ok($found, '>=', $PAGES, 'behind: looks ahead in all blocks');
+cmp_ok($found, '<=', 1.1 * $PAGES, '... once');
+my @from = map { hex((split m{/}, $_->[0])[1]) >> 20 } @windows;
+my @to = map { hex((split m{/}, $_->[1])[1]) >> 20 } @windows;
+ok((grep { $from[$_] != $to[$_] } 0 .. $#windows), '... beyond the end of a segment');
+is(sums($standby), sums($primary), '... and replays all');
+
+# --- What is dropped, truncated or made anew meanwhile
+
+@windows = fall_behind($primary, $standby, sub {
+		change($primary, $_) foreach qw(t_gone t_cut);
+		$primary->safe_psql('postgres', q{
+			DELETE FROM t_cut WHERE id >= 100;
+			VACUUM t_cut;
+			DROP TABLE t_gone;
+			CREATE TABLE t_brief AS SELECT * FROM t_cut;
+			TRUNCATE t_brief;
+			INSERT INTO t_brief SELECT * FROM t_cut;
+			CREATE DATABASE copied STRATEGY wal_log;
+			DROP DATABASE copied;
+		});
+		change($primary, 't_brief');
+	});
+cmp_ok(scalar(@windows), '>', 0, 'removals: looks ahead');
+is(sums($standby), sums($primary), '... and replays all');
+
+# --- Delayed
+
+$standby->append_conf('postgresql.conf', 'recovery_min_apply_delay = 1');
+$standby->reload;
+$standby->poll_query_until('postgres',
+	"SELECT current_setting('recovery_min_apply_delay') = '1ms'");
+@windows = fall_behind($primary, $standby, sub { change($primary, 't_one') });
+is(scalar(@windows), 0, 'delayed: does not look ahead');
+is(sums($standby), sums($primary), '... and replays all');
+
+# --- Promoted while it is behind
+
+$standby->append_conf('postgresql.conf', 'recovery_min_apply_delay = 0');
+$standby->reload;
+$standby->poll_query_until('postgres',
+	"SELECT current_setting('recovery_min_apply_delay') = '0'");
+xlp_pause($standby);
+change($primary, 't_three');
+$primary->wait_for_catchup($standby, 'flush');
+my $sums = sums($primary);
+$primary->stop;
+$standby->promote;
+is(sums($standby), $sums, 'promoted: has all that was received');
+my ($blocks, $runs, $most) = slurp_file($standby->logfile) =~
+  /announced (\d+) blocks, and \d+ in between, in (\d+) runs, with at most (\d+) requests under way/;
+cmp_ok($blocks, '>=', 4 * $PAGES, 'blocks of four tables have been announced');
+cmp_ok($runs, '<', $blocks / 5, '... in runs');
+cmp_ok($most, '<=', $REQUESTS, '... of which few were under way');
+cmp_ok($most, '>', 1, '... but several');
+unlike(slurp_file($standby->logfile), qr/has failed|has ended/, 'worker does not fail');
+
+done_testing();
