@@ -144,6 +144,8 @@ BARS = (
         volume, 1.0),
     Bar("first query: double_writes / stock full_pages", "restart", "tpcb-like",
         "until first query", speed("double_writes", "stock-full_pages"), 1.0),
+    Bar("catch-up: double_writes / stock full_pages + zstd", "standby", "tpcb-like",
+        "until caught up", speed("double_writes", "stock-full_pages+zstd"), 2.0),
     # As times: at most 0.9 of stock's, and 0.8 where stock has images.
     Bar("redo: pipeline / stock", "recovery", ".*", "redo", speed("pipeline", "stock"), 1 / 0.9),
     Bar("redo: pipeline / stock, images", "recovery", ".*", "redo",

@@ -39,20 +39,35 @@ def clients():
 
 def pgbench(server, arguments, seconds, raw, number=None):
     """Run pgbench; its output and its transaction log pass through `raw`."""
-    number = number or clients()
-    threads = min(number, os.cpu_count())
-    prefix = raw / "transactions"
-    text = _client(server, raw / "pgbench.txt",
-                   [server.bindir / "pgbench", "--no-vacuum", "--protocol=prepared",
-                    f"--client={number}", f"--jobs={threads}", f"--time={seconds}",
-                    "--progress=1", f"--random-seed={SEED}", "--log",
-                    f"--log-prefix={prefix}", *arguments], raw)
+    text = _pgbench(server, arguments, seconds, raw, number)
     latencies = Counter()
     for path in raw.glob("transactions.*"):
         with open(path) as lines:
             count_latencies(lines, latencies)
         path.unlink()
     return parse_pgbench(text, latencies)
+
+
+def pgbench_log(server, arguments, seconds, raw, number):
+    """Run pgbench; returns (when it ended, milliseconds) of each transaction that did not fail."""
+    _pgbench(server, arguments, seconds, raw, number)
+    ended = []
+    for path in raw.glob("transactions.*"):
+        ended += parse_transactions(path.read_text())
+        path.unlink()
+    return ended
+
+
+def _pgbench(server, arguments, seconds, raw, number):
+    """Run pgbench with a transaction log; returns its output."""
+    number = number or clients()
+    threads = min(number, os.cpu_count())
+    prefix = raw / "transactions"
+    return _client(server, raw / "pgbench.txt",
+                   [server.bindir / "pgbench", "--no-vacuum", "--protocol=prepared",
+                    f"--client={number}", f"--jobs={threads}", f"--time={seconds}",
+                    "--progress=1", f"--random-seed={SEED}", "--log",
+                    f"--log-prefix={prefix}", *arguments], raw)
 
 
 def sysbench(server, script, options, seconds, raw, number):
@@ -106,6 +121,13 @@ def count_latencies(lines, latencies):
         # Failed and skipped transactions have a word instead.
         if elapsed.isdigit():
             latencies[stats.round_significant(int(elapsed) / 1000)] += 1
+
+
+def parse_transactions(text):
+    """Return (when it ended, milliseconds) of each transaction in a pgbench log."""
+    lines = (line.split() for line in text.splitlines())
+    return [(int(words[4]) + int(words[5]) / 1e6, int(words[2]) / 1000)
+            for words in lines if words[2].isdigit()]
 
 
 def parse_pgbench(text, latencies):

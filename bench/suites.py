@@ -14,6 +14,7 @@ from . import clients, machine
 from .loads import Beside, Checkpoints, Pgbench, Program, Replication, Step, Steps, Sysbench
 from .recovery import PROGRESS, Replay, Workload
 from .restart import Restart
+from .standby import CatchUp
 
 SCRIPTS = Path(__file__).resolve().parent / "tpcc"
 REDO_SCRIPTS = Path(__file__).resolve().parent / "redo"
@@ -475,6 +476,24 @@ def replication(scale):
                  {"shared_buffers": scale.buffers(1024), "max_wal_size": scale.wal(wal),
                   "wal_keep_size": "512MB"}, standby=True)
             for wal in (10240, 64)]
+
+
+@suite
+def standby(scale):
+    """(l) how long a standby takes to catch up, alone and with readers beside."""
+    transactions, tpcb = scale.count(40_000, 100), ("--builtin=tpcb-like",)
+    settings = {"shared_buffers": scale.buffers(256), "max_wal_size": scale.wal(1536),
+                "wal_keep_size": scale.wal(1536), "autovacuum": "off"}
+
+    def case(name, readers, **more):
+        return Case(name, pgbench_data(scale, 30), CatchUp(transactions, tpcb, readers),
+                    {**settings, **more}, standby=True, ours_only=bool(more))
+
+    return [case("tpcb-like", 0), case("tpcb-like, readers", READERS),
+            case("tpcb-like, readers, no pipeline", READERS, wal_pipeline="off")]
+
+
+READERS = 4
 
 
 @suite

@@ -109,6 +109,10 @@ SQL statistics:
 
 class ClientsTest(unittest.TestCase):
 
+    def test_parse_transactions(self):
+        text = "0 1 2345 0 1700000000 500000\n0 2 failed 0 1700000000 2\n"
+        self.assertEqual(clients.parse_transactions(text), [(1700000000.5, 2.345)])
+
     def test_parse_pgbench(self):
         latencies = Counter()
         clients.count_latencies(["0 1 2345 0 1700000000 1\n", "0 2 failed 0 1700000000 2\n"],

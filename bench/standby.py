@@ -1,0 +1,97 @@
+"""How long a standby takes to catch up, and what its readers wait meanwhile.
+
+The standby is down while its primary carries out transactions.  Then both start with nothing
+in the kernel's cache except the WAL of the primary, which is to cost the device that they
+share nothing.
+"""
+
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from common import postgres
+
+from . import clients, counters, stats
+from .loads import Point
+from .restart import BLOCK, RECOVERY, carry_out
+
+POLL_SECONDS = 0.05
+READS = ("--builtin=select-only",)
+
+
+@dataclass(frozen=True)
+class CatchUp:
+    """Transactions for a standby that is down, and its way to the end of them.
+
+    `transactions` is for all clients, `arguments` are those of pgbench; so many `readers`
+    ask for single rows on the standby, which count until it has caught up.
+    """
+
+    transactions: int
+    arguments: tuple
+    readers: int = 0
+
+    def __call__(self, session):
+        server, standby, volume = session.server, session.standby, session.volume
+        volume.release()
+        standby.stop()
+        server.sql("CHECKPOINT")
+        begun = server.sql("SELECT pg_current_wal_lsn()")
+        carry_out(server, self.transactions, self.arguments)
+        written = server.sql(f"SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '{begun}')")
+        server.stop()
+        volume.cool()
+        server.start()
+        end = server.sql("SELECT pg_current_wal_lsn()")
+        # Its socket is in another directory than before.
+        primary = server.environment()
+        postgres.write_settings(standby.data / "postgresql.auto.conf", {
+            "primary_conninfo": f"host={primary['PGHOST']} port={primary['PGPORT']}"
+                                f" user={primary['PGUSER']}"})
+        for path in (server.data / "pg_wal").glob("0*"):
+            path.read_bytes()
+        volume.hold()
+        before = counters.devices(volume)
+        started = time.time()
+        standby.start()
+        opened = time.time()
+        with ThreadPoolExecutor(1) as pool:
+            reads = pool.submit(self._read, session) if self.readers else None
+            caught_up = _caught_up(standby, end)
+            counts = counters.difference(counters.snapshot(standby, volume), before)
+            log = reads.result() if reads else []
+        volume.release()
+        facts = {"opened after s": round(opened - started, 2),
+                 "WAL kB": round(float(written) / 1024), **_facts(counts)}
+        points = [Point("until caught up", round(caught_up - started, 2), "s", False, 1, counts,
+                        extra=facts)]
+        return points + _latency(log, caught_up)
+
+    def _read(self, session):
+        """Have clients ask the standby for rows; returns [(time, milliseconds)]."""
+        return clients.pgbench_log(session.standby, READS, session.seconds, session.raw,
+                                   self.readers)
+
+
+def _caught_up(standby, end):
+    """Return when the standby has replayed WAL up to `end`."""
+    while standby.sql(f"SELECT pg_last_wal_replay_lsn() >= '{end}'") != "t":
+        time.sleep(POLL_SECONDS)
+    return time.time()
+
+
+def _facts(counts):
+    """Return the counts that no noise touches."""
+    return {"blocks read by recovery": counters.total(counts, RECOVERY + r"\.read_bytes") // BLOCK,
+            "device reads": counts.get("device.data.reads", 0),
+            "device kB read": counts.get("device.data.read_sectors", 0) // 2}
+
+
+def _latency(log, until):
+    """Return Points for what readers waited before a time, of (time, milliseconds)."""
+    waits = Counter(waited for when, waited in log if when <= until)
+    latency = stats.percentiles(waits)
+    number = waits.total()
+    return [Point(f"readers, {title}", latency[key], "ms", False, number, latency=latency)
+            for title, key in (("median", "p50"), ("99th percentile", "p99")) if number]
