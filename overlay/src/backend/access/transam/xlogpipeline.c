@@ -1374,6 +1374,7 @@ pipeline_end_range(void)
 	XLogAheadPause();
 	pipeline_close_segment();
 	smgrdestroyall();
+	pgstat_report_wal(true);	/* else reads are shown when a standby ends */
 
 	INJECTION_POINT("xlogpipeline-end-range", NULL);
 

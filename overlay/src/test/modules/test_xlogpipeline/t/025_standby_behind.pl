@@ -76,6 +76,14 @@ sub windows
 	return @windows;
 }
 
+# Query for the blocks that a kind of process has read
+sub blocks_read
+{
+	my ($kind) = @_;
+	return "SELECT (SELECT sum(reads) FROM pg_stat_io
+		WHERE backend_type = '$kind' AND object = 'relation')";
+}
+
 # Sums of all that is changed
 sub sums
 {
@@ -121,6 +129,7 @@ is(scalar(@windows), 0, 'does not look ahead if it is behind by little');
 
 # --- Behind.  A range of WAL is a segment at most; a window is not.
 
+$standby->safe_psql('postgres', q{SELECT pg_stat_reset_shared('io')});
 @windows = fall_behind($primary, $standby, sub { change($primary, 't_two') });
 my $found = sum0(map { $_->[2] } @windows);
 cmp_ok($found, '>=', $PAGES, 'behind: looks ahead in all blocks');
@@ -128,6 +137,11 @@ cmp_ok($found, '<=', 1.1 * $PAGES, '... once');
 my @from = map { hex((split m{/}, $_->[0])[1]) >> 20 } @windows;
 my @to = map { hex((split m{/}, $_->[1])[1]) >> 20 } @windows;
 ok((grep { $from[$_] != $to[$_] } 0 .. $#windows), '... beyond the end of a segment');
+ok($standby->poll_query_until('postgres',
+		blocks_read('background worker') . " >= $PAGES"),
+	'... which are read ahead of redo');
+is($standby->safe_psql('postgres', blocks_read('startup') . " < $PAGES / 10"),
+	't', '... and not by it');
 is(sums($standby), sums($primary), '... and replays all');
 
 # --- What is dropped, truncated or made anew meanwhile
