@@ -3,10 +3,10 @@
  * pg_doublewrite.c
  *	  Show and check the double-write log of a database cluster, say what a
  *	  server would do with it, what the storage promises, and what is in the
- *	  way of stock PostgreSQL.
+ *	  way of stock PostgreSQL; bring a page of a standby from its primary.
  *
- * Nothing is ever changed; `storage` alone writes, to a temporary file of its
- * own, which has no name, or none for long.
+ * Only `fetch-page` changes anything; `storage` writes, too, but to a temporary
+ * file of its own, which has no name, or none for long.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -31,6 +31,7 @@ typedef enum Command
 	COMMAND_LEDGER,
 	COMMAND_STORAGE,
 	COMMAND_LEAVE,
+	COMMAND_FETCH_PAGE,
 } Command;
 
 static const char *const command_names[] = {
@@ -41,6 +42,7 @@ static const char *const command_names[] = {
 	[COMMAND_LEDGER] = "ledger",
 	[COMMAND_STORAGE] = "storage",
 	[COMMAND_LEAVE] = "leave",
+	[COMMAND_FETCH_PAGE] = "fetch-page",
 };
 
 const char *progname;
@@ -59,15 +61,20 @@ usage(const char *progname)
 	printf(_("  ledger                 say what the last restore did\n"));
 	printf(_("  storage                say what the storage promises about page writes\n"));
 	printf(_("  leave                  say what to remove before stock PostgreSQL starts\n"));
+	printf(_("  fetch-page             put a page of the primary in the place of one of a standby\n"));
 	printf(_("\nOptions:\n"));
 	printf(_(" [-D, --pgdata=]DATADIR  data directory\n"));
+	printf(_("  -b, --block=NUMBER     block that fetch-page brings\n"));
 	printf(_("  -c, --config-file=FILE  where leave finds postgresql.conf, if not in DATADIR\n"));
 	printf(_("  -d, --log-directory=DIR  read this log alone, without a data directory\n"));
-	printf(_("  -f, --force            dry run though a server seems to be running\n"));
+	printf(_("  -f, --force            dry run though a server seems to be running; fetch-page\n"
+			 "                         though the checksum of the page is right\n"));
 	printf(_("  -j, --json             write JSON\n"));
 	printf(_("  -N, --no-sync-test     do not write to measure the cost of a sync\n"));
 	printf(_("  -p, --pages            list pages one by one\n"));
+	printf(_("  -r, --relation=PATH    relation of that block, as in the server's message\n"));
 	printf(_("  -s, --seconds=SECS     length of each measurement (default: 1)\n"));
+	printf(_("  -S, --source-server=CONNSTR  primary to fetch it from\n"));
 	printf(_("  -V, --version          output version information, then exit\n"));
 	printf(_("  -?, --help             show this help, then exit\n"));
 	printf(_("\nIf no data directory (DATADIR) is specified, "
@@ -141,6 +148,7 @@ run_command(Command command, LogState *state, const Options *options)
 		case COMMAND_LEDGER:
 		case COMMAND_STORAGE:
 		case COMMAND_LEAVE:
+		case COMMAND_FETCH_PAGE:
 			Assert(false);
 			break;
 	}
@@ -151,13 +159,16 @@ main(int argc, char **argv)
 {
 	static struct option long_options[] = {
 		{"pgdata", required_argument, NULL, 'D'},
+		{"block", required_argument, NULL, 'b'},
 		{"config-file", required_argument, NULL, 'c'},
 		{"log-directory", required_argument, NULL, 'd'},
 		{"force", no_argument, NULL, 'f'},
 		{"json", no_argument, NULL, 'j'},
 		{"no-sync-test", no_argument, NULL, 'N'},
 		{"pages", no_argument, NULL, 'p'},
+		{"relation", required_argument, NULL, 'r'},
 		{"seconds", required_argument, NULL, 's'},
+		{"source-server", required_argument, NULL, 'S'},
 		{NULL, 0, NULL, 0}
 	};
 	Command		command = COMMAND_STATE;
@@ -166,6 +177,9 @@ main(int argc, char **argv)
 	char	   *datadir = NULL;
 	char	   *logdir = NULL;
 	char	   *config_file = NULL;
+	char	   *relation = NULL;
+	char	   *block = NULL;
+	char	   *source = NULL;
 	bool		force = false;
 	bool		sync_test = true;
 	int			seconds = 1;
@@ -176,12 +190,15 @@ main(int argc, char **argv)
 	progname = get_progname(argv[0]);
 	handle_help_version_opts(argc, argv, "pg_doublewrite", usage);
 
-	while ((c = getopt_long(argc, argv, "c:D:d:fjNps:", long_options, NULL)) != -1)
+	while ((c = getopt_long(argc, argv, "b:c:D:d:fjNpr:s:S:", long_options, NULL)) != -1)
 	{
 		switch (c)
 		{
 			case 'D':
 				datadir = optarg;
+				break;
+			case 'b':
+				block = optarg;
 				break;
 			case 'c':
 				config_file = make_absolute_path(optarg);
@@ -200,6 +217,12 @@ main(int argc, char **argv)
 				break;
 			case 'p':
 				options.pages = true;
+				break;
+			case 'r':
+				relation = optarg;
+				break;
+			case 'S':
+				source = optarg;
 				break;
 			case 's':
 				if (!option_parse_int(optarg, "-s/--seconds", 1, 60, &seconds))
@@ -237,17 +260,29 @@ main(int argc, char **argv)
 	}
 	if (datadir == NULL &&
 		(command == COMMAND_DRY_RUN || command == COMMAND_LEDGER ||
-		 command == COMMAND_STORAGE || command == COMMAND_LEAVE))
+		 command == COMMAND_STORAGE || command == COMMAND_LEAVE ||
+		 command == COMMAND_FETCH_PAGE))
 	{
 		pg_log_error("command \"%s\" needs a data directory",
 					 command_names[command]);
 		usage_error();
 	}
 
-	if (command == COMMAND_STORAGE || command == COMMAND_LEDGER)
+	if (command == COMMAND_FETCH_PAGE &&
+		(relation == NULL || block == NULL || source == NULL))
+	{
+		pg_log_error("command \"%s\" needs %s", command_names[command],
+					 "--relation, --block and --source-server");
+		usage_error();
+	}
+
+	if (command == COMMAND_STORAGE || command == COMMAND_LEDGER ||
+		command == COMMAND_FETCH_PAGE)
 	{
 		if (command == COMMAND_STORAGE)
 			test_storage(datadir, &options, seconds, sync_test);
+		else if (command == COMMAND_FETCH_PAGE)
+			fetch_page(datadir, source, relation, block, force);
 		else
 			print_ledger(datadir, &options);
 		if (fflush(stdout) != 0)

@@ -70,6 +70,8 @@ extern const char *progname;
 extern bool count_crash_work(const LogState *state, CrashWork *work);
 
 /* readlog.c */
+extern void open_cluster(LogState *state, const char *datadir);
+extern void refuse_running_server(const LogState *state);
 extern void read_log(LogState *state, const char *datadir, const char *logdir);
 extern void read_copy(const LogState *state, const DWCopy *copy, char *page);
 extern const char *verdict_word(Verdict verdict);
@@ -85,6 +87,10 @@ extern void dry_run(LogState *state, const Options *options);
 /* leave.c */
 extern bool print_leave(const LogState *state, const char *config_file,
 						const Options *options);
+
+/* fetch.c */
+extern void fetch_page(const char *datadir, const char *source, const char *name,
+					   const char *block, bool force);
 
 /* ledger.c */
 extern char *time_text(int64 timestamp);

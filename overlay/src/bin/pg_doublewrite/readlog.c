@@ -85,6 +85,22 @@ running_server(void)
 	return pid;
 }
 
+/*
+ * Complain if a server is running now.
+ */
+void
+refuse_running_server(const LogState *state)
+{
+	long		pid = running_server();
+
+	if (pid == 0)
+		return;
+	pg_log_error("a server seems to be running on data directory \"%s\" with process ID %ld",
+				 state->datadir, pid);
+	pg_log_error_hint("Stop it first.");
+	exit(1);
+}
+
 static void
 read_label(LogState *state)
 {
@@ -556,20 +572,32 @@ judge(LogState *state)
 }
 
 /*
+ * Go to a data directory, and read its control file.
+ */
+void
+open_cluster(LogState *state, const char *datadir)
+{
+	memset(state, 0, sizeof(*state));
+	state->datadir = datadir;
+	if (chdir(datadir) < 0)
+		pg_fatal("could not change directory to \"%s\": %m", datadir);
+	read_control(state);
+}
+
+/*
  * Read the log of a data directory, or that in logdir alone.
  */
 void
 read_log(LogState *state, const char *datadir, const char *logdir)
 {
-	memset(state, 0, sizeof(*state));
-	state->datadir = datadir;
+	if (datadir != NULL)
+		open_cluster(state, datadir);
+	else
+		memset(state, 0, sizeof(*state));
 	state->logdir = datadir ? DW_DIR : logdir;
 
 	if (datadir != NULL)
 	{
-		if (chdir(datadir) < 0)
-			pg_fatal("could not change directory to \"%s\": %m", datadir);
-		read_control(state);
 		read_label(state);
 		state->pid = running_server();
 		judge_label(state);

@@ -1,0 +1,239 @@
+
+# Copyright (c) 2026, PostgreSQL Global Development Group
+
+# A page of a standby has rotted.  Redo that needs it says what to do; the page of the
+# primary is fetched, and replay goes on.
+
+use strict;
+use warnings FATAL => 'all';
+
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use PostgreSQL::Test::Watchdog;
+use Test::More;
+use Time::HiRes qw(usleep);
+
+my $BLOCK = 7;
+
+my $primary = PostgreSQL::Test::Cluster->new('primary');
+$primary->init(allows_streaming => 1, extra => ['--data-checksums']);
+$primary->append_conf(
+	'postgresql.conf', q{
+io_torn_pages_protection = double_writes
+autovacuum = off
+wal_keep_size = 1GB
+shared_buffers = 16MB
+});
+$primary->start;
+$primary->safe_psql(
+	'postgres', q{
+	CREATE EXTENSION amcheck;
+	CREATE TABLE t (i int PRIMARY KEY, v int, f text) WITH (fillfactor = 50);
+	INSERT INTO t SELECT g, 0, repeat('x', 100) FROM generate_series(1, 20000) g;
+});
+$primary->safe_psql('postgres', 'CHECKPOINT');
+$primary->backup('base');
+my $file = $primary->safe_psql('postgres', "SELECT pg_relation_filepath('t')");
+
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($primary, 'base', has_streaming => 1);
+$standby->start;
+$primary->safe_psql('postgres', 'UPDATE t SET v = v + 1 WHERE i % 100 = 0');
+$primary->safe_psql('postgres', 'CHECKPOINT');
+$primary->wait_for_catchup($standby);
+$standby->safe_psql('postgres', 'CHECKPOINT');
+
+sub corrupt
+{
+	my ($node, $text) = @_;
+
+	open(my $handle, '+<:raw', $node->data_dir . "/$file") or die "$file: $!";
+	seek($handle, 8192 * $BLOCK + 4000, 0) or die;
+	print $handle $text;
+	close($handle) or die;
+	return;
+}
+
+sub page
+{
+	my ($node) = @_;
+	my $page;
+
+	open(my $handle, '<:raw', $node->data_dir . "/$file") or die "$file: $!";
+	seek($handle, 8192 * $BLOCK, 0) or die;
+	read($handle, $page, 8192) == 8192 or die;
+	close($handle);
+	return $page;
+}
+
+# The command, of the standby and its primary unless told otherwise
+sub fetch_page
+{
+	my (%arg) = @_;
+
+	return [
+		'pg_doublewrite', 'fetch-page',
+		'--relation' => $arg{relation} // $file,
+		'--block' => $arg{block} // $BLOCK,
+		'--source-server' => ($arg{source} // $primary)->connstr('postgres'),
+		@{ $arg{more} // [] },
+		$arg{data} // $standby->data_dir
+	];
+}
+
+sub refused
+{
+	my ($name, $complaint, %arg) = @_;
+	my $before = page($standby);
+
+	command_fails_like(fetch_page(%arg), $complaint, "refused: $name");
+	ok(page($standby) eq $before, '... and nothing is changed');
+	return;
+}
+
+sub min_recovery_point
+{
+	my ($text) = run_command([ 'pg_controldata', $standby->data_dir ]);
+
+	$text =~ m{Minimum recovery ending location: +(\S+)} or die $text;
+	return $1;
+}
+
+# Start the standby and wait until it has stopped by itself.  It may do so before or
+# after it has let clients in.
+sub start_in_vain
+{
+	system_or_bail('pg_ctl', '--no-wait', '--pgdata' => $standby->data_dir,
+		'--log' => $standby->logfile, 'start');
+	$standby->wait_for_log(qr/database system is shut down/, -s $standby->logfile);
+	foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
+	{
+		return if !-f $standby->data_dir . '/postmaster.pid';
+		usleep(100_000);
+	}
+	die 'the standby does not stop';
+}
+
+my $sums = q{SELECT count(*), sum(v) FROM t};
+
+sub same_sums
+{
+	my ($name) = @_;
+
+	return is($standby->safe_psql('postgres', $sums),
+		$primary->safe_psql('postgres', $sums), $name);
+}
+
+# --- What is no page that can be fetched
+
+refused('a server that runs', qr/a server seems to be running/);
+$standby->stop;
+refused('a page that is not damaged', qr/is not damaged: its checksum is right/);
+refused('a path out of the data directory', qr/is not the path of a relation/,
+	relation => "../primary/$file");
+refused('a file with a number of its own', qr/is not the path of a relation/,
+	relation => "$file.1");
+refused('a block beyond the end', qr/has no block 100000|could not open file/,
+	block => 100000);
+refused('no number', qr/invalid block number/, block => '7x');
+command_fails_like(
+	[ 'pg_doublewrite', 'fetch-page', $standby->data_dir ],
+	qr/needs --relation, --block and --source-server/,
+	'refused: no page is named');
+
+# --- Redo meets the damaged page.
+
+corrupt($standby, 'rot' x 100);
+$primary->safe_psql('postgres', 'CHECKPOINT');
+$primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
+my $offset = -s $standby->logfile;
+start_in_vain();
+my $log = slurp_file($standby->logfile, $offset);
+like($log, qr/FATAL: .*invalid page in block $BLOCK of relation "$file"/, 'replay ends');
+like($log, qr/HINT: .*pg_doublewrite fetch-page --relation=$file --block=$BLOCK/,
+	'... and says what to do');
+
+# --- Servers that are not the primary, or not now
+
+my $other = PostgreSQL::Test::Cluster->new('other');
+$other->init(extra => ['--data-checksums']);
+$other->start;
+refused('another cluster', qr/the other server has system identifier/, source => $other);
+$other->stop;
+refused('a server that is down', qr/connection to server .* failed/, source => $other);
+command_fails_like(
+	fetch_page(data => $other->data_dir, relation => 'base/1/1259', block => 0),
+	qr/is not that of a standby/,
+	'refused: a cluster that is no standby');
+
+# The backup, started as a primary: it ends where the backup was made.
+my $past = PostgreSQL::Test::Cluster->new('past');
+$past->init_from_backup($primary, 'base');
+$past->start;
+refused('what is older than the standby', qr/last checkpoint of the primary is older/,
+	source => $past);
+$past->stop;
+
+my $sibling = PostgreSQL::Test::Cluster->new('sibling');
+$sibling->init_from_backup($primary, 'base', has_streaming => 1);
+$sibling->start;
+$primary->wait_for_catchup($sibling);
+refused('another standby', qr/is in recovery, but only a primary will do/,
+	source => $sibling);
+$sibling->promote;
+refused('a primary on another timeline',
+	qr/the primary is on timeline 2, but this standby on timeline 1/,
+	source => $sibling);
+$sibling->stop;
+
+my $good = page($primary);
+corrupt($primary, 'rot' x 100);
+refused('a page that is damaged there, too', qr/is damaged on the primary, too/);
+corrupt($primary, substr($good, 4000, 300));
+
+# --- The page is from the future of the standby.  Reading it has set hints in it for a
+# --- transaction that ended later than its last change.
+
+my $before = min_recovery_point();
+$primary->safe_psql(
+	'postgres', q{
+	BEGIN;
+	UPDATE t SET v = v + 1;
+	CREATE TABLE later AS SELECT generate_series(1, 10000);
+	COMMIT;
+});
+$primary->safe_psql('postgres', 'SELECT count(*) FROM t');
+my $ended = $primary->safe_psql('postgres', 'SELECT pg_current_wal_insert_lsn()');
+$primary->safe_psql('postgres', 'CHECKPOINT');
+command_like(fetch_page(), qr/^Block $BLOCK of relation "$file", with LSN \S+, is that of the primary now/,
+	'page is fetched');
+ok(page($standby) eq page($primary), '... as it is on the primary');
+my $after = min_recovery_point();
+is( $primary->safe_psql(
+		'postgres', "SELECT '$after'::pg_lsn >= '$ended' AND '$after'::pg_lsn > '$before'
+			AND pg_current_wal_flush_lsn() >= '$after'"),
+	't',
+	'... and the standby takes queries only after all that the page depends on');
+
+# --- Replay goes on.
+
+$standby->start;
+$primary->wait_for_catchup($standby);
+same_sums('replay goes on, with all rows');
+is( $standby->safe_psql('postgres', q{SELECT count(*) FROM verify_heapam('t')}),
+	'0', '... an intact heap');
+is($standby->safe_psql('postgres', q{SELECT bt_index_check('t_pkey', true)}),
+	'', '... and an intact index');
+
+# --- By force, of a page whose checksum is right
+
+$standby->stop;
+command_like(fetch_page(more => ['--force']), qr/is that of the primary now/, 'forced');
+$standby->start;
+$primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
+$primary->wait_for_catchup($standby);
+same_sums('... and replay goes on');
+$standby->promote;
+same_sums('... up to a promotion');
+
+done_testing();
