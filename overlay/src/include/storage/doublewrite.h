@@ -69,7 +69,6 @@ extern bool DoubleWriteImageMissing(struct XLogReaderState *record,
 extern bool DoubleWriteNeedsNoImage(struct XLogReaderState *record,
 									uint8 block_id);
 extern void DoubleWriteNoteImagesOff(XLogRecPtr recptr);
-extern bool DoubleWriteDroppedAhead(Oid next);
 
 /* failedsync.c: pages whose sync has failed */
 extern void DoubleWriteNotePanic(void);

@@ -747,7 +747,7 @@ extern bool dw_redo_rebuilds(const DWSlot *slot);
 extern void dw_note_end_of_recovery(void);
 extern bool dw_replayed_images(void);
 extern void dw_note_truncate(const RelFileLocator *rlocator);
-extern void dw_note_drop_in_redo(Oid number, const RelFileLocator *rlocator);
+extern void dw_note_drop_in_redo(const RelFileLocator *rlocator);
 extern bool dw_was_truncated(const RelFileLocator *rlocator);
 
 /* rebuilt.c */

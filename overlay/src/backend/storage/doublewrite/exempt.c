@@ -223,9 +223,6 @@ dw_truncate_bucket(const RelFileLocator *rlocator)
 	return &DWCtl->truncated[hash % DW_TRUNCATE_BUCKETS];
 }
 
-/* Highest number of a relation or database that redo has dropped */
-static Oid	dw_highest_dropped = InvalidOid;
-
 /*
  * Remember that all records for blocks that a truncation of this relation
  * removes end at or before the present end of WAL.
@@ -240,19 +237,16 @@ dw_note_truncate(const RelFileLocator *rlocator)
 }
 
 /*
- * Redo drops a relation or, if rlocator is NULL, a database, with this number.  It
- * leaves nothing that would keep others from using the name of the file before
+ * Redo drops a relation or, if rlocator is NULL, a database.  Except in crash recovery
+ * it leaves nothing that would keep others from using the name of the file before
  * the next checkpoint, as sessions do.  Until then records for the blocks of the
  * old file will come before those for the new one: they count as truncated. (R2)
  */
 void
-dw_note_drop_in_redo(Oid number, const RelFileLocator *rlocator)
+dw_note_drop_in_redo(const RelFileLocator *rlocator)
 {
 	if (!RecoveryInProgress())
 		return;
-	/* dw_highest_dropped is this process's own */
-	Assert(AmStartupProcess() || !IsUnderPostmaster);
-	dw_highest_dropped = Max(dw_highest_dropped, number);
 	if (rlocator != NULL)
 		dw_note_truncate(rlocator);
 	else
@@ -262,17 +256,6 @@ dw_note_drop_in_redo(Oid number, const RelFileLocator *rlocator)
 		for (int i = 0; i < DW_TRUNCATE_BUCKETS; i++)
 			pg_atomic_monotonic_advance_u64(&DWCtl->truncated[i], lsn);
 	}
-}
-
-/*
- * Has redo dropped anything whose number may be used again soon, as the OID
- * counter, which is at 'next', has wrapped around and is still below it?  For
- * the startup process.
- */
-bool
-DoubleWriteDroppedAhead(Oid next)
-{
-	return dw_highest_dropped >= next;
 }
 
 /*

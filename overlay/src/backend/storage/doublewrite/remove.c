@@ -339,7 +339,7 @@ DoubleWriteDiscardRelations(SMgrRelation *rels, int nrels)
 
 		if (SmgrIsTemp(rels[i]))
 			continue;
-		dw_note_drop_in_redo(rlocator->relNumber, rlocator);
+		dw_note_drop_in_redo(rlocator);
 		dw_discard(dw_tag_in_relation, rlocator);
 	}
 	INJECTION_POINT("doublewrite-relations-discarded", NULL);
@@ -351,7 +351,7 @@ DoubleWriteDiscardRelations(SMgrRelation *rels, int nrels)
 void
 DoubleWriteDiscardDatabase(Oid dbid)
 {
-	dw_note_drop_in_redo(dbid, NULL);
+	dw_note_drop_in_redo(NULL);
 	dw_discard(dw_tag_in_database, &dbid);
 	INJECTION_POINT("doublewrite-database-discarded", NULL);
 }

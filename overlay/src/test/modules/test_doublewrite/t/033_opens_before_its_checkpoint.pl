@@ -348,7 +348,7 @@ test_modes_change('off', 'full_pages', 'double_writes');
 test_modes_change('full_pages', 'double_writes', 'full_pages');
 
 # ---------------------------------------------------------------------
-# Redo drops a file at once, so its number is free before the checkpoint
+# The number of a file that redo has dropped is not free before the checkpoint
 # ---------------------------------------------------------------------
 
 # Make a table with a number that is no OID, not even of the relation that VACUUM
@@ -372,9 +372,9 @@ sub make_number_come_again
 	return $number;
 }
 
-sub use_number_again
+sub make_new_table
 {
-	my ($node, $number) = @_;
+	my ($node) = @_;
 
 	$node->safe_psql(
 		'postgres', q{
@@ -382,42 +382,45 @@ sub use_number_again
 		CREATE TABLE new (id int, pad char(100) DEFAULT 'y');
 		INSERT INTO new SELECT i FROM generate_series(1, 2000) i;
 		COMMIT});
-	is($node->safe_psql('postgres', q{SELECT pg_relation_filenode('new')}),
-		$number, 'the number is used again');
-	return;
+	return $node->safe_psql('postgres', q{SELECT pg_relation_filenode('new')});
 }
 
-# After crash recovery the checkpoint comes first.
-sub test_number_used_again
+# After crash recovery an empty file stays until then, as at any other time.
+sub test_number_kept
 {
 	my ($mode) = @_;
 	my $node = dw_quiet_node("again_$mode", mode => $mode);
 
-	note "number used again in $mode";
+	note "number comes again in $mode";
 	my $number = make_number_come_again($node);
+	my $file = $node->data_dir . '/'
+	  . $node->safe_psql('postgres', q{SELECT pg_relation_filepath('gone')});
 
 	$node->safe_psql('postgres', 'UPDATE gone SET v = 1; DROP TABLE gone');
+	my $redo = redo_of($node);
 	$node->stop('immediate');
+	hold_checkpoints($node);
 	my $offset = -s $node->logfile;
 	$node->start;
-	like(
-		slurp_file($node->logfile, $offset),
-		qr/checkpoint starting: end-of-recovery/,
-		'the checkpoint comes first');
+	is_in_window($node, $offset, $redo, "number comes again in $mode");
+	is(-s $file, 0, 'an empty file is left of the table that was dropped');
+	isnt(make_new_table($node), $number, 'the number is not used again');
 
-	use_number_again($node, $number);
 	$node->safe_psql('postgres', q{SELECT dw_evict('new'); SELECT dw_drain()});
 	$node->stop('immediate');
+	let_checkpoints($node);
 	dw_start_after_crash($node);
 	is( $node->safe_psql(
 			'postgres', 'SELECT count(*), sum(id), max(pad) FROM new'),
 		'2000|2001000|y' . ' ' x 99,
 		'nothing is lost');
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	ok(!-e $file, 'the next checkpoint removes the file');
 	dw_check_stopped($node);
 	return;
 }
 
-test_number_used_again($_) foreach (qw(double_writes full_pages));
+test_number_kept($_) foreach (qw(double_writes full_pages));
 
 # After a promotion it does not, as in stock.  Records for the old file come
 # before those for the new one, so pages of that are not exempt.
@@ -444,7 +447,7 @@ test_number_used_again($_) foreach (qw(double_writes full_pages));
 	$primary->safe_psql('postgres', 'UPDATE gone SET v = 1; DROP TABLE gone');
 	$primary->wait_for_replay_catchup($standby);
 	$standby->promote;
-	use_number_again($standby, $number);
+	is(make_new_table($standby), $number, 'the number is used again');
 	$standby->safe_psql(
 		'postgres', q{
 		CREATE TABLE other (id int, pad char(100) DEFAULT 'z');
