@@ -32,6 +32,14 @@
 /* No page, no record: end of a list */
 #define INSTANT_NONE			PG_UINT32_MAX
 
+/* Whether a page has got a place among "demands" */
+typedef enum InstantDemand
+{
+	INSTANT_UNDEMANDED,
+	INSTANT_DEMANDED,
+	INSTANT_DEMANDED_IN_RANGE,	/* together with its neighbors */
+} InstantDemand;
+
 typedef enum InstantPageState
 {
 	INSTANT_PENDING,
@@ -44,7 +52,7 @@ typedef enum InstantPageState
  * A page with records to be applied.  Written by the startup process during
  * analysis.  While workers redo pages only "state" changes, and what the process
  * that has taken the page to REDOING writes: the place that redo has reached in
- * the chain, "paused", "rebuilt" and "sqlerrcode".
+ * the chain, "rebuilt" and "sqlerrcode"; and "demanded" by a process that demands it.
  */
 typedef struct InstantPage
 {
@@ -57,12 +65,13 @@ typedef struct InstantPage
 	uint32		spilled;		/* place of records before these, or 0: see
 								 * instantspill.c */
 	uint32		applied;		/* distance of the record applied last */
-	uint32		paused_at;		/* records before this one have been applied */
+	uint32		paused_at;		/* redo has been put off: records before this one
+								 * have been applied */
 	int			sqlerrcode;		/* with which it has failed */
 	pg_atomic_uint32 state;		/* InstantPageState */
 	uint8		forknum;
 	bool		rebuilt;		/* the first record does without the old page */
-	bool		paused;			/* redo has been put off */
+	uint8		demanded;		/* InstantDemand */
 	bool		judged;			/* in analysis: whether WAL has images of it */
 } InstantPage;
 
@@ -174,7 +183,7 @@ extern void instant_give_back(void);
 extern void instant_page_failed(uint32 i);
 extern void instant_retry_all(void);
 extern bool instant_demand(uint32 i);
-extern bool instant_is_demanded(void);
+extern uint32 instant_demands(void);
 extern int	instant_errdetail_redone(void);
 
 /* instantspill.c */
@@ -190,6 +199,7 @@ extern void instant_close_reader(void);
 
 /* instantredo.c */
 extern void instant_announce_page(const InstantPage *page);
+extern uint32 instant_max_ahead(void);
 extern void instant_reset_ahead(bool sessions);
 extern uint32 instant_take(void);
 extern bool instant_redo_page(uint32 i);

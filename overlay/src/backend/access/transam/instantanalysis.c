@@ -353,7 +353,7 @@ instant_add_page(InstantFork *fork, BlockNumber blkno)
 	page->blkno = blkno;
 	instant_clear_chain(page);
 	page->applied = page->paused_at = 0;
-	page->paused = false;
+	page->demanded = INSTANT_UNDEMANDED;
 	page->judged = false;
 	page->sqlerrcode = ERRCODE_DATA_CORRUPTED;
 	pg_atomic_init_u32(&page->state, INSTANT_PENDING);

@@ -153,6 +153,13 @@ pg_atomic_uint32 *InstantRecoveryPending = NULL;
 
 bool		instant_redoes_chains = false;
 
+/*
+ * The last page that this process has needed and demanded, and how many from there on it has
+ * demanded.
+ */
+static uint32 range_from = 0;
+static uint32 range_length = 0;
+
 /* Does this process count among "members"? */
 static bool is_member = false;
 
@@ -277,6 +284,20 @@ InstantRecoveryShmemSize(void)
 }
 
 /*
+ * Return how many demands there are that no worker has taken.
+ */
+uint32
+instant_demands(void)
+{
+	uint32		demands;
+
+	SpinLockAcquire(&InstantCtl->mutex);
+	demands = InstantCtl->demand_head - InstantCtl->demand_tail;
+	SpinLockRelease(&InstantCtl->mutex);
+	return demands;
+}
+
+/*
  * What views show of pages that are pending.  (DoubleWriteFigureSource)
  */
 static void
@@ -297,6 +318,10 @@ instant_put_figures(DoubleWriteSnapshot *snapshot)
 						 pg_atomic_read_u32(&InstantCtl->on_demand));
 	DoubleWritePutFigure(snapshot, "instant_workers",
 						 instant_members());
+	DoubleWritePutFigure(snapshot, "instant_pages_demanded",
+						 instant_demands());
+	DoubleWritePutFigure(snapshot, "instant_pages_ahead",
+						 pg_atomic_read_u32(&InstantCtl->ahead));
 }
 
 void
@@ -708,18 +733,54 @@ instant_demand(uint32 i)
 	return room;
 }
 
-/*
- * Return whether there are demands that no worker has taken.
- */
-bool
-instant_is_demanded(void)
+static bool
+instant_is_of(uint32 i, const RelFileLocator *rlocator)
 {
-	bool		result;
+	return i < InstantCtl->npages &&
+		RelFileLocatorEquals(InstantPages[i].rlocator, *rlocator);
+}
 
-	SpinLockAcquire(&InstantCtl->mutex);
-	result = InstantCtl->demand_tail != InstantCtl->demand_head;
-	SpinLockRelease(&InstantCtl->mutex);
-	return result;
+/*
+ * Demand a page that is pending, unless it is among the demands already, or has been
+ * since it was.
+ */
+static void
+instant_want_page(InstantPage *page, InstantDemand demand)
+{
+	if (pg_atomic_read_u32(&page->state) != INSTANT_PENDING ||
+		page->demanded != INSTANT_UNDEMANDED)
+		return;
+
+	/* There are more of us than workers, so don't leave the reading to them. */
+	instant_announce_page(page);
+	page->demanded = demand;
+	if (!instant_demand(page - InstantPages))
+		page->demanded = INSTANT_UNDEMANDED;
+}
+
+/*
+ * This process needs a page.  If it has needed those before it, it will need those after it:
+ * demand more and more of them, so that reads of many are under way at once.  "waits" is
+ * whether it has to wait for this one.
+ */
+static void
+instant_want_pages(uint32 i, bool waits)
+{
+	uint32		place = i - range_from - 1;
+	InstantPage *page = &InstantPages[i];
+
+	if (!waits && (place >= range_length || place < range_length / 2))
+		return;
+
+	if (place < range_length)
+		range_length = Max(Min(2 * range_length, instant_max_ahead()), 1);
+	else
+		range_length = 1;
+	range_from = i;
+	for (uint32 n = 0; n < range_length && instant_is_of(i + n, &page->rlocator) &&
+		 page[n].forknum == page->forknum; n++)
+		instant_want_page(&page[n], range_length > 1 ?
+						  INSTANT_DEMANDED_IN_RANGE : INSTANT_DEMANDED);
 }
 
 /*
@@ -775,6 +836,7 @@ instant_await_page(InstantPage *page)
 	{
 		/* what has been done to it is seen */
 		pg_read_barrier();
+		instant_want_pages(i, false);
 		return true;
 	}
 
@@ -783,13 +845,8 @@ instant_await_page(InstantPage *page)
 	/* Others may wait for reads that we have not even submitted. */
 	pgaio_submit_staged();
 
-	/* There are more of us than workers, so don't leave the reading to them. */
-	if (state == INSTANT_PENDING)
-	{
-		instant_announce_page(page);
-		(void) instant_demand(i);
-	}
-	else if (state == INSTANT_FAILED)
+	instant_want_pages(i, true);
+	if (state == INSTANT_FAILED)
 		instant_retry(i);
 
 	ConditionVariablePrepareToSleep(cv);
@@ -865,9 +922,7 @@ InstantRecoveryWaitForRelation(const RelFileLocator *rlocator)
 {
 	if (instant_redoes_chains)
 		return;
-	for (uint32 i = instant_first_page(rlocator);
-		 i < InstantCtl->npages &&
-		 RelFileLocatorEquals(InstantPages[i].rlocator, *rlocator); i++)
+	for (uint32 i = instant_first_page(rlocator); instant_is_of(i, rlocator); i++)
 		instant_wait_for_page(&InstantPages[i]);
 }
 
@@ -903,9 +958,7 @@ InstantRecoveryForgetRelation(const RelFileLocator *rlocator)
 	if (instant_redoes_chains)
 		return;
 	instant_check_open();
-	for (uint32 i = instant_first_page(rlocator);
-		 i < InstantCtl->npages &&
-		 RelFileLocatorEquals(InstantPages[i].rlocator, *rlocator); i++)
+	for (uint32 i = instant_first_page(rlocator); instant_is_of(i, rlocator); i++)
 		instant_forget_page(i);
 }
 

@@ -289,7 +289,10 @@ instant_announce_run(uint32 first, uint32 end)
 #endif
 }
 
-static uint32
+/*
+ * Return how many pages may be announced and not read yet, at most.
+ */
+uint32
 instant_max_ahead(void)
 {
 	return INSTANT_MAX_AHEAD * maintenance_io_concurrency;
@@ -313,11 +316,12 @@ instant_reset_ahead(bool sessions)
 }
 
 /*
- * A session's page waits behind what has been announced, so each such page halves
- * how much that is, and each page that no session has asked for adds one to it:
+ * A session's page waits behind what has been announced, so each page that a session needs alone
+ * halves how much that is, and each page that no session has asked for adds one to it:
  * while sessions ask for few, redo has the storage for itself, and the first
  * query after a crash, which needs one page after the other, finds its queue
- * short.  Others may change it at the same time; a step that is lost does no
+ * short.  A session that needs neighbors has announced many itself, and takes nothing
+ * from redo in order.  Others may change it at the same time; a step that is lost does no
  * harm.
  */
 static void
@@ -444,13 +448,12 @@ instant_pauses(InstantPage *page, uint32 distance)
 		return false;
 	phase = instant_phase();
 	if (phase != INSTANT_PHASE_ENDED &&
-		!(phase == INSTANT_PHASE_OPEN && instant_is_demanded()))
+		!(phase == INSTANT_PHASE_OPEN && instant_demands() > 0))
 		return false;
 
 	elog(DEBUG1, "redo of block %u of relation \"%s\" is put off for a page that a session needs",
 		 page->blkno, relpathperm(page->rlocator, page->forknum).str);
 	page->paused_at = distance;
-	page->paused = true;
 	/* the next page begins without that */
 	nrecords_applied++;
 	/* from now on it matters what is in shared buffers */
@@ -667,10 +670,11 @@ instant_take_demand(void)
 			return i;
 		if (instant_take_page(i, INSTANT_PENDING, INSTANT_REDOING))
 		{
-			if (!InstantPages[i].paused)
+			if (InstantPages[i].paused_at == 0)
 			{
 				pg_atomic_fetch_add_u32(&InstantCtl->on_demand, 1);
-				instant_adapt_ahead(true);
+				if (InstantPages[i].demanded != INSTANT_DEMANDED_IN_RANGE)
+					instant_adapt_ahead(true);
 			}
 			return i;
 		}
@@ -866,7 +870,7 @@ instant_wait_for_retry(void)
 	ConditionVariablePrepareToSleep(&InstantCtl->work_cv);
 	for (;;)
 	{
-		wanted = instant_is_demanded();
+		wanted = instant_demands() > 0;
 		if (wanted || ShutdownRequestPending ||
 			pg_atomic_read_membarrier_u32(&InstantCtl->pending) == 0)
 			break;

@@ -1294,3 +1294,16 @@ dw_instant_resident(PG_FUNCTION_ARGS)
 	PG_RETURN_NULL();
 #endif
 }
+
+/* What the extension shows under that name, and what it doesn't show */
+PG_FUNCTION_INFO_V1(dw_figure);
+Datum
+dw_figure(PG_FUNCTION_ARGS)
+{
+	int64		value;
+
+	if (!DoubleWriteSnapshotValue(DoubleWriteTakeSnapshot(),
+								  text_to_cstring(PG_GETARG_TEXT_PP(0)), &value))
+		PG_RETURN_NULL();
+	PG_RETURN_INT64(value);
+}
