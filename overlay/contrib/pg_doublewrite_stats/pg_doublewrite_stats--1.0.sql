@@ -98,6 +98,11 @@ CREATE FUNCTION pg_instant_recovery_pages(
 AS 'MODULE_PATHNAME'
 LANGUAGE C STRICT VOLATILE PARALLEL SAFE;
 
+CREATE FUNCTION pg_instant_recovery_give_up(relation text, block bigint)
+RETURNS void
+AS 'MODULE_PATHNAME'
+LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE;
+
 CREATE FUNCTION pg_stat_reset_double_writes()
 RETURNS void
 AS 'MODULE_PATHNAME'
@@ -410,3 +415,4 @@ GRANT EXECUTE ON FUNCTION pg_double_write_ledger() TO pg_read_all_stats;
 GRANT SELECT ON pg_double_write_ledger TO pg_read_all_stats;
 
 REVOKE ALL ON FUNCTION pg_stat_reset_double_writes() FROM PUBLIC;
+REVOKE ALL ON FUNCTION pg_instant_recovery_give_up(text, bigint) FROM PUBLIC;

@@ -19,6 +19,7 @@
  */
 #include "postgres.h"
 
+#include "access/instantrecovery.h"
 #include "access/xlogdefs.h"
 #include "common/doublewrite_scan.h"
 #include "funcapi.h"
@@ -40,6 +41,7 @@ PG_FUNCTION_INFO_V1(pg_double_write_counters);
 PG_FUNCTION_INFO_V1(pg_double_write_ledger);
 PG_FUNCTION_INFO_V1(pg_double_write_log);
 PG_FUNCTION_INFO_V1(pg_double_write_mode);
+PG_FUNCTION_INFO_V1(pg_instant_recovery_give_up);
 PG_FUNCTION_INFO_V1(pg_instant_recovery_pages);
 PG_FUNCTION_INFO_V1(pg_double_write_recovery);
 PG_FUNCTION_INFO_V1(pg_double_write_restore);
@@ -342,6 +344,27 @@ pg_instant_recovery_pages(PG_FUNCTION_ARGS)
 	};
 
 	RETURN_FIGURES(DoubleWriteTakeSnapshot(), columns);
+}
+
+/*
+ * Give up a page that cannot be redone after a crash, by the name that errors have.
+ */
+Datum
+pg_instant_recovery_give_up(PG_FUNCTION_ARGS)
+{
+	char	   *relation = text_to_cstring(PG_GETARG_TEXT_PP(0));
+	int64		block = PG_GETARG_INT64(1);
+
+	if (!superuser())
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("must be superuser to give up a page")));
+	if (block < 0 || block > MaxBlockNumber)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("invalid block number")));
+	InstantRecoveryGiveUp(relation, (BlockNumber) block);
+	PG_RETURN_VOID();
 }
 
 /*

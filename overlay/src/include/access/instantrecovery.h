@@ -32,7 +32,10 @@ extern PGDLLIMPORT int instant_recovery_memory;
  */
 extern PGDLLIMPORT pg_atomic_uint32 *InstantRecoveryPending;
 
-/* This process redoes a single page, and other blocks of records don't count. */
+/*
+ * This process applies a record to a copy of a single page, and other blocks of the record
+ * don't count.  A PANIC of redo is an ERROR of the page.
+ */
 extern PGDLLIMPORT bool InstantRecoveryRedoesPage;
 
 extern Size InstantRecoveryShmemSize(void);
@@ -48,12 +51,8 @@ extern bool InstantRecoveryIsPending(void);
 extern void InstantRecoveryOpen(void);
 
 /* Redo of a single page */
-extern bool InstantRecoveryIsForeign(const RelFileLocator *rlocator,
-									 ForkNumber forknum, BlockNumber blkno);
-extern XLogRedoAction InstantRecoveryForeignBlock(XLogReaderState *record,
-												  uint8 block_id,
-												  ReadBufferMode mode,
-												  Buffer *buf);
+extern XLogRedoAction InstantRecoveryBlock(XLogReaderState *record, uint8 block_id,
+										   ReadBufferMode mode, Buffer *buf);
 
 /* Any process */
 extern void InstantRecoveryWaitForPage(const RelFileLocator *rlocator,
@@ -62,6 +61,7 @@ extern void InstantRecoveryWaitForRelation(const RelFileLocator *rlocator);
 extern void InstantRecoveryForgetRelation(const RelFileLocator *rlocator);
 extern void InstantRecoveryForgetDatabase(Oid database);
 extern void InstantRecoveryWaitForAll(void);
+extern void InstantRecoveryGiveUp(const char *relation, BlockNumber blkno);
 extern void InstantRecoveryMain(Datum main_arg);
 
 /*

@@ -120,7 +120,6 @@ typedef struct InstantCtlData
 	uint32		nrecords;		/* in memory */
 	uint64		nspilled;		/* and written, since the last round */
 	uint32		spill_end;		/* see instantspill.c */
-	bool		applied;		/* a round or barrier has changed pages already */
 	TimestampTz opened_at;
 
 	/* WAL that is kept: see instantwal.c */

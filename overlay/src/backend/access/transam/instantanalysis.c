@@ -660,8 +660,6 @@ instant_drain(void)
 {
 	uint32		i;
 
-	/* a record that is a barrier is applied next, if there is no chain as well */
-	InstantCtl->applied = true;
 	if (InstantCtl->npages == 0)
 		return;
 
@@ -848,12 +846,9 @@ InstantRecoveryTake(XLogReaderState *record)
 		case INSTANT_ANALYSIS:
 			return false;
 		case INSTANT_DROP:
-			/* redo of a truncation changes pages of maps */
-			InstantCtl->applied = true;
 			instant_take_drop(record);
 			return false;
 		case INSTANT_OWN_BARRIER:
-			InstantCtl->applied = true;
 			instant_redo_own_pages(record);
 			return false;
 		case INSTANT_BARRIER:

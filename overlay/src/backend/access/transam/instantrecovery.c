@@ -42,7 +42,7 @@
  *	  I8  Init forks are complete before unlogged relations are reset.
  *	  I9  After clients have got in, a page that cannot be redone is an error for
  *		  each process that needs it, and for each checkpoint, until it has been
- *		  redone or removed.
+ *		  redone, removed or given up.
  *	  I10 Memory for chains is bounded.  When it is full records are written to a
  *		  file; when it is full of pages, it is a barrier.
  *	  I11 When nothing is pending, one flag says so.
@@ -60,8 +60,8 @@
  * A worker that is at a long chain takes the page back to PENDING when sessions wait for
  * others, and demands it itself: what has been applied stays.
  *
- * Only the process that takes a page from PENDING to REDOING redoes it.  It holds
- * the content lock of the page only for single records of it, so a process that
+ * Only the process that takes a page from PENDING to REDOING redoes it.  It applies records
+ * to a copy, and holds the content lock of the page only to write that back, so a process that
  * finds the page in shared buffers must ask, too: PinBufferForBlock() does so for
  * all of them.  During a round only redo looks at pages, so no process asks.
  *
@@ -96,6 +96,7 @@
 #include "access/instantrecovery_internal.h"
 #include "access/transam.h"
 #include "access/xlog.h"
+#include "access/xloginsert.h"
 #include "common/hashfn.h"
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
@@ -976,6 +977,95 @@ InstantRecoveryForgetDatabase(Oid database)
 		if (InstantPages[i].rlocator.dbOid == database)
 			instant_forget_page(i);
 	}
+}
+
+/*
+ * Return a page by the name that errors have, and wait until redo of it has failed.
+ */
+static InstantPage *
+instant_take_failed_page(const char *relation, BlockNumber blkno)
+{
+	for (uint32 i = 0; InstantRecoveryIsPending() && i < InstantCtl->npages; i++)
+	{
+		InstantPage *page = &InstantPages[i];
+
+		if (page->blkno != blkno ||
+			strcmp(relpathperm(page->rlocator, page->forknum).str, relation) != 0)
+			continue;
+		while (pg_atomic_read_u32(&page->state) != INSTANT_DONE)
+		{
+			if (instant_take_page(i, INSTANT_FAILED, INSTANT_REDOING))
+			{
+				pg_atomic_fetch_sub_u32(&InstantCtl->failed, 1);
+				return page;
+			}
+			(void) instant_await_page(page);
+		}
+	}
+	ereport(ERROR,
+			(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			 errmsg("redo of block %u of relation \"%s\" has not failed", blkno, relation)));
+}
+
+/*
+ * Log the page as it is at home, or as zeroes if that cannot be.  So the records that
+ * are given up count in no other recovery, either.
+ */
+static void
+instant_log_page(const InstantPage *page)
+{
+	Buffer		buffer = InvalidBuffer;
+
+	instant_redoes_chains = true;
+	PG_TRY();
+	{
+		buffer = ReadBufferWithoutRelcache(page->rlocator, page->forknum, page->blkno,
+										   RBM_ZERO_ON_ERROR, NULL, true);
+	}
+	PG_FINALLY();
+	{
+		instant_redoes_chains = false;
+	}
+	PG_END_TRY();
+
+	LockBuffer(buffer, BUFFER_LOCK_EXCLUSIVE);
+	START_CRIT_SECTION();
+	MarkBufferDirty(buffer);
+	log_newpage_buffer(buffer, false);
+	END_CRIT_SECTION();
+	UnlockReleaseBuffer(buffer);
+}
+
+/*
+ * Give up the records of a page that cannot be redone, so that checkpoints can go on without
+ * it. (I9)
+ */
+void
+InstantRecoveryGiveUp(const char *relation, BlockNumber blkno)
+{
+	InstantPage *page = instant_take_failed_page(relation, blkno);
+	uint32		i = page - InstantPages;
+
+	/* if this process is to exit, it first gives the page back */
+	HOLD_INTERRUPTS();
+	PG_TRY();
+	{
+		instant_log_page(page);
+	}
+	PG_CATCH();
+	{
+		instant_page_failed(i);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	instant_page_done(i);
+	RESUME_INTERRUPTS();
+
+	ereport(WARNING,
+			(errmsg("block %u of relation \"%s\" has been given up", blkno, relation),
+			 errdetail("It lacks its changes since the last checkpoint before the crash, from the WAL record at %X/%X on or more.",
+					   LSN_FORMAT_ARGS(instant_lsn(page->applied))),
+			 errhint("Rebuild the index, or look for rows of the table that are lost or do not fit together.")));
 }
 
 /*

@@ -13,6 +13,11 @@
  * buffer that no other process sees and that is thrown away afterwards: a local
  * buffer, as temporary tables have.
  *
+ * For the page itself redo gets such a buffer, too: a copy, which is written back when
+ * the chain has been applied.  So while a record is applied nothing is changed that other
+ * processes see, nothing is read or written, and whatever error redo raises, a PANIC included, can be one
+ * of this page: the copy is thrown away.
+ *
  * Copyright (c) 2026, PostgreSQL Global Development Group
  *
  * IDENTIFICATION
@@ -37,6 +42,7 @@
 #include "storage/buf_internals.h"
 #include "storage/bufmgr.h"
 #include "storage/condition_variable.h"
+#include "storage/doublewrite.h"
 #include "storage/fd.h"
 #include "storage/ipc.h"
 #include "storage/lwlock.h"
@@ -94,14 +100,15 @@
 
 bool		InstantRecoveryRedoesPage = false;
 
-/* The page that this process redoes, and the buffers thrown away afterwards */
+/*
+ * The page that this process redoes, its copy, the buffer that was copied, and the buffers
+ * thrown away after each record
+ */
 static InstantPage *redo_page = NULL;
+static Buffer page_copy = InvalidBuffer;
+static Buffer page_buffer = InvalidBuffer;
 static Buffer sinks[XLR_MAX_BLOCK_ID + 1];
 static int	nsinks = 0;
-
-/* What that page was like before its chain, if that may be nowhere else */
-static bool has_before = false;
-static PGAlignedBlock before;
 
 /* Worker: its number, from 1; 0 is the startup process */
 static int	worker_number = 0;
@@ -122,15 +129,15 @@ static bool has_failed = false;
  */
 
 /*
- * Is this another block than the one that is being redone?
+ * Is this the block that is being redone?
  */
-bool
-InstantRecoveryIsForeign(const RelFileLocator *rlocator, ForkNumber forknum,
-						 BlockNumber blkno)
+static bool
+instant_is_target(const RelFileLocator *rlocator, ForkNumber forknum,
+				  BlockNumber blkno)
 {
 	Assert(redo_page != NULL);
-	return redo_page->blkno != blkno || redo_page->forknum != forknum ||
-		!RelFileLocatorEquals(redo_page->rlocator, *rlocator);
+	return redo_page->blkno == blkno && redo_page->forknum == forknum &&
+		RelFileLocatorEquals(redo_page->rlocator, *rlocator);
 }
 
 /*
@@ -147,32 +154,54 @@ instant_limit_sinks(void)
 }
 
 /*
- * Return a buffer for a block that is not being redone, but that redo insists on.
- * No other process sees it, and it never gets into a file.
+ * Return a buffer for a block that no other process sees, and that never gets into a
+ * file.  It contains zeroes unless it has been "found".
  */
 static Buffer
-instant_sink(const RelFileLocator *rlocator, ForkNumber forknum, BlockNumber blkno)
+instant_local_buffer(const RelFileLocator *rlocator, ForkNumber forknum,
+					 BlockNumber blkno, bool *found)
 {
 	SMgrRelation smgr = smgropen(*rlocator, INVALID_PROC_NUMBER);
 	BufferDesc *desc;
 	Buffer		buffer;
-	bool		found;
 
-	Assert(nsinks <= XLR_MAX_BLOCK_ID);
 	/* redo of an init fork flushes it, which a local buffer refuses (I8) */
 	Assert(forknum != INIT_FORKNUM);
 
 	if (NLocBuffer == 0)
 		instant_limit_sinks();
-	desc = LocalBufferAlloc(smgr, forknum, blkno, &found);
+	desc = LocalBufferAlloc(smgr, forknum, blkno, found);
 	Assert(NLocBuffer == INSTANT_SINKS);
 	buffer = BufferDescriptorGetBuffer(desc);
-	if (!found)
+	if (!*found)
 	{
 		memset(BufferGetPage(buffer), 0, BLCKSZ);
 		TerminateLocalBufferIO(desc, false, BM_VALID, false);
-		sinks[nsinks++] = buffer;
 	}
+	return buffer;
+}
+
+/*
+ * Throw a local buffer away, which is not pinned any more.
+ */
+static void
+instant_forget_buffer(Buffer buffer)
+{
+	InvalidateLocalBuffer(GetLocalBufferDescriptor(-buffer - 1), true);
+}
+
+/*
+ * Return a buffer for a block that is not being redone, but that redo insists on.
+ */
+static Buffer
+instant_sink(const RelFileLocator *rlocator, ForkNumber forknum, BlockNumber blkno)
+{
+	bool		found;
+	Buffer		buffer = instant_local_buffer(rlocator, forknum, blkno, &found);
+
+	Assert(nsinks <= XLR_MAX_BLOCK_ID);
+	if (!found)
+		sinks[nsinks++] = buffer;
 	return buffer;
 }
 
@@ -180,46 +209,133 @@ static void
 instant_empty_sinks(void)
 {
 	while (nsinks > 0)
-		InvalidateLocalBuffer(GetLocalBufferDescriptor(-sinks[--nsinks] - 1), true);
+		instant_forget_buffer(sinks[--nsinks]);
 }
 
 /*
- * What XLogReadBufferForRedoExtended() answers for a block other than the one
- * that is redone (I3).
+ * Read the page that is being redone, and copy it.  Errors of reading, of what is written to
+ * make room, and of WAL, are what they are anywhere else.
+ */
+static void
+instant_copy_page(ReadBufferMode mode)
+{
+	bool		found;
+
+	InstantRecoveryRedoesPage = false;
+	page_buffer = XLogReadBufferExtended(redo_page->rlocator, redo_page->forknum,
+										 redo_page->blkno, mode, InvalidBuffer);
+	InstantRecoveryRedoesPage = true;
+	if (!BufferIsValid(page_buffer))
+		return;
+	page_copy = instant_local_buffer(&redo_page->rlocator, redo_page->forknum,
+									 redo_page->blkno, &found);
+	Assert(!found);
+	LockBuffer(page_buffer, BUFFER_LOCK_SHARE);
+	memcpy(BufferGetPage(page_copy), BufferGetPage(page_buffer), BLCKSZ);
+	LockBuffer(page_buffer, BUFFER_LOCK_UNLOCK);
+}
+
+/*
+ * Return the copy of the page that is being redone, or InvalidBuffer if there is no such
+ * page.  The first record may do without what there was.
+ */
+static Buffer
+instant_target(ReadBufferMode mode, bool rebuilds)
+{
+	bool		found;
+
+	if (!BufferIsValid(page_copy))
+	{
+		if (rebuilds)
+			page_copy = instant_local_buffer(&redo_page->rlocator, redo_page->forknum,
+											 redo_page->blkno, &found);
+		else
+			instant_copy_page(mode);
+		if (!BufferIsValid(page_copy))
+			return InvalidBuffer;
+	}
+	IncrBufferRefCount(page_copy);
+	return page_copy;
+}
+
+/*
+ * Records have been applied to the page: let others see it. (I3)
+ */
+static void
+instant_write_back(void)
+{
+	BufferDesc *desc;
+
+	if (!BufferIsValid(page_copy))
+		return;
+	desc = GetLocalBufferDescriptor(-page_copy - 1);
+	if ((pg_atomic_read_u32(&desc->state) & BM_DIRTY) != 0)
+	{
+		if (BufferIsValid(page_buffer))
+			LockBuffer(page_buffer, BUFFER_LOCK_EXCLUSIVE);
+		else
+			page_buffer = XLogReadBufferExtended(redo_page->rlocator,
+												 redo_page->forknum,
+												 redo_page->blkno,
+												 RBM_ZERO_AND_LOCK, InvalidBuffer);
+		memcpy(BufferGetPage(page_buffer), BufferGetPage(page_copy), BLCKSZ);
+		MarkBufferDirty(page_buffer);
+		LockBuffer(page_buffer, BUFFER_LOCK_UNLOCK);
+	}
+	if (BufferIsValid(page_buffer))
+		ReleaseBuffer(page_buffer);
+	ReleaseBuffer(page_copy);
+	instant_forget_buffer(page_copy);
+	page_buffer = page_copy = InvalidBuffer;
+}
+
+/*
+ * What XLogReadBufferForRedoExtended() answers while a single page is redone (I3).
  */
 XLogRedoAction
-InstantRecoveryForeignBlock(XLogReaderState *record, uint8 block_id,
-							ReadBufferMode mode, Buffer *buf)
+InstantRecoveryBlock(XLogReaderState *record, uint8 block_id,
+					 ReadBufferMode mode, Buffer *buf)
 {
 	RelFileLocator rlocator;
 	ForkNumber	forknum;
 	BlockNumber blkno;
+	bool		image = XLogRecBlockImageApply(record, block_id);
+	bool		rebuilds = image || mode == RBM_ZERO_AND_LOCK ||
+		mode == RBM_ZERO_AND_CLEANUP_LOCK;
+	Page		page;
 
 	XLogRecGetBlockTag(record, block_id, &rlocator, &forknum, &blkno);
-
-	if (XLogRecBlockImageApply(record, block_id))
-	{
-		Page		page;
-
+	if (instant_is_target(&rlocator, forknum, blkno))
+		*buf = instant_target(mode, rebuilds);
+	else if (rebuilds)
 		*buf = instant_sink(&rlocator, forknum, blkno);
-		page = BufferGetPage(*buf);
+	else
+		*buf = InvalidBuffer;
+	if (!BufferIsValid(*buf))
+		return BLK_NOTFOUND;
+
+	page = BufferGetPage(*buf);
+	if (image)
+	{
 		if (!RestoreBlockImage(record, block_id, page))
 			ereport(ERROR,
 					(errcode(ERRCODE_INTERNAL_ERROR),
 					 errmsg_internal("%s", record->errormsg_buf)));
 		if (!PageIsNew(page))
 			PageSetLSN(page, record->EndRecPtr);
+		MarkBufferDirty(*buf);
 		return BLK_RESTORED;
 	}
-
-	if (mode == RBM_ZERO_AND_LOCK || mode == RBM_ZERO_AND_CLEANUP_LOCK)
-	{
-		*buf = instant_sink(&rlocator, forknum, blkno);
+	if (rebuilds)
 		return BLK_NEEDS_REDO;
-	}
 
-	*buf = InvalidBuffer;
-	return BLK_NOTFOUND;
+	if (DoubleWriteImageMissing(record, block_id, page))
+		NoteImagesOff(record->ReadRecPtr);
+	if (record->EndRecPtr > PageGetLSN(page))
+		return BLK_NEEDS_REDO;
+	/* what can be read need not be on disk */
+	DoubleWriteLeftByRedo(*buf);
+	return BLK_DONE;
 }
 
 static void
@@ -357,40 +473,6 @@ instant_announce(uint32 upto)
 }
 
 /*
- * Redo that fails half-way must not take with it what a round or a barrier has done to
- * the page before: if that has not been written yet, keep it. (I3)
- */
-static void
-instant_keep_before(const InstantPage *page)
-{
-	BufferTag	tag;
-	uint32		hash;
-	LWLock	   *partition_lock;
-	Buffer		buffer;
-
-	has_before = false;
-	if (!InstantCtl->applied || page->rebuilt)
-		return;
-
-	InitBufferTag(&tag, &page->rlocator, page->forknum, page->blkno);
-	hash = BufTableHashCode(&tag);
-	partition_lock = BufMappingPartitionLock(hash);
-	LWLockAcquire(partition_lock, LW_SHARED);
-	buffer = BufTableLookup(&tag, hash) + 1;
-	LWLockRelease(partition_lock);
-
-	/* if it goes now, it is written first */
-	if (!BufferIsValid(buffer) ||
-		!ReadRecentBuffer(page->rlocator, page->forknum, page->blkno, buffer))
-		return;
-	LockBuffer(buffer, BUFFER_LOCK_EXCLUSIVE);
-	has_before = BufferIsDirty(buffer);
-	if (has_before)
-		memcpy(before.data, BufferGetPage(buffer), BLCKSZ);
-	UnlockReleaseBuffer(buffer);
-}
-
-/*
  * Restore the page from a record that consists of images, as xlog_redo() would.  It
  * may have those of many pages: only the one that is needed is restored.
  */
@@ -405,7 +487,7 @@ instant_restore_image(XLogReaderState *record)
 		Buffer		buffer;
 
 		if (!XLogRecGetBlockTagExtended(record, block_id, &rlocator, &forknum, &blkno, NULL) ||
-			InstantRecoveryIsForeign(&rlocator, forknum, blkno))
+			!instant_is_target(&rlocator, forknum, blkno))
 			continue;
 		if (XLogReadBufferForRedo(record, block_id, &buffer) != BLK_RESTORED)
 			elog(ERROR, "unexpected XLogReadBufferForRedo result when restoring backup block");
@@ -426,10 +508,12 @@ instant_redo_record(InstantPage *page, uint32 distance)
 	page->applied = distance;
 	nrecords_applied++;
 	record = instant_read_record(instant_lsn(distance));
+	InstantRecoveryRedoesPage = true;
 	if (XLogRecGetRmid(record) == RM_XLOG_ID)
 		instant_restore_image(record);
 	else
 		GetRmgr(XLogRecGetRmid(record)).rm_redo(record);
+	InstantRecoveryRedoesPage = false;
 	instant_empty_sinks();
 	INJECTION_POINT("instant-recovery-record-redone", NULL);
 }
@@ -458,7 +542,6 @@ instant_pauses(InstantPage *page, uint32 distance)
 	nrecords_applied++;
 	/* from now on it matters what is in shared buffers */
 	page->rebuilt = false;
-	InstantCtl->applied = true;
 	return true;
 }
 
@@ -512,14 +595,12 @@ instant_redo_page(uint32 page_number)
 	Assert(InRecovery && redo_page == NULL);
 	Assert(pg_atomic_read_u32(&page->state) == INSTANT_REDOING);
 	redo_page = page;
-	instant_keep_before(page);
-	InstantRecoveryRedoesPage = true;
 
 	complete = instant_redo_chain(page);
+	instant_write_back();
 	if (complete)
 		INJECTION_POINT("instant-recovery-page-redone", NULL);
 
-	InstantRecoveryRedoesPage = false;
 	redo_page = NULL;
 	error_context_stack = errcallback.previous;
 	if (complete)
@@ -528,40 +609,8 @@ instant_redo_page(uint32 page_number)
 }
 
 /*
- * Redo that has failed between locking a page and setting its LSN may have changed it
- * already.  Its chain begins again with what was there before, or else the page is
- * thrown away, for what is at home or in the stage, where records have been applied as a
- * whole.
- */
-static void
-instant_undo_changed(LWLock *lock, LWLockMode mode, void *context)
-{
-	BufferDesc *desc;
-	Buffer		buffer;
-	uint32		buf_state;
-
-	/* a victim that is being written is locked in shared mode */
-	if (lock->tranche != LWTRANCHE_BUFFER_CONTENT || mode != LW_EXCLUSIVE)
-		return;
-
-	desc = (BufferDesc *) ((char *) lock - offsetof(BufferDesc, content_lock));
-	Assert(BufTagGetForkNum(&desc->tag) == redo_page->forknum &&
-		   desc->tag.blockNum == redo_page->blkno);
-	if (has_before)
-	{
-		buffer = BufferDescriptorGetBuffer(desc);
-		memcpy(BufferGetPage(buffer), before.data, BLCKSZ);
-		MarkBufferDirty(buffer);
-		return;
-	}
-	buf_state = LockBufHdr(desc);
-	buf_state &= ~(BM_VALID | BM_DIRTY | BM_JUST_DIRTIED | BM_CHECKPOINT_NEEDED);
-	UnlockBufHdr(desc, buf_state);
-}
-
-/*
  * After an error: give up what redo of a page can hold, as other processes without
- * transactions do.  Records that have been applied stay, as the LSN test knows of them.
+ * transactions do, and its copy.
  */
 static void
 instant_abandon_page(MemoryContext context)
@@ -570,7 +619,7 @@ instant_abandon_page(MemoryContext context)
 	redo_page->sqlerrcode = geterrcode();
 	EmitErrorReport();
 
-	ForEachLWLockHeldByMe(instant_undo_changed, NULL);
+	InstantRecoveryRedoesPage = false;
 	LWLockReleaseAll();
 	ConditionVariableCancelSleep();
 	pgstat_report_wait_end();
@@ -585,7 +634,9 @@ instant_abandon_page(MemoryContext context)
 	MemoryContextSwitchTo(context);
 	FlushErrorState();
 	instant_empty_sinks();
-	InstantRecoveryRedoesPage = false;
+	if (BufferIsValid(page_copy))
+		instant_forget_buffer(page_copy);
+	page_buffer = page_copy = InvalidBuffer;
 	redo_page = NULL;
 	RESUME_INTERRUPTS();
 }

@@ -113,6 +113,7 @@ static char *tdw_await_end_of_recovery_at = NULL;
 static bool tdw_quiet = false;
 static int	tdw_spoil_redo_of = 0;
 static int	tdw_spoil_redo_after = 0;
+static bool tdw_spoil_redo_always = false;
 
 static void (*tdw_heap_redo) (XLogReaderState *record) = NULL;
 
@@ -612,7 +613,7 @@ tdw_spoils_this(void)
 	SpinLockAcquire(&tdw_shared->mutex);
 	spoils = tdw_shared->unspoiled >= tdw_spoil_redo_after;
 	if (spoils)
-		tdw_shared->spoiled = true;
+		tdw_shared->spoiled = !tdw_spoil_redo_always;
 	else
 		tdw_shared->unspoiled++;
 	SpinLockRelease(&tdw_shared->mutex);
@@ -620,7 +621,7 @@ tdw_spoils_this(void)
 }
 
 /*
- * Redo of heap records that fails once when it has changed a page of the relation, but
+ * Redo of heap records that fails, once or always, when it has changed a page of the relation, but
  * not yet set its LSN.  No code of ours fails there.
  */
 static void
@@ -637,7 +638,7 @@ tdw_spoiling_redo(XLogReaderState *record)
 			/* the end of the first row */
 			memset(BufferGetPage(buffer) + BLCKSZ - 60, 'z', 40);
 			MarkBufferDirty(buffer);
-			elog(ERROR, "test error in redo of a page");
+			elog(PANIC, "test error in redo of a page");
 		}
 		if (BufferIsValid(buffer))
 			UnlockReleaseBuffer(buffer);
@@ -798,6 +799,14 @@ _PG_init(void)
 							PGC_POSTMASTER,
 							0,
 							NULL, NULL, NULL);
+	DefineCustomBoolVariable("test_doublewrite.spoil_redo_always",
+							 "Whether it fails each time, and not just once.",
+							 NULL,
+							 &tdw_spoil_redo_always,
+							 false,
+							 PGC_POSTMASTER,
+							 0,
+							 NULL, NULL, NULL);
 	MarkGUCPrefixReserved("test_doublewrite");
 
 	if (tdw_spoil_redo_of != 0)

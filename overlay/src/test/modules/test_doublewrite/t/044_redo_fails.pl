@@ -221,6 +221,48 @@ like(
 	qr/round of redo before clients get in.*ERROR:  test error/s,
 	'... in a later round');
 $node->append_conf('postgresql.conf', 'test_doublewrite.spoil_redo_of = 0');
+$node->restart;
+
+# Redo of a page raises a PANIC each time.  The page is given up by its name, as it was
+# at the last checkpoint, and later recoveries take it for that.
+$node->safe_psql('postgres', $_) foreach (
+	q{CREATE TABLE given AS SELECT g AS i, repeat('x', 100) AS f FROM generate_series(1, 20) g},
+	'CHECKPOINT',
+	'DELETE FROM given WHERE i > 10');
+my ($number, $path) = split(/\|/,
+	$node->safe_psql('postgres', q{SELECT pg_relation_filenode('given'), pg_relation_filepath('given')}));
+crash_and_damage();
+$node->append_conf('postgresql.conf', qq{
+test_doublewrite.spoil_redo_of = $number
+test_doublewrite.spoil_redo_after = 0
+test_doublewrite.spoil_redo_always = on
+});
+$offset = -s $node->logfile;
+ok(dw_poll_start($node), 'server starts, and redo of a page is going to raise a PANIC');
+fails('SELECT * FROM given', $failed_error, 'who needs it gets an error');
+is(total('good'), $all, '... and the server goes on');
+fails('CHECKPOINT', qr/checkpoint request failed/, '... without checkpoints');
+unlike(slurp_file($node->logfile, $offset), qr/PANIC/, '... or a PANIC');
+my $give_up = 'SELECT pg_instant_recovery_give_up';
+fails("$give_up('$path', 1)", qr/redo of block 1 of relation "$path" has not failed/,
+	'another page of it cannot be given up');
+$node->safe_psql('postgres', 'CREATE ROLE other');
+fails("SET ROLE other; $give_up('$path', 0)", qr/permission denied/, '... nor by others');
+$offset = -s $node->logfile;
+$node->safe_psql('postgres', "$give_up('$path', 0)");
+like(
+	slurp_file($node->logfile, $offset),
+	qr/WARNING:  block 0 of relation "$path" has been given up/,
+	'the page is given up, which the log says');
+is(total('given'), '20|210', '... and is what it was');
+fails("$give_up('$path', 0)", qr/has not failed/, '... which is done once');
+$node->safe_psql('postgres', 'DELETE FROM given WHERE i <= 5');
+$node->append_conf('postgresql.conf', 'test_doublewrite.spoil_redo_of = 0');
+crash_and_damage();
+ok(dw_poll_start($node), 'server starts after one more crash');
+is(total('given'), '15|195', '... and the page is what it has become since');
+$node->safe_psql('postgres', 'CHECKPOINT');
+$node->append_conf('postgresql.conf', 'test_doublewrite.spoil_redo_always = off');
 
 # Workers redo pages before clients get in, and leave the error to the startup process.
 work();
