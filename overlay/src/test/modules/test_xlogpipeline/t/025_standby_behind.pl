@@ -24,11 +24,13 @@ my $REQUESTS = 4;
 my $PAGES = 2000;
 
 # Change the pages of a table in random order, half of them in another segment of WAL
-# than the others.
+# than the others.  Both are near the begin of it: its end is not handed over to the pipeline
+# if it is short.
 sub change
 {
 	my ($node, $name) = @_;
 
+	$node->safe_psql('postgres', 'SELECT pg_switch_wal()');
 	$node->safe_psql('postgres', qq{
 		DO \$\$
 		DECLARE
@@ -137,11 +139,11 @@ cmp_ok($found, '<=', 1.1 * $PAGES, '... once');
 my @from = map { hex((split m{/}, $_->[0])[1]) >> 20 } @windows;
 my @to = map { hex((split m{/}, $_->[1])[1]) >> 20 } @windows;
 ok((grep { $from[$_] != $to[$_] } 0 .. $#windows), '... beyond the end of a segment');
-ok($standby->poll_query_until('postgres',
-		blocks_read('background worker') . " >= $PAGES"),
+my $most = 0.9 * $PAGES;
+my $few = 0.1 * $PAGES;
+ok($standby->poll_query_until('postgres', blocks_read('background worker') . " >= $most"),
 	'... which are read ahead of redo');
-is($standby->safe_psql('postgres', blocks_read('startup') . " < $PAGES / 10"),
-	't', '... and not by it');
+is($standby->safe_psql('postgres', blocks_read('startup') . " < $few"), 't', '... and not by it');
 is(sums($standby), sums($primary), '... and replays all');
 
 # --- What is dropped, truncated or made anew meanwhile
@@ -186,12 +188,12 @@ my $sums = sums($primary);
 $primary->stop;
 $standby->promote;
 is(sums($standby), $sums, 'promoted: has all that was received');
-my ($blocks, $runs, $most) = slurp_file($standby->logfile) =~
+my ($blocks, $runs, $at_once) = slurp_file($standby->logfile) =~
   /announced (\d+) blocks, and \d+ in between, in (\d+) runs, with at most (\d+) requests under way/;
 cmp_ok($blocks, '>=', 4 * $PAGES, 'blocks of four tables have been announced');
 cmp_ok($runs, '<', $blocks / 5, '... in runs');
-cmp_ok($most, '<=', $REQUESTS, '... of which few were under way');
-cmp_ok($most, '>', 1, '... but several');
+cmp_ok($at_once, '<=', $REQUESTS, '... of which few were under way');
+cmp_ok($at_once, '>', 1, '... but several');
 unlike(slurp_file($standby->logfile), qr/has failed|has ended/, 'worker does not fail');
 
 done_testing();
