@@ -9,6 +9,7 @@ import contextlib
 import functools
 import os
 import shutil
+import threading
 import time
 from pathlib import Path
 
@@ -28,10 +29,18 @@ OUTPUT = "output.txt"
 # This file makes a directory a cluster, whose files are not kept: builds lie in memory.
 CLUSTER = "PG_VERSION"
 
+_BEGINNING = threading.Lock()
+
+
+def _this_run(root):
+    """Return what the directory of this run of ./dev is called."""
+    with _BEGINNING:                    # parts of a run are threads
+        return _begin(root)
+
 
 @functools.lru_cache(maxsize=None)
-def _this_run(root):
-    """Return what the directory of this run of ./dev is called; of old runs logs stay, or nothing."""
+def _begin(root):
+    """Name the directory of this run; of old runs logs stay, or nothing."""
     parent = Path(root) / "failures"
     parent.mkdir(exist_ok=True)
     runs = sorted(parent.iterdir())

@@ -1,5 +1,6 @@
 """Review series, counting of results, the gate."""
 
+import concurrent.futures
 import contextlib
 import fcntl
 import functools
@@ -240,7 +241,7 @@ class FailuresTest(RepositoryCase):
     def test_old_runs_go(self):
         for number in range(failures.KEPT_RUNS + 3):
             self.write(self.paths.root / "failures" / f"2026-01-{number:02}T000000-1" / "file", "")
-        failures._this_run.cache_clear()
+        failures._begin.cache_clear()
         place = failures.directory(self.paths.root)
         left = sorted((self.paths.root / "failures").iterdir())
         self.assertEqual((len(left), left[-1], left[0].name),
@@ -262,11 +263,25 @@ class FailuresTest(RepositoryCase):
         everything = kept()
         failures.thin(run, failures.KEPT_RECORDINGS)
         self.assertEqual(kept(), everything[:-4] + ["recording-2/recording/primary.log"])
-        failures._this_run.cache_clear()
+        failures._begin.cache_clear()
         failures.directory(self.paths.root)
         self.assertEqual([name for name in kept() if "large" in (
             run / "crash-explorer/failures" / name).read_text()], [])
         self.assertEqual(len(kept()), 2 * (failures.KEPT_RECORDINGS + 1))
+
+    def test_parts_of_a_run_that_fail_at_once(self):
+        old = self.paths.root / "failures" / "2026-01-01T000000-1"
+        self.write(old / "recording" / "ops", "large")
+        failures._begin.cache_clear()
+        both = threading.Barrier(2)
+
+        def fail(_):
+            both.wait(10)
+            return failures.directory(self.paths.root)
+        with mock.patch.object(failures, "thin", wraps=failures.thin) as thin, \
+                concurrent.futures.ThreadPoolExecutor(2) as threads:
+            self.assertEqual(len(set(threads.map(fail, range(2)))), 1)
+        self.assertEqual(thin.call_count, 1)
 
     def test_reports_of_what_went_well(self):
         target = self.paths.root / "explorer-report"
