@@ -33,6 +33,7 @@ only `common` and `bench`:
     generate  documents that are made of other files
     site      the documents as a static site
     layers    which file may use which
+    english   words that must not come back in comments of C
     redo      what redo page by page must know, compared with PostgreSQL's source
     check     the gate
     cli       commands

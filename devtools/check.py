@@ -13,7 +13,7 @@ from bench.cli import SYSTEM_PYTHON
 from common.base import DevError, Paths, output, run, say
 from common.progress import Progress
 
-from . import generate, layers, mutate, redo, series, suites, worktree
+from . import english, generate, layers, mutate, redo, series, suites, worktree
 from . import patch as patches
 from .git import Git
 
@@ -192,6 +192,15 @@ def typedefs_listed(tree):
             name = match[1] or match[2]
             if name not in known:
                 yield f"typedef {name} (overlay/{path}) is not in typedefs.list"
+
+
+@checker
+def english_comments(tree):
+    """A comment in C names the process that acts."""
+    for path, text in tree.c_files():
+        yield from english.of_file(f"overlay/{path}", text)
+    for name, patch in patches.read_series(tree.paths.patches):
+        yield from english.of_patch(f"patches/{name}", patch.diff.decode(errors="replace"))
 
 
 @checker

@@ -11,19 +11,19 @@
  * the last completed checkpoint, so what it lacks has been logged after the
  * redo pointer.  (R2, R5)
  *
- * An epoch is the time for which copies can be relied on.  Whoever is going to
- * raise the low-water mark ends it first, under the flush lock, by saying
- * where the mark will be: copies below it no longer count.  Home writes
- * decided before that are in the kernel by then, as he has waited for those on
- * their way, and are synced before the mark rises; those decided later rely on
- * nothing that the mark frees. (R3)
+ * An epoch is the time for which copies can be relied on.  A process that is
+ * going to raise the low-water mark ends the epoch first, under the flush
+ * lock, by saying where the mark will be: copies below it no longer count.
+ * It has waited for home writes under way, so those decided before that are
+ * in the kernel by then, and are synced before the mark rises.  Those decided
+ * later rely on nothing that the mark frees. (R3)
  *
  * With wal_level = minimal the rule is not used: a relation created in the
  * running transaction changes without WAL, and is synced at commit.  An older
  * copy put over it would undo that.
  *
- * Which pages have a copy is kept in a table of sets.  It forgets the oldest
- * copy of a set that is full; such a page is logged once more.
+ * The table of pages that have a copy consists of sets.  It forgets the
+ * oldest copy of a set that is full; such a page is logged once more.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -53,13 +53,13 @@ typedef struct DWEpochPage
  */
 #define DW_SET_SIZE		8
 
-/* Blocks of a relation whose sets stand side by side */
+/* Blocks of a relation whose sets are next to each other */
 #define DW_SET_RUN		64
 
 /* DoubleWriteFlushLock guards it */
 static DWEpochPage *DWEpochPages;
 
-/* Number of sets, a power of two: as if the log's bound were to stay */
+/* Number of sets, a power of two, for the log's bound at the start */
 static uint32
 dw_copy_sets(void)
 {
@@ -69,7 +69,7 @@ dw_copy_sets(void)
 }
 
 /*
- * Shared memory needed for the table, in bytes.
+ * Return the shared memory needed for the table, in bytes.
  */
 Size
 dw_epoch_shmem_size(void)
@@ -86,7 +86,7 @@ dw_epoch_shmem_init(void)
 	Size		size;
 	bool		found;
 
-	/* by the creator; the setting may have changed when others attach */
+	/* as its creator: the setting may have changed when others attach */
 	if (DWCtl->copy_sets == 0)
 		DWCtl->copy_sets = dw_copy_sets();
 	size = mul_size(DWCtl->copy_sets, DW_SET_SIZE * sizeof(DWEpochPage));
@@ -97,8 +97,8 @@ dw_epoch_shmem_init(void)
 }
 
 /*
- * The set of a page.  Those of neighbouring pages are neighbours, too: a scan that
- * sets hints asks for one after the other.
+ * Return the set of a page.  Neighbouring pages have neighbouring sets,
+ * because a scan that sets hints asks for one page after the other.
  */
 static DWEpochPage *
 dw_copy_set(const BufferTag *tag)
@@ -114,8 +114,8 @@ dw_copy_set(const BufferTag *tag)
 }
 
 /*
- * The low-water mark is going to be raised to this batch: from now on no home
- * write relies on copies below it.
+ * End the epoch, as the low-water mark is going to be raised to this batch:
+ * from now on no home write relies on copies below it.
  */
 void
 dw_epoch_begin(uint64 first_batch)
@@ -152,7 +152,7 @@ dw_epoch_copy(const BufferTag *tag)
 }
 
 /*
- * The page has a copy in this batch, which is durable.
+ * Note that the page has a copy in this batch, which is durable.
  */
 void
 dw_epoch_note(const BufferTag *tag, uint64 batchno)

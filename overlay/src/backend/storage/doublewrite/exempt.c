@@ -4,43 +4,47 @@
  *	  Pages that need no double write, because redo rebuilds them.
  *
  * A page may be torn freely if the first WAL record that recovery would meet
- * for its block, from its redo pointer on, rebuilds the page whole: a
+ * for its block, counted from its redo pointer, rebuilds the whole page: a
  * full-page image that redo applies, or a record that initialises the page.
- * First matters: any earlier record would make redo read the torn page.
+ * It must be the first one, because any earlier record would make redo read
+ * the torn page.
  *
  * On a server that writes WAL, XLogInsert() reports each record for each page
- * it refers to.  Beside each buffer we remember the last two redo pointers
- * after which there was a record for the block in it, and whether the first
- * after each of them rebuilds the page.  That is complete from the time on at
- * which the buffer got the block; what there was before is unknown, unless
- * the block was added to its file in this buffer, or rebuilt.c knows.  So a
- * buffer that gets a block is taken to have had a record, which does not rebuild
- * the page, after the newest redo pointer for which any record has been reported.
- * Records of an earlier life of the block, before a truncation, are another
- * matter: there is none after R if the file was not truncated since R.  Nor has a
- * file with the same name been dropped since R, unless redo did that.
+ * that it refers to.  Beside each buffer we remember the last two redo
+ * pointers after which there was a record for the block in it, and whether
+ * the first record after each of them rebuilds the page.  This is complete
+ * from the time at which the buffer got the block.  What there was before is
+ * unknown, unless the block was added to its file in this buffer, or
+ * rebuilt.c knows.  A buffer that gets a block is therefore taken to have had
+ * a record that does not rebuild the page, after the newest redo pointer for
+ * which any record has been reported.
  *
- * The LSN of a page does not tell which records there were: some make redo read
- * a page without changing its LSN.  Nor can all records be followed: some are
- * inserted without the page's content lock, or made from a copy of the page.
- * Such a page is set apart until its buffer gets another block; but records of
- * hints may go unreported, as with an image they rebuild the page, and without
- * one redo ignores them.
+ * Records of an earlier life of the block, before a truncation, need a check
+ * of their own: there is none after redo pointer R if the file was not
+ * truncated since R.  Nor has a file of the same name been dropped since R,
+ * unless redo did that.
+ *
+ * The LSN of a page does not tell which records there were: some make redo
+ * read a page without changing its LSN.  Nor can all records be followed:
+ * some are inserted without the page's content lock, or made from a copy of
+ * the page.  Such a page is set apart until its buffer gets another block.
+ * Records of hints may go unreported, because with an image they rebuild the
+ * page, and without one redo ignores them.
  *
  * Which redo pointers count?  Until the checkpoint under way has drained the
- * stage, every page that we write home will be synced before that checkpoint
- * completes, so a crash that tears it recovers from the last completed one.
- * After the drain both must be satisfied, until the new one has completed.
- * (R2, R5)
+ * stage, every page that is written home will be synced before that
+ * checkpoint completes, so a crash that tears it recovers from the last
+ * completed one.  After the drain the condition must hold for both redo
+ * pointers, until the new checkpoint has completed.  (R2, R5)
  *
- * During recovery the rule is simpler and covers pages we never saw being
- * rebuilt: if all WAL since the redo pointer was written with full-page
- * images on, the first record of each page changed since then carries one.
- * Nobody's word is taken for that: redo itself looks for records that should
+ * During recovery the rule is simpler, and covers pages whose records were
+ * never reported: if all WAL since the redo pointer was written with
+ * full-page images on, the first record of each page changed since then
+ * carries one.  Redo itself checks that, by looking for records that should
  * have carried an image.
  *
  * Only main forks are ever exempt.  Redo reads pages of the visibility map
- * and the free space map without having registered them.
+ * and the free space map without their being registered in a record.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -62,13 +66,19 @@
 #include "storage/doublewrite_internal.h"
 #include "utils/injection_point.h"
 
-/* What a buffer loaded in recovery starts with: redo does not report records */
+/*
+ * What a buffer loaded in recovery starts with, as redo does not report
+ * records
+ */
 #define DW_NOT_NOTED	PG_UINT64_MAX
 
-/* Newest redo pointer that redo has passed; used by the process that redoes */
+/*
+ * Newest redo pointer that redo has passed; used by the process that does
+ * redo
+ */
 static XLogRecPtr dw_passed_redo = InvalidXLogRecPtr;
 
-/* Last place at which that process has noted that images are off */
+/* Last position at which that process has noted that images are off */
 static XLogRecPtr dw_noted_images_off = InvalidXLogRecPtr;
 
 static void
@@ -81,12 +91,12 @@ dw_init_records(int buf_id, XLogRecPtr redo)
 }
 
 /*
- * The buffer will hold another block.  Of it we know only that records for it
- * have been reported, if at all, before we look at records_known here: who
- * inserted them did so before the block left another buffer.
+ * Start anew for a buffer that will hold another block.  Any record for that
+ * block has been reported before records_known is read here, because the
+ * process that inserted it reported it before the block left another buffer.
  *
- * What redo has done counts as reported from the end of recovery on.  So ask
- * first whether that has come; it may while we are between the two.
+ * From the end of recovery on, what redo has done counts as reported.  So
+ * first ask whether recovery has ended, as it may end between the two reads.
  */
 void
 DoubleWriteForgetBuffer(int buf_id)
@@ -100,7 +110,7 @@ DoubleWriteForgetBuffer(int buf_id)
 }
 
 /*
- * The buffer holds a block that has just been added to its file.
+ * Start anew for a buffer that holds a block just added to its file.
  */
 void
 DoubleWriteBufferBorn(int buf_id)
@@ -113,17 +123,17 @@ dw_records_of(const void *page)
 {
 	Size		offset = (const char *) page - BufferBlocks;
 
-	/* built in private memory: it does not pass through the stage */
+	/* a page built in private memory does not pass through the stage */
 	if ((const char *) page < BufferBlocks || offset >= (Size) NBuffers * BLCKSZ)
 		return NULL;
 	return &DWBufferRecordsArray[offset / BLCKSZ];
 }
 
 /*
- * This process has inserted a WAL record that refers to a page; rebuilds tells
- * whether redo rebuilds the page from it alone.  If the page is in a shared
- * buffer, the caller holds its content lock exclusively, or its records are
- * hidden.
+ * Note that this process has inserted a WAL record that refers to a page.
+ * rebuilds tells whether redo rebuilds the page from this record alone.  If
+ * the page is in a shared buffer, the caller holds its content lock
+ * exclusively, or its records are hidden.
  */
 void
 DoubleWriteNoteRecord(const void *page, bool rebuilds)
@@ -132,13 +142,13 @@ DoubleWriteNoteRecord(const void *page, bool rebuilds)
 	XLogRecPtr	redo;
 	bool		unused;
 
-	/* of a process, as of its last insertion: the record lies after it */
+	/* as of this process's last insertion: the record lies after it */
 	GetFullPageWriteInfo(&redo, &unused);
 
 	/*
-	 * Also of pages whose records are not followed, as who reads them again
-	 * begins to follow them.  Before the content lock is released, hence
-	 * before the block can move.
+	 * Do this for pages whose records are not followed, too: once such a page
+	 * is read again, its records are followed.  The content lock is still
+	 * held, so the block cannot have moved yet.
 	 */
 	if (pg_atomic_read_u64(&DWCtl->records_known) < redo)
 		pg_atomic_monotonic_advance_u64(&DWCtl->records_known, redo);
@@ -160,9 +170,10 @@ DoubleWriteNoteRecord(const void *page, bool rebuilds)
 }
 
 /*
- * A record will be inserted that refers to a page whose content lock the caller
- * need not hold: never mind what is known of the block while it is in its
- * buffer.  Before the insertion, so that nobody relies on what comes after it.
+ * Ignore what is known of the block in this buffer, for as long as it is
+ * there, because a record that refers to the page will be inserted without
+ * its content lock held.  Call this before the insertion, so that no decision
+ * relies on what is noted after it.
  */
 void
 DoubleWriteHideRecords(const void *page)
@@ -174,9 +185,9 @@ DoubleWriteHideRecords(const void *page)
 }
 
 /*
- * The same for a page that is registered from a copy in private memory: the
- * record will not be reported for the page in its buffer.  Does nothing if the
- * page is that in the buffer.
+ * Do the same for a page that is registered from a copy in private memory, as
+ * the record will not be reported for the page in its buffer.  Do nothing if
+ * the given page is the one in the buffer.
  */
 void
 DoubleWriteHideIfCopied(const void *page, const RelFileLocator *rlocator,
@@ -200,8 +211,8 @@ DoubleWriteHideIfCopied(const void *page, const RelFileLocator *rlocator,
 }
 
 /*
- * This process may insert WAL from here on, and other processes soon: records
- * before this point have not been reported.
+ * Note that records before this point have not been reported.  This process
+ * may insert WAL from here on, and other processes soon.
  */
 void
 dw_note_end_of_recovery(void)
@@ -237,10 +248,12 @@ dw_note_truncate(const RelFileLocator *rlocator)
 }
 
 /*
- * Redo drops a relation or, if rlocator is NULL, a database.  Except in crash recovery
- * it leaves nothing that would keep others from using the name of the file before
- * the next checkpoint, as sessions do.  Until then records for the blocks of the
- * old file will come before those for the new one: they count as truncated. (R2)
+ * Note that redo drops a relation or, if rlocator is NULL, a database.  A
+ * session that drops a relation keeps others from using the name of the file
+ * before the next checkpoint, and so does crash recovery; other recovery
+ * leaves nothing that would.  Until that checkpoint, records for blocks of
+ * the old file come before those for the new one, so they count as truncated.
+ * (R2)
  */
 void
 dw_note_drop_in_redo(const RelFileLocator *rlocator)
@@ -259,10 +272,11 @@ dw_note_drop_in_redo(const RelFileLocator *rlocator)
 }
 
 /*
- * May the log hold copies of this relation from before a truncation?  Not if
- * that was before the redo pointer of the last completed checkpoint, which has
- * freed them. (R5)  The end of WAL is noted when the buffers have been dropped,
- * and rises above a redo pointer as soon as there is one.
+ * Return whether the log may hold copies of this relation from before a
+ * truncation.  It holds none if the truncation was before the redo pointer of
+ * the last completed checkpoint, which has freed them. (R5)  The end of WAL
+ * is noted after the buffers have been dropped, and rises above a redo
+ * pointer as soon as there is one.
  */
 bool
 dw_was_truncated(const RelFileLocator *rlocator)
@@ -290,7 +304,7 @@ dw_truncated_after(const BufferTag *tag, XLogRecPtr redo)
  */
 
 /*
- * Redo has passed a redo pointer, or begins at it.
+ * Note that redo has passed a redo pointer, or begins at it.
  */
 void
 DoubleWritePassedRedo(XLogRecPtr redo)
@@ -300,7 +314,8 @@ DoubleWritePassedRedo(XLogRecPtr redo)
 }
 
 /*
- * Redo has found that WAL carries no images, at this place.
+ * Note that WAL carries no images at this position: redo has found that, or
+ * images are being switched off.
  */
 void
 DoubleWriteNoteImagesOff(XLogRecPtr recptr)
@@ -313,7 +328,8 @@ DoubleWriteNoteImagesOff(XLogRecPtr recptr)
 }
 
 /*
- * Was all WAL replayed since the last restartpoint written with images on?
+ * Return whether all WAL replayed since the last restartpoint was written
+ * with images on.
  */
 bool
 dw_replayed_images(void)
@@ -327,27 +343,28 @@ dw_replayed_images(void)
 }
 
 /*
- * Does a record that neither initialises this page nor has an image of it do
- * without one for a reason of its own, so that it tells nothing about other
- * records, and is a torn page no harm to it?
+ * Return whether a record that neither initialises this page nor has an image
+ * of it has its own reason to do without.  Then it tells nothing about other
+ * records, and a torn page does it no harm.
  *
- * Only records that register a buffer with REGBUF_NO_IMAGE have such a reason:
+ * Only records that register a buffer with REGBUF_NO_IMAGE have such a
+ * reason:
  *
  *	  XLOG_HASH_SQUEEZE_PAGE, XLOG_HASH_MOVE_PAGE_CONTENTS, XLOG_HASH_DELETE
  *		_hash_squeezebucket(), hashbucketcleanup(): the bucket's first page,
- *		if they change another one of the bucket.  Redo only locks it, and reads
- *		it for that only when recovery is consistent.  A page with a newer image
- *		has been restored from that by then, as its LSN has raised
- *		minRecoveryPoint before it was written.
+ *		if they change another page of the bucket.  Redo only locks it, and
+ *		reads it for that only when recovery is consistent.  A page with a
+ *		newer image has been restored from that by then, as its LSN has
+ *		raised minRecoveryPoint before it was written.
  *	  XLOG_HEAP2_VISIBLE
- *		log_heap_visible(): the heap page, if hints are not logged.  Redo sets a
- *		bit in its header and leaves its LSN, so the page does not count as
- *		changed by this, and an image that comes later has the bit as well.
- *		If hints are logged here, and were not where the WAL was written, redo
+ *		log_heap_visible(): the heap page, if hints are not logged.  Redo
+ *		sets a bit in its header and leaves its LSN, so the page does not
+ *		count as changed by this, and a later image has the bit as well.  If
+ *		hints are logged here, and were not where the WAL was written, redo
  *		sets the LSN; there are no checksums then.
  *
- * For other records, as extensions may have them, images are taken to be off,
- * which costs no more than double writes.
+ * For other such records, which extensions may have, images are taken to be
+ * off.  That costs no more than double writes.
  */
 bool
 DoubleWriteNeedsNoImage(XLogReaderState *record, uint8 block_id)
@@ -363,22 +380,22 @@ DoubleWriteNeedsNoImage(XLogReaderState *record, uint8 block_id)
 }
 
 /*
- * Redo has read a page for a record that neither initialises it nor carries an
- * image of it to be restored.  Returns true if this shows that images are off
- * and the caller has to note it; the startup process would do so once between
- * two redo pointers.
+ * Return whether a record shows that images are off, so that the caller must
+ * note it.  Redo has read the page for this record, which neither initialises
+ * it nor carries an image to restore.  The startup process would note it once
+ * between two redo pointers.
  *
- * With images on, the first record for a page after a redo pointer carries one,
- * and sets the page back to the time of that record.  So a page that is older
- * than the newest redo pointer, or has the changes of this record already, has
- * not had an image.  That goes for all redo pointers that recovery may start
- * from, since none is newer.  (Unlike what FPW_CHANGE and checkpoint records
- * say, it does not depend on who has written the WAL: at a clean start and at a
- * promotion, servers of other builds stop writing images without a word.)  (R2,
- * R10)
+ * With images on, the first record for a page after a redo pointer carries
+ * one, and sets the page back to the time of that record.  So a page that is
+ * older than the newest redo pointer, or has the changes of this record
+ * already, has not had an image.  This holds for all redo pointers that
+ * recovery may start from, since none is newer.  Unlike FPW_CHANGE and
+ * checkpoint records, it does not depend on which server has written the WAL:
+ * at a clean start and at a promotion, servers of other builds stop writing
+ * images without saying so.  (R2, R10)
  *
- * The content lock is held exclusively, so the page has not been changed by the
- * record before this is noted.
+ * The caller holds the content lock exclusively, so the page is not changed
+ * by the record before this is noted.
  */
 bool
 DoubleWriteImageMissing(XLogReaderState *record, uint8 block_id,
@@ -407,8 +424,9 @@ DoubleWriteImageMissing(XLogReaderState *record, uint8 block_id,
  */
 
 /*
- * Does the first record for the block after a redo pointer rebuild the page?
- * Redo pointers between the two that we have notes of have seen no records.
+ * Return whether the first record for the block after a redo pointer rebuilds
+ * the page.  There was no record between the two redo pointers that are
+ * noted.
  */
 static bool
 dw_rebuilt_from(const DWSlot *slot, XLogRecPtr redo)
@@ -423,12 +441,14 @@ dw_rebuilt_from(const DWSlot *slot, XLogRecPtr redo)
 }
 
 /*
- * Would redo rebuild the staged page before it reads it, whichever redo
- * pointer a crash from now on might start from?  What the records of its buffer
- * tell is remembered for the time when it has left that.
+ * Return whether redo would rebuild the staged page before reading it,
+ * whichever redo pointer a crash from now on might start from.  What the
+ * records beside its buffer tell is remembered for the time after the page
+ * has left it.
  *
- * The caller holds DoubleWriteFlushLock, and a checkpoint's drain waits for what is
- * on its way home, so none can come between this decision and the home write.
+ * The caller holds DoubleWriteFlushLock.  A checkpoint's drain waits for
+ * pages on their way home, so none can come between this decision and the
+ * home write.
  */
 bool
 dw_redo_rebuilds(const DWSlot *slot)
@@ -462,7 +482,7 @@ dw_redo_rebuilds(const DWSlot *slot)
 		return true;
 	}
 
-	/* of both: a note of the newer one was made as above */
+	/* for both: the newer one was noted by the code above */
 	return dw_rebuilt_known(&slot->tag, newest) &&
 		!dw_truncated_after(&slot->tag, redo);
 }

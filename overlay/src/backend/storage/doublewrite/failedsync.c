@@ -3,40 +3,44 @@
  * failedsync.c
  *	  Pages whose sync has failed are written anew.
  *
- * When a sync fails, the server stops with a PANIC, since what should have become
- * durable may be clean for the kernel or the device, and lost.  But it can be read until
- * the machine stops.  The recovery that follows finds such a page as it was written,
- * and as its LSN says that it needs no redo, leaves it alone.  Then a checkpoint
- * moves the redo pointer past the records of the page, and a power cut brings the
- * old page back.
+ * When a sync fails, the server stops with a PANIC, since what should have
+ * become durable may be clean for the kernel or the device, and lost.  But it
+ * can be read until the machine stops.  The recovery that follows finds such
+ * a page as it was written.  Its LSN says that it needs no redo, so recovery
+ * leaves it alone.  Then a checkpoint moves the redo pointer past the records
+ * of the page, and a power cut brings the old page back.
  *
- * A page that has an image in WAL or a copy in the log is written again by each recovery.
- * One that was written atomically has neither.  So while the log is in use, a PANIC
- * leaves a note, and if there is one, redo marks each page dirty that it would leave
- * alone.  Those are all that have changed since the redo pointer; what is older was
- * durable when a checkpoint moved it.  The note goes when the redo pointer has passed
- * all that redo may have left alone. (R11)
+ * A page that has an image in WAL or a copy in the log is written again by
+ * each recovery.  A page that was written atomically has neither.  So while
+ * the log is in use, a PANIC leaves a note, and if there is one, redo marks
+ * each page dirty that it would leave alone.  Those are all pages that have
+ * changed since the redo pointer; what is older was durable when a checkpoint
+ * moved it.  The note goes when the redo pointer has passed all that redo may
+ * have left alone.  (R11)
  *
- * Any PANIC counts, since there are few others, and it does not matter what could not be
- * synced: an error of a device, which has a cache of its own, is told to but one of
- * those who want its contents to be durable.
+ * Any PANIC counts, since there are few others, and it does not matter what
+ * could not be synced: a device with a cache of its own reports an error to
+ * only one of the processes that want its contents to be durable.
  *
  * While a process is dying of a failed sync, another one may sync the same
- * file, and succeed.  So once somebody has begun to report a PANIC, no checkpoint
- * completes, and no sync frees any part of the log.
+ * file, and succeed.  So once a process has begun to report a PANIC, no
+ * checkpoint completes, and no sync frees any part of the log.
  *
- * WAL that could not be synced can be read, too, and redo would bring pages home that
- * rely on it.  A segment is synced before the next one is begun, so only the last one
- * can be concerned.  If there is a note, it is written again before redo. (R1)
+ * WAL that could not be synced can be read, too, and redo would bring pages
+ * home that rely on it.  A segment is synced before the next one is begun, so
+ * only the last one can be concerned.  If there is a note, that segment is
+ * written again before redo. (R1)
  *
- * The note is not synced, as that would hold up the report of a device that hangs.  If
- * it is lost with the power, what can be read is what is on disk.
+ * The note is not synced, as that would hold up the report of a device that
+ * hangs.  If the note is lost with the power, what can be read is what is on
+ * disk.
  *
- * Left out: a reset of the machine right after, with a device that keeps its power; a device
- * that has no room for the note; a process that is killed before it can say that its
- * sync has failed; the free space map, which is not protected (R2); bits of a
- * visibility map that are clear already, on a standby of a server whose WAL does not
- * name the map's block; what SyncDataDirectory() fails to sync at a start, which it
+ * The following is not covered: a reset of the machine right after, with a
+ * device that keeps its power; a device that has no room for the note; a
+ * process that is killed before it can say that its sync has failed; the free
+ * space map, which is not protected (R2); bits of a visibility map that are
+ * clear already, on a standby of a server whose WAL does not name the map's
+ * block; files that SyncDataDirectory() fails to sync at a start, which it
  * only reports.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
@@ -63,14 +67,16 @@
 #include "storage/fd.h"
 #include "utils/injection_point.h"
 
-/* The note, and its name since a start has seen it; empty */
+/*
+ * The note, and the name it gets when a start has seen it; the file is empty
+ */
 #define DW_FAILED_SYNC_FILE		DW_DIR "/sync_failed"
 #define DW_FAILED_SYNC_SEEN		DW_FAILED_SYNC_FILE ".old"
 
 /*
- * This process is about to PANIC.  It may hold any lock, and be in a critical section.
- * Leaves errno alone.  That no note can be left is not worth a message: there is one
- * already, of what is worse.
+ * Leave a note that this process is about to PANIC.  It may hold any lock,
+ * and be in a critical section.  errno is preserved.  Failing to leave the
+ * note is not reported, because the PANIC itself is more important.
  */
 void
 DoubleWriteNotePanic(void)
@@ -78,7 +84,7 @@ DoubleWriteNotePanic(void)
 	int			save_errno = errno;
 	int			fd;
 
-	/* the logger has let go of shared memory */
+	/* the logger has detached from shared memory */
 	if (DWCtl == NULL || MyBackendType == B_LOGGER || !DWCtl->log.armed)
 		return;
 	pg_atomic_write_membarrier_u32(&DWCtl->panicking, 1);
@@ -91,8 +97,8 @@ DoubleWriteNotePanic(void)
 }
 
 /*
- * Stop here if a sync may have failed.  For who has synced files, and is about to rely on
- * that. (R5, R3)
+ * Stop here if a sync may have failed.  To be called by a process that has
+ * synced files and is about to rely on that. (R5, R3)
  */
 void
 dw_refuse_failed_sync(void)
@@ -112,8 +118,8 @@ dw_file_exists(const char *path)
 }
 
 /*
- * Return whether a segment of WAL has been begun: one that waits to be used still
- * has the pages of another one, or none.
+ * Return whether a segment of WAL has been begun.  One that waits to be used
+ * still has the pages of another segment, or none.
  */
 static bool
 dw_wal_is_begun(TimeLineID tli, XLogSegNo segno)
@@ -142,8 +148,8 @@ dw_wal_is_begun(TimeLineID tli, XLogSegNo segno)
 }
 
 /*
- * Write the pages of a segment over themselves, up to the one that is no WAL.
- * Returns false, with errno, if that fails.
+ * Write the pages of a segment over themselves, up to the first one that is
+ * no WAL.  Return false, with errno set, if that fails.
  */
 static bool
 dw_rewrite_wal_pages(int fd, XLogRecPtr start)
@@ -190,7 +196,7 @@ dw_rewrite_wal_segment(TimeLineID tli, XLogSegNo segno)
 }
 
 /*
- * Write again what WAL there may be that could not be synced.
+ * Write the WAL again that may have failed to be synced.
  */
 static void
 dw_rewrite_wal(void)
@@ -214,10 +220,11 @@ dw_rewrite_wal(void)
 }
 
 /*
- * Has a sync failed since the redo pointer?  For the startup process, once the
- * directory of the log is known to be ours.
+ * Look for the note of a failed sync since the redo pointer, and act on it.
+ * For the startup process, once the directory of the log is known to be ours.
  *
- * The note is renamed, so that one that is left from now on outlasts the next checkpoint.
+ * The note is renamed, so that a note left from now on outlasts the next
+ * checkpoint.
  */
 void
 dw_look_for_failed_sync(void)
@@ -236,7 +243,7 @@ dw_look_for_failed_sync(void)
 	if (!dw_file_exists(DW_FAILED_SYNC_SEEN))
 		return;
 
-	/* of a standby it is known what is newer than any page at home */
+	/* for a standby it is known what is newer than any page at home */
 	control = get_controlfile(DataDir, &crc_ok);
 	if (control->state == DB_IN_ARCHIVE_RECOVERY ||
 		control->state == DB_SHUTDOWNED_IN_RECOVERY)
@@ -249,8 +256,8 @@ dw_look_for_failed_sync(void)
 }
 
 /*
- * The notes, if any, have been copied along with a backup: they are about a server whose
- * files these are not.
+ * Remove notes that have been copied along with a backup: they are about a
+ * server whose files these are not.
  */
 void
 dw_remove_failed_sync(void)
@@ -260,7 +267,8 @@ dw_remove_failed_sync(void)
 }
 
 /*
- * Redo leaves a page alone, whose buffer is locked exclusively.
+ * Note that redo leaves a page alone.  The caller holds an exclusive lock on
+ * its buffer.
  */
 void
 DoubleWriteLeftByRedo(Buffer buffer)
@@ -270,7 +278,8 @@ DoubleWriteLeftByRedo(Buffer buffer)
 }
 
 /*
- * Recovery has ended, so it leaves nothing alone any more.
+ * Recovery has ended, so redo leaves nothing alone from now on: remember up
+ * to which position it may have done so.
  */
 void
 dw_bound_rewriting(void)
@@ -280,8 +289,9 @@ dw_bound_rewriting(void)
 }
 
 /*
- * A crash would recover from this redo pointer from now on.  It may be that of a restartpoint
- * which has begun long before, and ends after recovery.
+ * Remove the note if a crash would recover from this redo pointer from now
+ * on, and redo has left nothing alone beyond it.  The redo pointer may be
+ * that of a restartpoint that began long before, and ends after recovery.
  */
 void
 dw_forget_failed_sync(XLogRecPtr redo)

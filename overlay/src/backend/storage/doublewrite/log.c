@@ -3,17 +3,18 @@
  * log.c
  *	  The double-write log: batches, low-water mark, arming.
  *
- * See doublewrite_format.h for the format, segment.c for the files, and marker.c
- * for what tells others that the log is in use.  All of this runs with
- * DoubleWriteFlushLock held, so batches are written one after the other and
- * a batch is durable before the next one starts: only the newest can be torn.
+ * See doublewrite_format.h for the format, segment.c for the files, and
+ * marker.c for the files that tell other programs that the log is in use.
+ * All of this runs with DoubleWriteFlushLock held, so batches are written one
+ * after the other, and a batch is durable before the next one starts: only
+ * the newest can be torn.
  *
  * Space is freed by raising the low-water mark: batches below it have been
  * written home and their files synced.  The mark travels in the headers of
  * batches; where it must be durable at once, an empty batch carries it.  The
  * last block of each segment is kept for such a batch, so that raising the
- * mark never needs space that the mark itself would free.  Segments that lie
- * below a durable mark are renamed to become future segments. (R3)
+ * mark never needs space that the mark itself would free.  Segments below a
+ * durable mark are renamed to become future segments. (R3)
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -31,7 +32,7 @@
 #include "storage/lwlock.h"
 #include "utils/injection_point.h"
 
-/* What the newest batch adds to the average of their sizes */
+/* Weight of the newest batch in the average of their sizes */
 #define DW_WRITE_SHARE			(1.0 / 16)
 
 static PGIOAlignedBlock dw_header_block;
@@ -39,10 +40,10 @@ static PGIOAlignedBlock dw_header_block;
 #define DWHeader ((DWBatchHeader *) dw_header_block.data)
 
 /*
- * Begin the header of a batch of these pages: which they are, and how many
- * bytes of what follows it.  The first ncopies are to follow, the others are
- * noted.  Returns the pages as they are to be written if they have been
- * compressed, else NULL.
+ * Begin the header of a batch: which pages these are, and how many bytes each
+ * of them takes after it.  The first ncopies are written as copies, the
+ * others as notes.  Return the pages in the form to be written if they have
+ * been compressed, else NULL.
  */
 static char *
 dw_build_entries(const int *slots, int nslots, int ncopies)
@@ -76,7 +77,7 @@ dw_build_entries(const int *slots, int nslots, int ncopies)
 }
 
 /*
- * Complete the header: the place of the batch is known now.
+ * Complete the header, as the place of the batch is known now.
  */
 static void
 dw_build_header(void)
@@ -103,7 +104,7 @@ dw_build_header(void)
 }
 
 /*
- * Write the header and pages that have been compressed.
+ * Write the header, and pages that have been compressed.
  */
 static bool
 dw_write_packed(char *packed)
@@ -118,7 +119,7 @@ dw_write_packed(char *packed)
 }
 
 /*
- * Write the header and pages as they are.
+ * Write the header, and pages as they are.
  */
 static bool
 dw_write_slots(const int *slots, int nslots)
@@ -146,9 +147,10 @@ dw_write_slots(const int *slots, int nslots)
 }
 
 /*
- * Write a batch with these copies, whose entries have been built, to the space
- * reserved for it, and sync.  Returns false, with errno set, if that fails; the
- * next attempt writes the same batch number to a later place, or to this one.
+ * Write a batch with these copies, whose entries have been built, to the
+ * space reserved for it, and sync.  Return false, with errno set, if that
+ * fails; the next attempt writes the same batch number to a later place, or
+ * to this one.
  */
 static bool
 dw_write_batch(const int *slots, int ncopies, char *packed)
@@ -164,12 +166,13 @@ dw_write_batch(const int *slots, int ncopies, char *packed)
 }
 
 /*
- * Append a batch with these copies, whose entries have been built, and make it
- * durable.  Returns false if there is no space for it before a sync cycle has
- * freed some; see dw_reserve().
+ * Append a batch with these copies, whose entries have been built, and make
+ * it durable.  Return false if there is no space for it until a sync cycle
+ * has freed some; see dw_reserve().
  *
- * A place that cannot be written is left for one in the next segment.  If that
- * cannot be written, either, it is not the place.  (R11)
+ * If a place cannot be written, try one in the next segment.  If that one
+ * cannot be written, either, the place is not the reason, so throw an error.
+ * (R11)
  */
 static bool
 dw_append(const int *slots, int ncopies, char *packed, bool for_mark,
@@ -188,7 +191,7 @@ dw_append(const int *slots, int ncopies, char *packed, bool for_mark,
 		if (dw_write_batch(slots, ncopies, packed))
 			break;
 
-		/* without a descriptor it is not the place that has failed */
+		/* a lack of descriptors is no fault of the place */
 		untried = errno == EMFILE || errno == ENFILE;
 		if (!untried)
 			dw_leave_place();
@@ -208,7 +211,10 @@ dw_append(const int *slots, int ncopies, char *packed, bool for_mark,
 		DWCtl->log.last_page_batch = DWCtl->log.next_batchno;
 	DWCtl->log.next_batchno++;
 
-	/* client backends seldom come here: don't keep freed segments alive, nor memory */
+	/*
+	 * client backends seldom come here: keep neither freed segments alive,
+	 * nor memory
+	 */
 	if (AmRegularBackendProcess())
 	{
 		dw_close_segment();
@@ -218,11 +224,12 @@ dw_append(const int *slots, int ncopies, char *packed, bool for_mark,
 }
 
 /*
- * Write the pages in the given slots to the log as one batch, copies of the first
- * ncopies and notes of the others; on return these are durable there. (R2)
+ * Write the pages in the given slots to the log as one batch: copies of the
+ * first ncopies, and notes of the others.  On return these are durable there.
+ * (R2)
  *
- * Returns false, with nothing written, if there is no space before a sync
- * cycle has freed some.
+ * Return false, with nothing written, if there is no space until a sync cycle
+ * has freed some.
  */
 bool
 dw_log_write_batch(const int *slots, int nslots, int ncopies, bool beyond_bound)
@@ -250,7 +257,10 @@ dw_log_write_batch(const int *slots, int nslots, int ncopies, bool beyond_bound)
 		/* before the first home write, so that no sync cycle misses the file */
 		dw_dirty_file(&DWSlots[slots[i]].tag, batchno);
 
-		/* not before: until then a page may still need an older batch (R3) */
+		/*
+		 * only now: until the batch is durable, a page may need an older one
+		 * (R3)
+		 */
 		dw_note_logged(slots[i], batchno);
 		if (i < ncopies)
 			dw_epoch_note(&DWSlots[slots[i]].tag, batchno);
@@ -262,7 +272,7 @@ dw_log_write_batch(const int *slots, int nslots, int ncopies, bool beyond_bound)
 }
 
 /*
- * Raise the low-water mark and make it durable: batches below it are home
+ * Raise the low-water mark and make it durable.  Batches below it are home
  * and synced, and no home write relies on copies in them. (R3)
  */
 void
@@ -292,7 +302,8 @@ dw_log_set_low_water(uint64 mark)
  */
 
 /*
- * The log that the server before has left has these live batches.
+ * Take over the live batches, from first to last, that the previous server
+ * has left in the log.
  */
 void
 dw_log_found(const DWFoundBatch *first, const DWFoundBatch *last)
@@ -308,9 +319,9 @@ dw_log_found(const DWFoundBatch *first, const DWFoundBatch *last)
 }
 
 /*
- * Make the log that was found empty with a mark behind its last batch, if that is
- * possible there.  Then all its segments but that one are free, and need not wait for
- * a mark in another one, for which there may be no space.
+ * Make the log that was found empty by a mark behind its last batch, if there
+ * is room.  Then all its segments except that one are free, and need not wait
+ * for a mark in another one, for which there may be no space.
  */
 static void
 dw_end_old_log(void)
@@ -334,14 +345,14 @@ dw_end_old_log(void)
 }
 
 /*
- * Have segments to write to: spare ones, those of the log that was found which hold
- * nothing live, and at least two, so that one can always be recycled while the other
- * is in use, however full the device is.
+ * Provide segments to write to: spare ones, those of the log that was found
+ * and hold nothing live, and at least two, so that one can always be recycled
+ * while the other is in use, however full the device is.
  *
- * Nothing that any of them holds must be taken for a part of the new log, nor outlive
- * dw_log_empty().  So numbers go on from the highest there is.  If no log was found,
- * there may be segments nevertheless, since the directory could not be used at the
- * start; they wait until the log is empty.  (R3)
+ * Nothing that any of them holds may be taken for a part of the new log, nor
+ * outlive dw_log_empty().  So numbers go on from the highest there is.  If no
+ * log was found, there may be segments nevertheless, since the directory
+ * could not be used at the start; they wait until the log is empty.  (R3)
  */
 static void
 dw_log_open(void)
@@ -385,8 +396,8 @@ dw_log_open(void)
 }
 
 /*
- * Write an empty batch that makes the log empty, opening it if need be.  The
- * segments of before are reused.
+ * Write an empty batch that makes the log empty, opening the log if need be.
+ * Older segments are reused.
  */
 void
 dw_log_empty(void)
@@ -429,12 +440,13 @@ dw_remove_log(void)
 }
 
 /*
- * The log is empty and no longer in use.  Keep its segments as spare files for
- * the next start, or remove them.
+ * End the use of the log, which is empty: keep its segments as spare files
+ * for the next start, or remove them.
  *
- * The order does not matter: raising the mark past everything has made future
- * segments of all but the newest one, so none of those holds a batch that names
- * it, and what a crash leaves behind has nothing live in it. (R9)
+ * The order does not matter.  Raising the mark past all batches has turned
+ * all segments except the newest into future ones, so none of those holds a
+ * batch that names it, and what a crash leaves behind has nothing live in it.
+ * (R9)
  */
 void
 dw_retire_log(bool keep)
@@ -459,14 +471,15 @@ dw_retire_log(bool keep)
 }
 
 /*
- * From now on home writes go through the log.  The caller holds the flush
- * lock and has found no home write under way, so that no batch straddles the
- * change. (R10)
+ * Make home writes go through the log from now on.  The caller holds the
+ * flush lock and has found no home write under way, so no batch straddles the
+ * change.  (R10)
  *
  * The log is in place before the marker that demands it, and both are durable
  * before any home write relies on them.  The owner file never names a marker
- * that another one may be about to replace.  Once the marker is there, nothing
- * may fail: it would demand a log that nobody keeps up to date.
+ * that another one may be about to replace.  Once the marker is there,
+ * nothing may fail: the marker would demand a log that is not kept up to
+ * date.
  */
 void
 dw_arm(void)

@@ -11,23 +11,24 @@
  *						after that has completed
  *	  to off			stop images, disarm
  *
- * Disarming empties the log before home writes bypass it.  Between double_writes
- * and atomic_writes nothing has to be done: each batch looks at the setting,
- * and copies in the log may be put over what has been written atomically since,
- * as epoch.c explains.
+ * Disarming empties the log before home writes bypass it.  Between
+ * double_writes and atomic_writes nothing has to be done: each batch looks at
+ * the setting, and copies in the log may be put over what has been written
+ * atomically since, as epoch.c explains.
  *
- * Whoever changes whether WAL carries images asks DoubleWriteUpdateMode()
- * before, and calls DoubleWriteModeApplied() after it: the checkpointer at each
- * reload, the startup process at the end of recovery.  There images may begin
- * at once, but end only after the record that switches the timeline.  While
- * the log is in use, XLOG_FPW_CHANGE is written even with wal_level = minimal,
- * since recovery has to know.  full_page_writes = off makes "off" of
- * "full_pages"; in "double_writes" it changes nothing.
+ * A process that changes whether WAL carries images calls
+ * DoubleWriteUpdateMode() before, and DoubleWriteModeApplied() after the
+ * change: the checkpointer at each reload, the startup process at the end of
+ * recovery.  At the end of recovery images may begin at once, but end only
+ * after the record that switches the timeline.  While the log is in use,
+ * XLOG_FPW_CHANGE is written even with wal_level = minimal, since recovery
+ * has to know.  With full_page_writes = off, "full_pages" acts as "off";
+ * "double_writes" does not change.
  *
- * A checkpoint or restartpoint drains the stage after its buffer scan; when
+ * A checkpoint or restartpoint drains the stage after its buffer scan.  When
  * the files have been synced after that, it makes a low-water mark durable
- * that lies past all batches up to the drain, and only then pg_control may
- * name the new redo pointer. (R5)
+ * that lies past all batches up to the drain.  Only then may pg_control name
+ * the new redo pointer. (R5)
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -52,10 +53,10 @@
  * ---------------------------------------------------------------------
  */
 
-/* The checkpointer has shut the server down, and waits for those who send WAL. (R12) */
+/* The checkpointer has shut the server down, and waits for walsenders (R12) */
 static bool stopped = false;
 
-/* Switches that have begun, and not ended unless with an error; see dw_failed_before() */
+/* A switch is under way, or has ended with an error; see dw_failed_before() */
 static bool switching_on = false;
 static bool switching_off = false;
 
@@ -77,10 +78,13 @@ dw_arm_if_possible(int elevel)
 }
 
 /*
- * After an error the checkpointer asks for the mode once more before it looks at any
- * request.  What has thrown the error must be left out then, lest it do so again and
- * keep the checkpointer from shutting down, from checkpoints, and from reading a
- * setting that undoes the switch.  Returns whether that is so. (R11)
+ * Note that a switch begins, and return whether the previous attempt failed.
+ *
+ * After an error the checkpointer asks for the mode once more before it looks
+ * at any request.  It must then leave out the switch that has thrown the
+ * error.  Otherwise the error would recur, and keep the checkpointer from
+ * shutting down, from checkpoints, and from reading a setting that undoes the
+ * switch. (R11)
  */
 static bool
 dw_failed_before(bool *under_way)
@@ -92,8 +96,8 @@ dw_failed_before(bool *under_way)
 }
 
 /*
- * Start using the log, as a reload asks.  If that fails, things stay as they are
- * until the next one.
+ * Start using the log, as a reload asks.  If that fails, nothing changes
+ * until the next reload.
  */
 static bool
 dw_switch_on(void)
@@ -114,10 +118,11 @@ dw_switch_on(void)
 }
 
 /*
- * Make durable what has gone home or was removed since the last checkpoint.  For who
- * ends the use of the log without a checkpoint: of what was written atomically it has no copies, and redo leaves it
- * alone.  So a later checkpoint would pass its records with nobody having synced
- * it, or after a failed sync of which there is no note any more. (R5, R11)
+ * Make durable what has gone home or was removed since the last checkpoint.
+ * To be called before the use of the log ends without a checkpoint: pages
+ * that were written atomically have no copies in it, and redo leaves them
+ * alone.  A later checkpoint would pass their records without the pages
+ * having been synced, or after a failed sync whose note is gone. (R5, R11)
  */
 static void
 dw_sync_gone_home(void)
@@ -134,8 +139,8 @@ dw_sync_gone_home(void)
 
 /*
  * Stop using the log: make it empty, then remove the marker and the segments,
- * unless these are to be kept for the next start.  Returns false if the marker
- * cannot be removed: the log stays in use.
+ * unless the segments are to be kept for the next start.  Return false if the
+ * marker cannot be removed; the log stays in use then.
  *
  * What is in the log must go first, or a restore would put it over newer
  * pages that have been written without it (R10).  The last step holds up home
@@ -153,8 +158,8 @@ dw_disarm(bool keep_segments)
 	dw_sync_cycle(DWCtl->log.cycles_begun);
 
 	/*
-	 * With everything home, and the lock held, no page can be removed that
-	 * may be torn at home; but some may have been before. (R3)
+	 * With everything home, and the lock held, no page that may be torn at
+	 * home can be removed.  But some may have been removed before. (R3)
 	 */
 	dw_drain_and_lock();
 	while (dw_first_unfinished_batch() < DWCtl->log.next_batchno)
@@ -178,7 +183,7 @@ dw_disarm(bool keep_segments)
 		dw_forget_files(DWCtl->log.next_batchno);
 		INJECTION_POINT("doublewrite-disarmed", NULL);
 
-		/* with the marker, the next start asks for a log that has been kept up to date */
+		/* while the marker exists, the next start demands an up-to-date log */
 		removed = dw_remove_marker();
 		if (!removed && dw_marker_exists())
 		{
@@ -189,7 +194,7 @@ dw_disarm(bool keep_segments)
 		DWCtl->log.open = false;
 		dw_show_log();
 		dw_remove_owner();
-		/* it might be back after a crash, and ask for the segments */
+		/* else it might be back after a crash, and ask for the segments */
 		if (removed)
 			dw_retire_log(keep_segments);
 	}
@@ -199,12 +204,12 @@ dw_disarm(bool keep_segments)
 }
 
 /*
- * First half of a change of settings: returns whether WAL records must carry
- * full-page images from now on, given whether they do now.
+ * Do the first half of a change of settings: return whether WAL records must
+ * carry full-page images from now on, given whether they do now.
  *
  * Called by the startup process at the end of recovery, and by the
  * checkpointer at each reload.  If the log cannot be used, the reason goes to
- * the server log and things stay as they are.
+ * the server log and nothing changes.
  */
 bool
 DoubleWriteUpdateMode(bool images_now)
@@ -216,9 +221,9 @@ DoubleWriteUpdateMode(bool images_now)
 		dw_note_setting();
 
 		/*
-		 * During recovery only the startup process switches images, and it may
-		 * just have done so with the setting as it was before.  The flag first,
-		 * then the look, with a full barrier in between, as
+		 * During recovery only the startup process switches images, and it
+		 * may just have done so with the previous setting.  First set the
+		 * flag, then look, with a full barrier in between;
 		 * DoubleWriteRecoveryEnded() does it the other way round.
 		 */
 		pg_atomic_exchange_u32(&DWCtl->setting_changed, 1);
@@ -226,7 +231,10 @@ DoubleWriteUpdateMode(bool images_now)
 			pg_atomic_write_u32(&DWCtl->setting_changed, 0);
 	}
 
-	/* the startup process will call us when it is ready; a stop has left nothing behind */
+	/*
+	 * the startup process calls this when it is ready; after a stop nothing
+	 * is left
+	 */
 	if (!DWCtl->started || stopped)
 		return images_now;
 
@@ -244,8 +252,8 @@ DoubleWriteUpdateMode(bool images_now)
 	}
 
 	/*
-	 * End of a recovery from WAL without images: pages replayed since the
-	 * redo pointer will get no image before the next checkpoint.
+	 * This is the end of a recovery from WAL without images: pages replayed
+	 * since the redo pointer will get no image before the next checkpoint.
 	 */
 	if (dw_images_requested() && !DWCtl->log.armed && RecoveryInProgress() &&
 		XLogInsertAllowed() && GetXLogReplayRecPtr(NULL) > DWCtl->redo.last && !dw_replayed_images())
@@ -255,7 +263,7 @@ DoubleWriteUpdateMode(bool images_now)
 }
 
 /*
- * The end of recovery: say what protects pages from now on.
+ * At the end of recovery, report what protects pages from now on.
  */
 static void
 dw_report_mode(void)
@@ -271,14 +279,14 @@ dw_report_mode(void)
 }
 
 /*
- * Stop using the log since protection is off from now on.  That is for the checkpointer:
- * if it fails, or another process comes here, DoubleWriteCatchUp() does it after the end of
- * recovery.
+ * Stop using the log, since protection is off from now on.  Only the
+ * checkpointer does that.  If it fails, or another process comes here, the
+ * checkpointer does it after the end of recovery, in DoubleWriteCatchUp().
  */
 static void
 dw_switch_off(void)
 {
-	/* the startup process could not sync what others have written */
+	/* the startup process could not sync what other processes have written */
 	if (dw_failed_before(&switching_off) ||
 		(IsUnderPostmaster && !AmCheckpointerProcess()))
 		pg_atomic_write_u32(&DWCtl->setting_changed, 1);
@@ -316,7 +324,10 @@ dw_apply_mode(bool images)
 
 	if (!dw_images_requested())
 	{
-		/* if this fails, images may begin again; then it counts since when (R10) */
+		/*
+		 * if this fails, images may begin again, and the wait starts anew
+		 * (R10)
+		 */
 		DWCtl->disarm_after = InvalidXLogRecPtr;
 		dw_switch_off();
 	}
@@ -325,7 +336,8 @@ dw_apply_mode(bool images)
 }
 
 /*
- * Second half: images are on or off now as DoubleWriteUpdateMode() said.
+ * Do the second half: images are on or off now, as DoubleWriteUpdateMode()
+ * said.
  */
 void
 DoubleWriteModeApplied(bool images)
@@ -336,8 +348,9 @@ DoubleWriteModeApplied(bool images)
 }
 
 /*
- * All processes may write WAL now.  If the settings have changed after the
- * startup process looked at them, let the checkpointer look again. (R10)
+ * Note that all processes may write WAL now.  If the settings have changed
+ * since the startup process looked at them, let the checkpointer look again.
+ * (R10)
  */
 void
 DoubleWriteRecoveryEnded(void)
@@ -359,8 +372,8 @@ DoubleWriteIsArmed(void)
  */
 
 /*
- * The redo pointer that a crash would recover from.  images tells whether WAL
- * at that point carries full-page images.
+ * Set the redo pointer that a crash would recover from.  images tells whether
+ * WAL at that point carries full-page images.
  */
 void
 DoubleWriteSetRedo(XLogRecPtr redo, bool images)
@@ -374,9 +387,9 @@ DoubleWriteSetRedo(XLogRecPtr redo, bool images)
 }
 
 /*
- * The buffer scan of a checkpoint is over: bring home all that it found clean
- * or has staged itself.  From here until completion, recovery may start from
- * either redo pointer.
+ * Bring home all pages that the buffer scan of a checkpoint, now over, found
+ * clean or has staged itself.  From here until completion, recovery may start
+ * from either redo pointer.
  */
 void
 DoubleWriteCheckpointDrain(XLogRecPtr redo)
@@ -387,10 +400,11 @@ DoubleWriteCheckpointDrain(XLogRecPtr redo)
 	dw_drain_and_lock();
 
 	/*
-	 * Nothing may keep a batch from before now: its copies, and those in later
-	 * ones, lack changes from before redo.  That could be a page removed while
-	 * it was torn at home, or one staged since we began that cannot be written.
-	 * Each turn settles that, or throws the error. (R5)
+	 * Nothing may keep a batch from before this point: its copies, and those
+	 * in later batches, lack changes from before redo.  A page may do so that
+	 * was removed while it was torn at home, or one staged since we began
+	 * that cannot be written.  Each turn settles that, or throws the error.
+	 * (R5)
 	 */
 	while (dw_first_unfinished_batch() < DWCtl->log.next_batchno)
 	{
@@ -412,8 +426,8 @@ DoubleWriteCheckpointDrain(XLogRecPtr redo)
 }
 
 /*
- * All files written up to the drain have been synced: do the same with what
- * was removed meanwhile, and free the log up to the drain.  When this returns,
+ * Make durable what was removed while the files written up to the drain were
+ * being synced, and free the log up to the drain.  When this returns,
  * pg_control may be changed. (R5)
  *
  * The mark is written even if it does not rise, because restore compares the
@@ -443,7 +457,7 @@ DoubleWriteCheckpointSynced(void)
 }
 
 /*
- * One line of figures about the write-back since the previous call.
+ * Report figures about the write-back since the previous call, in one line.
  */
 static void
 dw_log_checkpoint_stats(void)
@@ -478,8 +492,8 @@ dw_log_checkpoint_stats(void)
 }
 
 /*
- * pg_control names a redo pointer now, and WAL at that point carries images
- * or not.
+ * Note that pg_control names a redo pointer now.  images tells whether WAL at
+ * that point carries images.
  */
 void
 DoubleWriteCheckpointDone(XLogRecPtr redo, bool images)
@@ -504,17 +518,19 @@ DoubleWriteCheckpointDone(XLogRecPtr redo, bool images)
 }
 
 /*
- * Last step of a clean shutdown: leave nothing behind that other servers
- * would have to know.  A server with a postmaster keeps the segments for its
- * next start, as it does those of WAL; what initdb leaves behind is small.
+ * Do the last step of a clean shutdown: leave nothing behind that other
+ * servers would have to know.  A server with a postmaster keeps the segments
+ * for its next start, as it does those of WAL; what initdb leaves behind is
+ * small.
  *
- * After a shutdown checkpoint there is nothing left to bring home, and to sync.  A
- * standby may have skipped its restartpoint, and then there is; without the log it
- * leaves that to the next start, as stock leaves dirty buffers.  If crash recovery
- * was interrupted, it must be finished by a server that knows the log. (R12)
+ * After a shutdown checkpoint nothing is left to be brought home or synced.
+ * A standby may have skipped its restartpoint, so something may be left;
+ * without the log it leaves that to the next start, as stock leaves dirty
+ * buffers.  If crash recovery was interrupted, it must be finished by a
+ * server that knows the log. (R12)
  *
- * pg_control says already that the server was shut down.  Until the marker has gone,
- * it was not; see DoubleWriteStopCutShort().
+ * pg_control already says that the server was shut down, but that is not true
+ * until the marker has gone; see DoubleWriteStopCutShort().
  */
 void
 DoubleWriteShutdown(void)

@@ -3,14 +3,15 @@
  * segment.c
  *	  Segment files of the double-write log.
  *
- * The log is a chain of files of one size, whose numbers only rise.  Those that hold
- * nothing live are renamed to become future ones. (R3)  This file knows which of
- * them there are and where the next batch goes, but not what is in a batch.
+ * The log is a chain of files of one size, whose numbers only rise.  Files
+ * that hold nothing live are renamed to become future segments. (R3)  This
+ * file knows which segments there are and where the next batch goes, but not
+ * what is in a batch.
  *
- * Nothing in here that fails is the end of the log.  If no segment can be made,
- * for whatever reason, the batch waits until a sync cycle has freed one; a place
- * that cannot be written is left; a name that cannot be made durable, or a segment
- * that cannot be renamed, is tried again.  (R11)
+ * No failure in here is the end of the log.  If no segment can be made, for
+ * whatever reason, the batch waits until a sync cycle has freed one.  A place
+ * that cannot be written is skipped.  A name that cannot be made durable, or
+ * a segment that cannot be renamed, is tried again.  (R11)
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -39,10 +40,12 @@
 #include "utils/wait_event.h"
 
 /*
- * Segments are filled in advance if writes of the log have fewer blocks than this.  What is not
- * filled costs a commit of the file system's journal with each sync, but only once; filling
- * costs as much bandwidth as the segment.  On storage that does 1500 requests and 60 MB a second
- * that takes as long as 50 commits of two requests, one for each 10 blocks; on faster one, fewer.
+ * Segments are filled in advance if writes of the log have fewer blocks than
+ * this.  A segment that is not filled costs a commit of the file system's
+ * journal with each sync, but only once; filling costs as much bandwidth as
+ * the segment.  On storage that does 1500 requests and 60 MB a second,
+ * filling takes as long as 50 commits of two requests, one for each 10
+ * blocks.  On faster storage it is fewer.
  */
 #define DW_FILL_BELOW			16
 
@@ -51,9 +54,9 @@ static int	dw_fd = -1;
 static uint64 dw_fd_segno = 0;
 
 /*
- * Is the log written past the kernel's cache?  Nobody reads it before the next
- * start, and its pages in the cache would have to be copied there, and drive
- * others out.  False once the file system has refused it.
+ * Is the log written past the kernel's cache?  Nothing reads it before the
+ * next start, and its pages in the cache would have to be copied there, and
+ * drive others out.  False once the file system has refused it.
  */
 static bool dw_direct = true;
 
@@ -91,7 +94,7 @@ dw_open_file(const char *path, bool direct)
 }
 
 /*
- * Open a segment for writing.  Returns false, with errno set, if that fails.
+ * Open a segment for writing.  Return false, with errno set, if that fails.
  */
 bool
 dw_open_segment(uint64 segno)
@@ -124,7 +127,7 @@ dw_open_segment(uint64 segno)
  */
 
 /*
- * Name of the file that this process prepares to become a segment.
+ * Give the name of the file that this process prepares to become a segment.
  */
 static void
 dw_new_path(char *path)
@@ -133,7 +136,7 @@ dw_new_path(char *path)
 }
 
 /*
- * Rename a file of the log.  Returns false, with errno set, if that fails.
+ * Rename a file of the log.  Return false, with errno set, if that fails.
  */
 static bool
 dw_rename_file(const char *path, const char *newpath)
@@ -155,9 +158,9 @@ dw_rename_file(const char *path, const char *newpath)
 }
 
 /*
- * Make the names of segments durable, which they must be before a batch in one of
- * them counts. (R3)  If that fails, returns false, with errno set, and the next
- * batch has to try it again.  A sync that fails is a PANIC, as any other.
+ * Make the names of segments durable, which they must be before a batch in
+ * one of them counts. (R3)  If that fails, return false, with errno set; the
+ * next batch has to try it again.  As elsewhere, a failed sync is a PANIC.
  */
 static bool
 dw_sync_names(void)
@@ -193,12 +196,12 @@ dw_sync_names(void)
 }
 
 /*
- * Make a file for a segment, durable except for its name.  Returns false, with
+ * Make a file for a segment, durable except for its name.  Return false, with
  * errno set, if that fails, most likely for lack of space.
  *
- * If it is filled with zeroes, a sync of what is written to it need not wait for the
- * file system's own journal.  That takes time, and on a device that is held to a
- * bandwidth as much as what is going to be written.
+ * If the file is filled with zeroes, a sync of what is written to it need not
+ * wait for the file system's own journal.  Filling takes time, and on a
+ * device with limited bandwidth as much as what is going to be written.
  */
 static bool
 dw_make_segment(const char *path, bool fill)
@@ -242,7 +245,7 @@ dw_make_segment(const char *path, bool fill)
 
 /*
  * Make the file with this name the next segment, after those that exist.
- * Returns false, with errno set, if that fails.
+ * Return false, with errno set, if that fails.
  */
 static bool
 dw_add_segment(const char *name)
@@ -260,7 +263,7 @@ dw_add_segment(const char *name)
 }
 
 /*
- * Create the next segment.  Returns false, with errno set, if that fails.
+ * Create the next segment.  Return false, with errno set, if that fails.
  */
 bool
 dw_create_segment(void)
@@ -272,14 +275,16 @@ dw_create_segment(void)
 }
 
 /*
- * How many segments the log should have ready behind the one being written: a
- * quarter of its bound, but at most 32 (128 MB), and no more than shared buffers
- * or what has been logged give reason for: a quarter of the former, as many bytes
- * as the latter, or 8 (32 MB); two at least.
+ * Return how many segments the log should have ready behind the current one:
+ * a quarter of its bound, but at most 32 (128 MB), and no more than shared
+ * buffers or the volume logged so far call for.  That is a quarter of the
+ * former, as many bytes as the latter, or 8 segments (32 MB), whichever is
+ * most.  It is two at least.
  *
- * A burst that is larger than that lasts long enough to be waited for.  A load logs
- * next to nothing, nor does the first SELECT after it, and on a device that is held
- * to a bandwidth segments for which nobody asks cost as much as their pages.
+ * A burst larger than that lasts long enough for segments to be made
+ * meanwhile.  A load logs next to nothing, nor does the first SELECT after
+ * it.  On a device with limited bandwidth, segments that are not needed cost
+ * as much as their pages.
  */
 static int
 dw_segments_ahead(void)
@@ -307,12 +312,13 @@ dw_segment_wanted(void)
 }
 
 /*
- * Create a segment ahead of the flusher, which would otherwise do it with home
- * writes held up.  The flush lock is held for naming it only.  It is filled if writes
- * are known to be small, and there have been so many that it will be used.
+ * Create a segment ahead of the flusher, which would otherwise do it with
+ * home writes held up.  The flush lock is held for naming it only.  The
+ * segment is filled if writes are known to be small, and there have been so
+ * many that it will be used.
  *
- * Returns whether another one is wanted.  If there is no space, or something
- * fails, we let it be: the flusher will say so when it needs the segment.
+ * Return whether another one is wanted.  If there is no space, or something
+ * fails, give up silently: the flusher reports it when it needs the segment.
  */
 bool
 dw_prepare_segment(void)
@@ -354,7 +360,8 @@ dw_prepare_segment(void)
  */
 
 /*
- * Write to the segment that is open.  Returns false, with errno set, if that fails.
+ * Write to the segment that is open.  Return false, with errno set, if that
+ * fails.
  */
 bool
 dw_write_blocks(struct iovec *iov, int iovcnt, off_t offset)
@@ -376,7 +383,7 @@ dw_write_blocks(struct iovec *iov, int iovcnt, off_t offset)
 	}
 	if (written < 0 && errno == EINVAL && dw_direct)
 	{
-		/* some file systems say so only now */
+		/* some file systems refuse it only now */
 		dw_direct = false;
 		dw_close_segment();
 		return dw_open_segment(dw_fd_segno) &&
@@ -390,8 +397,9 @@ dw_write_blocks(struct iovec *iov, int iovcnt, off_t offset)
 }
 
 /*
- * Data files are synced through the cache of the drive if WAL is; what their
- * home writes rely on must not be synced any less.  (R2)
+ * Sync the current segment.  Data files are synced through the cache of the
+ * drive if WAL is; the log that their home writes rely on must be synced the
+ * same way.  (R2)
  */
 static int
 dw_sync_segment(void)
@@ -408,8 +416,8 @@ dw_sync_segment(void)
 
 /*
  * Make what was written to the current segment durable.  As with data files,
- * a failed sync leaves no way to tell what is on disk.  Returns false, with errno
- * set, if that is not a PANIC.
+ * a failed sync leaves no way to tell what is on disk.  Return false, with
+ * errno set, if that is not a PANIC.
  */
 bool
 dw_sync_log(void)
@@ -458,7 +466,7 @@ dw_sync_log(void)
  */
 
 /*
- * Say that there can be no other segment, with the reason in errno.
+ * Report that there can be no other segment, with the reason in errno.
  */
 void
 dw_report_no_segment(int elevel, bool can_wait)
@@ -473,9 +481,9 @@ dw_report_no_segment(int elevel, bool can_wait)
 }
 
 /*
- * There is no segment to go on with, for the reason in errno.  A sync cycle may
- * free some, which needs no space.  If none can be freed, or it is a sync cycle
- * that wants to write its mark, that is an error.  (R11)
+ * Handle the lack of a segment to go on with, for the reason in errno.  A
+ * sync cycle may free some, which needs no space.  If none can be freed, or
+ * it is a sync cycle that wants to write its mark, throw an error.  (R11)
  */
 static bool
 dw_no_segment(bool for_mark)
@@ -490,7 +498,8 @@ dw_no_segment(bool for_mark)
 }
 
 /*
- * A batch has waited for a sync cycle, and there is still no room for it.
+ * Throw an error, because a batch has waited for a sync cycle, and there is
+ * still no room for it.
  */
 void
 dw_refuse_full_log(void)
@@ -511,10 +520,11 @@ dw_refuse_full_log(void)
 
 /*
  * Make room for nblocks blocks in one segment, entering the next segment if
- * need be.  Returns false if that must wait until a sync cycle frees space.
+ * need be.  Return false if that must wait until a sync cycle frees space.
  *
- * An empty batch that raises the mark may use what is kept for it.  That, and
- * a batch for which a sync cycle could free nothing, may exceed the bound.
+ * An empty batch that raises the mark may use the block that is kept for it.
+ * Such a batch, and one for which a sync cycle could free nothing, may exceed
+ * the bound.
  */
 bool
 dw_reserve(int nblocks, bool for_mark, bool beyond_bound)
@@ -562,10 +572,11 @@ dw_enter_segment(void)
 }
 
 /*
- * The first block of the segment that has been entered cannot be written.  Have
- * the last one take its place; if there is none, go back to the one before.  What
- * may stand in it must not be found again, as its number is going to stand
- * elsewhere.  If that fails, the next batch comes here again.
+ * Replace the segment just entered, as its first block cannot be written, by
+ * the last one.  If there is none, go back to the segment before.  A batch
+ * that may have reached the block must not be found again, because a batch of
+ * the same number is going to be written elsewhere.  If this fails, the next
+ * batch comes here again.
  */
 static void
 dw_replace_segment(void)
@@ -592,14 +603,15 @@ dw_replace_segment(void)
 }
 
 /*
- * The place of a batch cannot be written: leave it, so that the next attempt goes
- * to another segment, and this one is not reused.  Its last block stays for a mark,
- * which may be all that can be written where there is no other segment.  errno is
- * preserved.  (R11)
+ * Skip the place of a batch, as it cannot be written, so that the next
+ * attempt goes to another segment, and this one is not reused.  Its last
+ * block stays for a mark, which may be all that can be written if there is no
+ * other segment.  errno is preserved.  (R11)
  *
- * The batch keeps its number, and where it stands twice, the later place counts.
- * All batches in a segment stand behind an intact first one, or a start would not
- * find them (DWReadLog()), so one that cannot have that counts as not entered.
+ * The batch keeps its number.  If a batch number occurs twice, the later copy
+ * is valid.  All batches in a segment come after an intact first one, or a
+ * start would not find them (DWReadLog()).  So a segment that cannot have a
+ * first one counts as not entered.
  */
 void
 dw_leave_place(void)
@@ -682,7 +694,7 @@ dw_remove_file(const char *name)
 }
 
 /*
- * Keep a segment for the next start, unless it has a place that cannot be written.
+ * Keep a segment for the next start, unless part of it cannot be written.
  */
 void
 dw_spare_file(uint64 segno)
@@ -702,8 +714,9 @@ dw_spare_file(uint64 segno)
 }
 
 /*
- * Make future segments of old files as long as the bound permits, and remove
- * the others.  What they hold names lower segments, so it does not count. (R3)
+ * Turn old files into future segments as long as the bound permits, and
+ * remove the others.  The batches that they hold name lower segments, so they
+ * do not count. (R3)
  */
 void
 dw_reuse_files(DWOldFile *files, int nfiles)
@@ -728,8 +741,8 @@ dw_reuse_files(DWOldFile *files, int nfiles)
 }
 
 /*
- * Make segments that hold only freed batches available for reuse.  One that cannot
- * be renamed is tried again when the mark rises next.
+ * Make segments that hold only freed batches available for reuse.  One that
+ * cannot be renamed is tried again when the mark rises next.
  *
  * The mark that frees them is durable already. (R3)
  */
@@ -759,6 +772,6 @@ dw_recycle_segments(void)
 		DWCtl->log.first_segno++;
 	}
 
-	/* now rather than when the next segment is needed */
+	/* now, not only when the next segment is needed */
 	(void) dw_sync_names();
 }
