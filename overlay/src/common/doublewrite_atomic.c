@@ -3,13 +3,13 @@
  * doublewrite_atomic.c
  *	  Finding out whether pages can be written atomically.
  *
- * Three things have to come together, as none of them tells enough:
+ * Three things are needed, as none of them tells enough:
  *
- *	  statx() says which sizes a file takes.  That covers the layout of the file
- *		system, and the alignment of a partition.  But some file systems do it in
- *		software, by copies, and then say the same.
+ *	  statx() says which sizes a file takes.  That covers the layout of the
+ *		file system, and the alignment of a partition.  But some file systems do
+ *		it in software, by copies, and then say the same.
  *	  sysfs says what the device does in hardware.  Limits of stacked devices
- *		are calculated by the kernel; we look at what is below nevertheless, and
+ *		are calculated by the kernel; we look at the devices below anyway, and
  *		take the smallest.
  *	  A write that asks for atomicity either is atomic or is refused.  So we
  *		make one, to a file without a name in the same directory.
@@ -44,10 +44,12 @@
 
 #include "common/doublewrite_atomic.h"
 
-/* Pages of the file that is used for a test */
+/* Pages of the test file */
 #define DW_TEST_PAGES		4
 
-/* Devices on top of each other: real stacks have fewer, and a cycle must end */
+/*
+ * Most devices in a stack: real ones have fewer, and a cycle must end
+ */
 #define DW_MAX_STACK		16
 
 #ifdef __linux__
@@ -150,7 +152,7 @@ StaticAssertDecl(sizeof(DWKernelFsxattr) == 28, "struct fsxattr has 28 bytes");
 #define DW_KERNEL_FSGETXATTR	_IOR('X', 31, DWKernelFsxattr)
 
 /*
- * Ask the kernel about an open file.  Returns false if it has nothing to say of
+ * Ask the kernel about an open file.  Return false if it does not report
  * atomic writes; the rest is filled in as far as possible.
  */
 bool
@@ -184,8 +186,8 @@ DWAtomicAskFile(int fd, DWAtomicFile *file)
 }
 
 /*
- * Return whether the file is on the device that its file system is known by.  XFS
- * can have another one for files of their own kind.
+ * Return whether the file is on the device that its file system is known by.
+ * XFS can have another device for files of a special kind.
  */
 bool
 DWAtomicOnDataDevice(int fd)
@@ -198,8 +200,8 @@ DWAtomicOnDataDevice(int fd)
 }
 
 /*
- * Write with DW_RWF_ATOMIC: atomically, or not at all.  The file has been opened
- * for direct I/O.
+ * Write with DW_RWF_ATOMIC: atomically, or not at all.  The file has been
+ * opened for direct I/O.
  */
 ssize_t
 DWAtomicWrite(int fd, const void *data, size_t size, off_t offset, int flags)
@@ -218,11 +220,11 @@ DWAtomicWrite(int fd, const void *data, size_t size, off_t offset, int flags)
 
 #if defined(SYS_io_setup) && defined(SYS_io_submit) && defined(SYS_io_getevents)
 
-/* Writes that the kernel has been given, and has not said to have ended */
+/* Writes submitted to the kernel whose end it has not reported */
 static int	dw_nunder_way = 0;
 
 /*
- * Wait until so many writes have ended.
+ * Wait until this many writes have ended.  Return false if that fails.
  */
 static bool
 dw_reap(unsigned long queue, DWAtomicCall *calls, int nwaited)
@@ -248,18 +250,18 @@ dw_reap(unsigned long queue, DWAtomicCall *calls, int nwaited)
 }
 
 /*
- * Make those of some writes that have not been done yet, all at once; none is
- * under way any more when this returns.  Where the kernel does not take them so,
+ * Make all of these writes that are not done yet at once.  None is under way
+ * any more when this returns.  If the kernel does not take several at once,
  * they remain to be done.  The files have been opened for direct I/O, without
  * which this would be one write after the other.
  *
- * Returns how many were made so; -1, with errno set, if it is not known what has
- * become of them.
+ * Return how many were made; -1, with errno set, if their outcome is not
+ * known.
  */
 int
 DWAtomicWriteInFlight(DWAtomicCall *calls, int ncalls)
 {
-	/* closing it takes long, so it stays until the process ends */
+	/* closing the queue takes long, so it stays until the process ends */
 	static unsigned long queue = 0;
 	DWKernelIocb iocbs[DW_ATOMIC_IN_FLIGHT];
 	DWKernelIocb *submitted[DW_ATOMIC_IN_FLIGHT];
@@ -340,7 +342,8 @@ dw_read_sysfs_number(const char *dir, const char *name)
 }
 
 /*
- * Limit of the device in this directory of sysfs, and of all below it.
+ * Return the limit of the device in this directory of sysfs, and of all below
+ * it.
  */
 static uint64
 dw_device_limit(const char *dir, int depth)
@@ -378,7 +381,8 @@ dw_device_limit(const char *dir, int depth)
 }
 
 /*
- * Largest atomic write of a device in hardware, in bytes; 0: none, or unknown.
+ * Return the largest atomic write of a device in hardware, in bytes, or 0 if
+ * there is none, or it is unknown.
  */
 uint64
 DWAtomicAskDevice(dev_t dev, char *name, size_t size)
@@ -400,8 +404,8 @@ DWAtomicAskDevice(dev_t dev, char *name, size_t size)
 }
 
 /*
- * Name of the file system that an open file is on, if we have something to say
- * about its kind.
+ * Give the name of the file system that an open file is on, if it is of a
+ * known kind.
  */
 static void
 dw_name_file_system(int fd, char *name, size_t size)
@@ -450,7 +454,7 @@ dw_test_write(int fd, int *error)
 	}
 	pages = (char *) TYPEALIGN(PG_IO_ALIGN_SIZE, unaligned);
 
-	/* a page in the middle, of a file whose blocks are there */
+	/* a page in the middle of a file that has its blocks */
 	memset(pages, 0, BLCKSZ * DW_TEST_PAGES);
 	if (pwrite(fd, pages, BLCKSZ * DW_TEST_PAGES, 0) == BLCKSZ * DW_TEST_PAGES)
 	{
@@ -485,14 +489,16 @@ dw_judge(int fd, DWAtomicProbe *probe)
 		return DW_ATOMIC_NOT_OFFERED;
 	if (!DWAtomicFileFits(&probe->file))
 		return DW_ATOMIC_OTHER_SIZE;
-	/* one that is being written, in the cache, must not be made dirty with another */
+	/*
+	 * writing one page must not make another one dirty in the kernel's cache
+	 */
 	if (sysconf(_SC_PAGESIZE) > BLCKSZ)
 		return DW_ATOMIC_LARGE_PAGES;
 	verdict = dw_test_write(fd, &probe->error);
 	if (verdict != DW_ATOMIC_HARDWARE)
 		return verdict;
 
-	/* beyond what the device does, the file system makes copies */
+	/* beyond the device's limit, the file system makes copies */
 	probe->unit = DWAtomicUnit(&probe->file);
 	if (probe->device_max < BLCKSZ)
 		return DW_ATOMIC_SOFTWARE;
@@ -578,8 +584,8 @@ DWAtomicProbeDirectory(const char *path, DWAtomicProbe *probe)
 #endif							/* !__linux__ */
 
 /*
- * Return whether a page can be written atomically, by what the kernel says of a
- * file.
+ * Return whether a page can be written atomically, by what the kernel says of
+ * a file.
  */
 bool
 DWAtomicFileFits(const DWAtomicFile *file)
@@ -590,9 +596,10 @@ DWAtomicFileFits(const DWAtomicFile *file)
 }
 
 /*
- * Return how large writes may be, in bytes.  A file system may take larger ones and
- * make them by copies, which cost more than writes of single pages, so we keep to
- * what it says to do without; to a page if it says nothing.
+ * Return how large writes may be, in bytes.  A file system may make larger
+ * ones by copies, which cost more than writes of single pages.  So we keep to
+ * the size that it reports to need no copies, or to a page if it reports
+ * none.
  */
 uint32
 DWAtomicUnit(const DWAtomicFile *file)
@@ -601,9 +608,10 @@ DWAtomicUnit(const DWAtomicFile *file)
 }
 
 /*
- * Return whether an error says that such a write cannot be made here, so that the
- * next one could not either.  Others, like a lack of space, may pass.  EPERM is what
- * filters of system calls answer, in containers, for instance.
+ * Return whether an error says that such a write cannot be made here, so that
+ * the next one could not be made either.  Other errors, like a lack of space,
+ * may pass.  EPERM is the answer of system call filters, for example in
+ * containers.
  */
 bool
 DWAtomicIsRefusal(int error)
@@ -631,8 +639,8 @@ DWAtomicVerdictName(DWAtomicVerdict verdict)
 }
 
 /*
- * What would help where pages are not written atomically; NULL: nothing is known
- * to, or there is no need.
+ * Return what would help where pages are not written atomically, or NULL if
+ * nothing is known to help, or there is no need.
  */
 const char *
 DWAtomicAdvice(const DWAtomicProbe *probe)

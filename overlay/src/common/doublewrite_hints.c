@@ -3,8 +3,8 @@
  * doublewrite_hints.c
  *	  What tells a heap page torn in its hints from a damaged one.
  *
- * This is apart from doublewrite_scan.c because the layout of tuples can be had
- * only by way of postgres.h, by frontends, too.
+ * This is apart from doublewrite_scan.c because the layout of tuples is
+ * available only through postgres.h, also in frontends.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -20,7 +20,7 @@
 #include "storage/bufpage.h"
 
 /*
- * Set back what the heap changes in a tuple as a hint.
+ * Reset what the heap changes in a tuple as a hint.
  */
 static void
 dw_clear_tuple_hints(char *page, const ItemIdData *item)
@@ -37,10 +37,11 @@ dw_clear_tuple_hints(char *page, const ItemIdData *item)
 }
 
 /*
- * Checksum of a heap page without its hints, and without the LSN and the checksum that
- * change with them.  It is the same for all versions of the page between two other
- * changes, and for any mixture of them that a crash may leave.  Whatever the page is
- * like, nothing outside of it is read.
+ * Return a checksum of a heap page without its hints, and without the LSN and
+ * the checksum, which change with them.  It is the same for all versions of
+ * the page between two other changes, and for any mixture of them that a
+ * crash may leave.  Whatever the contents of the page, nothing outside it is
+ * read.
  */
 pg_crc32c
 DWHintDigest(const char *page)

@@ -3,12 +3,12 @@
  * doublewrite_scan.c
  *	  Reading the double-write log, and judging it.
  *
- * The caller lists the segments, and reads what it is asked for; all that is
- * said to people is left to it.
+ * The caller lists the segments, and reads what it is asked for.  All
+ * messages are left to it.
  *
- * The newest batch alone can be incomplete; then none of its home writes had
- * been started, and it is ignored.  From the newest complete batch, its
- * low-water mark tells where the live range starts.  A hole or damage in it
+ * Only the newest batch can be incomplete; then none of its home writes had
+ * been started, and it is ignored.  The low-water mark of the newest complete
+ * batch tells where the live range starts.  A hole or damage in that range
  * means that the storage has lost what it had promised to keep. (R9)
  *
  * Memory comes from palloc(), in the server from the current context.
@@ -52,7 +52,8 @@
  */
 
 /*
- * Segment number of a file name, or false if it is not that of a segment.
+ * Get the segment number from a file name.  Return false if it is not that of
+ * a segment.
  */
 bool
 DWParseSegmentName(const char *name, uint64 *segno)
@@ -65,8 +66,8 @@ DWParseSegmentName(const char *name, uint64 *segno)
 }
 
 /*
- * The same of a segment that is kept for reuse; usable says whether it has
- * been kept by a server with our format.
+ * Do the same for a segment that is kept for reuse; usable says whether a
+ * server with our format has kept it.
  */
 bool
 DWParseSpareName(const char *name, uint64 *segno, bool *usable)
@@ -81,11 +82,11 @@ DWParseSpareName(const char *name, uint64 *segno, bool *usable)
 }
 
 /*
- * Position an open backup_label file at the label of a backup.  Returns false
+ * Position an open backup_label file at the label of a backup.  Return false
  * if it contains only our marker.
  *
- * A tool that writes a label should replace the file, but may append to what was
- * copied along with the data directory.
+ * A tool that writes a label should replace the file, but may append to what
+ * was copied along with the data directory.
  */
 bool
 DWSkipMarker(FILE *fp)
@@ -110,8 +111,9 @@ DWSkipMarker(FILE *fp)
 
 /*
  * Return what this file is.  It is open, or NULL if there is none.
- * read_backup_label() asks for more of a label than we do; but a file with these
- * lines is meant to be one.
+ *
+ * read_backup_label() asks for more of a label than we do; but a file with
+ * these lines is meant to be one.
  */
 DWLabel
 DWReadLabel(FILE *fp)
@@ -135,10 +137,11 @@ DWReadLabel(FILE *fp)
 }
 
 /*
- * Return whether recovery is asked for that only a backup needs.  A server that runs
- * such a recovery has the marker as well, but pg_control tells: also if it began as
- * crash recovery, on an atomic snapshot say.  standby.signal says nothing: any
- * crashed server may be made a standby.
+ * Return whether a kind of recovery is requested that only a backup needs.  A
+ * server that runs such a recovery has the marker as well, but then
+ * pg_control tells, even if recovery began as crash recovery, for example on
+ * an atomic snapshot.  standby.signal says nothing: any crashed server may be
+ * made a standby.
  */
 bool
 DWRecoveryFromBackup(DBState state)
@@ -180,8 +183,9 @@ DWIdentifyFile(const char *path, DWIdentity *identity)
 }
 
 /*
- * Either of the two is enough: some file systems number files anew when they
- * are mounted, and chown changes the time.  A copy has neither.
+ * Return whether these are the same file.  Either property is enough: some
+ * file systems number files anew when they are mounted, and chown changes the
+ * time.  A copy has neither.
  */
 static bool
 dw_same_identity(const DWIdentity *a, const DWIdentity *b)
@@ -192,8 +196,8 @@ dw_same_identity(const DWIdentity *a, const DWIdentity *b)
 }
 
 /*
- * Identify ourselves; the current directory is the data directory.  Returns false if
- * that fails.
+ * Identify ourselves; the current directory is the data directory.  Return
+ * false if that fails.
  */
 bool
 DWIdentifyOwner(uint64 sysid, DWOwner *owner)
@@ -264,9 +268,10 @@ DWReadOwner(FILE *fp, DWOwner *owner)
 }
 
 /*
- * Return whether we, own, may touch the log of that owner.  link says whether our
- * log directory is a symbolic link: then a copy of the data directory has the
- * same log as its original.  Otherwise the log is at most a copy as well.  (R9)
+ * Return whether we, own, may touch the log of that owner.  link says whether
+ * our log directory is a symbolic link: then a copy of the data directory has
+ * the same log as its original.  Otherwise the log is at most a copy as well.
+ * (R9)
  */
 DWOwnerVerdict
 DWJudgeOwner(const DWOwner *owner, const DWOwner *own, bool link)
@@ -281,10 +286,10 @@ DWJudgeOwner(const DWOwner *owner, const DWOwner *own, bool link)
 }
 
 /*
- * Return whether we are, or at least the marker is, a copy that was made of the
- * owner while the log was in use.  If a server was running then, pages and log
- * are from many moments, and only the label of a backup would say what to do.
- * (R9)
+ * Return whether we are a copy, or at least the marker is, that was made of
+ * the owner while the log was in use.  If a server was running then, pages
+ * and log are from many moments, and only the label of a backup would say
+ * what to do.  (R9)
  */
 bool
 DWIsCopy(const DWOwner *owner, const DWOwner *own, bool marker)
@@ -301,9 +306,10 @@ DWIsCopy(const DWOwner *owner, const DWOwner *own, bool marker)
 }
 
 /*
- * Return whether the log directory is the server's alone.  A user with write access
- * to it has a say in what the next start puts home.  The data directory keeps others
- * out, so this matters where a link leads out of it, or if it lets the group in.
+ * Return whether only the server can access the log directory.  A user with
+ * write access to it could decide what the next start writes home.  The data
+ * directory keeps other users out, so this matters if a link leads out of it,
+ * or if it lets the group in.
  *
  * The current directory is the data directory, which belongs to the user that
  * the server runs as, or the server would not start.
@@ -331,16 +337,20 @@ DWJudgeDirMode(void)
 }
 
 /*
- * A tablespace that is not mounted must not be taken for a dropped one.  Gives
- * the path of its directory; the current directory is the data directory.
+ * Return whether files of a tablespace may exist although they are not
+ * visible, because it is not mounted; then it must not be taken for a dropped
+ * one.  Give the path of its directory.  The current directory is the data
+ * directory.
  *
- * The version directory goes before the link does.  So if it is missing in a
+ * The version directory is removed before the link.  So if it is missing in a
  * directory in which nothing is mounted, either a crash came in between, or
- * that directory is only what shows while the file system is not mounted.
+ * that directory is only what is visible while the file system is not
+ * mounted.
  *
- * A tablespace without a link has been dropped: CREATE TABLESPACE makes both durable
- * before its WAL record is, and no page is written there before that.  Redo may make
- * the link once more, but then it has restored the pages before, and written none yet.
+ * A tablespace without a link has been dropped: CREATE TABLESPACE makes both
+ * durable before its WAL record is, and no page is written there before that.
+ * Redo may make the link once more, but then it has restored the pages
+ * before, and written none yet.
  */
 DWTablespace
 DWJudgeTablespace(Oid spcOid, char *path)
@@ -378,8 +388,8 @@ DWJudgeTablespace(Oid spcOid, char *path)
  */
 
 /*
- * An array with room for max elements that starts with the nused elements of
- * the old one.
+ * Return an array with room for max elements that starts with the nused
+ * elements of the old one.
  */
 static void *
 dw_grow(void *old, int nused, int max, Size elemsize)
@@ -418,9 +428,10 @@ dw_segment_cmp(const void *a, const void *b)
 }
 
 /*
- * Return whether the pages of a batch with this header could have been written.  The
- * header is intact, but it is not known what has written it, and what is not valid
- * here would be used as a length or to index an array later.  (R9)
+ * Return whether the pages of a batch with this header can have been written.
+ * The header is intact, but it is not known which program has written it, and
+ * values that are not valid here would later be used as a length or as an
+ * index of an array.  (R9)
  */
 static bool
 dw_entries_valid(const DWBatchHeader *hdr)
@@ -439,8 +450,8 @@ dw_entries_valid(const DWBatchHeader *hdr)
 }
 
 /*
- * Return whether a batch header for this place stands here.  With a sysid of 0, that
- * of any cluster will do.
+ * Judge what stands at a place where a batch may start.  With a sysid of 0, a
+ * batch of any cluster will do.
  */
 DWHeaderVerdict
 DWJudgeHeader(const DWBatchHeader *hdr, uint64 sysid, uint64 segno,
@@ -450,8 +461,8 @@ DWJudgeHeader(const DWBatchHeader *hdr, uint64 sysid, uint64 segno,
 		return DW_HEADER_NONE;
 
 	/*
-	 * Believe another format only at the start of a segment: elsewhere it may
-	 * be what is left of something torn.
+	 * Accept another format only at the start of a segment: elsewhere it may
+	 * be a remnant of something torn.
 	 */
 	if (hdr->version != DW_FORMAT_VERSION || hdr->blcksz != BLCKSZ)
 		return blockno == 0 ? DW_HEADER_OTHER_FORMAT : DW_HEADER_NONE;
@@ -506,7 +517,7 @@ dw_remember_batch(DWScan *scan, const DWBatchHeader *hdr)
 }
 
 /*
- * The first header that means that this log must be refused is kept.
+ * Remember the first header that means that this log must be refused.
  */
 static void
 dw_note_refused(DWScan *scan, const DWBatchHeader *hdr, uint64 segno,
@@ -545,9 +556,9 @@ DWScanAddNonce(DWScan *scan, uint64 nonce)
 }
 
 /*
- * Look at the first block of a segment.  No user's bytes ever stand there, so
- * a header is one that a server has written, and its nonce tells those behind
- * it, and in segments whose first block is damaged.  (R9)
+ * Look at the first block of a segment.  No user data is ever written there,
+ * so a header is one that a server has written.  Its nonce identifies those
+ * behind it, and those in segments whose first block is damaged.  (R9)
  */
 static void
 dw_look_at_segment(DWScan *scan, DWScanSegment *segment,
@@ -565,12 +576,12 @@ dw_look_at_segment(DWScan *scan, DWScanSegment *segment,
 }
 
 /*
- * Remember the batches in a segment, given its contents, DW_SEGMENT_SIZE bytes
- * aligned as a batch header is.  Where no batch starts, look at each following
- * block, so that intact batches behind damage are found.
+ * Remember the batches in a segment, given its contents, DW_SEGMENT_SIZE
+ * bytes aligned as a batch header is.  Where no batch starts, look at each
+ * following block, so that intact batches behind damage are found.
  *
- * Returns the number of batches.  Those of another cluster are remembered, too:
- * a caller that may not use them learns that from scan->refused.
+ * Return the number of batches.  Those of another cluster are remembered,
+ * too: a caller that may not use them learns that from scan->refused.
  */
 static int
 dw_scan_segment(DWScan *scan, uint64 segno, const char *contents)
@@ -584,7 +595,7 @@ dw_scan_segment(DWScan *scan, uint64 segno, const char *contents)
 		DWHeaderVerdict verdict =
 			DWJudgeHeader(hdr, scan->sysid, segno, blockno);
 
-		/* bytes that a user has planted (R9) */
+		/* user data that only looks like a header (R9) */
 		if (!dw_nonce_known(scan, hdr->nonce))
 			verdict = DW_HEADER_NONE;
 
@@ -602,7 +613,7 @@ dw_scan_segment(DWScan *scan, uint64 segno, const char *contents)
 	return found;
 }
 
-/* by number; where a batch had to be written twice, the last one counts */
+/* by number; if a batch number occurs twice, the later copy is valid */
 static int
 dw_batch_cmp(const void *a, const void *b)
 {
@@ -617,7 +628,7 @@ dw_batch_cmp(const void *a, const void *b)
 }
 
 /*
- * All that is needed has been read: sort the batches.
+ * Sort the batches, as all that is needed has been read.
  */
 static void
 dw_sort_batches(DWScan *scan)
@@ -642,14 +653,14 @@ dw_sort_batches(DWScan *scan)
  */
 
 /*
- * The low-water mark of the newest intact batch found so far, or 0.
+ * Return the low-water mark of the newest intact batch found so far, or 0.
  */
 static uint64
 dw_low_water_so_far(DWScan *scan)
 {
 	int			n;
 
-	/* of a number written twice, the last counts, here as in DWFindLive() */
+	/* if a number occurs twice, the later copy is valid, as in DWFindLive() */
 	dw_sort_batches(scan);
 	n = scan->nbatches;
 	if (n > 0 && scan->batches[n - 1].bad_page >= 0)
@@ -658,15 +669,15 @@ dw_low_water_so_far(DWScan *scan)
 }
 
 /*
- * Read the log, whose segments have been listed.  A segment is entered from its
- * start, with numbers higher than any before, so the first block of each tells
- * which one was written last.  Read that, and downwards those that the mark in
- * its newest batch asks for.  The one behind it is read as well, since the
- * first block of the one written last may be damaged, and then it seems to be
- * the one before.
+ * Read the log, whose segments have been listed.  A segment is entered from
+ * its start, with numbers higher than any before, so the first blocks tell
+ * which segment was written last.  Read that one, and downwards those that
+ * the mark in its newest batch asks for.  The segment behind it is read as
+ * well: the first block of the segment written last may be damaged, and then
+ * the segment before it seems to be the last.
  *
- * With everything, read all, for a program that shows what is there.  The
- * buffer has room for a segment.
+ * With everything, read all segments, for a program that shows what is there.
+ * The buffer has room for a segment.
  */
 void
 DWReadLog(DWScan *scan, DWReadBlocks read_blocks, void *arg, char *buffer,
@@ -695,7 +706,7 @@ DWReadLog(DWScan *scan, DWReadBlocks read_blocks, void *arg, char *buffer,
 	}
 	if (newest < 0)
 	{
-		/* all first blocks are damaged, but we may know the number (R9) */
+		/* all first blocks are damaged, but we may know the nonce (R9) */
 		if (scan->nnonces == 0)
 			return;
 		newest = 0;
@@ -730,9 +741,8 @@ DWReadLog(DWScan *scan, DWReadBlocks read_blocks, void *arg, char *buffer,
  */
 
 /*
- * Return whether this file of pg_wal has the page that ends with or holds the byte
- * before the given position.  One that has been recycled says that it is another
- * page.
+ * Return whether this file of pg_wal has the page that ends with or holds the
+ * byte before the given position.  A recycled file has other page addresses.
  */
 static bool
 dw_wal_file_reaches(const char *name, XLogRecPtr end, int segment_size)
@@ -755,14 +765,15 @@ dw_wal_file_reaches(const char *name, XLogRecPtr end, int segment_size)
 }
 
 /*
- * Return whether WAL can be replayed up to the given position, which was durable
- * when the log was written.  (R1, R9)  If the page that ends there was never
- * written, it cannot; that there is such a page does not prove it, so recovery
- * looks again when it is over.  What is not in pg_wal may come from an archive or
- * another server, if recovery from these is asked for.
+ * Return whether WAL can be replayed up to the given position, up to which it
+ * was durable when the log was written.  (R1, R9)  If the page that ends
+ * there was never written, it cannot.  The reverse is not proved by the page,
+ * so recovery looks again when it is over.  WAL that is not in pg_wal may
+ * come from an archive or another server, if recovery from these is
+ * requested.
  *
- * WAL from before the redo pointer may have been removed or recycled.  Recovery does
- * not need it, and pg_control proves that it was there.
+ * WAL from before the redo pointer may have been removed or recycled.
+ * Recovery does not need it, and pg_control proves that it was there.
  */
 bool
 DWWalReaches(XLogRecPtr end, XLogRecPtr redo, int segment_size)
@@ -778,7 +789,7 @@ DWWalReaches(XLogRecPtr end, XLogRecPtr redo, int segment_size)
 		stat("recovery.signal", &st) == 0 || stat("standby.signal", &st) == 0)
 		return true;
 
-	/* on whatever timeline */
+	/* on any timeline */
 	XLByteToPrevSeg(end, segno, segment_size);
 	XLogFileName(wanted, 0, segno, segment_size);
 	dir = opendir(XLOGDIR);
@@ -792,8 +803,8 @@ DWWalReaches(XLogRecPtr end, XLogRecPtr redo, int segment_size)
 }
 
 /*
- * The given batch is not there; before is the last intact one before it, if
- * any.
+ * Note that the given batch is missing; before is the last intact one before
+ * it, if any.
  */
 static void
 dw_set_missing(const DWScan *scan, DWLiveRange *live,
@@ -817,7 +828,7 @@ DWFindLive(const DWScan *scan, DWLiveRange *live)
 
 	memset(live, 0, sizeof(*live));
 
-	/* a batch that was being written when the power went: not part of it */
+	/* a batch that was being written when the power failed: not part of it */
 	if (n > 0 && scan->batches[n - 1].bad_page >= 0)
 	{
 		live->ignored = &scan->batches[n - 1];
@@ -866,11 +877,12 @@ DWFindLive(const DWScan *scan, DWLiveRange *live)
  *
  * Each live batch names the redo pointers that a crash could have started
  * from.  If pg_control names another one, something else has moved the
- * cluster on, or back, since the log was written; or the end of the log is
- * unreadable, and with it the mark that freed older batches before pg_control was
- * changed (R5).  Without the marker the log is then what a shutdown cut short has
- * left, or another server has been started meanwhile, and it is of no use.  With
- * it an administrator has to decide.
+ * cluster forward or back since the log was written.  Or the end of the log
+ * is unreadable, and with it the mark that freed older batches before
+ * pg_control was changed (R5).  Without the marker the log is then a remnant
+ * of a shutdown that was cut short, or another server has been started
+ * meanwhile, and the log is of no use.  With the marker an administrator has
+ * to decide.
  */
 DWOutcome
 DWJudgeLog(const DWScan *scan, const DWLiveRange *live, XLogRecPtr redo,
@@ -889,7 +901,7 @@ DWJudgeLog(const DWScan *scan, const DWLiveRange *live, XLogRecPtr redo,
 			break;
 	}
 
-	/* an empty log of another time is not the log of this one, either (R9) */
+	/* nor is an empty log of another time the log of this one (R9) */
 	for (int i = live->first; i <= live->last; i++)
 		stale |= scan->batches[i].redo != redo && scan->batches[i].redo_pending != redo;
 	if (stale)
@@ -908,8 +920,8 @@ DWJudgeLog(const DWScan *scan, const DWLiveRange *live, XLogRecPtr redo,
  */
 
 /*
- * Name of a method of compression, as in double_write_compression, or the
- * number of one that is not known.
+ * Return the name of a method of compression, as in double_write_compression,
+ * or the number of an unknown one.
  */
 const char *
 DWCompressionName(uint32 compression)
@@ -927,7 +939,8 @@ DWCompressionName(uint32 compression)
 }
 
 /*
- * Return whether this build can read what has been compressed with the method.
+ * Return whether this build can read what has been compressed with the
+ * method.
  */
 bool
 DWCompressionSupported(uint32 compression)
@@ -947,7 +960,7 @@ DWCompressionSupported(uint32 compression)
 }
 
 /*
- * Where a page of a batch stands in its segment.
+ * Return where a page of a batch stands in its segment.
  */
 uint32
 DWPageOffset(const DWFoundBatch *batch, uint32 page)
@@ -960,9 +973,9 @@ DWPageOffset(const DWFoundBatch *batch, uint32 page)
 }
 
 /*
- * Make a page of what is stored in the log.  Its checksum is right; all the
- * same, whatever the bytes are, no others are read or written.  Returns false
- * if they do not give a page.
+ * Make a page of what is stored in the log.  Its checksum is right.  Even so,
+ * whatever the bytes are, no memory beyond them and the page is read or
+ * written.  Return false if they do not give a page.
  */
 bool
 DWUnpackPage(uint32 compression, const char *stored, Size length, char *page)
@@ -986,8 +999,8 @@ DWUnpackPage(uint32 compression, const char *stored, Size length, char *page)
 }
 
 /*
- * Read a copy from its segment.  Returns false if it gives no page, though it may
- * be intact.
+ * Read a copy from its segment.  Return false if it gives no page, though it
+ * may be intact.
  */
 bool
 DWReadCopy(int fd, const DWCopy *copy, char *page, bool *intact)
@@ -1001,11 +1014,11 @@ DWReadCopy(int fd, const DWCopy *copy, char *page, bool *intact)
 }
 
 /*
- * Make a page right in which only hints were being written, given its checksum, if it
- * is torn.  Returns false if more is wrong with it than that can have done: redo
- * rebuilds it, as it was exempt when it was written home later, or it is damaged.  One
- * without contents has been added to its file again after a truncation, or could not
- * be read.
+ * Correct a page in which only hints were being written, given its checksum,
+ * if it is torn.  Return false if more is wrong with it than such a write can
+ * have done.  Then redo rebuilds it, as it was exempt when it was written
+ * home later, or it is damaged.  A page without contents has been added to
+ * its file again after a truncation, or could not be read.
  */
 bool
 DWMendPage(const DWPageEntry *note, char *page, uint16 checksum)
@@ -1044,8 +1057,8 @@ DWSamePage(const DWPageEntry *a, const DWPageEntry *b)
 }
 
 /*
- * Return whether the first of these is of no use beside the second.  Both are of one
- * page, and the first is the older one.
+ * Return whether the first of these is of no use beside the second.  Both are
+ * of one page, and the first is the older one.
  */
 static bool
 dw_is_superseded(const DWCopy *older, const DWCopy *newer)
@@ -1054,9 +1067,9 @@ dw_is_superseded(const DWCopy *older, const DWCopy *newer)
 }
 
 /*
- * The newest copy of each page in the live range, sorted by page (R4), and of pages
- * without any the newest note.  A copy goes before notes that are newer: while it is
- * live, home may be torn in more than hints.
+ * Return the newest copy of each page in the live range, sorted by page (R4),
+ * and the newest note of a page without a copy.  A copy goes before newer
+ * notes: while it is live, home may be torn in more than hints.
  */
 DWCopy *
 DWNewestCopies(const DWScan *scan, const DWLiveRange *live, int *ncopies)
@@ -1102,8 +1115,9 @@ DWNewestCopies(const DWScan *scan, const DWLiveRange *live, int *ncopies)
  */
 
 /*
- * Return whether the entries of a ledger are those that were written with this
- * header.  The file is positioned behind the header, and so it is left if they are.
+ * Return whether the entries of a ledger are those that were written with
+ * this header.  The file is positioned behind the header, and is left there
+ * if they are.
  */
 bool
 DWLedgerIntact(FILE *fp, const DWLedgerHeader *header)
@@ -1116,7 +1130,7 @@ DWLedgerIntact(FILE *fp, const DWLedgerHeader *header)
 	while (fread(&entry, sizeof(entry), 1, fp) == 1)
 	{
 		COMP_CRC32C(crc, &entry, sizeof(entry));
-		/* it is going to index an array */
+		/* it is going to be used as an index of an array */
 		if (entry.forknum < 0 || entry.forknum > MAX_FORKNUM)
 			return false;
 		n++;

@@ -53,7 +53,7 @@ typedef struct DWScanSegment
 	uint64		first_batch;	/* number of the batch at its start, or 0 */
 } DWScanSegment;
 
-/* The copy of a page to restore, or the note of one to be made right */
+/* The copy of a page to restore, or the note of a page to correct */
 typedef struct DWCopy
 {
 	DWPageEntry entry;
@@ -85,8 +85,8 @@ typedef struct DWScan
 } DWScan;
 
 /*
- * Reads blocks of a segment into a buffer.  What the file lacks, or cannot be
- * read, is to be zeroes.  Returns false if the file is gone.
+ * Read blocks of a segment into a buffer.  Those that the file lacks, or that
+ * cannot be read, must become zeroes.  Return false if the file is gone.
  */
 typedef bool (*DWReadBlocks) (DWScan *scan, void *arg, uint64 segno,
 							  uint32 blockno, uint32 nblocks, char *buffer);
@@ -139,8 +139,8 @@ typedef enum DWLabel
 } DWLabel;
 
 /*
- * What tells a file from a copy of it.  Copying gives a new inode, and no tool
- * can set the time at which that was changed last.
+ * Identity that tells a file from a copy of it.  Copying gives a new inode,
+ * and no tool can set the time at which the inode was last changed.
  */
 typedef struct DWIdentity
 {
@@ -166,7 +166,7 @@ typedef enum DWOwnerVerdict
 	DW_OWNER_OTHER_DIRECTORY,	/* reached by a link from another directory */
 } DWOwnerVerdict;
 
-/* Can it be that the files of a tablespace are there, but cannot be seen? */
+/* May files of a tablespace exist although they are not visible? */
 typedef enum DWTablespace
 {
 	DW_TABLESPACE_FINE,			/* no: files that are not there are gone */
@@ -174,7 +174,7 @@ typedef enum DWTablespace
 	DW_TABLESPACE_EMPTY,		/* yes, nothing seems to be mounted there */
 } DWTablespace;
 
-/* Is the log directory the server's alone? */
+/* Can only the server access the log directory? */
 typedef enum DWDirMode
 {
 	DW_DIR_PRIVATE,
@@ -184,8 +184,9 @@ typedef enum DWDirMode
 } DWDirMode;
 
 /*
- * Return whether our marker is in this data directory.  For programs that need a
- * cluster which has been shut down, and look no further into the file than this.
+ * Return whether our marker is in this data directory.  For programs that
+ * need a cluster which has been shut down, and look no further into the file
+ * than this.
  */
 static inline bool
 DWMarkerExists(const char *datadir)

@@ -6,29 +6,30 @@
  * The log lives in the directory pg_doublewrite as a chain of segment files
  * of fixed size, each named by its 16-digit hexadecimal segment number.  It
  * consists of batches.  A batch is one header block followed by its pages,
- * one after the other; it ends with a whole block and never crosses a segment
- * boundary, so that each segment that was ever entered starts with a batch.
+ * one after the other.  It ends with a whole block and never crosses a
+ * segment boundary, so each segment that was ever entered starts with a
+ * batch.
  *
  * Pages may be compressed, each by itself, with the method that the header
- * names.  Whether a batch is intact can be told without it: checksums are
- * those of the bytes in the log.
+ * names.  Whether a batch is intact can be told without that method:
+ * checksums are those of the bytes in the log.
  *
- * Of a page in which nothing but hints has changed, the batch may hold a note
- * instead of a copy: its entry alone, with a digest that leaves hints out.  It
- * tells a page torn by such a write, which needs but a new checksum, from one
- * that is damaged otherwise.
+ * For a page in which nothing but hints has changed, the batch may hold a
+ * note instead of a copy: its entry alone, with a digest that leaves hints
+ * out.  A page torn by such a write needs only a new checksum; the digest
+ * tells it from one that is damaged otherwise.
  *
- * Each batch describes itself: which cluster it belongs to, where it was
- * meant to stand (a recycled segment still holds batches of its former
- * life), its number, and from which batch on the log was live when it was
+ * Each batch describes itself: the cluster that it belongs to, the place it
+ * was written for (a recycled segment still holds batches of its former
+ * life), its number, and the batch from which on the log was live when it was
  * written (the low-water mark).  Batch numbers rise by exactly one, so a gap
  * inside the live range is damage, and only the newest batch can be torn.
  *
- * What looks like a header need not be one: compressed pages put bytes that
- * users have chosen anywhere, also at the start of a block.  The first block
- * of a segment never holds any, and what stands there is believed.  Elsewhere
- * a header has to carry a number that was drawn at random when the log was
- * opened, and that the first block of some segment carries, too.
+ * What looks like a header need not be one: compressed pages put user data
+ * anywhere, also at the start of a block.  The first block of a segment never
+ * holds any, so a header there is believed.  Elsewhere a header must carry a
+ * number that was drawn at random when the log was opened, and that the first
+ * block of some segment carries, too.
  *
  * This file can be included in frontend code.
  *
@@ -54,7 +55,9 @@
 #define DW_MARKER_FILE			"backup_label"
 #define DW_MARKER_LINE			"DOUBLE WRITE LOG IN USE"
 
-/* file beside the segments that says whose log this is, while it is in use */
+/*
+ * file beside the segments that says which data directory the log belongs to
+ */
 #define DW_OWNER_FILE			DW_DIR "/owner"
 
 /* "PGDWLOG1" when read as bytes on a little-endian machine */
@@ -105,7 +108,7 @@ typedef struct DWPageEntry
 	BlockNumber blkno;
 	pg_crc32c	crc;			/* of the page as it is in the log; of a note,
 								 * DWHintDigest() */
-	XLogRecPtr	lsn;			/* page LSN, for people; see wal_end below */
+	XLogRecPtr	lsn;			/* page LSN, for display; see wal_end below */
 } DWPageEntry;
 
 StaticAssertDecl(sizeof(DWPageEntry) == 32, "log entry has padding");
@@ -158,7 +161,7 @@ DWBatchHeaderChecksum(const DWBatchHeader *hdr)
 	return crc;
 }
 
-/* Does this stand for a page of which the log has no copy? */
+/* Does this entry stand for a page of which the log has no copy? */
 static inline bool
 DWIsNote(const DWPageEntry *entry)
 {
@@ -166,7 +169,7 @@ DWIsNote(const DWPageEntry *entry)
 }
 
 /*
- * Blocks of a batch, that of the header included.
+ * Return the blocks of a batch, including that of the header.
  */
 static inline uint32
 DWBatchBlocks(const DWBatchHeader *hdr)
@@ -193,7 +196,7 @@ DWPageChecksum(const char *stored, Size length)
 
 /*
  * The ledger of the last restore: which pages were written home.  It is for
- * people only, so it is not synced; a clean stop and later starts leave it
+ * display only, so it is not synced; a clean stop and later starts leave it
  * alone.  Base backups and pg_rewind leave that directory out.
  */
 #define DW_LEDGER_FILE			"pg_stat_tmp/doublewrite_restore"

@@ -5,11 +5,11 @@
  *
  * A library may be newer or older than the server that loads it: packages
  * replace both while the old server goes on running.  So nothing here depends
- * on the layout of a structure.  Figures are asked for by name, those that a
- * server does not have are unknown, and a function whose arguments change gets
- * another name, so that the library cannot be loaded.
+ * on the layout of a structure.  Figures are requested by name, and one that
+ * a server does not have is unknown.  A function whose arguments change gets
+ * another name, so that an older library cannot be loaded.
  *
- * None of this waits for storage, nor for whoever does.
+ * None of this waits for storage, nor for a process that does.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -32,7 +32,7 @@ extern bool DoubleWriteSnapshotSizeClass(const DoubleWriteSnapshot *snapshot,
 										 int n, int *from, int *to,
 										 int64 *batches, int64 *logged);
 
-/* Other figures by name: false if unknown, or if there is no such thing now */
+/* Other figures by name: false if unknown, or not available now */
 extern bool DoubleWriteSnapshotValue(const DoubleWriteSnapshot *snapshot,
 									 const char *name, int64 *value);
 
@@ -45,7 +45,7 @@ extern void DoubleWritePutFigure(DoubleWriteSnapshot *snapshot,
 
 /*
  * Atomic writes by tablespace, one after the other: false past the last one.
- * device and others are copies that are the caller's, advice may be NULL.
+ * device and others are copies that belong to the caller; advice may be NULL.
  */
 extern bool DoubleWriteAtomicPlace(int n, Oid *tablespace, char **proof,
 								   char **fstype, char **device,

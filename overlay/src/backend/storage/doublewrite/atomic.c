@@ -3,47 +3,52 @@
  * atomic.c
  *	  Writing pages home atomically, where storage has proved that it can.
  *
- * With io_torn_pages_protection = atomic_writes a page that would need a copy in
- * the log goes home by a direct write that asks the kernel for atomicity,
- * if its file may.  It is not torn then: home is as before the write, or as
- * after it, and WAL from the redo pointer on brings either up to date.  All
- * other pages take the log, which is armed as in double_writes.  So a cluster
- * with good and bad storage is as safe as each part of it allows.
+ * With io_torn_pages_protection = atomic_writes a page that would need a copy
+ * in the log goes home by a direct write that asks the kernel for atomicity,
+ * if its file allows it.  The page is not torn then: home is as before the
+ * write, or as after it, and WAL from the redo pointer on brings either up to
+ * date.  All other pages take the log, which is armed as in double_writes.
+ * So a cluster with good and bad storage is as safe as each part of it
+ * allows.
  *
- * What is believed (A1): for each tablespace, what DWAtomicProbeDirectory() finds
- * in this life of the server, with a test write of our own; for each file, at each
- * open, that it is on the same device and that statx() allows a page; for each
- * write, that it is atomic unless the kernel refuses it.  Nothing is kept over
- * a restart, since another kernel may be running then (A5).
+ * What is relied on (A1): for each tablespace, what DWAtomicProbeDirectory()
+ * finds in this life of the server, with a test write of our own; for each
+ * file, at each open, that it is on the same device and that statx() allows a
+ * page; for each write, that it is atomic unless the kernel refuses it.
+ * Nothing is kept over a restart, since another kernel may be running then
+ * (A5).
  *
- * A write that does not succeed fails nobody: the page returns to the stage and
- * takes the log, since a plain write may do where an atomic one does not, which
- * needs space for a copy, say.  If the kernel has refused it, because it cannot
- * make such writes there, the whole file uses the log from then on, by way of a bit
- * that other files may share: they lose speed, not safety.  If it was a write of
- * several pages, single ones are tried first. (A2)
+ * A write that does not succeed is an error for no process: the page returns
+ * to the stage and takes the log, since a plain write may succeed where an
+ * atomic one does not, for example because that needs space for a copy.  If
+ * the kernel has refused it, because it cannot make such writes there, the
+ * whole file uses the log from then on.  This is noted in a bit that other
+ * files may share: they lose speed, not safety.  If it was a write of several
+ * pages, single ones are tried first. (A2)
  *
- * Others see no difference.  Whoever reads a page through the buffer manager finds
- * it in the stage until the write has ended (R6).  The kernel writes back
- * what it has cached of the range before a direct write, and throws away what
- * it has cached before it says that the write has ended, so a page read ahead
- * meanwhile does not stay.  Nobody makes it dirty there meanwhile: of blocks that
- * a file has, only we write, as no part of another batch is on its way home, and
- * others extend it, in other pages of the kernel's cache, as these are no larger
- * than ours where atomicity counts as proved.  That also puts the
- * zeroes of an extension, and earlier home writes that were plain, on the device
- * before the atomic write. (A3)
+ * Other processes see no difference.  One that reads a page through the
+ * buffer manager finds it in the stage until the write has ended (R6).  The
+ * kernel writes back its cache of the range before a direct write, and drops
+ * it before the write is reported as ended, so a page read ahead meanwhile
+ * does not stay.  No process makes the page dirty there meanwhile.  Of the
+ * blocks that a file has, only the flusher writes any, as no part of another
+ * batch is on its way home.  Other processes extend the file, but in other
+ * pages of the kernel's cache, because these are no larger than ours where
+ * atomicity counts as proved.  The write-back also puts the zeroes of an
+ * extension, and earlier home writes that were plain, on the device before
+ * the atomic write. (A3)
  *
- * A direct write takes as long as the device does, so several are under way at
- * once.  Whoever has begun them waits for all of them before it goes on: no write
- * is under way when its batch is over, or when a drop has got the flush lock. (R4, R7)
+ * A direct write takes as long as the device does, so several are under way
+ * at once.  The flusher waits for all of them before it goes on: no write is
+ * under way when its batch is over, or when a drop has got the flush lock.
+ * (R4, R7)
  *
  * A direct write is not durable when it returns.  Its file is synced like
  * others, through the queue of the checkpointer. (A4)
  *
- * With wal_level = minimal a page may change without WAL, so an older
- * copy in the log must not be put over it.  There pages are written atomically
- * only while nothing in the log is live.
+ * With wal_level = minimal a page may change without WAL, so an older copy in
+ * the log must not be put over it.  There pages are written atomically only
+ * while nothing in the log is live.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -71,15 +76,15 @@
 /* GUC */
 bool		debug_atomic_writes_in_software = false;
 
-/* Pages of a write are brought together here, as it takes one iovec only */
+/* Pages of a write are put side by side here, as it takes only one iovec */
 static PGIOAlignedBlock dw_combined[DW_ATOMIC_COMBINED_PAGES];
 
-/* Files that this process has open for atomic writes, and which the last one is */
+/* Files that this process has open for atomic writes; which one is the last */
 static int	dw_atomic_fds[DW_ATOMIC_IN_FLIGHT];
 static int	dw_atomic_nfds = 0;
 static DWDirtyFile dw_atomic_file;
 
-/* Runs that have been written ahead, and how that went */
+/* Runs that have been written ahead, and the results */
 static DWAtomicRun dw_runs_ahead[DW_ATOMIC_IN_FLIGHT];
 static DWAtomicCall dw_calls_ahead[DW_ATOMIC_IN_FLIGHT];
 static int	dw_nahead = 0;
@@ -101,7 +106,10 @@ dw_report_probe(const char *path, const DWAtomicProbe *probe)
 {
 	const char *advice = DWAtomicAdvice(probe);
 
-	/* not to the client: he may not read, and we hold the flush lock */
+	/*
+	 * not to the client, which may not be reading, while we hold the flush
+	 * lock
+	 */
 	ereport(IsPostmasterEnvironment ? LOG_SERVER_ONLY : DEBUG1,
 			(errhidestmt(true),
 			 dw_atomic_proved(probe) ?
@@ -117,7 +125,7 @@ dw_report_probe(const char *path, const DWAtomicProbe *probe)
 }
 
 /*
- * Look at a tablespace.
+ * Probe a tablespace, and remember the outcome.
  */
 static void
 dw_atomic_look(DWAtomicPlace *place)
@@ -162,9 +170,10 @@ dw_atomic_find_place(Oid spcOid)
 }
 
 /*
- * Return an entry of a tablespace whose directory is gone, emptied, or NULL.  One
- * of which the batch has pages is not taken; nor is it asked twice for a batch, as
- * there may be many pages in tablespaces that are left over.
+ * Return an entry of a tablespace whose directory is gone, after clearing it,
+ * or NULL.  An entry of which the batch has pages is not taken.  Each batch
+ * searches only once without success, as it may have many pages in
+ * tablespaces for which there is no entry.
  */
 static DWAtomicPlace *
 dw_atomic_reuse_place(void)
@@ -192,11 +201,12 @@ dw_atomic_reuse_place(void)
 }
 
 /*
- * What is known of a tablespace, which is looked at if nobody has yet.  If looking
- * has failed, for want of descriptors, say, it is looked at again for each batch:
- * that costs little beside a sync of the log.
+ * Return what is known of a tablespace, after probing it if that has not been
+ * done.  If probing has failed, for example for lack of descriptors, it is
+ * repeated for each batch: that costs little beside a sync of the log.
  *
- * NULL if there are too many tablespaces; those left over take the log.
+ * Return NULL if there are too many tablespaces; pages in the others take the
+ * log.
  */
 static DWAtomicPlace *
 dw_atomic_place(Oid spcOid)
@@ -270,7 +280,8 @@ dw_atomic_was_refused(const BufferTag *tag)
 }
 
 /*
- * The file of a page does not take atomic writes: use the log from now on. (A2)
+ * Note that the file of a page does not take atomic writes, and uses the log
+ * from now on. (A2)
  */
 static void
 dw_atomic_refuse(const BufferTag *tag)
@@ -289,8 +300,9 @@ dw_atomic_refuse(const BufferTag *tag)
 }
 
 /*
- * Several pages at once were refused, of which the kernel has said that it takes
- * them.  It may take single ones: no more are combined in the tablespace.
+ * Stop combining pages in a tablespace: the kernel has refused a write of
+ * several pages, though it had said that it takes them.  It may take single
+ * ones.
  */
 static void
 dw_atomic_stop_combining(DWAtomicPlace *place)
@@ -315,8 +327,9 @@ dw_atomic_stop_combining(DWAtomicPlace *place)
 }
 
 /*
- * An atomic write has not been made, or was cut short, as errno says.  Where the
- * kernel lacks something this may go on, so each reason is reported once.
+ * Handle an atomic write that was not made, or was cut short, as errno says.
+ * Where the kernel lacks something this may go on, so each reason is reported
+ * once.
  */
 static DWAtomicResult
 dw_atomic_not_written(const BufferTag *tag, DWAtomicPlace *place, int npages,
@@ -343,7 +356,7 @@ dw_atomic_not_written(const BufferTag *tag, DWAtomicPlace *place, int npages,
 				 errdetail("Such pages pass through the double-write log.")));
 	}
 
-	/* the kernel must not make a part of it; nor is 0 an answer */
+	/* the kernel must not write a part of it; nor is 0 a valid result */
 	return written < 0 ? DW_ATOMIC_NOT_WRITTEN : DW_ATOMIC_TORN;
 }
 
@@ -353,7 +366,8 @@ dw_atomic_not_written(const BufferTag *tag, DWAtomicPlace *place, int npages,
  */
 
 /*
- * May pages of the batch be written atomically?  Asked once for all of them.
+ * Return whether pages of the batch may be written atomically.  To be called
+ * once for a batch.
  */
 bool
 dw_atomic_allowed(void)
@@ -368,11 +382,12 @@ dw_atomic_allowed(void)
 }
 
 /*
- * Is this page, which needs protection, to be written atomically? (A1)
+ * Return whether this page, which needs protection, is to be written
+ * atomically.  (A1)
  *
- * Not if a plain home write of it has failed, or an atomic one was cut short: home
- * may be torn now, so the page needs a copy in the log. (R3, R11)  Nor if an
- * atomic one was not made. (A2)
+ * It is not if a plain home write of it has failed, or an atomic one was cut
+ * short: home may be torn now, so the page needs a copy in the log. (R3, R11)
+ * Nor is it if an atomic write of it was not made. (A2)
  */
 bool
 dw_atomic_chosen(const DWSlot *slot)
@@ -395,8 +410,8 @@ dw_atomic_chosen(const DWSlot *slot)
 }
 
 /*
- * How many of the given neighbours, in ascending order, go into one write: a
- * power of two, naturally aligned within the file.
+ * Return how many of the given neighbours, in ascending order, go into one
+ * write: a power of two, naturally aligned within the file.
  */
 int
 dw_atomic_run_length(const BufferTag *first, int npages)
@@ -419,8 +434,8 @@ dw_atomic_run_length(const BufferTag *first, int npages)
  */
 
 /*
- * Close files that are open.  Files may be removed when the flush lock is
- * released, and others get their names, so none stays open that long.
+ * Close files that are open.  Once the flush lock is released, files may be
+ * removed and others get their names, so none stays open that long.
  */
 static void
 dw_atomic_close(void)
@@ -430,8 +445,8 @@ dw_atomic_close(void)
 }
 
 /*
- * Open the file of a page, and see whether it is like the one that was tested.
- * Returns its descriptor, or -1 if it is not, with errno set.
+ * Open the file of a page, and check that it is like the one that was tested.
+ * Return its descriptor, or -1, with errno set, if it is not.
  */
 static int
 dw_atomic_open(const BufferTag *tag, const DWAtomicProbe *probe)
@@ -473,8 +488,8 @@ dw_atomic_open(const BufferTag *tag, const DWAtomicProbe *probe)
 }
 
 /*
- * Have the file of a page synced by the next checkpoint. (A4)  md.c does that for
- * writes that pass through it.
+ * Have the file of a page synced by the next checkpoint. (A4)  md.c does that
+ * for writes that pass through it.
  */
 static void
 dw_atomic_request_sync(const BufferTag *tag)
@@ -498,9 +513,9 @@ dw_atomic_request_sync(const BufferTag *tag)
  */
 
 /*
- * Say what is to be written where, with pages of a run side by side in memory,
- * which has room for them if there is more than one.  Without a file there is
- * nothing to do, and the reason is the result.
+ * Prepare the write of a run.  If it has several pages, copy them side by
+ * side to room, which is large enough.  If the file cannot be opened, there
+ * is nothing to write, and the reason is the result.
  */
 static void
 dw_atomic_prepare(const DWAtomicRun *run, PGIOAlignedBlock *room, DWAtomicCall *call)
@@ -530,7 +545,8 @@ dw_atomic_prepare(const DWAtomicRun *run, PGIOAlignedBlock *room, DWAtomicCall *
 }
 
 /*
- * Tests stand in for the kernel, where nothing is atomic, or have it fail.
+ * Let tests stand in for the kernel, where nothing is atomic, or make a write
+ * fail.
  */
 static void
 dw_atomic_stand_in(DWAtomicCall *call)
@@ -551,7 +567,7 @@ dw_atomic_stand_in(DWAtomicCall *call)
 }
 
 /*
- * Make some writes, at once where the kernel can, and wait for all of them.
+ * Make some writes, at once if the kernel can, and wait for all of them.
  */
 static void
 dw_atomic_make(DWAtomicCall *calls, int ncalls)
@@ -562,7 +578,7 @@ dw_atomic_make(DWAtomicCall *calls, int ncalls)
 		dw_atomic_stand_in(&calls[i]);
 
 	pgstat_report_wait_start(WAIT_EVENT_DATA_FILE_WRITE);
-	/* what was left under way could come over later writes (R4) */
+	/* PANIC, as a write still under way could overwrite later ones (R4) */
 	nmade = DWAtomicWriteInFlight(calls, ncalls);
 	if (nmade < 0)
 		elog(PANIC, "could not wait for atomic writes: %m");
@@ -595,9 +611,9 @@ dw_atomic_end(void)
 }
 
 /*
- * Write runs home that are about to be asked for by dw_atomic_write(), several
- * at once.  Returns how many of them, from the first.  If not all are asked for,
- * as somebody has thrown an error, pages are written again.
+ * Write runs home that are about to be passed to dw_atomic_write(), several
+ * at once.  Return how many of them were written, from the first.  If an
+ * error keeps some from being passed, their pages are written again.
  */
 int
 dw_atomic_write_ahead(const DWAtomicRun *runs, int nruns)
@@ -624,7 +640,7 @@ dw_atomic_write_ahead(const DWAtomicRun *runs, int nruns)
 }
 
 /*
- * Write a run home, unless that has been done ahead; returns bytes or -errno.
+ * Write a run home, unless that has been done ahead.  Return bytes or -errno.
  */
 static ssize_t
 dw_atomic_write_run(const DWAtomicRun *run)
@@ -646,9 +662,9 @@ dw_atomic_write_run(const DWAtomicRun *run)
 }
 
 /*
- * Write neighbouring pages home, all of them or none.  Nothing is thrown: what
- * cannot be written so takes the log, and if that does not help either, the
- * plain write after it has the error. (A2)
+ * Write neighbouring pages home, all of them or none.  This throws no error:
+ * pages that cannot be written atomically take the log, and if that does not
+ * help either, the plain write after it throws the error. (A2)
  */
 DWAtomicResult
 dw_atomic_write(const int *slots, int npages)

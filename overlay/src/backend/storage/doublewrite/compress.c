@@ -3,14 +3,15 @@
  * compress.c
  *	  Compress the pages of a batch on their way to the double-write log.
  *
- * That saves bandwidth of the log's device at the price of processor time of
- * the flusher, which holds DoubleWriteFlushLock meanwhile.  Nothing in here may
- * fail: what cannot be compressed, for whatever reason, is logged as it is.
+ * Compression saves bandwidth of the log's device at the price of processor
+ * time of the flusher, which holds DoubleWriteFlushLock meanwhile.  Nothing
+ * in here may fail: a page that cannot be compressed, for whatever reason, is
+ * logged as it is.
  *
  * Pages are compressed one by one, as restore reads single copies, and before
- * room in the log is reserved, so that a batch takes what it needs.  The method
- * is that of the setting in the process that writes the batch; one that resumes
- * it compresses it anew.
+ * space in the log is reserved, so that a batch takes no more than it needs.
+ * The method is the setting of the process that writes the batch; a process
+ * that resumes it compresses it anew.
  *
  * See DWUnpackPage() for the way back.
  *
@@ -35,7 +36,7 @@
 
 /*
  * Level of zstd: its fastest regular one.  Home writes of a whole batch wait
- * for it, and on single pages higher ones gain next to nothing.
+ * for it, and on single pages higher levels gain next to nothing.
  */
 #define DW_ZSTD_LEVEL			1
 
@@ -43,15 +44,16 @@
 static char *dw_packed = NULL;
 
 #ifdef USE_ZSTD
-/* What zstd works with, kept as well, as it is expensive to make */
+/* State of zstd, kept as well, because it is expensive to create */
 static ZSTD_CCtx *dw_zstd = NULL;
 #endif
 
 /*
- * Memory for the pages of one batch, none of which is stored longer than it
- * is.  Allocated when a process compresses its first batch, and kept, since
- * that is likely to be the background writer or the checkpointer; others give it
- * back with dw_free_pack_buffer().  Returns NULL if there is no memory.
+ * Return memory for the pages of one batch, none of which is stored longer
+ * than it is, or NULL if there is none.  It is allocated when a process
+ * compresses its first batch, and kept, since that is likely to be the
+ * background writer or the checkpointer.  Other processes free it with
+ * dw_free_pack_buffer().
  */
 static char *
 dw_pack_buffer(void)
@@ -91,8 +93,8 @@ dw_compress_zstd(const char *page, char *dst)
 #endif
 
 /*
- * Compress a page; returns its length, or 0 if it does not get shorter or
- * something else is in the way.
+ * Compress a page.  Return its length, or 0 if it does not get shorter or the
+ * compressor fails.
  */
 static Size
 dw_compress_page(int method, const char *page, char *dst)
@@ -109,9 +111,9 @@ dw_compress_page(int method, const char *page, char *dst)
 }
 
 /*
- * Put the pages of a batch one after the other, compressed as the setting asks
- * for, and note their lengths in the header.  Returns where they are, followed
- * by zeroes up to a whole block, or NULL if they are to be written as they
+ * Put the pages of a batch one after the other, compressed as the setting
+ * asks for, and note their lengths in the header.  Return them, followed by
+ * zeroes up to a whole block, or NULL if the pages are to be written as they
  * are.
  */
 char *

@@ -3,10 +3,10 @@
  * dirty.c
  *	  Files that the log protects.
  *
- * A page that has been written home by way of the log needs its copy there until
- * its file is synced.  The table says which files those are, and which batch has
- * written to each of them last.  A checkpoint syncs them by the queue of sync
- * requests, a sync cycle by this table. (R3)
+ * A page that has been written home with a copy in the log needs that copy
+ * until its file is synced.  The table says which files those are, and which
+ * batch has written to each of them last.  A checkpoint syncs them by the
+ * queue of sync requests, a sync cycle by this table. (R3)
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -31,22 +31,22 @@
 #include "storage/sync.h"
 #include "utils/injection_point.h"
 
-/* Files that the checkpointer syncs before it looks at its queue, as in sync.c */
+/* Files to sync before the checkpointer looks at its queue, as in sync.c */
 #define DW_SYNCS_PER_ABSORB		10
 
 /*
- * Files in no particular order, without gaps, so that what is done with all of
- * them costs no more than there are; and chains of those with the same hash.
+ * Files in no particular order, without gaps, so that work on all of them
+ * costs no more than their number; and chains of files with the same hash.
  * DoubleWriteFlushLock guards both.
  */
 static DWDirtyFile *DWDirtyFiles;
 static int *DWDirtyBuckets;		/* first file of the chain or -1 */
 
 /*
- * How many files can be remembered?  As many as the log can hold pages, as if
- * its bound were to stay: each file has got a page there since it was synced
- * last.  So it is the log that gets full, however many files there are, unless
- * pages are compressed, or the bound is raised or exceeded.
+ * Return how many files can be remembered: as many as the log can hold pages
+ * with the present bound, because a page of each file has been logged since
+ * it was last synced.  So the log fills up first, however many files there
+ * are, unless pages are compressed, or the bound is raised or exceeded.
  */
 static int
 dw_dirty_files_max(void)
@@ -54,7 +54,7 @@ dw_dirty_files_max(void)
 	return Max(dw_log_bound_segments() * DW_SEGMENT_BLOCKS, DW_MIN_DIRTY_FILES);
 }
 
-/* A power of two */
+/* Number of hash chains, a power of two */
 static uint32
 dw_dirty_buckets(int max)
 {
@@ -62,7 +62,7 @@ dw_dirty_buckets(int max)
 }
 
 /*
- * Shared memory needed for the table, in bytes.
+ * Return the shared memory needed for the table, in bytes.
  */
 Size
 dw_dirty_shmem_size(void)
@@ -82,7 +82,7 @@ dw_dirty_shmem_init(void)
 	uint32		nbuckets;
 	bool		found;
 
-	/* by the creator; the setting may have changed when others attach */
+	/* as its creator: the setting may have changed when others attach */
 	if (DWCtl->dirty.max == 0)
 		DWCtl->dirty.max = dw_dirty_files_max();
 	nbuckets = dw_dirty_buckets(DWCtl->dirty.max);
@@ -122,8 +122,8 @@ dw_add_dirty_file(const DWDirtyFile *file)
 }
 
 /*
- * Remember that a logged batch writes to the file of a page.  There is room;
- * see dw_dirty_files_full().
+ * Remember that a logged batch writes to the file of a page.  The caller has
+ * made sure that there is room; see dw_dirty_files_full().
  */
 void
 dw_dirty_file(const BufferTag *tag, uint64 batchno)
@@ -150,7 +150,8 @@ dw_dirty_file(const BufferTag *tag, uint64 batchno)
 }
 
 /*
- * Could the table overflow if that many pages of new files came?
+ * Return whether the table could overflow if this many pages of new files
+ * came.
  */
 bool
 dw_dirty_files_full(int more)
@@ -167,8 +168,8 @@ dw_many_dirty_files(void)
 }
 
 /*
- * Return a copy of the table, for dw_sync_files(): to be synced without the
- * flush lock, while files are added and forgotten.
+ * Return a copy of the table for dw_sync_files(), which syncs the files
+ * without the flush lock, while files are added and forgotten.
  */
 DWDirtyFile *
 dw_copy_dirty_files(int *nfiles)
@@ -198,7 +199,7 @@ dw_forget_files(uint64 mark)
 	for (int i = 0; i < nfiles; i++)
 		*dw_dirty_bucket(&DWDirtyFiles[i]) = -1;
 
-	/* those that stay move down, to where there has been a look already */
+	/* those that stay move down, to entries that have been examined already */
 	DWCtl->dirty.nfiles = 0;
 	for (int i = 0; i < nfiles; i++)
 	{
@@ -214,8 +215,9 @@ dw_forget_files(uint64 mark)
  */
 
 /*
- * Path of a directory of relations or, without a database, of databases.  The
- * caller may be in a critical section, so nothing is allocated.
+ * Give the path of a directory of relations or, without a database, of
+ * databases.  The caller may be in a critical section, so nothing is
+ * allocated.
  */
 void
 dw_directory_path(char *path, Oid spcOid, Oid dbOid)
@@ -239,9 +241,9 @@ dw_directory_path(char *path, Oid spcOid, Oid dbOid)
 }
 
 /*
- * How bad is it that a file could not be synced, as errno says?  If there was no
- * descriptor left to open it with, nothing has been lost: whoever wants it to be durable
- * fails, as elevel says, and tries again.
+ * Return the error level for a file that could not be synced, given errno.
+ * If there was no descriptor left to open it with, nothing has been lost: the
+ * caller fails, as elevel says, and tries again.
  */
 int
 dw_sync_elevel(int elevel)
@@ -250,9 +252,10 @@ dw_sync_elevel(int elevel)
 }
 
 /*
- * Something in a tablespace was not found.  Has it been removed?  Not if the tablespace
- * is not mounted: it will be found again, and need not be durable.  Nor can that be told
- * while the tablespace is being dropped. (R3, R5)
+ * Return whether something that was not found in a tablespace has been
+ * removed; if it has not, report that at elevel.  If the tablespace is not
+ * mounted, the file will be found again, so it is not gone.  This cannot be
+ * told while the tablespace is being dropped. (R3, R5)
  */
 static bool
 dw_check_gone(Oid spcOid, int elevel)
@@ -271,12 +274,12 @@ dw_check_gone(Oid spcOid, int elevel)
 }
 
 /*
- * Make durable what has been removed from the directory of a relation.  If the
- * directory itself is gone, make that durable: whoever has removed it may not have
- * come to that yet. (R3, R5)
+ * Make durable what has been removed from the directory of a relation.  If
+ * the directory itself is gone, make that durable, as the process that has
+ * removed it may not have done so yet. (R3, R5)
  *
- * If that fails, and the server need not stop, elevel says how to report it; returns
- * whether it is done.
+ * Return whether that succeeded.  If it fails, and the server need not stop,
+ * report it at elevel.
  */
 bool
 dw_sync_directory(const RelFileLocator *rlocator, int elevel)
@@ -318,8 +321,8 @@ dw_sync_directory(const RelFileLocator *rlocator, int elevel)
 }
 
 /*
- * Make sure a file is durable, or that it is gone for good.  If that fails, see
- * dw_sync_directory().
+ * Make sure that a file is durable, or that it is gone for good.  If that
+ * fails, see dw_sync_directory().
  */
 bool
 dw_sync_file(const DWDirtyFile *file, int elevel)

@@ -3,45 +3,49 @@
  * hints.c
  *	  Pages in which nothing but hints has changed.
  *
- * A SELECT that is the first to meet the rows of a transaction writes into their
- * tuples how that ended.  No WAL record says so, and none is needed: with or
- * without such hints the page is right, and so is any mixture of the two that a
- * crash leaves of a page that was being written.  Only its checksum is wrong then.
- * So the log gets no copy of the page but a note, from which a start can tell that
- * nothing else is wrong, and makes the checksum right.  Without data checksums
- * there is nothing to be made right, and no note.  (R2)
+ * A SELECT that is the first to meet the rows of a transaction records the
+ * outcome of that transaction in their tuples.  No WAL record says so, and
+ * none is needed: with or without such hints the page is right, and so is any
+ * mixture of the two that a crash leaves of a page that was being written.
+ * Only its checksum is wrong then.  So the log gets a note of the page
+ * instead of a copy.  From the note a start can tell that nothing else is
+ * wrong, and corrects the checksum.  Without data checksums there is nothing
+ * to correct, and no note.  (R2)
  *
- * When is it that nothing else has changed?
+ * When is it certain that nothing else has changed?
  *
  * *  All that WAL knows of a page up to the redo pointer of the last completed
- *	  checkpoint is durable at home. (R5)  So if its LSN is not beyond that when the
- *	  heap sets a hint, it is like the one at home but for such hints, and stays so
- *	  until somebody inserts a record of another change, which XLogInsert()
- *	  reports.  Setting a hint may raise the LSN by a record of its own, of which
- *	  redo does nothing without an image; it tells nothing then.
+ *	  checkpoint is durable at home. (R5)  So if its LSN is not beyond that
+ *	  when the heap sets a hint, the page is like the one at home except for
+ *	  such hints.  It stays so until a process inserts a record of another
+ *	  change, which XLogInsert() reports.  Setting a hint may raise the LSN by
+ *	  a record of its own, with which redo does nothing unless it has an
+ *	  image; it tells nothing then.
  *
- * *  A page is one of the heap's if the heap says so.  Other access methods have
- *	  hints of their own, which DWHintDigest() does not know.  One that has the heap
- *	  set hints in its pages must have the layout of the heap's, and no others; or a
- *	  torn page stays damaged.  (Sequences have one, in pages from PostgreSQL 9.0.)
+ * *  A page is one of the heap's if the heap says so.  Other access methods
+ *	  have hints of their own, which DWHintDigest() does not know.  One that
+ *	  has the heap set hints in its pages must have the layout of the heap's,
+ *	  and no other hints; otherwise a torn page stays damaged.  (Sequences
+ *	  have one, in pages from PostgreSQL 9.0.)
  *
- * *  Whoever changes a page otherwise marks its buffer dirty.  As long as no record is
- *	  reported then, as in redo or with wal_level = minimal, nothing is known of the
- *	  page while it is in its buffer.
+ * *  A process that changes a page otherwise marks its buffer dirty.  As long
+ *	  as no record is reported then, as in redo or with wal_level = minimal,
+ *	  nothing is known of the page while it is in its buffer.
  *
- * *  Versions of the page that were written home in between differ in no more either,
- *	  or the log has a copy of one, which a start prefers to notes that are newer.
- *	  (DWNewestCopies())  An atomic write without one has no change that lacks a
- *	  record, but for what VACUUM repairs in a page that is damaged.  A page that
- *	  still needs such a copy, as it could not be written home, is copied again
- *	  should the epoch's table have forgotten it, so that a note does not take its
- *	  place.
+ * *  Versions of the page that were written home in between differ in no more
+ *	  either, or the log has a copy of one, which a start prefers to newer
+ *	  notes (DWNewestCopies()).  An atomic write without a copy has no change
+ *	  that lacks a record, except for what VACUUM repairs in a damaged page.
+ *	  A page that still needs such a copy, as it could not be written home, is
+ *	  copied again if the epoch's table has forgotten it, so that a note does
+ *	  not take its place.
  *
- * Notes do not count for the epoch: the next version of the page may have changed
- * in other ways.  But like a copy, a note keeps its batch live until the home
- * write is durable.  (R3)
+ * Notes do not count for the epoch: the next version of the page may have
+ * changed in other ways.  But like a copy, a note keeps its batch live until
+ * the home write is durable.  (R3)
  *
- * A sector that the crash has made unreadable a note does not bring back.  (R8)
+ * A note does not bring back a sector that the crash has made unreadable.
+ * (R8)
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -57,11 +61,13 @@
 #include "storage/doublewrite_internal.h"
 
 /*
- * Does the page lack nothing that a crash would find at home, but hints?
+ * Return whether the page has no change except hints that a crash would not
+ * find at home.
  *
- * Others may set hints meanwhile, and raise its LSN.  What is read while they do may
- * be half of one LSN and half of another, so it does for the answer that is wrong
- * for no page, and costs little: most pages that are changed much get that one.
+ * Other backends may set hints meanwhile, and raise its LSN.  An LSN read
+ * then may be half of one and half of another.  The unlocked read serves only
+ * to say no, which is wrong for no page and costs little; most pages that are
+ * changed much get that answer.
  */
 static bool
 dw_is_checkpointed(Buffer buffer)
@@ -73,16 +79,18 @@ dw_is_checkpointed(Buffer buffer)
 }
 
 /*
- * The heap has set a hint in a page, and is going to mark its buffer dirty, and to
- * insert a record of that maybe.  The caller has a pin, and at least a share lock on
- * the contents.
+ * Note that the heap has set a hint in a page, and is going to mark its
+ * buffer dirty, and perhaps to insert a record of that.  The caller has a
+ * pin, and at least a share lock on the contents.
  */
 void
 DoubleWriteNoteHeapHint(Buffer buffer)
 {
 	DWBufferRecords *records;
 
-	/* who passes no buffer learns of it from MarkBufferDirtyHint() */
+	/*
+	 * MarkBufferDirtyHint() complains of an invalid buffer
+	 */
 	if (!BufferIsValid(buffer) || BufferIsLocal(buffer))
 		return;
 	records = &DWBufferRecordsArray[buffer - 1];
@@ -92,7 +100,8 @@ DoubleWriteNoteHeapHint(Buffer buffer)
 }
 
 /*
- * A shared buffer is marked dirty by somebody who has its content lock exclusively.
+ * Note that a shared buffer is marked dirty by a process that holds its
+ * content lock exclusively.
  */
 void
 DoubleWriteNoteDirtied(Buffer buffer)
@@ -101,8 +110,9 @@ DoubleWriteNoteDirtied(Buffer buffer)
 }
 
 /*
- * Is a page on its way home like the one that is durable there, but for hints of the
- * heap, unless the log has a copy to be restored first?
+ * Return whether a page on its way home is like the one that is durable
+ * there, except for hints of the heap, unless the log has a copy to be
+ * restored first.
  */
 bool
 dw_only_hints_changed(const DWSlot *slot)

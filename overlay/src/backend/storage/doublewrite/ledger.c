@@ -3,9 +3,9 @@
  * ledger.c
  *	  A file that tells people which pages the last restore wrote home.
  *
- * Nothing depends on it: if it cannot be written, the server log says so and
- * the restore goes on.  It replaces its predecessor when it is complete, so
- * that a restore that is itself cut short leaves the older ledger.
+ * Nothing depends on this file: if it cannot be written, the server log says
+ * so and the restore goes on.  It replaces its predecessor when it is
+ * complete, so a restore that is itself cut short leaves the older ledger.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -27,7 +27,7 @@ static FILE *dw_ledger = NULL;
 static pg_crc32c dw_ledger_crc; /* of the entries so far */
 
 /*
- * Complain, and do without a ledger.
+ * Report an error, and go on without a ledger.
  */
 static void
 dw_ledger_give_up(void)

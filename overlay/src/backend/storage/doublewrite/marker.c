@@ -4,7 +4,7 @@
  *	  Whose log it is, and whether it is in use.
  *
  * While home writes rely on the log, a file named backup_label says so.
- * Stock servers refuse to start with it, which is the point: after a crash
+ * Stock servers refuse to start with it.  That is its purpose: after a crash
  * they would leave the pages torn (R12).  Backup tools should not copy a
  * backup_label from a running cluster, and write their own into the backup.
  * If one does copy it, the owner file beside the segments shows that it is a
@@ -44,7 +44,8 @@ dw_log_is_linked(void)
 }
 
 /*
- * Is the directory ours alone?
+ * Return whether only the server can access the directory.  If not, report
+ * that at elevel.
  */
 bool
 dw_log_check_mode(int elevel)
@@ -87,7 +88,7 @@ dw_log_check_mode(int elevel)
 }
 
 /*
- * Read whose log this is, and who we are.
+ * Read which data directory the log belongs to, and identify our own.
  */
 void
 dw_log_read_owner(DWOwner *owner, DWOwner *own)
@@ -104,7 +105,8 @@ dw_log_read_owner(DWOwner *owner, DWOwner *own)
 }
 
 /*
- * Is the log in the directory, if any, that of this data directory?  (R9)
+ * Return whether the log in the directory, if any, belongs to this data
+ * directory.  If not, report that at elevel.  (R9)
  */
 bool
 dw_log_check_owner(int elevel)
@@ -142,7 +144,8 @@ dw_log_check_owner(int elevel)
 
 /*
  * Check that the log directory can be used, creating it in a cluster that
- * never had one.  If it cannot, report that at elevel and return false.
+ * never had one.  If it cannot be used, report that at elevel and return
+ * false.
  */
 bool
 dw_log_check_dir(int elevel)
@@ -184,8 +187,9 @@ dw_log_check_dir(int elevel)
 }
 
 /*
- * Note whose log this is.  The marker is named only once it is there.  If this
- * fails, report it at elevel.
+ * Write the owner file, which says which data directory the log belongs to.
+ * It names the marker only once the marker exists.  If this fails, report it
+ * at elevel.
  */
 void
 dw_write_owner(bool marker, int elevel)
@@ -230,8 +234,8 @@ dw_remove_owner(void)
  */
 
 /*
- * Position an open backup_label file at the label of a backup.  Returns false
- * if there is none in it, but only our marker.
+ * Position an open backup_label file at the label of a backup.  Return false
+ * if it contains only our marker.
  */
 bool
 DoubleWriteSkipMarker(FILE *fp)
@@ -240,7 +244,7 @@ DoubleWriteSkipMarker(FILE *fp)
 }
 
 /*
- * What is the backup_label file in the data directory?
+ * Return what the backup_label file in the data directory is.
  */
 DWLabel
 dw_read_label(void)
@@ -259,8 +263,8 @@ dw_read_label(void)
 }
 
 /*
- * Has the server that was here before us not come to the end of its stop, whatever
- * pg_control says?
+ * Return whether the previous server has not come to the end of its stop,
+ * whatever pg_control says.
  */
 bool
 DoubleWriteStopCutShort(void)
@@ -291,7 +295,9 @@ dw_write_marker(void)
 				 errmsg("could not write file \"%s\": %m", DW_MARKER_TMP)));
 	if (durable_rename(DW_MARKER_TMP, DW_MARKER_FILE, LOG) != 0)
 	{
-		/* it may be there nevertheless, for a log that nobody keeps up to date */
+		/*
+		 * it may be there nevertheless, for a log that is not kept up to date
+		 */
 		if (dw_marker_exists())
 			dw_remove_marker();
 		ereport(ERROR,
@@ -302,8 +308,9 @@ dw_write_marker(void)
 }
 
 /*
- * The log is about to be made empty.  If a marker is there that this start has not
- * looked at, since it did not see it, pages may have to be restored from it. (R9)
+ * Refuse to make the log empty if there is a marker that this start has not
+ * looked at, because it did not see it: pages may have to be restored from
+ * the log. (R9)
  */
 void
 dw_refuse_unknown_marker(void)
@@ -326,7 +333,8 @@ dw_marker_exists(void)
 }
 
 /*
- * Returns false, having reported why, unless it has gone for good.
+ * Remove the marker.  Return false, having reported why, unless it has gone
+ * for good.
  */
 bool
 dw_remove_marker(void)

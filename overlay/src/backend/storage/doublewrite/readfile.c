@@ -3,9 +3,9 @@
  * readfile.c
  *	  Reading relation files behind the buffer manager's back.
  *
- * Base backups do that, and pg_rewind by way of pg_read_binary_file().  A page
- * that is being written home would be read torn, and WAL may have no image that
- * repairs it.  So home writes are held up for each read. (R9a)
+ * Base backups do that, and pg_rewind by way of pg_read_binary_file().  They
+ * would read a page torn that is being written home, and WAL may have no
+ * image that repairs it.  So home writes are held up for each read. (R9a)
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -24,8 +24,8 @@
 #include "utils/injection_point.h"
 
 /*
- * Is this process taking a base backup, holding up home writes for each read?
- * Then it does not depend on images in WAL.
+ * Set while this process takes a base backup, holding up home writes for each
+ * read.  The backup does not depend on images in WAL then.
  */
 bool		DoubleWriteBackupReadsHeld = false;
 
@@ -39,11 +39,11 @@ dw_is_relation_file(const char *path)
 }
 
 /*
- * Which file of a relation is this?  Returns false if it is none.
+ * Find which file of a relation this is.  Return false if it is none.
  *
- * Base backups name files by where their tablespace is, whose OID is not part of that.
- * It is left open: that a number is used twice in a database is unlikely, and does no
- * harm.
+ * Base backups name files by the location of their tablespace, without its
+ * OID.  So the tablespace is left open: that a number is used twice in a
+ * database is unlikely, and does no harm.
  */
 static bool
 dw_file_of_path(const char *path, DWDirtyFile *file)
@@ -61,7 +61,7 @@ dw_file_of_path(const char *path, DWDirtyFile *file)
 	get_parent_directory(directory);
 	database = last_dir_separator(directory);
 	database = database ? database + 1 : directory;
-	/* that of shared relations is called "global" */
+	/* the directory of shared relations is called "global" */
 	file->rlocator.dbOid = atooid(database);
 	return true;
 }
@@ -79,11 +79,11 @@ dw_tag_in_file(const BufferTag *tag, const void *arg)
 
 /*
  * Keep pages from being written home while the caller reads a file behind the
- * buffer manager's back, so that it reads no torn page, even if WAL carries no
- * image to repair it.  An error releases them, too. (R9a)
+ * buffer manager's back, so that it reads no torn page, even if WAL carries
+ * no image to repair it.  An error releases them, too. (R9a)
  *
- * A home write that has failed may have written a part of its page.  So such pages
- * of the file are tried again; it is an error if that fails.
+ * A home write that has failed may have written a part of its page.  So such
+ * pages of the file are tried again, and it is an error if that fails.
  */
 void
 DoubleWriteHoldHomeWrites(const char *path)
@@ -127,9 +127,10 @@ DoubleWritePrepareRead(FILE *file, const char *path)
  * Read up to nbytes of a relation file, like fread(), and no torn page. (R9a)
  *
  * Home writes are held up for a chunk of DW_READ_CHUNK at a time, and a chunk
- * ends where a block does, so no page is read in two.  The same goes for calls
- * that follow each other, if the caller says that more is to come.  In a build with
- * tiny relation files, as those of tests are, these have several chunks as well.
+ * ends where a block does, so that no page is read in two parts.  The same
+ * holds for successive calls, if the caller says that more is to come.  In a
+ * build with tiny relation files, as for tests, these have several chunks as
+ * well.
  */
 #define DW_READ_CHUNK	Min(1024 * 1024, BLCKSZ * (size_t) Max(RELSEG_SIZE / 4, 1))
 

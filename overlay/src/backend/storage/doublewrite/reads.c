@@ -3,19 +3,19 @@
  * reads.c
  *	  What crash recovery would have to do, if the server crashed now.
  *
- * Redo reads each block that WAL since the redo pointer changes without
- * bringing an image of it, once.  These are counted where it is known that a
- * record is the first one for its page after the newest redo pointer.  While a
- * checkpoint is under way recovery would still begin at the redo pointer before,
- * so there is a counter for each of the last redo pointers: a page counts for those
- * since which it has not been changed before.
+ * Redo reads, once, each block that WAL since the redo pointer changes
+ * without bringing an image of it.  These blocks are counted where a record
+ * is known to be the first one for its page after the newest redo pointer.
+ * While a checkpoint is under way, recovery would still begin at the previous
+ * redo pointer.  So there is a counter for each of the last redo pointers,
+ * and a page counts for those since which it has not been changed before.
  *
- * Not counted are pages that redo reads without their being named in a record
- * (maps of free space and visibility), pages whose redo waits in instant recovery,
- * and, while WAL is being replayed, pages that were written home with later changes
- * than those in the record.
+ * Not counted are pages that redo reads although no record names them (maps
+ * of free space and visibility), pages whose redo waits in instant recovery,
+ * and, while WAL is being replayed, pages that were written home with later
+ * changes than those in the record.
  *
- * The counters are for people and nothing is decided by them, so a page that is
+ * The counters are for display only and decide nothing, so a page that is
  * counted while one is set to zero may be lost.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
@@ -31,8 +31,9 @@
 #include "storage/doublewrite_internal.h"
 
 /*
- * A record is the first one for a page since the newest redo pointer, and redo would
- * read the page for it; lsn is the LSN that the page had before.
+ * Count a page for which a record is the first one since the newest redo
+ * pointer, if redo would read the page for it; lsn is the LSN that the page
+ * had before.
  */
 void
 dw_count_read(XLogRecPtr lsn)
@@ -47,9 +48,9 @@ dw_count_read(XLogRecPtr lsn)
 }
 
 /*
- * A crash may recover from this redo pointer one day: redo has passed it, or a
- * checkpoint begins.  It takes the place of the oldest one.  Only one process at a
- * time notes them.
+ * Begin to count for a redo pointer that a crash may recover from later,
+ * because redo has passed it, or a checkpoint begins.  It takes the place of
+ * the oldest one.  Only one process at a time calls this.
  */
 void
 DoubleWriteNoteRedo(XLogRecPtr redo)
@@ -66,7 +67,7 @@ DoubleWriteNoteRedo(XLogRecPtr redo)
 }
 
 /*
- * A crash would recover from this redo pointer from now on.
+ * Note that a crash would recover from this redo pointer from now on.
  */
 void
 dw_count_reads_from(XLogRecPtr redo)
@@ -75,7 +76,7 @@ dw_count_reads_from(XLogRecPtr redo)
 }
 
 /*
- * What the log has taken until now.
+ * Return what the log has taken until now.
  */
 DWLogTaken
 dw_log_taken(void)

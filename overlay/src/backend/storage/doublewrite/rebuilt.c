@@ -3,21 +3,23 @@
  * rebuilt.c
  *	  Pages that redo rebuilds, remembered when they have left their buffers.
  *
- * What is known of a page's WAL records stands beside its buffer (exempt.c) and is
- * lost when that gets another block.  But if the first record for a block after
- * a redo pointer rebuilds the page, no later record changes that.  So who finds it
- * when the page is written home keeps it here.  The page may then be read again,
- * and changed by whatever record, or by a hint without any, and goes home without a
- * copy as before: first scans, index builds and VACUUM after a load need no log,
- * however small shared_buffers is, until the next checkpoint.  (R2)
+ * What is known of a page's WAL records stands beside its buffer (exempt.c)
+ * and is lost when the buffer gets another block.  But if the first record
+ * for a block after a redo pointer rebuilds the page, no later record changes
+ * that.  So this is kept here when the page is written home.  The page may
+ * then be read again, be changed by any record, or by a hint without one, and
+ * still go home without a copy.  First scans, index builds and VACUUM after a
+ * load need no log, however small shared_buffers is, until the next
+ * checkpoint.  (R2)
  *
- * Only a truncation lets records of an earlier life of the block come first; who
- * asks looks for one himself.
+ * Only a truncation lets records of an earlier life of the block come first.
+ * The caller looks for one itself.
  *
- * The table has a bitmap for each range of blocks, as pages are mostly born in a
- * row.  Ranges of an older redo pointer are replaced first.  A set that is full of
- * new ones keeps all but one: who reads after a load mostly begins where that began.
- * What the table forgets is logged.
+ * The table has a bitmap for each range of blocks, as pages are mostly added
+ * in a row.  Ranges of an older redo pointer are replaced first.  A set that
+ * is full of new ones keeps all except one, because a process that reads
+ * after a load mostly begins where the load began.  Pages that the table
+ * forgets are logged.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -58,7 +60,7 @@ typedef struct DWRange
 static DWRange *DWRanges;
 
 /*
- * Shared memory needed for the table, in bytes.
+ * Return the shared memory needed for the table, in bytes.
  */
 Size
 dw_rebuilt_shmem_size(void)
@@ -81,7 +83,7 @@ dw_rebuilt_shmem_init(void)
 }
 
 /*
- * Return the entry for the block's range, or the one to be replaced by it.
+ * Return the entry for the block's range, or the one that it would replace.
  */
 static DWRange *
 dw_range(const BufferTag *tag, DWRangeTag *wanted)
@@ -109,7 +111,8 @@ dw_range(const BufferTag *tag, DWRangeTag *wanted)
 }
 
 /*
- * The first record for this block after the redo pointer rebuilds the page.
+ * Note that the first record for this block after the redo pointer rebuilds
+ * the page.
  */
 void
 dw_rebuilt_note(const BufferTag *tag, XLogRecPtr redo)
@@ -130,7 +133,7 @@ dw_rebuilt_note(const BufferTag *tag, XLogRecPtr redo)
 }
 
 /*
- * Has that been noted?
+ * Return whether that has been noted.
  */
 bool
 dw_rebuilt_known(const BufferTag *tag, XLogRecPtr redo)

@@ -4,20 +4,21 @@
  *	  Repairing torn pages from the double-write log.
  *
  * Of each page, the copy that stands last in the live range is written home
- * (R4), neighbouring pages in one call, and then put into a shared buffer, so
- * that redo, which is going to need the page, finds it there.  Redo then rolls
- * the page forward.  A page of which there are but notes gets a new checksum,
- * if it is torn.
+ * (R4), neighbouring pages in one call.  Then it is put into a shared buffer,
+ * so that redo, which is going to need the page, finds it there.  Redo then
+ * rolls the page forward.  A page that has only notes gets a new checksum, if
+ * it is torn.
  *
- * The kernel reads homes ahead and begins to write while others are read, so
- * that the device has a full queue in both directions; files are synced in groups.
+ * The kernel reads homes ahead and begins to write while other homes are
+ * read, so that the device has a full queue in both directions.  Files are
+ * synced in groups.
  *
  * Such a buffer is like one that has been read: valid, clean, and the same as
- * home.  Whatever changes files without regard to shared buffers before redo
- * has come to the end of WAL would make it wrong.  Redo of CREATE DATABASE by
- * file copy does, and drops the buffers first; unlogged relations, whose files
- * go before redo starts, have no pages in the log but those of init forks,
- * which stay.
+ * home.  Anything that changes files without regard to shared buffers before
+ * redo has come to the end of WAL would make it wrong.  Redo of CREATE
+ * DATABASE by file copy does, and drops the buffers first.  Files of unlogged
+ * relations are removed before redo starts; of these only pages of init
+ * forks, which stay, are in the log.
  *
  * Restoring copies depends neither on checksums nor on the settings in force.
  *
@@ -52,31 +53,32 @@
 #include "utils/timestamp.h"
 
 /*
- * Share of shared buffers that restored pages get.  The rest is for pages that
- * redo reads itself: they must not push restored ones out before redo has
+ * Share of shared buffers that restored pages get.  The rest is for pages
+ * that redo reads itself: they must not evict restored pages before redo has
  * come to these.
  */
 #define DW_RESTORE_MAX_BUFFERS	(NBuffers / 2)
 
 /*
- * Blocks that are read for nothing if that makes one request out of two.  Up to
- * 64 kB cost most devices no more than another request does, and the kernel's
- * own read-ahead, which ours supersedes, would have read them, too.
+ * Blocks that are read without need if that makes one request out of two.  Up
+ * to 64 kB cost most devices no more than another request does, and the
+ * kernel's own read-ahead, which ours supersedes, would have read them, too.
  */
 #define DW_PREFETCH_GAP			8
 
 /*
- * Start writing to disk when so many pages are home: enough to let the kernel
- * combine and sort requests, and few enough that the device has something to
- * write from the beginning, while homes are being read.
+ * Start writing to disk when this many pages are home: enough to let the
+ * kernel combine and sort requests, and few enough that the device has
+ * something to write from the beginning, while homes are being read.
  */
 #define DW_WRITEBACK_PAGES		64
 
 /*
- * Forks, and files of these, that are synced together.  Enough for the device to
- * be busy with all of them, and so few that the files stay open from the first
- * write to the sync, which is then sure to be told of a write that has failed
- * meanwhile.  (A single fork may have more files, as everywhere.)
+ * Forks, and files of these, that are synced together.  These are enough to
+ * keep the device busy with all of them, and few enough that the files stay
+ * open from the first write to the sync, which is then sure to be told of a
+ * write that has failed meanwhile.  (A single fork may have more files, as
+ * everywhere.)
  */
 #define DW_SYNC_FORKS			64
 #define DW_SYNC_FILES			256
@@ -90,11 +92,11 @@ typedef struct DWRestoreState
 	uint64		unfit;			/* pages that do not fit their notes */
 	const DWPageEntry *first_unfit;
 	char	   *logged;			/* copies of a run of pages */
-	char	   *home;			/* what these pages were like at home */
+	char	   *home;			/* these pages as they were at home */
 	int			fd;				/* of the segment read last, or -1 */
 	uint64		fd_segno;
 
-	/* forks that are there and have to be synced */
+	/* forks that exist and have to be synced */
 	struct
 	{
 		SMgrRelation reln;
@@ -110,7 +112,7 @@ typedef struct DWRestoreState
  */
 
 /*
- * Open a segment.  What has its name but is no file might keep us waiting.
+ * Open a segment.  Something of this name that is not a file might block us.
  */
 int
 dw_open_for_reading(const char *path)
@@ -164,8 +166,8 @@ dw_read_copy(DWRestoreState *state, const DWCopy *copy, char *page)
 
 /*
  * Write a batch over itself.  If its sync has failed, the kernel may have it
- * in memory as clean, and another sync would do nothing.  What is on disk
- * already does not change, so a crash meanwhile takes nothing away.
+ * in memory as clean, and another sync would do nothing.  What is already on
+ * disk does not change, so a crash meanwhile does no harm.
  */
 static void
 dw_rewrite_batch(const DWFoundBatch *batch)
@@ -188,7 +190,9 @@ dw_rewrite_batch(const DWFoundBatch *batch)
 		if (pg_pread(fd, block.data, BLCKSZ, offset) != BLCKSZ ||
 			pg_pwrite(fd, block.data, BLCKSZ, offset) != BLCKSZ)
 		{
-			/* if nothing is said to be wrong, it is a lack of space */
+			/*
+			 * if errno is not set, assume that the problem is a lack of space
+			 */
 			if (errno == 0)
 				errno = ENOSPC;
 			ereport(FATAL,
@@ -201,10 +205,10 @@ dw_rewrite_batch(const DWFoundBatch *batch)
 }
 
 /*
- * Make the live segments durable.  If only processes crashed, the newest batch
- * may be known to the kernel alone; should the power go while we write its
- * pages home, we need it again.  Older batches had been synced before any
- * newer one was written.  (R2)
+ * Make the live segments durable.  If only processes crashed, the newest
+ * batch may be known to the kernel alone.  Should the power fail while we
+ * write its pages home, we need it again.  Older batches were synced before
+ * any newer one was written.  (R2)
  */
 static void
 dw_sync_live_segments(const DWScan *scan, const DWLiveRange *live)
@@ -231,10 +235,10 @@ dw_order_cmp(const void *a, const void *b)
 }
 
 /*
- * Which copies go into shared buffers: all those below the position returned.
- * If there are too many, those that stand first in the log are chosen, since
- * redo meets pages in about the order in which they were changed first.  Those
- * with notes it need not meet at all.
+ * Choose which copies go into shared buffers, and return a position in the
+ * log: it is all those below it.  If there are too many, those first in the
+ * log are chosen, since redo meets pages in about the order in which they
+ * were changed first.  Redo need not meet pages with notes at all.
  */
 static uint64
 dw_choose_buffered(const DWCopy *copies, int ncopies)
@@ -265,7 +269,8 @@ dw_choose_buffered(const DWCopy *copies, int ncopies)
  */
 
 /*
- * A tablespace that is not mounted must not be taken for a dropped one.
+ * Stop if a tablespace is not mounted, as it must not be taken for a dropped
+ * one.
  */
 static void
 dw_check_tablespace(Oid spcOid)
@@ -310,9 +315,9 @@ dw_note_restored(const DWCopy *copy, const char *logged, const char *home)
 /*
  * Put a page that is home into a shared buffer.
  *
- * Who holds DoubleWriteFlushLock, as we do, keeps away from buffers otherwise.
- * But before redo no buffer is dirty, so none has to be staged to make room,
- * and no other process uses any.
+ * A process that holds DoubleWriteFlushLock, as we do, must not use buffers
+ * otherwise.  But before redo no buffer is dirty, so none has to be staged to
+ * make room, and no other process uses any.
  */
 static void
 dw_fill_buffer(const DWPageEntry *entry, const char *page)
@@ -331,8 +336,9 @@ dw_fill_buffer(const DWPageEntry *entry, const char *page)
 }
 
 /*
- * Read homes for the sake of the counters.  Returns false, having said why, if
- * that cannot be done; then buffers that have not been filled are left alone.
+ * Read homes for the sake of the counters, and to mend pages that have only
+ * notes.  Return false, having reported why, if that fails; buffers that have
+ * not been filled are left alone then.
  */
 static bool
 dw_try_read_homes(SMgrRelation reln, const DWPageEntry *first, void **home,
@@ -363,7 +369,7 @@ dw_try_read_homes(SMgrRelation reln, const DWPageEntry *first, void **home,
 	{
 		ErrorData  *edata;
 
-		/* we hold the flush lock, and go on holding it */
+		/* the flush lock stays held */
 		InterruptHoldoffCount = holdoff;
 		MemoryContextSwitchTo(context);
 		edata = CopyErrorData();
@@ -381,9 +387,10 @@ dw_try_read_homes(SMgrRelation reln, const DWPageEntry *first, void **home,
 }
 
 /*
- * Read homes.  One that cannot be read is about to be written, which is what
- * makes a sector readable again; for the counters it is all zeroes.  (R8)  So it
- * is where there is but a note, which does not fit it.
+ * Read homes.  One that cannot be read counts as all zeroes.  A page with a
+ * copy is about to be written, which is what makes a sector readable again.
+ * (R8)  A page with only a note is left alone then, as zeroes do not fit the
+ * note.
  */
 static void
 dw_read_homes(SMgrRelation reln, const DWCopy *copies, void **home, int npages)
@@ -420,12 +427,12 @@ dw_count_page(const DWCopy *copy, const char *logged, const char *home,
 }
 
 /*
- * Put a run of neighbouring pages home, and into shared buffers.
+ * Write a run of neighbouring pages home, and put them into shared buffers.
  *
  * A home that reads the same is written nevertheless.  The sync of that file
- * may have failed, which is why the server stopped; then the kernel still has
- * the page, but thinks it clean, and no later sync would bring it to disk.
- * (R3, R11)
+ * may have failed, which is why the server stopped.  Then the kernel still
+ * has the page, but takes it for clean, and no later sync would bring it to
+ * disk.  (R3, R11)
  */
 static void
 dw_restore_run(SMgrRelation reln, const DWCopy *copies, int npages,
@@ -457,7 +464,7 @@ dw_restore_run(SMgrRelation reln, const DWCopy *copies, int npages,
 }
 
 /*
- * Make a page right of which there is but a note.  Returns false if it is left alone.
+ * Correct a page that has only a note.  Return false if it is left alone.
  */
 static bool
 dw_mend_page(const DWCopy *copy, char *page, DWRestoreState *state)
@@ -482,9 +489,9 @@ dw_mend_page(const DWCopy *copy, char *page, DWRestoreState *state)
 }
 
 /*
- * Make a run of neighbouring pages right of which there are but notes.  Those that
- * are right already are written home, too, as in dw_restore_run(); others are left to
- * redo.
+ * Correct a run of neighbouring pages that have only notes.  Pages that are
+ * correct already are written home, too, as in dw_restore_run(); others are
+ * left to redo.
  */
 static void
 dw_mend_run(SMgrRelation reln, const DWCopy *copies, int npages,
@@ -492,7 +499,7 @@ dw_mend_run(SMgrRelation reln, const DWCopy *copies, int npages,
 {
 	const DWPageEntry *first = &copies[0].entry;
 	void	   *home[MAX_IO_COMBINE_LIMIT];
-	int			start = 0;		/* of pages to be written */
+	int			start = 0;		/* first page to be written */
 
 	for (int i = 0; i < npages; i++)
 		home[i] = state->home + (Size) i * BLCKSZ;
@@ -513,8 +520,8 @@ dw_mend_run(SMgrRelation reln, const DWCopy *copies, int npages,
 }
 
 /*
- * How many of these copies, which belong to one fork, are neighbours at home
- * and can be read and written together: all copies, or all notes.
+ * Return how many of these copies, which belong to one fork, are neighbours
+ * at home and can be read and written together: all copies, or all notes.
  */
 static int
 dw_restore_run_length(SMgrRelation reln, const DWCopy *copies, int ncopies)
@@ -552,9 +559,10 @@ dw_prefetch_homes(SMgrRelation reln, const DWCopy *copies, int ncopies)
 }
 
 /*
- * Have the kernel begin to write to disk some pages of one fork, which are home.
- * That is only a hint; dw_sync_forks() makes them durable.  Where a checkpoint
- * does without such hints, because the file system does not like them, so do we.
+ * Have the kernel begin to write some pages of one fork to disk, which are
+ * home.  That is only a hint; dw_sync_forks() makes them durable.  Where a
+ * checkpoint does without such hints, because they do not suit the file
+ * system, so do we.
  */
 static void
 dw_start_writes(SMgrRelation reln, const DWCopy *copies, int ncopies)
@@ -570,7 +578,7 @@ dw_start_writes(SMgrRelation reln, const DWCopy *copies, int ncopies)
 }
 
 /*
- * Restore pages of one fork, which reaches that far.
+ * Restore pages of one fork, all of which exist in its files.
  */
 static void
 dw_restore_runs(SMgrRelation reln, const DWCopy *copies, int ncopies,
@@ -591,7 +599,7 @@ dw_restore_runs(SMgrRelation reln, const DWCopy *copies, int ncopies,
 
 		run = dw_restore_run_length(reln, copies + i, ncopies - i);
 
-		/* not one by one, so that there is something to combine */
+		/* several at a time, so that there is something to combine */
 		prefetched = Max(prefetched, i + run);
 		if (prefetched - (i + run) < (distance + 1) / 2 &&
 			(io_direct_flags & IO_DIRECT_DATA) == 0)
@@ -615,10 +623,10 @@ dw_restore_runs(SMgrRelation reln, const DWCopy *copies, int ncopies,
 }
 
 /*
- * Make the forks durable that have been restored since the last time, also those
- * of which nothing was written home now: a restore that was cut short may have
- * written something.  They are not looked for again, as smgrexists() would close
- * their files.
+ * Make the forks durable that have been restored since the last call.  This
+ * includes forks to which nothing was written now, because a restore that was
+ * cut short may have written something.  They are not looked up again, as
+ * smgrexists() would close their files.
  */
 static void
 dw_sync_forks(DWRestoreState *state)
@@ -629,7 +637,7 @@ dw_sync_forks(DWRestoreState *state)
 			ProcessStartupProcInterrupts();
 
 		smgrimmedsync(state->unsynced[i].reln, state->unsynced[i].forknum);
-		/* which does not count by itself */
+		/* smgrimmedsync() does not count by itself */
 		pgstat_count_io_op(IOOBJECT_RELATION, IOCONTEXT_NORMAL, IOOP_FSYNC, 1, 0);
 	}
 	if (state->nunsynced > 0)
@@ -639,9 +647,9 @@ dw_sync_forks(DWRestoreState *state)
 }
 
 /*
- * Restore all pages of one fork, which dw_sync_forks() has to make durable.  Where
- * the file is gone, or does not reach that far, the change of its size is what the
- * crash has undone or what redo will do again, and the page is redo's.
+ * Restore all pages of one fork, which dw_sync_forks() has to make durable.
+ * If the file is gone, or does not reach that far, the crash has undone the
+ * change of its size, or redo will do it again, and the page is left to redo.
  */
 static void
 dw_restore_fork(const DWCopy *copies, int ncopies, DWRestoreState *state)
@@ -669,7 +677,8 @@ dw_restore_fork(const DWCopy *copies, int ncopies, DWRestoreState *state)
 }
 
 /*
- * How many of these copies, which are sorted, belong to the first one's fork.
+ * Return how many of these copies, which are sorted, belong to the first
+ * one's fork.
  */
 static int
 dw_fork_length(const DWCopy *copies, int ncopies)
@@ -684,10 +693,10 @@ dw_fork_length(const DWCopy *copies, int ncopies)
 }
 
 /*
- * Restore all pages, which are sorted.  Forks are synced together, so that the
- * device is busy with all of them, and not with one after the other.  Until all
- * are synced the log stays as it is, and a crash means that all is restored once
- * more. (R8)
+ * Restore all pages, which are sorted.  Forks are synced together, so that
+ * the device is busy with all of them, not with one after the other.  Until
+ * all are synced the log stays as it is, and after a crash everything is
+ * restored once more. (R8)
  */
 static void
 dw_restore_pages(const DWCopy *copies, int ncopies, DWRestoreState *state)
@@ -713,7 +722,7 @@ dw_restore_pages(const DWCopy *copies, int ncopies, DWRestoreState *state)
  */
 
 /*
- * Tell people how far we are, as other phases of a start do.
+ * Let the startup process report its progress, as other phases of a start do.
  */
 void
 dw_begin_progress(void)
@@ -763,7 +772,7 @@ dw_restore(const DWScan *scan, const DWLiveRange *live)
 	dw_sync_live_segments(scan, live);
 	copies = DWNewestCopies(scan, live, &ncopies);
 	state.buffered_below = dw_choose_buffered(copies, ncopies);
-	/* not for io_combine_limit pages: that may change meanwhile */
+	/* not for io_combine_limit pages, as that may change meanwhile */
 	state.logged = palloc_aligned(MAX_IO_COMBINE_LIMIT * BLCKSZ,
 								  PG_IO_ALIGN_SIZE, 0);
 	state.home = palloc_aligned(MAX_IO_COMBINE_LIMIT * BLCKSZ,

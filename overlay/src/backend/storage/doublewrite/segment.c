@@ -481,9 +481,10 @@ dw_report_no_segment(int elevel, bool can_wait)
 }
 
 /*
- * Handle the lack of a segment to go on with, for the reason in errno.  A
- * sync cycle may free some, which needs no space.  If none can be freed, or
- * it is a sync cycle that wants to write its mark, throw an error.  (R11)
+ * Handle the lack of a segment to go on with, for the reason in errno.
+ * Return false if a sync cycle may free one, which needs no space.  If none
+ * can be freed, or it is a sync cycle that wants to write its mark, throw an
+ * error.  (R11)
  */
 static bool
 dw_no_segment(bool for_mark)

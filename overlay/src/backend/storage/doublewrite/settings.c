@@ -4,8 +4,9 @@
  *	  Settings of the server, and the sizes that follow from them.
  *
  * A process may have settings of its own: those of its session, or those from
- * before the last reload.  What the server as a whole does is decided by what the
- * checkpointer has noted in shared memory; see dw_setting().
+ * before the last reload.  What the server as a whole does is decided by the
+ * settings that the checkpointer has noted in shared memory; see
+ * dw_setting().
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -34,14 +35,14 @@ int			double_write_stage_size = -1;
  * Automatic size of the stage: one 32nd of shared buffers, but between 1024
  * slots (8 MB) and 2048 (16 MB).
  *
- * The floor does not depend on shared buffers, since the smaller these are the
- * more pages are evicted.  It is four full batches: one on its way home, one
- * ready to follow, and room for evictions to go on meanwhile.  With less,
- * batches are cut small, and there are several times as many syncs of the log.
- * More than the ceiling is latency, not throughput.
+ * The minimum does not depend on shared buffers, because the smaller these
+ * are, the more pages are evicted.  It is four full batches: one on its way
+ * home, one ready to follow, and room for evictions to go on meanwhile.  With
+ * less, batches become small, and there are several times as many syncs of
+ * the log.  More than the maximum adds latency, not throughput.
  *
- * A server with less than 1 MB of shared buffers gets no more than eight times
- * that: whoever sets it wants a small server.
+ * A server with less than 1 MB of shared buffers gets a stage of at most
+ * eight times that, because such a setting asks for a small server.
  */
 #define DW_STAGE_SHARE		32
 #define DW_STAGE_MIN		1024
@@ -76,7 +77,10 @@ check_double_write_buffer_size(int *newval, void **extra, GucSource source)
 bool
 check_double_write_stage_size(int *newval, void **extra, GucSource source)
 {
-	/* Once it has been chosen, -1 in a file that is reloaded is no change. */
+	/*
+	 * Once the size has been chosen, -1 in a file that is reloaded is no
+	 * change.
+	 */
 	if (*newval == -1 && double_write_stage_size > 0)
 		*newval = dw_automatic_slots();
 	if (*newval != -1 && *newval < 16)
@@ -95,7 +99,7 @@ check_double_write_stage_size(int *newval, void **extra, GucSource source)
  * or go back to what the server does, but nothing weaker.  ALTER ROLE ALL
  * (PGC_S_GLOBAL) chooses for all sessions, not for the server.
  *
- * In recovery the choice of a session would mean nothing, as it writes no WAL.
+ * In recovery a session writes no WAL, so its choice would mean nothing.
  */
 bool
 check_io_torn_pages_protection(int *newval, void **extra, GucSource source)
@@ -130,7 +134,7 @@ check_io_torn_pages_protection(int *newval, void **extra, GucSource source)
  */
 
 /*
- * What the server's settings ask for, whatever this process's own are.
+ * Return what the server's settings ask for, whatever this process's own are.
  */
 TornPagesProtection
 dw_setting(void)
@@ -142,8 +146,8 @@ dw_setting(void)
 }
 
 /*
- * Do they ask for the log?  With atomic writes it is for pages that cannot be
- * written so.
+ * Return whether the server's settings ask for the log.  With atomic writes
+ * it is for pages that cannot be written atomically.
  */
 bool
 dw_setting_uses_log(void)
@@ -155,8 +159,8 @@ dw_setting_uses_log(void)
 /*
  * Take this process's settings for those of the server.  The startup process
  * does so once, before it uses them.  It may hear of a reload later than the
- * checkpointer, so from then on only that one does, which has no settings of
- * any session.
+ * checkpointer, so from then on only the checkpointer does so, which has no
+ * settings of any session.
  */
 void
 dw_note_setting(void)
@@ -172,7 +176,7 @@ dw_note_setting(void)
 	{
 		uint32		before = pg_atomic_exchange_u32(&DWCtl->setting, setting);
 
-		/* the one switch that asks nothing of mode.c */
+		/* the one switch for which mode.c has nothing to do */
 		if (before != setting && DWCtl->log.armed && before != DW_SETTING_UNKNOWN &&
 			before >= TORN_PAGES_DOUBLE_WRITES && setting >= TORN_PAGES_DOUBLE_WRITES)
 			ereport(LOG,
@@ -185,11 +189,12 @@ dw_note_setting(void)
 }
 
 /*
- * Called by the checkpointer when it has done all else: act on a setting that has changed
- * during recovery, or try a switch again that has failed.
+ * Act on a setting that has changed during recovery, or try a switch again
+ * that has failed.  Called by the checkpointer when it has done everything
+ * else.
  *
- * Not during checkpoints: it may fail again, and writes WAL, which must not happen
- * in the checkpoint of a stop.
+ * Not to be called during checkpoints: it may fail again, and it writes WAL,
+ * which must not happen in a shutdown checkpoint.
  */
 void
 DoubleWriteCatchUp(void)
@@ -201,9 +206,10 @@ DoubleWriteCatchUp(void)
 }
 
 /*
- * Must WAL records of this process carry full-page images, whatever the
- * server does?  Where it does the same that is no news.  Images never do harm,
- * so it does not matter when a process learns of a reload.
+ * Return whether WAL records of this process must carry full-page images,
+ * whatever the server does.  The answer does not matter if the server writes
+ * images anyway.  Images never do harm, so it does not matter when a process
+ * learns of a reload.
  */
 bool
 DoubleWriteSessionImages(void)
@@ -224,7 +230,7 @@ dw_stage_slots(void)
 }
 
 /*
- * Have SHOW say what an automatic size of the stage has come to, as with
+ * Have SHOW report the chosen value of an automatic size of the stage, as for
  * wal_buffers.
  */
 void
@@ -238,21 +244,23 @@ dw_show_stage_size(void)
 	SetConfigOption("double_write_stage_size", value, PGC_POSTMASTER,
 					PGC_S_DYNAMIC_DEFAULT);
 
-	/* If -1 stands in a configuration file, only a stronger source counts. */
+	/* If a configuration file contains -1, only a stronger source counts. */
 	if (double_write_stage_size < 0)
 		SetConfigOption("double_write_stage_size", value, PGC_POSTMASTER,
 						PGC_S_OVERRIDE);
 }
 
 /*
- * Automatic bound of the log in bytes: as large as shared buffers, since that
- * much can be dirty at once, but between 512 MB and 1 GB.  With less, small
- * shared buffers would have short epochs, in which few pages are evicted twice.
+ * Return the automatic bound of the log in bytes: as large as shared buffers,
+ * since that much can be dirty at once, but between 512 MB and 1 GB.  With
+ * less, small shared buffers would have short epochs, in which few pages are
+ * evicted twice.
  *
- * But half of max_wal_size up to 4 GB, if that is more.  Whoever has checkpoints
- * that rare would have one image of each page in WAL between two of them; so
- * that there is but one copy, too, an epoch must last as long.  More would make
- * restore long, and the tables of copies and of files large.
+ * It is half of max_wal_size, up to 4 GB, if that is more.  With checkpoints
+ * that rare, full_pages would put one image of each page into WAL between two
+ * of them.  To have no more than one copy of it in the log, an epoch must
+ * last as long.  More would make restore long, and the tables of copies and
+ * of files large.
  */
 static int64
 dw_automatic_bound(void)
@@ -265,8 +273,9 @@ dw_automatic_bound(void)
 }
 
 /*
- * That bound follows reloads of max_wal_size, so there is no value to set at the
- * start.  No unit: the column "setting" of pg_settings is this, too.
+ * Show the bound, automatic or not.  The automatic one follows reloads of
+ * max_wal_size, so there is no value to set at the start.  There is no unit,
+ * because the column "setting" of pg_settings shows this, too.
  */
 const char *
 show_double_write_buffer_size(void)
@@ -281,7 +290,7 @@ show_double_write_buffer_size(void)
 }
 
 /*
- * Bound of the log in segments.
+ * Return the bound of the log in segments.
  */
 int
 dw_log_bound_segments(void)

@@ -5,19 +5,21 @@
  *
  * This runs before anything reads a relation page: before redo, before
  * unlogged relations are reset, before any connection (R8).  It finds the
- * newest batch that is complete, and from its low-water mark the live range,
- * and reads no more of the log than that.  Only the newest batch can be incomplete;
- * then none of its home writes had been started, and it is ignored.  A hole
- * or damage further down means that the storage has lost what it had
- * promised to keep: we stop and say where. (R9)  These judgements are made
- * in src/common/doublewrite_scan.c, for pg_doublewrite as well.
+ * newest complete batch, and from its low-water mark the live range, and
+ * reads no more of the log than that.  Only the newest batch can be
+ * incomplete; then none of its home writes had been started, and it is
+ * ignored.  A hole or damage further down means that the storage has lost
+ * what it had promised to keep: the start is refused with a message that says
+ * where. (R9)  These judgements are made in src/common/doublewrite_scan.c,
+ * for pg_doublewrite as well.
  *
- * When all pages have been restored and synced, the log is made empty, so that a
- * later crash, which may find pages that were written without the log, will not
- * put these copies back.
+ * When all pages have been restored and synced, the log is made empty.
+ * Otherwise, a later crash might put these copies over pages that were
+ * written without the log.
  *
- * Restoring is refused if the log does not belong to the state that pg_control
- * describes, and a log that came along with a backup is discarded. (R9)
+ * Restoring is refused if the log does not belong to the state that
+ * pg_control describes, and a log that came along with a backup is discarded.
+ * (R9)
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -44,7 +46,7 @@
 #include "utils/injection_point.h"
 #include "utils/memutils.h"
 
-/* Recovery must get at least here, as WAL was durable up to there; 0: anywhere */
+/* Recovery must reach this LSN, as WAL was durable up to there; 0: no limit */
 static XLogRecPtr dw_needed_wal = InvalidXLogRecPtr;
 
 /* ---------------------------------------------------------------------
@@ -53,8 +55,8 @@ static XLogRecPtr dw_needed_wal = InvalidXLogRecPtr;
  */
 
 /*
- * List the segments in ascending order, and remove left-over temporary files,
- * as well as spare ones if the log is not going to be used.
+ * List the segments in ascending order.  Remove left-over temporary files,
+ * and spare segments if the log is not going to be used.
  */
 static void
 dw_list_segments(DWScan *scan, bool marker)
@@ -84,7 +86,7 @@ dw_list_segments(DWScan *scan, bool marker)
 }
 
 /*
- * A batch header shows that the log is none of ours.
+ * Refuse a log of another format or cluster, as a batch header shows.
  */
 static void
 dw_refuse_header(const DWBatchHeader *hdr, DWHeaderVerdict verdict, uint64 segno)
@@ -109,8 +111,8 @@ dw_refuse_header(const DWBatchHeader *hdr, DWHeaderVerdict verdict, uint64 segno
 }
 
 /*
- * Read from a segment; what the file lacks is left alone.  Returns the number
- * of bytes read, or -1 with errno set.
+ * Read from a segment; leave alone the part of the buffer for which the file
+ * is too short.  Return the number of bytes read, or -1 with errno set.
  */
 static ssize_t
 dw_read_range(int fd, char *buffer, Size size, off_t offset)
@@ -138,8 +140,8 @@ dw_read_range(int fd, char *buffer, Size size, off_t offset)
 }
 
 /*
- * The same block by block, with zeroes in place of those that cannot be read.
- * Whether any of them is needed is for DWFindLive() to say.  (R9)
+ * Read the same block by block, with zeroes in place of blocks that cannot be
+ * read.  DWFindLive() decides whether any of them is needed.  (R9)
  */
 static ssize_t
 dw_read_readable(int fd, const char *path, char *buffer, uint32 blockno,
@@ -181,7 +183,7 @@ dw_read_readable(int fd, const char *path, char *buffer, uint32 blockno,
 }
 
 /*
- * Callback of DWReadLog().
+ * Read blocks of a segment, as a callback of DWReadLog().
  */
 static bool
 dw_read_blocks(DWScan *scan, void *arg, uint64 segno, uint32 blockno,
@@ -236,7 +238,8 @@ dw_read_log(DWScan *scan, bool marker)
  */
 
 /*
- * A batch or a page is damaged, or missing, below intact ones.
+ * Refuse a log in which a batch or a page is damaged, or missing, below
+ * intact ones.
  */
 static void
 dw_refuse_damage(const DWLiveRange *live)
@@ -257,7 +260,8 @@ dw_refuse_damage(const DWLiveRange *live)
 }
 
 /*
- * Pages have to be restored, but this build cannot decompress them.
+ * Refuse a log whose pages have to be restored, but cannot be decompressed by
+ * this build.
  */
 static void
 dw_refuse_compression(const DWFoundBatch *batch)
@@ -273,7 +277,7 @@ dw_refuse_compression(const DWFoundBatch *batch)
 }
 
 /*
- * The log was written for another state of the cluster.
+ * Report that the log was written for another state of the cluster.
  */
 static void
 dw_report_stale(const DWFoundBatch *newest, XLogRecPtr redo, bool marker)
@@ -290,7 +294,7 @@ dw_report_stale(const DWFoundBatch *newest, XLogRecPtr redo, bool marker)
 }
 
 /*
- * The log was in use, but there is nothing in it.
+ * Refuse a log that was in use, and is missing or has nothing in it.
  */
 static void
 dw_refuse_missing(void)
@@ -303,8 +307,8 @@ dw_refuse_missing(void)
 }
 
 /*
- * The log fits, as far as it can be seen.  But if all of this is a copy that a
- * backup tool has made of a running server, it does not.  (R9)
+ * Refuse a log that fits as far as can be seen, but is, together with the
+ * data, a copy that a backup tool has made of a running server.  (R9)
  */
 static void
 dw_refuse_copy(bool marker)
@@ -323,7 +327,8 @@ dw_refuse_copy(bool marker)
 }
 
 /*
- * WAL ends before that to which it was durable when the log was written.
+ * Refuse a log that was written when WAL was durable further than it now
+ * reaches; end says where it ends, if that is known.
  */
 static void
 dw_refuse_newer_log(XLogRecPtr end)
@@ -341,9 +346,10 @@ dw_refuse_newer_log(XLogRecPtr end)
 }
 
 /*
- * Has WAL been lost since the log was written, or is the log of another time than
- * the data?  Before anything is changed, if that can be told then; but recovery looks
- * again, at this start and those after it, since all batches carry the position on.
+ * Refuse to start if WAL has been lost since the log was written, or the log
+ * is of another time than the data.  This is before anything is changed, if
+ * it can be told then.  Recovery looks again, at this start and at later
+ * ones, since all batches carry the position on.
  */
 static void
 dw_check_wal(XLogRecPtr wal_end, XLogRecPtr redo)
@@ -354,7 +360,7 @@ dw_check_wal(XLogRecPtr wal_end, XLogRecPtr redo)
 }
 
 /*
- * Read the log and do with it what DWJudgeLog() says.
+ * Read the log and do what DWJudgeLog() says.
  */
 static void
 dw_process_log(XLogRecPtr redo, bool marker)
@@ -421,7 +427,7 @@ dw_process_log(XLogRecPtr redo, bool marker)
 	if (!IsBootstrapProcessingMode())
 		disable_startup_progress_timeout();
 
-	/* what a stop while arming or disarming has left */
+	/* left by a stop while arming or disarming */
 	if (!marker)
 		dw_remove_owner();
 	MemoryContextSwitchTo(oldcontext);
@@ -429,8 +435,8 @@ dw_process_log(XLogRecPtr redo, bool marker)
 }
 
 /*
- * A file "backup_label" that is neither a label nor our marker.  It may be what
- * something has left of the marker, so the log stays as it is.
+ * Refuse a file "backup_label" that is neither a label nor our marker.  It
+ * may be a remnant of the marker, so the log stays as it is.
  */
 static void
 dw_refuse_label(void)
@@ -457,7 +463,8 @@ dw_recovery_from_backup(void)
 }
 
 /*
- * The marker has come with a backup, over or instead of its label.  (R9)
+ * Refuse a marker that has come with a backup, over its label or instead of
+ * it.  (R9)
  */
 static void
 dw_check_marker(void)
@@ -473,8 +480,8 @@ dw_check_marker(void)
 }
 
 /*
- * Can the log directory be used, and is the log in it ours?  Returns false if
- * there is nothing to look at.
+ * Return whether there is a log to look at.  Throw an error if the log is in
+ * use, or going to be used, and its directory cannot be, or is not ours.
  */
 static bool
 dw_check_log(DWLabel label)
@@ -494,7 +501,7 @@ dw_check_log(DWLabel label)
 		return dw_log_check_dir(FATAL);
 	}
 
-	/* not in use; if it is not ours alone, nothing in it concerns us */
+	/* not in use: if others can access or own it, nothing in it concerns us */
 	return stat(DW_DIR, &st) == 0 && dw_log_check_mode(LOG) &&
 		dw_log_check_owner(LOG);
 }
@@ -505,8 +512,8 @@ dw_check_log(DWLabel label)
  */
 
 /*
- * Restore the log, or discard it.  Called once by the startup process, before
- * it looks at anything else; redo is the redo pointer in pg_control.
+ * Restore from the log, or discard it.  Called once by the startup process,
+ * before it looks at anything else; redo is the redo pointer in pg_control.
  */
 void
 DoubleWriteStartup(XLogRecPtr redo)
@@ -521,7 +528,7 @@ DoubleWriteStartup(XLogRecPtr redo)
 	DoubleWriteSetRedo(redo, false);
 	dw_note_setting();
 
-	/* nothing is touched before we know whose it is (R9) */
+	/* nothing is touched before we know which cluster it belongs to (R9) */
 	if (label == DW_LABEL_INVALID)
 		dw_refuse_label();
 	if (label == DW_LABEL_MARKER)
@@ -532,7 +539,10 @@ DoubleWriteStartup(XLogRecPtr redo)
 	LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
 	if (label == DW_LABEL_BACKUP)
 	{
-		/* the files come from a backup, and so does the log, if any (R9) */
+		/*
+		 * the files come from a backup, and so does the log, if there is one
+		 * (R9)
+		 */
 		ereport(LOG,
 				(errmsg("discarding the double-write log, because the cluster is being restored from a backup")));
 		dw_remove_failed_sync();
@@ -549,12 +559,12 @@ DoubleWriteStartup(XLogRecPtr redo)
 }
 
 /*
- * Redo is about to start, or there is none: a backup label has been put
- * aside, and pg_control names the redo pointer we start from.  Protect what
- * redo writes. (R2, R8)
+ * Begin to protect what redo writes.  Redo is about to start, or there is
+ * none: a backup label has been put aside, and pg_control names the redo
+ * pointer that recovery starts from. (R2, R8)
  *
  * If the log was in use before, WAL since the redo pointer lacks images, so
- * it is used again, whatever the settings say now. (R10)
+ * the log is used again, whatever the settings say now. (R10)
  */
 void
 DoubleWriteStarted(void)
@@ -576,7 +586,7 @@ DoubleWriteStarted(void)
 }
 
 /*
- * Recovery is consistent only when it has got so far.
+ * Return the LSN that recovery must have reached to be consistent.
  */
 XLogRecPtr
 DoubleWriteNeededWal(void)
@@ -585,7 +595,8 @@ DoubleWriteNeededWal(void)
 }
 
 /*
- * Recovery is over, and WAL ends here.
+ * Check that WAL, which ends here, reaches as far as the log needs, now that
+ * recovery is over.
  */
 void
 DoubleWriteCheckEndOfWal(XLogRecPtr end)

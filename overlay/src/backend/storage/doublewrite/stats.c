@@ -5,11 +5,12 @@
  *	  how extensions learn of all this.
  *
  * The counters themselves only ever rise, since checkpoints report their
- * differences.  To reset them means to remember what they are now, and have
- * the views subtract that.
+ * differences.  To reset them, we remember their current values, and the
+ * views subtract these.
  *
- * Views look at copies of what the engine is doing, made by those who do it
- * (dw_show_log(), dw_note_mode()), since they must answer when storage hangs.
+ * Views look at copies of the engine's state, made by the processes that
+ * change it (dw_show_log(), dw_note_mode()), because views must answer when
+ * storage hangs.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -29,8 +30,8 @@
 #include "utils/timestamp.h"
 
 /*
- * From now on, views show what is counted after this; WAL ends at lsn, or it
- * is not known where.
+ * Make views show what is counted from now on.  WAL ends at lsn, or it is not
+ * known where.
  */
 static void
 dw_stats_set_base(TimestampTz when, XLogRecPtr lsn)
@@ -45,8 +46,8 @@ dw_stats_set_base(TimestampTz when, XLogRecPtr lsn)
 }
 
 /*
- * Recovery is over, and this server writes WAL: what other modes would do is
- * reckoned from here.
+ * Recovery is over, and this server writes WAL: start the figures of what
+ * other modes would do.
  */
 void
 dw_stats_start(XLogRecPtr lsn)
@@ -69,7 +70,7 @@ DoubleWriteStatsReset(void)
 
 /*
  * Let views see the log as it is now.  They must not take the flush lock
- * themselves: its holder may wait for storage, and waits for nobody.
+ * themselves, because its holder may wait for storage.
  */
 void
 dw_show_log(void)
@@ -91,8 +92,8 @@ dw_show_log(void)
 }
 
 /*
- * What happens to pages that are written now?  In recovery it is WAL that says
- * whether there are images.
+ * Return what happens to pages that are written now.  In recovery WAL
+ * determines whether there are images.
  */
 static TornPagesProtection
 dw_mechanism(const DWShownMode *mode, bool armed)
@@ -106,8 +107,9 @@ dw_mechanism(const DWShownMode *mode, bool armed)
 }
 
 /*
- * What protects all pages?  A server that leaves "off" has written some without
- * protection, which may not be durable before a checkpoint completes.
+ * Return what protects all pages.  A server that leaves "off" has written
+ * some pages without protection, which may not be durable before a checkpoint
+ * completes.
  */
 static TornPagesProtection
 dw_mode_in_force(const DWShownMode *mode, bool armed)
@@ -118,8 +120,8 @@ dw_mode_in_force(const DWShownMode *mode, bool armed)
 }
 
 /*
- * Bring up to date what follows from the settings that have been applied and
- * from the state of the log.
+ * Update what follows from the settings that have been applied and from the
+ * state of the log.
  */
 static void
 dw_update_mode(DWShownMode *mode)
@@ -144,19 +146,19 @@ dw_update_mode(DWShownMode *mode)
 }
 
 /*
- * Settings have been applied, or the mode has changed: let views see that.
- * Called by the checkpointer, or by a process that arms or disarms the log.
+ * Let views see settings that have been applied, or a change of mode.
  *
- * The startup process and the checkpointer may meet here.  If what we have
- * started from is out of date when we are done, it must not undo what the other
- * one has noted meanwhile.
+ * Called by the checkpointer, or by a process that arms or disarms the log.
+ * The startup process and the checkpointer may do so at the same time.  So if
+ * the state has changed since it was read, it must not be overwritten with
+ * what was derived from the older one.
  */
 void
 dw_note_mode(void)
 {
 	bool		noted = false;
 
-	/* before that, nobody knows the redo pointer */
+	/* before that, the redo pointer is not known */
 	if (!DWCtl->started)
 		return;
 
@@ -184,15 +186,18 @@ dw_note_mode(void)
 }
 
 /*
- * What do the server's settings ask for, and what does WAL carry since they have
- * been applied?  If the log could not be used, images stay as they were.
+ * Let views see what the server's settings ask for, and what WAL carries
+ * since they have been applied.  If the log could not be used, images stay as
+ * they were.
  */
 void
 dw_show_setting(void)
 {
 	TornPagesProtection requested;
 
-	/* read it in here, or we might overwrite what somebody else has shown since */
+	/*
+	 * read it in here, not to overwrite what another process has shown since
+	 */
 	DWLockMutex();
 	requested = dw_setting();
 	if (!dw_setting_uses_log())
@@ -207,7 +212,7 @@ dw_show_setting(void)
 }
 
 /*
- * A checkpoint with this redo pointer has completed.
+ * Let views see that a checkpoint with this redo pointer has completed.
  */
 void
 dw_show_checkpoint(XLogRecPtr redo)
@@ -244,7 +249,7 @@ DoubleWriteModeName(int64 mode)
 #define COUNTER_INDEX(field) (offsetof(DWStats, field) / sizeof(pg_atomic_uint64))
 #define COUNTER(field) {#field, COUNTER_INDEX(field)}
 
-/* Every counter that is a plain number; pg_stat_double_writes has a column for each */
+/* Each counter that is a plain number is a column of pg_stat_double_writes */
 static const struct
 {
 	const char *name;
@@ -289,7 +294,7 @@ static const struct
 StaticAssertDecl(lengthof(counters) == DW_SCALAR_COUNTERS,
 				 "a counter of the engine is missing from the list");
 
-/* A figure that is no counter */
+/* A figure that is not a counter */
 typedef struct DWFigure
 {
 	const char *name;
@@ -315,7 +320,7 @@ dw_put_figure(DoubleWriteSnapshot *snapshot, const char *name, int64 value)
 	snapshot->figures[snapshot->nfigures++] = (DWFigure) {name, value};
 }
 
-/* For LSNs and times, of which zero means that there is none */
+/* Put an LSN or a time, where zero means that there is none */
 static void
 dw_put_if_any(DoubleWriteSnapshot *snapshot, const char *name, int64 value)
 {
@@ -372,7 +377,7 @@ dw_put_restore(DoubleWriteSnapshot *snapshot, const DWRestoreStats *restore)
 }
 
 /*
- * What is live in the log: copies, notes and bytes.
+ * Return what is live in the log: copies, notes and bytes.
  */
 static DWLogTaken
 dw_log_live(const DWShownLog *log)
@@ -390,7 +395,7 @@ dw_log_live(const DWShownLog *log)
 }
 
 /*
- * What a start would have to do if the server crashed now; see reads.c.
+ * Put what a start would have to do if the server crashed now; see reads.c.
  */
 static void
 dw_put_recovery(DoubleWriteSnapshot *snapshot, const DWShownLog *log)
@@ -415,7 +420,7 @@ dw_put_recovery(DoubleWriteSnapshot *snapshot, const DWShownLog *log)
 }
 
 /*
- * All figures at this moment, in memory of the caller's.  Counters are those
+ * Return all figures at this moment, in memory of the caller.  Counters are
  * since the end of recovery or the last reset.
  */
 DoubleWriteSnapshot *
@@ -451,7 +456,8 @@ DoubleWriteTakeSnapshot(void)
 }
 
 /*
- * Another part of the server adds its figures to each snapshot from now on.
+ * Have another part of the server add its figures to each snapshot from now
+ * on.
  */
 void
 DoubleWriteAddFigures(DoubleWriteFigureSource source)
@@ -468,7 +474,7 @@ DoubleWriteAddFigures(DoubleWriteFigureSource source)
 }
 
 /*
- * For that part: the name must not go away.
+ * Put a figure of another part of the server.  The name must stay valid.
  */
 void
 DoubleWritePutFigure(DoubleWriteSnapshot *snapshot, const char *name,
@@ -489,7 +495,7 @@ DoubleWriteSnapshotCounter(const DoubleWriteSnapshot *snapshot, int n,
 }
 
 /*
- * Batches by number of pages, one class of sizes after the other.
+ * Give the number of batches by number of pages, one size class at a time.
  */
 bool
 DoubleWriteSnapshotSizeClass(const DoubleWriteSnapshot *snapshot, int n,
@@ -520,7 +526,8 @@ DoubleWriteSnapshotValue(const DoubleWriteSnapshot *snapshot, const char *name,
 }
 
 /*
- * What is known of a tablespace, copied under the mutex: the flusher may be at it.
+ * Give what is known of a tablespace, copied under the mutex, because the
+ * flusher may be changing it.
  */
 bool
 DoubleWriteAtomicPlace(int n, Oid *tablespace, char **proof, char **fstype,
@@ -564,9 +571,9 @@ DoubleWriteAtomicPlace(int n, Oid *tablespace, char **proof, char **fstype,
  */
 
 /*
- * A WAL record changes a page for the first time after the redo pointer.
- * image_len is the size of the image in the record, or 0 if it has none
- * because the mode does not ask for it.
+ * Count that a WAL record changes a page for the first time after the redo
+ * pointer.  image_len is the size of the image in the record, or 0 if it has
+ * none because the mode does not ask for it.
  */
 void
 DoubleWriteCountFirstChange(const PageData *page, bool standard, int image_len)
