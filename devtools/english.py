@@ -17,16 +17,8 @@ _HUNK = re.compile(r"^@@ .*\n((?:[-+ \\].*\n)*)", re.MULTILINE)
 # Files that still have such words.  A file leaves the list when it has been rewritten.
 NOT_YET = frozenset("""
 overlay/src/backend/access/transam/instantrecovery.c
-overlay/src/backend/storage/doublewrite/batch.c
-overlay/src/backend/storage/doublewrite/drain.c
-overlay/src/backend/storage/doublewrite/evict.c
-overlay/src/backend/storage/doublewrite/flush.c
-overlay/src/backend/storage/doublewrite/home.c
-overlay/src/backend/storage/doublewrite/readfile.c
 overlay/src/backend/storage/doublewrite/remove.c
 overlay/src/backend/storage/doublewrite/stage.c
-overlay/src/backend/storage/doublewrite/upkeep.c
-overlay/src/backend/storage/doublewrite/workers.c
 overlay/src/include/storage/doublewrite_internal.h
 patches/0004-don-t-truncate-pg-subtrans-at-restartpoints-of-crash.patch
 patches/0014-add-a-double-write-log-and-restore-torn-pages-from-i.patch

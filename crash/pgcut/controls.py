@@ -63,8 +63,8 @@ _MANY_COPIES = (("wal_level", "minimal"), ("double_write_buffer_size", "64MB"),
                 ("checkpoint_timeout", "30s"), ("max_wal_size", "64MB"))
 # Pages stay in the stage, as nobody writes them home before it is full.
 _MUCH_STAGED = (("bgwriter_delay", "10s"), ("double_write_stage_size", "8MB"))
-# Batches go home in many parts, carried by all who find the stage full.
-_PARTS = (("double_write_concurrency", "64"), ("double_write_stage_size", "1MB"))
+# Backends that find the stage full write pages home beside the background writer.
+_SMALL_STAGE = (("double_write_stage_size", "1MB"),)
 # Clients get in before pages have been redone, by one worker.
 _INSTANT = (("instant_recovery", "on"), ("recovery_workers", "1"),
             ("instant_recovery_memory", "64MB"), ("wal_level", "replica"))
@@ -174,7 +174,7 @@ CONTROLS = (
             record=True, settings=_MUCH_STAGED, faults=("after-checkpoint", "all-lost", "subset")),
     Control("cycle-beside-home-writes", "R3",
             "a sync cycle frees copies on which home writes under way rely",
-            record=True, monitored="R3", settings=(*_SMALL_FULL_LOG, *_PARTS), faults=_TEARS, workloads=_BUSY),
+            record=True, monitored="R3", settings=(*_SMALL_FULL_LOG, *_SMALL_STAGE), faults=_TEARS, workloads=_BUSY),
     Control("bad-checksum-accepted", "R9", "restore accepts batches with wrong checksums",
             recover=True, faults=("torn-log",)),
     Control("everything-exempt", "exemption", "every page counts as rebuilt by redo",
@@ -234,9 +234,6 @@ HISTORY_CONTROLS = (
     Control("empty-stale-log-believed", "R9",
             "an empty log counts as ours whatever redo pointers it names",
             recipe="empty-old-log"),
-    Control("interrupts-left-held-off", "R11",
-            "an error that was caught and is thrown again leaves interrupts held off",
-            recipe="failed-home-write"),
     Control("copies-not-told", "R9",
             "the owner file does not tell a copied cluster from the original",
             recipe="copied-crashed"),

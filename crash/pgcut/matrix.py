@@ -21,7 +21,6 @@ MATRIX = {
     "io_torn_pages_protection": ("double_writes",) * 3 + ("full_pages", "atomic_writes"),
     "double_write_buffer_size": ("16MB", "16MB", "20MB", "-1"),
     "double_write_stage_size": ("1MB", "2MB", "8MB", "-1"),
-    "double_write_concurrency": ("-1", "0", "4", "64"),
     "double_write_compression": ("off", "lz4", "lz4", "zstd"),
     "instant_recovery": ("off", "off", "on"),
     "instant_recovery_memory": ("64kB", "64MB"),

@@ -33,7 +33,6 @@ static const char *const our_settings[] = {
 	"debug_atomic_writes_in_software",
 	"double_write_buffer_size",
 	"double_write_compression",
-	"double_write_concurrency",
 	"double_write_stage_size",
 	"instant_recovery",
 	"instant_recovery_memory",

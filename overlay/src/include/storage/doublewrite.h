@@ -38,13 +38,9 @@ typedef enum TornPagesProtection
 
 /* settings.c */
 extern PGDLLIMPORT int io_torn_pages_protection;
-/* Most processes that can write pages from the stage at once */
-#define DW_MAX_HOME_PARTS		64
-
 extern PGDLLIMPORT int double_write_buffer_size;	/* megabytes, or -1 */
 extern PGDLLIMPORT int double_write_compression;	/* DWCompression */
 extern PGDLLIMPORT int double_write_stage_size; /* blocks, or -1 */
-extern PGDLLIMPORT int double_write_concurrency;	/* processes, or -1 */
 extern bool DoubleWriteSessionImages(void);
 extern void DoubleWriteCatchUp(void);
 

@@ -31,6 +31,7 @@
 #include "port/pg_bitutils.h"
 #include "portability/instr_time.h"
 #include "storage/buf_internals.h"
+#include "storage/condition_variable.h"
 #include "storage/doublewrite.h"
 #include "storage/doublewrite_format.h"
 #include "storage/lwlock.h"
@@ -56,7 +57,7 @@ typedef enum DWSlotState
 								 * page into it; only that process may change
 								 * it */
 	DW_SLOT_STAGED,				/* complete */
-	DW_SLOT_BATCH,				/* in a batch or a part of one: its page is
+	DW_SLOT_BATCH,				/* in a batch, or on its way home: its page is
 								 * frozen */
 } DWSlotState;
 
@@ -76,8 +77,8 @@ typedef enum DWStager
  * What is known of WAL records for the block in a shared buffer; one per buffer,
  * beside the buffer descriptors, whose layout extensions know.  Written with the
  * buffer's content lock held exclusively, or by the only process that has the
- * buffer pinned; read under a content lock.  But "hidden" may be set by whoever
- * has a pin, and "only_hints" by who has a content lock at least shared.
+ * buffer pinned; read under a content lock.  But "hidden" may be set by the
+ * holder of a pin, and "only_hints" by that of a content lock, at least shared.
  */
 typedef struct DWBufferRecords
 {
@@ -94,9 +95,19 @@ typedef struct DWBufferRecords
 	bool		unreported;		/* marked dirty, and no record reported since */
 } DWBufferRecords;
 
+/* "errno" of a home write that was not tried as another one there does not come back */
+#define DW_STALLED		(-1)
+
+/*
+ * ... or of an atomic one that was cut short, or one that an error has ended: another one
+ * will do, with a copy
+ */
+#define DW_TORN			(-2)
+
 typedef struct DWSlot
 {
 	dlist_node	node;			/* in free or staged list; mutex */
+	bool		listed;			/* on the staged list; mutex */
 	int			hash_next;		/* next slot of the same bucket or -1; mutex */
 	uint32		bucket;			/* that bucket; mutex */
 	pg_atomic_uint32 state;		/* DWSlotState; mutex, see above */
@@ -110,10 +121,14 @@ typedef struct DWSlot
 	bool		discarded;		/* dropped while in a batch, and off its hash
 								 * chain; mutex */
 	bool		failed;			/* a home write of it, or of an older version
-								 * of the page, has failed: home may be torn;
+								 * of the page, has failed, or may not come back;
 								 * mutex */
-	bool		returned;		/* it, or an older version of the page, came
-								 * back from a batch to the staged list; mutex */
+	int			error;			/* ... with this errno, DW_TORN or DW_STALLED;
+								 * mutex */
+	bool		touched;		/* ... and not by stalls only: home may be torn;
+								 * mutex */
+	uint64		run;			/* number of the run in which it went home last;
+								 * mutex, in a batch the flush lock */
 	bool		behind;			/* an older version of the page is on its way
 								 * home: it waits for that; mutex */
 	bool		use_log;		/* an atomic write of it, or of an older version
@@ -121,14 +136,15 @@ typedef struct DWSlot
 								 * has a change that no record tells of: it
 								 * takes the log; mutex */
 
-	/* the rest belongs to the filler, later to who writes the page back */
+	/* the rest belongs to the filler, later to the process that writes the page back */
+	int			run_next;		/* next page of the same run, or -1 */
 	bool		permanent;		/* not an unlogged relation */
 	bool		atomic;			/* home is to be written atomically, as nothing
 								 * else protects it */
 	bool		covered;		/* a crash that tears it at home does no harm,
 								 * if the log is in use; for assertions */
 	XLogRecPtr	lsn;			/* page LSN */
-	DWStager	stager;			/* who copied it */
+	DWStager	stager;			/* kind of process that copied it */
 	DWBufferRecords records;	/* of the buffer, when it was copied */
 } DWSlot;
 
@@ -155,32 +171,49 @@ typedef enum DWBatchPhase
 {
 	DW_BATCH_NONE,				/* no batch under way */
 	DW_BATCH_TAKEN,				/* slots chosen; nothing written */
-	DW_BATCH_DURABLE,			/* what needed logging is durable in the log;
-								 * home writes may be under way */
+	DW_BATCH_WAITING,			/* ... and the log has no space until a sync
+								 * cycle has completed */
+	DW_BATCH_DURABLE,			/* what needed logging is durable in the log; to
+								 * be sent home */
 } DWBatchPhase;
 
 /*
- * A place for a part of a durable batch.  Who holds the lock carries it home, and
- * has nobody write these pages beside him.
+ * A process that writes a run home holds the lock of one of these, in which stands
+ * what it writes.
  */
-typedef struct DWHomePart
+typedef struct DWWriter
 {
 	LWLock		lock;
-	pg_atomic_uint64 freed;		/* slots freed by who holds the lock, who tells
-								 * it by LWLockUpdateVar() */
-	uint32		round;			/* how often the place has been filled; lock,
-								 * read without it, too */
-	int			npages;			/* 0: the place is free; lock, read without
-								 * it, too */
-	int			slots[DW_MAX_BATCH_PAGES];	/* lock */
-} DWHomePart;
+	volatile int npages;		/* 0: no run; lock, read without it, too */
+	volatile int ndone;			/* of them, the first ones, which are dealt with */
+	Oid			spcOid;			/* lock, read without it, too */
+	pg_atomic_uint64 since;		/* when the present write began, in nanoseconds */
+	int			slots[MAX_IO_COMBINE_LIMIT];	/* lock, read without it, too */
+} DWWriter;
 
-/* So that who carries one part does not slow down the others */
-typedef union DWHomePartPadded
+typedef union DWWriterPadded
 {
-	DWHomePart	part;
-	char		pad[TYPEALIGN(PG_CACHE_LINE_SIZE, sizeof(DWHomePart))];
-} DWHomePartPadded;
+	DWWriter	writer;
+	char		pad[TYPEALIGN(PG_CACHE_LINE_SIZE, sizeof(DWWriter))];
+} DWWriterPadded;
+
+/* Processes that can write pages from the stage at once; half of them to one tablespace */
+#define DW_MAX_WRITERS			128
+
+/* Home writes to a tablespace, or those whose numbers have the same remainder; atomic */
+typedef struct DWHomePlace
+{
+	pg_atomic_uint32 nwriting;	/* runs in the table of writers */
+	pg_atomic_uint32 stalled;	/* pages have failed with DW_STALLED since a
+								 * write has come back */
+	pg_atomic_uint64 ended;		/* when a write has come back last, or the first
+								 * one has begun, in nanoseconds */
+} DWHomePlace;
+
+#define DW_HOME_PLACES			1024
+
+/* A write under way for so long may not come back, in nanoseconds */
+#define DW_STALLED_NSEC			INT64CONST(1000000000)
 
 #define DW_BATCH_PHASES	(DW_BATCH_DURABLE + 1)
 
@@ -219,8 +252,8 @@ typedef struct DWOldFile
 #define DW_MIN_DIRTY_FILES		4096
 
 /*
- * Notes of removals between two checkpoints, 512 kB.  Whoever finds them full
- * syncs by himself.  That makes a DROP slower, nothing else, but by much: each of
+ * Notes of removals between two checkpoints, 512 kB.  A process that finds them full
+ * syncs by itself.  That makes a DROP slower, nothing else, but by much: each of
  * these syncs has a removal to commit to the file system's journal, while those
  * of a checkpoint find most of them committed.
  */
@@ -365,32 +398,37 @@ typedef struct DWStageState
 	int			nslots;			/* constant */
 	int			nreserved;		/* of them, for pages of other files when the
 								 * rest have failed; constant */
+	int			nused;			/* slots from this number on have never been
+								 * used; read without lock, too */
 	int			nstaged;		/* length of staged list; read without lock,
 								 * too */
-	int			nreturned;		/* slots in it that have returned */
-	int			nbehind;		/* slots in it that wait for older versions;
-								 * read without lock, too */
 	int			ninuse;			/* slots not FREE */
 	int			nfailed;		/* of them, those that have failed; read
 								 * without lock, too */
+	uint64		nmerged;		/* slots that have given way to newer versions */
 	uint64		next_seq;
 	dlist_head	free;
-	dlist_head	staged;			/* ordered by oldest_seq, if none has returned */
+	dlist_head	staged;			/* what a batch can take, oldest first, if none
+								 * has returned */
 
 	/* copy of ninuse that is looked at without the lock */
 	pg_atomic_uint32 ninuse_hint;
 } DWStageState;
 
-/*
- * Processes that found the stage full, and what the flusher tells them.  It does
- * so by LWLockUpdateVar(), on which they wait together with its lock.
- */
-typedef struct DWRoomState
+/* Runs on their way home, see home.c; mutex */
+typedef struct DWHomeState
 {
-	pg_atomic_uint32 nwaiting;	/* how many there are; no lock */
-	pg_atomic_uint64 told;		/* "freed" as they know it; flush lock */
-	uint64		freed;			/* slots that flushers have freed; flush lock */
-} DWRoomState;
+	uint64		sent;			/* runs sent home until now; flush lock, too; read
+								 * without lock, too */
+	uint64		claimed;		/* ... of which a process has taken on so many;
+								 * read without lock, too */
+	uint32		nwriting;		/* ... and writes so many; read without lock,
+								 * too */
+	ConditionVariable room;		/* slots are free, or runs are to be written */
+	ConditionVariable ended;	/* a run has ended */
+	ConditionVariable thawed;	/* ... that others have taken for stalled */
+	DWHomePlace places[DW_HOME_PLACES];
+} DWHomeState;
 
 /* The background writer, as long as it writes pages back; mutex */
 typedef struct DWFlusherState
@@ -410,19 +448,24 @@ typedef struct DWRedoState
 								 * were off */
 } DWRedoState;
 
-/* Notes of removals, see remove.c; mutex */
+/* Removals, see remove.c; mutex */
 typedef struct DWRemovalState
 {
 	pg_atomic_uint32 generation;	/* parity says which lock new ones take;
 									 * checkpointer */
 	pg_atomic_uint32 under_way[2];	/* removals that have begun and not ended,
 									 * by parity; with its removal lock held */
+
+	/* notes of them */
+	LWLock		lock;			/* of what follows */
 	int			nfiles;
 	int			ndirs;
 	int			nsyncing_dirs;	/* of them, the first ones, which a checkpoint
 								 * syncs just now */
 	DWDirtyFile files[DW_REMOVED_FILES];
 	RelFileLocator dirs[DW_REMOVED_DIRS];	/* relNumber means nothing */
+
+	/* mutex */
 	uint64		first_batch[2]; /* first batch with the only good copy of a
 								 * page that was removed, by parity of
 								 * generation then; 0: none */
@@ -444,14 +487,16 @@ typedef struct DWShownState
 	uint64		mode_changes;	/* how often mode has been changed */
 } DWShownState;
 
+#define DW_NEVER_WAITED		PG_UINT64_MAX
+
 /* The batch under way; DoubleWriteFlushLock */
 typedef struct DWBatchState
 {
 	DWBatchPhase phase;
 	int			len;
 	int			slots[DW_MAX_BATCH_PAGES];
-	bool		waits;			/* it has found no space in the log ... */
-	uint64		waits_since;	/* ... when this was log.cycles_begun */
+	uint64		waits_since;	/* log.cycles_begun when it found no space in the
+								 * log, or DW_NEVER_WAITED */
 } DWBatchState;
 
 /* The log; DoubleWriteFlushLock */
@@ -488,8 +533,11 @@ typedef struct DWLogState
 								 * to be set */
 	DWLogTaken	epoch_after;	/* what had been logged when it began */
 	DWLogTaken	live_after;		/* the same for the low-water mark */
+	bool		futile;			/* the newest sync cycle has freed nothing, as a
+								 * home write did not come back */
 	uint64		cycles_begun;	/* number of the newest sync cycle */
-	uint64		cycles_done;	/* ... of the newest one that has completed */
+	pg_atomic_uint64 cycles_done;	/* ... of the newest one that has completed;
+									 * read without lock, too */
 } DWLogState;
 
 /*
@@ -508,7 +556,6 @@ typedef struct DWRedoPlace
 /* What redo would have to read, see reads.c */
 typedef struct DWReadsState
 {
-	pg_atomic_uint64 recover_from;	/* as redo.last */
 	uint32		newest;			/* place; by the process that notes them */
 	DWRedoPlace places[DW_REDO_PLACES];
 } DWReadsState;
@@ -584,13 +631,13 @@ typedef struct DWCtlData
 	/* mutex */
 	slock_t		mutex;
 	DWStageState stage;
+	DWHomeState home;
 	DWFlusherState flusher;
 	DWRedoState redo;
 	DWRemovalState removals;
 	DWShownState shown;
 
 	/* DoubleWriteFlushLock */
-	DWRoomState room;
 	DWBatchState batch;
 	DWLogState	log;
 	DWDirtyState dirty;
@@ -610,7 +657,7 @@ typedef struct DWCtlData
 	XLogRecPtr	disarm_after;	/* disarm once a checkpoint with a redo
 								 * pointer at or above this completes, or 0 */
 
-	/* No lock: the startup process before anybody redoes records, then who checkpoints */
+	/* No lock: the startup process before records are redone, then the checkpointer */
 	bool		rewrite;		/* redo marks pages dirty that it leaves alone */
 
 	/* No lock: atomic */
@@ -618,7 +665,7 @@ typedef struct DWCtlData
 	/*
 	 * What the settings of the server ask for (TornPagesProtection), with
 	 * full_page_writes taken into account.  Set once by the startup process,
-	 * then by the checkpointer at each reload.  Whoever decides for the
+	 * then by the checkpointer at each reload.  A process that decides for the
 	 * server looks here, as settings of its own may be those of a session.
 	 */
 	pg_atomic_uint32 setting;
@@ -627,7 +674,7 @@ typedef struct DWCtlData
 										 * has to act on it afterwards */
 	pg_atomic_uint32 upkeep_requested;	/* the checkpointer has to look after
 										 * the log */
-	pg_atomic_uint32 panicking; /* somebody is, maybe of a failed sync */
+	pg_atomic_uint32 panicking; /* a process is, maybe of a failed sync */
 	pg_atomic_uint64 rewrite_until; /* redo pointer with which 'rewrite' ends */
 
 	/* newest redo pointer after which any record was reported; see exempt.c */
@@ -636,21 +683,26 @@ typedef struct DWCtlData
 	/* highest known LSN at a truncation, by hash of the relation */
 	pg_atomic_uint64 truncated[DW_TRUNCATE_BUCKETS];
 
-	/* nanoseconds that a home write takes, a moving average */
-	pg_atomic_uint64 home_nsec;
+	/*
+	 * The same as redo.last, for SetHintBits(): not in a cache line with what is
+	 * written all the time.
+	 */
+	char		pad1[PG_CACHE_LINE_SIZE];
+	pg_atomic_uint64 recover_from;
+	char		pad2[PG_CACHE_LINE_SIZE];
 
 	DWReadsState reads;
 	DWStats		stats;
 
 	/* each has a lock of its own */
-	DWHomePartPadded homes[DW_MAX_HOME_PARTS];
+	DWWriterPadded writers[DW_MAX_WRITERS];
 } DWCtlData;
 
 extern PGDLLIMPORT DWCtlData *DWCtl;
 
 /*
- * The mutex is a spinlock: under it nobody throws, allocates or waits.  Spinlocks
- * don't know who holds them, so for assertions a process notes it itself.
+ * The mutex is a spinlock: under it no process throws, allocates or waits.  Spinlocks
+ * don't know their holder, so for assertions a process notes it itself.
  */
 #ifdef USE_ASSERT_CHECKING
 extern PGDLLIMPORT bool dw_mutex_held;
@@ -678,13 +730,12 @@ extern PGDLLIMPORT bool dw_mutex_held;
 #define DWIsFlusher() \
 	LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE)
 
-/* Does this process write pages home: the batch under way, or a part of one? */
-#define DWCarriesPages() \
-	(DWIsFlusher() || dw_carried() != NULL)
+#define DWWriterAt(i)		(&DWCtl->writers[i].writer)
 
-#define DWHome(i)			(&DWCtl->homes[i].part)
+#define DWHomePlaceOf(spcOid)	(&DWCtl->home.places[(spcOid) % DW_HOME_PLACES])
 
 extern PGDLLIMPORT DWSlot *DWSlots;
+extern PGDLLIMPORT int *DWRuns;
 extern PGDLLIMPORT DWBufferRecords *DWBufferRecordsArray;
 
 #define DWSlotPage(slotno) (DWPages + (Size) (slotno) * BLCKSZ)
@@ -716,17 +767,18 @@ extern PGDLLIMPORT char *DWPages;
 
 /* workers.c */
 extern void dw_lock_flush(LWLockMode mode);
-extern bool dw_try_lock_flush(void);
+extern uint64 dw_read_locked(const uint64 *number);
 extern void dw_unlock_after_error(void);
-extern DWHomePart *dw_carried(void);
-extern void dw_note_carried(DWHomePart *part);
 extern void dw_tell_room(int nfreed);
+extern bool dw_wait_on(ConditionVariable *variable, bool (*wanted) (void));
 extern void dw_wake_flusher(void);
 extern bool dw_flush_was_requested(void);
 extern void dw_announce_flusher(int procno);
 extern void dw_withdraw_flusher(int code, Datum arg);
 extern void dw_wake_checkpointer(void);
 extern void dw_request_upkeep(void);
+extern uint64 dw_nanoseconds(void);
+extern uint64 dw_age(pg_atomic_uint64 *moment);
 extern long dw_msec_since(instr_time start);
 
 /* settings.c */
@@ -780,10 +832,15 @@ extern int	dw_reserve_for_page(const BufferTag *tag, bool refused,
 extern void dw_publish_slot(int slotno);
 extern uint64 dw_current_seq(void);
 extern bool dw_stage_has_room(void);
+extern int	dw_stage_capacity(void);
 extern int	dw_staged_count(void);
+extern bool dw_is_stalled(Oid spcOid, bool writing);
 extern bool dw_pages_have_failed(void);
 extern bool dw_any_has_failed(const DWPageSet *pages);
-extern bool dw_staged_before(uint64 seq, const DWPageSet *pages, bool *filling);
+extern int	dw_find_failure(const DWPageSet *pages, uint64 since, BufferTag *tag);
+extern int	dw_slots_used(void);
+extern bool dw_unfinished_before(uint64 seq, const DWPageSet *pages, DWSlotState *state);
+extern uint64 dw_first_kept_batch(uint64 result);
 extern bool dw_tag_in_relation(const BufferTag *tag, const void *arg);
 extern bool dw_tag_in_database(const BufferTag *tag, const void *arg);
 extern bool dw_discard_staged(DWTagFilter filter, const void *arg);
@@ -791,8 +848,10 @@ extern uint64 dw_first_removed_batch(void);
 extern int	dw_take_slots(int *slots, int max, const DWPageSet *retry);
 extern int	dw_take_kept(int *slots, int max, uint64 before);
 extern void dw_release_slots(const int *slots, int nslots);
-extern void dw_restage_slot(int slotno, bool failed);
-extern void dw_return_slot_to_log(int slotno, bool torn);
+extern void dw_restage_slot(int slotno, int error);
+extern void dw_mark_stalled(int slotno);
+extern bool dw_let_stalled_go(Oid spcOid);
+extern void dw_return_slot_to_log(int slotno, int error);
 
 /* compress.c */
 extern char *dw_pack_pages(DWBatchHeader *hdr, const int *slots, int nslots);
@@ -832,14 +891,13 @@ extern bool dw_begin_batch(const DWPageSet *retry);
 extern bool dw_begin_batch_of_kept(uint64 before);
 extern void dw_return_batch(void);
 extern bool dw_batch_has_waited(void);
+extern void dw_batch_waits(void);
+extern bool dw_batch_must_wait(void);
 extern void dw_flush_wal(void);
 extern void dw_note_logged(int slotno, uint64 batchno);
-extern uint64 dw_first_unfinished_batch(void);
+extern bool dw_batch_under_way(void);
 extern bool dw_homes_under_way(void);
-extern int	dw_parts_wanted(void);
-extern bool dw_many_homes_under_way(void);
-extern void dw_wait_for_part(int first);
-extern void dw_await_home_writes(void);
+extern uint64 dw_first_unfinished_batch(void);
 
 /* atomic.c */
 extern bool dw_atomic_allowed(void);
@@ -850,13 +908,19 @@ extern DWAtomicResult dw_atomic_write(const int *slots, int npages);
 extern void dw_atomic_end(void);
 
 /* home.c */
-extern int	dw_send_home(void);
-extern bool dw_bgwriter_helps(void);
-extern bool dw_leave_home(void);
-extern bool dw_carry_part(int first);
-extern void dw_finish_home_writes(void);
+extern bool dw_runs_to_claim(void);
+extern DWWriter *dw_own_writer(void);
+extern bool dw_carry_run(void);
+extern void dw_carry_runs(void);
+extern void dw_send_home(void);
+extern void dw_mark_late_writes(void);
+extern void dw_await_a_run(void);
+extern void dw_await_thaw(void);
+extern bool dw_write_is_lost(void);
+extern bool dw_await_home_writes(bool patient);
+extern void dw_await_writes_of(DWTagFilter filter, const void *arg);
 extern void dw_lock_flush_idle(LWLockMode mode);
-extern bool dw_write_home(const DWPageSet *mine, bool may_divide);
+extern bool dw_refuse_failed(const DWPageSet *pages, uint64 since);
 
 /* segment.c */
 extern void dw_log_path(char *path, uint64 segno);
@@ -916,9 +980,9 @@ extern void dw_have_room_for_mark(uint64 mark);
 extern void dw_sync_cycle(uint64 begun);
 
 /* flush.c */
-extern bool dw_flush_batch_locked(const DWPageSet *retry, const DWPageSet *mine);
-extern bool dw_flush_for_room_locked(void);
-extern bool dw_flush_batch(const DWPageSet *retry, const DWPageSet *mine);
+extern bool dw_flush_batch_locked(const DWPageSet *retry);
+extern bool dw_flush_batch(const DWPageSet *retry);
+extern bool dw_try_home(const DWPageSet *pages);
 
 /* drain.c */
 extern void dw_drain_and_lock(void);

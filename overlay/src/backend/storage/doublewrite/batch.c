@@ -1,22 +1,19 @@
 /*-------------------------------------------------------------------------
  *
  * batch.c
- *	  The batch under way, and parts of others on their way home.
+ *	  The batch on its way to the log.
  *
  * A batch is the pages that share one write and one sync of the log.  Its phases:
  *
  *	  TAKEN		its pages have left the staged list; nothing is written
- *	  DURABLE	those that need it are durable in the log; home writes may be
- *				under way
+ *	  WAITING	the log has no space for it until a sync cycle has completed; each
+ *				process that meets it waits for the same one
+ *	  DURABLE	those that need it are durable in the log; it is to be sent home,
+ *				which ends it (home.c)
  *
  * It is described in shared memory, so that a flusher that fails on the way leaves
- * it to the next one, who resumes it in the same phase.  All of this runs with
+ * it to the next one, which resumes it in the same phase.  All of this runs with
  * DoubleWriteFlushLock held, so batches follow each other to the log.
- *
- * On the way home a batch may be divided into parts; see home.c.  They are put into
- * places in shared memory by the flusher, and carried by whoever gets the lock of a
- * place, without the flush lock.  Who holds the flush lock and has found no part on
- * its way knows that no home write is, until he releases it.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -34,10 +31,11 @@
 /* Transitions that are legal, from the phase of the row to that of the column */
 static const bool
 			dw_batch_transitions[DW_BATCH_PHASES][DW_BATCH_PHASES] PG_USED_FOR_ASSERTS_ONLY = {
-	/* NONE, TAKEN, DURABLE */
-	{false, true, false},		/* NONE: take */
-	{true, false, true},		/* TAKEN: give up; logged */
-	{true, false, false},		/* DURABLE: all home */
+	/* NONE, TAKEN, WAITING, DURABLE */
+	{false, true, false, false},	/* NONE: take */
+	{true, false, true, true},	/* TAKEN: return; no space; logged */
+	{true, true, false, false}, /* WAITING: return; a cycle has completed */
+	{true, false, false, false},	/* DURABLE: sent home */
 };
 
 /*
@@ -65,7 +63,7 @@ dw_enter_phase_taken(int npages)
 	DWCtl->batch.len = npages;
 	if (npages == 0)
 		return false;
-	DWCtl->batch.waits = false;
+	DWCtl->batch.waits_since = DW_NEVER_WAITED;
 	dw_set_batch_phase(DW_BATCH_TAKEN);
 	return true;
 }
@@ -107,20 +105,46 @@ dw_return_batch(void)
 	Assert(DWIsFlusher());
 	Assert(DWCtl->batch.phase == DW_BATCH_TAKEN);
 	while (DWCtl->batch.len > 0)
-		dw_restage_slot(DWCtl->batch.slots[--DWCtl->batch.len], false);
+		dw_restage_slot(DWCtl->batch.slots[--DWCtl->batch.len], 0);
 	dw_set_batch_phase(DW_BATCH_NONE);
 }
 
 /*
- * Has a sync cycle completed that began after the batch had found no space in
- * the log?  That is a property of the batch, not of who carries it on: it may
- * have been taken up by several processes meanwhile.
+ * Has the batch waited for a sync cycle that could free space for it, which has
+ * completed?
  */
 bool
 dw_batch_has_waited(void)
 {
 	Assert(DWIsFlusher());
-	return DWCtl->batch.waits && DWCtl->log.cycles_done > DWCtl->batch.waits_since;
+	return DWCtl->batch.waits_since != DW_NEVER_WAITED;
+}
+
+/*
+ * The batch has found no space in the log, and waits for a sync cycle that begins from
+ * now on.
+ */
+void
+dw_batch_waits(void)
+{
+	dw_set_batch_phase(DW_BATCH_WAITING);
+	DWCtl->batch.waits_since = DWCtl->log.cycles_begun;
+	DWCount(log_full, 1);
+}
+
+/*
+ * If the batch waits, and the cycle has completed, let it go on.  Returns whether it
+ * still has to wait.
+ */
+bool
+dw_batch_must_wait(void)
+{
+	Assert(DWIsFlusher());
+
+	if (DWCtl->batch.phase == DW_BATCH_WAITING &&
+		pg_atomic_read_u64(&DWCtl->log.cycles_done) > DWCtl->batch.waits_since)
+		dw_set_batch_phase(DW_BATCH_TAKEN);
+	return DWCtl->batch.phase == DW_BATCH_WAITING;
 }
 
 /*
@@ -147,126 +171,6 @@ dw_flush_wal(void)
 		XLogFlush(lsn);
 }
 
-/* ---------------------------------------------------------------------
- * Parts on their way home
- * ---------------------------------------------------------------------
- */
-
-/*
- * Automatic: home writes that take longer than this, in nanoseconds, are worth
- * dividing.  Writing 16 pages to the kernel's cache takes about 10,000.
- */
-#define DW_SLOW_HOME_WRITE_NSEC	100000
-
-/* Is there something in this place?  Without its lock that may be out of date. */
-static bool
-dw_place_in_use(int place)
-{
-	return ((volatile DWHomePart *) DWHome(place))->npages > 0;
-}
-
-/* How often it has been filled */
-static uint32
-dw_round(int place)
-{
-	return ((volatile DWHomePart *) DWHome(place))->round;
-}
-
-static int
-dw_places_in_use(void)
-{
-	int			n = 0;
-
-	for (int i = 0; i < DW_MAX_HOME_PARTS; i++)
-		n += dw_place_in_use(i);
-	return n;
-}
-
-/*
- * Are parts of batches on their way home?  With the flush lock held, "no" stays
- * true, as only its holder in exclusive mode sends some.
- */
-bool
-dw_homes_under_way(void)
-{
-	return dw_places_in_use() > 0;
-}
-
-/*
- * How many places may be used for parts?  0: batches had better not be divided.
- */
-int
-dw_parts_wanted(void)
-{
-	if (double_write_concurrency >= 0)
-		return double_write_concurrency;
-	return pg_atomic_read_u64(&DWCtl->home_nsec) > DW_SLOW_HOME_WRITE_NSEC ?
-		DW_MAX_HOME_PARTS : 0;
-}
-
-/*
- * Are more than half of the places in use, so that another batch had better wait?
- */
-bool
-dw_many_homes_under_way(void)
-{
-	int			wanted = dw_parts_wanted();
-
-	return wanted > 0 && dw_places_in_use() > wanted / 2;
-}
-
-/*
- * Wait until somebody who carries a part frees slots, or ends, if there is one.  So
- * that few wait for the same, each begins to look at another place.
- *
- * As in dw_wait_for_room(), slots that are freed after our look end the wait.
- */
-void
-dw_wait_for_part(int first)
-{
-	for (int i = 0; i < DW_MAX_HOME_PARTS; i++)
-	{
-		int			place = (first + i) % DW_MAX_HOME_PARTS;
-		DWHomePart *part = DWHome(place);
-		uint64		freed = pg_atomic_read_membarrier_u64(&part->freed);
-
-		if (!dw_place_in_use(place))
-			continue;
-		if (!dw_stage_has_room())
-			LWLockWaitForVar(&part->lock, &part->freed, freed, &freed);
-		return;
-	}
-}
-
-/*
- * Wait until all parts that have been sent before are either home or left over, so
- * that what is marked as discarded is not being written any more. (R7)
- *
- * We don't take their locks, lest somebody who looks for a part that nobody carries
- * take us for a carrier.
- */
-void
-dw_await_home_writes(void)
-{
-	uint32		rounds[DW_MAX_HOME_PARTS];
-
-	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
-
-	for (int i = 0; i < DW_MAX_HOME_PARTS; i++)
-		rounds[i] = dw_place_in_use(i) ? dw_round(i) : dw_round(i) - 1;
-
-	for (int i = 0; i < DW_MAX_HOME_PARTS; i++)
-	{
-		DWHomePart *part = DWHome(i);
-		uint64		freed = pg_atomic_read_membarrier_u64(&part->freed);
-
-		while (dw_place_in_use(i) && dw_round(i) == rounds[i] &&
-			   !LWLockWaitForVar(&part->lock, &part->freed, freed, &freed))
-			;
-	}
-	pg_memory_barrier();		/* see dw_leave_description() */
-}
-
 /*
  * The newest copy or note of the page in this slot is in a logged batch, which must
  * be kept until the page is home.  Earlier copies are needed only if a home write
@@ -283,40 +187,44 @@ dw_note_logged(int slotno, uint64 batchno)
 }
 
 /*
+ * Is there a batch that is not sent home yet?  Without the flush lock, that may change
+ * at any time.
+ */
+bool
+dw_batch_under_way(void)
+{
+	return ((volatile DWBatchState *) &DWCtl->batch)->phase != DW_BATCH_NONE;
+}
+
+/*
+ * Is a run on its way home: in the queue, or being written?  With the flush lock held, "no"
+ * stays true.
+ */
+bool
+dw_homes_under_way(void)
+{
+	bool		result;
+
+	DWLockMutex();
+	result = DWCtl->home.claimed < DWCtl->home.sent || DWCtl->home.nwriting > 0;
+	DWUnlockMutex();
+	return result;
+}
+
+/*
  * First batch with a page that is not home, or that has been removed though
  * home may be torn; the number of the next batch if there is none.  The flush
- * lock is held.
+ * lock is held, and no home write is under way.
  *
- * Pages that have been logged are in the batch under way, or have returned
- * from one; no part may be on its way.  Pages being removed are looked at last,
- * since that is where those on the list may go.
+ * Pages being removed are looked at last, since that is where others may go.
  */
 uint64
 dw_first_unfinished_batch(void)
 {
-	uint64		result = DWCtl->log.next_batchno;
-	dlist_iter	iter;
+	uint64		result;
 
-	Assert(DWIsFlusher());
 	Assert(!dw_homes_under_way());
 
-	for (int i = 0; i < DWCtl->batch.len; i++)
-	{
-		if (DWSlots[DWCtl->batch.slots[i]].home_batch != 0)
-			result = Min(result, DWSlots[DWCtl->batch.slots[i]].home_batch);
-	}
-
-	DWLockMutex();
-	if (DWCtl->stage.nreturned > 0)
-	{
-		dlist_foreach(iter, &DWCtl->stage.staged)
-		{
-			DWSlot	   *slot = dlist_container(DWSlot, node, iter.cur);
-
-			if (slot->home_batch != 0)
-				result = Min(result, slot->home_batch);
-		}
-	}
-	DWUnlockMutex();
+	result = dw_first_kept_batch(DWCtl->log.next_batchno);
 	return Min(result, dw_first_removed_batch());
 }

@@ -3,8 +3,8 @@
  * drain.c
  *	  Bringing home what has been staged until now.
  *
- * Checkpoints do that, and whoever is going to look at files without regard to the
- * stage. (R5, R6)
+ * Checkpoints do that, and processes that are going to look at files without regard
+ * to the stage. (R5, R6)
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -16,61 +16,71 @@
 #include "postgres.h"
 
 #include "miscadmin.h"
+#include "postmaster/bgwriter.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/lwlock.h"
 #include "storage/smgr.h"
-#include "storage/spin.h"
 
 /*
- * Bring the given pages home that were staged before the call, and return with
- * the flush lock held and no home write under way.  Throws an error if one of them
- * cannot be written.
+ * Bring the given pages home that were staged before seq.  Throws an error if one of them
+ * cannot be written.  Waits, with no lock held, if a write of one does not come back.
  *
- * A batch of another flusher has left the staged list, but may come back if a
- * write fails; so we look again once we have the lock.  Pages may wait for older
- * versions of them, so we do, too.
+ * Pages may wait for older versions of them, so we do, too.
  */
 static void
-dw_drain_pages_and_lock(const DWPageSet *pages)
+dw_drain_pages(const DWPageSet *pages, uint64 seq)
 {
-	uint64		seq = dw_current_seq();
-	bool		filling;
+	DWSlotState state;
 
-	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
-
-	for (;;)
+	while (dw_unfinished_before(seq, pages, &state))
 	{
-		while (dw_staged_before(seq, pages, &filling))
+		/*
+		 * A page being replaced is on its way out of a buffer in another process,
+		 * which is busy copying it: a matter of microseconds, unless that has lost the
+		 * processor, or has been stopped.
+		 */
+		if (state == DW_SLOT_FILLING)
 		{
-			/*
-			 * A page being replaced is on its way out of a buffer in another
-			 * process, which is busy copying it: a matter of microseconds.
-			 */
-			if (filling)
-				pg_spin_delay();
-			else
-			{
-				dw_lock_flush_idle(LW_EXCLUSIVE);
-				dw_flush_batch_locked(pages, pages);
-			}
+			pg_usleep(100);
 			CHECK_FOR_INTERRUPTS();
+			continue;
 		}
 
-		dw_lock_flush_idle(LW_EXCLUSIVE);
-		if (DWCtl->batch.phase == DW_BATCH_NONE &&
-			!dw_staged_before(seq, pages, &filling))
-			return;
-		LWLockRelease(DoubleWriteFlushLock);
+		/* checkpoints come here, and may wait for long */
+		AbsorbSyncRequests();
 
-		/* finish what another flusher has left */
-		dw_flush_batch(pages, pages);
+		/* what is in a batch that an error has left to the next flusher ends with that */
+		if (state == DW_SLOT_BATCH && dw_homes_under_way() && !dw_batch_under_way())
+		{
+			dw_carry_runs();
+			dw_await_a_run();
+		}
+		else
+			dw_try_home(pages);
+		CHECK_FOR_INTERRUPTS();
 	}
 }
 
+/*
+ * Bring all pages home that were staged before the call, and return with the flush lock
+ * held and no home write under way.
+ */
 void
 dw_drain_and_lock(void)
 {
-	dw_drain_pages_and_lock(&DWAllPages);
+	uint64		seq = dw_current_seq();
+	DWSlotState state;
+
+	for (;;)
+	{
+		dw_drain_pages(&DWAllPages, seq);
+		dw_lock_flush_idle(LW_EXCLUSIVE);
+		if (DWCtl->batch.phase == DW_BATCH_NONE &&
+			!dw_unfinished_before(seq, &DWAllPages, &state))
+			return;
+		/* finish what another flusher has left */
+		dw_flush_batch_locked(NULL);
+	}
 }
 
 static void
@@ -78,8 +88,7 @@ dw_drain(const DWPageSet *pages)
 {
 	if (pg_atomic_read_membarrier_u32(&DWCtl->stage.ninuse_hint) == 0)
 		return;
-	dw_drain_pages_and_lock(pages);
-	LWLockRelease(DoubleWriteFlushLock);
+	dw_drain_pages(pages, dw_current_seq());
 }
 
 /*
@@ -125,8 +134,8 @@ DoubleWriteDrainDatabase(Oid dbid)
  * forget them. (R5)
  *
  * Pages of others that cannot be written home need not fail us, since a sync
- * cycle logs them once more.  Only if it has no room for that, somebody has to
- * get their error. (R11)
+ * cycle logs them once more.  Only if it has no room for that, we get
+ * their error. (R11)
  */
 void
 DoubleWriteForgetTruncated(SMgrRelation *rels, int nrels)
@@ -134,43 +143,26 @@ DoubleWriteForgetTruncated(SMgrRelation *rels, int nrels)
 	bool		truncated = false;
 	bool		tried = false;
 	uint64		newest;
-	uint64		begun;
 
 	for (int i = 0; i < nrels; i++)
 		truncated |= dw_was_truncated(&rels[i]->smgr_rlocator.locator);
 	if (!truncated)
 		return;
 
-	dw_lock_flush(LW_SHARED);
-	newest = DWCtl->log.open ? DWCtl->log.last_page_batch : 0;
-	LWLockRelease(DoubleWriteFlushLock);
-
 	/* a cycle that another process had begun earlier does not count */
-	for (;;)
+	newest = dw_read_locked(&DWCtl->log.last_page_batch);
+	while (((volatile DWCtlData *) DWCtl)->log.open &&
+		   dw_read_locked(&DWCtl->log.low_water_logged) <= newest)
 	{
-		bool		done;
-
-		dw_lock_flush(LW_SHARED);
-		done = DWCtl->log.low_water_logged > newest || !DWCtl->log.open;
-		LWLockRelease(DoubleWriteFlushLock);
-		if (done)
-			break;
 		if (tried)
 			DoubleWriteDrain();
 		else
-		{
-			/* at least what is under way */
-			dw_lock_flush_idle(LW_EXCLUSIVE);
-			dw_flush_batch_locked(NULL, NULL);
-		}
+			dw_flush_batch(NULL);	/* at least what is under way */
 		dw_settle_removals();
 		dw_refuse_to_forget_removal();
 
 		/* a cycle that began while a batch was under way renews no copies */
-		dw_lock_flush(LW_SHARED);
-		begun = DWCtl->log.cycles_begun;
-		LWLockRelease(DoubleWriteFlushLock);
-		dw_sync_cycle(begun);
+		dw_sync_cycle(dw_read_locked(&DWCtl->log.cycles_begun));
 		tried = true;
 	}
 }

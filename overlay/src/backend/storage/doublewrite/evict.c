@@ -4,10 +4,10 @@
  *	  Copying a page from its buffer to the stage.
  *
  * That is all that a process pays for a page that it evicts, as long as there is
- * room.  If there is none, it makes some, or waits for who is at it.
+ * room.  If there is none, it makes some, or waits for a process that does.
  *
- * Pages that cannot be written home stay where they are, so files that nobody can
- * write to could fill the stage.  From an eighth of it on, pages of the same
+ * Pages that cannot be written home stay where they are, so files that cannot be
+ * written to could fill the stage.  From an eighth of it on, pages of the same
  * relations are refused; from half on, pages of the same tablespaces, for it is not
  * one file. (R11)
  *
@@ -21,6 +21,8 @@
 #include "postgres.h"
 
 #include "access/xlog.h"
+#include "executor/instrument.h"
+#include "pgstat.h"
 #include "storage/bufmgr.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/lwlock.h"
@@ -38,126 +40,105 @@ uint64		DoubleWritePagesStaged = 0;
 uint64		DoubleWriteStageFullSeen = 0;
 
 /*
- * Wait for a flusher at work, if there is one, until it frees slots or ends.
- *
- * We are counted before we look, and it frees slots before it looks whom to tell:
- * either we see the slots, or it sees us.  What it has told before does not end
- * the wait, what it tells later does.  Its lock does, too, so that nobody waits
- * for one whom an error has stopped.
- */
-static void
-dw_wait_for_room(void)
-{
-	uint64		told = pg_atomic_read_u64(&DWCtl->room.told);
-	uint64		now;
-
-	Assert(pg_atomic_read_u32(&DWCtl->room.nwaiting) > 0);
-
-	/* not a slot that was freed before "told" was read */
-	pg_memory_barrier();
-	if (!dw_stage_has_room())
-		LWLockWaitForVar(DoubleWriteFlushLock, &DWCtl->room.told, told, &now);
-}
-
-/*
- * Take the flush lock because the stage is full.  Returns false, without it, if a
- * slot has become free meanwhile, or may have, or if there are parts to be carried.
- *
- * Where nobody is at work, or home writes are held up, one of many such processes
- * waits in the doorway of dw_lock_flush(), the others for that one.  There it is
- * not passed by those who hold up home writes, and are no flushers.
+ * Is there anything to go on with for a process that found the stage full?
  */
 static bool
-dw_lock_flush_if_full(void)
+dw_room_or_runs(void)
 {
-	bool		got;
-
-	dw_wait_for_room();
-	if (dw_stage_has_room() || dw_homes_under_way() ||
-		!LWLockAcquireOrWait(DoubleWriteTurnLock, LW_EXCLUSIVE))
-		return false;
-
-	/* this wait ends as well when a flusher has freed slots */
-	got = LWLockAcquireOrWait(DoubleWriteFlushLock, LW_EXCLUSIVE);
-	if (!got && !dw_stage_has_room())
-	{
-		LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
-		got = true;
-	}
-	LWLockRelease(DoubleWriteTurnLock);
-	return got;
+	return dw_stage_has_room() || dw_runs_to_claim();
 }
 
 /*
- * Is there enough for another batch, while parts of others are on their way home?
- * Each batch may have a sync of the log.
+ * Is there something to be done for others that want room, now that we have got ours?
  */
 static bool
-dw_next_batch_is_due(void)
+dw_work_is_left(void)
 {
-	return dw_staged_count() >= DWBatchThreshold() && !dw_many_homes_under_way();
+	return !dw_stage_has_room() || dw_runs_to_claim();
 }
 
 /*
- * Make room while parts of batches are on their way home.  Who can neither carry one
- * nor send the next batch waits for a carrier: those free slots while somebody else
- * has the flush lock.
+ * Take the next batch to the log, being the only one of those that want room to do so.
+ * Returns false if there was none to be taken.
  */
-static void
-dw_make_room_by_parts(void)
+static bool
+dw_flush_for_room(void)
 {
-	int			first = MyProcNumber % DW_MAX_HOME_PARTS;
+	bool		flushed = true;
 
-	if (dw_carry_part(first))
-		return;
-	if (dw_next_batch_is_due() && dw_try_lock_flush())
-		dw_flush_for_room_locked();
-	else
-		dw_wait_for_part(first);
-}
-
-/*
- * Make room by a whole batch, or wait for who is at it.
- */
-static void
-dw_make_room_by_batch(void)
-{
-	bool		got;
-
-	/* nothing in between throws errors, which would leave us counted */
-	pg_atomic_fetch_add_u32(&DWCtl->room.nwaiting, 1);
-	got = dw_lock_flush_if_full();
-	pg_atomic_fetch_sub_u32(&DWCtl->room.nwaiting, 1);
-
-	if (!got)
-		return;
-	if (dw_homes_under_way())
-	{
-		/* another flusher has been quicker */
+	dw_lock_flush(LW_EXCLUSIVE);
+	if (dw_room_or_runs())
 		LWLockRelease(DoubleWriteFlushLock);
-		return;
-	}
+	else
+		flushed = dw_flush_batch_locked(NULL);
+	LWLockRelease(DoubleWriteRoomLock);
+	dw_tell_room(1);
+	return flushed;
+}
 
-	/* R11: if nothing but failed pages is left, that is an error */
-	if (!dw_flush_for_room_locked() && !dw_homes_under_way() &&
-		pg_atomic_read_u32(&DWCtl->stage.ninuse_hint) >= (uint32) DWCtl->stage.nslots)
-		dw_flush_batch(&DWAllPages, &DWAllPages);
+/*
+ * Write so much home that there is room.  The rest is for the background writer, and for
+ * other processes that want room: where writes are slow, a batch is more than one eviction
+ * should take.  For the startup process all is: being woken up, the background writer would go
+ * through its main loop first, which keeps ahead of redo.
+ */
+static void
+dw_carry_for_room(void)
+{
+	if (AmStartupProcess())
+		dw_carry_runs();
+	while (dw_carry_run() && !dw_stage_has_room())
+		;
+	if (dw_runs_to_claim())
+		dw_wake_flusher();
+}
+
+/*
+ * Is it time for another batch?  While pages of others are on their way home only if there
+ * are enough for it, as each batch may have a sync of the log; but as many as can be staged
+ * at all will do.
+ */
+static bool
+dw_batch_is_due(void)
+{
+	return dw_staged_count() >= Min(DWBatchThreshold(), Max(dw_stage_capacity() / 2, 1)) ||
+		!dw_homes_under_way();
 }
 
 /*
  * Called by a process that found the stage full: see to it that a slot becomes
- * free, by writing home or by waiting for somebody who does.  The caller looks
+ * free, by writing home or by waiting for a process that does.  The caller looks
  * whether there is one, and comes back if not.
+ *
+ * It writes a run home that no other process has claimed.  If there is none, one of those
+ * that want room, the holder of DoubleWriteRoomLock, waits for the flush lock and takes the
+ * next batch to the log.  There it is not passed by processes that hold up home writes.
+ * The others wait until a slot is free, or a run can be claimed.
  */
 static void
-dw_make_room(void)
+dw_make_room(bool *impatient)
 {
 	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
 
-	if (dw_homes_under_way())
-		dw_make_room_by_parts();
+	if (dw_carry_run())
+		return;
+	if ((dw_batch_is_due() || *impatient) &&
+		LWLockConditionalAcquire(DoubleWriteRoomLock, LW_EXCLUSIVE))
+	{
+		*impatient = false;
+		if (dw_flush_for_room())
+			dw_carry_for_room();
+		else if (!dw_homes_under_way() &&
+				 pg_atomic_read_u32(&DWCtl->stage.ninuse_hint) >= (uint32) DWCtl->stage.nslots)
+			dw_try_home(&DWAllPages);	/* all have failed (R11) */
+	}
+	else if (!dw_wait_on(&DWCtl->home.room, dw_room_or_runs))
+	{
+		*impatient = true;
+		dw_mark_late_writes();
+	}
 	else
-		dw_make_room_by_batch();
+		*impatient = false;
 }
 
 /* ---------------------------------------------------------------------
@@ -187,7 +168,7 @@ dw_refusing_filter(const RelFileLocator *rlocator)
 		return NULL;
 	if (nfailed >= DWCtl->stage.nslots / DW_FAILED_TABLESPACE_SHARE)
 		filter = dw_tag_in_tablespace;
-	for (int i = 0; i < DWCtl->stage.nslots; i++)
+	for (int i = 0; i < dw_slots_used(); i++)
 	{
 		if (((volatile DWSlot *) &DWSlots[i])->failed &&
 			filter(&DWSlots[i].tag, rlocator))
@@ -198,7 +179,7 @@ dw_refusing_filter(const RelFileLocator *rlocator)
 
 /*
  * Would staging this page fail, unless its file has become writable again?
- * Who has a choice takes another one.
+ * A process that has a choice takes another one.
  */
 bool
 DoubleWriteStageRefuses(const BufferTag *tag)
@@ -210,8 +191,9 @@ DoubleWriteStageRefuses(const BufferTag *tag)
 
 /*
  * If the stage refuses a page, try those which are in its way again: either
- * there is room then, or the caller gets their error. (R11)  They may be on their
- * way already.  Returns whether it did refuse the page.
+ * there is room then, or the caller gets their error, or waits for a write that does not
+ * come back, as it would if it made that itself. (R11)  Returns whether it did refuse the
+ * page.
  */
 static bool
 dw_retry_refusing(const BufferTag *tag)
@@ -222,8 +204,7 @@ dw_retry_refusing(const BufferTag *tag)
 	pages.filter = dw_refusing_filter(&rlocator);
 	if (pages.filter == NULL)
 		return false;
-	dw_lock_flush_idle(LW_EXCLUSIVE);
-	dw_flush_batch_locked(&pages, &pages);
+	dw_try_home(&pages);
 	return true;
 }
 
@@ -289,34 +270,49 @@ dw_fill_slot(int slotno, BufferDesc *buf, XLogRecPtr lsn, bool permanent,
 }
 
 /*
- * Copy the page of a dirty buffer into the stage.  After this the caller may
- * mark the buffer clean.
- *
- * The caller holds a pin, at least a share lock on the contents, and the
- * buffer's I/O, so nobody else can stage the same page meanwhile.  lsn is the
- * page LSN, permanent says whether the relation is WAL-logged.  Throws an
- * error if the stage is full and cannot be emptied, or holds too many pages of
- * the same file that cannot be written home; nothing is staged then.
+ * The time since "start" is what a session has waited for a write, whichever processes have
+ * written what meanwhile; "counted" is what of it has been counted already.
  */
-void
-DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
+static void
+dw_count_write_time(instr_time start, instr_time counted)
 {
-	int			slotno;
-	int			nstaged;
-	bool		replaces;
-	bool		counted = false;
+	instr_time	now;
 
-	if (permanent)
-		dw_check_lsn(lsn);
+	if (INSTR_TIME_IS_ZERO(start))
+		return;
+	INSTR_TIME_SET_CURRENT(now);
+	INSTR_TIME_SUBTRACT(now, start);
+	INSTR_TIME_SUBTRACT(counted, pgBufferUsage.shared_blk_write_time);
+	INSTR_TIME_ADD(now, counted);
+	if ((int64) INSTR_TIME_GET_NANOSEC(now) <= 0)
+		return;
+	INSTR_TIME_ADD(pgBufferUsage.shared_blk_write_time, now);
+	pgstat_count_buffer_write_time(INSTR_TIME_GET_MICROSEC(now));
+}
+
+/*
+ * Reserve a slot for a page, with a way to make room for it if there is none.
+ */
+static int
+dw_reserve_with_patience(const BufferTag *tag, bool *replaces, int *nstaged)
+{
+	bool		impatient = false;
+	bool		counted = false;
+	int			slotno;
 
 	for (;;)
 	{
-		bool		refused = DoubleWriteStageRefuses(&buf->tag);
+		bool		refused = DoubleWriteStageRefuses(tag);
 
-		slotno = dw_reserve_for_page(&buf->tag, refused, &replaces, &nstaged);
+		slotno = dw_reserve_for_page(tag, refused, replaces, nstaged);
 		if (slotno >= 0)
-			break;
-		if (refused && dw_retry_refusing(&buf->tag))
+		{
+			/* we may have been woken for more than we have done */
+			if (counted && dw_work_is_left())
+				dw_tell_room(1);
+			return slotno;
+		}
+		if (refused && dw_retry_refusing(tag))
 			continue;
 		if (!counted)
 		{
@@ -324,8 +320,33 @@ DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 			DoubleWriteStageFullSeen++;
 			counted = true;
 		}
-		dw_make_room();
+		dw_make_room(&impatient);
 	}
+}
+
+/*
+ * Copy the page of a dirty buffer into the stage.  After this the caller may
+ * mark the buffer clean.
+ *
+ * The caller holds a pin, at least a share lock on the contents, and the
+ * buffer's I/O, so no other process can stage the same page meanwhile.  lsn is the
+ * page LSN, permanent says whether the relation is WAL-logged.  Throws an
+ * error if the stage is full and cannot be emptied, or holds too many pages of
+ * the same file that cannot be written home; nothing is staged then.
+ */
+void
+DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
+{
+	instr_time	start = pgstat_prepare_io_time(track_io_timing);
+	instr_time	counted = pgBufferUsage.shared_blk_write_time;
+	int			slotno;
+	int			nstaged;
+	bool		replaces;
+
+	if (permanent)
+		dw_check_lsn(lsn);
+
+	slotno = dw_reserve_with_patience(&buf->tag, &replaces, &nstaged);
 
 	/* nothing in here may fail: the slot would stay in state FILLING */
 	dw_fill_slot(slotno, buf, lsn, permanent, replaces);
@@ -339,10 +360,11 @@ DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 	INJECTION_POINT("doublewrite-page-staged", NULL);
 
 	/*
-	 * "requested" may be out of date; the flusher looks now and then.  It had better not
-	 * compete for this batch with a checkpointer that wants it to bring others home.
+	 * "requested" may be out of date; the flusher looks now and then.  The checkpointer
+	 * takes its pages to the log itself.
 	 */
-	if (nstaged >= DWBatchThreshold() &&
-		!((volatile DWCtlData *) DWCtl)->flusher.requested && !dw_bgwriter_helps())
+	if (nstaged >= DWBatchThreshold() && !AmCheckpointerProcess() &&
+		!((volatile DWCtlData *) DWCtl)->flusher.requested)
 		dw_wake_flusher();
+	dw_count_write_time(start, counted);
 }

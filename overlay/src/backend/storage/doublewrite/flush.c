@@ -1,20 +1,20 @@
 /*-------------------------------------------------------------------------
  *
  * flush.c
- *	  Carrying staged pages home, batch by batch.
+ *	  Taking staged pages to the log, batch by batch, and sending them home.
  *
- * Whoever holds DoubleWriteFlushLock is the flusher.  It takes a batch from
- * the stage and brings it through these steps:
+ * The process holding DoubleWriteFlushLock, the flusher, takes a batch from the stage
+ * and brings it through these steps:
  *
  *	  TAKEN		WAL is flushed up to the highest page LSN (R1); pages that
  *				need it are written to the log, which is then synced (R2)
- *	  DURABLE	pages are written home, sorted, neighbours combined, or sent
- *				home in parts, without the lock; see home.c
+ *	  DURABLE	pages are sent home, sorted, neighbours combined, to be
+ *				written without the lock; see home.c
  *
  * In the normal run the background writer is the flusher.  The checkpointer
- * takes its own pages to the log, and any process is it that finds the stage full.
+ * takes its own pages to the log, and any backend is it that finds the stage full.
  *
- * The flusher must not wait for anything that its waiters may hold.  It takes
+ * The flusher must not wait for anything that processes waiting for it may hold.  It takes
  * no buffer lock and no heavyweight lock, and where the log is full it lets
  * go of the lock, runs a sync cycle itself and comes back.
  *
@@ -45,26 +45,24 @@
 #define DW_RETRY_INTERVAL		1000
 
 /*
- * Does this server protect home writes with the log?
- *
- * A standby or a crash recovery whose WAL lacks images, though the settings
- * ask for protection by them, protects itself with the log.
+ * A standby or a crash recovery whose WAL lacks images, though the settings ask for
+ * protection by them, protects itself with the log, from the batch under way on.  Returns
+ * false if that has to wait for home writes.
  */
 static bool
-dw_log_wanted(void)
+dw_arm_for_replay(void)
 {
 	Assert(DWIsFlusher());
 
-	if (DWCtl->log.armed)
-		return true;
-	if (dw_setting() != TORN_PAGES_FULL_PAGES ||
+	if (DWCtl->log.armed || dw_setting() != TORN_PAGES_FULL_PAGES ||
 		!RecoveryInProgress() || dw_replayed_images())
+		return true;
+	if (!dw_await_home_writes(false))
 		return false;
 
 	ereport(LOG_SERVER_ONLY,
 			(errmsg("using double writes because the WAL being replayed lacks full-page images"),
 			 errhint("Set \"io_torn_pages_protection\" to \"double_writes\" on this server.")));
-	dw_finish_home_writes();
 	dw_arm();
 	return true;
 }
@@ -94,7 +92,7 @@ typedef struct DWChoice
 static void
 dw_choose_logged(DWChoice *choice)
 {
-	bool		wanted = dw_log_wanted();
+	bool		wanted = DWCtl->log.armed;
 	bool		atomic = wanted && dw_atomic_allowed();
 
 	Assert(DWIsFlusher());
@@ -212,115 +210,88 @@ dw_give_up_batch(void)
 	if (dw_begin_batch_of_kept(DWCtl->log.next_batchno))
 	{
 		if (dw_make_durable(false))
-			dw_write_home(NULL, false);
+			dw_send_home();
 		else
 			dw_return_batch();
 	}
+	LWLockRelease(DoubleWriteFlushLock);
+	if (LWLockHeldByMe(DoubleWriteRoomLock))
+		LWLockRelease(DoubleWriteRoomLock);
+	dw_carry_runs();
 	dw_refuse_full_log();
 }
 
 /*
- * The batch has found no space in the log.  Returns the number of the newest
- * sync cycle, which may not help it any more.  Throws an error if one that could
- * has been in vain.
- */
-static uint64
-dw_batch_must_wait(void)
-{
-	Assert(DWIsFlusher());
-	Assert(DWCtl->batch.phase == DW_BATCH_TAKEN);
-
-	if (dw_batch_has_waited())
-		dw_give_up_batch();
-	if (!DWCtl->batch.waits)
-		DWCtl->batch.waits_since = DWCtl->log.cycles_begun;
-	DWCtl->batch.waits = true;
-	DWCount(log_full, 1);
-
-	/* what removed pages keep in the log only the checkpointer can settle */
-	dw_request_upkeep();
-	return DWCtl->batch.waits_since;
-}
-
-/*
- * Carry home as many parts as this process has sent.  Who only wants room leaves the
- * others to the background writer, and to those who want room next: with slow writes
- * all of a batch is more than one eviction should take.
- */
-static void
-dw_carry_sent(int nparts, bool until_room)
-{
-	while (nparts-- > 0 && dw_carry_part(0))
-	{
-		if (until_room && nparts > 0 && dw_stage_has_room())
-		{
-			dw_wake_flusher();
-			return;
-		}
-	}
-}
-
-/*
- * Flush a batch with the flush lock held, which is released.
+ * Take the batch to the log and send it home.  Returns false, and leaves it waiting, if the
+ * log has no space for it.
  *
- * For who needs pages at home, or tries some again, it is not sent in parts: its
- * errors must reach him.  Others carry a part if there are too many of those already,
- * or nothing else.
+ * While a home write is lost no sync cycle frees space, so the log grows beyond its bound.
+ * The table of files does not grow: then the batch waits for that write, cycle by cycle.
  */
 static bool
-dw_do_flush_and_unlock(const DWPageSet *retry, const DWPageSet *mine, bool until_room)
+dw_drive_batch(void)
 {
-	bool		may_divide = retry == NULL && mine == NULL;
+	Assert(DWIsFlusher());
 
-	for (;;)
+	if (DWCtl->batch.phase == DW_BATCH_TAKEN &&
+		!dw_make_durable(dw_batch_has_waited() || dw_write_is_lost()))
 	{
+		if (dw_batch_has_waited() && !DWCtl->log.futile)
+			dw_give_up_batch();
+		dw_batch_waits();
+
+		/* what removed pages keep in the log only the checkpointer can settle */
+		dw_request_upkeep();
+		return false;
+	}
+
+	INJECTION_POINT("doublewrite-log-synced", NULL);
+	if (dw_cycle_needed())
+		dw_request_upkeep();
+	dw_send_home();
+	return true;
+}
+
+/*
+ * The work of dw_flush_batch_locked().  A batch that waits for a sync cycle is the same for
+ * each process that meets it: they wait for the same cycle, which one of them runs, and one
+ * takes the batch on.
+ */
+static bool
+dw_do_flush_and_unlock(const DWPageSet *retry)
+{
+	while (dw_begin_batch(retry))
+	{
+		bool		protected = dw_arm_for_replay();
 		uint64		begun;
-		int			nparts;
 
-		Assert(DWIsFlusher());
-
-		if ((may_divide && dw_many_homes_under_way()) || !dw_begin_batch(retry))
+		if (protected && !dw_batch_must_wait() && dw_drive_batch())
 		{
 			LWLockRelease(DoubleWriteFlushLock);
-			return may_divide && dw_carry_part(0);
-		}
-
-		if (DWCtl->batch.phase == DW_BATCH_DURABLE ||
-			dw_make_durable(dw_batch_has_waited()))
-		{
-			INJECTION_POINT("doublewrite-log-synced", NULL);
-			if (dw_cycle_needed())
-				dw_request_upkeep();
-			if (may_divide && dw_leave_home())
-			{
-				LWLockRelease(DoubleWriteFlushLock);
-				dw_wake_flusher();
-				return true;
-			}
-			/* that writes are slow may show only when some have been made */
-			do
-				nparts = may_divide ? dw_send_home() : 0;
-			while (nparts == 0 && !dw_write_home(mine, may_divide));
-			LWLockRelease(DoubleWriteFlushLock);
-			dw_carry_sent(nparts, until_room);
 			return true;
 		}
 
-		begun = dw_batch_must_wait();
+		begun = DWCtl->batch.waits_since;
 		LWLockRelease(DoubleWriteFlushLock);
-
-		/* No space in the log: free some, without the lock. */
-		dw_sync_cycle(begun);
+		if (protected)
+			dw_sync_cycle(begun);
+		else
+			dw_await_thaw();
 		INJECTION_POINT("doublewrite-space-freed", NULL);
+		CHECK_FOR_INTERRUPTS();
 		dw_lock_flush(LW_EXCLUSIVE);
 	}
+
+	LWLockRelease(DoubleWriteFlushLock);
+	return false;
 }
 
 /*
- * The same, and if it fails, the lock is released before others learn of that.
+ * The same as dw_flush_batch(), when the caller has got the flush lock.  It is
+ * released, also before others learn of an error.
  */
-static bool
-dw_flush_and_unlock(const DWPageSet *retry, const DWPageSet *mine, bool until_room)
+bool
+dw_flush_batch_locked(const DWPageSet *retry)
 {
 	bool		result = false;
 
@@ -329,7 +300,7 @@ dw_flush_and_unlock(const DWPageSet *retry, const DWPageSet *mine, bool until_ro
 
 	PG_TRY();
 	{
-		result = dw_do_flush_and_unlock(retry, mine, until_room);
+		result = dw_do_flush_and_unlock(retry);
 	}
 	PG_CATCH();
 	{
@@ -341,38 +312,66 @@ dw_flush_and_unlock(const DWPageSet *retry, const DWPageSet *mine, bool until_ro
 }
 
 /*
- * The same as dw_flush_batch(), when the caller has got the flush lock.  It is
- * released.
- */
-bool
-dw_flush_batch_locked(const DWPageSet *retry, const DWPageSet *mine)
-{
-	return dw_flush_and_unlock(retry, mine, false);
-}
-
-/*
- * The same for who wants a free slot and nothing else: not all that he sends home he
- * has to carry.  In recovery he has: being woken up, the background writer would go
- * through its main loop, which keeps ahead of redo.
- */
-bool
-dw_flush_for_room_locked(void)
-{
-	return dw_flush_and_unlock(NULL, NULL, !RecoveryInProgress());
-}
-
-/*
- * Flush one batch, or resume the one left over.  Returns false if there was
- * nothing to do, or others are at it.  The caller holds no lock of the engine.
+ * Take one batch to the log, or resume the one left over, and send it home.  Returns false
+ * if there was nothing to do.  The caller holds no lock of the engine.
  *
- * Pages that have failed before are left alone, but for those in retry.  If one
- * of mine cannot be written home, that is an error.
+ * Pages that have failed before are left alone, except those in retry.
  */
 bool
-dw_flush_batch(const DWPageSet *retry, const DWPageSet *mine)
+dw_flush_batch(const DWPageSet *retry)
 {
 	dw_lock_flush(LW_EXCLUSIVE);
-	return dw_flush_batch_locked(retry, mine);
+	return dw_flush_batch_locked(retry);
+}
+
+/*
+ * Try to bring pages home that have failed before, and what is ready beside them.  Throws
+ * the error if one fails again, or waits a moment if that cannot be tried.  Returns whether
+ * there was something to do.
+ */
+bool
+dw_try_home(const DWPageSet *pages)
+{
+	uint64		since;
+	bool		flushed;
+	bool		under_way;
+
+	dw_lock_flush(LW_EXCLUSIVE);
+	since = DWCtl->home.sent;
+	flushed = dw_flush_batch_locked(pages);
+	dw_carry_runs();
+	under_way = dw_homes_under_way();
+	if (!dw_refuse_failed(pages, since) && under_way)
+		dw_await_a_run();
+	return flushed;
+}
+
+/* Runs that the checkpointer leaves to the background writer at once */
+#define DW_RUNS_FOR_BGWRITER	32
+
+/*
+ * A process that stages many pages has sent some home.  With the log in use the checkpointer
+ * leaves them to the background writer, while that keeps up, and goes on: or it would
+ * write home while the device of the log is idle, and then wait for that device.  Pages that
+ * need no log have nothing to wait for; two processes would only get in each other's way,
+ * writing to one file.  In recovery, being woken up, the background writer would go through
+ * its main loop first, which keeps ahead of redo.
+ */
+static void
+dw_hand_over_runs(void)
+{
+	volatile DWCtlData *ctl = DWCtl;
+
+	if (DWCtl->log.armed && !RecoveryInProgress() && AmCheckpointerProcess() &&
+		ctl->flusher.proc != INVALID_PROC_NUMBER)
+	{
+		dw_wake_flusher();
+		while (ctl->home.sent - Min(ctl->home.claimed, ctl->home.sent) > DW_RUNS_FOR_BGWRITER &&
+			   dw_carry_run())
+			;
+	}
+	else
+		dw_carry_runs();
 }
 
 /*
@@ -386,7 +385,10 @@ DoubleWriteFlushIfBatchReady(void)
 	int			wanted = Max(DWBatchThreshold(), io_combine_limit);
 
 	if (dw_staged_count() >= Min(wanted, DWCtl->stage.nslots / 2))
-		dw_flush_batch(NULL, NULL);
+	{
+		dw_flush_batch(NULL);
+		dw_hand_over_runs();
+	}
 }
 
 /* ---------------------------------------------------------------------
@@ -407,7 +409,7 @@ dw_retry_failed(void)
 		(!INSTR_TIME_IS_ZERO(last) && dw_msec_since(last) < DW_RETRY_INTERVAL))
 		return;
 	INSTR_TIME_SET_CURRENT(last);
-	dw_flush_batch(&DWAllPages, NULL);
+	dw_flush_batch(&DWAllPages);
 }
 
 /*
@@ -421,7 +423,7 @@ dw_main_loop_wanted(void)
 }
 
 /*
- * Carry parts that nobody carries, and flush batches: the first one if there are at
+ * Write home what has been sent, and flush batches: the first one if there are at
  * least threshold pages for it, the others while they are worth it.  But not when the
  * main loop has other things to do, nor when timeout milliseconds have passed since
  * start.
@@ -429,7 +431,7 @@ dw_main_loop_wanted(void)
 static void
 dw_background_flush(int threshold, instr_time start, long timeout)
 {
-	/* not at the end: parts may be sent when we have had a look at their place */
+	/* not at the end: runs may be sent when we have had a look */
 	DWLockMutex();
 	DWCtl->flusher.requested = false;
 	DWUnlockMutex();
@@ -438,29 +440,26 @@ dw_background_flush(int threshold, instr_time start, long timeout)
 	if (IS_INJECTION_POINT_ATTACHED("doublewrite-background-flush"))
 		return;
 
-	/* what is in parts, nobody else may take, and needs no log that may fail */
-	for (int n = 0; n < DW_MAX_HOME_PARTS; n++)
-	{
-		if (dw_main_loop_wanted() || !dw_carry_part(0))
-			break;
-	}
 	dw_retry_failed();
 
 	/* others may send more meanwhile; what they stage is for their next batch */
-	while (!dw_main_loop_wanted() &&
-		   (dw_carry_part(0) ||
-			(dw_staged_count() >= threshold && dw_flush_batch(NULL, NULL))))
+	while (!dw_main_loop_wanted())
 	{
+		if (!dw_carry_run())
+		{
+			if (dw_staged_count() < threshold || !dw_flush_batch(NULL))
+				break;
+			threshold = DWBatchThreshold();
+		}
 		if (dw_msec_since(start) >= timeout)
 			break;
-		threshold = DWBatchThreshold();
 	}
 }
 
 /*
  * Sleep of the background writer between two rounds: write back what is
  * staged, then wait for timeout milliseconds, but wake up for each batch that
- * becomes ready meanwhile, and for parts that others leave to us.
+ * becomes ready meanwhile, and for runs that others leave to us.
  *
  * Returns what WaitLatch() returned last.  Being woken for a batch counts as
  * no event, as the caller's feedback loop relies on an even pace; only in

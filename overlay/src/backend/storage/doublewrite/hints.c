@@ -72,7 +72,7 @@
 static bool
 dw_is_checkpointed(Buffer buffer)
 {
-	XLogRecPtr	redo = pg_atomic_read_u64(&DWCtl->reads.recover_from);
+	XLogRecPtr	redo = pg_atomic_read_u64(&DWCtl->recover_from);
 
 	return PageGetLSN(BufferGetPage(buffer)) <= redo &&
 		BufferGetLSNAtomic(buffer) <= redo;

@@ -1,34 +1,72 @@
 /*-------------------------------------------------------------------------
  *
  * home.c
- *	  Writing the pages of a batch home.
+ *	  Writing pages home.
  *
- * They are sorted, and neighbours combined into one write.
+ * A batch whose copies are durable in the log is divided into runs: neighbours in a
+ * file that make one write.  The flusher sends them home, which ends the batch:
+ * it puts them into a queue in shared memory.  So the next batch goes to the
+ * log while the pages of this one are on their way.
  *
- * Where writes are quick, the flusher makes them, with the flush lock held.  The
- * checkpointer, who has the next pages to copy and to log, leaves them to the
- * background writer if that keeps up.
+ *	  sent --claim--> being written --release--> slots free
+ *	   |                |
+ *	   '-- recall --.   '-- restage, failed --.
+ *	                v                         v
+ *	             back in the stage, to be in a later batch
  *
- * Where writes take long, for the kernel makes writers wait, one process would be all
- * that writes, however many wait for room.  So then a batch is divided into parts.  Who
- * holds the lock of a part carries it: who has sent the batch one after the other, or,
- * if all he wanted was a free slot, until there is one; the background writer; and
- * whoever finds the stage full takes one that nobody carries, so as many processes
- * write as would without the stage.  The next batch goes to the log meanwhile, unless
- * more than half of the places are in use.  A part that has been left, also by an
- * error, is carried by the next who finds it.
+ * Any process may claim the first run of the queue (dw_carry_run()): the background
+ * writer, which is woken up for it; the checkpointer; a backend that finds the stage
+ * full.  It holds no lock of the engine meanwhile except that of its entry in
+ * the table of writers, where the run stands.  A run is in the queue or in the table, and
+ * whatever is in neither is home or in the stage.
  *
- * Whoever must know that no home write is under way takes the flush lock and carries
- * what is left, or waits for who does: dw_lock_flush_idle().
+ * The write returns an error instead of throwing it.  Pages that could not be
+ * written return to the stage with the errno, and the process that needs them at home
+ * reports it: a checkpoint, a drain of their relation, a process that wants to stage too
+ * many more of the same file (dw_refuse_failed()).  The background writer tries them
+ * again each second. (R11)  Little can throw an error nevertheless (no memory for an
+ * open file), or end the process: then it returns its pages to the stage, as ones that may
+ * be torn, and leaves the table before it reports the error.  What else it has to say while it
+ * stands there does not go to its client, which may not read (DoubleWriteIsRemoving()).
  *
- * Pages that nothing but atomicity protects are written by atomic.c, and never in any
- * other way: if that does not succeed, for whatever reason, they return to the stage,
- * and the next batch logs them. (A2, A3)
+ * A write may not come back: its file system is frozen, its server or device gone.  That
+ * blocks the process that makes it.  Other processes leave runs of a tablespace alone to which
+ * writes are under way and none has come back for a second (dw_is_stalled()): such runs return to the stage as failed, with DW_STALLED in place
+ * of an errno.  A device on which each write takes long is not taken for one that is gone,
+ * as some write comes back now and then.  Tablespaces are told apart by a remainder of their
+ * number: if two have the same one, and one freezes while the other is busy, that does not
+ * show.  Before it shows, so many processes may write to a tablespace as could write to
+ * others still: half of the table, for the first one (dw_is_crowded()).
  *
- * A page that cannot be written home returns to the stage, and whoever needs it
- * at home gets its error: a checkpoint, a drain of its relation, or a process
- * that wants to stage too many more of the same file.  Others go on, and the
- * background writer tries it again now and then. (R11)
+ * Pages that have failed by stalls only are as they were at home ("touched" is not set), so
+ * they keep nothing in the log.  When a write to the tablespace comes back they can be in the
+ * next batch at once (dw_came_back()).  Processes that wait for a second, and nothing
+ * happens, let what stands in the table for so long count as failed as well
+ * (dw_mark_late_writes()): it holds slots of the stage that others cannot get, and more pages
+ * of its relations or tablespace are refused as with any other failure.  A process that needs
+ * such pages at home waits, with no lock held, until a write comes back that was taken for
+ * stalled ("thawed"), or for a second before it tries again.
+ *
+ * The argument, rule by rule:
+ *
+ * R2, A3	A run is sent by the flusher when its batch is durable, and what was chosen
+ *			stays true: a process that changes that (a sync cycle, a checkpoint, arming,
+ *			disarming) holds the flush lock, so that no run is sent, has recalled what
+ *			was in the queue, and waits for what is being written
+ *			(dw_lock_flush_idle()).  Recalled pages are chosen for anew.  If a write
+ *			has been under way for long, all wait without the lock, and call nothing
+ *			back; a sync cycle does so for some seconds, then frees nothing
+ *			(dw_write_is_lost()).
+ * R4		A slot in the queue or the table is in state BATCH: a newer version of its
+ *			page is behind it, and in no batch.
+ * R7		The writer shows the run in the table, then looks whether a page is
+ *			discarded.  The remover marks the page, then looks into the table.  So the
+ *			page is not written, or the remover waits for the write
+ *			(dw_await_writes_of()).
+ * A2, A3	Atomic writes are made by the flusher, with the flush lock held and no other
+ *			home write beside them: what the kernel does to its cache for them is
+ *			then no concern of others.  A write that was not made sends its pages to
+ *			the log with the next batch.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -45,52 +83,39 @@
 #include "pgstat.h"
 #include "storage/bufmgr.h"
 #include "storage/doublewrite_internal.h"
+#include "storage/ipc.h"
 #include "storage/lwlock.h"
 #include "storage/smgr.h"
 #include "utils/injection_point.h"
 
-/* What a home write adds to the average of what they take */
-#define DW_HOME_NSEC_SHARE		64
+/* A write under way for so long is not waited for by what others have to wait for, in ns */
+#define DW_LOST_NSEC		INT64CONST(5000000000)
 
-/* One that has waited for very long counts no more, so that it is forgotten soon */
-#define DW_HOME_NSEC_MAX		100000000
+/* Repeated failures are reported once in so long, by each process, in nanoseconds */
+#define DW_REPORT_NSEC		INT64CONST(10000000000)
 
-/* Batches that the checkpointer leaves to the background writer at once */
-#define DW_PLACES_FOR_BGWRITER	2
+/* Attempts to find no write under way without waiting for slow ones with the flush lock */
+#define DW_IDLE_ATTEMPTS	10
 
-/* Writes of such a batch at most */
-#define DW_RUNS_FOR_BGWRITER	32
+/* ---------------------------------------------------------------------
+ * Runs
+ * ---------------------------------------------------------------------
+ */
 
-/* More LWLocks than a process holds around a home write; see lwlock.c */
-#define DW_MAX_HELD_LOCKS		200
-
-/* Pages being written home, for the error context */
-typedef struct DWRun
-{
-	const DWSlot *first;
-	int			npages;
-} DWRun;
-
-static void
-dw_write_error_callback(void *arg)
-{
-	DWRun	   *run = arg;
-
-	errcontext("writing %d blocks from block %u of relation \"%s\"",
-			   run->npages, run->first->tag.blockNum,
-			   relpathperm(BufTagGetRelFileLocator(&run->first->tag),
-						   BufTagGetForkNum(&run->first->tag)).str);
-}
-
+/* In the order of files; those to be written atomically come first */
 static int
 dw_slot_cmp(const void *a, const void *b)
 {
-	const BufferTag *ta = &DWSlots[*(const int *) a].tag;
-	const BufferTag *tb = &DWSlots[*(const int *) b].tag;
+	const DWSlot *sa = &DWSlots[*(const int *) a];
+	const DWSlot *sb = &DWSlots[*(const int *) b];
+	const BufferTag *ta = &sa->tag;
+	const BufferTag *tb = &sb->tag;
 
 #define DW_CMP(field) \
 	if (ta->field != tb->field) \
 		return ta->field < tb->field ? -1 : 1
+	if (sa->atomic != sb->atomic)
+		return sa->atomic ? -1 : 1;
 	DW_CMP(spcOid);
 	DW_CMP(dbOid);
 	DW_CMP(relNumber);
@@ -107,302 +132,6 @@ dw_is_neighbour(const BufferTag *a, const BufferTag *b, int distance)
 		a->relNumber == b->relNumber && a->forkNum == b->forkNum &&
 		a->blockNum + distance == b->blockNum;
 }
-
-/*
- * Tell the kernel to start writing a page that has gone home, once there are
- * as many of them as the setting allows for the kind of process that staged
- * it.  Who carries it does not matter: with backend_flush_after = 0, which is
- * the default, pages that client backends evict are left to the kernel, for
- * they may well be read and evicted again before it writes them.
- *
- * Early writing keeps the latency of others even.  While redo runs before
- * anybody can connect, it would only take device time away from reads.  The
- * checkpoint that follows is another matter.
- */
-static void
-dw_schedule_writeback(const DWSlot *slot)
-{
-	static WritebackContext contexts[DW_STAGERS];
-	static bool initialized = false;
-	BufferTag	tag = slot->tag;
-
-	if (!initialized)
-	{
-		WritebackContextInit(&contexts[DW_STAGER_BACKEND], &backend_flush_after);
-		WritebackContextInit(&contexts[DW_STAGER_BGWRITER], &bgwriter_flush_after);
-		WritebackContextInit(&contexts[DW_STAGER_CHECKPOINTER], &checkpoint_flush_after);
-		initialized = true;
-	}
-
-	if (slot->stager == DW_STAGER_CHECKPOINTER || !RecoveryInProgress() ||
-		HotStandbyActive())
-		ScheduleBufferTagForWriteback(&contexts[slot->stager],
-									  IOCONTEXT_NORMAL, &tag);
-}
-
-/*
- * Pages that the log protects, or that need no protection, are written by md.c,
- * which also registers the sync request.
- */
-static void
-dw_write_plainly(const int *slots, int npages)
-{
-	const BufferTag *tag = &DWSlots[slots[0]].tag;
-	const void *pages[MAX_IO_COMBINE_LIMIT];
-	SMgrRelation reln;
-
-	Assert(npages >= 1 && npages <= MAX_IO_COMBINE_LIMIT);
-
-	for (int i = 0; i < npages; i++)
-	{
-		Assert(!DWSlots[slots[i]].atomic);	/* A3 */
-		Assert(DWSlots[slots[i]].covered || !DWCtl->log.armed); /* R2 */
-		pages[i] = DWSlotPage(slots[i]);
-	}
-
-	reln = smgropen(BufTagGetRelFileLocator(tag), INVALID_PROC_NUMBER);
-	smgrwritev(reln, BufTagGetForkNum(tag), tag->blockNum, pages, npages, false);
-}
-
-/*
- * Keep an average of what home writes take.  One that gets lost between two
- * processes makes no difference.
- */
-static void
-dw_note_home_nsec(instr_time start)
-{
-	int64		average = pg_atomic_read_u64(&DWCtl->home_nsec);
-	instr_time	taken;
-
-	INSTR_TIME_SET_CURRENT(taken);
-	INSTR_TIME_SUBTRACT(taken, start);
-	average += (Min(INSTR_TIME_GET_NANOSEC(taken), DW_HOME_NSEC_MAX) - average) /
-		DW_HOME_NSEC_SHARE;
-	pg_atomic_write_u64(&DWCtl->home_nsec, average);
-}
-
-/*
- * Write one run of neighbouring pages home with a single call, plainly or
- * atomically.  Errors of the former are thrown, the latter says what became of it.
- */
-static DWAtomicResult
-dw_write_run(const int *slots, int npages)
-{
-	DWRun		run = {&DWSlots[slots[0]], npages};
-	DWAtomicResult result = DW_ATOMIC_WRITTEN;
-	ErrorContextCallback errcallback;
-	instr_time	io_start;
-	instr_time	start;
-
-	Assert(DWCarriesPages());
-
-	errcallback.callback = dw_write_error_callback;
-	errcallback.arg = &run;
-	errcallback.previous = error_context_stack;
-	error_context_stack = &errcallback;
-
-	io_start = pgstat_prepare_io_time(track_io_timing);
-	INSTR_TIME_SET_CURRENT(start);
-	if (run.first->atomic)
-		result = dw_atomic_write(slots, npages);
-	else
-	{
-		dw_write_plainly(slots, npages);
-		dw_note_home_nsec(start);
-	}
-	error_context_stack = errcallback.previous;
-	if (result != DW_ATOMIC_WRITTEN)
-		return result;
-
-	pgstat_count_io_op_time(IOOBJECT_RELATION, IOCONTEXT_NORMAL, IOOP_WRITE,
-							io_start, 1, npages * BLCKSZ);
-	DWCount(home_pages, npages);
-	DWCount(home_writes, 1);
-
-	/* direct writes have begun already */
-	for (int i = 0; i < npages && !run.first->atomic; i++)
-		dw_schedule_writeback(&DWSlots[slots[i]]);
-	return result;
-}
-
-/* ---------------------------------------------------------------------
- * Errors
- * ---------------------------------------------------------------------
- */
-
-/* LWLocks that this process holds, in the order in which it has taken them */
-typedef struct DWHeldLocks
-{
-	int			nlocks;
-	LWLock	   *locks[DW_MAX_HELD_LOCKS];
-} DWHeldLocks;
-
-static void
-dw_note_held_lock(LWLock *lock, LWLockMode mode, void *arg)
-{
-	DWHeldLocks *held = arg;
-
-	if (held->nlocks < DW_MAX_HELD_LOCKS)
-		held->locks[held->nlocks++] = lock;
-}
-
-/*
- * An error has been caught.  Put things back as they were before what has
- * failed: locks that it has left behind are released, the last one first, and
- * interrupts are held off as often as by those that remain.  (The error has
- * reset that count, and would leave it so if it went on; see dw_throw().)
- */
-static void
-dw_clean_up_after_error(const DWHeldLocks *before, uint32 holdoff,
-						uint32 cancel_holdoff)
-{
-	DWHeldLocks held = {0};
-
-	InterruptHoldoffCount = holdoff;
-	QueryCancelHoldoffCount = cancel_holdoff;
-	pgstat_report_wait_end();
-
-	ForEachLWLockHeldByMe(dw_note_held_lock, &held);
-	while (held.nlocks > before->nlocks)
-	{
-		HOLD_INTERRUPTS();		/* LWLockRelease() resumes them */
-		LWLockRelease(held.locks[--held.nlocks]);
-	}
-}
-
-/*
- * Throw an error that was caught before, as if it had not been.
- */
-static void
-dw_throw(ErrorData *edata)
-{
-	InterruptHoldoffCount = 0;	/* see errfinish() */
-	QueryCancelHoldoffCount = 0;
-	ReThrowError(edata);
-}
-
-/*
- * Report an error that was caught before and concerns nobody here.
- */
-static void
-dw_report(ErrorData *edata)
-{
-	ErrorContextCallback *context = error_context_stack;
-
-	/* not to the client: he may not read, and others wait for our lock */
-	edata->elevel = LOG_SERVER_ONLY;
-	error_context_stack = NULL; /* it has its context */
-	ThrowErrorData(edata);
-	error_context_stack = context;
-	FreeErrorData(edata);
-}
-
-/*
- * A page that was to be written atomically may be torn at home nevertheless.  The
- * batch has noted no copy for it, as there was no need of one, but the log may
- * have an older one, which is what restore would repair the page from.  So that is
- * kept until the page is home, as with any other that has failed, or, if it
- * is being removed, until that is durable. (R3)
- */
-static void
-dw_keep_copies(const int *slots, int npages)
-{
-	for (int i = 0; i < npages; i++)
-	{
-		uint64		copy = DWSlots[slots[i]].atomic ?
-			dw_epoch_copy(&DWSlots[slots[i]].tag) : 0;
-
-		if (copy != 0)
-			dw_note_logged(slots[i], copy);
-	}
-}
-
-/* Pages to be brought home, as described in shared memory: a batch or a part */
-typedef struct DWDescribed
-{
-	int		   *slots;
-	int		   *nslots;
-} DWDescribed;
-
-/*
- * The first pages of the description are dealt with, so that nobody who resumes it
- * touches them again: their slots may have other contents already.  Who finds it
- * empty must see what has become of them.
- */
-static void
-dw_leave_description(DWDescribed *described, int npages)
-{
-	int			nslots = *described->nslots - npages;
-
-	Assert(nslots >= 0);
-	memmove(described->slots, described->slots + npages, nslots * sizeof(int));
-	pg_write_barrier();
-	*described->nslots = nslots;
-}
-
-/*
- * Write a run home, the first one of the description, and take it off there; on
- * failure keep its pages staged and return the error.
- *
- * The error is caught so that one bad file does not hold up the pages behind
- * it. (R11)
- */
-static ErrorData *
-dw_try_write_run(DWDescribed *described, const int *slots, int npages)
-{
-	MemoryContext oldcontext = CurrentMemoryContext;
-	uint32		holdoff = InterruptHoldoffCount;
-	uint32		cancel_holdoff = QueryCancelHoldoffCount;
-	DWHeldLocks held = {0};
-	ErrorData  *volatile edata = NULL;
-	volatile DWAtomicResult result = DW_ATOMIC_NOT_WRITTEN;
-
-	Assert(DWCarriesPages());
-
-	ForEachLWLockHeldByMe(dw_note_held_lock, &held);
-
-	PG_TRY();
-	{
-		INJECTION_POINT("doublewrite-home-write", NULL);
-		result = dw_write_run(slots, npages);
-	}
-	PG_CATCH();
-	{
-		dw_atomic_end();
-		dw_clean_up_after_error(&held, holdoff, cancel_holdoff);
-
-		/* first of all, as copying the error may fail */
-		dw_keep_copies(slots, npages);
-		for (int i = 0; i < npages; i++)
-			dw_restage_slot(slots[i], true);
-		dw_leave_description(described, npages);
-		INJECTION_POINT("doublewrite-home-error", NULL);
-		MemoryContextSwitchTo(oldcontext);
-		edata = CopyErrorData();
-		FlushErrorState();
-	}
-	PG_END_TRY();
-
-	if (edata != NULL)
-		return edata;
-	if (result == DW_ATOMIC_WRITTEN)
-		dw_release_slots(slots, npages);
-	else
-	{
-		/* no error for anybody, as the next batch logs them (A2) */
-		if (result == DW_ATOMIC_TORN)
-			dw_keep_copies(slots, npages);
-		for (int i = 0; i < npages; i++)
-			dw_return_slot_to_log(slots[i], result == DW_ATOMIC_TORN);
-	}
-	dw_leave_description(described, npages);
-	return NULL;
-}
-
-/* ---------------------------------------------------------------------
- * Bringing pages home
- * ---------------------------------------------------------------------
- */
 
 /*
  * Length of the run that starts at slots[0].  Ends at segment files, where a page
@@ -427,36 +156,641 @@ dw_run_length(const int *slots, int nslots)
 	return atomic ? dw_atomic_run_length(first, len) : len;
 }
 
-/* Of the errors met on one way home, the first one of each kind */
-typedef struct DWErrors
+/* ---------------------------------------------------------------------
+ * The queue, and the table of writers
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * Are as many processes writing to a tablespace as could write to others?  More may
+ * not join them, unless it is known to be stalled, when they only return its pages: no
+ * tablespaces, however many freeze at once, get all of the table.
+ */
+static bool
+dw_is_crowded(Oid spcOid)
 {
-	ErrorData  *mine;			/* of pages that the caller needs at home */
-	ErrorData  *others;
-} DWErrors;
+	DWHomePlace *place = DWHomePlaceOf(spcOid);
+	uint32		nwriting = ((volatile DWHomeState *) &DWCtl->home)->nwriting;
+
+	return pg_atomic_read_u32(&place->nwriting) + nwriting >= DW_MAX_WRITERS &&
+		!dw_is_stalled(spcOid, false);
+}
 
 static bool
-dw_run_in_set(const int *slots, int nslots, const DWPageSet *set)
+dw_first_is_crowded(void)
 {
-	for (int i = 0; i < nslots; i++)
+	uint64		first = ((volatile DWHomeState *) &DWCtl->home)->claimed;
+
+	return dw_is_crowded(DWSlots[DWRuns[first % DWCtl->stage.nslots]].tag.spcOid);
+}
+
+/* Is there a run that this process could claim?  Without a lock. */
+bool
+dw_runs_to_claim(void)
+{
+	volatile DWHomeState *home = &DWCtl->home;
+
+	return home->claimed < home->sent && !dw_first_is_crowded();
+}
+
+static bool
+dw_none_is_written(void)
+{
+	return ((volatile DWHomeState *) &DWCtl->home)->nwriting == 0;
+}
+
+/* A write to this tablespace is going to begin */
+static void
+dw_count_write(Oid spcOid)
+{
+	DWHomePlace *place = DWHomePlaceOf(spcOid);
+
+	if (pg_atomic_fetch_add_u32(&place->nwriting, 1) == 0)
+		pg_atomic_write_u64(&place->ended, dw_nanoseconds());
+}
+
+/*
+ * Take the first run off the queue.  Returns its first slot, or -1.  If it is to be written,
+ * that counts from now on.
+ */
+static int
+dw_take_run(bool to_write)
+{
+	int			slotno = -1;
+
+	DWLockMutex();
+	if (DWCtl->home.claimed < DWCtl->home.sent && !(to_write && dw_first_is_crowded()))
 	{
-		if (DWPageInSet(set, &DWSlots[slots[i]].tag))
+		slotno = DWRuns[DWCtl->home.claimed++ % DWCtl->stage.nslots];
+		DWCtl->home.nwriting += to_write;
+		if (to_write)
+			dw_count_write(DWSlots[slotno].tag.spcOid);
+	}
+	DWUnlockMutex();
+	return slotno;
+}
+
+/* Get an entry of the table that is not in use, with its lock, or NULL */
+static DWWriter *
+dw_enter_table(void)
+{
+	for (int i = 0; i < DW_MAX_WRITERS; i++)
+	{
+		DWWriter   *writer = DWWriterAt((MyProcNumber + i) % DW_MAX_WRITERS);
+
+		if (writer->npages > 0 || !LWLockConditionalAcquire(&writer->lock, LW_EXCLUSIVE))
+			continue;
+		if (writer->npages == 0)
+			return writer;
+		LWLockRelease(&writer->lock);
+	}
+	return NULL;
+}
+
+/* The entry of this process; see dw_own_writer() */
+static DWWriter *dw_writer = NULL;
+
+/*
+ * What this process writes home, or NULL.
+ */
+DWWriter *
+dw_own_writer(void)
+{
+	return dw_writer != NULL && LWLockHeldByMe(&dw_writer->lock) ? dw_writer : NULL;
+}
+
+/*
+ * Claim the first run of the queue for this process, if there is one, and show in
+ * the table what it is going to write.
+ */
+static DWWriter *
+dw_claim_run(void)
+{
+	DWWriter   *writer;
+	int			slotno;
+	int			n = 0;
+
+	if (!dw_runs_to_claim() || (writer = dw_enter_table()) == NULL)
+		return NULL;
+	slotno = dw_take_run(true);
+	if (slotno < 0)
+	{
+		LWLockRelease(&writer->lock);
+		return NULL;
+	}
+
+	/* nothing in here may fail */
+	writer->spcOid = DWSlots[slotno].tag.spcOid;
+	pg_atomic_write_u64(&writer->since, dw_nanoseconds());
+	for (; slotno >= 0; slotno = DWSlots[slotno].run_next)
+		writer->slots[n++] = slotno;
+	writer->ndone = 0;
+	pg_write_barrier();
+	writer->npages = n;
+	pg_memory_barrier();		/* then we look at "discarded" (R7) */
+	dw_writer = writer;
+	return writer;
+}
+
+/*
+ * All pages of the run are home, or in the stage.  A process that exits has lost the lock
+ * by now; as long as there are pages in the entry, no other takes it.
+ */
+static void
+dw_leave_table(DWWriter *writer)
+{
+	Assert(writer->ndone == writer->npages);
+
+	pg_atomic_fetch_sub_u32(&DWHomePlaceOf(writer->spcOid)->nwriting, 1);
+	pg_write_barrier();
+	writer->npages = 0;
+	if (LWLockHeldByMe(&writer->lock))
+		LWLockRelease(&writer->lock);
+	DWLockMutex();
+	Assert(DWCtl->home.nwriting > 0);
+	DWCtl->home.nwriting--;
+	DWUnlockMutex();
+	ConditionVariableBroadcast(&DWCtl->home.ended);
+}
+
+/*
+ * Has what stands in this entry been written for so long?
+ */
+static bool
+dw_is_older(DWWriter *writer, uint64 nsec)
+{
+	if (writer->npages == 0)
+		return false;
+	pg_read_barrier();			/* the time was there before */
+	return dw_age(&writer->since) >= nsec;
+}
+
+static bool
+dw_any_is_older(uint64 nsec)
+{
+	for (int i = 0; i < DW_MAX_WRITERS && !dw_none_is_written(); i++)
+	{
+		if (dw_is_older(DWWriterAt(i), nsec))
 			return true;
 	}
 	return false;
 }
 
-static void
-dw_write_run_home(DWDescribed *described, const int *slots, int npages,
-				  const DWPageSet *mine, DWErrors *errors)
+static bool
+dw_any_is_late(void)
 {
-	bool		is_mine = dw_run_in_set(slots, npages, mine);
-	ErrorData **first = is_mine ? &errors->mine : &errors->others;
-	ErrorData  *e = dw_try_write_run(described, slots, npages);
+	return dw_any_is_older(DW_STALLED_NSEC);
+}
 
-	if (e != NULL && *first == NULL)
-		*first = e;
-	else if (e != NULL)
-		FreeErrorData(e);
+/*
+ * Return whether there is a write that no process should rely on to come back.
+ */
+bool
+dw_write_is_lost(void)
+{
+	return dw_any_is_older(DW_LOST_NSEC);
+}
+
+/*
+ * A write to the tablespace has come back.  If others have, or could have, taken it for
+ * stalled, pages that wait for that can go.
+ */
+static void
+dw_came_back(DWWriter *writer)
+{
+	bool		late = dw_is_older(writer, DW_STALLED_NSEC);
+	uint64		now = dw_nanoseconds();
+
+	pg_atomic_write_u64(&writer->since, now);
+	pg_atomic_write_u64(&DWHomePlaceOf(writer->spcOid)->ended, now);
+	if (dw_let_stalled_go(writer->spcOid) || late)
+	{
+		dw_wake_flusher();
+		ConditionVariableBroadcast(&DWCtl->home.thawed);
+	}
+}
+
+/* ---------------------------------------------------------------------
+ * Writing
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * Tell the kernel to start writing a page that has gone home, once there are
+ * as many of them as the setting allows for the kind of process that staged
+ * it.  Which process writes it does not matter: with backend_flush_after = 0, which is
+ * the default, pages that client backends evict are left to the kernel, for
+ * they may well be read and evicted again before it writes them.
+ *
+ * Early writing keeps the latency of others even.  While redo runs before
+ * clients can connect, it would only take device time away from reads.  The
+ * checkpoint that follows is another matter.
+ */
+static void
+dw_schedule_writeback(const DWSlot *slot)
+{
+	static WritebackContext contexts[DW_STAGERS];
+	static bool initialized = false;
+	BufferTag	tag = slot->tag;
+
+	if (!initialized)
+	{
+		WritebackContextInit(&contexts[DW_STAGER_BACKEND], &backend_flush_after);
+		WritebackContextInit(&contexts[DW_STAGER_BGWRITER], &bgwriter_flush_after);
+		WritebackContextInit(&contexts[DW_STAGER_CHECKPOINTER], &checkpoint_flush_after);
+		initialized = true;
+	}
+
+	if (slot->stager == DW_STAGER_CHECKPOINTER || !RecoveryInProgress() ||
+		HotStandbyActive())
+		ScheduleBufferTagForWriteback(&contexts[slot->stager],
+									  IOCONTEXT_NORMAL, &tag);
+}
+
+/*
+ * Report that pages could not be written home.
+ */
+static void
+dw_report_failure(int elevel, const BufferTag *tag, int npages, int error)
+{
+	RelPathStr	path = relpathperm(BufTagGetRelFileLocator(tag), BufTagGetForkNum(tag));
+
+	errno = error;
+	ereport(elevel,
+			(errcode_for_file_access(),
+			 errmsg("could not write blocks %u..%u in file \"%s\": %m",
+					tag->blockNum, tag->blockNum + npages - 1, path.str),
+			 error == ENOSPC ? errhint("Check free disk space.") : 0));
+}
+
+/*
+ * A home write has been made.
+ */
+static void
+dw_count_run(const int *slots, int npages, instr_time start)
+{
+	pgstat_count_io_op_time(IOOBJECT_RELATION, IOCONTEXT_NORMAL, IOOP_WRITE,
+							start, 1, npages * BLCKSZ);
+	DWCount(home_pages, npages);
+	DWCount(home_writes, 1);
+
+	/* direct writes have begun already */
+	for (int i = 0; i < npages && !DWSlots[slots[0]].atomic; i++)
+		dw_schedule_writeback(&DWSlots[slots[i]]);
+}
+
+/*
+ * Write neighbouring pages home that the log protects, or that need no protection.
+ * md.c also registers the sync request.  Returns 0, or the errno.
+ */
+static int
+dw_write_run(const int *slots, int npages)
+{
+	const BufferTag *tag = &DWSlots[slots[0]].tag;
+	const void *pages[MAX_IO_COMBINE_LIMIT];
+	instr_time	start = pgstat_prepare_io_time(track_io_timing);
+	SMgrRelation reln;
+	int			error = 0;
+
+	Assert(npages >= 1 && npages <= MAX_IO_COMBINE_LIMIT);
+
+	for (int i = 0; i < npages; i++)
+	{
+		Assert(!DWSlots[slots[i]].atomic);	/* A3 */
+		Assert(DWSlots[slots[i]].covered || !DWCtl->log.armed); /* R2 */
+		pages[i] = DWSlotPage(slots[i]);
+	}
+
+	INJECTION_POINT("doublewrite-home-write", &error);
+	if (error != 0)
+		return error;
+	reln = smgropen(BufTagGetRelFileLocator(tag), INVALID_PROC_NUMBER);
+	error = smgrtrywritev(reln, BufTagGetForkNum(tag), tag->blockNum, pages, npages);
+	if (error == 0)
+		dw_count_run(slots, npages, start);
+	return error;
+}
+
+/*
+ * Pages of a run have been written, or not, as the errno says.
+ */
+static void
+dw_settle_run(const int *slots, int npages, int error)
+{
+	if (error == 0)
+		dw_release_slots(slots, npages);
+	for (int i = 0; i < npages && error != 0; i++)
+		dw_restage_slot(slots[i], error);
+}
+
+/*
+ * Write home what this process has claimed, except pages that have been discarded
+ * meanwhile. (R7)  Returns the errno of the first write that has failed, and what it
+ * was to write, unless that has failed with it before, and another was returned lately.
+ */
+static int
+dw_write_claimed(DWWriter *writer, BufferTag *failed, int *nfailed)
+{
+	static uint64 reported = 0;
+	int			result = 0;
+
+	while (writer->ndone < writer->npages)
+	{
+		const int  *slots = writer->slots + writer->ndone;
+		int			left = writer->npages - writer->ndone;
+		BufferTag	tag = DWSlots[slots[0]].tag;
+		bool		wanted = !DWSlots[slots[0]].discarded;
+		int			before = DWSlots[slots[0]].failed ? DWSlots[slots[0]].error : 0;
+		int			error = 0;
+		int			n = 1;
+
+		if (wanted)
+		{
+			while (n < left && !DWSlots[slots[n]].discarded)
+				n++;
+			error = dw_is_stalled(tag.spcOid, true) ? DW_STALLED : dw_write_run(slots, n);
+		}
+		dw_settle_run(slots, n, error);
+		writer->ndone += n;
+		if (wanted && error != DW_STALLED)
+			dw_came_back(writer);
+		if (error > 0 && result == 0 &&
+			(error != before || dw_nanoseconds() - reported >= DW_REPORT_NSEC))
+		{
+			reported = dw_nanoseconds();
+			result = error;
+			*failed = tag;
+			*nfailed = n;
+		}
+	}
+	return result;
+}
+
+/*
+ * An error, or the exit of this process, ends what it writes home: what is left of the run
+ * may be half there.
+ */
+static void
+dw_abandon_run(int code, Datum arg)
+{
+	DWWriter   *writer = (DWWriter *) DatumGetPointer(arg);
+
+	if (LWLockHeldByMe(&writer->lock))
+		HOLD_INTERRUPTS();		/* LWLockRelease() resumes them */
+	dw_settle_run(writer->slots + writer->ndone, writer->npages - writer->ndone, DW_TORN);
+	writer->ndone = writer->npages;
+	dw_leave_table(writer);
+}
+
+/*
+ * Claim one run and write it home.  Returns false if there is none to be claimed.  The
+ * caller holds no lock of the engine: the write may not come back.
+ */
+bool
+dw_carry_run(void)
+{
+	DWWriter   *writer = dw_claim_run();
+	BufferTag	failed;
+	int			nfailed = 0;
+	int			error;
+
+	if (writer == NULL)
+		return false;
+	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
+	Assert(!LWLockHeldByMe(DoubleWriteSyncLock));
+
+	PG_ENSURE_ERROR_CLEANUP(dw_abandon_run, PointerGetDatum(writer));
+	{
+		error = dw_write_claimed(writer, &failed, &nfailed);
+	}
+	PG_END_ENSURE_ERROR_CLEANUP(dw_abandon_run, PointerGetDatum(writer));
+	dw_leave_table(writer);
+	INJECTION_POINT("doublewrite-home-run-written", NULL);
+	if (!dw_homes_under_way())
+		INJECTION_POINT("doublewrite-home-written", NULL);
+
+	/* not to the client: it may not read, and this may not concern it */
+	if (error != 0)
+		dw_report_failure(LOG_SERVER_ONLY, &failed, nfailed, error);
+	return true;
+}
+
+/*
+ * Write home what is in the queue now, as far as runs can be claimed.
+ */
+void
+dw_carry_runs(void)
+{
+	volatile DWHomeState *home = &DWCtl->home;
+	uint64		sent = home->sent;
+
+	while (home->claimed < sent && dw_carry_run())
+		CHECK_FOR_INTERRUPTS();
+}
+
+/* ---------------------------------------------------------------------
+ * Waiting for home writes
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * Nothing has happened for a while: let pages count as failed whose write may not come
+ * back, lest they take all of the stage.
+ */
+void
+dw_mark_late_writes(void)
+{
+	for (int i = 0; i < DW_MAX_WRITERS; i++)
+	{
+		DWWriter   *writer = DWWriterAt(i);
+
+		for (int k = writer->ndone;
+			 k < writer->npages && dw_is_older(writer, DW_STALLED_NSEC); k++)
+			dw_mark_stalled(writer->slots[k]);
+	}
+}
+
+/*
+ * Wait until a run that is being written ends, for a second at most.
+ */
+void
+dw_await_a_run(void)
+{
+	if (!dw_wait_on(&DWCtl->home.ended, dw_none_is_written))
+		dw_mark_late_writes();
+}
+
+static bool
+dw_none_is_stalled(void)
+{
+	return !dw_any_is_late();
+}
+
+/*
+ * Wait until a write comes back that others have taken for stalled, for a second at most.
+ */
+void
+dw_await_thaw(void)
+{
+	if (!dw_wait_on(&DWCtl->home.thawed, dw_none_is_stalled))
+		dw_mark_late_writes();
+}
+
+/*
+ * Return what is in the queue to the stage.  The flush lock is held in any mode, so
+ * that nothing comes after it.
+ */
+static void
+dw_recall_runs(void)
+{
+	int			slotno;
+
+	Assert(LWLockHeldByMe(DoubleWriteFlushLock));
+
+	while ((slotno = dw_take_run(false)) >= 0)
+	{
+		while (slotno >= 0)
+		{
+			int			next = DWSlots[slotno].run_next;
+
+			dw_restage_slot(slotno, 0);
+			slotno = next;
+		}
+	}
+	dw_tell_room(1);			/* there may be a batch for one of them */
+}
+
+/*
+ * See to it that no home write is under way.  The caller holds the flush lock in any
+ * mode, and can rely on it until it releases that.  Returns false if some may not come
+ * back; if that shows at once, what is in the queue stays there.  With patience, it is so
+ * only of those that seem to be lost.
+ */
+bool
+dw_await_home_writes(bool patient)
+{
+	uint64		limit = patient ? DW_LOST_NSEC : DW_STALLED_NSEC;
+
+	if (!dw_any_is_older(limit))
+		dw_recall_runs();
+	while (!dw_none_is_written() && !dw_any_is_older(limit))
+		dw_await_a_run();
+	pg_memory_barrier();
+	return !dw_homes_under_way();
+}
+
+/*
+ * Take the flush lock, with no home write under way.  Those that wait to be made we make
+ * before, without the lock, so that processes which want that again and again don't
+ * keep pages from going home.
+ *
+ * Where each write takes longer than a second, there may be no moment without one.  So
+ * after some attempts we wait for them with the lock.  A write that does not come back has
+ * been under way for so long then that no process does.
+ */
+void
+dw_lock_flush_idle(LWLockMode mode)
+{
+	for (int attempt = 1;; attempt++)
+	{
+		dw_carry_runs();
+		dw_lock_flush(mode);
+		if (dw_await_home_writes(attempt > DW_IDLE_ATTEMPTS))
+			break;
+		LWLockRelease(DoubleWriteFlushLock);
+		dw_await_thaw();
+	}
+	Assert(!dw_homes_under_way());
+}
+
+static bool
+dw_is_being_written(int slotno)
+{
+	for (int i = 0; i < DW_MAX_WRITERS; i++)
+	{
+		DWWriter   *writer = DWWriterAt(i);
+		int			k = writer->ndone;
+		int			npages = writer->npages;
+
+		pg_read_barrier();		/* the slots were there before */
+		for (; k < npages; k++)
+		{
+			if (writer->slots[k] == slotno)
+				return true;
+		}
+	}
+	return false;
+}
+
+/*
+ * Wait for writes of pages that have just been discarded. (R7)  Whether one is under way
+ * is in the table, or the flusher makes it, if it is atomic.
+ */
+void
+dw_await_writes_of(DWTagFilter filter, const void *arg)
+{
+	pg_memory_barrier();
+	for (int i = 0; i < dw_slots_used(); i++)
+	{
+		volatile DWSlot *slot = &DWSlots[i];
+		uint64		seq = slot->seq;
+
+		if (!slot->discarded || !DWSlotInState(&DWSlots[i], DW_SLOT_BATCH) ||
+			!filter(&DWSlots[i].tag, arg))
+			continue;
+		if (slot->atomic)
+		{
+			dw_lock_flush(LW_EXCLUSIVE);
+			LWLockRelease(DoubleWriteFlushLock);
+		}
+		while (slot->seq == seq && DWSlotInState(&DWSlots[i], DW_SLOT_BATCH) &&
+			   dw_is_being_written(i))
+			dw_await_a_run();
+	}
+	pg_memory_barrier();
+}
+
+/*
+ * Throw the error of a page in the set that could not be written home in this run or a
+ * later one.  If one does not come back, or was not tried because another there does not,
+ * wait a moment for that.  Returns whether we have waited.
+ */
+bool
+dw_refuse_failed(const DWPageSet *pages, uint64 since)
+{
+	BufferTag	tag;
+	int			error = dw_find_failure(pages, since, &tag);
+
+	if (error > 0)
+		dw_report_failure(ERROR, &tag, 1, error);
+	if (error == DW_STALLED)
+		dw_await_thaw();
+	return error == DW_STALLED;
+}
+
+/* ---------------------------------------------------------------------
+ * Atomic writes
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * A page that was to be written atomically may be torn at home nevertheless.  The
+ * batch has noted no copy for it, as there was no need of one, but the log may
+ * have an older one, which is what restore would repair the page from.  So that is
+ * kept until the page is home, as with any other that has failed, or, if it
+ * is being removed, until that is durable. (R3)
+ */
+static void
+dw_keep_copies(const int *slots, int npages)
+{
+	for (int i = 0; i < npages; i++)
+	{
+		uint64		copy = DWSlots[slots[i]].atomic ?
+			dw_epoch_copy(&DWSlots[slots[i]].tag) : 0;
+
+		if (copy != 0)
+			dw_note_logged(slots[i], copy);
+	}
 }
 
 /*
@@ -471,9 +805,7 @@ dw_start_atomic_runs(const int *slots, int nslots, DWAtomicRun *runs)
 
 	for (int at = 0; at < nslots && nruns < DW_ATOMIC_IN_FLIGHT; nruns++)
 	{
-		const DWSlot *slot = &DWSlots[slots[at]];
-
-		if (!slot->atomic || slot->discarded)
+		if (DWSlots[slots[at]].discarded)
 			break;
 		runs[nruns].slots = slots + at;
 		runs[nruns].npages = dw_run_length(slots + at, nslots - at);
@@ -490,379 +822,171 @@ dw_start_atomic_runs(const int *slots, int nslots, DWAtomicRun *runs)
 }
 
 /*
- * Bring pages home, which are sorted: all of them, or while they had better not be
- * divided, but one run at least.
- *
- * Restartable: pages that are done have left the description, for whoever resumes it.
+ * Write one run home atomically, if that is possible, and say what has become of it.
  */
 static void
-dw_bring_home(DWDescribed described, const DWPageSet *mine, bool all, DWErrors *errors)
+dw_write_atomic_run(const int *slots, int npages)
 {
-	int			slots[DW_MAX_BATCH_PAGES];
-	int			nslots = *described.nslots;
-	DWAtomicRun started[DW_ATOMIC_IN_FLIGHT];
-	int			nstarted = 0;
-	int			next = 0;
+	instr_time	start = pgstat_prepare_io_time(track_io_timing);
+	DWAtomicResult result = DW_ATOMIC_NOT_WRITTEN;
+	int			error = 0;
 
-	Assert(DWCarriesPages());
+	INJECTION_POINT("doublewrite-home-write", &error);
+	if (error == 0)
+		result = dw_atomic_write(slots, npages);
 
-	memcpy(slots, described.slots, nslots * sizeof(int));
-
-	for (int done = 0; done < nslots && (all || done == 0 || dw_parts_wanted() == 0);)
+	if (result == DW_ATOMIC_WRITTEN)
 	{
-		int			run = 1;
-
-		if (next == nstarted)
-		{
-			nstarted = dw_start_atomic_runs(slots + done, nslots - done, started);
-			next = 0;
-		}
-		if (next < nstarted)
-		{
-			run = started[next++].npages;
-			dw_write_run_home(&described, slots + done, run, mine, errors);
-		}
-		else if (DWSlots[slots[done]].discarded)
-		{
-			dw_release_slots(&slots[done], 1);	/* R7 */
-			dw_leave_description(&described, 1);
-		}
-		else
-		{
-			run = dw_run_length(slots + done, nslots - done);
-			dw_write_run_home(&described, slots + done, run, mine, errors);
-		}
-		done += run;
-		INJECTION_POINT("doublewrite-home-run-written", NULL);
+		dw_count_run(slots, npages, start);
+		dw_settle_run(slots, npages, 0);
+		return;
+	}
+	/* no error for anybody, as the next batch logs them (A2) */
+	if (error == 0 && result == DW_ATOMIC_TORN)
+		error = DW_TORN;
+	if (error != 0)
+		dw_keep_copies(slots, npages);
+	for (int i = 0; i < npages; i++)
+	{
+		DWSlots[slots[i]].run = DWCtl->home.sent;
+		dw_return_slot_to_log(slots[i], error);
 	}
 }
 
+/* The first pages of the batch are dealt with, whatever the next flusher finds left */
+static void
+dw_leave_batch(int npages)
+{
+	DWCtl->batch.len -= npages;
+	memmove(DWCtl->batch.slots, DWCtl->batch.slots + npages,
+			DWCtl->batch.len * sizeof(int));
+}
+
 /*
- * Throw the first error that concerns pages of the caller; one that does not goes to
- * the server log.
+ * Write the first pages of the batch home atomically, with no other home write under
+ * way.  Where some may not come back, they take the log.
  */
 static void
-dw_tell_errors(DWErrors *errors)
+dw_write_atomically(int natomic)
 {
-	if (errors->others != NULL)
-		dw_report(errors->others);
-	if (errors->mine != NULL)
-		dw_throw(errors->mine);
+	int			slots[DW_MAX_BATCH_PAGES];
+	bool		idle = dw_await_home_writes(false);
+	DWAtomicRun started[DW_ATOMIC_IN_FLIGHT];
+	int			nstarted = 0;
+	int			next = 0;
+	int			n;
+
+	Assert(DWIsFlusher());
+
+	/* what an error may have left is none of ours any more */
+	dw_atomic_end();
+	memcpy(slots, DWCtl->batch.slots, natomic * sizeof(int));
+
+	for (int done = 0; done < natomic; done += n)
+	{
+		n = 1;
+		if (idle && next == nstarted)
+		{
+			nstarted = dw_start_atomic_runs(slots + done, natomic - done, started);
+			next = 0;
+		}
+		if (!idle)
+			dw_return_slot_to_log(slots[done], 0);
+		else if (next < nstarted)
+		{
+			n = started[next++].npages;
+			dw_write_atomic_run(slots + done, n);
+		}
+		else if (DWSlots[slots[done]].discarded)
+			dw_release_slots(&slots[done], 1);	/* R7 */
+		else
+		{
+			n = dw_run_length(slots + done, natomic - done);
+			dw_write_atomic_run(slots + done, n);
+		}
+		dw_leave_batch(n);
+		INJECTION_POINT("doublewrite-home-run-written", NULL);
+	}
+	dw_atomic_end();
+
+	/* a write that ends later could come over a newer one, or a newer file (R4, R7) */
+	Assert(DWAtomicUnderWay() == 0);
 }
 
 /* ---------------------------------------------------------------------
- * Parts
+ * Sending
  * ---------------------------------------------------------------------
  */
 
 /*
- * Carry a part home and release its lock, which the caller has got.  He may hold the
- * flush lock as well, and expect no error.
- */
-static void
-dw_carry_home(DWHomePart *part)
-{
-	DWErrors	errors = {0};
-
-	PG_TRY();
-	{
-		dw_note_carried(part);
-		dw_bring_home((DWDescribed) {part->slots, &part->npages}, NULL, true, &errors);
-		INJECTION_POINT("doublewrite-part-home", NULL);
-		LWLockRelease(&part->lock);
-		dw_tell_errors(&errors);
-	}
-	PG_CATCH();
-	{
-		dw_unlock_after_error();
-		PG_RE_THROW();
-	}
-	PG_END_TRY();
-}
-
-/*
- * Carry one part home that nobody carries, if there is one, looking from the given
- * place on.  Returns whether there was.
- *
- * Who has a place's lock carries what is in it, or nothing is: so no part is passed
- * over by all.
- */
-bool
-dw_carry_part(int first)
-{
-	for (int i = 0; i < DW_MAX_HOME_PARTS; i++)
-	{
-		DWHomePart *part = DWHome((first + i) % DW_MAX_HOME_PARTS);
-
-		if (((volatile DWHomePart *) part)->npages == 0 ||
-			!LWLockConditionalAcquire(&part->lock, LW_EXCLUSIVE))
-			continue;
-		if (part->npages > 0)
-		{
-			dw_carry_home(part);
-			return true;
-		}
-		LWLockRelease(&part->lock);
-	}
-	return false;
-}
-
-/*
- * See to it that no home write is under way, and none left to be made.  The caller
- * holds the flush lock in any mode, and can rely on it until he releases that, but
- * for what he writes himself.
- */
-void
-dw_finish_home_writes(void)
-{
-	Assert(LWLockHeldByMe(DoubleWriteFlushLock));
-
-	while (dw_carry_part(0))
-		;
-	for (int i = 0; i < DW_MAX_HOME_PARTS; i++)
-	{
-		DWHomePart *part = DWHome(i);
-
-		if (((volatile DWHomePart *) part)->npages == 0)
-			continue;
-		LWLockAcquire(&part->lock, LW_EXCLUSIVE);
-		dw_carry_home(part);
-	}
-	Assert(!dw_homes_under_way());
-	pg_memory_barrier();		/* see dw_leave_description() */
-}
-
-/*
- * Take the flush lock, with no home write under way.
- */
-void
-dw_lock_flush_idle(LWLockMode mode)
-{
-	dw_lock_flush(mode);
-	dw_finish_home_writes();
-}
-
-/*
- * Take the locks of up to max free places, of the first nplaces.  Returns how many.
+ * Sort the batch, in which no page may be twice (R4).  Returns how many pages are to be
+ * written atomically: the first ones.
  */
 static int
-dw_take_places(DWHomePart **places, int max, int nplaces)
-{
-	int			n = 0;
-
-	Assert(DWIsFlusher());
-
-	for (int i = 0; i < nplaces && n < max; i++)
-	{
-		DWHomePart *part = DWHome(i);
-
-		if (((volatile DWHomePart *) part)->npages > 0 ||
-			!LWLockConditionalAcquire(&part->lock, LW_EXCLUSIVE))
-			continue;
-		places[n++] = part;
-	}
-	return n;
-}
-
-/*
- * Put pages of the batch into a place, whose lock is released.  Nothing in here may
- * fail.
- */
-static void
-dw_fill_place(DWHomePart *part, const int *slots, int npages)
-{
-	Assert(part->npages == 0);
-	for (int i = 0; i < npages; i++)
-		Assert(!DWSlots[slots[i]].atomic);	/* A3 */
-	memcpy(part->slots, slots, npages * sizeof(int));
-	part->round++;
-	part->npages = npages;
-	LWLockRelease(&part->lock);
-}
-
-/*
- * Sort the batch, in which no page may be twice (R4).  Returns where runs begin, and
- * how many there are; *atomic tells whether some are to be written atomically.
- */
-static int
-dw_sort_batch(int *runs, bool *atomic)
+dw_sort_batch(void)
 {
 	int		   *slots = DWCtl->batch.slots;
 	int			nslots = DWCtl->batch.len;
-	int			nruns = 0;
+	int			natomic = 0;
 
 	qsort(slots, nslots, sizeof(int), dw_slot_cmp);
 	for (int i = 1; i < nslots; i++)
 		Assert(dw_slot_cmp(&slots[i - 1], &slots[i]) < 0);
 
-	*atomic = false;
-	for (int i = 0; i < nslots; i += dw_run_length(slots + i, nslots - i))
+	while (natomic < nslots && DWSlots[slots[natomic]].atomic)
+		natomic++;
+	return natomic;
+}
+
+/*
+ * Put the pages of the batch into the queue, run by run.  Returns how many runs.
+ *
+ * There is room: each run in the queue has a slot of its own, and so has the queue.
+ */
+static int
+dw_enqueue_batch(void)
+{
+	int		   *slots = DWCtl->batch.slots;
+	int			nruns = 0;
+
+	for (int i = 0; i < DWCtl->batch.len;)
 	{
-		*atomic |= DWSlots[slots[i]].atomic;
-		runs[nruns++] = i;
+		int			end = i + dw_run_length(slots + i, DWCtl->batch.len - i);
+
+		DWRuns[(DWCtl->home.sent + nruns++) % DWCtl->stage.nslots] = slots[i];
+		Assert(!DWSlots[slots[i]].atomic);	/* A3 */
+		for (; i < end; i++)
+		{
+			DWSlots[slots[i]].run = DWCtl->home.sent + nruns - 1;
+			DWSlots[slots[i]].run_next = i + 1 < end ? slots[i + 1] : -1;
+		}
 	}
+
+	DWCtl->batch.len = 0;
+	DWLockMutex();
+	DWCtl->home.sent += nruns;
+	DWUnlockMutex();
 	return nruns;
 }
 
 /*
- * The pages of the batch are no longer in it.
+ * Send the batch home, and end it.
  */
-static void
-dw_end_batch(void)
-{
-	DWCtl->batch.len = 0;
-	dw_set_batch_phase(DW_BATCH_NONE);
-	DWCount(batches, 1);
-}
-
-/*
- * Divide the current batch into parts and end it, if that pays.  Returns into how
- * many: the caller carries so many, or wakes who does, without the flush lock.
- */
-int
+void
 dw_send_home(void)
 {
-	int			runs[DW_MAX_BATCH_PAGES + 1];
-	DWHomePart *places[DW_MAX_HOME_PARTS];
+	int			natomic;
 	int			nruns;
-	int			nplaces = dw_parts_wanted();
-	bool		atomic;
 
 	Assert(DWIsFlusher());
 	Assert(DWCtl->batch.phase == DW_BATCH_DURABLE);
 
-	if (nplaces == 0)
-		return 0;
-	nruns = dw_sort_batch(runs, &atomic);
-	runs[nruns] = DWCtl->batch.len;
-	if (atomic)
-		return 0;
-	nplaces = dw_take_places(places, Min(nruns, DW_MAX_HOME_PARTS), nplaces);
-	if (nplaces == 0)
-		return 0;
-
-	for (int i = 0; i < nplaces; i++)
-	{
-		int			begin = runs[nruns * i / nplaces];
-		int			end = runs[nruns * (i + 1) / nplaces];
-
-		dw_fill_place(places[i], DWCtl->batch.slots + begin, end - begin);
-	}
-	dw_end_batch();
+	natomic = dw_sort_batch();
+	if (natomic > 0)
+		dw_write_atomically(natomic);
+	nruns = dw_enqueue_batch();
+	dw_set_batch_phase(DW_BATCH_NONE);
+	DWCount(batches, 1);
 	INJECTION_POINT("doublewrite-home-sent", NULL);
-	return nplaces;
-}
-
-/*
- * Does this process leave batches to the background writer?  That is for the
- * checkpointer, while batches pass through the log and are not divided.  In recovery,
- * being woken up, the background writer would go through its main loop first, which
- * keeps ahead of redo.
- */
-bool
-dw_bgwriter_helps(void)
-{
-	return AmCheckpointerProcess() && DWCtl->log.armed && !RecoveryInProgress() &&
-		double_write_concurrency < 0 && dw_parts_wanted() == 0 &&
-		((volatile DWCtlData *) DWCtl)->flusher.proc != INVALID_PROC_NUMBER;
-}
-
-/*
- * Has most of the batch just passed through the log?
- */
-static bool
-dw_batch_was_logged(void)
-{
-	int			nlogged = 0;
-
-	for (int i = 0; i < DWCtl->batch.len; i++)
-	{
-		if (DWSlots[DWCtl->batch.slots[i]].home_batch == DWCtl->log.next_batchno - 1)
-			nlogged++;
-	}
-	return nlogged > DWCtl->batch.len / 2;
-}
-
-/*
- * The checkpointer would write one batch home while the device of the log is idle, and
- * then wait for that device.  So where writes are quick it leaves the batch to the
- * background writer, as one part, and goes on with the next pages, unless that is
- * behind already.  Pages that need no log have nothing to wait for; two processes would
- * only get in each other's way, writing to one file.  And a batch of many writes had
- * better not be left, since it could not be divided should they turn slow.
- *
- * Returns whether it did: the caller wakes the background writer, without the flush
- * lock.
- */
-bool
-dw_leave_home(void)
-{
-	int			runs[DW_MAX_BATCH_PAGES];
-	DWHomePart *place;
-	int			nruns;
-	bool		atomic;
-
-	Assert(DWIsFlusher());
-	Assert(DWCtl->batch.phase == DW_BATCH_DURABLE);
-
-	if (!dw_bgwriter_helps() || !dw_batch_was_logged())
-		return false;
-	nruns = dw_sort_batch(runs, &atomic);
-	if (atomic || nruns > DW_RUNS_FOR_BGWRITER ||
-		dw_take_places(&place, 1, DW_PLACES_FOR_BGWRITER) == 0)
-		return false;
-
-	dw_fill_place(place, DWCtl->batch.slots, DWCtl->batch.len);
-	dw_end_batch();
-	INJECTION_POINT("doublewrite-home-sent", NULL);
-	return true;
-}
-
-/* ---------------------------------------------------------------------
- * A whole batch
- * ---------------------------------------------------------------------
- */
-
-/*
- * Bring the pages of the current batch home and end the batch.  If one of mine
- * cannot be written, that is an error, when all others are home.
- *
- * Returns false if some are left, which the caller may divide: one slow file must
- * not hold up all others behind the flush lock.
- *
- * Atomic writes are made with no other home write beside them: what the kernel does to
- * its cache for them is then no concern of others.
- */
-bool
-dw_write_home(const DWPageSet *mine, bool may_divide)
-{
-	int			runs[DW_MAX_BATCH_PAGES];
-	DWErrors	errors = {0};
-	bool		atomic;
-	bool		done;
-
-	Assert(DWIsFlusher());
-	Assert(DWCtl->batch.phase == DW_BATCH_DURABLE);
-	Assert(mine == NULL || !may_divide);
-
-	/* what an error may have left is none of ours any more */
-	dw_atomic_end();
-
-	dw_sort_batch(runs, &atomic);
-	if (atomic)
-		dw_finish_home_writes();
-	dw_bring_home((DWDescribed) {DWCtl->batch.slots, &DWCtl->batch.len}, mine,
-				  !may_divide || atomic, &errors);
-	dw_atomic_end();
-
-	/* a write that ends later could come over a newer one, or a newer file (R4, R7) */
-	Assert(DWAtomicUnderWay() == 0);
-	done = DWCtl->batch.len == 0;
-	if (done)
-	{
-		dw_end_batch();
-		INJECTION_POINT("doublewrite-home-written", NULL);
-	}
-	dw_tell_errors(&errors);
-	return done;
+	dw_tell_room(nruns);
 }

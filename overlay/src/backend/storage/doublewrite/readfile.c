@@ -98,7 +98,7 @@ DoubleWriteHoldHomeWrites(const char *path)
 		if (!has_pages || !dw_any_has_failed(&pages))
 			break;
 		LWLockRelease(DoubleWriteFlushLock);
-		dw_flush_batch(&pages, &pages);
+		dw_try_home(&pages);
 		CHECK_FOR_INTERRUPTS();
 	}
 	INJECTION_POINT("doublewrite-home-writes-held", NULL);
@@ -111,8 +111,8 @@ DoubleWriteResumeHomeWrites(void)
 }
 
 /*
- * Somebody is going to read this file for a client.  Does that take care that
- * no page is read torn, so that it must use DoubleWriteRead()?
+ * The caller is going to read this file for a client.  Return whether that takes care
+ * that no page is read torn, so that it must use DoubleWriteRead().
  *
  * To be asked before the file is read or positioned: what stdio reads ahead it
  * would read without our care.

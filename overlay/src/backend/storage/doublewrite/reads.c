@@ -72,7 +72,7 @@ DoubleWriteNoteRedo(XLogRecPtr redo)
 void
 dw_count_reads_from(XLogRecPtr redo)
 {
-	pg_atomic_write_u64(&DWCtl->reads.recover_from, redo);
+	pg_atomic_write_u64(&DWCtl->recover_from, redo);
 }
 
 /*

@@ -56,8 +56,8 @@
 
 /*
  * How long a checkpoint sleeps between two looks at removals under way.  It is
- * not woken by them: an error releases a remover's lock as well, where nobody
- * would signal a condition variable, and a remover may be waiting for the
+ * not woken by them: an error releases a remover's lock as well, where no
+ * process would signal a condition variable, and a remover may be waiting for the
  * checkpointer to empty its queue of sync requests.  Removals take some
  * milliseconds, and this happens once in a checkpoint.
  */
@@ -121,14 +121,16 @@ DoubleWriteEndRemoval(void)
 }
 
 /*
- * May a checkpoint wait for this process?  Then nothing is sent to its client, which
- * may not read it: neither messages, of any level, nor the error that ends the removal,
- * which is reported before the lock is released.
+ * May a checkpoint wait for this process, as it removes files, or writes pages home?
+ * Then nothing is sent to its client, which may not read it: neither messages, of any
+ * level, nor the error that ends the removal, which is reported before the lock is
+ * released.
  */
 bool
 DoubleWriteIsRemoving(void)
 {
-	return dw_removal_lock != NULL && LWLockHeldByMe(dw_removal_lock);
+	return (dw_removal_lock != NULL && LWLockHeldByMe(dw_removal_lock)) ||
+		dw_own_writer() != NULL;
 }
 
 /* ---------------------------------------------------------------------
@@ -153,8 +155,8 @@ DoubleWriteRemovalFailed(void)
 }
 
 /*
- * Nobody holds the lock for removals of this parity, but us.  Has somebody not come to
- * DoubleWriteEndRemoval()?
+ * No other process holds the lock for removals of this parity.  Note whether one has not
+ * come to DoubleWriteEndRemoval().
  */
 static void
 dw_note_unended_removals(uint32 parity)
@@ -240,7 +242,7 @@ dw_first_failed_removal(void)
 }
 
 /*
- * For who is going to make the log empty without a checkpoint. (R3)
+ * Throw an error if the log is not to be made empty without a checkpoint. (R3)
  */
 void
 dw_refuse_to_forget_removal(void)
@@ -273,20 +275,14 @@ dw_forget_failed_removal(XLogRecPtr redo)
  * Drop the staged pages for which filter says yes, and wait out home writes
  * of such pages that are in flight. (R7)
  *
- * Who writes a page looks at "discarded" before, but may have looked already.  When
- * we get the flush lock, no write is under way with that held, and what has been sent
- * home in parts meanwhile we wait for.  A batch or part that was left half-done will be
- * resumed without the pages marked.
+ * The process that writes a page looks at "discarded" before, but may have looked already.
+ * Then its write is waited for; a write of other pages is not.
  */
 static void
 dw_discard(DWTagFilter filter, const void *arg)
 {
 	if (dw_discard_staged(filter, arg))
-	{
-		dw_lock_flush(LW_EXCLUSIVE);
-		LWLockRelease(DoubleWriteFlushLock);
-		dw_await_home_writes();
-	}
+		dw_await_writes_of(filter, arg);
 }
 
 typedef struct DWForkRange
@@ -327,12 +323,37 @@ DoubleWriteDiscardForks(RelFileLocator rlocator, const ForkNumber *forknum,
 	dw_discard(dw_tag_in_forks, &range);
 }
 
+/* Relations, sorted */
+typedef struct DWRelations
+{
+	RelFileLocator *rlocators;
+	int			n;
+} DWRelations;
+
+static int
+dw_rlocator_cmp(const void *a, const void *b)
+{
+	return memcmp(a, b, sizeof(RelFileLocator));
+}
+
+static bool
+dw_tag_in_relations(const BufferTag *tag, const void *arg)
+{
+	const DWRelations *set = arg;
+	RelFileLocator rlocator = BufTagGetRelFileLocator(tag);
+
+	return bsearch(&rlocator, set->rlocators, set->n, sizeof(RelFileLocator),
+				   dw_rlocator_cmp) != NULL;
+}
+
 /*
- * Drop staged pages of relations that are about to be unlinked.
+ * Drop staged pages of relations that are about to be unlinked, in one pass.
  */
 void
 DoubleWriteDiscardRelations(SMgrRelation *rels, int nrels)
 {
+	DWRelations set = {palloc_array(RelFileLocator, nrels), 0};
+
 	for (int i = 0; i < nrels; i++)
 	{
 		RelFileLocator *rlocator = &rels[i]->smgr_rlocator.locator;
@@ -340,8 +361,12 @@ DoubleWriteDiscardRelations(SMgrRelation *rels, int nrels)
 		if (SmgrIsTemp(rels[i]))
 			continue;
 		dw_note_drop_in_redo(rlocator);
-		dw_discard(dw_tag_in_relation, rlocator);
+		set.rlocators[set.n++] = *rlocator;
 	}
+	qsort(set.rlocators, set.n, sizeof(RelFileLocator), dw_rlocator_cmp);
+	if (set.n > 0)
+		dw_discard(dw_tag_in_relations, &set);
+	pfree(set.rlocators);
 	INJECTION_POINT("doublewrite-relations-discarded", NULL);
 }
 
@@ -390,13 +415,13 @@ dw_note_file(const RelFileLocator *rlocator, ForkNumber forknum, uint32 segno)
 	file.forknum = forknum;
 	file.segno = segno;
 
-	DWLockMutex();
+	LWLockAcquire(&DWCtl->removals.lock, LW_EXCLUSIVE);
 	if (DWCtl->removals.nfiles < DW_REMOVED_FILES)
 	{
 		DWCtl->removals.files[DWCtl->removals.nfiles++] = file;
 		noted = true;
 	}
-	DWUnlockMutex();
+	LWLockRelease(&DWCtl->removals.lock);
 
 	if (!noted && !dw_sync_file(&file, WARNING))
 		DoubleWriteRemovalFailed();
@@ -408,7 +433,7 @@ dw_note_directory(const RelFileLocator *rlocator)
 {
 	bool		noted = false;
 
-	DWLockMutex();
+	LWLockAcquire(&DWCtl->removals.lock, LW_EXCLUSIVE);
 	/* a sync under way may have come too early for this one */
 	for (int i = DWCtl->removals.nsyncing_dirs; i < DWCtl->removals.ndirs && !noted; i++)
 		noted = DWCtl->removals.dirs[i].spcOid == rlocator->spcOid &&
@@ -418,7 +443,7 @@ dw_note_directory(const RelFileLocator *rlocator)
 		DWCtl->removals.dirs[DWCtl->removals.ndirs++] = *rlocator;
 		noted = true;
 	}
-	DWUnlockMutex();
+	LWLockRelease(&DWCtl->removals.lock);
 
 	if (!noted && !dw_sync_directory(rlocator, WARNING))
 		DoubleWriteRemovalFailed();
@@ -541,6 +566,10 @@ dw_forget_removals(int nfiles, int ndirs, uint32 generation)
 	failed = kept != 0 && DWCtl->redo.last < DWCtl->removals.failed_until;
 	if (failed && (DWCtl->removals.failed_batch == 0 || kept < DWCtl->removals.failed_batch))
 		DWCtl->removals.failed_batch = kept;
+	DWCtl->removals.first_batch[generation & 1] = 0;
+	DWUnlockMutex();
+
+	LWLockAcquire(&DWCtl->removals.lock, LW_EXCLUSIVE);
 	DWCtl->removals.nfiles -= nfiles;
 	memmove(DWCtl->removals.files, DWCtl->removals.files + nfiles,
 			DWCtl->removals.nfiles * sizeof(DWDirtyFile));
@@ -548,8 +577,7 @@ dw_forget_removals(int nfiles, int ndirs, uint32 generation)
 	memmove(DWCtl->removals.dirs, DWCtl->removals.dirs + ndirs,
 			DWCtl->removals.ndirs * sizeof(RelFileLocator));
 	DWCtl->removals.nsyncing_dirs = 0;
-	DWCtl->removals.first_batch[generation & 1] = 0;
-	DWUnlockMutex();
+	LWLockRelease(&DWCtl->removals.lock);
 
 	/* lest the log become full of what a checkpoint frees */
 	if (failed && IsUnderPostmaster)
@@ -573,14 +601,14 @@ dw_sync_removals(void)
 
 	Assert(AmCheckpointerProcess() || !IsUnderPostmaster);
 
-	DWLockMutex();
+	LWLockAcquire(&DWCtl->removals.lock, LW_EXCLUSIVE);
 	nfiles = DWCtl->removals.nfiles;
 	ndirs = DWCtl->removals.ndirs;
 	memcpy(dirs, DWCtl->removals.dirs, ndirs * sizeof(RelFileLocator));
 	DWCtl->removals.nsyncing_dirs = ndirs;
-	DWUnlockMutex();
+	LWLockRelease(&DWCtl->removals.lock);
 
-	/* too many to be copied under the mutex; others only add some behind them */
+	/* only this process takes them away */
 	files = palloc_array(DWDirtyFile, nfiles);
 	memcpy(files, DWCtl->removals.files, nfiles * sizeof(DWDirtyFile));
 

@@ -28,7 +28,6 @@
 int			io_torn_pages_protection = TORN_PAGES_FULL_PAGES;
 int			double_write_buffer_size = -1;
 int			double_write_compression = DW_COMPRESSION_DEFAULT;
-int			double_write_concurrency = -1;
 int			double_write_stage_size = -1;
 
 /*

@@ -56,9 +56,18 @@ dw_init_ctl(void)
 	pg_atomic_init_u32(&DWCtl->setting, DW_SETTING_UNKNOWN);
 	pg_atomic_init_u32(&DWCtl->setting_changed, 0);
 	DWCtl->flusher.proc = INVALID_PROC_NUMBER;
-	pg_atomic_init_u32(&DWCtl->room.nwaiting, 0);
-	pg_atomic_init_u64(&DWCtl->room.told, 0);
+	ConditionVariableInit(&DWCtl->home.room);
+	ConditionVariableInit(&DWCtl->home.ended);
+	ConditionVariableInit(&DWCtl->home.thawed);
+	for (int i = 0; i < DW_HOME_PLACES; i++)
+	{
+		pg_atomic_init_u32(&DWCtl->home.places[i].nwriting, 0);
+		pg_atomic_init_u32(&DWCtl->home.places[i].stalled, 0);
+		pg_atomic_init_u64(&DWCtl->home.places[i].ended, 0);
+	}
+	pg_atomic_init_u64(&DWCtl->log.cycles_done, 0);
 
+	LWLockInitialize(&DWCtl->removals.lock, DoubleWriteRemovalEvenLock->tranche);
 	pg_atomic_init_u32(&DWCtl->removals.generation, 0);
 	for (int i = 0; i < lengthof(DWCtl->removals.under_way); i++)
 		pg_atomic_init_u32(&DWCtl->removals.under_way[i], 0);
@@ -73,14 +82,13 @@ dw_init_ctl(void)
 		pg_atomic_init_u64(&DWCtl->atomic.places[i].refused, 0);
 	}
 
-	pg_atomic_init_u64(&DWCtl->home_nsec, 0);
-	for (int i = 0; i < DW_MAX_HOME_PARTS; i++)
+	for (int i = 0; i < DW_MAX_WRITERS; i++)
 	{
-		LWLockInitialize(&DWHome(i)->lock, DoubleWriteHomeLock->tranche);
-		pg_atomic_init_u64(&DWHome(i)->freed, 0);
+		LWLockInitialize(&DWWriterAt(i)->lock, DoubleWriteRoomLock->tranche);
+		pg_atomic_init_u64(&DWWriterAt(i)->since, 0);
 	}
 
-	pg_atomic_init_u64(&DWCtl->reads.recover_from, 0);
+	pg_atomic_init_u64(&DWCtl->recover_from, 0);
 	for (int i = 0; i < DW_REDO_PLACES; i++)
 	{
 		pg_atomic_init_u64(&DWCtl->reads.places[i].redo, InvalidXLogRecPtr);

@@ -6,13 +6,13 @@
  * FlushBuffer() copies a page into a stage slot, marks the buffer clean and
  * goes on.  Until the copy has reached its home in the relation file, the
  * stage holds the newest version of the page outside of shared buffers, so a
- * buffer miss must look here before it reads home (rule R6), and whoever
- * drops or truncates a file must drop the copies first (rule R7).
+ * buffer miss must look here before it reads home (rule R6), and a process
+ * that drops or truncates a file must drop the copies first (rule R7).
  *
  * Why a miss can look without holding a lock across the look and the read:
  * at most one buffer holds a given block, and a page is staged only from a
  * valid buffer.  While a process holds the I/O of an invalid buffer for a
- * block, nobody can stage that block; copies can only go away, and they go
+ * block, no process can stage that block; copies can only go away, and they go
  * away after they reached home.  So a copy found is the newest version, and
  * if none is found home is.
  *
@@ -20,7 +20,7 @@
  * copy in place.  Once its slot is in a batch it is frozen, and the newer
  * version gets a slot of its own, which is not taken before the older one has
  * left its batch.  So there are two versions at most, and home writes of one page
- * happen in staging order, whoever makes them (rule R4).
+ * happen in staging order, whichever processes make them (rule R4).
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -60,6 +60,9 @@ static int *DWBuckets = NULL;
  */
 static pg_atomic_uint32 *dw_in_use = NULL;
 
+/* Runs on their way home, by their first slots; see home.c */
+int		   *DWRuns = NULL;
+
 /* Constant; each process has its own, for the same reason. */
 static uint32 dw_nbuckets = 0;
 
@@ -89,6 +92,7 @@ dw_stage_shmem_size(void)
 	Size		size = 0;
 
 	size = add_size(size, mul_size(dw_stage_slots(), sizeof(DWSlot)));
+	size = add_size(size, mul_size(dw_stage_slots(), sizeof(int)));
 	size = add_size(size, dw_lookup_size());
 	size = add_size(size, mul_size(dw_stage_slots(), BLCKSZ));
 	size = add_size(size, PG_IO_ALIGN_SIZE);
@@ -137,6 +141,8 @@ dw_stage_shmem_init(void)
 										   PG_IO_ALIGN_SIZE),
 								  &found));
 
+	DWRuns = ShmemInitStruct("Double Write Runs",
+							 mul_size(dw_stage_slots(), sizeof(int)), &found);
 	DWSlots = ShmemInitStruct("Double Write Stage Slots",
 							  mul_size(dw_stage_slots(), sizeof(DWSlot)),
 							  &found);
@@ -224,15 +230,52 @@ dw_set_in_use(int nslots)
 }
 
 /*
- * Does a slot on the list wait for an older version of its page? (R4)
+ * The staged list has what the next batch can take.  A page that waits for an
+ * older version of it, or that could not be written, is not on it. (R4, R11)
  */
 static void
-dw_set_behind(DWSlot *slot, bool behind)
+dw_enter_list(DWSlot *slot)
 {
 	Assert(DWMutexHeld());
-	DWCtl->stage.nbehind += (int) behind - (int) slot->behind;
-	slot->behind = behind;
-	Assert(DWCtl->stage.nbehind >= 0);
+	if (slot->listed || slot->behind || slot->failed)
+		return;
+	dlist_push_tail(&DWCtl->stage.staged, &slot->node);
+	DWCtl->stage.nstaged++;
+	slot->listed = true;
+}
+
+static void
+dw_leave_list(DWSlot *slot)
+{
+	Assert(DWMutexHeld());
+	if (!slot->listed)
+		return;
+	Assert(DWCtl->stage.nstaged > 0);
+	dlist_delete(&slot->node);
+	DWCtl->stage.nstaged--;
+	slot->listed = false;
+}
+
+/*
+ * A home write of the page has failed, or of an older version: with this errno, or
+ * with DW_STALLED if it has not been tried, which leaves home as it was, or has not come
+ * back yet.
+ */
+static void
+dw_mark_failed(DWSlot *slot, int error)
+{
+	Assert(DWMutexHeld());
+	Assert(!DWSlotInState(slot, DW_SLOT_FREE));
+
+	dw_leave_list(slot);
+	if (!slot->failed)
+		DWCtl->stage.nfailed++;
+	slot->failed = true;
+	slot->error = error;
+	if (error != DW_STALLED)
+		slot->touched = true;
+	else
+		pg_atomic_write_u32(&DWHomePlaceOf(slot->tag.spcOid)->stalled, 1);
 }
 
 /*
@@ -246,7 +289,10 @@ dw_let_newer_go(int slotno)
 
 	Assert(DWSlotInState(slot, DW_SLOT_BATCH) && newest >= 0);
 	if (newest != slotno)
-		dw_set_behind(&DWSlots[newest], false);
+	{
+		DWSlots[newest].behind = false;
+		dw_enter_list(&DWSlots[newest]);
+	}
 }
 
 static void
@@ -262,55 +308,39 @@ dw_free_slot(int slotno)
 		dw_let_newer_go(slotno);
 	if (!slot->discarded)
 		dw_unlink(slotno);
-	dw_set_behind(slot, false);
+	Assert(!slot->listed);
 	if (slot->failed)
 		DWCtl->stage.nfailed--;
-	slot->failed = false;
+	slot->failed = slot->touched = false;
+	slot->home_batch = 0;
 	dw_set_slot_state(slot, DW_SLOT_FREE);
 	dlist_push_head(&DWCtl->stage.free, &slot->node);
 	dw_set_in_use(DWCtl->stage.ninuse - 1);
 }
 
-static void
-dw_enter_list(DWSlot *slot)
+
+/*
+ * Slots from this number on have never been used, so that nothing need look at them.
+ * The free list is a stack, so they are few where the stage is larger than it need be.
+ */
+int
+dw_slots_used(void)
 {
-	Assert(DWMutexHeld());
-	dlist_push_tail(&DWCtl->stage.staged, &slot->node);
-	DWCtl->stage.nstaged++;
+	return ((volatile DWCtlData *) DWCtl)->stage.nused;
 }
 
-static void
-dw_leave_list(DWSlot *slot)
+/*
+ * Is it to be feared that a write to this tablespace does not come back: one of others, if
+ * the caller is going to write there?  A slow device is not taken for a frozen one: there,
+ * writes come back now and then.
+ */
+bool
+dw_is_stalled(Oid spcOid, bool writing)
 {
-	Assert(DWMutexHeld());
-	Assert(DWCtl->stage.nstaged > 0);
-	Assert(!slot->returned || DWCtl->stage.nreturned > 0);
+	DWHomePlace *place = DWHomePlaceOf(spcOid);
 
-	dlist_delete(&slot->node);
-	DWCtl->stage.nstaged--;
-	if (slot->returned)
-		DWCtl->stage.nreturned--;
-	slot->returned = false;
-}
-
-/* A version of the page of a slot on the list was in a batch before */
-static void
-dw_mark_returned(DWSlot *slot)
-{
-	Assert(DWMutexHeld());
-	if (!slot->returned)
-		DWCtl->stage.nreturned++;
-	slot->returned = true;
-}
-
-static void
-dw_mark_failed(DWSlot *slot)
-{
-	Assert(DWMutexHeld());
-	Assert(!DWSlotInState(slot, DW_SLOT_FREE));
-	if (!slot->failed)
-		DWCtl->stage.nfailed++;
-	slot->failed = true;
+	return pg_atomic_read_u32(&place->nwriting) > (uint32) writing &&
+		dw_age(&place->ended) >= DW_STALLED_NSEC;
 }
 
 /*
@@ -333,9 +363,9 @@ dw_any_has_failed(const DWPageSet *pages)
 
 	if (!dw_pages_have_failed())
 		return false;
-	for (int i = 0; i < DWCtl->stage.nslots; i++)
+	for (int i = 0; i < dw_slots_used(); i++)
 	{
-		if (((volatile DWSlot *) &DWSlots[i])->failed &&
+		if (((volatile DWSlot *) &DWSlots[i])->touched &&
 			DWPageInSet(pages, &DWSlots[i].tag))
 			return true;
 	}
@@ -343,16 +373,62 @@ dw_any_has_failed(const DWPageSet *pages)
 }
 
 /*
- * Can a slot be taken for a page whose file is not known to be bad?  Slots in
- * reserve can, when there are too few others that have not failed.
+ * Has one of these pages failed in this run or a later one, or is one stalled?  Returns
+ * its errno, and which page it was; DW_STALLED or DW_TORN if there is nothing worse; or 0.
+ */
+int
+dw_find_failure(const DWPageSet *pages, uint64 since, BufferTag *tag)
+{
+	int			result = 0;
+
+	if (!dw_pages_have_failed())
+		return 0;
+	for (int i = 0; i < dw_slots_used(); i++)
+	{
+		DWSlot	   *slot = &DWSlots[i];
+
+		if (!((volatile DWSlot *) slot)->failed)
+			continue;
+		DWLockMutex();
+		if (slot->failed && !slot->discarded &&
+			(slot->run >= since || slot->error == DW_STALLED) &&
+			(result == 0 || slot->error > result) && DWPageInSet(pages, &slot->tag))
+		{
+			result = slot->error;
+			*tag = slot->tag;
+		}
+		DWUnlockMutex();
+		if (result > 0)
+			break;
+	}
+	return result;
+}
+
+/*
+ * How many slots can pages have that have not failed?  Slots in reserve count when there
+ * are too few others.
+ */
+static int
+dw_capacity(int nfailed)
+{
+	int			reserved = DWCtl->stage.nreserved;
+
+	return Max(DWCtl->stage.nslots - reserved - nfailed, reserved);
+}
+
+int
+dw_stage_capacity(void)
+{
+	return dw_capacity(((volatile DWCtlData *) DWCtl)->stage.nfailed);
+}
+
+/*
+ * Can a slot be taken for a page whose file is not known to be bad?
  */
 static bool
 dw_has_room(int ninuse, int nfailed)
 {
-	int			reserved = DWCtl->stage.nreserved;
-
-	return ninuse < DWCtl->stage.nslots &&
-		ninuse - nfailed < Max(DWCtl->stage.nslots - reserved - nfailed, reserved);
+	return ninuse < DWCtl->stage.nslots && ninuse - nfailed < dw_capacity(nfailed);
 }
 
 /*
@@ -391,36 +467,33 @@ dw_reserve_slot(const BufferTag *tag, uint32 bucket, bool refused, bool *replace
 	dw_set_slot_state(slot, DW_SLOT_FILLING);
 	slot->tag = *tag;
 	slot->seq = slot->oldest_seq = DWCtl->stage.next_seq++;
-	slot->home_batch = 0;
+	Assert(slot->home_batch == 0);
 	slot->discarded = false;
-	Assert(!slot->failed);
-	slot->returned = false;
+	Assert(!slot->failed && !slot->touched);
 	slot->use_log = false;
-	dw_set_behind(slot, older >= 0);
+	slot->behind = older >= 0;
 	slot->bucket = bucket;
 	slot->hash_next = DWBuckets[bucket];
 	DWBuckets[bucket] = slotno;
 	dw_enter_list(slot);
+	DWCtl->stage.nused = Max(DWCtl->stage.nused, slotno + 1);
 	dw_set_in_use(DWCtl->stage.ninuse + 1);
 	return slotno;
 }
 
 /* ---------------------------------------------------------------------
- * For those who stage pages
+ * For processes that stage pages
  * ---------------------------------------------------------------------
  */
 
 /*
- * Number of staged pages that a batch could take: they have not failed, and are not
- * behind an older version.  It may be out of date when the caller looks at it, so
- * there is no point in locking.
+ * Number of staged pages that a batch could take.  It may be out of date when the
+ * caller looks at it, so there is no point in locking.
  */
 int
 dw_staged_count(void)
 {
-	volatile DWCtlData *ctl = DWCtl;
-
-	return ctl->stage.nstaged - ctl->stage.nfailed - ctl->stage.nbehind;
+	return ((volatile DWCtlData *) DWCtl)->stage.nstaged;
 }
 
 /*
@@ -566,7 +639,7 @@ DoubleWriteReadStaged(const BufferTag *tag, char *dst)
  * A page is being removed whose home may be torn: keep this batch, the log's
  * copy of it, until the removal is durable. (R3)  Mutex held.
  *
- * Whoever removes the page has begun in the present generation of removals, or
+ * The process that removes the page has begun in the present generation of removals, or
  * in the one before, which a checkpoint is waiting for.  Either way that is over
  * when the present one is waited for.  So two numbers tell what to keep.
  */
@@ -609,13 +682,13 @@ static void
 dw_keep_copy(const DWSlot *slot)
 {
 	Assert(DWMutexHeld());
-	if (slot->failed && slot->home_batch != 0)
+	if (slot->touched && slot->home_batch != 0)
 		dw_keep_removed(slot->home_batch);
 }
 
 /*
  * Drop one page.  Returns whether it is in a batch: then its slot stays there,
- * but nobody may find it.  Mutex held.
+ * but no process may find it.  Mutex held.
  */
 static bool
 dw_discard_slot(int slotno)
@@ -656,7 +729,7 @@ dw_discard_staged(DWTagFilter filter, const void *arg)
 	if (pg_atomic_read_u32(&DWCtl->stage.ninuse_hint) == 0)
 		return false;
 
-	for (int i = 0; i < DWCtl->stage.nslots; i++)
+	for (int i = 0; i < dw_slots_used(); i++)
 	{
 		DWSlot	   *slot = &DWSlots[i];
 
@@ -674,6 +747,7 @@ dw_discard_staged(DWTagFilter filter, const void *arg)
 	}
 
 	DWCount(discarded, ndiscarded);
+	dw_tell_room(ndiscarded);
 	return in_batch;
 }
 
@@ -694,32 +768,26 @@ dw_take_slot(DWSlot *slot)
 }
 
 /*
- * Move some staged slots into the batch, oldest first, but none that is behind an
- * older version. (R4)  Returns how many.  *nretried is the number of those which have
- * failed before.
+ * Move some slots of the staged list into the batch, oldest first.  Returns how many.
+ * None of them is behind an older version. (R4)
  */
 static int
-dw_take_chunk(int *slots, int max, const DWPageSet *retry, int *nretried)
+dw_take_chunk(int *slots, int max)
 {
 	dlist_mutable_iter iter;
 	int			n = 0;
 
 	Assert(DWMutexHeld());
 
+	/* what is being filled is passed over: by few processes, and not for long */
 	dlist_foreach_modify(iter, &DWCtl->stage.staged)
 	{
 		DWSlot	   *slot = dlist_container(DWSlot, node, iter.cur);
 
 		if (n >= max)
 			break;
-		if (slot->behind || !DWSlotInState(slot, DW_SLOT_STAGED))
+		if (!DWSlotInState(slot, DW_SLOT_STAGED))
 			continue;
-		if (slot->failed)
-		{
-			if (!DWPageInSet(retry, &slot->tag) || *nretried >= retry->max)
-				continue;
-			(*nretried)++;
-		}
 		dw_take_slot(slot);
 		slots[n++] = slot - DWSlots;
 	}
@@ -727,8 +795,49 @@ dw_take_chunk(int *slots, int max, const DWPageSet *retry, int *nretried)
 }
 
 /*
+ * Move slots into the batch of pages that could not be written home: those in the set,
+ * if they keep a batch below the given one in the log, or PG_UINT64_MAX.  Pages that would
+ * only come back, as writes there are stalled, are left out, and none is taken again
+ * before the others have been.
+ */
+static int
+dw_take_failed(int *slots, int max, const DWPageSet *pages, uint64 before)
+{
+	static int	first = 0;
+	int			nused = dw_slots_used();
+	int			n = 0;
+
+	if (pages == NULL || !dw_pages_have_failed())
+		return 0;
+	max = Min(max, pages->max);
+	for (int k = 0; k < nused && n < max; k++)
+	{
+		int			i = (first + k) % nused;
+		DWSlot	   *slot = &DWSlots[i];
+
+		if (!((volatile DWSlot *) slot)->failed ||
+			(before == PG_UINT64_MAX && slot->error == DW_STALLED &&
+			 dw_is_stalled(slot->tag.spcOid, false)))
+			continue;
+		DWLockMutex();
+		if (DWSlotInState(slot, DW_SLOT_STAGED) && slot->failed && !slot->behind &&
+			DWPageInSet(pages, &slot->tag) &&
+			(before == PG_UINT64_MAX ||
+			 (slot->home_batch != 0 && slot->home_batch < before)))
+		{
+			dw_take_slot(slot);
+			slots[n++] = i;
+		}
+		DWUnlockMutex();
+	}
+	if (n == max)
+		first = slots[n - 1] + 1;
+	return n;
+}
+
+/*
  * Move up to max staged slots into the batch, oldest first.  Slots of which a
- * home write has failed are left alone, but for those in retry.
+ * home write has failed are left alone, except those in retry, which come first.
  *
  * A page of which an older version is on its way home is left for later, so no
  * page is in a batch twice, and none in two batches. (R4)  That goes as well for what
@@ -737,18 +846,17 @@ dw_take_chunk(int *slots, int max, const DWPageSet *retry, int *nretried)
 int
 dw_take_slots(int *slots, int max, const DWPageSet *retry)
 {
-	int			n = 0;
-	int			nretried = 0;
+	int			n;
 	int			taken;
 
 	Assert(DWIsFlusher());
 	Assert(max <= DW_MAX_BATCH_PAGES);
 
+	n = dw_take_failed(slots, max, retry, PG_UINT64_MAX);
 	do
 	{
 		DWLockMutex();
-		taken = dw_take_chunk(slots + n, Min(max - n, DW_TAKE_CHUNK), retry,
-							  &nretried);
+		taken = dw_take_chunk(slots + n, Min(max - n, DW_TAKE_CHUNK));
 		DWUnlockMutex();
 		n += taken;
 		INJECTION_POINT("doublewrite-chunk-taken", NULL);
@@ -761,34 +869,18 @@ dw_take_slots(int *slots, int max, const DWPageSet *retry)
 
 /*
  * Move up to max slots into the batch that have failed and keep a batch below
- * the given one in the log.  No page can be among them twice.
+ * the given one in the log.
  */
 int
 dw_take_kept(int *slots, int max, uint64 before)
 {
-	dlist_mutable_iter iter;
-	int			n = 0;
+	int			n;
 
 	Assert(DWIsFlusher());
 	Assert(max <= DW_MAX_BATCH_PAGES);
 
-	DWLockMutex();
-	dlist_foreach_modify(iter, &DWCtl->stage.staged)
-	{
-		DWSlot	   *slot = dlist_container(DWSlot, node, iter.cur);
-
-		if (n >= max)
-			break;
-		if (!DWSlotInState(slot, DW_SLOT_STAGED) || !slot->failed ||
-			slot->home_batch == 0 || slot->home_batch >= before)
-			continue;
-		dw_take_slot(slot);
-		slots[n++] = slot - DWSlots;
-	}
-	DWUnlockMutex();
-
-	/* as in dw_take_slots() */
-	pg_read_barrier();
+	n = dw_take_failed(slots, max, &DWAllPages, before);
+	pg_read_barrier();			/* as in dw_take_slots() */
 	return n;
 }
 
@@ -798,66 +890,143 @@ dw_take_kept(int *slots, int max, uint64 before)
 void
 dw_release_slots(const int *slots, int nslots)
 {
-	Assert(DWCarriesPages());
-
-	/* who sees the slots gone must see the pages at home (R6) */
+	/* a process that sees the slots gone must see the pages at home (R6) */
 	pg_write_barrier();
 
-	DWLockMutex();
-	for (int i = 0; i < nslots; i++)
+	for (int i = 0; i < nslots;)
 	{
-		Assert(DWSlotInState(&DWSlots[slots[i]], DW_SLOT_BATCH));
-		dw_free_slot(slots[i]);
+		int			end = Min(nslots, i + DW_TAKE_CHUNK);
+
+		DWLockMutex();
+		for (; i < end; i++)
+		{
+			Assert(DWSlotInState(&DWSlots[slots[i]], DW_SLOT_BATCH));
+			dw_free_slot(slots[i]);
+		}
+		DWUnlockMutex();
 	}
-	DWUnlockMutex();
 	dw_tell_room(nslots);
 }
 
 /*
- * The home write failed, or the batch cannot be carried on with.  Keep the
- * copy, unless a newer version of the page has been staged meanwhile, which
- * will do for both: those who wait for the older one, or keep its copy in the
+ * A page cannot be written home and a newer version of it has been staged meanwhile,
+ * which will do for both: processes that wait for the older one, or keep its copy in the
  * log, must wait for the newer. (R3, R4, R11)
  */
+static void
+dw_merge_into_newer(int slotno, int newest)
+{
+	DWSlot	   *slot = &DWSlots[slotno];
+	DWSlot	   *newer = &DWSlots[newest];
+
+	Assert(DWMutexHeld());
+	if (slot->failed)
+	{
+		dw_mark_failed(newer, slot->error);
+		newer->touched |= slot->touched;
+		newer->run = slot->run;
+		if (slot->home_batch != 0)
+			newer->home_batch = slot->home_batch;
+	}
+	newer->oldest_seq = Min(newer->oldest_seq, slot->oldest_seq);
+	newer->use_log |= slot->use_log || slot->records.unreported;
+	DWCtl->stage.nmerged++;
+	dw_free_slot(slotno);
+}
+
+/*
+ * A page in a batch returns to the stage, as its home write has failed with this
+ * errno, or was not tried (DW_STALLED); or, with 0, as the batch cannot be carried on
+ * with or has been called back, which leaves it failed if it was.  As long as home has not
+ * been touched, the page needs nothing of the log. (R3, R4, R11)
+ */
 void
-dw_restage_slot(int slotno, bool failed)
+dw_restage_slot(int slotno, int error)
 {
 	DWSlot	   *slot = &DWSlots[slotno];
 	int			newest;
-
-	Assert(DWCarriesPages());
+	bool		room;
 
 	DWLockMutex();
 	Assert(DWSlotInState(slot, DW_SLOT_BATCH));
-	if (failed)
-		dw_mark_failed(slot);
+	if (error == 0 && slot->failed)
+		error = slot->error;
+	if (error != 0)
+		dw_mark_failed(slot, error);
+	if (!slot->touched)
+		slot->home_batch = 0;
 	newest = slot->discarded ? -1 : dw_lookup(slot->bucket, &slot->tag);
 	if (slot->discarded)
 	{
-		/* whoever dropped it is waiting for us, or has seen it */
+		/* the process that removes it waits for us, or has seen it */
 		dw_keep_copy(slot);
 		dw_free_slot(slotno);
 	}
 	else if (newest != slotno)
-	{
-		DWSlot	   *newer = &DWSlots[newest];
-
-		if (slot->failed)
-			dw_mark_failed(newer);
-		newer->oldest_seq = Min(newer->oldest_seq, slot->oldest_seq);
-		if (slot->home_batch != 0)
-			newer->home_batch = slot->home_batch;
-		newer->use_log |= slot->use_log || slot->records.unreported;
-		dw_mark_returned(newer);
-		dw_free_slot(slotno);
-	}
+		dw_merge_into_newer(slotno, newest);
 	else
 	{
 		dw_set_slot_state(slot, DW_SLOT_STAGED);
 		dw_enter_list(slot);
-		dw_mark_returned(slot);
+	}
+	room = dw_has_room(DWCtl->stage.ninuse, DWCtl->stage.nfailed);
+	DWUnlockMutex();
+	if (room)
+		dw_tell_room(1);
+}
+
+/*
+ * A home write of this page may not come back: it counts as failed, and so does a newer
+ * version, which waits for it.  For processes that want room, which must not wait for what
+ * may hold its slots for ever.  The caller may be wrong about the page, as it has no lock:
+ * it is not lost, but tried a bit later.
+ */
+void
+dw_mark_stalled(int slotno)
+{
+	DWSlot	   *slot = &DWSlots[slotno];
+
+	DWLockMutex();
+	if (DWSlotInState(slot, DW_SLOT_BATCH))
+	{
+		dw_mark_failed(slot, DW_STALLED);
+		if (!slot->discarded)
+			dw_mark_failed(&DWSlots[dw_lookup(slot->bucket, &slot->tag)], DW_STALLED);
 	}
 	DWUnlockMutex();
+}
+
+/*
+ * Writes to this tablespace come back: the next batch can have the pages that have
+ * failed by stalls only.  Returns whether there may have been some.
+ */
+bool
+dw_let_stalled_go(Oid spcOid)
+{
+	DWHomePlace *place = DWHomePlaceOf(spcOid);
+
+	if (pg_atomic_read_u32(&place->stalled) == 0 ||
+		pg_atomic_exchange_u32(&place->stalled, 0) == 0)
+		return false;
+
+	for (int i = 0; i < dw_slots_used(); i++)
+	{
+		DWSlot	   *slot = &DWSlots[i];
+
+		if (!((volatile DWSlot *) slot)->failed)
+			continue;
+		DWLockMutex();
+		if (slot->failed && !slot->touched && DWHomePlaceOf(slot->tag.spcOid) == place &&
+			!DWSlotInState(slot, DW_SLOT_BATCH))
+		{
+			slot->failed = false;
+			DWCtl->stage.nfailed--;
+			dw_enter_list(slot);
+		}
+		DWUnlockMutex();
+	}
+	dw_tell_room(1);			/* there may be a batch for one of them */
+	return true;
 }
 
 /*
@@ -865,7 +1034,7 @@ dw_restage_slot(int slotno, bool failed)
  * leaves home torn.  Keep the copy, and have it pass through the log. (A2, R11)
  */
 void
-dw_return_slot_to_log(int slotno, bool torn)
+dw_return_slot_to_log(int slotno, int error)
 {
 	DWSlot	   *slot = &DWSlots[slotno];
 
@@ -875,43 +1044,71 @@ dw_return_slot_to_log(int slotno, bool torn)
 	Assert(slot->atomic);
 	slot->use_log = true;
 	DWUnlockMutex();
-	dw_restage_slot(slotno, torn);
+	dw_restage_slot(slotno, error);
+}
+
+static uint64
+dw_merge_count(void)
+{
+	uint64		n;
+
+	DWLockMutex();
+	n = DWCtl->stage.nmerged;
+	DWUnlockMutex();
+	return n;
 }
 
 /*
- * Is one of the pages on the staged list of which a version staged before seq
- * has not reached home?  *filling tells whether all such pages are being
- * replaced at this moment.
+ * Is there one of these pages of which a version staged before seq has not reached
+ * home?  *state tells how far they have come: STAGED if one is waiting for a batch, else
+ * BATCH if one is in a batch or on its way home, else FILLING if all are being replaced.
+ *
+ * Slots are looked at without the mutex.  Such a page is in its slot since before the
+ * call, and leaves it when it is home, or for the slot of a newer version, which we may
+ * have looked at already: then we look again.
  */
 bool
-dw_staged_before(uint64 seq, const DWPageSet *pages, bool *filling)
+dw_unfinished_before(uint64 seq, const DWPageSet *pages, DWSlotState *state)
 {
-	dlist_iter	iter;
-	bool		found = false;
+	uint64		merged;
 
-	*filling = true;
-	DWLockMutex();
-	dlist_foreach(iter, &DWCtl->stage.staged)
+	do
 	{
-		DWSlot	   *slot = dlist_container(DWSlot, node, iter.cur);
+		merged = dw_merge_count();
+		*state = DW_SLOT_FREE;
+		for (int i = 0; i < dw_slots_used() && *state != DW_SLOT_STAGED; i++)
+		{
+			volatile DWSlot *slot = &DWSlots[i];
+			DWSlotState found = pg_atomic_read_u32(&DWSlots[i].state);
 
-		if (slot->oldest_seq >= seq)
-		{
-			/* the others are younger, unless something is out of order */
-			if (DWCtl->stage.nreturned == 0)
-				break;
-			continue;
+			if (found == DW_SLOT_FREE || slot->oldest_seq >= seq ||
+				!DWPageInSet(pages, &DWSlots[i].tag))
+				continue;
+			if (found == DW_SLOT_STAGED && slot->behind)
+				found = DW_SLOT_BATCH;
+			if (*state == DW_SLOT_FREE || *state == DW_SLOT_FILLING || found == DW_SLOT_STAGED)
+				*state = found;
 		}
-		if (!DWPageInSet(pages, &slot->tag))
-			continue;
-		found = true;
-		if (DWSlotInState(slot, DW_SLOT_STAGED))
-		{
-			*filling = false;
-			break;
-		}
+	} while (*state == DW_SLOT_FREE && dw_merge_count() != merged);
+
+	return *state != DW_SLOT_FREE;
+}
+
+/*
+ * First batch that a page keeps in the log which is not home, or the number given.  The
+ * flush lock is held, and no home write is under way.
+ */
+uint64
+dw_first_kept_batch(uint64 result)
+{
+	Assert(DWIsFlusher());
+
+	for (int i = 0; i < dw_slots_used(); i++)
+	{
+		uint64		batchno = ((volatile DWSlot *) &DWSlots[i])->home_batch;
+
+		if (batchno != 0)
+			result = Min(result, batchno);
 	}
-	DWUnlockMutex();
-
-	return found;
+	return result;
 }

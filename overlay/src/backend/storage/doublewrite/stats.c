@@ -400,7 +400,7 @@ dw_log_live(const DWShownLog *log)
 static void
 dw_put_recovery(DoubleWriteSnapshot *snapshot, const DWShownLog *log)
 {
-	XLogRecPtr	redo = pg_atomic_read_u64(&DWCtl->reads.recover_from);
+	XLogRecPtr	redo = pg_atomic_read_u64(&DWCtl->recover_from);
 	XLogRecPtr	end = RecoveryInProgress() ? GetXLogReplayRecPtr(NULL) :
 		GetXLogInsertRecPtr();
 	DWLogTaken	live = dw_log_live(log);

@@ -5,8 +5,8 @@
  *
  * When half of the log is in use, or would be if notes were copies, the
  * checkpointer is asked to run a sync cycle, which frees it, and it creates
- * segments while the log grows.  Flushers go on meanwhile; only who finds the log
- * full runs a cycle himself.
+ * segments while the log grows.  Flushers go on meanwhile; only a flusher that finds the
+ * log full runs a cycle itself.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -44,7 +44,7 @@ dw_many_notes(void)
 }
 
 /*
- * Is it time for a sync cycle, lest somebody have to wait for one, or a start for
+ * Is it time for a sync cycle, lest a process have to wait for one, or a start for
  * many pages?  When half of the log's bound is in use, or would be if notes were
  * copies, or most of the table of files.
  */
@@ -98,61 +98,129 @@ dw_mark_is_worth_it(uint64 mark)
 }
 
 /*
- * The work of dw_sync_cycle().
+ * Take the flush lock with no home write under way: what is on its way home relies on the
+ * log, and would keep a sync cycle from freeing it.  Slow writes are waited for without the
+ * lock.  Returns false if one seems to be lost, after a second, so that it does no harm to
+ * come here again and again.
+ */
+static bool
+dw_lock_for_cycle(void)
+{
+	for (;;)
+	{
+		bool		lost = dw_write_is_lost();
+
+		if (lost)
+			dw_await_thaw();
+		dw_lock_flush(LW_EXCLUSIVE);
+		if (dw_await_home_writes(false))
+			return true;
+		if (lost)
+			return false;
+		LWLockRelease(DoubleWriteFlushLock);
+		dw_await_thaw();
+	}
+}
+
+/*
+ * First half of a sync cycle: choose what to sync, and which mark may be set then.
  */
 static void
-dw_run_sync_cycle(uint64 begun)
+dw_begin_cycle(uint64 *mark, DWDirtyFile **files, int *nfiles)
 {
-	DWDirtyFile *files;
-	int			nfiles;
-	uint64		mark;
-	uint64		number;
+	Assert(DWIsFlusher());
 
-	LWLockAcquire(DoubleWriteSyncLock, LW_EXCLUSIVE);
-
-	dw_lock_flush(LW_EXCLUSIVE);
-	if (DWCtl->log.cycles_done > begun || !DWCtl->log.open)
-	{
-		LWLockRelease(DoubleWriteFlushLock);
-		LWLockRelease(DoubleWriteSyncLock);
-		return;
-	}
-
-	/* what is on its way home relies on the log, and would keep us from freeing it */
-	dw_finish_home_writes();
-
-	/* for those who judge the size of the log */
+	/* by these the size of the log is judged */
 	if (dw_log_half_full() || dw_many_notes())
 		DWCount(space_cycles, 1);
 	else if (dw_many_dirty_files())
 		DWCount(file_cycles, 1);
 
-	number = ++DWCtl->log.cycles_begun;
 	if (DWCtl->log.armed)
 		dw_renew_copies();
-	mark = Min(dw_first_unfinished_batch(), dw_first_failed_removal());
-	dw_epoch_begin(mark);
-	files = dw_copy_dirty_files(&nfiles);
+	*mark = Min(dw_first_unfinished_batch(), dw_first_failed_removal());
+	dw_epoch_begin(*mark);
+	*files = dw_copy_dirty_files(nfiles);
+}
+
+/*
+ * Second half: free the log up to the mark.
+ */
+static void
+dw_end_cycle(uint64 mark)
+{
+	Assert(DWIsFlusher());
+
+	if (!DWCtl->log.open)		/* disarmed meanwhile */
+		return;
+	if (dw_mark_is_worth_it(mark))
+		dw_log_set_low_water(mark);
+	dw_forget_files(mark);
+}
+
+/*
+ * Is there no need of a cycle any more, as one has completed that began later?
+ */
+static bool
+dw_cycle_is_done(uint64 begun)
+{
+	return pg_atomic_read_membarrier_u64(&DWCtl->log.cycles_done) > begun ||
+		!((volatile DWCtlData *) DWCtl)->log.open;
+}
+
+/*
+ * The work of dw_sync_cycle(), with the sync lock held.
+ *
+ * Where a home write does not come back, as on a frozen file system, files could not be
+ * synced either: the cycle ends without freeing anything, and the batch that waits for it
+ * goes into a log that grows beyond its bound.
+ */
+static void
+dw_run_sync_cycle(void)
+{
+	DWDirtyFile *files;
+	int			nfiles;
+	uint64		mark;
+	uint64		number;
+	bool		frees;
+
+	DWCtl->log.futile = !dw_lock_for_cycle();
+	number = ++DWCtl->log.cycles_begun;
+	frees = DWCtl->log.open && !DWCtl->log.futile;
+	if (frees)
+		dw_begin_cycle(&mark, &files, &nfiles);
 	LWLockRelease(DoubleWriteFlushLock);
 
 	INJECTION_POINT("doublewrite-sync-cycle", NULL);
-
-	dw_sync_files(files, nfiles);
-	pfree(files);
-	INJECTION_POINT("doublewrite-sync-cycle-synced", NULL);
-
-	dw_lock_flush(LW_EXCLUSIVE);
-	if (DWCtl->log.open)		/* not disarmed meanwhile */
+	if (frees)
 	{
-		if (dw_mark_is_worth_it(mark))
-			dw_log_set_low_water(mark);
-		dw_forget_files(mark);
+		dw_sync_files(files, nfiles);
+		pfree(files);
+		INJECTION_POINT("doublewrite-sync-cycle-synced", NULL);
+		dw_lock_flush(LW_EXCLUSIVE);
+		dw_end_cycle(mark);
+		LWLockRelease(DoubleWriteFlushLock);
+		DWCount(sync_cycles, 1);
 	}
-	DWCtl->log.cycles_done = number;
-	LWLockRelease(DoubleWriteFlushLock);
+	pg_atomic_write_membarrier_u64(&DWCtl->log.cycles_done, number);
+}
 
-	DWCount(sync_cycles, 1);
-	LWLockRelease(DoubleWriteSyncLock);
+/*
+ * Run a sync cycle, unless one has completed that began later than the given one.  A
+ * process that finds one under way waits for its end, not for the lock.
+ */
+static void
+dw_sync_cycle_after(uint64 begun)
+{
+	while (!dw_cycle_is_done(begun))
+	{
+		if (!LWLockAcquireOrWait(DoubleWriteSyncLock, LW_EXCLUSIVE))
+			continue;
+		if (!dw_cycle_is_done(begun))
+			dw_run_sync_cycle();
+		LWLockRelease(DoubleWriteSyncLock);
+	}
+	dw_tell_room(1);
 }
 
 /*
@@ -173,7 +241,7 @@ dw_sync_cycle(uint64 begun)
 
 	PG_TRY();
 	{
-		dw_run_sync_cycle(begun);
+		dw_sync_cycle_after(begun);
 	}
 	PG_CATCH();
 	{
@@ -217,7 +285,8 @@ dw_have_room_for_mark(uint64 mark)
  * between two of them.  A checkpoint creates none unless it is ahead of its
  * schedule: it would take longer, and flushers can help themselves.  Sync
  * cycles get no more than half of its time, or pages that keep the log full
- * could keep the checkpoint from ending.
+ * could keep the checkpoint from ending.  While a home write is lost they would
+ * free nothing.
  */
 void
 DoubleWriteUpkeep(bool busy)
@@ -247,7 +316,7 @@ DoubleWriteUpkeep(bool busy)
 	dw_settle_removals();
 
 	dw_lock_flush(LW_SHARED);
-	needed = dw_cycle_needed();
+	needed = dw_cycle_needed() && !dw_write_is_lost();
 	begun = DWCtl->log.cycles_begun;
 	LWLockRelease(DoubleWriteFlushLock);
 

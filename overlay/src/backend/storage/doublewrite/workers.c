@@ -1,13 +1,13 @@
 /*-------------------------------------------------------------------------
  *
  * workers.c
- *	  Who does the work of the engine, and how they are called.
+ *	  Which processes do the work of the engine, and how they are called.
  *
- * Whoever holds DoubleWriteFlushLock is the flusher.  In the normal run that is
- * the background writer, which is woken up when there is a batch for it.  The
- * checkpointer looks after the log, and is woken up when that is due.  Neither is
- * waited for: who cannot go on does the work himself, or a part of it, or goes on
- * with the first slots that others free who are at work.
+ * The process holding DoubleWriteFlushLock takes a batch to the log; this directory
+ * calls it the flusher.  In the normal run that is the background writer, which is
+ * woken up when there is a batch for it.  The checkpointer looks after the log, and is
+ * woken up when that is due.  Neither is waited for: a process that cannot go on does the
+ * work itself, or a part of it, or goes on with the first slots that others free.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -24,39 +24,22 @@
 #include "storage/latch.h"
 #include "storage/lwlock.h"
 #include "storage/proc.h"
-
-/* The part that this process has carried last; see dw_carried() */
-static DWHomePart *dw_carried_last = NULL;
-
-/*
- * The part that this process carries home, or NULL.
- */
-DWHomePart *
-dw_carried(void)
-{
-	if (dw_carried_last == NULL ||
-		!LWLockHeldByMeInMode(&dw_carried_last->lock, LW_EXCLUSIVE))
-		return NULL;
-	return dw_carried_last;
-}
+#include "storage/proclist.h"
+#include "utils/wait_event.h"
 
 /*
- * This process has got the lock of a part, and is going to carry it home.
+ * A wait ends after this time even if nothing has been announced, in milliseconds: an
+ * error may have ended what was waited for, and a write may not come back.
  */
-void
-dw_note_carried(DWHomePart *part)
-{
-	dw_carried_last = part;
-	Assert(dw_carried() == part);
-}
+#define DW_WAIT_MSEC	1000
 
 /*
  * Take the flush lock when it is our turn.
  *
  * A process that releases an LWLock and takes it again at once gets it before
  * those it has just woken up, and shared holders pass waiting exclusive ones.
- * So whoever wants the lock stands in a doorway, in which there is room for one:
- * the lock cannot be taken by others until he has got it.
+ * So a process that wants the lock stands in a doorway, in which there is room for one:
+ * the lock cannot be taken by others until it has got it.
  */
 void
 dw_lock_flush(LWLockMode mode)
@@ -68,81 +51,78 @@ dw_lock_flush(LWLockMode mode)
 }
 
 /*
- * Take the flush lock for writing, unless somebody has it or stands in the doorway.
+ * Read a number that the flush lock guards.
+ */
+uint64
+dw_read_locked(const uint64 *number)
+{
+	uint64		value;
+
+	dw_lock_flush(LW_SHARED);
+	value = *number;
+	LWLockRelease(DoubleWriteFlushLock);
+	return value;
+}
+
+/*
+ * Announce room in the stage: so many slots are free, or so many runs can be claimed.
+ * As many backends are woken.  One that is not in the list of those that wait yet
+ * sees that for itself; see dw_wait_on().
+ */
+void
+dw_tell_room(int n)
+{
+	pg_memory_barrier();
+	while (n-- > 0 && !proclist_is_empty(&DWCtl->home.room.wakeup))
+		ConditionVariableSignal(&DWCtl->home.room);
+}
+
+/*
+ * Wait until something is announced, unless it is there already.  Returns false if
+ * nothing has been for DW_WAIT_MSEC.
+ *
+ * The sleep resets the latch.  Checkpointer and background writer are told by it of a
+ * reload, a barrier or a request, and look for these before they sleep, not after we do.
  */
 bool
-dw_try_lock_flush(void)
+dw_wait_on(ConditionVariable *variable, bool (*wanted) (void))
 {
-	bool		got;
+	bool		there;
+	bool		timed_out = false;
 
-	if (!LWLockConditionalAcquire(DoubleWriteTurnLock, LW_EXCLUSIVE))
-		return false;
-	got = LWLockConditionalAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
-	LWLockRelease(DoubleWriteTurnLock);
-	return got;
+	ConditionVariablePrepareToSleep(variable);
+	pg_memory_barrier();		/* see dw_tell_room() */
+	there = wanted();
+	if (!there)
+	{
+		timed_out = ConditionVariableTimedSleep(variable, DW_WAIT_MSEC,
+												WAIT_EVENT_DOUBLE_WRITE_HOME);
+		SetLatch(MyLatch);		/* it may have been set for the main loop */
+	}
+	if (ConditionVariableCancelSleep())
+		ConditionVariableSignal(variable);	/* that was for another one */
+	return !timed_out;
 }
 
 /*
  * An error leaves the engine, which is to be thrown again: release the locks of the
- * engine that this process has got.  Who catches it may report it to a client that
- * does not read, or clean up what takes these locks, before he releases all he has.
+ * engine that this process has got.  The process that catches it may report it to a client
+ * that does not read, or clean up what takes these locks, before it releases all it has.
  * What work is left is described in shared memory, as ever.
  */
 void
 dw_unlock_after_error(void)
 {
-	DWHomePart *part = dw_carried();
-	LWLock	   *locks[] = {part ? &part->lock : NULL, DoubleWriteFlushLock, DoubleWriteSyncLock};
+	LWLock	   *locks[] = {DoubleWriteFlushLock, DoubleWriteSyncLock, DoubleWriteRoomLock};
 
 	for (int i = 0; i < lengthof(locks); i++)
 	{
-		if (locks[i] == NULL || !LWLockHeldByMe(locks[i]))
+		if (!LWLockHeldByMe(locks[i]))
 			continue;
 		HOLD_INTERRUPTS();		/* LWLockRelease() resumes them */
 		LWLockRelease(locks[i]);
 	}
-}
-
-/*
- * The flusher has freed slots of the batch under way.
- *
- * All who wait for it are woken at once, so not before there is a slot for each.
- * What is left at the end of a batch they find when its lock is released.  Who is
- * not counted yet will see that there is room; see dw_wait_for_room().
- */
-static void
-dw_tell_room_in_batch(int nfreed)
-{
-	uint64		untold;
-	uint32		nwaiting;
-
-	Assert(DWIsFlusher());
-
-	DWCtl->room.freed += nfreed;
-	untold = DWCtl->room.freed - pg_atomic_read_u64(&DWCtl->room.told);
-	nwaiting = pg_atomic_read_membarrier_u32(&DWCtl->room.nwaiting);
-	if (nwaiting > 0 && untold >= nwaiting)
-		LWLockUpdateVar(DoubleWriteFlushLock, &DWCtl->room.told,
-						DWCtl->room.freed);
-}
-
-/*
- * Slots have been freed: let those who found the stage full go on with them, not
- * only when the batch or the part ends.  All who wait for a part are woken each
- * time; see dw_wait_for_part().
- */
-void
-dw_tell_room(int nfreed)
-{
-	DWHomePart *part = dw_carried();
-
-	Assert(DWCarriesPages());
-
-	if (part != NULL)
-		LWLockUpdateVar(&part->lock, &part->freed,
-						pg_atomic_read_u64(&part->freed) + nfreed);
-	if (DWIsFlusher())
-		dw_tell_room_in_batch(nfreed);
+	dw_tell_room(1);
 }
 
 /*
@@ -211,7 +191,27 @@ dw_request_upkeep(void)
 		dw_wake_checkpointer();
 }
 
-/* Milliseconds since a moment, by a clock that nobody sets */
+/* By a clock that is never set */
+uint64
+dw_nanoseconds(void)
+{
+	instr_time	now;
+
+	INSTR_TIME_SET_CURRENT(now);
+	return INSTR_TIME_GET_NANOSEC(now);
+}
+
+/* Nanoseconds since a moment in shared memory */
+uint64
+dw_age(pg_atomic_uint64 *moment)
+{
+	uint64		then = pg_atomic_read_u64(moment);
+	uint64		now = dw_nanoseconds();
+
+	return now - Min(now, then);
+}
+
+/* Milliseconds since a moment, by the same clock */
 long
 dw_msec_since(instr_time start)
 {

@@ -22,7 +22,7 @@ CREATE FUNCTION dw_fail_homes_in(tablespace oid, errcode text)
 RETURNS void STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
 
-CREATE FUNCTION dw_fail_locked_at(point text, errcode text)
+CREATE FUNCTION dw_block_homes_in(tablespace oid, slow bool DEFAULT false)
 RETURNS void STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
 
@@ -64,9 +64,8 @@ CREATE FUNCTION dw_hold_home_writes(path text DEFAULT '')
 RETURNS void STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
 
-CREATE FUNCTION dw_pretend_home_writes_take(usec int)
-RETURNS void
-AS 'MODULE_PATHNAME' LANGUAGE C;
+CREATE FUNCTION dw_carry_runs()
+	RETURNS void AS 'MODULE_PATHNAME', 'dw_carry_runs_sql' LANGUAGE C STRICT;
 
 CREATE FUNCTION dw_panic()
 RETURNS void

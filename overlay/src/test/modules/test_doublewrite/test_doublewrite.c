@@ -62,6 +62,9 @@ PG_MODULE_MAGIC;
 #define TDW_NAME_LEN		64
 #define TDW_LOCK_SECONDS	60
 
+/* A run of fewer pages is not torn */
+#define TDW_TORN_PAGES		8
+
 typedef enum TdwAction
 {
 	TDW_NONE,
@@ -72,6 +75,8 @@ typedef enum TdwAction
 	TDW_HOLD,					/* this process stays there until it dies */
 	TDW_TERMINATE,				/* this process gets SIGTERM */
 	TDW_PAUSE,					/* ... until a file allows it to go on */
+	TDW_BLOCK,					/* ... until the point is cleared */
+	TDW_SLEEP,					/* ... for longer than a write may take */
 	TDW_AWAIT_END_OF_RECOVERY,	/* ... until recovery has ended */
 	TDW_PRETEND_ATOMIC,			/* pages of pg_default are written atomically */
 } TdwAction;
@@ -85,7 +90,6 @@ typedef struct TdwPoint
 	int			times;			/* number of hits that act */
 	int			hits;			/* so far */
 	Oid			tablespace;		/* only home writes to it count, or 0: all */
-	bool		locked;			/* raise the error with an LWLock held */
 } TdwPoint;
 
 typedef struct TdwShared
@@ -350,20 +354,21 @@ tdw_write_half(int slotno)
 }
 
 /*
- * Let processes that read relation files meet pages that are being written: all
- * pages of the batch are half at home.  The caller holds the flush lock, and
- * keeps it until a session wakes it up at the injection point in here, which
- * has to be attached with action "wait".
+ * Let processes that read relation files meet pages that are being written: all pages of
+ * the run are half at home.  It is under way until a session wakes the process up at the
+ * injection point in here, which has to be attached with action "wait".
  */
 static void
 tdw_tear(void)
 {
-	Assert(DWIsFlusher());
+	DWWriter   *writer = dw_own_writer();
 
-	for (int i = 0; i < DWCtl->batch.len; i++)
+	Assert(writer != NULL);
+
+	for (int i = writer->ndone; i < writer->npages; i++)
 	{
-		if (!DWSlots[DWCtl->batch.slots[i]].discarded)
-			tdw_write_half(DWCtl->batch.slots[i]);
+		if (!DWSlots[writer->slots[i]].discarded)
+			tdw_write_half(writer->slots[i]);
 	}
 	INJECTION_POINT("test-doublewrite-torn", NULL);
 }
@@ -488,24 +493,44 @@ tdw_pause(const char *name)
 
 /*
  * Return whether the home write that is about to begin goes to this tablespace.
- * Its pages are the first ones that are left in the part or batch.
+ * Its pages are the first ones that are left of the run, or of the batch if it is
+ * atomic.
  */
 static bool
 tdw_home_is_in(Oid tablespace)
 {
-	const int  *slots = dw_carried() != NULL ? dw_carried()->slots : DWCtl->batch.slots;
+	DWWriter   *writer = dw_own_writer();
+	const int  *slots = writer != NULL ? writer->slots + writer->ndone : DWCtl->batch.slots;
 
-	Assert(DWCarriesPages());
+	Assert(DWIsFlusher() || writer != NULL);
 
 	return DWSlots[slots[0]].tag.spcOid == tablespace;
 }
 
+/*
+ * Stand in for a file system that is frozen: a write does not come back, and nothing
+ * interrupts it.
+ */
 static void
-tdw_throw(const char *name, int errnum, bool locked)
+tdw_block(const char *name)
 {
-	INJECTION_POINT("test-doublewrite-fail", NULL);
-	if (locked)
-		LWLockAcquire(CheckpointerCommLock, LW_EXCLUSIVE);
+	bool		blocked = true;
+
+	while (blocked)
+	{
+		TdwPoint   *point;
+
+		pg_usleep(1000);
+		SpinLockAcquire(&tdw_shared->mutex);
+		point = tdw_find_point(name);
+		blocked = point != NULL && point->action == TDW_BLOCK;
+		SpinLockRelease(&tdw_shared->mutex);
+	}
+}
+
+static void
+tdw_throw(const char *name, int errnum)
+{
 	errno = errnum;
 	ereport(ERROR,
 			(errcode_for_file_access(),
@@ -521,7 +546,6 @@ test_doublewrite_hit(const char *name, const void *private_data, void *arg)
 {
 	TdwAction	action = TDW_NONE;
 	int			errnum = 0;
-	bool		locked = false;
 	TdwPoint   *point;
 
 	/* with EXEC_BACKEND, a client that is refused early */
@@ -531,14 +555,14 @@ test_doublewrite_hit(const char *name, const void *private_data, void *arg)
 	SpinLockAcquire(&tdw_shared->mutex);
 	point = tdw_find_point(name);
 	if (point != NULL && point->action != TDW_NONE &&
-		(point->tablespace == InvalidOid || tdw_home_is_in(point->tablespace)))
+		(point->tablespace == InvalidOid || tdw_home_is_in(point->tablespace)) &&
+		(point->action != TDW_TEAR || dw_own_writer()->npages >= TDW_TORN_PAGES))
 	{
 		point->hits++;
 		if (point->hits >= point->nth && point->hits - point->nth < point->times)
 		{
 			action = point->action;
 			errnum = point->errnum;
-			locked = point->locked;
 		}
 	}
 	SpinLockRelease(&tdw_shared->mutex);
@@ -556,10 +580,11 @@ test_doublewrite_hit(const char *name, const void *private_data, void *arg)
 			kill(MyProcPid, SIGKILL);
 			break;
 		case TDW_FAIL:
+			INJECTION_POINT("test-doublewrite-fail", NULL);
 			if (arg != NULL)
 				*(int *) arg = errnum;
 			else
-				tdw_throw(name, errnum, locked);
+				tdw_throw(name, errnum);
 			break;
 		case TDW_TEAR:
 			tdw_tear();
@@ -574,6 +599,12 @@ test_doublewrite_hit(const char *name, const void *private_data, void *arg)
 			break;
 		case TDW_PAUSE:
 			tdw_pause(name);
+			break;
+		case TDW_BLOCK:
+			tdw_block(name);
+			break;
+		case TDW_SLEEP:
+			pg_usleep(1200 * 1000);
 			break;
 		case TDW_AWAIT_END_OF_RECOVERY:
 			tdw_await_end_of_recovery(name);
@@ -702,7 +733,7 @@ tdw_look_at_message(ErrorData *edata)
 		prev_emit_log_hook(edata);
 	if (edata->elevel == ERROR && edata->output_to_client &&
 		(LWLockHeldByMe(DoubleWriteFlushLock) || LWLockHeldByMe(DoubleWriteSyncLock) ||
-		 dw_carried() != NULL))
+		 dw_own_writer() != NULL))
 	{
 		write_stderr("TRAP: a message is sent to a client with a lock of the double-write engine held: %s\n",
 					 edata->message);
@@ -867,19 +898,24 @@ dw_fail_homes_in(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
-/* One error, raised with CheckpointerCommLock held */
-PG_FUNCTION_INFO_V1(dw_fail_locked_at);
+/*
+ * No home write to a tablespace comes back until the point is cleared, or each takes
+ * 1.2 seconds
+ */
+PG_FUNCTION_INFO_V1(dw_block_homes_in);
 Datum
-dw_fail_locked_at(PG_FUNCTION_ARGS)
+dw_block_homes_in(PG_FUNCTION_ARGS)
 {
-	TdwPoint	point = {.action = TDW_FAIL,.nth = 1,.times = 1,.locked = true};
+	TdwPoint	point = {.action = TDW_BLOCK,.nth = 1,.times = PG_INT32_MAX};
 
-	point.errnum = tdw_parse_errno(text_to_cstring(PG_GETARG_TEXT_PP(1)));
-	tdw_put_point(text_to_cstring(PG_GETARG_TEXT_PP(0)), point);
+	if (PG_GETARG_BOOL(1))
+		point.action = TDW_SLEEP;
+	point.tablespace = PG_GETARG_OID(0);
+	tdw_put_point("doublewrite-home-write", point);
 	PG_RETURN_VOID();
 }
 
-/* Only where home writes begin, with the flush lock held */
+/* Only where home writes begin */
 PG_FUNCTION_INFO_V1(dw_tear_at);
 Datum
 dw_tear_at(PG_FUNCTION_ARGS)
@@ -968,13 +1004,13 @@ tdw_lock(LWLock *lock, LWLockMode mode, const char *name)
 {
 	TimestampTz started = GetCurrentTimestamp();
 	uint64		batchno = DWCtl->log.next_batchno;
-	uint64		cycles = DWCtl->log.cycles_done;
+	uint64		cycles = pg_atomic_read_u64(&DWCtl->log.cycles_done);
 	uint32		event = 0;
 
 	while (!LWLockConditionalAcquire(lock, mode))
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (DWCtl->log.next_batchno != batchno || DWCtl->log.cycles_done != cycles)
+		if (DWCtl->log.next_batchno != batchno || pg_atomic_read_u64(&DWCtl->log.cycles_done) != cycles)
 		{
 			LWLockAcquire(lock, mode);
 			return;
@@ -1051,9 +1087,14 @@ Datum
 dw_flush_batch_sql(PG_FUNCTION_ARGS)
 {
 	const DWPageSet *pages = PG_GETARG_BOOL(0) ? &DWAllPages : NULL;
+	bool		flushed;
 
 	tdw_wait_for_lock(DoubleWriteFlushLock, "DoubleWriteFlush");
-	PG_RETURN_BOOL(dw_flush_batch(pages, pages));
+	if (pages != NULL)
+		PG_RETURN_BOOL(dw_try_home(pages));
+	flushed = dw_flush_batch(NULL);
+	dw_carry_runs();
+	PG_RETURN_BOOL(flushed);
 }
 
 Datum
@@ -1080,12 +1121,12 @@ dw_hold_home_writes(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
-/* From now on home writes have taken so long, on average */
-PG_FUNCTION_INFO_V1(dw_pretend_home_writes_take);
+/* Write home what has been sent */
+PG_FUNCTION_INFO_V1(dw_carry_runs_sql);
 Datum
-dw_pretend_home_writes_take(PG_FUNCTION_ARGS)
+dw_carry_runs_sql(PG_FUNCTION_ARGS)
 {
-	pg_atomic_write_u64(&DWCtl->home_nsec, (uint64) PG_GETARG_INT32(0) * 1000);
+	dw_carry_runs();
 	PG_RETURN_VOID();
 }
 
@@ -1245,7 +1286,7 @@ dw_state(PG_FUNCTION_ARGS)
 	values[n++] = UInt64GetDatum(DWCtl->log.last_segno);
 	values[n++] = LSNGetDatum(DWCtl->redo.last);
 	values[n++] = LSNGetDatum(DWCtl->redo.pending);
-	values[n++] = UInt64GetDatum(DWCtl->log.cycles_done);
+	values[n++] = UInt64GetDatum(pg_atomic_read_u64(&DWCtl->log.cycles_done));
 	DWUnlockMutex();
 	LWLockRelease(DoubleWriteFlushLock);
 

@@ -80,7 +80,7 @@ foreach my $in_flight (0, 1)
 	});
 	my %path = map { $_ => path_of($node, $_) } qw(dropped truncated);
 
-	dw_hold_flusher($node);
+	dw_hold_flusher($node, $in_flight ? 'doublewrite-home-write' : 'doublewrite-log-synced');
 	$node->safe_psql('postgres',
 		q{SELECT dw_evict('dropped'), dw_evict('truncated')})
 	  if $in_flight;
@@ -98,7 +98,7 @@ foreach my $in_flight (0, 1)
 		"\\echo started\nDROP TABLE dropped; VACUUM truncated;\nSELECT 'finis' || 'hed';\n"
 	);
 	$node->poll_query_until('postgres',
-		q{SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event IN ('DoubleWriteFlush', 'DoubleWriteTurn') AND query ~ 'DROP'}
+		q{SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event = 'DoubleWriteHome' AND query ~ 'DROP'}
 	) or die "DROP does not wait" if $in_flight;
 	$dropper->query_until(qr/finished/, '') if !$in_flight;
 	dw_release_flusher($node);

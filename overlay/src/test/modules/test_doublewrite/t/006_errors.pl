@@ -62,8 +62,8 @@ foreach my $failure (
 	[ 'log-write', 'ENOSPC', qr/could not write to double-write log segment ".*" at offset \d+: No space left on device/ ],
 	[ 'log-written', 'EIO', qr/test error/ ],
 	[ 'log-synced', 'EIO', qr/test error/ ],
-	[ 'home-write', 'EIO', qr/test error .*Input\/output error/ ],
-	[ 'home-write', 'ENOSPC', qr/test error .*No space left on device/ ],
+	[ 'home-write', 'EIO', qr/could not write blocks .*Input\/output error/ ],
+	[ 'home-write', 'ENOSPC', qr/could not write blocks .*No space left on device/ ],
 	[ 'home-run-written', 'EIO', qr/test error/ ])
 {
 	my ($point, $errcode, $message) = @$failure;

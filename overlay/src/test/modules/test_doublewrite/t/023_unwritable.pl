@@ -63,21 +63,21 @@ is(sql(q{UPDATE b1 SET v = 1 WHERE id <= 5; SELECT dw_evict('b1') > 0}), 't',
 	'pages are staged');
 like(sql('CHECKPOINT'), qr/^error: .*checkpoint request failed/,
 	'a checkpoint fails');
-like(sql('SELECT dw_drain()'), qr/^error: .*test error/, '... and a drain of all');
-like(sql('ALTER TABLE b1 SET TABLESPACE good'), qr/^error: .*test error/s,
+like(sql('SELECT dw_drain()'), qr/^error: .*could not write blocks/, '... and a drain of all');
+like(sql('ALTER TABLE b1 SET TABLESPACE good'), qr/^error: .*could not write blocks/s,
 	'... and one of the relation');
 is(sql(q{UPDATE g SET v = 1 WHERE id <= 5; ALTER TABLE g SET TABLESPACE good}), '',
 	'a drain of another relation does not');
 is(sql('SELECT min(v), max(v) FROM b1'), '0|1', 'the pages can be read');
 my $file = sql(q{SELECT pg_relation_filepath('b1')});
-like(sql("SELECT pg_read_binary_file('$file')"), qr/^error: .*test error/,
+like(sql("SELECT pg_read_binary_file('$file')"), qr/^error: .*could not write blocks/,
 	'... but not from their file, where a half of one may stand (R9a)');
 
 # --- More than there is room for
 
 # as many relations as there are share the tablespace
 like(join('', map { sql("UPDATE $_ SET v = 2; SELECT dw_evict('$_')") } qw(b1 b2 b3)),
-	qr/error: .*test error/s,
+	qr/error: .*could not write blocks/s,
 	'whoever evicts more of such pages gets the error');
 is(sql(q{UPDATE g SET v = 2; SELECT dw_evict('g') > 300}), 't',
 	'pages of other files find room');
@@ -88,7 +88,7 @@ is(sql('SELECT min(v), max(v), count(*) FROM g'), '2|2|300', '... and can be rea
 # --- The background writer goes on with other work
 
 $offset = -s $node->logfile;
-$node->wait_for_log(qr/LOG:  test error at injection point "doublewrite-home-write"/, $offset);
+$node->wait_for_log(qr/LOG:  could not write blocks/, $offset);
 my $sql = 'SELECT home_pages FROM dw_stats()';
 my $before = sql($sql);
 is(sql(q{UPDATE other SET v = 3; SELECT dw_evict('other') > 300}), 't', 'others are evicted');
@@ -125,7 +125,7 @@ is(sql("SELECT sum(v) FROM $_"), $value{$_}, "$_: nothing is lost") foreach sort
 
 sql(q{SELECT dw_fail_homes_in(oid, 'EIO') FROM pg_tablespace WHERE spcname = 'bad'});
 like(join('', map { sql("UPDATE $_ SET v = 8; SELECT dw_evict('$_')") } qw(b1 b2 b3)),
-	qr/error: .*test error/s, 'pages fail');
+	qr/error: .*could not write blocks/s, 'pages fail');
 sql(q{SELECT dw_clear('doublewrite-home-write')});
 ok($node->poll_query_until('postgres', 'SELECT in_use = 0 FROM dw_state()'),
 	'background writer writes back what has failed');
@@ -136,7 +136,7 @@ is(sql("SELECT min(v), max(v) FROM b3"), '8|8', 'nothing is lost');
 
 sql(q{SELECT dw_fail_homes_in(oid, 'EIO') FROM pg_tablespace WHERE spcname = 'bad'});
 like(join('', map { sql("UPDATE $_ SET v = 9; SELECT dw_evict('$_')") } qw(b1 b2 b3)),
-	qr/error: .*test error/s, 'pages fail');
+	qr/error: .*could not write blocks/s, 'pages fail');
 is(sql('DROP TABLE b1, b2, b3'), '', 'tables are dropped');
 is(sql('CHECKPOINT'), '', 'then a checkpoint succeeds');
 sql(q{SELECT dw_clear('doublewrite-home-write')});
@@ -204,7 +204,7 @@ sql(q{CREATE TABLE b (id int, v int) TABLESPACE bad; INSERT INTO b VALUES (1, 0)
 sql('CHECKPOINT');
 sql(q{SELECT dw_fail_homes_in(oid, 'EIO') FROM pg_tablespace WHERE spcname = 'bad'});
 sql(q{UPDATE b SET v = 1; SELECT dw_evict('b')});
-like(sql('SELECT dw_drain()'), qr/^error: .*test error/, 'a page has failed');
+like(sql('SELECT dw_drain()'), qr/^error: .*could not write blocks/, 'a page has failed');
 my $cycles = sql('SELECT cycles_done FROM dw_state()');
 is(sql(q{BEGIN;
 	CREATE TABLE loaded AS SELECT i AS id, repeat('x', 1000) AS filler FROM generate_series(1, 300) i;
@@ -213,7 +213,7 @@ is(sql(q{BEGIN;
 	INSERT INTO loaded SELECT i, repeat('y', 1000) FROM generate_series(1, 30) i;
 	COMMIT}), 't', 'a load without WAL succeeds');
 cmp_ok(sql('SELECT cycles_done FROM dw_state()'), '>', $cycles, '... and has made the log forget');
-like(sql('SELECT dw_drain()'), qr/^error: .*test error/, '... though a page still fails');
+like(sql('SELECT dw_drain()'), qr/^error: .*could not write blocks/, '... though a page still fails');
 $node->stop('immediate');
 dw_start_after_crash($node);
 is(sql('SELECT count(*), min(filler) = max(filler) FROM loaded'), '30|t', 'what was loaded is there');
@@ -239,7 +239,7 @@ wal_skip_threshold = 0
 		CHECKPOINT});
 	sql(q{SELECT dw_fail_homes_in(oid, 'EIO') FROM pg_tablespace WHERE spcname = 'bad'});
 	sql(q{UPDATE b SET v = 1; SELECT dw_evict('b')});
-	like(sql('SELECT dw_drain()'), qr/^error: .*test error/, 'a page has failed');
+	like(sql('SELECT dw_drain()'), qr/^error: .*could not write blocks/, 'a page has failed');
 	my $loader = $node->background_psql('postgres');
 	$loader->query_safe(q{BEGIN;
 		CREATE TABLE loaded AS SELECT i AS id, repeat('x', 1000) AS filler FROM generate_series(1, 300) i;

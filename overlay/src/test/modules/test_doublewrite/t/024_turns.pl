@@ -1,7 +1,7 @@
 # Copyright (c) 2025, PostgreSQL Global Development Group
 
-# Whoever waits for the flush lock gets it before those who come later: a DROP
-# before the next batch, home writes before the next read of a backup.
+# A process that waits for the flush lock gets it before those that come later: a
+# read of a backup before the next batch, a batch before the next read.
 
 use strict;
 use warnings FATAL => 'all';
@@ -21,7 +21,6 @@ my $node = dw_quiet_node('main');
 $node->safe_psql('postgres', q{
 	CREATE TABLE t AS SELECT i AS id FROM generate_series(1, 100) i;
 	CREATE TABLE u AS SELECT i AS id FROM generate_series(1, 100) i;
-	CREATE TABLE dropped AS SELECT i AS id FROM generate_series(1, 100) i;
 	CHECKPOINT});
 
 sub wake_up
@@ -37,30 +36,21 @@ sub wake_up
 
 $node->safe_psql('postgres', q{
 	SELECT dw_drain();
-	SELECT injection_points_attach('doublewrite-home-written', 'wait'),
-		injection_points_attach('doublewrite-home-run-written', 'wait');
-	DELETE FROM t WHERE id = 1; DELETE FROM dropped WHERE id = 1;
-	SELECT dw_evict('t'), dw_evict('dropped')});
+	SELECT injection_points_attach('doublewrite-home-sent', 'wait');
+	DELETE FROM t WHERE id = 1; SELECT dw_evict('t')});
 my $flusher = dw_start($node, 'flusher', 'SELECT dw_flush_batch(), dw_flush_batch(), dw_flush_batch()');
-ok(dw_waits_for($node, 'flusher', 'doublewrite-home-run-written'), 'first batch is going home');
-my $drop = dw_start($node, 'drop', 'DROP TABLE dropped');
-ok(dw_waits_for($node, 'drop', 'DoubleWriteFlush'), 'DROP waits for it');
+ok(dw_waits_for($node, 'flusher', 'doublewrite-home-sent'), 'first batch is going home');
+my $reader = dw_start($node, 'reader', 'SELECT dw_hold_home_writes()');
+ok(dw_waits_for($node, 'reader', 'DoubleWriteFlush'), 'a process that reads files waits for it');
 $node->safe_psql('postgres', q{
-	DELETE FROM u WHERE id = 1; SELECT dw_evict('u')});
-wake_up('doublewrite-home-run-written');
-ok(dw_waits_for($node, 'flusher', 'doublewrite-home-written'), 'first batch is home');
-
-# let the flusher run into the next batch, and wait there
-$node->safe_psql('postgres', q{
-	SELECT injection_points_attach('doublewrite-log-synced', 'wait');
-	SELECT injection_points_wakeup('doublewrite-home-written')});
-ok(dw_waits_for($node, 'flusher', 'doublewrite-log-synced'), 'second batch is under way');
-is($node->safe_psql('postgres',
-		"SELECT count(*) FROM pg_stat_activity WHERE application_name = 'drop' AND wait_event ~ 'DoubleWrite'"),
-	0, 'DROP does not wait any more');
-$node->safe_psql('postgres', q{SELECT injection_points_detach('doublewrite-home-written')});
-wake_up('doublewrite-log-synced');
-dw_finish($flusher, $drop);
+	DELETE FROM u WHERE id = 1; SELECT dw_evict('u');
+	SELECT injection_points_attach('test-doublewrite-holding', 'wait')});
+wake_up('doublewrite-home-sent');
+ok(dw_waits_for($node, 'reader', 'test-doublewrite-holding'), '... and is the next one');
+ok(dw_waits_for($node, 'flusher', 'DoubleWriteFlush'), '... before the next batch');
+wake_up('test-doublewrite-holding');
+dw_finish($flusher, $reader);
+$node->safe_psql('postgres', 'SELECT dw_drain()');
 
 # --- Backups that hold up home writes, one after the other
 

@@ -75,28 +75,6 @@ sub change
 	return difference("UPDATE $table SET v = v + 1 WHERE i = 1; SELECT dw_evict('$table'); SELECT dw_drain()");
 }
 
-# With that many processes that may write home, batches with pages to be written
-# atomically are brought home by the flusher.
-sub keeps_batch
-{
-	my ($concurrency, $sql, $what) = @_;
-
-	$node->safe_psql('postgres', 'CHECKPOINT');
-	$node->safe_psql('postgres', qq{
-		ALTER SYSTEM SET double_write_concurrency = $concurrency;
-		SELECT pg_reload_conf();
-		SELECT dw_pretend_home_writes_take(10), dw_fail_at('doublewrite-home-sent', 'EIO')});
-	my $d = difference($sql);
-	ok(!$d->{failed}, $what);
-	cmp_ok($d->{pages}, '>=', 64, '... if pages of them are written atomically');
-	$node->safe_psql('postgres', q{
-		SELECT dw_clear('doublewrite-home-sent');
-		ALTER SYSTEM RESET double_write_concurrency;
-		SELECT pg_reload_conf();
-		SELECT dw_drain()});
-	return;
-}
-
 sub pages_of
 {
 	my ($table) = @_;
@@ -123,9 +101,6 @@ is($d->{logged}, 0, 'none through the log');
 $node->safe_psql('postgres', q{
 	CREATE TABLE whole (LIKE runs INCLUDING STORAGE) WITH (fillfactor = 40);
 	INSERT INTO whole SELECT 0, repeat('x', 3000) FROM generate_series(1, 100)});
-keeps_batch(4, q{UPDATE whole SET v = v + 1; SELECT dw_evict('whole'); SELECT dw_flush_batch(false)},
-	'batches are not divided');
-
 # several writes under way at once; one of them that is not made harms no other
 my $offset;
 my $all = q{CHECKPOINT; UPDATE runs SET v = v + 1; SELECT dw_evict('runs')};
@@ -280,9 +255,6 @@ is($node->safe_psql('postgres', $proof), 'not offered', '... until it is looked 
 $node->safe_psql('postgres', q{
 	CREATE TABLE logged (LIKE whole INCLUDING STORAGE) WITH (fillfactor = 40) TABLESPACE again;
 	INSERT INTO logged SELECT 0, repeat('x', 3000) FROM generate_series(1, 250)});
-keeps_batch(-1, 'UPDATE whole SET v = v + 1; UPDATE logged SET v = v + 1; CHECKPOINT',
-	'checkpoints leave no batches to others');
-
 $offset = -s $node->logfile;
 my $many = "SET allow_in_place_tablespaces = on;\n";
 $many .= "CREATE TABLESPACE s$_ LOCATION ''; CREATE TABLE s$_ (i int, v int) TABLESPACE s$_; INSERT INTO s$_ VALUES (1, 0);\n"

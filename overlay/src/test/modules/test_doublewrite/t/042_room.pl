@@ -1,6 +1,6 @@
 # Copyright (c) 2025, PostgreSQL Global Development Group
 
-# Who finds the stage full goes on with the first slots that the flusher frees,
+# A backend that finds the stage full goes on with the first slots that are freed,
 # while the rest of the batch is still on its way, and is not left alone if the
 # flusher fails.
 
@@ -61,7 +61,7 @@ sub change
 	return;
 }
 
-# Fill the stage, and have a flusher wait before its first home write
+# Fill the stage, and have a flusher wait when its batch is in the log
 sub fill_and_flush
 {
 	change('t', 15);
@@ -69,31 +69,17 @@ sub fill_and_flush
 		SELECT dw_evict('t');
 		SELECT injection_points_attach('doublewrite-log-synced', 'wait')});
 	is($node->safe_psql('postgres', 'SELECT in_use FROM dw_state()'), 15, 'stage is full');
-	my $flusher = dw_start($node, 'flusher', 'SELECT dw_flush_batch()');
+	my $flusher = dw_start($node, 'flusher', 'SELECT dw_flush_batch(false)');
 	ok(dw_waits_for($node, 'flusher', 'doublewrite-log-synced'), 'a batch is in the log');
 	return $flusher;
 }
 
-# Pages that had been written home when home writes of the batch began
-my $written;
-
 sub begin_home_writes
 {
-	$written = $node->safe_psql('postgres', 'SELECT home_pages FROM dw_stats()');
 	$node->safe_psql('postgres', q{
 		SELECT injection_points_detach('doublewrite-log-synced');
 		SELECT injection_points_wakeup('doublewrite-log-synced')});
 	return;
-}
-
-# Has the flusher written that many pages home, and waits?
-sub page_is_home
-{
-	my ($npages) = @_;
-
-	return $node->poll_query_until('postgres', qq{
-		SELECT home_pages = $written + $npages AND wait_event = 'doublewrite-home-run-written'
-		FROM dw_stats(), pg_stat_activity WHERE application_name = 'flusher'});
 }
 
 sub finish
@@ -106,57 +92,42 @@ sub finish
 	return;
 }
 
-# --- One page home, one page staged
+# --- Of those that find the stage full one waits for the flusher, to be the next one;
+# --- the others for room.  Each goes on with what it needs as soon as pages can go home.
 
 change('u', 4);
+change('v', 4);
 my $flusher = fill_and_flush();
 my $one = dw_start($node, 'one', q{SELECT dw_evict('u')});
-ok(dw_waits_for($node, 'one', 'DoubleWriteFlush'), 'who finds it full waits for the batch');
-my $before = staged();
+ok(dw_waits_for($node, 'one', 'DoubleWriteFlush'), 'a backend that finds it full waits for the batch');
+my $two = dw_start($node, 'two', q{SELECT dw_evict('v')});
+ok(dw_waits_for($node, 'two', 'DoubleWriteHome'), 'another one waits for room');
+my $batches = $node->safe_psql('postgres', 'SELECT batches FROM dw_stats()');
 $node->safe_psql('postgres', q{SELECT injection_points_attach('doublewrite-home-run-written', 'wait')});
 begin_home_writes();
-foreach my $npages (1 .. 3)
+ok( $node->poll_query_until('postgres', q{
+		SELECT count(*) = 3 FROM pg_stat_activity WHERE wait_event = 'doublewrite-home-run-written'}),
+	'each has written a page home');
+is($node->safe_psql('postgres', 'SELECT batches FROM dw_stats()'), $batches + 1, '... of the same batch');
+$node->safe_psql('postgres', q{SELECT injection_points_detach('doublewrite-home-run-written')});
+for (1 .. 3)
 {
-	ok(page_is_home($npages), "page $npages is home");
-	ok( $node->poll_query_until('postgres',
-			"SELECT staged = $before + $npages FROM dw_stats()"),
-		'... and its slot has been taken');
-	ok(dw_waits_for($node, 'one', 'DoubleWriteFlush'), '... by who waits for the next one');
-	last if $npages == 3;
 	$node->safe_psql('postgres', q{SELECT injection_points_wakeup('doublewrite-home-run-written')});
 }
-
-# --- Two who wait are woken when there is a slot for each
-
-change('v', 4);
-my $two = dw_start($node, 'two', q{SELECT dw_evict('v')});
-ok(dw_waits_for($node, 'two', 'DoubleWriteFlush'), 'another one waits');
-foreach my $npages (1 .. 2)
-{
-	is(staged(), $before + 3, 'nobody goes on yet');
-	$node->safe_psql('postgres', q{SELECT injection_points_wakeup('doublewrite-home-run-written')});
-	ok(page_is_home(3 + $npages), 'another page is home');
-}
-ok($node->poll_query_until('postgres', "SELECT staged = $before + 5 FROM dw_stats()"),
-	'two slots have been taken');
-$node->safe_psql('postgres', q{
-	SELECT injection_points_detach('doublewrite-home-run-written');
-	SELECT injection_points_wakeup('doublewrite-home-run-written')});
 finish($flusher, $one, $two);
-
 # --- The flusher fails: who waits takes the batch up where it was left
 
 change('u', 4);
 $flusher = fill_and_flush();
-$before = staged();
+my $before = staged();
 $one = dw_start($node, 'one', q{SELECT dw_evict('u')});
-ok(dw_waits_for($node, 'one', 'DoubleWriteFlush'), 'who finds it full waits for the batch');
-$node->safe_psql('postgres', q{SELECT dw_fail_at('doublewrite-home-run-written', 'EIO', 1, 1)});
+ok(dw_waits_for($node, 'one', 'DoubleWriteFlush'), 'a backend that finds it full waits for the batch');
+$node->safe_psql('postgres', q{SELECT dw_fail_at('doublewrite-home-sent', 'EIO', 1, 1)});
 begin_home_writes();
 $flusher->query('SELECT 1');
 ok($node->poll_query_until('postgres', "SELECT staged = $before + 4 FROM dw_stats()"),
 	'a flusher fails: who waits goes on');
-$node->safe_psql('postgres', q{SELECT dw_clear('doublewrite-home-run-written')});
+$node->safe_psql('postgres', q{SELECT dw_clear('doublewrite-home-sent')});
 finish($flusher, $one);
 is( $node->safe_psql('postgres', q{
 		SELECT (SELECT count(*) FROM t), (SELECT count(*) FROM u), (SELECT count(*) FROM v)}),

@@ -101,7 +101,7 @@ sub is_held_up
 	return $node->safe_psql('postgres',
 		q{SELECT count(*) FROM pg_stat_activity
 		  WHERE backend_type IN ('walsender', 'client backend')
-			AND wait_event IN ('DoubleWriteFlush', 'DoubleWriteTurn')});
+			AND wait_event IN ('DoubleWriteHome', 'DoubleWriteFlush', 'DoubleWriteTurn')});
 }
 
 # ---------------------------------------------------------------------

@@ -74,7 +74,6 @@ io_torn_pages_protection = $mode
 double_write_buffer_size = 16MB
 double_write_compression = off
 double_write_stage_size = 512kB
-double_write_concurrency = 0
 shared_buffers = 1MB
 wal_level = replica
 max_wal_size = 1GB

@@ -1,0 +1,422 @@
+# Copyright (c) 2025, PostgreSQL Global Development Group
+
+# Home writes are made by several processes, without the flush lock.  Newer versions of
+# pages wait for older ones; a process that must find no home write under way waits for
+# all of them.  A write that does not come back blocks the process that makes it, and
+# those that need its pages, and no other.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use DoubleWrite::Crash;
+use DoubleWrite::Damage;
+use DoubleWrite::Hold;
+use DoubleWrite::Node;
+use DoubleWrite::Pages;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+dw_require_injection_points();
+
+# A row to a page; pages are written home one by one.  Table f is where writes do not
+# come back.
+my $conf = q{
+io_combine_limit = 1
+allow_in_place_tablespaces = on
+};
+my $rows = q{SELECT i, 0, repeat('x', 5000) FROM generate_series(1, 100) i};
+my $point = 'doublewrite-home-write';
+my $node;
+
+sub sql
+{
+	my ($sql) = @_;
+
+	return $node->safe_psql('postgres', $sql);
+}
+
+sub new_node
+{
+	my ($name, $more) = @_;
+
+	$node = dw_quiet_node($name, conf => $conf . ($more // ''));
+	sql("CREATE TABLESPACE frozen LOCATION ''");
+	sql(qq{
+		CREATE TABLE t (id int, v int, filler text STORAGE PLAIN);
+		CREATE TABLE f (LIKE t INCLUDING ALL) TABLESPACE frozen;
+		CREATE TABLE f2 (LIKE t INCLUDING ALL) TABLESPACE frozen;
+		INSERT INTO t $rows;
+		INSERT INTO f $rows;
+		INSERT INTO f2 $rows});
+	sql('VACUUM t, f, f2');
+	sql('CHECKPOINT');
+	return;
+}
+
+# Lock rows, one on each page, and stage these pages
+sub stage
+{
+	my ($rel, $from, $to) = @_;
+
+	sql(qq{
+		DO 'BEGIN PERFORM FROM $rel WHERE id BETWEEN $from AND $to FOR UPDATE; END';
+		SELECT dw_evict('$rel')});
+	return;
+}
+
+sub flush
+{
+	return sql(q{SELECT dw_flush_batch(false)});
+}
+
+sub in_use
+{
+	return sql('SELECT in_use FROM dw_state()');
+}
+
+sub home_pages
+{
+	return sql('SELECT home_pages FROM dw_stats()');
+}
+
+# From now on writes to the tablespace do not come back
+sub freeze
+{
+	sql("SELECT dw_block_homes_in(oid) FROM pg_tablespace WHERE spcname = 'frozen'");
+	return;
+}
+
+sub thaw
+{
+	sql("SELECT dw_clear('$point')");
+	return;
+}
+
+# A session that flushes is blocked by the write of a page of f
+sub blocked_writer
+{
+	my ($from, $to) = @_;
+
+	sql(q{SELECT dw_drain()});
+	freeze();
+	stage('f', $from, $to);
+	my $writer = dw_start($node, 'writer', 'SELECT dw_flush_batch(false)');
+	ok($node->poll_query_until('postgres', "SELECT dw_hits('$point') > 0"), 'a write is under way');
+	return $writer;
+}
+
+# ... for longer than others would wait for it
+sub lost_writer
+{
+	my $writer = blocked_writer(@_);
+
+	sql('SELECT pg_sleep(1.1)');
+	return $writer;
+}
+
+new_node('main');
+
+# --- Nobody else needs to wait for it
+
+{
+	my $writer = lost_writer(1, 1);
+
+	stage('t', 1, 8);
+	my $before = home_pages();
+	is(flush(), 't', 'a batch goes home beside it');
+	is(home_pages(), $before + 8, '... all of it');
+	is(in_use(), 1, 'a page is on its way');
+
+	# a newer version of a page waits for the older one (R4)
+	stage('f', 1, 1);
+	is(flush(), 'f', 'a newer version of the page is not taken');
+	is(in_use(), 2, '... and waits');
+
+	# other runs of the tablespace return to the stage
+	stage('f2', 1, 5);
+	is(flush(), 't', 'a batch of others in its tablespace is taken');
+	is(in_use(), 7, '... and returns to the stage');
+	is(home_pages(), $before + 8, '... without having been written');
+	is(sql(q{SELECT count(*) FROM f2}), 100, 'its pages can be read');
+	my $batches = sql('SELECT batches FROM dw_stats()');
+	sql('SELECT dw_flush_batch(true)');
+	is(sql('SELECT batches FROM dw_stats()'), $batches, '... and are in no batch before a write has come back');
+
+	# a sync cycle ends, and frees nothing
+	my $low_water = sql('SELECT low_water_logged FROM dw_state()');
+	sql('SELECT dw_sync_cycle()');
+	is(sql('SELECT low_water_logged FROM dw_state()'), $low_water, 'a sync cycle frees nothing');
+
+	# relations elsewhere, and those whose pages are not being written
+	sql(q{ALTER TABLE t SET TABLESPACE pg_default; CREATE TABLE other AS SELECT 1 AS i; DROP TABLE other});
+	sql('DROP TABLE f2');
+	is(in_use(), 2, 'a relation in the same place can be dropped');
+
+	my @waiting = map { dw_start($node, $_->[0], $_->[1]) } (
+		[ drop => 'DROP TABLE f' ],
+		[ drain => 'SELECT dw_drain(false)' ],
+		[ reader => 'SELECT dw_hold_home_writes()' ]);
+	ok(dw_waits_for($node, $_, 'DoubleWriteHome'), "$_ waits") foreach qw(drop drain reader);
+	my $checkpoint = dw_start($node, 'checkpoint', 'CHECKPOINT');
+	ok( $node->poll_query_until('postgres',
+			"SELECT wait_event = 'DoubleWriteHome' FROM pg_stat_activity WHERE backend_type = 'checkpointer'"),
+		'a checkpoint waits');
+	stage('t', 11, 18);
+	is(flush(), 't', 'a batch goes home beside all of these');
+	thaw();
+	dw_finish($writer, @waiting, $checkpoint);
+	is(in_use(), 0, 'all is home when the write has come back');
+}
+$node->stop;
+
+# --- More pages of such a tablespace than the stage takes
+
+{
+	new_node('many');
+	my $writer = lost_writer(1, 1);
+	my $evictor = dw_start($node, 'evictor',
+		q{UPDATE f2 SET v = 1; SELECT dw_evict('f2')});
+	ok(dw_waits_for($node, 'evictor', 'DoubleWriteHome'), 'a process that stages too many waits');
+	foreach my $turn (1 .. 3)
+	{
+		sql(q{UPDATE t SET v = v + 1; SELECT dw_evict('t')});
+	}
+	is(sql('SELECT min(v), max(v) FROM t'), '3|3', 'pages of others find room');
+	thaw();
+	dw_finish($writer, $evictor);
+	sql('SELECT dw_drain()');
+	is(in_use(), 0, 'all is home when the write has come back');
+	sql('SELECT dw_evict_all()');
+	is(sql('SELECT min(v), max(v), count(*) FROM f2'), '1|1|100', 'nothing is lost');
+
+	# pages that were not tried need no patience when writes come back
+	sql('VACUUM f, f2');
+	sql('CHECKPOINT');
+	$writer = lost_writer(1, 1);
+	stage('f2', 1, 5);
+	is(flush(), 't', 'a batch of others in the tablespace is taken');
+	is(in_use(), 6, '... and returns to the stage');
+	thaw();
+	dw_finish($writer);
+	sql('SELECT dw_sync_cycle()');
+	is(sql('SELECT next_batch - low_water_logged FROM dw_state()'), 1, '... and keep nothing in the log');
+	is(flush(), 't', 'the next batch has them when a write has come back');
+	is(in_use(), 0, '... and all are home');
+	$node->stop;
+}
+
+# --- All slots that pages in general can get are being written, and no write comes back
+
+{
+	new_node('slots', "double_write_stage_size = 128kB\n");
+	sql(q{SELECT dw_drain()});
+	freeze();
+	stage('f', 1, 15);
+	my @writers = map { dw_start($node, "writer $_", 'SELECT dw_flush_batch(false)') } 1 .. 15;
+	ok($node->poll_query_until('postgres', "SELECT dw_hits('$point') > 0"), 'writes are under way');
+	is(in_use(), 15, '... of all pages that find room');
+	sql(q{UPDATE t SET v = v + 1; SELECT dw_evict('t')});
+	is(sql('SELECT min(v), max(v), count(*) FROM t'), '1|1|100', 'pages of others find room');
+	thaw();
+	dw_finish(@writers);
+	sql('SELECT dw_drain()');
+	is(in_use(), 0, 'all is home when writes have come back');
+	$node->stop;
+}
+
+# --- Many processes write there at once: half of those that can write at all get stuck
+
+{
+	new_node('crowd', "max_connections = 100\ndouble_write_stage_size = 2MB\n");
+	sql('SELECT dw_drain()');
+	freeze();
+	stage('f', 1, 90);
+	my $gate = dw_start($node, 'gate', 'SELECT pg_advisory_lock(1)');
+	my $script = PostgreSQL::Test::Utils::tempdir() . '/carry.sql';
+	append_to_file($script, "SELECT pg_advisory_lock_shared(1);\nSELECT dw_carry_runs();\n");
+	my $crowd = IPC::Run::start(
+		[ 'pgbench', '-n', '-c', '80', '-t', '1', '-f', $script,
+			'-h', $node->host, '-p', $node->port, 'postgres' ], '>', \my $out, '2>', \my $err);
+	ok( $node->poll_query_until('postgres',
+			q{SELECT count(*) = 80 FROM pg_stat_activity WHERE wait_event = 'advisory'}),
+		'many processes are about to write');
+	my $writer = dw_start($node, 'writer', 'SELECT dw_flush_batch(false)');
+	ok($node->poll_query_until('postgres', "SELECT dw_hits('$point') > 0"), 'one does, and is stuck');
+	$gate->query('SELECT pg_advisory_unlock(1)');
+	stage('t', 1, 8);
+	my $before = home_pages();
+	is(flush(), 't', 'a batch of others is taken');
+	ok($node->poll_query_until('postgres',
+			"SELECT home_pages >= $before + 8 FROM dw_stats(), dw_carry_runs()"), '... and goes home');
+	cmp_ok(sql("SELECT dw_hits('$point')"), '<=', 64, 'no more than half of the table is taken');
+	thaw();
+	dw_finish($writer, $gate);
+	ok($crowd->finish, 'all go on when writes come back');
+	sql('SELECT dw_drain()');
+	is(in_use(), 0, '... and all is home');
+	$node->stop;
+}
+
+# --- A slow device is not a frozen one
+
+{
+	new_node('slow', "double_write_stage_size = 128kB\n");
+	my $writer = lost_writer(1, 1);
+	my $low_water = sql('SELECT low_water_logged FROM dw_state()');
+	my $cycle = dw_start($node, 'cycle', 'SELECT dw_sync_cycle()');
+	ok(dw_waits_for($node, 'cycle', 'DoubleWriteHome'), 'a sync cycle waits for a write of more than a second');
+	sql('SELECT pg_sleep(1.5)');
+	thaw();
+	dw_finish($writer, $cycle);
+	cmp_ok(sql('SELECT low_water_logged FROM dw_state()'), '>', $low_water, '... and frees the log');
+
+	sql("SELECT dw_block_homes_in(oid, true) FROM pg_tablespace WHERE spcname = 'frozen'");
+	my @sessions = map { dw_start($node, "session $_", "UPDATE f SET v = 1 WHERE id % 3 = $_ AND id <= 9; SELECT dw_evict('f')") } 0 .. 2;
+	push @sessions, map { dw_start($node, "$_", $_) } ('SELECT dw_drain()', 'SELECT dw_sync_cycle()', 'CHECKPOINT');
+	dw_finish(@sessions);
+	thaw();
+	sql('CHECKPOINT');
+	is(in_use(), 0, 'checkpoints and others complete where each write takes that long');
+	is(sql('SELECT sum(v) FROM f'), 9, '... and nothing is lost');
+	$node->stop;
+}
+
+# --- The background writer is the one that is blocked, in each mode
+
+foreach my $mode (qw(double_writes full_pages off))
+{
+	new_node("bgwriter_$mode", qq{
+io_torn_pages_protection = $mode
+double_write_stage_size = 128kB
+bgwriter_delay = 10ms
+});
+	sql('CHECKPOINT');
+	freeze();
+	sql(q{SELECT injection_points_detach('doublewrite-background-flush')});
+	stage('f', 1, 1);
+	ok($node->poll_query_until('postgres', "SELECT dw_hits('$point') > 0"), "$mode: a write is under way");
+	sql('SELECT pg_sleep(1.1)');
+	foreach my $turn (1 .. 3)
+	{
+		sql(q{UPDATE t SET v = v + 1; SELECT dw_evict('t')});
+	}
+	is(sql('SELECT min(v), max(v), count(*) FROM t'), '3|3|100', '... and others go on without the background writer');
+	thaw();
+	sql('CHECKPOINT');
+	sql('SELECT dw_evict_all()');
+	is(sql('SELECT min(v), max(v), count(*) FROM t'), '3|3|100', '... and lose nothing');
+	$node->stop;
+}
+
+# --- Errors are values until a process needs the page (R11)
+
+{
+	new_node('errors');
+	stage('t', 71, 78);
+	my $before = home_pages();
+	my $log = -s $node->logfile;
+	sql("SELECT dw_fail_at('$point', 'EIO', 3, 1)");
+	is(flush(), 't', 'a batch goes home');
+	is(home_pages(), $before + 7, '... except a page');
+	is(in_use(), 1, '... which stays');
+	ok($node->log_contains('could not write blocks', $log), '... and is reported');
+	is(flush(), 'f', 'it is not tried again with others');
+	sql("SELECT dw_clear('$point'); SELECT dw_fail_at('$point', 'EIO', 1, 1)");
+	my ($ret, undef, $stderr) = $node->psql('postgres', 'SELECT dw_drain()');
+	like($stderr, qr/could not write blocks/, 'a process that needs it gets the error');
+	sql('SELECT dw_drain()');
+	is(in_use(), 0, 'then it is home');
+	$node->stop;
+}
+
+# --- An error that is thrown ends a home write, or the process: its pages may be torn, and
+# --- need a copy
+
+sub thrown
+{
+	my ($exits) = @_;
+
+	new_node($exits ? 'exits' : 'thrown');
+	stage('t', 71, 78);
+	sql("SELECT injection_points_attach('$point', 'error')");
+	my ($ret, undef, $stderr) = $node->psql('postgres',
+		"SET exit_on_error = $exits; SELECT dw_flush_batch(false)");
+	like($stderr, $exits ? qr/server closed the connection/ : qr/error triggered/,
+		'an error ends a home write' . ($exits ? ', and the process, which does not wait for its client' : ''));
+	sql("SELECT injection_points_detach('$point')");
+	is(in_use(), 8, '... whose page stays in the stage');
+	sql('SELECT dw_hold_home_writes()');
+	my $logged = sql('SELECT logged FROM dw_stats()');
+	sql('SELECT dw_sync_cycle()');
+	is(sql('SELECT logged FROM dw_stats()'), $logged + 1, '... and keeps a copy in the log');
+	sql('SELECT dw_drain()');
+	is(in_use(), 0, 'then all are home');
+	is(sql('SELECT count(*) FROM t'), 100, '... and nothing is lost');
+	$node->stop;
+	return;
+}
+
+thrown($_) foreach 0, 1;
+
+# --- A backend that finds the stage full writes as much as it needs
+
+{
+	new_node('full', "double_write_stage_size = 128kB\n");
+	my $before = home_pages();
+	stage('t', 1, 14);
+	stage('t', 21, 24);
+	my $got = home_pages() - $before;
+	cmp_ok($got, '>=', 1, 'a process that finds the stage full writes itself');
+	cmp_ok($got, '<', 14, '... until there is room, not all');
+	sql(q{SELECT dw_drain()});
+	is(in_use(), 0, 'all is home');
+	$node->stop;
+}
+
+# --- The time that a session waits for its evictions is its write time
+
+foreach my $mode (qw(double_writes full_pages off))
+{
+	new_node("time_$mode", "io_torn_pages_protection = $mode\n");
+	sql('SET track_io_timing = on; UPDATE t SET v = 1; SELECT dw_evict_all()');
+	sql('SELECT pg_stat_reset()');
+	my $plan = sql(q{
+		SET track_io_timing = on;
+		UPDATE t SET v = 2;
+		EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, FORMAT JSON) SELECT dw_evict('t')});
+	like($plan, qr/"Shared Written Blocks": [1-9]/, "$mode: blocks are written");
+	like($plan, qr/"Shared I\/O Write Time": (?!0\.000)/, '... and that takes time');
+	sql('SELECT pg_stat_force_next_flush()');
+	ok( $node->poll_query_until('postgres',
+			q{SELECT blk_write_time > 0 FROM pg_stat_database WHERE datname = 'postgres'}),
+		'... in the statistics, too');
+	$node->stop;
+}
+
+# --- Power fails while runs are on their way
+
+foreach my $where ([ 'doublewrite-home-sent', 1 ], [ 'doublewrite-home-run-written', 3 ],
+	[ 'doublewrite-home-written', 1 ])
+{
+	my ($name, $nth) = @$where;
+
+	note "crash at $name";
+	new_node("crash_$name" =~ tr/-/_/r);
+	my $old = dw_snapshot($node);
+	sql(q{UPDATE t SET v = 1 WHERE id <= 20; SELECT dw_evict('t')});
+	sql("SELECT dw_crash_at('$name', $nth)");
+	my $offset = -s $node->logfile;
+	eval { $node->psql('postgres', 'SELECT dw_flush_batch(false)', on_error_die => 0); };
+	dw_wait_for_crash($node, $offset);
+	my $torn = dw_tear($node, $old);
+	cmp_ok($torn->{logged}, '>', 10, 'pages are torn that are in the log');
+	dw_start_after_crash($node, $torn);
+	is(sql(q{SELECT count(*), sum(v) FROM t}), '100|20', 'nothing is lost');
+	$node->stop;
+}
+
+done_testing();
