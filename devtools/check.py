@@ -219,6 +219,18 @@ def engine_layers(tree):
 
 
 @checker
+def mutex_is_brief(tree):
+    """Under the engine's spinlock nothing is walked, moved, allocated, reported or waited for."""
+    held = re.compile(r"DWLockMutex\(\);(.*?)DWUnlockMutex\(\);", re.DOTALL)
+    long = re.compile(r"\b(while|dlist_foreach\w*|mem(?:cpy|move)|palloc\w*|pfree|ereport|elog"
+                      r"|LWLock\w+|XLog\w+|pg_usleep|ConditionVariable\w+)\s*\(")
+    for path, text in tree.c_files((".c",)):
+        for match in held.finditer(text):
+            for call in long.finditer(match[1]):
+                yield f"overlay/{path}: {call[1]} between DWLockMutex() and DWUnlockMutex()"
+
+
+@checker
 def module_layers(tree):
     """A module of our packages imports only what its package may, and what stands above it there."""
     for directory in layers.MAY_USE:
