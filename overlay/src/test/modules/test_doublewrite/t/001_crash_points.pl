@@ -260,7 +260,10 @@ sub test_nested_redo
 		my ($point, $nth, $log) = @$crash;
 
 		$torn = crash_in_startup($node, $old, $point, $nth, $log);
-		cmp_ok($torn->{logged}, '>', 0, 'pages were torn again');
+
+		# pages may be staged again and again before any is in the log
+		cmp_ok($torn->{logged}, '>', 0, 'pages were torn again')
+		  if $point ne 'page-staged';
 	}
 	dw_start_after_crash($node, $torn);
 	$node->append_conf('postgresql.conf',
