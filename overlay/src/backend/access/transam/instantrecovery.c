@@ -837,7 +837,6 @@ instant_await_page(InstantPage *page)
 	{
 		/* what has been done to it is seen */
 		pg_read_barrier();
-		instant_want_pages(i, false);
 		return true;
 	}
 
@@ -846,7 +845,6 @@ instant_await_page(InstantPage *page)
 	/* Others may wait for reads that we have not even submitted. */
 	pgaio_submit_staged();
 
-	instant_want_pages(i, true);
 	if (state == INSTANT_FAILED)
 		instant_retry(i);
 
@@ -866,6 +864,8 @@ instant_await_page(InstantPage *page)
 static void
 instant_wait_for_page(InstantPage *page)
 {
+	instant_want_pages(page - InstantPages,
+					   pg_atomic_read_u32(&page->state) != INSTANT_DONE);
 	if (!instant_await_page(page))
 		ereport(ERROR,
 				(errcode(page->sqlerrcode),
@@ -999,6 +999,7 @@ instant_take_failed_page(const char *relation, BlockNumber blkno)
 				pg_atomic_fetch_sub_u32(&InstantCtl->failed, 1);
 				return page;
 			}
+			instant_want_pages(i, true);
 			(void) instant_await_page(page);
 		}
 	}

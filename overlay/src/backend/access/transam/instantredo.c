@@ -537,6 +537,8 @@ instant_pauses(InstantPage *page, uint32 distance)
 
 	elog(DEBUG1, "redo of block %u of relation \"%s\" is put off for a page that a session needs",
 		 page->blkno, relpathperm(page->rlocator, page->forknum).str);
+	/* if that fails, redo begins again where it has begun now */
+	instant_write_back();
 	page->paused_at = distance;
 	/* the next page begins without that */
 	nrecords_applied++;
