@@ -457,6 +457,43 @@ hot_standby = on
 	$_->stop('fast', fail_ok => 1) foreach ($standby, $primary);
 }
 
+# A crash of a standby has damaged a record that extends into a segment which it does not
+# have: the standby streams both again.
+{
+	my $primary = dw_quiet_node('damaged',
+		init => { allows_streaming => 1 }, conf => "wal_keep_size = 256MB\n");
+	my $standby = PostgreSQL::Test::Cluster->new('damaged_standby');
+	my $segment = sub { $primary->safe_psql('postgres', 'SELECT pg_walfile_name(pg_current_wal_lsn())') };
+	$primary->backup('b');
+	$standby->init_from_backup($primary, 'b', has_streaming => 1);
+	$standby->start;
+	my $size = $primary->safe_psql('postgres',
+		q{SELECT setting FROM pg_settings WHERE name = 'wal_segment_size'});
+
+	$primary->safe_psql('postgres', 'SELECT pg_switch_wal(); CREATE TABLE d()');
+	$primary->wait_for_replay_catchup($standby);
+	my $first = $segment->();
+	$primary->safe_psql('postgres', "SELECT pg_logical_emit_message(false, '', repeat('x', $size), true)");
+	my $last = $segment->();
+	isnt($first, $last, 'damaged: a record in two segments');
+	$primary->wait_for_replay_catchup($standby);
+	$standby->stop('immediate');
+
+	unlink $standby->data_dir . "/pg_wal/$last" or die "could not remove $last: $!";
+	my $file = $standby->data_dir . "/pg_wal/$first";
+	open my $wal, '+<:raw', $file or die "could not open $file: $!";
+	seek $wal, $size - 512, 0;
+	print $wal "\0" x 512;
+	close $wal;
+	my $offset = -s $standby->logfile;
+	$standby->start;
+	$primary->safe_psql('postgres', 'CREATE TABLE after_it()');
+	$primary->wait_for_replay_catchup($standby);
+	ok($standby->log_contains(qr/incorrect resource manager data checksum in record/, $offset),
+		'... which is invalid, and streamed again');
+	$_->stop('fast', fail_ok => 1) foreach ($standby, $primary);
+}
+
 # A hash index grows by a page that is written to its file at once: WAL of it comes first.
 {
 	my $node = dw_quiet_node('grown');
