@@ -45,7 +45,7 @@ $node->safe_psql('postgres', "SELECT * FROM $_") foreach @views;
 # Nobody reads a table any more: who needs a page would wait, too.
 my $reader = $node->background_psql('postgres');
 $reader->query_safe("SELECT count(*) FROM $_") foreach @views;
-my $looker = $node->background_psql('postgres');
+my $looker = $node->background_psql('postgres', on_error_stop => 0);
 $looker->query_safe('SELECT 1');
 
 $node->safe_psql('postgres',
@@ -88,10 +88,15 @@ foreach my $view (@views)
 	pass("$view answers");
 }
 
-# detach first, so that nobody stops there again
+# Detach first, so that nobody stops there again.  More than one process may wait
+# there, and each call wakes up one of them only, or finds none.
 $looker->query_safe(q{SELECT injection_points_detach('doublewrite-home-written')});
-$looker->query_safe(q{SELECT injection_points_wakeup('doublewrite-home-written')});
-wait_for('flusher stays', sub { $looker->query_safe($held) == 0 });
+wait_for(
+	'flusher stays',
+	sub {
+		$looker->query(q{SELECT injection_points_wakeup('doublewrite-home-written')});
+		return $looker->query($held) == 0;
+	});
 $_->quit foreach ($flusher, $reader, $looker);
 is($node->safe_psql('postgres', 'SELECT sum(i) FROM t'),
 	1000 * 1001 / 2 + 1000, 'work goes on');

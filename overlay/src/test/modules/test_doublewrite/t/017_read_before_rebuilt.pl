@@ -12,6 +12,7 @@ use lib $FindBin::RealBin;
 
 use DoubleWrite::Crash;
 use DoubleWrite::Damage;
+use DoubleWrite::Hold;
 use DoubleWrite::Log;
 use DoubleWrite::Node;
 use DoubleWrite::Pages;
@@ -168,9 +169,7 @@ foreach my $locked_first (1, 0)
 	my @after = split /\|/, $standby->safe_psql('postgres', $counters);
 	cmp_ok($after[0], '>', $before[0], 'pages are written');
 	is($after[1] - $before[1], 0, 'page read while recovery ended is not exempt');
-	$standby->safe_psql('postgres', q{
-		SELECT injection_points_wakeup('doublewrite-checkpoint-drained');
-		SELECT injection_points_detach('doublewrite-checkpoint-drained')});
+	dw_wake($standby, 'doublewrite-checkpoint-drained');
 	$standby->stop;
 	$primary->stop;
 }

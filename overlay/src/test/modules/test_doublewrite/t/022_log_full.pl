@@ -9,6 +9,7 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib $FindBin::RealBin;
 
+use DoubleWrite::Hold;
 use DoubleWrite::Node;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
@@ -65,15 +66,6 @@ sub wait_for
 	return;
 }
 
-sub wake_up
-{
-	my ($node, $point) = @_;
-
-	$node->safe_psql('postgres',
-		"SELECT injection_points_detach('$point'); SELECT injection_points_wakeup('$point')");
-	return;
-}
-
 sub finish
 {
 	my ($node, %sessions) = @_;
@@ -103,7 +95,7 @@ sub finish
 	wait_for($node, 'cycle', 'doublewrite-sync-cycle');
 	my $filler = start_filling($node, 'filler', 't');
 	wait_for($node, 'filler', 'DoubleWriteSync');
-	wake_up($node, 'doublewrite-sync-cycle');
+	dw_wake($node, 'doublewrite-sync-cycle');
 	finish($node, cycle => $cycle, filler => $filler);
 }
 
@@ -125,7 +117,7 @@ sub finish
 	wait_for($node, 'second', 'doublewrite-sync-cycle');
 	$node->safe_psql('postgres', q{SELECT injection_points_wakeup('doublewrite-space-freed')});
 	wait_for($node, 'first', 'DoubleWriteSync');
-	wake_up($node, 'doublewrite-sync-cycle');
+	dw_wake($node, 'doublewrite-sync-cycle');
 	finish($node, first => $first, second => $second);
 }
 

@@ -23,15 +23,6 @@ $node->safe_psql('postgres', q{
 	CREATE TABLE u AS SELECT i AS id FROM generate_series(1, 100) i;
 	CHECKPOINT});
 
-sub wake_up
-{
-	my ($point) = @_;
-
-	$node->safe_psql('postgres',
-		"SELECT injection_points_detach('$point'); SELECT injection_points_wakeup('$point')");
-	return;
-}
-
 # --- A flusher that goes on with the next batch at once
 
 $node->safe_psql('postgres', q{
@@ -45,10 +36,10 @@ ok(dw_waits_for($node, 'reader', 'DoubleWriteFlush'), 'a process that reads file
 $node->safe_psql('postgres', q{
 	DELETE FROM u WHERE id = 1; SELECT dw_evict('u');
 	SELECT injection_points_attach('test-doublewrite-holding', 'wait')});
-wake_up('doublewrite-home-sent');
+dw_wake($node, 'doublewrite-home-sent');
 ok(dw_waits_for($node, 'reader', 'test-doublewrite-holding'), '... and is the next one');
 ok(dw_waits_for($node, 'flusher', 'DoubleWriteFlush'), '... before the next batch');
-wake_up('test-doublewrite-holding');
+dw_wake($node, 'test-doublewrite-holding');
 dw_finish($flusher, $reader);
 $node->safe_psql('postgres', 'SELECT dw_drain()');
 
@@ -67,7 +58,7 @@ ok(dw_waits_for($node, 'second', 'DoubleWrite|holding'), 'second one wants to ho
 is($node->safe_psql('postgres',
 		"SELECT wait_event FROM pg_stat_activity WHERE application_name = 'second'"),
 	'DoubleWriteTurn', '... and waits for the batch');
-wake_up('test-doublewrite-holding');
+dw_wake($node, 'test-doublewrite-holding');
 dw_finish($first, $flusher, $second);
 is($node->safe_psql('postgres', 'SELECT in_use FROM dw_state()'), 0, 'all is home');
 $node->stop;

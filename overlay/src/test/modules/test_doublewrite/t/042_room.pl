@@ -76,9 +76,7 @@ sub fill_and_flush
 
 sub begin_home_writes
 {
-	$node->safe_psql('postgres', q{
-		SELECT injection_points_detach('doublewrite-log-synced');
-		SELECT injection_points_wakeup('doublewrite-log-synced')});
+	dw_wake($node, 'doublewrite-log-synced');
 	return;
 }
 
@@ -109,12 +107,9 @@ ok( $node->poll_query_until('postgres', q{
 		SELECT count(*) = 3 FROM pg_stat_activity WHERE wait_event = 'doublewrite-home-run-written'}),
 	'each has written a page home');
 is($node->safe_psql('postgres', 'SELECT batches FROM dw_stats()'), $batches + 1, '... of the same batch');
-$node->safe_psql('postgres', q{SELECT injection_points_detach('doublewrite-home-run-written')});
-for (1 .. 3)
-{
-	$node->safe_psql('postgres', q{SELECT injection_points_wakeup('doublewrite-home-run-written')});
-}
+dw_wake($node, 'doublewrite-home-run-written');
 finish($flusher, $one, $two);
+
 # --- The flusher fails: who waits takes the batch up where it was left
 
 change('u', 4);

@@ -237,13 +237,11 @@ $node->stop;
 	$standby->safe_psql('postgres', "SELECT injection_points_attach('$checkpointing', 'wait')");
 	$standby->promote;
 	$offset = -s $standby->logfile;
-	$standby->safe_psql('postgres',
-		"SELECT injection_points_detach('$restarting'); SELECT injection_points_wakeup('$restarting')");
+	dw_wake($standby, $restarting);
 	$standby->wait_for_log(qr/restartpoint complete/, $offset);
 	$standby->wait_for_event('checkpointer', $checkpointing);
 	ok(-e $seen, 'promoted: the end of a restartpoint leaves the note');
-	$standby->safe_psql('postgres',
-		"SELECT injection_points_detach('$checkpointing'); SELECT injection_points_wakeup('$checkpointing')");
+	dw_wake($standby, $checkpointing);
 	$standby->safe_psql('postgres', 'CHECKPOINT');
 	ok(!-e $seen, 'promoted: a checkpoint does not');
 	$session->{run}->finish;

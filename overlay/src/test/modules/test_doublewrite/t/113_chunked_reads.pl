@@ -11,6 +11,7 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib $FindBin::RealBin;
 
+use DoubleWrite::Hold;
 use DoubleWrite::Pages;
 use Digest::SHA qw(sha256_hex);
 use List::Util qw(min);
@@ -92,16 +93,6 @@ sub read_until
 	return $reader;
 }
 
-sub go_on
-{
-	my ($point) = @_;
-
-	# detach first, so that nobody stops there again
-	$node->safe_psql('postgres',
-		"SELECT injection_points_detach('$point'), injection_points_wakeup('$point')");
-	return;
-}
-
 sub result
 {
 	my ($reader) = @_;
@@ -163,7 +154,7 @@ foreach my $arguments (
 	ok(change_pages(), "pages go home between chunks ($arguments)")
 	  or BAIL_OUT('home writes are held up');
 	my @after = pages();
-	go_on($between);
+	dw_wake($node, $between);
 	my $read = result($reader);
 	my ($offset) = $arguments =~ /^, (-?\d+)/;
 	my $file_size = @before * 8192;
