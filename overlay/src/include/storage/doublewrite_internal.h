@@ -897,6 +897,7 @@ extern void dw_flush_wal(void);
 extern void dw_note_logged(int slotno, uint64 batchno);
 extern bool dw_batch_under_way(void);
 extern bool dw_homes_under_way(void);
+extern uint64 dw_runs_sent(void);
 extern uint64 dw_first_unfinished_batch(void);
 
 /* atomic.c */
@@ -982,7 +983,7 @@ extern void dw_sync_cycle(uint64 begun);
 /* flush.c */
 extern bool dw_flush_batch_locked(const DWPageSet *retry);
 extern bool dw_flush_batch(const DWPageSet *retry);
-extern bool dw_try_home(const DWPageSet *pages);
+extern bool dw_try_home(const DWPageSet *pages, uint64 since);
 
 /* drain.c */
 extern void dw_drain_and_lock(void);

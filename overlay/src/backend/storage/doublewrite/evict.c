@@ -116,7 +116,7 @@ dw_batch_is_due(void)
  * The others wait until a slot is free, or a run can be claimed.
  */
 static void
-dw_make_room(bool *impatient)
+dw_make_room(bool *impatient, uint64 since)
 {
 	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
 
@@ -130,7 +130,7 @@ dw_make_room(bool *impatient)
 			dw_carry_for_room();
 		else if (!dw_homes_under_way() &&
 				 pg_atomic_read_u32(&DWCtl->stage.ninuse_hint) >= (uint32) DWCtl->stage.nslots)
-			dw_try_home(&DWAllPages);	/* all have failed (R11) */
+			dw_try_home(&DWAllPages, since);	/* all have failed (R11) */
 	}
 	else if (!dw_wait_on(&DWCtl->home.room, dw_room_or_runs))
 	{
@@ -196,7 +196,7 @@ DoubleWriteStageRefuses(const BufferTag *tag)
  * page.
  */
 static bool
-dw_retry_refusing(const BufferTag *tag)
+dw_retry_refusing(const BufferTag *tag, uint64 since)
 {
 	RelFileLocator rlocator = BufTagGetRelFileLocator(tag);
 	DWPageSet	pages = {.arg = &rlocator,.max = DW_REFUSED_RETRY};
@@ -204,7 +204,7 @@ dw_retry_refusing(const BufferTag *tag)
 	pages.filter = dw_refusing_filter(&rlocator);
 	if (pages.filter == NULL)
 		return false;
-	dw_try_home(&pages);
+	dw_try_home(&pages, since);
 	return true;
 }
 
@@ -298,6 +298,7 @@ dw_reserve_with_patience(const BufferTag *tag, bool *replaces, int *nstaged)
 {
 	bool		impatient = false;
 	bool		counted = false;
+	uint64		since = dw_runs_sent();
 	int			slotno;
 
 	for (;;)
@@ -312,7 +313,7 @@ dw_reserve_with_patience(const BufferTag *tag, bool *replaces, int *nstaged)
 				dw_tell_room(1);
 			return slotno;
 		}
-		if (refused && dw_retry_refusing(tag))
+		if (refused && dw_retry_refusing(tag, since))
 			continue;
 		if (!counted)
 		{
@@ -320,7 +321,7 @@ dw_reserve_with_patience(const BufferTag *tag, bool *replaces, int *nstaged)
 			DoubleWriteStageFullSeen++;
 			counted = true;
 		}
-		dw_make_room(&impatient);
+		dw_make_room(&impatient, since);
 	}
 }
 

@@ -326,18 +326,17 @@ dw_flush_batch(const DWPageSet *retry)
 
 /*
  * Try to bring pages home that have failed before, and what is ready beside them.  Throws
- * the error if one fails again, or waits a moment if that cannot be tried.  Returns whether
- * there was something to do.
+ * the error if one has failed again in this run (see dw_runs_sent()) or a later one, or
+ * waits a moment if that cannot be tried, or is being tried by another process.  Returns
+ * whether there was something to do.
  */
 bool
-dw_try_home(const DWPageSet *pages)
+dw_try_home(const DWPageSet *pages, uint64 since)
 {
-	uint64		since;
 	bool		flushed;
 	bool		under_way;
 
 	dw_lock_flush(LW_EXCLUSIVE);
-	since = DWCtl->home.sent;
 	flushed = dw_flush_batch_locked(pages);
 	dw_carry_runs();
 	under_way = dw_homes_under_way();

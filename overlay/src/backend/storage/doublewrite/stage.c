@@ -375,6 +375,9 @@ dw_any_has_failed(const DWPageSet *pages)
 /*
  * Has one of these pages failed in this run or a later one, or is one stalled?  Returns
  * its errno, and which page it was; DW_STALLED or DW_TORN if there is nothing worse; or 0.
+ *
+ * A page in a batch is being tried again, perhaps by another process: its errno is that of
+ * an earlier run.
  */
 int
 dw_find_failure(const DWPageSet *pages, uint64 since, BufferTag *tag)
@@ -391,7 +394,8 @@ dw_find_failure(const DWPageSet *pages, uint64 since, BufferTag *tag)
 			continue;
 		DWLockMutex();
 		if (slot->failed && !slot->discarded &&
-			(slot->run >= since || slot->error == DW_STALLED) &&
+			(slot->error == DW_STALLED ||
+			 (slot->run >= since && !DWSlotInState(slot, DW_SLOT_BATCH))) &&
 			(result == 0 || slot->error > result) && DWPageInSet(pages, &slot->tag))
 		{
 			result = slot->error;

@@ -1091,7 +1091,7 @@ dw_flush_batch_sql(PG_FUNCTION_ARGS)
 
 	tdw_wait_for_lock(DoubleWriteFlushLock, "DoubleWriteFlush");
 	if (pages != NULL)
-		PG_RETURN_BOOL(dw_try_home(pages));
+		PG_RETURN_BOOL(dw_try_home(pages, dw_runs_sent()));
 	flushed = dw_flush_batch(NULL);
 	dw_carry_runs();
 	PG_RETURN_BOOL(flushed);

@@ -114,6 +114,26 @@ is(sql("CREATE TABLE meanwhile (a int); INSERT INTO meanwhile VALUES (1)"),
 is(sql("SELECT dw_clear('doublewrite-home-write')"), '', 'device is well again');
 is(sql('CHECKPOINT'), '', 'checkpoint succeeds');
 
+# an error of the past does not count while another process tries the page again
+$node->safe_psql('postgres', q{
+	SELECT dw_drain();
+	SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000);
+	DO 'BEGIN PERFORM FROM t WHERE id = 1 FOR UPDATE; END'});
+sql(q{SELECT dw_evict('t')});
+like(sql('SELECT dw_drain()'), qr/^error/, 'drain fails');
+$node->safe_psql('postgres',
+	q{SELECT dw_block_homes_in(oid) FROM pg_tablespace WHERE spcname = 'pg_default'});
+my $other = dw_start($node, 'other', 'SELECT dw_flush_batch(true)');
+ok($node->poll_query_until('postgres', q{SELECT dw_hits('doublewrite-home-write') > 0}),
+	'a process tries again');
+my $drain = dw_start($node, 'drain', 'SELECT dw_drain()');
+ok(dw_waits_for($node, 'drain', 'DoubleWriteHome'), '... and another one waits for it');
+sql(q{SELECT dw_clear('doublewrite-home-write')});
+$drain->query('SELECT 1');
+is($drain->{stderr}, '', '... and gets no error');
+$drain->quit;
+dw_finish($other);
+
 # the same, but the machine crashes before the device is well
 $node->safe_psql('postgres', 'CHECKPOINT');
 my $old = dw_snapshot($node);
