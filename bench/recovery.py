@@ -113,9 +113,7 @@ class Replay:
         log = server.log.read_text(errors="replace")
         facts = parse_log(log)
         counts = self._counts(session, used, before)
-        if "victims" not in facts:
-            # Stock writes them itself, and counts that.
-            facts["victims"] = counters.total(counts, r"io\.startup/relation/.*\.writes")
+        facts["victims"] = counters.total(counts, r"io\.startup/relation/.*\.writes")
         facts.update({name.replace(".", " "): value for name, value in counts.items()
                       if name.startswith("cpu.")})
         redo, ready = facts.pop("redo"), facts.pop("ready")
@@ -152,10 +150,7 @@ def parse_log(text):
         raise DevError("the server log tells of no redo:\n" + text[-500:])
     user, system, elapsed = map(float, done.groups())
     facts = {"redo": elapsed, "ready": _between(text), "redo_cpu": round(user + system, 2)}
-    victims = re.search(r"redo staged (\d+) dirty pages.* stage full (\d+) times", text)
-    if victims:
-        facts.update(victims=int(victims[1]), stage_full=int(victims[2]))
-    pipeline = re.search(r"WAL pipeline: .*read (\d+) blocks and staged (\d+) dirty pages;"
+    pipeline = re.search(r"WAL pipeline: .*read (\d+) blocks and wrote (\d+);"
                          r" redo waited (\d+) times", text)
     if pipeline:
         names = ("pipeline_reads", "pipeline_victims", "pipeline_waits")

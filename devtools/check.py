@@ -96,6 +96,22 @@ def overlay_owned(tree):
 
 
 @checker
+def series_named(tree):
+    """A patch names its series, lies in its directory, and the series stand in their order."""
+    latest = 0
+    for name, patch in patches.read_series(tree.paths.patches):
+        if patch.series not in patches.NAMES:
+            yield f"patches/{name} belongs to none of the series {', '.join(patches.NAMES)}"
+            continue
+        place = patches.NAMES.index(patch.series)
+        if place < latest:
+            yield f"patches/{name} comes after patches of the series {patches.NAMES[latest]}"
+        if not name.startswith(f"{patch.series}/"):
+            yield f"patches/{name} is of the series {patch.series}"
+        latest = max(latest, place)
+
+
+@checker
 def mutations_fit(tree):
     """A mutation applies, and what is to find it exists."""
     known = mutate.controls(tree.committed.get("crash/pgcut/controls.py", ""))
@@ -331,9 +347,9 @@ def patches_announced(tree):
     path = "doc/src/sgml/release-double-writes.sgml"
     notes = tree.overlay.get(path)
     for name, patch in patches.read_series(tree.paths.patches):
-        if notes is None or patch.owns(path):
-            return
-        if not patch.overlay and f"<!-- {patch.title} -->" not in notes:
+        announced = patch.overlay or b"b/src/tools/" in patch.diff or \
+            f"<!-- {patch.title} -->" in (notes or "")
+        if notes is not None and not announced:
             yield f"the release notes have no comment that names {name}"
 
 

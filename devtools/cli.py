@@ -124,9 +124,12 @@ def _parser():
     sub.add_argument("names", nargs="*", metavar="NAME",
                      help=f"of {', '.join(tools.TRIALS)} (default: all)")
     sub = command("series", _series, "write patches for upstream review")
-    sub.add_argument("directory", type=Path, nargs="?", help="an empty or new directory")
+    sub.add_argument("words", nargs="*", metavar="[NAME] DIRECTORY",
+                     help="a series, with its cover letter (default: all patches, without one);"
+                     " an empty or new directory")
     sub.add_argument("--check", action="store_true",
-                     help="instead, apply, build and test each patch in turn")
+                     help="instead, apply, build and test each patch in turn, of the series NAME"
+                     " or of all")
     sub.add_argument("--from", type=int, default=1, dest="first", metavar="N",
                      help="check from patch N on")
     sub.add_argument("--only", type=int, metavar="N", help="check patch N only")
@@ -176,12 +179,14 @@ def _export(paths, args):
 def _series(paths, args):
     if args.check:
         return _check_series(paths, args)
-    if not args.directory:
-        raise DevError("where to?", "./dev series DIRECTORY, or ./dev series --check")
-    args.directory.mkdir(parents=True, exist_ok=True)
-    if any(args.directory.iterdir()):
-        raise DevError(f"{args.directory} is not empty", "name a new directory")
-    series.write(paths, _obtain(paths), args.directory)
+    if len(args.words) not in (1, 2):
+        raise DevError("where to?", "./dev series [NAME] DIRECTORY, or ./dev series --check [NAME]")
+    *name, directory = args.words
+    target = Path(directory)
+    target.mkdir(parents=True, exist_ok=True)
+    if any(target.iterdir()):
+        raise DevError(f"{target} is not empty", "name a new directory")
+    series.write(paths, _obtain(paths), target, "".join(name))
 
 
 def _deb(paths, args):
@@ -311,7 +316,7 @@ def _alone(handler):
 
 def _check_series(paths, args):
     return _conclude(paths, series.check(paths, _obtain(paths), args.first, args.only,
-                                  not args.build_only))
+                                         not args.build_only, "".join(args.words[:1])))
 
 
 @_alone

@@ -66,6 +66,7 @@ def add_patches(paths, tree):
     directory.mkdir()
     names = []
     for name, patch in patches.read_series(paths.patches):
+        (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_bytes(patch.encode())
         names.append(name)
     (directory / "new-files.patch").write_bytes(new_files_patch(paths.overlay))

@@ -20,12 +20,12 @@ overlay/src/backend/access/transam/instantrecovery.c
 overlay/src/backend/storage/doublewrite/remove.c
 overlay/src/backend/storage/doublewrite/stage.c
 overlay/src/include/storage/doublewrite_internal.h
-patches/0004-don-t-truncate-pg-subtrans-at-restartpoints-of-crash.patch
-patches/0014-add-a-double-write-log-and-restore-torn-pages-from-i.patch
-patches/0017-exempt-pages-that-wal-rebuilds-from-double-writes.patch
-patches/0027-choose-blocks-in-wal-that-another-process-may-read.patch
-patches/0030-spare-redo-three-locks-for-each-record.patch
-patches/0031-let-clients-in-before-the-checkpoint-that-ends-crash.patch
+patches/fixes/0004-don-t-truncate-pg-subtrans-at-restartpoints-of-crash.patch
+patches/doublewrite/0001-add-a-double-write-log-and-restore-torn-pages-from-i.patch
+patches/doublewrite/0004-exempt-pages-that-wal-rebuilds-from-double-writes.patch
+patches/recovery/0004-choose-blocks-in-wal-that-another-process-may-read.patch
+patches/recovery/0008-spare-redo-three-locks-for-each-record.patch
+patches/recovery/0009-let-clients-in-before-the-checkpoint-that-ends-crash.patch
 """.split())
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from common.base import DevError, run, say
 
 from . import lock, rules, series
+from . import patch as patches
 from .suites import NO_MODE, Result
 
 PACKAGES = ("patch", "python3-venv", "rpm", "rpmlint")
@@ -33,8 +34,8 @@ def check(paths, source):
     outcomes = (_kubernetes(paths), _grafana(paths), _rpmlint(paths), _prepare(paths, source),
                 list(complaints(spec, lock.read(paths.lock_file).version, manifest, recipe)),
                 list(of_patroni((paths.repo / PATRONI).read_text(),
-                                "".join(patch.read_text()
-                                        for patch in sorted(paths.patches.glob("*.patch"))))))
+                                "".join((paths.patches / name).read_text()
+                                        for name in patches.files(paths.patches)))))
     for complaint in (line for said in outcomes for line in said):
         say(complaint)
     failed = sum(1 for said in outcomes if said)
@@ -51,15 +52,15 @@ def complaints(spec, version, manifest, recipe):
         yield f"{MANIFEST} calls {program}, which {CONTAINER} does not install"
 
 
-def of_patroni(known, patches):
+def of_patroni(known, diffs):
     """Say which settings and values of the patches Patroni would not know, and the reverse."""
-    settings = set(re.findall(r'^\+\t\t\{"(?!debug_)(\w+)", PGC_', patches, re.MULTILINE))
+    settings = set(re.findall(r'^\+\t\t\{"(?!debug_)(\w+)", PGC_', diffs, re.MULTILINE))
     settings.add("checkpoint_timeout")      # which is stock's, but may be shorter
     for name in sorted(settings ^ set(re.findall(r"^  (\w+):$", known, re.MULTILINE))):
         yield (f"{PATRONI} lacks {name}" if name in settings else
                f"{PATRONI} has {name}, which is no setting of ours")
     # Patroni knows "off" and "on" where it knows a Boolean.
-    values = set(re.findall(r'^\+\t\{"(\w+)", \w+, false\}', patches, re.MULTILINE)) - {"off", "on"}
+    values = set(re.findall(r'^\+\t\{"(\w+)", \w+, false\}', diffs, re.MULTILINE)) - {"off", "on"}
     for value in sorted(values - set(re.findall(r"^    - '?(\w+)'?$", known, re.MULTILINE))):
         yield f"{PATRONI} lacks the value {value}"
 

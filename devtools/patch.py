@@ -3,8 +3,16 @@
 A patch is a mail that `git am` understands, reduced to what stays the same
 when it is exported again: author, subject, body, diff.  No commit or blob
 identifiers, no dates, no counts, no version of git.
+
+A patch lies in the directory of the series that its message names, in a line
+that is for us alone:
+
+    Series: recovery
+
+Series stand on each other in the order of NAMES, which patches/series repeats.
 """
 
+import collections
 import fnmatch
 import re
 from dataclasses import dataclass
@@ -12,10 +20,11 @@ from dataclasses import dataclass
 from common.base import DevError, write_if_changed
 
 SERIES = "series"
+NAMES = ("fixes", "recovery", "stage", "doublewrite", "instant", "atomic")
 DIFF_START = b"diff --git "
 
 # Lines at the end of a message that are for us alone; see series.py.
-TRAILER = re.compile(r"^Overlay: +(.+?) *$", re.MULTILINE)
+TRAILER = re.compile(r"^(Series|Overlay): +(.+?) *$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -43,9 +52,18 @@ class Patch:
         return TRAILER.sub("", self.body).strip("\n")
 
     @property
+    def series(self):
+        """Return the name of the series that this patch belongs to, or ""."""
+        return "".join(self._named("Series")[:1])
+
+    @property
     def overlay(self):
         """Return patterns of the new files that belong to this patch."""
-        return tuple(TRAILER.findall(self.body))
+        return tuple(self._named("Overlay"))
+
+    def _named(self, key):
+        """Return what the trailers `key` say."""
+        return [value for name, value in TRAILER.findall(self.body) if name == key]
 
     def owns(self, path):
         """Say whether a file of overlay/ belongs to this patch."""
@@ -85,7 +103,7 @@ def read_series(directory):
     listing = (directory / SERIES).read_text()
     names = [line.strip() for line in listing.splitlines()
              if line.strip() and not line.startswith("#")]
-    on_disk = {path.name for path in directory.glob("*.patch")}
+    on_disk = set(files(directory))
     for name in names:
         if name not in on_disk:
             raise DevError(f"patches/series names {name}, which does not exist")
@@ -95,14 +113,25 @@ def read_series(directory):
     return [(name, decode(name, (directory / name).read_bytes())) for name in names]
 
 
+def files(directory):
+    """Return the names of the patch files, below `directory`."""
+    return sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*.patch"))
+
+
 def write_series(directory, patches):
     """Make `directory` hold exactly `patches`; returns the file names."""
     series = directory / SERIES
     comments = [line for line in series.read_text().splitlines() if line.startswith("#")]
-    names = [f"{number:04d}-{patch.slug}.patch" for number, patch in enumerate(patches, 1)]
-    for stale in {path.name for path in directory.glob("*.patch")} - set(names):
+    numbers = collections.Counter()
+    names = []
+    for patch in patches:
+        numbers[patch.series] += 1
+        name = f"{numbers[patch.series]:04d}-{patch.slug}.patch"
+        names.append(f"{patch.series}/{name}" if patch.series else name)
+    for stale in set(files(directory)) - set(names):
         (directory / stale).unlink()
     for name, patch in zip(names, patches):
+        (directory / name).parent.mkdir(exist_ok=True)
         write_if_changed(directory / name, patch.encode())
     write_if_changed(series, "".join(f"{line}\n" for line in comments + names).encode())
     return names

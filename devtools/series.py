@@ -5,7 +5,9 @@ overlay/ belong to it, its message says in lines that are for us alone:
 
     Overlay: src/backend/storage/doublewrite/*
 
-With these files each patch stands on its own, and can be built and tested.
+With these files each patch stands on its own, and can be built and tested.  A series
+is what one directory of patches/ holds; its cover letter is cover.md there, the first
+line of which is the subject.
 """
 
 import fnmatch
@@ -19,10 +21,12 @@ from common.base import DevError, locked, note, say
 
 from . import build, suites, worktree
 from . import patch as patches
-from .git import Git
+from .git import TOOL_AUTHOR, Git
 
 KIND = "test"
 TEST = "regress/regress"
+COVER = "cover.md"
+SUBJECT, BLURB = "*** SUBJECT HERE ***", "*** BLURB HERE ***"
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,9 @@ class Member:
     """A patch of the review series, committed on those before it."""
 
     number: int
+    series: str
     title: str
+    author: str
     commit: str
 
 
@@ -75,7 +81,7 @@ def commit(paths, git, upstream):
             scratch.stage({path: e for path, e in overlay.items() if patch.owns(path)})
             message = f"{patch.title}\n\n{patch.prose}".rstrip("\n") + "\n"
             tip = scratch.commit(message, [tip], author=patch.author)
-        members.append(Member(number, patch.title, tip))
+        members.append(Member(number, patch.series, patch.title, patch.author, tip))
     return members
 
 
@@ -87,32 +93,62 @@ def _obtain(paths, source):
         return git, upstream, commit(paths, git, upstream)
 
 
-def write(paths, source, directory):
-    """Write the review series into `directory`; returns the number of patches."""
+def write(paths, source, directory, name=""):
+    """Write the patches of one series, or of all, into `directory`; returns their number.
+
+    That of one series has its cover letter as number 0.  Raises DevError if there is none.
+    """
     git, upstream, members = _obtain(paths, source)
-    _format(git, upstream, members, directory)
-    say(f"wrote {len(members)} patches into {directory}")
-    return len(members)
+    chosen = of_series(members, name)
+    first = members.index(chosen[0]) if chosen else 0
+    mails = _format(git, members[first - 1].commit if first else upstream, chosen, directory,
+                    cover=bool(name))
+    if name:
+        _fill_cover(mails[0], chosen[-1].author, paths.patches / name / COVER, source.version,
+                    list(dict.fromkeys(member.series for member in members[:first])))
+    say(f"wrote {len(chosen)} patches into {directory}")
+    return len(chosen)
 
 
-def _format(git, upstream, members, directory):
-    """Write the Members as mails; returns their paths in order."""
-    tip = members[-1].commit if members else upstream
-    git("format-patch", "-q", "--zero-commit", "--no-signature", "--numbered",
-        "--no-renames", "-o", directory.resolve(), f"{upstream}..{tip}")
+def of_series(members, name):
+    """Return the Members of the series `name`, or all; raises DevError if there is none."""
+    chosen = [member for member in members if name in ("", member.series)]
+    if name and not chosen:
+        raise DevError(f"there is no series {name}", "it is one of " + ", ".join(patches.NAMES))
+    return chosen
+
+
+def _format(git, base, members, directory, cover=False):
+    """Write the Members, which follow `base`, as mails; returns their paths in order."""
+    tip = members[-1].commit if members else base
+    git("format-patch", "-q", "--zero-commit", "--no-signature", "--numbered", "--no-renames",
+        *["--cover-letter"] * cover, "-o", directory.resolve(), f"{base}..{tip}")
     return sorted(directory.glob("*.patch"))
+
+
+def _fill_cover(mail, author, letter, version, before):
+    """Put author, subject and text of a cover letter, and what it stands on, into git's."""
+    if not letter.is_file():
+        raise DevError(f"{letter} is missing", "say what the series is for, and why")
+    subject, _, text = letter.read_text().partition("\n")
+    stands_on = " with the series " + ", ".join(before) if before else ""
+    blurb = f"Applies on PostgreSQL {version}{stands_on}.\n\n{text.strip()}"
+    text = mail.read_text().replace(f"From: {TOOL_AUTHOR}", f"From: {author}", 1)
+    mail.write_text(text.replace(SUBJECT, subject.lstrip("# ")).replace(BLURB, blurb))
 
 
 # Trying the series --------------------------------------------------------
 
 
-def check(paths, source, first=1, only=None, tests=True):
+def check(paths, source, first=1, only=None, tests=True, name=""):
     """Apply, build and test each patch in turn; returns one Result for each and for all.
 
-    With `first`, begin with that patch; with `only`, take no other.
+    With `first`, begin with that patch; with `only`, take no other; with `name`, take those
+    of that series.
     """
     git, upstream, members = _obtain(paths, source)
-    chosen = [m for m in members if (m.number == only if only else m.number >= first)]
+    chosen = [m for m in of_series(members, name)
+              if (m.number == only if only else m.number >= first)]
     if not chosen:
         raise DevError(f"there are {len(members)} patches", "count from 1")
     results = [_apply_as_mails(git, upstream, members, source)]

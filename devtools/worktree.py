@@ -153,8 +153,8 @@ def refusal(paths, source):
 def _digest(paths):
     """Return a digest of the contents of patches/."""
     digest = hashlib.sha256()
-    for path in sorted([*paths.patches.glob("*.patch"), paths.patches / patches.SERIES]):
-        digest.update(f"{path.name}\n".encode() + path.read_bytes())
+    for name in [*patches.files(paths.patches), patches.SERIES]:
+        digest.update(f"{name}\n".encode() + (paths.patches / name).read_bytes())
     return digest.hexdigest()
 
 

@@ -54,6 +54,23 @@ class SeriesTest(RepositoryCase):
         self.assertIn("Body.\n---", text)
         self.assertNotIn("Overlay", text)
 
+    def test_a_series_has_its_cover_letter(self):
+        self.sync()
+        self.git("commit", "-q", "--amend", "-m", "Docs\n\nWhy.\n\nSeries: stage\nOverlay: doc/*")
+        self.export()
+        self.assertTrue((self.paths.patches / "stage" / "0001-docs.patch").exists())
+        with self.assertRaisesRegex(DevError, "cover.md is missing"):
+            series.write(self.paths, self.source, self.target, "stage")
+        self.write(self.paths.patches / "stage" / series.COVER, "# Write documents\n\nThey help.\n")
+        series.write(self.paths, self.source, self.target, "stage")
+        cover, docs = sorted(self.target.iterdir())
+        for words in ("From: Ann Example", "[PATCH 0/1] Write documents", "Applies on PostgreSQL 18.6 with the series",
+                      "\nThey help.\n", "2 files changed"):
+            self.assertIn(words, cover.read_text())
+        self.assertIn("Why.\n---", docs.read_text())
+        with self.assertRaisesRegex(DevError, "no series instant"):
+            series.write(self.paths, self.source, self.target, "instant")
+
     def test_every_file_belongs_somewhere(self):
         self.write(self.paths.overlay / "doc/c.sgml", "c\n")
         with self.assertRaises(DevError) as caught:
@@ -359,20 +376,24 @@ class CheckTest(RepositoryCase):
 
     OTHER = "diff --git a/src/other.c b/src/other.c\n--- a/src/other.c\n+++ b/src/other.c\n" \
             "@@ -1 +1 @@\n-{}\n+{}\n"
+    PATCH = "patches/fixes/0001-x.patch"
     GOOD = {
         "overlay/src/x/x.c": '/*\n * x.c\n */\n#include "x.h"\n',
         "overlay/src/x/x.h": "/*\n * x.h\n */\ntypedef struct X\n{\n\tint\t\ta;\n} X;\n",
         "overlay/src/x/meson.build": "files('x.c')\n",
         "overlay/src/tools/pgindent/typedefs.list": "X\n",
-        "patches/series": "0001-x.patch\n",
-        "patches/0001-x.patch": "From: A <a@example.org>\nSubject: [PATCH] X\n\n"
-                                "Overlay: src/*\n---\n" + OTHER.format("other", "ours"),
+        "patches/series": "fixes/0001-x.patch\n",
+        PATCH: "From: A <a@example.org>\nSubject: [PATCH] X\n\n"
+               "Series: fixes\nOverlay: src/*\n---\n" + OTHER.format("other", "ours"),
     }
 
     def complaints(self, files):
         """Return {checker: complaints} for a repository with `files`."""
         for name, text in {**self.GOOD, **files}.items():
-            self.write(self.paths.repo / name, text)
+            if text is None:
+                (self.paths.repo / name).unlink(missing_ok=True)
+            else:
+                self.write(self.paths.repo / name, text)
         subprocess.run(["git", "init", "-q", self.paths.repo], check=True)
         outcome = check.run_all(self.paths, self.source)
         return {name: found for name, found in outcome if found}
@@ -389,17 +410,21 @@ class CheckTest(RepositoryCase):
             "header_used": {"overlay/src/x/x.c": "/*\n * x.c\n */\n"},
             "typedefs_listed": {"overlay/src/tools/pgindent/typedefs.list": "Y\n"},
             "overlay_owned": {"overlay/doc/x.sgml": "x\n"},
+            "series_named": {
+                "patches/series": "instant/0001-x.patch\n", self.PATCH: None,
+                "patches/instant/0001-x.patch": self.GOOD[self.PATCH]},
             "patches_announced": {
                 "overlay/doc/src/sgml/release-double-writes.sgml": "<!-- X -->\n",
-                "patches/series": "0002-y.patch\n0001-x.patch\n",
-                "patches/0002-y.patch": "From: A <a@example.org>\nSubject: [PATCH] Y\n---\n"
+                "patches/series": "fixes/0002-y.patch\nfixes/0001-x.patch\n",
+                "patches/fixes/0002-y.patch": "From: A <a@example.org>\nSubject: [PATCH] Y\n\n"
+                "Series: fixes\n---\n"
                 + self.OTHER.replace("other.c", "main.c").replace(" +1 ", ",3 +1,3 ").format(
                     "line 1", "line one") + " line 2\n line 3\n",
-                "patches/0001-x.patch": self.GOOD["patches/0001-x.patch"].replace(
+                self.PATCH: self.GOOD[self.PATCH].replace(
                     "Overlay: src/*", "Overlay: src/*\nOverlay: doc/*")},
             "defaults_agree": {
                 "packaging/double_writes.conf": "#speed = 1\t# miles an hour\n",
-                "patches/0001-x.patch": self.GOOD["patches/0001-x.patch"].replace(
+                self.PATCH: self.GOOD[self.PATCH].replace(
                     "+ours", "+#speed = 2")},
             "whitespace": {"README.md": "x \n"},
             "no_places": {"README.md": f"{mirror} {home}\n"},
@@ -409,7 +434,7 @@ class CheckTest(RepositoryCase):
             with self.subTest(name):
                 self.assertEqual(list(self.complaints(files)), [name])
                 for path in files:
-                    (self.paths.repo / path).unlink()
+                    (self.paths.repo / path).unlink(missing_ok=True)
 
 
 class ExplorerTest(TestCase):

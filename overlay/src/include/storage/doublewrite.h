@@ -130,8 +130,6 @@ extern void DoubleWriteForgetTruncated(struct SMgrRelationData **rels,
 									   int nrels);
 
 /* evict.c: copying pages to the stage */
-extern PGDLLIMPORT uint64 DoubleWritePagesStaged;
-extern PGDLLIMPORT uint64 DoubleWriteStageFullSeen;
 extern void DoubleWriteStagePage(struct BufferDesc *buf, XLogRecPtr lsn,
 								 bool permanent);
 extern bool DoubleWriteStageRefuses(const struct buftag *tag);

@@ -188,7 +188,6 @@
 #include "storage/buf_internals.h"
 #include "storage/bufmgr.h"
 #include "storage/condition_variable.h"
-#include "storage/doublewrite.h"
 #include "storage/fd.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
@@ -283,7 +282,7 @@ typedef struct XLogPipelineCtlData
 	bool		stopping;		/* redo has ended */
 	bool		failed;			/* worker has exited with an error */
 	uint64		blocks_read;	/* by workers that have exited */
-	uint64		pages_staged;	/* ... to make room for them */
+	uint64		blocks_written;	/* ... to make room for them */
 	XLogAheadStats ahead;		/* of workers that have exited */
 
 	pg_atomic_uint32 state;		/* XLogPipelineState, see States above */
@@ -629,7 +628,7 @@ void
 XLogPipelineStop(void)
 {
 	uint64		blocks_read;
-	uint64		pages_staged;
+	uint64		blocks_written;
 	XLogAheadStats ahead;
 
 	if (!wal_pipeline || !IsUnderPostmaster)
@@ -663,14 +662,14 @@ XLogPipelineStop(void)
 
 	SpinLockAcquire(&XLogPipelineCtl->mutex);
 	blocks_read = XLogPipelineCtl->blocks_read;
-	pages_staged = XLogPipelineCtl->pages_staged;
+	blocks_written = XLogPipelineCtl->blocks_written;
 	ahead = XLogPipelineCtl->ahead;
 	SpinLockRelease(&XLogPipelineCtl->mutex);
 
 	ereport(LOG,
-			(errmsg("WAL pipeline: decoded %" PRIu64 " records in %" PRIu64 " ranges, %" PRIu64 " kB of WAL, read %" PRIu64 " blocks and staged %" PRIu64 " dirty pages; redo waited %" PRIu64 " times",
+			(errmsg("WAL pipeline: decoded %" PRIu64 " records in %" PRIu64 " ranges, %" PRIu64 " kB of WAL, read %" PRIu64 " blocks and wrote %" PRIu64 "; redo waited %" PRIu64 " times",
 					total_records, total_ranges, total_bytes / 1024,
-					blocks_read, pages_staged, total_waits),
+					blocks_read, blocks_written, total_waits),
 			 errdetail("It looked ahead in %" PRIu64 " kB of WAL, in %" PRIu64 " windows, and announced %" PRIu64 " blocks, and %" PRIu64 " in between, in %" PRIu64 " runs, with at most %d requests under way.",
 					   ahead.wal_bytes / 1024, ahead.windows,
 					   ahead.blocks, ahead.gap_blocks,
@@ -985,7 +984,7 @@ pipeline_detach(int code, Datum arg)
 	XLogPipelineCtl->worker = INVALID_PROC_NUMBER;
 	XLogPipelineCtl->failed = (code != 0);
 	XLogPipelineCtl->blocks_read += pgBufferUsage.shared_blks_read;
-	XLogPipelineCtl->pages_staged += DoubleWritePagesStaged;
+	XLogPipelineCtl->blocks_written += pgBufferUsage.shared_blks_written;
 	XLogPipelineCtl->ahead.windows += xlog_ahead_stats.windows;
 	XLogPipelineCtl->ahead.wal_bytes += xlog_ahead_stats.wal_bytes;
 	XLogPipelineCtl->ahead.blocks += xlog_ahead_stats.blocks;

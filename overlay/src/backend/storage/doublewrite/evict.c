@@ -35,10 +35,6 @@
 /* Pages that are tried again before one of the same file is refused */
 #define DW_REFUSED_RETRY	32
 
-/* pages that this process has staged, and how often it found the stage full */
-uint64		DoubleWritePagesStaged = 0;
-uint64		DoubleWriteStageFullSeen = 0;
-
 /*
  * Is there anything to go on with for a process that found the stage full?
  */
@@ -318,7 +314,6 @@ dw_reserve_with_patience(const BufferTag *tag, bool *replaces, int *nstaged)
 		if (!counted)
 		{
 			DWCount(stage_full, 1);
-			DoubleWriteStageFullSeen++;
 			counted = true;
 		}
 		dw_make_room(&impatient, since);
@@ -354,7 +349,6 @@ DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 	dw_publish_slot(slotno);
 
 	DWCount(staged, 1);
-	DoubleWritePagesStaged++;
 	if (replaces)
 		DWCount(replaced, 1);
 
