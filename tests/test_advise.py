@@ -186,6 +186,48 @@ class AdviseTest(unittest.TestCase):
             found = advise.find_reader(session, server | {"walinspect": True}, None, None)
             self.assertIsInstance(found, advise.Walinspect)
 
+    def test_instant_recovery_reads_wal_once(self):
+        """Clients wait for WAL to be read, not for pages, so it grows with WAL alone."""
+        work = self.analyse(MUCH)["recovery"]
+        least, most = work["instant"]
+        self.assertGreater(least, work["then"]["wal"] / 60e6)
+        self.assertAlmostEqual(most - least, advise.FIRST_REQUESTS / 1500)
+        self.assertLess(most, work["then"]["seconds"][1])
+        faster = advise.analyse(sample(MUCH), 1500, 600)["recovery"]["instant"]
+        self.assertLess(faster[0], least / 2)
+
+    def test_money(self):
+        given = sample(MUCH, archive_mode="on")
+        prices = {"storage": 0.02, "iops": 0.005, "transfer": 0.01, "days": 10}
+        self.assertIsNone(advise.analyse(given, 1500, 60)["money"])
+        result = advise.analyse(given, 1500, 60, prices)
+        found = result["money"]
+        now = result["day"]["now"] / 1e9
+        self.assertAlmostEqual(found["archive"][0], now * 10 * 0.02)
+        # An archive and two standbys.
+        self.assertAlmostEqual(found["transfer"][0], 3 * now * 30 * 0.01)
+        self.assertEqual(found["requests"][0], 0)
+        self.assertGreater(found["requests"][1][1], found["requests"][1][0])
+        for end in (0, 1):
+            self.assertAlmostEqual(found["sum"][1][end], sum(
+                found[name][1][end] for name in ("archive", "transfer", "requests")))
+        self.assertLess(found["sum"][1][1], found["sum"][0])
+        self.assertIn("A month, at your prices", advise.as_text(given, result))
+        unarchived = advise.analyse(sample(MUCH), 1500, 60, prices)["money"]
+        self.assertEqual(unarchived["archive"], [0, [0, 0]])
+
+    def test_prices_on_the_command_line(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(scratch) / "sample.json"
+            path.write_text(json.dumps(sample(MUCH, archive_mode="on")))
+            _, text, _ = self.run_main("--from", str(path))
+            self.assertNotIn("your prices", text)
+            self.assertIn("instant_recovery", text)
+            _, text, _ = self.run_main("--from", str(path), "--price-storage", "0.023")
+            self.assertIn("WAL in the archive", text)
+            with self.assertRaises(SystemExit):
+                self.run_main("--from", str(path), "--price-iops=-1")
+
     def test_no_plots_without_their_library(self):
         with mock.patch.dict("sys.modules", matplotlib=None):
             self.assertIn("matplotlib", advise.plots({}, {}))

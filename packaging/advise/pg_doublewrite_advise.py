@@ -82,6 +82,16 @@ REQUESTS_PER_PAGE = 0.3
 # Pages that share one batch of the log, and so one sync.
 BATCH_PAGES = 248
 
+# What a batch costs in requests: it is written, and the device is flushed.
+REQUESTS_PER_BATCH = 2
+
+# Instant recovery: what reading a record once costs, and what is read for the first query after
+# it, catalogs mostly (docs/instant-restart.md).
+ANALYSIS_SECONDS, FIRST_REQUESTS = 0.14e-6, 600
+
+# Prices are those of a month of so many days.
+MONTH = 30
+
 LEVELS = {"lz4": "liblz4", "zstd": "libzstd"}
 
 
@@ -600,8 +610,8 @@ def setting(sample, name, default=None):
     return found["value"]
 
 
-def analyse(sample, iops, mbps):
-    """Return all that the page says, as a dictionary."""
+def analyse(sample, iops, mbps, prices=None):
+    """Return all that the page says, as a dictionary; `prices` as `prices_of` returns them."""
     records = sample["records"]
     if not sample["slices"]:
         raise AdviseError("no WAL was written, or could be read, while we watched; "
@@ -648,7 +658,7 @@ def analyse(sample, iops, mbps):
     result = {
         "seconds": seconds, "wal_bytes": now, "wal_bytes_after": after,
         "image_share": on_disk(parts["images"]) / now, "kept_share": on_disk(parts["kept"]) / now,
-        "images": counters["images"] or parts["with_image"],
+        "images": counters["images"] or parts["with_image"], "records": parts["count"] * scale,
         "read_share": min(1.0, read / written) if written else 0,
         "day": {"now": now * DAY / seconds, "double_writes": after * DAY / seconds},
         "switched": switched,
@@ -659,6 +669,7 @@ def analyse(sample, iops, mbps):
     result["history"] = history(sample, result)
     result["log"] = log_writes(sample, seconds, on_disk(parts["images"]) / now, result["images"])
     result["recovery"] = recovery(sample, result, seconds, iops, mbps)
+    result["money"] = money(sample, result, prices) if prices else None
     result["verdict"], result["reasons"] = verdict(sample, result)
     return result
 
@@ -729,6 +740,40 @@ def recovery(sample, result, seconds, iops, mbps):
             # Blocks are read, at best in the order of files; the checkpoint comes later.
             span = [wal_seconds + one_pass, wal_seconds + pages / iops]
         answer[name] = {"interval": interval, "wal": wal, "pages": pages, "seconds": span}
+    # WAL is read once before clients get in; their pages are redone when they ask for them.
+    then = answer["then"]
+    analysis = (then["wal"] / mbps / 1e6 + ANALYSIS_SECONDS * result["records"] / seconds
+                * then["interval"] * (1 + target))
+    answer["instant"] = [analysis, analysis + FIRST_REQUESTS / iops]
+    return answer
+
+
+def prices_of(arguments):
+    """Return the prices that were given, None if none was."""
+    prices = {"storage": arguments.price_storage, "iops": arguments.price_iops,
+              "transfer": arguments.price_transfer, "days": arguments.archive_days}
+    return prices if any(prices[name] for name in ("storage", "iops", "transfer")) else None
+
+
+def money(sample, result, prices):
+    """Return what a month costs: {what: [now, then]}, where "then" is [at least, at most].
+
+    WAL is kept in the archive for some days, and sent there and to each standby.  Its own
+    requests stay as many, as commits wait for them in all modes; those of the log are added.
+    """
+    archived = setting(sample, "archive_mode") != "off"
+    copies = archived + sample["server"]["physical_standbys"]
+
+    def of_wal(wal_a_day):
+        return {"archive": archived * wal_a_day / 1e9 * prices["days"] * prices["storage"],
+                "transfer": copies * wal_a_day / 1e9 * MONTH * prices["transfer"]}
+
+    now, then = of_wal(result["day"]["now"]), of_wal(result["day"]["double_writes"])
+    answer = {name: [now[name], [then[name]] * 2] for name in now}
+    answer["requests"] = [0.0, [syncs * REQUESTS_PER_BATCH / DAY * prices["iops"]
+                                for syncs in result["log"]["syncs"]]]
+    answer["sum"] = [sum(one[0] for one in answer.values()),
+                     [sum(one[1][end] for one in answer.values()) for end in (0, 1)]]
     return answer
 
 
@@ -821,9 +866,18 @@ def rows(sample, result):
               ("syncs of it a day", "0", between(*log["syncs"], count))]
     crash = [("WAL to replay, at most", size(work["now"]["wal"]), size(work["then"]["wal"])),
              ("redo until clients get in", between(*work["now"]["seconds"], duration),
-              between(*work["then"]["seconds"], duration))]
-    return [("WAL", wal), ("The double-write log, on the server's own disk", device),
-            (f"After a crash, at {work['iops']} requests and {work['mbps']} MB a second", crash)]
+              between(*work["then"]["seconds"], duration)),
+             ("the same with instant_recovery", "", between(*work["instant"], duration))]
+    tables = [("WAL", wal), ("The double-write log, on the server's own disk", device),
+              (f"After a crash, at {work['iops']} requests and {work['mbps']} MB a second", crash)]
+    if result["money"]:
+        titles = {"archive": "WAL in the archive", "transfer": "WAL sent to archive and standbys",
+                  "requests": "requests for the log", "sum": "sum"}
+        show = "{:,.2f}".format
+        tables.append(("A month, at your prices", [
+            (titles[name], show(now), between(*then, show))
+            for name, (now, then) in result["money"].items()]))
+    return tables
 
 
 def headline(sample, result):
@@ -861,11 +915,15 @@ def notes(sample, result):
     found.append("Base backups write images while they run, in all modes.")
     found.append("Times after a crash are a model: WAL over bytes a second, pages over requests a "
                  "second (--iops, --mbps), without the start of the server and the "
-                 "sync of its files.")
+                 "sync of its files. With instant_recovery (off by default) clients get in early "
+                 "and wait for the pages that they ask for, until redo is complete.")
+    if result["money"]:
+        found.append("Prices are yours: GB-month of archive, GB sent, provisioned requests a second. "
+                     "The disk for the log, 0.5 to 1 GB as a rule, is not in the sum.")
     found.append("Where storage proves that it writes pages atomically, atomic_writes has no copies: "
                  "WAL is as with double writes, the log nearly empty. pg_doublewrite storage "
                  "tells whether yours does.")
-    found.append("What storage cannot tear (ZFS, Btrfs) needs neither images nor copies.")
+    found.append("Pages that storage cannot tear (ZFS) need neither images nor copies.")
     if not result["compression"]:
         found.append("wal_compression: not estimated, as no library of lz4 or zstd was found, "
                      "no image to be compressed, or images are compressed with pglz already.")
@@ -989,7 +1047,23 @@ def parser():
                        help="requests a second of your storage (default: %(default)s)")
     found.add_argument("--mbps", type=int, default=60,
                        help="MB a second of it (default: %(default)s)")
+    found.add_argument("--price-storage", type=price, default=0, metavar="PRICE",
+                       help="of a GB of archived WAL a month, in any currency")
+    found.add_argument("--price-transfer", type=price, default=0, metavar="PRICE",
+                       help="of a GB of WAL that is sent to the archive or to a standby")
+    found.add_argument("--price-iops", type=price, default=0, metavar="PRICE",
+                       help="of a provisioned request a second, a month")
+    found.add_argument("--archive-days", type=price, default=7, metavar="DAYS",
+                       help="how long WAL is kept in the archive (default: %(default)s)")
     return found
+
+
+def price(text):
+    """Return a number that is not negative, from the command line."""
+    number = float(text)
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a price")
+    return number
 
 
 def load(path):
@@ -1015,7 +1089,7 @@ def main():
         if arguments.save:
             with open(arguments.save, "w") as target:
                 json.dump(sample, target)
-        result = analyse(sample, arguments.iops, arguments.mbps)
+        result = analyse(sample, arguments.iops, arguments.mbps, prices_of(arguments))
         if arguments.html:
             text = as_html(sample, result)
             with open(arguments.html, "w") as target:
