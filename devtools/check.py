@@ -211,9 +211,9 @@ def typedefs_listed(tree):
 
 
 @checker
-def english_comments(tree):
-    """A comment in C names the process that acts."""
-    for path, text in tree.c_files():
+def english_words(tree):
+    """A comment in C names the process that acts; so do messages and documentation."""
+    for path, text in tree.c_files((".c", ".h", ".sgml")):
         yield from english.of_file(f"overlay/{path}", text)
     for name, patch in patches.read_series(tree.paths.patches):
         yield from english.of_patch(f"patches/{name}", patch.diff.decode(errors="replace"))

@@ -351,7 +351,7 @@ WITH s AS (
 		(SELECT pg_catalog.sum(logged_batches) FROM pg_stat_double_write_batches) AS batches_logged,
 		(SELECT pg_catalog.sum(logged_batches) FROM pg_stat_double_write_batches)
 			+ batches_would_log::numeric AS batches_to_log,
-		-- nobody knows what storage can do before it has been asked
+		-- what storage can do is not known before it has been asked
 		atomic_pages > 0::bigint AS atomic_known
 	FROM pg_stat_double_writes d, pg_stat_double_writes_since() b
 ), w AS (

@@ -530,7 +530,7 @@ judge_alone(LogState *state)
 		judge_damage(state);
 	else
 		set_verdict(state, VERDICT_UNKNOWN,
-					_("Without a data directory nobody knows whether the log belongs to it."),
+					_("Without a data directory it is not known whether the log belongs to it."),
 					NULL);
 }
 

@@ -612,7 +612,7 @@ text_caveats(void)
 	printf(_("What cannot be known: whether a device keeps what it has acknowledged, what\n"
 			 "volume managers, RAID controllers, hypervisors and network storage below it do,\n"
 			 "and whether a copy-on-write file system writes pages whole: the kernel reports\n"
-			 "none of these.  Keep io_torn_pages_protection on unless somebody who knows\n"
+			 "none of these.  Keep io_torn_pages_protection on unless the vendor\n"
 			 "guarantees that 8-kB writes are not torn.\n"));
 }
 

@@ -47,7 +47,7 @@ struct iovec;
 
 /*
  * Life of a stage slot; README has a picture.  All changes are made by
- * dw_set_slot_state() with DWCtl->mutex held, but for "publish", which only the
+ * dw_set_slot_state() with DWCtl->mutex held, except "publish", which only the
  * filler can do.
  */
 typedef enum DWSlotState

@@ -50,8 +50,8 @@
  * Concurrency
  * -----------
  * During analysis there is one process that knows of chains, the startup process.
- * During a round, and from opening on, the table of pages does not change, but
- * for the state of each page:
+ * During a round, and from opening on, the table of pages does not change,
+ * except the state of each page:
  *
  *		PENDING <-> REDOING --> DONE
  *		   ^           |

@@ -450,7 +450,7 @@ dw_note_directory(const RelFileLocator *rlocator)
 }
 
 /*
- * The files of a relation have been unlinked, but for the first segment of its
+ * The files of a relation have been unlinked, except the first segment of its
  * main fork, which may have been truncated only, to be unlinked after the next
  * checkpoint.
  */

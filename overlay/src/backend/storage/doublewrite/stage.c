@@ -151,7 +151,7 @@ dw_stage_shmem_init(void)
 }
 
 /* ---------------------------------------------------------------------
- * Lookup and lists.  All of these need DWCtl->mutex, but for dw_bucket().
+ * Lookup and lists.  All of these need DWCtl->mutex, except dw_bucket().
  * ---------------------------------------------------------------------
  */
 
