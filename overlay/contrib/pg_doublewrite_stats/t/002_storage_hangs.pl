@@ -42,7 +42,7 @@ my @views = split(
 cmp_ok(scalar(@views), '>=', 8, 'views of the extension are known');
 $node->safe_psql('postgres', "SELECT * FROM $_") foreach @views;
 
-# Nobody reads a table any more: who needs a page would wait, too.
+# No session reads a table any more: it would wait for a page, too.
 my $reader = $node->background_psql('postgres');
 $reader->query_safe("SELECT count(*) FROM $_") foreach @views;
 my $looker = $node->background_psql('postgres', on_error_stop => 0);
@@ -88,7 +88,7 @@ foreach my $view (@views)
 	pass("$view answers");
 }
 
-# Detach first, so that nobody stops there again.  More than one process may wait
+# Detach first, so that no process stops there again.  More than one process may wait
 # there, and each call wakes up one of them only, or finds none.
 $looker->query_safe(q{SELECT injection_points_detach('doublewrite-home-written')});
 wait_for(

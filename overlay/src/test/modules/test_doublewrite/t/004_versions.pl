@@ -174,7 +174,7 @@ is($node->safe_psql('postgres', 'SELECT count(*), sum(id) FROM h'),
 dw_check_amcheck($node);
 dw_check_stopped($node);
 
-# --- Who looks at files finds there what was staged
+# --- A process that looks at files finds there what was staged
 
 {
 	my $space = PostgreSQL::Test::Utils::tempdir();

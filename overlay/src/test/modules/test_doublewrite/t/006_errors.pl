@@ -77,7 +77,7 @@ foreach my $failure (
 	);
 	sql(q{SELECT dw_evict('t')});
 
-	# whoever flushes gets the error; try until nobody does any more
+	# the process that flushes gets the error; try until none does any more
 	my $errors = 0;
 	$errors++ while ($errors < 20 && sql('SELECT dw_drain()') =~ /^error/);
 	cmp_ok(sql("SELECT dw_hits('doublewrite-$point')"),

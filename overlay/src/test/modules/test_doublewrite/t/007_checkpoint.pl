@@ -22,7 +22,7 @@ use Test::More;
 
 dw_require_injection_points();
 
-# Few pages, a lazy background writer: nobody but the checkpoint flushes.
+# Few pages, a lazy background writer: only the checkpoint flushes.
 my $node = dw_new_node(
 	'main',
 	conf => qq{

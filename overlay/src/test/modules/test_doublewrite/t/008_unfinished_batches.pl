@@ -157,7 +157,7 @@ max_wal_senders = 0
 	$node->stop;
 }
 
-# A page comes back to the stage while somebody drains it, behind younger ones:
+# A page comes back to the stage while a process drains it, behind younger ones:
 # the drain does not end before it is home.  Nor if a newer version, which is
 # younger than those, stands for it (R5)
 foreach my $newer (0, 1)
@@ -209,7 +209,7 @@ foreach my $newer (0, 1)
 		SELECT dw_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000),
 			dw_fail_at('doublewrite-home-write', 'EIO')});
 
-	# nobody but us runs a sync cycle while there is space to log them once more
+	# no process but ours runs a sync cycle while there is space to log them once more
 	my @stopped = dw_stop_processes($node, 'checkpointer');
 	$node->safe_psql('postgres', q{SELECT dw_evict('stuck')});
 	isnt($node->psql('postgres', 'SELECT dw_flush_batch()'), 0, 'home write failed');

@@ -1,7 +1,7 @@
 
 # Copyright (c) 2025, PostgreSQL Global Development Group
 
-# What the engine does so that nobody has to wait: room in the stage, segments
+# What the engine does so that no process has to wait: room in the stage, segments
 # of the log at hand, sync cycles beside the flusher.
 
 use strict;
@@ -496,7 +496,8 @@ set_bound(32);
 $node->safe_psql('postgres', 'CHECKPOINT');
 $backup->quit;
 
-# --- Write-back as the setting of who staged a page says, not of who writes it
+# --- Write-back as the setting of the process says that staged a page, not the
+# --- setting of the one that writes it
 
 # A client evicts the table, the background writer writes it back; number of
 # pages

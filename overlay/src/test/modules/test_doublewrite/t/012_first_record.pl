@@ -101,8 +101,8 @@ sub check_torn
 	check_torn($node, $old, 2, 'image, then a checkpoint');
 }
 
-# A table is loaded, and leaves its buffers; then somebody sets hints, and
-# somebody changes rows
+# A table is loaded, and leaves its buffers; then one session sets hints, and
+# another one changes rows
 {
 	my $node = dw_quiet_node('loaded');
 	my $old = dw_snapshot($node);

@@ -1,7 +1,7 @@
 # Copyright (c) 2025, PostgreSQL Global Development Group
 
-# Full-page images that stop at a server start or at a promotion: whoever
-# replays that WAL has to notice, or takes pages for safe that are not.
+# Full-page images that stop at a server start or at a promotion: a server
+# that replays this WAL has to notice, or takes pages for safe that are not.
 
 use strict;
 use warnings FATAL => 'all';
@@ -184,7 +184,7 @@ foreach my $mode ('double_writes', 'full_pages')
 	crash_under_load($first, $second, $old, 'promotion');
 	like(slurp_file($second->logfile, $offset), $SAYS_SO, 'cascaded standby says so');
 
-	# a record before it would belong to the old timeline for those who redo it
+	# a record before it would belong to the old timeline for servers that redo it
 	my $records = records($first, $end, 2, 2);
 	like($records->[0], qr/^END_OF_RECOVERY/, 'first record of the timeline');
 	is($records->[1], 'FPW_CHANGE false', 'then images end');
@@ -196,7 +196,7 @@ foreach my $mode ('double_writes', 'full_pages')
 # redo pointer is still that of the last stop, when there were images
 # ---------------------------------------------------------------------
 
-# Also from images to none, which nobody says with wal_level = minimal, and
+# Also from images to none, of which no record tells with wal_level = minimal, and
 # without records of hints
 foreach my $case (
 	[ 'alone', 1, "wal_level = replica\n", 'double_writes' ],

@@ -103,8 +103,8 @@ is($standby->safe_psql('postgres', 'SELECT armed, logged > 0 FROM dw_stats(), dw
 $standby->stop;
 
 # ---------------------------------------------------------------------
-# A reload while recovery ends, by a promotion, or at its target, where nobody
-# wakes up the checkpointer for a checkpoint afterwards
+# A reload while recovery ends, by a promotion, or at its target, where the
+# checkpointer is not woken up for a checkpoint afterwards
 # ---------------------------------------------------------------------
 
 $primary->safe_psql('postgres', 'CHECKPOINT');

@@ -1,6 +1,6 @@
 # Copyright (c) 2025, PostgreSQL Global Development Group
 
-# Copies of pages that a drop or truncation takes away: nobody reads them any
+# Copies of pages that a drop or truncation takes away: no process reads them any
 # more (R6, R7), but until the removal is durable they stay in the log, if home
 # may be torn (R3).
 

@@ -59,8 +59,8 @@ $node->safe_psql('postgres', 'SELECT dw_drain()');
 is($node->safe_psql('postgres', 'SELECT in_use FROM dw_state()'), 0, 'all pages are home');
 $node->stop;
 
-# --- Who reports an error to a client holds no lock of the engine: the server would
-#     have crashed in each of the above; see tdw_look_at_message()
+# --- A process that reports an error to a client holds no lock of the engine: the
+#     server would have crashed in each of the above; see tdw_look_at_message()
 
 $node->start;
 foreach my $point ('doublewrite-log-write', 'doublewrite-sync-cycle-synced')

@@ -26,7 +26,7 @@ double_write_buffer_size = 16MB
 double_write_stage_size = 8MB
 };
 
-# A server on which nobody but the test writes pages back or frees space, and
+# A server on which only the test writes pages back or frees space, and
 # whose log cannot grow
 sub full_node
 {

@@ -1,7 +1,7 @@
 # Copyright (c) 2025, PostgreSQL Global Development Group
 
-# A tablespace that cannot be written: its pages fail those who need them at
-# home, and nobody else (R11); checkpoints fail (R5).
+# A tablespace that cannot be written: its pages fail processes that need them at
+# home, and no others (R11); checkpoints fail (R5).
 
 use strict;
 use warnings FATAL => 'all';

@@ -71,8 +71,8 @@ my $said = tool('dry-run');
 is($said->{verdict}, 'restore', 'the log is good');
 is($said->{restored}, $torn, '... for all torn pages');
 
-# An empty batch that makes the log empty, as somebody would write it who knows
-# all but the random number.
+# An empty batch that makes the log empty, as an attacker would write it that knows
+# all except the random number.
 sub planted
 {
 	my ($segno, $blockno, %fields) = @_;

@@ -109,7 +109,7 @@ $node->safe_psql(
 like(slurp_file($owner), qr/^Data directory: \Q$data\E$/m, 'the log has an owner');
 
 # ---------------------------------------------------------------------
-# Who may write to the directory
+# Which users may write to the directory
 # ---------------------------------------------------------------------
 
 # The data directory keeps others out; it does not where a link leads.
@@ -131,7 +131,7 @@ foreach my $mode (0770, 0707, 0777)
 }
 chmod(0750, $dir) or die "could not chmod: $!";
 
-# A directory that we may use, but that belongs to somebody else, who could let
+# A directory that we may use, but that belongs to another user, which could let
 # others in.  Nothing is touched in it.
 SKIP:
 {
@@ -262,7 +262,7 @@ foreach my $file ('recovery.signal', 'tablespace_map')
 	unlink("$data/$file");
 }
 
-# An operator who knows that it is the copy of a crashed server can say so.
+# An operator that knows that it is the copy of a crashed server can say so.
 unlink($copy->data_dir . '/pg_doublewrite/owner') or die "could not unlink: $!";
 restores('copy of a crashed server', $copy, $torn);
 $copy->stop;

@@ -1,6 +1,6 @@
 # Copyright (c) 2025, PostgreSQL Global Development Group
 
-# The wall clock is set back.  Pauses are measured by one that nobody sets, so
+# The wall clock is set back.  Pauses are measured by one that cannot be set, so
 # pages that could not be written home are still tried again.
 
 use strict;

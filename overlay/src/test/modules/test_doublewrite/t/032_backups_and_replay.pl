@@ -113,7 +113,7 @@ foreach my $turn (1 .. 5)
 	my $batches = batches();
 	my $wakes = 0;
 
-	# whoever has read, and wants to read more, waits for the batch
+	# a process that has read, and wants to read more, waits for the batch
 	watchdog_until(
 		'a batch goes home',
 		sub {

@@ -244,7 +244,7 @@ test_three_deep('double_writes', 'doublewrite-checkpoint-marked');
 
 # ---------------------------------------------------------------------
 # A crash before the end of recovery is complete: WAL has the record, but not the
-# snapshot that should follow it, and nobody has got in
+# snapshot that should follow it, and no client has got in
 # ---------------------------------------------------------------------
 
 sub test_cut_short

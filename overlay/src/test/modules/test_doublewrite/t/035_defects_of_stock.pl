@@ -287,7 +287,7 @@ max_prepared_transactions = 5
 }
 
 # A restartpoint in crash recovery, or while a backup without a signal file is
-# recovered: nobody knows the oldest running transaction.  The assertion that this
+# recovered: the oldest running transaction is not known.  The assertion that this
 # violates needs a build with assertions.
 foreach my $from ('checkpoint', 'backup')
 {

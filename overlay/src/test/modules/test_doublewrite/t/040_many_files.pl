@@ -161,8 +161,8 @@ $node->start;
 is($node->safe_psql('postgres', 'SELECT all_are(7)'), 't', 'crash: nothing lost');
 
 # --- A small log has least room.  If its bound is raised while the server runs, the
-# table can get full: cycles make room, be it the checkpointer that runs them or
-# whoever needs the room.
+# table can get full: cycles make room, run by the checkpointer or by a process
+# that needs the room.
 
 sub restart_with_little_room
 {

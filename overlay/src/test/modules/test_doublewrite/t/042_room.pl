@@ -110,7 +110,7 @@ is($node->safe_psql('postgres', 'SELECT batches FROM dw_stats()'), $batches + 1,
 dw_wake($node, 'doublewrite-home-run-written');
 finish($flusher, $one, $two);
 
-# --- The flusher fails: who waits takes the batch up where it was left
+# --- The flusher fails: a process that waits takes the batch up where it was left
 
 change('u', 4);
 $flusher = fill_and_flush();

@@ -190,8 +190,8 @@ work($node);
 $expected = counts($node, 'seq');
 
 # What works on files of a relation has its pages redone first.  A checkpoint waits
-# for all, and so does who reads files without knowing whose they are; they can be
-# cancelled.
+# for all, and so does a process that reads files without knowing whose they are;
+# they can be cancelled.
 kill9($node);
 $offset = start_pending($node);
 my $dropped = $node->data_dir . '/'

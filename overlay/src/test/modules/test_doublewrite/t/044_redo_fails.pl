@@ -1,8 +1,8 @@
 
 # Copyright (c) 2026, PostgreSQL Global Development Group
 
-# After clients have got in, a page that cannot be redone is an error for who needs
-# it, and for checkpoints, and for nobody else.  When the page is repaired, given
+# After clients have got in, a page that cannot be redone is an error for sessions
+# that need it, and for checkpoints, and for no other process.  When the page is repaired, given
 # up, or removed, redo is completed.  Before clients get in recovery ends, as ever.
 
 use strict;

@@ -102,7 +102,7 @@ SKIP:
 	$standby->stop;
 }
 
-# Whoever stops using the log without a checkpoint does so, too.
+# So does a server that stops using the log without a checkpoint.
 change_on_standby();
 set($standby, 'io_torn_pages_protection', 'off');
 $standby->reload;

@@ -120,7 +120,7 @@ sub lost_writer
 
 new_node('main');
 
-# --- Nobody else needs to wait for it
+# --- No other process needs to wait for it
 
 {
 	my $writer = lost_writer(1, 1);

@@ -24,7 +24,7 @@ dw_require_injection_points();
 
 my $rows = 2000;
 
-# A quiet server with a table whose rows nobody has looked at since they were
+# A quiet server with a table whose rows no session has looked at since they were
 # committed, all of it durable
 sub node_with_rows
 {

@@ -28,7 +28,7 @@ my $disarmed = 'SELECT NOT armed FROM dw_state()';
 
 my ($node, $offset, $receiver);
 
-# Whatever happens to the test, nobody is left behind that has been stopped.
+# Whatever happens to the test, no process is left behind that has been stopped.
 END
 {
 	local $?;

@@ -302,7 +302,7 @@ sub test_step
 	is(-f $node->data_dir . "/$MARKER" ? 1 : 0,
 		$step->{marker}, 'marker is there while the log is in use');
 
-	# What was written atomically is lost, as a whole, but for what a checkpoint
+	# What was written atomically is lost, as a whole, except what a checkpoint
 	# has synced.
 	dw_lose($node, $old, qr/^base/)
 	  if $pretending && !$step->{all}

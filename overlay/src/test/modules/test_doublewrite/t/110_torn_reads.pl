@@ -273,7 +273,7 @@ sub test_basebackup
 
 # A page of a primary whose first half is still as it was does not tell that it
 # has changed since the backup began, and looks damaged.  It is read again when
-# nobody writes it.
+# no process writes it.
 sub test_looks_damaged
 {
 	my ($node) = @_;

@@ -1,7 +1,7 @@
 
 # Copyright (c) 2026, PostgreSQL Global Development Group
 
-# A test that hangs ends, within its limits, and says who waits for whom.  This
+# A test that hangs ends, within its limits, and says which process waits for which.  This
 # file is such tests, too: it calls itself to see them hang.
 
 use strict;
@@ -29,8 +29,8 @@ BEGIN
 	  if ($ENV{DW_WATCHDOG_HANG} // '') eq 'unreported';
 }
 
-# The checkpointer is going to wait for the flush lock, which somebody holds who
-# waits for us: a server that hangs.
+# The checkpointer is going to wait for the flush lock, whose holder waits for us:
+# a server that hangs.
 sub make_hang
 {
 	my $node = dw_quiet_node('victim');

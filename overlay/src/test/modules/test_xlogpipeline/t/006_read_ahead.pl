@@ -89,7 +89,7 @@ foreach my $mode ('off', 'on')
 
 	# About 1600 pages are changed eight times, and most of them leave shared
 	# buffers each time.  How far the background writer and the pipeline are ahead
-	# of redo depends on who gets the processor: only that they are is certain.
+	# of redo depends on which process gets the processor: only that they are is certain.
 	note "$mode: background writer cleaned $cleaned buffers";
 	if ($mode eq 'off')
 	{

@@ -1,7 +1,7 @@
 
 # Copyright (c) 2026, PostgreSQL Global Development Group
 
-# Whoever writes pages back during recovery must see to it that
+# A process that writes pages back during recovery must see to it that
 # minRecoveryPoint covers them (rule R1 of the write-back engine).  The standby
 # begins with crash recovery, in which there is no such point.
 
@@ -31,7 +31,7 @@ my $path =
 $primary->stop('immediate');
 $primary->backup_fs_cold('crashed');
 
-# of a server that was not running, which nobody can tell from the copy
+# of a server that was not running, which cannot be told from the copy
 unlink($primary->backup_dir . '/crashed/pg_doublewrite/owner')
   or die "could not unlink: $!";
 $primary->start;

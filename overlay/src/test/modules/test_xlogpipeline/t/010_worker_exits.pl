@@ -135,7 +135,7 @@ unlike(slurp_file($standby->logfile, $offset),
 	'failed read: the server does not crash');
 check_another($pid, 'failed read');
 
-# --- Somebody terminates it, while it waits for a range or has one
+# --- It is terminated while it waits for a range or has one
 
 foreach my $state ('idle', 'busy')
 {

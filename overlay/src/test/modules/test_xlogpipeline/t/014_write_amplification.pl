@@ -5,7 +5,7 @@
 # leaves pages alone that are going to be changed again while redo keeps up.
 #
 # Both are seen in counters, with redo made to wait where that matters: how far
-# one process gets while another one works depends on who gets the processor.
+# one process gets while another one works depends on which gets the processor.
 
 use strict;
 use warnings FATAL => 'all';
@@ -97,7 +97,7 @@ cmp_ok($standby->safe_psql('postgres', 'SELECT staged FROM dw_stats()'),
 is(bgwriter($ahead), 0, 'redo keeps up: pages are not written ahead of it');
 
 # --- There is a lot of WAL to replay when the standby starts, and redo does not
-# --- come to its end before somebody allows it to
+# --- come to its end before it is allowed to
 
 xlp_pause($standby);
 $primary->safe_psql(

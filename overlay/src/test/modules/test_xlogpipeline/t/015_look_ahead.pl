@@ -232,7 +232,7 @@ cmp_ok($done->{blocks}, '<=', 300 + $OTHERS,
 is(xlp_differences($digest, xlp_digest($node)), '', '... and files are the same');
 $node->clean_node;
 
-# --- Without prefetching, nobody looks ahead
+# --- Without prefetching, no process looks ahead
 
 ($done, $node) =
   recover($primary, 'windows', conf => "recovery_prefetch = off\n");
@@ -282,7 +282,7 @@ $node->clean_node;
 	$node->append_conf('postgresql.conf',
 		xlp_conf('on') . "hot_standby = off\n");
 	$node->start;
-	# Who asks a server that takes no clients may die of the broken pipe.
+	# A client of a server that takes none may die of the broken pipe.
 	$node->wait_for_log(qr/database system is ready to accept connections/);
 	$node->stop;
 	$done = looked_ahead($node);

@@ -372,9 +372,9 @@ sub xlp_refusal
 
 =item xlp_recover(primary, backup, name, conf)
 
-Recover a copy of a crashed server, all of it, and stop it; nobody connects, and
-so nobody else changes pages.  Returns the server, and a digest of its files but
-for maps of free space, which redo page by page leaves behind.
+Recover a copy of a crashed server, all of it, and stop it; no client connects, and
+so no other process changes pages.  Returns the server, and a digest of its files except
+maps of free space, which redo page by page leaves behind.
 
 =cut
 

@@ -5,7 +5,7 @@
 
 =head1 NAME
 
-PostgreSQL::Test::Watchdog - tests that hang end, and say who waits for whom
+PostgreSQL::Test::Watchdog - tests that hang end, and say which process waits for which
 
 =head1 SYNOPSIS
 
@@ -33,8 +33,8 @@ number of seconds given;
 =item *
 
 in both cases a report of what all processes of all servers wait for goes into
-the file F<hang_report> beside the log of the test.  Its first line says who
-holds what and who waits for it.
+the file F<hang_report> beside the log of the test.  Its first line says which
+process holds what and which one waits for it.
 
 =back
 
@@ -480,7 +480,7 @@ sub report
 	return $first;
 }
 
-# Who waits for whom on a server, by what we found out.
+# Which process of a server waits for which, by what we found out.
 sub waits
 {
 	my ($server) = @_;

@@ -39,7 +39,7 @@ our @EXPORT = qw(
 
 =item dw_hold_flusher(node, point)
 
-From now on whoever flushes a batch stops at the given injection point
+From now on a process that flushes a batch stops at the given injection point
 (default C<doublewrite-log-synced>), with the flush lock held, until
 C<dw_release_flusher> is called.  With C<bgwriter_lru_maxpages = 0> and enough
 buffers, only evictions by the test give it anything to flush.
@@ -64,7 +64,7 @@ sub dw_hold_flusher
 Call the function given, which is to change pages and push them out of shared
 buffers, fewer than there are slots in the stage.  On return, some process is
 about to write some of them home, neighbours, and each of these is half there:
-whoever reads the file meets torn pages.  It waits, as their writer, for
+a process that reads the file meets torn pages.  It waits, as their writer, for
 C<dw_release_flusher>.  Returns a reference to an array of the torn pages:
 C<path>, C<offset>, C<page>, the bytes as they are at home, and C<whole>, as they
 will be.
@@ -81,7 +81,7 @@ sub dw_hold_torn
 	my @torn;
 
 	# Pages with a copy in the log would be in no batch.  From the moment when
-	# the point is attached, somebody may wait there with the flush lock: nothing
+	# the point is attached, a process may wait there with the flush lock: nothing
 	# below may take it.
 	$node->safe_psql('postgres',
 		"SELECT dw_drain(); SELECT dw_sync_cycle(); SELECT injection_points_attach('$point', 'wait')"
@@ -156,7 +156,7 @@ sub dw_release_flusher
 
 =item dw_wake(node, point)
 
-Detach an injection point of action C<wait>, and wake up whoever waits there.
+Detach an injection point of action C<wait>, and wake up the processes that wait there.
 The other way round, the next one to arrive would wait for ever; and each call
 of C<injection_points_wakeup> wakes up one process only.
 
