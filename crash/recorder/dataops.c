@@ -180,7 +180,7 @@ do_write(fuse_req_t req, fuse_ino_t nodeid, const char *buf, size_t size, off_t 
 	int			error;
 
 	lock();
-	error = admit_inode(FAULT_WRITE, OP_WRITE, inode, begin);
+	error = admit_inode(FAULT_WRITE, OP_WRITE, inode, offset + size, begin);
 	if (error == 0)
 	{
 		error = fault_on_inode(FAULT_TORNWRITE, inode);
@@ -224,6 +224,7 @@ sync_inode(fuse_req_t req, Inode *inode, uint16_t flags)
 
 	sleep_us(random_between(settings.sync_delay_min_us, settings.sync_delay_max_us));
 	lock();
+	fault_await_thaw(FAULT_FREEZESYNC, inode, NULL);
 	if (!oplog_usable())
 		error = EIO;
 	else
@@ -266,7 +267,8 @@ do_fallocate(fuse_req_t req, fuse_ino_t nodeid, int mode, off_t offset, off_t le
 
 	(void) fi;
 	lock();
-	error = admit_inode(FAULT_FALLOCATE, OP_FALLOCATE, inode, begin);
+	error = admit_inode(FAULT_FALLOCATE, OP_FALLOCATE, inode,
+						(mode & FALLOC_FL_PUNCH_HOLE) ? 0 : offset + length, begin);
 	if (error == 0 && fallocate(inode->fd, mode, offset, length) != 0)
 		error = errno;
 	if (error == 0)

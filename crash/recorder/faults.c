@@ -8,8 +8,10 @@
  * of them pass and makes the next COUNT fail with ERRNO.  A rule "shortwrite"
  * halves the write instead; a rule "tornwrite" lets some sectors of it take
  * effect before it fails; a rule "syncdir" is about syncs of directories only; a
- * rule "hold" makes a truncation wait for as many milliseconds.  All functions
- * are called with big_lock held, but for faults_on_reads().
+ * rule "grow" is about what a quota stands against: files that become longer, and new
+ * ones; a rule "hold" makes a truncation wait for as many milliseconds.  Rules "freeze" and
+ * "freezesync" let changes, or syncs, wait until all rules are cleared.  All functions
+ * are called with big_lock held, except faults_on_reads().
  *
  *-------------------------------------------------------------------------
  */
@@ -44,6 +46,9 @@ static const char *const op_names[] = {
 	[FAULT_TORNWRITE] = "tornwrite",
 	[FAULT_READ] = "read",
 	[FAULT_SYNCDIR] = "syncdir",
+	[FAULT_GROW] = "grow",
+	[FAULT_FREEZE] = "freeze",
+	[FAULT_FREEZESYNC] = "freezesync",
 };
 
 #define NUM_FAULT_OPS	(sizeof(op_names) / sizeof(op_names[0]))
@@ -52,6 +57,10 @@ static FaultRule *rules;
 
 /* Is there a rule for reads?  They take no lock otherwise. */
 static atomic_bool read_rules;
+
+/* How often rules have been cleared, which ends all waits */
+static uint64_t times_cleared;
+static pthread_cond_t cleared = PTHREAD_COND_INITIALIZER;
 
 /*
  * Remove the last ":number" from text and return the number.
@@ -82,6 +91,8 @@ clear_rules(void)
 		free(rule);
 	}
 	atomic_store(&read_rules, false);
+	times_cleared++;
+	pthread_cond_broadcast(&cleared);
 }
 
 /*
@@ -172,6 +183,30 @@ fault_on_path(FaultOp op, char *path)
 	return error;
 }
 
+/*
+ * Let an operation wait, if a rule says so, until rules are cleared.  The lock is given
+ * back meanwhile, so what the caller has looked up may be gone.
+ *
+ * Names in the root don't wait: the kernel would hold its lock meanwhile, which it needs
+ * to pass on that rules are cleared.
+ */
+void
+fault_await_thaw(FaultOp op, const Inode *inode, const char *name)
+{
+	uint64_t	before = times_cleared;
+
+	if (rules == NULL || (name && inode == tree_root()) ||
+		fault_on_path(op, name ? tree_child_path(inode, name) : tree_path(inode)) == 0)
+		return;
+	oplog_append(&(Op)
+				 {
+					 .type = OP_FAULT, .begin = oplog_count(), .ino = inode->ino,
+					 .a = EINPROGRESS, .name = name
+				 });
+	while (times_cleared == before && unlock_until(&cleared))
+		;
+}
+
 bool
 faults_on_reads(void)
 {
@@ -188,6 +223,19 @@ int
 fault_on_name(FaultOp op, const Inode *parent, const char *name)
 {
 	return rules == NULL ? 0 : fault_on_path(op, tree_child_path(parent, name));
+}
+
+/*
+ * Must it fail to have something in a file up to this place?
+ */
+int
+fault_on_growth(const Inode *inode, off_t end)
+{
+	struct stat st;
+
+	if (rules == NULL || fstat(inode->fd, &st) != 0 || end <= st.st_size)
+		return 0;
+	return fault_on_inode(FAULT_GROW, inode);
 }
 
 /*

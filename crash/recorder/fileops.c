@@ -92,28 +92,37 @@ refuse(OpType type, const Inode *inode, const char *name, uint64_t begin, int er
 }
 
 /*
- * May an operation on a name, or on an inode, go on?  Returns 0 or the errno.
- * All operations that change something ask here first.
+ * May an operation on a name go on, which may have to wait for that?  Returns 0 or the
+ * errno.  All operations that change something ask here, or in admit_inode(), first.
  */
 static int
 admit_name(FaultOp fault, OpType type, const Inode *parent, const char *name, uint64_t begin)
 {
 	int			error;
 
+	fault_await_thaw(FAULT_FREEZE, parent, name);
 	if (!oplog_usable())
 		return EIO;
 	error = fault_on_name(fault, parent, name);
+	if (error == 0 && fault == FAULT_CREATE)
+		error = fault_on_name(FAULT_GROW, parent, name);
 	return error == 0 ? 0 : refuse(type, parent, name, begin, error);
 }
 
+/*
+ * The same of an inode, which the operation may make longer, up to this place.
+ */
 int
-admit_inode(FaultOp fault, OpType type, const Inode *inode, uint64_t begin)
+admit_inode(FaultOp fault, OpType type, const Inode *inode, off_t end, uint64_t begin)
 {
 	int			error;
 
+	fault_await_thaw(FAULT_FREEZE, inode, NULL);
 	if (!oplog_usable())
 		return EIO;
 	error = fault_on_inode(fault, inode);
+	if (error == 0)
+		error = fault_on_growth(inode, end);
 	return error == 0 ? 0 : refuse(type, inode, NULL, begin, error);
 }
 
@@ -220,7 +229,8 @@ set_times(const Inode *inode, const struct stat *attr, int to_set)
 static int
 set_size(const Inode *inode, off_t size, uint64_t begin)
 {
-	int			error = admit_inode(FAULT_TRUNCATE, OP_TRUNCATE, inode, begin);
+	/* what a truncation adds takes no space */
+	int			error = admit_inode(FAULT_TRUNCATE, OP_TRUNCATE, inode, 0, begin);
 
 	if (error != 0)
 		return error;
@@ -523,6 +533,11 @@ do_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t newpar
 		return;
 	}
 	lock();
+	if (from_dir != tree_root() && to_dir != tree_root())
+	{
+		fault_await_thaw(FAULT_FREEZE, from_dir, name);
+		fault_await_thaw(FAULT_FREEZE, to_dir, newname);
+	}
 	error = oplog_usable() ? fault_on_rename(from_dir, name, to_dir, newname) : EIO;
 	if (error != 0 && oplog_usable())
 		refuse(OP_RENAME, from_dir, name, begin, error);

@@ -28,11 +28,15 @@
 #include <unistd.h>
 
 /*
- * A sync sleeps in its thread, so there must be more threads than syncs at
- * the same time; idle ones above the second limit go away.
+ * A sync sleeps in its thread, and what is frozen waits there, so there must be more
+ * threads than syncs at the same time, and than processes of a server; idle ones above
+ * the second limit go away.
  */
-#define MAX_THREADS			64
+#define MAX_THREADS			256
 #define MAX_IDLE_THREADS	16
+
+/* What waits looks that often whether there is an end to all */
+#define LOOK_SECONDS		1
 
 /* Each file is kept open; a cluster with many tables has some ten thousand */
 #define MAX_OPEN_FILES		1000000
@@ -41,6 +45,7 @@ Settings	settings = {.seed = 1};
 
 static pthread_mutex_t big_lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t random_counter;
+static struct fuse_session *session;
 
 void
 lock(void)
@@ -52,6 +57,21 @@ void
 unlock(void)
 {
 	pthread_mutex_unlock(&big_lock);
+}
+
+/*
+ * Give the lock back until something happens, or may have happened.  Returns false if nothing
+ * is to be waited for any more, as the mount is going to be undone.
+ */
+bool
+unlock_until(pthread_cond_t *happened)
+{
+	struct timespec limit;
+
+	clock_gettime(CLOCK_REALTIME, &limit);
+	limit.tv_sec += LOOK_SECONDS;
+	pthread_cond_timedwait(happened, &big_lock, &limit);
+	return !fuse_session_exited(session);
 }
 
 /*
@@ -310,7 +330,7 @@ start_flusher(void)
 }
 
 static bool
-serve(struct fuse_session *session)
+serve(void)
 {
 	struct fuse_loop_config *config = fuse_loop_cfg_create();
 	int			rc;
@@ -355,7 +375,6 @@ mount_and_serve(void)
 	char		options[] = "allow_other,default_permissions,suid,dev,fsname=pgcut,subtype=pgcut";
 	char	   *args[] = {program, dash_o, options, NULL};
 	struct fuse_args fuse_args = FUSE_ARGS_INIT(3, args);
-	struct fuse_session *session;
 	bool		ok = false;
 
 	session = fuse_session_new(&fuse_args, &recorder_ops, sizeof(recorder_ops), NULL);
@@ -370,7 +389,7 @@ mount_and_serve(void)
 						 "could not mount on \"%s\"", settings.mountpoint);
 		else
 		{
-			ok = serve(session);
+			ok = serve();
 			block_ends();
 			fuse_session_unmount(session);
 		}

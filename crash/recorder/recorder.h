@@ -45,7 +45,8 @@ typedef enum OpType
 	OP_FALLOCATE = 10,			/* a = offset, b = length, flags = mode */
 	OP_SYNC = 11,				/* covers operations up to "begin" */
 	OP_SYNCFAILED = 12,			/* injected; a = errno */
-	OP_FAULT = 13				/* injected; a = errno, b = refused OpType */
+	OP_FAULT = 13				/* injected; a = errno, b = refused OpType; an
+								 * operation that waits has EINPROGRESS */
 } OpType;
 
 /* flags of OP_RENAME, OP_WRITE, OP_SYNC and OP_SYNCFAILED */
@@ -148,6 +149,7 @@ extern Settings settings;
 /* recorder.c */
 extern void lock(void);
 extern void unlock(void);
+extern bool unlock_until(pthread_cond_t *happened);
 extern void report_error(const char *hint, const char *fmt,...)
 			__attribute__((format(printf, 2, 3)));
 extern uint64_t random_between(uint64_t low, uint64_t high);
@@ -190,7 +192,10 @@ typedef enum FaultOp
 	FAULT_HOLD,
 	FAULT_TORNWRITE,
 	FAULT_READ,
-	FAULT_SYNCDIR
+	FAULT_SYNCDIR,
+	FAULT_GROW,
+	FAULT_FREEZE,
+	FAULT_FREEZESYNC
 } FaultOp;
 
 extern int	fault_control(const char *value, size_t len);
@@ -199,12 +204,15 @@ extern int	fault_on_inode(FaultOp op, const Inode *inode);
 extern int	fault_on_name(FaultOp op, const Inode *parent, const char *name);
 extern int	fault_on_rename(const Inode *from_dir, const char *from,
 							const Inode *to_dir, const char *to);
+extern int	fault_on_growth(const Inode *inode, off_t end);
+extern void fault_await_thaw(FaultOp op, const Inode *inode, const char *name);
 extern size_t fault_list(char *buf, size_t size);
 
 /* fileops.c */
 extern const struct fuse_lowlevel_ops recorder_ops;
 extern int	fill_entry(Inode *inode, struct fuse_entry_param *entry);
-extern int	admit_inode(FaultOp fault, OpType type, const Inode *inode, uint64_t begin);
+extern int	admit_inode(FaultOp fault, OpType type, const Inode *inode, off_t end,
+						uint64_t begin);
 
 /* dataops.c */
 extern void do_open(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi);

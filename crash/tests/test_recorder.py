@@ -24,7 +24,7 @@ from unittest import mock
 
 from pgcut import mount
 from pgcut.disk import Choice, Disk
-from pgcut.mount import recorded
+from pgcut.mount import recorded, set_fault
 from pgcut.recording import ROOT_INO, SYNC_DIRECTORY, WRITE_ATOMIC, Kind, Recording
 from recorder_binary import SCRATCH, recorder_binary
 
@@ -805,6 +805,67 @@ class FaultTest(RecorderCase):
         failed = [op for op in Recording(self.log).ops if op.kind == Kind.SYNCFAILED]
         self.assertEqual([op.flags & SYNC_DIRECTORY for op in failed], [SYNC_DIRECTORY])
 
+    def test_quota(self):
+        """Nothing grows, and nothing is made; what is there can be written over."""
+        with self.record() as self.mountpoint:
+            path, new = self.mountpoint / "file", self.mountpoint / "new"
+            fd = os.open(path, os.O_RDWR | os.O_CREAT)
+            os.write(fd, b"x" * 8192)
+            self.fault(f"grow::0:1000:{errno.EDQUOT}")
+            os.pwrite(fd, b"y" * 8192, 0)
+            for call in (lambda: os.pwrite(fd, b"z", 8192), lambda: os.posix_fallocate(fd, 0, 8193),
+                         new.touch, new.mkdir, lambda: new.symlink_to("file"),
+                         lambda: os.link(path, new)):
+                self.assert_fails(errno.EDQUOT, call)
+            os.ftruncate(fd, 100)
+            os.close(fd)
+            os.rename(path, new)
+            os.unlink(new)
+            self.fault("clear")
+            path.touch()
+
+    def test_freeze(self):
+        """Changes, or syncs, of some files do not return until rules are cleared; others do."""
+        with self.record() as self.mountpoint, contextlib.ExitStack() as opened:
+            cold = self.mountpoint / "cold"
+            cold.mkdir()
+            for name in ("old", "here"):
+                (cold / name).write_bytes(b"x" * 8192)
+            fd = opened.enter_context(open(cold / "old", "r+b", buffering=0)).fileno()
+            changes = (lambda: os.pwrite(fd, b"y" * 8192, 0), (cold / "new").mkdir,
+                       lambda: os.rename(cold / "here", cold / "there"))
+            for rule, calls in (("freeze", changes), ("freezesync", (lambda: os.fsync(fd),))):
+                for call in calls:
+                    self.fault(f"{rule}:cold/:0:1000:1")
+                    self.check_that_it_waits(call)
+        ops = Recording(self.log).ops
+        waits = [op for op in ops if op.kind == Kind.FAULT]
+        self.assertEqual([op.a for op in waits], [errno.EINPROGRESS] * 4)
+        for wait in waits:      # it began before what others did, and took effect after that
+            beside, late = ops[wait.seq:wait.seq + 2]
+            self.assertEqual(beside.name, "beside")
+            self.assertLess(late.begin, beside.seq)
+
+    def check_that_it_waits(self, call):
+        """Let a call wait, do something else meanwhile, and let it go on."""
+        before = self.waits()
+        thread = threading.Thread(target=call)
+        thread.start()
+        deadline = time.monotonic() + SECONDS
+        while self.waits() == before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        (self.mountpoint / "beside").touch()
+        self.assertTrue(thread.is_alive())
+        self.fault("clear")
+        thread.join(SECONDS)
+        self.assertFalse(thread.is_alive())
+        (self.mountpoint / "beside").unlink()
+
+    def waits(self):
+        """Return how many operations have been held."""
+        os.setxattr(self.mountpoint, "user.pgcut.flush", b"1")
+        return sum(op.kind == Kind.FAULT for op in Recording(self.log).ops)
+
     def test_skip_count_clear_and_nonsense(self):
         with self.record() as self.mountpoint:
             fd = os.open(self.mountpoint / "a:b", os.O_RDWR | os.O_CREAT)
@@ -883,6 +944,28 @@ class CommandLineTest(RecorderCase):
         self.assertEqual(daemon.wait(SECONDS), 0)
         self.assertFalse(os.path.ismount(mountpoint))
         self.assertEqual(Replay(Recording(self.log)).tree(), {"f": b"12345678"})
+
+    def test_end_in_a_freeze(self):
+        """A recorder that is told to end does, although something waits that nobody lets go on."""
+        (self.base / "cold").mkdir()
+        mountpoint = self.scratch / "mnt"
+        mountpoint.mkdir()
+        daemon = subprocess.Popen(
+            [str(self.recorder), "--backing", str(self.base), "--log", str(self.log),
+             str(mountpoint)], stdout=subprocess.PIPE, text=True)
+        self.addCleanup(daemon.stdout.close)
+        self.assertEqual(daemon.stdout.readline(), "ready\n")
+        set_fault(mountpoint, "freeze:cold/:0:1:1")
+        waiting = subprocess.Popen(["touch", str(mountpoint / "cold/new")],
+                                   stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + SECONDS
+        while "user.pgcut.fault=freeze:cold/:0:0:1" not in os.listxattr(mountpoint) and \
+                time.monotonic() < deadline:
+            time.sleep(0.01)
+        daemon.send_signal(signal.SIGTERM)
+        self.assertEqual(daemon.wait(SECONDS), 0)
+        waiting.wait(SECONDS)
+        self.assertEqual([op.kind for op in Recording(self.log).ops], [Kind.FAULT, Kind.CREATE])
 
     def test_end_while_somebody_has_a_copy_of_the_mount(self):
         with mock.patch.object(mount, "END_SECONDS", 1), contextlib.ExitStack() as copies:
