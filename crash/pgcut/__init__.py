@@ -30,6 +30,8 @@ One module per concern, listed so that each may use only those above it:
     alarms       errors that no healthy server reports
     sequel       a server goes on from an image, and is cut off again
     explore      recovers images, judges them
+    primary      a primary is recorded
+    failing      ... whose files fail
     record       makes a recording
     blockstates  states of a block device
     controls     what is broken on purpose

@@ -15,7 +15,7 @@ import traceback
 from dataclasses import asdict
 from pathlib import Path
 
-from . import oracle, record, server
+from . import oracle, primary, record, server
 from .block import BlockDisk, BlockStore, mounted, random_choice
 from .disk import KEPT, LOST, Choice
 from .explore import STATE_SECONDS, Judge, Outcome, phase
@@ -44,7 +44,7 @@ def make(directory, plan, fstype, bindir, recorder, scratch):
             subprocess.run(["cp", "-a", str(base), str(data)], check=True)
             store.sync()
             first = store.operations()
-            acks = record.Primary(base, directory, plan, bindir, rng).live(data)
+            acks = primary.Primary(base, directory, plan, bindir, rng).live(data)
     (store.directory / "acks.jsonl").write_text("".join(json.dumps(ack) + "\n" for ack in acks))
     (store.directory / "meta.json").write_text(json.dumps(
         {**asdict(plan), "fstype": fstype, "first": first}, indent=1))

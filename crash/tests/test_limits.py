@@ -20,7 +20,7 @@ from test_oracle import bindir
 try:
     import psycopg2
     from pgcut import __main__ as command_line
-    from pgcut import campaign, client, readers, record
+    from pgcut import campaign, client, primary, readers, record
 except ImportError:
     psycopg2 = None
 
@@ -213,7 +213,7 @@ class ServersTest(unittest.TestCase):
             session.cursor().execute("LOCK TABLE oracle.journal")
             self.addCleanup(session.close)
             return scenario.plan.kinds
-        with mock.patch.object(record, "HANG_SECONDS", 1 - LONG), \
+        with mock.patch.object(primary, "HANG_SECONDS", 1 - LONG), \
                 self.assertRaises(limits.Hang) as raised:
             self.complaints("primary", workloads=workloads)
         self.assertRegex(str(raised.exception), r"^the load did not end within 1 s: .* waiting")

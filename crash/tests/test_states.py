@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 from devtools import mutate
 from history import History
-from pgcut import broken, campaign, controls, explore, matrix, record, report, states
+from pgcut import (broken, campaign, controls, explore, matrix, primary, record, report,
+                   states)
 from pgcut.block import FILE_SYSTEMS
 from pgcut.disk import KEPT, LOST, Disk, sectors
 from pgcut.minimise import ddmin
@@ -64,7 +65,7 @@ class CampaignTest(unittest.TestCase):
                              mutate.digest(mutate.decode(path.stem, path.read_bytes())))
 
     def test_what_a_thread_raises(self):
-        thread = record.Beside(int, "x")
+        thread = primary.Beside(int, "x")
         thread.start()
         with self.assertRaises(ValueError):
             thread.join()

@@ -1,0 +1,288 @@
+"""How a primary is recorded: life after life, with the load on it.
+
+Or over lives that differ in mode or have few checkpoints; or base backups are taken of it, whose
+files are read in pieces, so that a page that is written meanwhile is read torn.
+"""
+
+import json
+import re
+import shutil
+import signal
+import tempfile
+import threading
+import time
+
+import psycopg2
+
+from . import alarms, server, workload
+from .limits import limit
+
+# How a life of the server ends.  The next one begins with what that leaves.
+ENDS = ("fast", "immediate", "kill")
+
+BACKUPS = 6
+
+MODE = "io_torn_pages_protection"
+MODES = ("full_pages", "double_writes")
+
+
+def other_mode(mode):
+    """Return a mode that protects pages in another way, with images or without."""
+    return MODES[mode == MODES[0]]
+
+
+# A load that goes on for so long after its end waits for something that never
+# comes; and so do what comes before and after it.
+HANG_SECONDS = 180
+LIFE_SECONDS = 900
+
+# How soon it is noticed that a server has ended, and how long one may take that has lost clients.
+GUARD_SECONDS = 0.1
+GONE_SECONDS = 20
+
+# What a server that crashes says, or one of whose processes does, before it ends.
+_CRASH = re.compile(r"^.*(?:TRAP:|PANIC:|was terminated by signal).*$", re.MULTILINE)
+
+
+class Beside(threading.Thread):
+    """A call beside others; what it raises comes back to who joins it."""
+
+    def __init__(self, work, *arguments):
+        super().__init__()
+        self._call = work, arguments
+        self._error = None
+
+    def run(self):
+        work, arguments = self._call
+        try:
+            work(*arguments)
+        except BaseException as error:
+            self._error = error
+
+    def join(self, timeout=None):
+        super().join(timeout)
+        if self._error is not None:
+            raise self._error
+
+
+class Guard(threading.Thread):
+    """Ends all servers of a recording as soon as one of them has ended by itself.
+
+    What others wait for would never come: an acknowledgement, or that a lock is released.
+    """
+
+    def __init__(self, servers):
+        super().__init__(name="guard")
+        self._servers = servers         # by name
+        self._over = threading.Event()
+        self.crashed = {}               # name: what is to be said of it
+
+    def run(self):
+        while self._servers and not self.crashed and not self._over.wait(GUARD_SECONDS):
+            self.look()
+
+    def end(self, lost):
+        """Look for the last time; for a while if clients have lost their connections."""
+        self._over.set()
+        self.join()
+        deadline = time.monotonic() + (GONE_SECONDS if lost and self._servers else 0)
+        self.look()
+        while not self.crashed and time.monotonic() < deadline:
+            time.sleep(GUARD_SECONDS)
+            self.look()
+
+    def look(self):
+        """End all servers if one of them has ended."""
+        gone = {name: one for name, one in self._servers.items() if not one.alive()}
+        if gone and not self.crashed:
+            self.crashed = {name: _last_words(name, one) for name, one in gone.items()}
+            for one in self._servers.values():
+                one.kill()
+
+
+def _last_words(name, instance):
+    """Return what is to be said of a server that has ended by itself."""
+    said = dict.fromkeys(_CRASH.findall(instance.log_text()))
+    return " / ".join([f"{name} has ended by itself, with status {instance.status()}; "
+                       f"its log is {instance.log.name}", *said])
+
+
+class Primary:
+    """A server is recorded, life after life, with the load on it."""
+
+    recorder_options = ()
+
+    # What fails may make it crash.
+    may_crash = False
+
+    # Classes of SQLSTATE that are findings; none if something is made to fail.
+    alarming = alarms.CLASSES
+
+    # How lives end.
+    ends = ENDS
+
+    # What a server may not say before any crash.
+    bad_lines = re.compile(r'(?:PANIC|TRAP|.*was terminated by signal (?:4|6|7|8|11)\b'
+                           r'|ERROR:  could not (?:open|write|read)[^"]* file '
+                           r'"(?:base|global|pg_tblspc)/).*')
+
+    def __init__(self, base, directory, plan, bindir, rng):
+        self.base = base
+        self.directory = directory
+        self.plan = plan
+        self.bindir = bindir
+        self.rng = rng
+        self.data = None            # the recorded directory
+        self.acks = []
+        self.log = directory / "server.log"
+        self.log.touch()
+        server.own(self.log)
+
+    def live(self, data):
+        """Run all lives on the recorded directory `data`; returns the acks."""
+        self.data = data
+        instance = self.server = server.Server(self.bindir, data, self.log)
+        try:
+            for life in range(self.plan.lives):
+                try:
+                    with limit(f"life {life + 1} of the recorded server",
+                               self.plan.seconds + LIFE_SECONDS):
+                        self.begin_life(life)
+                        instance.start(self.options())
+                        self.load(instance)
+                        _end(instance, self.rng.choice(self.ends))
+                except (server.ServerError, psycopg2.Error) as exc:
+                    # A server that a control has broken may not even start
+                    # again, which is what the control is looking for.
+                    self.complain(f"life {life + 1} of the recorded server: {exc}")
+                    break
+        finally:
+            instance.close()
+        self.read_log("recorded server", self.log)
+        for text in alarms.of_clients(self.acks, self.alarming):
+            self.complain(text)
+        return self.acks
+
+    def read_log(self, name, file):
+        """Enter what a server may not say."""
+        log = file.read_text(errors="replace")
+        for line in sorted(set(self.bad_lines.findall(log))):
+            self.complain(f"{name}: {line}")
+        for text in alarms.of_server(log, self.alarming):
+            self.complain(text if file is self.log else f"{name}: {text}")
+
+    def servers(self):
+        """Return the servers that must be there as long as the load is, by name."""
+        return {} if self.may_crash else {"the recorded server": self.server}
+
+    def begin_life(self, life):
+        """Do what comes before a start of the recorded server."""
+
+    def options(self):
+        """Return settings of this life alone, which nobody finds in a file."""
+        return {}
+
+    def workloads(self):
+        """Return the kinds of load of a life; None is all."""
+        return self.plan.kinds
+
+    def load(self, instance):
+        """Run the load for one life of the recorded server."""
+        guard, acks = Guard(self.servers()), None
+        guard.start()
+        try:
+            with limit("the load", self.plan.seconds + HANG_SECONDS):
+                acks = workload.run(
+                    instance.connect, self.workloads(), modes=self.plan.modes,
+                    seconds=self.plan.seconds / self.plan.lives,
+                    seed=self.rng.randrange(1 << 30))
+                self.acks += acks
+        finally:
+            guard.end(acks is None or any(event.get("unknown") for event in acks))
+            for text in guard.crashed.values():
+                self.complain(text)
+        if guard.crashed:
+            raise server.ServerError("the load was cut short")
+
+    def complain(self, text):
+        """Enter a complaint, which makes each state fail."""
+        self.acks.append({"t": 0, "client": "server", "what": "complaint",
+                          "text": text})
+
+
+class Edited(Primary):
+    """The mode of protection is another one in each life: edited while the server was down.
+
+    It may have been stopped or have crashed.  Half of the lives have no checkpoint if
+    they end in a crash, so that what a start does must be enough.
+    """
+
+    def workloads(self):
+        quiet = self.rng.random() < 0.5
+        return {kind: clients for kind, clients in self.plan.kinds.items()
+                if not (quiet and kind == "checkpoint")}
+
+    def begin_life(self, life):
+        mode = self.plan.settings[MODE]
+        server.write_settings(self.data, {MODE: (other_mode(mode), mode)[life % 2],
+                                          "checkpoint_timeout": "30s", "max_wal_size": "256MB"})
+
+
+class Reopened(Primary):
+    """Lives end in crashes, and clients get in again long before a checkpoint.
+
+    Some lives have another wal_level than the one before, with which the checkpoint
+    may have to come first.  Buffers are few, so that pages go home meanwhile, and the more
+    of them, the longer the checkpoint takes.
+    """
+
+    ends = ("immediate", "kill")
+
+    def workloads(self):
+        return {kind: clients for kind, clients in self.plan.kinds.items()
+                if kind != "checkpoint" or self.rng.random() < 0.2}
+
+    def begin_life(self, life):
+        level = self.rng.choice(("replica", "replica", "replica", "logical", "minimal"))
+        server.write_settings(self.data, {
+            "wal_level": level, "max_wal_senders": "0" if level == "minimal" else "10",
+            "checkpoint_timeout": "30s", "checkpoint_completion_target": "0.9",
+            "max_wal_size": "256MB",
+            "shared_buffers": self.rng.choice(("512kB", "1MB", "2MB")),
+            "bgwriter_lru_maxpages": "100", "bgwriter_delay": "10ms"})
+
+
+class Backup(Primary):
+    """Base backups are taken of the recorded server, which serves torn reads."""
+
+    recorder_options = ("--split-reads",)
+
+    def load(self, instance):
+        load = Beside(super().load, instance)
+        load.start()
+        backups = []
+        try:
+            while load.is_alive() and len(backups) < BACKUPS:
+                backups.append(self._back_up(instance, len(backups)))
+        finally:
+            load.join()
+        (self.directory / "backups.json").write_text(json.dumps(backups))
+
+    def _back_up(self, instance, number):
+        """Take one backup; returns where it is, and when it began and ended."""
+        name = f"backup-{number}"
+        with tempfile.TemporaryDirectory(prefix="backup-", dir=self.directory) as place:
+            server.own(place)
+            begin = time.monotonic_ns()
+            server.run(self.bindir, "pg_basebackup", "-D", f"{place}/data", "-X", "stream",
+                       "-c", "fast", "--no-sync", "-U", server.USER, "-h", instance.sockets)
+            end = time.monotonic_ns()
+            shutil.move(f"{place}/data", self.directory / name)
+        return {"name": name, "begin": begin, "end": end}
+
+
+def _end(instance, how):
+    if how == "kill":
+        instance.kill()
+    else:
+        instance.stop({"fast": signal.SIGINT, "immediate": signal.SIGQUIT}[how])
