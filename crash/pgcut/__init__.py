@@ -15,7 +15,10 @@ One module per concern, listed so that each may use only those above it:
     logformat    what a batch of the double-write log looks like
     wal          reading WAL
     walindex     the WAL of a recording, by page
-    monitor      is each write of a recording allowed?
+    watched      is each write of a recording allowed?  What is durable
+    watchedlog   ... the double-write log
+    watchedhome  ... pages at home
+    monitor      ... all of it
     matrix       settings, drawn at random
     table        a table of the load, and the rows that it must have
     plans        a table, by every plan
