@@ -49,6 +49,11 @@ One module per concern, listed so that each may use only those above it:
     drawing      histories drawn at random
     ledger       what a server of a history must have
     store        a data directory whose power can be cut
+    machine      one of its servers, with its disk
+    judged       ... what is wrong with them
+    lives        ... steps: starts, load, ends
+    copies       ... standbys, backups, recovery, pg_rewind
+    refused      ... what must be refused
     play         plays a history
     histories    many histories
     restarts     one server, crashed again and again

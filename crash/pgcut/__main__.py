@@ -9,7 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from . import broken, campaign, controls, explore, histories, play, realcut, recipes, record, report
+from . import (broken, campaign, controls, explore, histories, machine, realcut, recipes, record,
+               report)
 from .block import FILE_SYSTEMS
 from .recording import Recording
 from .states import FAULTS, State
@@ -171,7 +172,7 @@ def _run(args):
 
 def _with_module(args, bindir, place):
     """Return the programs of a copy of an installation that has the test module."""
-    return play.with_module(bindir, args.build, Path(place)) if bindir else ""
+    return machine.with_module(bindir, args.build, Path(place)) if bindir else ""
 
 
 def _jobs(args):
@@ -286,9 +287,9 @@ def _replay_failure(args, failure, bindir):
 def _history(args):
     with tempfile.TemporaryDirectory(prefix="pgcut-", dir=args.scratch) as scratch:
         os.chmod(scratch, 0o755)
-        bindir = play.with_module(args.broken or args.bindir, args.build,
+        bindir = machine.with_module(args.broken or args.bindir, args.build,
                                   Path(scratch) / "install")
-        many = histories.Campaign(play.Tools(bindir, args.stock, args.recorder, scratch), _tell)
+        many = histories.Campaign(machine.Tools(bindir, args.stock, args.recorder, scratch), _tell)
         if args.control:
             workshop = broken.Workshop(args.build, args.source, str(Path(bindir).parent),
                                        args.mutations, str(Path(scratch) / "broken"))

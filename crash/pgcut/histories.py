@@ -12,7 +12,9 @@ from pathlib import Path
 
 from . import drawing, recipes
 from .history import History, sanitised, shrunk, with_atomic_writes
-from .play import Finding, Play, Templates
+from .judged import Finding
+from .machine import Templates
+from .play import Play
 
 # A history that fails is played so often, in shorter and shorter forms, at most.
 SHRINKING_PLAYS = 40

@@ -7,7 +7,8 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from pgcut import controls, drawing, histories, history, matrix, play, recipes, steps, store
+from pgcut import (controls, drawing, histories, history, judged, machine, matrix, play, recipes,
+                   steps, store)
 from pgcut.history import History, Step
 from pgcut.ledger import Ledger
 
@@ -274,7 +275,7 @@ class DrawingTest(unittest.TestCase):
         for one in map(history.with_atomic_writes, self.histories[:200]):
             self.assertNotIn("double_writes", one.as_json())
             self.assertLessEqual(set(matrix.PRETENDED), set(one.settings))
-            self.assertTrue(all(name.startswith(play.OURS) for name in matrix.PRETENDED))
+            self.assertTrue(all(name.startswith(machine.OURS) for name in matrix.PRETENDED))
             self.assertEqual(history.sanitised(one), (one, []))
 
     def test_with_atomic_writes_in_some_places(self):
@@ -334,7 +335,7 @@ def event(what, n, t):
 
 class AlarmTest(unittest.TestCase):
     def alarms(self, message):
-        return play.alarming(f"2026-01-01 00:00:00 UTC [7] {message}\n")
+        return machine.alarming(f"2026-01-01 00:00:00 UTC [7] {message}\n")
 
     def test_commands_that_the_postmaster_ends(self):
         for text in ("was terminated by signal 3: Quit", "failed with exit code 131"):
@@ -373,7 +374,7 @@ class WatchTest(unittest.TestCase):
         class Stuck(play.Play):
             def _carry_out(self, step):
                 subprocess.run(["sleep", "600"], check=False)
-                raise play.Failure("what it has waited for is gone")
+                raise machine.Failure("what it has waited for is gone")
 
         stuck = Stuck(of(start()), None, None, ".")
         with mock.patch.object(play, "STEP_SECONDS", 0.1):
@@ -387,14 +388,14 @@ class ReportTest(unittest.TestCase):
         return histories.Result(of(start(), stop("fast")), 1, 2.0, list(findings))
 
     def test_findings_of_one_cause(self):
-        one = play.Finding(3, "oracle", "a: block 5 of base/5/16399 has an LSN after 0/D33808")
-        other = play.Finding(7, "oracle", "a: block 17 of base/5/17001 has an LSN after 0/1A0")
+        one = judged.Finding(3, "oracle", "a: block 5 of base/5/16399 has an LSN after 0/D33808")
+        other = judged.Finding(7, "oracle", "a: block 17 of base/5/17001 has an LSN after 0/1A0")
         self.assertEqual(one.signature(), other.signature())
-        self.assertNotEqual(one.signature(), play.Finding(3, "log", one.text).signature())
+        self.assertNotEqual(one.signature(), judged.Finding(3, "log", one.text).signature())
 
     def test_report(self):
         with tempfile.TemporaryDirectory() as place:
-            failed = self.result(play.Finding(2, "step", "a hangs"))
+            failed = self.result(judged.Finding(2, "step", "a hangs"))
             text = histories.report(place, [self.result(), failed], 10)
             histories.save(place, failed)
             self.assertIn("2 histories with 2 steps in 10 s: 1 failed", text)
