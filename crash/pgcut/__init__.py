@@ -33,6 +33,7 @@ One module per concern, listed so that each may use only those above it:
     alarms       errors that no healthy server reports
     sequel       a server goes on from an image, and is cut off again
     explore      recovers images, judges them
+    probes       clients that must get on, whatever happens to files of others
     primary      a primary is recorded
     failing      ... whose files fail
     record       makes a recording

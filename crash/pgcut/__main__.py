@@ -28,6 +28,10 @@ WATCHED_CYCLE = ("standby-converted", "edited", "standby-stopped", "standby-mixe
                  "half-writes", "reopened", "errors", "failing-syncs", "failing-log-syncs", "backup",
                  "torn-writes", "failing-directory-syncs")
 
+# Scenarios that take turns, seed by seed, so that none makes a campaign longer.
+_TURNS = {"errors": ("errors", "frozen", "quota", "failing-unlinks"),
+          "edited": ("edited", "frozen", "quota", "failing-unlinks")}
+
 # Modes that the first recordings of a campaign have.
 _SHOWN_MODES = ("double_writes", "full_pages", "atomic_writes")
 
@@ -179,7 +183,7 @@ def _jobs(args):
     """Return the jobs; the first ones show each mode, whatever is drawn later."""
     fixed = tuple(_settings(args))
     watched = [campaign.Job(args.seed + args.recordings + number, 0, args.seconds,
-                            scenario=args.scenario or WATCHED_CYCLE[number % len(WATCHED_CYCLE)],
+                            scenario=args.scenario or _in_turn(WATCHED_CYCLE, number, args.seed),
                             overrides=fixed) for number in range(args.watched)]
     if args.states == 0:
         return watched
@@ -188,10 +192,17 @@ def _jobs(args):
     for number in range(args.recordings):
         mode = (("io_torn_pages_protection", _SHOWN_MODES[number]),) \
             if number < len(_SHOWN_MODES) and args.recordings > 1 else ()
-        scenario = args.scenario or SCENARIO_CYCLE[number % len(SCENARIO_CYCLE)]
+        scenario = args.scenario or _in_turn(SCENARIO_CYCLE, number, args.seed)
         jobs.append(campaign.Job(args.seed + number, share, args.seconds, scenario=scenario,
                                  overrides=(*mode, *fixed), all_boundaries=args.boundaries))
     return jobs + watched
+
+
+def _in_turn(cycle, number, seed):
+    """Return the scenario of a recording; campaigns of several seeds, or rounds, have all turns."""
+    scenario = cycle[number % len(cycle)]
+    turns = _TURNS.get(scenario, (scenario,))
+    return turns[(seed + number // len(cycle)) % len(turns)]
 
 
 def _say(result):

@@ -53,10 +53,17 @@ _LOGGED = {"io_torn_pages_protection": "double_writes"}
 NEEDED = {"failing-log-syncs": _LOGGED,
           "failing-directory-syncs": {**_LOGGED, "wal_level": "minimal",
                                       "double_write_buffer_size": "16MB",
-                                      "double_write_stage_size": "2MB"}}
+                                      "double_write_stage_size": "2MB"},
+          # There must be buffers for what cannot be written.
+          "frozen": {"shared_buffers": "16MB", "max_connections": "60"},
+          # So small a log would not grow, and that of others not be full.
+          "quota": {**_LOGGED, "wal_level": "minimal", "double_write_buffer_size": "-1",
+                    "shared_buffers": "1MB", "max_connections": "60"},
+          "failing-unlinks": {"shared_buffers": "16MB", "double_write_stage_size": "8MB"}}
 
 # Scenarios in which nobody asks the server for its WAL.
-ALONE = ("primary", "edited", "reopened", "half-writes", "failing-directory-syncs")
+ALONE = ("primary", "edited", "reopened", "half-writes", "failing-directory-syncs", "frozen",
+         "quota", "failing-unlinks")
 
 # Failures of a recording that are minimised; more are only counted.
 MINIMISED = 3
@@ -259,7 +266,8 @@ def _result_of(subject):
 
 def _kinds(scenario):
     """Return the kinds of load of a recording."""
-    kinds = dict.fromkeys(record.workload.KINDS) if scenario == "primary" else record.STEADY_KINDS
+    kinds = dict.fromkeys(record.workload.KINDS) if scenario == "primary" else \
+        {**record.STEADY_KINDS, **record.MORE_KINDS.get(scenario, {})}
     return {kind: record.workload.KINDS[kind].clients if count is None else count
             for kind, count in kinds.items()}
 
@@ -461,7 +469,7 @@ def _run_control(tools, control, result, first=FIRST_SEED):
         if control.scenario.startswith(("standby", "backup")):
             settings = matrix.replicating(settings)
         kinds = dict(control.workloads) or \
-            (None if control.scenario == "primary" else record.STEADY_KINDS)
+            (None if control.scenario == "primary" else _kinds(control.scenario))
         result.settings = settings
         directory = Path(tools.scratch) / f"control-{control.name}"
         shutil.rmtree(directory, ignore_errors=True)

@@ -73,6 +73,13 @@ _PARALLEL = (("instant_recovery", "off"), ("recovery_workers", "3"),
              ("instant_recovery_memory", "64kB"), ("wal_level", "replica"))
 # Pages go home atomically in pg_default, and nowhere else.
 _ATOMIC = (("io_torn_pages_protection", "atomic_writes"), ("wal_level", "replica"))
+# Neither buffers nor stage become full.
+_MUCH_ROOM = (("shared_buffers", "16MB"), ("double_write_stage_size", "8MB"))
+# Who reads evicts pages of others, and the stage becomes full.
+_FROZEN = (("shared_buffers", "2MB"), ("double_write_stage_size", "1MB"), ("max_connections", "60"))
+# The log becomes longer, as it would have to be longer than it may be otherwise.
+_GROWING = (("wal_level", "minimal"), ("double_write_buffer_size", "-1"),
+            ("checkpoint_timeout", "30s"), ("max_wal_size", "64MB"), ("max_connections", "60"))
 # Many pages go home, and few of them twice.
 _BUSY = (("scan", 5), ("checkpoint", 2))
 # Redo writes pages that a record initialises whatever is there, and their files are synced
@@ -149,6 +156,17 @@ CONTROLS = (
             "restore does not write the batch whose sync may have failed",
             record=True, scenario="failing-log-syncs", lives=6,
             faults=("torn-restore",), workloads=_BUSY),
+    # Those of what must get on, or end, take minutes: a limit has to pass.
+    Control("home-written-by-flusher", "R11", "pages are written home with the flush lock held",
+            record=True, scenario="frozen", lives=1, settings=_FROZEN, faults=("all-kept",), rare=True),
+    Control("segment-must-be-made", "R11",
+            "an error other than a lack of space when a segment is made fails the batch",
+            record=True, scenario="quota", lives=1, settings=_GROWING, workloads=_BUSY,
+            faults=("all-kept",), rare=True),
+    Control("failed-removal-counts-as-done", "R5",
+            "a checkpoint completes although files that were to be removed are still there",
+            record=True, scenario="failing-unlinks", lives=1, settings=_MUCH_ROOM, workloads=_BUSY,
+            faults=("all-kept", "all-lost", "after-checkpoint"), rare=True),
     Control("torn-write-forgotten", "R11", "a page leaves the stage though its home write has failed",
             record=True, monitored="R2, R3", scenario="torn-writes", lives=2),
     Control("exempt-after-restore", "R2", "once pages have been restored, none needs a copy any more",

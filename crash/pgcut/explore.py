@@ -66,7 +66,7 @@ HANG_SECONDS = 180
 STATE_SECONDS = 3600
 
 # What is recorded there is about something that fails.
-_FAILING = ("errors", "failing-", "torn-writes", "half-writes")
+_FAILING = ("errors", "failing-", "torn-writes", "half-writes", "frozen", "quota")
 
 SECTOR = 512
 

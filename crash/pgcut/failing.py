@@ -1,4 +1,7 @@
-"""How a primary is recorded whose files fail at times: any kind of failure, or one kind."""
+"""How a primary is recorded whose files fail at times: any kind of failure, or one kind.
+
+Or do not return for a while, are not to grow, or cannot be removed.
+"""
 
 import contextlib
 import errno
@@ -11,8 +14,11 @@ import time
 import psycopg2
 
 from . import server
+from .limits import Hang, limit
 from .mount import set_fault
-from .primary import MODE, MODES, Beside, Primary
+from .primary import HANG_SECONDS, MODE, MODES, Beside, Primary
+from .probes import Probes
+from .states import SPACES
 
 # How long a truncation is held while a sync cycle is provoked.
 HOLD_MS = 4000
@@ -23,32 +29,15 @@ STAY_SHARE, MANY_STAY, STAYS = 0.1, 0.5, 1 << 40
 # A relation of this size is more likely written over than extended.
 YOUNG_BYTES = 5 * 8192
 
+# So large is the log where nobody needs a sync cycle for a while.
+LARGE_LOG = "-1"
 
-class Errors(Primary):
-    """The recorded server's files fail now and then (F8)."""
 
-    bad_lines = re.compile("TRAP.*")
-    alarming = ()
-    may_crash = True
+class Faulty(Primary):
+    """Something is done to the recorded server's files beside the load."""
 
-    # What fails, where, and with which error: as the recorder's faults are set.
-    kinds = (("write", "base/", errno.EIO), ("write", "base/", errno.ENOSPC),
-             ("write", "pg_doublewrite/", errno.EIO), ("write", "pg_doublewrite/", errno.ENOSPC),
-             ("create", "pg_doublewrite", errno.ENOSPC), ("shortwrite", "base/", 0),
-             ("shortwrite", "pg_doublewrite/", 0), ("tornwrite", "base/", errno.EIO),
-             ("tornwrite", "pg_doublewrite/", errno.EIO), ("read", "base/", errno.EIO),
-             ("sync", "base/", errno.EIO), ("sync", "pg_doublewrite/", errno.EIO),
-             ("syncdir", "pg_doublewrite", errno.EIO), ("rename", "pg_doublewrite", errno.EIO))
-    stay_share = STAY_SHARE
-    # Before one fails, up to so many of its kind pass; and seconds pass before the next may.
-    spared = 20
-    pauses = (0.2, 1)
-
-    # WAL that could not be synced stays readable until the machine stops.  Where there is a
-    # note of the PANIC, the next start writes it again.  In full_pages there is none: it is
-    # replayed and synced again, which tells nothing, as in stock, and a power cut before the
-    # next checkpoint loses what pages at home already have.
-    last_kinds = (("sync", "pg_wal/", errno.EIO),)
+    kinds = ()                  # what may be done
+    last_kinds = ()             # ... in the last life, too, or without the log
 
     def live(self, data):
         self.lives = 0
@@ -70,15 +59,47 @@ class Errors(Primary):
             self._set("clear")
 
     def _fail(self, stop, kinds):
+        """Let something fail every now and then, until told to stop."""
+        raise NotImplementedError
+
+    def _set(self, rule):
+        set_fault(self.mountpoint, rule)
+
+
+class Errors(Faulty):
+    """The recorded server's files fail now and then (F8)."""
+
+    bad_lines = re.compile("TRAP.*")
+    alarming = ()
+    may_crash = True
+
+    # What fails, where, and with which error: as the recorder's faults are set.
+    kinds = (("write", "base/", errno.EIO), ("write", "base/", errno.ENOSPC),
+             ("write", "pg_doublewrite/", errno.EIO), ("write", "pg_doublewrite/", errno.ENOSPC),
+             ("create", "pg_doublewrite", errno.ENOSPC), ("grow", "pg_doublewrite", errno.EDQUOT),
+             ("grow", "", errno.EDQUOT), ("shortwrite", "base/", 0),
+             ("shortwrite", "pg_doublewrite/", 0), ("tornwrite", "base/", errno.EIO),
+             ("tornwrite", "pg_doublewrite/", errno.EIO), ("read", "base/", errno.EIO),
+             ("sync", "base/", errno.EIO), ("sync", "pg_doublewrite/", errno.EIO),
+             ("syncdir", "pg_doublewrite", errno.EIO), ("rename", "pg_doublewrite", errno.EIO))
+    stay_share = STAY_SHARE
+    # Before one fails, up to so many of its kind pass; and seconds pass before the next may.
+    spared = 20
+    pauses = (0.2, 1)
+
+    # WAL that could not be synced stays readable until the machine stops.  Where there is a
+    # note of the PANIC, the next start writes it again.  In full_pages there is none: it is
+    # replayed and synced again, which tells nothing, as in stock, and a power cut before the
+    # next checkpoint loses what pages at home already have.
+    last_kinds = (("sync", "pg_wal/", errno.EIO),)
+
+    def _fail(self, stop, kinds):
         """Make something fail every now and then."""
         rng = random.Random(self.rng.randrange(1 << 30))
         while not stop.wait(rng.uniform(*self.pauses)):
             operation, where, number = rng.choice(kinds)
             count = STAYS if rng.random() < self.stay_share else rng.randint(1, 3)
             self._set(f"{operation}:{where}:{rng.randrange(self.spared)}:{count}:{number}")
-
-    def _set(self, rule):
-        set_fault(self.mountpoint, rule)
 
 
 class FailingSyncs(Errors):
@@ -203,3 +224,192 @@ def _run(instance, statement):
     with contextlib.suppress(psycopg2.Error), contextlib.closing(instance.connect()) as connection:
         connection.autocommit = True
         connection.cursor().execute(statement)
+
+
+class Probed(Faulty):
+    """Clients of a tablespace that nothing is done to must get on, whatever is done to others."""
+
+    def load(self, instance):
+        self.probes = Probes(instance.connect, self.rng.randrange(1 << 30))
+        try:
+            super().load(instance)
+        finally:
+            self.probes.end()
+            self.acks += [{"t": 0, "client": "probe", "what": "fail", "sqlstate": code, "error": text}
+                          for code, text in dict.fromkeys(self.probes.errors)]
+
+    def _must_get_on(self, what, count):
+        """Wait until clients of the other tablespace have got on; it is a finding if they do not.
+
+        Then the limit ends the server, and nothing may keep it from that.
+        """
+        try:
+            with limit(f"{what}: no client of another tablespace gets on; this", HANG_SECONDS):
+                if not self.probes.advance(count, self.server.alive):
+                    self._set("clear")
+        except Hang as hang:
+            self.complain(str(hang))
+
+
+class Frozen(Probed):
+    """Changes of some files, or their syncs, do not return for a while, as in a frozen file system.
+
+    Who needs these files waits, and nobody is told an error.  Where it is not the log or WAL
+    that is frozen, clients of another tablespace go on.
+    """
+
+    # What is held, and whether also with a small log others go on: a sync cycle may be among
+    # what is held.
+    kinds = ((("freeze",), True), (("freezesync",), False), (("freeze", "freezesync"), False))
+    pauses = (0, 0.7)
+    # So long at least, in seconds; how many operations pass before; what others must do meanwhile.
+    lasting = (0, 0.3, 1.5, 6)
+    spared = (0, 0, 3, 20)
+    wanted = (1, 5, 30)
+    own_files = ("pg_doublewrite/", "pg_wal/")
+    own_share = 0.15
+
+    # VACUUM FULL and REINDEX of catalogs hold locks that everybody needs while they write.
+    def workloads(self):
+        return {kind: clients for kind, clients in self.plan.kinds.items()
+                if kind not in ("catalog", "vacuum")}
+
+    def _fail(self, stop, kinds):
+        rng = random.Random(self.rng.randrange(1 << 30))
+        places = ["base/", "base/5/", *self._tablespaces()]
+        while not stop.wait(rng.uniform(*self.pauses)):
+            own = rng.random() < self.own_share
+            operations, any_log = rng.choice(kinds)
+            self._freeze(rng, operations, rng.choice(self.own_files if own else places),
+                         not own and self._others_go_on(any_log))
+
+    def _tablespaces(self):
+        """Return the directories of the tablespaces that the load uses."""
+        oids = self.server.query("SELECT string_agg(oid::text, ' ') FROM pg_tablespace"
+                                 " WHERE spcname LIKE 'load_kept_%'").split()
+        return [f"{SPACES if (self.data / SPACES / oid).exists() else 'pg_tblspc'}/{oid}/"
+                for oid in oids]
+
+    def _others_go_on(self, any_log):
+        """Say whether others go on: not if all atomic writes are held, or a sync cycle is."""
+        settings = self.plan.settings
+        return settings[MODE] != "atomic_writes" and (
+            any_log or settings[MODE] == MODES[0] or settings["double_write_buffer_size"] == LARGE_LOG)
+
+    def _freeze(self, rng, operations, where, others_go_on):
+        """Freeze files for a while, and until others have got on."""
+        for operation in operations:
+            self._set(f"{operation}:{where}:{rng.choice(self.spared)}:{STAYS}:1")
+        try:
+            time.sleep(rng.choice(self.lasting))
+            if others_go_on:
+                self._must_get_on(f"{where} is frozen ({', '.join(operations)})",
+                                  rng.choice(self.wanted))
+        finally:
+            self._set("clear")
+
+
+class Quota(Probed):
+    """The log cannot grow any more, for a while or for good.
+
+    If there is a second segment, a sync cycle frees the first one.  That is a mere delay: nobody
+    is told an error, and all go on.
+    """
+
+    kinds = ((0.3, 2), (2, 6), (60, 60))    # how long, in seconds, or as long as there is load
+    pauses = (0, 0.5)
+    segments = 2
+    wanted = (5, 20, 50)
+
+    def _fail(self, stop, kinds):
+        rng = random.Random(self.rng.randrange(1 << 30))
+        while not stop.wait(rng.uniform(*self.pauses)):
+            if self._segments() < self.segments:
+                continue
+            self._set(f"grow:pg_doublewrite:0:{STAYS}:{errno.EDQUOT}")
+            stop.wait(rng.uniform(*rng.choice(kinds)))
+            self._must_get_on("the log has no more space", rng.choice(self.wanted))
+            self._set("clear")
+
+    def _segments(self):
+        """Return how many segments the log has."""
+        return len(list((self.data / "pg_doublewrite").glob("[0-9A-F]*")))
+
+
+class FailingUnlinks(Faulty):
+    """Files and directories cannot be removed at times, above all while there is a checkpoint.
+
+    Nor can some be cut, as those that nobody may change.  The server goes on: a checkpoint that
+    must not complete fails, and the next one does.
+    """
+
+    alarming = ()
+    kinds = tuple((where, code) for where in ("base/", "base/", "pg_tblspc/", "pg_wal/",
+                                              "pg_doublewrite", "")
+                  for code in (errno.EACCES, errno.EIO, errno.EBUSY))
+    pauses = (0.1, 0.8)
+    spared = 3
+
+    def load(self, instance):
+        super().load(instance)
+        if instance.alive():
+            self._drop_in_a_checkpoint(instance)
+            self._must_complete(instance)
+
+    def _fail(self, stop, kinds):
+        rng = random.Random(self.rng.randrange(1 << 30))
+        while not stop.wait(rng.uniform(*self.pauses)):
+            where, code = rng.choice(kinds)
+            self._cannot_remove(where, code, rng.randrange(self.spared), rng.random() < 0.5)
+            if rng.random() < 0.7:
+                _run(self.server, "CHECKPOINT")     # which may fail
+            else:
+                stop.wait(rng.uniform(0, 1))
+            self._set("clear")
+
+    def _cannot_remove(self, where, code, spared=0, nor_cut=True):
+        self._set(f"unlink:{where}:{spared}:{STAYS}:{code}")
+        if nor_cut:
+            self._set(f"truncate:{where}:{spared}:{STAYS}:{code}")
+
+    def _drop_in_a_checkpoint(self, instance):
+        """The same once on purpose: a table is dropped whose pages a checkpoint has not written.
+
+        It has changed before the redo pointer, and goes on changing after it.
+        """
+        with contextlib.closing(instance.connect()) as connection:
+            connection.autocommit = True
+            cursor = connection.cursor()
+            path = _made(cursor, "victim", 2000)
+            cursor.execute("CHECKPOINT")
+            cursor.execute("UPDATE victim SET b = 'changed' WHERE a % 3 = 0")
+            self._set(f"freeze:pg_doublewrite/:0:{STAYS}:1")
+            checkpoint = threading.Thread(target=_run, args=(instance, "CHECKPOINT"))
+            checkpoint.start()
+            # Without the log nothing is held: then it is like any other drop.
+            while checkpoint.is_alive() and not _is_held_by_the_log(cursor):
+                time.sleep(0.01)
+            cursor.execute("UPDATE victim SET b = 'again' WHERE a % 3 = 1")
+            self._cannot_remove(path, errno.EACCES)
+            cursor.execute("DROP TABLE victim")
+            self._set("clear")
+            self._cannot_remove(path, errno.EACCES)
+            checkpoint.join()
+        self._set("clear")
+
+    def _must_complete(self, instance):
+        """Nothing fails any more: so a checkpoint must complete."""
+        try:
+            with contextlib.closing(instance.connect()) as connection:
+                connection.autocommit = True
+                connection.cursor().execute("CHECKPOINT")
+        except psycopg2.Error as error:
+            self.complain("a checkpoint fails though files can be removed again: "
+                          + " ".join(str(error).split()))
+
+
+def _is_held_by_the_log(cursor):
+    """Say whether the checkpointer waits for the log, or for who writes to it."""
+    cursor.execute("SELECT wait_event LIKE 'DoubleWrite%' FROM pg_stat_activity"
+                   " WHERE backend_type = 'checkpointer'")
+    return cursor.fetchone()[0]

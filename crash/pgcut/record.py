@@ -18,9 +18,9 @@ import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from . import matrix, readers, server, workload
-from .failing import (Errors, FailingDirectorySyncs, FailingLogSyncs, FailingSyncs, HalfWrites,
-                      TornWrites)
+from . import matrix, probes, readers, server, workload
+from .failing import (Errors, FailingDirectorySyncs, FailingLogSyncs, FailingSyncs,
+                      FailingUnlinks, Frozen, HalfWrites, Quota, TornWrites)
 from .limits import limit
 from .mount import recorded
 from .primary import HANG_SECONDS, MODE, MODES, Backup, Edited, Primary, Reopened, other_mode
@@ -38,7 +38,14 @@ PREPARING = {**matrix.FIXED, "fsync": "off", "autovacuum": "off", "max_wal_size"
 READER_PAUSE = 0.2
 
 # What has a tablespace behind a symbolic link; base backups would have to map it.
-LINKED = ("primary", "edited", "errors", "torn-writes", "failing-syncs", "failing-log-syncs")
+LINKED = ("primary", "edited", "errors", "torn-writes", "failing-syncs", "failing-log-syncs",
+          "frozen")
+
+# What has clients of a tablespace of their own.
+PROBED = ("frozen", "quota")
+
+# Load that these scenarios have besides.
+MORE_KINDS = {"frozen": {"tablespace": 2}, "failing-unlinks": {"database": 1, "tablespace": 1}}
 
 # All that makes a recording may take so long.
 RECORDING_SECONDS = 3600
@@ -92,7 +99,7 @@ def prepared(data, plan, bindir, scratch):
     """
     linked = plan.scenario in LINKED
     mode = plan.settings.get(MODE)
-    key = json.dumps([plan.checksums, plan.kinds, linked, mode])
+    key = json.dumps([plan.checksums, plan.kinds, linked, mode, plan.scenario in PROBED])
     template = Path(scratch) / f"prepared-{zlib.crc32(key.encode()):08x}"
     _make_once(template, lambda: _prepare(template / "data", plan, bindir, scratch, linked))
     _copy(template / "data", data)
@@ -113,6 +120,8 @@ def _prepare(data, plan, bindir, scratch, linked):
             instance.log.touch()
         instance.start()
         workload.prepare(instance.connect, 0, spaces, plan.kinds)
+        if plan.scenario in PROBED:
+            probes.prepare(instance.connect)
         instance.stop()
         _make_links_relative(data)
     except Exception as exc:
@@ -317,4 +326,5 @@ SCENARIOS = {"primary": Primary, "edited": Edited, "reopened": Reopened, "standb
              "standby-stopped": StoppedStandby, "backup": Backup, "errors": Errors,
              "torn-writes": TornWrites, "half-writes": HalfWrites, "failing-syncs": FailingSyncs,
              "failing-log-syncs": FailingLogSyncs,
-             "failing-directory-syncs": FailingDirectorySyncs}
+             "failing-directory-syncs": FailingDirectorySyncs, "frozen": Frozen, "quota": Quota,
+             "failing-unlinks": FailingUnlinks}

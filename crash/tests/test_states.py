@@ -1,16 +1,20 @@
 """Tests of states, of minimising, of the matrix and of the controls' mutations."""
 
+import contextlib
 import os
 import random
 import tempfile
+import threading
 import unittest
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 from devtools import mutate
 from history import History
-from pgcut import (broken, campaign, controls, explore, matrix, primary, record, report,
+from pgcut import __main__ as command_line
+from pgcut import (broken, campaign, controls, explore, matrix, primary, probes, record, report,
                    states)
 from pgcut.block import FILE_SYSTEMS
 from pgcut.disk import KEPT, LOST, Disk, sectors
@@ -69,6 +73,68 @@ class CampaignTest(unittest.TestCase):
         thread.start()
         with self.assertRaises(ValueError):
             thread.join()
+
+
+class TurnsTest(unittest.TestCase):
+    def test_scenarios_take_turns(self):
+        """Whatever the seed, a campaign has as many recordings; each scenario comes up."""
+        every = {*record.SCENARIOS, *FILE_SYSTEMS}
+        for cycle in (command_line.SCENARIO_CYCLE, command_line.WATCHED_CYCLE):
+            rounds = [[command_line._in_turn(cycle, number, seed) for number in range(len(cycle))]
+                      for seed in range(4)]
+            drawn = {scenario for one in rounds for scenario in one}
+            self.assertEqual(drawn - every, set())
+            self.assertGreaterEqual(drawn, {"errors", "edited", "frozen", "quota",
+                                            "failing-unlinks"})
+            again = [command_line._in_turn(cycle, len(cycle) + number, 0)
+                     for number in range(len(cycle))]
+            self.assertEqual(again, rounds[1])
+
+
+class ProbesTest(unittest.TestCase):
+    """Clients that must get on, on a server that is none."""
+
+    class Server:
+        """Lets so many statements pass, then keeps sessions waiting until it is let go."""
+
+        def __init__(self, passing):
+            self.passing = passing
+            self.thaw = threading.Event()
+            self.sessions = 0
+            self.closed = False
+
+        def connect(self, database):
+            self.sessions += 1
+            return self
+
+        def cursor(self):
+            return contextlib.nullcontext(self)
+
+        def execute(self, statement, values=None):
+            if statement.startswith("UPDATE"):
+                self.passing -= 1
+                if self.passing < 0:
+                    self.thaw.wait()
+
+        def close(self):
+            pass
+
+    def test_one_that_gets_on_is_enough(self):
+        server = self.Server(1 << 40)
+        clients = probes.Probes(server.connect, 1)
+        self.assertTrue(clients.advance(20, lambda: True))
+        clients.end()
+        self.assertEqual((server.sessions, clients.errors), (probes.CLIENTS, []))
+
+    def test_others_come_when_none_gets_on(self):
+        server = self.Server(0)
+        clients = probes.Probes(server.connect, 1)
+        with mock.patch.object(probes, "PATIENCE_SECONDS", 0):
+            alive = iter([True] * 50 + [False] * 2)
+            self.assertFalse(clients.advance(1, lambda: next(alive)))
+        server.thaw.set()
+        clients.end()
+        self.assertEqual(server.sessions, probes.MOST_CLIENTS)
 
 
 class StatesTest(unittest.TestCase):
