@@ -3,8 +3,50 @@
  * doublewrite_scan.c
  *	  Reading the double-write log, and judging it.
  *
- * The caller lists the segments, and reads what it is asked for.  All
- * messages are left to it.
+ * What a server does with the log when it starts is decided in three steps.
+ * The caller has the facts gathered: DWLookAtCluster(), DWLookAtDirectory()
+ * and, if that is called for, DWLookAtLog(), for which it lists the segments
+ * and reads what it is asked for.  DWJudgeStart() decides by these facts alone.
+ * DWExplainStart() says why.  The server then acts, and pg_doublewrite prints.
+ *
+ * The first row that applies counts.  "marker": the file backup_label says that
+ * the log was in use; "wanted": the settings ask for it now.  The names in
+ * the columns are those of DWStartVerdict, without DW_START_.
+ *
+ *	what was found						marker			wanted			neither
+ *	----------------------------------	--------------	--------------	--------------
+ *	backup_label cannot be read, or is
+ *	neither a label nor the marker		REFUSE_LABEL	REFUSE_LABEL	REFUSE_LABEL
+ *	recovery from a backup is asked for	REFUSE_MARKER	-				-
+ *	no directory						REFUSE_DIR		LEAVE_LOG		LEAVE_LOG
+ *	directory that cannot be used, or
+ *	is open to others, or not ours		REFUSE_DIR		REFUSE_DIR		LEAVE_LOG
+ *	backup_label is that of a backup	-				DISCARD_BACKUP	DISCARD_BACKUP
+ *	(the log has not been read)			READ_LOG		READ_LOG		READ_LOG
+ *	other format, or other cluster		REFUSE_HEADER	REFUSE_HEADER	REFUSE_HEADER
+ *	damage in the live range			REFUSE_DAMAGED	REFUSE_DAMAGED	REFUSE_DAMAGED
+ *	no complete batch					REFUSE_MISSING	-				-
+ *	redo pointer not that of pg_control	REFUSE_STALE	-				-
+ *	... that is, and pages that this
+ *	build cannot decompress				REFUSE_COMPR.	REFUSE_COMPR.	REFUSE_COMPR.
+ *	data directory or marker is a copy	REFUSE_COPY		REFUSE_COPY		REFUSE_COPY
+ *	redo pointer not that of
+ *	pg_control, live pages				-				DISCARD_STALE	DISCARD_STALE
+ *	... no live pages					-				NOTHING			NOTHING
+ *	WAL does not reach the log's, pages	REFUSE_WAL		REFUSE_WAL		REFUSE_WAL
+ *	... no live pages					REFUSE_WAL		NOTHING			NOTHING
+ *	live pages							RESTORE			RESTORE			RESTORE
+ *	no live pages						NOTHING			NOTHING			NOTHING
+ *
+ * Each live batch names the redo pointers that a crash could have started
+ * from.  If pg_control names another one, something else has moved the
+ * cluster forward or back since the log was written.  Or the end of the log
+ * is unreadable, and with it the mark that freed older batches before
+ * pg_control was changed (R5).  Without the marker the log is then a remnant
+ * of a shutdown that was cut short, or another server has been started
+ * meanwhile, and the log is of no use.  With the marker an administrator has
+ * to decide.  A log that is not in use and not wanted may be anything: if
+ * others can access or own it, nothing in it concerns us.
  *
  * Only the newest batch can be incomplete; then none of its home writes had
  * been started, and it is ignored.  The low-water mark of the newest complete
@@ -44,6 +86,8 @@
 #include "storage/bufpage.h"
 #ifdef FRONTEND
 #include "common/fe_memutils.h"
+#else
+#include "storage/fd.h"
 #endif
 
 /* ---------------------------------------------------------------------
@@ -109,14 +153,23 @@ DWSkipMarker(FILE *fp)
 	return !marker;
 }
 
+/* Messages about files need errno, and the server must not run out of descriptors */
+#ifndef FRONTEND
+#define dw_open_text(path)	AllocateFile((path), "r")
+#define dw_close_text(fp)	FreeFile(fp)
+#else
+#define dw_open_text(path)	fopen((path), "r")
+#define dw_close_text(fp)	fclose(fp)
+#endif
+
 /*
- * Return what this file is.  It is open, or NULL if there is none.
+ * Return what an open backup_label file is.
  *
  * read_backup_label() asks for more of a label than we do; but a file with
  * these lines is meant to be one.
  */
-DWLabel
-DWReadLabel(FILE *fp)
+static DWLabel
+dw_parse_label(FILE *fp)
 {
 	uint32		hi;
 	uint32		lo;
@@ -124,8 +177,6 @@ DWReadLabel(FILE *fp)
 	char		name[17];
 	char		ch;
 
-	if (fp == NULL)
-		return DW_LABEL_NONE;
 	if (!DWSkipMarker(fp))
 		return DW_LABEL_MARKER;
 	if (fscanf(fp, "START WAL LOCATION: %X/%X (file %08X%16s)%c",
@@ -143,8 +194,8 @@ DWReadLabel(FILE *fp)
  * an atomic snapshot.  standby.signal says nothing: any crashed server may be
  * made a standby.
  */
-bool
-DWRecoveryFromBackup(DBState state)
+static bool
+dw_recovery_from_backup(DBState state)
 {
 	struct stat st;
 
@@ -153,6 +204,31 @@ DWRecoveryFromBackup(DBState state)
 	return stat("recovery.signal", &st) == 0 &&
 		state != DB_IN_CRASH_RECOVERY && state != DB_IN_ARCHIVE_RECOVERY &&
 		state != DB_SHUTDOWNED_IN_RECOVERY;
+}
+
+/*
+ * Look at the data directory, which is the current directory, for
+ * DWJudgeStart().
+ */
+void
+DWLookAtCluster(DWStart *start, const ControlFileData *control)
+{
+	FILE	   *fp = dw_open_text(DW_MARKER_FILE);
+
+	start->scan.sysid = control->system_identifier;
+	start->redo = control->checkPointCopy.redo;
+	start->segment_size = control->xlog_seg_size;
+	start->from_backup = dw_recovery_from_backup(control->state);
+	if (fp != NULL)
+	{
+		start->label = dw_parse_label(fp);
+		dw_close_text(fp);
+	}
+	else if (errno != ENOENT)
+	{
+		start->label = DW_LABEL_UNREADABLE;
+		start->label_errno = errno;
+	}
 }
 
 /* ---------------------------------------------------------------------
@@ -168,8 +244,8 @@ DWRecoveryFromBackup(DBState state)
 #define DW_CHANGED_NSEC(st)		((st).st_ctim.tv_nsec)
 #endif
 
-bool
-DWIdentifyFile(const char *path, DWIdentity *identity)
+static bool
+dw_identify_file(const char *path, DWIdentity *identity)
 {
 	struct stat st;
 
@@ -204,9 +280,9 @@ DWIdentifyOwner(uint64 sysid, DWOwner *owner)
 {
 	memset(owner, 0, sizeof(*owner));
 	owner->sysid = sysid;
-	(void) DWIdentifyFile(DW_MARKER_FILE, &owner->marker);
+	(void) dw_identify_file(DW_MARKER_FILE, &owner->marker);
 	return getcwd(owner->datadir, sizeof(owner->datadir)) != NULL &&
-		DWIdentifyFile("PG_VERSION", &owner->cluster);
+		dw_identify_file("PG_VERSION", &owner->cluster);
 }
 
 #define DW_IDENTITY_FORMAT	"inode %" PRIu64 " changed %" PRId64 ".%09" PRId64
@@ -237,11 +313,12 @@ dw_parse_identity(const char *text, DWIdentity *identity)
 }
 
 /*
- * Read the owner file, which is open, or NULL if there is none.
+ * Read an owner file, if it exists.
  */
 void
-DWReadOwner(FILE *fp, DWOwner *owner)
+DWReadOwner(const char *path, DWOwner *owner)
 {
+	FILE	   *fp = dw_open_text(path);
 	char		line[MAXPGPATH + 64];
 
 	memset(owner, 0, sizeof(*owner));
@@ -265,24 +342,8 @@ DWReadOwner(FILE *fp, DWOwner *owner)
 		else if (strcmp(line, "Number") == 0)
 			owner->nonce = strtou64(value, NULL, 10);
 	}
-}
-
-/*
- * Return whether we, own, may touch the log of that owner.  link says whether
- * our log directory is a symbolic link: then a copy of the data directory has
- * the same log as its original.  Otherwise the log is at most a copy as well.
- * (R9)
- */
-DWOwnerVerdict
-DWJudgeOwner(const DWOwner *owner, const DWOwner *own, bool link)
-{
-	if (owner->sysid == 0)
-		return DW_OWNER_FITS;
-	if (owner->sysid != own->sysid)
-		return DW_OWNER_OTHER_CLUSTER;
-	if (link && strcmp(owner->datadir, own->datadir) != 0)
-		return DW_OWNER_OTHER_DIRECTORY;
-	return DW_OWNER_FITS;
+	if (fp != NULL)
+		dw_close_text(fp);
 }
 
 /*
@@ -291,8 +352,8 @@ DWJudgeOwner(const DWOwner *owner, const DWOwner *own, bool link)
  * and log are from many moments, and only the label of a backup would say
  * what to do.  (R9)
  */
-bool
-DWIsCopy(const DWOwner *owner, const DWOwner *own, bool marker)
+static bool
+dw_is_copy(const DWOwner *owner, const DWOwner *own, bool marker)
 {
 	static const DWIdentity unknown = {0};
 
@@ -306,34 +367,71 @@ DWIsCopy(const DWOwner *owner, const DWOwner *own, bool marker)
 }
 
 /*
- * Return whether only the server can access the log directory.  A user with
- * write access to it could decide what the next start writes home.  The data
- * directory keeps other users out, so this matters if a link leads out of it,
- * or if it lets the group in.
+ * Return whether the log directory is there, and only the server can access
+ * it.  A user with write access to it could decide what the next start writes
+ * home.  The data directory keeps other users out, so this matters if a link
+ * leads out of it, or if it lets the group in.
  *
- * The current directory is the data directory, which belongs to the user that
- * the server runs as, or the server would not start.
+ * The data directory belongs to the user that the server runs as, or the
+ * server would not start.
  */
-DWDirMode
-DWJudgeDirMode(void)
+static DWDirectory
+dw_judge_directory(bool *linked)
 {
-#if !defined(WIN32) && !defined(__CYGWIN__)
-	struct stat home;
 	struct stat st;
-	bool		linked = lstat(DW_DIR, &st) == 0 && !S_ISDIR(st.st_mode);
 
-	if (stat(".", &home) < 0)
-		return DW_DIR_UNREACHABLE;
-	if (!linked && (home.st_mode & S_IRWXG) == 0)
-		return DW_DIR_PRIVATE;
+	if (lstat(DW_DIR, &st) < 0)
+		return errno == ENOENT ? DW_DIR_MISSING : DW_DIR_UNREACHABLE;
+	*linked = !S_ISDIR(st.st_mode);
 	if (stat(DW_DIR, &st) < 0)
 		return DW_DIR_UNREACHABLE;
-	if (st.st_uid != home.st_uid)
-		return DW_DIR_WRONG_OWNER;
-	if (st.st_mode & (linked ? PG_MODE_MASK_GROUP : S_IWGRP))
-		return DW_DIR_WRONG_MODE;
+	if (!S_ISDIR(st.st_mode))
+		return DW_DIR_NONE;
+#if !defined(WIN32) && !defined(__CYGWIN__)
+	{
+		struct stat home;
+
+		if (stat(".", &home) < 0)
+			return DW_DIR_UNREACHABLE;
+		if (!*linked && (home.st_mode & S_IRWXG) == 0)
+			return DW_DIR_FINE;
+		if (st.st_uid != home.st_uid)
+			return DW_DIR_WRONG_OWNER;
+		if (st.st_mode & (*linked ? PG_MODE_MASK_GROUP : S_IWGRP))
+			return DW_DIR_WRONG_MODE;
+	}
 #endif
-	return DW_DIR_PRIVATE;
+	return DW_DIR_FINE;
+}
+
+/*
+ * Look at the log directory, and whose log is in it, for DWJudgeStart().  If
+ * a link leads to it, a copy of the data directory has the same log as its
+ * original.  Otherwise the log is at most a copy as well.  (R9)
+ */
+void
+DWLookAtDirectory(DWStart *start)
+{
+	DWOwner    *owner = &start->owner;
+	DWOwner    *own = &start->own;
+	bool		linked = false;
+
+	start->dir = dw_judge_directory(&linked);
+	start->dir_errno = errno;
+	if (start->dir != DW_DIR_FINE)
+		return;
+
+	DWReadOwner(DW_OWNER_FILE, owner);
+	if (!DWIdentifyOwner(start->scan.sysid, own))
+	{
+		start->dir = DW_DIR_UNIDENTIFIED;
+		start->dir_errno = errno;
+	}
+	else if (owner->sysid != 0 && owner->sysid != own->sysid)
+		start->dir = DW_DIR_OTHER_CLUSTER;
+	else if (owner->sysid != 0 && linked && strcmp(owner->datadir, own->datadir) != 0)
+		start->dir = DW_DIR_OTHER_DIRECTORY;
+	start->copy = dw_is_copy(owner, own, start->label == DW_LABEL_MARKER);
 }
 
 /*
@@ -541,8 +639,8 @@ dw_nonce_known(const DWScan *scan, uint64 nonce)
 	return false;
 }
 
-void
-DWScanAddNonce(DWScan *scan, uint64 nonce)
+static void
+dw_add_nonce(DWScan *scan, uint64 nonce)
 {
 	if (dw_nonce_known(scan, nonce))
 		return;
@@ -569,7 +667,7 @@ dw_look_at_segment(DWScan *scan, DWScanSegment *segment,
 	if (verdict == DW_HEADER_VALID || verdict == DW_HEADER_FOREIGN)
 	{
 		segment->first_batch = hdr->batchno;
-		DWScanAddNonce(scan, hdr->nonce);
+		dw_add_nonce(scan, hdr->nonce);
 	}
 	if (verdict == DW_HEADER_FOREIGN || verdict == DW_HEADER_OTHER_FORMAT)
 		dw_note_refused(scan, hdr, segment->segno, verdict);
@@ -660,7 +758,7 @@ dw_low_water_so_far(DWScan *scan)
 {
 	int			n;
 
-	/* if a number occurs twice, the later copy is valid, as in DWFindLive() */
+	/* if a number occurs twice, the later copy is valid, as in dw_find_live() */
 	dw_sort_batches(scan);
 	n = scan->nbatches;
 	if (n > 0 && scan->batches[n - 1].bad_page >= 0)
@@ -679,8 +777,8 @@ dw_low_water_so_far(DWScan *scan)
  * With everything, read all segments, for a program that shows what is there.
  * The buffer has room for a segment.
  */
-void
-DWReadLog(DWScan *scan, DWReadBlocks read_blocks, void *arg, char *buffer,
+static void
+dw_read_log(DWScan *scan, DWReadBlocks read_blocks, void *arg, char *buffer,
 		  bool everything)
 {
 	int			newest = -1;
@@ -775,8 +873,8 @@ dw_wal_file_reaches(const char *name, XLogRecPtr end, int segment_size)
  * WAL from before the redo pointer may have been removed or recycled.
  * Recovery does not need it, and pg_control proves that it was there.
  */
-bool
-DWWalReaches(XLogRecPtr end, XLogRecPtr redo, int segment_size)
+static bool
+dw_wal_reaches(XLogRecPtr end, XLogRecPtr redo, int segment_size)
 {
 	char		wanted[MAXFNAMELEN];
 	XLogSegNo	segno;
@@ -819,8 +917,8 @@ dw_set_missing(const DWScan *scan, DWLiveRange *live,
 /*
  * Find the live range of the log, and check that it is complete.
  */
-void
-DWFindLive(const DWScan *scan, DWLiveRange *live)
+static void
+dw_find_live(const DWScan *scan, DWLiveRange *live)
 {
 	const DWFoundBatch *newest;
 	int			n = scan->nbatches;
@@ -871,47 +969,294 @@ DWFindLive(const DWScan *scan, DWLiveRange *live)
 }
 
 /*
- * Decide what is to be done with the log of a cluster that is not being
- * restored from a backup.  redo is the redo pointer in pg_control; marker
- * tells whether the log was in use when the server stopped.
- *
- * Each live batch names the redo pointers that a crash could have started
- * from.  If pg_control names another one, something else has moved the
- * cluster forward or back since the log was written.  Or the end of the log
- * is unreadable, and with it the mark that freed older batches before
- * pg_control was changed (R5).  Without the marker the log is then a remnant
- * of a shutdown that was cut short, or another server has been started
- * meanwhile, and the log is of no use.  With the marker an administrator has
- * to decide.
+ * Read the log, and find what is live in it, for DWJudgeStart().
  */
-DWOutcome
-DWJudgeLog(const DWScan *scan, const DWLiveRange *live, XLogRecPtr redo,
-		   bool marker)
+void
+DWLookAtLog(DWStart *start, DWReadBlocks read_blocks, void *arg, char *buffer,
+			bool everything)
 {
-	bool		stale = false;
+	DWScan	   *scan = &start->scan;
+	DWLiveRange *live = &start->live;
 
-	switch (live->verdict)
-	{
-		case DW_LIVE_NONE:
-			return marker ? DW_OUTCOME_REFUSE_MISSING : DW_OUTCOME_NOTHING;
-		case DW_LIVE_MISSING:
-		case DW_LIVE_BAD_PAGE:
-			return DW_OUTCOME_REFUSE_DAMAGED;
-		case DW_LIVE_COMPLETE:
-			break;
-	}
+	if (start->owner.nonce != 0)
+		dw_add_nonce(scan, start->owner.nonce);
+	dw_read_log(scan, read_blocks, arg, buffer, everything);
+	dw_find_live(scan, live);
+	start->read = true;
+	if (live->verdict != DW_LIVE_COMPLETE || start->segment_size == 0)
+		return;
 
 	/* nor is an empty log of another time the log of this one (R9) */
 	for (int i = live->first; i <= live->last; i++)
-		stale |= scan->batches[i].redo != redo && scan->batches[i].redo_pending != redo;
-	if (stale)
-		return marker ? DW_OUTCOME_REFUSE_STALE :
-			live->npages > 0 ? DW_OUTCOME_DISCARD_STALE : DW_OUTCOME_NOTHING;
+		start->stale |= scan->batches[i].redo != start->redo &&
+			scan->batches[i].redo_pending != start->redo;
+	start->wal_lost = !dw_wal_reaches(scan->batches[live->last].wal_end,
+									  start->redo, start->segment_size);
+}
 
-	if (live->npages == 0)
-		return DW_OUTCOME_NOTHING;
-	return live->unreadable != NULL ? DW_OUTCOME_REFUSE_COMPRESSION :
-		DW_OUTCOME_RESTORE;
+/*
+ * Decide what is to be done with the log.  The head of this file has a table.
+ */
+DWStartVerdict
+DWJudgeStart(const DWStart *start)
+{
+	const DWLiveRange *live = &start->live;
+	bool		marker = start->label == DW_LABEL_MARKER;
+	bool		pages = live->npages > 0;
+
+	/* the data directory */
+	if (start->label == DW_LABEL_INVALID || start->label == DW_LABEL_UNREADABLE)
+		return DW_START_REFUSE_LABEL;
+	if (marker && start->from_backup)
+		return DW_START_REFUSE_MARKER;
+	if (start->dir == DW_DIR_MISSING && !marker)
+		return DW_START_LEAVE_LOG;
+	if (start->dir != DW_DIR_FINE)
+		return marker || start->wanted ? DW_START_REFUSE_DIR : DW_START_LEAVE_LOG;
+	if (start->label == DW_LABEL_BACKUP)
+		return DW_START_DISCARD_BACKUP;
+	if (!start->read)
+		return DW_START_READ_LOG;
+
+	/* the log in it */
+	if (start->scan.refused != DW_HEADER_NONE)
+		return DW_START_REFUSE_HEADER;
+	if (live->verdict == DW_LIVE_MISSING || live->verdict == DW_LIVE_BAD_PAGE)
+		return DW_START_REFUSE_DAMAGED;
+	if (marker && live->verdict == DW_LIVE_NONE)
+		return DW_START_REFUSE_MISSING;
+	if (marker && start->stale)
+		return DW_START_REFUSE_STALE;
+	if (!start->stale && pages && live->unreadable != NULL)
+		return DW_START_REFUSE_COMPRESSION;
+	if (start->copy)
+		return DW_START_REFUSE_COPY;
+	if (start->stale)
+		return pages ? DW_START_DISCARD_STALE : DW_START_NOTHING;
+	if (start->wal_lost && (marker || pages))
+		return DW_START_REFUSE_WAL;
+	return pages ? DW_START_RESTORE : DW_START_NOTHING;
+}
+
+/* ---------------------------------------------------------------------
+ * Saying why
+ * ---------------------------------------------------------------------
+ */
+
+static void
+dw_explain_label(const DWStart *start, DWReason *reason)
+{
+	errno = start->label_errno;
+	if (start->label == DW_LABEL_UNREADABLE)
+	{
+		reason->message = psprintf(_("could not read file \"%s\": %m"), DW_MARKER_FILE);
+		return;
+	}
+	reason->message = psprintf(_("invalid data in file \"%s\""), DW_MARKER_FILE);
+	reason->detail = _("It is neither the label of a backup nor the file that says that the double-write log is in use.  The log is left alone.");
+	reason->hint = psprintf(_("If this is a base backup, restore it again with its own file \"%s\"."),
+							DW_MARKER_FILE);
+}
+
+static void
+dw_explain_marker(DWReason *reason)
+{
+	reason->message = psprintf(_("file \"%s\" is not the label of a backup"), DW_MARKER_FILE);
+	reason->detail = _("It says that the double-write log was in use, and may have been copied from a running server.  But recovery from a backup is asked for by a file \"recovery.signal\" or \"tablespace_map\".");
+	reason->hint = psprintf(_("Restore the backup again, with its own file \"%s\", and leave out that of the server."),
+							DW_MARKER_FILE);
+}
+
+static void
+dw_explain_cluster(uint64 sysid, uint64 own, DWReason *reason)
+{
+	reason->message = psprintf(_("the double-write log in \"%s\" belongs to another database cluster"),
+							   DW_DIR);
+	reason->detail = psprintf(_("Its system identifier is %" PRIu64 ", that of this cluster %" PRIu64 "."),
+							  sysid, own);
+	reason->hint = psprintf(_("Check where \"%s\" points to.  If the files in it belong to no other cluster, remove them."),
+							DW_DIR);
+}
+
+/*
+ * Say what is wrong with the directory, whether or not that matters.
+ */
+static void
+dw_explain_directory(const DWStart *start, DWReason *reason)
+{
+	errno = start->dir_errno;
+	switch (start->dir)
+	{
+		case DW_DIR_FINE:
+			break;
+		case DW_DIR_MISSING:
+		case DW_DIR_UNREACHABLE:
+			reason->message = psprintf(_("could not access double-write log directory \"%s\": %m"), DW_DIR);
+			if (start->label == DW_LABEL_MARKER)
+				reason->detail = _("The log was in use when the server stopped, and pages may have to be restored from it.");
+			reason->hint = start->dir == DW_DIR_MISSING ?
+				_("Make the directory available again, or restore the cluster from a backup.") :
+				_("If it is a symbolic link, make sure that its target exists and is mounted.");
+			break;
+		case DW_DIR_UNIDENTIFIED:
+			reason->message = psprintf(_("could not identify the data directory: %m"));
+			break;
+		case DW_DIR_NONE:
+			reason->message = psprintf(_("double-write log directory \"%s\" is not a directory"), DW_DIR);
+			reason->hint = _("Make it a directory, or a symbolic link to one, that only the server's user can access.");
+			break;
+		case DW_DIR_NOT_WRITABLE:
+			reason->message = psprintf(_("double-write log directory \"%s\" is not writable: %m"), DW_DIR);
+			reason->hint = _("Give the server's user read and write permission, or set \"io_torn_pages_protection\" to \"full_pages\".");
+			break;
+		case DW_DIR_WRONG_OWNER:
+			reason->message = psprintf(_("double-write log directory \"%s\" has wrong ownership"), DW_DIR);
+			reason->hint = _("It must be owned by the user that the server runs as.");
+			break;
+		case DW_DIR_WRONG_MODE:
+			reason->message = psprintf(_("double-write log directory \"%s\" has invalid permissions"), DW_DIR);
+			reason->detail = _("Permissions should be u=rwx (0700) or u=rwx,g=rx (0750).");
+			break;
+		case DW_DIR_OTHER_CLUSTER:
+			dw_explain_cluster(start->owner.sysid, start->own.sysid, reason);
+			break;
+		case DW_DIR_OTHER_DIRECTORY:
+			reason->message = psprintf(_("the double-write log in \"%s\" belongs to another data directory"), DW_DIR);
+			reason->detail = psprintf(_("It is in use by data directory \"%s\"."), start->owner.datadir);
+			reason->hint = psprintf(_("Give this cluster a log directory of its own.  If it has been moved here, and no other server uses the log, remove the file \"%s\"."),
+									DW_OWNER_FILE);
+			break;
+	}
+}
+
+static void
+dw_explain_header(const DWScan *scan, DWReason *reason)
+{
+	const DWBatchHeader *hdr = &scan->refused_header;
+
+	if (scan->refused == DW_HEADER_FOREIGN)
+	{
+		dw_explain_cluster(hdr->sysid, scan->sysid, reason);
+		return;
+	}
+	reason->message = psprintf(_("double-write log segment \"%s/%016" PRIX64 "\" has format version %u and block size %u, but this server knows only version %d and block size %d"),
+							   DW_DIR, scan->refused_segno, hdr->version,
+							   hdr->blcksz, DW_FORMAT_VERSION, BLCKSZ);
+	reason->hint = _("Start the cluster with the server that wrote the log and shut it down cleanly.");
+}
+
+static void
+dw_explain_damage(const DWLiveRange *live, DWReason *reason)
+{
+	bool		missing = live->verdict == DW_LIVE_MISSING;
+
+	reason->message = psprintf(missing ?
+							   _("double-write log is damaged: batch %" PRIu64 " is missing, though later batches are intact") :
+							   _("double-write log is damaged: wrong checksum of a page in batch %" PRIu64 ", though later batches are intact"),
+							   live->bad_batchno);
+	reason->detail = psprintf(missing ?
+							  _("It should stand in file \"%s/%016" PRIX64 "\" at offset %u, or at the start of a later file.") :
+							  _("The page stands in file \"%s/%016" PRIX64 "\" at offset %u."),
+							  DW_DIR, live->bad_segno, live->bad_offset);
+	reason->hint = _("Pages torn by the last crash cannot be repaired without it.  Check the storage, and restore the cluster from a backup or fail over to a standby.");
+}
+
+static void
+dw_explain_stale(const DWStart *start, DWReason *reason)
+{
+	reason->message = _("the double-write log does not match the state of the cluster");
+	reason->detail = psprintf(_("It was written for redo location %X/%X, but the control file names %X/%X."),
+							  LSN_FORMAT_ARGS(start->scan.batches[start->live.last].redo),
+							  LSN_FORMAT_ARGS(start->redo));
+	reason->hint = start->label != DW_LABEL_MARKER ?
+		_("It was not in use when the server stopped, and is discarded.") :
+		psprintf(_("Bring together the data directory and the \"%s\" that belong together.  If the data directory is that of a base backup, restore the backup again, with its own file \"backup_label\"; removing files does not make it consistent."),
+				 DW_DIR);
+}
+
+static void
+dw_explain_compression(const DWFoundBatch *batch, DWReason *reason)
+{
+	reason->message = psprintf(_("double-write log was compressed with method \"%s\", which is not supported by this build"),
+							   DWCompressionName(batch->compression));
+	reason->detail = psprintf(_("Batch %" PRIu64 " stands in file \"%s/%016" PRIX64 "\" at offset %u."),
+							  batch->batchno, DW_DIR, batch->segno,
+							  batch->blockno * BLCKSZ);
+	reason->hint = _("Start the cluster with a server that supports it, and shut it down cleanly.");
+}
+
+/*
+ * Say that the log was written when WAL was durable further than it now
+ * reaches; end says where it ends, if that is known.
+ */
+void
+DWExplainLostWal(XLogRecPtr needed, XLogRecPtr end, DWReason *reason)
+{
+	reason->message = _("the double-write log is newer than the WAL of the cluster");
+	reason->detail = XLogRecPtrIsInvalid(end) ?
+		psprintf(_("It holds pages with changes up to %X/%X, which WAL does not reach.  They have not been restored."),
+				 LSN_FORMAT_ARGS(needed)) :
+		psprintf(_("It held pages with changes up to %X/%X, but WAL ends at %X/%X."),
+				 LSN_FORMAT_ARGS(needed), LSN_FORMAT_ARGS(end));
+	reason->hint = psprintf(_("Bring together the data directory, its WAL and the \"%s\" that belong together.  If WAL has been lost, restore the cluster from a backup or fail over to a standby; removing files does not make it consistent."),
+							DW_DIR);
+}
+
+/*
+ * Say why a log is refused, left alone, or discarded.
+ */
+void
+DWExplainStart(const DWStart *start, DWStartVerdict verdict, DWReason *reason)
+{
+	memset(reason, 0, sizeof(*reason));
+	switch (verdict)
+	{
+		case DW_START_READ_LOG:
+		case DW_START_NOTHING:
+		case DW_START_RESTORE:
+			break;
+		case DW_START_DISCARD_BACKUP:
+			reason->message = _("discarding the double-write log, because the cluster is being restored from a backup");
+			break;
+		case DW_START_DISCARD_STALE:
+		case DW_START_REFUSE_STALE:
+			dw_explain_stale(start, reason);
+			break;
+		case DW_START_REFUSE_LABEL:
+			dw_explain_label(start, reason);
+			break;
+		case DW_START_REFUSE_MARKER:
+			dw_explain_marker(reason);
+			break;
+		case DW_START_LEAVE_LOG:
+		case DW_START_REFUSE_DIR:
+			dw_explain_directory(start, reason);
+			break;
+		case DW_START_REFUSE_HEADER:
+			dw_explain_header(&start->scan, reason);
+			break;
+		case DW_START_REFUSE_DAMAGED:
+			dw_explain_damage(&start->live, reason);
+			break;
+		case DW_START_REFUSE_MISSING:
+			reason->message = psprintf(_("the double-write log in \"%s\" is missing or unreadable"), DW_DIR);
+			reason->detail = _("The log was in use when the server stopped, and pages may have to be restored from it.");
+			reason->hint = _("Make its files available again, or restore the cluster from a backup.");
+			break;
+		case DW_START_REFUSE_COMPRESSION:
+			dw_explain_compression(start->live.unreadable, reason);
+			break;
+		case DW_START_REFUSE_COPY:
+			reason->message = _("this data directory is a copy of one whose double-write log was in use");
+			reason->detail = _("If its files were copied one by one while the server was running, they do not fit together, and the log does not make them.");
+			reason->hint = psprintf(_("If this is a base backup, restore it again with its own file \"%s\".  Only if all files, including \"%s\", come from one atomic snapshot, or no server was running while they were copied, remove the file \"%s\"."),
+									DW_MARKER_FILE, DW_DIR, DW_OWNER_FILE);
+			break;
+		case DW_START_REFUSE_WAL:
+			DWExplainLostWal(start->scan.batches[start->live.last].wal_end,
+							 InvalidXLogRecPtr, reason);
+			break;
+	}
 }
 
 /* ---------------------------------------------------------------------

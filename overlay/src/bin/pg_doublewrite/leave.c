@@ -338,10 +338,10 @@ look_for_files(const LogState *state)
 {
 	static const char *const harmless[] = {DW_LEDGER_FILE, "recovery_progress"};
 
-	if (state->pid == 0 && state->label == DW_LABEL_MARKER)
+	if (state->pid == 0 && state->start.label == DW_LABEL_MARKER)
 		note_left("file", pg_strdup(DW_MARKER_FILE), pg_strdup(_("the log is in use")), true,
 				  pg_strdup(_("start this server, and stop it cleanly; do not remove the file")));
-	if (state->label == DW_LABEL_INVALID)
+	if (state->start.label == DW_LABEL_INVALID)
 		note_left("file", pg_strdup(DW_MARKER_FILE),
 				  pg_strdup(_("neither the label of a backup nor the file that says that the log is in use")), true,
 				  pg_strdup(_("no server starts with it; bring back what was there")));
@@ -353,7 +353,7 @@ look_for_files(const LogState *state)
 
 		note_left("file", pg_strdup(DW_DIR), what, false,
 				  state->pid != 0 ? pg_strdup(_("remove it once the server has been stopped cleanly")) :
-				  state->label == DW_LABEL_MARKER || state->label == DW_LABEL_INVALID ?
+				  state->start.label == DW_LABEL_MARKER || state->start.label == DW_LABEL_INVALID ?
 				  pg_strdup(_("leave it until then")) :
 				  pg_strdup(_("remove it")));
 	}

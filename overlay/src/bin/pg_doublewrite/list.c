@@ -59,7 +59,7 @@ verdict_text(Verdict verdict)
 static const DWFoundBatch *
 newest_batch(const LogState *state)
 {
-	const DWScan *scan = &state->scan;
+	const DWScan *scan = &state->start.scan;
 
 	return scan->nbatches > 0 ? &scan->batches[scan->nbatches - 1] : NULL;
 }
@@ -67,7 +67,7 @@ newest_batch(const LogState *state)
 static bool
 has_live_range(const LogState *state)
 {
-	return state->live.verdict == DW_LIVE_COMPLETE;
+	return state->start.live.verdict == DW_LIVE_COMPLETE;
 }
 
 /*
@@ -76,8 +76,8 @@ has_live_range(const LogState *state)
 static uint64
 low_water_mark(const LogState *state)
 {
-	const DWScan *scan = &state->scan;
-	int			last = scan->nbatches - 1 - (state->live.ignored != NULL ? 1 : 0);
+	const DWScan *scan = &state->start.scan;
+	int			last = scan->nbatches - 1 - (state->start.live.ignored != NULL ? 1 : 0);
 
 	return last >= 0 ? scan->batches[last].low_water : 0;
 }
@@ -103,8 +103,8 @@ json_control(const LogState *state)
 	json_string("data_directory", state->datadir);
 	json_string("cluster_state", cluster_state(state->control->state));
 	json_lsn("redo_location", state->control->checkPointCopy.redo);
-	json_bool("log_in_use", state->label == DW_LABEL_MARKER);
-	json_bool("backup_label", state->label == DW_LABEL_BACKUP);
+	json_bool("log_in_use", state->start.label == DW_LABEL_MARKER);
+	json_bool("backup_label", state->start.label == DW_LABEL_BACKUP);
 	if (state->pid != 0)
 		json_uint("server_pid", state->pid);
 	else
@@ -121,23 +121,23 @@ json_state(const LogState *state)
 	json_control(state);
 	json_string("log_directory", state->logdir);
 	json_string("link_target", state->linktarget);
-	json_uint("segments", state->scan.nsegments);
-	json_uint("bytes", state->scan.bytes_read);
-	json_uint("intact_batches", state->scan.nbatches);
+	json_uint("segments", state->start.scan.nsegments);
+	json_uint("bytes", state->start.scan.bytes_read);
+	json_uint("intact_batches", state->start.scan.nbatches);
 	if (newest != NULL)
 	{
 		json_uint("system_identifier", state->sysid);
 		json_uint("newest_batch", newest->batchno);
 		json_uint("low_water", low_water_mark(state));
-		if (state->live.ignored != NULL)
-			json_uint("incomplete_batch", state->live.ignored->batchno);
+		if (state->start.live.ignored != NULL)
+			json_uint("incomplete_batch", state->start.live.ignored->batchno);
 	}
 	if (has_live_range(state))
 	{
-		json_uint("live_batches", state->live.last - state->live.first + 1);
-		json_uint("live_copies", state->live.npages);
+		json_uint("live_batches", state->start.live.last - state->start.live.first + 1);
+		json_uint("live_copies", state->start.live.npages);
 		json_uint("live_pages", state->ncopies);
-		json_uint("live_bytes", state->live.nblocks * BLCKSZ);
+		json_uint("live_bytes", state->start.live.nblocks * BLCKSZ);
 	}
 	if (count_crash_work(state, &work))
 	{
@@ -162,9 +162,9 @@ text_control(const LogState *state)
 	printf(_("Redo location of last checkpoint:     %X/%X\n"),
 		   LSN_FORMAT_ARGS(state->control->checkPointCopy.redo));
 	printf(_("Log in use (marker present):          %s\n"),
-		   state->label == DW_LABEL_MARKER ? _("yes") : _("no"));
+		   state->start.label == DW_LABEL_MARKER ? _("yes") : _("no"));
 	printf(_("Label of a base backup present:       %s\n"),
-		   state->label == DW_LABEL_BACKUP ? _("yes") : _("no"));
+		   state->start.label == DW_LABEL_BACKUP ? _("yes") : _("no"));
 }
 
 static void
@@ -178,27 +178,27 @@ text_state(const LogState *state)
 		   state->linktarget ? " -> " : "",
 		   state->linktarget ? state->linktarget : "");
 	printf(_("Segments:                             %d (%" PRIu64 " kB)\n"),
-		   state->scan.nsegments, state->scan.bytes_read / 1024);
+		   state->start.scan.nsegments, state->start.scan.bytes_read / 1024);
 	if (newest != NULL)
 	{
 		printf(_("System identifier in the log:         %" PRIu64 "\n"),
 			   state->sysid);
 		printf(_("Batches with an intact header:        %d\n"),
-			   state->scan.nbatches);
+			   state->start.scan.nbatches);
 		printf(_("Newest batch:                         %" PRIu64 "%s\n"),
 			   newest->batchno,
-			   state->live.ignored != NULL ? _(" (incomplete, will be ignored)") : "");
+			   state->start.live.ignored != NULL ? _(" (incomplete, will be ignored)") : "");
 		printf(_("Low-water mark:                       %" PRIu64 "\n"),
 			   low_water_mark(state));
 	}
 	if (has_live_range(state))
 	{
 		printf(_("Live batches:                         %d\n"),
-			   state->live.last - state->live.first + 1);
+			   state->start.live.last - state->start.live.first + 1);
 		printf(_("Page copies in them:                  %" PRIu64 " of %d pages\n"),
-			   state->live.npages, state->ncopies);
+			   state->start.live.npages, state->ncopies);
 		printf(_("Size of live batches:                 %" PRIu64 " kB\n"),
-			   state->live.nblocks * (BLCKSZ / 1024));
+			   state->start.live.nblocks * (BLCKSZ / 1024));
 	}
 	if (count_crash_work(state, &work))
 		printf(_("A start after a crash would:          replay up to %" PRIu64 " kB of WAL, restore %" PRIu64 " pages in %" PRIu64 " files\n"),
@@ -233,15 +233,15 @@ static bool
 is_live(const LogState *state, int i)
 {
 	return has_live_range(state) &&
-		i >= state->live.first && i <= state->live.last;
+		i >= state->start.live.first && i <= state->start.live.last;
 }
 
 static const char *
 batch_status(const LogState *state, int i)
 {
-	const DWFoundBatch *batch = &state->scan.batches[i];
+	const DWFoundBatch *batch = &state->start.scan.batches[i];
 
-	if (batch == state->live.ignored)
+	if (batch == state->start.live.ignored)
 		return "incomplete";
 	if (batch->bad_page >= 0)
 		return "damaged";
@@ -266,9 +266,9 @@ static void
 json_batches(const LogState *state, bool pages)
 {
 	json_open_array("batches");
-	for (int i = 0; i < state->scan.nbatches; i++)
+	for (int i = 0; i < state->start.scan.nbatches; i++)
 	{
-		const DWFoundBatch *batch = &state->scan.batches[i];
+		const DWFoundBatch *batch = &state->start.scan.batches[i];
 		char		segment[DW_SEGMENT_NAME_LEN + 1];
 
 		snprintf(segment, sizeof(segment), "%016" PRIX64, batch->segno);
@@ -301,9 +301,9 @@ text_batches(const LogState *state, bool pages)
 	printf("\n%20s  %-16s  %8s  %5s  %8s  %-11s  %20s  %-17s  %s\n",
 		   _("batch"), _("segment"), _("offset"), _("pages"), _("bytes"),
 		   _("compression"), _("low-water mark"), _("redo"), _("status"));
-	for (int i = 0; i < state->scan.nbatches; i++)
+	for (int i = 0; i < state->start.scan.nbatches; i++)
 	{
-		const DWFoundBatch *batch = &state->scan.batches[i];
+		const DWFoundBatch *batch = &state->start.scan.batches[i];
 		char		redo[32];
 
 		snprintf(redo, sizeof(redo), "%X/%X", LSN_FORMAT_ARGS(batch->redo));
@@ -384,7 +384,7 @@ print_list(const LogState *state, const Options *options)
 	else
 	{
 		text_state(state);
-		if (state->scan.nbatches > 0)
+		if (state->start.scan.nbatches > 0)
 			text_batches(state, options->pages);
 		list_relations(state, false);
 	}
@@ -401,9 +401,9 @@ print_check(const LogState *state, const Options *options)
 		print_state(state, options);
 		return;
 	}
-	if (state->live.ignored != NULL)
+	if (state->start.live.ignored != NULL)
 		printf(_("Batch %" PRIu64 " had not been completed, and will be ignored.\n"),
-			   state->live.ignored->batchno);
+			   state->start.live.ignored->batchno);
 	printf("%s\n", state->reason);
 	if (state->hint != NULL)
 		printf("%s\n", state->hint);

@@ -11,6 +11,7 @@ GETTEXT_FILES    = $(FRONTEND_COMMON_GETTEXT_FILES) \
                    readlog.c \
                    storage.c \
                    ../../common/controldata_utils.c \
+                   ../../common/doublewrite_scan.c \
                    ../../common/fe_memutils.c
 GETTEXT_TRIGGERS = $(FRONTEND_COMMON_GETTEXT_TRIGGERS)
 GETTEXT_FLAGS    = $(FRONTEND_COMMON_GETTEXT_FLAGS)

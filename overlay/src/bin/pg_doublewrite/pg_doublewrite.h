@@ -35,11 +35,9 @@ typedef struct LogState
 	const char *logdir;			/* path by which its files are opened */
 	char	   *linktarget;		/* where logdir points to, or NULL */
 	ControlFileData *control;	/* NULL without a data directory */
-	DWLabel		label;			/* what the file backup_label is */
 	long		pid;			/* of the server that is running, or 0 */
 
-	DWScan		scan;
-	DWLiveRange live;
+	DWStart		start;			/* what the server would find */
 	DWCopy	   *copies;			/* newest copies of the live range */
 	int			ncopies;
 	uint64		sysid;			/* in the headers; 0 if there are none */

@@ -73,7 +73,7 @@ typedef struct DWScan
 	uint64	   *nonces;			/* those at the starts of segments */
 	int			nnonces;
 	int			maxnonces;
-	DWFoundBatch *batches;		/* after DWReadLog(): by number */
+	DWFoundBatch *batches;		/* by number */
 	int			nbatches;
 	int			maxbatches;
 	uint64		bytes_read;
@@ -117,18 +117,6 @@ typedef struct DWLiveRange
 	uint32		bad_offset;
 } DWLiveRange;
 
-/* What the server does with the log at its start */
-typedef enum DWOutcome
-{
-	DW_OUTCOME_NOTHING,			/* no copies in the live range, or no log */
-	DW_OUTCOME_RESTORE,
-	DW_OUTCOME_DISCARD_STALE,	/* of another time, and not in use */
-	DW_OUTCOME_REFUSE_STALE,	/* of another time, but in use */
-	DW_OUTCOME_REFUSE_DAMAGED,	/* see DWLiveRange */
-	DW_OUTCOME_REFUSE_MISSING,	/* in use, but no complete batch is there */
-	DW_OUTCOME_REFUSE_COMPRESSION,	/* see DWLiveRange */
-} DWOutcome;
-
 /* What the file backup_label is */
 typedef enum DWLabel
 {
@@ -136,6 +124,7 @@ typedef enum DWLabel
 	DW_LABEL_MARKER,			/* our marker */
 	DW_LABEL_BACKUP,			/* the label of a backup */
 	DW_LABEL_INVALID,			/* neither */
+	DW_LABEL_UNREADABLE,		/* see label_errno */
 } DWLabel;
 
 /*
@@ -159,13 +148,6 @@ typedef struct DWOwner
 	uint64		nonce;			/* in the batches of its log; 0 if not known */
 } DWOwner;
 
-typedef enum DWOwnerVerdict
-{
-	DW_OWNER_FITS,
-	DW_OWNER_OTHER_CLUSTER,		/* another system identifier */
-	DW_OWNER_OTHER_DIRECTORY,	/* reached by a link from another directory */
-} DWOwnerVerdict;
-
 /* May files of a tablespace exist although they are not visible? */
 typedef enum DWTablespace
 {
@@ -174,19 +156,87 @@ typedef enum DWTablespace
 	DW_TABLESPACE_EMPTY,		/* yes, nothing seems to be mounted there */
 } DWTablespace;
 
-/* Can only the server access the log directory? */
-typedef enum DWDirMode
+/* What the log directory is */
+typedef enum DWDirectory
 {
-	DW_DIR_PRIVATE,
-	DW_DIR_UNREACHABLE,			/* see errno */
+	DW_DIR_FINE,				/* only the server can access it, and owns it */
+	DW_DIR_MISSING,
+	DW_DIR_UNREACHABLE,			/* see dir_errno */
+	DW_DIR_UNIDENTIFIED,		/* the data directory is, see dir_errno */
+	DW_DIR_NONE,				/* something else */
+	DW_DIR_NOT_WRITABLE,		/* see dir_errno */
 	DW_DIR_WRONG_OWNER,
 	DW_DIR_WRONG_MODE,
-} DWDirMode;
+	DW_DIR_OTHER_CLUSTER,		/* its log is that of another system identifier */
+	DW_DIR_OTHER_DIRECTORY,		/* ... is reached by a link from another
+								 * directory */
+} DWDirectory;
 
 /*
- * Return whether our marker is in this data directory.  For programs that
- * need a cluster which has been shut down, and look no further into the file
- * than this.
+ * What a start finds; begin with all zeroes.  The current directory is the
+ * data directory.
+ */
+typedef struct DWStart
+{
+	bool		wanted;			/* the settings ask for the log; by the caller */
+
+	/* DWLookAtCluster() */
+	XLogRecPtr	redo;			/* in pg_control */
+	int			segment_size;	/* of WAL; 0: there is no data directory */
+	bool		from_backup;	/* recovery from a backup is asked for */
+	DWLabel		label;
+	int			label_errno;
+
+	/* DWLookAtDirectory() */
+	DWDirectory dir;
+	int			dir_errno;
+	bool		copy;			/* data directory or marker is a copy */
+	DWOwner		owner;			/* of the log */
+	DWOwner		own;			/* what we are */
+
+	/* DWLookAtLog(); the caller lists segments in scan before */
+	bool		read;
+	bool		stale;			/* written for other redo pointers */
+	bool		wal_lost;		/* WAL ends before what is live */
+	DWScan		scan;
+	DWLiveRange live;
+} DWStart;
+
+/* What the server does with the log at its start; see doublewrite_scan.c */
+typedef enum DWStartVerdict
+{
+	DW_START_READ_LOG,			/* look at the log, and ask again */
+	DW_START_LEAVE_LOG,			/* there is none, or it is no concern of ours */
+	DW_START_NOTHING,			/* nothing to restore */
+	DW_START_RESTORE,
+	DW_START_DISCARD_BACKUP,	/* it came with a backup */
+	DW_START_DISCARD_STALE,		/* of another time, and not in use */
+	DW_START_REFUSE_LABEL,
+	DW_START_REFUSE_MARKER,
+	DW_START_REFUSE_DIR,
+	DW_START_REFUSE_HEADER,
+	DW_START_REFUSE_DAMAGED,
+	DW_START_REFUSE_MISSING,	/* in use, but no complete batch is there */
+	DW_START_REFUSE_STALE,		/* of another time, but in use */
+	DW_START_REFUSE_COMPRESSION,
+	DW_START_REFUSE_COPY,
+	DW_START_REFUSE_WAL,
+} DWStartVerdict;
+
+#define DWStartRefused(verdict)		((verdict) >= DW_START_REFUSE_LABEL)
+
+/* Why, as parts of a message; translated */
+typedef struct DWReason
+{
+	const char *message;
+	const char *detail;			/* or NULL */
+	const char *hint;			/* or NULL */
+} DWReason;
+
+/*
+ * Return whether our marker is in this data directory, or may be, as that cannot be
+ * read.  For those that need a cluster which has been shut down, and look no further
+ * into the file than this.
  */
 static inline bool
 DWMarkerExists(const char *datadir)
@@ -198,41 +248,34 @@ DWMarkerExists(const char *datadir)
 	snprintf(path, sizeof(path), "%s/%s", datadir, DW_MARKER_FILE);
 	fp = fopen(path, "r");
 	if (fp == NULL)
-		return false;
+		return errno != ENOENT;
 	if (fgets(line, sizeof(line), fp) == NULL)
 		line[0] = '\0';
 	fclose(fp);
 	return strcmp(line, DW_MARKER_LINE) == 0;
 }
 
-extern DWDirMode DWJudgeDirMode(void);
-extern bool DWRecoveryFromBackup(DBState state);
-extern DWLabel DWReadLabel(FILE *fp);
-extern bool DWIdentifyFile(const char *path, DWIdentity *identity);
+extern void DWLookAtCluster(DWStart *start, const ControlFileData *control);
+extern void DWLookAtDirectory(DWStart *start);
+extern void DWLookAtLog(DWStart *start, DWReadBlocks read_blocks, void *arg,
+						char *buffer, bool everything);
+extern DWStartVerdict DWJudgeStart(const DWStart *start);
+extern void DWExplainStart(const DWStart *start, DWStartVerdict verdict,
+						   DWReason *reason);
+extern void DWExplainLostWal(XLogRecPtr needed, XLogRecPtr end, DWReason *reason);
+
 extern bool DWIdentifyOwner(uint64 sysid, DWOwner *owner);
 extern bool DWWriteOwner(FILE *fp, const DWOwner *owner);
-extern void DWReadOwner(FILE *fp, DWOwner *owner);
-extern DWOwnerVerdict DWJudgeOwner(const DWOwner *owner, const DWOwner *own,
-								   bool link);
-extern bool DWIsCopy(const DWOwner *owner, const DWOwner *own, bool marker);
+extern void DWReadOwner(const char *path, DWOwner *owner);
 extern DWTablespace DWJudgeTablespace(Oid spcOid, char *path);
-
-extern bool DWWalReaches(XLogRecPtr end, XLogRecPtr redo, int segment_size);
 
 extern bool DWParseSegmentName(const char *name, uint64 *segno);
 extern bool DWParseSpareName(const char *name, uint64 *segno, bool *usable);
 extern bool DWSkipMarker(FILE *fp);
 
 extern void DWScanAddSegment(DWScan *scan, uint64 segno);
-extern void DWScanAddNonce(DWScan *scan, uint64 nonce);
 extern DWHeaderVerdict DWJudgeHeader(const DWBatchHeader *hdr, uint64 sysid,
 									 uint64 segno, uint32 blockno);
-extern void DWReadLog(DWScan *scan, DWReadBlocks read_blocks, void *arg,
-					  char *buffer, bool everything);
-
-extern void DWFindLive(const DWScan *scan, DWLiveRange *live);
-extern DWOutcome DWJudgeLog(const DWScan *scan, const DWLiveRange *live,
-							XLogRecPtr redo, bool marker);
 extern const char *DWCompressionName(uint32 compression);
 extern bool DWCompressionSupported(uint32 compression);
 extern uint32 DWPageOffset(const DWFoundBatch *batch, uint32 page);

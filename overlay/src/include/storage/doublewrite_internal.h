@@ -944,13 +944,12 @@ extern void dw_reuse_files(DWOldFile *files, int nfiles);
 extern void dw_recycle_segments(void);
 
 /* marker.c */
-extern bool dw_log_check_mode(int elevel);
-extern void dw_log_read_owner(DWOwner *owner, DWOwner *own);
-extern bool dw_log_check_owner(int elevel);
+extern void dw_look_at_directory(DWStart *start, bool create);
+extern void dw_report(const DWReason *reason, int sqlstate, int elevel);
+extern void dw_report_start(const DWStart *start, DWStartVerdict verdict, int elevel);
 extern bool dw_log_check_dir(int elevel);
 extern void dw_write_owner(bool marker, int elevel);
 extern void dw_remove_owner(void);
-extern DWLabel dw_read_label(void);
 extern void dw_write_marker(void);
 extern void dw_refuse_unknown_marker(void);
 extern bool dw_marker_exists(void);

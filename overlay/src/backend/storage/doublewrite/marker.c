@@ -35,111 +35,62 @@
  * ---------------------------------------------------------------------
  */
 
-static bool
-dw_log_is_linked(void)
-{
-	struct stat st;
-
-	return lstat(DW_DIR, &st) == 0 && !S_ISDIR(st.st_mode);
-}
-
 /*
- * Return whether only the server can access the directory.  If not, report
- * that at elevel.
+ * Look at the log directory, creating it if asked to in a cluster that never
+ * had one.  What is found is judged by DWJudgeStart(), or must be as it should.
  */
-bool
-dw_log_check_mode(int elevel)
+void
+dw_look_at_directory(DWStart *start, bool create)
 {
-	DWDirMode	mode = DWJudgeDirMode();
 	int			injected = 0;
 
+	DWLookAtDirectory(start);
+	if (create && start->dir == DW_DIR_MISSING)
+	{
+		if (MakePGDirectory(DW_DIR) == 0)
+			fsync_fname(".", true);
+		DWLookAtDirectory(start);
+		if (start->dir == DW_DIR_MISSING)
+			start->dir = DW_DIR_UNREACHABLE;
+	}
+	if (start->dir == DW_DIR_FINE && access(DW_DIR, R_OK | W_OK | X_OK) < 0)
+	{
+		start->dir = DW_DIR_NOT_WRITABLE;
+		start->dir_errno = errno;
+	}
 	INJECTION_POINT("doublewrite-check-mode", &injected);
 	if (injected != 0)
 	{
-		mode = DW_DIR_UNREACHABLE;
-		errno = injected;
+		start->dir = DW_DIR_UNREACHABLE;
+		start->dir_errno = injected;
 	}
-	switch (mode)
-	{
-		case DW_DIR_PRIVATE:
-			return true;
-		case DW_DIR_UNREACHABLE:
-			ereport(elevel,
-					(errcode_for_file_access(),
-					 errmsg("could not access double-write log directory \"%s\": %m",
-							DW_DIR)));
-			break;
-		case DW_DIR_WRONG_OWNER:
-			ereport(elevel,
-					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					 errmsg("double-write log directory \"%s\" has wrong ownership",
-							DW_DIR),
-					 errhint("It must be owned by the user that the server runs as.")));
-			break;
-		case DW_DIR_WRONG_MODE:
-			ereport(elevel,
-					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					 errmsg("double-write log directory \"%s\" has invalid permissions",
-							DW_DIR),
-					 errdetail("Permissions should be u=rwx (0700) or u=rwx,g=rx (0750).")));
-			break;
-	}
-	return false;
+}
+
+void
+dw_report(const DWReason *reason, int sqlstate, int elevel)
+{
+	ereport(elevel,
+			(errcode(sqlstate),
+			 errmsg_internal("%s", reason->message),
+			 reason->detail ? errdetail_internal("%s", reason->detail) : 0,
+			 reason->hint ? errhint_internal("%s", reason->hint) : 0));
 }
 
 /*
- * Read which data directory the log belongs to, and identify our own.
+ * Report why a log is refused, left alone, or discarded.
  */
 void
-dw_log_read_owner(DWOwner *owner, DWOwner *own)
+dw_report_start(const DWStart *start, DWStartVerdict verdict, int elevel)
 {
-	FILE	   *fp = AllocateFile(DW_OWNER_FILE, "r");
+	DWReason	reason;
+	int			sqlstate = ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE;
 
-	DWReadOwner(fp, owner);
-	if (fp != NULL)
-		FreeFile(fp);
-	if (!DWIdentifyOwner(GetSystemIdentifier(), own))
-		ereport(ERROR,
-				(errcode_for_file_access(),
-				 errmsg("could not identify the data directory: %m")));
-}
-
-/*
- * Return whether the log in the directory, if any, belongs to this data
- * directory.  If not, report that at elevel.  (R9)
- */
-bool
-dw_log_check_owner(int elevel)
-{
-	DWOwner		owner;
-	DWOwner		own;
-
-	dw_log_read_owner(&owner, &own);
-	switch (DWJudgeOwner(&owner, &own, dw_log_is_linked()))
-	{
-		case DW_OWNER_FITS:
-			return true;
-		case DW_OWNER_OTHER_CLUSTER:
-			ereport(elevel,
-					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					 errmsg("the double-write log in \"%s\" belongs to another database cluster",
-							DW_DIR),
-					 errdetail("Its system identifier is %" PRIu64 ", that of this cluster %" PRIu64 ".",
-							   owner.sysid, own.sysid),
-					 errhint("Check where \"%s\" points to.", DW_DIR)));
-			break;
-		case DW_OWNER_OTHER_DIRECTORY:
-			ereport(elevel,
-					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					 errmsg("the double-write log in \"%s\" belongs to another data directory",
-							DW_DIR),
-					 errdetail("It is in use by data directory \"%s\".",
-							   owner.datadir),
-					 errhint("Give this cluster a log directory of its own.  If it has been moved here, and no other server uses the log, remove the file \"%s\".",
-							 DW_OWNER_FILE)));
-			break;
-	}
-	return false;
+	if (verdict == DW_START_REFUSE_DAMAGED || verdict == DW_START_REFUSE_MISSING)
+		sqlstate = ERRCODE_DATA_CORRUPTED;
+	else if (verdict == DW_START_REFUSE_COMPRESSION)
+		sqlstate = ERRCODE_FEATURE_NOT_SUPPORTED;
+	DWExplainStart(start, verdict, &reason);
+	dw_report(&reason, sqlstate, elevel);
 }
 
 /*
@@ -150,40 +101,16 @@ dw_log_check_owner(int elevel)
 bool
 dw_log_check_dir(int elevel)
 {
-	struct stat st;
+	DWStart    *start = palloc0_object(DWStart);
+	bool		fine;
 
-	if (lstat(DW_DIR, &st) < 0 && errno == ENOENT &&
-		MakePGDirectory(DW_DIR) == 0)
-		fsync_fname(".", true);
-
-	if (stat(DW_DIR, &st) < 0)
-	{
-		ereport(elevel,
-				(errcode_for_file_access(),
-				 errmsg("could not access double-write log directory \"%s\": %m",
-						DW_DIR),
-				 errhint("If it is a symbolic link, make sure that its target exists and is mounted.")));
-		return false;
-	}
-	if (!S_ISDIR(st.st_mode))
-	{
-		ereport(elevel,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("double-write log directory \"%s\" is not a directory",
-						DW_DIR),
-				 errhint("Make it a directory, or a symbolic link to one, that only the server's user can access.")));
-		return false;
-	}
-	if (access(DW_DIR, R_OK | W_OK | X_OK) < 0)
-	{
-		ereport(elevel,
-				(errcode_for_file_access(),
-				 errmsg("double-write log directory \"%s\" is not writable: %m",
-						DW_DIR),
-				 errhint("Give the server's user read and write permission, or set \"io_torn_pages_protection\" to \"full_pages\".")));
-		return false;
-	}
-	return dw_log_check_mode(elevel) && dw_log_check_owner(elevel);
+	start->scan.sysid = GetSystemIdentifier();
+	dw_look_at_directory(start, true);
+	fine = start->dir == DW_DIR_FINE;
+	if (!fine)
+		dw_report_start(start, DW_START_REFUSE_DIR, elevel);
+	pfree(start);
+	return fine;
 }
 
 /*
@@ -244,32 +171,13 @@ DoubleWriteSkipMarker(FILE *fp)
 }
 
 /*
- * Return what the backup_label file in the data directory is.
- */
-DWLabel
-dw_read_label(void)
-{
-	FILE	   *fp = AllocateFile(DW_MARKER_FILE, "r");
-	DWLabel		label;
-
-	if (fp == NULL && errno != ENOENT)
-		ereport(FATAL,
-				(errcode_for_file_access(),
-				 errmsg("could not read file \"%s\": %m", DW_MARKER_FILE)));
-	label = DWReadLabel(fp);
-	if (fp != NULL)
-		FreeFile(fp);
-	return label;
-}
-
-/*
  * Return whether the previous server has not come to the end of its stop,
  * whatever pg_control says.
  */
 bool
 DoubleWriteStopCutShort(void)
 {
-	return dw_read_label() == DW_LABEL_MARKER;
+	return DWMarkerExists(DataDir);
 }
 
 void
@@ -315,7 +223,7 @@ dw_write_marker(void)
 void
 dw_refuse_unknown_marker(void)
 {
-	if (!DWCtl->log.marker_known && dw_read_label() == DW_LABEL_MARKER)
+	if (!DWCtl->log.marker_known && DWMarkerExists(DataDir))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("could not empty the double-write log because file \"%s\" says that it is in use",

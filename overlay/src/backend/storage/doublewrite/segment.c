@@ -611,7 +611,7 @@ dw_replace_segment(void)
  *
  * The batch keeps its number.  If a batch number occurs twice, the later copy
  * is valid.  All batches in a segment come after an intact first one, or a
- * start would not find them (DWReadLog()).  So a segment that cannot have a
+ * start would not find them (dw_read_log()).  So a segment that cannot have a
  * first one counts as not entered.
  */
 void

@@ -10,8 +10,8 @@
  * incomplete; then none of its home writes had been started, and it is
  * ignored.  A hole or damage further down means that the storage has lost
  * what it had promised to keep: the start is refused with a message that says
- * where. (R9)  These judgements are made in src/common/doublewrite_scan.c,
- * for pg_doublewrite as well.
+ * where. (R9)  What is done is decided in src/common/doublewrite_scan.c, for
+ * pg_doublewrite as well; the head of that file has the table.
  *
  * When all pages have been restored and synced, the log is made empty.
  * Otherwise, a later crash might put these copies over pages that were
@@ -35,8 +35,6 @@
 #include <unistd.h>
 
 #include "access/xlog.h"
-#include "access/xlog_internal.h"
-#include "catalog/pg_control.h"
 #include "common/controldata_utils.h"
 #include "common/doublewrite_scan.h"
 #include "postmaster/startup.h"
@@ -59,9 +57,8 @@ static XLogRecPtr dw_needed_wal = InvalidXLogRecPtr;
  * and spare segments if the log is not going to be used.
  */
 static void
-dw_list_segments(DWScan *scan, bool marker)
+dw_list_segments(DWScan *scan, bool keep_spares)
 {
-	bool		keep_spares = marker || dw_setting_uses_log();
 	DIR		   *dir = AllocateDir(DW_DIR);
 	struct dirent *de;
 
@@ -83,31 +80,6 @@ dw_list_segments(DWScan *scan, bool marker)
 			DWScanAddSegment(scan, segno);
 	}
 	FreeDir(dir);
-}
-
-/*
- * Refuse a log of another format or cluster, as a batch header shows.
- */
-static void
-dw_refuse_header(const DWBatchHeader *hdr, DWHeaderVerdict verdict, uint64 segno)
-{
-	if (verdict == DW_HEADER_OTHER_FORMAT)
-		ereport(FATAL,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("double-write log segment \"%s/%016" PRIX64 "\" has format version %u and block size %u, but this server knows only version %d and block size %d",
-						DW_DIR, segno, hdr->version, hdr->blcksz,
-						DW_FORMAT_VERSION, BLCKSZ),
-				 errhint("Start the cluster with the server that wrote the log and shut it down cleanly.")));
-
-	Assert(verdict == DW_HEADER_FOREIGN);
-	ereport(FATAL,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("the double-write log in \"%s\" belongs to another database cluster",
-					DW_DIR),
-			 errdetail("Its system identifier is %" PRIu64 ", that of this cluster %" PRIu64 ".",
-					   hdr->sysid, GetSystemIdentifier()),
-			 errhint("Check where \"%s\" points to.  If the files in it belong to no other cluster, remove them.",
-					 DW_DIR)));
 }
 
 /*
@@ -141,7 +113,7 @@ dw_read_range(int fd, char *buffer, Size size, off_t offset)
 
 /*
  * Read the same block by block, with zeroes in place of blocks that cannot be
- * read.  DWFindLive() decides whether any of them is needed.  (R9)
+ * read.  DWJudgeStart() decides whether any of them is needed.  (R9)
  */
 static ssize_t
 dw_read_readable(int fd, const char *path, char *buffer, uint32 blockno,
@@ -183,7 +155,7 @@ dw_read_readable(int fd, const char *path, char *buffer, uint32 blockno,
 }
 
 /*
- * Read blocks of a segment, as a callback of DWReadLog().
+ * Read blocks of a segment, as a callback of DWLookAtLog().
  */
 static bool
 dw_read_blocks(DWScan *scan, void *arg, uint64 segno, uint32 blockno,
@@ -212,298 +184,37 @@ dw_read_blocks(DWScan *scan, void *arg, uint64 segno, uint32 blockno,
 }
 
 static void
-dw_read_log(DWScan *scan, bool marker)
+dw_read_log(DWStart *start)
 {
 	char	   *buffer;
-	DWOwner		owner;
-	DWOwner		own;
 
 	dw_begin_progress();
-	scan->sysid = GetSystemIdentifier();
-	dw_log_read_owner(&owner, &own);
-	if (owner.nonce != 0)
-		DWScanAddNonce(scan, owner.nonce);
-	dw_list_segments(scan, marker);
+	dw_list_segments(&start->scan, start->wanted || start->label == DW_LABEL_MARKER);
 	buffer = palloc_aligned(DW_SEGMENT_SIZE, PG_IO_ALIGN_SIZE, 0);
-	DWReadLog(scan, dw_read_blocks, NULL, buffer, false);
+	DWLookAtLog(start, dw_read_blocks, NULL, buffer, false);
 	pfree(buffer);
-	if (scan->refused != DW_HEADER_NONE)
-		dw_refuse_header(&scan->refused_header, scan->refused,
-						 scan->refused_segno);
-}
-
-/* ---------------------------------------------------------------------
- * What to do with it
- * ---------------------------------------------------------------------
- */
-
-/*
- * Refuse a log in which a batch or a page is damaged, or missing, below
- * intact ones.
- */
-static void
-dw_refuse_damage(const DWLiveRange *live)
-{
-	ereport(FATAL,
-			(errcode(ERRCODE_DATA_CORRUPTED),
-			 live->verdict == DW_LIVE_MISSING ?
-			 errmsg("double-write log is damaged: batch %" PRIu64 " is missing, though later batches are intact",
-					live->bad_batchno) :
-			 errmsg("double-write log is damaged: wrong checksum of a page in batch %" PRIu64 ", though later batches are intact",
-					live->bad_batchno),
-			 live->verdict == DW_LIVE_MISSING ?
-			 errdetail("It should stand in file \"%s/%016" PRIX64 "\" at offset %u, or at the start of a later file.",
-					   DW_DIR, live->bad_segno, live->bad_offset) :
-			 errdetail("The page stands in file \"%s/%016" PRIX64 "\" at offset %u.",
-					   DW_DIR, live->bad_segno, live->bad_offset),
-			 errhint("Pages torn by the last crash cannot be repaired without it.  Check the storage, and restore the cluster from a backup or fail over to a standby.")));
-}
-
-/*
- * Refuse a log whose pages have to be restored, but cannot be decompressed by
- * this build.
- */
-static void
-dw_refuse_compression(const DWFoundBatch *batch)
-{
-	ereport(FATAL,
-			(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-			 errmsg("double-write log was compressed with method \"%s\", which is not supported by this build",
-					DWCompressionName(batch->compression)),
-			 errdetail("Batch %" PRIu64 " stands in file \"%s/%016" PRIX64 "\" at offset %u.",
-					   batch->batchno, DW_DIR, batch->segno,
-					   batch->blockno * BLCKSZ),
-			 errhint("Start the cluster with a server that supports it, and shut it down cleanly.")));
-}
-
-/*
- * Report that the log was written for another state of the cluster.
- */
-static void
-dw_report_stale(const DWFoundBatch *newest, XLogRecPtr redo, bool marker)
-{
-	ereport(marker ? FATAL : LOG,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("the double-write log does not match the state of the cluster"),
-			 errdetail("It was written for redo location %X/%X, but the control file names %X/%X.",
-					   LSN_FORMAT_ARGS(newest->redo), LSN_FORMAT_ARGS(redo)),
-			 marker ?
-			 errhint("Bring together the data directory and the \"%s\" that belong together.  If the data directory is that of a base backup, restore the backup again, with its own file \"backup_label\"; removing files does not make it consistent.",
-					 DW_DIR) :
-			 errhint("It was not in use when the server stopped, and is discarded.")));
-}
-
-/*
- * Refuse a log that was in use, and is missing or has nothing in it.
- */
-static void
-dw_refuse_missing(void)
-{
-	ereport(FATAL,
-			(errcode(ERRCODE_DATA_CORRUPTED),
-			 errmsg("the double-write log in \"%s\" is missing or unreadable", DW_DIR),
-			 errdetail("The log was in use when the server stopped, and pages may have to be restored from it."),
-			 errhint("Make its files available again, or restore the cluster from a backup.")));
-}
-
-/*
- * Refuse a log that fits as far as can be seen, but is, together with the
- * data, a copy that a backup tool has made of a running server.  (R9)
- */
-static void
-dw_refuse_copy(bool marker)
-{
-	DWOwner		owner;
-	DWOwner		own;
-
-	dw_log_read_owner(&owner, &own);
-	if (DWIsCopy(&owner, &own, marker))
-		ereport(FATAL,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("this data directory is a copy of one whose double-write log was in use"),
-				 errdetail("If its files were copied one by one while the server was running, they do not fit together, and the log does not make them."),
-				 errhint("If this is a base backup, restore it again with its own file \"%s\".  Only if all files, including \"%s\", come from one atomic snapshot, or no server was running while they were copied, remove the file \"%s\".",
-						 DW_MARKER_FILE, DW_DIR, DW_OWNER_FILE)));
-}
-
-/*
- * Refuse a log that was written when WAL was durable further than it now
- * reaches; end says where it ends, if that is known.
- */
-static void
-dw_refuse_newer_log(XLogRecPtr end)
-{
-	ereport(FATAL,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("the double-write log is newer than the WAL of the cluster"),
-			 XLogRecPtrIsInvalid(end) ?
-			 errdetail("It holds pages with changes up to %X/%X, which WAL does not reach.  They have not been restored.",
-					   LSN_FORMAT_ARGS(dw_needed_wal)) :
-			 errdetail("It held pages with changes up to %X/%X, but WAL ends at %X/%X.",
-					   LSN_FORMAT_ARGS(dw_needed_wal), LSN_FORMAT_ARGS(end)),
-			 errhint("Bring together the data directory, its WAL and the \"%s\" that belong together.  If WAL has been lost, restore the cluster from a backup or fail over to a standby; removing files does not make it consistent.",
-					 DW_DIR)));
-}
-
-/*
- * Refuse to start if WAL has been lost since the log was written, or the log
- * is of another time than the data.  This is before anything is changed, if
- * it can be told then.  Recovery looks again, at this start and at later
- * ones, since all batches carry the position on.
- */
-static void
-dw_check_wal(XLogRecPtr wal_end, XLogRecPtr redo)
-{
-	dw_needed_wal = wal_end;
-	if (!DWWalReaches(wal_end, redo, wal_segment_size))
-		dw_refuse_newer_log(InvalidXLogRecPtr);
-}
-
-/*
- * Read the log and do what DWJudgeLog() says.
- */
-static void
-dw_process_log(XLogRecPtr redo, bool marker)
-{
-	DWScan		scan = {0};
-	DWLiveRange live;
-	DWOutcome	outcome;
-	MemoryContext context;
-	MemoryContext oldcontext;
-
-	Assert(DWIsFlusher());
-
-	context = AllocSetContextCreate(CurrentMemoryContext,
-									"double-write restore",
-									ALLOCSET_DEFAULT_SIZES);
-	oldcontext = MemoryContextSwitchTo(context);
-	dw_read_log(&scan, marker);
-	DWFindLive(&scan, &live);
-	if (live.ignored != NULL)
+	if (start->live.ignored != NULL)
 		ereport(LOG,
 				(errmsg("ignoring batch %" PRIu64 " of the double-write log, which had not been completed",
-						live.ignored->batchno)));
-
-	if (scan.nsegments > 0)
-		DWCtl->log.last_segno = scan.segments[scan.nsegments - 1].segno;
-	DWCtl->restore.bytes_read = scan.bytes_read;
-	if (scan.nbatches > 0)
-		DWCtl->log.next_batchno = scan.batches[scan.nbatches - 1].batchno + 1;
-	if (live.verdict == DW_LIVE_COMPLETE)
-		dw_log_found(&scan.batches[live.first], &scan.batches[live.last]);
-
-	outcome = DWJudgeLog(&scan, &live, redo, marker);
-	if (outcome == DW_OUTCOME_RESTORE || outcome == DW_OUTCOME_NOTHING ||
-		outcome == DW_OUTCOME_DISCARD_STALE)
-		dw_refuse_copy(marker);
-	if (outcome == DW_OUTCOME_RESTORE ||
-		(outcome == DW_OUTCOME_NOTHING && marker))
-		dw_check_wal(scan.batches[live.last].wal_end, redo);
-	else
-		DWCtl->log.wal_end = InvalidXLogRecPtr;
-	switch (outcome)
-	{
-		case DW_OUTCOME_NOTHING:
-			break;
-		case DW_OUTCOME_RESTORE:
-			dw_restore(&scan, &live);
-			dw_log_empty();
-			break;
-		case DW_OUTCOME_DISCARD_STALE:
-		case DW_OUTCOME_REFUSE_STALE:
-			dw_report_stale(&scan.batches[live.last], redo, marker);
-			dw_log_empty();
-			break;
-		case DW_OUTCOME_REFUSE_DAMAGED:
-			dw_refuse_damage(&live);
-			break;
-		case DW_OUTCOME_REFUSE_MISSING:
-			dw_refuse_missing();
-			break;
-		case DW_OUTCOME_REFUSE_COMPRESSION:
-			dw_refuse_compression(live.unreadable);
-			break;
-	}
-	if (!IsBootstrapProcessingMode())
-		disable_startup_progress_timeout();
-
-	/* left by a stop while arming or disarming */
-	if (!marker)
-		dw_remove_owner();
-	MemoryContextSwitchTo(oldcontext);
-	MemoryContextDelete(context);
+						start->live.ignored->batchno)));
 }
 
 /*
- * Refuse a file "backup_label" that is neither a label nor our marker.  It
- * may be a remnant of the marker, so the log stays as it is.
+ * Go on behind what has been found, whatever is done with it.
  */
 static void
-dw_refuse_label(void)
+dw_note_found(const DWStart *start)
 {
-	ereport(FATAL,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("invalid data in file \"%s\"", DW_MARKER_FILE),
-			 errdetail("It is neither the label of a backup nor the file that says that the double-write log is in use.  The log is left alone."),
-			 errhint("If this is a base backup, restore it again with its own file \"%s\".",
-					 DW_MARKER_FILE)));
-}
+	const DWScan *scan = &start->scan;
+	const DWLiveRange *live = &start->live;
 
-static bool
-dw_recovery_from_backup(void)
-{
-	ControlFileData *control;
-	bool		crc_ok;
-	bool		result;
-
-	control = get_controlfile(DataDir, &crc_ok);
-	result = DWRecoveryFromBackup(control->state);
-	pfree(control);
-	return result;
-}
-
-/*
- * Refuse a marker that has come with a backup, over its label or instead of
- * it.  (R9)
- */
-static void
-dw_check_marker(void)
-{
-	if (dw_recovery_from_backup())
-		ereport(FATAL,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("file \"%s\" is not the label of a backup", DW_MARKER_FILE),
-				 errdetail("It says that the double-write log was in use, and may have been copied from a running server.  But recovery from a backup is asked for by a file \"%s\" or \"%s\".",
-						   RECOVERY_SIGNAL_FILE, TABLESPACE_MAP),
-				 errhint("Restore the backup again, with its own file \"%s\", and leave out that of the server.",
-						 DW_MARKER_FILE)));
-}
-
-/*
- * Return whether there is a log to look at.  Throw an error if the log is in
- * use, or going to be used, and its directory cannot be, or is not ours.
- */
-static bool
-dw_check_log(DWLabel label)
-{
-	bool		marker = label == DW_LABEL_MARKER;
-	struct stat st;
-
-	if (marker || dw_setting_uses_log())
-	{
-		if (marker && lstat(DW_DIR, &st) < 0)
-			ereport(FATAL,
-					(errcode_for_file_access(),
-					 errmsg("could not access double-write log directory \"%s\": %m",
-							DW_DIR),
-					 errdetail("The log was in use when the server stopped, and pages may have to be restored from it."),
-					 errhint("Make the directory available again, or restore the cluster from a backup.")));
-		return dw_log_check_dir(FATAL);
-	}
-
-	/* not in use: if others can access or own it, nothing in it concerns us */
-	return stat(DW_DIR, &st) == 0 && dw_log_check_mode(LOG) &&
-		dw_log_check_owner(LOG);
+	DWCtl->restore.bytes_read = scan->bytes_read;
+	if (scan->nsegments > 0)
+		DWCtl->log.last_segno = scan->segments[scan->nsegments - 1].segno;
+	if (scan->nbatches > 0)
+		DWCtl->log.next_batchno = scan->batches[scan->nbatches - 1].batchno + 1;
+	if (live->verdict == DW_LIVE_COMPLETE)
+		dw_log_found(&scan->batches[live->first], &scan->batches[live->last]);
 }
 
 /* ---------------------------------------------------------------------
@@ -512,13 +223,101 @@ dw_check_log(DWLabel label)
  */
 
 /*
+ * Do with the log what has been decided.
+ *
+ * If WAL has been lost since it was written, or the log is of another time than
+ * the data, the start is refused before anything is changed, if that can be told
+ * then.  Recovery looks again, at this start and at later ones, since all
+ * batches carry the position on.
+ */
+static void
+dw_deal_with_log(const DWStart *start, DWStartVerdict verdict)
+{
+	bool		marker = start->label == DW_LABEL_MARKER;
+
+	Assert(DWIsFlusher());
+
+	if (verdict == DW_START_RESTORE || (verdict == DW_START_NOTHING && marker))
+		dw_needed_wal = DWCtl->log.wal_end;
+	else
+		DWCtl->log.wal_end = InvalidXLogRecPtr;
+	switch (verdict)
+	{
+		case DW_START_DISCARD_BACKUP:
+			dw_report_start(start, verdict, LOG);
+			dw_remove_failed_sync();
+			dw_remove_log();
+			return;
+		case DW_START_RESTORE:
+			dw_restore(&start->scan, &start->live);
+			dw_log_empty();
+			break;
+		case DW_START_DISCARD_STALE:
+			dw_report_start(start, verdict, LOG);
+			dw_log_empty();
+			break;
+		case DW_START_NOTHING:
+			break;
+		default:
+			dw_report_start(start, verdict, FATAL);
+	}
+	if (!IsBootstrapProcessingMode())
+		disable_startup_progress_timeout();
+
+	/* left by a stop while arming or disarming */
+	if (!marker)
+		dw_remove_owner();
+}
+
+/*
+ * Gather the facts, as far as they are needed, decide, and act.
+ */
+static void
+dw_process_log(DWStart *start)
+{
+	bool		crc_ok;
+	DWStartVerdict verdict;
+
+	start->wanted = dw_setting_uses_log();
+	DWLookAtCluster(start, get_controlfile(DataDir, &crc_ok));
+	dw_look_at_directory(start, false);
+	verdict = DWJudgeStart(start);
+
+	/* nothing is touched before we know which cluster it belongs to (R9) */
+	if (verdict == DW_START_LEAVE_LOG && start->wanted)
+	{
+		dw_look_at_directory(start, true);
+		verdict = DWJudgeStart(start);
+	}
+	if (verdict == DW_START_LEAVE_LOG)
+	{
+		if (start->dir != DW_DIR_MISSING)
+			dw_report_start(start, verdict, LOG);
+		return;
+	}
+
+	LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
+	if (verdict == DW_START_READ_LOG)
+	{
+		dw_look_for_failed_sync();
+		dw_read_log(start);
+		dw_note_found(start);
+		verdict = DWJudgeStart(start);
+	}
+	dw_deal_with_log(start, verdict);
+	LWLockRelease(DoubleWriteFlushLock);
+	DWCtl->log.marker_known = start->label == DW_LABEL_MARKER;
+}
+
+/*
  * Restore from the log, or discard it.  Called once by the startup process,
  * before it looks at anything else; redo is the redo pointer in pg_control.
  */
 void
 DoubleWriteStartup(XLogRecPtr redo)
 {
-	DWLabel		label = dw_read_label();
+	MemoryContext context;
+	MemoryContext oldcontext;
 
 	Assert(AmStartupProcess() || !IsUnderPostmaster);
 	Assert(!DWCtl->started);
@@ -528,34 +327,13 @@ DoubleWriteStartup(XLogRecPtr redo)
 	DoubleWriteSetRedo(redo, false);
 	dw_note_setting();
 
-	/* nothing is touched before we know which cluster it belongs to (R9) */
-	if (label == DW_LABEL_INVALID)
-		dw_refuse_label();
-	if (label == DW_LABEL_MARKER)
-		dw_check_marker();
-	if (!dw_check_log(label))
-		return;
-
-	LWLockAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE);
-	if (label == DW_LABEL_BACKUP)
-	{
-		/*
-		 * the files come from a backup, and so does the log, if there is one
-		 * (R9)
-		 */
-		ereport(LOG,
-				(errmsg("discarding the double-write log, because the cluster is being restored from a backup")));
-		dw_remove_failed_sync();
-		dw_remove_log();
-	}
-	else
-	{
-		dw_look_for_failed_sync();
-		dw_process_log(redo, label == DW_LABEL_MARKER);
-	}
-	LWLockRelease(DoubleWriteFlushLock);
-
-	DWCtl->log.marker_known = label == DW_LABEL_MARKER;
+	context = AllocSetContextCreate(CurrentMemoryContext,
+									"double-write restore",
+									ALLOCSET_DEFAULT_SIZES);
+	oldcontext = MemoryContextSwitchTo(context);
+	dw_process_log(palloc0_object(DWStart));
+	MemoryContextSwitchTo(oldcontext);
+	MemoryContextDelete(context);
 }
 
 /*
@@ -601,6 +379,10 @@ DoubleWriteNeededWal(void)
 void
 DoubleWriteCheckEndOfWal(XLogRecPtr end)
 {
-	if (end < dw_needed_wal)
-		dw_refuse_newer_log(end);
+	DWReason	reason;
+
+	if (end >= dw_needed_wal)
+		return;
+	DWExplainLostWal(dw_needed_wal, end, &reason);
+	dw_report(&reason, ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, FATAL);
 }

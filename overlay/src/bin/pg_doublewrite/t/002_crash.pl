@@ -209,7 +209,7 @@ refuses('open to others', qr/has invalid permissions/);
 chmod(0700, "$dir.away") or die "could not chmod: $!";
 unlink($dir);
 
-refuses('directory gone', qr/cannot be accessed/);
+refuses('directory gone', qr/could not access/);
 rename($marker, "$marker.away") or die "could not rename: $!";
 append_to_file($marker, "DOUBLE");
 refuses('directory gone, label damaged', qr/neither the label of a backup/);

@@ -167,3 +167,9 @@ AS 'MODULE_PATHNAME' LANGUAGE C;
 CREATE FUNCTION dw_figure(name text)
 RETURNS int8 STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
+
+-- what a start would do that finds these facts
+
+CREATE FUNCTION dw_judge_start(facts text)
+RETURNS text STRICT
+AS 'MODULE_PATHNAME' LANGUAGE C;

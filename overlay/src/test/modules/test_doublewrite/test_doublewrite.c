@@ -1320,6 +1320,77 @@ dw_restore_stats(PG_FUNCTION_ARGS)
 }
 
 /* ---------------------------------------------------------------------
+ * The verdict of a start
+ * ---------------------------------------------------------------------
+ */
+
+/* A start that finds what the words say, as in the table of doublewrite_scan.c */
+static void
+tdw_find_facts(DWStart *start, char *words)
+{
+	static DWFoundBatch packed;
+
+	start->live.verdict = DW_LIVE_COMPLETE;
+	for (char *word = strtok(words, " "); word != NULL; word = strtok(NULL, " "))
+	{
+#define TDW_FACT(name, field, value) \
+		if (strcmp(word, name) == 0) \
+		{ \
+			start->field = (value); \
+			continue; \
+		}
+		TDW_FACT("wanted", wanted, true);
+		TDW_FACT("marker", label, DW_LABEL_MARKER);
+		TDW_FACT("backup", label, DW_LABEL_BACKUP);
+		TDW_FACT("invalid", label, DW_LABEL_INVALID);
+		TDW_FACT("unreadable", label, DW_LABEL_UNREADABLE);
+		TDW_FACT("from_backup", from_backup, true);
+		TDW_FACT("missing", dir, DW_DIR_MISSING);
+		TDW_FACT("open", dir, DW_DIR_WRONG_MODE);
+		TDW_FACT("foreign", dir, DW_DIR_OTHER_DIRECTORY);
+		TDW_FACT("read", read, true);
+		TDW_FACT("header", scan.refused, DW_HEADER_OTHER_FORMAT);
+		TDW_FACT("damaged", live.verdict, DW_LIVE_BAD_PAGE);
+		TDW_FACT("hole", live.verdict, DW_LIVE_MISSING);
+		TDW_FACT("empty", live.verdict, DW_LIVE_NONE);
+		TDW_FACT("pages", live.npages, 1);
+		TDW_FACT("packed", live.unreadable, &packed);
+		TDW_FACT("stale", stale, true);
+		TDW_FACT("copy", copy, true);
+		TDW_FACT("wal_lost", wal_lost, true);
+		elog(ERROR, "unknown fact \"%s\"", word);
+	}
+}
+
+PG_FUNCTION_INFO_V1(dw_judge_start);
+Datum
+dw_judge_start(PG_FUNCTION_ARGS)
+{
+	static const char *const names[] = {
+		[DW_START_READ_LOG] = "READ_LOG",
+		[DW_START_LEAVE_LOG] = "LEAVE_LOG",
+		[DW_START_NOTHING] = "NOTHING",
+		[DW_START_RESTORE] = "RESTORE",
+		[DW_START_DISCARD_BACKUP] = "DISCARD_BACKUP",
+		[DW_START_DISCARD_STALE] = "DISCARD_STALE",
+		[DW_START_REFUSE_LABEL] = "REFUSE_LABEL",
+		[DW_START_REFUSE_MARKER] = "REFUSE_MARKER",
+		[DW_START_REFUSE_DIR] = "REFUSE_DIR",
+		[DW_START_REFUSE_HEADER] = "REFUSE_HEADER",
+		[DW_START_REFUSE_DAMAGED] = "REFUSE_DAMAGED",
+		[DW_START_REFUSE_MISSING] = "REFUSE_MISSING",
+		[DW_START_REFUSE_STALE] = "REFUSE_STALE",
+		[DW_START_REFUSE_COMPRESSION] = "REFUSE_COMPRESSION",
+		[DW_START_REFUSE_COPY] = "REFUSE_COPY",
+		[DW_START_REFUSE_WAL] = "REFUSE_WAL",
+	};
+	DWStart    *start = palloc0_object(DWStart);
+
+	tdw_find_facts(start, text_to_cstring(PG_GETARG_TEXT_PP(0)));
+	PG_RETURN_TEXT_P(cstring_to_text(names[DWJudgeStart(start)]));
+}
+
+/* ---------------------------------------------------------------------
  * Instant recovery
  * ---------------------------------------------------------------------
  */

@@ -62,6 +62,52 @@ sub log_digest
 		sort grep { !/^\.\.?$/ } slurp_dir($path));
 }
 
+# ---------------------------------------------------------------------
+# What a start does, row by row of the table in doublewrite_scan.c
+# ---------------------------------------------------------------------
+
+# Facts, and verdicts with the marker, with the setting, and with neither; facts
+# that come later in the table are there as well.
+my $later = 'read header damaged stale packed copy wal_lost pages';
+my @rows = (
+	[ "invalid open $later", 'REFUSE_LABEL', 'REFUSE_LABEL', 'REFUSE_LABEL' ],
+	[ "unreadable open $later", 'REFUSE_LABEL', 'REFUSE_LABEL', 'REFUSE_LABEL' ],
+	[ "from_backup missing $later", 'REFUSE_MARKER', 'LEAVE_LOG', 'LEAVE_LOG' ],
+	[ "missing $later", 'REFUSE_DIR', 'LEAVE_LOG', 'LEAVE_LOG' ],
+	[ "open $later", 'REFUSE_DIR', 'REFUSE_DIR', 'LEAVE_LOG' ],
+	[ "foreign $later", 'REFUSE_DIR', 'REFUSE_DIR', 'LEAVE_LOG' ],
+	[ "from_backup $later", 'REFUSE_MARKER', 'REFUSE_HEADER', 'REFUSE_HEADER' ],
+	[ 'header damaged stale', 'READ_LOG', 'READ_LOG', 'READ_LOG' ],
+	[ $later, 'REFUSE_HEADER', 'REFUSE_HEADER', 'REFUSE_HEADER' ],
+	[ 'read damaged stale copy pages', 'REFUSE_DAMAGED', 'REFUSE_DAMAGED', 'REFUSE_DAMAGED' ],
+	[ 'read hole stale copy pages', 'REFUSE_DAMAGED', 'REFUSE_DAMAGED', 'REFUSE_DAMAGED' ],
+	[ 'read empty copy', 'REFUSE_MISSING', 'REFUSE_COPY', 'REFUSE_COPY' ],
+	[ 'read empty', 'REFUSE_MISSING', 'NOTHING', 'NOTHING' ],
+	[ 'read stale packed copy wal_lost pages', 'REFUSE_STALE', 'REFUSE_COPY', 'REFUSE_COPY' ],
+	[ 'read packed copy wal_lost pages', ('REFUSE_COMPRESSION') x 3 ],
+	[ 'read copy wal_lost pages', 'REFUSE_COPY', 'REFUSE_COPY', 'REFUSE_COPY' ],
+	[ 'read copy', 'REFUSE_COPY', 'REFUSE_COPY', 'REFUSE_COPY' ],
+	[ 'read stale packed wal_lost pages', 'REFUSE_STALE', 'DISCARD_STALE', 'DISCARD_STALE' ],
+	[ 'read stale wal_lost', 'REFUSE_STALE', 'NOTHING', 'NOTHING' ],
+	[ 'read wal_lost pages', 'REFUSE_WAL', 'REFUSE_WAL', 'REFUSE_WAL' ],
+	[ 'read wal_lost packed', 'REFUSE_WAL', 'NOTHING', 'NOTHING' ],
+	[ 'read pages', 'RESTORE', 'RESTORE', 'RESTORE' ],
+	[ 'read packed', 'NOTHING', 'NOTHING', 'NOTHING' ]);
+
+foreach my $row (@rows)
+{
+	my ($facts, @verdicts) = @$row;
+	my $label = $facts =~ s/(invalid|unreadable) // ? " $1" : '';
+	my @found = map {
+		$node->safe_psql('postgres', "SELECT dw_judge_start('$_$label $facts')")
+	} ('marker', 'wanted', '');
+
+	is_deeply(\@found, \@verdicts, "a start that finds$label $facts");
+}
+is( $node->safe_psql(
+		'postgres', "SELECT dw_judge_start('backup from_backup $later')"),
+	'DISCARD_BACKUP', '... and a log that came with a backup');
+
 # Change a table, write it back, crash, and tear what has a copy.
 my $v = 0;
 
@@ -214,12 +260,12 @@ $session->quit;
 unlink($copy->data_dir . '/backup_label');
 append_to_file($copy->data_dir . '/backup_label', "$label\n");
 refuses(
-	'linked log, label', $copy, qr/in use by another data directory, "\Q$data\E"/,
+	'linked log, label', $copy, qr/in use by data directory "\Q$data\E"/,
 	qr/belongs to another data directory/,
 	qr/in use by data directory "\Q$data\E"/);
 $torn = crash();
 $copy = copy_cluster('linked');
-refuses('linked log, marker', $copy, qr/in use by another data directory/,
+refuses('linked log, marker', $copy, qr/in use by data directory/,
 	qr/belongs to another data directory/);
 restores('after copies have tried', $node, $torn);
 $node->stop;

@@ -133,7 +133,7 @@ my $lost = cut($node, $position);
 my $md5 = Digest::MD5::md5_hex(slurp_file($home));
 command_checks_all(
 	[ 'pg_doublewrite', 'check', $node->data_dir ],
-	2, [qr/The log holds pages with changes up to .*, which WAL does not reach/],
+	2, [qr/It holds pages with changes up to .*, which WAL does not reach/],
 	[qr/^$/], 'pg_doublewrite says so');
 does_not_start($node, 'WAL is lost', 'It holds pages with changes up to \S+, which WAL does not reach');
 is(Digest::MD5::md5_hex(slurp_file($home)), $md5, '... and nothing has been restored');
