@@ -6,6 +6,7 @@ that carry the package.  Nothing outside the given directory is changed, so
 this needs no privileges.
 """
 
+import functools
 import os
 import re
 import shutil
@@ -196,6 +197,37 @@ def fetch(directory, package, lock):
     return None
 
 
+def offers(directory: Path, package: str, suites: tuple[str, ...]) -> list[str]:
+    """Return the source versions of `package` that the first mirror with any lists, newest first."""
+    for archive in machine_archives():
+        apt = PrivateApt(directory, archive, suites=suites)
+        apt.update()
+        found = apt.versions(package)
+        if found:
+            return sorted(set(found), key=functools.cmp_to_key(_compare), reverse=True)
+    return []
+
+
+def fetch_version(directory: Path, package: str, version: str,
+                  suites: tuple[str, ...]) -> Path | None:
+    """Download the tarball of a source version; returns its path, None if no mirror gives it."""
+    for archive in machine_archives():
+        apt = PrivateApt(directory, archive, suites=suites)
+        apt.update()
+        try:
+            return apt.download(package, version)
+        except DevError as exc:
+            note(str(exc))
+    return None
+
+
+def _compare(one: str, other: str) -> int:
+    """Compare Debian versions as dpkg does."""
+    def is_true(relation: str) -> bool:
+        return run(["dpkg", "--compare-versions", one, relation, other], check=False).returncode == 0
+    return is_true("gt") - is_true("lt")
+
+
 def fetch_source(directory, package, lock):
     """Download Debian's source package of a release that `lock` allows.
 
@@ -245,9 +277,9 @@ def _best_on_offer(apt, package, lock):
     offers = [v for v in apt.versions(package) if lock.allows(upstream_part(v))]
     if not offers:
         raise DevError(f"{package} is not on offer there")
-    return min(offers, key=lambda v: (upstream_part(v) != lock.version, -_minor(v)))
+    return min(offers, key=lambda v: (upstream_part(v) != lock.version, -minor(v)))
 
 
-def _minor(version):
+def minor(version: str) -> int:
     """Return the minor release number of a Debian version."""
     return int(upstream_part(version).split(".")[1])

@@ -92,6 +92,12 @@ def _parser():
                      help="also look at each page in Chromium, on a desktop and a phone")
     sub = command("source", _source, "fetch and unpack PostgreSQL's source")
     sub.add_argument("--tarball", help="use this release tarball (default: PGDW_TARBALL)")
+    sub.add_argument("--check", action="store_true",
+                     help="instead, say whether the archive has a later minor release than the "
+                          "one that the series is written for; status 1 if so")
+    sub.add_argument("--major", type=int, metavar="N",
+                     help="instead, say whether the archive serves the source of release N; "
+                          "status 1 if not")
     sub = command("import", _import, "make work/ of upstream, patches/ and overlay/")
     sub.add_argument("--force", action="store_true", help="overwrite edits in work/")
     command("sync", _sync, "bring edits of overlay/ and patches/ into work/")
@@ -161,6 +167,11 @@ def _build_kind(paths, kind):
 
 
 def _source(paths, args):
+    if args.check or args.major:
+        deps.ensure(paths)
+        answer = source.behind(paths) if args.check else source.served(paths, args.major)
+        print(answer.text)
+        return 0 if answer.good else 1
     print(_obtain(paths, args.tarball).tree)
 
 

@@ -15,12 +15,15 @@ import urllib.request
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from common.base import DevError, locked, note, run, say
+from common.base import DevError, Paths, locked, note, run, say
 
 from . import apt
 from . import lock as lockfile
 
 TIMEOUT_SECONDS = 60
+
+# Suites that are asked for releases to come.
+NEXT_SUITES = (*apt.SUITES, "experimental")
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,50 @@ def ensure(paths, accepts, tarball=None):
                    + ("; ".join(refusals) or "every origin failed"),
                    f"fetch postgresql-{pinned.version}.tar.bz2 yourself and name it "
                    "with --tarball or PGDW_TARBALL")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the archive has, in words, and whether that is as wished."""
+
+    good: bool
+    text: str
+
+
+def behind(paths: Paths) -> Answer:
+    """Say whether the archive has a later minor release than the pinned one."""
+    pinned = lockfile.read(paths.lock_file)
+    offers = _offers(paths, int(pinned.major))
+    releases = [v for v in offers if pinned.allows(apt.upstream_part(v))]
+    if not releases:
+        raise DevError(f"the archive has no source of PostgreSQL {pinned.version} or later",
+                       "see the notes above: a network, or an archive of sources, is missing")
+    newest = max(releases, key=apt.minor)
+    if apt.minor(newest) == pinned.minor:
+        return Answer(True, f"{pinned.version} is the newest: the archive has {newest}")
+    return Answer(False, f"{pinned.version} is behind: the archive has {newest}.  Run `./dev deb "
+                         "--test`, publish the packages, and pin the release in upstream.lock")
+
+
+def served(paths: Paths, major: int) -> Answer:
+    """Say whether the archive serves the source of a release of `major`, by fetching it."""
+    offers = _offers(paths, major)
+    if not offers:
+        return Answer(False, f"the archive has no source of PostgreSQL {major}")
+    best = offers[0]
+    with tempfile.TemporaryDirectory(dir=_ensured(paths.root / "sources")) as state:
+        fetched = apt.fetch_version(Path(state), f"postgresql-{major}", best, NEXT_SUITES)
+        if not fetched:
+            return Answer(False, f"the archive lists the source {best}, but does not serve it")
+    if "~" in best:
+        return Answer(False, f"the archive serves the source of {best}, which is no release yet")
+    return Answer(True, f"the archive serves the source of {best}")
+
+
+def _offers(paths: Paths, major: int) -> list[str]:
+    """Return the source versions of PostgreSQL `major` that the archive lists, newest first."""
+    with tempfile.TemporaryDirectory(dir=_ensured(paths.root / "sources")) as state:
+        return apt.offers(Path(state), f"postgresql-{major}", NEXT_SUITES)
 
 
 def _tarballs(paths, pinned, tarball):

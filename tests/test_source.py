@@ -1,5 +1,6 @@
 """Where the source comes from, and which releases are accepted."""
 
+import functools
 import os
 import subprocess
 import tempfile
@@ -103,6 +104,47 @@ class EnsureTest(RepositoryCase):
         self.assertIn("PGDW_TARBALL", caught.exception.hint)
 
 
+class ArchiveTest(RepositoryCase):
+    """What the archive has, of which apt is not asked."""
+
+    def offering(self, *versions, served=True):
+        self.write(self.paths.lock_file, "version = 18.6\nsha256 = x\nurl = x\n" +
+                   "".join(f"{k} = {v}\n" for k, v in CONSTANTS.items()))
+        asked = mock.patch.multiple(
+            apt, offers=lambda *_: list(versions),
+            fetch_version=lambda *_: Path("tarball") if served else None)
+        asked.start()
+        self.addCleanup(asked.stop)
+
+    def test_newest(self):
+        self.offering("18.6-3", "18.6-1", "18.5-1")
+        self.assertTrue(source.behind(self.paths).good)
+
+    def test_behind(self):
+        self.offering("18.10-1", "18.9-2", "18.6-3")
+        answer = source.behind(self.paths)
+        self.assertFalse(answer.good)
+        self.assertIn("18.10-1", answer.text)
+
+    def test_archive_without_sources(self):
+        """Nothing is known then, which is not as if nothing were newer."""
+        self.offering()
+        with self.assertRaisesRegex(DevError, "has no source"):
+            source.behind(self.paths)
+
+    def test_next_major_release(self):
+        for versions, served, good, words in (
+                ((), True, False, "has no source"),
+                (("19~rc1-1",), False, False, "does not serve"),
+                (("19~rc1-1",), True, False, "no release yet"),
+                (("19.0-1", "19~rc1-1"), True, True, "serves the source of 19.0-1")):
+            with self.subTest(versions=versions, served=served):
+                self.offering(*versions, served=served)
+                answer = source.served(self.paths, 19)
+                self.assertEqual(answer.good, good)
+                self.assertIn(words, answer.text)
+
+
 class AptSourcesTest(TestCase):
 
     def test_one_line_format(self):
@@ -146,6 +188,10 @@ class AptSourcesTest(TestCase):
                 "deb http://pool.example/debian bookworm main\n")
             uris = [archive.uri for archive in apt.machine_archives(etc)]
         self.assertEqual(uris, ["http://pool.example/debian", "http://vendor.example/apt"])
+
+    def test_versions_are_compared_as_dpkg_does(self):
+        order = ["19~beta2-1", "19~rc1-1", "19.0-1", "19.9-1", "19.10-1"]
+        self.assertEqual(sorted(reversed(order), key=functools.cmp_to_key(apt._compare)), order)
 
     def test_upstream_part_of_a_version(self):
         self.assertEqual(apt.upstream_part("18.6-3"), "18.6")
