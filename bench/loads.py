@@ -273,8 +273,8 @@ def latency_points(name, seconds):
 class Checkpoints:
     """Checkpoints after statements that dirty many pages.
 
-    Each gives two points: the time of the checkpoint, and with that of the statements: who
-    has images writes them there.
+    Each gives two points: the time of the checkpoint, and with that of the statements, which
+    write the images where there are any.
     """
 
     dirty: dict

@@ -38,7 +38,7 @@ BLOCK = 8192
 # Of the same load, when clients are in again.
 AFTER_SECONDS = 15
 
-# Whoever reads pages before clients get in.
+# Processes that read pages before clients get in.
 RECOVERY = r"io\.(startup|background worker|walpipeline|io worker)/relation/.*"
 
 
@@ -79,7 +79,7 @@ class Restart:
         one_transaction(server, self.arguments)
         first = time.time() - begun
         after = clients.pgbench(server, self.arguments, AFTER_SECONDS, session.raw)
-        # Only the last checkpoint is left, which nobody waits for here.
+        # Only the last checkpoint is left, which is not waited for here.
         volume.release()
         marks = parse_marks(text, begun, answered)
         parts = split(marks, begun, sampler.samples)

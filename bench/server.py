@@ -90,7 +90,7 @@ class Server(postgres.Controlled):
         return self
 
     def __exit__(self, kind, error, trace):
-        # After an error nobody wants to wait for the last checkpoint.
+        # After an error there is no point in waiting for the last checkpoint.
         self.stop("immediate" if kind else "fast")
 
     # Use ------------------------------------------------------------------
@@ -101,7 +101,7 @@ class Server(postgres.Controlled):
                 "PGUSER": postgres.SUPERUSER, "PGDATABASE": database}
 
     def refusal(self):
-        """Try to connect; returns what a client is told who is refused, or ""."""
+        """Try to connect; returns what a client that is refused is told, or ""."""
         done = subprocess.run([self.bindir / "psql", "-XAtq", "-c", ""], cwd="/",
                               env=self.environment(), capture_output=True, check=False,
                               **identity(server_user()))

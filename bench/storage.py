@@ -44,8 +44,8 @@ STAT_FIELDS = {"reads": 0, "read_sectors": 2, "writes": 4, "write_sectors": 6, "
 class Limit:
     """What a device gives in a second, of reads and of writes each.
 
-    Zero means as much as it can.  A megabyte is a million bytes, as those say
-    who let volumes.
+    Zero means as much as it can.  A megabyte is a million bytes, as vendors of
+    volumes say.
     """
 
     iops: int = 0
@@ -95,7 +95,7 @@ class Volume:
 
         A new mount has neither pages nor names of files cached, and unlike
         drop_caches it leaves alone what others on the machine have cached.
-        But if somebody has copied the mount namespace meanwhile, the file system
+        But if the mount namespace has been copied meanwhile, the file system
         stays mounted there, with its cache; so pages are dropped before.
         """
         for directory in filter(None, (self.data, self.wal)):

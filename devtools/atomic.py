@@ -149,7 +149,7 @@ def _note_proofs(directory):
 
 
 def _keep_log(result, directory, kept):
-    """Copy what a failed test has left, but for clusters; returns a Result that names the copy."""
+    """Copy what a failed test has left, except clusters; returns a Result that names the copy."""
     if not result.failed or not result.log or not result.log.is_dir():
         return result
     copy = kept / result.log.relative_to(directory)

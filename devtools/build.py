@@ -168,7 +168,7 @@ def _compile(paths, kind):
 
 
 def _test_programs(paths, directory):
-    """Return the targets that tests need, but for those of the ecpg suite."""
+    """Return the targets that tests need, except those of the ecpg suite."""
     # What is new in a meson.build is known only when that has been read again.
     for query in (["build.ninja"], ["-t", "query", "testprep"]):
         answer = output(["ninja", "-C", directory, *query], user=server_user(),

@@ -76,7 +76,7 @@ def data_directory(paths, given):
 
 
 def _free_port():
-    """Return PGPORT, else the first port from 5432 that nobody listens on."""
+    """Return PGPORT, else the first port from 5432 that is free."""
     if os.environ.get("PGPORT"):
         return int(os.environ["PGPORT"])
     for port in range(FIRST_PORT, 65536):

@@ -93,7 +93,7 @@ def _grafana(paths):
 
 
 def _rpmlint(paths):
-    """Give errors and warnings, but for what is on purpose."""
+    """Give errors and warnings, except what is on purpose."""
     said = _said(["rpmlint", paths.repo / SPEC], fails=False)
     # rpm has had no use for a tag BuildRoot since 4.6, and the second archive is made here.
     return [line for line in said if re.search(r": [EW]: ", line)

@@ -42,7 +42,7 @@ def check(paths):
 
 
 def complaints(rules, tests, runbook, queries):
-    """Say which rules no test has fire, are in no runbook, or ask for what nobody exports."""
+    """Say which rules no test has fire, are in no runbook, or ask for what is not exported."""
     headings = {re.sub(r"[^\w -]", "", line).strip().lower().replace(" ", "-")
                 for line in re.findall(r"^#+ (.*)$", runbook, re.MULTILINE)}
     for name in re.findall(r"- alert: (\w+)", rules):
@@ -57,7 +57,7 @@ def complaints(rules, tests, runbook, queries):
 
 
 def of_dashboard(dashboard, queries):
-    """Say which panels ask for what nobody exports, or do not tell servers apart."""
+    """Say which panels ask for what is not exported, or do not tell servers apart."""
     for panel in dashboard["panels"]:
         for target in panel.get("targets", ()):
             for metric in _not_exported(target["expr"], queries):

@@ -806,7 +806,7 @@ class Prometheus(Door):
 
 
 def _free_ports(number):
-    """Return ports of this machine that nobody listens on."""
+    """Return ports of this machine that are free."""
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(number)]
         for probe in probes:

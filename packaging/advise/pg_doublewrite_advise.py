@@ -332,7 +332,7 @@ def find_reader(session, server, given_directory, given_bindir):
         return Walinspect(session)
     database = session.ask("SELECT to_json(current_database())")
     reason += f', and database "{database}" does not have pg_walinspect'
-    if server["standby"]:       # what it replays is counted by nobody
+    if server["standby"]:       # what it replays is not counted
         raise AdviseError(reason)
     return Counters(reason)
 

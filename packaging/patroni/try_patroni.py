@@ -93,7 +93,7 @@ def wait_for(what, condition):
 
 
 def free_ports(number):
-    """Return port numbers that nobody listens on."""
+    """Return port numbers that are free."""
     probes = [socket.socket() for _ in range(number)]
     for probe in probes:
         probe.bind(("127.0.0.1", 0))
