@@ -499,10 +499,10 @@ dw_judge(int fd, DWAtomicProbe *probe)
 		return verdict;
 
 	/* beyond the device's limit, the file system makes copies */
-	probe->unit = DWAtomicUnit(&probe->file);
+	probe->unit = BLCKSZ;
 	if (probe->device_max < BLCKSZ)
 		return DW_ATOMIC_SOFTWARE;
-	probe->unit = Min(probe->unit, probe->device_max);
+	probe->unit = Min(DWAtomicUnit(&probe->file), probe->device_max);
 	return DW_ATOMIC_HARDWARE;
 }
 
@@ -598,12 +598,14 @@ DWAtomicFileFits(const DWAtomicFile *file)
 /*
  * Return how large writes may be, in bytes.  A file system may make larger
  * ones by copies, which cost more than writes of single pages.  So we keep to
- * the size that it reports to need no copies, or to a page if it reports
- * none.
+ * the size up to which it reports to need none.  If it reports no such size,
+ * all are made in the same way: ext4 writes a cluster of bigalloc like a block.
  */
 uint32
 DWAtomicUnit(const DWAtomicFile *file)
 {
+	if (file->unit_max_opt == 0)
+		return file->unit_max;
 	return Min(file->unit_max, Max(file->unit_max_opt, BLCKSZ));
 }
 

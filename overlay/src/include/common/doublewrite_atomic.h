@@ -41,7 +41,7 @@ typedef struct DWAtomicFile
 	dev_t		dev;			/* device that holds its file system */
 	uint32		unit_min;		/* smallest and largest atomic write, in bytes */
 	uint32		unit_max;
-	uint32		unit_max_opt;	/* largest that is made without copies, or 0 */
+	uint32		unit_max_opt;	/* largest made without copies, 0 if all are alike */
 	uint32		mem_align;		/* direct I/O: alignment of memory */
 	uint32		offset_align;	/* ... and of offsets */
 } DWAtomicFile;

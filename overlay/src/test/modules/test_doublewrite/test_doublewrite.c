@@ -468,9 +468,15 @@ tdw_pretend(const char *name, void *arg)
 		place->probe.file.unit_max_opt = 8 * BLCKSZ;
 		place->probe.unit = DWAtomicUnit(&place->probe.file);
 	}
+	else if (place->spcOid == GLOBALTABLESPACE_OID)
+	{
+		place->probe.verdict = DW_ATOMIC_SOFTWARE;
+		place->probe.file.unit_max = 2 * BLCKSZ;
+		place->probe.file.unit_max_opt = 0;
+		place->probe.unit = DWAtomicUnit(&place->probe.file);
+	}
 	else
-		place->probe.verdict = place->spcOid == GLOBALTABLESPACE_OID ?
-			DW_ATOMIC_SOFTWARE : DW_ATOMIC_NOT_OFFERED;
+		place->probe.verdict = DW_ATOMIC_NOT_OFFERED;
 }
 
 /*

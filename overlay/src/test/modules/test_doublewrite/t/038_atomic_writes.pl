@@ -132,8 +132,8 @@ is($d->{pages}, 0, '... and is not written atomically (A1)');
 is($node->safe_psql('postgres', q{
 	SELECT tablespace, proof, unit_bytes, pages_atomic > 60, pages_logged > 0, refusals
 	FROM pg_atomic_write_status ORDER BY tablespace}),
-	"pg_default|hardware|65536|t|t|2\npg_global|software||f|t|0",
-	'view shows how pages are written');
+	"pg_default|hardware|65536|t|t|2\npg_global|software|16384|f|t|0",
+	'view shows how pages are written, and the largest write that needs no copies');
 is($node->safe_psql('postgres', 'SELECT in_force, requested FROM pg_double_write_mode'),
 	'atomic_writes|atomic_writes', 'view shows the mode');
 
@@ -189,7 +189,7 @@ is_deeply([ @$d{qw(pages writes logged)} ], [ 32, 32, 0 ], '... whose pages are 
 is($node->safe_psql('postgres', q{SELECT unit_bytes FROM pg_atomic_write_status WHERE tablespace = 'pg_default'}),
 	8192, '... as the view says');
 
-# whatever the reason, it fails nobody
+# whatever the reason, it fails no process
 foreach my $error (qw(EIO ENOSPC EAGAIN))
 {
 	$offset = -s $node->logfile;
