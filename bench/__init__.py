@@ -14,7 +14,7 @@ only `common`:
     loads      what happens between two snapshots of the counters
     recovery   saved WAL, and what its replay costs
     restart    from a crash to the first query, by parts
-    standby    how long a standby takes to catch up, and what its readers wait meanwhile
+    standby    how long a standby takes to catch up, what its readers wait, and to be promoted
     suites     the cases: data, settings, load
     summary    medians of a series of runs: the file that git keeps
     runner     interleaved runs, each on a fresh copy of a prepared cluster

@@ -1,8 +1,11 @@
-"""How long a standby takes to catch up, and what its readers wait meanwhile.
+"""How long a standby takes to catch up, what its readers wait meanwhile, and to be promoted.
 
-The standby is down while its primary carries out transactions.  Then both start with nothing
-in the kernel's cache except the WAL of the primary, which is to cost the device that they
-share nothing.
+To catch up: the standby is down while its primary carries out transactions.  Then both start
+with nothing in the kernel's cache except the WAL of the primary, which is to cost the device
+that they share nothing.
+
+To be promoted: the standby receives WAL and does not replay it.  Then the primary goes, and the
+standby starts with nothing in the kernel's cache except its WAL.
 """
 
 import time
@@ -49,8 +52,7 @@ class CatchUp:
         postgres.write_settings(standby.data / "postgresql.auto.conf", {
             "primary_conninfo": f"host={primary['PGHOST']} port={primary['PGPORT']}"
                                 f" user={primary['PGUSER']}"})
-        for path in (server.data / "pg_wal").glob("0*"):
-            path.read_bytes()
+        _warm_wal(server)
         volume.hold()
         before = counters.devices(volume)
         started = time.time()
@@ -72,6 +74,60 @@ class CatchUp:
         """Have clients ask the standby for rows; returns [(time, milliseconds)]."""
         return clients.pgbench_log(session.standby, READS, session.seconds, session.raw,
                                    self.readers)
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """A promotion with the WAL of so many `transactions` received and not replayed.
+
+    It lasts until a first row has been changed.
+    """
+
+    transactions: int
+    arguments: tuple
+
+    WRITE = "UPDATE pgbench_branches SET bbalance = bbalance + 1 WHERE bid = 1"
+
+    def __call__(self, session):
+        server, standby, volume = session.server, session.standby, session.volume
+        volume.release()
+        standby.stop()
+        postgres.write_settings(standby.data / "postgresql.auto.conf",
+                                {"recovery_min_apply_delay": "1d"})
+        standby.start()
+        begun = server.sql("SELECT pg_current_wal_lsn()")
+        if self.transactions:
+            carry_out(server, self.transactions, self.arguments)
+        end = server.sql("SELECT pg_current_wal_flush_lsn()")
+        while standby.sql(f"SELECT pg_last_wal_receive_lsn() >= '{end}'") != "t":
+            time.sleep(POLL_SECONDS)
+        standby.stop()
+        server.stop()
+        volume.cool()
+        _warm_wal(standby)
+        volume.hold()
+        standby.start()
+        left = standby.sql(f"SELECT pg_wal_lsn_diff('{end}', pg_last_wal_replay_lsn()),"
+                           f" pg_wal_lsn_diff('{end}', '{begun}')").split("|")
+        before = counters.snapshot(standby, volume)
+        started = time.time()
+        standby.sql("SELECT pg_promote(false)")
+        while standby.sql("SELECT pg_is_in_recovery()") != "f":
+            time.sleep(POLL_SECONDS)
+        standby.sql(self.WRITE)
+        ended = time.time()
+        counts = counters.difference(counters.snapshot(standby, volume), before)
+        volume.release()
+        facts = {"WAL kB": round(float(left[1]) / 1024),
+                 "of these not replayed": round(float(left[0]) / 1024), **_facts(counts)}
+        return [Point("until the first write", round(ended - started, 2), "s", False, 1, counts,
+                      extra=facts)]
+
+
+def _warm_wal(server):
+    """Have the WAL of a server that is down in the kernel's cache."""
+    for path in (server.data / "pg_wal").glob("0*"):
+        path.read_bytes()
 
 
 def _caught_up(standby, end):

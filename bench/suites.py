@@ -14,7 +14,7 @@ from . import clients, machine
 from .loads import Beside, Checkpoints, Pgbench, Program, Replication, Step, Steps, Sysbench
 from .recovery import PROGRESS, Replay, Workload
 from .restart import Restart
-from .standby import CatchUp
+from .standby import CatchUp, Promotion
 
 SCRIPTS = Path(__file__).resolve().parent / "tpcc"
 REDO_SCRIPTS = Path(__file__).resolve().parent / "redo"
@@ -480,20 +480,29 @@ def replication(scale):
 
 @suite
 def standby(scale):
-    """(l) how long a standby takes to catch up, alone and with readers beside."""
+    """(l) how long a standby takes to catch up, alone and with readers beside, and to be promoted."""
     transactions, tpcb = scale.count(40_000, 100), ("--builtin=tpcb-like",)
     settings = {"shared_buffers": scale.buffers(256), "max_wal_size": scale.wal(1536),
                 "wal_keep_size": scale.wal(1536), "autovacuum": "off"}
 
-    def case(name, readers, **more):
-        return Case(name, pgbench_data(scale, 30), CatchUp(transactions, tpcb, readers),
-                    {**settings, **more}, standby=True, ours_only=bool(more))
+    def case(name, load, **more):
+        return Case(name, pgbench_data(scale, 30), load, {**settings, **more}, standby=True,
+                    ours_only=bool(more))
 
-    return [case("tpcb-like", 0), case("tpcb-like, readers", READERS),
-            case("tpcb-like, readers, no pipeline", READERS, wal_pipeline="off")]
+    promotions = [case(f"promotion, {seconds} s of WAL",
+                       Promotion(scale.count(seconds * TRANSACTIONS_A_SECOND, 0), tpcb))
+                  for seconds in (0, 10, 60)]
+    return [case("tpcb-like", CatchUp(transactions, tpcb)),
+            case("tpcb-like, readers", CatchUp(transactions, tpcb, READERS)),
+            case("tpcb-like, readers, no pipeline", CatchUp(transactions, tpcb, READERS),
+                 wal_pipeline="off"), *promotions]
 
 
 READERS = 4
+
+# Of a primary whose standby is promoted: the same number in each arm, and what the slowest one
+# bears on rented storage.
+TRANSACTIONS_A_SECOND = 400
 
 
 @suite
