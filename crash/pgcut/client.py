@@ -331,7 +331,8 @@ class Client:
             table.unlogged = told["unlogged"]
             table.indexes = set(told["indexes"])
             cursor.execute(f"SELECT id, v, body FROM {name}")
-            table.put({key: (v, body) for key, v, body in cursor})
+            # No id is NULL but in a torn page: then the count tells.
+            table.put({key: (v, body) for key, v, body in cursor if key is not None})
             self.model[name] = table
             if (told["rows"], told["sum"]) != (len(table.rows), table.sum) and \
                     not (table.unlogged and not table.rows):

@@ -110,7 +110,8 @@ run_until_crash(2);
 my $log = dw_read_log($node);
 my @live = @{ $log->{live} };
 my ($first_page_batch) = grep { $_->{npages} > 0 } @live;
-my $middle = $live[ @live / 2 ];
+# not the first one of a file: it might be missing at the end of the file before as well
+my ($middle) = grep { $_->{blockno} > 0 } @live[ @live / 2 .. $#live - 1 ];
 
 cmp_ok(scalar(@live), '>=', 8, 'live range has several batches');
 cmp_ok($live[-1]{segno}, '>', $live[0]{segno}, '... in several files');

@@ -98,7 +98,7 @@ foreach my $mode ('off', 'on')
 	}
 	else
 	{
-		my ($read) = $log =~ /read (\d+) blocks and staged/;
+		my ($read) = $log =~ /read (\d+) blocks and wrote/;
 
 		cmp_ok($read, '>', 0, "$mode: pipeline has read blocks ($read)");
 		is(xlp_differences($digest, $this_digest), '', "$mode: same files");

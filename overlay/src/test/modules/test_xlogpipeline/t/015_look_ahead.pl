@@ -83,7 +83,7 @@ sub looked_ahead
 	unlike($log, qr/has failed|has ended/, $node->name . ': worker does not fail');
 	@done{qw(kilobytes windows blocks gaps runs)} = $log =~
 	  /looked ahead in (\d+) kB of WAL, in (\d+) windows, and announced (\d+) blocks, and (\d+) in between, in (\d+) runs/;
-	$done{read} = $1 if $log =~ /read (\d+) blocks and staged/;
+	$done{read} = $1 if $log =~ /read (\d+) blocks and wrote/;
 	$done{found} = [ $log =~ /looked ahead in WAL .* found (\d+) blocks/g ];
 	note join(', ',
 		map { "$_ " . ($done{$_} // 'none') }
