@@ -46,8 +46,10 @@ my $offset = -s $standby->logfile;
 $standby->start;
 $primary->safe_psql('postgres', 'CREATE TABLE after_it()');
 $primary->wait_for_replay_catchup($standby);
-ok($standby->log_contains(qr/incorrect resource manager data checksum in record/, $offset),
-	'... which is invalid, and streamed again');
+my @invalid = slurp_file($standby->logfile, $offset) =~
+  /incorrect resource manager data checksum in record/g;
+cmp_ok(scalar(@invalid), '>', 0, '... which is invalid');
+cmp_ok(scalar(@invalid), '<', 10, '... and is not read over and over');
 $_->stop('fast', fail_ok => 1) foreach ($standby, $primary);
 
 done_testing();
