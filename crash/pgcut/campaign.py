@@ -58,7 +58,8 @@ NEEDED = {"failing-log-syncs": _LOGGED,
           "frozen": {"shared_buffers": "16MB", "max_connections": "60"},
           # So small a log would not grow, and that of others not be full.
           "quota": {**_LOGGED, "wal_level": "minimal", "double_write_buffer_size": "-1",
-                    "shared_buffers": "1MB", "max_connections": "60"},
+                    "shared_buffers": "1MB", "checkpoint_timeout": "30s", "max_wal_size": "64MB",
+                    "max_connections": "60"},
           "failing-unlinks": {"shared_buffers": "16MB", "double_write_stage_size": "8MB"}}
 
 # Scenarios in which nobody asks the server for its WAL.

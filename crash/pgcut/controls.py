@@ -76,7 +76,7 @@ _ATOMIC = (("io_torn_pages_protection", "atomic_writes"), ("wal_level", "replica
 # Neither buffers nor stage become full.
 _MUCH_ROOM = (("shared_buffers", "16MB"), ("double_write_stage_size", "8MB"))
 # Who reads evicts pages of others, and the stage becomes full.
-_FROZEN = (("shared_buffers", "2MB"), ("double_write_stage_size", "1MB"), ("max_connections", "60"))
+_FROZEN = (("shared_buffers", "4MB"), ("double_write_stage_size", "1MB"), ("max_connections", "60"))
 # The log becomes longer, as it would have to be longer than it may be otherwise.
 _GROWING = (("wal_level", "minimal"), ("double_write_buffer_size", "-1"),
             ("checkpoint_timeout", "30s"), ("max_wal_size", "64MB"), ("max_connections", "60"))
@@ -158,7 +158,8 @@ CONTROLS = (
             faults=("torn-restore",), workloads=_BUSY),
     # Those of what must get on, or end, take minutes: a limit has to pass.
     Control("home-written-by-flusher", "R11", "pages are written home with the flush lock held",
-            record=True, scenario="frozen", lives=1, settings=_FROZEN, faults=("all-kept",), rare=True),
+            record=True, scenario="frozen", lives=1, seconds=12, settings=_FROZEN, faults=("all-kept",),
+            rare=True),
     Control("segment-must-be-made", "R11",
             "an error other than a lack of space when a segment is made fails the batch",
             record=True, scenario="quota", lives=1, settings=_GROWING, workloads=_BUSY,
