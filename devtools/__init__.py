@@ -11,6 +11,7 @@ only `common` and `bench`:
     git       the repository in work/, by plumbing commands
     worktree  work/: import, export, sync
     build     meson and ninja
+    chroot    clean chroots of Debian's suites
     deb       Debian packages, built in a chroot
     image     a container image of these packages
     cluster   the cluster of `./dev run`

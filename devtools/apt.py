@@ -242,6 +242,22 @@ def fetch_source(directory, package, lock):
     raise DevError(f"no apt mirror of this machine has the source package {package}")
 
 
+def download(directory, packages, suites):
+    """Download packages without what they depend on; returns the paths.
+
+    Raises DevError if no mirror has them.
+    """
+    shutil.rmtree(directory, ignore_errors=True)
+    for archive in machine_archives():
+        apt = PrivateApt(directory, archive, binaries=True, suites=suites)
+        apt.update()
+        try:
+            return apt.download_alone(packages)
+        except DevError as exc:
+            note(str(exc))
+    raise DevError(f"no apt mirror of this machine has packages {', '.join(packages)}")
+
+
 def unpack(directory, package, suites=SUITES, alone=()):
     """Unpack a package, and all that it depends on, into `directory`; installs nothing.
 

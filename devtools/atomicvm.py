@@ -23,7 +23,7 @@ from pathlib import Path
 
 from common.base import DevError, note, output, run, say
 
-from . import apt, deb
+from . import apt, chroot
 
 PACKAGES = ("cpio", "e2fsprogs", "mmdebstrap", "xfsprogs")
 
@@ -311,7 +311,7 @@ def _system(directory):
     say(f"getting QEMU and a kernel of {SUITE}")
     run(["unshare", "--mount", "--propagation", "slave",
          "mmdebstrap", "--mode=root", "--variant=minbase", "--quiet",
-         *(f"--aptopt={option}" for option in deb.APT_OPTIONS),
+         *(f"--aptopt={option}" for option in chroot.APT_OPTIONS),
          "--dpkgopt=force-unsafe-io", "--dpkgopt=path-exclude=/usr/share/locale/*",
          "--include=" + ",".join(INCLUDED), SUITE, unfinished, apt.machine_archives()[0].uri])
     return unfinished.rename(root)

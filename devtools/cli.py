@@ -106,8 +106,12 @@ def _parser():
     sub = command("bench", _bench, "measure this build and stock side by side")
     bench.add_arguments(sub)
     sub = command("deb", _deb, "build Debian packages that replace postgresql-18, in a chroot")
+    sub.add_argument("--suite", choices=tuple(deb.SUITES), default=deb.DEFAULT_SUITE,
+                     help=f"of Debian (default: {deb.DEFAULT_SUITE})")
     sub.add_argument("--profile", nargs="+", default=[], metavar="NAME",
                      help="build profiles; pkg.postgresql.nollvm leaves the JIT compiler out")
+    sub.add_argument("--quick", action="store_true",
+                     help="to try the packaging: without optimization, JIT and debug symbols")
     sub.add_argument("--test", action="store_true",
                      help="also upgrade from stock, crash, recover and go back, with them")
     sub.add_argument("--test-only", action="store_true", help="with those built before")
@@ -202,13 +206,15 @@ def _series(paths, args):
 
 def _deb(paths, args):
     deps.ensure(paths, deb.PACKAGES)
+    suite = deb.SUITES[args.suite]
     if args.image:
         image.build_and_try(paths)
         return
-    packages = deb.packages(paths) if args.test_only else deb.build(paths, args.profile)
-    print(packages)
+    kind = (deb.SMALL, deb.QUICK) if args.quick else (args.profile, ())
+    print(deb.require_packages(paths, suite) if args.test_only
+          else deb.build(paths, suite, *kind))
     if args.test or args.test_only:
-        deb.test(paths, packages)
+        deb.test(paths, suite)
 
 
 def _patroni(paths, args):

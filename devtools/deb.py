@@ -1,39 +1,71 @@
-"""Debian packages that replace postgresql-18, built in a clean chroot.
+"""Debian packages that replace postgresql-18, built in a clean chroot of a suite.
 
-The Debian source package of the release is taken as it is; our patches and new
-files are added to its patch series, and packaging/debian/ to its debian/.
-Everything happens in the build root; nothing is installed on the machine but
-the tools that are needed.
+The Debian source package of the release is taken as it is, which only sid has; our patches and
+new files are added to its patch series, and packaging/debian/ to its debian/.  Where the suite's
+own postgresql-common is too old for it, that of trixie goes beside our packages.
 
-The chroot is made and entered in namespaces of its own: mounts and processes
-disappear with them, and mounts never show outside.
+Everything happens in the build root; nothing is installed on the machine but the tools that
+are needed.
 """
 
 import os
 import re
 import shutil
+from dataclasses import dataclass
 from email.utils import formatdate
 
-from common.base import DevError, output, run, say
+from common.base import DevError, note, output, run, say
 
-from . import apt, lock
+from . import apt, chroot, lock, worktree
 from . import patch as patches
 
-PACKAGES = ("dpkg-dev", "mmdebstrap")
+PACKAGES = ("dpkg-dev", *chroot.PACKAGES)
 
-# The suite that the source package comes from, and that packages are built for.
-SUITE = "sid"
 
-# Version suffix: later than Debian's revision, and earlier than its next one.
-SUFFIX = "+dw1"
+@dataclass(frozen=True)
+class Suite:
+    """A suite that packages are built for.
+
+    `release` is its number, none for sid.  `older` is the major release of PostgreSQL that its
+    archive has, none if that is ours.  `borrowed` are packages of LENDER that it needs.
+    """
+
+    name: str
+    release: str
+    older: str = ""
+    borrowed: tuple[str, ...] = ()
+
+    def version(self, stock: str) -> str:
+        """Return the version of packages made of Debian's `stock`.
+
+        Of equal releases and revisions, it sorts after that of Debian, one that was only built
+        again (+b1), and that of the archive which PostgreSQL's own project has for the suite
+        (.pgdg13+1); and before Debian's next revision, and our own for a later suite.
+        """
+        return f"{stock}.pgdw{self.release}+1"
+
+    def version_of_stock(self, stock: str) -> str:
+        """Return the version that stock packages of the suite have, or would have."""
+        return f"{stock}.pgdg{self.release}+1" if self.older else stock
+
+
+LENDER = "trixie"
+SUITES = {suite.name: suite for suite in (
+    Suite("trixie", "13", older="17"),
+    Suite("bookworm", "12", older="15", borrowed=(
+        "postgresql-client-common", "postgresql-common", "postgresql-common-dev")),
+    Suite("sid", ""),
+)}
+DEFAULT_SUITE = "trixie"
 
 SERIES_DIRECTORY = "double-writes"
 
-# The archive's metadata may have expired on a mirror that is not updated.
-APT_OPTIONS = ('Acquire::Check-Valid-Until "false"', 'Acquire::Languages "none"')
+# Build profiles and options that leave out what only users of packages need.
+SMALL = ("nodoc", "pkg.postgresql.nollvm")
+QUICK = ("noopt", "noautodbgsym")
 
-# Where tests find the packages.
-REPOSITORY = "/packages"
+# Where tests find the packages, and those of stock.
+REPOSITORY, STOCK = "/packages", "/stock"
 
 MAINTAINER = "Double Write Team <team@example.org>"
 
@@ -41,21 +73,27 @@ MAINTAINER = "Double Write Team <team@example.org>"
 # Source package ------------------------------------------------------------
 
 
-def source_package(paths):
-    """Fetch Debian's source package and add our part; returns its tree."""
+def source_package(paths, suite, ours=True):
+    """Fetch Debian's source package for `suite`, with our part if wanted; returns its tree."""
     pinned = lock.read(paths.lock_file)
-    base = _fresh(paths.root / "deb" / "build")
+    base = chroot.fresh(place(paths, suite) / "build")
     description = apt.fetch_source(paths.root / "deb" / "apt", f"postgresql-{pinned.major}", pinned)
     tree = base / "tree"
     run(["dpkg-source", "--no-check", "--extract", description, tree], cwd=base, capture=True)
     for original in description.parent.glob("*.orig.tar.*"):
         shutil.copy(original, base)
-    version = output(["dpkg-parsechangelog", "-S", "Version"], cwd=tree) + SUFFIX
-    add_patches(paths, tree)
-    add_packaging(paths, tree)
-    add_changelog_entry(tree, version)
+    version = output(["dpkg-parsechangelog", "-S", "Version"], cwd=tree)
+    if ours:
+        add_patches(paths, tree)
+        add_packaging(paths, tree)
+        add_changelog_entry(tree, suite, suite.version(version), worktree.commit_time(paths),
+                            "Add double writes, write combining and pipelined recovery.")
+    elif suite.older:
+        add_changelog_entry(tree, suite, suite.version_of_stock(version),
+                            worktree.commit_time(paths), "Build for an older suite.")
+    complete_rules(tree)
     run(["dpkg-source", "--before-build", "."], cwd=tree, capture=True)
-    say(f"source of {version} is in {tree}")
+    say(f"source of {output(['dpkg-parsechangelog', '-S', 'Version'], cwd=tree)} is in {tree}")
     return tree
 
 
@@ -106,102 +144,129 @@ def add_packaging(paths, tree):
             (target / "tests" / path.name).chmod(0o755)
 
 
-def add_changelog_entry(tree, version):
-    """Put an entry for `version` on top of debian/changelog."""
+def add_changelog_entry(tree, suite, version, seconds, change):
+    """Put an entry for `version` on top of debian/changelog; its time is that of all files."""
     changelog = tree / "debian" / "changelog"
     source = output(["dpkg-parsechangelog", "-S", "Source"], cwd=tree)
-    entry = (f"{source} ({version}) {SUITE}; urgency=medium\n\n"
-             "  * Add double writes, write combining and pipelined recovery.\n\n"
-             f" -- {MAINTAINER}  {formatdate(localtime=False)}\n\n")
+    entry = (f"{source} ({version}) {suite.name}; urgency=medium\n\n"
+             f"  * {change}\n\n"
+             f" -- {MAINTAINER}  {formatdate(seconds)}\n\n")
     changelog.write_text(entry + changelog.read_text())
 
 
-# Chroot --------------------------------------------------------------------
+def complete_rules(tree):
+    """Add what an older postgresql-common does not know that 18 has."""
+    with (tree / "debian" / "rules").open("a") as file:
+        file.write("\nifeq ($(filter --with-libnuma,$(CONFIGURE_FLAGS)),)\n"
+                   "  CONFIGURE_FLAGS += --with-libnuma\nendif\n")
 
 
-def chroot(paths):
-    """Return the directory of a clean chroot of SUITE, made on first use."""
-    directory = paths.root / "deb" / "chroot"
-    if directory.is_dir():
-        return directory
-    unfinished = _fresh(directory.with_name("chroot.unfinished"))
-    archive = apt.machine_archives()[0]
-    options = [f"--aptopt={option}" for option in APT_OPTIONS]
-    say(f"making a chroot of {SUITE}")
-    _isolated(["mmdebstrap", "--mode=root", "--variant=buildd", "--quiet", *options,
-               "--dpkgopt=force-unsafe-io", "--dpkgopt=path-exclude=/usr/share/locale/*",
-               SUITE, unfinished, archive.uri])
-    return unfinished.rename(directory)
+# Building --------------------------------------------------------------------
 
 
-def in_chroot(paths, script, binds=()):
-    """Run a shell script in a throw-away copy of the chroot.
-
-    `binds` are (place outside, place inside).  Changes go to a layer above the
-    clean chroot, which is removed.
-    """
-    layers = _fresh(paths.root / "deb" / "layers")
-    for name in ("upper", "work", "root"):
-        (layers / name).mkdir()
-    for _, inside in binds:
-        (layers / "upper" / inside.lstrip("/")).mkdir(parents=True)
-    mounts = [f"mount -t overlay overlay -o lowerdir='{chroot(paths)}',"
-              f"upperdir='{layers}/upper',workdir='{layers}/work' '{layers}/root'",
-              f"cd '{layers}/root'", "mount -t proc proc proc", "mount -t tmpfs tmpfs dev/shm",
-              *(f"mount --bind '{outside}' '.{inside}'" for outside, inside in binds)]
-    try:
-        _isolated(["sh", "-ec", "\n".join(mounts) + '\nexec chroot . /bin/sh -ec "$1"', "sh", script],
-                  env={"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8",
-                       "DEBIAN_FRONTEND": "noninteractive", "HOME": "/root"})
-    finally:
-        shutil.rmtree(layers)
-
-
-def _isolated(command, env=None):
-    """Run a command in namespaces of its own: no mount, no process gets out."""
-    run(["unshare", "--mount", "--propagation", "slave", "--pid", "--fork", "--kill-child",
-         *command], env=env)
-
-
-# Building and testing --------------------------------------------------------
-
-
-def build(paths, profiles=()):
+def build(paths, suite, profiles=(), options=()):
     """Build the packages in the chroot; returns the directory they are in.
 
-    Build profiles may leave packages out, `pkg.postgresql.nollvm` the JIT compiler.
+    Build profiles may leave packages out, `pkg.postgresql.nollvm` the JIT compiler; options
+    are Debian's for builds.
     """
-    _require_root()
-    tree = source_package(paths)
-    say("building the packages, which takes a while")
+    chroot.require_root()
+    tree = source_package(paths, suite)
+    result = chroot.fresh(packages(paths, suite))
+    if suite.borrowed:
+        say(f"getting {', '.join(suite.borrowed)} of {LENDER}")
+        for package in apt.download(paths.root / "deb" / "lent", suite.borrowed, (LENDER,)):
+            shutil.move(package, result)
+    scan(result)
+    say(f"building the packages for {suite.name}, which takes a while")
+    return _build(paths, suite, tree, profiles, result, options)
+
+
+def stock(paths, suite):
+    """Return the directory of stock's packages for a suite whose archive lacks them.
+
+    They are built of Debian's source package as it is, once for each release.
+    """
+    directory = place(paths, suite) / f"stock-{lock.read(paths.lock_file).version}"
+    if not directory.exists():
+        tree = source_package(paths, suite, ours=False)
+        say(f"building stock packages for {suite.name}, to upgrade from")
+        unfinished = chroot.fresh(directory.with_name("stock.unfinished"))
+        _build(paths, suite, tree, SMALL, unfinished, QUICK).rename(directory)
+    return directory
+
+
+def _build(paths, suite, tree, profiles, result, options=()):
+    """Build the packages of a source tree, and move them into `result`; returns that."""
     # Tests are run from this repository, and documentation is built by ./dev doc.
     names = ["nocheck", *profiles]
-    in_chroot(paths, "\n".join([
-        "cd /build/tree", "apt-get update -q",
-        f"apt-get build-dep -q -y --no-install-recommends -P {','.join(names)} .",
-        f"export DEB_BUILD_PROFILES='{' '.join(names)}'",
-        f"export DEB_BUILD_OPTIONS='nocheck parallel={os.cpu_count()}'",
+    control = (tree / "debian" / "control").read_text()
+    prepare = "\n".join([
+        *_sources(REPOSITORY), "mkdir -p /tmp/control/debian",
+        f"cat > /tmp/control/debian/control <<'END'\n{control}\nEND",
+        "apt-get update -q",
+        f"apt-get build-dep -q -y --no-install-recommends -P {','.join(names)} /tmp/control",
+        "apt-get clean"])
+    chroot.call(paths, suite.name, "\n".join([
+        "cd /build/tree", f"export DEB_BUILD_PROFILES='{' '.join(names)}'",
+        f"export DEB_BUILD_OPTIONS='{' '.join(['nocheck', f'parallel={os.cpu_count()}', *options])}'",
         "dpkg-buildpackage --build=any --unsigned-source --unsigned-changes",
-    ]), [(tree.parent, "/build")])
-    result = _fresh(packages(paths))
+    ]), [(tree.parent, "/build"), (packages(paths, suite), REPOSITORY)], prepare=prepare)
     for package in sorted(tree.parent.glob("*.deb")):
         shutil.move(package, result)
-    run(["sh", "-c", "dpkg-scanpackages --multiversion . > Packages"], cwd=result)
+    shutil.rmtree(tree.parent)
+    scan(result)
     return result
 
 
-def packages(paths):
+def scan(directory):
+    """Make a directory of packages a source for apt."""
+    run(["sh", "-c", "dpkg-scanpackages --multiversion . > Packages"], cwd=directory)
+
+
+def _sources(*directories):
+    """Return commands that make directories in a chroot sources of its apt."""
+    return [f"echo 'deb [trusted=yes] file:{directory} ./' >> /etc/apt/sources.list.d/dw.list"
+            for directory in directories]
+
+
+def place(paths, suite):
+    """Return the directory of what is built for a suite."""
+    return paths.root / "deb" / suite.name
+
+
+def packages(paths, suite):
     """Return the directory of the packages built last: a source for apt."""
-    return paths.root / "deb" / "packages"
+    return place(paths, suite) / "packages"
 
 
-def test(paths, directory):
-    """Run the tests of the packages in `directory`."""
-    _require_root()
+def require_packages(paths, suite):
+    """Return the directory of the packages built last; raises DevError if there are none."""
+    directory = packages(paths, suite)
     if not (directory / "Packages").exists():
-        raise DevError("there are no packages", "./dev deb builds them")
-    tests = _tests(paths.repo / "packaging" / "debian" / "tests" / "control")
-    steps = [f"echo 'deb [trusted=yes] file:{REPOSITORY} ./' > /etc/apt/sources.list.d/dw.list",
+        raise DevError(f"there are no packages for {suite.name}",
+                       f"./dev deb --suite {suite.name} builds them")
+    return directory
+
+
+# Testing ---------------------------------------------------------------------
+
+
+def test(paths, suite):
+    """Run the tests of the packages built last."""
+    chroot.require_root()
+    binds = [(require_packages(paths, suite), REPOSITORY),
+             (paths.repo / "packaging", "/packaging")]
+    tests = parse_tests((paths.repo / "packaging" / "debian" / "tests" / "control").read_text())
+    if suite.older:
+        say(f"testing the packages of {suite.name}: beside its PostgreSQL {suite.older}")
+        chroot.call(paths, suite.name, "\n".join([
+            "apt-get update -q",
+            f"sh /packaging/debian/tests/older-major {suite.older} {suite.name} {REPOSITORY}"]), binds)
+        binds.append((stock(paths, suite), STOCK))
+        note("extensions of the archive are for its own PostgreSQL: tried in sid only")
+        tests = [(name, depends) for name, depends in tests if name == "double-writes"]
+    steps = [*_sources(*(inside for _, inside in binds if inside != "/packaging")),
              "apt-get update -q"]
     # That of the upgrade ends with the stock packages, so it comes last, and
     # that of the container, which is none of Debian's, before it.
@@ -211,24 +276,12 @@ def test(paths, directory):
                       "pg_dropcluster --stop 18 main || true", "bash /packaging/container/test"]
         steps += [f"apt-get install -q -y --no-install-recommends {' '.join(depends)}",
                   f"sh /packaging/debian/tests/{name}"]
-    say("testing the packages: " + ", ".join(["container", *(name for name, _ in tests)]))
-    in_chroot(paths, "\n".join(steps), [(directory, REPOSITORY),
-                                        (paths.repo / "packaging", "/packaging")])
+    say(f"testing the packages of {suite.name}: " +
+        ", ".join(["container", *(name for name, _ in tests)]))
+    chroot.call(paths, suite.name, "\n".join(steps), binds)
 
 
-def _tests(control):
+def parse_tests(control):
     """Parse debian/tests/control; returns [(name, packages)]."""
-    stanzas = re.findall(r"Tests: (\S+)\nDepends:\n((?: .*\n)+)", control.read_text())
+    stanzas = re.findall(r"Tests: (\S+)\nDepends:\n((?: .*\n)+)", control)
     return [(name, re.findall(r"[\w.+-]+", depends)) for name, depends in stanzas]
-
-
-def _require_root():
-    if os.getuid() != 0:
-        raise DevError("making and entering a chroot needs root")
-
-
-def _fresh(directory):
-    """Return `directory`, made anew and empty."""
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    return directory

@@ -7,13 +7,14 @@ the recipe asks for.  Everything stays below the build root.
 import shutil
 import tarfile
 
-from common.base import DevError, run, say
+from common.base import run, say
 
-from . import deb, deps
+from . import chroot, deb, deps
 
 PACKAGES = ("buildah",)
 
-BASE = "localhost/debian:sid-slim"
+SUITE = deb.SUITES[deb.DEFAULT_SUITE]
+BASE = f"localhost/debian:{SUITE.name}-slim"
 IMAGE = "localhost/postgres-dw:18"
 
 # What is asked of a server in the image, as the user that the image has for it.
@@ -35,8 +36,7 @@ def build_and_try(paths):
     Raises DevError if there are no packages or the server does not do what it
     should.
     """
-    if not (deb.packages(paths) / "Packages").exists():
-        raise DevError("there are no packages", "./dev deb builds them")
+    deb.require_packages(paths, SUITE)
     deps.ensure(paths, PACKAGES)
     directory = paths.root / "image"
     shutil.rmtree(directory, ignore_errors=True)
@@ -55,14 +55,14 @@ def _build(paths, directory):
     say(f"building the container image {IMAGE}")
     base = directory / "base.tar"
     with tarfile.open(base, "w") as tar:
-        tar.add(deb.chroot(paths), arcname=".")
+        tar.add(chroot.clean(paths, SUITE.name), arcname=".")
     _buildah(directory, "from", "--name", "base", "scratch")
     _buildah(directory, "add", "--quiet", "base", base, "/")
     _buildah(directory, "commit", "--quiet", "--rm", "base", BASE)
     base.unlink()
     context = directory / "context"
     shutil.copytree(paths.repo / "packaging" / "container", context)
-    shutil.copytree(deb.packages(paths), context / "packages")
+    shutil.copytree(deb.packages(paths, SUITE), context / "packages")
     _buildah(directory, "bud", "--quiet", "--from", BASE, "--pull-never", "--tag", IMAGE, context)
 
 

@@ -24,6 +24,7 @@ PACKAGES = ("mkdocs", *deps.BENCH)
 
 # Titles of pages in the order of the menu; what else is linked to is found from them.
 MENU = (("Overview", "README.md"), ("What would I save?", "docs/advise.md"),
+        ("Installation", "docs/installation.md"),
         ("Operations", "docs/operations.md"), ("Instant recovery", "docs/instant-restart.md"),
         ("Storage and clouds", "docs/clouds.md"), ("Operators", "docs/operators.md"),
         ("Figures", generate.FIGURES),

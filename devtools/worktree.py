@@ -195,6 +195,16 @@ def tree(paths):
     return _ask_git(paths, "rev-parse", "-q", "--verify", "HEAD^{tree}")
 
 
+def commit_time(paths):
+    """Return when the repository's commit was made, in seconds: what builds take for the time.
+
+    If the repository is none of git's, the time of its newest patch.
+    """
+    seconds = _ask_git(paths, "log", "-1", "--format=%ct")
+    return int(seconds) if seconds else \
+        int(max(path.stat().st_mtime for path in paths.patches.iterdir()))
+
+
 def _ask_git(paths, *args):
     """Return what git says of the repository, or ""."""
     # A checkout may well belong to another user than the one who builds.

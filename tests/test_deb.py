@@ -1,6 +1,7 @@
-"""What is added to Debian's source package."""
+"""What is added to Debian's source package, and the versions of ours."""
 
 import subprocess
+from unittest import TestCase
 
 from fixture import RepositoryCase
 
@@ -56,4 +57,34 @@ class SourcePackageTest(RepositoryCase):
         self.assertEqual((target / "tests" / "control").read_text(),
                          "Tests: zero\n\nTests: one\nDepends:\n a,\n b-1.2,\n")
         self.assertTrue((target / "tests" / "one").stat().st_mode & 0o100)
-        self.assertEqual(deb._tests(delta / "tests" / "control"), [("one", ["a", "b-1.2"])])
+        self.assertEqual(deb.parse_tests((delta / "tests" / "control").read_text()), [("one", ["a", "b-1.2"])])
+
+    def test_changelog(self):
+        """Our entry is on top, of the time that the commit has."""
+        self.write(self.tree / "debian" / "changelog",
+                   "pg (18.6-3) unstable; urgency=medium\n\n  * x\n\n"
+                   " -- A <a@example.org>  Mon, 23 Nov 2026 10:00:00 +0000\n")
+        deb.add_changelog_entry(self.tree, deb.SUITES["bookworm"], "18.6-3.x", 0, "Change.")
+        lines = (self.tree / "debian" / "changelog").read_text().splitlines()
+        self.assertEqual(lines[0], "pg (18.6-3.x) bookworm; urgency=medium")
+        self.assertIn("Thu, 01 Jan 1970 00:00:00", lines[4])
+        self.assertEqual(lines[6], "pg (18.6-3) unstable; urgency=medium")
+
+
+class VersionTest(TestCase):
+
+    def test_order(self):
+        """Ours are later than all that is made of the same revision, earlier than the next."""
+        bookworm, trixie, sid = (deb.SUITES[name] for name in ("bookworm", "trixie", "sid"))
+        order = ["18.6-3~deb13u1", "18.6-3", "18.6-3+b1", "18.6-3+deb13u1",
+                 "18.6-3.pgdg12+1", "18.6-3.pgdg13+1", "18.6-3.pgdg120+1", "18.6-3.pgdg+1",
+                 *(suite.version("18.6-3") for suite in (bookworm, trixie, sid)),
+                 "18.6-4", "18.7-1.pgdg12+1"]
+        for one, other in zip(order, order[1:]):
+            with self.subTest(f"{one} < {other}"):
+                subprocess.run(["dpkg", "--compare-versions", one, "lt", other], check=True)
+
+    def test_stock(self):
+        """Where the archive has stock, its version is as it is."""
+        self.assertEqual(deb.SUITES["sid"].version_of_stock("18.6-3"), "18.6-3")
+        self.assertEqual(deb.SUITES["trixie"].version_of_stock("18.6-3"), "18.6-3.pgdg13+1")
