@@ -969,6 +969,7 @@ extern void dw_arm(void);
 extern bool dw_removals_matter(void);
 extern void dw_sync_removals(void);
 extern void dw_settle_removals(void);
+extern bool dw_removal_has_failed(void);
 extern void dw_refuse_failed_removal(XLogRecPtr redo);
 extern uint64 dw_first_failed_removal(void);
 extern void dw_refuse_to_forget_removal(void);

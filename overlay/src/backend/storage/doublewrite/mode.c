@@ -426,6 +426,26 @@ DoubleWriteCheckpointDrain(XLogRecPtr redo)
 }
 
 /*
+ * Files that could not be removed may not be durable, as md.c has forgotten to sync them.
+ * Until pg_control is changed a crash recovers from before the removal, and needs them as they
+ * are, or their copies. (R3)
+ */
+static void
+dw_sync_unremoved(void)
+{
+	DWDirtyFile *files;
+	int			nfiles;
+
+	if (!dw_removal_has_failed())
+		return;
+	dw_lock_flush(LW_EXCLUSIVE);
+	files = dw_copy_dirty_files(&nfiles);
+	LWLockRelease(DoubleWriteFlushLock);
+	dw_sync_files(files, nfiles);
+	pfree(files);
+}
+
+/*
  * Make durable what was removed while the files written up to the drain were
  * being synced, and free the log up to the drain.  When this returns,
  * pg_control may be changed. (R5)
@@ -442,6 +462,7 @@ DoubleWriteCheckpointSynced(void)
 	{
 		dw_sync_removals();
 		dw_refuse_failed_removal(DWCtl->redo.pending);
+		dw_sync_unremoved();
 	}
 	dw_refuse_failed_sync();
 	dw_lock_flush(LW_EXCLUSIVE);

@@ -208,6 +208,21 @@ DoubleWriteRefusesRestartpoint(XLogRecPtr redo)
 }
 
 /*
+ * Would a crash recover from before a removal that has failed, as pg_control is now?
+ */
+bool
+dw_removal_has_failed(void)
+{
+	XLogRecPtr	failed_until;
+	XLogRecPtr	redo;
+
+	DWLockMutex();
+	redo = DWCtl->redo.last;
+	DWUnlockMutex();
+	return dw_has_failed_removal(redo, &failed_until);
+}
+
+/*
  * A checkpoint is about to complete.  Would a crash recover from before a removal that
  * has failed? (R5)
  */

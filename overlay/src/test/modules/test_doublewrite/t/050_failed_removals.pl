@@ -168,6 +168,26 @@ foreach my $how ('permission', 'error')
 	$node->stop;
 }
 
+# --- ... and syncs what is still there before its copies leave the log, as until pg_control
+# --- has changed a crash recovers from before the removal (R3)
+
+{
+	my $node = dw_quiet_node('synced', conf => q{fsync = on});
+	my $query = 'SELECT sync_cycle_files FROM dw_stats()';
+
+	create_database($node);
+	$node->safe_psql('postgres', 'SELECT dw_evict_all(); SELECT dw_drain()');
+	my $directory = database_directory($node);
+	my $before = $node->safe_psql('postgres', $query);
+
+	forbid_removals($directory);
+	is($node->psql('postgres', 'DROP DATABASE other'), 0, 'a database is dropped');
+	cmp_ok($node->safe_psql('postgres', $query),
+		'>', $before, '... and its checkpoint syncs the files that are left');
+	chmod(0700, $directory);
+	$node->stop;
+}
+
 # --- Of a table of several files, the first ones are cut before one cannot be removed
 
 {
