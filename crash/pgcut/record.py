@@ -45,7 +45,7 @@ LINKED = ("primary", "edited", "errors", "torn-writes", "failing-syncs", "failin
 PROBED = ("frozen", "quota")
 
 # Load that these scenarios have besides.
-MORE_KINDS = {"frozen": {"tablespace": 2}, "quota": {"scan": 5},
+MORE_KINDS = {"frozen": {"tablespace": 1}, "quota": {"scan": 5},
               "failing-unlinks": {"database": 1, "tablespace": 1}}
 
 # All that makes a recording may take so long.
