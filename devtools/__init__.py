@@ -14,6 +14,7 @@ only `common` and `bench`:
     chroot    clean chroots of Debian's suites
     deb       Debian packages, built in a chroot
     image     a container image of these packages
+    dist      an archive that runs from any directory
     cluster   the cluster of `./dev run`
     patroni   a cluster with Patroni
     paf       a cluster with Pacemaker, in a copy of the machine that is thrown away

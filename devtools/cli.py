@@ -13,8 +13,8 @@ from pathlib import Path
 from bench import cli as bench
 from common.base import DevError, locate, note, say
 
-from . import (advise, atomic, atomicvm, build, check, clean, cluster, crash, deb, deps, generate,
-               image, lint, mutate, paf, patroni, rules, series, site, source, suites, tools,
+from . import (advise, atomic, atomicvm, build, check, chroot, clean, cluster, crash, deb, deps, dist,
+               generate, image, lint, mutate, paf, patroni, rules, series, site, source, suites, tools,
                worktree)
 
 
@@ -117,6 +117,12 @@ def _parser():
     sub.add_argument("--test-only", action="store_true", help="with those built before")
     sub.add_argument("--image", action="store_true",
                      help="build the container image from those built before, and run it")
+    sub = command("dist", _dist, "build an archive of the server that runs from any directory")
+    sub.add_argument("--twice", action="store_true",
+                     help="build it twice, and compare the bytes")
+    sub.add_argument("--test", action="store_true",
+                     help=f"also run it on {' and '.join(dist.TRIED_ON)}")
+    sub.add_argument("--test-only", action="store_true", help="with the one built before")
     command("atomic", _atomic, "test atomic writes on file systems that offer them")
     command("atomic-vm", _atomic_vm, "the same in a virtual machine, with emulated NVMe")
     sub = command("restarts", _restarts, "crash one server again and again, with its pages pending")
@@ -215,6 +221,17 @@ def _deb(paths, args):
           else deb.build(paths, suite, *kind))
     if args.test or args.test_only:
         deb.test(paths, suite)
+
+
+def _dist(paths, args):
+    chroot.require_root()
+    deps.ensure(paths, dist.PACKAGES)
+    directory = paths.root / "dist"
+    if not args.test_only:
+        directory = dist.build(paths, _obtain(paths), args.twice)
+    print(directory)
+    if args.test or args.test_only:
+        dist.test(paths, directory)
 
 
 def _patroni(paths, args):
