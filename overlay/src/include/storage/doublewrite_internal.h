@@ -402,17 +402,15 @@ typedef struct DWStageState
 								 * used; read without lock, too */
 	int			nstaged;		/* length of staged list; read without lock,
 								 * too */
-	int			ninuse;			/* slots not FREE */
-	int			nfailed;		/* of them, those that have failed; read
-								 * without lock, too */
+	int			nfailed;		/* slots that have failed; read without lock,
+								 * too */
 	uint64		nmerged;		/* slots that have given way to newer versions */
 	uint64		next_seq;
 	dlist_head	free;
 	dlist_head	staged;			/* what a batch can take, oldest first, if none
 								 * has returned */
 
-	/* copy of ninuse that is looked at without the lock */
-	pg_atomic_uint32 ninuse_hint;
+	pg_atomic_uint32 ninuse;	/* slots not FREE; read without lock, too */
 } DWStageState;
 
 /* Runs on their way home, see home.c; mutex */
@@ -848,7 +846,7 @@ extern uint64 dw_first_removed_batch(void);
 extern int	dw_take_slots(int *slots, int max, const DWPageSet *retry);
 extern int	dw_take_kept(int *slots, int max, uint64 before);
 extern void dw_release_slots(const int *slots, int nslots);
-extern void dw_restage_slot(int slotno, int error);
+extern void dw_restage_slot(int slotno, int error, bool first);
 extern void dw_mark_stalled(int slotno);
 extern bool dw_let_stalled_go(Oid spcOid);
 extern void dw_return_slot_to_log(int slotno, int error);
@@ -920,7 +918,7 @@ extern void dw_await_thaw(void);
 extern bool dw_write_is_lost(void);
 extern bool dw_await_home_writes(bool patient);
 extern void dw_await_writes_of(DWTagFilter filter, const void *arg);
-extern void dw_lock_flush_idle(LWLockMode mode);
+extern bool dw_lock_flush_idle(LWLockMode mode, bool for_cycle);
 extern bool dw_refuse_failed(const DWPageSet *pages, uint64 since);
 
 /* segment.c */
@@ -981,7 +979,6 @@ extern void dw_have_room_for_mark(uint64 mark);
 extern void dw_sync_cycle(uint64 begun);
 
 /* flush.c */
-extern bool dw_flush_batch_locked(const DWPageSet *retry);
 extern bool dw_flush_batch(const DWPageSet *retry);
 extern bool dw_try_home(const DWPageSet *pages, uint64 since);
 

@@ -105,7 +105,7 @@ dw_return_batch(void)
 	Assert(DWIsFlusher());
 	Assert(DWCtl->batch.phase == DW_BATCH_TAKEN);
 	while (DWCtl->batch.len > 0)
-		dw_restage_slot(DWCtl->batch.slots[--DWCtl->batch.len], 0);
+		dw_restage_slot(DWCtl->batch.slots[--DWCtl->batch.len], 0, false);
 	dw_set_batch_phase(DW_BATCH_NONE);
 }
 

@@ -75,19 +75,19 @@ dw_drain_and_lock(void)
 	for (;;)
 	{
 		dw_drain_pages(&DWAllPages, seq);
-		dw_lock_flush_idle(LW_EXCLUSIVE);
+		(void) dw_lock_flush_idle(LW_EXCLUSIVE, false);
 		if (DWCtl->batch.phase == DW_BATCH_NONE &&
 			!dw_unfinished_before(seq, &DWAllPages, &state))
 			return;
 		/* finish what another flusher has left */
-		dw_flush_batch_locked(NULL);
+		dw_flush_batch(NULL);
 	}
 }
 
 static void
 dw_drain(const DWPageSet *pages)
 {
-	if (pg_atomic_read_membarrier_u32(&DWCtl->stage.ninuse_hint) == 0)
+	if (pg_atomic_read_membarrier_u32(&DWCtl->stage.ninuse) == 0)
 		return;
 	dw_drain_pages(pages, dw_current_seq());
 }

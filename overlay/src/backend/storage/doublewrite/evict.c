@@ -66,7 +66,7 @@ dw_flush_for_room(void)
 	if (dw_room_or_runs())
 		LWLockRelease(DoubleWriteFlushLock);
 	else
-		flushed = dw_flush_batch_locked(NULL);
+		flushed = dw_flush_batch(NULL);
 	LWLockRelease(DoubleWriteRoomLock);
 	dw_tell_room(1);
 	return flushed;
@@ -125,7 +125,7 @@ dw_make_room(bool *impatient, uint64 since)
 		if (dw_flush_for_room())
 			dw_carry_for_room();
 		else if (!dw_homes_under_way() &&
-				 pg_atomic_read_u32(&DWCtl->stage.ninuse_hint) >= (uint32) DWCtl->stage.nslots)
+				 pg_atomic_read_u32(&DWCtl->stage.ninuse) >= (uint32) DWCtl->stage.nslots)
 			dw_try_home(&DWAllPages, since);	/* all have failed (R11) */
 	}
 	else if (!dw_wait_on(&DWCtl->home.room, dw_room_or_runs))

@@ -253,7 +253,7 @@ dw_drive_batch(void)
 }
 
 /*
- * The work of dw_flush_batch_locked().  A batch that waits for a sync cycle is the same for
+ * The work of dw_flush_batch(), with the flush lock held.  A batch that waits for a sync cycle is the same for
  * each process that meets it: they wait for the same cycle, which one of them runs, and one
  * takes the batch on.
  */
@@ -287,17 +287,21 @@ dw_do_flush_and_unlock(const DWPageSet *retry)
 }
 
 /*
- * The same as dw_flush_batch(), when the caller has got the flush lock.  It is
- * released, also before others learn of an error.
+ * Take one batch to the log, or resume the one left over, and send it home.  Returns false
+ * if there was nothing to do.  The caller holds no lock of the engine, except perhaps
+ * the flush lock, which is released, also before others learn of an error.
+ *
+ * Pages that have failed before are left alone, except those in retry.
  */
 bool
-dw_flush_batch_locked(const DWPageSet *retry)
+dw_flush_batch(const DWPageSet *retry)
 {
 	bool		result = false;
 
-	Assert(DWIsFlusher());
 	Assert(!LWLockHeldByMe(DoubleWriteSyncLock));
 
+	if (!DWIsFlusher())
+		dw_lock_flush(LW_EXCLUSIVE);
 	PG_TRY();
 	{
 		result = dw_do_flush_and_unlock(retry);
@@ -312,19 +316,6 @@ dw_flush_batch_locked(const DWPageSet *retry)
 }
 
 /*
- * Take one batch to the log, or resume the one left over, and send it home.  Returns false
- * if there was nothing to do.  The caller holds no lock of the engine.
- *
- * Pages that have failed before are left alone, except those in retry.
- */
-bool
-dw_flush_batch(const DWPageSet *retry)
-{
-	dw_lock_flush(LW_EXCLUSIVE);
-	return dw_flush_batch_locked(retry);
-}
-
-/*
  * Try to bring pages home that have failed before, and what is ready beside them.  Throws
  * the error if one has failed again in this run (see dw_runs_sent()) or a later one, or
  * waits a moment if that cannot be tried, or is being tried by another process.  Returns
@@ -336,8 +327,7 @@ dw_try_home(const DWPageSet *pages, uint64 since)
 	bool		flushed;
 	bool		under_way;
 
-	dw_lock_flush(LW_EXCLUSIVE);
-	flushed = dw_flush_batch_locked(pages);
+	flushed = dw_flush_batch(pages);
 	dw_carry_runs();
 	under_way = dw_homes_under_way();
 	if (!dw_refuse_failed(pages, since) && under_way)

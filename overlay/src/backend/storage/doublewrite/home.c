@@ -81,6 +81,7 @@
 #include "access/xlogrecovery.h"
 #include "common/relpath.h"
 #include "pgstat.h"
+#include "postmaster/bgwriter.h"
 #include "storage/bufmgr.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/ipc.h"
@@ -95,7 +96,7 @@
 #define DW_REPORT_NSEC		INT64CONST(10000000000)
 
 /* Attempts to find no write under way without waiting for slow ones with the flush lock */
-#define DW_IDLE_ATTEMPTS	10
+#define DW_IDLE_ATTEMPTS	4
 
 /* ---------------------------------------------------------------------
  * Runs
@@ -375,10 +376,16 @@ dw_came_back(DWWriter *writer)
  * ---------------------------------------------------------------------
  */
 
+/* Pages of the run that have gone home, and the processes that staged them */
+static BufferTag dw_hint_tags[MAX_IO_COMBINE_LIMIT];
+static DWStager dw_hint_stagers[MAX_IO_COMBINE_LIMIT];
+static int	dw_nhints = 0;
+
 /*
- * Tell the kernel to start writing a page that has gone home, once there are
+ * Tell the kernel to start writing pages that have gone home, once there are
  * as many of them as the setting allows for the kind of process that staged
- * it.  Which process writes it does not matter: with backend_flush_after = 0, which is
+ * them.  These may be of other files, whose device may hang: so not before the slots are
+ * free, and the entry in the table.  Which process writes it does not matter: with backend_flush_after = 0, which is
  * the default, pages that client backends evict are left to the kernel, for
  * they may well be read and evicted again before it writes them.
  *
@@ -387,11 +394,12 @@ dw_came_back(DWWriter *writer)
  * checkpoint that follows is another matter.
  */
 static void
-dw_schedule_writeback(const DWSlot *slot)
+dw_schedule_writeback(void)
 {
 	static WritebackContext contexts[DW_STAGERS];
 	static bool initialized = false;
-	BufferTag	tag = slot->tag;
+
+	Assert(dw_own_writer() == NULL);
 
 	if (!initialized)
 	{
@@ -401,10 +409,14 @@ dw_schedule_writeback(const DWSlot *slot)
 		initialized = true;
 	}
 
-	if (slot->stager == DW_STAGER_CHECKPOINTER || !RecoveryInProgress() ||
-		HotStandbyActive())
-		ScheduleBufferTagForWriteback(&contexts[slot->stager],
-									  IOCONTEXT_NORMAL, &tag);
+	for (int i = 0; i < dw_nhints; i++)
+	{
+		if (dw_hint_stagers[i] == DW_STAGER_CHECKPOINTER || !RecoveryInProgress() ||
+			HotStandbyActive())
+			ScheduleBufferTagForWriteback(&contexts[dw_hint_stagers[i]],
+										  IOCONTEXT_NORMAL, &dw_hint_tags[i]);
+	}
+	dw_nhints = 0;
 }
 
 /*
@@ -436,7 +448,11 @@ dw_count_run(const int *slots, int npages, instr_time start)
 
 	/* direct writes have begun already */
 	for (int i = 0; i < npages && !DWSlots[slots[0]].atomic; i++)
-		dw_schedule_writeback(&DWSlots[slots[i]]);
+	{
+		Assert(dw_nhints < MAX_IO_COMBINE_LIMIT);
+		dw_hint_tags[dw_nhints] = DWSlots[slots[i]].tag;
+		dw_hint_stagers[dw_nhints++] = DWSlots[slots[i]].stager;
+	}
 }
 
 /*
@@ -480,7 +496,7 @@ dw_settle_run(const int *slots, int npages, int error)
 	if (error == 0)
 		dw_release_slots(slots, npages);
 	for (int i = 0; i < npages && error != 0; i++)
-		dw_restage_slot(slots[i], error);
+		dw_restage_slot(slots[i], error, false);
 }
 
 /*
@@ -539,6 +555,7 @@ dw_abandon_run(int code, Datum arg)
 		HOLD_INTERRUPTS();		/* LWLockRelease() resumes them */
 	dw_settle_run(writer->slots + writer->ndone, writer->npages - writer->ndone, DW_TORN);
 	writer->ndone = writer->npages;
+	dw_nhints = 0;
 	dw_leave_table(writer);
 }
 
@@ -565,6 +582,7 @@ dw_carry_run(void)
 	}
 	PG_END_ENSURE_ERROR_CLEANUP(dw_abandon_run, PointerGetDatum(writer));
 	dw_leave_table(writer);
+	dw_schedule_writeback();
 	INJECTION_POINT("doublewrite-home-run-written", NULL);
 	if (!dw_homes_under_way())
 		INJECTION_POINT("doublewrite-home-written", NULL);
@@ -653,7 +671,7 @@ dw_recall_runs(void)
 		{
 			int			next = DWSlots[slotno].run_next;
 
-			dw_restage_slot(slotno, 0);
+			dw_restage_slot(slotno, 0, true);
 			slotno = next;
 		}
 	}
@@ -682,25 +700,37 @@ dw_await_home_writes(bool patient)
 /*
  * Take the flush lock, with no home write under way.  Those that wait to be made we make
  * before, without the lock, so that processes which want that again and again don't
- * keep pages from going home.
+ * keep pages from going home.  A sync cycle does not, as it holds a lock, and a write may
+ * not come back; for it, false is returned if one seems to be lost, after a second, so
+ * that it does no harm to come here again and again.
  *
  * Where each write takes longer than a second, there may be no moment without one.  So
  * after some attempts we wait for them with the lock.  A write that does not come back has
  * been under way for so long then that no process does.
  */
-void
-dw_lock_flush_idle(LWLockMode mode)
+bool
+dw_lock_flush_idle(LWLockMode mode, bool for_cycle)
 {
+	Assert(for_cycle == LWLockHeldByMe(DoubleWriteSyncLock));
+
 	for (int attempt = 1;; attempt++)
 	{
-		dw_carry_runs();
+		bool		lost = for_cycle && dw_write_is_lost();
+
+		/* a process whose write we wait for may want room in the checkpointer's queue */
+		AbsorbSyncRequests();
+		if (!for_cycle)
+			dw_carry_runs();
+		if (lost)
+			dw_await_thaw();
 		dw_lock_flush(mode);
 		if (dw_await_home_writes(attempt > DW_IDLE_ATTEMPTS))
-			break;
+			return true;
+		if (lost)
+			return false;
 		LWLockRelease(DoubleWriteFlushLock);
 		dw_await_thaw();
 	}
-	Assert(!dw_homes_under_way());
 }
 
 static bool

@@ -95,7 +95,7 @@ DoubleWriteHoldHomeWrites(const char *path)
 
 	for (;;)
 	{
-		dw_lock_flush_idle(LW_SHARED);
+		(void) dw_lock_flush_idle(LW_SHARED, false);
 		if (!has_pages || !dw_any_has_failed(&pages))
 			break;
 		LWLockRelease(DoubleWriteFlushLock);

@@ -107,7 +107,7 @@ dw_init_slots(void)
 {
 	dlist_init(&DWCtl->stage.free);
 	dlist_init(&DWCtl->stage.staged);
-	pg_atomic_init_u32(&DWCtl->stage.ninuse_hint, 0);
+	pg_atomic_init_u32(&DWCtl->stage.ninuse, 0);
 	DWCtl->stage.nslots = dw_stage_slots();
 	DWCtl->stage.nreserved = Max(DWCtl->stage.nslots / DW_RESERVED_SHARE, 1);
 	DWCtl->stage.next_seq = 1;
@@ -218,15 +218,21 @@ dw_unlink(int slotno)
 	DWSlots[slotno].hash_next = -1;
 }
 
+static int
+dw_in_use_now(void)
+{
+	return pg_atomic_read_u32(&DWCtl->stage.ninuse);
+}
+
 static void
 dw_set_in_use(int nslots)
 {
 	Assert(DWMutexHeld());
+	Assert(nslots >= 0 && nslots <= DWCtl->stage.nslots);
 
-	if ((nslots == 0) != (DWCtl->stage.ninuse == 0))
+	if ((nslots == 0) != (dw_in_use_now() == 0))
 		pg_atomic_write_u32(dw_in_use, nslots > 0);
-	DWCtl->stage.ninuse = nslots;
-	pg_atomic_write_u32(&DWCtl->stage.ninuse_hint, nslots);
+	pg_atomic_write_u32(&DWCtl->stage.ninuse, nslots);
 }
 
 /*
@@ -234,12 +240,15 @@ dw_set_in_use(int nslots)
  * older version of it, or that could not be written, is not on it. (R4, R11)
  */
 static void
-dw_enter_list(DWSlot *slot)
+dw_enter_list(DWSlot *slot, bool first)
 {
 	Assert(DWMutexHeld());
 	if (slot->listed || slot->behind || slot->failed)
 		return;
-	dlist_push_tail(&DWCtl->stage.staged, &slot->node);
+	if (first)
+		dlist_push_head(&DWCtl->stage.staged, &slot->node);
+	else
+		dlist_push_tail(&DWCtl->stage.staged, &slot->node);
 	DWCtl->stage.nstaged++;
 	slot->listed = true;
 }
@@ -291,7 +300,7 @@ dw_let_newer_go(int slotno)
 	if (newest != slotno)
 	{
 		DWSlots[newest].behind = false;
-		dw_enter_list(&DWSlots[newest]);
+		dw_enter_list(&DWSlots[newest], false);
 	}
 }
 
@@ -301,7 +310,6 @@ dw_free_slot(int slotno)
 	DWSlot	   *slot = &DWSlots[slotno];
 
 	Assert(DWMutexHeld());
-	Assert(DWCtl->stage.ninuse > 0);
 	Assert(!slot->failed || DWCtl->stage.nfailed > 0);
 
 	if (!slot->discarded && DWSlotInState(slot, DW_SLOT_BATCH))
@@ -315,7 +323,7 @@ dw_free_slot(int slotno)
 	slot->home_batch = 0;
 	dw_set_slot_state(slot, DW_SLOT_FREE);
 	dlist_push_head(&DWCtl->stage.free, &slot->node);
-	dw_set_in_use(DWCtl->stage.ninuse - 1);
+	dw_set_in_use(dw_in_use_now() - 1);
 }
 
 
@@ -463,7 +471,7 @@ dw_reserve_slot(const BufferTag *tag, uint32 bucket, bool refused, bool *replace
 	Assert(older < 0 || DWSlotInState(&DWSlots[older], DW_SLOT_BATCH));
 
 	*replaces = false;
-	if (refused || !dw_has_room(DWCtl->stage.ninuse, DWCtl->stage.nfailed))
+	if (refused || !dw_has_room(dw_in_use_now(), DWCtl->stage.nfailed))
 		return -1;
 
 	slot = dlist_container(DWSlot, node, dlist_pop_head_node(&DWCtl->stage.free));
@@ -479,9 +487,9 @@ dw_reserve_slot(const BufferTag *tag, uint32 bucket, bool refused, bool *replace
 	slot->bucket = bucket;
 	slot->hash_next = DWBuckets[bucket];
 	DWBuckets[bucket] = slotno;
-	dw_enter_list(slot);
+	dw_enter_list(slot, false);
 	DWCtl->stage.nused = Max(DWCtl->stage.nused, slotno + 1);
-	dw_set_in_use(DWCtl->stage.ninuse + 1);
+	dw_set_in_use(dw_in_use_now() + 1);
 	return slotno;
 }
 
@@ -543,7 +551,7 @@ dw_publish_slot(int slotno)
 bool
 dw_stage_has_room(void)
 {
-	return dw_has_room(pg_atomic_read_u32(&DWCtl->stage.ninuse_hint),
+	return dw_has_room(dw_in_use_now(),
 					   ((volatile DWCtlData *) DWCtl)->stage.nfailed);
 }
 
@@ -730,7 +738,7 @@ dw_discard_staged(DWTagFilter filter, const void *arg)
 
 	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
 
-	if (pg_atomic_read_u32(&DWCtl->stage.ninuse_hint) == 0)
+	if (dw_in_use_now() == 0)
 		return false;
 
 	for (int i = 0; i < dw_slots_used(); i++)
@@ -942,10 +950,11 @@ dw_merge_into_newer(int slotno, int newest)
  * A page in a batch returns to the stage, as its home write has failed with this
  * errno, or was not tried (DW_STALLED); or, with 0, as the batch cannot be carried on
  * with or has been called back, which leaves it failed if it was.  As long as home has not
- * been touched, the page needs nothing of the log. (R3, R4, R11)
+ * been touched, the page needs nothing of the log. (R3, R4, R11)  One that has been in
+ * the log for nothing is the first of the next batch, not the last of all.
  */
 void
-dw_restage_slot(int slotno, int error)
+dw_restage_slot(int slotno, int error, bool first)
 {
 	DWSlot	   *slot = &DWSlots[slotno];
 	int			newest;
@@ -971,9 +980,9 @@ dw_restage_slot(int slotno, int error)
 	else
 	{
 		dw_set_slot_state(slot, DW_SLOT_STAGED);
-		dw_enter_list(slot);
+		dw_enter_list(slot, first);
 	}
-	room = dw_has_room(DWCtl->stage.ninuse, DWCtl->stage.nfailed);
+	room = dw_has_room(dw_in_use_now(), DWCtl->stage.nfailed);
 	DWUnlockMutex();
 	if (room)
 		dw_tell_room(1);
@@ -1025,7 +1034,7 @@ dw_let_stalled_go(Oid spcOid)
 		{
 			slot->failed = false;
 			DWCtl->stage.nfailed--;
-			dw_enter_list(slot);
+			dw_enter_list(slot, false);
 		}
 		DWUnlockMutex();
 	}
@@ -1048,7 +1057,7 @@ dw_return_slot_to_log(int slotno, int error)
 	Assert(slot->atomic);
 	slot->use_log = true;
 	DWUnlockMutex();
-	dw_restage_slot(slotno, error);
+	dw_restage_slot(slotno, error, false);
 }
 
 static uint64

@@ -98,31 +98,6 @@ dw_mark_is_worth_it(uint64 mark)
 }
 
 /*
- * Take the flush lock with no home write under way: what is on its way home relies on the
- * log, and would keep a sync cycle from freeing it.  Slow writes are waited for without the
- * lock.  Returns false if one seems to be lost, after a second, so that it does no harm to
- * come here again and again.
- */
-static bool
-dw_lock_for_cycle(void)
-{
-	for (;;)
-	{
-		bool		lost = dw_write_is_lost();
-
-		if (lost)
-			dw_await_thaw();
-		dw_lock_flush(LW_EXCLUSIVE);
-		if (dw_await_home_writes(false))
-			return true;
-		if (lost)
-			return false;
-		LWLockRelease(DoubleWriteFlushLock);
-		dw_await_thaw();
-	}
-}
-
-/*
  * First half of a sync cycle: choose what to sync, and which mark may be set then.
  */
 static void
@@ -184,7 +159,8 @@ dw_run_sync_cycle(void)
 	uint64		number;
 	bool		frees;
 
-	DWCtl->log.futile = !dw_lock_for_cycle();
+	/* what is on its way home relies on the log, and would keep us from freeing it */
+	DWCtl->log.futile = !dw_lock_flush_idle(LW_EXCLUSIVE, true);
 	number = ++DWCtl->log.cycles_begun;
 	frees = DWCtl->log.open && !DWCtl->log.futile;
 	if (frees)

@@ -1281,7 +1281,7 @@ dw_state(PG_FUNCTION_ARGS)
 	values[n++] = BoolGetDatum(DWCtl->log.armed);
 	values[n++] = LSNGetDatum(DWCtl->disarm_after);
 	values[n++] = Int32GetDatum(DWCtl->stage.nslots);
-	values[n++] = Int32GetDatum(DWCtl->stage.ninuse);
+	values[n++] = UInt32GetDatum(pg_atomic_read_u32(&DWCtl->stage.ninuse));
 	values[n++] = Int32GetDatum(DWCtl->stage.nstaged);
 	values[n++] = UInt64GetDatum(DWCtl->log.next_batchno);
 	values[n++] = UInt64GetDatum(DWCtl->log.low_water);

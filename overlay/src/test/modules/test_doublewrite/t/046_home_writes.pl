@@ -14,6 +14,7 @@ use lib $FindBin::RealBin;
 use DoubleWrite::Crash;
 use DoubleWrite::Damage;
 use DoubleWrite::Hold;
+use DoubleWrite::Log;
 use DoubleWrite::Node;
 use DoubleWrite::Pages;
 use PostgreSQL::Test::Cluster;
@@ -394,6 +395,26 @@ foreach my $mode (qw(double_writes full_pages off))
 	ok( $node->poll_query_until('postgres',
 			q{SELECT blk_write_time > 0 FROM pg_stat_database WHERE datname = 'postgres'}),
 		'... in the statistics, too');
+	$node->stop;
+}
+
+# --- What a sync cycle has called back goes before what has never been in the log
+
+{
+	new_node('recalled', "double_write_stage_size = 16MB\nshared_buffers = 16MB\n");
+	stage('t', 1, 8);
+	sql(q{SELECT injection_points_attach('doublewrite-home-sent', 'error')});
+	isnt($node->psql('postgres', 'SELECT dw_flush_batch(false)'), 0, 'runs are left in the queue');
+	sql(q{SELECT injection_points_detach('doublewrite-home-sent')});
+	stage('t', 9, 100);
+	stage('f', 1, 100);
+	stage('f2', 1, 100);
+	cmp_ok(in_use(), '>=', 300, '... beside more pages than a batch takes');
+	sql('SELECT dw_sync_cycle()');
+	is(flush(), 't', 'a batch is flushed');
+	my $relfilenode = sql(q{SELECT pg_relation_filenode('t')});
+	my @copies = grep { m{/$relfilenode/0/[0-7]$} } keys %{ dw_live_copies(dw_read_log($node)) };
+	is(scalar @copies, 8, '... which has the pages that were called back');
 	$node->stop;
 }
 
