@@ -98,6 +98,13 @@ CREATE FUNCTION pg_instant_recovery_pages(
 AS 'MODULE_PATHNAME'
 LANGUAGE C STRICT VOLATILE PARALLEL SAFE;
 
+CREATE FUNCTION pg_fetched_pages(
+	OUT pages_damaged bigint,
+	OUT pages_awaited bigint,
+	OUT pages_replaced bigint)
+AS 'MODULE_PATHNAME'
+LANGUAGE C STRICT VOLATILE PARALLEL SAFE;
+
 CREATE FUNCTION pg_instant_recovery_give_up(relation text, block bigint)
 RETURNS void
 AS 'MODULE_PATHNAME'
@@ -402,13 +409,19 @@ FROM pg_instant_recovery_pages() p,
 		WHERE a.wait_event = 'InstantRecoveryPage'::text) w
 WHERE p.pages IS NOT NULL;
 
+-- Pages that redo of a standby has found damaged since the server started, those of them
+-- that it waits for, and those that have come from the primary.
+CREATE VIEW pg_fetched_pages AS
+SELECT * FROM pg_fetched_pages();
+
 -- Figures about the whole cluster are for everybody, as those of
 -- pg_stat_bgwriter and the like; what names relations of any database is for
 -- roles that may read all statistics.
 GRANT SELECT ON pg_stat_double_writes, pg_stat_double_write_batches,
 	pg_double_write_log, pg_double_write_mode, pg_double_write_restore,
 	pg_double_write_sizing, pg_double_write_summary, pg_double_write_what_if,
-	pg_double_write_recovery, pg_instant_recovery, pg_atomic_write_status TO PUBLIC;
+	pg_double_write_recovery, pg_instant_recovery, pg_fetched_pages,
+	pg_atomic_write_status TO PUBLIC;
 
 REVOKE ALL ON FUNCTION pg_double_write_ledger() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION pg_double_write_ledger() TO pg_read_all_stats;

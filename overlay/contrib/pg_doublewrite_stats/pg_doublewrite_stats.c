@@ -45,6 +45,7 @@ PG_FUNCTION_INFO_V1(pg_instant_recovery_give_up);
 PG_FUNCTION_INFO_V1(pg_instant_recovery_pages);
 PG_FUNCTION_INFO_V1(pg_double_write_recovery);
 PG_FUNCTION_INFO_V1(pg_double_write_restore);
+PG_FUNCTION_INFO_V1(pg_fetched_pages);
 PG_FUNCTION_INFO_V1(pg_stat_double_write_batches);
 PG_FUNCTION_INFO_V1(pg_stat_double_writes_since);
 PG_FUNCTION_INFO_V1(pg_stat_reset_double_writes);
@@ -341,6 +342,21 @@ pg_instant_recovery_pages(PG_FUNCTION_ARGS)
 		{"instant_pages_failed", make_bigint},
 		{"instant_pages_on_demand", make_bigint},
 		{"instant_workers", make_int},
+	};
+
+	RETURN_FIGURES(DoubleWriteTakeSnapshot(), columns);
+}
+
+/*
+ * Damaged pages that a standby has from its primary.
+ */
+Datum
+pg_fetched_pages(PG_FUNCTION_ARGS)
+{
+	static const FigureColumn columns[] = {
+		{"fetch_pages_damaged", make_bigint},
+		{"fetch_pages_awaited", make_bigint},
+		{"fetch_pages_replaced", make_bigint},
 	};
 
 	RETURN_FIGURES(DoubleWriteTakeSnapshot(), columns);

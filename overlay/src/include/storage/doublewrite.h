@@ -91,6 +91,8 @@ extern bool DoubleWriteStopCutShort(void);
 /* remove.c: pages of dropped and truncated files */
 extern void DoubleWriteBeginRemoval(void);
 extern void DoubleWriteEndRemoval(void);
+extern void DoubleWriteLockOutRemovals(void);
+extern void DoubleWriteLetRemovalsIn(void);
 extern bool DoubleWriteIsRemoving(void);
 extern void DoubleWriteRemovalFailed(void);
 extern void DoubleWriteNoteFailedRemovals(void);

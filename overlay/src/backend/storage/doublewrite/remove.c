@@ -121,6 +121,23 @@ DoubleWriteEndRemoval(void)
 }
 
 /*
+ * Wait until no removal is under way, and let none begin.  An error ends that, too.
+ */
+void
+DoubleWriteLockOutRemovals(void)
+{
+	LWLockAcquire(DoubleWriteRemovalEvenLock, LW_EXCLUSIVE);
+	LWLockAcquire(DoubleWriteRemovalOddLock, LW_EXCLUSIVE);
+}
+
+void
+DoubleWriteLetRemovalsIn(void)
+{
+	LWLockRelease(DoubleWriteRemovalOddLock);
+	LWLockRelease(DoubleWriteRemovalEvenLock);
+}
+
+/*
  * May a checkpoint wait for this process, as it removes files, or writes pages home?
  * Then nothing is sent to its client, which may not read it: neither messages, of any
  * level, nor the error that ends the removal, which is reported before the lock is

@@ -143,9 +143,18 @@ command_fails_like(
 
 # --- Redo meets the damaged page.
 
-corrupt($standby, 'rot' x 100);
+# The standby has WAL, but can't ask the primary: that would replace the page.
+$standby->start;
+$primary->wait_for_catchup($standby);
+$standby->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
+$standby->poll_query_until('postgres', q{SELECT pg_get_wal_replay_pause_state() = 'paused'})
+  or die 'replay is not paused';
 $primary->safe_psql('postgres', 'CHECKPOINT');
 $primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
+$primary->wait_for_catchup($standby, 'flush', $primary->lsn('flush'));
+$standby->stop;
+$standby->append_conf('postgresql.conf', "primary_conninfo = ''\n");
+corrupt($standby, 'rot' x 100);
 my $offset = -s $standby->logfile;
 start_in_vain();
 my $log = slurp_file($standby->logfile, $offset);
@@ -217,6 +226,7 @@ is( $primary->safe_psql(
 
 # --- Replay goes on.
 
+$standby->enable_streaming($primary);
 $standby->start;
 $primary->wait_for_catchup($standby);
 same_sums('replay goes on, with all rows');

@@ -1,0 +1,743 @@
+/*-------------------------------------------------------------------------
+ *
+ * xlogpagefetch.c
+ *	  Have the primary replace pages that are damaged on a standby.
+ *
+ * Without page images in WAL, redo reads each page that it changes, so a page
+ * that has rotted on a standby would end replay at each start.  The primary has
+ * the page.  This is how it comes here:
+ *
+ * - Redo reads a page with a wrong checksum, an invalid header, or an error of the
+ *   device.  The page is put on a list (PageFetchAwait()), and redo passes over it as
+ *   over one that WAL is going to remove (BLK_NOTFOUND).
+ * - When the record has been replayed, so that no lock is held, the startup process has
+ *   a background worker ask the primary, and waits (PageFetchProceed()).  The worker
+ *   connects as the walreceiver does, and so needs no other privileges.
+ * - The primary reads the page through its shared buffers, copies it under the
+ *   content lock, and notes before releasing that up to where WAL has been
+ *   inserted: as_of.  So the copy has all changes before as_of and none that comes
+ *   later, and its hints are about transactions that ended before as_of.  It flushes
+ *   WAL up to there before answering, as a crash could make it go on with other WAL.
+ * - Until the standby has replayed WAL up to as_of, redo goes on passing over the page.
+ *   Then the copy is what redo would have made of the page, and is put into a shared
+ *   buffer.  As what it depends on has been replayed, no minRecoveryPoint beyond
+ *   the end of replay is needed.
+ *
+ * Meanwhile:
+ *
+ * - Sessions get the error that a damaged page gives them anyway.  They get it also if the
+ *   device has the page again (PageFetchAwaits()), as that lacks what redo has passed over.
+ * - No restartpoint is noted (XLogHaveInvalidPages()), so a standby that stops or crashes
+ *   meets the page again.
+ * - WAL may make the page anew, or remove it.  Then the copy is not needed.  If the primary
+ *   has no such page, it has been removed, and WAL before as_of says so.
+ *
+ * While the primary cannot be reached, the startup process waits, as it does for WAL.
+ * Recovery ends with the error that the page would have caused if the primary refuses
+ * (it is a standby as well, or damaged, or of another history, or does not know the
+ * command), if there are too many such pages, or if the standby is promoted before it has
+ * replayed what it needs.
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *	  src/backend/access/transam/xlogpagefetch.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/timeline.h"
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "access/xlogpagefetch.h"
+#include "access/xlogrecovery.h"
+#include "access/xlogutils.h"
+#include "catalog/pg_type_d.h"
+#include "executor/executor.h"
+#include "miscadmin.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/startup.h"
+#include "replication/walreceiver.h"
+#include "storage/bufmgr.h"
+#include "storage/checksum.h"
+#include "storage/doublewrite.h"
+#include "storage/doublewrite_stats.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "storage/proc.h"
+#include "storage/shmem.h"
+#include "storage/smgr.h"
+#include "tcop/dest.h"
+#include "tcop/tcopprot.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/injection_point.h"
+#include "utils/memutils.h"
+#include "utils/pg_lsn.h"
+#include "utils/wait_event.h"
+
+/* A standby with more damaged pages at a time should be made anew. */
+#define PAGE_FETCH_MAX		256
+
+/* How often the startup process looks whether it should do something else */
+#define PAGE_FETCH_LOOK_MS	100
+
+/* A page that redo passes over */
+typedef struct PageFetchEntry
+{
+	pg_atomic_uint32 used;		/* set when the rest is */
+	RelFileLocator rlocator;
+	ForkNumber	forknum;
+	BlockNumber blkno;
+} PageFetchEntry;
+
+typedef enum PageFetchState
+{
+	PAGE_FETCH_ASKED,			/* no answer yet */
+	PAGE_FETCH_ANSWERED,
+	PAGE_FETCH_REFUSED,			/* message says why */
+} PageFetchState;
+
+typedef struct PageFetchCtlData
+{
+	/*
+	 * The list.  The startup process changes it, others read it without a lock.  So
+	 * entries are used again only when the list has been empty.
+	 */
+	pg_atomic_uint32 nentries;
+	PageFetchEntry entries[PAGE_FETCH_MAX];
+
+	/* Figures since the start of the server */
+	pg_atomic_uint64 damaged;
+	pg_atomic_uint64 replaced;
+
+	/*
+	 * The question, written by the startup process before it starts the worker, and the
+	 * answer, written by the worker before it sets the state.
+	 */
+	pg_atomic_uint32 state;
+	int			entry;
+	XLogRecPtr	replayed;
+	TimeLineID	replayed_tli;
+	bool		exists;
+	XLogRecPtr	as_of;
+	TimeLineID	tli;
+	char		message[256];
+	PGAlignedBlock page;
+} PageFetchCtlData;
+
+static PageFetchCtlData *PageFetchCtl;
+
+/* In the startup process: what the primary has answered about each entry */
+typedef struct PageFetchCopy
+{
+	bool		answered;
+	bool		exists;
+	XLogRecPtr	as_of;
+	TimeLineID	tli;
+	char	   *page;
+} PageFetchCopy;
+
+static PageFetchCopy copies[PAGE_FETCH_MAX];
+int			PageFetchAwaited = 0;
+
+/*
+ * A request, as a string: the page, and up to where the standby has replayed WAL, on which
+ * timeline
+ */
+#define PAGE_FETCH_FORMAT	"%u/%u/%u/%d/%u %X/%X %u"
+
+typedef struct PageFetchRequest
+{
+	RelFileLocator rlocator;
+	ForkNumber	forknum;
+	BlockNumber blkno;
+	XLogRecPtr	replayed;
+	TimeLineID	timeline;
+} PageFetchRequest;
+
+/* ---------------------------------------------------------------------
+ * Shared memory
+ * ---------------------------------------------------------------------
+ */
+
+Size
+PageFetchShmemSize(void)
+{
+	return sizeof(PageFetchCtlData);
+}
+
+/*
+ * What views show.  (DoubleWriteFigureSource)
+ */
+static void
+put_figures(DoubleWriteSnapshot *snapshot)
+{
+	uint32		n = pg_atomic_read_u32(&PageFetchCtl->nentries);
+	int			awaited = 0;
+
+	for (uint32 i = 0; i < n; i++)
+		awaited += pg_atomic_read_u32(&PageFetchCtl->entries[i].used);
+	DoubleWritePutFigure(snapshot, "fetch_pages_damaged",
+						 pg_atomic_read_u64(&PageFetchCtl->damaged));
+	DoubleWritePutFigure(snapshot, "fetch_pages_awaited", awaited);
+	DoubleWritePutFigure(snapshot, "fetch_pages_replaced",
+						 pg_atomic_read_u64(&PageFetchCtl->replaced));
+}
+
+void
+PageFetchShmemInit(void)
+{
+	bool		found;
+
+	PageFetchCtl = (PageFetchCtlData *)
+		ShmemInitStruct("Page Fetch", PageFetchShmemSize(), &found);
+	DoubleWriteAddFigures(put_figures);
+	if (found)
+		return;
+
+	pg_atomic_init_u32(&PageFetchCtl->nentries, 0);
+	for (int i = 0; i < PAGE_FETCH_MAX; i++)
+		pg_atomic_init_u32(&PageFetchCtl->entries[i].used, 0);
+	pg_atomic_init_u64(&PageFetchCtl->damaged, 0);
+	pg_atomic_init_u64(&PageFetchCtl->replaced, 0);
+	pg_atomic_init_u32(&PageFetchCtl->state, PAGE_FETCH_ASKED);
+}
+
+/* ---------------------------------------------------------------------
+ * The list
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * Return whether redo passes over this page, so that no process may use what is in
+ * its file.  May be called in a critical section.
+ */
+bool
+PageFetchAwaits(RelFileLocator rlocator, ForkNumber forknum, BlockNumber blkno)
+{
+	uint32		n = pg_atomic_read_u32(&PageFetchCtl->nentries);
+
+	for (uint32 i = 0; i < n; i++)
+	{
+		PageFetchEntry *entry = &PageFetchCtl->entries[i];
+
+		if (pg_atomic_read_u32(&entry->used) != 0 &&
+			entry->blkno == blkno && entry->forknum == forknum &&
+			RelFileLocatorEquals(entry->rlocator, rlocator))
+			return true;
+	}
+	return false;
+}
+
+/*
+ * Redo has met a damaged page.  Put it on the list, or return false if the primary is not
+ * to be asked.
+ */
+bool
+PageFetchAwait(RelFileLocator rlocator, ForkNumber forknum, BlockNumber blkno)
+{
+	uint32		n = pg_atomic_read_u32(&PageFetchCtl->nentries);
+	PageFetchEntry *entry = &PageFetchCtl->entries[n];
+
+	Assert(StandbyMode);
+	Assert(!PageFetchAwaits(rlocator, forknum, blkno));
+
+	if (!IsUnderPostmaster || n >= PAGE_FETCH_MAX ||
+		PrimaryConnInfo == NULL || PrimaryConnInfo[0] == '\0')
+		return false;
+
+	entry->rlocator = rlocator;
+	entry->forknum = forknum;
+	entry->blkno = blkno;
+	memset(&copies[n], 0, sizeof(PageFetchCopy));
+	pg_write_barrier();
+	pg_atomic_write_u32(&entry->used, 1);
+	pg_atomic_write_u32(&PageFetchCtl->nentries, n + 1);
+	PageFetchAwaited++;
+
+	/* before the caller looks whether another process has just read the page */
+	pg_memory_barrier();
+	return true;
+}
+
+/*
+ * Take an entry off the list.
+ */
+static void
+forget_entry(uint32 i)
+{
+	pg_atomic_write_u32(&PageFetchCtl->entries[i].used, 0);
+	if (copies[i].page != NULL)
+		pfree(copies[i].page);
+	if (--PageFetchAwaited == 0)
+		pg_atomic_write_u32(&PageFetchCtl->nentries, 0);
+}
+
+static bool
+entry_is_used(uint32 i)
+{
+	return pg_atomic_read_u32(&PageFetchCtl->entries[i].used) != 0;
+}
+
+/*
+ * WAL has made these pages anew, or removed them.
+ */
+void
+PageFetchForget(RelFileLocator rlocator, ForkNumber forknum,
+				BlockNumber first, BlockNumber last)
+{
+	uint32		n = pg_atomic_read_u32(&PageFetchCtl->nentries);
+
+	for (uint32 i = 0; i < n; i++)
+	{
+		const PageFetchEntry *entry = &PageFetchCtl->entries[i];
+
+		if (entry_is_used(i) && entry->forknum == forknum &&
+			entry->blkno >= first && entry->blkno <= last &&
+			RelFileLocatorEquals(entry->rlocator, rlocator))
+			forget_entry(i);
+	}
+}
+
+void
+PageFetchForgetDatabase(Oid dbid)
+{
+	uint32		n = pg_atomic_read_u32(&PageFetchCtl->nentries);
+
+	for (uint32 i = 0; i < n; i++)
+	{
+		if (entry_is_used(i) && PageFetchCtl->entries[i].rlocator.dbOid == dbid)
+			forget_entry(i);
+	}
+}
+
+/* ---------------------------------------------------------------------
+ * Asking, in the startup process
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * End recovery, as it would have ended without the primary.
+ */
+pg_noreturn static void
+give_up(uint32 i, const char *why)
+{
+	const PageFetchEntry *entry = &PageFetchCtl->entries[i];
+	RelPathStr	path = relpathperm(entry->rlocator, entry->forknum);
+
+	ereport(FATAL,
+			(errcode(ERRCODE_DATA_CORRUPTED),
+			 errmsg("invalid page in block %u of relation \"%s\"",
+					entry->blkno, path.str),
+			 errdetail("The primary has not replaced it: %s.", why),
+			 errhint("The primary may have a good page.  While this server is stopped, \"pg_doublewrite fetch-page --relation=%s --block=%u\" brings it here.",
+					 path.str, entry->blkno)));
+}
+
+/*
+ * Sleep, but not while there are more urgent things to do.  Returns false if replay is to
+ * be paused.
+ */
+static bool
+sleep_for(uint32 i, long ms)
+{
+	ProcessStartupProcInterrupts();
+	if (CheckPromoteSignal() || PromoteIsTriggered())
+		give_up(i, _("promotion has been requested"));
+	if (GetRecoveryPauseState() != RECOVERY_NOT_PAUSED)
+		return false;
+
+	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+					 ms, WAIT_EVENT_RECOVERY_RETRIEVE_RETRY_INTERVAL);
+	ResetLatch(MyLatch);
+	return true;
+}
+
+/*
+ * Have a worker ask the primary, and wait for its end.  Returns false if replay is to be
+ * paused; else the state says whether there is an answer.
+ */
+static bool
+ask_primary(uint32 i, XLogRecPtr replayed, TimeLineID tli)
+{
+	BackgroundWorker worker = {0};
+	BackgroundWorkerHandle *handle;
+	bool		going_on = true;
+	pid_t		pid;
+
+	PageFetchCtl->entry = i;
+	PageFetchCtl->replayed = replayed;
+	PageFetchCtl->replayed_tli = tli;
+	pg_atomic_write_membarrier_u32(&PageFetchCtl->state, PAGE_FETCH_ASKED);
+
+	worker.bgw_flags = BGWORKER_SHMEM_ACCESS;
+	worker.bgw_start_time = BgWorkerStart_PostmasterStart;
+	worker.bgw_restart_time = BGW_NEVER_RESTART;
+	strcpy(worker.bgw_library_name, "postgres");
+	strcpy(worker.bgw_function_name, "PageFetchMain");
+	strcpy(worker.bgw_name, "page fetcher");
+	strcpy(worker.bgw_type, "page fetcher");
+	worker.bgw_notify_pid = MyProcPid;
+	if (!RegisterDynamicBackgroundWorker(&worker, &handle))
+	{
+		ereport(LOG,
+				(errmsg("could not start a background worker that asks the primary for a page"),
+				 errhint("You might need to increase \"%s\".", "max_worker_processes")));
+		return true;
+	}
+
+	/* It writes to shared memory, so there is only one at a time. */
+	while (GetBackgroundWorkerPid(handle, &pid) != BGWH_STOPPED)
+	{
+		if (going_on && !sleep_for(i, PAGE_FETCH_LOOK_MS))
+		{
+			going_on = false;
+			TerminateBackgroundWorker(handle);
+		}
+		else if (!going_on)
+		{
+			ProcessStartupProcInterrupts();
+			pg_usleep(1000L);
+		}
+	}
+	pfree(handle);
+	return going_on;
+}
+
+/*
+ * Get the answer of the primary, however long that takes.  Returns false if replay is to be
+ * paused.
+ */
+static bool
+fetch_page(uint32 i, XLogRecPtr replayed, TimeLineID tli)
+{
+	const PageFetchEntry *entry = &PageFetchCtl->entries[i];
+	PageFetchCopy *copy = &copies[i];
+
+	ereport(LOG,
+			(errmsg("asking the primary for block %u of relation \"%s\", which is damaged here",
+					entry->blkno,
+					relpathperm(entry->rlocator, entry->forknum).str)));
+
+	for (;;)
+	{
+		if (!ask_primary(i, replayed, tli))
+			return false;
+		if (pg_atomic_read_membarrier_u32(&PageFetchCtl->state) != PAGE_FETCH_ASKED)
+			break;
+
+		/* The worker has said why it could not ask. */
+		for (int ms = 0; ms < wal_retrieve_retry_interval; ms += PAGE_FETCH_LOOK_MS)
+		{
+			if (!sleep_for(i, PAGE_FETCH_LOOK_MS))
+				return false;
+		}
+	}
+	if (pg_atomic_read_u32(&PageFetchCtl->state) == PAGE_FETCH_REFUSED)
+		give_up(i, PageFetchCtl->message);
+
+	Assert(PageFetchCtl->as_of >= replayed);
+	copy->answered = true;
+	copy->exists = PageFetchCtl->exists;
+	copy->as_of = PageFetchCtl->as_of;
+	copy->tli = PageFetchCtl->tli;
+	if (copy->exists)
+	{
+		copy->page = MemoryContextAlloc(TopMemoryContext, BLCKSZ);
+		memcpy(copy->page, PageFetchCtl->page.data, BLCKSZ);
+	}
+	INJECTION_POINT("page-fetch-answered", NULL);
+	return true;
+}
+
+/*
+ * Replay has come to where the primary was when it copied the page.
+ */
+static void
+put_page_in_place(uint32 i, TimeLineID tli)
+{
+	const PageFetchEntry *entry = &PageFetchCtl->entries[i];
+	const PageFetchCopy *copy = &copies[i];
+	Buffer		buffer;
+
+	if (!copy->exists)
+		give_up(i, _("it has no such block, and WAL has not removed it"));
+	if (copy->tli != tli)
+		give_up(i, _("it has been on another timeline"));
+
+	/*
+	 * Hints in the page may be newer than its LSN, so that is not enough for
+	 * minRecoveryPoint.
+	 */
+	XLogFlush(copy->as_of);
+
+	buffer = ReadBufferWithoutRelcache(entry->rlocator, entry->forknum,
+									   entry->blkno, RBM_ZERO_AND_LOCK,
+									   NULL, true);
+	memcpy(BufferGetPage(buffer), copy->page, BLCKSZ);
+	MarkBufferDirty(buffer);
+	if (entry->forknum == INIT_FORKNUM)
+		FlushOneBuffer(buffer);
+	UnlockReleaseBuffer(buffer);
+
+	pg_atomic_fetch_add_u64(&PageFetchCtl->replaced, 1);
+	ereport(LOG,
+			(errmsg("block %u of relation \"%s\" was damaged, and has been replaced by that of the primary",
+					entry->blkno,
+					relpathperm(entry->rlocator, entry->forknum).str),
+			 errdetail("The primary had it at WAL location %X/%X.",
+					   LSN_FORMAT_ARGS(copy->as_of)),
+			 errhint("Look for the cause in the storage of this server, and check the other pages with pg_amcheck.")));
+	forget_entry(i);
+}
+
+/*
+ * A record has been replayed, and there are pages on the list.  Ask for those that are
+ * new, and put others in place if it is time.  Returns false if replay is to be
+ * paused before that.  The caller holds no lock.
+ */
+bool
+PageFetchProceed(XLogRecPtr replayed, TimeLineID tli)
+{
+	uint32		n = pg_atomic_read_u32(&PageFetchCtl->nentries);
+
+	for (uint32 i = 0; i < n; i++)
+	{
+		if (!entry_is_used(i))
+			continue;
+		if (!copies[i].answered)
+		{
+			pg_atomic_fetch_add_u64(&PageFetchCtl->damaged, 1);
+			if (!fetch_page(i, replayed, tli))
+				return false;
+		}
+		if (replayed >= copies[i].as_of)
+			put_page_in_place(i, tli);
+	}
+	return true;
+}
+
+/*
+ * Recovery is about to end.  Changes that redo has passed over would be lost.
+ */
+void
+PageFetchEnd(void)
+{
+	uint32		n = pg_atomic_read_u32(&PageFetchCtl->nentries);
+
+	for (uint32 i = 0; i < n; i++)
+	{
+		if (entry_is_used(i))
+			give_up(i, _("recovery ends before the location at which the primary had the page"));
+	}
+}
+
+/* ---------------------------------------------------------------------
+ * Asking, in the worker
+ * ---------------------------------------------------------------------
+ */
+
+static WalReceiverConn *
+connect_primary(void)
+{
+	WalReceiverConn *conn;
+	TimeLineID	tli;
+	char	   *sysid;
+	char	   *err;
+
+	load_file("libpqwalreceiver", false);
+	conn = walrcv_connect(PrimaryConnInfo, true, false, false,
+						  cluster_name[0] ? cluster_name : "page fetcher", &err);
+	if (conn == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_CONNECTION_FAILURE),
+				 errmsg("could not connect to the primary to fetch a page: %s", err)));
+
+	sysid = walrcv_identify_system(conn, &tli);
+	if (strtou64(sysid, NULL, 10) != GetSystemIdentifier())
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("database system identifier differs between the primary and standby")));
+	return conn;
+}
+
+/*
+ * Main entry point of the worker, which asks one question.  An error ends it without an
+ * answer; then the startup process has another one ask.
+ */
+void
+PageFetchMain(Datum arg)
+{
+	const PageFetchEntry *entry = &PageFetchCtl->entries[PageFetchCtl->entry];
+	WalReceiverConn *conn;
+	PageFetchAnswer answer;
+	char	   *command;
+	bool		failed;
+
+	pqsignal(SIGTERM, die);
+	BackgroundWorkerUnblockSignals();
+
+	command = psprintf("READ_PAGE '" PAGE_FETCH_FORMAT "'",
+					   entry->rlocator.spcOid, entry->rlocator.dbOid,
+					   entry->rlocator.relNumber, entry->forknum, entry->blkno,
+					   LSN_FORMAT_ARGS(PageFetchCtl->replayed),
+					   PageFetchCtl->replayed_tli);
+	conn = connect_primary();
+	walrcv_read_page(conn, command, &answer);
+
+	if (answer.refusal == NULL && answer.exists &&
+		!PageIsVerified(answer.page, entry->blkno, PIV_LOG_WARNING, &failed))
+		ereport(ERROR,
+				(errcode(ERRCODE_DATA_CORRUPTED),
+				 errmsg("page has been damaged on its way from the primary")));
+
+	if (answer.refusal != NULL)
+		strlcpy(PageFetchCtl->message, answer.refusal, sizeof(PageFetchCtl->message));
+	else if (answer.exists)
+		memcpy(PageFetchCtl->page.data, answer.page, BLCKSZ);
+	PageFetchCtl->exists = answer.exists;
+	PageFetchCtl->as_of = answer.as_of;
+	PageFetchCtl->tli = answer.tli;
+	pg_atomic_write_membarrier_u32(&PageFetchCtl->state,
+								   answer.refusal != NULL ?
+								   PAGE_FETCH_REFUSED : PAGE_FETCH_ANSWERED);
+	proc_exit(0);
+}
+
+/* ---------------------------------------------------------------------
+ * Answering, on the primary
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * Complain unless this is a request.
+ */
+static void
+parse_request(const char *text, PageFetchRequest *request)
+{
+	uint32		hi;
+	uint32		lo;
+	int			forknum;
+
+	if (sscanf(text, PAGE_FETCH_FORMAT, &request->rlocator.spcOid,
+			   &request->rlocator.dbOid, &request->rlocator.relNumber,
+			   &forknum, &request->blkno, &hi, &lo, &request->timeline) != 8 ||
+		forknum < 0 || forknum > MAX_FORKNUM || request->blkno > MaxBlockNumber)
+		ereport(ERROR,
+				(errcode(ERRCODE_SYNTAX_ERROR),
+				 errmsg("invalid page \"%s\"", text)));
+	request->forknum = forknum;
+	request->replayed = ((uint64) hi) << 32 | lo;
+}
+
+/*
+ * Read a page.  Returns false if there is none, or nothing in it.  *as_of is set to
+ * where WAL has been inserted up to.
+ *
+ * The relation is known by its files only, so it cannot be locked.  Instead no removal
+ * begins between the look at its length and the pin on the buffer, and later ones wait for
+ * the pin.  So no page of a removed file stays in shared buffers.
+ */
+static bool
+copy_page(const PageFetchRequest *request, char *page, XLogRecPtr *as_of)
+{
+	SMgrRelation smgr = smgropen(request->rlocator, INVALID_PROC_NUMBER);
+	ReadBuffersOperation operation = {
+		.smgr = smgr,
+		.persistence = RELPERSISTENCE_PERMANENT,
+		.forknum = request->forknum,
+	};
+	Buffer		buffer = InvalidBuffer;
+	bool		must_wait = false;
+
+	DoubleWriteLockOutRemovals();
+	if (smgrexists(smgr, request->forknum) &&
+		request->blkno < smgrnblocks(smgr, request->forknum))
+	{
+		INJECTION_POINT("read-page-looked", NULL);
+		must_wait = StartReadBuffer(&operation, &buffer, request->blkno,
+									READ_BUFFERS_SYNCHRONOUSLY);
+	}
+	DoubleWriteLetRemovalsIn();
+
+	if (!BufferIsValid(buffer))
+	{
+		*as_of = GetXLogInsertEndRecPtr();
+		return false;
+	}
+	if (must_wait)
+		WaitReadBuffers(&operation);
+
+	LockBuffer(buffer, BUFFER_LOCK_SHARE);
+	memcpy(page, BufferGetPage(buffer), BLCKSZ);
+	/* after the copy, as hints are set meanwhile */
+	*as_of = GetXLogInsertEndRecPtr();
+	UnlockReleaseBuffer(buffer);
+	return !PageIsNew(page);
+}
+
+/*
+ * Complain unless all that the standby has replayed is in the WAL of this server.
+ */
+static void
+check_history(const PageFetchRequest *request, TimeLineID tli, XLogRecPtr as_of)
+{
+	if (as_of < request->replayed ||
+		tliOfPointInHistory(request->replayed - 1, readTimeLineHistory(tli)) != request->timeline)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("WAL location %X/%X on timeline %u is not in this server's history",
+						LSN_FORMAT_ARGS(request->replayed), request->timeline)));
+}
+
+/*
+ * Send a page to a standby.  (READ_PAGE)
+ */
+void
+PageFetchAnswerStandby(const char *request_text)
+{
+	char	   *page = palloc_aligned(BLCKSZ, PG_IO_ALIGN_SIZE, 0);
+	TimeLineID	tli;
+	XLogRecPtr	as_of;
+	TupleDesc	tupdesc;
+	TupOutputState *output;
+	Datum		values[3];
+	bool		nulls[3] = {0};
+	text	   *hex = palloc(VARHDRSZ + 2 * BLCKSZ);
+	PageFetchRequest request;
+
+	parse_request(request_text, &request);
+	if (RecoveryInProgress())
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("recovery is in progress"),
+				 errhint("Pages can be read for a standby on a primary only.")));
+
+	StartTransactionCommand();
+	tli = GetWALInsertionTimeLine();
+	nulls[0] = !copy_page(&request, page, &as_of);
+	check_history(&request, tli, as_of);
+	XLogFlush(as_of);
+	CommitTransactionCommand();
+
+	if (!nulls[0])
+	{
+		/* whether or not checksums are enabled here */
+		((PageHeader) page)->pd_checksum = pg_checksum_page(page, request.blkno);
+		SET_VARSIZE(hex, VARHDRSZ + hex_encode(page, BLCKSZ, VARDATA(hex)));
+	}
+	values[0] = PointerGetDatum(hex);
+	values[1] = CStringGetTextDatum(psprintf("%X/%X", LSN_FORMAT_ARGS(as_of)));
+	values[2] = Int64GetDatum(tli);
+
+	tupdesc = CreateTemplateTupleDesc(lengthof(values));
+	TupleDescInitBuiltinEntry(tupdesc, 1, "page", TEXTOID, -1, 0);
+	TupleDescInitBuiltinEntry(tupdesc, 2, "as_of", TEXTOID, -1, 0);
+	TupleDescInitBuiltinEntry(tupdesc, 3, "timeline", INT8OID, -1, 0);
+	output = begin_tup_output_tupdesc(CreateDestReceiver(DestRemoteSimple),
+									  tupdesc, &TTSOpsVirtual);
+	do_tup_output(output, values, nulls);
+	end_tup_output(output);
+}

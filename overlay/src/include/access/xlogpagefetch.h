@@ -1,0 +1,59 @@
+/*-------------------------------------------------------------------------
+ *
+ * xlogpagefetch.h
+ *		Damaged pages of a standby, which its primary replaces.
+ *
+ * See the comment at the head of xlogpagefetch.c.
+ *
+ * Copyright (c) 2026, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *		src/include/access/xlogpagefetch.h
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef XLOGPAGEFETCH_H
+#define XLOGPAGEFETCH_H
+
+#include "access/xlogdefs.h"
+#include "storage/block.h"
+#include "storage/buf.h"
+#include "storage/relfilelocator.h"
+
+/* What the primary has answered */
+typedef struct PageFetchAnswer
+{
+	bool		exists;			/* has it such a page? */
+	XLogRecPtr	as_of;			/* all records before this, and no others */
+	TimeLineID	tli;
+	char	   *page;			/* BLCKSZ */
+	char	   *refusal;		/* or NULL */
+} PageFetchAnswer;
+
+/* Pages that redo passes over.  Only the startup process changes this. */
+extern int	PageFetchAwaited;
+
+extern Size PageFetchShmemSize(void);
+extern void PageFetchShmemInit(void);
+
+/* For redo; the first one is in bufmgr.c */
+extern Buffer ReadBufferIfIntact(RelFileLocator rlocator, ForkNumber forkNum,
+								 BlockNumber blockNum);
+extern bool PageFetchAwait(RelFileLocator rlocator, ForkNumber forknum,
+						   BlockNumber blkno);
+extern void PageFetchForget(RelFileLocator rlocator, ForkNumber forknum,
+							BlockNumber first, BlockNumber last);
+extern void PageFetchForgetDatabase(Oid dbid);
+extern bool PageFetchProceed(XLogRecPtr replayed, TimeLineID tli);
+extern void PageFetchEnd(void);
+
+/* For all processes */
+extern bool PageFetchAwaits(RelFileLocator rlocator, ForkNumber forknum,
+							BlockNumber blkno);
+
+pg_noreturn extern void PageFetchMain(Datum arg);
+
+/* For walsenders of the primary */
+extern void PageFetchAnswerStandby(const char *request_text);
+
+#endif							/* XLOGPAGEFETCH_H */

@@ -1,0 +1,357 @@
+
+# Copyright (c) 2026, PostgreSQL Global Development Group
+
+# Redo of a standby meets pages that have rotted, and the primary replaces them.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+use DoubleWrite::Hold;
+use DoubleWrite::Node;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use PostgreSQL::Test::Watchdog;
+use Test::More;
+
+dw_require_injection_points();
+
+my $BLOCK = 7;
+my $ANSWERED = 'page-fetch-answered';
+my $UNREACHABLE = 'host=/nonexistent';
+my ($file, $offset);
+
+my $primary = dw_new_node(
+	'primary',
+	init => { allows_streaming => 1 },
+	conf => q{
+wal_keep_size = 512MB
+shared_buffers = 16MB
+log_replication_commands = on
+});
+$primary->start;
+dw_extensions($primary);
+$primary->safe_psql(
+	'postgres', q{
+	CREATE EXTENSION IF NOT EXISTS amcheck;
+	CREATE EXTENSION IF NOT EXISTS pg_doublewrite_stats;
+	CREATE TABLE t (i int PRIMARY KEY, v int, f text) WITH (fillfactor = 50);
+	INSERT INTO t SELECT g, 0, repeat('x', 100) FROM generate_series(1, 10000) g;
+	CREATE TABLE u (LIKE t);
+	INSERT INTO u SELECT * FROM t;
+	CHECKPOINT;
+});
+$primary->backup('base');
+
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($primary, 'base', has_streaming => 1);
+$standby->append_conf('postgresql.conf', "wal_retrieve_retry_interval = 100ms\n");
+my $primary_conninfo = $primary->connstr . ' application_name=standby';
+$standby->start;
+
+sub raw
+{
+	my ($node, $bytes) = @_;
+	my $page;
+
+	open(my $handle, '+<:raw', $node->data_dir . "/$file") or die "$file: $!";
+	seek($handle, 8192 * $BLOCK, 0) or die;
+	if (defined $bytes)
+	{
+		print $handle $bytes;
+	}
+	else
+	{
+		read($handle, $page, 8192) == 8192 or die;
+	}
+	close($handle) or die;
+	return $page;
+}
+
+# A page of this table rots while the standby is stopped.  Returns what it was.
+sub rot
+{
+	my ($table) = @_;
+
+	$file = $primary->safe_psql('postgres', "SELECT pg_relation_filepath('$table')");
+	$primary->safe_psql('postgres', 'CHECKPOINT');
+	$primary->wait_for_catchup($standby);
+	$standby->safe_psql('postgres', 'CHECKPOINT');
+	$standby->stop;
+	my $good = raw($standby);
+	my $bad = $good;
+	substr($bad, 4000, 300) = 'rot' x 100;
+	raw($standby, $bad);
+	$standby->start;
+	$offset = -s $standby->logfile;
+	return $good;
+}
+
+# Have WAL arrive, but not be replayed, while the primary does something.
+sub received_and_not_replayed
+{
+	my ($sql) = @_;
+
+	$standby->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
+	$standby->poll_query_until('postgres',
+		q{SELECT pg_get_wal_replay_pause_state() = 'paused'})
+	  or die 'replay is not paused';
+	$primary->safe_psql('postgres', $sql);
+	$primary->wait_for_catchup($standby, 'flush',
+		$primary->lsn('flush'));
+	return;
+}
+
+sub resume
+{
+	$standby->safe_psql('postgres', 'SELECT pg_wal_replay_resume()');
+	return;
+}
+
+sub conninfo_is
+{
+	my ($conninfo) = @_;
+
+	$standby->safe_psql('postgres',
+		"ALTER SYSTEM SET primary_conninfo = '$conninfo'; SELECT pg_reload_conf()");
+	return;
+}
+
+sub says
+{
+	my ($pattern, $name) = @_;
+
+	ok($standby->wait_for_log($pattern, $offset), $name);
+	return;
+}
+
+# The startup process has an answer, and does not use it yet.
+sub hold_answer
+{
+	$standby->safe_psql('postgres', "SELECT injection_points_attach('$ANSWERED', 'wait')");
+	resume();
+	$standby->poll_query_until('postgres',
+		"SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = '$ANSWERED'")
+	  or die 'no answer';
+	return;
+}
+
+sub same
+{
+	my ($name) = @_;
+	my $sums = 'SELECT count(*), sum(v) FROM t';
+
+	$primary->wait_for_catchup($standby);
+	is($standby->safe_psql('postgres', $sums), $primary->safe_psql('postgres', $sums),
+		"$name: rows");
+	is($standby->safe_psql('postgres', q{SELECT count(*) FROM verify_heapam('t')}),
+		'0', "$name: heap");
+	return;
+}
+
+sub unreadable
+{
+	my ($name) = @_;
+	my (undef, undef, $stderr) = $standby->psql('postgres', 'SELECT sum(v) FROM t');
+
+	like($stderr, qr/invalid page in block $BLOCK/, $name);
+	return;
+}
+
+sub redo_location
+{
+	my ($text) = run_command([ 'pg_controldata', $standby->data_dir ]);
+
+	$text =~ m{REDO location: +(\S+)} or die $text;
+	return $1;
+}
+
+sub has_ended
+{
+	watchdog_until('the standby does not end',
+		sub { return !-f $standby->data_dir . '/postmaster.pid' });
+	$standby->{_pid} = undef;
+	return;
+}
+
+# The standby ends by itself, for this reason.
+sub ends
+{
+	my ($why, $name) = @_;
+
+	says(qr/FATAL: .*invalid page in block $BLOCK of relation "$file"/, "$name: recovery ends");
+	my $log = slurp_file($standby->logfile, $offset);
+	like($log, qr/DETAIL: .*The primary has not replaced it: $why/, "$name: why");
+	like($log, qr/HINT: .*pg_doublewrite fetch-page/, "$name: what to do");
+	has_ended();
+	return;
+}
+
+# --- The primary is there.
+
+rot('t');
+$primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
+says(qr/block $BLOCK of relation "$file" was damaged, and has been replaced/, 'replaced');
+same('replaced');
+is( $standby->safe_psql('postgres', 'SELECT * FROM pg_fetched_pages'),
+	'1|0|1', '... and counted');
+
+# --- It is not, and comes back.
+
+rot('t');
+received_and_not_replayed('UPDATE t SET v = v + 1');
+conninfo_is($UNREACHABLE);
+resume();
+says(qr/could not connect to the primary to fetch a page/, 'waits for the primary');
+is( $standby->safe_psql('postgres',
+		q{SELECT wait_event FROM pg_stat_activity WHERE backend_type = 'startup'}),
+	'RecoveryRetrieveRetryInterval', '... which is a wait event');
+is($standby->safe_psql('postgres', 'SELECT pages_awaited FROM pg_fetched_pages'),
+	'1', '... and shown');
+unreadable('... sessions get an error');
+$standby->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
+ok( $standby->poll_query_until('postgres',
+		q{SELECT pg_get_wal_replay_pause_state() = 'paused'}),
+	'... replay can be paused');
+conninfo_is($primary_conninfo);
+resume();
+same('primary is back');
+
+# --- The page is from the future, its hints are newer than its last change, and the device
+# --- gives back an old version of it now.
+
+my $good = rot('t');
+received_and_not_replayed(
+	q{
+	BEGIN;
+	UPDATE t SET v = v + 1;
+	CREATE TABLE later AS SELECT generate_series(1, 1000);
+	CHECKPOINT;
+	COMMIT;
+	SELECT count(*) FROM t;
+	UPDATE t SET v = v + 1;
+	});
+hold_answer();
+my $redo = redo_location();
+raw($standby, $good);
+unreadable('page from the future');
+# replay stops before the commit
+$standby->append_conf('postgresql.conf', "recovery_min_apply_delay = 1h\n");
+$standby->reload;
+dw_wake($standby, $ANSWERED);
+$standby->poll_query_until('postgres',
+	q{SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'RecoveryApplyDelay'})
+  or die 'replay is not delayed';
+unreadable('... until replay has come there');
+$standby->safe_psql('postgres', 'CHECKPOINT');
+is(redo_location(), $redo, '... and no restartpoint until then');
+$standby->stop('immediate');
+my $bad = $good;
+substr($bad, 4000, 300) = 'rot' x 100;
+raw($standby, $bad);
+$standby->append_conf('postgresql.conf', "recovery_min_apply_delay = 0\n");
+$standby->start;
+same('after a crash');
+
+# --- The page is gone.
+
+rot('u');
+received_and_not_replayed('UPDATE u SET v = v + 1; DROP TABLE u; CREATE TABLE u (LIKE t)');
+resume();
+same('dropped');
+unlike(slurp_file($standby->logfile, $offset), qr/has been replaced/, '... not replaced');
+
+# --- No removal on the primary while it takes a page into shared buffers
+
+rot('t');
+$primary->safe_psql('postgres', q{
+	CREATE TABLE other (i int);
+	SELECT injection_points_attach('read-page-looked', 'wait')});
+$primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
+$primary->poll_query_until('postgres',
+	q{SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'read-page-looked'})
+  or die 'the page is not asked for';
+my $drop = dw_start($primary, 'drop', 'DROP TABLE other');
+ok(dw_waits_for($primary, 'drop', 'DoubleWriteRemoval'), 'a drop waits');
+dw_wake($primary, 'read-page-looked');
+dw_finish($drop);
+same('beside a drop');
+
+# --- Promotion, while the primary cannot be reached; then from the start
+
+rot('t');
+received_and_not_replayed('UPDATE t SET v = v + 1');
+conninfo_is($UNREACHABLE);
+resume();
+says(qr/could not connect to the primary to fetch a page/, 'waits again');
+system_or_bail('pg_ctl', '--no-wait', '--pgdata' => $standby->data_dir, 'promote');
+ends('promotion has been requested', 'promoted');
+$standby->append_conf('postgresql.auto.conf', "primary_conninfo = '$primary_conninfo'\n");
+$standby->start;
+same('found before consistency');
+
+# --- Promotion, before WAL has come that the page depends on
+
+rot('t');
+received_and_not_replayed('UPDATE t SET v = v + 1');
+my $walreceiver = $standby->safe_psql('postgres',
+	q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'walreceiver'});
+kill('STOP', $walreceiver) or die;
+$primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
+hold_answer();
+system_or_bail('pg_ctl', '--no-wait', '--pgdata' => $standby->data_dir, 'promote');
+dw_wake($standby, $ANSWERED);
+$standby->poll_query_until('postgres',
+	q{SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'WalReceiverExit'})
+  or die 'the walreceiver is not stopped';
+kill('CONT', $walreceiver);
+ends('recovery ends before the location', 'promoted too early');
+$standby->start;
+same('not promoted');
+
+# --- The primary is damaged, too.
+
+rot('t');
+received_and_not_replayed('UPDATE t SET v = v + 1');
+$primary->stop;
+my $there = raw($primary);
+raw($primary, $bad);
+$primary->start;
+resume();
+ends("invalid page in block $BLOCK", 'damaged there, too');
+$primary->stop;
+raw($primary, $there);
+$primary->start;
+$standby->start;
+same('not damaged there any more');
+
+# --- The command, by itself
+
+sub refused
+{
+	my ($node, $page, $complaint, $name) = @_;
+	my (undef, undef, $stderr) =
+	  $node->psql('postgres', "READ_PAGE '$page'", replication => 'true');
+
+	like($stderr, $complaint, "refused: $name");
+	return;
+}
+
+refused($standby, '1663/5/1259/0/0 0/2000000 1', qr/recovery is in progress/, 'by a standby');
+refused($primary, '1663/5/1259/0/0 FF/0 1', qr/not in this server's history/, 'the future');
+refused($primary, '1663/5/1259/0/0 0/2000000 7', qr/not in this server's history/,
+	'another timeline');
+refused($primary, 'pg_class', qr/invalid page "pg_class"/, 'no page');
+
+# --- Without a primary, as before
+
+rot('t');
+received_and_not_replayed('UPDATE t SET v = v + 1');
+conninfo_is('');
+resume();
+says(qr/FATAL: .*invalid page in block $BLOCK/, 'no primary: recovery ends');
+unlike(slurp_file($standby->logfile, $offset), qr/asking the primary/, '... at once');
+has_ended();
+
+done_testing();
