@@ -46,6 +46,7 @@ extern void PageFetchForget(RelFileLocator rlocator, ForkNumber forknum,
 extern void PageFetchForgetDatabase(Oid dbid);
 extern bool PageFetchProceed(XLogRecPtr replayed, TimeLineID tli);
 extern void PageFetchEnd(void);
+extern void PageFetchRefuseCopy(Oid dbid);
 
 /* For all processes */
 extern bool PageFetchAwaits(RelFileLocator rlocator, ForkNumber forknum,

@@ -47,12 +47,14 @@
  */
 #include "postgres.h"
 
+#include "access/instantrecovery.h"
 #include "access/timeline.h"
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "access/xlogpagefetch.h"
 #include "access/xlogrecovery.h"
 #include "access/xlogutils.h"
+#include "catalog/pg_tablespace_d.h"
 #include "catalog/pg_type_d.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
@@ -75,6 +77,7 @@
 #include "utils/injection_point.h"
 #include "utils/memutils.h"
 #include "utils/pg_lsn.h"
+#include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
 /* A standby with more damaged pages at a time should be made anew. */
@@ -256,6 +259,7 @@ PageFetchAwait(RelFileLocator rlocator, ForkNumber forknum, BlockNumber blkno)
 	pg_atomic_write_u32(&entry->used, 1);
 	pg_atomic_write_u32(&PageFetchCtl->nentries, n + 1);
 	PageFetchAwaited++;
+	pg_atomic_fetch_add_u64(&PageFetchCtl->damaged, 1);
 
 	/* before the caller looks whether another process has just read the page */
 	pg_memory_barrier();
@@ -337,7 +341,7 @@ give_up(uint32 i, const char *why)
 }
 
 /*
- * Sleep, but not while there are more urgent things to do.  Returns false if replay is to
+ * Sleep, unless there are more urgent things to do.  Returns false if replay is to
  * be paused.
  */
 static bool
@@ -346,13 +350,11 @@ sleep_for(uint32 i, long ms)
 	ProcessStartupProcInterrupts();
 	if (CheckPromoteSignal() || PromoteIsTriggered())
 		give_up(i, _("promotion has been requested"));
-	if (GetRecoveryPauseState() != RECOVERY_NOT_PAUSED)
-		return false;
 
 	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 					 ms, WAIT_EVENT_RECOVERY_RETRIEVE_RETRY_INTERVAL);
 	ResetLatch(MyLatch);
-	return true;
+	return GetRecoveryPauseState() == RECOVERY_NOT_PAUSED;
 }
 
 /*
@@ -364,6 +366,8 @@ ask_primary(uint32 i, XLogRecPtr replayed, TimeLineID tli)
 {
 	BackgroundWorker worker = {0};
 	BackgroundWorkerHandle *handle;
+	TimestampTz started = GetCurrentTimestamp();
+	char	   *conninfo;
 	bool		going_on = true;
 	pid_t		pid;
 
@@ -387,21 +391,23 @@ ask_primary(uint32 i, XLogRecPtr replayed, TimeLineID tli)
 				 errhint("You might need to increase \"%s\".", "max_worker_processes")));
 		return true;
 	}
+	conninfo = pstrdup(PrimaryConnInfo);
 
-	/* It writes to shared memory, so there is only one at a time. */
+	/*
+	 * It writes to shared memory, so there is only one at a time.  As the walreceiver, it
+	 * does not wait for a primary that is gone, or not the right one any more.
+	 */
 	while (GetBackgroundWorkerPid(handle, &pid) != BGWH_STOPPED)
 	{
-		if (going_on && !sleep_for(i, PAGE_FETCH_LOOK_MS))
-		{
+		if (!sleep_for(i, PAGE_FETCH_LOOK_MS))
 			going_on = false;
+		if (!going_on || strcmp(conninfo, PrimaryConnInfo) != 0 ||
+			(wal_receiver_timeout > 0 &&
+			 TimestampDifferenceExceeds(started, GetCurrentTimestamp(),
+										wal_receiver_timeout)))
 			TerminateBackgroundWorker(handle);
-		}
-		else if (!going_on)
-		{
-			ProcessStartupProcInterrupts();
-			pg_usleep(1000L);
-		}
 	}
+	pfree(conninfo);
 	pfree(handle);
 	return going_on;
 }
@@ -456,7 +462,7 @@ fetch_page(uint32 i, XLogRecPtr replayed, TimeLineID tli)
  * Replay has come to where the primary was when it copied the page.
  */
 static void
-put_page_in_place(uint32 i, TimeLineID tli)
+put_page_in_place(uint32 i)
 {
 	const PageFetchEntry *entry = &PageFetchCtl->entries[i];
 	const PageFetchCopy *copy = &copies[i];
@@ -464,8 +470,6 @@ put_page_in_place(uint32 i, TimeLineID tli)
 
 	if (!copy->exists)
 		give_up(i, _("it has no such block, and WAL has not removed it"));
-	if (copy->tli != tli)
-		give_up(i, _("it has been on another timeline"));
 
 	/*
 	 * Hints in the page may be newer than its LSN, so that is not enough for
@@ -507,14 +511,19 @@ PageFetchProceed(XLogRecPtr replayed, TimeLineID tli)
 	{
 		if (!entry_is_used(i))
 			continue;
-		if (!copies[i].answered)
+		if (!copies[i].answered && !fetch_page(i, replayed, tli))
+			return false;
+		if (replayed < copies[i].as_of)
+			continue;
+		if (copies[i].tli == tli)
+			put_page_in_place(i);
+		else
 		{
-			pg_atomic_fetch_add_u64(&PageFetchCtl->damaged, 1);
-			if (!fetch_page(i, replayed, tli))
-				return false;
+			/* There is another primary since.  Ask that after the next record. */
+			if (copies[i].page != NULL)
+				pfree(copies[i].page);
+			memset(&copies[i], 0, sizeof(PageFetchCopy));
 		}
-		if (replayed >= copies[i].as_of)
-			put_page_in_place(i, tli);
 	}
 	return true;
 }
@@ -531,6 +540,21 @@ PageFetchEnd(void)
 	{
 		if (entry_is_used(i))
 			give_up(i, _("recovery ends before the location at which the primary had the page"));
+	}
+}
+
+/*
+ * Redo is about to copy the files of a database.  They lack what redo has passed over.
+ */
+void
+PageFetchRefuseCopy(Oid dbid)
+{
+	uint32		n = pg_atomic_read_u32(&PageFetchCtl->nentries);
+
+	for (uint32 i = 0; i < n; i++)
+	{
+		if (entry_is_used(i) && PageFetchCtl->entries[i].rlocator.dbOid == dbid)
+			give_up(i, _("its database is copied before that"));
 	}
 }
 
@@ -620,10 +644,16 @@ parse_request(const char *text, PageFetchRequest *request)
 	uint32		hi;
 	uint32		lo;
 	int			forknum;
+	int			length = 0;
 
-	if (sscanf(text, PAGE_FETCH_FORMAT, &request->rlocator.spcOid,
+	if (sscanf(text, PAGE_FETCH_FORMAT "%n", &request->rlocator.spcOid,
 			   &request->rlocator.dbOid, &request->rlocator.relNumber,
-			   &forknum, &request->blkno, &hi, &lo, &request->timeline) != 8 ||
+			   &forknum, &request->blkno, &hi, &lo, &request->timeline,
+			   &length) != 8 || text[length] != '\0' ||
+		!OidIsValid(request->rlocator.spcOid) ||
+		!RelFileNumberIsValid(request->rlocator.relNumber) ||
+		(request->rlocator.spcOid == GLOBALTABLESPACE_OID) !=
+		!OidIsValid(request->rlocator.dbOid) ||
 		forknum < 0 || forknum > MAX_FORKNUM || request->blkno > MaxBlockNumber)
 		ereport(ERROR,
 				(errcode(ERRCODE_SYNTAX_ERROR),
@@ -651,6 +681,18 @@ copy_page(const PageFetchRequest *request, char *page, XLogRecPtr *as_of)
 	};
 	Buffer		buffer = InvalidBuffer;
 	bool		must_wait = false;
+	bool		flushed;
+
+	/* Hints would log an unlogged page that counts as a permanent one. */
+	if (request->forknum != INIT_FORKNUM && smgrexists(smgr, INIT_FORKNUM))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("relation \"%s\" is unlogged",
+						relpathperm(request->rlocator, request->forknum).str)));
+
+	/* That may take long, so do it before removals have to wait. */
+	InstantRecoveryAskForPage(&request->rlocator, request->forknum,
+							  request->blkno);
 
 	DoubleWriteLockOutRemovals();
 	if (smgrexists(smgr, request->forknum) &&
@@ -670,11 +712,24 @@ copy_page(const PageFetchRequest *request, char *page, XLogRecPtr *as_of)
 	if (must_wait)
 		WaitReadBuffers(&operation);
 
-	LockBuffer(buffer, BUFFER_LOCK_SHARE);
+	/* A share lock would let others set hints meanwhile, and with them the LSN. */
+	LockBuffer(buffer, BUFFER_LOCK_EXCLUSIVE);
 	memcpy(page, BufferGetPage(buffer), BLCKSZ);
-	/* after the copy, as hints are set meanwhile */
 	*as_of = GetXLogInsertEndRecPtr();
 	UnlockReleaseBuffer(buffer);
+
+	/* What is being built without shared buffers may have been read too early. */
+	if (must_wait)
+		(void) EvictUnpinnedBuffer(buffer, &flushed);
+
+	if (PageGetLSN(page) > *as_of)
+		ereport(ERROR,
+				(errcode(ERRCODE_DATA_CORRUPTED),
+				 errmsg("block %u of relation \"%s\" has LSN %X/%X, which is beyond the end of WAL at %X/%X",
+						request->blkno,
+						relpathperm(request->rlocator, request->forknum).str,
+						LSN_FORMAT_ARGS(PageGetLSN(page)),
+						LSN_FORMAT_ARGS(*as_of))));
 	return !PageIsNew(page);
 }
 

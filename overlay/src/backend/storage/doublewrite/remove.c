@@ -147,6 +147,7 @@ bool
 DoubleWriteIsRemoving(void)
 {
 	return (dw_removal_lock != NULL && LWLockHeldByMe(dw_removal_lock)) ||
+		LWLockHeldByMeInMode(DoubleWriteRemovalEvenLock, LW_EXCLUSIVE) ||
 		dw_own_writer() != NULL;
 }
 

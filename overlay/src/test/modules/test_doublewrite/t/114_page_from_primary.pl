@@ -262,6 +262,21 @@ resume();
 same('dropped');
 unlike(slurp_file($standby->logfile, $offset), qr/has been replaced/, '... not replaced');
 
+# --- Its database is copied.  The page is asked for after that, so it has to be good again.
+
+my $whole = rot('t');
+received_and_not_replayed('UPDATE t SET v = v + 1');
+$primary->safe_psql('template1', "CREATE DATABASE copy TEMPLATE template1 STRATEGY file_copy");
+$primary->safe_psql('template1', q{
+	SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'postgres';
+	CREATE DATABASE damaged TEMPLATE postgres STRATEGY file_copy});
+hold_answer();
+dw_wake($standby, $ANSWERED);
+ends('its database is copied before that', 'copied');
+raw($standby, $whole);
+$standby->start;
+same('copied, and found again');
+
 # --- No removal on the primary while it takes a page into shared buffers
 
 rot('t');
@@ -342,7 +357,12 @@ refused($standby, '1663/5/1259/0/0 0/2000000 1', qr/recovery is in progress/, 'b
 refused($primary, '1663/5/1259/0/0 FF/0 1', qr/not in this server's history/, 'the future');
 refused($primary, '1663/5/1259/0/0 0/2000000 7', qr/not in this server's history/,
 	'another timeline');
-refused($primary, 'pg_class', qr/invalid page "pg_class"/, 'no page');
+refused($primary, $_, qr/invalid page "$_"/, 'no page')
+  foreach ('pg_class', '1663/5/0/0/0 0/2000000 1', '1664/5/1262/0/0 0/2000000 1',
+	'1663/5/1259/0/0 0/2000000 1 and more');
+$primary->safe_psql('postgres', 'CREATE UNLOGGED TABLE unlogged AS SELECT 1 AS i');
+my $node = $primary->safe_psql('postgres', "SELECT pg_relation_filenode('unlogged')");
+refused($primary, "1663/5/$node/0/0 0/2000000 1", qr/is unlogged/, 'an unlogged relation');
 
 # --- Without a primary, as before
 
