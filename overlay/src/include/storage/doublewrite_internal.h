@@ -895,7 +895,6 @@ extern void dw_flush_wal(void);
 extern void dw_note_logged(int slotno, uint64 batchno);
 extern bool dw_batch_under_way(void);
 extern bool dw_homes_under_way(void);
-extern uint64 dw_runs_sent(void);
 extern uint64 dw_first_unfinished_batch(void);
 
 /* atomic.c */
@@ -979,8 +978,10 @@ extern void dw_have_room_for_mark(uint64 mark);
 extern void dw_sync_cycle(uint64 begun);
 
 /* flush.c */
+#define DW_FIRST_ATTEMPT	PG_UINT64_MAX	/* for dw_try_home() */
+
 extern bool dw_flush_batch(const DWPageSet *retry);
-extern bool dw_try_home(const DWPageSet *pages, uint64 since);
+extern bool dw_try_home(const DWPageSet *pages, uint64 *since);
 
 /* drain.c */
 extern void dw_drain_and_lock(void);

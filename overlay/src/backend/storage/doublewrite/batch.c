@@ -212,15 +212,6 @@ dw_homes_under_way(void)
 }
 
 /*
- * Return the number of the next run that is sent home, without a lock.
- */
-uint64
-dw_runs_sent(void)
-{
-	return ((volatile DWHomeState *) &DWCtl->home)->sent;
-}
-
-/*
  * First batch with a page that is not home, or that has been removed though
  * home may be torn; the number of the next batch if there is none.  The flush
  * lock is held, and no home write is under way.

@@ -30,7 +30,7 @@
 static void
 dw_drain_pages(const DWPageSet *pages, uint64 seq)
 {
-	uint64		since = dw_runs_sent();
+	uint64		since = DW_FIRST_ATTEMPT;
 	DWSlotState state;
 
 	while (dw_unfinished_before(seq, pages, &state))
@@ -57,7 +57,7 @@ dw_drain_pages(const DWPageSet *pages, uint64 seq)
 			dw_await_a_run();
 		}
 		else
-			dw_try_home(pages, since);
+			dw_try_home(pages, &since);
 		CHECK_FOR_INTERRUPTS();
 	}
 }

@@ -112,7 +112,7 @@ dw_batch_is_due(void)
  * The others wait until a slot is free, or a run can be claimed.
  */
 static void
-dw_make_room(bool *impatient, uint64 since)
+dw_make_room(bool *impatient, uint64 *since)
 {
 	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
 
@@ -192,7 +192,7 @@ DoubleWriteStageRefuses(const BufferTag *tag)
  * page.
  */
 static bool
-dw_retry_refusing(const BufferTag *tag, uint64 since)
+dw_retry_refusing(const BufferTag *tag, uint64 *since)
 {
 	RelFileLocator rlocator = BufTagGetRelFileLocator(tag);
 	DWPageSet	pages = {.arg = &rlocator,.max = DW_REFUSED_RETRY};
@@ -294,7 +294,7 @@ dw_reserve_with_patience(const BufferTag *tag, bool *replaces, int *nstaged)
 {
 	bool		impatient = false;
 	bool		counted = false;
-	uint64		since = dw_runs_sent();
+	uint64		since = DW_FIRST_ATTEMPT;
 	int			slotno;
 
 	for (;;)
@@ -309,14 +309,14 @@ dw_reserve_with_patience(const BufferTag *tag, bool *replaces, int *nstaged)
 				dw_tell_room(1);
 			return slotno;
 		}
-		if (refused && dw_retry_refusing(tag, since))
+		if (refused && dw_retry_refusing(tag, &since))
 			continue;
 		if (!counted)
 		{
 			DWCount(stage_full, 1);
 			counted = true;
 		}
-		dw_make_room(&impatient, since);
+		dw_make_room(&impatient, &since);
 	}
 }
 

@@ -317,20 +317,23 @@ dw_flush_batch(const DWPageSet *retry)
 
 /*
  * Try to bring pages home that have failed before, and what is ready beside them.  Throws
- * the error if one has failed again in this run (see dw_runs_sent()) or a later one, or
- * waits a moment if that cannot be tried, or is being tried by another process.  Returns
- * whether there was something to do.
+ * the error if one has failed again since the caller's first attempt, for which *since is
+ * DW_FIRST_ATTEMPT, or waits a moment if that cannot be tried, or is being tried by another
+ * process.  Returns whether there was something to do.
  */
 bool
-dw_try_home(const DWPageSet *pages, uint64 since)
+dw_try_home(const DWPageSet *pages, uint64 *since)
 {
 	bool		flushed;
 	bool		under_way;
 
+	dw_lock_flush(LW_EXCLUSIVE);
+	if (*since == DW_FIRST_ATTEMPT)
+		*since = DWCtl->home.sent;
 	flushed = dw_flush_batch(pages);
 	dw_carry_runs();
 	under_way = dw_homes_under_way();
-	if (!dw_refuse_failed(pages, since) && under_way)
+	if (!dw_refuse_failed(pages, *since) && under_way)
 		dw_await_a_run();
 	return flushed;
 }

@@ -91,7 +91,7 @@ DoubleWriteHoldHomeWrites(const char *path)
 	DWDirtyFile file;
 	DWPageSet	pages = {dw_tag_in_file, &file, PG_INT32_MAX};
 	bool		has_pages = dw_file_of_path(path, &file);
-	uint64		since = dw_runs_sent();
+	uint64		since = DW_FIRST_ATTEMPT;
 
 	for (;;)
 	{
@@ -99,7 +99,7 @@ DoubleWriteHoldHomeWrites(const char *path)
 		if (!has_pages || !dw_any_has_failed(&pages))
 			break;
 		LWLockRelease(DoubleWriteFlushLock);
-		dw_try_home(&pages, since);
+		dw_try_home(&pages, &since);
 		CHECK_FOR_INTERRUPTS();
 	}
 	INJECTION_POINT("doublewrite-home-writes-held", NULL);

@@ -1093,11 +1093,12 @@ Datum
 dw_flush_batch_sql(PG_FUNCTION_ARGS)
 {
 	const DWPageSet *pages = PG_GETARG_BOOL(0) ? &DWAllPages : NULL;
+	uint64		since = DW_FIRST_ATTEMPT;
 	bool		flushed;
 
 	tdw_wait_for_lock(DoubleWriteFlushLock, "DoubleWriteFlush");
 	if (pages != NULL)
-		PG_RETURN_BOOL(dw_try_home(pages, dw_runs_sent()));
+		PG_RETURN_BOOL(dw_try_home(pages, &since));
 	flushed = dw_flush_batch(NULL);
 	dw_carry_runs();
 	PG_RETURN_BOOL(flushed);

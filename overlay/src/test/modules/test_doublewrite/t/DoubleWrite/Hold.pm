@@ -170,10 +170,11 @@ sub dw_wake
 	watchdog_until(
 		"nobody waits at $point",
 		sub {
-			return 1
-			  if $node->safe_psql('postgres',
-				"SELECT count(*) FROM pg_stat_activity WHERE wait_event = '$point'"
-			  ) == 0;
+			my ($rc, $waiting) = $node->psql('postgres',
+				"SELECT count(*) FROM pg_stat_activity WHERE wait_event = '$point'");
+
+			# the server may end when it has been woken up
+			return 1 if $rc != 0 || $waiting == 0;
 			$node->psql('postgres',
 				"SELECT injection_points_wakeup('$point')");
 			return 0;
