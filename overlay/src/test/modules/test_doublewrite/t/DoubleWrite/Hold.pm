@@ -170,13 +170,13 @@ sub dw_wake
 	watchdog_until(
 		"nobody waits at $point",
 		sub {
-			my ($rc, $waiting) = $node->psql('postgres',
-				"SELECT count(*) FROM pg_stat_activity WHERE wait_event = '$point'");
-
 			# the server may end when it has been woken up
-			return 1 if $rc != 0 || $waiting == 0;
-			$node->psql('postgres',
-				"SELECT injection_points_wakeup('$point')");
+			my ($rc, $waiting) = eval {
+				$node->psql('postgres',
+					"SELECT count(*) FROM pg_stat_activity WHERE wait_event = '$point'")
+			};
+			return 1 if !defined $rc || $rc != 0 || $waiting == 0;
+			eval { $node->psql('postgres', "SELECT injection_points_wakeup('$point')") };
 			return 0;
 		});
 	return;
