@@ -398,6 +398,7 @@ dw_schedule_writeback(void)
 {
 	static WritebackContext contexts[DW_STAGERS];
 	static bool initialized = false;
+	int			nhints = dw_nhints;
 
 	Assert(dw_own_writer() == NULL);
 
@@ -409,14 +410,15 @@ dw_schedule_writeback(void)
 		initialized = true;
 	}
 
-	for (int i = 0; i < dw_nhints; i++)
+	/* an error must not leave them to the next run, which has no room for both */
+	dw_nhints = 0;
+	for (int i = 0; i < nhints; i++)
 	{
 		if (dw_hint_stagers[i] == DW_STAGER_CHECKPOINTER || !RecoveryInProgress() ||
 			HotStandbyActive())
 			ScheduleBufferTagForWriteback(&contexts[dw_hint_stagers[i]],
 										  IOCONTEXT_NORMAL, &dw_hint_tags[i]);
 	}
-	dw_nhints = 0;
 }
 
 /*
