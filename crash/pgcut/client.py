@@ -42,6 +42,7 @@ from contextlib import contextmanager
 import psycopg2
 
 from . import plans
+from .limits import SLOWNESS
 from .table import Table
 
 # Share of steps after which a client looks at what it has.
@@ -50,6 +51,9 @@ LOOKS = 0.1
 # Share of transactions that do not wait for WAL, of clients that make no files.
 LAZY = 0.1
 
+# A statement that takes longer goes round in an index that is broken, or waits for ever.  Well
+# below primary.HANG_SECONDS: then it is known which one did.
+STATEMENT_SECONDS = 90 * SLOWNESS
 
 # On a machine so slow that nobody was told anything in the time of a run, it lasts so many times
 # as long at most.
@@ -285,6 +289,8 @@ class Client:
                     self.run.probe(self)
             except psycopg2.Error:
                 gone = True
+        if isinstance(error, psycopg2.errors.QueryCanceled):
+            self.record("complaint", text=f"after {self.n}: did not end: {message}")
         self.record("fail", error=message, sqlstate=error.pgcode or "",
                     **({} if n is None else {"n": n}), **({"unknown": True} if gone else {}))
         if gone:
@@ -313,6 +319,7 @@ class Client:
         self.connection = self.run.connect("postgres")
         self.connection.autocommit = True
         with self.connection.cursor() as cursor:
+            cursor.execute("SET statement_timeout = %s", (round(STATEMENT_SECONDS * 1000),))
             cursor.execute("SELECT n, state FROM oracle.now WHERE client = %s", (self.name,))
             found = cursor.fetchone()
             if found is None:

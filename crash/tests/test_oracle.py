@@ -22,7 +22,7 @@ from recorder_binary import SCRATCH
 try:
     import psycopg2
     from pgcut import plans, readers, workload
-    from pgcut.client import Run
+    from pgcut.client import STATEMENT_SECONDS, Run
     from pgcut.table import METHODS, Table
 except ImportError:
     psycopg2 = None
@@ -810,6 +810,15 @@ class ClientsTest(unittest.TestCase):
                         client.any_table().insert(own, client.rng, 3)
         client.look()
         self.assertIn("rows and sum of ids are", "\n".join(self.complaints(client)))
+
+    def test_complains_of_what_does_not_end(self):
+        client = self.client("transfer")
+        ((limit,),) = client.query("SELECT setting FROM pg_settings WHERE name = 'statement_timeout'")
+        self.assertEqual(int(limit), round(STATEMENT_SECONDS * 1000))
+        client.connection.cursor().execute("SET statement_timeout = 10")
+        self.assertEqual(client.query("SELECT pg_sleep(600)"), [])
+        (found,) = self.complaints(client)
+        self.assertIn("did not end: canceling statement due to statement timeout", found)
 
     def test_looks_at_accounts(self):
         client = self.client("transfer")
