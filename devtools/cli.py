@@ -14,8 +14,8 @@ from bench import cli as bench
 from common.base import DevError, locate, note, say
 
 from . import (advise, atomic, atomicvm, build, check, chroot, clean, cluster, crash, deb, deps, dist,
-               generate, image, lint, mutate, paf, patroni, rules, series, site, source, suites, tools,
-               worktree)
+               generate, image, indent, lint, mutate, paf, patroni, rules, series, site, source,
+               suites, tools, worktree)
 
 
 def main(argv=None):
@@ -357,8 +357,10 @@ def _check_series(paths, args):
 def _check_fast(paths, args):
     deadline = time.monotonic() + suites.OVERALL_SECONDS * suites.SLOWNESS
     deps.ensure(paths, deps.CHECK)
-    results = [check.report(check.run_all(paths, _obtain(paths)))]
+    upstream = _obtain(paths)
+    results = [check.report(check.run_all(paths, upstream))]
     _build_kind(paths, "test")
+    results.append(indent.check(paths, upstream))
     suites.prepare(paths, "test")
     names = suites.of_suites(suites.all_tests(paths, "test"), suites.FAST)
     results += _run_beside([functools.partial(suites.run_selftests, paths, deadline)], lambda:
@@ -380,7 +382,8 @@ def _test(paths, args):
         "rules": lambda: rules.check(paths)}), list)
     # Each of these waits for most of the time; what explores has the machine to itself, as
     # the less a recorded server does the less there is to be found.
-    beside = some("dev", {"selftests": functools.partial(suites.run_selftests, paths, deadline)})
+    beside = some("dev", {"selftests": functools.partial(suites.run_selftests, paths, deadline),
+                          "indent": functools.partial(_indent, paths, upstream)})
     beside += some("crash", {
         "selftests": functools.partial(crash.run_selftests, paths, deadline),
         "histories": lambda: crash.run_histories(paths, deadline, args.seed),
@@ -407,8 +410,14 @@ def _test(paths, args):
     return _conclude(paths, results)
 
 
+def _indent(paths, upstream):
+    if not indent.program(paths).exists():      # no other test of the tooling needs a build
+        _build_kind(paths, "test")
+    return indent.check(paths, upstream)
+
+
 # What is no suite of a build, and the programs in it.
-GROUPS = {"dev": ("check", "rules", "selftests"),
+GROUPS = {"dev": ("check", "rules", "selftests", "indent"),
           "crash": ("selftests", "histories", "history-controls", "explorer")}
 _PYTHON_TEST = re.compile(r"test_\w+(\.\w+)*$")
 

@@ -224,7 +224,8 @@ pg_stat_reset_double_writes(PG_FUNCTION_ARGS)
 static void
 put_text(Datum *value, bool *null, const char *text)
 {
-	*null = text == NULL || text[0] == '\0';
+	*null = (text == NULL || text[0] == '\0');
+
 	if (!*null)
 		*value = CStringGetTextDatum(text);
 }

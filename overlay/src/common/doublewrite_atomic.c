@@ -489,6 +489,7 @@ dw_judge(int fd, DWAtomicProbe *probe)
 		return DW_ATOMIC_NOT_OFFERED;
 	if (!DWAtomicFileFits(&probe->file))
 		return DW_ATOMIC_OTHER_SIZE;
+
 	/*
 	 * writing one page must not make another one dirty in the kernel's cache
 	 */

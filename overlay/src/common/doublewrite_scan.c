@@ -779,7 +779,7 @@ dw_low_water_so_far(DWScan *scan)
  */
 static void
 dw_read_log(DWScan *scan, DWReadBlocks read_blocks, void *arg, char *buffer,
-		  bool everything)
+			bool everything)
 {
 	int			newest = -1;
 	int			first;

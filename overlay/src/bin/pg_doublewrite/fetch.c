@@ -45,7 +45,7 @@
 #include "libpq-fe.h"
 #include "pg_doublewrite.h"
 #include "storage/bufpage.h"
-#include "storage/checksum.h"		/* defined in dryrun.c */
+#include "storage/checksum.h"	/* defined in dryrun.c */
 
 /* How often to read a page that is being written just then, and how long to wait */
 #define READ_ATTEMPTS	20

@@ -65,8 +65,8 @@ typedef struct InstantPage
 	uint32		spilled;		/* place of records before these, or 0: see
 								 * instantspill.c */
 	uint32		applied;		/* distance of the record applied last */
-	uint32		paused_at;		/* redo has been put off: records before this one
-								 * have been applied */
+	uint32		paused_at;		/* redo has been put off: records before this
+								 * one have been applied */
 	int			sqlerrcode;		/* with which it has failed */
 	pg_atomic_uint32 state;		/* InstantPageState */
 	uint8		forknum;
@@ -104,15 +104,16 @@ typedef struct InstantRecord
 typedef struct InstantCtlData
 {
 	/*
-	 * See InstantRecoveryPending.  Each lookup of a buffer reads it, so it has a
-	 * cache line of its own: the next ones are written for each page that is redone.
+	 * See InstantRecoveryPending.  Each lookup of a buffer reads it, so it
+	 * has a cache line of its own: the next ones are written for each page
+	 * that is redone.
 	 */
 	pg_atomic_uint32 pending;
 	char		pending_pad[PG_CACHE_LINE_SIZE - sizeof(pg_atomic_uint32)];
 
 	/*
-	 * Written by the startup process during analysis, when no other process is
-	 * interested, and constant while workers redo pages.
+	 * Written by the startup process during analysis, when no other process
+	 * is interested, and constant while workers redo pages.
 	 */
 	TimeLineID	tli;			/* all records are on this timeline */
 	XLogRecPtr	base;			/* where redo begins */
@@ -140,9 +141,9 @@ typedef struct InstantCtlData
 	pg_atomic_uint32 redone[INSTANT_RECOVERY_MAX_WORKERS + 1];
 
 	slock_t		mutex;			/* for all that follows except the last three */
-	uint32		members;		/* processes that see to it that pages are redone:
-								 * workers that have joined, and the startup
-								 * process until clients have got in */
+	uint32		members;		/* processes that see to it that pages are
+								 * redone: workers that have joined, and the
+								 * startup process until clients have got in */
 	uint32		demand_head;	/* positions only rise */
 	uint32		demand_tail;
 	uint32		demands[INSTANT_DEMANDS];	/* pages */

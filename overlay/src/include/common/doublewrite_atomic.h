@@ -25,7 +25,7 @@ typedef enum DWAtomicVerdict
 	DW_ATOMIC_UNSUPPORTED,		/* the system knows no atomic writes */
 	DW_ATOMIC_NOT_OFFERED,		/* the file system offers none for files there */
 	DW_ATOMIC_OTHER_SIZE,		/* it offers some, but not of a page */
-	DW_ATOMIC_LARGE_PAGES,		/* pages of the kernel's cache hold several of ours */
+	DW_ATOMIC_LARGE_PAGES,		/* pages of the kernel's cache are larger */
 	DW_ATOMIC_REFUSED,			/* a test write was refused */
 	DW_ATOMIC_FAILED,			/* looking has failed */
 } DWAtomicVerdict;
@@ -41,7 +41,7 @@ typedef struct DWAtomicFile
 	dev_t		dev;			/* device that holds its file system */
 	uint32		unit_min;		/* smallest and largest atomic write, in bytes */
 	uint32		unit_max;
-	uint32		unit_max_opt;	/* largest made without copies, 0 if all are alike */
+	uint32		unit_max_opt;	/* largest one without copies, or 0 */
 	uint32		mem_align;		/* direct I/O: alignment of memory */
 	uint32		offset_align;	/* ... and of offsets */
 } DWAtomicFile;
@@ -50,8 +50,8 @@ typedef struct DWAtomicFile
 typedef struct DWAtomicProbe
 {
 	DWAtomicVerdict verdict;
-	int			error;			/* errno, if a test write was refused or looking
-								 * has failed, else 0 */
+	int			error;			/* errno, if a test write was refused or
+								 * looking has failed, else 0 */
 	DWAtomicFile file;			/* what is said of a file there */
 	uint64		device_max;		/* what the device says, in bytes */
 	uint32		unit;			/* largest write to be relied on, in bytes */
@@ -71,7 +71,7 @@ typedef struct DWAtomicCall
 	size_t		size;
 	off_t		offset;
 	int			flags;
-	bool		done;			/* it has been tried, and result says how it went */
+	bool		done;			/* it has been tried: see result */
 	ssize_t		result;			/* bytes written, or -errno */
 } DWAtomicCall;
 

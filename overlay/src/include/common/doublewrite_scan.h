@@ -167,7 +167,7 @@ typedef enum DWDirectory
 	DW_DIR_NOT_WRITABLE,		/* see dir_errno */
 	DW_DIR_WRONG_OWNER,
 	DW_DIR_WRONG_MODE,
-	DW_DIR_OTHER_CLUSTER,		/* its log is that of another system identifier */
+	DW_DIR_OTHER_CLUSTER,		/* log of another system identifier */
 	DW_DIR_OTHER_DIRECTORY,		/* ... is reached by a link from another
 								 * directory */
 } DWDirectory;

@@ -32,8 +32,8 @@ typedef enum TornPagesProtection
 	TORN_PAGES_OFF,				/* none: the storage is trusted */
 	TORN_PAGES_FULL_PAGES,		/* full-page images in WAL, as stock */
 	TORN_PAGES_DOUBLE_WRITES,	/* double-write log */
-	TORN_PAGES_ATOMIC_WRITES,	/* atomic writes, where storage has proved that
-								 * it can; else the double-write log */
+	TORN_PAGES_ATOMIC_WRITES,	/* atomic writes, where storage has proved
+								 * that it can; else the double-write log */
 } TornPagesProtection;
 
 /* settings.c */

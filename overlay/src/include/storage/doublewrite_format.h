@@ -128,10 +128,11 @@ typedef struct DWBatchHeader
 								 * checkpoint when the batch was written */
 	XLogRecPtr	redo_pending;	/* the same of a checkpoint that is about to
 								 * complete, or 0 */
-	uint64		nonce;			/* random number, the same in all batches since
-								 * the log was opened; users never learn it */
-	XLogRecPtr	wal_end;		/* WAL was durable up to here: the highest page
-								 * LSN in this batch and those before it */
+	uint64		nonce;			/* random number, the same in all batches
+								 * since the log was opened; users never learn
+								 * it */
+	XLogRecPtr	wal_end;		/* WAL was durable up to here: the highest
+								 * page LSN in this batch and those before it */
 	uint32		compression;	/* DWCompression of the pages that are shorter
 								 * than BLCKSZ; off if there are none */
 	pg_crc32c	crc;			/* of the header block up to here and of the

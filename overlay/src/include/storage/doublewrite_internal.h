@@ -83,11 +83,11 @@ typedef enum DWStager
 typedef struct DWBufferRecords
 {
 	XLogRecPtr	redo;			/* newest redo pointer after which there has
-								 * been a record, or may have been one; 0: none
-								 * ever */
+								 * been a record, or may have been one; 0:
+								 * none ever */
 	XLogRecPtr	before;			/* the one before it with such a record, or 0 */
-	bool		rebuilt;		/* redo rebuilds the page from the first record
-								 * after redo */
+	bool		rebuilt;		/* redo rebuilds the page from the first
+								 * record after redo */
 	bool		rebuilt_before; /* ... after before */
 	bool		hidden;			/* there may be other records: not exempt */
 	bool		only_hints;		/* nothing but hints of the heap has changed
@@ -117,30 +117,31 @@ typedef struct DWSlot
 								 * has not reached home; mutex */
 	uint64		home_batch;		/* last logged batch that holds the page, and
 								 * that it needs until it is home, or 0;
-								 * mutex, in the batch under way the flush lock */
+								 * mutex, in the batch under way the flush
+								 * lock */
 	bool		discarded;		/* dropped while in a batch, and off its hash
 								 * chain; mutex */
 	bool		failed;			/* a home write of it, or of an older version
-								 * of the page, has failed, or may not come back;
-								 * mutex */
+								 * of the page, has failed, or may not come
+								 * back; mutex */
 	int			error;			/* ... with this errno, DW_TORN or DW_STALLED;
 								 * mutex */
-	bool		touched;		/* ... and not by stalls only: home may be torn;
-								 * mutex */
-	uint64		run;			/* number of the run in which it went home last;
-								 * mutex, in a batch the flush lock */
+	bool		touched;		/* ... and not by stalls only: home may be
+								 * torn; mutex */
+	uint64		run;			/* number of the run in which it went home
+								 * last; mutex, in a batch the flush lock */
 	bool		behind;			/* an older version of the page is on its way
 								 * home: it waits for that; mutex */
-	bool		use_log;		/* an atomic write of it, or of an older version
-								 * of the page, was not made, or such a version
-								 * has a change that no record tells of: it
-								 * takes the log; mutex */
+	bool		use_log;		/* an atomic write of it, or of an older
+								 * version of the page, was not made, or such
+								 * a version has a change that no record tells
+								 * of: it takes the log; mutex */
 
-	/* the rest belongs to the filler, later to the process that writes the page back */
+	/* the rest belongs to the filler, later to the process that writes it */
 	int			run_next;		/* next page of the same run, or -1 */
 	bool		permanent;		/* not an unlogged relation */
-	bool		atomic;			/* home is to be written atomically, as nothing
-								 * else protects it */
+	bool		atomic;			/* home is to be written atomically, as
+								 * nothing else protects it */
 	bool		covered;		/* a crash that tears it at home does no harm,
 								 * if the log is in use; for assertions */
 	XLogRecPtr	lsn;			/* page LSN */
@@ -173,8 +174,8 @@ typedef enum DWBatchPhase
 	DW_BATCH_TAKEN,				/* slots chosen; nothing written */
 	DW_BATCH_WAITING,			/* ... and the log has no space until a sync
 								 * cycle has completed */
-	DW_BATCH_DURABLE,			/* what needed logging is durable in the log; to
-								 * be sent home */
+	DW_BATCH_DURABLE,			/* what needed logging is durable in the log;
+								 * to be sent home */
 } DWBatchPhase;
 
 /*
@@ -185,9 +186,9 @@ typedef struct DWWriter
 {
 	LWLock		lock;
 	volatile int npages;		/* 0: no run; lock, read without it, too */
-	volatile int ndone;			/* of them, the first ones, which are dealt with */
+	volatile int ndone;			/* ... of which so many are dealt with */
 	Oid			spcOid;			/* lock, read without it, too */
-	pg_atomic_uint64 since;		/* when the present write began, in nanoseconds */
+	pg_atomic_uint64 since;		/* when this write began, in ns */
 	int			slots[MAX_IO_COMBINE_LIMIT];	/* lock, read without it, too */
 } DWWriter;
 
@@ -206,8 +207,8 @@ typedef struct DWHomePlace
 	pg_atomic_uint32 nwriting;	/* runs in the table of writers */
 	pg_atomic_uint32 stalled;	/* pages have failed with DW_STALLED since a
 								 * write has come back */
-	pg_atomic_uint64 ended;		/* when a write has come back last, or the first
-								 * one has begun, in nanoseconds */
+	pg_atomic_uint64 ended;		/* when a write has come back last, or the
+								 * first one has begun, in nanoseconds */
 } DWHomePlace;
 
 #define DW_HOME_PLACES			1024
@@ -305,8 +306,8 @@ typedef struct DWStats
 	pg_atomic_uint64 atomic_pages;	/* ... of which atomically */
 	pg_atomic_uint64 atomic_writes;
 	pg_atomic_uint64 sync_cycles;	/* sync cycles completed */
-	pg_atomic_uint64 space_cycles;	/* ... begun because half of the log was in
-									 * use */
+	pg_atomic_uint64 space_cycles;	/* ... begun because half of the log was
+									 * in use */
 	pg_atomic_uint64 file_cycles;	/* ... because of many files */
 	pg_atomic_uint64 sync_cycle_files;	/* files synced by them */
 	pg_atomic_uint64 log_full;	/* waits for space in the log */
@@ -329,7 +330,7 @@ typedef struct DWStats
 	/* by size, see DWSizeClass(); the counters above this are scalars */
 	pg_atomic_uint64 batch_size[DW_SIZE_CLASSES];	/* pages in a batch */
 	pg_atomic_uint64 logged_size[DW_SIZE_CLASSES];	/* ... that were logged or
-														 * noted */
+													 * noted */
 } DWStats;
 
 #define DW_SCALAR_COUNTERS \
@@ -407,8 +408,8 @@ typedef struct DWStageState
 	uint64		nmerged;		/* slots that have given way to newer versions */
 	uint64		next_seq;
 	dlist_head	free;
-	dlist_head	staged;			/* what a batch can take, oldest first, if none
-								 * has returned */
+	dlist_head	staged;			/* what a batch can take, oldest first, if
+								 * none has returned */
 
 	pg_atomic_uint32 ninuse;	/* slots not FREE; read without lock, too */
 } DWStageState;
@@ -416,10 +417,10 @@ typedef struct DWStageState
 /* Runs on their way home, see home.c; mutex */
 typedef struct DWHomeState
 {
-	uint64		sent;			/* runs sent home until now; flush lock, too; read
-								 * without lock, too */
-	uint64		claimed;		/* ... of which a process has taken on so many;
+	uint64		sent;			/* runs sent home until now; flush lock, too;
 								 * read without lock, too */
+	uint64		claimed;		/* ... of which a process has taken on so
+								 * many; read without lock, too */
 	uint32		nwriting;		/* ... and writes so many; read without lock,
 								 * too */
 	ConditionVariable room;		/* slots are free, or runs are to be written */
@@ -493,8 +494,8 @@ typedef struct DWBatchState
 	DWBatchPhase phase;
 	int			len;
 	int			slots[DW_MAX_BATCH_PAGES];
-	uint64		waits_since;	/* log.cycles_begun when it found no space in the
-								 * log, or DW_NEVER_WAITED */
+	uint64		waits_since;	/* log.cycles_begun when it found no space in
+								 * the log, or DW_NEVER_WAITED */
 } DWBatchState;
 
 /* The log; DoubleWriteFlushLock */
@@ -531,11 +532,11 @@ typedef struct DWLogState
 								 * to be set */
 	DWLogTaken	epoch_after;	/* what had been logged when it began */
 	DWLogTaken	live_after;		/* the same for the low-water mark */
-	bool		futile;			/* the newest sync cycle has freed nothing, as a
-								 * home write did not come back */
+	bool		futile;			/* the newest sync cycle has freed nothing, as
+								 * a home write did not come back */
 	uint64		cycles_begun;	/* number of the newest sync cycle */
-	pg_atomic_uint64 cycles_done;	/* ... of the newest one that has completed;
-									 * read without lock, too */
+	pg_atomic_uint64 cycles_done;	/* ... of the newest one that has
+									 * completed; read without lock, too */
 } DWLogState;
 
 /*
@@ -619,7 +620,7 @@ typedef struct DWAtomicState
 	int			nplaces;
 	bool		full;			/* there are more tablespaces, as was reported */
 	uint64		round;			/* batches that have asked */
-	uint64		sought;			/* ... of which the last found no entry to reuse */
+	uint64		sought;			/* ... the last that found no entry to reuse */
 	DWAtomicPlace places[DW_ATOMIC_PLACES];
 	uint8		refused[DW_ATOMIC_REFUSED_BITS / 8];
 } DWAtomicState;
@@ -655,7 +656,7 @@ typedef struct DWCtlData
 	XLogRecPtr	disarm_after;	/* disarm once a checkpoint with a redo
 								 * pointer at or above this completes, or 0 */
 
-	/* No lock: the startup process before records are redone, then the checkpointer */
+	/* No lock: startup process before redo, then the checkpointer */
 	bool		rewrite;		/* redo marks pages dirty that it leaves alone */
 
 	/* No lock: atomic */
@@ -663,13 +664,15 @@ typedef struct DWCtlData
 	/*
 	 * What the settings of the server ask for (TornPagesProtection), with
 	 * full_page_writes taken into account.  Set once by the startup process,
-	 * then by the checkpointer at each reload.  A process that decides for the
-	 * server looks here, as settings of its own may be those of a session.
+	 * then by the checkpointer at each reload.  A process that decides for
+	 * the server looks here, as settings of its own may be those of a
+	 * session.
 	 */
 	pg_atomic_uint32 setting;
-	pg_atomic_uint32 setting_changed;	/* ... during recovery, or what it asks
-										 * for has failed: the checkpointer
-										 * has to act on it afterwards */
+	pg_atomic_uint32 setting_changed;	/* ... during recovery, or what it
+										 * asks for has failed: the
+										 * checkpointer has to act on it
+										 * afterwards */
 	pg_atomic_uint32 upkeep_requested;	/* the checkpointer has to look after
 										 * the log */
 	pg_atomic_uint32 panicking; /* a process is, maybe of a failed sync */
@@ -682,8 +685,8 @@ typedef struct DWCtlData
 	pg_atomic_uint64 truncated[DW_TRUNCATE_BUCKETS];
 
 	/*
-	 * The same as redo.last, for SetHintBits(): not in a cache line with what is
-	 * written all the time.
+	 * The same as redo.last, for SetHintBits(): not in a cache line with what
+	 * is written all the time.
 	 */
 	char		pad1[PG_CACHE_LINE_SIZE];
 	pg_atomic_uint64 recover_from;

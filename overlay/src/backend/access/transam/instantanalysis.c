@@ -81,7 +81,7 @@ typedef enum InstantClass
 {
 	INSTANT_ANALYSIS,			/* no page of a relation; apply it at once */
 	INSTANT_PAGES,				/* its pages can be redone one by one */
-	INSTANT_DROP,				/* removes relations, whose chains are not needed */
+	INSTANT_DROP,				/* removes relations with their chains */
 	INSTANT_OWN_BARRIER,		/* a barrier for the pages that it refers to */
 	INSTANT_BARRIER,			/* and for all */
 } InstantClass;
@@ -388,8 +388,8 @@ instant_remember_block(XLogReaderState *record, uint8 block_id)
 		page = instant_add_page(fork, blkno);
 
 	/*
-	 * The first record tells whether WAL has images, unless it is one that never
-	 * has any.
+	 * The first record tells whether WAL has images, unless it is one that
+	 * never has any.
 	 */
 	if (!page->judged && (extends || !DoubleWriteNeedsNoImage(record, block_id)))
 	{
@@ -400,7 +400,7 @@ instant_remember_block(XLogReaderState *record, uint8 block_id)
 	if (page->last != INSTANT_NONE && instant_record(page->last)->distance == distance)
 		return;					/* it refers to the page twice */
 
-	/* a page that is made anew does without what came before, which may be just one */
+	/* a page made anew does without what came before, which may be just one */
 	i = INSTANT_NONE;
 	if (instant_rebuilds(record, block_id))
 	{

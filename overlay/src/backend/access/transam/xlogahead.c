@@ -580,8 +580,8 @@ ahead_wait_for_run(void)
 	Assert(nruns > 0);
 
 	/*
-	 * The file is opened here, and not by smgr, because it may be gone by now,
-	 * or shorter; then there is nothing to wait for.
+	 * The file is opened here, and not by smgr, because it may be gone by
+	 * now, or shorter; then there is nothing to wait for.
 	 */
 	relpath = relpathperm(BufTagGetRelFileLocator(&run->last),
 						  BufTagGetForkNum(&run->last));
@@ -645,6 +645,7 @@ ahead_announce_run(AheadLane *lane)
 	int			length = last->blockNum - first->blockNum + 1;
 	int			requests = (length + AHEAD_REQUEST_BLOCKS - 1) / AHEAD_REQUEST_BLOCKS;
 	SMgrRelation reln;
+	AheadRun   *run;
 
 	if (nruns > 0 && requests_under_way + requests > max_requests)
 	{
@@ -657,8 +658,9 @@ ahead_announce_run(AheadLane *lane)
 	if (smgrprefetch(reln, BufTagGetForkNum(first), first->blockNum, length))
 	{
 		Assert(nruns < MAX_IO_CONCURRENCY);
-		under_way[(oldest_run + nruns++) % MAX_IO_CONCURRENCY] =
-			(AheadRun) {.last = *last, .requests = requests};
+		run = &under_way[(oldest_run + nruns++) % MAX_IO_CONCURRENCY];
+		run->last = *last;
+		run->requests = requests;
 		requests_under_way += requests;
 
 		xlog_ahead_stats.runs++;

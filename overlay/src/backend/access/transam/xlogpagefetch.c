@@ -105,8 +105,8 @@ typedef enum PageFetchState
 typedef struct PageFetchCtlData
 {
 	/*
-	 * The list.  The startup process changes it, others read it without a lock.  So
-	 * entries are used again only when the list has been empty.
+	 * The list.  The startup process changes it, others read it without a
+	 * lock.  So entries are used again only when the list has been empty.
 	 */
 	pg_atomic_uint32 nentries;
 	PageFetchEntry entries[PAGE_FETCH_MAX];
@@ -116,8 +116,8 @@ typedef struct PageFetchCtlData
 	pg_atomic_uint64 replaced;
 
 	/*
-	 * The question, written by the startup process before it starts the worker, and the
-	 * answer, written by the worker before it sets the state.
+	 * The question, written by the startup process before it starts the
+	 * worker, and the answer, written by the worker before it sets the state.
 	 */
 	pg_atomic_uint32 state;
 	int			entry;
@@ -394,8 +394,9 @@ ask_primary(uint32 i, XLogRecPtr replayed, TimeLineID tli)
 	conninfo = pstrdup(PrimaryConnInfo);
 
 	/*
-	 * It writes to shared memory, so there is only one at a time.  As the walreceiver, it
-	 * does not wait for a primary that is gone, or not the right one any more.
+	 * It writes to shared memory, so there is only one at a time.  As the
+	 * walreceiver, it does not wait for a primary that is gone, or not the
+	 * right one any more.
 	 */
 	while (GetBackgroundWorkerPid(handle, &pid) != BGWH_STOPPED)
 	{
@@ -519,7 +520,7 @@ PageFetchProceed(XLogRecPtr replayed, TimeLineID tli)
 			put_page_in_place(i);
 		else
 		{
-			/* There is another primary since.  Ask that after the next record. */
+			/* The primary is another one now.  Ask it after the next record. */
 			if (copies[i].page != NULL)
 				pfree(copies[i].page);
 			memset(&copies[i], 0, sizeof(PageFetchCopy));
@@ -712,13 +713,13 @@ copy_page(const PageFetchRequest *request, char *page, XLogRecPtr *as_of)
 	if (must_wait)
 		WaitReadBuffers(&operation);
 
-	/* A share lock would let others set hints meanwhile, and with them the LSN. */
+	/* Under a share lock others could set hints, and with them the LSN. */
 	LockBuffer(buffer, BUFFER_LOCK_EXCLUSIVE);
 	memcpy(page, BufferGetPage(buffer), BLCKSZ);
 	*as_of = GetXLogInsertEndRecPtr();
 	UnlockReleaseBuffer(buffer);
 
-	/* What is being built without shared buffers may have been read too early. */
+	/* What is built without shared buffers may have been read too early. */
 	if (must_wait)
 		(void) EvictUnpinnedBuffer(buffer, &flushed);
 

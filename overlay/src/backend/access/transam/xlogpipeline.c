@@ -282,7 +282,7 @@ typedef struct XLogPipelineCtlData
 	bool		stopping;		/* redo has ended */
 	bool		failed;			/* worker has exited with an error */
 	uint64		blocks_read;	/* by workers that have exited */
-	uint64		blocks_written;	/* ... to make room for them */
+	uint64		blocks_written; /* ... to make room for them */
 	XLogAheadStats ahead;		/* of workers that have exited */
 
 	pg_atomic_uint32 state;		/* XLogPipelineState, see States above */
@@ -824,7 +824,7 @@ pipeline_wait_for_record(XLogRecPtr endptr)
 
 	INJECTION_POINT("xlogpipeline-record-missed", NULL);
 
-	/* The worker, if told that all has been applied, relies on "current", too. */
+	/* A worker that knows that all has been applied relies on "current", too. */
 	if (untold_records > 0)
 		pipeline_tell_current();
 
@@ -941,9 +941,10 @@ XLogPipelineNextRecord(void)
 	pipeline_prefetch_memory(next);
 
 	/*
-	 * From now on the previous record may be overwritten, but that is not urgent
-	 * unless the worker waits for it.  If the worker has just begun to wait, and
-	 * we miss that, we notice at the next record, or before we wait.
+	 * From now on the previous record may be overwritten, but that is not
+	 * urgent unless the worker waits for it.  If the worker has just begun to
+	 * wait, and we miss that, we notice at the next record, or before we
+	 * wait.
 	 */
 	untold_records++;
 	wake_at = pg_atomic_read_u64(&XLogPipelineCtl->wake_worker_at);
@@ -967,8 +968,9 @@ pipeline_detach(int code, Datum arg)
 {
 	/*
 	 * After an error, clean up as background processes do that go on.  It may
-	 * have been thrown in the middle of a read: no process may be left waiting
-	 * for a buffer of ours, and exit callbacks don't expect an AIO handle.
+	 * have been thrown in the middle of a read: no process may be left
+	 * waiting for a buffer of ours, and exit callbacks don't expect an AIO
+	 * handle.
 	 */
 	LWLockReleaseAll();
 	ConditionVariableCancelSleep();
@@ -1106,8 +1108,8 @@ pipeline_open_segment(XLogRecPtr ptr)
 	segment_file = BasicOpenFile(path, O_RDONLY | PG_BINARY);
 
 	/*
-	 * This process is not told which relations are dropped.  So that the files
-	 * of those do not stay open for long, close all once in a while.
+	 * This process is not told which relations are dropped.  So that the
+	 * files of those do not stay open for long, close all once in a while.
 	 */
 	smgrdestroyall();
 
@@ -1480,9 +1482,9 @@ XLogPipelineMain(Datum main_arg)
 		}
 
 		/*
-		 * The latch that came with a signal was reset by a wait for I/O, which
-		 * cannot handle interrupts if a lock was held; the startup process may wait
-		 * for its barrier.
+		 * The latch that came with a signal was reset by a wait for I/O,
+		 * which cannot handle interrupts if a lock was held; the startup
+		 * process may wait for its barrier.
 		 */
 		if (ShutdownRequestPending || ConfigReloadPending || InterruptPending)
 			again = true;

@@ -36,9 +36,9 @@ dw_drain_pages(const DWPageSet *pages, uint64 seq)
 	while (dw_unfinished_before(seq, pages, &state))
 	{
 		/*
-		 * A page being replaced is on its way out of a buffer in another process,
-		 * which is busy copying it: a matter of microseconds, unless that has lost the
-		 * processor, or has been stopped.
+		 * A page being replaced is on its way out of a buffer in another
+		 * process, which is busy copying it: a matter of microseconds, unless
+		 * that has lost the processor, or has been stopped.
 		 */
 		if (state == DW_SLOT_FILLING)
 		{
@@ -50,7 +50,7 @@ dw_drain_pages(const DWPageSet *pages, uint64 seq)
 		/* checkpoints come here, and may wait for long */
 		AbsorbSyncRequests();
 
-		/* what is in a batch that an error has left to the next flusher ends with that */
+		/* a batch that an error has left over ends with the next flusher */
 		if (state == DW_SLOT_BATCH && dw_homes_under_way() && !dw_batch_under_way())
 		{
 			dw_carry_runs();

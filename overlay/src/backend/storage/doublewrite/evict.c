@@ -355,8 +355,8 @@ DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 	INJECTION_POINT("doublewrite-page-staged", NULL);
 
 	/*
-	 * "requested" may be out of date; the flusher looks now and then.  The checkpointer
-	 * takes its pages to the log itself.
+	 * "requested" may be out of date; the flusher looks now and then.  The
+	 * checkpointer takes its pages to the log itself.
 	 */
 	if (nstaged >= DWBatchThreshold() && !AmCheckpointerProcess() &&
 		!((volatile DWCtlData *) DWCtl)->flusher.requested)

@@ -79,8 +79,8 @@ typedef struct DWChoice
 	int			ncopied;
 	int			nexempt;		/* pages that redo rebuilds */
 	int			nhints;			/* pages in which only hints have changed */
-	int			natomic;		/* pages that are written atomically, and would
-								 * be logged otherwise */
+	int			natomic;		/* pages that are written atomically, and
+								 * would be logged otherwise */
 } DWChoice;
 
 /*

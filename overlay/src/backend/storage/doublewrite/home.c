@@ -410,7 +410,7 @@ dw_schedule_writeback(void)
 		initialized = true;
 	}
 
-	/* an error must not leave them to the next run, which has no room for both */
+	/* an error must not leave them to the next run, which lacks room for both */
 	dw_nhints = 0;
 	for (int i = 0; i < nhints; i++)
 	{
@@ -719,7 +719,7 @@ dw_lock_flush_idle(LWLockMode mode, bool for_cycle)
 	{
 		bool		lost = for_cycle && dw_write_is_lost();
 
-		/* a process whose write we wait for may want room in the checkpointer's queue */
+		/* the process that writes may want room in the checkpointer's queue */
 		AbsorbSyncRequests();
 		if (!for_cycle)
 			dw_carry_runs();
@@ -941,7 +941,7 @@ dw_write_atomically(int natomic)
 	}
 	dw_atomic_end();
 
-	/* a write that ends later could come over a newer one, or a newer file (R4, R7) */
+	/* a write that ends later could hit a newer page or file (R4, R7) */
 	Assert(DWAtomicUnderWay() == 0);
 }
 

@@ -317,7 +317,9 @@ static void
 dw_put_figure(DoubleWriteSnapshot *snapshot, const char *name, int64 value)
 {
 	Assert(snapshot->nfigures < MAX_FIGURES);
-	snapshot->figures[snapshot->nfigures++] = (DWFigure) {name, value};
+	snapshot->figures[snapshot->nfigures].name = name;
+	snapshot->figures[snapshot->nfigures].value = value;
+	snapshot->nfigures++;
 }
 
 /* Put an LSN or a time, where zero means that there is none */
@@ -562,6 +564,7 @@ DoubleWriteAtomicPlace(int n, Oid *tablespace, char **proof, char **fstype,
 	*refusals = pg_atomic_read_u64(&place->refused);
 	text = DWAtomicAdvice(&probe);
 	*advice = text ? pstrdup(text) : NULL;
+
 	return true;
 }
 

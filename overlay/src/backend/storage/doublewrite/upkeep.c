@@ -159,7 +159,7 @@ dw_run_sync_cycle(void)
 	uint64		number;
 	bool		frees;
 
-	/* what is on its way home relies on the log, and would keep us from freeing it */
+	/* what is on its way home relies on the log, and keeps us from freeing it */
 	DWCtl->log.futile = !dw_lock_flush_idle(LW_EXCLUSIVE, true);
 	number = ++DWCtl->log.cycles_begun;
 	frees = DWCtl->log.open && !DWCtl->log.futile;
