@@ -1,7 +1,8 @@
-"""Words that must not come back in comments and messages of C, and in SGML.
+"""Words that must not come back in comments and messages of C, in SGML, in tests and documents.
 
 A comment names the process that acts: backend, checkpointer, startup process, flusher.  Words that
-leave it open send the reader searching for it; "but for" and "in vain" are read twice.
+leave it open send the reader searching for it; "but for" and "in vain" are read twice.  Tests and
+documents have people in them, of whom they may say "who" and "he".
 """
 
 import re
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 
 _WORDS = re.compile(r"\b(?:who|whoever|nobody|somebody|he|him|his|but\s+for|in\s+vain)\b",
                     re.IGNORECASE)
+_PEOPLE = ("who", "he", "him", "his")
 _COMMENT_OR_STRING = re.compile(r'/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 _FILE = re.compile(r"^diff --git a/\S+ b/(\S+\.(?:[ch]|sgml))\n(.*?)(?=^diff --git |\Z)",
                    re.MULTILINE | re.DOTALL)
@@ -40,8 +42,11 @@ def added(diff: str) -> Iterator[tuple[str, str]]:
 
 
 def of_file(path: str, text: str) -> Iterator[str]:
-    """Yield what is wrong with a C source, or a file of the documentation."""
-    if found := plain_words(text) if path.endswith(".sgml") else words(text):
+    """Yield what is wrong with a C source, a test in Perl, or a file of the documentation."""
+    found = plain_words(text) if path.endswith((".sgml", ".md", ".pl", ".pm")) else words(text)
+    if not path.endswith((".sgml", ".c", ".h")):
+        found = [word for word in found if word not in _PEOPLE]
+    if found:
         yield f"{path} says {', '.join(dict.fromkeys(found))}"
 
 

@@ -731,7 +731,7 @@ class Prometheus(Door):
     tool = "Prometheus with postgres_exporter"
     done = ("queries, rules and dashboard of `packaging/monitoring`, the server scraped each second; "
             "at the end each expression of the dashboard has values, no rule an error")
-    caveat = "none seen; Grafana itself was not tried, as nobody here packages it"
+    caveat = "none seen; Grafana itself was not tried, as Debian has no package of it"
 
     def version(self):
         versions = [re.search(r"version ([\d.]+)", self.call(program, "--version"))[1]

@@ -54,6 +54,11 @@ class FileTest(TestCase):
         self.assertEqual(list(english.of_file("a.sgml", "<!-- who --><para>\n all, but\n for one</para>")),
                          ["a.sgml says but for"])
 
+    def test_people(self):
+        self.assertEqual(list(english.of_file("a.pl", "# who reads\nok(1, 'nobody, in\n vain');")),
+                         ["a.pl says nobody, in vain"])
+        self.assertEqual(list(english.of_file("a.md", "A DBA who looks at his server")), [])
+
 
 class PatchTest(TestCase):
 

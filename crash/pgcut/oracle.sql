@@ -340,7 +340,7 @@ $$;
 
 -- expectation "databases" and "tablespaces": {name: true, it must be there;
 -- false, it must not; null, either}.  Databases that "copies" names have never
--- been written to; their files are those of template0, but for page headers.
+-- been written to; their files are those of template0, except page headers.
 CREATE FUNCTION oracle.check_databases(expectation jsonb) RETURNS SETOF text
 LANGUAGE sql AS $$
     SELECT format('database %s: present is %s, not %s', key, datname IS NOT NULL, value)
@@ -528,7 +528,7 @@ INSERT INTO oracle.probes VALUES
      'p <@ box(point(k / 4 * 250, k % 4 * 250), point(k / 4 * 250 + 249, k % 4 * 250 + 249))'),
     ('brin', '1', 'generate_series(0, 9) k', 'v BETWEEN k * 100000 AND k * 100000 + 99999');
 
--- What is wrong with an index, or null: whoever asks it key by key must find each row.
+-- What is wrong with an index, or null: a search for each key must find its row.
 CREATE FUNCTION oracle.probe(index oid) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE

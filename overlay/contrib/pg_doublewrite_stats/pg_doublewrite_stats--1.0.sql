@@ -397,7 +397,7 @@ FROM m;
 CREATE VIEW pg_double_write_recovery AS
 SELECT * FROM pg_double_write_recovery();
 
--- Instant recovery: pages that are redone after clients have got in, and who waits for
+-- Instant recovery: pages that are redone after clients have got in, and which sessions wait for
 -- one.  No row if the server has not been opened before redo.
 CREATE VIEW pg_instant_recovery AS
 SELECT p.opened_at, p.pages, p.records, p.pages_pending, p.pages_failed,

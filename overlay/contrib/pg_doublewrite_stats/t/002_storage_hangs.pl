@@ -71,7 +71,7 @@ sub wait_for
 	}
 	return;
 }
-wait_for('nobody flushes', sub { $looker->query_safe($held) >= 1 });
+wait_for('no process flushes', sub { $looker->query_safe($held) >= 1 });
 
 foreach my $view (@views)
 {

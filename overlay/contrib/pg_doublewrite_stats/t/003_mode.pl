@@ -100,7 +100,7 @@ $node->poll_query_until('postgres',
 	q{SELECT requested = 'double_writes' FROM pg_double_write_mode})
   or die 'double_writes is not requested';
 is(mode(), 'full_pages|double_writes|t|f|f|t',
-	'a switch that nothing ends but somebody who looks at the server log');
+	'a switch that does not end by itself: the server log says why');
 
 $node->adjust_conf('postgresql.conf', $setting, 'full_pages');
 $node->stop;

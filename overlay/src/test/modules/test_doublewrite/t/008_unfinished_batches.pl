@@ -179,7 +179,7 @@ foreach my $newer (0, 1)
 	$drain->query_until(qr/started/, "\\echo started\nSELECT dw_drain(patient => false);\n");
 	$node->poll_query_until('postgres',
 		"SELECT count(*) = 1 FROM pg_stat_activity WHERE query LIKE '%dw_drain%' AND wait_event IN ('DoubleWriteFlush', 'DoubleWriteTurn')"
-	) or die 'nobody drains';
+	) or die 'no process drains';
 	$node->safe_psql('postgres', q{
 		DELETE FROM younger WHERE id = 1; SELECT dw_evict('younger');
 		SELECT dw_fail_at('doublewrite-home-write', 'EIO')});
@@ -188,7 +188,7 @@ foreach my $newer (0, 1)
 	$drain->query('SELECT 1');
 	isnt(dw_read_block($node, $path, 0), $before, 'page is home after the drain');
 	is($node->safe_psql('postgres', q{SELECT dw_hits('doublewrite-home-write') > 1}), 't',
-		'... where it was written in vain at first');
+		'... where the first write failed');
 	$flusher->query('SELECT 1');
 	$_->quit foreach ($drain, $flusher);
 	$node->stop;

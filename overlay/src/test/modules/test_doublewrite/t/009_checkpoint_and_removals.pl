@@ -154,7 +154,7 @@ autovacuum = off
 	my $before = $node->safe_psql('postgres', $query);
 	$node->safe_psql('postgres', 'DROP SCHEMA many CASCADE');
 	is($node->safe_psql('postgres', $query), $before,
-		'who drops many tables leaves their syncs to the checkpoint');
+		'a session that drops many tables leaves their syncs to the checkpoint');
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	cmp_ok($node->safe_psql('postgres', $query) - $before, '>=', 1500,
 		'... which makes them');

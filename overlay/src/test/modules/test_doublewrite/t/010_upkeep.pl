@@ -424,7 +424,7 @@ cmp_ok(stat_of("dw_hits('doublewrite-create-segment')"),
 	'>', 0, 'creation of a segment failed');
 $node->safe_psql('postgres', "SELECT dw_clear('doublewrite-create-segment')");
 ok( !$node->log_contains(qr/could not write file "pg_doublewrite/, $log_offset),
-	'nobody was told');
+	'no session was told');
 
 # a sync cycle
 hold('doublewrite-sync-cycle-synced');
@@ -459,7 +459,7 @@ for (1 .. 50)
 ok( $node->poll_query_until(
 		'postgres', "SELECT sync_cycles > $cycles FROM dw_stats()"),
 	'sync cycle during a checkpoint');
-is(stat_of('log_full'), 0, '... run by nobody who found the log full');
+is(stat_of('log_full'), 0, '... run by no process that found the log full');
 is( $node->safe_psql('postgres',
 		"SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_backup_start%' AND state = 'active'"
 	),

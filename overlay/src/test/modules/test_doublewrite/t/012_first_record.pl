@@ -115,7 +115,7 @@ sub check_torn
 	cmp_ok($hinted->[1], '>', 50, '... in all its pages');
 	my $changed = written_back($node, update(1));
 	cmp_ok($changed->[1], '>', 0, 'nor when a row is changed');
-	cmp_ok($changed->[0], '<=', 1, '... but for the free space map');
+	cmp_ok($changed->[0], '<=', 1, '... except for the free space map');
 	check_torn($node, $old, 1, 'loaded table');
 }
 

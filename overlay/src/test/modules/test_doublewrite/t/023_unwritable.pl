@@ -78,7 +78,7 @@ like(sql("SELECT pg_read_binary_file('$file')"), qr/^error: .*could not write bl
 # as many relations as there are share the tablespace
 like(join('', map { sql("UPDATE $_ SET v = 2; SELECT dw_evict('$_')") } qw(b1 b2 b3)),
 	qr/error: .*could not write blocks/s,
-	'whoever evicts more of such pages gets the error');
+	'a backend that evicts more of such pages gets the error');
 is(sql(q{UPDATE g SET v = 2; SELECT dw_evict('g') > 300}), 't',
 	'pages of other files find room');
 is(sql(q{UPDATE other SET v = 2; SELECT dw_evict('other') > 300}), 't',
@@ -109,7 +109,7 @@ foreach my $v (4 .. 7)
 	is(sql("SELECT dw_sync_cycle(); SELECT low_water_logged >= $next FROM dw_state()"),
 		"\nt", 'a sync cycle frees the log');
 }
-is(sql('SELECT log_full FROM dw_stats()'), 0, 'nobody had to wait for space');
+is(sql('SELECT log_full FROM dw_stats()'), 0, 'no process had to wait for space');
 is(sql('SELECT last_segno - first_segno < 5 FROM dw_state()'), 't', 'log is within its bound');
 
 # --- Copies of pages that have failed are there when the machine crashes

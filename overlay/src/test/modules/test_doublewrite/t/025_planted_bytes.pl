@@ -153,7 +153,7 @@ is($node->safe_psql('postgres', 'SELECT count(*), sum(v) FROM t'),
 $node->stop;
 
 # The ledger: rotten, then with a fork that does not exist and, for all that
-# those who write it care, a right checksum
+# an attacker who cares, a right checksum
 my $ledger = $node->data_dir . '/pg_stat_tmp/doublewrite_restore';
 my $contents = slurp_file($ledger);
 my $header_len = 96;

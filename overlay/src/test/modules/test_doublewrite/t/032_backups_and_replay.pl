@@ -125,7 +125,7 @@ foreach my $turn (1 .. 5)
 				# It may take its time; not to be woken up twice for one read.
 				wake_one();
 				$wakes++;
-				watchdog_until('who was woken up has read',
+				watchdog_until('the backend that was woken up has read',
 					sub { bytes_read() > $read || batches() > $batches });
 			}
 			return 0;

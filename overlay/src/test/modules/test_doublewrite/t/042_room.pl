@@ -121,7 +121,7 @@ $node->safe_psql('postgres', q{SELECT dw_fail_at('doublewrite-home-sent', 'EIO',
 begin_home_writes();
 $flusher->query('SELECT 1');
 ok($node->poll_query_until('postgres', "SELECT staged = $before + 4 FROM dw_stats()"),
-	'a flusher fails: who waits goes on');
+	'a flusher fails: processes that wait go on');
 $node->safe_psql('postgres', q{SELECT dw_clear('doublewrite-home-sent')});
 finish($flusher, $one);
 is( $node->safe_psql('postgres', q{

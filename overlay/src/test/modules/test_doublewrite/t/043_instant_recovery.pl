@@ -88,7 +88,7 @@ sub in_background
 	$node->poll_query_until('postgres',
 		"SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event = '$event' AND backend_type = 'client backend'"
 	)
-	  or die "nobody waits: $sql";
+	  or die "no session waits: $sql";
 	return $session;
 }
 

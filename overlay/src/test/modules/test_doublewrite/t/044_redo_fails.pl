@@ -143,7 +143,7 @@ ok(dw_poll_start($node), 'server starts with two pages that cannot be redone');
 is(total('good'), $all, '... and other tables can be read');
 is($node->safe_psql('postgres', "SELECT i FROM bad WHERE ctid = '(0,1)'"),
 	'', '... and other pages of the same table');
-fails('SELECT * FROM bad', $failed_error, 'who needs the page gets an error');
+fails('SELECT * FROM bad', $failed_error, 'a session that needs the page gets an error');
 fails('SELECT * FROM bad', $failed_error, '... each time');
 fails('CHECKPOINT', qr/checkpoint request failed/, 'no checkpoint is made');
 like(
@@ -239,7 +239,7 @@ test_doublewrite.spoil_redo_always = on
 });
 $offset = -s $node->logfile;
 ok(dw_poll_start($node), 'server starts, and redo of a page is going to raise a PANIC');
-fails('SELECT * FROM given', $failed_error, 'who needs it gets an error');
+fails('SELECT * FROM given', $failed_error, 'a session that needs it gets an error');
 is(total('good'), $all, '... and the server goes on');
 fails('CHECKPOINT', qr/checkpoint request failed/, '... without checkpoints');
 unlike(slurp_file($node->logfile, $offset), qr/PANIC/, '... or a PANIC');

@@ -366,7 +366,7 @@ max_wal_senders = 0
 	like(slurp_file($node->logfile, $offset), qr/double-write log: left alone 1 pages that do not fit their notes, the first of them block 1 of relation "\Q$path\E"/, 'damaged: and says so');
 	is(dw_read_block($node, $path, BLCKSZ), $page, 'damaged: the page is left alone');
 	my ($ret, undef, $err) = $node->psql('postgres', $look);
-	isnt($ret, 0, 'damaged: who reads it learns of it');
+	isnt($ret, 0, 'damaged: a reader gets an error');
 	like($err, qr/invalid page in block 1/, '... in the usual way');
 	$node->stop;
 }

@@ -44,7 +44,7 @@ sub diverge
 	}
 	$old->start;
 	dw_workload_setup($old);
-	$old->safe_psql('postgres', 'CREATE TABLE who (name text)');
+	$old->safe_psql('postgres', 'CREATE TABLE origin (name text)');
 	$old->backup('base', backup_options => [ '--checkpoint' => 'fast' ]);
 
 	my $new = PostgreSQL::Test::Cluster->new("${name}_new");
@@ -55,12 +55,12 @@ sub diverge
 	dw_workload_finish($old);
 	$old->wait_for_replay_catchup($new);
 	$new->promote;
-	$new->safe_psql('postgres', "INSERT INTO who VALUES ('new'); CHECKPOINT");
+	$new->safe_psql('postgres', "INSERT INTO origin VALUES ('new'); CHECKPOINT");
 	$new->safe_psql('postgres',
 		'UPDATE accounts SET filler = repeat(\'n\', 150) WHERE id % 3 = 0');
 
 	# what the old one does now is lost
-	$old->safe_psql('postgres', "INSERT INTO who VALUES ('old')");
+	$old->safe_psql('postgres', "INSERT INTO origin VALUES ('old')");
 	$old->safe_psql('postgres',
 		'UPDATE accounts SET filler = repeat(\'o\', 150); SELECT dw_drain()');
 	$old->stop('immediate');
@@ -101,7 +101,7 @@ sub follows
 	unlike(slurp_file($old->logfile, $offset),
 		qr/double-write log: examined|invalid page|page verification failed/,
 		"$name: no old copies are restored, no torn page is met");
-	is($old->safe_psql('postgres', 'SELECT name FROM who'),
+	is($old->safe_psql('postgres', 'SELECT name FROM origin'),
 		'new', "$name: it follows the new primary");
 	my $query = 'SELECT sum(hashtextextended(a::text, 0)) FROM accounts a';
 	is($old->safe_psql('postgres', $query),

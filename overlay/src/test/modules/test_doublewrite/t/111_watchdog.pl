@@ -126,17 +126,17 @@ my $held = qr/victim: \d+ \(.*\) at injection point doublewrite-log-synced waits
 my @report = report_of('psql');
 like($report[0],
 	qr/victim: \d+ \(checkpointer.*\) waits for DoubleWriteFlush, held by $holder/,
-	'psql: who waits for whom');
+	'psql: which process waits for which');
 like($report[0], $held, 'psql: and what for');
 like($report[1], qr/in psql to "victim": CHECKPOINT/, 'psql: what hung');
 
 @report = report_of('poll');
-like($report[0], $held, 'poll: who waits');
+like($report[0], $held, 'poll: which process waits');
 like($report[1], qr/waiting for "t" from "victim": SELECT false/,
 	'poll: what hung');
 
 @report = report_of('test');
-like($report[0], $held, 'test: who waits');
+like($report[0], $held, 'test: which process waits');
 like($report[1], qr/hung after \d+ s in all/, 'test: what hung');
 
 # A watchdog that fails to write its report ends the test nevertheless.

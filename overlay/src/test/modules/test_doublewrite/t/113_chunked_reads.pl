@@ -87,7 +87,7 @@ sub read_until
 	$node->safe_psql('postgres', "SELECT injection_points_attach('$point', 'wait')");
 	$reader->query_until(qr/begin/,
 		"\\echo begin\nSELECT encode(pg_read_binary_file('$file'$arguments), 'hex') \\g '$result'\n");
-	wait_for('nobody reads', sub {
+	wait_for('no backend reads', sub {
 		return $node->safe_psql('postgres',
 			"SELECT count(*) FROM pg_stat_activity WHERE wait_event = '$point'") });
 	return $reader;

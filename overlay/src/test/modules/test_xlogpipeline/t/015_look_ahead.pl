@@ -236,7 +236,7 @@ $node->clean_node;
 
 ($done, $node) =
   recover($primary, 'windows', conf => "recovery_prefetch = off\n");
-is($done->{windows}, 0, 'off: nobody looks ahead');
+is($done->{windows}, 0, 'off: no process looks ahead');
 $node->clean_node;
 
 # --- Images

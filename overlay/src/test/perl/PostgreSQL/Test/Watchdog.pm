@@ -473,7 +473,7 @@ sub report
 	my $first =
 	  @waits
 	  ? join('; ', uniq(@waits))
-	  : 'nobody waits for a lock: the test is slow, or waits for what never comes';
+	  : 'no process waits for a lock: the test is slow, or waits for what never comes';
 	append_to_file("$PostgreSQL::Test::Utils::log_path/hang_report",
 		join("\n", $first, $what, @text, ''));
 	diag("$what: $first");
@@ -493,7 +493,7 @@ sub waits
 
 		return "$pid (" . ($server->{title}{$pid} // 'a new process') . ')';
 	};
-	my $who = sub {
+	my $name = sub {
 		my ($pid) = @_;
 		my $where = defined $at->{$pid} ? " at injection point $at->{$pid}" : '';
 
@@ -506,9 +506,9 @@ sub waits
 		my @holders = sort { $a <=> $b } keys %{ $holds->{$lock} // {} };
 
 		push @waits, $title->($pid) . " waits for $lock, held by "
-		  . (join(' and ', map { $who->($_) } @holders) || 'an unknown process');
+		  . (join(' and ', map { $name->($_) } @holders) || 'an unknown process');
 	}
-	push @waits, map { $who->($_) . ' waits' } sort { $a <=> $b } keys %$at;
+	push @waits, map { $name->($_) . ' waits' } sort { $a <=> $b } keys %$at;
 	return @waits;
 }
 

@@ -134,7 +134,7 @@ sub dw_wait_until_held
 
 	$node->poll_query_until('postgres',
 		"SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event = '$node->{dw_held}'"
-	) or die "nobody flushes";
+	) or die "no process flushes";
 	return;
 }
 
@@ -168,7 +168,7 @@ sub dw_wake
 
 	$node->safe_psql('postgres', "SELECT injection_points_detach('$point')");
 	watchdog_until(
-		"nobody waits at $point",
+		"no process waits at $point",
 		sub {
 			# the server may end when it has been woken up
 			my ($rc, $waiting) = eval {
