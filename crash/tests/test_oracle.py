@@ -890,7 +890,7 @@ class LivesTest(unittest.TestCase):
             expected = oracle.expectation(acks, moment)
             # Nobody has recorded when files were created: take the worst case.
             files = [str(path.relative_to(cluster.data))
-                     for top in ("base", "pg_tblspc") for path in (cluster.data / top).rglob("*")]
+                     for top in ("base", "global", "pg_tblspc") for path in (cluster.data / top).rglob("*")]
             begun = [e["t"] for e in acks if e["what"] == "begin"]
             expected["orphans_allowed"] = oracle.orphans_allowed(
                 acks, moment, [(t, "create", file) for t in begun for file in files])
