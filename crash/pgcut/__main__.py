@@ -84,6 +84,8 @@ def _parser():
     sub.add_argument("--no-controls", action="store_true", help="leave the controls out")
     sub.add_argument("--control", action="append", default=[], choices=[
         control.name for control in controls.CONTROLS], help="only this control")
+    sub.add_argument("--turns", type=int, default=1, metavar="N",
+                     help="a share of the controls, of which N seeds in a row have all (1)")
     sub.add_argument("--broken", metavar="BINDIR",
                      help="programs of a server that is broken already, for the controls")
     sub.add_argument("--output", type=Path, default=Path("crash-report"),
@@ -157,7 +159,8 @@ def _run(args):
     shutil.rmtree(args.output / "failures", ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="pgcut-", dir=args.scratch) as scratch:
         os.chmod(scratch, 0o755)
-        wanted = [] if args.no_controls else campaign.all_controls(args.control)
+        wanted = [] if args.no_controls else \
+            campaign.all_controls(args.control, args.seed, args.turns)
         bindir = _with_module(args, args.bindir, f"{scratch}/programs")
         workshop = broken.Workshop(args.build, args.source, str(Path(bindir).parent), args.mutations,
                                    str(Path(scratch) / "broken"))

@@ -32,6 +32,14 @@ HARMLESS = ("all-kept", "rotten-page", "rotten-log", "rotten-both", "unreadable-
 class CampaignTest(unittest.TestCase):
     """What a campaign counts, and what it does not believe."""
 
+    def test_seeds_in_a_row_have_all_controls(self):
+        usual = campaign.all_controls()
+        shares = [campaign.all_controls((), seed, 3) for seed in range(7, 10)]
+        self.assertCountEqual([one for share in shares for one in share], usual)
+        self.assertLess(max(map(len, shares)) - min(map(len, shares)), 2)
+        (rare,) = campaign.all_controls(["failed-sync-not-noted"], 7, 3)
+        self.assertNotIn(rare, usual)
+
     def result(self, effective, tried=report.IMPLAUSIBLE, **details):
         state = {"effective": False, "failed": False, "restored": 1, "fault": "all-lost",
                  "torn": 0, "nested": 0, "phases": {}}
