@@ -60,22 +60,11 @@ sub crash_under_load
 	return;
 }
 
-# psql that does not mind if the server goes away, or is gone already: then it does
-# not read what it is given, which would be the end of the test
-sub psql_until_crash
-{
-	my ($node, $sql) = @_;
-
-	eval { $node->psql('postgres', $sql, on_error_die => 0); };
-	die $@ if $@ && $@ !~ /Broken pipe/;
-	return;
-}
-
 sub crash_at
 {
 	my ($node, $point, $nth) = @_;
 
-	psql_until_crash($node,
+	dw_psql_until_crash($node,
 		"SELECT public.dw_crash_at('doublewrite-$point', $nth)");
 	return;
 }
@@ -119,7 +108,7 @@ sub test_point
 		sub {
 			wait_for_history($node) if $params{checkpoint};
 			crash_at($node, $point, $nth);
-			psql_until_crash($node, 'CHECKPOINT') if $params{checkpoint};
+			dw_psql_until_crash($node, 'CHECKPOINT') if $params{checkpoint};
 		},
 		$new_pages ? \&write_new_pages : undef);
 
@@ -177,7 +166,7 @@ sub test_after_checkpoint
 		sub {
 			wait_for_history($node);
 			$node->safe_psql('postgres', 'CHECKPOINT');
-			psql_until_crash(
+			dw_psql_until_crash(
 				$node, q{
 				CREATE TABLE copied AS SELECT * FROM accounts;
 				CREATE INDEX ON copied (id);

@@ -431,7 +431,7 @@ foreach my $where ([ 'doublewrite-home-sent', 1 ], [ 'doublewrite-home-run-writt
 	sql(q{UPDATE t SET v = 1 WHERE id <= 20; SELECT dw_evict('t')});
 	sql("SELECT dw_crash_at('$name', $nth)");
 	my $offset = -s $node->logfile;
-	eval { $node->psql('postgres', 'SELECT dw_flush_batch(false)', on_error_die => 0); };
+	dw_psql_until_crash($node, 'SELECT dw_flush_batch(false)');
 	dw_wait_for_crash($node, $offset);
 	my $torn = dw_tear($node, $old);
 	cmp_ok($torn->{logged}, '>', 10, 'pages are torn that are in the log');

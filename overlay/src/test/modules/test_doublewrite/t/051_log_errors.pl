@@ -9,6 +9,7 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib $FindBin::RealBin;
 
+use DoubleWrite::Crash;
 use DoubleWrite::Node;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
@@ -268,7 +269,7 @@ is(hits($node, 'names-sync'), 2, '... after that has been repeated');
 $offset = -s $node->logfile;
 fail_at($node, 'names-sync', 'EIO', 1);
 eval { turn($node, 20) };		# may find the log full, and run the cycle
-$node->psql('postgres', 'SELECT dw_sync_cycle()');
+dw_psql_until_crash($node, 'SELECT dw_sync_cycle()');
 $node->wait_for_log(qr/PANIC:  could not fsync file "pg_doublewrite"/, $offset);
 kill('CONT', @stopped);
 $node->stop('immediate', fail_ok => 1);

@@ -28,6 +28,7 @@ use Test::More;
 use Time::HiRes qw(usleep);
 
 our @EXPORT = qw(
+  dw_psql_until_crash
   dw_wait_for_exit
   dw_wait_for_crash
   dw_poll_start
@@ -41,6 +42,24 @@ our @EXPORT = qw(
 =head1 FUNCTIONS
 
 =over
+
+=item dw_psql_until_crash(node, sql)
+
+Run what may end the server, or find that it is gone.  C<psql> of the node would not do: if
+it cannot connect it does not read what it is given, which would be the end of the test.
+
+=cut
+
+sub dw_psql_until_crash
+{
+	my ($node, $sql) = @_;
+
+	eval { $node->psql('postgres', $sql, on_error_die => 0); };
+	die $@ if $@ && $@ !~ /Broken pipe/;
+	return;
+}
+
+=pod
 
 =item dw_wait_for_exit(node)
 
