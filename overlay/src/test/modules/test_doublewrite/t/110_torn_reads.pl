@@ -448,10 +448,11 @@ $primary->safe_psql('postgres', $_) foreach (
 	'CHECKPOINT');
 foreach my $bad ('bad', 'bad_elsewhere')
 {
+	# the background writer may write the page as soon as it is evicted
 	$primary->safe_psql('postgres', qq{
+		SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000);
 		UPDATE $bad SET i = i + 1;
-		SELECT dw_evict('$bad');
-		SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)});
+		SELECT dw_evict('$bad')});
 	my $read = sub {
 		return $primary->psql('postgres',
 			"SELECT length(pg_read_binary_file(pg_relation_filepath('$_[0]')))");
