@@ -6,21 +6,15 @@
  *
  * Without page images in WAL, redo reads each page that it changes, so a page
  * that has rotted on a standby ends replay at each start.  The primary has the
- * page, most of the time in a version from the standby's future.  That is what
- * a base backup consists of, and it is right for the same reasons:
+ * page, most of the time in a version from the standby's future, and READ_PAGE
+ * brings it (see xlogpagefetch.c).  That is right as a base backup is:
  *
- * - The page is whole: its checksum is right.
- * - It is not too old.  A checkpoint of the primary has brought home all changes
- *   before its redo pointer, and that is not before the one from which the
- *   standby will replay.  So redo has all that came later.
+ * - The page is not too old.  It has all changes before as_of, the location that
+ *   comes with it, and that is not before any location that the standby knows.
  * - It is not too new.  Redo leaves alone what has the LSN of a record or a later
- *   one.  Until the standby has replayed all that the page depends on, it takes
- *   no queries and must not be promoted: minRecoveryPoint says so.  The LSN of the page
- *   is not enough for that, as hint bits don't raise it: a bit may say that a
- *   transaction has committed, or that no snapshot needs an index entry, which
- *   the standby has yet to hear.  All that was logged before the page was read is
- *   enough.  It must be durable on the primary, or it could lose that in
- *   a crash, and go on with other WAL.
+ *   one.  Until the standby has replayed WAL up to as_of, on which all hints in the
+ *   page depend as well, it takes no queries and must not be promoted:
+ *   minRecoveryPoint says so.  WAL is durable on the primary up to there.
  * - minRecoveryPoint is durable before the page is written.
  *
  * If the double-write log has a copy of the page, the server will put that home at
@@ -39,20 +33,20 @@
 #include <unistd.h>
 
 #include "access/xlog_internal.h"
-#include "common/connect.h"
+#include "access/xlogpagefetch.h"
+#include "catalog/pg_tablespace_d.h"
 #include "common/controldata_utils.h"
 #include "common/logging.h"
+#include "common/relpath.h"
 #include "libpq-fe.h"
 #include "pg_doublewrite.h"
 #include "storage/bufpage.h"
 #include "storage/checksum.h"	/* defined in dryrun.c */
 
-/* How often to read a page that is being written just then, and how long to wait */
-#define READ_ATTEMPTS	20
-#define READ_INTERVAL	(100 * 1000L)	/* microseconds */
-
 /* The page */
 static const char *relation;	/* path of the first file of its fork */
+static RelFileLocator rlocator;
+static ForkNumber forknum = MAIN_FORKNUM;
 static BlockNumber blkno;
 static char path[MAXPGPATH];	/* of the file that has it */
 static off_t offset;
@@ -61,18 +55,37 @@ static PGAlignedBlock page;
 static PGconn *primary;
 
 /*
- * Find out which file has the page.
+ * Return whether this is the path of a relation, and note which.
+ */
+static bool
+parse_relation(const char *name)
+{
+	const char *base = last_dir_separator(name);
+	const char *suffix = base != NULL ? strchr(base, '_') : NULL;
+
+	if (sscanf(name, "base/%u/%u", &rlocator.dbOid, &rlocator.relNumber) == 2)
+		rlocator.spcOid = DEFAULTTABLESPACE_OID;
+	else if (sscanf(name, "global/%u", &rlocator.relNumber) == 1)
+		rlocator.spcOid = GLOBALTABLESPACE_OID;
+	else if (sscanf(name, "pg_tblspc/%u/%*[^/]/%u/%u", &rlocator.spcOid,
+					&rlocator.dbOid, &rlocator.relNumber) != 3)
+		return false;
+	if (suffix != NULL)
+		forknum = forkname_to_number(suffix + 1);
+	return forknum != InvalidForkNumber &&
+		strcmp(relpathperm(rlocator, forknum).str, name) == 0;
+}
+
+/*
+ * Find out which page of which file is meant.
  */
 static void
 locate_page(const char *name, const char *block)
 {
-	const char *base = last_dir_separator(name);
 	unsigned long number;
 	char	   *end;
 
-	if (is_absolute_path(name) || path_contains_parent_reference(name) ||
-		base == NULL || !isdigit((unsigned char) base[1]) ||
-		strchr(base, '.') != NULL)
+	if (!parse_relation(name))
 	{
 		pg_log_error("\"%s\" is not the path of a relation in a data directory", name);
 		pg_log_error_hint("It is as in the message about the invalid page, \"base/5/16384\" for instance.");
@@ -156,141 +169,89 @@ open_damaged(bool force)
 }
 
 /*
- * Ask the primary for one value.
+ * Have the primary answer a replication command, in one row.
  */
 static PGresult *
-ask(const char *query, int nparams, const char *const *params, bool binary)
+ask(const char *command, int nfields)
 {
-	PGresult   *result = PQexecParams(primary, query, nparams, NULL, params,
-									  NULL, NULL, binary ? 1 : 0);
+	PGresult   *result = PQexec(primary, command);
 
 	if (PQresultStatus(result) != PGRES_TUPLES_OK)
-		pg_fatal("query failed on the primary: %s", PQerrorMessage(primary));
-	if (PQntuples(result) != 1 || PQnfields(result) != 1)
-		pg_fatal("unexpected result of query on the primary: %s", query);
+		pg_fatal("replication command failed on the primary: %s",
+				 PQerrorMessage(primary));
+	if (PQntuples(result) != 1 || PQnfields(result) != nfields)
+		pg_fatal("unexpected answer of the primary to replication command: %s",
+				 command);
 	return result;
 }
 
-static char *
-ask_text(const char *query)
+/*
+ * Connect to the primary.  Complain if it is that of another standby.
+ */
+static void
+connect_primary(const char *source, const ControlFileData *control)
 {
-	PGresult   *result = ask(query, 0, NULL, false);
-	char	   *text = pg_strdup(PQgetvalue(result, 0, 0));
+	const char *const keywords[] = {"dbname", "replication", "fallback_application_name", NULL};
+	const char *const values[] = {source, "true", progname, NULL};
+	PGresult   *system;
+	TimeLineID	tli;
 
-	PQclear(result);
-	return text;
+	primary = PQconnectdbParams(keywords, values, 1);
+	if (PQstatus(primary) == CONNECTION_BAD)
+		pg_fatal("%s", PQerrorMessage(primary));
+
+	system = ask("IDENTIFY_SYSTEM", 4);
+	if (strtou64(PQgetvalue(system, 0, 0), NULL, 10) != control->system_identifier)
+		pg_fatal("the other server has system identifier %s, this cluster %" PRIu64,
+				 PQgetvalue(system, 0, 0), control->system_identifier);
+	tli = strtoul(PQgetvalue(system, 0, 1), NULL, 10);
+	if (tli != control->minRecoveryPointTLI)
+		pg_fatal("the primary is on timeline %u, but this standby on timeline %u",
+				 tli, control->minRecoveryPointTLI);
+	PQclear(system);
 }
 
+/*
+ * Get the page.  Returns up to where the standby has to replay WAL.
+ */
 static XLogRecPtr
-ask_lsn(const char *query)
+read_from_primary(const ControlFileData *control)
 {
-	char	   *text = ask_text(query);
+	PGresult   *result =
+		ask(psprintf("READ_PAGE '" PAGE_FETCH_FORMAT "'",
+					 rlocator.spcOid, rlocator.dbOid, rlocator.relNumber,
+					 forknum, blkno, LSN_FORMAT_ARGS(control->minRecoveryPoint),
+					 control->minRecoveryPointTLI), 3);
+	unsigned char *bytes;
+	size_t		length;
 	uint32		hi;
 	uint32		lo;
 
-	if (sscanf(text, "%X/%X", &hi, &lo) != 2)
-		pg_fatal("unexpected result of query on the primary: %s", query);
-	pg_free(text);
+	if (PQgetisnull(result, 0, 0))
+		pg_fatal("relation \"%s\" of the primary has no block %u", relation, blkno);
+	bytes = PQunescapeBytea((unsigned char *) psprintf("\\x%s", PQgetvalue(result, 0, 0)),
+							&length);
+	if (bytes == NULL || length != BLCKSZ ||
+		sscanf(PQgetvalue(result, 0, 1), "%X/%X", &hi, &lo) != 2 ||
+		strtoul(PQgetvalue(result, 0, 2), NULL, 10) != control->minRecoveryPointTLI)
+		pg_fatal("unexpected answer of the primary to replication command: %s",
+				 "READ_PAGE");
+	memcpy(page.data, bytes, BLCKSZ);
+	if (!page_is_intact())
+		pg_fatal("page has been damaged on its way from the primary");
+	PQclear(result);
 	return ((uint64) hi) << 32 | lo;
-}
-
-static void
-connect_primary(const char *source)
-{
-	primary = PQconnectdb(source);
-	if (PQstatus(primary) == CONNECTION_BAD)
-		pg_fatal("%s", PQerrorMessage(primary));
-	PQclear(ask(ALWAYS_SECURE_SEARCH_PATH_SQL, 0, NULL, false));
-}
-
-/*
- * Complain unless the other server is the primary of this standby, and all changes
- * before the WAL that the standby will replay are in its files.  Returns its timeline.
- */
-static TimeLineID
-check_primary(const ControlFileData *control)
-{
-	TimeLineID	own = Max(control->checkPointCopy.ThisTimeLineID,
-						  control->minRecoveryPointTLI);
-	char	   *sysid;
-	TimeLineID	tli;
-
-	sysid = ask_text("SELECT system_identifier FROM pg_catalog.pg_control_system()");
-	if (strtou64(sysid, NULL, 10) != control->system_identifier)
-		pg_fatal("the other server has system identifier %s, this cluster %" PRIu64,
-				 sysid, control->system_identifier);
-	if (strcmp(ask_text("SELECT pg_catalog.pg_is_in_recovery()"), "f") != 0)
-		pg_fatal("the other server is in recovery, but only a primary will do");
-
-	tli = (TimeLineID)
-		strtoul(ask_text("SELECT pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8)"),
-				NULL, 16);
-	if (tli != own)
-		pg_fatal("the primary is on timeline %u, but this standby on timeline %u",
-				 tli, own);
-
-	if (ask_lsn("SELECT redo_lsn FROM pg_catalog.pg_control_checkpoint()") <
-		control->checkPointCopy.redo)
-	{
-		pg_log_error("the last checkpoint of the primary is older than the one from which this standby will replay");
-		pg_log_error_hint("Execute CHECKPOINT on the primary, then try again.");
-		exit(1);
-	}
-	return tli;
-}
-
-/*
- * Have the primary read the page from its file, again if it was being written.
- */
-static void
-read_from_primary(void)
-{
-	char	   *place = psprintf("%lld", (long long) offset);
-	const char *const params[] = {path, place};
-
-	for (int i = 0; i < READ_ATTEMPTS; i++)
-	{
-		PGresult   *result = ask("SELECT pg_catalog.pg_read_binary_file($1, $2::pg_catalog.int8, "
-								 CppAsString2(BLCKSZ) ")", 2, params, true);
-
-		if (PQgetlength(result, 0, 0) != BLCKSZ)
-			pg_fatal("file \"%s\" of the primary has no block %u", path, blkno);
-		memcpy(page.data, PQgetvalue(result, 0, 0), BLCKSZ);
-		PQclear(result);
-		if (page_is_intact())
-			return;
-		pg_usleep(READ_INTERVAL);
-	}
-	pg_fatal("block %u of relation \"%s\" is damaged on the primary, too",
-			 blkno, relation);
-}
-
-/*
- * Have all WAL flushed that the primary has written until now.  Returns up to where.
- */
-static XLogRecPtr
-flush_primary(void)
-{
-	XLogRecPtr	flushed =
-		ask_lsn("SELECT pg_catalog.pg_logical_emit_message(false, 'pg_doublewrite', '', true)");
-
-	if (PageGetLSN(page.data) > flushed)
-		pg_fatal("block %u of relation \"%s\" on the primary has LSN %X/%X, which is beyond the end of WAL at %X/%X",
-				 blkno, relation, LSN_FORMAT_ARGS(PageGetLSN(page.data)),
-				 LSN_FORMAT_ARGS(flushed));
-	return flushed;
 }
 
 /*
  * Have recovery go on at least to here before the standby counts as consistent.
  */
 static void
-raise_min_recovery_point(ControlFileData *control, XLogRecPtr lsn, TimeLineID tli)
+raise_min_recovery_point(ControlFileData *control, XLogRecPtr lsn)
 {
 	if (control->minRecoveryPoint >= lsn)
 		return;
 	control->minRecoveryPoint = lsn;
-	control->minRecoveryPointTLI = tli;
 	update_controlfile(".", control, true);
 }
 
@@ -304,7 +265,6 @@ fetch_page(const char *datadir, const char *source, const char *name,
 {
 	LogState	standby;
 	XLogRecPtr	needed;
-	TimeLineID	tli;
 	int			fd;
 
 	locate_page(name, block);
@@ -312,15 +272,13 @@ fetch_page(const char *datadir, const char *source, const char *name,
 	check_standby(&standby);
 	fd = open_damaged(force);
 
-	connect_primary(source);
-	tli = check_primary(standby.control);
-	read_from_primary();
-	needed = flush_primary();
+	connect_primary(source, standby.control);
+	needed = read_from_primary(standby.control);
 	PQfinish(primary);
 
 	/* That may have taken a while. */
 	refuse_running_server(&standby);
-	raise_min_recovery_point(standby.control, needed, tli);
+	raise_min_recovery_point(standby.control, needed);
 	if (pg_pwrite(fd, page.data, BLCKSZ, offset) != BLCKSZ)
 		pg_fatal("could not write file \"%s\": %m", path);
 	if (fsync(fd) != 0)

@@ -20,6 +20,14 @@
 #include "storage/buf.h"
 #include "storage/relfilelocator.h"
 
+/*
+ * The argument of READ_PAGE: tablespace, database, relation, fork and block; then up to where the
+ * standby has replayed WAL, and on which timeline
+ */
+#define PAGE_FETCH_FORMAT	"%u/%u/%u/%d/%u %X/%X %u"
+
+#ifndef FRONTEND
+
 /* What the primary has answered */
 typedef struct PageFetchAnswer
 {
@@ -56,5 +64,7 @@ pg_noreturn extern void PageFetchMain(Datum arg);
 
 /* For walsenders of the primary */
 extern void PageFetchAnswerStandby(const char *request_text);
+
+#endif							/* FRONTEND */
 
 #endif							/* XLOGPAGEFETCH_H */

@@ -32,11 +32,12 @@
  * - WAL may make the page anew, or remove it.  Then the copy is not needed.  If the primary
  *   has no such page, it has been removed, and WAL before as_of says so.
  *
- * While the primary cannot be reached, the startup process waits, as it does for WAL.
- * Recovery ends with the error that the page would have caused if the primary refuses
- * (it is a standby as well, or damaged, or of another history, or does not know the
- * command), if there are too many such pages, or if the standby is promoted before it has
- * replayed what it needs.
+ * While the primary cannot be reached, is still in recovery (it may be promoted soon), or is
+ * another cluster, the startup process waits, as it does for WAL: only primary_conninfo, which
+ * a reload changes, may be wrong, and queries go on meanwhile.  Recovery ends with the error that the
+ * page would have caused if the primary refuses (it is damaged, or of another history, or
+ * does not know the command), if there are too many such pages, or if the standby is
+ * promoted before it has replayed what it needs.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -144,12 +145,6 @@ typedef struct PageFetchCopy
 
 static PageFetchCopy copies[PAGE_FETCH_MAX];
 int			PageFetchAwaited = 0;
-
-/*
- * A request, as a string: the page, and up to where the standby has replayed WAL, on which
- * timeline
- */
-#define PAGE_FETCH_FORMAT	"%u/%u/%u/%d/%u %X/%X %u"
 
 typedef struct PageFetchRequest
 {
@@ -702,6 +697,7 @@ copy_page(const PageFetchRequest *request, char *page, XLogRecPtr *as_of)
 		INJECTION_POINT("read-page-looked", NULL);
 		must_wait = StartReadBuffer(&operation, &buffer, request->blkno,
 									READ_BUFFERS_SYNCHRONOUSLY);
+		INJECTION_POINT("read-page-started", NULL);
 	}
 	DoubleWriteLetRemovalsIn();
 
@@ -717,6 +713,7 @@ copy_page(const PageFetchRequest *request, char *page, XLogRecPtr *as_of)
 	LockBuffer(buffer, BUFFER_LOCK_EXCLUSIVE);
 	memcpy(page, BufferGetPage(buffer), BLCKSZ);
 	*as_of = GetXLogInsertEndRecPtr();
+	INJECTION_POINT("read-page-copied", NULL);
 	UnlockReleaseBuffer(buffer);
 
 	/* What is built without shared buffers may have been read too early. */
@@ -765,11 +762,18 @@ PageFetchAnswerStandby(const char *request_text)
 	PageFetchRequest request;
 
 	parse_request(request_text, &request);
+
+	/* A promotion may be under way, so the standby asks again. */
 	if (RecoveryInProgress())
 		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				(errcode(ERRCODE_CANNOT_CONNECT_NOW),
 				 errmsg("recovery is in progress"),
 				 errhint("Pages can be read for a standby on a primary only.")));
+	if (ignore_checksum_failure)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("\"%s\" is on, so a page may be damaged in shared buffers",
+						"ignore_checksum_failure")));
 
 	StartTransactionCommand();
 	tli = GetWALInsertionTimeLine();

@@ -28,6 +28,7 @@ $primary->start;
 $primary->safe_psql(
 	'postgres', q{
 	CREATE EXTENSION amcheck;
+	CREATE ROLE sender REPLICATION LOGIN;
 	CREATE TABLE t (i int PRIMARY KEY, v int, f text) WITH (fillfactor = 50);
 	INSERT INTO t SELECT g, 0, repeat('x', 100) FROM generate_series(1, 20000) g;
 });
@@ -75,7 +76,7 @@ sub fetch_page
 		'pg_doublewrite', 'fetch-page',
 		'--relation' => $arg{relation} // $file,
 		'--block' => $arg{block} // $BLOCK,
-		'--source-server' => ($arg{source} // $primary)->connstr('postgres'),
+		'--source-server' => ($arg{source} // $primary)->connstr('postgres') . ($arg{user} // ''),
 		@{ $arg{more} // [] },
 		$arg{data} // $standby->data_dir
 	];
@@ -165,7 +166,7 @@ like($log, qr/HINT: .*pg_doublewrite fetch-page --relation=$file --block=$BLOCK/
 # --- Servers that are not the primary, or not now
 
 my $other = PostgreSQL::Test::Cluster->new('other');
-$other->init(extra => ['--data-checksums']);
+$other->init(allows_streaming => 1, extra => ['--data-checksums']);
 $other->start;
 refused('another cluster', qr/the other server has system identifier/, source => $other);
 $other->stop;
@@ -179,7 +180,7 @@ command_fails_like(
 my $past = PostgreSQL::Test::Cluster->new('past');
 $past->init_from_backup($primary, 'base');
 $past->start;
-refused('what is older than the standby', qr/last checkpoint of the primary is older/,
+refused('what is older than the standby', qr/is not in this server's history/,
 	source => $past);
 $past->stop;
 
@@ -187,7 +188,7 @@ my $sibling = PostgreSQL::Test::Cluster->new('sibling');
 $sibling->init_from_backup($primary, 'base', has_streaming => 1);
 $sibling->start;
 $primary->wait_for_catchup($sibling);
-refused('another standby', qr/is in recovery, but only a primary will do/,
+refused('another standby', qr/recovery is in progress/,
 	source => $sibling);
 $sibling->promote;
 refused('a primary on another timeline',
@@ -195,9 +196,11 @@ refused('a primary on another timeline',
 	source => $sibling);
 $sibling->stop;
 
+$primary->stop;
 my $good = page($primary);
 corrupt($primary, 'rot' x 100);
-refused('a page that is damaged there, too', qr/is damaged on the primary, too/);
+$primary->start;
+refused('a page that is damaged there, too', qr/invalid page in block $BLOCK/);
 corrupt($primary, substr($good, 4000, 300));
 
 # --- The page is from the future of the standby.  Reading it has set hints in it for a
@@ -214,7 +217,7 @@ $primary->safe_psql(
 $primary->safe_psql('postgres', 'SELECT count(*) FROM t');
 my $ended = $primary->safe_psql('postgres', 'SELECT pg_current_wal_insert_lsn()');
 $primary->safe_psql('postgres', 'CHECKPOINT');
-command_like(fetch_page(), qr/^Block $BLOCK of relation "$file", with LSN \S+, is that of the primary now/,
+command_like(fetch_page(user => ' user=sender'), qr/^Block $BLOCK of relation "$file", with LSN \S+, is that of the primary now/,
 	'page is fetched');
 ok(page($standby) eq page($primary), '... as it is on the primary');
 my $after = min_recovery_point();

@@ -17,10 +17,11 @@ use Test::More;
 
 dw_require_injection_points();
 
-my $BLOCK = 7;
+our $BLOCK = 7;
 my $ANSWERED = 'page-fetch-answered';
 my $UNREACHABLE = 'host=/nonexistent';
 my ($file, $offset);
+my $LOOKED = 'read-page-looked';
 
 my $primary = dw_new_node(
 	'primary',
@@ -32,6 +33,8 @@ log_replication_commands = on
 });
 $primary->start;
 dw_extensions($primary);
+$primary->safe_psql('postgres', 'CREATE DATABASE cut');
+$primary->safe_psql('cut', 'CREATE TABLE t AS SELECT generate_series(1, 100) AS i');
 $primary->safe_psql(
 	'postgres', q{
 	CREATE EXTENSION IF NOT EXISTS amcheck;
@@ -72,9 +75,9 @@ sub raw
 # A page of this table rots while the standby is stopped.  Returns what it was.
 sub rot
 {
-	my ($table) = @_;
+	my ($table, $database) = @_;
 
-	$file = $primary->safe_psql('postgres', "SELECT pg_relation_filepath('$table')");
+	$file = $primary->safe_psql($database // 'postgres', "SELECT pg_relation_filepath('$table')");
 	$primary->safe_psql('postgres', 'CHECKPOINT');
 	$primary->wait_for_catchup($standby);
 	$standby->safe_psql('postgres', 'CHECKPOINT');
@@ -91,13 +94,13 @@ sub rot
 # Have WAL arrive, but not be replayed, while the primary does something.
 sub received_and_not_replayed
 {
-	my ($sql) = @_;
+	my ($sql, $database) = @_;
 
 	$standby->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
 	$standby->poll_query_until('postgres',
 		q{SELECT pg_get_wal_replay_pause_state() = 'paused'})
 	  or die 'replay is not paused';
-	$primary->safe_psql('postgres', $sql);
+	$primary->safe_psql($database // 'postgres', $sql);
 	$primary->wait_for_catchup($standby, 'flush',
 		$primary->lsn('flush'));
 	return;
@@ -123,6 +126,16 @@ sub says
 	my ($pattern, $name) = @_;
 
 	ok($standby->wait_for_log($pattern, $offset), $name);
+	return;
+}
+
+# The page fetcher is ended; then there is another one.
+sub gives_up_asking
+{
+	my ($name) = @_;
+
+	says(qr/terminating background worker "page fetcher"/, $name);
+	$offset = -s $standby->logfile;
 	return;
 }
 
@@ -284,14 +297,37 @@ $primary->safe_psql('postgres', q{
 	CREATE TABLE other (i int);
 	SELECT injection_points_attach('read-page-looked', 'wait')});
 $primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
-$primary->poll_query_until('postgres',
-	q{SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'read-page-looked'})
-  or die 'the page is not asked for';
+$primary->wait_for_event('walsender', $LOOKED);
 my $drop = dw_start($primary, 'drop', 'DROP TABLE other');
 ok(dw_waits_for($primary, 'drop', 'DoubleWriteRemoval'), 'a drop waits');
-dw_wake($primary, 'read-page-looked');
+dw_wake($primary, $LOOKED);
 dw_finish($drop);
 same('beside a drop');
+
+# --- The primary does not answer.
+
+rot('t');
+$standby->append_conf('postgresql.conf', "wal_receiver_timeout = 0\n");
+$standby->reload;
+$primary->safe_psql('postgres', "SELECT injection_points_attach('$LOOKED', 'wait')");
+$primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
+$primary->wait_for_event('walsender', $LOOKED);
+$standby->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
+ok( $standby->poll_query_until('postgres',
+		q{SELECT pg_get_wal_replay_pause_state() = 'paused'}),
+	'no answer: replay can be paused');
+$offset = -s $standby->logfile;
+resume();
+says(qr/asking the primary for block $BLOCK/, '... then another attempt is made');
+conninfo_is("$primary_conninfo connect_timeout=100");
+gives_up_asking('... until there is another primary');
+$standby->append_conf('postgresql.conf', "wal_receiver_timeout = 1s\n");
+$standby->reload;
+gives_up_asking('... or too much time has passed');
+$standby->append_conf('postgresql.conf', "wal_receiver_timeout = 60s\n");
+$standby->reload;
+dw_wake($primary, $LOOKED);
+same('answered at last');
 
 # --- Promotion, while the primary cannot be reached; then from the start
 
@@ -341,28 +377,74 @@ $primary->start;
 $standby->start;
 same('not damaged there any more');
 
-# --- The command, by itself
+# --- A server is asked that is no primary.
 
-sub refused
+my $new = PostgreSQL::Test::Cluster->new('new');
+$new->init_from_backup($primary, 'base', has_streaming => 1);
+$new->append_conf('postgresql.conf', "primary_conninfo = '" . $primary->connstr . " application_name=new'\n");
+$new->start;
+rot('t');
+received_and_not_replayed('UPDATE t SET v = v + 1');
+conninfo_is($new->connstr);
+resume();
+says(qr/could not read a page from the primary server: .*recovery is in progress/,
+	'a standby is asked, which may be promoted soon');
+conninfo_is($primary_conninfo);
+same('the primary is asked');
+
+# --- A page of pg_class is damaged, and another one is missing: that is no database that
+# --- a restore has left empty.
+
 {
-	my ($node, $page, $complaint, $name) = @_;
-	my (undef, undef, $stderr) =
-	  $node->psql('postgres', "READ_PAGE '$page'", replication => 'true');
+	my $whole = $standby;
+	my $rows = $primary->safe_psql('cut', q{SELECT pg_relation_filepath('t')});
 
-	like($stderr, $complaint, "refused: $name");
-	return;
+	local $BLOCK = 0;
+	$standby = PostgreSQL::Test::Cluster->new('cut');
+	$standby->init_from_backup($primary, 'base', has_streaming => 1);
+	$standby->start;
+	rot('pg_class', 'cut');
+	$standby->stop;
+	truncate($standby->data_dir . "/$rows", 0) or die;
+	$standby->start;
+	received_and_not_replayed(
+		q{
+		SET allow_system_table_mods = on;
+		UPDATE pg_class SET relname = relname WHERE ctid = (SELECT min(ctid) FROM pg_class);
+		UPDATE t SET i = i + 1}, 'cut');
+	resume();
+	says(qr/asking the primary for block 0 of relation "$file"/, 'a page of a catalog is damaged');
+	says(qr/PANIC: .*WAL contains references to invalid pages/, '... and none may be missing');
+	has_ended();
+	$standby = $whole;
 }
 
-refused($standby, '1663/5/1259/0/0 0/2000000 1', qr/recovery is in progress/, 'by a standby');
-refused($primary, '1663/5/1259/0/0 FF/0 1', qr/not in this server's history/, 'the future');
-refused($primary, '1663/5/1259/0/0 0/2000000 7', qr/not in this server's history/,
-	'another timeline');
-refused($primary, $_, qr/invalid page "$_"/, 'no page')
-  foreach ('pg_class', '1663/5/0/0/0 0/2000000 1', '1664/5/1262/0/0 0/2000000 1',
-	'1663/5/1259/0/0 0/2000000 1 and more');
-$primary->safe_psql('postgres', 'CREATE UNLOGGED TABLE unlogged AS SELECT 1 AS i');
-my $node = $primary->safe_psql('postgres', "SELECT pg_relation_filenode('unlogged')");
-refused($primary, "1663/5/$node/0/0 0/2000000 1", qr/is unlogged/, 'an unlogged relation');
+# --- The primary is replaced after it has answered, before WAL has come up to there.
+
+rot('t');
+received_and_not_replayed('UPDATE t SET v = v + 1');
+$primary->wait_for_catchup($new);
+$new->stop;
+my $walsender = $primary->safe_psql('postgres',
+	q{SELECT pid FROM pg_stat_replication WHERE application_name = 'standby'});
+kill('STOP', $walsender) or die;
+$primary->safe_psql('postgres', 'UPDATE t SET v = v + 100');
+my $lost = $primary->safe_psql('postgres', 'SELECT pg_current_wal_insert_lsn()');
+hold_answer();
+$primary->stop('immediate');
+$new->start;
+$new->promote;
+$primary = $new;
+$primary->safe_psql('postgres', q{
+	UPDATE t SET v = v + 1;
+	SELECT count(pg_logical_emit_message(true, 'more', repeat('x', 8000))) FROM generate_series(1, 2000)});
+is($primary->safe_psql('postgres', "SELECT pg_current_wal_insert_lsn() > '$lost'"),
+	't', 'another primary has come further');
+conninfo_is($primary->connstr . ' application_name=standby');
+dw_wake($standby, $ANSWERED);
+same('of another primary');
+is(scalar(() = slurp_file($standby->logfile, $offset) =~ /asking the primary for block $BLOCK/g),
+	2, '... which has been asked, too');
 
 # --- Without a primary, as before
 
