@@ -20,7 +20,7 @@ SCENARIO_CYCLE = ("primary", "primary", "standby", "backup", "reopened", "errors
                   "primary", "primary", "standby", "backup", "failing-syncs",
                   "failing-log-syncs", "ext4", "xfs", "edited", "standby-mixed",
                   "standby-converted", "half-writes", "torn-writes", "failing-directory-syncs",
-                  "standby-stopped")
+                  "standby-stopped", "standby-rotten")
 
 # What is recorded in turn for the protocol monitor alone: what the first recordings
 # of a short campaign are not of.

@@ -24,7 +24,7 @@ from .limits import limit
 from .minimise import ddmin
 from .mount import recorded, set_fault
 from .recording import DATA_KINDS, WRITE_SHORTENED, Kind, Recording
-from .states import FAULTS, LOG, RELATION, Places, State, choose, sampled
+from .states import FAULTS, LOG, RELATION, SECTOR, Places, State, choose, sampled
 
 # A pid file of the recorded server means nothing in an image, and might by
 # chance name a process of today.  The owner file of the log tells copies of files,
@@ -67,8 +67,6 @@ STATE_SECONDS = 3600
 
 # What is recorded there is about something that fails.
 _FAILING = ("errors", "failing-", "torn-writes", "half-writes", "frozen", "quota")
-
-SECTOR = 512
 
 _RESTORED = re.compile(r"double-write log: examined (\d+) pages in (\d+) batches, restored (\d+)")
 _BAD_LOG = re.compile(r"^.*(?:PANIC:|invalid page|page verification failed|TRAP:).*$",
@@ -394,6 +392,7 @@ class Subject(Judge):
                 with limit("trying a state", STATE_SECONDS):
                     rotten = self._spoil(image, state)
                     outcome.effective &= bool(rotten) or not FAULTS[state.fault].rotten
+                    rotten += self._still_rotten(image)
                     for level in range(state.nested):
                         with phase(outcome, "nested"):
                             image = self._crash_recovery(image, state, level, scratch, outcome)
@@ -442,6 +441,13 @@ class Subject(Judge):
                 opened.write(rng.randbytes(SECTOR))
             spoiled.append(f"sector {sector} of {file.relative_to(image)}")
         return spoiled
+
+    def _still_rotten(self, image):
+        """Return the sectors of an image that had rotted before the recording began."""
+        return [f"sector {place // SECTOR} of {path}"
+                for path, places in self.recording.rotten.items() if (image / path).exists()
+                for place in places if _sector(image / path, place)
+                == _sector(self.recording.base / path, place)]
 
     def _judge(self, image, state, outcome):
         expected = self._expected(state)
@@ -708,6 +714,12 @@ class Subject(Judge):
                 + (f" at {ops[seq - 1].a}, {ops[seq - 1].length} bytes"
                    if ops[seq - 1].kind in DATA_KINDS else f" {ops[seq - 1].name}")
                 + f": {_fate_text(fate)}" for seq, fate in pieces]
+
+
+def _sector(path, place):
+    with open(path, "rb") as file:
+        file.seek(place)
+        return file.read(SECTOR)
 
 
 def _files_of(recording):

@@ -4,7 +4,7 @@ import zlib
 
 import psycopg2
 
-from . import logformat
+from . import logformat, plans
 from .client import Client
 from .table import METHODS, Table
 
@@ -47,18 +47,12 @@ class Transfer(Client):
                            (self.name, self.n + 1, src, dst, amount))
 
     def look(self):
-        """Count what all accounts hold, by each plan: transfers make and lose nothing."""
+        """Count what all accounts hold, by each plan."""
         try:
             with self.connection.cursor() as cursor:
                 cursor.execute("BEGIN")
-                for scan in ("seqscan", "indexscan", "bitmapscan"):
-                    cursor.execute("SELECT oracle.force(%s)", (scan,))
-                    cursor.execute("SELECT count(*) = oracle.accounts(), sum(balance) ="
-                                   " count(*) * oracle.initial_balance(), count(*), sum(balance)"
-                                   " FROM load.accounts WHERE id > 0")
-                    *right, count, total = cursor.fetchone()
-                    if right != [True, True]:
-                        self.record("complaint", text=f"{count} accounts hold {total}, by {scan}")
+                for text in plans.disagreements_of_accounts(cursor):
+                    self.record("complaint", text=text)
                 cursor.execute("COMMIT")
         except psycopg2.Error as error:
             self.failed(error)

@@ -14,6 +14,24 @@ PLANS = {
                               " (SELECT * FROM {table} WHERE id > 0 ORDER BY id DESC) t"),
 }
 
+# Transfers make and lose nothing.
+_ACCOUNTS = ("SELECT count(*) = oracle.accounts()"
+             " AND sum(balance) = count(*) * oracle.initial_balance(), count(*), sum(balance)"
+             " FROM load.accounts WHERE id > 0")
+
+
+def disagreements_of_accounts(cursor):
+    """Yield what a plan says of all accounts if they do not hold what they must.
+
+    The caller is in a transaction.
+    """
+    for scan in ("seqscan", "indexscan", "bitmapscan"):
+        cursor.execute("SELECT oracle.force(%s)", (scan,))
+        cursor.execute(_ACCOUNTS)
+        right, count, total = cursor.fetchone()
+        if not right:
+            yield f"{count} accounts hold {total}, by {scan}"
+
 
 def disagreements(cursor, table, rows, total):
     """Yield what a plan says of a table if it is not so many rows with this sum of digests.

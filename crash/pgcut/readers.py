@@ -93,7 +93,7 @@ class Reader(threading.Thread):
 
 def disagreements(cursor):
     """Return what plans say otherwise than the journal, in the snapshot of a transaction."""
-    found = []
+    found = list(plans.disagreements_of_accounts(cursor))
     cursor.execute(_TABLES, (STEADY,))
     for table, rows, total, client, number in cursor.fetchall():
         found += [f"{table} after {number} of {client}, {text}"

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import random
+import re
 import shutil
 import subprocess
 import tempfile
@@ -18,13 +19,16 @@ import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from . import matrix, probes, readers, server, workload
+import psycopg2
+
+from . import matrix, plans, probes, readers, server, workload
 from .failing import (Errors, FailingDirectorySyncs, FailingLogSyncs, FailingSyncs,
                       FailingUnlinks, Frozen, HalfWrites, Quota, TornWrites)
 from .limits import limit
 from .mount import recorded
 from .primary import HANG_SECONDS, MODE, MODES, Backup, Edited, Primary, Reopened, other_mode
-from .states import SPACES
+from .recording import ROTTEN
+from .states import PAGE, SECTOR, SPACES
 
 # Load for a standby or a backup: kinds whose files live in one database.
 STEADY_KINDS = {"transfer": 3, "copy": 1, "index": 1, "method": 1, "truncate": 1, "refill": 1,
@@ -33,6 +37,9 @@ STEADY_KINDS = {"transfer": 3, "copy": 1, "index": 1, "method": 1, "truncate": 1
 
 # Settings of the server that prepares a cluster, beside its mode.
 PREPARING = {**matrix.FIXED, "fsync": "off", "autovacuum": "off", "max_wal_size": "8MB"}
+
+# What rots on a standby: so many pages, of a table in all pages of which there are transfers.
+ROTTEN_PAGES, ROTTEN_TABLE = 5, "load.accounts"
 
 # Between two snapshots on a standby: it is to have time for WAL, too.
 READER_PAUSE = 0.2
@@ -232,6 +239,32 @@ class Standby(Primary):
                       for code, text in reader.codes]
 
 
+    def let_replay(self, instance):
+        """Wait until the standby has replayed what the primary has flushed."""
+        (reached,) = self.tell(self.primary, "SELECT pg_current_wal_flush_lsn()")
+        deadline = time.monotonic() + HANG_SECONDS
+        while self.tell(instance, "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn",
+                        reached) != (True,):
+            if time.monotonic() > deadline:
+                raise RecordError(f"the standby does not replay up to {reached}")
+            time.sleep(0.05)
+
+    @staticmethod
+    def tell(instance, command, *values):
+        """Run a command in a transaction of its own; returns the first row, if there is any.
+
+        The standby, for which commits wait, need not be there.
+        """
+        def tell():
+            with contextlib.closing(instance.connect()) as session, session.cursor() as cursor:
+                session.autocommit = True
+                cursor.execute("SET synchronous_commit = local")
+                cursor.execute("SET statement_timeout = %s", (HANG_SECONDS * 1000,))
+                cursor.execute(command, values)
+                return cursor.fetchone() if cursor.description else None
+        return readers.undisturbed(tell)
+
+
 class MixedStandby(Standby):
     """The primary protects its pages in another way than the standby."""
 
@@ -288,43 +321,77 @@ class StoppedStandby(Standby):
 
     def start_primary(self, settings=None):
         super().start_primary({"checkpoint_timeout": "30s", "max_wal_size": "256MB"})
-        # The standby, for which commits wait, is not there yet.
-        self._tell(self.primary,
-                   "SET synchronous_commit = local; CREATE EXTENSION pg_buffercache")
+        self.tell(self.primary, "CREATE EXTENSION pg_buffercache")
 
     def load(self, instance):
-        self._tell(self.primary, "CHECKPOINT")
-        self._let_replay(instance)
-        self._tell(instance, "CHECKPOINT")
+        self.tell(self.primary, "CHECKPOINT")
+        self.let_replay(instance)
+        self.tell(instance, "CHECKPOINT")
         super().load(instance)
-        self._let_replay(instance)
-        self._tell(instance, "SELECT pg_buffercache_evict_all()")
+        self.let_replay(instance)
+        self.tell(instance, "SELECT pg_buffercache_evict_all()")
 
-    def _let_replay(self, instance):
-        """Wait until the standby has replayed what the primary has flushed."""
-        (reached,) = self._tell(self.primary, "SELECT pg_current_wal_flush_lsn()")
-        deadline = time.monotonic() + HANG_SECONDS
-        while self._tell(instance, "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn",
-                         reached) != (True,):
-            if time.monotonic() > deadline:
-                raise RecordError(f"the standby does not replay up to {reached}")
-            time.sleep(0.05)
 
-    @staticmethod
-    def _tell(instance, command, *values):
-        """Run a command in a transaction of its own; returns the first row, if there is any."""
-        def tell():
-            with contextlib.closing(instance.connect()) as session, session.cursor() as cursor:
-                session.autocommit = True
-                cursor.execute("SET statement_timeout = %s", (HANG_SECONDS * 1000,))
-                cursor.execute(command, values)
-                return cursor.fetchone() if cursor.description else None
-        return readers.undisturbed(tell)
+class RottenStandby(Standby):
+    """Pages of the standby have rotted; it starts cold and behind, and its primary replaces them.
+
+    The primary has changed them in the meantime.  Replay comes later than WAL does, so that the
+    primary's pages are from the future.  Until they are in place, who reads them gets an error.
+    """
+
+    def __init__(self, base, *arguments):
+        super().__init__(base, *arguments)
+        path, blocks = self._fall_behind()
+        self.known = re.compile(f'invalid page in block \\d+ of relation "{path}"')
+        places = [block * PAGE for block in self.rng.sample(range(blocks), ROTTEN_PAGES)]
+        with open(base / path, "r+b") as file:
+            for place in places:
+                file.seek(place)
+                file.write(self.rng.randbytes(SECTOR))
+        (self.directory / ROTTEN).write_text(json.dumps({path: places}))
+
+    def _fall_behind(self):
+        """Have the primary change all pages; returns the file, and how many pages there were."""
+        self.start_primary()
+        try:
+            found = self.tell(self.primary, "SELECT pg_relation_filepath(%s), pg_relation_size(%s)"
+                              f" / {PAGE}", ROTTEN_TABLE, ROTTEN_TABLE)
+            self.tell(self.primary, "CREATE EXTENSION pg_doublewrite_stats")
+            for _ in range(2):
+                self.tell(self.primary, f"UPDATE {ROTTEN_TABLE} SET balance = balance")
+                self.tell(self.primary, f"VACUUM {ROTTEN_TABLE}")
+            return found
+        finally:
+            self.primary.stop()
+
+    def options(self):
+        return {"recovery_min_apply_delay": "500ms"}
+
+    def load(self, instance):
+        super().load(instance)
+        self.let_replay(instance)
+        for text in readers.undisturbed(lambda: self._accounts(instance)):
+            self.complain(f"standby, when all has been replayed: {text}")
+        if self.tell(instance, "SELECT pages_awaited FROM pg_fetched_pages") != (0,):
+            self.complain("standby: pages are awaited when all has been replayed")
+
+    def _accounts(self, instance):
+        """Return what is wrong with the table of which pages had rotted."""
+        with contextlib.closing(instance.connect()) as session, session.cursor() as cursor:
+            try:
+                return list(plans.disagreements_of_accounts(cursor))
+            except psycopg2.errors.DataCorrupted:
+                return ["a page is damaged"]
+
+    def complain(self, text):
+        """Enter a complaint, unless it is that a rotten page gives an error."""
+        if not self.known.search(text):
+            super().complain(text)
 
 
 SCENARIOS = {"primary": Primary, "edited": Edited, "reopened": Reopened, "standby": Standby,
              "standby-mixed": MixedStandby, "standby-converted": ConvertedStandby,
-             "standby-stopped": StoppedStandby, "backup": Backup, "errors": Errors,
+             "standby-stopped": StoppedStandby, "standby-rotten": RottenStandby, "backup": Backup, "errors": Errors,
              "torn-writes": TornWrites, "half-writes": HalfWrites, "failing-syncs": FailingSyncs,
              "failing-log-syncs": FailingLogSyncs,
              "failing-directory-syncs": FailingDirectorySyncs, "frozen": Frozen, "quota": Quota,

@@ -58,6 +58,9 @@ Op = namedtuple("Op", "seq begin time kind flags ino a b name target at length")
 # One file, directory or symbolic link of the tree before the run.
 BaseEntry = namedtuple("BaseEntry", "ino type path")
 
+# Where the base has noise from the beginning: {path: [offset of a sector]}
+ROTTEN = "rotten.json"
+
 
 class RecordingError(Exception):
     """A recording cannot be read, or does not fit together."""
@@ -73,6 +76,7 @@ class Recording:
         self._map = _map(self.directory / "ops.bin")
         self.ops = list(_parse(self._map))
         self.meta = _read_json(self.directory / "meta.json", {})
+        self.rotten = _read_json(self.directory / ROTTEN, {})
         acks = self.directory / "acks.jsonl"
         self.acks = [json.loads(line) for line in acks.read_text().splitlines()] \
             if acks.exists() else []

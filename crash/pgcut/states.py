@@ -14,6 +14,7 @@ from .disk import KEPT, LOST, SIZE_ONLY, Choice, sectors
 from .recording import DATA_KINDS, NAME_KINDS, WRITE_ATOMIC, Kind
 
 PAGE = 8192
+SECTOR = 512
 
 # Where a file belongs, by the first part of its path.
 RELATION, LOG, WAL, OTHER = "relation", "log", "wal", "other"

@@ -11,7 +11,7 @@ from pgcut import explore, matrix, oracle, server
 from pgcut.disk import KEPT, Choice, Rules
 from pgcut.image import write_tree
 from pgcut.recording import Recording
-from pgcut.states import State
+from pgcut.states import PAGE, State
 from recorder_binary import SCRATCH, recorder_binary
 from test_oracle import bindir
 
@@ -174,6 +174,26 @@ class ImagesTest(unittest.TestCase):
         # What a standby does not see need not be lost.
         self.assertIn([complaint.partition(",")[0] for complaint in outcome.complaints],
                       ([lost, f"promoted: {lost}"], [f"promoted: {lost}"]))
+
+    def test_standby_with_rotten_pages(self):
+        recording = self.record("standby-rotten")
+        self.assertEqual([ack for ack in recording.acks if ack["what"] == "complaint"], [])
+        (path, places), = recording.rotten.items()
+        log = (recording.directory / "server.log").read_text()
+        for place in places:
+            self.assertIn(f'block {place // PAGE} of relation "{path}" was damaged, and has been '
+                          'replaced by that of the primary', log)
+        context = explore.Context(self.programs, self.recorder, self.scratch, standby_every=1,
+                                  sequel_every=0, pending_every=0)
+        subject = explore.Subject(recording, context)
+        asked = []
+        with mock.patch.object(explore, "excused", lambda *about: asked.append(about)):
+            first = subject.try_state(State(1, "all-kept", 3))
+        # Before the primary has replaced them, that is what is wrong, and it is an excuse.
+        self.assertIn("invalid page in block", first.log)
+        self.assertEqual(len(asked[0][1]), len(places))
+        self.assertTrue(all(explore.excused(*about) for about in asked))
+        self.assertEqual(subject.try_state(State(len(recording.ops), "all-kept", 3)).complaints, [])
 
     def test_recovery_of_a_standby_is_cut(self):
         recording = self.record("standby")

@@ -87,7 +87,7 @@ sub outcome_of
 	my $session = "FROM pg_stat_activity WHERE application_name = '$name' AND query !~ '^SET'";
 
 	$node->poll_query_until('postgres',
-		"SELECT state = 'idle' OR wait_event IN ('BufferContent', 'DoubleWriteRemoval') $session")
+		"SELECT state = 'idle' OR wait_event ~ '^(BufferContent|DoubleWriteRemoval)' $session")
 	  or die "$name: nothing comes of it";
 	return $node->safe_psql('postgres', "SELECT wait_event $session AND state <> 'idle'");
 }
