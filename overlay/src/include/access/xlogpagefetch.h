@@ -17,7 +17,6 @@
 
 #include "access/xlogdefs.h"
 #include "storage/block.h"
-#include "storage/buf.h"
 #include "storage/relfilelocator.h"
 
 /*
@@ -44,9 +43,7 @@ extern int	PageFetchAwaited;
 extern Size PageFetchShmemSize(void);
 extern void PageFetchShmemInit(void);
 
-/* For redo; the first one is in bufmgr.c */
-extern Buffer ReadBufferIfIntact(RelFileLocator rlocator, ForkNumber forkNum,
-								 BlockNumber blockNum);
+/* For redo */
 extern bool PageFetchAwait(RelFileLocator rlocator, ForkNumber forknum,
 						   BlockNumber blkno);
 extern void PageFetchForget(RelFileLocator rlocator, ForkNumber forknum,

@@ -1239,14 +1239,14 @@ pipeline_finish_read(void)
 
 	if (pipeline_block_exists(reln, block))
 	{
-		Buffer		buffer;
-
 		INJECTION_POINT("xlogpipeline-read-block", NULL);
-		buffer = ReadBufferWithoutRelcache(block->rlocator, block->forknum,
-										   block->blkno, RBM_NORMAL, NULL,
-										   true);
-		block->prefetch_buffer = buffer;
-		ReleaseBuffer(buffer);
+
+		/* What to do about a damaged page is up to redo. */
+		block->prefetch_buffer = ReadBufferIfIntact(block->rlocator,
+													block->forknum,
+													block->blkno);
+		if (BufferIsValid(block->prefetch_buffer))
+			ReleaseBuffer(block->prefetch_buffer);
 	}
 	reads_tail++;
 }

@@ -12,7 +12,7 @@ use DoubleWrite::Hold;
 use DoubleWrite::Node;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
-use PostgreSQL::Test::Watchdog;
+use PostgreSQL::Test::Watchdog seconds => 600;
 use Test::More;
 
 dw_require_injection_points();
@@ -201,14 +201,20 @@ sub ends
 	return;
 }
 
-# --- The primary is there.
+# --- The primary is there.  So damaged pages are not used, whatever is set for them.
 
+$standby->append_conf('postgresql.conf', "$_ = on\n")
+  foreach (qw(zero_damaged_pages ignore_checksum_failure));
 rot('t');
 $primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
 says(qr/block $BLOCK of relation "$file" was damaged, and has been replaced/, 'replaced');
 same('replaced');
 is( $standby->safe_psql('postgres', 'SELECT * FROM pg_fetched_pages'),
 	'1|0|1', '... and counted');
+unlike(slurp_file($standby->logfile, $offset), qr/zeroing out page|ignoring checksum failure|has failed/,
+	'... neither used as it was, nor a reason for a process to fail');
+$standby->append_conf('postgresql.conf', "$_ = off\n")
+  foreach (qw(zero_damaged_pages ignore_checksum_failure));
 
 # --- It is not, and comes back.
 
