@@ -232,7 +232,7 @@ def engine_layers(tree):
     sources = {path.removeprefix(engine): text for path, text in tree.c_files((".c",))
                if path.startswith(engine)}
     yield from layers.engine(layers.order_of_readme(readme), sources)
-    for header in ("doublewrite.h", "doublewrite_internal.h"):
+    for header in ("doublewrite.h", "doublewrite_stage.h", "doublewrite_log.h"):
         for complaint in layers.prototypes(tree.overlay[f"src/include/storage/{header}"], sources):
             yield f"{header}: {complaint}"
 

@@ -36,11 +36,13 @@ typedef enum TornPagesProtection
 								 * that it can; else the double-write log */
 } TornPagesProtection;
 
+/* stagesize.c */
+extern PGDLLIMPORT int double_write_stage_size; /* blocks, or -1 */
+
 /* settings.c */
 extern PGDLLIMPORT int io_torn_pages_protection;
 extern PGDLLIMPORT int double_write_buffer_size;	/* megabytes, or -1 */
 extern PGDLLIMPORT int double_write_compression;	/* DWCompression */
-extern PGDLLIMPORT int double_write_stage_size; /* blocks, or -1 */
 extern bool DoubleWriteSessionImages(void);
 extern void DoubleWriteCatchUp(void);
 
@@ -88,7 +90,15 @@ extern bool DoubleWriteReadStaged(const struct buftag *tag, char *dst);
 extern bool DoubleWriteSkipMarker(FILE *fp);
 extern bool DoubleWriteStopCutShort(void);
 
-/* remove.c: pages of dropped and truncated files */
+/* discard.c: staged pages of dropped and truncated files */
+extern void DoubleWriteDiscardForks(RelFileLocator rlocator,
+									const ForkNumber *forknum, int nforks,
+									const BlockNumber *firstDelBlock);
+extern void DoubleWriteDiscardRelations(struct SMgrRelationData **rels,
+										int nrels);
+extern void DoubleWriteDiscardDatabase(Oid dbid);
+
+/* remove.c: making sure that removed files stay removed */
 extern void DoubleWriteBeginRemoval(void);
 extern void DoubleWriteEndRemoval(void);
 extern void DoubleWriteLockOutRemovals(void);
@@ -97,12 +107,6 @@ extern bool DoubleWriteIsRemoving(void);
 extern void DoubleWriteRemovalFailed(void);
 extern void DoubleWriteNoteFailedRemovals(void);
 extern bool DoubleWriteRefusesRestartpoint(XLogRecPtr redo);
-extern void DoubleWriteDiscardForks(RelFileLocator rlocator,
-									const ForkNumber *forknum, int nforks,
-									const BlockNumber *firstDelBlock);
-extern void DoubleWriteDiscardRelations(struct SMgrRelationData **rels,
-										int nrels);
-extern void DoubleWriteDiscardDatabase(Oid dbid);
 extern void DoubleWriteNoteUnlinked(RelFileLocatorBackend rlocator);
 extern void DoubleWriteNoteTruncated(RelFileLocator rlocator, ForkNumber forknum,
 									 BlockNumber old_nblocks, BlockNumber nblocks);

@@ -103,29 +103,6 @@
  * ---------------------------------------------------------------------
  */
 
-/* In the order of files; those to be written atomically come first */
-static int
-dw_slot_cmp(const void *a, const void *b)
-{
-	const DWSlot *sa = &DWSlots[*(const int *) a];
-	const DWSlot *sb = &DWSlots[*(const int *) b];
-	const BufferTag *ta = &sa->tag;
-	const BufferTag *tb = &sb->tag;
-
-#define DW_CMP(field) \
-	if (ta->field != tb->field) \
-		return ta->field < tb->field ? -1 : 1
-	if (sa->atomic != sb->atomic)
-		return sa->atomic ? -1 : 1;
-	DW_CMP(spcOid);
-	DW_CMP(dbOid);
-	DW_CMP(relNumber);
-	DW_CMP(forkNum);
-	DW_CMP(blockNum);
-#undef DW_CMP
-	return 0;
-}
-
 static bool
 dw_is_neighbour(const BufferTag *a, const BufferTag *b, int distance)
 {
@@ -138,7 +115,7 @@ dw_is_neighbour(const BufferTag *a, const BufferTag *b, int distance)
  * Length of the run that starts at slots[0].  Ends at segment files, where a page
  * has been discarded, and where one is to be written in another way.
  */
-static int
+int
 dw_run_length(const int *slots, int nslots)
 {
 	const BufferTag *first = &DWSlots[slots[0]].tag;
@@ -440,7 +417,7 @@ dw_report_failure(int elevel, const BufferTag *tag, int npages, int error)
 /*
  * A home write has been made.
  */
-static void
+void
 dw_count_run(const int *slots, int npages, instr_time start)
 {
 	pgstat_count_io_op_time(IOOBJECT_RELATION, IOCONTEXT_NORMAL, IOOP_WRITE,
@@ -492,7 +469,7 @@ dw_write_run(const int *slots, int npages)
 /*
  * Pages of a run have been written, or not, as the errno says.
  */
-static void
+void
 dw_settle_run(const int *slots, int npages, int error)
 {
 	if (error == 0)
@@ -798,227 +775,4 @@ dw_refuse_failed(const DWPageSet *pages, uint64 since)
 	if (error == DW_STALLED)
 		dw_await_thaw();
 	return error == DW_STALLED;
-}
-
-/* ---------------------------------------------------------------------
- * Atomic writes
- * ---------------------------------------------------------------------
- */
-
-/*
- * A page that was to be written atomically may be torn at home nevertheless.  The
- * batch has noted no copy for it, as there was no need of one, but the log may
- * have an older one, which is what restore would repair the page from.  So that is
- * kept until the page is home, as with any other that has failed, or, if it
- * is being removed, until that is durable. (R3)
- */
-static void
-dw_keep_copies(const int *slots, int npages)
-{
-	for (int i = 0; i < npages; i++)
-	{
-		uint64		copy = DWSlots[slots[i]].atomic ?
-			dw_epoch_copy(&DWSlots[slots[i]].tag) : 0;
-
-		if (copy != 0)
-			dw_note_logged(slots[i], copy);
-	}
-}
-
-/*
- * Write the runs that begin at slots[0] and are to go home atomically, as many as
- * can be under way at once.  Returns their number; each is still to be dealt with.
- */
-static int
-dw_start_atomic_runs(const int *slots, int nslots, DWAtomicRun *runs)
-{
-	instr_time	io_start = pgstat_prepare_io_time(track_io_timing);
-	int			nruns = 0;
-
-	for (int at = 0; at < nslots && nruns < DW_ATOMIC_IN_FLIGHT; nruns++)
-	{
-		if (DWSlots[slots[at]].discarded)
-			break;
-		runs[nruns].slots = slots + at;
-		runs[nruns].npages = dw_run_length(slots + at, nslots - at);
-		at += runs[nruns].npages;
-	}
-	if (nruns < 2)
-		return 0;
-	nruns = dw_atomic_write_ahead(runs, nruns);
-
-	/* calls and bytes are counted run by run */
-	pgstat_count_io_op_time(IOOBJECT_RELATION, IOCONTEXT_NORMAL, IOOP_WRITE,
-							io_start, 0, 0);
-	return nruns;
-}
-
-/*
- * Write one run home atomically, if that is possible, and say what has become of it.
- */
-static void
-dw_write_atomic_run(const int *slots, int npages)
-{
-	instr_time	start = pgstat_prepare_io_time(track_io_timing);
-	DWAtomicResult result = DW_ATOMIC_NOT_WRITTEN;
-	int			error = 0;
-
-	INJECTION_POINT("doublewrite-home-write", &error);
-	if (error == 0)
-		result = dw_atomic_write(slots, npages);
-
-	if (result == DW_ATOMIC_WRITTEN)
-	{
-		dw_count_run(slots, npages, start);
-		dw_settle_run(slots, npages, 0);
-		return;
-	}
-	/* no error for anybody, as the next batch logs them (A2) */
-	if (error == 0 && result == DW_ATOMIC_TORN)
-		error = DW_TORN;
-	if (error != 0)
-		dw_keep_copies(slots, npages);
-	for (int i = 0; i < npages; i++)
-	{
-		DWSlots[slots[i]].run = DWCtl->home.sent;
-		dw_return_slot_to_log(slots[i], error);
-	}
-}
-
-/* The first pages of the batch are dealt with, whatever the next flusher finds left */
-static void
-dw_leave_batch(int npages)
-{
-	DWCtl->batch.len -= npages;
-	memmove(DWCtl->batch.slots, DWCtl->batch.slots + npages,
-			DWCtl->batch.len * sizeof(int));
-}
-
-/*
- * Write the first pages of the batch home atomically, with no other home write under
- * way.  Where some may not come back, they take the log.
- */
-static void
-dw_write_atomically(int natomic)
-{
-	int			slots[DW_MAX_BATCH_PAGES];
-	bool		idle = dw_await_home_writes(false);
-	DWAtomicRun started[DW_ATOMIC_IN_FLIGHT];
-	int			nstarted = 0;
-	int			next = 0;
-	int			n;
-
-	Assert(DWIsFlusher());
-
-	/* what an error may have left is none of ours any more */
-	dw_atomic_end();
-	memcpy(slots, DWCtl->batch.slots, natomic * sizeof(int));
-
-	for (int done = 0; done < natomic; done += n)
-	{
-		n = 1;
-		if (idle && next == nstarted)
-		{
-			nstarted = dw_start_atomic_runs(slots + done, natomic - done, started);
-			next = 0;
-		}
-		if (!idle)
-			dw_return_slot_to_log(slots[done], 0);
-		else if (next < nstarted)
-		{
-			n = started[next++].npages;
-			dw_write_atomic_run(slots + done, n);
-		}
-		else if (DWSlots[slots[done]].discarded)
-			dw_release_slots(&slots[done], 1);	/* R7 */
-		else
-		{
-			n = dw_run_length(slots + done, natomic - done);
-			dw_write_atomic_run(slots + done, n);
-		}
-		dw_leave_batch(n);
-		INJECTION_POINT("doublewrite-home-run-written", NULL);
-	}
-	dw_atomic_end();
-
-	/* a write that ends later could hit a newer page or file (R4, R7) */
-	Assert(DWAtomicUnderWay() == 0);
-}
-
-/* ---------------------------------------------------------------------
- * Sending
- * ---------------------------------------------------------------------
- */
-
-/*
- * Sort the batch, in which no page may be twice (R4).  Returns how many pages are to be
- * written atomically: the first ones.
- */
-static int
-dw_sort_batch(void)
-{
-	int		   *slots = DWCtl->batch.slots;
-	int			nslots = DWCtl->batch.len;
-	int			natomic = 0;
-
-	qsort(slots, nslots, sizeof(int), dw_slot_cmp);
-	for (int i = 1; i < nslots; i++)
-		Assert(dw_slot_cmp(&slots[i - 1], &slots[i]) < 0);
-
-	while (natomic < nslots && DWSlots[slots[natomic]].atomic)
-		natomic++;
-	return natomic;
-}
-
-/*
- * Put the pages of the batch into the queue, run by run.  Returns how many runs.
- *
- * There is room: each run in the queue has a slot of its own, and so has the queue.
- */
-static int
-dw_enqueue_batch(void)
-{
-	int		   *slots = DWCtl->batch.slots;
-	int			nruns = 0;
-
-	for (int i = 0; i < DWCtl->batch.len;)
-	{
-		int			end = i + dw_run_length(slots + i, DWCtl->batch.len - i);
-
-		DWRuns[(DWCtl->home.sent + nruns++) % DWCtl->stage.nslots] = slots[i];
-		Assert(!DWSlots[slots[i]].atomic);	/* A3 */
-		for (; i < end; i++)
-		{
-			DWSlots[slots[i]].run = DWCtl->home.sent + nruns - 1;
-			DWSlots[slots[i]].run_next = i + 1 < end ? slots[i + 1] : -1;
-		}
-	}
-
-	DWCtl->batch.len = 0;
-	DWLockMutex();
-	DWCtl->home.sent += nruns;
-	DWUnlockMutex();
-	return nruns;
-}
-
-/*
- * Send the batch home, and end it.
- */
-void
-dw_send_home(void)
-{
-	int			natomic;
-	int			nruns;
-
-	Assert(DWIsFlusher());
-	Assert(DWCtl->batch.phase == DW_BATCH_DURABLE);
-
-	natomic = dw_sort_batch();
-	if (natomic > 0)
-		dw_write_atomically(natomic);
-	nruns = dw_enqueue_batch();
-	dw_set_batch_phase(DW_BATCH_NONE);
-	DWCount(batches, 1);
-	INJECTION_POINT("doublewrite-home-sent", NULL);
-	dw_tell_room(nruns);
 }

@@ -478,41 +478,6 @@ DoubleWriteCheckpointSynced(void)
 }
 
 /*
- * Report figures about the write-back since the previous call, in one line.
- */
-static void
-dw_log_checkpoint_stats(void)
-{
-	DWStats    *s = &DWCtl->stats;
-	pg_atomic_uint64 *fields[] = {
-		&s->home_pages, &s->home_writes,
-		&s->logged, &s->atomic_pages, &s->exempt, &s->in_epoch, &s->only_hints,
-		&s->log_syncs, &s->log_sync_usec, &s->sync_cycles, &s->stage_full
-	};
-	static uint64 last[lengthof(fields)];
-	uint64		d[lengthof(fields)];
-
-	for (int i = 0; i < lengthof(fields); i++)
-	{
-		uint64		now = pg_atomic_read_u64(fields[i]);
-
-		d[i] = now - last[i];
-		last[i] = now;
-	}
-
-	if (!log_checkpoints || d[0] == 0)
-		return;
-	ereport(LOG,
-			(errmsg("write-back since last checkpoint: wrote %" PRIu64 " pages home in %" PRIu64 " writes; "
-					"%" PRIu64 " double-written, %" PRIu64 " atomically, %" PRIu64 " exempt, "
-					"%" PRIu64 " in the log already, %" PRIu64 " with new hints only; "
-					"log syncs=%" PRIu64 ", time=%.3f s; "
-					"sync cycles=%" PRIu64 ", waits for a full stage=%" PRIu64,
-					d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7],
-					d[8] / 1000000.0, d[9], d[10])));
-}
-
-/*
  * Note that pg_control names a redo pointer now.  images tells whether WAL at
  * that point carries images.
  */

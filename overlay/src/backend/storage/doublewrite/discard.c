@@ -1,0 +1,130 @@
+/*-------------------------------------------------------------------------
+ *
+ * discard.c
+ *	  Dropping staged pages of files that are removed.
+ *
+ * Buffers have been dropped before; afterwards the files are dropped or truncated. (R7)
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *	  src/backend/storage/doublewrite/discard.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "storage/bufmgr.h"
+#include "storage/doublewrite_internal.h"
+#include "storage/smgr.h"
+#include "utils/injection_point.h"
+
+/*
+ * Drop the staged pages for which filter says yes, and wait out home writes
+ * of such pages that are in flight. (R7)
+ *
+ * The process that writes a page looks at "discarded" before, but may have looked already.
+ * Then its write is waited for; a write of other pages is not.
+ */
+static void
+dw_discard(DWTagFilter filter, const void *arg)
+{
+	if (dw_discard_staged(filter, arg))
+		dw_await_writes_of(filter, arg);
+}
+
+typedef struct DWForkRange
+{
+	RelFileLocator rlocator;
+	const ForkNumber *forknum;
+	const BlockNumber *first;
+	int			nforks;
+} DWForkRange;
+
+static bool
+dw_tag_in_forks(const BufferTag *tag, const void *arg)
+{
+	const DWForkRange *range = arg;
+
+	if (!BufTagMatchesRelFileLocator(tag, &range->rlocator))
+		return false;
+	for (int i = 0; i < range->nforks; i++)
+	{
+		if (BufTagGetForkNum(tag) == range->forknum[i] &&
+			tag->blockNum >= range->first[i])
+			return true;
+	}
+	return false;
+}
+
+/*
+ * Drop staged pages of forks of a relation from the given blocks on, because
+ * the forks are about to be truncated there.
+ */
+void
+DoubleWriteDiscardForks(RelFileLocator rlocator, const ForkNumber *forknum,
+						int nforks, const BlockNumber *firstDelBlock)
+{
+	DWForkRange range = {rlocator, forknum, firstDelBlock, nforks};
+
+	dw_note_truncate(&rlocator);
+	dw_discard(dw_tag_in_forks, &range);
+}
+
+/* Relations, sorted */
+typedef struct DWRelations
+{
+	RelFileLocator *rlocators;
+	int			n;
+} DWRelations;
+
+static int
+dw_rlocator_cmp(const void *a, const void *b)
+{
+	return memcmp(a, b, sizeof(RelFileLocator));
+}
+
+static bool
+dw_tag_in_relations(const BufferTag *tag, const void *arg)
+{
+	const DWRelations *set = arg;
+	RelFileLocator rlocator = BufTagGetRelFileLocator(tag);
+
+	return bsearch(&rlocator, set->rlocators, set->n, sizeof(RelFileLocator),
+				   dw_rlocator_cmp) != NULL;
+}
+
+/*
+ * Drop staged pages of relations that are about to be unlinked, in one pass.
+ */
+void
+DoubleWriteDiscardRelations(SMgrRelation *rels, int nrels)
+{
+	DWRelations set = {palloc_array(RelFileLocator, nrels), 0};
+
+	for (int i = 0; i < nrels; i++)
+	{
+		RelFileLocator *rlocator = &rels[i]->smgr_rlocator.locator;
+
+		if (SmgrIsTemp(rels[i]))
+			continue;
+		dw_note_drop_in_redo(rlocator);
+		set.rlocators[set.n++] = *rlocator;
+	}
+	qsort(set.rlocators, set.n, sizeof(RelFileLocator), dw_rlocator_cmp);
+	if (set.n > 0)
+		dw_discard(dw_tag_in_relations, &set);
+	pfree(set.rlocators);
+	INJECTION_POINT("doublewrite-relations-discarded", NULL);
+}
+
+/*
+ * Drop staged pages of a database whose files are about to go.
+ */
+void
+DoubleWriteDiscardDatabase(Oid dbid)
+{
+	dw_note_drop_in_redo(NULL);
+	dw_discard(dw_tag_in_database, &dbid);
+	INJECTION_POINT("doublewrite-database-discarded", NULL);
+}

@@ -1,0 +1,170 @@
+/*-------------------------------------------------------------------------
+ *
+ * durable.c
+ *	  Making the pages of a batch durable before they go home.
+ *
+ * That takes a copy in the log, unless something else protects the page. (R2)
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *	  src/backend/storage/doublewrite/durable.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xlog.h"
+#include "storage/bufmgr.h"
+#include "storage/doublewrite_internal.h"
+#include "storage/lwlock.h"
+
+/*
+ * A standby or a crash recovery whose WAL lacks images, though the settings ask for
+ * protection by them, protects itself with the log, from the batch under way on.  Returns
+ * false if that has to wait for home writes.
+ */
+bool
+dw_arm_for_replay(void)
+{
+	Assert(DWIsFlusher());
+
+	if (DWCtl->log.armed || dw_setting() != TORN_PAGES_FULL_PAGES ||
+		!RecoveryInProgress() || dw_replayed_images())
+		return true;
+	if (!dw_await_home_writes(false))
+		return false;
+
+	ereport(LOG_SERVER_ONLY,
+			(errmsg("using double writes because the WAL being replayed lacks full-page images"),
+			 errhint("Set \"io_torn_pages_protection\" to \"double_writes\" on this server.")));
+	dw_arm();
+	return true;
+}
+
+/* What protects the pages of a batch */
+typedef struct DWChoice
+{
+	int			logged[DW_MAX_BATCH_PAGES]; /* slots to be logged */
+	int			nlogged;
+	int			noted[DW_MAX_BATCH_PAGES];	/* slots to be noted in the log */
+	int			nnoted;
+	int			copied[DW_MAX_BATCH_PAGES]; /* slots with a copy in the log */
+	uint64		copies[DW_MAX_BATCH_PAGES]; /* ... and the batches of these */
+	int			ncopied;
+	int			nexempt;		/* pages that redo rebuilds */
+	int			nhints;			/* pages in which only hints have changed */
+	int			natomic;		/* pages that are written atomically, and
+								 * would be logged otherwise */
+} DWChoice;
+
+/*
+ * Choose the pages of the batch that have to pass through the log, those of which it
+ * needs but a note (R2), and those that are written home atomically instead. (A1)
+ *
+ * Where the log is not in use, count what would have passed through it.
+ */
+static void
+dw_choose_logged(DWChoice *choice)
+{
+	bool		wanted = DWCtl->log.armed;
+	bool		atomic = wanted && dw_atomic_allowed();
+
+	Assert(DWIsFlusher());
+	Assert(DWCtl->batch.phase == DW_BATCH_TAKEN);
+
+	choice->nlogged = choice->nnoted = choice->ncopied = 0;
+	choice->nexempt = choice->nhints = choice->natomic = 0;
+
+	for (int i = 0; i < DWCtl->batch.len; i++)
+	{
+		int			slotno = DWCtl->batch.slots[i];
+		DWSlot	   *slot = &DWSlots[slotno];
+		uint64		copy;
+
+		slot->atomic = false;
+		slot->covered = true;
+		if (!slot->permanent || slot->discarded)
+			continue;
+		if (dw_redo_rebuilds(slot))
+			choice->nexempt++;
+		else if (atomic && dw_atomic_chosen(slot))
+		{
+			slot->atomic = true;
+			if (!dw_only_hints_changed(slot))
+				choice->natomic++;
+		}
+		else if (wanted && (copy = dw_epoch_copy(&slot->tag)) != 0)
+		{
+			choice->copied[choice->ncopied] = slotno;
+			choice->copies[choice->ncopied++] = copy;
+		}
+		else if (dw_only_hints_changed(slot))
+		{
+			choice->nhints++;
+			if (DataChecksumsEnabled())
+			{
+				choice->noted[choice->nnoted++] = slotno;
+				slot->covered = false;
+			}
+		}
+		else
+		{
+			choice->logged[choice->nlogged++] = slotno;
+			slot->covered = false;
+		}
+	}
+
+	if (wanted)
+		return;
+	if (choice->nlogged + choice->nnoted > 0)
+	{
+		DWCount(would_log, choice->nlogged);
+		DWCount(would_log_batches, 1);
+	}
+	choice->nlogged = choice->nnoted = choice->nexempt = choice->nhints = 0;
+}
+
+/*
+ * Take the batch from TAKEN to DURABLE.  Returns false if the log has no
+ * space for it.
+ */
+bool
+dw_make_durable(bool beyond_bound)
+{
+	DWChoice	choice;
+	int			nentries;
+
+	Assert(DWIsFlusher());
+	Assert(DWCtl->batch.phase == DW_BATCH_TAKEN);
+
+	dw_flush_wal();
+	dw_choose_logged(&choice);
+	nentries = choice.nlogged + choice.nnoted;
+	memcpy(choice.logged + choice.nlogged, choice.noted,
+		   choice.nnoted * sizeof(int));
+	if (nentries > 0 &&
+		!dw_log_write_batch(choice.logged, nentries, choice.nlogged, beyond_bound))
+		return false;
+	for (int i = 0; i < nentries; i++)
+		DWSlots[choice.logged[i]].covered = true;
+
+	/* not before: a batch that waits for a sync cycle must not keep the log */
+	for (int i = 0; i < choice.ncopied; i++)
+		dw_note_logged(choice.copied[i], choice.copies[i]);
+	dw_set_batch_phase(DW_BATCH_DURABLE);
+
+	DWCount(exempt, choice.nexempt);
+	DWCount(in_epoch, choice.ncopied);
+	DWCount(only_hints, choice.nhints);
+	if (choice.natomic > 0)
+	{
+		/* what double_writes would have had to do */
+		DWCount(would_log, choice.natomic);
+		DWCount(would_log_batches, nentries == 0 ? 1 : 0);
+	}
+	DWCount(batch_size[DWSizeClass(DWCtl->batch.len)], 1);
+	if (nentries > 0)
+		DWCount(logged_size[DWSizeClass(nentries)], 1);
+	return true;
+}

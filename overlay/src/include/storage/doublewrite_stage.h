@@ -1,0 +1,431 @@
+/*-------------------------------------------------------------------------
+ *
+ * doublewrite_stage.h
+ *	  Pages on their way out: the stage, batches, and home writes.
+ *
+ * Included by doublewrite_internal.h, which has what belongs to all of the engine.
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * src/include/storage/doublewrite_stage.h
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef DOUBLEWRITE_STAGE_H
+#define DOUBLEWRITE_STAGE_H
+
+#include "lib/ilist.h"
+#include "port/atomics.h"
+#include "port/pg_bitutils.h"
+#include "portability/instr_time.h"
+#include "storage/buf_internals.h"
+#include "storage/condition_variable.h"
+#include "storage/doublewrite_format.h"
+#include "storage/lwlock.h"
+
+/* ---------------------------------------------------------------------
+ * The stage
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * Life of a stage slot; README has a picture.  All changes are made by
+ * dw_set_slot_state() with DWCtl->mutex held, except "publish", which only the
+ * filler can do.
+ */
+typedef enum DWSlotState
+{
+	DW_SLOT_FREE,				/* on the free list */
+	DW_SLOT_FILLING,			/* on the staged list, but a process copies a
+								 * page into it; only that process may change
+								 * it */
+	DW_SLOT_STAGED,				/* complete */
+	DW_SLOT_BATCH,				/* in a batch, or on its way home: its page is
+								 * frozen */
+} DWSlotState;
+
+#define DW_SLOT_STATES	(DW_SLOT_BATCH + 1)
+
+/* Kinds of processes that stage pages, each with its own *_flush_after */
+typedef enum DWStager
+{
+	DW_STAGER_BACKEND,			/* and whatever is none of the following */
+	DW_STAGER_BGWRITER,
+	DW_STAGER_CHECKPOINTER,
+} DWStager;
+
+#define DW_STAGERS	(DW_STAGER_CHECKPOINTER + 1)
+
+/*
+ * What is known of WAL records for the block in a shared buffer; one per buffer,
+ * beside the buffer descriptors, whose layout extensions know.  Written with the
+ * buffer's content lock held exclusively, or by the only process that has the
+ * buffer pinned; read under a content lock.  But "hidden" may be set by the
+ * holder of a pin, and "only_hints" by that of a content lock, at least shared.
+ */
+typedef struct DWBufferRecords
+{
+	XLogRecPtr	redo;			/* newest redo pointer after which there has
+								 * been a record, or may have been one; 0:
+								 * none ever */
+	XLogRecPtr	before;			/* the one before it with such a record, or 0 */
+	bool		rebuilt;		/* redo rebuilds the page from the first
+								 * record after redo */
+	bool		rebuilt_before; /* ... after before */
+	bool		hidden;			/* there may be other records: not exempt */
+	bool		only_hints;		/* nothing but hints of the heap has changed
+								 * since the last completed checkpoint */
+	bool		unreported;		/* marked dirty, and no record reported since */
+} DWBufferRecords;
+
+/* "errno" of a home write that was not tried as another one there does not come back */
+#define DW_STALLED		(-1)
+
+/*
+ * ... or of an atomic one that was cut short, or one that an error has ended: another one
+ * will do, with a copy
+ */
+#define DW_TORN			(-2)
+
+typedef struct DWSlot
+{
+	dlist_node	node;			/* in free or staged list; mutex */
+	bool		listed;			/* on the staged list; mutex */
+	int			hash_next;		/* next slot of the same bucket or -1; mutex */
+	uint32		bucket;			/* that bucket; mutex */
+	pg_atomic_uint32 state;		/* DWSlotState; mutex, see above */
+	BufferTag	tag;			/* mutex; stable outside FREE */
+	uint64		seq;			/* identity of this use of the slot; mutex */
+	uint64		oldest_seq;		/* seq of the oldest version of the page that
+								 * has not reached home; mutex */
+	uint64		home_batch;		/* last logged batch that holds the page, and
+								 * that it needs until it is home, or 0;
+								 * mutex, in the batch under way the flush
+								 * lock */
+	bool		discarded;		/* dropped while in a batch, and off its hash
+								 * chain; mutex */
+	bool		failed;			/* a home write of it, or of an older version
+								 * of the page, has failed, or may not come
+								 * back; mutex */
+	int			error;			/* ... with this errno, DW_TORN or DW_STALLED;
+								 * mutex */
+	bool		touched;		/* ... and not by stalls only: home may be
+								 * torn; mutex */
+	uint64		run;			/* number of the run in which it went home
+								 * last; mutex, in a batch the flush lock */
+	bool		behind;			/* an older version of the page is on its way
+								 * home: it waits for that; mutex */
+	bool		use_log;		/* an atomic write of it, or of an older
+								 * version of the page, was not made, or such
+								 * a version has a change that no record tells
+								 * of: it takes the log; mutex */
+
+	/*
+	 * the rest belongs to the filler, later to the process that writes the
+	 * page back
+	 */
+	int			run_next;		/* next page of the same run, or -1 */
+	bool		permanent;		/* not an unlogged relation */
+	bool		atomic;			/* home is to be written atomically, as
+								 * nothing else protects it */
+	bool		covered;		/* a crash that tears it at home does no harm,
+								 * if the log is in use; for assertions */
+	XLogRecPtr	lsn;			/* page LSN */
+	DWStager	stager;			/* kind of process that copied it */
+	DWBufferRecords records;	/* of the buffer, when it was copied */
+} DWSlot;
+
+/* Does a page belong to a set?  Called with the mutex held. */
+typedef bool (*DWTagFilter) (const BufferTag *tag, const void *arg);
+
+/* A set of pages, of which max are to be tried at once; no filter: all pages */
+typedef struct DWPageSet
+{
+	DWTagFilter filter;
+	const void *arg;
+	int			max;
+} DWPageSet;
+
+#define DWPageInSet(set, tag) \
+	((set) != NULL && ((set)->filter == NULL || (set)->filter((tag), (set)->arg)))
+
+/* ---------------------------------------------------------------------
+ * The current batch and the log
+ * ---------------------------------------------------------------------
+ */
+
+typedef enum DWBatchPhase
+{
+	DW_BATCH_NONE,				/* no batch under way */
+	DW_BATCH_TAKEN,				/* slots chosen; nothing written */
+	DW_BATCH_WAITING,			/* ... and the log has no space until a sync
+								 * cycle has completed */
+	DW_BATCH_DURABLE,			/* what needed logging is durable in the log;
+								 * to be sent home */
+} DWBatchPhase;
+
+/*
+ * A process that writes a run home holds the lock of one of these, in which stands
+ * what it writes.
+ */
+typedef struct DWWriter
+{
+	LWLock		lock;
+	volatile int npages;		/* 0: no run; lock, read without it, too */
+	volatile int ndone;			/* of them, the first ones, which are dealt
+								 * with */
+	Oid			spcOid;			/* lock, read without it, too */
+	pg_atomic_uint64 since;		/* when the present write began, in
+								 * nanoseconds */
+	int			slots[MAX_IO_COMBINE_LIMIT];	/* lock, read without it, too */
+} DWWriter;
+
+typedef union DWWriterPadded
+{
+	DWWriter	writer;
+	char		pad[TYPEALIGN(PG_CACHE_LINE_SIZE, sizeof(DWWriter))];
+} DWWriterPadded;
+
+/* Processes that can write pages from the stage at once; half of them to one tablespace */
+#define DW_MAX_WRITERS			128
+
+/* Home writes to a tablespace, or those whose numbers have the same remainder; atomic */
+typedef struct DWHomePlace
+{
+	pg_atomic_uint32 nwriting;	/* runs in the table of writers */
+	pg_atomic_uint32 stalled;	/* pages have failed with DW_STALLED since a
+								 * write has come back */
+	pg_atomic_uint64 ended;		/* when a write has come back last, or the
+								 * first one has begun, in nanoseconds */
+} DWHomePlace;
+
+#define DW_HOME_PLACES			1024
+
+/* A write under way for so long may not come back, in nanoseconds */
+#define DW_STALLED_NSEC			INT64CONST(1000000000)
+
+#define DW_BATCH_PHASES	(DW_BATCH_DURABLE + 1)
+
+/*
+ * Classes of batch sizes: 1, 2 to 3, 4 to 7, ... 128 pages and more.
+ */
+#define DW_SIZE_CLASSES			8
+
+#define DWSizeClass(npages) \
+	Min(pg_leftmost_one_pos32(npages), DW_SIZE_CLASSES - 1)
+
+typedef struct DWStats
+{
+	pg_atomic_uint64 staged;	/* pages copied to the stage */
+	pg_atomic_uint64 replaced;	/* ... of which replaced a staged copy */
+	pg_atomic_uint64 stage_hits;	/* buffer misses served by the stage */
+	pg_atomic_uint64 stage_full;	/* waits for a free slot */
+	pg_atomic_uint64 discarded; /* staged copies dropped with their file */
+	pg_atomic_uint64 batches;	/* batches written back */
+	pg_atomic_uint64 logged;	/* pages written to the log */
+	pg_atomic_uint64 logged_bytes;	/* space they take there, in bytes */
+	pg_atomic_uint64 exempt;	/* permanent pages not logged because redo
+								 * rebuilds them */
+	pg_atomic_uint64 only_hints;	/* permanent pages not logged because only
+									 * hints have changed */
+	pg_atomic_uint64 in_epoch;	/* permanent pages not logged because the live
+								 * log has a copy already */
+	pg_atomic_uint64 log_bytes; /* bytes written to the log */
+	pg_atomic_uint64 log_writes;	/* write calls */
+	pg_atomic_uint64 log_syncs; /* sync calls */
+	pg_atomic_uint64 log_sync_usec; /* time in them, microseconds */
+	pg_atomic_uint64 home_pages;	/* pages written home */
+	pg_atomic_uint64 home_writes;	/* write calls for them */
+	pg_atomic_uint64 atomic_pages;	/* ... of which atomically */
+	pg_atomic_uint64 atomic_writes;
+	pg_atomic_uint64 sync_cycles;	/* sync cycles completed */
+	pg_atomic_uint64 space_cycles;	/* ... begun because half of the log was
+									 * in use */
+	pg_atomic_uint64 file_cycles;	/* ... because of many files */
+	pg_atomic_uint64 sync_cycle_files;	/* files synced by them */
+	pg_atomic_uint64 log_full;	/* waits for space in the log */
+	pg_atomic_uint64 files_full;	/* ... or rather in the table of files */
+	pg_atomic_uint64 foreground_syncs;	/* log syncs by client backends */
+	pg_atomic_uint64 checkpoints;	/* checkpoints or restartpoints completed */
+
+	/* what other modes would do */
+	pg_atomic_uint64 would_log; /* pages that would have been logged, had the
+								 * log been in use for all */
+	pg_atomic_uint64 would_log_batches; /* ... batches with such pages */
+	pg_atomic_uint64 first_changes; /* first changes of pages after a redo
+									 * pointer, for which full_pages writes
+									 * images */
+	pg_atomic_uint64 first_change_bytes;	/* size of these pages without
+											 * their holes */
+	pg_atomic_uint64 images;	/* ... for which images were written */
+	pg_atomic_uint64 image_bytes;	/* size of these images as written */
+
+	/* by size, see DWSizeClass(); the counters above this are scalars */
+	pg_atomic_uint64 batch_size[DW_SIZE_CLASSES];	/* pages in a batch */
+	pg_atomic_uint64 logged_size[DW_SIZE_CLASSES];	/* ... that were logged or
+													 * noted */
+} DWStats;
+
+#define DW_SCALAR_COUNTERS \
+	(offsetof(DWStats, batch_size) / sizeof(pg_atomic_uint64))
+
+/* ---------------------------------------------------------------------
+ * Shared state; see doublewrite_internal.h
+ * ---------------------------------------------------------------------
+ */
+
+/* Slots of the stage; mutex */
+typedef struct DWStageState
+{
+	int			nslots;			/* constant */
+	int			nreserved;		/* of them, for pages of other files when the
+								 * rest have failed; constant */
+	int			nused;			/* slots from this number on have never been
+								 * used; read without lock, too */
+	int			nstaged;		/* length of staged list; read without lock,
+								 * too */
+	int			nfailed;		/* slots that have failed; read without lock,
+								 * too */
+	uint64		nmerged;		/* slots that have given way to newer versions */
+	uint64		next_seq;
+	dlist_head	free;
+	dlist_head	staged;			/* what a batch can take, oldest first, if
+								 * none has returned */
+
+	pg_atomic_uint32 ninuse;	/* slots not FREE; read without lock, too */
+} DWStageState;
+
+/* Runs on their way home, see home.c; mutex */
+typedef struct DWHomeState
+{
+	uint64		sent;			/* runs sent home until now; flush lock, too;
+								 * read without lock, too */
+	uint64		claimed;		/* ... of which a process has taken on so
+								 * many; read without lock, too */
+	uint32		nwriting;		/* ... and writes so many; read without lock,
+								 * too */
+	ConditionVariable room;		/* slots are free, or runs are to be written */
+	ConditionVariable ended;	/* a run has ended */
+	ConditionVariable thawed;	/* ... that others have taken for stalled */
+	DWHomePlace places[DW_HOME_PLACES];
+} DWHomeState;
+
+/* The background writer, as long as it writes pages back; mutex */
+typedef struct DWFlusherState
+{
+	int			proc;			/* ProcNumber, or -1 */
+	bool		requested;		/* woken up; read without lock, too */
+} DWFlusherState;
+
+#define DW_NEVER_WAITED		PG_UINT64_MAX
+
+/* The batch under way; DoubleWriteFlushLock */
+typedef struct DWBatchState
+{
+	DWBatchPhase phase;
+	int			len;
+	int			slots[DW_MAX_BATCH_PAGES];
+	uint64		waits_since;	/* log.cycles_begun when it found no space in
+								 * the log, or DW_NEVER_WAITED */
+} DWBatchState;
+
+/* ---------------------------------------------------------------------
+ * Functions, by file, roughly from bottom to top.
+ * ---------------------------------------------------------------------
+ */
+
+/* workers.c */
+extern void dw_lock_flush(LWLockMode mode);
+extern uint64 dw_read_locked(const uint64 *number);
+extern void dw_unlock_after_error(void);
+extern void dw_tell_room(int nfreed);
+extern bool dw_wait_on(ConditionVariable *variable, bool (*wanted) (void));
+extern void dw_wake_flusher(void);
+extern bool dw_flush_was_requested(void);
+extern void dw_announce_flusher(int procno);
+extern void dw_withdraw_flusher(int code, Datum arg);
+extern void dw_wake_checkpointer(void);
+extern void dw_request_upkeep(void);
+extern uint64 dw_nanoseconds(void);
+extern uint64 dw_age(pg_atomic_uint64 *moment);
+extern long dw_msec_since(instr_time start);
+
+/* stagesize.c */
+extern int	dw_stage_slots(void);
+extern void dw_show_stage_size(void);
+
+/* stage.c */
+extern PGDLLIMPORT const DWPageSet DWAllPages;
+extern Size dw_stage_shmem_size(void);
+extern void dw_stage_shmem_init(void);
+extern int	dw_reserve_for_page(const BufferTag *tag, bool refused,
+								bool *replaces, int *nstaged);
+extern void dw_publish_slot(int slotno);
+extern uint64 dw_current_seq(void);
+extern bool dw_stage_has_room(void);
+extern int	dw_stage_capacity(void);
+extern int	dw_staged_count(void);
+extern bool dw_is_stalled(Oid spcOid, bool writing);
+extern bool dw_pages_have_failed(void);
+extern bool dw_any_has_failed(const DWPageSet *pages);
+extern int	dw_find_failure(const DWPageSet *pages, uint64 since, BufferTag *tag);
+extern int	dw_slots_used(void);
+extern bool dw_unfinished_before(uint64 seq, const DWPageSet *pages, DWSlotState *state);
+extern uint64 dw_first_kept_batch(uint64 result);
+extern bool dw_tag_in_relation(const BufferTag *tag, const void *arg);
+extern bool dw_tag_in_database(const BufferTag *tag, const void *arg);
+extern bool dw_discard_staged(DWTagFilter filter, const void *arg);
+extern uint64 dw_first_removed_batch(void);
+extern int	dw_take_slots(int *slots, int max, const DWPageSet *retry);
+extern int	dw_take_kept(int *slots, int max, uint64 before);
+extern void dw_release_slots(const int *slots, int nslots);
+extern void dw_restage_slot(int slotno, int error, bool first);
+extern void dw_mark_stalled(int slotno);
+extern bool dw_let_stalled_go(Oid spcOid);
+extern void dw_return_slot_to_log(int slotno, int error);
+
+/* batch.c */
+extern void dw_set_batch_phase(DWBatchPhase phase);
+extern bool dw_begin_batch(const DWPageSet *retry);
+extern bool dw_begin_batch_of_kept(uint64 before);
+extern void dw_return_batch(void);
+extern bool dw_batch_has_waited(void);
+extern void dw_batch_waits(void);
+extern bool dw_batch_must_wait(void);
+extern void dw_flush_wal(void);
+extern void dw_note_logged(int slotno, uint64 batchno);
+extern bool dw_batch_under_way(void);
+extern bool dw_homes_under_way(void);
+extern uint64 dw_first_unfinished_batch(void);
+
+/* home.c */
+extern int	dw_run_length(const int *slots, int nslots);
+extern bool dw_runs_to_claim(void);
+extern DWWriter *dw_own_writer(void);
+extern void dw_count_run(const int *slots, int npages, instr_time start);
+extern void dw_settle_run(const int *slots, int npages, int error);
+extern bool dw_carry_run(void);
+extern void dw_carry_runs(void);
+extern void dw_mark_late_writes(void);
+extern void dw_await_a_run(void);
+extern void dw_await_thaw(void);
+extern bool dw_write_is_lost(void);
+extern bool dw_await_home_writes(bool patient);
+extern void dw_await_writes_of(DWTagFilter filter, const void *arg);
+extern bool dw_lock_flush_idle(LWLockMode mode, bool for_cycle);
+extern bool dw_refuse_failed(const DWPageSet *pages, uint64 since);
+
+/* send.c */
+extern void dw_send_home(void);
+
+/* flush.c */
+#define DW_FIRST_ATTEMPT	PG_UINT64_MAX	/* for dw_try_home() */
+
+extern bool dw_flush_batch(const DWPageSet *retry);
+extern bool dw_try_home(const DWPageSet *pages, uint64 *since);
+
+/* drain.c */
+extern void dw_drain_and_lock(void);
+extern void dw_log_checkpoint_stats(void);
+
+#endif							/* DOUBLEWRITE_STAGE_H */
