@@ -112,6 +112,21 @@ def series_named(tree):
 
 
 @checker
+def changes_fit(tree):
+    """Hunks of a patch in files of overlay/ can be taken back, and each file of hunks is named."""
+    patch_files = patches.read_series(tree.paths.patches)
+    named = {changes for _, patch in patch_files for changes in patch.changes}
+    for path in sorted(tree.paths.patches.rglob("*.diff")):
+        if path.relative_to(tree.paths.patches).as_posix() not in named:
+            yield f"{path} is named by no patch"
+    try:
+        series.steps(tree.git, patch_files, worktree.overlay_entries(tree.git, tree.paths),
+                     tree.paths.patches)
+    except DevError as exc:
+        yield str(exc)
+
+
+@checker
 def mutations_fit(tree):
     """A mutation applies, and what is to find it exists."""
     known = mutate.controls(tree.committed.get("crash/pgcut/controls.py", ""))
@@ -362,7 +377,7 @@ def whitespace(tree):
     for path, text in tree.committed.items():
         if path.endswith(".out"):
             continue
-        mark = r"^\+.*" if path.endswith(".patch") else ""
+        mark = r"^\+.*" if path.endswith((".patch", ".diff")) else ""
         for pattern, what in (rf"{mark}[ \t]$", "space at a line's end"), \
                              (rf"{mark} \t", "space before a tab"):
             match = re.search(pattern, text, re.MULTILINE)

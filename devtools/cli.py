@@ -150,6 +150,10 @@ def _parser():
                      help="check from patch N on")
     sub.add_argument("--only", type=int, metavar="N", help="check patch N only")
     sub.add_argument("--build-only", action="store_true", help="check without running regress")
+    sub.add_argument("--before", action="store_true",
+                     help="write what the series NAME changes in files of overlay/, as it was before")
+    sub.add_argument("--record", action="store_true",
+                     help="make the texts in DIRECTORY those that the series NAME changes")
     sub = command("check", _check, "run the gate")
     sub.add_argument("--fast", action="store_true",
                      help=f"also build, and run the tests of dev and {len(suites.FAST)} programs")
@@ -204,10 +208,16 @@ def _series(paths, args):
         raise DevError("where to?", "./dev series [NAME] DIRECTORY, or ./dev series --check [NAME]")
     *name, directory = args.words
     target = Path(directory)
+    if args.record:
+        series.record(paths, "".join(name), target)
+        return
     target.mkdir(parents=True, exist_ok=True)
     if any(target.iterdir()):
         raise DevError(f"{target} is not empty", "name a new directory")
-    series.write(paths, _obtain(paths), target, "".join(name))
+    if args.before:
+        series.before(paths, "".join(name), target)
+    else:
+        series.write(paths, _obtain(paths), target, "".join(name))
 
 
 def _deb(paths, args):

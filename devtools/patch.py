@@ -24,7 +24,7 @@ NAMES = ("fixes", "recovery", "stage", "doublewrite", "instant", "atomic")
 DIFF_START = b"diff --git "
 
 # Lines at the end of a message that are for us alone; see series.py.
-TRAILER = re.compile(r"^(Series|Overlay): +(.+?) *$", re.MULTILINE)
+TRAILER = re.compile(r"^(Series|Overlay|Changes): +(.+?) *$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,11 @@ class Patch:
         """Return patterns of the new files that belong to this patch."""
         return tuple(self._named("Overlay"))
 
+    @property
+    def changes(self):
+        """Return the files, below patches/, with hunks of this patch in files of overlay/."""
+        return tuple(f"{self.series}/{name}" for name in self._named("Changes"))
+
     def _named(self, key):
         """Return what the trailers `key` say."""
         return [value for name, value in TRAILER.findall(self.body) if name == key]
@@ -76,12 +81,15 @@ class Patch:
         return head.encode() + self.diff
 
 
+def without_blobs(diff):
+    """Return a diff in git's format without the names of blobs."""
+    return re.sub(rb"^index [0-9a-f]+\.\.[0-9a-f]+(?: [0-7]+)?\n", b"", diff, flags=re.MULTILINE)
+
+
 def from_commit(author, message, diff):
     """Make a Patch of a commit's author, message and `git diff` output."""
     title, _, body = message.strip("\n").partition("\n")
-    stable = re.sub(rb"^index [0-9a-f]+\.\.[0-9a-f]+(?: [0-7]+)?\n", b"", diff,
-                    flags=re.MULTILINE)
-    return Patch(author, title.strip(), body.strip("\n"), stable)
+    return Patch(author, title.strip(), body.strip("\n"), without_blobs(diff))
 
 
 def decode(name, data):

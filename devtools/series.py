@@ -8,6 +8,13 @@ overlay/ belong to it, its message says in lines that are for us alone:
 With these files each patch stands on its own, and can be built and tested.  A series
 is what one directory of patches/ holds; its cover letter is cover.md there, the first
 line of which is the subject.
+
+Overlay/ holds the text of a file after the last patch.  Where a later patch changes a file
+that an earlier one brings, its hunks are in a file beside the patches, which its message names:
+
+    Changes: overlay.diff
+
+Taken back from the text in overlay/, they give that which the earlier patch brings.
 """
 
 import fnmatch
@@ -17,7 +24,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common.base import DevError, locked, note, say
+from common.base import DevError, locked, note, say, write_if_changed
 
 from . import build, suites, worktree
 from . import patch as patches
@@ -58,6 +65,129 @@ def problems(series, overlay_paths):
     return found
 
 
+# What of overlay/ a patch brings or changes ------------------------------
+
+
+@dataclass(frozen=True)
+class Step:
+    """Files of overlay/ before and after a patch, {path: (mode, blob)}."""
+
+    before: dict
+    after: dict
+
+    @property
+    def changed(self):
+        """Return the part of `after` that differs from `before`."""
+        return {path: entry for path, entry in self.after.items()
+                if self.before.get(path) != entry}
+
+
+def steps(git, series, overlay, directory):
+    """Return a Step for each of [(file name, Patch)], of which `overlay` is the outcome.
+
+    Raises DevError if the hunks of a patch in files of overlay/ cannot be taken back.
+    """
+    found = []
+    with git.scratch(_no_files(git)) as scratch:
+        scratch.stage(overlay)
+        for name, patch in reversed(series):
+            after = scratch.files(scratch("write-tree"))
+            for changes in patch.changes:
+                _take_back(scratch, directory / changes, name)
+            scratch.stage({path: None for path in after if patch.owns(path)})
+            found.append(Step(scratch.files(scratch("write-tree")), after))
+    return found[::-1]
+
+
+def _no_files(git):
+    return git("hash-object", "-t", "tree", "-w", "--stdin", data=b"")
+
+
+def _take_back(scratch, changes, name):
+    """Take hunks back from the index of `scratch`: all context must match."""
+    if not changes.is_file():
+        raise DevError(f"patches/{name} names {changes}, which does not exist")
+    try:
+        scratch("apply", "--cached", "-R", "--whitespace=nowarn", changes.resolve())
+    except DevError as exc:
+        raise DevError(f"{changes} does not fit overlay/",
+                       "./dev series --before NAME DIR, edit, ./dev series --record NAME DIR") \
+            from exc
+
+
+def before(paths, name, directory):
+    """Write files of overlay/ as they are before the series `name` changes them.
+
+    What its hunks no longer fit is merged with what was committed last, which they have
+    fitted; then it may have marks of conflicts.
+    """
+    with locked(paths):
+        git = worktree.repository(paths)
+        changes, _ = _changes_of(paths, git, name)
+        for diff in changes.read_bytes().split(patches.DIFF_START)[1:]:
+            path = diff[2:].split(b" b/")[0].decode()
+            text, conflicts = _before(paths, git, path, patches.DIFF_START + diff)
+            write_if_changed(_below(directory, path), text)
+            note(f"{path}: has conflicts" if conflicts else path)
+
+
+def _below(directory, path):
+    (directory / path).parent.mkdir(parents=True, exist_ok=True)
+    return directory / path
+
+
+def _before(paths, git, path, diff):
+    """Return the text of a file of overlay/ before `diff`, and whether it has conflicts."""
+    now = (paths.overlay / path).read_bytes()
+    try:
+        return _reversed(git, path, now, diff), False
+    except DevError:
+        base = worktree.committed(paths, f"overlay/{path}")
+    with tempfile.TemporaryDirectory() as scratch:
+        texts = {"now": now, "base": base, "before": _reversed(git, path, base, diff)}
+        for name, text in texts.items():
+            (Path(scratch) / name).write_bytes(text)
+        merged = git.raw("merge-file", "-p", *(Path(scratch) / name for name in texts),
+                         check=False)
+    return merged, b"\n<<<<<<< " in merged
+
+
+def _reversed(git, path, text, diff):
+    """Return a text with a diff taken back; raises DevError if it does not fit."""
+    blob = git("hash-object", "-w", "--no-filters", "--stdin", data=text)
+    with git.scratch(_no_files(git)) as scratch:
+        scratch.stage({path: ("100644", blob)})
+        scratch("apply", "--cached", "-R", "--whitespace=nowarn", "-", data=diff)
+        return scratch.raw("cat-file", "blob", scratch.files(scratch("write-tree"))[path][1])
+
+
+def record(paths, name, directory):
+    """Make the hunks of the series `name` in files of overlay/ those from `directory`."""
+    with locked(paths):
+        git = worktree.repository(paths)
+        changes, after = _changes_of(paths, git, name)
+        early = git.store({path: directory / path for path in after
+                           if (directory / path).is_file()})
+        old = git.with_entries(_no_files(git), early, "", [])
+        new = git.with_entries(_no_files(git), {path: after[path] for path in early}, "", [])
+        diff = patches.without_blobs(worktree.diff_of(git, old, new))
+        write_if_changed(changes, diff)
+        say(f"wrote {changes}: {len(early)} files, {diff.count(bytes([10]))} lines")
+
+
+def _changes_of(paths, git, name):
+    """Return the file with hunks of the series `name`, and {path: entry} after them."""
+    series = patches.read_series(paths.patches)
+    places = [i for i, (_, patch) in enumerate(series) if patch.series == name and patch.changes]
+    if len(places) != 1:
+        raise DevError(f"no patch of the series {name!r} names a file of hunks",
+                       "name one in a line `Changes: overlay.diff` of its message")
+    later = steps(git, series[places[0] + 1:], worktree.overlay_entries(git, paths),
+                  paths.patches)
+    overlay = later[0].before if later else worktree.overlay_entries(git, paths)
+    return paths.patches / series[places[0]][1].changes[0], overlay
+
+
 # Making the series --------------------------------------------------------
 
 
@@ -75,10 +205,11 @@ def commit(paths, git, upstream):
                        "name each file in an `Overlay:` line of one patch's message")
     known = git.files(upstream)
     members, tip = [], upstream
-    for number, (name, patch) in enumerate(series, 1):
+    new = steps(git, series, overlay, paths.patches)
+    for number, ((name, patch), step) in enumerate(zip(series, new), 1):
         with git.scratch(tip) as scratch:
             worktree.apply(scratch, tip, name, patch, known)
-            scratch.stage({path: e for path, e in overlay.items() if patch.owns(path)})
+            scratch.stage(step.changed)
             message = f"{patch.title}\n\n{patch.prose}".rstrip("\n") + "\n"
             tip = scratch.commit(message, [tip], author=patch.author)
         members.append(Member(number, patch.series, patch.title, patch.author, tip))

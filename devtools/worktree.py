@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.base import DevError, locked, note, output, say, write_if_changed
+from common.base import DevError, locked, note, output, run, say, write_if_changed
 
 from . import patch as patches
 from .git import Git
@@ -193,6 +193,12 @@ def commit(paths):
 def tree(paths):
     """Return the content of the repository's commit, as a hash; "" if git does not know it."""
     return _ask_git(paths, "rev-parse", "-q", "--verify", "HEAD^{tree}")
+
+
+def committed(paths, path):
+    """Return the content of a file of the repository as it was committed last."""
+    return run(["git", "-c", f"safe.directory={paths.repo}", "show", f"HEAD:{path}"],
+               cwd=paths.repo, capture=True).stdout
 
 
 def commit_time(paths):
@@ -391,13 +397,17 @@ def _patches_of(git, known):
     return series
 
 
+def diff_of(git, *what):
+    """Return what `git diff-tree` says of `what`, in the form that patches have."""
+    return git.raw("diff-tree", "-p", "-r", "--no-commit-id", "--no-renames", "--no-color",
+                   "--no-ext-diff", "--no-textconv", "--full-index", "--unified=3",
+                   "--diff-algorithm=myers", "--src-prefix=a/", "--dst-prefix=b/", *what)
+
+
 def _patch_of(git, commit, paths):
     """Return the Patch of what `commit` does to `paths`."""
     author, _, message = git("log", "-1", "--format=%an <%ae>%n%B", commit).partition("\n")
-    diff = git.raw("diff-tree", "-p", "-r", "--no-commit-id", "--no-renames", "--no-color",
-                   "--no-ext-diff", "--no-textconv", "--full-index", "--unified=3",
-                   "--diff-algorithm=myers", "--src-prefix=a/", "--dst-prefix=b/",
-                   commit, "--", *paths)
+    diff = diff_of(git, commit, "--", *paths)
     patch = patches.from_commit(author, message, diff)
     if re.match(r"(fixup|squash|amend)!", patch.title):
         raise DevError(f"work/ has a commit `{patch.title}`",

@@ -29,7 +29,7 @@
  */
 
 /*
- * Life of a stage slot; README has a picture.  All changes are made by
+ * Life of a stage slot; README.stage has a picture.  All changes are made by
  * dw_set_slot_state() with DWCtl->mutex held, except "publish", which only the
  * filler can do.
  */

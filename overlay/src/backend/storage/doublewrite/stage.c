@@ -157,7 +157,7 @@ dw_stage_shmem_init(void)
 
 /*
  * Transitions that are legal, from the state of the row to that of the column;
- * README has a picture.
+ * README.stage has a picture.
  */
 static const bool
 			dw_slot_transitions[DW_SLOT_STATES][DW_SLOT_STATES] PG_USED_FOR_ASSERTS_ONLY = {
