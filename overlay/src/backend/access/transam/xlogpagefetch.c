@@ -34,9 +34,9 @@
  *
  * While the primary cannot be reached, is still in recovery (it may be promoted soon), or is
  * another cluster, the startup process waits, as it does for WAL: only primary_conninfo, which
- * a reload changes, may be wrong, and queries go on meanwhile.  Recovery ends with the error that the
- * page would have caused if the primary refuses (it is damaged, or of another history, or
- * does not know the command), if there are too many such pages, or if the standby is
+ * a reload changes, may be wrong, and queries go on meanwhile.  Recovery ends with the error
+ * that the page would have caused if the primary refuses (it is damaged, or of another history,
+ * or does not know the command), if there are too many such pages, or if the standby is
  * promoted before it has replayed what it needs.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
