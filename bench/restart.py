@@ -46,12 +46,14 @@ RECOVERY = r"io\.(startup|background worker|walpipeline|io worker)/relation/.*"
 class Restart:
     """Transactions, a crash, and a start with a cold cache.
 
-    `transactions` is for all clients; `arguments` are those of pgbench.
+    `transactions` is for all clients; `arguments` are those of pgbench.  With `seconds` the
+    load ends when these are over instead, however much each arm has done by then.
     """
 
     transactions: int
     arguments: tuple
     prewarm: bool = True
+    seconds: int = 0
 
     def __call__(self, session):
         server, volume = session.server, session.volume
@@ -61,7 +63,10 @@ class Restart:
             volume.hold()
         server.sql("CHECKPOINT")
         begun, lsn = time.monotonic(), server.sql("SELECT pg_current_wal_lsn()")
-        carry_out(server, self.transactions, self.arguments)
+        if self.seconds:
+            clients.pgbench(server, self.arguments, self.seconds, session.raw)
+        else:
+            carry_out(server, self.transactions, self.arguments)
         facts = {"load s": round(time.monotonic() - begun, 1), "WAL kB written": round(float(
             server.sql(f"SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '{lsn}')")) / 1024)}
         server.stop("immediate")

@@ -546,10 +546,13 @@ def restart(scale):
     cases = [_restart(scale, *load) for load in loads]
     # A tenth of the data.
     small = _restart(scale, "tpcb-like, small buffers", *loads[0][1:], buffers=48, prewarm=False)
+    # Nearly every page that is read comes from the device, and has been written in the load.
+    long = _restart(scale, "tpcb-like, 30 s, 64 MB", *loads[0][1:], buffers=64, prewarm=False,
+                    seconds=30, max_wal_size=scale.wal(1024))
     many = [_restart(scale, f"10,000 files, {method}", files_data(scale, 10_000),
                      ("--builtin=tpcb-like",), 1_000, prewarm=False,
                      recovery_init_sync_method=method) for method in ("fsync", "syncfs")]
-    return [*cases, small, *many]
+    return [*cases, small, long, *many]
 
 
 def _restart_loads(scale):
@@ -569,9 +572,10 @@ def _restart_loads(scale):
     ]
 
 
-def _restart(scale, name, dataset, arguments, number, buffers=1024, prewarm=True, **settings):
-    """Return the case that crashes after a number of transactions."""
-    return Case(name, dataset, Restart(scale.count(number, 100), arguments, prewarm),
+def _restart(scale, name, dataset, arguments, number, buffers=1024, prewarm=True, seconds=0,
+             **settings):
+    """Return the case that crashes after a number of transactions, or of seconds."""
+    return Case(name, dataset, Restart(scale.count(number, 100), arguments, prewarm, seconds),
                 {"shared_buffers": scale.buffers(buffers), "max_wal_size": scale.wal(64),
                  "autovacuum": "off", "log_line_prefix": "%n [%p] ",
                  "log_startup_progress_interval": RESTART_PROGRESS, **settings})
