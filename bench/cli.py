@@ -4,13 +4,10 @@ import fnmatch
 import shutil
 from pathlib import Path
 
-from common.base import DevError, require_reachable, run, say
+from common.base import SYSTEM_PYTHON, DevError, require_reachable, run, say
 
 from . import arms, figures, recovery, report, runner, storage, suites, summary
 from .restart import Restart
-
-# The system's own Python, for which the packages of `report` are made.
-SYSTEM_PYTHON = "/usr/bin/python3"
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "bench" / "results"

@@ -310,8 +310,9 @@ def _missed(series, room):
                f"{verdict.ratio.low:.3f} .. {verdict.ratio.high:.3f}", f"[run]({one.path})")
               for _, storage, case, verdict, one in found[:room])]
     left = f"; {len(found) - room} of these are not shown" if len(found) > room else ""
-    return (f"## Bars that were missed\n\n{counts[bars.PASS]} bars were reached, {counts[bars.UNCLEAR]} missed "
-            f"by less than the spread of the runs, {counts[bars.MISS]} missed, the worst first{left}. "
+    return (f"## Bars that were missed\n\n{counts[bars.PASS]} bars were reached, "
+            f"{counts[bars.UNCLEAR]} missed by less than the spread of the runs, "
+            f"{counts[bars.MISS]} missed, the worst first{left}. "
             f"A ratio is a speed, above 1 the first is faster.\n\n{markdown(rows)}")
 
 

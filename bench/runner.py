@@ -77,7 +77,7 @@ def schedule(plan):
 @contextlib.contextmanager
 def _orderly_end():
     """Turn SIGTERM into an exception, so that nothing stays mounted."""
-    def stop(number, frame):
+    def stop(*_):
         raise KeyboardInterrupt
     previous = signal.signal(signal.SIGTERM, stop)
     try:

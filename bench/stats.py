@@ -82,7 +82,8 @@ def percentiles(histogram: dict[float, int]) -> dict[str, float | None]:
     """Return {"p50": value, ..., "max": value} of a histogram, {} if empty."""
     if not histogram:
         return {}
-    found: dict[str, float | None] = {f"p{percent:g}": percentile(histogram, percent) for percent in PERCENTILES}
+    found: dict[str, float | None] = {f"p{percent:g}": percentile(histogram, percent)
+                                      for percent in PERCENTILES}
     found["max"] = max(histogram)
     return found
 

@@ -25,6 +25,8 @@ from typing import IO, Any
 MIN_TMPFS_BYTES = 6 << 30
 
 SYSTEM_USER = "pgdw"
+# Debian's, which has the modules that we install as packages.
+SYSTEM_PYTHON = "/usr/bin/python3"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -164,7 +166,7 @@ class _Lock:
 def locked(paths: Paths) -> Iterator[None]:
     """Hold the build root against other ./dev processes; may be nested."""
     if _Lock.depth == 0:
-        _Lock.file = open(paths.root / "lock", "w")
+        _Lock.file = open(paths.root / "lock", "w")     # noqa: SIM115, closed below
         try:
             fcntl.flock(_Lock.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -234,7 +236,7 @@ def identity(user: pwd.struct_passwd | None) -> dict[str, Any]:
             "extra_groups": os.getgrouplist(user.pw_name, user.pw_gid)}
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def server_user() -> pwd.struct_passwd | None:
     """Return the passwd entry to run builds and servers as; None if not root.
 

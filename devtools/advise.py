@@ -20,7 +20,16 @@ from bench import runner, suites
 from bench.clients import SEED
 from bench.server import DATABASE, Server
 from common import postgres
-from common.base import DevError, give_to_user, identity, own, require_reachable, say, server_user
+from common.base import (
+    SYSTEM_PYTHON,
+    DevError,
+    give_to_user,
+    identity,
+    own,
+    require_reachable,
+    say,
+    server_user,
+)
 from common.postgres import ServerError
 
 CHECKED = "packaging/advise/checked.json"
@@ -163,7 +172,7 @@ def _start(paths, server, bindir, scratch, seconds, *options):
     environment = {**server.environment(), "PATH": f"{bindir}:{server.env['PATH']}"}
     own(program)
     return subprocess.Popen(
-        ["/usr/bin/python3", str(program), "--dbname", DATABASE, "--seconds", str(seconds),
+        [SYSTEM_PYTHON, str(program), "--dbname", DATABASE, "--seconds", str(seconds),
          "--json", *options], env=environment, cwd=scratch, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, **identity(server_user()))
 

@@ -10,8 +10,18 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.base import (DevError, clean_env, give_to_user, identity, locked, output,
-                         require_reachable, run, say, server_user)
+from common.base import (
+    DevError,
+    clean_env,
+    give_to_user,
+    identity,
+    locked,
+    output,
+    require_reachable,
+    run,
+    say,
+    server_user,
+)
 from common.progress import follow
 
 DISABLED = ("bonjour", "bsd_auth", "docs", "docs_pdf", "dtrace", "gssapi", "icu", "ldap",

@@ -9,15 +9,17 @@ from functools import cached_property
 from pathlib import Path
 
 from bench import figures
-from bench.cli import SYSTEM_PYTHON
-from common.base import DevError, Paths, output, run, say
+from common.base import SYSTEM_PYTHON, DevError, Paths, output, run, say
 from common.progress import Progress
 
-from . import english, generate, layers, mutate, redo, series, suites, worktree
+from . import deps, english, generate, layers, mutate, redo, series, suites, worktree
 from . import patch as patches
 from .git import Git
 
 CHECKERS = []
+
+# What ruff and mypy are told.
+CONFIGURATION = "pyproject.toml"
 
 
 def checker(function):
@@ -277,30 +279,30 @@ def module_layers(tree):
 
 
 @checker
-def python_names(tree):
-    """Python imports what it uses, uses what it imports, and knows each name."""
-    yield from _said(tree, "pyflakes", *(path for path in tree.committed
-                                         if path == "dev" or path.endswith(".py")))
+def python_rules(tree):
+    """Python keeps the rules of ruff that pyproject.toml selects."""
+    if CONFIGURATION in tree.committed:
+        yield from _said(tree, deps.from_pip(tree.paths, "ruff", deps.RUFF) / "ruff", "check",
+                         "--quiet", "--no-cache", "--output-format=concise",
+                         *(path for path in tree.committed
+                           if path == "dev" or path.endswith(".py")))
 
 
 @checker
 def python_types(tree):
     """Annotations of Python agree with the code."""
-    if "pyproject.toml" in tree.committed:
-        yield from _said(tree, "mypy", "--no-error-summary",
+    if CONFIGURATION in tree.committed:
+        yield from _said(tree, SYSTEM_PYTHON, "-B", "-m", "mypy", "--no-error-summary",
                          f"--cache-dir={tree.paths.root / 'mypy'}")
 
 
-def _said(tree, module, *arguments):
-    """Give the lines of a checker of Python, or that it did not run; none without arguments."""
-    if not arguments:
-        return
-    done = run([SYSTEM_PYTHON, "-B", "-m", module, *arguments], cwd=tree.paths.repo, capture=True,
-               check=False)
+def _said(tree, *command):
+    """Give the lines of a checker of Python, or that it did not run."""
+    done = run(command, cwd=tree.paths.repo, capture=True, check=False)
     lines = done.stdout.decode().splitlines()
     yield from lines
     if done.returncode and not lines:
-        yield f"{module} did not run: ./dev deps"
+        yield f"{' '.join(map(str, command[:4]))} failed: ./dev deps"
 
 
 @checker

@@ -13,9 +13,34 @@ from pathlib import Path
 from bench import cli as bench
 from common.base import DevError, locate, note, say
 
-from . import (advise, atomic, atomicvm, build, check, chroot, clean, cluster, crash, deb, deps, dist,
-               generate, image, indent, lint, mutate, paf, patroni, rules, series, site, source,
-               suites, tools, worktree)
+from . import (
+    advise,
+    atomic,
+    atomicvm,
+    build,
+    check,
+    chroot,
+    clean,
+    cluster,
+    crash,
+    deb,
+    deps,
+    dist,
+    generate,
+    image,
+    indent,
+    lint,
+    mutate,
+    paf,
+    patroni,
+    rules,
+    series,
+    site,
+    source,
+    suites,
+    tools,
+    worktree,
+)
 
 
 def main(argv=None):

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from common import postgres
-from common.base import DevError, run, say
+from common.base import SYSTEM_PYTHON, DevError, run, say
 
 from . import build, deps, failures, suites, worktree
 
@@ -43,7 +43,7 @@ def call(paths, arguments, deadline=None, place="crash"):
     _require_fuse()
     scratch = paths.root / place
     scratch.mkdir(exist_ok=True)
-    command = ["/usr/bin/python3", "-m", "pgcut",
+    command = [SYSTEM_PYTHON, "-m", "pgcut",
                "--bindir", build.bindir(paths, "test"), "--build", paths.build("test"),
                "--source", paths.work, "--prefix", paths.prefix("test"),
                "--mutations", paths.repo / "tests" / "mutations",
@@ -62,7 +62,7 @@ def restarts(paths, number, seed):
     deps.ensure(paths, PACKAGES)
     scratch = paths.root / "crash" / "restarts"
     shutil.rmtree(scratch, ignore_errors=True)
-    command = ["/usr/bin/python3", "-m", "pgcut.restarts", "--scratch", scratch,
+    command = [SYSTEM_PYTHON, "-m", "pgcut.restarts", "--scratch", scratch,
                "--bindir", build.bindir(paths, "test"), "--number", str(number),
                "--seed", str(seed)]
     return run(command, check=False,
@@ -176,7 +176,7 @@ def run_selftests(paths, deadline=None, names=()):
     deps.ensure(paths, PACKAGES)
     say("running the tests of the explorer")
     return suites.run_python_tests(
-        paths, "crash/selftests", "/usr/bin/python3", paths.repo / "crash" / "tests",
+        paths, "crash/selftests", SYSTEM_PYTHON, paths.repo / "crash" / "tests",
         {"PYTHONPATH": f"{paths.repo / 'crash'}:{paths.repo}", "PGCUT_RECORDER": str(_recorder(paths)),
          "PGCUT_BINDIR": str(build.bindir(paths, "test"))}, deadline, names)
 

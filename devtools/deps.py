@@ -1,9 +1,9 @@
-"""Debian packages that building and testing need."""
+"""What building and testing need: Debian packages, and a few programs from pip."""
 
 import os
 import shutil
 
-from common.base import DevError, output, run, say
+from common.base import SYSTEM_PYTHON, DevError, locked, run, say
 
 PACKAGES = (
     "bison", "bzip2", "ca-certificates", "ccache", "flex", "gcc", "git",
@@ -13,7 +13,9 @@ PACKAGES = (
 )
 
 # Only for ./dev check.
-CHECK = ("mypy", "python3-pyflakes")
+CHECK = ("mypy", "python3-venv")
+# Pinned, as each release knows more rules.
+RUFF = "ruff==0.17.6"
 
 # Only for ./dev bench: a load generator, and what renders reports.
 BENCH = ("e2fsprogs", "mount", "python3-jinja2", "python3-matplotlib", "sysbench", "util-linux",
@@ -75,14 +77,24 @@ def _root_prefix():
 
 def _ensure_meson(paths, version):
     """If the packaged meson is too old, keep one from pip in the build root."""
-    if tuple(int(part) for part in version.split(".")[:2]) >= MIN_MESON:
-        return
-    venv = paths.root / "venv"
-    if (venv / "bin" / "meson").exists():
-        return
-    say(f"meson {version} is too old; installing one with pip into {venv}")
-    if not output(["dpkg-query", "-W", "-f", "${db:Status-Status}", "python3-venv"],
-                  check=False).startswith("installed"):
-        _install(["python3-venv"])
-    run(["/usr/bin/python3", "-m", "venv", venv])
-    run([venv / "bin" / "pip", "install", "--quiet", "meson>=0.57,<2"])
+    if tuple(int(part) for part in version.split(".")[:2]) < MIN_MESON:
+        if "python3-venv" not in _installed(["python3-venv"]):
+            _install(["python3-venv"])
+        from_pip(paths, "venv", "meson>=0.57,<2")
+
+
+def from_pip(paths, name, requirement, *options):
+    """Return the directory of the programs of a Python package, installed with pip if need be.
+
+    They lie in the virtual environment NAME of the build root, made with these options
+    of `python3 -m venv`, and made anew if another version is required.
+    """
+    venv = paths.root / name
+    installed = venv / "requirement"
+    with locked(paths):
+        if not installed.exists() or installed.read_text() != requirement:
+            say(f"installing {requirement} with pip into {venv}")
+            run([SYSTEM_PYTHON, "-m", "venv", "--clear", *options, venv])
+            run([venv / "bin" / "pip", "install", "--quiet", requirement])
+            installed.write_text(requirement)
+    return venv / "bin"

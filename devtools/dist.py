@@ -168,7 +168,7 @@ def _write_sbom(paths: Paths, upstream: Source, system: Path, seconds: int, targ
         run(["/usr/bin/python3", "-m", "venv", venv])
         run([venv / "bin" / "pip", "install", "--quiet", SBOM])
     pinned = lock.read(paths.lock_file)
-    time = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
+    time = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
     commit = worktree.commit(paths).get("commit", "none")
     run([venv / "bin" / "debsbom", "generate", "--sbom-type", "spdx", "--root", system,
          "--distro-arch", "amd64", "--distro-name", "postgresql-dw",

@@ -38,7 +38,7 @@ def _this_run(root):
         return _begin(root)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _begin(root):
     """Name the directory of this run; of old runs logs stay, or nothing."""
     parent = Path(root) / "failures"

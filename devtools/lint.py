@@ -13,7 +13,7 @@ from pathlib import Path
 
 from common.base import DevError, run, say
 
-from . import lock, rules, series
+from . import deps, lock, rules, series
 from . import patch as patches
 from .suites import NO_MODE, Result
 
@@ -66,13 +66,8 @@ def of_patroni(known, diffs):
 
 
 def _kubernetes(paths):
-    venv = paths.root / "kubernetes-venv"
-    program = venv / "bin" / "kubernetes-validate"
-    if not program.exists():
-        say(f"installing {VALIDATOR} with pip into {venv}")
-        run(["/usr/bin/python3", "-m", "venv", venv])
-        run([venv / "bin" / "pip", "install", "--quiet", VALIDATOR])
-    return _said([program, "--strict", paths.repo / MANIFEST])
+    programs = deps.from_pip(paths, "kubernetes-venv", VALIDATOR)
+    return _said([programs / "kubernetes-validate", "--strict", paths.repo / MANIFEST])
 
 
 def _grafana(paths):

@@ -39,29 +39,29 @@ class LimitedResult(unittest.TextTestResult):
             if entry.is_dir() and entry.name != FAILED:
                 copy_logs(entry, place / FAILED / test.id() / entry.name)
 
-    def addError(self, test, err):      # noqa: N802, as unittest has it
+    def addError(self, test, err):
         """A test, or what prepares or ends one, has raised what it should not."""
         self.keep(test)
         super().addError(test, err)
 
-    def addFailure(self, test, err):    # noqa: N802, as unittest has it
+    def addFailure(self, test, err):
         """A test has failed."""
         self.keep(test)
         super().addFailure(test, err)
 
-    def addSubTest(self, test, subtest, err):   # noqa: N802, as unittest has it
+    def addSubTest(self, test, subtest, err):
         """A part of a test has ended."""
         if err is not None:
             self.keep(test)
         super().addSubTest(test, subtest, err)
 
-    def startTest(self, test):      # noqa: N802, as unittest has it
+    def startTest(self, test):
         """A test begins."""
         print(f"# test {test.id()}", file=ERRORS, flush=True)
         self.watch()
         super().startTest(test)
 
-    def stopTest(self, test):       # noqa: N802, as unittest has it
+    def stopTest(self, test):
         """A test has ended; what comes next may be another class's setUpClass()."""
         super().stopTest(test)
         self.watch()

@@ -14,7 +14,7 @@ import urllib.parse
 
 from bench import cli as bench
 from bench import figures
-from common.base import DevError, run, say
+from common.base import SYSTEM_PYTHON, DevError, run, say
 
 from . import deps, generate
 
@@ -72,7 +72,7 @@ def build(paths):
     shutil.rmtree(place, ignore_errors=True)
     pages = place / "pages"
     _collect(paths.repo, pages, generate.of_the_site(paths))
-    _add_reports(paths.repo, pages)
+    _add_reports(pages)
     (pages / "site.css").write_text(STYLE)
     menu = "".join(f"  - {title!r}: {page}\n" for title, page in MENU)
     (place / "mkdocs.yml").write_text(CONFIGURATION + menu)
@@ -88,7 +88,7 @@ def build(paths):
 
 def look(paths, site):
     """Look at a site in a browser; raises DevError if a page does not look as it should."""
-    done = subprocess.run([bench.SYSTEM_PYTHON, "-B", "-m", "devtools.browser", site],
+    done = subprocess.run([SYSTEM_PYTHON, "-B", "-m", "devtools.browser", site],
                           cwd=paths.repo, stdout=subprocess.PIPE, text=True)
     found = done.stdout.splitlines()
     for complaint in found:
@@ -136,7 +136,7 @@ def relink(text, name, repository):
     return LINK.sub(replace, text), found
 
 
-def _add_reports(repository, pages):
+def _add_reports(pages):
     """Put a report with its plots in the place of each summary that was collected."""
     for path in sorted((pages / figures.RESULTS).glob("*.json")):
         place = path.with_suffix("")

@@ -25,8 +25,18 @@ from pathlib import Path
 
 from bench.server import DATABASE, PORT, Server
 from common import postgres
-from common.base import (DevError, as_user, give_to_user, identity, own, require_reachable, run,
-                         say, server_user, write_if_changed)
+from common.base import (
+    DevError,
+    as_user,
+    give_to_user,
+    identity,
+    own,
+    require_reachable,
+    run,
+    say,
+    server_user,
+    write_if_changed,
+)
 from common.postgres import ServerError
 
 from . import apt, build, deps, rules

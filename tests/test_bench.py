@@ -13,8 +13,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-from bench import (arms, bars, clients, counters, loads, recovery, report, restart, runner, server,
-                   slow, stats, storage, suites, summary)
+from bench import (
+    arms,
+    bars,
+    clients,
+    counters,
+    loads,
+    recovery,
+    report,
+    restart,
+    runner,
+    server,
+    slow,
+    stats,
+    storage,
+    suites,
+    summary,
+)
 from common.base import DevError
 
 
@@ -42,7 +57,7 @@ class StatsTest(unittest.TestCase):
                          [0, 1200, 0.012, 100])
 
     def test_percentiles(self):
-        found = stats.percentiles({value: 1 for value in range(1, 101)})
+        found = stats.percentiles(dict.fromkeys(range(1, 101), 1))
         self.assertEqual((found["p50"], found["p99"], found["p99.9"], found["max"]),
                          (50, 99, 100, 100))
         self.assertEqual(stats.percentiles({}), {})
@@ -274,8 +289,13 @@ class LoadsTest(unittest.TestCase):
     def test_steps_beside_pgbench(self):
         steps = tuple(loads.Step(name, f"before {name}", name) for name in ("TRUNCATE", "DROP"))
         timed = mock.Mock(side_effect=lambda text, setup: len(text) / 1000)
+
+        def measure(session, name, load):
+            load()
+            return []
+
         with mock.patch.object(clients, "pgbench", lambda *args: time.sleep(0.1)), \
-                mock.patch.object(loads, "_measure", lambda session, name, load: [load()] and []):
+                mock.patch.object(loads, "_measure", measure):
             points = loads.Beside((), prewarm=False, steps=steps)(self.session(timed=timed))
         self.assertEqual([(one.name, one.value) for one in points[2:4]],
                          [("TRUNCATE, longest", 8), ("DROP, median", 4)])

@@ -57,7 +57,8 @@ class SourcePackageTest(RepositoryCase):
         self.assertEqual((target / "tests" / "control").read_text(),
                          "Tests: zero\n\nTests: one\nDepends:\n a,\n b-1.2,\n")
         self.assertTrue((target / "tests" / "one").stat().st_mode & 0o100)
-        self.assertEqual(deb.parse_tests((delta / "tests" / "control").read_text()), [("one", ["a", "b-1.2"])])
+        self.assertEqual(deb.parse_tests((delta / "tests" / "control").read_text()),
+                         [("one", ["a", "b-1.2"])])
 
     def test_changelog(self):
         """Our entry is on top, of the time that the commit has."""

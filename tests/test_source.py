@@ -191,7 +191,8 @@ class AptSourcesTest(TestCase):
 
     def test_versions_are_compared_as_dpkg_does(self):
         order = ["19~beta2-1", "19~rc1-1", "19.0-1", "19.9-1", "19.10-1"]
-        self.assertEqual(sorted(reversed(order), key=functools.cmp_to_key(apt._compare)), order)
+        reverse = order[::-1]
+        self.assertEqual(sorted(reverse, key=functools.cmp_to_key(apt._compare)), order)
 
     def test_upstream_part_of_a_version(self):
         self.assertEqual(apt.upstream_part("18.6-3"), "18.6")

@@ -64,7 +64,8 @@ class SeriesTest(RepositoryCase):
         self.write(self.paths.patches / "stage" / series.COVER, "# Write documents\n\nThey help.\n")
         series.write(self.paths, self.source, self.target, "stage")
         cover, docs = sorted(self.target.iterdir())
-        for words in ("From: Ann Example", "[PATCH 0/1] Write documents", "Applies on PostgreSQL 18.6 with the series",
+        for words in ("From: Ann Example", "[PATCH 0/1] Write documents",
+                      "Applies on PostgreSQL 18.6 with the series",
                       "\nThey help.\n", "2 files changed"):
             self.assertIn(words, cover.read_text())
         self.assertIn("Why.\n---", docs.read_text())
@@ -226,9 +227,9 @@ class HangTest(RepositoryCase):
                 self.assertEqual((result.failed, result.hung), (1, wanted))
 
     def test_two_runs_wait_for_each_other(self):
-        with suites.alone(self.paths):
-            with open(self.paths.root / "tests.lock") as file, self.assertRaises(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suites.alone(self.paths), open(self.paths.root / "tests.lock") as file, \
+                self.assertRaises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with suites.alone(self.paths):
             pass
 

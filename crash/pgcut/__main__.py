@@ -9,8 +9,18 @@ import tempfile
 import time
 from pathlib import Path
 
-from . import (broken, campaign, controls, explore, histories, machine, realcut, recipes, record,
-               report)
+from . import (
+    broken,
+    campaign,
+    controls,
+    explore,
+    histories,
+    machine,
+    realcut,
+    recipes,
+    record,
+    report,
+)
 from .block import FILE_SYSTEMS
 from .recording import Recording
 from .states import FAULTS, State

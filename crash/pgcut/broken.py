@@ -13,7 +13,6 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-
 # What one step of making a server may take.
 COMMAND_SECONDS = 900
 

@@ -29,8 +29,7 @@ from .controls import CONTROLS
 from .disk import Rules
 from .explore import Context, Subject
 from .recording import Kind, Recording
-from .states import (FAULTS, LOG, RELATION, WAL, WINDOW_FAULTS, Places, State, exhaustive,
-                     sampled)
+from .states import FAULTS, LOG, RELATION, WAL, WINDOW_FAULTS, Places, State, exhaustive, sampled
 
 # Share of states whose recovery is cut, too; the same share of those twice, …
 NESTED_SHARE = 0.06

@@ -46,8 +46,15 @@ import math
 import os
 from dataclasses import dataclass, field
 
-from .recording import (DATA_KINDS, NAME_KINDS, ROOT_INO, SYNC_DATA, SYNC_DIRECTORY, WRITE_ATOMIC,
-                        Kind)
+from .recording import (
+    DATA_KINDS,
+    NAME_KINDS,
+    ROOT_INO,
+    SYNC_DATA,
+    SYNC_DIRECTORY,
+    WRITE_ATOMIC,
+    Kind,
+)
 
 # What became of a pending operation: one of these, or, for a write, a mask
 # that says which of its sectors were written (bit 0 is the first).

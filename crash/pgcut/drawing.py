@@ -227,7 +227,7 @@ def load(rng, world, server, kinds=KINDS):
     if not on:
         return None
     chosen = rng.sample(kinds, min(rng.randint(2, 4), len(kinds)))
-    return {"on": on, "seed": rng.randrange(1 << 30), "kinds": {kind: 1 for kind in chosen},
+    return {"on": on, "seed": rng.randrange(1 << 30), "kinds": dict.fromkeys(chosen, 1),
             "transactions": rng.choice((5, 10, 25)), "acks": rng.choice((0, 5, 15, 40)),
             "readers": rng.random() < 0.5}
 

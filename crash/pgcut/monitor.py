@@ -89,8 +89,8 @@ class Monitor(HomeRules):
         for free in self.wal.image_free:
             if free.promised and self._protected:
                 self._violated(len(self.recording.ops), "R10",
-                               f"WAL record at {lsn_text(free.lsn)} changes {page_name(free.page)} without an "
-                               "image, the first one since the redo pointer, though images are on",
+                               f"WAL record at {lsn_text(free.lsn)} changes {page_name(free.page)} without "
+                               "an image, the first one since the redo pointer, though images are on",
                                free.page)
         durable = self._wal_durable.at(len(self.recording.ops))
         if durable > self.wal.missing:

@@ -29,17 +29,16 @@ def recorded(recorder, base, directory, seed=0, sync_delay_us=(0, 0), options=()
     mountpoint, backing = directory / "mnt", directory / "backing"
     mountpoint.mkdir(parents=True)
     subprocess.run(["cp", "-a", str(base), str(backing)], check=True)
-    log = open(directory / "recorder.log", "w")
-    daemon = subprocess.Popen(
-        [str(recorder), "--backing", str(backing), "--log", str(directory), "--seed", str(seed),
-         "--sync-delay-us", f"{sync_delay_us[0]}:{sync_delay_us[1]}", *options,
-         str(mountpoint)], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    with open(directory / "recorder.log", "w") as log:
+        daemon = subprocess.Popen(
+            [str(recorder), "--backing", str(backing), "--log", str(directory), "--seed", str(seed),
+             "--sync-delay-us", f"{sync_delay_us[0]}:{sync_delay_us[1]}", *options,
+             str(mountpoint)], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
         _wait_mounted(daemon, mountpoint, directory)
         yield mountpoint
     finally:
         _unmount(daemon, mountpoint)
-        log.close()
     if daemon.returncode != 0:
         raise MountError(f"recorder exited with {daemon.returncode}: "
                          + (directory / "recorder.log").read_text()[-1000:])
@@ -64,7 +63,7 @@ def _wait_mounted(daemon, mountpoint, directory):
 def _unmount(daemon, mountpoint):
     """Unmount, by force if it is busy, and wait for the daemon's last write."""
     command = ["umount"] if os.getuid() == 0 else ["fusermount3", "-u"]
-    for attempt in range(50):
+    for _ in range(50):
         if not os.path.ismount(mountpoint):
             break
         if not _done([*command, str(mountpoint)]):

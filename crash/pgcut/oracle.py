@@ -46,7 +46,8 @@ def expectation(acks, moment):
     # Until the first run had begun, nothing was done since the base was made.
     first = next((event for event in acks if event["what"] == "resumed"), {"clients": {}})
     clients = {client: {"acked": n, "issued": n} for client, n in first["clients"].items()}
-    complaints = []
+    complaints = [event["text"] for event in acks
+                  if event["what"] == "complaint" and event["t"] <= moment]
     prepared = {}
     objects = {"database": {}, "tablespace": {}}
     touched = set()
@@ -65,8 +66,6 @@ def expectation(acks, moment):
             known[event["name"]] = event["present"] if event["done"] else None
         elif what == "touch":
             touched.add(event["name"])
-        elif what == "complaint":
-            complaints.append(event["text"])
         elif what == "resumed":
             clients = {client: {"acked": _acked(clients, client) if event.get("lazy") else n,
                                 "issued": n}
@@ -147,14 +146,24 @@ def orphans_allowed(acks, moment, ops):
     Paths are returned without fork and segment; a new directory base/<oid>
     stands for the database.
     """
-    spans = []
-    open_spans = {}
-    allowed = set()
+    failed, open_spans = _unsuccessful(acks, moment)
+    spans = _merged((begun["t"], end) for begun, end in failed)
+    allowed = {path for begun, _ in failed for path in begun.get("paths", ())}
+    last_end = _last_end(acks, moment, open_spans)
+    for when, operation, path in ops:
+        if (operation == "drop" and moment < when <= last_end
+                or when <= moment and (operation == "unlink"
+                                       or operation == "create" and _within(spans, when))):
+            allowed.update(orphan_names(path))
+    return sorted(allowed)
 
-    def close(begun, end):
-        spans.append((begun["t"], end))
-        allowed.update(begun.get("paths", ()))
 
+def _unsuccessful(acks, moment):
+    """Return [(event that began it, end)] of the commands without success at `moment`.
+
+    Also, of those that were still under way then, {(client, number): event that began it}.
+    """
+    found, open_spans = [], {}
     for event in acks:
         if event["t"] > moment:
             break
@@ -164,21 +173,12 @@ def orphans_allowed(acks, moment, ops):
         elif event["what"] == "end":
             begun = open_spans.pop(key)
             if event.get("failed"):
-                close(begun, event["t"])
+                found.append((begun, event["t"]))
         elif event["what"] == "resumed":
-            for begun in open_spans.values():
-                close(begun, event["t"])
+            found += [(begun, event["t"]) for begun in open_spans.values()]
             open_spans.clear()
-    for begun in open_spans.values():
-        close(begun, moment)
-    spans = _merged(spans)
-    last_end = _last_end(acks, moment, open_spans)
-    for when, operation, path in ops:
-        if (operation == "drop" and moment < when <= last_end
-                or when <= moment and (operation == "unlink"
-                                       or operation == "create" and _within(spans, when))):
-            allowed.update(orphan_names(path))
-    return sorted(allowed)
+    found += [(begun, moment) for begun in open_spans.values()]
+    return found, open_spans
 
 
 def _last_end(acks, moment, open_spans):

@@ -35,7 +35,8 @@ class Play(Refusals):
         try:
             with limit("making the first server", STEP_SECONDS):
                 self._make_first()
-            for self._number, step in enumerate(self.history.steps, 1):
+            for step in self.history.steps:
+                self._number += 1
                 self._guarded(step)
                 if self.findings:
                     return

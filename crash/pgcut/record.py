@@ -22,8 +22,17 @@ from pathlib import Path
 import psycopg2
 
 from . import matrix, plans, probes, readers, server, workload
-from .failing import (Errors, FailingDirectorySyncs, FailingLogSyncs, FailingSyncs,
-                      FailingUnlinks, Frozen, HalfWrites, Quota, TornWrites)
+from .failing import (
+    Errors,
+    FailingDirectorySyncs,
+    FailingLogSyncs,
+    FailingSyncs,
+    FailingUnlinks,
+    Frozen,
+    HalfWrites,
+    Quota,
+    TornWrites,
+)
 from .limits import limit
 from .mount import recorded
 from .primary import HANG_SECONDS, MODE, MODES, Backup, Edited, Primary, Reopened, other_mode
@@ -391,8 +400,8 @@ class RottenStandby(Standby):
 
 SCENARIOS = {"primary": Primary, "edited": Edited, "reopened": Reopened, "standby": Standby,
              "standby-mixed": MixedStandby, "standby-converted": ConvertedStandby,
-             "standby-stopped": StoppedStandby, "standby-rotten": RottenStandby, "backup": Backup, "errors": Errors,
-             "torn-writes": TornWrites, "half-writes": HalfWrites, "failing-syncs": FailingSyncs,
-             "failing-log-syncs": FailingLogSyncs,
+             "standby-stopped": StoppedStandby, "standby-rotten": RottenStandby, "backup": Backup,
+             "errors": Errors, "torn-writes": TornWrites, "half-writes": HalfWrites,
+             "failing-syncs": FailingSyncs, "failing-log-syncs": FailingLogSyncs,
              "failing-directory-syncs": FailingDirectorySyncs, "frozen": Frozen, "quota": Quota,
              "failing-unlinks": FailingUnlinks}

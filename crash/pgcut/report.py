@@ -78,8 +78,9 @@ def write(directory, results, seconds, arguments):
                  "recordings violate it".format(**facts))
     lines.append("effective states: " + ", ".join(
         f"{name} {effective} of {tried}" for name, tried, effective in _scenarios(results)))
-    lines.append("{states} states, {effective} of them effective, {failed} failed; {restoring} needed the log, {restored} pages "
-                 "restored; {found} of {wanted} controls found; {rate:.0f} states a minute"
+    lines.append("{states} states, {effective} of them effective, {failed} failed; "
+                 "{restoring} needed the log, {restored} pages restored; "
+                 "{found} of {wanted} controls found; {rate:.0f} states a minute"
                  .format(**facts))
     return "\n".join(lines)
 
@@ -132,7 +133,7 @@ def _faults(results):
     """Return a row of counts for each fault that was tried."""
     rows = []
     models = {**{name: fault.model for name, fault in FAULTS.items()},
-              **{name: "F11" for name in blockstates.FAULTS}}
+              **dict.fromkeys(blockstates.FAULTS, "F11")}
     for name, model in models.items():
         states = [s for r in results if not r.control for s in r.states if s["fault"] == name]
         if not states:

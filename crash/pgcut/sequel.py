@@ -35,7 +35,8 @@ class Sequel:
 def live_on(image, directory, context, expected, meta, seed):
     """Recover an image on a recorder, ask whether all is there, load it and kill it.
 
-    A standby replays what it has, and is promoted, first.  `meta` is that of the recording that the image is from; the image stays as it is.
+    A standby first replays what it has, and is promoted.  `meta` is that of the recording
+    that the image is from.  The image stays as it is.
     """
     directory = Path(directory)
     standby = (Path(image) / server.STANDBY_SIGNAL).exists()

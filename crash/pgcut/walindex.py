@@ -113,10 +113,10 @@ class WalIndex:
                 self._commits[xid] = record.end
         elif record.rmid == wal.HEAP and record.blocks and record.blocks[0].page[0] == _GLOBAL:
             self._enter_shared(record)
-        elif record.rmid == wal.DBASE and record.info == wal.DBASE_DROP:
-            if record.xid in self._droppers:    # not if it has only moved elsewhere
-                database, = struct.unpack_from("<I", record.data)
-                self._dropped[database] = self._droppers[record.xid]
+        elif record.rmid == wal.DBASE and record.info == wal.DBASE_DROP \
+                and record.xid in self._droppers:       # not if it has only moved elsewhere
+            database, = struct.unpack_from("<I", record.data)
+            self._dropped[database] = self._droppers[record.xid]
         for page, effect in record.blocks:
             self._enter_block(record, page, effect)
 

@@ -89,9 +89,9 @@ def run(connect, kinds=None, seconds=None, transactions=None, seed=0, modes=(), 
     """Run the load, and return the acks.
 
     With `seconds`, clients run that long after all have connected, and longer if nothing was
-    acknowledged by then; with `transactions`, each does that many steps; whichever ends first.  The run also ends when the server dies.
-    `sink` is called with each event, `probe` with each client whose session has survived an
-    error.  A bug in a client raises.
+    acknowledged by then; with `transactions`, each does that many steps; whichever ends first.
+    The run also ends when the server dies.  `sink` is called with each event, `probe` with each
+    client whose session has survived an error.  A bug in a client raises.
     """
     this = Run(connect, seed, seconds=seconds, transactions=transactions, modes=modes,
                sink=sink, probe=probe)

@@ -21,9 +21,9 @@ class DiskTest(unittest.TestCase):
         self.history = History(self.directory / "recording", {"d": None, "f": OLD})
         self.file = self.history.inos["f"]
 
-    def tree(self, choice, cut=None, rules=Rules()):
+    def tree(self, choice, cut=None, rules=None):
         recording = self.history.recording()
-        disk = Disk(recording, rules)
+        disk = Disk(recording, rules or Rules())
         disk.advance(len(recording.ops) if cut is None else cut)
         return {path: content for path, kind, content in disk.tree(choice) if kind == "f"}
 

@@ -7,13 +7,14 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+from test_oracle import bindir
+
 from pgcut import explore, matrix, oracle, server
 from pgcut.disk import KEPT, Choice, Rules
 from pgcut.image import write_tree
 from pgcut.recording import Recording
 from pgcut.states import PAGE, State
 from recorder_binary import SCRATCH, recorder_binary
-from test_oracle import bindir
 
 try:
     from pgcut import record

@@ -7,8 +7,19 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from pgcut import (controls, drawing, histories, history, judged, machine, matrix, play, recipes,
-                   steps, store)
+from pgcut import (
+    controls,
+    drawing,
+    histories,
+    history,
+    judged,
+    machine,
+    matrix,
+    play,
+    recipes,
+    steps,
+    store,
+)
 from pgcut.history import History, Step
 from pgcut.ledger import Ledger
 

@@ -12,13 +12,15 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+from test_oracle import bindir
+
 from pgcut import limits, matrix, server
 from pgcut.limits import postgres
 from recorder_binary import SCRATCH, recorder_binary
-from test_oracle import bindir
 
 try:
     import psycopg2
+
     from pgcut import __main__ as command_line
     from pgcut import campaign, client, primary, readers, record
 except ImportError:

@@ -15,8 +15,15 @@ from pathlib import Path
 from pgcut import block
 from pgcut.block import BlockDisk, BlockError, BlockStore, block_image, mounted, random_choice
 from pgcut.disk import KEPT, LOST, SIZE_ONLY, Choice, sectors
-from pgcut.modelcheck import (FileHistory, FilePlayer, OpenDisk, check, complaints, data_reason,
-                              found_tree)
+from pgcut.modelcheck import (
+    FileHistory,
+    FilePlayer,
+    OpenDisk,
+    check,
+    complaints,
+    data_reason,
+    found_tree,
+)
 from pgcut.recording import ROOT_INO, SYNC_DATA, Kind, Recording
 from recorder_binary import SCRATCH, recorder_binary
 
@@ -248,17 +255,16 @@ class BlockTest(DeviceCase):
 
     def test_nothing_is_left_after_an_error(self):
         before = self.mounts(), loops(self.scratch)
-        with self.assertRaisesRegex(ValueError, "mine"):
-            with BlockStore(self.FSTYPE, 32, self.workdir("w"), self.recorder):
-                raise ValueError("mine")
+        with self.assertRaisesRegex(ValueError, "mine"), \
+                BlockStore(self.FSTYPE, 32, self.workdir("w"), self.recorder):
+            raise ValueError("mine")
         garbage = self.scratch / "garbage"
         garbage.write_bytes(b"x" * (1 << 20))
-        with self.assertRaises(BlockError):
-            with mounted(garbage, self.FSTYPE):
-                pass
-        with self.assertRaises(Exception):
-            with BlockStore(self.FSTYPE, 32, self.workdir("v"), "/nonexistent"):
-                pass
+        with self.assertRaises(BlockError), mounted(garbage, self.FSTYPE):
+            pass
+        with self.assertRaises(FileNotFoundError), \
+                BlockStore(self.FSTYPE, 32, self.workdir("v"), "/nonexistent"):
+            pass
         self.assertEqual((self.mounts(), loops(self.scratch)), before)
 
 

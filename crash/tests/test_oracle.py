@@ -21,6 +21,7 @@ from recorder_binary import SCRATCH
 
 try:
     import psycopg2
+
     from pgcut import plans, readers, workload
     from pgcut.client import STATEMENT_SECONDS, Run
     from pgcut.table import METHODS, Table
@@ -257,7 +258,7 @@ class OracleTest(unittest.TestCase):
         self.assertEqual(self.verdict({**self.expected, "catalogs": "all"}), "")
 
     def test_every_kind_has_worked(self):
-        for kind, cls in workload.KINDS.items():
+        for kind in workload.KINDS:
             done = [e for e in self.acks if e["client"] == f"{kind}-1" and e["what"] == "ack"]
             if kind not in ("catalog", "checkpoint", "mode"):
                 self.assertTrue(done, kind)
@@ -775,13 +776,16 @@ class ClientsTest(unittest.TestCase):
 
     def test_copy_that_fails_twice(self):
         class Cursor:
+            def __init__(self, cause):
+                self.cause = cause
+
             def copy_expert(self, *_):
-                raise SystemError("returned a result with an exception set") from cause
+                raise SystemError("returned a result with an exception set") from self.cause
 
         for cause, raised in ((psycopg2.errors.IndexCorrupted("unexpected zero page"),
                                psycopg2.errors.IndexCorrupted), (ValueError(), SystemError)):
             with self.assertRaises(raised):
-                Table("t").load(Cursor(), random.Random(1), 3)
+                Table("t").load(Cursor(cause), random.Random(1), 3)
 
     def test_looks_by_every_plan(self):
         client = self.client("method")

@@ -14,8 +14,18 @@ from unittest import mock
 from devtools import mutate
 from history import History
 from pgcut import __main__ as command_line
-from pgcut import (broken, campaign, controls, explore, matrix, primary, probes, record, report,
-                   states)
+from pgcut import (
+    broken,
+    campaign,
+    controls,
+    explore,
+    matrix,
+    primary,
+    probes,
+    record,
+    report,
+    states,
+)
 from pgcut.block import FILE_SYSTEMS
 from pgcut.disk import KEPT, LOST, Disk, sectors
 from pgcut.minimise import ddmin
@@ -220,7 +230,7 @@ class StatesTest(unittest.TestCase):
 
     def test_each_fault_does_what_it_is_for(self):
         end = len(self.recording.ops)
-        for name, fault in states.FAULTS.items():
+        for name in states.FAULTS:
             damaged = False
             for seed in range(20):
                 disk, choice = self.choice(states.State(end, name, seed))

@@ -158,7 +158,7 @@ SELECT json_build_object(
 	'walinspect', EXISTS (SELECT FROM pg_extension WHERE extname = 'pg_walinspect'),
 	'backend', pg_backend_pid(),
 	'settings', (SELECT json_object_agg(name, json_build_object('value', setting, 'unit', unit))
-		FROM pg_settings WHERE name = ANY ('{%s}')))""" % ",".join(SETTINGS)
+		FROM pg_settings WHERE name = ANY ('{""" + ",".join(SETTINGS) + "}')))"
 
 PLACE = "SELECT to_json(current_setting('data_directory'))"
 

@@ -354,7 +354,7 @@ class Cluster:
         self.control("edit-config", "--force", "--pg", f"{name}={value}")
         for member in self.members:
             wait_for(f"{name} = {expected[member.name]} on {member.name}",
-                     lambda: member.query(f"SHOW {name}") == expected[member.name])
+                     lambda member=member: member.query(f"SHOW {name}") == expected[member.name])
         check(True, f"{name} = {expected}")
 
     def stop(self):
@@ -411,10 +411,10 @@ class Ledger:
     def _write(self, writer):
         """Insert row after row, on whichever member is the primary."""
         while not self._end.is_set():
-            with contextlib.suppress(psycopg2.Error):
-                with contextlib.closing(connect(port=self._ports, tcp_user_timeout=10000,
-                                                target_session_attrs="read-write")) as connection:
-                    self._write_on(connection, writer)
+            with contextlib.suppress(psycopg2.Error), contextlib.closing(
+                    connect(port=self._ports, tcp_user_timeout=10000,
+                            target_session_attrs="read-write")) as connection:
+                self._write_on(connection, writer)
             self._end.wait(0.2)
 
     def _write_on(self, connection, writer):
@@ -432,10 +432,10 @@ class Ledger:
 
     def missing(self, member):
         """Return how many acknowledged rows a member lacks."""
-        with contextlib.closing(connect(port=member.port)) as connection:
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT writer, row FROM ledger")
-                found = set(cursor)
+        with contextlib.closing(connect(port=member.port)) as connection, \
+                connection.cursor() as cursor:
+            cursor.execute("SELECT writer, row FROM ledger")
+            found = set(cursor)
         return sum((writer, row) not in found for writer in range(WRITERS)
                    for row in self.acknowledged[writer])
 
