@@ -115,17 +115,19 @@ def series_named(tree):
 
 @checker
 def changes_fit(tree):
-    """Hunks of a patch in files of overlay/ can be taken back, and each file of hunks is named."""
+    """Hunks in files of overlay/ can be taken back, and what is left needs no later patch."""
     patch_files = patches.read_series(tree.paths.patches)
     named = {changes for _, patch in patch_files for changes in patch.changes}
     for path in sorted(tree.paths.patches.rglob("*.diff")):
         if path.relative_to(tree.paths.patches).as_posix() not in named:
             yield f"{path} is named by no patch"
     try:
-        series.steps(tree.git, patch_files, worktree.overlay_entries(tree.git, tree.paths),
-                     tree.paths.patches)
+        steps = series.steps(tree.git, patch_files,
+                             worktree.overlay_entries(tree.git, tree.paths), tree.paths.patches)
     except DevError as exc:
         yield str(exc)
+        return
+    yield from series.early_uses(tree.git, patch_files, steps)
 
 
 @checker

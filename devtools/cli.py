@@ -176,9 +176,12 @@ def _parser():
     sub.add_argument("--only", type=int, metavar="N", help="check patch N only")
     sub.add_argument("--build-only", action="store_true", help="check without running regress")
     sub.add_argument("--before", action="store_true",
-                     help="write what the series NAME changes in files of overlay/, as it was before")
+                     help="write files of overlay/ as they are before the hunks NAME"
+                     " (doublewrite/overlay.diff; or a series, if it has one such file)")
     sub.add_argument("--record", action="store_true",
-                     help="make the texts in DIRECTORY those that the series NAME changes")
+                     help="make the hunks NAME those that change the texts in DIRECTORY")
+    sub.add_argument("--refit", action="store_true",
+                     help="fit all hunks to edits of overlay/; DIRECTORY gets the texts before")
     sub = command("check", _check, "run the gate")
     sub.add_argument("--fast", action="store_true",
                      help=f"also build, and run the tests of dev and {len(suites.FAST)} programs")
@@ -235,6 +238,9 @@ def _series(paths, args):
     target = Path(directory)
     if args.record:
         series.record(paths, "".join(name), target)
+        return
+    if args.refit:
+        series.refit(paths, target)
         return
     target.mkdir(parents=True, exist_ok=True)
     if any(target.iterdir()):

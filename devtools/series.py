@@ -5,6 +5,7 @@ overlay/ belong to it, its message says in lines that are for us alone:
 
     Overlay: src/backend/storage/doublewrite/*
 
+A file that a message names in full belongs to that patch, whatever patterns others have.
 With these files each patch stands on its own, and can be built and tested.  A series
 is what one directory of patches/ holds; its cover letter is cover.md there, the first
 line of which is the subject.
@@ -14,10 +15,12 @@ that an earlier one brings, its hunks are in a file beside the patches, which it
 
     Changes: overlay.diff
 
-Taken back from the text in overlay/, they give that which the earlier patch brings.
+Taken back from the text in overlay/, they give that which the earlier patch brings.  Several
+patches may have such hunks, each what it changes in the text that the next one leaves.
 """
 
 import fnmatch
+import re
 import shutil
 import tempfile
 import time
@@ -57,12 +60,18 @@ def problems(series, overlay_paths):
         found += [f"patches/{name}: {pattern} matches no file of overlay/"
                   for pattern in patch.overlay if not fnmatch.filter(overlay_paths, pattern)]
     for path in overlay_paths:
-        owners = [name for name, patch in series if patch.owns(path)]
-        if not owners:
+        names = owners(series, path)
+        if not names:
             found.append(f"overlay/{path} belongs to no patch")
-        if len(owners) > 1:
-            found.append(f"overlay/{path} belongs to several: {', '.join(owners)}")
+        if len(names) > 1:
+            found.append(f"overlay/{path} belongs to several: {', '.join(names)}")
     return found
+
+
+def owners(series, path):
+    """Return the names of patches that bring a file: those that name it, else by patterns."""
+    return [name for name, patch in series if path in patch.overlay] or \
+        [name for name, patch in series if patch.owns(path)]
 
 
 # What of overlay/ a patch brings or changes ------------------------------
@@ -94,7 +103,7 @@ def steps(git, series, overlay, directory):
             after = scratch.files(scratch("write-tree"))
             for changes in patch.changes:
                 _take_back(scratch, directory / changes, name)
-            scratch.stage({path: None for path in after if patch.owns(path)})
+            scratch.stage({path: None for path in after if name in owners(series, path)})
             found.append(Step(scratch.files(scratch("write-tree")), after))
     return found[::-1]
 
@@ -111,24 +120,80 @@ def _take_back(scratch, changes, name):
         scratch("apply", "--cached", "-R", "--whitespace=nowarn", changes.resolve())
     except DevError as exc:
         raise DevError(f"{changes} does not fit overlay/",
-                       "./dev series --before NAME DIR, edit, ./dev series --record NAME DIR") \
+                       "./dev series --refit DIR") \
             from exc
 
 
-def before(paths, name, directory):
-    """Write files of overlay/ as they are before the series `name` changes them.
+def early_uses(git, series, found):
+    """Yield what each of [(file name, Patch)] includes or calls that only a later one brings.
 
-    What its hunks no longer fit is merged with what was committed last, which they have
-    fitted; then it may have marks of conflicts.
+    `found` are their Steps.  Only functions of overlay/ are known, by PostgreSQL's layout of C.
+    """
+    read = _Reader(git)
+    outcome = found[-1].after if found else {}
+    functions = read.functions(outcome)
+    for (name, patch), step in zip(series, found):
+        missing = functions - read.functions(step.after)
+        headers = {path for path in set(outcome) - set(step.after) if path.endswith(".h")}
+        added = re.sub(rb"(?m)^(?!\+).*\n|^\+", b"", patch.diff).decode(errors="replace")
+        texts = {path: read.code(blob) for path, (_, blob) in step.changed.items()
+                 if path.endswith((".c", ".h"))}
+        for path, text in {**texts, "an upstream file": _without_comments(added)}.items():
+            used = {f"{call}()" for call in missing & set(CALL.findall(text))
+                    - set(DEFINITION.findall(text))}
+            used |= {header for header in INCLUDE.findall(text)
+                     if f"src/include/{header}" in headers}
+            for what in sorted(used):
+                yield f"patches/{name}: {path} needs {what}, which a later patch brings"
+
+
+INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
+CALL = re.compile(r"\b(\w+)\(")
+DEFINITION = re.compile(r"^(\w+)\(", re.MULTILINE)
+GLOBAL = re.compile(r"^(?!static\b)\w[^\n;]*\n(\w+)\(", re.MULTILINE)
+COMMENT = re.compile(r'/\*.*?\*/|"(?!.*\.h"$)(?:\\.|[^"\\\n])*"', re.DOTALL | re.MULTILINE)
+
+
+def _without_comments(text):
+    return COMMENT.sub("", text)
+
+
+class _Reader:
+    """Reads C files of a repository, each once."""
+
+    def __init__(self, git):
+        self.git = git
+        self.texts = {}
+
+    def code(self, blob):
+        """Return a file's text without comments and strings."""
+        if blob not in self.texts:
+            self.texts[blob] = _without_comments(
+                self.git.raw("cat-file", "blob", blob).decode(errors="replace"))
+        return self.texts[blob]
+
+    def functions(self, entries):
+        """Return the global functions of {path: (mode, blob)}, except those of tests."""
+        return {function for path, (_, blob) in entries.items()
+                if path.endswith(".c") and not path.startswith("src/test/")
+                for function in GLOBAL.findall(self.code(blob))}
+
+
+def before(paths, name, directory):
+    """Write files of overlay/ as they are before hunks change them; returns those with conflicts.
+
+    `name` is a file of hunks, or a series that has one only.  What hunks no longer fit is merged
+    with what was committed last, which they have fitted; then it may have marks of conflicts.
     """
     with locked(paths):
         git = worktree.repository(paths)
-        changes, _ = _changes_of(paths, git, name)
-        for diff in changes.read_bytes().split(patches.DIFF_START)[1:]:
-            path = diff[2:].split(b" b/")[0].decode()
-            text, conflicts = _before(paths, git, path, patches.DIFF_START + diff)
+        conflicts = []
+        place, after = _changes_of(paths, git, name)
+        for path, (text, failed) in _texts_before(paths, git, place, after).items():
             write_if_changed(_below(directory, path), text)
-            note(f"{path}: has conflicts" if conflicts else path)
+            conflicts += [path] * failed
+            note(f"{path}: has conflicts" if failed else path)
+    return conflicts
 
 
 def _below(directory, path):
@@ -136,19 +201,43 @@ def _below(directory, path):
     return directory / path
 
 
-def _before(paths, git, path, diff):
-    """Return the text of a file of overlay/ before `diff`, and whether it has conflicts."""
-    now = (paths.overlay / path).read_bytes()
-    try:
-        return _reversed(git, path, now, diff), False
-    except DevError:
-        base = worktree.committed(paths, f"overlay/{path}")
+def _texts_before(paths, git, place, after):
+    """Return {path: (text before the hunks, whether it has conflicts)}; `after` are entries."""
+    texts, committed = {}, None
+    diff = (paths.patches / place).read_bytes()
+    for hunks in diff.split(patches.DIFF_START)[1:]:
+        path = hunks[2:].split(b" b/")[0].decode()
+        now = _text(git, after, path)
+        try:
+            texts[path] = _reversed(git, path, now, patches.DIFF_START + hunks), False
+        except DevError:
+            committed = committed or _committed_step(paths, git, place)
+            texts[path] = _merged(git, now, _text(git, committed.after, path),
+                                  _text(git, committed.before, path))
+    return texts
+
+
+def _text(git, entries, path):
+    return git.raw("cat-file", "blob", entries[path][1])
+
+
+def _committed_step(paths, git, place):
+    """Return the Step of a file of hunks as it was committed last."""
     with tempfile.TemporaryDirectory() as scratch:
-        texts = {"now": now, "base": base, "before": _reversed(git, path, base, diff)}
-        for name, text in texts.items():
-            (Path(scratch) / name).write_bytes(text)
-        merged = git.raw("merge-file", "-p", *(Path(scratch) / name for name in texts),
-                         check=False)
+        worktree.check_out_committed(paths, ("overlay", "patches"), Path(scratch))
+        old = replace(paths, repo=Path(scratch))
+        series = patches.read_series(old.patches)
+        found = steps(git, series, worktree.overlay_entries(git, old), old.patches)
+    return next(step for (_, patch), step in zip(series, found) if place in patch.changes)
+
+
+def _merged(git, *texts):
+    """Return the merge of three texts, of which the second is the base, and if it has conflicts."""
+    with tempfile.TemporaryDirectory() as scratch:
+        files = [Path(scratch) / name for name in ("now", "base", "before")]
+        for file, text in zip(files, texts):
+            file.write_bytes(text)
+        merged = git.raw("merge-file", "-p", *files, check=False)
     return merged, b"\n<<<<<<< " in merged
 
 
@@ -162,30 +251,48 @@ def _reversed(git, path, text, diff):
 
 
 def record(paths, name, directory):
-    """Make the hunks of the series `name` in files of overlay/ those from `directory`."""
+    """Make hunks in files of overlay/ those that change the texts in `directory`."""
     with locked(paths):
         git = worktree.repository(paths)
-        changes, after = _changes_of(paths, git, name)
+        place, after = _changes_of(paths, git, name)
         early = git.store({path: directory / path for path in after
                            if (directory / path).is_file()})
         old = git.with_entries(_no_files(git), early, "", [])
         new = git.with_entries(_no_files(git), {path: after[path] for path in early}, "", [])
         diff = patches.without_blobs(worktree.diff_of(git, old, new))
-        write_if_changed(changes, diff)
-        say(f"wrote {changes}: {len(early)} files, {diff.count(bytes([10]))} lines")
+        write_if_changed(paths.patches / place, diff)
+        say(f"wrote patches/{place}: {len(early)} files, {diff.count(bytes([10]))} lines")
+
+
+def refit(paths, directory):
+    """Fit all hunks to edits of overlay/, the last ones first, as before() and record() do.
+
+    Raises DevError if texts, which are in `directory` then, have conflicts.
+    """
+    places = [place for _, patch in patches.read_series(paths.patches) for place in patch.changes]
+    for place in reversed(places):
+        texts = directory / place
+        if before(paths, place, texts):
+            raise DevError(f"{texts} has conflicts",
+                           f"edit, ./dev series --record {place} {texts}, ./dev series --refit DIR")
+        record(paths, place, texts)
 
 
 def _changes_of(paths, git, name):
-    """Return the file with hunks of the series `name`, and {path: entry} after them."""
+    """Return the name below patches/ of a file of hunks, and {path: entry} after them.
+
+    `name` is that name, or that of a series with one such file.
+    """
     series = patches.read_series(paths.patches)
-    places = [i for i, (_, patch) in enumerate(series) if patch.series == name and patch.changes]
+    places = [(i, place) for i, (_, patch) in enumerate(series) for place in patch.changes
+              if name in (place, patch.series)]
     if len(places) != 1:
-        raise DevError(f"no patch of the series {name!r} names a file of hunks",
-                       "name one in a line `Changes: overlay.diff` of its message")
-    later = steps(git, series[places[0] + 1:], worktree.overlay_entries(git, paths),
-                  paths.patches)
-    overlay = later[0].before if later else worktree.overlay_entries(git, paths)
-    return paths.patches / series[places[0]][1].changes[0], overlay
+        raise DevError(f"{len(places)} files of hunks are meant by {name!r}",
+                       "it is one that a message names in a line `Changes: overlay.diff`, "
+                       "with its directory")
+    (i, place), = places
+    later = steps(git, series[i + 1:], worktree.overlay_entries(git, paths), paths.patches)
+    return place, later[0].before if later else worktree.overlay_entries(git, paths)
 
 
 # Making the series --------------------------------------------------------

@@ -195,10 +195,11 @@ def tree(paths):
     return _ask_git(paths, "rev-parse", "-q", "--verify", "HEAD^{tree}")
 
 
-def committed(paths, path):
-    """Return the content of a file of the repository as it was committed last."""
-    return run(["git", "-c", f"safe.directory={paths.repo}", "show", f"HEAD:{path}"],
-               cwd=paths.repo, capture=True).stdout
+def check_out_committed(paths, names, directory):
+    """Write what was committed last of these directories of the repository to `directory`."""
+    archive = run(["git", "-c", f"safe.directory={paths.repo}", "archive", "HEAD", *names],
+                  cwd=paths.repo, capture=True).stdout
+    run(["tar", "-x", "-C", directory], data=archive)
 
 
 def commit_time(paths):

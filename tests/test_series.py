@@ -1,5 +1,6 @@
 """Unit tests of the review series: which patch brings which text of a new file."""
 
+import subprocess
 import unittest
 
 from common.base import DevError
@@ -55,9 +56,79 @@ class ChangesTest(RepositoryCase):
         series.before(self.paths, "doublewrite", out)
         self.assertEqual((out / "src/thing.c").read_text(), EARLIER)
 
+    def test_name_of_a_file_beats_patterns(self):
+        def owners(*overlays):
+            return series.owners([(str(i), patch.Patch("", "", f"Overlay: {overlay}", b""))
+                                  for i, overlay in enumerate(overlays)], "t/2.pl")
+        self.assertEqual(owners("t/*", "t/2.pl"), ["1"])
+        self.assertEqual(owners("t/*", "t/2*"), ["0", "1"])
+
+    def test_what_a_later_patch_brings(self):
+        self.commit("Third", {"src/main.c": self.edited_main(35, "\tcall_me();"),
+                              "src/a.c": '#include "b.h"\n/* later() */\nint\nf(void)\n{\n\tg();\n}\n'},
+                    "Series: doublewrite\nOverlay: src/a.c")
+        self.commit("Fourth", {"src/main.c": self.edited_main(36),
+                               "src/include/b.h": "",
+                               "src/b.c": "void\ncall_me(void)\n\nint\ng(void)\n\nvoid\nlater(void)\n"},
+                    "Series: doublewrite\nOverlay: src/include/b.h\nOverlay: src/b.c")
+        self.export()
+        git = worktree.repository(self.paths)
+        patches = patch.read_series(self.paths.patches)
+        steps = series.steps(git, patches, worktree.overlay_entries(git, self.paths),
+                             self.paths.patches)
+        third = "patches/doublewrite/0002-third.patch"
+        self.assertEqual(list(series.early_uses(git, patches, steps)), [
+            f"{third}: src/a.c needs b.h, which a later patch brings",
+            f"{third}: src/a.c needs g(), which a later patch brings",
+            f"{third}: an upstream file needs call_me(), which a later patch brings"])
+
     def test_no_series_with_hunks(self):
-        with self.assertRaisesRegex(DevError, "no patch of the series 'stage'"):
+        with self.assertRaisesRegex(DevError, "0 files of hunks are meant by 'stage'"):
             series.record(self.paths, "stage", self.texts)
+
+    def commit_repository(self):
+        """Commit what there is in the repository itself."""
+        for words in (["init", "-q"], ["add", "."], ["-c", "user.name=Ann", "-c",
+                      "user.email=ann@example.org", "commit", "-q", "-m", "all"]):
+            subprocess.run(["git", "-C", str(self.paths.repo), *words], check=True)
+
+    def add_third(self):
+        """Add a patch that also changes thing.c, with its last line alone."""
+        self.commit("Third", {"src/main.c": self.edited_main(35)},
+                    "Series: doublewrite\nChanges: third.diff")
+        self.export()
+        self.write(self.diff.parent / "third.diff", "")
+        self.write(self.texts / "src/thing.c", LATER.replace("with the log", "with it"))
+        series.record(self.paths, "doublewrite/third.diff", self.texts)
+        self.write(self.texts / "src/thing.c", EARLIER)
+        series.record(self.paths, "doublewrite/overlay.diff", self.texts)
+
+    def test_several_patches_change_a_file(self):
+        self.add_third()
+        self.assertEqual([text for text, _ in self.after()],
+                         [EARLIER, LATER.replace("with the log", "with it"), LATER])
+        with self.assertRaisesRegex(DevError, "2 files of hunks are meant"):
+            series.record(self.paths, "doublewrite", self.texts)
+
+    def test_refit_follows_edits_of_context(self):
+        self.add_third()
+        self.commit_repository()
+        edited = {name: text.replace("line 29\n", "edited\n")
+                  for name, text in (("earlier", EARLIER), ("later", LATER))}
+        self.write(self.paths.overlay / "src/thing.c", edited["later"])
+        with self.assertRaisesRegex(DevError, "does not fit overlay/"):
+            self.after()
+        series.refit(self.paths, self.paths.root / "out")
+        self.assertEqual([text for text, _ in self.after()][::2],
+                         [edited["earlier"], edited["later"]])
+
+    def test_refit_leaves_conflicts(self):
+        self.commit_repository()
+        self.write(self.paths.overlay / "src/thing.c", LATER.replace("with the", "without a"))
+        with self.assertRaisesRegex(DevError, "has conflicts"):
+            series.refit(self.paths, self.paths.root / "out")
+        self.assertIn("<<<<<<<",
+                      (self.paths.root / "out/doublewrite/overlay.diff/src/thing.c").read_text())
 
     def test_line_is_for_us_alone(self):
         _, second = patch.read_series(self.paths.patches)
