@@ -112,7 +112,7 @@ def _choose_root(repo: Path) -> Path:
 def make_own_directory(directory: Path, variable: str) -> None:
     """Make `directory` if need be; raises DevError if others could plant files in it.
 
-    In a directory that everybody may write to, somebody else may have made it
+    In a directory that all users may write to, another one may have made it
     first, or a link of that name to a place where we would do harm.  `variable`
     names the way out.
     """
@@ -283,7 +283,7 @@ def as_user() -> Iterator[None]:
 def give_to_user(directory: Path) -> None:
     """Create `directory`, and hand over what in it the server user lacks.
 
-    Without following links, also should somebody put one there meanwhile.
+    Without following links, even one that is put there meanwhile.
     """
     directory.mkdir(parents=True, exist_ok=True)
     user = server_user()
@@ -300,8 +300,8 @@ def require_reachable(directory: Path) -> None:
     user = server_user()
     for path in reversed((directory, *directory.parents)):
         if run(["test", "-x", path], user=user, check=False).returncode != 0:
-            who = user.pw_name if user else "you"
-            raise DevError(f"user {who} cannot enter {path}",
+            name = user.pw_name if user else "you"
+            raise DevError(f"user {name} cannot enter {path}",
                            f"chmod a+x {path}, or choose another place "
                            "(PGDW_BUILD_ROOT for builds, PGDATA for the cluster)")
 

@@ -23,7 +23,7 @@ from .base import SYSTEM_PATH, DevError, as_user, identity, own, run, server_use
 
 SUPERUSER = "postgres"
 
-# Of clusters that nobody but their maker can reach, and that need not survive the machine.
+# Of clusters that only their maker can reach, and that need not survive the machine.
 THROWAWAY = ("--auth=trust", "--no-locale", "--no-sync")
 
 # How much of a server log, and of what a program has said, an error quotes.
@@ -118,7 +118,7 @@ class Server:
                   "--no-instructions", *options)
 
     def promote(self, seconds: int) -> None:
-        """Promote a standby, whether or not it lets anybody in.
+        """Promote a standby, whether or not it accepts sessions.
 
         Raises ServerError unless it is a primary within so many seconds.
         """
@@ -237,7 +237,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def shared_memory(pid: int) -> set[str]:
-    """Return the segments of dynamic shared memory that nobody removes if it is killed."""
+    """Return the segments of dynamic shared memory that stay behind if it is killed."""
     return set(re.findall(r"/dev/shm/PostgreSQL\.\d+", read_proc(pid, "maps")))
 
 
@@ -250,7 +250,7 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
 def kill_family(pid: int) -> int:
     """Kill a process and all below it, and wait until they are gone; returns how many.
 
-    They cannot act in between: the first one starts nobody any more, and nobody sees
+    They cannot act in between: the first one starts no more processes, and none of them sees
     it go.
     """
     kill(pid, signal.SIGSTOP)
@@ -281,7 +281,7 @@ def _started(pid: int) -> str:
 
 
 def _is_gone(pid: int, started: str) -> bool:
-    """Say whether a process has ended; who reaps it is not our concern."""
+    """Say whether a process has ended; a zombie has."""
     fields = stat_fields(pid)
     return not fields or fields[0] in "ZX" or _started(pid) != started
 

@@ -9,8 +9,7 @@ from typing import TextIO
 
 from .base import say
 
-# Seconds between lines where nobody watches, and between changes of the line where
-# somebody does.
+# Seconds between lines in a log, and between changes of the line on a terminal.
 PLAIN_SECONDS = 15
 SHOWN_SECONDS = 0.2
 

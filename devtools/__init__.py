@@ -36,7 +36,7 @@ only `common` and `bench`:
     generate  documents that are made of other files
     site      the documents as a static site
     layers    which file may use which
-    english   words that must not come back in comments of C
+    english   words that must not come back in comments, messages and documents
     redo      what redo page by page must know, compared with PostgreSQL's source
     check     the gate
     cli       commands

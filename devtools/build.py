@@ -48,7 +48,7 @@ EXEC_BACKEND = (*TEST, "-Dc_args=-DEXEC_BACKEND")
 DOC = (*(option for option in RELEASE if option != "-Ddocs=disabled"), "-Ddocs=enabled")
 
 # Meson puts ccache in front of a compiler that it has chosen itself, and pg_config then
-# tells those who build extensions to use it.  So we choose, and Debian's directory of
+# tells builds of extensions to use it.  So we choose, and Debian's directory of
 # links that lead to ccache comes first where compilers are looked for.
 COMPILER = "cc"
 CCACHE_LINKS = "/usr/lib/ccache"

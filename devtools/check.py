@@ -47,7 +47,7 @@ class Tree:
     @cached_property
     def committed(self):
         """Text of the files that are, or would be, committed, by path."""
-        # A checkout may well belong to another user than the one who tests it.
+        # The checkout may belong to another user than ours.
         listing = output(["git", "-c", f"safe.directory={self.paths.repo}", "ls-files", "-z",
                           "--cached", "--others", "--exclude-standard"], cwd=self.paths.repo)
         names = (name for name in listing.split("\0") if name)
@@ -231,11 +231,11 @@ def typedefs_listed(tree):
 
 @checker
 def english_words(tree):
-    """A comment in C names the process that acts; so do messages, tests and documentation."""
+    """A comment names the process that acts; so do messages, tests and documentation."""
     for path, text in tree.c_files((".c", ".h", ".sgml", ".pl", ".pm")):
         yield from english.of_file(f"overlay/{path}", text)
     for path, text in tree.committed.items():
-        if path.endswith(".md"):
+        if path.endswith((".md", ".py")):
             yield from english.of_file(path, text)
     for name, patch in patches.read_series(tree.paths.patches):
         yield from english.of_patch(f"patches/{name}", patch.diff.decode(errors="replace"))

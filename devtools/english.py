@@ -1,11 +1,15 @@
 """Words that must not come back in comments and messages of C, in SGML, in tests and documents.
 
-A comment names the process that acts: backend, checkpointer, startup process, flusher.  Words that
-leave it open send the reader searching for it; "but for" and "in vain" are read twice.  Tests and
-documents have people in them, of whom they may say "who" and "he".
+A comment names the process that acts: backend, checkpointer, startup process, flusher.  Pronouns
+that leave it open send the reader searching for it; other words are read twice.  Tests in Perl and
+documents have people in them, to whom some of the pronouns may refer.  Of Python, comments and
+docstrings are read.
 """
 
+import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 
 _WORDS = re.compile(r"\b(?:who|whoever|nobody|somebody|he|him|his|but\s+for|in\s+vain)\b",
@@ -29,6 +33,15 @@ def plain_words(text: str) -> list[str]:
             for word in _WORDS.findall(re.sub("<!--.*?-->", "", text, flags=re.DOTALL))]
 
 
+def python_words(source: str) -> list[str]:
+    """Return the words in comments and docstrings of a Python source that must not be there."""
+    texts = [token.string for token in tokenize.generate_tokens(io.StringIO(source).readline)
+             if token.type == tokenize.COMMENT]
+    texts += [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(source))
+              if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))]
+    return plain_words("\n".join(texts))
+
+
 def added(diff: str) -> Iterator[tuple[str, str]]:
     """Yield (path, text) for each hunk in a C file: what is added, and of its context no words."""
     for path, hunks in _FILE.findall(diff):
@@ -42,9 +55,12 @@ def added(diff: str) -> Iterator[tuple[str, str]]:
 
 
 def of_file(path: str, text: str) -> Iterator[str]:
-    """Yield what is wrong with a C source, a test in Perl, or a file of the documentation."""
-    found = plain_words(text) if path.endswith((".sgml", ".md", ".pl", ".pm")) else words(text)
-    if not path.endswith((".sgml", ".c", ".h")):
+    """Yield what is wrong with a source in C or Python, a test in Perl, or a document."""
+    if path.endswith(".py"):
+        found = python_words(text)
+    else:
+        found = plain_words(text) if path.endswith((".sgml", ".md", ".pl", ".pm")) else words(text)
+    if not path.endswith((".sgml", ".c", ".h", ".py")):
         found = [word for word in found if word not in _PEOPLE]
     if found:
         yield f"{path} says {', '.join(dict.fromkeys(found))}"

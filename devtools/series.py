@@ -50,7 +50,7 @@ class Member:
     commit: str
 
 
-# Who owns what ------------------------------------------------------------
+# Which patch has which file ------------------------------------------------
 
 
 def problems(series, overlay_paths):

@@ -147,7 +147,7 @@ def refusal(paths, source):
     return None
 
 
-# What was agreed on, and who has edited since -----------------------------
+# What both sides had last, and which has edits since ------------------------
 
 
 def _digest(paths):
@@ -214,7 +214,7 @@ def commit_time(paths):
 
 def _ask_git(paths, *args):
     """Return what git says of the repository, or ""."""
-    # A checkout may well belong to another user than the one who builds.
+    # The checkout may belong to another user than ours.
     return output(["git", "-c", f"safe.directory={paths.repo}", *args], cwd=paths.repo,
                   check=False)
 

@@ -53,7 +53,7 @@ class RepositoryCase(unittest.TestCase):
 
     def git(self, *args):
         """Run git in work/ as a user would; returns its output."""
-        identity = {f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER")
+        identity = {f"GIT_{role}_{what}": value for role in ("AUTHOR", "COMMITTER")
                     for what, value in (("NAME", "Ann Example"), ("EMAIL", "ann@example.org"))}
         return subprocess.run(["git", "-C", str(self.paths.work), *args], check=True,
                               capture_output=True, env={**os.environ, **identity}).stdout.decode()

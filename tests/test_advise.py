@@ -175,7 +175,7 @@ class AdviseTest(unittest.TestCase):
         self.assertEqual(records["all"][2:], [0, 0, 0])
 
     def test_reader(self):
-        """What WAL is read with, and that of a standby nobody counts it."""
+        """What WAL is read with, and that WAL of a standby is not counted."""
         session = mock.Mock(ask=lambda query: "nowhere")
         server = {"number": 180006, "walinspect": False, "standby": False}
         with mock.patch.object(advise, "find_waldump", return_value=None):

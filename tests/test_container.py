@@ -48,7 +48,7 @@ class EntryPointTest(TestCase):
 
     @skipUnless(os.getuid() == 0, "gives files away")
     def test_owners(self):
-        """What is there belongs to whom it did, but for files in the data directory."""
+        """Only files in the data directory change their owner."""
         self.make_cluster()
         self.user = "nobody"
         outside, inside = self.base / "outside", self.data / "inside"

@@ -67,6 +67,10 @@ class PatchTest(TestCase):
         self.assertEqual(list(english.of_patch("1.patch", DIFF.format("whoever we are"))),
                          ["1.patch: src/a.c says whoever"])
 
+    def test_comments_and_docstrings_of_python(self):
+        source = 'who = "nobody"     # in vain\n\ndef f():\n    """Tell whoever asks."""\n'
+        self.assertEqual(list(english.of_file("a.py", source)), ["a.py says in vain, whoever"])
+
     def test_hunk_ends_within_a_comment(self):
         diff = DIFF.replace("  */\n int a;\n+int he;\n", "  more\n").replace("  * left", "+/*\n  * left")
         self.assertEqual(list(english.of_patch("1.patch", diff.format("whoever we are"))),

@@ -18,7 +18,7 @@ README = """
 | file | what |
 |---|---|
 | `top.c` | calls the others |
-| `low.c` | calls nobody |
+| `low.c` | calls no other |
 
 ## Rules
 """

@@ -230,7 +230,7 @@ class FamilyTest(TestCase):
             self.assertIn((postgres.stat_fields(pid) or "Z")[0], "ZX")
 
     def test_nobody_sees_its_parent_go(self):
-        """The first one is stopped before anybody looks, and is the last to be killed."""
+        """The first one is stopped before the others are looked up, and is the last to be killed."""
         process = self.family()
         below = postgres.descendants(process.pid)
         sent = []
@@ -253,7 +253,7 @@ class FamilyTest(TestCase):
         postgres.kill_family(process.pid)
 
     def test_number_of_another_process(self):
-        """A number that is taken again by somebody else counts as gone."""
+        """A process whose number is that of another one by now counts as gone."""
         self.assertTrue(postgres._is_gone(os.getpid(), "0"))
         self.assertFalse(postgres._is_gone(os.getpid(), postgres._started(os.getpid())))
 

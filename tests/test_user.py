@@ -1,4 +1,4 @@
-"""Who runs servers, and in whose directories: called as root, ./dev must harm nobody."""
+"""The user that runs servers, and its directories: called as root, ./dev must harm no other."""
 
 import os
 import pwd

@@ -2,7 +2,7 @@
 
 One module per concern, listed so that each may use only those above it:
 
-    limits       no step waits for ever
+    limits       limits of time for steps
     server       PostgreSQL's programs and servers
     recording    what a server did to its files
     mount        a mounted recorder
@@ -15,10 +15,10 @@ One module per concern, listed so that each may use only those above it:
     logformat    what a batch of the double-write log looks like
     wal          reading WAL
     walindex     the WAL of a recording, by page
-    watched      is each write of a recording allowed?  What is durable
-    watchedlog   ... the double-write log
-    watchedhome  ... pages at home
-    monitor      ... all of it
+    watched      the protocol monitor: what is durable at each operation
+    watchedlog   ... its rules for the double-write log
+    watchedhome  ... its rules for pages at home
+    monitor      ... all of it: is each write of a recording allowed?
     matrix       settings, drawn at random
     table        a table of the load, and the rows that it must have
     plans        a table, by every plan
@@ -27,16 +27,16 @@ One module per concern, listed so that each may use only those above it:
     load_files   kinds of load: files come and go
     load_server  kinds of load: the rest
     workload     all kinds of load, prepared and run
-    readers      whoever looks while others write
+    readers      sessions that read while others write
     oracle       what a recovered cluster must say
     pages        what its pages say without a server
     alarms       errors that no healthy server reports
     sequel       a server goes on from an image, and is cut off again
     explore      recovers images, judges them
     probes       clients that must get on, whatever happens to files of others
-    primary      a primary is recorded
-    failing      ... whose files fail
-    record       makes a recording
+    primary      scenarios: a primary is recorded
+    failing      ... a primary whose files fail
+    record       ... standbys and others; makes a recording
     blockstates  states of a block device
     controls     what is broken on purpose
     broken       servers that break a rule
@@ -48,10 +48,10 @@ One module per concern, listed so that each may use only those above it:
     history      lists of steps
     recipes      what histories begin with, so that rare orders are met
     drawing      histories drawn at random
-    ledger       what a server of a history must have
+    ledger       what a server of a history must hold
     store        a data directory whose power can be cut
-    machine      one of its servers, with its disk
-    judged       ... what is wrong with them
+    machine      a server of a history, with its disk
+    judged       what is wrong with the servers of a history
     lives        ... steps: starts, load, ends
     copies       ... standbys, backups, recovery, pg_rewind
     refused      ... what must be refused

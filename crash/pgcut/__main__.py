@@ -45,8 +45,8 @@ _TURNS = {"errors": ("errors", "frozen", "quota", "failing-unlinks"),
 # Modes that the first recordings of a campaign have.
 _SHOWN_MODES = ("double_writes", "full_pages", "atomic_writes")
 
-# More than there are cores, as who makes a recording waits for most of the time, and who
-# judges a state waits for its server.
+# More than there are cores: a worker waits for most of the time, for the load of its recording
+# or for the server that judges a state.
 WORKERS = 2 * os.cpu_count()
 
 # Complaints, and damages, of a failure that are shown on the terminal.

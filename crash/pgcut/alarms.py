@@ -1,8 +1,8 @@
-"""What a server says only if it, or its storage, is broken: SQLSTATEs of classes XX and 58.
+"""Errors that only a broken server, or broken storage, reports: SQLSTATEs of classes XX and 58.
 
-Clients that are told anything else may have read something old: that a table of theirs is not
-there, or that a key is which they have not used yet.  So where nothing is made to fail they may
-be told only what others cause.
+A client that gets any other error may have read stale data: that its table does not exist, or
+that a key exists which it has not used yet.  So where nothing is made to fail, only errors that
+other clients cause are allowed.
 """
 
 import re
@@ -13,7 +13,7 @@ CLASSES = ("XX", "58")
 # a standby is for reading only.
 CAUSED_BY_OTHERS = ("08", "40", "53", "55", "57", "25006")
 
-# Without a SQLSTATE: nobody gets in before a server is ready, nor after a stop has begun.
+# Without a SQLSTATE: no client gets in before a server is ready, nor after a stop has begun.
 _NOT_ADMITTED = re.compile(r"FATAL: +(?!the database system is |terminating |sorry, too many clients"
                            r"|remaining connection slots)")
 _ROLLED_BACK = "COMMIT rolled back"
@@ -30,10 +30,9 @@ _ALL_PINNED = "no unpinned buffers available"
 
 
 def of_clients(events, classes=CLASSES):
-    """Return what clients were told, by the events of a load, that nobody should be told.
+    """Return the errors in the events of a load that are findings.
 
-    With other classes than CLASSES something was made to fail, and what else they are told is
-    no finding.
+    With other classes than CLASSES something was made to fail, and no other error is a finding.
     """
     return list(dict.fromkeys(
         f"{event['client']} was told {event.get('sqlstate', '')}: {event['error']}"
@@ -51,6 +50,6 @@ def _is_wrong(code, text, classes):
 
 
 def of_server(log, classes=CLASSES):
-    """Return the lines of a server log, with the prefix that matrix.FIXED has, that alarm."""
+    """Return the lines of a server log that are findings; their prefix is that of matrix.FIXED."""
     return list(dict.fromkeys(match[0] for match in _LINE.finditer(log)
                               if match[1] in classes and _ALL_PINNED not in match[0]))

@@ -279,7 +279,7 @@ def _unmount(mountpoint):
     try:
         _run("umount", mountpoint)
     except BlockError:
-        # Somebody is still in there.  The loop device goes when they leave.
+        # A process still has files open there.  The loop device goes when it closes them.
         _run("umount", "--lazy", mountpoint)
         raise
 

@@ -120,7 +120,7 @@ def _link(build, objects, output):
     members = [copy for name, copy in objects.items() if name not in inputs]
     names = members + [objects.get(name, name) for name in inputs if name.endswith((".o", ".a"))]
     response = output.parent / "link.rsp"
-    # Nobody debugs it: it takes a fifth of the memory in which it lies, and less time.
+    # Without debug symbols it takes a fifth of the memory in which it lies, and less time.
     response.write_text(" ".join(["-Wl,--strip-debug", "-o", str(output), *names, arguments]))
     try:
         _run(f"cc @{response}", build)

@@ -61,7 +61,7 @@ NEEDED = {"failing-log-syncs": _LOGGED,
                     "max_connections": "60"},
           "failing-unlinks": {"shared_buffers": "16MB", "double_write_stage_size": "8MB"}}
 
-# Scenarios in which nobody asks the server for its WAL.
+# Scenarios in which no standby and no backup asks the server for its WAL.
 ALONE = ("primary", "edited", "reopened", "half-writes", "failing-directory-syncs", "frozen",
          "quota", "failing-unlinks")
 
@@ -115,7 +115,7 @@ class JobResult:
     recording: dict = field(default_factory=dict)
     states: list = field(default_factory=list)
     failures: list = field(default_factory=list)
-    # What is wrong with the recording itself: a server has crashed, or told what nobody may
+    # What is wrong with the recording itself: a server has crashed, or has reported what alarms
     findings: list = field(default_factory=list)
     # What the protocol monitor says of the recording: texts, and what it counted
     violations: list = field(default_factory=list)
@@ -387,7 +387,7 @@ def rules_of(seed):
 
 
 def require_acks(recording):
-    """Raise RecordError if nobody was promised anything: each state would be right."""
+    """Raise RecordError if no commit was acknowledged: each state would be right."""
     if not any(event["what"] == "ack" for event in recording.acks):
         raise record.RecordError("the load has come to nothing: no transaction was acknowledged")
 

@@ -55,8 +55,8 @@ LAZY = 0.1
 # below primary.HANG_SECONDS: then it is known which one did.
 STATEMENT_SECONDS = 90 * SLOWNESS
 
-# On a machine so slow that nobody was told anything in the time of a run, it lasts so many times
-# as long at most.
+# If no transaction is acknowledged in the time of a run, as on a slow machine, the run goes on
+# for at most this many times as long.
 PATIENCE = 20
 
 
@@ -70,7 +70,7 @@ class Recorder:
     def __init__(self, sink=None):
         """Start with nothing."""
         self.acks = []
-        self.promised = False       # somebody was told that a transaction is committed
+        self.promised = False       # a commit was acknowledged
         self.sink = sink
         self.lock = threading.Lock()
 
@@ -239,7 +239,7 @@ class Client:
     def look(self):
         """Read one of the client's tables by every plan, and by its indexes, while others work.
 
-        Nobody else changes it, so all must agree with the model.
+        No other client changes it, so all must agree with the model.
         """
         if not self.model:
             return

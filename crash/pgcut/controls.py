@@ -61,7 +61,7 @@ _WITHOUT_WAL = (("wal_level", "minimal"), ("wal_skip_threshold", "0"))
 # Each version of a page is logged, and stays in the log for a while.
 _MANY_COPIES = (("wal_level", "minimal"), ("double_write_buffer_size", "64MB"),
                 ("checkpoint_timeout", "30s"), ("max_wal_size", "64MB"))
-# Pages stay in the stage, as nobody writes them home before it is full.
+# Pages stay in the stage, as no process writes them home before it is full.
 _MUCH_STAGED = (("bgwriter_delay", "10s"), ("double_write_stage_size", "8MB"))
 # Backends that find the stage full write pages home beside the background writer.
 _SMALL_STAGE = (("double_write_stage_size", "1MB"),)
@@ -75,9 +75,9 @@ _PARALLEL = (("instant_recovery", "off"), ("recovery_workers", "3"),
 _ATOMIC = (("io_torn_pages_protection", "atomic_writes"), ("wal_level", "replica"))
 # Neither buffers nor stage become full.
 _MUCH_ROOM = (("shared_buffers", "16MB"), ("double_write_stage_size", "8MB"))
-# Who reads evicts pages of others, and the stage becomes full.
+# Backends that read evict dirty pages, and the stage becomes full.
 _FROZEN = (("shared_buffers", "4MB"), ("double_write_stage_size", "1MB"), ("max_connections", "60"))
-# The log becomes longer, as it would have to be longer than it may be otherwise.
+# The log may grow: with less it would be full.
 _GROWING = (("wal_level", "minimal"), ("double_write_buffer_size", "-1"),
             ("checkpoint_timeout", "30s"), ("max_wal_size", "64MB"), ("max_connections", "60"))
 # Many pages go home, and few of them twice.

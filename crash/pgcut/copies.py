@@ -107,7 +107,7 @@ class Copies(Lives):
             self._cut_recovery(machine, step)
         machine.start()
         machine.wait_for("promotion", lambda: not machine.ask("SELECT pg_is_in_recovery()"))
-        # Who follows it takes over its settings.
+        # A standby of it takes over its settings.
         machine.configure({"restore_command": "", "recovery_target_name": "",
                            "recovery_target_timeline": "latest"})
         machine.lived = True

@@ -43,7 +43,7 @@ POINTS = {"doublewrite-armed": 1, "doublewrite-restore-run": 4, "doublewrite-res
 # Those at which recovery of a backup is cut, if it comes so far.
 RECOVERY_POINTS = ("doublewrite-marker-written:1", "doublewrite-armed:1",
                    "doublewrite-home-written:2", "doublewrite-home-run-written:5")
-# Those at which whoever waits keeps nobody from stopping the server.
+# Those at which a process that is held does not keep the server from being stopped.
 HOLD_POINTS = ("doublewrite-armed", "doublewrite-restore-run", "doublewrite-restored")
 
 PROCESSES = ("checkpointer", "background writer", "walwriter", "client", "startup", "walreceiver")
@@ -109,7 +109,7 @@ def _directed(rng, history, recipe):
         world, drawn = history.world(), []
         for part in _bound(recipe, NAMES):
             if drawn and attempt < ATTEMPTS // 2 and rng.random() < NOISE_SHARE:
-                # Nobody else may be up yet, and what is noise must leave the server as it is.
+                # No other server may be up yet, and noise must leave the server as it is.
                 calm = [name for name, member in world.members.items() if member.state == "up"]
                 step = calm and _legal(rng, world, calm, len(drawn), NOISE)
                 if step:
@@ -154,7 +154,7 @@ def _go_on(rng, world, servers, drawn, wanted, theme):
 
 
 def _joined(rng, world, servers):
-    """Return the steps of a recipe that may begin now, but for what is so already."""
+    """Return the steps of a recipe that may begin now, except those whose effect is there."""
     fitting = [recipe for recipe in recipes.RECIPES
                if recipe.anywhere and len(recipe.servers) <= len(servers)]
     recipe = rng.choice(fitting)

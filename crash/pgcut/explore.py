@@ -30,20 +30,20 @@ from .states import FAULTS, LOG, RELATION, SECTOR, Places, State, choose, sample
 # chance name a process of today.  The owner file of the log tells copies of files,
 # which is what images are made of.
 ALWAYS_LEFT_OUT = ("postmaster.pid", "pg_doublewrite/owner")
-# Nobody sends a standby that is judged any more.  Replay may hold locks of transactions that
-# never end, also on catalogs without which nobody can connect.
+# A standby that is judged has no primary.  Replay may hold locks of transactions that never
+# end, also on catalogs that each new session reads.
 AS_STANDBY = {"primary_conninfo": "", "lock_timeout": "5s"}
 # Single-user mode does not know standbys; without the signal, what they have written is
 # recovered as after a crash.
 LEFT_OUT = (*ALWAYS_LEFT_OUT, server.STANDBY_SIGNAL)
 
-# For all servers that judge: an image is thrown away, and nobody waits for its disk.
+# For all servers that recover an image: it is thrown away, so its disk need not be synced.
 JUDGING = {"fsync": "off", "io_workers": "1"}
-# For most: without processes that have nothing to do with what is asked.  Who reads ahead for
-# the oracle costs as much as a tenth of all else, and changes no answer.
+# For most: without processes that have no part in the answer.  I/O workers that read ahead for
+# the oracle cost as much as a tenth of all else.
 PLAIN = {"io_method": "sync", "max_logical_replication_workers": "0"}
 
-# Each page waits until somebody needs it, or all of them.
+# Each page waits until a backend reads it, or all pages are needed.
 PENDING = {"instant_recovery": "on", "recovery_workers": "1", "instant_recovery_memory": "64MB",
            "shared_preload_libraries": "test_doublewrite",
            "test_doublewrite.fail_at": "instant-recovery-demands-first:EIO"}
@@ -92,7 +92,7 @@ _NAMELESS = "page verification failed"
 _UNREADABLE = re.compile("could not read")
 _NO_VERDICT = re.compile("no verdict|exit status")
 _CRASHED = re.compile("TRAP:|PANIC:")
-# Killed by a signal, but for that of a PANIC
+# Killed by a signal other than that of a PANIC
 _KILLED = re.compile(r"exit status -(?!6\b)\d")
 _ORPHAN = re.compile(r"^(?:promoted: )?file .* belongs to no relation")
 # Of a database that was dropped, and could not be removed.
@@ -294,8 +294,8 @@ class Judge:
 
         The files of relations must be the same afterwards, and redo must have come to the
         same record.  (WAL goes on after it: a checkpoint may be part of it or not.)  If
-        recovery fails, it must fail in order and with the WAL pipeline; page by page it
-        may leave the error to who needs the page.
+        recovery fails, it must fail in order and with the WAL pipeline; page by page the
+        error may come when a backend reads the page.
         """
         expected = self._fingerprint_of(image, IN_ORDER)
         complaints = []
@@ -334,7 +334,7 @@ class Judge:
             shutil.rmtree(copy)
 
     def _harmless(self, complaint):
-        """Say whether a complaint is about what nobody promises here."""
+        """Say whether a complaint is about something that is not promised here."""
         return not self.maps_protected and _TORN_MAP.search(complaint) or \
             self.scenario != "primary" and _ORPHAN.search(complaint) or \
             self.scenario == "failing-unlinks" and _ORPHAN_DIRECTORY.search(complaint)
@@ -463,8 +463,8 @@ class Subject(Judge):
     def _judge_unreadable(self, image, state, expected, outcome):
         """Recover an image with a file that cannot be read, or not from some read on.
 
-        If the server needs something of it, it must not start, or say so to who asks for it;
-        to have said so in its log is no excuse for what is lost.
+        If the server needs something of it, it must not start, or must report it to the client
+        that asks for it.  A line in its log is no excuse for what is lost.
         """
         rng = random.Random(f"unreadable/{state.cut}/{state.seed}")
         candidates = self._files_in(image, FAULTS[state.fault].unreadable)

@@ -1,6 +1,6 @@
-"""How a primary is recorded whose files fail at times: any kind of failure, or one kind.
+"""Scenarios in which operations on the primary's files fail: of any kind, or of one kind.
 
-Or do not return for a while, are not to grow, or cannot be removed.
+Or they do not return for a while, or files cannot grow, or cannot be removed.
 """
 
 import contextlib
@@ -29,10 +29,10 @@ STAY_SHARE, MANY_STAY, STAYS = 0.1, 0.5, 1 << 40
 # A relation of this size is more likely written over than extended.
 YOUNG_BYTES = 5 * 8192
 
-# Who must get on hangs after this, before the load as a whole does.
+# After this, clients that must get on hang; the limit of the whole load is longer.
 STAND_SECONDS = HANG_SECONDS // 2
 
-# So large is the log where nobody needs a sync cycle for a while.
+# A log so large that no sync cycle is needed for a while.
 LARGE_LOG = "-1"
 
 
@@ -125,7 +125,7 @@ class FailingLogSyncs(FailingSyncs):
 class FailingDirectorySyncs(Errors):
     """Only syncs of the double-write log's directory fail.
 
-    Nobody knows under which names its segments are on disk then, until another one succeeds.
+    Until another one succeeds, the names of its segments on disk are unknown.
     """
 
     kinds = (("syncdir", "pg_doublewrite", errno.EIO),)
@@ -138,7 +138,7 @@ class FailingDirectorySyncs(Errors):
 class TornWrites(Errors):
     """Home writes fail, and any sectors of them are done; nothing else.
 
-    What is torn is staged still, so that nobody reads it: not even an error tells of it.
+    Torn pages are still in the stage, so no read meets them, and there is no error.
     """
 
     kinds = (("tornwrite", "base/", errno.EIO),)
@@ -261,8 +261,8 @@ class Probed(Faulty):
 class Frozen(Probed):
     """Changes of some files, or their syncs, do not return for a while, as in a frozen file system.
 
-    Who needs these files waits, and nobody is told an error.  Where it is not the log or WAL
-    that is frozen, clients of another tablespace go on.
+    Processes that need these files wait, and no client gets an error.  Where it is not the log
+    or WAL that is frozen, clients of another tablespace go on.
     """
 
     # What is held, and whether also with a small log others go on: a sync cycle may be among
@@ -276,7 +276,7 @@ class Frozen(Probed):
     own_files = ("pg_doublewrite/", "pg_wal/")
     own_share = 0.15
 
-    # VACUUM FULL and REINDEX of catalogs hold locks that everybody needs while they write.
+    # VACUUM FULL and REINDEX of catalogs hold locks that all sessions need while they write.
     def workloads(self):
         return _without_catalogs(self.plan.kinds)
 
@@ -318,8 +318,8 @@ class Frozen(Probed):
 class Quota(Probed):
     """The log cannot grow any more, for a while or for good.
 
-    If there is a second segment, a sync cycle frees the first one.  That is a mere delay: nobody
-    is told an error, and all go on.
+    If there is a second segment, a sync cycle frees the first one.  That is a mere delay: no
+    client gets an error, and all go on.
     """
 
     kinds = ((0.3, 2), (2, 6), (60, 60))    # how long, in seconds, or as long as there is load
@@ -423,7 +423,7 @@ class FailingUnlinks(Faulty):
 
 
 def _is_held_by_the_log(cursor):
-    """Say whether the checkpointer waits for the log, or for who writes to it."""
+    """Say whether the checkpointer waits for the log, or for the process that writes to it."""
     cursor.execute("SELECT wait_event LIKE 'DoubleWrite%' FROM pg_stat_activity"
                    " WHERE backend_type = 'checkpointer'")
     return cursor.fetchone()[0]

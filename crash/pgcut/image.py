@@ -1,10 +1,9 @@
 """Images: the files of a state, as a directory in which a server can be started.
 
 From one state to the next few files differ.  So an `Image` is kept from state to state,
-and only what is not yet as it must be is written.  Which files those are does not depend
-on what servers say: each file that we write gets a time of modification that no clock has
-any more, which is gone once anybody writes to it or truncates it.  Who puts another file in
-its place is told by its number.
+and only files that differ are written.  Which ones a server has changed is found without
+asking it: each file that we write gets a time of modification in the past, which a write or
+a truncation replaces.  A file that was put in its place has another inode number.
 """
 
 import errno
@@ -24,8 +23,8 @@ _ZEROES = bytes(_PIECE)
 def write_tree(tree, directory, leave_out=()):
     """Write what Disk.tree() yields below `directory`, which must be empty.
 
-    Files belong to the caller and can be read by nobody else, as PostgreSQL
-    demands.  Names in `leave_out` are not written.
+    Only the caller's user can read the files, as PostgreSQL demands.
+     Names in `leave_out` are not written.
     """
     Image(directory).write(tree, leave_out)
 
@@ -88,7 +87,7 @@ class Image:
         return pieces
 
     def _is_untouched(self, status, inode, size):
-        """Say whether nobody has changed a file since we wrote it."""
+        """Say whether a file is as we wrote it."""
         return (status.st_ino, status.st_mtime_ns, status.st_size) == (inode, self._ours, size)
 
     def _tidied(self, wanted):

@@ -139,7 +139,7 @@ class Judged:
                                  for text in readers.undisturbed(ask)])
 
     def _harmless(self, complaint):
-        """Say whether a complaint is about what nobody promises."""
+        """Say whether a complaint is about something that is not promised."""
         return explore._TORN_MAP.search(complaint) or explore._ORPHAN.search(complaint)
 
     def _locked_for_good(self, machine, complaint):
@@ -165,8 +165,8 @@ class Judged:
         """Wait until a standby has what its upstream has now; all of that must be there."""
         source = self.machines[self.member(machine).upstream]
         moment = time.monotonic_ns()
-        # Up to something that is flushed now: nobody waits for records of a rollback, until
-        # which a standby holds the locks of what was rolled back.
+        # Up to something that is flushed now: no client waits for the record of a rollback, and
+        # until it is replayed a standby holds the locks of that transaction.
         target = source.ask("SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()"
                             " ELSE pg_logical_emit_message(false, 'pgcut', '', true) END")
         machine.wait_for("catching up", lambda: machine.ask(

@@ -1,7 +1,7 @@
-"""No step waits for ever: what does not end in time is ended, and it is told what it waited for.
+"""Limits of time for steps: a step that takes longer is ended, with a report of what it waited for.
 
-A thread that waits for a server, or in the kernel for a recorder, cannot be ended.  What it
-waits for can: that is a process which this one has started.
+A thread that waits for a server, or in the kernel for a recorder, cannot be ended.  The process
+that it waits for can: this process has started it.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ HUNG_STATUS = 86
 # Ended last: what it has recorded shows what happened.
 _RECORDER = "pgcut-recorder"
 
-# A process of Python's multiprocessing, which waits for nobody.
+# A process of Python's multiprocessing, which does not hang.
 _TRACKER = "resource_tracker"
 
 

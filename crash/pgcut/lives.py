@@ -12,7 +12,7 @@ from .judged import Judged
 from .machine import CLOCK_BACK, MODULE, Failure
 from .steps import MODE
 
-# A file system that nobody can write to any more.
+# A file system that has become read-only.
 READ_ONLY = tuple(f"{what}::0:1000000000:30" for what in
                   ("write", "create", "truncate", "fallocate", "rename", "unlink"))
 
@@ -192,7 +192,7 @@ class Lives(Judged):
         if self._followed(machine):
             self._catch_up(machine)
         with self._under_load(step):
-            # Whoever waits inside of the server has a snapshot, on which replay would wait.
+            # A session that waited in the server would hold a snapshot, on which replay would wait.
             machine.ask("SELECT pg_promote(false)")
             machine.wait_for("promotion", lambda: not machine.ask("SELECT pg_is_in_recovery()"))
             machine.ledger.ceiling = time.monotonic_ns()

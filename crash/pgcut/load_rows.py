@@ -166,7 +166,7 @@ class Multixact(Client):
     tables = (Table("t", size=150, limit=300, methods=("btree",)),)
 
     def step(self):
-        """Lock some rows; lock or change some of them again, once more deeply or in vain."""
+        """Lock some rows; lock or change some of them again, in a transaction below or without effect."""
         rng = self.rng
         with self.transaction() as cursor:
             self._lock(cursor)

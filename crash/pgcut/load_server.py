@@ -86,9 +86,9 @@ class Prepared(Client):
         return super().connect()
 
     def decide(self, gid, n, commit):
-        """Run the second phase; again if it fails, as nobody else will.
+        """Run the second phase; try again if it fails, as no other client does.
 
-        Return whether it is over; if not, the run is, and nobody knows.
+        Return whether it has ended; if not, the run has, and the outcome is unknown.
         """
         if commit:
             self.record("issue", n=n)
@@ -121,7 +121,7 @@ class Catalog(Client):
                 "pg_database", "pg_shdepend", "pg_tablespace", "pg_largeobject")
 
     def connect(self):
-        """Give way to the others, who need the same locks."""
+        """Give way to the other clients, which need the same locks."""
         known = super().connect()
         with self.connection.cursor() as cursor:
             cursor.execute("SET lock_timeout = '200ms'")

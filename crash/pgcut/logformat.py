@@ -59,9 +59,9 @@ def hint_digest(page, all_visible=False):
 def planted(rng, system, segments, length):
     """Return bytes that look like headers of batches, as a user might make them up.
 
-    All is right but for the nonce, which users never learn: each is of a block of one of the
-    segments, by number, and says that no earlier batch counts any more.  Noise in between lets
-    them stand anywhere.
+    All is right except the nonce, which users never learn.  Each header is of a block of one of
+    the segments, by number, and says that no earlier batch is live.  Noise in between puts them
+    at any offset.
     """
     content = b""
     while len(content) < length:

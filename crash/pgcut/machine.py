@@ -173,7 +173,7 @@ class Machine:
             self.note_segments()
 
     def note_segments(self):
-        """Remember shared memory that nobody removes if the server is killed from within."""
+        """Remember shared memory that stays behind if the server is killed from within."""
         self._segments = self.instance.shared_memory()
 
     def hide_settings(self, hide):

@@ -58,7 +58,7 @@ PRETENDED = {
     "test_doublewrite.pretend_atomic": "on",
 }
 
-# A page waits for a millisecond more, unless somebody needs it, so that there is time for cuts.
+# A page that no backend reads waits for a millisecond more, so that there is time for cuts.
 SLOWLY = {
     "shared_preload_libraries": "test_doublewrite",
     "test_doublewrite.fail_at": "instant-recovery-slowly:EIO",

@@ -8,8 +8,8 @@ R1   A page in the log or at home has an LSN that durable WAL reaches; on a stan
 R2   As long as a home write is not durable, it may be torn.  So from its start on a
      durable copy of the page is in the log, new enough for each redo pointer from
      which a crash could recover; or the first record for the block after each of
-     them rebuilds it; or no record after them has changed it, it is like what was home
-     before but for hints, and with checksums a durable note in the log fits it.  A write
+     them rebuilds it; or no record after them has changed it, it differs from what was
+     home before in hints only, and with checksums a durable hint note in the log fits it.  A write
      that was recorded as atomic is never torn, and needs none of them.
 R3   That holds until its sync: no low-water mark that a crash could find passes the
      copy, no segment with live batches is reused, and no batch is written
@@ -25,7 +25,7 @@ WAL  Is no rule of the engine: the reader of WAL has come to what is durable in 
 Without the log (`full_pages`) the second half of R2 protects each page, as in stock.
 With protection off only R1 is left.  What a page was before an uncommitted
 transaction made its file, and what is beyond the end of a file, cannot be torn.
-Nobody reads a database that DROP DATABASE has begun to remove, but redo.
+Only redo reads a database that DROP DATABASE has begun to remove.
 """
 
 import gc

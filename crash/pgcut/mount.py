@@ -11,7 +11,7 @@ from pathlib import Path
 MOUNT_SECONDS = 120
 END_SECONDS = 300
 
-# Whoever has copied our mount namespace keeps the recorder's connection: it must be told.
+# A process with a copy of our mount namespace keeps the recorder mounted: it must be told to end.
 COPIED_SECONDS = 2
 
 

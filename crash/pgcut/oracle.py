@@ -134,7 +134,7 @@ def orphans_allowed(acks, moment, ops):
     recording.  A path counts if it was
 
     * "create"d while a command was under way that had not succeeded at
-      `moment`: nobody knows the file after the crash;
+      `moment`: no catalog names the file after the crash;
     * "unlink"ed: pass this only for those whose directory was not synced since,
       as they may come back; and for those that were truncated to nothing and not
       synced since, which is how a drop leaves them until the next checkpoint has

@@ -79,8 +79,8 @@ class Play(Refusals):
         if machine and (step.do in UNWATCHED or step.get("program") == "stock" or
                         step.get("tool", "").startswith("checksums")):
             machine.watched = False
-        # Without the log nobody waits until a removal is durable: what comes back torn belongs
-        # to nobody, as in stock, which the monitor cannot see before it is removed.
+        # Without the log no process waits until a removal is durable: a file that comes back torn
+        # belongs to no relation, as in stock, which the monitor cannot see before it is removed.
         if machine and step.do == "script" and step["name"] == "half-dropped" and \
                 self.member(machine).mode not in ("double_writes", "atomic_writes"):
             machine.watched = False

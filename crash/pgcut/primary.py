@@ -1,7 +1,7 @@
-"""How a primary is recorded: life after life, with the load on it.
+"""Scenarios in which a primary is recorded: life after life, with the load on it.
 
-Or over lives that differ in mode or have few checkpoints; or base backups are taken of it, whose
-files are read in pieces, so that a page that is written meanwhile is read torn.
+Lives may differ in mode, or have few checkpoints.  Or base backups are taken of it, and their
+files read in pieces, so that a page that is written meanwhile is read torn.
 """
 
 import json
@@ -45,7 +45,7 @@ _CRASH = re.compile(r"^.*(?:TRAP:|PANIC:|was terminated by signal).*$", re.MULTI
 
 
 class Beside(threading.Thread):
-    """A call beside others; what it raises comes back to who joins it."""
+    """A call in a thread of its own; join() raises what it raises."""
 
     def __init__(self, work, *arguments):
         super().__init__()
@@ -179,7 +179,7 @@ class Primary:
         """Do what comes before a start of the recorded server."""
 
     def options(self):
-        """Return settings of this life alone, which nobody finds in a file."""
+        """Return settings of this life alone, given on the command line."""
         return {}
 
     def workloads(self):

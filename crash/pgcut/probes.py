@@ -1,8 +1,8 @@
 """Clients of a tablespace of their own, of which nothing is made to fail: they must get on.
 
-What holds up, or fails, other files may not keep all of them from their work for good.  How long
-they take is no matter: who wants to know waits until some of them have come further, or the limit
-of what may take so long has passed.
+What delays or fails operations on other files must not stop all of these clients for good.  How
+long they take does not matter: advance() waits until some of them have come further, or its limit
+has passed.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Whoever looks while others write: snapshots by every plan, and sessions after errors."""
+"""Sessions that read while others write: snapshots by every plan, and sessions after errors."""
 
 import contextlib
 import threading
@@ -36,7 +36,7 @@ def undisturbed(ask):
     """Return what `ask` returns; it may ask a standby that replays.
 
     A session waits for locks that replay holds, and replay for the session's snapshot, until
-    it cancels the session, even one that has not got in yet.  Who was cancelled asks again.
+    it cancels the session, even one that has not got in yet.  A cancelled session asks again.
     """
     deadline = time.monotonic() + TRY_SECONDS
     while True:

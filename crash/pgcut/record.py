@@ -229,7 +229,7 @@ class Standby(Primary):
                             "wal_keep_size": "1GB", **(settings or {})})
 
     def load(self, instance):
-        """Run the load on the primary, while somebody reads snapshots on the standby."""
+        """Run the load on the primary, while a session reads snapshots on the standby."""
         before = len(self.acks)
         reader = readers.Reader(instance.connect, READER_PAUSE)
         self.readers.append(reader)
@@ -238,7 +238,7 @@ class Standby(Primary):
             super().load(self.primary)
         finally:
             reader.end(HANG_SECONDS)
-        # Commits that nobody has waited for, or not to the end, are there as well.
+        # Commits for which the client did not wait, or not to the end, are there as well.
         for event in self.acks[before:]:
             if event["what"] == "resumed":
                 event["lazy"] = True
@@ -345,7 +345,7 @@ class RottenStandby(Standby):
     """Pages of the standby have rotted; it starts cold and behind, and its primary replaces them.
 
     The primary has changed them in the meantime.  Replay comes later than WAL does, so that the
-    primary's pages are from the future.  Until they are in place, who reads them gets an error.
+    primary's pages are from the future.  Until they are in place, a backend that reads them gets an error.
     """
 
     def __init__(self, base, *arguments):

@@ -59,7 +59,7 @@ class Refusals(Copies):
         owner = step.get("owner", "old")
         told = old is None or machine.checkpointed() or \
             owner == "old" and _names_marker(old / "owner")
-        if not told:                    # nobody can tell one from the other
+        if not told:                    # the server cannot tell one from the other
             self.figures["nothing to refuse"] += 1
             return
         marked = machine.marked()

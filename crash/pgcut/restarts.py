@@ -44,7 +44,7 @@ SCHEMA = f"""
 # Seconds until the next crash, after clients have got in.
 MOMENTS = (0.02, 0.1, 0.3, 1.0, 3.0)
 
-# Whom a crash begins with.
+# The process with which a crash begins.
 VICTIMS = ("postmaster", "recovery worker", "waiting", "any")
 
 CHECKS = {

@@ -160,14 +160,14 @@ class Scene:
         wanted = f"user.pgcut.fault=hold:{path}:0:0:{HOLD_MS}"
         while wanted not in os.listxattr(self._store.data):
             if time.monotonic() > deadline:
-                raise ScriptError(f"nobody truncates {path}")
+                raise ScriptError(f"no process truncates {path}")
             time.sleep(POLL_SECONDS)
 
 
 def outlived_truncation(scene):
     """A batch that cannot be logged has pages that a truncation then takes away (R6, R7).
 
-    Whoever reads them anew must find them empty, though the batch still has what they were.
+    A later read must find them empty, though the batch still has their old contents.
     """
     rng = scene.rng
     rows = rng.randint(2000, 4000)

@@ -109,7 +109,7 @@ class Server(postgres.Server):
         raise ServerError("server does not accept connections")
 
     def wait_for_replay(self):
-        """Wait until a standby waits for WAL that nobody will send.
+        """Wait until a standby waits for WAL that no primary will send.
 
         Without a connection: a session waits for locks that replay holds, and replay for the
         session's snapshot, until it cancels the session.

@@ -164,7 +164,7 @@ class Start(Kind):
             return None
         if member.labelled and member.role == "standby" and \
                 (not member.upstream or world.members[member.upstream].state != "up"):
-            return "it lacks WAL that nobody gives it"
+            return "it lacks WAL that no server gives it"
         return "stock knows no such points" if stock and step["point"] else None
 
     def change(self, world, step, member):
@@ -326,7 +326,7 @@ class Kill(Kind):
         if member.role == "primary" and step["process"] in ("startup", "walreceiver"):
             return f"a primary has no {step['process']}"
         if not member.upstream and step["process"] == "walreceiver":
-            return "it follows nobody"
+            return "it follows no server"
         return None
 
     def change(self, world, step, member):
@@ -444,7 +444,7 @@ class Recover(Kind):
     def change(self, world, step, member):
         backup = world.backups[step["backup"]]
         abandon(world, step.server)
-        # Nobody knows the number of its timeline, so that it cannot be rewound.
+        # The number of its timeline is not known, so it cannot be rewound.
         world.members[step.server] = Member(
             "up", "primary", step["mode"], "ours", False, "", backup.checksums,
             ((0, world.fork()),), written=True, born=world.fork())
@@ -535,7 +535,7 @@ class WrongLog(Kind):
 class Copied(Kind):
     """A copy of all files of a crashed server is started, its log and marker as well.
 
-    Nobody can tell that it was not running when they were copied: never legal.
+    The server cannot tell that it was not running when they were copied: never legal.
     """
 
     states = ()
@@ -555,7 +555,7 @@ class BadEdit(Kind):
 
 
 def abandon(world, name):
-    """Whoever follows a server that becomes another one follows nobody any more."""
+    """Let the standbys of a server that becomes another one follow no server."""
     for member in world.members.values():
         if member.upstream == name:
             member.upstream = ""

@@ -14,7 +14,7 @@ from .mount import recorded, set_fault
 from .recording import ROOT_INO, Recording
 from .states import Places, State, choose
 
-# Nobody reads what says that a server runs; a standby must stay one.
+# Not the sign that a server runs; but that of a standby, which must stay one.
 _LEFT_OUT = ("postmaster.pid",)
 
 # A recording that is longer than this begins anew when the server stops.
@@ -81,7 +81,7 @@ class Store:
         self._mount({})
 
     def ended(self):
-        """Return the Recording so far; nobody uses the files any more."""
+        """Return the Recording so far; no process may use the files any more."""
         self._unmount()
         shutil.move(self._base, self._recording / "base")
         return Recording(self._recording)

@@ -81,7 +81,7 @@ class WalIndex:
     def being_dropped(self, database, durable):
         """Say whether WAL up to `durable` makes a database invalid that is then dropped.
 
-        Until its files are gone, nobody can connect to it, and nobody syncs them.
+        Until its files are gone, no session can connect to it, and no process syncs them.
         """
         return 0 < self._dropped.get(database, 0) <= durable
 

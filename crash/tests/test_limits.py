@@ -152,7 +152,7 @@ class CampaignTest(unittest.TestCase):
 
 
 class ServersTest(unittest.TestCase):
-    """Servers that die, and locks that nobody releases."""
+    """Servers that die, and locks that are never released."""
 
     def setUp(self):
         if psycopg2 is None:
@@ -171,7 +171,7 @@ class ServersTest(unittest.TestCase):
     def complaints(self, scenario, **methods):
         """Record a server, with methods of the scenario replaced; return what is complained of.
 
-        Its load would go on for longer than anybody waits.
+        Its load would go on for longer than any limit.
         """
         altered = type("Altered", (record.SCENARIOS[scenario],), methods)
         directory = Path(self.scratch) / "recording"
@@ -199,7 +199,7 @@ class ServersTest(unittest.TestCase):
                       found)
 
     def test_standby_is_killed(self):
-        """Commits wait for it, and nobody cuts them short but who sees that it is gone."""
+        """Commits wait for it until the guard sees that it is gone, and ends them."""
         found = self.complaints("standby", **self.killed("server"))
         self.assertIn("the recorded server has ended by itself, with status -9; its log is "
                       "server.log", found)

@@ -892,7 +892,7 @@ class LivesTest(unittest.TestCase):
             killer.join()
             moment = time.monotonic_ns()
             expected = oracle.expectation(acks, moment)
-            # Nobody has recorded when files were created: take the worst case.
+            # When files were created was not recorded: take the worst case.
             files = [str(path.relative_to(cluster.data))
                      for top in ("base", "global", "pg_tblspc") for path in (cluster.data / top).rglob("*")]
             begun = [e["t"] for e in acks if e["what"] == "begin"]

@@ -946,7 +946,7 @@ class CommandLineTest(RecorderCase):
         self.assertEqual(Replay(Recording(self.log)).tree(), {"f": b"12345678"})
 
     def test_end_in_a_freeze(self):
-        """A recorder that is told to end does, although something waits that nobody lets go on."""
+        """A recorder that is told to end does, although an operation is held in it."""
         (self.base / "cold").mkdir()
         mountpoint = self.scratch / "mnt"
         mountpoint.mkdir()

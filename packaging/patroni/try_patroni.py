@@ -89,7 +89,7 @@ def wait_for(what, condition):
             if value:
                 return value
         time.sleep(0.2)
-    raise Failure(f"waited in vain: {what}")
+    raise Failure(f"timed out waiting for: {what}")
 
 
 def free_ports(number):
