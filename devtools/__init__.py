@@ -30,7 +30,7 @@ only `common` and `bench`:
     series    the review series: written, built and tested patch by patch
     lint      linters for the manifest of Kubernetes, the dashboard and the RPM spec
     crash     the power-cut explorer
-    browser   that site in a real browser, as a program of its own
+    browser   the static site in a real browser, as a program of its own
     clean     removing what builds and tests have left
     mutate    mutations: does a test notice when a rule is broken?
     generate  documents that are made of other files

@@ -422,8 +422,8 @@ def _test(paths, args):
     results = _run_beside(some("dev", {
         "check": lambda: check.report(check.run_all(paths, upstream)),
         "rules": lambda: rules.check(paths)}), list)
-    # Each of these waits for most of the time; what explores has the machine to itself, as
-    # the less a recorded server does the less there is to be found.
+    # Each of these waits for most of the time.  The explorer has the machine to itself: a server
+    # that gets less of it does less while it is recorded, and shows fewer faults.
     beside = some("dev", {"selftests": functools.partial(suites.run_selftests, paths, deadline),
                           "indent": functools.partial(_indent, paths, upstream)})
     beside += some("crash", {

@@ -45,8 +45,7 @@ def call(paths, arguments, deadline=None, place="crash"):
     scratch.mkdir(exist_ok=True)
     command = [SYSTEM_PYTHON, "-m", "pgcut",
                "--bindir", build.bindir(paths, "test"), "--build", paths.build("test"),
-               "--source", paths.work, "--prefix", paths.prefix("test"),
-               "--mutations", paths.repo / "tests" / "mutations",
+               "--source", paths.work, "--mutations", paths.repo / "tests" / "mutations",
                "--recorder", _recorder(paths), "--scratch", scratch,
                "--stock", build.bindir(paths, "stock"), *arguments]
     say("exploring power cuts")

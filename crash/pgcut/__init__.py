@@ -9,6 +9,7 @@ One module per concern, listed so that each may use only those above it:
     disk         the durability model
     image        a state as a directory
     block        a block device that is recorded
+    fileplayer   random things done to files
     modelcheck   is the model true?
     states       faults, and where to cut
     minimise     the fewest damages that fail
@@ -30,9 +31,10 @@ One module per concern, listed so that each may use only those above it:
     readers      sessions that read while others write
     oracle       what a recovered cluster must say
     pages        what its pages say without a server
-    alarms       errors that no healthy server reports
+    alarms       what logs, errors and complaints say that is a finding
     sequel       a server goes on from an image, and is cut off again
-    explore      recovers images, judges them
+    judge        recovers images, and says what is wrong with them
+    explore      builds the images of a recording, and has them judged
     probes       clients that must get on, whatever happens to files of others
     primary      scenarios: a primary is recorded
     failing      ... a primary whose files fail

@@ -15,6 +15,7 @@ from . import (
     controls,
     explore,
     histories,
+    judge,
     machine,
     realcut,
     recipes,
@@ -65,15 +66,31 @@ def _parser():
     parser.add_argument("--bindir", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--build", help=argparse.SUPPRESS)
     parser.add_argument("--source", help=argparse.SUPPRESS)
-    parser.add_argument("--prefix", help=argparse.SUPPRESS)
     parser.add_argument("--mutations", help=argparse.SUPPRESS)
     parser.add_argument("--recorder", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--scratch", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--stock", default="", help=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    sub = commands.add_parser("run", help="record, explore, find the controls, report")
-    sub.set_defaults(handler=_run)
+    def command(name, handler, text, arguments=None):
+        sub = commands.add_parser(name, help=text)
+        sub.set_defaults(handler=handler)
+        if arguments:
+            arguments(sub)
+
+    command("run", _run, "record, explore, find the controls, report", _arguments_of_run)
+    command("measure", _measure, "measure how soon the controls are found", _arguments_of_measure)
+    command("history", _history, "play histories: steps on one to three servers, drawn at random",
+            _arguments_of_history)
+    command("replay", _replay, "try a failure again, and minimise it", _arguments_of_replay)
+    command("load", _load, "run the load on your own storage, for a real power cut",
+            _arguments_of_load)
+    command("verify", _verify, "say what a real power cut has lost", _arguments_of_verify)
+    command("list", _list, "list the faults and the controls")
+    return parser
+
+
+def _arguments_of_run(sub):
     sub.add_argument("--states", type=int, default=240, help="crash states to try (240)")
     sub.add_argument("--recordings", type=int, default=4,
                      help="recordings to take them from, each with settings of its own (4)")
@@ -101,8 +118,8 @@ def _parser():
     sub.add_argument("--output", type=Path, default=Path("crash-report"),
                      help="directory of the report and of failures (crash-report)")
 
-    sub = commands.add_parser("measure", help="how soon are controls found?")
-    sub.set_defaults(handler=_measure)
+
+def _arguments_of_measure(sub):
     sub.add_argument("--control", action="append", default=[], choices=[
         control.name for control in controls.CONTROLS], help="only this control")
     sub.add_argument("--seeds", type=int, default=5, help="tries of each, from seeds of their own (5)")
@@ -112,8 +129,8 @@ def _parser():
     sub.add_argument("--output", type=Path, default=Path("controls.json"),
                      help="what was measured; tries that are in it are not made again (controls.json)")
 
-    sub = commands.add_parser("history", help="what happens to servers, drawn at random too")
-    sub.set_defaults(handler=_history)
+
+def _arguments_of_history(sub):
     sub.add_argument("--seed", type=int, default=1, help="of the first history (1)")
     sub.add_argument("--count", type=int, help="histories to play (20)")
     sub.add_argument("--minutes", type=float, help="no history begins after so long")
@@ -138,27 +155,23 @@ def _parser():
     sub.add_argument("--output", type=Path, default=Path("history-report"),
                      help="directory of the report and of failures (history-report)")
 
-    sub = commands.add_parser("replay", help="try a failure again, and minimise it")
-    sub.set_defaults(handler=_replay)
+
+def _arguments_of_replay(sub):
     sub.add_argument("failure", type=Path, help="a failure-N.json in the output of `run`")
     sub.add_argument("--minimise", action="store_true", help="find the fewest damages that fail")
 
-    sub = commands.add_parser("load", help="run the load on your own storage, for a real power cut")
-    sub.set_defaults(handler=_load)
+
+def _arguments_of_load(sub):
     sub.add_argument("directory", type=Path, help="of the cluster; made if it is not there")
     sub.add_argument("--seconds", type=float, default=600, help="of load (600)")
     sub.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",
                      help="a setting of a new cluster")
     sub.add_argument("--no-checksums", action="store_true", help="of pages in a new cluster")
 
-    sub = commands.add_parser("verify", help="what did a real power cut lose?")
-    sub.set_defaults(handler=_verify)
+
+def _arguments_of_verify(sub):
     sub.add_argument("directory", type=Path, help="of the cluster")
     sub.add_argument("acks", type=Path, help="what `load` printed, kept on another machine")
-
-    sub = commands.add_parser("list", help="the faults and the controls")
-    sub.set_defaults(handler=_list)
-    return parser
 
 
 # run --------------------------------------------------------------------
@@ -288,7 +301,7 @@ def _replay(args):
 
 def _replay_failure(args, failure, bindir):
     recording = Recording(args.failure.parent / "recording")
-    context = explore.Context(bindir, args.recorder, args.scratch,
+    context = judge.Context(bindir, args.recorder, args.scratch,
                               rules=campaign.rules_of(recording.meta["seed"]))
     subject = explore.Subject(recording, context)
     state = State(**failure["state"])

@@ -1,11 +1,13 @@
-"""Errors that only a broken server, or broken storage, reports: SQLSTATEs of classes XX and 58.
+"""What in the logs of servers, the errors of clients and the complaints of the oracle is a finding.
 
-A client that gets any other error may have read stale data: that its table does not exist, or
-that a key exists which it has not used yet.  So where nothing is made to fail, only errors that
-other clients cause are allowed.
+Only a broken server, or broken storage, reports SQLSTATEs of the classes XX and 58.  A client
+that gets any other error may have read stale data: that its table does not exist, or that a key
+exists which it has not used yet.  So where nothing is made to fail, only errors that other
+clients cause are allowed.
 """
 
 import re
+from pathlib import Path
 
 CLASSES = ("XX", "58")
 
@@ -20,13 +22,42 @@ _ROLLED_BACK = "COMMIT rolled back"
 
 _LINE = re.compile(r"^.*\] (\w{2})\w{3} .*(?:ERROR|FATAL|PANIC):.*$", re.MULTILINE)
 
-
 # Of class XX whatever the reason.  Where writes are made to fail, checkpoints may.
 _CHECKPOINT_FAILED = "checkpoint request failed"
 
 # With a few dozen shared buffers, as these servers have, many clients at once can pin all of
 # them, in stock as well.
 _ALL_PINNED = "no unpinned buffers available"
+
+_BAD_LOG = re.compile(r"^.*(?:PANIC:|invalid page|page verification failed|TRAP:).*$",
+                      re.MULTILINE)
+
+# A free space map is a hint, is not logged, and repairs itself with this message,
+# which checksums precede with another.
+_MENDED_MAP = re.compile(r'^(.*page verification failed.*\n(.*CONTEXT:.*\n)?)?'
+                         r'.*_fsm"; zeroing out page.*$', re.MULTILINE)
+
+TORN_MAP = re.compile(r"of its fsm fork is not a page")
+# How a server says that it has met a page, or a part of the log, that is rotten;
+# or how the oracle does, which compares some files byte by byte.
+_REPORTED = re.compile("invalid page in block|page verification failed"
+                       "|double-write log is damaged|could not read page copy"
+                       "|double-write log in .* is missing or unreadable"
+                       "|has an LSN after the end of WAL|file .* differs in block")
+# ... and in particular a part of the log, or a page, in a line that does not say of which file.
+_REPORTED_LOG = re.compile("double-write log|could not read page copy")
+_NAMELESS = "page verification failed"
+# How it, or the oracle, says that it cannot read a file.
+UNREADABLE = re.compile("could not read")
+NO_VERDICT = re.compile("no verdict|exit status")
+_CRASHED = re.compile("TRAP:|PANIC:")
+# Killed by a signal other than that of a PANIC
+KILLED = re.compile(r"exit status -(?!6\b)\d")
+ORPHAN = re.compile(r"^(?:promoted: )?file .* belongs to no relation")
+# Of a database that was dropped, and could not be removed.
+ORPHAN_DIRECTORY = re.compile(r"^directory .* belongs to no database")
+# Where redo has ended.
+_REDO_DONE = re.compile(r"redo done at (\S+)")
 
 
 def of_clients(events, classes=CLASSES):
@@ -53,3 +84,41 @@ def of_server(log, classes=CLASSES):
     """Return the lines of a server log that are findings; their prefix is that of matrix.FIXED."""
     return list(dict.fromkeys(match[0] for match in _LINE.finditer(log)
                               if match[1] in classes and _ALL_PINNED not in match[0]))
+
+
+def replayed(log):
+    """Return the last record that redo has met, as a server's log says; None if it says nothing."""
+    found = _REDO_DONE.search(Path(log).read_text(errors="replace"))
+    return found and found[1]
+
+
+def bad_lines(log):
+    """Return the lines of a server log that no recovery may write."""
+    return _BAD_LOG.findall(_MENDED_MAP.sub("", log))
+
+
+def excused(complaint, rotten, log):
+    """Say whether a complaint does no more than to report what is rotten in an image.
+
+    `rotten` are the places, `log` is what the server said: one that does not start, but does
+    not crash either, must have said there why.
+    """
+    if NO_VERDICT.search(complaint):
+        return not (_CRASHED.search(complaint + log) or KILLED.search(complaint)) and any(
+            _reports(text, rotten) for text in (complaint, *log.splitlines()))
+    return _reports(complaint, rotten)
+
+
+def _reports(text, rotten):
+    """Say whether a text reports one of the places that are rotten."""
+    numbers = [place.rpartition("/")[2].partition(".")[0] for place in rotten]
+    if not rotten or not _REPORTED.search(text):
+        return False
+    return _NAMELESS in text or any(re.search(rf"\b{number}\b", text) for number in numbers) or \
+        "pg_doublewrite/" in "".join(rotten) and _REPORTED_LOG.search(text) is not None
+
+
+def crashes(log):
+    """Return the lines of a log that even a server with a file that it cannot read may not write."""
+    return [line for line in bad_lines(log) if _CRASHED.search(line) and
+            ("TRAP:" in line or not UNREADABLE.search(line))]

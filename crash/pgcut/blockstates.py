@@ -18,7 +18,8 @@ from pathlib import Path
 from . import oracle, primary, record, server
 from .block import BlockDisk, BlockStore, mounted, random_choice
 from .disk import KEPT, LOST, Choice
-from .explore import STATE_SECONDS, Judge, Outcome, phase
+from .explore import STATE_SECONDS
+from .judge import Judge, Outcome, phase
 from .limits import limit
 from .recording import Kind, Recording
 from .states import State

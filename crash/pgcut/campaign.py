@@ -27,7 +27,8 @@ from .block import FILE_SYSTEMS
 from .broken import Workshop
 from .controls import CONTROLS
 from .disk import Rules
-from .explore import Context, Subject
+from .explore import Subject
+from .judge import Context
 from .recording import Kind, Recording
 from .states import FAULTS, LOG, RELATION, WAL, WINDOW_FAULTS, Places, State, exhaustive, sampled
 

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import explore, monitor, oracle, readers
+from . import alarms, monitor, oracle, readers
 from .ledger import Ledger
 from .machine import HANG_SECONDS, Load, Machine
 
@@ -140,7 +140,7 @@ class Judged:
 
     def _harmless(self, complaint):
         """Say whether a complaint is about something that is not promised."""
-        return explore._TORN_MAP.search(complaint) or explore._ORPHAN.search(complaint)
+        return alarms.TORN_MAP.search(complaint) or alarms.ORPHAN.search(complaint)
 
     def _locked_for_good(self, machine, complaint):
         """Say whether a standby may hold the lock that is complained about, as in stock.

@@ -6,7 +6,7 @@ import traceback
 
 import psycopg2
 
-from . import drawing, explore, server, steps
+from . import alarms, drawing, server, steps
 from .limits import Hang, limit
 from .machine import OURS, Failure, alarming
 from .refused import Refusals
@@ -63,7 +63,7 @@ class Play(Refusals):
             self._find("explorer", traceback.format_exc())
         for machine in self.machines.values():
             text = machine.unread()
-            for line in dict.fromkeys(explore.bad_lines(text) + alarming(text)):
+            for line in dict.fromkeys(alarms.bad_lines(text) + alarming(text)):
                 if "TRAP:" in line or not machine.excused:
                     self._find("log", f"{machine.name}: {_without_prefix(line)}")
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from . import alarms, explore, matrix, oracle, pages, server, workload
+from . import alarms, matrix, oracle, pages, server, workload
 
 # Above all numbers of transactions.
 _ANY = (1 << 31) - 1
@@ -94,7 +94,7 @@ def verify(bindir, directory, acks):
         instance.close()
     said = log.read_text(errors="replace")[before:]
     complaints += [f"told by the load: {text}" for text in alarms.of_clients(events)]
-    complaints += dict.fromkeys(explore.bad_lines(said) + alarms.of_server(said))
+    complaints += dict.fromkeys(alarms.bad_lines(said) + alarms.of_server(said))
     complaints += pages.future_lsns(data, _LEFT_OVER.findall("\n".join(complaints)))
     complaints = [text for text in complaints if not _LEFT_OVER.search(text)]
     print("\n".join(complaints))

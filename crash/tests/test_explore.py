@@ -9,7 +9,7 @@ from unittest import mock
 
 from test_oracle import bindir
 
-from pgcut import explore, matrix, oracle, server
+from pgcut import alarms, explore, judge, matrix, oracle, server
 from pgcut.disk import KEPT, Choice, Rules
 from pgcut.image import write_tree
 from pgcut.recording import Recording
@@ -40,8 +40,8 @@ class ExcuseTest(unittest.TestCase):
                 ("block 0 of base/7/16517 has an LSN after the end of WAL, 0/1", self.PAGE, ""),
                 (f"no verdict of a server: exited with 1: {damaged}", self.LOG, damaged),
                 (damaged, self.LOG, "")):
-            self.assertTrue(explore.excused(text, rotten, log), text)
-            self.assertFalse(explore.excused(text, [], log), text)
+            self.assertTrue(alarms.excused(text, rotten, log), text)
+            self.assertFalse(alarms.excused(text, [], log), text)
 
     def test_what_else_is_wrong(self):
         invalid = 'invalid page in block 3 of relation "base/5/16517"'
@@ -52,12 +52,12 @@ class ExcuseTest(unittest.TestCase):
                 ("FATAL:  double-write log is damaged: batch 45 is missing", self.PAGE, ""),
                 ("no verdict within 600 s", self.PAGE, "LOG:  redo starts"),
                 ("no verdict, exit status -6: x", self.PAGE, f'{invalid}\nTRAP: failed Assert("x")')):
-            self.assertFalse(explore.excused(text, rotten, log), text)
+            self.assertFalse(alarms.excused(text, rotten, log), text)
 
     def test_crash_though_a_file_cannot_be_read(self):
         unreadable = 'PANIC:  could not read blocks 0..0 in file "base/5/2603"'
         for line in ('TRAP: failed Assert("x")', "PANIC:  could not locate a valid checkpoint"):
-            self.assertEqual(explore.crashes(f"{unreadable}\n{line}\n"), [line])
+            self.assertEqual(alarms.crashes(f"{unreadable}\n{line}\n"), [line])
 
 
 class ImagesTest(unittest.TestCase):
@@ -85,7 +85,7 @@ class ImagesTest(unittest.TestCase):
     def outcome(self, recording, fault, **options):
         """Return what becomes of the last state of a recording."""
         # installed programs lack the module by which pages are kept waiting
-        context = explore.Context(self.programs, self.recorder, self.scratch, compare_every=0,
+        context = judge.Context(self.programs, self.recorder, self.scratch, compare_every=0,
                                   pending_every=0, restart_every=0, **options)
         return explore.Subject(recording, context).try_state(State(len(recording.ops), fault, 3))
 
@@ -96,25 +96,25 @@ class ImagesTest(unittest.TestCase):
             self.assertEqual(outcome.complaints, [])
             self.assertIn("redo done", outcome.log)
             self.assertEqual("ready to accept connections" in outcome.log, postmaster)
-        single = sum(explore.drawn("single", seed, explore.Context.single_every)
+        single = sum(judge.drawn("single", seed, judge.Context.single_every)
                      for seed in range(1000))
         self.assertLess(single, 130)
         self.assertGreater(single, 70)
 
     def test_most_servers_do_without_what_is_not_asked(self):
         recording = self.record("primary")
-        for every, added in ((0, explore.PLAIN), (1, {})):
+        for every, added in ((0, judge.PLAIN), (1, {})):
             with mock.patch.object(server.Server, "start", autospec=True,
                                    side_effect=server.Server.start) as start:
                 outcome = self.outcome(recording, "all-lost", sequel_every=0, single_every=0,
                                        as_drawn_every=every)
             self.assertEqual(outcome.complaints, [])
             self.assertEqual([call.args[1] for call in start.mock_calls],
-                             [{**explore.JUDGING, **added}])
+                             [{**judge.JUDGING, **added}])
 
     def test_kept_image_is_that_of_the_next_state(self):
         recording = self.record("primary")
-        context = explore.Context(self.programs, self.recorder, self.scratch, pending_every=0)
+        context = judge.Context(self.programs, self.recorder, self.scratch, pending_every=0)
         subject = explore.Subject(recording, context)
         last = len(recording.ops)
         for cut, fault, nested in ((last // 2, "storm", 0), (last, "rotten-page", 0),
@@ -127,8 +127,8 @@ class ImagesTest(unittest.TestCase):
 
     def test_server_goes_on(self):
         recording = self.record("primary")
-        with mock.patch.object(explore.Judge, "recover_and_ask", autospec=True,
-                               side_effect=explore.Judge.recover_and_ask) as asked:
+        with mock.patch.object(judge.Judge, "recover_and_ask", autospec=True,
+                               side_effect=judge.Judge.recover_and_ask) as asked:
             outcome = self.outcome(recording, "all-lost", sequel_every=1, sequel_cuts=2)
         self.assertEqual(outcome.complaints, [])
         self.assertIn("sequel", outcome.phases)
@@ -141,8 +141,8 @@ class ImagesTest(unittest.TestCase):
 
     def test_recovery_is_cut_off_before_the_load(self):
         recording = self.record("primary")
-        with mock.patch.object(explore.Judge, "recover_and_ask", autospec=True,
-                               side_effect=explore.Judge.recover_and_ask) as asked:
+        with mock.patch.object(judge.Judge, "recover_and_ask", autospec=True,
+                               side_effect=judge.Judge.recover_and_ask) as asked:
             outcome = self.outcome(recording, "torn-pages", sequel_every=1, sequel_cuts=2,
                                    recovery_cuts=2)
         self.assertEqual(outcome.complaints, [])
@@ -154,7 +154,7 @@ class ImagesTest(unittest.TestCase):
     def test_recovery_is_cut_by_whichever_server(self):
         recording = self.record("primary")
         for recover in ("_recover_alone", "_recover_by_server"):
-            subject = explore.Subject(recording, explore.Context(
+            subject = explore.Subject(recording, judge.Context(
                 self.programs, self.recorder, self.scratch, compare_every=0, pending_every=0))
             with mock.patch.object(explore.Subject, "_recover_alone", getattr(
                     explore.Subject, recover)), mock.patch.object(
@@ -184,21 +184,21 @@ class ImagesTest(unittest.TestCase):
         for place in places:
             self.assertIn(f'block {place // PAGE} of relation "{path}" was damaged, and has been '
                           'replaced by that of the primary', log)
-        context = explore.Context(self.programs, self.recorder, self.scratch, standby_every=1,
+        context = judge.Context(self.programs, self.recorder, self.scratch, standby_every=1,
                                   sequel_every=0, pending_every=0)
         subject = explore.Subject(recording, context)
         asked = []
-        with mock.patch.object(explore, "excused", lambda *about: asked.append(about)):
+        with mock.patch.object(alarms, "excused", lambda *about: asked.append(about)):
             first = subject.try_state(State(1, "all-kept", 3))
         # Before the primary has replaced them, that is what is wrong, and it is an excuse.
         self.assertIn("invalid page in block", first.log)
         self.assertEqual(len(asked[0][1]), len(places))
-        self.assertTrue(all(explore.excused(*about) for about in asked))
+        self.assertTrue(all(alarms.excused(*about) for about in asked))
         self.assertEqual(subject.try_state(State(len(recording.ops), "all-kept", 3)).complaints, [])
 
     def test_recovery_of_a_standby_is_cut(self):
         recording = self.record("standby")
-        subject = explore.Subject(recording, explore.Context(
+        subject = explore.Subject(recording, judge.Context(
             self.programs, self.recorder, self.scratch, standby_every=1, sequel_every=0))
         outcome = subject.try_state(State(len(recording.ops), "torn-pages", 3, nested=1))
         self.assertEqual(outcome.complaints, [])
@@ -217,7 +217,7 @@ class ImagesTest(unittest.TestCase):
 
     def test_standby_that_lets_nobody_in(self):
         recording = self.record("standby")
-        context = explore.Context(self.programs, self.recorder, self.scratch, pending_every=0)
+        context = judge.Context(self.programs, self.recorder, self.scratch, pending_every=0)
         subject = explore.Subject(recording, context)
         subject.move(len(recording.ops))
         image = Path(self.scratch) / "state" / "data"

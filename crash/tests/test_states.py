@@ -19,6 +19,7 @@ from pgcut import (
     campaign,
     controls,
     explore,
+    judge,
     matrix,
     primary,
     probes,
@@ -71,7 +72,7 @@ class CampaignTest(unittest.TestCase):
     def test_mistakes_of_ours_find_no_control(self):
         def found(*complaints):
             result = campaign.JobResult("control", control="R2")
-            outcome = explore.Outcome(states.State(1, "all-lost", 1), list(complaints))
+            outcome = judge.Outcome(states.State(1, "all-lost", 1), list(complaints))
             return campaign._first_failure([outcome], result), len(result.failures)
         self.assertEqual(found("explorer: Traceback"), (False, 0))
         self.assertEqual(found("explorer: Traceback", "client a: transaction 1"), (True, 1))
@@ -193,7 +194,7 @@ class StatesTest(unittest.TestCase):
         state = states.State(cut, fault, 3)
         with tempfile.TemporaryDirectory() as scratch:
             os.chmod(scratch, 0o755)
-            subject = explore.Subject(self.recording, explore.Context("", "", scratch))
+            subject = explore.Subject(self.recording, judge.Context("", "", scratch))
             subject.move(cut)
             return subject._is_effective(state, states.choose(subject.disk, state,
                                                               self.places.areas))
@@ -274,7 +275,7 @@ class DrawTest(unittest.TestCase):
     """What is done with a state besides recovering it is drawn for each purpose by itself."""
 
     def drawn(self, purpose):
-        return {seed for seed in range(20000) if explore.drawn(purpose, seed, 20)}
+        return {seed for seed in range(20000) if judge.drawn(purpose, seed, 20)}
 
     def test_as_often_as_said(self):
         for purpose in ("restart", "compare", "server"):

@@ -1,0 +1,281 @@
+"""Recovers images of a recorded cluster, and says what is wrong with them."""
+
+import contextlib
+import random
+import re
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg2
+
+from . import alarms, oracle, pages, server
+from .disk import Rules
+from .limits import limit
+from .states import State
+
+# For all servers that recover an image: it is thrown away, so its disk need not be synced.
+JUDGING = {"fsync": "off", "io_workers": "1"}
+# For most: without processes that have no part in the answer.  I/O workers that read ahead for
+# the oracle cost as much as a tenth of all else.
+PLAIN = {"io_method": "sync", "max_logical_replication_workers": "0"}
+
+# Each page waits until a backend reads it, or all pages are needed.
+PENDING = {"instant_recovery": "on", "recovery_workers": "1", "instant_recovery_memory": "64MB",
+           "shared_preload_libraries": "test_doublewrite",
+           "test_doublewrite.fail_at": "instant-recovery-demands-first:EIO"}
+
+# Redo in the order of WAL, and in other ways: each leaves the same files.
+IN_ORDER = {"wal_pipeline": "off", "instant_recovery": "off", "recovery_workers": "0"}
+WAYS = {
+    "with the WAL pipeline": ({**IN_ORDER, "wal_pipeline": "on"},),
+    "page by page": ({"instant_recovery": "on", "recovery_workers": "2",
+                      "instant_recovery_memory": "64MB"},
+                     {"instant_recovery": "off", "recovery_workers": "3",
+                      "instant_recovery_memory": "64MB"},
+                     {"instant_recovery": "off", "recovery_workers": "3",
+                      "instant_recovery_memory": "64kB"}),
+}
+
+# A standby that is judged has no primary.  Replay may hold locks of transactions that never
+# end, also on catalogs that each new session reads.
+AS_STANDBY = {"primary_conninfo": "", "lock_timeout": "5s"}
+
+# What may be asked takes a second or two: a server that takes so long hangs.
+HANG_SECONDS = 180
+
+_RESTORED = re.compile(r"double-write log: examined (\d+) pages in (\d+) batches, restored (\d+)")
+
+# Does redo hold locks that readers would wait for?
+_LOCKED = "SELECT count(*) > 0 FROM pg_locks JOIN pg_stat_activity USING (pid)" \
+          " WHERE backend_type = 'startup' AND mode = 'AccessExclusiveLock'"
+
+
+@dataclass(frozen=True)
+class Context:
+    """What trying a state needs besides the recording."""
+
+    bindir: str
+    recorder: str
+    scratch: str                # a directory in memory
+    rules: Rules = Rules()
+    quick: bool = False
+    # One state in so many is recovered in single-user mode, not by a server.
+    single_every: int = 10
+    # One state in so many is recovered by a server that reads as its settings say.
+    as_drawn_every: int = 5
+    # One state in so many is started a second time and must stay as it is.
+    restart_every: int = 20
+    # One state in so many is recovered with and without the WAL pipeline, and page by page.
+    compare_every: int = 20
+    # One state in so many is asked while its pages wait to be redone.
+    pending_every: int = 10
+    # One state of a standby in so many is started as one, and then promoted.
+    standby_every: int = 2
+    # From one state in so many a server goes on, with load, and is cut off again: most of
+    # what that costs is load, so that each is judged at several cuts.  One that would be
+    # started as a standby is promoted first.
+    sequel_every: int = 90
+    sequel_cuts: int = 3
+    # Of these so many come before the load: in a recovery with all processes, and the
+    # checkpoint that may follow.
+    recovery_cuts: int = 1
+    # By which of these faults; () is by any.
+    sequel_faults: tuple = ()
+
+
+@dataclass
+class Outcome:
+    """What became of one state."""
+
+    state: State
+    complaints: list
+    lost: int = 0               # pending operations that did not survive
+    torn: int = 0               # writes to relation files that survived in part
+    effective: bool = True      # what the fault, and the scenario, are about has happened
+    examined: int = 0           # page copies that restore looked at
+    restored: int = 0           # pages it put home
+    seconds: float = 0
+    log: str = ""               # of the last server
+    sequel_log: str = ""        # of the server that went on
+    # How many seconds each part took
+    phases: dict = field(default_factory=dict)
+
+    @property
+    def failed(self):
+        return bool(self.complaints)
+
+
+def drawn(purpose, seed, every):
+    """Say whether the state with this seed is one of those, one in `every`, for a purpose.
+
+    None is if `every` is 0.  Each purpose draws by itself: which states are started twice
+    says nothing of which are recovered by a server, or by two.
+    """
+    return every > 0 and random.Random(f"{purpose}/{seed}").randrange(every) == 0
+
+
+class Judge:
+    """Recovers images of a recorded cluster, and says what is wrong with them."""
+
+    def __init__(self, recording, context):
+        self.recording = recording
+        self.context = context
+        self.scenario = recording.meta.get("scenario", "primary")
+        self.settings = recording.meta.get("settings", {})
+        # Images in WAL do not protect free space maps.
+        self.maps_protected = not recording.meta.get("modes") and self.scenario != "edited" and \
+            self.settings.get("io_torn_pages_protection") in ("double_writes", "atomic_writes")
+
+    def recover_and_ask(self, image, expected, seed, outcome):
+        """Recover an image, and enter what is wrong with it."""
+        standby = (Path(image) / server.STANDBY_SIGNAL).exists()
+        if not standby and drawn("compare", seed, self.context.compare_every):
+            with phase(outcome, "compare"):
+                outcome.complaints += self._compare_ways(image, seed)
+        with phase(outcome, "standby" if standby else "recover"):
+            ask = self._ask_standby if standby else self._ask_single \
+                if drawn("single", seed, self.context.single_every) else self._ask_server
+            complaints, outcome.log = ask(image, expected, seed)
+        outcome.complaints += [c for c in complaints if not self._harmless(c)]
+        outcome.complaints += dict.fromkeys(alarms.bad_lines(outcome.log) + alarms.of_server(outcome.log))
+        if not outcome.complaints:
+            outcome.complaints += pages.future_lsns(image, expected["orphans_allowed"])
+        match = _RESTORED.search(outcome.log)
+        if match:
+            outcome.examined, outcome.restored = int(match[1]), int(match[3])
+        if not outcome.complaints and drawn("restart", seed, self.context.restart_every):
+            with phase(outcome, "restart"):
+                outcome.complaints += self._second_start(image, expected)
+
+    def _ask_single(self, image, expected, seed):
+        """Recover in single-user mode; returns complaints and log."""
+        return oracle.verify_single(self.context.bindir, image, expected,
+                                    quick=self.context.quick)
+
+    def _ask_server(self, image, expected, seed):
+        """Recover with all processes that a server has; returns complaints and log.
+
+        A checkpoint would wait until no page is pending.
+        """
+        pending = drawn("pending", seed, self.context.pending_every)
+        return self._ask(image, PENDING if pending else {}, seed, lambda instance:
+                         oracle.verify_connected(instance.connect, expected,
+                                                 checkpoint=not pending))
+
+    def _ask_standby(self, image, expected, seed):
+        """Start a standby, let it replay what there is, promote it; returns complaints and log.
+
+        Its primary is gone, so what it has must be enough, before and after.
+        """
+        def verify(instance):
+            instance.wait_for_replay()
+            # Locks of transactions that have not ended stay until it is promoted.
+            complaints = [] if _is_locked(instance) else \
+                oracle.verify_connected(instance.connect, expected, quick=True)
+            instance.promote(server.REPLAY_SECONDS)
+            return complaints + [f"promoted: {complaint}" for complaint in
+                                 oracle.verify_connected(instance.connect, expected)]
+
+        return self._ask(image, AS_STANDBY, seed, verify)
+
+    def _ask(self, image, settings, seed, verify):
+        """Start a server with settings, and let `verify` judge it."""
+        if not drawn("as drawn", seed, self.context.as_drawn_every):
+            settings = {**PLAIN, **settings}
+        log = Path(image).parent / "server.log"
+        with server.as_user():
+            log.touch()
+        instance = server.Server(self.context.bindir, image, log)
+        try:
+            instance.start({**JUDGING, **settings})
+            with limit("what a server is asked", HANG_SECONDS):
+                complaints = verify(instance)
+                instance.stop()
+        except Exception as exc:
+            tail = " / ".join(log.read_text().strip().splitlines()[-8:])
+            complaints = [f"no verdict of a server: {exc}: {tail}"]
+        finally:
+            instance.close()
+        return complaints, log.read_text()
+
+    def _compare_ways(self, image, seed):
+        """Recover copies of an image in the order of WAL, and in other ways.
+
+        The files of relations must be the same afterwards, and redo must have come to the
+        same record.  (WAL goes on after it: a checkpoint may be part of it or not.)  If
+        recovery fails, it must fail in order and with the WAL pipeline; page by page the
+        error may come when a backend reads the page.
+        """
+        expected = self._fingerprint_of(image, IN_ORDER)
+        complaints = []
+        for how, choices in WAYS.items():
+            found = self._fingerprint_of(image, random.Random(f"{how}/{seed}").choice(choices))
+            failures = [result["server"] for result in (expected, found) if "server" in result]
+            if how == "page by page" and "server" in expected:
+                continue
+            if len(failures) == 1:
+                complaints.append(f"recovery fails only {how}, or only without: {failures[0]}")
+            differing = sorted(name for name in expected.keys() | found.keys()
+                               if expected.get(name) != found.get(name))
+            complaints += [f"recovery {how} leaves another {name}" for name in differing[:3]
+                           if not failures]
+        return complaints
+
+    def _fingerprint_of(self, image, settings):
+        """Recover a copy of an image; returns what it has become, or the log if that fails."""
+        copy = Path(image).parent / "compared"
+        log = copy.with_suffix(".log")
+        with server.as_user():
+            subprocess.run(["cp", "-a", str(image), str(copy)], check=True)
+            log.unlink(missing_ok=True)
+            log.touch()
+        instance = server.Server(self.context.bindir, copy, log)
+        try:
+            # No process that would read a catalog, and leave hints there
+            instance.start({"fsync": "off", "autovacuum": "off",
+                            "max_logical_replication_workers": "0", **settings})
+            instance.stop()
+            return {**pages.fingerprint(copy), "end of WAL": alarms.replayed(log)}
+        except server.ServerError:
+            return {"server": log.read_text()[-1500:]}
+        finally:
+            instance.close()
+            shutil.rmtree(copy)
+
+    def _harmless(self, complaint):
+        """Say whether a complaint is about something that is not promised here."""
+        return not self.maps_protected and alarms.TORN_MAP.search(complaint) or \
+            self.scenario != "primary" and alarms.ORPHAN.search(complaint) or \
+            self.scenario == "failing-unlinks" and alarms.ORPHAN_DIRECTORY.search(complaint)
+
+    def _second_start(self, image, expected):
+        """A second start must find everything as the first has left it."""
+        complaints, log = oracle.verify_single(self.context.bindir, image, expected,
+                                               quick=True)
+        if _RESTORED.search(log):
+            complaints.append("second start restores pages after a clean stop")
+        return [f"second start: {complaint}" for complaint in complaints
+                if not self._harmless(complaint)]
+
+
+def _is_locked(instance):
+    """Say whether a standby cannot be asked, or not everything."""
+    try:
+        return instance.query(_LOCKED)
+    except psycopg2.OperationalError as error:
+        if "lock timeout" in str(error):
+            return True
+        raise
+
+
+@contextlib.contextmanager
+def phase(outcome, name):
+    """Add the time that a block takes to a phase of an outcome."""
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        outcome.phases[name] = outcome.phases.get(name, 0) + time.monotonic() - started
