@@ -1,4 +1,4 @@
-"""What other machines read, looked at by linters of their own kind: `./dev lint`.
+"""Linters of files that other programs read, each by a tool of its kind: `./dev lint`.
 
 The manifest for Kubernetes against its schema; the dashboard against Grafana's, which is in
 TypeScript; the RPM spec by rpmlint, and its %prep by rpmbuild, which shows that the series

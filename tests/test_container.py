@@ -1,6 +1,6 @@
-"""The container's entry point, as root's part of it: the functions alone, on directories of ours.
+"""Tests of the part of the container's entry point that root runs, and of its probes.
 
-And what its probes say, of a server that is made up.
+The functions are called one by one on directories of ours; the server that is probed is made up.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Tests of what says how C is laid out."""
+"""Tests of the check of the layout of C."""
 
 from unittest import TestCase
 

@@ -1,4 +1,4 @@
-"""Linters: what is said where spec and manifest do not fit the rest."""
+"""Tests of the linters: complaints about a spec or a manifest that does not fit the rest."""
 
 from unittest import TestCase
 

@@ -229,7 +229,7 @@ class FamilyTest(TestCase):
         for pid in family:
             self.assertIn((postgres.stat_fields(pid) or "Z")[0], "ZX")
 
-    def test_nobody_sees_its_parent_go(self):
+    def test_no_process_sees_its_parent_go(self):
         """The first one is stopped before the others are looked up, and is the last to be killed."""
         process = self.family()
         below = postgres.descendants(process.pid)

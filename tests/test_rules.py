@@ -1,4 +1,4 @@
-"""Rules for Prometheus: what is said of those that nothing can come of."""
+"""Tests of the complaints about rules for Prometheus that cannot work."""
 
 import unittest
 

@@ -46,6 +46,7 @@ One module per concern, listed so that each may use only those above it:
     report       the outcome of a campaign
     realcut      real power cuts
     scripts      statements and faults in an order that matters
+    world        what is known of the servers of a history
     steps        what may be done to servers
     history      lists of steps
     recipes      what histories begin with, so that rare orders are met

@@ -22,7 +22,7 @@ _ROLLED_BACK = "COMMIT rolled back"
 
 _LINE = re.compile(r"^.*\] (\w{2})\w{3} .*(?:ERROR|FATAL|PANIC):.*$", re.MULTILINE)
 
-# Of class XX whatever the reason.  Where writes are made to fail, checkpoints may.
+# Always of class XX.  Where writes are made to fail, checkpoints may fail.
 _CHECKPOINT_FAILED = "checkpoint request failed"
 
 # With a few dozen shared buffers, as these servers have, many clients at once can pin all of
@@ -38,16 +38,16 @@ _MENDED_MAP = re.compile(r'^(.*page verification failed.*\n(.*CONTEXT:.*\n)?)?'
                          r'.*_fsm"; zeroing out page.*$', re.MULTILINE)
 
 TORN_MAP = re.compile(r"of its fsm fork is not a page")
-# How a server says that it has met a page, or a part of the log, that is rotten;
-# or how the oracle does, which compares some files byte by byte.
+# Messages of a server that has read a rotten page, or a rotten part of the log, and of the oracle,
+# which compares some files byte by byte.
 _REPORTED = re.compile("invalid page in block|page verification failed"
                        "|double-write log is damaged|could not read page copy"
                        "|double-write log in .* is missing or unreadable"
                        "|has an LSN after the end of WAL|file .* differs in block")
-# ... and in particular a part of the log, or a page, in a line that does not say of which file.
+# ... in particular a part of the log, and a page in a line that names no file.
 _REPORTED_LOG = re.compile("double-write log|could not read page copy")
 _NAMELESS = "page verification failed"
-# How it, or the oracle, says that it cannot read a file.
+# Messages of both about a file that cannot be read.
 UNREADABLE = re.compile("could not read")
 NO_VERDICT = re.compile("no verdict|exit status")
 _CRASHED = re.compile("TRAP:|PANIC:")
@@ -87,7 +87,7 @@ def of_server(log, classes=CLASSES):
 
 
 def replayed(log):
-    """Return the last record that redo has met, as a server's log says; None if it says nothing."""
+    """Return the location of the last record that redo has read, by a server log; None if it has none."""
     found = _REDO_DONE.search(Path(log).read_text(errors="replace"))
     return found and found[1]
 
@@ -98,10 +98,10 @@ def bad_lines(log):
 
 
 def excused(complaint, rotten, log):
-    """Say whether a complaint does no more than to report what is rotten in an image.
+    """Say whether a complaint only reports what is rotten in an image.
 
-    `rotten` are the places, `log` is what the server said: one that does not start, but does
-    not crash either, must have said there why.
+    `rotten` are the places, `log` is that of the server.  A server that does not start, but
+    does not crash either, must have named one of the places there.
     """
     if NO_VERDICT.search(complaint):
         return not (_CRASHED.search(complaint + log) or KILLED.search(complaint)) and any(
@@ -119,6 +119,6 @@ def _reports(text, rotten):
 
 
 def crashes(log):
-    """Return the lines of a log that even a server with a file that it cannot read may not write."""
+    """Return the lines of a log that are findings even if the server cannot read a file."""
     return [line for line in bad_lines(log) if _CRASHED.search(line) and
             ("TRAP:" in line or not UNREADABLE.search(line))]

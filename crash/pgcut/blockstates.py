@@ -118,6 +118,6 @@ class BlockSubject(Judge):
             (image / "postmaster.pid").unlink(missing_ok=True)
             moment = self.recording.time_of_cut(state.cut)
             expected = oracle.expectation(self.recording.acks, moment)
-            # Which files transactions have left that did not end is not known here.
+            # It is not known here which files were left by transactions that did not end.
             expected["orphans_allowed"] = oracle.names_of_files(image)
             self.recover_and_ask(image, expected, state.seed, outcome)

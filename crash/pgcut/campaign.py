@@ -332,7 +332,7 @@ def _kept_if_wrong(tools, result, directory):
 
 
 def _note_findings(recording, result):
-    """Note what clients or the servers themselves have said that is wrong."""
+    """Enter the errors of clients and the messages of servers that are findings."""
     result.findings += dict.fromkeys(event["text"] for event in recording.acks
                                      if event["what"] == "complaint")
 

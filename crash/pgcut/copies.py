@@ -9,7 +9,7 @@ from . import readers, server
 from .ledger import Ledger
 from .lives import CRASHES, Lives, points
 from .machine import LOG, Failure
-from .steps import MODE
+from .world import MODE
 
 _REDO = re.compile("redo starts at")
 

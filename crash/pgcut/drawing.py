@@ -7,7 +7,8 @@ from . import matrix, recipes, steps
 from .history import History, Step
 from .scripts import ENDING, SCRIPTS
 from .states import FAULTS
-from .steps import ILLEGAL_KINDS, MODE, MODES, NAMES, WHOLE_FAULTS
+from .steps import ILLEGAL_KINDS, WHOLE_FAULTS
+from .world import MODE, MODES, NAMES
 
 STEPS = (6, 14)             # of a history
 ILLEGAL_SHARE = 0.1
@@ -40,7 +41,7 @@ POINTS = {"doublewrite-armed": 1, "doublewrite-restore-run": 4, "doublewrite-res
           "doublewrite-marker-written": 1, "doublewrite-disarmed": 1,
           "doublewrite-before-images-off": 1, "doublewrite-sync-cycle": 1,
           "doublewrite-sync-removals": 2, "create-restart-point": 1}
-# Those at which recovery of a backup is cut, if it comes so far.
+# Those at which recovery of a backup is cut, if it gets there.
 RECOVERY_POINTS = ("doublewrite-marker-written:1", "doublewrite-armed:1",
                    "doublewrite-home-written:2", "doublewrite-home-run-written:5")
 # Those at which a process that is held does not keep the server from being stopped.

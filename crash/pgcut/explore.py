@@ -344,8 +344,8 @@ class Subject(Judge):
     def _is_effective(self, state, choice):
         """Say whether a state has what it is about, as far as the choice tells.
 
-        Otherwise a fault damages nothing that was pending, or not in the way of its name;
-        or nothing has failed yet where something was made to.
+        If not, its fault has damaged nothing that was pending, or not in the way of its name;
+        or, in a scenario with failures, no operation had failed before the cut.
         """
         if not self.places.has(FAULTS[state.fault].about) or \
                 self.scenario.startswith(_FAILING) and not 0 < self.first_failure <= state.cut:

@@ -37,7 +37,7 @@ LARGE_LOG = "-1"
 
 
 class Faulty(Primary):
-    """Something is done to the recorded server's files beside the load."""
+    """Operations on the recorded server's files fail, or wait, beside the load."""
 
     kinds = ()                  # what may be done
     last_kinds = ()             # ... in the last life, too, or without the log

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from . import matrix, steps
 from .minimise import ddmin
+from .world import World
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class History:
 
     def world(self):
         """Return the World in which it begins."""
-        return steps.World(self.settings, self.checksums)
+        return World(self.settings, self.checksums)
 
     def with_steps(self, chosen):
         """Return the same with other steps."""

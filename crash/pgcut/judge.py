@@ -62,27 +62,26 @@ class Context:
     scratch: str                # a directory in memory
     rules: Rules = Rules()
     quick: bool = False
-    # One state in so many is recovered in single-user mode, not by a server.
+    # Each of these takes one state in so many.  Recover in single-user mode, not by a server.
     single_every: int = 10
-    # One state in so many is recovered by a server that reads as its settings say.
+    # Recover with a server that reads as the settings drawn say.
     as_drawn_every: int = 5
-    # One state in so many is started a second time and must stay as it is.
+    # Start a second time: the files must stay as they are.
     restart_every: int = 20
-    # One state in so many is recovered with and without the WAL pipeline, and page by page.
+    # Recover with and without the WAL pipeline, and page by page.
     compare_every: int = 20
-    # One state in so many is asked while its pages wait to be redone.
+    # Verify while pages wait to be redone.
     pending_every: int = 10
-    # One state of a standby in so many is started as one, and then promoted.
+    # Start a standby as one, and then promote it.
     standby_every: int = 2
-    # From one state in so many a server goes on, with load, and is cut off again: most of
-    # what that costs is load, so that each is judged at several cuts.  One that would be
-    # started as a standby is promoted first.
+    # Let a server go on from the state, with load, and cut its power again.  Most of the cost
+    # is the load, so several cuts of each are judged.  A standby is promoted first.
     sequel_every: int = 90
     sequel_cuts: int = 3
-    # Of these so many come before the load: in a recovery with all processes, and the
+    # So many of these cuts come before the load: in a recovery with all processes, or in the
     # checkpoint that may follow.
     recovery_cuts: int = 1
-    # By which of these faults; () is by any.
+    # The faults of these cuts; () is any.
     sequel_faults: tuple = ()
 
 
@@ -109,10 +108,9 @@ class Outcome:
 
 
 def drawn(purpose, seed, every):
-    """Say whether the state with this seed is one of those, one in `every`, for a purpose.
+    """Say whether the state with this seed is drawn for a purpose, for which one in `every` is.
 
-    None is if `every` is 0.  Each purpose draws by itself: which states are started twice
-    says nothing of which are recovered by a server, or by two.
+    With 0 no state is.  The draws for different purposes are independent.
     """
     return every > 0 and random.Random(f"{purpose}/{seed}").randrange(every) == 0
 

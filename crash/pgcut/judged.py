@@ -1,4 +1,4 @@
-"""What is wrong with the servers of a history: the load's own findings, the oracle's, the monitor's."""
+"""What is wrong with the servers of a history: findings of the load, the oracle, the monitor."""
 
 import contextlib
 import re

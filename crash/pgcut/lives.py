@@ -10,7 +10,7 @@ import psycopg2
 from . import oracle, scripts, server
 from .judged import Judged
 from .machine import CLOCK_BACK, MODULE, Failure
-from .steps import MODE
+from .world import MODE
 
 # A file system that has become read-only.
 READ_ONLY = tuple(f"{what}::0:1000000000:30" for what in

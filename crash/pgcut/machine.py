@@ -15,8 +15,8 @@ import psycopg2
 
 from . import alarms, drawing, monitor, readers, server, workload
 from .ledger import Ledger
-from .steps import MODE
 from .store import OWNER, Store, identified
+from .world import MODE
 
 # Limits of what a busy machine may take; more is a finding.
 HANG_SECONDS = 240

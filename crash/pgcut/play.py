@@ -10,7 +10,7 @@ from . import alarms, drawing, server, steps
 from .limits import Hang, limit
 from .machine import OURS, Failure, alarming
 from .refused import Refusals
-from .steps import MODE
+from .world import MODE
 
 # What nothing else has a limit for.
 STEP_SECONDS = 900

@@ -24,11 +24,11 @@ SELECT oid::regclass::text FROM pg_class
 WHERE relnamespace = to_regnamespace('scene') AND relkind = 'r' ORDER BY 1
 """
 
-# A statement that only a timeout that is not obeyed lets end by itself.
+# A statement that ends by itself only if statement_timeout is not obeyed.
 TIMEOUT_MS, SLEEP_SECONDS = 20, 30
 
 
-# What replay says to a session that is in its way, and for how long one tries again.
+# The error of a session that replay cancels, and for how long it tries again.
 _IN_THE_WAY, TRY_SECONDS = "due to conflict with recovery", 240
 
 

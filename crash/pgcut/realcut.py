@@ -23,7 +23,7 @@ from . import alarms, matrix, oracle, pages, server, workload
 # Above all numbers of transactions.
 _ANY = (1 << 31) - 1
 
-# Which files transactions have left over that did not end is not known.
+# It is not known which files were left by transactions that did not end.
 _LEFT_OVER = re.compile(r"^(?:file|directory) (\S+) .*belongs to no", re.MULTILINE)
 
 # What the loads need; everything else stays as the user, or initdb, has set it.

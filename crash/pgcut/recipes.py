@@ -7,7 +7,7 @@ settings that it needs; in the others recipes begin anywhere, and end where they
 
 from dataclasses import dataclass, field
 
-from .steps import MODE
+from .world import MODE
 
 
 class Any(tuple):

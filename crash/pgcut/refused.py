@@ -10,8 +10,8 @@ import psycopg2
 from . import server
 from .copies import Copies
 from .machine import LOG, OUR_FILE, Failure
-from .steps import MODE
 from .store import OWNER
+from .world import MODE
 
 
 class Refusals(Copies):
@@ -89,7 +89,7 @@ class Refusals(Copies):
         machine.store.fill(copy)
         shutil.rmtree(copy)
         self._try_start(machine, marked, "ours", "a copy")
-        # As the hint says, for no server was running.
+        # As the server's hint says: no server was running.
         (machine.data / OWNER).unlink(missing_ok=True)
         machine.sync_names()
 

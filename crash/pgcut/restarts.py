@@ -150,7 +150,7 @@ def wait_until_open(server, seconds=300):
 
 
 def crash(server, kind):
-    """Kill a process; returns whom, the postmaster if there was no other of that kind."""
+    """Kill a process of a kind, else the postmaster; returns the kind of what was killed."""
     pid = victim(server, kind)
     if pid is None or pid == server.postmaster():
         postgres.kill_family(server.postmaster())

@@ -1,19 +1,13 @@
 """What may be done to servers, when it is legal, and what it leaves.
 
-A `World` knows of each server what the rules need, without a server: so a history
-can be judged before it is played.  Each kind of step has an entry in KINDS, with
-`objection(world, step)`, the reason why it is not legal, or None, and
-`apply(world, step)`, what it makes of the world.
+Each kind of step has an entry in KINDS, with `objection(world, step)`, the reason why it is not
+legal, or None, and `apply(world, step)`, what it makes of the World.
 """
 
 import copy
-from dataclasses import dataclass, field
 
 from .scripts import ENDING
-
-MODE = "io_torn_pages_protection"
-MODES = ("double_writes", "full_pages", "off")
-NAMES = ("a", "b", "c")
+from .world import MODE, Member
 
 # What can be lost while no page is protected: nothing may be torn.
 WHOLE_FAULTS = ("all-lost", "all-kept", "subset")
@@ -25,68 +19,6 @@ ILLEGAL_KINDS = ("start", "tool", "promote", "rewind", "backup", "reload", "wron
 
 # What a server that has met it may end with.
 FATAL_FAULTS = ("sync:", "read-only")
-
-
-@dataclass
-class Member:
-    """What is known of one server."""
-
-    state: str = "absent"       # absent, clean, crashed or up
-    role: str = "primary"       # or standby
-    mode: str = "double_writes"
-    program: str = "ours"       # that of its current or last life; or stock
-    exposed: bool = False       # pages may have been written that nothing protects
-    upstream: str = ""          # whom a standby follows
-    checksums: bool = False
-    # The timelines that led here: numbers, and what tells apart two with one number
-    path: tuple = ((1, 0),)
-    stale_log: str = ""         # there is a copy of the log: "fresh", or "old" once it is
-    labelled: bool = False      # it was restored from a backup, and not started since
-    written: bool = False       # since its power was cut, if ever
-    born: int = 0               # tells apart data directories, each of which has an archive
-    clock: bool = False         # in this life its clock can be set
-
-
-@dataclass
-class World:
-    """All servers, and the backups that were taken."""
-
-    settings: dict
-    checksums: bool
-    members: dict = field(default_factory=dict)
-    backups: dict = field(default_factory=dict)     # name -> the Member as it was
-    # Points in time: name -> (the data directory, its backups from before)
-    points: dict = field(default_factory=dict)
-    forks: int = 0
-
-    def __post_init__(self):
-        self.members = {name: Member() for name in NAMES}
-        self.members["a"] = Member("clean", mode=self.settings[MODE], checksums=self.checksums)
-
-    def copy(self):
-        return copy.deepcopy(self)
-
-    def up(self, role=None):
-        """Return the names of the servers that run, in one role or in any."""
-        return [name for name, member in self.members.items()
-                if member.state == "up" and role in (None, member.role)]
-
-    def restarts(self):
-        return self.settings.get("restart_after_crash") == "on"
-
-    def hints_logged(self, member):
-        return member.checksums or self.settings.get("wal_log_hints") == "on"
-
-    def backups_of(self, member):
-        """Return the names of the backups of a data directory that were taken as it is now."""
-        return [name for name, backup in self.backups.items()
-                if (backup.born, backup.role, backup.path) ==
-                (member.born, member.role, member.path)]
-
-    def fork(self):
-        """Return a number that no other timeline has."""
-        self.forks += 1
-        return self.forks
 
 
 def objection(world, step):
@@ -363,7 +295,7 @@ class Follow(Kind):
 
     def change(self, world, step, member):
         source = world.members[step["of"]]
-        abandon(world, step.server)
+        world.abandon(step.server)
         world.members[step.server] = Member("up", "standby", step["mode"], "ours",
                                             step["mode"] == "off", step["of"],
                                             source.checksums, source.path, written=True,
@@ -409,7 +341,7 @@ class Restore(Kind):
     def change(self, world, step, member):
         backup = world.backups[step["backup"]]
         number, _ = backup.path[-1]
-        abandon(world, step.server)
+        world.abandon(step.server)
         world.members[step.server] = Member(
             "crashed", "primary", step["mode"], "ours", False, "", backup.checksums,
             (*backup.path[:-1], (number, world.fork())), member.stale_log, True,
@@ -443,7 +375,7 @@ class Recover(Kind):
 
     def change(self, world, step, member):
         backup = world.backups[step["backup"]]
-        abandon(world, step.server)
+        world.abandon(step.server)
         # The number of its timeline is not known, so it cannot be rewound.
         world.members[step.server] = Member(
             "up", "primary", step["mode"], "ours", False, "", backup.checksums,
@@ -469,7 +401,7 @@ class Rewind(Kind):
 
     def change(self, world, step, member):
         source = world.members[step["source"]]
-        abandon(world, step.server)
+        world.abandon(step.server)
         member.state, member.role, member.upstream = "crashed", "standby", step["source"]
         member.path, member.born = source.path, world.fork()
         member.labelled = True
@@ -552,13 +484,6 @@ class BadEdit(Kind):
 
     def worth_a_try(self, world, step, member):
         return member.state in ("clean", "crashed")
-
-
-def abandon(world, name):
-    """Let the standbys of a server that becomes another one follow no server."""
-    for member in world.members.values():
-        if member.upstream == name:
-            member.upstream = ""
 
 
 KINDS = {"start": Start(), "single": Single(), "stop": Stop(), "cut": Cut(), "edit": Edit(),

@@ -22,8 +22,9 @@ from pgcut import (
 )
 from pgcut.history import History, Step
 from pgcut.ledger import Ledger
+from pgcut.world import MODE, MODES
 
-SETTINGS = {steps.MODE: "double_writes", "wal_log_hints": "on", "restart_after_crash": "off"}
+SETTINGS = {MODE: "double_writes", "wal_log_hints": "on", "restart_after_crash": "off"}
 START = {"program": "ours", "point": "", "then": ""}
 
 
@@ -46,7 +47,7 @@ def cut(fault="torn-pages", server="a"):
 
 
 def edit(mode, server="a"):
-    return Step("edit", server, {"settings": {steps.MODE: mode}})
+    return Step("edit", server, {"settings": {MODE: mode}})
 
 
 def load(server="a"):
@@ -206,9 +207,9 @@ class RecipeTest(unittest.TestCase):
         recipe = recipes.named("converted-primary")
         for seed in range(10):
             drawn = drawing.draw(seed, recipe)
-            self.assertEqual((drawn.settings[steps.MODE], drawn.checksums), ("full_pages", False))
+            self.assertEqual((drawn.settings[MODE], drawn.checksums), ("full_pages", False))
             edits = [step for step in drawn.steps if step.do == "edit"]
-            self.assertEqual(edits[0]["settings"], {steps.MODE: "double_writes"})
+            self.assertEqual(edits[0]["settings"], {MODE: "double_writes"})
 
     def test_each_control_has_a_recipe(self):
         for control in controls.HISTORY_CONTROLS:
@@ -270,11 +271,11 @@ class DrawingTest(unittest.TestCase):
         self.assertEqual(missing, [])
 
     def test_pairs_of_settings(self):
-        names = [steps.MODE, *drawing.DRAWN]
+        names = [MODE, *drawing.DRAWN]
         for one, other in itertools.combinations(names, 2):
             values = drawing.DRAWN
-            wanted = itertools.product(values.get(one, steps.MODES),
-                                       values.get(other, steps.MODES))
+            wanted = itertools.product(values.get(one, MODES),
+                                       values.get(other, MODES))
             found = {(item.settings[one], item.settings[other]) for item in self.histories}
             self.assertLessEqual(set(wanted), found, (one, other))
 
