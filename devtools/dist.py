@@ -18,7 +18,7 @@ from typing import IO
 
 from common.base import DevError, Paths, note, output, run, say
 
-from . import chroot, lock, worktree
+from . import chroot, deps, lock, worktree
 from .source import Source, sha256
 
 PACKAGES = (*chroot.PACKAGES, "python3-venv", "zstd")
@@ -162,15 +162,11 @@ def _require_symbols(dump: str) -> None:
 
 def _write_sbom(paths: Paths, upstream: Source, system: Path, seconds: int, target: Path) -> None:
     """Write the SPDX document of the archive: PostgreSQL, and the packages inside."""
-    venv = paths.root / "sbom-venv"
-    if not (venv / "bin" / "debsbom").exists():
-        say(f"installing {SBOM} with pip into {venv}")
-        run(["/usr/bin/python3", "-m", "venv", venv])
-        run([venv / "bin" / "pip", "install", "--quiet", SBOM])
+    programs = deps.from_pip(paths, "sbom-venv", SBOM)
     pinned = lock.read(paths.lock_file)
     time = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
     commit = worktree.commit(paths).get("commit", "none")
-    run([venv / "bin" / "debsbom", "generate", "--sbom-type", "spdx", "--root", system,
+    run([programs / "debsbom", "generate", "--sbom-type", "spdx", "--root", system,
          "--distro-arch", "amd64", "--distro-name", "postgresql-dw",
          "--distro-version", upstream.version,
          "--distro-summary", "PostgreSQL with double writes, and libraries of Debian 12",

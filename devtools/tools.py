@@ -386,12 +386,8 @@ class Barman(Trial):
         return re.search(r"^[\d.]+", self.call(self.program, "--version"))[0]
 
     def prepare(self):
-        venv = self.paths.root / "barman-venv"
-        self.program = venv / "bin" / "barman"
-        if not self.program.exists():
-            say(f"installing Barman with pip into {venv}")
-            run(["/usr/bin/python3", "-m", "venv", "--system-site-packages", venv])
-            run([venv / "bin" / "pip", "install", "--quiet", self.REQUIREMENT])
+        self.program = deps.from_pip(self.paths, "barman-venv", self.REQUIREMENT,
+                                     "--system-site-packages") / "barman"
         home = self.place / "barman"
         where = f"host={self.server.sockets} user={postgres.SUPERUSER}"
         settings = {

@@ -78,7 +78,7 @@ print_numbers() {
 		echo 'return 0; }'
 	} >"$scratch/numbers.c"
 
-	# optimised, so that inline functions nobody calls need no server to link
+	# optimised, so that inline functions that are never called need no server to link
 	${CC:-cc} -w -O1 -I"$include" -o "$scratch/numbers" "$scratch/numbers.c" \
 		>"$scratch/cc.log" 2>&1 && "$scratch/numbers"
 }

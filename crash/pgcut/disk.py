@@ -113,7 +113,7 @@ class _File:
         return KEPT if op.seq in self.settled else choice.fate(op)
 
     def cover(self, begin):
-        """A sync that began there has returned: return what is durable now, in order."""
+        """Return what is durable now, in order, as a sync that began there has returned."""
         covered = [op for op in self.pending if op.seq <= begin]
         durable = [op for op in covered if op.seq > self.doomed or op.seq in self.settled]
         if len(durable) < len(covered):     # in the order in which they were done

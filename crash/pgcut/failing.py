@@ -168,7 +168,7 @@ class HalfWrites(Errors):
             self._drop_half_written(instance)
 
     def _drop_half_written(self, instance):
-        """The same once on purpose: a torn page, a drop that takes long, and a sync cycle."""
+        """Do the same once on purpose: a torn page, a drop that takes long, and a sync cycle."""
         with contextlib.closing(instance.connect()) as connection:
             connection.autocommit = True
             cursor = connection.cursor()
@@ -387,7 +387,7 @@ class FailingUnlinks(Faulty):
             self._set(f"{operation}:{path}:0:{STAYS}:{errno.EACCES}")
 
     def _drop_in_a_checkpoint(self, instance):
-        """The same once on purpose: a table is dropped whose pages a checkpoint has not written.
+        """Do the same once on purpose: a table is dropped whose pages a checkpoint has not written.
 
         It has changed before the redo pointer, and goes on changing after it.
         """
@@ -412,7 +412,7 @@ class FailingUnlinks(Faulty):
         self._set("clear")
 
     def _must_complete(self, instance):
-        """Nothing fails any more: so a checkpoint must complete."""
+        """Ask for a checkpoint, which must complete, as nothing fails any more."""
         try:
             with contextlib.closing(instance.connect()) as connection:
                 connection.autocommit = True

@@ -116,7 +116,7 @@ class FilePlayer:
         return self._random.choice(sorted(self._files.items(), key=lambda item: item[0]))
 
     def _remove(self, place):
-        """A name has gone; close the file with its last one."""
+        """Forget a name that has gone, and close the file with its last one."""
         file = self._files.pop(place)
         if file not in self._files.values():
             os.close(file.fd)
@@ -210,7 +210,7 @@ class FilePlayer:
             file.size += length
 
     def _do_mkdir(self):
-        """A new directory; its name is never used again, and never changed."""
+        """Make a directory; its name is never used again, and never changed."""
         if len(self._directories) > 3:
             return
         ino = self.history.new_ino()

@@ -250,7 +250,7 @@ class Judge:
             self.scenario == "failing-unlinks" and alarms.ORPHAN_DIRECTORY.search(complaint)
 
     def _second_start(self, image, expected):
-        """A second start must find everything as the first has left it."""
+        """Start a second time; returns complaints, as all must be as the first start has left it."""
         complaints, log = oracle.verify_single(self.context.bindir, image, expected,
                                                quick=True)
         if _RESTORED.search(log):

@@ -106,7 +106,7 @@ class Judged:
         machine.instance.kill()
 
     def _adopt(self, machine):
-        """What a derived server has was verified: from now on it is its own."""
+        """Let what a derived server has, which was verified, be its own from now on."""
         if machine.ledger.derived:
             machine.ledger = Ledger()
             for name, member in self.world.members.items():

@@ -251,7 +251,7 @@ def data_reason(durable, pending, data, found):
 
 
 def _with_resizes(durable, ops, lost, data, found):
-    """The same with those truncations and allocations lost, the others kept, writes free."""
+    """Return the same, with these truncations and allocations lost, the others kept, writes free."""
     sizes = {len(durable)}
     for op in ops:
         if op.seq not in lost:

@@ -178,7 +178,7 @@ class Monitor(HomeRules):
             file.atomic.clear()
 
     def _rmdir(self, op):
-        """What was removed below a directory goes with it."""
+        """Enter that what was removed below a directory goes with it."""
         below = [ino for _, inodes in self._removals.pop(op.ino, ()) for ino in inodes]
         self._removals[op.a].append((op.seq, below))
 

@@ -78,7 +78,7 @@ class Kind:
 
 
 def crash(member):
-    """A server is gone without having said so."""
+    """Let a server be gone without a clean end."""
     member.state = "crashed"
     member.stale_log = member.stale_log or "fresh"
 

@@ -223,18 +223,22 @@ class Known:
 
 
 def page_lsn(page):
+    """Return the LSN in the header of a page."""
     high, low = LSN.unpack_from(page)
     return high << 32 | low
 
 
 def flat(pending):
+    """Return all writes of {block: writes}."""
     return [write for writes in pending.values() for write in writes]
 
 
 def lsn_text(value):
+    """Return an LSN as PostgreSQL writes it."""
     return f"{value >> 32:X}/{value & 0xFFFFFFFF:X}"
 
 
 def page_name(page):
+    """Return the name of (tablespace, database, relation, fork, block) in messages."""
     space, database, node, fork, block = page
     return f"block {block} of {space}/{database}/{node}{_FORK_NAMES[fork]}"

@@ -102,7 +102,7 @@ class HomeRules(LogRules):
             file.atomic[block] = [max(durable, last, key=lambda write: write.seq), *writes]
 
     def _check_atomic(self, op, file):
-        """A4: the redo pointers have changed: does redo make good what is not durable?"""
+        """A4: whether redo, from redo pointers that have changed, makes good what is not durable."""
         for block, (durable, *_, write) in file.atomic.items():
             if block in file.pending or self._uncommitted(write.page[:3]) or \
                     write.page[3] not in (MAIN, INIT):
@@ -117,7 +117,7 @@ class HomeRules(LogRules):
                                    f"and redo from {lsn_text(redo)} would not make it so", write.page)
 
     def _recheck(self, op):
-        """The mark, the redo pointers or the marker have changed: is each page still safe?
+        """Ask again whether each page is safe: the mark, the redo pointers or the marker have changed.
 
         What was durable when the page's own write began protects it, even if that was
         while the change was under way.

@@ -47,7 +47,7 @@ class LogRules(Known):
         return batch if written >= batch.end else None
 
     def _enter_batch(self, op, batch):
-        """A batch is complete: check it, and see what its mark gives up."""
+        """Check a batch that is complete, and see what its mark gives up."""
         self.figures["batches"] += 1
         newest = max(self._batches, default=0)
         if batch.number not in (newest, newest + 1):
@@ -123,7 +123,7 @@ class LogRules(Known):
                 batch.durable = op.seq
 
     def _forget_parts(self, op):
-        """What is written after a sync, even a failed one, belongs to another attempt."""
+        """Forget parts from before a sync, even a failed one: later writes are another attempt."""
         self._parts[op.ino] = [part for part in self._parts[op.ino] if part.seq > op.begin]
 
     # pg_control and the marker

@@ -47,7 +47,7 @@ do_open(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
 }
 
 /*
- * Read in small pieces with pauses, so that a reader which nobody keeps apart
+ * Read in small pieces with pauses, so that a reader that is not kept apart
  * from writers finds pages that are partly old and partly new.  Each piece is
  * whole sectors and is read under the lock, so no sector is ever torn.
  */

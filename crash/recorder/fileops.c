@@ -34,7 +34,7 @@
  */
 #define CACHE_TIMEOUT	86400.0
 
-/* Requests in flight that nobody waits for (asynchronous direct I/O) */
+/* Requests in flight for which no process waits (asynchronous direct I/O) */
 #define MAX_BACKGROUND	64
 
 /*
@@ -526,7 +526,7 @@ do_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t newpar
 	Dentry	   *target;
 	int			error;
 
-	/* an exchange has no place in the format, and nobody needs it */
+	/* an exchange has no place in the format, and PostgreSQL makes none */
 	if (flags & ~RENAME_NOREPLACE)
 	{
 		fuse_reply_err(req, EINVAL);
