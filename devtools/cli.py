@@ -317,9 +317,7 @@ def _site(paths, args):
 
 
 def _tools(paths, args):
-    if tools.need_stock(args.names):
-        _build_kind(paths, "stock")
-    tools.check(paths, _build_kind(paths, "test"), args.names)
+    tools.check(paths, args.names, functools.partial(_build_kind, paths))
     generate.write_all(paths)
 
 

