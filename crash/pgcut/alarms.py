@@ -37,13 +37,13 @@ _BAD_LOG = re.compile(r"^.*(?:PANIC:|invalid page|page verification failed|TRAP:
 _MENDED_MAP = re.compile(r'^(.*page verification failed.*\n(.*CONTEXT:.*\n)?)?'
                          r'.*_fsm"; zeroing out page.*$', re.MULTILINE)
 
-TORN_MAP = re.compile(r"of its fsm fork is not a page")
+TORN_MAP = re.compile(r"of its fsm fork \(.*\) is not a page")
 # Messages of a server that has read a rotten page, or a rotten part of the log, and of the oracle,
 # which compares some files byte by byte.
 _REPORTED = re.compile("invalid page in block|page verification failed"
                        "|double-write log is damaged|could not read page copy"
                        "|double-write log in .* is missing or unreadable"
-                       "|has an LSN after the end of WAL|file .* differs in block")
+                       "|has an LSN after the end of WAL|file .* differs in block|is not a page")
 # ... in particular a part of the log, and a page in a line that names no file.
 _REPORTED_LOG = re.compile("double-write log|could not read page copy")
 _NAMELESS = "page verification failed"

@@ -28,7 +28,7 @@ SINGLE_OPTIONS = {
 }
 
 # What is said of files that are read past the server.
-_OF_FILES = re.compile("fork is not a page|fork has .* could be read"
+_OF_FILES = re.compile("is not a page|fork has .* could be read"
                        "|file .* (differs in block|has .* bytes, not)")
 
 # A hanging recovery is a finding, not a reason to wait for ever.

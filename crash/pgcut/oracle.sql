@@ -617,7 +617,8 @@ BEGIN
             END IF;
             -- Size and version are at bytes 18 and 19 of a page.
             RETURN QUERY
-                SELECT format('relation %s: block %s of its %s fork is not a page', r.name, page, r.fork)
+                SELECT format('relation %s: block %s of its %s fork (%s) is not a page',
+                              r.name, page, r.fork, r.path)
                 FROM generate_series(0, length(content) / 8192 - 1) page
                 WHERE (get_byte(content, page * 8192 + 18), get_byte(content, page * 8192 + 19)) <> (4, 32)
                       AND substr(content, page * 8192 + 1, 8192) <> nothing;

@@ -37,6 +37,7 @@ class ExcuseTest(unittest.TestCase):
         for text, rotten, log in (
                 ('heap load.t: invalid page in block 3 of relation "base/5/16517"', self.PAGE, ""),
                 ("LOG:  page verification failed, calculated checksum 1", self.PAGE, ""),
+                ("relation load.i: block 0 of its main fork (base/5/16517) is not a page", self.PAGE, ""),
                 ("block 0 of base/7/16517 has an LSN after the end of WAL, 0/1", self.PAGE, ""),
                 (f"no verdict of a server: exited with 1: {damaged}", self.LOG, damaged),
                 (damaged, self.LOG, "")):
@@ -49,6 +50,7 @@ class ExcuseTest(unittest.TestCase):
                 ("client hint-1: transaction 9 was acknowledged", self.PAGE, invalid),
                 ('index load.i: invalid page in block 3 of relation "base/5/1651"', self.PAGE, ""),
                 (invalid, self.LOG, ""),
+                ("relation load.i: block 0 of its main fork (base/5/1651) is not a page", self.PAGE, ""),
                 ("FATAL:  double-write log is damaged: batch 45 is missing", self.PAGE, ""),
                 ("no verdict within 600 s", self.PAGE, "LOG:  redo starts"),
                 ("no verdict, exit status -6: x", self.PAGE, f'{invalid}\nTRAP: failed Assert("x")')):

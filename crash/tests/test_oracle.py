@@ -532,7 +532,8 @@ class OracleTest(unittest.TestCase):
         path = self.path("load.scan_1_t")
         self.patch(path.with_name(path.name + "_fsm"),
                    lambda content: content.__setitem__(slice(0, PAGE), b"x" * PAGE))
-        self.assertIn("relation load.scan_1_t: block 0 of its fsm fork is not a page",
+        file = path.relative_to(path.parents[2])
+        self.assertIn(f"relation load.scan_1_t: block 0 of its fsm fork ({file}_fsm) is not a page",
                       self.verdict())
 
     def test_files_that_are_not_current(self):
