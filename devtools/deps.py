@@ -2,8 +2,10 @@
 
 import os
 import shutil
+from collections.abc import Iterable
+from pathlib import Path
 
-from common.base import SYSTEM_PYTHON, DevError, locked, run, say
+from common.base import SYSTEM_PYTHON, DevError, Paths, locked, run, say
 
 PACKAGES = (
     "bison", "bzip2", "ca-certificates", "ccache", "flex", "gcc", "git",
@@ -26,7 +28,7 @@ BENCH = ("e2fsprogs", "mount", "python3-jinja2", "python3-matplotlib", "sysbench
 MIN_MESON = (0, 57)
 
 
-def ensure(paths, extra=()):
+def ensure(paths: Paths, extra: Iterable[str] = ()) -> None:
     """Install what is missing; quick when nothing is.
 
     `extra` are packages that only the calling command needs.  Raises DevError,
@@ -41,7 +43,7 @@ def ensure(paths, extra=()):
     _ensure_meson(paths, installed["meson"])
 
 
-def _installed(names):
+def _installed(names: Iterable[str]) -> dict[str, str]:
     """Return {package: version} of those of `names` that are installed."""
     if not shutil.which("dpkg-query"):
         raise DevError("this is not a Debian-family machine (no dpkg-query)",
@@ -53,7 +55,7 @@ def _installed(names):
     return {name: version for status, name, version in rows if status == "installed"}
 
 
-def _install(names):
+def _install(names: Iterable[str]) -> None:
     """Install Debian packages as root or through sudo."""
     prefix = _root_prefix()
     install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", *names]
@@ -66,7 +68,7 @@ def _install(names):
     run([*command, *install])
 
 
-def _root_prefix():
+def _root_prefix() -> list[str] | None:
     """Return the command prefix that makes a command run as root, or None."""
     if os.getuid() == 0:
         return []
@@ -75,7 +77,7 @@ def _root_prefix():
     return None
 
 
-def _ensure_meson(paths, version):
+def _ensure_meson(paths: Paths, version: str) -> None:
     """If the packaged meson is too old, keep one from pip in the build root."""
     if tuple(int(part) for part in version.split(".")[:2]) < MIN_MESON:
         if "python3-venv" not in _installed(["python3-venv"]):
@@ -83,7 +85,7 @@ def _ensure_meson(paths, version):
         from_pip(paths, "venv", "meson>=0.57,<2")
 
 
-def from_pip(paths, name, requirement, *options):
+def from_pip(paths: Paths, name: str, requirement: str, *options: str) -> Path:
     """Return the directory of the programs of a Python package, installed with pip if need be.
 
     They lie in the virtual environment NAME of the build root, made with these options

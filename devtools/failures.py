@@ -32,14 +32,14 @@ CLUSTER = "PG_VERSION"
 _BEGINNING = threading.Lock()
 
 
-def _this_run(root):
+def _this_run(root: str | Path) -> Path:
     """Return what the directory of this run of ./dev is called."""
     with _BEGINNING:                    # parts of a run are threads
         return _begin(root)
 
 
 @functools.cache
-def _begin(root):
+def _begin(root: str | Path) -> Path:
     """Name the directory of this run; of old runs logs stay, or nothing."""
     parent = Path(root) / "failures"
     parent.mkdir(exist_ok=True)
@@ -51,18 +51,18 @@ def _begin(root):
     return parent / time.strftime(f"%Y-%m-%dT%H%M%S-{os.getpid()}")
 
 
-def directory(root):
+def directory(root: str | Path) -> Path:
     """Return the directory of this run of ./dev, which is made."""
     _this_run(root).mkdir(exist_ok=True)
     return _this_run(root)
 
 
-def place(root, name):
+def place(root: str | Path, name: str) -> Path:
     """Return where what a test leaves is kept; it is not made."""
     return directory(root) / name.replace("/", "-")
 
 
-def keep(root, name, source, output=""):
+def keep(root: str | Path, name: str, source: str | Path, output: str = "") -> Path:
     """Copy the logs of a test, and what it has printed; returns their directory."""
     kept = place(root, name)
     copy_logs(source, kept)
@@ -71,7 +71,7 @@ def keep(root, name, source, output=""):
     return kept
 
 
-def no_failure(kept, target):
+def no_failure(kept: Path, target: Path) -> Path:
     """Move what need not be kept to where the next run replaces it; returns that place."""
     shutil.rmtree(target, ignore_errors=True)
     if kept.exists():
@@ -81,7 +81,7 @@ def no_failure(kept, target):
     return target
 
 
-def thin(place, recordings=0):
+def thin(place: str | Path, recordings: int = 0) -> None:
     """Remove what is no log below a directory, except from the first recordings, so many."""
     whole = [path for path in sorted(Path(place).rglob(RECORDING)) if path.is_dir()][:recordings]
     for top, below, names in os.walk(place):
@@ -95,12 +95,12 @@ def thin(place, recordings=0):
                 (Path(top) / name).unlink()
 
 
-def _is_log(path):
+def _is_log(path: Path) -> bool:
     """Say whether a file is one that is kept of each failure."""
     return path.suffix in SUFFIXES or path.parent.name == DIRECTORY
 
 
-def copy_logs(source, target):
+def copy_logs(source: str | Path, target: str | Path) -> None:
     """Copy the logs below a directory, which may be in use."""
     Path(target).mkdir(parents=True, exist_ok=True)
     for top, below, names in os.walk(source):

@@ -6,6 +6,7 @@ directory made by stock PostgreSQL can be used here and back (rule R12).
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from common.base import DevError
 
@@ -25,23 +26,23 @@ class Lock:
     version: str
     sha256: str
     url: str
-    constants: dict
+    constants: dict[str, str]
 
     @property
-    def major(self):
+    def major(self) -> str:
         return self.version.split(".")[0]
 
     @property
-    def minor(self):
+    def minor(self) -> int:
         return int(self.version.split(".")[1])
 
-    def allows(self, version):
+    def allows(self, version: str) -> bool:
         """Say whether `version` is the pinned release or a later minor one."""
         match = re.fullmatch(r"(\d+)\.(\d+)", version)
-        return bool(match) and match[1] == self.major and int(match[2]) >= self.minor
+        return match is not None and match[1] == self.major and int(match[2]) >= self.minor
 
 
-def read(path):
+def read(path: Path) -> Lock:
     """Parse upstream.lock; raises DevError for a missing or malformed entry."""
     fields = {}
     for line in path.read_text().splitlines():
@@ -58,7 +59,7 @@ def read(path):
     return lock
 
 
-def constants_of(tree):
+def constants_of(tree: Path) -> dict[str, str]:
     """Read the CONSTANTS from the headers of a source tree."""
     found = {}
     for name, header in CONSTANTS.items():
@@ -68,7 +69,7 @@ def constants_of(tree):
     return found
 
 
-def differences(lock, tree):
+def differences(lock: Lock, tree: Path) -> list[str]:
     """Describe each constant of `tree` that is not what `lock` pins."""
     actual = constants_of(tree)
     return [f"{name} is {actual[name]}, pinned {pinned}"

@@ -15,7 +15,9 @@ Series stand on each other in the order of NAMES, which patches/series repeats.
 import collections
 import fnmatch
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from common.base import DevError, write_if_changed
 
@@ -37,62 +39,62 @@ class Patch:
     diff: bytes
 
     @property
-    def slug(self):
+    def slug(self) -> str:
         """Return the title as a file name part."""
         return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")[:52].rstrip("-")
 
     @property
-    def message(self):
+    def message(self) -> str:
         """Return the commit message."""
         return f"{self.title}\n\n{self.body}".rstrip("\n") + "\n"
 
     @property
-    def prose(self):
+    def prose(self) -> str:
         """Return the body as it is sent for review."""
         return TRAILER.sub("", self.body).strip("\n")
 
     @property
-    def series(self):
+    def series(self) -> str:
         """Return the name of the series that this patch belongs to, or ""."""
         return "".join(self._named("Series")[:1])
 
     @property
-    def overlay(self):
+    def overlay(self) -> tuple[str, ...]:
         """Return patterns of the new files that belong to this patch."""
         return tuple(self._named("Overlay"))
 
     @property
-    def changes(self):
+    def changes(self) -> tuple[str, ...]:
         """Return the files, below patches/, with hunks of this patch in files of overlay/."""
         return tuple(f"{self.series}/{name}" for name in self._named("Changes"))
 
-    def _named(self, key):
+    def _named(self, key: str) -> list[str]:
         """Return what the trailers `key` say."""
         return [value for name, value in TRAILER.findall(self.body) if name == key]
 
-    def owns(self, path):
+    def owns(self, path: str) -> bool:
         """Say whether a file of overlay/ belongs to this patch."""
         return any(fnmatch.fnmatchcase(path, pattern) for pattern in self.overlay)
 
-    def encode(self):
+    def encode(self) -> bytes:
         """Return the bytes of the patch file."""
         body = f"{self.body}\n" if self.body else ""
         head = f"From: {self.author}\nSubject: [PATCH] {self.title}\n\n{body}---\n"
         return head.encode() + self.diff
 
 
-def without_blobs(diff):
+def without_blobs(diff: bytes) -> bytes:
     """Return a diff in git's format without the names of blobs."""
     return re.sub(rb"^index [0-9a-f]+\.\.[0-9a-f]+(?: [0-7]+)?\n", b"", diff, flags=re.MULTILINE)
 
 
-def from_commit(author, message, diff):
+def from_commit(author: str, message: str, diff: bytes) -> Patch:
     """Make a Patch of a commit's author, message and `git diff` output."""
     title, _, body = message.strip("\n").partition("\n")
     return Patch(author, title.strip(), body.strip("\n"), without_blobs(diff))
 
 
-def decode(name, data):
+def decode(name: str, data: bytes) -> Patch:
     """Parse a patch file; raises DevError if a part is missing."""
     start = data.find(b"\n" + DIFF_START) + 1
     if not start:
@@ -106,7 +108,7 @@ def decode(name, data):
     return Patch(fields["From"], title, body.strip("\n"), data[start:])
 
 
-def read_series(directory):
+def read_series(directory: Path) -> list[tuple[str, Patch]]:
     """Return [(file name, Patch)] in the order of the series file."""
     listing = (directory / SERIES).read_text()
     names = [line.strip() for line in listing.splitlines()
@@ -121,16 +123,17 @@ def read_series(directory):
     return [(name, decode(name, (directory / name).read_bytes())) for name in names]
 
 
-def files(directory):
+def files(directory: Path) -> list[str]:
     """Return the names of the patch files, below `directory`."""
     return sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*.patch"))
 
 
-def write_series(directory, patches):
+def write_series(directory: Path, patches: Iterable[Patch]) -> list[str]:
     """Make `directory` hold exactly `patches`; returns the file names."""
     series = directory / SERIES
     comments = [line for line in series.read_text().splitlines() if line.startswith("#")]
-    numbers = collections.Counter()
+    patches = list(patches)
+    numbers: collections.Counter[str] = collections.Counter()
     names = []
     for patch in patches:
         numbers[patch.series] += 1
