@@ -71,7 +71,14 @@ def _parser():
         sub.set_defaults(handler=handler)
         return sub
 
-    kinds = tuple(build.KINDS)
+    for add in (_add_servers_and_tests, _add_builds_and_documents, _add_sources,
+                _add_measurements_and_packages, _add_trials, _add_series_and_gate):
+        add(command)
+    return parser
+
+
+def _add_servers_and_tests(command):
+    """Add the commands about servers and tests."""
     sub = command("run", _run, "build, create a cluster in data/, start it, say how to connect")
     sub.add_argument("--data", help="data directory (default: PGDATA, else data/)")
     sub = command("stop", _stop, "stop the server of `run`")
@@ -100,7 +107,12 @@ def _parser():
                      help="mutations of tests/mutations (default: all)")
     sub.add_argument("--list", action="store_true", help="say what there is, and do nothing")
     sub.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
-    sub = command("generate", _generate, "write the documents that are made of other files")
+
+
+def _add_builds_and_documents(command):
+    """Add the commands about builds and documents."""
+    kinds = tuple(build.KINDS)
+    command("generate", _generate, "write the documents that are made of other files")
     sub = command("build", _build, "compile and install a build")
     sub.add_argument("kinds", nargs="*", metavar="KIND", default=["test"],
                      help=f"of {', '.join(kinds)} (default: test)")
@@ -115,6 +127,10 @@ def _parser():
     sub = command("site", _site, "make a static site of the documents, and check its links")
     sub.add_argument("--browser", action="store_true",
                      help="also look at each page in Chromium, on a desktop and a phone")
+
+
+def _add_sources(command):
+    """Add the commands about sources."""
     sub = command("source", _source, "fetch and unpack PostgreSQL's source")
     sub.add_argument("--tarball", help="use this release tarball (default: PGDW_TARBALL)")
     sub.add_argument("--check", action="store_true",
@@ -128,6 +144,10 @@ def _parser():
     command("sync", _sync, "bring edits of overlay/ and patches/ into work/")
     sub = command("export", _export, "write the commits of work/ to patches/ and overlay/")
     sub.add_argument("--force", action="store_true", help="overwrite edits in the repository")
+
+
+def _add_measurements_and_packages(command):
+    """Add the commands about measurements and packages."""
     sub = command("bench", _bench, "measure this build and stock side by side")
     bench.add_arguments(sub)
     sub = command("deb", _deb, "build Debian packages that replace postgresql-18, in a chroot")
@@ -148,6 +168,10 @@ def _parser():
     sub.add_argument("--test", action="store_true",
                      help=f"also run it on {' and '.join(dist.TRIED_ON)}")
     sub.add_argument("--test-only", action="store_true", help="with the one built before")
+
+
+def _add_trials(command):
+    """Add the commands about trials with other programs and machines."""
     command("atomic", _atomic, "test atomic writes on file systems that offer them")
     command("atomic-vm", _atomic_vm, "the same in a virtual machine, with emulated NVMe")
     sub = command("restarts", _restarts, "crash one server again and again, with its pages pending")
@@ -164,6 +188,10 @@ def _parser():
     sub = command("tools", _tools, "try backup tools with crashes and torn pages")
     sub.add_argument("names", nargs="*", metavar="NAME",
                      help=f"of {', '.join(tools.TRIALS)} (default: all)")
+
+
+def _add_series_and_gate(command):
+    """Add the commands about the series and the gate."""
     sub = command("series", _series, "write patches for upstream review")
     sub.add_argument("words", nargs="*", metavar="[NAME] DIRECTORY",
                      help="a series, with its cover letter (default: all patches, without one);"
@@ -187,7 +215,6 @@ def _parser():
                      help=f"also build, and run the tests of dev and {len(suites.FAST)} programs")
     command("lint", _lint, "check the manifest for Kubernetes, the dashboard and the RPM spec")
     command("rules", _rules, "check and test the rules for Prometheus")
-    return parser
 
 
 def _obtain(paths, tarball=None):
