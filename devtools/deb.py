@@ -63,6 +63,7 @@ SERIES_DIRECTORY = "double-writes"
 # Build profiles and options that leave out what only users of packages need.
 SMALL = ("nodoc", "pkg.postgresql.nollvm")
 QUICK = ("noopt", "noautodbgsym")
+FAST_PACKING = "export DPKG_DEB_COMPRESSOR_LEVEL=1"
 
 # Where tests find the packages, and those of stock.
 REPOSITORY, STOCK = "/packages", "/stock"
@@ -210,6 +211,7 @@ def _build(paths, suite, tree, profiles, result, options=()):
     chroot.call(paths, suite.name, "\n".join([
         "cd /build/tree", f"export DEB_BUILD_PROFILES='{' '.join(names)}'",
         f"export DEB_BUILD_OPTIONS='{' '.join(['nocheck', f'parallel={os.cpu_count()}', *options])}'",
+        FAST_PACKING if options else "",
         "dpkg-buildpackage --build=any --unsigned-source --unsigned-changes",
     ]), [(tree.parent, "/build"), (packages(paths, suite), REPOSITORY)], prepare=prepare)
     for package in sorted(tree.parent.glob("*.deb")):
@@ -258,6 +260,9 @@ def test(paths, suite):
     binds = [(require_packages(paths, suite), REPOSITORY),
              (paths.repo / "packaging", "/packaging")]
     tests = parse_tests((paths.repo / "packaging" / "debian" / "tests" / "control").read_text())
+    say(f"testing the packages of {suite.name}: as new")
+    chroot.call(paths, suite.name, f"sh /packaging/debian/tests/new {REPOSITORY}", binds,
+                chroot.MINIMAL)
     if suite.older:
         say(f"testing the packages of {suite.name}: beside its PostgreSQL {suite.older}")
         chroot.call(paths, suite.name, "\n".join([

@@ -1,11 +1,12 @@
 """The container image, built from our packages and run once, without a registry.
 
-Its base is the clean chroot that the packages were built in, under the name that
-the recipe asks for.  Everything stays below the build root.
+Its base is a minimal chroot of the suite, under the name that the recipe asks for.
+Everything stays below the build root.
 """
 
 import shutil
 import tarfile
+import time
 
 from common.base import run, say
 
@@ -19,15 +20,36 @@ IMAGE = "localhost/postgres-dw:18"
 
 # What is asked of a server in the image, as the user that the image has for it.
 TRIAL = r"""
+# The network is the machine's.
+export PGPORT=54318
+began=$(date +%s)
 docker-entrypoint.sh postgres &
 until psql -U postgres -Atc 'SHOW io_torn_pages_protection' 2>/dev/null | grep -x double_writes; do
     kill -0 $! || exit 1
     sleep 1
 done
-psql -U postgres -Atc 'SHOW server_version'
+echo "$(psql -U postgres -Atc 'SHOW server_version'), protected after $(($(date +%s) - began)) s"
 kill -INT $!
 wait $!
 """
+
+# What CloudNativePG does with an image (docs/operators.md): without the entry point, as a user
+# with a number, which calls these programs.
+CONTRACT = r"""
+for program in du initdb pg_basebackup pg_controldata pg_ctl pg_isready pg_rewind postgres psql; do
+    command -v $program
+done
+locale -a | grep -x en_US.utf8
+data=/var/lib/postgresql/data/pgdata
+initdb --pgdata=$data --username=postgres --auth=trust --data-checksums >/dev/null
+pg_ctl --pgdata=$data --wait --log=/tmp/log --options="-k /tmp -c listen_addresses=''" start >/dev/null
+psql -h /tmp -U postgres -Atc 'SHOW io_torn_pages_protection' | grep -x double_writes
+pg_basebackup --host=/tmp --username=postgres --pgdata=/tmp/copy --checkpoint=fast
+pg_ctl --pgdata=$data --wait --mode=fast stop >/dev/null
+pg_controldata --pgdata=$data | grep 'cluster state: *shut down$'
+pg_controldata --pgdata=/tmp/copy | grep 'cluster state: *in production$'
+"""
+USER = "999:999"
 
 
 def build_and_try(paths):
@@ -42,24 +64,32 @@ def build_and_try(paths):
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir()
     try:
+        _import_base(paths, directory)
+        began = time.monotonic()
         _build(paths, directory)
-        say("starting a server in the image")
+        say(f"starting a server in the image, made in {time.monotonic() - began:.0f} s")
         _buildah(directory, "from", "--pull-never", "--name", "trial", IMAGE)
         _buildah(directory, "run", "-e", "POSTGRES_PASSWORD=trial", "trial", "--", "sh", "-ec", TRIAL)
+        say(f"as CloudNativePG uses it, as user {USER}")
+        _buildah(directory, "run", "--user", USER, "trial", "--", "sh", "-ec", CONTRACT)
     finally:
         _buildah(directory, "rm", "--all")
         shutil.rmtree(directory)
 
 
-def _build(paths, directory):
-    say(f"building the container image {IMAGE}")
+def _import_base(paths, directory):
+    """Make the image that the recipe begins with, as a registry would give it."""
     base = directory / "base.tar"
     with tarfile.open(base, "w") as tar:
-        tar.add(chroot.clean(paths, SUITE.name), arcname=".")
+        tar.add(chroot.clean(paths, SUITE.name, chroot.MINIMAL), arcname=".")
     _buildah(directory, "from", "--name", "base", "scratch")
     _buildah(directory, "add", "--quiet", "base", base, "/")
     _buildah(directory, "commit", "--quiet", "--rm", "base", BASE)
     base.unlink()
+
+
+def _build(paths, directory):
+    say(f"building the container image {IMAGE}")
     context = directory / "context"
     shutil.copytree(paths.repo / "packaging" / "container", context)
     shutil.copytree(deb.packages(paths, SUITE), context / "packages")
