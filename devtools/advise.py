@@ -11,6 +11,7 @@ table is generated.
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -80,7 +81,7 @@ def _one(paths, stock, ours, scratch, case, seconds):
     runner.copy(template, server.data)
     server.configure(SETTINGS)
     with server:
-        with _Load(server, case.load.arguments, RATES[case.name], seconds) as load:
+        with _Load(server, case.load.arguments, RATES[case.name]) as load:
             time.sleep(MARGIN_SECONDS)
             with _Counting(paths, server, stock, scratch, seconds) as counting:
                 result, core = _advise(paths, server, stock, scratch, seconds)
@@ -95,7 +96,7 @@ def _one(paths, stock, ours, scratch, case, seconds):
         # A reload is under way when the function returns.
         _until(lambda: ours_server.sql("SELECT in_force FROM pg_double_write_mode")
                == "double_writes")
-        with _Load(ours_server, case.load.arguments, RATES[case.name], seconds) as load:
+        with _Load(ours_server, case.load.arguments, RATES[case.name]) as load:
             time.sleep(MARGIN_SECONDS)
             lsn, copies, begun = load.lsn(), load.copies(), time.monotonic()
             time.sleep(seconds)
@@ -127,30 +128,34 @@ def _until(holds):
 
 
 class _Load:
-    """A load of so many transactions a second, while the context lasts and until it is over.
+    """A load of so many transactions a second, while the context lasts and a little longer.
 
     `rate` is then the one that was reached.
     """
 
-    def __init__(self, server, arguments, rate, seconds):
-        self.server, self.seconds = server, seconds + 2 * MARGIN_SECONDS
+    def __init__(self, server, arguments, rate):
+        self.server = server
         self.command = [server.bindir / "pgbench", "--no-vacuum", "--protocol=prepared",
                         f"--client={CLIENTS}", f"--random-seed={SEED}", f"--rate={rate}",
-                        f"--time={self.seconds}", "--max-tries=10", *arguments]
+                        "--time=3600", "--max-tries=10", *arguments]
 
     def __enter__(self):
         self.server.sql("CHECKPOINT")
         self.process = subprocess.Popen(
             [str(part) for part in self.command], cwd="/", env=self.server.environment(),
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **identity(server_user()))
+        self.begun = time.monotonic()
         return self
 
     def __exit__(self, kind, error, trace):
+        time.sleep(MARGIN_SECONDS)
+        self.process.send_signal(signal.SIGALRM)        # as if its time were over
+        seconds = time.monotonic() - self.begun
         text, _ = self.process.communicate()
         if self.process.returncode:
             raise ServerError(f"pgbench failed: {text[-500:]}")
         number = int(text.partition("actually processed: ")[2].split()[0].split("/")[0])
-        self.rate = number / self.seconds
+        self.rate = number / seconds
 
     def lsn(self):
         """Return where WAL ends now."""
