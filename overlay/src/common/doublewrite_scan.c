@@ -575,10 +575,12 @@ DWJudgeHeader(const DWBatchHeader *hdr, uint64 sysid, uint64 segno,
 	return DW_HEADER_VALID;
 }
 
-static void
-dw_remember_batch(DWScan *scan, const DWBatchHeader *hdr)
+/*
+ * Remember a batch, whose pages come after the header, or have not been read.
+ */
+static DWFoundBatch *
+dw_remember_header(DWScan *scan, const DWBatchHeader *hdr)
 {
-	const char *stored = (const char *) hdr + BLCKSZ;
 	DWFoundBatch *batch;
 
 	if (scan->nbatches == scan->maxbatches)
@@ -605,6 +607,15 @@ dw_remember_batch(DWScan *scan, const DWBatchHeader *hdr)
 	memcpy(batch->entries, DWBatchEntries(hdr), hdr->npages * sizeof(DWPageEntry));
 
 	batch->bad_page = -1;
+	return batch;
+}
+
+static void
+dw_remember_batch(DWScan *scan, const DWBatchHeader *hdr)
+{
+	const char *stored = (const char *) hdr + BLCKSZ;
+	DWFoundBatch *batch = dw_remember_header(scan, hdr);
+
 	for (uint32 i = 0; i < hdr->npages && batch->bad_page < 0; i++)
 	{
 		if (!DWIsNote(&batch->entries[i]) &&
@@ -711,6 +722,45 @@ dw_scan_segment(DWScan *scan, uint64 segno, const char *contents)
 	return found;
 }
 
+/*
+ * Remember the batches in a segment by their headers, from its first one to that before
+ * the given number, with which the next segment begins: so they are complete, as a batch
+ * is begun when the one before is durable.  Their pages are not read.
+ *
+ * Return false, with nothing remembered, if not all of them stand there one after the
+ * other, or one that was written once more may stand behind them, in the block that is
+ * kept for a mark.  Then the segment must be read.
+ */
+static bool
+dw_follow_headers(DWScan *scan, DWReadBlocks read_blocks, void *arg,
+				  const DWScanSegment *segment, uint64 end, char *buffer)
+{
+	const DWBatchHeader *hdr = (const DWBatchHeader *) buffer;
+	int			nbatches = scan->nbatches;
+	uint32		blockno = 0;
+	bool		more = true;
+
+	for (uint64 batchno = segment->first_batch; more && batchno < end; batchno++)
+	{
+		more = blockno < DW_SEGMENT_BLOCKS &&
+			read_blocks(scan, arg, segment->segno, blockno, 1, buffer) &&
+			DWJudgeHeader(hdr, scan->sysid, segment->segno, blockno) == DW_HEADER_VALID &&
+			hdr->batchno == batchno && dw_nonce_known(scan, hdr->nonce);
+		if (more)
+		{
+			(void) dw_remember_header(scan, hdr);
+			blockno += DWBatchBlocks(hdr);
+		}
+	}
+	if (more && blockno < DW_SEGMENT_BLOCKS)
+		more = read_blocks(scan, arg, segment->segno, DW_SEGMENT_BLOCKS - 1, 1, buffer) &&
+			DWJudgeHeader(hdr, scan->sysid, segment->segno,
+						  DW_SEGMENT_BLOCKS - 1) == DW_HEADER_NONE;
+	if (!more)
+		scan->nbatches = nbatches;
+	return more;
+}
+
 /* by number; if a batch number occurs twice, the later copy is valid */
 static int
 dw_batch_cmp(const void *a, const void *b)
@@ -775,11 +825,12 @@ dw_low_water_so_far(DWScan *scan)
  * the segment before it seems to be the last.
  *
  * With everything, read all segments, for a program that shows what is there.
- * The buffer has room for a segment.
+ * With headers, read no pages in those before the one written last.  The buffer has room
+ * for a segment.
  */
 static void
 dw_read_log(DWScan *scan, DWReadBlocks read_blocks, void *arg, char *buffer,
-			bool everything)
+			bool everything, bool headers)
 {
 	int			newest = -1;
 	int			first;
@@ -825,10 +876,16 @@ dw_read_log(DWScan *scan, DWReadBlocks read_blocks, void *arg, char *buffer,
 		   (scan->segments[first].first_batch == 0 ||
 			scan->segments[first].first_batch > dw_low_water_so_far(scan)))
 	{
-		uint64		segno = scan->segments[--first].segno;
+		DWScanSegment *segment = &scan->segments[--first];
 
-		if (read_blocks(scan, arg, segno, 0, DW_SEGMENT_BLOCKS, buffer))
-			dw_scan_segment(scan, segno, buffer);
+		if (headers && segment[0].first_batch > 0 &&
+			segment[1].first_batch > segment[0].first_batch &&
+			segment[1].segno == segment[0].segno + 1 &&
+			dw_follow_headers(scan, read_blocks, arg, segment,
+							  segment[1].first_batch, buffer))
+			continue;
+		if (read_blocks(scan, arg, segment->segno, 0, DW_SEGMENT_BLOCKS, buffer))
+			dw_scan_segment(scan, segment->segno, buffer);
 	}
 	dw_sort_batches(scan);
 }
@@ -969,7 +1026,9 @@ dw_find_live(const DWScan *scan, DWLiveRange *live)
 }
 
 /*
- * Read the log, and find what is live in it, for DWJudgeStart().
+ * Read the log, and find what is live in it, for DWJudgeStart().  If copies are not
+ * restored before they are needed, they are not read, either, so damage to them does not
+ * show.
  */
 void
 DWLookAtLog(DWStart *start, DWReadBlocks read_blocks, void *arg, char *buffer,
@@ -980,7 +1039,7 @@ DWLookAtLog(DWStart *start, DWReadBlocks read_blocks, void *arg, char *buffer,
 
 	if (start->owner.nonce != 0)
 		dw_add_nonce(scan, start->owner.nonce);
-	dw_read_log(scan, read_blocks, arg, buffer, everything);
+	dw_read_log(scan, read_blocks, arg, buffer, everything, start->on_demand);
 	dw_find_live(scan, live);
 	start->read = true;
 	if (live->verdict != DW_LIVE_COMPLETE || start->segment_size == 0)
@@ -1435,6 +1494,7 @@ DWNewestCopies(const DWScan *scan, const DWLiveRange *live, int *ncopies)
 			copies[n].entry = batch->entries[p];
 			copies[n].compression = batch->compression;
 			copies[n].segno = batch->segno;
+			copies[n].batchno = batch->batchno;
 			copies[n].offset = offset;
 			copies[n].order = n;
 			offset += batch->entries[p].length;

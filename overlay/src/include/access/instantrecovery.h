@@ -47,6 +47,7 @@ extern void InstantRecoveryStartWorkers(void);
 extern bool InstantRecoveryAnalyzing(void);
 extern bool InstantRecoveryTake(XLogReaderState *record);
 extern void InstantRecoveryAnalyzed(bool can_open);
+extern bool InstantRecoveryHasFailed(void);
 extern bool InstantRecoveryIsPending(void);
 extern void InstantRecoveryOpen(void);
 

@@ -60,6 +60,7 @@ typedef struct DWCopy
 	uint32		compression;
 	uint32		offset;			/* in the segment */
 	uint64		segno;
+	uint64		batchno;
 	uint64		order;			/* position in the log */
 } DWCopy;
 
@@ -179,6 +180,8 @@ typedef enum DWDirectory
 typedef struct DWStart
 {
 	bool		wanted;			/* the settings ask for the log; by the caller */
+	bool		on_demand;		/* copies are restored when their pages are
+								 * needed; by the caller */
 
 	/* DWLookAtCluster() */
 	XLogRecPtr	redo;			/* in pg_control */

@@ -16,6 +16,7 @@
 #define DOUBLEWRITE_H
 
 #include "access/xlogdefs.h"
+#include "common/relpath.h"
 #include "storage/block.h"
 #include "storage/buf.h"
 #include "storage/bufpage.h"
@@ -83,6 +84,11 @@ extern void DoubleWriteNoteRedo(XLogRecPtr redo);
 extern void DoubleWriteCountFirstChange(const PageData *page, bool standard,
 										int image_len);
 
+/* copies.c: copies in the log whose pages have not been needed yet */
+extern PGDLLIMPORT bool DoubleWriteRestoreOnDemand;
+extern bool DoubleWriteAnnounceCopy(const RelFileLocator *rlocator,
+									ForkNumber forknum, BlockNumber blkno);
+
 /* stage.c: pages on their way out */
 extern bool DoubleWriteReadStaged(const struct buftag *tag, char *dst);
 
@@ -97,6 +103,8 @@ extern void DoubleWriteDiscardForks(RelFileLocator rlocator,
 extern void DoubleWriteDiscardRelations(struct SMgrRelationData **rels,
 										int nrels);
 extern void DoubleWriteDiscardDatabase(Oid dbid);
+extern void DoubleWriteDiscardCopies(Oid dbid, const Oid *tablespaces,
+									 int ntablespaces);
 
 /* remove.c: making sure that removed files stay removed */
 extern void DoubleWriteBeginRemoval(void);
@@ -123,6 +131,10 @@ extern size_t DoubleWriteRead(char *buf, size_t nbytes, FILE *file,
 
 /* upkeep.c: the checkpointer looks after the log */
 extern void DoubleWriteUpkeep(bool busy);
+
+/* bring.c: writing copies home that no process has needed */
+extern bool DoubleWriteHasStuckCopies(void);
+extern bool DoubleWriteGiveUpCopy(const char *relation, BlockNumber blkno);
 
 /* flush.c: writing staged pages back */
 extern void DoubleWriteFlushIfBatchReady(void);

@@ -65,6 +65,8 @@ typedef struct DWCtlData
 	bool		started;		/* restore is over, the mode may be changed */
 	DWRestoreStats restore;
 	uint32		copy_sets;		/* sets in the table of copies; constant */
+	int			copies_max;		/* copies that can wait, see copies.c;
+								 * constant */
 
 	/*
 	 * No lock: the checkpointer, or the startup process before it lets the
@@ -176,6 +178,12 @@ extern PGDLLIMPORT char *DWPages;
 #define DWBatchThreshold() \
 	Min(DWCtl->log.armed ? DW_MAX_BATCH_PAGES : DW_UNLOGGED_BATCH_PAGES, \
 		DWCtl->stage.nslots / 4)
+
+static inline void
+dw_log_path(char *path, uint64 segno)
+{
+	snprintf(path, MAXPGPATH, "%s/%016" PRIX64, DW_DIR, segno);
+}
 
 #define DWCount(field, n) \
 	pg_atomic_fetch_add_u64(&DWCtl->stats.field, (n))

@@ -25,6 +25,30 @@
 
 struct iovec;
 
+/* A copy in the log that counts as the newest version of its page; see copies.c */
+typedef enum DWCopyState
+{
+	DW_COPY_PENDING,
+	DW_COPY_TAKEN,				/* a process writes it home, or stages a newer
+								 * version */
+	DW_COPY_DONE,				/* what is staged or at home counts */
+} DWCopyState;
+
+typedef struct DWPendingCopy
+{
+	DWCopy		copy;
+	pg_atomic_uint32 state;		/* DWCopyState */
+} DWPendingCopy;
+
+/* A look for such copies */
+typedef struct DWCopyScan
+{
+	const DWPageSet *pages;
+	const RelFileLocator *rlocator; /* all belong to it; or NULL */
+	uint64		before;			/* no copies in this batch or later ones */
+	int			next;			/* place in the table */
+} DWCopyScan;
+
 /* A relation segment file with home writes that only the log protects */
 typedef struct DWDirtyFile
 {
@@ -357,6 +381,31 @@ extern void dw_ledger_begin(void);
 extern void dw_ledger_add(const DWLedgerEntry *entry);
 extern void dw_ledger_end(const DWRestoreStats *stats);
 
+/* copies.c */
+extern Size dw_copies_shmem_size(void);
+extern void dw_copies_shmem_init(void);
+extern bool dw_has_room_for_copy(void);
+extern bool dw_had_copies(void);
+extern uint32 dw_copies_left(void);
+extern void dw_add_copy(const DWCopy *copy);
+extern void dw_begin_copies(DWCopyScan *scan, const DWPageSet *pages,
+							const RelFileLocator *rlocator);
+extern DWPendingCopy *dw_next_copy(DWCopyScan *scan, BufferTag *tag);
+extern uint64 dw_first_pending_batch(void);
+extern void dw_announce_copy(const DWPendingCopy *entry);
+extern bool dw_try_read_copy(const DWPendingCopy *entry, char *page);
+extern bool dw_copy_is_past(DWPendingCopy *entry);
+extern bool dw_copy_is_lost(int error);
+pg_noreturn extern void dw_refuse_copy(const DWPendingCopy *entry);
+extern bool dw_read_from_log(const BufferTag *tag, char *page);
+extern bool dw_try_take_copy(DWPendingCopy *entry);
+extern bool dw_take_copy(DWPendingCopy *entry);
+extern DWPendingCopy *dw_take_copy_of(const BufferTag *tag);
+extern void dw_give_copy_back(DWPendingCopy *entry);
+extern void dw_copy_is_done(DWPendingCopy *entry);
+extern void dw_discard_copies(const DWPageSet *pages, const RelFileLocator *rlocator,
+							  void (*keep) (uint64 batchno));
+
 /* compress.c */
 extern char *dw_pack_pages(DWBatchHeader *hdr, const int *slots, int nslots);
 extern void dw_free_pack_buffer(void);
@@ -366,6 +415,7 @@ extern Size dw_epoch_shmem_size(void);
 extern void dw_epoch_shmem_init(void);
 extern void dw_epoch_begin(uint64 first_batch);
 extern uint64 dw_epoch_copy(const BufferTag *tag);
+extern void dw_epoch_forget(const BufferTag *tag);
 extern void dw_epoch_note(const BufferTag *tag, uint64 batchno);
 
 /* failedsync.c */
@@ -379,6 +429,7 @@ extern void dw_forget_failed_sync(XLogRecPtr redo);
 extern Size dw_dirty_shmem_size(void);
 extern void dw_dirty_shmem_init(void);
 extern void dw_dirty_file(const BufferTag *tag, uint64 batchno);
+extern bool dw_file_is_dirty(const BufferTag *tag, uint64 batchno);
 extern bool dw_dirty_files_full(int more);
 extern bool dw_many_dirty_files(void);
 extern DWDirtyFile *dw_copy_dirty_files(int *nfiles);
@@ -401,7 +452,6 @@ extern void dw_atomic_end(void);
 extern void dw_write_atomically(int natomic);
 
 /* segment.c */
-extern void dw_log_path(char *path, uint64 segno);
 extern bool dw_open_segment(uint64 segno);
 extern void dw_close_segment(void);
 extern bool dw_create_segment(void);
@@ -437,6 +487,7 @@ extern bool dw_log_write_batch(const int *slots, int nslots, int ncopies,
 							   bool beyond_bound);
 extern void dw_log_set_low_water(uint64 mark);
 extern void dw_log_found(const DWFoundBatch *first, const DWFoundBatch *last);
+extern bool dw_log_continue(const DWScan *scan, const DWLiveRange *live);
 extern void dw_log_empty(void);
 extern void dw_remove_log(void);
 extern void dw_retire_log(bool keep);
@@ -452,8 +503,13 @@ extern uint64 dw_first_failed_removal(void);
 extern void dw_refuse_to_forget_removal(void);
 extern void dw_forget_failed_removal(XLogRecPtr redo);
 
+/* bring.c */
+extern void dw_bring_copies(const DWPageSet *pages, const RelFileLocator *rlocator);
+extern bool dw_bring_before(uint64 batchno);
+
 /* upkeep.c */
 extern bool dw_cycle_needed(void);
+extern uint64 dw_first_batch_behind(int nsegments);
 extern void dw_have_room_for_mark(uint64 mark);
 extern void dw_sync_cycle(uint64 begun);
 
@@ -464,6 +520,6 @@ extern bool dw_make_durable(bool beyond_bound);
 /* restore.c */
 extern int	dw_open_for_reading(const char *path);
 extern void dw_begin_progress(void);
-extern void dw_restore(const DWScan *scan, const DWLiveRange *live);
+extern bool dw_restore(const DWScan *scan, const DWLiveRange *live, bool on_demand);
 
 #endif							/* DOUBLEWRITE_LOG_H */

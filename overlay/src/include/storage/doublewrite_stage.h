@@ -327,6 +327,7 @@ typedef struct DWBatchState
 	int			slots[DW_MAX_BATCH_PAGES];
 	uint64		waits_since;	/* log.cycles_begun when it found no space in
 								 * the log, or DW_NEVER_WAITED */
+	uint32		copies_left;	/* copies in the log only then; see copies.c */
 } DWBatchState;
 
 /* ---------------------------------------------------------------------
@@ -360,6 +361,9 @@ extern Size dw_stage_shmem_size(void);
 extern void dw_stage_shmem_init(void);
 extern int	dw_reserve_for_page(const BufferTag *tag, bool refused,
 								bool *replaces, int *nstaged);
+extern void dw_slot_needs_copy(int slotno, uint64 batchno);
+extern bool dw_stage_copy(const BufferTag *tag, const char *page, uint64 batchno,
+						  int error);
 extern void dw_publish_slot(int slotno);
 extern uint64 dw_current_seq(void);
 extern bool dw_stage_has_room(void);
@@ -374,10 +378,11 @@ extern bool dw_unfinished_before(uint64 seq, const DWPageSet *pages, DWSlotState
 extern uint64 dw_first_kept_batch(uint64 result);
 extern bool dw_tag_in_relation(const BufferTag *tag, const void *arg);
 extern bool dw_tag_in_database(const BufferTag *tag, const void *arg);
+extern void dw_keep_batch_of_removed(uint64 batchno);
 extern bool dw_discard_staged(DWTagFilter filter, const void *arg);
 extern uint64 dw_first_removed_batch(void);
 extern int	dw_take_slots(int *slots, int max, const DWPageSet *retry);
-extern int	dw_take_kept(int *slots, int max, uint64 before);
+extern int	dw_take_kept(int *slots, int max, uint64 before, bool touched);
 extern void dw_release_slots(const int *slots, int nslots);
 extern void dw_restage_slot(int slotno, int error, bool first);
 extern void dw_mark_stalled(int slotno);
@@ -387,7 +392,7 @@ extern void dw_return_slot_to_log(int slotno, int error);
 /* batch.c */
 extern void dw_set_batch_phase(DWBatchPhase phase);
 extern bool dw_begin_batch(const DWPageSet *retry);
-extern bool dw_begin_batch_of_kept(uint64 before);
+extern bool dw_begin_batch_of_kept(uint64 before, bool touched);
 extern void dw_return_batch(void);
 extern bool dw_batch_has_waited(void);
 extern void dw_batch_waits(void);
@@ -402,6 +407,9 @@ extern uint64 dw_first_unfinished_batch(void);
 extern int	dw_run_length(const int *slots, int nslots);
 extern bool dw_runs_to_claim(void);
 extern DWWriter *dw_own_writer(void);
+extern void dw_begin_write(Oid spcOid);
+extern void dw_came_back(Oid spcOid, bool late);
+extern void dw_end_write(Oid spcOid);
 extern void dw_count_run(const int *slots, int npages, instr_time start);
 extern void dw_settle_run(const int *slots, int npages, int error);
 extern bool dw_carry_run(void);
@@ -421,6 +429,7 @@ extern void dw_send_home(void);
 /* flush.c */
 #define DW_FIRST_ATTEMPT	PG_UINT64_MAX	/* for dw_try_home() */
 
+extern void dw_let_others_make_room(void);
 extern bool dw_flush_batch(const DWPageSet *retry);
 extern bool dw_try_home(const DWPageSet *pages, uint64 *since);
 

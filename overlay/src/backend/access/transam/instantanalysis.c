@@ -651,12 +651,48 @@ instant_end_round(void)
 }
 
 /*
- * Apply all chains now, together with the workers, before clients get in: a round.
- * Workers leave alone what they fail to redo.  Where redo fails here recovery does,
- * as ever.
+ * Are there workers, or will there be?
+ */
+static bool
+instant_has_workers(void)
+{
+	for (int i = 0; i < recovery_workers; i++)
+	{
+		pid_t		pid;
+
+		if (handles[i] != NULL &&
+			GetBackgroundWorkerPid(handles[i], &pid) != BGWH_STOPPED)
+			return true;
+	}
+	return false;
+}
+
+/*
+ * Leave all pages of a round to workers, which survive those that they fail to redo.
  */
 static void
-instant_drain(void)
+instant_await_workers(void)
+{
+	ConditionVariablePrepareToSleep(&InstantCtl->all_cv);
+	while (instant_has_workers() &&
+		   pg_atomic_read_u32(&InstantCtl->left) > pg_atomic_read_u32(&InstantCtl->failed))
+	{
+		instant_startup_step("pages to be redone",
+							 pg_atomic_read_u32(&InstantCtl->left));
+		(void) ConditionVariableTimedSleep(&InstantCtl->all_cv, 10,
+										   WAIT_EVENT_INSTANT_RECOVERY_END);
+	}
+	ConditionVariableCancelSleep();
+}
+
+/*
+ * Apply all chains now, together with the workers, before clients get in: a round.
+ * Workers leave alone what they fail to redo.  Where redo fails here recovery does,
+ * as ever, unless it is the last round and clients can get in with these pages pending:
+ * they were to wait for a checkpoint, but there will be none.
+ */
+static void
+instant_drain(bool last)
 {
 	uint32		i;
 
@@ -675,6 +711,8 @@ instant_drain(void)
 		pg_usleep(1000);
 	}
 
+	if (last && instant_recovery)
+		instant_await_workers();
 	while ((i = instant_take()) != INSTANT_NONE)
 	{
 		instant_startup_step("pages to be redone",
@@ -683,6 +721,8 @@ instant_drain(void)
 		instant_page_done(i);
 	}
 	instant_end_round();
+	if (last && instant_recovery && InstantRecoveryHasFailed() && CanOpenBeforeCheckpoint())
+		return;
 	for (i = 0; i < InstantCtl->npages; i++)
 	{
 		if (instant_take_page(i, INSTANT_FAILED, INSTANT_REDOING))
@@ -691,6 +731,7 @@ instant_drain(void)
 			instant_page_done(i);
 		}
 	}
+	pg_atomic_write_u32(&InstantCtl->failed, 0);
 	Assert(pg_atomic_read_u32(&InstantCtl->left) == 0);
 	instant_forget_all();
 }
@@ -816,11 +857,10 @@ instant_make_room(XLogReaderState *record, int nblocks)
 {
 	if (InstantCtl->npages > 0)
 	{
-		if (record->ReadRecPtr - InstantCtl->base >= instant_max_distance())
-			instant_drain();
-		else if (!instant_has_room(nblocks) &&
-				 !(instant_spill() && instant_has_room(nblocks)))
-			instant_drain();
+		if (record->ReadRecPtr - InstantCtl->base >= instant_max_distance() ||
+			(!instant_has_room(nblocks) &&
+			 !(instant_spill() && instant_has_room(nblocks))))
+			instant_drain(false);
 	}
 
 	/* from here on, when nothing is pending */
@@ -864,7 +904,7 @@ InstantRecoveryTake(XLogReaderState *record)
 			return true;
 	}
 
-	instant_drain();
+	instant_drain(false);
 	INJECTION_POINT("instant-recovery-barrier", NULL);
 	if (++barriers > INSTANT_MAX_BARRIERS)
 	{
@@ -887,19 +927,9 @@ instant_wait_for_worker(void)
 	instant_set_phase(INSTANT_PHASE_ANALYZED);
 	for (;;)
 	{
-		bool		coming = false;
-
 		if (instant_members() > 1)
 			return true;
-		for (int i = 0; i < recovery_workers; i++)
-		{
-			pid_t		pid;
-
-			if (handles[i] != NULL &&
-				GetBackgroundWorkerPid(handles[i], &pid) != BGWH_STOPPED)
-				coming = true;
-		}
-		if (!coming)
+		if (!instant_has_workers())
 			return false;
 
 		ProcessStartupProcInterrupts();
@@ -939,6 +969,8 @@ instant_may_open(bool can_open)
 void
 InstantRecoveryAnalyzed(bool can_open)
 {
+	bool		drained = false;
+
 	if (InstantCtl == NULL || !instant_redoes_chains)
 		return;
 
@@ -947,7 +979,12 @@ InstantRecoveryAnalyzed(bool can_open)
 	/* a stop that has been asked for is not put off until all is redone */
 	ProcessStartupProcInterrupts();
 	if (InstantCtl->npages > 0 && !instant_may_open(can_open))
-		instant_drain();
+	{
+		instant_drain(true);
+		drained = true;
+		if (InstantCtl->npages > 0)
+			(void) instant_wait_for_worker();
+	}
 	instant_analyze(false);
 	instant_close_reader();
 	instant_close_spill();
@@ -958,7 +995,7 @@ InstantRecoveryAnalyzed(bool can_open)
 							   "%u rounds of redo before clients get in",
 							   rounds, rounds),
 				 instant_errdetail_redone()));
-	if (InstantCtl->npages > 0)
+	if (InstantCtl->npages > 0 && !drained)
 		instant_prepare_redo();
 	instant_redoes_chains = false;
 	if (pg_atomic_read_u32(&InstantCtl->left) > 0)

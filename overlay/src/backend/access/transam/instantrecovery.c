@@ -107,8 +107,10 @@
 #include "storage/aio.h"
 #include "storage/aio_subsys.h"
 #include "storage/bufmgr.h"
+#include "storage/doublewrite.h"
 #include "storage/doublewrite_stats.h"
 #include "storage/shmem.h"
+#include "storage/smgr.h"
 #include "utils/guc.h"
 #include "utils/guc_hooks.h"
 #include "utils/injection_point.h"
@@ -189,6 +191,15 @@ instant_automatic_memory(void)
 	int64		by_buffers = (int64) NBuffers * (BLCKSZ / 1024) / INSTANT_BUFFERS_SHARE;
 
 	return Min(Max(Min(by_wal, by_buffers), INSTANT_MIN_AUTOMATIC), INSTANT_MAX_AUTOMATIC);
+}
+
+/*
+ * GUC assign_hook: what the log has of pages can wait as well.
+ */
+void
+assign_instant_recovery(bool newval, void *extra)
+{
+	DoubleWriteRestoreOnDemand = newval;
 }
 
 /*
@@ -980,7 +991,8 @@ InstantRecoveryForgetDatabase(Oid database)
 }
 
 /*
- * Return a page by the name that errors have, and wait until redo of it has failed.
+ * Return a page by the name that errors have, and wait until redo of it has failed.  If
+ * it has not, return NULL.
  */
 static InstantPage *
 instant_take_failed_page(const char *relation, BlockNumber blkno)
@@ -1003,19 +1015,23 @@ instant_take_failed_page(const char *relation, BlockNumber blkno)
 			(void) instant_await_page(page);
 		}
 	}
-	ereport(ERROR,
-			(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-			 errmsg("redo of block %u of relation \"%s\" has not failed", blkno, relation)));
+	return NULL;
 }
 
 /*
  * Log the page as it is at home, or as zeroes if that cannot be.  So the records that
- * are given up count in no other recovery, either.
+ * are given up count in no other recovery, either.  Of a block that its file has lost there
+ * is nothing to log.
  */
 static void
 instant_log_page(const InstantPage *page)
 {
+	SMgrRelation smgr = smgropen(page->rlocator, INVALID_PROC_NUMBER);
 	Buffer		buffer = InvalidBuffer;
+
+	if (!smgrexists(smgr, page->forknum) ||
+		page->blkno >= smgrnblocks(smgr, page->forknum))
+		return;
 
 	instant_redoes_chains = true;
 	PG_TRY();
@@ -1044,8 +1060,21 @@ instant_log_page(const InstantPage *page)
 void
 InstantRecoveryGiveUp(const char *relation, BlockNumber blkno)
 {
+	bool		copy = DoubleWriteGiveUpCopy(relation, blkno);
 	InstantPage *page = instant_take_failed_page(relation, blkno);
 	uint32		i = page - InstantPages;
+
+	if (copy)
+		ereport(WARNING,
+				(errmsg("the copy of block %u of relation \"%s\" in the double-write log has been given up",
+						blkno, relation),
+				 errdetail("The last crash may have torn the block in its relation file.")));
+	else if (page == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("redo of block %u of relation \"%s\" has not failed", blkno, relation)));
+	if (page == NULL)
+		return;
 
 	/* if this process is to exit, it first gives the page back */
 	HOLD_INTERRUPTS();
@@ -1134,6 +1163,15 @@ InstantRecoveryWaitForAll(void)
 										   WAIT_EVENT_INSTANT_RECOVERY_END);
 	}
 	ConditionVariableCancelSleep();
+}
+
+/*
+ * Are there pages that cannot be redone?  Then no checkpoint can be made.
+ */
+bool
+InstantRecoveryHasFailed(void)
+{
+	return InstantCtl != NULL && pg_atomic_read_u32(&InstantCtl->failed) > 0;
 }
 
 /*

@@ -226,7 +226,20 @@ instant_copy_page(ReadBufferMode mode)
 										 redo_page->blkno, mode, InvalidBuffer);
 	InstantRecoveryRedoesPage = true;
 	if (!BufferIsValid(page_buffer))
+	{
+		/*
+		 * The startup process remembers that until the end of recovery.  For
+		 * workers it is known by now whether the page is removed later.  It
+		 * may have been zeroed on request.
+		 */
+		if (!AmStartupProcess() && !zero_damaged_pages)
+			ereport(ERROR,
+					(errcode(ERRCODE_DATA_CORRUPTED),
+					 errmsg("block %u of relation \"%s\" is missing or uninitialized",
+							redo_page->blkno,
+							relpathperm(redo_page->rlocator, redo_page->forknum).str)));
 		return;
+	}
 	page_copy = instant_local_buffer(&redo_page->rlocator, redo_page->forknum,
 									 redo_page->blkno, &found);
 	Assert(!found);
@@ -350,6 +363,17 @@ instant_redo_error_callback(void *arg)
 }
 
 /*
+ * Is the page going to be read from its file?  If it is going to be read from the
+ * double-write log, ask the kernel for that.
+ */
+static bool
+instant_is_read(const InstantPage *page)
+{
+	return !page->rebuilt &&
+		!DoubleWriteAnnounceCopy(&page->rlocator, page->forknum, page->blkno);
+}
+
+/*
  * Ask the kernel for a page that is going to be redone, unless its records make
  * it anew.
  */
@@ -357,7 +381,7 @@ void
 instant_announce_page(const InstantPage *page)
 {
 #ifdef USE_PREFETCH
-	if (!page->rebuilt)
+	if (instant_is_read(page))
 		(void) PrefetchSharedBuffer(smgropen(page->rlocator, INVALID_PROC_NUMBER),
 									page->forknum, page->blkno);
 #endif
@@ -389,16 +413,18 @@ static void
 instant_announce_run(uint32 first, uint32 end)
 {
 #ifdef USE_PREFETCH
-	InstantPage *page = &InstantPages[first];
-	InstantPage *last = &InstantPages[end - 1];
+	InstantPage *page = NULL;
+	InstantPage *last = NULL;
 
-	if ((io_direct_flags & IO_DIRECT_DATA) != 0)
-		return;
-	while (page < last && page->rebuilt)
-		page++;
-	while (last > page && last->rebuilt)
-		last--;
-	if (!page->rebuilt)
+	for (uint32 i = first; i < end; i++)
+	{
+		if (!instant_is_read(&InstantPages[i]))
+			continue;
+		last = &InstantPages[i];
+		if (page == NULL)
+			page = last;
+	}
+	if (page != NULL && (io_direct_flags & IO_DIRECT_DATA) == 0)
 		(void) smgrprefetch(smgropen(page->rlocator, INVALID_PROC_NUMBER),
 							page->forknum, page->blkno,
 							last->blkno - page->blkno + 1);

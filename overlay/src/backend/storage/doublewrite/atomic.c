@@ -402,7 +402,7 @@ dw_atomic_chosen(const DWSlot *slot)
 	if (place == NULL)
 		return false;
 	chosen = dw_atomic_proved(&place->probe) && !slot->failed && !slot->use_log &&
-		!dw_atomic_was_refused(&slot->tag);
+		!dw_atomic_was_refused(&slot->tag) && !slot->touched;
 	if (!chosen)
 		pg_atomic_fetch_add_u64(&place->logged, 1);
 	place->used = DWCtl->atomic.round;

@@ -84,16 +84,17 @@ dw_begin_batch(const DWPageSet *retry)
 }
 
 /*
- * Begin a batch of pages that cannot be written home, and keep a batch below the
- * given one in the log.  Returns false if there are none.
+ * Begin a batch of pages that cannot be written home, or whose homes may be torn for other
+ * reasons, if "touched", and that keep a batch below the given one in the log.  Returns
+ * false if there are none.
  */
 bool
-dw_begin_batch_of_kept(uint64 before)
+dw_begin_batch_of_kept(uint64 before, bool touched)
 {
 	Assert(DWIsFlusher());
 	Assert(DWCtl->batch.phase == DW_BATCH_NONE);
 	return dw_enter_phase_taken(dw_take_kept(DWCtl->batch.slots, DW_MAX_BATCH_PAGES,
-											 before));
+											 before, touched));
 }
 
 /*
@@ -129,6 +130,7 @@ dw_batch_waits(void)
 {
 	dw_set_batch_phase(DW_BATCH_WAITING);
 	DWCtl->batch.waits_since = DWCtl->log.cycles_begun;
+	DWCtl->batch.copies_left = dw_copies_left();
 	DWCount(log_full, 1);
 }
 
@@ -216,7 +218,8 @@ dw_homes_under_way(void)
  * home may be torn; the number of the next batch if there is none.  The flush
  * lock is held, and no home write is under way.
  *
- * Pages being removed are looked at last, since that is where others may go.
+ * Copies that wait for being needed are looked at first, and pages being removed last, since
+ * that is where others may go.
  */
 uint64
 dw_first_unfinished_batch(void)
@@ -225,6 +228,7 @@ dw_first_unfinished_batch(void)
 
 	Assert(!dw_homes_under_way());
 
-	result = dw_first_kept_batch(DWCtl->log.next_batchno);
+	result = Min(DWCtl->log.next_batchno, dw_first_pending_batch());
+	result = dw_first_kept_batch(result);
 	return Min(result, dw_first_removed_batch());
 }

@@ -142,11 +142,31 @@ dw_dirty_file(const BufferTag *tag, uint64 batchno)
 		Assert(i < DWCtl->dirty.nfiles);
 		if (memcmp(&DWDirtyFiles[i], &file, DW_FILE_KEY_SIZE) == 0)
 		{
-			DWDirtyFiles[i].batchno = batchno;
+			/* copies that a start finds are not in the order of their batches */
+			DWDirtyFiles[i].batchno = Max(DWDirtyFiles[i].batchno, batchno);
 			return;
 		}
 	}
 	dw_add_dirty_file(&file);
+}
+
+/*
+ * Return whether the file of a page stays in the table as long as this batch is needed.
+ */
+bool
+dw_file_is_dirty(const BufferTag *tag, uint64 batchno)
+{
+	DWDirtyFile file = {0};
+
+	file.rlocator = BufTagGetRelFileLocator(tag);
+	file.forknum = BufTagGetForkNum(tag);
+	file.segno = tag->blockNum / RELSEG_SIZE;
+	for (int i = *dw_dirty_bucket(&file); i >= 0; i = DWDirtyFiles[i].next)
+	{
+		if (memcmp(&DWDirtyFiles[i], &file, DW_FILE_KEY_SIZE) == 0)
+			return DWDirtyFiles[i].batchno >= batchno;
+	}
+	return false;
 }
 
 /*

@@ -14,6 +14,7 @@
  */
 #include "postgres.h"
 
+#include "access/xlog.h"
 #include "storage/bufmgr.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/smgr.h"
@@ -31,6 +32,18 @@ dw_discard(DWTagFilter filter, const void *arg)
 {
 	if (dw_discard_staged(filter, arg))
 		dw_await_writes_of(filter, arg);
+}
+
+/*
+ * Drop copies that are in the log only, of pages for which filter says yes, all of which
+ * belong to this relation, or NULL.  Waits for home writes of them. (R7)
+ */
+static void
+dw_discard_unneeded(DWTagFilter filter, const void *arg, const RelFileLocator *rlocator)
+{
+	DWPageSet	pages = {filter, arg, PG_INT32_MAX};
+
+	dw_discard_copies(&pages, rlocator, dw_keep_batch_of_removed);
 }
 
 typedef struct DWForkRange
@@ -68,6 +81,7 @@ DoubleWriteDiscardForks(RelFileLocator rlocator, const ForkNumber *forknum,
 	DWForkRange range = {rlocator, forknum, firstDelBlock, nforks};
 
 	dw_note_truncate(&rlocator);
+	dw_discard_unneeded(dw_tag_in_forks, &range, &rlocator);
 	dw_discard(dw_tag_in_forks, &range);
 }
 
@@ -109,6 +123,7 @@ DoubleWriteDiscardRelations(SMgrRelation *rels, int nrels)
 		if (SmgrIsTemp(rels[i]))
 			continue;
 		dw_note_drop_in_redo(rlocator);
+		dw_discard_unneeded(dw_tag_in_relation, rlocator, rlocator);
 		set.rlocators[set.n++] = *rlocator;
 	}
 	qsort(set.rlocators, set.n, sizeof(RelFileLocator), dw_rlocator_cmp);
@@ -119,12 +134,49 @@ DoubleWriteDiscardRelations(SMgrRelation *rels, int nrels)
 }
 
 /*
- * Drop staged pages of a database whose files are about to go.
+ * Drop staged pages of a database whose files are about to go, and copies that are in the
+ * log only: for redo, DoubleWriteDiscardCopies() does that.
  */
 void
 DoubleWriteDiscardDatabase(Oid dbid)
 {
 	dw_note_drop_in_redo(NULL);
+	if (!RecoveryInProgress())
+		dw_discard_unneeded(dw_tag_in_database, &dbid, NULL);
 	dw_discard(dw_tag_in_database, &dbid);
 	INJECTION_POINT("doublewrite-database-discarded", NULL);
+}
+
+/* Databases in some tablespaces */
+typedef struct DWDatabase
+{
+	Oid			dbid;
+	const Oid  *tablespaces;
+	int			ntablespaces;
+} DWDatabase;
+
+static bool
+dw_tag_in_tablespaces(const BufferTag *tag, const void *arg)
+{
+	const DWDatabase *database = arg;
+
+	for (int i = 0; i < database->ntablespaces; i++)
+	{
+		if (tag->dbOid == database->dbid && tag->spcOid == database->tablespaces[i])
+			return true;
+	}
+	return false;
+}
+
+/*
+ * Drop copies of a database that are in the log only, as redo is about to remove its
+ * directories in these tablespaces.  It may be that the database has only been moved out of
+ * them, and that pages of others have been changed since: their copies stay.
+ */
+void
+DoubleWriteDiscardCopies(Oid dbid, const Oid *tablespaces, int ntablespaces)
+{
+	DWDatabase	database = {dbid, tablespaces, ntablespaces};
+
+	dw_discard_unneeded(dw_tag_in_tablespaces, &database, NULL);
 }

@@ -107,14 +107,15 @@ DoubleWriteDrain(void)
 }
 
 /*
- * The same for pages of a relation.  Whether others can be written does not
- * matter.
+ * The same for pages of a relation, and for those that are in the log only.  Whether
+ * others can be written does not matter.
  */
 void
 DoubleWriteDrainRelation(const RelFileLocator *rlocator)
 {
 	DWPageSet	pages = {dw_tag_in_relation, rlocator, PG_INT32_MAX};
 
+	dw_bring_copies(&pages, rlocator);
 	dw_drain(&pages);
 }
 
@@ -126,6 +127,7 @@ DoubleWriteDrainDatabase(Oid dbid)
 {
 	DWPageSet	pages = {dw_tag_in_database, &dbid, PG_INT32_MAX};
 
+	dw_bring_copies(&pages, NULL);
 	dw_drain(&pages);
 }
 

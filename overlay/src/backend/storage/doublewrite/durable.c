@@ -68,7 +68,9 @@ static void
 dw_choose_logged(DWChoice *choice)
 {
 	bool		wanted = DWCtl->log.armed;
-	bool		atomic = wanted && dw_atomic_allowed();
+
+	/* copies that wait are written home without the flush lock (A3) */
+	bool		atomic = wanted && dw_copies_left() == 0 && dw_atomic_allowed();
 
 	Assert(DWIsFlusher());
 	Assert(DWCtl->batch.phase == DW_BATCH_TAKEN);
@@ -151,7 +153,10 @@ dw_make_durable(bool beyond_bound)
 
 	/* not before: a batch that waits for a sync cycle must not keep the log */
 	for (int i = 0; i < choice.ncopied; i++)
+	{
+		Assert(dw_file_is_dirty(&DWSlots[choice.copied[i]].tag, choice.copies[i]));
 		dw_note_logged(choice.copied[i], choice.copies[i]);
+	}
 	dw_set_batch_phase(DW_BATCH_DURABLE);
 
 	DWCount(exempt, choice.nexempt);

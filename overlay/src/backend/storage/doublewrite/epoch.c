@@ -152,6 +152,22 @@ dw_epoch_copy(const BufferTag *tag)
 }
 
 /*
+ * The copy of a page cannot be relied on.
+ */
+void
+dw_epoch_forget(const BufferTag *tag)
+{
+	DWEpochPage *set = dw_copy_set(tag);
+
+	Assert(DWIsFlusher());
+	for (int i = 0; i < DW_SET_SIZE; i++)
+	{
+		if (BufferTagsEqual(&set[i].tag, tag))
+			set[i].batchno = 0;
+	}
+}
+
+/*
  * Note that the page has a copy in this batch, which is durable.
  */
 void

@@ -67,8 +67,7 @@ dw_flush_for_room(void)
 		LWLockRelease(DoubleWriteFlushLock);
 	else
 		flushed = dw_flush_batch(NULL);
-	LWLockRelease(DoubleWriteRoomLock);
-	dw_tell_room(1);
+	dw_let_others_make_room();
 	return flushed;
 }
 
@@ -335,6 +334,7 @@ DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 {
 	instr_time	start = pgstat_prepare_io_time(track_io_timing);
 	instr_time	counted = pgBufferUsage.shared_blk_write_time;
+	DWPendingCopy *copy;
 	int			slotno;
 	int			nstaged;
 	bool		replaces;
@@ -345,8 +345,13 @@ DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 	slotno = dw_reserve_with_patience(&buf->tag, &replaces, &nstaged);
 
 	/* nothing in here may fail: the slot would stay in state FILLING */
+	copy = dw_take_copy_of(&buf->tag);
+	if (copy != NULL)
+		dw_slot_needs_copy(slotno, copy->copy.batchno);
 	dw_fill_slot(slotno, buf, lsn, permanent, replaces);
 	dw_publish_slot(slotno);
+	if (copy != NULL)
+		dw_copy_is_done(copy);
 
 	DWCount(staged, 1);
 	if (replaces)

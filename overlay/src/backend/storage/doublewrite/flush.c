@@ -45,38 +45,78 @@
 #define DW_RETRY_INTERVAL		1000
 
 /*
+ * Release the room lock if this process holds it.
+ */
+void
+dw_let_others_make_room(void)
+{
+	if (LWLockHeldByMe(DoubleWriteRoomLock))
+	{
+		LWLockRelease(DoubleWriteRoomLock);
+		dw_tell_room(1);
+	}
+}
+
+/*
+ * Is there a page in the batch of which no home write has failed?
+ */
+static bool
+dw_batch_has_untried(void)
+{
+	for (int i = 0; i < DWCtl->batch.len; i++)
+	{
+		if (!DWSlots[DWCtl->batch.slots[i]].failed)
+			return true;
+	}
+	return false;
+}
+
+/*
  * The batch cannot be logged, and a sync cycle has not helped: pages that
  * cannot be written home keep all of the log in use.  Give up the batch, so
  * that those are tried again before more is logged. (R11)
+ *
+ * They may also have taken the place of copies that were in the log only, and have the log
+ * by these.  Then they only had to go home without others: return, with the flush lock held.
  */
 static void
 dw_give_up_batch(void)
 {
+	bool		untried = false;
+
 	Assert(DWIsFlusher());
 
 	dw_return_batch();
 
 	/* try them here: with other pages they would not get past the log */
-	if (dw_begin_batch_of_kept(DWCtl->log.next_batchno))
+	if (dw_begin_batch_of_kept(DWCtl->log.next_batchno, true))
 	{
+		untried = dw_batch_has_untried();
 		if (dw_make_durable(false))
 			dw_send_home();
 		else
+		{
+			untried = false;
 			dw_return_batch();
+		}
 	}
 	LWLockRelease(DoubleWriteFlushLock);
-	if (LWLockHeldByMe(DoubleWriteRoomLock))
-		LWLockRelease(DoubleWriteRoomLock);
+	dw_let_others_make_room();
 	dw_carry_runs();
-	dw_refuse_full_log();
+	if (!untried)
+		dw_refuse_full_log();
+	dw_lock_flush(LW_EXCLUSIVE);
 }
 
 /*
- * Take the batch to the log and send it home.  Returns false, and leaves it waiting, if the
- * log has no space for it.
+ * Take the batch to the log and send it home.  Returns false, and leaves it waiting, or has
+ * given it up, if the log has no space for it.
  *
  * While a home write is lost no sync cycle frees space, so the log grows beyond its bound.
  * The table of files does not grow: then the batch waits for that write, cycle by cycle.
+ * While copies are in the log only, these have to be written home before, so it grows as
+ * well, until the checkpointer has done that.  A process that finds no space does it itself,
+ * for the oldest segment, again and again while there is something to do.
  */
 static bool
 dw_drive_batch(void)
@@ -84,10 +124,15 @@ dw_drive_batch(void)
 	Assert(DWIsFlusher());
 
 	if (DWCtl->batch.phase == DW_BATCH_TAKEN &&
-		!dw_make_durable(dw_batch_has_waited() || dw_write_is_lost()))
+		!dw_make_durable(dw_batch_has_waited() || dw_write_is_lost() ||
+						 dw_copies_left() > 0))
 	{
-		if (dw_batch_has_waited() && !DWCtl->log.futile)
+		if (dw_batch_has_waited() && !DWCtl->log.futile &&
+			dw_copies_left() == DWCtl->batch.copies_left)
+		{
 			dw_give_up_batch();
+			return false;
+		}
 		dw_batch_waits();
 
 		/* what removed pages keep in the log only the checkpointer can settle */
@@ -113,6 +158,7 @@ dw_do_flush_and_unlock(const DWPageSet *retry)
 	while (dw_begin_batch(retry))
 	{
 		bool		protected = dw_arm_for_replay();
+		uint64		oldest;
 		uint64		begun;
 
 		if (protected && !dw_batch_must_wait() && dw_drive_batch())
@@ -121,10 +167,22 @@ dw_do_flush_and_unlock(const DWPageSet *retry)
 			return true;
 		}
 
+		if (protected && DWCtl->batch.phase != DW_BATCH_WAITING)
+			continue;			/* it has been given up */
+
 		begun = DWCtl->batch.waits_since;
+		oldest = dw_first_batch_behind(1);
 		LWLockRelease(DoubleWriteFlushLock);
 		if (protected)
+		{
+			if (dw_copies_left() > 0)
+			{
+				/* writes may not come back */
+				dw_let_others_make_room();
+				(void) dw_bring_before(oldest);
+			}
 			dw_sync_cycle(begun);
+		}
 		else
 			dw_await_thaw();
 		INJECTION_POINT("doublewrite-space-freed", NULL);

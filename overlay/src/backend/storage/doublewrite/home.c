@@ -177,14 +177,26 @@ dw_none_is_written(void)
 	return ((volatile DWHomeState *) &DWCtl->home)->nwriting == 0;
 }
 
-/* A write to this tablespace is going to begin */
-static void
-dw_count_write(Oid spcOid)
+/*
+ * A write to this tablespace is going to begin.
+ */
+void
+dw_begin_write(Oid spcOid)
 {
 	DWHomePlace *place = DWHomePlaceOf(spcOid);
 
 	if (pg_atomic_fetch_add_u32(&place->nwriting, 1) == 0)
 		pg_atomic_write_u64(&place->ended, dw_nanoseconds());
+}
+
+/*
+ * One has ended.
+ */
+void
+dw_end_write(Oid spcOid)
+{
+	pg_atomic_fetch_sub_u32(&DWHomePlaceOf(spcOid)->nwriting, 1);
+	pg_write_barrier();
 }
 
 /*
@@ -202,7 +214,7 @@ dw_take_run(bool to_write)
 		slotno = DWRuns[DWCtl->home.claimed++ % DWCtl->stage.nslots];
 		DWCtl->home.nwriting += to_write;
 		if (to_write)
-			dw_count_write(DWSlots[slotno].tag.spcOid);
+			dw_begin_write(DWSlots[slotno].tag.spcOid);
 	}
 	DWUnlockMutex();
 	return slotno;
@@ -279,8 +291,7 @@ dw_leave_table(DWWriter *writer)
 {
 	Assert(writer->ndone == writer->npages);
 
-	pg_atomic_fetch_sub_u32(&DWHomePlaceOf(writer->spcOid)->nwriting, 1);
-	pg_write_barrier();
+	dw_end_write(writer->spcOid);
 	writer->npages = 0;
 	if (LWLockHeldByMe(&writer->lock))
 		LWLockRelease(&writer->lock);
@@ -321,27 +332,41 @@ dw_any_is_late(void)
 }
 
 /*
- * Return whether there is a write that no process should rely on to come back.
+ * Has no write to some tablespace come back for so long, though one is under way?
+ */
+static bool
+dw_any_place_hangs(uint64 nsec)
+{
+	for (int i = 0; i < DW_HOME_PLACES; i++)
+	{
+		DWHomePlace *place = &DWCtl->home.places[i];
+
+		if (pg_atomic_read_u32(&place->nwriting) > 0 && dw_age(&place->ended) >= nsec)
+			return true;
+	}
+	return false;
+}
+
+/*
+ * Return whether there is a write that no process should rely on to come back.  Those of
+ * copies are not in the table of writers.
  */
 bool
 dw_write_is_lost(void)
 {
-	return dw_any_is_older(DW_LOST_NSEC);
+	return dw_any_is_older(DW_LOST_NSEC) ||
+		(dw_copies_left() > 0 && dw_any_place_hangs(DW_LOST_NSEC));
 }
 
 /*
- * A write to the tablespace has come back.  If others have, or could have, taken it for
- * stalled, pages that wait for that can go.
+ * A write to the tablespace has come back.  If others have, or, if it is late, could have
+ * taken it for stalled, pages that wait for that can go.
  */
-static void
-dw_came_back(DWWriter *writer)
+void
+dw_came_back(Oid spcOid, bool late)
 {
-	bool		late = dw_is_older(writer, DW_STALLED_NSEC);
-	uint64		now = dw_nanoseconds();
-
-	pg_atomic_write_u64(&writer->since, now);
-	pg_atomic_write_u64(&DWHomePlaceOf(writer->spcOid)->ended, now);
-	if (dw_let_stalled_go(writer->spcOid) || late)
+	pg_atomic_write_u64(&DWHomePlaceOf(spcOid)->ended, dw_nanoseconds());
+	if (dw_let_stalled_go(spcOid) || late)
 	{
 		dw_wake_flusher();
 		ConditionVariableBroadcast(&DWCtl->home.thawed);
@@ -508,7 +533,12 @@ dw_write_claimed(DWWriter *writer, BufferTag *failed, int *nfailed)
 		dw_settle_run(slots, n, error);
 		writer->ndone += n;
 		if (wanted && error != DW_STALLED)
-			dw_came_back(writer);
+		{
+			bool		late = dw_is_older(writer, DW_STALLED_NSEC);
+
+			pg_atomic_write_u64(&writer->since, dw_nanoseconds());
+			dw_came_back(tag.spcOid, late);
+		}
 		if (error > 0 && result == 0 &&
 			(error != before || dw_nanoseconds() - reported >= DW_REPORT_NSEC))
 		{
@@ -620,7 +650,8 @@ dw_await_a_run(void)
 static bool
 dw_none_is_stalled(void)
 {
-	return !dw_any_is_late();
+	return !dw_any_is_late() &&
+		!(dw_copies_left() > 0 && dw_any_place_hangs(DW_STALLED_NSEC));
 }
 
 /*

@@ -319,6 +319,71 @@ dw_log_found(const DWFoundBatch *first, const DWFoundBatch *last)
 }
 
 /*
+ * Are the segments behind this one there without a gap?
+ */
+static bool
+dw_segments_follow(const DWScan *scan, uint64 segno)
+{
+	int			n = 0;
+
+	while (n < scan->nsegments && scan->segments[scan->nsegments - 1 - n].segno > segno)
+		n++;
+	return segno + n == DWCtl->log.last_segno;
+}
+
+/* A log of this length, which several crashes have left, is not gone on with */
+#define DW_MAX_CONTINUED	(DW_MAX_SEGMENTS / 2)
+
+/*
+ * Go on with the log that was found: its live batches stay, and the next one has the
+ * next number.  It goes to another segment, so that it comes after whatever there may be
+ * of a batch that had not been completed.  Return false if that is impossible.
+ */
+bool
+dw_log_continue(const DWScan *scan, const DWLiveRange *live)
+{
+	DWLogState *log = &DWCtl->log;
+	uint64		segno = scan->batches[live->first].segno;
+	DWOldFile  *files;
+	int			nfiles;
+
+	Assert(DWIsFlusher());
+	Assert(!log->open);
+
+	if (log->segno + 1 - log->first_segno > DW_MAX_CONTINUED ||
+		!dw_segments_follow(scan, log->segno))
+		return false;
+
+	nfiles = dw_list_old_files(log->first_segno, &files);
+	dw_reuse_files(files, nfiles);
+
+	/* restore can do without them, which the way on cannot */
+	while (log->last_segno < log->segno + DW_MIN_SEGMENTS)
+	{
+		if (!dw_create_segment())
+			return false;
+	}
+
+	for (int i = live->first; i <= live->last; i++)
+	{
+		const DWFoundBatch *batch = &scan->batches[i];
+
+		for (; segno <= batch->segno; segno++)
+		{
+			log->seg_first_batch[segno % DW_MAX_SEGMENTS] = batch->batchno;
+			log->seg_bad[segno % DW_MAX_SEGMENTS] = false;
+		}
+	}
+	log->next_batchno = scan->batches[live->last].batchno + 1;
+	log->last_page_batch = log->next_batchno - 1;
+	log->low_water = log->low_water_logged = log->epoch = scan->batches[live->first].batchno;
+	log->blockno = DW_SEGMENT_BLOCKS;
+	log->names_changed = true;
+	log->open = true;
+	return true;
+}
+
+/*
  * Make the log that was found empty by a mark behind its last batch, if there
  * is room.  Then all its segments except that one are free, and need not wait
  * for a mark in another one, for which there may be no space.
@@ -492,7 +557,8 @@ dw_arm(void)
 		return;
 	dw_log_check_dir(ERROR);
 	dw_refuse_unknown_marker();
-	dw_log_empty();
+	if (dw_copies_left() == 0)
+		dw_log_empty();
 	dw_write_owner(false, ERROR);
 	dw_write_marker();
 	INJECTION_POINT("doublewrite-marker-written", NULL);

@@ -154,6 +154,7 @@ dw_disarm(bool keep_segments)
 	if (!DWCtl->log.armed)
 		return true;
 
+	dw_bring_copies(&DWAllPages, NULL);
 	DoubleWriteDrain();
 	dw_sync_cycle(DWCtl->log.cycles_begun);
 
@@ -397,6 +398,7 @@ DoubleWriteCheckpointDrain(XLogRecPtr redo)
 	Assert(AmCheckpointerProcess() || !IsUnderPostmaster);
 	INJECTION_POINT("doublewrite-checkpoint-scanned", NULL);
 
+	dw_bring_copies(&DWAllPages, NULL);
 	dw_drain_and_lock();
 
 	/*

@@ -78,6 +78,20 @@ dw_tag_in_file(const BufferTag *tag, const void *arg)
 }
 
 /*
+ * Pages of the file may be torn at home, and have their copies in the log only: write
+ * these home.  No other write of them is under way after that.
+ */
+static void
+dw_bring_copies_of_file(const char *path)
+{
+	DWDirtyFile file;
+	DWPageSet	pages = {dw_tag_in_file, &file, PG_INT32_MAX};
+
+	if (dw_copies_left() > 0 && dw_file_of_path(path, &file))
+		dw_bring_copies(&pages, NULL);
+}
+
+/*
  * Keep pages from being written home while the caller reads a file behind the
  * buffer manager's back, so that it reads no torn page, even if WAL carries
  * no image to repair it.  An error releases them, too. (R9a)
@@ -140,6 +154,7 @@ DoubleWriteRead(char *buf, size_t nbytes, FILE *file, const char *path, bool mor
 {
 	size_t		done = 0;
 
+	dw_bring_copies_of_file(path);
 	while (done < nbytes)
 	{
 		size_t		in_block = ftello(file) % BLCKSZ;

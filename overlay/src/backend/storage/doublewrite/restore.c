@@ -21,6 +21,8 @@
  * forks, which stay, are in the log.
  *
  * Restoring copies depends neither on checksums nor on the settings in force.
+ * With instant_recovery most of them are left where they are: see copies.c, and
+ * bring.c for those that no process has needed.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -756,8 +758,85 @@ dw_report_restore(const DWRestoreStats *stats)
 					stats->bytes_read / 1024, stats->usec / 1000000.0)));
 }
 
-void
-dw_restore(const DWScan *scan, const DWLiveRange *live)
+/*
+ * Return whether a copy, or note, has to be restored now: a note, since it takes home to
+ * make anything of it; that of an init fork, which is copied without regard to the stage;
+ * and what there is no room for.
+ */
+static bool
+dw_cannot_wait(const DWPageEntry *entry)
+{
+	return DWIsNote(entry) || entry->forknum == INIT_FORKNUM ||
+		!dw_has_room_for_copy() || dw_dirty_files_full(1);
+}
+
+/*
+ * Restore copies of one fork when their pages are needed, if there are such pages at
+ * home; see dw_restore_fork().  Return how many have to be restored now, which move to
+ * the front.
+ */
+static int
+dw_leave_fork(DWCopy *copies, int ncopies, DWRestoreState *state)
+{
+	const DWPageEntry *first = &copies[0].entry;
+	SMgrRelation reln = smgropen(first->rlocator, INVALID_PROC_NUMBER);
+	BlockNumber nblocks = 0;
+	int			nnow = 0;
+
+	ProcessStartupProcInterrupts();
+	dw_check_tablespace(first->rlocator.spcOid);
+	if (smgrexists(reln, first->forknum))
+		nblocks = smgrnblocks(reln, first->forknum);
+	for (int i = 0; i < ncopies; i++)
+	{
+		BufferTag	tag;
+
+		if (dw_cannot_wait(&copies[i].entry))
+		{
+			copies[nnow++] = copies[i];
+			continue;
+		}
+		state->stats.examined++;
+		if (copies[i].entry.blkno >= nblocks)
+		{
+			state->stats.missing++;
+			continue;
+		}
+		InitBufferTag(&tag, &first->rlocator, first->forknum, copies[i].entry.blkno);
+		dw_dirty_file(&tag, copies[i].batchno);
+		dw_epoch_note(&tag, copies[i].batchno);
+		dw_add_copy(&copies[i]);
+	}
+	return nnow;
+}
+
+/*
+ * The same for all copies.
+ */
+static int
+dw_leave_copies(DWCopy *copies, int ncopies, DWRestoreState *state)
+{
+	int			nnow = 0;
+	int			len;
+
+	for (int i = 0; i < ncopies; i += len)
+	{
+		int			n;
+
+		len = dw_fork_length(copies + i, ncopies - i);
+		n = dw_leave_fork(copies + i, len, state);
+		memmove(copies + nnow, copies + i, n * sizeof(DWCopy));
+		nnow += n;
+	}
+	return nnow;
+}
+
+/*
+ * Restore what is in the log.  Return whether that is complete: if "on_demand", it may be
+ * that pages are restored only when they are needed.
+ */
+bool
+dw_restore(const DWScan *scan, const DWLiveRange *live, bool on_demand)
 {
 	DWRestoreState state = {0};
 	instr_time	start;
@@ -780,6 +859,8 @@ dw_restore(const DWScan *scan, const DWLiveRange *live)
 	state.fd = -1;
 	dw_ledger_begin();
 	dw_begin_progress();
+	if (on_demand && dw_log_continue(scan, live))
+		ncopies = dw_leave_copies(copies, ncopies, &state);
 	dw_restore_pages(copies, ncopies, &state);
 	dw_close_copies(&state);
 	dw_report_unfit(&state);
@@ -797,4 +878,10 @@ dw_restore(const DWScan *scan, const DWLiveRange *live)
 	DWCtl->restore = state.stats;
 	dw_ledger_end(&state.stats);
 	dw_report_restore(&state.stats);
+	if (dw_copies_left() == 0)
+		return true;
+	ereport(LOG,
+			(errmsg("double-write log: %u pages are restored when they are needed",
+					dw_copies_left())));
+	return false;
 }

@@ -61,12 +61,6 @@ static uint64 dw_fd_segno = 0;
 static bool dw_direct = true;
 
 void
-dw_log_path(char *path, uint64 segno)
-{
-	snprintf(path, MAXPGPATH, "%s/%016" PRIX64, DW_DIR, segno);
-}
-
-void
 dw_close_segment(void)
 {
 	if (dw_fd >= 0)

@@ -42,6 +42,7 @@ DoubleWriteShmemSize(void)
 	size = add_size(size, dw_epoch_shmem_size());
 	size = add_size(size, dw_rebuilt_shmem_size());
 	size = add_size(size, dw_dirty_shmem_size());
+	size = add_size(size, dw_copies_shmem_size());
 	return size;
 }
 
@@ -122,4 +123,5 @@ DoubleWriteShmemInit(void)
 	dw_epoch_shmem_init();
 	dw_rebuilt_shmem_init();
 	dw_dirty_shmem_init();
+	dw_copies_shmem_init();
 }

@@ -369,7 +369,8 @@ dw_any_has_failed(const DWPageSet *pages)
 {
 	Assert(LWLockHeldByMe(DoubleWriteFlushLock));
 
-	if (!dw_pages_have_failed())
+	/* those that take the place of a copy have not failed */
+	if (!dw_pages_have_failed() && !dw_had_copies())
 		return false;
 	for (int i = 0; i < dw_slots_used(); i++)
 	{
@@ -467,10 +468,14 @@ dw_reserve_slot(const BufferTag *tag, uint32 bucket, bool refused, bool *replace
 		return older;
 	}
 
+	/* a matter of microseconds: its copy in the log is being staged */
+	*replaces = false;
+	if (older >= 0 && DWSlotInState(&DWSlots[older], DW_SLOT_FILLING) && dw_had_copies())
+		return -1;
+
 	/* only one process at a time can stage a given page */
 	Assert(older < 0 || DWSlotInState(&DWSlots[older], DW_SLOT_BATCH));
 
-	*replaces = false;
 	if (refused || !dw_has_room(dw_in_use_now(), DWCtl->stage.nfailed))
 		return -1;
 
@@ -527,6 +532,63 @@ dw_reserve_for_page(const BufferTag *tag, bool refused, bool *replaces,
 	*nstaged = dw_staged_count();
 	DWUnlockMutex();
 	return slotno;
+}
+
+/*
+ * Home may be torn, and this batch has the copy that mends it: keep it in the log until
+ * the page in the slot, which is being filled, is home. (R3)
+ */
+void
+dw_slot_needs_copy(int slotno, uint64 batchno)
+{
+	DWSlot	   *slot = &DWSlots[slotno];
+
+	Assert(DWSlotInState(slot, DW_SLOT_FILLING));
+	DWLockMutex();
+	slot->touched = true;
+	if (slot->home_batch == 0)
+		slot->home_batch = batchno;
+	DWUnlockMutex();
+}
+
+/*
+ * Stage a page as one that could not be written home, for this errno, from its copy in the
+ * given batch, which the caller has taken.  As others, it is tried again, moves on in the log
+ * when that is to be freed, and is refused to processes that need it at home.  Return false
+ * if too many have failed, or a newer version is being staged. (R11)
+ */
+bool
+dw_stage_copy(const BufferTag *tag, const char *page, uint64 batchno, int error)
+{
+	uint32		bucket = dw_bucket(tag);
+	DWSlot	   *slot = NULL;
+	int			slotno = -1;
+	bool		replaces;
+
+	DWLockMutex();
+	if (DWCtl->stage.nfailed < DWCtl->stage.nreserved && dw_lookup(bucket, tag) < 0)
+		slotno = dw_reserve_slot(tag, bucket, false, &replaces);
+	if (slotno >= 0)
+	{
+		slot = &DWSlots[slotno];
+		dw_mark_failed(slot, error);
+		slot->home_batch = batchno;
+		slot->use_log = true;
+		slot->run = 0;
+	}
+	DWUnlockMutex();
+	if (slot == NULL)
+		return false;
+
+	memcpy(DWSlotPage(slotno), page, BLCKSZ);
+	slot->permanent = true;
+	slot->lsn = PageGetLSN((Page) DWSlotPage(slotno));
+	slot->stager = DW_STAGER_BACKEND;
+	memset(&slot->records, 0, sizeof(slot->records));
+	slot->records.redo = PG_UINT64_MAX;
+	slot->records.hidden = true;
+	dw_publish_slot(slotno);
+	return true;
 }
 
 /*
@@ -587,7 +649,8 @@ dw_tag_in_database(const BufferTag *tag, const void *arg)
 }
 
 /*
- * If a page is staged, copy its newest version to dst and return true.
+ * If a page is staged, or waits in the log, copy its newest version to dst and return
+ * true.  In the log it is not any more once it has been staged.
  *
  * The caller holds the I/O of the buffer that the page is read into; see the
  * top of this file.  The copy is taken without a lock; if the slot has gone
@@ -614,6 +677,8 @@ DoubleWriteReadStaged(const BufferTag *tag, char *dst)
 	uint64		seq = 0;
 	bool		still_there;
 
+	if (dw_read_from_log(tag, dst))
+		return true;
 	if (pg_atomic_read_u32(dw_in_use) != 0)
 	{
 		bucket = dw_bucket(tag);
@@ -666,6 +731,17 @@ dw_keep_removed(uint64 batchno)
 
 	if (*kept == 0 || batchno < *kept)
 		*kept = batchno;
+}
+
+/*
+ * The same for a page that is not staged.
+ */
+void
+dw_keep_batch_of_removed(uint64 batchno)
+{
+	DWLockMutex();
+	dw_keep_removed(batchno);
+	DWUnlockMutex();
 }
 
 /*
@@ -813,13 +889,14 @@ dw_take_chunk(int *slots, int max)
  * before the others have been.
  */
 static int
-dw_take_failed(int *slots, int max, const DWPageSet *pages, uint64 before)
+dw_take_failed(int *slots, int max, const DWPageSet *pages, uint64 before,
+			   bool touched)
 {
 	static int	first = 0;
 	int			nused = dw_slots_used();
 	int			n = 0;
 
-	if (pages == NULL || !dw_pages_have_failed())
+	if (pages == NULL || !(dw_pages_have_failed() || (touched && dw_had_copies())))
 		return 0;
 	max = Min(max, pages->max);
 	for (int k = 0; k < nused && n < max; k++)
@@ -827,12 +904,13 @@ dw_take_failed(int *slots, int max, const DWPageSet *pages, uint64 before)
 		int			i = (first + k) % nused;
 		DWSlot	   *slot = &DWSlots[i];
 
-		if (!((volatile DWSlot *) slot)->failed ||
+		if (!(((volatile DWSlot *) slot)->failed || (touched && slot->touched)) ||
 			(before == PG_UINT64_MAX && slot->error == DW_STALLED &&
 			 dw_is_stalled(slot->tag.spcOid, false)))
 			continue;
 		DWLockMutex();
-		if (DWSlotInState(slot, DW_SLOT_STAGED) && slot->failed && !slot->behind &&
+		if (DWSlotInState(slot, DW_SLOT_STAGED) && !slot->behind &&
+			(slot->failed || (touched && slot->touched)) &&
 			DWPageInSet(pages, &slot->tag) &&
 			(before == PG_UINT64_MAX ||
 			 (slot->home_batch != 0 && slot->home_batch < before)))
@@ -864,7 +942,7 @@ dw_take_slots(int *slots, int max, const DWPageSet *retry)
 	Assert(DWIsFlusher());
 	Assert(max <= DW_MAX_BATCH_PAGES);
 
-	n = dw_take_failed(slots, max, retry, PG_UINT64_MAX);
+	n = dw_take_failed(slots, max, retry, PG_UINT64_MAX, false);
 	do
 	{
 		DWLockMutex();
@@ -880,18 +958,18 @@ dw_take_slots(int *slots, int max, const DWPageSet *retry)
 }
 
 /*
- * Move up to max slots into the batch that have failed and keep a batch below
- * the given one in the log.
+ * Move up to max slots into the batch that have failed, or took the place of a copy that
+ * no process had needed, if "touched", and keep a batch below the given one in the log.
  */
 int
-dw_take_kept(int *slots, int max, uint64 before)
+dw_take_kept(int *slots, int max, uint64 before, bool touched)
 {
 	int			n;
 
 	Assert(DWIsFlusher());
 	Assert(max <= DW_MAX_BATCH_PAGES);
 
-	n = dw_take_failed(slots, max, &DWAllPages, before);
+	n = dw_take_failed(slots, max, &DWAllPages, before, touched);
 	pg_read_barrier();			/* as in dw_take_slots() */
 	return n;
 }
@@ -935,11 +1013,11 @@ dw_merge_into_newer(int slotno, int newest)
 	if (slot->failed)
 	{
 		dw_mark_failed(newer, slot->error);
-		newer->touched |= slot->touched;
 		newer->run = slot->run;
-		if (slot->home_batch != 0)
-			newer->home_batch = slot->home_batch;
 	}
+	newer->touched |= slot->touched;
+	if (slot->home_batch != 0)
+		newer->home_batch = slot->home_batch;
 	newer->oldest_seq = Min(newer->oldest_seq, slot->oldest_seq);
 	newer->use_log |= slot->use_log || slot->records.unreported;
 	DWCtl->stage.nmerged++;

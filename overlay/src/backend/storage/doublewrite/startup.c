@@ -15,7 +15,8 @@
  *
  * When all pages have been restored and synced, the log is made empty.
  * Otherwise, a later crash might put these copies over pages that were
- * written without the log.
+ * written without the log.  With instant_recovery copies stay in the log until
+ * their pages are needed; then it goes on as it is, and only headers are read.
  *
  * Restoring is refused if the log does not belong to the state that
  * pg_control describes, and a log that came along with a backup is discarded.
@@ -223,6 +224,27 @@ dw_note_found(const DWStart *start)
  */
 
 /*
+ * Return whether copies may stay in the log until their pages are needed; see copies.c.
+ *
+ * Recovery must be that of a crash, at the end of which clients get in: on a standby base
+ * backups read files, and clients get in before.  With wal_level = minimal relations are
+ * filled without WAL, which older copies must not be put over.
+ */
+static bool
+dw_copies_can_wait(const DWStart *start, const ControlFileData *control)
+{
+	struct stat st;
+
+	return DoubleWriteRestoreOnDemand && IsUnderPostmaster &&
+		start->label == DW_LABEL_MARKER && start->wanted && XLogIsNeeded() &&
+		(control->state == DB_IN_PRODUCTION ||
+		 control->state == DB_IN_CRASH_RECOVERY) &&
+		XLogRecPtrIsInvalid(control->minRecoveryPoint) &&
+		stat(RECOVERY_SIGNAL_FILE, &st) != 0 &&
+		stat(STANDBY_SIGNAL_FILE, &st) != 0;
+}
+
+/*
  * Do with the log what has been decided.
  *
  * If WAL has been lost since it was written, or the log is of another time than
@@ -249,8 +271,8 @@ dw_deal_with_log(const DWStart *start, DWStartVerdict verdict)
 			dw_remove_log();
 			return;
 		case DW_START_RESTORE:
-			dw_restore(&start->scan, &start->live);
-			dw_log_empty();
+			if (dw_restore(&start->scan, &start->live, start->on_demand))
+				dw_log_empty();
 			break;
 		case DW_START_DISCARD_STALE:
 			dw_report_start(start, verdict, LOG);
@@ -276,10 +298,12 @@ static void
 dw_process_log(DWStart *start)
 {
 	bool		crc_ok;
+	ControlFileData *control = get_controlfile(DataDir, &crc_ok);
 	DWStartVerdict verdict;
 
 	start->wanted = dw_setting_uses_log();
-	DWLookAtCluster(start, get_controlfile(DataDir, &crc_ok));
+	DWLookAtCluster(start, control);
+	start->on_demand = dw_copies_can_wait(start, control);
 	dw_look_at_directory(start, false);
 	verdict = DWJudgeStart(start);
 

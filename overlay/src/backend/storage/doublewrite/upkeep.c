@@ -23,11 +23,35 @@
 #include "storage/lwlock.h"
 #include "utils/injection_point.h"
 
+static int
+dw_segments_in_use(void)
+{
+	Assert(LWLockHeldByMe(DoubleWriteFlushLock));
+	return DWCtl->log.segno + 1 - DWCtl->log.first_segno;
+}
+
+/*
+ * While copies wait for being needed a sync cycle has them written home first.  Redo is
+ * going to do that, so it is put off until all of the bound is in use.
+ */
 static bool
 dw_log_half_full(void)
 {
+	return dw_segments_in_use() > dw_log_bound_segments() / (dw_copies_left() > 0 ? 1 : 2);
+}
+
+/*
+ * Return the first batch that does not begin in one of the first segments of the log, so
+ * many of them: a mark there would free these.
+ */
+uint64
+dw_first_batch_behind(int nsegments)
+{
+	uint64		segno = DWCtl->log.first_segno + nsegments;
+
 	Assert(LWLockHeldByMe(DoubleWriteFlushLock));
-	return DWCtl->log.segno + 1 - DWCtl->log.first_segno > dw_log_bound_segments() / 2;
+	return segno > DWCtl->log.segno ? DWCtl->log.next_batchno :
+		DWCtl->log.seg_first_batch[segno % DW_MAX_SEGMENTS];
 }
 
 /*
@@ -71,7 +95,7 @@ dw_renew_copies(void)
 	Assert(DWCtl->log.armed);
 
 	while (logged && DWCtl->batch.phase == DW_BATCH_NONE &&
-		   dw_begin_batch_of_kept(before))
+		   dw_begin_batch_of_kept(before, false))
 	{
 		dw_flush_wal();
 		logged = dw_log_write_batch(DWCtl->batch.slots, DWCtl->batch.len,
@@ -160,7 +184,7 @@ dw_run_sync_cycle(void)
 	bool		frees;
 
 	/* what is on its way home relies on the log, and keeps us from freeing it */
-	DWCtl->log.futile = !dw_lock_flush_idle(LW_EXCLUSIVE, true);
+	DWCtl->log.futile = !dw_lock_flush_idle(LW_EXCLUSIVE, true) || dw_write_is_lost();
 	number = ++DWCtl->log.cycles_begun;
 	frees = DWCtl->log.open && !DWCtl->log.futile;
 	if (frees)
@@ -262,7 +286,8 @@ dw_have_room_for_mark(uint64 mark)
  * schedule: it would take longer, and flushers can help themselves.  Sync
  * cycles get no more than half of its time, or pages that keep the log full
  * could keep the checkpoint from ending.  While a home write is lost they would
- * free nothing.
+ * free nothing.  Copies that are in the first half of the log only are brought home before;
+ * if that is impossible, it is tried less often, too.
  */
 void
 DoubleWriteUpkeep(bool busy)
@@ -270,7 +295,9 @@ DoubleWriteUpkeep(bool busy)
 	static instr_time cycle_end;
 	static long cycle_msec = 0;
 	static bool segments_postponed = false;
+	static bool stuck = false;
 	uint64		begun;
+	uint64		half;
 	bool		needed;
 
 	Assert(AmCheckpointerProcess());
@@ -292,8 +319,10 @@ DoubleWriteUpkeep(bool busy)
 	dw_settle_removals();
 
 	dw_lock_flush(LW_SHARED);
-	needed = dw_cycle_needed() && !dw_write_is_lost();
+	needed = dw_cycle_needed() && !dw_write_is_lost() &&
+		(!stuck || dw_msec_since(cycle_end) >= cycle_msec);
 	begun = DWCtl->log.cycles_begun;
+	half = dw_first_batch_behind((dw_segments_in_use() + 1) / 2);
 	LWLockRelease(DoubleWriteFlushLock);
 
 	if (needed)
@@ -301,7 +330,9 @@ DoubleWriteUpkeep(bool busy)
 		instr_time	start;
 
 		INSTR_TIME_SET_CURRENT(start);
-		dw_sync_cycle(begun);
+		stuck = !dw_bring_before(half);
+		if (!stuck || dw_first_pending_batch() > dw_read_locked(&DWCtl->log.low_water))
+			dw_sync_cycle(begun);
 		cycle_msec = dw_msec_since(start);
 		INSTR_TIME_SET_CURRENT(cycle_end);
 	}

@@ -60,6 +60,15 @@ CREATE FUNCTION dw_sync_cycle()
 RETURNS void STRICT
 AS 'MODULE_PATHNAME', 'dw_sync_cycle_sql' LANGUAGE C;
 
+-- Returns how many copies are in the log only, after that
+CREATE FUNCTION dw_bring()
+RETURNS int STRICT
+AS 'MODULE_PATHNAME' LANGUAGE C;
+
+CREATE FUNCTION dw_copies_left()
+RETURNS int STRICT
+AS 'MODULE_PATHNAME', 'dw_copies_left_sql' LANGUAGE C;
+
 CREATE FUNCTION dw_hold_home_writes(path text DEFAULT '')
 RETURNS void STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;

@@ -1117,6 +1117,22 @@ dw_sync_cycle_sql(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
+/* Write copies home that no process has needed since the crash */
+PG_FUNCTION_INFO_V1(dw_bring);
+Datum
+dw_bring(PG_FUNCTION_ARGS)
+{
+	(void) dw_bring_before(PG_UINT64_MAX);
+	PG_RETURN_INT32(dw_copies_left());
+}
+
+PG_FUNCTION_INFO_V1(dw_copies_left_sql);
+Datum
+dw_copies_left_sql(PG_FUNCTION_ARGS)
+{
+	PG_RETURN_INT32(dw_copies_left());
+}
+
 /* Hold up home writes, as a base backup that copies this file does */
 PG_FUNCTION_INFO_V1(dw_hold_home_writes);
 Datum

@@ -57,12 +57,21 @@ sub crash_and_damage
 {
 	my (@tables) = @_;
 
+	crash_and_write({ map { $_ => sub { substr($_[0], 5000, 100) = 'y' x 100 } } @tables });
+	return;
+}
+
+# Change the second page of each of these tables.
+sub crash_and_write
+{
+	my ($tables) = @_;
+
 	$node->stop('immediate');
-	foreach my $table (@tables)
+	foreach my $table (sort keys %$tables)
 	{
 		$saved{$table} = dw_read_block($node, $path{$table}, 8192);
 		my $damaged = $saved{$table};
-		substr($damaged, 5000, 100) = 'y' x 100;
+		$tables->{$table}->($damaged);
 		dw_write_block($node, $path{$table}, 8192, $damaged);
 	}
 	return;
@@ -263,6 +272,40 @@ ok(dw_poll_start($node), 'server starts after one more crash');
 is(total('given'), '15|195', '... and the page is what it has become since');
 $node->safe_psql('postgres', 'CHECKPOINT');
 $node->append_conf('postgresql.conf', 'test_doublewrite.spoil_redo_always = off');
+
+# A page of zeroes that records do not rebuild is none that they can be applied to.
+work();
+crash_and_write({ bad => sub { $_[0] = "\0" x 8192 } });
+ok(dw_poll_start($node), 'server starts with a page of zeroes');
+fails('SELECT * FROM bad', $failed_error, '... and no record of it is lost');
+
+# The file loses the page.  The other one is given up all the same.
+my $file = $node->data_dir . "/$path{bad}";
+truncate($file, 8192) or die "could not truncate $file: $!";
+$node->safe_psql('postgres', "$give_up('$path{bad}', 1)");
+$node->safe_psql('postgres', 'DROP TABLE bad');
+$node->safe_psql('postgres', 'CHECKPOINT');
+pages_are('0|0', 'a page that its file does not have any more is given up');
+
+# Crashes without a checkpoint in between, which cannot be made: clients get in.
+work();
+crash_and_damage('bad');
+foreach my $crash (1 .. 5)
+{
+	$offset = -s $node->logfile;
+	ok(dw_poll_start($node), "server starts after crash $crash") or BAIL_OUT('no start');
+	fails('SELECT * FROM bad', $failed_error, '... with the page pending');
+	$node->stop('immediate');
+}
+like(
+	slurp_file($node->logfile, $offset),
+	qr/redo of pages is completed before clients get in/,
+	'... and all others redone');
+ok(dw_poll_start($node), 'server starts');
+is(total('good'), $all, '... and tables can be read');
+repair('bad');
+is(total('bad'), $all, '... also that one when it is repaired');
+$node->safe_psql('postgres', 'CHECKPOINT');
 
 # Workers redo pages before clients get in, and leave the error to the startup process.
 work();

@@ -1,0 +1,350 @@
+
+# Copyright (c) 2026, PostgreSQL Global Development Group
+
+# Copies that wait in the double-write log until their pages are needed: what keeps
+# them, what discards them, what writes them home.  No page of these tables is read
+# before that, and no record tells of one, so what is at home, torn, would show.  The
+# checkpoint that would write all of them home is held up.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use DoubleWrite::Check;
+use DoubleWrite::Crash;
+use DoubleWrite::Hold;
+use DoubleWrite::Log;
+use DoubleWrite::Node;
+use DoubleWrite::Pages;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use PostgreSQL::Test::Watchdog seconds => 900;
+use Test::More;
+
+dw_require_injection_points();
+
+my $on_demand = qr/double-write log: (\d+) pages are restored when they are needed/;
+my @tables = ('kept', 'dropped', 'cut', 'held', 'copied', 'read');
+my $ROWS = 400;
+my $POINT = 'doublewrite-checkpoint-scanned';
+
+# Nothing goes home unless the test says so, and nothing is brought home by workers, as
+# these pages have no records.
+my $node = dw_new_node(
+	'copies_left', conf => q{
+instant_recovery = on
+recovery_workers = 2
+shared_buffers = 16MB
+bgwriter_lru_maxpages = 0
+double_write_compression = off
+double_write_buffer_size = 256MB
+double_write_stage_size = 2MB
+checkpoint_timeout = 1h
+});
+$node->start;
+dw_extensions($node);
+$node->safe_psql('postgres',
+	'CREATE EXTENSION pageinspect; CREATE EXTENSION pg_doublewrite_stats');
+mkdir $node->basedir . '/space' or die "could not create a directory: $!";
+$node->safe_psql('postgres',
+	"CREATE TABLESPACE space LOCATION '" . $node->basedir . "/space'");
+
+foreach my $table (@tables)
+{
+	$node->safe_psql(
+		'postgres', qq{
+		CREATE TABLE $table (i int, v int, f text) WITH (fillfactor = 80, vacuum_truncate = off);
+		INSERT INTO $table SELECT g, 0, repeat('x', 300) FROM generate_series(1, $ROWS) g;
+	});
+}
+# "large" takes more than two segments of the log.  "cut" ends with pages without rows.
+$node->safe_psql(
+	'postgres', qq{
+	CREATE TABLE large (i int, f text);
+	ALTER TABLE large ALTER f SET STORAGE plain;
+	INSERT INTO large SELECT g, repeat('y', 5000) FROM generate_series(1, 1600) g;
+	CREATE TABLE more (i int, f text);
+	ALTER TABLE more ALTER f SET STORAGE plain;
+	INSERT INTO more SELECT g, repeat('z', 5000) FROM generate_series(1, 6000) g;
+	DELETE FROM cut WHERE i > 100;
+	VACUUM FREEZE cut;
+});
+$node->safe_psql('postgres', "VACUUM FREEZE $_") foreach ('large', 'more', @tables);
+
+my %path;
+
+sub paths
+{
+	$path{$_} = $node->safe_psql('postgres', "SELECT pg_relation_filepath('$_')")
+	  foreach @_;
+	return;
+}
+
+# Have copies of all pages of these tables in the log, after a checkpoint.
+sub log_copies
+{
+	my (@logged) = @_;
+
+	paths(@logged);
+	$node->safe_psql('postgres', 'SELECT dw_evict_all(), dw_drain()');
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	$node->safe_psql('postgres', "SELECT dw_dirty('$_'); SELECT dw_evict_all(), dw_drain()")
+	  foreach @logged;
+	return;
+}
+
+sub home_copies
+{
+	my ($log) = @_;
+	my %by_path;
+
+	foreach my $copy (values %{ dw_live_copies($log) })
+	{
+		my ($path, $offset) = dw_home_path($node, $copy);
+
+		$by_path{$path}{$offset} = $copy;
+	}
+	return \%by_path;
+}
+
+# Crash, and tear all pages of these tables that the log has a copy of.
+sub crash
+{
+	my (@torn) = @_;
+
+	$node->stop('immediate');
+	my $copies = home_copies(dw_read_log($node));
+
+	foreach my $table (@torn)
+	{
+		my $found = $copies->{ $path{$table} } // {};
+
+		cmp_ok(scalar(keys %$found), '>', 5, "the log has copies of table $table");
+		foreach my $offset (keys %$found)
+		{
+			dw_write_block($node, $path{$table}, $offset,
+				substr($found->{$offset}{page}, 0, 4096) . "\0" x 4096)
+			  if defined dw_read_block($node, $path{$table}, $offset);
+		}
+	}
+	return $copies;
+}
+
+sub start
+{
+	my ($test_name) = @_;
+	my $offset = -s $node->logfile;
+
+	ok(dw_poll_start($node), "server starts $test_name") or BAIL_OUT('no start');
+	like(slurp_file($node->logfile, $offset), $on_demand, '... and leaves copies in the log');
+	return;
+}
+
+# Let the checkpoint end.
+sub go_on
+{
+	$node->safe_psql('postgres', "SELECT dw_clear('$POINT')");
+	append_to_file($node->data_dir . '/test_doublewrite.resume', '');
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	return;
+}
+
+sub left
+{
+	return $node->safe_psql('postgres', 'SELECT dw_copies_left()');
+}
+
+sub sum
+{
+	my ($table) = @_;
+
+	return $node->safe_psql('postgres', "SELECT count(*), sum(i), sum(v) FROM $table");
+}
+
+my $whole = "$ROWS|" . $ROWS * ($ROWS + 1) / 2 . '|0';
+
+note 'the mark stays as long as copies are left (R3)';
+log_copies(@tables, 'large');
+$node->append_conf('postgresql.conf', "test_doublewrite.pause_at = '$POINT'");
+my $copies = crash(@tables);
+start('after a crash');
+my $left = left();
+cmp_ok($left, '>=', 6 * 15, 'copies are left');
+$node->safe_psql('postgres', 'SELECT dw_sync_cycle()');
+is(left(), $left, 'a sync cycle brings none home by itself');
+$node->stop('immediate');
+my $again = home_copies(dw_read_log($node));
+is_deeply(
+	[ map { join(' ', sort { $a <=> $b } keys %{ $again->{ $path{$_} } }) } @tables ],
+	[ map { join(' ', sort { $a <=> $b } keys %{ $copies->{ $path{$_} } }) } @tables ],
+	'... and frees none');
+start('after another crash');
+
+note 'removals discard them (R7)';
+my $ncopies = scalar(keys %{ $copies->{ $path{dropped} } });
+$left = left();
+$node->safe_psql('postgres', 'DROP TABLE dropped');
+cmp_ok($left - left(), '>=', $ncopies, 'a drop discards copies');
+$left = left();
+$ncopies = scalar(keys %{ $copies->{ $path{cut} } });
+my $nblocks = -s $node->data_dir . "/$path{cut}";
+$node->safe_psql('postgres', 'SET vacuum_freeze_table_age = 0; VACUUM (TRUNCATE, DISABLE_PAGE_SKIPPING) cut');
+my $removed = ($nblocks - -s $node->data_dir . "/$path{cut}") / 8192;
+cmp_ok($removed, '>', 5, 'vacuum truncates');
+cmp_ok($left - left(), '>=', $removed, '... and so discards copies');
+
+note 'files are copied and read when copies are home (R6, R9a)';
+go_on();
+log_copies('copied', 'read', 'kept', 'large');
+crash('copied', 'read', 'kept');
+start('once more');
+is( $node->safe_psql(
+		'postgres', qq{
+		SELECT count(*), count(*) FILTER (WHERE page_checksum(p, b::int) <> (page_header(p)).checksum)
+		FROM generate_series(0, 5) b, pg_read_binary_file('$path{read}', b * 8192, 8192) p}),
+	'6|0', 'what is read from a file is whole');
+$node->safe_psql('postgres', 'ALTER TABLE copied SET TABLESPACE space');
+is(sum('copied'), $whole, 'a table that has been moved is whole');
+cmp_ok(left(), '>', 0, 'other copies are left');
+
+note 'where the log cannot grow they are written home (R11)';
+$node->safe_psql('postgres',
+	"SELECT dw_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000)");
+$node->safe_psql(
+	'postgres', qq{
+	UPDATE large SET i = -i WHERE i % 7 = 0;
+	SELECT dw_dirty('more');
+	SELECT dw_evict_all(), dw_drain();
+});
+is(left(), 0, 'no copy is left');
+is(sum('kept'), $whole, '... and pages are whole');
+is($node->safe_psql('postgres', 'SELECT count(*), sum(abs(i)) FROM large'),
+	'1600|' . 1600 * 1601 / 2, '... also those that have changed');
+like(slurp_file($node->logfile), qr/could not extend the double-write log/, 'the log was full');
+$node->safe_psql('postgres', "SELECT dw_clear('doublewrite-create-segment')");
+go_on();
+
+note 'a file that is not there for a while does not lose its copies (R3)';
+log_copies('held', 'read');
+$copies = crash('held', 'read');
+start('with a file that goes away');
+my $file = $node->data_dir . "/$path{read}";
+rename($file, "$file.away") or die "could not rename $file: $!";
+cmp_ok($node->safe_psql('postgres', 'SELECT dw_bring()'),
+	'>', 0, 'more copies are left than the stage may have');
+$node->safe_psql('postgres', 'SELECT dw_sync_cycle()');
+my $there = home_copies(dw_read_log($node))->{ $path{read} };
+is_deeply(
+	[ sort keys %$there ],
+	[ sort keys %{ $copies->{ $path{read} } } ],
+	'... and the log has all of them after a sync cycle');
+rename("$file.away", $file) or die "could not rename $file.away: $!";
+is($node->safe_psql('postgres', 'SELECT dw_bring()'), 0, '... until it is back');
+$node->safe_psql('postgres', 'SELECT dw_drain()');
+is(sum('read'), $whole, '... and its pages are whole');
+go_on();
+
+note 'a copy that cannot be written home does not keep the log in use (R11)';
+log_copies('held', 'copied', 'large');
+crash('held');
+start('with homes that cannot be written');
+my $newest = dw_read_log($node)->{live}[-1]{batchno};
+$node->safe_psql(
+	'postgres', q{
+	SELECT injection_points_attach('doublewrite-background-flush', 'notice');
+	SELECT dw_fail_at('doublewrite-bring-write', 'EIO')});
+is($node->safe_psql('postgres', 'SELECT dw_bring()'), 0, 'no copy is left');
+$node->safe_psql('postgres', 'SELECT dw_sync_cycle()');
+my $failed = dw_read_log($node);
+cmp_ok($failed->{live}[0]{batchno}, '>', $newest, 'the log has been freed');
+cmp_ok(scalar(keys %{ dw_live_copies($failed) }), '>', 0, '... except of what has failed, logged anew');
+$node->stop('immediate');
+start('after another crash');
+is(sum('held'), $whole, 'nothing is lost');
+go_on();
+
+note 'a write that does not come back is one of its tablespace (R11)';
+log_copies('held', 'copied');
+crash('held', 'copied');
+start('with a device that hangs');
+$left = left();
+$node->safe_psql(
+	'postgres', q{
+	SELECT injection_points_attach('doublewrite-background-flush', 'notice');
+	SELECT injection_points_attach('doublewrite-bring-write', 'wait')});
+my $hung = dw_start($node, 'hung', 'ALTER TABLE copied SET TABLESPACE pg_default');
+ok(dw_waits_for($node, 'hung', 'doublewrite-bring-write'), 'a process hangs');
+$node->safe_psql('postgres', q{SELECT injection_points_detach('doublewrite-bring-write'); SELECT pg_sleep(1.5)});
+my $timeout = $PostgreSQL::Test::Utils::timeout_default;
+my $rest = $node->safe_psql('postgres', "SET statement_timeout = '${timeout}s'; SELECT dw_bring()");
+cmp_ok($rest, '>', 0, 'others leave copies there alone');
+cmp_ok($rest, '<', $left - 5, '... and bring those of other tablespaces');
+$node->safe_psql('postgres', "SELECT injection_points_wakeup('doublewrite-bring-write')");
+dw_finish($hung);
+is(sum($_), $whole, "nothing is lost of table $_") foreach ('held', 'copied');
+$node->safe_psql('postgres', "SELECT injection_points_detach('doublewrite-background-flush')");
+go_on();
+
+note 'a newer version holds the mark until it is home (R3, R9a)';
+log_copies('held', 'kept');
+crash('held', 'kept');
+start('after that');
+$node->safe_psql('postgres',
+	"SELECT injection_points_attach('doublewrite-background-flush', 'notice')");
+$node->safe_psql('postgres', 'UPDATE held SET v = v + 1 WHERE i % 10 = 0; SELECT dw_evict_all()');
+my $held_sum = "$ROWS|" . $ROWS * ($ROWS + 1) / 2 . '|' . $ROWS / 10;
+is(sum('held'), $held_sum, 'it is what a query reads');
+is($node->safe_psql('postgres', 'SELECT dw_bring()'), 0, 'no copy is left');
+$node->safe_psql('postgres', 'SELECT dw_sync_cycle()');
+my $log = dw_read_log($node);
+my $held = home_copies($log)->{ $path{held} } // {};
+cmp_ok(scalar(keys %$held), '>', 5, 'the log has copies of pages with newer versions');
+is(scalar(grep { !defined $held->{ $_ * 8192 } } (0 .. 5)), 0, '... of each');
+isnt(dw_read_block($node, $path{held}, 0), $held->{0}{page}, '... which is torn at home');
+is( $node->safe_psql(
+		'postgres', qq{
+		SELECT count(*) FROM generate_series(0, 5) b,
+			pg_read_binary_file('$path{held}', b * 8192, 8192) p
+		WHERE page_checksum(p, b::int) <> (page_header(p)).checksum}),
+	0, 'what is read from the file is whole');
+$node->safe_psql('postgres', 'SELECT dw_drain()');
+is(sum('held'), $held_sum, 'nothing is lost');
+is(sum('kept'), $whole, '... nor of what has been brought home');
+$node->safe_psql('postgres', "SELECT injection_points_detach('doublewrite-background-flush')");
+go_on();
+
+note 'no more of the log is read than headers, so damage shows when a page is needed';
+$node->safe_psql('postgres', 'DROP TABLE more');
+log_copies('kept', 'read', 'large');
+$copies = crash('kept', 'read');
+my $bad = $copies->{ $path{kept} }{8192};
+$log = dw_read_log($node);
+cmp_ok($log->{live}[-1]{segno}, '>', $bad->{segno}, 'the log has gone on to another segment');
+my $segment = 'pg_doublewrite/' . sprintf('%016X', $bad->{segno});
+dw_write_block($node, $segment, $bad->{offset} + 4000, 'z' x 100);
+start('with a copy that is damaged');
+is(sum('read'), $whole, 'other pages are whole');
+my ($status, undef, $stderr) = $node->psql('postgres', 'SELECT count(*) FROM kept');
+like($stderr,
+	qr/could not read the copy of block 1 of relation "$path{kept}" in the double-write log/,
+	'the page is an error');
+cmp_ok($node->safe_psql('postgres', 'SELECT dw_bring()'), '==', 1, 'it is the only one left');
+$node->append_conf('postgresql.conf', "test_doublewrite.pause_at = ''");
+foreach my $crash (1 .. 5)
+{
+	$node->stop('immediate');
+	ok(dw_poll_start($node), "server starts after crash $crash without a checkpoint")
+	  or BAIL_OUT('no start');
+}
+($status, undef, $stderr) = $node->psql('postgres', "SELECT pg_instant_recovery_give_up('$path{kept}', 1)");
+like($stderr, qr/the copy of block 1 of relation "$path{kept}" in the double-write log has been given up/,
+	'it can be given up');
+go_on();
+is(left(), 0, '... and then none is left');
+$node->safe_psql('postgres', 'DROP TABLE kept');
+
+dw_check_amcheck($node);
+$node->stop;
+done_testing();
