@@ -42,6 +42,7 @@ TORN_MAP = re.compile(r"of its fsm fork \(.*\) is not a page")
 # which compares some files byte by byte.
 _REPORTED = re.compile("invalid page in block|page verification failed"
                        "|double-write log is damaged|could not read page copy"
+                       "|could not read the copy of block"
                        "|double-write log in .* is missing or unreadable"
                        "|has an LSN after the end of WAL|file .* differs in block|is not a page")
 # ... in particular a part of the log, and a page in a line that names no file.
@@ -50,6 +51,8 @@ _NAMELESS = "page verification failed"
 # Messages of both about a file that cannot be read.
 UNREADABLE = re.compile("could not read")
 NO_VERDICT = re.compile("no verdict|exit status")
+# A server that has opened before redo says so of each file that has to be whole.
+_NOT_REDONE = re.compile("could not be redone after the last crash")
 _CRASHED = re.compile("TRAP:|PANIC:")
 # Killed by a signal other than that of a PANIC
 KILLED = re.compile(r"exit status -(?!6\b)\d")
@@ -100,10 +103,10 @@ def bad_lines(log):
 def excused(complaint, rotten, log):
     """Say whether a complaint only reports what is rotten in an image.
 
-    `rotten` are the places, `log` is that of the server.  A server that does not start, but
-    does not crash either, must have named one of the places there.
+    `rotten` are the places, `log` is that of the server.  A server that does not start, or that
+    cannot redo a page, but does not crash either, must have named one of the places there.
     """
-    if NO_VERDICT.search(complaint):
+    if NO_VERDICT.search(complaint) or _NOT_REDONE.search(complaint):
         return not (_CRASHED.search(complaint + log) or KILLED.search(complaint)) and any(
             _reports(text, rotten) for text in (complaint, *log.splitlines()))
     return _reports(complaint, rotten)

@@ -34,12 +34,17 @@ class ExcuseTest(unittest.TestCase):
 
     def test_reports_of_what_is_rotten(self):
         damaged = "FATAL:  double-write log is damaged: batch 45 is missing"
+        pending = 'ERROR:  could not read the copy of block 7 of relation "base/5/16384" in the' \
+            " double-write log"
         for text, rotten, log in (
                 ('heap load.t: invalid page in block 3 of relation "base/5/16517"', self.PAGE, ""),
                 ("LOG:  page verification failed, calculated checksum 1", self.PAGE, ""),
                 ("relation load.i: block 0 of its main fork (base/5/16517) is not a page", self.PAGE, ""),
                 ("block 0 of base/7/16517 has an LSN after the end of WAL, 0/1", self.PAGE, ""),
                 (f"no verdict of a server: exited with 1: {damaged}", self.LOG, damaged),
+                ("no verdict of a server: checkpoint request failed", self.LOG, pending),
+                ("relation a.b: fsm fork: 1 page could not be redone after the last crash", self.PAGE,
+                 'invalid page in block 3 of relation "base/5/16517"'),
                 (damaged, self.LOG, "")):
             self.assertTrue(alarms.excused(text, rotten, log), text)
             self.assertFalse(alarms.excused(text, [], log), text)
@@ -50,6 +55,7 @@ class ExcuseTest(unittest.TestCase):
                 ("client hint-1: transaction 9 was acknowledged", self.PAGE, invalid),
                 ('index load.i: invalid page in block 3 of relation "base/5/1651"', self.PAGE, ""),
                 (invalid, self.LOG, ""),
+                ("relation a.b: 1 page could not be redone after the last crash", self.PAGE, ""),
                 ("relation load.i: block 0 of its main fork (base/5/1651) is not a page", self.PAGE, ""),
                 ("FATAL:  double-write log is damaged: batch 45 is missing", self.PAGE, ""),
                 ("no verdict within 600 s", self.PAGE, "LOG:  redo starts"),
