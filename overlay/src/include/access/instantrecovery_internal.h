@@ -70,9 +70,10 @@ typedef struct InstantPage
 	int			sqlerrcode;		/* with which it has failed */
 	pg_atomic_uint32 state;		/* InstantPageState */
 	uint8		forknum;
-	bool		rebuilt;		/* the first record does without the old page */
+	bool		rebuilt:1;		/* the first record does without the old page */
+	bool		judged:1;		/* in analysis: whether WAL has images of it */
 	uint8		demanded;		/* InstantDemand */
-	bool		judged;			/* in analysis: whether WAL has images of it */
+	uint8		turn;			/* looks at demands in which redo goes on */
 } InstantPage;
 
 /*
@@ -122,6 +123,8 @@ typedef struct InstantCtlData
 	uint64		nspilled;		/* and written, since the last round */
 	uint32		spill_end;		/* see instantspill.c */
 	TimestampTz opened_at;
+	bool		startup_retries;	/* pages that workers fail to redo, before
+									 * clients get in */
 
 	/* WAL that is kept: see instantwal.c */
 	XLogRecPtr	chunks_from;

@@ -63,6 +63,7 @@ extern void DoubleWriteHideIfCopied(const void *page,
 									const RelFileLocator *rlocator,
 									ForkNumber forknum, BlockNumber blkno);
 extern void DoubleWritePassedRedo(XLogRecPtr redo);
+extern void DoubleWriteImagesSince(XLogRecPtr redo);
 extern bool DoubleWriteImageMissing(struct XLogReaderState *record,
 									uint8 block_id, const PageData *page);
 extern bool DoubleWriteNeedsNoImage(struct XLogReaderState *record,

@@ -353,6 +353,7 @@ instant_add_page(InstantFork *fork, BlockNumber blkno)
 	page->blkno = blkno;
 	instant_clear_chain(page);
 	page->applied = page->paused_at = 0;
+	page->turn = 1;
 	page->demanded = INSTANT_UNDEMANDED;
 	page->judged = false;
 	page->sqlerrcode = ERRCODE_DATA_CORRUPTED;
@@ -388,10 +389,11 @@ instant_remember_block(XLogReaderState *record, uint8 block_id)
 		page = instant_add_page(fork, blkno);
 
 	/*
-	 * The first record tells whether WAL has images, unless it is one that
-	 * never has any.
+	 * The first record since the redo pointer tells whether WAL has images,
+	 * unless it is one that never has any.  After a round it may not be the
+	 * first one, and the LSN of the page tells. (R2)
 	 */
-	if (!page->judged && (extends || !DoubleWriteNeedsNoImage(record, block_id)))
+	if (rounds == 0 && !page->judged && (extends || !DoubleWriteNeedsNoImage(record, block_id)))
 	{
 		page->judged = true;
 		if (!extends)
@@ -617,10 +619,11 @@ instant_extend_forks(void)
  * What is remembered is about to be applied.
  */
 static void
-instant_prepare_redo(void)
+instant_prepare_redo(bool startup_retries)
 {
 	uint32		ndone;
 
+	InstantCtl->startup_retries = startup_retries;
 	instant_note_images();
 	ndone = instant_extend_forks();
 	instant_sort_pages();
@@ -700,7 +703,7 @@ instant_drain(bool last)
 		return;
 
 	rounds++;
-	instant_prepare_redo();
+	instant_prepare_redo(!(last && instant_recovery));
 	instant_set_phase(INSTANT_PHASE_ROUND);
 
 	/* tests want workers to redo all of them */
@@ -940,6 +943,21 @@ instant_wait_for_worker(void)
 }
 
 /*
+ * Return whether a resource manager of an extension does something at the end of redo,
+ * when the startup process must not need pages that are pending.
+ */
+static bool
+instant_has_custom_cleanup(void)
+{
+	for (int rmid = RM_MIN_CUSTOM_ID; rmid <= RM_MAX_CUSTOM_ID; rmid++)
+	{
+		if (RmgrIdExists(rmid) && GetRmgr(rmid).rm_cleanup != NULL)
+			return true;
+	}
+	return false;
+}
+
+/*
  * Return whether clients may get in before redo.  Log the reason if they were to,
  * but cannot.
  */
@@ -952,6 +970,10 @@ instant_may_open(bool can_open)
 		ereport(LOG,
 				(errmsg("redo of pages is completed before clients get in"),
 				 errdetail("Clients have to wait for a checkpoint.")));
+	else if (instant_has_custom_cleanup())
+		ereport(LOG,
+				(errmsg("redo of pages is completed before clients get in"),
+				 errdetail("A custom resource manager has work to do at the end of redo.")));
 	else if (!instant_wait_for_worker())
 		ereport(LOG,
 				(errmsg("redo of pages is completed before clients get in"),
@@ -996,7 +1018,7 @@ InstantRecoveryAnalyzed(bool can_open)
 							   rounds, rounds),
 				 instant_errdetail_redone()));
 	if (InstantCtl->npages > 0 && !drained)
-		instant_prepare_redo();
+		instant_prepare_redo(false);
 	instant_redoes_chains = false;
 	if (pg_atomic_read_u32(&InstantCtl->left) > 0)
 		pg_atomic_write_membarrier_u32(&InstantCtl->pending, 1);

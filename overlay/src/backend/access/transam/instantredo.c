@@ -85,6 +85,13 @@
 /* In a long chain, records between two looks at whether sessions wait for other pages */
 #define INSTANT_LOOK_RECORDS	256
 
+/*
+ * Looks that find waiting sessions before redo of the page is put off, at most.  It is put off
+ * at the first one, and then after twice as many each time: sessions that need the page itself
+ * must not wait for a turn of all that a scan demands after each few records.
+ */
+#define INSTANT_MAX_TURN		64
+
 /* Local buffers of a process that redoes pages: the least that temp_buffers may be */
 #define INSTANT_SINKS			100
 
@@ -119,6 +126,9 @@ static uint32 taken_end = 0;
 
 /* Records that this process has applied */
 static uint32 nrecords_applied = 0;
+
+/* Looks that have found waiting sessions since redo of this page has begun */
+static uint32 turn_looks = 0;
 
 /* Worker: it has met a page that it cannot redo */
 static bool has_failed = false;
@@ -228,9 +238,9 @@ instant_copy_page(ReadBufferMode mode)
 	if (!BufferIsValid(page_buffer))
 	{
 		/*
-		 * The startup process remembers that until the end of recovery.  For
-		 * workers it is known by now whether the page is removed later.  It
-		 * may have been zeroed on request.
+		 * The startup process remembers that until the end of recovery, since
+		 * the page may be removed later.  After opening it is known that it
+		 * is not; it may have been zeroed on request.
 		 */
 		if (!AmStartupProcess() && !zero_damaged_pages)
 			ereport(ERROR,
@@ -558,7 +568,7 @@ instant_pauses(InstantPage *page, uint32 distance)
 		return false;
 	phase = instant_phase();
 	if (phase != INSTANT_PHASE_ENDED &&
-		!(phase == INSTANT_PHASE_OPEN && instant_demands() > 0))
+		!(phase == INSTANT_PHASE_OPEN && instant_demands() > 0 && ++turn_looks >= page->turn))
 		return false;
 
 	elog(DEBUG1, "redo of block %u of relation \"%s\" is put off for a page that a session needs",
@@ -566,6 +576,7 @@ instant_pauses(InstantPage *page, uint32 distance)
 	/* if that fails, redo begins again where it has begun now */
 	instant_write_back();
 	page->paused_at = distance;
+	page->turn = Min(2 * page->turn, INSTANT_MAX_TURN);
 	/* the next page begins without that */
 	nrecords_applied++;
 	/* from now on it matters what is in shared buffers */
@@ -623,6 +634,7 @@ instant_redo_page(uint32 page_number)
 	Assert(InRecovery && redo_page == NULL);
 	Assert(pg_atomic_read_u32(&page->state) == INSTANT_REDOING);
 	redo_page = page;
+	turn_looks = 0;
 
 	complete = instant_redo_chain(page);
 	instant_write_back();
@@ -645,7 +657,9 @@ instant_abandon_page(MemoryContext context)
 {
 	HOLD_INTERRUPTS();
 	redo_page->sqlerrcode = geterrcode();
-	EmitErrorReport();
+	/* of what it fails to redo, too, the startup process reports why */
+	if (!InstantCtl->startup_retries)
+		EmitErrorReport();
 
 	InstantRecoveryRedoesPage = false;
 	LWLockReleaseAll();
@@ -1029,6 +1043,7 @@ instant_begin_redo(void)
 {
 	InRecovery = true;
 	instant_redoes_chains = true;
+	DoubleWriteImagesSince(GetRedoRecPtr());
 	for (int rmid = 0; rmid <= RM_MAX_BUILTIN_ID; rmid++)
 	{
 		if (GetRmgr(rmid).rm_startup != NULL)

@@ -314,6 +314,15 @@ DoubleWritePassedRedo(XLogRecPtr redo)
 }
 
 /*
+ * In a process that redoes single pages: look for images since this redo pointer.
+ */
+void
+DoubleWriteImagesSince(XLogRecPtr redo)
+{
+	dw_passed_redo = redo;
+}
+
+/*
  * Note that WAL carries no images at this position: redo has found that, or
  * images are being switched off.
  */

@@ -32,6 +32,7 @@
 #include "access/xlog.h"
 #include "access/xlog_internal.h"
 #include "access/xlogutils.h"
+#include "catalog/pg_database_d.h"
 #include "catalog/pg_tablespace_d.h"
 #include "common/relpath.h"
 #include "fmgr.h"
@@ -118,6 +119,7 @@ static bool tdw_quiet = false;
 static int	tdw_spoil_redo_of = 0;
 static int	tdw_spoil_redo_after = 0;
 static bool tdw_spoil_redo_always = false;
+static int	tdw_cleanup_reads = 0;
 
 static void (*tdw_heap_redo) (XLogReaderState *record) = NULL;
 
@@ -747,6 +749,23 @@ tdw_look_at_message(ErrorData *edata)
 	}
 }
 
+static void
+tdw_rmgr_cleanup(void)
+{
+	RelFileLocator rlocator = {
+		.spcOid = DEFAULTTABLESPACE_OID,
+		.dbOid = PostgresDbOid,
+		.relNumber = tdw_cleanup_reads
+	};
+
+	ReleaseBuffer(ReadBufferWithoutRelcache(rlocator, MAIN_FORKNUM, 0, RBM_NORMAL, NULL, true));
+}
+
+static const RmgrData tdw_rmgr = {
+	.rm_name = "test_doublewrite",
+	.rm_cleanup = tdw_rmgr_cleanup
+};
+
 void
 _PG_init(void)
 {
@@ -844,7 +863,18 @@ _PG_init(void)
 							 PGC_POSTMASTER,
 							 0,
 							 NULL, NULL, NULL);
+	DefineCustomIntVariable("test_doublewrite.cleanup_reads",
+							"File number of a relation of which a custom resource manager reads a page at the end of redo.",
+							NULL,
+							&tdw_cleanup_reads,
+							0, 0, INT_MAX,
+							PGC_POSTMASTER,
+							0,
+							NULL, NULL, NULL);
 	MarkGUCPrefixReserved("test_doublewrite");
+
+	if (tdw_cleanup_reads != 0)
+		RegisterCustomRmgr(RM_EXPERIMENTAL_ID, &tdw_rmgr);
 
 	if (tdw_spoil_redo_of != 0)
 	{

@@ -373,6 +373,22 @@ $offset = -s $plain->logfile;
 ok(dw_poll_start($plain), 'server starts with images in WAL');
 like(slurp_file($plain->logfile, $offset), qr/torn page protection: full_pages$/m,
 	'... and does without the log');
+
+# So it is if pages come again after all that are pending had to be redone: their images came
+# before that.
+$plain->append_conf('postgresql.conf', 'allow_in_place_tablespaces = on');
+$plain->reload;
+$plain->safe_psql('postgres', $_) foreach (
+	'CHECKPOINT',
+	'INSERT INTO u VALUES (3)',
+	q{CREATE TABLESPACE barrier LOCATION ''},
+	'INSERT INTO u VALUES (4)');
+kill9($plain);
+$offset = -s $plain->logfile;
+ok(dw_poll_start($plain), 'server starts with images before a round of redo');
+my $log = slurp_file($plain->logfile, $offset);
+like($log, qr/1 round of redo before clients get in/, '... of which there was one');
+like($log, qr/torn page protection: full_pages$/m, '... and does without the log again');
 $plain->stop;
 
 done_testing();
