@@ -491,11 +491,12 @@ tdw_pause(const char *name)
 
 	ereport(LOG,
 			(errmsg("test_doublewrite: paused at injection point \"%s\"", name)));
-	while (stat(TDW_RESUME_FILE, &st) < 0)
+	/* even if it has: what is due after a few milliseconds is, then */
+	do
 	{
 		(void) WaitLatch(MyLatch, WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 20,
 						 PG_WAIT_EXTENSION);
-	}
+	} while (stat(TDW_RESUME_FILE, &st) < 0);
 	unlink(TDW_RESUME_FILE);
 }
 
