@@ -90,7 +90,7 @@ CONTROL_SETTINGS = {
     "double_write_compression": "off",
     "checkpoint_completion_target": "0.5", "checkpoint_flush_after": "0",
     "backend_flush_after": "0", "io_method": "sync", "wal_log_hints": "off",
-    "wal_consistency_checking": "",
+    "wal_consistency_checking": "", "instant_recovery": "off",
 }
 
 

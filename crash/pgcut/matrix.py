@@ -22,7 +22,7 @@ MATRIX = {
     "double_write_buffer_size": ("16MB", "16MB", "20MB", "-1"),
     "double_write_stage_size": ("1MB", "2MB", "8MB", "-1"),
     "double_write_compression": ("off", "lz4", "lz4", "zstd"),
-    "instant_recovery": ("off", "off", "on"),
+    "instant_recovery": ("on", "on", "off"),
     "instant_recovery_memory": ("64kB", "64MB"),
     "recovery_workers": ("-1", "-1", "0", "1", "3"),
     "wal_pipeline": ("on", "off"),
