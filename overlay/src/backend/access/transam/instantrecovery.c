@@ -127,13 +127,16 @@ int			instant_recovery_memory = -1;
 
 /*
  * Automatic memory, in kB: 8 bytes for each record of 64, by how much WAL there may be, but no
- * more than a part of shared buffers.
+ * more than a part of shared buffers, which gets smaller where that is much.  In huge pages it
+ * is reserved for good, and records for which there is no room go to a file.
  */
 #define INSTANT_WAL_SHARE		8
 #define INSTANT_BUFFERS_SHARE	4
+#define INSTANT_IS_MUCH			(32 * 1024)
+#define INSTANT_LOWER_SHARE		16
 #define INSTANT_MIN_MEMORY		64
 #define INSTANT_MIN_AUTOMATIC	(4 * 1024)
-#define INSTANT_MAX_AUTOMATIC	(1024 * 1024)
+#define INSTANT_MAX_AUTOMATIC	(256 * 1024)
 
 /* Comparisons between two looks at interrupts */
 #define INSTANT_SORT_STEP		4096
@@ -188,7 +191,9 @@ static int
 instant_automatic_memory(void)
 {
 	int64		by_wal = (int64) max_wal_size_mb * 1024 / INSTANT_WAL_SHARE;
-	int64		by_buffers = (int64) NBuffers * (BLCKSZ / 1024) / INSTANT_BUFFERS_SHARE;
+	int64		buffers = (int64) NBuffers * (BLCKSZ / 1024);
+	int64		by_buffers = Max(Min(buffers / INSTANT_BUFFERS_SHARE, INSTANT_IS_MUCH),
+								 buffers / INSTANT_LOWER_SHARE);
 
 	return Min(Max(Min(by_wal, by_buffers), INSTANT_MIN_AUTOMATIC), INSTANT_MAX_AUTOMATIC);
 }

@@ -142,4 +142,25 @@ xlp_crash($primary, 'tail');
 ok(xlp_pending($node), '... opened before redo');
 is(xlp_differences($serial, $digest), '', '... and files are the same');
 
+# What is reserved is bounded, however much WAL there may be: 256 MB and the table of pages.
+my %reserved;
+foreach my $setting ('on', 'off')
+{
+	my %settings = (
+		instant_recovery => $setting,
+		shared_buffers => '8GB',
+		max_wal_size => '64GB',
+		double_write_buffer_size => '16MB');
+
+	($reserved{$setting}) = run_command(
+		[
+			'postgres',
+			'-D' => $node->data_dir,
+			'-C' => 'shared_memory_size',
+			map { ('-c' => "$_=$settings{$_}") } sort keys %settings
+		]);
+}
+cmp_ok($reserved{on} - $reserved{off}, '>=', 256, 'memory is reserved, in MB');
+cmp_ok($reserved{on} - $reserved{off}, '<=', 270, '... but not more');
+
 done_testing();
