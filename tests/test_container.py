@@ -3,6 +3,7 @@
 The functions are called one by one on directories of ours; the server that is probed is made up.
 """
 
+import contextlib
 import os
 import pwd
 import subprocess
@@ -78,9 +79,10 @@ class HealthTest(TestCase):
 
     def probe(self, state, wanted, progress=None):
         """Return (exit status, output) of a probe of a server in a state of pg_isready."""
-        program, file = self.base / "pg_isready", self.base / "recovery_progress"
-        program.write_text(f"#!/bin/sh\nexit {state}\n")
-        program.chmod(0o755)
+        file = self.base / "recovery_progress"
+        for name, does in (("pg_isready", f"exit {state}"), ("pg_ctl", "echo $*")):
+            (self.base / name).write_text(f"#!/bin/sh\n{does}\n")
+            (self.base / name).chmod(0o755)
         file.unlink(missing_ok=True)
         if progress is not None:
             file.write_text(progress)
@@ -92,6 +94,34 @@ class HealthTest(TestCase):
     def test_server_that_serves(self):
         for wanted in ("live", "ready"):
             self.assertEqual(self.probe(0, wanted), (0, "accepting connections"))
+
+    @contextlib.contextmanager
+    def worker(self, title):
+        """Have a postmaster with a process of this title."""
+        postmaster = subprocess.Popen(["bash", "-c", 'exec -a "$0" sleep 600 & echo; wait', title],
+                                      stdout=subprocess.PIPE)
+        try:
+            postmaster.stdout.readline()
+            (self.base / "postmaster.pid").write_text(f"{postmaster.pid}\n{self.base}\n")
+            yield
+        finally:
+            subprocess.run(["pkill", "--parent", str(postmaster.pid)], check=False)
+            postmaster.wait()
+            postmaster.stdout.close()
+
+    def test_pages_that_are_redone(self):
+        with self.worker("postgres: main: recovery worker 1 redoing pages, 7 to go"):
+            self.assertEqual(self.probe(0, "ready"), (0, "accepting connections"))
+            self.assertEqual(self.probe(0, "before-stop"), (0, "--mode=immediate --wait stop"))
+        with self.worker("postgres: main: walwriter "):
+            self.assertEqual(self.probe(0, "before-stop"), (0, ""))
+
+    def test_pages_that_cannot_be_redone(self):
+        with self.worker("postgres: recovery worker 1 redoing pages, 7 to go, 2 failed"):
+            for wanted, status in (("ready", 1), ("live", 0)):
+                found, said = self.probe(0, wanted)
+                self.assertEqual(found, status)
+                self.assertIn(": 7 to go, 2 failed", said)
 
     def test_recovery_is_alive(self):
         progress = "percent = 63\nbytes_left = 9\nseconds_left = 40\n"

@@ -900,15 +900,20 @@ instant_worker_initialize(void)
 }
 
 /*
- * Show how many pages are pending in pg_stat_activity and in the process title.
+ * Show how many pages are pending in pg_stat_activity and in the process title, where
+ * probes that cannot log in see that some have failed.
  */
 static void
 instant_show_progress(void)
 {
-	char		activity[50];
+	uint32		failed = pg_atomic_read_u32(&InstantCtl->failed);
+	char		activity[64];
+	int			length;
 
-	snprintf(activity, sizeof(activity), "redoing pages, %u to go",
-			 pg_atomic_read_u32(&InstantCtl->left));
+	length = snprintf(activity, sizeof(activity), "redoing pages, %u to go",
+					  pg_atomic_read_u32(&InstantCtl->left));
+	if (failed > 0)
+		snprintf(activity + length, sizeof(activity) - length, ", %u failed", failed);
 	pgstat_report_activity(STATE_RUNNING, activity);
 	set_ps_display(activity);
 }

@@ -165,6 +165,10 @@ like(
 	qr/ERROR:  invalid page in block 1 of relation "\Q$path{bad}\E"/,
 	'... and which pages these are');
 pages_are('2|2', '... and the view how many');
+ok( $node->poll_query_until(
+		'postgres', q{SELECT bool_or(query = 'redoing pages, 2 to go, 2 failed')
+			FROM pg_stat_activity WHERE backend_type = 'recovery worker'}),
+	'... and so do workers, without an extension');
 
 # The cluster cannot be shut down, and the next start begins at the same place.
 $node->stop('fast', fail_ok => 1);
