@@ -552,6 +552,10 @@ instant_redo_record(InstantPage *page, uint32 distance)
 	InstantRecoveryRedoesPage = false;
 	instant_empty_sinks();
 	INJECTION_POINT("instant-recovery-record-redone", NULL);
+
+	/* tests want sessions to demand pages meanwhile */
+	if (IS_INJECTION_POINT_ATTACHED("instant-recovery-records-slowly"))
+		pg_usleep(100);
 }
 
 /*

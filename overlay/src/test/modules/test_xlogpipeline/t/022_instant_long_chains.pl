@@ -65,7 +65,7 @@ sub begin_long_chain
 instant_recovery = on
 recovery_workers = 1
 log_min_messages = debug1
-test_doublewrite.fail_at = 'instant-recovery-only-demands:EIO'
+test_doublewrite.fail_at = 'instant-recovery-only-demands:EIO, instant-recovery-records-slowly:EIO'
 test_doublewrite.pause_at = 'instant-recovery-record-redone:300'
 });
 	$held->start;
@@ -93,7 +93,8 @@ sub end
 	my ($held, @sessions) = @_;
 
 	$_->quit foreach @sessions;
-	$held->safe_psql('postgres', q{SELECT injection_points_detach('instant-recovery-only-demands')});
+	$held->safe_psql('postgres', "SELECT injection_points_detach('$_')")
+	  foreach ('instant-recovery-only-demands', 'instant-recovery-records-slowly');
 	$held->wait_for_log(qr/redo is complete/);
 	$held->stop;
 	return;
