@@ -813,7 +813,7 @@ instant_check_open(void)
 
 /*
  * Have a page that could not be redone tried again.  A worker that has met one
- * stays for that, unless it was asked to end.
+ * stays for that, unless the server stops.
  */
 static void
 instant_retry(uint32 i)
@@ -1177,6 +1177,50 @@ bool
 InstantRecoveryHasFailed(void)
 {
 	return InstantCtl != NULL && pg_atomic_read_u32(&InstantCtl->failed) > 0;
+}
+
+/*
+ * Return how many megabytes of WAL are kept because there has been no checkpoint since clients
+ * got in, or 0 if there has been one.
+ */
+int
+InstantRecoveryKeptWal(void)
+{
+	XLogRecPtr	redo;
+
+	if (InstantCtl == NULL || InstantCtl->opened_at == 0)
+		return 0;
+	redo = GetRedoRecPtr();
+	return redo <= InstantCtl->base ? (GetInsertRecPtr() - redo) / (1024 * 1024) : 0;
+}
+
+/*
+ * Checkpointer: return whether a checkpoint is out of the question, as pages cannot be
+ * redone.  Each checkpoint_timeout say so, as WAL is kept meanwhile.
+ */
+bool
+InstantRecoveryPreventsCheckpoint(void)
+{
+	static TimestampTz reported = 0;
+	TimestampTz now = GetCurrentTimestamp();
+	uint32		failed;
+
+	if (!InstantRecoveryIsPending() || !InstantRecoveryHasFailed())
+		return false;
+	if (!TimestampDifferenceExceeds(reported, now, CheckPointTimeout * 1000))
+		return true;
+	reported = now;
+	failed = pg_atomic_read_u32(&InstantCtl->failed);
+	ereport(WARNING,
+			(errcode(ERRCODE_DATA_CORRUPTED),
+			 errmsg_plural("there can be no checkpoint, as %u page could not be redone after the last crash",
+						   "there can be no checkpoint, as %u pages could not be redone after the last crash",
+						   failed, failed),
+			 errdetail("Meanwhile no WAL is removed: %d MB are kept.",
+					   InstantRecoveryKeptWal()),
+			 errhint("Errors before name the pages.  Repair them, drop or rebuild their relations, or give them up with %s.",
+					 "pg_instant_recovery_give_up()")));
+	return true;
 }
 
 /*

@@ -473,15 +473,16 @@ instant_reset_ahead(bool sessions)
  * while sessions ask for few, redo has the storage for itself, and the first
  * query after a crash, which needs one page after the other, finds its queue
  * short.  A session that needs neighbors has announced many itself, and takes nothing
- * from redo in order.  Others may change it at the same time; a step that is lost does no
- * harm.
+ * from redo in order.  Once more WAL is kept than max_wal_size and half of it, as there can be
+ * no checkpoint before redo is complete, redo has the storage for itself.  Others may change it at the same time; a step
+ * that is lost does no harm.
  */
 static void
 instant_adapt_ahead(bool demanded)
 {
 	uint32		ahead = pg_atomic_read_u32(&InstantCtl->ahead);
 
-	if (demanded)
+	if (demanded && InstantRecoveryKeptWal() - max_wal_size_mb <= max_wal_size_mb / 2)
 		ahead = Max(ahead / 2, instant_min_ahead());
 	else
 		ahead = Min(ahead + 1, instant_max_ahead());
@@ -811,7 +812,7 @@ instant_only_demands(void)
 	SpinLockAcquire(&cv->mutex);
 	awaited = !proclist_is_empty(&cv->wakeup);
 	SpinLockRelease(&cv->mutex);
-	return !awaited && !ShutdownRequestPending;
+	return !awaited && !ServerIsStopping();
 #else
 	return false;
 #endif
@@ -881,13 +882,14 @@ instant_take(void)
 }
 
 /*
- * As the WAL pipeline does: see pipeline_initialize().
+ * As the WAL pipeline does: see pipeline_initialize().  But a request to end is not heard, as
+ * other processes depend on this one.  If all are to end, as the server stops, it asks.
  */
 static void
 instant_worker_initialize(void)
 {
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
-	pqsignal(SIGTERM, SignalHandlerForShutdownRequest);
+	pqsignal(SIGTERM, SIG_IGN);
 	pqsignal(SIGUSR1, procsignal_sigusr1_handler);
 	BackgroundWorkerUnblockSignals();
 
@@ -924,8 +926,8 @@ instant_show_progress(void)
 
 /*
  * Wait until there are pages to be redone, as a member then.  Returns false if there will
- * be none.  A request to end is not heard: the postmaster sends it to the startup process
- * as well, whose exit says that there is nothing more to do.
+ * be none.  If the server stops, the exit of the startup process says that there is nothing
+ * more to do.
  */
 static bool
 instant_wait_for_work(void)
@@ -973,7 +975,7 @@ instant_wait_for_retry(void)
 	for (;;)
 	{
 		wanted = instant_demands() > 0;
-		if (wanted || ShutdownRequestPending ||
+		if (wanted || ServerIsStopping() ||
 			pg_atomic_read_membarrier_u32(&InstantCtl->pending) == 0)
 			break;
 
@@ -1022,7 +1024,7 @@ instant_report_stop(void)
 /*
  * Redo pages until none is left that others have not taken.  (I4)
  *
- * After opening a request to end is heard when all is done: no other process can
+ * If the server stops after opening, that goes on until all is done: no other process can
  * complete what sessions, and the checkpoint that ends a fast stop, wait for.
  */
 static void
@@ -1039,7 +1041,7 @@ instant_work(void)
 		instant_worker_interrupts();
 		if (instant_phase() == INSTANT_PHASE_ENDED)
 			break;
-		if (ShutdownRequestPending && instant_phase() == INSTANT_PHASE_OPEN)
+		if (ServerIsStopping() && instant_phase() == INSTANT_PHASE_OPEN)
 			instant_report_stop();
 	}
 }

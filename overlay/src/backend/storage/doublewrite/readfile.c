@@ -29,15 +29,6 @@
  */
 bool		DoubleWriteBackupReadsHeld = false;
 
-static bool
-dw_is_relation_file(const char *path)
-{
-	if (path_is_prefix_of_path(DataDir, path))
-		path += strlen(DataDir) + 1;
-	return strncmp(path, "base/", 5) == 0 || strncmp(path, "global/", 7) == 0 ||
-		strncmp(path, PG_TBLSPC_DIR_SLASH, strlen(PG_TBLSPC_DIR_SLASH)) == 0;
-}
-
 /*
  * Find which file of a relation this is.  Return false if it is none.
  *
@@ -123,6 +114,21 @@ void
 DoubleWriteResumeHomeWrites(void)
 {
 	LWLockRelease(DoubleWriteFlushLock);
+}
+
+/*
+ * Is it a file with pages of a relation, and not, for instance, pg_control or PG_VERSION?
+ */
+static bool
+dw_is_relation_file(const char *path)
+{
+	DWDirtyFile file;
+
+	if (path_is_prefix_of_path(DataDir, path))
+		path += strlen(DataDir) + 1;
+	return (strncmp(path, "base/", 5) == 0 || strncmp(path, "global/", 7) == 0 ||
+			strncmp(path, PG_TBLSPC_DIR_SLASH, strlen(PG_TBLSPC_DIR_SLASH)) == 0) &&
+		dw_file_of_path(path, &file);
 }
 
 /*

@@ -752,9 +752,10 @@ dw_report_restore(const DWRestoreStats *stats)
 	ereport(LOG,
 			(errmsg("double-write log: examined %" PRIu64 " pages in %" PRIu64 " batches, restored %" PRIu64 ", "
 					"%" PRIu64 " identical, %" PRIu64 " beyond the end of their file, "
-					"put %" PRIu64 " into shared buffers; read %" PRIu64 " kB in %.3f s",
+					"put %" PRIu64 " into shared buffers, left %u in the log; "
+					"read %" PRIu64 " kB in %.3f s",
 					stats->examined, stats->batches, stats->restored,
-					stats->identical, stats->missing, stats->buffered,
+					stats->identical, stats->missing, stats->buffered, dw_copies_left(),
 					stats->bytes_read / 1024, stats->usec / 1000000.0)));
 }
 

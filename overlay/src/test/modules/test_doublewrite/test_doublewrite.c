@@ -120,6 +120,7 @@ static int	tdw_spoil_redo_of = 0;
 static int	tdw_spoil_redo_after = 0;
 static bool tdw_spoil_redo_always = false;
 static int	tdw_cleanup_reads = 0;
+static bool tdw_spoil_redo_kills = false;
 
 static void (*tdw_heap_redo) (XLogReaderState *record) = NULL;
 
@@ -678,6 +679,8 @@ tdw_spoiling_redo(XLogReaderState *record)
 			/* the end of the first row */
 			memset(BufferGetPage(buffer) + BLCKSZ - 60, 'z', 40);
 			MarkBufferDirty(buffer);
+			if (tdw_spoil_redo_kills)
+				kill(MyProcPid, SIGKILL);
 			elog(PANIC, "test error in redo of a page");
 		}
 		if (BufferIsValid(buffer))
@@ -872,6 +875,14 @@ _PG_init(void)
 							PGC_POSTMASTER,
 							0,
 							NULL, NULL, NULL);
+	DefineCustomBoolVariable("test_doublewrite.spoil_redo_kills",
+							 "Whether it kills the process.",
+							 NULL,
+							 &tdw_spoil_redo_kills,
+							 false,
+							 PGC_POSTMASTER,
+							 0,
+							 NULL, NULL, NULL);
 	MarkGUCPrefixReserved("test_doublewrite");
 
 	if (tdw_cleanup_reads != 0)
