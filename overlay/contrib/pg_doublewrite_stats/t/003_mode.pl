@@ -23,11 +23,19 @@ autovacuum = off
 $node->start;
 $node->safe_psql('postgres', 'CREATE EXTENSION pg_doublewrite_stats');
 
-sub mode
+# The checkpointer does one after the other: the last of it, with which all stays as it is,
+# may not be there yet.
+sub mode_is
 {
-	return $node->safe_psql('postgres',
-		'SELECT in_force, requested, switching, checkpoint_after IS NOT NULL, armed, images
-		 FROM pg_double_write_mode');
+	my ($expected, $test_name) = @_;
+
+	ok( $node->poll_query_until(
+			'postgres',
+			'SELECT in_force, requested, switching, checkpoint_after IS NOT NULL, armed, images
+			 FROM pg_double_write_mode',
+			$expected),
+		$test_name);
+	return;
 }
 
 # Change a setting, and wait until it has been applied
@@ -45,19 +53,19 @@ sub request
 
 my $setting = 'io_torn_pages_protection';
 
-is(mode(), 'full_pages|full_pages|f|f|f|t', 'as it was started');
+mode_is('full_pages|full_pages|f|f|f|t', 'as it was started');
 my $since = $node->safe_psql('postgres', 'SELECT since FROM pg_double_write_mode');
 
 request('double_writes', [ $setting, 'double_writes' ]);
 $node->poll_query_until('postgres', 'SELECT NOT images FROM pg_double_write_mode')
   or die 'images do not end';
-is(mode(), 'double_writes|double_writes|f|f|t|f', 'double_writes at once');
+mode_is('double_writes|double_writes|f|f|t|f', 'double_writes at once');
 is( $node->safe_psql(
 		'postgres', "SELECT since > '$since' AND since < now() FROM pg_double_write_mode"),
 	't', '... since then');
 
 request('full_pages', [ $setting, 'full_pages' ]);
-is(mode(), 'double_writes|full_pages|t|t|t|t',
+mode_is('double_writes|full_pages|t|t|t|t',
 	'full_pages is pending until a checkpoint');
 is( $node->safe_psql(
 		'postgres',
@@ -65,18 +73,18 @@ is( $node->safe_psql(
 	'double_writes',
 	'... and not in force before');
 $node->safe_psql('postgres', 'CHECKPOINT');
-is(mode(), 'full_pages|full_pages|f|f|f|t', '... that has completed');
+mode_is('full_pages|full_pages|f|f|f|t', '... that has completed');
 
 request('off', [ 'full_page_writes', 'off' ]);
-is(mode(), 'off|off|f|f|f|f', 'full_page_writes = off is mode off');
+mode_is('off|off|f|f|f|f', 'full_page_writes = off is mode off');
 request('full_pages', [ 'full_page_writes', 'on' ]);
-is(mode(), 'off|full_pages|t|t|f|t', 'leaving off takes a checkpoint');
+mode_is('off|full_pages|t|t|f|t', 'leaving off takes a checkpoint');
 request('off', [ $setting, 'off' ]);
-is(mode(), 'off|off|f|f|f|f', '... unless it is given up');
+mode_is('off|off|f|f|f|f', '... unless it is given up');
 request('double_writes', [ $setting, 'double_writes' ]);
-is(mode(), 'off|double_writes|t|t|t|f', 'also for double_writes');
+mode_is('off|double_writes|t|t|t|f', 'also for double_writes');
 $node->safe_psql('postgres', 'CHECKPOINT');
-is(mode(), 'double_writes|double_writes|f|f|t|f', '... that has completed');
+mode_is('double_writes|double_writes|f|f|t|f', '... that has completed');
 
 # What a session or a role has chosen is another matter.
 $node->safe_psql('postgres', "CREATE ROLE images LOGIN SUPERUSER; ALTER ROLE images SET $setting = full_pages");
@@ -99,7 +107,7 @@ $node->reload;
 $node->poll_query_until('postgres',
 	q{SELECT requested = 'double_writes' FROM pg_double_write_mode})
   or die 'double_writes is not requested';
-is(mode(), 'full_pages|double_writes|t|f|f|t',
+mode_is('full_pages|double_writes|t|f|f|t',
 	'a switch that does not end by itself: the server log says why');
 
 $node->adjust_conf('postgresql.conf', $setting, 'full_pages');

@@ -104,9 +104,11 @@ sub min_recovery_point
 # after it has let clients in.
 sub start_in_vain
 {
+	my $begun = -s $standby->logfile;
+
 	system_or_bail('pg_ctl', '--no-wait', '--pgdata' => $standby->data_dir,
 		'--log' => $standby->logfile, 'start');
-	$standby->wait_for_log(qr/database system is shut down/, -s $standby->logfile);
+	$standby->wait_for_log(qr/database system is shut down/, $begun);
 	foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
 	{
 		return if !-f $standby->data_dir . '/postmaster.pid';

@@ -45,8 +45,9 @@ sub run_until_crash
 	$node->poll_query_until('postgres',
 		"SELECT segno >= $segno + $files FROM dw_state()")
 	  or die "log does not grow";
+	# which comes also when each page has been logged
 	$node->psql('postgres',
-		"SELECT dw_crash_at('doublewrite-log-synced', 3)",
+		"SELECT dw_crash_at('doublewrite-home-run-written', 3)",
 		on_error_die => 0);
 	dw_wait_for_crash($node, $offset);
 	dw_workload_finish($node);

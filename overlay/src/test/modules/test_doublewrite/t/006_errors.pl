@@ -174,13 +174,16 @@ $node->reload;
 dw_workload_start($node);
 
 # The log holds each page once between two cycles, so this takes many pages.
-# New ones are not logged unless their table was truncated.
+# New ones are not logged unless their table was truncated.  The checkpointer might free
+# space just in time.
+my @stopped = dw_stop_processes($node, 'checkpointer');
 my $cycles = 'SELECT log_full > 2 AND sync_cycles > 2 FROM dw_stats()';
 foreach my $v (1 .. 20)
 {
 	last if sql($cycles) eq 't';
 	sql("SELECT dw_note_truncated('large'); UPDATE large SET v = $v");
 }
+kill('CONT', @stopped);
 is(sql($cycles), 't', 'the log was full several times');
 $node->wait_for_log(
 	qr/could not extend the double-write log: No space left on device/,
@@ -236,7 +239,8 @@ foreach my $point ('log-written', 'log-synced', 'home-run-written')
 	dw_workload_start($node);
 	wait_for_history(20);
 	$offset = -s $node->logfile;
-	sql("SELECT dw_kill_at('doublewrite-$point', 3)");
+	# with a new epoch, for which pages are logged once more
+	sql("SELECT dw_kill_at('doublewrite-$point', 3); SELECT dw_sync_cycle()");
 	$node->wait_for_log(
 		qr/dies at injection point.*all server processes terminated; reinitializing.*database system is ready to accept connections/s,
 		$offset);
@@ -249,7 +253,7 @@ dw_check_amcheck($node);
 dw_workload_start($node);
 wait_for_history(20);
 $offset = -s $node->logfile;
-sql(q{SELECT dw_fail_at('doublewrite-log-sync', 'EIO')});
+sql(q{SELECT dw_fail_at('doublewrite-log-sync', 'EIO', 3); SELECT dw_sync_cycle()});
 $node->wait_for_log(
 	qr/PANIC:  could not fsync file "pg_doublewrite.*reinitializing.*database system is ready to accept connections/s,
 	$offset);

@@ -390,7 +390,9 @@ sub stat_of
 	return $node->safe_psql('postgres', "SELECT $column FROM dw_stats(), dw_state()");
 }
 
-# segments ahead
+# segments ahead; of those that are there no session needs to create any
+$node->poll_query_until('postgres', 'SELECT last_segno - segno >= 2 FROM dw_state()')
+  or die 'no segments are ready';
 hold('doublewrite-create-segment');
 for (1 .. 50)
 {
@@ -417,11 +419,12 @@ my $log_offset = -s $node->logfile;
 my $last = stat_of('last_segno');
 for (1 .. 50)
 {
-	last if stat_of("dw_hits('doublewrite-create-segment')") > 0;
+	last
+	  if stat_of(q{last_segno - segno < 2 OR dw_hits('doublewrite-create-segment') > 0}) eq 't';
 	one_batch();
 }
-cmp_ok(stat_of("dw_hits('doublewrite-create-segment')"),
-	'>', 0, 'creation of a segment failed');
+ok($node->poll_query_until('postgres', q{SELECT dw_hits('doublewrite-create-segment') > 0}),
+	'creation of a segment failed');
 $node->safe_psql('postgres', "SELECT dw_clear('doublewrite-create-segment')");
 ok( !$node->log_contains(qr/could not write file "pg_doublewrite/, $log_offset),
 	'no session was told');

@@ -177,8 +177,8 @@ foreach my $mode ('double_writes', 'full_pages')
 	my $old = dw_snapshot($second);
 	my $offset = -s $second->logfile;
 	$primary->stop;
-	my $end = $first->safe_psql('postgres', 'SELECT pg_last_wal_replay_lsn()');
 	$first->promote;
+	my ($end) = slurp_file($first->data_dir . '/pg_wal/00000002.history') =~ /^1\t(\S+)/m;
 	$first->{dw_script} = $primary->{dw_script};
 	$first->{dw_run} = 0;
 	crash_under_load($first, $second, $old, 'promotion');

@@ -128,7 +128,8 @@ recovery_workers = 2
 
 	$node->append_conf('postgresql.conf', "test_doublewrite.pause_at = 'instant-recovery-open'");
 	start_until($node, $name, 'paused');
-	ok(has_child($node, qr/recovery worker/), "$name: there are workers");
+	# which the postmaster starts meanwhile
+	watchdog_until("$name: there are workers", sub { has_child($node, qr/recovery worker/) });
 	$node->command_ok([ 'pg_ctl', 'stop', '--no-wait', '--mode' => 'fast',
 			'--pgdata' => $node->data_dir ],
 		"$name: fast stop");

@@ -29,9 +29,10 @@ my $out = $session->query(q{
 	DELETE FROM a WHERE id = 1;
 	SELECT dw_evict('a'), dw_fail_at('doublewrite-home-write', 'EIO');
 	SELECT dw_drain();
-	SET statement_timeout = '100ms';
-	SELECT pg_sleep(20);
-	SET statement_timeout = 0});
+	BEGIN;
+	SET LOCAL statement_timeout = '100ms';
+	SELECT pg_sleep(1000);
+	ROLLBACK});
 like($session->{stderr}, qr/could not write blocks/, 'home write failed');
 like($session->{stderr}, qr/canceling statement due to statement timeout/,
 	'statement_timeout works in the session that has met the error');

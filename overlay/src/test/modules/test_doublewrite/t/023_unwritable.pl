@@ -94,7 +94,8 @@ my $before = sql($sql);
 is(sql(q{UPDATE other SET v = 3; SELECT dw_evict('other') > 300}), 't', 'others are evicted');
 ok($node->poll_query_until('postgres',
 		'SELECT staged <= 64 AND in_use < 64 FROM dw_state()'), 'some slots are free');
-cmp_ok(sql($sql), '>', $before + 300, 'they have gone home');
+ok($node->poll_query_until('postgres', "SELECT home_pages > $before + 300 FROM dw_stats()"),
+	'they have gone home');
 my $bgwriter = sql("SELECT pid FROM pg_stat_activity WHERE backend_type = 'background writer'");
 unlike(slurp_file($node->logfile, $offset), qr/\[$bgwriter\] ERROR/,
 	'background writer meets no error');

@@ -94,19 +94,19 @@ sub is_in_window
 sub after_ends_of_recovery
 {
 	my ($node, $redo) = @_;
-	my $first =
-	  $node->safe_psql('postgres', "SELECT pg_walfile_name('$redo')");
-
 	# what follows the last one may not have been written yet: that is left to
 	# the WAL writer
 	$node->safe_psql('postgres',
 		q{SELECT pg_logical_emit_message(true, 'flush', '')});
+	my @segments = split(/\n/,
+		$node->safe_psql('postgres',
+			"SELECT pg_walfile_name(l) FROM unnest(ARRAY['$redo', pg_current_wal_lsn()]) l"));
 	my ($stdout) = run_command(
 		[
 			'pg_waldump',
 			'--path' => $node->data_dir . '/pg_wal',
 			'--start' => $redo,
-			$first
+			@segments
 		]);
 	my @records = grep { !/desc: (?:FPW_CHANGE|PARAMETER_CHANGE)/ }
 	  split(/\n/, $stdout);

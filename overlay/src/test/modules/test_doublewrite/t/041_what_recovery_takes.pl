@@ -72,9 +72,9 @@ sub crash
 # Half of the places are left to others.
 work();
 my $offset = crash("test_doublewrite.fail_at = '$POINT:EIO'");
-my $workers = $node->safe_psql('postgres',
-	q{SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'recovery worker'});
-ok($workers >= 1 && $workers <= 4, "$workers recovery workers of at most 4");
+ok($node->poll_query_until('postgres',
+		q{SELECT count(*) = 4 FROM pg_stat_activity WHERE backend_type = 'recovery worker'}),
+	'4 recovery workers');
 my $plan = $node->safe_psql(
 	'postgres', q{
 	SET parallel_setup_cost = 0;

@@ -225,6 +225,9 @@ like(
 	'workers say how many pages are pending');
 
 # A worker that is asked to end goes on.
+$node->poll_query_until('postgres', q{
+	SELECT count(*) = 2 FROM pg_stat_activity WHERE backend_type = 'recovery worker'})
+  or die 'there are not two workers';
 is( $node->safe_psql('postgres', q{
 	SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 		WHERE backend_type = 'recovery worker'}),

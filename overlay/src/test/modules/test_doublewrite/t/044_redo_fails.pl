@@ -187,7 +187,7 @@ pages_are('1|1', 'a page of a table that is dropped is not needed');
 $offset = -s $node->logfile;
 repair('bad');
 is(total('bad'), $all, 'a page that has been repaired is redone');
-like(slurp_file($node->logfile, $offset), $complete, '... and redo is complete');
+ok($node->wait_for_log($complete, $offset), '... and redo is complete');
 $node->safe_psql('postgres', 'CHECKPOINT');
 pages_are('0|0', '... and a checkpoint is made');
 

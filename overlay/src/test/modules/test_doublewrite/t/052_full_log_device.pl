@@ -25,6 +25,7 @@ double_write_stage_size = 8MB
 double_write_buffer_size = 64MB
 shared_buffers = 16MB
 bgwriter_lru_maxpages = 0
+test_doublewrite.quiet = on
 });
 my $dir = $node->data_dir . '/pg_doublewrite';
 my $v = 0;

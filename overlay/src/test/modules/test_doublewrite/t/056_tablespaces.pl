@@ -59,9 +59,12 @@ $node->append_conf('postgresql.conf', 'wal_sync_method = fsync');
 start();
 dw_extensions($node);
 $node->safe_psql('postgres', 'CHECKPOINT');
+# no process but the session syncs WAL
+my @stopped = dw_stop_processes($node, 'walwriter');
 unlink($syncs);
 append_to_file($syncs, '');
 $node->safe_psql('postgres', "CREATE TABLESPACE space LOCATION '$place'");
+kill('CONT', @stopped);
 ok(synced()->{$place}, 'the directory in a location is synced');
 ok(synced()->{"$data/pg_tblspc"}, '... and the link to it');
 ok(order(), '... before the WAL record');

@@ -45,9 +45,8 @@ $node->stop('immediate');
 ok(dw_poll_start($node), 'server starts');
 
 # What catalogs these need has been redone when they are called again.
-my ($session, $monitor) = map { $node->background_psql('postgres') } (1 .. 2);
-my $worker = $node->safe_psql('postgres',
-	"SELECT pid FROM pg_stat_activity WHERE backend_type = 'recovery worker'");
+my ($session, $monitor) = map { $node->background_psql('postgres', on_error_stop => 0) } (1 .. 2);
+my $find = q{FROM pg_stat_activity WHERE backend_type = 'recovery worker'};
 
 sub scan
 {
@@ -70,14 +69,37 @@ $session->query_safe($_)
   foreach (scan('warm', 0, 9), one_page('warm'), map { "EXPLAIN SELECT * FROM $_" } @tables);
 figure('demanded');
 
+# The worker waits whenever it has redone a page.
+my $REDONE = 'instant-recovery-page-redone';
+
+sub hold
+{
+	$monitor->query_safe("SELECT injection_points_attach('$REDONE', 'wait')");
+	return;
+}
+
+# One page more
+sub wake
+{
+	$monitor->query("SELECT injection_points_wakeup('$REDONE') $find AND wait_event = '$REDONE'");
+	$monitor->{stderr} = '';
+	return;
+}
+
+# All others
+sub release
+{
+	$monitor->query_safe("SELECT injection_points_detach('$REDONE')");
+	wake();
+	return;
+}
+
+hold();
+release();
+
 # The scan goes on while the worker stands still, and comes to demand so many pages.
 $session->query_safe(scan('scanned', 0, 59));
-foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
-{
-	last if figure('demanded') == 0;
-	usleep(100_000);
-}
-kill('STOP', $worker) or die "could not stop the worker: $!";
+hold();
 $session->query_until(qr/begun/, "\\echo begun\n" . scan('scanned', 60, 250) . ";\n\\echo ended\n");
 my $demanded;
 foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
@@ -86,20 +108,26 @@ foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
 	last if $demanded >= 32;
 	usleep(100_000);
 }
-kill('CONT', $worker);
+release();
 $session->query_until(qr/ended/, '');
 cmp_ok($demanded, '>=', 32, 'a scan has many pages demanded at once');
 cmp_ok($demanded, '<=', 64, '... but no more than are announced');
 
-# Workers announce more and more ahead while no session needs a page alone.
+# Workers announce more and more ahead while no session needs a page alone; page by page,
+# so that they don't come to the last one.
+hold();
 $node->safe_psql('postgres', "SELECT injection_points_detach('$POINT')");
+my $ahead;
 foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
 {
-	last if figure('ahead') >= 30;
-	usleep(10_000);
+	$ahead = figure('ahead');
+	last if $ahead >= 30;
+	wake();
+	usleep(1000);
 }
 $monitor->query_safe("SELECT injection_points_attach('$POINT', 'error')");
-my $ahead = figure('ahead');
+release();
+$ahead = figure('ahead');
 cmp_ok($ahead, '>=', 30, 'workers announce pages ahead');
 $session->query_safe(scan('many', 0, 130));
 cmp_ok(figure('ahead'), '>=', int($ahead / 2),

@@ -156,8 +156,12 @@ append_to_file("$data{files}/$MARKER", "$label\n");
 # later than the backups, for recovery to a point in time
 dw_wait_for_pages($primary, 300);
 $primary->safe_psql('postgres', q{SELECT pg_create_restore_point('here')});
+my $here = $primary->safe_psql('postgres', 'SELECT pg_walfile_name(pg_current_wal_lsn())');
 $primary->safe_psql('postgres', 'SELECT pg_switch_wal()');
 dw_wait_for_pages($primary, 300);
+$primary->poll_query_until('postgres',
+	"SELECT last_archived_wal >= '$here' FROM pg_stat_archiver")
+  or die 'timed out waiting for the archive';
 
 for my $how ('files', 'appended')
 {

@@ -172,7 +172,7 @@ dw_workload_start($node);
 $node->poll_query_until('postgres',
 	"SELECT count(*) > 300 FROM history WHERE run = $node->{dw_run}")
   or die 'workload does not work';
-$node->psql('postgres', "SELECT dw_crash_at('doublewrite-log-synced', 3)",
+$node->psql('postgres', "SELECT dw_crash_at('doublewrite-home-run-written', 3)",
 	on_error_die => 0);
 dw_wait_for_crash($node, $offset);
 dw_workload_finish($node);

@@ -223,9 +223,10 @@ received_and_not_replayed('UPDATE t SET v = v + 1');
 conninfo_is($UNREACHABLE);
 resume();
 says(qr/could not connect to the primary to fetch a page/, 'waits for the primary');
-is( $standby->safe_psql('postgres',
-		q{SELECT wait_event FROM pg_stat_activity WHERE backend_type = 'startup'}),
-	'RecoveryRetrieveRetryInterval', '... which is a wait event');
+ok( $standby->poll_query_until('postgres',
+		q{SELECT wait_event FROM pg_stat_activity WHERE backend_type = 'startup'},
+		'RecoveryRetrieveRetryInterval'),
+	'... which is a wait event, between two attempts');
 is($standby->safe_psql('postgres', 'SELECT pages_awaited FROM pg_fetched_pages'),
 	'1', '... and shown');
 unreadable('... sessions get an error');
@@ -287,7 +288,7 @@ my $whole = rot('t');
 received_and_not_replayed('UPDATE t SET v = v + 1');
 $primary->safe_psql('template1', "CREATE DATABASE copy TEMPLATE template1 STRATEGY file_copy");
 $primary->safe_psql('template1', q{
-	SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'postgres';
+	SELECT pg_terminate_backend(pid, 180000) FROM pg_stat_activity WHERE datname = 'postgres';
 	CREATE DATABASE damaged TEMPLATE postgres STRATEGY file_copy});
 hold_answer();
 dw_wake($standby, $ANSWERED);

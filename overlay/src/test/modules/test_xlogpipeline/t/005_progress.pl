@@ -12,6 +12,7 @@ use lib $FindBin::RealBin;
 
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
+use PostgreSQL::Test::Watchdog;
 use Test::More;
 use XLogPipeline;
 
@@ -51,11 +52,40 @@ sub check_end
 	return;
 }
 
+# Redo pauses twice, for longer than the interval: a report is due then.
+sub start_with_pauses
+{
+	my ($node) = @_;
+	my $resume = $node->data_dir . '/test_doublewrite.resume';
+
+	$node->append_conf('postgresql.conf',
+		"test_doublewrite.pause_at = 'doublewrite-relations-discarded:1:2'");
+	append_to_file($node->logfile, '');
+	run_log(
+		[
+			'pg_ctl',
+			'--no-wait',
+			'--pgdata' => $node->data_dir,
+			'--log' => $node->logfile,
+			'start'
+		]);
+	foreach my $pauses (1 .. 2)
+	{
+		$node->wait_for_log(qr/(?:paused at.*){$pauses}/s);
+		append_to_file($resume, '');
+		watchdog_until('redo goes on', sub { !-e $resume });
+	}
+	$node->wait_for_log(qr/database system is ready to accept connections/);
+	$node->_update_pid(1);
+	$node->append_conf('postgresql.conf', "test_doublewrite.pause_at = ''");
+	return;
+}
+
 foreach my $mode ('off', 'on')
 {
 	my $node = copy("log_$mode", $mode, '');
 
-	$node->start;
+	start_with_pauses($node);
 	my @percent = slurp_file($node->logfile) =~
 	  /redo in progress, .*, (\d+)% of WAL replayed, \d+ MB left/g;
 	my @sorted = sort { $a <=> $b } @percent;
@@ -82,8 +112,11 @@ foreach my $mode ('off', 'on')
 }
 
 # The file: look at it after a crash in the middle of redo.
+# Before that it is due, after a pause that ends by itself.
 my $node = copy('file', 'small',
-	"test_doublewrite.crash_at = 'xlogpipeline-taken-back:10'\n");
+	"test_doublewrite.crash_at = 'xlogpipeline-taken-back:10'\n"
+	  . "test_doublewrite.pause_at = 'xlogpipeline-engage:5'\n");
+append_to_file($node->data_dir . '/test_doublewrite.resume', '');
 my $file = $node->data_dir . '/recovery_progress';
 run_log(
 	[

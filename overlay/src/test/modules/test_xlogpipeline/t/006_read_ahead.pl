@@ -1,8 +1,8 @@
 
 # Copyright (c) 2026, PostgreSQL Global Development Group
 
-# Blocks that the WAL pipeline reads before redo needs them, and pages that the
-# background writer writes back before redo needs their buffers.
+# Blocks that the WAL pipeline reads before redo needs them.  (014 has pages that the
+# background writer writes back before redo needs their buffers.)
 
 use strict;
 use warnings FATAL => 'all';
@@ -57,7 +57,7 @@ unlike(slurp_file($node->logfile),
 $node->stop;
 $node->clean_node;
 
-# --- Recovery with few buffers: redo finds blocks read and victims clean
+# --- Recovery with few buffers: redo finds blocks read
 
 $primary->append_conf('postgresql.conf', 'io_torn_pages_protection = off');
 $primary->start;
@@ -78,22 +78,16 @@ foreach my $mode ('off', 'on')
 		xlp_conf($mode)
 		  . "shared_buffers = 4MB\nbgwriter_lru_maxpages = 100\n");
 	$small->start;
-	my $cleaned_query = 'SELECT buffers_clean FROM pg_stat_bgwriter';
-	$small->poll_query_until('postgres',
-		"SELECT ($cleaned_query) > 0 OR '$mode' = 'on'");
-	my $cleaned = $small->safe_psql('postgres', $cleaned_query);
 	$small->stop;
 
 	my $log = slurp_file($small->logfile);
 	my $this_digest = xlp_digest($small);
 
 	# About 1600 pages are changed eight times, and most of them leave shared
-	# buffers each time.  How far the background writer and the pipeline are ahead
-	# of redo depends on which process gets the processor: only that they are is certain.
-	note "$mode: background writer cleaned $cleaned buffers";
+	# buffers each time.  How far the pipeline is ahead of redo depends on which process
+	# gets the processor: only that it is is certain.
 	if ($mode eq 'off')
 	{
-		cmp_ok($cleaned, '>', 0, "$mode: background writer works ahead of redo");
 		$digest = $this_digest;
 	}
 	else

@@ -12,7 +12,9 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib $FindBin::RealBin;
+use lib "$FindBin::RealBin/../../test_doublewrite/t";
 
+use DoubleWrite::Node;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -61,7 +63,8 @@ sub bgwriter
 		"SELECT $figure FROM pg_stat_bgwriter");
 }
 
-# --- Redo has been waiting whenever the background writer looks
+# --- Redo has been waiting whenever the background writer looks: it stands still while
+# --- redo works
 
 $primary->append_conf('postgresql.conf', q{synchronous_standby_names = '*'});
 $primary->reload;
@@ -72,6 +75,7 @@ my $staged = $standby->safe_psql('postgres', 'SELECT staged FROM dw_stats()');
 foreach my $n (1 .. 30)
 {
 	my $allocated = bgwriter('buffers_alloc');
+	my @stopped = dw_stop_processes($standby, 'background writer');
 
 	# so few pages that they are no batch
 	$primary->safe_psql(
@@ -85,6 +89,7 @@ foreach my $n (1 .. 30)
 			WHERE backend_type = 'startup'})
 	  or die;
 	$standby->safe_psql('postgres', 'SELECT dw_drain()');
+	kill('CONT', @stopped);
 
 	# it reports what has been allocated in each of its rounds
 	$standby->reload;
