@@ -389,7 +389,8 @@ class WatchTest(unittest.TestCase):
                 raise machine.Failure("what it has waited for is gone")
 
         stuck = Stuck(of(start()), None, None, ".")
-        with mock.patch.object(play, "STEP_SECONDS", 0.1):
+        # what a program takes to start
+        with mock.patch.object(play, "STEP_SECONDS", 5):
             stuck._guarded(start())
         self.assertEqual([finding.what for finding in stuck.findings], ["hang"])
         self.assertIn("sleep 600", stuck.findings[0].text)
