@@ -267,6 +267,16 @@ def mutex_is_brief(tree):
 
 
 @checker
+def logs_awaited(tree):
+    """A test takes the length of a log before it begins what it awaits there."""
+    for path, text in tree.overlay.items():
+        if path.endswith(".pl"):
+            for match in re.finditer(r"wait_for_log\([^;]*, -s ", text):
+                line = text.count("\n", 0, match.end()) + 1
+                yield f"overlay/{path}:{line}: what is awaited may stand in the log already"
+
+
+@checker
 def module_layers(tree):
     """A module of our packages imports only what its package may, and what stands above it there."""
     for directory in layers.MAY_USE:
