@@ -46,7 +46,7 @@ DISK_MB = 1500
 NAWUPF = 7
 
 # A machine that says nothing new for so long hangs; it is slow.
-SILENCE_SECONDS = 240
+SILENCE_SECONDS = 600
 
 # What is expected of each layout: (serial number of the device, mkfs, proof).
 GOOD, BAD, SCSI, NULL = "good", "bad", "scsi", "nullb0"
@@ -72,11 +72,11 @@ LIMITS = {GOOD: (NAWUPF + 1) * 4096, BAD: 4096, NULL: 0}
 INIT = """#!/bin/busybox sh
 /bin/busybox --install -s /bin
 mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
-mkdir -p /dev/shm /tmp /mnt /bad; mount -t tmpfs shm /dev/shm; chmod 1777 /dev/shm /tmp
+mkdir -p /dev/shm /tmp /mnt /bad /clusters; mount -t tmpfs shm /dev/shm; chmod 1777 /dev/shm /tmp
 while read module options; do insmod /modules/$module $options; done < /modules/order
-for i in $(seq 50); do [ -b /dev/nvme0n1 ] && [ -b /dev/nvme1n1 ] && [ -b /dev/sda ] && break; usleep 100000; done
+for i in $(seq 50); do [ -b /dev/nvme0n1 ] && [ -b /dev/nvme1n1 ] && [ -b /dev/nvme2n1 ] && [ -b /dev/sda ] && break; usleep 100000; done
 ln -s sda /dev/scsi
-for i in 0 1; do ln -s nvme${i}n1 /dev/$(tr -d ' ' < /sys/class/nvme/nvme$i/serial); done
+for i in 0 1 2; do ln -s nvme${i}n1 /dev/$(tr -d ' ' < /sys/class/nvme/nvme$i/serial); done
 export PATH=/pg/bin:/usr/sbin:/bin LD_LIBRARY_PATH=/pg/lib:/lib HOME=/tmp
 stage=$(sed 's/.*stage=\\([a-z]*\\).*/\\1/' /proc/cmdline)
 . /stage/$stage
@@ -100,9 +100,13 @@ probe() {
 """
 
 # Pages are evicted again and again, and checkpoints follow each other.  Commits are
-# noted where pages go through the log.
+# noted where pages go through the log.  All pages of a table are changed together on a
+# file system whose clusters hold two: before other load begins, how many writes that takes
+# is counted.
 LOAD = """mkfs.xfs -q -f -m reflink=1 /dev/good; mount /dev/good /mnt; chown pg /mnt
 mkfs.xfs -q -f -m reflink=1 /dev/bad; mount /dev/bad /bad; chown pg /bad
+mkfs.ext4 -q -F -O bigalloc -C 16384 /dev/clusters; mount /dev/clusters /clusters
+mkdir /clusters/data; chown pg /clusters/data
 su pg -c "initdb -D /mnt/data -N -A trust" >/dev/null
 cat >> /mnt/data/postgresql.conf <<X
 io_torn_pages_protection = atomic_writes
@@ -122,20 +126,33 @@ X
 su pg -c "psql -h /tmp -qX postgres" <<'X'
 CREATE TABLESPACE bad LOCATION '/bad';
 CREATE TABLE acked (i int PRIMARY KEY USING INDEX TABLESPACE bad) TABLESPACE bad;
+CREATE TABLESPACE clusters LOCATION '/clusters/data';
+CREATE TABLE neighbours (i int, filler text STORAGE PLAIN) TABLESPACE clusters;
+INSERT INTO neighbours SELECT i, repeat('x', 6000) FROM generate_series(1, 100) i;
 X
-su pg -c 'psql -h /tmp -qX postgres -c "CREATE EXTENSION amcheck" -c "CREATE EXTENSION pg_doublewrite_stats"'
+su pg -c "psql -h /tmp -qAtX postgres" <<'X'
+CREATE EXTENSION amcheck;
+CREATE EXTENSION pg_doublewrite_stats;
+CHECKPOINT;
+SELECT pg_stat_reset_double_writes();
+UPDATE neighbours SET i = i;
+CHECKPOINT;
+SELECT 'COMBINED ' || atomic_pages || ' ' || atomic_writes FROM pg_stat_double_writes;
+X
 su pg -c 'pgbench -h /tmp -i -s 2 -q postgres' >/dev/null 2>&1
 su pg -c 'pgbench -h /tmp -n -c 2 -T 3600 postgres' >/dev/null 2>&1 &
 su pg -c 'sh /tmp/acked.sh' &
 while :; do
 	sleep 5
 	su pg -c "psql -h /tmp -qAtX postgres" <<'X'
+UPDATE neighbours SET i = i;
+SELECT 'UNIT ' || unit_bytes || ' ' || refusals FROM pg_atomic_write_status WHERE tablespace = 'clusters';
 SELECT 'STATUS ' || string_agg(tablespace || ' ' || proof || ' ' || coalesce(pages_atomic, 0) || ' ' || coalesce(pages_logged, 0), ', ' ORDER BY tablespace) FROM pg_atomic_write_status;
 X
 done
 """
 
-CHECK = """mount /dev/good /mnt; mount /dev/bad /bad
+CHECK = """mount /dev/good /mnt; mount /dev/bad /bad; mount /dev/clusters /clusters
 su pg -c "pg_ctl -D /mnt/data -l /mnt/log2 -w -t 200 start" >/dev/null
 grep -a 'double-write log: \\|redo done\\|PANIC\\|invalid page\\|torn page' /mnt/log2
 su pg -c "psql -h /tmp -qAtX postgres" <<'X'
@@ -145,7 +162,7 @@ X
 su pg -c "pg_amcheck -h /tmp --heapallindexed postgres" && echo "AMCHECK clean"
 su pg -c "pg_ctl -D /mnt/data -m fast -w -t 200 stop" >/dev/null
 su pg -c "pg_checksums --check -D /mnt/data" >/dev/null && echo "CHECKSUMS clean"
-umount /mnt /bad
+umount /mnt /bad /clusters
 """
 
 
@@ -239,6 +256,8 @@ def _check_crash(machine, commits=60, seconds=40):
         started.kill()
     acked = int(started.values("ACKED")[-1])
     status = started.values("STATUS")[-1]
+    pages, writes = map(int, (started.values("COMBINED") or ["0 1"])[0].split())
+    note(f"{pages} pages of bigalloc clusters in {writes} atomic writes")
     note(f"{acked} commits were acknowledged; pages written atomically and logged: {status}")
 
     again = Run(machine, "check")
@@ -253,11 +272,17 @@ def _check_crash(machine, commits=60, seconds=40):
     sums = (again.values("SUMS") or ["1 2"])[0].split()
     counts = re.search(r"pg_default hardware (\d+) (\d+)", status)
     others = re.search(r"bad software (\d+) (\d+)", status)
+    clusters = re.search(r"clusters hardware (\d+) (\d+)", status)
     good = {
         "pages were written atomically, and none of pg_default logged":
             bool(counts) and int(counts[1]) > 0 and int(counts[2]) == 0,
         "the other way round where the device has nothing":
             bool(others) and int(others[1]) == 0 and int(others[2]) > 0,
+        "two pages of a bigalloc cluster were one write":
+            pages > 1.5 * writes,
+        "no such write was refused, and none of these pages logged":
+            bool(clusters) and int(clusters[1]) > 0 and int(clusters[2]) == 0
+            and started.values("UNIT")[-1] == "16384 0",
         "no acknowledged commit is missing": acked <= found[0] == found[1],
         "sums of pgbench agree": len(set(sums)) == 1,
         "amcheck": "AMCHECK clean" in again.lines,
@@ -280,7 +305,7 @@ def _make(paths, bindir):
     root = _system(directory)
     initrd = _initrd(directory, root, bindir.parent)
     disks = []
-    for name in ("bad", "good"):
+    for name in ("bad", "clusters", "good"):
         disk = directory / f"{name}.img"
         disk.unlink(missing_ok=True)
         with disk.open("wb") as opened:
@@ -386,19 +411,23 @@ def _add_modules(target, root):
 def _command(machine, stage):
     kernel = next((machine.root / "boot").glob("vmlinuz-*"))
     shared = Path("/machine")
-    bad, good = (shared / disk.name for disk in machine.disks)
+    bad, clusters, good = (shared / disk.name for disk in machine.disks)
     qemu = ["qemu-system-x86_64", "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max",
             "-smp", "2", "-m", str(MEMORY_MB), "-nographic", "-no-reboot", "-nic", "none",
             "-kernel", Path("/boot") / kernel.name, "-initrd", shared / machine.initrd.name,
-            "-append", f"console=ttyS0 quiet panic=-1 stage={stage}",
+            "-append", f"console=ttyS0 quiet panic=-1 no_timer_check stage={stage}",
             "-drive", f"file={bad},if=none,id=bad,format=raw",
             "-drive", f"file={good},if=none,id=good,format=raw",
+            "-drive", f"file={clusters},if=none,id=clusters,format=raw",
             "-device", f"nvme,id=nvme0,serial=bad,atomic.dn=off,atomic.awun={NAWUPF},"
                        f"atomic.awupf={NAWUPF}",
             "-device", "nvme-ns,drive=bad,bus=nvme0,logical_block_size=4096,"
                        "physical_block_size=4096",
             "-device", "nvme,id=nvme1,serial=good",
             "-device", "nvme-ns,drive=good,bus=nvme1,logical_block_size=4096,"
+                       f"physical_block_size=4096,atomic.nawun={NAWUPF},atomic.nawupf={NAWUPF}",
+            "-device", "nvme,id=nvme2,serial=clusters",
+            "-device", "nvme-ns,drive=clusters,bus=nvme2,logical_block_size=4096,"
                        f"physical_block_size=4096,atomic.nawun={NAWUPF},atomic.nawupf={NAWUPF}"]
     script = ('mkdir -p "$1/machine" && mount --bind "$2" "$1/machine" && '
               'mount -t proc proc "$1/proc" && root=$1 && shift 2 && exec chroot "$root" "$@"')
