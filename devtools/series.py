@@ -238,7 +238,11 @@ def _merged(git, *texts):
         for file, text in zip(files, texts):
             file.write_bytes(text)
         merged = git.raw("merge-file", "-p", *files, check=False)
-    return merged, b"\n<<<<<<< " in merged
+    return merged, _has_conflicts(merged)
+
+
+def _has_conflicts(text):
+    return b"\n<<<<<<< " in text
 
 
 def _reversed(git, path, text, diff):
@@ -251,10 +255,18 @@ def _reversed(git, path, text, diff):
 
 
 def record(paths, name, directory):
-    """Make hunks in files of overlay/ those that change the texts in `directory`."""
+    """Make hunks in files of overlay/ those that change the texts in `directory`.
+
+    Raises DevError if a text still has marks of conflicts.
+    """
     with locked(paths):
         git = worktree.repository(paths)
         place, after = _changes_of(paths, git, name)
+        unresolved = [path for path in after if (directory / path).is_file()
+                      and _has_conflicts((directory / path).read_bytes())]
+        if unresolved:
+            raise DevError(f"{', '.join(unresolved)}: has conflicts",
+                           f"resolve them in {directory}")
         early = git.store({path: directory / path for path in after
                            if (directory / path).is_file()})
         old = git.with_entries(_no_files(git), early, "", [])

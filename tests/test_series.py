@@ -127,8 +127,10 @@ class ChangesTest(RepositoryCase):
         self.write(self.paths.overlay / "src/thing.c", LATER.replace("with the", "without a"))
         with self.assertRaisesRegex(DevError, "has conflicts"):
             series.refit(self.paths, self.paths.root / "out")
-        self.assertIn("<<<<<<<",
-                      (self.paths.root / "out/doublewrite/overlay.diff/src/thing.c").read_text())
+        texts = self.paths.root / "out/doublewrite/overlay.diff"
+        self.assertIn("<<<<<<<", (texts / "src/thing.c").read_text())
+        with self.assertRaisesRegex(DevError, "src/thing.c: has conflicts"):
+            series.record(self.paths, "doublewrite", texts)
 
     def test_line_is_for_us_alone(self):
         _, second = patch.read_series(self.paths.patches)
