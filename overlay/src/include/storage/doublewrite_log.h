@@ -399,7 +399,7 @@ extern bool dw_copy_is_lost(int error);
 pg_noreturn extern void dw_refuse_copy(const DWPendingCopy *entry);
 extern bool dw_read_from_log(const BufferTag *tag, char *page);
 extern bool dw_try_take_copy(DWPendingCopy *entry);
-extern bool dw_take_copy(DWPendingCopy *entry);
+extern bool dw_await_copy(DWPendingCopy *entry);
 extern DWPendingCopy *dw_take_copy_of(const BufferTag *tag);
 extern void dw_give_copy_back(DWPendingCopy *entry);
 extern void dw_copy_is_done(DWPendingCopy *entry);

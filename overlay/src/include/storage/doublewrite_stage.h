@@ -286,6 +286,8 @@ typedef struct DWStageState
 								 * too */
 	int			nfailed;		/* slots that have failed; read without lock,
 								 * too */
+	int			ntouched;		/* slots of pages that may be torn at home;
+								 * read without lock, too */
 	uint64		nmerged;		/* slots that have given way to newer versions */
 	uint64		next_seq;
 	dlist_head	free;
@@ -341,6 +343,7 @@ extern uint64 dw_read_locked(const uint64 *number);
 extern void dw_unlock_after_error(void);
 extern void dw_tell_room(int nfreed);
 extern bool dw_wait_on(ConditionVariable *variable, bool (*wanted) (void));
+extern void dw_wait_a_moment(long usec, uint32 wait_event_info);
 extern void dw_wake_flusher(void);
 extern bool dw_flush_was_requested(void);
 extern void dw_announce_flusher(int procno);

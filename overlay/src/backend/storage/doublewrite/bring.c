@@ -105,10 +105,8 @@ dw_take_copy_to_bring(DWPendingCopy *copy)
 	{
 		if (dw_try_take_copy(copy))
 			return true;
-		if (dw_copy_is_past(copy))
+		if (!dw_await_copy(copy))
 			return false;
-		CHECK_FOR_INTERRUPTS();
-		pg_usleep(100);
 	}
 	return false;
 }

@@ -47,6 +47,7 @@
 #include "storage/doublewrite_internal.h"
 #include "storage/fd.h"
 #include "storage/shmem.h"
+#include "utils/wait_event.h"
 
 bool		DoubleWriteRestoreOnDemand = false;
 
@@ -444,17 +445,29 @@ dw_try_take_copy(DWPendingCopy *entry)
 }
 
 /*
- * Take a copy, waiting for a process that has it.  Return false if it is DONE.
+ * Another process has taken a copy: wait a moment for it, unless the copy is DONE.  Return
+ * whether it may be taken now.
  */
 bool
+dw_await_copy(DWPendingCopy *entry)
+{
+	if (dw_copy_is_past(entry))
+		return false;
+	CHECK_FOR_INTERRUPTS();
+	dw_wait_a_moment(100, WAIT_EVENT_DOUBLE_WRITE_HOME);
+	return true;
+}
+
+/*
+ * Take a copy, waiting for a process that has it.  Return false if it is DONE.
+ */
+static bool
 dw_take_copy(DWPendingCopy *entry)
 {
 	while (!dw_try_take_copy(entry))
 	{
-		if (dw_copy_is_past(entry))
+		if (!dw_await_copy(entry))
 			return false;
-		CHECK_FOR_INTERRUPTS();
-		pg_usleep(100);
 	}
 	return true;
 }

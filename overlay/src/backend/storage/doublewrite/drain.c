@@ -21,6 +21,7 @@
 #include "storage/doublewrite_internal.h"
 #include "storage/lwlock.h"
 #include "storage/smgr.h"
+#include "utils/wait_event.h"
 
 /*
  * Bring the given pages home that were staged before seq.  Throws an error if one of them
@@ -43,7 +44,7 @@ dw_drain_pages(const DWPageSet *pages, uint64 seq)
 		 */
 		if (state == DW_SLOT_FILLING)
 		{
-			pg_usleep(100);
+			dw_wait_a_moment(100, WAIT_EVENT_DOUBLE_WRITE_HOME);
 			CHECK_FOR_INTERRUPTS();
 			continue;
 		}

@@ -45,7 +45,6 @@
 #include "access/xlog.h"
 #include "access/xlogrecovery.h"
 #include "miscadmin.h"
-#include "pgstat.h"
 #include "postmaster/bgwriter.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/lwlock.h"
@@ -436,9 +435,7 @@ dw_wait_for_generation(uint32 generation)
 			AbsorbSyncRequests();
 		if (ProcSignalBarrierPending)
 			ProcessProcSignalBarrier();
-		pgstat_report_wait_start(WAIT_EVENT_CHECKPOINT_DELAY_COMPLETE);
-		pg_usleep(DW_REMOVAL_WAIT_USEC);
-		pgstat_report_wait_end();
+		dw_wait_a_moment(DW_REMOVAL_WAIT_USEC, WAIT_EVENT_CHECKPOINT_DELAY_COMPLETE);
 	}
 
 	dw_note_unended_removals(generation);
@@ -560,9 +557,7 @@ dw_settle_removals(void)
 			continue;
 		}
 		dw_request_upkeep();
-		pgstat_report_wait_start(WAIT_EVENT_CHECKPOINT_DELAY_COMPLETE);
-		pg_usleep(DW_REMOVAL_WAIT_USEC);
-		pgstat_report_wait_end();
+		dw_wait_a_moment(DW_REMOVAL_WAIT_USEC, WAIT_EVENT_CHECKPOINT_DELAY_COMPLETE);
 		CHECK_FOR_INTERRUPTS();
 	}
 }

@@ -266,6 +266,18 @@ dw_leave_list(DWSlot *slot)
 }
 
 /*
+ * Home may be torn.
+ */
+static void
+dw_mark_touched(DWSlot *slot)
+{
+	Assert(DWMutexHeld());
+	if (!slot->touched)
+		DWCtl->stage.ntouched++;
+	slot->touched = true;
+}
+
+/*
  * A home write of the page has failed, or of an older version: with this errno, or
  * with DW_STALLED if it has not been tried, which leaves home as it was, or has not come
  * back yet.
@@ -282,7 +294,7 @@ dw_mark_failed(DWSlot *slot, int error)
 	slot->failed = true;
 	slot->error = error;
 	if (error != DW_STALLED)
-		slot->touched = true;
+		dw_mark_touched(slot);
 	else
 		pg_atomic_write_u32(&DWHomePlaceOf(slot->tag.spcOid)->stalled, 1);
 }
@@ -311,14 +323,15 @@ dw_free_slot(int slotno)
 
 	Assert(DWMutexHeld());
 	Assert(!slot->failed || DWCtl->stage.nfailed > 0);
+	Assert(!slot->touched || DWCtl->stage.ntouched > 0);
 
 	if (!slot->discarded && DWSlotInState(slot, DW_SLOT_BATCH))
 		dw_let_newer_go(slotno);
 	if (!slot->discarded)
 		dw_unlink(slotno);
 	Assert(!slot->listed);
-	if (slot->failed)
-		DWCtl->stage.nfailed--;
+	DWCtl->stage.nfailed -= slot->failed;
+	DWCtl->stage.ntouched -= slot->touched;
 	slot->failed = slot->touched = false;
 	slot->home_batch = 0;
 	dw_set_slot_state(slot, DW_SLOT_FREE);
@@ -361,6 +374,15 @@ dw_pages_have_failed(void)
 }
 
 /*
+ * Is any page torn at home, maybe?  Without a lock, that may change at any time.
+ */
+static bool
+dw_pages_are_touched(void)
+{
+	return ((volatile DWCtlData *) DWCtl)->stage.ntouched > 0;
+}
+
+/*
  * Is one of these pages torn at home, maybe, as a write of it has failed?  None
  * becomes so while the caller holds the flush lock with no home write under way.
  */
@@ -369,8 +391,7 @@ dw_any_has_failed(const DWPageSet *pages)
 {
 	Assert(LWLockHeldByMe(DoubleWriteFlushLock));
 
-	/* those that take the place of a copy have not failed */
-	if (!dw_pages_have_failed() && !dw_had_copies())
+	if (!dw_pages_are_touched())
 		return false;
 	for (int i = 0; i < dw_slots_used(); i++)
 	{
@@ -545,7 +566,7 @@ dw_slot_needs_copy(int slotno, uint64 batchno)
 
 	Assert(DWSlotInState(slot, DW_SLOT_FILLING));
 	DWLockMutex();
-	slot->touched = true;
+	dw_mark_touched(slot);
 	if (slot->home_batch == 0)
 		slot->home_batch = batchno;
 	DWUnlockMutex();
@@ -896,7 +917,7 @@ dw_take_failed(int *slots, int max, const DWPageSet *pages, uint64 before,
 	int			nused = dw_slots_used();
 	int			n = 0;
 
-	if (pages == NULL || !(dw_pages_have_failed() || (touched && dw_had_copies())))
+	if (pages == NULL || !(dw_pages_have_failed() || (touched && dw_pages_are_touched())))
 		return 0;
 	max = Min(max, pages->max);
 	for (int k = 0; k < nused && n < max; k++)
@@ -1015,7 +1036,8 @@ dw_merge_into_newer(int slotno, int newest)
 		dw_mark_failed(newer, slot->error);
 		newer->run = slot->run;
 	}
-	newer->touched |= slot->touched;
+	if (slot->touched)
+		dw_mark_touched(newer);
 	if (slot->home_batch != 0)
 		newer->home_batch = slot->home_batch;
 	newer->oldest_seq = Min(newer->oldest_seq, slot->oldest_seq);

@@ -81,14 +81,26 @@ dw_cycle_needed(void)
 }
 
 /*
+ * Return how far the mark can rise when files have been synced.
+ */
+static uint64
+dw_next_mark(void)
+{
+	return Min(dw_first_unfinished_batch(), dw_first_failed_removal());
+}
+
+/*
  * Pages that cannot be written home would keep the log in use from their copies
  * on: log them once more, so that they keep what is new.  If there is no space,
- * let it be. (R3, R11)  Flush lock held.
+ * let it be, unless nothing else keeps the log, which may have grown to its bound before
+ * the first cycle. (R3, R11)  Flush lock held.
  */
 static void
 dw_renew_copies(void)
 {
 	uint64		before = DWCtl->log.next_batchno;
+	bool		beyond_bound = dw_pages_have_failed() &&
+		dw_first_kept_batch(before) == dw_next_mark();
 	bool		logged = true;
 
 	Assert(DWIsFlusher());
@@ -99,7 +111,7 @@ dw_renew_copies(void)
 	{
 		dw_flush_wal();
 		logged = dw_log_write_batch(DWCtl->batch.slots, DWCtl->batch.len,
-									DWCtl->batch.len, false);
+									DWCtl->batch.len, beyond_bound);
 		dw_return_batch();
 	}
 }
@@ -137,7 +149,7 @@ dw_begin_cycle(uint64 *mark, DWDirtyFile **files, int *nfiles)
 
 	if (DWCtl->log.armed)
 		dw_renew_copies();
-	*mark = Min(dw_first_unfinished_batch(), dw_first_failed_removal());
+	*mark = dw_next_mark();
 	dw_epoch_begin(*mark);
 	*files = dw_copy_dirty_files(nfiles);
 }

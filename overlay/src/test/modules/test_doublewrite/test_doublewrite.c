@@ -1168,6 +1168,24 @@ dw_bring(PG_FUNCTION_ARGS)
 	PG_RETURN_INT32(dw_copies_left());
 }
 
+static bool
+tdw_tag_in_tablespace(const BufferTag *tag, const void *arg)
+{
+	return tag->spcOid == *(const Oid *) arg;
+}
+
+/* The same of one tablespace */
+PG_FUNCTION_INFO_V1(dw_bring_in);
+Datum
+dw_bring_in(PG_FUNCTION_ARGS)
+{
+	Oid			tablespace = PG_GETARG_OID(0);
+	DWPageSet	pages = {tdw_tag_in_tablespace, &tablespace, PG_INT32_MAX};
+
+	dw_bring_copies(&pages, NULL);
+	PG_RETURN_VOID();
+}
+
 PG_FUNCTION_INFO_V1(dw_copies_left_sql);
 Datum
 dw_copies_left_sql(PG_FUNCTION_ARGS)

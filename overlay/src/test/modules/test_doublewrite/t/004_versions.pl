@@ -177,11 +177,10 @@ dw_check_stopped($node);
 # --- A process that looks at files finds there what was staged
 
 {
-	my $space = PostgreSQL::Test::Utils::tempdir();
 	my $moved = dw_quiet_node('moved', conf => "wal_level = minimal\nmax_wal_senders = 0\n");
 	my $load = q{SELECT i AS id, 1 AS v FROM generate_series(1, 5000) i};
 
-	$moved->safe_psql('postgres', "CREATE TABLESPACE other LOCATION '$space'");
+	dw_tablespace($moved, 'other');
 	$moved->safe_psql('postgres', "CREATE TABLE t AS $load");
 	$moved->safe_psql('postgres', 'CHECKPOINT');
 	$moved->safe_psql('postgres', q{

@@ -28,11 +28,8 @@ bgwriter_delay = 50ms
 test_doublewrite.quiet = off
 bgwriter_lru_maxpages = 100
 });
-my %dir = map { $_ => PostgreSQL::Test::Utils::tempdir() } qw(bad good);
+my %dir = map { $_ => dw_tablespace($node, $_) } qw(bad good);
 
-$node->safe_psql('postgres', $_) foreach (
-	"CREATE TABLESPACE bad LOCATION '$dir{bad}'",
-	"CREATE TABLESPACE good LOCATION '$dir{good}'");
 foreach my $table ('b1 TABLESPACE bad', 'b2 TABLESPACE bad', 'b3 TABLESPACE bad', 'g', 'other')
 {
 	my ($name, $where) = $table =~ /^(\w+)(.*)/;

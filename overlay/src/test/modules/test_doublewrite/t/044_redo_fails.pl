@@ -86,16 +86,6 @@ sub repair
 	return;
 }
 
-sub fails
-{
-	my ($sql, $pattern, $test_name) = @_;
-	my ($status, undef, $stderr) = $node->psql('postgres', $sql);
-
-	isnt($status, 0, $test_name);
-	like($stderr, $pattern, '... and why');
-	return;
-}
-
 # A page is not counted as failed while it is tried again.
 sub pages_are
 {
@@ -153,9 +143,9 @@ ok(dw_poll_start($node), 'server starts with two pages that cannot be redone');
 is(total('good'), $all, '... and other tables can be read');
 is($node->safe_psql('postgres', "SELECT i FROM bad WHERE ctid = '(0,1)'"),
 	'', '... and other pages of the same table');
-fails('SELECT * FROM bad', $failed_error, 'a session that needs the page gets an error');
-fails('SELECT * FROM bad', $failed_error, '... each time');
-fails('CHECKPOINT', qr/checkpoint request failed/, 'no checkpoint is made');
+dw_fails($node, 'SELECT * FROM bad', $failed_error, 'a session that needs the page gets an error');
+dw_fails($node, 'SELECT * FROM bad', $failed_error, '... each time');
+dw_fails($node, 'CHECKPOINT', qr/checkpoint request failed/, 'no checkpoint is made');
 like(
 	slurp_file($node->logfile, $offset),
 	qr/ERROR:  2 pages could not be redone after the last crash/,
@@ -176,10 +166,10 @@ dw_wait_for_exit($node);
 my ($control) = run_command([ 'pg_controldata', $node->data_dir ]);
 like($control, qr/cluster state: +in production/, 'a stop leaves the cluster to be recovered');
 ok(dw_poll_start($node), 'server starts again');
-fails('SELECT * FROM bad', $failed_error, '... to the same errors');
+dw_fails($node, 'SELECT * FROM bad', $failed_error, '... to the same errors');
 
 # Removing a table removes its pages.
-fails('SELECT * FROM gone', $failed_error, 'the other table cannot be read');
+dw_fails($node, 'SELECT * FROM gone', $failed_error, 'the other table cannot be read');
 $node->safe_psql('postgres', 'DROP TABLE gone');
 pages_are('1|1', 'a page of a table that is dropped is not needed');
 
@@ -195,7 +185,7 @@ pages_are('0|0', '... and a checkpoint is made');
 work();
 crash_and_damage('bad');
 ok(dw_poll_start($node), 'server starts');
-fails('CHECKPOINT', qr/checkpoint request failed/, '... with a page that cannot be redone');
+dw_fails($node, 'CHECKPOINT', qr/checkpoint request failed/, '... with a page that cannot be redone');
 $offset = -s $node->logfile;
 $node->append_conf('postgresql.conf', 'zero_damaged_pages = on');
 $node->reload;
@@ -253,15 +243,15 @@ test_doublewrite.spoil_redo_always = on
 });
 $offset = -s $node->logfile;
 ok(dw_poll_start($node), 'server starts, and redo of a page is going to raise a PANIC');
-fails('SELECT * FROM given', $failed_error, 'a session that needs it gets an error');
+dw_fails($node, 'SELECT * FROM given', $failed_error, 'a session that needs it gets an error');
 is(total('good'), $all, '... and the server goes on');
-fails('CHECKPOINT', qr/checkpoint request failed/, '... without checkpoints');
+dw_fails($node, 'CHECKPOINT', qr/checkpoint request failed/, '... without checkpoints');
 unlike(slurp_file($node->logfile, $offset), qr/PANIC/, '... or a PANIC');
 my $give_up = 'SELECT pg_instant_recovery_give_up';
-fails("$give_up('$path', 1)", qr/redo of block 1 of relation "$path" has not failed/,
+dw_fails($node, "$give_up('$path', 1)", qr/redo of block 1 of relation "$path" has not failed/,
 	'another page of it cannot be given up');
 $node->safe_psql('postgres', 'CREATE ROLE other');
-fails("SET ROLE other; $give_up('$path', 0)", qr/permission denied/, '... nor by others');
+dw_fails($node, "SET ROLE other; $give_up('$path', 0)", qr/permission denied/, '... nor by others');
 $offset = -s $node->logfile;
 $node->safe_psql('postgres', "$give_up('$path', 0)");
 like(
@@ -269,7 +259,7 @@ like(
 	qr/WARNING:  block 0 of relation "$path" has been given up/,
 	'the page is given up, which the log says');
 is(total('given'), '20|210', '... and is what it was');
-fails("$give_up('$path', 0)", qr/has not failed/, '... which is done once');
+dw_fails($node, "$give_up('$path', 0)", qr/has not failed/, '... which is done once');
 $node->safe_psql('postgres', 'DELETE FROM given WHERE i <= 5');
 $node->append_conf('postgresql.conf', 'test_doublewrite.spoil_redo_of = 0');
 crash_and_damage();
@@ -282,7 +272,7 @@ $node->append_conf('postgresql.conf', 'test_doublewrite.spoil_redo_always = off'
 work();
 crash_and_write({ bad => sub { $_[0] = "\0" x 8192 } });
 ok(dw_poll_start($node), 'server starts with a page of zeroes');
-fails('SELECT * FROM bad', $failed_error, '... and no record of it is lost');
+dw_fails($node, 'SELECT * FROM bad', $failed_error, '... and no record of it is lost');
 
 # The file loses the page.  The other one is given up all the same.
 my $file = $node->data_dir . "/$path{bad}";
@@ -299,7 +289,7 @@ foreach my $crash (1 .. 5)
 {
 	$offset = -s $node->logfile;
 	ok(dw_poll_start($node), "server starts after crash $crash") or BAIL_OUT('no start');
-	fails('SELECT * FROM bad', $failed_error, '... with the page pending');
+	dw_fails($node, 'SELECT * FROM bad', $failed_error, '... with the page pending');
 	$node->stop('immediate');
 }
 like(

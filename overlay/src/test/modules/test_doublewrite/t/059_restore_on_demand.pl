@@ -43,9 +43,7 @@ double_write_buffer_size = 256MB
 });
 $node->start;
 dw_extensions($node);
-mkdir $node->basedir . '/space' or die "could not create a directory: $!";
-$node->safe_psql('postgres',
-	"CREATE TABLESPACE space LOCATION '" . $node->basedir . "/space'");
+dw_tablespace($node, 'space');
 foreach my $table (@tables)
 {
 	$node->safe_psql(
@@ -108,16 +106,6 @@ sub let_go
 	$node->append_conf('postgresql.conf', "test_doublewrite.fail_at = ''");
 	$node->safe_psql('postgres', "SELECT injection_points_detach('$POINT')");
 	$node->wait_for_log($complete, $offset);
-	return;
-}
-
-sub fails
-{
-	my ($sql, $pattern, $test_name) = @_;
-	my ($status, undef, $stderr) = $node->psql('postgres', $sql);
-
-	isnt($status, 0, $test_name);
-	like($stderr, $pattern, '... and why');
 	return;
 }
 
@@ -218,12 +206,12 @@ my $newest = $log->{live}[-1];
 isnt($newest->{batchno}, undef, 'there is a newest batch');
 $offset = start($on_demand, 'leaves copies in the log', $pending);
 dw_write_block($node, $segment, $copy->{offset} + 100, 'z' x 100);
-fails('SELECT count(*) FROM idle',
+dw_fails($node, 'SELECT count(*) FROM idle',
 	qr/could not read the copy of block 1 of relation "$path" in the double-write log/,
 	'a query that needs the page fails');
 is(sums('t', 'cut'), sums('t', 'cut'), 'others do not');
 let_go($offset);
-fails('CHECKPOINT', qr/checkpoint request failed/, 'no checkpoint is made');
+dw_fails($node, 'CHECKPOINT', qr/checkpoint request failed/, 'no checkpoint is made');
 dw_write_block($node, $segment, $copy->{offset}, $copy->{page});
 $node->safe_psql('postgres', 'CHECKPOINT');
 is(sums('idle'), 'idle|1000|0', 'when it can be read, all is well');

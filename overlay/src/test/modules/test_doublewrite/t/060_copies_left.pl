@@ -13,6 +13,7 @@ use FindBin;
 use lib $FindBin::RealBin;
 
 use DoubleWrite::Check;
+use DoubleWrite::Copies;
 use DoubleWrite::Crash;
 use DoubleWrite::Hold;
 use DoubleWrite::Log;
@@ -25,7 +26,6 @@ use Test::More;
 
 dw_require_injection_points();
 
-my $on_demand = qr/double-write log: (\d+) pages are restored when they are needed/;
 my @tables = ('kept', 'dropped', 'cut', 'held', 'copied', 'read');
 my $ROWS = 400;
 my $POINT = 'doublewrite-checkpoint-scanned';
@@ -47,9 +47,7 @@ $node->start;
 dw_extensions($node);
 $node->safe_psql('postgres',
 	'CREATE EXTENSION pageinspect; CREATE EXTENSION pg_doublewrite_stats');
-mkdir $node->basedir . '/space' or die "could not create a directory: $!";
-$node->safe_psql('postgres',
-	"CREATE TABLESPACE space LOCATION '" . $node->basedir . "/space'");
+dw_tablespace($node, 'space');
 
 foreach my $table (@tables)
 {
@@ -73,75 +71,6 @@ $node->safe_psql(
 });
 $node->safe_psql('postgres', "VACUUM FREEZE $_") foreach ('large', 'more', @tables);
 
-my %path;
-
-sub paths
-{
-	$path{$_} = $node->safe_psql('postgres', "SELECT pg_relation_filepath('$_')")
-	  foreach @_;
-	return;
-}
-
-# Have copies of all pages of these tables in the log, after a checkpoint.
-sub log_copies
-{
-	my (@logged) = @_;
-
-	paths(@logged);
-	$node->safe_psql('postgres', 'SELECT dw_evict_all(), dw_drain()');
-	$node->safe_psql('postgres', 'CHECKPOINT');
-	$node->safe_psql('postgres', "SELECT dw_dirty('$_'); SELECT dw_evict_all(), dw_drain()")
-	  foreach @logged;
-	return;
-}
-
-sub home_copies
-{
-	my ($log) = @_;
-	my %by_path;
-
-	foreach my $copy (values %{ dw_live_copies($log) })
-	{
-		my ($path, $offset) = dw_home_path($node, $copy);
-
-		$by_path{$path}{$offset} = $copy;
-	}
-	return \%by_path;
-}
-
-# Crash, and tear all pages of these tables that the log has a copy of.
-sub crash
-{
-	my (@torn) = @_;
-
-	$node->stop('immediate');
-	my $copies = home_copies(dw_read_log($node));
-
-	foreach my $table (@torn)
-	{
-		my $found = $copies->{ $path{$table} } // {};
-
-		cmp_ok(scalar(keys %$found), '>', 5, "the log has copies of table $table");
-		foreach my $offset (keys %$found)
-		{
-			dw_write_block($node, $path{$table}, $offset,
-				substr($found->{$offset}{page}, 0, 4096) . "\0" x 4096)
-			  if defined dw_read_block($node, $path{$table}, $offset);
-		}
-	}
-	return $copies;
-}
-
-sub start
-{
-	my ($test_name) = @_;
-	my $offset = -s $node->logfile;
-
-	ok(dw_poll_start($node), "server starts $test_name") or BAIL_OUT('no start');
-	like(slurp_file($node->logfile, $offset), $on_demand, '... and leaves copies in the log');
-	return;
-}
-
 # Let the checkpoint end.
 sub go_on
 {
@@ -151,11 +80,6 @@ sub go_on
 	# it is still there if the checkpoint had not come to the point
 	unlink($node->data_dir . '/test_doublewrite.resume');
 	return;
-}
-
-sub left
-{
-	return $node->safe_psql('postgres', 'SELECT dw_copies_left()');
 }
 
 sub sum
@@ -168,48 +92,48 @@ sub sum
 my $whole = "$ROWS|" . $ROWS * ($ROWS + 1) / 2 . '|0';
 
 note 'the mark stays as long as copies are left (R3)';
-log_copies(@tables, 'large');
+dw_log_copies($node, @tables, 'large');
 $node->append_conf('postgresql.conf', "test_doublewrite.pause_at = '$POINT'");
-my $copies = crash(@tables);
-start('after a crash');
-my $left = left();
+my $copies = dw_crash_torn($node, @tables);
+dw_start_on_demand($node, 'after a crash');
+my $left = dw_copies_left($node);
 cmp_ok($left, '>=', 6 * 15, 'copies are left');
 $node->safe_psql('postgres', 'SELECT dw_sync_cycle()');
-is(left(), $left, 'a sync cycle brings none home by itself');
+is(dw_copies_left($node), $left, 'a sync cycle brings none home by itself');
 $node->stop('immediate');
-my $again = home_copies(dw_read_log($node));
+my $again = dw_copies_at_home($node);
 is_deeply(
-	[ map { join(' ', sort { $a <=> $b } keys %{ $again->{ $path{$_} } }) } @tables ],
-	[ map { join(' ', sort { $a <=> $b } keys %{ $copies->{ $path{$_} } }) } @tables ],
+	[ map { join(' ', sort { $a <=> $b } keys %{ $again->{ $node->{dw_path}{$_} } }) } @tables ],
+	[ map { join(' ', sort { $a <=> $b } keys %{ $copies->{ $node->{dw_path}{$_} } }) } @tables ],
 	'... and frees none');
-start('after another crash');
+dw_start_on_demand($node, 'after another crash');
 
 note 'removals discard them (R7)';
-my $ncopies = scalar(keys %{ $copies->{ $path{dropped} } });
-$left = left();
+my $ncopies = scalar(keys %{ $copies->{ $node->{dw_path}{dropped} } });
+$left = dw_copies_left($node);
 $node->safe_psql('postgres', 'DROP TABLE dropped');
-cmp_ok($left - left(), '>=', $ncopies, 'a drop discards copies');
-$left = left();
-$ncopies = scalar(keys %{ $copies->{ $path{cut} } });
-my $nblocks = -s $node->data_dir . "/$path{cut}";
+cmp_ok($left - dw_copies_left($node), '>=', $ncopies, 'a drop discards copies');
+$left = dw_copies_left($node);
+$ncopies = scalar(keys %{ $copies->{ $node->{dw_path}{cut} } });
+my $nblocks = -s $node->data_dir . "/$node->{dw_path}{cut}";
 $node->safe_psql('postgres', 'SET vacuum_freeze_table_age = 0; VACUUM (TRUNCATE, DISABLE_PAGE_SKIPPING) cut');
-my $removed = ($nblocks - -s $node->data_dir . "/$path{cut}") / 8192;
+my $removed = ($nblocks - -s $node->data_dir . "/$node->{dw_path}{cut}") / 8192;
 cmp_ok($removed, '>', 5, 'vacuum truncates');
-cmp_ok($left - left(), '>=', $removed, '... and so discards copies');
+cmp_ok($left - dw_copies_left($node), '>=', $removed, '... and so discards copies');
 
 note 'files are copied and read when copies are home (R6, R9a)';
 go_on();
-log_copies('copied', 'read', 'kept', 'large');
-crash('copied', 'read', 'kept');
-start('once more');
+dw_log_copies($node, 'copied', 'read', 'kept', 'large');
+dw_crash_torn($node, 'copied', 'read', 'kept');
+dw_start_on_demand($node, 'once more');
 is( $node->safe_psql(
 		'postgres', qq{
 		SELECT count(*), count(*) FILTER (WHERE page_checksum(p, b::int) <> (page_header(p)).checksum)
-		FROM generate_series(0, 5) b, pg_read_binary_file('$path{read}', b * 8192, 8192) p}),
+		FROM generate_series(0, 5) b, pg_read_binary_file('$node->{dw_path}{read}', b * 8192, 8192) p}),
 	'6|0', 'what is read from a file is whole');
 $node->safe_psql('postgres', 'ALTER TABLE copied SET TABLESPACE space');
 is(sum('copied'), $whole, 'a table that has been moved is whole');
-cmp_ok(left(), '>', 0, 'other copies are left');
+cmp_ok(dw_copies_left($node), '>', 0, 'other copies are left');
 
 note 'where the log cannot grow they are written home (R11)';
 $node->safe_psql('postgres',
@@ -220,7 +144,7 @@ $node->safe_psql(
 	SELECT dw_dirty('more');
 	SELECT dw_evict_all(), dw_drain();
 });
-is(left(), 0, 'no copy is left');
+is(dw_copies_left($node), 0, 'no copy is left');
 is(sum('kept'), $whole, '... and pages are whole');
 is($node->safe_psql('postgres', 'SELECT count(*), sum(abs(i)) FROM large'),
 	'1600|' . 1600 * 1601 / 2, '... also those that have changed');
@@ -229,18 +153,18 @@ $node->safe_psql('postgres', "SELECT dw_clear('doublewrite-create-segment')");
 go_on();
 
 note 'a file that is not there for a while does not lose its copies (R3)';
-log_copies('held', 'read');
-$copies = crash('held', 'read');
-start('with a file that goes away');
-my $file = $node->data_dir . "/$path{read}";
+dw_log_copies($node, 'held', 'read');
+$copies = dw_crash_torn($node, 'held', 'read');
+dw_start_on_demand($node, 'with a file that goes away');
+my $file = $node->data_dir . "/$node->{dw_path}{read}";
 rename($file, "$file.away") or die "could not rename $file: $!";
 cmp_ok($node->safe_psql('postgres', 'SELECT dw_bring()'),
 	'>', 0, 'more copies are left than the stage may have');
 $node->safe_psql('postgres', 'SELECT dw_sync_cycle()');
-my $there = home_copies(dw_read_log($node))->{ $path{read} };
+my $there = dw_copies_at_home($node)->{ $node->{dw_path}{read} };
 is_deeply(
 	[ sort keys %$there ],
-	[ sort keys %{ $copies->{ $path{read} } } ],
+	[ sort keys %{ $copies->{ $node->{dw_path}{read} } } ],
 	'... and the log has all of them after a sync cycle');
 rename("$file.away", $file) or die "could not rename $file.away: $!";
 is($node->safe_psql('postgres', 'SELECT dw_bring()'), 0, '... until it is back');
@@ -249,9 +173,9 @@ is(sum('read'), $whole, '... and its pages are whole');
 go_on();
 
 note 'a copy that cannot be written home does not keep the log in use (R11)';
-log_copies('held', 'copied', 'large');
-crash('held');
-start('with homes that cannot be written');
+dw_log_copies($node, 'held', 'copied', 'large');
+dw_crash_torn($node, 'held');
+dw_start_on_demand($node, 'with homes that cannot be written');
 my $newest = dw_read_log($node)->{live}[-1]{batchno};
 $node->safe_psql(
 	'postgres', q{
@@ -263,15 +187,15 @@ my $failed = dw_read_log($node);
 cmp_ok($failed->{live}[0]{batchno}, '>', $newest, 'the log has been freed');
 cmp_ok(scalar(keys %{ dw_live_copies($failed) }), '>', 0, '... except of what has failed, logged anew');
 $node->stop('immediate');
-start('after another crash');
+dw_start_on_demand($node, 'after another crash');
 is(sum('held'), $whole, 'nothing is lost');
 go_on();
 
 note 'a write that does not come back is one of its tablespace (R11)';
-log_copies('held', 'copied');
-crash('held', 'copied');
-start('with a device that hangs');
-$left = left();
+dw_log_copies($node, 'held', 'copied');
+dw_crash_torn($node, 'held', 'copied');
+dw_start_on_demand($node, 'with a device that hangs');
+$left = dw_copies_left($node);
 $node->safe_psql(
 	'postgres', q{
 	SELECT injection_points_attach('doublewrite-background-flush', 'notice');
@@ -290,9 +214,9 @@ $node->safe_psql('postgres', "SELECT injection_points_detach('doublewrite-backgr
 go_on();
 
 note 'a newer version holds the mark until it is home (R3, R9a)';
-log_copies('held', 'kept');
-crash('held', 'kept');
-start('after that');
+dw_log_copies($node, 'held', 'kept');
+dw_crash_torn($node, 'held', 'kept');
+dw_start_on_demand($node, 'after that');
 $node->safe_psql('postgres',
 	"SELECT injection_points_attach('doublewrite-background-flush', 'notice')");
 $node->safe_psql('postgres', 'UPDATE held SET v = v + 1 WHERE i % 10 = 0; SELECT dw_evict_all()');
@@ -300,15 +224,14 @@ my $held_sum = "$ROWS|" . $ROWS * ($ROWS + 1) / 2 . '|' . $ROWS / 10;
 is(sum('held'), $held_sum, 'it is what a query reads');
 is($node->safe_psql('postgres', 'SELECT dw_bring()'), 0, 'no copy is left');
 $node->safe_psql('postgres', 'SELECT dw_sync_cycle()');
-my $log = dw_read_log($node);
-my $held = home_copies($log)->{ $path{held} } // {};
+my $held = dw_copies_at_home($node)->{ $node->{dw_path}{held} } // {};
 cmp_ok(scalar(keys %$held), '>', 5, 'the log has copies of pages with newer versions');
 is(scalar(grep { !defined $held->{ $_ * 8192 } } (0 .. 5)), 0, '... of each');
-isnt(dw_read_block($node, $path{held}, 0), $held->{0}{page}, '... which is torn at home');
+isnt(dw_read_block($node, $node->{dw_path}{held}, 0), $held->{0}{page}, '... which is torn at home');
 is( $node->safe_psql(
 		'postgres', qq{
 		SELECT count(*) FROM generate_series(0, 5) b,
-			pg_read_binary_file('$path{held}', b * 8192, 8192) p
+			pg_read_binary_file('$node->{dw_path}{held}', b * 8192, 8192) p
 		WHERE page_checksum(p, b::int) <> (page_header(p)).checksum}),
 	0, 'what is read from the file is whole');
 $node->safe_psql('postgres', 'SELECT dw_drain()');
@@ -319,18 +242,18 @@ go_on();
 
 note 'no more of the log is read than headers, so damage shows when a page is needed';
 $node->safe_psql('postgres', 'DROP TABLE more');
-log_copies('kept', 'read', 'large');
-$copies = crash('kept', 'read');
-my $bad = $copies->{ $path{kept} }{8192};
-$log = dw_read_log($node);
+dw_log_copies($node, 'kept', 'read', 'large');
+$copies = dw_crash_torn($node, 'kept', 'read');
+my $bad = $copies->{ $node->{dw_path}{kept} }{8192};
+my $log = dw_read_log($node);
 cmp_ok($log->{live}[-1]{segno}, '>', $bad->{segno}, 'the log has gone on to another segment');
 my $segment = 'pg_doublewrite/' . sprintf('%016X', $bad->{segno});
 dw_write_block($node, $segment, $bad->{offset} + 4000, 'z' x 100);
-start('with a copy that is damaged');
+dw_start_on_demand($node, 'with a copy that is damaged');
 is(sum('read'), $whole, 'other pages are whole');
-my ($status, undef, $stderr) = $node->psql('postgres', 'SELECT count(*) FROM kept');
-like($stderr,
-	qr/could not read the copy of block 1 of relation "$path{kept}" in the double-write log/,
+my $path = $node->{dw_path}{kept};
+dw_fails($node, 'SELECT count(*) FROM kept',
+	qr/could not read the copy of block 1 of relation "$path" in the double-write log/,
 	'the page is an error');
 cmp_ok($node->safe_psql('postgres', 'SELECT dw_bring()'), '==', 1, 'it is the only one left');
 $node->append_conf('postgresql.conf', "test_doublewrite.pause_at = ''");
@@ -340,11 +263,11 @@ foreach my $crash (1 .. 5)
 	ok(dw_poll_start($node), "server starts after crash $crash without a checkpoint")
 	  or BAIL_OUT('no start');
 }
-($status, undef, $stderr) = $node->psql('postgres', "SELECT pg_instant_recovery_give_up('$path{kept}', 1)");
-like($stderr, qr/the copy of block 1 of relation "$path{kept}" in the double-write log has been given up/,
+my (undef, undef, $stderr) = $node->psql('postgres', "SELECT pg_instant_recovery_give_up('$path', 1)");
+like($stderr, qr/the copy of block 1 of relation "$path" in the double-write log has been given up/,
 	'it can be given up');
 go_on();
-is(left(), 0, '... and then none is left');
+is(dw_copies_left($node), 0, '... and then none is left');
 $node->safe_psql('postgres', 'DROP TABLE kept');
 
 dw_check_amcheck($node);

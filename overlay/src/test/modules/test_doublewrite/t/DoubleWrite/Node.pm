@@ -24,6 +24,8 @@ our @EXPORT = qw(
   dw_new_node
   dw_quiet_node
   dw_extensions
+  dw_tablespace
+  dw_fails
   dw_stop_processes
 );
 
@@ -139,6 +141,42 @@ sub dw_extensions
 		CREATE EXTENSION IF NOT EXISTS injection_points;
 		CREATE EXTENSION IF NOT EXISTS amcheck;
 	});
+	return;
+}
+
+=pod
+
+=item dw_tablespace(node, name)
+
+Create a tablespace in a directory of its own, which is returned.
+
+=cut
+
+sub dw_tablespace
+{
+	my ($node, $name) = @_;
+	my $dir = $node->basedir . "/$name";
+
+	mkdir $dir or die "could not create directory \"$dir\": $!";
+	$node->safe_psql('postgres', "CREATE TABLESPACE $name LOCATION '$dir'");
+	return $dir;
+}
+
+=pod
+
+=item dw_fails(node, sql, pattern, test_name)
+
+Check that a statement fails, with a message like this.
+
+=cut
+
+sub dw_fails
+{
+	my ($node, $sql, $pattern, $test_name) = @_;
+	my ($status, undef, $stderr) = $node->psql('postgres', $sql);
+
+	isnt($status, 0, $test_name);
+	like($stderr, $pattern, '... and why');
 	return;
 }
 
