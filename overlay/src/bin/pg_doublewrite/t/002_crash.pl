@@ -164,8 +164,10 @@ command_like(
 	qr/block \d+: LSN \S+ would be replaced by \S+ from segment [0-9A-F]{16} at offset \d+\n.*\btotal\n/s,
 	'dry run for people');
 
-my $middle = (grep { $_->{npages} > 0 && $_ != $live[-1] } @live)[-1];
-my $page = $middle->{entries}[0];
+# a batch that is not the newest one, and a page of it of which it has more than a note
+my $middle =
+  (grep { $_ != $live[-1] && grep { $_->{length} > 0 } @{ $_->{entries} } } @live)[-1];
+my ($page) = grep { $_->{length} > 0 } @{ $middle->{entries} };
 
 refuses_bytes(
 	'header lost', $middle->{segno},
