@@ -25,7 +25,7 @@ PLOTS = "plots"
 # Of this build in blue and green, of stock in red and grey.
 COLOURS = {"off": "#7fb2e5", "double_writes": "#1f5fa8", "double_writes+lz4": "#5a4fb0",
            "double_writes+zstd": "#8a6fd0", "double_writes+plain": "#8fa3c8",
-           "instant": "#d24d9c",
+           "in_order": "#d24d9c",
            "atomic_writes": "#d99a2b",
            "full_pages": "#2f9e6e", "full_pages+lz4": "#9ad3b9",
            "full_pages+zstd": "#c9e8da", "stock-off": "#9a9a9a",
@@ -172,7 +172,7 @@ UNKNOWN = " -"
 
 MODES = {"stock-off": "stock, no images", "stock-full_pages": "stock", "stock-full_pages+lz4": "stock, lz4",
          "stock-full_pages+zstd": "stock, zstd", "full_pages": "full_pages", "off": "off",
-         "double_writes": "double_writes", "instant": "with instant_recovery"}
+         "in_order": "redo in order", "double_writes": "double_writes"}
 
 
 def picture(repository, path):

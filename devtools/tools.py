@@ -770,8 +770,6 @@ class Prometheus(Door):
                          for name in ("prometheus", "prometheus-postgres-exporter")]
         self.watchers = []
         self.server.sql("CREATE EXTENSION pg_doublewrite_stats")
-        # For the start after the crash: else there is nothing to show of it.
-        self.server.configure({"instant_recovery": "on"})
         host = self.sign(self.server, "server")
         home = self.place / "prometheus"
         home.mkdir()

@@ -915,8 +915,9 @@ def notes(sample, result):
     found.append("Base backups write images while they run, in all modes.")
     found.append("Times after a crash are a model: WAL over bytes a second, pages over requests a "
                  "second (--iops, --mbps), without the start of the server and the "
-                 "sync of its files. With instant_recovery (off by default) clients get in early "
-                 "and wait for the pages that they ask for, until redo is complete.")
+                 "sync of its files. With instant_recovery (which initdb sets, and you in a cluster "
+                 "that comes from stock) clients get in early and wait for the pages that they "
+                 "ask for, until redo is complete.")
     if result["money"]:
         found.append("Prices are yours: GB-month of archive, GB sent, provisioned requests a second. "
                      "The disk for the log, 0.5 to 1 GB as a rule, is not in the sum.")

@@ -203,7 +203,8 @@ is( $small->safe_psql(
 mkdir($small->data_dir . '/pg_stat_tmp', 0700) or die "could not mkdir: $!";
 $small->stop;
 
-# A crash, and a page damaged at home: the ledger names it.
+# A crash, and a page damaged at home: the ledger names it, if restore comes first.
+$node->append_conf('postgresql.conf', 'instant_recovery = off');
 $node->safe_psql('postgres', 'CHECKPOINT; SELECT pg_stat_reset_double_writes()');
 $node->safe_psql('postgres', "UPDATE t SET f = f || '.' WHERE i % 50 = 7");
 $node->poll_query_until('postgres',

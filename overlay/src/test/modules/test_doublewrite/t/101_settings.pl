@@ -149,6 +149,10 @@ like(
 	slurp_file($node->data_dir . '/postgresql.conf'),
 	qr/^io_torn_pages_protection = '?double_writes/m,
 	'initdb chooses double_writes');
+like(
+	slurp_file($node->data_dir . '/postgresql.conf'),
+	$^O eq 'linux' ? qr/^instant_recovery = on/m : qr/^#instant_recovery = off/m,
+	'... and, on Linux, instant recovery');
 ok(!-e $node->data_dir . "/$MARKER", 'initdb leaves no marker');
 
 # ---------------------------------------------------------------------
@@ -329,6 +333,7 @@ $node->stop;
 my $old = PostgreSQL::Test::Cluster->new('existing');
 $old->init;
 remove_conf($old, qr/^io_torn_pages_protection/m);
+remove_conf($old, qr/^instant_recovery /m);
 remove_log($old);
 
 $old->start;
@@ -336,6 +341,7 @@ $old->safe_psql('postgres',
 	'CREATE TABLE t AS SELECT a, 0 AS b FROM generate_series(1, 1000) a');
 is(show($old, 'io_torn_pages_protection'),
 	'full_pages', 'existing cluster stays in full_pages');
+is(show($old, 'instant_recovery'), 'off', '... and redoes in order');
 ok(!-e $old->data_dir . "/$DIR", 'and needs no log directory');
 ok(!-e $old->data_dir . "/$MARKER", 'and no marker');
 cmp_ok(images_after_checkpoint($old), '>', 0, 'WAL carries images');

@@ -34,7 +34,8 @@ sub new_primary
 	my $node = PostgreSQL::Test::Cluster->new($name);
 
 	$node->init(allows_streaming => 1);
-	$node->adjust_conf('postgresql.conf', 'io_torn_pages_protection', undef);
+	$node->adjust_conf('postgresql.conf', $_, undef)
+	  foreach ('io_torn_pages_protection', 'instant_recovery');
 	$node->append_conf(
 		'postgresql.conf', qq{
 checkpoint_timeout = 1h
@@ -46,6 +47,7 @@ include_if_exists = 'ours.conf'
 	$node->{dw_conf} = qq{
 shared_preload_libraries = 'test_doublewrite'
 io_torn_pages_protection = $mode
+instant_recovery = on
 double_write_buffer_size = 16MB
 };
 	settings($node);

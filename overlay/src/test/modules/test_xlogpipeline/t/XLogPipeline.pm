@@ -56,8 +56,8 @@ sub xlp_require_injection_points
 
 =item xlp_conf(mode)
 
-Settings for a server whose recovery is compared: C<off>, C<on>, or C<small>
-for a queue that many records do not fit into.  Nothing but recovery writes
+Settings for a server whose recovery, in order, is compared: C<off>, C<on>, or
+C<small> for a queue that many records do not fit into.  Nothing but recovery writes
 relation files there.
 
 =cut
@@ -71,6 +71,7 @@ sub xlp_conf
 	return qq{
 wal_pipeline = $pipeline
 wal_pipeline_queue_size = $size
+instant_recovery = off
 autovacuum = off
 max_logical_replication_workers = 0
 log_min_messages = debug1

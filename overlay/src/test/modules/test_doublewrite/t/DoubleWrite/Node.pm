@@ -53,7 +53,8 @@ sub dw_require_injection_points
 =item dw_new_node(name, %params)
 
 Make a cluster, not started: tiny buffers, one flusher however long writes take, no
-autovacuum, the module loaded, real syncs.  C<checksums> (default 1), C<mode> (default: what C<PGDW_TEST_MODE> says,
+autovacuum, the module loaded, real syncs, and no instant recovery, as most tests look at
+what restore does at the start, and redo in order.  C<checksums> (default 1), C<mode> (default: what C<PGDW_TEST_MODE> says,
 else C<double_writes>),
 C<conf> (more settings), C<init> (reference to a hash of parameters of
 C<< PostgreSQL::Test::Cluster->init >>).
@@ -73,6 +74,7 @@ sub dw_new_node
 		'postgresql.conf', qq{
 shared_preload_libraries = 'test_doublewrite'
 io_torn_pages_protection = $mode
+instant_recovery = off
 double_write_buffer_size = 16MB
 double_write_compression = off
 double_write_stage_size = 512kB
