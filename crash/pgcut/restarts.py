@@ -295,9 +295,12 @@ def wait_until_open(server, seconds=300):
 
 
 def start(server):
-    """Start a postmaster with settings drawn at random."""
+    """Start a postmaster with settings drawn at random, and wait until it can be stopped."""
     server.start("-s", "-o", " ".join(f"-c {name}={random.choice(values)}"
                                       for name, values in DRAWN.items()), wait=False)
+    deadline = time.monotonic() + postgres.END_SECONDS
+    while server.postmaster() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def kill_all(server):
