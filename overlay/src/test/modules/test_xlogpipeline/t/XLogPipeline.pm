@@ -268,7 +268,7 @@ sub xlp_messages
 
 		next
 		  if $message =~
-		  /WAL pipeline|background worker|listening on|database system is ready|starting PostgreSQL|interrupted|was shut down|last known up|checkpoint|restartpoint|write-back|double-write|received .* shutdown request|^shutting down|is shut down|selected new timeline|archive recovery complete|database system was|redo in progress|restored log file|registered custom cumulative statistics/;
+		  /WAL pipeline|background worker|listening on|database system is ready|starting PostgreSQL|interrupted|was shut down|last known up|checkpoint|restartpoint|write-back|double-write|received .* shutdown request|^shutting down|is shut down|selected new timeline|archive recovery complete|database system was|elapsed time: |restored log file|registered custom cumulative statistics/;
 		$message =~ s/system usage.*//;
 		$message =~ s/^crash recovery took\K .*//;
 		push @lines, $message;
