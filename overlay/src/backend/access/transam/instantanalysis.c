@@ -481,8 +481,47 @@ instant_redo_own_pages(XLogReaderState *record)
 }
 
 /*
+ * Give a fork the length that it is going to have (I6), for redo of single pages
+ * extends nothing.  Pages beyond that do not exist: what their chains say of them
+ * was truncated away before the crash.
+ */
+static void
+instant_extend_fork(InstantFork *fork)
+{
+	SMgrRelation smgr;
+	BlockNumber nblocks;
+
+	if (!fork->exists)
+		return;
+
+	/* as redo does */
+	smgr = smgropen(fork->rlocator, INVALID_PROC_NUMBER);
+	smgrcreate(smgr, fork->forknum, true);
+
+	nblocks = smgrnblocks(smgr, fork->forknum);
+	while (nblocks < fork->nblocks)
+	{
+		Buffer		buffer;
+
+		instant_startup_step("blocks to be added to a file", fork->nblocks - nblocks);
+		nblocks += Min(fork->nblocks - nblocks, INSTANT_EXTEND_STEP);
+		buffer = ExtendBufferedRelTo(BMR_SMGR(smgr, RELPERSISTENCE_PERMANENT),
+									 fork->forknum, NULL,
+									 EB_PERFORMING_RECOVERY |
+									 EB_SKIP_EXTENSION_LOCK,
+									 nblocks, RBM_NORMAL);
+		ReleaseBuffer(buffer);
+	}
+	fork->nblocks = nblocks;
+}
+
+/*
  * A truncation clears the tail of the last page that is left of each map; which page
  * that is of the map of free space, only that knows.
+ *
+ * Files get the length first that they have by then.  The last crash may have undone the
+ * truncation of one segment and not of the one before: only if that is full, as when
+ * records have been applied in order, is the next one truncated, too. (I6)
  */
 static void
 instant_take_truncation(const xl_smgr_truncate *xlrec)
@@ -490,6 +529,12 @@ instant_take_truncation(const xl_smgr_truncate *xlrec)
 	const RelFileLocator *rlocator = &xlrec->rlocator;
 	InstantFork *fork;
 
+	for (ForkNumber forknum = 0; forknum <= MAX_FORKNUM; forknum++)
+	{
+		fork = instant_find_fork(rlocator, forknum);
+		if (fork != NULL)
+			instant_extend_fork(fork);
+	}
 	if ((xlrec->flags & SMGR_TRUNCATE_HEAP) != 0)
 		instant_cut_fork(instant_find_fork(rlocator, MAIN_FORKNUM), xlrec->blkno);
 	if ((xlrec->flags & SMGR_TRUNCATE_VM) != 0)
@@ -549,41 +594,6 @@ instant_note_images(void)
 {
 	if (images_missing)
 		NoteImagesOff(GetCurrentReplayRecPtr(NULL));
-}
-
-/*
- * Give a fork the length that it is going to have (I6), for redo of single pages
- * extends nothing.  Pages beyond that do not exist: what their chains say of them
- * was truncated away before the crash.
- */
-static void
-instant_extend_fork(InstantFork *fork)
-{
-	SMgrRelation smgr;
-	BlockNumber nblocks;
-
-	if (!fork->exists)
-		return;
-
-	/* as redo does */
-	smgr = smgropen(fork->rlocator, INVALID_PROC_NUMBER);
-	smgrcreate(smgr, fork->forknum, true);
-
-	nblocks = smgrnblocks(smgr, fork->forknum);
-	while (nblocks < fork->nblocks)
-	{
-		Buffer		buffer;
-
-		instant_startup_step("blocks to be added to a file", fork->nblocks - nblocks);
-		nblocks += Min(fork->nblocks - nblocks, INSTANT_EXTEND_STEP);
-		buffer = ExtendBufferedRelTo(BMR_SMGR(smgr, RELPERSISTENCE_PERMANENT),
-									 fork->forknum, NULL,
-									 EB_PERFORMING_RECOVERY |
-									 EB_SKIP_EXTENSION_LOCK,
-									 nblocks, RBM_NORMAL);
-		ReleaseBuffer(buffer);
-	}
-	fork->nblocks = nblocks;
 }
 
 static uint32
