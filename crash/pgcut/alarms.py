@@ -34,7 +34,7 @@ _BAD_LOG = re.compile(r"^.*(?:PANIC:|invalid page|page verification failed|TRAP:
 
 # A free space map is a hint, is not logged, and repairs itself with this message,
 # which checksums precede with another.
-_MENDED_MAP = re.compile(r'^(.*page verification failed.*\n(.*CONTEXT:.*\n)?)?'
+_MENDED_MAP = re.compile(r'^(.*page verification failed.*\n(.*(?:CONTEXT|STATEMENT):.*\n)?)?'
                          r'.*_fsm"; zeroing out page.*$', re.MULTILINE)
 
 TORN_MAP = re.compile(r"of its fsm fork \(.*\) is not a page")
@@ -51,8 +51,9 @@ _NAMELESS = "page verification failed"
 # Messages of both about a file that cannot be read.
 UNREADABLE = re.compile("could not read")
 NO_VERDICT = re.compile("no verdict|exit status")
-# A server that has opened before redo says so of each file that has to be whole.
-_NOT_REDONE = re.compile("could not be redone after the last crash")
+# A server that has opened before redo says so of each file that has to be whole, and its
+# checkpoints fail.
+_NOT_REDONE = re.compile(f"could not be redone after the last crash|{_CHECKPOINT_FAILED}")
 _CRASHED = re.compile("TRAP:|PANIC:")
 # Killed by a signal other than that of a PANIC
 KILLED = re.compile(r"exit status -(?!6\b)\d")

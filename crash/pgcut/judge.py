@@ -17,7 +17,7 @@ from .limits import limit
 from .states import State
 
 # For all servers that recover an image: it is thrown away, so its disk need not be synced.
-JUDGING = {"fsync": "off", "io_workers": "1", "log_min_messages": "error"}
+JUDGING = {"fsync": "off", "io_workers": "1", "log_min_messages": "warning"}
 # For most: without processes that have no part in the answer.  I/O workers that read ahead for
 # the oracle cost as much as a tenth of all else.
 PLAIN = {"io_method": "sync", "max_logical_replication_workers": "0"}

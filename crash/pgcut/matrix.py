@@ -76,7 +76,7 @@ FIXED = {
     "temp_buffers": "800kB",
     "jit": "off",
     "log_checkpoints": "on",
-    "log_min_messages": "error",           # and LOG, which comes after ERROR there
+    "log_min_messages": "warning",
     "log_line_prefix": "%m [%p] %e ",       # as alarms.py reads it
     "allow_in_place_tablespaces": "on",
     "restart_after_crash": "off",

@@ -43,6 +43,7 @@ class ExcuseTest(unittest.TestCase):
                 ("block 0 of base/7/16517 has an LSN after the end of WAL, 0/1", self.PAGE, ""),
                 (f"no verdict of a server: exited with 1: {damaged}", self.LOG, damaged),
                 ("no verdict of a server: checkpoint request failed", self.LOG, pending),
+                ("[27311] XX000 ERROR:  checkpoint request failed", self.LOG, pending),
                 ("relation a.b: fsm fork: 1 page could not be redone after the last crash", self.PAGE,
                  'invalid page in block 3 of relation "base/5/16517"'),
                 (damaged, self.LOG, "")):
@@ -58,6 +59,7 @@ class ExcuseTest(unittest.TestCase):
                 ("relation a.b: 1 page could not be redone after the last crash", self.PAGE, ""),
                 ("relation load.i: block 0 of its main fork (base/5/1651) is not a page", self.PAGE, ""),
                 ("FATAL:  double-write log is damaged: batch 45 is missing", self.PAGE, ""),
+                ("[27311] XX000 ERROR:  checkpoint request failed", self.LOG, ""),
                 ("no verdict within 600 s", self.PAGE, "LOG:  redo starts"),
                 ("no verdict, exit status -6: x", self.PAGE, f'{invalid}\nTRAP: failed Assert("x")')):
             self.assertFalse(alarms.excused(text, rotten, log), text)
