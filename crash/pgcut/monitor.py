@@ -158,7 +158,7 @@ class Monitor(HomeRules):
         new = self._classified(self._paths[op.ino])
         new.size, new.base, new.lsns, new.pending = old.size, old.base, old.lsns, old.pending
         new.newest = old.newest
-        new.atomic, new.cut = old.atomic, old.cut
+        new.atomic, new.cut, new.cut_off = old.atomic, old.cut, old.cut_off
         self._files[op.ino] = new
         if new.kind == "marker":
             self._marker, self._marker_changed = True, op.seq
@@ -205,6 +205,7 @@ class Monitor(HomeRules):
         for block, lsn in file.lsns.items():
             if block * PAGE >= op.a and block not in file.pending:
                 file.cut[block] = file.atomic[block][0].lsn if block in file.atomic else lsn
+        file.cut_off = op.seq, self._wal_end
         for known in (file.lsns, file.newest, file.atomic):
             for block in [block for block in known if block * PAGE >= op.a]:
                 del known[block]

@@ -98,6 +98,7 @@ class File:
     base: object = None         # what it held before the recording
     lsns: dict = field(default_factory=dict)        # home: block -> LSN as written
     cut: dict = field(default_factory=dict)         # ... of what was durable when it was cut off
+    cut_off: tuple = (0, 0)     # the operation that did so last, and where WAL ended then
     newest: dict = field(default_factory=dict)      # ... and (operation, offset) of it, or None
     pending: dict = field(default_factory=lambda: defaultdict(list))
     # of pages written atomically: the durable version, and those since, as _HomeWrites

@@ -86,6 +86,12 @@ class HomeRules(LogRules):
             if covered and (_whole(covered) or 0 < covered[-1].gone <= op.begin):
                 self._is_durable(file, block, covered[-1])
 
+        # What was before a truncation that is durable does not come back: records until then
+        # do not concern these blocks any more.
+        seq, end = file.cut_off
+        if file.doomed < seq <= op.begin:
+            file.cut = dict.fromkeys(file.cut, end)
+
         for block, writes in list(file.atomic.items()):
             covered = [write for write in writes[1:] if file.doomed < write.seq <= op.begin]
             if covered:

@@ -572,6 +572,22 @@ class ViolationTest(MonitorTest):
         self.complete_checkpoint(redo)
         self.assert_violated("A4", "is not durable")
 
+    def test_atomic_write_after_a_truncation_that_has_been_synced(self):
+        self.checkpoint_after_atomic_write(True)
+        self.changed(0)
+        self.flush()
+        self.history.add(Kind.TRUNCATE, self.file, 0)
+        self.history.add(Kind.SYNC, self.file)
+        redo = self.wal.redo_pointer()
+        self.wal.checkpoint(redo, images=False)
+        lsn = self.changed(0)
+        self.flush()
+        self.history.write(self.file, 0, bytes(8192))
+        self.history.add(Kind.WRITE, self.file, 0, 1, data=content(lsn), flags=WRITE_ATOMIC)
+        self.put_batch({}, mark=self.number + 1, pending=redo)
+        self.complete_checkpoint(redo)
+        self.assertEqual(self.violations(), [])
+
     def test_atomic_write_ahead_of_wal(self):
         lsn = self.changed(0)
         self.history.add(Kind.WRITE, self.file, 0, 1, data=content(lsn + (1 << 24)), flags=WRITE_ATOMIC)
