@@ -1067,7 +1067,7 @@ InstantRecoveryGiveUp(const char *relation, BlockNumber blkno)
 {
 	bool		copy = DoubleWriteGiveUpCopy(relation, blkno);
 	InstantPage *page = instant_take_failed_page(relation, blkno);
-	uint32		i = page - InstantPages;
+	uint32		i;
 
 	if (copy)
 		ereport(WARNING,
@@ -1080,6 +1080,7 @@ InstantRecoveryGiveUp(const char *relation, BlockNumber blkno)
 				 errmsg("redo of block %u of relation \"%s\" has not failed", blkno, relation)));
 	if (page == NULL)
 		return;
+	i = page - InstantPages;
 
 	/* if this process is to exit, it first gives the page back */
 	HOLD_INTERRUPTS();

@@ -474,8 +474,8 @@ instant_reset_ahead(bool sessions)
  * query after a crash, which needs one page after the other, finds its queue
  * short.  A session that needs neighbors has announced many itself, and takes nothing
  * from redo in order.  Once more WAL is kept than max_wal_size and half of it, as there can be
- * no checkpoint before redo is complete, redo has the storage for itself.  Others may change it at the same time; a step
- * that is lost does no harm.
+ * no checkpoint before redo is complete, redo has the storage for itself.  Others may change
+ * it at the same time; a step that is lost does no harm.
  */
 static void
 instant_adapt_ahead(bool demanded)

@@ -284,8 +284,8 @@ dw_recovery_can_begin(const ControlFileData *control)
  *
  * Recovery must be that of a crash, at the end of which clients get in: on a standby base
  * backups read files, and clients get in before.  A crash while the checkpoint of a stop was
- * being made is one.  With wal_level = minimal relations are
- * filled without WAL, which older copies must not be put over.
+ * being made is one.  With wal_level = minimal relations are filled without WAL, which older
+ * copies must not be put over.
  */
 static bool
 dw_copies_can_wait(const DWStart *start, const ControlFileData *control)

@@ -60,15 +60,7 @@ sub start_with_pauses
 
 	$node->append_conf('postgresql.conf',
 		"test_doublewrite.pause_at = 'doublewrite-relations-discarded:1:2'");
-	append_to_file($node->logfile, '');
-	run_log(
-		[
-			'pg_ctl',
-			'--no-wait',
-			'--pgdata' => $node->data_dir,
-			'--log' => $node->logfile,
-			'start'
-		]);
+	xlp_start_no_wait($node);
 	foreach my $pauses (1 .. 2)
 	{
 		$node->wait_for_log(qr/(?:paused at.*){$pauses}/s);

@@ -36,6 +36,7 @@ our @EXPORT = qw(
   xlp_decoded
   xlp_ranges
   xlp_crash
+  xlp_start_no_wait
   xlp_start_held
   xlp_refusal
   xlp_recover
@@ -322,15 +323,15 @@ sub xlp_crash
 
 =pod
 
-=item xlp_start_held(node, point)
+=item xlp_start_no_wait(node)
 
-Start a server that is held at an injection point during recovery, and return when it is.
+Start a server, and do not wait until clients get in.
 
 =cut
 
-sub xlp_start_held
+sub xlp_start_no_wait
 {
-	my ($node, $point) = @_;
+	my ($node) = @_;
 
 	append_to_file($node->logfile, '');
 	run_log(
@@ -341,6 +342,22 @@ sub xlp_start_held
 			'--log' => $node->logfile,
 			'start'
 		]);
+	return;
+}
+
+=pod
+
+=item xlp_start_held(node, point)
+
+Start a server that is held at an injection point during recovery, and return when it is.
+
+=cut
+
+sub xlp_start_held
+{
+	my ($node, $point) = @_;
+
+	xlp_start_no_wait($node);
 	$node->wait_for_log(qr/held at injection point "$point"/);
 	return;
 }
