@@ -257,6 +257,10 @@ class Backup(Primary):
 
     recorder_options = ("--split-reads",)
 
+    def options(self):
+        """Keep WAL: pg_basebackup gets a slot for it only once the backup has begun."""
+        return {"wal_keep_size": "1GB"}
+
     def load(self, instance):
         load = Beside(super().load, instance)
         load.start()
