@@ -8,14 +8,16 @@ only `common`:
     machine    what the report says about the machine
     storage    where clusters live while they are measured
     server     one PostgreSQL server on a data directory
-    slow       a server whose writes to relation files take longer
+    slow       a server whose writes to relation files, or syncs, take longer
     counters   what noise cannot touch: counts, bytes, CPU time
     clients    pgbench and sysbench, and how their output is read
     loads      what happens between two snapshots of the counters
+    latency    transactions at a fixed rate: what they wait for, and what grows meanwhile
     recovery   saved WAL, and what its replay costs
     restart    from a crash to the first query, by parts
     standby    how long a standby takes to catch up, what its readers wait, and to be promoted
     suites     the cases: data, settings, load
+    sceptic    more of them: fixed rates, long runs, storage without a cache, TPC-C, YCSB
     summary    medians of a series of runs: the file that git keeps
     runner     interleaved runs, each on a fresh copy of a prepared cluster
     restore    what a restore costs in builds of two commits, as a program of its own

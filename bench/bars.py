@@ -107,8 +107,19 @@ def volume(measure):
                              higher_is_better=False)
 
 
+def flat(measure):
+    """Return what a figure was at the beginning as a Ratio to what it was at the end."""
+    kept = [measure.judged("double_writes", name) for name in stats.FLATNESS
+            if measure.arms.get("double_writes", {}).get("judged", {}).get(name)]
+    if len(kept) < len(stats.FLATNESS):
+        return None
+    value, low, high = kept
+    return stats.Ratio(value.median, low.low, high.high)
+
+
 # The largest lag or latency of a run is one value out of many: shown, but not judged.
-MEASURES = "(?!replay lag|.*, longest).*"
+# So are transactions a second at a rate that is given.
+MEASURES = "(?!replay lag|transactions a second|.*, longest|.*, largest).*"
 
 BARS = (
     # Scale 100 takes 1.5 GB and does not fit.
@@ -146,6 +157,10 @@ BARS = (
         "until first query", speed("double_writes", "stock-full_pages"), 1.0),
     Bar("catch-up: double_writes / stock full_pages + zstd", "standby", "tpcb-like",
         "until caught up", speed("double_writes", "stock-full_pages+zstd"), 2.0),
+    # At most 1.1 times as long.
+    Bar("tails at a fixed rate: double_writes / off", "latency|sawtooth", ".*",
+        r".*, 99(\.9)?th percentile", speed("double_writes", "off"), 1 / 1.1),
+    Bar("flat: at the beginning / at the end", "soak", ".*", "(?!transactions|TPC-B).*", flat, 0.98),
     # As times: at most 0.9 of stock's, and 0.8 where stock has images.
     Bar("redo: pipeline / stock", "recovery", ".*", "redo", speed("pipeline", "stock"), 1 / 0.9),
     Bar("redo: pipeline / stock, images", "recovery", ".*", "redo",

@@ -4,9 +4,19 @@ import fnmatch
 import shutil
 from pathlib import Path
 
-from common.base import SYSTEM_PYTHON, DevError, require_reachable, run, say
+from common.base import SYSTEM_PYTHON, DevError, note, require_reachable, run, say
 
-from . import arms, figures, recovery, report, runner, storage, suites, summary
+from . import (
+    arms,
+    figures,
+    recovery,
+    report,
+    runner,
+    sceptic,  # noqa: F401
+    storage,
+    suites,
+    summary,
+)
 from .restart import Restart
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -39,6 +49,9 @@ def add_arguments(parser):
                              f" {storage.LIMITS['rented'].mbps})")
     parser.add_argument("--seconds", type=int, default=60, metavar="S",
                         help="length of each load (default: 60)")
+    parser.add_argument("--rate", type=float, default=0, metavar="TPS",
+                        help="of suites at fixed rates: transactions a second that the rates are"
+                             " shares of (default: found in a first run of stock full_pages)")
     parser.add_argument("--case", default="*", metavar="PATTERN",
                         help="only cases whose names match (shell pattern)")
     parser.add_argument("--name", help="name of the directory of results")
@@ -56,7 +69,7 @@ def main(paths, args, ensure_packages, build_kind, commit):
             raise DevError("no directory to report on", "./dev bench report DIR")
         return render(args.directory)
     plan = _plan(args, commit)
-    kinds = {arm.kind for arm in plan.arms}
+    kinds = set(plan.kinds())
     if any(case.workload for case in plan.cases):
         kinds.add(recovery.KIND)
     bindirs = {kind: build_kind(kind) for kind in sorted(kinds)}
@@ -111,12 +124,9 @@ def clean():
 
 def _plan(args, commit):
     """Return the Plan that the arguments ask for."""
-    if args.factor <= 0 or args.runs < 1 or args.seconds < 1:
-        raise DevError("--factor, --runs and --seconds must be positive")
-    cases = [case for case in suites.cases(args.what, args.factor)
-             if fnmatch.fnmatch(case.name, args.case)]
-    if not cases:
-        raise DevError(f"no case of {args.what} matches {args.case}", "./dev bench list")
+    if args.factor <= 0 or args.runs < 1 or args.seconds < 1 or args.rate < 0:
+        raise DevError("--factor, --runs and --seconds must be positive, and --rate if there is one")
+    cases = _cases(args)
     work = storage.default_work_directory()
     work.mkdir(parents=True, exist_ok=True)
     work.chmod(0o755)
@@ -126,9 +136,30 @@ def _plan(args, commit):
     replaying = any(case.workload for case in cases)
     limit = storage.limit_of(args.storage, args.iops, args.mbps)
     return runner.Plan(args.what, args.factor, args.runs,
-                       tuple(arms.choose(args.arms, replaying,
+                       tuple(arms.choose(args.arms or suites.ARMS_OF[args.what], replaying,
                                          {case.file_system for case in cases},
                                          any(isinstance(case.load, Restart) for case in cases))),
                        args.storage, args.seconds, tuple(cases), work,
                        runner.new_directory(RESULTS, args.what, args.storage, args.name), limit,
-                       commit())
+                       commit(), args.rate)
+
+
+def _cases(args):
+    """Return the cases that are asked for, with those that find the rate of others."""
+    every = suites.cases(args.what, args.factor)
+    found = [case for case in every if fnmatch.fnmatch(case.name, args.case)]
+    found = [case for case in found if not case.if_room or _has_room(args.storage, case)]
+    pacing = set() if args.rate else {case.paced_by for case in found}
+    found = [case for case in every if case.name in pacing or case in found
+             and not (args.rate and case.only_arm)]
+    if not found:
+        raise DevError(f"no case of {args.what} matches {args.case}", "./dev bench list")
+    return found
+
+
+def _has_room(profile, case):
+    """Say whether storage has room for a case; says so if not."""
+    free = storage.room(profile)
+    if free < case.megabytes():
+        note(f"{case.name} is left out: it needs {case.megabytes()} MB, and there are {free}")
+    return free >= case.megabytes()

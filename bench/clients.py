@@ -37,13 +37,16 @@ def clients():
     return CLIENTS_PER_CPU * os.cpu_count()
 
 
-def pgbench(server, arguments, seconds, raw, number=None):
-    """Run pgbench; its output and its transaction log pass through `raw`."""
-    text = _pgbench(server, arguments, seconds, raw, number)
+def pgbench(server, arguments, seconds, raw, number=None, label="", count=None):
+    """Run pgbench; its output and its transaction log pass through `raw`, under a label.
+
+    `count` is called with the lines of a log and the {milliseconds: count} to add them to.
+    """
+    text = _pgbench(server, arguments, seconds, raw, number, label)
     latencies = Counter()
-    for path in raw.glob("transactions.*"):
+    for path in raw.glob(f"transactions{label}.*"):
         with open(path) as lines:
-            count_latencies(lines, latencies)
+            (count or count_latencies)(lines, latencies)
         path.unlink()
     return parse_pgbench(text, latencies)
 
@@ -58,12 +61,12 @@ def pgbench_log(server, arguments, seconds, raw, number):
     return ended
 
 
-def _pgbench(server, arguments, seconds, raw, number):
+def _pgbench(server, arguments, seconds, raw, number, label=""):
     """Run pgbench with a transaction log; returns its output."""
     number = number or clients()
     threads = min(number, os.cpu_count())
-    prefix = raw / "transactions"
-    return _client(server, raw / "pgbench.txt",
+    prefix = raw / f"transactions{label}"
+    return _client(server, raw / f"pgbench{label}.txt",
                    [server.bindir / "pgbench", "--no-vacuum", "--protocol=prepared",
                     f"--client={number}", f"--jobs={threads}", f"--time={seconds}",
                     "--progress=1", f"--random-seed={SEED}", "--log",

@@ -6,6 +6,9 @@ dw.* (the engine's own), device.LABEL.*, cpu.*.
 """
 
 import re
+import threading
+import time
+from dataclasses import dataclass, field
 
 from . import storage
 
@@ -45,6 +48,37 @@ def devices(volume):
     return {f"device.{label}.{name}": value
             for label, device in volume.devices.items()
             for name, value in storage.device_counts(device).items()}
+
+
+@dataclass
+class Sampler:
+    """What `take` returns, again and again while the context lasts, each so many seconds.
+
+    `samples` has (time, what was returned), the oldest first.
+    """
+
+    take: object
+    interval: float
+    samples: list = field(default_factory=list)
+
+    def __enter__(self):
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._follow)
+        self._sample()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind, error, trace):
+        self._end.set()
+        self._thread.join()
+        self._sample()
+
+    def _follow(self):
+        while not self._end.wait(self.interval):
+            self._sample()
+
+    def _sample(self):
+        self.samples.append((time.time(), self.take()))
 
 
 def difference(after, before):

@@ -42,6 +42,7 @@ class Session:
     raw: Path
     seconds: int
     standby: object = None
+    pace: float = 0     # what stock does with full_pages, for loads at a fixed rate
 
     def snapshot(self):
         return counters.snapshot(self.server, self.volume)
@@ -62,7 +63,8 @@ class Point:
 
     `counts` has what moved while the load ran; `drain` what a checkpoint
     right after it had to do; `waits` what backends spent their time on;
-    `parts` seconds and counts of the parts of a time.
+    `parts` seconds and counts of the parts of a time; `trace` what is to be drawn over
+    time: {"step": seconds, "values": [...]}.
     """
 
     name: str
@@ -77,10 +79,18 @@ class Point:
     waits: dict = field(default_factory=dict)
     extra: dict = field(default_factory=dict)
     parts: dict = field(default_factory=dict)
+    trace: dict = field(default_factory=dict)
 
     def as_dict(self):
         """Return the Point without what is empty, for a JSON file."""
         return {name: value for name, value in asdict(self).items() if value not in ({}, [])}
+
+
+def prewarm(session):
+    """Read all tables into shared buffers, as fast as the device can."""
+    session.volume.release()
+    session.server.sql(PREWARM)
+    session.volume.hold()
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,7 @@ class Pgbench:
 
     def __call__(self, session):
         self._warm_up(session)
-        return _measure(session, "tps", lambda: self._run(session, session.seconds))
+        return measure(session, "tps", lambda: self._run(session, session.seconds))
 
     def _warm_up(self, session):
         if self.prewarm:
@@ -122,8 +132,8 @@ class Sysbench:
         points = []
         for number in (base * each for each in self.per_cpu):
             name = f"{number} clients" if len(self.per_cpu) > 1 else "tps"
-            points += _measure(session, name,
-                               lambda number=number: self._run(session, number, session.seconds))
+            points += measure(session, name,
+                              lambda number=number: self._run(session, number, session.seconds))
         return points
 
     def _run(self, session, number, seconds):
@@ -131,7 +141,7 @@ class Sysbench:
                                 session.raw, number)
 
 
-def _measure(session, name, load):
+def measure(session, name, load):
     """Run a client program between snapshots; returns [Point]."""
     session.server.sql("CHECKPOINT")
     offset, before = session.log_size(), session.snapshot()
@@ -247,7 +257,7 @@ class Beside(Pgbench):
     def __call__(self, session):
         self._warm_up(session)
         took = {step.name: [] for step in self.steps}
-        points = _measure(session, "tps", lambda: self._run_beside(session, took))
+        points = measure(session, "tps", lambda: self._run_beside(session, took))
         return points + [point for name, seconds in took.items()
                          for point in latency_points(name, seconds)]
 
@@ -316,7 +326,7 @@ class Replication:
         path = session.raw / "lag.txt"
         start = session.server.sql("SELECT pg_current_wal_lsn()")
         with session.server.following(self.QUERY, path):
-            points = _measure(session, "tps", lambda: clients.pgbench(
+            points = measure(session, "tps", lambda: clients.pgbench(
                 session.server, self.arguments, session.seconds, session.raw))
         caught_up = self._catch_up(session)
         sent = float(session.server.sql(

@@ -4,6 +4,7 @@ Runs as a program of its own, `python3 -m bench.render SUMMARY DIR` or `python3 
 --picture REPOSITORY FILE`, with the system's Python, for which Debian packages matplotlib and jinja2.
 """
 
+import math
 import re
 import sys
 from pathlib import Path
@@ -110,15 +111,22 @@ def _draw(measure, over_time, path):
 
 
 def _over_time(axis, measure, over_time):
-    """Draw transactions a second over time; the medians where there are no rows of that."""
-    if not over_time:
+    """Draw what is known of a measure over time; the medians where nothing is."""
+    kept = {arm: one["trace"] for arm, one in measure.arms.items() if "trace" in one}
+    traces = kept or {arm: {"step": 1, "values": series} for arm, series in over_time.items()}
+    if not traces:
         _bars(axis, measure, measure.unit, lambda arm: measure.sample(arm).median)
         return
-    axis.set_title("transactions a second, last run")
-    for arm, series in over_time.items():
-        axis.plot(range(1, len(series) + 1), series, label=arm, color=COLOURS[arm], linewidth=1)
+    axis.set_title(f"{measure.unit}, last run")
+    for arm, trace in traces.items():
+        values = [math.nan if value is None else value for value in trace["values"]]
+        axis.plot([trace["step"] * number for number in range(1, len(values) + 1)], values,
+                  label=arm, color=COLOURS[arm], linewidth=1)
     axis.set_xlabel("s")
-    axis.set_ylim(bottom=0)
+    if measure.unit == "ms":
+        axis.set_yscale("log")
+    else:
+        axis.set_ylim(bottom=0)
     axis.legend(fontsize=7)
 
 

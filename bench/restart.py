@@ -10,16 +10,18 @@ as sync of the data directory.
 """
 
 import bisect
+import math
 import os
 import re
-import threading
+import statistics
 import time
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass
 
 from common.base import DevError
 
 from . import clients, counters
-from .loads import PREWARM, Point
+from .loads import Point, prewarm
 from .server import READY
 
 RESTORED = (r"double-write log: examined (?P<examined>\d+) pages .*"
@@ -35,8 +37,14 @@ SAMPLE_SECONDS = 0.01
 
 BLOCK = 8192
 
-# Of the same load, when clients are in again.
+# Of the same load, when clients are in again; and before, to compare with.
 AFTER_SECONDS = 15
+
+# Of the WAL wanted: no more rounds then.  No round is larger than so many times the one before.
+ENOUGH, MOST_AT_ONCE = 0.97, 8
+
+# Of the median before the crash.
+FULL = 0.9
 
 # Processes that read pages before clients get in.
 RECOVERY = r"io\.(startup|background worker|walpipeline|io worker)/relation/.*"
@@ -56,45 +64,107 @@ class Restart:
     seconds: int = 0
 
     def __call__(self, session):
-        server, volume = session.server, session.volume
         if self.prewarm:
-            volume.release()
-            server.sql(PREWARM)
-            volume.hold()
-        server.sql("CHECKPOINT")
-        begun, lsn = time.monotonic(), server.sql("SELECT pg_current_wal_lsn()")
-        if self.seconds:
-            clients.pgbench(server, self.arguments, self.seconds, session.raw)
-        else:
-            carry_out(server, self.transactions, self.arguments)
-        facts = {"load s": round(time.monotonic() - begun, 1), "WAL kB written": round(float(
-            server.sql(f"SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '{lsn}')")) / 1024)}
-        server.stop("immediate")
-        volume.release()
-        volume.cool()
-        volume.hold()
-        offset, before = session.log_size(), counters.devices(volume)
-        with Sampler(volume) as sampler:
-            begun = time.time()
-            server.start(wait=False)
-            text = server.until_ready(offset, SAMPLE_SECONDS)
-            server.sql("SELECT 1")
-            answered = time.time()
-        counts = counters.difference(session.snapshot(), before)
-        one_transaction(server, self.arguments)
-        first = time.time() - begun
-        after = clients.pgbench(server, self.arguments, AFTER_SECONDS, session.raw)
+            prewarm(session)
+        session.server.sql("CHECKPOINT")
+        begun, lsn = time.monotonic(), session.server.sql("SELECT pg_current_wal_lsn()")
+        self.load(session, lsn)
+        facts = {"load s": round(time.monotonic() - begun, 1),
+                 "WAL kB written": round(wal_since(session.server, lsn) / 1024)}
+        begun, points = start_cold(session, facts)
+        points += self.after(session, begun)
         # Only the last checkpoint is left, which is not waited for here.
-        volume.release()
-        marks = parse_marks(text, begun, answered)
-        parts = split(marks, begun, sampler.samples)
-        facts.update(count_facts(text, counts, parts))
-        return [Point("until first query", round(answered - begun, 3), "s", False, 1, counts,
-                      extra=facts, parts=parts),
-                Point("until first transaction", round(first, 3), "s", False, 1),
+        session.volume.release()
+        return points
+
+    def load(self, session, lsn):   # noqa: ARG002
+        """Carry out what the crash interrupts; `lsn` is where its WAL begins."""
+        if self.seconds:
+            clients.pgbench(session.server, self.arguments, self.seconds, session.raw)
+        else:
+            carry_out(session.server, self.transactions, self.arguments)
+
+    def after(self, session, begun):
+        """Carry on; returns Points of a server that was started at a time."""
+        one_transaction(session.server, self.arguments)
+        first = time.time() - begun
+        after = clients.pgbench(session.server, self.arguments, AFTER_SECONDS, session.raw)
+        return [Point("until first transaction", round(first, 3), "s", False, 1),
                 Point(f"TPS in the {AFTER_SECONDS} s after that", round(after.tps, 1), "1/s", True,
-                      after.transactions, latency=after.latency, series=after.series),
-                Point("until ready", round(marks["open"] - begun, 3), "s", False, 1)]
+                      after.transactions, latency=after.latency, series=after.series)]
+
+
+@dataclass(frozen=True)
+class RestartWal(Restart):
+    """The same with so much WAL since the checkpoint in each arm, and until all is as it was.
+
+    `updates` are the arguments of pgbench for transactions that write the WAL, on storage that
+    is not held; before them the load itself runs for a time, which says what full throughput is.
+    """
+
+    megabytes: int = 0
+    updates: tuple = ()
+
+    def __call__(self, session):
+        prewarm(session)
+        before = clients.pgbench(session.server, self.arguments, AFTER_SECONDS, session.raw)
+        points = super().__call__(session)
+        whole = points[-1]
+        whole.value, whole.extra = until_full(whole.series, statistics.median(before.series))
+        return points
+
+    def load(self, session, lsn):
+        """Write WAL until there is enough of it."""
+        wanted, written = self.megabytes << 20, 0
+        number, rounds = 1, 0
+        session.volume.release()
+        while written < ENOUGH * wanted:
+            carry_out(session.server, number * clients.clients(), self.updates,
+                      clients.SEED + rounds)
+            earlier, written = written, wal_since(session.server, lsn)
+            # The first changes of pages have images, so each round writes less than the one before.
+            share = (wanted - written) / max(1, written - earlier)
+            number, rounds = max(1, math.floor(number * min(share, MOST_AT_ONCE))), rounds + 1
+        session.volume.hold()
+
+    def after(self, session, begun):
+        """Carry on until the throughput of before, or as long as the load lasts."""
+        log = clients.pgbench_log(session.server, self.arguments, session.seconds, session.raw,
+                                  clients.clients())
+        ended = Counter(int(when - begun) for when, _ in log)
+        # Of the last second not all is there.
+        series = [ended[second] for second in range(max(ended))]
+        first = min(when for when, _ in log) - begun
+        return [Point("until first transaction", round(first, 3), "s", False, 1),
+                Point("until full throughput", 0, "s", False, len(log), series=series)]
+
+
+def wal_since(server, lsn):
+    """Return the bytes of WAL that have been written since a position."""
+    return float(server.sql(f"SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '{lsn}')"))
+
+
+def start_cold(session, facts):
+    """Crash the server and start it with a cold cache; returns when, and Points with these facts."""
+    server, volume = session.server, session.volume
+    server.stop("immediate")
+    volume.release()
+    volume.cool()
+    volume.hold()
+    offset, before = session.log_size(), counters.devices(volume)
+    with counters.Sampler(lambda: counters.devices(volume), SAMPLE_SECONDS) as sampler:
+        begun = time.time()
+        server.start(wait=False)
+        text = server.until_ready(offset, SAMPLE_SECONDS)
+        server.sql("SELECT 1")
+        answered = time.time()
+    counts = counters.difference(session.snapshot(), before)
+    marks = parse_marks(text, begun, answered)
+    parts = split(marks, begun, sampler.samples)
+    facts.update(count_facts(text, counts, parts))
+    return begun, [Point("until first query", round(answered - begun, 3), "s", False, 1, counts,
+                         extra=facts, parts=parts),
+                   Point("until ready", round(marks["open"] - begun, 3), "s", False, 1)]
 
 
 def one_transaction(server, arguments):
@@ -103,46 +173,25 @@ def one_transaction(server, arguments):
                 *arguments, env=server.environment(), capture=True)
 
 
-def carry_out(server, transactions, arguments):
+def carry_out(server, transactions, arguments, seed=clients.SEED):
     """Have pgbench carry out so many transactions, the same ones each time."""
     number = clients.clients()
     server.call("pgbench", "--no-vacuum", "--protocol=prepared", f"--client={number}",
-                f"--jobs={min(number, os.cpu_count())}", f"--random-seed={clients.SEED}",
+                f"--jobs={min(number, os.cpu_count())}", f"--random-seed={seed}",
                 f"--transactions={max(1, transactions // number)}", "--max-tries=10",
                 *arguments, env=server.environment(), capture=True)
 
 
-@dataclass
-class Sampler:
-    """Counters of the block devices, again and again, while the context lasts.
-
-    `samples` has (time, counters), the oldest first.
-    """
-
-    volume: object
-    samples: list = field(default_factory=list)
-
-    def __enter__(self):
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._follow)
-        self._take()
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind, error, trace):
-        self._end.set()
-        self._thread.join()
-        self._take()
-
-    def _follow(self):
-        while not self._end.wait(SAMPLE_SECONDS):
-            self._take()
-
-    def _take(self):
-        self.samples.append((time.time(), counters.devices(self.volume)))
-
-
 # Pure functions ---------------------------------------------------------------
+
+
+def until_full(series, before):
+    """Return the end of the first second with 0.9 of the transactions of before, and what was found.
+
+    `series` has those of each second since the start.  The end of the series if there is none.
+    """
+    full = next((second for second, number in enumerate(series, 1) if number >= FULL * before), None)
+    return full or len(series), {"TPS before the crash": before, "not reached": int(full is None)}
 
 
 def parse_marks(text, begun, answered):

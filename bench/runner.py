@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import signal
+import statistics
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +52,17 @@ class Plan:
     directory: Path
     limit: storage.Limit = storage.NO_LIMIT
     commit: dict = field(default_factory=dict)
+    rate: float = 0     # given, not found
+
+    def arms_of(self, case):
+        """Return the arms to run of a case."""
+        if case.only_arm:
+            return [arms.ARMS[case.only_arm]]
+        return [arm for arm in self.arms if arm.ours or not case.ours_only]
+
+    def kinds(self):
+        """Return the kinds of builds to measure."""
+        return sorted({arm.kind for case in self.cases for arm in self.arms_of(case)})
 
 
 def execute(paths, plan, bindirs):
@@ -70,8 +82,7 @@ def schedule(plan):
     return [(round_number, case, arm)
             for case in plan.cases
             for round_number in range(plan.runs)
-            for arm in arms.order([arm for arm in plan.arms if arm.ours or not case.ours_only],
-                                  round_number)]
+            for arm in arms.order(plan.arms_of(case), round_number)]
 
 
 @contextlib.contextmanager
@@ -89,7 +100,7 @@ def _orderly_end():
 def _prepare_directory(plan, bindirs):
     """Create the directory of results with all that is known before a run."""
     (plan.directory / RAW).mkdir(parents=True)
-    kinds = sorted({arm.kind for arm in plan.arms})
+    kinds = plan.kinds()
     meta = {
         "suite": plan.suite, "factor": plan.factor, "runs": plan.runs,
         "seconds": plan.seconds, "storage": plan.profile,
@@ -100,6 +111,7 @@ def _prepare_directory(plan, bindirs):
         "machine": machine.describe(plan.commit, kinds, bindirs),
         "arms": {arm.name: {"build": arm.kind, **arm.settings} for arm in plan.arms},
         "cases": {case.name: case.described() for case in plan.cases},
+        **({"rate": plan.rate} if plan.rate else {}),
     }
     if plan.profile != "disk":
         kinds = " or ".join(sorted({case.file_system for case in plan.cases}))
@@ -145,7 +157,8 @@ def _measure(paths, plan, bindir, case, arm, templates, volume, scratch):
     """
     template, saved = templates
     data = volume.data / "primary"
-    server = Server(paths, bindir, data, slow.environment(paths, data, case.slow_writes))
+    server = Server(paths, bindir, data,
+                    slow.environment(paths, data, case.slow_writes, case.slow_syncs))
     copy(template, server.data, saved)
     if volume.wal:
         _move_wal(server.data, volume.wal)
@@ -159,11 +172,20 @@ def _measure(paths, plan, bindir, case, arm, templates, volume, scratch):
             server.stop("immediate")
     with server, _standby(paths, bindir, case, server, volume) as standby:
         settings = server.settings()
-        if case.slow_writes:
+        if server.server_env:
             slow.require(server)
-        session = Session(server, volume, scratch, plan.seconds, standby)
+        session = Session(server, volume, scratch, plan.seconds, standby, _pace(plan, case))
         points = case.load(session)
     return points, settings
+
+
+def _pace(plan, case):
+    """Return the transactions a second that a case has a share of: given, or found before; else 0."""
+    if not case.paced_by or plan.rate:
+        return plan.rate
+    return statistics.median(point["value"] for one in load(plan.directory)[1]
+                             if one["case"] == case.paced_by
+                             for point in one["points"] if point["name"] == "tps")
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
-"""Writes to relation files that take longer, as on a device far away.
+"""Writes to relation files that take longer, as on a device far away, or syncs of all files.
 
 A server is started with a small library that sleeps after each write to a file
-below base/; see slow/slow_writes.c.  WAL and the double-write log are not slowed.
+below base/, by which WAL and the double-write log are not slowed, or after each sync, as on a device
+without a write cache; see slow/slow.c.
 """
 
 from pathlib import Path
@@ -9,15 +10,15 @@ from pathlib import Path
 from common import postgres
 from common.base import DevError, run
 
-SOURCE = Path(__file__).resolve().parent / "slow" / "slow_writes.c"
-LIBRARY = "slow_writes.so"
+SOURCE = Path(__file__).resolve().parent / "slow" / "slow.c"
+LIBRARY = "slow.so"
 
 
-def environment(paths, data, microseconds):
+def environment(paths, data, writes, syncs=0):
     """Return what a server on `data` needs in its environment; nothing for no microseconds."""
-    if not microseconds:
+    if not writes and not syncs:
         return {}
-    return settings(build(paths.root / LIBRARY), data / "base", microseconds)
+    return settings(build(paths.root / LIBRARY), data / "base", writes, syncs)
 
 
 def build(library):
@@ -26,10 +27,10 @@ def build(library):
     return library
 
 
-def settings(library, directory, microseconds):
-    """Return the environment in which writes below a directory are slow."""
+def settings(library, directory, writes, syncs=0):
+    """Return the environment in which writes below a directory are slow, or all syncs."""
     return {"LD_PRELOAD": str(library), "SLOW_WRITES_BELOW": f"{directory.resolve()}/",
-            "SLOW_WRITES_MICROSECONDS": str(microseconds)}
+            "SLOW_WRITES_MICROSECONDS": str(writes), "SLOW_SYNCS_MICROSECONDS": str(syncs)}
 
 
 def require(server):

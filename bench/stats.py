@@ -95,6 +95,48 @@ def variation(values: Sequence[float]) -> float | None:
     return statistics.stdev(values) / statistics.fmean(values)
 
 
+# A line is fitted to so many means, one of each part of the time: single values depend on those
+# before them, as memory and logs do, and would make bounds too narrow.  Of as many minus two
+# degrees of freedom, the quantile of Student's t for 95 %.
+BLOCKS, STUDENT = 12, 2.228
+
+# Of a Line: its begin divided by its end, and the bounds of that.
+FLATNESS = ("begin / end", "begin / end, low", "begin / end, high")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line through values over time: slope a second with bounds at 95 %, mean, length in seconds."""
+
+    slope: float
+    low: float
+    high: float
+    mean: float
+    seconds: float
+
+    def flatness(self) -> tuple[float, ...]:
+        """Return begin / end of the line, and its bounds: 1 is flat, less is growth."""
+        return tuple(self._over(slope) for slope in (self.slope, self.high, self.low))
+
+    def _over(self, slope: float) -> float:
+        half = slope * self.seconds / 2
+        return (self.mean - half) / (self.mean + half) if self.mean > abs(half) else float(not half)
+
+
+def line(times: Sequence[float], values: Sequence[float]) -> Line | None:
+    """Return the Line through values; None if there are fewer than BLOCKS."""
+    if len(values) < BLOCKS:
+        return None
+    ends = [round(number * len(values) / BLOCKS) for number in range(BLOCKS + 1)]
+    x, y = ([statistics.fmean(numbers[low:high]) for low, high in zip(ends, ends[1:])]
+            for numbers in (times, values))
+    slope, intercept = statistics.linear_regression(x, y)
+    left = sum((mean - intercept - slope * when) ** 2 for when, mean in zip(x, y))
+    spread = sum((when - statistics.fmean(x)) ** 2 for when in x)
+    error = STUDENT * math.sqrt(left / (BLOCKS - 2) / spread)
+    return Line(slope, slope - error, slope + error, statistics.fmean(y), times[-1] - times[0])
+
+
 def merge_medians(dictionaries: Sequence[dict[str, float]]) -> dict[str, float]:
     """Return, for each key of any of the dictionaries, the median of its values.
 

@@ -145,6 +145,12 @@ def volume(profile, work, size_mb, own_wal_device=False, limit=None, kind="ext4"
         yield Volume(directories["data"], directories.get("wal"), devices, limit, tuple(mounts))
 
 
+def room(profile):
+    """Return the megabytes that volumes of a profile may take."""
+    place = default_work_directory() if profile == "disk" else MEMORY
+    return shutil.disk_usage(place).free >> 20
+
+
 def limit_of(profile, iops=None, mbps=None):
     """Return the Limit of a profile, with what was asked for instead."""
     if profile not in LIMITS:

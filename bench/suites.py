@@ -59,10 +59,16 @@ FORKS = 3
 
 SUITES = {}
 
+# Of suites that say which; of others all that fit.
+ARMS_OF = {}
 
-def suite(function):
-    """Register a suite under the name of its function."""
+
+def suite(function=None, arms=()):
+    """Register a suite under the name of its function, with the arms to run unless told otherwise."""
+    if function is None:
+        return lambda found: suite(found, arms)
     SUITES[function.__name__] = function
+    ARMS_OF[function.__name__] = arms
     return function
 
 
@@ -100,7 +106,10 @@ class Case:
 
     `ours_only`: stock refuses the settings.  With a `workload`, its WAL is
     replayed on the data.  Each write to a relation file takes `slow_writes`
-    microseconds more.
+    microseconds more, each sync `slow_syncs`.  `only_arm`: it is run in this one, asked for or
+    not.  `paced_by` names the case before it whose transactions a second are those that its load has
+    a share of.  The volume needs `room` megabytes more; with `if_room` the case is left out where
+    it has not as many as it needs.
     """
 
     name: str
@@ -113,6 +122,11 @@ class Case:
     ours_only: bool = False
     workload: Workload | None = None
     slow_writes: int = 0
+    slow_syncs: int = 0
+    only_arm: str | None = None
+    paced_by: str | None = None
+    room: int = 0
+    if_room: bool = False
 
     def all_settings(self):
         """Return the settings with the common ones below them."""
@@ -122,14 +136,16 @@ class Case:
 
     def described(self):
         """Return what a report says of data and settings."""
-        slow = {"microseconds more each write": self.slow_writes} if self.slow_writes else {}
-        return {"data": self.dataset.name, **slow, **self.all_settings()}
+        slow = {"microseconds more each write": self.slow_writes,
+                "microseconds more each sync": self.slow_syncs}
+        return {"data": self.dataset.name, **{name: time for name, time in slow.items() if time},
+                **self.all_settings()}
 
     def megabytes(self):
         """Return what the volume has to hold: data as it grows, WAL, log."""
         copies = 2 if self.standby else 1
         wal = min(megabytes(self.all_settings()["max_wal_size"]), MAX_WAL_ON_VOLUME_MB)
-        return copies * (3 * self.dataset.megabytes + 2 * wal + 1536)
+        return copies * (3 * self.dataset.megabytes + 2 * wal + 1536) + self.room
 
 
 # No case here writes more WAL between two checkpoints than this, whatever
@@ -152,15 +168,16 @@ def cases(name, factor):
 # Data -------------------------------------------------------------------------
 
 
-def pgbench_data(scale, number):
+def pgbench_data(scale, number, fillfactor=100):
     """Return pgbench's own tables."""
     size = scale.count(number)
+    name = f"pgbench-{size}" if fillfactor == 100 else f"pgbench-{size}-filled-{fillfactor}"
 
     def fill(server):
         server.call("pgbench", "--initialize", "--quiet", f"--scale={size}",
-                    env=server.environment(), capture=True)
+                    f"--fillfactor={fillfactor}", env=server.environment(), capture=True)
 
-    return Dataset(f"pgbench-{size}", size * PGBENCH_MB, fill)
+    return Dataset(name, size * PGBENCH_MB * 100 // fillfactor, fill)
 
 
 def sysbench_options(scale, tables, rows):

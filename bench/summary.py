@@ -14,11 +14,13 @@ directory of its name, which git ignores.  Tables, plots, bars and documents are
         waits           what backends waited for, shares of their time
         parts           seconds and requests of the parts of a time
         judged          of each run, what bars compare besides values: JUDGED
+        trace           of the last run, what is drawn over time
 """
 
+import functools
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +44,26 @@ COSTS = (
     ("pages per write", lambda c, n: counters.pages_per_write(c) or 0),
     ("pages double-written", lambda c, n: c.get("dw.logged", 0) / n),
     ("bytes double-written", lambda c, n: c.get("dw.log_bytes", 0) / n),
+    ("pages double-written / sync of the log",
+     lambda c, n: c.get("dw.logged", 0) / max(1, c.get("dw.log_syncs", 0))),
     ("files synced / page double-written", lambda c, n: counters.files_synced_per_copy(c)),
     ("device kB written", lambda c, n: _device(c, "write_sectors") / 2 / n),
     ("device writes", lambda c, n: _device(c, "writes") / n),
     ("device flushes", lambda c, n: _device(c, "flushes") / n),
 )
 
+
+def _reported(point: dict, key: str) -> float | None:
+    """Return what a load has reported besides, None if it has not."""
+    return point.get("extra", {}).get(key)
+
+
 # What bars compare besides values, of one point.
-JUDGED = {
+JUDGED: dict[str, Callable[[dict], float | None]] = {
     "images": lambda point: _per_operation(point, "wal.wal_fpi"),
     "pages double-written": lambda point: _per_operation(point, "dw.logged"),
-    "pages per write": lambda point: point.get("extra", {}).get("pages_per_write"),
+    **{name: functools.partial(_reported, key=key)
+       for name, key in (("pages per write", "pages_per_write"), *zip(stats.FLATNESS, stats.FLATNESS))},
 }
 
 
@@ -93,6 +104,7 @@ def _arm(points: list[dict], events: list[str]) -> dict:
         "waits": {event: waits[event] for event in events if event in waits},
         "parts": {name: stats.merge_medians([point.get("parts", {}).get(name, {})
                                              for point in points]) for name in names},
+        "trace": points[-1].get("trace"),
     }
     judged = {name: [value(point) for point in points] for name, value in JUDGED.items()}
     kept["judged"] = {name: values for name, values in judged.items()

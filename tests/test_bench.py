@@ -1,5 +1,6 @@
 """Benchmark tool: statistics, aggregation, bars, configuration, no servers."""
 
+import dataclasses
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from bench import (
     report,
     restart,
     runner,
+    sceptic,  # noqa: F401
     server,
     slow,
     stats,
@@ -176,6 +178,20 @@ for name in sys.argv[1:]:
 """
 
 
+# Four syncs, and a call that is none.
+SYNCER = """
+import ctypes, os, sys
+handle = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR)
+call = ctypes.CDLL(None, use_errno=True)
+os.fsync(handle)
+os.fdatasync(handle)
+assert call.syncfs(handle) == 0
+for flags in (2, 7):
+    assert call.sync_file_range(handle, ctypes.c_long(0), ctypes.c_long(0), flags) == 0
+os.close(handle)
+"""
+
+
 class SlowTest(unittest.TestCase):
 
     SECONDS = 0.2
@@ -185,14 +201,19 @@ class SlowTest(unittest.TestCase):
         self.addCleanup(scratch.cleanup)
         self.place = Path(scratch.name)
         (self.place / "base").mkdir()
-        self.environment = slow.settings(slow.build(self.place / slow.LIBRARY),
-                                         self.place / "base", int(self.SECONDS * 1_000_000))
+        self.library = slow.build(self.place / slow.LIBRARY)
 
-    def took(self, *names):
+    def took(self, *names, program=WRITER, writes=SECONDS, syncs=0.0):
+        environment = slow.settings(self.library, self.place / "base", int(writes * 1_000_000),
+                                    int(syncs * 1_000_000))
         begun = time.monotonic()
-        subprocess.run([sys.executable, "-c", WRITER, *(self.place / name for name in names)],
-                       check=True, env={**os.environ, **self.environment})
+        subprocess.run([sys.executable, "-c", program, *(self.place / name for name in names)],
+                       check=True, env={**os.environ, **environment})
         return time.monotonic() - begun
+
+    def test_each_sync_of_any_file_takes_longer(self):
+        self.assertGreaterEqual(self.took("other", program=SYNCER, writes=0, syncs=self.SECONDS),
+                                4 * self.SECONDS)
 
     def test_each_write_below_the_directory_takes_longer(self):
         self.assertGreaterEqual(self.took("other", "base/file", "other"), 2 * self.SECONDS)
@@ -295,7 +316,7 @@ class LoadsTest(unittest.TestCase):
             return []
 
         with mock.patch.object(clients, "pgbench", lambda *args: time.sleep(0.1)), \
-                mock.patch.object(loads, "_measure", measure):
+                mock.patch.object(loads, "measure", measure):
             points = loads.Beside((), prewarm=False, steps=steps)(self.session(timed=timed))
         self.assertEqual([(one.name, one.value) for one in points[2:4]],
                          [("TRUNCATE, longest", 8), ("DROP, median", 4)])
@@ -508,17 +529,40 @@ class SuitesTest(unittest.TestCase):
             suites.cases("nothing", 1)
 
 
+def plan_of(cases, **fields):
+    """Return a Plan of two runs in two arms."""
+    return runner.Plan(**{**dict.fromkeys(field.name for field in dataclasses.fields(runner.Plan)),
+                          "cases": cases, "runs": 2, "rate": 0,
+                          "arms": tuple(arms.choose(["off", "stock-off"])), **fields})
+
+
 class ScheduleTest(unittest.TestCase):
 
     def test_interleaved_and_without_stock_where_it_refuses(self):
-        case = SimpleNamespace(ours_only=False)
-        ours = SimpleNamespace(ours_only=True)
-        plan = SimpleNamespace(cases=(case, ours), runs=2,
-                               arms=tuple(arms.choose(["off", "stock-off"])))
+        case = suites.Case("all", None, None)
+        ours = suites.Case("ours", None, None, ours_only=True)
+        plan = plan_of((case, ours))
         names = [(one is ours, number, arm.name) for number, one, arm in runner.schedule(plan)]
         self.assertEqual(names, [(False, 0, "off"), (False, 0, "stock-off"),
                                  (False, 1, "stock-off"), (False, 1, "off"),
                                  (True, 0, "off"), (True, 1, "off")])
+
+    def test_a_case_in_one_arm_alone(self):
+        plan = plan_of((suites.Case("capacity", None, None, only_arm="stock-full_pages"),))
+        self.assertEqual([arm.name for _, _, arm in runner.schedule(plan)], ["stock-full_pages"] * 2)
+        self.assertEqual(plan.kinds(), ["stock-release"])
+
+    def test_pace_is_what_was_found_or_given(self):
+        paced = suites.Case("paced", None, None, paced_by="capacity")
+        with tempfile.TemporaryDirectory() as scratch:
+            plan = plan_of((paced,), directory=Path(scratch))
+            (plan.directory / runner.META).write_text("{}")
+            runs = [*results({"stock-full_pages": [300, 500, 400]}, "capacity"),
+                    *results({"off": [9]}, "other")]
+            (plan.directory / runner.RUNS).write_text("".join(json.dumps(one) + "\n" for one in runs))
+            self.assertEqual(runner._pace(plan, paced), 400)
+            self.assertEqual(runner._pace(plan, suites.Case("other", None, None)), 0)
+            self.assertEqual(runner._pace(dataclasses.replace(plan, rate=70), paced), 70)
 
 
 def point(value, **fields):

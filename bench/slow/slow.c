@@ -1,10 +1,14 @@
 /*
- * slow_writes.c
- *	  Have each write to a file below a directory take longer, by LD_PRELOAD.
+ * slow.c
+ *	  Have each write to a file below a directory take longer, or each sync, by
+ *	  LD_PRELOAD.
  *
  * SLOW_WRITES_BELOW names the directory, with a slash at its end;
- * SLOW_WRITES_MICROSECONDS says by how much.  Processes sleep beside each other, so
+ * SLOW_WRITES_MICROSECONDS says by how much, and SLOW_SYNCS_MICROSECONDS by how
+ * much a sync of any file takes longer.  Processes sleep beside each other, so
  * this adds latency, as a storage device far away does, and takes no processor.
+ * sync_file_range() is a sync if it waits for what it has had written; else it
+ * merely begins.
  *
  * Whether a file is below is looked up at the first write to its descriptor, and
  * forgotten when that is closed.  A forked process has both the descriptors and
@@ -15,6 +19,7 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,6 +64,20 @@ is_slow(int fd)
 	return known[fd] == SLOW;
 }
 
+/* Sleep for as many microseconds as a variable says; leaves errno alone */
+static void
+sleep_for(const char *variable)
+{
+	int			saved = errno;
+	const char *microseconds = getenv(variable);
+	long		left = microseconds ? atol(microseconds) : 0;
+	struct timespec time = {left / 1000000, left % 1000000 * 1000};
+
+	while (left > 0 && nanosleep(&time, &time) < 0 && errno == EINTR)
+		;
+	errno = saved;
+}
+
 /* Return what a write has returned, late if it was to such a file */
 static ssize_t
 written(int fd, ssize_t result)
@@ -66,15 +85,16 @@ written(int fd, ssize_t result)
 	int			saved = errno;
 
 	if (result > 0 && is_slow(fd))
-	{
-		const char *microseconds = getenv("SLOW_WRITES_MICROSECONDS");
-		long		left = microseconds ? atol(microseconds) : 0;
-		struct timespec time = {left / 1000000, left % 1000000 * 1000};
-
-		while (nanosleep(&time, &time) < 0 && errno == EINTR)
-			;
-	}
+		sleep_for("SLOW_WRITES_MICROSECONDS");
 	errno = saved;
+	return result;
+}
+
+/* Return what a sync has returned, late */
+static int
+synced(long result)
+{
+	sleep_for("SLOW_SYNCS_MICROSECONDS");
 	return result;
 }
 
@@ -93,6 +113,32 @@ pwritev(int fd, const struct iovec *parts, int number, off_t offset)
 /* What programs call that have been compiled with _FILE_OFFSET_BITS=64 */
 ssize_t		pwrite64(int, const void *, size_t, off64_t) __attribute__((alias("pwrite")));
 ssize_t		pwritev64(int, const struct iovec *, int, off64_t) __attribute__((alias("pwritev")));
+
+int
+fsync(int fd)
+{
+	return synced(syscall(SYS_fsync, fd));
+}
+
+int
+fdatasync(int fd)
+{
+	return synced(syscall(SYS_fdatasync, fd));
+}
+
+int
+syncfs(int fd)
+{
+	return synced(syscall(SYS_syncfs, fd));
+}
+
+int
+sync_file_range(int fd, off_t offset, off_t size, unsigned int flags)
+{
+	long		result = syscall(SYS_sync_file_range, fd, offset, size, flags);
+
+	return (flags & SYNC_FILE_RANGE_WAIT_AFTER) ? synced(result) : result;
+}
 
 int
 close(int fd)
