@@ -23,6 +23,7 @@ only `common`:
     restore    what a restore costs in builds of two commits, as a program of its own
     bars       what must be shown, and whether it was
     report     tables of a series of runs
+    money      what measured WAL and requests cost, at the reader's prices
     figures    what the committed results show, for docs/figures.md, README.md and the site
     render     Markdown, HTML and plots
     cli        arguments

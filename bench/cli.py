@@ -9,6 +9,7 @@ from common.base import SYSTEM_PYTHON, DevError, note, require_reachable, run, s
 from . import (
     arms,
     figures,
+    money,
     recovery,
     report,
     runner,
@@ -55,6 +56,7 @@ def add_arguments(parser):
     parser.add_argument("--case", default="*", metavar="PATTERN",
                         help="only cases whose names match (shell pattern)")
     parser.add_argument("--name", help="name of the directory of results")
+    money.advisor().add_prices(parser.add_argument_group("prices, with `report`"))
 
 
 def main(paths, args, ensure_packages, build_kind, commit):
@@ -67,7 +69,7 @@ def main(paths, args, ensure_packages, build_kind, commit):
     if args.what == "report":
         if not args.directory:
             raise DevError("no directory to report on", "./dev bench report DIR")
-        return render(args.directory)
+        return render(args.directory, args)
     plan = _plan(args, commit)
     kinds = set(plan.kinds())
     if any(case.workload for case in plan.cases):
@@ -77,10 +79,11 @@ def main(paths, args, ensure_packages, build_kind, commit):
     return render(plan.directory)
 
 
-def render(place):
+def render(place, priced=None):
     """Write report.md, report.html and the plots of a directory of results, or of a summary.
 
-    A directory that has its runs gets its summary first.  Prints the report's path.
+    A directory that has its runs gets its summary first.  Prints the report's path, and tables of
+    money if the arguments have prices.
     """
     directory = place.with_suffix("") if place.suffix == summary.SUFFIX else place
     kept = summary.file_of(directory)
@@ -91,6 +94,8 @@ def render(place):
                        "a directory or a file of bench/results")
     draw_report(kept, directory)
     print(directory / report.MARKDOWN)
+    for title, rows in money.tables(report.measures(summary.load(kept)), priced) if priced else ():
+        print(f"\n{title}:\n\n{figures.markdown(rows)}", end="")
 
 
 def draw_report(kept, directory):

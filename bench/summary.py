@@ -50,6 +50,8 @@ COSTS = (
     ("device kB written", lambda c, n: _device(c, "write_sectors") / 2 / n),
     ("device writes", lambda c, n: _device(c, "writes") / n),
     ("device flushes", lambda c, n: _device(c, "flushes") / n),
+    ("device kB read", lambda c, n: _device(c, "read_sectors") / 2 / n),
+    ("device reads", lambda c, n: _device(c, "reads") / n),
 )
 
 

@@ -198,7 +198,7 @@ class AdviseTest(unittest.TestCase):
 
     def test_money(self):
         given = sample(MUCH, archive_mode="on")
-        prices = {"storage": 0.02, "iops": 0.005, "transfer": 0.01, "days": 10}
+        prices = {"storage": 0.02, "iops": 0.005, "mbps": 0.04, "transfer": 0.01, "days": 10}
         self.assertIsNone(advise.analyse(given, 1500, 60)["money"])
         result = advise.analyse(given, 1500, 60, prices)
         found = result["money"]
@@ -208,9 +208,11 @@ class AdviseTest(unittest.TestCase):
         self.assertAlmostEqual(found["transfer"][0], 3 * now * 30 * 0.01)
         self.assertEqual(found["requests"][0], 0)
         self.assertGreater(found["requests"][1][1], found["requests"][1][0])
+        self.assertAlmostEqual(found["throughput"][1][1],
+                               result["log"]["bytes"][1] / advise.DAY / 1e6 * 0.04)
         for end in (0, 1):
             self.assertAlmostEqual(found["sum"][1][end], sum(
-                found[name][1][end] for name in ("archive", "transfer", "requests")))
+                found[name][1][end] for name in ("archive", "transfer", "requests", "throughput")))
         self.assertLess(found["sum"][1][1], found["sum"][0])
         self.assertIn("A month, at your prices", advise.as_text(given, result))
         unarchived = advise.analyse(sample(MUCH), 1500, 60, prices)["money"]

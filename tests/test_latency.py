@@ -1,5 +1,6 @@
 """Loads at a fixed rate: latencies over time, lines through what grows, restart by WAL, no servers."""
 
+import argparse
 import os
 import tempfile
 import unittest
@@ -13,6 +14,7 @@ from bench import (
     cli,
     clients,
     latency,
+    money,
     report,
     restart,
     sceptic,
@@ -208,6 +210,38 @@ class PlanTest(unittest.TestCase):
     def test_default_arms_exist(self):
         for name in (*sceptic.LATENCY_ARMS, *suites.ARMS_OF["restart_wal"]):
             self.assertIn(name, cli.arms.ARMS)
+
+
+class MoneyTest(unittest.TestCase):
+
+    COSTS = {"WAL bytes": 1000, "device writes": 2, "device reads": 1, "device flushes": 1,
+             "device kB written": 10, "device kB read": 5}
+
+    def tables(self, *options):
+        parser = argparse.ArgumentParser()
+        cli.add_arguments(parser)
+        arms = {arm: {"values": [tps], "costs": self.COSTS}
+                for arm, tps in (("off", 500), ("double_writes", 400))}
+        measures = [report.Measure("TPC-B", name, unit, True, arms)
+                    for name, unit in (("tps", "transactions/s"), ("redo", "s"))]
+        return money.tables(measures, parser.parse_args(["report", "DIR", *options]))
+
+    def test_nothing_without_prices(self):
+        self.assertEqual(self.tables(), [])
+
+    def test_all_arms_at_the_rate_of_the_slowest(self):
+        (title, rows), = self.tables("--price-iops=0.005", "--price-storage=0.023", "--price-mbps=0.04")
+        self.assertIn("400 transactions a second", title)
+        self.assertEqual(rows[1][1:4], ("34.56", "1,600", "6.144"))
+        archive, sent, requests, throughput, total = map(float, rows[1][4:])
+        self.assertAlmostEqual(archive, 34.56 * 7 * 0.023, places=2)
+        self.assertEqual((sent, requests), (0, 8))
+        self.assertAlmostEqual(total, archive + requests + throughput, delta=0.02)
+        self.assertEqual(len(rows), 3)
+
+    def test_at_another_rate(self):
+        (title, _), = self.tables("--price-transfer=0.01", "--rate=1000")
+        self.assertIn("1,000 transactions", title)
 
 
 class DiskTest(unittest.TestCase):

@@ -751,8 +751,14 @@ def recovery(sample, result, seconds, iops, mbps):
 def prices_of(arguments):
     """Return the prices that were given, None if none was."""
     prices = {"storage": arguments.price_storage, "iops": arguments.price_iops,
-              "transfer": arguments.price_transfer, "days": arguments.archive_days}
-    return prices if any(prices[name] for name in ("storage", "iops", "transfer")) else None
+              "mbps": arguments.price_mbps, "transfer": arguments.price_transfer}
+    return {**prices, "days": arguments.archive_days} if any(prices.values()) else None
+
+
+def of_wal(gigabytes, prices):
+    """Return what a month costs of so much WAL a day: kept in the archive, sent once."""
+    return {"archive": gigabytes * prices["days"] * prices["storage"],
+            "transfer": gigabytes * MONTH * prices["transfer"]}
 
 
 def money(sample, result, prices):
@@ -764,14 +770,13 @@ def money(sample, result, prices):
     archived = setting(sample, "archive_mode") != "off"
     copies = archived + sample["server"]["physical_standbys"]
 
-    def of_wal(wal_a_day):
-        return {"archive": archived * wal_a_day / 1e9 * prices["days"] * prices["storage"],
-                "transfer": copies * wal_a_day / 1e9 * MONTH * prices["transfer"]}
-
-    now, then = of_wal(result["day"]["now"]), of_wal(result["day"]["double_writes"])
-    answer = {name: [now[name], [then[name]] * 2] for name in now}
+    now, then = (of_wal(result["day"][name] / 1e9, prices) for name in ("now", "double_writes"))
+    answer = {name: [times * now[name], [times * then[name]] * 2]
+              for name, times in (("archive", archived), ("transfer", copies))}
     answer["requests"] = [0.0, [syncs * REQUESTS_PER_BATCH / DAY * prices["iops"]
                                 for syncs in result["log"]["syncs"]]]
+    answer["throughput"] = [0.0, [written / DAY / 1e6 * prices["mbps"]
+                                  for written in result["log"]["bytes"]]]
     answer["sum"] = [sum(one[0] for one in answer.values()),
                      [sum(one[1][end] for one in answer.values()) for end in (0, 1)]]
     return answer
@@ -872,7 +877,8 @@ def rows(sample, result):
               (f"After a crash, at {work['iops']} requests and {work['mbps']} MB a second", crash)]
     if result["money"]:
         titles = {"archive": "WAL in the archive", "transfer": "WAL sent to archive and standbys",
-                  "requests": "requests for the log", "sum": "sum"}
+                  "requests": "requests for the log", "throughput": "bytes a second of the log",
+                  "sum": "sum"}
         show = "{:,.2f}".format
         tables.append(("A month, at your prices", [
             (titles[name], show(now), between(*then, show))
@@ -919,8 +925,8 @@ def notes(sample, result):
                  "that comes from stock) clients get in early and wait for the pages that they "
                  "ask for, until redo is complete.")
     if result["money"]:
-        found.append("Prices are yours: GB-month of archive, GB sent, provisioned requests a second. "
-                     "The disk for the log, 0.5 to 1 GB as a rule, is not in the sum.")
+        found.append("Prices are yours: GB-month of archive, GB sent, provisioned requests and MB a "
+                     "second. The disk for the log, 0.5 to 1 GB as a rule, is not in the sum.")
     found.append("Where storage proves that it writes pages atomically, atomic_writes has no copies: "
                  "WAL is as with double writes, the log nearly empty. pg_doublewrite storage "
                  "tells whether yours does.")
@@ -1048,15 +1054,22 @@ def parser():
                        help="requests a second of your storage (default: %(default)s)")
     found.add_argument("--mbps", type=int, default=60,
                        help="MB a second of it (default: %(default)s)")
+    add_prices(found)
+    return found
+
+
+def add_prices(found):
+    """Declare the options for prices, which `./dev bench report` has as well."""
     found.add_argument("--price-storage", type=price, default=0, metavar="PRICE",
                        help="of a GB of archived WAL a month, in any currency")
     found.add_argument("--price-transfer", type=price, default=0, metavar="PRICE",
                        help="of a GB of WAL that is sent to the archive or to a standby")
     found.add_argument("--price-iops", type=price, default=0, metavar="PRICE",
                        help="of a provisioned request a second, a month")
+    found.add_argument("--price-mbps", type=price, default=0, metavar="PRICE",
+                       help="of a provisioned MB a second, a month")
     found.add_argument("--archive-days", type=price, default=7, metavar="DAYS",
                        help="how long WAL is kept in the archive (default: %(default)s)")
-    return found
 
 
 def price(text):
