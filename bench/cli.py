@@ -37,7 +37,7 @@ def add_arguments(parser):
                         help="runs of each case and arm (default: 3)")
     parser.add_argument("--arms", nargs="+", default=[], metavar="ARM",
                         help=f"of {', '.join(arms.ARMS)}, the last six only for the suite"
-                             " recovery (default: all that fit)")
+                             " recovery (default: the suite's, or all that fit)")
     parser.add_argument("--storage", choices=storage.PROFILES, default="memory",
                         help="where clusters live (default: memory)")
     parser.add_argument("--iops", type=int, metavar="N",

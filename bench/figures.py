@@ -145,6 +145,7 @@ class Row:
 PGBENCH = ("pgbench", "scale 100, max_wal_size 64 MB", "tps")
 FIRST_QUERY = "until first query"
 BULK = ("traps", "bulk, 128 MB")
+LATENCY = ("latency", "TPC-B, two thirds")
 
 # Of the README: what its picture shows comes first.
 HEADLINE = (
@@ -175,6 +176,18 @@ MATTER = (
         "8 clients"),
     Row("small buffers, a mix like TPC-C", "rented", "practice", "small buffers, TPC-C-like", "tps"),
     Row("buffers of 16 MB, TPC-B", "rented", "traps", "small buffers 16 MB, TPC-B", "tps"),
+    Row("at two thirds of what stock does: 99th percentile, ms", "rented", *LATENCY,
+        "TPC-B, 99th percentile"),
+    Row("99.9th percentile, ms", "rented", *LATENCY, "TPC-B, 99.9th percentile"),
+    Row("the same of point reads beside, ms", "rented", "latency", "point reads beside TPC-B",
+        "reads, 99.9th percentile"),
+    Row("best practice, two thirds: WAL, MB/s, the largest step", "rented", "sawtooth",
+        "TPC-B, two thirds", "WAL, largest"),
+    Row("after 1 GB of WAL, to the first query, s", "rented", "restart_wal", "1 GB", FIRST_QUERY),
+    Row("the same, to full throughput, s", "rented", "restart_wal", "1 GB", "until full throughput"),
+    Row("syncs of 5 ms, transactions a second", "memory", "no_cache", "5 ms, TPC-B", "tps"),
+    Row("50 warehouses, a mix like TPC-C", "rented", "tpcc", "buffers for all", "tps"),
+    Row("YCSB A", "rented", "ycsb", "workload A", "tps"),
     Row("replication, bytes sent a transaction", "rented", "replication", "max_wal_size 64 MB",
         "bytes sent per transaction"),
     Row("64 clients that evict dirty pages", "memory", "parallel", "evictions", "tps"),

@@ -164,9 +164,10 @@ class WalVolume:
 
     @staticmethod
     def points(samples, step):
-        """Return Points of the mean and of the largest step."""
+        """Return Points of the mean and of the largest step; the last sample comes when it will."""
         rates = [(after - before) / (later - now) / 1e6
-                 for (now, before), (later, after) in zip(samples, samples[1:]) if later > now]
+                 for (now, before), (later, after) in zip(samples, samples[1:])
+                 if later - now > step / 2]
         mean = (samples[-1][1] - samples[0][1]) / (samples[-1][0] - samples[0][0]) / 1e6
         trace = {"step": step, "values": _rounded(rates)}
         return [Point("WAL", round(mean, 4), "MB/s", False, trace=trace),

@@ -127,11 +127,11 @@ class GrowthTest(unittest.TestCase):
         self.assertGreater(found["PSS, MB"], 0)
 
     def test_wal_a_second(self):
-        samples = [(0, 0.0), (1, 1e6), (2, 5e6), (3, 6e6)]
+        samples = [(0, 0.0), (1, 1e6), (2, 5e6), (3, 6e6), (3.001, 6.003e6)]
         mean, largest = latency.WalVolume.points(samples, 1)
-        self.assertEqual((mean.value, largest.value), (2, 4))
+        self.assertEqual((mean.value, largest.value), (2.0003, 4))
         self.assertEqual(mean.trace["values"], [1, 4, 1])
-        self.assertEqual(largest.extra, {"largest / mean": 2})
+        self.assertEqual(largest.extra, {"largest / mean": 2.0})
 
 
 class BarsTest(unittest.TestCase):
