@@ -105,6 +105,8 @@ def add_patches(paths, tree):
     directory.mkdir()
     names = []
     for name, patch in patches.read_series(paths.patches):
+        if not patch.diff:
+            continue
         (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_bytes(patch.encode())
         names.append(name)

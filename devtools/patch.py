@@ -95,17 +95,21 @@ def from_commit(author: str, message: str, diff: bytes) -> Patch:
 
 
 def decode(name: str, data: bytes) -> Patch:
-    """Parse a patch file; raises DevError if a part is missing."""
-    start = data.find(b"\n" + DIFF_START) + 1
-    if not start:
-        raise DevError(f"{name} has no diff in git's format")
+    """Parse a patch file; raises DevError if a part is missing.
+
+    A patch that brings files of overlay/ may do without hunks.
+    """
+    start = data.find(b"\n" + DIFF_START) + 1 or len(data)
     head, _, rest = data[:start].decode().partition("\n\n")
     fields = dict(re.findall(r"^(From|Subject): (.+)$", head, re.MULTILINE))
     if set(fields) != {"From", "Subject"}:
         raise DevError(f"{name} lacks a From or Subject line")
     title = re.sub(r"^\[PATCH[^]]*\] *", "", fields["Subject"])
     body = re.split(r"^---$", rest, maxsplit=1, flags=re.MULTILINE)[0]
-    return Patch(fields["From"], title, body.strip("\n"), data[start:])
+    patch = Patch(fields["From"], title, body.strip("\n"), data[start:])
+    if not patch.diff and not patch.overlay:
+        raise DevError(f"{name} has no diff in git's format")
+    return patch
 
 
 def read_series(directory: Path) -> list[tuple[str, Patch]]:

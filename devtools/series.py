@@ -16,7 +16,8 @@ that an earlier one brings, its hunks are in a file beside the patches, which it
     Changes: overlay.diff
 
 Taken back from the text in overlay/, they give that which the earlier patch brings.  Several
-patches may have such hunks, each what it changes in the text that the next one leaves.
+patches may have such hunks, each what it changes in the text that the next one leaves.  A line
+of a meson.build or Makefile for a C source or a test needs none: it comes with that file.
 """
 
 import fnmatch
@@ -103,9 +104,42 @@ def steps(git, series, overlay, directory):
             after = scratch.files(scratch("write-tree"))
             for changes in patch.changes:
                 _take_back(scratch, directory / changes, name)
-            scratch.stage({path: None for path in after if name in owners(series, path)})
+            own = [path for path in after if name in owners(series, path)]
+            scratch.stage(dict.fromkeys(own))
+            left = scratch.files(scratch("write-tree"))
+            scratch.stage(_without_lines(git, left, own))
             found.append(Step(scratch.files(scratch("write-tree")), after))
     return found[::-1]
+
+
+def _without_lines(git, entries, paths):
+    """Return the entries, changed, of files for make and meson that have lines for `paths`."""
+    texts, changed = {}, {}
+    for path in paths:
+        for listing, line in _lines_for(path):
+            if listing in entries:
+                text = texts.get(listing) or _text(git, entries, listing)
+                texts[listing] = LAST_OBJECT.sub(rb"\1", re.sub(line, b"", text))
+    for listing, text in texts.items():
+        blob = git("hash-object", "-w", "--no-filters", "--stdin", data=text)
+        changed[listing] = entries[listing][0], blob
+    return changed
+
+
+def _lines_for(path):
+    """Yield (file that may list `path`, pattern of the line)."""
+    place = Path(path)
+    source = rb"(?m)^[ \t]*'%s',\n"
+    if place.suffix == ".c":
+        yield f"{place.parent}/meson.build", source % re.escape(place.name).encode()
+        yield f"{place.parent}/Makefile", rb"(?m)^\t%s\.o(?: \\)?\n" % place.stem.encode()
+    elif place.suffix == ".pl" and place.parent.name == "t":
+        yield (f"{place.parent.parent}/meson.build",
+               source % re.escape(f"t/{place.name}").encode())
+
+
+# A list of objects that has lost its last line
+LAST_OBJECT = re.compile(rb"(?m)^(\t\w+\.o) \\$(?!\n\t)")
 
 
 def _no_files(git):
@@ -355,7 +389,8 @@ def write(paths, source, directory, name=""):
                     cover=bool(name))
     if name:
         _fill_cover(mails[0], chosen[-1].author, paths.patches / name / COVER, source.version,
-                    list(dict.fromkeys(member.series for member in members[:first])))
+                    list(dict.fromkeys(member.series for member in members[:first])),
+                    "\n".join(_sizes(git, upstream, members, chosen)))
     say(f"wrote {len(chosen)} patches into {directory}")
     return len(chosen)
 
@@ -376,13 +411,34 @@ def _format(git, base, members, directory, cover=False):
     return sorted(directory.glob("*.patch"))
 
 
-def _fill_cover(mail, author, letter, version, before):
+IS_TEST = re.compile(r"^src/test/|/(?:t|sql|specs|expected)/")
+
+
+def _sizes(git, upstream, members, chosen):
+    """Yield the lines of a table: what patches add in files of upstream, new ones, and tests."""
+    known = git.files(upstream)
+    total = [0, 0, 0]
+    yield "Lines that each patch adds to files of upstream, in new files, and in tests:"
+    yield ""
+    for before, member in zip([upstream, *(one.commit for one in members)], members):
+        if member in chosen:
+            added = [0, 0, 0]
+            for row in git("diff-tree", "-r", "--no-renames", "--numstat", before,
+                           member.commit).splitlines():
+                lines, _, path = row.split("\t")
+                added[2 if IS_TEST.search(path) else path not in known] += int(lines)
+            total = [sum(pair) for pair in zip(total, added)]
+            yield "{:6}{:6}{:6}  {}".format(*added, member.title)
+    yield "{:6}{:6}{:6}  in all".format(*total)
+
+
+def _fill_cover(mail, author, letter, version, before, sizes):
     """Put author, subject and text of a cover letter, and what it stands on, into git's."""
     if not letter.is_file():
         raise DevError(f"{letter} is missing", "say what the series is for, and why")
     subject, _, text = letter.read_text().partition("\n")
     stands_on = " with the series " + ", ".join(before) if before else ""
-    blurb = f"Applies on PostgreSQL {version}{stands_on}.\n\n{text.strip()}"
+    blurb = f"Applies on PostgreSQL {version}{stands_on}.\n\n{text.strip()}\n\n{sizes}"
     text = mail.read_text().replace(f"From: {TOOL_AUTHOR}", f"From: {author}", 1)
     mail.write_text(text.replace(SUBJECT, subject.lstrip("# ")).replace(BLURB, blurb))
 

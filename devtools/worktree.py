@@ -94,7 +94,8 @@ def apply(scratch, parent, name, patch, known):
     """
     problem = f"patches/{name} does not apply"
     try:
-        scratch("apply", "--cached", "--whitespace=nowarn", "-", data=patch.diff)
+        if patch.diff:
+            scratch("apply", "--cached", "--whitespace=nowarn", "-", data=patch.diff)
     except DevError as exc:
         raise DevError(problem) from exc
     commit = scratch.commit(patch.message, [parent], author=patch.author)
@@ -385,7 +386,7 @@ def _require_unedited(git, paths, agreed, known):
 
 
 def _patches_of(git, known):
-    """Return a Patch for each commit of work/ that changes upstream files."""
+    """Return a Patch for each commit of work/ that changes upstream files, or brings new ones."""
     if not git.resolve("HEAD") or git("merge-base", "upstream", "HEAD") != git.resolve("upstream"):
         raise DevError("work/ is not based on its tag `upstream`")
     if git("rev-list", "--merges", "upstream..HEAD"):
@@ -393,7 +394,7 @@ def _patches_of(git, known):
     series = []
     for commit in git("rev-list", "--reverse", "upstream..HEAD").split():
         ours = [path for path in changed_paths(git, commit) if path in known]
-        if ours:
+        if ours or "\nOverlay: " in git("log", "-1", "--format=%B", commit):
             series.append(_patch_of(git, commit, ours))
     return series
 
@@ -408,7 +409,7 @@ def diff_of(git, *what):
 def _patch_of(git, commit, paths):
     """Return the Patch of what `commit` does to `paths`."""
     author, _, message = git("log", "-1", "--format=%an <%ae>%n%B", commit).partition("\n")
-    diff = diff_of(git, commit, "--", *paths)
+    diff = diff_of(git, commit, "--", *paths) if paths else b""
     patch = patches.from_commit(author, message, diff)
     if re.match(r"(fixup|squash|amend)!", patch.title):
         raise DevError(f"work/ has a commit `{patch.title}`",

@@ -56,6 +56,23 @@ class ChangesTest(RepositoryCase):
         series.before(self.paths, "doublewrite", out)
         self.assertEqual((out / "src/thing.c").read_text(), EARLIER)
 
+    def test_lines_for_files_come_with_them(self):
+        self.commit("Third", {
+            "a/meson.build": "files(\n  'one.c',\n  'log.c',\n  't/2.pl',\n)\n",
+            "a/Makefile": "OBJS = \\\n\tone.o \\\n\tlog.o\n\nall:\n",
+            "a/one.c": "one\n", "src/main.c": self.edited_main(35)}, "Series: doublewrite\nOverlay: a/*")
+        self.commit("Fourth", {"a/log.c": "log\n", "a/t/2.pl": "2\n",
+                               "src/main.c": self.edited_main(36)},
+                    "Series: doublewrite\nOverlay: a/log.c\nOverlay: a/t/2.pl")
+        self.export()
+        git = worktree.repository(self.paths)
+        third = series.steps(git, patch.read_series(self.paths.patches),
+                             worktree.overlay_entries(git, self.paths), self.paths.patches)[2].after
+        self.assertEqual(git("cat-file", "blob", third["a/meson.build"][1]),
+                         "files(\n  'one.c',\n)")
+        self.assertEqual(git("cat-file", "blob", third["a/Makefile"][1]),
+                         "OBJS = \\\n\tone.o\n\nall:")
+
     def test_name_of_a_file_beats_patterns(self):
         def owners(*overlays):
             return series.owners([(str(i), patch.Patch("", "", f"Overlay: {overlay}", b""))

@@ -3,7 +3,7 @@
  * instantrecovery.h
  *	  Opening before redo: pages are redone when a session needs them.
  *
- * Copyright (c) 2026, PostgreSQL Global Development Group
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
  * src/include/access/instantrecovery.h
  *

@@ -9,7 +9,7 @@
  * instantwal.c			records are read again
  * instantredo.c		redo of single pages, and the workers that do it
  *
- * Copyright (c) 2026, PostgreSQL Global Development Group
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
  * src/include/access/instantrecovery_internal.h
  *

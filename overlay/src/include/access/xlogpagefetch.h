@@ -5,7 +5,7 @@
  *
  * See the comment at the head of xlogpagefetch.c.
  *
- * Copyright (c) 2026, PostgreSQL Global Development Group
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
  * IDENTIFICATION
  *		src/include/access/xlogpagefetch.h

@@ -3,7 +3,7 @@
  * xlogrecentbuf.h
  *	  Buffers in which redo has found blocks lately.
  *
- * Portions Copyright (c) 1996-2026, PostgreSQL Global Development Group
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
  * src/include/access/xlogrecentbuf.h
  *

@@ -98,7 +98,7 @@ typedef struct DWSlot
 	uint64		seq;			/* identity of this use of the slot; mutex */
 	uint64		oldest_seq;		/* seq of the oldest version of the page that
 								 * has not reached home; mutex */
-	uint64		home_batch;		/* last logged batch that holds the page, and
+	uint64		copy_batchno;	/* last logged batch that holds the page, and
 								 * that it needs until it is home, or 0;
 								 * mutex, in the batch under way the flush
 								 * lock */
@@ -390,7 +390,7 @@ extern void dw_release_slots(const int *slots, int nslots);
 extern void dw_restage_slot(int slotno, int error, bool first);
 extern void dw_mark_stalled(int slotno);
 extern bool dw_let_stalled_go(Oid spcOid);
-extern void dw_return_slot_to_log(int slotno, int error);
+extern void dw_restage_for_log(int slotno, int error);
 
 /* batch.c */
 extern void dw_set_batch_phase(DWBatchPhase phase);

@@ -6,7 +6,7 @@
  * See instantrecovery.c for how it belongs together, and docs/instant-restart.md
  * for what each type of record needs.
  *
- * Copyright (c) 2026, PostgreSQL Global Development Group
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
  * IDENTIFICATION
  *	  src/backend/access/transam/instantanalysis.c

@@ -79,7 +79,7 @@
  * A worker never waits for a process that may wait for the worker: it locks only the
  * page that it redoes, which no other process can have pinned.
  *
- * Copyright (c) 2026, PostgreSQL Global Development Group
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
  * IDENTIFICATION
  *	  src/backend/access/transam/instantrecovery.c

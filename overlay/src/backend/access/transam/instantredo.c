@@ -18,7 +18,7 @@
  * processes see, nothing is read or written, and whatever error redo raises, a PANIC included, can be one
  * of this page: the copy is thrown away.
  *
- * Copyright (c) 2026, PostgreSQL Global Development Group
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
  * IDENTIFICATION
  *	  src/backend/access/transam/instantredo.c

@@ -12,7 +12,7 @@
  *
  * See instantrecovery.c for how it belongs together.
  *
- * Copyright (c) 2026, PostgreSQL Global Development Group
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
  * IDENTIFICATION
  *	  src/backend/access/transam/instantwal.c

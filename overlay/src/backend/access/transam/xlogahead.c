@@ -71,7 +71,7 @@
  * Work is done in steps of some milliseconds, as the process has to handle
  * interrupts, and to decode WAL for redo.
  *
- * Copyright (c) 2026, PostgreSQL Global Development Group
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
  * IDENTIFICATION
  *		src/backend/access/transam/xlogahead.c
@@ -86,7 +86,7 @@
 #include "access/xlog.h"
 #include "access/xlog_internal.h"
 #include "access/xlogahead.h"
-#include "access/xlogexamine.h"
+#include "access/xlogblockfilter.h"
 #include "access/xlogprefetcher.h"
 #include "access/xlogreader.h"
 #include "access/xlogrecovery.h"

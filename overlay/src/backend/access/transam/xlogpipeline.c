@@ -99,7 +99,7 @@
  * effects of earlier ones are waited for:
  *
  * - creation of a file (which may follow a drop) or of a database, and
- *   truncation: xlogexamine.c bars such files until that has been replayed; then
+ *   truncation: xlogblockfilter.c bars such files until that has been replayed; then
  *   they are opened anew.
  * - an image or a record that initializes the block: no read until that has
  *   been replayed.  The page on disk may be torn before.
@@ -155,7 +155,7 @@
  * one of max_worker_processes slots, until the end of recovery.  Without a free
  * slot, recovery works as without the pipeline.
  *
- * Copyright (c) 2026, PostgreSQL Global Development Group
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
  * IDENTIFICATION
  *		src/backend/access/transam/xlogpipeline.c
@@ -170,7 +170,7 @@
 #include "access/xlog.h"
 #include "access/xlog_internal.h"
 #include "access/xlogahead.h"
-#include "access/xlogexamine.h"
+#include "access/xlogblockfilter.h"
 #include "access/xlogpipeline.h"
 #include "access/xlogprogress.h"
 #include "access/xlogrecovery.h"

@@ -35,7 +35,7 @@
  * any moment (see BackendInitialize()).  It is not attached to the structures in
  * shared memory yet, so with EXEC_BACKEND the postmaster hands it the address.
  *
- * Copyright (c) 2026, PostgreSQL Global Development Group
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
  * IDENTIFICATION
  *		src/backend/access/transam/xlogprogress.c

@@ -8,7 +8,7 @@
  * more than that: ReadRecentBuffer() verifies it, so we need not be told when
  * a buffer gets another block.
  *
- * Portions Copyright (c) 1996-2026, PostgreSQL Global Development Group
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
  * IDENTIFICATION
  *	  src/backend/access/transam/xlogrecentbuf.c

@@ -9,7 +9,7 @@
  * allocations, it cleans all that can be reused, up to one lap ahead of the
  * clock sweep.
  *
- * Portions Copyright (c) 1996-2026, PostgreSQL Global Development Group
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
  * IDENTIFICATION
  *	  src/backend/storage/buffer/bufredo.c

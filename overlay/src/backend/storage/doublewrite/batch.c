@@ -185,7 +185,7 @@ dw_note_logged(int slotno, uint64 batchno)
 	Assert(DWIsFlusher());
 	Assert(DWSlotInState(&DWSlots[slotno], DW_SLOT_BATCH));
 	Assert(batchno >= DWCtl->log.epoch && batchno < DWCtl->log.next_batchno);
-	DWSlots[slotno].home_batch = batchno;
+	DWSlots[slotno].copy_batchno = batchno;
 }
 
 /*

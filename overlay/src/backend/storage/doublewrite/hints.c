@@ -122,5 +122,5 @@ dw_only_hints_changed(const DWSlot *slot)
 	return slot->records.only_hints && !slot->records.unreported &&
 		!slot->records.hidden && XLogIsNeeded() &&
 		BufTagGetForkNum(&slot->tag) == MAIN_FORKNUM &&
-		!slot->failed && !slot->use_log && slot->home_batch == 0;
+		!slot->failed && !slot->use_log && slot->copy_batchno == 0;
 }

@@ -97,7 +97,7 @@ dw_write_atomic_run(const int *slots, int npages)
 	for (int i = 0; i < npages; i++)
 	{
 		DWSlots[slots[i]].run = DWCtl->home.sent;
-		dw_return_slot_to_log(slots[i], error);
+		dw_restage_for_log(slots[i], error);
 	}
 }
 
@@ -139,7 +139,7 @@ dw_write_atomically(int natomic)
 			next = 0;
 		}
 		if (!idle)
-			dw_return_slot_to_log(slots[done], 0);
+			dw_restage_for_log(slots[done], 0);
 		else if (next < nstarted)
 		{
 			n = started[next++].npages;

@@ -333,7 +333,7 @@ dw_free_slot(int slotno)
 	DWCtl->stage.nfailed -= slot->failed;
 	DWCtl->stage.ntouched -= slot->touched;
 	slot->failed = slot->touched = false;
-	slot->home_batch = 0;
+	slot->copy_batchno = 0;
 	dw_set_slot_state(slot, DW_SLOT_FREE);
 	dlist_push_head(&DWCtl->stage.free, &slot->node);
 	dw_set_in_use(dw_in_use_now() - 1);
@@ -505,7 +505,7 @@ dw_reserve_slot(const BufferTag *tag, uint32 bucket, bool refused, bool *replace
 	dw_set_slot_state(slot, DW_SLOT_FILLING);
 	slot->tag = *tag;
 	slot->seq = slot->oldest_seq = DWCtl->stage.next_seq++;
-	Assert(slot->home_batch == 0);
+	Assert(slot->copy_batchno == 0);
 	slot->discarded = false;
 	Assert(!slot->failed && !slot->touched);
 	slot->use_log = false;
@@ -567,8 +567,8 @@ dw_slot_needs_copy(int slotno, uint64 batchno)
 	Assert(DWSlotInState(slot, DW_SLOT_FILLING));
 	DWLockMutex();
 	dw_mark_touched(slot);
-	if (slot->home_batch == 0)
-		slot->home_batch = batchno;
+	if (slot->copy_batchno == 0)
+		slot->copy_batchno = batchno;
 	DWUnlockMutex();
 }
 
@@ -593,7 +593,7 @@ dw_stage_copy(const BufferTag *tag, const char *page, uint64 batchno, int error)
 	{
 		slot = &DWSlots[slotno];
 		dw_mark_failed(slot, error);
-		slot->home_batch = batchno;
+		slot->copy_batchno = batchno;
 		slot->use_log = true;
 		slot->run = 0;
 	}
@@ -791,8 +791,8 @@ static void
 dw_keep_copy(const DWSlot *slot)
 {
 	Assert(DWMutexHeld());
-	if (slot->touched && slot->home_batch != 0)
-		dw_keep_removed(slot->home_batch);
+	if (slot->touched && slot->copy_batchno != 0)
+		dw_keep_removed(slot->copy_batchno);
 }
 
 /*
@@ -934,7 +934,7 @@ dw_take_failed(int *slots, int max, const DWPageSet *pages, uint64 before,
 			(slot->failed || (touched && slot->touched)) &&
 			DWPageInSet(pages, &slot->tag) &&
 			(before == PG_UINT64_MAX ||
-			 (slot->home_batch != 0 && slot->home_batch < before)))
+			 (slot->copy_batchno != 0 && slot->copy_batchno < before)))
 		{
 			dw_take_slot(slot);
 			slots[n++] = i;
@@ -1038,8 +1038,8 @@ dw_merge_into_newer(int slotno, int newest)
 	}
 	if (slot->touched)
 		dw_mark_touched(newer);
-	if (slot->home_batch != 0)
-		newer->home_batch = slot->home_batch;
+	if (slot->copy_batchno != 0)
+		newer->copy_batchno = slot->copy_batchno;
 	newer->oldest_seq = Min(newer->oldest_seq, slot->oldest_seq);
 	newer->use_log |= slot->use_log || slot->records.unreported;
 	DWCtl->stage.nmerged++;
@@ -1067,7 +1067,7 @@ dw_restage_slot(int slotno, int error, bool first)
 	if (error != 0)
 		dw_mark_failed(slot, error);
 	if (!slot->touched)
-		slot->home_batch = 0;
+		slot->copy_batchno = 0;
 	newest = slot->discarded ? -1 : dw_lookup(slot->bucket, &slot->tag);
 	if (slot->discarded)
 	{
@@ -1147,7 +1147,7 @@ dw_let_stalled_go(Oid spcOid)
  * leaves home torn.  Keep the copy, and have it pass through the log. (A2, R11)
  */
 void
-dw_return_slot_to_log(int slotno, int error)
+dw_restage_for_log(int slotno, int error)
 {
 	DWSlot	   *slot = &DWSlots[slotno];
 
@@ -1218,7 +1218,7 @@ dw_first_kept_batch(uint64 result)
 
 	for (int i = 0; i < dw_slots_used(); i++)
 	{
-		uint64		batchno = ((volatile DWSlot *) &DWSlots[i])->home_batch;
+		uint64		batchno = ((volatile DWSlot *) &DWSlots[i])->copy_batchno;
 
 		if (batchno != 0)
 			result = Min(result, batchno);

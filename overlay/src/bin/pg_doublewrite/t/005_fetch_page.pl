@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # A page of a standby has rotted.  Redo that needs it says what to do; the page of the
 # primary is fetched, and replay goes on.

@@ -9,7 +9,7 @@
  * go on.  A file named test_doublewrite.syncs gets the path of each file that
  * is synced, one a line.
  *
- * Copyright (c) 2025, PostgreSQL Global Development Group
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
  * IDENTIFICATION
  *		src/test/modules/test_doublewrite/test_clock.c

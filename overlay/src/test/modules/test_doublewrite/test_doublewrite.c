@@ -10,7 +10,7 @@
  * used during restore and redo, by settings that are read at server start.
  * The library must be in shared_preload_libraries.
  *
- * Copyright (c) 2025, PostgreSQL Global Development Group
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
  * IDENTIFICATION
  *		src/test/modules/test_doublewrite/test_doublewrite.c

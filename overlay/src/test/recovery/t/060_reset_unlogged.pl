@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # Redo makes an unlogged relation anew if a crash has lost the name of its init fork, but
 # not that of its main fork.

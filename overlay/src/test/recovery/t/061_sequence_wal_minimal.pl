@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # A sequence that is created and used in one transaction with wal_level = minimal does
 # not give out values twice after a crash.

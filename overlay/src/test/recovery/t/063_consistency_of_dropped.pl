@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # wal_consistency_checking does not look at a block that redo has left alone, as its
 # table is dropped further on.

@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # wal_consistency_checking does not compare a flag of a frozen tuple that replay of a
 # lock clears and the primary leaves alone.

@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # A checkpoint writes the state of a prepared transaction to a file, and does not
 # complete.  Recovery starts before the transaction: it must not take the file for one of

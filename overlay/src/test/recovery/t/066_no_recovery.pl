@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # A server that restarts after a crash cannot recover, or is stopped before redo begins: the
 # postmaster exits, and does not wait for ever.

@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # A table is emptied and truncated, with its visibility map.  Redo of what cleared bits
 # there refers to a page of the map that does not exist any more, and meets no image of

@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # A transaction has committed but waits for a synchronous standby when the primary logs
 # which transactions run.  A standby that begins there must show what it has done, for it

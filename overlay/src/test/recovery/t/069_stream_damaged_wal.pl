@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # A crash of a standby has damaged a record that extends into a segment which it does not
 # have: the standby streams both again.

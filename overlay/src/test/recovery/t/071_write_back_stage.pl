@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # Pages that leave shared buffers by way of the write-back stage: reads find
 # the newest version, neighbours make one write, files have all that a

@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # A standby is promoted while a transaction of its primary is running.  When recovery has ended,
 # and that transaction has not been forgotten yet, a session must not use a snapshot again that

@@ -10,6 +10,7 @@ use FindBin;
 use lib $FindBin::RealBin;
 
 use DoubleWrite::Hold;
+use DoubleWrite::Crash;
 use DoubleWrite::Node;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
@@ -265,6 +266,26 @@ fsync = on
 	cmp_ok($standby->safe_psql('postgres', 'SELECT sync_cycle_files FROM dw_stats()'),
 		'>', $before, '... and its restartpoint syncs what was dropped');
 	$_->stop foreach ($standby, $primary);
+}
+
+# A database is dropped whose map of relations is all that redo has to change there: it
+# opens a file in a directory that does not exist any more.  In stock it does so on a
+# standby only, as DROP DATABASE makes a checkpoint before it removes files.
+{
+	my $node = dw_quiet_node('mapped');
+
+	$node->safe_psql('postgres', 'CREATE DATABASE other');
+	my $session = $node->background_psql('other');
+	$session->query_safe('BEGIN; REINDEX INDEX pg_class_relname_nsp_index');
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	$session->query_safe('COMMIT');
+	$session->quit;
+	$node->safe_psql('postgres', q{SELECT dw_crash_at('doublewrite-database-removed')});
+	isnt($node->psql('postgres', 'DROP DATABASE other'), 0,
+		'mapped: crash when the database has been removed');
+	$node->stop('immediate', fail_ok => 1);
+	ok(dw_poll_start($node), '... and the server starts');
+	$node->stop('fast', fail_ok => 1);
 }
 
 done_testing();

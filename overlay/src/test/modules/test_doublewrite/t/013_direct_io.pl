@@ -1,4 +1,4 @@
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # The log is written past the kernel's cache, or through it where the file system
 # refuses that: when a segment is opened, or only when it is written to.

@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # What a crash would mean is counted: pages that redo would read, pages that would be
 # restored, and where redo would begin.

@@ -1,4 +1,4 @@
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # Pages are written atomically where storage has proved that it can, and pass
 # through the log elsewhere (A1 to A5).  That pg_default can is pretended here;

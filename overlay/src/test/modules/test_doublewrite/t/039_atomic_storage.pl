@@ -1,4 +1,4 @@
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # Atomic writes on file systems that offer them, and on some that do not.
 #

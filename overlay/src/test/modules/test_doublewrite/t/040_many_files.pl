@@ -1,4 +1,4 @@
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # Pages of thousands of files: it is the log that gets full, not the table of
 # files that it protects (R3).  Counts only.

@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # What redo after opening takes of a server: some places for workers, some private
 # memory, memory for chains until it is complete, and time of a stop, which says so.

@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # After clients have got in, a page that cannot be redone is an error for sessions
 # that need it, and for checkpoints, and for no other process.  When the page is repaired, given

@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # A stop without a restartpoint, and the end of protection without a checkpoint, make durable
 # what has gone home; and a stop is over when the marker has gone (R5).

@@ -1,4 +1,4 @@
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # After a failed sync, pages can be read that are not on disk.  Recovery writes again
 # what it finds to be right, or the next checkpoint would leave nothing to redo them from.

@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # What CREATE TABLESPACE makes is durable before its WAL record is: restore, which comes
 # before redo, may need it.

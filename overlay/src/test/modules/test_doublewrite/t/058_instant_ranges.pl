@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # A process that needs one page after the other of a relation which have not been redone
 # yet has redo of many under way at once, and takes nothing from what workers announce ahead;

@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # With instant recovery copies stay in the double-write log until their pages are
 # needed.  All pages that have copies are torn here: no process sees one at home.

@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # Copies that wait in the double-write log until their pages are needed: what keeps
 # them, what discards them, what writes them home.  No page of these tables is read

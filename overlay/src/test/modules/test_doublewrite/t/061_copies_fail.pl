@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # Copies that wait in the double-write log until their pages are needed, when writing them
 # home fails or does not come back, their tablespace is out of reach, or the log is full.

@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # What bounds instant recovery: a worker that dies each time does not have recovery begin
 # again for ever; WAL is kept while pages are pending, so redo and the checkpoint

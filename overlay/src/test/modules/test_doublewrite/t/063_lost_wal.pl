@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # With instant recovery copies stay in the double-write log for recovery.  Where that cannot
 # begin, as WAL has been lost, the start that fails restores pages, and after pg_resetwal

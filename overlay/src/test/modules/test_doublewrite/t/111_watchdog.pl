@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # A test that hangs ends, within its limits, and says which process waits for which.  This
 # file is such tests, too: it calls itself to see them hang.

@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # Crash recovery with the WAL pipeline, and without: same files, same end of
 # WAL, same messages.  WAL is cut off and damaged in many places.

@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # Archive recovery with the WAL pipeline, and without, to each kind of target:
 # same files, same messages.

@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # Standbys with the WAL pipeline: catching up, cascading, pausing, delays,
 # changes of timeline, promotion.  The primary adds page images for consistency

@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # What happens to startup process and WAL pipeline at hand-overs: waits,
 # reloads, barriers, errors, deaths, shutdowns.

@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # Blocks that the WAL pipeline reads before redo needs them.  (014 has pages that the
 # background writer writes back before redo needs their buffers.)

@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # A process that writes pages back during recovery must see to it that
 # minRecoveryPoint covers them (rule R1 of the write-back engine).  The standby

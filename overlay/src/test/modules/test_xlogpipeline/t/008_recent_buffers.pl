@@ -1,4 +1,4 @@
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # Redo remembers in which buffers it has found blocks.  Pages that it uses again and
 # again must count as used, though it does not look them up, or they would be the

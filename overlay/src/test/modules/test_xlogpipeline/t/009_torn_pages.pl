@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # The WAL pipeline never reads a page that an earlier record, not replayed yet,
 # rebuilds: it may be torn on disk.

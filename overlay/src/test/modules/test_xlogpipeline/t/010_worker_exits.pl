@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # The WAL pipeline's process exits, in the middle of a read and otherwise:
 # recovery goes on without it, says so, and starts another one.

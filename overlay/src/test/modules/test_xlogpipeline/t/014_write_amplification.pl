@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # The background writer cleans buffers ahead of redo while redo is behind, and
 # leaves pages alone that are going to be changed again while redo keeps up.

@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # The WAL pipeline looks far ahead in WAL for blocks that redo has to read, and
 # has the kernel read them in the order of the files.

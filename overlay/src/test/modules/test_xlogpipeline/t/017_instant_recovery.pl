@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # Redo page by page, after clients have got in or before, in any order of the
 # pages, leaves the same files as redo in the order of WAL.

@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # Redo page by page of loads as users have them: the server crashes under each,
 # and leaves the same files as after redo in the order of WAL.

@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # A fast stop between the end of analysis and the opening is put off until all pages are
 # redone, whatever the checkpointer does meanwhile.  The checkpoint that follows redo is

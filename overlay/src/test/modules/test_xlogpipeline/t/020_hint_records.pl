@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # A record of new hints that has no image of the page names a page that redo does not
 # need.  It is not read, ahead of redo or later, on a standby either.

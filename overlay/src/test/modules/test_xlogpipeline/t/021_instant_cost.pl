@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # What redo of single pages costs: a record that concerns many pages is read once for
 # a run of them, and clients get in early however much WAL there is, and however little

@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # A page with very many records keeps the only worker no longer from a page that a session
 # needs than some hundred records take, and a scan keeps it from that page a few times only;

@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # A standby that is behind looks far ahead in WAL, also while queries run on it, and
 # asks for few blocks at a time.  One that keeps up, or is delayed on purpose, does not.

@@ -1,16 +1,16 @@
 /*-------------------------------------------------------------------------
  *
- * xlogexamine.h
+ * xlogblockfilter.h
  *		Which blocks can be read ahead of redo by another process?
  *
- * Copyright (c) 2026, PostgreSQL Global Development Group
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
- * src/include/access/xlogexamine.h
+ * src/include/access/xlogblockfilter.h
  *
  *-------------------------------------------------------------------------
  */
-#ifndef XLOGEXAMINE_H
-#define XLOGEXAMINE_H
+#ifndef XLOGBLOCKFILTER_H
+#define XLOGBLOCKFILTER_H
 
 #include "access/rmgr.h"
 #include "access/xlogreader.h"
@@ -39,4 +39,4 @@ XLogExamineIsBareHint(const DecodedXLogRecord *record, const DecodedBkpBlock *bl
 	return record->header.xl_rmid == RM_XLOG_ID && !block->has_image;
 }
 
-#endif							/* XLOGEXAMINE_H */
+#endif							/* XLOGBLOCKFILTER_H */

@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * xlogexamine.c
+ * xlogblockfilter.c
  *		Which blocks can be read ahead of redo by another process?
  *
  * The WAL pipeline's process decodes WAL far ahead of redo.  For each record we
@@ -21,17 +21,17 @@
  *   good enough to notice missing files when the kernel refuses to prefetch;
  *   the caller looks whether they are long enough.
  *
- * Copyright (c) 2026, PostgreSQL Global Development Group
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
  * IDENTIFICATION
- *		src/backend/access/transam/xlogexamine.c
+ *		src/backend/access/transam/xlogblockfilter.c
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
 #include "access/hash_xlog.h"
-#include "access/xlogexamine.h"
+#include "access/xlogblockfilter.h"
 #include "access/xlogprefetcher.h"
 #include "catalog/storage_xlog.h"
 #include "commands/dbcommands_xlog.h"
