@@ -6,6 +6,7 @@ One module per concern, listed so that each may use only those above it:
     server       PostgreSQL's programs and servers
     recording    what a server did to its files
     mount        a mounted recorder
+    content      what operations do to a file's content
     disk         the durability model
     image        a state as a directory
     block        a block device that is recorded
@@ -42,7 +43,9 @@ One module per concern, listed so that each may use only those above it:
     blockstates  states of a block device
     controls     what is broken on purpose
     broken       servers that break a rule
-    campaign     many recordings, and their states
+    trial        one recording, and states of it
+    controlled   controls must be found in recordings
+    campaign     many of both, in processes
     report       the outcome of a campaign
     realcut      real power cuts
     scripts      statements and faults in an order that matters

@@ -12,6 +12,7 @@ from pathlib import Path
 from . import (
     broken,
     campaign,
+    controlled,
     controls,
     explore,
     histories,
@@ -21,6 +22,7 @@ from . import (
     recipes,
     record,
     report,
+    trial,
 )
 from .block import FILE_SYSTEMS
 from .recording import Recording
@@ -183,12 +185,12 @@ def _run(args):
     with tempfile.TemporaryDirectory(prefix="pgcut-", dir=args.scratch) as scratch:
         os.chmod(scratch, 0o755)
         wanted = [] if args.no_controls else \
-            campaign.all_controls(args.control, args.seed, args.turns)
+            controlled.all_controls(args.control, args.seed, args.turns)
         bindir = _with_module(args, args.bindir, f"{scratch}/programs")
         workshop = broken.Workshop(args.build, args.source, str(Path(bindir).parent), args.mutations,
                                    str(Path(scratch) / "broken"))
         mutated = _with_module(args, args.broken, f"{scratch}/mutated")
-        tools = campaign.Tools(bindir, workshop, mutated, args.recorder, scratch,
+        tools = trial.Tools(bindir, workshop, mutated, args.recorder, scratch,
                                str(args.output))
         started = time.time()
         results = []
@@ -208,7 +210,7 @@ def _with_module(args, bindir, place):
 def _jobs(args):
     """Return the jobs; the first ones show each mode, whatever is drawn later."""
     fixed = tuple(_settings(args))
-    watched = [campaign.Job(args.seed + args.recordings + number, 0, args.seconds,
+    watched = [trial.Job(args.seed + args.recordings + number, 0, args.seconds,
                             scenario=args.scenario or _in_turn(WATCHED_CYCLE, number, args.seed),
                             overrides=fixed) for number in range(args.watched)]
     if args.states == 0:
@@ -219,7 +221,7 @@ def _jobs(args):
         mode = (("io_torn_pages_protection", _SHOWN_MODES[number]),) \
             if number < len(_SHOWN_MODES) and args.recordings > 1 else ()
         scenario = args.scenario or _in_turn(SCENARIO_CYCLE, number, args.seed)
-        jobs.append(campaign.Job(args.seed + number, share, args.seconds, scenario=scenario,
+        jobs.append(trial.Job(args.seed + number, share, args.seconds, scenario=scenario,
                                  overrides=(*mode, *fixed), all_boundaries=args.boundaries))
     return jobs + watched
 
@@ -274,16 +276,16 @@ def _measure(args):
         bindir = _with_module(args, args.bindir, f"{scratch}/programs")
         workshop = broken.Workshop(args.build, args.source, str(Path(bindir).parent), args.mutations,
                                    str(Path(scratch) / "broken"))
-        tools = campaign.Tools(bindir, workshop, "", args.recorder, scratch, "")
-        for control in campaign.all_controls(args.control):
+        tools = trial.Tools(bindir, workshop, "", args.recorder, scratch, "")
+        for control in controlled.all_controls(args.control):
             known = measured.setdefault(control.name, {})
             tries = known[kind] = [one for one in known.get(kind, ()) if one.get("patch") in (
                 None, control.mutated and workshop.digest(control.name))]
             for number in range(len(tries), args.seeds):
                 if time.monotonic() > deadline:
                     return 0
-                tries.append(campaign.measure(tools, control.plain() if args.plain else control,
-                                              campaign.FIRST_SEED * (number + 1)))
+                tries.append(controlled.measure(tools, control.plain() if args.plain else control,
+                                              controlled.FIRST_SEED * (number + 1)))
                 args.output.write_text(json.dumps(measured, indent=1) + "\n")
                 _tell(f"    {control.name}, {kind}: {tries[-1]}")
     return 0
@@ -302,7 +304,7 @@ def _replay(args):
 def _replay_failure(args, failure, bindir):
     recording = Recording(args.failure.parent / "recording")
     context = judge.Context(bindir, args.recorder, args.scratch,
-                              rules=campaign.rules_of(recording.meta["seed"]))
+                              rules=trial.rules_of(recording.meta["seed"]))
     subject = explore.Subject(recording, context)
     state = State(**failure["state"])
     outcome = subject.try_state(state)

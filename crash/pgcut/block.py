@@ -27,7 +27,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from .disk import KEPT, LOST, Choice, sectors
+from .content import KEPT, LOST, sectors
+from .disk import Choice
 from .mount import recorded
 from .recording import Kind
 

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from . import oracle, primary, record, server
 from .block import BlockDisk, BlockStore, mounted, random_choice
-from .disk import KEPT, LOST, Choice
+from .content import KEPT, LOST
+from .disk import Choice
 from .explore import STATE_SECONDS
 from .judge import Judge, Outcome, phase
 from .limits import limit

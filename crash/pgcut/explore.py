@@ -12,7 +12,8 @@ import weakref
 from pathlib import Path
 
 from . import alarms, oracle, pages, sequel, server
-from .disk import KEPT, LOST, SIZE_ONLY, Choice, Disk, sectors
+from .content import KEPT, LOST, SIZE_ONLY, sectors
+from .disk import Choice, Disk
 from .image import Image, write_tree
 from .judge import AS_STANDBY, Judge, Outcome, drawn, phase
 from .limits import limit

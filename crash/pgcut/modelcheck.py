@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .block import BlockDisk, BlockError, BlockStore, mounted, random_choice
-from .disk import BLOCK, KEPT, LOST, Choice, Disk
+from .content import BLOCK, KEPT, LOST
+from .disk import Choice, Disk
 from .fileplayer import SECTOR, FilePlayer
 from .recording import ROOT_INO, Kind, Recording
 

@@ -10,7 +10,8 @@ import random
 from bisect import bisect_right
 from dataclasses import asdict, dataclass
 
-from .disk import KEPT, LOST, SIZE_ONLY, Choice, sectors
+from .content import KEPT, LOST, SIZE_ONLY, sectors
+from .disk import Choice
 from .recording import DATA_KINDS, NAME_KINDS, WRITE_ATOMIC, Kind
 
 PAGE = 8192

@@ -5,7 +5,8 @@ import unittest
 from pathlib import Path
 
 from history import History
-from pgcut.disk import KEPT, LOST, SIZE_ONLY, Choice, Disk, Rules
+from pgcut.content import KEPT, LOST, SIZE_ONLY
+from pgcut.disk import Choice, Disk, Rules
 from pgcut.image import write_tree
 from pgcut.recording import SYNC_DIRECTORY, WRITE_ATOMIC, Kind
 

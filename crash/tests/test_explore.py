@@ -10,7 +10,8 @@ from unittest import mock
 from test_oracle import bindir
 
 from pgcut import alarms, explore, judge, matrix, oracle, server
-from pgcut.disk import KEPT, Choice, Rules
+from pgcut.content import KEPT
+from pgcut.disk import Choice, Rules
 from pgcut.image import write_tree
 from pgcut.recording import Recording
 from pgcut.states import PAGE, State

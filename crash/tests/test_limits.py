@@ -22,7 +22,7 @@ try:
     import psycopg2
 
     from pgcut import __main__ as command_line
-    from pgcut import campaign, client, primary, readers, record
+    from pgcut import campaign, client, primary, readers, record, trial
 except ImportError:
     psycopg2 = None
 
@@ -126,7 +126,7 @@ class CampaignTest(unittest.TestCase):
         process = multiprocessing.get_context("spawn").Process(target=os._exit, args=(3,))
         process.start()
         theirs.close()
-        result = campaign._received(ours, process, (None, None, campaign.Job(7, 1, 2)))
+        result = campaign._received(ours, process, (None, None, trial.Job(7, 1, 2)))
         self.assertEqual((result.name, result.error),
                          ("recording 7", "its process has ended with status 3"))
 
@@ -135,10 +135,10 @@ class CampaignTest(unittest.TestCase):
             directory = Path(place) / "recording-7"
             directory.mkdir()
             (directory / "server.log").write_text("TRAP")
-            result = campaign.JobResult("recording 7")
-            tools = campaign.Tools("", None, "", "", place, place)
+            result = trial.JobResult("recording 7")
+            tools = trial.Tools("", None, "", "", place, place)
             with self.assertRaises(limits.Hang), \
-                    campaign._kept_if_wrong(tools, result, directory):
+                    trial.kept_if_wrong(tools, result, directory):
                 raise limits.Hang
             self.assertEqual((Path(place) / result.kept / "recording/server.log").read_text(),
                              "TRAP")
@@ -146,9 +146,9 @@ class CampaignTest(unittest.TestCase):
 
     def test_commands_that_do_the_same_again(self):
         fixed = (("io_torn_pages_protection", "full_pages"), ("wal_pipeline", "off"))
-        for job in (campaign.Job(12, 51, 6.0, fixed, scenario="standby"),
-                    campaign.Job(3, 0, 2.5, scenario="ext4"),
-                    campaign.Job(4, 9, 6.0, all_boundaries=True)):
+        for job in (trial.Job(12, 51, 6.0, fixed, scenario="standby"),
+                    trial.Job(3, 0, 2.5, scenario="ext4"),
+                    trial.Job(4, 9, 6.0, all_boundaries=True)):
             args = command_line._parser().parse_args(
                 ["--bindir=b", "--recorder=r", "--scratch=s", *job.again.split()])
             self.assertEqual((command_line._jobs(args), args.no_controls), ([job], True))

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from pgcut import block
 from pgcut.block import BlockDisk, BlockError, BlockStore, block_image, mounted, random_choice
-from pgcut.disk import KEPT, LOST, SIZE_ONLY, Choice, sectors
+from pgcut.content import KEPT, LOST, SIZE_ONLY, sectors
+from pgcut.disk import Choice
 from pgcut.fileplayer import FileHistory, FilePlayer
 from pgcut.modelcheck import OpenDisk, check, complaints, data_reason, found_tree
 from pgcut.recording import ROOT_INO, SYNC_DATA, Kind, Recording

@@ -16,7 +16,7 @@ from history import History
 from pgcut import __main__ as command_line
 from pgcut import (
     broken,
-    campaign,
+    controlled,
     controls,
     explore,
     judge,
@@ -26,9 +26,11 @@ from pgcut import (
     record,
     report,
     states,
+    trial,
 )
 from pgcut.block import FILE_SYSTEMS
-from pgcut.disk import KEPT, LOST, Disk, sectors
+from pgcut.content import KEPT, LOST, sectors
+from pgcut.disk import Disk
 from pgcut.minimise import ddmin
 from pgcut.recording import WRITE_ATOMIC, Kind
 
@@ -44,17 +46,17 @@ class CampaignTest(unittest.TestCase):
     """What a campaign counts, and what it does not believe."""
 
     def test_seeds_in_a_row_have_all_controls(self):
-        usual = campaign.all_controls()
-        shares = [campaign.all_controls((), seed, 3) for seed in range(7, 10)]
+        usual = controlled.all_controls()
+        shares = [controlled.all_controls((), seed, 3) for seed in range(7, 10)]
         self.assertCountEqual([one for share in shares for one in share], usual)
         self.assertLess(max(map(len, shares)) - min(map(len, shares)), 2)
-        (rare,) = campaign.all_controls(["failed-sync-not-noted"], 7, 3)
+        (rare,) = controlled.all_controls(["failed-sync-not-noted"], 7, 3)
         self.assertNotIn(rare, usual)
 
     def result(self, effective, tried=report.IMPLAUSIBLE, **details):
         state = {"effective": False, "failed": False, "restored": 1, "fault": "all-lost",
                  "torn": 0, "nested": 0, "phases": {}}
-        return campaign.JobResult("recording 1", scenario="errors", states=[
+        return trial.JobResult("recording 1", scenario="errors", states=[
             {**state, "effective": number < effective} for number in range(tried)], **details)
 
     def test_scenario_without_what_it_is_about(self):
@@ -66,19 +68,19 @@ class CampaignTest(unittest.TestCase):
     def test_load_that_has_come_to_nothing(self):
         acks = [{"what": "resumed"}, {"what": "fail"}]
         with self.assertRaises(record.RecordError):
-            campaign.require_acks(SimpleNamespace(acks=acks))
-        campaign.require_acks(SimpleNamespace(acks=[*acks, {"what": "ack"}]))
+            trial.require_acks(SimpleNamespace(acks=acks))
+        trial.require_acks(SimpleNamespace(acks=[*acks, {"what": "ack"}]))
 
     def test_mistakes_of_ours_find_no_control(self):
         def found(*complaints):
-            result = campaign.JobResult("control", control="R2")
+            result = trial.JobResult("control", control="R2")
             outcome = judge.Outcome(states.State(1, "all-lost", 1), list(complaints))
-            return campaign._first_failure([outcome], result), len(result.failures)
+            return controlled.first_failure([outcome], result), len(result.failures)
         self.assertEqual(found("explorer: Traceback"), (False, 0))
         self.assertEqual(found("explorer: Traceback", "client a: transaction 1"), (True, 1))
 
     def test_some_recordings_need_syncs_of_the_logs_directory(self):
-        strict = sum(bool(campaign.rules_of(seed).names_need_directory_sync)
+        strict = sum(bool(trial.rules_of(seed).names_need_directory_sync)
                      for seed in range(1000))
         self.assertTrue(200 < strict < 300, strict)
 
