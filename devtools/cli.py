@@ -393,8 +393,13 @@ def _check(paths, args):
     if args.fast:
         return _check_fast(paths, args)
     deps.ensure(paths, deps.CHECK)
-    result = check.report(check.run_all(paths, _obtain(paths)))
-    return 1 if result.failed else 0
+    upstream = _obtain(paths)
+    results = [check.report(check.run_all(paths, upstream))]
+    if indent.program(paths).exists():
+        results.append(indent.check(paths, upstream))
+    else:
+        note("pgindent is left out: ./dev build test makes it")
+    return 1 if any(result.failed for result in results) else 0
 
 
 def _rules(paths, args):
@@ -459,10 +464,11 @@ def _test(paths, args):
     places = {}
     if not args.suite or any(name.partition("/")[0] != "dev" for name in args.suite):
         _build_kind(paths, "test")
-        # Some of our own tests move a cluster to a stock server and back, or
-        # try what is given to monitoring systems.
-        places = {"PGDW_STOCK_BINDIR": str(_build_kind(paths, "stock")),
-                  "PGDW_MONITORING_DIR": str(paths.repo / "packaging" / "monitoring")}
+        # Some of our own tests try what is given to monitoring systems, or move a cluster to a
+        # stock server and back.
+        places = {"PGDW_MONITORING_DIR": str(paths.repo / "packaging" / "monitoring")}
+        if not wanted or suites.need_stock(paths, wanted):
+            places[suites.STOCK] = str(_build_kind(paths, "stock"))
         crash.prepare(paths)
     names = []
     if wanted or not args.suite:

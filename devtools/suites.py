@@ -78,6 +78,9 @@ GRACE_SECONDS = 60
 
 TAIL_LINES = 40
 
+# Names the programs of a stock server to tests that need one.
+STOCK = "PGDW_STOCK_BINDIR"
+
 # Where Python tests have their files.
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
@@ -142,6 +145,13 @@ def of_suites(tests, wanted):
         if one not in tests and not any(name.startswith(f"{one}/") for name in tests):
             raise DevError(f"there is no suite and no test {one}")
     return [name for name in tests if name in wanted or name.partition("/")[0] in wanted]
+
+
+def need_stock(paths, wanted):
+    """Say whether a test of ours in these suites, or of these names, asks for a stock server."""
+    asking = (path for path in paths.overlay.rglob("t/*.pl") if STOCK in path.read_text())
+    return any({suite, f"{suite}/{name}"} & set(wanted)
+               for suite, name in ((path.parent.parent.name, path.stem) for path in asking))
 
 
 def read_exclusions(path, tests):
