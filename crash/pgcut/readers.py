@@ -18,6 +18,21 @@ SELECT x.key, (x.value->>'rows')::bigint, (x.value->>'sum')::numeric, o.client, 
 FROM oracle.now o, jsonb_each(o.state->'tables') x
 WHERE split_part(o.client, '-', 1) = ANY (%s) AND NOT (x.value->>'unlogged')::boolean
 """
+# What tells snapshots from pages if they do not agree: which transactions made the newest
+# rows, and may the snapshot see them?  A file of another number has been rewritten.
+_EVIDENCE = """
+SELECT format('%%s in snapshot %%s, replayed up to %%s: file %%s, rows by transaction%%s;'
+              ' journal: file %%s, numbers by transaction%%s',
+              '{table}', pg_current_snapshot(), pg_last_wal_replay_lsn(),
+              pg_relation_filenode('{table}'),
+              (SELECT string_agg(format(' %%s:%%s', xmin, rows), '')
+               FROM (SELECT xmin, count(*) AS rows FROM {table} GROUP BY xmin
+                     ORDER BY xmin::text::bigint DESC LIMIT 5) x),
+              pg_relation_filenode('oracle.journal'),
+              (SELECT string_agg(format(' %%s:%%s', xmin, n), '')
+               FROM (SELECT xmin, n FROM oracle.journal WHERE client = %s
+                     ORDER BY n DESC LIMIT 5) x))
+"""
 # The tables of scripts; see scripts.py.
 _SCENE = """
 SELECT oid::regclass::text FROM pg_class
@@ -96,8 +111,11 @@ def disagreements(cursor):
     found = list(plans.disagreements_of_accounts(cursor))
     cursor.execute(_TABLES, (STEADY,))
     for table, rows, total, client, number in cursor.fetchall():
-        found += [f"{table} after {number} of {client}, {text}"
-                  for text in plans.disagreements(cursor, table, rows, total)]
+        wrong = [f"{table} after {number} of {client}, {text}"
+                 for text in plans.disagreements(cursor, table, rows, total)]
+        if wrong:
+            cursor.execute(_EVIDENCE.format(table=table), (client,))
+            found += [*wrong, *cursor.fetchone()]
     return found
 
 

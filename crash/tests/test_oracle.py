@@ -775,6 +775,18 @@ class ClientsTest(unittest.TestCase):
     def complaints(self, client):
         return [event["text"] for event in client.run.record.acks if event["what"] == "complaint"]
 
+    def test_reader_says_what_it_saw(self):
+        def about(cursor, table):
+            return [text for text in readers.disagreements(cursor) if text.startswith(table)]
+
+        with closing(self.cluster.instance.connect()) as connection, connection.cursor() as cursor:
+            self.assertEqual(about(cursor, "load.toast_1_t"), [])
+            cursor.execute("DELETE FROM load.toast_1_t WHERE id = 1")
+            *wrong, evidence = about(cursor, "load.toast_1_t")
+        self.assertEqual(len(wrong), len(plans.PLANS))
+        self.assertRegex(evidence, r"^load.toast_1_t in snapshot \d+:\d+:.* rows by transaction"
+                         r"( \d+:\d+)+; journal: file \d+, .* \d+:1$")
+
     def test_copy_that_fails_twice(self):
         class Cursor:
             def __init__(self, cause):
