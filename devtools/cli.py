@@ -550,8 +550,9 @@ def _mutate(paths, args):
     mutate.require()
     if any(one.controls for one in mutations):
         deps.ensure(paths, crash.PACKAGES)
-    for kind in ("test", "stock"):
-        _build_kind(paths, kind)
+    _build_kind(paths, "test")
+    if suites.need_stock(paths, [name for one in mutations for name in one.tests]):
+        _build_kind(paths, "stock")
     outcomes = mutate.run_all(paths, mutations)
     mutate.record(paths, mutations, outcomes)
     return mutate.conclude(outcomes)

@@ -231,7 +231,7 @@ def _try(paths, mutation):
     if mutation.tests:
         suites.prepare(paths, KIND)
         environment = {"PG_TEST_TIMEOUT_DEFAULT": str(EVENT_TIMEOUT_SECONDS),
-                       "PGDW_STOCK_BINDIR": str(build.bindir(paths, "stock")),
+                       suites.STOCK: str(build.bindir(paths, "stock")),
                        "PGDW_MONITORING_DIR": str(paths.repo / "packaging" / "monitoring")}
         for result in suites.run_tests(paths, KIND, list(mutation.tests), suites.MODES[0],
                                        environment):

@@ -25,14 +25,20 @@ import re
 import shutil
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common.base import DevError, locked, note, say, write_if_changed
+from common.base import DevError, Paths, locked, note, say, write_if_changed
 
 from . import build, suites, worktree
 from . import patch as patches
-from .git import TOOL_AUTHOR, Git
+from .git import TOOL_AUTHOR, Entry, Git
+from .source import Source
+
+# Patches with the names of their files; and files, {path: (mode, blob)}.
+Series = list[tuple[str, patches.Patch]]
+Entries = dict[str, Entry]
 
 KIND = "test"
 TEST = "regress/regress"
@@ -54,7 +60,7 @@ class Member:
 # Which patch has which file ------------------------------------------------
 
 
-def problems(series, overlay_paths):
+def problems(series: Series, overlay_paths: Iterable[str]) -> list[str]:
     """Describe what is wrong with the `Overlay:` lines of [(file name, Patch)]."""
     found = []
     for name, patch in series:
@@ -69,7 +75,7 @@ def problems(series, overlay_paths):
     return found
 
 
-def owners(series, path):
+def owners(series: Series, path: str) -> list[str]:
     """Return the names of patches that bring a file: those that name it, else by patterns."""
     return [name for name, patch in series if path in patch.overlay] or \
         [name for name, patch in series if patch.owns(path)]
@@ -82,17 +88,17 @@ def owners(series, path):
 class Step:
     """Files of overlay/ before and after a patch, {path: (mode, blob)}."""
 
-    before: dict
-    after: dict
+    before: Entries
+    after: Entries
 
     @property
-    def changed(self):
+    def changed(self) -> Entries:
         """Return the part of `after` that differs from `before`."""
         return {path: entry for path, entry in self.after.items()
                 if self.before.get(path) != entry}
 
 
-def steps(git, series, overlay, directory):
+def steps(git: Git, series: Series, overlay: Entries, directory: Path) -> list[Step]:
     """Return a Step for each of [(file name, Patch)], of which `overlay` is the outcome.
 
     Raises DevError if the hunks of a patch in files of overlay/ cannot be taken back.
@@ -112,9 +118,10 @@ def steps(git, series, overlay, directory):
     return found[::-1]
 
 
-def _without_lines(git, entries, paths):
+def _without_lines(git: Git, entries: Entries, paths: Iterable[str]) -> Entries:
     """Return the entries, changed, of files for make and meson that have lines for `paths`."""
-    texts, changed = {}, {}
+    texts: dict[str, bytes] = {}
+    changed: Entries = {}
     for path in paths:
         for listing, line in _lines_for(path):
             if listing in entries:
@@ -126,7 +133,7 @@ def _without_lines(git, entries, paths):
     return changed
 
 
-def _lines_for(path):
+def _lines_for(path: str) -> Iterator[tuple[str, bytes]]:
     """Yield (file that may list `path`, pattern of the line)."""
     place = Path(path)
     source = rb"(?m)^[ \t]*'%s',\n"
@@ -142,11 +149,11 @@ def _lines_for(path):
 LAST_OBJECT = re.compile(rb"(?m)^(\t\w+\.o) \\$(?!\n\t)")
 
 
-def _no_files(git):
+def _no_files(git: Git) -> str:
     return git("hash-object", "-t", "tree", "-w", "--stdin", data=b"")
 
 
-def _take_back(scratch, changes, name):
+def _take_back(scratch: Git, changes: Path, name: str) -> None:
     """Take hunks back from the index of `scratch`: all context must match."""
     if not changes.is_file():
         raise DevError(f"patches/{name} names {changes}, which does not exist")
@@ -158,7 +165,7 @@ def _take_back(scratch, changes, name):
             from exc
 
 
-def early_uses(git, series, found):
+def early_uses(git: Git, series: Series, found: list[Step]) -> Iterator[str]:
     """Yield what each of [(file name, Patch)] includes or calls that only a later one brings.
 
     `found` are their Steps.  Only functions of overlay/ are known, by PostgreSQL's layout of C.
@@ -188,32 +195,32 @@ GLOBAL = re.compile(r"^(?!static\b)\w[^\n;]*\n(\w+)\(", re.MULTILINE)
 COMMENT = re.compile(r'/\*.*?\*/|"(?!.*\.h"$)(?:\\.|[^"\\\n])*"', re.DOTALL | re.MULTILINE)
 
 
-def _without_comments(text):
+def _without_comments(text: str) -> str:
     return COMMENT.sub("", text)
 
 
 class _Reader:
     """Reads C files of a repository, each once."""
 
-    def __init__(self, git):
+    def __init__(self, git: Git) -> None:
         self.git = git
-        self.texts = {}
+        self.texts: dict[str, str] = {}
 
-    def code(self, blob):
+    def code(self, blob: str) -> str:
         """Return a file's text without comments and strings."""
         if blob not in self.texts:
             self.texts[blob] = _without_comments(
                 self.git.raw("cat-file", "blob", blob).decode(errors="replace"))
         return self.texts[blob]
 
-    def functions(self, entries):
+    def functions(self, entries: Entries) -> set[str]:
         """Return the global functions of {path: (mode, blob)}, except those of tests."""
         return {function for path, (_, blob) in entries.items()
                 if path.endswith(".c") and not path.startswith("src/test/")
                 for function in GLOBAL.findall(self.code(blob))}
 
 
-def before(paths, name, directory):
+def before(paths: Paths, name: str, directory: Path) -> list[str]:
     """Write files of overlay/ as they are before hunks change them; returns those with conflicts.
 
     `name` is a file of hunks, or a series that has one only.  What hunks no longer fit is merged
@@ -230,12 +237,13 @@ def before(paths, name, directory):
     return conflicts
 
 
-def _below(directory, path):
+def _below(directory: Path, path: str) -> Path:
     (directory / path).parent.mkdir(parents=True, exist_ok=True)
     return directory / path
 
 
-def _texts_before(paths, git, place, after):
+def _texts_before(paths: Paths, git: Git, place: str,
+                  after: Entries) -> dict[str, tuple[bytes, bool]]:
     """Return {path: (text before the hunks, whether it has conflicts)}; `after` are entries."""
     texts, committed = {}, None
     diff = (paths.patches / place).read_bytes()
@@ -251,11 +259,11 @@ def _texts_before(paths, git, place, after):
     return texts
 
 
-def _text(git, entries, path):
+def _text(git: Git, entries: Entries, path: str) -> bytes:
     return git.raw("cat-file", "blob", entries[path][1])
 
 
-def _committed_step(paths, git, place):
+def _committed_step(paths: Paths, git: Git, place: str) -> Step:
     """Return the Step of a file of hunks as it was committed last."""
     with tempfile.TemporaryDirectory() as scratch:
         worktree.check_out_committed(paths, ("overlay", "patches"), Path(scratch))
@@ -265,7 +273,7 @@ def _committed_step(paths, git, place):
     return next(step for (_, patch), step in zip(series, found) if place in patch.changes)
 
 
-def _merged(git, *texts):
+def _merged(git: Git, *texts: bytes) -> tuple[bytes, bool]:
     """Return the merge of three texts, of which the second is the base, and if it has conflicts."""
     with tempfile.TemporaryDirectory() as scratch:
         files = [Path(scratch) / name for name in ("now", "base", "before")]
@@ -275,11 +283,11 @@ def _merged(git, *texts):
     return merged, _has_conflicts(merged)
 
 
-def _has_conflicts(text):
+def _has_conflicts(text: bytes) -> bool:
     return b"\n<<<<<<< " in text
 
 
-def _reversed(git, path, text, diff):
+def _reversed(git: Git, path: str, text: bytes, diff: bytes) -> bytes:
     """Return a text with a diff taken back; raises DevError if it does not fit."""
     blob = git("hash-object", "-w", "--no-filters", "--stdin", data=text)
     with git.scratch(_no_files(git)) as scratch:
@@ -288,7 +296,7 @@ def _reversed(git, path, text, diff):
         return scratch.raw("cat-file", "blob", scratch.files(scratch("write-tree"))[path][1])
 
 
-def record(paths, name, directory):
+def record(paths: Paths, name: str, directory: Path) -> None:
     """Make hunks in files of overlay/ those that change the texts in `directory`.
 
     Raises DevError if a text still has marks of conflicts.
@@ -310,7 +318,7 @@ def record(paths, name, directory):
         say(f"wrote patches/{place}: {len(early)} files, {diff.count(bytes([10]))} lines")
 
 
-def refit(paths, directory):
+def refit(paths: Paths, directory: Path) -> None:
     """Fit all hunks to edits of overlay/, the last ones first, as before() and record() do.
 
     Raises DevError if texts, which are in `directory` then, have conflicts.
@@ -324,7 +332,7 @@ def refit(paths, directory):
         record(paths, place, texts)
 
 
-def _changes_of(paths, git, name):
+def _changes_of(paths: Paths, git: Git, name: str) -> tuple[str, Entries]:
     """Return the name below patches/ of a file of hunks, and {path: entry} after them.
 
     `name` is that name, or that of a series with one such file.
@@ -344,7 +352,7 @@ def _changes_of(paths, git, name):
 # Making the series --------------------------------------------------------
 
 
-def commit(paths, git, upstream):
+def commit(paths: Paths, git: Git, upstream: str) -> list[Member]:
     """Commit the review series on `upstream`; returns its Members.
 
     Raises DevError if a file of overlay/ does not belong to exactly one
@@ -369,7 +377,7 @@ def commit(paths, git, upstream):
     return members
 
 
-def _obtain(paths, source):
+def _obtain(paths: Paths, source: Source) -> tuple[Git, str, list[Member]]:
     """Return the Git of work/, the commit of upstream, and the Members."""
     with locked(paths):
         git = worktree.repository(paths)
@@ -377,7 +385,7 @@ def _obtain(paths, source):
         return git, upstream, commit(paths, git, upstream)
 
 
-def write(paths, source, directory, name=""):
+def write(paths: Paths, source: Source, directory: Path, name: str = "") -> int:
     """Write the patches of one series, or of all, into `directory`; returns their number.
 
     That of one series has its cover letter as number 0.  Raises DevError if there is none.
@@ -395,7 +403,7 @@ def write(paths, source, directory, name=""):
     return len(chosen)
 
 
-def of_series(members, name):
+def of_series(members: list[Member], name: str) -> list[Member]:
     """Return the Members of the series `name`, or all; raises DevError if there is none."""
     chosen = [member for member in members if name in ("", member.series)]
     if name and not chosen:
@@ -403,7 +411,8 @@ def of_series(members, name):
     return chosen
 
 
-def _format(git, base, members, directory, cover=False):
+def _format(git: Git, base: str, members: list[Member], directory: Path,
+            cover: bool = False) -> list[Path]:
     """Write the Members, which follow `base`, as mails; returns their paths in order."""
     tip = members[-1].commit if members else base
     git("format-patch", "-q", "--zero-commit", "--no-signature", "--numbered", "--no-renames",
@@ -414,7 +423,8 @@ def _format(git, base, members, directory, cover=False):
 IS_TEST = re.compile(r"^src/test/|/(?:t|sql|specs|expected)/")
 
 
-def _sizes(git, upstream, members, chosen):
+def _sizes(git: Git, upstream: str, members: list[Member],
+           chosen: list[Member]) -> Iterator[str]:
     """Yield the lines of a table: what patches add in files of upstream, new ones, and tests."""
     known = git.files(upstream)
     total = [0, 0, 0]
@@ -432,7 +442,8 @@ def _sizes(git, upstream, members, chosen):
     yield "{:6}{:6}{:6}  in all".format(*total)
 
 
-def _fill_cover(mail, author, letter, version, before, sizes):
+def _fill_cover(mail: Path, author: str, letter: Path, version: str, before: list[str],
+                sizes: str) -> None:
     """Put author, subject and text of a cover letter, and what it stands on, into git's."""
     if not letter.is_file():
         raise DevError(f"{letter} is missing", "say what the series is for, and why")
@@ -446,7 +457,8 @@ def _fill_cover(mail, author, letter, version, before, sizes):
 # Trying the series --------------------------------------------------------
 
 
-def check(paths, source, first=1, only=None, tests=True, name=""):
+def check(paths: Paths, source: Source, first: int = 1, only: int | None = None,
+          tests: bool = True, name: str = "") -> list[suites.Result]:
     """Apply, build and test each patch in turn; returns one Result for each and for all.
 
     With `first`, begin with that patch; with `only`, take no other; with `name`, take those
@@ -470,12 +482,13 @@ def check(paths, source, first=1, only=None, tests=True, name=""):
     return results
 
 
-def _report(what, result):
+def _report(what: str, result: suites.Result) -> None:
     """Say how a step has gone."""
     say(f"{what}: " + (f"failed, {result.output}" if result.failed else "passed"))
 
 
-def _apply_as_mails(git, upstream, members, source):
+def _apply_as_mails(git: Git, upstream: str, members: list[Member],
+                    source: Source) -> suites.Result:
     """Have `git am` apply the series to the pristine sources; returns a Result."""
     say("applying the series to the pristine sources")
     started = time.monotonic()
@@ -500,7 +513,7 @@ def _apply_as_mails(git, upstream, members, source):
     return _result("series/am", problem, started)
 
 
-def place(paths):
+def place(paths: Paths) -> Paths:
     """Return the Paths to build at: a build root in the build root, with its compiler cache.
 
     Sources and builds lie there as they do in the other one, so that the cache
@@ -514,13 +527,13 @@ def place(paths):
     return aside
 
 
-def _check_out(aside, git, member):
+def _check_out(aside: Paths, git: Git, member: Member) -> None:
     """Make the directory of sources that of a Member; what stays the same is not touched."""
     Git(git.repo, aside.work, str(aside.root / "index"))("read-tree", "--reset", "-u",
                                                         member.commit)
 
 
-def _try(paths, tests):
+def _try(paths: Paths, tests: bool) -> str:
     """Build what is checked out, and run the regression tests; returns what is wrong."""
     try:
         build.build(paths, KIND, paths.work)
@@ -535,7 +548,7 @@ def _try(paths, tests):
     return f"{TEST} failed" if any(one.failed for one in outcome) else ""
 
 
-def _result(name, problem, started):
+def _result(name: str, problem: str, started: float) -> suites.Result:
     """Return the Result of a step that went well, or had a problem."""
     return suites.Result(name, suites.NO_MODE, int(not problem), int(bool(problem)), 0,
                          time.monotonic() - started, output=problem)
