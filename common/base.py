@@ -315,7 +315,9 @@ def clean_env(paths: Paths, **extra: str) -> dict[str, str]:
     env = {name: value for name, value in os.environ.items()
            if not name.startswith(("PG", "LC_"))
            and name not in ("TEMP_CONFIG", "DESTDIR", "LANGUAGE", "INITDB_TEMPLATE")}
-    env.update(LANG="C.UTF-8", CCACHE_DIR=str(paths.root / "ccache"), CCACHE_MAXSIZE="2G")
+    # What one checkout has compiled serves others, whose objects name another directory.
+    env.update(LANG="C.UTF-8", CCACHE_DIR=str(paths.root / "ccache"), CCACHE_MAXSIZE="2G",
+               CCACHE_NOHASHDIR="1")
     user = server_user()
     if user:
         env.update(PATH=SYSTEM_PATH, HOME=str(paths.root / "home"),

@@ -65,8 +65,9 @@ SMALL = ("nodoc", "pkg.postgresql.nollvm")
 QUICK = ("noopt", "noautodbgsym")
 FAST_PACKING = "export DPKG_DEB_COMPRESSOR_LEVEL=1"
 
-# Where tests find the packages, and those of stock.
-REPOSITORY, STOCK = "/packages", "/stock"
+# Where tests find the packages, and those of stock; and builds, what those before have compiled:
+# most files of stock are as in ours.
+REPOSITORY, STOCK, CACHE = "/packages", "/stock", "/ccache"
 
 MAINTAINER = "Double Write Team <team@example.org>"
 
@@ -209,13 +210,17 @@ def _build(paths, suite, tree, profiles, result, options=()):
         f"cat > /tmp/control/debian/control <<'END'\n{control}\nEND",
         "apt-get update -q",
         f"apt-get build-dep -q -y --no-install-recommends -P {','.join(names)} /tmp/control",
-        "apt-get clean"])
+        "apt-get install -q -y --no-install-recommends ccache", "apt-get clean"])
+    cache = place(paths, suite) / "ccache"
+    cache.mkdir(exist_ok=True)
+    binds = [(tree.parent, "/build"), (packages(paths, suite), REPOSITORY), (cache, CACHE)]
     chroot.call(paths, suite.name, "\n".join([
-        "cd /build/tree", f"export DEB_BUILD_PROFILES='{' '.join(names)}'",
+        f"cd /build/tree; export PATH=/usr/lib/ccache:$PATH CCACHE_DIR={CACHE} CCACHE_MAXSIZE=1G",
+        f"export DEB_BUILD_PROFILES='{' '.join(names)}'",
         f"export DEB_BUILD_OPTIONS='{' '.join(['nocheck', f'parallel={os.cpu_count()}', *options])}'",
         FAST_PACKING if options else "",
         "dpkg-buildpackage --build=any --unsigned-source --unsigned-changes",
-    ]), [(tree.parent, "/build"), (packages(paths, suite), REPOSITORY)], prepare=prepare)
+    ]), binds, prepare=prepare)
     for package in sorted(tree.parent.glob("*.deb")):
         shutil.move(package, result)
     shutil.rmtree(tree.parent)
