@@ -26,7 +26,11 @@ only `common` and `bench`:
     atomic    tests of atomic writes, on file systems made for them
     atomicvm  a virtual machine whose disks write atomically, or do not
     rules     the rules for Prometheus, tried with its own tool
-    tools     backup tools and others, tried with crashes and torn pages
+    trial     what trials of tools share: a cluster, clients, a crash with torn pages
+    backups   trials of tools that make backups
+    doors     trials of what stands between clients and a server, or beside it
+    upgrade   the trial of pg_upgrade
+    tools     all these trials: `./dev tools`
     series    the review series: written, built and tested patch by patch
     lint      linters for the manifest of Kubernetes, the dashboard and the RPM spec
     crash     the power-cut explorer
