@@ -50,7 +50,6 @@ AS 'MODULE_PATHNAME'
 LANGUAGE C STRICT VOLATILE PARALLEL SAFE;
 
 CREATE FUNCTION pg_double_write_restore(
-	OUT at_this_start boolean,
 	OUT finished timestamp with time zone,
 	OUT batches bigint,
 	OUT pages_examined bigint,
@@ -60,20 +59,6 @@ CREATE FUNCTION pg_double_write_restore(
 	OUT pages_buffered bigint,
 	OUT bytes_read bigint,
 	OUT duration_ms double precision)
-AS 'MODULE_PATHNAME'
-LANGUAGE C STRICT VOLATILE PARALLEL SAFE;
-
-CREATE FUNCTION pg_double_write_ledger(
-	OUT reltablespace oid,
-	OUT reldatabase oid,
-	OUT relfilenode oid,
-	OUT relforknumber smallint,
-	OUT relblocknumber bigint,
-	OUT log_segment text,
-	OUT log_offset integer,
-	OUT lsn_before pg_lsn,
-	OUT lsn_after pg_lsn)
-RETURNS SETOF record
 AS 'MODULE_PATHNAME'
 LANGUAGE C STRICT VOLATILE PARALLEL SAFE;
 
@@ -208,18 +193,10 @@ SELECT t.spcname AS tablespace, p.file_system, p.device, p.unit_bytes,
 FROM pg_catalog.pg_tablespace t
 	LEFT JOIN pg_atomic_write_places() p ON p.tablespace = t.oid;
 
--- The last restore of this cluster, also if the server has been restarted
--- since, and the pages that it wrote home.
+-- What this server has restored when it was started.
 CREATE VIEW pg_double_write_restore AS
 SELECT r.* FROM pg_double_write_restore() r
 WHERE r.finished IS NOT NULL;
-
--- A relation has a name in its own database only, or it is shared.
-CREATE VIEW pg_double_write_ledger AS
-SELECT CASE WHEN l.reldatabase IN ('0', d.oid) THEN
-		pg_catalog.pg_filenode_relation(l.reltablespace, l.relfilenode) END AS relation, l.*
-FROM pg_double_write_ledger() l
-	JOIN pg_catalog.pg_database d ON d.datname = pg_catalog.current_database();
 
 -- What the sizes in force have meant for the work done so far, in words.
 -- Nothing is said of a size before enough has been done that shares mean
@@ -422,10 +399,6 @@ GRANT SELECT ON pg_stat_double_writes, pg_stat_double_write_batches,
 	pg_double_write_sizing, pg_double_write_summary, pg_double_write_what_if,
 	pg_double_write_recovery, pg_instant_recovery, pg_fetched_pages,
 	pg_atomic_write_status TO PUBLIC;
-
-REVOKE ALL ON FUNCTION pg_double_write_ledger() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION pg_double_write_ledger() TO pg_read_all_stats;
-GRANT SELECT ON pg_double_write_ledger TO pg_read_all_stats;
 
 REVOKE ALL ON FUNCTION pg_stat_reset_double_writes() FROM PUBLIC;
 REVOKE ALL ON FUNCTION pg_instant_recovery_give_up(text, bigint) FROM PUBLIC;

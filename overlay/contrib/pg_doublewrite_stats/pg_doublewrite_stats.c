@@ -7,8 +7,7 @@
  * recovery.  They are not part of the cumulative statistics system,
  * whose file format is that of the stock server.
  *
- * We know nothing of that memory: see doublewrite_stats.h.  What we do know is
- * a file, the ledger of the last restore, which names its version.
+ * We know nothing of that memory: see doublewrite_stats.h.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -21,12 +20,9 @@
 
 #include "access/instantrecovery.h"
 #include "access/xlogdefs.h"
-#include "common/doublewrite_scan.h"
 #include "funcapi.h"
 #include "miscadmin.h"
-#include "storage/doublewrite_format.h"
 #include "storage/doublewrite_stats.h"
-#include "storage/fd.h"
 #include "utils/builtins.h"
 #include "utils/pg_lsn.h"
 #include "utils/timestamp.h"
@@ -38,7 +34,6 @@ PG_MODULE_MAGIC_EXT(
 
 PG_FUNCTION_INFO_V1(pg_atomic_write_places);
 PG_FUNCTION_INFO_V1(pg_double_write_counters);
-PG_FUNCTION_INFO_V1(pg_double_write_ledger);
 PG_FUNCTION_INFO_V1(pg_double_write_log);
 PG_FUNCTION_INFO_V1(pg_double_write_mode);
 PG_FUNCTION_INFO_V1(pg_instant_recovery_give_up);
@@ -103,16 +98,6 @@ pg_stat_double_write_batches(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
-static Datum
-make_row(FunctionCallInfo fcinfo, Datum *values, bool *nulls)
-{
-	TupleDesc	tupdesc;
-
-	if (get_call_result_type(fcinfo, NULL, &tupdesc) != TYPEFUNC_COMPOSITE)
-		elog(ERROR, "return type must be a row type");
-	return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(tupdesc), values, nulls));
-}
-
 /* A column that shows a figure of the server */
 typedef struct FigureColumn
 {
@@ -126,12 +111,6 @@ static Datum
 make_bool(int64 value)
 {
 	return BoolGetDatum(value != 0);
-}
-
-static Datum
-make_is_known(int64 value)
-{
-	return BoolGetDatum(true);
 }
 
 static Datum
@@ -181,6 +160,7 @@ make_row_of_figures(FunctionCallInfo fcinfo, const DoubleWriteSnapshot *snapshot
 {
 	Datum		values[MAX_COLUMNS] = {0};
 	bool		nulls[MAX_COLUMNS];
+	TupleDesc	tupdesc;
 
 	Assert(ncolumns <= MAX_COLUMNS);
 	for (int i = 0; i < ncolumns; i++)
@@ -191,7 +171,9 @@ make_row_of_figures(FunctionCallInfo fcinfo, const DoubleWriteSnapshot *snapshot
 		if (!nulls[i])
 			values[i] = columns[i].make(value);
 	}
-	return make_row(fcinfo, values, nulls);
+	if (get_call_result_type(fcinfo, NULL, &tupdesc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(tupdesc), values, nulls));
 }
 
 #define RETURN_FIGURES(snapshot, columns) \
@@ -385,74 +367,12 @@ pg_instant_recovery_give_up(PG_FUNCTION_ARGS)
 }
 
 /*
- * Open the ledger of the last restore and read its header.  Returns NULL if
- * there is none that we know how to read, or that can be believed.
- */
-static FILE *
-open_ledger(DWLedgerHeader *header)
-{
-	FILE	   *fp = AllocateFile(DW_LEDGER_FILE, PG_BINARY_R);
-
-	if (fp == NULL)
-	{
-		if (errno != ENOENT)
-			ereport(ERROR,
-					(errcode_for_file_access(),
-					 errmsg("could not open file \"%s\": %m", DW_LEDGER_FILE)));
-		return NULL;
-	}
-	if (fread(header, sizeof(*header), 1, fp) != 1 ||
-		header->magic != DW_LEDGER_MAGIC ||
-		header->version != DW_LEDGER_VERSION ||
-		header->entry_size != sizeof(DWLedgerEntry))
-	{
-		FreeFile(fp);
-		return NULL;
-	}
-	if (!DWLedgerIntact(fp, header))
-	{
-		/* no error, with which monitoring would lose the other figures, too */
-		ereport(WARNING,
-				(errcode(ERRCODE_DATA_CORRUPTED),
-				 errmsg("file \"%s\" is damaged", DW_LEDGER_FILE)));
-		FreeFile(fp);
-		return NULL;
-	}
-	return fp;
-}
-
-/*
- * A restore of which only the ledger is left.
- */
-static Datum
-make_row_of_ledger(FunctionCallInfo fcinfo, const DWLedgerHeader *header)
-{
-	Datum		values[] = {
-		BoolGetDatum(false),
-		TimestampTzGetDatum(header->finished),
-		Int64GetDatum(header->batches),
-		Int64GetDatum(header->examined),
-		Int64GetDatum(header->restored),
-		Int64GetDatum(header->identical),
-		Int64GetDatum(header->missing),
-		Int64GetDatum(header->buffered),
-		Int64GetDatum(header->bytes_read),
-		Float8GetDatum(header->usec / 1000.0),
-	};
-	bool		nulls[lengthof(values)] = {0};
-
-	return make_row(fcinfo, values, nulls);
-}
-
-/*
- * The last restore of this cluster that is known: the one that this server ran
- * when it was started, or an earlier one.  NULL if there is none.
+ * What this server has restored when it was started.  All null if there was nothing.
  */
 Datum
 pg_double_write_restore(PG_FUNCTION_ARGS)
 {
 	static const FigureColumn columns[] = {
-		{"restore_finished", make_is_known},
 		{"restore_finished", make_timestamp_tz},
 		{"restore_batches", make_bigint},
 		{"restore_examined", make_bigint},
@@ -463,64 +383,6 @@ pg_double_write_restore(PG_FUNCTION_ARGS)
 		{"restore_bytes_read", make_bigint},
 		{"restore_usec", make_milliseconds},
 	};
-	DoubleWriteSnapshot *snapshot = DoubleWriteTakeSnapshot();
-	DWLedgerHeader header;
-	FILE	   *fp;
-	int64		finished;
 
-	if (DoubleWriteSnapshotValue(snapshot, "restore_finished", &finished))
-		RETURN_FIGURES(snapshot, columns);
-
-	fp = open_ledger(&header);
-	if (fp == NULL)
-		PG_RETURN_NULL();
-	FreeFile(fp);
-	PG_RETURN_DATUM(make_row_of_ledger(fcinfo, &header));
-}
-
-static void
-put_ledger_entry(ReturnSetInfo *rsinfo, const DWLedgerEntry *entry)
-{
-	Datum		values[9];
-	bool		nulls[9] = {0};
-
-	values[0] = ObjectIdGetDatum(entry->rlocator.spcOid);
-	values[1] = ObjectIdGetDatum(entry->rlocator.dbOid);
-	values[2] = ObjectIdGetDatum(entry->rlocator.relNumber);
-	values[3] = Int16GetDatum(entry->forknum);
-	values[4] = Int64GetDatum(entry->blkno);
-	values[5] = CStringGetTextDatum(psprintf("%016" PRIX64, entry->log_segno));
-	values[6] = Int32GetDatum(entry->log_offset);
-	values[7] = LSNGetDatum(entry->lsn_before);
-	values[8] = LSNGetDatum(entry->lsn_after);
-	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
-}
-
-/*
- * The pages that the last restore wrote home.
- */
-Datum
-pg_double_write_ledger(PG_FUNCTION_ARGS)
-{
-	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	DWLedgerHeader header;
-	DWLedgerEntry entry;
-	FILE	   *fp;
-
-	InitMaterializedSRF(fcinfo, 0);
-	fp = open_ledger(&header);
-	if (fp == NULL)
-		return (Datum) 0;
-
-	for (uint64 i = 0; i < header.restored; i++)
-	{
-		CHECK_FOR_INTERRUPTS();
-		if (fread(&entry, sizeof(entry), 1, fp) != 1)
-			ereport(ERROR,
-					(errcode_for_file_access(),
-					 errmsg("could not read file \"%s\": %m", DW_LEDGER_FILE)));
-		put_ledger_entry(rsinfo, &entry);
-	}
-	FreeFile(fp);
-	return (Datum) 0;
+	RETURN_FIGURES(DoubleWriteTakeSnapshot(), columns);
 }

@@ -1513,34 +1513,3 @@ DWNewestCopies(const DWScan *scan, const DWLiveRange *live, int *ncopies)
 	*ncopies = kept;
 	return copies;
 }
-
-/* ---------------------------------------------------------------------
- * The ledger of a restore
- * ---------------------------------------------------------------------
- */
-
-/*
- * Return whether the entries of a ledger are those that were written with
- * this header.  The file is positioned behind the header, and is left there
- * if they are.
- */
-bool
-DWLedgerIntact(FILE *fp, const DWLedgerHeader *header)
-{
-	DWLedgerEntry entry;
-	pg_crc32c	crc;
-	uint64		n = 0;
-
-	INIT_CRC32C(crc);
-	while (fread(&entry, sizeof(entry), 1, fp) == 1)
-	{
-		COMP_CRC32C(crc, &entry, sizeof(entry));
-		/* it is going to be used as an index of an array */
-		if (entry.forknum < 0 || entry.forknum > MAX_FORKNUM)
-			return false;
-		n++;
-	}
-	return n == header->restored &&
-		header->crc == DWLedgerChecksum(crc, header) &&
-		fseek(fp, sizeof(*header), SEEK_SET) == 0;
-}

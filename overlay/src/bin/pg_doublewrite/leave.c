@@ -336,8 +336,6 @@ read_command_line(char *config_file)
 static void
 look_for_files(const LogState *state)
 {
-	static const char *const harmless[] = {DW_LEDGER_FILE, "recovery_progress"};
-
 	if (state->pid == 0 && state->start.label == DW_LABEL_MARKER)
 		note_left("file", pg_strdup(DW_MARKER_FILE), pg_strdup(_("the log is in use")), true,
 				  pg_strdup(_("start this server, and stop it cleanly; do not remove the file")));
@@ -357,12 +355,9 @@ look_for_files(const LogState *state)
 				  pg_strdup(_("leave it until then")) :
 				  pg_strdup(_("remove it")));
 	}
-	for (int i = 0; i < lengthof(harmless); i++)
-	{
-		if (access(harmless[i], F_OK) == 0)
-			note_left("file", pg_strdup(harmless[i]), pg_strdup(_("figures for monitoring")),
-					  false, pg_strdup(_("may be removed")));
-	}
+	if (access("recovery_progress", F_OK) == 0)
+		note_left("file", pg_strdup("recovery_progress"), pg_strdup(_("figures for monitoring")),
+				  false, pg_strdup(_("may be removed")));
 }
 
 /* ---------------------------------------------------------------------

@@ -5,7 +5,6 @@ GETTEXT_FILES    = $(FRONTEND_COMMON_GETTEXT_FILES) \
                    dryrun.c \
                    json.c \
                    leave.c \
-                   ledger.c \
                    list.c \
                    pg_doublewrite.c \
                    readlog.c \

@@ -28,7 +28,6 @@ typedef enum Command
 	COMMAND_LIST,
 	COMMAND_CHECK,
 	COMMAND_DRY_RUN,
-	COMMAND_LEDGER,
 	COMMAND_STORAGE,
 	COMMAND_LEAVE,
 	COMMAND_FETCH_PAGE,
@@ -39,7 +38,6 @@ static const char *const command_names[] = {
 	[COMMAND_LIST] = "list",
 	[COMMAND_CHECK] = "check",
 	[COMMAND_DRY_RUN] = "dry-run",
-	[COMMAND_LEDGER] = "ledger",
 	[COMMAND_STORAGE] = "storage",
 	[COMMAND_LEAVE] = "leave",
 	[COMMAND_FETCH_PAGE] = "fetch-page",
@@ -58,7 +56,6 @@ usage(const char *progname)
 	printf(_("  list                   also list batches, and pages by file\n"));
 	printf(_("  check                  say what is wrong with the log, if anything\n"));
 	printf(_("  dry-run                say which pages a server would restore\n"));
-	printf(_("  ledger                 say what the last restore did\n"));
 	printf(_("  storage                say what the storage promises about page writes\n"));
 	printf(_("  leave                  say what to remove before stock PostgreSQL starts\n"));
 	printf(_("  fetch-page             put a page of the primary in the place of one of a standby\n"));
@@ -145,7 +142,6 @@ run_command(Command command, LogState *state, const Options *options)
 		case COMMAND_DRY_RUN:
 			dry_run(state, options);
 			break;
-		case COMMAND_LEDGER:
 		case COMMAND_STORAGE:
 		case COMMAND_LEAVE:
 		case COMMAND_FETCH_PAGE:
@@ -259,9 +255,8 @@ main(int argc, char **argv)
 		usage_error();
 	}
 	if (datadir == NULL &&
-		(command == COMMAND_DRY_RUN || command == COMMAND_LEDGER ||
-		 command == COMMAND_STORAGE || command == COMMAND_LEAVE ||
-		 command == COMMAND_FETCH_PAGE))
+		(command == COMMAND_DRY_RUN || command == COMMAND_STORAGE ||
+		 command == COMMAND_LEAVE || command == COMMAND_FETCH_PAGE))
 	{
 		pg_log_error("command \"%s\" needs a data directory",
 					 command_names[command]);
@@ -276,15 +271,12 @@ main(int argc, char **argv)
 		usage_error();
 	}
 
-	if (command == COMMAND_STORAGE || command == COMMAND_LEDGER ||
-		command == COMMAND_FETCH_PAGE)
+	if (command == COMMAND_STORAGE || command == COMMAND_FETCH_PAGE)
 	{
 		if (command == COMMAND_STORAGE)
 			test_storage(datadir, &options, seconds, sync_test);
-		else if (command == COMMAND_FETCH_PAGE)
-			fetch_page(datadir, source, relation, block, force);
 		else
-			print_ledger(datadir, &options);
+			fetch_page(datadir, source, relation, block, force);
 		if (fflush(stdout) != 0)
 			pg_fatal("could not write to output: %m");
 		return 0;

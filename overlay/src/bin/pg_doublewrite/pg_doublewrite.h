@@ -90,10 +90,6 @@ extern bool print_leave(const LogState *state, const char *config_file,
 extern void fetch_page(const char *datadir, const char *source, const char *name,
 					   const char *block, bool force);
 
-/* ledger.c */
-extern char *time_text(int64 timestamp);
-extern void print_ledger(const char *datadir, const Options *options);
-
 /* storage.c */
 extern void test_storage(const char *datadir, const Options *options,
 						 int seconds, bool test_sync);

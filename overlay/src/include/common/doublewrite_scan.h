@@ -291,6 +291,4 @@ extern bool DWSamePage(const DWPageEntry *a, const DWPageEntry *b);
 extern DWCopy *DWNewestCopies(const DWScan *scan, const DWLiveRange *live,
 							  int *ncopies);
 
-extern bool DWLedgerIntact(FILE *fp, const DWLedgerHeader *header);
-
 #endif							/* DOUBLEWRITE_SCAN_H */

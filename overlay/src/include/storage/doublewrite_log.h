@@ -376,11 +376,6 @@ extern void dw_show_checkpoint(XLogRecPtr redo);
 extern void dw_note_mode(void);
 extern void dw_stats_start(XLogRecPtr lsn);
 
-/* ledger.c */
-extern void dw_ledger_begin(void);
-extern void dw_ledger_add(const DWLedgerEntry *entry);
-extern void dw_ledger_end(const DWRestoreStats *stats);
-
 /* copies.c */
 extern Size dw_copies_shmem_size(void);
 extern void dw_copies_shmem_init(void);

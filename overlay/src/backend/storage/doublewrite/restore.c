@@ -299,21 +299,6 @@ dw_check_tablespace(Oid spcOid)
 	}
 }
 
-static void
-dw_note_restored(const DWCopy *copy, const char *logged, const char *home)
-{
-	DWLedgerEntry entry = {0};
-
-	entry.rlocator = copy->entry.rlocator;
-	entry.forknum = copy->entry.forknum;
-	entry.blkno = copy->entry.blkno;
-	entry.log_segno = copy->segno;
-	entry.log_offset = copy->offset;
-	entry.lsn_before = PageGetLSN((const PageData *) home);
-	entry.lsn_after = PageGetLSN((const PageData *) logged);
-	dw_ledger_add(&entry);
-}
-
 /*
  * Put a page that is home into a shared buffer.
  *
@@ -419,7 +404,6 @@ dw_count_page(const DWCopy *copy, const char *logged, const char *home,
 		return;
 	}
 	stats->restored++;
-	dw_note_restored(copy, logged, home);
 	ereport(DEBUG1,
 			(errmsg_internal("restored block %u of relation \"%s\" from the double-write log, LSN %X/%X over %X/%X",
 							 copy->entry.blkno,
@@ -481,10 +465,7 @@ dw_mend_page(const DWCopy *copy, char *page, DWRestoreState *state)
 		return false;
 	}
 	if (torn)
-	{
 		state->stats.restored++;
-		dw_note_restored(copy, page, page);
-	}
 	else
 		state->stats.identical++;
 	return true;
@@ -858,7 +839,6 @@ dw_restore(const DWScan *scan, const DWLiveRange *live, bool on_demand)
 	state.home = palloc_aligned(MAX_IO_COMBINE_LIMIT * BLCKSZ,
 								PG_IO_ALIGN_SIZE, 0);
 	state.fd = -1;
-	dw_ledger_begin();
 	dw_begin_progress();
 	if (on_demand && dw_log_continue(scan, live))
 		ncopies = dw_leave_copies(copies, ncopies, &state);
@@ -877,7 +857,6 @@ dw_restore(const DWScan *scan, const DWLiveRange *live, bool on_demand)
 	state.stats.bytes_read = scan->bytes_read;
 	state.stats.usec = INSTR_TIME_GET_MICROSEC(end);
 	DWCtl->restore = state.stats;
-	dw_ledger_end(&state.stats);
 	dw_report_restore(&state.stats);
 	if (dw_copies_left() == 0)
 		return true;

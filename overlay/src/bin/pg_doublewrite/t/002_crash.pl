@@ -100,14 +100,6 @@ sub restores
 		"$said->{restored} $said->{identical} $said->{beyond_end}",
 		"$what: the server does what the dry run said");
 	dw_check_history($node);
-
-	# and the ledger says what was done
-	my $ledger = tool('ledger', '--pages');
-	is( "$ledger->{restored} $ledger->{identical} $ledger->{beyond_end}",
-		"$said->{restored} $said->{identical} $said->{beyond_end}",
-		"$what: counts in the ledger");
-	is($ledger->{buffered}, $line->{buffered}, "$what: pages put into shared buffers");
-	is_deeply($ledger->{pages}, $said->{pages}, "$what: pages in the ledger");
 	return $said;
 }
 
@@ -132,10 +124,6 @@ sub crash
 	return $old;
 }
 
-command_like(
-	[ 'pg_doublewrite', 'ledger', $node->data_dir ],
-	qr/^No restore of this cluster is known\.$/,
-	'no ledger yet');
 $node->start;
 dw_workload_setup($node);
 my $old = crash('doublewrite-log-synced');
@@ -226,10 +214,6 @@ my $said = restores('torn pages');
 cmp_ok($said->{restored}, '>', 10, 'pages were restored');
 
 # the newest batch is incomplete
-command_like(
-	[ 'pg_doublewrite', 'ledger', '--pages', $node->data_dir ],
-	qr/block \d+: LSN \S+ was replaced by \S+ from segment [0-9A-F]{16} at offset \d+\n.*Pages restored: $said->{restored}\n/s,
-	'ledger for people');
 $old = crash('doublewrite-log-written');
 my $lost = dw_tear_log_tail($node, 'pages');
 dw_tear($node, $old);
