@@ -63,7 +63,6 @@ extern void InstantRecoveryForgetRelation(const RelFileLocator *rlocator);
 extern void InstantRecoveryForgetDatabase(Oid database);
 extern void InstantRecoveryWaitForAll(void);
 extern int	InstantRecoveryKeptWal(void);
-extern bool InstantRecoveryPreventsCheckpoint(void);
 extern void InstantRecoveryGiveUp(const char *relation, BlockNumber blkno);
 extern void InstantRecoveryMain(Datum main_arg);
 

@@ -134,6 +134,7 @@ extern size_t DoubleWriteRead(char *buf, size_t nbytes, FILE *file,
 extern void DoubleWriteUpkeep(bool busy);
 
 /* bring.c: writing copies home that no process has needed */
+extern void DoubleWriteRecoveryFails(void);
 extern bool DoubleWriteHasStuckCopies(void);
 extern bool DoubleWriteGiveUpCopy(const char *relation, BlockNumber blkno);
 

@@ -434,6 +434,7 @@ extern int	dw_sync_elevel(int elevel);
 extern bool dw_sync_directory(const RelFileLocator *rlocator, int elevel);
 extern bool dw_sync_file(const DWDirtyFile *file, int elevel);
 extern void dw_sync_files(const DWDirtyFile *files, int nfiles);
+extern void dw_sync_dirty_files(void);
 
 /* atomic.c */
 extern bool dw_atomic_allowed(void);

@@ -1142,7 +1142,10 @@ instant_check_failures(void)
 				 errmsg_plural("%u page could not be redone after the last crash",
 							   "%u pages could not be redone after the last crash",
 							   failed, failed),
-				 errhint("The server log names them.")));
+				 errdetail("There can be no checkpoint, and %d MB of WAL are kept.",
+						   InstantRecoveryKeptWal()),
+				 errhint("Errors before name the pages.  Repair them, drop or rebuild their relations, or give them up with %s.",
+						 "pg_instant_recovery_give_up()")));
 }
 
 /*
@@ -1193,35 +1196,6 @@ InstantRecoveryKeptWal(void)
 		return 0;
 	redo = GetRedoRecPtr();
 	return redo <= InstantCtl->base ? (GetInsertRecPtr() - redo) / (1024 * 1024) : 0;
-}
-
-/*
- * Checkpointer: return whether a checkpoint is out of the question, as pages cannot be
- * redone.  Each checkpoint_timeout say so, as WAL is kept meanwhile.
- */
-bool
-InstantRecoveryPreventsCheckpoint(void)
-{
-	static TimestampTz reported = 0;
-	TimestampTz now = GetCurrentTimestamp();
-	uint32		failed;
-
-	if (!InstantRecoveryIsPending() || !InstantRecoveryHasFailed())
-		return false;
-	if (!TimestampDifferenceExceeds(reported, now, CheckPointTimeout * 1000))
-		return true;
-	reported = now;
-	failed = pg_atomic_read_u32(&InstantCtl->failed);
-	ereport(WARNING,
-			(errcode(ERRCODE_DATA_CORRUPTED),
-			 errmsg_plural("there can be no checkpoint, as %u page could not be redone after the last crash",
-						   "there can be no checkpoint, as %u pages could not be redone after the last crash",
-						   failed, failed),
-			 errdetail("Meanwhile no WAL is removed: %d MB are kept.",
-					   InstantRecoveryKeptWal()),
-			 errhint("Errors before name the pages.  Repair them, drop or rebuild their relations, or give them up with %s.",
-					 "pg_instant_recovery_give_up()")));
-	return true;
 }
 
 /*

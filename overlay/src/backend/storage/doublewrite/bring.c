@@ -342,6 +342,21 @@ dw_bring_before(uint64 batchno)
 }
 
 /*
+ * Recovery cannot begin, as WAL has been lost.  So pg_resetwal is likely to be next, after
+ * which the log is of no use: restore what has been left to recovery. (R8)
+ */
+void
+DoubleWriteRecoveryFails(void)
+{
+	if (dw_copies_left() == 0)
+		return;
+	dw_bring_copies(&DWAllPages, NULL);
+	dw_sync_dirty_files();
+	ereport(LOG,
+			(errmsg("double-write log: all pages have been restored, as recovery cannot begin")));
+}
+
+/*
  * Are there copies that cannot be written home?  Then no checkpoint can be made.
  */
 bool

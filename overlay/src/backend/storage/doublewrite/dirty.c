@@ -380,6 +380,22 @@ dw_sync_file(const DWDirtyFile *file, int elevel)
 }
 
 /*
+ * Sync all files of the table.  The caller holds no lock of the engine.
+ */
+void
+dw_sync_dirty_files(void)
+{
+	DWDirtyFile *files;
+	int			nfiles;
+
+	dw_lock_flush(LW_EXCLUSIVE);
+	files = dw_copy_dirty_files(&nfiles);
+	LWLockRelease(DoubleWriteFlushLock);
+	dw_sync_files(files, nfiles);
+	pfree(files);
+}
+
+/*
  * Sync all these files.
  */
 void

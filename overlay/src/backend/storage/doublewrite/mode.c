@@ -435,16 +435,8 @@ DoubleWriteCheckpointDrain(XLogRecPtr redo)
 static void
 dw_sync_unremoved(void)
 {
-	DWDirtyFile *files;
-	int			nfiles;
-
-	if (!dw_removal_has_failed())
-		return;
-	dw_lock_flush(LW_EXCLUSIVE);
-	files = dw_copy_dirty_files(&nfiles);
-	LWLockRelease(DoubleWriteFlushLock);
-	dw_sync_files(files, nfiles);
-	pfree(files);
+	if (dw_removal_has_failed())
+		dw_sync_dirty_files();
 }
 
 /*

@@ -36,8 +36,6 @@
 #include <unistd.h>
 
 #include "access/xlog.h"
-#include "access/xlog_internal.h"
-#include "access/xlogreader.h"
 #include "common/controldata_utils.h"
 #include "common/doublewrite_scan.h"
 #include "postmaster/startup.h"
@@ -226,60 +224,6 @@ dw_note_found(const DWStart *start)
  */
 
 /*
- * Read a page of WAL from pg_wal, as a callback of the WAL reader.
- */
-static int
-dw_read_wal_page(XLogReaderState *reader, XLogRecPtr page, int len,
-				 XLogRecPtr target, char *buffer)
-{
-	TimeLineID	tli = *(TimeLineID *) reader->private_data;
-	char		path[MAXPGPATH];
-	XLogSegNo	segno;
-	ssize_t		rc;
-	int			fd;
-
-	XLByteToSeg(page, segno, wal_segment_size);
-	XLogFilePath(path, tli, segno, wal_segment_size);
-	fd = OpenTransientFile(path, O_RDONLY | PG_BINARY);
-	if (fd < 0)
-		return -1;
-	rc = pg_pread(fd, buffer, XLOG_BLCKSZ, XLogSegmentOffset(page, wal_segment_size));
-	CloseTransientFile(fd);
-	return rc == XLOG_BLCKSZ ? XLOG_BLCKSZ : -1;
-}
-
-static bool
-dw_can_read_record(XLogReaderState *reader, XLogRecPtr position)
-{
-	char	   *errormsg;
-
-	XLogBeginRead(reader, position);
-	return XLogReadRecord(reader, &errormsg) != NULL;
-}
-
-/*
- * Return whether recovery can begin, so that it is worth while to leave copies to it: the
- * records of the checkpoint are there.  If they are not, pages are to be whole before
- * WAL is given up by pg_resetwal, after which the log is not used any more.
- */
-static bool
-dw_recovery_can_begin(const ControlFileData *control)
-{
-	TimeLineID	tli = control->checkPointCopy.ThisTimeLineID;
-	XLogReaderState *reader;
-	bool		result;
-
-	reader = XLogReaderAllocate(wal_segment_size, NULL,
-								XL_ROUTINE(.page_read = dw_read_wal_page), &tli);
-	if (reader == NULL)
-		return false;
-	result = dw_can_read_record(reader, control->checkPointCopy.redo) &&
-		dw_can_read_record(reader, control->checkPoint);
-	XLogReaderFree(reader);
-	return result;
-}
-
-/*
  * Return whether copies may stay in the log until their pages are needed; see copies.c.
  *
  * Recovery must be that of a crash, at the end of which clients get in: on a standby base
@@ -299,8 +243,7 @@ dw_copies_can_wait(const DWStart *start, const ControlFileData *control)
 		 control->state == DB_IN_CRASH_RECOVERY) &&
 		XLogRecPtrIsInvalid(control->minRecoveryPoint) &&
 		stat(RECOVERY_SIGNAL_FILE, &st) != 0 &&
-		stat(STANDBY_SIGNAL_FILE, &st) != 0 &&
-		dw_recovery_can_begin(control);
+		stat(STANDBY_SIGNAL_FILE, &st) != 0;
 }
 
 /*

@@ -25,6 +25,7 @@ use Test::More;
 dw_require_injection_points();
 
 my $on_demand = qr/double-write log: (\d+) pages are restored when they are needed/;
+my $restored = qr/all pages have been restored, as recovery cannot begin/;
 my $ROWS = 1000;
 
 # Copies of pages of "t" go to the log, and no page of it has records.
@@ -97,9 +98,9 @@ sub control
 	return $out =~ /^\Q$line\E: +(\S.*)$/m ? $1 : die "no $line in pg_control";
 }
 
-# --- WAL with the record of the checkpoint has been lost, or is damaged
+# --- WAL with the record of the checkpoint, or at its redo location, has been lost, or is damaged
 
-foreach my $how ('damaged', 'lost')
+foreach my $how ('damaged', 'lost', 'redo')
 {
 	my $node = new_node($how);
 	my $path = $node->safe_psql('postgres', "SELECT pg_relation_filepath('t')");
@@ -110,7 +111,9 @@ foreach my $how ('damaged', 'lost')
 	$node->safe_psql('postgres', "INSERT INTO next VALUES (1); SELECT dw_dirty('t'); SELECT dw_evict_all(), dw_drain()");
 	$node->stop('immediate');
 	my @torn = tear($node, $path);
-	my ($file, $offset) = place($node, control($node, 'Latest checkpoint location'));
+	my $redo = $how eq 'redo';
+	my ($file, $offset) =
+	  place($node, control($node, $redo ? "Latest checkpoint's REDO location" : 'Latest checkpoint location'));
 
 	if ($how eq 'lost')
 	{
@@ -119,16 +122,17 @@ foreach my $how ('damaged', 'lost')
 	else
 	{
 		open(my $fh, '+<:raw', $file) or die "$file: $!";
-		seek($fh, $offset + 30, 0);
-		print $fh 'x' x 20;
+		seek($fh, $offset + 20, 0);
+		print $fh 'x' x 4;
 		close($fh);
 	}
 	my $log = -s $node->logfile;
-	ok(!$node->start(fail_ok => 1), "record of the checkpoint is $how: server does not start");
+	ok(!$node->start(fail_ok => 1), "WAL of the checkpoint, $how: server does not start");
 	dw_wait_for_exit($node);
 	like(
 		slurp_file($node->logfile, $log),
-		qr/examined [1-9]\d* pages .*, left 0 in the log.*could not locate a valid checkpoint record/s,
+		$redo ? qr/$restored.*could not find redo location/s :
+		  qr/$restored.*could not locate a valid checkpoint record/s,
 		'... when it has restored pages');
 	is(whole($node, $path, @torn), scalar @torn, '... all of them');
 
