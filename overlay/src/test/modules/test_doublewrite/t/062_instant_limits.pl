@@ -217,6 +217,8 @@ my ($status) = $node->psql('postgres', 'CHECKPOINT');
 isnt($status, 0, 'a checkpoint that a session asks for fails');
 my $from = -s $node->logfile;
 write_wal(2 * $MAX_WAL);
+# after an error the checkpointer waits for a second
+$node->safe_psql('postgres', 'SELECT pg_sleep(3)');
 SKIP:
 {
 	skip('too slow') if time - $begun >= 14;
