@@ -25,6 +25,7 @@ sub node_with_bucket
 autovacuum = off
 full_page_writes = on
 io_torn_pages_protection = full_pages
+instant_recovery = off
 });
 	$node->start;
 	$block_size = $node->safe_psql('postgres', 'SHOW block_size');
