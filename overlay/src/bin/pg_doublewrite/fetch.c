@@ -224,6 +224,7 @@ read_from_primary(const ControlFileData *control)
 					 control->minRecoveryPointTLI), 3);
 	unsigned char *bytes;
 	size_t		length;
+	XLogRecPtr	as_of;
 	uint32		hi;
 	uint32		lo;
 
@@ -236,11 +237,13 @@ read_from_primary(const ControlFileData *control)
 		strtoul(PQgetvalue(result, 0, 2), NULL, 10) != control->minRecoveryPointTLI)
 		pg_fatal("unexpected answer of the primary to replication command: %s",
 				 "READ_PAGE");
+	as_of = ((uint64) hi) << 32 | lo;
 	memcpy(page.data, bytes, BLCKSZ);
-	if (!page_is_intact())
+	if (!page_is_intact() || PageIsNew(page.data) ||
+		PageGetLSN(page.data) > as_of || as_of < control->minRecoveryPoint)
 		pg_fatal("page has been damaged on its way from the primary");
 	PQclear(result);
-	return ((uint64) hi) << 32 | lo;
+	return as_of;
 }
 
 /*

@@ -584,6 +584,22 @@ connect_primary(void)
 }
 
 /*
+ * Return whether this is what a primary answers.  It sets the checksum of a page
+ * whether or not checksums are enabled.
+ */
+static bool
+is_intact(const PageFetchAnswer *answer, BlockNumber blkno)
+{
+	if (answer->as_of < PageFetchCtl->replayed)
+		return false;
+	return !answer->exists ||
+		(!PageIsNew(answer->page) &&
+		 ((PageHeader) answer->page)->pd_checksum ==
+		 pg_checksum_page(answer->page, blkno) &&
+		 PageGetLSN(answer->page) <= answer->as_of);
+}
+
+/*
  * Main entry point of the worker, which asks one question.  An error ends it without an
  * answer; then the startup process has another one ask.
  */
@@ -594,7 +610,6 @@ PageFetchMain(Datum arg)
 	WalReceiverConn *conn;
 	PageFetchAnswer answer;
 	char	   *command;
-	bool		failed;
 
 	pqsignal(SIGTERM, die);
 	BackgroundWorkerUnblockSignals();
@@ -607,8 +622,7 @@ PageFetchMain(Datum arg)
 	conn = connect_primary();
 	walrcv_read_page(conn, command, &answer);
 
-	if (answer.refusal == NULL && answer.exists &&
-		!PageIsVerified(answer.page, entry->blkno, PIV_LOG_WARNING, &failed))
+	if (answer.refusal == NULL && !is_intact(&answer, entry->blkno))
 		ereport(ERROR,
 				(errcode(ERRCODE_DATA_CORRUPTED),
 				 errmsg("page has been damaged on its way from the primary")));
