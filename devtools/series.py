@@ -521,9 +521,10 @@ def place(paths: Paths) -> Paths:
     """
     aside = replace(paths, root=paths.root / "series")
     aside.work.mkdir(parents=True, exist_ok=True)
-    cache = aside.root / "ccache"
+    cache, shared = aside.root / "ccache", paths.root / "ccache"
+    shared.mkdir(exist_ok=True)         # where nothing has been built yet
     if not cache.is_symlink():
-        cache.symlink_to(paths.root / "ccache")
+        cache.symlink_to(shared)
     return aside
 
 
