@@ -351,6 +351,7 @@ DoubleWriteRecoveryFails(void)
 	if (dw_copies_left() == 0)
 		return;
 	dw_bring_copies(&DWAllPages, NULL);
+	Assert(!dw_pages_have_failed());	/* none is staged in recovery */
 	dw_sync_dirty_files();
 	ereport(LOG,
 			(errmsg("double-write log: all pages have been restored, as recovery cannot begin")));

@@ -40,6 +40,7 @@ instant_recovery = on
 recovery_workers = 2
 shared_buffers = 2MB
 bgwriter_lru_maxpages = 0
+double_write_stage_size = 8MB
 });
 
 	$node->start;
@@ -125,6 +126,19 @@ foreach my $how ('damaged', 'lost', 'redo')
 		seek($fh, $offset + 20, 0);
 		print $fh 'x' x 4;
 		close($fh);
+	}
+	if ($how eq 'damaged')
+	{
+		my $before = -s $node->logfile;
+
+		$node->append_conf('postgresql.conf', "test_doublewrite.fail_at = 'doublewrite-bring-write:EIO'");
+		ok(!$node->start(fail_ok => 1), 'pages cannot be written, either: server does not start');
+		dw_wait_for_exit($node);
+		my $said = slurp_file($node->logfile, $before);
+		like($said, qr/FATAL:  could not write block \d+ of relation .* from the double-write log/,
+			'... as the log is still needed');
+		unlike($said, $restored, '... and does not say that all pages are restored');
+		$node->append_conf('postgresql.conf', "test_doublewrite.fail_at = ''");
 	}
 	my $log = -s $node->logfile;
 	ok(!$node->start(fail_ok => 1), "WAL of the checkpoint, $how: server does not start");
