@@ -1,6 +1,8 @@
 """What is compared: builds and the settings that tell them apart."""
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from common.base import DevError
 
@@ -21,7 +23,7 @@ class Arm:
     restarts: bool = False      # differs from others after a crash only
 
     @property
-    def ours(self):
+    def ours(self) -> bool:
         return self.kind == "release"
 
 
@@ -63,7 +65,8 @@ ARMS = {arm.name: arm for arm in (
 )}
 
 
-def choose(names, replaying=False, file_systems=(), restarting=False):
+def choose(names: Iterable[str], replaying: bool = False, file_systems: Collection[str] = (),
+           restarting: bool = False) -> list[Arm]:
     """Return the Arms of these names in the table's order; all if none given.
 
     Arms that replay saved WAL are for cases that do, and the others are not; those that need
@@ -79,7 +82,7 @@ def choose(names, replaying=False, file_systems=(), restarting=False):
     return [arm for arm in fitting if not names or arm.name in names]
 
 
-def order(arms, round_number):
+def order(arms: list[Any], round_number: int) -> list[Any]:
     """Return the arms in the order of one round: A B C, then B C A, ...
 
     Rotating keeps a slow drift of the machine from favouring one place.

@@ -2,7 +2,9 @@
 
 import re
 import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from . import stats
 
@@ -33,10 +35,10 @@ class Bar:
     suites: str
     cases: str
     points: str
-    ratio: object
+    ratio: Callable[[Any], stats.Ratio | None]
     least: float
 
-    def judge(self, suite, measure):
+    def judge(self, suite: str, measure: Any) -> Verdict | None:
         """Return the Verdict about a measure, None if the bar is not about it."""
         about = ((self.suites, suite), (self.cases, measure.case), (self.points, measure.name))
         if not all(re.fullmatch(pattern, text) for pattern, text in about):
@@ -55,10 +57,10 @@ class MeanBar:
     text: str
     suite: str
     point: str
-    ratio: object
+    ratio: Callable[[Any], stats.Ratio | None]
     least: float
 
-    def judge(self, suite, measures):
+    def judge(self, suite: str, measures: Sequence[Any]) -> list[Verdict]:
         """Return [Verdict], [] if the bar is not about the suite."""
         about = [one for one in measures if suite == self.suite and one.name == self.point]
         ratios = [ratio for ratio in map(self.ratio, about) if ratio]
@@ -70,14 +72,14 @@ class MeanBar:
                         outcome(mean, self.least))]
 
 
-def outcome(ratio, least):
+def outcome(ratio: stats.Ratio, least: float) -> str:
     """Compare a Ratio with the least that it should be."""
     if ratio.value >= least:
         return PASS
     return UNCLEAR if ratio.high >= least else MISS
 
 
-def speed(ours, theirs):
+def speed(ours: str, theirs: str) -> Callable[..., Any]:
     """Return a function of a Measure: how fast one arm is relative to another."""
     def ratio(measure):
         if ours not in measure.arms or theirs not in measure.arms:
@@ -87,7 +89,7 @@ def speed(ours, theirs):
     return ratio
 
 
-def pages_per_write(measure):
+def pages_per_write(measure: Any) -> stats.Ratio | None:
     """Return the pages per write of double_writes as a Ratio to one page."""
     if "double_writes" not in measure.arms:
         return None
@@ -95,7 +97,7 @@ def pages_per_write(measure):
     return stats.Ratio(sample.median, sample.low, sample.high)
 
 
-def volume(measure):
+def volume(measure: Any) -> stats.Ratio | None:
     """Return the images that full_pages wrote for each page double-written.
 
     An image is written once per page and checkpoint, which is the bound.
@@ -107,7 +109,7 @@ def volume(measure):
                              higher_is_better=False)
 
 
-def flat(measure):
+def flat(measure: Any) -> stats.Ratio | None:
     """Return what a figure was at the beginning as a Ratio to what it was at the end."""
     kept = [measure.judged("double_writes", name) for name in stats.FLATNESS
             if measure.arms.get("double_writes", {}).get("judged", {}).get(name)]
@@ -180,7 +182,7 @@ MEAN_BARS = (
 )
 
 
-def judge(suite, measures):
+def judge(suite: str, measures: Sequence[Any]) -> list[Verdict]:
     """Return the Verdicts of all bars, in their order."""
     verdicts = (bar.judge(suite, measure) for bar in BARS for measure in measures)
     means = (verdict for bar in MEAN_BARS for verdict in bar.judge(suite, measures))

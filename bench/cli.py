@@ -1,10 +1,13 @@
 """Arguments of `./dev bench`."""
 
+import argparse
 import fnmatch
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from common.base import SYSTEM_PYTHON, DevError, note, require_reachable, run, say
+from common.base import SYSTEM_PYTHON, DevError, Paths, note, require_reachable, run, say
 
 from . import (
     arms,
@@ -24,7 +27,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "bench" / "results"
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `./dev bench`."""
     parser.add_argument("what", metavar="SUITE|list|report|clean",
                         help="a suite; or list the suites, render DIR again, remove"
@@ -59,27 +62,31 @@ def add_arguments(parser):
     money.advisor().add_prices(parser.add_argument_group("prices, with `report`"))
 
 
-def main(paths, args, ensure_packages, build_kind, commit):
+def main(paths: Paths, args: argparse.Namespace, ensure_packages: Callable[[], None],
+         build_kind: Callable[[str], Path], commit: Mapping[str, Any]) -> int:
     """Carry out `./dev bench`; the functions install packages, build, and name the commit."""
     if args.what == "list":
         return _list(args)
     if args.what == "clean":
-        return clean()
+        clean()
+        return 0
     ensure_packages()
     if args.what == "report":
         if not args.directory:
             raise DevError("no directory to report on", "./dev bench report DIR")
-        return render(args.directory, args)
+        render(args.directory, args)
+        return 0
     plan = _plan(args, commit)
     kinds = set(plan.kinds())
     if any(case.workload for case in plan.cases):
         kinds.add(recovery.KIND)
     bindirs = {kind: build_kind(kind) for kind in sorted(kinds)}
     runner.execute(paths, plan, bindirs)
-    return render(plan.directory)
+    render(plan.directory)
+    return 0
 
 
-def render(place, priced=None):
+def render(place: Path, priced: argparse.Namespace | None = None) -> None:
     """Write report.md, report.html and the plots of a directory of results, or of a summary.
 
     A directory that has its runs gets its summary first.  Prints the report's path, and tables of
@@ -98,13 +105,13 @@ def render(place, priced=None):
         print(f"\n{title}:\n\n{figures.markdown(rows)}", end="")
 
 
-def draw_report(kept, directory):
+def draw_report(kept: Path, directory: Path) -> None:
     """Write the report of a summary, and its plots, into a directory."""
     run([SYSTEM_PYTHON, "-B", "-m", "bench.render", kept.resolve(), directory.resolve()],
         cwd=REPOSITORY)
 
 
-def draw_picture(repository, target):
+def draw_picture(repository: Path, target: Path) -> None:
     """Draw the README's picture, if runs with a commit have what it shows."""
     if figures.pictured(repository):
         run([SYSTEM_PYTHON, "-B", "-m", "bench.render", "--picture", repository, target],
@@ -119,7 +126,7 @@ def _list(args):
             print(f"    {case.name:44} {case.megabytes():7} MB")
 
 
-def clean():
+def clean() -> None:
     """Remove prepared clusters, and what a run that was killed has left."""
     work = storage.default_work_directory()
     storage.remove_leftovers(work)

@@ -3,11 +3,15 @@
 import os
 import re
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from common.base import DevError, run, server_user
 
 from . import stats
+from .server import Server
 
 # Clients per processor: enough to keep storage and processors busy, and to
 # let commits share WAL syncs, as in the published measurements.
@@ -32,18 +36,19 @@ class Outcome:
     latency: dict = field(default_factory=dict)
 
 
-def clients():
+def clients() -> int:
     """Return how many clients to run on this machine."""
     return CLIENTS_PER_CPU * os.cpu_count()
 
 
-def pgbench(server, arguments, seconds, raw, number=None, label="", count=None):
+def pgbench(server: Server, arguments: Any, seconds: float, raw: Path, number: int | None = None,
+            label: str = "", count: Callable[..., Any] | None = None) -> Outcome:
     """Run pgbench; its output and its transaction log pass through `raw`, under a label.
 
     `count` is called with the lines of a log and the {milliseconds: count} to add them to.
     """
     text = _pgbench(server, arguments, seconds, raw, number, label)
-    latencies = Counter()
+    latencies: Counter[float] = Counter()
     for path in raw.glob(f"transactions{label}.*"):
         with open(path) as lines:
             (count or count_latencies)(lines, latencies)
@@ -51,7 +56,8 @@ def pgbench(server, arguments, seconds, raw, number=None, label="", count=None):
     return parse_pgbench(text, latencies)
 
 
-def pgbench_log(server, arguments, seconds, raw, number):
+def pgbench_log(server: Server, arguments: Any, seconds: float, raw: Path,
+                number: int) -> list[tuple[float, float]]:
     """Run pgbench; returns (when it ended, milliseconds) of each transaction that did not fail."""
     _pgbench(server, arguments, seconds, raw, number)
     ended = []
@@ -73,7 +79,8 @@ def _pgbench(server, arguments, seconds, raw, number, label=""):
                     f"--log-prefix={prefix}", *arguments], raw)
 
 
-def sysbench(server, script, options, seconds, raw, number):
+def sysbench(server: Server, script: str, options: Mapping[str, Any], seconds: float, raw: Path,
+             number: int) -> Outcome:
     """Run a sysbench script against the tables that `options` describe."""
     text = _client(server, raw / f"{script}-{number}.txt",
                    ["sysbench", script, *sysbench_options(server, options),
@@ -82,14 +89,14 @@ def sysbench(server, script, options, seconds, raw, number):
     return parse_sysbench(text)
 
 
-def sysbench_prepare(server, options):
+def sysbench_prepare(server: Server, options: Any) -> None:
     """Create and fill sysbench's tables."""
     run(["sysbench", "oltp_common", *sysbench_options(server, options),
          f"--threads={os.cpu_count()}", "prepare"],
         cwd="/", env=server.environment(), user=server_user(), capture=True)
 
 
-def sysbench_options(server, options):
+def sysbench_options(server: Server, options: Mapping[str, Any]) -> list[str]:
     """Return what each call of sysbench needs."""
     env = server.environment()
     return ["--db-driver=pgsql", f"--pgsql-host={env['PGHOST']}",
@@ -117,7 +124,7 @@ def _client(server, path, command, directory):
 # Reading output --------------------------------------------------------------
 
 
-def count_latencies(lines, latencies):
+def count_latencies(lines: Sequence[str], latencies: Counter) -> None:
     """Add the transactions of a pgbench log to {milliseconds: count}."""
     for line in lines:
         elapsed = line.split(" ", 3)[2]
@@ -126,14 +133,14 @@ def count_latencies(lines, latencies):
             latencies[stats.round_significant(int(elapsed) / 1000)] += 1
 
 
-def parse_transactions(text):
+def parse_transactions(text: str) -> list[tuple[float, float]]:
     """Return (when it ended, milliseconds) of each transaction in a pgbench log."""
     lines = (line.split() for line in text.splitlines())
     return [(int(words[4]) + int(words[5]) / 1e6, int(words[2]) / 1000)
             for words in lines if words[2].isdigit()]
 
 
-def parse_pgbench(text, latencies):
+def parse_pgbench(text: str, latencies: Counter[float]) -> Outcome:
     """Return the Outcome of a pgbench run from its output and its log."""
     tps = re.search(r"^tps = ([\d.]+) \(without", text, re.MULTILINE)
     done = re.search(r"^number of transactions actually processed: (\d+)", text, re.MULTILINE)
@@ -145,7 +152,7 @@ def parse_pgbench(text, latencies):
                    [float(value) for value in series], stats.percentiles(latencies))
 
 
-def parse_sysbench(text):
+def parse_sysbench(text: str) -> Outcome:
     """Return the Outcome of a sysbench run from its output."""
     done = re.search(r"transactions:\s+(\d+)\s+\(([\d.]+) per sec", text)
     if not done:

@@ -8,9 +8,13 @@ dw.* (the engine's own), device.LABEL.*, cpu.*.
 import re
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from . import storage
+from .server import Server
+from .storage import Volume
 
 IO_FIELDS = ("reads", "read_bytes", "writes", "write_bytes", "extends", "writebacks",
              "evictions", "reuses", "fsyncs", "read_time", "write_time", "fsync_time")
@@ -27,9 +31,9 @@ ROW_QUERIES = {
 }
 
 
-def snapshot(server, volume):
+def snapshot(server: Server, volume: Volume) -> dict[str, Any]:
     """Return all counters of a server and of the devices it writes to."""
-    counts = {}
+    counts: dict[str, Any] = {}
     for prefix, query in ROW_QUERIES.items():
         names = re.findall(r"\w+", query.partition(" FROM ")[0])[1:]
         _put(counts, prefix, names, server.rows(f"SELECT pg_stat_force_next_flush();{query}")[-1])
@@ -43,7 +47,7 @@ def snapshot(server, volume):
     return counts
 
 
-def devices(volume):
+def devices(volume: Volume) -> dict[str, int]:
     """Return the counters of the block devices alone."""
     return {f"device.{label}.{name}": value
             for label, device in volume.devices.items()
@@ -61,14 +65,14 @@ class Sampler:
     interval: float
     samples: list = field(default_factory=list)
 
-    def __enter__(self):
+    def __enter__(self) -> "Sampler":
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._follow)
         self._sample()
         self._thread.start()
         return self
 
-    def __exit__(self, kind, error, trace):
+    def __exit__(self, kind: str, error: BaseException | None, trace: Any) -> None:
         self._end.set()
         self._thread.join()
         self._sample()
@@ -81,13 +85,13 @@ class Sampler:
         self.samples.append((time.time(), self.take()))
 
 
-def difference(after, before):
+def difference(after: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
     """Return what has moved between two snapshots."""
     moved = {name: value - before.get(name, 0) for name, value in after.items()}
     return {name: round(value, 3) for name, value in moved.items() if value}
 
 
-def checkpoints(log):
+def checkpoints(log: Any) -> list[dict[str, float]]:
     """Return what a piece of server log says about its checkpoints."""
     pattern = re.compile(
         r"(?:checkpoint|restartpoint) complete: wrote (?P<buffers>\d+) buffers.*?"
@@ -114,17 +118,17 @@ def _engine(server):
 # Sums over a difference ------------------------------------------------------
 
 
-def total(counts, pattern):
+def total(counts: Mapping[str, Any], pattern: str) -> int:
     """Return the sum of the counters whose whole name matches `pattern`."""
     return sum(value for name, value in counts.items() if re.fullmatch(pattern, name))
 
 
-def pages_home(counts):
+def pages_home(counts: Mapping[str, Any]) -> float:
     """Return the relation pages written, wherever they are counted."""
     return total(counts, r"io\..*/(temp )?relation/.*\.write_bytes") / 8192
 
 
-def pages_per_write(counts):
+def pages_per_write(counts: Mapping[str, Any]) -> float | None:
     """Return the relation pages per write call; None if nothing was written."""
     writes = total(counts, r"io\..*/relation/.*\.writes")
     if counts.get("dw.home_writes"):
@@ -132,7 +136,7 @@ def pages_per_write(counts):
     return pages_home(counts) / writes if writes else None
 
 
-def files_synced_per_copy(counts):
+def files_synced_per_copy(counts: Mapping[str, Any]) -> float:
     """Return the relation files synced for each page in the double-write log; 0 if none is."""
     synced = total(counts, r"io\..*/relation/.*\.fsyncs")
     return synced / counts["dw.logged"] if counts.get("dw.logged") else 0
@@ -158,6 +162,6 @@ SYNC_CAUSES = {
 }
 
 
-def by_cause(counts, causes):
+def by_cause(counts: Mapping[str, Any], causes: Mapping[str, str]) -> dict[str, int]:
     """Return {cause: sum} of a difference."""
     return {cause: total(counts, pattern) for cause, pattern in causes.items()}

@@ -5,11 +5,15 @@ of which commit it is shows nothing.  Pure functions of bench/results.
 """
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from . import bars, report, stats, summary
+from .report import Measure
+from .suites import Case
 
 RESULTS = Path("bench") / "results"
 
@@ -53,47 +57,47 @@ class Series:
     kept: dict
 
     @property
-    def meta(self):
+    def meta(self) -> dict[str, Any]:
         return self.kept["meta"]
 
     @property
-    def link(self):
+    def link(self) -> str:
         return f"[{self.name}]({self.path})"
 
     @property
-    def path(self):
+    def path(self) -> str:
         return f"{RESULTS}/{self.name}{summary.SUFFIX}"
 
     @property
-    def commit(self):
+    def commit(self) -> str:
         return self.meta["machine"].get("commit", "")
 
     @cached_property
-    def measures(self):
+    def measures(self) -> list[report.Measure]:
         return report.measures(self.kept)
 
-    def of_case(self, case):
+    def of_case(self, case: str) -> list[report.Measure]:
         """Return the Measures of one case."""
         return [measure for measure in self.measures if measure.case == case]
 
 
-def load(repository):
+def load(repository: Path) -> list[Series]:
     """Return the Series of bench/results, the newest first."""
     found = [Series(path.stem, summary.load(path))
              for path in (repository / RESULTS).glob(f"*{summary.SUFFIX}")]
     return sorted(found, key=lambda one: (one.meta["started"], one.name), reverse=True)
 
 
-def newest(series):
+def newest(series: Sequence[Series]) -> dict[tuple[str, str, str], Series]:
     """Return {(suite, storage, case): Series}: the newest that names its commit."""
-    chosen = {}
+    chosen: dict[tuple[str, str, str], Series] = {}
     for one in series:
         for measure in one.measures if one.commit else ():
             chosen.setdefault((one.meta["suite"], one.meta["storage"], measure.case), one)
     return dict(sorted(chosen.items()))
 
 
-def unused(repository, documents):
+def unused(repository: Path, documents: Iterable[str]) -> list[str]:
     """Return the names of the runs that nothing shows: `documents` are texts that link to runs."""
     series = load(repository)
     shown = {one.name for one in newest(series).values()}
@@ -117,7 +121,7 @@ class Row:
     cost: str | None = None
     ours: str = OURS
 
-    def of(self, series, arm):
+    def of(self, series: Sequence[Series], arm: str) -> tuple[Series, report.Measure] | None:
         """Return (Series, Measure) of the newest of these runs that has an arm, or None."""
         for one in series:
             if (one.meta["suite"], one.meta["storage"]) == (self.suite, self.storage) and one.commit:
@@ -126,11 +130,11 @@ class Row:
                         return one, measure
         return None
 
-    def value(self, measure, arm):
+    def value(self, measure: Measure, arm: str) -> float:
         """Return the figure of an arm."""
         return measure.cost(arm, self.cost) if self.cost else measure.sample(arm).median
 
-    def ratio(self, measure):
+    def ratio(self, measure: Measure) -> str:
         """Return ours against stock `full_pages` as text, above 1 where ours is better."""
         if not {self.ours, STOCK} <= set(measure.arms):
             return ""
@@ -205,16 +209,16 @@ MATTER_ARMS = ("stock-off", STOCK, "stock-full_pages+lz4", "stock-full_pages+zst
 class Runs:
     """The runs that a table is of, by letter."""
 
-    def __init__(self):
-        self.found = []
+    def __init__(self) -> None:
+        self.found: list[Series] = []
 
-    def letter(self, series):
+    def letter(self, series: Series) -> str:
         """Return the letter of a run."""
         if series not in self.found:
             self.found.append(series)
         return "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"[self.found.index(series)]
 
-    def described(self):
+    def described(self) -> str:
         """Return what the letters stand for, as a list."""
         return "".join(f"\n* {self.letter(one)}: {one.link}, {_short(one)}" for one in self.found)
 
@@ -253,7 +257,7 @@ def _by_arm(row, series, arms):
     return {arm: one for arm, one in found.items() if one}
 
 
-def headline(repository):
+def headline(repository: Path) -> str:
     """Return the README's table, or why there is none."""
     series, runs, rows = load(repository), Runs(), []
     for row in HEADLINE:
@@ -269,14 +273,14 @@ def headline(repository):
             f"\n{runs.described()}\n")
 
 
-def pictured(repository):
+def pictured(repository: Path) -> list[tuple[Row, dict[str, tuple[Series, Measure]]]]:
     """Return [(Row, {arm: (Series, Measure)})] of the README's picture, [] if there is none."""
     series = load(repository)
     found = [(row, _by_arm(row, series, HEADLINE_ARMS)) for row in PICTURED]
     return found if all(by_arm for _, by_arm in found) else []
 
 
-def names_of_picture(repository):
+def names_of_picture(repository: Path) -> str:
     """Return the names of the runs that the picture is of, as one text."""
     return ", ".join(dict.fromkeys(one.name for _, by_arm in pictured(repository)
                                    for one, _ in by_arm.values()))
@@ -285,7 +289,7 @@ def names_of_picture(repository):
 # docs/figures.md ------------------------------------------------------------------
 
 
-def page(repository):
+def page(repository: Path) -> str:
     """Return docs/figures.md: at most ROOM rows."""
     series, runs = load(repository), Runs()
     rows = []
@@ -339,7 +343,7 @@ def _short(series):
 # All tables, of the site ----------------------------------------------------------
 
 
-def everything(repository):
+def everything(repository: Path) -> str:
     """Return all tables of the newest runs, to follow docs/figures.md."""
     chosen = newest(load(repository))
     text = "\n".join([EVERYTHING, *(_section(*key, one) for key, one in chosen.items())])
@@ -376,7 +380,7 @@ def _of_parts(measure):
     return [f"{title}\n\n{markdown(rows)}" for title, rows in tables]
 
 
-def describe(series, case):
+def describe(series: Series, case: Case) -> str:
     """Return the lines that say what a run is of."""
     meta = series.meta
     machine = meta["machine"]
@@ -391,7 +395,7 @@ def describe(series, case):
             f"load average {_loads(series)}{busy}.\n")
 
 
-def commit(series):
+def commit(series: Series) -> str:
     """Return the commit of a Series as people say it."""
     dirty = series.meta["machine"].get("commit dirty") != "no"
     return f"commit {series.commit[:10]}{', dirty' if dirty else ''}"
@@ -420,7 +424,7 @@ def _table(measure):
     return rows
 
 
-def markdown(rows):
+def markdown(rows: Sequence[tuple[str, ...] | tuple[str, str, str, str]]) -> str:
     """Return a table."""
     rule = "|" + "---|" * len(rows[0])
     lines = ["| " + " | ".join(row) + " |" for row in rows]

@@ -9,13 +9,15 @@ import contextlib
 import math
 import os
 from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from common import postgres
 
 from . import clients, counters, stats
-from .loads import WARM_UP, Pgbench, Point, measure, prewarm
+from .loads import WARM_UP, Pgbench, Point, Session, measure, prewarm
 
 # So many values are kept of what is drawn over time; of shorter loads one a second.
 MOST_VALUES = 360
@@ -49,13 +51,13 @@ class Stream:
     arguments: tuple
     share: float
 
-    def run(self, session, seconds, waits):
+    def run(self, session: Session, seconds: float, waits: "Waits") -> clients.Outcome:
         """Run pgbench; returns the Outcome, and has `waits` count."""
         return clients.pgbench(session.server, (f"--rate={self.rate(session):.3f}", *self.arguments),
                                seconds, session.raw, label=f"-{self.name.replace(' ', '-')}",
                                count=waits.count)
 
-    def rate(self, session):
+    def rate(self, session: Session) -> float:
         """Return transactions a second."""
         return max(1, self.share * session.pace)
 
@@ -66,11 +68,11 @@ class Waits:
     `steps` is {step: {milliseconds: count}}.
     """
 
-    def __init__(self, step):
+    def __init__(self, step: int) -> None:
         self.step = step
-        self.steps = defaultdict(Counter)
+        self.steps: defaultdict[int, Counter] = defaultdict(Counter)
 
-    def count(self, lines, latencies):
+    def count(self, lines: Sequence[str], latencies: Counter) -> None:
         """Read a transaction log; adds to {milliseconds: count} as well."""
         for line in lines:
             words = line.split(" ", 6)
@@ -82,7 +84,7 @@ class Waits:
                 latencies[milliseconds] += 1
                 self.steps[int(due // self.step)][milliseconds] += 1
 
-    def trace(self, percent):
+    def trace(self, percent: int) -> dict[str, Any]:
         """Return a percentile of each step from the first to the last; None where none was due."""
         values = [stats.percentile(self.steps[step], percent) if step in self.steps else None
                   for step in range(min(self.steps), max(self.steps) + 1)] if self.steps else []
@@ -96,7 +98,7 @@ class OpenLoop:
     streams: tuple
     watches: tuple = ()
 
-    def __call__(self, session):
+    def __call__(self, session: Session) -> list[Point]:
         prewarm(session)
         step = max(1, math.ceil(session.seconds / MOST_VALUES))
         self._run(session, max(1, round(session.seconds * WARM_UP)), step)
@@ -158,12 +160,13 @@ class WalVolume:
 
     QUERY = "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')"
 
-    def look(self, session):
+    def look(self, session: Session) -> Callable[[], float]:
         """Return a function that returns the bytes so far."""
         return lambda: float(session.server.sql(self.QUERY))
 
     @staticmethod
-    def points(samples, step):
+    def points(samples: Sequence[tuple[float, float] | tuple[int, float]],
+               step: int) -> list[Point]:
         """Return Points of the mean and of the largest step; the last sample comes when it will."""
         rates = [(after - before) / (later - now) / 1e6
                  for (now, before), (later, after) in zip(samples, samples[1:])
@@ -188,7 +191,7 @@ class Growth:
 FROM pg_double_write_log()"""
     HELD = ("log in use, MB", "batches held", "files to sync", "pages to restore")
 
-    def look(self, session):
+    def look(self, session: Session) -> Callable[[], dict[str, float]]:
         """Return a function that returns {figure: number}."""
         server = session.server
         ours = server.sql("SELECT to_regproc('pg_double_write_counters') IS NOT NULL") == "t"
@@ -204,7 +207,7 @@ FROM pg_double_write_log()"""
         return take
 
     @staticmethod
-    def points(samples, step):
+    def points(samples: Sequence[tuple[int, dict[str, int]]], step: int) -> list[Point]:
         """Return a Point of each figure.
 
         At first connections are new and touch shared memory for the first time.
@@ -225,9 +228,9 @@ FROM pg_double_write_log()"""
         return points
 
 
-def resources(pids):
+def resources(pids: Sequence[int]) -> dict[str, float | int]:
     """Return memory and descriptors of processes, together; what has ended has none."""
-    sums = Counter({"RSS, MB": 0, "PSS, MB": 0, "descriptors": 0, "processes": 0})
+    sums: Any = Counter({"RSS, MB": 0, "PSS, MB": 0, "descriptors": 0, "processes": 0})
     for pid in pids:
         sizes = dict(line.split()[:2] for line in
                      postgres.read_proc(pid, "smaps_rollup").splitlines()[1:])

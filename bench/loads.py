@@ -7,11 +7,16 @@ several things in one life of a server returns several.
 import re
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from . import clients, counters, stats
+from .server import Server
+from .storage import Volume
 
 PREWARM = """
 CREATE EXTENSION IF NOT EXISTS pg_prewarm;
@@ -37,20 +42,20 @@ POLL_SECONDS = 0.05
 class Session:
     """One run: a server on its volume, and where raw output goes."""
 
-    server: object
-    volume: object
+    server: Server
+    volume: Volume
     raw: Path
     seconds: int
-    standby: object = None
+    standby: Any = None
     pace: float = 0     # what stock does with full_pages, for loads at a fixed rate
 
-    def snapshot(self):
+    def snapshot(self) -> dict[str, Any]:
         return counters.snapshot(self.server, self.volume)
 
-    def log_size(self):
+    def log_size(self) -> int:
         return self.server.log.stat().st_size
 
-    def checkpoints_since(self, offset):
+    def checkpoints_since(self, offset: int) -> list[dict[str, Any]]:
         """Return what the server log says about checkpoints after `offset`."""
         with open(self.server.log, errors="replace") as log:
             log.seek(offset)
@@ -81,12 +86,12 @@ class Point:
     parts: dict = field(default_factory=dict)
     trace: dict = field(default_factory=dict)
 
-    def as_dict(self):
+    def as_dict(self) -> dict:
         """Return the Point without what is empty, for a JSON file."""
         return {name: value for name, value in asdict(self).items() if value not in ({}, [])}
 
 
-def prewarm(session):
+def prewarm(session: Session) -> None:
     """Read all tables into shared buffers, as fast as the device can."""
     session.volume.release()
     session.server.sql(PREWARM)
@@ -101,7 +106,7 @@ class Pgbench:
     prewarm: bool = True
     number: int | None = None
 
-    def __call__(self, session):
+    def __call__(self, session: Session) -> list[Point]:
         self._warm_up(session)
         return measure(session, "tps", lambda: self._run(session, session.seconds))
 
@@ -123,7 +128,7 @@ class Sysbench:
     per_cpu: tuple = (clients.CLIENTS_PER_CPU,)
     prewarm: bool = True
 
-    def __call__(self, session):
+    def __call__(self, session: Session) -> list[Point]:
         if self.prewarm:
             session.server.sql(PREWARM)
         base = clients.clients() // clients.CLIENTS_PER_CPU
@@ -133,7 +138,7 @@ class Sysbench:
         for number in (base * each for each in self.per_cpu):
             name = f"{number} clients" if len(self.per_cpu) > 1 else "tps"
             points += measure(session, name,
-                              lambda number=number: self._run(session, number, session.seconds))
+                              partial(self._run, session, number, session.seconds))
         return points
 
     def _run(self, session, number, seconds):
@@ -141,7 +146,7 @@ class Sysbench:
                                 session.raw, number)
 
 
-def measure(session, name, load):
+def measure(session: Session, name: str, load: Callable[[], clients.Outcome]) -> list[Point]:
     """Run a client program between snapshots; returns [Point]."""
     session.server.sql("CHECKPOINT")
     offset, before = session.log_size(), session.snapshot()
@@ -161,9 +166,9 @@ def measure(session, name, load):
     return [point]
 
 
-def count_waits(text):
+def count_waits(text: str) -> dict[str, float]:
     """Return {wait event: share of the backends' time}, the longest first."""
-    sums = Counter()
+    sums: Counter[str] = Counter()
     for event, count in re.findall(r"^wait\|(.+)\|(\d+)$", text, re.MULTILINE):
         sums[event] += int(count)
     return {event: round(count / sums.total(), 3) for event, count in sums.most_common()}
@@ -188,7 +193,7 @@ class Step:
     timed: str
     sessions: int = 1
 
-    def seconds(self, session):
+    def seconds(self, session: Session) -> float:
         """Carry out the statement; returns what it took the slowest session."""
         texts = [filled(session, self.timed).replace("{number}", str(number))
                  for number in range(self.sessions)]
@@ -200,7 +205,7 @@ class Step:
 class Program(Step):
     """A program of the build to time: its name and its arguments, separated by spaces."""
 
-    def seconds(self, session):
+    def seconds(self, session: Session) -> float:
         """Run the program; returns the seconds."""
         begun = time.monotonic()
         session.server.call(*(filled(session, word) for word in self.timed.split()),
@@ -208,7 +213,7 @@ class Program(Step):
         return time.monotonic() - begun
 
 
-def filled(session, text):
+def filled(session: Session, text: str) -> str:
     """Return the text with the data directory in its place."""
     return text.replace("{data}", str(session.server.data))
 
@@ -223,7 +228,7 @@ class Steps:
 
     steps: tuple
 
-    def __call__(self, session):
+    def __call__(self, session: Session) -> list[Point]:
         points = []
         for step in self.steps:
             points += self._step(session, step)
@@ -242,7 +247,7 @@ class Steps:
                       added(counts, drained))]
 
 
-def added(one, other):
+def added(one: Any, other: Any) -> dict:
     """Return the sum of two differences."""
     return {name: round(one.get(name, 0) + other.get(name, 0), 3)
             for name in {**one, **other} if name != "seconds"}
@@ -254,9 +259,9 @@ class Beside(Pgbench):
 
     steps: tuple = ()
 
-    def __call__(self, session):
+    def __call__(self, session: Session) -> list[Point]:
         self._warm_up(session)
-        took = {step.name: [] for step in self.steps}
+        took: dict[str, list[float]] = {step.name: [] for step in self.steps}
         points = measure(session, "tps", lambda: self._run_beside(session, took))
         return points + [point for name, seconds in took.items()
                          for point in latency_points(name, seconds)]
@@ -270,7 +275,7 @@ class Beside(Pgbench):
             return load.result()
 
 
-def latency_points(name, seconds):
+def latency_points(name: str, seconds: Sequence[float]) -> list[Point]:
     """Return Points for what a statement took each time; the first has all percentiles."""
     latency = stats.percentiles(Counter(round(1000 * one, 3) for one in seconds))
     points = [Point(f"{name}, {title}", latency[key], "ms", False, len(seconds))
@@ -289,7 +294,7 @@ class Checkpoints:
 
     dirty: dict
 
-    def __call__(self, session):
+    def __call__(self, session: Session) -> list[Point]:
         points = []
         for name, text in self.dirty.items():
             points += self._checkpoint(session, name, text)
@@ -321,7 +326,7 @@ class Replication:
              " pg_wal_lsn_diff(sent_lsn, replay_lsn), extract(epoch FROM replay_lag)"
              " FROM pg_stat_replication")
 
-    def __call__(self, session):
+    def __call__(self, session: Session) -> list[Point]:
         session.server.sql(PREWARM)
         path = session.raw / "lag.txt"
         start = session.server.sql("SELECT pg_current_wal_lsn()")
@@ -350,6 +355,6 @@ class Replication:
         return round(time.monotonic() - started, 2)
 
 
-def parse_lags(text):
+def parse_lags(text: str) -> list[float]:
     """Return the bytes by which replay was behind what had been sent."""
     return [float(number) for number in re.findall(r"^[\d.]+\|([\d.]+)\|", text, re.MULTILINE)]

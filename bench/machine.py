@@ -3,12 +3,14 @@
 import hashlib
 import os
 import platform
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from common.base import output
 
 
-def describe(commit, kinds, bindirs):
+def describe(commit: Mapping[str, Any], kinds: Iterable[str], bindirs: Mapping[str, Path]) -> dict:
     """Return commit, machine, system and builds as {title: text}; the commit comes as such."""
     return {**commit,
             "processor": f"{os.cpu_count()} x {_first('/proc/cpuinfo', 'model name')}",
@@ -20,12 +22,12 @@ def describe(commit, kinds, bindirs):
             **{f"flags of {kind}": _flags(bindirs[kind]) for kind in kinds}}
 
 
-def total_memory_mb():
+def total_memory_mb() -> int:
     """Return the machine's memory."""
     return int(_first("/proc/meminfo", "MemTotal").split()[0]) // 1024
 
 
-def load_average():
+def load_average() -> float:
     """Return how many processes have been running in the last minute."""
     return os.getloadavg()[0]
 

@@ -5,9 +5,13 @@ that people copy; it is loaded from there.
 """
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from . import report
+from .report import Measure
 
 ADVISOR = (Path(__file__).resolve().parent.parent / "packaging" / "advise"
            / "pg_doublewrite_advise.py")
@@ -15,7 +19,7 @@ ADVISOR = (Path(__file__).resolve().parent.parent / "packaging" / "advise"
 DAY = 86_400
 
 
-def advisor():
+def advisor() -> ModuleType:
     """Return the advisor as a module."""
     spec = importlib.util.spec_from_file_location("pg_doublewrite_advise", ADVISOR)
     module = importlib.util.module_from_spec(spec)
@@ -23,7 +27,7 @@ def advisor():
     return module
 
 
-def tables(measures, arguments):
+def tables(measures: Sequence[Measure], arguments: Any) -> list[tuple[str, list[tuple]]]:
     """Return [(title, rows)] of measures that are transactions a second; none without a price.
 
     All arms at the same rate: what was asked for, else that of the slowest.
@@ -52,7 +56,7 @@ def _rows(program, measure, prices, rate):
     return rows
 
 
-def needs(measure, arm, rate):
+def needs(measure: Measure, arm: str, rate: float) -> tuple[float, float, float]:
     """Return GB of WAL a day, and requests and MB a second of the device, in both directions."""
     def a_second(*titles):
         return rate * sum(measure.cost(arm, title) for title in titles)

@@ -11,11 +11,13 @@ import os
 import re
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from common.base import DevError, own, run, say
+from common.base import DevError, Paths, own, run, say
 
 from . import clients, counters
-from .loads import POLL_SECONDS, Point
+from .loads import POLL_SECONDS, Point, Session
 from .server import EXTENSION, Server
 
 # The build that makes what is replayed.
@@ -50,7 +52,7 @@ class Workload:
     transactions: int
 
 
-def saved(paths, bindir, template, workload, images):
+def saved(paths: Paths, bindir: Path, template: Path, workload: Workload, images: bool) -> Path:
     """Return the directory with the WAL of a workload; makes it once."""
     name = "".join(char if char.isalnum() else "-" for char in workload.name)
     place = template.parent / f"{name}-{workload.transactions}-{'images' if images else 'plain'}"
@@ -79,7 +81,7 @@ def saved(paths, bindir, template, workload, images):
     return place
 
 
-def put(place, data):
+def put(place: Path, data: Path) -> None:
     """Make a copy of the cluster what the crash has left."""
     shutil.rmtree(data / "pg_wal")
     for name in SAVED:
@@ -106,7 +108,7 @@ class Replay:
 
     transactions: int
 
-    def __call__(self, session):
+    def __call__(self, session: Session) -> list[Point]:
         server = session.server
         before = counters.devices(session.volume)
         used = recover(server)
@@ -134,7 +136,7 @@ class Replay:
         return counts
 
 
-def recover(server):
+def recover(server: Server) -> dict[int, tuple[str, float]]:
     """Start the server; returns {process id: (kind, CPU seconds)} when it is ready."""
     used = {}
     server.start(wait=False)
@@ -142,7 +144,7 @@ def recover(server):
     return used
 
 
-def parse_log(text):
+def parse_log(text: str) -> dict[str, Any]:
     """Return what the server log says about a recovery, in seconds and counts."""
     done = re.search(r"redo done at .*CPU: user: ([\d.]+) s, system: ([\d.]+) s,"
                      r" elapsed: ([\d.]+) s", text)
@@ -161,7 +163,7 @@ def parse_log(text):
     return facts
 
 
-def estimate_error(text, elapsed):
+def estimate_error(text: str, elapsed: float) -> float | None:
     """Return by how much the time left was wrong, as shown when half of the time had passed.
 
     In percent; None if nothing was shown then.

@@ -36,7 +36,7 @@ COLOURS = {"off": "#7fb2e5", "double_writes": "#1f5fa8", "double_writes+lz4": "#
            "serial+images": "#9ad3b9", "pipeline+images": "#2f9e6e", "stock+images": "#c0392b"}
 
 
-def main(path, directory):
+def main(path: Path, directory: Path) -> None:
     """Write report and plots of a summary into a directory; rows of its runs may lie there."""
     kept = summary.load(path)
     measures = report.measures(kept)
@@ -183,7 +183,7 @@ MODES = {"stock-off": "stock, no images", "stock-full_pages": "stock", "stock-fu
          "in_order": "redo in order", "double_writes": "double_writes"}
 
 
-def picture(repository, path):
+def picture(repository: Path, path: Path) -> None:
     """Draw throughput, WAL, and seconds from a crash to the first query, by arm."""
     found = figures.pictured(repository)
     arms = [arm for arm in MODES if any(arm in by_arm for _, by_arm in found)]

@@ -1,6 +1,8 @@
 """Tables of a series of runs; pure functions of its summary."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from . import bars, counters, stats, summary
 from .arms import ARMS
@@ -23,23 +25,23 @@ class Measure:
     arms: dict
 
     @property
-    def title(self):
+    def title(self) -> str:
         return f"{self.case}: {self.name}"
 
-    def sample(self, arm):
+    def sample(self, arm: str) -> stats.Sample:
         """Return the values of an arm."""
         return stats.Sample(tuple(self.arms[arm]["values"]))
 
-    def judged(self, arm, name):
+    def judged(self, arm: str, name: str) -> stats.Sample:
         """Return what bars compare besides values, of each run of an arm."""
         return stats.Sample(tuple(self.arms[arm].get("judged", {}).get(name, (0,))))
 
-    def cost(self, arm, title):
+    def cost(self, arm: str, title: str) -> int:
         """Return what an operation costs, the checkpoint after the load included."""
         return self.arms[arm].get("costs", {}).get(title, 0)
 
 
-def measures(kept):
+def measures(kept: Mapping[str, Any]) -> list[Measure]:
     """Return the Measures of a summary, with arms in the order of the table of arms."""
     return [Measure(one["case"], one["name"], one["unit"], one["higher_is_better"],
                     {name: one["arms"][name] for name in ARMS if name in one["arms"]})
@@ -49,7 +51,7 @@ def measures(kept):
 # Tables: lists of rows of text, the head first ---------------------------------
 
 
-def overview(all_measures):
+def overview(all_measures: Sequence[Measure]) -> list[tuple[str, ...]]:
     """Return medians by measure and arm."""
     used = [name for name in ARMS if any(name in measure.arms for measure in all_measures)]
     rows = [("case", "unit", *used)]
@@ -60,7 +62,7 @@ def overview(all_measures):
     return rows
 
 
-def speeds(measure):
+def speeds(measure: Measure) -> list[tuple[str, ...]]:
     """Return value, spread and relative speed of each arm."""
     references = [name for name in REFERENCES if name in measure.arms]
     rows = [("arm", "runs", f"median {measure.unit}", "min .. max", "MAD",
@@ -75,7 +77,7 @@ def speeds(measure):
     return rows
 
 
-def costs(measure):
+def costs(measure: Measure) -> list[tuple[str, ...]]:
     """Return what an operation costs in each arm, the checkpoint after it included."""
     titles = [title for title, _ in summary.COSTS]
     return [("arm", *titles),
@@ -83,25 +85,25 @@ def costs(measure):
               for arm in measure.arms)]
 
 
-def details(measure):
+def details(measure: Measure) -> list[tuple[str, str]]:
     """Return latencies and whatever else a load has reported."""
     facts = {arm: {**kept.get("latency", {}), **kept.get("extra", {})}
              for arm, kept in measure.arms.items()}
     return _table(facts, lambda value: number(value or 0))
 
 
-def waits(measure):
+def waits(measure: Measure) -> list[tuple[str, str]]:
     """Return what backends spent most of their time on, in percent."""
     return _table({arm: kept.get("waits", {}) for arm, kept in measure.arms.items()},
                   lambda value: number(100 * (value or 0)))
 
 
-def parts(measure):
+def parts(measure: Measure) -> list[tuple[str, str]]:
     """Return the seconds of the parts of a time."""
     return _by_part(measure, lambda part: number(part["s"]) if part["s"] else "")
 
 
-def requests(measure):
+def requests(measure: Measure) -> list[tuple[str, str]]:
     """Return what devices read and wrote in each part of a time: how often, kB at once."""
     def cell(part):
         found = (_sizes(letter, part.get(count, 0), part.get(sectors, 0))
@@ -131,7 +133,7 @@ def _sizes(letter, count, sectors):
     return f"{letter} {number(count)} x {sectors / 2 / count:.0f} kB" if count else ""
 
 
-def causes(measure, kind):
+def causes(measure: Measure, kind: str) -> list[tuple[str, ...]]:
     """Return writes or syncs by cause; `kind` is "writes" or "syncs"."""
     table = {"writes": counters.WRITE_CAUSES, "syncs": counters.SYNC_CAUSES}[kind]
     return [("arm", *table),
@@ -139,9 +141,9 @@ def causes(measure, kind):
               for arm, kept in measure.arms.items())]
 
 
-def bar_table(suite, all_measures):
+def bar_table(suite: str, all_measures: Sequence[Measure]) -> list[tuple[str, ...]]:
     """Return the bars and whether they were reached."""
-    rows = [("bar", "case", "wanted", "found", "bounds", "verdict")]
+    rows: list[tuple[str, ...]] = [("bar", "case", "wanted", "found", "bounds", "verdict")]
     for verdict in bars.judge(suite, all_measures):
         rows.append((verdict.bar, f"{verdict.case}: {verdict.point}", f"{verdict.wanted:g}",
                      f"{verdict.ratio.value:.3f}",
@@ -149,7 +151,7 @@ def bar_table(suite, all_measures):
     return rows
 
 
-def number(value):
+def number(value: float) -> str:
     """Return a number with as many digits as mean something."""
     if value == 0:
         return "0"

@@ -16,13 +16,15 @@ import re
 import statistics
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from common.base import DevError
 
 from . import clients, counters
-from .loads import Point, prewarm
-from .server import READY
+from .loads import Point, Session, prewarm
+from .server import READY, Server
 
 RESTORED = (r"double-write log: examined (?P<examined>\d+) pages .*"
             r"restored (?P<restored>\d+), .*read (?P<log_kb>\d+) kB in (?P<seconds>[\d.]+) s")
@@ -63,7 +65,7 @@ class Restart:
     prewarm: bool = True
     seconds: int = 0
 
-    def __call__(self, session):
+    def __call__(self, session: Session) -> list[Point]:
         if self.prewarm:
             prewarm(session)
         session.server.sql("CHECKPOINT")
@@ -77,14 +79,14 @@ class Restart:
         session.volume.release()
         return points
 
-    def load(self, session, lsn):   # noqa: ARG002
+    def load(self, session: Session, lsn: str) -> None:  # noqa: ARG002
         """Carry out what the crash interrupts; `lsn` is where its WAL begins."""
         if self.seconds:
             clients.pgbench(session.server, self.arguments, self.seconds, session.raw)
         else:
             carry_out(session.server, self.transactions, self.arguments)
 
-    def after(self, session, begun):
+    def after(self, session: Session, begun: float) -> list[Point]:
         """Carry on; returns Points of a server that was started at a time."""
         one_transaction(session.server, self.arguments)
         first = time.time() - begun
@@ -105,7 +107,7 @@ class RestartWal(Restart):
     megabytes: int = 0
     updates: tuple = ()
 
-    def __call__(self, session):
+    def __call__(self, session: Session) -> list[Point]:
         prewarm(session)
         before = clients.pgbench(session.server, self.arguments, AFTER_SECONDS, session.raw)
         points = super().__call__(session)
@@ -113,9 +115,9 @@ class RestartWal(Restart):
         whole.value, whole.extra = until_full(whole.series, statistics.median(before.series))
         return points
 
-    def load(self, session, lsn):
+    def load(self, session: Session, lsn: str) -> None:
         """Write WAL until there is enough of it."""
-        wanted, written = self.megabytes << 20, 0
+        wanted, written = self.megabytes << 20, 0.0
         number, rounds = 1, 0
         session.volume.release()
         while written < ENOUGH * wanted:
@@ -127,7 +129,7 @@ class RestartWal(Restart):
             number, rounds = max(1, math.floor(number * min(share, MOST_AT_ONCE))), rounds + 1
         session.volume.hold()
 
-    def after(self, session, begun):
+    def after(self, session: Session, begun: float) -> list[Point]:
         """Carry on until the throughput of before, or as long as the load lasts."""
         log = clients.pgbench_log(session.server, self.arguments, session.seconds, session.raw,
                                   clients.clients())
@@ -139,12 +141,12 @@ class RestartWal(Restart):
                 Point("until full throughput", 0, "s", False, len(log), series=series)]
 
 
-def wal_since(server, lsn):
+def wal_since(server: Server, lsn: str) -> float:
     """Return the bytes of WAL that have been written since a position."""
     return float(server.sql(f"SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '{lsn}')"))
 
 
-def start_cold(session, facts):
+def start_cold(session: Session, facts: Any) -> tuple:
     """Crash the server and start it with a cold cache; returns when, and Points with these facts."""
     server, volume = session.server, session.volume
     server.stop("immediate")
@@ -167,13 +169,13 @@ def start_cold(session, facts):
                    Point("until ready", round(marks["open"] - begun, 3), "s", False, 1)]
 
 
-def one_transaction(server, arguments):
+def one_transaction(server: Server, arguments: Any) -> None:
     """Have one client carry out one transaction."""
     server.call("pgbench", "--no-vacuum", f"--random-seed={clients.SEED}", "--transactions=1",
                 *arguments, env=server.environment(), capture=True)
 
 
-def carry_out(server, transactions, arguments, seed=clients.SEED):
+def carry_out(server: Server, transactions: int, arguments: Any, seed: int = clients.SEED) -> None:
     """Have pgbench carry out so many transactions, the same ones each time."""
     number = clients.clients()
     server.call("pgbench", "--no-vacuum", "--protocol=prepared", f"--client={number}",
@@ -185,7 +187,7 @@ def carry_out(server, transactions, arguments, seed=clients.SEED):
 # Pure functions ---------------------------------------------------------------
 
 
-def until_full(series, before):
+def until_full(series: Sequence[int], before: int) -> tuple[int, dict[str, Any]]:
     """Return the end of the first second with 0.9 of the transactions of before, and what was found.
 
     `series` has those of each second since the start.  The end of the series if there is none.
@@ -194,7 +196,7 @@ def until_full(series, before):
     return full or len(series), {"TPS before the crash": before, "not reached": int(full is None)}
 
 
-def parse_marks(text, begun, answered):
+def parse_marks(text: str, begun: float, answered: float) -> dict[str, float]:
     """Return {part: when it ended}, of the parts that the server log shows.
 
     What comes after the first clients got in, as a checkpoint may, is no part
@@ -240,7 +242,8 @@ def parse_marks(text, begun, answered):
     return kept
 
 
-def split(marks, begun, samples):
+def split(marks: Mapping[str, float], begun: float,
+          samples: Sequence[tuple[float, dict[str, int]]]) -> dict[str, dict[str, Any]]:
     """Return {part: {"s": seconds, and what the devices did}}."""
     parts = {}
     start, earlier = begun, _sample(samples, begun)
@@ -261,7 +264,8 @@ def _sample(samples, when):
     return samples[max(place - 1, 0)][1]
 
 
-def count_facts(text, counts, parts):
+def count_facts(text: str, counts: Mapping[str, int],
+                parts: Mapping[str, dict[str, int]]) -> dict[str, int]:
     """Return the counts that no noise touches."""
     restored = re.search(RESTORED, text)
     before = [part for name, part in parts.items() if name != "first query"]

@@ -43,7 +43,7 @@ READERS = r"io\.(startup|background worker)/relation/.*\.reads"
 COLUMNS = ("copies", "restore", "redo", "ready", "reads", "device_reads")
 
 
-def main():
+def main() -> None:
     """Make the crashed cluster, let the builds recover it in turn, print a table."""
     args = _arguments()
     paths = locate(Path(__file__).resolve().parent.parent)
@@ -53,7 +53,7 @@ def main():
         directory.chmod(0o755)
     bindirs = dict(arm.split("=", 1) for arm in args.arms)
     crashed = _crashed(paths, work, Path(next(iter(bindirs.values()))), args)
-    results = {name: [] for name in bindirs}
+    results: dict[str, list] = {name: [] for name in bindirs}
     for number in range(args.runs):
         order = list(bindirs)[number % len(bindirs):] + list(bindirs)[:number % len(bindirs)]
         for name in order:

@@ -15,15 +15,18 @@ import shutil
 import signal
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.base import DevError, note, own, run, say, server_user
+from common.base import DevError, Paths, note, own, run, say, server_user
 from common.progress import Progress
 
 from . import arms, machine, recovery, slow, storage, summary
+from .arms import Arm
 from .loads import Session
 from .server import DATABASE, EXTENSION, Server
+from .suites import Case, Dataset
 
 META, RUNS, RAW = "meta.json", "runs.jsonl", "raw"
 
@@ -54,18 +57,18 @@ class Plan:
     commit: dict = field(default_factory=dict)
     rate: float = 0     # given, not found
 
-    def arms_of(self, case):
+    def arms_of(self, case: Case) -> list[Arm]:
         """Return the arms to run of a case."""
         if case.only_arm:
             return [arms.ARMS[case.only_arm]]
         return [arm for arm in self.arms if arm.ours or not case.ours_only]
 
-    def kinds(self):
+    def kinds(self) -> list[str]:
         """Return the kinds of builds to measure."""
         return sorted({arm.kind for case in self.cases for arm in self.arms_of(case)})
 
 
-def execute(paths, plan, bindirs):
+def execute(paths: Paths, plan: Plan, bindirs: Mapping[str, Path]) -> None:
     """Run a plan; `bindirs` is {kind of build: directory of programs}."""
     storage.require(plan.profile)
     _prepare_directory(plan, bindirs)
@@ -77,7 +80,7 @@ def execute(paths, plan, bindirs):
             _one_run(paths, plan, bindirs, case, arm, number)
 
 
-def schedule(plan):
+def schedule(plan: Plan) -> list[tuple]:
     """Return (round, case, arm) in the order of the runs."""
     return [(round_number, case, arm)
             for case in plan.cases
@@ -204,7 +207,7 @@ def _standby(paths, bindir, case, primary, volume):
 # Prepared clusters -----------------------------------------------------------
 
 
-def prepared(paths, work, bindir, kind, dataset):
+def prepared(paths: Paths, work: Path, bindir: Path, kind: str, dataset: Dataset) -> Path:
     """Return a stopped cluster with a Dataset, made by a build; makes it once."""
     user = server_user()
     stamp = f"{(bindir / 'postgres').stat().st_mtime_ns} {user.pw_name if user else ''} " \
@@ -238,7 +241,7 @@ def prepared(paths, work, bindir, kind, dataset):
     return server.data
 
 
-def copy(template, target, saved=None):
+def copy(template: Path, target: Path, saved: Path | None = None) -> None:
     """Copy a cluster, have it on storage, and out of the kernel's cache."""
     run(["cp", "-a", template, target])
     if saved:
@@ -282,7 +285,7 @@ def _file_name(text):
     return "".join(char if char.isalnum() else "-" for char in text).strip("-")
 
 
-def new_directory(base, suite, profile, name=None):
+def new_directory(base: Path, suite: str, profile: str, name: str | None = None) -> Path:
     """Return the place for a new series of runs; raises DevError if taken."""
     directory = base / (name or f"{time.strftime('%Y-%m-%d-%H%M%S')}-{suite}-{profile}")
     for place in (directory, summary.file_of(directory)):
@@ -291,7 +294,7 @@ def new_directory(base, suite, profile, name=None):
     return directory
 
 
-def load(directory):
+def load(directory: Path) -> tuple[dict[str, str], list[dict[str, float | list | str]]]:
     """Return (meta, [run]) of a directory of results."""
     path = directory / RUNS
     lines = path.read_text().splitlines() if path.exists() else []

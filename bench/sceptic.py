@@ -3,7 +3,9 @@
 As those of suites.py, in whose table they are.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from . import machine
 from .latency import Capacity, Growth, OpenLoop, Stream, WalVolume
@@ -15,6 +17,7 @@ from .suites import (
     TPCB,
     Case,
     Dataset,
+    Scale,
     pgbench_data,
     suite,
     tpcc_data,
@@ -35,7 +38,7 @@ TPCB_SCRIPT = ("--builtin=tpcb-like",)
 READ_SCRIPT = ("--builtin=select-only",)
 
 
-def paced(scale, loads, settings):
+def paced(scale: Scale, loads: Mapping[str, OpenLoop], settings: dict[str, Any]) -> list[Case]:
     """Return the case that finds the rate, and one for each of {name: load}, on pgbench's tables."""
     data = pgbench_data(scale, 100)
     return [Case(CAPACITY, data, Capacity(TPCB_SCRIPT), settings, only_arm=STOCK),
@@ -43,7 +46,7 @@ def paced(scale, loads, settings):
 
 
 @suite(arms=LATENCY_ARMS)
-def latency(scale):
+def latency(scale: Scale) -> list[Case]:
     """(m) what transactions at fixed rates wait for, through checkpoints each 30 s."""
     loads = {f"TPC-B, {name}": OpenLoop((Stream("TPC-B", TPCB_SCRIPT, share),))
              for name, share in SHARES.items()}
@@ -54,21 +57,21 @@ def latency(scale):
                                 "max_wal_size": scale.wal(10240), "checkpoint_timeout": "30s"})
 
 
-def best_practice(scale):
+def best_practice(scale: Scale) -> dict[str, str]:
     """Return the settings of a server that has a machine to itself."""
     quarter = round(machine.total_memory_mb() / 4 / 1024) * 1024 or 256
     return {"shared_buffers": scale.buffers(quarter), "max_wal_size": scale.wal(10240)}
 
 
 @suite(arms=LATENCY_ARMS)
-def sawtooth(scale):
+def sawtooth(scale: Scale) -> list[Case]:
     """(n) WAL a second and latency through checkpoints each 5 min, best practice: for 30 minutes."""
     loop = OpenLoop((Stream("TPC-B", TPCB_SCRIPT, SHARES["two thirds"]),), (WalVolume(),))
     return paced(scale, {"TPC-B, two thirds": loop}, best_practice(scale))
 
 
 @suite(arms=("double_writes",))
-def soak(scale):
+def soak(scale: Scale) -> list[Case]:
     """(o) memory, descriptors, log and WAL of a server under load, over time: for an hour."""
     loop = OpenLoop((Stream("TPC-B", TPCB_SCRIPT, SHARES["two thirds"]),), (Growth(),))
     return paced(scale, {"TPC-B, two thirds": loop},
@@ -77,7 +80,7 @@ def soak(scale):
 
 
 @suite(arms=(*STOCK_ARMS, "off", "double_writes", "in_order"))
-def restart_wal(scale):
+def restart_wal(scale: Scale) -> list[Case]:
     """(p) from a crash to the first query and to full throughput, by WAL since the checkpoint."""
     rows = scale.count(30) * 100_000
     updates = (f"--file={RESTART_SCRIPTS / 'wide.sql'}", f"--define=rows={rows}")
@@ -93,7 +96,7 @@ def restart_wal(scale):
 
 
 @suite(arms=(STOCK, f"{STOCK}+zstd", "stock-off", "off", "double_writes"))
-def no_cache(scale):
+def no_cache(scale: Scale) -> list[Case]:
     """(q) storage without a write cache: each sync takes 1, 5 or 20 ms, of all files alike."""
     settings = {"shared_buffers": scale.buffers(1024), "max_wal_size": scale.wal(64)}
     return [Case(f"{milliseconds} ms, TPC-B", pgbench_data(scale, 100), TPCB, settings,
@@ -102,7 +105,7 @@ def no_cache(scale):
 
 
 @suite(arms=(STOCK, f"{STOCK}+zstd", "off", "double_writes"))
-def tpcc(scale):
+def tpcc(scale: Scale) -> list[Case]:
     """(r) a mix like TPC-C on 50 warehouses, checkpoints each 5 min: for an hour."""
     data, load = tpcc_data(scale, 50), tpcc_load(scale, 50)
     # As was published in 2012 of 5 GB of data: buffers for all of it, and for a fifth.
@@ -120,7 +123,7 @@ YCSB = {"A": {"read": 50, "update": 50}, "B": {"read": 95, "update": 5},
 
 
 @suite(arms=(*STOCK_ARMS, "off", "double_writes"))
-def ycsb(scale):
+def ycsb(scale: Scale) -> list[Case]:
     """(s) YCSB A, B and F, as scripts of pgbench."""
     rows = scale.count(1_000_000, 1000)
     schema = (YCSB_SCRIPTS / "schema.sql").read_text()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from common import postgres
 
 from . import clients, counters, stats
-from .loads import Point
+from .loads import Point, Session
 from .restart import BLOCK, RECOVERY, carry_out
 
 POLL_SECONDS = 0.05
@@ -35,7 +35,7 @@ class CatchUp:
     arguments: tuple
     readers: int = 0
 
-    def __call__(self, session):
+    def __call__(self, session: Session) -> list[Point]:
         server, standby, volume = session.server, session.standby, session.volume
         volume.release()
         standby.stop()
@@ -88,7 +88,7 @@ class Promotion:
 
     WRITE = "UPDATE pgbench_branches SET bbalance = bbalance + 1 WHERE bid = 1"
 
-    def __call__(self, session):
+    def __call__(self, session: Session) -> list[Point]:
         server, standby, volume = session.server, session.standby, session.volume
         volume.release()
         standby.stop()

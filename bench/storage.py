@@ -19,6 +19,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,13 +52,13 @@ class Limit:
     iops: int = 0
     mbps: int = 0
 
-    def rules(self, device):
+    def rules(self, device: str) -> dict[str, str]:
         """Return {file of the controller: line} that hold a device to the limit."""
         amounts = {"iops": self.iops, "bps": self.mbps * 1_000_000}
         return {f"blkio.throttle.{direction}_{unit}_device": f"{device} {amount}"
                 for direction in ("read", "write") for unit, amount in amounts.items()}
 
-    def __str__(self):
+    def __str__(self) -> str:
         parts = [f"{self.iops} requests"] if self.iops else []
         parts += [f"{self.mbps} MB"] if self.mbps else []
         return " and ".join(parts) + " a second, of reads and of writes each"
@@ -82,15 +83,15 @@ class Volume:
     limit: Limit = NO_LIMIT
     mounts: tuple = ()
 
-    def hold(self):
+    def hold(self) -> None:
         """Hold the devices to the limit from now on."""
         self._apply(self.limit)
 
-    def release(self):
+    def release(self) -> None:
         """Let the devices do what they can."""
         self._apply(NO_LIMIT)
 
-    def cool(self):
+    def cool(self) -> None:
         """Write back what is dirty, and leave nothing in the kernel's cache.
 
         A new mount has neither pages nor names of files cached, and unlike
@@ -112,7 +113,7 @@ class Volume:
                 _throttle(device, limit)
 
 
-def default_work_directory():
+def default_work_directory() -> Path:
     """Return the place for prepared clusters and for the `disk` profile."""
     if os.environ.get("PGDW_BENCH_DIR"):
         # All of it is removed at the end, so never the directory itself.
@@ -124,7 +125,8 @@ def default_work_directory():
 
 
 @contextlib.contextmanager
-def volume(profile, work, size_mb, own_wal_device=False, limit=None, kind="ext4"):
+def volume(profile: str, work: Path, size_mb: int, own_wal_device: bool = False,
+           limit: Limit | None = None, kind: str = "ext4") -> Iterator[Volume]:
     """Give a fresh Volume; everything is unmounted and removed at the end.
 
     It is not held to its limit before it is told so.
@@ -145,13 +147,13 @@ def volume(profile, work, size_mb, own_wal_device=False, limit=None, kind="ext4"
         yield Volume(directories["data"], directories.get("wal"), devices, limit, tuple(mounts))
 
 
-def room(profile):
+def room(profile: str) -> int:
     """Return the megabytes that volumes of a profile may take."""
     place = default_work_directory() if profile == "disk" else MEMORY
     return shutil.disk_usage(place).free >> 20
 
 
-def limit_of(profile, iops=None, mbps=None):
+def limit_of(profile: str, iops: int | None = None, mbps: int | None = None) -> Limit:
     """Return the Limit of a profile, with what was asked for instead."""
     if profile not in LIMITS:
         if iops is not None or mbps is not None:
@@ -165,7 +167,7 @@ def limit_of(profile, iops=None, mbps=None):
     return limit
 
 
-def require(profile):
+def require(profile: str) -> None:
     """Raise DevError, with a hint, if a profile cannot be had here."""
     if profile == "disk":
         return
@@ -178,13 +180,13 @@ def require(profile):
         _enter_root_group()
 
 
-def device_of(path):
+def device_of(path: Path) -> str:
     """Return the "major:minor" of the device that `path` is on."""
     number = path.stat().st_dev
     return f"{os.major(number)}:{os.minor(number)}"
 
 
-def device_counts(device):
+def device_counts(device: str) -> dict:
     """Return {field: count} of a block device since it was attached.
 
     Some file systems have no device of their own; of them nothing is known.
@@ -196,14 +198,14 @@ def device_counts(device):
     return {name: int(numbers[place]) for name, place in STAT_FIELDS.items()}
 
 
-def file_system(path):
+def file_system(path: Path) -> str:
     """Return type and options of the file system below `path`."""
     mounts = output(["findmnt", "-n", "-o", "FSTYPE,OPTIONS", "-T", path]).splitlines()
     # Of mounts on top of each other, the last is the one that is seen.
     return " ".join(mounts[-1].split())
 
 
-def remove_leftovers(work):
+def remove_leftovers(work: Path) -> None:
     """Unmount and remove what a run that was killed has left below `work`."""
     for line in Path("/proc/mounts").read_text().splitlines():
         device, mount = line.split()[:2]
@@ -308,7 +310,7 @@ def _enter_root_group():
                        " or use --storage memory or disk") from error
 
 
-def blkio_mount(mounts):
+def blkio_mount(mounts: str) -> Path | None:
     """Return where the controller is, by the text of /proc/mounts; None if nowhere."""
     for line in mounts.splitlines():
         _, mount, kind, options = line.split()[:4]
@@ -317,7 +319,7 @@ def blkio_mount(mounts):
     return None
 
 
-def blkio_group(groups):
+def blkio_group(groups: str) -> str | None:
     """Return the group of a process by the text of its /proc/PID/cgroup."""
     for line in groups.splitlines():
         _, controllers, group = line.split(":", 2)
@@ -326,7 +328,7 @@ def blkio_group(groups):
     return None
 
 
-def forget(directory):
+def forget(directory: Path) -> None:
     """Drop what the kernel has cached of the files below a directory."""
     for top, _, names in os.walk(directory):
         for name in names:

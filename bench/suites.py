@@ -5,15 +5,29 @@ machine.  A suite is a function of the Scale that returns its Cases; to add
 one, write it and put `@suite` above it.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from common.base import DevError
 
 from . import clients, machine
-from .loads import Beside, Checkpoints, Pgbench, Program, Replication, Step, Steps, Sysbench
+from .loads import (
+    Beside,
+    Checkpoints,
+    Pgbench,
+    Point,
+    Program,
+    Replication,
+    Session,
+    Step,
+    Steps,
+    Sysbench,
+)
 from .recovery import PROGRESS, Replay, Workload
 from .restart import Restart
+from .server import Server
 from .standby import CatchUp, Promotion
 
 SCRIPTS = Path(__file__).resolve().parent / "tpcc"
@@ -63,7 +77,8 @@ SUITES = {}
 ARMS_OF = {}
 
 
-def suite(function=None, arms=()):
+def suite(function: Callable[..., Any] | None = None,
+          arms: Sequence[str] = ()) -> Callable[..., Any]:
     """Register a suite under the name of its function, with the arms to run unless told otherwise."""
     if function is None:
         return lambda found: suite(found, arms)
@@ -78,15 +93,15 @@ class Scale:
 
     factor: float
 
-    def count(self, number, least=1):
+    def count(self, number: int, least: int = 1) -> int:
         """Return a number of rows, warehouses or the like."""
         return max(least, round(number * self.factor))
 
-    def wal(self, megabytes):
+    def wal(self, megabytes: int) -> str:
         """Return a max_wal_size; it cannot be less than two segments."""
         return f"{max(MIN_WAL_MB, round(megabytes * self.factor))}MB"
 
-    def buffers(self, megabytes):
+    def buffers(self, megabytes: int) -> str:
         """Return a shared_buffers."""
         return f"{max(MIN_BUFFERS_MB, round(megabytes * self.factor))}MB"
 
@@ -97,7 +112,7 @@ class Dataset:
 
     name: str
     megabytes: int
-    fill: object
+    fill: Callable[[Server], object]
 
 
 @dataclass(frozen=True)
@@ -114,7 +129,7 @@ class Case:
 
     name: str
     dataset: Dataset
-    load: object
+    load: Callable[[Session], list[Point]]
     settings: dict = field(default_factory=dict)
     own_wal_device: bool = False
     file_system: str = "ext4"
@@ -128,20 +143,20 @@ class Case:
     room: int = 0
     if_room: bool = False
 
-    def all_settings(self):
+    def all_settings(self) -> dict[str, Any]:
         """Return the settings with the common ones below them."""
         settings = {**COMMON, **self.settings}
         wal = megabytes(settings["max_wal_size"])
         return {"min_wal_size": f"{min(80, wal)}MB", **settings}
 
-    def described(self):
+    def described(self) -> dict[str, Any]:
         """Return what a report says of data and settings."""
         slow = {"microseconds more each write": self.slow_writes,
                 "microseconds more each sync": self.slow_syncs}
         return {"data": self.dataset.name, **{name: time for name, time in slow.items() if time},
                 **self.all_settings()}
 
-    def megabytes(self):
+    def megabytes(self) -> int:
         """Return what the volume has to hold: data as it grows, WAL, log."""
         copies = 2 if self.standby else 1
         wal = min(megabytes(self.all_settings()["max_wal_size"]), MAX_WAL_ON_VOLUME_MB)
@@ -153,12 +168,12 @@ class Case:
 MAX_WAL_ON_VOLUME_MB = 4096
 
 
-def megabytes(text):
+def megabytes(text: Any) -> int:
     """Return a size in MB or GB as a number of MB."""
     return int(text[:-2]) * {"MB": 1, "GB": 1024}[text[-2:]]
 
 
-def cases(name, factor):
+def cases(name: str, factor: float) -> list[Case]:
     """Return the Cases of a suite at a factor."""
     if name not in SUITES:
         raise DevError(f"no such suite: {name}", "one of " + ", ".join(SUITES))
@@ -168,7 +183,7 @@ def cases(name, factor):
 # Data -------------------------------------------------------------------------
 
 
-def pgbench_data(scale, number, fillfactor=100):
+def pgbench_data(scale: Scale, number: int, fillfactor: int = 100) -> Dataset:
     """Return pgbench's own tables."""
     size = scale.count(number)
     name = f"pgbench-{size}" if fillfactor == 100 else f"pgbench-{size}-filled-{fillfactor}"
@@ -180,12 +195,12 @@ def pgbench_data(scale, number, fillfactor=100):
     return Dataset(name, size * PGBENCH_MB * 100 // fillfactor, fill)
 
 
-def sysbench_options(scale, tables, rows):
+def sysbench_options(scale: Scale, tables: int, rows: int) -> dict[str, int]:
     """Return sysbench's options that describe its tables."""
     return {"tables": tables, "table_size": scale.count(rows, 100)}
 
 
-def sysbench_data(options):
+def sysbench_data(options: Any) -> Dataset:
     """Return sysbench's tables."""
     rows = options["tables"] * options["table_size"]
     return Dataset(f"sysbench-{options['tables']}x{options['table_size']}",
@@ -193,7 +208,7 @@ def sysbench_data(options):
                    lambda server: clients.sysbench_prepare(server, options))
 
 
-def tpcc_data(scale, number):
+def tpcc_data(scale: Scale, number: int) -> Dataset:
     """Return the tables of the TPC-C-like mix."""
     warehouses = scale.count(number, 2)
     schema = (SCRIPTS / "schema.sql").read_text()
@@ -201,7 +216,7 @@ def tpcc_data(scale, number):
         f"\\set warehouses {warehouses}\n{schema}"))
 
 
-def trap_data(scale, number):
+def trap_data(scale: Scale, number: int) -> Dataset:
     """Return one table to copy, and the same as a file to COPY from."""
     rows = scale.count(number, 1000)
     return Dataset(f"traps-{rows}", rows * TRAP_ROW_BYTES >> 20, lambda server: server.sql(f"""
@@ -210,7 +225,7 @@ INSERT INTO src SELECT i, hashint4(i), repeat(md5(i::text), 3) FROM generate_ser
 COPY src TO '{server.data}/src.copy';"""))
 
 
-def parts_data(scale, number):
+def parts_data(scale: Scale, number: int) -> Dataset:
     """Return a table for each session, as a file to COPY from, and all as a dump."""
     rows = scale.count(number, 1000)
     schema = (TRAP_SCRIPTS / "parts.sql").read_text()
@@ -223,7 +238,7 @@ def parts_data(scale, number):
     return Dataset(f"parts-{rows}", rows * PART_ROW_BYTES >> 20, fill)
 
 
-def redo_data(scale, number):
+def redo_data(scale: Scale, number: int) -> Dataset:
     """Return a table for each of our own workloads of recovery."""
     rows = scale.count(number, 1000)
     schema = (REDO_SCRIPTS / "schema.sql").read_text()
@@ -231,7 +246,7 @@ def redo_data(scale, number):
         f"\\set rows {rows}\n{schema}"))
 
 
-def document_data(scale, number):
+def document_data(scale: Scale, number: int) -> Dataset:
     """Return documents with an index of each kind, and bodies out of line."""
     rows = scale.count(number, 1000)
     schema = (RESTART_SCRIPTS / "schema.sql").read_text()
@@ -239,7 +254,7 @@ def document_data(scale, number):
         f"\\set rows {rows}\n{schema}"))
 
 
-def files_data(scale, number):
+def files_data(scale: Scale, number: int) -> Dataset:
     """Return pgbench's smallest tables beside many of one row, about `number` files in all."""
     tables = scale.count((number - FILES_OF_A_NEW_CLUSTER) // FORKS, 100)
 
@@ -256,7 +271,7 @@ END$$;""")
     return Dataset(f"files-{tables}", 200, fill)
 
 
-def many_tables_data(scale, number):
+def many_tables_data(scale: Scale, number: int) -> Dataset:
     """Return many tables of some pages each, with room for new versions in each page."""
     tables = scale.count(number, 100)
     size = tables * MANY_TABLE_BYTES >> 20
@@ -272,7 +287,7 @@ DO $$BEGIN
 END$$;"""))
 
 
-def many_tables_load(scale, number):
+def many_tables_load(scale: Scale, number: int) -> Pgbench:
     """Return updates of single rows anywhere in these."""
     # Not prepared: the number of the table is part of its name.
     return Pgbench(("--protocol=simple", f"--file={TRAP_SCRIPTS / 'many_tables.sql'}",
@@ -280,7 +295,7 @@ def many_tables_load(scale, number):
                    prewarm=False)
 
 
-def tpcc_load(scale, number):
+def tpcc_load(scale: Scale, number: int) -> Pgbench:
     """Return the TPC-C-like mix."""
     scripts = (f"--file={SCRIPTS / name}.sql@{share}" for name, share in TPCC_MIX.items())
     return Pgbench((*scripts, f"--define=warehouses={scale.count(number, 2)}", "--max-tries=10"))
@@ -294,7 +309,7 @@ TPCB_COLD = Pgbench(("--builtin=tpcb-like",), prewarm=False)
 
 
 @suite
-def pgbench(scale):
+def pgbench(scale: Scale) -> list[Case]:
     """(a) TPC-B: scale 100 and 10, rare and frequent checkpoints."""
     return [Case(f"scale {number}, max_wal_size {wal} MB", pgbench_data(scale, number), TPCB,
                  {"shared_buffers": scale.buffers(1024), "max_wal_size": scale.wal(wal)})
@@ -302,7 +317,7 @@ def pgbench(scale):
 
 
 @suite
-def sysbench(scale):
+def sysbench(scale: Scale) -> list[Case]:
     """(b) sysbench with max_wal_size 32 MB; lz4 is one of the arms."""
     options = sysbench_options(scale, 10, 1_000_000)
     settings = {"shared_buffers": scale.buffers(1024), "max_wal_size": f"{MIN_WAL_MB}MB"}
@@ -311,9 +326,9 @@ def sysbench(scale):
 
 
 @suite
-def sysbench_io(scale):
+def sysbench_io(scale: Scale) -> list[Case]:
     """(b) sysbench, I/O-bound, checkpoints every 30 s, rising clients."""
-    options = {**sysbench_options(scale, 10, 10_000_000), "rand-type": "uniform"}
+    options: dict[str, Any] = {**sysbench_options(scale, 10, 10_000_000), "rand-type": "uniform"}
     settings = {"shared_buffers": scale.buffers(4096), "checkpoint_timeout": "30s",
                 "max_wal_size": scale.wal(10240)}
     return [Case(script, sysbench_data(options),
@@ -322,7 +337,7 @@ def sysbench_io(scale):
 
 
 @suite
-def practice(scale):
+def practice(scale: Scale) -> list[Case]:
     """(c) best practice; a TPC-C-like mix with much and little memory."""
     quarter = round(machine.total_memory_mb() / 4 / 1024) * 1024 or 256
     best = {"shared_buffers": scale.buffers(quarter), "max_wal_size": scale.wal(10240),
@@ -337,7 +352,7 @@ def practice(scale):
 
 
 @suite
-def traps(scale):
+def traps(scale: Scale) -> list[Case]:
     """(d) loads that known ways of protection make slow."""
     data, wal = trap_data(scale, 4_000_000), {"max_wal_size": scale.wal(10240)}
     settings = {**wal, "autovacuum": "off"}
@@ -381,10 +396,10 @@ FROM generate_series(0, {TABLESPACE_COUNT} - 1) i \\gexec
 
 
 @suite
-def parallel(scale):
+def parallel(scale: Scale) -> list[Case]:
     """(k) what many processes write at once: evictions, bulk loads, removals."""
     data, wal = parts_data(scale, 2_000_000), {"max_wal_size": scale.wal(10240)}
-    bulk = {**wal, "autovacuum": "off", "shared_buffers": scale.buffers(128)}
+    bulk: dict[str, Any] = {**wal, "autovacuum": "off", "shared_buffers": scale.buffers(128)}
     least = {**bulk, "shared_buffers": f"{MIN_BUFFERS_MB}MB"}
     workers = {**bulk, "max_parallel_maintenance_workers": SESSIONS,
                "max_worker_processes": 2 * SESSIONS}
@@ -443,7 +458,7 @@ BESIDE_TPCB = Beside(("--builtin=tpcb-like",), prewarm=False, steps=(
 
 
 @suite
-def atomic(scale):
+def atomic(scale: Scale) -> list[Case]:
     """(j) what reads after direct writes cost: tables in shared buffers, the kernel's cache, neither."""
     data, wal = pgbench_data(scale, 30), {"max_wal_size": scale.wal(64)}
     return [Case("in shared buffers, TPC-B", data, TPCB,
@@ -455,7 +470,7 @@ def atomic(scale):
 
 
 @suite
-def checkpoints(scale):
+def checkpoints(scale: Scale) -> list[Case]:
     """(e) checkpoints by pattern and size of writes; jitter by frequency."""
     combine = [Case(f"combine {pages}", trap_data(scale, 1_500_000), CHECKPOINTS,
                     {"shared_buffers": scale.buffers(2048), "autovacuum": "off",
@@ -486,7 +501,7 @@ INSERT INTO seq SELECT * FROM src;""",
 
 
 @suite
-def replication(scale):
+def replication(scale: Scale) -> list[Case]:
     """(f) streaming replication: bytes sent, replay lag under load."""
     return [Case(f"max_wal_size {wal} MB", pgbench_data(scale, 100),
                  Replication(("--builtin=tpcb-like",)),
@@ -496,7 +511,7 @@ def replication(scale):
 
 
 @suite
-def standby(scale):
+def standby(scale: Scale) -> list[Case]:
     """(l) how long a standby takes to catch up, alone and with readers beside, and to be promoted."""
     transactions, tpcb = scale.count(40_000, 100), ("--builtin=tpcb-like",)
     settings = {"shared_buffers": scale.buffers(256), "max_wal_size": scale.wal(1536),
@@ -523,7 +538,7 @@ TRANSACTIONS_A_SECOND = 400
 
 
 @suite
-def recovery(scale):
+def recovery(scale: Scale) -> list[Case]:
     """(g) replay of saved WAL after a crash, with and without images in it."""
     rows = 2_500_000
     own, tables = redo_data(scale, rows), pgbench_data(scale, 150)
@@ -557,7 +572,7 @@ RESTART_PROGRESS = "50ms"
 
 
 @suite
-def restart(scale):
+def restart(scale: Scale) -> list[Case]:
     """(h) from a crash to the first query, with a cold cache."""
     loads = _restart_loads(scale)
     cases = [_restart(scale, *load) for load in loads]
@@ -572,7 +587,7 @@ def restart(scale):
     return [*cases, small, long, *many]
 
 
-def _restart_loads(scale):
+def _restart_loads(scale: Scale) -> list[tuple[str, Dataset, tuple[str, ...], int]]:
     """Return (name, data, arguments of pgbench, transactions) of each load."""
     rows = 600_000
     own, tables = redo_data(scale, rows), pgbench_data(scale, 30)

@@ -23,6 +23,14 @@ from .base import SYSTEM_PATH, DevError, as_user, identity, own, run, server_use
 
 SUPERUSER = "postgres"
 
+# Do the tables of pgbench agree?
+BALANCES = """
+SELECT a = h AND b = h AND t = h
+FROM (SELECT coalesce(sum(delta), 0) AS h FROM pgbench_history),
+     (SELECT sum(abalance) AS a FROM pgbench_accounts),
+     (SELECT sum(bbalance) AS b FROM pgbench_branches),
+     (SELECT sum(tbalance) AS t FROM pgbench_tellers)"""
+
 # Of clusters that only their maker can reach, and that need not survive the machine.
 THROWAWAY = ("--auth=trust", "--no-locale", "--no-sync")
 

@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from bench import runner, suites
 from bench.clients import SEED
@@ -24,6 +25,7 @@ from common import postgres
 from common.base import (
     SYSTEM_PYTHON,
     DevError,
+    Paths,
     give_to_user,
     identity,
     own,
@@ -53,7 +55,7 @@ SETTINGS = {"checkpoint_timeout": "30s", "max_wal_size": "1GB", "shared_buffers"
 OFF, CORE = 0.1, 0.01
 
 
-def check(paths, stock, ours, factor, seconds):
+def check(paths: Paths, stock: Path, ours: Path, factor: float, seconds: float) -> list[str]:
     """Try each load; returns the names of those whose bars were missed."""
     scratch = Path(tempfile.mkdtemp(prefix="advise-", dir=paths.root))
     scratch.chmod(0o755)
@@ -130,39 +132,39 @@ def _until(holds):
 class _Load:
     """A load of so many transactions a second, if the machine has time for them."""
 
-    def __init__(self, server, arguments, rate):
+    def __init__(self, server: Server, arguments: Any, rate: float) -> None:
         self.server = server
         self.command = [server.bindir / "pgbench", "--no-vacuum", "--protocol=prepared",
                         f"--client={CLIENTS}", f"--random-seed={SEED}", f"--rate={rate}",
                         "--time=3600", "--max-tries=10", *arguments]
 
-    def __enter__(self):
+    def __enter__(self) -> "_Load":
         self.server.sql("CHECKPOINT")
         self.process = subprocess.Popen(
             [str(part) for part in self.command], cwd="/", env=self.server.environment(),
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **identity(server_user()))
         return self
 
-    def __exit__(self, kind, error, trace):
+    def __exit__(self, kind: str, error: BaseException | None, trace: Any) -> None:
         self.process.send_signal(signal.SIGALRM)        # as if its time were over
         text, _ = self.process.communicate()
         if self.process.returncode:
             raise ServerError(f"pgbench failed: {text[-500:]}")
 
-    def commits(self):
+    def commits(self) -> int:
         """Return how many transactions have been committed, all but the last second's."""
         return int(self.server.sql("SELECT xact_commit FROM pg_stat_database"
                                    " WHERE datname = current_database()"))
 
-    def lsn(self):
+    def lsn(self) -> str:
         """Return where WAL ends now."""
         return self.server.sql("SELECT pg_current_wal_insert_lsn()")
 
-    def since(self, lsn):
+    def since(self, lsn: str) -> float:
         """Return the bytes of WAL from there on."""
         return float(self.server.sql(f"SELECT pg_current_wal_insert_lsn() - '{lsn}'"))
 
-    def copies(self):
+    def copies(self) -> int:
         """Return how many pages the server has copied to the log."""
         return int(self.server.sql("SELECT pages_logged FROM pg_stat_double_writes"))
 
@@ -200,13 +202,13 @@ def _advise(paths, server, bindir, scratch, seconds):
 class _Counting:
     """The tool beside itself, with nothing to read WAL with; `result` is None if it cannot say."""
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments: Any) -> None:
         self.process = _start(*arguments, "--bindir", "/nonexistent")
 
-    def __enter__(self):
+    def __enter__(self) -> "_Counting":
         return self
 
-    def __exit__(self, kind, error, trace):
+    def __exit__(self, kind: str, error: BaseException | None, trace: Any) -> None:
         text, errors = self.process.communicate()
         if self.process.returncode and "do not tell" not in errors:
             raise DevError(f"pg_doublewrite_advise failed: {errors}")

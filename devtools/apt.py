@@ -10,10 +10,13 @@ import functools
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from common.base import DevError, note, output, run, say
+
+from .lock import Lock
 
 # Suites that carry PostgreSQL 18 in its newest minor releases.
 SUITES = ("sid", "forky")
@@ -34,12 +37,12 @@ class Archive:
     components: tuple
     signed_by: str
 
-    def looks_like_debian(self):
+    def looks_like_debian(self) -> int:
         """Rank how surely this is the distribution's own archive (0 to 2)."""
         return (self.uri.rstrip("/").endswith("/debian")
                 + ("debian-archive" in self.signed_by))
 
-    def is_base(self):
+    def is_base(self) -> bool:
         """Say whether this may be a whole distribution, not an update suite."""
         partial = re.compile(r"(-security|-updates|-backports|-proposed.*|/.*)$")
         return (self.uri.startswith(("http", "mirror", "tor"))
@@ -47,7 +50,7 @@ class Archive:
                 and any(not partial.search(suite) for suite in self.suites))
 
 
-def machine_archives(etc=ETC):
+def machine_archives(etc: Path = ETC) -> list[Archive]:
     """Return the Archives of the machine, the likeliest Debian mirror first."""
     archives = []
     lists = [etc / "sources.list", *sorted((etc / "sources.list.d").glob("*.list"))]
@@ -60,7 +63,7 @@ def machine_archives(etc=ETC):
     return list(dict.fromkeys(usable))
 
 
-def parse_list(text):
+def parse_list(text: str) -> list[Archive]:
     """Parse the one-line format: deb [options] uri suite components."""
     entry = re.compile(r"deb(?:-src)?\s+(?:\[([^]]*)\]\s+)?(\S+)\s+(\S+)((?:\s+\S+)*)\s*$")
     archives = []
@@ -74,7 +77,7 @@ def parse_list(text):
     return archives
 
 
-def parse_deb822(text):
+def parse_deb822(text: str) -> list[Archive]:
     """Parse the stanza format (Types:, URIs:, Suites:, ...)."""
     archives = []
     uncommented = re.sub(r"^#.*\n?", "", text, flags=re.MULTILINE)
@@ -93,7 +96,8 @@ def parse_deb822(text):
 class PrivateApt:
     """An apt state of its own in `directory`, fed from one Archive."""
 
-    def __init__(self, directory, archive, binaries=False, suites=SUITES):
+    def __init__(self, directory: Path, archive: Archive, binaries: bool = False,
+                 suites: tuple[str, ...] = SUITES) -> None:
         self.directory = directory
         self.config = directory / "apt.conf"
         for part in ("parts", "lists/partial", "cache/archives/partial"):
@@ -107,17 +111,17 @@ class PrivateApt:
             with self.config.open("a") as file:
                 file.write(f'Dir::State::status "{directory}/status";\n')
 
-    def update(self):
+    def update(self) -> None:
         """Fetch the source indexes; a suite that is missing is no failure."""
         self._get("update", check=False)
 
-    def versions(self, package):
+    def versions(self, package: str) -> list[str]:
         """Return the source versions of `package` on offer, in apt's order."""
         listing = output(["apt-cache", "-c", self.config, "showsrc", "--only-source",
                           package], check=False)
         return re.findall(r"^Version: (\S+)", listing, re.MULTILINE)
 
-    def download(self, package, version):
+    def download(self, package: str, version: str) -> Path:
         """Download the upstream tarball of a source version; returns its path."""
         self._get("source", "--download-only", "--tar-only", f"{package}={version}")
         found = list(self.directory.glob(f"{package}_{upstream_part(version)}.orig.tar.*"))
@@ -126,17 +130,17 @@ class PrivateApt:
             raise DevError(f"apt-get source left no upstream tarball of {version}")
         return tarballs[0]
 
-    def download_source(self, package, version):
+    def download_source(self, package: str, version: str) -> Path:
         """Download a whole source package; returns the path of its description."""
         self._get("source", "--download-only", f"{package}={version}")
         return self.directory / f"{package}_{version.rpartition(':')[2]}.dsc"
 
-    def download_all(self, package):
+    def download_all(self, package: str) -> list[Path]:
         """Download a package with all that it depends on; returns the paths."""
         self._get("install", "--download-only", "--yes", "--no-install-recommends", package)
         return sorted((self.directory / "cache" / "archives").glob("*.deb"))
 
-    def download_alone(self, packages):
+    def download_alone(self, packages: Iterable[str]) -> list[Path]:
         """Download packages without what they depend on; returns the paths."""
         self._get("download", *packages)
         return sorted(self.directory.glob("*.deb"))
@@ -176,12 +180,12 @@ def _configuration(directory):
     return text + "".join(f"#clear {hook};\n" for hook in hooks)
 
 
-def upstream_part(version):
+def upstream_part(version: str) -> str:
     """Return the upstream version inside a Debian one: 18.6 of 18.6-3."""
     return version.rpartition("-")[0].rpartition(":")[2] or version
 
 
-def fetch(directory, package, lock):
+def fetch(directory: Path, package: str, lock: Lock) -> Path | None:
     """Download the tarball of `package`, the pinned release if on offer.
 
     Tries the machine's mirrors in turn.  Returns (upstream version, path),
@@ -228,7 +232,7 @@ def _compare(one: str, other: str) -> int:
     return is_true("gt") - is_true("lt")
 
 
-def fetch_source(directory, package, lock):
+def fetch_source(directory: Path, package: str, lock: Lock) -> Path:
     """Download Debian's source package of a release that `lock` allows.
 
     Returns the path of its description (.dsc); raises DevError if no mirror has it.
@@ -242,7 +246,7 @@ def fetch_source(directory, package, lock):
     raise DevError(f"no apt mirror of this machine has the source package {package}")
 
 
-def download(directory, packages, suites):
+def download(directory: Path, packages: Iterable[str], suites: tuple[str, ...]) -> list[Path]:
     """Download packages without what they depend on; returns the paths.
 
     Raises DevError if no mirror has them.
@@ -258,7 +262,8 @@ def download(directory, packages, suites):
     raise DevError(f"no apt mirror of this machine has packages {', '.join(packages)}")
 
 
-def unpack(directory, package, suites=SUITES, alone=()):
+def unpack(directory: Path, package: str, suites: tuple[str, ...] = SUITES,
+           alone: Iterable[str] = ()) -> Path:
     """Unpack a package, and all that it depends on, into `directory`; installs nothing.
 
     If there are others that will do beside it, these are all.  Raises DevError if no mirror

@@ -12,9 +12,10 @@ import mmap
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from common.base import DevError, note, output, own, run, say
+from common.base import DevError, Paths, note, output, own, run, say
 
 from . import suites
 
@@ -63,7 +64,7 @@ PROVED = "are written atomically"
 KEPT = "testrun-atomic"
 
 
-def test(paths):
+def test(paths: Paths) -> int:
     """Run the tests with file systems mounted; returns the number of failures."""
     if os.getuid() != 0:
         raise DevError("only root can mount file systems")
@@ -112,7 +113,8 @@ def _refusal(path, offset, buffers, flags):
     return 0
 
 
-def run_suites(paths, kind, names, settings):
+def run_suites(paths: Paths, kind: str, names: Iterable[str],
+               settings: Sequence[str]) -> list[suites.Result]:
     """Run tests with atomic_writes; returns Results.
 
     Upstream's run on a file system that has them, ours where nothing is proved: most of
@@ -159,7 +161,7 @@ def _keep_log(result, directory, kept):
 
 
 @contextlib.contextmanager
-def places():
+def places() -> Iterator[Path]:
     """Give a directory in which each of FILE_SYSTEMS is mounted, and remove it."""
     with (tempfile.TemporaryDirectory(prefix="pgdw-atomic-", dir=MEMORY) as name,
           contextlib.ExitStack() as stack):

@@ -18,10 +18,12 @@ import shutil
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from common.base import DevError, note, output, run, say
+from common.base import DevError, Paths, note, output, run, say
 
 from . import apt, chroot
 
@@ -178,8 +180,8 @@ class Machine:
 class Run:
     """A machine that runs; its console is read line by line."""
 
-    def __init__(self, machine, stage):
-        self.lines = []
+    def __init__(self, machine: Machine, stage: str) -> None:
+        self.lines: list[str] = []
         self.console = machine.initrd.with_name(f"console-{stage}.txt")
         self.news = threading.Condition()
         self.process = subprocess.Popen(
@@ -196,7 +198,7 @@ class Run:
                     self.lines.append(line.strip())
                     self.news.notify_all()
 
-    def wait_for(self, enough):
+    def wait_for(self, enough: Callable[..., Any]) -> None:
         """Wait until `enough(lines)`; raises DevError if the machine falls silent."""
         with self.news:
             while not enough(self.lines):
@@ -205,20 +207,20 @@ class Run:
                 if len(self.lines) == known:
                     raise DevError("the machine says nothing any more", self.tail())
 
-    def kill(self):
+    def kill(self) -> None:
         self.process.kill()
         self.process.wait()
         self.reader.join()
 
-    def tail(self):
+    def tail(self) -> str:
         return "\n".join(self.lines[-30:])
 
-    def values(self, word):
+    def values(self, word: str) -> list[str]:
         """What stood behind a word at the start of lines."""
         return [line[len(word) + 1:] for line in self.lines if line.startswith(word + " ")]
 
 
-def check(paths, bindir):
+def check(paths: Paths, bindir: Path) -> int:
     """Run all of it; returns the number of failures."""
     machine = _make(paths, bindir)
     failures = _check_layouts(machine) + _check_crash(machine)

@@ -1,9 +1,10 @@
 """Trials of tools that make backups: with the server, from Debian, from Python's package index."""
 
 import platform
-import re
+from pathlib import Path
+from typing import Any
 
-from bench.server import DATABASE, PORT
+from bench.server import DATABASE, PORT, Server
 from common import postgres
 from common.base import as_user, own, run, say, server_user
 from common.postgres import ServerError
@@ -19,14 +20,14 @@ class BaseBackup(Trial):
     done = "full and incremental backup, combined"
     caveat = "none; with `summarize_wal = on`, summaries go on after the crash"
 
-    def full(self):
+    def full(self) -> None:
         self.call(self.bindir / "pg_basebackup", "-D", self.place / "full", "-c", "fast")
 
-    def incremental(self):
+    def incremental(self) -> None:
         self.call(self.bindir / "pg_basebackup", "-D", self.place / "more", "-c", "fast",
                   "-i", self.place / "full" / "backup_manifest")
 
-    def restore(self):
+    def restore(self) -> Path:
         self.call(self.bindir / "pg_combinebackup", self.place / "full", self.place / "more",
                   "-o", self.place / "restored")
         return self.place / "restored"
@@ -42,10 +43,10 @@ class Rsync(Trial):
     packages = ("rsync",)
     LEFT_OUT = ("/backup_label", "/pg_doublewrite/*", "/pg_wal/*", "/postmaster.*")
 
-    def version(self):
-        return re.search(r"version ([\d.]+)", self.call("rsync", "--version"))[1]
+    def version(self) -> str:
+        return self.version_of("rsync")
 
-    def full(self):
+    def full(self) -> None:
         copy = self.place / "restored"
         leave_out = " ".join(f"'--exclude={name}'" for name in self.LEFT_OUT)
         # 24: files have vanished meanwhile, as those of tables do.
@@ -62,7 +63,7 @@ SELECT labelfile FROM pg_backup_stop(wait_for_archive => false);""")
 
     incremental = full
 
-    def restore(self):
+    def restore(self) -> Path:
         copy = self.cluster("restored")
         copy.configure({"restore_command": f"cp {self.server.data}/pg_wal/%f %p"})
         return copy.data
@@ -80,10 +81,10 @@ class Barman(Trial):
     METHOD = "postgres"
     INCREMENTAL: tuple[str, ...] = ("--incremental", "last-full")
 
-    def version(self):
-        return re.search(r"^[\d.]+", self.call(self.program, "--version"))[0]
+    def version(self) -> str:
+        return self.version_of(self.program)
 
-    def prepare(self):
+    def prepare(self) -> None:
         self.program = deps.from_pip(self.paths, "barman-venv", self.REQUIREMENT,
                                      "--system-site-packages") / "barman"
         home = self.home("barman")
@@ -114,19 +115,19 @@ class Barman(Trial):
     def _barman(self, *command, check=True):
         self.call(self.program, "-c", self.config, *command, check=check)
 
-    def full(self):
+    def full(self) -> None:
         self._barman("backup", "--wait", "main")
 
-    def crash(self):
+    def crash(self) -> None:
         # The slot keeps what it has not got yet; its own client ends with the server.
         super().crash()
         self.receiver.wait(postgres.END_SECONDS)
         self._follow()
 
-    def incremental(self):
+    def incremental(self) -> None:
         self._barman("backup", "--wait", *self.INCREMENTAL, "main")
 
-    def restore(self):
+    def restore(self) -> Path:
         target = self.home("restored")
         self._barman("recover", "main", "latest", target)
         return target
@@ -152,10 +153,10 @@ class PgBackRest(Trial):
             "--delta` onto it")
     caveat = "`exclude=pg_doublewrite/` spares copying the log"
 
-    def version(self):
-        return re.search(r"[\d.]+", self.call(self.program, "version"))[0]
+    def version(self) -> str:
+        return self.version_of(self.program, "version")
 
-    def prepare(self):
+    def prepare(self) -> None:
         root = self.paths.root / "pgbackrest"
         if not root.exists():
             say("unpacking pgBackRest with what it needs")
@@ -177,7 +178,7 @@ class PgBackRest(Trial):
         self.describe()
         self._call("stanza-create")
 
-    def describe(self, **settings):
+    def describe(self, **settings: Any) -> None:
         """Write the configuration, with what it says of servers."""
         home = self.config.parent
         self.write_config(self.config, {
@@ -191,7 +192,7 @@ class PgBackRest(Trial):
                 "checksum-page": "n"},
             "main": {**self.described(1, self.server, "server"), **settings}})
 
-    def described(self, number, server, name):
+    def described(self, number: int, server: Server, name: str) -> dict:
         """Return the settings that say where a server is."""
         return {f"pg{number}-path": server.data, f"pg{number}-port": PORT,
                 f"pg{number}-user": postgres.SUPERUSER,
@@ -200,14 +201,14 @@ class PgBackRest(Trial):
     def _call(self, *command):
         self.call(self.program, *command)
 
-    def full(self):
+    def full(self) -> None:
         self._call("backup", "--type=full")
         self._call("restore", f"--pg1-path={self.restored}")
 
-    def incremental(self):
+    def incremental(self) -> None:
         self._call("backup", "--type=incr")
 
-    def restore(self, *options):
+    def restore(self, *options: str) -> Path:
         self._call("restore", "--delta", *options, f"--pg1-path={self.restored}")
         return self.restored
 
@@ -221,20 +222,20 @@ class PgBackRestDatabase(PgBackRest):
     caveat = "the server log says once that the other database has empty files: drop it"
     OTHER = "left_out"
 
-    def fill(self):
+    def fill(self) -> None:
         super().fill()
         self.server.sql(f"CREATE DATABASE {self.OTHER}", database="postgres")
         self.server.sql("CREATE TABLE t AS SELECT i, 0 AS v FROM generate_series(1, 5000) i",
                         database=self.OTHER)
 
-    def incremental(self):
+    def incremental(self) -> None:
         super().incremental()
         self.server.sql("UPDATE t SET v = v + 1", database=self.OTHER)
 
-    def restore(self):
-        return super().restore(f"--db-include={DATABASE}")
+    def restore(self, *options: str) -> Path:
+        return super().restore(f"--db-include={DATABASE}", *options)
 
-    def count(self, server, expected):
+    def count(self, server: Server, expected: set[int]) -> None:
         super().count(server, expected)
         if server is not self.server:
             if "has empty files" not in server.log_text():
@@ -250,7 +251,7 @@ class PgBackRestStandby(PgBackRest):
             "`double_writes`; primary and standby killed and torn, one after the other")
     caveat = "as above"
 
-    def prepare(self):
+    def prepare(self) -> None:
         super().prepare()
         self.standby = self.cluster("standby")
         self.call(self.bindir / "pg_basebackup", "--host", self.place / "server", "-c", "fast",
@@ -259,14 +260,14 @@ class PgBackRestStandby(PgBackRest):
         self.describe(**self.described(2, self.standby, "standby-server"),
                       **{"backup-standby": "y"})
 
-    def crash(self):
+    def crash(self) -> None:
         super().crash()
         self.crash_one(self.standby)
 
-    def restore(self):
+    def restore(self, *options: str) -> Path:
         self.standby.stop()
         self.examine_files(self.standby)
-        return super().restore()
+        return super().restore(*options)
 
 
 class Snapshot(Trial):
@@ -281,8 +282,8 @@ class Snapshot(Trial):
     packages = ("e2fsprogs", "mount", "util-linux")
     IMAGE_MB = 1536
 
-    def data_directory(self):
-        self.mounted = []
+    def data_directory(self) -> Path:
+        self.mounted: list[Path] = []
         image = self.place / "image"
         with open(image, "wb") as opened:
             opened.truncate(self.IMAGE_MB << 20)
@@ -297,10 +298,10 @@ class Snapshot(Trial):
         own(place)
         return place
 
-    def version(self):
+    def version(self) -> str:
         return "-"
 
-    def incremental(self):
+    def incremental(self) -> None:
         place = self.mounted[0]
         run(["fsfreeze", "--freeze", place])
         try:
@@ -308,16 +309,16 @@ class Snapshot(Trial):
         finally:
             run(["fsfreeze", "--unfreeze", place])
 
-    def restore(self):
+    def restore(self) -> Path:
         data = self._mount(self.place / "copy") / "primary"
         # Of the server that was frozen.
         (data / "postmaster.pid").unlink()
         return data
 
-    def tear_what_was_read(self, data):
+    def tear_what_was_read(self, data: Path) -> None:
         self.torn["read"] = self.tear_what_was_copied(data)
 
-    def dispose(self):
+    def dispose(self) -> None:
         super().dispose()
         for place in self.mounted:
             run(["umount", place], check=False)

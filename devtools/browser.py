@@ -28,7 +28,7 @@ return {missing: missing, pictures: document.images.length,
 """
 
 
-def main(site):
+def main(site: Path) -> None:
     """Look at each page of a site on each screen."""
     options = Options()
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",

@@ -9,9 +9,11 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from common.base import (
     DevError,
+    Paths,
     clean_env,
     give_to_user,
     identity,
@@ -73,7 +75,7 @@ class Kind:
     packages: tuple = ()
 
     @property
-    def installed(self):
+    def installed(self) -> bool:
         """Is there a directory of programs?"""
         return self.target == "install-quiet"
 
@@ -91,12 +93,12 @@ KINDS = {
 }
 
 
-def tested_kinds():
+def tested_kinds() -> list[str]:
     """Return the kinds of our tree that come with programs for tests."""
     return [name for name, kind in KINDS.items() if kind.ours and kind.tests]
 
 
-def build(paths, kind, source_tree):
+def build(paths: Paths, kind: str, source_tree: Path) -> Path:
     """Configure, compile and install `kind`; returns its bin directory."""
     with locked(paths):
         started = time.monotonic()
@@ -110,12 +112,12 @@ def build(paths, kind, source_tree):
     return bindir(paths, kind)
 
 
-def bindir(paths, kind):
+def bindir(paths: Paths, kind: str) -> Path:
     """Return the directory of the installed programs of `kind`."""
     return paths.prefix(kind) / "bin"
 
 
-def product(paths, kind):
+def product(paths: Paths, kind: str) -> Path:
     """Return the directory of what people use of a build."""
     if KINDS[kind].installed:
         return bindir(paths, kind)
@@ -124,18 +126,18 @@ def product(paths, kind):
     return paths.build(kind)
 
 
-def is_built(paths, kind):
+def is_built(paths: Paths, kind: str) -> bool:
     """Say whether `kind` was built and installed at some time."""
     return (bindir(paths, kind) / "pg_ctl").exists()
 
 
-def introspect_tests(paths, kind):
+def introspect_tests(paths: Paths, kind: str) -> list[dict[str, Any]]:
     """Return meson's description of the tests of a configured build."""
     return json.loads(output(["meson", "introspect", "--tests", paths.build(kind)],
                              user=server_user(), env=clean_env(paths)))
 
 
-def compiler_env(paths):
+def compiler_env(paths: Paths) -> dict[str, str]:
     """Return the environment to compile in."""
     env = clean_env(paths, CC=COMPILER)
     return {**env, "PATH": f"{CCACHE_LINKS}:{env.get('PATH', os.defpath)}"}

@@ -3,10 +3,13 @@
 To add one, write a function of a Tree and put `@checker` above it.
 """
 
+import ast
 import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from bench import figures
 from common.base import SYSTEM_PYTHON, DevError, Paths, output, run, say
@@ -15,6 +18,7 @@ from common.progress import Progress
 from . import deps, english, generate, layers, mutate, redo, series, suites, worktree
 from . import patch as patches
 from .git import Git
+from .source import Source
 
 CHECKERS = []
 
@@ -22,7 +26,7 @@ CHECKERS = []
 CONFIGURATION = "pyproject.toml"
 
 
-def checker(function):
+def checker(function: Callable[..., Any]) -> Callable[..., Any]:
     """Register a checker."""
     CHECKERS.append(function)
     return function
@@ -38,14 +42,14 @@ class Tree:
     upstream: str
 
     @cached_property
-    def overlay(self):
+    def overlay(self) -> dict[str, str]:
         """Text of the files of overlay/ by path."""
         base = self.paths.overlay
         return {path.relative_to(base).as_posix(): path.read_text(errors="replace")
                 for path in sorted(base.rglob("*")) if path.is_file()}
 
     @cached_property
-    def committed(self):
+    def committed(self) -> dict[str, str]:
         """Text of the files that are, or would be, committed, by path."""
         # The checkout may belong to another user than ours.
         listing = output(["git", "-c", f"safe.directory={self.paths.repo}", "ls-files", "-z",
@@ -54,17 +58,17 @@ class Tree:
         return {name: (self.paths.repo / name).read_text(errors="replace")
                 for name in names if (self.paths.repo / name).is_file()}
 
-    def c_files(self, suffixes=(".c", ".h")):
+    def c_files(self, suffixes: tuple[str, ...] = (".c", ".h")) -> list[tuple[str, str]]:
         """Return [(path, text)] of the C files of overlay/."""
         return [(p, text) for p, text in self.overlay.items() if p.endswith(suffixes)]
 
-    def applied(self, path):
+    def applied(self, path: str) -> str:
         """Return the text of a file of PostgreSQL with our changes, or ''."""
         found = self.git.raw("cat-file", "blob", f"{self.tip}:{path}", check=False)
         return found.decode(errors="replace")
 
 
-def run_all(paths, source):
+def run_all(paths: Paths, source: Source) -> list[tuple[str, list[str]]]:
     """Run every checker; returns [(name, [complaint])]."""
     git = worktree.repository(paths)
     upstream = worktree.upstream_commit(git, source)
@@ -73,7 +77,7 @@ def run_all(paths, source):
     except DevError as exc:
         return [("patches_apply", [str(exc)])]
     tree = Tree(paths, git, tip, upstream)
-    outcome = [("patches_apply", [])]
+    outcome: list[tuple[str, list[str]]] = [("patches_apply", [])]
     with Progress("checking", len(CHECKERS)) as progress:
         for number, check in enumerate(CHECKERS):
             progress.step(number, detail=check.__name__)
@@ -81,7 +85,7 @@ def run_all(paths, source):
     return outcome
 
 
-def report(outcome):
+def report(outcome: Sequence[tuple[str, list[str]]]) -> suites.Result:
     """Print the complaints; returns a Result that counts checkers as tests."""
     for name, complaints in outcome:
         for complaint in complaints:
@@ -92,13 +96,13 @@ def report(outcome):
 
 
 @checker
-def overlay_owned(tree):
+def overlay_owned(tree: Tree) -> Iterator[str]:
     """A file of overlay/ belongs to exactly one patch of the review series."""
     yield from series.problems(patches.read_series(tree.paths.patches), tree.overlay)
 
 
 @checker
-def series_named(tree):
+def series_named(tree: Tree) -> Iterator[str]:
     """A patch names its series, lies in its directory, and the series stand in their order."""
     latest = 0
     for name, patch in patches.read_series(tree.paths.patches):
@@ -114,7 +118,7 @@ def series_named(tree):
 
 
 @checker
-def changes_fit(tree):
+def changes_fit(tree: Tree) -> Iterator[str]:
     """Hunks in files of overlay/ can be taken back, and what is left needs no later patch."""
     patch_files = patches.read_series(tree.paths.patches)
     named = {changes for _, patch in patch_files for changes in patch.changes}
@@ -131,7 +135,7 @@ def changes_fit(tree):
 
 
 @checker
-def mutations_fit(tree):
+def mutations_fit(tree: Tree) -> Iterator[str]:
     """A mutation applies, and what is to find it exists."""
     known = mutate.controls(tree.committed.get("crash/pgcut/controls.py", ""))
     sources = tree.git.files(tree.tip)
@@ -149,7 +153,7 @@ def mutations_fit(tree):
 
 
 @checker
-def fast_programs_exist(tree):
+def fast_programs_exist(tree: Tree) -> Iterator[str]:
     """The programs of `./dev check --fast` exist."""
     directories = {path.split("/t/")[0].rpartition("/")[2] for path in tree.overlay if "/t/" in path}
     programs = mutate.programs(tree.overlay)
@@ -159,7 +163,7 @@ def fast_programs_exist(tree):
 
 
 @checker
-def mutations_remembered(tree):
+def mutations_remembered(tree: Tree) -> Iterator[str]:
     """What was seen of mutations is of those that exist."""
     names = {path.stem for path in mutate.directory(tree.paths).glob("*.patch")}
     for name in sorted(set(mutate.seen(tree.paths)) - names):
@@ -167,7 +171,7 @@ def mutations_remembered(tree):
 
 
 @checker
-def generated_documents(tree):
+def generated_documents(tree: Tree) -> Iterator[str]:
     """Documents that are made of other files are up to date."""
     if (tree.paths.repo / "docs").is_dir():
         try:
@@ -178,7 +182,7 @@ def generated_documents(tree):
 
 
 @checker
-def runs_shown(tree):
+def runs_shown(tree: Tree) -> Iterator[str]:
     """A run that is kept is the newest of a case, or a document links to it."""
     for name in figures.unused(tree.paths.repo, (text for path, text in tree.committed.items()
                                                  if path.endswith(".md"))):
@@ -186,7 +190,7 @@ def runs_shown(tree):
 
 
 @checker
-def header_comment(tree):
+def header_comment(tree: Tree) -> Iterator[str]:
     """A C file starts with a comment that names it."""
     for path, text in tree.c_files():
         comment = text.partition("*/")[0]
@@ -195,7 +199,7 @@ def header_comment(tree):
 
 
 @checker
-def listed_in_meson(tree):
+def listed_in_meson(tree: Tree) -> Iterator[str]:
     """A C source is named in the meson.build of its directory."""
     for path, _ in tree.c_files((".c",)):
         directory, _, name = path.rpartition("/")
@@ -204,7 +208,7 @@ def listed_in_meson(tree):
 
 
 @checker
-def header_used(tree):
+def header_used(tree: Tree) -> Iterator[str]:
     """A header is included somewhere in our own code."""
     texts = [*(text for _, text in tree.c_files()),
              *(p.diff.decode(errors="replace")
@@ -217,7 +221,7 @@ def header_used(tree):
 
 
 @checker
-def typedefs_listed(tree):
+def typedefs_listed(tree: Tree) -> Iterator[str]:
     """A typedef is known to pgindent."""
     known = set(tree.applied("src/tools/pgindent/typedefs.list").split())
     pattern = re.compile(r"^typedef (?:struct|enum|union)[^;{]*\{.*?^\} *(\w+);"
@@ -230,7 +234,7 @@ def typedefs_listed(tree):
 
 
 @checker
-def english_words(tree):
+def english_words(tree: Tree) -> Iterator[str]:
     """A comment names the process that acts; so do messages, tests and documentation."""
     for path, text in tree.committed.items():
         if path.endswith((".c", ".h", ".sgml", ".pl", ".pm", ".md", ".py")):
@@ -240,7 +244,7 @@ def english_words(tree):
 
 
 @checker
-def engine_layers(tree):
+def engine_layers(tree: Tree) -> Iterator[str]:
     """A file of the engine calls only files below it, and is declared under its name."""
     engine = "src/backend/storage/doublewrite/"
     readme = tree.overlay.get(f"{engine}README.md")
@@ -255,7 +259,7 @@ def engine_layers(tree):
 
 
 @checker
-def mutex_is_brief(tree):
+def mutex_is_brief(tree: Tree) -> Iterator[str]:
     """Under the engine's spinlock nothing is walked, moved, allocated, reported or waited for."""
     held = re.compile(r"DWLockMutex\(\);(.*?)DWUnlockMutex\(\);", re.DOTALL)
     long = re.compile(r"\b(while|dlist_foreach\w*|mem(?:cpy|move)|palloc\w*|pfree|ereport|elog"
@@ -267,7 +271,7 @@ def mutex_is_brief(tree):
 
 
 @checker
-def logs_awaited(tree):
+def logs_awaited(tree: Tree) -> Iterator[str]:
     """A test takes the length of a log before it begins what it awaits there."""
     for path, text in tree.overlay.items():
         if path.endswith(".pl"):
@@ -277,7 +281,7 @@ def logs_awaited(tree):
 
 
 @checker
-def module_layers(tree):
+def module_layers(tree: Tree) -> Iterator[str]:
     """A module of our packages imports only what its package may, and what stands above it there."""
     for directory in layers.MAY_USE:
         package = {Path(path).stem: text for path, text in tree.committed.items()
@@ -289,7 +293,7 @@ def module_layers(tree):
 
 
 @checker
-def python_rules(tree):
+def python_rules(tree: Tree) -> Iterator[str]:
     """Python keeps the rules of ruff that pyproject.toml selects."""
     if CONFIGURATION in tree.committed:
         yield from _said(tree, deps.from_pip(tree.paths, "ruff", deps.RUFF) / "ruff", "check",
@@ -299,7 +303,7 @@ def python_rules(tree):
 
 
 @checker
-def python_types(tree):
+def python_types(tree: Tree) -> Iterator[str]:
     """Annotations of Python agree with the code."""
     if CONFIGURATION in tree.committed:
         yield from _said(tree, SYSTEM_PYTHON, "-B", "-m", "mypy", "--no-error-summary",
@@ -315,8 +319,36 @@ def _said(tree, *command):
         yield f"{' '.join(map(str, command[:4]))} failed: ./dev deps"
 
 
+# Packages whose public functions have annotations.
+ANNOTATED = ("bench/", "common/", "devtools/", "packaging/")
+
+
 @checker
-def redo_by_page(tree):
+def functions_annotated(tree: Tree) -> Iterator[str]:
+    """A public function says of which type its arguments are, and what it returns."""
+    for path, text in tree.committed.items():
+        if path.endswith(".py") and path.startswith(ANNOTATED):
+            for line, name in unannotated(text):
+                yield f"{path}:{line}: {name}() is public, and lacks annotations"
+
+
+def unannotated(text: str) -> Iterator[tuple[int, str]]:
+    """Give (line, name) of public functions and methods that lack an annotation."""
+    tree = ast.parse(text)
+    bodies: list[Any] = [tree, *(one for one in ast.walk(tree) if isinstance(one, ast.ClassDef))]
+    for function in (node for body in bodies for node in body.body
+                     if isinstance(node, ast.FunctionDef)):
+        wanted = function.args
+        named = [*wanted.posonlyargs, *wanted.args, *wanted.kwonlyargs, wanted.vararg, wanted.kwarg]
+        lacks = [one for one in named if one and not one.annotation
+                 and one.arg not in ("self", "cls")]
+        is_public = not function.name.startswith("_") or function.name.endswith("__")
+        if is_public and (lacks or not function.returns):
+            yield function.lineno, function.name
+
+
+@checker
+def redo_by_page(tree: Tree) -> Iterator[str]:
     """What redo page by page must know of record types and of readers is written down."""
     document = tree.committed.get(redo.DOCUMENT)
     if document is None:
@@ -332,7 +364,7 @@ def redo_by_page(tree):
 
 
 @checker
-def settings_explored(tree):
+def settings_explored(tree: Tree) -> Iterator[str]:
     """A setting of ours is drawn by the power-cut explorer, if it is not for developers."""
     matrix = tree.committed.get("crash/pgcut/matrix.py", "")
     for name, path in _settings(tree):
@@ -349,7 +381,7 @@ def _settings(tree):
 
 
 @checker
-def settings_can_go(tree):
+def settings_can_go(tree: Tree) -> Iterator[str]:
     """A setting of ours is known to `pg_doublewrite leave`, and in the file that can be removed."""
     places = ("overlay/src/bin/pg_doublewrite/leave.c", "packaging/double_writes.conf")
     for name, path in _settings(tree):
@@ -359,7 +391,7 @@ def settings_can_go(tree):
 
 
 @checker
-def defaults_agree(tree):
+def defaults_agree(tree: Tree) -> Iterator[str]:
     """The file with our settings has the defaults of postgresql.conf.sample."""
     path, line = "packaging/double_writes.conf", r"^{}#(\w+) = (\S+)"
     values = re.findall(line.format(""), tree.committed.get(path, ""), re.MULTILINE)
@@ -372,7 +404,7 @@ def defaults_agree(tree):
 
 
 @checker
-def patches_announced(tree):
+def patches_announced(tree: Tree) -> Iterator[str]:
     """A patch that changes upstream files only, as fixes of stock do, is in the release notes."""
     path = "doc/src/sgml/release-double-writes.sgml"
     notes = tree.overlay.get(path)
@@ -384,7 +416,7 @@ def patches_announced(tree):
 
 
 @checker
-def whitespace(tree):
+def whitespace(tree: Tree) -> Iterator[str]:
     """No space at line ends, no space before a tab, a newline at the end."""
     for path, text in tree.committed.items():
         if path.endswith(".out"):
@@ -401,7 +433,7 @@ def whitespace(tree):
 
 
 @checker
-def no_places(tree):
+def no_places(tree: Tree) -> Iterator[str]:
     """No committed file names a Debian mirror or a place on this machine."""
     mirror = re.compile(r"\b[\w.-]+\.(?:debian|ubuntu)\.(?:org|net|com)\b")
     ours = [str(tree.paths.repo), str(tree.paths.root)]

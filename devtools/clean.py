@@ -9,14 +9,14 @@ import shutil
 from pathlib import Path
 
 from bench import cli as bench
-from common.base import DevError, locked
+from common.base import DevError, Paths, locked
 
 from . import worktree
 
 KEPT = ("ccache", "lock", "source.json", "sources", "upstream", "work")
 
 
-def clean(paths, everything=False):
+def clean(paths: Paths, everything: bool = False) -> int:
     """Remove what is not kept, and what benchmarks have left; returns the bytes freed."""
     with locked(paths):
         _refuse_if_in_use(paths.root)
@@ -35,7 +35,7 @@ def clean(paths, everything=False):
     return freed
 
 
-def size(place):
+def size(place: Path) -> int:
     """Return the bytes of the files below a directory, links not followed."""
     return os.lstat(place).st_size + sum(
         os.lstat(os.path.join(top, name)).st_size

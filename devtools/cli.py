@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench import cli as bench
@@ -43,7 +44,7 @@ from . import (
 )
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line, run the command, return the exit status."""
     os.umask(0o022)
     args = _parser().parse_args(argv)

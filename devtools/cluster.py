@@ -4,7 +4,7 @@ import os
 import socket
 from pathlib import Path
 
-from common.base import DevError, clean_env, own, require_reachable, say, server_user
+from common.base import DevError, Paths, clean_env, own, require_reachable, say, server_user
 from common.postgres import LOCK_PORT, LOCK_SOCKETS, SUPERUSER, Controlled, socket_directory
 
 FIRST_PORT = 5432
@@ -16,11 +16,11 @@ MAX_SOCKET_PATH = 107
 class Cluster(Controlled):
     """A data directory, and the programs of a build to serve it with."""
 
-    def __init__(self, paths, bindir, data):
+    def __init__(self, paths: Paths, bindir: Path, data: Path) -> None:
         super().__init__(bindir, data, data / "server.log", clean_env(paths))
         self.hint = f"the whole log is {self.log}"
 
-    def run(self):
+    def run(self) -> None:
         """Create the cluster unless it exists, and start it unless it runs."""
         self._claim()
         if not (self.data / "PG_VERSION").exists():
@@ -33,18 +33,18 @@ class Cluster(Controlled):
             say(f"starting the server on port {port}")
             self.start("-o", f"-p {port} -k '{directory}'")
 
-    def stop(self):
+    def stop(self, mode: str = "fast", *options: str) -> None:
         """Stop the server, as by a fast shutdown, if it runs."""
         if not self.is_running():
             say(f"no server runs on {self.data}")
             return
-        super().stop()
+        super().stop(mode, *options)
 
-    def is_running(self):
+    def is_running(self) -> bool:
         """Say whether a server runs on the data directory."""
         return self.pg_ctl("status", check=False, capture=True).returncode == 0
 
-    def connection(self):
+    def connection(self) -> str:
         """Return the command line that connects to the running server."""
         lines = self.lock_file()
         return (f"{self.bindir}/psql -h {lines[LOCK_SOCKETS]} -p {lines[LOCK_PORT]}"
@@ -70,7 +70,7 @@ class Cluster(Controlled):
         return socket_directory()
 
 
-def data_directory(paths, given):
+def data_directory(paths: Paths, given: str | None) -> Path:
     """Return the data directory: `given`, else PGDATA, else data/."""
     return Path(given or os.environ.get("PGDATA") or paths.repo / "data").absolute()
 

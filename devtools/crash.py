@@ -4,11 +4,13 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from common import postgres
-from common.base import SYSTEM_PYTHON, DevError, run, say
+from common.base import SYSTEM_PYTHON, DevError, Paths, run, say
 
 from . import build, deps, failures, suites, worktree
 
@@ -27,13 +29,14 @@ CI_SEEDS = 100_000
 CI_HISTORIES = ("history", "--count", "3", "--no-shrink")
 
 
-def prepare(paths):
+def prepare(paths: Paths) -> None:
     """Install what the explorer needs, and compile its recorder."""
     deps.ensure(paths, PACKAGES)
     _recorder(paths)
 
 
-def call(paths, arguments, deadline=None, place="crash"):
+def call(paths: Paths, arguments: Any, deadline: float | None = None,
+         place: str = "crash") -> int | None:
     """Run the explorer with these arguments; returns its exit status.
 
     At the deadline it is ended, and the result is None.  `place` is where its servers are, below
@@ -56,7 +59,7 @@ def call(paths, arguments, deadline=None, place="crash"):
     return status
 
 
-def restarts(paths, number, seed):
+def restarts(paths: Paths, number: int, seed: int) -> int:
     """Crash one server so many times, see pgcut.restarts; returns an exit status."""
     deps.ensure(paths, PACKAGES)
     scratch = paths.root / "crash" / "restarts"
@@ -68,7 +71,7 @@ def restarts(paths, number, seed):
                env={**os.environ, "PYTHONPATH": str(paths.repo / "crash")}).returncode
 
 
-def ci_seed(paths):
+def ci_seed(paths: Paths) -> str:
     """Return the seed that continuous integration begins with.
 
     Each content of the repository has its own, so that nothing is tried only once and a run
@@ -79,7 +82,7 @@ def ci_seed(paths):
     return str(seed % CI_SEEDS)
 
 
-def run_ci(paths, deadline=None, seed=None):
+def run_ci(paths: Paths, deadline: float | None = None, seed: int | str | None = None) -> suites.Result:
     """Explore as continuous integration does; returns a Result that counts states.
 
     The monitor is young, and a rare coincidence of a stock mechanism may look like a
@@ -121,7 +124,8 @@ def _explore(paths, name, seed, deadline):
 class _Run:
     """A run of the explorer; its report is kept if something is wrong."""
 
-    def __init__(self, paths, name, report, arguments, deadline):
+    def __init__(self, paths: Paths, name: str, report: str, arguments: Any,
+                 deadline: float | None) -> None:
         self.name, self.arguments = name, list(map(str, arguments))
         # What it says about a failure names these paths.
         output = failures.place(paths.root, name)
@@ -138,7 +142,7 @@ class _Run:
             output = failures.no_failure(output, paths.root / f"{output.name}-report")
         say(f"the report is in {output}")
 
-    def result(self, passed, failed, again):
+    def result(self, passed: int, failed: int, again: Sequence[str]) -> suites.Result:
         """Return a Result; `again` are commands that show what is wrong again."""
         wrong = self.status != 0
         return suites.Result(
@@ -148,7 +152,8 @@ class _Run:
             kept=self.kept)
 
 
-def run_histories(paths, deadline=None, seed=None):
+def run_histories(paths: Paths, deadline: float | None = None,
+                  seed: int | str | None = None) -> suites.Result:
     """Play the histories of continuous integration; returns a Result that counts them."""
     seed = ci_seed(paths) if seed is None else seed
     say(f"seed of the histories: {seed}")
@@ -161,7 +166,7 @@ def run_histories(paths, deadline=None, seed=None):
             f"./dev crash history --replay {run.kept}/history-{number}/history.json")])
 
 
-def run_history_controls(paths, deadline=None):
+def run_history_controls(paths: Paths, deadline: float | None = None) -> suites.Result:
     """Let histories find their controls but the rare ones; returns a Result that counts these."""
     run = _Run(paths, "crash/history-controls", "controls.json",
                ["history", "--control", "quick"], deadline)
@@ -170,7 +175,8 @@ def run_history_controls(paths, deadline=None):
                       [f"./dev crash history --control {name}" for name in missed])
 
 
-def run_selftests(paths, deadline=None, names=()):
+def run_selftests(paths: Paths, deadline: float | None = None,
+                  names: Iterable[str] = ()) -> suites.Result:
     """Run the explorer's own tests, or those of these names; returns a Result."""
     deps.ensure(paths, PACKAGES)
     say("running the tests of the explorer")

@@ -11,10 +11,13 @@ are needed.
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from email.utils import formatdate
+from pathlib import Path
+from typing import Any
 
-from common.base import DevError, note, output, run, say
+from common.base import DevError, Paths, note, output, run, say
 
 from . import apt, chroot, lock, worktree
 from . import patch as patches
@@ -75,7 +78,7 @@ MAINTAINER = "Double Write Team <team@example.org>"
 # Source package ------------------------------------------------------------
 
 
-def source_package(paths, suite, ours=True):
+def source_package(paths: Paths, suite: Suite, ours: bool = True) -> Path:
     """Fetch Debian's source package for `suite`, with our part if wanted; returns its tree."""
     pinned = lock.read(paths.lock_file)
     base = chroot.fresh(place(paths, suite) / "build")
@@ -99,7 +102,7 @@ def source_package(paths, suite, ours=True):
     return tree
 
 
-def add_patches(paths, tree):
+def add_patches(paths: Paths, tree: Path) -> None:
     """Append our patches, and one that adds our new files, to debian/patches."""
     series = tree / "debian" / "patches" / "series"
     directory = series.parent / SERIES_DIRECTORY
@@ -117,7 +120,7 @@ def add_patches(paths, tree):
         file.writelines(f"{SERIES_DIRECTORY}/{name}\n" for name in names)
 
 
-def new_files_patch(overlay):
+def new_files_patch(overlay: Path) -> bytes:
     """Return a patch that adds all files of overlay/.
 
     Those that are empty get an empty line: dpkg-source has patch(1) remove what is empty.
@@ -132,7 +135,7 @@ def new_files_patch(overlay):
     return "".join(parts).encode()
 
 
-def add_packaging(paths, tree):
+def add_packaging(paths: Paths, tree: Path) -> None:
     """Add packaging/debian/: more files to install, and a test."""
     delta = paths.repo / "packaging" / "debian"
     target = tree / "debian"
@@ -148,7 +151,8 @@ def add_packaging(paths, tree):
             (target / "tests" / path.name).chmod(0o755)
 
 
-def add_changelog_entry(tree, suite, version, seconds, change):
+def add_changelog_entry(tree: Path, suite: Suite, version: str, seconds: float,
+                        change: str) -> None:
     """Put an entry for `version` on top of debian/changelog; its time is that of all files."""
     changelog = tree / "debian" / "changelog"
     source = output(["dpkg-parsechangelog", "-S", "Source"], cwd=tree)
@@ -158,7 +162,7 @@ def add_changelog_entry(tree, suite, version, seconds, change):
     changelog.write_text(entry + changelog.read_text())
 
 
-def complete_rules(tree):
+def complete_rules(tree: Path) -> None:
     """Add what an older postgresql-common does not know that 18 has."""
     with (tree / "debian" / "rules").open("a") as file:
         file.write("\nifeq ($(filter --with-libnuma,$(CONFIGURE_FLAGS)),)\n"
@@ -168,7 +172,7 @@ def complete_rules(tree):
 # Building --------------------------------------------------------------------
 
 
-def build(paths, suite, profiles=(), options=()):
+def build(paths: Paths, suite: Suite, profiles: Iterable[str] = (), options: Any = ()) -> Path:
     """Build the packages in the chroot; returns the directory they are in.
 
     Build profiles may leave packages out, `pkg.postgresql.nollvm` the JIT compiler; options
@@ -186,7 +190,7 @@ def build(paths, suite, profiles=(), options=()):
     return _build(paths, suite, tree, profiles, result, options)
 
 
-def stock(paths, suite):
+def stock(paths: Paths, suite: Suite) -> Path:
     """Return the directory of stock's packages for a suite whose archive lacks them.
 
     They are built of Debian's source package as it is, once for each release.
@@ -228,7 +232,7 @@ def _build(paths, suite, tree, profiles, result, options=()):
     return result
 
 
-def scan(directory):
+def scan(directory: Path) -> None:
     """Make a directory of packages a source for apt."""
     run(["sh", "-c", "dpkg-scanpackages --multiversion . > Packages"], cwd=directory)
 
@@ -239,17 +243,17 @@ def _sources(*directories):
             for directory in directories]
 
 
-def place(paths, suite):
+def place(paths: Paths, suite: Suite) -> Path:
     """Return the directory of what is built for a suite."""
     return paths.root / "deb" / suite.name
 
 
-def packages(paths, suite):
+def packages(paths: Paths, suite: Suite) -> Path:
     """Return the directory of the packages built last: a source for apt."""
     return place(paths, suite) / "packages"
 
 
-def require_packages(paths, suite):
+def require_packages(paths: Paths, suite: Suite) -> Path:
     """Return the directory of the packages built last; raises DevError if there are none."""
     directory = packages(paths, suite)
     if not (directory / "Packages").exists():
@@ -261,7 +265,7 @@ def require_packages(paths, suite):
 # Testing ---------------------------------------------------------------------
 
 
-def test(paths, suite):
+def test(paths: Paths, suite: Suite) -> None:
     """Run the tests of the packages built last."""
     chroot.require_root()
     binds = [(require_packages(paths, suite), REPOSITORY),
@@ -293,7 +297,7 @@ def test(paths, suite):
     chroot.call(paths, suite.name, "\n".join(steps), binds)
 
 
-def parse_tests(control):
+def parse_tests(control: str) -> list[tuple[str, list[str]]]:
     """Parse debian/tests/control; returns [(name, packages)]."""
     stanzas = re.findall(r"Tests: (\S+)\nDepends:\n((?: .*\n)+)", control)
     return [(name, re.findall(r"[\w.+-]+", depends)) for name, depends in stanzas]

@@ -2,12 +2,12 @@
 
 import contextlib
 import json
-import re
 import shutil
 import socket
 import time
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 from bench.server import DATABASE, PORT, Server
@@ -16,7 +16,7 @@ from common.base import DevError, own
 from common.postgres import ServerError
 
 from . import build, rules
-from .trial import BALANCES, SCHEMA, SETTINGS, Door, numbers, until_none
+from .trial import SCHEMA, SETTINGS, Door, numbers, until_none
 
 
 class PgBouncer(Door):
@@ -28,10 +28,10 @@ class PgBouncer(Door):
     packages = ("pgbouncer",)
     PROGRAM = "/usr/sbin/pgbouncer"
 
-    def version(self):
-        return re.search(r"PgBouncer ([\d.]+)", self.call(self.PROGRAM, "--version"))[1]
+    def version(self) -> str:
+        return self.version_of(self.PROGRAM)
 
-    def prepare(self):
+    def prepare(self) -> None:
         home = self.home("pgbouncer")
         self.write_config(home / "ini", {
             "databases": {"*": f"host={self.sign(self.server)} port={PORT}"
@@ -44,7 +44,7 @@ class PgBouncer(Door):
         self.door.sockets = home
         self._wait()
 
-    def crash(self):
+    def crash(self) -> None:
         super().crash()
         self._wait()
 
@@ -61,11 +61,10 @@ class Prometheus(Door):
             "at the end each expression of the dashboard has values, no rule an error")
     caveat = "none seen; Grafana itself was not tried, as Debian has no package of it"
 
-    def version(self):
-        return ", ".join(re.search(r"version ([\d.]+)", self.call(program, "--version"))[1]
-                         for program in self.watchers)
+    def version(self) -> str:
+        return ", ".join(map(self.version_of, self.watchers))
 
-    def prepare(self):
+    def prepare(self) -> None:
         self.watchers = [rules.unpacked(self.paths, name, name)
                          for name in ("prometheus", "prometheus-postgres-exporter")]
         self.server.sql("CREATE EXTENSION pg_doublewrite_stats")
@@ -91,7 +90,7 @@ class Prometheus(Door):
         with open(self.place / f"{Path(program).name}.log", "w") as log:
             self.spawn(program, *arguments, log=log, **environment)
 
-    def judge(self):
+    def judge(self) -> None:
         with self.load():
             self.work()
             self._await_values()
@@ -136,7 +135,7 @@ class Shards(Door):
 
     TABLE = "TABLE ledger{} (id bigint, note text)"
 
-    def prepare(self):
+    def prepare(self) -> None:
         self.door, second = (self.cluster(name) for name in ("coordinator", "second"))
         for server in (self.door, second):
             server.create()
@@ -163,7 +162,7 @@ CREATE FOREIGN TABLE ledger{number} PARTITION OF ledger
         self.door.sql("IMPORT FOREIGN SCHEMA public EXCEPT (ledger1)"
                       " FROM SERVER shard1 INTO public")
 
-    def judge(self):
+    def judge(self) -> None:
         self.count(self.door, self.acknowledged)
         for server in self.servers:
             self.examine(server)
@@ -186,15 +185,15 @@ class Logical(Door):
     PUBLISHED = ("ledger", "pgbench_accounts", "pgbench_branches", "pgbench_history",
                  "pgbench_tellers")
 
-    def version(self):
+    def version(self) -> str:
         return self.stock.sql("SHOW server_version").split()[0]
 
-    def prepare(self):
+    def prepare(self) -> None:
         self.stock = self.cluster("stock", build.bindir(self.paths, "stock"))
         self.stock.create()
         self.stock.configure({"wal_level": "logical", "fsync": "off"})
         self.stock.start()
-        self.heard_back = set()
+        self.heard_back: set[int] = set()
         self.server.stop()
         self.server.configure({"wal_level": "logical"})
         self.server.start()
@@ -217,7 +216,7 @@ class Logical(Door):
                    "tables that are not copied yet")
 
     @contextlib.contextmanager
-    def load(self):
+    def load(self) -> Iterator[None]:
         heard = self.place / f"heard-back-{time.monotonic_ns()}"
         with super().load(), self.stock.following(self.BACK, heard, 0.02):
             try:
@@ -225,10 +224,10 @@ class Logical(Door):
             finally:
                 self.heard_back.update(numbers(heard.read_text()))
 
-    def judge(self):
+    def judge(self) -> None:
         self._await_rows(self.stock, "ledger", self.acknowledged)
         self._await_rows(self.server, "back", self.heard_back)
-        if self.stock.sql(BALANCES) != "t":
+        if self.stock.sql(postgres.BALANCES) != "t":
             raise ServerError("the tables of pgbench do not agree on the subscriber")
         super().judge()
 

@@ -10,10 +10,11 @@
 import json
 import re
 import statistics
+from collections.abc import Sequence
 
 from bench import cli as bench
 from bench import figures
-from common.base import DevError, write_if_changed
+from common.base import DevError, Paths, write_if_changed
 
 from . import advise, mutate, tools
 
@@ -27,7 +28,7 @@ MUTATIONS = "tests/mutations/README.md"
 SHOWN = 160
 
 
-def texts(paths):
+def texts(paths: Paths) -> dict[str, str]:
     """Return {path: text} of the documents as they should be."""
     readme = (paths.repo / "README.md").read_text()
     return {
@@ -42,13 +43,13 @@ def texts(paths):
     }
 
 
-def of_the_site(paths):
+def of_the_site(paths: Paths) -> dict:
     """Return {page: text} of what the site adds at the end of pages: tables too long for the tree."""
     return {FIGURES: figures.everything(paths.repo),
             MUTATIONS: f"\n{controls(paths)}\n## Mutations\n\n{mutations(paths)}"}
 
 
-def fill(text, name, body):
+def fill(text: str, name: str, body: str) -> str:
     """Return `text` with what stands between the marks of a name replaced."""
     begin, end = f"<!-- generated: {name} -->\n", f"<!-- end of {name} -->"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
@@ -58,7 +59,7 @@ def fill(text, name, body):
     return pattern.sub(lambda _: f"{begin}\n{body}\n{end}", text)
 
 
-def mutations(paths):
+def mutations(paths: Paths) -> str:
     """Return the table of tests/mutations."""
     found = sorted(mutate.read(paths), key=lambda one: (mutate.rank(one.rule), one.name))
     entries = mutate.seen(paths)
@@ -69,7 +70,7 @@ def mutations(paths):
     return figures.markdown(rows)
 
 
-def controls(paths):
+def controls(paths: Paths) -> str:
     """Return the table of the explorer's controls."""
     found = mutate.controls((paths.repo / "crash/pgcut/controls.py").read_text())
     rows = [("rule", "control", "what is broken"),
@@ -79,7 +80,7 @@ def controls(paths):
     return figures.markdown(rows)
 
 
-def measured(paths):
+def measured(paths: Paths) -> str:
     """Return the table of how soon the explorer finds its controls."""
     entries = json.loads((paths.repo / "crash/controls.json").read_text())
     found = mutate.controls((paths.repo / "crash/pgcut/controls.py").read_text())
@@ -93,7 +94,8 @@ def measured(paths):
     return figures.markdown(rows)
 
 
-def current(tries, digest):
+def current(tries: Sequence[dict[str, int | str] | dict[str, int]],
+            digest: str) -> list[dict[str, int | str] | dict[str, int]]:
     """Return those tries of a control that were made with its patch as it is now.
 
     The first ones do not tell with which.
@@ -117,7 +119,7 @@ def _plain(tries):
     return "" if not tries else f"{_share(tries)}, {sum(one['states'] for one in tries)} states"
 
 
-def holes(paths):
+def holes(paths: Paths) -> str:
     """Return the table of what histories have found of what was broken on purpose."""
     entries = json.loads((paths.repo / "crash/holes.json").read_text())
     rows = [("rule", "control", "what is broken", "of its recipe", "of any", "found by, for instance"),
@@ -126,7 +128,7 @@ def holes(paths):
     return figures.markdown(rows)
 
 
-def predictions(paths):
+def predictions(paths: Paths) -> str:
     """Return the table of what pg_doublewrite_advise has predicted, and of what came."""
     checked = json.loads((paths.repo / advise.CHECKED).read_text())
     rows = [("load", "WAL before", "predicted", "came", "off", "off, by counters alone",
@@ -142,7 +144,7 @@ def predictions(paths):
     return figures.markdown(rows)
 
 
-def tried_tools(paths):
+def tried_tools(paths: Paths) -> str:
     """Return the table of the backup tools that have been tried."""
     tried = json.loads((paths.repo / tools.TRIED).read_text())
     rows = [("tool", "version", "what was done", "torn at the crash", "torn as read", "verdict",
@@ -166,7 +168,7 @@ def _by(tries):
     return found[:SHOWN].replace("|", "\\|")
 
 
-def write_all(paths):
+def write_all(paths: Paths) -> list[str]:
     """Write the documents, and the picture; returns the paths of those that changed."""
     changed = [path for path, text in texts(paths).items()
                if write_if_changed(paths.repo / path, text.encode())]
@@ -176,13 +178,13 @@ def write_all(paths):
     return changed
 
 
-def picture_is_right(paths):
+def picture_is_right(paths: Paths) -> bool:
     """Say whether the picture is of the runs that it should be of."""
     wanted, path = figures.names_of_picture(paths.repo), paths.repo / PICTURE
     return not wanted or path.exists() and f">{wanted}<" in path.read_text()
 
 
-def outdated(paths):
+def outdated(paths: Paths) -> list[str]:
     """Return the paths of the documents that are not as they should be."""
     stale = [path for path, text in texts(paths).items()
              if not (paths.repo / path).exists() or (paths.repo / path).read_text() != text]

@@ -8,7 +8,7 @@ import shutil
 import tarfile
 import time
 
-from common.base import run, say
+from common.base import Paths, run, say
 
 from . import chroot, deb, deps
 
@@ -52,7 +52,7 @@ pg_controldata --pgdata=/tmp/copy | grep 'cluster state: *in production$'
 USER = "999:999"
 
 
-def build_and_try(paths):
+def build_and_try(paths: Paths) -> None:
     """Build the image from the packages built last, and start a server in it.
 
     Raises DevError if there are no packages or the server does not do what it

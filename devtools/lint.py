@@ -9,12 +9,14 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-from common.base import DevError, run, say
+from common.base import DevError, Paths, run, say
 
 from . import deps, lock, rules, series
 from . import patch as patches
+from .source import Source
 from .suites import NO_MODE, Result
 
 PACKAGES = ("patch", "python3-venv", "rpm", "rpmlint")
@@ -27,7 +29,7 @@ CONTAINER = "packaging/container/Containerfile"
 PATRONI = "packaging/patroni/1_double_writes.yml"
 
 
-def check(paths, source):
+def check(paths: Paths, source: Source) -> Result:
     """Run the linters; returns a Result."""
     spec, manifest, recipe = ((paths.repo / name).read_text()
                               for name in (SPEC, MANIFEST, CONTAINER))
@@ -42,7 +44,7 @@ def check(paths, source):
     return Result("dev/lint", NO_MODE, len(outcomes) - failed, failed, 0, 0, again=("./dev lint",))
 
 
-def complaints(spec, version, manifest, recipe):
+def complaints(spec: str, version: str, manifest: str, recipe: str) -> Iterator[str]:
     """Say where the spec and the manifest do not fit the rest of the repository."""
     of_spec = re.search(r"^Version: +(\S+)", spec, re.MULTILINE)[1]
     if of_spec != version:
@@ -52,7 +54,7 @@ def complaints(spec, version, manifest, recipe):
         yield f"{MANIFEST} calls {program}, which {CONTAINER} does not install"
 
 
-def of_patroni(known, diffs):
+def of_patroni(known: str, diffs: str) -> Iterator[str]:
     """Say which settings and values of the patches Patroni would not know, and the reverse."""
     settings = set(re.findall(r'^\+\t\t\{"(?!debug_)(\w+)", PGC_', diffs, re.MULTILINE))
     settings.add("checkpoint_timeout")      # which is stock's, but may be shorter

@@ -22,9 +22,12 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from common.base import DevError, locked, run, say
+from common.base import DevError, Paths, locked, run, say
 from common.progress import Progress
 
 from . import build, crash, suites, worktree
@@ -58,11 +61,11 @@ class Mutation:
     diff: bytes
 
     @property
-    def tests(self):
+    def tests(self) -> tuple[str, ...]:
         return tuple(name for name in self.found_by if not name.startswith(EXPLORER))
 
     @property
-    def controls(self):
+    def controls(self) -> tuple[str, ...]:
         return tuple(name.removeprefix(EXPLORER) for name in self.found_by
                      if name.startswith(EXPLORER))
 
@@ -76,19 +79,19 @@ class Outcome:
     error: str = ""
 
     @property
-    def found(self):
+    def found(self) -> bool:
         return not self.error and bool(self.said) and all(self.said.values())
 
 
 # The files -----------------------------------------------------------------
 
 
-def directory(paths):
+def directory(paths: Paths) -> Path:
     """Return the directory of the mutations."""
     return paths.repo / "tests" / "mutations"
 
 
-def decode(name, data):
+def decode(name: str, data: bytes) -> Mutation:
     """Parse a file; raises DevError if a part is missing."""
     head, _, diff = data.partition(b"\n\n")
     fields = dict(re.findall(r"^([A-Z][a-z ]+): *(\S.*)$", head.decode(), re.MULTILINE))
@@ -101,7 +104,7 @@ def decode(name, data):
     return Mutation(name, fields["Rule"], found_by, fields["What"], diff)
 
 
-def read(paths, names=()):
+def read(paths: Paths, names: Iterable[str] = ()) -> list[Mutation]:
     """Return the Mutations of these names, or all; raises DevError."""
     files = {path.stem: path for path in sorted(directory(paths).glob("*.patch"))}
     for name in names:
@@ -110,7 +113,7 @@ def read(paths, names=()):
     return [decode(name, files[name].read_bytes()) for name in (names or files)]
 
 
-def refusal(git, tip, mutation):
+def refusal(git: Git, tip: str, mutation: Mutation) -> str | None:
     """Return why a mutation does not apply to a commit, or None."""
     with git.scratch(tip) as scratch:
         try:
@@ -120,7 +123,8 @@ def refusal(git, tip, mutation):
     return None
 
 
-def unknown(mutation, sources, controls):
+def unknown(mutation: Mutation, sources: Mapping[str, tuple[str, str]],
+            controls: Mapping[str, tuple[str, str]]) -> list[str]:
     """Return the tests and controls of a mutation that do not exist.
 
     `sources` are the paths of the patched tree, `controls` the explorer's names.
@@ -130,7 +134,7 @@ def unknown(mutation, sources, controls):
             *(EXPLORER + name for name in mutation.controls if name not in controls)]
 
 
-def programs(sources):
+def programs(sources: Mapping[str, Any]) -> set[str]:
     """Return the names of the test programs among paths of the patched tree."""
     found = set()
     for path in sources:
@@ -140,18 +144,18 @@ def programs(sources):
     return found
 
 
-def controls(text):
+def controls(text: str) -> dict[str, tuple[str, str]]:
     """Return {control: (rule, what)} of the source of crash/pgcut/controls.py."""
     return {name: (rule, what) for name, rule, what in
             re.findall(r'\bControl\("([\w-]+)",\s*"([^"]+)",\s*"([^"]+)"', text)}
 
 
-def history_controls(text):
+def history_controls(text: str) -> set[str]:
     """Return the names of those controls that histories have to show, of the same source."""
     return set(controls(text.partition("HISTORY_CONTROLS = ")[2]))
 
 
-def rank(rule):
+def rank(rule: str) -> tuple[int, int, str, str]:
     """Return the key by which rules are put in order: R2 before R10, others last."""
     match = re.match(r"R(\d+)(\w*)", rule)
     return (0, int(match[1]), match[2], rule) if match else (1, 0, "", rule)
@@ -160,7 +164,7 @@ def rank(rule):
 # Running them ---------------------------------------------------------------
 
 
-def run_all(paths, mutations):
+def run_all(paths: Paths, mutations: Sequence[Mutation]) -> Any:
     """Try mutations, each in a namespace of its own; returns their Outcomes."""
     known = suites.all_tests(paths, KIND)
     missing = sorted({name for one in mutations for name in one.tests} - set(known))
@@ -190,7 +194,7 @@ def _enclosed(paths, mutation):
     return Outcome(mutation.name, **answer)
 
 
-def inside(paths, name):
+def inside(paths: Paths, name: str) -> None:
     """Try one mutation in the namespaces that we are in; prints what came of it."""
     mutation, = read(paths, [name])
     scratch = paths.root / "mutate"
@@ -207,7 +211,7 @@ def inside(paths, name):
     print(json.dumps({"said": said, "error": error}))
 
 
-def cover(paths, scratch):
+def cover(paths: Paths, scratch: Path) -> None:
     """Lay empty file systems over work/ and the builds, for writes to go to."""
     for name in COVERED:
         place, upper, work = paths.root / name, scratch / name, scratch / f"{name}.work"
@@ -241,7 +245,7 @@ def _try(paths, mutation):
     return said
 
 
-def complaint(result):
+def complaint(result: suites.Result) -> str:
     """Return the first failed point of a test, or what ended it; '' if it passed."""
     if not result.failed:
         return ""
@@ -274,18 +278,18 @@ def _explore(paths, control, bindir):
 # What was seen --------------------------------------------------------------
 
 
-def digest(mutation):
+def digest(mutation: Mutation) -> str:
     """Return what tells the diff of a mutation from others of its name."""
     return hashlib.sha256(mutation.diff).hexdigest()[:12]
 
 
-def seen(paths):
+def seen(paths: Paths) -> dict[str, dict[str, dict[str, str] | str]]:
     """Return {name: what the last run of a mutation saw}."""
     path = directory(paths) / SEEN
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def record(paths, mutations, outcomes):
+def record(paths: Paths, mutations: Sequence[Mutation], outcomes: Sequence[Outcome]) -> None:
     """Keep what mutations that were found have shown."""
     state = worktree.commit(paths)
     commit = state.get("commit", "")[:10] + (", dirty" if state.get("commit dirty") == "yes" else "")
@@ -298,7 +302,7 @@ def record(paths, mutations, outcomes):
     (directory(paths) / SEEN).write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n")
 
 
-def witness(entries, mutation):
+def witness(entries: Mapping[str, Any], mutation: Mutation) -> str:
     """Return what was seen of a mutation as it is now, as one line; '' if nothing was."""
     entry = entries.get(mutation.name)
     if not entry or entry["patch"] != digest(mutation):
@@ -311,7 +315,7 @@ def witness(entries, mutation):
 # Reporting ------------------------------------------------------------------
 
 
-def describe(outcome):
+def describe(outcome: Outcome) -> str:
     """Return one line about an Outcome."""
     if outcome.error:
         return f"{outcome.name}: FAILED, {outcome.error}"
@@ -322,7 +326,7 @@ def describe(outcome):
         f"{name} ({text})" for name, text in outcome.said.items())
 
 
-def conclude(outcomes):
+def conclude(outcomes: Sequence[Outcome]) -> int:
     """Print what came of each, and how many were found; returns the exit status."""
     say("results\n" + "\n".join(map(describe, outcomes)))
     found = sum(one.found for one in outcomes)
@@ -330,14 +334,15 @@ def conclude(outcomes):
     return 0 if found == len(outcomes) else 1
 
 
-def listing(mutations, entries):
+def listing(mutations: Sequence[Mutation],
+            entries: Mapping[str, Any]) -> str:
     """Return the mutations as text, by rule: what is broken, what must find it, what was seen."""
     return "\n".join(f"{one.rule:10} {one.name:36} {one.what}\n{'':11}{', '.join(one.found_by)}: "
                      + (witness(entries, one) or "not tried since the patch was written")
                      for one in sorted(mutations, key=lambda one: (rank(one.rule), one.name)))
 
 
-def require():
+def require() -> None:
     """Raise DevError unless namespaces and their file systems can be made."""
     if os.getuid() != 0:
         raise DevError("mutations are tried in a mount namespace, which only root can make")

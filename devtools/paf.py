@@ -5,8 +5,9 @@ Its packages come with daemons and users, so nothing of them is installed outsid
 
 import os
 import shutil
+from pathlib import Path
 
-from common.base import DevError, run, say, server_user
+from common.base import DevError, Paths, run, say, server_user
 
 PACKAGES = ("corosync", "iproute2", "pacemaker", "pacemaker-cli-utils", "procps",
             "resource-agents-paf")
@@ -34,7 +35,7 @@ exec chroot . sh -ec '
 """
 
 
-def call(paths, bindir):
+def call(paths: Paths, bindir: Path) -> None:
     """Run the script with the programs in `bindir`; raises DevError if a check fails."""
     if os.getuid() != 0:
         raise DevError("a copy of the machine, and networks in it, need root")

@@ -1,7 +1,10 @@
 """The cluster in packaging/patroni that Patroni looks after: what it needs, how it is called."""
 
+from pathlib import Path
+
 from common.base import (
     SYSTEM_PYTHON,
+    Paths,
     clean_env,
     give_to_user,
     require_reachable,
@@ -19,7 +22,7 @@ PACKAGES = ("etcd-server", "python3-psycopg2", "python3-venv")
 REQUIREMENT = "patroni[etcd3]>=4.1,<5"
 
 
-def call(paths, bindir):
+def call(paths: Paths, bindir: Path) -> None:
     """Run the script with the programs in `bindir`; raises DevError if a check fails."""
     deps.ensure(paths, PACKAGES)
     # With the machine's psycopg2.

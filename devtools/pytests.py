@@ -13,6 +13,7 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from typing import Any
 
 from failures import copy_logs
 
@@ -26,48 +27,48 @@ ERRORS = os.fdopen(os.dup(2), "w")
 class LimitedResult(unittest.TextTestResult):
     """Results that watch the clock of each test, and of what prepares a class."""
 
-    seconds = None
+    seconds = 0.0
 
-    def watch(self):
+    def watch(self) -> None:
         """Start the clock anew."""
         faulthandler.dump_traceback_later(self.seconds, exit=True, file=ERRORS)
 
-    def keep(self, test):
+    def keep(self, test: unittest.TestCase) -> None:
         """Keep the logs of a test that has just failed."""
         place = Path(tempfile.gettempdir())
         for entry in place.iterdir():
             if entry.is_dir() and entry.name != FAILED:
                 copy_logs(entry, place / FAILED / test.id() / entry.name)
 
-    def addError(self, test, err):
+    def addError(self, test: unittest.TestCase, err: Any) -> None:
         """A test, or what prepares or ends one, has raised what it should not."""
         self.keep(test)
         super().addError(test, err)
 
-    def addFailure(self, test, err):
+    def addFailure(self, test: unittest.TestCase, err: Any) -> None:
         """A test has failed."""
         self.keep(test)
         super().addFailure(test, err)
 
-    def addSubTest(self, test, subtest, err):
+    def addSubTest(self, test: unittest.TestCase, subtest: Any, err: Any) -> None:
         """A part of a test has ended."""
         if err is not None:
             self.keep(test)
         super().addSubTest(test, subtest, err)
 
-    def startTest(self, test):
+    def startTest(self, test: unittest.TestCase) -> None:
         """A test begins."""
         print(f"# test {test.id()}", file=ERRORS, flush=True)
         self.watch()
         super().startTest(test)
 
-    def stopTest(self, test):
+    def stopTest(self, test: unittest.TestCase) -> None:
         """A test has ended; what comes next may be another class's setUpClass()."""
         super().stopTest(test)
         self.watch()
 
 
-def main(directory, seconds, *names):
+def main(directory: str, seconds: str, *names: str) -> int:
     """Run all tests below `directory`, or those of these names; returns the exit status."""
     LimitedResult.seconds = float(seconds)
     faulthandler.dump_traceback_later(LimitedResult.seconds, exit=True, file=ERRORS)

@@ -8,9 +8,11 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from common.base import DevError, output, run, say
+from common.base import DevError, Paths, output, run, say
 
 from .suites import NO_MODE, Result
 
@@ -21,7 +23,7 @@ RULES, TESTS = "prometheus-rules.yaml", "prometheus-rules-test.yaml"
 DASHBOARD = "grafana-dashboard.json"
 
 
-def check(paths):
+def check(paths: Paths) -> Result:
     """Check and test the rules; returns a Result."""
     promtool = unpacked(paths, PACKAGE, "promtool")
     place = paths.repo / PLACE
@@ -41,7 +43,8 @@ def check(paths):
     return Result("dev/rules", NO_MODE, 0 if failed else 4, failed, 0, 0, again=("./dev rules",))
 
 
-def complaints(rules, tests, runbook, queries):
+def complaints(rules: str, tests: str, runbook: str,
+               queries: str) -> Iterator[str]:
     """Say which rules no test has fire, are in no runbook, or ask for what is not exported."""
     headings = {re.sub(r"[^\w -]", "", line).strip().lower().replace(" ", "-")
                 for line in re.findall(r"^#+ (.*)$", runbook, re.MULTILINE)}
@@ -56,7 +59,8 @@ def complaints(rules, tests, runbook, queries):
         yield f"rules ask for {metric}, which postgres_exporter.yaml does not have"
 
 
-def of_dashboard(dashboard, queries):
+def of_dashboard(dashboard: Mapping[str, Any],
+                 queries: str) -> Iterator[str]:
     """Say which panels ask for what is not exported, or do not tell servers apart."""
     for panel in dashboard["panels"]:
         for target in panel.get("targets", ()):
@@ -76,7 +80,7 @@ def _not_exported(text, queries):
     return sorted(set(re.findall(r"\bpg_(?:double_write|atomic)\w*", text)) - exported)
 
 
-def unpacked(paths, package, program):
+def unpacked(paths: Paths, package: str, program: str) -> Path:
     """Return a program: the machine's, else that of its package, unpacked at first use."""
     found = shutil.which(program)
     if found:

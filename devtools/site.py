@@ -11,10 +11,12 @@ import re
 import shutil
 import subprocess
 import urllib.parse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from bench import cli as bench
 from bench import figures
-from common.base import SYSTEM_PYTHON, DevError, run, say
+from common.base import SYSTEM_PYTHON, DevError, Paths, run, say
 
 from . import deps, generate
 
@@ -66,7 +68,7 @@ REPORT = "report.md"
 LINK = re.compile(r"(!?)\[([^][]*(?:\[[^][]*\][^][]*)*)\]\(([^()\s]+)\)")
 
 
-def build(paths):
+def build(paths: Paths) -> Path:
     """Make the site; returns its first page."""
     place = paths.root / "site"
     shutil.rmtree(place, ignore_errors=True)
@@ -86,7 +88,7 @@ def build(paths):
     return place / "site" / "index.html"
 
 
-def look(paths, site):
+def look(paths: Paths, site: Path) -> None:
     """Look at a site in a browser; raises DevError if a page does not look as it should."""
     done = subprocess.run([SYSTEM_PYTHON, "-B", "-m", "devtools.browser", site],
                           cwd=paths.repo, stdout=subprocess.PIPE, text=True)
@@ -116,7 +118,7 @@ def _collect(repository, pages, additions):
             shutil.copyfile(repository / name, target)
 
 
-def relink(text, name, repository):
+def relink(text: str, name: str, repository: Path) -> tuple[str, list[str]]:
     """Return a page without links to what the site cannot have, and the files it leads to."""
     found = []
 
@@ -155,12 +157,14 @@ def _add_reports(pages):
 class Page(html.parser.HTMLParser):
     """What a page leads to, what it loads, and what can be led to in it."""
 
-    def __init__(self, text):
+    def __init__(self, text: str) -> None:
         super().__init__()
-        self.links, self.loads, self.anchors = [], [], set()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.anchors: set[str] = set()
         self.feed(text)
 
-    def handle_starttag(self, tag, attributes):
+    def handle_starttag(self, tag: str, attributes: Sequence[tuple[str, str]]) -> None:
         given = dict(attributes)
         self.anchors.update(value for key, value in attributes if key in ("id", "name"))
         if tag == "a" and given.get("href"):
@@ -169,7 +173,7 @@ class Page(html.parser.HTMLParser):
             self.loads.append(given.get("src") or given["href"])
 
 
-def complaints(site):
+def complaints(site: Path) -> Iterator[str]:
     """Say which links of a site lead nowhere, and what pages load from elsewhere."""
     pages = {path.resolve(): Page(path.read_text()) for path in sorted(site.rglob("*.html"))}
     for path, page in pages.items():

@@ -12,8 +12,10 @@ import shutil
 import tempfile
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from common.base import DevError, Paths, locked, note, run, say
 
@@ -35,7 +37,7 @@ class Source:
     tree: str
 
 
-def ensure(paths, accepts, tarball=None):
+def ensure(paths: Paths, accepts: Callable[..., Any], tarball: str | None = None) -> Source | None:
     """Return the Source, fetching and unpacking it if that is not done yet.
 
     `accepts(source)` returns None, or why the patches do not fit a source.
@@ -168,7 +170,7 @@ def _copy_with_progress(reply, file):
             say(f"{done >> 20} of {total >> 20 or '?'} MB")
 
 
-def sha256(path):
+def sha256(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal."""
     digest = hashlib.sha256()
     try:

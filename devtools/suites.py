@@ -15,11 +15,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from common import postgres
-from common.base import DevError, clean_env, identity, note, say, server_user
+from common.base import DevError, Paths, clean_env, identity, note, say, server_user
 
 from . import build, failures
 
@@ -112,14 +114,14 @@ class Result:
     kept: Path | None = None
 
     @property
-    def suite(self):
+    def suite(self) -> str:
         return self.name.partition("/")[0]
 
 
 # Which tests ---------------------------------------------------------------
 
 
-def all_tests(paths, kind):
+def all_tests(paths: Paths, kind: str) -> dict[str, Path]:
     """Return {name: source file or directory} of the tests in a build."""
     tests = {}
     for test in build.introspect_tests(paths, kind):
@@ -130,7 +132,7 @@ def all_tests(paths, kind):
     return tests
 
 
-def own_tests(paths, tests):
+def own_tests(paths: Paths, tests: Mapping[str, Path]) -> list[str]:
     """Return those of `tests` whose script or directory is in overlay/."""
     def is_ours(origin):
         relative = origin.relative_to(paths.work)
@@ -139,7 +141,7 @@ def own_tests(paths, tests):
     return [name for name, origin in tests.items() if is_ours(origin)]
 
 
-def of_suites(tests, wanted):
+def of_suites(tests: Mapping[str, Path], wanted: Iterable[str]) -> list[str]:
     """Return the names of the tests in suites, or of these names; raises DevError for others."""
     for one in wanted:
         if one not in tests and not any(name.startswith(f"{one}/") for name in tests):
@@ -147,14 +149,14 @@ def of_suites(tests, wanted):
     return [name for name in tests if name in wanted or name.partition("/")[0] in wanted]
 
 
-def need_stock(paths, wanted):
+def need_stock(paths: Paths, wanted: Iterable[str]) -> bool:
     """Say whether a test of ours in these suites, or of these names, asks for a stock server."""
     asking = (path for path in paths.overlay.rglob("t/*.pl") if STOCK in path.read_text())
     return any({suite, f"{suite}/{name}"} & set(wanted)
                for suite, name in ((path.parent.parent.name, path.stem) for path in asking))
 
 
-def read_exclusions(path, tests):
+def read_exclusions(path: Path, tests: Mapping[str, Path]) -> dict[tuple[str, str], str]:
     """Parse `tests/upstream-exclusions.txt` into {(test, mode): reason}.
 
     A line is `TEST [MODE]: REASON`; without a mode it counts for all.
@@ -178,7 +180,7 @@ def read_exclusions(path, tests):
 # Running them --------------------------------------------------------------
 
 
-def prepare(paths, kind):
+def prepare(paths: Paths, kind: str) -> None:
     """Install the build where its tests expect it, and make their template."""
     say("installing for the tests")
     if _meson_test(paths, kind, "setup", ["--suite", "setup"], {}) != 0:
@@ -186,7 +188,9 @@ def prepare(paths, kind):
                        f"see {paths.build(kind)}/meson-logs/dev-setup.txt")
 
 
-def run_tests(paths, kind, names, mode, environment=(), settings=(), deadline=None):
+def run_tests(paths: Paths, kind: str, names: Iterable[str], mode: str,
+              environment: Mapping[str, str] | None = None, settings: Sequence[str] = (),
+              deadline: float | None = None) -> list[Result]:
     """Run tests by name in `mode`; returns their Results.  After prepare().
 
     `environment` adds variables to that of the tests, `settings` ("name=value")
@@ -200,7 +204,7 @@ def run_tests(paths, kind, names, mode, environment=(), settings=(), deadline=No
         note(f"this tree has no {SETTING}; tests run as they do upstream")
         mode = NO_MODE
     extra = {"PG_TEST_TIMEOUT_DEFAULT": str(EVENT_TIMEOUT_SECONDS),
-             SLOWNESS_VARIABLE: f"{SLOWNESS:g}", **dict(environment)}
+             SLOWNESS_VARIABLE: f"{SLOWNESS:g}", **(environment or {})}
     if "PGCTLTIMEOUT" in os.environ:
         extra["PGCTLTIMEOUT"] = os.environ["PGCTLTIMEOUT"]
     if mode not in (default, NO_MODE):
@@ -244,7 +248,7 @@ def _meson_test(paths, kind, label, selection, extra, factor=TIMEOUT_FACTOR, dea
                      env=clean_env(paths, **extra), **identity(server_user()))
 
 
-def run_until(deadline, command, **options):
+def run_until(deadline: float | None, command: Sequence[object], **options: Any) -> int | None:
     """Run a command whose output goes to our standard error; returns its status.
 
     At the deadline (of time.monotonic(); None: there is none) it is asked to end,
@@ -273,7 +277,7 @@ def _end(process):
 
 
 @contextlib.contextmanager
-def alone(paths):
+def alone(paths: Paths) -> Iterator[None]:
     """Keep other runs of tests out of the directories of this build root."""
     with open(paths.root / "tests.lock", "w") as file:
         try:
@@ -284,7 +288,7 @@ def alone(paths):
         yield
 
 
-def default_mode(paths, kind):
+def default_mode(paths: Paths, kind: str) -> str:
     """Return the mode of the clusters that initdb makes, as the template shows."""
     template = paths.build(kind) / "tmp_install" / "initdb-template" / "postgresql.conf"
     text = template.read_text()
@@ -321,7 +325,7 @@ def _how_it_hung(entry, log):
     return ""
 
 
-def count_tap(text):
+def count_tap(text: str) -> tuple[int, int, int]:
     """Count the top-level points of TAP output: (passed, failed, skipped).
 
     A point that is expected to fail (TODO) counts as passed.
@@ -341,14 +345,16 @@ def count_tap(text):
     return passed, failed, skipped
 
 
-def run_selftests(paths, deadline=None, names=()):
+def run_selftests(paths: Paths, deadline: float | None = None, names: Iterable[str] = ()) -> Result:
     """Run the repository's own Python tests; returns a Result."""
     say("running the tests of dev itself")
     return run_python_tests(paths, "dev/selftests", sys.executable, paths.repo / "tests",
                             {"PYTHONPATH": str(paths.repo)}, deadline, names)
 
 
-def run_python_tests(paths, name, python, directory, environment, deadline=None, names=()):
+def run_python_tests(paths: Paths, name: str, python: str, directory: Path,
+                     environment: Mapping[str, str], deadline: float | None = None,
+                     names: Iterable[str] = ()) -> Result:
     """Run the tests of a directory, or those of these names; returns a Result.
 
     Each may take a limited time.  Logs that a failed one has written are kept.
@@ -368,7 +374,7 @@ def run_python_tests(paths, name, python, directory, environment, deadline=None,
         if status != 0 and not failed:
             failed = 1
         kept = failures.keep(paths.root, name, Path(place), text) if failed else None
-        postgres.tidy(place)        # what tests that were ended have left
+        postgres.tidy(Path(place))        # what tests that were ended have left
     sys.stderr.write(text)
     return Result(name, NO_MODE, max(0, tests - failed - skipped), failed, skipped,
                   time.monotonic() - started, output=text, hung=_how_python_hung(status, text),
@@ -396,7 +402,7 @@ def _how_python_hung(status, text):
     return f"hung after {timeout[1]} in or after {begun[-1] if begun else 'its beginning'}"
 
 
-def count_python(text):
+def count_python(text: str) -> tuple[int, int, int]:
     """Return (run, skipped, failed) as unittest's last lines say them.
 
     If it was ended half-way, those that had begun count, the last as failed.
@@ -414,9 +420,9 @@ def count_python(text):
 # Reporting -----------------------------------------------------------------
 
 
-def table(results):
+def table(results: Sequence[Result]) -> str:
     """Return a table of Results, summed by suite and mode."""
-    sums = {}
+    sums: dict[tuple[str, str], Any] = {}
     for result in results:
         cells = sums.setdefault((result.suite, result.mode), Counter())
         cells.update(programs=1, passed=result.passed, failed=result.failed,
@@ -430,7 +436,8 @@ def table(results):
                      for line in lines)
 
 
-def report_failures(paths, results, again=lambda result: f"./dev test --suite {result.name}"):
+def report_failures(paths: Paths, results: Sequence[Result],
+                    again: Callable[..., Any] = lambda result: f"./dev test --suite {result.name}") -> None:
     """Show the ends of the logs of failed tests, where these are kept, and how to see it again.
 
     `again` gives the command for a Result that does not name any.
@@ -466,7 +473,7 @@ def _show(title, lines):
         print("\n".join([f"--- {title}", *lines]), file=sys.stderr)
 
 
-def summary(results):
+def summary(results: Sequence[Result]) -> str:
     """Return the line that ends a test run."""
     hung = sum(bool(r.hung) for r in results)
     return (f"{sum(r.passed for r in results)} passed, {sum(r.failed for r in results)} failed"

@@ -10,9 +10,10 @@ import json
 import re
 import shutil
 import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from common.base import DevError, own, require_reachable, say
+from common.base import DevError, Paths, own, require_reachable, say
 
 from . import backups, deps, doors
 from .trial import Trial
@@ -24,7 +25,7 @@ TRIED = "packaging/tools.json"
 class Control(Trial):
     """The same crash, but the log is thrown away: does a trial notice?"""
 
-    def run(self):
+    def run(self) -> None:
         self.make()
         with self.load():
             pass
@@ -32,7 +33,7 @@ class Control(Trial):
         self.server.stop()
         self.verify(self.server, self.acknowledged)
 
-    def tear_what_was_copied(self, data):
+    def tear_what_was_copied(self, data: Path) -> int:
         number = super().tear_what_was_copied(data)
         (data / "backup_label").unlink()
         for file in (data / "pg_doublewrite").iterdir():
@@ -49,7 +50,7 @@ TRIALS = {
     "snapshot": backups.Snapshot, "upgrade": Upgrade}
 
 
-def check(paths, names, build_kind):
+def check(paths: Paths, names: Iterable[str], build_kind: Callable[[str], Path]) -> None:
     """Try the tools; their rows of the table are kept in packaging/tools.json.
 
     `build_kind` brings a build up to date, and returns its directory of programs.

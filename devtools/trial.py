@@ -13,12 +13,14 @@ import json
 import re
 import subprocess
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.server import DATABASE, Server
 from common import postgres
-from common.base import DevError, give_to_user, identity, own, server_user
+from common.base import DevError, Paths, give_to_user, identity, own, server_user
 from common.postgres import ServerError
 
 # Few buffers, so that pages go home all the time.
@@ -39,15 +41,8 @@ CREATE TABLE ledger (id bigserial PRIMARY KEY, note text);
 CREATE INDEX ON ledger (md5(note));"""
 LEDGER = "INSERT INTO ledger (note) SELECT repeat(md5(random()::text), 90) RETURNING id"
 
-BALANCES = """
-SELECT a = h AND b = h AND t = h
-FROM (SELECT coalesce(sum(delta), 0) AS h FROM pgbench_history),
-     (SELECT sum(abalance) AS a FROM pgbench_accounts),
-     (SELECT sum(bbalance) AS b FROM pgbench_branches),
-     (SELECT sum(tbalance) AS t FROM pgbench_tellers)"""
 
-
-def until_none(left, what, seconds=postgres.END_SECONDS):
+def until_none(left: Callable[[], Any], what: str, seconds: float = postgres.END_SECONDS) -> None:
     """Wait until `left()` returns nothing; raises ServerError that says `what`, and what is left."""
     deadline = time.monotonic() + seconds
     while found := left():
@@ -56,7 +51,7 @@ def until_none(left, what, seconds=postgres.END_SECONDS):
         time.sleep(0.1)
 
 
-def numbers(text):
+def numbers(text: str) -> set:
     """Return the numbers that are whole lines of a text, whose last line may be cut short."""
     return {int(line) for line in text.split("\n")[:-1] if line.isdigit()}
 
@@ -65,7 +60,7 @@ def numbers(text):
 class Trial:
     """A tool with a cluster and a directory of its own."""
 
-    paths: object
+    paths: Paths
     bindir: Path
     place: Path
 
@@ -77,34 +72,37 @@ class Trial:
     # The builds that are used, ours first.
     kinds: tuple[str, ...] = ("test",)
 
-    def __post_init__(self):
-        self.servers, self.programs, self.signs = [], [], {}
+    def __post_init__(self) -> None:
+        self.servers: list[Server] = []
+        self.programs: list[subprocess.Popen] = []
+        self.signs: dict[str, Server] = {}
         self.server = self.cluster(self.data_directory())
         # What clients connect to: the server, or what stands before it.
         self.door = self.server
-        self.acknowledged = set()
+        self.acknowledged: set[int] = set()
         self.torn = {"crash": 0, "read": 0}
 
-    def data_directory(self):
+    def data_directory(self) -> Path:
         """Return where the cluster is to be."""
         return self.place / "primary"
 
     # What ends with the trial
 
-    def cluster(self, data, bindir=None):
+    def cluster(self, data: str | Path, bindir: Path | None = None) -> Server:
         """Return a server on a data directory, or one of that name."""
         server = Server(self.paths, bindir or self.bindir, self.place / data)
         self.servers.append(server)
         return server
 
-    def spawn(self, *command, log=subprocess.DEVNULL, **environment):
+    def spawn(self, *command: object, log: Any = subprocess.DEVNULL,
+              **environment: Any) -> subprocess.Popen:
         """Start a program beside, as call() runs one; returns the process."""
         self.programs.append(subprocess.Popen(
             [str(part) for part in command], cwd="/", stdout=log, stderr=log,
             env={**self.door.environment(), **environment}, **identity(server_user())))
         return self.programs[-1]
 
-    def dispose(self):
+    def dispose(self) -> None:
         """Leave nothing that runs."""
         for program in self.programs:
             program.terminate()
@@ -115,7 +113,7 @@ class Trial:
 
     # Helpers of tools
 
-    def call(self, *command, check=True, **options):
+    def call(self, *command: object, check: bool = True, **options: Any) -> str:
         """Run a program as the server's user, as a client of the server; returns what it says."""
         options = {"cwd": "/", "env": {**self.server.environment(), "LC_ALL": "C.UTF-8"}, **options}
         done = subprocess.run([str(part) for part in command], check=False, text=True,
@@ -125,7 +123,7 @@ class Trial:
             raise DevError(f"{' '.join(map(str, command))}: {done.stdout}")
         return done.stdout
 
-    def home(self, name):
+    def home(self, name: str) -> Path:
         """Make a directory of the server user's."""
         place = self.place / name
         place.mkdir(mode=0o700)
@@ -133,14 +131,14 @@ class Trial:
         return place
 
     @staticmethod
-    def write_config(file, sections):
+    def write_config(file: Path, sections: Mapping[str, Mapping[str, Any]]) -> None:
         """Write a file of sections, {name: {setting: value}}."""
         file.write_text("".join(
             f"[{section}]\n" + "".join(f"{name}={value}\n" for name, value in settings.items())
             for section, settings in sections.items()))
         give_to_user(file.parent)
 
-    def sign(self, server, name="server"):
+    def sign(self, server: Server, name: str = "server") -> Path:
         """Have a name lead to the socket of a server, after a crash as well; returns its path."""
         path = self.place / name
         path.unlink(missing_ok=True)
@@ -150,26 +148,30 @@ class Trial:
 
     # What each tool does in its own way
 
-    def version(self):
+    def version(self) -> str:
         """Return the tool's version."""
-        return re.search(r"\d+[.\d]*", self.call(self.bindir / "pg_basebackup", "--version"))[0]
+        return self.version_of(self.bindir / "pg_basebackup")
 
-    def prepare(self):
+    def version_of(self, program: str | Path, option: str = "--version") -> str:
+        """Return the first number that a program says of itself."""
+        return re.search(r"\d+[.\d]*", self.call(program, option))[0]
+
+    def prepare(self) -> None:
         """Make what the tool needs, of the server that runs."""
 
-    def full(self):
+    def full(self) -> None:
         """Make a first backup."""
 
-    def incremental(self):
+    def incremental(self) -> None:
         """Make the backup that is restored."""
 
-    def restore(self):
+    def restore(self) -> Path:
         """Return the data directory of what is restored."""
         raise NotImplementedError
 
     # The trial
 
-    def run(self):
+    def run(self) -> None:
         """Try the tool; raises if anything is lost."""
         self.make()
         self.prepare()
@@ -188,13 +190,13 @@ class Trial:
         restored.configure({"archive_mode": "off", "primary_conninfo": ""})
         self.verify(restored, expected)
 
-    def make(self):
+    def make(self) -> None:
         """Make the cluster and start it."""
         self.server.create()
         self.server.configure(SETTINGS)
         self.fill()
 
-    def fill(self):
+    def fill(self) -> None:
         """Start the cluster, and make what clients work on."""
         self.server.start()
         self.server.sql(f"CREATE DATABASE {DATABASE}", database="postgres")
@@ -204,7 +206,7 @@ class Trial:
         self.server.sql(f"{SCHEMA} CHECKPOINT")
 
     @contextlib.contextmanager
-    def load(self):
+    def load(self) -> Iterator[None]:
         """Have clients work; what they were told is committed is in `acknowledged`."""
         heard = self.place / f"acknowledged-{time.monotonic_ns()}"
         pgbench = self.spawn(self.bindir / "pgbench", "--no-vacuum", f"--client={CLIENTS}",
@@ -219,7 +221,7 @@ class Trial:
             pgbench.terminate()
             pgbench.wait()
 
-    def work(self):
+    def work(self) -> None:
         """Let clients work for some seconds, and longer where they get on slowly."""
         self.hear()
         enough = len(self.acknowledged) + ROWS
@@ -230,11 +232,11 @@ class Trial:
 
         until_none(missing, "clients do not get on, rows that are missing")
 
-    def crash(self):
+    def crash(self) -> None:
         """Kill the server under load, tear what the log has copies of, and start it again."""
         self.crash_one(self.server)
 
-    def crash_one(self, server):
+    def crash_one(self, server: Server) -> None:
         """Do this with one of several servers."""
         with self.load():
             self.work()
@@ -246,7 +248,7 @@ class Trial:
         for name in [name for name, signed in self.signs.items() if signed is server]:
             self.sign(server, name)
 
-    def tear_what_was_copied(self, data):
+    def tear_what_was_copied(self, data: Path) -> int:
         """Tear those pages that the log has live copies of; returns how many."""
         said = self.server.call("pg_doublewrite", "list", "--pages", "--json", "-D", data,
                                 capture=True).stdout
@@ -260,7 +262,7 @@ class Trial:
         noted = places(page for page in pages if not page["length"])
         return self.tear(data, places(pages) - noted)
 
-    def tear_what_was_read(self, data):
+    def tear_what_was_read(self, data: Path) -> None:
         """Tear those pages that were changed while files were read: they have images in WAL.
 
         Only until the backup's end: what was changed later was read whole.
@@ -278,7 +280,7 @@ class Trial:
                  if space == "1663"}
         self.torn["read"] = self.tear(data, pages)
 
-    def tear(self, data, pages):
+    def tear(self, data: Path, pages: Iterable[tuple[str, int]]) -> int:
         """Undo the second half of pages; returns how many that has changed."""
         control = self.server.call("pg_controldata", "-D", data, capture=True).stdout
         segment = int(re.search(rb"Blocks per segment of large relation: +(\d+)", control)[1])
@@ -297,7 +299,7 @@ class Trial:
             raise DevError("nothing could be torn: the trial shows nothing")
         return number
 
-    def verify(self, server, expected):
+    def verify(self, server: Server, expected: set[int]) -> None:
         """Say whether a server has all that was acknowledged, and nothing that is broken."""
         server.start()
         try:
@@ -309,24 +311,24 @@ class Trial:
             server.stop()
         self.examine_files(server)
 
-    def count(self, server, expected):
+    def count(self, server: Server, expected: set[int]) -> None:
         """Say whether all that was acknowledged is there; keeps the number of transactions."""
         there = {int(line) for line in server.sql("SELECT id FROM ledger").split()}
         if expected - there:
             raise ServerError(f"{len(expected - there)} of {len(expected)} acknowledged"
                               " transactions are lost")
-        if server.sql(BALANCES) != "t":
+        if server.sql(postgres.BALANCES) != "t":
             raise ServerError("the tables of pgbench do not agree")
         self.transactions = len(there)
 
     @staticmethod
-    def examine(server):
+    def examine(server: Server) -> None:
         """Have amcheck look at a server that runs."""
         server.call("pg_amcheck", "--heapallindexed", "--parent-check", "--checkunique",
                     "--database", DATABASE, env=server.environment())
 
     @staticmethod
-    def examine_files(server):
+    def examine_files(server: Server) -> None:
         """Look at the checksums, and the log, of a server that is down."""
         server.call("pg_checksums", "--check", "-D", server.data, capture=True)
         bad = re.findall(r".*(?:PANIC:|invalid page|page verification failed).*",
@@ -338,13 +340,13 @@ class Trial:
 class Door(Trial):
     """No backup: what stands between clients and a server that crashes."""
 
-    def run(self):
+    def run(self) -> None:
         self.make()
         self.prepare()
         self.use()
         self.judge()
 
-    def use(self):
+    def use(self) -> None:
         """Let clients work before and after a crash."""
         with self.load():
             pass
@@ -352,7 +354,7 @@ class Door(Trial):
         with self.load():
             pass
 
-    def judge(self):
+    def judge(self) -> None:
         """Say whether all is there and sound."""
         self.server.stop()
         self.verify(self.server, self.acknowledged)

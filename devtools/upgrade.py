@@ -1,7 +1,6 @@
 """The trial of pg_upgrade: from 17, and from ours to stock."""
 
 import platform
-import re
 import shutil
 
 from common import postgres
@@ -31,10 +30,10 @@ class Upgrade(Door):
 
     MODES = ("--copy", "--link", "--swap")
 
-    def version(self):
-        return re.search(r"[\d.]+$", self.call(self.older / "postgres", "--version").strip())[0]
+    def version(self) -> str:
+        return self.version_of(self.older / "postgres")
 
-    def run(self):
+    def run(self) -> None:
         self.older = self._programs_of_17()
         self.sockets = self.home("sockets")
         old = self.door = self.server = self.cluster("old", self.older)

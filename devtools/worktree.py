@@ -15,13 +15,16 @@ something was edited since, and never overwrite an edit unasked.
 
 import hashlib
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from common.base import DevError, locked, note, output, run, say, write_if_changed
+from common.base import DevError, Paths, locked, note, output, run, say, write_if_changed
 
 from . import patch as patches
 from .git import Git
+from .source import Source
 
 AGREED = "refs/dev/agreed"
 PREVIOUS = "refs/dev/previous"
@@ -43,7 +46,7 @@ class Agreed:
     digest: str
 
 
-def repository(paths):
+def repository(paths: Paths) -> Git:
     """Return the Git of work/, created if need be."""
     git = Git(paths.work, paths.work)
     git.init()
@@ -53,7 +56,7 @@ def repository(paths):
 # Building commits from patches/ and overlay/ ------------------------------
 
 
-def upstream_commit(git, source):
+def upstream_commit(git: Git, source: Source) -> str:
     """Return the commit that holds a pristine Source, made on first use."""
     ref = f"refs/dev/upstream/{source.version}-{source.sha256[:12]}"
     commit = git.resolve(ref)
@@ -68,7 +71,7 @@ def upstream_commit(git, source):
     return commit
 
 
-def assemble(git, paths, upstream):
+def assemble(git: Git, paths: Paths, upstream: str) -> str:
     """Commit patches/ and overlay/ on top of `upstream`; returns the tip.
 
     No working tree is touched.  Raises DevError if a patch does not apply
@@ -87,7 +90,8 @@ def assemble(git, paths, upstream):
     return tip
 
 
-def apply(scratch, parent, name, patch, known):
+def apply(scratch: Git, parent: str, name: str, patch: patches.Patch,
+          known: Mapping[str, tuple[str, str]]) -> str:
     """Apply a patch to the index of `scratch` and commit it on `parent`.
 
     `git apply` is stricter than `patch -F0`: all context must match.
@@ -106,14 +110,14 @@ def apply(scratch, parent, name, patch, known):
     return commit
 
 
-def changed_paths(git, commit):
+def changed_paths(git: Git, commit: str) -> list[str]:
     """Return the paths that `commit` changes against its only parent."""
     listing = git.raw("diff-tree", "-r", "-z", "--no-renames", "--name-only",
                       "--no-commit-id", commit).decode()
     return [path for path in listing.split("\0") if path]
 
 
-def overlay_entries(git, paths):
+def overlay_entries(git: Git, paths: Paths) -> dict[str, tuple[str, str]]:
     """Store the files of overlay/ as blobs; returns {path: (mode, blob)}."""
     found = sorted(p for p in paths.overlay.rglob("*") if p.is_symlink() or not p.is_dir())
     files = {path.relative_to(paths.overlay).as_posix(): path for path in found}
@@ -122,7 +126,7 @@ def overlay_entries(git, paths):
     return git.store(files)
 
 
-def require_source(name, is_link):
+def require_source(name: str, is_link: bool) -> None:
     """Raise DevError for what must not be in overlay/: links and artefacts."""
     if is_link:
         raise DevError(f"{name} is a symbolic link", "overlay/ holds plain files only")
@@ -130,7 +134,8 @@ def require_source(name, is_link):
         raise DevError(f"{name} looks like a build artefact", "remove it")
 
 
-def require_new(overlay, known):
+def require_new(overlay: Mapping[str, tuple[str, str]],
+                known: Mapping[str, tuple[str, str]]) -> None:
     """Raise DevError if a file of the overlay exists upstream too."""
     doubles = sorted(set(overlay) & set(known))
     if doubles:
@@ -138,7 +143,7 @@ def require_new(overlay, known):
                        "change upstream files by a patch")
 
 
-def refusal(paths, source):
+def refusal(paths: Paths, source: Source) -> str | None:
     """Return why patches/ and overlay/ do not fit `source`, or None."""
     git = repository(paths)
     try:
@@ -178,7 +183,7 @@ def _new_files(files, known):
     return {path: entry for path, entry in files.items() if path not in known}
 
 
-def commit(paths):
+def commit(paths: Paths) -> dict[str, Any]:
     """Return the commit of the repository, and whether what is built and measured is of it.
 
     {} if the repository is none of git's: then figures are of no commit.
@@ -191,19 +196,19 @@ def commit(paths):
     return {"commit": head, "commit dirty": "yes" if edited else "no"}
 
 
-def tree(paths):
+def tree(paths: Paths) -> str:
     """Return the content of the repository's commit, as a hash; "" if git does not know it."""
     return _ask_git(paths, "rev-parse", "-q", "--verify", "HEAD^{tree}")
 
 
-def check_out_committed(paths, names, directory):
+def check_out_committed(paths: Paths, names: Iterable[str], directory: Path) -> None:
     """Write what was committed last of these directories of the repository to `directory`."""
     archive = run(["git", "-c", f"safe.directory={paths.repo}", "archive", "HEAD", *names],
                   cwd=paths.repo, capture=True).stdout
     run(["tar", "-x", "-C", directory], data=archive)
 
 
-def commit_time(paths):
+def commit_time(paths: Paths) -> int:
     """Return when the repository's commit was made, in seconds: what builds take for the time.
 
     If the repository is none of git's, the time of its newest patch.
@@ -220,7 +225,7 @@ def _ask_git(paths, *args):
                   check=False)
 
 
-def edits_in_work(git, paths):
+def edits_in_work(git: Git, paths: Paths) -> list[str]:
     """Describe the edits in work/ that an import would overwrite."""
     agreed = _agreed(git)
     if not agreed:
@@ -244,7 +249,7 @@ def _same(one, other):
 # Import, sync -------------------------------------------------------------
 
 
-def import_(paths, source, force=False):
+def import_(paths: Paths, source: Source, force: bool = False) -> str:
     """Make work/ hold upstream, patches/ and overlay/; returns the tip.
 
     Raises DevError if that would lose edits in work/.  With `force` they are
@@ -270,7 +275,7 @@ def import_(paths, source, force=False):
         return tip
 
 
-def sync(paths, source):
+def sync(paths: Paths, source: Source) -> None:
     """Bring what was edited in patches/ and overlay/ into work/.
 
     Without edits in work/ this is an import.  With edits, files of overlay/
@@ -339,7 +344,7 @@ def _copy(paths, path, entry):
 # Export -------------------------------------------------------------------
 
 
-def export(paths, force=False):
+def export(paths: Paths, force: bool = False) -> None:
     """Write the commits of work/ back to patches/ and overlay/.
 
     Raises DevError if work/ has uncommitted or stray files or, unless
@@ -399,7 +404,7 @@ def _patches_of(git, known):
     return series
 
 
-def diff_of(git, *what):
+def diff_of(git: Git, *what: str) -> bytes:
     """Return what `git diff-tree` says of `what`, in the form that patches have."""
     return git.raw("diff-tree", "-p", "-r", "--no-commit-id", "--no-renames", "--no-color",
                    "--no-ext-diff", "--no-textconv", "--full-index", "--unified=3",

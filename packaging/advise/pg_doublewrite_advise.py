@@ -10,6 +10,8 @@ the counters of pg_stat_wal must do.
 Needs Python 3.9, psql, and a role with pg_monitor.  The plots of --html need matplotlib.
 """
 
+from __future__ import annotations
+
 import argparse
 import base64
 import ctypes
@@ -27,6 +29,8 @@ import sys
 import tempfile
 import textwrap
 import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 FORMAT = 1
 MIN_VERSION, MAX_VERSION = 16, 18
@@ -107,7 +111,7 @@ class Session:
 
     END = "pg_doublewrite_advise: end of the answer"
 
-    def __init__(self, arguments):
+    def __init__(self, arguments: Any) -> None:
         options = "-c default_transaction_read_only=on -c statement_timeout=60s"
         given = os.environ.get("PGOPTIONS", "")
         try:
@@ -120,7 +124,7 @@ class Session:
             raise AdviseError("there is no psql in PATH") from exc
         self.ask("SELECT 1")
 
-    def ask(self, query):
+    def ask(self, query: str) -> Any:
         """Return the value that a query gives as JSON."""
         lines = []
         try:
@@ -135,7 +139,7 @@ class Session:
             pass
         raise AdviseError(f"psql: {self.process.stderr.read().strip()}")
 
-    def close(self):
+    def close(self) -> None:
         """End the session, so that what psql has used is counted."""
         self.process.stdin.close()
         self.process.wait()
@@ -214,13 +218,13 @@ SELECT coalesce(json_agg(translate(encode(block_fpi_data, 'base64'), E'\\n', '')
 	WHERE block_fpi_data IS NOT NULL LIMIT {2}) p"""
 
 
-def lsn_text(number):
+def lsn_text(number: int | None) -> str:
     """Return an LSN as PostgreSQL writes it."""
     number = int(number)
     return f"{number >> 32:X}/{number & 0xFFFFFFFF:X}"
 
 
-def lsn_number(text):
+def lsn_number(text: str) -> int:
     """Return an LSN as a number of bytes."""
     high, low = text.split("/")
     return int(high, 16) << 32 | int(low, 16)
@@ -234,10 +238,10 @@ class Waldump:
 
     name = "pg_waldump"
 
-    def __init__(self, program, directory):
+    def __init__(self, program: str, directory: str) -> None:
         self.program, self.directory = program, directory
 
-    def records(self, begin, end, timeline):
+    def records(self, begin: int, end: int, timeline: int) -> tuple:
         """Return ({type: figures}, bytes of WAL) of a range; see `decode_stats`."""
         every, span = self._stats(begin, end, timeline)
         with_image, _ = self._stats(begin, end, timeline, "--fullpage")
@@ -247,7 +251,7 @@ class Waldump:
             figures[kind] = [count - some[0], length - some[1], some[0], some[1], image]
         return figures, span
 
-    def pages(self, begin, end, timeline, number):
+    def pages(self, begin: int, end: int, timeline: int, number: int | None) -> list[bytes]:
         """Return some pages of which WAL has images."""
         with tempfile.TemporaryDirectory(prefix="pg_doublewrite_advise-") as scratch:
             place = os.path.join(scratch, "pages")
@@ -278,15 +282,15 @@ class Walinspect:
 
     name = "pg_walinspect"
 
-    def __init__(self, session):
+    def __init__(self, session: Session) -> None:
         self.session = session
 
-    def records(self, begin, end, timeline):
+    def records(self, begin: int, end: int, timeline: int) -> tuple:
         """Return ({type: figures}, bytes of WAL) of a range."""
         query = INSPECT.format(lsn_text(begin), lsn_text(end))
         return self.session.ask(query), int(end - begin)
 
-    def pages(self, begin, end, timeline, number):
+    def pages(self, begin: int, end: int, timeline: int, number: int | None) -> list[bytes]:
         """Return some pages of which WAL has images."""
         end = min(end, begin + 4 * MB)
         query = INSPECT_PAGES.format(lsn_text(begin), lsn_text(end), number)
@@ -298,11 +302,11 @@ class Counters:
 
     name = "pg_stat_wal"
 
-    def __init__(self, why):
+    def __init__(self, why: str) -> None:
         self.why = why
 
 
-def decode_stats(text):
+def decode_stats(text: str) -> tuple[dict[str, tuple[int, int, int]], int]:
     """Return ({type: (records, bytes without images, bytes of images)}, bytes of WAL)."""
     span = re.search(r"^WAL statistics between (\S+) and (\S+):$", text, re.MULTILINE)
     if not span:
@@ -313,7 +317,8 @@ def decode_stats(text):
             lsn_number(span[2]) - lsn_number(span[1]))
 
 
-def find_reader(session, server, given_directory, given_bindir):
+def find_reader(session: Session, server: Mapping[str, Any], given_directory: str | None,
+                given_bindir: str | None) -> Counters | Walinspect | Waldump:
     """Return what reads the server's WAL."""
     major = server["number"] // 10000
     directory = given_directory
@@ -337,7 +342,7 @@ def find_reader(session, server, given_directory, given_bindir):
     return Counters(reason)
 
 
-def find_waldump(major, given):
+def find_waldump(major: int, given: str | None) -> str | None:
     """Return a pg_waldump of a major version, None if there is none."""
     places = [given] if given else [
         *os.environ.get("PATH", "").split(os.pathsep), f"/usr/lib/postgresql/{major}/bin",
@@ -354,7 +359,7 @@ def find_waldump(major, given):
 # Compression ------------------------------------------------------------------
 
 
-def without_hole(page):
+def without_hole(page: bytes) -> bytes:
     """Return what an image of a page keeps: all but the free space in the middle."""
     lower, upper = struct.unpack_from("<HH", page, 12)
     if 24 <= lower < upper <= len(page):
@@ -362,7 +367,7 @@ def without_hole(page):
     return page
 
 
-def compressors():
+def compressors() -> dict[str, Callable[..., Any]]:
     """Return {method: function of bytes} of the libraries here, called as the server does."""
     found = {}
     lz4, zstd = (ctypes.util.find_library(name) for name in LEVELS)
@@ -385,7 +390,8 @@ def compressors():
     return found
 
 
-def compress(pages, methods):
+def compress(pages: Sequence[bytes],
+             methods: Mapping[str, Callable[..., Any]]) -> dict[str, int]:
     """Return the bytes of images of pages: as they are, and by method."""
     bodies = [without_hole(page) for page in pages]
     sums = {"pages": len(pages), "off": sum(map(len, bodies))}
@@ -398,7 +404,7 @@ def compress(pages, methods):
 # Watching ---------------------------------------------------------------------
 
 
-def used_seconds():
+def used_seconds() -> float:
     """Return the CPU time of this process and of those that it has waited for."""
     return sum(sum(resource.getrusage(who)[:2])
                for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -407,7 +413,7 @@ def used_seconds():
 class Watch:
     """Watches the server for a while, within the budget."""
 
-    def __init__(self, arguments):
+    def __init__(self, arguments: Any) -> None:
         self.arguments = arguments
         self.session = Session(psql_arguments(arguments))
         self.server = self.session.ask(SERVER)
@@ -425,7 +431,7 @@ class Watch:
         self.methods = compressors()
         self.slice_cost, self.slice_bytes, self.misses = 0.0, 0, 0
 
-    def sample(self):
+    def sample(self) -> dict:
         """Return the sample."""
         first = self.session.ask(self.query)
         started, spent = time.monotonic(), used_seconds()
@@ -495,7 +501,7 @@ class Watch:
             self.compression[name] = self.compression.get(name, 0) + size
 
 
-def sums_of(records):
+def sums_of(records: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sums over types of records."""
     plain, plain_bytes, with_image, image_record_bytes, image_bytes = (
         map(sum, zip(*records.values())) if records else [0] * 5)
@@ -503,7 +509,7 @@ def sums_of(records):
             "image_record_bytes": image_record_bytes, "image_bytes": image_bytes}
 
 
-def from_counters(counts):
+def from_counters(counts: Sequence[dict[str, int]]) -> tuple[dict[str, list], list[dict]]:
     """Return records and slices that would have made what was counted again and again.
 
     An image is taken to come with a record of its own.
@@ -522,7 +528,7 @@ def from_counters(counts):
     return {"all": [sum(one[name] for one in slices) for name in figures]}, slices
 
 
-def lengths(steps):
+def lengths(steps: Sequence[dict[str, float]]) -> tuple[float, float]:
     """Return what a record, and an image in it, have added to WAL: the best fit to all steps.
 
     Images are many after a checkpoint and few before the next, records are not.
@@ -547,7 +553,7 @@ def lengths(steps):
                       "watch for several times checkpoint_timeout")
 
 
-def psql_arguments(arguments):
+def psql_arguments(arguments: Any) -> list[str]:
     """Return the options of psql that say where to connect."""
     pairs = (("-h", arguments.host), ("-p", arguments.port), ("-U", arguments.username))
     given = [part for option, value in pairs if value for part in (option, value)]
@@ -557,12 +563,12 @@ def psql_arguments(arguments):
 # What it means ----------------------------------------------------------------
 
 
-def is_kept(kind):
+def is_kept(kind: str) -> bool:
     """Say whether images in this type of record stay."""
     return kind in KEPT or kind.startswith("Generic/")
 
 
-def length_without(numbers):
+def length_without(numbers: Sequence[float]) -> float:
     """Return the bytes that records with images would have without them.
 
     An image takes the place of the data for its block.  How long that is, records of
@@ -574,7 +580,7 @@ def length_without(numbers):
     return record_bytes - IMAGE_HEADER * with_image
 
 
-def strata(records, counters):
+def strata(records: Mapping[str, list[int]], counters: Mapping[str, float]) -> tuple[float, float]:
     """Return by how much to multiply records without and with images, to get what was written.
 
     Slices are not all of the WAL, and may have met more or fewer images.  The server
@@ -593,13 +599,13 @@ def strata(records, counters):
     return 1.0, 1.0
 
 
-def difference(sample, group):
+def difference(sample: dict, group: str) -> dict[str, float]:
     """Return what the counters of a group have risen by while we watched."""
     first, last = sample["first"][group], sample["last"][group]
     return {name: float(last[name] or 0) - float(first[name] or 0) for name in last}
 
 
-def setting(sample, name, default=None):
+def setting(sample: dict, name: str, default: int | None = None) -> Any:
     """Return a setting, in bytes or seconds if it has a unit."""
     found = sample["server"]["settings"].get(name)
     if found is None:
@@ -610,7 +616,8 @@ def setting(sample, name, default=None):
     return found["value"]
 
 
-def analyse(sample, iops, mbps, prices=None):
+def analyse(sample: dict, iops: int, mbps: int,
+            prices: Mapping[str, float] | None = None) -> dict:
     """Return all that the page says, as a dictionary; `prices` as `prices_of` returns them."""
     records = sample["records"]
     if not sample["slices"]:
@@ -674,7 +681,7 @@ def analyse(sample, iops, mbps, prices=None):
     return result
 
 
-def compression(sample, now, images, seconds):
+def compression(sample: dict, now: float, images: bool, seconds: float) -> dict[str, float]:
     """Return {method: WAL a day with it} of wal_compression; empty if that cannot be said."""
     measured, current = sample["compression"], setting(sample, "wal_compression")
     current = {"on": "pglz"}.get(current, current)
@@ -684,7 +691,7 @@ def compression(sample, now, images, seconds):
             for method in measured if method not in ("pages", "off")}
 
 
-def history(sample, result):
+def history(sample: dict, result: dict) -> dict[str, float] | None:
     """Return what the server's counters say of the time before, None if they say little."""
     counters = sample["last"]["wal"]
     since = float(counters["since"] or 0)
@@ -697,7 +704,7 @@ def history(sample, result):
     return {"since": since, "now": wal * DAY / seconds, "double_writes": after * DAY / seconds}
 
 
-def log_writes(sample, seconds, share, images):
+def log_writes(sample: dict, seconds: float, share: float, images: bool) -> dict[str, list[float]]:
     """Return between what the copies of a day, their bytes and syncs, are.
 
     A page is copied when it is written back, unless it is new or the log has a copy
@@ -714,7 +721,7 @@ def log_writes(sample, seconds, share, images):
             "syncs": [least / BATCH_PAGES * per_day, most / 16 * per_day]}
 
 
-def recovery(sample, result, seconds, iops, mbps):
+def recovery(sample: dict, result: dict, seconds: float, iops: int, mbps: int) -> dict[str, Any]:
     """Return seconds of a crash recovery, from redo to the first client, at the worst moment.
 
     By a model: what has to be read and written, over requests and bytes a second.
@@ -722,7 +729,7 @@ def recovery(sample, result, seconds, iops, mbps):
     rate = {"now": result["wal_bytes"] / seconds, "then": result["wal_bytes_after"] / seconds}
     target = float(setting(sample, "checkpoint_completion_target"))
     timeout, room = setting(sample, "checkpoint_timeout"), setting(sample, "max_wal_size")
-    answer = {"iops": iops, "mbps": mbps}
+    answer: dict[str, Any] = {"iops": iops, "mbps": mbps}
     for name, wal_rate in rate.items():
         interval = min(timeout, room / (1 + target) / max(wal_rate, 1))
         wal = wal_rate * interval * (1 + target)
@@ -748,20 +755,21 @@ def recovery(sample, result, seconds, iops, mbps):
     return answer
 
 
-def prices_of(arguments):
+def prices_of(arguments: Any) -> dict[str, float] | None:
     """Return the prices that were given, None if none was."""
     prices = {"storage": arguments.price_storage, "iops": arguments.price_iops,
               "mbps": arguments.price_mbps, "transfer": arguments.price_transfer}
     return {**prices, "days": arguments.archive_days} if any(prices.values()) else None
 
 
-def of_wal(gigabytes, prices):
+def of_wal(gigabytes: float, prices: Mapping[str, float]) -> dict[str, float]:
     """Return what a month costs of so much WAL a day: kept in the archive, sent once."""
     return {"archive": gigabytes * prices["days"] * prices["storage"],
             "transfer": gigabytes * MONTH * prices["transfer"]}
 
 
-def money(sample, result, prices):
+def money(sample: dict, result: dict,
+          prices: Mapping[str, float]) -> dict[str, list]:
     """Return what a month costs: {what: [now, then]}, where "then" is [at least, at most].
 
     WAL is kept in the archive for some days, and sent there and to each standby.  Its own
@@ -782,7 +790,7 @@ def money(sample, result, prices):
     return answer
 
 
-def verdict(sample, result):
+def verdict(sample: dict, result: dict) -> tuple[str, list[str]]:
     """Return ("yes", "perhaps" or "not for you", [reason])."""
     day, share = result["day"], result["image_share"]
     reasons = []
@@ -824,7 +832,7 @@ def verdict(sample, result):
 # Showing it -------------------------------------------------------------------
 
 
-def size(number):
+def size(number: int | None) -> str:
     """Return bytes for people."""
     for unit, name in ((1 << 40, "TB"), (GB, "GB"), (MB, "MB"), (1 << 10, "kB")):
         if abs(number) >= unit:
@@ -832,19 +840,19 @@ def size(number):
     return f"{number:.0f} bytes"
 
 
-def between(low, high, show):
+def between(low: float, high: float, show: Callable[[float], str]) -> str:
     """Return a range for people."""
     return show(high) if show(low) == show(high) else f"{show(low)} to {show(high)}"
 
 
-def duration(seconds):
+def duration(seconds: float) -> str:
     """Return a time for people."""
     if seconds < 1:
         return "under 1 s"
     return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
 
 
-def rows(sample, result):
+def rows(sample: dict, result: dict) -> list[tuple[str, Any]]:
     """Return [(title, [(what, now, with double writes)])], the tables of the page."""
     day, server = result["day"], sample["server"]
     archived = setting(sample, "archive_mode") != "off"
@@ -886,7 +894,7 @@ def rows(sample, result):
     return tables
 
 
-def headline(sample, result):
+def headline(sample: dict, result: dict) -> list[str]:
     """Return the lines above the tables."""
     server = sample["server"]
     source = "a standby" if server["standby"] else "a primary"
@@ -899,7 +907,7 @@ def headline(sample, result):
             + f", with {sample['cpu_share']:.2%} of a core."]
 
 
-def notes(sample, result):
+def notes(sample: dict, result: dict) -> list[str]:
     """Return what to keep in mind."""
     found = ["The rate is that of the time watched: watch when load is typical, for longer than "
              "checkpoint_timeout, as most images follow a checkpoint."]
@@ -937,7 +945,7 @@ def notes(sample, result):
     return found
 
 
-def as_text(sample, result):
+def as_text(sample: dict, result: dict) -> str:
     """Return the page as text."""
     lines = [*headline(sample, result), "", f"Verdict: {result['verdict']}."]
     for reason in result["reasons"]:
@@ -977,7 +985,7 @@ svg {{ max-width: 100%; height: auto; }}
 """
 
 
-def as_html(sample, result):
+def as_html(sample: dict, result: dict) -> str:
     """Return the page as HTML that needs nothing else."""
     def each(tag, texts):
         return "\n".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in texts)
@@ -993,7 +1001,7 @@ def as_html(sample, result):
                        plots=plots(sample, result), notes=each("li", notes(sample, result)))
 
 
-def plots(sample, result):
+def plots(sample: dict, result: dict) -> str:
     """Return the plots as SVG, or what they need."""
     try:
         import matplotlib
@@ -1033,7 +1041,7 @@ def plots(sample, result):
     return text.getvalue()[text.getvalue().index("<svg"):]
 
 
-def parser():
+def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     found = argparse.ArgumentParser(prog="pg_doublewrite_advise", add_help=False, description=(
         "Says what double writes would save on a PostgreSQL 16 to 18.  Reads, and writes nothing."))
@@ -1058,7 +1066,7 @@ def parser():
     return found
 
 
-def add_prices(found):
+def add_prices(found: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Declare the options for prices, which `./dev bench report` has as well."""
     found.add_argument("--price-storage", type=price, default=0, metavar="PRICE",
                        help="of a GB of archived WAL a month, in any currency")
@@ -1072,7 +1080,7 @@ def add_prices(found):
                        help="how long WAL is kept in the archive (default: %(default)s)")
 
 
-def price(text):
+def price(text: str) -> float:
     """Return a number that is not negative, from the command line."""
     number = float(text)
     if not 0 <= number < float("inf"):
@@ -1080,7 +1088,7 @@ def price(text):
     return number
 
 
-def load(path):
+def load(path: str) -> dict:
     """Return a saved sample."""
     try:
         with open(path) as source:
@@ -1092,7 +1100,7 @@ def load(path):
     return sample
 
 
-def main():
+def main() -> int:
     """Watch or load, and show."""
     arguments = parser().parse_args()
     os.nice(19)

@@ -14,6 +14,8 @@ To be called as the user that is to run the servers.  Needs etcd, Patroni 4
 and psycopg2.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import json
@@ -27,7 +29,9 @@ import tempfile
 import threading
 import time
 import urllib.request
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import psycopg2
 
@@ -55,32 +59,24 @@ PARAMETERS = {"shared_buffers": "16MB", "max_wal_size": "256MB", "log_checkpoint
 
 TABLES = ("pgbench_accounts", "pgbench_branches", "pgbench_tellers", "pgbench_history", "ledger")
 
-# The tables of pgbench must agree among themselves, too.
-BALANCES = """
-SELECT a = h AND b = h AND t = h
-FROM (SELECT coalesce(sum(delta), 0) AS h FROM pgbench_history),
-     (SELECT sum(abalance) AS a FROM pgbench_accounts),
-     (SELECT sum(bbalance) AS b FROM pgbench_branches),
-     (SELECT sum(tbalance) AS t FROM pgbench_tellers)"""
-
 
 class Failure(Exception):
     """A check that failed."""
 
 
-def say(message):
+def say(message: str) -> None:
     """Report a step."""
     print(f"==> {message}", flush=True)
 
 
-def check(holds, what):
+def check(holds: object, what: str) -> None:
     """Report a check; raises Failure if it does not hold."""
     print(f"{'ok' if holds else 'NOT OK'}: {what}", flush=True)
     if not holds:
         raise Failure(what)
 
 
-def wait_for(what, condition):
+def wait_for(what: str, condition: Callable[[], Any]) -> Any:
     """Wait until `condition()` is true; returns its value."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while time.monotonic() < deadline:
@@ -92,7 +88,7 @@ def wait_for(what, condition):
     raise Failure(f"timed out waiting for: {what}")
 
 
-def free_ports(number):
+def free_ports(number: int) -> list[int]:
     """Return port numbers that are free."""
     probes = [socket.socket() for _ in range(number)]
     for probe in probes:
@@ -103,7 +99,7 @@ def free_ports(number):
     return ports
 
 
-def tear(path, block):
+def tear(path: Path, block: int) -> bool:
     """Overwrite the second half of a page by zeros; says if that changes it."""
     half = BLOCK // 2
     # No relation here is so large that it has a second file.
@@ -119,7 +115,7 @@ def tear(path, block):
 class Etcd:
     """The store in which Patroni's members agree."""
 
-    def __init__(self, directory):
+    def __init__(self, directory: Path) -> None:
         client, peer = free_ports(2)
         self.address = f"127.0.0.1:{client}"
         with open(directory / "etcd.log", "w") as log:
@@ -139,7 +135,7 @@ class Etcd:
         with urllib.request.urlopen(f"http://{self.address}/health") as answer:
             return json.load(answer)["health"] == "true"
 
-    def stop(self):
+    def stop(self) -> None:
         """End it."""
         self._process.terminate()
         self._process.wait()
@@ -148,7 +144,7 @@ class Etcd:
 class Member(postgres.Server):
     """A member: Patroni, and the server that it looks after."""
 
-    def __init__(self, name, cluster, library=None):
+    def __init__(self, name: str, cluster: Cluster, library: Path | None = None) -> None:
         self.name = name
         self.port, self.rest = free_ports(2)
         self.directory = cluster.scratch / name
@@ -185,24 +181,24 @@ class Member(postgres.Server):
         # JSON is YAML.
         (self.configuration / "2.yml").write_text(json.dumps(part, indent=1))
 
-    def start(self):
+    def start(self) -> None:
         """Start Patroni, which starts the server when it sees fit."""
         with open(self.log, "a") as log:
             self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log,
                                              stderr=log, cwd="/", env=environment(self._library))
 
-    def stop(self):
+    def stop(self) -> None:
         """Stop Patroni, which stops the server."""
         if self._process:
             self._process.terminate()
             self._process.wait(DEADLINE_SECONDS)
             self._process = None
 
-    def pause(self):
+    def pause(self) -> None:
         """Let Patroni do nothing until it is resumed or killed."""
         kill(self._process.pid, signal.SIGSTOP)
 
-    def crash(self, patroni_too=False):
+    def crash(self, patroni_too: bool = False) -> int:
         """Kill the server, all of it at once, tear pages, kill Patroni if told so.
 
         Returns how many pages the next start will have to restore.
@@ -241,7 +237,7 @@ class Member(postgres.Server):
         return json.loads(self.run("pg_doublewrite", *command, "--json", "--force",
                                    "-D", self.data))
 
-    def dispose(self):
+    def dispose(self) -> None:
         """Leave no process behind."""
         if self._process:
             kill(self._process.pid)
@@ -250,25 +246,25 @@ class Member(postgres.Server):
         if pid:
             postgres.kill_family(pid)
 
-    def has_marker(self):
+    def has_marker(self) -> bool:
         """Say whether backup_label is there, with the words of the double-write log."""
         with contextlib.suppress(FileNotFoundError):
             return (self.data / "backup_label").read_text().startswith(MARKER)
         return False
 
-    def connect(self):
+    def connect(self) -> Any:
         """Return a new psycopg2 connection."""
         return connect(port=self.port)
 
-    def is_primary(self):
+    def is_primary(self) -> bool:
         """Say whether the server is a primary."""
         return not self.query("SELECT pg_is_in_recovery()")
 
-    def lines(self, pattern, start=0):
+    def lines(self, pattern: str, start: int = 0) -> list[str]:
         """Return the matches of `pattern` in the log of Patroni and server from `start`."""
         return re.findall(pattern, self.log_text(start))
 
-    def run(self, program, *arguments):
+    def run(self, program: str, *arguments: Any) -> bytes:
         """Run a program of PostgreSQL; returns its output, raises Failure if it fails."""
         try:
             return self.call(program, *arguments).stdout
@@ -276,7 +272,7 @@ class Member(postgres.Server):
             raise Failure(f"{self.name}: {exc}") from exc
 
 
-def connect(**where):
+def connect(**where: Any) -> Any:
     """Return a connection to a server, or to the primary among several."""
     return postgres.connect(host=",".join(["127.0.0.1"] * len(str(where["port"]).split(","))),
                             connect_timeout=10, **where)
@@ -288,14 +284,14 @@ def connect(**where):
 class Cluster:
     """Two members, and what they have in common."""
 
-    def __init__(self, bindir, scratch, patroni):
+    def __init__(self, bindir: Path, scratch: Path, patroni: Path) -> None:
         self.bindir, self.patroni = bindir, patroni
         self.scratch = Path(tempfile.mkdtemp(prefix="patroni-", dir=scratch))
         self.sockets = postgres.socket_directory()
         self.members = []
         self.etcd = Etcd(self.scratch)
 
-    def make(self):
+    def make(self) -> None:
         """Make both members; the second is a copy that Patroni makes."""
         say("making a cluster of two members")
         first = Member("alpha", self)
@@ -318,7 +314,7 @@ class Cluster:
                     library / "patroni" / "postgresql" / "available_parameters")
         return library
 
-    def primary(self):
+    def primary(self) -> Member | None:
         """Return the member that is the primary, None if there is none."""
         for member in self.members:
             with contextlib.suppress(psycopg2.Error):
@@ -326,12 +322,12 @@ class Cluster:
                     return member
         return None
 
-    def standby(self):
+    def standby(self) -> Member | None:
         """Return the other member."""
         primary = self.primary()
         return next(member for member in self.members if member is not primary)
 
-    def settle(self):
+    def settle(self) -> None:
         """Wait until there is a primary with a synchronous standby, as Patroni sees it, too."""
         wait_for("a primary with a synchronous standby", self._is_settled)
 
@@ -345,7 +341,7 @@ class Cluster:
         return len(roles) == 2 and roles.get(primary.name) == "leader" and \
             "sync_standby" in roles.values()
 
-    def control(self, *arguments):
+    def control(self, *arguments: Any) -> None:
         """Call patronictl."""
         done = subprocess.run([str(self.patroni / "patronictl"),
                                "-c", str(self.members[0].configuration), *arguments],
@@ -354,7 +350,7 @@ class Cluster:
         if done.returncode:
             raise Failure(f"patronictl {' '.join(arguments)}: {done.stdout}")
 
-    def configure(self, name, value, expected=None):
+    def configure(self, name: str, value: str, expected: Mapping[str, str] | None = None) -> None:
         """Change a setting by Patroni; wait until both members have it."""
         expected = expected or {member.name: value for member in self.members}
         self.control("edit-config", "--force", "--pg", f"{name}={value}")
@@ -363,14 +359,14 @@ class Cluster:
                      lambda member=member: member.query(f"SHOW {name}") == expected[member.name])
         check(True, f"{name} = {expected}")
 
-    def stop(self):
+    def stop(self) -> None:
         """Stop both members, the standby first, and etcd."""
         say("stopping")
         for member in (self.standby(), self.primary()):
             member.stop()
         self.etcd.stop()
 
-    def dispose(self):
+    def dispose(self) -> None:
         """Leave no process behind, however it ended."""
         for member in self.members:
             member.dispose()
@@ -384,14 +380,14 @@ class Cluster:
 class Ledger:
     """Writers that know which of their rows were acknowledged."""
 
-    def __init__(self, ports):
+    def __init__(self, ports: str) -> None:
         self._ports = ports
         self._end = threading.Event()
         self._threads = []
         self.acknowledged = [set() for _ in range(WRITERS)]
         self._next = [0] * WRITERS
 
-    def start(self):
+    def start(self) -> None:
         """Start to write."""
         self._end.clear()
         self._threads = [threading.Thread(target=self._write, args=(number,), daemon=True)
@@ -399,17 +395,17 @@ class Ledger:
         for thread in self._threads:
             thread.start()
 
-    def stop(self):
+    def stop(self) -> None:
         """Stop to write."""
         self._end.set()
         for thread in self._threads:
             thread.join()
 
-    def count(self):
+    def count(self) -> int:
         """Return how many rows have been acknowledged."""
         return sum(map(len, self.acknowledged))
 
-    def advance(self, rows=200):
+    def advance(self, rows: int = 200) -> None:
         """Wait until so many more rows have been acknowledged."""
         start = self.count()
         wait_for("acknowledged rows", lambda: self.count() >= start + rows)
@@ -436,7 +432,7 @@ class Ledger:
                     self.acknowledged[writer].add(row)
                 connection.notices.clear()
 
-    def missing(self, member):
+    def missing(self, member: Member) -> int:
         """Return how many acknowledged rows a member lacks."""
         with contextlib.closing(connect(port=member.port)) as connection, \
                 connection.cursor() as cursor:
@@ -449,7 +445,7 @@ class Ledger:
 class Load:
     """pgbench and the ledger, on the primary, and what they have been told."""
 
-    def __init__(self, cluster):
+    def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.processed = 0
         self.runs = 0
@@ -459,7 +455,7 @@ class Load:
                                 " PRIMARY KEY (writer, row))")
         self.ledger = Ledger(",".join(str(member.port) for member in cluster.members))
 
-    def start(self):
+    def start(self) -> None:
         """Start both, and wait until they have done something."""
         self._pgbench = subprocess.Popen(
             [str(self.cluster.bindir / "pgbench"), "--client", str(CLIENTS), "--no-vacuum",
@@ -470,7 +466,7 @@ class Load:
         self.ledger.start()
         self.ledger.advance()
 
-    def stop(self):
+    def stop(self) -> None:
         """Stop both, if pgbench has not been cut off, and count what was acknowledged."""
         self.ledger.stop()
         self._pgbench.send_signal(signal.SIGALRM)       # as if its time were over
@@ -480,7 +476,7 @@ class Load:
         self.processed += int(match[1])
 
     @contextlib.contextmanager
-    def running(self):
+    def running(self) -> Iterator[None]:
         """Load while the body runs."""
         try:
             self.start()
@@ -490,7 +486,7 @@ class Load:
             raise
         self.stop()
 
-    def verify(self):
+    def verify(self) -> None:
         """All that was acknowledged is there, on both members alike."""
         self.cluster.settle()
         primary, standby = self.cluster.primary(), self.cluster.standby()
@@ -500,7 +496,7 @@ class Load:
         for member in (primary, standby):
             check(self.ledger.missing(member) == 0,
                   f"{member.name}: {self.ledger.count()} acknowledged rows are there")
-            check(member.query(BALANCES), f"{member.name}: the balances of pgbench agree")
+            check(member.query(postgres.BALANCES), f"{member.name}: the balances of pgbench agree")
         found = primary.query("SELECT count(*) FROM pgbench_history")
         check(self.processed <= found <= self.processed + CLIENTS * self.runs,
               f"pgbench: {self.processed} acknowledged transactions, {found} found")
@@ -513,7 +509,7 @@ class Load:
 # Checks --------------------------------------------------------------------
 
 
-def check_modes(cluster):
+def check_modes(cluster: Cluster) -> None:
     """Both members run in double_writes, and have their log in use."""
     for member in cluster.members:
         check(member.query(f"SHOW {SETTING}") == "double_writes",
@@ -522,13 +518,13 @@ def check_modes(cluster):
         check(member.query("SHOW wal_pipeline") == "on", f"{member.name}: wal_pipeline = on")
 
 
-def check_validation(cluster):
+def check_validation(cluster: Cluster) -> None:
     """Only with our list does Patroni pass a checkpoint_timeout below 30 s on."""
     cluster.configure("checkpoint_timeout", "5s", {"alpha": "30s", "beta": "5s"})
     cluster.configure("checkpoint_timeout", "60s", {"alpha": "1min", "beta": "1min"})
 
 
-def check_images(cluster, load, expected):
+def check_images(cluster: Cluster, load: Load, expected: bool) -> None:
     """Load after a checkpoint brings images, or none."""
     primary = cluster.primary()
     primary.query("CHECKPOINT")
@@ -540,7 +536,7 @@ def check_images(cluster, load, expected):
     check((written > 100) == expected, f"{primary.name}: {written} full-page images under load")
 
 
-def change_mode(cluster, load):
+def change_mode(cluster: Cluster, load: Load) -> None:
     """Change the mode and change it back, under load, without a restart."""
     say("changing the mode by Patroni")
     started = [member.query("SELECT pg_postmaster_start_time()") for member in cluster.members]
@@ -563,7 +559,7 @@ def change_mode(cluster, load):
     load.verify()
 
 
-def check_recovery(member, start, restored):
+def check_recovery(member: Member, start: int, restored: int) -> None:
     """The server's log says that the torn pages were restored; print what Patroni did."""
     for line in member.lines(r"(?:Skipping single-user|starting primary after failure"
                              r"|pg_rewind exit code|double-write log: examined).*", start):
@@ -576,7 +572,7 @@ def check_recovery(member, start, restored):
           f"{member.name}: {restored} pages were restored, or are when they are needed")
 
 
-def crash_server(cluster, load):
+def crash_server(cluster: Cluster, load: Load) -> None:
     """Kill the primary's server; Patroni starts it again or fails over."""
     say("killing the primary's server under load")
     victim = cluster.primary()
@@ -591,7 +587,7 @@ def crash_server(cluster, load):
     load.verify()
 
 
-def crash_member(cluster, load, diverge=False):
+def crash_member(cluster: Cluster, load: Load, diverge: bool = False) -> None:
     """Kill a primary with its Patroni: the other takes over, and the first comes back."""
     say("killing the primary and its Patroni under load" + diverge * ", with WAL of its own")
     victim, other = cluster.primary(), cluster.standby()
@@ -616,7 +612,7 @@ def crash_member(cluster, load, diverge=False):
     load.verify()
 
 
-def cut_off(primary, standby):
+def cut_off(primary: Member, standby: Member) -> Callable[[], None]:
     """Let the primary write WAL that the standby never gets.
 
     Returns a function that lets the standby go on.
@@ -632,7 +628,7 @@ def cut_off(primary, standby):
     return lambda: kill(startup, signal.SIGCONT)
 
 
-def switch_over(cluster, load):
+def switch_over(cluster: Cluster, load: Load) -> None:
     """Change roles under load."""
     say("switching over under load")
     old, new = cluster.primary(), cluster.standby()
@@ -647,7 +643,7 @@ def switch_over(cluster, load):
     load.verify()
 
 
-def check_relations(cluster):
+def check_relations(cluster: Cluster) -> None:
     """Tables and indexes are sound on both members."""
     say("checking relations with pg_amcheck")
     cluster.primary().query("CREATE EXTENSION IF NOT EXISTS amcheck")
@@ -659,7 +655,7 @@ def check_relations(cluster):
         check(True, f"{member.name}: pg_amcheck finds nothing")
 
 
-def check_stopped(cluster):
+def check_stopped(cluster: Cluster) -> None:
     """Clean stops leave no log in use, and all checksums are right."""
     for member in cluster.members:
         check(not (member.data / "backup_label").exists(), f"{member.name}: backup_label is gone")
@@ -671,7 +667,7 @@ def check_stopped(cluster):
         check(not bad, f"{member.name}: no PANIC and no invalid page in the log {bad[:3] or ''}")
 
 
-def demonstrate(cluster):
+def demonstrate(cluster: Cluster) -> None:
     """Do everything in turn."""
     cluster.make()
     check_modes(cluster)
@@ -690,7 +686,7 @@ def demonstrate(cluster):
     check_stopped(cluster)
 
 
-def main():
+def main() -> int:
     """Parse the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
     parser.add_argument("--bindir", type=Path, required=True, help="PostgreSQL's programs")
