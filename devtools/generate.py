@@ -36,8 +36,7 @@ def texts(paths: Paths) -> dict[str, str]:
         FIGURES: figures.page(paths.repo),
         "crash/README.md": fill(fill((paths.repo / "crash/README.md").read_text(), "holes",
                                      holes(paths)), "measured", measured(paths)),
-        "docs/operations.md": fill((paths.repo / "docs/operations.md").read_text(), "tools",
-                                   tried_tools(paths)),
+        "docs/tools.md": fill((paths.repo / "docs/tools.md").read_text(), "tools", tried_tools(paths)),
         "docs/advise.md": fill((paths.repo / "docs/advise.md").read_text(), "predictions",
                                predictions(paths)),
     }
