@@ -45,7 +45,7 @@ NO_MODE = "-"
 CORE = ("regress", "isolation", "injection_points/isolation")
 UPSTREAM = ("regress", "isolation", "injection_points", "recovery", "subscription",
             "pg_basebackup", "pg_rewind", "pg_checksums", "pg_combinebackup", "amcheck",
-            "pg_upgrade")
+            "pg_upgrade", "pg_waldump", "pg_walinspect")
 
 # Programs for the minutes between an edit and a test: each takes seconds, no stock build and no
 # root, and together they touch all parts of the engine, the program and the extension.
