@@ -257,7 +257,7 @@ def server_user() -> pwd.struct_passwd | None:
         raise DevError(f"cannot create user {SYSTEM_USER}") from exc
 
 
-def own(path: Path) -> None:
+def own(path: str | Path) -> None:
     """Let the server user own a file or directory that we have made."""
     user = server_user()
     if user:

@@ -55,7 +55,7 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
             **(extra or {})}
 
 
-def run_program(bindir: Path, program: str, *arguments: object, env: Mapping[str, str],
+def run_program(bindir: str | Path, program: str, *arguments: object, env: Mapping[str, str],
                 check: bool = True, stdin: str | None = None,
                 seconds: float | None = None) -> subprocess.CompletedProcess[str]:
     """Run a program of PostgreSQL's; returns the completed process, its output as text.
@@ -294,7 +294,7 @@ def _is_gone(pid: int, started: str) -> bool:
     return not fields or fields[0] in "ZX" or _started(pid) != started
 
 
-def tidy(directory: Path) -> None:
+def tidy(directory: str | Path) -> None:
     """Kill processes whose command lines name what is below a directory, and unmount what is.
 
     For what a program has left that was killed itself; the directory's name must be its own.

@@ -320,7 +320,7 @@ def _said(tree, *command):
 
 
 # Packages whose public functions have annotations.
-ANNOTATED = ("bench/", "common/", "devtools/", "packaging/")
+ANNOTATED = ("bench/", "common/", "crash/pgcut/", "devtools/", "packaging/")
 
 
 @checker

@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from . import (
@@ -56,7 +57,7 @@ WORKERS = 2 * os.cpu_count()
 SHOWN = 4
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status."""
     args = _parser().parse_args(argv)
     campaign.end_when_told()

@@ -8,6 +8,7 @@ clients cause are allowed.
 
 import re
 from pathlib import Path
+from typing import Any
 
 CLASSES = ("XX", "58")
 
@@ -64,7 +65,7 @@ ORPHAN_DIRECTORY = re.compile(r"^directory .* belongs to no database")
 _REDO_DONE = re.compile(r"redo done at (\S+)")
 
 
-def of_clients(events, classes=CLASSES):
+def of_clients(events: Any, classes: Any = CLASSES) -> list:
     """Return the errors in the events of a load that are findings.
 
     With other classes than CLASSES something was made to fail, and no other error is a finding.
@@ -84,24 +85,24 @@ def _is_wrong(code, text, classes):
         bool(_NOT_ADMITTED.search(text)) or text.startswith(_ROLLED_BACK)
 
 
-def of_server(log, classes=CLASSES):
+def of_server(log: str, classes: Any = CLASSES) -> list[str]:
     """Return the lines of a server log that are findings; their prefix is that of matrix.FIXED."""
     return list(dict.fromkeys(match[0] for match in _LINE.finditer(log)
                               if match[1] in classes and _ALL_PINNED not in match[0]))
 
 
-def replayed(log):
+def replayed(log: Any) -> str | None:
     """Return the location of the last record that redo has read, by a server log; None if it has none."""
     found = _REDO_DONE.search(Path(log).read_text(errors="replace"))
-    return found and found[1]
+    return found[1] if found else None
 
 
-def bad_lines(log):
+def bad_lines(log: str) -> list[str]:
     """Return the lines of a server log that no recovery may write."""
     return _BAD_LOG.findall(_MENDED_MAP.sub("", log))
 
 
-def excused(complaint, rotten, log):
+def excused(complaint: str, rotten: Any, log: str) -> bool:
     """Say whether a complaint only reports what is rotten in an image.
 
     `rotten` are the places, `log` is that of the server.  A server that does not start, or that
@@ -122,7 +123,7 @@ def _reports(text, rotten):
         "pg_doublewrite/" in "".join(rotten) and _REPORTED_LOG.search(text) is not None
 
 
-def crashes(log):
+def crashes(log: str) -> list:
     """Return the lines of a log that are findings even if the server cannot read a file."""
     return [line for line in bad_lines(log) if _CRASHED.search(line) and
             ("TRAP:" in line or not UNREADABLE.search(line))]

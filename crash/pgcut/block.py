@@ -20,17 +20,20 @@ not yet acknowledged when the flush arrives.  Here such a write is durable.
 
 import contextlib
 import os
+import random
 import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .content import KEPT, LOST, sectors
 from .disk import Choice
 from .mount import recorded
-from .recording import Kind
+from .recording import Kind, Recording
 
 IMAGE = "disk.img"
 _COPY_BYTES = 1 << 20
@@ -74,7 +77,7 @@ FILE_SYSTEMS = {
 }
 
 
-def why_not(fstype):
+def why_not(fstype: str) -> str | None:
     """Return why this file system cannot be used here, or None."""
     program = FILE_SYSTEMS[fstype].mkfs[0]
     if shutil.which(program, path=_path()) is None:
@@ -95,8 +98,8 @@ class BlockStore:
     operation after `first`; before that the mount itself was at work.
     """
 
-    def __init__(self, fstype, size_mb, workdir, recorder_binary, seed=0,
-                 sync_delay_us=(0, 0)):
+    def __init__(self, fstype: str, size_mb: int, workdir: Path, recorder_binary: str,
+                 seed: int = 0, sync_delay_us: Any = (0, 0)) -> None:
         self.fstype = fstype
         self.directory = Path(workdir) / "recording"
         self.mountpoint = Path(workdir) / "fs"
@@ -105,9 +108,9 @@ class BlockStore:
         self._recorder = recorder_binary
         self._recorder_arguments = {"seed": seed, "sync_delay_us": sync_delay_us}
         self._stack = contextlib.ExitStack()
-        self._recorded_mount = None
+        self._recorded_mount: Any = None
 
-    def __enter__(self):
+    def __enter__(self) -> "BlockStore":
         base = self.directory / "base"
         base.mkdir(parents=True)
         self.mountpoint.mkdir()
@@ -123,16 +126,16 @@ class BlockStore:
             self._stack = stack.pop_all()       # all is well: keep them
         return self
 
-    def __exit__(self, *exception):
-        return self._stack.__exit__(*exception)
+    def __exit__(self, *exception: Any) -> None:
+        self._stack.__exit__(*exception)
 
-    def operations(self):
+    def operations(self) -> int:
         """Return how many operations the recording has by now."""
         prefix = "user.pgcut.seq="
         return next(int(name[len(prefix):]) for name in os.listxattr(self._recorded_mount)
                     if name.startswith(prefix))
 
-    def sync(self):
+    def sync(self) -> None:
         """Have all that was done so far made durable."""
         _run("sync", "-f", self.mountpoint)
         fd = os.open(self._recorded_mount / IMAGE, os.O_RDONLY)
@@ -148,7 +151,8 @@ class BlockDisk:
     told to flush after operation `first`: with it, findings must appear.
     """
 
-    def __init__(self, recording, durable, honest=True, first=0):
+    def __init__(self, recording: Recording, durable: Any, honest: bool = True,
+                 first: Any = 0) -> None:
         self.recording = recording
         self.cut = 0
         self._last_flush = len(recording.ops) if honest else first
@@ -156,7 +160,7 @@ class BlockDisk:
         self._pending = []
         copy_sparse(recording.base / IMAGE, self._durable)
 
-    def advance(self, cut):
+    def advance(self, cut: int) -> None:
         """Let everything up to operation `cut` take effect; never goes back."""
         if cut < self.cut:
             raise ValueError(f"cannot go back from {self.cut} to {cut}")
@@ -170,11 +174,11 @@ class BlockDisk:
                     raise BlockError(f"operation {op.seq} is not one of a block device: {op}")
         self.cut = cut
 
-    def pending(self):
+    def pending(self) -> list:
         """Return the pending writes and discards, in order."""
         return list(self._pending)
 
-    def image(self, choice, path):
+    def image(self, choice: Choice, path: str | Path) -> Path:
         """Write the image that a cut here leaves, with this choice."""
         copy_sparse(self._durable, path)
         with open(path, "r+b", buffering=0) as file:
@@ -214,7 +218,7 @@ class BlockDisk:
                 os.pwrite(file.fileno(), bytes(min(_COPY_BYTES, op.a + op.b - at)), at)
 
 
-def block_image(recording, cut, choose, path):
+def block_image(recording: Recording, cut: int, choose: Callable[..., Any], path: str | Path) -> Any:
     """Write the image of the device after a power cut behind operation `cut`.
 
     `choose` gets the list of pending operations and returns a Choice.  For many
@@ -226,7 +230,7 @@ def block_image(recording, cut, choose, path):
         return disk.image(choose(disk.pending()), path)
 
 
-def random_choice(rng, pending, fstype, unit=512):
+def random_choice(rng: random.Random, pending: Any, fstype: str, unit: int = 512) -> Choice:
     """Return a Choice that keeps some writes, loses some, and tears some."""
     least = FILE_SYSTEMS[fstype].least_torn
     kept, torn = rng.choice((0.2, 0.5, 0.8)), rng.choice((0, 0.2, 0.5))
@@ -238,7 +242,7 @@ def random_choice(rng, pending, fstype, unit=512):
     return Choice(unit, LOST, fates)
 
 
-def make_image(path, fstype, size_mb):
+def make_image(path: str | Path, fstype: str, size_mb: int) -> None:
     """Make an image file with an empty file system on it."""
     with open(path, "wb") as file:
         file.truncate(max(size_mb, FILE_SYSTEMS[fstype].least_mb) << 20)
@@ -246,7 +250,7 @@ def make_image(path, fstype, size_mb):
 
 
 @contextlib.contextmanager
-def mounted(image, fstype):
+def mounted(image: Any, fstype: str) -> Iterator[Path]:
     """Mount an image on a directory of its own; yields that directory.
 
     Recovery of the file system's journal happens here.  Raises BlockError if
@@ -285,7 +289,7 @@ def _unmount(mountpoint):
         raise
 
 
-def copy_sparse(source, target):
+def copy_sparse(source: str | Path, target: str | Path) -> None:
     """Copy an image, holes staying holes."""
     _run("cp", "--sparse=always", source, target)
 

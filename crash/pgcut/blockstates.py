@@ -14,14 +14,16 @@ import time
 import traceback
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from . import oracle, primary, record, server
 from .block import BlockDisk, BlockStore, mounted, random_choice
 from .content import KEPT, LOST
 from .disk import Choice
 from .explore import STATE_SECONDS
-from .judge import Judge, Outcome, phase
+from .judge import Context, Judge, Outcome, phase
 from .limits import limit
+from .record import Plan
 from .recording import Kind, Recording
 from .states import State
 
@@ -32,7 +34,8 @@ SIZE_MB = 320
 FAULTS = ("block-lost", "block-kept", "block-subset", "block-subset", "block-subset")
 
 
-def make(directory, plan, fstype, bindir, recorder, scratch):
+def make(directory: Path, plan: Plan, fstype: str, bindir: str, recorder: str,
+         scratch: str) -> Recording:
     """Record what a primary does to a device with a file system; returns a Recording."""
     rng = random.Random(f"record/{plan.seed}")
     directory = Path(directory)
@@ -56,7 +59,7 @@ def make(directory, plan, fstype, bindir, recorder, scratch):
 class BlockSubject(Judge):
     """A recording of a device under test, at a cut that only moves forward."""
 
-    def __init__(self, recording, context):
+    def __init__(self, recording: Recording, context: Context) -> None:
         super().__init__(recording, context)
         self.scenario = self.fstype = recording.meta["fstype"]
         self.first = recording.meta["first"]
@@ -65,11 +68,11 @@ class BlockSubject(Judge):
         self.flushes = [op.seq for op in recording.ops
                         if op.kind == Kind.SYNC and op.seq > self.first]
 
-    def close(self):
+    def close(self) -> None:
         """Remove the image of the device."""
         shutil.rmtree(self._place)
 
-    def sampled(self, seed, count):
+    def sampled(self, seed: int, count: int) -> list:
         """Return `count` random states, in the order of their cuts."""
         rng = random.Random(f"block/{seed}")
         states = []
@@ -80,7 +83,7 @@ class BlockSubject(Judge):
                                 rng.choice((512, 512, 4096))))
         return sorted(states, key=lambda state: state.cut)
 
-    def try_state(self, state):
+    def try_state(self, state: Any) -> Outcome:
         """Return the Outcome of a state, which must not lie behind the last one."""
         started = time.monotonic()
         self._disk.advance(state.cut)

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 # What one step of making a server may take.
 COMMAND_SECONDS = 900
@@ -31,7 +32,7 @@ class Workshop:
     mutations: str              # directory of patches
     target: str                 # directory of the servers
 
-    def bindir(self, name):
+    def bindir(self, name: str) -> str:
         """Make the server that a mutation breaks; returns the directory of its programs."""
         place = Path(self.target) / name
         shutil.rmtree(place, ignore_errors=True)
@@ -49,17 +50,17 @@ class Workshop:
         return bindir
 
 
-    def digest(self, name):
+    def digest(self, name: str) -> str:
         """Return what tells the patch of a mutation from others of its name."""
         return digest((Path(self.mutations) / f"{name}.patch").read_bytes())
 
 
-def digest(mutation):
+def digest(mutation: bytes) -> str:
     """Return what tells the diff in a file of tests/mutations from others, as in its seen.json."""
     return hashlib.sha256(mutation.partition(b"\n\n")[2]).hexdigest()[:12]
 
 
-def apply(patch, source, target):
+def apply(patch: Path, source: Path, target: Any) -> list:
     """Apply a mutation to copies of the files that it changes; returns their paths.
 
     A control must not be lost unnoticed, so a patch that no longer applies is an error.

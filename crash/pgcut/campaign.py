@@ -12,14 +12,16 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from multiprocessing import connection
 from pathlib import Path
+from typing import Any
 
 from common import postgres
 
 from .block import FILE_SYSTEMS
 from .controlled import result_of, run_control
-from .trial import Job, run_block_job, run_job
+from .trial import Job, Tools, run_block_job, run_job
 
 # How long jobs that are cut short may take to stop their servers and unmount their recorders.
 END_SECONDS = 30
@@ -41,7 +43,7 @@ def _longest_first(work):
     return sorted(work, key=seconds, reverse=True)
 
 
-def run(tools, jobs, controls=(), workers=2):
+def run(tools: Tools, jobs: Any, controls: Any = (), workers: int = 2) -> Iterator[Any]:
     """Run jobs and controls; yields JobResults as they come."""
     work = [(run_control, tools, control) for control in controls] + \
         [(run_block_job if job.scenario in FILE_SYSTEMS else run_job, tools, job)
@@ -72,7 +74,7 @@ def _work(pipe, piece):
     pipe.send(_guarded(piece))
 
 
-def end_when_told():
+def end_when_told() -> None:
     """Have SIGTERM end this process as an error does: servers are stopped, recorders unmounted."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 

@@ -37,7 +37,9 @@ import json
 import random
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import psycopg2
 
@@ -67,14 +69,14 @@ class ServerGone(Exception):
 class Recorder:
     """The acks of all clients, in order; `sink` gets each one at once."""
 
-    def __init__(self, sink=None):
+    def __init__(self, sink: Any = None) -> None:
         """Start with nothing."""
         self.acks = []
         self.promised = False       # a commit was acknowledged
         self.sink = sink
         self.lock = threading.Lock()
 
-    def __call__(self, client, what, **details):
+    def __call__(self, client: Any, what: str, **details: Any) -> dict:
         """Record an event now, and return it."""
         with self.lock:
             event = {"t": time.monotonic_ns(), "client": client, "what": what, **details}
@@ -88,8 +90,9 @@ class Recorder:
 class Run:
     """What the clients of one run share."""
 
-    def __init__(self, connect, seed, *, seconds=None, transactions=None, modes=(), sink=None,
-                 probe=None):
+    def __init__(self, connect: Callable[..., Any], seed: int, *, seconds: float | None = None,
+                 transactions: int | None = None, modes: Sequence[str] = (), sink: Any = None,
+                 probe: Any = None) -> None:
         """Make a run that has not begun."""
         self.connect = connect
         self.seed = seed
@@ -103,11 +106,11 @@ class Run:
         self.errors = []
         self.working = 0            # clients with steps to do, under record.lock
 
-    def begin(self):
+    def begin(self) -> None:
         """Start the clock."""
         self.started = time.monotonic()
 
-    def over(self):
+    def over(self) -> bool:
         """Say whether clients must end."""
         if self.stop.is_set() or self.seconds is None or self.started is None:
             return self.stop.is_set()
@@ -118,15 +121,15 @@ class Run:
 class Client:
     """One client.  Subclasses say what it does."""
 
-    kind = None         # its name in KINDS; without it, a base class
+    kind: str = None         # its name in KINDS; without it, a base class
     clients = 1         # how many there are unless the caller says otherwise
-    tables = ()         # Tables that exist from the start, named without "load.<client>_"
+    tables: tuple[Table, ...] = ()         # Tables that exist from the start, named without "load.<client>_"
     background = False  # runs until the others have done their transactions
     files = False       # its transactions may create files
     aborts = 0.1        # share of transactions that are rolled back on purpose
     pause = 0           # seconds between steps, at most
 
-    def __init__(self, run, number):
+    def __init__(self, run: Run, number: int) -> None:
         """Make client `number` of its kind."""
         self.run = run
         self.name = f"{self.kind}-{number}"
@@ -136,42 +139,42 @@ class Client:
         self.model = {}         # name -> Table
         self.sequences = {}     # name -> highest value used
         self.effects = 0
-        self.connection = None
+        self.connection: Any = None
 
     # For subclasses.
 
-    def step(self):
+    def step(self) -> None:
         """Do something, of the length of a transaction or so."""
         raise NotImplementedError
 
-    def setup(self, cursor):
+    def setup(self, cursor: Any) -> None:
         """Create what exists from the start, in transaction 1."""
         for table in self.tables:
             mine = table.copy()
             mine.name = self.prefix + table.name
             self.add(cursor, mine)
 
-    def add(self, cursor, table):
+    def add(self, cursor: Any, table: Any) -> None:
         """Create a table and load its first rows."""
         table.create(cursor)
         self.model[table.name] = table
         table.load(cursor, self.rng, table.size)
 
-    def remove(self, cursor, table):
+    def remove(self, cursor: Any, table: Any) -> None:
         """Drop a table."""
         table.drop(cursor)
         del self.model[table.name]
 
-    def table(self, name):
+    def table(self, name: str) -> Any:
         """Return a table by its short name, None if it does not exist now."""
         return self.model.get(self.prefix + name)
 
-    def any_table(self):
+    def any_table(self) -> Table:
         """Return one of the client's tables."""
         return self.model[self.rng.choice(sorted(self.model))]
 
     @contextmanager
-    def transaction(self, extra=None, deliberate=True):
+    def transaction(self, extra: Any = None, deliberate: bool = True) -> Iterator[Any]:
         """Run a numbered transaction, which journals the model as it is at the end.
 
         A server error ends the transaction and is recorded, not raised.  Now and
@@ -206,7 +209,7 @@ class Client:
             self.record("ack", n=n, **({"lazy": True} if lazy else {}))
         self.end(begun, failed=abort)
 
-    def command(self, sql, files=True, paths=()):
+    def command(self, sql: str, files: Any = True, paths: Any = ()) -> bool:
         """Run a command that cannot be in a transaction.  Return whether it worked."""
         begun = self.begin(files, paths)
         try:
@@ -218,7 +221,8 @@ class Client:
         self.end(begun)
         return True
 
-    def effect(self, sql, thing, name, present, paths=(), **details):
+    def effect(self, sql: str, thing: str, name: str, present: bool, paths: Any = (),
+               **details: Any) -> bool:
         """Run a command that makes a database or tablespace appear or vanish."""
         self.record("effect", object=thing, name=name, present=present, done=False, **details)
         worked = self.command(sql, paths=paths)
@@ -226,7 +230,7 @@ class Client:
             self.record("effect", object=thing, name=name, present=present, done=True, **details)
         return worked
 
-    def query(self, sql):
+    def query(self, sql: str) -> list:
         """Return the rows of a query, [] after an error."""
         try:
             with self.connection.cursor() as cursor:
@@ -236,7 +240,7 @@ class Client:
             self.failed(error)
             return []
 
-    def look(self):
+    def look(self) -> None:
         """Read one of the client's tables by every plan, and by its indexes, while others work.
 
         No other client changes it, so all must agree with the model.
@@ -260,11 +264,11 @@ class Client:
 
     # The machinery.
 
-    def record(self, what, **details):
+    def record(self, what: str, **details: Any) -> dict:
         """Record an event of this client."""
         return self.run.record(self.name, what, **details)
 
-    def begin(self, files=True, paths=()):
+    def begin(self, files: Any = True, paths: Any = ()) -> Any:
         """Note that files may be created from now on."""
         if not (files and self.files):
             return None
@@ -272,12 +276,12 @@ class Client:
         self.record("begin", effect=self.effects, **({"paths": list(paths)} if paths else {}))
         return self.effects
 
-    def end(self, begun, failed=False):
+    def end(self, begun: Any, failed: Any = False) -> None:
         """Note the end of what begin() has noted."""
         if begun is not None:
             self.record("end", effect=begun, **({"failed": True} if failed else {}))
 
-    def failed(self, error, n=None, begun=None):
+    def failed(self, error: Any, n: int | None = None, begun: Any = None) -> None:
         """Record an error; raise ServerGone if the connection did not survive it."""
         message = " ".join(str(error).split())
         gone = self.connection.closed != 0
@@ -297,15 +301,15 @@ class Client:
             raise ServerGone(message)
         self.end(begun, failed=True)
 
-    def save(self):
+    def save(self) -> tuple:
         """Return the model, to come back to it."""
         return {name: table.copy() for name, table in self.model.items()}, dict(self.sequences)
 
-    def restore(self, saved):
+    def restore(self, saved: Any) -> None:
         """Come back to a saved model."""
         self.model, self.sequences = saved
 
-    def state(self, extra=None):
+    def state(self, extra: Any = None) -> Any:
         """Return what the journal must say."""
         state = dict(extra or {})
         if self.model:
@@ -314,7 +318,7 @@ class Client:
             state["sequences"] = dict(self.sequences)
         return state
 
-    def connect(self):
+    def connect(self) -> bool:
         """Connect, and take up where the journal says this client is."""
         self.connection = self.run.connect("postgres")
         self.connection.autocommit = True
@@ -328,7 +332,7 @@ class Client:
             self.resume(cursor, state)
         return True
 
-    def resume(self, cursor, state):
+    def resume(self, cursor: Any, state: Any) -> None:
         """Make the model from the last state in the journal, and from what the tables hold."""
         self.sequences = state.get("sequences", {})
         shapes = {self.prefix + table.name: table for table in self.tables}
@@ -347,7 +351,7 @@ class Client:
                 self.record("complaint", text=f"{name} after {self.n}: found"
                             f" {len(table.rows)} rows, not {told['rows']}, or others")
 
-    def try_connect(self):
+    def try_connect(self) -> bool:
         """Connect for a run; return whether that worked, and record it if not."""
         try:
             if self.connect():
@@ -359,11 +363,11 @@ class Client:
             self.record("fail", error=" ".join(str(error).split()), unknown=True)
         return False
 
-    def shape(self, short):
+    def shape(self, short: str) -> Table:
         """Return a Table like those that step() creates under a short name."""
         return Table(short)
 
-    def prepare(self):
+    def prepare(self) -> None:
         """Make transaction 1, unless the journal has it."""
         if not self.connect():
             with self.transaction(deliberate=False) as cursor:
@@ -371,7 +375,7 @@ class Client:
             if self.n != 1:
                 raise RuntimeError(f"{self.name}: {self.run.record.acks[-1]}")
 
-    def work(self):
+    def work(self) -> None:
         """Run steps until the run is over."""
         left = self.run.transactions
         if self.background:

@@ -5,6 +5,8 @@ by M2, M3 and M7 of disk.py.
 """
 
 import math
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from .recording import WRITE_ATOMIC, Kind
 
@@ -22,17 +24,18 @@ _KEEP_SIZE = 0x01
 _ZERO_RANGE = 0x10
 
 
-def sectors(op, unit):
+def sectors(op: Any, unit: int) -> int:
     """Return how many sectors a write touches."""
     return (op.a + op.length - 1) // unit - op.a // unit + 1 if op.length else 0
 
 
-def aligned(op):
+def aligned(op: Any) -> bool:
     """Say whether an operation changes whole sectors only."""
     return op.kind != Kind.WRITE or (op.a % 512 == 0 and op.length % 512 == 0)
 
 
-def replay(content, fates, unit, data_of, memory=None):
+def replay(content: Any, fates: Any, unit: int, data_of: Callable[..., Any],
+           memory: Any = None) -> Any:
     """Return `content` after operations with their fates.
 
     `data_of` gives what a write has written.  `memory`, if any, is what programs see: all
@@ -124,7 +127,7 @@ def _truncate(content, op, fate):
         _resize(content, op.a)
 
 
-def cache_last(ops):
+def cache_last(ops: Any) -> list:
     """Return operations as they come to a disk: up to each truncation atomic writes first."""
     ordered, cached = [], []
     for op in ops:
@@ -138,7 +141,7 @@ def cache_last(ops):
     return ordered + cached
 
 
-def with_truncations(ops, unit, fate_of):
+def with_truncations(ops: Any, unit: int, fate_of: Callable[..., Any]) -> Iterator[tuple]:
     """Yield (operation, fate): what was written beyond a truncation is lost with it (M3)."""
     kept = math.inf                 # writes reach the disk up to here
     for op in ops:

@@ -4,15 +4,16 @@ import contextlib
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 from . import blockstates, matrix, monitor, record
 from .block import FILE_SYSTEMS
-from .controls import CONTROLS
+from .controls import CONTROLS, Control
 from .explore import Subject
 from .judge import Context
 from .recording import Recording
 from .states import FAULTS, sampled
-from .trial import JobResult, describe, keep, kinds_of, summary
+from .trial import JobResult, Tools, describe, keep, kinds_of, summary
 
 # Share of states whose recovery is cut, too, of a control that only such states show.
 CONTROL_NESTED_SHARE = 0.75
@@ -39,13 +40,13 @@ CONTROL_SETTINGS = {
 }
 
 
-def result_of(control):
+def result_of(control: Control) -> JobResult:
     """Return the JobResult of a control that has not begun."""
     return JobResult(control.name, control=control.rule,
                      again=f"run --states 0 --watched 0 --control {control.name}")
 
 
-def run_control(tools, control, result, first=FIRST_SEED):
+def run_control(tools: Tools, control: Control, result: Any, first: Any = FIRST_SEED) -> None:
     """Break one promise and look for a state that shows it, in recordings from a seed on."""
     broken = tools.bindir
     if control.mutated:
@@ -107,7 +108,7 @@ def _find_on_device(tools, control, plan, directory, broken, result):
             plan.seed, CONTROL_STATES // CONTROL_RECORDINGS)), result)
 
 
-def first_failure(outcomes, result):
+def first_failure(outcomes: Any, result: Any) -> bool:
     """Try states until one fails, not by a mistake of ours; says whether one did."""
     for outcome in outcomes:
         result.states.append(summary(outcome))
@@ -129,7 +130,7 @@ def _outcomes(subject, control):
         yield subject.try_state(state)
 
 
-def measure(tools, control, first):
+def measure(tools: Tools, control: Control, first: Any) -> dict:
     """Look for a control from a seed on; returns what controls.json has of such a try."""
     if control.mutated:
         tools.workshop.bindir(control.name)     # which takes its time, too, once
@@ -141,7 +142,7 @@ def measure(tools, control, first):
             "found": bool(result.failures)}
 
 
-def all_controls(names=(), seed=0, turns=1):
+def all_controls(names: Any = (), seed: int = 0, turns: int = 1) -> list[Control]:
     """Return the controls of these names, or all that are not rare.
 
     With `turns`, a seed has only its share of the latter: so many seeds in a row have all.

@@ -42,13 +42,13 @@ class Control:
     recipe: str = ""            # what histories are drawn from, which have to show it
     rare: bool = False          # only some recordings show it, or take long: must be named
 
-    def plain(self):
+    def plain(self) -> "Control":
         """Return the same broken server, as it is recorded and judged without a scenario."""
         return replace(self, scenario="primary", sequel=False, standby=False, rules=Rules(),
                        faults=("all-kept", "all-lost", "subset", "names", *_TEARS))
 
     @property
-    def mutated(self):
+    def mutated(self) -> bool:
         """Say whether a mutation belongs to it."""
         return self.record or self.recover or self.recipe != ""
 

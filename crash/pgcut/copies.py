@@ -4,11 +4,13 @@ import re
 import shutil
 import subprocess
 import time
+from typing import Any
 
 from . import readers, server
+from .history import Step
 from .ledger import Ledger
 from .lives import CRASHES, Lives, points
-from .machine import LOG, Failure
+from .machine import LOG, Failure, Machine
 from .world import MODE
 
 _REDO = re.compile("redo starts at")
@@ -17,7 +19,7 @@ _REDO = re.compile("redo starts at")
 class Copies(Lives):
     """Carries out steps by which servers become others."""
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.kept = {}              # what backups must have, and points in time
         self.archives = {}          # where the WAL of points in time is
@@ -27,7 +29,7 @@ class Copies(Lives):
         if self.history.settings.get("archive_mode") == "on":
             machine.archives()
 
-    def do_follow(self, machine, step):
+    def do_follow(self, machine: Machine, step: Step) -> None:
         source = self.machines[step["of"]]
         copy = self.place / "copy"
         with self._under_load(step):
@@ -58,7 +60,7 @@ class Copies(Lives):
         """Return the moment up to which a server is known to have what was acknowledged."""
         return machine.ledger.floor if machine.ledger.derived else time.monotonic_ns()
 
-    def do_backup(self, machine, step):
+    def do_backup(self, machine: Machine, step: Step) -> None:
         backups = self.place / "backups"
         backups.mkdir(exist_ok=True)
         server.own(backups)
@@ -78,7 +80,7 @@ class Copies(Lives):
         ledger.ceiling = end
         self.kept[step["name"]] = ledger
 
-    def do_point(self, machine, step):
+    def do_point(self, machine: Machine, step: Step) -> None:
         with self._under_load(step):
             begin = self._now(machine)
             machine.ask(f"SELECT pg_create_restore_point('{step['name']}')")
@@ -90,7 +92,7 @@ class Copies(Lives):
         self.kept[step["name"]] = ledger
         self.archives[step["name"]] = machine.archive
 
-    def do_recover(self, machine, step):
+    def do_recover(self, machine: Machine, step: Step) -> None:
         machine = machine or self._machine(step.server)
         self._put_back(machine, step)
         machine.configure({
@@ -142,14 +144,14 @@ class Copies(Lives):
         machine.configure({MODE: step["mode"]})
         self._archive(machine)
 
-    def do_restore(self, machine, step):
+    def do_restore(self, machine: Machine, step: Step) -> None:
         machine = machine or self._machine(step.server)
         self._put_back(machine, step, step["log"])
         kept = self.kept[step["backup"]]
         machine.ledger = Ledger(list(kept.events), kept.floor)
         machine.ledger.ceiling = kept.ceiling
 
-    def do_rewind(self, machine, step):
+    def do_rewind(self, machine: Machine, step: Step) -> None:
         source = self.machines[step["source"]]
         begin = self._now(source)
         with self._under_load(step):
@@ -165,7 +167,7 @@ class Copies(Lives):
                           f"host={source.instance.sockets} user={server.USER} dbname=postgres",
                           check=check)
 
-    def do_tool(self, machine, step):
+    def do_tool(self, machine: Machine, step: Step) -> None:
         done = self._tool(machine, step["tool"])
         if done.returncode:
             raise Failure(f"{step['tool']} of {machine.name}: exit status {done.returncode}: "

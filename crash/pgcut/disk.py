@@ -43,7 +43,9 @@ the earlier pending writes of the same sector come along.
 import errno
 import functools
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from .content import KEPT, LOST, aligned, cache_last, replay, with_truncations
 from .recording import (
@@ -77,7 +79,7 @@ class Choice:
     default: int = KEPT
     fates: dict = field(default_factory=dict)
 
-    def fate(self, op):
+    def fate(self, op: Any) -> int:
         """Return what became of an operation."""
         return self.fates.get(op.seq, self.default)
 
@@ -87,18 +89,18 @@ class _File:
 
     __slots__ = ("kind", "content", "pending", "doomed", "settled")
 
-    def __init__(self, kind, content):
+    def __init__(self, kind: str, content: Any) -> None:
         self.kind = kind            # "f", "d" or "l"
         self.content = content      # bytes; None for a directory
         self.pending = []
         self.doomed = 0             # operations up to here had a failed sync (M6)
         self.settled = set()        # pending ones that are durable, behind doomed ones
 
-    def fate(self, op, choice):
+    def fate(self, op: Any, choice: Choice) -> int:
         """Return what became of a pending operation."""
         return KEPT if op.seq in self.settled else choice.fate(op)
 
-    def cover(self, begin):
+    def cover(self, begin: int) -> Any:
         """Return what is durable now, in order, as a sync that began there has returned."""
         covered = [op for op in self.pending if op.seq <= begin]
         durable = [op for op in covered if op.seq > self.doomed or op.seq in self.settled]
@@ -113,7 +115,7 @@ class _File:
 class Disk:
     """The state of the disk at one moment of a recording."""
 
-    def __init__(self, recording, rules=Rules()):
+    def __init__(self, recording: Any, rules: Rules = Rules()) -> None:
         self.recording = recording
         self.cut = 0
         self.rules = rules
@@ -132,7 +134,7 @@ class Disk:
 
     # Moving along the recording
 
-    def advance(self, cut):
+    def advance(self, cut: int) -> None:
         """Let everything up to operation `cut` take effect; never goes back."""
         if cut < self.cut:
             raise ValueError(f"cannot go back from {self.cut} to {cut}")
@@ -140,19 +142,19 @@ class Disk:
             self._apply(op)
         self.cut = cut
 
-    def pending_data(self):
+    def pending_data(self) -> list:
         """Return the pending writes, truncations and allocations, in order."""
         files = [self._files[ino] for ino in self._changed]
         ops = [op for file in files for op in file.pending if op.seq not in file.settled]
         return sorted(ops, key=lambda op: op.seq)
 
-    def pending_names(self):
+    def pending_names(self) -> list:
         """Return the pending changes of names, in order."""
         return list(self._pending_names)
 
     # What a cut leaves
 
-    def tree(self, choice):
+    def tree(self, choice: Choice) -> Iterator[tuple]:
         """Yield (path, kind, content) of all that a cut here leaves.
 
         Directories come before what is in them.  `kind` is "f", "d" or "l";
@@ -169,11 +171,11 @@ class Disk:
                 if file.kind == "d":
                     stack.append((child, ino))
 
-    def names(self, directory, choice):
+    def names(self, directory: int, choice: Choice) -> dict:
         """Return {name: inode} of a directory that a cut here leaves."""
         return dict(self._chosen_names(choice)[directory])
 
-    def content(self, ino, choice):
+    def content(self, ino: int, choice: Choice) -> bytes | bytearray:
         """Return the content that a cut here leaves of one file."""
         return self._chosen_content(ino, choice)
 

@@ -2,13 +2,15 @@
 
 import random
 from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from . import matrix, recipes, steps
 from .history import History, Step
 from .scripts import ENDING, SCRIPTS
 from .states import FAULTS
 from .steps import ILLEGAL_KINDS, WHOLE_FAULTS
-from .world import MODE, MODES, NAMES
+from .world import MODE, MODES, NAMES, World
 
 STEPS = (6, 14)             # of a history
 ILLEGAL_SHARE = 0.1
@@ -77,7 +79,7 @@ DRAWN = {"archive_mode": ("off", "off", "on"), "summarize_wal": ("off", "off", "
          "checkpoint_timeout": ("30s", "10min"), "shared_buffers": ("512kB", "1MB", "4MB")}
 
 
-def draw(seed, recipe=None):
+def draw(seed: int, recipe: Any = None) -> History:
     """Return the History of a seed, which is of a recipe if one is named."""
     rng = random.Random(f"history/{seed}")
     settings, checksums = matrix.draw(seed, **FIXED)
@@ -221,7 +223,8 @@ def _step(rng, world, kind, server, number, illegal=False):
     return Step(kind, server, args, illegal)
 
 
-def load(rng, world, server, kinds=KINDS):
+def load(rng: random.Random, world: World, server: str,
+         kinds: Sequence[str] = KINDS) -> dict | None:
     """Return a load for a server, or for the primary that it follows, or None."""
     member = world.members[server]
     on = server if member.role == "primary" else member.upstream
@@ -374,7 +377,7 @@ _ARGUMENTS = {
 # Coverage ---------------------------------------------------------------
 
 
-def variant(step):
+def variant(step: Step) -> str:
     """Return the kind of a step with the parameter that matters most."""
     which = {"start": step.get("program", ""), "stop": step.get("how"), "cut": step.get("fault"),
              "reload": step.get("scope"), "tool": step.get("tool"), "kill": step.get("process"),
@@ -386,7 +389,7 @@ def variant(step):
     return f"{step.do}{':' + which if which else ''}{' illegal' if step.illegal else ''}"
 
 
-def covered(histories):
+def covered(histories: Iterable[History]) -> tuple:
     """Return ({variant: how often}, {(kind, next kind on the same server): how often})."""
     single, pairs = Counter(), Counter()
     for history in histories:

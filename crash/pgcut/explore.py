@@ -10,12 +10,13 @@ import time
 import traceback
 import weakref
 from pathlib import Path
+from typing import Any
 
 from . import alarms, oracle, pages, sequel, server
 from .content import KEPT, LOST, SIZE_ONLY, sectors
 from .disk import Choice, Disk
 from .image import Image, write_tree
-from .judge import AS_STANDBY, Judge, Outcome, drawn, phase
+from .judge import AS_STANDBY, Context, Judge, Outcome, drawn, phase
 from .limits import limit
 from .minimise import ddmin
 from .mount import recorded, set_fault
@@ -40,7 +41,7 @@ _FAILING = ("errors", "failing-", "torn-writes", "half-writes", "frozen", "quota
 class Subject(Judge):
     """A recording of files under test, at a cut that only moves forward."""
 
-    def __init__(self, recording, context):
+    def __init__(self, recording: Recording, context: Context) -> None:
         super().__init__(recording, context)
         self.places = Places(recording)
         self.paths = recording.paths()
@@ -52,18 +53,18 @@ class Subject(Judge):
         with server.as_user():
             self._image.directory.mkdir()
 
-    def move(self, cut):
+    def move(self, cut: int) -> None:
         """Go to a cut, from the start if it lies behind."""
         if cut < self.disk.cut:
             self.disk = Disk(self.recording, self.context.rules)
         self.disk.advance(cut)
 
-    def try_state(self, state):
+    def try_state(self, state: Any) -> Outcome:
         """Return the Outcome of a state."""
         self.move(state.cut)
         return self.try_choice(state, choose(self.disk, state, self.places.areas))
 
-    def try_choice(self, state, choice):
+    def try_choice(self, state: Any, choice: Choice) -> Outcome:
         """Return the Outcome of a choice at the cut of a state."""
         started = time.monotonic()
         outcome = Outcome(state, [])
@@ -238,12 +239,12 @@ class Subject(Judge):
             expected["orphans_allowed"] = self._orphans_allowed(moment)
         return expected
 
-    def backups(self):
+    def backups(self) -> Any:
         """Return the base backups that were taken during the recording."""
         listing = self.recording.directory / "backups.json"
         return json.loads(listing.read_text()) if listing.exists() else []
 
-    def try_backup(self, backup):
+    def try_backup(self, backup: Any) -> Outcome:
         """Return the Outcome of a base backup that was taken of the recorded server.
 
         Whatever was acknowledged before it began must be there.
@@ -360,7 +361,7 @@ class Subject(Judge):
             any(fate != KEPT for _, fate in fates)
 
     @functools.cached_property
-    def first_failure(self):
+    def first_failure(self) -> int:
         """The first operation that was made to fail, or to stop half-way; 0 if none was."""
         return next((op.seq for op in self.recording.ops
                      if op.kind in (Kind.FAULT, Kind.SYNCFAILED)
@@ -368,7 +369,7 @@ class Subject(Judge):
 
     # Minimising
 
-    def minimise(self, state):
+    def minimise(self, state: Any) -> tuple:
         """Return (pieces, complaints): the fewest pending operations to damage.
 
         A piece is the number of an operation and what became of it.  Complaints
@@ -394,7 +395,7 @@ class Subject(Judge):
             return None, []
         return ddmin(pieces, fails), last
 
-    def describe(self, pieces):
+    def describe(self, pieces: Any) -> list[str]:
         """Return one line of text for each piece of a minimised state."""
         ops = self.recording.ops
         return [f"operation {seq}: {Kind(ops[seq - 1].kind).name.lower()} "
@@ -415,7 +416,7 @@ def _files_of(recording):
     return {name for path in recording.paths().values() for name in oracle.orphan_names(path)}
 
 
-def nested_state(places, state, level):
+def nested_state(places: Places, state: Any, level: int) -> State:
     """Return the state by which the recovery of a nested state is cut."""
     rng = random.Random(f"nested/{state.cut}/{state.seed}/{level}")
     fault = rng.choice(("all-lost", "all-kept", "subset", "torn-pages", "storm", "torn-log"))

@@ -10,6 +10,8 @@ import random
 import re
 import threading
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import psycopg2
 
@@ -18,6 +20,7 @@ from .limits import Hang, limit
 from .mount import set_fault
 from .primary import HANG_SECONDS, MODE, MODES, Beside, Primary
 from .probes import Probes
+from .server import Server
 from .states import SPACES
 
 # How long a truncation is held while a sync cycle is provoked.
@@ -42,12 +45,12 @@ class Faulty(Primary):
     kinds = ()                  # what may be done
     last_kinds = ()             # ... in the last life, too, or without the log
 
-    def live(self, data):
+    def live(self, data: Any) -> Any:
         self.lives = 0
         self.mountpoint = data
         return super().live(data)
 
-    def load(self, instance):
+    def load(self, instance: Server) -> None:
         stop = threading.Event()
         self.lives += 1
         kinds = self.kinds + self.last_kinds * (
@@ -154,7 +157,7 @@ class HalfWrites(Errors):
     between.  Without checkpoints, so that there are sync cycles.
     """
 
-    def begin_life(self, life):
+    def begin_life(self, life: int) -> None:
         super().begin_life(life)
         # With images to check it, the WAL of _drop_half_written() is over 2 GB, which takes more
         # than twelve minutes with wal_sync_method = open_datasync and slow syncs.
@@ -162,7 +165,7 @@ class HalfWrites(Errors):
                                           "double_write_buffer_size": "16MB",
                                           "wal_consistency_checking": ""})
 
-    def load(self, instance):
+    def load(self, instance: Server) -> None:
         super().load(instance)
         if instance.alive():
             self._drop_half_written(instance)
@@ -189,7 +192,7 @@ class HalfWrites(Errors):
             drop.join()
         self._set("clear")
 
-    def workloads(self):
+    def workloads(self) -> dict:
         return {"refill": 1, "recreate": 1, "truncate": 1, "scan": 1, "copy": 1, "transfer": 1}
 
     def _fail(self, stop, kinds):
@@ -236,7 +239,7 @@ def _run(instance, statement):
 class Probed(Faulty):
     """Clients of a tablespace that nothing is done to must get on, whatever is done to others."""
 
-    def load(self, instance):
+    def load(self, instance: Server) -> None:
         self.probes = Probes(instance.connect, self.rng.randrange(1 << 30))
         try:
             super().load(instance)
@@ -277,7 +280,7 @@ class Frozen(Probed):
     own_share = 0.15
 
     # VACUUM FULL and REINDEX of catalogs hold locks that all sessions need while they write.
-    def workloads(self):
+    def workloads(self) -> Mapping[str, int]:
         return _without_catalogs(self.plan.kinds)
 
     def _fail(self, stop, kinds):
@@ -328,7 +331,7 @@ class Quota(Probed):
     wanted = (5, 20, 50)
 
     # A checkpoint each second would free the log before it has to grow.
-    def workloads(self):
+    def workloads(self) -> dict:
         return {kind: clients for kind, clients in self.plan.kinds.items() if kind != "checkpoint"}
 
     def _fail(self, stop, kinds):
@@ -361,10 +364,10 @@ class FailingUnlinks(Faulty):
 
     # VACUUM FULL and REINDEX of some catalogs remove a file after commit: if that fails, PANIC, as
     # in stock.
-    def workloads(self):
+    def workloads(self) -> Mapping[str, int]:
         return _without_catalogs(self.plan.kinds)
 
-    def load(self, instance):
+    def load(self, instance: Server) -> None:
         super().load(instance)
         if instance.alive():
             self._drop_in_a_checkpoint(instance)

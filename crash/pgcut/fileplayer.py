@@ -4,6 +4,7 @@ import ctypes
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 from .recording import ROOT_INO, SYNC_DATA, SYNC_DIRECTORY, BaseEntry, Kind, Op
 
@@ -17,7 +18,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class FileHistory:
     """A recording of files in memory, as Disk reads it.  The base is empty."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.base = None
         self.entries = [BaseEntry(ROOT_INO, "d", "")]
         self.ops = []
@@ -25,15 +26,16 @@ class FileHistory:
         self._data = []
         self._last_ino = ROOT_INO
 
-    def new_ino(self):
+    def new_ino(self) -> int:
         self._last_ino += 1
         return self._last_ino
 
-    def data(self, op):
+    def data(self, op: Any) -> bytes:
         """Return the bytes that a WRITE wrote."""
         return self._data[op.at]
 
-    def note(self, started, ended, kind, ino, a=0, b=0, flags=0, name="", target="", data=b""):
+    def note(self, started: Any, ended: Any, kind: str, ino: int, a: Any = 0, b: Any = 0,
+             flags: int = 0, name: str = "", target: Any = "", data: Any = b"") -> None:
         """Note an operation that has been done."""
         seq = len(self.ops) + 1
         self.ops.append(Op(seq, seq - 1, ended, kind, flags, ino, a, b, name, target,
@@ -41,7 +43,7 @@ class FileHistory:
         self.started.append(started)
         self._data.append(data)
 
-    def cut_at(self, moment):
+    def cut_at(self, moment: float) -> int:
         """Return how many operations may have taken effect before a moment.
 
         One that was under way counts, except a sync: it has not promised yet.
@@ -55,7 +57,7 @@ class FileHistory:
 class _Open:
     """A file that the player keeps open."""
 
-    def __init__(self, ino, fd):
+    def __init__(self, ino: int, fd: int) -> None:
         self.ino = ino
         self.fd = fd
         self.size = 0
@@ -75,7 +77,7 @@ class FilePlayer:
     _MAX_FILES = 12
     _MAX_BYTES = 1 << 18
 
-    def __init__(self, root, clock, seed, aligned=True):
+    def __init__(self, root: Path, clock: Any, seed: int, aligned: bool = True) -> None:
         self.root = Path(root)
         self.history = FileHistory()
         self._clock = clock
@@ -85,7 +87,7 @@ class FilePlayer:
         self._directories = {ROOT_INO: ""}
         self._parents = {}          # directory -> (directory above, name)
 
-    def play(self, steps):
+    def play(self, steps: Any) -> None:
         """Do that many things; then close everything."""
         actions, weights = zip(*self._WEIGHTS.items())
         try:

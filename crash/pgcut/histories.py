@@ -7,13 +7,16 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from . import drawing, recipes
+from .controls import Control
 from .history import History, sanitised, shrunk, with_atomic_writes
 from .judged import Finding
-from .machine import Templates
+from .machine import Templates, Tools
 from .play import Play
 
 # A history that fails is played so often, in shorter and shorter forms, at most.
@@ -44,19 +47,19 @@ class Result:
 class Campaign:
     """Plays histories in a directory in memory."""
 
-    def __init__(self, tools, report_progress=print):
+    def __init__(self, tools: Tools, report_progress: Callable[..., Any] = print) -> None:
         self._tools = tools
         self._templates = Templates(tools)
         self._say = report_progress
         self._plays = 0
 
-    def with_programs(self, bindir):
+    def with_programs(self, bindir: str) -> "Campaign":
         """Return the same with other programs for servers."""
         other = copy.copy(self)
         other._tools = replace(self._tools, bindir=bindir)
         return other
 
-    def play(self, history):
+    def play(self, history: History) -> Result:
         """Play a history once; returns its Result."""
         started = time.monotonic()
         self._plays += 1
@@ -74,7 +77,8 @@ class Campaign:
         return Result(history, play.played, time.monotonic() - started, play.findings,
                       play.figures, logs=logs)
 
-    def run(self, seeds, deadline=None, shrink=True, recipe=None, atomic=False):
+    def run(self, seeds: Iterable[int], deadline: Any = None, shrink: bool = True,
+            recipe: Any = None, atomic: Any = False) -> Iterator[Result]:
         """Yield the Results of histories with these seeds, until the deadline."""
         for seed in seeds:
             if deadline is not None and time.monotonic() > deadline:
@@ -87,7 +91,7 @@ class Campaign:
                           f"{len(result.history.steps)} steps fail as well")
             yield result
 
-    def hunt(self, control, seeds, directed=True):
+    def hunt(self, control: Control, seeds: Sequence[int], directed: Any = True) -> dict:
         """Play histories, of the control's recipe or any, until one of them shows it.
 
         The programs are already those of its mutation.  Returns what the table in
@@ -103,7 +107,7 @@ class Campaign:
         return {"seed": seeds[0], "histories": played,
                 "seconds": round(time.monotonic() - started), "found": " ".join(found.split())}
 
-    def shrink(self, result):
+    def shrink(self, result: Any) -> History:
         """Return the shortest history that is found to fail in the same way."""
         wanted = {finding.signature() for finding in result.findings}
         started, plays = time.monotonic(), self._plays
@@ -133,7 +137,7 @@ def _drawn(seed, recipe, atomic):
     return history
 
 
-def told(result):
+def told(result: Any) -> str:
     """Return what the terminal says of a history."""
     figures = result.figures
     lines = [f"    history {result.history.seed}: {result.played} of {len(result.history.steps)} "
@@ -148,7 +152,7 @@ def _texts(result):
             for finding in result.findings]
 
 
-def save(output, result):
+def save(output: Any, result: Any) -> None:
     """Keep a history that failed, with its shorter form and the servers' logs."""
     place = Path(output) / f"history-{result.history.seed}"
     shutil.rmtree(place, ignore_errors=True)
@@ -161,7 +165,7 @@ def save(output, result):
         (place / f"{name}.log").write_text(text)
 
 
-def report(output, results, seconds):
+def report(output: Any, results: Sequence[Any], seconds: float) -> str:
     """Write the report; returns its text."""
     single, pairs = drawing.covered(
         result.history.with_steps(result.history.steps[:result.played]) for result in results)
@@ -189,6 +193,6 @@ def report(output, results, seconds):
     return text
 
 
-def read(file):
+def read(file: Path) -> tuple:
     """Return (the History in a file without what cannot be done, what was left out)."""
     return sanitised(History.from_json(Path(file).read_text()))

@@ -8,7 +8,9 @@ drawing.py draws histories, play.py plays them.
 
 import json
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from . import matrix, steps
 from .minimise import ddmin
@@ -27,25 +29,25 @@ class Step:
     args: dict = field(default_factory=dict)
     illegal: bool = False
 
-    def __getitem__(self, name):
+    def __getitem__(self, name: str) -> Any:
         return self.args[name]
 
-    def get(self, name, default=None):
+    def get(self, name: str, default: Any = None) -> Any:
         return self.args.get(name, default)
 
-    def __str__(self):
+    def __str__(self) -> str:
         load = self.args.get("load")
         args = " ".join(f"{name}={value}" for name, value in self.args.items()
                         if value and name != "load")
         return f"{self.do} {self.server}{' ' if args else ''}{args}" \
             + (f" under load {load['seed']}" if load else "") + (" (illegal)" if self.illegal else "")
 
-    def as_json(self):
+    def as_json(self) -> dict:
         return {"do": self.do, "server": self.server, **self.args,
                 **({"illegal": True} if self.illegal else {})}
 
     @staticmethod
-    def from_json(data):
+    def from_json(data: Any) -> "Step":
         args = dict(data)
         return Step(args.pop("do"), args.pop("server"), args, args.pop("illegal", False))
 
@@ -59,27 +61,27 @@ class History:
     checksums: bool
     steps: tuple
 
-    def world(self):
+    def world(self) -> World:
         """Return the World in which it begins."""
         return World(self.settings, self.checksums)
 
-    def with_steps(self, chosen):
+    def with_steps(self, chosen: Any) -> "History":
         """Return the same with other steps."""
         return History(self.seed, self.settings, self.checksums, tuple(chosen))
 
-    def as_json(self):
+    def as_json(self) -> str:
         return json.dumps({"seed": self.seed, "settings": self.settings,
                            "checksums": self.checksums,
                            "steps": [step.as_json() for step in self.steps]}, indent=1)
 
     @staticmethod
-    def from_json(text):
+    def from_json(text: str) -> "History":
         data = json.loads(text)
         return History(data["seed"], data["settings"], data["checksums"],
                        tuple(map(Step.from_json, data["steps"])))
 
 
-def with_atomic_writes(history, share=1):
+def with_atomic_writes(history: History, share: float = 1) -> History:
     """Return the same with atomic_writes where it says double_writes, in this share of the places."""
     rng = random.Random(f"atomic/{history.seed}")
 
@@ -93,7 +95,7 @@ def with_atomic_writes(history, share=1):
                    history.checksums, tuple(renamed_steps))
 
 
-def sanitised(history):
+def sanitised(history: History) -> tuple:
     """Return (history without what cannot be done, [why each step was left out]).
 
     A step stays if it is legal where it stands, or illegal there and meant to be.
@@ -113,7 +115,7 @@ def sanitised(history):
     return history.with_steps(kept), left_out
 
 
-def shrunk(history, fails):
+def shrunk(history: History, fails: Callable[..., bool]) -> "History":
     """Return a history with as few steps as still make `fails(history)` true.
 
     What becomes illegal because something before it is gone goes as well.

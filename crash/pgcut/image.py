@@ -10,6 +10,9 @@ import errno
 import os
 import stat
 import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 # By how much the time of modification of what we write lies back: a day (ns).  Servers
 # remove files of some kinds that are much older.
@@ -20,7 +23,7 @@ _PIECE = 1 << 16
 _ZEROES = bytes(_PIECE)
 
 
-def write_tree(tree, directory, leave_out=()):
+def write_tree(tree: Iterable[tuple], directory: Path, leave_out: Any = ()) -> None:
     """Write what Disk.tree() yields below `directory`, which must be empty.
 
     Only the caller's user can read the files, as PostgreSQL demands.
@@ -32,18 +35,18 @@ def write_tree(tree, directory, leave_out=()):
 class Image:
     """A directory that becomes the image of one state after another."""
 
-    def __init__(self, directory):
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._ours = time.time_ns() - _BACK     # the time of modification of what we write
         self._written = {}          # path -> (inode, content) of the files that we have written
         self._pieces = {}           # path -> (content, what of it is not zero), of large files
 
-    def move(self, directory):
+    def move(self, directory: Path) -> None:
         """Move it to another place of the same file system."""
         os.rename(self.directory, directory)
         self.directory = directory
 
-    def write(self, tree, leave_out=()):
+    def write(self, tree: Iterable[tuple], leave_out: Any = ()) -> None:
         """Make it what Disk.tree() yields, without the names in `leave_out`.
 
         Content that is the same object as before has not changed.

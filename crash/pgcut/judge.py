@@ -6,14 +6,17 @@ import re
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psycopg2
 
 from . import alarms, oracle, pages, server
 from .disk import Rules
 from .limits import limit
+from .recording import Recording
 from .states import State
 
 # For all servers that recover an image: it is thrown away, so its disk need not be synced.
@@ -103,11 +106,11 @@ class Outcome:
     phases: dict = field(default_factory=dict)
 
     @property
-    def failed(self):
+    def failed(self) -> bool:
         return bool(self.complaints)
 
 
-def drawn(purpose, seed, every):
+def drawn(purpose: str, seed: int, every: int) -> bool:
     """Say whether the state with this seed is drawn for a purpose, for which one in `every` is.
 
     With 0 no state is.  The draws for different purposes are independent.
@@ -118,7 +121,7 @@ def drawn(purpose, seed, every):
 class Judge:
     """Recovers images of a recorded cluster, and says what is wrong with them."""
 
-    def __init__(self, recording, context):
+    def __init__(self, recording: Recording, context: Context) -> None:
         self.recording = recording
         self.context = context
         self.scenario = recording.meta.get("scenario", "primary")
@@ -127,7 +130,7 @@ class Judge:
         self.maps_protected = not recording.meta.get("modes") and self.scenario != "edited" and \
             self.settings.get("io_torn_pages_protection") in ("double_writes", "atomic_writes")
 
-    def recover_and_ask(self, image, expected, seed, outcome):
+    def recover_and_ask(self, image: Any, expected: Any, seed: int, outcome: Outcome) -> None:
         """Recover an image, and enter what is wrong with it."""
         standby = (Path(image) / server.STANDBY_SIGNAL).exists()
         if not standby and drawn("compare", seed, self.context.compare_every):
@@ -270,7 +273,7 @@ def _is_locked(instance):
 
 
 @contextlib.contextmanager
-def phase(outcome, name):
+def phase(outcome: Outcome, name: str) -> Iterator[None]:
     """Add the time that a block takes to a phase of an outcome."""
     started = time.monotonic()
     try:

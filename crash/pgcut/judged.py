@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import alarms, monitor, oracle, readers
+from .history import History
 from .ledger import Ledger
-from .machine import HANG_SECONDS, Load, Machine
+from .machine import HANG_SECONDS, Load, Machine, Tools
+from .world import Member
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Finding:
     what: str
     text: str
 
-    def signature(self):
+    def signature(self) -> str:
         """Return what two findings of one cause have in common."""
         return self.what + ": " + re.sub(r"[0-9A-F]*[0-9][0-9A-F]*|\"[^\"]*\"", "#", self.text)[:60]
 
@@ -29,7 +31,7 @@ class Finding:
 class Judged:
     """The servers of one history, and what is wrong with them."""
 
-    def __init__(self, history, tools, place):
+    def __init__(self, history: History, tools: Tools, place: Path) -> None:
         self.history = history
         self.tools = tools
         self.place = Path(place)
@@ -46,7 +48,7 @@ class Judged:
         for text in complaints:
             self._find(what, text)
 
-    def member(self, machine):
+    def member(self, machine: Machine) -> Member:
         return self.world.members[machine.name]
 
     def _machine(self, name):

@@ -8,6 +8,7 @@ import contextlib
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from common import postgres
@@ -33,7 +34,7 @@ class Hang(Exception):
 
 
 @contextlib.contextmanager
-def limit(what, seconds):
+def limit(what: str, seconds: float) -> Iterator[None]:
     """Carry out what is within; raises Hang if it takes longer than so many seconds.
 
     All servers and programs of this process are ended then; a while later recorders are;
@@ -57,13 +58,13 @@ def limit(what, seconds):
 class _Watch(threading.Thread):
     """Waits until a step is over, or has had its time."""
 
-    def __init__(self, what, seconds):
+    def __init__(self, what: str, seconds: float) -> None:
         super().__init__(name=f"limit of {what}", daemon=True)
         self.what, self.seconds = what, seconds
         self.over = threading.Event()
         self.report = ""
 
-    def run(self):
+    def run(self) -> None:
         if self.over.wait(self.seconds):
             return
         self.report = f"{self.what} did not end within {self.seconds:.0f} s: {waiting()}"
@@ -77,7 +78,7 @@ class _Watch(threading.Thread):
         os._exit(HUNG_STATUS)
 
 
-def waiting():
+def waiting() -> str:
     """Return where each thread is, and what the processes below this one call themselves."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     threads = [f"thread {names.get(ident, ident)} in " + " < ".join(_frames(frame))

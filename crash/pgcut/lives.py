@@ -4,12 +4,14 @@ import os
 import re
 import signal
 import time
+from typing import Any
 
 import psycopg2
 
 from . import oracle, scripts, server
+from .history import Step
 from .judged import Judged
-from .machine import CLOCK_BACK, MODULE, Failure
+from .machine import CLOCK_BACK, MODULE, Failure, Machine
 from .world import MODE
 
 # A file system that has become read-only.
@@ -28,7 +30,7 @@ _PROCESS_TITLES = {"checkpointer": "checkpointer", "background writer": "backgro
 class Lives(Judged):
     """Carries out steps of servers that are there."""
 
-    def do_start(self, machine, step):
+    def do_start(self, machine: Machine, step: Step) -> None:
         machine.excused = False
         machine.renew()
         if step["point"]:
@@ -80,7 +82,7 @@ class Lives(Judged):
         machine.end(how)
         machine.keep_log()
 
-    def do_single(self, machine, step):
+    def do_single(self, machine: Machine, step: Step) -> None:
         expected = machine.ledger.expectation()
         expected["orphans_allowed"] = oracle.names_of_files(machine.data)
         machine.hide_settings(False)
@@ -93,7 +95,7 @@ class Lives(Judged):
         self.figures["verdicts"] += 1
         self._complain("oracle", [text for text in complaints if not self._harmless(text)])
 
-    def do_stop(self, machine, step):
+    def do_stop(self, machine: Machine, step: Step) -> None:
         with self._under_load(step):
             machine.end(step["how"])
         if step["how"] != "fast":
@@ -101,7 +103,7 @@ class Lives(Judged):
         elif machine.marked():
             raise Failure(f"{machine.name} was stopped cleanly, and the marker is there")
 
-    def do_cut(self, machine, step):
+    def do_cut(self, machine: Machine, step: Step) -> None:
         with self._under_load(step):
             if machine.instance.alive():
                 machine.end("kill")
@@ -114,10 +116,10 @@ class Lives(Judged):
         machine.keep_log()
         self.figures["cuts"] += 1
 
-    def do_edit(self, machine, step):
+    def do_edit(self, machine: Machine, step: Step) -> None:
         machine.configure(step["settings"])
 
-    def do_reload(self, machine, step):
+    def do_reload(self, machine: Machine, step: Step) -> None:
         with self._under_load(step):
             if step["scope"] == "server":
                 machine.configure({MODE: step["mode"]})
@@ -129,11 +131,11 @@ class Lives(Judged):
                 whom = {"role": f"ROLE {server.USER}", "database": "DATABASE postgres"}
                 machine.ask(f"ALTER {whom[step['scope']]} SET {MODE} = '{step['mode']}'")
 
-    def do_work(self, machine, step):
+    def do_work(self, machine: Machine, step: Step) -> None:
         with self._under_load(step):
             pass
 
-    def do_faulty(self, machine, step):
+    def do_faulty(self, machine: Machine, step: Step) -> None:
         machine.excused = True
         with self._under_load(step):
             for fault in step["faults"]:
@@ -145,7 +147,7 @@ class Lives(Judged):
         elif not machine.instance.alive():
             raise Failure(f"{machine.name} has ended by itself")
 
-    def do_script(self, machine, step):
+    def do_script(self, machine: Machine, step: Step) -> None:
         machine.excused = True
         with scripts.played(step["name"], machine.instance.connect, machine.store,
                             step["seed"]) as complaints:
@@ -154,7 +156,7 @@ class Lives(Judged):
                 self._finish(machine, step["then"])
         self.figures["scripts"] += 1
 
-    def do_clock(self, machine, step):
+    def do_clock(self, machine: Machine, step: Step) -> None:
         with self._under_load(step), server.as_user():
             back = machine.data / CLOCK_BACK
             if back.exists():
@@ -162,11 +164,11 @@ class Lives(Judged):
             else:
                 back.touch()
 
-    def do_checkpoint(self, machine, step):
+    def do_checkpoint(self, machine: Machine, step: Step) -> None:
         with self._under_load(step):
             machine.ask("CHECKPOINT")
 
-    def do_kill(self, machine, step):
+    def do_kill(self, machine: Machine, step: Step) -> None:
         with self._under_load(step):
             since = machine.logged()
             pid = machine.instance.process_called(_PROCESS_TITLES[step["process"]])
@@ -188,7 +190,7 @@ class Lives(Judged):
             machine.wait_for("ending", lambda: False)
             self._finish(machine, "kill")
 
-    def do_promote(self, machine, step):
+    def do_promote(self, machine: Machine, step: Step) -> None:
         if self._followed(machine):
             self._catch_up(machine)
         with self._under_load(step):
@@ -200,6 +202,6 @@ class Lives(Judged):
         self._verify(machine)
 
 
-def points(action, point):
+def points(action: str, point: Any) -> dict:
     """Return settings with which a server crashes, or is held, at a point of the engine."""
     return {"shared_preload_libraries": MODULE, f"{MODULE}.{action}_at": point}

@@ -1,5 +1,7 @@
 """Kinds of load: tables, indexes, databases and tablespaces come and go, and so do their files."""
 
+from typing import Any
+
 import psycopg2
 
 from .client import Client
@@ -13,7 +15,7 @@ class Copy(Client):
     tables = (Table("old", limit=500),)
     files = True
 
-    def step(self):
+    def step(self) -> None:
         """Load one or the other."""
         rng = self.rng
         with self.transaction() as cursor:
@@ -38,7 +40,7 @@ class Index(Client):
     tables = (Table("t", size=250, limit=400, derived=tuple(DERIVED)),)
     files = True
 
-    def step(self):
+    def step(self) -> None:
         """Change rows; create, drop or rebuild an index."""
         rng = self.rng
         table = self.table("t")
@@ -60,7 +62,7 @@ class Vacuum(Client):
     tables = (Table("a", size=300), Table("b", size=300, methods=("btree",)))
     files = True
 
-    def step(self):
+    def step(self) -> None:
         """Make dead rows, then clean up."""
         rng = self.rng
         table = self.any_table()
@@ -82,7 +84,7 @@ class Truncate(Client):
     files = True
     aborts = 0.3
 
-    def step(self):
+    def step(self) -> None:
         """Truncate or fill."""
         rng = self.rng
         table = self.table("t")
@@ -108,7 +110,7 @@ class Refill(Client):
     files = True
     aborts = 0.15
 
-    def step(self):
+    def step(self) -> None:
         """Change some rows; at times begin anew; at times fill, cut and fill with less."""
         rng = self.rng
         table = self.table(f"t{rng.randrange(4)}")
@@ -134,7 +136,7 @@ class Recreate(Client):
     files = True
     aborts = 0.2
 
-    def step(self):
+    def step(self) -> None:
         """Drop, create, or both."""
         rng = self.rng
         with self.transaction() as cursor:
@@ -147,7 +149,7 @@ class Recreate(Client):
                 new.size = rng.randint(0, 300)
                 self.add(cursor, new)
 
-    def shape(self, short):
+    def shape(self, short: str) -> Table:
         """Return the table with a random index."""
         return Table(short, methods=(self.rng.choice(sorted(METHODS)),))
 
@@ -159,7 +161,7 @@ class Unlogged(Client):
     tables = (Table("u", methods=("btree",), unlogged=True), Table("p", methods=("gist",)))
     files = True
 
-    def step(self):
+    def step(self) -> None:
         """Change rows, or the persistence."""
         table = self.any_table()
         with self.transaction() as cursor:
@@ -179,7 +181,7 @@ class Database(Client):
 
     database = None     # name of the one that exists
 
-    def connect(self):
+    def connect(self) -> Any:
         """Take over what an earlier run has left."""
         known = super().connect()
         for (name,) in self.query("SELECT datname FROM pg_database WHERE datname"
@@ -187,7 +189,7 @@ class Database(Client):
             self.database = name
         return known
 
-    def step(self):
+    def step(self) -> None:
         """Create one, use it or not, drop it the next time."""
         rng = self.rng
         if self.database is None:
@@ -209,7 +211,7 @@ class Database(Client):
             if self.effect(f"DROP DATABASE {name} WITH (FORCE)", "database", name, False, paths):
                 self.database = None
 
-    def use(self, name):
+    def use(self, name: str) -> None:
         """Write into the database; its contents are not verified from then on."""
         self.record("touch", name=name)
         begun = self.begin()
@@ -238,7 +240,7 @@ class Tablespace(Client):
 
     own = None      # name of the tablespace that it made itself
 
-    def connect(self):
+    def connect(self) -> Any:
         """Take over what an earlier run has left."""
         known = super().connect()
         for (name,) in self.query("SELECT spcname FROM pg_tablespace WHERE spcname"
@@ -246,7 +248,7 @@ class Tablespace(Client):
             self.own = name
         return known
 
-    def step(self):
+    def step(self) -> None:
         """Change rows, then move something, or make and drop a tablespace."""
         rng = self.rng
         table = self.table("t")
@@ -261,7 +263,7 @@ class Tablespace(Client):
         if rng.random() < 0.15:
             self.come_and_go()
 
-    def come_and_go(self):
+    def come_and_go(self) -> None:
         """Create an in-place tablespace, or drop it."""
         if self.own is None:
             name = f"load_brief_{self.n}_{self.rng.randrange(1000)}"

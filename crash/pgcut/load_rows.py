@@ -1,11 +1,12 @@
 """Kinds of load: rows change, of tables that stay as they are."""
 
 import zlib
+from typing import Any
 
 import psycopg2
 
 from . import logformat, plans
-from .client import Client
+from .client import Client, Run
 from .table import METHODS, Table
 
 # Numbers of large objects: beyond all that the server gives by itself.
@@ -26,7 +27,7 @@ class Transfer(Client):
     clients = 3
     accounts = None
 
-    def step(self):
+    def step(self) -> None:
         """Make one transfer, sometimes with a part that is undone."""
         rng = self.rng
         if self.accounts is None:
@@ -46,7 +47,7 @@ class Transfer(Client):
             cursor.execute("INSERT INTO load.history VALUES (%s, %s, %s, %s, %s)",
                            (self.name, self.n + 1, src, dst, amount))
 
-    def look(self):
+    def look(self) -> None:
         """Count what all accounts hold, by each plan."""
         try:
             with self.connection.cursor() as cursor:
@@ -65,7 +66,7 @@ class Method(Client):
     tables = tuple(Table(method, size=250, limit=400, methods=(method,))
                    for method in sorted(METHODS))
 
-    def step(self):
+    def step(self) -> None:
         """Change rows; sometimes let VACUUM clean the index."""
         table = self.any_table()
         with self.transaction() as cursor:
@@ -87,7 +88,7 @@ class Chains(Client):
     kind = "chains"
     tables = (Table("hash", size=2600, limit=3600, body=20, methods=("hash",), values=5),)
 
-    def step(self):
+    def step(self) -> None:
         """Remove rows, from the index as well, and insert others; at times change any."""
         table, count = self.any_table(), self.rng.randint(1, 100)
         with self.transaction() as cursor:
@@ -114,7 +115,7 @@ class Hint(Client):
               *(Table(name, size=300, limit=500, body=200) for name in resting))
     aborts = 0.4
 
-    def step(self):
+    def step(self) -> None:
         """Commit or roll back some rows, and look at all of them; or do one of these."""
         if self.rng.random() < 0.4:
             self._change("t", 100)
@@ -139,7 +140,7 @@ class Toast(Client):
     kind = "toast"
     tables = (Table("t", size=12, body=16000),)
 
-    def step(self):
+    def step(self) -> None:
         """Change some rows."""
         with self.transaction() as cursor:
             self.table("t").churn(cursor, self.rng, self.rng.randint(1, 3))
@@ -151,7 +152,7 @@ class Scan(Client):
     kind = "scan"
     tables = (Table("t", size=1200, limit=1300, body=1800),)
 
-    def step(self):
+    def step(self) -> None:
         """Dirty some pages, then push them out."""
         table = self.table("t")
         with self.transaction() as cursor:
@@ -165,7 +166,7 @@ class Multixact(Client):
     kind = "multixact"
     tables = (Table("t", size=150, limit=300, methods=("btree",)),)
 
-    def step(self):
+    def step(self) -> None:
         """Lock some rows; lock or change some of them again, in a transaction below or without effect."""
         rng = self.rng
         with self.transaction() as cursor:
@@ -198,12 +199,12 @@ class Large(Client):
     kind = "large"
     system, segments = 0, (1,)
 
-    def __init__(self, run, number):
+    def __init__(self, run: Run, number: int) -> None:
         super().__init__(run, number)
         self.objects = {}       # number -> bytes
         self.numbers = range(FIRST_LARGE + 10 * number, FIRST_LARGE + 10 * number + 6)
 
-    def step(self):
+    def step(self) -> None:
         """Make one, or change or remove it."""
         rng = self.rng
         with self.transaction() as cursor:
@@ -228,7 +229,7 @@ class Large(Client):
                 cursor.execute("SELECT lo_put(%s, %s, %s)", (number, at, piece))
                 self.objects[number] = held[:at] + piece + held[at + len(piece):]
 
-    def connect(self):
+    def connect(self) -> Any:
         """Learn which segments the log has and may come to, if there is one."""
         known = super().connect()
         self.system, newest = self.query(
@@ -238,18 +239,18 @@ class Large(Client):
         self.segments = range(max(1, newest - NEAR), newest + NEAR)
         return known
 
-    def save(self):
+    def save(self) -> tuple:
         return super().save(), dict(self.objects)
 
-    def restore(self, saved):
+    def restore(self, saved: Any) -> None:
         rest, self.objects = saved
         super().restore(rest)
 
-    def state(self, extra=None):
+    def state(self, extra: Any = None) -> dict:
         return {**super().state(extra), "large": {
             str(number): [len(held), zlib.crc32(held)] for number, held in self.objects.items()}}
 
-    def resume(self, cursor, state):
+    def resume(self, cursor: Any, state: Any) -> None:
         super().resume(cursor, state)
         for number, told in state.get("large", {}).items():
             cursor.execute("SELECT lo_get(%s)", (int(number),))

@@ -1,6 +1,7 @@
 """Kinds of load that are not about tables: sequences, two phases, checkpoints, modes."""
 
 import json
+from typing import Any
 
 import psycopg2
 
@@ -14,11 +15,11 @@ class Sequence(Client):
     kind = "sequence"
     files = True
 
-    def setup(self, cursor):
+    def setup(self, cursor: Any) -> None:
         """Create the one that stays."""
         self.take(cursor, self.prefix + "stays")
 
-    def take(self, cursor, name):
+    def take(self, cursor: Any, name: str) -> None:
         """Take values of a sequence, and create it for that if need be."""
         if name not in self.sequences:
             cursor.execute(f"CREATE SEQUENCE {name} CACHE {self.rng.choice((1, 1, 10))}")
@@ -26,7 +27,7 @@ class Sequence(Client):
                        f" FROM generate_series(1, {self.rng.randint(1, 40)})")
         self.sequences[name] = cursor.fetchone()[0]
 
-    def step(self):
+    def step(self) -> None:
         """Take values; create or drop the other sequence."""
         goes = self.prefix + "goes"
         with self.transaction() as cursor:
@@ -45,7 +46,7 @@ class Prepared(Client):
     tables = (Table("t", methods=("btree",)),)
     files = True
 
-    def step(self):
+    def step(self) -> None:
         """Prepare a transaction, wait a little, decide."""
         before = self.save()
         n = self.n + 1
@@ -75,7 +76,7 @@ class Prepared(Client):
             self.restore(before)
         self.end(begun, failed=not commit)
 
-    def connect(self):
+    def connect(self) -> Any:
         """Decide what an earlier run has left prepared, then take up from there."""
         self.connection = self.run.connect("postgres")
         self.connection.autocommit = True
@@ -85,7 +86,7 @@ class Prepared(Client):
         self.connection.close()
         return super().connect()
 
-    def decide(self, gid, n, commit):
+    def decide(self, gid: str, n: int, commit: bool) -> bool:
         """Run the second phase; try again if it fails, as no other client does.
 
         Return whether it has ended; if not, the run has, and the outcome is unknown.
@@ -120,14 +121,14 @@ class Catalog(Client):
     catalogs = ("pg_class", "pg_attribute", "pg_proc", "pg_type", "pg_index", "pg_depend",
                 "pg_database", "pg_shdepend", "pg_tablespace", "pg_largeobject")
 
-    def connect(self):
+    def connect(self) -> Any:
         """Give way to the other clients, which need the same locks."""
         known = super().connect()
         with self.connection.cursor() as cursor:
             cursor.execute("SET lock_timeout = '200ms'")
         return known
 
-    def step(self):
+    def step(self) -> None:
         """Rewrite one."""
         how = self.rng.choice(("VACUUM FULL", "VACUUM FULL", "REINDEX TABLE"))
         self.command(f"{how} {self.rng.choice(self.catalogs)}")
@@ -140,7 +141,7 @@ class Checkpoint(Client):
     background = True
     pause = 2.0
 
-    def step(self):
+    def step(self) -> None:
         """Make a checkpoint."""
         self.command("CHECKPOINT")
 
@@ -152,7 +153,7 @@ class Mode(Client):
     background = True
     pause = 3.0
 
-    def step(self):
+    def step(self) -> None:
         """Switch."""
         modes = self.run.modes
         if len(modes) < 2:

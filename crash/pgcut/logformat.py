@@ -1,6 +1,8 @@
 """What a batch of the double-write log looks like; see storage/doublewrite_format.h."""
 
+import random
 import struct
+from typing import Any
 
 BATCH = struct.Struct("<QIIQQQQIIQQQQII")
 ENTRY = struct.Struct("<IIIHHIIQ")
@@ -25,7 +27,7 @@ def _crc_table():
 _CRCS = _crc_table()
 
 
-def crc32c(data):
+def crc32c(data: Any) -> int:
     """Return the CRC-32C of bytes."""
     crc = 0xFFFFFFFF
     for byte in data:
@@ -38,7 +40,7 @@ _INFOMASK = 21                  # its byte with the bits of hints
 _HINTS = 0x0F
 
 
-def hint_digest(page, all_visible=False):
+def hint_digest(page: Any, all_visible: bool = False) -> int:
     """Return what a note says of a heap page: its CRC without its hints.
 
     With `all_visible`, PD_ALL_VISIBLE is left out as well.
@@ -56,7 +58,7 @@ def hint_digest(page, all_visible=False):
     return crc32c(page)
 
 
-def planted(rng, system, segments, length):
+def planted(rng: random.Random, system: int, segments: Any, length: int) -> bytes:
     """Return bytes that look like headers of batches, as a user might make them up.
 
     All is right except the nonce, which users never learn.  Each header is of a block of one of

@@ -8,13 +8,16 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psycopg2
 
 from . import alarms, drawing, monitor, readers, server, workload
 from .ledger import Ledger
+from .recording import Recording
 from .store import OWNER, Store, identified
 from .world import MODE
 
@@ -42,7 +45,7 @@ _AS_IN_STOCK = re.compile("is not in this server's history|has already been remo
 _ALARMING_CODE = re.compile("XX|58")
 
 
-def alarming(log):
+def alarming(log: str) -> list[str]:
     """Return the lines of a server log that were not to happen, unless something was made to fail."""
     return [line for line in alarms.of_server(log) if not _AS_IN_STOCK.search(line)]
 
@@ -61,13 +64,13 @@ class Tools:
     scratch: str
 
     @property
-    def clock(self):
+    def clock(self) -> str:
         """Return the library that stands for the clock of a server."""
         found = list(Path(self.bindir).parent.glob(f"lib*/**/{CLOCK}.so"))
         return str(found[0]) if found else ""
 
 
-def with_module(bindir, build, place):
+def with_module(bindir: str, build: str, place: Path) -> str:
     """Return programs of a copy of an installation that has the test module, too."""
     where = subprocess.run([Path(bindir) / "pg_config", "--pkglibdir"], capture_output=True,
                            text=True, check=True).stdout.strip()
@@ -84,7 +87,7 @@ def with_module(bindir, build, place):
 class Load(threading.Thread):
     """Clients, and maybe a reader, on one server."""
 
-    def __init__(self, machine, load):
+    def __init__(self, machine: "Machine", load: Any) -> None:
         super().__init__(name="load")
         self._machine = machine
         self._load = load
@@ -94,7 +97,7 @@ class Load(threading.Thread):
         self.events = []
         self.reader = readers.Reader(machine.instance.connect) if load["readers"] else None
 
-    def run(self):
+    def run(self) -> None:
         ledger = self._machine.ledger
 
         def sink(event):
@@ -119,7 +122,7 @@ class Load(threading.Thread):
             if self.reader:
                 self.reader.stop.set()
 
-    def complaints(self):
+    def complaints(self) -> list[str]:
         """Return what was wrong, apart from what the ledger is for."""
         found = [event["text"] for event in self.events if event["what"] == "complaint"]
         errors = [(event.get("sqlstate", ""), event["error"]) for event in self.events
@@ -136,7 +139,7 @@ class Load(threading.Thread):
 class Machine:
     """One server with its disk."""
 
-    def __init__(self, name, tools, place):
+    def __init__(self, name: str, tools: Tools, place: Path) -> None:
         self.name = name
         self.tools = tools
         self.store = Store(tools.recorder, Path(place) / name)
@@ -144,7 +147,7 @@ class Machine:
         self.log.touch()
         server.own(self.log)
         self._logs = [Path(place) / f"{name}.log-{which}" for which in ("before", "last")]
-        self._redos = [None, None]  # the redo pointers that pg_control named then
+        self._redos: list = [None, None]  # the redo pointers that pg_control named then
         self.lived = False         # it has got ready since the last copy was taken
         self.instance = server.Server(tools.bindir, self.store.data, self.log)
         self.instance.make_sockets()
@@ -153,16 +156,17 @@ class Machine:
         self.clean = False          # it was stopped fast, not in the middle of a start
         self.verified = True        # in this life, or else by the next one
         self.read = 0               # of the server log
-        self.archive = None         # where WAL of this data directory goes
+        self.archive: Any = None         # where WAL of this data directory goes
         self.watched = False        # the protocol monitor can read what is recorded now
         self._place = Path(place)
         self._segments = set()
 
     @property
-    def data(self):
+    def data(self) -> Path:
         return self.store.data
 
-    def start(self, program="ours", settings=None, wait=True, clock=False):
+    def start(self, program: str = "ours", settings: Mapping[str, Any] | None = None,
+              wait: bool = True, clock: Any = False) -> None:
         stock = program == "stock"
         self.clean = False
         self.instance.bindir = self.tools.stock_bindir if stock else self.tools.bindir
@@ -172,11 +176,11 @@ class Machine:
         if wait:
             self.note_segments()
 
-    def note_segments(self):
+    def note_segments(self) -> None:
         """Remember shared memory that stays behind if the server is killed from within."""
         self._segments = self.instance.shared_memory()
 
-    def hide_settings(self, hide):
+    def hide_settings(self, hide: Any) -> None:
         """Hide the settings that stock does not know, or bring them back."""
         shown, hidden = self.data / OUR_FILE, self.data / f"{OUR_FILE}.hidden"
         with server.as_user():
@@ -186,7 +190,7 @@ class Machine:
                 hidden.rename(shown)
         self.sync_names()
 
-    def sync_names(self):
+    def sync_names(self) -> None:
         """Make durable what we have renamed in the data directory: no cut undoes it."""
         directory = os.open(self.data, os.O_RDONLY)
         try:
@@ -194,14 +198,14 @@ class Machine:
         finally:
             os.close(directory)
 
-    def configure(self, settings):
+    def configure(self, settings: Mapping[str, Any]) -> None:
         """Set parameters in the file that they belong to."""
         self.hide_settings(False)
         for name, value in settings.items():
             file = OUR_FILE if name.startswith(OURS) else "postgresql.conf"
             server.write_settings(self.data, {name: value}, file)
 
-    def archives(self):
+    def archives(self) -> None:
         """Have WAL from here on archived by itself: the data directory is another one."""
         number = len(list(self._place.glob(f"{self.name}.archive-*"))) + 1
         self.archive = self._place / f"{self.name}.archive-{number}"
@@ -210,11 +214,11 @@ class Machine:
         file = f"{self.archive}/%f"
         self.configure({"archive_command": f"cp %p {file}.new && mv {file}.new {file}"})
 
-    def cut(self, recording, fault, seed, unit):
+    def cut(self, recording: Recording, fault: str, seed: int, unit: int) -> None:
         """Leave what a power cut leaves; the copies of the log go on being of the same files."""
         self._note_files(self.store.cut(recording, fault, seed, unit))
 
-    def renew(self):
+    def renew(self) -> None:
         """Begin the recording anew if it is long."""
         self._note_files(self.store.renew())
 
@@ -224,7 +228,7 @@ class Machine:
             for log in self._logs:
                 identified(log / Path(OWNER).name, known)
 
-    def end(self, how):
+    def end(self, how: str) -> None:
         """Stop the server in one of the ways there are."""
         self.clean = how == "fast" and self.instance.is_ready()
         if how == "kill":
@@ -233,13 +237,13 @@ class Machine:
             self.instance.stop({"fast": signal.SIGINT, "immediate": signal.SIGQUIT}[how])
         self.clean_up()
 
-    def clean_up(self):
+    def clean_up(self) -> None:
         """Remove what a server that was killed has left in memory."""
         for segment in self._segments:
             Path(segment).unlink(missing_ok=True)
         self._segments = set()
 
-    def keep_log(self):
+    def keep_log(self) -> None:
         """Keep a copy of the double-write log of a crashed server, and the one before it."""
         if self.lived:
             shutil.rmtree(self._logs[0], ignore_errors=True)
@@ -252,19 +256,19 @@ class Machine:
         if (self.data / LOG).exists():
             subprocess.run(["cp", "-a", str(self.data / LOG), str(self._logs[1])], check=True)
 
-    def old_log(self):
+    def old_log(self) -> Any:
         """Return the newest copy that is from before the last start."""
         return self._logs[1 if self.lived else 0]
 
-    def checkpointed(self):
+    def checkpointed(self) -> bool:
         """Say whether a checkpoint has completed since old_log() was copied."""
         return monitor.redo_pointer(self.data) != self._redos[1 if self.lived else 0]
 
-    def marked(self):
+    def marked(self) -> bool:
         marker = self.data / MARKER
         return marker.exists() and MARKER_LINE in marker.read_text()
 
-    def follow(self, source):
+    def follow(self, source: "Machine") -> None:
         """Make a standby of a stopped server."""
         self.configure({"primary_conninfo":
                         f"host={source.instance.sockets} user={server.USER}"})
@@ -272,11 +276,11 @@ class Machine:
             (self.data / server.STANDBY_SIGNAL).touch()
         self.sync_names()
 
-    def ask(self, query):
+    def ask(self, query: str) -> Any:
         """Return the value of a query."""
         return readers.undisturbed(lambda: self.instance.query(query))
 
-    def unread(self):
+    def unread(self) -> str:
         """Return what the server has logged since the last call."""
         with open(self.log, errors="replace") as opened:
             opened.seek(self.read)
@@ -284,15 +288,15 @@ class Machine:
             self.read = opened.tell()
         return text
 
-    def logged(self):
+    def logged(self) -> int:
         """Return where the server log ends now."""
         return self.instance.log_size()
 
-    def says(self, pattern, since):
+    def says(self, pattern: re.Pattern, since: Any) -> bool:
         """Say whether the log has a line since a place in it."""
         return bool(pattern.search(self.instance.log_text(since)))
 
-    def wait_for(self, what, condition):
+    def wait_for(self, what: str, condition: Callable[[], Any]) -> None:
         """Wait until a condition holds, or the server is gone; too long is a failure."""
         deadline = time.monotonic() + HANG_SECONDS
         while not condition():
@@ -302,13 +306,13 @@ class Machine:
                 raise Failure(f"{self.name} hangs: {what}")
             time.sleep(POLL_SECONDS)
 
-    def gone(self):
+    def gone(self) -> bool:
         """Say whether the server is gone, or about to, now that a session has lost it."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.instance._process.wait(GONE_SECONDS)
         return not self.instance.alive()
 
-    def close(self):
+    def close(self) -> None:
         self.instance.close()
         self.clean_up()
         self.store.close()
@@ -317,11 +321,11 @@ class Machine:
 class Templates:
     """The clusters that histories begin with, made once."""
 
-    def __init__(self, tools):
+    def __init__(self, tools: Tools) -> None:
         self._tools = tools
         self._made = {}
 
-    def get(self, checksums):
+    def get(self, checksums: bool) -> Path:
         if checksums not in self._made:
             self._made[checksums] = self._make(checksums)
         return self._made[checksums]

@@ -8,7 +8,9 @@ value of each other one: what two settings break together is met sooner than by 
 
 import functools
 import random
+from collections.abc import Mapping
 from itertools import combinations
+from typing import Any
 
 # How many rows it takes for all pairs of values to be there, and some more.
 CYCLE = 36
@@ -85,7 +87,7 @@ FIXED = {
 }
 
 
-def draw(seed, **fixed):
+def draw(seed: int, **fixed: Any) -> tuple[dict[str, str], bool]:
     """Return (settings, checksums) drawn for a seed; `fixed` overrides draws."""
     cycle, number = divmod(seed, CYCLE)
     settings = dict(_rows(cycle)[number])
@@ -132,7 +134,7 @@ def _pairs(row):
     return {frozenset(pair) for pair in combinations(row.items(), 2)}
 
 
-def sanitised(settings):
+def sanitised(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return `settings` without combinations that PostgreSQL refuses."""
     settings = dict(settings)
     if settings["wal_level"] == "minimal":
@@ -144,7 +146,7 @@ def sanitised(settings):
     return settings
 
 
-def replicating(settings):
+def replicating(settings: Mapping[str, Any]) -> dict:
     """Return `settings` changed such that the server can be a primary."""
     return {**settings, "wal_level": "replica" if settings["wal_level"] == "minimal"
             else settings["wal_level"], "max_wal_senders": FIXED["max_wal_senders"]}

@@ -1,7 +1,10 @@
 """Delta debugging: the fewest departures from a healthy state that still fail."""
 
+from collections.abc import Callable
+from typing import Any
 
-def ddmin(pieces, fails):
+
+def ddmin(pieces: Any, fails: Callable[..., bool]) -> Any:
     """Return a subset of `pieces` for which `fails` holds and no part can go.
 
     `fails(subset)` must hold for all of them.  The result is 1-minimal: it no

@@ -22,11 +22,12 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .block import BlockDisk, BlockError, BlockStore, mounted, random_choice
 from .content import BLOCK, KEPT, LOST
 from .disk import Choice, Disk
-from .fileplayer import SECTOR, FilePlayer
+from .fileplayer import SECTOR, FileHistory, FilePlayer
 from .recording import ROOT_INO, Kind, Recording
 
 _FALLOC_KEEP_SIZE, _FALLOC_PUNCH_HOLE, _FALLOC_ZERO_RANGE = 1, 2, 16
@@ -36,7 +37,7 @@ _IGNORED_NAMES = {"lost+found"}
 # What is found -------------------------------------------------------------
 
 
-def found_tree(root):
+def found_tree(root: Path) -> dict:
     """Return {path: (kind, content)} of what is below a directory."""
     tree = {}
     for directory, subdirectories, files in os.walk(root):
@@ -59,25 +60,25 @@ def found_tree(root):
 class OpenDisk(Disk):
     """A Disk that shows what it holds."""
 
-    def __init__(self, history):
+    def __init__(self, history: FileHistory) -> None:
         super().__init__(history)
         self.history = history
 
-    def names(self):
+    def all_names(self) -> dict:
         """Return the durable names, {(directory, name): inode}."""
         return {(directory, name): ino for directory, entries in self._names.items()
                 for name, ino in entries.items()}
 
-    def kind(self, ino):
+    def kind(self, ino: int) -> str:
         """Return "f", "d" or "l"."""
         return self._files[ino].kind
 
-    def data_of(self, ino):
+    def data_of(self, ino: int) -> tuple:
         """Return what is durable of a file, and its pending operations."""
         return bytes(self._files[ino].content), list(self._files[ino].pending)
 
 
-def complaints(disk, found):
+def complaints(disk: OpenDisk, found: Any) -> list[str]:
     """Return why the model does not allow this tree at the cut of a Disk.
 
     `found` is {path: (kind, content)}.  Directories must never be renamed, and
@@ -89,14 +90,14 @@ def complaints(disk, found):
 class _Judgement:
     """One tree under examination."""
 
-    def __init__(self, disk, found):
+    def __init__(self, disk: OpenDisk, found: Any) -> None:
         self._disk = disk
-        self._names = disk.names()
+        self._names = disk.all_names()
         self._found = found
         self._verdicts = {}         # (inode, path) -> reason, or None
         self._paths = self._directory_paths()
 
-    def complaints(self):
+    def complaints(self) -> list[str]:
         reasons = []
         groups = _groups(self._disk.pending_names())
         touched = set().union(*(names for names, _ in groups))
@@ -227,7 +228,7 @@ def _closed_subsets(ops):
     yield from choose(len(ops) - 1, frozenset(), [])
 
 
-def data_reason(durable, pending, data, found):
+def data_reason(durable: Any, pending: Any, data: Any, found: Any) -> str | None:
     """Return why the model does not allow a file's content, or None.
 
     `durable` is the durable content, `pending` the pending operations in order,
@@ -355,14 +356,15 @@ class Outcome:
     trees: int = 0                  # different ones
     findings: list = field(default_factory=list)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return (f"{self.fstype} seed {self.seed}: {sum(self.file_operations.values())} file "
                 f"operations, {self.block_writes} block writes, {self.block_flushes} flushes, "
                 f"{self.cuts} cuts, {self.images} images, {self.trees} different trees, "
                 f"{len(self.findings)} findings")
 
 
-def check(fstype, seed, steps, cuts, workdir, recorder, aligned=True, honest=True):
+def check(fstype: str, seed: int, steps: Any, cuts: int, workdir: Path, recorder: str,
+          aligned: bool = True, honest: bool = True) -> Outcome:
     """Record a random history and judge what `cuts` power cuts leave of it.
 
     Each cut gives three images: all unflushed block writes lost, all kept, a

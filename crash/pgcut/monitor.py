@@ -32,9 +32,10 @@ import gc
 import re
 import struct
 from collections import defaultdict
+from typing import Any
 
 from . import wal
-from .recording import ROOT_INO, SYNC_DATA, SYNC_DIRECTORY, Kind
+from .recording import ROOT_INO, SYNC_DATA, SYNC_DIRECTORY, Kind, Recording
 from .states import SPACES
 from .watched import CONTROL, PAGE, File, flat, lsn_text, page_name
 from .watchedhome import HomeRules
@@ -50,12 +51,12 @@ _FORKS = {None: 0, "fsm": 1, "vm": 2, "init": 3}
 _DEFAULT_SPACE, _GLOBAL_SPACE = 1663, 1664
 
 
-def redo_pointer(data):
+def redo_pointer(data: Any) -> int:
     """Return the redo pointer that the control file of a data directory names."""
     return CONTROL.unpack_from((data / "global/pg_control").read_bytes())[2]
 
 
-def check(recording):
+def check(recording: Recording) -> tuple:
     """Return (violations, figures) of a recording."""
     gc.disable()                # which would look at a million records again and again
     try:
@@ -69,14 +70,14 @@ def check(recording):
 class Monitor(HomeRules):
     """Reads a recording from beginning to end."""
 
-    def __init__(self, recording):
+    def __init__(self, recording: Recording) -> None:
         super().__init__(recording)
         self._segment_pages, = _SEGMENT_PAGES.unpack_from(
             (recording.base / "global/pg_control").read_bytes())
         self._removals = defaultdict(list)  # directory -> [(seq, inodes)]
         self._load_base()
 
-    def run(self):
+    def run(self) -> None:
         """Check everything; the violations are left in self.violations."""
         handlers = {Kind.WRITE: self._write, Kind.SYNC: self._sync, Kind.CREATE: self._create,
                     Kind.RENAME: self._rename, Kind.UNLINK: self._unlink, Kind.RMDIR: self._rmdir,

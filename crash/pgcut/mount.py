@@ -6,7 +6,9 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 MOUNT_SECONDS = 120
 END_SECONDS = 300
@@ -20,7 +22,8 @@ class MountError(Exception):
 
 
 @contextlib.contextmanager
-def recorded(recorder, base, directory, seed=0, sync_delay_us=(0, 0), options=()):
+def recorded(recorder: str, base: Any, directory: Path, seed: int = 0, sync_delay_us: Any = (0, 0),
+             options: Any = ()) -> Iterator[Path]:
     """Mount a recorder over a copy of `base`; yields the mount point.
 
     On leaving it is unmounted, and `directory` holds base, base.tsv and ops.bin.
@@ -46,7 +49,7 @@ def recorded(recorder, base, directory, seed=0, sync_delay_us=(0, 0), options=()
     mountpoint.rmdir()
 
 
-def set_fault(mountpoint, rule):
+def set_fault(mountpoint: Path, rule: str) -> None:
     """Make operations on a mounted recorder fail, as faults.c says, or "clear" all rules."""
     os.setxattr(mountpoint, "user.pgcut.fault", rule.encode())
 

@@ -10,7 +10,9 @@ import math
 import re
 import subprocess
 from bisect import bisect_right
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from common.base import identity, server_user
 
@@ -35,7 +37,7 @@ _OF_FILES = re.compile("is not a page|fork has .* could be read"
 TIMEOUT = 600
 
 
-def expectation(acks, moment):
+def expectation(acks: Any, moment: float) -> dict:
     """Return what must hold if the power was cut at `moment` (monotonic ns).
 
     {"clients": {client: {"acked", "issued"}}, "prepared": {gid: ...},
@@ -115,7 +117,7 @@ def _phase(prepared, what, event):
     prepared[gid] = {"client": event["client"], "n": event["n"], "fate": fate}
 
 
-def lagging(expected):
+def lagging(expected: Any) -> dict:
     """Return what must hold on a standby or a backup, which may be behind.
 
     How far it has come is not known, hence nothing that depends on it; what
@@ -127,7 +129,7 @@ def lagging(expected):
                         for client, known in expected["clients"].items()}}
 
 
-def orphans_allowed(acks, moment, ops):
+def orphans_allowed(acks: Any, moment: float, ops: Any) -> list:
     """Return the relation files that stock PostgreSQL may leave over, too.
 
     `ops` are (time_ns, operation, path relative to the data directory) of the
@@ -216,7 +218,7 @@ def _within(spans, when):
 
 
 @functools.cache
-def orphan_names(path):
+def orphan_names(path: str) -> tuple:
     """Return the names under which verify() may complain of a path."""
     path = re.sub(f"^{SPACES}/", "pg_tblspc/", path)
     match = re.match(r"(?:\./)?(base/\d+)(?:/|$)", path)
@@ -224,14 +226,15 @@ def orphan_names(path):
     return (match[1], name) if match else (name,)
 
 
-def names_of_files(data):
+def names_of_files(data: Any) -> list:
     """Return all relation files of a cluster as orphans_allowed() does."""
     paths = (path.relative_to(data) for pattern in ("base/*/*", "global/*", "pg_tblspc/*/*/*/*")
              for path in Path(data).glob(pattern))
     return sorted({name for path in paths for name in orphan_names(str(path))})
 
 
-def verify_connected(connect, expected, quick=False, checkpoint=True):
+def verify_connected(connect: Callable[..., Any], expected: Any, quick: bool = False,
+                     checkpoint: bool = True) -> list:
     """Return the complaints of a running server.
 
     The check of files needs them current: hence a checkpoint.  If the caller
@@ -253,7 +256,8 @@ def verify_connected(connect, expected, quick=False, checkpoint=True):
         connection.close()
 
 
-def verify_single(bindir, datadir, expected, options=None, quick=False, timeout=TIMEOUT):
+def verify_single(bindir: str, datadir: Any, expected: Any, options: Any = None,
+                  quick: bool = False, timeout: float = TIMEOUT) -> tuple:
     """Recover a cluster in single-user mode, and return (complaints, server log).
 
     `options` are settings for the server.  A server that does not come to a
@@ -274,7 +278,7 @@ def verify_single(bindir, datadir, expected, options=None, quick=False, timeout=
     return read_verdict(done.stdout, done.stderr, done.returncode), done.stderr
 
 
-def read_verdict(output, log, status):
+def read_verdict(output: Any, log: str, status: int) -> list[str]:
     """Return the complaints in the output of single-user mode."""
     complaints = [bytes.fromhex(digits).decode(errors="replace")
                   for digits in re.findall(r'"pgcut-complaint:([0-9a-f]*)"', output)]

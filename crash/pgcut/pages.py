@@ -3,7 +3,9 @@
 import os
 import struct
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from .oracle import orphan_names
 from .states import PAGE, RELATION, area
@@ -12,7 +14,7 @@ from .states import PAGE, RELATION, area
 _CONTROL_CHECKPOINT = 32
 
 
-def relation_files(data):
+def relation_files(data: Any) -> Iterator[str]:
     """Yield the paths, relative to a cluster's directory, of its relation files."""
     data = Path(data)
     for directory in (data / "global", *data.glob("base/*"), *data.glob("pg_tblspc/*/*/*")):
@@ -23,13 +25,13 @@ def relation_files(data):
                 yield path
 
 
-def end_of_wal(data):
+def end_of_wal(data: Any) -> int:
     """Return the LSN at which WAL of a cluster that was stopped ends."""
     control = (Path(data) / "global" / "pg_control").read_bytes()
     return struct.unpack_from("<Q", control, _CONTROL_CHECKPOINT)[0]
 
 
-def fingerprint(data):
+def fingerprint(data: Any) -> dict:
     """Return what recovery has made of a cluster: {what: checksum}.
 
     Without free space maps: redo changes them like hints, so what becomes of a
@@ -39,7 +41,7 @@ def fingerprint(data):
             for path in relation_files(data) if "_fsm" not in path}
 
 
-def future_lsns(data, unfinished):
+def future_lsns(data: Any, unfinished: Any) -> list[str]:
     """Return a complaint for each file with a page from after the end of WAL.
 
     After a clean stop the latest checkpoint is the end of WAL.  A page with a

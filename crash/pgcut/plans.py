@@ -1,5 +1,8 @@
 """Reading a table by every plan that there is: all must say the same."""
 
+from collections.abc import Iterator
+from typing import Any
+
 _ROWS = "SELECT count(*), coalesce(sum(oracle.digest(id, v, body)), 0) FROM {table}"
 
 # By name: the kind of scan that oracle.force() leaves, and a query.  The others let the
@@ -20,7 +23,7 @@ _ACCOUNTS = ("SELECT count(*) = oracle.accounts()"
              " FROM load.accounts WHERE id > 0")
 
 
-def disagreements_of_accounts(cursor):
+def disagreements_of_accounts(cursor: Any) -> Iterator[str]:
     """Yield what a plan says of all accounts if they do not hold what they must.
 
     The caller is in a transaction.
@@ -33,7 +36,7 @@ def disagreements_of_accounts(cursor):
             yield f"{count} accounts hold {total}, by {scan}"
 
 
-def disagreements(cursor, table, rows, total):
+def disagreements(cursor: Any, table: Any, rows: Any, total: int) -> Iterator[str]:
     """Yield what a plan says of a table if it is not so many rows with this sum of digests.
 
     The caller is in a transaction, from which oracle.force() does not get out.

@@ -3,12 +3,14 @@
 import os
 import re
 import traceback
+from pathlib import Path
 
 import psycopg2
 
 from . import alarms, drawing, server, steps
+from .history import History
 from .limits import Hang, limit
-from .machine import OURS, Failure, alarming
+from .machine import OURS, Failure, Templates, Tools, alarming
 from .refused import Refusals
 from .world import MODE
 
@@ -22,12 +24,12 @@ UNWATCHED = ("promote", "restore", "recover", "rewind", "single", "copied", "wro
 class Play(Refusals):
     """Plays one history, once."""
 
-    def __init__(self, history, tools, templates, place):
+    def __init__(self, history: History, tools: Tools, templates: Templates, place: Path) -> None:
         super().__init__(history, tools, place)
         self.templates = templates
         self.played = 0
 
-    def run(self):
+    def run(self) -> None:
         """Play all steps, until something is wrong; the findings are left in self.findings."""
         self.place.mkdir(parents=True, exist_ok=True)
         server.own(self.place)

@@ -5,17 +5,22 @@ files read in pieces, so that a page that is written meanwhile is read torn.
 """
 
 import json
+import random
 import re
 import shutil
 import signal
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import psycopg2
 
 from . import alarms, server, workload
 from .limits import limit
+from .server import Server
 
 # How a life of the server ends.  The next one begins with what that leaves.
 ENDS = ("fast", "immediate", "kill")
@@ -26,7 +31,7 @@ MODE = "io_torn_pages_protection"
 MODES = ("full_pages", "double_writes")
 
 
-def other_mode(mode):
+def other_mode(mode: str) -> str:
     """Return a mode that protects pages in another way, with images or without."""
     return MODES[mode == MODES[0]]
 
@@ -47,19 +52,19 @@ _CRASH = re.compile(r"^.*(?:TRAP:|PANIC:|was terminated by signal).*$", re.MULTI
 class Beside(threading.Thread):
     """A call in a thread of its own; join() raises what it raises."""
 
-    def __init__(self, work, *arguments):
+    def __init__(self, work: Callable[..., Any], *arguments: Any) -> None:
         super().__init__()
         self._call = work, arguments
         self._error = None
 
-    def run(self):
+    def run(self) -> None:
         work, arguments = self._call
         try:
             work(*arguments)
         except BaseException as error:
             self._error = error
 
-    def join(self, timeout=None):
+    def join(self, timeout: float | None = None) -> None:
         super().join(timeout)
         if self._error is not None:
             raise self._error
@@ -71,17 +76,17 @@ class Guard(threading.Thread):
     What others wait for would never come: an acknowledgement, or that a lock is released.
     """
 
-    def __init__(self, servers):
+    def __init__(self, servers: Any) -> None:
         super().__init__(name="guard")
         self._servers = servers         # by name
         self._over = threading.Event()
         self.crashed = {}               # name: what is to be said of it
 
-    def run(self):
+    def run(self) -> None:
         while self._servers and not self.crashed and not self._over.wait(GUARD_SECONDS):
             self.look()
 
-    def end(self, lost):
+    def end(self, lost: Any) -> None:
         """Look for the last time; for a while if clients have lost their connections."""
         self._over.set()
         self.join()
@@ -91,7 +96,7 @@ class Guard(threading.Thread):
             time.sleep(GUARD_SECONDS)
             self.look()
 
-    def look(self):
+    def look(self) -> None:
         """End all servers if one of them has ended."""
         gone = {name: one for name, one in self._servers.items() if not one.alive()}
         if gone and not self.crashed:
@@ -126,7 +131,8 @@ class Primary:
                            r'|ERROR:  could not (?:open|write|read)[^"]* file '
                            r'"(?:base|global|pg_tblspc)/).*')
 
-    def __init__(self, base, directory, plan, bindir, rng):
+    def __init__(self, base: Any, directory: Path, plan: Any, bindir: str,
+                 rng: random.Random) -> None:
         self.base = base
         self.directory = directory
         self.plan = plan
@@ -138,7 +144,7 @@ class Primary:
         self.log.touch()
         server.own(self.log)
 
-    def live(self, data):
+    def live(self, data: Any) -> Any:
         """Run all lives on the recorded directory `data`; returns the acks."""
         self.data = data
         instance = self.server = server.Server(self.bindir, data, self.log)
@@ -163,7 +169,7 @@ class Primary:
             self.complain(text)
         return self.acks
 
-    def read_log(self, name, file):
+    def read_log(self, name: str, file: Path) -> None:
         """Enter what a server may not say."""
         log = file.read_text(errors="replace")
         for line in sorted(set(self.bad_lines.findall(log))):
@@ -171,22 +177,22 @@ class Primary:
         for text in alarms.of_server(log, self.alarming):
             self.complain(text if file is self.log else f"{name}: {text}")
 
-    def servers(self):
+    def servers(self) -> dict:
         """Return the servers that must be there as long as the load is, by name."""
         return {} if self.may_crash else {"the recorded server": self.server}
 
-    def begin_life(self, life):
+    def begin_life(self, life: int) -> None:
         """Do what comes before a start of the recorded server."""
 
-    def options(self):
+    def options(self) -> dict:
         """Return settings of this life alone, given on the command line."""
         return {}
 
-    def workloads(self):
+    def workloads(self) -> Mapping[str, int] | None:
         """Return the kinds of load of a life; None is all."""
         return self.plan.kinds
 
-    def load(self, instance):
+    def load(self, instance: Server) -> None:
         """Run the load for one life of the recorded server."""
         guard, acks = Guard(self.servers()), None
         guard.start()
@@ -204,7 +210,7 @@ class Primary:
         if guard.crashed:
             raise server.ServerError("the load was cut short")
 
-    def complain(self, text):
+    def complain(self, text: str) -> None:
         """Enter a complaint, which makes each state fail."""
         self.acks.append({"t": 0, "client": "server", "what": "complaint",
                           "text": text})
@@ -217,12 +223,12 @@ class Edited(Primary):
     they end in a crash, so that what a start does must be enough.
     """
 
-    def workloads(self):
+    def workloads(self) -> dict:
         quiet = self.rng.random() < 0.5
         return {kind: clients for kind, clients in self.plan.kinds.items()
                 if not (quiet and kind == "checkpoint")}
 
-    def begin_life(self, life):
+    def begin_life(self, life: int) -> None:
         mode = self.plan.settings[MODE]
         server.write_settings(self.data, {MODE: (other_mode(mode), mode)[life % 2],
                                           "checkpoint_timeout": "30s", "max_wal_size": "256MB"})
@@ -238,11 +244,11 @@ class Reopened(Primary):
 
     ends = ("immediate", "kill")
 
-    def workloads(self):
+    def workloads(self) -> dict:
         return {kind: clients for kind, clients in self.plan.kinds.items()
                 if kind != "checkpoint" or self.rng.random() < 0.2}
 
-    def begin_life(self, life):
+    def begin_life(self, life: int) -> None:
         level = self.rng.choice(("replica", "replica", "replica", "logical", "minimal"))
         server.write_settings(self.data, {
             "wal_level": level, "max_wal_senders": "0" if level == "minimal" else "10",
@@ -257,11 +263,11 @@ class Backup(Primary):
 
     recorder_options = ("--split-reads",)
 
-    def options(self):
+    def options(self) -> dict:
         """Keep WAL: pg_basebackup gets a slot for it only once the backup has begun."""
         return {"wal_keep_size": "1GB"}
 
-    def load(self, instance):
+    def load(self, instance: Server) -> None:
         load = Beside(super().load, instance)
         load.start()
         backups = []

@@ -9,6 +9,8 @@ import contextlib
 import random
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import psycopg2
 
@@ -25,7 +27,7 @@ ROWS, ROW_BYTES, CHANGED = 600, 1000, 5
 POLL_SECONDS = 0.02
 
 
-def prepare(connect):
+def prepare(connect: Callable[..., Any]) -> None:
     """Make the tablespace, and a database with all of its catalogs in it."""
     with contextlib.closing(connect("postgres")) as session:
         session.autocommit = True
@@ -48,7 +50,7 @@ def prepare(connect):
 class Probes:
     """These clients, on one server."""
 
-    def __init__(self, connect, seed):
+    def __init__(self, connect: Callable[..., Any], seed: int) -> None:
         self._connect = connect
         self._seed = seed
         self._over = threading.Event()
@@ -64,13 +66,13 @@ class Probes:
         self._threads.append(thread)
         thread.start()
 
-    def end(self):
+    def end(self) -> None:
         """Let all clients end."""
         self._over.set()
         for thread in self._threads:
             thread.join()
 
-    def advance(self, count, alive):
+    def advance(self, count: int, alive: Any) -> bool:
         """Wait until so many more transactions are done; says whether the server was there.
 
         While none is, others come: each may be one that makes a write that does not return.

@@ -3,6 +3,8 @@
 import contextlib
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import psycopg2
 
@@ -47,7 +49,7 @@ TIMEOUT_MS, SLEEP_SECONDS = 20, 30
 _IN_THE_WAY, TRY_SECONDS = "due to conflict with recovery", 240
 
 
-def undisturbed(ask):
+def undisturbed(ask: Callable[[], Any]) -> Any:
     """Return what `ask` returns; it may ask a standby that replays.
 
     A session waits for locks that replay holds, and replay for the session's snapshot, until
@@ -65,7 +67,7 @@ def undisturbed(ask):
 class Reader(threading.Thread):
     """Reads snapshots of one server, with pauses in seconds, until it is told to stop."""
 
-    def __init__(self, connect, pause=0.02):
+    def __init__(self, connect: Callable[..., Any], pause: float = 0.02) -> None:
         super().__init__(name="reader")
         self._connect = connect
         self._pause = pause
@@ -75,14 +77,14 @@ class Reader(threading.Thread):
         self.admitted = False       # it has got in
         self.codes = []             # SQLSTATE, '' if there is none, and message of each error
 
-    def run(self):
+    def run(self) -> None:
         try:
             while not self.stop.is_set():
                 self._read_until_an_error()
         except Exception as error:      # a bug here must not look like nothing to complain of
             self.complaints.append(f"the reader has ended: {type(error).__name__}: {error}")
 
-    def end(self, seconds):
+    def end(self, seconds: float) -> None:
         """Tell it to end, and wait; raises Hang if it waits for so long, as for a lock."""
         self.stop.set()
         with limit("reading snapshots", seconds):
@@ -106,7 +108,7 @@ class Reader(threading.Thread):
             self.stop.wait(self._pause)
 
 
-def disagreements(cursor):
+def disagreements(cursor: Any) -> list[str]:
     """Return what plans say otherwise than the journal, in the snapshot of a transaction."""
     found = list(plans.disagreements_of_accounts(cursor))
     cursor.execute(_TABLES, (STEADY,))
@@ -119,7 +121,7 @@ def disagreements(cursor):
     return found
 
 
-def disagreements_of_scene(cursor):
+def disagreements_of_scene(cursor: Any) -> list[str]:
     """Return the tables of scripts of which plans do not say the same."""
     found = []
     cursor.execute(_SCENE)
@@ -136,7 +138,7 @@ def disagreements_of_scene(cursor):
     return found
 
 
-def obeys_timeout(client):
+def obeys_timeout(client: Any) -> None:
     """Complain of a client whose session, after an error, does not obey a timeout."""
     with client.connection.cursor() as cursor:
         if not obeys(cursor):
@@ -144,7 +146,7 @@ def obeys_timeout(client):
                           "does not obey statement_timeout")
 
 
-def obeys(cursor):
+def obeys(cursor: Any) -> bool:
     """Say whether a session obeys statement_timeout."""
     cursor.execute(f"SET statement_timeout = {TIMEOUT_MS}")
     try:

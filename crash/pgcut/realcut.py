@@ -16,7 +16,9 @@ import random
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from . import alarms, matrix, oracle, pages, server, workload
 
@@ -30,7 +32,8 @@ _LEFT_OVER = re.compile(r"^(?:file|directory) (\S+) .*belongs to no", re.MULTILI
 _NEEDED = ("max_connections", "max_prepared_transactions", "allow_in_place_tablespaces")
 
 
-def load(bindir, directory, seconds, settings, checksums=True):
+def load(bindir: str, directory: Path, seconds: float, settings: Mapping[str, Any],
+         checksums: bool = True) -> int:
     """Run all kinds of load on a cluster in `directory`, which is made if need be.
 
     `settings` are written to a new cluster.  Returns the exit status.
@@ -68,7 +71,7 @@ def _make(bindir, data, settings, checksums):
     subprocess.run(["sync", "--file-system", str(data)], check=True)
 
 
-def verify(bindir, directory, acks):
+def verify(bindir: str, directory: Path, acks: Any) -> int:
     """Recover the cluster, and print what is wrong with it; returns the exit status."""
     data = Path(directory).absolute()
     events = [json.loads(line) for line in Path(acks).read_text().splitlines()

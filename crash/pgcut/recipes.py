@@ -5,6 +5,8 @@ servers are x, y and z.  One history in three is a recipe from its beginning, wi
 settings that it needs; in the others recipes begin anywhere, and end where they do not fit.
 """
 
+import random
+import typing
 from dataclasses import dataclass, field
 
 from .world import MODE
@@ -26,14 +28,14 @@ class Recipe:
     anywhere: bool = True       # it may begin in the middle of a history, too
 
     @property
-    def servers(self):
+    def servers(self) -> list[str]:
         """Return the names that it has for its servers."""
         return sorted({server for server, _, _ in self.steps} |
                       {arguments[name] for _, _, arguments in self.steps
                        for name in ("of", "source") if name in arguments})
 
 
-def resolved(rng, value):
+def resolved(rng: random.Random, value: typing.Any) -> typing.Any:
     """Return a value with everything drawn that is still open."""
     if isinstance(value, Any):
         return resolved(rng, rng.choice(value))
@@ -45,16 +47,17 @@ def resolved(rng, value):
 # Words of recipes -------------------------------------------------------
 
 # Changes of many pages, most of them not for the first time.
-CHURN = {"kinds": Any(({"method": 1, "scan": 1}, {"method": 1, "toast": 1}, {"scan": 1, "hint": 1},
-                       {"copy": 1, "method": 1, "scan": 1}, {"index": 1, "method": 1, "toast": 1})),
-         "transactions": 25, "acks": 25}
+CHURN: dict[str, typing.Any] = {
+    "kinds": Any(({"method": 1, "scan": 1}, {"method": 1, "toast": 1}, {"scan": 1, "hint": 1},
+                  {"copy": 1, "method": 1, "scan": 1}, {"index": 1, "method": 1, "toast": 1})),
+    "transactions": 25, "acks": 25}
 ALL_OF_IT = {**CHURN, "acks": 1000}
 FEW = {**CHURN, "transactions": 5, "acks": 5}
 TEARS = Any(("torn-pages", "torn-pages", "torn-runs", "torn-page", "storm"))
 # What loses a change of a name or of a size that was not synced.
 LOSSES = Any(("all-lost", "all-lost", "names", "subset", "storm"))
 
-PLAIN = {"program": "ours", "point": "", "then": "", "load": None}
+PLAIN: dict[str, typing.Any] = {"program": "ours", "point": "", "then": "", "load": None}
 QUIET = {**PLAIN, "verify": False}
 FAST, KILL = {"how": "fast", "load": None}, {"how": Any(("kill", "immediate")), "load": None}
 AT_RESTORE = Any(("hold:doublewrite-armed:1", "hold:doublewrite-restore-run:1",
@@ -275,6 +278,6 @@ RECIPES = (
 )
 
 
-def named(name):
+def named(name: str) -> Recipe:
     """Return the recipe of a name."""
     return next(recipe for recipe in RECIPES if recipe.name == name)

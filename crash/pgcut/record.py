@@ -16,8 +16,10 @@ import subprocess
 import tempfile
 import time
 import zlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psycopg2
 
@@ -37,6 +39,7 @@ from .limits import limit
 from .mount import recorded
 from .primary import HANG_SECONDS, MODE, MODES, Backup, Edited, Primary, Reopened, other_mode
 from .recording import ROTTEN
+from .server import Server
 from .states import PAGE, SECTOR, SPACES
 
 # Load for a standby or a backup: kinds whose files live in one database.
@@ -86,7 +89,8 @@ class Plan:
     scenario: str = "primary"   # a key of SCENARIOS
 
 
-def make(directory, plan, bindir, recorder, scratch, mutated=None):
+def make(directory: Path, plan: Any, bindir: str, recorder: str, scratch: str,
+         mutated: Any = None) -> None:
     """Record what `plan` says into `directory`, which is made.
 
     `mutated` are the programs of the recorded server, if they are others: what it
@@ -109,7 +113,7 @@ def make(directory, plan, bindir, recorder, scratch, mutated=None):
     (directory / "meta.json").write_text(json.dumps(asdict(plan), indent=1))
 
 
-def prepared(data, plan, bindir, scratch):
+def prepared(data: Any, plan: Any, bindir: str, scratch: str) -> Path:
     """Make a cluster that holds what the load starts with; it is stopped.
 
     It is a copy of one that all recordings of a campaign share which begin alike.
@@ -191,7 +195,7 @@ def _make_links_relative(data):
 class Standby(Primary):
     """The recorded server is a synchronous standby; commits wait for its disk."""
 
-    def __init__(self, base, *arguments):
+    def __init__(self, base: Any, *arguments: Any) -> None:
         super().__init__(base, *arguments)
         self.readers = []           # one of each load
         self.primary_data = base.parent / "primary"
@@ -208,7 +212,7 @@ class Standby(Primary):
         with server.as_user():
             (base / server.STANDBY_SIGNAL).touch()
 
-    def live(self, data):
+    def live(self, data: Any) -> Any:
         try:
             # What the standby has not received yet must stay: commits wait for it.
             self.start_primary()
@@ -221,14 +225,14 @@ class Standby(Primary):
         finally:
             self.primary.close()
 
-    def servers(self):
+    def servers(self) -> dict:
         return {**super().servers(), "its primary": self.primary}
 
-    def start_primary(self, settings=None):
+    def start_primary(self, settings: Mapping[str, Any] | None = None) -> None:
         self.primary.start({"fsync": "off", "synchronous_standby_names": "*",
                             "wal_keep_size": "1GB", **(settings or {})})
 
-    def load(self, instance):
+    def load(self, instance: Server) -> None:
         """Run the load on the primary, while a session reads snapshots on the standby."""
         before = len(self.acks)
         reader = readers.Reader(instance.connect, READER_PAUSE)
@@ -248,7 +252,7 @@ class Standby(Primary):
                       for code, text in reader.codes]
 
 
-    def let_replay(self, instance):
+    def let_replay(self, instance: Server) -> None:
         """Wait until the standby has replayed what the primary has flushed."""
         (reached,) = self.tell(self.primary, "SELECT pg_current_wal_flush_lsn()")
         deadline = time.monotonic() + HANG_SECONDS
@@ -259,7 +263,7 @@ class Standby(Primary):
             time.sleep(0.05)
 
     @staticmethod
-    def tell(instance, command, *values):
+    def tell(instance: Server, command: str, *values: Any) -> Any:
         """Run a command in a transaction of its own; returns the first row, if there is any.
 
         The standby, for which commits wait, need not be there.
@@ -277,7 +281,7 @@ class Standby(Primary):
 class MixedStandby(Standby):
     """The primary protects its pages in another way than the standby."""
 
-    def start_primary(self, settings=None):
+    def start_primary(self, settings: Mapping[str, Any] | None = None) -> None:
         other = other_mode(self.plan.settings[MODE])
         super().start_primary({MODE: other})
 
@@ -290,14 +294,14 @@ class ConvertedStandby(Standby):
 
     mode = "full_pages"
 
-    def workloads(self):
+    def workloads(self) -> dict:
         return {kind: clients for kind, clients in self.plan.kinds.items() if kind != "checkpoint"}
 
-    def start_primary(self, settings=None):
+    def start_primary(self, settings: Mapping[str, Any] | None = None) -> None:
         super().start_primary({MODE: self.mode, "checkpoint_timeout": "30s",
                                "max_wal_size": "256MB"})
 
-    def load(self, instance):
+    def load(self, instance: Server) -> None:
         for self.mode in MODES:
             self.primary.stop()
             self.start_primary()
@@ -315,24 +319,24 @@ class StoppedStandby(Standby):
 
     ends = ("fast",)
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.cut_short = self.rng.random() < 0.5
 
-    def options(self):
+    def options(self) -> dict:
         self.cut_short = not self.cut_short
         return {"shared_preload_libraries": "test_doublewrite",
                 "test_doublewrite.crash_at":
                     "doublewrite-shutdown-drained" if self.cut_short else ""}
 
-    def workloads(self):
+    def workloads(self) -> dict:
         return {kind: clients for kind, clients in self.plan.kinds.items() if kind != "checkpoint"}
 
-    def start_primary(self, settings=None):
+    def start_primary(self, settings: Mapping[str, Any] | None = None) -> None:
         super().start_primary({"checkpoint_timeout": "30s", "max_wal_size": "256MB"})
         self.tell(self.primary, "CREATE EXTENSION pg_buffercache")
 
-    def load(self, instance):
+    def load(self, instance: Server) -> None:
         self.tell(self.primary, "CHECKPOINT")
         self.let_replay(instance)
         self.tell(instance, "CHECKPOINT")
@@ -348,7 +352,7 @@ class RottenStandby(Standby):
     primary's pages are from the future.  Until they are in place, a backend that reads them gets an error.
     """
 
-    def __init__(self, base, *arguments):
+    def __init__(self, base: Any, *arguments: Any) -> None:
         super().__init__(base, *arguments)
         path, blocks = self._fall_behind()
         self.known = re.compile(f'invalid page in block \\d+ of relation "{path}"')
@@ -373,10 +377,10 @@ class RottenStandby(Standby):
         finally:
             self.primary.stop()
 
-    def options(self):
+    def options(self) -> dict:
         return {"recovery_min_apply_delay": "500ms"}
 
-    def load(self, instance):
+    def load(self, instance: Server) -> None:
         super().load(instance)
         self.let_replay(instance)
         for text in readers.undisturbed(lambda: self._accounts(instance)):
@@ -392,7 +396,7 @@ class RottenStandby(Standby):
             except psycopg2.errors.DataCorrupted:
                 return ["a page is damaged"]
 
-    def complain(self, text):
+    def complain(self, text: str) -> None:
         """Enter a complaint, unless it is that a rotten page gives an error."""
         if not self.known.search(text):
             super().complain(text)

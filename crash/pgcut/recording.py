@@ -11,6 +11,7 @@ import mmap
 import struct
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 MAGIC = b"PGCUTOPS"
 VERSION = 1
@@ -69,7 +70,7 @@ class RecordingError(Exception):
 class Recording:
     """A recording on disk, opened for reading."""
 
-    def __init__(self, directory):
+    def __init__(self, directory: Path) -> None:
         self.directory = Path(directory)
         self.base = self.directory / "base"
         self.entries = _read_base(self.directory / "base.tsv")
@@ -81,11 +82,11 @@ class Recording:
         self.acks = [json.loads(line) for line in acks.read_text().splitlines()] \
             if acks.exists() else []
 
-    def data(self, op):
+    def data(self, op: Any) -> bytes:
         """Return the bytes that a WRITE wrote."""
         return self._map[op.at:op.at + op.length]
 
-    def time_of_cut(self, cut):
+    def time_of_cut(self, cut: int) -> float:
         """Return the moment of a cut after operation `cut`, on the clock of the acks.
 
         The latest moment that fits is when the next operation took effect:
@@ -93,7 +94,7 @@ class Recording:
         """
         return self.ops[cut].time if cut < len(self.ops) else self.ops[-1].time + 1
 
-    def paths(self):
+    def paths(self) -> dict:
         """Return {ino: path} with the last path that each file had."""
         paths = {entry.ino: entry.path for entry in self.entries}
         paths[ROOT_INO] = ""

@@ -9,7 +9,8 @@ import psycopg2
 
 from . import server
 from .copies import Copies
-from .machine import LOG, OUR_FILE, Failure
+from .history import Step
+from .machine import LOG, OUR_FILE, Failure, Machine
 from .store import OWNER
 from .world import MODE
 
@@ -17,7 +18,7 @@ from .world import MODE
 class Refusals(Copies):
     """Tries steps that are not legal."""
 
-    def refuse_start(self, machine, step):
+    def refuse_start(self, machine: Machine, step: Step) -> None:
         if machine.instance.alive():
             second = server.Server(self.tools.bindir, machine.data, machine.log,
                                    sockets=machine.instance.sockets)
@@ -50,7 +51,7 @@ class Refusals(Copies):
         self._after_start(machine)
         machine.end("fast")
 
-    def refuse_wrong_log(self, machine, step):
+    def refuse_wrong_log(self, machine: Machine, step: Step) -> None:
         log, kept = machine.data / LOG, machine.data / f"{LOG}.kept"
         old = machine.old_log() if step["log"] == "stale" else None
         if not log.exists() or old and not old.exists():    # it never was in use
@@ -81,7 +82,7 @@ class Refusals(Copies):
             shutil.rmtree(kept)
         machine.sync_names()
 
-    def refuse_copied(self, machine, step):
+    def refuse_copied(self, machine: Machine, step: Step) -> None:
         marked = machine.marked() and (machine.data / OWNER).exists()
         copy = self.place / "copy"
         subprocess.run(["cp", "-a", str(machine.data), str(copy)], check=True)
@@ -93,7 +94,7 @@ class Refusals(Copies):
         (machine.data / OWNER).unlink(missing_ok=True)
         machine.sync_names()
 
-    def refuse_bad_edit(self, machine, step):
+    def refuse_bad_edit(self, machine: Machine, step: Step) -> None:
         machine.hide_settings(False)
         before = (machine.data / OUR_FILE).read_text()
         machine.configure({MODE: step["value"]})
@@ -103,7 +104,7 @@ class Refusals(Copies):
             opened.flush()
             os.fsync(opened.fileno())
 
-    def refuse_tool(self, machine, step):
+    def refuse_tool(self, machine: Machine, step: Step) -> None:
         if self._nothing_to_refuse(machine):
             return
         if self._tool(machine, step["tool"]).returncode == 0:
@@ -117,10 +118,10 @@ class Refusals(Copies):
         self.figures["nothing to refuse"] += clean
         return clean
 
-    def refuse_promote(self, machine, step):
+    def refuse_promote(self, machine: Machine, step: Step) -> None:
         self._must_raise(machine, "SELECT pg_promote()", "a primary is promoted")
 
-    def refuse_reload(self, machine, step):
+    def refuse_reload(self, machine: Machine, step: Step) -> None:
         # A load of this kind may have changed the mode of the server.
         if machine.ask(f"SELECT setting FROM pg_file_settings WHERE name = '{MODE}'"
                        " ORDER BY seqno DESC LIMIT 1") == step["mode"]:
@@ -137,12 +138,12 @@ class Refusals(Copies):
             return
         raise Failure(f"{machine.name}: {what}")
 
-    def refuse_backup(self, machine, step):
+    def refuse_backup(self, machine: Machine, step: Step) -> None:
         copy = self.place / "copy"
         self._must_fail(machine, lambda: self._back_up(machine, copy), "a backup of what is stopped")
         shutil.rmtree(copy, ignore_errors=True)
 
-    def refuse_rewind(self, machine, step):
+    def refuse_rewind(self, machine: Machine, step: Step) -> None:
         if self._nothing_to_refuse(machine):
             return
         if self._rewind(machine, self.machines[step["source"]], check=False).returncode == 0:

@@ -4,8 +4,10 @@ import base64
 import io
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from . import blockstates
 from .controls import CONTROLS
@@ -21,7 +23,7 @@ PICTURES = 6
 IMPLAUSIBLE = 20
 
 
-def reasons_of(result):
+def reasons_of(result: Any) -> list[str]:
     """Return what is wrong with one job or control; nothing if all is well."""
     name, reasons = result.name, []
     if result.error:
@@ -41,7 +43,7 @@ def reasons_of(result):
     return reasons
 
 
-def verdict(results):
+def verdict(results: Sequence[Any]) -> list[str]:
     """Return the reasons why a campaign has failed; none if all is well."""
     reasons = [reason for result in results for reason in reasons_of(result)]
     tried = [state for r in results if not r.control for state in r.states]
@@ -53,7 +55,7 @@ def verdict(results):
     return reasons
 
 
-def write(directory, results, seconds, arguments):
+def write(directory: Path, results: Sequence[Any], seconds: float, arguments: Any) -> str:
     """Write results.json and report.html into `directory`; returns a summary."""
     data = [{**asdict(result), "reasons": reasons_of(result), "replayable": result.replayable}
             for result in results]
@@ -85,7 +87,7 @@ def write(directory, results, seconds, arguments):
     return "\n".join(lines)
 
 
-def figures(results, seconds):
+def figures(results: Sequence[Any], seconds: float) -> dict:
     """Return the figures of a campaign by name."""
     tried = [state for r in results if not r.control for state in r.states]
     everything = [state for r in results for state in r.states]

@@ -20,6 +20,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import psycopg2
 from psycopg2 import errors
@@ -168,13 +169,13 @@ OWN_CHECKS = {
 class Client(threading.Thread):
     """Transfers until it is told to end, in one session after the other."""
 
-    def __init__(self, server, number, seed):
+    def __init__(self, server: postgres.Controlled, number: int, seed: int) -> None:
         super().__init__(daemon=True)
         self.server, self.number, self.rng = server, number, random.Random(seed)
         self.acknowledged, self.ended, self.unexpected = 0, False, []
         self.prepared, self.drawn, self.chores = False, 0, 0
 
-    def run(self):
+    def run(self) -> None:
         while not self.ended:
             try:
                 with contextlib.closing(self.server.connect()) as connection:
@@ -262,7 +263,7 @@ class Client(threading.Thread):
             self.drawn = drawn
 
 
-def victim(server, kind):
+def victim(server: postgres.Controlled, kind: str) -> int | None:
     """Return a process of a kind that is to be killed, None if there is no such one."""
     wanted = {"recovery worker": "recovery worker", "waiting": " waiting", "any": ""}[kind]
     found = [pid for pid in postgres.children(server.postmaster() or 0)
@@ -270,12 +271,12 @@ def victim(server, kind):
     return random.choice(found) if found else None
 
 
-def by_a_crash(error):
+def by_a_crash(error: Any) -> bool:
     """Say whether an error is that the server has gone, or is not there yet."""
     return not error.pgcode or error.pgcode.startswith("57P0")
 
 
-def wait_until_open(server, seconds=300):
+def wait_until_open(server: postgres.Controlled, seconds: float = 300) -> bool:
     """Wait until a client gets in; returns whether one did."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -294,7 +295,7 @@ def wait_until_open(server, seconds=300):
     return False
 
 
-def start(server):
+def start(server: postgres.Controlled) -> None:
     """Start a postmaster with settings drawn at random, and wait until it can be stopped."""
     server.start("-s", "-o", " ".join(f"-c {name}={random.choice(values)}"
                                       for name, values in DRAWN.items()), wait=False)
@@ -303,7 +304,7 @@ def start(server):
         time.sleep(0.01)
 
 
-def kill_all(server):
+def kill_all(server: postgres.Controlled) -> None:
     """Kill the postmaster and all processes below it."""
     pid = server.postmaster()
     if pid is not None:
@@ -313,7 +314,7 @@ def kill_all(server):
         lock.unlink(missing_ok=True)
 
 
-def copied(server):
+def copied(server: postgres.Controlled) -> list:
     """Return (file, block) of each page whose newest version in the log is a whole copy."""
     listed = postgres.run_program(server.bindir, "pg_doublewrite", "list", "--pages", "--json",
                                   "-D", server.data, env=server.env)
@@ -323,7 +324,7 @@ def copied(server):
     return sorted(page for page in length if length[page] > 0)
 
 
-def tear(server):
+def tear(server: postgres.Controlled) -> int:
     """Tear some pages at home of which the log has copies; returns how many."""
     pages = copied(server)
     number = 0
@@ -336,7 +337,7 @@ def tear(server):
     return number
 
 
-def stop(server):
+def stop(server: postgres.Controlled) -> None:
     """Stop a server that is open, which redoes all pages first."""
     server.stop("fast", "-s")
     told = postgres.run_program(server.bindir, "pg_controldata", "-D", server.data,
@@ -346,7 +347,7 @@ def stop(server):
     start(server)
 
 
-def crash(server, kind):
+def crash(server: postgres.Controlled, kind: str) -> tuple:
     """Crash or stop the server.  Returns what was done, and how many pages were torn."""
     if kind == "stop":
         stop(server)
@@ -372,13 +373,13 @@ def crash(server, kind):
     return kind, torn
 
 
-def checks():
+def checks() -> dict:
     """Return all checks: what each is about, and a query that says whether it is right."""
     return {**CHECKS, **{name.format(n=number): sql.format(n=number)
                          for number in range(CLIENTS) for name, sql in OWN_CHECKS.items()}}
 
 
-def main():
+def main() -> int:
     """Crash as often as told; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bindir", type=Path, required=True)
@@ -433,7 +434,7 @@ def main():
     return 1 if problems else 0
 
 
-def checked(server, sql):
+def checked(server: postgres.Controlled, sql: str) -> Any:
     """Return what a check says; a crash in it does not count, so it is tried again."""
     while True:
         try:

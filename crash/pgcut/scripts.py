@@ -11,6 +11,8 @@ import os
 import random
 import threading
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import psycopg2
 
@@ -32,7 +34,7 @@ class ScriptError(Exception):
 class Scene:
     """A session on a server whose files can be made to fail."""
 
-    def __init__(self, connect, store, rng):
+    def __init__(self, connect: Callable[..., Any], store: Any, rng: random.Random) -> None:
         self.rng = rng
         self.complaints = []
         self._connect = connect
@@ -43,7 +45,7 @@ class Scene:
         self._faulty = False
         self.run("CREATE SCHEMA IF NOT EXISTS scene")
 
-    def close(self):
+    def close(self) -> None:
         """Let what goes on beside end, and make nothing fail any more."""
         self.join()
         self.clear()
@@ -51,14 +53,14 @@ class Scene:
 
     # Statements
 
-    def run(self, *statements):
+    def run(self, *statements: Any) -> Any:
         """Execute statements; returns the rows of the last one, if it has some."""
         with self._connection.cursor() as cursor:
             for statement in statements:
                 cursor.execute(statement)
             return cursor.fetchall() if cursor.description else None
 
-    def attempt(self, what):
+    def attempt(self, what: str) -> bool:
         """Execute what may fail; says whether it did not.  The session must then obey a timeout.
 
         `what` is a statement, or a function.
@@ -78,7 +80,7 @@ class Scene:
                 self.complaints.append("a session that has survived an error does not obey "
                                        "statement_timeout")
 
-    def beside(self, statement):
+    def beside(self, statement: str) -> None:
         """Execute a statement in a session of its own, whatever becomes of it."""
         def work():
             with contextlib.suppress(psycopg2.Error), \
@@ -89,13 +91,13 @@ class Scene:
         self._beside.append(threading.Thread(target=work, name="beside"))
         self._beside[-1].start()
 
-    def join(self):
+    def join(self) -> None:
         """Wait for what goes on beside."""
         for thread in self._beside:
             thread.join()
         self._beside = []
 
-    def make(self, name, rows, body=100, options=""):
+    def make(self, name: str, rows: Any, body: int = 100, options: Any = "") -> str:
         """Make a table; returns the path of its file."""
         self.run(f"DROP TABLE IF EXISTS {name}",
                  f"CREATE TABLE {name} (id int PRIMARY KEY, v bigint, body text STORAGE PLAIN)"
@@ -103,23 +105,23 @@ class Scene:
         self.run(self.filling(name, 1, rows, body))
         return self.path(name)
 
-    def filling(self, name, first, last, body=100):
+    def filling(self, name: str, first: Any, last: Any, body: int = 100) -> str:
         """Return a statement that inserts rows."""
         return f"INSERT INTO {name} SELECT g, {self.rng.randrange(1000)}, repeat('x', {body})" \
                f" FROM generate_series({first}, {last}) g"
 
-    def copy(self, name, first, last):
+    def copy(self, name: str, first: Any, last: Any) -> None:
         """COPY rows into a table, which grows by several pages at once."""
         rows = "".join(f"{number}\t{self.rng.randrange(1000)}\t{'y' * 100}\n"
                        for number in range(first, last + 1))
         with self._connection.cursor() as cursor:
             copy_in(cursor, name, rows)
 
-    def path(self, name):
+    def path(self, name: str) -> str:
         """Return the path of the file of a relation."""
         return self.run(f"SELECT pg_relation_filepath('{name}')")[0][0]
 
-    def agree(self):
+    def agree(self) -> None:
         """Ask for all tables by all plans; while something is made to fail, reading may."""
         try:
             with self._connection.cursor() as cursor:
@@ -131,12 +133,12 @@ class Scene:
                 raise
             self.run("ROLLBACK")
 
-    def make_filler(self):
+    def make_filler(self) -> None:
         """Make a table that takes all of the buffers when it is read by its index."""
         self.make(FILLER, self.rng.randint(1500, 2500), 1000)
         self.run(f"VACUUM FREEZE {FILLER}")
 
-    def forget_buffers(self):
+    def forget_buffers(self) -> None:
         """Have other pages take all buffers, without dirtying any."""
         self.run("SET enable_seqscan = off", "SET enable_bitmapscan = off")
         self.attempt(f"SELECT sum(length(body)) FROM {FILLER} WHERE id > 0")
@@ -144,17 +146,17 @@ class Scene:
 
     # Faults
 
-    def fault(self, rule):
+    def fault(self, rule: str) -> None:
         """Let operations fail as the recorder's attribute says."""
         self._faulty = True
         self._store.set_fault(rule)
 
-    def clear(self):
+    def clear(self) -> None:
         """Let nothing fail any more."""
         self._store.set_fault("clear")
         self._faulty = False
 
-    def await_hold(self, path):
+    def await_hold(self, path: str) -> None:
         """Wait until a truncation of a file is held."""
         deadline = time.monotonic() + WAIT_SECONDS
         wanted = f"user.pgcut.fault=hold:{path}:0:0:{HOLD_MS}"
@@ -164,7 +166,7 @@ class Scene:
             time.sleep(POLL_SECONDS)
 
 
-def outlived_truncation(scene):
+def outlived_truncation(scene: Scene) -> None:
     """A batch that cannot be logged has pages that a truncation then takes away (R6, R7).
 
     A later read must find them empty, though the batch still has their old contents.
@@ -200,7 +202,7 @@ def outlived_truncation(scene):
     scene.agree()
 
 
-def half_dropped(scene):
+def half_dropped(scene: Scene) -> None:
     """A page stays half written, and its table is dropped, which takes a while (R3).
 
     The log is needed by others meanwhile.  Ends while the drop is not durable.
@@ -222,7 +224,7 @@ def half_dropped(scene):
         scene.attempt("UPDATE scene.bulk SET v = v + 1")
 
 
-def failed_home_write(scene):
+def failed_home_write(scene: Scene) -> None:
     """A session needs pages of a table at home, which cannot be written (R11)."""
     rng = scene.rng
     path = scene.make("scene.moved", rng.randint(200, 3000))
@@ -245,7 +247,7 @@ ENDING = ("half-dropped",)
 
 
 @contextlib.contextmanager
-def played(name, connect, store, seed):
+def played(name: str, connect: Callable[..., Any], store: Any, seed: int) -> Iterator[list[str]]:
     """Play a script on a server; yields its complaints, while others may still be at work."""
     scene = Scene(connect, store, random.Random(f"script/{seed}"))
     try:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psycopg2
 
@@ -32,7 +33,8 @@ class Sequel:
     begun: int = 0              # when that was
 
 
-def live_on(image, directory, context, expected, meta, seed):
+def live_on(image: Any, directory: Path, context: Any, expected: Any, meta: Any,
+            seed: int) -> Sequel:
     """Recover an image on a recorder, ask whether all is there, load it and kill it.
 
     A standby first replays what it has, and is promoted.  `meta` is that of the recording

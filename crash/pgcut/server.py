@@ -9,7 +9,9 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from common import postgres
 from common.base import as_user, own, server_user
@@ -38,13 +40,13 @@ PROGRAM_SECONDS = round(900 * SLOWNESS)
 _WAITS_FOR_WAL = "LOG:  waiting for WAL to become available"
 
 
-def run(bindir, program, *arguments, **options):
+def run(bindir: str | Path, program: str, *arguments: Any, **options: Any) -> Any:
     """Run a program of PostgreSQL, for a limited time.  Returns the process."""
-    return postgres.run_program(bindir, program, *arguments, env=environment(),
-                                **{"seconds": PROGRAM_SECONDS, **options})
+    options.setdefault("seconds", PROGRAM_SECONDS)
+    return postgres.run_program(bindir, program, *arguments, env=environment(), **options)
 
 
-def make_cluster(bindir, directory, checksums, segment_mb=1):
+def make_cluster(bindir: str, directory: Path, checksums: bool, segment_mb: int = 1) -> None:
     """Make a small cluster with small WAL segments, which syncs in ways that are recorded."""
     Server(bindir, directory, None).create(
         *postgres.THROWAWAY, f"--wal-segsize={segment_mb}",
@@ -52,7 +54,8 @@ def make_cluster(bindir, directory, checksums, segment_mb=1):
         "-k" if checksums else "--no-data-checksums")
 
 
-def write_settings(directory, settings, file="postgresql.conf"):
+def write_settings(directory: Path, settings: Mapping[str, Any],
+                   file: str = "postgresql.conf") -> None:
     """Append settings to a configuration file of a cluster, durably."""
     postgres.write_settings(Path(directory) / file, settings, durably=True)
 
@@ -71,16 +74,16 @@ def _as_server_user():
 class Server(postgres.Server):
     """A server on a data directory, listening on a Unix socket only."""
 
-    def __init__(self, bindir, data, log, sockets=None):
+    def __init__(self, bindir: Any, data: Any, log: Any, sockets: Any = None) -> None:
         super().__init__(bindir, data, log, environment(), sockets)
-        self._process = None
+        self._process: Any = None
 
-    def make_sockets(self):
+    def make_sockets(self) -> None:
         """Make the directory of the socket, if it is not there yet."""
         if self.sockets is None:
             self.sockets = postgres.socket_directory()
 
-    def start(self, settings=None, wait=True):
+    def start(self, settings: Mapping[str, Any] | None = None, wait: bool = True) -> None:
         """Start it, and wait until it accepts connections or has failed."""
         self.make_sockets()
         arguments = [f"-c{name}={value}" for name, value in (settings or {}).items()]
@@ -93,7 +96,7 @@ class Server(postgres.Server):
         if wait:
             self.wait_ready()
 
-    def wait_ready(self):
+    def wait_ready(self) -> None:
         """Wait until connections are accepted; raises ServerError if it died.
 
         Without a connection: a session reads catalogs, and what hints it leaves
@@ -108,7 +111,7 @@ class Server(postgres.Server):
             time.sleep(0.01)
         raise ServerError("server does not accept connections")
 
-    def wait_for_replay(self):
+    def wait_for_replay(self) -> None:
         """Wait until a standby waits for WAL that no primary will send.
 
         Without a connection: a session waits for locks that replay holds, and replay for the
@@ -122,39 +125,39 @@ class Server(postgres.Server):
                 raise ServerError("a standby does not get to the end of its WAL")
             time.sleep(0.01)
 
-    def is_ready(self):
+    def is_ready(self) -> bool:
         """Say whether the postmaster, in its lock file, says that it accepts connections."""
         lines = self.lock_file()
         return len(lines) > LOCK_STATUS and lines[LOCK_PID] == str(self._process.pid) \
             and lines[LOCK_STATUS].strip() in ("ready", "standby")
 
-    def connect(self, dbname="postgres"):
+    def connect(self, dbname: str = "postgres", **where: Any) -> Any:
         """Return a new psycopg2 connection."""
         return super().connect(dbname=dbname, connect_timeout=CONNECT_SECONDS,
-                               options="-c client_min_messages=error")
+                               options="-c client_min_messages=error", **where)
 
-    def alive(self):
+    def alive(self) -> bool:
         """Say whether the postmaster runs."""
         return self._process is not None and self._process.poll() is None
 
-    def status(self):
+    def status(self) -> int | None:
         """Return the exit status of the postmaster, None if it runs or was never started."""
         return self._process and self._process.poll()
 
-    def process_called(self, title):
+    def process_called(self, title: str) -> int | None:
         """Return the number of one of its processes, by what it calls itself, or None."""
         for pid in postgres.descendants(self._process.pid):
             if title in postgres.read_proc(pid, "cmdline"):
                 return pid
         return None
 
-    def shared_memory(self):
+    def shared_memory(self) -> set:
         """Return the segments of shared memory that are left if all of it is killed."""
         pid = self._process.pid
         return {segment for one in (pid, *postgres.descendants(pid))
                 for segment in postgres.shared_memory(one)}
 
-    def stop(self, how=signal.SIGINT):
+    def stop(self, how: int = signal.SIGINT) -> None:
         """Stop it: SIGINT is a fast, SIGQUIT an immediate shutdown.
 
         If the postmaster is killed meanwhile, others may be there a little longer.
@@ -166,7 +169,7 @@ class Server(postgres.Server):
         self._end(postgres.END_SECONDS)
         postgres.await_end(family)
 
-    def kill(self):
+    def kill(self) -> None:
         """Kill the postmaster and all of its processes at once."""
         if self.alive():
             segments = self.shared_memory()
@@ -187,7 +190,7 @@ class Server(postgres.Server):
             finally:
                 self._process = None
 
-    def close(self):
+    def close(self) -> None:
         """Stop it if it runs, and remove the directory of its socket."""
         with contextlib.suppress(ServerError):
             self.kill()

@@ -8,11 +8,13 @@ those of the fault model, each a function in FAULTS: one more is one entry.
 import math
 import random
 from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from .content import KEPT, LOST, SIZE_ONLY, sectors
-from .disk import Choice
-from .recording import DATA_KINDS, NAME_KINDS, WRITE_ATOMIC, Kind
+from .disk import Choice, Disk
+from .recording import DATA_KINDS, NAME_KINDS, WRITE_ATOMIC, Kind, Recording
 
 PAGE = 8192
 SECTOR = 512
@@ -25,7 +27,7 @@ _AREAS = {"base": RELATION, "global": RELATION, "pg_tblspc": RELATION, SPACES: R
           "pg_doublewrite": LOG, "pg_wal": WAL}
 
 
-def area(path):
+def area(path: str) -> str:
     """Say what kind of file a path is: relation, log, wal or other."""
     first, _, rest = path.partition("/")
     kind = _AREAS.get(first, OTHER)
@@ -45,7 +47,7 @@ class State:
     # Crashes of the recovery: one State for each level, chosen when it is there.
     nested: int = 0
 
-    def as_json(self):
+    def as_json(self) -> dict:
         return asdict(self)
 
 
@@ -55,12 +57,12 @@ class State:
 class _Pending:
     """What is pending at a cut, sorted by where it belongs."""
 
-    def __init__(self, disk, areas):
+    def __init__(self, disk: Disk, areas: Any) -> None:
         self.data = disk.pending_data()
         self.names = disk.pending_names()
         self.areas = areas
 
-    def writes(self, where=None):
+    def writes(self, where: Any = None) -> list:
         return [op for op in self.data if op.kind == Kind.WRITE and
                 (where is None or self.areas.get(op.ino, OTHER) == where)]
 
@@ -90,7 +92,7 @@ def _background(rng, pending, unit):
     return rng.choice((_all_lost, _all_kept, _all_kept, _subset))(rng, pending, unit)
 
 
-def mask(rng, count):
+def mask(rng: random.Random, count: int) -> int:
     """Return a random set of the sectors of a write: cut at one place, or mixed."""
     everything = (1 << count) - 1
     if count < 2:
@@ -188,7 +190,7 @@ def _storm(rng, pending, unit):
 class Fault:
     """A way to damage what is pending, and where it makes sense to cut."""
 
-    choose: object
+    choose: Callable[..., Any]
     about: str                  # an area, "names", "checkpoint", "recovery",
                                 # "restore", "window" or "any"
     model: str                  # its name in the fault model
@@ -197,7 +199,7 @@ class Fault:
     unreadable: str = ""        # area of which a file cannot be read any more
 
     @property
-    def reported(self):
+    def reported(self) -> bool:
         """Say whether it is enough that the server reports the damage."""
         return bool(self.rotten or self.unreadable)
 
@@ -231,7 +233,7 @@ FAULTS = {
 WINDOW_FAULTS = tuple(name for name, fault in FAULTS.items() if fault.about == "window")
 
 
-def choose(disk, state, areas):
+def choose(disk: Disk, state: Any, areas: Any) -> Choice:
     """Return the Choice that a state means for a disk advanced to its cut."""
     rng = random.Random(f"{state.cut}/{state.fault}/{state.seed}")
     pending = _Pending(disk, areas)
@@ -254,7 +256,7 @@ def _make_whole(choice, pending):
 class Places:
     """The cuts of a recording that are worth a try."""
 
-    def __init__(self, recording, first=0, last=None):
+    def __init__(self, recording: Recording, first: Any = 0, last: Any = None) -> None:
         """Cut after operation `first` at the earliest, and after `last` at the latest."""
         paths = recording.paths()
         self.areas = {ino: area(path) for ino, path in paths.items()}
@@ -301,20 +303,20 @@ class Places:
                 restoring = False
         self._writes["restore"] += restore
 
-    def boundaries(self):
+    def boundaries(self) -> list:
         """Return the cuts just before and just after each sync returns."""
         return sorted({cut for seq in self.syncs for cut in (seq - 1, seq)})
 
-    def home_writes(self):
+    def home_writes(self) -> list:
         """Return the cuts right after each home write."""
         return list(self._writes[RELATION])
 
-    def has(self, about):
+    def has(self, about: str) -> bool:
         """Say whether there is a cut of that kind: else random() gives any."""
         return about == "any" or bool(self._checkpoints if about == "checkpoint"
                                       else self._writes[about])
 
-    def random(self, rng, about):
+    def random(self, rng: random.Random, about: str) -> int:
         """Return a cut at which something of that kind is likely to be pending."""
         if about == "checkpoint" and self._checkpoints:
             return min(rng.choice(self._checkpoints) + rng.choice((0, 0, 1, 5, 20)), self.last)
@@ -348,7 +350,7 @@ def _windows(recording, control_files):
         yield begin, next((time for time in written if time > begin), math.inf)
 
 
-def exhaustive(places, seed):
+def exhaustive(places: Places, seed: int) -> Iterator[State]:
     """Yield each sync boundary with all lost and all kept, each home write torn."""
     for cut in places.boundaries():
         yield State(cut, "all-lost", seed)
@@ -357,7 +359,8 @@ def exhaustive(places, seed):
         yield State(cut, "torn-page", seed)
 
 
-def sampled(places, seed, count, faults=None, nested_share=0.0):
+def sampled(places: Places, seed: int, count: int, faults: Any = None,
+            nested_share: float = 0.0) -> Iterator[State]:
     """Yield `count` random states; the same ones for the same arguments."""
     rng = random.Random(f"states/{seed}")
     names = list(faults or FAULTS)

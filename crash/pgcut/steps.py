@@ -5,9 +5,10 @@ legal, or None, and `apply(world, step)`, what it makes of the World.
 """
 
 import copy
+from typing import Any
 
 from .scripts import ENDING
-from .world import MODE, Member
+from .world import MODE, Member, World
 
 # What can be lost while no page is protected: nothing may be torn.
 WHOLE_FAULTS = ("all-lost", "all-kept", "subset")
@@ -21,7 +22,7 @@ ILLEGAL_KINDS = ("start", "tool", "promote", "rewind", "backup", "reload", "wron
 FATAL_FAULTS = ("sync:", "read-only")
 
 
-def objection(world, step):
+def objection(world: World, step: Any) -> str | None:
     """Return why a step is not legal, or None."""
     why = KINDS[step.do].objection(world, step)
     load = step.get("load")
@@ -33,12 +34,12 @@ def objection(world, step):
     return why
 
 
-def tryable(world, step):
+def tryable(world: World, step: Any) -> bool:
     """Say whether a step that is not legal can be carried out at all."""
     return KINDS[step.do].worth_a_try(world, step, world.members[step.server])
 
 
-def apply(world, step):
+def apply(world: World, step: Any) -> None:
     """Let a step change the world, unless it is one that has to be refused."""
     if step.illegal:
         KINDS[step.do].refused(world, step)
@@ -49,10 +50,10 @@ def apply(world, step):
 class Kind:
     """A kind of step on a server."""
 
-    states = ("up",)            # of the server
-    role = None                 # of the server
+    states: tuple[str, ...] = ("up",)            # of the server
+    role: str | None = None                 # of the server
 
-    def objection(self, world, step):
+    def objection(self, world: World, step: Any) -> str:
         member = world.members[step.server]
         if member.state not in self.states:
             return f"{step.server} is {member.state}"
@@ -60,24 +61,24 @@ class Kind:
             return f"{step.server} is a {member.role}"
         return self.further(world, step, member)
 
-    def further(self, world, step, member):
+    def further(self, world: World, step: Any, member: Member) -> str | None:
         """Return what else speaks against a step, or None."""
 
-    def apply(self, world, step):
+    def apply(self, world: World, step: Any) -> None:
         self.change(world, step, world.members[step.server])
 
-    def change(self, world, step, member):
+    def change(self, world: World, step: Any, member: Member) -> None:
         """Change a member of the world."""
 
-    def worth_a_try(self, world, step, member):
+    def worth_a_try(self, world: World, step: Any, member: Member) -> bool:
         """Say whether an illegal step can be carried out, so that it may be refused."""
         return False
 
-    def refused(self, world, step):
+    def refused(self, world: World, step: Any) -> None:
         """Change the world after an attempt that is refused."""
 
 
-def crash(member):
+def crash(member: Member) -> None:
     """Let a server be gone without a clean end."""
     member.state = "crashed"
     member.stale_log = member.stale_log or "fresh"
@@ -88,7 +89,7 @@ class Start(Kind):
 
     states = ("clean", "crashed")
 
-    def further(self, world, step, member):
+    def further(self, world: World, step: Any, member: Member) -> str | None:
         stock = step["program"] == "stock"
         if stock and (member.state != "clean" or member.role != "primary"):
             return "stock can only have what was stopped cleanly"
@@ -99,7 +100,7 @@ class Start(Kind):
             return "it lacks WAL that no server gives it"
         return "stock knows no such points" if stock and step["point"] else None
 
-    def change(self, world, step, member):
+    def change(self, world: World, step: Any, member: Member) -> None:
         member.program, member.written = step["program"], True
         member.labelled = False
         member.clock = bool(step.get("clock"))
@@ -110,7 +111,7 @@ class Start(Kind):
             member.state = "up"
             member.stale_log = member.stale_log and "old"
 
-    def worth_a_try(self, world, step, member):
+    def worth_a_try(self, world: World, step: Any, member: Member) -> bool:
         """A second postmaster; or stock, after a crash."""
         return not step["point"] and \
             (member.state == "up" or step["program"] == "stock" and member.state == "crashed"
@@ -123,10 +124,10 @@ class Single(Kind):
     states = ("clean", "crashed")
     role = "primary"
 
-    def further(self, world, step, member):
+    def further(self, world: World, step: Any, member: Member) -> str | None:
         return "it needs recovery by a server" if member.labelled else None
 
-    def change(self, world, step, member):
+    def change(self, world: World, step: Any, member: Member) -> None:
         member.state, member.program, member.exposed = "clean", "ours", False
         member.written = True
         member.stale_log = member.stale_log and "old"
@@ -135,7 +136,7 @@ class Single(Kind):
 class Stop(Kind):
     """A server is stopped, or killed."""
 
-    def change(self, world, step, member):
+    def change(self, world: World, step: Any, member: Member) -> None:
         if step["how"] != "fast":
             crash(member)
             return
@@ -149,14 +150,14 @@ class Cut(Kind):
 
     states = ("up", "clean", "crashed")
 
-    def further(self, world, step, member):
+    def further(self, world: World, step: Any, member: Member) -> str | None:
         if not member.written:
             return f"{step.server} has written nothing since"
         if member.exposed and step["fault"] not in WHOLE_FAULTS:
             return f"nothing protects pages of {step.server} that this would tear"
         return None
 
-    def change(self, world, step, member):
+    def change(self, world: World, step: Any, member: Member) -> None:
         member.written = False
         if member.state != "clean" or member.role == "standby":
             crash(member)
@@ -167,14 +168,14 @@ class Edit(Kind):
 
     states = ("clean", "crashed")
 
-    def change(self, world, step, member):
+    def change(self, world: World, step: Any, member: Member) -> None:
         member.mode = step["settings"].get(MODE, member.mode)
 
 
 class Reload(Kind):
     """A setting is changed while it runs: of the server, of a role or of a database."""
 
-    def further(self, world, step, member):
+    def further(self, world: World, step: Any, member: Member) -> str | None:
         if member.program == "stock":
             return "stock does not know the setting"
         if step["scope"] == "server":
@@ -185,12 +186,12 @@ class Reload(Kind):
             return None
         return None if step["mode"] == "full_pages" else "a session may only choose images"
 
-    def change(self, world, step, member):
+    def change(self, world: World, step: Any, member: Member) -> None:
         if step["scope"] == "server":
             member.mode = step["mode"]
             member.exposed = member.exposed or member.mode == "off"
 
-    def worth_a_try(self, world, step, member):
+    def worth_a_try(self, world: World, step: Any, member: Member) -> bool:
         return member.state == "up" and member.program == "ours" and member.role == "primary"
 
 
@@ -199,14 +200,14 @@ class Work(Kind):
 
     role = "primary"
 
-    def further(self, world, step, member):
+    def further(self, world: World, step: Any, member: Member) -> str | None:
         return None if step.get("load") else "there is no load"
 
 
 class Faulty(Work):
     """The same, and its files fail now and then; it ends in the way that `then` says."""
 
-    def further(self, world, step, member):
+    def further(self, world: World, step: Any, member: Member) -> str | None:
         if member.program == "stock":
             return "stock"
         if step["then"] == "goes on" and \
@@ -214,7 +215,7 @@ class Faulty(Work):
             return "a server that meets this ends"
         return super().further(world, step, member)
 
-    def change(self, world, step, member):
+    def change(self, world: World, step: Any, member: Member) -> None:
         if step["then"] != "goes on":
             crash(member)
 
@@ -224,12 +225,12 @@ class Script(Kind):
 
     role = "primary"
 
-    def further(self, world, step, member):
+    def further(self, world: World, step: Any, member: Member) -> str | None:
         if member.program == "stock":
             return "stock"
         return "it ends with the server" if step["name"] in ENDING and not step["then"] else None
 
-    def change(self, world, step, member):
+    def change(self, world: World, step: Any, member: Member) -> None:
         if step["then"]:
             crash(member)
 
@@ -237,14 +238,14 @@ class Script(Kind):
 class Clock(Kind):
     """The clock of its machine is set back, or right again."""
 
-    def further(self, world, step, member):
+    def further(self, world: World, step: Any, member: Member) -> str | None:
         return None if member.clock else "its clock cannot be set"
 
 
 class Checkpoint(Kind):
     """A checkpoint, or a restartpoint."""
 
-    def change(self, world, step, member):
+    def change(self, world: World, step: Any, member: Member) -> None:
         if member.role == "primary" and member.mode != "off":
             member.exposed = False
 
@@ -252,7 +253,7 @@ class Checkpoint(Kind):
 class Kill(Kind):
     """One of its processes is killed."""
 
-    def further(self, world, step, member):
+    def further(self, world: World, step: Any, member: Member) -> str | None:
         if member.role == "standby" and step["process"] == "walwriter":
             return "a standby has no WAL writer"
         if member.role == "primary" and step["process"] in ("startup", "walreceiver"):
@@ -261,7 +262,7 @@ class Kill(Kind):
             return "it follows no server"
         return None
 
-    def change(self, world, step, member):
+    def change(self, world: World, step: Any, member: Member) -> None:
         # A startup process that dies takes the server with it.
         if not world.restarts() or step["process"] == "startup":
             crash(member)
@@ -272,11 +273,11 @@ class Promote(Kind):
 
     role = "standby"
 
-    def change(self, world, step, member):
+    def change(self, world: World, step: Any, member: Member) -> None:
         member.role, member.upstream = "primary", ""
         member.path = (*member.path, (member.path[-1][0] + 1, world.fork()))
 
-    def worth_a_try(self, world, step, member):
+    def worth_a_try(self, world: World, step: Any, member: Member) -> bool:
         return member.state == "up" and member.role == "primary"
 
 
@@ -285,7 +286,7 @@ class Follow(Kind):
 
     states = ("absent", "clean", "crashed")
 
-    def further(self, world, step, member):
+    def further(self, world: World, step: Any, member: Member) -> str | None:
         source = world.members[step["of"]]
         if source.state != "up" or step["of"] == step.server:
             return f"{step['of']} does not run"
@@ -293,7 +294,7 @@ class Follow(Kind):
             return "stock has no settings to take over"
         return None
 
-    def change(self, world, step, member):
+    def change(self, world: World, step: Any, member: Member) -> None:
         source = world.members[step["of"]]
         world.abandon(step.server)
         world.members[step.server] = Member("up", "standby", step["mode"], "ours",
@@ -305,7 +306,7 @@ class Follow(Kind):
 class Backup(Kind):
     """A base backup is taken; one that is put together if it is `on` an earlier one."""
 
-    def further(self, world, step, member):
+    def further(self, world: World, step: Any, member: Member) -> str | None:
         if member.program == "stock":
             return "stock has other settings"
         earlier = step.get("on")
@@ -317,10 +318,10 @@ class Backup(Kind):
             return f"{earlier} is no backup of this server"
         return None
 
-    def change(self, world, step, member):
+    def change(self, world: World, step: Any, member: Member) -> None:
         world.backups[step["name"]] = copy.copy(member)
 
-    def worth_a_try(self, world, step, member):
+    def worth_a_try(self, world: World, step: Any, member: Member) -> bool:
         return member.state in ("clean", "crashed")
 
 
@@ -329,7 +330,7 @@ class Restore(Kind):
 
     states = ("absent", "clean", "crashed")
 
-    def further(self, world, step, member):
+    def further(self, world: World, step: Any, member: Member) -> str | None:
         if step["backup"] not in world.backups:
             return f"there is no backup {step['backup']}"
         if step["log"] == "own" and member.state == "absent":
@@ -338,7 +339,7 @@ class Restore(Kind):
             return "there is no old log"
         return None
 
-    def change(self, world, step, member):
+    def change(self, world: World, step: Any, member: Member) -> None:
         backup = world.backups[step["backup"]]
         number, _ = backup.path[-1]
         world.abandon(step.server)
@@ -353,12 +354,12 @@ class Point(Kind):
 
     role = "primary"
 
-    def further(self, world, step, member):
+    def further(self, world: World, step: Any, member: Member) -> str | None:
         if world.settings.get("archive_mode") != "on":
             return "WAL is not archived"
         return "stock" if member.program == "stock" else None
 
-    def change(self, world, step, member):
+    def change(self, world: World, step: Any, member: Member) -> None:
         world.points[step["name"]] = (member.born, world.backups_of(member))
 
 
@@ -367,13 +368,13 @@ class Recover(Kind):
 
     states = ("absent", "clean", "crashed")
 
-    def further(self, world, step, member):
+    def further(self, world: World, step: Any, member: Member) -> str | None:
         _, backups = world.points.get(step["point"], (None, ()))
         if step["backup"] not in backups:
             return f"{step['backup']} is not from before {step['point']}"
         return None
 
-    def change(self, world, step, member):
+    def change(self, world: World, step: Any, member: Member) -> None:
         backup = world.backups[step["backup"]]
         world.abandon(step.server)
         # The number of its timeline is not known, so it cannot be rewound.
@@ -387,7 +388,7 @@ class Rewind(Kind):
 
     states = ("clean",)
 
-    def further(self, world, step, member):
+    def further(self, world: World, step: Any, member: Member) -> str | None:
         source = world.members[step["source"]]
         if source.state != "up" or source.role != "primary" or step["source"] == step.server:
             return f"{step['source']} is no running primary"
@@ -399,14 +400,14 @@ class Rewind(Kind):
             return "one of them has checksums"
         return None if _related(member.path, source.path) else "their timelines have one number"
 
-    def change(self, world, step, member):
+    def change(self, world: World, step: Any, member: Member) -> None:
         source = world.members[step["source"]]
         world.abandon(step.server)
         member.state, member.role, member.upstream = "crashed", "standby", step["source"]
         member.path, member.born = source.path, world.fork()
         member.labelled = True
 
-    def worth_a_try(self, world, step, member):
+    def worth_a_try(self, world: World, step: Any, member: Member) -> bool:
         return member.state in ("up", "crashed") and not member.labelled and \
             step["source"] != step.server and step["source"] in world.up("primary")
 
@@ -428,7 +429,7 @@ class Tool(Kind):
 
     states = ("clean", "crashed")
 
-    def further(self, world, step, member):
+    def further(self, world: World, step: Any, member: Member) -> str | None:
         if not step["tool"].startswith("checksums"):
             return None
         if member.state != "clean":
@@ -437,14 +438,14 @@ class Tool(Kind):
             return "checksums are so already"
         return None
 
-    def change(self, world, step, member):
+    def change(self, world: World, step: Any, member: Member) -> None:
         if step["tool"] not in ("checksums-enable", "checksums-disable"):
             return
         member.checksums = step["tool"] == "checksums-enable"
         # No WAL says that all pages have changed.
         member.born = world.fork()
 
-    def worth_a_try(self, world, step, member):
+    def worth_a_try(self, world: World, step: Any, member: Member) -> bool:
         # A standby that was stopped on its way back is shut down in recovery, as in stock.
         return step["tool"].startswith("checksums") and (
             member.state == "up" or member.state == "crashed" and member.role == "primary")
@@ -455,11 +456,11 @@ class WrongLog(Kind):
 
     states = ()
 
-    def worth_a_try(self, world, step, member):
+    def worth_a_try(self, world: World, step: Any, member: Member) -> bool:
         return member.state == "crashed" and member.program == "ours" and not member.labelled \
             and member.role == "primary" and (step["log"] == "none" or member.stale_log == "old")
 
-    def refused(self, world, step):
+    def refused(self, world: World, step: Any) -> None:
         member = world.members[step.server]
         member.exposed = member.exposed or member.mode == "off"
 
@@ -472,7 +473,7 @@ class Copied(Kind):
 
     states = ()
 
-    def worth_a_try(self, world, step, member):
+    def worth_a_try(self, world: World, step: Any, member: Member) -> bool:
         return member.state == "crashed" and member.program == "ours" and not member.labelled \
             and member.role == "primary"
 
@@ -482,7 +483,7 @@ class BadEdit(Kind):
 
     states = ()
 
-    def worth_a_try(self, world, step, member):
+    def worth_a_try(self, world: World, step: Any, member: Member) -> bool:
         return member.state in ("clean", "crashed")
 
 

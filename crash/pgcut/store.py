@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from . import server
 from .disk import Disk
@@ -28,7 +29,7 @@ _IDENTITY = re.compile(r"inode (\d+) changed -?\d+\.\d+")
 _GONE = 1 << 40
 
 
-def identified(file, known):
+def identified(file: Path, known: Any) -> None:
     """Let an owner file mean the same files as before.
 
     `known` has, for numbers of files, what is to be said of those that have taken their
@@ -63,7 +64,7 @@ def _identities(directory):
 class Store:
     """The recorded data directory of one server, always under the same path."""
 
-    def __init__(self, recorder, place):
+    def __init__(self, recorder: str, place: Path) -> None:
         self._recorder = recorder
         self._place = Path(place)
         self._base = self._place / "base"
@@ -73,20 +74,20 @@ class Store:
         server.own(self._place)
         self.data = self._recording / "mnt"
 
-    def fill(self, source):
+    def fill(self, source: str | Path) -> None:
         """Let it hold a copy of a directory, all of which is durable."""
         self._unmount()
         shutil.rmtree(self._base, ignore_errors=True)
         subprocess.run(["cp", "-a", str(source), str(self._base)], check=True)
         self._mount({})
 
-    def ended(self):
+    def ended(self) -> Recording:
         """Return the Recording so far; no process may use the files any more."""
         self._unmount()
         shutil.move(self._base, self._recording / "base")
         return Recording(self._recording)
 
-    def cut(self, recording, fault, seed, unit):
+    def cut(self, recording: Recording, fault: str, seed: int, unit: int) -> Any:
         """Leave what is left of the files of a recording that has ended if the power fails.
 
         The files that are left are the same ones: returns what identified() has to know of
@@ -99,7 +100,7 @@ class Store:
             write_tree(disk.tree(choice), self._base, _LEFT_OUT)
         return self._mount(disk.names(ROOT_INO, choice))
 
-    def renew(self):
+    def renew(self) -> Any:
         """Begin the recording anew if it is long, as though all there is were durable.
 
         Returns what cut() does.
@@ -115,11 +116,11 @@ class Store:
         copy.rename(self._base)
         return self._mount(numbers)
 
-    def set_fault(self, rule):
+    def set_fault(self, rule: str) -> None:
         """Make operations fail, as the recorder's attribute says."""
         set_fault(self.data, rule)
 
-    def close(self):
+    def close(self) -> None:
         self._unmount()
         shutil.rmtree(self._place, ignore_errors=True)
 

@@ -1,7 +1,10 @@
 """A table of the load: its definition, and the rows that it must have."""
 
 import io
+import random
 import zlib
+from collections.abc import Iterable
+from typing import Any
 
 import psycopg2
 
@@ -26,7 +29,7 @@ METHODS = {
 }
 
 
-def copy_in(cursor, target, rows):
+def copy_in(cursor: Any, target: Any, rows: Any) -> None:
     """COPY rows into a table; raises what psycopg2 should if that fails.
 
     If the server reports another error, or goes, after the one that ends the COPY, psycopg2
@@ -43,8 +46,9 @@ def copy_in(cursor, target, rows):
 class Table:
     """A table of one client: its definition, and the rows it must have."""
 
-    def __init__(self, name, *, size=60, body=60, derived=(), methods=(), limit=None,
-                 options="", unlogged=False, values=VALUES):
+    def __init__(self, name: str, *, size: int = 60, body: int = 60, derived: Iterable[str] = (),
+                 methods: Any = (), limit: Any = None, options: Any = "", unlogged: bool = False,
+                 values: Any = VALUES) -> None:
         """Describe a table that starts with `size` rows, and is to stay below `limit`.
 
         Its column v has so many different `values`.
@@ -62,30 +66,30 @@ class Table:
         self.indexes = set()
         self.empty()
 
-    def empty(self):
+    def empty(self) -> None:
         """Forget all rows."""
         self.rows = {}      # id -> (v, body)
         self.sum = 0        # of their digests
         self.next_id = 1
 
-    def put(self, rows):
+    def put(self, rows: Any) -> None:
         """Add rows, or put them in place of older ones."""
         self.forget(rows.keys() & self.rows.keys())
         self.rows.update(rows)
         self.sum += sum(digest(key, *row) for key, row in rows.items())
         self.next_id = max(self.next_id, max(rows, default=0) + 1)
 
-    def forget(self, keys):
+    def forget(self, keys: Any) -> None:
         """Remove rows."""
         self.sum -= sum(digest(key, *self.rows.pop(key)) for key in keys)
 
-    def copy(self):
+    def copy(self) -> "Table":
         """Return the table as it is now, to come back to after a rollback."""
         other = Table.__new__(Table)
         other.__dict__.update(self.__dict__, rows=dict(self.rows), indexes=set(self.indexes))
         return other
 
-    def state(self):
+    def state(self) -> dict:
         """Return what the journal says about the table."""
         return {
             "rows": len(self.rows),
@@ -96,7 +100,7 @@ class Table:
 
     # Each of the following changes the table and the model.
 
-    def create(self, cursor):
+    def create(self, cursor: Any) -> None:
         """Create the table, empty, with its indexes."""
         # A short limit spares a TOAST table, and each check of it.
         kind = f"varchar({self.body})" if self.body <= 400 else "text"
@@ -109,45 +113,45 @@ class Table:
         for method in self.methods:
             self.create_index(cursor, method)
 
-    def index_name(self, method):
+    def index_name(self, method: str) -> str:
         """Return the name of the index by an access method."""
         return f"{self.name.removeprefix('load.')}_{method}"
 
-    def create_index(self, cursor, method):
+    def create_index(self, cursor: Any, method: str) -> None:
         """Create the index by an access method."""
         column, options = METHODS[method]
         cursor.execute(f"CREATE INDEX {self.index_name(method)} ON {self.name}"
                        f" USING {method} ({column}) {options}")
         self.indexes.add(self.index_name(method))
 
-    def drop_index(self, cursor, method):
+    def drop_index(self, cursor: Any, method: str) -> None:
         """Drop the index by an access method."""
         cursor.execute(f"DROP INDEX load.{self.index_name(method)}")
         self.indexes.remove(self.index_name(method))
 
-    def fresh(self, rng, count):
+    def fresh(self, rng: random.Random, count: int) -> dict:
         """Return `count` new rows."""
         first = self.next_id
         return {first + i: (rng.randrange(self.values), self.text(rng)) for i in range(count)}
 
-    def text(self, rng):
+    def text(self, rng: random.Random) -> str:
         """Return a body: random digits, thus incompressible, of random length."""
         return rng.randbytes(rng.randint(self.body // 4, self.body) // 2).hex()
 
-    def insert(self, cursor, rng, count):
+    def insert(self, cursor: Any, rng: random.Random, count: int) -> None:
         """Insert rows with one statement."""
         rows = self.fresh(rng, count)
         cursor.execute(f"INSERT INTO {self.name} (id, v, body) VALUES " + literals(rows))
         self.put(rows)
 
-    def load(self, cursor, rng, count):
+    def load(self, cursor: Any, rng: random.Random, count: int) -> None:
         """COPY rows into the table."""
         rows = self.fresh(rng, count)
         copy_in(cursor, f"{self.name} (id, v, body)",
                 "".join(f"{key}\t{v}\t{body}\n" for key, (v, body) in rows.items()))
         self.put(rows)
 
-    def update(self, cursor, rng, count):
+    def update(self, cursor: Any, rng: random.Random, count: int) -> None:
         """Update random rows; half of the time only v, which is not indexed everywhere."""
         keys = rng.sample(sorted(self.rows), min(count, len(self.rows)))
         if not keys:
@@ -164,7 +168,7 @@ class Table:
                            f" FROM (VALUES {literals(rows)}) x(id, v, body) WHERE t.id = x.id")
         self.put(rows)
 
-    def delete(self, cursor, rng, count, newest=False):
+    def delete(self, cursor: Any, rng: random.Random, count: int, newest: bool = False) -> None:
         """Delete a run of rows, so that pages become empty."""
         keys = sorted(self.rows)
         last = max(0, len(keys) - count)
@@ -174,20 +178,20 @@ class Table:
             cursor.execute(f"DELETE FROM {self.name} WHERE id BETWEEN {gone[0]} AND {gone[-1]}")
             self.forget(gone)
 
-    def truncate(self, cursor):
+    def truncate(self, cursor: Any) -> None:
         """Truncate the table."""
         cursor.execute(f"TRUNCATE {self.name}")
         self.empty()
 
-    def drop(self, cursor):
+    def drop(self, cursor: Any) -> None:
         """Drop the table."""
         cursor.execute(f"DROP TABLE {self.name}")
 
-    def churn(self, cursor, rng, count=None):
+    def churn(self, cursor: Any, rng: random.Random, count: int | None = None) -> None:
         """Insert, update or delete some rows, and stay between half and limit."""
         count = count or rng.randint(1, max(2, self.size // 8))
         if len(self.rows) < self.size // 2:
-            what = self.insert
+            what: Any = self.insert
         elif len(self.rows) > self.limit:
             what = self.delete
             count *= 3
@@ -196,11 +200,11 @@ class Table:
         what(cursor, rng, count)
 
 
-def digest(key, v, body):
+def digest(key: Any, v: Any, body: str) -> int:
     """Return what oracle.digest() returns."""
     return zlib.crc32(f"{key}|{v}|{body}".encode())
 
 
-def literals(rows):
+def literals(rows: Any) -> str:
     """Return rows as SQL; bodies are digits only."""
     return ", ".join(f"({key}, {v}, '{body}')" for key, (v, body) in rows.items())

@@ -6,16 +6,18 @@ import random
 import shutil
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from . import blockstates, matrix, monitor, record
 from .block import FILE_SYSTEMS
 from .broken import Workshop
 from .disk import Rules
 from .explore import Subject
-from .judge import Context
+from .judge import Context, Outcome
 from .recording import Kind, Recording
 from .states import FAULTS, LOG, RELATION, WAL, WINDOW_FAULTS, Places, State, exhaustive, sampled
 
@@ -89,11 +91,11 @@ class JobResult:
     kept: str = ""              # where the recording and its logs are kept, below the output
 
     @property
-    def tried(self):
+    def tried(self) -> int:
         return len(self.states)
 
     @property
-    def replayable(self):
+    def replayable(self) -> str:
         """The first failure that `./dev crash replay` tries again, '' if there is none."""
         return f"{self.kept}/failure-0.json" \
             if self.kept and self.failures and self.scenario not in FILE_SYSTEMS else ""
@@ -111,12 +113,12 @@ class Job:
     quick: bool = False
     scenario: str = "primary"
 
-    def result(self):
+    def result(self) -> JobResult:
         """Return the JobResult of this job, which has not begun."""
         return JobResult(f"recording {self.seed}", scenario=self.scenario, again=self.again)
 
     @property
-    def again(self):
+    def again(self) -> str:
         """Arguments of `./dev crash` that do the same again."""
         what = f"--states {self.states} --recordings 1 --watched 0" if self.states else \
             "--states 0 --recordings 0 --watched 1"
@@ -126,7 +128,7 @@ class Job:
                 f" --seconds {self.seconds:g}{options} --no-controls")
 
 
-def kinds_of(scenario):
+def kinds_of(scenario: str) -> dict:
     """Return the kinds of load of a recording."""
     kinds = dict.fromkeys(record.workload.KINDS) if scenario == "primary" else \
         {**record.STEADY_KINDS, **record.MORE_KINDS.get(scenario, {})}
@@ -140,7 +142,7 @@ def _modes_of_load(settings):
     return ("double_writes", "full_pages", *(("atomic_writes",) if atomic else ()))
 
 
-def run_job(tools, job, result):
+def run_job(tools: Tools, job: Job, result: Any) -> None:
     """Make the recording of a job and try states of it; `result` gets what is found."""
     settings, checksums = matrix.draw(job.seed, **{**NEEDED.get(job.scenario, {}),
                                                    **dict(job.overrides)})
@@ -178,7 +180,7 @@ def run_job(tools, job, result):
 
 
 @contextlib.contextmanager
-def kept_if_wrong(tools, result, directory):
+def kept_if_wrong(tools: Tools, result: Any, directory: Path) -> Iterator[None]:
     """Remove what is made in a directory, or keep it with the failures if something is wrong."""
     try:
         yield
@@ -211,7 +213,7 @@ def _sampled(subject, job):
     return sampled(places, job.seed, job.states, nested_share=NESTED_SHARE)
 
 
-def run_block_job(tools, job, result):
+def run_block_job(tools: Tools, job: Job, result: Any) -> None:
     """Record a device with a file system on it, and try states of that."""
     settings, checksums = matrix.draw(job.seed, **dict(job.overrides))
     for name in matrix.PRETENDED:       # a device has a kernel to ask
@@ -239,7 +241,7 @@ def run_block_job(tools, job, result):
                 _enter(subject.try_state(state), result)
 
 
-def rules_of(seed):
+def rules_of(seed: int) -> Rules:
     """Return the rules of the disk by which states of a recording are made.
 
     New names in the double-write log's directory are durable at times only when the directory
@@ -249,7 +251,7 @@ def rules_of(seed):
     return Rules(names_need_directory_sync=("pg_doublewrite",)) if strict else Rules()
 
 
-def require_acks(recording):
+def require_acks(recording: Recording) -> None:
     """Raise RecordError if no commit was acknowledged: each state would be right."""
     if not any(event["what"] == "ack" for event in recording.acks):
         raise record.RecordError("the load has come to nothing: no transaction was acknowledged")
@@ -285,7 +287,7 @@ def _minimise(subject, result):
             failure["minimised_complaints"] = complaints
 
 
-def keep(tools, result, directory):
+def keep(tools: Tools, result: Any, directory: Path) -> None:
     """Copy a recording, with the logs of its servers and what is wrong, to the output."""
     result.kept = f"failures/{result.name.replace(' ', '-').replace(',', '')}"
     place = Path(tools.output) / result.kept
@@ -299,7 +301,7 @@ def keep(tools, result, directory):
         (place / f"failure-{number}.json").write_text(json.dumps(failure, indent=1))
 
 
-def describe(subject):
+def describe(subject: Any) -> dict:
     """Return figures of a recording, and its time line, for the report."""
     ops = subject.recording.ops
     areas = subject.places.areas
@@ -310,7 +312,7 @@ def describe(subject):
             "syncs": subject.places.syncs, "writes": writes}
 
 
-def summary(outcome):
+def summary(outcome: Outcome) -> dict:
     """Return what the report needs of an outcome."""
     return {**asdict(outcome.state), "failed": outcome.failed, "lost": outcome.lost,
             "effective": outcome.effective, "torn": outcome.torn, "examined": outcome.examined,

@@ -11,6 +11,8 @@ import re
 import struct
 from bisect import bisect_right
 from collections import namedtuple
+from collections.abc import Iterator
+from typing import Any
 
 PAGE = 8192
 _SHORT, _LONG = 24, 40          # headers of pages; the long one begins a segment
@@ -52,13 +54,13 @@ Record = namedtuple("Record", "lsn end rmid info xid blocks data")
 Block = namedtuple("Block", "page effect")
 
 
-def segment_key(name):
+def segment_key(name: str) -> tuple | None:
     """Return (timeline, high, low) of a WAL segment's file name, or None."""
     match = _SEGMENT_NAME.match(name)
     return tuple(int(part, 16) for part in match.groups()) if match else None
 
 
-def number_of(key, segment_size):
+def number_of(key: Any, segment_size: int) -> int:
     """Return the number of a segment, which is the same on each timeline."""
     return key[1] * (0x100000000 // segment_size) + key[2]
 
@@ -66,7 +68,7 @@ def number_of(key, segment_size):
 class Stream:
     """The contents of consecutive segments, without page headers."""
 
-    def __init__(self, segments, segment_size, first):
+    def __init__(self, segments: Any, segment_size: int, first: Any) -> None:
         """`segments` is {number: bytes}; take them from `first` on, while there are any."""
         self.segment_size = segment_size
         self.first = first
@@ -93,11 +95,11 @@ class Stream:
                 self._overwriting.append(len(self.content))
             self.content += page[_SHORT if offset else _LONG:]
 
-    def lsn(self, position):
+    def lsn(self, position: int) -> int:
         """Return the LSN of a position at which a record starts."""
         return self._address(position, 0)
 
-    def end(self, position):
+    def end(self, position: int) -> int:
         """Return the LSN of a position at which a record ends."""
         return self._address(position, 1)
 
@@ -110,7 +112,7 @@ class Stream:
             offset = (page + 1) * PAGE + _SHORT + rest
         return (self.first + segment) * self.segment_size + offset + ending
 
-    def position(self, lsn):
+    def position(self, lsn: int) -> int:
         """Return the position of an LSN at which a record starts."""
         segment, offset = divmod(lsn, self.segment_size)
         page, rest = divmod(offset, PAGE)
@@ -119,15 +121,15 @@ class Stream:
             return before + max(rest - _LONG, 0)
         return before + PAGE - _LONG + (page - 1) * (PAGE - _SHORT) + max(rest - _SHORT, 0)
 
-    def overwritten(self, position, length):
+    def overwritten(self, position: int, length: int) -> int | None:
         """Return where WAL goes on if a record was left incomplete, else None."""
         return _first_within(self._overwriting, position, length)
 
-    def next_segment(self, position):
+    def next_segment(self, position: int) -> int:
         """Return the position at which the segment after this one starts."""
         return (position // self._usable + 1) * self._usable
 
-    def records(self, lsn):
+    def records(self, lsn: int) -> Iterator[Record]:
         """Yield the Records from `lsn`, where one must start, to the end of WAL."""
         position, previous = self.position(lsn), None
         content = self.content
@@ -159,7 +161,7 @@ class Stream:
                 position = self.next_segment(position - 1)
         self._stopped = position
 
-    def missing(self):
+    def missing(self) -> int:
         """Return the LSN of the first thing that records() could not read, when it has ended.
 
         Of an incomplete record that is what has not been written of it; behind the last
@@ -232,7 +234,7 @@ def _effective(rmid, info, first, blocks):
             for number, (page, effect) in enumerate(blocks)]
 
 
-def committed(record):
+def committed(record: Any) -> list[int]:
     """Return the transactions, with those below, that a record commits."""
     kind = record.info & 0x70
     if record.rmid != XACT or kind not in (_XACT_COMMIT, _XACT_COMMIT_PREPARED):

@@ -8,9 +8,10 @@ page may depend on that.
 import struct
 from bisect import bisect_left
 from collections import defaultdict, namedtuple
+from typing import Any
 
 from . import wal
-from .recording import Kind
+from .recording import Kind, Recording
 
 _SEGMENT_SIZE_AT = 32           # in the header of a segment's first page
 _REDO = struct.Struct("<Q")     # at the start of a checkpoint record
@@ -25,7 +26,7 @@ ImageFree = namedtuple("ImageFree", "lsn end page promised")
 class WalIndex:
     """The records of a recording, by page."""
 
-    def __init__(self, recording, redo):
+    def __init__(self, recording: Recording, redo: int) -> None:
         """`redo` is where the first record that matters starts."""
         self.segments, self.segment_size = _segments(recording, recording.ops)
         self.touches = defaultdict(list)    # page -> [(lsn, end, effect)]
@@ -50,18 +51,18 @@ class WalIndex:
 
     # What was asked for
 
-    def first(self, page, redo):
+    def first(self, page: Any, redo: int) -> tuple | None:
         """Return the first (lsn, end, effect) of a page from a redo pointer on, or None."""
         touches = self.touches.get(page, ())
         return next(iter(touches[bisect_left(touches, (redo,)):]), None)
 
-    def changed_between(self, page, lsn, redo):
+    def changed_between(self, page: Any, lsn: int, redo: int) -> bool:
         """Say whether a record before a redo pointer has changed a page after `lsn`."""
         touches = self.touches.get(page, ())
         before = bisect_left(touches, (redo,))
         return before > 0 and touches[before - 1][1] > lsn
 
-    def uncommitted(self, relation, written):
+    def uncommitted(self, relation: Any, written: int) -> bool:
         """Say whether the transaction that made a relation has not committed yet.
 
         `written` is the end of WAL at that moment.
@@ -73,19 +74,19 @@ class WalIndex:
         commit = self._commits.get(births[at - 1][1])
         return commit is None or commit > written
 
-    def unborn(self, relation, written):
+    def unborn(self, relation: Any, written: int) -> bool:
         """Say whether the record that makes a relation comes later, after the end of WAL."""
         births = self._births.get(relation, ())
         return bool(births) and births[0][0] >= written
 
-    def being_dropped(self, database, durable):
+    def being_dropped(self, database: int, durable: Any) -> bool:
         """Say whether WAL up to `durable` makes a database invalid that is then dropped.
 
         Until its files are gone, no session can connect to it, and no process syncs them.
         """
         return 0 < self._dropped.get(database, 0) <= durable
 
-    def agreement(self, number, offset, data):
+    def agreement(self, number: int, offset: int, data: Any) -> int:
         """Return the LSN up to which a write to a segment is what WAL is in the end."""
         start = number * self.segment_size + offset
         final = memoryview(self.segments.get(number, b""))[offset:offset + len(data)]
@@ -174,7 +175,7 @@ def _hints_logged(meta):
     return bool(meta.get("checksums")) or meta.get("settings", {}).get("wal_log_hints") == "on"
 
 
-def end_in_base(recording, redo):
+def end_in_base(recording: Recording, redo: int) -> int:
     """Return where WAL from a redo pointer on ended when the recording began."""
     segments, size = _segments(recording, ())
     end = redo

@@ -8,7 +8,9 @@ import struct
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from typing import Any
 
+from .recording import Recording
 from .walindex import WalIndex, end_in_base
 
 PAGE = 8192
@@ -33,22 +35,22 @@ class Violation:
     rule: str
     text: str
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.rule}, operation {self.seq}: {self.text}"
 
 
 class Rising:
     """A number that rises, and what it was at each operation."""
 
-    def __init__(self, value):
+    def __init__(self, value: Any) -> None:
         self._seqs, self._values = [0], [value]
 
-    def rise(self, seq, value):
+    def rise(self, seq: int, value: Any) -> None:
         if value > self._values[-1]:
             self._seqs.append(seq)
             self._values.append(value)
 
-    def at(self, seq):
+    def at(self, seq: int) -> int:
         return self._values[bisect_right(self._seqs, seq) - 1]
 
 
@@ -109,7 +111,7 @@ class File:
 class Known:
     """What is durable, and what was wrong so far."""
 
-    def __init__(self, recording):
+    def __init__(self, recording: Recording) -> None:
         self.recording = recording
         self.violations = []
         self.figures = Counter()
@@ -223,23 +225,23 @@ class Known:
         self._recheck(op)
 
 
-def page_lsn(page):
+def page_lsn(page: Any) -> int:
     """Return the LSN in the header of a page."""
     high, low = LSN.unpack_from(page)
     return high << 32 | low
 
 
-def flat(pending):
+def flat(pending: Any) -> list:
     """Return all writes of {block: writes}."""
     return [write for writes in pending.values() for write in writes]
 
 
-def lsn_text(value):
+def lsn_text(value: Any) -> str:
     """Return an LSN as PostgreSQL writes it."""
     return f"{value >> 32:X}/{value & 0xFFFFFFFF:X}"
 
 
-def page_name(page):
+def page_name(page: Any) -> str:
     """Return the name of (tablespace, database, relation, fork, block) in messages."""
     space, database, node, fork, block = page
     return f"block {block} of {space}/{database}/{node}{_FORK_NAMES[fork]}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from . import wal
 from .logformat import hint_digest
-from .recording import WRITE_ATOMIC
+from .recording import WRITE_ATOMIC, Recording
 from .watched import FSM, INIT, LSN, MAIN, PAGE, HomeWrite, flat, lsn_text, page_lsn, page_name
 from .watchedlog import LogRules
 
@@ -16,7 +16,7 @@ _ZEROES = bytes(PAGE)
 class HomeRules(LogRules):
     """What was written home and may be torn, and how it would be made whole."""
 
-    def __init__(self, recording):
+    def __init__(self, recording: Recording) -> None:
         super().__init__(recording)
         self._checksums = bool(recording.meta.get("checksums"))
         self._files = {}

@@ -3,13 +3,14 @@
 from collections import defaultdict
 
 from .logformat import BATCH, ENTRY, MAGIC, VERSION
+from .recording import Recording
 from .watched import CONTROL, PAGE, Batch, Known, lsn_text
 
 
 class LogRules(Known):
     """The batches of the log, which of them are live, and which pages have copies there."""
 
-    def __init__(self, recording):
+    def __init__(self, recording: Recording) -> None:
         super().__init__(recording)
         self._batches = {}                  # number -> the last one written with it
         self._copies = defaultdict(list)    # page -> batches, in order

@@ -2,7 +2,9 @@
 
 import random
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from . import load_files, load_rows, load_server
 from .client import Client, Run
@@ -22,7 +24,7 @@ def _kinds_of(module):
 KINDS = {kind: cls for module in _MODULES for kind, cls in _kinds_of(module).items()}
 
 
-def make_clients(run, kinds):
+def make_clients(run: Run, kinds: Mapping[str, int]) -> list:
     """Return the clients of kinds: names, or a dict of names and numbers of clients."""
     counts = kinds if isinstance(kinds, dict) else {
         kind: KINDS[kind].clients for kind in kinds or KINDS}
@@ -30,7 +32,8 @@ def make_clients(run, kinds):
             for kind, count in counts.items() for number in range(count)]
 
 
-def prepare(connect, seed, tablespaces=(), kinds=None):
+def prepare(connect: Callable[..., Any], seed: int, tablespaces: Any = (),
+            kinds: Mapping[str, int] | None = None) -> None:
     """Make the oracle and the tables of all kinds; the cluster is not recorded yet.
 
     `connect(database)` returns a psycopg2 connection of a superuser.
@@ -58,7 +61,7 @@ def prepare(connect, seed, tablespaces=(), kinds=None):
     connection.close()
 
 
-def resume(this):
+def resume(this: Any) -> bool:
     """Record what is there when a run begins; return whether PREPARE is possible.
 
     What was in doubt after an earlier run that was cut short is settled by now.
@@ -84,8 +87,9 @@ def resume(this):
     return possible
 
 
-def run(connect, kinds=None, seconds=None, transactions=None, seed=0, modes=(), sink=None,
-        probe=None):
+def run(connect: Callable[..., Any], kinds: Mapping[str, int] | None = None,
+        seconds: float | None = None, transactions: int | None = None, seed: int = 0,
+        modes: Sequence[str] = (), sink: Any = None, probe: Any = None) -> Any:
     """Run the load, and return the acks.
 
     With `seconds`, clients run that long after all have connected, and longer if nothing was

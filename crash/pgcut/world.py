@@ -40,36 +40,36 @@ class World:
     points: dict = field(default_factory=dict)
     forks: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.members = {name: Member() for name in NAMES}
         self.members["a"] = Member("clean", mode=self.settings[MODE], checksums=self.checksums)
 
-    def copy(self):
+    def copy(self) -> "World":
         return copy.deepcopy(self)
 
-    def up(self, role=None):
+    def up(self, role: str | None = None) -> list[str]:
         """Return the names of the servers that run, in one role or in any."""
         return [name for name, member in self.members.items()
                 if member.state == "up" and role in (None, member.role)]
 
-    def restarts(self):
+    def restarts(self) -> bool:
         return self.settings.get("restart_after_crash") == "on"
 
-    def hints_logged(self, member):
+    def hints_logged(self, member: Member) -> bool:
         return member.checksums or self.settings.get("wal_log_hints") == "on"
 
-    def backups_of(self, member):
+    def backups_of(self, member: Member) -> list[str]:
         """Return the names of the backups of a data directory that were taken as it is now."""
         return [name for name, backup in self.backups.items()
                 if (backup.born, backup.role, backup.path) ==
                 (member.born, member.role, member.path)]
 
-    def fork(self):
+    def fork(self) -> int:
         """Return a number that no other timeline has."""
         self.forks += 1
         return self.forks
 
-    def abandon(self, name):
+    def abandon(self, name: str) -> None:
         """Let the standbys of a server that becomes another one follow no server."""
         for member in self.members.values():
             if member.upstream == name:
