@@ -378,11 +378,15 @@ tdw_tear(void)
 
 /*
  * Wait for the end of the server, or until a fast stop ends the startup process.
- * For processes that no session can wake up, as no client can connect.
+ * For processes that no session can wake up, as no client can connect.  Not for the
+ * background writer and the checkpointer in recovery, if they arm the log: the startup
+ * process waits for that, and a fast stop for the startup process.
  */
 static void
 tdw_hold(const char *name)
 {
+	if ((AmBackgroundWriterProcess() || AmCheckpointerProcess()) && RecoveryInProgress())
+		return;
 	ereport(LOG,
 			(errmsg("test_doublewrite: held at injection point \"%s\"", name)));
 	for (;;)
