@@ -403,6 +403,7 @@ extern bool dw_batch_must_wait(void);
 extern void dw_flush_wal(void);
 extern void dw_note_logged(int slotno, uint64 batchno);
 extern bool dw_batch_under_way(void);
+extern bool dw_batch_is_durable(void);
 extern bool dw_homes_under_way(void);
 extern uint64 dw_first_unfinished_batch(void);
 

@@ -199,6 +199,16 @@ dw_batch_under_way(void)
 }
 
 /*
+ * Is the batch being sent home, the pages first that are written atomically?  The same holds
+ * for this.
+ */
+bool
+dw_batch_is_durable(void)
+{
+	return ((volatile DWBatchState *) &DWCtl->batch)->phase == DW_BATCH_DURABLE;
+}
+
+/*
  * Is a run on its way home: in the queue, or being written?  With the flush lock held, "no"
  * stays true.
  */

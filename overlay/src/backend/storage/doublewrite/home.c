@@ -95,6 +95,9 @@
 /* Repeated failures are reported once in so long, by each process, in nanoseconds */
 #define DW_REPORT_NSEC		INT64CONST(10000000000)
 
+/* How often we look whether an atomic write has ended, which nothing announces */
+#define DW_ATOMIC_WAIT_USEC	1000
+
 /* Attempts to find no write under way without waiting for slow ones with the flush lock */
 #define DW_IDLE_ATTEMPTS	4
 
@@ -763,6 +766,29 @@ dw_is_being_written(int slotno)
 }
 
 /*
+ * Wait until the flusher does not write this page atomically, which has been discarded.  It
+ * looks at that when the batch is durable.  Until then it may wait for the device of the
+ * log, which is no concern of ours. (R7)
+ */
+static void
+dw_await_atomic_write(int slotno, uint64 seq)
+{
+	volatile DWSlot *slot = &DWSlots[slotno];
+
+	while (slot->atomic && slot->seq == seq && DWSlotInState(&DWSlots[slotno], DW_SLOT_BATCH) &&
+		   dw_batch_is_durable())
+	{
+		/* an error may have left the batch, then the next flusher looks again */
+		if (LWLockConditionalAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE))
+		{
+			LWLockRelease(DoubleWriteFlushLock);
+			return;
+		}
+		dw_wait_a_moment(DW_ATOMIC_WAIT_USEC, WAIT_EVENT_DOUBLE_WRITE_HOME);
+	}
+}
+
+/*
  * Wait for writes of pages that have just been discarded. (R7)  Whether one is under way
  * is in the table, or the flusher makes it, if it is atomic.
  */
@@ -778,11 +804,7 @@ dw_await_writes_of(DWTagFilter filter, const void *arg)
 		if (!slot->discarded || !DWSlotInState(&DWSlots[i], DW_SLOT_BATCH) ||
 			!filter(&DWSlots[i].tag, arg))
 			continue;
-		if (slot->atomic)
-		{
-			dw_lock_flush(LW_EXCLUSIVE);
-			LWLockRelease(DoubleWriteFlushLock);
-		}
+		dw_await_atomic_write(i, seq);
 		while (slot->seq == seq && DWSlotInState(&DWSlots[i], DW_SLOT_BATCH) &&
 			   dw_is_being_written(i))
 			dw_await_a_run();

@@ -125,9 +125,13 @@ dw_write_atomically(int natomic)
 	int			n;
 
 	Assert(DWIsFlusher());
+	Assert(DWCtl->batch.phase == DW_BATCH_DURABLE);
 
 	/* what an error may have left is none of ours any more */
 	dw_atomic_end();
+
+	/* from here on we look at "discarded"; see dw_await_atomic_write() (R7) */
+	pg_memory_barrier();
 	memcpy(slots, DWCtl->batch.slots, natomic * sizeof(int));
 
 	for (int done = 0; done < natomic; done += n)

@@ -14,6 +14,7 @@ use lib $FindBin::RealBin;
 use DoubleWrite::Check;
 use DoubleWrite::Crash;
 use DoubleWrite::Damage;
+use DoubleWrite::Hold;
 use DoubleWrite::Node;
 use DoubleWrite::Pages;
 use DoubleWrite::Workload;
@@ -232,6 +233,39 @@ is($d->{logged}, 1, 'a sync cycle does not free it before there is a newer one')
 $node->stop('immediate');
 dw_start_after_crash($node, { pages => [], logged => 1, unlogged => 0 });
 is($node->safe_psql('postgres', 'SELECT sum(v) FROM u'), $sum, 'the page is repaired after a crash');
+
+# ---------------------------------------------------------------------
+# Drops wait for atomic writes under way, not for the device of the log (R7, R11)
+# ---------------------------------------------------------------------
+
+# Drop a table while the flusher, which has a page of it to be written atomically and another
+# one that needs the log, is held; returns what the session does then.
+sub drop_while_held
+{
+	my ($point) = @_;
+
+	$node->safe_psql('postgres', 'CREATE TABLE removed AS SELECT * FROM t; CHECKPOINT');
+	dw_hold_flusher($node, $point);
+	$node->safe_psql('postgres', q{
+		UPDATE removed SET v = v + 1;
+		ALTER ROLE CURRENT_USER CONNECTION LIMIT 100;
+		SELECT dw_evict('removed'), dw_evict('pg_authid')});
+	my $flusher = dw_start($node, 'flusher', 'SELECT dw_flush_batch(false)');
+	ok(dw_waits_for($node, 'flusher', $point), "the flusher is held at $point");
+	my $drop = dw_start($node, 'drop', 'DROP TABLE removed');
+	my $does = q{
+		SELECT CASE WHEN state = 'idle' THEN 'has ended' WHEN wait_event = 'DoubleWriteHome' THEN 'waits' END
+		FROM pg_stat_activity WHERE application_name = 'drop' AND query ~ 'DROP'};
+	$node->poll_query_until('postgres', "SELECT ($does) IS NOT NULL")
+	  or BAIL_OUT('the drop waits for something else');
+	my $result = $node->safe_psql('postgres', $does);
+	dw_release_flusher($node);
+	dw_finish($flusher, $drop);
+	return $result;
+}
+
+is(drop_while_held('doublewrite-log-written'), 'has ended', 'a drop does not wait for the log');
+is(drop_while_held('doublewrite-home-write'), 'waits', '... it waits for an atomic write under way');
 
 # ---------------------------------------------------------------------
 # Looking at tablespaces
