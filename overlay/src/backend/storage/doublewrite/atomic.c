@@ -40,7 +40,7 @@
  *
  * A direct write takes as long as the device does, so several are under way
  * at once.  The flusher waits for all of them before it goes on: no write is
- * under way when its batch is over, or when a drop has got the flush lock.
+ * under way when its batch is over, or when it does not hold the flush lock.
  * (R4, R7)
  *
  * A direct write is not durable when it returns.  Its file is synced like
@@ -489,13 +489,15 @@ dw_atomic_open(const BufferTag *tag, const DWAtomicProbe *probe)
 
 /*
  * Have the file of a page synced by the next checkpoint. (A4)  md.c does that
- * for writes that pass through it.
+ * for writes that pass through it.  Return false if that is impossible, and the file
+ * could not be synced now.
  */
-static void
+static bool
 dw_atomic_request_sync(const BufferTag *tag)
 {
 	DWDirtyFile key;
 	FileTag		ftag;
+	int			full = 0;
 
 	dw_atomic_key(tag, &key);
 	memset(&ftag, 0, sizeof(ftag));
@@ -503,8 +505,9 @@ dw_atomic_request_sync(const BufferTag *tag)
 	ftag.rlocator = key.rlocator;
 	ftag.forknum = key.forknum;
 	ftag.segno = key.segno;
-	if (!RegisterSyncRequest(&ftag, SYNC_REQUEST, false))
-		(void) dw_sync_file(&key, ERROR);
+	INJECTION_POINT("doublewrite-atomic-sync-request", &full);
+	return (full == 0 && RegisterSyncRequest(&ftag, SYNC_REQUEST, false)) ||
+		dw_sync_file(&key, LOG_SERVER_ONLY);
 }
 
 /* ---------------------------------------------------------------------
@@ -682,7 +685,8 @@ dw_atomic_write(const int *slots, int npages)
 		errno = result < 0 ? -result : EIO;
 		return dw_atomic_not_written(tag, place, npages, result);
 	}
-	dw_atomic_request_sync(tag);
+	if (!dw_atomic_request_sync(tag))
+		return DW_ATOMIC_NOT_WRITTEN;
 
 	pg_atomic_fetch_add_u64(&place->pages, npages);
 	DWCount(atomic_pages, npages);

@@ -778,8 +778,8 @@ dw_await_atomic_write(int slotno, uint64 seq)
 	while (slot->atomic && slot->seq == seq && DWSlotInState(&DWSlots[slotno], DW_SLOT_BATCH) &&
 		   dw_batch_is_durable())
 	{
-		/* an error may have left the batch, then the next flusher looks again */
-		if (LWLockConditionalAcquire(DoubleWriteFlushLock, LW_EXCLUSIVE))
+		/* there is no flusher: an error has left the batch to the next one */
+		if (LWLockConditionalAcquire(DoubleWriteFlushLock, LW_SHARED))
 		{
 			LWLockRelease(DoubleWriteFlushLock);
 			return;

@@ -21,6 +21,7 @@ use DoubleWrite::Workload;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
+use Time::HiRes qw(usleep);
 
 dw_require_injection_points();
 
@@ -203,6 +204,14 @@ foreach my $error (qw(EIO ENOSPC EAGAIN))
 	is_deeply([ @$d{qw(pages logged)} ], [ 1, 0 ], '... and newer versions are written atomically again');
 }
 
+# nor does it if its file cannot be synced by the checkpointer, nor at once (A4)
+$node->safe_psql('postgres', q{
+	CHECKPOINT;
+	SELECT dw_fail_at('doublewrite-atomic-sync-request', 'EAGAIN'), dw_fail_at('doublewrite-file-sync', 'EMFILE')});
+$d = change('u');
+is_deeply([ @$d{qw(failed pages logged home)} ], [ !!0, 0, 1, 1 ],
+	'a page whose sync cannot be asked for passes through the log');
+
 # a newer version that is staged meanwhile takes the log for both
 $node->safe_psql('postgres', q{
 	CHECKPOINT;
@@ -253,12 +262,15 @@ sub drop_while_held
 	my $flusher = dw_start($node, 'flusher', 'SELECT dw_flush_batch(false)');
 	ok(dw_waits_for($node, 'flusher', $point), "the flusher is held at $point");
 	my $drop = dw_start($node, 'drop', 'DROP TABLE removed');
-	my $does = q{
-		SELECT CASE WHEN state = 'idle' THEN 'has ended' WHEN wait_event = 'DoubleWriteHome' THEN 'waits' END
-		FROM pg_stat_activity WHERE application_name = 'drop' AND query ~ 'DROP'};
-	$node->poll_query_until('postgres', "SELECT ($does) IS NOT NULL")
-	  or BAIL_OUT('the drop waits for something else');
-	my $result = $node->safe_psql('postgres', $does);
+	my $result = '';
+	foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
+	{
+		$result = $node->safe_psql('postgres', q{
+			SELECT CASE WHEN state = 'idle' THEN 'has ended' WHEN wait_event = 'DoubleWriteHome' THEN 'waits' END
+			FROM pg_stat_activity WHERE application_name = 'drop' AND query ~ 'DROP'});
+		last if $result ne '';
+		usleep(100_000);
+	}
 	dw_release_flusher($node);
 	dw_finish($flusher, $drop);
 	return $result;
