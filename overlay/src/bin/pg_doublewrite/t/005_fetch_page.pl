@@ -108,7 +108,7 @@ sub start_in_vain
 
 	system_or_bail('pg_ctl', '--no-wait', '--pgdata' => $standby->data_dir,
 		'--log' => $standby->logfile, 'start');
-	$standby->wait_for_log(qr/database system is shut down/, $begun);
+	$standby->wait_for_log(qr/starting PostgreSQL.*database system is shut down/s, $begun);
 	foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
 	{
 		return if !-f $standby->data_dir . '/postmaster.pid';

@@ -206,7 +206,7 @@ dw_check_history($node);
 # --- Death of the process that flushes, with the lock held
 
 $node->append_conf('postgresql.conf',
-	"restart_after_crash = on\nshared_buffers = 16MB\nbgwriter_lru_maxpages = 0\nbgwriter_delay = 10s"
+	"restart_after_crash = on\nshared_buffers = 16MB\nbgwriter_lru_maxpages = 0\nbgwriter_delay = 10s\ntest_doublewrite.quiet = on"
 );
 $node->restart;
 dw_hold_flusher($node);
@@ -232,7 +232,7 @@ is(sql('SELECT min(v), max(v) FROM t'),
 	"$value|$value", 'nothing lost when a flusher dies');
 
 # under load, wherever it happens to be
-$node->append_conf('postgresql.conf', 'shared_buffers = 1MB');
+$node->append_conf('postgresql.conf', "shared_buffers = 1MB\ntest_doublewrite.quiet = off");
 $node->restart;
 foreach my $point ('log-written', 'log-synced', 'home-run-written')
 {

@@ -233,11 +233,11 @@ autovacuum = off
 		'VACUUM cut',
 		q{SELECT dw_fail_at('doublewrite-file-sync', 'EMFILE')});
 	my $offset = -s $node->logfile;
+	$before = $synced->();
 	isnt($node->psql('postgres', 'CHECKPOINT'), 0,
 		'checkpoint fails if there is no descriptor left');
 	like(slurp_file($node->logfile, $offset), qr/ERROR:  could not fsync file/,
 		'... and the server lives on');
-	$before = $synced->();
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	cmp_ok($synced->(), '>', $before, '... and the next one syncs the file');
 	$node->stop;

@@ -206,6 +206,9 @@ foreach my $what (sort keys %removals)
 	};
 
 	$node->safe_psql('postgres', $setup);
+	# what the checkpointer does for the log would settle the removal as well
+	$node->poll_query_until('postgres', 'SELECT last_segno - segno >= 2 FROM dw_state()')
+	  or die 'no segments are ready';
 	$remove_torn->();
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	$node->safe_psql('postgres', 'SELECT dw_sync_cycle()');

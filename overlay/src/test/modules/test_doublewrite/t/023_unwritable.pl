@@ -56,7 +56,7 @@ sql(q{SELECT dw_fail_homes_in(oid, 'EIO') FROM pg_tablespace WHERE spcname = 'ba
 
 # --- A few pages that have failed
 
-is(sql(q{UPDATE b1 SET v = 1 WHERE id <= 5; SELECT dw_evict('b1') > 0}), 't',
+is(sql(q{UPDATE b1 SET v = 1 WHERE id <= 2; SELECT dw_evict('b1') > 0}), 't',
 	'pages are staged');
 like(sql('CHECKPOINT'), qr/^error: .*checkpoint request failed/,
 	'a checkpoint fails');

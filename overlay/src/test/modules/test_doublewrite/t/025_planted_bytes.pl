@@ -35,7 +35,9 @@ sub tool
 	return decode_json($out);
 }
 
-# A live range in two segments, and torn pages
+# A live range in two segments, and torn pages.  Bytes are planted in those behind it.
+$node->poll_query_until('postgres', 'SELECT last_segno - segno >= 4 FROM dw_state()')
+  or die 'no segments are prepared';
 $node->safe_psql(
 	'postgres', q{
 	CREATE TABLE t AS SELECT i AS id, 0 AS v, repeat('x', 1000) AS filler

@@ -88,6 +88,8 @@ crash_torn('small');
 # --- A mark whose sync has failed, and its number once more in the next segment,
 #     torn: the first of them does not say how far down the log is live
 
+$node->poll_query_until('postgres', 'SELECT last_segno - segno >= 4 FROM dw_state()')
+  or die 'no segments are prepared';
 crash_torn('t');
 {
 	my $live = dw_read_log($node)->{live};

@@ -736,9 +736,9 @@ track_commit_timestamp = on
 	my $old = dw_snapshot($node);
 	crash_under_load($node);
 
-	# the checkpoint fails; clients don't
+	# the checkpoint fails, also if it is tried again; clients don't
 	my $torn = tear($node, $old, 'double_writes');
-	set($node, 'test_doublewrite.fail_at', "$POINT:EIO");
+	set($node, 'test_doublewrite.fail_at', "$POINT:EIO:1:1000000");
 	$offset = -s $node->logfile;
 	dw_start_after_crash($node, $torn);
 	$node->wait_for_log(qr/ERROR: .*test error at injection point "$POINT"/,

@@ -27,7 +27,7 @@ $standby->init_from_backup($node, 'backup', has_streaming => 1);
 $standby->append_conf(
 	'postgresql.conf', q{
 checkpoint_timeout = 1s
-checkpoint_warning = 30s
+checkpoint_warning = 1h
 max_wal_size = 32MB
 log_min_messages = debug2
 });

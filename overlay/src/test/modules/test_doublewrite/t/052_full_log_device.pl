@@ -9,6 +9,7 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib $FindBin::RealBin;
 
+use DoubleWrite::Crash;
 use DoubleWrite::Log;
 use DoubleWrite::Node;
 use PostgreSQL::Test::Cluster;
@@ -110,12 +111,11 @@ fill(2);
 fill_segment();
 $node->safe_psql('postgres', q{SELECT dw_crash_at('doublewrite-after-low-water')});
 $node->psql('postgres', 'SELECT dw_sync_cycle()');
-$node->stop('immediate', fail_ok => 1);
+dw_wait_for_exit($node);
 my $log = dw_read_log($node);
 is($log->{batches}[-1]{blockno}, 511, 'the newest batch is a mark in the last block');
 unlink grep { hex((/([0-9A-F]{16})$/)[0]) > $log->{batches}[-1]{segno} } map { "$dir/$_" } segments();
-$node->start;
-pass('a log without room for another mark: the server starts on a full device');
+ok(dw_poll_start($node), 'a log without room for another mark: the server starts on a full device');
 
 # crashes in between
 foreach my $point ('doublewrite-old-log-ended', 'doublewrite-before-low-water', 'doublewrite-after-low-water')
@@ -128,7 +128,7 @@ foreach my $point ('doublewrite-old-log-ended', 'doublewrite-before-low-water', 
 	$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = '$point'");
 	ok(!$node->start(fail_ok => 1), "$point: the start crashes");
 	$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = ''");
-	ok($node->start(fail_ok => 1), "$point: the next one works");
+	ok(dw_poll_start($node), "$point: the next one works");
 	is($node->safe_psql('postgres', 'SELECT min(v), max(v) FROM t'), "$v|$v", "$point: rows are there");
 }
 

@@ -140,7 +140,7 @@ while (1)
 	watchdog_until(
 		'a worker has died',
 		sub {
-			$node->psql('postgres', 'SELECT * FROM bad');
+			dw_psql_until_crash($node, 'SELECT * FROM bad');
 			count_in_log($offset, $killed) >= $openings;
 		});
 }

@@ -351,13 +351,14 @@ for my $wal_level ('replica', 'minimal')
 # ---------------------------------------------------------------------
 
 my $node = dw_new_node('checkpoint',
-	conf => "checkpoint_completion_target = 0.9\n");
+	conf => "checkpoint_completion_target = 0.9\nshared_buffers = 16MB\nbgwriter_lru_maxpages = 0\n");
 
 $node->start;
-dw_workload_setup($node);
+dw_workload_setup($node, accounts => 20000);
 $node->safe_psql('postgres', 'UPDATE accounts SET filler = filler');
 
-# The slow checkpoint of a backup that waits for nothing but its schedule.
+# The slow checkpoint of a backup that waits for nothing but its schedule: a tenth of a
+# second for each buffer.
 my $offset = -s $node->logfile;
 my $backup = $node->background_psql('postgres');
 $backup->query_until(qr/started/,

@@ -145,6 +145,8 @@ sub crash_after_promotion
 	$primary->wait_for_replay_catchup($standby);
 
 	my $offset = -s $standby->logfile;
+	$standby->safe_psql('postgres',
+		q{SELECT injection_points_attach('doublewrite-checkpoint-scanned', 'wait')});
 	is($standby->safe_psql('postgres', 'SELECT pg_promote()'),
 		't', 'promotion');
 	$standby->{$_} = $primary->{$_} for qw(dw_script dw_run);

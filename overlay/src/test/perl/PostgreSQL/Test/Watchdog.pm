@@ -9,7 +9,7 @@ PostgreSQL::Test::Watchdog - tests that hang end, and say which process waits fo
 
 =head1 SYNOPSIS
 
-  use PostgreSQL::Test::Watchdog;         # 300 seconds
+  use PostgreSQL::Test::Watchdog;         # 600 seconds
   use PostgreSQL::Test::Watchdog seconds => 900;
 
 =head1 DESCRIPTION
@@ -22,7 +22,7 @@ module,
 =item *
 
 C<psql>, C<safe_psql>, C<poll_query_until> and all that is made of them (such as
-C<wait_for_catchup>) end after 120 seconds of time on the wall, unless the caller
+C<wait_for_catchup>) end after 240 seconds of time on the wall, unless the caller
 names a C<timeout> of their own;
 
 =item *
@@ -68,8 +68,8 @@ our @EXPORT = qw(
 );
 
 use constant {
-	TEST_SECONDS => 300,
-	WAIT_SECONDS => 120,
+	TEST_SECONDS => 600,
+	WAIT_SECONDS => 240,
 
 	# what a report may take, and a look at one server or process in it; the
 	# debugger has much to read
@@ -247,14 +247,19 @@ sub watchdog_until
 		{
 			my $expired;
 
-			$psql->(
-				$self, $dbname, $query,
-				on_error_stop => 0,
-				stdout => \$stdout,
-				stderr => \$stderr,
-				timeout => $deadline - time(),
-				timed_out => \$expired);
-			return 1 if !$expired && $stdout eq $expected && $stderr eq '';
+			# a server that is not there yet may end psql before it has read the query
+			my $ran = eval {
+				$psql->(
+					$self, $dbname, $query,
+					on_error_stop => 0,
+					stdout => \$stdout,
+					stderr => \$stderr,
+					timeout => $deadline - time(),
+					timed_out => \$expired);
+				1;
+			};
+			die $@ if !$ran && $@ !~ /Broken pipe/;
+			return 1 if $ran && !$expired && $stdout eq $expected && $stderr eq '';
 			sleep(0.1);
 		}
 		watchdog_fail("hung after $seconds s waiting for \"$expected\" from \""

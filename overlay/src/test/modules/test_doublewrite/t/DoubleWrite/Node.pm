@@ -196,15 +196,21 @@ sub dw_stop_processes
 {
 	my ($node, @types) = @_;
 	my $types = join(', ', map { "'$_'" } @types);
-	my @pids = split(/\n/,
-		$node->safe_psql('postgres',
-			"SELECT pid FROM pg_stat_activity WHERE backend_type IN ($types)"));
+	my @pids;
 	my $idle = sub {
 		return $node->safe_psql('postgres',
 			"SELECT count(*) FROM pg_stat_activity WHERE backend_type IN ($types) AND wait_event_type = 'Activity'"
 		) == @pids;
 	};
 
+	watchdog_until(
+		join(' and ', @types) . ' are there',
+		sub {
+			@pids = split(/\n/,
+				$node->safe_psql('postgres',
+					"SELECT pid FROM pg_stat_activity WHERE backend_type IN ($types)"));
+			return @pids >= @types;
+		});
 	watchdog_until(
 		join(' and ', @types) . ' have nothing to do',
 		sub {
