@@ -11,6 +11,10 @@
 
 set -u
 
+if [ $# != 3 ] || [ "$(id -u)" != 0 ]; then
+	echo "usage, as root: ${0##*/} BINDIR SCRATCH USER" >&2
+	exit 2
+fi
 bin=$1 scratch=$2 user=$3
 data=$scratch/data log=$scratch/log device=$scratch/device archive=$scratch/archive
 
@@ -24,12 +28,14 @@ sql() {
 
 finish() {
 	as_user pg_ctl -D "$data" -m immediate stop >/dev/null 2>&1
-	umount "$archive" "$device"
-	rm -rf "$scratch"
+	umount "$archive"
+	umount "$device" && rm -rf --one-file-system "$scratch"
 }
 
+# what is there is not ours to remove
+mkdir "$scratch" || exit 2
 trap finish EXIT
-mkdir -p "$device" "$archive"
+mkdir "$device" "$archive"
 chown "$user" "$scratch"
 mount -t tmpfs -o size=40M none "$device" &&
 	truncate -s 400M "$device/image" &&

@@ -317,7 +317,7 @@ typedef struct DWAtomicRun
 typedef enum DWAtomicResult
 {
 	DW_ATOMIC_WRITTEN,
-	DW_ATOMIC_NOT_WRITTEN,		/* home is as it was */
+	DW_ATOMIC_NOT_WRITTEN,		/* home is whole, perhaps never to be synced */
 	DW_ATOMIC_TORN,				/* home may be torn, which must not happen */
 } DWAtomicResult;
 

@@ -199,8 +199,8 @@ dw_batch_under_way(void)
 }
 
 /*
- * Is the batch being sent home, the pages first that are written atomically?  The same holds
- * for this.
+ * Is the batch being sent home, pages first that are written atomically?  Without the flush
+ * lock, that may change at any time.
  */
 bool
 dw_batch_is_durable(void)

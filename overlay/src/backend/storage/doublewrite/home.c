@@ -766,9 +766,9 @@ dw_is_being_written(int slotno)
 }
 
 /*
- * Wait until the flusher does not write this page atomically, which has been discarded.  It
- * looks at that when the batch is durable.  Until then it may wait for the device of the
- * log, which is no concern of ours. (R7)
+ * Wait for an atomic write of this page, which has been discarded, if one may be under way.
+ * The flusher passes over discarded pages once the batch is durable.  Before that it may
+ * wait for the device of the log, for which a drop must not wait. (R7, R11)
  */
 static void
 dw_await_atomic_write(int slotno, uint64 seq)
