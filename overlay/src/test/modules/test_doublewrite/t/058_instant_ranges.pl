@@ -97,7 +97,8 @@ sub release
 hold();
 release();
 
-# The scan goes on while the worker stands still, and comes to demand so many pages.
+# The scan goes on, and comes to demand so many pages, while the worker redoes one at a time.
+# If the worker stood still, then it could stand behind the page that the scan waits for.
 $session->query_safe(scan('scanned', 0, 59));
 hold();
 $session->query_until(qr/begun/, "\\echo begun\n" . scan('scanned', 60, 250) . ";\n\\echo ended\n");
@@ -106,7 +107,8 @@ foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
 {
 	$demanded = figure('demanded');
 	last if $demanded >= 32;
-	usleep(100_000);
+	wake();
+	usleep(1000);
 }
 release();
 $session->query_until(qr/ended/, '');
