@@ -9,8 +9,8 @@ use warnings FATAL => 'all';
 
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
+use PostgreSQL::Test::Watchdog;
 use Test::More;
-use Time::HiRes qw(usleep);
 
 if ($ENV{enable_injection_points} ne 'yes')
 {
@@ -58,20 +58,8 @@ CHECKPOINT;
 });
 my $held = q{SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'doublewrite-home-written'};
 
-# Poll in a session that exists already
-sub wait_for
-{
-	my ($what, $condition) = @_;
-	my $deadline = time() + $PostgreSQL::Test::Utils::timeout_default;
-
-	until ($condition->())
-	{
-		die $what if time() > $deadline;
-		usleep(100_000);
-	}
-	return;
-}
-wait_for('no process flushes', sub { $looker->query_safe($held) >= 1 });
+# Look in a session that exists already
+watchdog_until('a process flushes', sub { $looker->query_safe($held) >= 1 });
 
 foreach my $view (@views)
 {
@@ -91,8 +79,8 @@ foreach my $view (@views)
 # Detach first, so that no process stops there again.  More than one process may wait
 # there, and each call wakes up one of them only, or finds none.
 $looker->query_safe(q{SELECT injection_points_detach('doublewrite-home-written')});
-wait_for(
-	'flusher stays',
+watchdog_until(
+	'the flusher has gone on',
 	sub {
 		$looker->query(q{SELECT injection_points_wakeup('doublewrite-home-written')});
 		return $looker->query($held) == 0;

@@ -17,7 +17,6 @@ use DoubleWrite::Log;
 use DoubleWrite::Node;
 use DoubleWrite::Pages;
 use DoubleWrite::Workload;
-use JSON::PP;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::RecursiveCopy;
 use PostgreSQL::Test::Utils;
@@ -28,21 +27,9 @@ dw_require_injection_points();
 my $node = dw_new_node('main', conf => 'double_write_buffer_size = 64MB');
 my $dir = $node->data_dir . '/pg_doublewrite';
 
-sub tool
-{
-	my (@args) = @_;
-	my ($out, $err) =
-	  run_command([ 'pg_doublewrite', @args, '--json', $node->data_dir ]);
-
-	return decode_json($out);
-}
-
 sub digest
 {
-	return dw_digest($node) . join(
-		' ',
-		map { "$_:" . unpack('%32C*', slurp_file("$dir/$_")) }
-		  sort grep { /^[0-9A-F]{16}$/ } slurp_dir($dir));
+	return dw_digest($node) . dw_log_digest($dir);
 }
 
 # The tool says that the server refuses, and why, and it does.
@@ -56,7 +43,7 @@ sub refuses
 		[ $reason, qr/Verdict: a server would refuse to start/ ],
 		[qr/^$/],
 		"$what: refused");
-	is(tool('dry-run')->{verdict}, 'refuse', "$what: dry run says so");
+	is(dw_tool($node, 'dry-run')->{verdict}, 'refuse', "$what: dry run says so");
 	ok(!dw_poll_start($node), "$what: server does not start");
 	return;
 }
@@ -79,7 +66,7 @@ sub restores
 {
 	my ($what) = @_;
 	my $before = digest();
-	my $said = tool('dry-run', '--pages');
+	my $said = dw_tool($node, 'dry-run', '--pages');
 	my $offset = -s $node->logfile;
 
 	is(digest(), $before, "$what: dry run changes nothing");
@@ -131,7 +118,7 @@ dw_tear($node, $old);
 
 my $log = dw_read_log($node);
 my @live = @{ $log->{live} };
-my $list = tool('list', '--pages');
+my $list = dw_tool($node, 'list', '--pages');
 
 # the tool sees what the test's own reader sees
 is($list->{state}{low_water}, $live[-1]{low_water}, 'low-water mark');
@@ -186,7 +173,7 @@ my $version = substr(slurp_file($node->data_dir . "/$path"), 8, 4);
 dw_write_block($node, $path, 8, pack('L', 999));
 rename($marker, "$marker.away") or die "could not rename: $!";
 append_to_file($marker, $backup);
-is(tool('check')->{state}{verdict},
+is(dw_tool($node, 'check')->{state}{verdict},
 	'discard', 'other version beside the label of a backup: discarded');
 rename("$marker.away", $marker) or die "could not rename: $!";
 dw_write_block($node, $path, 8, $version);
@@ -219,7 +206,7 @@ my $lost = dw_tear_log_tail($node, 'pages');
 dw_tear($node, $old);
 
 # of a batch of notes nothing but the header can be lost
-is( tool('state')->{state}{incomplete_batch},
+is( dw_tool($node, 'state')->{state}{incomplete_batch},
 	(grep { $_->{length} > 0 } @{ $lost->{entries} }) ? $lost->{batchno} : undef,
 	'incomplete batch is named');
 restores('incomplete batch');
@@ -230,7 +217,7 @@ rename($dir, "$dir.away") or die "could not rename: $!";
 PostgreSQL::Test::RecursiveCopy::copypath("$dir.stale", $dir);
 refuses('stale log', qr/was written for redo location/);
 rename($marker, "$marker.away") or die "could not rename: $!";
-is(tool('check')->{state}{verdict},
+is(dw_tool($node, 'check')->{state}{verdict},
 	'discard', 'stale log that was not in use: discarded');
 rename("$marker.away", $marker) or die "could not rename: $!";
 PostgreSQL::Test::Utils::system_or_bail('rm', '-r', $dir);

@@ -7,11 +7,15 @@
 use strict;
 use warnings FATAL => 'all';
 
+use FindBin;
+use lib "$FindBin::RealBin/../../../test/modules/test_doublewrite/t";
+
+use DoubleWrite::Node;
+use DoubleWrite::Pages;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use PostgreSQL::Test::Watchdog;
 use Test::More;
-use Time::HiRes qw(usleep);
 
 my $BLOCK = 7;
 
@@ -44,27 +48,11 @@ $primary->safe_psql('postgres', 'CHECKPOINT');
 $primary->wait_for_catchup($standby);
 $standby->safe_psql('postgres', 'CHECKPOINT');
 
-sub corrupt
-{
-	my ($node, $text) = @_;
-
-	open(my $handle, '+<:raw', $node->data_dir . "/$file") or die "$file: $!";
-	seek($handle, 8192 * $BLOCK + 4000, 0) or die;
-	print $handle $text;
-	close($handle) or die;
-	return;
-}
-
 sub page
 {
 	my ($node) = @_;
-	my $page;
 
-	open(my $handle, '<:raw', $node->data_dir . "/$file") or die "$file: $!";
-	seek($handle, 8192 * $BLOCK, 0) or die;
-	read($handle, $page, 8192) == 8192 or die;
-	close($handle);
-	return $page;
+	return dw_read_block($node, $file, $BLOCK * BLCKSZ);
 }
 
 # The command, of the standby and its primary unless told otherwise
@@ -92,14 +80,6 @@ sub refused
 	return;
 }
 
-sub min_recovery_point
-{
-	my ($text) = run_command([ 'pg_controldata', $standby->data_dir ]);
-
-	$text =~ m{Minimum recovery ending location: +(\S+)} or die $text;
-	return $1;
-}
-
 # Start the standby and wait until it has stopped by itself.  It may do so before or
 # after it has let clients in.
 sub start_in_vain
@@ -109,12 +89,8 @@ sub start_in_vain
 	system_or_bail('pg_ctl', '--no-wait', '--pgdata' => $standby->data_dir,
 		'--log' => $standby->logfile, 'start');
 	$standby->wait_for_log(qr/starting PostgreSQL.*database system is shut down/s, $begun);
-	foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
-	{
-		return if !-f $standby->data_dir . '/postmaster.pid';
-		usleep(100_000);
-	}
-	die 'the standby does not stop';
+	watchdog_until('the standby has stopped', sub { !-f $standby->data_dir . '/postmaster.pid' });
+	return;
 }
 
 my $sums = q{SELECT count(*), sum(v) FROM t};
@@ -157,7 +133,7 @@ $primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
 $primary->wait_for_catchup($standby, 'flush', $primary->lsn('flush'));
 $standby->stop;
 $standby->append_conf('postgresql.conf', "primary_conninfo = ''\n");
-corrupt($standby, 'rot' x 100);
+dw_write_block($standby, $file, $BLOCK * BLCKSZ + 4000, 'rot' x 100);
 my $offset = -s $standby->logfile;
 start_in_vain();
 my $log = slurp_file($standby->logfile, $offset);
@@ -200,15 +176,15 @@ $sibling->stop;
 
 $primary->stop;
 my $good = page($primary);
-corrupt($primary, 'rot' x 100);
+dw_write_block($primary, $file, $BLOCK * BLCKSZ + 4000, 'rot' x 100);
 $primary->start;
 refused('a page that is damaged there, too', qr/invalid page in block $BLOCK/);
-corrupt($primary, substr($good, 4000, 300));
+dw_write_block($primary, $file, $BLOCK * BLCKSZ + 4000, substr($good, 4000, 300));
 
 # --- The page is from the future of the standby.  Reading it has set hints in it for a
 # --- transaction that ended later than its last change.
 
-my $before = min_recovery_point();
+my $before = dw_control($standby, 'Minimum recovery ending location');
 $primary->safe_psql(
 	'postgres', q{
 	BEGIN;
@@ -222,7 +198,7 @@ $primary->safe_psql('postgres', 'CHECKPOINT');
 command_like(fetch_page(user => ' user=sender'), qr/^Block $BLOCK of relation "$file", with LSN \S+, is that of the primary now/,
 	'page is fetched');
 ok(page($standby) eq page($primary), '... as it is on the primary');
-my $after = min_recovery_point();
+my $after = dw_control($standby, 'Minimum recovery ending location');
 is( $primary->safe_psql(
 		'postgres', "SELECT '$after'::pg_lsn >= '$ended' AND '$after'::pg_lsn > '$before'
 			AND pg_current_wal_flush_lsn() >= '$after'"),

@@ -87,18 +87,6 @@ sub crash_before_cycle
 	return;
 }
 
-# Wait until the workload has got somewhere
-sub wait_for_history
-{
-	my ($node, $rows) = @_;
-
-	$rows //= 200;
-	$node->poll_query_until('postgres',
-		"SELECT count(*) > $rows FROM history WHERE run = $node->{dw_run}")
-	  or die "workload does not work";
-	return;
-}
-
 # Send home pages that the log has no copies of, as redo rebuilds them; the
 # workload alone may have written none before it crashes.
 sub write_new_pages
@@ -130,7 +118,7 @@ sub test_point
 		my $acknowledged = crash_under_load(
 			$node,
 			sub {
-				wait_for_history($node);
+				dw_wait_for_history($node);
 				crash_at($node, $point, $nth);
 				dw_psql_until_crash($node, 'CHECKPOINT') if $params{checkpoint};
 			});
@@ -161,7 +149,7 @@ sub test_held_checkpoint
 	crash_under_load(
 		$node,
 		sub {
-			wait_for_history($node);
+			dw_wait_for_history($node);
 			$node->safe_psql('postgres',
 				"SELECT injection_points_attach('$point', 'wait')");
 			my $psql = $node->background_psql('postgres', on_error_stop => 0);
@@ -189,7 +177,7 @@ sub test_after_checkpoint
 	crash_under_load(
 		$node,
 		sub {
-			wait_for_history($node);
+			dw_wait_for_history($node);
 			$node->safe_psql('postgres', 'CHECKPOINT');
 			dw_psql_until_crash(
 				$node, q{

@@ -36,9 +36,7 @@ sub run_until_crash
 	my $offset = -s $node->logfile;
 
 	dw_workload_start($node);
-	$node->poll_query_until('postgres',
-		"SELECT count(*) > 100 FROM history WHERE run = $node->{dw_run}")
-	  or die "workload does not work";
+	dw_wait_for_history($node, 100);
 	# from the first segment on that the checkpoint leaves: each page is logged but once
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	my $old = dw_snapshot($node);
@@ -56,27 +54,19 @@ sub run_until_crash
 	return $torn;
 }
 
-sub log_digest
-{
-	return join(
-		' ',
-		map { "$_:" . unpack('%32C*', slurp_file("$dir/$_")) }
-		  sort grep { /^[0-9A-F]{16}$/ } slurp_dir($dir));
-}
-
 # The server refuses to start, says why, and changes neither pages nor log.
 sub refuses
 {
 	my ($what, @messages) = @_;
 	my $offset = -s $node->logfile;
 	my $pages = dw_digest($node);
-	my $log = -d $dir ? log_digest() : '';
+	my $log = -d $dir ? dw_log_digest($dir) : '';
 
 	ok(!dw_poll_start($node), "$what: server does not start");
 	my $text = slurp_file($node->logfile, $offset);
 	like($text, $_, "$what: says why") foreach @messages;
 	is(dw_digest($node), $pages, "$what: no page touched");
-	is(-d $dir ? log_digest() : '', $log, "$what: log not touched");
+	is(-d $dir ? dw_log_digest($dir) : '', $log, "$what: log not touched");
 	return;
 }
 

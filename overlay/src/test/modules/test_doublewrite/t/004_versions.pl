@@ -42,15 +42,6 @@ sub stat_of
 	return $node->safe_psql('postgres', "SELECT $column FROM dw_stats()");
 }
 
-# Path of a table's file
-sub path_of
-{
-	my ($table) = @_;
-
-	return $node->safe_psql('postgres',
-		"SELECT pg_relation_filepath('$table')");
-}
-
 # --- Reads while newer versions are staged
 
 $node->safe_psql(
@@ -62,7 +53,7 @@ $node->safe_psql(
 	SELECT dw_evict_all();
 	SELECT dw_drain();
 });
-my $path = path_of('t');
+my $path = dw_path_of($node, 't');
 my $home = dw_read_block($node, $path, 0);
 
 dw_hold_flusher($node);
@@ -123,7 +114,7 @@ $node->safe_psql(
 	SELECT dw_evict('h');
 	SELECT dw_drain();
 });
-$path = path_of('h');
+$path = dw_path_of($node, 'h');
 $node->stop('immediate');
 $cycle->{run}->finish;
 

@@ -31,13 +31,6 @@ bgwriter_lru_maxpages = 0
 };
 my $node = dw_new_node('replica', conf => $conf);
 
-sub path_of
-{
-	my ($n, $table) = @_;
-
-	return $n->safe_psql('postgres', "SELECT pg_relation_filepath('$table')");
-}
-
 # Copies of pages of a file in the live log
 sub copies_of
 {
@@ -78,7 +71,7 @@ foreach my $in_flight (0, 1)
 		UPDATE other SET a = a + 1;
 		DELETE FROM truncated;
 	});
-	my %path = map { $_ => path_of($node, $_) } qw(dropped truncated);
+	my %path = map { $_ => dw_path_of($node, $_) } qw(dropped truncated);
 
 	dw_hold_flusher($node, $in_flight ? 'doublewrite-home-write' : 'doublewrite-log-synced');
 	$node->safe_psql('postgres',
@@ -147,7 +140,7 @@ $node->safe_psql(
 	SELECT dw_evict_all();
 	SELECT dw_drain();
 });
-my %path = map { $_ => path_of($node, $_) } qw(shrunk dropped spaced);
+my %path = map { $_ => dw_path_of($node, $_) } qw(shrunk dropped spaced);
 
 # cut the file, have it grow again, with other pages
 $node->safe_psql('postgres', $_)

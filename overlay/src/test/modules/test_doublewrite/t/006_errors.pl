@@ -42,8 +42,7 @@ $node->safe_psql(
 	CREATE TABLE large (id int, v int, filler text STORAGE PLAIN);
 	INSERT INTO large SELECT i, 0, repeat('x', 6000) FROM generate_series(1, 2000) i;
 });
-my $path =
-  $node->safe_psql('postgres', "SELECT pg_relation_filepath('t')");
+my $path = dw_path_of($node, 't');
 my $value = 0;
 
 sub sql
@@ -152,16 +151,6 @@ is(sql('SELECT min(v), max(v) FROM t'), "$value|$value", 'nothing lost');
 
 # --- No space for the log: pages wait, transactions go on
 
-sub wait_for_history
-{
-	my ($rows) = @_;
-
-	$node->poll_query_until('postgres',
-		"SELECT count(*) > $rows FROM history WHERE run = $node->{dw_run}")
-	  or die "workload does not work";
-	return;
-}
-
 $node->append_conf('postgresql.conf',
 	"shared_buffers = 1MB\nbgwriter_delay = 200ms\nbgwriter_lru_maxpages = 100\n"
 	  . "double_write_buffer_size = 16MB");
@@ -190,7 +179,7 @@ $node->wait_for_log(
 	$offset);
 my $rows = $node->safe_psql('postgres',
 	"SELECT count(*) FROM history WHERE run = $node->{dw_run}");
-wait_for_history($rows + 200);
+dw_wait_for_history($node, $rows + 200);
 pass('transactions go on without space for the log');
 my $text = slurp_file($node->logfile, $offset);
 like($text, qr/HINT:  Free space on the device of "pg_doublewrite"/, 'hint');
@@ -237,7 +226,7 @@ $node->restart;
 foreach my $point ('log-written', 'log-synced', 'home-run-written')
 {
 	dw_workload_start($node);
-	wait_for_history(20);
+	dw_wait_for_history($node, 20);
 	$offset = -s $node->logfile;
 	# with a new epoch, for which pages are logged once more
 	sql("SELECT dw_kill_at('doublewrite-$point', 3); SELECT dw_sync_cycle()");
@@ -251,7 +240,7 @@ dw_check_amcheck($node);
 
 # A sync of the log that fails is a PANIC, as any other.
 dw_workload_start($node);
-wait_for_history(20);
+dw_wait_for_history($node, 20);
 $offset = -s $node->logfile;
 sql(q{SELECT dw_fail_at('doublewrite-log-sync', 'EIO', 3); SELECT dw_sync_cycle()});
 $node->wait_for_log(

@@ -39,8 +39,7 @@ $node->safe_psql(
 	INSERT INTO t SELECT i, 'old' FROM generate_series(1, 300) i;
 	CHECKPOINT;
 });
-my $path =
-  $node->safe_psql('postgres', "SELECT pg_relation_filepath('t')");
+my $path = dw_path_of($node, 't');
 my $old = dw_read_block($node, $path, 0);
 
 # A page that is staged, in no buffer any more, when the checkpoint begins

@@ -22,14 +22,6 @@ use Test::More;
 
 dw_require_injection_points();
 
-sub path_of
-{
-	my ($node, $table) = @_;
-
-	return $node->safe_psql('postgres',
-		"SELECT pg_relation_filepath('$table')");
-}
-
 # The home write of a page fails while a newer version of it is staged: the
 # older copy stays live until the newer version is home (R3)
 {
@@ -38,7 +30,7 @@ sub path_of
 	$node->safe_psql('postgres', q{
 		CREATE TABLE t AS SELECT i AS id, 0 AS v FROM generate_series(1, 100) i;
 		CHECKPOINT});
-	my $path = path_of($node, 't');
+	my $path = dw_path_of($node, 't');
 	my $old = dw_snapshot($node);
 	dw_hold_flusher($node);
 	$node->safe_psql('postgres', q{UPDATE t SET v = 1 WHERE id = 1; SELECT dw_evict('t')});
@@ -75,7 +67,7 @@ max_wal_senders = 0
 	$node->safe_psql('postgres', q{
 		CREATE TABLE t AS SELECT i AS id, 0 AS v FROM generate_series(1, 100) i;
 		CHECKPOINT});
-	my ($rel) = path_of($node, 't') =~ /(\d+)$/;
+	my ($rel) = dw_path_of($node, 't') =~ /(\d+)$/;
 	my $old = dw_snapshot($node);
 	$node->safe_psql('postgres', q{
 		UPDATE t SET v = 1 WHERE id = 1; SELECT dw_evict('t');
@@ -115,7 +107,7 @@ max_wal_senders = 0
 		CHECKPOINT;
 		UPDATE dropped SET a = a + 1;
 		DELETE FROM truncated});
-	my %path = map { $_ => path_of($node, $_) } qw(dropped truncated);
+	my %path = map { $_ => dw_path_of($node, $_) } qw(dropped truncated);
 	$node->safe_psql('postgres', q{SELECT dw_drain(); SELECT dw_evict('dropped'), dw_evict('truncated');
 		SELECT dw_fail_at('doublewrite-log-synced', 'EIO')});
 	my ($ret) = $node->psql('postgres', 'SELECT dw_flush_batch()');
@@ -168,7 +160,7 @@ foreach my $newer (0, 1)
 		CREATE TABLE older AS SELECT i AS id FROM generate_series(1, 100) i;
 		CREATE TABLE younger AS SELECT i AS id FROM generate_series(1, 100) i;
 		CHECKPOINT});
-	my $path = path_of($node, 'older');
+	my $path = dw_path_of($node, 'older');
 	my $before = dw_read_block($node, $path, 0);
 	dw_hold_flusher($node);
 	$node->safe_psql('postgres', q{DELETE FROM older WHERE id = 1; SELECT dw_evict('older')});

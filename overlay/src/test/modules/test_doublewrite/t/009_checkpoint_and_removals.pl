@@ -18,13 +18,7 @@ use Test::More;
 
 dw_require_injection_points();
 
-sub control_value
-{
-	my ($node, $name) = @_;
-	my ($out) = run_command([ 'pg_controldata', $node->data_dir ]);
-
-	return $out =~ /\Q$name\E:\s+(\S+)/ ? $1 : die "no $name in pg_control";
-}
+my $redo = "Latest checkpoint's REDO location";
 
 # A checkpoint completes between the dropping of a table's buffers and the
 # removal of its files.  Its redo pointer is later than changes that were in
@@ -56,7 +50,7 @@ log_min_messages = notice
 	$node->safe_psql('postgres', qq{
 		SELECT injection_points_attach('$discarded', 'wait');
 		SELECT injection_points_attach('doublewrite-wait-for-removals', 'notice')});
-	my $before = control_value($node, 'REDO location');
+	my $before = dw_control($node, $redo);
 
 	my $drop = $node->background_psql('postgres');
 	$drop->query_until(qr/start/, "\\echo start\n$sql;\n");
@@ -66,11 +60,11 @@ log_min_messages = notice
 	my $checkpoint = $node->background_psql('postgres');
 	$checkpoint->query_until(qr/start/, "\\echo start\nCHECKPOINT;\n");
 	$node->wait_for_log(qr/injection point doublewrite-wait-for-removals/, $offset);
-	is(control_value($node, 'REDO location'), $before,
+	is(dw_control($node, $redo), $before,
 		"checkpoint does not complete while files of a $what are being removed");
 	dw_wake($node, $discarded);
 	$checkpoint->quit;
-	isnt(control_value($node, 'REDO location'), $before, '... but then');
+	isnt(dw_control($node, $redo), $before, '... but then');
 	$drop->quit;
 	$node->stop('immediate');
 	ok($node->start(fail_ok => 1), 'server starts');
@@ -87,7 +81,7 @@ log_min_messages = notice
 		'CHECKPOINT',
 		'INSERT INTO d SELECT generate_series(1, 1000)',
 		"SELECT injection_points_attach('doublewrite-relations-discarded', 'wait')");
-	my $before = control_value($node, 'REDO location');
+	my $before = dw_control($node, $redo);
 	my $drop = $node->background_psql('postgres');
 	$drop->query_until(qr/start/, "\\echo start\nDROP TABLE d;\n");
 	$node->wait_for_event('client backend', 'doublewrite-relations-discarded');
@@ -101,10 +95,10 @@ log_min_messages = notice
 		SELECT wait_event = 'CheckpointDelayComplete' FROM pg_stat_activity
 			WHERE backend_type = 'checkpointer'}),
 		'the next one waits for the same removal');
-	is(control_value($node, 'REDO location'), $before, '... and is not complete');
+	is(dw_control($node, $redo), $before, '... and is not complete');
 	dw_wake($node, 'doublewrite-relations-discarded');
 	$_->quit foreach ($checkpoint, $drop);
-	isnt(control_value($node, 'REDO location'), $before, '... but then');
+	isnt(dw_control($node, $redo), $before, '... but then');
 	$node->stop;
 }
 

@@ -13,6 +13,7 @@ use lib $FindBin::RealBin;
 use DoubleWrite::Crash;
 use DoubleWrite::Damage;
 use DoubleWrite::Hold;
+use DoubleWrite::Log;
 use DoubleWrite::Node;
 use DoubleWrite::Pages;
 use PostgreSQL::Test::Cluster;
@@ -143,14 +144,7 @@ $sized->stop;
 my $dir = $node->data_dir . '/pg_doublewrite';
 my $value = 0;
 
-# Names in the directory of the log: segments, or spare ones with a suffix
-sub segments
-{
-	my @names = sort grep { /^[0-9A-F]{16}$/ } slurp_dir($dir);
-
-	return @names;
-}
-
+# Names of spare files in the directory of the log
 sub spares
 {
 	my @names = sort grep { /^[0-9A-F]{16}\.spare5$/ } slurp_dir($dir);
@@ -218,11 +212,11 @@ $node->safe_psql('postgres',
 	  . 'VACUUM FREEZE t; CHECKPOINT');
 fill_log();
 wait_for_segments('while the log grows');
-my @before = segments();
+my @before = dw_segments($dir);
 cmp_ok(scalar(@before), '>=', 3, 'several segments are in use');
 my $inodes = inodes(@before);
 $node->stop;
-is_deeply([ segments() ], [], 'no segments after a clean stop');
+is_deeply([ dw_segments($dir) ], [], 'no segments after a clean stop');
 is(inodes(spares()), $inodes, '... as all of them are spare now');
 
 # They hold intact batches with higher numbers than the next life begins with.
@@ -230,8 +224,8 @@ my ($highest) = map { hex(substr($_, 0, 16)) } reverse(spares());
 $node->append_conf('postgresql.conf', $no_new_segments);
 $node->start;
 is_deeply([ spares() ], [], 'no spare files while running');
-is(inodes(segments()), $inodes, 'segments are made of them, and no others');
-cmp_ok(hex((segments())[0]), '>', $highest, 'numbers have risen');
+is(inodes(dw_segments($dir)), $inodes, 'segments are made of them, and no others');
+cmp_ok(hex((dw_segments($dir))[0]), '>', $highest, 'numbers have risen');
 $node->safe_psql('postgres', 'UPDATE t SET v = v + 1 WHERE id = 1');
 $node->safe_psql('postgres', 'UPDATE t SET v = v - 1 WHERE id = 1');
 $node->stop('immediate');
@@ -244,12 +238,12 @@ table_ok('crash after a start with spare files');
 # after a crash, segments are reused as well, once the old log has been ended
 fill_log();
 wait_for_segments('after a crash');
-my %known = map { $_ => 1 } split(/ /, inodes(segments()));
+my %known = map { $_ => 1 } split(/ /, inodes(dw_segments($dir)));
 $node->stop('immediate');
 dw_start_after_crash($node);
-is(scalar(grep { !$known{$_} } split(/ /, inodes(segments()))),
+is(scalar(grep { !$known{$_} } split(/ /, inodes(dw_segments($dir)))),
 	0, 'segments are reused after a crash');
-cmp_ok(scalar(segments()), '>', 2, '... if there is anything to reuse');
+cmp_ok(scalar(dw_segments($dir)), '>', 2, '... if there is anything to reuse');
 table_ok('crash');
 
 # --- A shutdown that is cut short while it keeps its segments
@@ -258,7 +252,7 @@ foreach my $nth (1 .. 3)
 {
 	fill_log();
 	wait_for_segments('before a shutdown');
-	%known = map { $_ => 1 } split(/ /, inodes(segments()));
+	%known = map { $_ => 1 } split(/ /, inodes(dw_segments($dir)));
 	$offset = -s $node->logfile;
 	$node->safe_psql('postgres',
 		"SELECT dw_crash_at('doublewrite-retire-segment', $nth)");
@@ -270,7 +264,7 @@ foreach my $nth (1 .. 3)
 	ok( !$node->log_contains(
 			qr/double-write log (?:is damaged|does not match|: examined)/, $offset),
 		'what is left of the log is empty');
-	is(join(' ', grep { $known{$_} } split(/ /, inodes(segments()))),
+	is(join(' ', grep { $known{$_} } split(/ /, inodes(dw_segments($dir)))),
 		join(' ', sort { $a <=> $b } keys %known),
 		'no segment is lost');
 	table_ok("crash at file $nth of a shutdown");
@@ -286,14 +280,14 @@ rename("$dir/$spares[0]", "$dir/" . substr($spares[0], 0, 16) . '.spare1')
 truncate("$dir/$spares[1]", 8192) or die $!;
 my $good = inodes(@spares[ 2 .. $#spares ]);
 $node->start;
-is(inodes(segments()), $good,
+is(inodes(dw_segments($dir)), $good,
 	'another format or size: removed, the others are used');
 table_ok('after that');
 
 $node->stop;
 $node->append_conf('postgresql.conf', 'double_write_buffer_size = 16MB');
 $node->start;
-is(scalar(segments()), 4, 'no more are kept than the log may be large');
+is(scalar(dw_segments($dir)), 4, 'no more are kept than the log may be large');
 
 $node->stop;
 $node->append_conf('postgresql.conf', 'io_torn_pages_protection = full_pages');

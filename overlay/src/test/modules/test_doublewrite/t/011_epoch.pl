@@ -9,8 +9,8 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib $FindBin::RealBin;
 
+use DoubleWrite::Check;
 use DoubleWrite::Crash;
-use DoubleWrite::Damage;
 use DoubleWrite::Hold;
 use DoubleWrite::Node;
 use DoubleWrite::Pages;
@@ -46,21 +46,6 @@ sub change
 	return ($after[0] - $before[0], $after[1] - $before[1]);
 }
 
-# Tear what is home and only the log protects, crash, and look
-sub check_torn
-{
-	my ($node, $old, $value, $what) = @_;
-
-	$node->stop('immediate') if $node->{_pid};
-	my $torn = dw_tear($node, $old, unlogged_too => 1, only => qr/^base/);
-	cmp_ok($torn->{logged} + $torn->{unlogged}, '>', 0, "$what: pages were torn");
-	dw_start_after_crash($node, $torn);
-	is($node->safe_psql('postgres', 'SELECT v FROM t WHERE id = 1'),
-		$value, "$what: nothing lost");
-	$node->stop;
-	return;
-}
-
 # Within an epoch the first version is logged, later ones are not
 {
 	my $node = node_with_table('one_copy');
@@ -69,7 +54,7 @@ sub check_torn
 	is_deeply([ change($node, 1) ], [ 1, 0 ], 'first version is logged');
 	is_deeply([ change($node, $_) ], [ 0, 1 ], "version $_ is not")
 	  foreach (2 .. 4);
-	check_torn($node, $old, 4, 'one copy');
+	dw_check_torn($node, $old, 4, 'one copy');
 }
 
 # A checkpoint ends the epoch, and so does a sync cycle
@@ -107,7 +92,7 @@ foreach my $end (
 	dw_wake($node, $point);
 	$session->query('SELECT 1');
 	$session->quit;
-	check_torn($node, $old, 3, $what);
+	dw_check_torn($node, $old, 3, $what);
 }
 
 # A version without a copy of its own cannot be written home: the copy it
@@ -123,7 +108,7 @@ foreach my $end (
 	my ($ret) = $node->psql('postgres', 'SELECT dw_drain()');
 	isnt($ret, 0, 'home write failed');
 	$node->safe_psql('postgres', 'SELECT dw_sync_cycle()');
-	check_torn($node, $old, 2, 'home write fails');
+	dw_check_torn($node, $old, 2, 'home write fails');
 }
 
 # A relation that is changed without WAL in the transaction that made it: a

@@ -9,6 +9,7 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib $FindBin::RealBin;
 
+use DoubleWrite::Check;
 use DoubleWrite::Crash;
 use DoubleWrite::Damage;
 use DoubleWrite::Hold;
@@ -53,21 +54,6 @@ sub written_back
 
 sub update { return "UPDATE t SET v = $_[0] WHERE id = 1" }
 
-# Tear what may be torn, and see whether redo repairs it
-sub check_torn
-{
-	my ($node, $old, $value, $what) = @_;
-
-	$node->stop('immediate');
-	my $torn = dw_tear($node, $old, unlogged_too => 1, only => qr/^base/);
-	cmp_ok($torn->{logged} + $torn->{unlogged}, '>', 0, "$what: pages were torn");
-	dw_start_after_crash($node, $torn);
-	is($node->safe_psql('postgres', 'SELECT v FROM t WHERE id = 1'),
-		$value, "$what: nothing lost");
-	$node->stop;
-	return;
-}
-
 # An image comes first: exempt until the next checkpoint
 {
 	my $node = node_with_table('image_first');
@@ -76,7 +62,7 @@ sub check_torn
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	my $old = dw_snapshot($node);
 	is_deeply(written_back($node, $IMAGES, update(1)), [ 0, 1, 0 ], 'page with an image is exempt');
-	check_torn($node, $old, 1, 'image first');
+	dw_check_torn($node, $old, 1, 'image first');
 }
 {
 	my $node = node_with_table('image_then_not');
@@ -87,7 +73,7 @@ sub check_torn
 	is_deeply(written_back($node, $IMAGES, update(1), 'RESET io_torn_pages_protection', update(2)),
 		[ 0, 1, 0 ], 'what comes after the image does not matter');
 	is_deeply(written_back($node, update(3)), [ 0, 1, 0 ], 'nor does it if the page has been read again');
-	check_torn($node, $old, 3, 'image, then none');
+	dw_check_torn($node, $old, 3, 'image, then none');
 }
 {
 	my $node = node_with_table('image_and_checkpoint');
@@ -98,7 +84,7 @@ sub check_torn
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	my $old = dw_snapshot($node);
 	is_deeply(written_back($node, update(2)), [ 1, 0, 0 ], 'after a checkpoint it is not any more');
-	check_torn($node, $old, 2, 'image, then a checkpoint');
+	dw_check_torn($node, $old, 2, 'image, then a checkpoint');
 }
 
 # A table is loaded, and leaves its buffers; then one session sets hints, and
@@ -116,7 +102,7 @@ sub check_torn
 	my $changed = written_back($node, update(1));
 	cmp_ok($changed->[1], '>', 0, 'nor when a row is changed');
 	cmp_ok($changed->[0], '<=', 1, '... except for the free space map');
-	check_torn($node, $old, 1, 'loaded table');
+	dw_check_torn($node, $old, 1, 'loaded table');
 }
 
 # Something else comes first
@@ -126,7 +112,7 @@ sub check_torn
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	my $old = dw_snapshot($node);
 	is_deeply(written_back($node, update(1), $IMAGES, update(2)), [ 1, 0, 0 ], 'page without an image is logged');
-	check_torn($node, $old, 2, 'change first');
+	dw_check_torn($node, $old, 2, 'change first');
 }
 
 # A record that does not change the page's LSN comes first, and the page leaves
@@ -168,7 +154,7 @@ foreach my $case (
 	dw_wake($node, 'doublewrite-checkpoint-drained');
 	$session->query('SELECT 1');
 	$session->quit;
-	check_torn($node, $old, 2, $name);
+	dw_check_torn($node, $old, 2, $name);
 }
 
 # A record for an overflow page of a hash index refers to the first page of the

@@ -278,9 +278,7 @@ $node->stop;
 	$primary->backup('b');
 	$standby->init_from_backup($primary, 'b', has_streaming => 1);
 	$standby->start;
-	$primary->safe_psql('postgres', 'CHECKPOINT');
-	$primary->wait_for_replay_catchup($standby);
-	$standby->safe_psql('postgres', 'CHECKPOINT');
+	dw_restartpoint($primary, $standby);
 
 	$primary->safe_psql('postgres', 'CREATE DATABASE copied STRATEGY file_copy');
 	$primary->safe_psql('copied', 'CREATE TABLE c AS SELECT i AS v FROM generate_series(1, 1000) i');

@@ -12,10 +12,10 @@ use lib $FindBin::RealBin;
 
 use DoubleWrite::Check;
 use DoubleWrite::Crash;
+use DoubleWrite::Damage;
 use DoubleWrite::Log;
 use DoubleWrite::Node;
 use DoubleWrite::Pages;
-use JSON::PP;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -73,36 +73,6 @@ sub contents
 	return $node->safe_psql('postgres',
 		"SELECT count(*), sum(v), md5(string_agg(filler::text, '' ORDER BY id)) FROM $table"
 	);
-}
-
-sub tool
-{
-	my ($command) = @_;
-	my ($out, $err) = run_command(
-		[ 'pg_doublewrite', $command, '--pages', '--json', $node->data_dir ]);
-
-	return decode_json($out);
-}
-
-# Tear each page that has a copy in the live log: what we have here is its
-# newest version, since nothing has been written home after the copy.
-sub tear
-{
-	my $copies = dw_live_copies(dw_read_log($node));
-	my $n = 0;
-
-	foreach my $copy (values %$copies)
-	{
-		my ($path, $offset) = dw_home_path($node, $copy);
-
-		next
-		  unless $path =~ /^base/
-		  && defined dw_read_block($node, $path, $offset);
-		dw_write_block($node, $path, $offset + BLCKSZ / 2,
-			"\xA5" x (BLCKSZ / 2));
-		$n++;
-	}
-	return $n;
 }
 
 # A short sequence that lz4 decompresses to less than a page: literals only
@@ -275,7 +245,7 @@ foreach my $i (1 .. $#{ $log->{live} })
 is_deeply(\@gaps, [], 'no gaps between batches');
 
 # The tool sees the same.
-my $list = tool('list');
+my $list = dw_tool($node, 'list', '--pages');
 my %listed = map { $_->{batch} => $_ } @{ $list->{batches} };
 my $live_bytes = 0;
 foreach my $batch (@{ $log->{live} })
@@ -368,9 +338,9 @@ foreach my $method (@methods)
 
 # Nothing lost
 $node->append_conf('postgresql.auto.conf', 'double_write_compression = off');
-my $torn = tear();
+my $torn = dw_tear_copied($node);
 cmp_ok($torn, '>', 100, 'pages were torn');
-is(tool('dry-run')->{restored}, $torn, 'dry run finds them');
+is(dw_tool($node, 'dry-run', '--pages')->{restored}, $torn, 'dry run finds them');
 my $offset = -s $node->logfile;
 ok(dw_poll_start($node), 'server starts');
 is(dw_restore_line($node, $offset)->{restored}, $torn, 'and restores them');

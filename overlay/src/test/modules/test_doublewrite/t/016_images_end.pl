@@ -59,27 +59,13 @@ sub new_standby
 	return $standby;
 }
 
-sub catch_up
-{
-	my ($source, @standbys) = @_;
-	my $lsn = $source->safe_psql('postgres', 'SELECT pg_current_wal_flush_lsn()');
-
-	foreach my $standby (@standbys)
-	{
-		$standby->poll_query_until('postgres',
-			"SELECT pg_last_wal_replay_lsn() >= '$lsn'")
-		  or die "timed out waiting for replay up to $lsn";
-	}
-	return;
-}
-
 # A restartpoint on each standby, at which the primary writes images
 sub restartpoints
 {
 	my ($source, @standbys) = @_;
 
 	$source->safe_psql('postgres', 'CHECKPOINT');
-	catch_up($source, @standbys);
+	dw_wait_for_replay($source->lsn('flush'), @standbys);
 	$_->safe_psql('postgres', 'CHECKPOINT') foreach @standbys;
 	return;
 }
@@ -116,7 +102,7 @@ sub crash_under_load
 	cmp_ok($torn->{logged} + $torn->{unlogged}, '>', 0, "$what: pages were torn");
 	dw_start_after_crash($standby, $torn);
 	dw_workload_stop($source);
-	catch_up($source, $standby);
+	dw_wait_for_replay($source->lsn('flush'), $standby);
 	my $sum = 'SELECT sum(hashtextextended(a::text, 0)) FROM accounts a;
 		SELECT sum(hashtextextended(h::text, 0)) FROM history h';
 	is($standby->safe_psql('postgres', $sum),
@@ -148,8 +134,7 @@ foreach my $mode ('double_writes', 'full_pages')
 	my $old = dw_snapshot($standby);
 	my $offset = -s $standby->logfile;
 	$primary->stop;
-	my ($stdout) = run_command([ 'pg_controldata', $primary->data_dir ]);
-	my ($shutdown) = $stdout =~ /^Latest checkpoint location: +(\S+)$/m;
+	my $shutdown = dw_control($primary, 'Latest checkpoint location');
 	$primary->adjust_conf('postgresql.conf', $SETTING, 'double_writes');
 	$primary->start;
 	crash_under_load($primary, $standby, $old, "clean start, standby in $mode");
@@ -251,7 +236,7 @@ sub backup_refused
 	$session->query_safe(q{SELECT pg_backup_start('b', true)});
 	$convert->();
 	$primary->safe_psql('postgres', 'UPDATE accounts SET n = n + 1');
-	catch_up($primary, $standby);
+	dw_wait_for_replay($primary->lsn('flush'), $standby);
 	$session->query('SELECT 1 FROM pg_backup_stop(false)');
 	like($session->{stderr},
 		qr/WAL generated with "full_page_writes=off" was replayed during online backup/,
@@ -275,7 +260,7 @@ sub backup_refused
 	$session->query_safe(q{SELECT pg_backup_start('b', true)});
 	$primary->restart;
 	$primary->safe_psql('postgres', 'UPDATE accounts SET n = n + 1');
-	catch_up($primary, $standby);
+	dw_wait_for_replay($primary->lsn('flush'), $standby);
 	ok($session->query_safe('SELECT 1 FROM pg_backup_stop(false)'),
 		'start with images: pg_backup_stop() is content');
 	$session->quit;

@@ -42,16 +42,6 @@ sub pair
 	return ($primary, $standby);
 }
 
-sub restartpoint
-{
-	my ($primary, $standby) = @_;
-
-	$primary->safe_psql('postgres', 'CHECKPOINT');
-	$primary->wait_for_replay_catchup($standby);
-	$standby->safe_psql('postgres', 'CHECKPOINT');
-	return;
-}
-
 # ---------------------------------------------------------------------
 # A record for an overflow page of a hash index makes redo lock the first page
 # of the bucket, of which it carries no image.  Recovery reads that page only when
@@ -66,7 +56,7 @@ foreach my $locked_first (1, 0)
 		CREATE TABLE h (k int, n int);
 		CREATE INDEX h_k_idx ON h USING hash (k);
 		INSERT INTO h SELECT 1, i FROM generate_series(1, 1000) i});
-	restartpoint($primary, $standby);
+	dw_restartpoint($primary, $standby);
 	$standby->safe_psql('postgres', 'SELECT dw_evict_all(); SELECT dw_drain(); SELECT dw_sync_cycle()');
 	my $old = dw_snapshot($standby);
 	if ($locked_first)
@@ -109,7 +99,7 @@ foreach my $locked_first (1, 0)
 	$standby->restart;
 	$primary->safe_psql('postgres', 'CREATE TABLE t AS SELECT i AS id FROM generate_series(1, 100) i');
 	$primary->safe_psql('postgres', 'SELECT count(*) FROM t');
-	restartpoint($primary, $standby);
+	dw_restartpoint($primary, $standby);
 	$standby->safe_psql('postgres', 'SELECT dw_evict_all(); SELECT dw_drain(); SELECT dw_sync_cycle()');
 	$primary->safe_psql('postgres', 'VACUUM (FREEZE off) t');
 	$primary->safe_psql('postgres', 'CREATE TABLE after_vacuum ()');
@@ -136,7 +126,7 @@ foreach my $locked_first (1, 0)
 
 	$primary->safe_psql('postgres', q{
 		CREATE TABLE t AS SELECT i AS id, 0 AS v FROM generate_series(1, 100) i});
-	restartpoint($primary, $standby);
+	dw_restartpoint($primary, $standby);
 
 	# a record that leaves the LSN of the page alone, and a commit after it
 	$primary->safe_psql('postgres', 'VACUUM (FREEZE off) t');

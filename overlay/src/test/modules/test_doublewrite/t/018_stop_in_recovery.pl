@@ -22,14 +22,6 @@ use Test::More;
 
 dw_require_injection_points();
 
-sub state_of
-{
-	my ($node) = @_;
-	my ($stdout) = run_command([ 'pg_controldata', $node->data_dir ]);
-
-	return $stdout =~ /^Database cluster state: +(.*)$/m ? $1 : die 'no state';
-}
-
 # Start a server, until it is held or paused somewhere.
 sub start_until
 {
@@ -72,7 +64,8 @@ foreach my $case (
 	$node->command_ok([ 'pg_ctl', 'stop', '--mode' => 'fast', '--pgdata' => $node->data_dir ],
 		"$name: fast stop");
 
-	isnt(state_of($node), 'shut down in recovery', "$name: state is " . state_of($node));
+	my $state = dw_control($node, 'Database cluster state');
+	isnt($state, 'shut down in recovery', "$name: state is $state");
 	ok(-f $node->data_dir . '/backup_label', "$name: marker is there");
 	$node->command_checks_all([ 'pg_checksums', '--enable', '--pgdata' => $node->data_dir ],
 		1, [], [ qr/cluster must be shut down/ ], "$name: pg_checksums refuses");
@@ -138,7 +131,8 @@ recovery_workers = 2
 	ok(has_child($node, qr/recovery worker/), "$name: workers stay");
 	append_to_file($node->data_dir . '/test_doublewrite.resume', '');
 	dw_wait_for_exit($node);
-	is(state_of($node), $damaged ? 'in production' : 'shut down', "$name: the server has stopped");
+	is(dw_control($node, 'Database cluster state'),
+		$damaged ? 'in production' : 'shut down', "$name: the server has stopped");
 
 	$node->adjust_conf('postgresql.conf', 'test_doublewrite.pause_at', q{''});
 	dw_write_block($node, $path, 8192, $page) if $damaged;

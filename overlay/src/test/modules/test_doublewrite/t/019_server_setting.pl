@@ -13,8 +13,8 @@ use DoubleWrite::Check;
 use DoubleWrite::Node;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
+use PostgreSQL::Test::Watchdog;
 use Test::More;
-use Time::HiRes qw(usleep);
 
 dw_require_injection_points();
 
@@ -34,9 +34,7 @@ sub new_standby
 	$standby->init_from_backup($primary, 'b', has_streaming => 1);
 	$standby->adjust_conf('postgresql.conf', $SETTING, $mode);
 	$standby->start;
-	$primary->safe_psql('postgres', 'CHECKPOINT');
-	$primary->wait_for_replay_catchup($standby);
-	$standby->safe_psql('postgres', 'CHECKPOINT');
+	dw_restartpoint($primary, $standby);
 	$primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
 	$primary->wait_for_replay_catchup($standby);
 	return $standby;
@@ -48,8 +46,7 @@ sub wait_for_change
 {
 	my ($node, $from, $images) = @_;
 
-	for (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
-	{
+	watchdog_until("images: $images is in WAL", sub {
 		# a commit, so that what was logged before it is flushed
 		$node->safe_psql('postgres', 'SELECT pg_current_xact_id()');
 		my ($stdout) = run_command([
@@ -57,10 +54,9 @@ sub wait_for_change
 			'--timeline' => 2, '--start' => $from, '--rmgr' => 'XLOG' ]);
 		my @changes = $stdout =~ /desc: FPW_CHANGE (\w+)/g;
 
-		return if @changes && $changes[-1] eq $images;
-		usleep(100_000);
-	}
-	die "images: $images is not in WAL";
+		return @changes && $changes[-1] eq $images;
+	});
+	return;
 }
 
 # ---------------------------------------------------------------------
@@ -125,7 +121,7 @@ foreach my $case (
 			q{SELECT pg_get_wal_replay_pause_state() = 'paused'})
 		  or die 'target is not reached';
 	}
-	my $end = $standby->safe_psql('postgres', 'SELECT pg_last_wal_replay_lsn()');
+	my $end = $standby->lsn('replay');
 	$standby->safe_psql('postgres',
 		q{SELECT injection_points_attach('promotion-after-wal-segment-cleanup', 'wait')});
 	if ($target)
@@ -151,10 +147,9 @@ foreach my $case (
 
 	# the checkpoint requested by a promotion may be under way, hence a new one
 	$standby->safe_psql('postgres', 'CHECKPOINT');
-	my $from_lsn = $standby->safe_psql('postgres', 'SELECT pg_current_wal_insert_lsn()');
+	my $from_lsn = $standby->lsn('insert');
 	$standby->safe_psql('postgres', 'UPDATE t SET v = v + 1');
-	my $images = dw_images_between($standby, $from_lsn,
-		$standby->safe_psql('postgres', 'SELECT pg_current_wal_flush_lsn()'));
+	my $images = dw_images_between($standby, $from_lsn, $standby->lsn('flush'));
 	if ($to eq 'double_writes')
 	{
 		is($images, 0, "end of recovery in $from, reload: images have stopped");

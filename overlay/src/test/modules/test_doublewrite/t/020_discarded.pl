@@ -37,15 +37,6 @@ sub background
 	return $session;
 }
 
-sub finish
-{
-	my ($session) = @_;
-
-	$session->query('SELECT 1');
-	$session->quit;
-	return;
-}
-
 # Copies of pages of a table in the live range of the log
 sub live_copies_of
 {
@@ -163,7 +154,7 @@ foreach my $what (sort keys %removals)
 			  WHERE query LIKE 'DROP%' AND wait_event LIKE 'DoubleWrite%'})
 		  or die 'DROP does not wait';
 		dw_release_flusher($node);
-		finish($_) foreach ($flusher, $remover);
+		dw_finish($flusher, $remover);
 	}
 	else
 	{

@@ -48,22 +48,9 @@ sub full_node
 sub start_filling
 {
 	my ($node, $name, $table) = @_;
-	my $session = $node->background_psql('postgres', on_error_stop => 0);
 
-	$session->query_until(qr/started/,
-		"\\echo started\nSET application_name = '$name';\n"
-		  . "UPDATE $table SET v = v + 1; SELECT dw_note_truncated('$table'), dw_evict('$table'); SELECT dw_flush_batch();\n" x 80);
-	return $session;
-}
-
-sub wait_for
-{
-	my ($node, $name, $event) = @_;
-
-	$node->poll_query_until('postgres',
-		"SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = '$name' AND wait_event = '$event'")
-	  or die "\"$name\" does not wait for $event";
-	return;
+	return dw_start($node, $name, join(";\n",
+		("UPDATE $table SET v = v + 1; SELECT dw_note_truncated('$table'), dw_evict('$table'); SELECT dw_flush_batch()") x 80));
 }
 
 sub finish
@@ -89,12 +76,10 @@ sub finish
 
 	$node->safe_psql('postgres', q{
 		SELECT injection_points_attach('doublewrite-sync-cycle', 'wait')});
-	my $cycle = $node->background_psql('postgres', on_error_stop => 0);
-	$cycle->query_until(qr/started/,
-		"\\echo started\nSET application_name = 'cycle'; SELECT dw_sync_cycle();\n");
-	wait_for($node, 'cycle', 'doublewrite-sync-cycle');
+	my $cycle = dw_start($node, 'cycle', 'SELECT dw_sync_cycle()');
+	dw_waits_for($node, 'cycle', '^doublewrite-sync-cycle$');
 	my $filler = start_filling($node, 'filler', 't');
-	wait_for($node, 'filler', 'DoubleWriteSync');
+	dw_waits_for($node, 'filler', '^DoubleWriteSync$');
 	dw_wake($node, 'doublewrite-sync-cycle');
 	finish($node, cycle => $cycle, filler => $filler);
 }
@@ -107,16 +92,16 @@ sub finish
 	$node->safe_psql('postgres', q{
 		SELECT injection_points_attach('doublewrite-space-freed', 'wait')});
 	my $first = start_filling($node, 'first', 't');
-	wait_for($node, 'first', 'doublewrite-space-freed');
+	dw_waits_for($node, 'first', '^doublewrite-space-freed$');
 	$node->safe_psql('postgres', q{
 		SELECT injection_points_detach('doublewrite-space-freed');
 		SELECT injection_points_attach('doublewrite-sync-cycle', 'wait')});
 
 	# another one writes that batch back, and fills the log again
 	my $second = start_filling($node, 'second', 't2');
-	wait_for($node, 'second', 'doublewrite-sync-cycle');
+	dw_waits_for($node, 'second', '^doublewrite-sync-cycle$');
 	$node->safe_psql('postgres', q{SELECT injection_points_wakeup('doublewrite-space-freed')});
-	wait_for($node, 'first', 'DoubleWriteSync');
+	dw_waits_for($node, 'first', '^DoubleWriteSync$');
 	dw_wake($node, 'doublewrite-sync-cycle');
 	finish($node, first => $first, second => $second);
 }

@@ -287,8 +287,7 @@ wal_skip_threshold = 0
 	$standby->stop('fast', fail_ok => 1);
 	unlike(slurp_file($standby->logfile, $begun), qr/abnormal|ERROR/,
 		'a standby with an unwritable file stops');
-	my ($control) = run_command([ 'pg_controldata', $standby->data_dir ]);
-	like($control, qr/state: +shut down in recovery/, '... as stock does');
+	is(dw_control($standby, 'Database cluster state'), 'shut down in recovery', '... as stock does');
 	$standby->start;
 	$primary->wait_for_replay_catchup($standby);
 	is($standby->safe_psql('postgres', 'SELECT sum(i) FROM t'), 501500, '... and has lost nothing');

@@ -13,10 +13,10 @@ use FindBin;
 use lib $FindBin::RealBin;
 
 use DoubleWrite::Crash;
+use DoubleWrite::Damage;
 use DoubleWrite::Log;
 use DoubleWrite::Node;
 use DoubleWrite::Pages;
-use JSON::PP;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -25,15 +25,6 @@ dw_require_injection_points();
 
 my $node = dw_quiet_node('main',
 	conf => "double_write_buffer_size = 64MB\n");
-
-sub tool
-{
-	my ($command, @options) = @_;
-	my ($out, $err) = run_command(
-		[ 'pg_doublewrite', $command, '--json', @options, $node->data_dir ]);
-
-	return decode_json($out);
-}
 
 # A live range in two segments, and torn pages.  Bytes are planted in those behind it.
 $node->poll_query_until('postgres', 'SELECT last_segno - segno >= 4 FROM dw_state()')
@@ -54,22 +45,13 @@ my $log = dw_read_log($node);
 my @live = @{ $log->{live} };
 my $newest = $live[-1];
 my $end = $newest->{blockno} + $newest->{nblocks};
-my $copies = dw_live_copies($log);
-my $torn = 0;
+my $torn = dw_tear_copied($node);
 
-foreach my $copy (values %$copies)
-{
-	my ($path, $offset) = dw_home_path($node, $copy);
-
-	next unless $path =~ /^base/ && defined dw_read_block($node, $path, $offset);
-	dw_write_block($node, $path, $offset + BLCKSZ / 2, "\xA5" x (BLCKSZ / 2));
-	$torn++;
-}
 cmp_ok($torn, '>', 500, 'pages are torn');
 cmp_ok($newest->{segno}, '>', $live[0]{segno}, 'live range has several segments');
 cmp_ok($end, '<', 500, 'there is room behind the newest batch');
 
-my $said = tool('dry-run');
+my $said = dw_tool($node, 'dry-run');
 is($said->{verdict}, 'restore', 'the log is good');
 is($said->{restored}, $torn, '... for all torn pages');
 
@@ -104,7 +86,7 @@ my $was = dw_read_block($node, $path, $blockno * BLCKSZ);
 
 dw_write_block($node, $path, $blockno * BLCKSZ,
 	planted($segno, $blockno, nonce => $newest->{nonce}));
-is(tool('dry-run')->{verdict}, 'nothing', 'a batch of the server itself is believed');
+is(dw_tool($node, 'dry-run')->{verdict}, 'nothing', 'a batch of the server itself is believed');
 dw_write_block($node, $path, $blockno * BLCKSZ, $was);
 
 foreach my $place (@places)
@@ -115,7 +97,7 @@ foreach my $place (@places)
 	{
 		dw_write_block($node, $path, $blockno * BLCKSZ,
 			planted($segno, $blockno, %$fields));
-		$said = tool('dry-run');
+		$said = dw_tool($node, 'dry-run');
 		is( "$said->{verdict} $said->{restored}",
 			"restore $torn",
 			"$what: planted bytes change nothing, " . join(' ', keys %$fields));

@@ -12,6 +12,7 @@ use FindBin;
 use lib $FindBin::RealBin;
 
 use DoubleWrite::Crash;
+use DoubleWrite::Damage;
 use DoubleWrite::Log;
 use DoubleWrite::Node;
 use DoubleWrite::Pages;
@@ -113,8 +114,6 @@ my $v = 0;
 
 sub crash
 {
-	my $torn = 0;
-
 	$v++;
 	$node->safe_psql(
 		'postgres', qq{
@@ -123,14 +122,7 @@ sub crash
 		UPDATE t SET v = $v;
 		SELECT dw_evict('t'); SELECT dw_drain()});
 	$node->stop('immediate');
-	foreach my $copy (values %{ dw_live_copies(dw_read_log($node)) })
-	{
-		my ($path, $offset) = dw_home_path($node, $copy);
-
-		next unless $path =~ /^base/ && defined dw_read_block($node, $path, $offset);
-		dw_write_block($node, $path, $offset + BLCKSZ / 2, "\xA5" x (BLCKSZ / 2));
-		$torn++;
-	}
+	my $torn = dw_tear_copied($node);
 	cmp_ok($torn, '>', 10, 'pages are torn');
 	return $torn;
 }
@@ -197,7 +189,7 @@ SKIP:
 }
 
 # What is no file does not keep the start waiting.
-my ($last) = (sort grep { /^[0-9A-F]{16}$/ } slurp_dir($dir))[-1];
+my ($last) = (dw_segments($dir))[-1];
 my $fifo = sprintf('%s/%016X', $dir, hex($last) + 5);
 mkfifo($fifo, 0600) or die "could not mkfifo: $!";
 # ... nor would it this test, should the server open it

@@ -13,6 +13,7 @@ use FindBin;
 use lib $FindBin::RealBin;
 
 use DoubleWrite::Crash;
+use DoubleWrite::Damage;
 use DoubleWrite::Log;
 use DoubleWrite::Node;
 use DoubleWrite::Pages;
@@ -33,18 +34,6 @@ my $marker = "$data/backup_label";
 my $space = PostgreSQL::Test::Utils::tempdir();
 my $v = 0;
 
-sub segments
-{
-	return sort grep { /^[0-9A-F]{16}$/ } slurp_dir($dir);
-}
-
-sub count_segments
-{
-	my @segments = segments();
-
-	return scalar(@segments);
-}
-
 sub settings
 {
 	my (%points) = @_;
@@ -61,7 +50,6 @@ sub settings
 sub crash
 {
 	my (@tables) = @_;
-	my $torn = 0;
 
 	$v++;
 	$node->safe_psql('postgres',
@@ -70,16 +58,7 @@ sub crash
 	$node->safe_psql('postgres',
 		join(';', (map { "SELECT dw_evict('$_')" } @tables), 'SELECT dw_drain()'));
 	$node->stop('immediate');
-	foreach my $copy (values %{ dw_live_copies(dw_read_log($node)) })
-	{
-		my ($path, $offset) = dw_home_path($node, $copy);
-
-		next
-		  unless $path =~ /^base|^pg_tblspc/
-		  && defined dw_read_block($node, $path, $offset);
-		dw_write_block($node, $path, $offset + BLCKSZ / 2, "\xA5" x (BLCKSZ / 2));
-		$torn++;
-	}
+	my $torn = dw_tear_copied($node);
 	cmp_ok($torn, '>', 10, 'pages are torn');
 	return $torn;
 }
@@ -100,21 +79,16 @@ sub restores
 	return slurp_file($node->logfile, $offset);
 }
 
-sub log_digest
-{
-	return join(' ', map { "$_:" . unpack('%32C*', slurp_file("$dir/$_")) } segments());
-}
-
 sub refuses
 {
 	my ($what, @messages) = @_;
 	my $offset = -s $node->logfile;
-	my $log = log_digest();
+	my $log = dw_log_digest($dir);
 
 	ok(!dw_poll_start($node), "$what: server does not start");
 	my $text = slurp_file($node->logfile, $offset);
 	like($text, $_, "$what: says why") foreach @messages;
-	is(log_digest(), $log, "$what: log not touched");
+	is(dw_log_digest($dir), $log, "$what: log not touched");
 	return;
 }
 
@@ -154,7 +128,7 @@ my $ahead = 'SELECT last_segno - segno >= 8 FROM dw_state()';
 
 $node->poll_query_until('postgres', $ahead) or die 'no segments are prepared';
 $node->stop('immediate');
-my $n = count_segments();
+my $n = dw_segments($dir);
 $node->start;
 my $read = $node->safe_psql('postgres', 'SELECT bytes_read FROM dw_restore_stats()');
 cmp_ok($read, '>=', $n * BLCKSZ, 'nothing live: the start of each segment is read');
@@ -166,7 +140,7 @@ my $torn = crash('t');
 my @live = @{ dw_read_log($node)->{live} };
 my $live = $live[-1]{segno} - $live[0]{segno} + 1;
 cmp_ok($live, '>=', 2, 'live range has several segments');
-$n = count_segments();
+$n = dw_segments($dir);
 restores('live range', $torn, 't');
 $read = $node->safe_psql('postgres', 'SELECT bytes_read FROM dw_restore_stats()');
 cmp_ok($read, '<=', $n * BLCKSZ + ($live + 1) * $SEGMENT,
@@ -180,7 +154,7 @@ cmp_ok($read, '<=', $n * BLCKSZ + ($live + 1) * $SEGMENT,
 # the one behind it, and those that the mark asks for.
 $node->poll_query_until('postgres', $ahead) or die 'no segments are prepared';
 $torn = crash('t');
-$n = count_segments();
+$n = dw_segments($dir);
 settings(fail_at => 'doublewrite-log-read:EIO:' . ($n + 3) . ':513');
 refuses('live segment cannot be read',
 	qr/could not read double-write log segment .* at offset 0: Input\/output error/,
@@ -191,7 +165,7 @@ like($text, qr/Blocks that cannot be read: 512\./, '... which is said');
 
 # the last one is none of those that are live
 $torn = crash('small');
-$n = count_segments();
+$n = dw_segments($dir);
 settings(fail_at => "doublewrite-log-read:EIO:$n:2");
 $text = restores('start of a free segment cannot be read', $torn, 'small');
 like($text, qr/Blocks that cannot be read: 1\./, '... which is said');
@@ -365,12 +339,12 @@ $text = slurp_file($marker);
 $node->adjust_conf('postgresql.conf', 'io_torn_pages_protection', 'full_pages');
 $node->restart;
 append_to_file($marker, $text);
-my $digest = log_digest();
+my $digest = dw_log_digest($dir);
 $offset = -s $node->logfile;
 $node->adjust_conf('postgresql.conf', 'io_torn_pages_protection', 'double_writes');
 $node->reload;
 $node->wait_for_log(qr/could not empty the double-write log because file "backup_label" says/, $offset);
-is(log_digest(), $digest, 'a log with a marker that the start has not seen is left alone');
+is(dw_log_digest($dir), $digest, 'a log with a marker that the start has not seen is left alone');
 unlink($marker) or die "could not unlink: $!";
 $node->restart;
 

@@ -35,11 +35,9 @@ shared_buffers = 2MB
 double_write_stage_size = 128kB
 });
 $standby->start;
-$primary->safe_psql('postgres', 'CHECKPOINT');
-$primary->wait_for_replay_catchup($standby);
 
 # so that backups begin there, and need no restartpoint of their own
-$standby->safe_psql('postgres', 'CHECKPOINT');
+dw_restartpoint($primary, $standby);
 
 # One session, which has read all it needs: it must not want a buffer itself while
 # home writes are held up.  A process that is to be woken may go on by itself meanwhile,
@@ -105,7 +103,7 @@ foreach my $i (1 .. 4)
 }
 watchdog_until('four backups read', sub { holders() == 4 });
 $primary->safe_psql('postgres', 'UPDATE t SET v = 1');
-my $lsn = $primary->safe_psql('postgres', 'SELECT pg_current_wal_insert_lsn()');
+my $lsn = $primary->lsn('insert');
 
 my ($first_lsn) = figures() =~ /\|(\d+)/;
 foreach my $turn (1 .. 5)

@@ -32,17 +32,9 @@ my $MARKER = 'backup_label';
 # The buffer scan of the checkpoint is over; nothing has been synced.
 my $POINT = 'doublewrite-checkpoint-scanned';
 
-sub control
-{
-	my ($node, $field) = @_;
-	my ($stdout) = run_command([ 'pg_controldata', $node->data_dir ]);
-
-	return $stdout =~ /^\Q$field\E: +(.*)$/m ? $1 : die "no $field";
-}
-
 sub redo_of
 {
-	return control($_[0], "Latest checkpoint's REDO location");
+	return dw_control($_[0], "Latest checkpoint's REDO location");
 }
 
 sub set
@@ -82,9 +74,9 @@ sub is_in_window
 		"$test_name: clients get in before the checkpoint");
 	is(redo_of($node), $redo,
 		"$test_name: pg_control names the old redo pointer");
-	is(control($node, 'Database cluster state'),
+	is(dw_control($node, 'Database cluster state'),
 		'in production', "$test_name: state");
-	is(control($node, 'Minimum recovery ending location'),
+	is(dw_control($node, 'Minimum recovery ending location'),
 		'0/0', "$test_name: recovery has to go to the end of WAL");
 	return;
 }
@@ -270,7 +262,7 @@ sub test_cut_short
 		ok(!dw_poll_start($node), "$name, $time: server does not start");
 		dw_wait_for_crash($node, $offset);
 		tear($node, $old, $mode);
-		is(control($node, 'Database cluster state'),
+		is(dw_control($node, 'Database cluster state'),
 			'in crash recovery', "$name, $time: state");
 		is(redo_of($node), $redo,
 			"$name, $time: pg_control names the old redo pointer");
@@ -393,8 +385,7 @@ sub test_number_kept
 
 	note "number comes again in $mode";
 	my $number = make_number_come_again($node);
-	my $file = $node->data_dir . '/'
-	  . $node->safe_psql('postgres', q{SELECT pg_relation_filepath('gone')});
+	my $file = $node->data_dir . '/' . dw_path_of($node, 'gone');
 
 	$node->safe_psql('postgres', 'UPDATE gone SET v = 1; DROP TABLE gone');
 	my $redo = redo_of($node);
@@ -716,7 +707,7 @@ track_commit_timestamp = on
 		'>' => \$stdout,
 		'2>' => \$stderr);
 	like($stdout, qr/max = "1000"/, 'standalone backend has recovered');
-	is(control($node, 'Database cluster state'), 'shut down', '... and checkpointed');
+	is(dw_control($node, 'Database cluster state'), 'shut down', '... and checkpointed');
 	ok(!-e $node->data_dir . "/$MARKER", '... and left no marker');
 	$node->start;
 	dw_check_stopped($node);
@@ -767,7 +758,7 @@ track_commit_timestamp = on
 			"$stop stop");
 		append_to_file($node->data_dir . '/test_doublewrite.resume', '');
 		dw_wait_for_exit($node);
-		is(control($node, 'Database cluster state'),
+		is(dw_control($node, 'Database cluster state'),
 			'shut down', "$stop stop: state");
 		ok(!-e $node->data_dir . "/$MARKER", "$stop stop: no marker");
 		last if $stop eq 'smart';

@@ -30,7 +30,7 @@ $session->query_safe('BEGIN');
 foreach (1 .. 10)
 {
 	$session->query_safe('UPDATE w SET v = v + 1 WHERE i < 10');
-	my $flushed = $node->safe_psql('postgres', 'SELECT pg_current_wal_flush_lsn()');
+	my $flushed = $node->lsn('flush');
 	$node->safe_psql('postgres', q{SELECT dw_evict('w'); SELECT dw_drain()});
 	$lsn = sprintf('%X/%X', unpack('L L', substr(dw_read_block($node, $path, 0), 0, 8)));
 	$ahead = $node->safe_psql('postgres', "SELECT '$lsn'::pg_lsn > '$flushed'");

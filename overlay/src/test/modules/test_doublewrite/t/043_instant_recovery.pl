@@ -113,8 +113,7 @@ $node->safe_psql(
 });
 $node->safe_psql('postgres', "VACUUM $_") foreach ('map', 'drop_me');
 $node->safe_psql('postgres', 'CHECKPOINT');
-my $file = $node->data_dir . '/'
-  . $node->safe_psql('postgres', "SELECT pg_relation_filepath('longer')");
+my $file = $node->data_dir . '/' . dw_path_of($node, 'longer');
 my $length = -s $file;
 
 # Bits of the visibility map are cleared, files become longer, pages change; then
@@ -194,8 +193,7 @@ $expected = counts($node, 'seq');
 # they can be cancelled.
 kill9($node);
 $offset = start_pending($node);
-my $dropped = $node->data_dir . '/'
-  . $node->safe_psql('postgres', "SELECT pg_relation_filepath('drop_me')");
+my $dropped = $node->data_dir . '/' . dw_path_of($node, 'drop_me');
 ok(-e "${dropped}_vm", 'a table has a visibility map');
 my $checkpointing = in_background($node, 'CHECKPOINT', 'CheckpointStart');
 my $cancelled = in_background($node,
@@ -325,8 +323,8 @@ $node->wait_for_log(qr/received fast shutdown request/, $offset);
 append_to_file($node->data_dir . '/test_doublewrite.resume', '');
 $node->wait_for_log(qr/database system is shut down/, $offset);
 dw_wait_for_exit($node);
-my ($control) = run_command([ 'pg_controldata', $node->data_dir ]);
-like($control, qr/REDO location: +\Q$redo\E$/m, 'stop in analysis: redo pointer has not moved');
+is(dw_control($node, "Latest checkpoint's REDO location"),
+	$redo, 'stop in analysis: redo pointer has not moved');
 ok(dw_poll_start($node), 'server starts');
 is(counts($node, 'index'), $expected, '... and nothing is lost');
 $node->stop;
@@ -412,8 +410,7 @@ SKIP:
 	cmp_ok($blocks, '<', 64, 'a table has been truncated to its first segment');
 	$plain->safe_psql('postgres',
 		q{INSERT INTO s SELECT g, repeat('x', 1000) FROM generate_series(301, 530) g});
-	my $file = $plain->data_dir . '/'
-	  . $plain->safe_psql('postgres', q{SELECT pg_relation_filepath('s')});
+	my $file = $plain->data_dir . '/' . dw_path_of($plain, 's');
 	kill9($plain);
 	truncate($file, $blocks * 8192) or die "could not truncate $file: $!";
 	my $stale = substr(slurp_file($file), 0, 16 * 8192);

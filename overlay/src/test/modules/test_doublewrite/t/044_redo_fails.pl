@@ -163,8 +163,8 @@ ok( $node->poll_query_until(
 # The cluster cannot be shut down, and the next start begins at the same place.
 $node->stop('fast', fail_ok => 1);
 dw_wait_for_exit($node);
-my ($control) = run_command([ 'pg_controldata', $node->data_dir ]);
-like($control, qr/cluster state: +in production/, 'a stop leaves the cluster to be recovered');
+is(dw_control($node, 'Database cluster state'),
+	'in production', 'a stop leaves the cluster to be recovered');
 ok(dw_poll_start($node), 'server starts again');
 dw_fails($node, 'SELECT * FROM bad', $failed_error, '... to the same errors');
 

@@ -30,14 +30,6 @@ sub set
 	return;
 }
 
-sub cluster_state
-{
-	my ($node) = @_;
-	my ($stdout) = run_command([ 'pg_controldata', $node->data_dir ]);
-
-	return $stdout =~ /cluster state: +(.*)$/m ? $1 : die 'no state';
-}
-
 my $primary = dw_new_node('primary', init => { allows_streaming => 1 });
 my $standby = PostgreSQL::Test::Cluster->new('standby');
 
@@ -77,7 +69,7 @@ set($standby, 'test_doublewrite.crash_at', 'doublewrite-sync-removals');
 change_on_standby();
 $standby->stop('fast', fail_ok => 1);
 dw_wait_for_exit($standby);
-is(cluster_state($standby), 'shut down in recovery', 'a stop is cut short');
+is(dw_control($standby, 'Database cluster state'), 'shut down in recovery', 'a stop is cut short');
 command_fails_like([ 'pg_checksums', '--check', $standby->data_dir ],
 	qr/shutdown of the cluster was cut short/, '... which pg_checksums sees');
 command_fails_like(

@@ -81,14 +81,6 @@ END
 	chmod(0700, @forbidden);
 }
 
-sub control_value
-{
-	my ($node, $name) = @_;
-	my ($out) = run_command([ 'pg_controldata', $node->data_dir ]);
-
-	return $out =~ /^\Q$name\E:\s+(.*)$/m ? $1 : die "no $name in pg_control";
-}
-
 sub crash_and_start
 {
 	my ($node, $directory, $what) = @_;
@@ -270,7 +262,7 @@ foreach my $what ('table', 'database')
 	my $checkpoint = start_checkpoint($standby);
 	my $offset = -s $standby->logfile;
 	my $redo = "Latest checkpoint's REDO location";
-	my $before = control_value($standby, $redo);
+	my $before = dw_control($standby, $redo);
 
 	# that of DROP DATABASE is to give the standby nothing to begin with
 	$primary->safe_psql('postgres', "SELECT injection_points_attach('$point', 'wait')");
@@ -283,9 +275,9 @@ foreach my $what ('table', 'database')
 	like(slurp_file($standby->logfile, $offset), $refused,
 		'the restartpoint under way does not complete');
 	is($standby->psql('postgres', 'CHECKPOINT'), 0, '... and is not tried again');
-	is(control_value($standby, $redo), $before, '... as it would be the same');
+	is(dw_control($standby, $redo), $before, '... as it would be the same');
 	$standby->stop;
-	is(control_value($standby, 'Database cluster state'), 'shut down in recovery',
+	is(dw_control($standby, 'Database cluster state'), 'shut down in recovery',
 		'... not even at a stop');
 
 	chmod(0700, $directory);

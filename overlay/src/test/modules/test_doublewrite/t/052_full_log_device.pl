@@ -31,11 +31,6 @@ test_doublewrite.quiet = on
 my $dir = $node->data_dir . '/pg_doublewrite';
 my $v = 0;
 
-sub segments
-{
-	return grep { /^[0-9A-F]{16}$/ } slurp_dir($dir);
-}
-
 # Change some pages, or all, and write them home
 sub turn
 {
@@ -77,14 +72,14 @@ sub fill_segment
 sub start_fails_not
 {
 	my ($what, @settings) = @_;
-	my $before = segments();
+	my $before = dw_segments($dir);
 	my $offset = -s $node->logfile;
 
 	$node->append_conf('postgresql.conf', $_) foreach ("test_doublewrite.fail_at = '$full'", @settings);
 	ok($node->start(fail_ok => 1), "$what: the server starts on a full device");
 	like(slurp_file($node->logfile, $offset), qr/double-write log: examined [1-9]/, "$what: pages are restored");
 	is($node->safe_psql('postgres', 'SELECT min(v), max(v) FROM t'), "$v|$v", "$what: rows are there");
-	cmp_ok(scalar(segments()), '<=', $before, "$what: no segment is made");
+	cmp_ok(scalar(dw_segments($dir)), '<=', $before, "$what: no segment is made");
 	return;
 }
 
@@ -100,8 +95,8 @@ fill(4);
 # all segments there are hold something live
 my $segno = $node->safe_psql('postgres', 'SELECT segno FROM dw_state()');
 $node->stop('immediate');
-unlink grep { hex((/([0-9A-F]{16})$/)[0]) > $segno } map { "$dir/$_" } segments();
-is(scalar(segments()), 5, 'all segments are live');
+unlink grep { hex((/([0-9A-F]{16})$/)[0]) > $segno } map { "$dir/$_" } dw_segments($dir);
+is(scalar(dw_segments($dir)), 5, 'all segments are live');
 start_fails_not('all live');
 
 # the newest batch is a mark in the last block of its segment, after which the others
@@ -114,7 +109,7 @@ $node->psql('postgres', 'SELECT dw_sync_cycle()');
 dw_wait_for_exit($node);
 my $log = dw_read_log($node);
 is($log->{batches}[-1]{blockno}, 511, 'the newest batch is a mark in the last block');
-unlink grep { hex((/([0-9A-F]{16})$/)[0]) > $log->{batches}[-1]{segno} } map { "$dir/$_" } segments();
+unlink grep { hex((/([0-9A-F]{16})$/)[0]) > $log->{batches}[-1]{segno} } map { "$dir/$_" } dw_segments($dir);
 ok(dw_poll_start($node), 'a log without room for another mark: the server starts on a full device');
 
 # crashes in between
@@ -124,7 +119,7 @@ foreach my $point ('doublewrite-old-log-ended', 'doublewrite-before-low-water', 
 	fill(2);
 	$segno = $node->safe_psql('postgres', 'SELECT segno FROM dw_state()');
 	$node->stop('immediate');
-	unlink grep { hex((/([0-9A-F]{16})$/)[0]) > $segno } map { "$dir/$_" } segments();
+	unlink grep { hex((/([0-9A-F]{16})$/)[0]) > $segno } map { "$dir/$_" } dw_segments($dir);
 	$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = '$point'");
 	ok(!$node->start(fail_ok => 1), "$point: the start crashes");
 	$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = ''");
@@ -137,7 +132,7 @@ foreach my $point ('doublewrite-old-log-ended', 'doublewrite-before-low-water', 
 fill(2);
 $segno = $node->safe_psql('postgres', 'SELECT segno FROM dw_state()');
 $node->stop('immediate');
-unlink grep { hex((/([0-9A-F]{16})$/)[0]) > $segno } map { "$dir/$_" } segments();
+unlink grep { hex((/([0-9A-F]{16})$/)[0]) > $segno } map { "$dir/$_" } dw_segments($dir);
 start_fails_not('full_pages', 'io_torn_pages_protection = full_pages');
 $node->stop;
 

@@ -32,7 +32,7 @@ sub wal_position
 {
 	my ($node) = @_;
 
-	return number_of($node->safe_psql('postgres', 'SELECT pg_current_wal_insert_lsn()'));
+	return number_of($node->lsn('insert'));
 }
 
 # Change pages, and have them in the log and at home; a sync cycle lets them be logged again

@@ -91,14 +91,6 @@ sub place
 	return (sprintf('%s/pg_wal/%08X%08X%08X', $node->data_dir, 1, $high, $low >> 20), $low & 0xFFFFF);
 }
 
-sub control
-{
-	my ($node, $line) = @_;
-	my ($out) = run_command([ 'pg_controldata', $node->data_dir ]);
-
-	return $out =~ /^\Q$line\E: +(\S.*)$/m ? $1 : die "no $line in pg_control";
-}
-
 # --- WAL with the record of the checkpoint, or at its redo location, has been lost, or is damaged
 
 foreach my $how ('damaged', 'lost', 'redo')
@@ -114,7 +106,7 @@ foreach my $how ('damaged', 'lost', 'redo')
 	my @torn = tear($node, $path);
 	my $redo = $how eq 'redo';
 	my ($file, $offset) =
-	  place($node, control($node, $redo ? "Latest checkpoint's REDO location" : 'Latest checkpoint location'));
+	  place($node, dw_control($node, $redo ? "Latest checkpoint's REDO location" : 'Latest checkpoint location'));
 
 	if ($how eq 'lost')
 	{
@@ -178,7 +170,7 @@ $node->safe_psql('postgres', "SELECT dw_dirty('t'); SELECT dw_evict_all(), dw_dr
 $node->safe_psql('postgres', "SELECT dw_crash_at('doublewrite-checkpoint-scanned')");
 $node->stop('fast', fail_ok => 1);
 dw_wait_for_exit($node);
-like(control($node, 'Database cluster state'), qr/shutting down/, 'a crash while the server stops');
+like(dw_control($node, 'Database cluster state'), qr/shutting down/, 'a crash while the server stops');
 tear($node, $path);
 $offset = -s $node->logfile;
 ok(dw_poll_start($node), '... and the server starts');

@@ -157,22 +157,10 @@ sub wait_for_images
 {
 	my ($node, $expected) = @_;
 
-	for (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
-	{
-		$node->safe_psql('postgres', 'CHECKPOINT');
-		return
-		  if $node->safe_psql('postgres',
-			'SELECT full_page_writes::int FROM pg_control_checkpoint()') ==
-		  $expected;
-	}
-	die 'timed out waiting for a change of images';
-}
-
-sub lsn
-{
-	my ($node, $which) = @_;
-
-	return $node->safe_psql('postgres', "SELECT pg_current_wal_${which}_lsn()");
+	$node->poll_query_until('postgres',
+		'CHECKPOINT; SELECT full_page_writes::int FROM pg_control_checkpoint()', $expected)
+	  or die 'timed out waiting for a change of images';
+	return;
 }
 
 # Wait until each client has committed twice more.
@@ -194,7 +182,7 @@ sub wait_for_commits
 sub check_images
 {
 	my ($node, $step) = @_;
-	my $from = lsn($node, 'insert');
+	my $from = $node->lsn('insert');
 
 	# Only the first change of a page after a redo pointer carries an image,
 	# and the load may have changed all its pages by the end of a checkpoint.
@@ -209,10 +197,10 @@ sub check_images
 	{
 		# a record that was being made at the switch may carry one still
 		wait_for_commits($node);
-		$from = lsn($node, 'insert');
+		$from = $node->lsn('insert');
 	}
 	dw_wait_for_pages($node, 200);
-	my $n = dw_images_between($node, $from, lsn($node, 'flush'));
+	my $n = dw_images_between($node, $from, $node->lsn('flush'));
 
 	if ($step->{images})
 	{

@@ -25,25 +25,12 @@ dw_require_injection_points();
 
 my $MARKER = 'backup_label';
 
-# What is in the tables.
-sub contents
-{
-	my ($node) = @_;
-
-	return $node->safe_psql(
-		'postgres', q{
-		SET enable_indexscan = off; SET enable_bitmapscan = off;
-		SELECT count(*), sum(hashtextextended(a::text, 0)) FROM accounts a;
-		SELECT count(*), sum(hashtextextended(h::text, 0)) FROM history h;
-	});
-}
-
 sub same_as_primary
 {
 	my ($primary, $standby, $test_name) = @_;
 
 	$primary->wait_for_replay_catchup($standby);
-	is(contents($standby), contents($primary),
+	is(dw_contents($standby), dw_contents($primary),
 		"$test_name: same data as on the primary");
 	return;
 }
@@ -53,9 +40,7 @@ sub restartpoint
 {
 	my ($primary, $standby) = @_;
 
-	$primary->safe_psql('postgres', 'CHECKPOINT');
-	$primary->wait_for_replay_catchup($standby);
-	$standby->safe_psql('postgres', 'CHECKPOINT');
+	dw_restartpoint($primary, $standby);
 	return dw_snapshot($standby);
 }
 

@@ -13,6 +13,7 @@ use lib $FindBin::RealBin;
 
 use DoubleWrite::Check;
 use DoubleWrite::Crash;
+use DoubleWrite::Log;
 use DoubleWrite::Node;
 use DoubleWrite::Workload;
 use File::Copy;
@@ -27,20 +28,6 @@ my $MARKER = 'backup_label';
 my $MARKER_LINE = qr/^DOUBLE WRITE LOG IN USE/;
 my $DISCARDED =
   qr/LOG:  discarding the double-write log, because the cluster is being restored from a backup/;
-
-sub segments
-{
-	my ($dir) = @_;
-
-	return scalar(grep { /^[0-9A-F]{16}$/ } slurp_dir("$dir/pg_doublewrite"));
-}
-
-sub lsn
-{
-	my ($node, $which) = @_;
-
-	return $node->safe_psql('postgres', "SELECT pg_current_wal_${which}_lsn()");
-}
 
 # Start what has been copied to a backup directory, and check the data.  The
 # load has gone on after the backup, so this tells only about consistency.
@@ -89,15 +76,15 @@ dw_workload_setup($primary);
 dw_workload_start($primary);
 dw_wait_for_pages($primary, 300);
 
-my $before = lsn($primary, 'insert');
+my $before = $primary->lsn('insert');
 dw_wait_for_pages($primary, 300);
-is(dw_images_between($primary, $before, lsn($primary, 'flush')),
+is(dw_images_between($primary, $before, $primary->lsn('flush')),
 	0, 'no images before the backup');
 
 $primary->backup('base', backup_options => [ '--checkpoint' => 'fast' ]);
 my $backup = $primary->backup_dir . '/base';
 ok(-d "$backup/pg_doublewrite", 'the backup has an empty directory');
-is(segments($backup), 0, 'and no part of the log');
+is(scalar(dw_segments("$backup/pg_doublewrite")), 0, 'and no part of the log');
 unlike(slurp_file("$backup/$MARKER"),
 	$MARKER_LINE, 'the label is that of a backup');
 command_ok([ 'pg_verifybackup', '--no-parse-wal', $backup ],
@@ -105,14 +92,14 @@ command_ok([ 'pg_verifybackup', '--no-parse-wal', $backup ],
 
 my ($start_lsn) =
   slurp_file("$backup/$MARKER") =~ /^START WAL LOCATION: ([0-9A-F\/]+)/m;
-cmp_ok(dw_images_between($primary, $start_lsn, lsn($primary, 'flush')),
+cmp_ok(dw_images_between($primary, $start_lsn, $primary->lsn('flush')),
 	'>', 0, 'WAL of the backup carries images');
 
 # once it is over, images stop again
 $primary->safe_psql('postgres', 'CHECKPOINT');
-$before = lsn($primary, 'insert');
+$before = $primary->lsn('insert');
 dw_wait_for_pages($primary, 300);
-is(dw_images_between($primary, $before, lsn($primary, 'flush')),
+is(dw_images_between($primary, $before, $primary->lsn('flush')),
 	0, 'no images after the backup');
 
 my $copy = PostgreSQL::Test::Cluster->new('basebackup');
@@ -142,7 +129,7 @@ dw_wait_for_pages($primary, 300);
 my $label = $session->query_safe('SELECT labelfile FROM pg_backup_stop()');
 $session->quit;
 
-cmp_ok(segments($data{files}), '>', 0, 'the copy includes the log');
+cmp_ok(scalar(dw_segments("$data{files}/pg_doublewrite")), '>', 0, 'the copy includes the log');
 like(slurp_file("$data{files}/$MARKER"), $MARKER_LINE, 'and the marker');
 ok(-f $primary->data_dir . "/$MARKER", 'which is still in the primary, too');
 

@@ -72,45 +72,12 @@ sub new_standby
 	return $standby;
 }
 
-# What is in the tables.
-sub contents
-{
-	my ($node) = @_;
-
-	return $node->safe_psql(
-		'postgres', q{
-		SET enable_indexscan = off; SET enable_bitmapscan = off;
-		SELECT count(*), sum(hashtextextended(a::text, 0)) FROM accounts a;
-		SELECT count(*), sum(hashtextextended(h::text, 0)) FROM history h;
-	});
-}
-
-sub wait_for_lsn
-{
-	my ($standby, $lsn) = @_;
-
-	$standby->poll_query_until('postgres',
-		"SELECT pg_last_wal_replay_lsn() >= '$lsn'")
-	  or die "timed out waiting for replay up to $lsn";
-	return;
-}
-
-# Wait until each standby has replayed all that the source has written.
-sub catch_up
-{
-	my ($source, @standbys) = @_;
-	my $lsn = $source->safe_psql('postgres', 'SELECT pg_current_wal_flush_lsn()');
-
-	wait_for_lsn($_, $lsn) foreach @standbys;
-	return;
-}
-
 sub same_as
 {
 	my ($source, $standby, $test_name) = @_;
 
-	catch_up($source, $standby);
-	is(contents($standby), contents($source), "$test_name: same data");
+	dw_wait_for_replay($source->lsn('flush'), $standby);
+	is(dw_contents($standby), dw_contents($source), "$test_name: same data");
 	return;
 }
 
@@ -120,7 +87,7 @@ sub restartpoints
 	my ($source, @standbys) = @_;
 
 	$source->safe_psql('postgres', 'CHECKPOINT');
-	catch_up($source, @standbys);
+	dw_wait_for_replay($source->lsn('flush'), @standbys);
 	return map {
 		$_->safe_psql('postgres', 'CHECKPOINT');
 		dw_snapshot($_);
@@ -277,18 +244,14 @@ sub switch_primary
 
 	# to full_pages it takes a checkpoint that began after images were back
 	my $armed = $mode eq 'double_writes' ? 't' : 'f';
-	for (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
-	{
-		return
-		  if $primary->safe_psql('postgres',
-			'CHECKPOINT; SELECT armed FROM dw_state()') eq $armed;
-	}
-	die "timed out waiting for a switch to $mode";
+	$primary->poll_query_until('postgres', 'CHECKPOINT; SELECT armed FROM dw_state()', $armed)
+	  or die "timed out waiting for a switch to $mode";
+	return;
 }
 
 sub archived_lsn
 {
-	my $lsn = $primary->safe_psql('postgres', 'SELECT pg_current_wal_lsn()');
+	my $lsn = $primary->lsn('write');
 
 	$primary->safe_psql('postgres',
 		q{SELECT pg_logical_emit_message(false, 'test', 'filler')});
@@ -311,10 +274,10 @@ sub delay
 }
 
 $primary->safe_psql('postgres', 'CHECKPOINT');
-wait_for_lsn($standby, archived_lsn());
+dw_wait_for_replay(archived_lsn(), $standby);
 $standby->safe_psql('postgres', 'CHECKPOINT');
 my $old = dw_snapshot($standby);
-my $before = contents($standby);
+my $before = dw_contents($standby);
 delay("'1h'");
 
 dw_workload_start($primary, transactions => 100);
@@ -331,14 +294,14 @@ my $waiting =
   q{SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event = 'RecoveryApplyDelay'};
 $standby->poll_query_until('postgres', $waiting)
   or die 'timed out waiting for the delay';
-is(contents($standby), $before, 'delayed standby: nothing committed yet');
+is(dw_contents($standby), $before, 'delayed standby: nothing committed yet');
 
 $standby->stop('immediate');
 dw_start_after_crash($standby, dw_tear($standby, $old));
 $old = dw_snapshot($standby);
 $standby->poll_query_until('postgres', $waiting)
   or die 'timed out waiting for the delay';
-is(contents($standby), $before, 'delayed standby: nor after a crash');
+is(dw_contents($standby), $before, 'delayed standby: nor after a crash');
 
 my $offset = -s $standby->logfile;
 $standby->psql('postgres', q{SELECT dw_crash_at('doublewrite-home-written')});
@@ -358,8 +321,8 @@ dw_wait_for_crash($standby, $offset);
 
 # The first batch that went home may be a few pages of which no half has changed.
 dw_start_after_crash($standby, dw_tear($standby, $old, unlogged_too => 1, only => $NO_FSM));
-wait_for_lsn($standby, $lsn);
-is(contents($standby), contents($primary), 'delayed standby: all is there');
+dw_wait_for_replay($lsn, $standby);
+is(dw_contents($standby), dw_contents($primary), 'delayed standby: all is there');
 like(slurp_file($standby->logfile), $SAYS_SO, 'delayed standby: says so');
 dw_check_amcheck($standby);
 $standby->stop;

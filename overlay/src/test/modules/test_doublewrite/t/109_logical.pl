@@ -38,18 +38,6 @@ wal_retrieve_retry_interval = 100ms
 
 my %old;    # files of a node at its last checkpoint, by name
 
-sub contents
-{
-	my ($node) = @_;
-
-	return $node->safe_psql(
-		'postgres', q{
-		SET enable_indexscan = off; SET enable_bitmapscan = off;
-		SELECT count(*), sum(hashtextextended(a::text, 0)) FROM accounts a;
-		SELECT count(*), sum(hashtextextended(h::text, 0)) FROM history h;
-	});
-}
-
 sub checkpoint
 {
 	my ($node) = @_;
@@ -85,7 +73,7 @@ sub catch_up
 	my ($publisher, $subscriber) = @_;
 
 	$publisher->wait_for_catchup('sub');
-	is(contents($subscriber), contents($publisher),
+	is(dw_contents($subscriber), dw_contents($publisher),
 		'subscriber has the same data');
 	return;
 }
@@ -196,7 +184,7 @@ $standby->start;
 $subscriber->start;
 $publisher->wait_for_replay_catchup($standby);
 catch_up($publisher, $subscriber);
-is(contents($standby), contents($publisher), 'standby has the same data');
+is(dw_contents($standby), dw_contents($publisher), 'standby has the same data');
 
 # ---------------------------------------------------------------------
 # Failover: the slot is on the standby, too, which has crashed before

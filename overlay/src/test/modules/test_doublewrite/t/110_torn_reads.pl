@@ -14,6 +14,7 @@ use lib $FindBin::RealBin;
 
 use DoubleWrite::Check;
 use DoubleWrite::Hold;
+use DoubleWrite::Log;
 use DoubleWrite::Node;
 use DoubleWrite::Pages;
 use DoubleWrite::Workload;
@@ -356,7 +357,7 @@ sub test_copy
 	}
 	dw_release_flusher($node);
 	cmp_ok(torn_in($dir, $torn), '>', 0, "$name: torn pages were copied");
-	cmp_ok(scalar(grep { /^[0-9A-F]{16}$/ } slurp_dir("$dir/pg_doublewrite")),
+	cmp_ok(scalar(dw_segments("$dir/pg_doublewrite")),
 		'>', 0, "$name: so was the log");
 
 	my $label = $session->query_safe('SELECT labelfile FROM pg_backup_stop()');

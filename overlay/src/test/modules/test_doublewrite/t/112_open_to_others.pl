@@ -96,14 +96,6 @@ sub new_standby
 	return $node;
 }
 
-sub control
-{
-	my ($node, $field) = @_;
-	my ($stdout) = run_command([ 'pg_controldata', $node->data_dir ]);
-
-	return $stdout =~ /^\Q$field\E: +(.*)$/m ? $1 : die "no $field";
-}
-
 sub contents
 {
 	my ($node) = @_;
@@ -136,14 +128,14 @@ sub write_something
 sub crash_into_window
 {
 	my ($node, $how) = @_;
-	my $redo = control($node, "Latest checkpoint's REDO location");
+	my $redo = dw_control($node, "Latest checkpoint's REDO location");
 
 	$node->stop('immediate');
 	settings($node, 'test_doublewrite.' . ($how // 'hold_at') . " = '$POINT'");
 	my $offset = -s $node->logfile;
 	ok(dw_poll_start($node), $node->name . ' starts');
 	$node->wait_for_log(qr/(?:held|paused) at injection point/, $offset);
-	is(control($node, "Latest checkpoint's REDO location"),
+	is(dw_control($node, "Latest checkpoint's REDO location"),
 		$redo, $node->name . ' is open before its checkpoint');
 	settings($node);
 	return;
@@ -213,7 +205,7 @@ sub test_standby
 	$primary->safe_psql('postgres', 'CHECKPOINT');
 	same_as($primary, $standby, "$name: standby follows past the checkpoint");
 	$primary->stop;
-	is(control($primary, 'Database cluster state'), 'shut down',
+	is(dw_control($primary, 'Database cluster state'), 'shut down',
 		"$name: clean stop");
 	if ($stock)
 	{

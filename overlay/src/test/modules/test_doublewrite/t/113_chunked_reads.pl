@@ -12,18 +12,16 @@ use FindBin;
 use lib $FindBin::RealBin;
 
 use DoubleWrite::Hold;
+use DoubleWrite::Node;
 use DoubleWrite::Pages;
 use Digest::SHA qw(sha256_hex);
 use List::Util qw(min);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
+use PostgreSQL::Test::Watchdog;
 use Test::More;
-use Time::HiRes qw(usleep);
 
-if ($ENV{enable_injection_points} ne 'yes')
-{
-	plan skip_all => 'Injection points not supported by this build';
-}
+dw_require_injection_points();
 
 my $between = 'doublewrite-chunk-read';
 my ($node, $file, $chunk);
@@ -60,19 +58,6 @@ sub pages
 	return unpack('(a8192)*', $content // slurp_file($node->data_dir . "/$file"));
 }
 
-sub wait_for
-{
-	my ($what, $condition) = @_;
-	my $deadline = time() + $PostgreSQL::Test::Utils::timeout_default;
-
-	until ($condition->())
-	{
-		die $what if time() > $deadline;
-		usleep(100_000);
-	}
-	return;
-}
-
 # Where sessions put what they read: in the output of a test it would be a line
 # of megabytes.
 my $result = PostgreSQL::Test::Utils::tempdir() . '/result';
@@ -87,7 +72,7 @@ sub read_until
 	$node->safe_psql('postgres', "SELECT injection_points_attach('$point', 'wait')");
 	$reader->query_until(qr/begin/,
 		"\\echo begin\nSELECT encode(pg_read_binary_file('$file'$arguments), 'hex') \\g '$result'\n");
-	wait_for('no backend reads', sub {
+	watchdog_until('a backend reads', sub {
 		return $node->safe_psql('postgres',
 			"SELECT count(*) FROM pg_stat_activity WHERE wait_event = '$point'") });
 	return $reader;
@@ -180,7 +165,7 @@ foreach my $arguments (
 my $reader = read_until($between, '');
 $node->safe_psql('postgres',
 	"SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = '$between'");
-wait_for('not canceled', sub {
+watchdog_until('it is canceled', sub {
 	return $node->safe_psql('postgres',
 		"SELECT count(*) = 0 FROM pg_stat_activity WHERE wait_event = '$between'") eq 't' });
 

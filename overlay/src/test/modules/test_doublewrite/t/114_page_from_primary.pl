@@ -10,6 +10,7 @@ use FindBin;
 use lib $FindBin::RealBin;
 use DoubleWrite::Hold;
 use DoubleWrite::Node;
+use DoubleWrite::Pages;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use PostgreSQL::Test::Watchdog seconds => 600;
@@ -53,25 +54,6 @@ $standby->append_conf('postgresql.conf', "wal_retrieve_retry_interval = 100ms\n"
 my $primary_conninfo = $primary->connstr . ' application_name=standby';
 $standby->start;
 
-sub raw
-{
-	my ($node, $bytes) = @_;
-	my $page;
-
-	open(my $handle, '+<:raw', $node->data_dir . "/$file") or die "$file: $!";
-	seek($handle, 8192 * $BLOCK, 0) or die;
-	if (defined $bytes)
-	{
-		print $handle $bytes;
-	}
-	else
-	{
-		read($handle, $page, 8192) == 8192 or die;
-	}
-	close($handle) or die;
-	return $page;
-}
-
 # A page of this table rots while the standby is stopped.  Returns what it was.
 sub rot
 {
@@ -82,10 +64,10 @@ sub rot
 	$primary->wait_for_catchup($standby);
 	$standby->safe_psql('postgres', 'CHECKPOINT');
 	$standby->stop;
-	my $good = raw($standby);
+	my $good = dw_read_block($standby, $file, $BLOCK * BLCKSZ);
 	my $bad = $good;
 	substr($bad, 4000, 300) = 'rot' x 100;
-	raw($standby, $bad);
+	dw_write_block($standby, $file, $BLOCK * BLCKSZ, $bad);
 	$standby->start;
 	$offset = -s $standby->logfile;
 	return $good;
@@ -173,14 +155,6 @@ sub unreadable
 	return;
 }
 
-sub redo_location
-{
-	my ($text) = run_command([ 'pg_controldata', $standby->data_dir ]);
-
-	$text =~ m{REDO location: +(\S+)} or die $text;
-	return $1;
-}
-
 sub has_ended
 {
 	watchdog_until('the standby does not end',
@@ -254,8 +228,8 @@ received_and_not_replayed(
 	UPDATE t SET v = v + 1;
 	});
 hold_answer();
-my $redo = redo_location();
-raw($standby, $good);
+my $redo = dw_control($standby, "Latest checkpoint's REDO location");
+dw_write_block($standby, $file, $BLOCK * BLCKSZ, $good);
 unreadable('page from the future');
 # replay stops before the commit
 $standby->append_conf('postgresql.conf', "recovery_min_apply_delay = 1h\n");
@@ -266,11 +240,12 @@ $standby->poll_query_until('postgres',
   or die 'replay is not delayed';
 unreadable('... until replay has come there');
 $standby->safe_psql('postgres', 'CHECKPOINT');
-is(redo_location(), $redo, '... and no restartpoint until then');
+is(dw_control($standby, "Latest checkpoint's REDO location"),
+	$redo, '... and no restartpoint until then');
 $standby->stop('immediate');
 my $bad = $good;
 substr($bad, 4000, 300) = 'rot' x 100;
-raw($standby, $bad);
+dw_write_block($standby, $file, $BLOCK * BLCKSZ, $bad);
 $standby->append_conf('postgresql.conf', "recovery_min_apply_delay = 0\n");
 $standby->start;
 same('after a crash');
@@ -294,7 +269,7 @@ $primary->safe_psql('template1', q{
 hold_answer();
 dw_wake($standby, $ANSWERED);
 ends('its database is copied before that', 'copied');
-raw($standby, $whole);
+dw_write_block($standby, $file, $BLOCK * BLCKSZ, $whole);
 $standby->start;
 same('copied, and found again');
 
@@ -374,13 +349,13 @@ same('not promoted');
 rot('t');
 received_and_not_replayed('UPDATE t SET v = v + 1');
 $primary->stop;
-my $there = raw($primary);
-raw($primary, $bad);
+my $there = dw_read_block($primary, $file, $BLOCK * BLCKSZ);
+dw_write_block($primary, $file, $BLOCK * BLCKSZ, $bad);
 $primary->start;
 resume();
 ends("invalid page in block $BLOCK", 'damaged there, too');
 $primary->stop;
-raw($primary, $there);
+dw_write_block($primary, $file, $BLOCK * BLCKSZ, $there);
 $primary->start;
 $standby->start;
 same('not damaged there any more');
@@ -437,7 +412,7 @@ my $walsender = $primary->safe_psql('postgres',
 	q{SELECT pid FROM pg_stat_replication WHERE application_name = 'standby'});
 kill('STOP', $walsender) or die;
 $primary->safe_psql('postgres', 'UPDATE t SET v = v + 100');
-my $lost = $primary->safe_psql('postgres', 'SELECT pg_current_wal_insert_lsn()');
+my $lost = $primary->lsn('insert');
 hold_answer();
 $primary->stop('immediate');
 $new->start;

@@ -15,6 +15,7 @@ use strict;
 use warnings FATAL => 'all';
 
 use DoubleWrite::Crash;
+use DoubleWrite::Damage;
 use DoubleWrite::Pages;
 use Exporter 'import';
 use PostgreSQL::Test::Utils;
@@ -25,6 +26,7 @@ our @EXPORT = qw(
   dw_check_history
   dw_check_amcheck
   dw_check_stopped
+  dw_check_torn
   dw_check
 );
 
@@ -178,6 +180,29 @@ sub dw_check_stopped
 	$node->stop;
 	is(dw_digest($node), $digest, 'second restart changes nothing');
 	ok(!defined dw_restore_line($node, $offset), '... and restores nothing');
+	return;
+}
+
+=pod
+
+=item dw_check_torn(node, snapshot, value, what)
+
+Crash, tear what may be torn since the snapshot, and look for the value in the
+first row of table C<t>.  The server is stopped afterwards.
+
+=cut
+
+sub dw_check_torn
+{
+	my ($node, $old, $value, $what) = @_;
+
+	$node->stop('immediate') if $node->{_pid};
+	my $torn = dw_tear($node, $old, unlogged_too => 1, only => qr/^base/);
+	cmp_ok($torn->{logged} + $torn->{unlogged}, '>', 0, "$what: pages were torn");
+	dw_start_after_crash($node, $torn);
+	is($node->safe_psql('postgres', 'SELECT v FROM t WHERE id = 1'),
+		$value, "$what: nothing lost");
+	$node->stop;
 	return;
 }
 

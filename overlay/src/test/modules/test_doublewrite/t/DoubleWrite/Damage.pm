@@ -30,6 +30,7 @@ our @EXPORT = qw(
   dw_tear
   dw_tear_log_tail
   dw_lose
+  dw_tear_copied
 );
 
 use constant SECTOR => 512;
@@ -179,6 +180,33 @@ sub dw_tear
 	note "tore $result{logged} pages in the log, $result{noted} noted there, "
 	  . "$result{unlogged} others";
 	return \%result;
+}
+
+=pod
+
+=item dw_tear_copied(node)
+
+Overwrite the second half of each page of a database that has a copy in the live
+range of the log.  Returns the number of pages.
+
+=cut
+
+sub dw_tear_copied
+{
+	my ($node) = @_;
+	my $n = 0;
+
+	foreach my $copy (values %{ dw_live_copies(dw_read_log($node)) })
+	{
+		my ($path, $offset) = dw_home_path($node, $copy);
+
+		next
+		  unless $path =~ /^base|^pg_tblspc/
+		  && defined dw_read_block($node, $path, $offset);
+		dw_write_block($node, $path, $offset + BLCKSZ / 2, "\xA5" x (BLCKSZ / 2));
+		$n++;
+	}
+	return $n;
 }
 
 =pod

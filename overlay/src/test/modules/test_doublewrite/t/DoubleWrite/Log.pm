@@ -16,10 +16,13 @@ use warnings FATAL => 'all';
 
 use DoubleWrite::Pages;
 use Exporter 'import';
+use JSON::PP;
 use PostgreSQL::Test::Utils;
 
 our @EXPORT = qw(
   dw_crc32c
+  dw_segments
+  dw_log_digest
   dw_segment_path
   dw_read_log
   dw_forged_header
@@ -27,6 +30,7 @@ our @EXPORT = qw(
   dw_live_copies
   dw_live_notes
   dw_hint_digest
+  dw_tool
 );
 
 use constant {
@@ -60,6 +64,37 @@ sub dw_crc32c
 =head1 FUNCTIONS
 
 =over
+
+=item dw_segments(directory)
+
+Names of the segments of the log in that directory, in order.
+
+=cut
+
+sub dw_segments
+{
+	my ($dir) = @_;
+	my @names = sort grep { /^[0-9A-F]{16}$/ } slurp_dir($dir);
+
+	return @names;
+}
+
+=pod
+
+=item dw_log_digest(directory)
+
+Text that changes whenever a segment of the log in that directory does.
+
+=cut
+
+sub dw_log_digest
+{
+	my ($dir) = @_;
+
+	return join(' ', map { "$_:" . unpack('%32C*', slurp_file("$dir/$_")) } dw_segments($dir));
+}
+
+=pod
 
 =item dw_segment_path(node, segno)
 
@@ -140,7 +175,7 @@ sub dw_read_log
 	my %batches;
 
 	return \%log unless -d $dir;
-	foreach my $name (sort grep { /^[0-9A-F]{16}$/ } slurp_dir($dir))
+	foreach my $name (dw_segments($dir))
 	{
 		my $segno = hex($name);
 		my $data = slurp_file("$dir/$name");
@@ -297,6 +332,23 @@ sub dw_hint_digest
 		  if ($item >> 15 & 3) == 1;
 	}
 	return dw_crc32c($page);
+}
+
+=pod
+
+=item dw_tool(node, command, options)
+
+What pg_doublewrite says of a cluster, as its JSON has it.
+
+=cut
+
+sub dw_tool
+{
+	my ($node, $command, @options) = @_;
+	my ($out) = run_command(
+		[ 'pg_doublewrite', $command, '--json', @options, $node->data_dir ]);
+
+	return decode_json($out);
 }
 
 =pod

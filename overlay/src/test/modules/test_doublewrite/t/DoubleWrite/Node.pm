@@ -16,6 +16,7 @@ use warnings FATAL => 'all';
 
 use Exporter 'import';
 use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
 use PostgreSQL::Test::Watchdog;
 use Test::More;
 
@@ -25,6 +26,9 @@ our @EXPORT = qw(
   dw_quiet_node
   dw_extensions
   dw_tablespace
+  dw_control
+  dw_restartpoint
+  dw_wait_for_replay
   dw_fails
   dw_stop_processes
 );
@@ -162,6 +166,61 @@ sub dw_tablespace
 	mkdir $dir or die "could not create directory \"$dir\": $!";
 	$node->safe_psql('postgres', "CREATE TABLESPACE $name LOCATION '$dir'");
 	return $dir;
+}
+
+=pod
+
+=item dw_control(node, field)
+
+A field of the control file, as pg_controldata shows it.
+
+=cut
+
+sub dw_control
+{
+	my ($node, $field) = @_;
+	my ($stdout) = run_command([ 'pg_controldata', $node->data_dir ]);
+
+	return $stdout =~ /^\Q$field\E: +(.*)$/m ? $1 : die "no $field in pg_control";
+}
+
+=pod
+
+=item dw_restartpoint(primary, standby)
+
+Have the standby make a restartpoint of a new checkpoint of the primary.
+
+=cut
+
+sub dw_restartpoint
+{
+	my ($primary, $standby) = @_;
+
+	$primary->safe_psql('postgres', 'CHECKPOINT');
+	$primary->wait_for_replay_catchup($standby);
+	$standby->safe_psql('postgres', 'CHECKPOINT');
+	return;
+}
+
+=pod
+
+=item dw_wait_for_replay(lsn, standbys)
+
+Wait until each standby has replayed WAL up to there, wherever it has that from.
+
+=cut
+
+sub dw_wait_for_replay
+{
+	my ($lsn, @standbys) = @_;
+
+	foreach my $standby (@standbys)
+	{
+		$standby->poll_query_until('postgres',
+			"SELECT pg_last_wal_replay_lsn() >= '$lsn'")
+		  or die "timed out waiting for replay up to $lsn";
+	}
+	return;
 }
 
 =pod

@@ -15,10 +15,12 @@ use strict;
 use warnings FATAL => 'all';
 
 use Digest::MD5 qw(md5_hex);
+use DoubleWrite::Node;
 use Exporter 'import';
 use PostgreSQL::Test::Utils;
 
 our @EXPORT = qw(
+  dw_path_of
   dw_home_path
   dw_segment_blocks
   dw_place
@@ -55,13 +57,8 @@ sub dw_segment_blocks
 {
 	my ($node) = @_;
 
-	$segment_blocks{ $node->data_dir } //= do
-	{
-		my ($stdout) = run_command([ 'pg_controldata', $node->data_dir ]);
-		$stdout =~ /^Blocks per segment of large relation: +(\d+)$/m
-		  or die 'pg_controldata does not tell the size of segments';
-		$1;
-	};
+	$segment_blocks{ $node->data_dir } //=
+	  dw_control($node, 'Blocks per segment of large relation');
 	return $segment_blocks{ $node->data_dir };
 }
 
@@ -80,6 +77,21 @@ sub dw_place
 
 	return ($path . ($segno > 0 ? ".$segno" : ''),
 		($block % dw_segment_blocks($node)) * BLCKSZ);
+}
+
+=pod
+
+=item dw_path_of(node, table)
+
+Relative path of the first file of a relation in database C<postgres>.
+
+=cut
+
+sub dw_path_of
+{
+	my ($node, $table) = @_;
+
+	return $node->safe_psql('postgres', "SELECT pg_relation_filepath('$table')");
 }
 
 =pod

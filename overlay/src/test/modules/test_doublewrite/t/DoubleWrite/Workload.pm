@@ -26,7 +26,9 @@ our @EXPORT = qw(
   dw_workload_start
   dw_workload_finish
   dw_workload_stop
+  dw_wait_for_history
   dw_wait_for_pages
+  dw_contents
 );
 
 =pod
@@ -186,6 +188,25 @@ sub dw_workload_stop
 
 =pod
 
+=item dw_wait_for_history(node, rows)
+
+Wait until this run has more than so many rows of history (default 200).
+
+=cut
+
+sub dw_wait_for_history
+{
+	my ($node, $rows) = @_;
+
+	$rows //= 200;
+	$node->poll_query_until('postgres',
+		"SELECT count(*) > $rows FROM history WHERE run = $node->{dw_run}")
+	  or die "workload does not work";
+	return;
+}
+
+=pod
+
 =item dw_wait_for_pages(node, n)
 
 Wait until the load has brought home so many more pages, on this server.
@@ -201,6 +222,26 @@ sub dw_wait_for_pages
 		"SELECT home_pages >= $now + $n FROM dw_stats()")
 	  or die 'timed out waiting for pages to be written';
 	return;
+}
+
+=pod
+
+=item dw_contents(node)
+
+What is in the tables, as text.
+
+=cut
+
+sub dw_contents
+{
+	my ($node) = @_;
+
+	return $node->safe_psql(
+		'postgres', q{
+		SET enable_indexscan = off; SET enable_bitmapscan = off;
+		SELECT count(*), sum(hashtextextended(a::text, 0)) FROM accounts a;
+		SELECT count(*), sum(hashtextextended(h::text, 0)) FROM history h;
+	});
 }
 
 =pod
