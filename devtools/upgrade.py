@@ -17,9 +17,9 @@ class Upgrade(Door):
     done = ("a cluster of 17 upgraded with `--copy`, `--link` and `--swap`, each time used, killed and "
             "torn; stock's `pg_upgrade` refuses ours when it has been killed, and takes it after a clean "
             "stop")
-    caveat = ("`initdb` makes the new cluster, which so runs in `double_writes`. What 17.12, of November "
-              "2026, has created, no 18.6 can take, stock or ours (`unrecognized parameter "
-              "\"pg_attver\"`): that wants the 18 of the same month")
+    caveat = ("`initdb` makes the new cluster, which so runs in `double_writes`. Relations that Debian's "
+              "17.12, of November 2026, has created, 18.6 refuses, stock as well (`unrecognized "
+              "parameter \"pg_attver\"`): dump with 17.12's `pg_dump` and restore")
     # Those for tests have smaller files than 17 has.
     kinds = ("release", "stock-release")
 
