@@ -61,6 +61,7 @@ LAYOUTS = (
     (GOOD, "mkfs.xfs -q -f -m reflink=0", "other size"),
     (GOOD, "mkfs.xfs -q -f -m reflink=0 -b size=8192", "hardware"),
     (GOOD, "mkfs.xfs -q -f -m reflink=1", "hardware"),
+    (GOOD, "mkfs.xfs -q -f -m reflink=1 -b size=16384", "other size"),
     (SCSI, "mkfs.ext4 -q -F", "not offered"),
     (SCSI, "mkfs.ext4 -q -F -O bigalloc -C 16384", "hardware"),
     (SCSI, "mkfs.xfs -q -f -m reflink=1", "hardware"),
