@@ -4,6 +4,8 @@ Of each load: a stock server under it is watched; then this build's server is st
 the same cluster as it was before, switches to double_writes, and carries the same load.
 Not on what the first run has left: loads change their tables, and so what WAL they need.
 The tool watches a second time beside itself, without a program to read WAL with.
+Then the server is stopped as by a crash, and started with nothing in the kernel's cache, on
+storage that is held to what the tool reckons with.
 What was predicted and what came are kept in packaging/advise/checked.json, of which a
 table is generated.
 """
@@ -15,10 +17,11 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import runner, suites
+from bench import restart, runner, storage, suites
 from bench.clients import SEED
 from bench.server import DATABASE, Server
 from common import postgres
@@ -54,6 +57,10 @@ SETTINGS = {"checkpoint_timeout": "30s", "max_wal_size": "1GB", "shared_buffers"
 # The bars: how far off WAL may be, and the share of one core that watching may take.
 OFF, CORE = 0.1, 0.01
 
+# Where restarts are measured, and what the tool is told of it.
+STORAGE = "rented"
+LIMIT = storage.LIMITS[STORAGE]
+
 
 def check(paths: Paths, stock: Path, ours: Path, factor: float, seconds: float) -> list[str]:
     """Try each load; returns the names of those whose bars were missed."""
@@ -61,14 +68,17 @@ def check(paths: Paths, stock: Path, ours: Path, factor: float, seconds: float) 
     scratch.chmod(0o755)
     give_to_user(scratch)
     require_reachable(scratch)
+    held = _can_hold()
     found = []
     try:
         for case in suites.cases("restart", factor):
             if case.name in RATES:
                 say(f"{case.name}: watching stock, then switching")
-                found.append(_one(paths, stock, ours, scratch, case, seconds))
+                found.append(_one(paths, stock, ours, scratch, case, seconds, held))
                 say(f"{case.name}: WAL off by {found[-1]['off']:+.1%}, "
                     f"{found[-1]['core']:.2%} of a core")
+                for instant, one in found[-1]["restarts"].items():
+                    say(f"{case.name}: restart with instant_recovery = {instant}: {_in_words(one)}")
     finally:
         shutil.rmtree(scratch)
     (paths.repo / CHECKED).write_text(json.dumps(
@@ -76,8 +86,18 @@ def check(paths: Paths, stock: Path, ours: Path, factor: float, seconds: float) 
     return [one["load"] for one in found if abs(one["off"]) > OFF or one["core"] > CORE]
 
 
-def _one(paths, stock, ours, scratch, case, seconds):
-    """Watch, switch and compare under one load."""
+def _can_hold():
+    """Return whether a device can be held to LIMIT here; if not, say why."""
+    try:
+        storage.require(STORAGE)
+    except DevError as error:
+        say(f"restarts are not measured: {error}")
+        return False
+    return True
+
+
+def _one(paths, stock, ours, scratch, case, seconds, held):
+    """Watch, switch and compare under one load; if storage can be held, crash and restart."""
     template = runner.prepared(paths, scratch, stock, "stock", case.dataset)
     server = Server(paths, stock, scratch / "cluster")
     runner.copy(template, server.data)
@@ -104,8 +124,13 @@ def _one(paths, stock, ours, scratch, case, seconds):
             time.sleep(seconds)
             came, copied = load.since(lsn), load.copies() - copies
             commits = load.commits() - commits
+            if held:
+                _write_most_wal(ours_server, result)
+        if held:
+            ours_server.stop("immediate")
         came /= commits
         copied /= commits
+    restarts = _restarts(paths, ours, scratch, server.data, result["recovery"]) if held else {}
     shutil.rmtree(server.data)
     # The load's own beginning, right after a checkpoint, was not watched.
     watched, per_day = rate * result["seconds"], rate * 86400
@@ -117,7 +142,8 @@ def _one(paths, stock, ours, scratch, case, seconds):
             "came": round(came), "off": round(predicted / came - 1, 4),
             "off_by_counters": rough and round(rough / came - 1, 4),
             "copies_predicted": [round(one / per_day, 3) for one in result["log"]["pages"]],
-            "copies_came": round(copied, 3), "core": core, "verdict": result["verdict"]}
+            "copies_came": round(copied, 3), "core": core, "verdict": result["verdict"],
+            "restarts": restarts}
 
 
 def _until(holds):
@@ -127,6 +153,63 @@ def _until(holds):
         if time.monotonic() > deadline:
             raise ServerError("the server did not switch to double writes")
         time.sleep(0.05)
+
+
+def _write_most_wal(server, result):
+    """Wait until as much WAL follows the last checkpoint as the prediction says can follow one."""
+    server.sql("ALTER SYSTEM SET checkpoint_timeout = '1d'")
+    server.sql("SELECT pg_reload_conf(); CHECKPOINT")
+    time.sleep(result["recovery"]["then"]["wal"] / result["wal_bytes_after"] * result["seconds"])
+
+
+def _restarts(paths, ours, scratch, crashed, predicted):
+    """Start copies of a crashed cluster; returns {instant_recovery: what was predicted and came}."""
+    # It tells copies of files, which is what is started.
+    (crashed / "pg_doublewrite" / "owner").unlink()
+    found = {}
+    for instant, span in (("off", predicted["then"]["seconds"]), ("on", predicted["instant"])):
+        whole, came = _restart(paths, ours, scratch, crashed, instant)
+        found[instant] = judged(span, came, whole)
+    return found
+
+
+def _restart(paths, ours, scratch, crashed, instant):
+    """Start a copy of a crashed cluster; returns seconds until the first query is answered.
+
+    Those from the start of the server on, and those from the start of redo on.
+    """
+    megabytes = sum(path.stat().st_size for path in crashed.rglob("*") if path.is_file()) >> 20
+    with storage.volume(STORAGE, scratch, 2 * megabytes + 1024) as volume:
+        server = Server(paths, ours, volume.data / "cluster")
+        runner.copy(crashed, server.data)
+        server.configure({"instant_recovery": instant, "log_line_prefix": "%n [%p] "})
+        volume.cool()
+        volume.hold()
+        begun = time.time()
+        try:
+            server.start(wait=False)
+            text = server.until_ready(0, restart.SAMPLE_SECONDS)
+            server.sql("SELECT 1")
+            answered = time.time()
+        finally:
+            volume.release()
+            server.stop("immediate")
+    return answered - begun, answered - restart.parse_marks(text, begun, answered)["look"]
+
+
+def judged(span: Sequence[float], came: float, whole: float) -> dict[str, Any]:
+    """Return what is kept of a restart, all in seconds: "missed" is how far it is out of the span."""
+    low, high = (round(one, 2) for one in span)
+    came = round(came, 2)
+    return {"predicted": [low, high], "came": came,
+            "missed": round(came - min(max(came, low), high), 2), "whole": round(whole, 2)}
+
+
+def _in_words(one: Mapping[str, Any]) -> str:
+    """Return what is said of a restart."""
+    low, high = one["predicted"]
+    return (f"{one['came']} s, predicted {low} to {high} s"
+            + (f", missed by {one['missed']:+} s" if one["missed"] else ""))
 
 
 class _Load:
@@ -177,8 +260,9 @@ def _start(paths, server, bindir, scratch, seconds, *options):
     own(program)
     return subprocess.Popen(
         [SYSTEM_PYTHON, str(program), "--dbname", DATABASE, "--seconds", str(seconds),
-         "--json", *options], env=environment, cwd=scratch, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, **identity(server_user()))
+         "--iops", str(LIMIT.iops), "--mbps", str(LIMIT.mbps), "--json", *options],
+        env=environment, cwd=scratch, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        **identity(server_user()))
 
 
 def _advise(paths, server, bindir, scratch, seconds):

@@ -37,8 +37,8 @@ def texts(paths: Paths) -> dict[str, str]:
         "crash/README.md": fill(fill((paths.repo / "crash/README.md").read_text(), "holes",
                                      holes(paths)), "measured", measured(paths)),
         "docs/tools.md": fill((paths.repo / "docs/tools.md").read_text(), "tools", tried_tools(paths)),
-        "docs/advise.md": fill((paths.repo / "docs/advise.md").read_text(), "predictions",
-                               predictions(paths)),
+        "docs/advise.md": fill(fill((paths.repo / "docs/advise.md").read_text(), "predictions",
+                                    predictions(paths)), "restarts", restarts(paths)),
     }
 
 
@@ -140,6 +140,20 @@ def predictions(paths: Paths) -> str:
                      "says nothing" if rough is None else f"{rough:+.1%}",
                      f"{low:.3g} to {high:.3g}", f"{one['copies_came']:.3g}",
                      f"{one['core']:.2%}"))
+    return figures.markdown(rows)
+
+
+def restarts(paths: Paths) -> str:
+    """Return the table of restarts after a crash, of those loads for which they were measured."""
+    checked = json.loads((paths.repo / advise.CHECKED).read_text())
+    rows = [("load", "`instant_recovery`", "predicted, s", "came, s", "missed by, s",
+             "from the start of the server, s")]
+    for load in checked["loads"]:
+        for instant, one in load.get("restarts", {}).items():
+            low, high = one["predicted"]
+            rows.append((load["load"], instant, f"{low:.2f} to {high:.2f}", f"{one['came']:.2f}",
+                         f"{one['missed']:+.2f}" if one["missed"] else "within",
+                         f"{one['whole']:.2f}"))
     return figures.markdown(rows)
 
 

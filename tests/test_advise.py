@@ -8,7 +8,11 @@ import struct
 import tempfile
 import unittest
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
+
+from devtools import advise as checking
+from devtools import generate
 
 PROGRAM = Path(__file__).resolve().parent.parent / "packaging/advise/pg_doublewrite_advise.py"
 SPEC = importlib.util.spec_from_file_location("pg_doublewrite_advise", PROGRAM)
@@ -269,6 +273,44 @@ class AdviseTest(unittest.TestCase):
             page = advise.as_html(given, advise.analyse(given, 1500, 60))
         self.assertNotIn("<script>", page)
         self.assertNotRegex(page, r"(src|href)=")
+
+
+class RestartTest(unittest.TestCase):
+    """What `./dev advise` makes of restarts; no server is started."""
+
+    def test_missed_is_how_far_it_is_out_of_the_span(self):
+        for came, missed in ((0.9, -0.1), (1, 0), (2.5, 0), (3, 0), (3.004, 0), (4.25, 1.25)):
+            self.assertEqual(checking.judged((1.0, 3.0), came, 5)["missed"], missed)
+
+    def test_as_much_wal_as_can_follow_a_checkpoint(self):
+        server, result = mock.Mock(), advise.analyse(sample(MUCH), 1500, 60)
+        with mock.patch("time.sleep") as sleep:
+            checking._write_most_wal(server, result)
+        then = result["recovery"]["then"]
+        self.assertAlmostEqual(sleep.call_args.args[0] / then["interval"], 1.9)
+
+    def test_both_recoveries_of_a_copy(self):
+        predicted = {"then": {"seconds": [1, 3]}, "instant": [0.1, 0.5]}
+        with tempfile.TemporaryDirectory() as scratch:
+            owner = Path(scratch) / "pg_doublewrite" / "owner"
+            owner.parent.mkdir()
+            owner.touch()
+            with mock.patch.object(checking, "_restart", return_value=(2.7, 1.2)):
+                found = checking._restarts(None, None, None, Path(scratch), predicted)
+            self.assertFalse(owner.exists())
+        self.assertEqual(found["off"], {"predicted": [1, 3], "came": 1.2, "missed": 0, "whole": 2.7})
+        self.assertEqual(found["on"]["missed"], 0.7)
+
+    def test_table(self):
+        one = checking.judged((0.1, 0.5), 1.2, 2.7)
+        loads = [{"load": "a", "restarts": {"on": one}}, {"load": "not measured", "restarts": {}},
+                 {"load": "of an older run"}]
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(scratch) / checking.CHECKED
+            path.parent.mkdir(parents=True)
+            path.write_text(json.dumps({"loads": loads}))
+            table = generate.restarts(SimpleNamespace(repo=Path(scratch)))
+        self.assertEqual(table.splitlines()[2:], ["| a | on | 0.10 to 0.50 | 1.20 | +0.70 | 2.70 |"])
 
 
 if __name__ == "__main__":
