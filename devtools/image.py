@@ -4,11 +4,12 @@ Its base is a minimal chroot of the suite, under the name that the recipe asks f
 Everything stays below the build root.
 """
 
+import json
 import shutil
 import tarfile
 import time
 
-from common.base import Paths, run, say
+from common.base import Paths, output, run, say
 
 from . import chroot, deb, deps
 
@@ -34,22 +35,37 @@ wait $!
 """
 
 # What CloudNativePG does with an image (docs/operators.md): without the entry point, as a user
-# with a number, which calls these programs.
+# with a number, which calls these programs; it cannot write but to volumes.
 CONTRACT = r"""
+touch /tmp/file 2>&1 | grep 'Read-only file system'
 for program in du initdb pg_basebackup pg_controldata pg_ctl pg_isready pg_rewind postgres psql; do
     command -v $program
 done
 locale -a | grep -x en_US.utf8
 data=/var/lib/postgresql/data/pgdata
 initdb --pgdata=$data --username=postgres --auth=trust --data-checksums >/dev/null
-pg_ctl --pgdata=$data --wait --log=/tmp/log --options="-k /tmp -c listen_addresses=''" start >/dev/null
-psql -h /tmp -U postgres -Atc 'SHOW io_torn_pages_protection' | grep -x double_writes
-pg_basebackup --host=/tmp --username=postgres --pgdata=/tmp/copy --checkpoint=fast
+pg_ctl --pgdata=$data --wait --log=/controller/log --options="-k /controller -h ''" start >/dev/null
+psql -h /controller -U postgres -Atc 'SHOW io_torn_pages_protection' | grep -x double_writes
+pg_basebackup --host=/controller --username=postgres --pgdata=/controller/copy --checkpoint=fast
 pg_ctl --pgdata=$data --wait --mode=fast stop >/dev/null
 pg_controldata --pgdata=$data | grep 'cluster state: *shut down$'
-pg_controldata --pgdata=/tmp/copy | grep 'cluster state: *in production$'
+pg_controldata --pgdata=/controller/copy | grep 'cluster state: *in production$'
 """
 USER = "999:999"
+
+# How it is run: with these volumes upon a root file system that is read-only.  buildah has no
+# option for that.  Arguments: that file system, the user, and what the user runs.
+READ_ONLY = r"""
+mount --bind "$1" "$1"
+mount --bind /dev "$1/dev"
+mount -t proc proc "$1/proc"
+for volume in controller dev/shm run var/lib/postgresql/data; do
+    mkdir -p "$1/$volume"
+    mount -t tmpfs tmpfs "$1/$volume"
+done
+mount -o remount,bind,ro "$1"
+exec chroot --userspec="$2" "$1" sh -ec "$3"
+"""
 
 
 def build_and_try(paths: Paths) -> None:
@@ -70,8 +86,8 @@ def build_and_try(paths: Paths) -> None:
         say(f"starting a server in the image, made in {time.monotonic() - began:.0f} s")
         _buildah(directory, "from", "--pull-never", "--name", "trial", IMAGE)
         _buildah(directory, "run", "-e", "POSTGRES_PASSWORD=trial", "trial", "--", "sh", "-ec", TRIAL)
-        say(f"as CloudNativePG uses it, as user {USER}")
-        _buildah(directory, "run", "--user", USER, "trial", "--", "sh", "-ec", CONTRACT)
+        say(f"as CloudNativePG uses it, as user {USER}, the root file system read-only")
+        _use_read_only(directory)
     finally:
         _buildah(directory, "rm", "--all")
         shutil.rmtree(directory)
@@ -96,10 +112,18 @@ def _build(paths, directory):
     _buildah(directory, "bud", "--quiet", "--from", BASE, "--pull-never", "--tag", IMAGE, context)
 
 
-def _buildah(directory, *arguments):
+def _use_read_only(directory):
+    """Run CONTRACT in the container "trial", with the environment that its image sets."""
+    config = json.loads(_buildah(directory, "inspect", "trial", call=output))["OCIv1"]["config"]
+    root = _buildah(directory, "mount", "trial", call=output)
+    chroot.isolated(["sh", "-ec", READ_ONLY, "sh", root, USER, CONTRACT],
+                    dict(variable.split("=", 1) for variable in config["Env"]))
+
+
+def _buildah(directory, *arguments, call=run):
     """Run buildah with images and containers below `directory`, in chroots."""
-    run(["buildah", "--root", directory / "root", "--runroot", directory / "run",
-         "--storage-driver", "vfs", *arguments], env=_environment())
+    return call(["buildah", "--root", directory / "root", "--runroot", directory / "run",
+                 "--storage-driver", "vfs", *arguments], env=_environment())
 
 
 def _environment():
