@@ -152,6 +152,11 @@ CREATE FUNCTION dw_state(
 STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
 
+-- How many slots a removal of a relation looks at, if the stage is not empty
+CREATE FUNCTION dw_slots_looked_at()
+RETURNS int STRICT
+AS 'MODULE_PATHNAME' LANGUAGE C;
+
 CREATE FUNCTION dw_setting()
 RETURNS text STRICT
 AS 'MODULE_PATHNAME', 'dw_setting_sql' LANGUAGE C;

@@ -1380,6 +1380,24 @@ dw_state(PG_FUNCTION_ARGS)
 	return tdw_make_row(fcinfo, values, n);
 }
 
+static bool
+tdw_count_slot(const BufferTag *tag, const void *arg)
+{
+	++*(int *) unconstify(void *, arg);
+	return false;
+}
+
+/* How many slots a removal of a relation looks at, if the stage is not empty */
+PG_FUNCTION_INFO_V1(dw_slots_looked_at);
+Datum
+dw_slots_looked_at(PG_FUNCTION_ARGS)
+{
+	int			n = 0;
+
+	(void) dw_discard_staged(tdw_count_slot, &n);
+	PG_RETURN_INT32(n);
+}
+
 /* What the settings of the server ask for, as far as the engine has heard */
 PG_FUNCTION_INFO_V1(dw_setting_sql);
 Datum

@@ -244,6 +244,29 @@ dw_check_amcheck($node);
 dw_check_stopped($node);
 $node->clean_node;
 
+# --- A large stage: a removal looks at the slots that have been in use, and at no others
+
+{
+	my $large = dw_quiet_node('large', conf => "double_write_stage_size = 256MB\n");
+	my $stage = q{DO 'BEGIN PERFORM FROM large FOR UPDATE; END'; SELECT dw_evict('large')};
+	my $looked_at = 'SELECT dw_slots_looked_at()';
+
+	$large->safe_psql('postgres', q{
+		CREATE TABLE large AS SELECT i, repeat('l', 500) FROM generate_series(1, 3000) i;
+		CHECKPOINT});
+	$large->safe_psql('postgres', $stage);
+	my $before = $large->safe_psql('postgres', $looked_at);
+	cmp_ok($before, '>=', value($large, 'SELECT in_use FROM dw_state()'),
+		'large stage: a removal looks at all slots that are in use');
+	cmp_ok($before, '<', value($large, 'SELECT slots / 8 FROM dw_state()'),
+		'... and not at all that there are');
+	$large->safe_psql('postgres', "SELECT dw_drain(); $stage") foreach (1 .. 10);
+	cmp_ok(value($large, 'SELECT staged FROM dw_stats()'),
+		'>', 2 * $before, '... though many more pages have been staged');
+	cmp_ok(value($large, $looked_at), '<', 2 * $before, '... which use the same slots again');
+	$large->stop;
+}
+
 # --- Relations that skip WAL: nothing but the files holds what was committed
 
 $node = dw_new_node(

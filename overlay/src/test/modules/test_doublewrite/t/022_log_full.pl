@@ -1,7 +1,7 @@
 # Copyright (c) 2025, PostgreSQL Global Development Group
 
 # A batch that finds the log full waits for a sync cycle that can help it; it is
-# not given up before (R11).
+# not given up before (R11).  All sessions that meet it wait for the same cycle.
 
 use strict;
 use warnings FATAL => 'all';
@@ -37,6 +37,7 @@ sub full_node
 		CREATE TABLE t (id int, v int, filler text STORAGE PLAIN);
 		INSERT INTO t SELECT i, 0, repeat('x', 6000) FROM generate_series(1, 60) i;
 		CREATE TABLE t2 (LIKE t INCLUDING STORAGE);
+		CREATE TABLE enough ();
 		INSERT INTO t2 SELECT * FROM t;
 		CHECKPOINT;
 		SELECT dw_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000)});
@@ -44,13 +45,14 @@ sub full_node
 	return $node;
 }
 
-# A session that writes more than the log holds, to a table of its own
+# A session that writes more than the log holds, to a table of its own, unless table
+# "enough" gets a row meanwhile
 sub start_filling
 {
 	my ($node, $name, $table) = @_;
 
 	return dw_start($node, $name, join(";\n",
-		("UPDATE $table SET v = v + 1; SELECT dw_note_truncated('$table'), dw_evict('$table'); SELECT dw_flush_batch()") x 80));
+		("UPDATE $table SET v = v + 1 WHERE NOT EXISTS (SELECT FROM enough); SELECT dw_note_truncated('$table'), dw_evict('$table'); SELECT dw_flush_batch()") x 80));
 }
 
 sub finish
@@ -104,6 +106,28 @@ sub finish
 	dw_waits_for($node, 'first', '^DoubleWriteSync$');
 	dw_wake($node, 'doublewrite-sync-cycle');
 	finish($node, first => $first, second => $second);
+}
+
+# --- Many sessions meet that batch: one of them runs a cycle, and no other follows
+
+{
+	my $node = full_node('many_sessions');
+	my $cycles = q{SELECT sync_cycles FROM dw_stats()};
+
+	$node->safe_psql('postgres', q{
+		SELECT injection_points_attach('doublewrite-sync-cycle', 'wait')});
+	my $filler = start_filling($node, 'filler', 't');
+	dw_waits_for($node, 'filler', '^doublewrite-sync-cycle$');
+	$node->safe_psql('postgres', 'INSERT INTO enough DEFAULT VALUES');
+	my %sessions =
+	  map { ($_ => dw_start($node, $_, 'SELECT dw_flush_batch()')) } map { "session $_" } (1 .. 8);
+	dw_waits_for($node, $_, '^DoubleWriteSync$') foreach keys %sessions;
+	my $before = $node->safe_psql('postgres', $cycles);
+	dw_wake($node, 'doublewrite-sync-cycle');
+	$_->query('SELECT 1') foreach ($filler, values %sessions);
+	is($node->safe_psql('postgres', $cycles) - $before, 1,
+		'one sync cycle for all sessions that wait for space in the log');
+	finish($node, filler => $filler, %sessions);
 }
 
 done_testing();
