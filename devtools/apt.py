@@ -116,10 +116,11 @@ class PrivateApt:
         self._get("update", check=False)
 
     def versions(self, package: str) -> list[str]:
-        """Return the source versions of `package` on offer, in apt's order."""
+        """Return the source versions of `package` on offer, newest first."""
         listing = output(["apt-cache", "-c", self.config, "showsrc", "--only-source",
                           package], check=False)
-        return re.findall(r"^Version: (\S+)", listing, re.MULTILINE)
+        found = set(re.findall(r"^Version: (\S+)", listing, re.MULTILINE))
+        return sorted(found, key=functools.cmp_to_key(_compare), reverse=True)
 
     def download(self, package: str, version: str) -> Path:
         """Download the upstream tarball of a source version; returns its path."""
@@ -185,11 +186,11 @@ def upstream_part(version: str) -> str:
     return version.rpartition("-")[0].rpartition(":")[2] or version
 
 
-def fetch(directory: Path, package: str, lock: Lock) -> Path | None:
-    """Download the tarball of `package`, the pinned release if on offer.
+def fetch(directory: Path, package: str, lock: Lock) -> tuple[str, Path] | None:
+    """Download the tarball of `package`: of the pinned release, else of the newest later one.
 
     Tries the machine's mirrors in turn.  Returns (upstream version, path),
-    or None with a note if no mirror has a release that `lock` allows.
+    or None with a note if no mirror has either.
     """
     for archive in machine_archives():
         say(f"asking the machine's mirror {archive.uri} for {package}")
@@ -208,7 +209,7 @@ def offers(directory: Path, package: str, suites: tuple[str, ...]) -> list[str]:
         apt.update()
         found = apt.versions(package)
         if found:
-            return sorted(set(found), key=functools.cmp_to_key(_compare), reverse=True)
+            return found
     return []
 
 
@@ -232,18 +233,24 @@ def _compare(one: str, other: str) -> int:
     return is_true("gt") - is_true("lt")
 
 
-def fetch_source(directory: Path, package: str, lock: Lock) -> Path:
-    """Download Debian's source package of a release that `lock` allows.
+def fetch_source(directory: Path, package: str, release: str) -> Path:
+    """Download Debian's source package of a release, as 18.6, in its newest revision.
 
     Returns the path of its description (.dsc); raises DevError if no mirror has it.
     """
     for archive in machine_archives():
         apt = PrivateApt(directory, archive)
+        apt.update()
+        offers = apt.versions(package)
         try:
-            return apt.download_source(package, _best_on_offer(apt, package, lock))
+            for version in offers:
+                if upstream_part(version) == release:
+                    return apt.download_source(package, version)
+            note(f"{archive.uri} has {', '.join(offers) or 'nothing'} of {package}")
         except DevError as exc:
             note(str(exc))
-    raise DevError(f"no apt mirror of this machine has the source package {package}")
+    raise DevError(f"no apt mirror of this machine has the source package {package} of {release}",
+                   "if the archive has a later release only, ./dev source --pin moves the pin to it")
 
 
 def download(directory: Path, packages: Iterable[str], suites: tuple[str, ...]) -> list[Path]:
@@ -287,20 +294,11 @@ def unpack(directory: Path, package: str, suites: tuple[str, ...] = SUITES,
 
 
 def _fetch_from(apt, package, lock):
-    """Download the best release on offer; raises DevError if there is none."""
-    best = _best_on_offer(apt, package, lock)
-    return upstream_part(best), apt.download(package, best)
-
-
-def _best_on_offer(apt, package, lock):
-    """Return the source version to use; raises DevError if none will do."""
+    """Download the pinned or a later release; raises DevError if neither is on offer."""
     apt.update()
-    offers = [v for v in apt.versions(package) if lock.allows(upstream_part(v))]
-    if not offers:
+    offers = apt.versions(package)
+    usable = [v for v in offers if upstream_part(v) == lock.version] or \
+             [v for v in offers if lock.precedes(upstream_part(v))]
+    if not usable:
         raise DevError(f"{package} is not on offer there")
-    return min(offers, key=lambda v: (upstream_part(v) != lock.version, -minor(v)))
-
-
-def minor(version: str) -> int:
-    """Return the minor release number of a Debian version."""
-    return int(upstream_part(version).split(".")[1])
+    return upstream_part(usable[0]), apt.download(package, usable[0])

@@ -132,11 +132,16 @@ def _add_builds_and_documents(command):
 
 def _add_sources(command):
     """Add the commands about sources."""
-    sub = command("source", _source, "fetch and unpack PostgreSQL's source")
+    sub = command("source", _source, "fetch and unpack the release of PostgreSQL that "
+                                     "upstream.lock pins, which all commands build")
     sub.add_argument("--tarball", help="use this release tarball (default: PGDW_TARBALL)")
+    sub = sub.add_mutually_exclusive_group()
     sub.add_argument("--check", action="store_true",
                      help="instead, say whether the archive has a later minor release than the "
-                          "one that the series is written for; status 1 if so")
+                          "pinned one, and what to run then; status 1 if so")
+    sub.add_argument("--pin", action="store_true",
+                     help="first move the pin to the newest minor release that the archive has, or "
+                          "to that of the tarball, if all patches apply without fuzz")
     sub.add_argument("--major", type=int, metavar="N",
                      help="instead, say whether the archive serves the source of release N; "
                           "status 1 if not")
@@ -218,10 +223,10 @@ def _add_series_and_gate(command):
     command("rules", _rules, "check and test the rules for Prometheus")
 
 
-def _obtain(paths, tarball=None):
+def _obtain(paths, tarball=None, how=source.ensure):
     """Install packages and fetch the source as needed; returns the Source."""
     deps.ensure(paths)
-    return source.ensure(paths, functools.partial(worktree.refusal, paths), tarball)
+    return how(paths, functools.partial(worktree.refusal, paths), tarball)
 
 
 def _build_kind(paths, kind):
@@ -242,7 +247,7 @@ def _source(paths, args):
         answer = source.behind(paths) if args.check else source.served(paths, args.major)
         print(answer.text)
         return 0 if answer.good else 1
-    print(_obtain(paths, args.tarball).tree)
+    print(_obtain(paths, args.tarball, source.pin if args.pin else source.ensure).tree)
 
 
 def _import(paths, args):
@@ -285,11 +290,12 @@ def _deb(paths, args):
     if args.image:
         image.build_and_try(paths)
         return
+    upstream = _obtain(paths)
     kind = (deb.SMALL, deb.QUICK) if args.quick else (args.profile, ())
     print(deb.require_packages(paths, suite) if args.test_only
-          else deb.build(paths, suite, *kind))
+          else deb.build(paths, suite, upstream, *kind))
     if args.test or args.test_only:
-        deb.test(paths, suite)
+        deb.test(paths, suite, upstream)
 
 
 def _dist(paths, args):

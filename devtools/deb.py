@@ -1,8 +1,8 @@
 """Debian packages that replace postgresql-18, built in a clean chroot of a suite.
 
-The Debian source package of the release is taken as it is, which only sid has; our patches and
-new files are added to its patch series, and packaging/debian/ to its debian/.  Where the suite's
-own postgresql-common is too old for it, that of trixie goes beside our packages.
+The Debian source package of the release that tests have is taken as it is, which only sid has;
+our patches and new files are added to its patch series, and packaging/debian/ to its debian/.
+Where the suite's own postgresql-common is too old for it, that of trixie goes beside our packages.
 
 Everything happens in the build root; nothing is installed on the machine but the tools that
 are needed.
@@ -19,8 +19,9 @@ from typing import Any
 
 from common.base import DevError, Paths, note, output, run, say
 
-from . import apt, chroot, lock, worktree
+from . import apt, chroot, worktree
 from . import patch as patches
+from .source import Source
 
 PACKAGES = ("dpkg-dev", *chroot.PACKAGES)
 
@@ -78,11 +79,12 @@ MAINTAINER = "Double Write Team <team@example.org>"
 # Source package ------------------------------------------------------------
 
 
-def source_package(paths: Paths, suite: Suite, ours: bool = True) -> Path:
-    """Fetch Debian's source package for `suite`, with our part if wanted; returns its tree."""
-    pinned = lock.read(paths.lock_file)
+def source_package(paths: Paths, suite: Suite, upstream: Source, ours: bool = True) -> Path:
+    """Fetch Debian's source package of a release, with our part if wanted; returns its tree."""
     base = chroot.fresh(place(paths, suite) / "build")
-    description = apt.fetch_source(paths.root / "deb" / "apt", f"postgresql-{pinned.major}", pinned)
+    major = upstream.version.partition(".")[0]
+    description = apt.fetch_source(paths.root / "deb" / "apt", f"postgresql-{major}",
+                                   upstream.version)
     tree = base / "tree"
     run(["dpkg-source", "--no-check", "--extract", description, tree], cwd=base, capture=True)
     for original in description.parent.glob("*.orig.tar.*"):
@@ -172,14 +174,15 @@ def complete_rules(tree: Path) -> None:
 # Building --------------------------------------------------------------------
 
 
-def build(paths: Paths, suite: Suite, profiles: Iterable[str] = (), options: Any = ()) -> Path:
-    """Build the packages in the chroot; returns the directory they are in.
+def build(paths: Paths, suite: Suite, upstream: Source, profiles: Iterable[str] = (),
+          options: Any = ()) -> Path:
+    """Build the packages of a release in the chroot; returns the directory they are in.
 
     Build profiles may leave packages out, `pkg.postgresql.nollvm` the JIT compiler; options
     are Debian's for builds.
     """
     chroot.require_root()
-    tree = source_package(paths, suite)
+    tree = source_package(paths, suite, upstream)
     result = chroot.fresh(packages(paths, suite))
     if suite.borrowed:
         say(f"getting {', '.join(suite.borrowed)} of {LENDER}")
@@ -190,14 +193,14 @@ def build(paths: Paths, suite: Suite, profiles: Iterable[str] = (), options: Any
     return _build(paths, suite, tree, profiles, result, options)
 
 
-def stock(paths: Paths, suite: Suite) -> Path:
+def stock(paths: Paths, suite: Suite, upstream: Source) -> Path:
     """Return the directory of stock's packages for a suite whose archive lacks them.
 
     They are built of Debian's source package as it is, once for each release.
     """
-    directory = place(paths, suite) / f"stock-{lock.read(paths.lock_file).version}"
+    directory = place(paths, suite) / f"stock-{upstream.version}"
     if not directory.exists():
-        tree = source_package(paths, suite, ours=False)
+        tree = source_package(paths, suite, upstream, ours=False)
         say(f"building stock packages for {suite.name}, to upgrade from")
         unfinished = chroot.fresh(directory.with_name("stock.unfinished"))
         _build(paths, suite, tree, SMALL, unfinished, QUICK).rename(directory)
@@ -265,7 +268,7 @@ def require_packages(paths: Paths, suite: Suite) -> Path:
 # Testing ---------------------------------------------------------------------
 
 
-def test(paths: Paths, suite: Suite) -> None:
+def test(paths: Paths, suite: Suite, upstream: Source) -> None:
     """Run the tests of the packages built last."""
     chroot.require_root()
     binds = [(require_packages(paths, suite), REPOSITORY),
@@ -279,7 +282,7 @@ def test(paths: Paths, suite: Suite) -> None:
         chroot.call(paths, suite.name, "\n".join([
             "apt-get update -q",
             f"sh /packaging/debian/tests/older-major {suite.older} {suite.name} {REPOSITORY}"]), binds)
-        binds.append((stock(paths, suite), STOCK))
+        binds.append((stock(paths, suite, upstream), STOCK))
         note("extensions of the archive are for its own PostgreSQL: tried in sid only")
         tests = [(name, depends) for name, depends in tests if name == "double-writes"]
     steps = [*_sources(*(inside for _, inside in binds if inside != "/packaging")),

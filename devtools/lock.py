@@ -32,14 +32,11 @@ class Lock:
     def major(self) -> str:
         return self.version.split(".")[0]
 
-    @property
-    def minor(self) -> int:
-        return int(self.version.split(".")[1])
-
-    def allows(self, version: str) -> bool:
-        """Say whether `version` is the pinned release or a later minor one."""
+    def precedes(self, version: str) -> bool:
+        """Say whether `version` is a later minor release than the pinned one."""
         match = re.fullmatch(r"(\d+)\.(\d+)", version)
-        return match is not None and match[1] == self.major and int(match[2]) >= self.minor
+        minor = int(self.version.split(".")[1])
+        return match is not None and match[1] == self.major and int(match[2]) > minor
 
 
 def read(path: Path) -> Lock:
@@ -57,6 +54,14 @@ def read(path: Path) -> Lock:
     if not re.fullmatch(r"\d+\.\d+", lock.version):
         raise DevError(f"{path.name}: version {lock.version!r} is not MAJOR.MINOR")
     return lock
+
+
+def move(path: Path, version: str, sha256: str) -> None:
+    """Pin another minor release in upstream.lock; everything else in the file stays."""
+    text = path.read_text()
+    for name, value in (("version", version), ("sha256", sha256)):
+        text = re.sub(rf"^({name}\s*=\s*).*", rf"\g<1>{value}", text, flags=re.MULTILINE)
+    path.write_text(text)
 
 
 def constants_of(tree: Path) -> dict[str, str]:

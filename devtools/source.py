@@ -1,8 +1,9 @@
 """The pristine upstream source tree, from whichever origin works.
 
-Origins, in this order: a tarball that the user names; one fetched earlier;
-apt; the official release over HTTPS.  The first one whose release the lock
-allows and on which the patches apply is unpacked and remembered.
+It is that of the release pinned in upstream.lock.  Origins, in this order: a tarball that the
+user names; one fetched earlier; apt; the official release over HTTPS.  The first one on which
+the patches apply is unpacked and remembered until the pin is moved.  Only if no origin has the
+pinned release does a later minor one stand in for it, which apt has.
 """
 
 import hashlib
@@ -27,6 +28,10 @@ TIMEOUT_SECONDS = 60
 # Suites that are asked for releases to come.
 NEXT_SUITES = (*apt.SUITES, "experimental")
 
+# What follows when the pin has moved.
+STEPS = ("run `./dev test`, commit upstream.lock, run `./dev deb --test` for each suite, and publish "
+         "the packages")
+
 
 @dataclass(frozen=True)
 class Source:
@@ -50,19 +55,50 @@ def ensure(paths: Paths, accepts: Callable[..., Any], tarball: str | None = None
         if known and (not tarball or known.sha256 == sha256(Path(tarball))):
             return known
         refusals = []
-        for origin, path in _tarballs(paths, pinned, tarball):
+        for origin, path, later in _tarballs(paths, pinned, tarball):
             try:
-                source = _unpack(paths, pinned, path)
+                source = _unpack(paths, pinned, path, later)
                 _require_fit(pinned, source, accepts)
             except DevError as exc:
                 refusals.append(f"{origin}: {exc}")
                 note(f"not used: {refusals[-1]}")
                 continue
-            return _remember(paths, source)
-    raise DevError("no source of PostgreSQL to be had: "
+            if source.version != pinned.version:
+                note(f"using {source.version}, as no origin has the pinned {pinned.version}; "
+                     "./dev source --pin moves the pin")
+            return _remember(paths, source, pinned.version)
+    raise DevError(f"no source of PostgreSQL {pinned.version} to be had: "
                    + ("; ".join(refusals) or "every origin failed"),
-                   f"fetch postgresql-{pinned.version}.tar.bz2 yourself and name it "
-                   "with --tarball or PGDW_TARBALL")
+                   f"fetch postgresql-{pinned.version}.tar.bz2 yourself and name it with --tarball "
+                   "or PGDW_TARBALL; ./dev source --pin moves the pin to a later release")
+
+
+def pin(paths: Paths, accepts: Callable[..., Any], tarball: str | None = None) -> Source:
+    """Pin the newest minor release that apt has, or that of `tarball`; returns its Source.
+
+    Raises DevError, and leaves the pin where it is, if the patches do not fit that release, or
+    `tarball` is of no later one.
+    """
+    pinned = lockfile.read(paths.lock_file)
+    tarball = tarball or os.environ.get("PGDW_TARBALL")
+    with locked(paths):
+        if not tarball:
+            newest = _newest(paths, pinned)
+            if not pinned.precedes(apt.upstream_part(newest)):
+                say(f"the pin stays at {pinned.version}: the archive has {newest}")
+                return ensure(paths, accepts)
+            tarball = _fetched(paths, pinned, newest)
+        source = _unpack(paths, pinned, Path(tarball), later=True)
+        try:
+            _require_fit(pinned, source, accepts)
+        except DevError as exc:
+            raise DevError(f"the pin stays at {pinned.version}, as {source.version} does not fit: "
+                           f"{exc}", "fit the patches to it, or go back to stock PostgreSQL for the "
+                           "time being: docs/installation.md, Minor releases") from exc
+        lockfile.move(paths.lock_file, source.version, source.sha256)
+        _remember(paths, source, source.version)
+        say(f"the pin has moved from {pinned.version} to {source.version}: {STEPS}")
+        return source
 
 
 @dataclass(frozen=True)
@@ -76,21 +112,16 @@ class Answer:
 def behind(paths: Paths) -> Answer:
     """Say whether the archive has a later minor release than the pinned one."""
     pinned = lockfile.read(paths.lock_file)
-    offers = _offers(paths, int(pinned.major))
-    releases = [v for v in offers if pinned.allows(apt.upstream_part(v))]
-    if not releases:
-        raise DevError(f"the archive has no source of PostgreSQL {pinned.version} or later",
-                       "see the notes above: a network, or an archive of sources, is missing")
-    newest = max(releases, key=apt.minor)
-    if apt.minor(newest) == pinned.minor:
-        return Answer(True, f"{pinned.version} is the newest: the archive has {newest}")
-    return Answer(False, f"{pinned.version} is behind: the archive has {newest}.  Run `./dev deb "
-                         "--test`, publish the packages, and pin the release in upstream.lock")
+    newest = _newest(paths, pinned)
+    if not pinned.precedes(apt.upstream_part(newest)):
+        return Answer(True, f"{pinned.version} is not behind: the archive has {newest}")
+    return Answer(False, f"{pinned.version} is behind: the archive has {newest}.  "
+                         f"Run `./dev source --pin`, which moves the pin to it; then {STEPS}")
 
 
 def served(paths: Paths, major: int) -> Answer:
     """Say whether the archive serves the source of a release of `major`, by fetching it."""
-    offers = _offers(paths, major)
+    offers = _offers(paths, major, NEXT_SUITES)
     if not offers:
         return Answer(False, f"the archive has no source of PostgreSQL {major}")
     best = offers[0]
@@ -103,38 +134,64 @@ def served(paths: Paths, major: int) -> Answer:
     return Answer(True, f"the archive serves the source of {best}")
 
 
-def _offers(paths: Paths, major: int) -> list[str]:
+def _offers(paths: Paths, major: int, suites: tuple[str, ...]) -> list[str]:
     """Return the source versions of PostgreSQL `major` that the archive lists, newest first."""
     with tempfile.TemporaryDirectory(dir=_ensured(paths.root / "sources")) as state:
-        return apt.offers(Path(state), f"postgresql-{major}", NEXT_SUITES)
+        return apt.offers(Path(state), f"postgresql-{major}", suites)
+
+
+def _newest(paths, pinned):
+    """Return the newest source version of the pinned major release; raises DevError if none."""
+    offers = _offers(paths, int(pinned.major), apt.SUITES)
+    if not offers:
+        raise DevError(f"the archive has no source of PostgreSQL {pinned.major}",
+                       "see the notes above: a network, or an archive of sources, is missing")
+    return offers[0]
+
+
+def _fetched(paths, pinned, version):
+    """Fetch the tarball of a source version into the cache; raises DevError if apt cannot."""
+    cache = _ensured(paths.root / "sources")
+    with tempfile.TemporaryDirectory(dir=cache) as state:
+        path = apt.fetch_version(Path(state), f"postgresql-{pinned.major}", version, apt.SUITES)
+        if not path:
+            raise DevError(f"the archive lists the source {version}, but does not serve it",
+                           "try again later, or name a tarball of it with --tarball")
+        return _keep(cache, path, apt.upstream_part(version))
 
 
 def _tarballs(paths, pinned, tarball):
-    """Yield (origin, path) for each origin that has a tarball, as needed."""
+    """Yield (origin, path, of a later release) for each origin that has a tarball, as needed."""
     if tarball:
-        yield "the tarball you named", Path(tarball).resolve()
+        yield "the tarball you named", Path(tarball).resolve(), False
         return
-    cache = paths.root / "sources"
-    cache.mkdir(exist_ok=True)
+    cache = _ensured(paths.root / "sources")
     for kept in cache.glob(f"postgresql-{pinned.version}.tar.*"):
-        yield "cache", kept
-    fetched = _from_apt(cache, pinned)
-    if fetched:
-        yield "apt", fetched
+        yield "cache", kept, False
+    version, fetched = _from_apt(cache, pinned) or ("", None)
+    if version == pinned.version:
+        yield "apt", fetched, False
     url = pinned.url.format(version=pinned.version)
     target = cache / url.rpartition("/")[2]
     if _download(url, target):
-        yield "official release", target
+        yield "official release", target, False
+    if pinned.precedes(version):
+        yield "apt", fetched, True
 
 
 def _from_apt(cache, pinned):
-    """Fetch a tarball with apt into `cache`; returns its path, or None."""
+    """Fetch a tarball with apt into `cache`; returns (release, path), or None."""
     with tempfile.TemporaryDirectory(dir=cache) as state:
         fetched = apt.fetch(Path(state), f"postgresql-{pinned.major}", pinned)
         if not fetched:
             return None
         version, path = fetched
-        return path.rename(cache / f"postgresql-{version}.tar{path.suffix}")
+        return version, _keep(cache, path, version)
+
+
+def _keep(cache, tarball, version):
+    """Move a tarball into `cache` under the name that tarballs of a release have there."""
+    return tarball.rename(cache / f"postgresql-{version}.tar{tarball.suffix}")
 
 
 def _ensured(directory):
@@ -182,8 +239,8 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _unpack(paths, pinned, tarball):
-    """Unpack `tarball` if its release is allowed; the rename makes it whole."""
+def _unpack(paths, pinned, tarball, later):
+    """Unpack `tarball` of the pinned, or of a `later`, release; the rename makes it whole."""
     digest = sha256(tarball)
     base = _ensured(paths.root / "upstream")
     with tempfile.TemporaryDirectory(dir=base) as scratch:
@@ -191,9 +248,9 @@ def _unpack(paths, pinned, tarball):
         run(["tar", "-xf", tarball, "-C", scratch, "--no-same-owner", "--no-same-permissions"])
         tops = os.listdir(scratch)
         version = tops[0].rpartition("-")[2] if len(tops) == 1 else "?"
-        if not pinned.allows(version):
-            raise DevError(f"it holds {', '.join(tops)}; wanted postgresql-{pinned.version} "
-                           "or a later minor release")
+        if not (pinned.precedes(version) if later else version == pinned.version):
+            raise DevError(f"{tarball.name} holds {', '.join(tops)}; wanted "
+                           f"{'a later release than ' if later else ''}postgresql-{pinned.version}")
         if version == pinned.version and digest != pinned.sha256:
             raise DevError(f"its checksum {digest} is not the pinned {pinned.sha256}")
         tree = base / tops[0]
@@ -211,30 +268,29 @@ def _require_fit(pinned, source, accepts):
     refusal = accepts(source)
     if refusal:
         raise DevError(refusal)
-    if source.version != pinned.version:
-        note(f"using {source.version}, newer than the pinned {pinned.version}: "
-             "the patches apply without fuzz")
 
 
 def _record(paths):
-    """Return the path of the file that remembers the Source in use."""
+    """Return the path of the file that remembers the Source in use, and the pin then."""
     return paths.root / "source.json"
 
 
-def _remember(paths, source):
-    """Record `source` as the one in use, and return it."""
-    _record(paths).write_text(json.dumps(asdict(source)))
+def _remember(paths, source, pinned):
+    """Record `source` as the one in use while release `pinned` is pinned, and return it."""
+    _record(paths).write_text(json.dumps({"pinned": pinned, **asdict(source)}))
     say(f"source of PostgreSQL {source.version} is in {source.tree}")
     return source
 
 
 def _remembered(paths, pinned):
-    """Return the Source in use if it is whole and still allowed, else None."""
+    """Return the Source in use if it is whole and the pin has not moved since, else None."""
     try:
-        source = Source(**json.loads(_record(paths).read_text()))
-    except (OSError, ValueError, TypeError):
+        fields = json.loads(_record(paths).read_text())
+        pin_then = fields.pop("pinned")
+        source = Source(**fields)
+    except (OSError, ValueError, TypeError, KeyError):
         return None
     outdated = source.version == pinned.version and source.sha256 != pinned.sha256
-    if outdated or not pinned.allows(source.version) or not os.path.isdir(source.tree):
+    if outdated or pin_then != pinned.version or not os.path.isdir(source.tree):
         return None
     return source

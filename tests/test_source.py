@@ -1,7 +1,10 @@
 """Where the source comes from, and which releases are accepted."""
 
+import contextlib
 import functools
+import io
 import os
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -10,22 +13,21 @@ from unittest import TestCase, mock
 from fixture import RepositoryCase
 
 from common.base import DevError
-from devtools import apt, lock, source
+from devtools import apt, cli, deb, lock, source
 
 CONSTANTS = {"CATALOG_VERSION_NO": "202506291", "PG_CONTROL_VERSION": "1800",
              "PG_PAGE_LAYOUT_VERSION": "4", "XLOG_PAGE_MAGIC": "0xD118"}
 
 
-class EnsureTest(RepositoryCase):
-    """Only named tarballs and the cache: no test here uses the network."""
+class SourceCase(RepositoryCase):
+    """A test that makes tarballs, and pins one."""
 
     def setUp(self):
         super().setUp()
-        offline = mock.patch.multiple(source, _from_apt=lambda *_: None,
-                                      _download=lambda *_: False)
-        offline.start()
-        self.addCleanup(offline.stop)
-        self.addCleanup(os.environ.pop, "PGDW_TARBALL", None)
+        without = mock.patch.dict(os.environ)
+        without.start()
+        self.addCleanup(without.stop)
+        os.environ.pop("PGDW_TARBALL", None)
 
     def tarball(self, version, **constants):
         """Make a release tarball with the right, or given, constants."""
@@ -44,8 +46,19 @@ class EnsureTest(RepositoryCase):
                   "url": "https://example.org/{version}.tar.bz2", **CONSTANTS}
         self.write(self.paths.lock_file, "".join(f"{k} = {v}\n" for k, v in fields.items()))
 
-    def ensure(self, tarball=None, refusal=None):
-        return source.ensure(self.paths, lambda _: refusal, tarball)
+
+class EnsureTest(SourceCase):
+    """Only named tarballs and the cache: no test here uses the network."""
+
+    def setUp(self):
+        super().setUp()
+        offline = mock.patch.multiple(source, _from_apt=lambda *_: None,
+                                      _download=lambda *_: False)
+        offline.start()
+        self.addCleanup(offline.stop)
+
+    def ensure(self, tarball=None):
+        return source.ensure(self.paths, lambda _: None, tarball)
 
     def test_pinned_release(self):
         tarball = self.tarball("18.6")
@@ -67,28 +80,33 @@ class EnsureTest(RepositoryCase):
         with self.assertRaisesRegex(DevError, "checksum"):
             self.ensure(str(other))
 
-    def test_later_minor_release(self):
-        self.pin(self.tarball("18.6"))
-        newer = self.tarball("18.11")
-        self.assertEqual(self.ensure(str(newer)).version, "18.11")
-        self.assertEqual(self.ensure().version, "18.11")
-
-    def test_later_minor_release_on_which_patches_fail(self):
-        self.pin(self.tarball("18.6"))
-        with self.assertRaisesRegex(DevError, "0001 does not apply"):
-            self.ensure(str(self.tarball("18.7")), "0001 does not apply")
-
-    def test_incompatible_constants(self):
-        self.pin(self.tarball("18.6"))
-        newer = self.tarball("18.7", CATALOG_VERSION_NO="202599999")
-        with self.assertRaisesRegex(DevError, "CATALOG_VERSION_NO is 202599999"):
-            self.ensure(str(newer))
-
     def test_other_releases(self):
         self.pin(self.tarball("18.6"))
-        for version in ("18.5", "19.1", "18beta1"):
-            with self.subTest(version), self.assertRaisesRegex(DevError, "wanted postgresql-18.6"):
+        for version in ("18.5", "18.7", "19.1", "18beta1"):
+            with self.subTest(version), \
+                    self.assertRaisesRegex(DevError, "wanted postgresql-18.6") as caught:
                 self.ensure(str(self.tarball(version)))
+            self.assertIn("./dev source --pin", caught.exception.hint)
+
+    def test_pin_of_a_named_tarball(self):
+        self.pin(self.tarball("18.6"))
+        found = source.pin(self.paths, lambda _: None, str(self.tarball("18.11")))
+        self.assertEqual(found.version, "18.11")
+        self.assertEqual(self.ensure(), found)
+
+    def test_pin_is_refused(self):
+        """The pin stays if the release is no later one, or does not fit."""
+        self.pin(self.tarball("18.6"))
+        pinned = self.paths.lock_file.read_text()
+        for version, constants, refusal, words in (
+                ("18.6", {}, None, "wanted a later release than postgresql-18.6"),
+                ("19.1", {}, None, "wanted a later release than postgresql-18.6"),
+                ("18.7", {"CATALOG_VERSION_NO": "202599999"}, None,
+                 "stays at 18.6, .* CATALOG_VERSION_NO is 202599999"),
+                ("18.7", {}, "0001 does not apply", "stays at 18.6, .* 0001 does not apply")):
+            with self.subTest(words), self.assertRaisesRegex(DevError, words):
+                source.pin(self.paths, lambda _: refusal, str(self.tarball(version, **constants)))
+            self.assertEqual(self.paths.lock_file.read_text(), pinned)
 
     def test_cached_tarball(self):
         tarball = self.tarball("18.6")
@@ -104,6 +122,119 @@ class EnsureTest(RepositoryCase):
         self.assertIn("PGDW_TARBALL", caught.exception.hint)
 
 
+class MinorReleaseTest(SourceCase):
+    """What commands take of an archive that has a later release, before and after the pin moves."""
+
+    def setUp(self):
+        super().setUp()
+        self.releases = {version: self.tarball(version) for version in ("18.6", "18.7")}
+        self.pin(self.releases["18.6"])
+        self.versions = ["18.7-1", "18.6-3", "18.6-1"]
+        self.download = mock.Mock(return_value=False)
+        for target, stand_ins in (
+                (source, {"_download": self.download}),
+                (apt, {"machine_archives": lambda: [apt.Archive("http://m.example", (), (), "")],
+                       "PrivateApt": self.private_apt}),
+                (cli.deps, {"ensure": mock.DEFAULT}), (cli.chroot, {"require_root": mock.DEFAULT}),
+                (cli.worktree, {"refusal": lambda *_: None})):
+            patcher = mock.patch.multiple(target, **stand_ins)
+            patcher.start()
+            self.addCleanup(patcher.stop)
+
+    def private_apt(self, directory, *_, **__):
+        """Give an apt that has the sources of self.versions."""
+        def download(package, version):
+            assert version in self.versions
+            release = apt.upstream_part(version)
+            directory.mkdir(parents=True, exist_ok=True)
+            return Path(shutil.copy(self.releases[release],
+                                    directory / f"{package}_{release}.orig.tar.bz2"))
+        return mock.Mock(versions=lambda _: self.versions, download=download,
+                         download_source=lambda package, version: f"{package}_{version}.dsc")
+
+    def run_command(self, *words):
+        """Run a command of ./dev; returns its status and what it prints."""
+        args = cli._parser().parse_args(words)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            status = args.handler(self.paths, args) or 0
+        return status, printed.getvalue().strip()
+
+    def taken(self):
+        """Return what each command takes: {command: release, or source version}."""
+        taken = {"source": self.run_command("source")[1].rpartition("-")[2]}
+        with mock.patch.multiple(deb.chroot, fresh=mock.DEFAULT), \
+                mock.patch.object(deb, "run", side_effect=lambda command, **_:
+                                  taken.update(deb=command[3]) or self.fail_on_purpose()), \
+                self.assertRaisesRegex(DevError, "on purpose"):
+            self.run_command("deb")
+        with mock.patch.object(cli.dist, "_build", side_effect=lambda _, upstream, name, __:
+                               taken.update(dist=name) or self.fail_on_purpose()), \
+                self.assertRaisesRegex(DevError, "on purpose"):
+            self.run_command("dist")
+        with mock.patch.object(cli.build, "build", side_effect=lambda _, kind, tree:
+                               taken.update(build=tree.name)):
+            self.run_command("build", "stock")
+        return taken
+
+    @staticmethod
+    def fail_on_purpose():
+        raise DevError("on purpose")
+
+    def of(self, release, revision):
+        """Return what each command takes if all take the same release."""
+        return {"source": release, "deb": f"postgresql-18_{release}-{revision}.dsc",
+                "dist": f"postgresql-{release}-dw-linux-x86_64", "build": f"postgresql-{release}"}
+
+    def test_all_commands_take_what_is_pinned(self):
+        self.assertEqual(self.taken(), self.of("18.6", 3))
+        status, said = self.run_command("source", "--check")
+        self.assertEqual(status, 1)
+        self.assertRegex(said, "18.7-1.*source --pin.*dev test.*commit.*deb --test.*publish")
+
+        before = self.paths.lock_file.read_text()
+        self.assertEqual(self.run_command("source", "--pin")[0], 0)
+        self.assertEqual(self.paths.lock_file.read_text(),
+                         before.replace("18.6", "18.7").replace(
+                             source.sha256(self.releases["18.6"]),
+                             source.sha256(self.releases["18.7"])))
+        self.assertEqual(self.taken(), self.of("18.7", 1))
+        self.assertEqual(self.run_command("source", "--check"),
+                         (0, "18.7 is not behind: the archive has 18.7-1"))
+
+        # An older commit has the older pin.
+        self.paths.lock_file.write_text(before)
+        self.assertEqual(self.taken(), self.of("18.6", 3))
+        self.download.assert_not_called()
+
+    def test_pin_of_the_newest_stays(self):
+        self.versions = ["18.6-3"]
+        before = self.paths.lock_file.read_text()
+        self.run_command("source", "--pin")
+        self.assertEqual(self.paths.lock_file.read_text(), before)
+        self.assertEqual(self.taken(), self.of("18.6", 3))
+
+    def test_archive_drops_the_pinned_release_that_is_in_use(self):
+        """Packages of another release than that of the tests are not made."""
+        self.run_command("source")
+        self.versions = ["18.7-1"]
+        with mock.patch.multiple(deb.chroot, fresh=mock.DEFAULT), \
+                self.assertRaisesRegex(DevError, "source package postgresql-18 of 18.6") as caught:
+            self.run_command("deb")
+        self.assertIn("./dev source --pin", caught.exception.hint)
+
+    def test_no_origin_has_the_pinned_release(self):
+        """A later one stands in, for all commands; its origin comes last."""
+        self.versions = ["18.7-1"]
+        self.assertEqual(self.taken(), self.of("18.7", 1))
+        self.download.assert_called_once()
+        self.assertEqual(self.run_command("source", "--check")[0], 1)
+
+    def test_official_release_comes_before_a_later_one(self):
+        self.versions = ["18.7-1"]
+        self.download.side_effect = lambda _, target: shutil.copy(self.releases["18.6"], target)
+        self.assertEqual(self.run_command("source")[1].rpartition("-")[2], "18.6")
+
+
 class ArchiveTest(RepositoryCase):
     """What the archive has, of which apt is not asked."""
 
@@ -117,8 +248,10 @@ class ArchiveTest(RepositoryCase):
         self.addCleanup(asked.stop)
 
     def test_newest(self):
-        self.offering("18.6-3", "18.6-1", "18.5-1")
-        self.assertTrue(source.behind(self.paths).good)
+        for versions in (("18.6-3", "18.6-1", "18.5-1"), ("18.5-1",)):
+            with self.subTest(versions):
+                self.offering(*versions)
+                self.assertTrue(source.behind(self.paths).good)
 
     def test_behind(self):
         self.offering("18.10-1", "18.9-2", "18.6-3")
@@ -176,6 +309,14 @@ class AptSourcesTest(TestCase):
                 self.assertIn(f"Types: {kind}\n", text)
                 self.assertEqual(f'status "{place}/status"' in config, binaries)
                 self.assertEqual((place / "status").exists(), binaries)
+
+    def test_versions_come_newest_first(self):
+        listing = "".join(f"Package: x\nVersion: {version}\n\n"
+                          for version in ("18.9-1", "18.10-1", "18.10-2", "18.9-1"))
+        with tempfile.TemporaryDirectory() as scratch, \
+                mock.patch.object(apt, "output", return_value=listing):
+            state = apt.PrivateApt(Path(scratch), apt.Archive("http://m.example", (), (), ""))
+            self.assertEqual(state.versions("x"), ["18.10-2", "18.10-1", "18.9-1"])
 
     def test_distribution_comes_first_and_updates_do_not_count(self):
         with tempfile.TemporaryDirectory() as scratch:
