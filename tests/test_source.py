@@ -235,6 +235,29 @@ class MinorReleaseTest(SourceCase):
         self.assertEqual(self.run_command("source")[1].rpartition("-")[2], "18.6")
 
 
+class ScheduledCheckTest(RepositoryCase):
+    """packaging/cron.d, with another program for ./dev."""
+
+    FILE = Path(__file__).resolve().parent.parent / "packaging" / "cron.d" / "double-writes"
+
+    def test_speaks_only_of_failures(self):
+        *_, line = self.FILE.read_text().splitlines()
+        *_, user, command = line.split(None, 6)[4:]
+        self.assertEqual(user, "root")
+        self.assertNotIn("%", command, "which cron takes for the end of a line")
+        for status, printed in ((0, ""), (1, "arguments: source --check\n")):
+            program = self.paths.repo / "dev"
+            self.write(program, f'#!/bin/sh\necho "arguments: $*" >&2\nexit {status}\n')
+            program.chmod(0o755)
+            done = subprocess.run(["sh", "-c", command.replace("/srv/double-writes",
+                                                               str(self.paths.repo))],
+                                  check=True, capture_output=True, text=True)
+            self.assertEqual((done.stdout, done.stderr), (printed, ""))
+
+    def test_name_is_one_that_cron_reads(self):
+        self.assertRegex(self.FILE.name, r"^[A-Za-z0-9_-]+$")
+
+
 class ArchiveTest(RepositoryCase):
     """What the archive has, of which apt is not asked."""
 
