@@ -18,7 +18,6 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use PostgreSQL::Test::Watchdog seconds => 600;
 use Test::More;
-use Time::HiRes qw(usleep);
 
 dw_require_injection_points();
 
@@ -103,13 +102,14 @@ $session->query_safe(scan('scanned', 0, 59));
 hold();
 $session->query_until(qr/begun/, "\\echo begun\n" . scan('scanned', 60, 250) . ";\n\\echo ended\n");
 my $demanded;
-foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
-{
-	$demanded = figure('demanded');
-	last if $demanded >= 32;
-	wake();
-	usleep(1000);
-}
+watchdog_until(
+	'a scan has many pages demanded',
+	sub {
+		$demanded = figure('demanded');
+		return 1 if $demanded >= 32;
+		wake();
+		return;
+	});
 release();
 $session->query_until(qr/ended/, '');
 cmp_ok($demanded, '>=', 32, 'a scan has many pages demanded at once');
@@ -119,17 +119,16 @@ cmp_ok($demanded, '<=', 64, '... but no more than are announced');
 # so that they don't come to the last one.
 hold();
 $node->safe_psql('postgres', "SELECT injection_points_detach('$POINT')");
-my $ahead;
-foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
-{
-	$ahead = figure('ahead');
-	last if $ahead >= 30;
-	wake();
-	usleep(1000);
-}
+watchdog_until(
+	'workers announce pages ahead',
+	sub {
+		return 1 if figure('ahead') >= 30;
+		wake();
+		return;
+	});
 $monitor->query_safe("SELECT injection_points_attach('$POINT', 'error')");
 release();
-$ahead = figure('ahead');
+my $ahead = figure('ahead');
 cmp_ok($ahead, '>=', 30, 'workers announce pages ahead');
 $session->query_safe(scan('many', 0, 130));
 cmp_ok(figure('ahead'), '>=', int($ahead / 2),
