@@ -69,12 +69,16 @@ def check(paths: Paths, stock: Path, ours: Path, factor: float, seconds: float) 
     give_to_user(scratch)
     require_reachable(scratch)
     held = _can_hold()
+    former = {one["load"]: one.get("restarts", {})
+              for one in json.loads((paths.repo / CHECKED).read_text())["loads"]}
     found = []
     try:
         for case in suites.cases("restart", factor):
             if case.name in RATES:
                 say(f"{case.name}: watching stock, then switching")
                 found.append(_one(paths, stock, ours, scratch, case, seconds, held))
+                # What cannot be measured here stays as it was measured elsewhere.
+                found[-1]["restarts"] = found[-1]["restarts"] or former.get(case.name, {})
                 say(f"{case.name}: WAL off by {found[-1]['off']:+.1%}, "
                     f"{found[-1]['core']:.2%} of a core")
                 for instant, one in found[-1]["restarts"].items():
@@ -93,6 +97,8 @@ def _can_hold():
     except DevError as error:
         say(f"restarts are not measured: {error}")
         return False
+    # A run that was killed may have left a volume.
+    storage.remove_leftovers(storage.default_work_directory())
     return True
 
 
@@ -130,7 +136,7 @@ def _one(paths, stock, ours, scratch, case, seconds, held):
             ours_server.stop("immediate")
         came /= commits
         copied /= commits
-    restarts = _restarts(paths, ours, scratch, server.data, result["recovery"]) if held else {}
+    restarts = _restarts(paths, ours, server.data, result["recovery"]) if held else {}
     shutil.rmtree(server.data)
     # The load's own beginning, right after a checkpoint, was not watched.
     watched, per_day = rate * result["seconds"], rate * 86400
@@ -162,24 +168,28 @@ def _write_most_wal(server, result):
     time.sleep(result["recovery"]["then"]["wal"] / result["wal_bytes_after"] * result["seconds"])
 
 
-def _restarts(paths, ours, scratch, crashed, predicted):
+def _restarts(paths, ours, crashed, predicted):
     """Start copies of a crashed cluster; returns {instant_recovery: what was predicted and came}."""
+    megabytes = sum(path.stat().st_size for path in crashed.rglob("*") if path.is_file()) >> 20
+    size = 2 * megabytes + 1024
+    if storage.room(STORAGE) < size:
+        say(f"the restart is not measured: it needs {size} MB of {storage.MEMORY}")
+        return {}
     # It tells copies of files, which is what is started.
     (crashed / "pg_doublewrite" / "owner").unlink()
     found = {}
     for instant, span in (("off", predicted["then"]["seconds"]), ("on", predicted["instant"])):
-        whole, came = _restart(paths, ours, scratch, crashed, instant)
+        whole, came = _restart(paths, ours, crashed, instant, size)
         found[instant] = judged(span, came, whole)
     return found
 
 
-def _restart(paths, ours, scratch, crashed, instant):
+def _restart(paths, ours, crashed, instant, size):
     """Start a copy of a crashed cluster; returns seconds until the first query is answered.
 
     Those from the start of the server on, and those from the start of redo on.
     """
-    megabytes = sum(path.stat().st_size for path in crashed.rglob("*") if path.is_file()) >> 20
-    with storage.volume(STORAGE, scratch, 2 * megabytes + 1024) as volume:
+    with storage.volume(STORAGE, storage.default_work_directory(), size) as volume:
         server = Server(paths, ours, volume.data / "cluster")
         runner.copy(crashed, server.data)
         server.configure({"instant_recovery": instant, "log_line_prefix": "%n [%p] "})

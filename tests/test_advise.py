@@ -295,8 +295,10 @@ class RestartTest(unittest.TestCase):
             owner = Path(scratch) / "pg_doublewrite" / "owner"
             owner.parent.mkdir()
             owner.touch()
-            with mock.patch.object(checking, "_restart", return_value=(2.7, 1.2)):
-                found = checking._restarts(None, None, None, Path(scratch), predicted)
+            with mock.patch.object(checking, "_restart", return_value=(2.7, 1.2)), \
+                    mock.patch("bench.storage.room", side_effect=(1023, 1024)):
+                self.assertEqual(checking._restarts(None, None, Path(scratch), predicted), {})
+                found = checking._restarts(None, None, Path(scratch), predicted)
             self.assertFalse(owner.exists())
         self.assertEqual(found["off"], {"predicted": [1, 3], "came": 1.2, "missed": 0, "whole": 2.7})
         self.assertEqual(found["on"]["missed"], 0.7)
