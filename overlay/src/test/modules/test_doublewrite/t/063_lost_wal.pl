@@ -13,7 +13,6 @@ use lib $FindBin::RealBin;
 
 use DoubleWrite::Check;
 use DoubleWrite::Crash;
-use DoubleWrite::Damage;
 use DoubleWrite::Log;
 use DoubleWrite::Node;
 use DoubleWrite::Pages;
