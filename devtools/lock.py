@@ -4,6 +4,7 @@ Besides the release it pins the version constants that decide whether a data
 directory made by stock PostgreSQL can be used here and back (rule R12).
 """
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,9 @@ def move(path: Path, version: str, sha256: str) -> None:
     text = path.read_text()
     for name, value in (("version", version), ("sha256", sha256)):
         text = re.sub(rf"^({name}\s*=\s*).*", rf"\g<1>{value}", text, flags=re.MULTILINE)
-    path.write_text(text)
+    beside = path.with_name(f"{path.name}.new")
+    beside.write_text(text)
+    os.replace(beside, path)
 
 
 def constants_of(tree: Path) -> dict[str, str]:

@@ -29,8 +29,9 @@ TIMEOUT_SECONDS = 60
 NEXT_SUITES = (*apt.SUITES, "experimental")
 
 # What follows when the pin has moved.
-STEPS = ("run `./dev test`, commit upstream.lock, run `./dev deb --test` for each suite, and publish "
-         "the packages")
+STEPS = ("write that release into Version and %changelog of packaging/rpm/postgresql-dw.spec, run "
+         "`./dev test` and `./dev lint`, commit the spec and upstream.lock, run `./dev deb --test` "
+         "for each suite, and publish the packages")
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def pin(paths: Paths, accepts: Callable[..., Any], tarball: str | None = None) -
     """Pin the newest minor release that apt has, or that of `tarball`; returns its Source.
 
     Raises DevError, and leaves the pin where it is, if the patches do not fit that release, or
-    `tarball` is of no later one.
+    `tarball` is of no later one or is compressed otherwise than the official one.
     """
     pinned = lockfile.read(paths.lock_file)
     tarball = tarball or os.environ.get("PGDW_TARBALL")
@@ -100,6 +101,10 @@ def pin(paths: Paths, accepts: Callable[..., Any], tarball: str | None = None) -
         say(f"the pin has moved from {pinned.version} to {source.version}: {STEPS}")
         return source
 
+        if not str(tarball).endswith(ending := Path(pinned.url).suffix):
+            raise DevError(f"the pin stays at {pinned.version}: upstream.lock has the checksum of a "
+                           f".tar{ending}, which {Path(tarball).name} is not",
+                           f"name the release's .tar{ending} with --tarball or PGDW_TARBALL")
 
 @dataclass(frozen=True)
 class Answer:

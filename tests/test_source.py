@@ -108,6 +108,24 @@ class EnsureTest(SourceCase):
                 source.pin(self.paths, lambda _: refusal, str(self.tarball(version, **constants)))
             self.assertEqual(self.paths.lock_file.read_text(), pinned)
 
+    def test_pin_of_another_compression_is_refused(self):
+        """Its checksum would fit neither the url in upstream.lock nor Debian's tarball."""
+        self.pin(self.tarball("18.6"))
+        pinned = self.paths.lock_file.read_text()
+        for ending in ("gz", "xz"):
+            with self.subTest(ending), self.assertRaisesRegex(DevError, "stays at 18.6") as caught:
+                source.pin(self.paths, lambda _: None, f"postgresql-18.7.tar.{ending}")
+            self.assertIn(".tar.bz2 with --tarball", caught.exception.hint)
+        self.assertEqual(self.paths.lock_file.read_text(), pinned)
+
+    def test_pin_is_moved_at_once(self):
+        """A command that is killed before leaves the file as it was."""
+        self.pin(self.tarball("18.6"))
+        pinned = self.paths.lock_file.read_text()
+        with mock.patch.object(os, "replace", side_effect=OSError), self.assertRaises(OSError):
+            lock.move(self.paths.lock_file, "18.7", "0" * 64)
+        self.assertEqual(self.paths.lock_file.read_text(), pinned)
+
     def test_cached_tarball(self):
         tarball = self.tarball("18.6")
         self.pin(tarball)
@@ -189,7 +207,7 @@ class MinorReleaseTest(SourceCase):
         self.assertEqual(self.taken(), self.of("18.6", 3))
         status, said = self.run_command("source", "--check")
         self.assertEqual(status, 1)
-        self.assertRegex(said, "18.7-1.*source --pin.*dev test.*commit.*deb --test.*publish")
+        self.assertRegex(said, "18.7-1.*source --pin.*changelog.*dev test.*lint.*commit.*deb --test.*publish")
 
         before = self.paths.lock_file.read_text()
         self.assertEqual(self.run_command("source", "--pin")[0], 0)
