@@ -10,13 +10,11 @@ import functools
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from common.base import DevError, note, output, run, say
-
-from .lock import Lock
 
 # Suites that carry PostgreSQL 18 in its newest minor releases.
 SUITES = ("sid", "forky")
@@ -186,19 +184,32 @@ def upstream_part(version: str) -> str:
     return version.rpartition("-")[0].rpartition(":")[2] or version
 
 
-def fetch(directory: Path, package: str, lock: Lock) -> tuple[str, Path] | None:
-    """Download the tarball of `package`: of the pinned release, else of the newest later one.
+def fetch(directory: Path, package: str, wanted: Callable[[str], bool],
+          suites: tuple[str, ...] = SUITES) -> Path | None:
+    """Download the upstream tarball of the newest source version that is `wanted`.
 
-    Tries the machine's mirrors in turn.  Returns (upstream version, path),
-    or None with a note if no mirror has either.
+    Returns its path, or None with a note about each mirror if none gives one.
+    """
+    return _first(directory, package, wanted, suites,
+                  lambda apt, version: apt.download(package, version))
+
+
+def _first(directory, package, wanted, suites, download):
+    """Download the newest version that is `wanted` from the first mirror that gives one.
+
+    `download(apt, version)` returns a path.  So does this, or None if no mirror gives one.
     """
     for archive in machine_archives():
         say(f"asking the machine's mirror {archive.uri} for {package}")
+        apt = PrivateApt(directory, archive, suites=suites)
         try:
-            return _fetch_from(PrivateApt(directory, archive), package, lock)
+            apt.update()
+            offers = apt.versions(package)
+            for version in filter(wanted, offers):
+                return download(apt, version)
+            note(f"{archive.uri} has {', '.join(offers) or 'nothing'} of {package}")
         except DevError as exc:
             note(str(exc))
-    note(f"no apt mirror of this machine gave us {package}")
     return None
 
 
@@ -213,19 +224,6 @@ def offers(directory: Path, package: str, suites: tuple[str, ...]) -> list[str]:
     return []
 
 
-def fetch_version(directory: Path, package: str, version: str,
-                  suites: tuple[str, ...]) -> Path | None:
-    """Download the tarball of a source version; returns its path, None if no mirror gives it."""
-    for archive in machine_archives():
-        apt = PrivateApt(directory, archive, suites=suites)
-        apt.update()
-        try:
-            return apt.download(package, version)
-        except DevError as exc:
-            note(str(exc))
-    return None
-
-
 def _compare(one: str, other: str) -> int:
     """Compare Debian versions as dpkg does."""
     def is_true(relation: str) -> bool:
@@ -238,19 +236,13 @@ def fetch_source(directory: Path, package: str, release: str) -> Path:
 
     Returns the path of its description (.dsc); raises DevError if no mirror has it.
     """
-    for archive in machine_archives():
-        apt = PrivateApt(directory, archive)
-        apt.update()
-        offers = apt.versions(package)
-        try:
-            for version in offers:
-                if upstream_part(version) == release:
-                    return apt.download_source(package, version)
-            note(f"{archive.uri} has {', '.join(offers) or 'nothing'} of {package}")
-        except DevError as exc:
-            note(str(exc))
-    raise DevError(f"no apt mirror of this machine has the source package {package} of {release}",
-                   "if the archive has a later release only, ./dev source --pin moves the pin to it")
+    description = _first(directory, package, lambda version: upstream_part(version) == release,
+                         SUITES, lambda apt, version: apt.download_source(package, version))
+    if not description:
+        raise DevError(f"no apt mirror of this machine has the source package {package} of "
+                       f"{release}", "if the archive has a later release only, ./dev source --pin "
+                       "moves the pin to it")
+    return description
 
 
 def download(directory: Path, packages: Iterable[str], suites: tuple[str, ...]) -> list[Path]:
@@ -291,14 +283,3 @@ def unpack(directory: Path, package: str, suites: tuple[str, ...] = SUITES,
         shutil.rmtree(state)
         return unfinished.rename(directory)
     raise DevError(f"no apt mirror of this machine has package {package}")
-
-
-def _fetch_from(apt, package, lock):
-    """Download the pinned or a later release; raises DevError if neither is on offer."""
-    apt.update()
-    offers = apt.versions(package)
-    usable = [v for v in offers if upstream_part(v) == lock.version] or \
-             [v for v in offers if lock.precedes(upstream_part(v))]
-    if not usable:
-        raise DevError(f"{package} is not on offer there")
-    return upstream_part(usable[0]), apt.download(package, usable[0])

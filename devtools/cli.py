@@ -247,7 +247,8 @@ def _source(paths, args):
         answer = source.behind(paths) if args.check else source.served(paths, args.major)
         print(answer.text)
         return 0 if answer.good else 1
-    print(_obtain(paths, args.tarball, source.pin if args.pin else source.ensure).tree)
+    how = source.pin if args.pin else functools.partial(source.ensure, again=True)
+    print(_obtain(paths, args.tarball, how).tree)
 
 
 def _import(paths, args):

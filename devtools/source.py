@@ -3,12 +3,14 @@
 It is that of the release pinned in upstream.lock.  Origins, in this order: a tarball that the
 user names; one fetched earlier; apt; the official release over HTTPS.  The first one on which
 the patches apply is unpacked and remembered until the pin is moved.  Only if no origin has the
-pinned release does a later minor one stand in for it, which apt has.
+pinned release does a later minor one stand in for it, which apt has; whenever that is used, a
+message says so.
 """
 
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import urllib.error
@@ -43,18 +45,21 @@ class Source:
     tree: str
 
 
-def ensure(paths: Paths, accepts: Callable[..., Any], tarball: str | None = None) -> Source | None:
+def ensure(paths: Paths, accepts: Callable[..., Any], tarball: str | None = None,
+           again: bool = False) -> Source:
     """Return the Source, fetching and unpacking it if that is not done yet.
 
-    `accepts(source)` returns None, or why the patches do not fit a source.
+    `accepts(source)` returns None, or why the patches do not fit a source.  If a later release
+    stands in for the pinned one, `again` asks the origins anew; without an answer it stays.
     Raises DevError, with every origin's failure, if none will do.
     """
     pinned = lockfile.read(paths.lock_file)
     tarball = tarball or os.environ.get("PGDW_TARBALL")
     with locked(paths):
         known = _remembered(paths, pinned)
-        if known and (not tarball or known.sha256 == sha256(Path(tarball))):
-            return known
+        if known and (known.sha256 == sha256(Path(tarball)) if tarball
+                      else known.version == pinned.version or not again):
+            return _in_use(known, pinned)
         refusals = []
         for origin, path, later in _tarballs(paths, pinned, tarball):
             try:
@@ -64,14 +69,21 @@ def ensure(paths: Paths, accepts: Callable[..., Any], tarball: str | None = None
                 refusals.append(f"{origin}: {exc}")
                 note(f"not used: {refusals[-1]}")
                 continue
-            if source.version != pinned.version:
-                note(f"using {source.version}, as no origin has the pinned {pinned.version}; "
-                     "./dev source --pin moves the pin")
-            return _remember(paths, source, pinned.version)
+            return _in_use(_remember(paths, source, pinned.version), pinned)
+        if known and not tarball:
+            return _in_use(known, pinned)
     raise DevError(f"no source of PostgreSQL {pinned.version} to be had: "
                    + ("; ".join(refusals) or "every origin failed"),
                    f"fetch postgresql-{pinned.version}.tar.bz2 yourself and name it with --tarball "
                    "or PGDW_TARBALL; ./dev source --pin moves the pin to a later release")
+
+
+def _in_use(source, pinned):
+    """Return `source`, and say so if it stands in for the pinned release."""
+    if source.version != pinned.version:
+        note(f"using {source.version}, as no origin had the pinned {pinned.version}; ./dev source "
+             "asks for that again, ./dev source --pin moves the pin")
+    return source
 
 
 def pin(paths: Paths, accepts: Callable[..., Any], tarball: str | None = None) -> Source:
@@ -87,8 +99,12 @@ def pin(paths: Paths, accepts: Callable[..., Any], tarball: str | None = None) -
             newest = _newest(paths, pinned)
             if not pinned.precedes(apt.upstream_part(newest)):
                 say(f"the pin stays at {pinned.version}: the archive has {newest}")
-                return ensure(paths, accepts)
+                return ensure(paths, accepts, again=True)
             tarball = _fetched(paths, pinned, newest)
+        if not str(tarball).endswith(ending := Path(pinned.url).suffix):
+            raise DevError(f"the pin stays at {pinned.version}: upstream.lock has the checksum of a "
+                           f".tar{ending}, which {Path(tarball).name} is not",
+                           f"name the release's .tar{ending} with --tarball or PGDW_TARBALL")
         source = _unpack(paths, pinned, Path(tarball), later=True)
         try:
             _require_fit(pinned, source, accepts)
@@ -101,10 +117,6 @@ def pin(paths: Paths, accepts: Callable[..., Any], tarball: str | None = None) -
         say(f"the pin has moved from {pinned.version} to {source.version}: {STEPS}")
         return source
 
-        if not str(tarball).endswith(ending := Path(pinned.url).suffix):
-            raise DevError(f"the pin stays at {pinned.version}: upstream.lock has the checksum of a "
-                           f".tar{ending}, which {Path(tarball).name} is not",
-                           f"name the release's .tar{ending} with --tarball or PGDW_TARBALL")
 
 @dataclass(frozen=True)
 class Answer:
@@ -131,8 +143,7 @@ def served(paths: Paths, major: int) -> Answer:
         return Answer(False, f"the archive has no source of PostgreSQL {major}")
     best = offers[0]
     with tempfile.TemporaryDirectory(dir=_ensured(paths.root / "sources")) as state:
-        fetched = apt.fetch_version(Path(state), f"postgresql-{major}", best, NEXT_SUITES)
-        if not fetched:
+        if not apt.fetch(Path(state), f"postgresql-{major}", lambda v: v == best, NEXT_SUITES):
             return Answer(False, f"the archive lists the source {best}, but does not serve it")
     if "~" in best:
         return Answer(False, f"the archive serves the source of {best}, which is no release yet")
@@ -156,13 +167,11 @@ def _newest(paths, pinned):
 
 def _fetched(paths, pinned, version):
     """Fetch the tarball of a source version into the cache; raises DevError if apt cannot."""
-    cache = _ensured(paths.root / "sources")
-    with tempfile.TemporaryDirectory(dir=cache) as state:
-        path = apt.fetch_version(Path(state), f"postgresql-{pinned.major}", version, apt.SUITES)
-        if not path:
-            raise DevError(f"the archive lists the source {version}, but does not serve it",
-                           "try again later, or name a tarball of it with --tarball")
-        return _keep(cache, path, apt.upstream_part(version))
+    path = _from_apt(_ensured(paths.root / "sources"), pinned, lambda v: v == version)
+    if not path:
+        raise DevError(f"the archive lists the source {version}, but does not serve it",
+                       "try again later, or name a tarball of it with --tarball")
+    return path
 
 
 def _tarballs(paths, pinned, tarball):
@@ -173,30 +182,22 @@ def _tarballs(paths, pinned, tarball):
     cache = _ensured(paths.root / "sources")
     for kept in cache.glob(f"postgresql-{pinned.version}.tar.*"):
         yield "cache", kept, False
-    version, fetched = _from_apt(cache, pinned) or ("", None)
-    if version == pinned.version:
+    if fetched := _from_apt(cache, pinned, lambda v: apt.upstream_part(v) == pinned.version):
         yield "apt", fetched, False
     url = pinned.url.format(version=pinned.version)
     target = cache / url.rpartition("/")[2]
     if _download(url, target):
         yield "official release", target, False
-    if pinned.precedes(version):
+    if fetched := _from_apt(cache, pinned, lambda v: pinned.precedes(apt.upstream_part(v))):
         yield "apt", fetched, True
 
 
-def _from_apt(cache, pinned):
-    """Fetch a tarball with apt into `cache`; returns (release, path), or None."""
+def _from_apt(cache, pinned, wanted):
+    """Fetch the tarball of a `wanted` source version with apt into `cache`; returns its path or None."""
     with tempfile.TemporaryDirectory(dir=cache) as state:
-        fetched = apt.fetch(Path(state), f"postgresql-{pinned.major}", pinned)
-        if not fetched:
-            return None
-        version, path = fetched
-        return version, _keep(cache, path, version)
-
-
-def _keep(cache, tarball, version):
-    """Move a tarball into `cache` under the name that tarballs of a release have there."""
-    return tarball.rename(cache / f"postgresql-{version}.tar{tarball.suffix}")
+        path = apt.fetch(Path(state), f"postgresql-{pinned.major}", wanted)
+        # postgresql-18_18.6.orig.tar.bz2 is postgresql-18.6.tar.bz2 there
+        return path and path.rename(cache / re.sub(r"-\d+_(.*)\.orig", r"-\1", path.name))
 
 
 def _ensured(directory):

@@ -148,10 +148,13 @@ class MinorReleaseTest(SourceCase):
         self.releases = {version: self.tarball(version) for version in ("18.6", "18.7")}
         self.pin(self.releases["18.6"])
         self.versions = ["18.7-1", "18.6-3", "18.6-1"]
+        self.second_mirror = []
+        self.fetched = []
         self.download = mock.Mock(return_value=False)
         for target, stand_ins in (
                 (source, {"_download": self.download}),
-                (apt, {"machine_archives": lambda: [apt.Archive("http://m.example", (), (), "")],
+                (apt, {"machine_archives": lambda: [apt.Archive(f"http://{name}.example", (), (), "")
+                                                    for name in ("first", "second")],
                        "PrivateApt": self.private_apt}),
                 (cli.deps, {"ensure": mock.DEFAULT}), (cli.chroot, {"require_root": mock.DEFAULT}),
                 (cli.worktree, {"refusal": lambda *_: None})):
@@ -159,15 +162,18 @@ class MinorReleaseTest(SourceCase):
             patcher.start()
             self.addCleanup(patcher.stop)
 
-    def private_apt(self, directory, *_, **__):
-        """Give an apt that has the sources of self.versions."""
+    def private_apt(self, directory, archive, **_):
+        """Give an apt that has the sources of self.versions, or of self.second_mirror."""
+        versions = self.second_mirror if "second" in archive.uri else self.versions
+
         def download(package, version):
-            assert version in self.versions
+            assert version in versions
+            self.fetched.append(version)
             release = apt.upstream_part(version)
             directory.mkdir(parents=True, exist_ok=True)
             return Path(shutil.copy(self.releases[release],
                                     directory / f"{package}_{release}.orig.tar.bz2"))
-        return mock.Mock(versions=lambda _: self.versions, download=download,
+        return mock.Mock(versions=lambda _: versions, download=download,
                          download_source=lambda package, version: f"{package}_{version}.dsc")
 
     def run_command(self, *words):
@@ -247,10 +253,38 @@ class MinorReleaseTest(SourceCase):
         self.download.assert_called_once()
         self.assertEqual(self.run_command("source", "--check")[0], 1)
 
+    def test_stand_in_is_named_each_time_and_replaced(self):
+        """`./dev source` asks for the pinned release again, other commands do not."""
+        self.versions = ["18.7-1"]
+        with mock.patch.object(source, "note") as note:
+            self.run_command("source")
+            note.reset_mock()
+            self.assertEqual(cli._obtain(self.paths).version, "18.7")
+            self.assertRegex(note.call_args[0][0], "using 18.7, .* pinned 18.6; .*source --pin")
+            self.download.assert_called_once()
+
+            self.versions = []      # a mirror out of reach: the stand-in stays, in place of a failure
+            note.reset_mock()
+            self.assertEqual(self.run_command("source")[1].rpartition("-")[2], "18.7")
+            self.assertRegex(note.call_args[0][0], "using 18.7")
+
+            self.versions = ["18.7-1", "18.6-3"]
+            note.reset_mock()
+            self.assertEqual(self.run_command("source")[1].rpartition("-")[2], "18.6")
+            self.assertEqual(cli._obtain(self.paths).version, "18.6")
+            note.assert_not_called()
+
+    def test_all_mirrors_are_asked_for_the_pinned_release_first(self):
+        self.versions, self.second_mirror = ["18.7-1"], ["18.6-3"]
+        self.assertEqual(self.taken(), self.of("18.6", 3))
+        self.assertEqual(self.fetched, ["18.6-3"])
+        self.download.assert_not_called()
+
     def test_official_release_comes_before_a_later_one(self):
         self.versions = ["18.7-1"]
         self.download.side_effect = lambda _, target: shutil.copy(self.releases["18.6"], target)
         self.assertEqual(self.run_command("source")[1].rpartition("-")[2], "18.6")
+        self.assertEqual(self.fetched, [])
 
 
 class ScheduledCheckTest(RepositoryCase):
@@ -284,7 +318,7 @@ class ArchiveTest(RepositoryCase):
                    "".join(f"{k} = {v}\n" for k, v in CONSTANTS.items()))
         asked = mock.patch.multiple(
             apt, offers=lambda *_: list(versions),
-            fetch_version=lambda *_: Path("tarball") if served else None)
+            fetch=lambda *_: Path("tarball") if served else None)
         asked.start()
         self.addCleanup(asked.stop)
 
