@@ -286,17 +286,18 @@ def _series(paths, args):
 
 
 def _deb(paths, args):
+    chroot.require_root()
     deps.ensure(paths, deb.PACKAGES)
     suite = deb.SUITES[args.suite]
     if args.image:
         image.build_and_try(paths)
         return
-    upstream = _obtain(paths)
+    obtain = functools.partial(_obtain, paths)
     kind = (deb.SMALL, deb.QUICK) if args.quick else (args.profile, ())
     print(deb.require_packages(paths, suite) if args.test_only
-          else deb.build(paths, suite, upstream, *kind))
+          else deb.build(paths, suite, obtain(), *kind))
     if args.test or args.test_only:
-        deb.test(paths, suite, upstream)
+        deb.test(paths, suite, obtain)
 
 
 def _dist(paths, args):

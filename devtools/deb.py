@@ -11,7 +11,7 @@ are needed.
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
@@ -181,7 +181,6 @@ def build(paths: Paths, suite: Suite, upstream: Source, profiles: Iterable[str] 
     Build profiles may leave packages out, `pkg.postgresql.nollvm` the JIT compiler; options
     are Debian's for builds.
     """
-    chroot.require_root()
     tree = source_package(paths, suite, upstream)
     result = chroot.fresh(packages(paths, suite))
     if suite.borrowed:
@@ -268,9 +267,8 @@ def require_packages(paths: Paths, suite: Suite) -> Path:
 # Testing ---------------------------------------------------------------------
 
 
-def test(paths: Paths, suite: Suite, upstream: Source) -> None:
-    """Run the tests of the packages built last."""
-    chroot.require_root()
+def test(paths: Paths, suite: Suite, upstream: Callable[[], Source]) -> None:
+    """Run the tests of the packages built last; `upstream()` gives stock's release if needed."""
     binds = [(require_packages(paths, suite), REPOSITORY),
              (paths.repo / "packaging", "/packaging")]
     tests = parse_tests((paths.repo / "packaging" / "debian" / "tests" / "control").read_text())
@@ -282,7 +280,7 @@ def test(paths: Paths, suite: Suite, upstream: Source) -> None:
         chroot.call(paths, suite.name, "\n".join([
             "apt-get update -q",
             f"sh /packaging/debian/tests/older-major {suite.older} {suite.name} {REPOSITORY}"]), binds)
-        binds.append((stock(paths, suite, upstream), STOCK))
+        binds.append((stock(paths, suite, upstream()), STOCK))
         note("extensions of the archive are for its own PostgreSQL: tried in sid only")
         tests = [(name, depends) for name, depends in tests if name == "double-writes"]
     steps = [*_sources(*(inside for _, inside in binds if inside != "/packaging")),

@@ -280,6 +280,22 @@ class MinorReleaseTest(SourceCase):
         self.assertEqual(self.fetched, ["18.6-3"])
         self.download.assert_not_called()
 
+    def test_packages_need_root_before_anything_is_fetched(self):
+        with mock.patch.object(cli.chroot, "require_root", self.fail_on_purpose), \
+                self.assertRaisesRegex(DevError, "on purpose"):
+            self.run_command("deb")
+        self.assertEqual(self.fetched, [])
+
+    def test_tests_of_packages_need_the_source_only_beside_stock(self):
+        """sid has stock's packages of 18, trixie those of 17."""
+        self.write(self.paths.repo / "packaging" / "debian" / "tests" / "control", "")
+        for suite, fetched in (("sid", []), ("trixie", ["18.6-3"])):
+            self.write(deb.packages(self.paths, deb.SUITES[suite]) / "Packages", "")
+            with mock.patch.object(deb.chroot, "call"), \
+                    mock.patch.object(deb, "stock", return_value=Path("stock")):
+                self.run_command("deb", "--test-only", "--suite", suite)
+            self.assertEqual(self.fetched, fetched)
+
     def test_official_release_comes_before_a_later_one(self):
         self.versions = ["18.7-1"]
         self.download.side_effect = lambda _, target: shutil.copy(self.releases["18.6"], target)
