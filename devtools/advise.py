@@ -97,8 +97,6 @@ def _can_hold():
     except DevError as error:
         say(f"restarts are not measured: {error}")
         return False
-    # A run that was killed may have left a volume.
-    storage.remove_leftovers(storage.default_work_directory())
     return True
 
 
