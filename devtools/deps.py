@@ -23,6 +23,9 @@ RUFF = "ruff==0.17.6"
 BENCH = ("e2fsprogs", "mount", "python3-jinja2", "python3-matplotlib", "sysbench", "util-linux",
          "xfsprogs")
 
+# How long to wait for another process that installs packages.
+LOCK_SECONDS = 600
+
 # First version with `exclude_suites`, by which PostgreSQL's build keeps the
 # tests against a running server apart from those that start their own.
 MIN_MESON = (0, 57)
@@ -58,7 +61,9 @@ def _installed(names: Iterable[str]) -> dict[str, str]:
 def _install(names: Iterable[str]) -> None:
     """Install Debian packages as root or through sudo."""
     prefix = _root_prefix()
-    install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", *names]
+    # Another process may be installing: a machine that has just started often upgrades itself.
+    install = ["apt-get", "install", "-y", "-q", "-o", f"DPkg::Lock::Timeout={LOCK_SECONDS}",
+               "--no-install-recommends", *names]
     if prefix is None:
         raise DevError("packages are missing: " + " ".join(names),
                        "as root: apt-get update && " + " ".join(install))

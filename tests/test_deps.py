@@ -1,4 +1,4 @@
-"""Tests of what is installed with pip: once, and anew for another version."""
+"""Tests of what is installed: with apt, and with pip once, and anew for another version."""
 
 import tempfile
 import unittest
@@ -7,6 +7,18 @@ from unittest import mock
 
 from common.base import Paths
 from devtools import deps
+
+
+class AptTest(unittest.TestCase):
+
+    def test_waits_for_another_apt(self):
+        """A machine that upgrades itself meanwhile has the command wait, not fail."""
+        with mock.patch.object(deps, "run") as run, mock.patch.object(deps, "say"), \
+                mock.patch.object(deps, "_root_prefix", return_value=[]):
+            deps._install(["one"])
+        command = run.call_args.args[0]
+        self.assertEqual(command[-1], "one")
+        self.assertIn(f"DPkg::Lock::Timeout={deps.LOCK_SECONDS}", command)
 
 
 class FromPipTest(unittest.TestCase):
