@@ -163,6 +163,8 @@ def _add_measurements_and_packages(command):
                      help="build profiles; pkg.postgresql.nollvm leaves the JIT compiler out")
     sub.add_argument("--quick", action="store_true",
                      help="to try the packaging: without optimization, JIT and debug symbols")
+    sub.add_argument("--twice", action="store_true",
+                     help="build them twice, and compare the bytes")
     sub.add_argument("--test", action="store_true",
                      help="also upgrade from stock, crash, recover and go back, with them")
     sub.add_argument("--test-only", action="store_true", help="with those built before")
@@ -295,7 +297,7 @@ def _deb(paths, args):
     obtain = functools.partial(_obtain, paths)
     kind = (deb.SMALL, deb.QUICK) if args.quick else (args.profile, ())
     print(deb.require_packages(paths, suite) if args.test_only
-          else deb.build(paths, suite, obtain(), *kind))
+          else deb.build(paths, suite, obtain(), *kind, args.twice))
     if args.test or args.test_only:
         deb.test(paths, suite, obtain)
 

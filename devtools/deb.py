@@ -21,7 +21,8 @@ from common.base import DevError, Paths, note, output, run, say
 
 from . import apt, chroot, worktree
 from . import patch as patches
-from .source import Source
+from .dist import differing
+from .source import Source, sha256
 
 PACKAGES = ("dpkg-dev", *chroot.PACKAGES)
 
@@ -175,12 +176,23 @@ def complete_rules(tree: Path) -> None:
 
 
 def build(paths: Paths, suite: Suite, upstream: Source, profiles: Iterable[str] = (),
-          options: Any = ()) -> Path:
+          options: Any = (), twice: bool = False) -> Path:
     """Build the packages of a release in the chroot; returns the directory they are in.
 
     Build profiles may leave packages out, `pkg.postgresql.nollvm` the JIT compiler; options
-    are Debian's for builds.
+    are Debian's for builds.  If wanted, build them twice, the second time without what the first
+    has compiled, and raise DevError unless both have the same bytes.
     """
+    result = _build_ours(paths, suite, upstream, profiles, options)
+    if twice:
+        before = result.rename(chroot.fresh(result.with_name("packages.before")))
+        compare(before, _build_ours(paths, suite, upstream, profiles, options, anew=True))
+        shutil.rmtree(before)
+    return result
+
+
+def _build_ours(paths, suite, upstream, profiles, options, anew=False):
+    """Build our packages into the directory for them, and return that."""
     tree = source_package(paths, suite, upstream)
     result = chroot.fresh(packages(paths, suite))
     if suite.borrowed:
@@ -189,7 +201,17 @@ def build(paths: Paths, suite: Suite, upstream: Source, profiles: Iterable[str] 
             shutil.move(package, result)
     scan(result)
     say(f"building the packages for {suite.name}, which takes a while")
-    return _build(paths, suite, tree, profiles, result, options)
+    return _build(paths, suite, tree, profiles, result, options, anew)
+
+
+def compare(one: Path, other: Path) -> None:
+    """Raise DevError, which names packages, unless two directories have the same."""
+    names = differing(*({package.name: sha256(package) for package in directory.glob("*.deb")}
+                        for directory in (one, other)))
+    if names:
+        raise DevError(f"two builds differ in {len(names)} packages: {', '.join(names)}",
+                       f"diffoscope {one} {other}")
+    say("two builds made the same packages, byte for byte")
 
 
 def stock(paths: Paths, suite: Suite, upstream: Source) -> Path:
@@ -206,8 +228,11 @@ def stock(paths: Paths, suite: Suite, upstream: Source) -> Path:
     return directory
 
 
-def _build(paths, suite, tree, profiles, result, options=()):
-    """Build the packages of a source tree, and move them into `result`; returns that."""
+def _build(paths, suite, tree, profiles, result, options, anew=False):
+    """Build the packages of a source tree, and move them into `result`; returns that.
+
+    Nothing that was compiled before is used for those made `anew`.
+    """
     # Tests are run from this repository, and documentation is built by ./dev doc.
     names = ["nocheck", *profiles]
     control = (tree / "debian" / "control").read_text()
@@ -225,10 +250,11 @@ def _build(paths, suite, tree, profiles, result, options=()):
         f"export DEB_BUILD_PROFILES='{' '.join(names)}'",
         f"export DEB_BUILD_OPTIONS='{' '.join(['nocheck', f'parallel={os.cpu_count()}', *options])}'",
         FAST_PACKING if options else "",
+        "export CCACHE_RECACHE=1" if anew else "",
         "dpkg-buildpackage --build=any --unsigned-source --unsigned-changes",
     ]), binds, prepare=prepare)
-    for package in sorted(tree.parent.glob("*.deb")):
-        shutil.move(package, result)
+    for made in sorted([*tree.parent.glob("*.deb"), *tree.parent.glob("*.buildinfo")]):
+        shutil.move(made, result)
     shutil.rmtree(tree.parent)
     scan(result)
     return result

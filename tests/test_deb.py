@@ -5,6 +5,7 @@ from unittest import TestCase
 
 from fixture import RepositoryCase
 
+from common.base import DevError
 from devtools import deb
 
 
@@ -70,6 +71,21 @@ class SourcePackageTest(RepositoryCase):
         self.assertEqual(lines[0], "pg (18.6-3.x) bookworm; urgency=medium")
         self.assertIn("Thu, 01 Jan 1970 00:00:00", lines[4])
         self.assertEqual(lines[6], "pg (18.6-3) unstable; urgency=medium")
+
+
+class CompareTest(RepositoryCase):
+
+    def test_packages_of_two_builds(self):
+        """What tells of the build, and not of packages, may differ."""
+        one, other = (self.paths.root / name for name in ("one", "other"))
+        for directory in (one, other):
+            self.write(directory / "a.deb", "a")
+            self.write(directory / "a.buildinfo", directory.name)
+        deb.compare(one, other)
+        self.write(one / "b.deb", "b")
+        self.write(other / "a.deb", "A")
+        with self.assertRaisesRegex(DevError, "differ in 2 packages: a.deb, b.deb"):
+            deb.compare(one, other)
 
 
 class VersionTest(TestCase):
