@@ -22,14 +22,17 @@
  * could not be synced: a device with a cache of its own reports an error to
  * only one of the processes that want its contents to be durable.
  *
+ * A sync that fails at the start after a crash is only reported, as it says
+ * nothing of what stock needs.  It counts like a note.
+ *
  * While a process is dying of a failed sync, another one may sync the same
  * file, and succeed.  So once a process has begun to report a PANIC, no
  * checkpoint completes, and no sync frees any part of the log.
  *
  * WAL that could not be synced can be read, too, and redo would bring pages
- * home that rely on it.  A segment is synced before the next one is begun, so
- * only the last one can be concerned.  If there is a note, that segment is
- * written again before redo. (R1)
+ * home that rely on it.  If there is a note, it is written again before redo.
+ * (R1)  Where the log is not in use there is no note, and each recovery from a
+ * crash does so.
  *
  * The note is not synced, as that would hold up the report of a device that
  * hangs.  If the note is lost with the power, what can be read is what is on
@@ -40,8 +43,7 @@
  * process that is killed before it can say that its sync has failed; the free
  * space map, which is not protected (R2); bits of a visibility map that are
  * clear already, on a standby of a server whose WAL does not name the map's
- * block; files that SyncDataDirectory() fails to sync at a start, which it
- * only reports.
+ * block.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -57,7 +59,6 @@
 #include <unistd.h>
 
 #include "access/xlog.h"
-#include "access/xlog_internal.h"
 #include "catalog/pg_control.h"
 #include "common/controldata_utils.h"
 #include "common/file_perm.h"
@@ -73,6 +74,15 @@
 #define DW_FAILED_SYNC_FILE		DW_DIR "/sync_failed"
 #define DW_FAILED_SYNC_SEEN		DW_FAILED_SYNC_FILE ".old"
 
+static void
+dw_leave_note(void)
+{
+	int			fd = open(DW_FAILED_SYNC_FILE, O_WRONLY | O_CREAT | PG_BINARY, pg_file_create_mode);
+
+	if (fd >= 0)
+		close(fd);
+}
+
 /*
  * Leave a note that this process is about to PANIC.  It may hold any lock,
  * and be in a critical section.  errno is preserved.  Failing to leave the
@@ -82,17 +92,15 @@ void
 DoubleWriteNotePanic(void)
 {
 	int			save_errno = errno;
-	int			fd;
 
 	/* the logger has detached from shared memory */
-	if (DWCtl == NULL || MyBackendType == B_LOGGER || !DWCtl->log.armed)
+	if (DWCtl == NULL || MyBackendType == B_LOGGER)
 		return;
+	/* set, then look: dw_arm() does it the other way round */
 	pg_atomic_write_membarrier_u32(&DWCtl->panicking, 1);
-
-	fd = open(DW_FAILED_SYNC_FILE, O_WRONLY | O_CREAT | PG_BINARY, pg_file_create_mode);
-	if (fd >= 0)
-		close(fd);
-	INJECTION_POINT("doublewrite-panic-noted", NULL);
+	INJECTION_POINT("doublewrite-panic-announced", NULL);
+	if (DWCtl->log.armed)
+		dw_leave_note();
 	errno = save_errno;
 }
 
@@ -118,105 +126,13 @@ dw_file_exists(const char *path)
 }
 
 /*
- * Return whether a segment of WAL has been begun.  One that waits to be used
- * still has the pages of another segment, or none.
+ * Return whether a PANIC before this start would have left a note, so that
+ * without one no sync has failed.
  */
-static bool
-dw_wal_is_begun(TimeLineID tli, XLogSegNo segno)
+bool
+DoubleWriteNotesPanics(void)
 {
-	XLogPageHeaderData header;
-	XLogRecPtr	start;
-	char		path[MAXPGPATH];
-	int			fd;
-	bool		result;
-
-	XLogFilePath(path, tli, segno, wal_segment_size);
-	XLogSegNoOffsetToRecPtr(segno, 0, wal_segment_size, start);
-	fd = OpenTransientFile(path, O_RDONLY | PG_BINARY);
-	if (fd < 0)
-	{
-		if (errno == ENOENT)
-			return false;
-		ereport(FATAL,
-				(errcode_for_file_access(),
-				 errmsg("could not open file \"%s\": %m", path)));
-	}
-	result = read(fd, &header, sizeof(header)) == sizeof(header) &&
-		header.xlp_magic == XLOG_PAGE_MAGIC && header.xlp_pageaddr == start;
-	CloseTransientFile(fd);
-	return result;
-}
-
-/*
- * Write the pages of a segment over themselves, up to the first one that is
- * no WAL.  Return false, with errno set, if that fails.
- */
-static bool
-dw_rewrite_wal_pages(int fd, XLogRecPtr start)
-{
-	PGAlignedXLogBlock block;
-
-	for (off_t offset = 0; offset < wal_segment_size; offset += XLOG_BLCKSZ)
-	{
-		ssize_t		nread = pg_pread(fd, block.data, XLOG_BLCKSZ, offset);
-
-		if (nread < 0)
-			return false;
-		if (nread < XLOG_BLCKSZ ||
-			((XLogPageHeader) block.data)->xlp_pageaddr != start + offset)
-			return true;
-
-		errno = 0;
-		if (pg_pwrite(fd, block.data, XLOG_BLCKSZ, offset) != XLOG_BLCKSZ)
-		{
-			/* if write didn't set errno, assume problem is no disk space */
-			if (errno == 0)
-				errno = ENOSPC;
-			return false;
-		}
-	}
-	return true;
-}
-
-static void
-dw_rewrite_wal_segment(TimeLineID tli, XLogSegNo segno)
-{
-	XLogRecPtr	start;
-	char		path[MAXPGPATH];
-	int			fd;
-
-	XLogFilePath(path, tli, segno, wal_segment_size);
-	XLogSegNoOffsetToRecPtr(segno, 0, wal_segment_size, start);
-	fd = OpenTransientFile(path, O_RDWR | PG_BINARY);
-	if (fd < 0 || !dw_rewrite_wal_pages(fd, start) || pg_fsync(fd) != 0)
-		ereport(FATAL,
-				(errcode_for_file_access(),
-				 errmsg("could not write file \"%s\" again: %m", path)));
-	CloseTransientFile(fd);
-}
-
-/*
- * Write the WAL again that may have failed to be synced.
- */
-static void
-dw_rewrite_wal(void)
-{
-	DIR		   *dir = AllocateDir(XLOGDIR);
-	struct dirent *de;
-
-	while ((de = ReadDir(dir, XLOGDIR)) != NULL)
-	{
-		TimeLineID	tli;
-		XLogSegNo	segno;
-
-		if (!IsXLogFileName(de->d_name))
-			continue;
-		XLogFromFileName(de->d_name, &tli, &segno, wal_segment_size);
-		if (dw_wal_is_begun(tli, segno) && !dw_wal_is_begun(tli, segno + 1))
-			dw_rewrite_wal_segment(tli, segno);
-	}
-	FreeDir(dir);
-	INJECTION_POINT("doublewrite-wal-rewritten", NULL);
+	return DWCtl->log.marker_known;
 }
 
 /*
@@ -234,13 +150,15 @@ dw_look_for_failed_sync(void)
 
 	Assert(!DWCtl->started);
 
+	if (data_directory_sync_failed)
+		dw_leave_note();
 	if (dw_file_exists(DW_FAILED_SYNC_FILE) &&
 		rename(DW_FAILED_SYNC_FILE, DW_FAILED_SYNC_SEEN) < 0)
 		ereport(FATAL,
 				(errcode_for_file_access(),
 				 errmsg("could not rename file \"%s\" to \"%s\": %m",
 						DW_FAILED_SYNC_FILE, DW_FAILED_SYNC_SEEN)));
-	if (!dw_file_exists(DW_FAILED_SYNC_SEEN))
+	if (!dw_file_exists(DW_FAILED_SYNC_SEEN) && !data_directory_sync_failed)
 		return;
 
 	/* for a standby it is known what is newer than any page at home */
@@ -248,11 +166,11 @@ dw_look_for_failed_sync(void)
 	if (control->state == DB_IN_ARCHIVE_RECOVERY ||
 		control->state == DB_SHUTDOWNED_IN_RECOVERY)
 		pg_atomic_write_u64(&DWCtl->rewrite_until, control->minRecoveryPoint);
-	pfree(control);
 	DWCtl->rewrite = true;
-	dw_rewrite_wal();
+	(void) XLogRewriteTail(control->checkPoint, FATAL);
+	pfree(control);
 	ereport(LOG,
-			(errmsg("pages that redo leaves alone are written again because a process had stopped with a PANIC")));
+			(errmsg("pages that redo leaves alone are written again because a sync may have failed")));
 }
 
 /*

@@ -98,21 +98,38 @@ dw_wait_for_crash($node, $offset);
 $node->append_conf('postgresql.conf', "test_doublewrite.crash_at = ''\n");
 cmp_ok(written_after_start('once more', 1), '>=', $pages, 'once more: pages are written again');
 
-# WAL may not have been synced either: its last segment, before redo
-change();
-my @segments = map { $node->data_dir . '/pg_wal/' . $node->safe_psql('postgres', $_) } (
-	'SELECT pg_walfile_name(pg_switch_wal())',
-	'CREATE TABLE after_switch (); SELECT pg_walfile_name(pg_current_wal_lsn())');
-fail_sync();
-utime(1, 1, @segments) == @segments or die "could not set times: $!";
-$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = 'doublewrite-wal-rewritten'\n");
-$offset = -s $node->logfile;
-dw_poll_start($node);
-dw_wait_for_crash($node, $offset);
-is((stat($segments[0]))[9], 1, 'WAL: a segment that was synced is left alone');
-isnt((stat($segments[1]))[9], 1, 'WAL: the last one is written again');
-$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = ''\n");
+# WAL may not have been synced either.  Crash, and see which of its segments the next start
+# writes again before redo.
+sub check_end_of_wal
+{
+	my ($what, $crash) = @_;
+
+	change();
+	my @segments = map { $node->data_dir . '/pg_wal/' . $node->safe_psql('postgres', $_) } (
+		'SELECT pg_walfile_name(pg_switch_wal())',
+		'CREATE TABLE after_switch (); DROP TABLE after_switch; SELECT pg_walfile_name(pg_current_wal_lsn())');
+	$crash->();
+	utime(1, 1, @segments) == @segments or die "could not set times: $!";
+	$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = 'wal-tail-rewritten'\n");
+	my $begun = -s $node->logfile;
+	dw_poll_start($node);
+	dw_wait_for_crash($node, $begun);
+	is((stat($segments[0]))[9], 1, "$what: a segment that was synced is left alone");
+	isnt((stat($segments[1]))[9], 1, "$what: the last one is written again");
+	$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = ''\n");
+	return;
+}
+
+check_end_of_wal('WAL', \&fail_sync);
 ok(dw_poll_start($node), 'WAL: server starts');
+
+# A start after a crash syncs what is there, and goes on if that fails
+change();
+$node->stop('immediate');
+$node->append_conf('postgresql.conf',
+	"recovery_init_sync_method = fsync\ntest_doublewrite.fail_at = 'data-directory-sync:EIO'\n");
+cmp_ok(written_after_start('sync at the start', 1), '>=', $pages, 'sync at the start: pages are written again');
+$node->append_conf('postgresql.conf', "test_doublewrite.fail_at = ''\n");
 
 # A sync that fails during that checkpoint is for the next recovery
 change();
@@ -139,10 +156,10 @@ foreach my $case (
 	my ($what, $dying, $meanwhile) = @$case;
 
 	change();
-	$node->safe_psql('postgres', q{SELECT injection_points_attach('doublewrite-panic-noted', 'wait')});
+	$node->safe_psql('postgres', q{SELECT injection_points_attach('doublewrite-panic-announced', 'wait')});
 	my $session = dw_start($node, $what, $dying);
-	$node->wait_for_event('client backend', 'doublewrite-panic-noted');
-	$node->safe_psql('postgres', q{SELECT injection_points_detach('doublewrite-panic-noted')});
+	$node->wait_for_event('client backend', 'doublewrite-panic-announced');
+	$node->safe_psql('postgres', q{SELECT injection_points_detach('doublewrite-panic-announced')});
 	$offset = -s $node->logfile;
 	my ($done) = $node->psql('postgres', $meanwhile);
 	isnt($done, 0, "a $what meanwhile: does not complete");
@@ -168,6 +185,46 @@ my ($ret) = $node->psql('postgres', 'SELECT dw_sync_cycle()');
 isnt($ret, 0, 'data_sync_retry: a failed sync is an error');
 ok(!-e $note, 'data_sync_retry: and no more');
 $node->stop;
+
+# Without the log there is no note, and each recovery from a crash writes the end of WAL again.
+# If it cannot, clients wait for the checkpoint, as behind it that WAL is not needed.
+$node->append_conf('postgresql.conf',
+	"data_sync_retry = off\nio_torn_pages_protection = 'full_pages'\n");
+$node->start;
+check_end_of_wal('full_pages', sub { $node->stop('immediate') });
+foreach my $fails (0, 1)
+{
+	my $what = $fails ? 'WAL that cannot be written again' : 'WAL written again';
+
+	$node->append_conf('postgresql.conf',
+		'test_doublewrite.fail_at = ' . ($fails ? "'wal-tail-write:EIO'\n" : "''\n"));
+	$offset = -s $node->logfile;
+	ok(dw_poll_start($node), "$what: server starts");
+	my $log = slurp_file($node->logfile, $offset);
+	is($log =~ /could not write file "pg_wal.*" again/ ? 1 : 0, $fails, "$what: what the log says");
+	is($log =~ /checkpoint starting: end-of-recovery/ ? 1 : 0, $fails, "$what: who comes first");
+	change();
+	$node->stop('immediate');
+}
+$node->append_conf('postgresql.conf', "test_doublewrite.fail_at = ''\n");
+
+# The log comes into use while a process is dying that saw no need of a note
+{
+	ok(dw_poll_start($node), 'armed meanwhile: server starts');
+	$node->safe_psql('postgres', q{SELECT injection_points_attach('doublewrite-panic-announced', 'wait')});
+	my $session = dw_start($node, 'panic', 'SELECT dw_panic()');
+	$node->wait_for_event('client backend', 'doublewrite-panic-announced');
+	$node->safe_psql('postgres', q{SELECT injection_points_detach('doublewrite-panic-announced')});
+	$offset = -s $node->logfile;
+	$node->append_conf('postgresql.conf', "io_torn_pages_protection = 'double_writes'\n");
+	$node->reload;
+	$node->wait_for_log(qr/PANIC:  could not rely on files being synced/, $offset);
+	dw_wait_for_exit($node);
+	$session->{run}->finish;
+	ok(dw_poll_start($node), 'armed meanwhile: server starts again');
+	ok($node->log_contains($message, $offset), 'armed meanwhile: the PANIC is known');
+	$node->stop;
+}
 
 # A standby knows how far what it has written reaches, and forgets behind that
 {

@@ -1,0 +1,159 @@
+/*-------------------------------------------------------------------------
+ *
+ * xlogrewrite.c
+ *	  WAL whose sync may have failed is written again.
+ *
+ * When a sync of WAL fails, the server stops with a PANIC.  What was not
+ * synced can still be read until the power fails, so the next start replays
+ * it; and to sync it again tells nothing, as the kernel takes it for clean.
+ * If redo then brings pages home, or clients commit behind it, a power cut
+ * leaves a gap: pages are ahead of WAL, and what was committed is out of
+ * reach, until a checkpoint has passed that place.
+ *
+ * Stock lets clients in only after that checkpoint.  So whoever wants to let
+ * them in earlier has to write that WAL again first.  How far syncs have
+ * succeeded is not known.  But a segment is synced before the next one is
+ * begun, so only the last one can be concerned, and the record of a checkpoint
+ * is durable before pg_control names it.
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
+ * IDENTIFICATION
+ *	  src/backend/access/transam/xlogrewrite.c
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "access/xlog.h"
+#include "access/xlog_internal.h"
+#include "storage/fd.h"
+#include "utils/injection_point.h"
+
+/*
+ * Return whether a segment of WAL has been begun.  One that waits to be used
+ * still has the pages of another segment, or none.  One that cannot be read
+ * counts as begun: the attempt to write it says why.
+ */
+static bool
+XLogSegmentIsBegun(TimeLineID tli, XLogSegNo segno)
+{
+	XLogPageHeaderData header;
+	XLogRecPtr	start;
+	char		path[MAXPGPATH];
+	int			fd;
+	ssize_t		nread;
+
+	XLogFilePath(path, tli, segno, wal_segment_size);
+	XLogSegNoOffsetToRecPtr(segno, 0, wal_segment_size, start);
+	fd = OpenTransientFile(path, O_RDONLY | PG_BINARY);
+	if (fd < 0)
+		return errno != ENOENT;
+	nread = read(fd, &header, sizeof(header));
+	CloseTransientFile(fd);
+	return nread < 0 ||
+		(nread == sizeof(header) && header.xlp_magic == XLOG_PAGE_MAGIC &&
+		 header.xlp_pageaddr == start);
+}
+
+/*
+ * Write the pages of a segment over themselves, from one page to the first
+ * that is no WAL.  Return false, with errno set, if that fails.
+ */
+static bool
+RewriteXLogPages(int fd, XLogRecPtr page)
+{
+	PGAlignedXLogBlock block;
+	int			injected = 0;
+
+	INJECTION_POINT("wal-tail-write", &injected);
+	errno = injected;
+	if (injected != 0)
+		return false;
+
+	for (off_t offset = XLogSegmentOffset(page, wal_segment_size);
+		 offset < wal_segment_size;
+		 offset += XLOG_BLCKSZ, page += XLOG_BLCKSZ)
+	{
+		ssize_t		nread = pg_pread(fd, block.data, XLOG_BLCKSZ, offset);
+
+		if (nread < 0)
+			return false;
+		if (nread < XLOG_BLCKSZ ||
+			((XLogPageHeader) block.data)->xlp_pageaddr != page)
+			return true;
+
+		errno = 0;
+		if (pg_pwrite(fd, block.data, XLOG_BLCKSZ, offset) != XLOG_BLCKSZ)
+		{
+			/* if write didn't set errno, assume problem is no disk space */
+			if (errno == 0)
+				errno = ENOSPC;
+			return false;
+		}
+	}
+	return true;
+}
+
+/*
+ * Write a segment again from a page on, and make it durable.  Return false if
+ * that fails.
+ */
+static bool
+RewriteXLogSegment(TimeLineID tli, XLogRecPtr page, int elevel)
+{
+	XLogSegNo	segno;
+	char		path[MAXPGPATH];
+	int			fd;
+	bool		result;
+
+	XLByteToSeg(page, segno, wal_segment_size);
+	XLogFilePath(path, tli, segno, wal_segment_size);
+	fd = OpenTransientFile(path, O_RDWR | PG_BINARY);
+	result = fd >= 0 && RewriteXLogPages(fd, page) && pg_fsync(fd) == 0;
+	if (!result)
+		ereport(elevel,
+				(errcode_for_file_access(),
+				 errmsg("could not write file \"%s\" again: %m", path)));
+	if (fd >= 0)
+		CloseTransientFile(fd);
+	return result;
+}
+
+/*
+ * Write the last segment of WAL again, of each timeline that has one behind
+ * 'durable', which is the position of a checkpoint that pg_control names.  For
+ * the startup process, before redo.  Return whether all WAL is durable now; if
+ * it is not, that has been reported as 'elevel'.
+ */
+bool
+XLogRewriteTail(XLogRecPtr durable, int elevel)
+{
+	XLogRecPtr	first = durable - durable % XLOG_BLCKSZ;
+	bool		result = true;
+	DIR		   *dir = AllocateDir(XLOGDIR);
+	struct dirent *de;
+
+	while ((de = ReadDir(dir, XLOGDIR)) != NULL)
+	{
+		TimeLineID	tli;
+		XLogSegNo	segno;
+		XLogRecPtr	start;
+
+		if (!IsXLogFileName(de->d_name))
+			continue;
+		XLogFromFileName(de->d_name, &tli, &segno, wal_segment_size);
+		XLogSegNoOffsetToRecPtr(segno, 0, wal_segment_size, start);
+		if (start + wal_segment_size <= first ||
+			!XLogSegmentIsBegun(tli, segno) || XLogSegmentIsBegun(tli, segno + 1))
+			continue;
+		if (!RewriteXLogSegment(tli, Max(start, first), elevel))
+			result = false;
+	}
+	FreeDir(dir);
+	INJECTION_POINT("wal-tail-rewritten", NULL);
+	return result;
+}
