@@ -65,7 +65,11 @@ def undisturbed(ask: Callable[[], Any]) -> Any:
 
 
 class Reader(threading.Thread):
-    """Reads snapshots of one server, with pauses in seconds, until it is told to stop."""
+    """Reads snapshots of one server, with pauses in seconds, until it is told to stop.
+
+    By then it may not have had its turn, or replay has cancelled it each time: it goes on until
+    it has read one snapshot, or meets another error.
+    """
 
     def __init__(self, connect: Callable[..., Any], pause: float = 0.02) -> None:
         super().__init__(name="reader")
@@ -74,12 +78,11 @@ class Reader(threading.Thread):
         self.stop = threading.Event()
         self.complaints = []
         self.snapshots = 0
-        self.admitted = False       # it has got in
         self.codes = []             # SQLSTATE, '' if there is none, and message of each error
 
     def run(self) -> None:
         try:
-            while not self.stop.is_set():
+            while self._goes_on():
                 self._read_until_an_error()
         except Exception as error:      # a bug here must not look like nothing to complain of
             self.complaints.append(f"the reader has ended: {type(error).__name__}: {error}")
@@ -90,10 +93,14 @@ class Reader(threading.Thread):
         with limit("reading snapshots", seconds):
             self.join()
 
+    def _goes_on(self):
+        """Say whether to read another snapshot."""
+        unread = not self.snapshots and (not self.codes or _IN_THE_WAY in self.codes[-1][1])
+        return unread or not self.stop.is_set()
+
     def _read_until_an_error(self):
         try:
             with contextlib.closing(self._connect("postgres")) as connection:
-                self.admitted = True
                 self._read(connection)
         except psycopg2.Error as error:
             self.codes.append((error.pgcode or "", " ".join(str(error).split())))
@@ -101,7 +108,7 @@ class Reader(threading.Thread):
 
     def _read(self, connection):
         connection.set_session("REPEATABLE READ", readonly=True)
-        while not self.stop.is_set():
+        while self._goes_on():
             with connection, connection.cursor() as cursor:
                 self.complaints += disagreements(cursor)
             self.snapshots += 1

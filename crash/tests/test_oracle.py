@@ -15,6 +15,7 @@ import time
 import unittest
 from contextlib import closing, suppress
 from pathlib import Path
+from unittest import mock
 
 from pgcut import alarms, oracle, server
 from recorder_binary import SCRATCH
@@ -736,7 +737,21 @@ class AlarmsTest(unittest.TestCase):
         reader = readers.Reader(lambda database: Connection())
         reader.run()
         self.assertIn("the reader has ended: TypeError", reader.complaints[0])
-        self.assertEqual((reader.admitted, reader.snapshots), (True, 0))
+        self.assertEqual(reader.snapshots, 0)
+
+    def test_reader_that_is_told_to_stop_before_its_turn(self):
+        cancelled = "canceling statement due to conflict with recovery"
+        for errors, snapshots in ((), 1), ((cancelled, cancelled), 1), ((cancelled, "gone"), 0):
+            connection = mock.MagicMock()
+            connection.__exit__.return_value = None
+            connection.cursor.return_value.__exit__.return_value = None
+            reader = readers.Reader(lambda database, connection=connection: connection)
+            reader.stop.set()
+            with mock.patch.object(readers, "disagreements", side_effect=[
+                    *map(psycopg2.OperationalError, errors), []]):
+                reader.run()
+            self.assertEqual((reader.complaints, reader.snapshots), ([], snapshots), errors)
+            self.assertEqual([text for _, text in reader.codes], list(errors))
 
     def test_checkpoint_where_writes_are_made_to_fail(self):
         events = [{"client": "a", "what": "fail", "sqlstate": "XX000",
