@@ -255,6 +255,17 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
         os.kill(pid, number)
 
 
+def halt(pid: int) -> bool:
+    """Stop a process for now; returns whether it is there: it may have ended before that."""
+    kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + END_SECONDS
+    while (state := (stat_fields(pid) or "X")[0]) not in "TtZX":
+        if time.monotonic() > deadline:
+            raise ServerError(f"process {pid} does not stop")
+        time.sleep(0.001)
+    return state in "Tt"
+
+
 def kill_family(pid: int) -> int:
     """Kill a process and all below it, and wait until they are gone; returns how many.
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from unittest import TestCase, mock, skipUnless
@@ -251,6 +252,20 @@ class FamilyTest(TestCase):
                 mock.patch.object(postgres, "kill"), self.assertRaises(ServerError):
             postgres.kill_family(process.pid)
         postgres.kill_family(process.pid)
+
+    def test_halt(self):
+        process = self.family()
+        child, = postgres.children(process.pid)
+        self.assertTrue(postgres.halt(child))
+        self.assertEqual(postgres.stat_fields(child)[0], "T")
+        postgres.kill(process.pid, signal.SIGSTOP)      # which does not wait for its child
+        postgres.kill(child)
+        while postgres.stat_fields(child)[0] != "Z":
+            time.sleep(0.001)
+        self.assertFalse(postgres.halt(child))
+        postgres.kill_family(process.pid)
+        process.wait()
+        self.assertFalse(postgres.halt(process.pid))
 
     def test_number_of_another_process(self):
         """A process whose number is that of another one by now counts as gone."""

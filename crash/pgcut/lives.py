@@ -1,6 +1,5 @@
 """Steps of a history: servers are started, worked with and ended."""
 
-import os
 import re
 import signal
 import time
@@ -171,17 +170,15 @@ class Lives(Judged):
     def do_kill(self, machine: Machine, step: Step) -> None:
         with self._under_load(step):
             since = machine.logged()
-            pid = machine.instance.process_called(_PROCESS_TITLES[step["process"]])
-            if pid is None:
+            killed = machine.instance.kill_one(_PROCESS_TITLES[step["process"]])
+            if not killed:
                 self.figures["nobody to kill"] += 1
                 if self.world.restarts() and step["process"] != "startup":
                     return
                 machine.end("kill")
-            else:
-                os.kill(pid, signal.SIGKILL)
         restarts = self.world.restarts() and step["process"] != "startup"
         if step["process"] == "walreceiver" or restarts:
-            machine.wait_for("restarting", lambda: pid is None or machine.says(_READY, since))
+            machine.wait_for("restarting", lambda: not killed or machine.says(_READY, since))
         if restarts and not machine.instance.alive():
             raise Failure(f"{machine.name} does not come back after a process was killed")
         if restarts:

@@ -144,12 +144,17 @@ class Server(postgres.Server):
         """Return the exit status of the postmaster, None if it runs or was never started."""
         return self._process and self._process.poll()
 
-    def process_called(self, title: str) -> int | None:
-        """Return the number of one of its processes, by what it calls itself, or None."""
+    def kill_one(self, title: str) -> bool:
+        """Kill one of its processes, by what it calls itself; says whether there was one.
+
+        It is halted before it is looked at for the last time: until then it may end by itself,
+        and nothing would have crashed.
+        """
         for pid in postgres.descendants(self._process.pid):
-            if title in postgres.read_proc(pid, "cmdline"):
-                return pid
-        return None
+            if title in postgres.read_proc(pid, "cmdline") and postgres.halt(pid):
+                postgres.kill(pid)
+                return True
+        return False
 
     def shared_memory(self) -> set:
         """Return the segments of shared memory that are left if all of it is killed."""
