@@ -25,6 +25,10 @@ my $primary = xlp_primary('primary');
 xlp_workload($primary, 1);
 xlp_crash($primary, 'crashed');
 
+# Ports are reserved among the tests of one build.  An address of this test alone, where
+# all of a network are there, keeps those of others out of the way.
+my $address = $^O eq 'linux' ? join('.', 127, 1 + ($$ >> 16 & 127), $$ >> 8 & 255, $$ & 255) : '127.0.0.1';
+
 foreach my $case (
 	[ 'local', 1, 0 ],
 	[ 'on', 1, 1 ],
@@ -41,7 +45,7 @@ foreach my $case (
 	$node->append_conf(
 		'postgresql.conf', "
 hot_standby = on
-listen_addresses = '127.0.0.1'
+listen_addresses = '$address'
 test_doublewrite.hold_at = 'xlogpipeline-engage'
 ");
 	$node->append_conf('postgresql.conf', "show_recovery_progress = $setting\n")
@@ -49,7 +53,7 @@ test_doublewrite.hold_at = 'xlogpipeline-engage'
 	xlp_start_held($node, 'xlogpipeline-engage');
 
 	foreach my $client ([ 'socket', $node->host, $local_told ],
-		[ 'TCP', '127.0.0.1', $tcp_told ])
+		[ 'TCP', $address, $tcp_told ])
 	{
 		my ($kind, $host, $told) = @$client;
 		my $message = xlp_refusal($node, $host);
