@@ -26,6 +26,7 @@
 
 extern PGDLLEXPORT int gettimeofday(struct timeval *restrict tv,
 									void *restrict tz);
+extern PGDLLEXPORT time_t time(time_t *result);
 extern PGDLLEXPORT int fsync(int fd);
 
 int
@@ -41,6 +42,17 @@ gettimeofday(struct timeval *restrict tv, void *restrict tz)
 		tv->tv_sec -= 3600;
 	errno = save_errno;
 	return 0;
+}
+
+time_t
+time(time_t *result)
+{
+	struct timeval now;
+
+	gettimeofday(&now, NULL);
+	if (result != NULL)
+		*result = now.tv_sec;
+	return now.tv_sec;
 }
 
 /*
