@@ -650,7 +650,11 @@ sub report_processes
 		push @text, join(' ', "-- process $pid ($server->{title}{$pid}):",
 			$state // 'gone', read_proc($pid, 'wchan'));
 		push @text, split(/\n/, read_proc($pid, 'stack'));
-		next if time() > $deadline;
+		if (time() > $deadline)
+		{
+			push @text, '(gdb: no time is left)';
+			next;
+		}
 
 		# down to where a process begins
 		my $trace = look(DEBUGGER_SECONDS,
