@@ -58,9 +58,9 @@ _NOT_REDONE = re.compile(f"could not be redone after the last crash|{_CHECKPOINT
 _CRASHED = re.compile("TRAP:|PANIC:")
 # Killed by a signal other than that of a PANIC
 KILLED = re.compile(r"exit status -(?!6\b)\d")
-ORPHAN = re.compile(r"^(?:promoted: )?file .* belongs to no relation")
+ORPHAN = re.compile(r"^(?:promoted: )?file (\S+) of \d+ bytes belongs to no relation$")
 # Of a database that was dropped, and could not be removed.
-ORPHAN_DIRECTORY = re.compile(r"^directory .* belongs to no database")
+ORPHAN_DIRECTORY = re.compile(r"^(?:promoted: )?directory (\S+) belongs to no database$")
 # Where redo has ended.
 _REDO_DONE = re.compile(r"redo done at (\S+)")
 
@@ -100,6 +100,12 @@ def replayed(log: Any) -> str | None:
 def bad_lines(log: str) -> list[str]:
     """Return the lines of a server log that no recovery may write."""
     return _BAD_LOG.findall(_MENDED_MAP.sub("", log))
+
+
+def left_over(complaints: Any) -> list[str]:
+    """Return the files and directories that belong to nothing, by complaints of the oracle."""
+    found = [ORPHAN.search(text) or ORPHAN_DIRECTORY.search(text) for text in complaints]
+    return [match[1] for match in found if match]
 
 
 def excused(complaint: str, rotten: Any, log: str) -> bool:

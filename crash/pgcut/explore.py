@@ -170,7 +170,8 @@ class Subject(Judge):
         refused = alarms.UNREADABLE.search(outcome.log)
         outcome.effective &= bool(refused or any(map(alarms.UNREADABLE.search, complaints)))
         outcome.complaints += [f"{file} cannot be read: {complaint}" for complaint in complaints
-                               if not (self._harmless(complaint) or alarms.UNREADABLE.search(complaint)
+                               if not (self._harmless(complaint, expected)
+                                       or alarms.UNREADABLE.search(complaint)
                                        or refused and alarms.NO_VERDICT.match(complaint))
                                or alarms.KILLED.search(complaint)]
         outcome.complaints += dict.fromkeys(alarms.crashes(outcome.log))
@@ -194,12 +195,11 @@ class Subject(Judge):
             after = sequel.live_on(image, place / "sequel", self.context, expected,
                                    self.recording.meta, state.seed)
             outcome.complaints += [f"goes on: {complaint}" for complaint in after.complaints
-                                   if not self._harmless(complaint)]
+                                   if not self._harmless(complaint, expected)]
             outcome.complaints += alarms.bad_lines(after.log)
             outcome.sequel_log = outcome.log = after.log
             disk = Disk(after.recording, self.context.rules)
             areas = Places(after.recording).areas
-            orphans = sorted({*self._all_files, *_files_of(after.recording)})
         left = Image(place / "data-after")
         for inner in self._cuts_of_sequel(after, state.seed):
             with server.as_user(), phase(outcome, "sequel"):
@@ -210,7 +210,7 @@ class Subject(Judge):
             # Before the load, what the first cut had to leave is all that there must be.
             promised = expected if inner.cut < after.first else oracle.expectation(
                 after.recording.acks, max(after.recording.time_of_cut(inner.cut), after.begun))
-            yield left.directory, inner, {**promised, "orphans_allowed": orphans}
+            yield left.directory, inner, {**promised, "orphans_allowed": None}
 
     def _cuts_of_sequel(self, after, seed):
         """Return the states at which a server that went on is cut off, in their order."""
@@ -231,10 +231,10 @@ class Subject(Judge):
             # Its disk has what was acknowledged, but it makes and removes files
             # later than the primary, from which the acks are, or in recovery.
             expected = {**oracle.lagging(expected), "clients": expected["clients"]}
-            expected["orphans_allowed"] = self._all_files
+            expected["orphans_allowed"] = None
         elif state.nested:
             # A removal that redo repeated may be lost again.
-            expected["orphans_allowed"] = self._all_files
+            expected["orphans_allowed"] = None
         else:
             expected["orphans_allowed"] = self._orphans_allowed(moment)
         return expected
@@ -254,17 +254,12 @@ class Subject(Judge):
         expected = oracle.lagging(oracle.expectation(self.recording.acks, backup["end"]))
         for client, known in expected["clients"].items():
             known["acked"] = before.get(client, {"acked": 0})["acked"]
-        expected["orphans_allowed"] = self._all_files
+        expected["orphans_allowed"] = None
         started = time.monotonic()
         with limit("trying a base backup", STATE_SECONDS):
             self.recover_and_ask(self.recording.directory / backup["name"], expected, 1, outcome)
         outcome.seconds = time.monotonic() - started
         return outcome
-
-    @functools.cached_property
-    def _all_files(self):
-        """The names of all files that there ever were."""
-        return sorted(_files_of(self.recording))
 
     def _orphans_allowed(self, moment):
         """Return the files that may be left over, as they may by stock PostgreSQL.
@@ -409,11 +404,6 @@ def _sector(path, place):
     with open(path, "rb") as file:
         file.seek(place)
         return file.read(SECTOR)
-
-
-def _files_of(recording):
-    """Return the names of all files that a recording has ever had."""
-    return {name for path in recording.paths().values() for name in oracle.orphan_names(path)}
 
 
 def nested_state(places: Places, state: Any, level: int) -> State:

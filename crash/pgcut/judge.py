@@ -140,10 +140,10 @@ class Judge:
             ask = self._ask_standby if standby else self._ask_single \
                 if drawn("single", seed, self.context.single_every) else self._ask_server
             complaints, outcome.log = ask(image, expected, seed)
-        outcome.complaints += [c for c in complaints if not self._harmless(c)]
+        outcome.complaints += [c for c in complaints if not self._harmless(c, expected)]
         outcome.complaints += dict.fromkeys(alarms.bad_lines(outcome.log) + alarms.of_server(outcome.log))
         if not outcome.complaints:
-            outcome.complaints += pages.future_lsns(image, expected["orphans_allowed"])
+            outcome.complaints += pages.future_lsns(image, alarms.left_over(complaints))
         match = _RESTORED.search(outcome.log)
         if match:
             outcome.examined, outcome.restored = int(match[1]), int(match[3])
@@ -246,11 +246,16 @@ class Judge:
             instance.close()
             shutil.rmtree(copy)
 
-    def _harmless(self, complaint):
-        """Say whether a complaint is about something that is not promised here."""
+    def _harmless(self, complaint, expected):
+        """Say whether a complaint is about something that is not promised here.
+
+        Without a list of what may be left over, all may.
+        """
+        allowed = expected["orphans_allowed"]
         return not self.maps_protected and alarms.TORN_MAP.search(complaint) or \
             self.scenario != "primary" and alarms.ORPHAN.search(complaint) or \
-            self.scenario == "failing-unlinks" and alarms.ORPHAN_DIRECTORY.search(complaint)
+            self.scenario == "failing-unlinks" and alarms.ORPHAN_DIRECTORY.search(complaint) or \
+            any(allowed is None or name in allowed for name in alarms.left_over([complaint]))
 
     def _second_start(self, image, expected):
         """Start a second time; returns complaints, as all must be as the first start has left it."""
@@ -259,7 +264,7 @@ class Judge:
         if _RESTORED.search(log):
             complaints.append("second start restores pages after a clean stop")
         return [f"second start: {complaint}" for complaint in complaints
-                if not self._harmless(complaint)]
+                if not self._harmless(complaint, expected)]
 
 
 def _is_locked(instance):

@@ -118,7 +118,6 @@ class Judged:
     def _verify(self, machine, last=False):
         """Ask a running server whether it has all that it must have; most thoroughly at last."""
         expected = machine.ledger.expectation()
-        expected["orphans_allowed"] = oracle.names_of_files(machine.data)
         complaints = readers.undisturbed(lambda: oracle.verify_connected(
             machine.instance.connect, expected, quick=not last, checkpoint=last))
         self.figures["verdicts"] += 1
@@ -142,7 +141,7 @@ class Judged:
 
     def _harmless(self, complaint):
         """Say whether a complaint is about something that is not promised."""
-        return alarms.TORN_MAP.search(complaint) or alarms.ORPHAN.search(complaint)
+        return alarms.TORN_MAP.search(complaint) or alarms.left_over([complaint])
 
     def _locked_for_good(self, machine, complaint):
         """Say whether a standby may hold the lock that is complained about, as in stock.

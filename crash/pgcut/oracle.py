@@ -130,7 +130,7 @@ def lagging(expected: Any) -> dict:
 
 
 def orphans_allowed(acks: Any, moment: float, ops: Any) -> list:
-    """Return the relation files that stock PostgreSQL may leave over, too.
+    """Return the files and directories that may belong to nothing, as in stock PostgreSQL.
 
     `ops` are (time_ns, operation, path relative to the data directory) of the
     recording.  A path counts if it was
@@ -145,8 +145,7 @@ def orphans_allowed(acks: Any, moment: float, ops: Any) -> list:
       still under way that had begun before.  Files go after the commit; if a
       checkpoint begins and completes in between, no recovery knows of them.
 
-    Paths are returned without fork and segment; a new directory base/<oid>
-    stands for the database.
+    Paths are returned without fork and segment.
     """
     failed, open_spans = _unsuccessful(acks, moment)
     spans = _merged((begun["t"], end) for begun, end in failed)
@@ -156,7 +155,7 @@ def orphans_allowed(acks: Any, moment: float, ops: Any) -> list:
         if (operation == "drop" and moment < when <= last_end
                 or when <= moment and (operation == "unlink"
                                        or operation == "create" and _within(spans, when))):
-            allowed.update(orphan_names(path))
+            allowed.add(file_name(path))
     return sorted(allowed)
 
 
@@ -218,19 +217,10 @@ def _within(spans, when):
 
 
 @functools.cache
-def orphan_names(path: str) -> tuple:
-    """Return the names under which verify() may complain of a path."""
-    path = re.sub(f"^{SPACES}/", "pg_tblspc/", path)
-    match = re.match(r"(?:\./)?(base/\d+)(?:/|$)", path)
-    name = re.sub(r"(_(fsm|vm|init))?(\.\d+)?$", "", path.removeprefix("./"))
-    return (match[1], name) if match else (name,)
-
-
-def names_of_files(data: Any) -> list:
-    """Return all relation files of a cluster as orphans_allowed() does."""
-    paths = (path.relative_to(data) for pattern in ("base/*/*", "global/*", "pg_tblspc/*/*/*/*")
-             for path in Path(data).glob(pattern))
-    return sorted({name for path in paths for name in orphan_names(str(path))})
+def file_name(path: str) -> str:
+    """Return the name under which verify() complains of a path: without fork and segment."""
+    path = re.sub(f"^{SPACES}/", "pg_tblspc/", path.removeprefix("./"))
+    return re.sub(r"(_(fsm|vm|init))?(\.\d+)?$", "", path)
 
 
 def verify_connected(connect: Callable[..., Any], expected: Any, quick: bool = False,

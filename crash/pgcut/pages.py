@@ -7,8 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .oracle import orphan_names
+from .oracle import file_name
 from .states import PAGE, RELATION, area
+
+# The database that the oracle asks, of which it knows all files; and where numbers of files
+# begin that initdb has not made.
+_ASKED = "base/5"
+_FIRST_NEW = 16384
 
 # Offset in pg_control of the location of the latest checkpoint.
 _CONTROL_CHECKPOINT = 32
@@ -41,24 +46,30 @@ def fingerprint(data: Any) -> dict:
             for path in relation_files(data) if "_fsm" not in path}
 
 
-def future_lsns(data: Any, unfinished: Any) -> list[str]:
+def future_lsns(data: Any, left_over: Any) -> list[str]:
     """Return a complaint for each file with a page from after the end of WAL.
 
     After a clean stop the latest checkpoint is the end of WAL.  A page with a
-    later LSN carries a change whose record has not survived (R1).  `unfinished`
-    are the files, named as in oracle.orphans_allowed(), of transactions that
-    did not commit: new files may be written before their WAL.
+    later LSN carries a change whose record has not survived (R1).  New files are
+    written before their WAL, which is flushed before their transaction commits.  So only
+    what belongs to nothing may have such pages: `left_over`, by what the oracle says.
     """
     end = end_of_wal(data)
-    complaints, unfinished = [], set(unfinished)
+    complaints, left_over = [], set(left_over)
     for path in relation_files(data):
-        if unfinished.intersection(orphan_names(path)):
+        directory, name = os.path.split(file_name(path))
+        if left_over & {directory, f"{directory}/{name}"} or _is_unknown(directory, name):
             continue
         block = _first_page_after(_read(data, path), end)
         if block is not None:
             complaints.append(f"block {block} of {path} has an LSN after the end of WAL, "
                               f"{end >> 32:X}/{end & 0xFFFFFFFF:X}")
     return complaints
+
+
+def _is_unknown(directory, name):
+    """Say whether a file was made in a database of which the oracle does not know the relations."""
+    return directory.startswith("base/") and directory != _ASKED and int(name) >= _FIRST_NEW
 
 
 def _read(data, path):
