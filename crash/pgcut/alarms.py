@@ -30,8 +30,15 @@ _CHECKPOINT_FAILED = "checkpoint request failed"
 # them, in stock as well.
 _ALL_PINNED = "no unpinned buffers available"
 
-_BAD_LOG = re.compile(r"^.*(?:PANIC:|invalid page|page verification failed|TRAP:).*$",
-                      re.MULTILINE)
+# What a server that crashes says, or the postmaster of one of its processes: signal 6 is that of a
+# PANIC as well.
+_CRASH = re.compile(r"^.*(?:TRAP:|(?P<panic>PANIC:)"
+                    r"|\(PID \d+\) was terminated by signal (?P<signal>4|6|7|8|9|11)\b).*$",
+                    re.MULTILINE)
+# Some seconds after an immediate stop, or a crash, the postmaster kills what is still there.
+_POSTMASTER_KILLS = "to recalcitrant children"
+
+_BAD_PAGE = re.compile(r"^.*(?:invalid page|page verification failed).*$", re.MULTILINE)
 
 # A free space map is a hint, is not logged, and repairs itself with this message,
 # which checksums precede with another.
@@ -55,9 +62,8 @@ NO_VERDICT = re.compile("no verdict|exit status")
 # A server that has opened before redo says so of each file that has to be whole, and its
 # checkpoints fail.
 _NOT_REDONE = re.compile(f"could not be redone after the last crash|{_CHECKPOINT_FAILED}")
-_CRASHED = re.compile("TRAP:|PANIC:")
 # Killed by a signal other than that of a PANIC
-KILLED = re.compile(r"exit status -(?!6\b)\d")
+KILLED = re.compile(r"(?:exit status(?: is)?|exited with) -(?!6\b)\d")
 ORPHAN = re.compile(r"^(?:promoted: )?file (\S+) of \d+ bytes belongs to no relation$")
 # Of a database that was dropped, and could not be removed.
 ORPHAN_DIRECTORY = re.compile(r"^(?:promoted: )?directory (\S+) belongs to no database$")
@@ -97,9 +103,26 @@ def replayed(log: Any) -> str | None:
     return found[1] if found else None
 
 
-def bad_lines(log: str) -> list[str]:
-    """Return the lines of a server log that no recovery may write."""
-    return _BAD_LOG.findall(_MENDED_MAP.sub("", log))
+def crashes(log: str, fails: bool = False, kills: bool = False) -> list[str]:
+    """Return the lines of a server log that tell of a crash, of the server or of a process.
+
+    With `fails` something is made to fail, for which a PANIC may be right, but nothing else; with
+    `kills` we have killed processes ourselves.
+    """
+    kills = kills or _POSTMASTER_KILLS in log
+    return [match[0] for match in _CRASH.finditer(log)
+            if not (fails and (match["panic"] or match["signal"] == "6")
+                    or kills and match["signal"] == "9")]
+
+
+def crashes_of_unreadable(log: str) -> list[str]:
+    """Return those that are findings even if the server cannot read a file."""
+    return [line for line in crashes(log) if "TRAP:" in line or not UNREADABLE.search(line)]
+
+
+def bad_lines(log: str, kills: bool = False) -> list[str]:
+    """Return the lines of a server log that no recovery may write; `kills` as in crashes()."""
+    return crashes(log, kills=kills) + _BAD_PAGE.findall(_MENDED_MAP.sub("", log))
 
 
 def left_over(complaints: Any) -> list[str]:
@@ -115,7 +138,7 @@ def excused(complaint: str, rotten: Any, log: str) -> bool:
     cannot redo a page, but does not crash either, must have named one of the places there.
     """
     if NO_VERDICT.search(complaint) or _NOT_REDONE.search(complaint):
-        return not (_CRASHED.search(complaint + log) or KILLED.search(complaint)) and any(
+        return not (crashes(f"{complaint}\n{log}") or KILLED.search(complaint)) and any(
             _reports(text, rotten) for text in (complaint, *log.splitlines()))
     return _reports(complaint, rotten)
 
@@ -127,9 +150,3 @@ def _reports(text, rotten):
         return False
     return _NAMELESS in text or any(re.search(rf"\b{number}\b", text) for number in numbers) or \
         "pg_doublewrite/" in "".join(rotten) and _REPORTED_LOG.search(text) is not None
-
-
-def crashes(log: str) -> list:
-    """Return the lines of a log that are findings even if the server cannot read a file."""
-    return [line for line in bad_lines(log) if _CRASHED.search(line) and
-            ("TRAP:" in line or not UNREADABLE.search(line))]

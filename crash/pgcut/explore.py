@@ -174,7 +174,7 @@ class Subject(Judge):
                                        or alarms.UNREADABLE.search(complaint)
                                        or refused and alarms.NO_VERDICT.match(complaint))
                                or alarms.KILLED.search(complaint)]
-        outcome.complaints += dict.fromkeys(alarms.crashes(outcome.log))
+        outcome.complaints += dict.fromkeys(alarms.crashes_of_unreadable(outcome.log))
 
     @staticmethod
     def _files_in(image, area):

@@ -211,9 +211,10 @@ class Judge:
         error may come when a backend reads the page.
         """
         expected = self._fingerprint_of(image, IN_ORDER)
-        complaints = []
+        complaints = expected.pop("crashes")
         for how, choices in WAYS.items():
             found = self._fingerprint_of(image, random.Random(f"{how}/{seed}").choice(choices))
+            complaints += [f"recovery {how}: {line}" for line in found.pop("crashes")]
             failures = [result["server"] for result in (expected, found) if "server" in result]
             if how == "page by page" and "server" in expected:
                 continue
@@ -239,12 +240,13 @@ class Judge:
             instance.start({"fsync": "off", "autovacuum": "off",
                             "max_logical_replication_workers": "0", **settings})
             instance.stop()
-            return {**pages.fingerprint(copy), "end of WAL": alarms.replayed(log)}
+            found = {**pages.fingerprint(copy), "end of WAL": alarms.replayed(log)}
         except server.ServerError:
-            return {"server": log.read_text()[-1500:]}
+            found = {"server": log.read_text()[-1500:]}
         finally:
             instance.close()
             shutil.rmtree(copy)
+        return {**found, "crashes": alarms.crashes(log.read_text(errors="replace"))}
 
     def _harmless(self, complaint, expected):
         """Say whether a complaint is about something that is not promised here.

@@ -234,7 +234,8 @@ class Machine:
         if how == "kill":
             self.instance.kill()
         else:
-            self.instance.stop({"fast": signal.SIGINT, "immediate": signal.SIGQUIT}[how])
+            self.instance.stop({"fast": signal.SIGINT, "immediate": signal.SIGQUIT}[how],
+                               properly=not self.excused)
         self.clean_up()
 
     def clean_up(self) -> None:
@@ -279,6 +280,16 @@ class Machine:
     def ask(self, query: str) -> Any:
         """Return the value of a query."""
         return readers.undisturbed(lambda: self.instance.query(query))
+
+    def alarms(self, kills: bool = False) -> list[str]:
+        """Return what the server has logged since the last call that is a finding.
+
+        With `kills` we have killed one of its processes.
+        """
+        text = self.unread()
+        found = alarms.crashes(text, fails=True, kills=kills) if self.excused else \
+            alarms.bad_lines(text, kills) + alarming(text)
+        return list(dict.fromkeys(found))
 
     def unread(self) -> str:
         """Return what the server has logged since the last call."""

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import psycopg2
 
-from . import alarms, drawing, server, steps
+from . import drawing, server, steps
 from .history import History
 from .limits import Hang, limit
-from .machine import OURS, Failure, Templates, Tools, alarming
+from .machine import OURS, Failure, Templates, Tools
 from .refused import Refusals
 from .world import MODE
 
@@ -64,10 +64,8 @@ class Play(Refusals):
         except Exception:               # a bug of ours must not pass for success
             self._find("explorer", traceback.format_exc())
         for machine in self.machines.values():
-            text = machine.unread()
-            for line in dict.fromkeys(alarms.bad_lines(text) + alarming(text)):
-                if "TRAP:" in line or not machine.excused:
-                    self._find("log", f"{machine.name}: {_without_prefix(line)}")
+            for line in machine.alarms(kills=step is not None and step.do == "kill"):
+                self._find("log", f"{machine.name}: {_without_prefix(line)}")
 
     def _carry_out(self, step):
         self._unwatch(step)

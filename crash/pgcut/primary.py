@@ -45,8 +45,9 @@ LIFE_SECONDS = 900
 GUARD_SECONDS = 0.1
 GONE_SECONDS = 20
 
-# What a server that crashes says, or one of whose processes does, before it ends.
-_CRASH = re.compile(r"^.*(?:TRAP:|PANIC:|was terminated by signal).*$", re.MULTILINE)
+# What a server may not say, unless something is made to fail.
+_MISSING = re.compile(r'^.*ERROR:  could not (?:open|write|read)[^"]* file '
+                      r'"(?:base|global|pg_tblspc)/.*$', re.MULTILINE)
 
 
 class Beside(threading.Thread):
@@ -107,7 +108,7 @@ class Guard(threading.Thread):
 
 def _last_words(name, instance):
     """Return what is to be said of a server that has ended by itself."""
-    said = dict.fromkeys(_CRASH.findall(instance.log_text()))
+    said = dict.fromkeys(alarms.crashes(instance.log_text()))
     return " / ".join([f"{name} has ended by itself, with status {instance.status()}; "
                        f"its log is {instance.log.name}", *said])
 
@@ -117,7 +118,7 @@ class Primary:
 
     recorder_options = ()
 
-    # What fails may make it crash.
+    # What fails may make it crash, by a PANIC.
     may_crash = False
 
     # Classes of SQLSTATE that are findings; none if something is made to fail.
@@ -125,11 +126,6 @@ class Primary:
 
     # How lives end.
     ends = ENDS
-
-    # What a server may not say before any crash.
-    bad_lines = re.compile(r'(?:PANIC|TRAP|.*was terminated by signal (?:4|6|7|8|11)\b'
-                           r'|ERROR:  could not (?:open|write|read)[^"]* file '
-                           r'"(?:base|global|pg_tblspc)/).*')
 
     def __init__(self, base: Any, directory: Path, plan: Any, bindir: str,
                  rng: random.Random) -> None:
@@ -156,7 +152,7 @@ class Primary:
                         self.begin_life(life)
                         instance.start(self.options())
                         self.load(instance)
-                        _end(instance, self.rng.choice(self.ends))
+                        self.end(instance, self.rng.choice(self.ends))
                 except (server.ServerError, psycopg2.Error) as exc:
                     # A server that a control has broken may not even start
                     # again, which is what the control is looking for.
@@ -172,7 +168,8 @@ class Primary:
     def read_log(self, name: str, file: Path) -> None:
         """Enter what a server may not say."""
         log = file.read_text(errors="replace")
-        for line in sorted(set(self.bad_lines.findall(log))):
+        missing = [] if self.may_crash else _MISSING.findall(log)
+        for line in dict.fromkeys(alarms.crashes(log, fails=self.may_crash) + missing):
             self.complain(f"{name}: {line}")
         for text in alarms.of_server(log, self.alarming):
             self.complain(text if file is self.log else f"{name}: {text}")
@@ -187,6 +184,18 @@ class Primary:
     def options(self) -> dict:
         """Return settings of this life alone, given on the command line."""
         return {}
+
+    def end(self, instance: Server, how: str) -> None:
+        """End a life."""
+        if how == "kill":
+            instance.kill()
+        else:
+            instance.stop({"fast": signal.SIGINT, "immediate": signal.SIGQUIT}[how],
+                          self.ends_properly())
+
+    def ends_properly(self) -> bool:
+        """Say whether the server must end a life properly if it is told so."""
+        return not self.may_crash
 
     def workloads(self) -> Mapping[str, int] | None:
         """Return the kinds of load of a life; None is all."""
@@ -289,10 +298,3 @@ class Backup(Primary):
             end = time.monotonic_ns()
             shutil.move(f"{place}/data", self.directory / name)
         return {"name": name, "begin": begin, "end": end}
-
-
-def _end(instance, how):
-    if how == "kill":
-        instance.kill()
-    else:
-        instance.stop({"fast": signal.SIGINT, "immediate": signal.SIGQUIT}[how])

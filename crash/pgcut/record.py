@@ -323,6 +323,9 @@ class StoppedStandby(Standby):
                 "test_doublewrite.crash_at":
                     "doublewrite-shutdown-drained" if self.cut_short else ""}
 
+    def ends_properly(self) -> bool:
+        return not self.cut_short
+
     def workloads(self) -> dict:
         return {kind: clients for kind, clients in self.plan.kinds.items() if kind != "checkpoint"}
 

@@ -28,6 +28,8 @@ from psycopg2 import errors
 from common import postgres
 from common.base import own
 
+from . import alarms
+
 ACCOUNTS = 100_000
 CLIENTS = 6
 
@@ -423,8 +425,9 @@ def main() -> int:
         client.ended = True
     wait_until_open(server)
     problems += [name for name, sql in checks().items() if not checked(server, sql)]
-    text = server.log_text()
     server.stop()
+    text = server.log_text()
+    problems += dict.fromkeys(alarms.crashes(text, kills=True))
     print(f"{sum(done.values())} crashes and stops ({dict(done)}), {torn} pages torn; "
           f"{text.count('opening before redo')} openings before redo, of which "
           f"{text.count('redo is complete')} came to the end; "

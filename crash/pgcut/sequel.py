@@ -56,6 +56,8 @@ def live_on(image: Any, directory: Path, context: Any, expected: Any, meta: Any,
                                                       checkpoint=seed % 2 == 0)
                 acks += workload.run(instance.connect, meta.get("kinds"), seconds=SECONDS,
                                      seed=seed, modes=meta.get("modes", ()))
+                if not instance.alive():
+                    raise server.ServerError(f"it ends by itself, with status {instance.status()}")
         except (server.ServerError, psycopg2.Error, Hang) as error:
             complaints.append(f"a server cannot go on from here: {error}: "
                               + " / ".join(log.read_text().strip().splitlines()[-4:]))

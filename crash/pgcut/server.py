@@ -162,17 +162,20 @@ class Server(postgres.Server):
         return {segment for one in (pid, *postgres.descendants(pid))
                 for segment in postgres.shared_memory(one)}
 
-    def stop(self, how: int = signal.SIGINT) -> None:
+    def stop(self, how: int = signal.SIGINT, properly: bool = True) -> None:
         """Stop it: SIGINT is a fast, SIGQUIT an immediate shutdown.
 
-        If the postmaster is killed meanwhile, others may be there a little longer.
+        A fast one must end properly, also if the server has gone before, unless the caller
+        knows why not.  If the postmaster is killed meanwhile, others may be there a little longer.
         """
         family = {}
         if self.alive():
             family = postgres.family(self._process.pid)
             self._process.send_signal(how)
-        self._end(postgres.END_SECONDS)
+        status = self._end(postgres.END_SECONDS)
         postgres.await_end(family)
+        if how == signal.SIGINT and properly and status:
+            raise ServerError(f"server does not stop properly, its exit status is {status}")
 
     def kill(self) -> None:
         """Kill the postmaster and all of its processes at once."""
@@ -184,9 +187,10 @@ class Server(postgres.Server):
         self._end(postgres.END_SECONDS)
 
     def _end(self, seconds):
+        """Wait until the postmaster has ended; returns its exit status, None if there was none."""
         if self._process is not None:
             try:
-                self._process.wait(seconds)
+                return self._process.wait(seconds)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -194,6 +198,7 @@ class Server(postgres.Server):
                 raise ServerError("server did not stop") from None
             finally:
                 self._process = None
+        return None
 
     def close(self) -> None:
         """Stop it if it runs, and remove the directory of its socket."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import tempfile
 import unittest
 from pathlib import Path
@@ -9,7 +10,7 @@ from unittest import mock
 
 from test_oracle import bindir
 
-from pgcut import alarms, explore, judge, matrix, oracle, server
+from pgcut import alarms, explore, judge, matrix, oracle, sequel, server
 from pgcut.content import KEPT
 from pgcut.disk import Choice, Rules
 from pgcut.image import write_tree
@@ -18,6 +19,8 @@ from pgcut.states import PAGE, State
 from recorder_binary import SCRATCH, recorder_binary
 
 try:
+    import psycopg2
+
     from pgcut import record
 except ImportError:
     record = None
@@ -62,13 +65,16 @@ class ExcuseTest(unittest.TestCase):
                 ("FATAL:  double-write log is damaged: batch 45 is missing", self.PAGE, ""),
                 ("[27311] XX000 ERROR:  checkpoint request failed", self.LOG, ""),
                 ("no verdict within 600 s", self.PAGE, "LOG:  redo starts"),
+                ("no verdict of a server: server exited with -11: x", self.PAGE, invalid),
+                ("no verdict of a server: server does not stop properly, its exit status is -11: x",
+                 self.PAGE, invalid),
                 ("no verdict, exit status -6: x", self.PAGE, f'{invalid}\nTRAP: failed Assert("x")')):
             self.assertFalse(alarms.excused(text, rotten, log), text)
 
     def test_crash_though_a_file_cannot_be_read(self):
         unreadable = 'PANIC:  could not read blocks 0..0 in file "base/5/2603"'
         for line in ('TRAP: failed Assert("x")', "PANIC:  could not locate a valid checkpoint"):
-            self.assertEqual(alarms.crashes(f"{unreadable}\n{line}\n"), [line])
+            self.assertEqual(alarms.crashes_of_unreadable(f"{unreadable}\n{line}\n"), [line])
 
 
 class LeftOverTest(unittest.TestCase):
@@ -84,6 +90,30 @@ class LeftOverTest(unittest.TestCase):
         self.assertEqual(harmless("primary", None), [True, True, False])
         self.assertEqual(harmless("failing-unlinks", []), [True, True, False])
         self.assertEqual(harmless("edited", []), [True, False, False])
+
+
+class RecordedLogTest(unittest.TestCase):
+    """What the log of a recorded server may not say."""
+
+    def complaints(self, scenario, *lines):
+        with tempfile.NamedTemporaryFile("w", prefix="pgcut-log-") as log:
+            log.write("\n".join(lines))
+            log.flush()
+            one = scenario.__new__(scenario)
+            one.acks, one.log = [], Path(log.name)
+            one.read_log("server", one.log)
+        return [event["text"].removeprefix("server: ") for event in one.acks]
+
+    def test_crashes(self):
+        if record is None:
+            self.skipTest("python3-psycopg2 is not installed")
+        crashes = ["TRAP: failed", "[7] LOG:  server process (PID 8) was terminated by signal 11: x"]
+        failures = ["[7] LOG:  server process (PID 8) was terminated by signal 6: x", "[7] PANIC:  no",
+                    '[7] ERROR:  could not read blocks 0..0 in file "base/5/17": no']
+        self.assertEqual(sorted(self.complaints(record.Primary, *crashes, *failures)),
+                         sorted(crashes + failures))
+        for scenario in (record.Errors, record.FailingSyncs, record.TornWrites):
+            self.assertEqual(sorted(self.complaints(scenario, *crashes, *failures)), sorted(crashes))
 
 
 class ImagesTest(unittest.TestCase):
@@ -164,6 +194,26 @@ class ImagesTest(unittest.TestCase):
                                rules=Rules(ignore_syncs_below=("pg_wal",)))
         # Without its WAL, what such a server says first depends on what it has written home.
         self.assertNotEqual(outcome.complaints, [])
+
+    def test_server_that_goes_on_crashes(self):
+        recording = self.record("primary")
+
+        def crash(connect, query):
+            """Let a process crash, of which a session tells the number."""
+            with contextlib.closing(connect("postgres")) as session, session.cursor() as cursor:
+                cursor.execute(query)
+                os.kill(cursor.fetchone()[0], signal.SIGSEGV)
+                with contextlib.suppress(psycopg2.Error):
+                    cursor.execute("SELECT pg_sleep(600)")
+            return []
+
+        for query, expected in (("SELECT pg_backend_pid()", "was terminated by signal 11"),
+                                ("SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1)::int",
+                                 "ends by itself, with status -11")):
+            with mock.patch.object(sequel.workload, "run",
+                                   side_effect=lambda connect, *_, query=query, **__: crash(connect, query)):
+                outcome = self.outcome(recording, "all-lost", sequel_every=1, sequel_cuts=1)
+            self.assertIn(expected, "\n".join(outcome.complaints))
 
     def test_recovery_is_cut_off_before_the_load(self):
         recording = self.record("primary")

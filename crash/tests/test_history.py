@@ -363,6 +363,26 @@ class AlarmTest(unittest.TestCase):
         self.assertEqual(self.alarms("22012 ERROR:  division by zero"), [])
 
 
+class CrashTest(unittest.TestCase):
+    """Crashes are findings, whatever the server is excused of."""
+
+    def machine(self, *lines, excused=False):
+        holder = tempfile.TemporaryDirectory(prefix="pgcut-machine-")
+        self.addCleanup(holder.cleanup)
+        one = machine.Machine("a", mock.Mock(), Path(holder.name))
+        self.addCleanup(one.instance.close)
+        one.excused = excused
+        one.log.write_text("\n".join(lines))
+        return one
+
+    def test_crash_where_something_fails(self):
+        lines = [f"[7] 00000 LOG:  server process (PID 8) was terminated by signal {number}: x"
+                 for number in (6, 9, 11)]
+        self.assertEqual(self.machine(*lines).alarms(), lines)
+        self.assertEqual(self.machine(*lines, excused=True).alarms(), lines[1:])
+        self.assertEqual(self.machine(*lines).alarms(kills=True), [lines[0], lines[2]])
+
+
 class LedgerTest(unittest.TestCase):
     events = [event("issue", 1, 10), event("ack", 1, 11), event("issue", 2, 20),
               event("ack", 2, 21), event("issue", 3, 30)]

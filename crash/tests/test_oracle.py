@@ -8,6 +8,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -769,6 +770,22 @@ class AlarmsTest(unittest.TestCase):
                  "2026-01-01 00:00:00.000 UTC [7] 58030 FATAL:  could not read"]
         self.assertEqual(alarms.of_server("\n".join(lines)), [lines[0], lines[3]])
 
+    def ended(self, signal, who="server process"):
+        return f"2026-01-01 UTC [7] 00000 LOG:  {who} (PID 17) was terminated by signal {signal}: x"
+
+    def test_processes_that_crash(self):
+        crashed = [self.ended(signal) for signal in (4, 6, 7, 8, 9, 11)]
+        crashed += ["[7] PANIC:  no", 'TRAP: failed Assert("x")']
+        other = [self.ended(signal) for signal in (1, 3, 15)]
+        other += ["[7] FATAL:  archive command was terminated by signal 9: Killed"]
+        log = "\n".join(crashed + other)
+        self.assertEqual(alarms.bad_lines(log), crashed)
+        self.assertEqual(alarms.crashes(log, fails=True), [
+            line for line in crashed if "PANIC" not in line and "signal 6" not in line])
+        for killed in (alarms.crashes(log, kills=True), alarms.crashes(
+                f"{log}\n[7] LOG:  issuing SIGKILL to recalcitrant children")):
+            self.assertEqual(killed, [line for line in crashed if "signal 9" not in line])
+
     def test_what_belongs_to_nothing(self):
         complaints = ["file base/5/17 of 8192 bytes belongs to no relation",
                       "promoted: file pg_tblspc/9/PG/5/18 of 1 bytes belongs to no relation",
@@ -807,6 +824,35 @@ class PagesTest(unittest.TestCase):
     def test_what_is_left_over(self):
         self.assertEqual(self.complained_of("base/5/18", "base/77", "pg_tblspc/9/PG/5/17"),
                          ["base/5/17", "base/5/180", "base/78/17", "global/17"])
+
+
+class StopTest(unittest.TestCase):
+    """A fast stop has to end properly."""
+
+    def stopped(self, status, **options):
+        """Stop what ends with a status when it is told to."""
+        instance = server.Server("", "", None)
+        instance._process = subprocess.Popen(
+            ["sh", "-c", f"trap 'exit {status}' INT QUIT; echo; while :; do read line; done"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.addCleanup(instance._process.stdin.close)
+        self.addCleanup(instance._process.stdout.close)
+        instance._process.stdout.readline()
+        instance.stop(**options)
+
+    def test_exit_status(self):
+        self.stopped(0)
+        self.stopped(1, how=signal.SIGQUIT)
+        with self.assertRaisesRegex(server.ServerError, "exit status is 1"):
+            self.stopped(1)
+        self.stopped(1, properly=False)
+
+    def test_server_that_has_gone(self):
+        instance = server.Server("", "", None)
+        instance._process = subprocess.Popen(["sh", "-c", "kill -SEGV $$"])
+        instance._process.wait()
+        with self.assertRaisesRegex(server.ServerError, "exit status is -11"):
+            instance.stop()
 
 
 class ClientsTest(unittest.TestCase):
