@@ -33,7 +33,8 @@ class Copies(Lives):
         source = self.machines[step["of"]]
         copy = self.place / "copy"
         with self._under_load(step):
-            begin = self._back_up(source, copy)
+            begin = self._now(source)
+            self._back_up(source, copy)
             machine = machine or self._machine(step.server)
             machine.excused = False
             machine.store.fill(copy)
@@ -47,14 +48,13 @@ class Copies(Lives):
         if not self.findings:
             self._compare_plans(machine, readers.disagreements)
 
-    def _back_up(self, source, place, *options):
-        """Take a base backup; returns when it began, what was acknowledged then is in it."""
-        begin = self._now(source)
+    def _back_up(self, source, place, *options, check=True):
+        """Take a base backup; returns the process."""
         with server.as_user():
             place.mkdir(parents=True, mode=0o700)
-        server.run(self.tools.bindir, "pg_basebackup", "-D", place, "-X", "stream", "-c", "fast",
-                   "--no-sync", "-U", server.USER, "-h", source.instance.sockets, *options)
-        return begin
+        return server.run(self.tools.bindir, "pg_basebackup", "-D", place, "-X", "stream", "-c", "fast",
+                          "--no-sync", "-U", server.USER, "-h", source.instance.sockets, *options,
+                          check=check)
 
     def _now(self, machine):
         """Return the moment up to which a server is known to have what was acknowledged."""
@@ -66,11 +66,12 @@ class Copies(Lives):
         server.own(backups)
         place, earlier = backups / step["name"], step.get("on")
         with self._under_load(step):
+            begin = self._now(machine)
             if earlier:
-                begin = self._back_up(machine, self.place / "increment", "--incremental",
-                                      backups / earlier / "backup_manifest")
+                self._back_up(machine, self.place / "increment", "--incremental",
+                              backups / earlier / "backup_manifest")
             else:
-                begin = self._back_up(machine, place)
+                self._back_up(machine, place)
             end = time.monotonic_ns()
         if earlier:
             server.run(self.tools.bindir, "pg_combinebackup", "--no-sync", "-o", place,

@@ -7,7 +7,7 @@ import subprocess
 
 import psycopg2
 
-from . import server
+from . import alarms, server
 from .copies import Copies
 from .history import Step
 from .machine import LOG, OUR_FILE, Failure, Machine
@@ -22,34 +22,39 @@ class Refusals(Copies):
         if machine.instance.alive():
             second = server.Server(self.tools.bindir, machine.data, machine.log,
                                    sockets=machine.instance.sockets)
-            self._must_fail(machine, second.start, "a second postmaster")
-            return
+            try:
+                second.start()
+            except server.ServerError:
+                status = second.status()
+                second.kill()
+                self._refused(machine, status)
+                return
+            raise Failure(f"a second postmaster starts on {machine.name}")
         marked = machine.marked()
         self._try_start(machine, marked, "stock", "stock, though the marker is there")
-
-    def _must_fail(self, machine, start, what):
-        try:
-            start()
-        except server.ServerError:
-            machine.unread()
-            self.figures["refused"] += 1
-            return
-        raise Failure(f"{what} starts on {machine.name}")
 
     def _try_start(self, machine, must_fail, program, what):
         """Start a server, which must be refused or do no harm."""
         try:
             machine.start(program)
         except server.ServerError:
+            status = machine.instance.status()
             machine.instance._end(1)
-            machine.unread()
-            self.figures["refused"] += 1
+            # Errors there are what a refusal must bring.
+            self._refused(machine, status, machine.unread())
             return
         if must_fail:
             raise Failure(f"{machine.name} starts: {what}")
         self.figures["harmless"] += 1
         self._after_start(machine)
         machine.end("fast")
+
+    def _refused(self, machine, status, log=""):
+        """Count what has ended with an exit status as refused; what crashes or hangs is not."""
+        told = alarms.crashes(log)
+        if told or status is None or status < 0:
+            raise Failure(" / ".join([f"{machine.name}: not refused, exit status {status}", *told]))
+        self.figures["refused"] += 1
 
     def refuse_wrong_log(self, machine: Machine, step: Step) -> None:
         log, kept = machine.data / LOG, machine.data / f"{LOG}.kept"
@@ -107,10 +112,11 @@ class Refusals(Copies):
     def refuse_tool(self, machine: Machine, step: Step) -> None:
         if self._nothing_to_refuse(machine):
             return
-        if self._tool(machine, step["tool"]).returncode == 0:
+        status = self._tool(machine, step["tool"]).returncode
+        if status == 0:
             raise Failure(f"{step['tool']} is not refused on {machine.name}, which is "
                           f"{self.member(machine).state}")
-        self.figures["refused"] += 1
+        self._refused(machine, status)
 
     def _nothing_to_refuse(self, machine):
         """Say whether a server was stopped cleanly after all: it has not met its point, for one."""
@@ -140,15 +146,19 @@ class Refusals(Copies):
 
     def refuse_backup(self, machine: Machine, step: Step) -> None:
         copy = self.place / "copy"
-        self._must_fail(machine, lambda: self._back_up(machine, copy), "a backup of what is stopped")
+        status = self._back_up(machine, copy, check=False).returncode
         shutil.rmtree(copy, ignore_errors=True)
+        if status == 0:
+            raise Failure(f"a backup of what is stopped starts on {machine.name}")
+        self._refused(machine, status)
 
     def refuse_rewind(self, machine: Machine, step: Step) -> None:
         if self._nothing_to_refuse(machine):
             return
-        if self._rewind(machine, self.machines[step["source"]], check=False).returncode == 0:
+        status = self._rewind(machine, self.machines[step["source"]], check=False).returncode
+        if status == 0:
             raise Failure(f"pg_rewind is not refused on {machine.name}")
-        self.figures["refused"] += 1
+        self._refused(machine, status)
 
 
 def _names_marker(owner):

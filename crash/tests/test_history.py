@@ -1,5 +1,6 @@
 """Tests of histories: what is legal, how they are drawn, and how they get shorter."""
 
+import contextlib
 import itertools
 import subprocess
 import tempfile
@@ -17,6 +18,7 @@ from pgcut import (
     matrix,
     play,
     recipes,
+    server,
     steps,
     store,
 )
@@ -364,7 +366,7 @@ class AlarmTest(unittest.TestCase):
 
 
 class CrashTest(unittest.TestCase):
-    """Crashes are findings, whatever the server is excused of."""
+    """Crashes are findings, whatever the server is excused of, and no refusals."""
 
     def machine(self, *lines, excused=False):
         holder = tempfile.TemporaryDirectory(prefix="pgcut-machine-")
@@ -381,6 +383,36 @@ class CrashTest(unittest.TestCase):
         self.assertEqual(self.machine(*lines).alarms(), lines)
         self.assertEqual(self.machine(*lines, excused=True).alarms(), lines[1:])
         self.assertEqual(self.machine(*lines).alarms(kills=True), [lines[0], lines[2]])
+
+    def refused(self, status, *lines):
+        """Try a start that ends with a status, and says something; returns whether it is refused."""
+        one = self.machine(*lines)
+        one.start = mock.Mock(side_effect=server.ServerError("does not start"))
+        one.instance = mock.Mock(**{"status.return_value": status})
+        played = play.Play(of(start()), None, None, Path("."))
+        try:
+            played._try_start(one, True, "ours", "a copy")
+        except machine.Failure:
+            return False
+        return bool(played.figures["refused"])
+
+    def test_refusals(self):
+        fatal = "[7] XX000 FATAL:  the double-write log is of other files"
+        self.assertTrue(self.refused(1, fatal))
+        self.assertFalse(self.refused(None, fatal))
+        self.assertFalse(self.refused(-11, fatal))
+        for crash in ('TRAP: failed Assert("x")', "[7] XX000 PANIC:  no",
+                      "[7] 00000 LOG:  startup process (PID 8) was terminated by signal 11: x"):
+            self.assertFalse(self.refused(1, fatal, crash))
+
+    def test_program_that_crashes_refuses_nothing(self):
+        for status, refused in ((1, 1), (-11, 0), (0, 0)):
+            played = play.Play(of(start()), None, None, Path("."))
+            played._tool = mock.Mock(return_value=mock.Mock(returncode=status))
+            played.member = mock.Mock()
+            with contextlib.nullcontext() if refused else self.assertRaises(machine.Failure):
+                played.refuse_tool(mock.Mock(clean=False), {"tool": "checksums-enable"})
+            self.assertEqual(played.figures["refused"], refused)
 
 
 class LedgerTest(unittest.TestCase):
