@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -447,9 +448,10 @@ def _check_fast(paths, args):
     results.append(indent.check(paths, upstream))
     suites.prepare(paths, "test")
     names = suites.of_suites(suites.all_tests(paths, "test"), suites.FAST)
-    results += _run_beside([functools.partial(suites.run_selftests, paths, deadline)], lambda:
-                           suites.run_tests(paths, "test", names, suites.MODES[0],
-                                            deadline=deadline))
+    results += _run_beside(
+        functools.partial(_part, "dev/selftests", suites.run_selftests, paths, deadline),
+        functools.partial(_part, "suites", suites.run_tests, paths, "test", names, suites.MODES[0],
+                          deadline=deadline, again="./dev check --fast"))
     return _conclude(paths, results)
 
 
@@ -461,38 +463,55 @@ def _test(paths, args):
     upstream = _obtain(paths)
     wanted = [name for name in args.suite if name.partition("/")[0] not in ("dev", "crash")]
     some = functools.partial(_chosen, args.suite)
-    results = _run_beside(some("dev", {
+    results = _run_beside(*some("dev", {
         "check": lambda: check.report(check.run_all(paths, upstream)),
-        "rules": lambda: rules.check(paths)}), list)
+        "rules": lambda: rules.check(paths)}))
     # Each of these waits for most of the time.  The explorer has the machine to itself: a server
     # that gets less of it does less while it is recorded, and shows fewer faults.
     beside = some("dev", {"selftests": functools.partial(suites.run_selftests, paths, deadline),
                           "indent": functools.partial(_indent, paths, upstream)})
-    beside += some("crash", {
+    of_build = some("crash", {
         "selftests": functools.partial(crash.run_selftests, paths, deadline),
         "histories": lambda: crash.run_histories(paths, deadline, args.seed),
         "history-controls": lambda: crash.run_history_controls(paths, deadline)})
     last = some("crash", {"explorer": lambda: crash.run_ci(paths, deadline, args.seed)})
-    places = {}
-    if not args.suite or any(name.partition("/")[0] != "dev" for name in args.suite):
-        _build_kind(paths, "test")
-        # Some of our own tests try what is given to monitoring systems, or move a cluster to a
-        # stock server and back.
-        places = {"PGDW_MONITORING_DIR": str(paths.repo / "packaging" / "monitoring")}
-        if not wanted or suites.need_stock(paths, wanted):
-            places[suites.STOCK] = str(_build_kind(paths, "stock"))
-        crash.prepare(paths)
-    names = []
+    # Some of our own tests move a cluster to a stock server and back.
+    stock = not wanted or suites.need_stock(paths, wanted)
     if wanted or not args.suite:
-        tests = suites.all_tests(paths, "test")
-        names = suites.of_suites(tests, wanted or suites.CORE)
-        if not wanted:
-            names = suites.own_tests(paths, tests) + names
-        suites.prepare(paths, "test")
-    results += _run_beside(beside, lambda: suites.run_tests(
-        paths, "test", list(dict.fromkeys(names)), suites.MODES[0], places, deadline=deadline))
-    results += _run_beside(last, list)
+        of_build.insert(0, functools.partial(
+            _part, "suites", _run_suites, paths, wanted, stock, deadline,
+            again=" ".join(("./dev test", *(("--suite", *wanted) if wanted else ())))))
+    if of_build or last:
+        unbuilt = _part("build", _build_for_tests, paths, stock, again="./dev build test")
+        results += unbuilt
+        if unbuilt:
+            of_build, last = [], []
+    results += _run_beside(*of_build, *beside)
+    results += _run_beside(*last)
     return _conclude(paths, results)
+
+
+def _build_for_tests(paths, stock):
+    """Bring the builds that tests need up to date; returns no Results."""
+    _build_kind(paths, "test")
+    if stock:
+        _build_kind(paths, "stock")
+    return []
+
+
+def _run_suites(paths, wanted, stock, deadline):
+    """Run tests of the build: those that are wanted, or ours and the core; returns their Results."""
+    # Some of our own tests try what is given to monitoring systems.
+    places = {"PGDW_MONITORING_DIR": str(paths.repo / "packaging" / "monitoring")}
+    if stock:
+        places[suites.STOCK] = str(build.bindir(paths, "stock"))
+    tests = suites.all_tests(paths, "test")
+    names = suites.of_suites(tests, wanted or suites.CORE)
+    if not wanted:
+        names = suites.own_tests(paths, tests) + names
+    suites.prepare(paths, "test")
+    return suites.run_tests(paths, "test", list(dict.fromkeys(names)), suites.MODES[0], places,
+                            deadline=deadline)
 
 
 def _indent(paths, upstream):
@@ -518,24 +537,42 @@ def _require_known(wanted):
 
 
 def _chosen(wanted, group, programs):
-    """Return the functions of those of a group's programs that are wanted, all if nothing is.
+    """Return those of a group's programs that are wanted, all if nothing is, as parts of a run.
 
     Names that are none of a program's are those of Python tests, which `selftests` runs.
     """
     names = [name.partition("/")[2] for name in wanted if name.partition("/")[0] == group]
-    chosen = [run for name, run in programs.items()
+    chosen = [functools.partial(_part, f"{group}/{name}", run) for name, run in programs.items()
               if not wanted or "" in names or name in names]
     tests = [name for name in names if _PYTHON_TEST.match(name)]
     if tests and "selftests" in programs:
-        chosen.append(functools.partial(programs["selftests"], names=tests))
+        chosen.append(functools.partial(_part, f"{group}/selftests", programs["selftests"],
+                                        names=tests))
     return chosen
 
 
-def _run_beside(programs, run):
-    """Call functions that return a Result each, beside one that returns several; returns all."""
-    with concurrent.futures.ThreadPoolExecutor(len(programs) + 1) as pool:
-        others = [pool.submit(program) for program in programs]
-        return [*run(), *(other.result() for other in others)]
+def _part(name, run, *arguments, again="", **options):
+    """Call what returns a Result, or several; returns these.
+
+    If it raises an exception, that is its Result, which `again` shows again: other parts go on.
+    """
+    started = time.monotonic()
+    try:
+        found = run(*arguments, **options)
+        return found if isinstance(found, list) else [found]
+    except Exception as error:
+        text = traceback.format_exc()
+        if isinstance(error, DevError) and error.hint:
+            text += f"hint: {error.hint}\n"
+        say(f"{name} has not come to its end:\n{text}")
+        return [suites.Result(name, suites.NO_MODE, 0, 1, 0, time.monotonic() - started,
+                              output=text, again=(again or f"./dev test --suite {name}",))]
+
+
+def _run_beside(*parts):
+    """Run parts of a test run side by side; returns all their Results."""
+    with concurrent.futures.ThreadPoolExecutor(max(1, len(parts))) as pool:
+        return [result for found in pool.map(lambda part: part(), parts) for result in found]
 
 
 @_alone

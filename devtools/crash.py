@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -25,36 +26,65 @@ CI_ARGUMENTS = ("run", "--states", "204", "--recordings", "4", "--watched", "4",
 # Seeds of continuous integration, of so many.
 CI_SEEDS = 100_000
 
+# So long before a deadline the explorer ends what it is doing (pgcut.limits): a server that hangs is
+# ended, then its recorder, logs are kept, and the report is written.
+KEEPING_SECONDS = 300
+
+_PREPARING = threading.Lock()
+
+# What crashes of one server may take, ten times what they do.
+RESTARTS_BEGIN_SECONDS, RESTART_SECONDS = 600, 10
+
+# What a run of the explorer that was killed has left, below its directory: whose servers' logs are there.
+LEFT = ("jobs", "history-*", "prepared-*")
+
 # Histories of servers that continuous integration plays: two minutes.
 CI_HISTORIES = ("history", "--count", "3", "--no-shrink")
 
 
-def prepare(paths: Paths) -> None:
-    """Install what the explorer needs, and compile its recorder."""
-    deps.ensure(paths, PACKAGES)
-    _recorder(paths)
+def prepare(paths: Paths) -> Path:
+    """Install what the explorer needs, and compile its recorder; returns that program.
+
+    Parts of a run are threads.
+    """
+    with _PREPARING:
+        deps.ensure(paths, PACKAGES)
+        directory = paths.root / "build" / "recorder"
+        run(["make", "-s", "-C", paths.repo / "crash" / "recorder", f"OBJDIR={directory}"])
+        return directory / "pgcut-recorder"
 
 
 def call(paths: Paths, arguments: Any, deadline: float | None = None,
          place: str = "crash") -> int | None:
     """Run the explorer with these arguments; returns its exit status.
 
-    At the deadline it is ended, and the result is None.  `place` is where its servers are, below
-    the build root.
+    Shortly before the deadline it ends, and says how far it has come; at the deadline it is ended,
+    and the result is None.  `place` is where its servers are, below the build root.
     """
-    prepare(paths)
+    recorder = prepare(paths)
     _require_fuse()
     scratch = paths.root / place
     scratch.mkdir(exist_ok=True)
     command = [SYSTEM_PYTHON, "-m", "pgcut",
                "--bindir", build.bindir(paths, "test"), "--build", paths.build("test"),
                "--source", paths.work, "--mutations", paths.repo / "tests" / "mutations",
-               "--recorder", _recorder(paths), "--scratch", scratch,
+               "--recorder", recorder, "--scratch", scratch,
                "--stock", build.bindir(paths, "stock"), *arguments]
     say("exploring power cuts")
-    status = suites.run_until(deadline, command, stdout=None,
-                              env={**os.environ, "PYTHONPATH": str(paths.repo / "crash")})
-    if status is None or status < 0:
+    return _ended(scratch, suites.run_until(deadline, command, stdout=None, env=_environment(
+        paths, deadline)))
+
+
+def _environment(paths, deadline):
+    """Return that of the explorer."""
+    end = {} if deadline is None else \
+        {"PGCUT_DEADLINE": str(deadline - KEEPING_SECONDS * suites.SLOWNESS)}
+    return {**os.environ, "PYTHONPATH": str(paths.repo / "crash"), **end}
+
+
+def _ended(scratch, status):
+    """End servers that were left in a directory, unless all is well; returns the status."""
+    if status != 0:
         postgres.tidy(scratch)
     return status
 
@@ -62,13 +92,17 @@ def call(paths: Paths, arguments: Any, deadline: float | None = None,
 def restarts(paths: Paths, number: int, seed: int) -> int:
     """Crash one server so many times, see pgcut.restarts; returns an exit status."""
     deps.ensure(paths, PACKAGES)
-    scratch = paths.root / "crash" / "restarts"
+    scratch = paths.root / "restarts"
     shutil.rmtree(scratch, ignore_errors=True)
     command = [SYSTEM_PYTHON, "-m", "pgcut.restarts", "--scratch", scratch,
                "--bindir", build.bindir(paths, "test"), "--number", str(number),
                "--seed", str(seed)]
-    return run(command, check=False,
-               env={**os.environ, "PYTHONPATH": str(paths.repo / "crash")}).returncode
+    deadline = time.monotonic() + suites.SLOWNESS * (
+        RESTARTS_BEGIN_SECONDS + number * RESTART_SECONDS)
+    status = _ended(scratch, suites.run_until(deadline, command, env=_environment(paths, None)))
+    if status != 0:
+        say(f"the server's log is {scratch / 'log'}")
+    return 1 if status is None else status
 
 
 def ci_seed(paths: Paths) -> str:
@@ -121,6 +155,14 @@ def _explore(paths, name, seed, deadline):
         bool(run.status and run.data) and not (lost or unfound or crashed or errors)
 
 
+def _keep_left(scratch, target):
+    """Move the logs that a run has left which was killed, or has ended itself."""
+    for run_ in scratch.glob("pgcut-*"):
+        for place in (found for pattern in LEFT for found in run_.glob(pattern) if found.is_dir()):
+            failures.copy_logs(place, target / place.name)
+        shutil.rmtree(run_, ignore_errors=True)
+
+
 class _Run:
     """A run of the explorer; its report is kept if something is wrong."""
 
@@ -133,6 +175,7 @@ class _Run:
         self.status = call(paths, [*arguments, "--output", output], deadline,
                            name.replace("/", "-"))
         self.seconds = time.monotonic() - started
+        _keep_left(paths.root / name.replace("/", "-"), output / "left")
         file = output / report
         self.data = json.loads(file.read_text()) if file.exists() else []
         self.kept = output if self.status != 0 and output.exists() else None
@@ -178,19 +221,12 @@ def run_history_controls(paths: Paths, deadline: float | None = None) -> suites.
 def run_selftests(paths: Paths, deadline: float | None = None,
                   names: Iterable[str] = ()) -> suites.Result:
     """Run the explorer's own tests, or those of these names; returns a Result."""
-    deps.ensure(paths, PACKAGES)
+    recorder = prepare(paths)
     say("running the tests of the explorer")
     return suites.run_python_tests(
         paths, "crash/selftests", SYSTEM_PYTHON, paths.repo / "crash" / "tests",
-        {"PYTHONPATH": f"{paths.repo / 'crash'}:{paths.repo}", "PGCUT_RECORDER": str(_recorder(paths)),
+        {"PYTHONPATH": f"{paths.repo / 'crash'}:{paths.repo}", "PGCUT_RECORDER": str(recorder),
          "PGCUT_BINDIR": str(build.bindir(paths, "test"))}, deadline, names)
-
-
-def _recorder(paths):
-    """Compile the recorder if need be; returns the program."""
-    directory = paths.root / "build" / "recorder"
-    run(["make", "-s", "-C", paths.repo / "crash" / "recorder", f"OBJDIR={directory}"])
-    return directory / "pgcut-recorder"
 
 
 def _require_fuse():

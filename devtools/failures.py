@@ -62,10 +62,12 @@ def place(root: str | Path, name: str) -> Path:
     return directory(root) / name.replace("/", "-")
 
 
-def keep(root: str | Path, name: str, source: str | Path, output: str = "") -> Path:
-    """Copy the logs of a test, and what it has printed; returns their directory."""
+def keep(root: str | Path, name: str, source: str | Path | None, output: str = "") -> Path:
+    """Copy the logs of a test, if it has any, and what it has printed; returns their directory."""
     kept = place(root, name)
-    copy_logs(source, kept)
+    kept.mkdir(exist_ok=True)
+    if source:
+        copy_logs(source, kept)
     if output:
         (kept / OUTPUT).write_text(output)
     return kept

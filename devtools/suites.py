@@ -447,6 +447,8 @@ def report_failures(paths: Paths, results: Sequence[Result],
         say(f"FAILED: {result.name}" + (f" ({result.hung})" if result.hung else ""))
         bad = [line for line in result.output.splitlines() if line.startswith("not ok")]
         _show("failed points", bad[:TAIL_LINES])
+        if not (result.log or result.kept):
+            _show("end of its output", result.output.splitlines()[-TAIL_LINES:])
         if result.log:
             report = result.log / "log" / HANG_REPORT
             if report.exists():
@@ -455,8 +457,8 @@ def report_failures(paths: Paths, results: Sequence[Result],
                 lines = path.read_text(errors="replace").splitlines()
                 _show(f"end of {path}", lines[-TAIL_LINES:])
     for result in failed:
-        kept = result.kept or (result.log and failures.keep(paths.root, result.name, result.log,
-                                                            result.output))
+        kept = result.kept or ((result.log or result.output) and failures.keep(
+            paths.root, result.name, result.log, result.output))
         say("\n    ".join([f"to see {result.name} fail again:", *(result.again or [again(result)]),
                            *([f"its logs are kept in {kept}"] if kept else [])]))
 

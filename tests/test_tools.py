@@ -336,10 +336,25 @@ class FailuresTest(RepositoryCase):
         def meet(name):
             meeting.wait()
             return name
-        self.assertEqual(cli._run_beside([lambda: meet("b"), lambda: meet("c")],
-                                         lambda: [meet("a")]), ["a", "b", "c"])
-        with self.assertRaises(DevError):
-            cli._run_beside([mock.Mock(side_effect=DevError("it fails"))], list)
+        self.assertEqual(cli._run_beside(lambda: [meet("a")], lambda: [meet("b")],
+                                         lambda: [meet("c")]), ["a", "b", "c"])
+        self.assertEqual(cli._run_beside(), [])
+
+    def test_parts_that_do_not_come_to_their_end(self):
+        good = suites.Result("s/t", "m", 1, 0, 0, 1.0)
+        parts = cli._chosen((), "dev", {
+            "check": mock.Mock(side_effect=DevError("it fails", "do this")),
+            "rules": mock.Mock(side_effect=ZeroDivisionError), "indent": lambda: good})
+        first, second, third = cli._run_beside(*parts)
+        self.assertEqual((first.name, first.failed, first.again, third),
+                         ("dev/check", 1, ("./dev test --suite dev/check",), good))
+        self.assertIn("ZeroDivisionError", second.output)
+        told = io.StringIO()
+        with contextlib.redirect_stderr(told):
+            suites.report_failures(self.paths, [first, second, third])
+        self.assertRegex(told.getvalue(), "(?s)it fails.*hint: do this")
+        self.assertIn("it fails", (failures.place(self.paths.root, "dev/check")
+                                   / failures.OUTPUT).read_text())
 
     def test_suites_and_programs(self):
         tests = {"s/t": None, "s/u": None, "r/t": None}
@@ -505,6 +520,37 @@ class ExplorerTest(TestCase):
         self.assertEqual(result.again, (
             "./dev crash run --seed 8",
             f"./dev crash replay {result.kept}/failures/recording-8/failure-0.json --minimise"))
+
+    def test_logs_of_a_run_that_was_killed(self):
+        def call(paths, arguments, deadline=None, place=""):
+            for name in ("jobs/recording-7/server.log", "history-7-x/a.log", "programs/b.log"):
+                log = paths.root / place / "pgcut-x" / name
+                log.parent.mkdir(parents=True)
+                log.touch()
+            return 86
+        with tempfile.TemporaryDirectory() as root, mock.patch.object(crash, "call", call):
+            kept = crash.run_histories(SimpleNamespace(root=Path(root), repo=Path(root)), seed=7).kept
+            self.assertEqual(sorted(str(log.relative_to(kept)) for log in kept.rglob("*.log")),
+                             ["left/history-7-x/a.log", "left/jobs/recording-7/server.log"])
+            self.assertEqual(list((Path(root) / "crash-histories").iterdir()), [])
+
+    def test_servers_of_a_run_that_has_failed(self):
+        for status, tidied in ((0, 0), (1, 1), (86, 1), (None, 1)):
+            with mock.patch.object(crash.postgres, "tidy") as tidy:
+                self.assertEqual(crash._ended("place", status), status)
+            self.assertEqual(tidy.call_count, tidied)
+
+    def test_restarts_have_a_deadline(self):
+        with tempfile.TemporaryDirectory() as root, \
+                mock.patch.object(crash.deps, "ensure"), mock.patch.object(crash.postgres, "tidy"), \
+                mock.patch.object(crash.build, "bindir"), \
+                mock.patch.object(crash.suites, "run_until", return_value=None) as run_until:
+            self.assertEqual(crash.restarts(SimpleNamespace(root=Path(root), repo=Path(root)), 5, 1), 1)
+            self.assertIsNotNone(run_until.call_args.args[0])
+
+    def test_explorer_ends_before_its_deadline(self):
+        environment = crash._environment(SimpleNamespace(repo=Path("/r")), 1000)
+        self.assertLess(float(environment["PGCUT_DEADLINE"]), 1000)
 
     def test_what_ends_without_a_report(self):
         def call(paths, arguments, deadline=None, place=""):
