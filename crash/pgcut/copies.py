@@ -87,7 +87,7 @@ class Copies(Lives):
             machine.ask(f"SELECT pg_create_restore_point('{step['name']}')")
             end = time.monotonic_ns()
             segment = machine.ask("SELECT pg_walfile_name(pg_switch_wal())")
-            machine.wait_for("archiving", (machine.archive / segment).exists)
+            machine.must("archiving", (machine.archive / segment).exists)
         ledger = Ledger(list(machine.ledger.events), begin)
         ledger.ceiling = end
         self.kept[step["name"]] = ledger
@@ -109,7 +109,7 @@ class Copies(Lives):
         if step["fault"]:
             self._cut_recovery(machine, step)
         machine.start()
-        machine.wait_for("promotion", lambda: not machine.ask("SELECT pg_is_in_recovery()"))
+        machine.must("promotion", lambda: not machine.ask("SELECT pg_is_in_recovery()"))
         # A standby of it takes over its settings.
         machine.configure({"restore_command": "", "recovery_target_name": "",
                            "recovery_target_timeline": "latest"})

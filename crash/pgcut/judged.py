@@ -170,8 +170,8 @@ class Judged:
         # until it is replayed a standby holds the locks of that transaction.
         target = source.ask("SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()"
                             " ELSE pg_logical_emit_message(false, 'pgcut', '', true) END")
-        machine.wait_for("catching up", lambda: machine.ask(
-            f"SELECT coalesce(pg_last_wal_replay_lsn() >= '{target}', false)"))
+        machine.must("catching up", lambda: machine.ask(
+            f"SELECT coalesce(pg_last_wal_replay_lsn() >= '{target}', false)"), source)
         # A standby that follows a standby knows no more than that one does.
         machine.ledger.floor = moment if not source.ledger.derived else source.ledger.floor
 

@@ -122,7 +122,7 @@ class Lives(Judged):
             if step["scope"] == "server":
                 machine.configure({MODE: step["mode"]})
                 machine.instance._process.send_signal(signal.SIGHUP)
-                machine.wait_for("reloading", lambda: machine.ask(
+                machine.must("reloading", lambda: machine.ask(
                     f"SELECT reset_val = '{step['mode']}' OR source NOT LIKE '%file'"
                     f" FROM pg_settings WHERE name = '{MODE}'"))
             else:
@@ -192,7 +192,7 @@ class Lives(Judged):
         with self._under_load(step):
             # A session that waited in the server would hold a snapshot, on which replay would wait.
             machine.ask("SELECT pg_promote(false)")
-            machine.wait_for("promotion", lambda: not machine.ask("SELECT pg_is_in_recovery()"))
+            machine.must("promotion", lambda: not machine.ask("SELECT pg_is_in_recovery()"))
             machine.ledger.ceiling = time.monotonic_ns()
         machine.ledger.events = list(machine.ledger.events)
         self._verify(machine)

@@ -317,6 +317,13 @@ class Machine:
                 raise Failure(f"{self.name} hangs: {what}")
             time.sleep(POLL_SECONDS)
 
+    def must(self, what: str, condition: Callable[[], Any], *sources: "Machine") -> None:
+        """Wait until a condition holds; it is a failure if this server, or one it needs, is gone."""
+        needed = (self, *sources)
+        self.wait_for(what, lambda: condition() or _gone(needed))
+        if not condition():
+            raise Failure(f"{_gone(needed)} has ended by itself: {what}")
+
     def gone(self) -> bool:
         """Say whether the server is gone, or about to, now that a session has lost it."""
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -327,6 +334,11 @@ class Machine:
         self.instance.close()
         self.clean_up()
         self.store.close()
+
+
+def _gone(machines):
+    """Return the name of the first server that is gone, '' if none is."""
+    return next((machine.name for machine in machines if not machine.instance.alive()), "")
 
 
 class Templates:

@@ -4,6 +4,7 @@ Lives may differ in mode, or have few checkpoints.  Or base backups are taken of
 files read in pieces, so that a page that is written meanwhile is read torn.
 """
 
+import contextlib
 import json
 import random
 import re
@@ -12,7 +13,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,29 +82,40 @@ class Guard(threading.Thread):
         super().__init__(name="guard")
         self._servers = servers         # by name
         self._over = threading.Event()
+        self._lock = threading.Lock()
         self.crashed = {}               # name: what is to be said of it
 
     def run(self) -> None:
         while self._servers and not self.crashed and not self._over.wait(GUARD_SECONDS):
             self.look()
 
-    def end(self, lost: Any) -> None:
-        """Look for the last time; for a while if clients have lost their connections."""
+    def end(self) -> None:
+        """Look for the last time."""
         self._over.set()
         self.join()
-        deadline = time.monotonic() + (GONE_SECONDS if lost and self._servers else 0)
         self.look()
+
+    def wait(self) -> None:
+        """Wait for a while until a server has ended: clients have lost their connections."""
+        deadline = time.monotonic() + (GONE_SECONDS if self._servers else 0)
         while not self.crashed and time.monotonic() < deadline:
-            time.sleep(GUARD_SECONDS)
             self.look()
+            time.sleep(GUARD_SECONDS)
+
+    def require(self) -> None:
+        """Raise ServerError if a server has ended."""
+        self.look()
+        if self.crashed:
+            raise server.ServerError("the load was cut short")
 
     def look(self) -> None:
-        """End all servers if one of them has ended."""
-        gone = {name: one for name, one in self._servers.items() if not one.alive()}
-        if gone and not self.crashed:
-            self.crashed = {name: _last_words(name, one) for name, one in gone.items()}
-            for one in self._servers.values():
-                one.kill()
+        """End all servers if one of them has ended by itself."""
+        with self._lock:
+            gone = {name: one for name, one in self._servers.items() if one.has_ended()}
+            if gone and not self.crashed:
+                self.crashed = {name: _last_words(name, one) for name, one in gone.items()}
+                for one in self._servers.values():
+                    one.kill()
 
 
 def _last_words(name, instance):
@@ -143,7 +155,22 @@ class Primary:
     def live(self, data: Any) -> Any:
         """Run all lives on the recorded directory `data`; returns the acks."""
         self.data = data
-        instance = self.server = server.Server(self.bindir, data, self.log)
+        self.server = server.Server(self.bindir, data, self.log)
+        try:
+            self._live(self.server)
+        except BaseException as error:      # no recording comes of it, so the error has to say all
+            self.read_logs()
+            for event in self.acks:
+                if event["what"] == "complaint":
+                    error.add_note(event["text"])
+            raise
+        self.read_logs()
+        for text in alarms.of_clients(self.acks, self.alarming):
+            self.complain(text)
+        return self.acks
+
+    def _live(self, instance):
+        """Run all lives of the recorded server."""
         try:
             for life in range(self.plan.lives):
                 try:
@@ -151,7 +178,8 @@ class Primary:
                                self.plan.seconds + LIFE_SECONDS):
                         self.begin_life(life)
                         instance.start(self.options())
-                        self.load(instance)
+                        with self._guarded():
+                            self.load(instance)
                         self.end(instance, self.rng.choice(self.ends))
                 except (server.ServerError, psycopg2.Error) as exc:
                     # A server that a control has broken may not even start
@@ -160,10 +188,23 @@ class Primary:
                     break
         finally:
             instance.close()
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Enter it at once, and end all servers, if one of them ends by itself."""
+        self.guard = Guard(self.servers())
+        self.guard.start()
+        try:
+            yield
+        finally:
+            self.guard.end()
+            for text in self.guard.crashed.values():
+                self.complain(text)
+        self.guard.require()
+
+    def read_logs(self) -> None:
+        """Enter what no server may say."""
         self.read_log("recorded server", self.log)
-        for text in alarms.of_clients(self.acks, self.alarming):
-            self.complain(text)
-        return self.acks
 
     def read_log(self, name: str, file: Path) -> None:
         """Enter what a server may not say."""
@@ -203,8 +244,8 @@ class Primary:
 
     def load(self, instance: Server) -> None:
         """Run the load for one life of the recorded server."""
-        guard, acks = Guard(self.servers()), None
-        guard.start()
+        self.guard.require()
+        acks = None
         try:
             with limit("the load", self.plan.seconds + HANG_SECONDS):
                 acks = workload.run(
@@ -213,11 +254,9 @@ class Primary:
                     seed=self.rng.randrange(1 << 30))
                 self.acks += acks
         finally:
-            guard.end(acks is None or any(event.get("unknown") for event in acks))
-            for text in guard.crashed.values():
-                self.complain(text)
-        if guard.crashed:
-            raise server.ServerError("the load was cut short")
+            if acks is None or any(event.get("unknown") for event in acks):
+                self.guard.wait()
+        self.guard.require()
 
     def complain(self, text: str) -> None:
         """Enter a complaint, which makes each state fail."""

@@ -147,7 +147,7 @@ def _prepare(data, plan, bindir, scratch, linked):
         _make_links_relative(data)
     except Exception as exc:
         raise server.ServerError(f"cannot prepare a cluster: {exc}\n"
-                                 + instance.log.read_text()[-2000:]) from exc
+                                 + instance.log_text()) from exc
     finally:
         instance.close()
     (data / "postmaster.opts").unlink(missing_ok=True)
@@ -216,10 +216,13 @@ class Standby(Primary):
             # What the standby has not received yet must stay: commits wait for it.
             self.start_primary()
             super().live(data)
-            self.read_log("its primary", self.primary_log)
             return self.acks
         finally:
             self.primary.close()
+
+    def read_logs(self) -> None:
+        super().read_logs()
+        self.read_log("its primary", self.primary_log)
 
     def servers(self) -> dict:
         return {**super().servers(), "its primary": self.primary}

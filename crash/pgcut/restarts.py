@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import io
 import json
+import os
 import random
 import re
 import sys
@@ -128,6 +129,9 @@ PROCESSES = ("recovery worker", "waiting", "any")
 KINDS = (*PROCESSES * 2, "postmaster", "postmaster", "opening", "opening", "stop",
          "stop in recovery")
 
+# What a statement may take; more is a problem.
+STATEMENT_SECONDS = round(600 * float(os.environ.get("PGDW_TEST_SLOWNESS") or 1))
+
 # At most so many pages are torn at home after a crash.
 TORN = 30
 PAGE = 8192
@@ -166,6 +170,14 @@ OWN_CHECKS = {
     "map of frozen{n}": "SELECT count(*) = 0 FROM pg_check_visible('frozen{n}')",
     "unlogged{n}": "SELECT agrees('unlogged{n}', 'i > 0')",
 }
+
+
+class Server(postgres.Controlled):
+    """A server whose statements have a limit."""
+
+    def connect(self, **options: Any) -> Any:
+        return super().connect(connect_timeout=STATEMENT_SECONDS,
+                               options=f"-c statement_timeout={STATEMENT_SECONDS}s", **options)
 
 
 class Client(threading.Thread):
@@ -297,6 +309,12 @@ def wait_until_open(server: postgres.Controlled, seconds: float = 300) -> bool:
     return False
 
 
+def require_open(server: postgres.Controlled) -> None:
+    """Wait until a client gets in; raises ServerError if none does."""
+    if not wait_until_open(server):
+        raise server.failure("did not come back")
+
+
 def start(server: postgres.Controlled) -> None:
     """Start a postmaster with settings drawn at random, and wait until it can be stopped."""
     server.start("-s", "-o", " ".join(f"-c {name}={random.choice(values)}"
@@ -394,8 +412,8 @@ def main() -> int:
     sockets = postgres.socket_directory()
     args.scratch.mkdir(parents=True, exist_ok=True)
     own(args.scratch)
-    server = postgres.Controlled(args.bindir, args.scratch / "data", args.scratch / "log",
-                                 postgres.environment(), sockets)
+    server = Server(args.bindir, args.scratch / "data", args.scratch / "log",
+                    postgres.environment(), sockets)
     server.create(*postgres.THROWAWAY)
     postgres.write_settings(server.data / "postgresql.conf",
                             {**SETTINGS, "unix_socket_directories": sockets})
@@ -407,8 +425,7 @@ def main() -> int:
 
     done, torn, problems = Counter(), 0, []
     for number in range(1, args.number + 1):
-        if not wait_until_open(server):
-            raise server.failure("did not come back")
+        require_open(server)
         if number % 50 == 0:
             problems += [f"after {number} crashes: {name}" for name, sql in checks().items()
                          if not checked(server, sql)]
@@ -423,7 +440,7 @@ def main() -> int:
             break
     for client in clients:
         client.ended = True
-    wait_until_open(server)
+    require_open(server)
     problems += [name for name, sql in checks().items() if not checked(server, sql)]
     server.stop()
     text = server.log_text()
@@ -446,7 +463,7 @@ def checked(server: postgres.Controlled, sql: str) -> Any:
             if not by_a_crash(error):
                 print(error)
                 return False
-            wait_until_open(server)
+            require_open(server)
 
 
 if __name__ == "__main__":

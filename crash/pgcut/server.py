@@ -77,6 +77,7 @@ class Server(postgres.Server):
     def __init__(self, bindir: Any, data: Any, log: Any, sockets: Any = None) -> None:
         super().__init__(bindir, data, log, environment(), sockets)
         self._process: Any = None
+        self._told = False          # to end
 
     def make_sockets(self) -> None:
         """Make the directory of the socket, if it is not there yet."""
@@ -86,6 +87,7 @@ class Server(postgres.Server):
     def start(self, settings: Mapping[str, Any] | None = None, wait: bool = True) -> None:
         """Start it, and wait until it accepts connections or has failed."""
         self.make_sockets()
+        self._told = False
         arguments = [f"-c{name}={value}" for name, value in (settings or {}).items()]
         with open(self.log, "a") as log:
             self._process = subprocess.Popen(
@@ -138,7 +140,13 @@ class Server(postgres.Server):
 
     def alive(self) -> bool:
         """Say whether the postmaster runs."""
-        return self._process is not None and self._process.poll() is None
+        process = self._process         # another thread may stop it
+        return process is not None and process.poll() is None
+
+    def has_ended(self) -> bool:
+        """Say whether the postmaster has ended by itself."""
+        process = self._process
+        return process is not None and process.poll() is not None and not self._told
 
     def status(self) -> int | None:
         """Return the exit status of the postmaster, None if it runs or was never started."""
@@ -158,9 +166,7 @@ class Server(postgres.Server):
 
     def shared_memory(self) -> set:
         """Return the segments of shared memory that are left if all of it is killed."""
-        pid = self._process.pid
-        return {segment for one in (pid, *postgres.descendants(pid))
-                for segment in postgres.shared_memory(one)}
+        return _shared_memory(self._process.pid)
 
     def stop(self, how: int = signal.SIGINT, properly: bool = True) -> None:
         """Stop it: SIGINT is a fast, SIGQUIT an immediate shutdown.
@@ -168,10 +174,11 @@ class Server(postgres.Server):
         A fast one must end properly, also if the server has gone before, unless the caller
         knows why not.  If the postmaster is killed meanwhile, others may be there a little longer.
         """
-        family = {}
-        if self.alive():
-            family = postgres.family(self._process.pid)
-            self._process.send_signal(how)
+        process, family = self._process, {}
+        if process is not None and process.poll() is None:
+            self._told = True
+            family = postgres.family(process.pid)
+            process.send_signal(how)
         status = self._end(postgres.END_SECONDS)
         postgres.await_end(family)
         if how == signal.SIGINT and properly and status:
@@ -179,22 +186,25 @@ class Server(postgres.Server):
 
     def kill(self) -> None:
         """Kill the postmaster and all of its processes at once."""
-        if self.alive():
-            segments = self.shared_memory()
-            postgres.kill_family(self._process.pid)
+        process = self._process
+        if process is not None and process.poll() is None:
+            self._told = True
+            segments = _shared_memory(process.pid)
+            postgres.kill_family(process.pid)
             for segment in segments:
                 Path(segment).unlink(missing_ok=True)
         self._end(postgres.END_SECONDS)
 
     def _end(self, seconds):
         """Wait until the postmaster has ended; returns its exit status, None if there was none."""
-        if self._process is not None:
+        process = self._process
+        if process is not None:
             try:
-                return self._process.wait(seconds)
+                return process.wait(seconds)
             except subprocess.TimeoutExpired:
-                self._process.kill()
+                process.kill()
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(postgres.END_SECONDS)
+                    process.wait(postgres.END_SECONDS)
                 raise ServerError("server did not stop") from None
             finally:
                 self._process = None
@@ -207,3 +217,8 @@ class Server(postgres.Server):
         if self.sockets:
             shutil.rmtree(self.sockets)
             self.sockets = None
+
+
+def _shared_memory(pid):
+    return {segment for one in (pid, *postgres.descendants(pid))
+            for segment in postgres.shared_memory(one)}

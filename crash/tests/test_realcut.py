@@ -11,6 +11,7 @@ import unittest
 from pathlib import Path
 
 from pgcut import realcut, server
+from recorder_binary import SCRATCH
 
 BINDIR = os.environ.get("PGCUT_BINDIR")
 
@@ -18,7 +19,7 @@ BINDIR = os.environ.get("PGCUT_BINDIR")
 @unittest.skipUnless(BINDIR, "PGCUT_BINDIR is not set")
 class RealCutTest(unittest.TestCase):
     def setUp(self):
-        directory = tempfile.TemporaryDirectory(dir="/dev/shm")
+        directory = tempfile.TemporaryDirectory(dir=SCRATCH)
         self.addCleanup(directory.cleanup)
         os.chmod(directory.name, 0o755)
         server.own(directory.name)
