@@ -195,11 +195,13 @@ def _run(args):
                                str(args.output))
         started = time.time()
         results = []
-        for result in campaign.run(tools, _jobs(args), wanted, args.workers):
-            results.append(result)
-            _say(result)
-    summary = report.write(args.output, results, time.time() - started, vars(args))
-    print(summary)
+        try:
+            for result in campaign.run(tools, _jobs(args), wanted, args.workers):
+                results.append(result)
+                _say(result)
+        finally:                # also if it is told to end
+            print(report.write(args.output, results, time.time() - started, vars(args)),
+                  flush=True)
     return 1 if report.verdict(results) else 0
 
 
@@ -365,12 +367,23 @@ def _play_histories(args, many):
     started, results = time.monotonic(), []
     deadline = None if args.minutes is None else started + 60 * args.minutes
     recipe = recipes.named(args.recipe) if args.recipe else None
-    for result in many.run(range(args.seed, args.seed + (args.count or 20)), deadline,
-                           not args.no_shrink, recipe, args.atomic):
+
+    def enter(result):
+        """Keep what is known so far, whatever comes."""
         results.append(result)
         if result.findings:
             histories.save(args.output, result)
-    print(histories.report(args.output, results, time.monotonic() - started))
+        return histories.report(args.output, results, time.monotonic() - started)
+
+    text = histories.report(args.output, [], 0)
+    try:
+        for result in many.run(range(args.seed, args.seed + (args.count or 20)), deadline,
+                               not args.no_shrink, recipe, args.atomic):
+            text = enter(result)
+    finally:
+        if many.pending:        # it is told to end in the middle of one
+            text = enter(many.pending)
+        print(text, flush=True)
     return 1 if any(result.findings for result in results) else 0
 
 

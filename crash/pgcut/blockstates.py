@@ -22,7 +22,7 @@ from .content import KEPT, LOST
 from .disk import Choice
 from .explore import STATE_SECONDS
 from .judge import Context, Judge, Outcome, phase
-from .limits import limit
+from .limits import limit, require_time
 from .record import Plan
 from .recording import Kind, Recording
 from .states import State
@@ -85,6 +85,7 @@ class BlockSubject(Judge):
 
     def try_state(self, state: Any) -> Outcome:
         """Return the Outcome of a state, which must not lie behind the last one."""
+        require_time("trying a state")
         started = time.monotonic()
         self._disk.advance(state.cut)
         pending = self._disk.pending()
@@ -95,12 +96,13 @@ class BlockSubject(Judge):
             any(choice.fate(op) != KEPT for op in pending)
         with phase(outcome, "materialise"):
             image = self._disk.image(choice, self._place / "image")
-        try:
-            with limit("trying a state", STATE_SECONDS), \
-                    mounted(image, self.fstype) as mountpoint:
-                self._judge(mountpoint / "data", state, outcome)
-        except Exception:               # a bug of ours must not pass for success
-            outcome.complaints.append("explorer: " + traceback.format_exc())
+        with self.place_for(outcome) as place:
+            try:
+                with limit("trying a state", STATE_SECONDS), \
+                        mounted(image, self.fstype) as mountpoint:
+                    self._judge(mountpoint / "data", place / "data", state, outcome)
+            except Exception:           # a bug of ours must not pass for success
+                outcome.complaints.append("explorer: " + traceback.format_exc())
         outcome.seconds = time.monotonic() - started
         return outcome
 
@@ -110,18 +112,15 @@ class BlockSubject(Judge):
             return random_choice(rng, pending, self.fstype, state.unit)
         return Choice(state.unit, LOST if state.fault == "block-lost" else KEPT)
 
-    def _judge(self, data, state, outcome):
-        """Recover a copy in memory of what the file system has left."""
-        with tempfile.TemporaryDirectory(prefix="image-", dir=self.context.scratch) as scratch:
-            server.own(scratch)
-            image = Path(scratch) / "data"
-            with phase(outcome, "materialise"):
-                subprocess.run(["cp", "-a", str(data), str(image)], check=True)
-                # it tells copies of files, of which this is one
-                (image / "pg_doublewrite" / "owner").unlink(missing_ok=True)
-            (image / "postmaster.pid").unlink(missing_ok=True)
-            moment = self.recording.time_of_cut(state.cut)
-            expected = oracle.expectation(self.recording.acks, moment)
-            # It is not known here which files were left by transactions that did not end.
-            expected["orphans_allowed"] = None
-            self.recover_and_ask(image, expected, state.seed, outcome)
+    def _judge(self, data, image, state, outcome):
+        """Recover a copy in memory, `image`, of what the file system has left."""
+        with phase(outcome, "materialise"):
+            subprocess.run(["cp", "-a", str(data), str(image)], check=True)
+            # it tells copies of files, of which this is one
+            (image / "pg_doublewrite" / "owner").unlink(missing_ok=True)
+        (image / "postmaster.pid").unlink(missing_ok=True)
+        moment = self.recording.time_of_cut(state.cut)
+        expected = oracle.expectation(self.recording.acks, moment)
+        # It is not known here which files were left by transactions that did not end.
+        expected["orphans_allowed"] = None
+        self.recover_and_ask(image, expected, state.seed, outcome)

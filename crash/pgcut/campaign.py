@@ -2,7 +2,7 @@
 
 Jobs and controls run in parallel, each by one process from beginning to end; what they find
 comes back as plain data, for the report.  A process that ends without it costs its job, not
-the campaign.
+the campaign, and what it has left is kept.
 """
 
 import contextlib
@@ -19,9 +19,10 @@ from typing import Any
 
 from common import postgres
 
+from . import limits
 from .block import FILE_SYSTEMS
 from .controlled import result_of, run_control
-from .trial import Job, Tools, run_block_job, run_job
+from .trial import Job, Tools, lost, run_block_job, run_job
 
 # How long jobs that are cut short may take to stop their servers and unmount their recorders.
 END_SECONDS = 30
@@ -44,7 +45,10 @@ def _longest_first(work):
 
 
 def run(tools: Tools, jobs: Any, controls: Any = (), workers: int = 2) -> Iterator[Any]:
-    """Run jobs and controls; yields JobResults as they come."""
+    """Run jobs and controls; yields JobResults as they come.
+
+    If this process is told to end, all of them are, and say how far they have come.
+    """
     work = [(run_control, tools, control) for control in controls] + \
         [(run_block_job if job.scenario in FILE_SYSTEMS else run_job, tools, job)
          for job in jobs]
@@ -53,6 +57,8 @@ def run(tools: Tools, jobs: Any, controls: Any = (), workers: int = 2) -> Iterat
     running = {}
     try:
         while work or running:
+            while work and time.monotonic() >= limits.DEADLINE:
+                yield _not_begun(work.pop(0))
             while work and len(running) < workers:
                 piece = work.pop(0)
                 ours, theirs = context.Pipe(duplex=False)
@@ -61,8 +67,16 @@ def run(tools: Tools, jobs: Any, controls: Any = (), workers: int = 2) -> Iterat
                 theirs.close()
                 running[ours] = process, piece
             for ours in connection.wait(running):
-                process, piece = running.pop(ours)
-                yield _received(ours, process, piece)
+                result = _received(ours, *running[ours])
+                del running[ours]
+                yield result
+    except SystemExit:
+        for process, _ in running.values():
+            process.terminate()
+        until = time.monotonic() + END_SECONDS
+        for ours, (process, piece) in running.items():
+            yield _received(ours, process, piece, until)
+        raise
     finally:
         _end([process for process, _ in running.values()])
         postgres.tidy(tools.scratch)
@@ -76,20 +90,30 @@ def _work(pipe, piece):
 
 def end_when_told() -> None:
     """Have SIGTERM end this process as an error does: servers are stopped, recorders unmounted."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    def end(*_):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)       # once is enough
+        sys.exit(128 + signal.SIGTERM)
+    signal.signal(signal.SIGTERM, end)
 
 
-def _received(pipe, process, piece):
-    """Return the JobResult that a process has sent, or that says how it has ended."""
-    with contextlib.closing(pipe):
-        try:
+def _received(pipe, process, piece, until=0):
+    """Return the JobResult that a process sends by a moment, or that says how it has ended."""
+    result = None
+    with contextlib.closing(pipe), contextlib.suppress(EOFError):
+        if pipe.poll(max(0, until - time.monotonic())):
             result = pipe.recv()
-            process.join(END_SECONDS)
-        except EOFError:
-            process.join(END_SECONDS)
-            result = _result_of(piece[2])
-            result.error = f"its process has ended with status {process.exitcode}"
+    if until and not result:
+        process.kill()
+    process.join(END_SECONDS)
     _end([process])
+    return result or lost(piece[1], _result_of(piece[2]),
+                          f"its process has ended with status {process.exitcode}")
+
+
+def _not_begun(piece):
+    """Return the JobResult of what there was no time for."""
+    result = _result_of(piece[2])
+    result.error = "not begun: no time is left"
     return result
 
 
@@ -111,7 +135,7 @@ def _guarded(work):
     result = _result_of(subject)
     try:
         function(tools, subject, result)
-    except Exception:
+    except BaseException:       # it may be told to end, and says how far it has come
         result.error = traceback.format_exc()
     result.seconds = time.monotonic() - started
     return result

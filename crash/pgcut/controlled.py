@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from .explore import Subject
 from .judge import Context
 from .recording import Recording
 from .states import FAULTS, sampled
-from .trial import JobResult, Tools, describe, keep, kinds_of, summary
+from .trial import JobResult, Tools, describe, keep, kinds_of, place_of_states, summary
 
 # Share of states whose recovery is cut, too, of a control that only such states show.
 CONTROL_NESTED_SHARE = 0.75
@@ -59,7 +60,7 @@ def run_control(tools: Tools, control: Control, result: Any, first: Any = FIRST_
         kinds = dict(control.workloads) or \
             (None if control.scenario == "primary" else kinds_of(control.scenario))
         result.settings = settings
-        directory = Path(tools.scratch) / f"control-{control.name}"
+        directory = result.directory(tools)
         shutil.rmtree(directory, ignore_errors=True)
         plan = record.Plan(seed, settings, seed % 2 == 0, seconds=control.seconds,
                            lives=control.lives,
@@ -68,8 +69,9 @@ def run_control(tools: Tools, control: Control, result: Any, first: Any = FIRST_
             find = _find_on_device if control.scenario in FILE_SYSTEMS else _find
             if find(tools, control, plan, directory, broken, result):
                 break
-        except Exception:
-            if directory.exists() and tools.output:
+        except BaseException:
+            result.error = traceback.format_exc()
+            if tools.output:
                 keep(tools, result, directory)
             raise
         finally:
@@ -82,7 +84,7 @@ def _find(tools, control, plan, directory, broken, result):
                 broken if control.record else None)
     recording = Recording(directory)
     subject = Subject(recording, Context(
-        broken if control.recover else tools.bindir, tools.recorder, tools.scratch,
+        broken if control.recover else tools.bindir, tools.recorder, place_of_states(directory),
         rules=control.rules,
         sequel_every=int(control.sequel), sequel_faults=control.faults,
         standby_every=int(control.standby),
@@ -102,7 +104,7 @@ def _find_on_device(tools, control, plan, directory, broken, result):
                                  broken if control.record else tools.bindir, tools.recorder,
                                  tools.scratch)
     subject = blockstates.BlockSubject(recording, Context(
-        broken if control.recover else tools.bindir, tools.recorder, tools.scratch))
+        broken if control.recover else tools.bindir, tools.recorder, place_of_states(directory)))
     with contextlib.closing(subject):
         return first_failure(map(subject.try_state, subject.sampled(
             plan.seed, CONTROL_STATES // CONTROL_RECORDINGS)), result)

@@ -17,7 +17,7 @@ from .content import KEPT, LOST, SIZE_ONLY, sectors
 from .disk import Choice, Disk
 from .image import Image, write_tree
 from .judge import AS_STANDBY, Context, Judge, Outcome, drawn, phase
-from .limits import limit
+from .limits import limit, require_time
 from .minimise import ddmin
 from .mount import recorded, set_fault
 from .recording import DATA_KINDS, WRITE_SHORTENED, Kind, Recording
@@ -66,13 +66,13 @@ class Subject(Judge):
 
     def try_choice(self, state: Any, choice: Choice) -> Outcome:
         """Return the Outcome of a choice at the cut of a state."""
+        require_time("trying a state")
         started = time.monotonic()
         outcome = Outcome(state, [])
         self._count(choice, outcome)
         outcome.effective = self._is_effective(state, choice)
-        with tempfile.TemporaryDirectory(prefix="image-", dir=self.context.scratch) as scratch:
-            server.own(scratch)
-            image = Path(scratch) / "data"
+        with self.place_for(outcome) as scratch:
+            image = scratch / "data"
             with server.as_user(), phase(outcome, "materialise"):
                 self._image.move(image)
                 self._image.write(self.disk.tree(choice), ALWAYS_LEFT_OUT
@@ -197,7 +197,7 @@ class Subject(Judge):
             outcome.complaints += [f"goes on: {complaint}" for complaint in after.complaints
                                    if not self._harmless(complaint, expected)]
             outcome.complaints += alarms.bad_lines(after.log)
-            outcome.sequel_log = outcome.log = after.log
+            outcome.log = after.log
             disk = Disk(after.recording, self.context.rules)
             areas = Places(after.recording).areas
         left = Image(place / "data-after")
@@ -258,6 +258,7 @@ class Subject(Judge):
         started = time.monotonic()
         with limit("trying a base backup", STATE_SECONDS):
             self.recover_and_ask(self.recording.directory / backup["name"], expected, 1, outcome)
+        outcome.keep_logs(self.recording.directory)
         outcome.seconds = time.monotonic() - started
         return outcome
 
@@ -311,6 +312,7 @@ class Subject(Judge):
         """Recover in single-user mode, and stop; returns complaints and log."""
         done = server.run(self.context.bindir, "postgres", "--single", "-D", data,
                           "-c", "fsync=on", "postgres", stdin="", check=False)
+        log.write_text(done.stderr)
         return ([f"exit status {done.returncode}"] if done.returncode else []), done.stderr
 
     def _recover_by_server(self, data, log, settings):

@@ -16,6 +16,7 @@ from . import drawing, recipes
 from .controls import Control
 from .history import History, sanitised, shrunk, with_atomic_writes
 from .judged import Finding
+from .limits import require_time
 from .machine import Templates, Tools
 from .play import Play
 
@@ -52,6 +53,7 @@ class Campaign:
         self._templates = Templates(tools)
         self._say = report_progress
         self._plays = 0
+        self.pending: Result | None = None  # what is known of the one under way, if it is cut short
 
     def with_programs(self, bindir: str) -> "Campaign":
         """Return the same with other programs for servers."""
@@ -70,12 +72,13 @@ class Campaign:
                 play.run()
             except Exception:           # nothing that one history meets may end the others
                 play.findings.append(Finding(play.played, "explorer", traceback.format_exc()))
-            logs = {name: machine.log.read_text(errors="replace")
-                    for name, machine in play.machines.items()} if play.findings else {}
+            except BaseException:
+                play.findings.append(Finding(play.played, "explorer", traceback.format_exc()))
+                self.pending = self.pending or _result(play, started)
+                raise
+            return _result(play, started)
         finally:
             shutil.rmtree(place, ignore_errors=True)
-        return Result(history, play.played, time.monotonic() - started, play.findings,
-                      play.figures, logs=logs)
 
     def run(self, seeds: Iterable[int], deadline: Any = None, shrink: bool = True,
             recipe: Any = None, atomic: Any = False) -> Iterator[Result]:
@@ -83,10 +86,13 @@ class Campaign:
         for seed in seeds:
             if deadline is not None and time.monotonic() > deadline:
                 return
+            require_time("playing histories")
             result = self.play(_drawn(seed, recipe, atomic))
             self._say(told(result))
             if result.findings and shrink:
+                self.pending = result
                 result.smaller = self.shrink(result)
+                self.pending = None
                 self._say(f"        {len(result.smaller.steps)} of its "
                           f"{len(result.history.steps)} steps fail as well")
             yield result
@@ -125,6 +131,14 @@ class Campaign:
         # Nothing that came after the failing step has had a part in it.
         upto = result.history.with_steps(result.history.steps[:result.played + 1])
         return shrunk(upto, fails)
+
+
+def _result(play, started):
+    """Return the Result of what was played, with the logs of all servers if it has failed."""
+    logs = {name: machine.log.read_text(errors="replace")
+            for name, machine in play.machines.items()} if play.findings else {}
+    return Result(play.history, play.played, time.monotonic() - started, play.findings,
+                  play.figures, logs=logs)
 
 
 def _drawn(seed, recipe, atomic):

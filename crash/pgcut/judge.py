@@ -5,8 +5,9 @@ import random
 import re
 import shutil
 import subprocess
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,9 @@ WAYS = {
 # A standby that is judged has no primary.  Replay may hold locks of transactions that never
 # end, also on catalogs that each new session reads.
 AS_STANDBY = {"primary_conninfo": "", "lock_timeout": "5s"}
+
+# Where a recording has logs of a state that was cut short.
+CUT_SHORT = "cut-short"
 
 # What may be asked takes a second or two: a server that takes so long hangs.
 HANG_SECONDS = 180
@@ -101,13 +105,17 @@ class Outcome:
     restored: int = 0           # pages it put home
     seconds: float = 0
     log: str = ""               # of the last server
-    sequel_log: str = ""        # of the server that went on
+    logs: dict = field(default_factory=dict)    # by name, of all servers if it has failed
     # How many seconds each part took
     phases: dict = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:
         return bool(self.complaints)
+
+    def keep_logs(self, place: Path) -> None:
+        """Keep the logs of all servers that have run in a directory, if it has failed."""
+        self.logs = logs_below(place) if self.failed else {}
 
 
 def drawn(purpose: str, seed: int, every: int) -> bool:
@@ -129,6 +137,18 @@ class Judge:
         # Images in WAL do not protect free space maps.
         self.maps_protected = not recording.meta.get("modes") and self.scenario != "edited" and \
             self.settings.get("io_torn_pages_protection") in ("double_writes", "atomic_writes")
+
+    @contextlib.contextmanager
+    def place_for(self, outcome: Outcome) -> Iterator[Path]:
+        """Yield a directory for a state; logs below it are kept if it fails, or if it is cut short."""
+        with tempfile.TemporaryDirectory(prefix="image-", dir=self.context.scratch) as place:
+            server.own(place)
+            try:
+                yield Path(place)
+            except BaseException:
+                write_logs(logs_below(Path(place)), self.recording.directory / CUT_SHORT)
+                raise
+            outcome.keep_logs(Path(place))
 
     def recover_and_ask(self, image: Any, expected: Any, seed: int, outcome: Outcome) -> None:
         """Recover an image, and enter what is wrong with it."""
@@ -153,8 +173,10 @@ class Judge:
 
     def _ask_single(self, image, expected, seed):
         """Recover in single-user mode; returns complaints and log."""
-        return oracle.verify_single(self.context.bindir, image, expected,
-                                    quick=self.context.quick)
+        complaints, log = oracle.verify_single(self.context.bindir, image, expected,
+                                               quick=self.context.quick)
+        write_log(image, "single", log)
+        return complaints, log
 
     def _ask_server(self, image, expected, seed):
         """Recover with all processes that a server has; returns complaints and log.
@@ -210,10 +232,11 @@ class Judge:
         recovery fails, it must fail in order and with the WAL pipeline; page by page the
         error may come when a backend reads the page.
         """
-        expected = self._fingerprint_of(image, IN_ORDER)
+        expected = self._fingerprint_of(image, IN_ORDER, "in order")
         complaints = expected.pop("crashes")
         for how, choices in WAYS.items():
-            found = self._fingerprint_of(image, random.Random(f"{how}/{seed}").choice(choices))
+            found = self._fingerprint_of(image, random.Random(f"{how}/{seed}").choice(choices),
+                                         how)
             complaints += [f"recovery {how}: {line}" for line in found.pop("crashes")]
             failures = [result["server"] for result in (expected, found) if "server" in result]
             if how == "page by page" and "server" in expected:
@@ -226,14 +249,13 @@ class Judge:
                            if not failures]
         return complaints
 
-    def _fingerprint_of(self, image, settings):
+    def _fingerprint_of(self, image, settings, how):
         """Recover a copy of an image; returns what it has become, or the log if that fails."""
         copy = Path(image).parent / "compared"
-        log = copy.with_suffix(".log")
+        log = copy.with_name(f"compared-{how.replace(' ', '-')}.log")
         with server.as_user():
             subprocess.run(["cp", "-a", str(image), str(copy)], check=True)
-            log.unlink(missing_ok=True)
-            log.touch()
+            log.write_text("")
         instance = server.Server(self.context.bindir, copy, log)
         try:
             # No process that would read a catalog, and leave hints there
@@ -263,10 +285,30 @@ class Judge:
         """Start a second time; returns complaints, as all must be as the first start has left it."""
         complaints, log = oracle.verify_single(self.context.bindir, image, expected,
                                                quick=True)
+        write_log(image, "second-start", log)
         if _RESTORED.search(log):
             complaints.append("second start restores pages after a clean stop")
         return [f"second start: {complaint}" for complaint in complaints
                 if not self._harmless(complaint, expected)]
+
+
+def logs_below(place: Path) -> dict:
+    """Return {name: text} of the logs below a directory, but not in clusters."""
+    return {str(file.relative_to(place)): file.read_text(errors="replace")
+            for depth in range(3) for file in sorted(Path(place).glob("*/" * depth + "*.log"))}
+
+
+def write_logs(logs: Mapping[str, str], place: Path) -> None:
+    """Write such logs below another directory."""
+    for name, text in logs.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(text)
+
+
+def write_log(image: Any, name: str, text: str) -> None:
+    """Add what a server has said that ran on an image to a file beside that."""
+    with open(Path(image).parent / f"{name}.log", "a") as file:
+        file.write(text)
 
 
 def _is_locked(instance):

@@ -8,6 +8,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,10 @@ from common import postgres
 
 # Multiplies all limits, as it does those of other tests.
 SLOWNESS = float(os.environ.get("PGDW_TEST_SLOWNESS") or 1)
+
+# When all steps must have ended, by time.monotonic(), which all processes of a machine share: what is
+# known by then can still be kept.
+DEADLINE = float(os.environ.get("PGCUT_DEADLINE") or "inf")
 
 # How long what has lost its servers may take to end, and then what has lost its recorder.
 GRACE_SECONDS = 60
@@ -38,9 +43,10 @@ def limit(what: str, seconds: float) -> Iterator[None]:
     """Carry out what is within; raises Hang if it takes longer than so many seconds.
 
     All servers and programs of this process are ended then; a while later recorders are;
-    and if that does not help either, this process is.
+    and if that does not help either, this process is.  No step goes on after DEADLINE.
     """
-    watch = _Watch(what, seconds * SLOWNESS)
+    require_time(what)
+    watch = _Watch(what, min(seconds * SLOWNESS, DEADLINE - time.monotonic()))
     watch.start()
     try:
         yield
@@ -53,6 +59,12 @@ def limit(what: str, seconds: float) -> Iterator[None]:
         watch.join()
     if watch.report:
         raise Hang(watch.report)
+
+
+def require_time(what: str) -> None:
+    """Raise Hang if no time is left to begin a step."""
+    if time.monotonic() >= DEADLINE:
+        raise Hang(f"{what}: no time is left")
 
 
 class _Watch(threading.Thread):

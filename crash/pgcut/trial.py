@@ -5,6 +5,7 @@ import json
 import random
 import shutil
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -12,7 +13,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from . import blockstates, matrix, monitor, record
+from common import postgres
+
+from . import blockstates, judge, matrix, monitor, record
 from .block import FILE_SYSTEMS
 from .broken import Workshop
 from .disk import Rules
@@ -51,6 +54,9 @@ NEEDED = {"failing-log-syncs": _LOGGED,
 # Scenarios in which no standby and no backup asks the server for its WAL.
 ALONE = ("primary", "edited", "reopened", "half-writes", "failing-directory-syncs", "frozen",
          "quota", "failing-unlinks")
+
+# Where images of a recording are tried, below it.
+STATES = "states"
 
 # Failures of a recording that are minimised; more are only counted.
 MINIMISED = 3
@@ -95,6 +101,14 @@ class JobResult:
         return len(self.states)
 
     @property
+    def file_name(self) -> str:
+        return self.name.replace(" ", "-").replace(",", "")
+
+    def directory(self, tools: Tools) -> Path:
+        """Return where its recording is made."""
+        return Path(tools.scratch) / "jobs" / self.file_name
+
+    @property
     def replayable(self) -> str:
         """The first failure that `./dev crash replay` tries again, '' if there is none."""
         return f"{self.kept}/failure-0.json" \
@@ -115,7 +129,10 @@ class Job:
 
     def result(self) -> JobResult:
         """Return the JobResult of this job, which has not begun."""
-        return JobResult(f"recording {self.seed}", scenario=self.scenario, again=self.again)
+        name = f"recording {self.seed}"
+        if self.scenario in FILE_SYSTEMS:
+            name += f", {self.scenario}"
+        return JobResult(name, scenario=self.scenario, again=self.again)
 
     @property
     def again(self) -> str:
@@ -149,7 +166,7 @@ def run_job(tools: Tools, job: Job, result: Any) -> None:
     if job.scenario not in ALONE:
         settings = matrix.replicating(settings)
     result.settings, result.checksums = settings, checksums
-    directory = Path(tools.scratch) / f"recording-{job.seed}"
+    directory = result.directory(tools)
     shutil.rmtree(directory, ignore_errors=True)
     rng = random.Random(f"job/{job.seed}")
     modes = _modes_of_load(settings) if rng.random() < 0.3 and \
@@ -161,7 +178,7 @@ def run_job(tools: Tools, job: Job, result: Any) -> None:
     with kept_if_wrong(tools, result, directory):
         record.make(directory, plan, tools.bindir, tools.recorder, tools.scratch)
         subject = Subject(Recording(directory), Context(
-            tools.bindir, tools.recorder, tools.scratch, quick=job.quick,
+            tools.bindir, tools.recorder, place_of_states(directory), quick=job.quick,
             rules=rules_of(job.seed)))
         _note_findings(subject.recording, result)
         require_acks(subject.recording)
@@ -179,14 +196,24 @@ def run_job(tools: Tools, job: Job, result: Any) -> None:
         _minimise(subject, result)
 
 
+def place_of_states(directory: Path) -> str:
+    """Make the directory in which images of a recording are tried; returns it."""
+    place = directory / STATES
+    place.mkdir()
+    return str(place)
+
+
 @contextlib.contextmanager
 def kept_if_wrong(tools: Tools, result: Any, directory: Path) -> Iterator[None]:
-    """Remove what is made in a directory, or keep it with the failures if something is wrong."""
+    """Remove what is made in a directory, or keep it with the failures if something is wrong.
+
+    So it is if this process is told to end.
+    """
     try:
         yield
-    except Exception:
-        if directory.exists():
-            keep(tools, result, directory)
+    except BaseException:
+        result.error = traceback.format_exc()
+        keep(tools, result, directory)
         raise
     else:
         if result.failures or result.violations or result.findings:
@@ -219,9 +246,8 @@ def run_block_job(tools: Tools, job: Job, result: Any) -> None:
     for name in matrix.PRETENDED:       # a device has a kernel to ask
         settings.pop(name, None)
     fstype = job.scenario
-    result.name += f", {fstype}"
     result.settings, result.checksums = settings, checksums
-    directory = Path(tools.scratch) / f"recording-{job.seed}"
+    directory = result.directory(tools)
     plan = record.Plan(job.seed, settings, checksums, seconds=job.seconds, lives=2)
     with kept_if_wrong(tools, result, directory):
         recording = blockstates.make(directory, plan, fstype, tools.bindir, tools.recorder,
@@ -231,7 +257,7 @@ def run_block_job(tools: Tools, job: Job, result: Any) -> None:
         if result.findings:
             return
         subject = blockstates.BlockSubject(recording, Context(
-            tools.bindir, tools.recorder, tools.scratch, quick=job.quick))
+            tools.bindir, tools.recorder, place_of_states(directory), quick=job.quick))
         result.recording = {"operations": len(recording.ops), "acks": len(recording.acks),
                             "syncs": subject.flushes, "kinds": {},
                             "writes": {"device": [op.seq for op in recording.ops
@@ -274,7 +300,7 @@ def _enter(outcome, result):
     result.states.append(summary(outcome))
     if outcome.failed:
         result.failures.append({"state": outcome.state.as_json(), "log": outcome.log,
-                                "complaints": outcome.complaints})
+                                "logs": outcome.logs, "complaints": outcome.complaints})
 
 
 def _minimise(subject, result):
@@ -288,17 +314,36 @@ def _minimise(subject, result):
 
 
 def keep(tools: Tools, result: Any, directory: Path) -> None:
-    """Copy a recording, with the logs of its servers and what is wrong, to the output."""
-    result.kept = f"failures/{result.name.replace(' ', '-').replace(',', '')}"
+    """Copy a recording, with the logs of all servers and what is wrong, to the output."""
+    result.kept = f"failures/{result.file_name}"
     place = Path(tools.output) / result.kept
     shutil.rmtree(place, ignore_errors=True)
-    shutil.copytree(directory, place / "recording", symlinks=True,
-                    ignore=shutil.ignore_patterns("mnt", "backing"))
-    for name, texts in (("violations", result.violations), ("findings", result.findings)):
+    place.mkdir(parents=True)
+    for name, texts in (("violations", result.violations), ("findings", result.findings),
+                        ("error", [result.error] if result.error else [])):
         if texts:
             (place / f"{name}.txt").write_text("".join(f"{text}\n" for text in texts))
     for number, failure in enumerate(result.failures):
+        judge.write_logs(failure.pop("logs", {}), place / f"failure-{number}")
         (place / f"failure-{number}.json").write_text(json.dumps(failure, indent=1))
+    # of a process that has ended in the middle of a state
+    judge.write_logs(judge.logs_below(directory / STATES), place / judge.CUT_SHORT)
+    if directory.exists():
+        shutil.copytree(directory, place / "recording", symlinks=True,
+                        ignore=shutil.ignore_patterns("mnt", "backing", STATES))
+
+
+def lost(tools: Tools, result: Any, error: str) -> Any:
+    """Keep what a job has left whose process has ended without a result; returns its JobResult."""
+    result.error = error
+    directory = result.directory(tools)
+    postgres.tidy(directory)
+    try:
+        keep(tools, result, directory)
+    except OSError as reason:
+        result.error += f"; not all is kept: {reason}"
+    shutil.rmtree(directory, ignore_errors=True)
+    return result
 
 
 def describe(subject: Any) -> dict:

@@ -239,6 +239,32 @@ class ImagesTest(unittest.TestCase):
             self.assertEqual(outcome.complaints, [])
             self.assertIn("nested", outcome.phases)
 
+    def test_logs_of_all_servers_of_a_state_that_fails(self):
+        recording = self.record("primary")
+        recording.acks.append({"t": 1, "client": "hint-1", "what": "ack", "n": 99999})
+        for recover in ("_recover_alone", "_recover_by_server"):
+            context = judge.Context(self.programs, self.recorder, self.scratch, compare_every=1,
+                                    pending_every=0, sequel_every=0, single_every=1)
+            subject = explore.Subject(recording, context)
+            how = {name: getattr(explore.Subject, recover)
+                   for name in ("_recover_alone", "_recover_by_server")}
+            with mock.patch.multiple(explore.Subject, **how), \
+                    mock.patch.object(judge, "WAYS", {"page by page": ({},)}):
+                outcome = subject.try_state(State(len(recording.ops), "all-kept", 3, nested=2))
+            self.assertTrue(outcome.failed)
+            for name in ("compared-in-order", "compared-page-by-page", "single",
+                         "nested-0/server", "nested-1/server"):
+                self.assertIn("redo", outcome.logs[f"{name}.log"], name)
+
+    def test_logs_of_a_state_that_is_cut_short(self):
+        recording = self.record("primary")
+
+        def end(*_):
+            raise SystemExit
+        with mock.patch.object(oracle, "verify_connected", end), self.assertRaises(SystemExit):
+            self.outcome(recording, "all-lost", sequel_every=0, single_every=0)
+        self.assertIn("redo", (recording.directory / judge.CUT_SHORT / "server.log").read_text())
+
     def test_standby_is_promoted(self):
         recording = self.record("standby")
         outcome = self.outcome(recording, "all-lost", standby_every=1, sequel_every=0)
@@ -285,11 +311,11 @@ class ImagesTest(unittest.TestCase):
         outcome = self.outcome(recording, "all-lost", standby_every=1, sequel_every=1)
         self.assertEqual(outcome.complaints, [])
         self.assertIn("sequel", outcome.phases)
-        self.assertIn("selected new timeline ID", outcome.sequel_log)
         recording.acks.append({"t": 1, "client": "hint-1", "what": "ack", "n": 99999})
         outcome = self.outcome(recording, "all-lost", standby_every=1, sequel_every=1)
         self.assertIn("goes on: client hint-1: transaction 99999 was acknowledged",
                       outcome.complaints[0])
+        self.assertIn("selected new timeline ID", outcome.logs["sequel/server.log"])
 
     def test_standby_that_lets_nobody_in(self):
         recording = self.record("standby")
@@ -324,6 +350,18 @@ class ImagesTest(unittest.TestCase):
             cursor.execute("LOCK TABLE pg_class IN ACCESS EXCLUSIVE MODE")
             cursor.execute("SELECT pg_logical_emit_message(false, '', '', true)")
             instance.kill()
+
+    def test_log_of_a_cluster_that_cannot_be_prepared(self):
+        said = "why\n" + 5000 * "."
+
+        def start(instance, *_):
+            instance.log.write_text(said)
+            raise server.ServerError("server exited with 1")
+        plan = record.Plan(1, SETTINGS, True, kinds=KINDS)
+        with mock.patch.object(server.Server, "start", start), \
+                self.assertRaises(server.ServerError) as raised:
+            record.prepared(Path(self.scratch) / "data", plan, self.programs, self.scratch)
+        self.assertIn(said, str(raised.exception))
 
     def test_clusters_are_prepared_once(self):
         plans = [record.Plan(seed, {"shared_buffers": buffers, **SETTINGS}, checksums, kinds=KINDS)

@@ -1,7 +1,9 @@
 """Tests of histories: what is legal, how they are drawn, and how they get shorter."""
 
 import contextlib
+import io
 import itertools
+import json
 import subprocess
 import tempfile
 import unittest
@@ -9,11 +11,13 @@ from pathlib import Path
 from unittest import mock
 
 from pgcut import (
+    __main__,
     controls,
     drawing,
     histories,
     history,
     judged,
+    limits,
     machine,
     matrix,
     play,
@@ -446,6 +450,88 @@ class WatchTest(unittest.TestCase):
             stuck._guarded(start())
         self.assertEqual([finding.what for finding in stuck.findings], ["hang"])
         self.assertIn("sleep 600", stuck.findings[0].text)
+
+
+class GoneTest(unittest.TestCase):
+    """Servers that end while another one waits for what they do."""
+
+    def machine(self, *alive):
+        made = object.__new__(machine.Machine)
+        made.name, made.instance = "a", mock.Mock()
+        made.instance.alive.side_effect = itertools.chain(alive, itertools.repeat(alive[-1]))
+        return made
+
+    def test_server_that_is_gone(self):
+        with self.assertRaisesRegex(machine.Failure, "a has ended by itself: archiving"):
+            self.machine(True, False).must("archiving", lambda: False)
+        self.machine(False).must("archiving", lambda: True)
+
+    def test_server_that_it_needs_is_gone(self):
+        source = self.machine(True, True, False)
+        source.name = "b"
+        with self.assertRaisesRegex(machine.Failure, "b has ended by itself: catching up"):
+            self.machine(True).must("catching up", lambda: False, source)
+
+
+class CutShortTest(unittest.TestCase):
+    """Histories whose process is told to end."""
+
+    def setUp(self):
+        holder = tempfile.TemporaryDirectory()
+        self.addCleanup(holder.cleanup)
+        self.place = Path(holder.name)
+        tools = machine.Tools("", "", "", str(self.place))
+        self.many = histories.Campaign(tools, lambda _: None)
+
+    def run_histories(self, outcome, *options):
+        """Play some histories: the first step of each has this outcome."""
+        def run(self):
+            log = self.place / "a.log"
+            log.write_text("TRAP")
+            self.machines["a"] = mock.Mock(log=log)
+            outcome(self)
+        args = __main__._parser().parse_args([
+            "--bindir=b", "--recorder=r", "--scratch=s", "history", "--count=2", "--seed=7",
+            f"--output={self.place / 'output'}", *options])
+        with mock.patch.object(play.Play, "run", run), contextlib.redirect_stdout(io.StringIO()):
+            return __main__._play_histories(args, self.many)
+
+    def assert_kept(self, *played):
+        output = self.place / "output"
+        self.assertEqual([one["seed"] for one in json.loads((output / "histories.json").read_text())],
+                         list(played))
+        self.assertEqual((output / "history-7/a.log").read_text(), "TRAP")
+
+    def test_history_that_is_cut_short(self):
+        def end(_):
+            raise SystemExit
+        with self.assertRaises(SystemExit):
+            self.run_histories(end)
+        self.assert_kept(7)
+
+    def test_history_that_is_being_made_shorter(self):
+        def end(one):
+            if self.many._plays > 1:
+                raise SystemExit
+            one.findings.append(judged.Finding(0, "step", "it fails"))
+        with self.assertRaises(SystemExit):
+            self.run_histories(end)
+        self.assert_kept(7)
+        self.assertIn("it fails", (self.place / "output/history-7/findings.json").read_text())
+
+    def test_what_is_known_before_the_process_ends(self):
+        def look(one):
+            if self.many._plays > 1:
+                self.assert_kept(7)
+            one.findings.append(judged.Finding(0, "step", "it fails"))
+        self.assertEqual(self.run_histories(look, "--no-shrink"), 1)
+        self.assert_kept(7, 8)
+        self.assertNotIn("Assertion", (self.place / "output/history-8/findings.json").read_text())
+
+    def test_no_time_is_left(self):
+        with mock.patch.object(limits, "DEADLINE", 0), self.assertRaises(limits.Hang):
+            self.run_histories(lambda _: None)
+        self.assertEqual((self.place / "output/histories.json").read_text(), "[]")
 
 
 class ReportTest(unittest.TestCase):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -22,13 +23,24 @@ try:
     import psycopg2
 
     from pgcut import __main__ as command_line
-    from pgcut import campaign, client, primary, readers, record, trial
+    from pgcut import campaign, client, judge, primary, readers, record, trial
+    from pgcut.states import State
 except ImportError:
     psycopg2 = None
 
 SETTINGS = {"io_torn_pages_protection": "double_writes", "instant_recovery": "off",
             "autovacuum": "off", "wal_level": "replica"}
 KINDS = {"transfer": 2, "hint": 1}
+
+
+def await_the_end(tools, job, result):
+    """Do a job that does not end by itself."""
+    directory = result.directory(tools)
+    with trial.kept_if_wrong(tools, result, directory):
+        directory.mkdir(parents=True)
+        (directory / "server.log").write_text("TRAP")
+        time.sleep(LONG)
+
 
 # Far more than what is tested takes, on any machine.
 LONG = 600
@@ -83,6 +95,16 @@ class LimitTest(unittest.TestCase):
             raise KeyError
 
 
+    def test_deadline_of_all_steps(self):
+        with mock.patch.object(limits, "DEADLINE", time.monotonic() + SHORT), \
+                self.assertRaises(limits.Hang), limits.limit("sleeping", LONG):
+            subprocess.run(["sleep", str(LONG)], check=False)
+        with mock.patch.object(limits, "DEADLINE", time.monotonic()), \
+                self.assertRaisesRegex(limits.Hang, "a step: no time is left"), \
+                limits.limit("a step", LONG):
+            self.fail("it has begun")
+
+
 class TidyTest(unittest.TestCase):
 
     def test_processes_below_a_directory(self):
@@ -121,28 +143,79 @@ class RunTest(unittest.TestCase):
 @unittest.skipIf(psycopg2 is None, "python3-psycopg2 is not installed")
 class CampaignTest(unittest.TestCase):
 
+    def setUp(self):
+        holder = tempfile.TemporaryDirectory()
+        self.addCleanup(holder.cleanup)
+        self.tools = trial.Tools("", None, "", "", f"{holder.name}/scratch", f"{holder.name}/output")
+
+    def kept(self, result, name):
+        """Return the text of a file that is kept of a job."""
+        return (Path(self.tools.output) / result.kept / name).read_text()
+
     def test_process_that_ends_without_a_result(self):
+        job = trial.Job(7, 1, 2)
+        directory = job.result().directory(self.tools)
+        for name in ("server.log", "states/image-1/server.log", "states/image-1/nested-0/server.log"):
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_text(name)
         ours, theirs = multiprocessing.Pipe(duplex=False)
         process = multiprocessing.get_context("spawn").Process(target=os._exit, args=(3,))
         process.start()
         theirs.close()
-        result = campaign._received(ours, process, (None, None, trial.Job(7, 1, 2)))
+        result = campaign._received(ours, process, (None, self.tools, job))
         self.assertEqual((result.name, result.error),
                          ("recording 7", "its process has ended with status 3"))
+        self.assertEqual(self.kept(result, "recording/server.log"), "server.log")
+        self.assertEqual(self.kept(result, "cut-short/image-1/nested-0/server.log"),
+                         "states/image-1/nested-0/server.log")
+        self.assertFalse(directory.exists())
 
     def test_logs_of_a_recording_that_cannot_be_made(self):
-        with tempfile.TemporaryDirectory() as place:
-            directory = Path(place) / "recording-7"
-            directory.mkdir()
-            (directory / "server.log").write_text("TRAP")
+        for reason in (limits.Hang, SystemExit):
             result = trial.JobResult("recording 7")
-            tools = trial.Tools("", None, "", "", place, place)
-            with self.assertRaises(limits.Hang), \
-                    trial.kept_if_wrong(tools, result, directory):
-                raise limits.Hang
-            self.assertEqual((Path(place) / result.kept / "recording/server.log").read_text(),
-                             "TRAP")
+            directory = result.directory(self.tools)
+            directory.mkdir(parents=True)
+            (directory / "server.log").write_text("TRAP")
+            with self.assertRaises(reason), trial.kept_if_wrong(self.tools, result, directory):
+                raise reason
+            self.assertEqual(self.kept(result, "recording/server.log"), "TRAP")
+            self.assertIn(reason.__name__, self.kept(result, "error.txt"))
             self.assertFalse(directory.exists())
+
+    def test_logs_of_a_state_that_fails(self):
+        result = trial.JobResult("recording 7")
+        outcome = judge.Outcome(State(1, "storm", 2), ["lost"])
+        outcome.logs = {"server.log": "last", "nested-0/server.log": "first"}
+        trial._enter(outcome, result)
+        trial.keep(self.tools, result, result.directory(self.tools))
+        self.assertEqual(self.kept(result, "failure-0/nested-0/server.log"), "first")
+        self.assertEqual(self.kept(result, "failure-0/server.log"), "last")
+        self.assertIn("lost", self.kept(result, "failure-0.json"))
+
+    def test_campaign_that_is_told_to_end(self):
+        before = signal.getsignal(signal.SIGTERM)
+        self.addCleanup(signal.signal, signal.SIGTERM, before)
+        campaign.end_when_told()
+        log = trial.Job(7, 1, 2).result().directory(self.tools) / "server.log"
+
+        def tell():
+            deadline = time.monotonic() + LONG
+            while not log.exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+        threading.Thread(target=tell, daemon=True).start()
+        results = []
+        with mock.patch.object(campaign, "run_job", await_the_end), \
+                self.assertRaises(SystemExit):
+            for result in campaign.run(self.tools, [trial.Job(7, 1, 2)]):
+                results.append(result)
+        self.assertIn("SystemExit", results[0].error)
+        self.assertEqual(self.kept(results[0], "recording/server.log"), "TRAP")
+
+    def test_jobs_for_which_no_time_is_left(self):
+        with mock.patch.object(limits, "DEADLINE", time.monotonic()):
+            results = list(campaign.run(self.tools, [trial.Job(7, 1, 2), trial.Job(8, 1, 2)]))
+        self.assertEqual({result.error for result in results}, {"not begun: no time is left"})
 
     def test_commands_that_do_the_same_again(self):
         fixed = (("io_torn_pages_protection", "full_pages"), ("wal_pipeline", "off"))
@@ -211,6 +284,31 @@ class ServersTest(unittest.TestCase):
         found = self.complaints("primary", **self.killed("server"))
         self.assertIn("the recorded server has ended by itself, with status -9; its log is "
                       "server.log", found)
+
+    def test_primary_of_a_standby_is_killed_after_the_load(self):
+        def load(scenario, instance):
+            os.kill(scenario.primary._process.pid, signal.SIGKILL)
+            while instance.alive():     # until the guard ends it
+                time.sleep(0.01)
+        found = self.complaints("standby", load=load)
+        self.assertIn("its primary has ended by itself, with status -9; its log is primary.log",
+                      found)
+
+    def test_servers_that_are_stopped(self):
+        def load(scenario, instance):
+            scenario.primary.stop()
+            scenario.guard.look()
+            scenario.start_primary()
+        self.assertEqual(self.complaints("standby", load=load), [])
+
+    def test_what_servers_said_before_a_hang(self):
+        def load(scenario, instance):
+            with open(scenario.primary_log, "a") as log:
+                log.write("TRAP: failed Assert\n")
+            raise limits.Hang("the load hangs")
+        with self.assertRaises(limits.Hang) as raised:
+            self.complaints("standby", load=load)
+        self.assertIn("its primary: TRAP: failed Assert", raised.exception.__notes__)
 
     def test_load_that_waits_for_a_lock(self):
         def workloads(scenario):
