@@ -66,7 +66,7 @@ def run(tools: Tools, jobs: Any, controls: Any = (), workers: int = 2) -> Iterat
                 process.start()
                 theirs.close()
                 running[ours] = process, piece
-            for ours in connection.wait(running):
+            for ours in connection.wait(running) if running else ():
                 result = _received(ours, *running[ours])
                 del running[ours]
                 yield result

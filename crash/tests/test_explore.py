@@ -259,9 +259,8 @@ class ImagesTest(unittest.TestCase):
     def test_logs_of_a_state_that_is_cut_short(self):
         recording = self.record("primary")
 
-        def end(*_):
-            raise SystemExit
-        with mock.patch.object(oracle, "verify_connected", end), self.assertRaises(SystemExit):
+        with mock.patch.object(oracle, "verify_connected", side_effect=SystemExit), \
+                self.assertRaises(SystemExit):
             self.outcome(recording, "all-lost", sequel_every=0, single_every=0)
         self.assertIn("redo", (recording.directory / judge.CUT_SHORT / "server.log").read_text())
 

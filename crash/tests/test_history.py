@@ -510,12 +510,11 @@ class CutShortTest(unittest.TestCase):
         self.assert_kept(7)
 
     def test_history_that_is_being_made_shorter(self):
-        def end(one):
-            if self.many._plays > 1:
-                raise SystemExit
+        def fail(one):
             one.findings.append(judged.Finding(0, "step", "it fails"))
-        with self.assertRaises(SystemExit):
-            self.run_histories(end)
+        with mock.patch.object(histories.Campaign, "shrink", side_effect=SystemExit), \
+                self.assertRaises(SystemExit):
+            self.run_histories(fail)
         self.assert_kept(7)
         self.assertIn("it fails", (self.place / "output/history-7/findings.json").read_text())
 
