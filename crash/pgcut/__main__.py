@@ -44,7 +44,8 @@ WATCHED_CYCLE = ("standby-converted", "edited", "standby-stopped", "standby-mixe
 
 # Scenarios that take turns, seed by seed, so that none makes a campaign longer.
 _TURNS = {"errors": ("errors", "frozen", "quota", "failing-unlinks"),
-          "edited": ("edited", "frozen", "quota", "failing-unlinks")}
+          "edited": ("edited", "frozen", "quota", "failing-unlinks"),
+          "failing-syncs": ("failing-syncs", "failing-wal-syncs")}
 
 # Modes that the first recordings of a campaign have.
 _SHOWN_MODES = ("double_writes", "full_pages", "atomic_writes")

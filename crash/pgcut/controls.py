@@ -71,6 +71,8 @@ _INSTANT = (("instant_recovery", "on"), ("recovery_workers", "1"),
 # Several processes redo pages before clients get in, in many rounds.
 _PARALLEL = (("instant_recovery", "off"), ("recovery_workers", "3"),
              ("instant_recovery_memory", "64kB"), ("wal_level", "replica"))
+# WAL has images, and clients get in before the checkpoint.
+_IMAGES = (("io_torn_pages_protection", "full_pages"), ("wal_level", "replica"))
 # Pages go home atomically in pg_default, and nowhere else.
 _ATOMIC = (("io_torn_pages_protection", "atomic_writes"), ("wal_level", "replica"))
 # Neither buffers nor stage become full.
@@ -158,6 +160,10 @@ CONTROLS = (
             "redo takes pages for durable though a sync of them has failed",
             record=True, monitored="A4", scenario="failing-syncs", lives=3, settings=_ATOMIC,
             workloads=_BUSY, faults=("after-checkpoint", "all-lost", "subset"), rare=True),
+    Control("wal-tail-needs-a-note", "R1",
+            "without the log in use the end of WAL is not written again",
+            record=True, scenario="failing-wal-syncs", lives=3, settings=_IMAGES, workloads=_BUSY,
+            faults=("after-checkpoint", "all-lost", "subset"), rare=True),
     Control("newest-batch-left-alone", "R11",
             "restore does not write the batch whose sync may have failed",
             record=True, scenario="failing-log-syncs", lives=6,

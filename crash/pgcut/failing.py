@@ -42,19 +42,14 @@ class Faulty(Primary):
     """Operations on the recorded server's files fail, or wait, beside the load."""
 
     kinds = ()                  # what may be done
-    last_kinds = ()             # ... in the last life, too, or without the log
 
     def live(self, data: Any) -> Any:
-        self.lives = 0
         self.mountpoint = data
         return super().live(data)
 
     def load(self, instance: Server) -> None:
         stop = threading.Event()
-        self.lives += 1
-        kinds = self.kinds + self.last_kinds * (
-            self.lives == self.plan.lives or self.plan.settings[MODE] != MODES[0])
-        faults = Beside(self._fail, stop, kinds)
+        faults = Beside(self._fail, stop, self.kinds)
         faults.start()
         try:
             super().load(instance)
@@ -85,17 +80,12 @@ class Errors(Faulty):
              ("shortwrite", "pg_doublewrite/", 0), ("tornwrite", "base/", errno.EIO),
              ("tornwrite", "pg_doublewrite/", errno.EIO), ("read", "base/", errno.EIO),
              ("sync", "base/", errno.EIO), ("sync", "pg_doublewrite/", errno.EIO),
-             ("syncdir", "pg_doublewrite", errno.EIO), ("rename", "pg_doublewrite", errno.EIO))
+             ("syncdir", "pg_doublewrite", errno.EIO), ("rename", "pg_doublewrite", errno.EIO),
+             ("sync", "pg_wal/", errno.EIO))
     stay_share = STAY_SHARE
     # Before one fails, up to so many of its kind pass; and seconds pass before the next may.
     spared = 20
     pauses = (0.2, 1)
-
-    # WAL that could not be synced stays readable until the machine stops.  Where there is a
-    # note of the PANIC, the next start writes it again.  In full_pages there is none: it is
-    # replayed and synced again, which tells nothing, as in stock, and a power cut before the
-    # next checkpoint loses what pages at home already have.
-    last_kinds = (("sync", "pg_wal/", errno.EIO),)
 
     def _fail(self, stop, kinds):
         """Make something fail every now and then."""
@@ -114,13 +104,18 @@ class FailingSyncs(Errors):
     """
 
     kinds = (("sync", "base/", errno.EIO),)
-    last_kinds = ()
 
 
 class FailingLogSyncs(FailingSyncs):
     """The same of the double-write log."""
 
     kinds = (("sync", "pg_doublewrite/", errno.EIO),)
+
+
+class FailingWalSyncs(FailingSyncs):
+    """The same of WAL: what clients commit in the next life must not depend on it."""
+
+    kinds = (("sync", "pg_wal/", errno.EIO),)
 
 
 class FailingDirectorySyncs(Errors):
@@ -130,7 +125,6 @@ class FailingDirectorySyncs(Errors):
     """
 
     kinds = (("syncdir", "pg_doublewrite", errno.EIO),)
-    last_kinds = ()
     stay_share = MANY_STAY
     spared = 2
     pauses = (0, 0.3)
@@ -143,7 +137,6 @@ class TornWrites(Errors):
     """
 
     kinds = (("tornwrite", "base/", errno.EIO),)
-    last_kinds = ()
     alarming = ("XX",)
 
 

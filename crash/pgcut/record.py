@@ -28,6 +28,7 @@ from .failing import (
     Errors,
     FailingDirectorySyncs,
     FailingLogSyncs,
+    FailingWalSyncs,
     FailingSyncs,
     FailingUnlinks,
     Frozen,
@@ -407,5 +408,6 @@ SCENARIOS = {"primary": Primary, "edited": Edited, "reopened": Reopened, "standb
              "standby-stopped": StoppedStandby, "standby-rotten": RottenStandby, "backup": Backup,
              "errors": Errors, "torn-writes": TornWrites, "half-writes": HalfWrites,
              "failing-syncs": FailingSyncs, "failing-log-syncs": FailingLogSyncs,
+             "failing-wal-syncs": FailingWalSyncs,
              "failing-directory-syncs": FailingDirectorySyncs, "frozen": Frozen, "quota": Quota,
              "failing-unlinks": FailingUnlinks}
