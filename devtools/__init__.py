@@ -12,9 +12,9 @@ only `common` and `bench`:
     worktree  work/: import, export, sync
     build     meson and ninja
     chroot    clean chroots of Debian's suites
+    dist      an archive that runs from any directory
     deb       Debian packages, built in a chroot
     image     a container image of these packages
-    dist      an archive that runs from any directory
     cluster   the cluster of `./dev run`
     patroni   a cluster with Patroni
     paf       a cluster with Pacemaker, in a copy of the machine that is thrown away

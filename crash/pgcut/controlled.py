@@ -4,7 +4,6 @@ import contextlib
 import shutil
 import time
 import traceback
-from pathlib import Path
 from typing import Any
 
 from . import blockstates, matrix, monitor, record

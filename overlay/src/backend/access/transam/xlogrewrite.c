@@ -10,11 +10,11 @@
  * leaves a gap: pages are ahead of WAL, and what was committed is out of
  * reach, until a checkpoint has passed that place.
  *
- * Stock lets clients in only after that checkpoint.  So whoever wants to let
- * them in earlier has to write that WAL again first.  How far syncs have
- * succeeded is not known.  But a segment is synced before the next one is
- * begun, so only the last one can be concerned, and the record of a checkpoint
- * is durable before pg_control names it.
+ * Where clients get in only after that checkpoint, they lose nothing by it.
+ * To let them in earlier, that WAL has to be written again first.  How far
+ * syncs have succeeded is not known.  But a segment is synced before the next
+ * one is begun, so only the last one can be concerned, and the record of a
+ * checkpoint is durable before pg_control names it.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
