@@ -88,9 +88,11 @@ class Errors(Faulty):
     pauses = (0.2, 1)
 
     def _fail(self, stop, kinds):
-        """Make something fail every now and then."""
+        """Make something fail every now and then, once a transaction has been acknowledged."""
         rng = random.Random(self.rng.randrange(1 << 30))
         while not stop.wait(rng.uniform(*self.pauses)):
+            if not self.promised:
+                continue
             operation, where, number = rng.choice(kinds)
             count = STAYS if rng.random() < self.stay_share else rng.randint(1, 3)
             self._set(f"{operation}:{where}:{rng.randrange(self.spared)}:{count}:{number}")
@@ -116,6 +118,9 @@ class FailingWalSyncs(FailingSyncs):
     """The same of WAL: what clients commit in the next life must not depend on it."""
 
     kinds = (("sync", "pg_wal/", errno.EIO),)
+    # Each ends a life.
+    spared = 100
+    pauses = (1, 3)
 
 
 class FailingDirectorySyncs(Errors):

@@ -148,6 +148,7 @@ class Primary:
         self.rng = rng
         self.data = None            # the recorded directory
         self.acks = []
+        self.promised = False       # a commit was acknowledged
         self.log = directory / "server.log"
         self.log.touch()
         server.own(self.log)
@@ -251,12 +252,16 @@ class Primary:
                 acks = workload.run(
                     instance.connect, self.workloads(), modes=self.plan.modes,
                     seconds=self.plan.seconds / self.plan.lives,
-                    seed=self.rng.randrange(1 << 30))
+                    seed=self.rng.randrange(1 << 30), sink=self._see)
                 self.acks += acks
         finally:
             if acks is None or any(event.get("unknown") for event in acks):
                 self.guard.wait()
         self.guard.require()
+
+    def _see(self, event):
+        """See an event of a client at once."""
+        self.promised |= event["what"] == "ack"
 
     def complain(self, text: str) -> None:
         """Enter a complaint, which makes each state fail."""
