@@ -33,11 +33,11 @@ One module per concern, listed so that each may use only those above it:
     oracle       what a recovered cluster must say
     pages        what its pages say without a server
     alarms       what logs, errors and complaints say that is a finding
+    primary      scenarios: a primary is recorded
     sequel       a server goes on from an image, and is cut off again
     judge        recovers images, and says what is wrong with them
     explore      builds the images of a recording, and has them judged
     probes       clients that must get on, whatever happens to files of others
-    primary      scenarios: a primary is recorded
     failing      ... a primary whose files fail
     record       ... standbys and others; makes a recording
     blockstates  states of a block device

@@ -43,7 +43,7 @@ def load(bindir: str, directory: Path, seconds: float, settings: Mapping[str, An
         print(f"load runs for {seconds} s: cut the power", file=sys.stderr, flush=True)
         workload.run(instance.connect, seconds=seconds, seed=random.randrange(1 << 30),
                      sink=lambda event: print(json.dumps(event), flush=True))
-        instance.stop()
+        instance.stop(properly=False)       # it may have been cut
     finally:
         instance.close()
     print("the load is over, and the server was stopped: nothing was tested", file=sys.stderr)

@@ -10,6 +10,7 @@ import psycopg2
 from . import alarms, oracle, server, workload
 from .limits import Hang, limit
 from .mount import recorded
+from .primary import Guard
 from .recording import Recording
 
 # Of load: some transactions of each client.
@@ -56,6 +57,8 @@ def live_on(image: Any, directory: Path, context: Any, expected: Any, meta: Any,
                                                       checkpoint=seed % 2 == 0)
                 acks += workload.run(instance.connect, meta.get("kinds"), seconds=SECONDS,
                                      seed=seed, modes=meta.get("modes", ()))
+                if any(ack.get("unknown") for ack in acks):
+                    Guard({"it": instance}).wait()      # for what its log says
                 if not instance.alive():
                     raise server.ServerError(f"it ends by itself, with status {instance.status()}")
         except (server.ServerError, psycopg2.Error, Hang) as error:

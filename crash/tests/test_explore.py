@@ -207,7 +207,8 @@ class ImagesTest(unittest.TestCase):
                     cursor.execute("SELECT pg_sleep(600)")
             return []
 
-        for query, expected in (("SELECT pg_backend_pid()", "was terminated by signal 11"),
+        for query, expected in (("SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'",
+                                 "was terminated by signal 11"),
                                 ("SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1)::int",
                                  "ends by itself, with status -11")):
             with mock.patch.object(sequel.workload, "run",

@@ -10,6 +10,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -833,9 +834,12 @@ class StopTest(unittest.TestCase):
         """Stop what ends with a status when it is told to."""
         instance = server.Server("", "", None)
         instance._process = subprocess.Popen(
-            ["sh", "-c", f"trap 'exit {status}' INT QUIT; echo; while :; do read line; done"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.addCleanup(instance._process.stdin.close)
+            # a shell cannot trap what is ignored where it is started, as in the background
+            [sys.executable, "-c", "import os, signal\n"
+             "for told in signal.SIGINT, signal.SIGQUIT:\n"
+             f"    signal.signal(told, lambda *_: os._exit({status}))\n"
+             "print(flush=True)\n"
+             "while True: signal.pause()"], stdout=subprocess.PIPE)
         self.addCleanup(instance._process.stdout.close)
         instance._process.stdout.readline()
         instance.stop(**options)
