@@ -72,7 +72,7 @@ extern void DoubleWriteNoteImagesOff(XLogRecPtr recptr);
 
 /* failedsync.c: pages whose sync has failed */
 extern void DoubleWriteNotePanic(void);
-extern bool DoubleWriteNotesPanics(void);
+extern void DoubleWriteNoteFailedSync(void);
 extern void DoubleWriteLeftByRedo(Buffer buffer);
 
 /* hints.c: pages in which only hints have changed */

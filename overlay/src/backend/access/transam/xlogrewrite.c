@@ -11,10 +11,15 @@
  * reach, until a checkpoint has passed that place.
  *
  * Where clients get in only after that checkpoint, they lose nothing by it.
- * To let them in earlier, that WAL has to be written again first.  How far
- * syncs have succeeded is not known.  But a segment is synced before the next
- * one is begun, so only the last one can be concerned, and the record of a
- * checkpoint is durable before pg_control names it.
+ * To let them in earlier, that WAL has to be written again first.  Whether a
+ * sync has failed is not known: a process may have been killed before it could
+ * tell.  But a segment is synced before the next one is begun, so only the
+ * last one can be concerned, and in it only what is behind the position up to
+ * which syncs are known to have succeeded.
+ *
+ * Not covered: a segment that ends with the end of WAL, if it could not be
+ * written again, and the server crashes before the checkpoint that clients
+ * then wait for is complete.  The next start takes it for synced.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -30,6 +35,8 @@
 
 #include "access/xlog.h"
 #include "access/xlog_internal.h"
+#include "miscadmin.h"
+#include "postmaster/startup.h"
 #include "storage/fd.h"
 #include "utils/injection_point.h"
 
@@ -80,6 +87,8 @@ RewriteXLogPages(int fd, XLogRecPtr page)
 	{
 		ssize_t		nread = pg_pread(fd, block.data, XLOG_BLCKSZ, offset);
 
+		if (AmStartupProcess())
+			ProcessStartupProcInterrupts();
 		if (nread < 0)
 			return false;
 		if (nread < XLOG_BLCKSZ ||
@@ -103,7 +112,7 @@ RewriteXLogPages(int fd, XLogRecPtr page)
  * that fails.
  */
 static bool
-RewriteXLogSegment(TimeLineID tli, XLogRecPtr page, int elevel)
+RewriteXLogSegment(TimeLineID tli, XLogRecPtr page)
 {
 	XLogSegNo	segno;
 	char		path[MAXPGPATH];
@@ -113,9 +122,12 @@ RewriteXLogSegment(TimeLineID tli, XLogRecPtr page, int elevel)
 	XLByteToSeg(page, segno, wal_segment_size);
 	XLogFilePath(path, tli, segno, wal_segment_size);
 	fd = OpenTransientFile(path, O_RDWR | PG_BINARY);
-	result = fd >= 0 && RewriteXLogPages(fd, page) && pg_fsync(fd) == 0;
+	result = fd >= 0 && RewriteXLogPages(fd, page);
+	/* the first sync may report an error of earlier writes */
+	if (result && pg_fsync(fd) != 0)
+		result = RewriteXLogPages(fd, page) && pg_fsync(fd) == 0;
 	if (!result)
-		ereport(elevel,
+		ereport(LOG,
 				(errcode_for_file_access(),
 				 errmsg("could not write file \"%s\" again: %m", path)));
 	if (fd >= 0)
@@ -125,12 +137,12 @@ RewriteXLogSegment(TimeLineID tli, XLogRecPtr page, int elevel)
 
 /*
  * Write the last segment of WAL again, of each timeline that has one behind
- * 'durable', which is the position of a checkpoint that pg_control names.  For
- * the startup process, before redo.  Return whether all WAL is durable now; if
- * it is not, that has been reported as 'elevel'.
+ * 'durable', a position up to which syncs have succeeded.  For the process
+ * that recovers from a crash, before redo.  Return whether all WAL is durable
+ * now; if it is not, that has been logged.
  */
 bool
-XLogRewriteTail(XLogRecPtr durable, int elevel)
+XLogRewriteTail(XLogRecPtr durable)
 {
 	XLogRecPtr	first = durable - durable % XLOG_BLCKSZ;
 	bool		result = true;
@@ -150,7 +162,7 @@ XLogRewriteTail(XLogRecPtr durable, int elevel)
 		if (start + wal_segment_size <= first ||
 			!XLogSegmentIsBegun(tli, segno) || XLogSegmentIsBegun(tli, segno + 1))
 			continue;
-		if (!RewriteXLogSegment(tli, Max(start, first), elevel))
+		if (!RewriteXLogSegment(tli, Max(start, first)))
 			result = false;
 	}
 	FreeDir(dir);

@@ -22,17 +22,15 @@
  * could not be synced: a device with a cache of its own reports an error to
  * only one of the processes that want its contents to be durable.
  *
- * A sync that fails at the start after a crash is only reported, as it says
- * nothing of what stock needs.  It counts like a note.
+ * A sync that fails at the start after a crash is only reported, as stock
+ * does not rely on it.  It leaves a note as well.
  *
  * While a process is dying of a failed sync, another one may sync the same
  * file, and succeed.  So once a process has begun to report a PANIC, no
  * checkpoint completes, and no sync frees any part of the log.
  *
- * WAL that could not be synced can be read, too, and redo would bring pages
- * home that rely on it.  If there is a note, it is written again before redo.
- * (R1)  Where the log is not in use there is no note, and each recovery from a
- * crash does so.
+ * WAL needs no note: its end is written again by each recovery from a crash,
+ * see xlogrewrite.c.
  *
  * The note is not synced, as that would hold up the report of a device that
  * hangs.  If the note is lost with the power, what can be read is what is on
@@ -94,13 +92,12 @@ DoubleWriteNotePanic(void)
 	int			save_errno = errno;
 
 	/* the logger has detached from shared memory */
-	if (DWCtl == NULL || MyBackendType == B_LOGGER)
+	if (DWCtl == NULL || MyBackendType == B_LOGGER || !DWCtl->log.armed)
 		return;
-	/* set, then look: dw_arm() does it the other way round */
 	pg_atomic_write_membarrier_u32(&DWCtl->panicking, 1);
-	INJECTION_POINT("doublewrite-panic-announced", NULL);
-	if (DWCtl->log.armed)
-		dw_leave_note();
+
+	dw_leave_note();
+	INJECTION_POINT("doublewrite-panic-noted", NULL);
 	errno = save_errno;
 }
 
@@ -126,13 +123,14 @@ dw_file_exists(const char *path)
 }
 
 /*
- * Return whether a PANIC before this start would have left a note, so that
- * without one no sync has failed.
+ * Leave a note that a start after a crash could not sync something, which it
+ * only reports.  The log need not be in place yet, and no lock is held.
  */
-bool
-DoubleWriteNotesPanics(void)
+void
+DoubleWriteNoteFailedSync(void)
 {
-	return DWCtl->log.marker_known;
+	if (dw_file_exists(DW_MARKER_FILE))
+		dw_leave_note();
 }
 
 /*
@@ -150,15 +148,13 @@ dw_look_for_failed_sync(void)
 
 	Assert(!DWCtl->started);
 
-	if (data_directory_sync_failed)
-		dw_leave_note();
 	if (dw_file_exists(DW_FAILED_SYNC_FILE) &&
 		rename(DW_FAILED_SYNC_FILE, DW_FAILED_SYNC_SEEN) < 0)
 		ereport(FATAL,
 				(errcode_for_file_access(),
 				 errmsg("could not rename file \"%s\" to \"%s\": %m",
 						DW_FAILED_SYNC_FILE, DW_FAILED_SYNC_SEEN)));
-	if (!dw_file_exists(DW_FAILED_SYNC_SEEN) && !data_directory_sync_failed)
+	if (!dw_file_exists(DW_FAILED_SYNC_SEEN))
 		return;
 
 	/* for a standby it is known what is newer than any page at home */
@@ -166,9 +162,8 @@ dw_look_for_failed_sync(void)
 	if (control->state == DB_IN_ARCHIVE_RECOVERY ||
 		control->state == DB_SHUTDOWNED_IN_RECOVERY)
 		pg_atomic_write_u64(&DWCtl->rewrite_until, control->minRecoveryPoint);
-	DWCtl->rewrite = true;
-	(void) XLogRewriteTail(control->checkPoint, FATAL);
 	pfree(control);
+	DWCtl->rewrite = true;
 	ereport(LOG,
 			(errmsg("pages that redo leaves alone are written again because a sync may have failed")));
 }

@@ -564,8 +564,6 @@ dw_arm(void)
 	INJECTION_POINT("doublewrite-marker-written", NULL);
 	dw_write_owner(true, LOG);
 	DWCtl->log.armed = true;
-	/* one that began to report a PANIC before has left no note (R11) */
-	dw_refuse_failed_sync();
 	DWCtl->disarm_after = InvalidXLogRecPtr;
 	dw_show_log();
 	dw_note_mode();

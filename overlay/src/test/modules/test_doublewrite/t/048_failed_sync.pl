@@ -98,8 +98,8 @@ dw_wait_for_crash($node, $offset);
 $node->append_conf('postgresql.conf', "test_doublewrite.crash_at = ''\n");
 cmp_ok(written_after_start('once more', 1), '>=', $pages, 'once more: pages are written again');
 
-# WAL may not have been synced either.  Crash, and see which of its segments the next start
-# writes again before redo.
+# WAL may not have been synced either.  After each crash the start writes its end again before
+# redo.  See which segments that are.
 sub check_end_of_wal
 {
 	my ($what, $crash) = @_;
@@ -156,10 +156,10 @@ foreach my $case (
 	my ($what, $dying, $meanwhile) = @$case;
 
 	change();
-	$node->safe_psql('postgres', q{SELECT injection_points_attach('doublewrite-panic-announced', 'wait')});
+	$node->safe_psql('postgres', q{SELECT injection_points_attach('doublewrite-panic-noted', 'wait')});
 	my $session = dw_start($node, $what, $dying);
-	$node->wait_for_event('client backend', 'doublewrite-panic-announced');
-	$node->safe_psql('postgres', q{SELECT injection_points_detach('doublewrite-panic-announced')});
+	$node->wait_for_event('client backend', 'doublewrite-panic-noted');
+	$node->safe_psql('postgres', q{SELECT injection_points_detach('doublewrite-panic-noted')});
 	$offset = -s $node->logfile;
 	my ($done) = $node->psql('postgres', $meanwhile);
 	isnt($done, 0, "a $what meanwhile: does not complete");
@@ -186,8 +186,8 @@ isnt($ret, 0, 'data_sync_retry: a failed sync is an error');
 ok(!-e $note, 'data_sync_retry: and no more');
 $node->stop;
 
-# Without the log there is no note, and each recovery from a crash writes the end of WAL again.
-# If it cannot, clients wait for the checkpoint, as behind it that WAL is not needed.
+# If it cannot be written again, clients wait for the checkpoint, as behind it that WAL is not
+# needed.
 $node->append_conf('postgresql.conf',
 	"data_sync_retry = off\nio_torn_pages_protection = 'full_pages'\n");
 $node->start;
@@ -207,24 +207,6 @@ foreach my $fails (0, 1)
 	$node->stop('immediate');
 }
 $node->append_conf('postgresql.conf', "test_doublewrite.fail_at = ''\n");
-
-# The log comes into use while a process is dying that saw no need of a note
-{
-	ok(dw_poll_start($node), 'armed meanwhile: server starts');
-	$node->safe_psql('postgres', q{SELECT injection_points_attach('doublewrite-panic-announced', 'wait')});
-	my $session = dw_start($node, 'panic', 'SELECT dw_panic()');
-	$node->wait_for_event('client backend', 'doublewrite-panic-announced');
-	$node->safe_psql('postgres', q{SELECT injection_points_detach('doublewrite-panic-announced')});
-	$offset = -s $node->logfile;
-	$node->append_conf('postgresql.conf', "io_torn_pages_protection = 'double_writes'\n");
-	$node->reload;
-	$node->wait_for_log(qr/PANIC:  could not rely on files being synced/, $offset);
-	dw_wait_for_exit($node);
-	$session->{run}->finish;
-	ok(dw_poll_start($node), 'armed meanwhile: server starts again');
-	ok($node->log_contains($message, $offset), 'armed meanwhile: the PANIC is known');
-	$node->stop;
-}
 
 # A standby knows how far what it has written reaches, and forgets behind that
 {
