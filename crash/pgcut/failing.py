@@ -118,9 +118,6 @@ class FailingWalSyncs(FailingSyncs):
     """The same of WAL: what clients commit in the next life must not depend on it."""
 
     kinds = (("sync", "pg_wal/", errno.EIO),)
-    # Each ends a life.
-    spared = 100
-    pauses = (1, 3)
 
 
 class FailingDirectorySyncs(Errors):
