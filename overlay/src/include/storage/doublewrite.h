@@ -169,6 +169,7 @@ extern void DoubleWriteShutdown(void);
 /* startup.c */
 extern void DoubleWriteStartup(XLogRecPtr redo);
 extern void DoubleWriteStarted(void);
+extern XLogRecPtr DoubleWriteDurableWal(void);
 extern XLogRecPtr DoubleWriteNeededWal(void);
 extern void DoubleWriteCheckEndOfWal(XLogRecPtr end);
 

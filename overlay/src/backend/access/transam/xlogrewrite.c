@@ -17,9 +17,10 @@
  * last one can be concerned, and in it only what is behind the position up to
  * which syncs are known to have succeeded.
  *
- * Not covered: a segment that ends with the end of WAL, if it could not be
- * written again, and the server crashes before the checkpoint that clients
- * then wait for is complete.  The next start takes it for synced.
+ * Not covered: WAL up to the end of a segment, if it could not be written
+ * again, and the server crashes before the checkpoint that clients then wait
+ * for is complete, but has begun the next segment.  The start after that takes
+ * the segment for synced.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *

@@ -129,6 +129,13 @@ $node->stop('immediate');
 $node->append_conf('postgresql.conf',
 	"recovery_init_sync_method = fsync\ntest_doublewrite.fail_at = 'data-directory-sync:EIO'\n");
 cmp_ok(written_after_start('sync at the start', 1), '>=', $pages, 'sync at the start: pages are written again');
+
+# ... with pg_wal among it, and clients wait for the checkpoint
+$node->append_conf('postgresql.conf', "test_doublewrite.fail_at = 'data-directory-sync:EIO:1:1000000'\n");
+$node->stop('immediate');
+my $begun = -s $node->logfile;
+ok(dw_poll_start($node), 'sync of pg_wal at the start: server starts');
+ok($node->log_contains(qr/checkpoint starting: end-of-recovery/, $begun), 'sync of pg_wal at the start: who comes first');
 $node->append_conf('postgresql.conf', "test_doublewrite.fail_at = ''\n");
 
 # A sync that fails during that checkpoint is for the next recovery
