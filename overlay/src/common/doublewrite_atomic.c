@@ -384,15 +384,14 @@ dw_device_limit(const char *dir, int depth)
  * Return the largest atomic write of a device in hardware, in bytes, or 0 if
  * there is none, or it is unknown.
  */
-uint64
-DWAtomicAskDevice(dev_t dev, char *name, size_t size)
+static uint64
+dw_ask_device(dev_t dev, char *name, size_t size)
 {
 	char		dir[MAXPGPATH];
 	char	   *real;
 	uint64		result;
 
-	if (size > 0)
-		name[0] = '\0';
+	name[0] = '\0';
 	snprintf(dir, sizeof(dir), "/sys/dev/block/%u:%u", major(dev), minor(dev));
 	real = realpath(dir, NULL);
 	if (real == NULL)
@@ -483,8 +482,8 @@ dw_judge(int fd, DWAtomicProbe *probe)
 	bool		offered = DWAtomicAskFile(fd, &probe->file);
 
 	dw_name_file_system(fd, probe->fstype, sizeof(probe->fstype));
-	probe->device_max = DWAtomicAskDevice(probe->file.dev, probe->device,
-										  sizeof(probe->device));
+	probe->device_max = dw_ask_device(probe->file.dev, probe->device,
+									  sizeof(probe->device));
 	if (!offered || probe->file.unit_max == 0 || !DWAtomicOnDataDevice(fd))
 		return DW_ATOMIC_NOT_OFFERED;
 	if (!DWAtomicFileFits(&probe->file))
@@ -546,14 +545,6 @@ bool
 DWAtomicOnDataDevice(int fd)
 {
 	return false;
-}
-
-uint64
-DWAtomicAskDevice(dev_t dev, char *name, size_t size)
-{
-	if (size > 0)
-		name[0] = '\0';
-	return 0;
 }
 
 ssize_t

@@ -551,9 +551,9 @@ dw_entries_valid(const DWBatchHeader *hdr)
  * Judge what stands at a place where a batch may start.  With a sysid of 0, a
  * batch of any cluster will do.
  */
-DWHeaderVerdict
-DWJudgeHeader(const DWBatchHeader *hdr, uint64 sysid, uint64 segno,
-			  uint32 blockno)
+static DWHeaderVerdict
+dw_judge_header(const DWBatchHeader *hdr, uint64 sysid, uint64 segno,
+				uint32 blockno)
 {
 	if (hdr->magic != DW_MAGIC)
 		return DW_HEADER_NONE;
@@ -673,7 +673,7 @@ static void
 dw_look_at_segment(DWScan *scan, DWScanSegment *segment,
 				   const DWBatchHeader *hdr)
 {
-	DWHeaderVerdict verdict = DWJudgeHeader(hdr, scan->sysid, segment->segno, 0);
+	DWHeaderVerdict verdict = dw_judge_header(hdr, scan->sysid, segment->segno, 0);
 
 	if (verdict == DW_HEADER_VALID || verdict == DW_HEADER_FOREIGN)
 	{
@@ -702,7 +702,7 @@ dw_scan_segment(DWScan *scan, uint64 segno, const char *contents)
 		const DWBatchHeader *hdr =
 			(const DWBatchHeader *) (contents + (Size) blockno * BLCKSZ);
 		DWHeaderVerdict verdict =
-			DWJudgeHeader(hdr, scan->sysid, segno, blockno);
+			dw_judge_header(hdr, scan->sysid, segno, blockno);
 
 		/* user data that only looks like a header (R9) */
 		if (!dw_nonce_known(scan, hdr->nonce))
@@ -744,7 +744,7 @@ dw_follow_headers(DWScan *scan, DWReadBlocks read_blocks, void *arg,
 	{
 		more = blockno < DW_SEGMENT_BLOCKS &&
 			read_blocks(scan, arg, segment->segno, blockno, 1, buffer) &&
-			DWJudgeHeader(hdr, scan->sysid, segment->segno, blockno) == DW_HEADER_VALID &&
+			dw_judge_header(hdr, scan->sysid, segment->segno, blockno) == DW_HEADER_VALID &&
 			hdr->batchno == batchno && dw_nonce_known(scan, hdr->nonce);
 		if (more)
 		{
@@ -754,8 +754,8 @@ dw_follow_headers(DWScan *scan, DWReadBlocks read_blocks, void *arg,
 	}
 	if (more && blockno < DW_SEGMENT_BLOCKS)
 		more = read_blocks(scan, arg, segment->segno, DW_SEGMENT_BLOCKS - 1, 1, buffer) &&
-			DWJudgeHeader(hdr, scan->sysid, segment->segno,
-						  DW_SEGMENT_BLOCKS - 1) == DW_HEADER_NONE;
+			dw_judge_header(hdr, scan->sysid, segment->segno,
+							DW_SEGMENT_BLOCKS - 1) == DW_HEADER_NONE;
 	if (!more)
 		scan->nbatches = nbatches;
 	return more;
@@ -972,6 +972,27 @@ dw_set_missing(const DWScan *scan, DWLiveRange *live,
 }
 
 /*
+ * Return whether this build can read what has been compressed with the
+ * method.
+ */
+static bool
+dw_compression_supported(uint32 compression)
+{
+	switch (compression)
+	{
+		case DW_COMPRESSION_OFF:
+#ifdef USE_LZ4
+		case DW_COMPRESSION_LZ4:
+#endif
+#ifdef USE_ZSTD
+		case DW_COMPRESSION_ZSTD:
+#endif
+			return true;
+	}
+	return false;
+}
+
+/*
  * Find the live range of the log, and check that it is complete.
  */
 static void
@@ -1014,7 +1035,7 @@ dw_find_live(const DWScan *scan, DWLiveRange *live)
 			live->bad_offset = DWPageOffset(batch, batch->bad_page);
 			return;
 		}
-		if (!DWCompressionSupported(batch->compression))
+		if (!dw_compression_supported(batch->compression))
 			live->unreadable = batch;
 		live->npages += batch->npages;
 		live->nblocks += batch->nblocks;
@@ -1343,27 +1364,6 @@ DWCompressionName(uint32 compression)
 }
 
 /*
- * Return whether this build can read what has been compressed with the
- * method.
- */
-bool
-DWCompressionSupported(uint32 compression)
-{
-	switch (compression)
-	{
-		case DW_COMPRESSION_OFF:
-#ifdef USE_LZ4
-		case DW_COMPRESSION_LZ4:
-#endif
-#ifdef USE_ZSTD
-		case DW_COMPRESSION_ZSTD:
-#endif
-			return true;
-	}
-	return false;
-}
-
-/*
  * Return where a page of a batch stands in its segment.
  */
 uint32
@@ -1381,8 +1381,8 @@ DWPageOffset(const DWFoundBatch *batch, uint32 page)
  * whatever the bytes are, no memory beyond them and the page is read or
  * written.  Return false if they do not give a page.
  */
-bool
-DWUnpackPage(uint32 compression, const char *stored, Size length, char *page)
+static bool
+dw_unpack_page(uint32 compression, const char *stored, Size length, char *page)
 {
 	if (length == BLCKSZ)
 	{
@@ -1414,7 +1414,7 @@ DWReadCopy(int fd, const DWCopy *copy, char *page, bool *intact)
 
 	*intact = pg_pread(fd, stored, length, copy->offset) == (ssize_t) length &&
 		DWPageChecksum(stored, length) == copy->entry.crc;
-	return *intact && DWUnpackPage(copy->compression, stored, length, page);
+	return *intact && dw_unpack_page(copy->compression, stored, length, page);
 }
 
 /*

@@ -78,7 +78,6 @@ typedef struct DWAtomicCall
 extern bool DWAtomicAskFile(int fd, DWAtomicFile *file);
 extern bool DWAtomicFileFits(const DWAtomicFile *file);
 extern bool DWAtomicOnDataDevice(int fd);
-extern uint64 DWAtomicAskDevice(dev_t dev, char *name, size_t size);
 extern ssize_t DWAtomicWrite(int fd, const void *data, size_t size, off_t offset,
 							 int flags);
 extern int	DWAtomicWriteInFlight(DWAtomicCall *calls, int ncalls);

@@ -246,16 +246,16 @@ DWMarkerExists(const char *datadir)
 {
 	char		line[sizeof(DW_MARKER_LINE)] = "";
 	char		path[MAXPGPATH];
+	bool		unreadable;
 	FILE	   *fp;
 
 	snprintf(path, sizeof(path), "%s/%s", datadir, DW_MARKER_FILE);
 	fp = fopen(path, "r");
 	if (fp == NULL)
 		return errno != ENOENT;
-	if (fgets(line, sizeof(line), fp) == NULL)
-		line[0] = '\0';
+	unreadable = fgets(line, sizeof(line), fp) == NULL && ferror(fp);
 	fclose(fp);
-	return strcmp(line, DW_MARKER_LINE) == 0;
+	return unreadable || strcmp(line, DW_MARKER_LINE) == 0;
 }
 
 extern void DWLookAtCluster(DWStart *start, const ControlFileData *control);
@@ -277,13 +277,8 @@ extern bool DWParseSpareName(const char *name, uint64 *segno, bool *usable);
 extern bool DWSkipMarker(FILE *fp);
 
 extern void DWScanAddSegment(DWScan *scan, uint64 segno);
-extern DWHeaderVerdict DWJudgeHeader(const DWBatchHeader *hdr, uint64 sysid,
-									 uint64 segno, uint32 blockno);
 extern const char *DWCompressionName(uint32 compression);
-extern bool DWCompressionSupported(uint32 compression);
 extern uint32 DWPageOffset(const DWFoundBatch *batch, uint32 page);
-extern bool DWUnpackPage(uint32 compression, const char *stored, Size length,
-						 char *page);
 extern bool DWReadCopy(int fd, const DWCopy *copy, char *page, bool *intact);
 extern bool DWMendPage(const DWPageEntry *note, char *page, uint16 checksum);
 extern pg_crc32c DWHintDigest(const char *page);

@@ -94,10 +94,6 @@ extern bool DoubleWriteAnnounceCopy(const RelFileLocator *rlocator,
 /* stage.c: pages on their way out */
 extern bool DoubleWriteReadStaged(const struct buftag *tag, char *dst);
 
-/* marker.c: the file that keeps stock servers off a cluster in use */
-extern bool DoubleWriteSkipMarker(FILE *fp);
-extern bool DoubleWriteStopCutShort(void);
-
 /* discard.c: staged pages of dropped and truncated files */
 extern void DoubleWriteDiscardForks(RelFileLocator rlocator,
 									const ForkNumber *forknum, int nforks,

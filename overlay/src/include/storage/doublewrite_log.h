@@ -451,7 +451,6 @@ extern void dw_write_atomically(int natomic);
 extern bool dw_open_segment(uint64 segno);
 extern void dw_close_segment(void);
 extern bool dw_create_segment(void);
-extern bool dw_segment_wanted(void);
 extern bool dw_prepare_segment(void);
 extern bool dw_write_blocks(struct iovec *iov, int iovcnt, off_t offset);
 extern bool dw_sync_log(void);
@@ -475,7 +474,6 @@ extern void dw_write_owner(bool marker, int elevel);
 extern void dw_remove_owner(void);
 extern void dw_write_marker(void);
 extern void dw_refuse_unknown_marker(void);
-extern bool dw_marker_exists(void);
 extern bool dw_remove_marker(void);
 
 /* log.c */

@@ -13,7 +13,7 @@
  * The method is the setting of the process that writes the batch; a process
  * that resumes it compresses it anew.
  *
- * See DWUnpackPage() for the way back.
+ * See DWReadCopy() for the way back.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *

@@ -391,7 +391,7 @@ DoubleWriteBgWriterSleep(long timeout, uint32 wait_event_info)
 
 		rc = WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 					   remaining, wait_event_info);
-		if (!(rc & WL_LATCH_SET) || !dw_flush_was_requested() || remaining == 0 ||
+		if (!(rc & WL_LATCH_SET) || !DWCtl->flusher.requested || remaining == 0 ||
 			dw_main_loop_wanted() ||
 			wait_event_info == WAIT_EVENT_BGWRITER_HIBERNATE ||
 			RecoveryInProgress())

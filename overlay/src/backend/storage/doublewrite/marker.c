@@ -160,26 +160,6 @@ dw_remove_owner(void)
  * ---------------------------------------------------------------------
  */
 
-/*
- * Position an open backup_label file at the label of a backup.  Return false
- * if it contains only our marker.
- */
-bool
-DoubleWriteSkipMarker(FILE *fp)
-{
-	return DWSkipMarker(fp);
-}
-
-/*
- * Return whether the previous server has not come to the end of its stop,
- * whatever pg_control says.
- */
-bool
-DoubleWriteStopCutShort(void)
-{
-	return DWMarkerExists(DataDir);
-}
-
 void
 dw_write_marker(void)
 {
@@ -206,7 +186,7 @@ dw_write_marker(void)
 		/*
 		 * it may be there nevertheless, for a log that is not kept up to date
 		 */
-		if (dw_marker_exists())
+		if (DWMarkerExists(DataDir))
 			dw_remove_marker();
 		ereport(ERROR,
 				(errcode(ERRCODE_IO_ERROR),
@@ -230,14 +210,6 @@ dw_refuse_unknown_marker(void)
 						DW_MARKER_FILE),
 				 errdetail("The file was not there when the server started, or the log could not be looked at."),
 				 errhint("Restart the server, which restores pages from the log if need be.")));
-}
-
-bool
-dw_marker_exists(void)
-{
-	struct stat st;
-
-	return lstat(DW_MARKER_FILE, &st) == 0 || errno != ENOENT;
 }
 
 /*

@@ -186,7 +186,7 @@ dw_disarm(bool keep_segments)
 
 		/* while the marker exists, the next start demands an up-to-date log */
 		removed = dw_remove_marker();
-		if (!removed && dw_marker_exists())
+		if (!removed && DWMarkerExists(DataDir))
 		{
 			LWLockRelease(DoubleWriteFlushLock);
 			return false;
@@ -428,18 +428,6 @@ DoubleWriteCheckpointDrain(XLogRecPtr redo)
 }
 
 /*
- * Files that could not be removed may not be durable, as md.c has forgotten to sync them.
- * Until pg_control is changed a crash recovers from before the removal, and needs them as they
- * are, or their copies. (R3)
- */
-static void
-dw_sync_unremoved(void)
-{
-	if (dw_removal_has_failed())
-		dw_sync_dirty_files();
-}
-
-/*
  * Make durable what was removed while the files written up to the drain were
  * being synced, and free the log up to the drain.  When this returns,
  * pg_control may be changed. (R5)
@@ -456,7 +444,15 @@ DoubleWriteCheckpointSynced(void)
 	{
 		dw_sync_removals();
 		dw_refuse_failed_removal(DWCtl->redo.pending);
-		dw_sync_unremoved();
+
+		/*
+		 * Files that could not be removed may not be durable, as md.c has
+		 * forgotten to sync them.  Until pg_control is changed a crash
+		 * recovers from before the removal, and needs them as they are, or
+		 * their copies. (R3)
+		 */
+		if (dw_removal_has_failed())
+			dw_sync_dirty_files();
 	}
 	dw_refuse_failed_sync();
 	dw_lock_flush(LW_EXCLUSIVE);
@@ -510,7 +506,7 @@ DoubleWriteCheckpointDone(XLogRecPtr redo, bool images)
  * server that knows the log. (R12)
  *
  * pg_control already says that the server was shut down, but that is not true
- * until the marker has gone; see DoubleWriteStopCutShort().
+ * until the marker has gone; see StartupXLOG().
  */
 void
 DoubleWriteShutdown(void)

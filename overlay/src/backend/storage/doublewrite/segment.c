@@ -297,7 +297,7 @@ dw_segments_below_bound(void)
 	return DWCtl->log.last_segno + 1 - DWCtl->log.first_segno < dw_log_bound_segments();
 }
 
-bool
+static bool
 dw_segment_wanted(void)
 {
 	Assert(LWLockHeldByMe(DoubleWriteFlushLock));

@@ -313,8 +313,13 @@ struct DoubleWriteSnapshot
 /* Parts of the server that have figures of their own for views */
 static DoubleWriteFigureSource other_figures[4];
 
-static void
-dw_put_figure(DoubleWriteSnapshot *snapshot, const char *name, int64 value)
+/*
+ * Put a figure of this or another part of the server.  The name must stay
+ * valid.
+ */
+void
+DoubleWritePutFigure(DoubleWriteSnapshot *snapshot, const char *name,
+					 int64 value)
 {
 	Assert(snapshot->nfigures < MAX_FIGURES);
 	snapshot->figures[snapshot->nfigures].name = name;
@@ -327,22 +332,22 @@ static void
 dw_put_if_any(DoubleWriteSnapshot *snapshot, const char *name, int64 value)
 {
 	if (value != 0)
-		dw_put_figure(snapshot, name, value);
+		DoubleWritePutFigure(snapshot, name, value);
 }
 
 static void
 dw_put_log(DoubleWriteSnapshot *snapshot, const DWShownLog *log)
 {
-	dw_put_figure(snapshot, "log_armed", log->armed);
-	dw_put_figure(snapshot, "log_next_batch", log->next_batchno);
-	dw_put_figure(snapshot, "log_low_water", log->low_water);
-	dw_put_figure(snapshot, "log_used_bytes", (int64) log->segments * DW_SEGMENT_SIZE);
-	dw_put_figure(snapshot, "log_limit_bytes",
-				  (int64) dw_log_bound_segments() * DW_SEGMENT_SIZE);
-	dw_put_figure(snapshot, "log_max_limit_bytes",
-				  (int64) (DW_MAX_SEGMENTS - 1) * DW_SEGMENT_SIZE);
-	dw_put_figure(snapshot, "log_files_to_sync", log->files);
-	dw_put_figure(snapshot, "stage_slots", DWCtl->stage.nslots);
+	DoubleWritePutFigure(snapshot, "log_armed", log->armed);
+	DoubleWritePutFigure(snapshot, "log_next_batch", log->next_batchno);
+	DoubleWritePutFigure(snapshot, "log_low_water", log->low_water);
+	DoubleWritePutFigure(snapshot, "log_used_bytes", (int64) log->segments * DW_SEGMENT_SIZE);
+	DoubleWritePutFigure(snapshot, "log_limit_bytes",
+						 (int64) dw_log_bound_segments() * DW_SEGMENT_SIZE);
+	DoubleWritePutFigure(snapshot, "log_max_limit_bytes",
+						 (int64) (DW_MAX_SEGMENTS - 1) * DW_SEGMENT_SIZE);
+	DoubleWritePutFigure(snapshot, "log_files_to_sync", log->files);
+	DoubleWritePutFigure(snapshot, "stage_slots", DWCtl->stage.nslots);
 }
 
 static void
@@ -351,11 +356,11 @@ dw_put_mode(DoubleWriteSnapshot *snapshot, const DWShownMode *mode, bool armed)
 	TornPagesProtection in_force = dw_mode_in_force(mode, armed);
 	bool		to_full_pages = armed && in_force != TORN_PAGES_OFF;
 
-	dw_put_figure(snapshot, "mode_in_force", in_force);
-	dw_put_figure(snapshot, "mode_requested", mode->requested);
-	dw_put_figure(snapshot, "mode_armed", armed);
-	dw_put_figure(snapshot, "mode_images",
-				  !XLogInsertAllowed() ? dw_replayed_images() : mode->images);
+	DoubleWritePutFigure(snapshot, "mode_in_force", in_force);
+	DoubleWritePutFigure(snapshot, "mode_requested", mode->requested);
+	DoubleWritePutFigure(snapshot, "mode_armed", armed);
+	DoubleWritePutFigure(snapshot, "mode_images",
+						 !XLogInsertAllowed() ? dw_replayed_images() : mode->images);
 	if (mode->in_force == in_force)
 		dw_put_if_any(snapshot, "mode_since", mode->since);
 	dw_put_if_any(snapshot, "mode_checkpoint_after",
@@ -367,15 +372,15 @@ dw_put_restore(DoubleWriteSnapshot *snapshot, const DWRestoreStats *restore)
 {
 	if (!restore->done)
 		return;
-	dw_put_figure(snapshot, "restore_finished", restore->finished);
-	dw_put_figure(snapshot, "restore_batches", restore->batches);
-	dw_put_figure(snapshot, "restore_examined", restore->examined);
-	dw_put_figure(snapshot, "restore_restored", restore->restored);
-	dw_put_figure(snapshot, "restore_identical", restore->identical);
-	dw_put_figure(snapshot, "restore_missing", restore->missing);
-	dw_put_figure(snapshot, "restore_buffered", restore->buffered);
-	dw_put_figure(snapshot, "restore_bytes_read", restore->bytes_read);
-	dw_put_figure(snapshot, "restore_usec", restore->usec);
+	DoubleWritePutFigure(snapshot, "restore_finished", restore->finished);
+	DoubleWritePutFigure(snapshot, "restore_batches", restore->batches);
+	DoubleWritePutFigure(snapshot, "restore_examined", restore->examined);
+	DoubleWritePutFigure(snapshot, "restore_restored", restore->restored);
+	DoubleWritePutFigure(snapshot, "restore_identical", restore->identical);
+	DoubleWritePutFigure(snapshot, "restore_missing", restore->missing);
+	DoubleWritePutFigure(snapshot, "restore_buffered", restore->buffered);
+	DoubleWritePutFigure(snapshot, "restore_bytes_read", restore->bytes_read);
+	DoubleWritePutFigure(snapshot, "restore_usec", restore->usec);
 }
 
 /*
@@ -407,18 +412,18 @@ dw_put_recovery(DoubleWriteSnapshot *snapshot, const DWShownLog *log)
 		GetXLogInsertRecPtr();
 	DWLogTaken	live = dw_log_live(log);
 
-	dw_put_figure(snapshot, "recovery_from", redo);
-	dw_put_figure(snapshot, "recovery_wal", end - Min(redo, end));
+	DoubleWritePutFigure(snapshot, "recovery_from", redo);
+	DoubleWritePutFigure(snapshot, "recovery_wal", end - Min(redo, end));
 	for (int i = 0; i < DW_REDO_PLACES; i++)
 	{
 		DWRedoPlace *place = &DWCtl->reads.places[i];
 
 		if (redo == pg_atomic_read_u64(&place->redo))
-			dw_put_figure(snapshot, "recovery_reads",
-						  pg_atomic_read_u64(&place->pages));
+			DoubleWritePutFigure(snapshot, "recovery_reads",
+								 pg_atomic_read_u64(&place->pages));
 	}
-	dw_put_figure(snapshot, "recovery_log_pages", live.pages + live.notes);
-	dw_put_figure(snapshot, "recovery_log_bytes", live.bytes);
+	DoubleWritePutFigure(snapshot, "recovery_log_pages", live.pages + live.notes);
+	DoubleWritePutFigure(snapshot, "recovery_log_bytes", live.bytes);
 }
 
 /*
@@ -446,7 +451,7 @@ DoubleWriteTakeSnapshot(void)
 	DWUnlockMutex();
 
 	/* on a standby the counters start with the server */
-	dw_put_figure(snapshot, "stats_since", since != 0 ? since : PgStartTime);
+	DoubleWritePutFigure(snapshot, "stats_since", since != 0 ? since : PgStartTime);
 	dw_put_if_any(snapshot, "stats_wal_start", lsn);
 	dw_put_log(snapshot, &log);
 	dw_put_mode(snapshot, &mode, log.armed);
@@ -473,16 +478,6 @@ DoubleWriteAddFigures(DoubleWriteFigureSource source)
 		Assert(i < lengthof(other_figures));
 	}
 	other_figures[i] = source;
-}
-
-/*
- * Put a figure of another part of the server.  The name must stay valid.
- */
-void
-DoubleWritePutFigure(DoubleWriteSnapshot *snapshot, const char *name,
-					 int64 value)
-{
-	dw_put_figure(snapshot, name, value);
 }
 
 bool

@@ -156,17 +156,6 @@ dw_wake_flusher(void)
 		SetLatch(&GetPGProcByNumber(procno)->procLatch);
 }
 
-bool
-dw_flush_was_requested(void)
-{
-	bool		requested;
-
-	DWLockMutex();
-	requested = DWCtl->flusher.requested;
-	DWUnlockMutex();
-	return requested;
-}
-
 void
 dw_announce_flusher(int procno)
 {
@@ -182,7 +171,7 @@ dw_withdraw_flusher(int code, Datum arg)
 	dw_announce_flusher(INVALID_PROC_NUMBER);
 }
 
-void
+static void
 dw_wake_checkpointer(void)
 {
 	ProcNumber	procno = ((volatile PROC_HDR *) ProcGlobal)->checkpointerProc;
