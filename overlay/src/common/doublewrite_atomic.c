@@ -15,7 +15,8 @@
  *		make one, to a file without a name in the same directory.
  *
  * The kernel's interface is spelled out here, since headers may be older than
- * the kernel.  Where they do know it, the compiler compares.
+ * the kernel.  Where they do know it, the compiler compares.  With headers from
+ * before Linux 4.11 pages are not written atomically.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -52,7 +53,8 @@
  */
 #define DW_MAX_STACK		16
 
-#ifdef __linux__
+#if defined(SYS_statx) && defined(SYS_pwritev2) && defined(SYS_io_getevents) && \
+	defined(O_DIRECT) && defined(O_TMPFILE)
 
 /* ---------------------------------------------------------------------
  * The kernel's interface
@@ -158,7 +160,6 @@ StaticAssertDecl(sizeof(DWKernelFsxattr) == 28, "struct fsxattr has 28 bytes");
 bool
 DWAtomicAskFile(int fd, DWAtomicFile *file)
 {
-#ifdef SYS_statx
 	DWKernelStatx stx = {0};
 
 	memset(file, 0, sizeof(*file));
@@ -178,11 +179,6 @@ DWAtomicAskFile(int fd, DWAtomicFile *file)
 	file->unit_max = stx.atomic_write_unit_max;
 	file->unit_max_opt = stx.atomic_write_unit_max_opt;
 	return true;
-#else
-	/* headers from before Linux 4.11 */
-	memset(file, 0, sizeof(*file));
-	return false;
-#endif
 }
 
 /*
@@ -206,19 +202,12 @@ DWAtomicOnDataDevice(int fd)
 ssize_t
 DWAtomicWrite(int fd, const void *data, size_t size, off_t offset, int flags)
 {
-#ifdef SYS_pwritev2
 	struct iovec iov = {unconstify(void *, data), size};
 
 	/* the offset comes in two halves; the second one counts for 32 bits only */
 	return syscall(SYS_pwritev2, fd, &iov, 1, (unsigned long) offset,
 				   (unsigned long) ((uint64) offset >> 32), flags);
-#else
-	errno = EOPNOTSUPP;
-	return -1;
-#endif
 }
-
-#if defined(SYS_io_setup) && defined(SYS_io_submit) && defined(SYS_io_getevents)
 
 /* Writes submitted to the kernel whose end it has not reported */
 static int	dw_nunder_way = 0;
@@ -302,22 +291,6 @@ DWAtomicUnderWay(void)
 {
 	return dw_nunder_way;
 }
-
-#else
-
-int
-DWAtomicWriteInFlight(DWAtomicCall *calls, int ncalls)
-{
-	return 0;
-}
-
-int
-DWAtomicUnderWay(void)
-{
-	return 0;
-}
-
-#endif
 
 /* ---------------------------------------------------------------------
  * Devices
@@ -515,12 +488,7 @@ DWAtomicProbeDirectory(const char *path, DWAtomicProbe *probe)
 	int			fd;
 
 	memset(probe, 0, sizeof(*probe));
-#if defined(O_DIRECT) && defined(O_TMPFILE)
 	fd = open(path, O_TMPFILE | O_RDWR | O_DIRECT | O_CLOEXEC, 0600);
-#else
-	fd = -1;
-	errno = EOPNOTSUPP;
-#endif
 	if (fd < 0)
 	{
 		probe->error = errno;
@@ -532,7 +500,7 @@ DWAtomicProbeDirectory(const char *path, DWAtomicProbe *probe)
 	close(fd);
 }
 
-#else							/* !__linux__ */
+#else							/* not offered by the system */
 
 bool
 DWAtomicAskFile(int fd, DWAtomicFile *file)
@@ -573,7 +541,7 @@ DWAtomicProbeDirectory(const char *path, DWAtomicProbe *probe)
 	probe->verdict = DW_ATOMIC_UNSUPPORTED;
 }
 
-#endif							/* !__linux__ */
+#endif
 
 /*
  * Return whether a page can be written atomically, by what the kernel says of
