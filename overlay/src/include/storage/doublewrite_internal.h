@@ -56,7 +56,7 @@ typedef struct DWCtlData
 	/* DoubleWriteFlushLock */
 	DWBatchState batch;
 	DWLogState	log;
-	DWDirtyState dirty;
+	int			dirty_files;	/* in the table of dirty.c */
 	DWAtomicState atomic;
 
 	/*
@@ -64,8 +64,8 @@ typedef struct DWCtlData
 	 */
 	bool		started;		/* restore is over, the mode may be changed */
 	DWRestoreStats restore;
-	uint32		copy_sets;		/* sets in the table of copies; constant */
-	int			copies_max;		/* copies that can wait, see copies.c;
+	int			segments;		/* bound of the log at the start of the
+								 * server, for which tables have room;
 								 * constant */
 
 	/*

@@ -269,13 +269,6 @@ typedef struct DWReadsState
 	DWRedoPlace places[DW_REDO_PLACES];
 } DWReadsState;
 
-/* Files that the log protects, see dirty.c; DoubleWriteFlushLock */
-typedef struct DWDirtyState
-{
-	int			nfiles;
-	int			max;			/* constant */
-} DWDirtyState;
-
 /* Tablespaces of which it is known how pages are written there */
 #define DW_ATOMIC_PLACES		64
 
@@ -377,7 +370,7 @@ extern void dw_note_mode(void);
 extern void dw_stats_start(XLogRecPtr lsn);
 
 /* copies.c */
-extern Size dw_copies_shmem_size(void);
+extern Size dw_copies_shmem_size(int segments);
 extern void dw_copies_shmem_init(void);
 extern bool dw_has_room_for_copy(void);
 extern bool dw_had_copies(void);
@@ -406,7 +399,7 @@ extern char *dw_pack_pages(DWBatchHeader *hdr, const int *slots, int nslots);
 extern void dw_free_pack_buffer(void);
 
 /* epoch.c */
-extern Size dw_epoch_shmem_size(void);
+extern Size dw_epoch_shmem_size(int segments);
 extern void dw_epoch_shmem_init(void);
 extern void dw_epoch_begin(uint64 first_batch);
 extern uint64 dw_epoch_copy(const BufferTag *tag);
@@ -421,7 +414,7 @@ extern void dw_bound_rewriting(void);
 extern void dw_forget_failed_sync(XLogRecPtr redo);
 
 /* dirty.c */
-extern Size dw_dirty_shmem_size(void);
+extern Size dw_dirty_shmem_size(int segments);
 extern void dw_dirty_shmem_init(void);
 extern void dw_dirty_file(const BufferTag *tag, uint64 batchno);
 extern bool dw_file_is_dirty(const BufferTag *tag, uint64 batchno);

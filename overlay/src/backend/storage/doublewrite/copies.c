@@ -69,24 +69,21 @@ typedef struct DWCopies
 static DWCopies *DWPendingCopies = NULL;
 
 static int
-dw_copies_max(void)
+dw_copies_max(int segments)
 {
-	return dw_log_bound_segments() * DW_SEGMENT_BLOCKS * DW_COPIES_PER_PAGE;
-}
-
-static Size
-dw_copies_size(int max)
-{
-	return add_size(offsetof(DWCopies, copies), mul_size(max, sizeof(DWPendingCopy)));
+	return segments * DW_SEGMENT_BLOCKS * DW_COPIES_PER_PAGE;
 }
 
 /*
  * Return the shared memory needed for the table, in bytes.
  */
 Size
-dw_copies_shmem_size(void)
+dw_copies_shmem_size(int segments)
 {
-	return DoubleWriteRestoreOnDemand ? dw_copies_size(dw_copies_max()) : 0;
+	if (!DoubleWriteRestoreOnDemand)
+		return 0;
+	return add_size(offsetof(DWCopies, copies),
+					mul_size(dw_copies_max(segments), sizeof(DWPendingCopy)));
 }
 
 /*
@@ -99,11 +96,8 @@ dw_copies_shmem_init(void)
 
 	if (!DoubleWriteRestoreOnDemand)
 		return;
-	/* as its creator: the setting may have changed when others attach */
-	if (DWCtl->copies_max == 0)
-		DWCtl->copies_max = dw_copies_max();
 	DWPendingCopies = ShmemInitStruct("Double Write Copies",
-									  dw_copies_size(DWCtl->copies_max), &found);
+									  dw_copies_shmem_size(DWCtl->segments), &found);
 	if (!found)
 	{
 		pg_atomic_init_u32(&DWPendingCopies->left, 0);
@@ -117,7 +111,7 @@ dw_copies_shmem_init(void)
 bool
 dw_has_room_for_copy(void)
 {
-	return DWPendingCopies != NULL && DWPendingCopies->n < DWCtl->copies_max;
+	return DWPendingCopies != NULL && DWPendingCopies->n < dw_copies_max(DWCtl->segments);
 }
 
 /*
@@ -169,7 +163,7 @@ dw_add_copy(const DWCopy *copy)
 
 	Assert(DWIsFlusher());
 	Assert(!DWCtl->started);
-	Assert(n < DWCtl->copies_max);
+	Assert(n < dw_copies_max(DWCtl->segments));
 	Assert(copy->batchno >= DWCtl->log.low_water);
 	Assert(n == 0 || dw_compare_pages(&entry[-1].copy.entry, &copy->entry) < 0);
 

@@ -43,34 +43,32 @@ static DWDirtyFile *DWDirtyFiles;
 static int *DWDirtyBuckets;		/* first file of the chain or -1 */
 
 /*
- * Return how many files can be remembered: as many as the log can hold pages
- * with the present bound, because a page of each file has been logged since
- * it was last synced.  So the log fills up first, however many files there
- * are, unless pages are compressed, or the bound is raised or exceeded.
+ * Return how many files can be remembered: as many as a log of so many segments
+ * can hold pages, because a page of each file has been logged since it was last
+ * synced.  So the log fills up first, however many files there are, unless pages
+ * are compressed, or the bound is raised or exceeded.
  */
 static int
-dw_dirty_files_max(void)
+dw_dirty_files_max(int segments)
 {
-	return Max(dw_log_bound_segments() * DW_SEGMENT_BLOCKS, DW_MIN_DIRTY_FILES);
+	return Max(segments * DW_SEGMENT_BLOCKS, DW_MIN_DIRTY_FILES);
 }
 
 /* Number of hash chains, a power of two */
 static uint32
-dw_dirty_buckets(int max)
+dw_dirty_buckets(int segments)
 {
-	return pg_nextpower2_32(max);
+	return pg_nextpower2_32(dw_dirty_files_max(segments));
 }
 
 /*
  * Return the shared memory needed for the table, in bytes.
  */
 Size
-dw_dirty_shmem_size(void)
+dw_dirty_shmem_size(int segments)
 {
-	int			max = dw_dirty_files_max();
-
-	return add_size(mul_size(max, sizeof(DWDirtyFile)),
-					mul_size(dw_dirty_buckets(max), sizeof(int)));
+	return add_size(mul_size(dw_dirty_files_max(segments), sizeof(DWDirtyFile)),
+					mul_size(dw_dirty_buckets(segments), sizeof(int)));
 }
 
 /*
@@ -79,17 +77,12 @@ dw_dirty_shmem_size(void)
 void
 dw_dirty_shmem_init(void)
 {
-	uint32		nbuckets;
+	uint32		nbuckets = dw_dirty_buckets(DWCtl->segments);
 	bool		found;
 
-	/* as its creator: the setting may have changed when others attach */
-	if (DWCtl->dirty.max == 0)
-		DWCtl->dirty.max = dw_dirty_files_max();
-	nbuckets = dw_dirty_buckets(DWCtl->dirty.max);
-
 	DWDirtyFiles = ShmemInitStruct("Double Write Dirty Files",
-								   mul_size(DWCtl->dirty.max, sizeof(DWDirtyFile)),
-								   &found);
+								   mul_size(dw_dirty_files_max(DWCtl->segments),
+											sizeof(DWDirtyFile)), &found);
 	DWDirtyBuckets = ShmemInitStruct("Double Write Dirty File Buckets",
 									 mul_size(nbuckets, sizeof(int)), &found);
 	if (!found)
@@ -102,7 +95,7 @@ dw_dirty_bucket(const DWDirtyFile *file)
 {
 	uint32		hash = hash_bytes((const unsigned char *) file, DW_FILE_KEY_SIZE);
 
-	return &DWDirtyBuckets[hash & (dw_dirty_buckets(DWCtl->dirty.max) - 1)];
+	return &DWDirtyBuckets[hash & (dw_dirty_buckets(DWCtl->segments) - 1)];
 }
 
 /*
@@ -111,10 +104,10 @@ dw_dirty_bucket(const DWDirtyFile *file)
 static void
 dw_add_dirty_file(const DWDirtyFile *file)
 {
-	int			fileno = DWCtl->dirty.nfiles++;
+	int			fileno = DWCtl->dirty_files++;
 	int		   *bucket = dw_dirty_bucket(file);
 
-	Assert(fileno < DWCtl->dirty.max);
+	Assert(fileno < dw_dirty_files_max(DWCtl->segments));
 
 	DWDirtyFiles[fileno] = *file;
 	DWDirtyFiles[fileno].next = *bucket;
@@ -139,7 +132,7 @@ dw_dirty_file(const BufferTag *tag, uint64 batchno)
 
 	for (int i = *dw_dirty_bucket(&file); i >= 0; i = DWDirtyFiles[i].next)
 	{
-		Assert(i < DWCtl->dirty.nfiles);
+		Assert(i < DWCtl->dirty_files);
 		if (memcmp(&DWDirtyFiles[i], &file, DW_FILE_KEY_SIZE) == 0)
 		{
 			/* copies that a start finds are not in the order of their batches */
@@ -177,14 +170,14 @@ bool
 dw_dirty_files_full(int more)
 {
 	Assert(DWIsFlusher());
-	return DWCtl->dirty.nfiles + more > DWCtl->dirty.max;
+	return DWCtl->dirty_files + more > dw_dirty_files_max(DWCtl->segments);
 }
 
 bool
 dw_many_dirty_files(void)
 {
 	Assert(LWLockHeldByMe(DoubleWriteFlushLock));
-	return DWCtl->dirty.nfiles > DWCtl->dirty.max / 4 * 3;
+	return DWCtl->dirty_files > dw_dirty_files_max(DWCtl->segments) / 4 * 3;
 }
 
 /*
@@ -198,7 +191,7 @@ dw_copy_dirty_files(int *nfiles)
 
 	Assert(DWIsFlusher());
 
-	*nfiles = DWCtl->dirty.nfiles;
+	*nfiles = DWCtl->dirty_files;
 	files = palloc_array(DWDirtyFile, *nfiles);
 	memcpy(files, DWDirtyFiles, *nfiles * sizeof(DWDirtyFile));
 	return files;
@@ -211,7 +204,7 @@ dw_copy_dirty_files(int *nfiles)
 void
 dw_forget_files(uint64 mark)
 {
-	int			nfiles = DWCtl->dirty.nfiles;
+	int			nfiles = DWCtl->dirty_files;
 
 	Assert(DWIsFlusher());
 	Assert(mark <= DWCtl->log.next_batchno);
@@ -220,7 +213,7 @@ dw_forget_files(uint64 mark)
 		*dw_dirty_bucket(&DWDirtyFiles[i]) = -1;
 
 	/* those that stay move down, to entries that have been examined already */
-	DWCtl->dirty.nfiles = 0;
+	DWCtl->dirty_files = 0;
 	for (int i = 0; i < nfiles; i++)
 	{
 		if (DWDirtyFiles[i].batchno >= mark)

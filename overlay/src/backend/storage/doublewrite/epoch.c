@@ -59,22 +59,20 @@ typedef struct DWEpochPage
 /* DoubleWriteFlushLock guards it */
 static DWEpochPage *DWEpochPages;
 
-/* Number of sets, a power of two, for the log's bound at the start */
+/* Number of sets, a power of two, for a log of so many segments */
 static uint32
-dw_copy_sets(void)
+dw_copy_sets(int segments)
 {
-	uint32		pages = dw_log_bound_segments() * (uint32) DW_SEGMENT_BLOCKS;
-
-	return pg_nextpower2_32(pages / DW_SET_SIZE);
+	return pg_nextpower2_32(segments * (uint32) DW_SEGMENT_BLOCKS / DW_SET_SIZE);
 }
 
 /*
  * Return the shared memory needed for the table, in bytes.
  */
 Size
-dw_epoch_shmem_size(void)
+dw_epoch_shmem_size(int segments)
 {
-	return mul_size(dw_copy_sets(), DW_SET_SIZE * sizeof(DWEpochPage));
+	return mul_size(dw_copy_sets(segments), DW_SET_SIZE * sizeof(DWEpochPage));
 }
 
 /*
@@ -83,13 +81,8 @@ dw_epoch_shmem_size(void)
 void
 dw_epoch_shmem_init(void)
 {
-	Size		size;
+	Size		size = dw_epoch_shmem_size(DWCtl->segments);
 	bool		found;
-
-	/* as its creator: the setting may have changed when others attach */
-	if (DWCtl->copy_sets == 0)
-		DWCtl->copy_sets = dw_copy_sets();
-	size = mul_size(DWCtl->copy_sets, DW_SET_SIZE * sizeof(DWEpochPage));
 
 	DWEpochPages = ShmemInitStruct("Double Write Epoch Pages", size, &found);
 	if (!found)
@@ -110,7 +103,7 @@ dw_copy_set(const BufferTag *tag)
 	first.blockNum -= offset;
 	hash = hash_bytes((const unsigned char *) &first, sizeof(BufferTag)) + offset;
 
-	return &DWEpochPages[(Size) (hash & (DWCtl->copy_sets - 1)) * DW_SET_SIZE];
+	return &DWEpochPages[(Size) (hash & (dw_copy_sets(DWCtl->segments) - 1)) * DW_SET_SIZE];
 }
 
 /*

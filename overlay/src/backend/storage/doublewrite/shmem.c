@@ -34,15 +34,16 @@ Size
 DoubleWriteShmemSize(void)
 {
 	Size		size = 0;
+	int			segments = dw_log_bound_segments();
 
 	dw_show_stage_size();
 	size = add_size(size, MAXALIGN(sizeof(DWCtlData)));
 	size = add_size(size, mul_size(NBuffers, sizeof(DWBufferRecords)));
 	size = add_size(size, dw_stage_shmem_size());
-	size = add_size(size, dw_epoch_shmem_size());
+	size = add_size(size, dw_epoch_shmem_size(segments));
 	size = add_size(size, dw_rebuilt_shmem_size());
-	size = add_size(size, dw_dirty_shmem_size());
-	size = add_size(size, dw_copies_shmem_size());
+	size = add_size(size, dw_dirty_shmem_size(segments));
+	size = add_size(size, dw_copies_shmem_size(segments));
 	return size;
 }
 
@@ -51,6 +52,7 @@ dw_init_ctl(void)
 {
 	MemSet(DWCtl, 0, sizeof(DWCtlData));
 	SpinLockInit(&DWCtl->mutex);
+	DWCtl->segments = dw_log_bound_segments();
 	pg_atomic_init_u32(&DWCtl->upkeep_requested, 0);
 	pg_atomic_init_u32(&DWCtl->panicking, 0);
 	pg_atomic_init_u64(&DWCtl->rewrite_until, PG_UINT64_MAX);

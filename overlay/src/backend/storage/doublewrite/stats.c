@@ -83,7 +83,7 @@ dw_show_log(void)
 	log.next_batchno = DWCtl->log.next_batchno;
 	log.low_water = DWCtl->log.low_water;
 	log.segments = DWCtl->log.open ? DWCtl->log.segno + 1 - DWCtl->log.first_segno : 0;
-	log.files = DWCtl->dirty.nfiles;
+	log.files = DWCtl->dirty_files;
 	log.live_after = DWCtl->log.live_after;
 
 	DWLockMutex();
