@@ -12,18 +12,7 @@ RETURNS SETOF record
 AS 'MODULE_PATHNAME'
 LANGUAGE C STRICT VOLATILE PARALLEL SAFE;
 
-CREATE FUNCTION pg_stat_double_writes_since(
-	OUT stats_reset timestamp with time zone,
-	OUT wal_start pg_lsn)
-AS 'MODULE_PATHNAME'
-LANGUAGE C STRICT VOLATILE PARALLEL SAFE;
-
-CREATE FUNCTION pg_stat_double_write_batches(
-	OUT pages_from integer,
-	OUT pages_to integer,
-	OUT batches bigint,
-	OUT logged_batches bigint)
-RETURNS SETOF record
+CREATE FUNCTION pg_stat_double_writes_since(OUT stats_reset timestamp with time zone)
 AS 'MODULE_PATHNAME'
 LANGUAGE C STRICT VOLATILE PARALLEL SAFE;
 
@@ -146,13 +135,7 @@ WITH c AS (
 		pg_catalog.max(value) FILTER (WHERE name = 'sync_cycle_files') AS sync_cycle_files,
 		pg_catalog.max(value) FILTER (WHERE name = 'log_full') AS log_full,
 		pg_catalog.max(value) FILTER (WHERE name = 'files_full') AS files_full,
-		pg_catalog.max(value) FILTER (WHERE name = 'checkpoints') AS checkpoints,
-		pg_catalog.max(value) FILTER (WHERE name = 'would_log') AS pages_would_log,
-		pg_catalog.max(value) FILTER (WHERE name = 'would_log_batches') AS batches_would_log,
-		pg_catalog.max(value) FILTER (WHERE name = 'first_changes') AS first_changes,
-		pg_catalog.max(value) FILTER (WHERE name = 'first_change_bytes') AS first_change_bytes,
-		pg_catalog.max(value) FILTER (WHERE name = 'images') AS images,
-		pg_catalog.max(value) FILTER (WHERE name = 'image_bytes') AS image_bytes
+		pg_catalog.max(value) FILTER (WHERE name = 'checkpoints') AS checkpoints
 	FROM pg_double_write_counters()
 )
 SELECT pages_staged, pages_replaced, stage_hits, stage_full, pages_discarded,
@@ -165,15 +148,8 @@ SELECT pages_staged, pages_replaced, stage_hits, stage_full, pages_discarded,
 	log_syncs_by_backends, home_pages, home_writes, atomic_pages, atomic_writes,
 	pg_catalog.round(home_pages::numeric / nullif(home_writes::numeric, 0::numeric), 2) AS combining_ratio,
 	sync_cycles, sync_cycles_for_space, sync_cycles_for_files, sync_cycle_files,
-	log_full, files_full, checkpoints, pages_would_log, batches_would_log,
-	first_changes, first_change_bytes, images, image_bytes,
-	s.stats_reset
+	log_full, files_full, checkpoints, s.stats_reset
 FROM c, pg_stat_double_writes_since() s;
-
--- How many batches had how many pages, and how many pages of a batch were
--- double-written: each such batch costs one sync of the log.
-CREATE VIEW pg_stat_double_write_batches AS
-SELECT * FROM pg_stat_double_write_batches();
 
 CREATE VIEW pg_double_write_log AS
 SELECT * FROM pg_double_write_log();
@@ -321,55 +297,6 @@ SELECT
 			WHERE s.verdict <> 'ok'::text AND s.verdict <> 'unknown'::text), 'ok') END AS verdict
 FROM pg_double_write_mode m, pg_double_write_log l;
 
--- What the work done so far would have cost in each mode.  Estimated from
--- counters; the documentation says how.
-CREATE VIEW pg_double_write_what_if AS
-WITH s AS (
-	SELECT d.*, b.wal_start,
-		CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_current_wal_insert_lsn() END AS wal_now,
-		pg_catalog.current_setting('block_size')::numeric AS page,
-		(pages_logged + pages_would_log)::numeric AS pages_to_log,
-		-- what has been compressed so far says how well others would be
-		coalesce(log_page_bytes::numeric / nullif(pages_logged::numeric, 0::numeric),
-			pg_catalog.current_setting('block_size')::numeric) AS stored_page,
-		(SELECT pg_catalog.sum(logged_batches) FROM pg_stat_double_write_batches) AS batches_logged,
-		(SELECT pg_catalog.sum(logged_batches) FROM pg_stat_double_write_batches)
-			+ batches_would_log::numeric AS batches_to_log,
-		-- what storage can do is not known before it has been asked
-		atomic_pages > 0::bigint AS atomic_known
-	FROM pg_stat_double_writes d, pg_stat_double_writes_since() b
-), w AS (
-	SELECT s.*,
-		CASE WHEN wal_now >= wal_start THEN
-			greatest(wal_now - wal_start - image_bytes::numeric, 0::numeric) END AS wal_bare,
-		-- if images have been compressed, more images would be as well
-		pg_catalog.round(first_change_bytes::numeric *
-			CASE WHEN images > 0::bigint AND first_change_bytes > 0::bigint THEN
-				least(1::numeric, image_bytes::numeric / images::numeric /
-					(first_change_bytes::numeric / first_changes::numeric))
-			ELSE 1::numeric END) AS images_all
-	FROM s
-), m AS (
-	SELECT w.*, v.mode,
-		CASE v.mode WHEN 'full_pages' THEN wal_bare + images_all ELSE wal_bare END AS wal_mode
-	FROM w, (VALUES ('off'::text), ('full_pages'::text), ('double_writes'::text), ('atomic_writes'::text)) v(mode)
-)
-SELECT m.mode,
-	m.mode = (SELECT p.in_force FROM pg_double_write_mode p) AS in_force,
-	wal_mode AS wal_bytes,
-	CASE m.mode WHEN 'full_pages' THEN first_changes ELSE 0::bigint END AS page_images,
-	CASE m.mode WHEN 'double_writes' THEN (pages_to_log * stored_page + batches_to_log * page)::bigint
-		WHEN 'atomic_writes' THEN
-			CASE WHEN atomic_known THEN
-				(pages_logged::numeric * stored_page + batches_logged * page)::bigint END
-		ELSE 0::bigint END AS double_write_bytes,
-	CASE m.mode WHEN 'double_writes' THEN (batches_to_log + checkpoints::numeric)::bigint
-		WHEN 'atomic_writes' THEN
-			CASE WHEN atomic_known THEN (batches_logged + checkpoints::numeric)::bigint END
-		ELSE 0::bigint END AS double_write_syncs,
-	(wal_mode / greatest(checkpoints, 1::bigint)::numeric)::bigint AS redo_bytes_per_checkpoint
-FROM m;
-
 -- What a start would have to do if the server crashed now.
 CREATE VIEW pg_double_write_recovery AS
 SELECT * FROM pg_double_write_recovery();
@@ -394,9 +321,9 @@ SELECT * FROM pg_fetched_pages();
 -- Figures about the whole cluster are for everybody, as those of
 -- pg_stat_bgwriter and the like; what names relations of any database is for
 -- roles that may read all statistics.
-GRANT SELECT ON pg_stat_double_writes, pg_stat_double_write_batches,
+GRANT SELECT ON pg_stat_double_writes,
 	pg_double_write_log, pg_double_write_mode, pg_double_write_restore,
-	pg_double_write_sizing, pg_double_write_summary, pg_double_write_what_if,
+	pg_double_write_sizing, pg_double_write_summary,
 	pg_double_write_recovery, pg_instant_recovery, pg_fetched_pages,
 	pg_atomic_write_status TO PUBLIC;
 

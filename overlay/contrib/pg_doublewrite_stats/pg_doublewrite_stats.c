@@ -41,7 +41,6 @@ PG_FUNCTION_INFO_V1(pg_instant_recovery_pages);
 PG_FUNCTION_INFO_V1(pg_double_write_recovery);
 PG_FUNCTION_INFO_V1(pg_double_write_restore);
 PG_FUNCTION_INFO_V1(pg_fetched_pages);
-PG_FUNCTION_INFO_V1(pg_stat_double_write_batches);
 PG_FUNCTION_INFO_V1(pg_stat_double_writes_since);
 PG_FUNCTION_INFO_V1(pg_stat_reset_double_writes);
 
@@ -64,35 +63,6 @@ pg_double_write_counters(PG_FUNCTION_ARGS)
 
 		values[0] = CStringGetTextDatum(name);
 		values[1] = Int64GetDatum(value);
-		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
-	}
-	return (Datum) 0;
-}
-
-/*
- * Batches by number of pages, one row for each class of sizes.
- */
-Datum
-pg_stat_double_write_batches(PG_FUNCTION_ARGS)
-{
-	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	DoubleWriteSnapshot *snapshot = DoubleWriteTakeSnapshot();
-	int			from;
-	int			to;
-	int64		batches;
-	int64		logged;
-
-	InitMaterializedSRF(fcinfo, 0);
-	for (int i = 0; DoubleWriteSnapshotSizeClass(snapshot, i, &from, &to,
-												 &batches, &logged); i++)
-	{
-		Datum		values[4];
-		bool		nulls[4] = {0};
-
-		values[0] = Int32GetDatum(from);
-		values[1] = Int32GetDatum(to);
-		values[2] = Int64GetDatum(batches);
-		values[3] = Int64GetDatum(logged);
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	}
 	return (Datum) 0;
@@ -180,17 +150,16 @@ make_row_of_figures(FunctionCallInfo fcinfo, const DoubleWriteSnapshot *snapshot
 	PG_RETURN_DATUM(make_row_of_figures(fcinfo, snapshot, columns, lengthof(columns)))
 
 /*
- * Since when counters count, and where WAL ended then, if that is known.
+ * Since when counters count.
  */
 Datum
 pg_stat_double_writes_since(PG_FUNCTION_ARGS)
 {
-	static const FigureColumn columns[] = {
-		{"stats_since", make_timestamp_tz},
-		{"stats_wal_start", make_lsn},
-	};
+	int64		since;
 
-	RETURN_FIGURES(DoubleWriteTakeSnapshot(), columns);
+	if (!DoubleWriteSnapshotValue(DoubleWriteTakeSnapshot(), "stats_since", &since))
+		PG_RETURN_NULL();
+	PG_RETURN_TIMESTAMPTZ(since);
 }
 
 /*

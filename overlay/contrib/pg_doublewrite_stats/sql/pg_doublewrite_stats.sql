@@ -1,7 +1,7 @@
 CREATE EXTENSION pg_doublewrite_stats;
 
 -- every page that goes home passes through the stage
-SELECT pages_staged AS before, batches FROM pg_stat_double_writes \gset
+SELECT pages_staged AS before FROM pg_stat_double_writes \gset
 CREATE TABLE dw_stats AS SELECT generate_series(1, 1000) AS a;
 CHECKPOINT;
 SELECT pages_staged > :before AS staged, home_pages >= home_writes AS combined
@@ -11,12 +11,6 @@ SELECT pages_staged > :before AS staged, home_pages >= home_writes AS combined
 SELECT count(*) + 3 - (SELECT count(*) FROM information_schema.columns
                        WHERE table_name = 'pg_stat_double_writes') AS missing
   FROM pg_double_write_counters();
-
--- batches by size: each is counted in one class
-SELECT pages_from, pages_to FROM pg_stat_double_write_batches ORDER BY 1;
-SELECT sum(batches) >= :batches AS all_batches,
-       sum(logged_batches) <= sum(batches) AS logged
-  FROM pg_stat_double_write_batches;
 
 SELECT used_bytes <= limit_bytes AS bounded, stage_slots >= 16 AS has_stage,
        limit_bytes <= max_limit_bytes AS bound_bounded,
@@ -31,7 +25,6 @@ SELECT in_force = current_setting('io_torn_pages_protection') AS as_set,
   FROM pg_double_write_mode;
 SELECT in_force FROM pg_double_write_mode \gset
 SET io_torn_pages_protection = full_pages;
-SELECT mode = :'in_force' AS servers FROM pg_double_write_what_if WHERE in_force;
 SELECT in_force = :'in_force' AS servers FROM pg_double_write_mode;
 RESET io_torn_pages_protection;
 
@@ -54,24 +47,6 @@ SELECT mode = current_setting('io_torn_pages_protection') AS mode, protected,
        last_restore, verdict <> '' AS judged
   FROM pg_double_write_summary;
 
--- the mode in force is one of four; images cost WAL, double writes do not
-SELECT count(*) FILTER (WHERE in_force) AS in_force,
-       max(wal_bytes) FILTER (WHERE mode = 'full_pages') >=
-         max(wal_bytes) FILTER (WHERE mode = 'off') AS images_cost,
-       max(wal_bytes) FILTER (WHERE mode = 'double_writes') =
-         max(wal_bytes) FILTER (WHERE mode = 'off') AS double_writes_do_not,
-       sum(double_write_bytes) = max(double_write_bytes)
-         FILTER (WHERE mode = 'double_writes') AS double_writes_only
-  FROM pg_double_write_what_if;
-
--- first changes after a checkpoint are counted
-CHECKPOINT;
-SELECT first_changes AS changes FROM pg_stat_double_writes \gset
-DELETE FROM dw_stats WHERE a % 10 = 0;
-SELECT first_changes > :changes AS counted, first_changes >= images AS plausible,
-       first_change_bytes <= first_changes * 8192 AS bounded
-  FROM pg_stat_double_writes;
-
 -- reset
 SELECT pages_staged AS staged, stats_reset AS was FROM pg_stat_double_writes \gset
 SELECT pg_stat_reset_double_writes();
@@ -84,7 +59,6 @@ CREATE ROLE regress_dw_monitor;
 GRANT pg_monitor TO regress_dw_monitor;
 SET ROLE regress_dw_nobody;
 SELECT count(*) FROM pg_stat_double_writes;
-SELECT count(*) FROM pg_double_write_what_if;
 SELECT count(*) FROM pg_double_write_summary;
 SELECT pg_stat_reset_double_writes();
 SET ROLE regress_dw_monitor;

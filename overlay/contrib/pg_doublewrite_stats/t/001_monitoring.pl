@@ -1,9 +1,8 @@
 
 # Copyright (c) 2025, PostgreSQL Global Development Group
 
-# What the views say of a cluster that has worked and crashed: estimates
-# against what another mode really writes, a restore of a page that was
-# damaged, and the queries that monitoring systems are given.
+# What the views say of a cluster that has worked and crashed: a restore of a
+# page that was damaged, and the queries that monitoring systems are given.
 
 use strict;
 use warnings FATAL => 'all';
@@ -58,67 +57,10 @@ sub work
 	return;
 }
 
-sub what_if
-{
-	my ($node) = @_;
-
-	return map {
-		my ($mode, @values) = split(/\|/, $_);
-		$mode => \@values
-	  } split(
-		/\n/,
-		$node->safe_psql(
-			'postgres',
-			'SELECT mode, in_force, wal_bytes, page_images, double_write_bytes,
-				double_write_syncs FROM pg_double_write_what_if'));
-}
-
-sub near
-{
-	my ($estimate, $actual, $what) = @_;
-
-	# the server's own records at checkpoints are in both, and so is chance
-	ok( $estimate > 0.6 * $actual && $estimate < 1.4 * $actual,
-		"$what: estimate $estimate, actual $actual");
-	return;
-}
-
-# What one mode estimates for the other, and what that really did
-my %node = map { $_ => new_node($_, $_) } qw(double_writes full_pages);
-my %said;
-
-foreach my $mode (sort keys %node)
-{
-	work($node{$mode});
-	$said{$mode} = { what_if($node{$mode}) };
-	is($said{$mode}{$mode}[0], 't', "$mode is in force");
-}
-my $dw = $said{double_writes};
-my $fp = $said{full_pages};
-
-cmp_ok($fp->{full_pages}[1],
-	'>', 3 * $fp->{double_writes}[1], 'images are most of the WAL');
-near($dw->{full_pages}[1], $fp->{full_pages}[1], 'WAL of full_pages');
-near($fp->{double_writes}[1], $dw->{double_writes}[1],
-	'WAL of double_writes');
-near($dw->{full_pages}[2], $fp->{full_pages}[2], 'images of full_pages');
-near($fp->{double_writes}[3],
-	$dw->{double_writes}[3], 'bytes double-written');
-is( $node{full_pages}->safe_psql(
-		'postgres', 'SELECT images = first_changes FROM pg_stat_double_writes'),
-	't',
-	'all images are written in full_pages');
-is( $node{double_writes}->safe_psql(
-		'postgres', 'SELECT images FROM pg_stat_double_writes'),
-	'0',
-	'and none in double_writes');
-my $logged = $node{double_writes}
-  ->safe_psql('postgres', 'SELECT log_write_bytes FROM pg_stat_double_writes');
-near($dw->{double_writes}[3], $logged, 'log against its own counter');
-$node{full_pages}->stop;
+my $node = new_node('double_writes', 'double_writes');
+work($node);
 
 # Sizes that do and sizes that do not
-my $node = $node{double_writes};
 like( $node->safe_psql(
 		'postgres',
 		q{SELECT verdict FROM pg_double_write_sizing
@@ -207,18 +149,6 @@ is( $node->safe_psql('postgres', 'SELECT count(*) FROM t'),
 $node->restart;
 is($node->safe_psql('postgres', 'SELECT count(*) FROM pg_double_write_restore'),
 	0, 'a clean start restores nothing');
-$node->backup('copy');
-
-# A standby: no WAL of its own, so no estimate of it
-my $standby = PostgreSQL::Test::Cluster->new('standby');
-$standby->init_from_backup($node, 'copy', has_streaming => 1);
-$standby->start;
-is( $standby->safe_psql(
-		'postgres',
-		'SELECT count(*), count(wal_bytes) FROM pg_double_write_what_if'),
-	'4|0',
-	'no WAL on a standby');
-$standby->stop;
 
 # What is given to monitoring systems
 SKIP:

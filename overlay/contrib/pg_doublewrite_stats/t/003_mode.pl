@@ -67,11 +67,6 @@ is( $node->safe_psql(
 request('full_pages', [ $setting, 'full_pages' ]);
 mode_is('double_writes|full_pages|t|t|t|t',
 	'full_pages is pending until a checkpoint');
-is( $node->safe_psql(
-		'postgres',
-		q{SELECT string_agg(mode, ',') FROM pg_double_write_what_if WHERE in_force}),
-	'double_writes',
-	'... and not in force before');
 $node->safe_psql('postgres', 'CHECKPOINT');
 mode_is('full_pages|full_pages|f|f|f|t', '... that has completed');
 

@@ -80,11 +80,8 @@ extern void DoubleWriteNoteHeapHint(Buffer buffer);
 extern void DoubleWriteNoteDirtied(Buffer buffer);
 
 /* reads.c: what crash recovery would have to do */
+extern void DoubleWriteCountRead(XLogRecPtr lsn);
 extern void DoubleWriteNoteRedo(XLogRecPtr redo);
-
-/* stats.c: first changes of pages, for which full_pages writes images */
-extern void DoubleWriteCountFirstChange(const PageData *page, bool standard,
-										int image_len);
 
 /* copies.c: copies in the log whose pages have not been needed yet */
 extern PGDLLIMPORT bool DoubleWriteRestoreOnDemand;

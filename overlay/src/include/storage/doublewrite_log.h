@@ -202,7 +202,6 @@ typedef struct DWShownState
 	/* what they subtract from the counters */
 	uint64		stats_base[sizeof(DWStats) / sizeof(pg_atomic_uint64)];
 	TimestampTz stats_reset;	/* when, or 0: start of the server */
-	XLogRecPtr	stats_lsn;		/* end of WAL then, or 0 if unknown */
 	DWShownLog	log;
 	DWShownMode mode;
 	uint64		mode_changes;	/* how often mode has been changed */
@@ -341,7 +340,6 @@ extern void dw_note_setting(void);
 extern int	dw_log_bound_segments(void);
 
 /* reads.c */
-extern void dw_count_read(XLogRecPtr lsn);
 extern void dw_count_reads_from(XLogRecPtr redo);
 extern DWLogTaken dw_log_taken(void);
 
@@ -367,7 +365,6 @@ extern void dw_show_log(void);
 extern void dw_show_setting(void);
 extern void dw_show_checkpoint(XLogRecPtr redo);
 extern void dw_note_mode(void);
-extern void dw_stats_start(XLogRecPtr lsn);
 
 /* copies.c */
 extern Size dw_copies_shmem_size(int segments);

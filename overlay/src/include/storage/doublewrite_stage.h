@@ -206,14 +206,6 @@ typedef struct DWHomePlace
 
 #define DW_BATCH_PHASES	(DW_BATCH_DURABLE + 1)
 
-/*
- * Classes of batch sizes: 1, 2 to 3, 4 to 7, ... 128 pages and more.
- */
-#define DW_SIZE_CLASSES			8
-
-#define DWSizeClass(npages) \
-	Min(pg_leftmost_one_pos32(npages), DW_SIZE_CLASSES - 1)
-
 typedef struct DWStats
 {
 	pg_atomic_uint64 staged;	/* pages copied to the stage */
@@ -247,27 +239,7 @@ typedef struct DWStats
 	pg_atomic_uint64 files_full;	/* ... or rather in the table of files */
 	pg_atomic_uint64 foreground_syncs;	/* log syncs by client backends */
 	pg_atomic_uint64 checkpoints;	/* checkpoints or restartpoints completed */
-
-	/* what other modes would do */
-	pg_atomic_uint64 would_log; /* pages that would have been logged, had the
-								 * log been in use for all */
-	pg_atomic_uint64 would_log_batches; /* ... batches with such pages */
-	pg_atomic_uint64 first_changes; /* first changes of pages after a redo
-									 * pointer, for which full_pages writes
-									 * images */
-	pg_atomic_uint64 first_change_bytes;	/* size of these pages without
-											 * their holes */
-	pg_atomic_uint64 images;	/* ... for which images were written */
-	pg_atomic_uint64 image_bytes;	/* size of these images as written */
-
-	/* by size, see DWSizeClass(); the counters above this are scalars */
-	pg_atomic_uint64 batch_size[DW_SIZE_CLASSES];	/* pages in a batch */
-	pg_atomic_uint64 logged_size[DW_SIZE_CLASSES];	/* ... that were logged or
-													 * noted */
 } DWStats;
-
-#define DW_SCALAR_COUNTERS \
-	(offsetof(DWStats, batch_size) / sizeof(pg_atomic_uint64))
 
 /* ---------------------------------------------------------------------
  * Shared state; see doublewrite_internal.h

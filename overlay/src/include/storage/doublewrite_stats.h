@@ -28,9 +28,6 @@ extern DoubleWriteSnapshot *DoubleWriteTakeSnapshot(void);
 /* Counters by place: false past the last one */
 extern bool DoubleWriteSnapshotCounter(const DoubleWriteSnapshot *snapshot,
 									   int n, const char **name, int64 *value);
-extern bool DoubleWriteSnapshotSizeClass(const DoubleWriteSnapshot *snapshot,
-										 int n, int *from, int *to,
-										 int64 *batches, int64 *logged);
 
 /* Other figures by name: false if unknown, or not available now */
 extern bool DoubleWriteSnapshotValue(const DoubleWriteSnapshot *snapshot,

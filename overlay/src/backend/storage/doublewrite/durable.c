@@ -54,29 +54,25 @@ typedef struct DWChoice
 	int			ncopied;
 	int			nexempt;		/* pages that redo rebuilds */
 	int			nhints;			/* pages in which only hints have changed */
-	int			natomic;		/* pages that are written atomically, and
-								 * would be logged otherwise */
 } DWChoice;
 
 /*
  * Choose the pages of the batch that have to pass through the log, those of which it
  * needs but a note (R2), and those that are written home atomically instead. (A1)
- *
- * Where the log is not in use, count what would have passed through it.
  */
 static void
 dw_choose_logged(DWChoice *choice)
 {
-	bool		wanted = DWCtl->log.armed;
+	bool		armed = DWCtl->log.armed;
 
 	/* copies that wait are written home without the flush lock (A3) */
-	bool		atomic = wanted && dw_copies_left() == 0 && dw_atomic_allowed();
+	bool		atomic = armed && dw_copies_left() == 0 && dw_atomic_allowed();
 
 	Assert(DWIsFlusher());
 	Assert(DWCtl->batch.phase == DW_BATCH_TAKEN);
 
 	choice->nlogged = choice->nnoted = choice->ncopied = 0;
-	choice->nexempt = choice->nhints = choice->natomic = 0;
+	choice->nexempt = choice->nhints = 0;
 
 	for (int i = 0; i < DWCtl->batch.len; i++)
 	{
@@ -88,15 +84,13 @@ dw_choose_logged(DWChoice *choice)
 		slot->covered = true;
 		if (!slot->permanent || slot->discarded)
 			continue;
-		if (dw_redo_rebuilds(slot))
+		if (!armed)
+			slot->covered = false;
+		else if (dw_redo_rebuilds(slot))
 			choice->nexempt++;
 		else if (atomic && dw_atomic_chosen(slot))
-		{
 			slot->atomic = true;
-			if (!dw_only_hints_changed(slot))
-				choice->natomic++;
-		}
-		else if (wanted && (copy = dw_epoch_copy(&slot->tag)) != 0)
+		else if ((copy = dw_epoch_copy(&slot->tag)) != 0)
 		{
 			choice->copied[choice->ncopied] = slotno;
 			choice->copies[choice->ncopied++] = copy;
@@ -116,15 +110,6 @@ dw_choose_logged(DWChoice *choice)
 			slot->covered = false;
 		}
 	}
-
-	if (wanted)
-		return;
-	if (choice->nlogged + choice->nnoted > 0)
-	{
-		DWCount(would_log, choice->nlogged);
-		DWCount(would_log_batches, 1);
-	}
-	choice->nlogged = choice->nnoted = choice->nexempt = choice->nhints = 0;
 }
 
 /*
@@ -162,14 +147,5 @@ dw_make_durable(bool beyond_bound)
 	DWCount(exempt, choice.nexempt);
 	DWCount(in_epoch, choice.ncopied);
 	DWCount(only_hints, choice.nhints);
-	if (choice.natomic > 0)
-	{
-		/* what double_writes would have had to do */
-		DWCount(would_log, choice.natomic);
-		DWCount(would_log_batches, nentries == 0 ? 1 : 0);
-	}
-	DWCount(batch_size[DWSizeClass(DWCtl->batch.len)], 1);
-	if (nentries > 0)
-		DWCount(logged_size[DWSizeClass(nentries)], 1);
 	return true;
 }

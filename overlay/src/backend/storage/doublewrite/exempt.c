@@ -414,7 +414,7 @@ DoubleWriteImageMissing(XLogReaderState *record, uint8 block_id,
 	ForkNumber	forknum;
 
 	if (lsn <= dw_passed_redo)
-		dw_count_read(lsn);
+		DoubleWriteCountRead(lsn);
 	if (lsn > dw_passed_redo && lsn < record->EndRecPtr)
 		return false;
 

@@ -312,7 +312,7 @@ dw_apply_mode(bool images)
 		XLogInsertAllowed())
 	{
 		dw_report_mode();
-		dw_stats_start(GetXLogInsertRecPtr());
+		DoubleWriteStatsReset();
 		dw_note_end_of_recovery();
 		reported = true;
 	}

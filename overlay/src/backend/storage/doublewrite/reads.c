@@ -36,7 +36,7 @@
  * had before.
  */
 void
-dw_count_read(XLogRecPtr lsn)
+DoubleWriteCountRead(XLogRecPtr lsn)
 {
 	for (int i = 0; i < DW_REDO_PLACES; i++)
 	{

@@ -23,44 +23,25 @@
 
 #include "access/xlog.h"
 #include "access/xlogrecovery.h"
-#include "storage/bufpage.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/doublewrite_stats.h"
 #include "storage/lwlock.h"
 #include "utils/timestamp.h"
 
 /*
- * Make views show what is counted from now on.  WAL ends at lsn, or it is not
- * known where.
+ * Make views show what is counted from now on.
  */
-static void
-dw_stats_set_base(TimestampTz when, XLogRecPtr lsn)
+void
+DoubleWriteStatsReset(void)
 {
+	TimestampTz now = GetCurrentTimestamp();
+
 	DWLockMutex();
 	for (int i = 0; i < lengthof(DWCtl->shown.stats_base); i++)
 		DWCtl->shown.stats_base[i] =
 			pg_atomic_read_u64((pg_atomic_uint64 *) &DWCtl->stats + i);
-	DWCtl->shown.stats_reset = when;
-	DWCtl->shown.stats_lsn = lsn;
+	DWCtl->shown.stats_reset = now;
 	DWUnlockMutex();
-}
-
-/*
- * Recovery is over, and this server writes WAL: start the figures of what
- * other modes would do.
- */
-void
-dw_stats_start(XLogRecPtr lsn)
-{
-	dw_stats_set_base(GetCurrentTimestamp(), lsn);
-}
-
-void
-DoubleWriteStatsReset(void)
-{
-	dw_stats_set_base(GetCurrentTimestamp(),
-					  RecoveryInProgress() ? InvalidXLogRecPtr :
-					  GetXLogInsertRecPtr());
 }
 
 /* ---------------------------------------------------------------------
@@ -283,15 +264,9 @@ static const struct
 	COUNTER(files_full),
 	COUNTER(foreground_syncs),
 	COUNTER(checkpoints),
-	COUNTER(would_log),
-	COUNTER(would_log_batches),
-	COUNTER(first_changes),
-	COUNTER(first_change_bytes),
-	COUNTER(images),
-	COUNTER(image_bytes),
 };
 
-StaticAssertDecl(lengthof(counters) == DW_SCALAR_COUNTERS,
+StaticAssertDecl(lengthof(counters) == sizeof(DWStats) / sizeof(pg_atomic_uint64),
 				 "a counter of the engine is missing from the list");
 
 /* A figure that is not a counter */
@@ -435,7 +410,6 @@ DoubleWriteTakeSnapshot(void)
 {
 	DoubleWriteSnapshot *snapshot = palloc0(sizeof(DoubleWriteSnapshot));
 	TimestampTz since;
-	XLogRecPtr	lsn;
 	DWShownLog	log;
 	DWShownMode mode;
 
@@ -445,14 +419,12 @@ DoubleWriteTakeSnapshot(void)
 			(pg_atomic_read_u64((pg_atomic_uint64 *) &DWCtl->stats + i) -
 			 DWCtl->shown.stats_base[i]);
 	since = DWCtl->shown.stats_reset;
-	lsn = DWCtl->shown.stats_lsn;
 	log = DWCtl->shown.log;
 	mode = DWCtl->shown.mode;
 	DWUnlockMutex();
 
 	/* on a standby the counters start with the server */
 	DoubleWritePutFigure(snapshot, "stats_since", since != 0 ? since : PgStartTime);
-	dw_put_if_any(snapshot, "stats_wal_start", lsn);
 	dw_put_log(snapshot, &log);
 	dw_put_mode(snapshot, &mode, log.armed);
 	dw_put_restore(snapshot, &DWCtl->restore);
@@ -488,22 +460,6 @@ DoubleWriteSnapshotCounter(const DoubleWriteSnapshot *snapshot, int n,
 		return false;
 	*name = counters[n].name;
 	*value = snapshot->counters[counters[n].index];
-	return true;
-}
-
-/*
- * Give the number of batches by number of pages, one size class at a time.
- */
-bool
-DoubleWriteSnapshotSizeClass(const DoubleWriteSnapshot *snapshot, int n,
-							 int *from, int *to, int64 *batches, int64 *logged)
-{
-	if (n < 0 || n >= DW_SIZE_CLASSES)
-		return false;
-	*from = 1 << n;
-	*to = n == DW_SIZE_CLASSES - 1 ? DW_MAX_BATCH_PAGES : (2 << n) - 1;
-	*batches = snapshot->counters[COUNTER_INDEX(batch_size[0]) + n];
-	*logged = snapshot->counters[COUNTER_INDEX(logged_size[0]) + n];
 	return true;
 }
 
@@ -561,36 +517,4 @@ DoubleWriteAtomicPlace(int n, Oid *tablespace, char **proof, char **fstype,
 	*advice = text ? pstrdup(text) : NULL;
 
 	return true;
-}
-
-/* ---------------------------------------------------------------------
- * First changes of pages
- * ---------------------------------------------------------------------
- */
-
-/*
- * Count that a WAL record changes a page for the first time after the redo
- * pointer.  image_len is the size of the image in the record, or 0 if it has
- * none because the mode does not ask for it.
- */
-void
-DoubleWriteCountFirstChange(const PageData *page, bool standard, int image_len)
-{
-	const PageHeaderData *phdr = (const PageHeaderData *) page;
-	int			size = BLCKSZ;
-
-	/* the hole that XLogRecordAssemble() would leave out */
-	if (standard && phdr->pd_lower >= SizeOfPageHeaderData &&
-		phdr->pd_upper > phdr->pd_lower && phdr->pd_upper <= BLCKSZ)
-		size -= phdr->pd_upper - phdr->pd_lower;
-
-	DWCount(first_changes, 1);
-	DWCount(first_change_bytes, size);
-	if (image_len > 0)
-	{
-		DWCount(images, 1);
-		DWCount(image_bytes, image_len);
-	}
-	else
-		dw_count_read(PageGetLSN(page));
 }

@@ -327,12 +327,6 @@ $node->safe_psql('postgres', 'CHECKPOINT; SELECT pg_stat_reset_double_writes()')
 $offset = -s $node->logfile;
 $node->safe_psql('postgres', q{UPDATE big SET v = v + 1; CHECKPOINT});
 like(slurp_file($node->logfile, $offset), qr/\b0 double-written, (?!0 )\d+ atomically,/, 'checkpoints report pages written atomically');
-is($node->safe_psql('postgres', q{
-	SELECT string_agg(mode || ': ' || coalesce((double_write_bytes >= 64 * 8192)::text, 'unknown'), ', ' ORDER BY mode),
-		max(mode) FILTER (WHERE in_force)
-	FROM pg_double_write_what_if}),
-	'atomic_writes: false, double_writes: true, full_pages: false, off: false|atomic_writes',
-	'other modes would have had work with them');
 
 # ---------------------------------------------------------------------
 # Nothing is remembered over a restart (A5)
