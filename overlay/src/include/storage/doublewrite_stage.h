@@ -206,39 +206,47 @@ typedef struct DWHomePlace
 
 #define DW_BATCH_PHASES	(DW_BATCH_DURABLE + 1)
 
+/*
+ * Counters, in the order in which views get them.  COUNTER is a macro that makes
+ * something of each name.
+ */
+#define DW_COUNTERS(COUNTER) \
+	COUNTER(staged)				/* pages copied to the stage */ \
+	COUNTER(replaced)			/* ... of which replaced a staged copy */ \
+	COUNTER(stage_hits)			/* buffer misses served by the stage */ \
+	COUNTER(stage_full)			/* waits for a free slot */ \
+	COUNTER(discarded)			/* staged copies dropped with their file */ \
+	COUNTER(batches)			/* batches written back */ \
+	COUNTER(logged)				/* pages written to the log */ \
+	COUNTER(logged_bytes)		/* space they take there, in bytes */ \
+	COUNTER(exempt)				/* permanent pages not logged because redo rebuilds \
+								 * them */ \
+	COUNTER(only_hints)			/* permanent pages not logged because only hints \
+								 * have changed */ \
+	COUNTER(in_epoch)			/* permanent pages not logged because the live log \
+								 * has a copy already */ \
+	COUNTER(log_bytes)			/* bytes written to the log */ \
+	COUNTER(log_writes)			/* write calls */ \
+	COUNTER(log_syncs)			/* sync calls */ \
+	COUNTER(log_sync_usec)		/* time in them, microseconds */ \
+	COUNTER(home_pages)			/* pages written home */ \
+	COUNTER(home_writes)		/* write calls for them */ \
+	COUNTER(atomic_pages)		/* ... of which atomically */ \
+	COUNTER(atomic_writes) \
+	COUNTER(sync_cycles)		/* sync cycles completed */ \
+	COUNTER(space_cycles)		/* ... begun because half of the log was in use */ \
+	COUNTER(file_cycles)		/* ... because of many files */ \
+	COUNTER(sync_cycle_files)	/* files synced by them */ \
+	COUNTER(log_full)			/* waits for space in the log */ \
+	COUNTER(files_full)			/* ... or rather in the table of files */ \
+	COUNTER(foreground_syncs)	/* log syncs by client backends */ \
+	COUNTER(checkpoints)		/* checkpoints or restartpoints completed */
+
+#define DW_DECLARE_COUNTER(name) pg_atomic_uint64 name;
+
 typedef struct DWStats
 {
-	pg_atomic_uint64 staged;	/* pages copied to the stage */
-	pg_atomic_uint64 replaced;	/* ... of which replaced a staged copy */
-	pg_atomic_uint64 stage_hits;	/* buffer misses served by the stage */
-	pg_atomic_uint64 stage_full;	/* waits for a free slot */
-	pg_atomic_uint64 discarded; /* staged copies dropped with their file */
-	pg_atomic_uint64 batches;	/* batches written back */
-	pg_atomic_uint64 logged;	/* pages written to the log */
-	pg_atomic_uint64 logged_bytes;	/* space they take there, in bytes */
-	pg_atomic_uint64 exempt;	/* permanent pages not logged because redo
-								 * rebuilds them */
-	pg_atomic_uint64 only_hints;	/* permanent pages not logged because only
-									 * hints have changed */
-	pg_atomic_uint64 in_epoch;	/* permanent pages not logged because the live
-								 * log has a copy already */
-	pg_atomic_uint64 log_bytes; /* bytes written to the log */
-	pg_atomic_uint64 log_writes;	/* write calls */
-	pg_atomic_uint64 log_syncs; /* sync calls */
-	pg_atomic_uint64 log_sync_usec; /* time in them, microseconds */
-	pg_atomic_uint64 home_pages;	/* pages written home */
-	pg_atomic_uint64 home_writes;	/* write calls for them */
-	pg_atomic_uint64 atomic_pages;	/* ... of which atomically */
-	pg_atomic_uint64 atomic_writes;
-	pg_atomic_uint64 sync_cycles;	/* sync cycles completed */
-	pg_atomic_uint64 space_cycles;	/* ... begun because half of the log was
-									 * in use */
-	pg_atomic_uint64 file_cycles;	/* ... because of many files */
-	pg_atomic_uint64 sync_cycle_files;	/* files synced by them */
-	pg_atomic_uint64 log_full;	/* waits for space in the log */
-	pg_atomic_uint64 files_full;	/* ... or rather in the table of files */
-	pg_atomic_uint64 foreground_syncs;	/* log syncs by client backends */
-	pg_atomic_uint64 checkpoints;	/* checkpoints or restartpoints completed */
+	DW_COUNTERS(DW_DECLARE_COUNTER)
 } DWStats;
 
 /* ---------------------------------------------------------------------

@@ -227,47 +227,10 @@ DoubleWriteModeName(int64 mode)
  * ---------------------------------------------------------------------
  */
 
-#define COUNTER_INDEX(field) (offsetof(DWStats, field) / sizeof(pg_atomic_uint64))
-#define COUNTER(field) {#field, COUNTER_INDEX(field)}
+#define DW_COUNTER_NAME(name) #name,
 
-/* Each counter that is a plain number is a column of pg_stat_double_writes */
-static const struct
-{
-	const char *name;
-	int			index;			/* in DWStats, taken as an array */
-}			counters[] = {
-
-	COUNTER(staged),
-	COUNTER(replaced),
-	COUNTER(stage_hits),
-	COUNTER(stage_full),
-	COUNTER(discarded),
-	COUNTER(batches),
-	COUNTER(logged),
-	COUNTER(exempt),
-	COUNTER(in_epoch),
-	COUNTER(only_hints),
-	COUNTER(logged_bytes),
-	COUNTER(log_bytes),
-	COUNTER(log_writes),
-	COUNTER(log_syncs),
-	COUNTER(log_sync_usec),
-	COUNTER(home_pages),
-	COUNTER(home_writes),
-	COUNTER(atomic_pages),
-	COUNTER(atomic_writes),
-	COUNTER(sync_cycles),
-	COUNTER(space_cycles),
-	COUNTER(file_cycles),
-	COUNTER(sync_cycle_files),
-	COUNTER(log_full),
-	COUNTER(files_full),
-	COUNTER(foreground_syncs),
-	COUNTER(checkpoints),
-};
-
-StaticAssertDecl(lengthof(counters) == sizeof(DWStats) / sizeof(pg_atomic_uint64),
-				 "a counter of the engine is missing from the list");
+/* Each counter is a column of pg_stat_double_writes */
+static const char *const counter_names[] = {DW_COUNTERS(DW_COUNTER_NAME)};
 
 /* A figure that is not a counter */
 typedef struct DWFigure
@@ -280,7 +243,7 @@ typedef struct DWFigure
 
 struct DoubleWriteSnapshot
 {
-	int64		counters[sizeof(DWStats) / sizeof(pg_atomic_uint64)];
+	int64		counters[lengthof(counter_names)];
 	DWFigure	figures[MAX_FIGURES];
 	int			nfigures;
 };
@@ -456,10 +419,10 @@ bool
 DoubleWriteSnapshotCounter(const DoubleWriteSnapshot *snapshot, int n,
 						   const char **name, int64 *value)
 {
-	if (n < 0 || n >= lengthof(counters))
+	if (n < 0 || n >= lengthof(counter_names))
 		return false;
-	*name = counters[n].name;
-	*value = snapshot->counters[counters[n].index];
+	*name = counter_names[n];
+	*value = snapshot->counters[n];
 	return true;
 }
 
