@@ -127,18 +127,7 @@ typedef struct DWLogTaken
 	uint64		bytes;
 } DWLogTaken;
 
-/* What views show of the log; see dw_show_log() */
-typedef struct DWShownLog
-{
-	bool		armed;
-	uint64		next_batchno;
-	uint64		low_water;
-	uint32		segments;		/* in use */
-	int			files;			/* in the table of dirty files */
-	DWLogTaken	live_after;		/* what came after this is live, by and large */
-} DWShownLog;
-
-/* ... and of the mode; see dw_note_mode() */
+/* What views show of the mode; see dw_note_mode() */
 typedef struct DWShownMode
 {
 	TornPagesProtection requested;	/* by the server's settings */
@@ -202,12 +191,11 @@ typedef struct DWShownState
 	/* what they subtract from the counters */
 	uint64		stats_base[sizeof(DWStats) / sizeof(pg_atomic_uint64)];
 	TimestampTz stats_reset;	/* when, or 0: start of the server */
-	DWShownLog	log;
 	DWShownMode mode;
 	uint64		mode_changes;	/* how often mode has been changed */
 } DWShownState;
 
-/* The log; DoubleWriteFlushLock */
+/* The log; DoubleWriteFlushLock, but views read it without */
 typedef struct DWLogState
 {
 	bool		armed;			/* home writes go through the log; read
@@ -361,7 +349,6 @@ extern bool dw_rebuilt_known(const BufferTag *tag, XLogRecPtr redo);
 extern bool dw_only_hints_changed(const DWSlot *slot);
 
 /* stats.c */
-extern void dw_show_log(void);
 extern void dw_show_setting(void);
 extern void dw_show_checkpoint(XLogRecPtr redo);
 extern void dw_note_mode(void);

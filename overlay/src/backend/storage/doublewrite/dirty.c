@@ -219,7 +219,6 @@ dw_forget_files(uint64 mark)
 		if (DWDirtyFiles[i].batchno >= mark)
 			dw_add_dirty_file(&DWDirtyFiles[i]);
 	}
-	dw_show_log();
 }
 
 /* ---------------------------------------------------------------------

@@ -265,7 +265,6 @@ dw_log_write_batch(const int *slots, int nslots, int ncopies, bool beyond_bound)
 		if (i < ncopies)
 			dw_epoch_note(&DWSlots[slots[i]].tag, batchno);
 	}
-	dw_show_log();
 	DWCount(logged, ncopies);
 	DWCount(logged_bytes, (nblocks - 1) * BLCKSZ);
 	return true;
@@ -293,7 +292,6 @@ dw_log_set_low_water(uint64 mark)
 
 	dw_recycle_segments();
 	DWCtl->log.live_after = DWCtl->log.epoch_after;
-	dw_show_log();
 }
 
 /* ---------------------------------------------------------------------
@@ -565,7 +563,6 @@ dw_arm(void)
 	dw_write_owner(true, LOG);
 	DWCtl->log.armed = true;
 	DWCtl->disarm_after = InvalidXLogRecPtr;
-	dw_show_log();
 	dw_note_mode();
 	INJECTION_POINT("doublewrite-armed", NULL);
 }

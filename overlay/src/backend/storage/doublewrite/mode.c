@@ -193,7 +193,6 @@ dw_disarm(bool keep_segments)
 		}
 		DWCtl->log.armed = false;
 		DWCtl->log.open = false;
-		dw_show_log();
 		dw_remove_owner();
 		/* else it might be back after a crash, and ask for the segments */
 		if (removed)

@@ -8,9 +8,9 @@
  * differences.  To reset them, we remember their current values, and the
  * views subtract these.
  *
- * Views look at copies of the engine's state, made by the processes that
- * change it (dw_show_log(), dw_note_mode()), because views must answer when
- * storage hangs.
+ * Views must answer when storage hangs.  So they look at the log without the
+ * flush lock, and what they show of it need not be of one moment; and at a copy
+ * of the mode, made by the processes that change it (dw_note_mode()).
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -45,32 +45,9 @@ DoubleWriteStatsReset(void)
 }
 
 /* ---------------------------------------------------------------------
- * What views show of the log and of the mode
+ * What views show of the mode
  * ---------------------------------------------------------------------
  */
-
-/*
- * Let views see the log as it is now.  They must not take the flush lock
- * themselves, because its holder may wait for storage.
- */
-void
-dw_show_log(void)
-{
-	DWShownLog	log;
-
-	Assert(DWIsFlusher());
-
-	log.armed = DWCtl->log.armed;
-	log.next_batchno = DWCtl->log.next_batchno;
-	log.low_water = DWCtl->log.low_water;
-	log.segments = DWCtl->log.open ? DWCtl->log.segno + 1 - DWCtl->log.first_segno : 0;
-	log.files = DWCtl->dirty_files;
-	log.live_after = DWCtl->log.live_after;
-
-	DWLockMutex();
-	DWCtl->shown.log = log;
-	DWUnlockMutex();
-}
 
 /*
  * Return what happens to pages that are written now.  In recovery WAL
@@ -274,17 +251,21 @@ dw_put_if_any(DoubleWriteSnapshot *snapshot, const char *name, int64 value)
 }
 
 static void
-dw_put_log(DoubleWriteSnapshot *snapshot, const DWShownLog *log)
+dw_put_log(DoubleWriteSnapshot *snapshot)
 {
+	const volatile DWLogState *log = &DWCtl->log;
+	uint64		first = log->first_segno;
+	int64		segments = log->open ? log->segno + 1 - first : 0;
+
 	DoubleWritePutFigure(snapshot, "log_armed", log->armed);
 	DoubleWritePutFigure(snapshot, "log_next_batch", log->next_batchno);
 	DoubleWritePutFigure(snapshot, "log_low_water", log->low_water);
-	DoubleWritePutFigure(snapshot, "log_used_bytes", (int64) log->segments * DW_SEGMENT_SIZE);
+	DoubleWritePutFigure(snapshot, "log_used_bytes", Max(segments, 0) * DW_SEGMENT_SIZE);
 	DoubleWritePutFigure(snapshot, "log_limit_bytes",
 						 (int64) dw_log_bound_segments() * DW_SEGMENT_SIZE);
 	DoubleWritePutFigure(snapshot, "log_max_limit_bytes",
 						 (int64) (DW_MAX_SEGMENTS - 1) * DW_SEGMENT_SIZE);
-	DoubleWritePutFigure(snapshot, "log_files_to_sync", log->files);
+	DoubleWritePutFigure(snapshot, "log_files_to_sync", DWCtl->dirty_files);
 	DoubleWritePutFigure(snapshot, "stage_slots", DWCtl->stage.nslots);
 }
 
@@ -325,16 +306,17 @@ dw_put_restore(DoubleWriteSnapshot *snapshot, const DWRestoreStats *restore)
  * Return what is live in the log: copies, notes and bytes.
  */
 static DWLogTaken
-dw_log_live(const DWShownLog *log)
+dw_log_live(void)
 {
 	DWLogTaken	live = {0};
+	DWLogTaken	after = DWCtl->log.live_after;
 
-	if (log->armed)
+	if (DWCtl->log.armed)
 	{
 		live = dw_log_taken();
-		live.pages -= Min(live.pages, log->live_after.pages);
-		live.notes -= Min(live.notes, log->live_after.notes);
-		live.bytes -= Min(live.bytes, log->live_after.bytes);
+		live.pages -= Min(live.pages, after.pages);
+		live.notes -= Min(live.notes, after.notes);
+		live.bytes -= Min(live.bytes, after.bytes);
 	}
 	return live;
 }
@@ -343,12 +325,12 @@ dw_log_live(const DWShownLog *log)
  * Put what a start would have to do if the server crashed now; see reads.c.
  */
 static void
-dw_put_recovery(DoubleWriteSnapshot *snapshot, const DWShownLog *log)
+dw_put_recovery(DoubleWriteSnapshot *snapshot)
 {
 	XLogRecPtr	redo = pg_atomic_read_u64(&DWCtl->recover_from);
 	XLogRecPtr	end = RecoveryInProgress() ? GetXLogReplayRecPtr(NULL) :
 		GetXLogInsertRecPtr();
-	DWLogTaken	live = dw_log_live(log);
+	DWLogTaken	live = dw_log_live();
 
 	DoubleWritePutFigure(snapshot, "recovery_from", redo);
 	DoubleWritePutFigure(snapshot, "recovery_wal", end - Min(redo, end));
@@ -373,7 +355,6 @@ DoubleWriteTakeSnapshot(void)
 {
 	DoubleWriteSnapshot *snapshot = palloc0(sizeof(DoubleWriteSnapshot));
 	TimestampTz since;
-	DWShownLog	log;
 	DWShownMode mode;
 
 	DWLockMutex();
@@ -382,16 +363,15 @@ DoubleWriteTakeSnapshot(void)
 			(pg_atomic_read_u64((pg_atomic_uint64 *) &DWCtl->stats + i) -
 			 DWCtl->shown.stats_base[i]);
 	since = DWCtl->shown.stats_reset;
-	log = DWCtl->shown.log;
 	mode = DWCtl->shown.mode;
 	DWUnlockMutex();
 
 	/* on a standby the counters start with the server */
 	DoubleWritePutFigure(snapshot, "stats_since", since != 0 ? since : PgStartTime);
-	dw_put_log(snapshot, &log);
-	dw_put_mode(snapshot, &mode, log.armed);
+	dw_put_log(snapshot);
+	dw_put_mode(snapshot, &mode, DWCtl->log.armed);
 	dw_put_restore(snapshot, &DWCtl->restore);
-	dw_put_recovery(snapshot, &log);
+	dw_put_recovery(snapshot);
 	for (int i = 0; i < lengthof(other_figures) && other_figures[i] != NULL; i++)
 		other_figures[i] (snapshot);
 	return snapshot;
