@@ -32,6 +32,7 @@
 #include "storage/doublewrite_stage.h"
 #include "storage/lwlock.h"
 #include "storage/spin.h"
+#include "utils/injection_point.h"
 #include "miscadmin.h"
 
 /* ---------------------------------------------------------------------
@@ -183,6 +184,21 @@ static inline void
 dw_log_path(char *path, uint64 segno)
 {
 	snprintf(path, MAXPGPATH, "%s/%016" PRIX64, DW_DIR, segno);
+}
+
+/*
+ * Return whether a test wants something to fail here, with its errno.  Otherwise errno
+ * stays as it is.
+ */
+static inline bool
+dw_injected_error(const char *point)
+{
+	int			save_errno = errno;
+	int			error = 0;
+
+	INJECTION_POINT(point, &error);
+	errno = error != 0 ? error : save_errno;
+	return error != 0;
 }
 
 #define DWCount(field, n) \

@@ -132,18 +132,16 @@ dw_atomic_look(DWAtomicPlace *place)
 {
 	DWAtomicPlace found = {place->spcOid};
 	char		path[MAXPGPATH];
-	int			injected = 0;
 
 	Assert(DWIsFlusher());
 
 	dw_directory_path(path, place->spcOid, InvalidOid);
 	DWAtomicProbeDirectory(path, &found.probe);
 	INJECTION_POINT("doublewrite-atomic-probed", &found);
-	INJECTION_POINT("doublewrite-atomic-probe-failed", &injected);
-	if (injected != 0)
+	if (dw_injected_error("doublewrite-atomic-probe-failed"))
 	{
 		found.probe.verdict = DW_ATOMIC_FAILED;
-		found.probe.error = injected;
+		found.probe.error = errno;
 	}
 	if (found.probe.verdict != place->probe.verdict ||
 		found.probe.error != place->probe.error)
@@ -497,7 +495,6 @@ dw_atomic_request_sync(const BufferTag *tag)
 {
 	DWDirtyFile key;
 	FileTag		ftag;
-	int			full = 0;
 
 	dw_atomic_key(tag, &key);
 	memset(&ftag, 0, sizeof(ftag));
@@ -505,8 +502,8 @@ dw_atomic_request_sync(const BufferTag *tag)
 	ftag.rlocator = key.rlocator;
 	ftag.forknum = key.forknum;
 	ftag.segno = key.segno;
-	INJECTION_POINT("doublewrite-atomic-sync-request", &full);
-	return (full == 0 && RegisterSyncRequest(&ftag, SYNC_REQUEST, false)) ||
+	return (!dw_injected_error("doublewrite-atomic-sync-request") &&
+			RegisterSyncRequest(&ftag, SYNC_REQUEST, false)) ||
 		dw_sync_file(&key, LOG_SERVER_ONLY);
 }
 

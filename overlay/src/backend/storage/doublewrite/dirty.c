@@ -296,7 +296,6 @@ dw_check_gone(Oid spcOid, int elevel)
 bool
 dw_sync_directory(const RelFileLocator *rlocator, int elevel)
 {
-	int			injected = 0;
 	bool		gone = false;
 	char		path[MAXPGPATH];
 	int			fd;
@@ -304,7 +303,6 @@ dw_sync_directory(const RelFileLocator *rlocator, int elevel)
 	if (!enableFsync)
 		return true;
 
-	INJECTION_POINT("doublewrite-directory-sync", &injected);
 	dw_directory_path(path, rlocator->spcOid, rlocator->dbOid);
 	while ((fd = OpenTransientFile(path, O_RDONLY | PG_BINARY)) < 0 &&
 		   FILE_POSSIBLY_DELETED(errno) && strchr(path, '/') != NULL)
@@ -312,9 +310,7 @@ dw_sync_directory(const RelFileLocator *rlocator, int elevel)
 		gone = true;
 		get_parent_directory(path);
 	}
-	if (injected != 0)
-		errno = injected;
-	if (injected != 0 || fd < 0 ||
+	if (dw_injected_error("doublewrite-directory-sync") || fd < 0 ||
 		(pg_fsync(fd) != 0 && errno != EBADF && errno != EINVAL))
 	{
 		ereport(dw_sync_elevel(elevel),
@@ -339,7 +335,6 @@ dw_sync_directory(const RelFileLocator *rlocator, int elevel)
 bool
 dw_sync_file(const DWDirtyFile *file, int elevel)
 {
-	int			injected = 0;
 	FileTag		ftag;
 	char		path[MAXPGPATH];
 
@@ -352,9 +347,7 @@ dw_sync_file(const DWDirtyFile *file, int elevel)
 	ftag.forknum = file->forknum;
 	ftag.segno = file->segno;
 
-	INJECTION_POINT("doublewrite-file-sync", &injected);
-	errno = injected;
-	if (injected != 0 || mdsyncfiletag(&ftag, path) < 0)
+	if (dw_injected_error("doublewrite-file-sync") || mdsyncfiletag(&ftag, path) < 0)
 	{
 		if (!FILE_POSSIBLY_DELETED(errno))
 		{

@@ -25,7 +25,6 @@
 #include "access/xlog.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/fd.h"
-#include "utils/injection_point.h"
 
 #define DW_MARKER_TMP		"backup_label.dwtmp"
 #define DW_OWNER_TMP		DW_OWNER_FILE ".tmp"
@@ -42,8 +41,6 @@
 void
 dw_look_at_directory(DWStart *start, bool create)
 {
-	int			injected = 0;
-
 	DWLookAtDirectory(start);
 	if (create && start->dir == DW_DIR_MISSING)
 	{
@@ -58,11 +55,10 @@ dw_look_at_directory(DWStart *start, bool create)
 		start->dir = DW_DIR_NOT_WRITABLE;
 		start->dir_errno = errno;
 	}
-	INJECTION_POINT("doublewrite-check-mode", &injected);
-	if (injected != 0)
+	if (dw_injected_error("doublewrite-check-mode"))
 	{
 		start->dir = DW_DIR_UNREACHABLE;
-		start->dir_errno = injected;
+		start->dir_errno = errno;
 	}
 }
 

@@ -337,18 +337,12 @@ dw_try_read_homes(SMgrRelation reln, const DWPageEntry *first, void **home,
 
 	PG_TRY();
 	{
-		int			injected = 0;
-
-		INJECTION_POINT("doublewrite-restore-read-home", &injected);
-		if (injected != 0)
-		{
-			errno = injected;
+		if (dw_injected_error("doublewrite-restore-read-home"))
 			ereport(ERROR,
 					(errcode_for_file_access(),
 					 errmsg("could not read block %u of relation \"%s\": %m",
 							first->blkno,
 							relpathperm(first->rlocator, first->forknum).str)));
-		}
 		smgrreadv(reln, first->forknum, first->blkno, home, npages);
 		done = true;
 	}

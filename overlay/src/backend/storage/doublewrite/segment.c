@@ -74,15 +74,8 @@ dw_close_segment(void)
 static int
 dw_open_file(const char *path, bool direct)
 {
-	int			injected = 0;
-
-	if (direct)
-		INJECTION_POINT("doublewrite-open-direct", &injected);
-	if (injected != 0)
-	{
-		errno = injected;
+	if (direct && dw_injected_error("doublewrite-open-direct"))
 		return -1;
-	}
 	return BasicOpenFile(path, O_RDWR | O_CLOEXEC | PG_BINARY |
 						 (direct ? PG_O_DIRECT : 0));
 }
@@ -136,11 +129,8 @@ static bool
 dw_rename_file(const char *path, const char *newpath)
 {
 	int			save_errno;
-	int			injected = 0;
 
-	INJECTION_POINT("doublewrite-rename-segment", &injected);
-	errno = injected;
-	if (injected == 0 && rename(path, newpath) == 0)
+	if (!dw_injected_error("doublewrite-rename-segment") && rename(path, newpath) == 0)
 		return true;
 	save_errno = errno;
 	ereport(LOG_SERVER_ONLY,
@@ -160,7 +150,6 @@ static bool
 dw_sync_names(void)
 {
 	int			save_errno;
-	int			injected = 0;
 	int			fd;
 
 	Assert(DWIsFlusher());
@@ -169,10 +158,7 @@ dw_sync_names(void)
 		return true;
 
 	fd = OpenTransientFile(DW_DIR, O_RDONLY | PG_BINARY);
-	INJECTION_POINT("doublewrite-names-sync", &injected);
-	if (injected != 0)
-		errno = injected;
-	if (injected != 0 || fd < 0 ||
+	if (dw_injected_error("doublewrite-names-sync") || fd < 0 ||
 		(pg_fsync(fd) != 0 && errno != EBADF && errno != EINVAL))
 	{
 		save_errno = errno;
@@ -203,7 +189,6 @@ dw_make_segment(const char *path, bool fill)
 	File		file;
 	int			rc;
 	int			save_errno;
-	int			injected = 0;
 
 	unlink(path);
 	file = PathNameOpenFile(path, O_RDWR | O_CREAT | O_EXCL | PG_BINARY);
@@ -214,13 +199,9 @@ dw_make_segment(const char *path, bool fill)
 		rc = FileZero(file, 0, DW_SEGMENT_SIZE, WAIT_EVENT_DOUBLE_WRITE_INIT);
 	else
 		rc = FileFallocate(file, 0, DW_SEGMENT_SIZE, WAIT_EVENT_DOUBLE_WRITE_INIT);
-	save_errno = errno;
-	INJECTION_POINT("doublewrite-create-segment", &injected);
-	if (injected != 0)
-	{
+	if (dw_injected_error("doublewrite-create-segment"))
 		rc = -1;
-		save_errno = injected;
-	}
+	save_errno = errno;
 	if (rc >= 0 && FileSync(file, WAIT_EVENT_DOUBLE_WRITE_INIT) != 0)
 	{
 		rc = -1;
@@ -361,7 +342,6 @@ bool
 dw_write_blocks(struct iovec *iov, int iovcnt, off_t offset)
 {
 	ssize_t		written;
-	int			injected = 0;
 
 	Assert(DWIsFlusher());
 	Assert(dw_fd >= 0);
@@ -369,12 +349,8 @@ dw_write_blocks(struct iovec *iov, int iovcnt, off_t offset)
 	pgstat_report_wait_start(WAIT_EVENT_DOUBLE_WRITE_WRITE);
 	written = pg_pwritev_with_retry(dw_fd, iov, iovcnt, offset);
 	pgstat_report_wait_end();
-	INJECTION_POINT("doublewrite-log-write", &injected);
-	if (injected != 0)
-	{
+	if (dw_injected_error("doublewrite-log-write"))
 		written = -1;
-		errno = injected;
-	}
 	if (written < 0 && errno == EINVAL && dw_direct)
 	{
 		/* some file systems refuse it only now */
@@ -418,7 +394,6 @@ dw_sync_log(void)
 {
 	instr_time	start;
 	instr_time	end;
-	int			injected = 0;
 
 	Assert(DWIsFlusher());
 
@@ -427,10 +402,7 @@ dw_sync_log(void)
 
 	INSTR_TIME_SET_CURRENT(start);
 	pgstat_report_wait_start(WAIT_EVENT_DOUBLE_WRITE_SYNC);
-	INJECTION_POINT("doublewrite-log-sync", &injected);
-	if (injected != 0)
-		errno = injected;
-	if (injected != 0 || dw_sync_segment() != 0)
+	if (dw_injected_error("doublewrite-log-sync") || dw_sync_segment() != 0)
 	{
 		int			save_errno = errno;
 		char		path[MAXPGPATH];

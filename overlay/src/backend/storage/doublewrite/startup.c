@@ -94,14 +94,9 @@ static ssize_t
 dw_read_range(int fd, char *buffer, Size size, off_t offset)
 {
 	Size		len = 0;
-	int			injected = 0;
 
-	INJECTION_POINT("doublewrite-log-read", &injected);
-	if (injected != 0)
-	{
-		errno = injected;
+	if (dw_injected_error("doublewrite-log-read"))
 		return -1;
-	}
 	while (len < size)
 	{
 		ssize_t		rc = pg_pread(fd, buffer + len, size - len, offset + len);
