@@ -162,7 +162,6 @@ extern void DoubleWriteShutdown(void);
 /* startup.c */
 extern void DoubleWriteStartup(XLogRecPtr redo);
 extern void DoubleWriteStarted(void);
-extern XLogRecPtr DoubleWriteDurableWal(void);
 extern XLogRecPtr DoubleWriteNeededWal(void);
 extern void DoubleWriteCheckEndOfWal(XLogRecPtr end);
 

@@ -13,14 +13,14 @@
  * Where clients get in only after that checkpoint, they lose nothing by it.
  * To let them in earlier, that WAL has to be written again first.  Whether a
  * sync has failed is not known: a process may have been killed before it could
- * tell.  But a segment is synced before the next one is begun, so only the
- * last one can be concerned, and in it only what is behind the position up to
- * which syncs are known to have succeeded.
+ * tell.  But a server that writes WAL syncs a segment before it begins the
+ * next one, so only the last one can be concerned, and in it only what is
+ * behind the position up to which syncs are known to have succeeded.
  *
- * Not covered: WAL up to the end of a segment, if it could not be written
- * again, and the server crashes before the checkpoint that clients then wait
- * for is complete, but has begun the next segment.  The start after that takes
- * the segment for synced.
+ * If it cannot be written again, recovery goes on, as in stock, and the
+ * checkpoint comes before clients.  A recovery that was cut short may have been
+ * such a one, and may have written the next segment since: so the start after
+ * it lets clients in after the checkpoint, too.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -36,35 +36,49 @@
 
 #include "access/xlog.h"
 #include "access/xlog_internal.h"
+#include "access/xlogrecovery.h"
 #include "miscadmin.h"
 #include "postmaster/startup.h"
 #include "storage/fd.h"
 #include "utils/injection_point.h"
 
 /*
- * Return whether a segment of WAL has been begun.  One that waits to be used
- * still has the pages of another segment, or none.  One that cannot be read
- * counts as begun: the attempt to write it says why.
+ * Return the newest timeline, down to 'oldest', on which a segment of WAL has
+ * been begun, or 0.  A file that waits to be used still has the pages of
+ * another segment, or none.  If that cannot be told, log why, and set *failed.
  */
-static bool
-XLogSegmentIsBegun(TimeLineID tli, XLogSegNo segno)
+static TimeLineID
+XLogSegmentTimeline(XLogSegNo segno, TimeLineID oldest, bool *failed)
 {
-	XLogPageHeaderData header;
 	XLogRecPtr	start;
-	char		path[MAXPGPATH];
-	int			fd;
-	ssize_t		nread;
 
-	XLogFilePath(path, tli, segno, wal_segment_size);
 	XLogSegNoOffsetToRecPtr(segno, 0, wal_segment_size, start);
-	fd = OpenTransientFile(path, O_RDONLY | PG_BINARY);
-	if (fd < 0)
-		return errno != ENOENT;
-	nread = read(fd, &header, sizeof(header));
-	CloseTransientFile(fd);
-	return nread < 0 ||
-		(nread == sizeof(header) && header.xlp_magic == XLOG_PAGE_MAGIC &&
-		 header.xlp_pageaddr == start);
+	for (TimeLineID tli = recoveryTargetTLI; tli >= oldest; tli--)
+	{
+		XLogPageHeaderData header;
+		char		path[MAXPGPATH];
+		ssize_t		nread;
+		int			fd;
+
+		XLogFilePath(path, tli, segno, wal_segment_size);
+		fd = OpenTransientFile(path, O_RDONLY | PG_BINARY);
+		if (fd < 0 && errno == ENOENT)
+			continue;
+		nread = fd < 0 ? -1 : read(fd, &header, sizeof(header));
+		if (nread < 0)
+		{
+			*failed = true;
+			ereport(LOG,
+					(errcode_for_file_access(),
+					 errmsg("could not read file \"%s\": %m", path)));
+		}
+		if (fd >= 0)
+			CloseTransientFile(fd);
+		if (nread == sizeof(header) && header.xlp_magic == XLOG_PAGE_MAGIC &&
+			header.xlp_pageaddr == start)
+			return tli;
+	}
+	return 0;
 }
 
 /*
@@ -86,10 +100,11 @@ RewriteXLogPages(int fd, XLogRecPtr page)
 		 offset < wal_segment_size;
 		 offset += XLOG_BLCKSZ, page += XLOG_BLCKSZ)
 	{
-		ssize_t		nread = pg_pread(fd, block.data, XLOG_BLCKSZ, offset);
+		ssize_t		nread;
 
 		if (AmStartupProcess())
 			ProcessStartupProcInterrupts();
+		nread = pg_pread(fd, block.data, XLOG_BLCKSZ, offset);
 		if (nread < 0)
 			return false;
 		if (nread < XLOG_BLCKSZ ||
@@ -137,36 +152,36 @@ RewriteXLogSegment(TimeLineID tli, XLogRecPtr page)
 }
 
 /*
- * Write the last segment of WAL again, of each timeline that has one behind
- * 'durable', a position up to which syncs have succeeded.  For the process
+ * Write the last segment of WAL again, behind a position up to which syncs have
+ * succeeded, and which is on timeline 'oldest' or a later one.  For the process
  * that recovers from a crash, before redo.  Return whether all WAL is durable
  * now; if it is not, that has been logged.
  */
 bool
-XLogRewriteTail(XLogRecPtr durable)
+XLogRewriteTail(XLogRecPtr durable, TimeLineID oldest)
 {
-	XLogRecPtr	first = durable - durable % XLOG_BLCKSZ;
-	bool		result = true;
-	DIR		   *dir = AllocateDir(XLOGDIR);
-	struct dirent *de;
+	XLogRecPtr	page = durable - durable % XLOG_BLCKSZ;
+	XLogRecPtr	start;
+	XLogSegNo	segno;
+	TimeLineID	tli;
+	TimeLineID	last = 0;
+	bool		failed = false;
 
-	while ((de = ReadDir(dir, XLOGDIR)) != NULL)
+	if (!enableFsync)
+		return true;
+
+	XLByteToSeg(page, segno, wal_segment_size);
+	while ((tli = XLogSegmentTimeline(segno, oldest, &failed)) != 0)
 	{
-		TimeLineID	tli;
-		XLogSegNo	segno;
-		XLogRecPtr	start;
-
-		if (!IsXLogFileName(de->d_name))
-			continue;
-		XLogFromFileName(de->d_name, &tli, &segno, wal_segment_size);
-		XLogSegNoOffsetToRecPtr(segno, 0, wal_segment_size, start);
-		if (start + wal_segment_size <= first ||
-			!XLogSegmentIsBegun(tli, segno) || XLogSegmentIsBegun(tli, segno + 1))
-			continue;
-		if (!RewriteXLogSegment(tli, Max(start, first)))
-			result = false;
+		last = tli;
+		segno++;
 	}
-	FreeDir(dir);
+	if (last != 0)
+	{
+		XLogSegNoOffsetToRecPtr(segno - 1, 0, wal_segment_size, start);
+		if (!RewriteXLogSegment(last, Max(start, page)))
+			failed = true;
+	}
 	INJECTION_POINT("wal-tail-rewritten", NULL);
-	return result;
+	return !failed;
 }

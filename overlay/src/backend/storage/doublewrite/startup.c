@@ -48,9 +48,6 @@
 /* Recovery must reach this LSN, as WAL was durable up to there; 0: no limit */
 static XLogRecPtr dw_needed_wal = InvalidXLogRecPtr;
 
-/* See DoubleWriteDurableWal() */
-static XLogRecPtr dw_durable_wal = InvalidXLogRecPtr;
-
 /* ---------------------------------------------------------------------
  * Reading the log
  * ---------------------------------------------------------------------
@@ -330,8 +327,6 @@ dw_process_log(DWStart *start)
 	}
 	dw_deal_with_log(start, verdict);
 	LWLockRelease(DoubleWriteFlushLock);
-	if (control->state != DB_IN_CRASH_RECOVERY)
-		dw_durable_wal = dw_needed_wal;
 	DWCtl->log.marker_known = start->label == DW_LABEL_MARKER;
 }
 
@@ -390,18 +385,8 @@ DoubleWriteStarted(void)
 }
 
 /*
- * Return the LSN up to which the log says that WAL has been synced, or an
- * invalid one.  What a recovery has logged that did not come to its end says
- * nothing: it replayed WAL, and may have failed to make it durable.  (R1)
- */
-XLogRecPtr
-DoubleWriteDurableWal(void)
-{
-	return dw_durable_wal;
-}
-
-/*
- * Return the LSN that recovery must have reached to be consistent.
+ * Return the LSN that recovery must have reached to be consistent, as WAL was
+ * durable up to there.
  */
 XLogRecPtr
 DoubleWriteNeededWal(void)

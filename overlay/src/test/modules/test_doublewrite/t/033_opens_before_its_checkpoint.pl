@@ -255,41 +255,26 @@ sub test_cut_short
 	crash_under_load($node);
 	tear($node, $old, $mode);
 	set($node, 'test_doublewrite.crash_at', $point);
-	foreach my $time ('once', 'again')
-	{
-		$old = after_restore($node);
-		my $offset = -s $node->logfile;
-		ok(!dw_poll_start($node), "$name, $time: server does not start");
-		dw_wait_for_crash($node, $offset);
-		tear($node, $old, $mode);
-		is(dw_control($node, 'Database cluster state'),
-			'in crash recovery', "$name, $time: state");
-		is(redo_of($node), $redo,
-			"$name, $time: pg_control names the old redo pointer");
-	}
-
-	set($node, 'test_doublewrite.crash_at', '');
-	hold_checkpoints($node);
 	$old = after_restore($node);
 	my $offset = -s $node->logfile;
+	ok(!dw_poll_start($node), "$name: server does not start");
+	dw_wait_for_crash($node, $offset);
+	tear($node, $old, $mode);
+	is(dw_control($node, 'Database cluster state'), 'in crash recovery', "$name: state");
+	is(redo_of($node), $redo, "$name: pg_control names the old redo pointer");
+
+	# WAL might not be durable that this recovery has relied on
+	set($node, 'test_doublewrite.crash_at', '');
+	$offset = -s $node->logfile;
 	dw_start_after_crash($node);
-	is_in_window($node, $offset, $redo, $name);
-	like(
-		slurp_file($node->logfile, $offset),
-		qr/checkpoint starting: immediate force$/m,
-		"$name: the checkpoint is immediate");
+	like(slurp_file($node->logfile, $offset),
+		qr/checkpoint starting: end-of-recovery/, "$name: clients wait for the checkpoint of the next one");
+	isnt(redo_of($node), $redo, "$name: ... which is complete");
 	is( join(' ',
 			map { /desc: (\w+)/ ? $1 : 'none' }
 			  after_ends_of_recovery($node, $redo)),
-		'END_OF_RECOVERY END_OF_RECOVERY RUNNING_XACTS',
+		'CHECKPOINT_SHUTDOWN',
 		"$name: standbys are told what is running, at last");
-
-	crash_under_load($node);
-	my $torn = tear($node, $old, $mode);
-	let_checkpoints($node);
-	$offset = -s $node->logfile;
-	dw_start_after_crash($node, $torn);
-	wait_for_checkpoint($node, $offset);
 	dw_check($node);
 	return;
 }

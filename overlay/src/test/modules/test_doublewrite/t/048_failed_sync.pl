@@ -199,6 +199,11 @@ $node->append_conf('postgresql.conf',
 	"data_sync_retry = off\nio_torn_pages_protection = 'full_pages'\n");
 $node->start;
 check_end_of_wal('full_pages', sub { $node->stop('immediate') });
+$offset = -s $node->logfile;
+ok(dw_poll_start($node), 'recovery cut short: server starts');
+ok($node->log_contains(qr/checkpoint starting: end-of-recovery/, $offset), 'recovery cut short: who comes first');
+change();
+$node->stop('immediate');
 foreach my $fails (0, 1)
 {
 	my $what = $fails ? 'WAL that cannot be written again' : 'WAL written again';
@@ -213,7 +218,16 @@ foreach my $fails (0, 1)
 	change();
 	$node->stop('immediate');
 }
-$node->append_conf('postgresql.conf', "test_doublewrite.fail_at = ''\n");
+
+# That checkpoint is part of recovery: if the server crashes meanwhile, they wait again.
+$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = 'doublewrite-checkpoint-drained'\n");
+$offset = -s $node->logfile;
+dw_poll_start($node);
+dw_wait_for_crash($node, $offset);
+$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = ''\ntest_doublewrite.fail_at = ''\n");
+$offset = -s $node->logfile;
+ok(dw_poll_start($node), 'checkpoint cut short: server starts');
+ok($node->log_contains(qr/checkpoint starting: end-of-recovery/, $offset), 'checkpoint cut short: who comes first');
 
 # A standby knows how far what it has written reaches, and forgets behind that
 {

@@ -54,31 +54,39 @@ ok(!$node->log_contains(qr/missing or uninitialized/, $offset), 'removed files: 
 # pg_xact may have come to disk with the number of a transaction as aborted whose record
 # has not.  Clients get in, and use the number again; and what they have done must outlast
 # the next crash though pg_xact was not written again, as the checkpoint was not complete.
-$node->append_conf('postgresql.conf', "test_doublewrite.hold_at = 'doublewrite-checkpoint-scanned'\n");
-$node->stop('immediate');
-ok(dw_poll_start($node), 'number of an aborted transaction: server starts');
-my $xid = $node->safe_psql(
-	'postgres', q{
-	BEGIN;
-	CREATE TABLE prepared ();
-	SELECT pg_current_xact_id();
-	PREPARE TRANSACTION 'g'});
-$node->stop('immediate');
+foreach my $as_standby (0, 1)
+{
+	my $what = 'number of an aborted transaction' . ($as_standby ? ', then a standby' : '');
 
-my $path = $node->data_dir . '/pg_xact/0000';
-open(my $file, '+<:raw', $path) or die "could not open file \"$path\": $!";
-seek($file, int($xid / 4), 0) or die "could not seek: $!";
-read($file, my $byte, 1) == 1 or die "could not read: $!";
-seek($file, int($xid / 4), 0) or die "could not seek: $!";
-print $file chr(ord($byte) | 2 << 2 * ($xid % 4));
-close($file) or die "could not close file \"$path\": $!";
+	$node->append_conf('postgresql.conf', "test_doublewrite.hold_at = 'doublewrite-checkpoint-scanned'\n");
+	$node->stop('immediate');
+	ok(dw_poll_start($node), "$what: server starts");
+	my $xid = $node->safe_psql(
+		'postgres', q{
+		BEGIN;
+		CREATE TABLE prepared ();
+		SELECT pg_current_xact_id();
+		PREPARE TRANSACTION 'g'});
+	$node->stop('immediate');
 
-ok(dw_poll_start($node), 'number of an aborted transaction: server starts again');
-is($node->safe_psql('postgres', 'SELECT gid FROM pg_prepared_xacts'),
-	'g', 'number of an aborted transaction: what was prepared is there');
-$node->safe_psql('postgres', q{COMMIT PREPARED 'g'});
-is($node->safe_psql('postgres', 'SELECT count(*) FROM prepared'), '0', '... and can be committed');
-$node->append_conf('postgresql.conf', "test_doublewrite.hold_at = ''\n");
+	my $path = $node->data_dir . '/pg_xact/0000';
+	open(my $file, '+<:raw', $path) or die "could not open file \"$path\": $!";
+	seek($file, int($xid / 4), 0) or die "could not seek: $!";
+	read($file, my $byte, 1) == 1 or die "could not read: $!";
+	seek($file, int($xid / 4), 0) or die "could not seek: $!";
+	print $file chr(ord($byte) | 2 << 2 * ($xid % 4));
+	close($file) or die "could not close file \"$path\": $!";
+
+	append_to_file($node->data_dir . '/standby.signal', '') if $as_standby;
+	ok(dw_poll_start($node), "$what: server starts again");
+	$node->append_conf('postgresql.conf', "test_doublewrite.hold_at = ''\n");
+	$node->promote if $as_standby;
+	is($node->safe_psql('postgres', 'SELECT gid FROM pg_prepared_xacts'),
+		'g', "$what: what was prepared is there");
+	$node->safe_psql('postgres', q{COMMIT PREPARED 'g'});
+	is($node->safe_psql('postgres', 'SELECT count(*) FROM prepared'), '0', "$what: ... and can be committed");
+	$node->safe_psql('postgres', 'DROP TABLE prepared');
+}
 $node->stop('immediate');
 
 done_testing();

@@ -221,6 +221,17 @@ is( $subscriber->safe_psql(
 	"0\nt",
 	'data of the subscriber are consistent');
 dw_check_amcheck($_) foreach ($standby, $subscriber);
+
+# Redo of the move of a database removes its old files, and no slot made since.
+$standby->append_conf('postgresql.conf', "allow_in_place_tablespaces = on\nsync_replication_slots = off\n");
+$standby->restart;
+$standby->safe_psql('postgres', $_) foreach ('CREATE DATABASE moved',
+	q{CREATE TABLESPACE elsewhere LOCATION ''}, 'ALTER DATABASE moved SET TABLESPACE elsewhere');
+$standby->safe_psql('moved', q{SELECT pg_create_logical_replication_slot('of_moved', 'pgoutput')});
+$standby->stop('immediate');
+$standby->start;
+is($standby->safe_psql('postgres', q{SELECT database FROM pg_replication_slots WHERE slot_name = 'of_moved'}),
+	'moved', 'a slot of a database that was moved outlasts a crash');
 $_->stop foreach ($subscriber, $standby);
 
 done_testing();

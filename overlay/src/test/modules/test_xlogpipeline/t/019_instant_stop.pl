@@ -163,11 +163,26 @@ unlike(
 	slurp_file($node->logfile, $offset),
 	qr/opening before redo|Pages redone/,
 	'a stop is heard while pages are sorted');
-$offset = -s $node->logfile;
-pg_ctl($node, 'start');
+
+# Start, and pause at that point
+sub start_with_pause
+{
+	$offset = -s $node->logfile;
+	pg_ctl($node, 'start');
+	$node->wait_for_log(qr/paused at injection point "instant-recovery-step"/, $offset);
+	append_to_file($node->data_dir . '/test_doublewrite.resume', '');
+	return;
+}
+
+# WAL might not be durable that this recovery has relied on
+start_with_pause();
+$node->wait_for_log(qr/checkpoint starting: end-of-recovery/, $offset);
+$node->wait_for_log(qr/ready to accept connections/, $offset);
+$node->_update_pid(1);
+
 # a report is due when the pause is over
-$node->wait_for_log(qr/paused at injection point "instant-recovery-step"/, $offset);
-append_to_file($node->data_dir . '/test_doublewrite.resume', '');
+change_and_crash($node);
+start_with_pause();
 $node->wait_for_log(qr/redo is complete/, $offset);
 like(
 	slurp_file($node->logfile, $offset),
