@@ -27,6 +27,8 @@
  *	damage in the live range			REFUSE_DAMAGED	REFUSE_DAMAGED	REFUSE_DAMAGED
  *	no complete batch					REFUSE_MISSING	-				-
  *	redo pointer not that of pg_control	REFUSE_STALE	-				-
+ *	a later batch cannot be read, or may
+ *	be there, and no data checksums		REFUSE_DAMAGED	-				-
  *	... that is, and pages that this
  *	build cannot decompress				REFUSE_COMPR.	REFUSE_COMPR.	REFUSE_COMPR.
  *	data directory or marker is a copy	REFUSE_COPY		REFUSE_COPY		REFUSE_COPY
@@ -49,7 +51,9 @@
  * others can access or own it, nothing in it concerns us.
  *
  * Only the newest batch can be incomplete; then none of its home writes had
- * been started, and it is ignored.  The low-water mark of the newest complete
+ * been started, and it is ignored.  If it cannot be read, it may have been
+ * complete, and pages torn that are in it; data checksums would find these, and
+ * a disk may have errors where the power failed during a write.  The low-water mark of the newest complete
  * batch tells where the live range starts.  A hole or damage in that range
  * means that the storage has lost what it had promised to keep. (R9)
  *
@@ -218,6 +222,7 @@ DWLookAtCluster(DWStart *start, const ControlFileData *control)
 	start->scan.sysid = control->system_identifier;
 	start->redo = control->checkPointCopy.redo;
 	start->segment_size = control->xlog_seg_size;
+	start->checksums = control->data_checksum_version != 0;
 	start->from_backup = dw_recovery_from_backup(control->state);
 	if (fp != NULL)
 	{
@@ -1047,6 +1052,44 @@ dw_find_live(const DWScan *scan, DWLiveRange *live)
 }
 
 /*
+ * Return whether a batch behind the newest complete one may have been complete,
+ * as what would tell cannot be read.
+ */
+static bool
+dw_end_is_unreadable(DWScan *scan, DWLiveRange *live, DWReadBlocks read_blocks,
+					 void *arg, char *buffer)
+{
+	const DWFoundBatch *newest = &scan->batches[live->last];
+	const DWFoundBatch *ignored = live->ignored;
+	uint32		end = newest->blockno + newest->nblocks;
+
+	live->bad_batchno = newest->batchno + 1;
+	if (ignored != NULL)
+	{
+		live->bad_segno = ignored->segno;
+		live->bad_offset = ignored->blockno * BLCKSZ;
+		scan->unreadable = 0;
+		(void) read_blocks(scan, arg, ignored->segno, ignored->blockno,
+						   ignored->nblocks, buffer);
+		return scan->unreadable > 0;
+	}
+
+	/* its header would stand there, or at the start of the next segment */
+	live->bad_segno = newest->segno;
+	live->bad_offset = end * BLCKSZ;
+	scan->unreadable = 0;
+	if (end < DW_SEGMENT_BLOCKS)
+		(void) read_blocks(scan, arg, newest->segno, end, 1, buffer);
+	for (int i = 0; i < scan->nsegments; i++)
+	{
+		if (scan->segments[i].segno == newest->segno + 1 &&
+			end + DW_MAX_BATCH_PAGES >= DW_SEGMENT_BLOCKS)
+			(void) read_blocks(scan, arg, newest->segno + 1, 0, 1, buffer);
+	}
+	return scan->unreadable > 0;
+}
+
+/*
  * Read the log, and find what is live in it, for DWJudgeStart().  If copies are not
  * restored before they are needed, they are not read, either, so damage to them does not
  * show.
@@ -1063,6 +1106,8 @@ DWLookAtLog(DWStart *start, DWReadBlocks read_blocks, void *arg, char *buffer,
 	dw_read_log(scan, read_blocks, arg, buffer, everything, start->on_demand);
 	dw_find_live(scan, live);
 	start->read = true;
+	if (live->verdict == DW_LIVE_COMPLETE && scan->unreadable > 0)
+		live->end_unreadable = dw_end_is_unreadable(scan, live, read_blocks, arg, buffer);
 	if (live->verdict != DW_LIVE_COMPLETE || start->segment_size == 0)
 		return;
 
@@ -1107,6 +1152,8 @@ DWJudgeStart(const DWStart *start)
 		return DW_START_REFUSE_MISSING;
 	if (marker && start->stale)
 		return DW_START_REFUSE_STALE;
+	if (marker && live->end_unreadable && !start->checksums)
+		return DW_START_REFUSE_DAMAGED;
 	if (!start->stale && pages && live->unreadable != NULL)
 		return DW_START_REFUSE_COMPRESSION;
 	if (start->copy)
@@ -1228,15 +1275,18 @@ dw_explain_header(const DWScan *scan, DWReason *reason)
 static void
 dw_explain_damage(const DWLiveRange *live, DWReason *reason)
 {
-	bool		missing = live->verdict == DW_LIVE_MISSING;
+	const char *message;
 
-	reason->message = psprintf(missing ?
-							   _("double-write log is damaged: batch %" PRIu64 " is missing, though later batches are intact") :
-							   _("double-write log is damaged: wrong checksum of a page in batch %" PRIu64 ", though later batches are intact"),
-							   live->bad_batchno);
-	reason->detail = psprintf(missing ?
-							  _("It should stand in file \"%s/%016" PRIX64 "\" at offset %u, or at the start of a later file.") :
-							  _("The page stands in file \"%s/%016" PRIX64 "\" at offset %u."),
+	if (live->verdict == DW_LIVE_MISSING)
+		message = _("double-write log is damaged: batch %" PRIu64 " is missing, though later batches are intact");
+	else if (live->verdict == DW_LIVE_BAD_PAGE)
+		message = _("double-write log is damaged: wrong checksum of a page in batch %" PRIu64 ", though later batches are intact");
+	else
+		message = _("double-write log is damaged: batch %" PRIu64 " cannot be read, and may have been complete");
+	reason->message = psprintf(message, live->bad_batchno);
+	reason->detail = psprintf(live->verdict == DW_LIVE_BAD_PAGE ?
+							  _("The page stands in file \"%s/%016" PRIX64 "\" at offset %u.") :
+							  _("It should stand in file \"%s/%016" PRIX64 "\" at offset %u, or at the start of a later file."),
 							  DW_DIR, live->bad_segno, live->bad_offset);
 	reason->hint = _("Pages torn by the last crash cannot be repaired without it.  Check the storage, and restore the cluster from a backup or fail over to a standby.");
 }

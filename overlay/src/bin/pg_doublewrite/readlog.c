@@ -214,6 +214,7 @@ read_blocks(DWScan *scan, void *arg, uint64 segno, uint32 blockno,
 		/* as the server does, go on without this block */
 		pg_log_warning("could not read file \"%s\" at offset %lld: %m",
 					   path, (long long) offset);
+		scan->unreadable++;
 		memset(buffer + len, 0, BLCKSZ - len % BLCKSZ);
 		len += BLCKSZ - len % BLCKSZ;
 	}

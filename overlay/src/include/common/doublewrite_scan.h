@@ -78,6 +78,7 @@ typedef struct DWScan
 	int			nbatches;
 	int			maxbatches;
 	uint64		bytes_read;
+	int			unreadable;		/* blocks that could not be read */
 
 	/* the first header that means that this log must be refused */
 	DWHeaderVerdict refused;	/* or DW_HEADER_NONE */
@@ -87,7 +88,8 @@ typedef struct DWScan
 
 /*
  * Read blocks of a segment into a buffer.  Those that the file lacks, or that
- * cannot be read, must become zeroes.  Return false if the file is gone.
+ * cannot be read, must become zeroes; count the latter in scan->unreadable.
+ * Return false if the file is gone.
  */
 typedef bool (*DWReadBlocks) (DWScan *scan, void *arg, uint64 segno,
 							  uint32 blockno, uint32 nblocks, char *buffer);
@@ -111,6 +113,8 @@ typedef struct DWLiveRange
 	const DWFoundBatch *ignored;	/* newest batch, if it is incomplete */
 	const DWFoundBatch *unreadable; /* a batch compressed with a method that
 									 * this build lacks, or NULL */
+
+	bool		end_unreadable; /* a later batch may be there */
 
 	/* place of the damage */
 	uint64		bad_batchno;
@@ -186,6 +190,7 @@ typedef struct DWStart
 	/* DWLookAtCluster() */
 	XLogRecPtr	redo;			/* in pg_control */
 	int			segment_size;	/* of WAL; 0: there is no data directory */
+	bool		checksums;		/* pages have them */
 	bool		from_backup;	/* recovery from a backup is asked for */
 	DWLabel		label;
 	int			label_errno;

@@ -112,8 +112,8 @@ dw_read_range(int fd, char *buffer, Size size, off_t offset)
  * read.  DWJudgeStart() decides whether any of them is needed.  (R9)
  */
 static ssize_t
-dw_read_readable(int fd, const char *path, char *buffer, uint32 blockno,
-				 uint32 nblocks)
+dw_read_readable(DWScan *scan, int fd, const char *path, char *buffer,
+				 uint32 blockno, uint32 nblocks)
 {
 	ssize_t		len = 0;
 	int			nbad = 0;
@@ -139,6 +139,7 @@ dw_read_readable(int fd, const char *path, char *buffer, uint32 blockno,
 		}
 	}
 
+	scan->unreadable += nbad;
 	errno = save_errno;
 	if (nbad > 0)
 		ereport(LOG,
@@ -173,7 +174,7 @@ dw_read_blocks(DWScan *scan, void *arg, uint64 segno, uint32 blockno,
 	memset(buffer, 0, size);
 	len = dw_read_range(fd, buffer, size, (off_t) blockno * BLCKSZ);
 	if (len < 0)
-		len = dw_read_readable(fd, path, buffer, blockno, nblocks);
+		len = dw_read_readable(scan, fd, path, buffer, blockno, nblocks);
 	CloseTransientFile(fd);
 	scan->bytes_read += len;
 	return true;

@@ -1460,6 +1460,8 @@ tdw_find_facts(DWStart *start, char *words)
 		TDW_FACT("empty", live.verdict, DW_LIVE_NONE);
 		TDW_FACT("pages", live.npages, 1);
 		TDW_FACT("packed", live.unreadable, &packed);
+		TDW_FACT("tail", live.end_unreadable, true);
+		TDW_FACT("checksums", checksums, true);
 		TDW_FACT("stale", stale, true);
 		TDW_FACT("copy", copy, true);
 		TDW_FACT("wal_lost", wal_lost, true);

@@ -85,6 +85,8 @@ my @rows = (
 	[ 'read empty copy', 'REFUSE_MISSING', 'REFUSE_COPY', 'REFUSE_COPY' ],
 	[ 'read empty', 'REFUSE_MISSING', 'NOTHING', 'NOTHING' ],
 	[ 'read stale packed copy wal_lost pages', 'REFUSE_STALE', 'REFUSE_COPY', 'REFUSE_COPY' ],
+	[ 'read tail packed copy wal_lost pages', 'REFUSE_DAMAGED', ('REFUSE_COMPRESSION') x 2 ],
+	[ 'read tail checksums packed pages', ('REFUSE_COMPRESSION') x 3 ],
 	[ 'read packed copy wal_lost pages', ('REFUSE_COMPRESSION') x 3 ],
 	[ 'read copy wal_lost pages', 'REFUSE_COPY', 'REFUSE_COPY', 'REFUSE_COPY' ],
 	[ 'read copy', 'REFUSE_COPY', 'REFUSE_COPY', 'REFUSE_COPY' ],

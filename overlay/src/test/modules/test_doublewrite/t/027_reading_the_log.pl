@@ -170,6 +170,26 @@ settings(fail_at => "doublewrite-log-read:EIO:$n:2");
 $text = restores('start of a free segment cannot be read', $torn, 'small');
 like($text, qr/Blocks that cannot be read: 1\./, '... which is said');
 
+# The segment behind the newest, and then the place where the next batch would stand.  It may
+# have been complete, and nothing but data checksums would find the pages that it protects.
+$torn = crash('small');
+settings(fail_at => 'doublewrite-log-read:EIO:' . (dw_segments($dir) + 2) . ':515');
+$text = restores('end of the log cannot be read, with checksums', $torn, 'small');
+like($text, qr/Blocks that cannot be read: 1\./, '... which is said');
+settings();
+$node->stop;
+command_ok([ 'pg_checksums', '--disable', '--pgdata' => $data ], 'checksums are taken away');
+$node->start;
+$torn = crash('small');
+settings(fail_at => 'doublewrite-log-read:EIO:' . (dw_segments($dir) + 2) . ':515');
+refuses('end of the log cannot be read',
+	qr/double-write log is damaged: batch \d+ cannot be read, and may have been complete/);
+settings();
+restores('end of the log can be read', $torn, 'small');
+$node->stop;
+command_ok([ 'pg_checksums', '--enable', '--pgdata' => $data ], 'checksums are back');
+$node->start;
+
 $torn = crash('small');
 settings(fail_at => 'doublewrite-restore-read-home:EIO:1:1000000');
 $text = restores('homes cannot be read', $torn, 'small');
