@@ -53,9 +53,10 @@
  * Only the newest batch can be incomplete; then none of its home writes had
  * been started, and it is ignored.  If it cannot be read, it may have been
  * complete, and pages torn that are in it; data checksums would find these, and
- * a disk may have errors where the power failed during a write.  The low-water mark of the newest complete
- * batch tells where the live range starts.  A hole or damage in that range
- * means that the storage has lost what it had promised to keep. (R9)
+ * a disk may have errors where the power failed during a write.  The low-water
+ * mark of the newest complete batch tells where the live range starts.  A hole
+ * or damage in that range means that the storage has lost what it had promised
+ * to keep. (R9)
  *
  * Memory comes from palloc(), in the server from the current context.
  *
@@ -1053,7 +1054,9 @@ dw_find_live(const DWScan *scan, DWLiveRange *live)
 
 /*
  * Return whether a batch behind the newest complete one may have been complete,
- * as what would tell cannot be read.
+ * as what would tell cannot be read: the batch that is ignored, or the place
+ * where its header would stand, or the start of the next segment, which is
+ * entered where this one has no room or cannot be written.
  */
 static bool
 dw_end_is_unreadable(DWScan *scan, DWLiveRange *live, DWReadBlocks read_blocks,
@@ -1061,30 +1064,20 @@ dw_end_is_unreadable(DWScan *scan, DWLiveRange *live, DWReadBlocks read_blocks,
 {
 	const DWFoundBatch *newest = &scan->batches[live->last];
 	const DWFoundBatch *ignored = live->ignored;
-	uint32		end = newest->blockno + newest->nblocks;
+	uint64		segno = ignored ? ignored->segno : newest->segno;
+	uint32		blockno = ignored ? ignored->blockno : newest->blockno + newest->nblocks;
 
 	live->bad_batchno = newest->batchno + 1;
-	if (ignored != NULL)
-	{
-		live->bad_segno = ignored->segno;
-		live->bad_offset = ignored->blockno * BLCKSZ;
-		scan->unreadable = 0;
-		(void) read_blocks(scan, arg, ignored->segno, ignored->blockno,
-						   ignored->nblocks, buffer);
-		return scan->unreadable > 0;
-	}
-
-	/* its header would stand there, or at the start of the next segment */
-	live->bad_segno = newest->segno;
-	live->bad_offset = end * BLCKSZ;
+	live->bad_segno = segno;
+	live->bad_offset = blockno * BLCKSZ;
 	scan->unreadable = 0;
-	if (end < DW_SEGMENT_BLOCKS)
-		(void) read_blocks(scan, arg, newest->segno, end, 1, buffer);
+	if (blockno < DW_SEGMENT_BLOCKS)
+		(void) read_blocks(scan, arg, segno, blockno,
+						   ignored ? ignored->nblocks : 1, buffer);
 	for (int i = 0; i < scan->nsegments; i++)
 	{
-		if (scan->segments[i].segno == newest->segno + 1 &&
-			end + DW_MAX_BATCH_PAGES >= DW_SEGMENT_BLOCKS)
-			(void) read_blocks(scan, arg, newest->segno + 1, 0, 1, buffer);
+		if (scan->segments[i].segno == segno + 1)
+			(void) read_blocks(scan, arg, segno + 1, 0, 1, buffer);
 	}
 	return scan->unreadable > 0;
 }
@@ -1275,15 +1268,15 @@ dw_explain_header(const DWScan *scan, DWReason *reason)
 static void
 dw_explain_damage(const DWLiveRange *live, DWReason *reason)
 {
-	const char *message;
-
 	if (live->verdict == DW_LIVE_MISSING)
-		message = _("double-write log is damaged: batch %" PRIu64 " is missing, though later batches are intact");
+		reason->message = psprintf(_("double-write log is damaged: batch %" PRIu64 " is missing, though later batches are intact"),
+								   live->bad_batchno);
 	else if (live->verdict == DW_LIVE_BAD_PAGE)
-		message = _("double-write log is damaged: wrong checksum of a page in batch %" PRIu64 ", though later batches are intact");
+		reason->message = psprintf(_("double-write log is damaged: wrong checksum of a page in batch %" PRIu64 ", though later batches are intact"),
+								   live->bad_batchno);
 	else
-		message = _("double-write log is damaged: batch %" PRIu64 " cannot be read, and may have been complete");
-	reason->message = psprintf(message, live->bad_batchno);
+		reason->message = psprintf(_("double-write log is damaged: batch %" PRIu64 " cannot be read, and may have been complete"),
+								   live->bad_batchno);
 	reason->detail = psprintf(live->verdict == DW_LIVE_BAD_PAGE ?
 							  _("The page stands in file \"%s/%016" PRIX64 "\" at offset %u.") :
 							  _("It should stand in file \"%s/%016" PRIX64 "\" at offset %u, or at the start of a later file."),

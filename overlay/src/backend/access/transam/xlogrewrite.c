@@ -167,6 +167,8 @@ XLogRewriteTail(XLogRecPtr durable, TimeLineID oldest)
 	TimeLineID	last = 0;
 	bool		failed = false;
 
+	Assert(oldest > 0 && oldest <= recoveryTargetTLI);
+
 	if (!enableFsync)
 		return true;
 

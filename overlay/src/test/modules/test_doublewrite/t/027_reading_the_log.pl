@@ -184,6 +184,16 @@ $torn = crash('small');
 settings(fail_at => 'doublewrite-log-read:EIO:' . (dw_segments($dir) + 2) . ':515');
 refuses('end of the log cannot be read',
 	qr/double-write log is damaged: batch \d+ cannot be read, and may have been complete/);
+
+# ... or a batch that looks as if the crash had cut it short
+my $newest = dw_read_log($node)->{batches}[-1];
+my ($copy) = grep { $_->{length} > 0 } @{ $newest->{entries} };
+my $path = sprintf('pg_doublewrite/%016X', $newest->{segno});
+my $bytes = substr($copy->{stored}, 0, 64);
+dw_write_block($node, $path, $copy->{offset}, "\0" x length($bytes));
+refuses('newest batch cannot be read',
+	qr/double-write log is damaged: batch $newest->{batchno} cannot be read, and may have been complete/);
+dw_write_block($node, $path, $copy->{offset}, $bytes);
 settings();
 restores('end of the log can be read', $torn, 'small');
 $node->stop;
