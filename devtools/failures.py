@@ -2,7 +2,7 @@
 
 Each run of tests in which one fails has a directory below `failures` in the build root, until
 so many later ones have failed as well.  `./dev clean` removes them.  They lie in memory: only the
-last run has what is large, a few recordings of the explorer, which can be replayed.
+last two have what is large, a few recordings of the explorer, which can be replayed.
 """
 
 import contextlib
@@ -40,13 +40,13 @@ def _this_run(root: str | Path) -> Path:
 
 @functools.cache
 def _begin(root: str | Path) -> Path:
-    """Name the directory of this run; of old runs logs stay, or nothing."""
+    """Name the directory of this run; of runs before the last that failed logs stay, or nothing."""
     parent = Path(root) / "failures"
     parent.mkdir(exist_ok=True)
     runs = sorted(parent.iterdir())
     for old in runs[:-KEPT_RUNS + 1]:
         shutil.rmtree(old)
-    for old in runs[-KEPT_RUNS + 1:]:
+    for old in runs[-KEPT_RUNS + 1:-1]:
         thin(old)
     return parent / time.strftime(f"%Y-%m-%dT%H%M%S-{os.getpid()}")
 

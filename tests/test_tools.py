@@ -282,6 +282,11 @@ class FailuresTest(RepositoryCase):
         everything = kept()
         failures.thin(run, failures.KEPT_RECORDINGS)
         self.assertEqual(kept(), everything[:-4] + ["recording-2/recording/primary.log"])
+        failed = kept()
+        failures._begin.cache_clear()
+        failures.directory(self.paths.root)
+        self.assertEqual(kept(), failed)        # a run that begins leaves the last one alone
+        (self.paths.root / "failures" / "2026-01-02T000000-1").mkdir()
         failures._begin.cache_clear()
         failures.directory(self.paths.root)
         self.assertEqual([name for name in kept() if "large" in (
@@ -289,8 +294,9 @@ class FailuresTest(RepositoryCase):
         self.assertEqual(len(kept()), 2 * (failures.KEPT_RECORDINGS + 1))
 
     def test_parts_of_a_run_that_fail_at_once(self):
-        old = self.paths.root / "failures" / "2026-01-01T000000-1"
-        self.write(old / "recording" / "ops", "large")
+        for day in ("01", "02"):
+            old = self.paths.root / "failures" / f"2026-01-{day}T000000-1"
+            self.write(old / "recording" / "ops", "large")
         failures._begin.cache_clear()
         both = threading.Barrier(2)
 
