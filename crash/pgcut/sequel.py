@@ -57,10 +57,11 @@ def live_on(image: Any, directory: Path, context: Any, expected: Any, meta: Any,
                                                       checkpoint=seed % 2 == 0)
                 acks += workload.run(instance.connect, meta.get("kinds"), seconds=SECONDS,
                                      seed=seed, modes=meta.get("modes", ()))
+                guard = Guard({"a server that goes on from here": instance})
                 if any(ack.get("unknown") for ack in acks):
-                    Guard({"it": instance}).wait()      # for what its log says
-                if not instance.alive():
-                    raise server.ServerError(f"it ends by itself, with status {instance.status()}")
+                    guard.wait()
+                guard.look()
+                complaints += guard.crashed.values()
         except (server.ServerError, psycopg2.Error, Hang) as error:
             complaints.append(f"a server cannot go on from here: {error}: "
                               + " / ".join(log.read_text().strip().splitlines()[-4:]))
