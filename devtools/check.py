@@ -405,12 +405,12 @@ def defaults_agree(tree: Tree) -> Iterator[str]:
 
 @checker
 def patches_announced(tree: Tree) -> Iterator[str]:
-    """A patch that changes upstream files only, as fixes of stock do, is in the release notes."""
+    """A fix of stock, or a patch that changes upstream files only, is in the release notes."""
     path = "doc/src/sgml/release-double-writes.sgml"
     notes = tree.overlay.get(path)
     for name, patch in patches.read_series(tree.paths.patches):
-        announced = patch.overlay or b"b/src/tools/" in patch.diff or \
-            f"<!-- {patch.title} -->" in (notes or "")
+        announced = patch.overlay and not name.startswith("fixes/") or \
+            b"b/src/tools/" in patch.diff or f"<!-- {patch.title} -->" in (notes or "")
         if notes is not None and not announced:
             yield f"the release notes have no comment that names {name}"
 
