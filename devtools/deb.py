@@ -74,6 +74,9 @@ FAST_PACKING = "export DPKG_DEB_COMPRESSOR_LEVEL=1"
 # most files of stock are as in ours.
 REPOSITORY, STOCK, CACHE = "/packages", "/stock", "/ccache"
 
+# What has apt prefer our packages goes beside them.
+PIN = "packaging/debian/double-writes.pref"
+
 MAINTAINER = "Double Write Team <team@example.org>"
 
 
@@ -200,6 +203,7 @@ def _build_ours(paths, suite, upstream, profiles, options, anew=False):
         for package in apt.download(paths.root / "deb" / "lent", suite.borrowed, (LENDER,)):
             shutil.move(package, result)
     scan(result)
+    shutil.copy(paths.repo / PIN, result)
     say(f"building the packages for {suite.name}, which takes a while")
     return _build(paths, suite, tree, profiles, result, options, anew)
 

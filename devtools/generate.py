@@ -161,11 +161,12 @@ def tried_tools(paths: Paths) -> str:
     """Return the table of the backup tools that have been tried."""
     tried = json.loads((paths.repo / tools.TRIED).read_text())
     rows = [("tool", "version", "what was done", "torn at the crash", "torn as read", "verdict",
-             "caveat")]
+             "commit", "caveat")]
     for name, one in tried.items():
         rows.append((f"{one['tool']} (`{name}`)", one["version"], one["done"],
                      str(one["torn_at_crash"]), str(one["torn_when_read"] or "-"),
-                     f"{one['transactions']} transactions, nothing lost", one["caveat"]))
+                     f"{one['transactions']} transactions, nothing lost",
+                     one["commit"], one["caveat"]))
     return figures.markdown(rows)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from common.base import DevError, Paths, own, require_reachable, say
 
-from . import backups, deps, doors
+from . import backups, deps, doors, worktree
 from .trial import Trial
 from .upgrade import Upgrade
 
@@ -66,7 +66,7 @@ def check(paths: Paths, names: Iterable[str], build_kind: Callable[[str], Path])
     for name in names or TRIALS:
         deps.ensure(paths, TRIALS[name].packages)
         ours, *_ = [bindir(kind) for kind in TRIALS[name].kinds]
-        rows[name] = _one(paths, ours, name)
+        rows[name] = {**_one(paths, ours, name), "commit": worktree.commit(paths)["commit"][:8]}
         file.write_text(json.dumps(dict(sorted(rows.items())), indent=1) + "\n")
 
 
