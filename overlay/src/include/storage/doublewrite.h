@@ -138,6 +138,7 @@ extern int	DoubleWriteBgWriterSleep(long timeout, uint32 wait_event_info);
 
 /* drain.c: ... all that have been staged until now */
 extern void DoubleWriteDrain(void);
+extern void DoubleWriteDrainInitForks(void);
 extern void DoubleWriteDrainRelation(const RelFileLocator *rlocator);
 extern void DoubleWriteDrainDatabase(Oid dbid);
 extern void DoubleWriteForgetTruncated(struct SMgrRelationData **rels,
@@ -153,8 +154,9 @@ extern bool DoubleWriteUpdateMode(bool images_now);
 extern void DoubleWriteModeApplied(bool images);
 extern void DoubleWriteRecoveryEnded(void);
 extern bool DoubleWriteIsArmed(void);
+extern bool DoubleWriteWalLacksImages(void);
 extern void DoubleWriteSetRedo(XLogRecPtr redo, bool images);
-extern void DoubleWriteCheckpointDrain(XLogRecPtr redo);
+extern void DoubleWriteCheckpointDrain(XLogRecPtr redo, int flags);
 extern void DoubleWriteCheckpointSynced(void);
 extern void DoubleWriteCheckpointDone(XLogRecPtr redo, bool images);
 extern void DoubleWriteShutdown(void);

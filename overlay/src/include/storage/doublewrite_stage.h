@@ -144,10 +144,13 @@ typedef struct DWPageSet
 	DWTagFilter filter;
 	const void *arg;
 	int			max;
+	bool		permanent;		/* no pages of unlogged relations */
 } DWPageSet;
 
 #define DWPageInSet(set, tag) \
 	((set) != NULL && ((set)->filter == NULL || (set)->filter((tag), (set)->arg)))
+#define DWSlotInSet(set, slot) \
+	(DWPageInSet(set, &(slot)->tag) && ((slot)->permanent || !(set)->permanent))
 
 /* ---------------------------------------------------------------------
  * The current batch and the log
@@ -338,6 +341,7 @@ extern void dw_show_stage_size(void);
 
 /* stage.c */
 extern PGDLLIMPORT const DWPageSet DWAllPages;
+extern PGDLLIMPORT const DWPageSet DWPermanentPages;
 extern Size dw_stage_shmem_size(void);
 extern void dw_stage_shmem_init(void);
 extern int	dw_reserve_for_page(const BufferTag *tag, bool refused,
@@ -416,7 +420,7 @@ extern bool dw_flush_batch(const DWPageSet *retry);
 extern bool dw_try_home(const DWPageSet *pages, uint64 *since);
 
 /* drain.c */
-extern void dw_drain_and_lock(void);
+extern void dw_drain_and_lock(const DWPageSet *pages);
 extern void dw_log_checkpoint_stats(void);
 
 #endif							/* DOUBLEWRITE_STAGE_H */

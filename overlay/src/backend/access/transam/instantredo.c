@@ -417,12 +417,14 @@ instant_run_end(uint32 first)
 
 /*
  * Ask the kernel for a run of pages.  Those at its ends may be there already, or
- * not be needed.
+ * not be needed.  If their file cannot be opened, redo of these pages will say so:
+ * the caller is on its way to redo others.
  */
 static void
 instant_announce_run(uint32 first, uint32 end)
 {
 #ifdef USE_PREFETCH
+	MemoryContext context = CurrentMemoryContext;
 	InstantPage *page = NULL;
 	InstantPage *last = NULL;
 
@@ -434,10 +436,20 @@ instant_announce_run(uint32 first, uint32 end)
 		if (page == NULL)
 			page = last;
 	}
-	if (page != NULL && (io_direct_flags & IO_DIRECT_DATA) == 0)
+	if (page == NULL || (io_direct_flags & IO_DIRECT_DATA) != 0)
+		return;
+	PG_TRY();
+	{
 		(void) smgrprefetch(smgropen(page->rlocator, INVALID_PROC_NUMBER),
 							page->forknum, page->blkno,
 							last->blkno - page->blkno + 1);
+	}
+	PG_CATCH();
+	{
+		MemoryContextSwitchTo(context);
+		FlushErrorState();
+	}
+	PG_END_TRY();
 #endif
 }
 

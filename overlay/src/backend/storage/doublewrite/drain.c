@@ -65,25 +65,31 @@ dw_drain_pages(const DWPageSet *pages, uint64 seq)
 }
 
 /*
- * Bring all pages home that were staged before the call, and return with the flush lock
- * held and no home write under way.
+ * Bring all pages of a set home that were staged before the call, and return with the
+ * flush lock held and no home write under way.
  */
 void
-dw_drain_and_lock(void)
+dw_drain_and_lock(const DWPageSet *pages)
 {
 	uint64		seq = dw_current_seq();
 	DWSlotState state;
 
 	for (;;)
 	{
-		dw_drain_pages(&DWAllPages, seq);
+		dw_drain_pages(pages, seq);
 		(void) dw_lock_flush_idle(LW_EXCLUSIVE, false);
 		if (DWCtl->batch.phase == DW_BATCH_NONE &&
-			!dw_unfinished_before(seq, &DWAllPages, &state))
+			!dw_unfinished_before(seq, pages, &state))
 			return;
 		/* finish what another flusher has left */
 		dw_flush_batch(NULL);
 	}
+}
+
+static bool
+dw_tag_is_init_fork(const BufferTag *tag, const void *arg)
+{
+	return BufTagGetForkNum(tag) == INIT_FORKNUM;
 }
 
 static void
@@ -105,6 +111,17 @@ void
 DoubleWriteDrain(void)
 {
 	dw_drain(&DWAllPages);
+}
+
+/*
+ * The same for init forks, of which copies are going to be made.
+ */
+void
+DoubleWriteDrainInitForks(void)
+{
+	DWPageSet	pages = {dw_tag_is_init_fork, NULL, PG_INT32_MAX};
+
+	dw_drain(&pages);
 }
 
 /*

@@ -337,7 +337,7 @@ DoubleWriteNoteImagesOff(XLogRecPtr recptr)
 }
 
 /*
- * Return whether all WAL replayed since the last restartpoint was written
+ * Return whether all WAL since the last checkpoint or restartpoint was written
  * with images on.
  */
 bool

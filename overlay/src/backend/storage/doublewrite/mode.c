@@ -162,12 +162,12 @@ dw_disarm(bool keep_segments)
 	 * With everything home, and the lock held, no page that may be torn at
 	 * home can be removed.  But some may have been removed before. (R3)
 	 */
-	dw_drain_and_lock();
+	dw_drain_and_lock(&DWAllPages);
 	while (dw_first_unfinished_batch() < DWCtl->log.next_batchno)
 	{
 		LWLockRelease(DoubleWriteFlushLock);
 		dw_settle_removals();
-		dw_drain_and_lock();
+		dw_drain_and_lock(&DWAllPages);
 	}
 	if (DWCtl->log.armed)
 	{
@@ -201,6 +201,14 @@ dw_disarm(bool keep_segments)
 	LWLockRelease(DoubleWriteFlushLock);
 	dw_note_mode();
 	return true;
+}
+
+/* Records from here on may lack images. */
+static void
+dw_note_images_off(bool images_now)
+{
+	if (images_now && XLogInsertAllowed())
+		DoubleWriteNoteImagesOff(GetXLogInsertRecPtr());
 }
 
 /*
@@ -245,8 +253,7 @@ DoubleWriteUpdateMode(bool images_now)
 		if (!DWCtl->log.armed && !dw_switch_on())
 			return images_now;
 		DWCtl->disarm_after = InvalidXLogRecPtr;
-		if (images_now && XLogInsertAllowed())
-			DoubleWriteNoteImagesOff(GetXLogInsertRecPtr());
+		dw_note_images_off(images_now);
 		INJECTION_POINT("doublewrite-before-images-off", NULL);
 		return false;
 	}
@@ -259,6 +266,8 @@ DoubleWriteUpdateMode(bool images_now)
 		XLogInsertAllowed() && GetXLogReplayRecPtr(NULL) > DWCtl->redo.last && !dw_replayed_images())
 		dw_arm_if_possible(FATAL);
 
+	if (!dw_images_requested())
+		dw_note_images_off(images_now);
 	return dw_images_requested();
 }
 
@@ -366,6 +375,16 @@ DoubleWriteIsArmed(void)
 	return DWCtl->log.armed;
 }
 
+/*
+ * Return whether a crash now might have to redo pages of which WAL has no image,
+ * in whatever mode.
+ */
+bool
+DoubleWriteWalLacksImages(void)
+{
+	return !dw_replayed_images();
+}
+
 /* ---------------------------------------------------------------------
  * Checkpoints and restartpoints
  * ---------------------------------------------------------------------
@@ -388,17 +407,22 @@ DoubleWriteSetRedo(XLogRecPtr redo, bool images)
 
 /*
  * Bring home all pages that the buffer scan of a checkpoint, now over, found
- * clean or has staged itself.  From here until completion, recovery may start
- * from either redo pointer.
+ * clean or has staged itself.  Like BufferSync(), leave out unlogged relations
+ * unless flags ask for them: one that cannot be written must not keep checkpoints
+ * from completing.  From here until completion, recovery may start from either
+ * redo pointer.
  */
 void
-DoubleWriteCheckpointDrain(XLogRecPtr redo)
+DoubleWriteCheckpointDrain(XLogRecPtr redo, int flags)
 {
+	const DWPageSet *pages = (flags & (CHECKPOINT_IS_SHUTDOWN | CHECKPOINT_END_OF_RECOVERY |
+									   CHECKPOINT_FLUSH_ALL)) != 0 ? &DWAllPages : &DWPermanentPages;
+
 	Assert(AmCheckpointerProcess() || !IsUnderPostmaster);
 	INJECTION_POINT("doublewrite-checkpoint-scanned", NULL);
 
 	dw_bring_copies(&DWAllPages, NULL);
-	dw_drain_and_lock();
+	dw_drain_and_lock(pages);
 
 	/*
 	 * Nothing may keep a batch from before this point: its copies, and those
@@ -411,7 +435,7 @@ DoubleWriteCheckpointDrain(XLogRecPtr redo)
 	{
 		LWLockRelease(DoubleWriteFlushLock);
 		dw_settle_removals();
-		dw_drain_and_lock();
+		dw_drain_and_lock(pages);
 	}
 
 	DWLockMutex();

@@ -40,6 +40,7 @@ DWSlot	   *DWSlots = NULL;
 char	   *DWPages = NULL;
 
 const DWPageSet DWAllPages = {.max = PG_INT32_MAX};
+const DWPageSet DWPermanentPages = {.max = PG_INT32_MAX,.permanent = true};
 
 /*
  * Heads of hash chains, slot number or -1.  Changed with the mutex held, but
@@ -396,7 +397,7 @@ dw_any_has_failed(const DWPageSet *pages)
 	for (int i = 0; i < dw_slots_used(); i++)
 	{
 		if (((volatile DWSlot *) &DWSlots[i])->touched &&
-			DWPageInSet(pages, &DWSlots[i].tag))
+			DWSlotInSet(pages, &DWSlots[i]))
 			return true;
 	}
 	return false;
@@ -426,7 +427,7 @@ dw_find_failure(const DWPageSet *pages, uint64 since, BufferTag *tag)
 		if (slot->failed && !slot->discarded &&
 			(slot->error == DW_STALLED ||
 			 (slot->run >= since && !DWSlotInState(slot, DW_SLOT_BATCH))) &&
-			(result == 0 || slot->error > result) && DWPageInSet(pages, &slot->tag))
+			(result == 0 || slot->error > result) && DWSlotInSet(pages, slot))
 		{
 			result = slot->error;
 			*tag = slot->tag;
@@ -932,7 +933,7 @@ dw_take_failed(int *slots, int max, const DWPageSet *pages, uint64 before,
 		DWLockMutex();
 		if (DWSlotInState(slot, DW_SLOT_STAGED) && !slot->behind &&
 			(slot->failed || (touched && slot->touched)) &&
-			DWPageInSet(pages, &slot->tag) &&
+			DWSlotInSet(pages, slot) &&
 			(before == PG_UINT64_MAX ||
 			 (slot->copy_batchno != 0 && slot->copy_batchno < before)))
 		{
@@ -1195,7 +1196,7 @@ dw_unfinished_before(uint64 seq, const DWPageSet *pages, DWSlotState *state)
 			DWSlotState found = pg_atomic_read_u32(&DWSlots[i].state);
 
 			if (found == DW_SLOT_FREE || slot->oldest_seq >= seq ||
-				!DWPageInSet(pages, &DWSlots[i].tag))
+				!DWSlotInSet(pages, &DWSlots[i]))
 				continue;
 			if (found == DW_SLOT_STAGED && slot->behind)
 				found = DW_SLOT_BATCH;

@@ -130,6 +130,21 @@ ok($node->poll_query_until('postgres', 'SELECT in_use = 0 FROM dw_state()'),
 is(sql('CHECKPOINT'), '', 'a checkpoint succeeds');
 is(sql("SELECT min(v), max(v) FROM b3"), '8|8', 'nothing is lost');
 
+# --- Checkpoints leave unlogged relations out, unless they are to flush all
+
+is( sql(q{
+		CREATE UNLOGGED TABLE unlogged TABLESPACE bad AS SELECT * FROM g LIMIT 20;
+		CHECKPOINT;
+		SELECT dw_fail_homes_in(oid, 'EIO') FROM pg_tablespace WHERE spcname = 'bad';
+		UPDATE unlogged SET v = 9; SELECT dw_evict('unlogged') > 0}),
+	"\nt",
+	'pages of an unlogged relation are staged');
+like(sql('SELECT dw_drain()'), qr/^error: .*could not write blocks/, '... and cannot be written');
+is(sql('CHECKPOINT'), '', '... but a checkpoint succeeds');
+like(sql('CREATE DATABASE copy STRATEGY file_copy'), qr/^error: .*checkpoint request failed/,
+	'... except one that flushes all');
+sql(q{SELECT dw_clear('doublewrite-home-write'); DROP TABLE unlogged});
+
 # --- A relation that cannot be written can be dropped
 
 sql(q{SELECT dw_fail_homes_in(oid, 'EIO') FROM pg_tablespace WHERE spcname = 'bad'});

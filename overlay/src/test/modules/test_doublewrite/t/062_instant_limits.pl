@@ -203,6 +203,19 @@ let_go($offset);
 $node->wait_for_log(qr/checkpoint complete/, $offset);
 like(slurp_file($node->logfile, $offset), qr/checkpoint starting: immediate force/, '... and it is not if there is more WAL than max_wal_size');
 
+# --- A worker that redoes a page announces others, of a file that cannot be opened
+
+work_and_crash();
+set('test_doublewrite.fail_at', "$POINT:EIO");
+$offset = start('server starts with pages pending');
+my $unreadable = $node->data_dir . '/' . $node->safe_psql('postgres', q{SELECT pg_relation_filepath('many')});
+chmod(0, $unreadable) == 1 or die "could not change permissions of \"$unreadable\": $!";
+is($node->safe_psql('postgres', 'SELECT count(*) FROM bad'), '40', 'pages of another file are redone');
+unlike(slurp_file($node->logfile, $offset), qr/PANIC|Permission denied/, '... and no worker fails');
+chmod(0600, $unreadable) == 1 or die "could not change permissions of \"$unreadable\": $!";
+let_go($offset);
+is_complete('... and all is complete when it can be opened');
+
 # --- A page has failed
 
 set('checkpoint_timeout', '1h');

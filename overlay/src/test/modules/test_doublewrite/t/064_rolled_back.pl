@@ -19,37 +19,57 @@ use Test::More;
 
 dw_require_injection_points();
 
+# The files of a transaction that is rolled back are removed, with pages that have changed
+# since the last checkpoint, of which WAL has no images.  Only a record of the removal tells
+# recovery that they will never be there.
+sub files_are_removed
+{
+	my ($node, $what) = @_;
+	my $session = $node->background_psql('postgres');
+
+	$session->query_safe(q{
+		BEGIN;
+		CREATE TABLE t (a int);
+		CREATE INDEX ON t (a);
+		INSERT INTO t SELECT i * 2 FROM generate_series(1, 20000) i});
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	$session->query_safe('INSERT INTO t SELECT i * 2 + 1 FROM generate_series(1, 20000) i');
+	$node->safe_psql('postgres', 'CREATE TABLE flushes_wal (); DROP TABLE flushes_wal');
+
+	# it would flush the record soon
+	my $walwriter =
+	  $node->safe_psql('postgres', q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'});
+	kill('STOP', $walwriter) == 1 or die "could not stop the WAL writer: $!";
+	$session->query_safe('ROLLBACK');
+	$node->stop('immediate');
+	$session->{run}->kill_kill;
+
+	my $offset = -s $node->logfile;
+	ok(dw_poll_start($node), "$what: server starts");
+	my ($ret, undef, $error) = $node->psql('postgres', 'CHECKPOINT');
+	is($ret, 0, "$what: all pages are redone") or diag($error);
+	ok(!$node->log_contains(qr/missing or uninitialized/, $offset), "$what: none is missed");
+	return;
+}
+
 my $node = dw_quiet_node(
 	'main', conf => q{
 instant_recovery = on
 max_prepared_transactions = 2
 });
+files_are_removed($node, 'double_writes');
 
-# The files of a transaction that is rolled back are removed, with pages that have changed
-# since the last checkpoint, of which WAL has no images.  Only a record of the removal tells
-# recovery that they will never be there.
-my $session = $node->background_psql('postgres');
-$session->query_safe(q{
-	BEGIN;
-	CREATE TABLE t (a int);
-	CREATE INDEX ON t (a);
-	INSERT INTO t SELECT i * 2 FROM generate_series(1, 20000) i});
+# nor has it images without the log, which may have been so until just now
+$node->append_conf('postgresql.conf', "io_torn_pages_protection = off\n");
+$node->reload;
 $node->safe_psql('postgres', 'CHECKPOINT');
-$session->query_safe('INSERT INTO t SELECT i * 2 + 1 FROM generate_series(1, 20000) i');
-$node->safe_psql('postgres', 'CREATE TABLE flushes_wal ()');
-
-# it would flush the record soon
-my $walwriter = $node->safe_psql('postgres', q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'});
-kill('STOP', $walwriter) == 1 or die "could not stop the WAL writer: $!";
-$session->query_safe('ROLLBACK');
-$node->stop('immediate');
-$session->{run}->kill_kill;
-
-my $offset = -s $node->logfile;
-ok(dw_poll_start($node), 'removed files: server starts');
-my ($ret, undef, $error) = $node->psql('postgres', 'CHECKPOINT');
-is($ret, 0, 'removed files: all pages are redone') or diag($error);
-ok(!$node->log_contains(qr/missing or uninitialized/, $offset), 'removed files: none is missed');
+files_are_removed($node, 'off');
+$node->safe_psql('postgres', 'CHECKPOINT');
+$node->append_conf('postgresql.conf', "io_torn_pages_protection = full_pages\n");
+$node->restart;
+files_are_removed($node, 'full_pages');
+$node->append_conf('postgresql.conf', "io_torn_pages_protection = double_writes\n");
+$node->restart;
 
 # pg_xact may have come to disk with the number of a transaction as aborted whose record
 # has not.  Clients get in, and use the number again; and what they have done must outlast
