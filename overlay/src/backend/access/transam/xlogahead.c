@@ -245,7 +245,7 @@ ahead_possible(void)
 		maintenance_io_concurrency > 0 &&
 		(io_direct_flags & IO_DIRECT_DATA) == 0 &&
 		!(recovery_min_apply_delay > 0 && HotStandbyActive()) &&
-		!XLogExamineSuspended;
+		!XLogBlockFilterSuspended;
 #else
 	return false;
 #endif
@@ -407,7 +407,7 @@ ahead_collect(DecodedXLogRecord *record)
 		BufferTag	tag;
 		bool		found;
 
-		if (!block->in_use || XLogExamineIsBareHint(record, block))
+		if (!block->in_use || XLogBlockFilterIsBareHint(record, block))
 			continue;
 
 		InitBufferTag(&tag, &block->rlocator, block->forknum, block->blkno);

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * xlogblockfilter.c
- *		Which blocks can be read ahead of redo by another process?
+ *		Choosing blocks of WAL that another process may read ahead of redo.
  *
  * The WAL pipeline's process decodes WAL far ahead of redo.  For each record we
  * look at the blocks that it refers to, ask the kernel to prefetch those that are
@@ -48,111 +48,112 @@
  * have long been completed, but not more than a share of shared buffers, where
  * they end up.
  */
-#define EXAMINE_READS_MULTIPLIER	64
-#define EXAMINE_BUFFERS_SHARE		8
+#define BLOCKFILTER_READS_MULTIPLIER	64
+#define BLOCKFILTER_BUFFERS_SHARE	8
 
 /* Block references to look ahead, at most: 1 MB of memory for the window */
-#define EXAMINE_MAX_BLOCKS			65536
+#define BLOCKFILTER_MAX_BLOCKS		65536
 
 /*
  * Size of the table of blocks that records not replayed yet will rebuild: much
  * more than there are blocks in a queue of the default size, as two blocks in
  * one place cost some prefetching.
  */
-#define EXAMINE_REBUILT				16384
+#define BLOCKFILTER_REBUILT			16384
 
 /* Blocks asked for lately, which we need not ask for again */
-#define EXAMINE_RECENT				4
+#define BLOCKFILTER_RECENT			4
 
 #ifdef USE_PREFETCH
-#define examine_enabled() \
+#define blockfilter_enabled() \
 	(recovery_prefetch != RECOVERY_PREFETCH_OFF && \
-	 maintenance_io_concurrency > 0 && !XLogExamineSuspended)
+	 maintenance_io_concurrency > 0 && !XLogBlockFilterSuspended)
 #else
-#define examine_enabled() false
+#define blockfilter_enabled() false
 #endif
 
-bool		XLogExamineSuspended = false;
+bool		XLogBlockFilterSuspended = false;
 
 /* A record that refers to blocks, and may not have been replayed */
-typedef struct XLogExamined
+typedef struct XLogBlockFilterRecord
 {
 	XLogRecPtr	lsn;
 	uint16		nblocks;		/* it refers to */
 	uint16		nreads;			/* of which reads were started */
-} XLogExamined;
+} XLogBlockFilterRecord;
 
 /*
  * Of a relation, or of a database, no block from a certain one on may be read
  * until a record has been replayed that creates, replaces or truncates files.
  */
-typedef struct XLogExamineBar
+typedef struct XLogBlockFilterBar
 {
 	RelFileLocator rlocator;	/* relation, or just the database */
 	BlockNumber from;
 	XLogRecPtr	until;
-	dlist_node	link;			/* in examine_bars, in the order of lifting */
-} XLogExamineBar;
+	dlist_node	link;			/* in blockfilter_bars, by "until" */
+} XLogBlockFilterBar;
 
-static XLogReaderState *examine_reader;
-static XLogExamineRecordCallback examine_record_done;
-static XLogExamineReadCallback examine_read_started;
+static XLogReaderState *blockfilter_reader;
+static XLogBlockFilterRecordCallback blockfilter_record_done;
+static XLogBlockFilterReadCallback blockfilter_read_started;
 
 /* The window: a ring, with the sums of what is in it */
-static XLogExamined *examine_window;
-static uint32 examine_window_size;
-static uint32 examine_head = 0;
-static uint32 examine_tail = 0;
-static uint32 examine_nblocks = 0;
-static uint32 examine_nreads = 0;
+static XLogBlockFilterRecord *blockfilter_window;
+static uint32 blockfilter_window_size;
+static uint32 blockfilter_head = 0;
+static uint32 blockfilter_tail = 0;
+static uint32 blockfilter_nblocks = 0;
+static uint32 blockfilter_nreads = 0;
 
-static HTAB *examine_bar_table;
-static dlist_head examine_bars = DLIST_STATIC_INIT(examine_bars);
+static HTAB *blockfilter_bar_table;
+static dlist_head blockfilter_bars = DLIST_STATIC_INIT(blockfilter_bars);
 
 /* By hash of a block, the last record that rebuilds it */
-static XLogRecPtr *examine_rebuilt;
+static XLogRecPtr *blockfilter_rebuilt;
 
 /*
- * The last record that was passed on without being examined, because prefetching
- * was off.  Until it has been replayed we don't know of all bars and rebuilt
- * blocks, so no read is started for any block.
+ * The last record that was passed on without a look at its blocks, because
+ * prefetching was off.  Until it has been replayed we don't know of all bars and
+ * rebuilt blocks, so no read is started for any block.
  */
-static XLogRecPtr examine_missed = InvalidXLogRecPtr;
+static XLogRecPtr blockfilter_missed = InvalidXLogRecPtr;
 
-static RelFileLocator examine_recent_rlocator[EXAMINE_RECENT];
-static BlockNumber examine_recent_block[EXAMINE_RECENT];
-static uint32 examine_recent_next = 0;
+static RelFileLocator blockfilter_recent_rlocator[BLOCKFILTER_RECENT];
+static BlockNumber blockfilter_recent_block[BLOCKFILTER_RECENT];
+static uint32 blockfilter_recent_next = 0;
 
-static XLogPrefetchCounts examine_counts;
+static XLogPrefetchCounts blockfilter_counts;
 
 /*
- * Prepare to examine records that a reader decodes.
+ * Prepare to choose blocks of the records that a reader decodes.
  *
  * 'record_done' is called for each record, in order, when its blocks have been
  * looked at; it returns false to stop for now.  'read_started' is called before
  * that, for each of its blocks that the kernel has been asked to prefetch.
  */
 void
-XLogExamineInit(XLogReaderState *reader, size_t decode_buffer_size,
-				XLogExamineRecordCallback record_done,
-				XLogExamineReadCallback read_started)
+XLogBlockFilterInit(XLogReaderState *reader, size_t decode_buffer_size,
+					XLogBlockFilterRecordCallback record_done,
+					XLogBlockFilterReadCallback read_started)
 {
 	HASHCTL		ctl;
 
-	examine_reader = reader;
-	examine_record_done = record_done;
-	examine_read_started = read_started;
+	blockfilter_reader = reader;
+	blockfilter_record_done = record_done;
+	blockfilter_read_started = read_started;
 
 	/* each record in it has a block, and the last one may go beyond the limit */
-	examine_window_size = Min(decode_buffer_size / sizeof(DecodedBkpBlock),
-							  EXAMINE_MAX_BLOCKS) + 1;
-	examine_window = palloc(sizeof(XLogExamined) * examine_window_size);
+	blockfilter_window_size = Min(decode_buffer_size / sizeof(DecodedBkpBlock),
+								  BLOCKFILTER_MAX_BLOCKS) + 1;
+	blockfilter_window = palloc(sizeof(XLogBlockFilterRecord) *
+								blockfilter_window_size);
 
 	ctl.keysize = sizeof(RelFileLocator);
-	ctl.entrysize = sizeof(XLogExamineBar);
-	examine_bar_table = hash_create("relations not to be read ahead of redo",
-									1024, &ctl, HASH_ELEM | HASH_BLOBS);
-	examine_rebuilt = palloc0(sizeof(XLogRecPtr) * EXAMINE_REBUILT);
+	ctl.entrysize = sizeof(XLogBlockFilterBar);
+	blockfilter_bar_table = hash_create("relations not to be read ahead of redo",
+										1024, &ctl, HASH_ELEM | HASH_BLOBS);
+	blockfilter_rebuilt = palloc0(sizeof(XLogRecPtr) * BLOCKFILTER_REBUILT);
 }
 
 /*
@@ -160,33 +161,33 @@ XLogExamineInit(XLogReaderState *reader, size_t decode_buffer_size,
  * has been replayed.
  */
 void
-XLogExamineRestart(void)
+XLogBlockFilterForgetReads(void)
 {
-	examine_head = examine_tail = 0;
-	examine_nblocks = examine_nreads = 0;
+	blockfilter_head = blockfilter_tail = 0;
+	blockfilter_nblocks = blockfilter_nreads = 0;
 }
 
 /*
  * Go on with the record at 'next', the end of the one at 'prev'.
  */
 void
-XLogExamineContinue(XLogRecPtr prev, XLogRecPtr next)
+XLogBlockFilterContinue(XLogRecPtr prev, XLogRecPtr next)
 {
-	XLogExamineRestart();
-	XLogContinueRead(examine_reader, prev, next);
+	XLogBlockFilterForgetReads();
+	XLogContinueRead(blockfilter_reader, prev, next);
 }
 
 /*
  * Redo is at the record at 'replaying': release the space of those before it.
  */
 void
-XLogExamineRelease(XLogRecPtr replaying)
+XLogBlockFilterRelease(XLogRecPtr replaying)
 {
 	char	   *errmsg;
 
-	while (examine_reader->ReadRecPtr < replaying)
+	while (blockfilter_reader->ReadRecPtr < replaying)
 	{
-		if (XLogNextRecord(examine_reader, &errmsg) == NULL)
+		if (XLogNextRecord(blockfilter_reader, &errmsg) == NULL)
 			elog(ERROR, "record at %X/%X to be released was not read",
 				 LSN_FORMAT_ARGS(replaying));
 	}
@@ -201,12 +202,13 @@ XLogExamineRelease(XLogRecPtr replaying)
  * Read nothing of a relation, from a block on, until a record has been replayed.
  */
 static void
-examine_bar(const RelFileLocator *rlocator, BlockNumber from, XLogRecPtr until)
+blockfilter_add_bar(const RelFileLocator *rlocator, BlockNumber from,
+					XLogRecPtr until)
 {
-	XLogExamineBar *bar;
+	XLogBlockFilterBar *bar;
 	bool		found;
 
-	bar = hash_search(examine_bar_table, rlocator, HASH_ENTER, &found);
+	bar = hash_search(blockfilter_bar_table, rlocator, HASH_ENTER, &found);
 	if (found)
 	{
 		/* a record may come twice, if it was not taken the first time */
@@ -216,14 +218,14 @@ examine_bar(const RelFileLocator *rlocator, BlockNumber from, XLogRecPtr until)
 	}
 	bar->from = from;
 	bar->until = until;
-	dlist_push_tail(&examine_bars, &bar->link);
+	dlist_push_tail(&blockfilter_bars, &bar->link);
 }
 
 /*
  * If a record does something to files as a whole, bar them.
  */
 static void
-examine_record_bars(DecodedXLogRecord *record)
+blockfilter_bar_files(DecodedXLogRecord *record)
 {
 	uint8		info = record->header.xl_info & ~XLR_INFO_MASK;
 
@@ -234,35 +236,35 @@ examine_record_bars(DecodedXLogRecord *record)
 			(xl_dbase_create_file_copy_rec *) record->main_data;
 		RelFileLocator database = {InvalidOid, xlrec->db_id, InvalidRelFileNumber};
 
-		examine_bar(&database, 0, record->lsn);
+		blockfilter_add_bar(&database, 0, record->lsn);
 	}
 	else if (record->header.xl_rmid == RM_SMGR_ID && info == XLOG_SMGR_CREATE)
 	{
 		xl_smgr_create *xlrec = (xl_smgr_create *) record->main_data;
 
 		if (xlrec->forkNum == MAIN_FORKNUM)
-			examine_bar(&xlrec->rlocator, 0, record->lsn);
+			blockfilter_add_bar(&xlrec->rlocator, 0, record->lsn);
 	}
 	else if (record->header.xl_rmid == RM_SMGR_ID && info == XLOG_SMGR_TRUNCATE)
 	{
 		xl_smgr_truncate *xlrec = (xl_smgr_truncate *) record->main_data;
 
-		examine_bar(&xlrec->rlocator, xlrec->blkno, record->lsn);
+		blockfilter_add_bar(&xlrec->rlocator, xlrec->blkno, record->lsn);
 	}
 }
 
 static bool
-examine_is_barred(const DecodedBkpBlock *block)
+blockfilter_is_barred(const DecodedBkpBlock *block)
 {
 	RelFileLocator database = {InvalidOid, block->rlocator.dbOid, InvalidRelFileNumber};
-	XLogExamineBar *bar;
+	XLogBlockFilterBar *bar;
 
-	if (dlist_is_empty(&examine_bars))
+	if (dlist_is_empty(&blockfilter_bars))
 		return false;
-	bar = hash_search(examine_bar_table, &block->rlocator, HASH_FIND, NULL);
+	bar = hash_search(blockfilter_bar_table, &block->rlocator, HASH_FIND, NULL);
 	if (bar && bar->from <= block->blkno)
 		return true;
-	return hash_search(examine_bar_table, &database, HASH_FIND, NULL) != NULL;
+	return hash_search(blockfilter_bar_table, &database, HASH_FIND, NULL) != NULL;
 }
 
 /*
@@ -270,11 +272,12 @@ examine_is_barred(const DecodedBkpBlock *block)
  * have lost segments, so what smgr has open is closed.
  */
 static void
-examine_lift_bars(XLogRecPtr replaying)
+blockfilter_lift_bars(XLogRecPtr replaying)
 {
-	while (!dlist_is_empty(&examine_bars))
+	while (!dlist_is_empty(&blockfilter_bars))
 	{
-		XLogExamineBar *bar = dlist_head_element(XLogExamineBar, link, &examine_bars);
+		XLogBlockFilterBar *bar = dlist_head_element(XLogBlockFilterBar, link,
+													 &blockfilter_bars);
 
 		if (bar->until >= replaying)
 			break;
@@ -283,14 +286,14 @@ examine_lift_bars(XLogRecPtr replaying)
 		else
 			smgrreleaseall();
 		dlist_delete(&bar->link);
-		hash_search(examine_bar_table, &bar->rlocator, HASH_REMOVE, NULL);
+		hash_search(blockfilter_bar_table, &bar->rlocator, HASH_REMOVE, NULL);
 	}
 
 	/* the same for those that we don't know of */
-	if (!XLogRecPtrIsInvalid(examine_missed) && examine_missed < replaying)
+	if (!XLogRecPtrIsInvalid(blockfilter_missed) && blockfilter_missed < replaying)
 	{
 		smgrreleaseall();
-		examine_missed = InvalidXLogRecPtr;
+		blockfilter_missed = InvalidXLogRecPtr;
 	}
 }
 
@@ -303,12 +306,12 @@ examine_lift_bars(XLogRecPtr replaying)
  * The place of a block in the table of blocks that will be rebuilt.
  */
 static inline XLogRecPtr *
-examine_rebuilt_at(const DecodedBkpBlock *block)
+blockfilter_rebuilt_at(const DecodedBkpBlock *block)
 {
 	uint32		hash = hash_combine(murmurhash32(block->blkno),
 									murmurhash32(block->rlocator.relNumber));
 
-	return &examine_rebuilt[hash % EXAMINE_REBUILT];
+	return &blockfilter_rebuilt[hash % BLOCKFILTER_REBUILT];
 }
 
 /*
@@ -316,11 +319,11 @@ examine_rebuilt_at(const DecodedBkpBlock *block)
  * there is an image that is for consistency checks only.
  */
 static void
-examine_note_rebuilt(const DecodedBkpBlock *block, XLogRecPtr lsn)
+blockfilter_note_rebuilt(const DecodedBkpBlock *block, XLogRecPtr lsn)
 {
 	if ((block->has_image && block->apply_image) ||
 		(block->flags & BKPBLOCK_WILL_INIT) != 0)
-		*examine_rebuilt_at(block) = lsn;
+		*blockfilter_rebuilt_at(block) = lsn;
 }
 
 /*
@@ -328,17 +331,17 @@ examine_note_rebuilt(const DecodedBkpBlock *block, XLogRecPtr lsn)
  * we have asked for.
  */
 static bool
-examine_is_repeated(const DecodedBkpBlock *block)
+blockfilter_is_repeated(const DecodedBkpBlock *block)
 {
-	for (int i = 0; i < EXAMINE_RECENT; i++)
+	for (int i = 0; i < BLOCKFILTER_RECENT; i++)
 	{
-		if (examine_recent_block[i] == block->blkno &&
-			RelFileLocatorEquals(examine_recent_rlocator[i], block->rlocator))
+		if (blockfilter_recent_block[i] == block->blkno &&
+			RelFileLocatorEquals(blockfilter_recent_rlocator[i], block->rlocator))
 			return true;
 	}
-	examine_recent_block[examine_recent_next] = block->blkno;
-	examine_recent_rlocator[examine_recent_next] = block->rlocator;
-	examine_recent_next = (examine_recent_next + 1) % EXAMINE_RECENT;
+	blockfilter_recent_block[blockfilter_recent_next] = block->blkno;
+	blockfilter_recent_rlocator[blockfilter_recent_next] = block->rlocator;
+	blockfilter_recent_next = (blockfilter_recent_next + 1) % BLOCKFILTER_RECENT;
 	return false;
 }
 
@@ -348,35 +351,35 @@ examine_is_repeated(const DecodedBkpBlock *block)
  * was started.
  */
 static bool
-examine_block(const DecodedXLogRecord *record, DecodedBkpBlock *block)
+blockfilter_start_read(const DecodedXLogRecord *record, DecodedBkpBlock *block)
 {
-	XLogRecPtr	replaying = examine_reader->ReadRecPtr;
+	XLogRecPtr	replaying = blockfilter_reader->ReadRecPtr;
 	PrefetchBufferResult result;
 
 	/* redo does not read these */
-	if (block->has_image || XLogExamineIsBareHint(record, block))
+	if (block->has_image || XLogBlockFilterIsBareHint(record, block))
 	{
-		examine_counts.skip_fpw++;
+		blockfilter_counts.skip_fpw++;
 		return false;
 	}
 
 	/* nor these, or they may be torn by now */
 	if ((block->flags & BKPBLOCK_WILL_INIT) != 0 ||
-		*examine_rebuilt_at(block) >= replaying ||
-		examine_missed >= replaying)
+		*blockfilter_rebuilt_at(block) >= replaying ||
+		blockfilter_missed >= replaying)
 	{
-		examine_counts.skip_init++;
+		blockfilter_counts.skip_init++;
 		return false;
 	}
 
-	if (examine_is_barred(block))
+	if (blockfilter_is_barred(block))
 	{
-		examine_counts.skip_new++;
+		blockfilter_counts.skip_new++;
 		return false;
 	}
-	if (examine_is_repeated(block))
+	if (blockfilter_is_repeated(block))
 	{
-		examine_counts.skip_rep++;
+		blockfilter_counts.skip_rep++;
 		return false;
 	}
 
@@ -384,7 +387,7 @@ examine_block(const DecodedXLogRecord *record, DecodedBkpBlock *block)
 								  block->forknum, block->blkno);
 	if (BufferIsValid(result.recent_buffer))
 	{
-		examine_counts.hit++;
+		blockfilter_counts.hit++;
 		block->prefetch_buffer = result.recent_buffer;
 		return false;
 	}
@@ -393,14 +396,14 @@ examine_block(const DecodedXLogRecord *record, DecodedBkpBlock *block)
 		/* The file, or this segment of it, does not exist. */
 		if ((io_direct_flags & IO_DIRECT_DATA) == 0)
 		{
-			examine_bar(&block->rlocator, block->blkno, record->lsn);
-			examine_counts.skip_new++;
+			blockfilter_add_bar(&block->rlocator, block->blkno, record->lsn);
+			blockfilter_counts.skip_new++;
 		}
 		return false;
 	}
 
-	examine_counts.prefetch++;
-	examine_read_started(block);
+	blockfilter_counts.prefetch++;
+	blockfilter_read_started(block);
 	return true;
 }
 
@@ -410,11 +413,11 @@ examine_block(const DecodedXLogRecord *record, DecodedBkpBlock *block)
  * it; but what it rebuilds must be known.
  */
 static void
-examine_record(DecodedXLogRecord *record, uint32 max_reads)
+blockfilter_check_record(DecodedXLogRecord *record, uint32 max_reads)
 {
-	XLogExamined examined = {record->lsn, 0, 0};
+	XLogBlockFilterRecord entry = {record->lsn, 0, 0};
 
-	examine_record_bars(record);
+	blockfilter_bar_files(record);
 
 	for (int i = 0; i <= record->max_block_id; i++)
 	{
@@ -423,7 +426,7 @@ examine_record(DecodedXLogRecord *record, uint32 max_reads)
 		if (!block->in_use)
 			continue;
 		Assert(!BufferIsValid(block->prefetch_buffer));
-		examined.nblocks++;
+		entry.nblocks++;
 
 		/* only the main fork, as in xlogprefetcher.c */
 		if (block->forknum != MAIN_FORKNUM)
@@ -432,33 +435,33 @@ examine_record(DecodedXLogRecord *record, uint32 max_reads)
 		if (record->header.xl_rmid == RM_HASH_ID &&
 			hash_xlog_only_locks(record->header.xl_info, i))
 			continue;
-		examine_note_rebuilt(block, record->lsn);
-		if (examine_nreads + examined.nreads < max_reads &&
-			examine_block(record, block))
-			examined.nreads++;
+		blockfilter_note_rebuilt(block, record->lsn);
+		if (blockfilter_nreads + entry.nreads < max_reads &&
+			blockfilter_start_read(record, block))
+			entry.nreads++;
 	}
 
-	if (examined.nblocks == 0)
+	if (entry.nblocks == 0)
 		return;
-	Assert((examine_head + 1) % examine_window_size != examine_tail);
-	examine_window[examine_head] = examined;
-	examine_head = (examine_head + 1) % examine_window_size;
-	examine_nblocks += examined.nblocks;
-	examine_nreads += examined.nreads;
+	Assert((blockfilter_head + 1) % blockfilter_window_size != blockfilter_tail);
+	blockfilter_window[blockfilter_head] = entry;
+	blockfilter_head = (blockfilter_head + 1) % blockfilter_window_size;
+	blockfilter_nblocks += entry.nblocks;
+	blockfilter_nreads += entry.nreads;
 }
 
 /*
  * Take out of the window what has been replayed.
  */
 static void
-examine_complete(XLogRecPtr replayed_up_to)
+blockfilter_complete(XLogRecPtr replayed_up_to)
 {
-	while (examine_tail != examine_head &&
-		   examine_window[examine_tail].lsn < replayed_up_to)
+	while (blockfilter_tail != blockfilter_head &&
+		   blockfilter_window[blockfilter_tail].lsn < replayed_up_to)
 	{
-		examine_nblocks -= examine_window[examine_tail].nblocks;
-		examine_nreads -= examine_window[examine_tail].nreads;
-		examine_tail = (examine_tail + 1) % examine_window_size;
+		blockfilter_nblocks -= blockfilter_window[blockfilter_tail].nblocks;
+		blockfilter_nreads -= blockfilter_window[blockfilter_tail].nreads;
+		blockfilter_tail = (blockfilter_tail + 1) % blockfilter_window_size;
 	}
 }
 
@@ -466,49 +469,49 @@ examine_complete(XLogRecPtr replayed_up_to)
  * Show in pg_stat_recovery_prefetch what has been done.
  */
 static void
-examine_report(void)
+blockfilter_report(void)
 {
-	examine_counts.wal_distance = examine_reader->decode_queue_tail ?
-		examine_reader->decode_queue_tail->lsn -
-		examine_reader->decode_queue_head->lsn : 0;
-	examine_counts.block_distance = examine_nblocks;
-	examine_counts.io_depth = examine_nreads;
-	XLogPrefetchAddCounts(&examine_counts);
-	memset(&examine_counts, 0, sizeof(examine_counts));
+	blockfilter_counts.wal_distance = blockfilter_reader->decode_queue_tail ?
+		blockfilter_reader->decode_queue_tail->lsn -
+		blockfilter_reader->decode_queue_head->lsn : 0;
+	blockfilter_counts.block_distance = blockfilter_nblocks;
+	blockfilter_counts.io_depth = blockfilter_nreads;
+	XLogPrefetchAddCounts(&blockfilter_counts);
+	memset(&blockfilter_counts, 0, sizeof(blockfilter_counts));
 }
 
 /*
- * Decode and examine records until the decode buffer is full, enough reads have
- * been started, there is no more WAL, or the callback says stop.  Records before
- * 'replayed_up_to' have been replayed.
+ * Decode records and choose their blocks until the decode buffer is full, enough
+ * reads have been started, there is no more WAL, or the callback says stop.
+ * Records before 'replayed_up_to' have been replayed.
  *
  * The callback has been called for all records that were decoded.
  */
 void
-XLogExamineAhead(XLogRecPtr replayed_up_to)
+XLogBlockFilterAdvance(XLogRecPtr replayed_up_to)
 {
-	bool		enabled = examine_enabled();
-	uint32		max_reads = Min(maintenance_io_concurrency * EXAMINE_READS_MULTIPLIER,
-								Max(NBuffers / EXAMINE_BUFFERS_SHARE, 1));
+	bool		enabled = blockfilter_enabled();
+	uint32		max_reads = Min(maintenance_io_concurrency * BLOCKFILTER_READS_MULTIPLIER,
+								Max(NBuffers / BLOCKFILTER_BUFFERS_SHARE, 1));
 	DecodedXLogRecord *record;
 
-	examine_lift_bars(replayed_up_to);
-	examine_complete(replayed_up_to);
+	blockfilter_lift_bars(replayed_up_to);
+	blockfilter_complete(replayed_up_to);
 
-	while (!enabled || (examine_nreads < max_reads &&
-						examine_nblocks < examine_window_size - 1))
+	while (!enabled || (blockfilter_nreads < max_reads &&
+						blockfilter_nblocks < blockfilter_window_size - 1))
 	{
-		record = XLogReadAhead(examine_reader, true);
+		record = XLogReadAhead(blockfilter_reader, true);
 		if (record == NULL)
 			break;
-		Assert(record->lsn > examine_reader->ReadRecPtr);
+		Assert(record->lsn > blockfilter_reader->ReadRecPtr);
 		if (enabled)
-			examine_record(record, max_reads);
+			blockfilter_check_record(record, max_reads);
 		else
-			examine_missed = record->lsn;
-		if (!examine_record_done(record))
+			blockfilter_missed = record->lsn;
+		if (!blockfilter_record_done(record))
 			break;
 	}
 
-	examine_report();
+	blockfilter_report();
 }

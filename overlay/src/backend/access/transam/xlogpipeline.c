@@ -1067,8 +1067,8 @@ pipeline_initialize(void)
 				 errdetail("Failed while allocating a WAL reading processor.")));
 	reader->system_identifier = GetSystemIdentifier();
 	XLogReaderSetDecodeBuffer(reader, XLogPipelineQueue, pipeline_queue_bytes());
-	XLogExamineInit(reader, pipeline_queue_bytes(), pipeline_record_ready,
-					pipeline_read_started);
+	XLogBlockFilterInit(reader, pipeline_queue_bytes(), pipeline_record_ready,
+						pipeline_read_started);
 	reads = palloc(sizeof(XLogPipelineRead) * XLOG_PIPELINE_READS);
 }
 
@@ -1252,8 +1252,8 @@ pipeline_finish_read(void)
 }
 
 /*
- * Callback of XLogExamineAhead(): the kernel has been asked to prefetch a block
- * of the record that comes next.
+ * Callback of XLogBlockFilterAdvance(): the kernel has been asked to prefetch a
+ * block of the record that comes next.
  */
 static void
 pipeline_read_started(DecodedBkpBlock *block)
@@ -1283,8 +1283,8 @@ pipeline_finish_reads(void)
 }
 
 /*
- * Callback of XLogExamineAhead(): a record has been decoded, and its blocks have
- * been looked at.  Returns false to stop reading ahead.
+ * Callback of XLogBlockFilterAdvance(): a record has been decoded, and its blocks
+ * have been looked at.  Returns false to stop reading ahead.
  */
 static bool
 pipeline_record_ready(DecodedXLogRecord *record)
@@ -1334,9 +1334,9 @@ pipeline_follow_reads(void)
 {
 	bool		suspended = pg_atomic_read_u32(&XLogPipelineCtl->reads_suspended) != 0;
 
-	if (suspended == XLogExamineSuspended)
+	if (suspended == XLogBlockFilterSuspended)
 		return;
-	XLogExamineSuspended = suspended;
+	XLogBlockFilterSuspended = suspended;
 	if (!suspended)
 		XLogAheadBegin(ready_end, range.limit, range.fileTLI);
 }
@@ -1358,12 +1358,12 @@ pipeline_begin_range(void)
 	reader->segoff = 0;
 	reader->readLen = 0;
 
-	XLogExamineContinue(range.prev, range.start);
+	XLogBlockFilterContinue(range.prev, range.start);
 	reader->latestPagePtr = range.pagePtr;
 	reader->latestPageTLI = range.pageTLI;
 	reader->overwrittenRecPtr = InvalidXLogRecPtr;
 
-	XLogExamineSuspended = true;
+	XLogBlockFilterSuspended = true;
 	pipeline_follow_reads();
 
 	INJECTION_POINT("xlogpipeline-begin-range", NULL);
@@ -1404,10 +1404,10 @@ pipeline_advance(void)
 		pg_atomic_read_membarrier_u64(&XLogPipelineCtl->startup_waits_at) == published;
 	INJECTION_POINT("xlogpipeline-advance", NULL);
 	current = pg_atomic_read_membarrier_u64(&XLogPipelineCtl->current);
-	XLogExamineRelease(current);
+	XLogBlockFilterRelease(current);
 	Assert(!all_applied || reader->EndRecPtr == published);
 
-	XLogExamineAhead(all_applied ? reader->EndRecPtr : reader->ReadRecPtr);
+	XLogBlockFilterAdvance(all_applied ? reader->EndRecPtr : reader->ReadRecPtr);
 	pipeline_finish_reads();
 
 	progress = pg_atomic_read_u64(&XLogPipelineCtl->published) != published;
@@ -1465,7 +1465,7 @@ XLogPipelineMain(Datum main_arg)
 		{
 			ConfigReloadPending = false;
 			ProcessConfigFile(PGC_SIGHUP);
-			XLogExamineRestart();
+			XLogBlockFilterForgetReads();
 		}
 
 		if (pipeline_state() == XLOG_PIPELINE_RUNNING)

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * xlogrewrite.c
- *	  WAL whose sync may have failed is written again.
+ *	  Writing WAL again whose sync may have failed.
  *
  * When a sync of WAL fails, the server stops with a PANIC.  What was not
  * synced can still be read until the power fails, so the next start replays
@@ -86,7 +86,7 @@ XLogSegmentTimeline(XLogSegNo segno, TimeLineID oldest, bool *failed)
  * that is no WAL.  Return false, with errno set, if that fails.
  */
 static bool
-RewriteXLogPages(int fd, XLogRecPtr page)
+XLogRewritePages(int fd, XLogRecPtr page)
 {
 	PGAlignedXLogBlock block;
 	int			injected = 0;
@@ -128,7 +128,7 @@ RewriteXLogPages(int fd, XLogRecPtr page)
  * that fails.
  */
 static bool
-RewriteXLogSegment(TimeLineID tli, XLogRecPtr page)
+XLogRewriteSegment(TimeLineID tli, XLogRecPtr page)
 {
 	XLogSegNo	segno;
 	char		path[MAXPGPATH];
@@ -138,10 +138,10 @@ RewriteXLogSegment(TimeLineID tli, XLogRecPtr page)
 	XLByteToSeg(page, segno, wal_segment_size);
 	XLogFilePath(path, tli, segno, wal_segment_size);
 	fd = OpenTransientFile(path, O_RDWR | PG_BINARY);
-	result = fd >= 0 && RewriteXLogPages(fd, page);
+	result = fd >= 0 && XLogRewritePages(fd, page);
 	/* the first sync may report an error of earlier writes */
 	if (result && pg_fsync(fd) != 0)
-		result = RewriteXLogPages(fd, page) && pg_fsync(fd) == 0;
+		result = XLogRewritePages(fd, page) && pg_fsync(fd) == 0;
 	if (!result)
 		ereport(LOG,
 				(errcode_for_file_access(),
@@ -181,7 +181,7 @@ XLogRewriteTail(XLogRecPtr durable, TimeLineID oldest)
 	if (last != 0)
 	{
 		XLogSegNoOffsetToRecPtr(segno - 1, 0, wal_segment_size, start);
-		if (!RewriteXLogSegment(last, Max(start, page)))
+		if (!XLogRewriteSegment(last, Max(start, page)))
 			failed = true;
 	}
 	INJECTION_POINT("wal-tail-rewritten", NULL);
