@@ -57,13 +57,13 @@
  * Whether records are remembered.  If so, no process may read blocks ahead, since
  * what redo would have done before that is yet to be done.
  */
-static bool analyzing = false;
+static bool instant_analyzing = false;
 
 /* What analysis has met */
-static uint32 barriers = 0;
-static uint32 rounds = 0;
-static bool images_missing = false;
-static BackgroundWorkerHandle *handles[INSTANT_RECOVERY_MAX_WORKERS];
+static uint32 instant_barriers = 0;
+static uint32 instant_rounds = 0;
+static bool instant_images_missing = false;
+static BackgroundWorkerHandle *instant_worker_handles[INSTANT_RECOVERY_MAX_WORKERS];
 
 /* A fork that records refer to */
 typedef struct InstantFork
@@ -75,7 +75,7 @@ typedef struct InstantFork
 	bool		exists;			/* no record that removes it has come since */
 } InstantFork;
 
-static HTAB *forks = NULL;
+static HTAB *instant_forks = NULL;
 
 typedef enum InstantClass
 {
@@ -300,7 +300,8 @@ instant_find_fork(const RelFileLocator *rlocator, ForkNumber forknum)
 {
 	InstantFork key = {.rlocator = *rlocator,.forknum = forknum};
 
-	return forks == NULL ? NULL : hash_search(forks, &key, HASH_FIND, NULL);
+	return instant_forks == NULL ? NULL :
+		hash_search(instant_forks, &key, HASH_FIND, NULL);
 }
 
 static InstantFork *
@@ -310,16 +311,16 @@ instant_enter_fork(const RelFileLocator *rlocator, ForkNumber forknum)
 	InstantFork *fork;
 	bool		found;
 
-	if (forks == NULL)
+	if (instant_forks == NULL)
 	{
 		HASHCTL		ctl;
 
 		ctl.keysize = offsetof(InstantFork, nblocks);
 		ctl.entrysize = sizeof(InstantFork);
-		forks = hash_create("instant recovery forks", 256, &ctl,
-							HASH_ELEM | HASH_BLOBS);
+		instant_forks = hash_create("instant recovery forks", 256, &ctl,
+									HASH_ELEM | HASH_BLOBS);
 	}
-	fork = hash_search(forks, &key, HASH_ENTER, &found);
+	fork = hash_search(instant_forks, &key, HASH_ENTER, &found);
 	if (!found)
 	{
 		fork->nblocks = 0;
@@ -393,11 +394,12 @@ instant_remember_block(XLogReaderState *record, uint8 block_id)
 	 * unless it is one that never has any.  After a round it may not be the
 	 * first one, and the LSN of the page tells. (R2)
 	 */
-	if (rounds == 0 && !page->judged && (extends || !DoubleWriteNeedsNoImage(record, block_id)))
+	if (instant_rounds == 0 && !page->judged &&
+		(extends || !DoubleWriteNeedsNoImage(record, block_id)))
 	{
 		page->judged = true;
 		if (!extends)
-			images_missing = true;
+			instant_images_missing = true;
 	}
 	if (page->last != INSTANT_NONE && instant_record(page->last)->distance == distance)
 		return;					/* it refers to the page twice */
@@ -592,7 +594,7 @@ instant_take_drop(XLogReaderState *record)
 static void
 instant_note_images(void)
 {
-	if (images_missing)
+	if (instant_images_missing)
 		NoteImagesOff(GetCurrentReplayRecPtr(NULL));
 }
 
@@ -603,7 +605,7 @@ instant_extend_forks(void)
 	HASH_SEQ_STATUS status;
 	InstantFork *fork;
 
-	hash_seq_init(&status, forks);
+	hash_seq_init(&status, instant_forks);
 	while ((fork = hash_seq_search(&status)) != NULL)
 		instant_extend_fork(fork);
 
@@ -620,8 +622,8 @@ instant_extend_forks(void)
 		}
 	}
 
-	hash_destroy(forks);
-	forks = NULL;
+	hash_destroy(instant_forks);
+	instant_forks = NULL;
 	return ndone;
 }
 
@@ -673,8 +675,8 @@ instant_has_workers(void)
 	{
 		pid_t		pid;
 
-		if (handles[i] != NULL &&
-			GetBackgroundWorkerPid(handles[i], &pid) != BGWH_STOPPED)
+		if (instant_worker_handles[i] != NULL &&
+			GetBackgroundWorkerPid(instant_worker_handles[i], &pid) != BGWH_STOPPED)
 			return true;
 	}
 	return false;
@@ -712,7 +714,7 @@ instant_drain(bool last)
 	if (InstantCtl->npages == 0)
 		return;
 
-	rounds++;
+	instant_rounds++;
 	instant_prepare_redo(!(last && instant_recovery));
 	instant_set_phase(INSTANT_PHASE_ROUND);
 
@@ -756,7 +758,7 @@ instant_drain(bool last)
 static void
 instant_analyze(bool begin)
 {
-	analyzing = begin;
+	instant_analyzing = begin;
 	XLogPipelineSuspendReads(begin);
 	XLogPrefetchReconfigure();
 }
@@ -781,7 +783,7 @@ InstantRecoveryStartWorkers(void)
 	MemoryContext oldcontext;
 	int			nworkers = Min(recovery_workers, instant_max_workers());
 
-	if (!analyzing)
+	if (!instant_analyzing)
 		return;
 
 	oldcontext = MemoryContextSwitchTo(TopMemoryContext);
@@ -798,9 +800,9 @@ InstantRecoveryStartWorkers(void)
 		strcpy(worker.bgw_type, "recovery worker");
 		worker.bgw_main_arg = Int32GetDatum(i + 1);
 
-		if (!RegisterDynamicBackgroundWorker(&worker, &handles[i]))
+		if (!RegisterDynamicBackgroundWorker(&worker, &instant_worker_handles[i]))
 		{
-			handles[i] = NULL;
+			instant_worker_handles[i] = NULL;
 			break;
 		}
 	}
@@ -814,7 +816,7 @@ InstantRecoveryStartWorkers(void)
 bool
 InstantRecoveryAnalyzing(void)
 {
-	return analyzing;
+	return instant_analyzing;
 }
 
 /*
@@ -891,7 +893,7 @@ InstantRecoveryTake(XLogReaderState *record)
 {
 	int			nblocks = XLogRecMaxBlockId(record) + 1;
 
-	if (!analyzing)
+	if (!instant_analyzing)
 		return false;
 
 	switch (instant_classify(record))
@@ -919,12 +921,12 @@ InstantRecoveryTake(XLogReaderState *record)
 
 	instant_drain(false);
 	INJECTION_POINT("instant-recovery-barrier", NULL);
-	if (++barriers > INSTANT_MAX_BARRIERS)
+	if (++instant_barriers > INSTANT_MAX_BARRIERS)
 	{
 		ereport(LOG,
 				(errmsg("recovery goes on without deferring redo of pages"),
 				 errdetail("%u records had to be applied before the next one could be looked at.",
-						   barriers)));
+						   instant_barriers)));
 		instant_analyze(false);
 	}
 	return false;
@@ -1021,11 +1023,11 @@ InstantRecoveryAnalyzed(bool can_open)
 	instant_close_reader();
 	instant_close_spill();
 
-	if (rounds > 0)
+	if (instant_rounds > 0)
 		ereport(LOG,
 				(errmsg_plural("%u round of redo before clients get in",
 							   "%u rounds of redo before clients get in",
-							   rounds, rounds),
+							   instant_rounds, instant_rounds),
 				 instant_errdetail_redone()));
 	if (InstantCtl->npages > 0 && !drained)
 		instant_prepare_redo(false);

@@ -163,11 +163,11 @@ bool		instant_redoes_chains = false;
  * The last page that this process has needed and demanded, and how many from there on it has
  * demanded.
  */
-static uint32 range_from = 0;
-static uint32 range_length = 0;
+static uint32 instant_range_from = 0;
+static uint32 instant_range_length = 0;
 
 /* Does this process count among "members"? */
-static bool is_member = false;
+static bool instant_joined = false;
 
 /* ----------------------------------------------------------------
  * Settings
@@ -420,25 +420,25 @@ instant_join(void)
 {
 	InstantPhase phase;
 
-	Assert(!is_member);
+	Assert(!instant_joined);
 	SpinLockAcquire(&InstantCtl->mutex);
 	phase = (InstantPhase) pg_atomic_read_u32(&InstantCtl->phase);
-	is_member = AmStartupProcess() ||
+	instant_joined = AmStartupProcess() ||
 		phase == INSTANT_PHASE_ANALYZED || phase == INSTANT_PHASE_OPEN ||
 		(phase == INSTANT_PHASE_ROUND &&
 		 pg_atomic_read_u32(&InstantCtl->next) < InstantCtl->npages);
-	if (is_member)
+	if (instant_joined)
 		InstantCtl->members++;
 	SpinLockRelease(&InstantCtl->mutex);
-	return is_member;
+	return instant_joined;
 }
 
 void
 instant_leave(void)
 {
-	if (!is_member)
+	if (!instant_joined)
 		return;
-	is_member = false;
+	instant_joined = false;
 	SpinLockAcquire(&InstantCtl->mutex);
 	Assert(InstantCtl->members > 0);
 	InstantCtl->members--;
@@ -449,7 +449,7 @@ instant_leave(void)
 bool
 instant_is_member(void)
 {
-	return is_member;
+	return instant_joined;
 }
 
 /* ----------------------------------------------------------------
@@ -783,20 +783,22 @@ instant_want_page(InstantPage *page, InstantDemand demand)
 static void
 instant_want_pages(uint32 i, bool waits)
 {
-	uint32		place = i - range_from - 1;
+	uint32		place = i - instant_range_from - 1;
 	InstantPage *page = &InstantPages[i];
 
-	if (!waits && (place >= range_length || place < range_length / 2))
+	if (!waits && (place >= instant_range_length || place < instant_range_length / 2))
 		return;
 
-	if (place < range_length)
-		range_length = Max(Min(2 * range_length, instant_max_ahead()), 1);
+	if (place < instant_range_length)
+		instant_range_length = Max(Min(2 * instant_range_length,
+									   instant_max_ahead()), 1);
 	else
-		range_length = 1;
-	range_from = i;
-	for (uint32 n = 0; n < range_length && instant_is_of(i + n, &page->rlocator) &&
+		instant_range_length = 1;
+	instant_range_from = i;
+	for (uint32 n = 0; n < instant_range_length &&
+		 instant_is_of(i + n, &page->rlocator) &&
 		 page[n].forknum == page->forknum; n++)
-		instant_want_page(&page[n], range_length > 1 ?
+		instant_want_page(&page[n], instant_range_length > 1 ?
 						  INSTANT_DEMANDED_IN_RANGE : INSTANT_DEMANDED);
 }
 

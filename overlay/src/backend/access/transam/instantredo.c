@@ -111,27 +111,27 @@ bool		InstantRecoveryRedoesPage = false;
  * The page that this process redoes, its copy, the buffer that was copied, and the buffers
  * thrown away after each record
  */
-static InstantPage *redo_page = NULL;
-static Buffer page_copy = InvalidBuffer;
-static Buffer page_buffer = InvalidBuffer;
-static Buffer sinks[XLR_MAX_BLOCK_ID + 1];
-static int	nsinks = 0;
+static InstantPage *instant_page = NULL;
+static Buffer instant_page_copy = InvalidBuffer;
+static Buffer instant_page_buffer = InvalidBuffer;
+static Buffer instant_sinks[XLR_MAX_BLOCK_ID + 1];
+static int	instant_nsinks = 0;
 
 /* Worker: its number, from 1; 0 is the startup process */
-static int	worker_number = 0;
+static int	instant_worker_number = 0;
 
 /* Pages that this process has taken from "next": the next one, and where they end */
-static uint32 taken_next = 0;
-static uint32 taken_end = 0;
+static uint32 instant_taken_next = 0;
+static uint32 instant_taken_end = 0;
 
 /* Records that this process has applied */
-static uint32 nrecords_applied = 0;
+static uint32 instant_nrecords_applied = 0;
 
 /* Looks that have found waiting sessions since redo of this page has begun */
-static uint32 turn_looks = 0;
+static uint32 instant_turn_looks = 0;
 
 /* Worker: it has met a page that it cannot redo */
-static bool has_failed = false;
+static bool instant_has_failed = false;
 
 /* ----------------------------------------------------------------
  * Redo of one page
@@ -145,9 +145,9 @@ static bool
 instant_is_target(const RelFileLocator *rlocator, ForkNumber forknum,
 				  BlockNumber blkno)
 {
-	Assert(redo_page != NULL);
-	return redo_page->blkno == blkno && redo_page->forknum == forknum &&
-		RelFileLocatorEquals(redo_page->rlocator, *rlocator);
+	Assert(instant_page != NULL);
+	return instant_page->blkno == blkno && instant_page->forknum == forknum &&
+		RelFileLocatorEquals(instant_page->rlocator, *rlocator);
 }
 
 /*
@@ -209,17 +209,17 @@ instant_sink(const RelFileLocator *rlocator, ForkNumber forknum, BlockNumber blk
 	bool		found;
 	Buffer		buffer = instant_local_buffer(rlocator, forknum, blkno, &found);
 
-	Assert(nsinks <= XLR_MAX_BLOCK_ID);
+	Assert(instant_nsinks <= XLR_MAX_BLOCK_ID);
 	if (!found)
-		sinks[nsinks++] = buffer;
+		instant_sinks[instant_nsinks++] = buffer;
 	return buffer;
 }
 
 static void
 instant_empty_sinks(void)
 {
-	while (nsinks > 0)
-		instant_forget_buffer(sinks[--nsinks]);
+	while (instant_nsinks > 0)
+		instant_forget_buffer(instant_sinks[--instant_nsinks]);
 }
 
 /*
@@ -232,10 +232,12 @@ instant_copy_page(ReadBufferMode mode)
 	bool		found;
 
 	InstantRecoveryRedoesPage = false;
-	page_buffer = XLogReadBufferExtended(redo_page->rlocator, redo_page->forknum,
-										 redo_page->blkno, mode, InvalidBuffer);
+	instant_page_buffer = XLogReadBufferExtended(instant_page->rlocator,
+												 instant_page->forknum,
+												 instant_page->blkno, mode,
+												 InvalidBuffer);
 	InstantRecoveryRedoesPage = true;
-	if (!BufferIsValid(page_buffer))
+	if (!BufferIsValid(instant_page_buffer))
 	{
 		/*
 		 * The startup process remembers that until the end of recovery, since
@@ -246,16 +248,19 @@ instant_copy_page(ReadBufferMode mode)
 			ereport(ERROR,
 					(errcode(ERRCODE_DATA_CORRUPTED),
 					 errmsg("block %u of relation \"%s\" is missing or uninitialized",
-							redo_page->blkno,
-							relpathperm(redo_page->rlocator, redo_page->forknum).str)));
+							instant_page->blkno,
+							relpathperm(instant_page->rlocator,
+										instant_page->forknum).str)));
 		return;
 	}
-	page_copy = instant_local_buffer(&redo_page->rlocator, redo_page->forknum,
-									 redo_page->blkno, &found);
+	instant_page_copy = instant_local_buffer(&instant_page->rlocator,
+											 instant_page->forknum,
+											 instant_page->blkno, &found);
 	Assert(!found);
-	LockBuffer(page_buffer, BUFFER_LOCK_SHARE);
-	memcpy(BufferGetPage(page_copy), BufferGetPage(page_buffer), BLCKSZ);
-	LockBuffer(page_buffer, BUFFER_LOCK_UNLOCK);
+	LockBuffer(instant_page_buffer, BUFFER_LOCK_SHARE);
+	memcpy(BufferGetPage(instant_page_copy), BufferGetPage(instant_page_buffer),
+		   BLCKSZ);
+	LockBuffer(instant_page_buffer, BUFFER_LOCK_UNLOCK);
 }
 
 /*
@@ -267,18 +272,19 @@ instant_target(ReadBufferMode mode, bool rebuilds)
 {
 	bool		found;
 
-	if (!BufferIsValid(page_copy))
+	if (!BufferIsValid(instant_page_copy))
 	{
 		if (rebuilds)
-			page_copy = instant_local_buffer(&redo_page->rlocator, redo_page->forknum,
-											 redo_page->blkno, &found);
+			instant_page_copy = instant_local_buffer(&instant_page->rlocator,
+													 instant_page->forknum,
+													 instant_page->blkno, &found);
 		else
 			instant_copy_page(mode);
-		if (!BufferIsValid(page_copy))
+		if (!BufferIsValid(instant_page_copy))
 			return InvalidBuffer;
 	}
-	IncrBufferRefCount(page_copy);
-	return page_copy;
+	IncrBufferRefCount(instant_page_copy);
+	return instant_page_copy;
 }
 
 /*
@@ -289,27 +295,28 @@ instant_write_back(void)
 {
 	BufferDesc *desc;
 
-	if (!BufferIsValid(page_copy))
+	if (!BufferIsValid(instant_page_copy))
 		return;
-	desc = GetLocalBufferDescriptor(-page_copy - 1);
+	desc = GetLocalBufferDescriptor(-instant_page_copy - 1);
 	if ((pg_atomic_read_u32(&desc->state) & BM_DIRTY) != 0)
 	{
-		if (BufferIsValid(page_buffer))
-			LockBuffer(page_buffer, BUFFER_LOCK_EXCLUSIVE);
+		if (BufferIsValid(instant_page_buffer))
+			LockBuffer(instant_page_buffer, BUFFER_LOCK_EXCLUSIVE);
 		else
-			page_buffer = XLogReadBufferExtended(redo_page->rlocator,
-												 redo_page->forknum,
-												 redo_page->blkno,
-												 RBM_ZERO_AND_LOCK, InvalidBuffer);
-		memcpy(BufferGetPage(page_buffer), BufferGetPage(page_copy), BLCKSZ);
-		MarkBufferDirty(page_buffer);
-		LockBuffer(page_buffer, BUFFER_LOCK_UNLOCK);
+			instant_page_buffer = XLogReadBufferExtended(instant_page->rlocator,
+														 instant_page->forknum,
+														 instant_page->blkno,
+														 RBM_ZERO_AND_LOCK, InvalidBuffer);
+		memcpy(BufferGetPage(instant_page_buffer), BufferGetPage(instant_page_copy),
+			   BLCKSZ);
+		MarkBufferDirty(instant_page_buffer);
+		LockBuffer(instant_page_buffer, BUFFER_LOCK_UNLOCK);
 	}
-	if (BufferIsValid(page_buffer))
-		ReleaseBuffer(page_buffer);
-	ReleaseBuffer(page_copy);
-	instant_forget_buffer(page_copy);
-	page_buffer = page_copy = InvalidBuffer;
+	if (BufferIsValid(instant_page_buffer))
+		ReleaseBuffer(instant_page_buffer);
+	ReleaseBuffer(instant_page_copy);
+	instant_forget_buffer(instant_page_copy);
+	instant_page_buffer = instant_page_copy = InvalidBuffer;
 }
 
 /*
@@ -555,7 +562,7 @@ instant_redo_record(InstantPage *page, uint32 distance)
 	if (AmStartupProcess())
 		ProcessStartupProcInterrupts();
 	page->applied = distance;
-	nrecords_applied++;
+	instant_nrecords_applied++;
 	record = instant_read_record(instant_lsn(distance));
 	InstantRecoveryRedoesPage = true;
 	if (XLogRecGetRmid(record) == RM_XLOG_ID)
@@ -580,12 +587,13 @@ instant_pauses(InstantPage *page, uint32 distance)
 {
 	InstantPhase phase;
 
-	if (AmStartupProcess() || nrecords_applied % INSTANT_LOOK_RECORDS != 0 ||
+	if (AmStartupProcess() || instant_nrecords_applied % INSTANT_LOOK_RECORDS != 0 ||
 		distance <= page->paused_at)
 		return false;
 	phase = instant_phase();
 	if (phase != INSTANT_PHASE_ENDED &&
-		!(phase == INSTANT_PHASE_OPEN && instant_demands() > 0 && ++turn_looks >= page->turn))
+		!(phase == INSTANT_PHASE_OPEN && instant_demands() > 0 &&
+		  ++instant_turn_looks >= page->turn))
 		return false;
 
 	elog(DEBUG1, "redo of block %u of relation \"%s\" is put off for a page that a session needs",
@@ -595,7 +603,7 @@ instant_pauses(InstantPage *page, uint32 distance)
 	page->paused_at = distance;
 	page->turn = Min(2 * page->turn, INSTANT_MAX_TURN);
 	/* the next page begins without that */
-	nrecords_applied++;
+	instant_nrecords_applied++;
 	/* from now on it matters what is in shared buffers */
 	page->rebuilt = false;
 	return true;
@@ -648,20 +656,20 @@ instant_redo_page(uint32 page_number)
 	errcallback.previous = error_context_stack;
 	error_context_stack = &errcallback;
 
-	Assert(InRecovery && redo_page == NULL);
+	Assert(InRecovery && instant_page == NULL);
 	Assert(pg_atomic_read_u32(&page->state) == INSTANT_REDOING);
-	redo_page = page;
-	turn_looks = 0;
+	instant_page = page;
+	instant_turn_looks = 0;
 
 	complete = instant_redo_chain(page);
 	instant_write_back();
 	if (complete)
 		INJECTION_POINT("instant-recovery-page-redone", NULL);
 
-	redo_page = NULL;
+	instant_page = NULL;
 	error_context_stack = errcallback.previous;
 	if (complete)
-		pg_atomic_fetch_add_u32(&InstantCtl->redone[worker_number], 1);
+		pg_atomic_fetch_add_u32(&InstantCtl->redone[instant_worker_number], 1);
 	return complete;
 }
 
@@ -673,7 +681,7 @@ static void
 instant_abandon_page(MemoryContext context)
 {
 	HOLD_INTERRUPTS();
-	redo_page->sqlerrcode = geterrcode();
+	instant_page->sqlerrcode = geterrcode();
 	/* of what it fails to redo, too, the startup process reports why */
 	if (!InstantCtl->startup_retries)
 		EmitErrorReport();
@@ -693,10 +701,10 @@ instant_abandon_page(MemoryContext context)
 	MemoryContextSwitchTo(context);
 	FlushErrorState();
 	instant_empty_sinks();
-	if (BufferIsValid(page_copy))
-		instant_forget_buffer(page_copy);
-	page_buffer = page_copy = InvalidBuffer;
-	redo_page = NULL;
+	if (BufferIsValid(instant_page_copy))
+		instant_forget_buffer(instant_page_copy);
+	instant_page_buffer = instant_page_copy = InvalidBuffer;
+	instant_page = NULL;
 	RESUME_INTERRUPTS();
 }
 
@@ -731,7 +739,7 @@ instant_try_page(uint32 i)
 		PG_CATCH();
 		{
 			instant_abandon_page(context);
-			has_failed = true;
+			instant_has_failed = true;
 			instant_page_failed(i);
 			return;
 		}
@@ -848,8 +856,8 @@ instant_take_more(void)
 				INSTANT_TAKE_PAGES);
 	} while (!pg_atomic_compare_exchange_u32(&InstantCtl->next, &next, next + n));
 
-	taken_next = next;
-	taken_end = next + n;
+	instant_taken_next = next;
+	instant_taken_end = next + n;
 	return true;
 }
 
@@ -879,9 +887,9 @@ instant_take(void)
 			instant_phase() == INSTANT_PHASE_OPEN)
 			pg_usleep(1000);
 
-		if (taken_next == taken_end && !instant_take_more())
+		if (instant_taken_next == instant_taken_end && !instant_take_more())
 			return INSTANT_NONE;
-		next = taken_next++;
+		next = instant_taken_next++;
 		if (instant_take_page(next, INSTANT_PENDING, INSTANT_REDOING))
 		{
 			instant_adapt_ahead(false);
@@ -980,7 +988,7 @@ instant_wait_for_retry(void)
 	bool		wanted;
 
 	if (instant_phase() != INSTANT_PHASE_OPEN ||
-		(!has_failed && pg_atomic_read_u32(&InstantCtl->failed) == 0))
+		(!instant_has_failed && pg_atomic_read_u32(&InstantCtl->failed) == 0))
 		return false;
 
 	ConditionVariablePrepareToSleep(&InstantCtl->work_cv);
@@ -1020,7 +1028,7 @@ instant_report_stop(void)
 	uint32		done = InstantCtl->npages - left;
 	double		elapsed = (now - InstantCtl->opened_at) / 1000000.0;
 
-	if (worker_number != 1 || left == 0 || log_startup_progress_interval == 0 ||
+	if (instant_worker_number != 1 || left == 0 || log_startup_progress_interval == 0 ||
 		!TimestampDifferenceExceeds(reported, now, log_startup_progress_interval))
 		return;
 	reported = now;
@@ -1095,7 +1103,7 @@ instant_end_redo(void)
 void
 InstantRecoveryMain(Datum main_arg)
 {
-	worker_number = DatumGetInt32(main_arg);
+	instant_worker_number = DatumGetInt32(main_arg);
 	instant_worker_initialize();
 	while (instant_wait_for_work())
 	{

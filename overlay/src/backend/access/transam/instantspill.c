@@ -56,26 +56,26 @@ typedef struct InstantRunHead
 #define INSTANT_HEAD_LENGTH		(sizeof(InstantRunHead) / sizeof(uint32))
 
 /* The file; places in it count numbers of 4 bytes, and 0 is none */
-static int	spill_file = -1;
+static int	instant_spill_file = -1;
 
 /* Startup process: what has yet to be written, at "spill_end" */
-static uint32 *buffer = NULL;
-static uint32 buffered = 0;
+static uint32 *instant_spill_buffer = NULL;
+static uint32 instant_spill_buffered = 0;
 
 /* Of each process that redoes pages: the runs of a page */
-static uint32 *runs = NULL;
-static uint32 runs_size = 0;
+static uint32 *instant_runs = NULL;
+static uint32 instant_runs_size = 0;
 
 void
 instant_close_spill(void)
 {
-	if (spill_file >= 0)
-		close(spill_file);
-	spill_file = -1;
-	if (runs != NULL)
-		pfree(runs);
-	runs = NULL;
-	runs_size = 0;
+	if (instant_spill_file >= 0)
+		close(instant_spill_file);
+	instant_spill_file = -1;
+	if (instant_runs != NULL)
+		pfree(instant_runs);
+	instant_runs = NULL;
+	instant_runs_size = 0;
 }
 
 /*
@@ -102,48 +102,49 @@ instant_remove_spill(void)
 static bool
 instant_create_spill(void)
 {
-	if (spill_file >= 0)
+	if (instant_spill_file >= 0)
 		return true;
-	spill_file = BasicOpenFile(INSTANT_SPILL_PATH,
-							   O_RDWR | O_CREAT | O_TRUNC | PG_BINARY);
-	if (spill_file < 0 && errno == ENOENT)
+	instant_spill_file = BasicOpenFile(INSTANT_SPILL_PATH,
+									   O_RDWR | O_CREAT | O_TRUNC | PG_BINARY);
+	if (instant_spill_file < 0 && errno == ENOENT)
 	{
 		(void) MakePGDirectory(INSTANT_SPILL_DIR);
-		spill_file = BasicOpenFile(INSTANT_SPILL_PATH,
-								   O_RDWR | O_CREAT | O_TRUNC | PG_BINARY);
+		instant_spill_file = BasicOpenFile(INSTANT_SPILL_PATH,
+										   O_RDWR | O_CREAT | O_TRUNC | PG_BINARY);
 	}
-	if (buffer == NULL)
-		buffer = MemoryContextAlloc(TopMemoryContext,
-									INSTANT_SPILL_BUFFER * sizeof(uint32));
+	if (instant_spill_buffer == NULL)
+		instant_spill_buffer = MemoryContextAlloc(TopMemoryContext,
+												  INSTANT_SPILL_BUFFER * sizeof(uint32));
 	InstantCtl->spill_end = INSTANT_HEAD_LENGTH;
-	return spill_file >= 0;
+	return instant_spill_file >= 0;
 }
 
 static bool
 instant_flush_spill(void)
 {
-	size_t		size = buffered * sizeof(uint32);
+	size_t		size = instant_spill_buffered * sizeof(uint32);
 	off_t		offset = (off_t) InstantCtl->spill_end * sizeof(uint32);
 
 	errno = 0;
-	if (pg_pwrite(spill_file, buffer, size, offset) != (ssize_t) size)
+	if (pg_pwrite(instant_spill_file, instant_spill_buffer, size,
+				  offset) != (ssize_t) size)
 	{
 		/* if write didn't set errno, assume problem is no disk space */
 		if (errno == 0)
 			errno = ENOSPC;
 		return false;
 	}
-	InstantCtl->spill_end += buffered;
-	buffered = 0;
+	InstantCtl->spill_end += instant_spill_buffered;
+	instant_spill_buffered = 0;
 	return true;
 }
 
 static bool
 instant_spill_number(uint32 number)
 {
-	if (buffered == INSTANT_SPILL_BUFFER && !instant_flush_spill())
+	if (instant_spill_buffered == INSTANT_SPILL_BUFFER && !instant_flush_spill())
 		return false;
-	buffer[buffered++] = number;
+	instant_spill_buffer[instant_spill_buffered++] = number;
 	return true;
 }
 
@@ -152,10 +153,10 @@ instant_read_spill(void *target, size_t size, uint32 place)
 {
 	ssize_t		r;
 
-	if (spill_file < 0)
-		spill_file = BasicOpenFile(INSTANT_SPILL_PATH, O_RDWR | PG_BINARY);
-	r = spill_file < 0 ? -1 :
-		pg_pread(spill_file, target, size, (off_t) place * sizeof(uint32));
+	if (instant_spill_file < 0)
+		instant_spill_file = BasicOpenFile(INSTANT_SPILL_PATH, O_RDWR | PG_BINARY);
+	r = instant_spill_file < 0 ? -1 :
+		pg_pread(instant_spill_file, target, size, (off_t) place * sizeof(uint32));
 	if (r < 0)
 		ereport(ERROR,
 				(errcode_for_file_access(),
@@ -185,7 +186,7 @@ instant_spill_chain(const InstantPage *page, uint32 *place)
 		head.total += before.total;
 	}
 
-	*place = InstantCtl->spill_end + buffered;
+	*place = InstantCtl->spill_end + instant_spill_buffered;
 	if (!instant_spill_number(head.before) || !instant_spill_number(head.length) ||
 		!instant_spill_number(head.total))
 		return false;
@@ -253,7 +254,7 @@ instant_spill(void)
 	places = instant_spill_chains();
 	if (places == NULL)
 	{
-		buffered = 0;
+		instant_spill_buffered = 0;
 		InstantCtl->spill_end = end;
 		ereport(LOG,
 				(errcode_for_file_access(),
@@ -293,22 +294,22 @@ instant_load_runs(const InstantPage *page, uint32 *length)
 		return NULL;
 
 	instant_read_spill(&head, sizeof(head), page->spilled);
-	if (head.total > runs_size)
+	if (head.total > instant_runs_size)
 	{
-		if (runs != NULL)
-			pfree(runs);
-		runs = NULL;
-		runs_size = 0;
-		runs = MemoryContextAllocHuge(TopMemoryContext,
-									  sizeof(uint32) * Max(head.total, INSTANT_SPILL_STEP));
-		runs_size = Max(head.total, INSTANT_SPILL_STEP);
+		if (instant_runs != NULL)
+			pfree(instant_runs);
+		instant_runs = NULL;
+		instant_runs_size = 0;
+		instant_runs = MemoryContextAllocHuge(TopMemoryContext,
+											  sizeof(uint32) * Max(head.total, INSTANT_SPILL_STEP));
+		instant_runs_size = Max(head.total, INSTANT_SPILL_STEP);
 	}
 
 	*length = at = head.total;
 	for (uint32 place = page->spilled;;)
 	{
 		at -= head.length;
-		instant_read_spill(&runs[at], sizeof(uint32) * head.length,
+		instant_read_spill(&instant_runs[at], sizeof(uint32) * head.length,
 						   place + INSTANT_HEAD_LENGTH);
 		if (head.before == 0)
 			break;
@@ -316,5 +317,5 @@ instant_load_runs(const InstantPage *page, uint32 *length)
 		instant_read_spill(&head, sizeof(head), place);
 	}
 	Assert(at == 0);
-	return runs;
+	return instant_runs;
 }

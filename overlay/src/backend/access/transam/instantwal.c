@@ -46,13 +46,13 @@ typedef enum InstantChunkState
 } InstantChunkState;
 
 /* Of each process that redoes pages */
-static XLogReaderState *reader = NULL;
-static DecodedXLogRecord *decoded = NULL;
-static size_t decoded_size = 0;
-static File segment_files[INSTANT_OPEN_SEGMENTS];	/* 0 is none */
-static XLogSegNo segment_nos[INSTANT_OPEN_SEGMENTS];
-static uint64 records_read = 0;
-static uint64 segments_opened = 0;
+static XLogReaderState *instant_reader = NULL;
+static DecodedXLogRecord *instant_decoded = NULL;
+static size_t instant_decoded_size = 0;
+static File instant_segment_files[INSTANT_OPEN_SEGMENTS];	/* 0 is none */
+static XLogSegNo instant_segment_nos[INSTANT_OPEN_SEGMENTS];
+static uint64 instant_records_read = 0;
+static uint64 instant_segments_opened = 0;
 
 /* ----------------------------------------------------------------
  * Chunks
@@ -90,9 +90,9 @@ instant_close_segments(void)
 {
 	for (int i = 0; i < INSTANT_OPEN_SEGMENTS; i++)
 	{
-		if (segment_files[i] > 0)
-			FileClose(segment_files[i]);
-		segment_files[i] = 0;
+		if (instant_segment_files[i] > 0)
+			FileClose(instant_segment_files[i]);
+		instant_segment_files[i] = 0;
 	}
 }
 
@@ -105,16 +105,16 @@ instant_open_segment(XLogSegNo segno)
 	int			i = segno % INSTANT_OPEN_SEGMENTS;
 	char		path[MAXPGPATH];
 
-	if (segment_files[i] > 0 && segment_nos[i] == segno)
-		return segment_files[i];
-	if (segment_files[i] > 0)
-		FileClose(segment_files[i]);
+	if (instant_segment_files[i] > 0 && instant_segment_nos[i] == segno)
+		return instant_segment_files[i];
+	if (instant_segment_files[i] > 0)
+		FileClose(instant_segment_files[i]);
 
 	XLogFilePath(path, InstantCtl->tli, segno, wal_segment_size);
-	segment_files[i] = PathNameOpenFile(path, O_RDONLY | PG_BINARY);
-	segment_nos[i] = segno;
-	segments_opened++;
-	return segment_files[i];
+	instant_segment_files[i] = PathNameOpenFile(path, O_RDONLY | PG_BINARY);
+	instant_segment_nos[i] = segno;
+	instant_segments_opened++;
+	return instant_segment_files[i];
 }
 
 /*
@@ -232,30 +232,30 @@ instant_open_reader(void)
 	MemoryContext oldcontext;
 
 	oldcontext = MemoryContextSwitchTo(TopMemoryContext);
-	reader = XLogReaderAllocate(wal_segment_size, NULL, &routine, NULL);
+	instant_reader = XLogReaderAllocate(wal_segment_size, NULL, &routine, NULL);
 	MemoryContextSwitchTo(oldcontext);
-	if (reader == NULL)
+	if (instant_reader == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_OUT_OF_MEMORY),
 				 errmsg("out of memory"),
 				 errdetail("Failed while allocating a WAL reading processor.")));
-	reader->system_identifier = GetSystemIdentifier();
+	instant_reader->system_identifier = GetSystemIdentifier();
 }
 
 void
 instant_close_reader(void)
 {
-	if (reader != NULL)
-		XLogReaderFree(reader);
-	reader = NULL;
-	if (decoded != NULL)
-		pfree(decoded);
-	decoded = NULL;
-	decoded_size = 0;
+	if (instant_reader != NULL)
+		XLogReaderFree(instant_reader);
+	instant_reader = NULL;
+	if (instant_decoded != NULL)
+		pfree(instant_decoded);
+	instant_decoded = NULL;
+	instant_decoded_size = 0;
 	instant_close_segments();
 	elog(DEBUG1, "redo of pages has read %" PRIu64 " records again, and opened %" PRIu64 " segments",
-		 records_read, segments_opened);
-	records_read = segments_opened = 0;
+		 instant_records_read, instant_segments_opened);
+	instant_records_read = instant_segments_opened = 0;
 }
 
 /*
@@ -294,26 +294,26 @@ instant_decode_kept(XLogRecPtr lsn)
 	}
 
 	/* forget the last record, which may be in the same memory */
-	XLogBeginRead(reader, lsn);
+	XLogBeginRead(instant_reader, lsn);
 
 	needed = DecodeXLogRecordRequiredSpace(record->xl_tot_len);
-	if (needed > decoded_size)
+	if (needed > instant_decoded_size)
 	{
-		if (decoded != NULL)
-			pfree(decoded);
-		decoded = NULL;
-		decoded_size = Max(needed, XLOG_BLCKSZ);
-		decoded = MemoryContextAlloc(TopMemoryContext, decoded_size);
+		if (instant_decoded != NULL)
+			pfree(instant_decoded);
+		instant_decoded = NULL;
+		instant_decoded_size = Max(needed, XLOG_BLCKSZ);
+		instant_decoded = MemoryContextAlloc(TopMemoryContext, instant_decoded_size);
 	}
-	if (!DecodeXLogRecord(reader, decoded, record, lsn, &errormsg))
+	if (!DecodeXLogRecord(instant_reader, instant_decoded, record, lsn, &errormsg))
 		ereport(ERROR,
 				(errcode(ERRCODE_DATA_CORRUPTED),
 				 errmsg("could not decode WAL again at %X/%X: %s",
 						LSN_FORMAT_ARGS(lsn), errormsg)));
 
-	reader->ReadRecPtr = lsn;
-	reader->EndRecPtr = lsn + MAXALIGN(record->xl_tot_len);
-	reader->record = decoded;
+	instant_reader->ReadRecPtr = lsn;
+	instant_reader->EndRecPtr = lsn + MAXALIGN(record->xl_tot_len);
+	instant_reader->record = instant_decoded;
 	return true;
 }
 
@@ -326,21 +326,21 @@ instant_read_record(XLogRecPtr lsn)
 {
 	char	   *errormsg;
 
-	if (reader == NULL)
+	if (instant_reader == NULL)
 		instant_open_reader();
-	if (reader->record != NULL && reader->ReadRecPtr == lsn)
-		return reader;
+	if (instant_reader->record != NULL && instant_reader->ReadRecPtr == lsn)
+		return instant_reader;
 
-	records_read++;
+	instant_records_read++;
 	if (instant_decode_kept(lsn))
-		return reader;
+		return instant_reader;
 
-	XLogBeginRead(reader, lsn);
-	if (XLogReadRecord(reader, &errormsg) == NULL)
+	XLogBeginRead(instant_reader, lsn);
+	if (XLogReadRecord(instant_reader, &errormsg) == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_DATA_CORRUPTED),
 				 errmsg("could not read WAL again at %X/%X: %s",
 						LSN_FORMAT_ARGS(lsn),
 						errormsg ? errormsg : "end of WAL")));
-	return reader;
+	return instant_reader;
 }

@@ -17,8 +17,8 @@
  *
  *		  |<-------- window -------->|<------- next window ------->|
  *		--+------------+-------------+-----------------------------+--
- *			  ^        ^             ^			^
- *			redo	   due_at		 hold_at	scanned_to
+ *			  ^        ^             ^				 ^
+ *			redo  ahead_due_at	ahead_hold_at  ahead_scanned_to
  *
  * Why into the kernel's cache
  * ---------------------------
@@ -195,44 +195,45 @@ typedef struct AheadRun
 typedef enum AheadPhase
 {
 	AHEAD_OFF,					/* nothing to look at in this range */
-	AHEAD_WAITING,				/* until decoding has come to due_at */
+	AHEAD_WAITING,				/* until decoding has come to ahead_due_at */
 	AHEAD_SCANNING,				/* collecting blocks */
 	AHEAD_ANNOUNCING,			/* telling the kernel */
 } AheadPhase;
 
 XLogAheadStats xlog_ahead_stats;
 
-static AheadPhase phase = AHEAD_OFF;
-static XLogRecPtr hold_at = PG_UINT64_MAX;	/* how far WAL may be decoded */
-static XLogRecPtr due_at;		/* when decoding is here, begin a window */
+static AheadPhase ahead_phase = AHEAD_OFF;
+static XLogRecPtr ahead_hold_at = PG_UINT64_MAX;	/* how far WAL may be
+													 * decoded */
+static XLogRecPtr ahead_due_at; /* when decoding is here, begin a window */
 
 /* The reader, which uses a file of its own */
-static TimeLineID reader_tli;
-static XLogReaderState *reader = NULL;
-static int	segment_file = -1;
-static XLogSegNo segment_no;
+static TimeLineID ahead_reader_tli;
+static XLogReaderState *ahead_reader = NULL;
+static int	ahead_segment_file = -1;
+static XLogSegNo ahead_segment_no;
 
 /* The window */
-static XLogRecPtr window_start;
-static XLogRecPtr scanned_to;
-static uint64 window_bytes;		/* that may be in it */
-static uint64 skip_bytes = AHEAD_MIN_SKIP;	/* to pass over if it is not worth
-											 * while */
-static bool worth_while;
-static bool wal_ended;
-static blockset_hash *seen = NULL;
-static blockset_hash *seen_before = NULL;
-static BufferTag *blocks = NULL;	/* to be announced */
-static int	nblocks;
-static int	max_blocks;
-static AheadLane lanes[AHEAD_LANES];
-static int	nlanes;
+static XLogRecPtr ahead_window_start;
+static XLogRecPtr ahead_scanned_to;
+static uint64 ahead_window_bytes;	/* that may be in it */
+static uint64 ahead_skip_bytes = AHEAD_MIN_SKIP;	/* to pass over if it is
+													 * not worth while */
+static bool ahead_worth_while;
+static bool ahead_wal_ended;
+static blockset_hash *ahead_seen = NULL;
+static blockset_hash *ahead_seen_before = NULL;
+static BufferTag *ahead_blocks = NULL;	/* to be announced */
+static int	ahead_nblocks;
+static int	ahead_blocks_max;
+static AheadLane ahead_lanes[AHEAD_LANES];
+static int	ahead_nlanes;
 
 /* What is under way: a ring, and the sum of it */
-static AheadRun under_way[MAX_IO_CONCURRENCY];
-static int	oldest_run = 0;
-static int	nruns = 0;
-static int	requests_under_way = 0;
+static AheadRun ahead_runs[MAX_IO_CONCURRENCY];
+static int	ahead_oldest_run = 0;
+static int	ahead_nruns = 0;
+static int	ahead_requests = 0;
 
 /*
  * Return whether looking ahead is of use.
@@ -262,26 +263,26 @@ ahead_page_read(XLogReaderState *state, XLogRecPtr targetPagePtr, int reqLen,
 	instr_time	io_start;
 	ssize_t		r;
 
-	if (segment_file >= 0 &&
-		!XLByteInSeg(targetPagePtr, segment_no, wal_segment_size))
+	if (ahead_segment_file >= 0 &&
+		!XLByteInSeg(targetPagePtr, ahead_segment_no, wal_segment_size))
 	{
-		close(segment_file);
-		segment_file = -1;
+		close(ahead_segment_file);
+		ahead_segment_file = -1;
 	}
-	if (segment_file < 0)
+	if (ahead_segment_file < 0)
 	{
 		char		path[MAXPGPATH];
 
-		XLByteToSeg(targetPagePtr, segment_no, wal_segment_size);
-		XLogFilePath(path, reader_tli, segment_no, wal_segment_size);
-		segment_file = BasicOpenFile(path, O_RDONLY | PG_BINARY);
-		if (segment_file < 0)
+		XLByteToSeg(targetPagePtr, ahead_segment_no, wal_segment_size);
+		XLogFilePath(path, ahead_reader_tli, ahead_segment_no, wal_segment_size);
+		ahead_segment_file = BasicOpenFile(path, O_RDONLY | PG_BINARY);
+		if (ahead_segment_file < 0)
 			return XLREAD_FAIL;
 	}
 
 	io_start = pgstat_prepare_io_time(track_wal_io_timing);
 	pgstat_report_wait_start(WAIT_EVENT_WAL_READ);
-	r = pg_pread(segment_file, readBuf, XLOG_BLCKSZ,
+	r = pg_pread(ahead_segment_file, readBuf, XLOG_BLCKSZ,
 				 (off_t) XLogSegmentOffset(targetPagePtr, wal_segment_size));
 	pgstat_report_wait_end();
 	if (r > 0)
@@ -290,7 +291,7 @@ ahead_page_read(XLogReaderState *state, XLogRecPtr targetPagePtr, int reqLen,
 	if (r != XLOG_BLCKSZ)
 		return XLREAD_FAIL;
 
-	state->seg.ws_tli = reader_tli;
+	state->seg.ws_tli = ahead_reader_tli;
 	return XLOG_BLCKSZ;
 }
 
@@ -299,18 +300,18 @@ ahead_initialize(void)
 {
 	static XLogReaderRoutine routine = {.page_read = ahead_page_read};
 
-	reader = XLogReaderAllocate(wal_segment_size, NULL, &routine, NULL);
-	if (reader == NULL)
+	ahead_reader = XLogReaderAllocate(wal_segment_size, NULL, &routine, NULL);
+	if (ahead_reader == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_OUT_OF_MEMORY),
 				 errmsg("out of memory"),
 				 errdetail("Failed while allocating a WAL reading processor.")));
-	reader->system_identifier = GetSystemIdentifier();
+	ahead_reader->system_identifier = GetSystemIdentifier();
 
-	seen = blockset_create(TopMemoryContext, 1024, NULL);
-	seen_before = blockset_create(TopMemoryContext, 1024, NULL);
-	blocks = MemoryContextAlloc(TopMemoryContext,
-								AHEAD_MAX_BLOCKS * sizeof(BufferTag));
+	ahead_seen = blockset_create(TopMemoryContext, 1024, NULL);
+	ahead_seen_before = blockset_create(TopMemoryContext, 1024, NULL);
+	ahead_blocks = MemoryContextAlloc(TopMemoryContext,
+									  AHEAD_MAX_BLOCKS * sizeof(BufferTag));
 }
 
 /*
@@ -326,29 +327,29 @@ XLogAheadBegin(XLogRecPtr start, XLogRecPtr limit, TimeLineID tli)
 	XLogRecPtr	from = start;
 
 	/* Go on with what is known from the last range. */
-	if (tli == reader_tli && start >= window_start)
+	if (tli == ahead_reader_tli && start >= ahead_window_start)
 	{
-		if (phase != AHEAD_OFF)
+		if (ahead_phase != AHEAD_OFF)
 			return;
-		from = Max(start, scanned_to);
+		from = Max(start, ahead_scanned_to);
 	}
 
 	XLogAheadEnd();
 	if (!ahead_possible() || limit < from || limit - from < AHEAD_MIN_RANGE)
 		return;
 
-	if (reader == NULL)
+	if (ahead_reader == NULL)
 		ahead_initialize();
 
-	reader_tli = tli;
-	window_bytes = AHEAD_FIRST_WINDOW;
-	scanned_to = InvalidXLogRecPtr;
-	blockset_reset(seen);
-	blockset_reset(seen_before);
+	ahead_reader_tli = tli;
+	ahead_window_bytes = AHEAD_FIRST_WINDOW;
+	ahead_scanned_to = InvalidXLogRecPtr;
+	blockset_reset(ahead_seen);
+	blockset_reset(ahead_seen_before);
 
-	window_start = start;
-	due_at = hold_at = from;
-	phase = AHEAD_WAITING;
+	ahead_window_start = start;
+	ahead_due_at = ahead_hold_at = from;
+	ahead_phase = AHEAD_WAITING;
 }
 
 /*
@@ -357,9 +358,9 @@ XLogAheadBegin(XLogRecPtr start, XLogRecPtr limit, TimeLineID tli)
 void
 XLogAheadPause(void)
 {
-	if (segment_file >= 0)
-		close(segment_file);
-	segment_file = -1;
+	if (ahead_segment_file >= 0)
+		close(ahead_segment_file);
+	ahead_segment_file = -1;
 }
 
 /*
@@ -369,8 +370,8 @@ void
 XLogAheadEnd(void)
 {
 	XLogAheadPause();
-	hold_at = PG_UINT64_MAX;
-	phase = AHEAD_OFF;
+	ahead_hold_at = PG_UINT64_MAX;
+	ahead_phase = AHEAD_OFF;
 }
 
 /*
@@ -379,7 +380,7 @@ XLogAheadEnd(void)
 bool
 XLogAheadHolds(XLogRecPtr decoded)
 {
-	return decoded >= hold_at;
+	return decoded >= ahead_hold_at;
 }
 
 static bool
@@ -411,8 +412,8 @@ ahead_collect(DecodedXLogRecord *record)
 			continue;
 
 		InitBufferTag(&tag, &block->rlocator, block->forknum, block->blkno);
-		(void) blockset_insert(seen, tag, &found);
-		if (found || blockset_lookup(seen_before, tag) != NULL)
+		(void) blockset_insert(ahead_seen, tag, &found);
+		if (found || blockset_lookup(ahead_seen_before, tag) != NULL)
 			continue;
 
 		/* Redo rebuilds it without reading it. */
@@ -420,8 +421,8 @@ ahead_collect(DecodedXLogRecord *record)
 			(block->flags & BKPBLOCK_WILL_INIT))
 			continue;
 
-		if (nblocks < max_blocks && !ahead_is_buffered(&tag))
-			blocks[nblocks++] = tag;
+		if (ahead_nblocks < ahead_blocks_max && !ahead_is_buffered(&tag))
+			ahead_blocks[ahead_nblocks++] = tag;
 	}
 }
 
@@ -459,25 +460,25 @@ ahead_max_blocks(void)
 static void
 ahead_begin_window(XLogRecPtr decoded)
 {
-	blockset_hash *forgotten = seen_before;
+	blockset_hash *forgotten = ahead_seen_before;
 
 	/* After WAL that was passed over, go on where decoding is. */
-	if (decoded > scanned_to)
+	if (decoded > ahead_scanned_to)
 	{
-		XLogBeginRead(reader, decoded);
-		scanned_to = decoded;
-		hold_at = decoded;
+		XLogBeginRead(ahead_reader, decoded);
+		ahead_scanned_to = decoded;
+		ahead_hold_at = decoded;
 	}
 
-	seen_before = seen;
-	seen = forgotten;
-	blockset_reset(seen);
-	max_blocks = ahead_max_blocks();
-	nblocks = 0;
-	window_start = scanned_to;
-	worth_while = true;
-	wal_ended = false;
-	phase = AHEAD_SCANNING;
+	ahead_seen_before = ahead_seen;
+	ahead_seen = forgotten;
+	blockset_reset(ahead_seen);
+	ahead_blocks_max = ahead_max_blocks();
+	ahead_nblocks = 0;
+	ahead_window_start = ahead_scanned_to;
+	ahead_worth_while = true;
+	ahead_wal_ended = false;
+	ahead_phase = AHEAD_SCANNING;
 }
 
 /*
@@ -486,13 +487,14 @@ ahead_begin_window(XLogRecPtr decoded)
 static void
 ahead_divide(void)
 {
-	nlanes = Max(Min(nblocks / AHEAD_MIN_LANE, AHEAD_LANES), 1);
-	for (int i = 0; i < nlanes; i++)
+	ahead_nlanes = Max(Min(ahead_nblocks / AHEAD_MIN_LANE, AHEAD_LANES), 1);
+	for (int i = 0; i < ahead_nlanes; i++)
 	{
-		lanes[i].first = lanes[i].next = nblocks * i / nlanes;
-		lanes[i].end = nblocks * (i + 1) / nlanes;
+		ahead_lanes[i].first = ahead_lanes[i].next = ahead_nblocks * i / ahead_nlanes;
+		ahead_lanes[i].end = ahead_nblocks * (i + 1) / ahead_nlanes;
 	}
-	Assert(lanes[0].first == 0 && lanes[nlanes - 1].end == nblocks);
+	Assert(ahead_lanes[0].first == 0 &&
+		   ahead_lanes[ahead_nlanes - 1].end == ahead_nblocks);
 }
 
 /*
@@ -503,9 +505,9 @@ ahead_next_lane(void)
 {
 	AheadLane  *result = NULL;
 
-	for (int i = 0; i < nlanes; i++)
+	for (int i = 0; i < ahead_nlanes; i++)
 	{
-		AheadLane  *lane = &lanes[i];
+		AheadLane  *lane = &ahead_lanes[i];
 
 		if (lane->next < lane->end &&
 			(result == NULL ||
@@ -521,7 +523,7 @@ ahead_next_lane(void)
 static void
 ahead_scan(void)
 {
-	XLogRecPtr	step_start = scanned_to;
+	XLogRecPtr	step_start = ahead_scanned_to;
 	bool		complete = false;
 
 	do
@@ -529,31 +531,32 @@ ahead_scan(void)
 		uint64		scanned;
 		char	   *errormsg;
 
-		if (XLogReadRecord(reader, &errormsg) == NULL)
+		if (XLogReadRecord(ahead_reader, &errormsg) == NULL)
 		{
-			wal_ended = true;
+			ahead_wal_ended = true;
 			complete = true;
 			break;
 		}
-		ahead_collect(reader->record);
-		scanned_to = reader->EndRecPtr;
+		ahead_collect(ahead_reader->record);
+		ahead_scanned_to = ahead_reader->EndRecPtr;
 
-		scanned = scanned_to - window_start;
+		scanned = ahead_scanned_to - ahead_window_start;
 		if (scanned >= AHEAD_JUDGE_AFTER &&
-			scanned / AHEAD_WORTH > nblocks)
-			worth_while = false;
-		complete = !worth_while || scanned >= window_bytes ||
-			nblocks == max_blocks || seen->members >= AHEAD_MAX_BLOCKS;
-	} while (!complete && scanned_to - step_start < AHEAD_STEP_BYTES);
+			scanned / AHEAD_WORTH > ahead_nblocks)
+			ahead_worth_while = false;
+		complete = !ahead_worth_while || scanned >= ahead_window_bytes ||
+			ahead_nblocks == ahead_blocks_max ||
+			ahead_seen->members >= AHEAD_MAX_BLOCKS;
+	} while (!complete && ahead_scanned_to - step_start < AHEAD_STEP_BYTES);
 
-	xlog_ahead_stats.wal_bytes += scanned_to - step_start;
+	xlog_ahead_stats.wal_bytes += ahead_scanned_to - step_start;
 
 	if (complete)
 	{
-		qsort(blocks, nblocks, sizeof(BufferTag), ahead_compare);
+		qsort(ahead_blocks, ahead_nblocks, sizeof(BufferTag), ahead_compare);
 		ahead_divide();
 		INJECTION_POINT("xlogahead-scanned", NULL);
-		phase = AHEAD_ANNOUNCING;
+		ahead_phase = AHEAD_ANNOUNCING;
 	}
 }
 
@@ -572,12 +575,12 @@ ahead_same_file(const BufferTag *a, const BufferTag *b)
 static void
 ahead_wait_for_run(void)
 {
-	AheadRun   *run = &under_way[oldest_run];
+	AheadRun   *run = &ahead_runs[ahead_oldest_run];
 	RelPathStr	relpath;
 	char		path[MAXPGPATH];
 	int			file;
 
-	Assert(nruns > 0);
+	Assert(ahead_nruns > 0);
 
 	/*
 	 * The file is opened here, and not by smgr, because it may be gone by
@@ -604,9 +607,9 @@ ahead_wait_for_run(void)
 		close(file);
 	}
 
-	requests_under_way -= run->requests;
-	oldest_run = (oldest_run + 1) % MAX_IO_CONCURRENCY;
-	nruns--;
+	ahead_requests -= run->requests;
+	ahead_oldest_run = (ahead_oldest_run + 1) % MAX_IO_CONCURRENCY;
+	ahead_nruns--;
 }
 
 /*
@@ -615,7 +618,7 @@ ahead_wait_for_run(void)
 static int
 ahead_end_of_run(const AheadLane *lane, int max_requests)
 {
-	const BufferTag *first = &blocks[lane->next];
+	const BufferTag *first = &ahead_blocks[lane->next];
 	BlockNumber limit = first->blockNum +
 		Min(max_requests * AHEAD_REQUEST_BLOCKS, AHEAD_MAX_RUN);
 	int			end = lane->next + 1;
@@ -623,9 +626,9 @@ ahead_end_of_run(const AheadLane *lane, int max_requests)
 	Assert(end <= lane->end);
 
 	while (end < lane->end &&
-		   ahead_same_file(first, &blocks[end]) &&
-		   blocks[end].blockNum - blocks[end - 1].blockNum <= AHEAD_GAP + 1 &&
-		   blocks[end].blockNum < limit)
+		   ahead_same_file(first, &ahead_blocks[end]) &&
+		   ahead_blocks[end].blockNum - ahead_blocks[end - 1].blockNum <= AHEAD_GAP + 1 &&
+		   ahead_blocks[end].blockNum < limit)
 		end++;
 	return end;
 }
@@ -639,15 +642,15 @@ ahead_announce_run(AheadLane *lane)
 {
 	int			max_requests = Max(maintenance_io_concurrency, 1);
 	int			end = ahead_end_of_run(lane, max_requests);
-	BufferTag  *first = &blocks[lane->next];
-	BufferTag  *last = &blocks[end - 1];
+	BufferTag  *first = &ahead_blocks[lane->next];
+	BufferTag  *last = &ahead_blocks[end - 1];
 	int			needed = end - lane->next;
 	int			length = last->blockNum - first->blockNum + 1;
 	int			requests = (length + AHEAD_REQUEST_BLOCKS - 1) / AHEAD_REQUEST_BLOCKS;
 	SMgrRelation reln;
 	AheadRun   *run;
 
-	if (nruns > 0 && requests_under_way + requests > max_requests)
+	if (ahead_nruns > 0 && ahead_requests + requests > max_requests)
 	{
 		ahead_wait_for_run();
 		return false;
@@ -657,23 +660,23 @@ ahead_announce_run(AheadLane *lane)
 	reln = smgropen(BufTagGetRelFileLocator(first), INVALID_PROC_NUMBER);
 	if (smgrprefetch(reln, BufTagGetForkNum(first), first->blockNum, length))
 	{
-		Assert(nruns < MAX_IO_CONCURRENCY);
-		run = &under_way[(oldest_run + nruns++) % MAX_IO_CONCURRENCY];
+		Assert(ahead_nruns < MAX_IO_CONCURRENCY);
+		run = &ahead_runs[(ahead_oldest_run + ahead_nruns++) % MAX_IO_CONCURRENCY];
 		run->last = *last;
 		run->requests = requests;
-		requests_under_way += requests;
+		ahead_requests += requests;
 
 		xlog_ahead_stats.runs++;
 		xlog_ahead_stats.blocks += needed;
 		xlog_ahead_stats.gap_blocks += length - needed;
 		xlog_ahead_stats.most_requests = Max(xlog_ahead_stats.most_requests,
-											 requests_under_way);
+											 ahead_requests);
 		return true;
 	}
 
 	/* The file, or this segment of it, does not exist, nor do later ones. */
 	while (lane->next < lane->end &&
-		   ahead_same_file(first, &blocks[lane->next]))
+		   ahead_same_file(first, &ahead_blocks[lane->next]))
 		lane->next++;
 	return true;
 }
@@ -687,27 +690,29 @@ ahead_end_window(void)
 {
 	xlog_ahead_stats.windows++;
 	elog(DEBUG1, "looked ahead in WAL from %X/%X to %X/%X, found %d blocks to read",
-		 LSN_FORMAT_ARGS(window_start), LSN_FORMAT_ARGS(scanned_to), nblocks);
+		 LSN_FORMAT_ARGS(ahead_window_start), LSN_FORMAT_ARGS(ahead_scanned_to),
+		 ahead_nblocks);
 
-	if (wal_ended)
+	if (ahead_wal_ended)
 	{
 		XLogAheadEnd();
 		return;
 	}
 
-	phase = AHEAD_WAITING;
-	if (worth_while)
+	ahead_phase = AHEAD_WAITING;
+	if (ahead_worth_while)
 	{
-		hold_at = scanned_to;
-		due_at = window_start + (scanned_to - window_start) / 2;
-		window_bytes = Min(window_bytes * 2, AHEAD_MAX_WINDOW);
-		skip_bytes = AHEAD_MIN_SKIP;
+		ahead_hold_at = ahead_scanned_to;
+		ahead_due_at = ahead_window_start +
+			(ahead_scanned_to - ahead_window_start) / 2;
+		ahead_window_bytes = Min(ahead_window_bytes * 2, AHEAD_MAX_WINDOW);
+		ahead_skip_bytes = AHEAD_MIN_SKIP;
 	}
 	else
 	{
-		hold_at = PG_UINT64_MAX;
-		due_at = scanned_to + skip_bytes;
-		skip_bytes = Min(skip_bytes * 2, AHEAD_MAX_SKIP);
+		ahead_hold_at = PG_UINT64_MAX;
+		ahead_due_at = ahead_scanned_to + ahead_skip_bytes;
+		ahead_skip_bytes = Min(ahead_skip_bytes * 2, AHEAD_MAX_SKIP);
 	}
 }
 
@@ -720,13 +725,13 @@ XLogAheadStep(XLogRecPtr decoded)
 {
 	AheadLane  *lane;
 
-	switch (phase)
+	switch (ahead_phase)
 	{
 		case AHEAD_OFF:
 			return false;
 
 		case AHEAD_WAITING:
-			if (decoded < due_at)
+			if (decoded < ahead_due_at)
 			{
 				Assert(!XLogAheadHolds(decoded));
 				return false;

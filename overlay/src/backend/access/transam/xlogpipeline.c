@@ -252,7 +252,7 @@ typedef enum XLogPipelineObstacle
 	XLOG_PIPELINE_NO_SPACE,
 } XLogPipelineObstacle;
 
-static const char *const obstacle_names[] = {
+static const char *const pipeline_obstacle_names[] = {
 	[XLOG_PIPELINE_NO_OBSTACLE] = "worker exit",
 	[XLOG_PIPELINE_LIMIT] = "end of range",
 	[XLOG_PIPELINE_SEGMENT] = "unreadable segment",
@@ -311,38 +311,38 @@ static char *XLogPipelineQueue = NULL;
  * for, if any; when that was, and when to look whether it is still there, or to
  * ask for another one; all in seconds of a clock that is never set
  */
-static bool worker_wanted = false;
-static BackgroundWorkerHandle *worker_handle = NULL;
-static double worker_requested_at = 0;
-static double worker_look_at = 0;
-static double worker_restart_delay = XLOG_PIPELINE_MIN_RESTART_DELAY;
-static bool worker_loss_reported = false;
+static bool pipeline_worker_wanted = false;
+static BackgroundWorkerHandle *pipeline_worker_handle = NULL;
+static double pipeline_worker_requested_at = 0;
+static double pipeline_worker_look_at = 0;
+static double pipeline_worker_restart_delay = XLOG_PIPELINE_MIN_RESTART_DELAY;
+static bool pipeline_worker_loss_reported = false;
 
 /*
  * Startup process: what has been handed over, how far it is known to have been
  * published, and how many records were taken since "current" was written
  */
-static bool engaged = false;
-static DecodedXLogRecord *current_record = NULL;
-static XLogRecPtr known_published = InvalidXLogRecPtr;
-static int	untold_records = 0;
+static bool pipeline_engaged = false;
+static DecodedXLogRecord *pipeline_current_record = NULL;
+static XLogRecPtr pipeline_known_published = InvalidXLogRecPtr;
+static int	pipeline_untold_records = 0;
 
 /* Startup process: what has been done, for the log */
-static uint64 total_records = 0;
-static uint64 total_bytes = 0;
-static uint64 total_ranges = 0;
-static uint64 total_waits = 0;
+static uint64 pipeline_total_records = 0;
+static uint64 pipeline_total_bytes = 0;
+static uint64 pipeline_total_ranges = 0;
+static uint64 pipeline_total_waits = 0;
 
 /* Worker: the range it works on, its reader, the segment that is open */
-static XLogPipelineRange range;
-static XLogPipelineObstacle obstacle;
-static XLogReaderState *reader = NULL;
-static int	segment_file = -1;
-static XLogSegNo segment_no = 0;
-static XLogRecPtr woken_at = InvalidXLogRecPtr;
+static XLogPipelineRange pipeline_range;
+static XLogPipelineObstacle pipeline_obstacle;
+static XLogReaderState *pipeline_reader = NULL;
+static int	pipeline_segment_file = -1;
+static XLogSegNo pipeline_segment_no = 0;
+static XLogRecPtr pipeline_woken_at = InvalidXLogRecPtr;
 
 /* Worker: end of the last record that is ready except for its blocks */
-static XLogRecPtr ready_end = InvalidXLogRecPtr;
+static XLogRecPtr pipeline_ready_end = InvalidXLogRecPtr;
 
 /* Worker: a block that the kernel has been asked to prefetch */
 typedef struct XLogPipelineRead
@@ -356,9 +356,9 @@ typedef struct XLogPipelineRead
  * Positions only rise.
  */
 #define XLOG_PIPELINE_READS		(MAX_IO_CONCURRENCY + 1)
-static XLogPipelineRead *reads = NULL;
-static uint64 reads_head = 0;
-static uint64 reads_tail = 0;
+static XLogPipelineRead *pipeline_reads = NULL;
+static uint64 pipeline_reads_head = 0;
+static uint64 pipeline_reads_tail = 0;
 
 static int	pipeline_page_read(XLogReaderState *state, XLogRecPtr targetPagePtr,
 							   int reqLen, XLogRecPtr targetRecPtr,
@@ -485,7 +485,7 @@ pipeline_request_worker(void)
 	MemoryContext oldcontext;
 	bool		registered;
 
-	Assert(worker_handle == NULL);
+	Assert(pipeline_worker_handle == NULL);
 
 	worker.bgw_flags = BGWORKER_SHMEM_ACCESS;
 	worker.bgw_start_time = BgWorkerStart_PostmasterStart;
@@ -496,12 +496,13 @@ pipeline_request_worker(void)
 	strcpy(worker.bgw_name, "walpipeline");
 	strcpy(worker.bgw_type, "walpipeline");
 
-	worker_requested_at = pipeline_clock();
-	worker_look_at = worker_requested_at + XLOG_PIPELINE_MIN_RESTART_DELAY;
-	worker_loss_reported = false;
+	pipeline_worker_requested_at = pipeline_clock();
+	pipeline_worker_look_at = pipeline_worker_requested_at +
+		XLOG_PIPELINE_MIN_RESTART_DELAY;
+	pipeline_worker_loss_reported = false;
 
 	oldcontext = MemoryContextSwitchTo(TopMemoryContext);
-	registered = RegisterDynamicBackgroundWorker(&worker, &worker_handle);
+	registered = RegisterDynamicBackgroundWorker(&worker, &pipeline_worker_handle);
 	MemoryContextSwitchTo(oldcontext);
 	return registered;
 }
@@ -516,9 +517,9 @@ pipeline_report_loss(void)
 	double		now = pipeline_clock();
 	bool		failed;
 
-	if (worker_loss_reported)
+	if (pipeline_worker_loss_reported)
 		return;
-	worker_loss_reported = true;
+	pipeline_worker_loss_reported = true;
 
 	/* The whole server may be shutting down. */
 	ProcessStartupProcInterrupts();
@@ -528,18 +529,19 @@ pipeline_report_loss(void)
 	XLogPipelineCtl->failed = false;
 	SpinLockRelease(&XLogPipelineCtl->mutex);
 
-	if (now - worker_requested_at > XLOG_PIPELINE_MAX_RESTART_DELAY)
-		worker_restart_delay = XLOG_PIPELINE_MIN_RESTART_DELAY;
-	worker_look_at = now + worker_restart_delay;
+	if (now - pipeline_worker_requested_at > XLOG_PIPELINE_MAX_RESTART_DELAY)
+		pipeline_worker_restart_delay = XLOG_PIPELINE_MIN_RESTART_DELAY;
+	pipeline_worker_look_at = now + pipeline_worker_restart_delay;
 
 	ereport(LOG,
 			(failed ?
 			 errmsg("WAL pipeline process has failed, recovery goes on without it") :
 			 errmsg("WAL pipeline process has ended, recovery goes on without it"),
-			 errdetail("It is started again in %.0f s.", worker_restart_delay)));
+			 errdetail("It is started again in %.0f s.",
+					   pipeline_worker_restart_delay)));
 
-	worker_restart_delay = Min(worker_restart_delay * 2,
-							   XLOG_PIPELINE_MAX_RESTART_DELAY);
+	pipeline_worker_restart_delay = Min(pipeline_worker_restart_delay * 2,
+										XLOG_PIPELINE_MAX_RESTART_DELAY);
 }
 
 /*
@@ -552,18 +554,18 @@ pipeline_look_after_worker(void)
 	double		now = pipeline_clock();
 	pid_t		pid;
 
-	if (now < worker_look_at)
+	if (now < pipeline_worker_look_at)
 		return;
-	worker_look_at = now + XLOG_PIPELINE_MIN_RESTART_DELAY;
+	pipeline_worker_look_at = now + XLOG_PIPELINE_MIN_RESTART_DELAY;
 
-	if (worker_handle != NULL)
+	if (pipeline_worker_handle != NULL)
 	{
 		/* It may be on its way, or not quite gone. */
-		if (GetBackgroundWorkerPid(worker_handle, &pid) != BGWH_STOPPED)
+		if (GetBackgroundWorkerPid(pipeline_worker_handle, &pid) != BGWH_STOPPED)
 			return;
-		pfree(worker_handle);
-		worker_handle = NULL;
-		if (!worker_loss_reported)
+		pfree(pipeline_worker_handle);
+		pipeline_worker_handle = NULL;
+		if (!pipeline_worker_loss_reported)
 		{
 			pipeline_report_loss();
 			return;
@@ -573,9 +575,9 @@ pipeline_look_after_worker(void)
 	/* Without a free slot, come again; it has been said at the start. */
 	if (!pipeline_request_worker())
 	{
-		worker_look_at = now + worker_restart_delay;
-		worker_restart_delay = Min(worker_restart_delay * 2,
-								   XLOG_PIPELINE_MAX_RESTART_DELAY);
+		pipeline_worker_look_at = now + pipeline_worker_restart_delay;
+		pipeline_worker_restart_delay = Min(pipeline_worker_restart_delay * 2,
+											XLOG_PIPELINE_MAX_RESTART_DELAY);
 	}
 }
 
@@ -598,7 +600,7 @@ XLogPipelineStart(void)
 	XLogPipelineCtl->startup = MyProcNumber;
 	SpinLockRelease(&XLogPipelineCtl->mutex);
 
-	worker_wanted = true;
+	pipeline_worker_wanted = true;
 	if (!pipeline_request_worker())
 		ereport(LOG,
 				(errmsg("could not start the WAL pipeline, recovery goes on without it"),
@@ -610,8 +612,8 @@ XLogPipelineStart(void)
 	 * before.
 	 */
 	while (IS_INJECTION_POINT_ATTACHED("xlogpipeline-wait-for-worker") &&
-		   worker_handle != NULL && !XLogPipelineIsIdle() &&
-		   GetBackgroundWorkerPid(worker_handle, &pid) != BGWH_STOPPED)
+		   pipeline_worker_handle != NULL && !XLogPipelineIsIdle() &&
+		   GetBackgroundWorkerPid(pipeline_worker_handle, &pid) != BGWH_STOPPED)
 	{
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 						 100, WAIT_EVENT_WAL_PIPELINE_RECORD);
@@ -642,12 +644,12 @@ XLogPipelineStop(void)
 	 * From now on a worker that has not attached yet will not do so.  One
 	 * that has attached ends soon, and sets our latch when it has detached.
 	 */
-	worker_wanted = false;
-	if (worker_handle != NULL)
+	pipeline_worker_wanted = false;
+	if (pipeline_worker_handle != NULL)
 	{
-		TerminateBackgroundWorker(worker_handle);
-		pfree(worker_handle);
-		worker_handle = NULL;
+		TerminateBackgroundWorker(pipeline_worker_handle);
+		pfree(pipeline_worker_handle);
+		pipeline_worker_handle = NULL;
 	}
 	while (pipeline_state() != XLOG_PIPELINE_ABSENT)
 	{
@@ -657,8 +659,8 @@ XLogPipelineStop(void)
 		ResetLatch(MyLatch);
 	}
 
-	engaged = false;
-	current_record = NULL;
+	pipeline_engaged = false;
+	pipeline_current_record = NULL;
 
 	SpinLockAcquire(&XLogPipelineCtl->mutex);
 	blocks_read = XLogPipelineCtl->blocks_read;
@@ -668,8 +670,9 @@ XLogPipelineStop(void)
 
 	ereport(LOG,
 			(errmsg("WAL pipeline: decoded %" PRIu64 " records in %" PRIu64 " ranges, %" PRIu64 " kB of WAL, read %" PRIu64 " blocks and wrote %" PRIu64 "; redo waited %" PRIu64 " times",
-					total_records, total_ranges, total_bytes / 1024,
-					blocks_read, blocks_written, total_waits),
+					pipeline_total_records, pipeline_total_ranges,
+					pipeline_total_bytes / 1024,
+					blocks_read, blocks_written, pipeline_total_waits),
 			 errdetail("It looked ahead in %" PRIu64 " kB of WAL, in %" PRIu64 " windows, and announced %" PRIu64 " blocks, and %" PRIu64 " in between, in %" PRIu64 " runs, with at most %d requests under way.",
 					   ahead.wal_bytes / 1024, ahead.windows,
 					   ahead.blocks, ahead.gap_blocks,
@@ -695,7 +698,7 @@ XLogPipelineIsIdle(void)
 {
 	XLogPipelineState state;
 
-	if (!worker_wanted)
+	if (!pipeline_worker_wanted)
 		return false;
 
 	state = pipeline_state();
@@ -710,7 +713,7 @@ XLogPipelineIsIdle(void)
 bool
 XLogPipelineIsEngaged(void)
 {
-	return engaged;
+	return pipeline_engaged;
 }
 
 /*
@@ -727,7 +730,7 @@ XLogPipelineEngage(XLogReaderState *startup_reader, XLogRecPtr limit,
 	XLogPipelineRange *r;
 
 	Assert(AmStartupProcess());
-	Assert(!engaged);
+	Assert(!pipeline_engaged);
 	Assert(!XLogRecPtrIsInvalid(startup_reader->ReadRecPtr));
 	Assert(startup_reader->EndRecPtr < limit);
 
@@ -749,11 +752,11 @@ XLogPipelineEngage(XLogReaderState *startup_reader, XLogRecPtr limit,
 	pg_atomic_write_u64(&XLogPipelineCtl->wake_worker_at, InvalidXLogRecPtr);
 	pg_atomic_write_u64(&XLogPipelineCtl->startup_waits_at, InvalidXLogRecPtr);
 
-	engaged = true;
-	current_record = NULL;
-	known_published = r->start;
-	untold_records = 0;
-	total_ranges++;
+	pipeline_engaged = true;
+	pipeline_current_record = NULL;
+	pipeline_known_published = r->start;
+	pipeline_untold_records = 0;
+	pipeline_total_ranges++;
 
 	INJECTION_POINT("xlogpipeline-engage", NULL);
 
@@ -778,11 +781,11 @@ pipeline_take_back(XLogPipelineState state, XLogRecPtr endptr)
 	elog(DEBUG1, "WAL pipeline ended at %X/%X, handed over at %X/%X: %s",
 		 LSN_FORMAT_ARGS(endptr),
 		 LSN_FORMAT_ARGS(XLogPipelineCtl->range.start),
-		 obstacle_names[XLogPipelineCtl->obstacle]);
+		 pipeline_obstacle_names[XLogPipelineCtl->obstacle]);
 
-	total_bytes += endptr - XLogPipelineCtl->range.start;
-	engaged = false;
-	current_record = NULL;
+	pipeline_total_bytes += endptr - XLogPipelineCtl->range.start;
+	pipeline_engaged = false;
+	pipeline_current_record = NULL;
 
 	INJECTION_POINT("xlogpipeline-taken-back", NULL);
 }
@@ -800,10 +803,10 @@ pipeline_take_back(XLogPipelineState state, XLogRecPtr endptr)
 static void
 pipeline_tell_current(void)
 {
-	XLogRecPtr	lsn = current_record->lsn;
+	XLogRecPtr	lsn = pipeline_current_record->lsn;
 	XLogRecPtr	wake_at;
 
-	untold_records = 0;
+	pipeline_untold_records = 0;
 	pg_atomic_write_membarrier_u64(&XLogPipelineCtl->current, lsn);
 
 	wake_at = pg_atomic_read_u64(&XLogPipelineCtl->wake_worker_at);
@@ -825,7 +828,7 @@ pipeline_wait_for_record(XLogRecPtr endptr)
 	INJECTION_POINT("xlogpipeline-record-missed", NULL);
 
 	/* A worker that knows that all has been applied relies on "current", too. */
-	if (untold_records > 0)
+	if (pipeline_untold_records > 0)
 		pipeline_tell_current();
 
 	for (;;)
@@ -840,9 +843,9 @@ pipeline_wait_for_record(XLogRecPtr endptr)
 		 * is seen after it.
 		 */
 		state = pipeline_state();
-		known_published =
+		pipeline_known_published =
 			pg_atomic_read_membarrier_u64(&XLogPipelineCtl->published);
-		found = known_published > endptr;
+		found = pipeline_known_published > endptr;
 		if (found || state != XLOG_PIPELINE_RUNNING)
 			break;
 
@@ -851,7 +854,7 @@ pipeline_wait_for_record(XLogRecPtr endptr)
 								   InvalidXLogRecPtr) != InvalidXLogRecPtr)
 			pipeline_wake(&XLogPipelineCtl->worker);
 
-		total_waits++;
+		pipeline_total_waits++;
 		ProcessStartupProcInterrupts();
 		/* the timer sets our latch, too */
 		if (!StandbyMode)
@@ -876,7 +879,7 @@ pipeline_prefetch_memory(DecodedXLogRecord *record)
 #ifdef __GNUC__
 	DecodedXLogRecord *next;
 
-	if (record->next_lsn >= known_published)
+	if (record->next_lsn >= pipeline_known_published)
 		return;
 	next = record->next;
 	for (int i = 0; i <= next->max_block_id; i++)
@@ -892,7 +895,7 @@ pipeline_prefetch_memory(DecodedXLogRecord *record)
 			__builtin_prefetch(GetBufferDescriptor(buffer - 1), 1);
 		}
 	}
-	if (next->next_lsn < known_published)
+	if (next->next_lsn < pipeline_known_published)
 		__builtin_prefetch(next->next);
 #endif
 }
@@ -911,15 +914,15 @@ XLogPipelineNextRecord(void)
 	XLogRecPtr	endptr;
 	XLogRecPtr	wake_at;
 
-	Assert(engaged);
+	Assert(pipeline_engaged);
 
-	endptr = current_record ? current_record->next_lsn :
+	endptr = pipeline_current_record ? pipeline_current_record->next_lsn :
 		XLogPipelineCtl->range.start;
 
-	if (known_published <= endptr)
+	if (pipeline_known_published <= endptr)
 	{
-		known_published = pg_atomic_read_u64(&XLogPipelineCtl->published);
-		if (known_published <= endptr && !pipeline_wait_for_record(endptr))
+		pipeline_known_published = pg_atomic_read_u64(&XLogPipelineCtl->published);
+		if (pipeline_known_published <= endptr && !pipeline_wait_for_record(endptr))
 		{
 			pipeline_take_back(pipeline_state(), endptr);
 			return NULL;
@@ -928,16 +931,17 @@ XLogPipelineNextRecord(void)
 		pg_read_barrier();
 	}
 
-	next = current_record ? current_record->next : XLogPipelineCtl->first;
+	next = pipeline_current_record ? pipeline_current_record->next :
+		XLogPipelineCtl->first;
 	Assert(next != NULL);
 	Assert((char *) next >= XLogPipelineQueue &&
 		   (char *) next < XLogPipelineQueue + pipeline_queue_bytes());
 	Assert(next->lsn >= endptr);
-	Assert(next->next_lsn <= known_published);
+	Assert(next->next_lsn <= pipeline_known_published);
 	Assert(!next->oversized);
 
-	current_record = next;
-	total_records++;
+	pipeline_current_record = next;
+	pipeline_total_records++;
 	pipeline_prefetch_memory(next);
 
 	/*
@@ -946,9 +950,9 @@ XLogPipelineNextRecord(void)
 	 * wait, and we miss that, we notice at the next record, or before we
 	 * wait.
 	 */
-	untold_records++;
+	pipeline_untold_records++;
 	wake_at = pg_atomic_read_u64(&XLogPipelineCtl->wake_worker_at);
-	if (untold_records >= XLOG_PIPELINE_TELL_RECORDS ||
+	if (pipeline_untold_records >= XLOG_PIPELINE_TELL_RECORDS ||
 		unlikely(wake_at != InvalidXLogRecPtr && next->lsn >= wake_at))
 		pipeline_tell_current();
 
@@ -1059,17 +1063,18 @@ pipeline_initialize(void)
 	/* for the buffers that we pin while reading */
 	CreateAuxProcessResourceOwner();
 
-	reader = XLogReaderAllocate(wal_segment_size, NULL, &routine, NULL);
-	if (reader == NULL)
+	pipeline_reader = XLogReaderAllocate(wal_segment_size, NULL, &routine, NULL);
+	if (pipeline_reader == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_OUT_OF_MEMORY),
 				 errmsg("out of memory"),
 				 errdetail("Failed while allocating a WAL reading processor.")));
-	reader->system_identifier = GetSystemIdentifier();
-	XLogReaderSetDecodeBuffer(reader, XLogPipelineQueue, pipeline_queue_bytes());
-	XLogBlockFilterInit(reader, pipeline_queue_bytes(), pipeline_record_ready,
-						pipeline_read_started);
-	reads = palloc(sizeof(XLogPipelineRead) * XLOG_PIPELINE_READS);
+	pipeline_reader->system_identifier = GetSystemIdentifier();
+	XLogReaderSetDecodeBuffer(pipeline_reader, XLogPipelineQueue,
+							  pipeline_queue_bytes());
+	XLogBlockFilterInit(pipeline_reader, pipeline_queue_bytes(),
+						pipeline_record_ready, pipeline_read_started);
+	pipeline_reads = palloc(sizeof(XLogPipelineRead) * XLOG_PIPELINE_READS);
 }
 
 /*
@@ -1079,16 +1084,16 @@ static void
 pipeline_note_obstacle(XLogPipelineObstacle what)
 {
 	Assert(what != XLOG_PIPELINE_NO_OBSTACLE);
-	if (obstacle == XLOG_PIPELINE_NO_OBSTACLE)
-		obstacle = what;
+	if (pipeline_obstacle == XLOG_PIPELINE_NO_OBSTACLE)
+		pipeline_obstacle = what;
 }
 
 static void
 pipeline_close_segment(void)
 {
-	if (segment_file >= 0)
-		close(segment_file);
-	segment_file = -1;
+	if (pipeline_segment_file >= 0)
+		close(pipeline_segment_file);
+	pipeline_segment_file = -1;
 }
 
 /*
@@ -1099,13 +1104,14 @@ pipeline_open_segment(XLogRecPtr ptr)
 {
 	char		path[MAXPGPATH];
 
-	if (segment_file >= 0 && XLByteInSeg(ptr, segment_no, wal_segment_size))
+	if (pipeline_segment_file >= 0 &&
+		XLByteInSeg(ptr, pipeline_segment_no, wal_segment_size))
 		return true;
 
 	pipeline_close_segment();
-	XLByteToSeg(ptr, segment_no, wal_segment_size);
-	XLogFilePath(path, range.fileTLI, segment_no, wal_segment_size);
-	segment_file = BasicOpenFile(path, O_RDONLY | PG_BINARY);
+	XLByteToSeg(ptr, pipeline_segment_no, wal_segment_size);
+	XLogFilePath(path, pipeline_range.fileTLI, pipeline_segment_no, wal_segment_size);
+	pipeline_segment_file = BasicOpenFile(path, O_RDONLY | PG_BINARY);
 
 	/*
 	 * This process is not told which relations are dropped.  So that the
@@ -1113,7 +1119,7 @@ pipeline_open_segment(XLogRecPtr ptr)
 	 */
 	smgrdestroyall();
 
-	return segment_file >= 0;
+	return pipeline_segment_file >= 0;
 }
 
 /*
@@ -1127,7 +1133,7 @@ pipeline_page_read(XLogReaderState *state, XLogRecPtr targetPagePtr, int reqLen,
 	instr_time	io_start;
 	ssize_t		r;
 
-	if (targetPagePtr + reqLen > range.limit)
+	if (targetPagePtr + reqLen > pipeline_range.limit)
 	{
 		pipeline_note_obstacle(XLOG_PIPELINE_LIMIT);
 		return XLREAD_WOULDBLOCK;
@@ -1144,7 +1150,7 @@ pipeline_page_read(XLogReaderState *state, XLogRecPtr targetPagePtr, int reqLen,
 
 	io_start = pgstat_prepare_io_time(track_wal_io_timing);
 	pgstat_report_wait_start(WAIT_EVENT_WAL_READ);
-	r = pg_pread(segment_file, readBuf, XLOG_BLCKSZ,
+	r = pg_pread(pipeline_segment_file, readBuf, XLOG_BLCKSZ,
 				 (off_t) XLogSegmentOffset(targetPagePtr, wal_segment_size));
 	pgstat_report_wait_end();
 	if (r > 0)
@@ -1156,8 +1162,8 @@ pipeline_page_read(XLogReaderState *state, XLogRecPtr targetPagePtr, int reqLen,
 		return XLREAD_WOULDBLOCK;
 	}
 
-	state->seg.ws_tli = range.fileTLI;
-	return (int) Min(range.limit - targetPagePtr, XLOG_BLCKSZ);
+	state->seg.ws_tli = pipeline_range.fileTLI;
+	return (int) Min(pipeline_range.limit - targetPagePtr, XLOG_BLCKSZ);
 }
 
 /*
@@ -1192,10 +1198,10 @@ pipeline_wake_startup(void)
 static void
 pipeline_publish(void)
 {
-	XLogRecPtr	end = ready_end;
+	XLogRecPtr	end = pipeline_ready_end;
 
-	if (reads_head != reads_tail)
-		end = reads[reads_tail % XLOG_PIPELINE_READS].prev_end;
+	if (pipeline_reads_head != pipeline_reads_tail)
+		end = pipeline_reads[pipeline_reads_tail % XLOG_PIPELINE_READS].prev_end;
 
 	if (end <= pg_atomic_read_u64(&XLogPipelineCtl->published))
 		return;
@@ -1203,10 +1209,10 @@ pipeline_publish(void)
 	/* The barrier before makes records and links visible, too. */
 	pg_atomic_write_membarrier_u64(&XLogPipelineCtl->published, end);
 
-	if (end - woken_at >= XLOG_PIPELINE_WAKE_BYTES)
+	if (end - pipeline_woken_at >= XLOG_PIPELINE_WAKE_BYTES)
 	{
 		pipeline_wake_startup();
-		woken_at = end;
+		pipeline_woken_at = end;
 	}
 }
 
@@ -1229,10 +1235,11 @@ pipeline_block_exists(SMgrRelation reln, DecodedBkpBlock *block)
 static void
 pipeline_finish_read(void)
 {
-	DecodedBkpBlock *block = reads[reads_tail % XLOG_PIPELINE_READS].block;
+	DecodedBkpBlock *block =
+		pipeline_reads[pipeline_reads_tail % XLOG_PIPELINE_READS].block;
 	SMgrRelation reln = smgropen(block->rlocator, INVALID_PROC_NUMBER);
 
-	Assert(reads_tail < reads_head);
+	Assert(pipeline_reads_tail < pipeline_reads_head);
 
 	/* The records before this one wait for nothing. */
 	pipeline_publish();
@@ -1248,7 +1255,7 @@ pipeline_finish_read(void)
 		if (BufferIsValid(block->prefetch_buffer))
 			ReleaseBuffer(block->prefetch_buffer);
 	}
-	reads_tail++;
+	pipeline_reads_tail++;
 }
 
 /*
@@ -1260,12 +1267,13 @@ pipeline_read_started(DecodedBkpBlock *block)
 {
 	XLogPipelineRead *read;
 
-	while (reads_head - reads_tail >= Max(maintenance_io_concurrency, 1))
+	while (pipeline_reads_head - pipeline_reads_tail >=
+		   Max(maintenance_io_concurrency, 1))
 		pipeline_finish_read();
 
-	read = &reads[reads_head++ % XLOG_PIPELINE_READS];
+	read = &pipeline_reads[pipeline_reads_head++ % XLOG_PIPELINE_READS];
 	read->block = block;
-	read->prev_end = ready_end;
+	read->prev_end = pipeline_ready_end;
 }
 
 /*
@@ -1275,10 +1283,11 @@ pipeline_read_started(DecodedBkpBlock *block)
 static void
 pipeline_finish_reads(void)
 {
-	while (reads_tail < reads_head &&
-		   reads[reads_tail % XLOG_PIPELINE_READS].prev_end < ready_end)
+	while (pipeline_reads_tail < pipeline_reads_head &&
+		   pipeline_reads[pipeline_reads_tail % XLOG_PIPELINE_READS].prev_end <
+		   pipeline_ready_end)
 		pipeline_finish_read();
-	reads_tail = reads_head;
+	pipeline_reads_tail = pipeline_reads_head;
 	pipeline_publish();
 }
 
@@ -1294,16 +1303,16 @@ pipeline_record_ready(DecodedXLogRecord *record)
 	INJECTION_POINT("xlogpipeline-record-ready", NULL);
 	Assert(!XLogAheadHolds(record->lsn));
 
-	if (obstacle != XLOG_PIPELINE_NO_OBSTACLE)
+	if (pipeline_obstacle != XLOG_PIPELINE_NO_OBSTACLE)
 		return false;
 
 	/* The startup process wants to see these by itself. */
-	if (!XLogRecPtrIsInvalid(reader->overwrittenRecPtr))
+	if (!XLogRecPtrIsInvalid(pipeline_reader->overwrittenRecPtr))
 	{
 		pipeline_note_obstacle(XLOG_PIPELINE_OVERWRITTEN);
 		return false;
 	}
-	if (reader->latestPageTLI != range.pageTLI)
+	if (pipeline_reader->latestPageTLI != pipeline_range.pageTLI)
 	{
 		pipeline_note_obstacle(XLOG_PIPELINE_PAGE_TLI);
 		return false;
@@ -1312,7 +1321,7 @@ pipeline_record_ready(DecodedXLogRecord *record)
 	if (XLogPipelineCtl->first == NULL)
 		XLogPipelineCtl->first = record;
 
-	ready_end = record->next_lsn;
+	pipeline_ready_end = record->next_lsn;
 
 	if (pipeline_may_change_timeline(record))
 	{
@@ -1322,7 +1331,7 @@ pipeline_record_ready(DecodedXLogRecord *record)
 
 	/* Interrupts are for the main loop, and so is looking ahead. */
 	return !InterruptPending && !ConfigReloadPending &&
-		!ShutdownRequestPending && !XLogAheadHolds(ready_end);
+		!ShutdownRequestPending && !XLogAheadHolds(pipeline_ready_end);
 }
 
 /*
@@ -1338,30 +1347,31 @@ pipeline_follow_reads(void)
 		return;
 	XLogBlockFilterSuspended = suspended;
 	if (!suspended)
-		XLogAheadBegin(ready_end, range.limit, range.fileTLI);
+		XLogAheadBegin(pipeline_ready_end, pipeline_range.limit,
+					   pipeline_range.fileTLI);
 }
 
 static void
 pipeline_begin_range(void)
 {
-	range = XLogPipelineCtl->range;
-	obstacle = XLOG_PIPELINE_NO_OBSTACLE;
-	woken_at = range.start;
-	ready_end = range.start;
-	reads_tail = reads_head;
+	pipeline_range = XLogPipelineCtl->range;
+	pipeline_obstacle = XLOG_PIPELINE_NO_OBSTACLE;
+	pipeline_woken_at = pipeline_range.start;
+	pipeline_ready_end = pipeline_range.start;
+	pipeline_reads_tail = pipeline_reads_head;
 
 	/*
 	 * What the reader holds of a page came from the files of another range,
 	 * which may have been those of another timeline: read it again.
 	 */
-	reader->seg.ws_segno = 0;
-	reader->segoff = 0;
-	reader->readLen = 0;
+	pipeline_reader->seg.ws_segno = 0;
+	pipeline_reader->segoff = 0;
+	pipeline_reader->readLen = 0;
 
-	XLogBlockFilterContinue(range.prev, range.start);
-	reader->latestPagePtr = range.pagePtr;
-	reader->latestPageTLI = range.pageTLI;
-	reader->overwrittenRecPtr = InvalidXLogRecPtr;
+	XLogBlockFilterContinue(pipeline_range.prev, pipeline_range.start);
+	pipeline_reader->latestPagePtr = pipeline_range.pagePtr;
+	pipeline_reader->latestPageTLI = pipeline_range.pageTLI;
+	pipeline_reader->overwrittenRecPtr = InvalidXLogRecPtr;
 
 	XLogBlockFilterSuspended = true;
 	pipeline_follow_reads();
@@ -1379,7 +1389,7 @@ pipeline_end_range(void)
 
 	INJECTION_POINT("xlogpipeline-end-range", NULL);
 
-	XLogPipelineCtl->obstacle = obstacle;
+	XLogPipelineCtl->obstacle = pipeline_obstacle;
 	(void) pipeline_change_state(XLOG_PIPELINE_RUNNING, XLOG_PIPELINE_ENDED);
 	pipeline_wake_startup();
 }
@@ -1405,13 +1415,14 @@ pipeline_advance(void)
 	INJECTION_POINT("xlogpipeline-advance", NULL);
 	current = pg_atomic_read_membarrier_u64(&XLogPipelineCtl->current);
 	XLogBlockFilterRelease(current);
-	Assert(!all_applied || reader->EndRecPtr == published);
+	Assert(!all_applied || pipeline_reader->EndRecPtr == published);
 
-	XLogBlockFilterAdvance(all_applied ? reader->EndRecPtr : reader->ReadRecPtr);
+	XLogBlockFilterAdvance(all_applied ? pipeline_reader->EndRecPtr :
+						   pipeline_reader->ReadRecPtr);
 	pipeline_finish_reads();
 
 	progress = pg_atomic_read_u64(&XLogPipelineCtl->published) != published;
-	if (reader->errormsg_deferred)
+	if (pipeline_reader->errormsg_deferred)
 		pipeline_note_obstacle(XLOG_PIPELINE_INVALID);
 	else if (all_applied && !progress && !InterruptPending &&
 			 !ConfigReloadPending && !ShutdownRequestPending)
@@ -1420,17 +1431,17 @@ pipeline_advance(void)
 		pipeline_note_obstacle(XLOG_PIPELINE_NO_SPACE);
 	}
 
-	if (obstacle != XLOG_PIPELINE_NO_OBSTACLE)
+	if (pipeline_obstacle != XLOG_PIPELINE_NO_OBSTACLE)
 	{
 		pipeline_end_range();
 		return false;
 	}
 
 	pipeline_wake_startup();
-	woken_at = published = pg_atomic_read_u64(&XLogPipelineCtl->published);
+	pipeline_woken_at = published = pg_atomic_read_u64(&XLogPipelineCtl->published);
 
 	/* Sleep until half of the queue is free, or the startup process waits. */
-	current = reader->ReadRecPtr;
+	current = pipeline_reader->ReadRecPtr;
 	current += (published - current) / 2;
 	pg_atomic_write_membarrier_u64(&XLogPipelineCtl->wake_worker_at, current);
 	return pg_atomic_read_membarrier_u64(&XLogPipelineCtl->current) >= current ||
@@ -1474,10 +1485,10 @@ XLogPipelineMain(Datum main_arg)
 				pipeline_begin_range();
 			else
 				pipeline_follow_reads();
-			if (!XLogAheadHolds(ready_end))
+			if (!XLogAheadHolds(pipeline_ready_end))
 				again = pipeline_advance();
-			running = obstacle == XLOG_PIPELINE_NO_OBSTACLE;
-			if (running && XLogAheadStep(ready_end))
+			running = pipeline_obstacle == XLOG_PIPELINE_NO_OBSTACLE;
+			if (running && XLogAheadStep(pipeline_ready_end))
 				again = true;
 		}
 
