@@ -92,7 +92,7 @@ count_files(const DWCopy *copies, int ncopies)
  * if that is not known.
  */
 bool
-count_crash_work(const LogState *state, CrashWork *work)
+count_crash_work(const DWToolLogState *state, CrashWork *work)
 {
 	if (state->control == NULL || state->control->state == DB_SHUTDOWNED)
 		return false;

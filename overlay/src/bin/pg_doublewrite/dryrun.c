@@ -146,8 +146,8 @@ report_difference(const DWCopy *copy, const HomeFork *fork,
 }
 
 static void
-compare_page(const LogState *state, const DWCopy *copy, HomeFork *fork,
-			 DryRunCounts *counts, const Options *options, bool report)
+compare_page(const DWToolLogState *state, const DWCopy *copy, HomeFork *fork,
+			 DryRunCounts *counts, const DWToolOptions *options, bool report)
 {
 	static PGIOAlignedBlock logged;
 	static PGIOAlignedBlock home;
@@ -217,7 +217,8 @@ report_fork(const HomeFork *fork, const DryRunCounts *counts, bool json)
  * returns the sums.
  */
 static DryRunCounts
-compare_pages(const LogState *state, const Options *options, bool by_page)
+compare_pages(const DWToolLogState *state, const DWToolOptions *options,
+			  bool by_page)
 {
 	DryRunCounts total = {0};
 
@@ -243,7 +244,7 @@ compare_pages(const LogState *state, const Options *options, bool by_page)
 }
 
 static void
-json_dry_run(LogState *state, const Options *options, bool restore)
+json_dry_run(DWToolLogState *state, const DWToolOptions *options, bool restore)
 {
 	DryRunCounts total = {0};
 
@@ -270,7 +271,7 @@ json_dry_run(LogState *state, const Options *options, bool restore)
 }
 
 static void
-text_dry_run(LogState *state, const Options *options, bool restore)
+text_dry_run(DWToolLogState *state, const DWToolOptions *options, bool restore)
 {
 	DryRunCounts total;
 
@@ -295,7 +296,7 @@ text_dry_run(LogState *state, const Options *options, bool restore)
  * Show what the server would restore.
  */
 void
-dry_run(LogState *state, const Options *options)
+dry_run(DWToolLogState *state, const DWToolOptions *options)
 {
 	bool		restore = state->verdict == VERDICT_RESTORE;
 

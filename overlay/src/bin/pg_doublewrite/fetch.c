@@ -123,7 +123,7 @@ page_is_intact(void)
  * Complain unless the cluster is a standby on which no server runs.
  */
 static void
-check_standby(const LogState *standby)
+check_standby(const DWToolLogState *standby)
 {
 	const ControlFileData *control = standby->control;
 	struct stat st;
@@ -266,7 +266,7 @@ void
 fetch_page(const char *datadir, const char *source, const char *name,
 		   const char *block, bool force)
 {
-	LogState	standby;
+	DWToolLogState standby;
 	XLogRecPtr	needed;
 	int			fd;
 

@@ -334,7 +334,7 @@ read_command_line(char *config_file)
  */
 
 static void
-look_for_files(const LogState *state)
+look_for_files(const DWToolLogState *state)
 {
 	if (state->pid == 0 && state->start.label == DW_LABEL_MARKER)
 		note_left("file", pg_strdup(DW_MARKER_FILE), pg_strdup(_("the log is in use")), true,
@@ -538,7 +538,7 @@ look_into_catalogs(char *config_file)
  */
 
 static void
-print_text(const LogState *state, bool stops)
+print_text(const DWToolLogState *state, bool stops)
 {
 	for (const struct Left *left = first_left; left != NULL; left = left->next)
 		printf("%s %s: %s; %s\n", _(left->kind), left->place, left->name, left->todo);
@@ -555,7 +555,7 @@ print_text(const LogState *state, bool stops)
 }
 
 static void
-print_json(const LogState *state, bool stops)
+print_json(const DWToolLogState *state, bool stops)
 {
 	json_open_object(NULL);
 	json_bool("server_running", state->pid != 0);
@@ -580,7 +580,8 @@ print_json(const LogState *state, bool stops)
  * Print what is left; returns whether stock would start now.
  */
 bool
-print_leave(const LogState *state, const char *config_file, const Options *options)
+print_leave(const DWToolLogState *state, const char *config_file,
+			const DWToolOptions *options)
 {
 	char		path[MAXPGPATH] = "";
 	bool		stops = false;

@@ -38,7 +38,7 @@ cluster_state(DBState state)
 }
 
 static const char *
-verdict_text(Verdict verdict)
+verdict_text(DWToolVerdict verdict)
 {
 	switch (verdict)
 	{
@@ -57,7 +57,7 @@ verdict_text(Verdict verdict)
 }
 
 static const DWFoundBatch *
-newest_batch(const LogState *state)
+newest_batch(const DWToolLogState *state)
 {
 	const DWScan *scan = &state->start.scan;
 
@@ -65,7 +65,7 @@ newest_batch(const LogState *state)
 }
 
 static bool
-has_live_range(const LogState *state)
+has_live_range(const DWToolLogState *state)
 {
 	return state->start.live.verdict == DW_LIVE_COMPLETE;
 }
@@ -74,7 +74,7 @@ has_live_range(const LogState *state)
  * The mark that counts is that of the newest complete batch.
  */
 static uint64
-low_water_mark(const LogState *state)
+low_water_mark(const DWToolLogState *state)
 {
 	const DWScan *scan = &state->start.scan;
 	int			last = scan->nbatches - 1 - (state->start.live.ignored != NULL ? 1 : 0);
@@ -88,7 +88,7 @@ low_water_mark(const LogState *state)
  */
 
 static void
-json_verdict(const LogState *state)
+json_verdict(const DWToolLogState *state)
 {
 	json_string("verdict", verdict_word(state->verdict));
 	json_string("reason", state->reason);
@@ -96,7 +96,7 @@ json_verdict(const LogState *state)
 }
 
 static void
-json_control(const LogState *state)
+json_control(const DWToolLogState *state)
 {
 	if (state->control == NULL)
 		return;
@@ -112,7 +112,7 @@ json_control(const LogState *state)
 }
 
 static void
-json_state(const LogState *state)
+json_state(const DWToolLogState *state)
 {
 	const DWFoundBatch *newest = newest_batch(state);
 	CrashWork	work;
@@ -150,7 +150,7 @@ json_state(const LogState *state)
 }
 
 static void
-text_control(const LogState *state)
+text_control(const DWToolLogState *state)
 {
 	if (state->control == NULL)
 		return;
@@ -168,7 +168,7 @@ text_control(const LogState *state)
 }
 
 static void
-text_state(const LogState *state)
+text_state(const DWToolLogState *state)
 {
 	const DWFoundBatch *newest = newest_batch(state);
 	CrashWork	work;
@@ -212,7 +212,7 @@ text_state(const LogState *state)
 }
 
 void
-print_state(const LogState *state, const Options *options)
+print_state(const DWToolLogState *state, const DWToolOptions *options)
 {
 	if (options->json)
 	{
@@ -230,14 +230,14 @@ print_state(const LogState *state, const Options *options)
  */
 
 static bool
-is_live(const LogState *state, int i)
+is_live(const DWToolLogState *state, int i)
 {
 	return has_live_range(state) &&
 		i >= state->start.live.first && i <= state->start.live.last;
 }
 
 static const char *
-batch_status(const LogState *state, int i)
+batch_status(const DWToolLogState *state, int i)
 {
 	const DWFoundBatch *batch = &state->start.scan.batches[i];
 
@@ -263,7 +263,7 @@ json_page(const DWFoundBatch *batch, uint32 p)
 }
 
 static void
-json_batches(const LogState *state, bool pages)
+json_batches(const DWToolLogState *state, bool pages)
 {
 	json_open_array("batches");
 	for (int i = 0; i < state->start.scan.nbatches; i++)
@@ -296,7 +296,7 @@ json_batches(const LogState *state, bool pages)
 }
 
 static void
-text_batches(const LogState *state, bool pages)
+text_batches(const DWToolLogState *state, bool pages)
 {
 	printf("\n%20s  %-16s  %8s  %5s  %8s  %-11s  %20s  %-17s  %s\n",
 		   _("batch"), _("segment"), _("offset"), _("pages"), _("bytes"),
@@ -328,7 +328,7 @@ text_batches(const LogState *state, bool pages)
  * The pages of the live range by file: copies are sorted.
  */
 static void
-list_relations(const LogState *state, bool json)
+list_relations(const DWToolLogState *state, bool json)
 {
 	if (json)
 		json_open_array("relations");
@@ -371,7 +371,7 @@ list_relations(const LogState *state, bool json)
 }
 
 void
-print_list(const LogState *state, const Options *options)
+print_list(const DWToolLogState *state, const DWToolOptions *options)
 {
 	if (options->json)
 	{
@@ -394,7 +394,7 @@ print_list(const LogState *state, const Options *options)
  * Say what is wrong, or that nothing is.
  */
 void
-print_check(const LogState *state, const Options *options)
+print_check(const DWToolLogState *state, const DWToolOptions *options)
 {
 	if (options->json)
 	{

@@ -110,7 +110,7 @@ parse_command(const char *word, Command *command)
  * The log of a running server changes while it is being read.
  */
 static void
-mind_running_server(const LogState *state, Command command, bool force)
+mind_running_server(const DWToolLogState *state, Command command, bool force)
 {
 	if (state->pid == 0)
 		return;
@@ -126,7 +126,8 @@ mind_running_server(const LogState *state, Command command, bool force)
 }
 
 static void
-run_command(Command command, LogState *state, const Options *options)
+run_command(Command command, DWToolLogState *state,
+			const DWToolOptions *options)
 {
 	switch (command)
 	{
@@ -168,8 +169,8 @@ main(int argc, char **argv)
 		{NULL, 0, NULL, 0}
 	};
 	Command		command = COMMAND_STATE;
-	Options		options = {0};
-	LogState	state;
+	DWToolOptions options = {0};
+	DWToolLogState state;
 	char	   *datadir = NULL;
 	char	   *logdir = NULL;
 	char	   *config_file = NULL;

@@ -19,17 +19,17 @@
 #define EXIT_REFUSED	2
 
 /* What the server would do with the log if it were started now */
-typedef enum Verdict
+typedef enum DWToolVerdict
 {
 	VERDICT_NOTHING,
 	VERDICT_RESTORE,
 	VERDICT_DISCARD,
 	VERDICT_REFUSE,
 	VERDICT_UNKNOWN,			/* there is no data directory to compare with */
-} Verdict;
+} DWToolVerdict;
 
 /* All that is known of a log */
-typedef struct LogState
+typedef struct DWToolLogState
 {
 	const char *datadir;		/* as given; NULL: the log alone */
 	const char *logdir;			/* path by which its files are opened */
@@ -42,17 +42,17 @@ typedef struct LogState
 	int			ncopies;
 	uint64		sysid;			/* in the headers; 0 if there are none */
 
-	Verdict		verdict;
+	DWToolVerdict verdict;
 	char	   *reason;			/* one sentence */
 	char	   *hint;			/* what to do, or NULL */
-} LogState;
+} DWToolLogState;
 
 /* Options of all commands */
-typedef struct Options
+typedef struct DWToolOptions
 {
 	bool		json;
 	bool		pages;			/* list pages one by one */
-} Options;
+} DWToolOptions;
 
 /* What a start after a crash would do at most */
 typedef struct CrashWork
@@ -65,33 +65,33 @@ typedef struct CrashWork
 extern const char *progname;
 
 /* crash.c */
-extern bool count_crash_work(const LogState *state, CrashWork *work);
+extern bool count_crash_work(const DWToolLogState *state, CrashWork *work);
 
 /* readlog.c */
-extern void open_cluster(LogState *state, const char *datadir);
-extern void refuse_running_server(const LogState *state);
-extern void read_log(LogState *state, const char *datadir, const char *logdir);
-extern void read_copy(const LogState *state, const DWCopy *copy, char *page);
-extern const char *verdict_word(Verdict verdict);
+extern void open_cluster(DWToolLogState *state, const char *datadir);
+extern void refuse_running_server(const DWToolLogState *state);
+extern void read_log(DWToolLogState *state, const char *datadir, const char *logdir);
+extern void read_copy(const DWToolLogState *state, const DWCopy *copy, char *page);
+extern const char *verdict_word(DWToolVerdict verdict);
 
 /* list.c */
-extern void print_state(const LogState *state, const Options *options);
-extern void print_list(const LogState *state, const Options *options);
-extern void print_check(const LogState *state, const Options *options);
+extern void print_state(const DWToolLogState *state, const DWToolOptions *options);
+extern void print_list(const DWToolLogState *state, const DWToolOptions *options);
+extern void print_check(const DWToolLogState *state, const DWToolOptions *options);
 
 /* dryrun.c */
-extern void dry_run(LogState *state, const Options *options);
+extern void dry_run(DWToolLogState *state, const DWToolOptions *options);
 
 /* leave.c */
-extern bool print_leave(const LogState *state, const char *config_file,
-						const Options *options);
+extern bool print_leave(const DWToolLogState *state, const char *config_file,
+						const DWToolOptions *options);
 
 /* fetch.c */
 extern void fetch_page(const char *datadir, const char *source, const char *name,
 					   const char *block, bool force);
 
 /* storage.c */
-extern void test_storage(const char *datadir, const Options *options,
+extern void test_storage(const char *datadir, const DWToolOptions *options,
 						 int seconds, bool test_sync);
 
 /* json.c */

@@ -27,7 +27,8 @@
 #include "pg_doublewrite.h"
 
 static void
-set_verdict(LogState *state, Verdict verdict, char *reason, char *hint)
+set_verdict(DWToolLogState *state, DWToolVerdict verdict, char *reason,
+			char *hint)
 {
 	state->verdict = verdict;
 	state->reason = reason;
@@ -35,7 +36,7 @@ set_verdict(LogState *state, Verdict verdict, char *reason, char *hint)
 }
 
 const char *
-verdict_word(Verdict verdict)
+verdict_word(DWToolVerdict verdict)
 {
 	switch (verdict)
 	{
@@ -89,7 +90,7 @@ running_server(void)
  * Complain if a server is running now.
  */
 void
-refuse_running_server(const LogState *state)
+refuse_running_server(const DWToolLogState *state)
 {
 	long		pid = running_server();
 
@@ -102,7 +103,7 @@ refuse_running_server(const LogState *state)
 }
 
 static void
-read_control(LogState *state)
+read_control(DWToolLogState *state)
 {
 	bool		crc_ok;
 
@@ -125,7 +126,7 @@ read_control(LogState *state)
  */
 
 static void
-segment_path(const LogState *state, uint64 segno, char *path)
+segment_path(const DWToolLogState *state, uint64 segno, char *path)
 {
 	snprintf(path, MAXPGPATH, "%s/%016" PRIX64, state->logdir, segno);
 }
@@ -134,7 +135,7 @@ segment_path(const LogState *state, uint64 segno, char *path)
  * Can the directory be read?
  */
 static bool
-look_at_directory(LogState *state)
+look_at_directory(DWToolLogState *state)
 {
 	struct stat st;
 	char		target[MAXPGPATH];
@@ -153,7 +154,7 @@ look_at_directory(LogState *state)
 }
 
 static void
-list_segments(LogState *state)
+list_segments(DWToolLogState *state)
 {
 	DIR		   *dir = opendir(state->logdir);
 	struct dirent *de;
@@ -179,7 +180,7 @@ static bool
 read_blocks(DWScan *scan, void *arg, uint64 segno, uint32 blockno,
 			uint32 nblocks, char *buffer)
 {
-	LogState   *state = arg;
+	DWToolLogState *state = arg;
 	Size		size = (Size) nblocks * BLCKSZ;
 	char		path[MAXPGPATH];
 	struct stat st;
@@ -229,7 +230,7 @@ read_blocks(DWScan *scan, void *arg, uint64 segno, uint32 blockno,
  * batches of whatever cluster nevertheless.
  */
 static void
-read_segments(LogState *state)
+read_segments(DWToolLogState *state)
 {
 	DWScan	   *scan = &state->start.scan;
 	char	   *buffer = pg_malloc_extended(DW_SEGMENT_SIZE, MCXT_ALLOC_HUGE);
@@ -256,7 +257,7 @@ read_segments(LogState *state)
  * that it needs.
  */
 static void
-judge_tablespaces(LogState *state)
+judge_tablespaces(DWToolLogState *state)
 {
 	char		path[MAXPGPATH];
 	char	   *problem = NULL;
@@ -289,7 +290,8 @@ judge_tablespaces(LogState *state)
  * Say why the server refuses the log, or discards it, as it would itself.
  */
 static void
-explain(LogState *state, Verdict verdict, DWStartVerdict start_verdict)
+explain(DWToolLogState *state, DWToolVerdict verdict,
+		DWStartVerdict start_verdict)
 {
 	DWReason	reason;
 	char	   *hint;
@@ -308,7 +310,7 @@ explain(LogState *state, Verdict verdict, DWStartVerdict start_verdict)
  * Say what a server would do that is set to double writes.
  */
 static void
-judge(LogState *state)
+judge(DWToolLogState *state)
 {
 	DWStartVerdict verdict = DWJudgeStart(&state->start);
 
@@ -343,7 +345,7 @@ judge(LogState *state)
  * Go to a data directory, and read its control file.
  */
 void
-open_cluster(LogState *state, const char *datadir)
+open_cluster(DWToolLogState *state, const char *datadir)
 {
 	memset(state, 0, sizeof(*state));
 	state->datadir = datadir;
@@ -356,7 +358,7 @@ open_cluster(LogState *state, const char *datadir)
  * Read the log of a data directory, or that in logdir alone, and judge it.
  */
 void
-read_log(LogState *state, const char *datadir, const char *logdir)
+read_log(DWToolLogState *state, const char *datadir, const char *logdir)
 {
 	if (datadir != NULL)
 	{
@@ -378,7 +380,7 @@ read_log(LogState *state, const char *datadir, const char *logdir)
  * Read the copy of a page from the log.
  */
 void
-read_copy(const LogState *state, const DWCopy *copy, char *page)
+read_copy(const DWToolLogState *state, const DWCopy *copy, char *page)
 {
 	static int	fd = -1;
 	static uint64 fd_segno = 0;

@@ -39,11 +39,11 @@
 #include "portability/instr_time.h"
 
 /* A number that the kernel may or may not report */
-typedef struct Reported
+typedef struct StorageNumber
 {
 	bool		known;
 	uint64		value;
-} Reported;
+} StorageNumber;
 
 /* What one kind of sync costs, in microseconds */
 typedef struct SyncCost
@@ -54,33 +54,33 @@ typedef struct SyncCost
 	double		max;
 } SyncCost;
 
-typedef struct Place
+typedef struct StoragePlace
 {
 	const char *name;			/* tablespace, or what else is there */
 	const char *path;
 	char	   *target;			/* real path */
 	dev_t		dev;
-	const struct Place *same;	/* an earlier place on the same device */
+	const struct StoragePlace *same;	/* an earlier place on the same device */
 
 	char	   *fstype;			/* or NULL */
 	char	   *source;			/* device or other source of the mount */
 	char	   *device;			/* block device in sysfs, or NULL */
-	Reported	block_size;		/* of the file system */
-	Reported	logical_block;
-	Reported	physical_block;
-	Reported	device_atomic_max;	/* queue/atomic_write_unit_max_bytes */
+	StorageNumber block_size;	/* of the file system */
+	StorageNumber logical_block;
+	StorageNumber physical_block;
+	StorageNumber device_atomic_max;	/* queue/atomic_write_unit_max_bytes */
 	char	   *write_cache;	/* queue/write_cache */
-	Reported	file_atomic_min;	/* statx() on a file there */
-	Reported	file_atomic_max;
+	StorageNumber file_atomic_min;	/* statx() on a file there */
+	StorageNumber file_atomic_max;
 	DWAtomicProbe probe;		/* whether the two together hold */
-	Reported	dio_mem_align;
-	Reported	dio_offset_align;
+	StorageNumber dio_mem_align;
+	StorageNumber dio_offset_align;
 
 	bool		synced;
 	SyncCost	fdatasync_page;
 	SyncCost	fsync_page;
 	SyncCost	fdatasync_batch;
-} Place;
+} StoragePlace;
 
 /* Measuring stops after so many syncs, if that is before the time is over */
 #define MAX_SYNCS	2000
@@ -94,7 +94,7 @@ typedef struct Place
  */
 
 static void
-report_number(Reported *field, uint64 value)
+report_number(StorageNumber *field, uint64 value)
 {
 	field->known = true;
 	field->value = value;
@@ -124,7 +124,7 @@ read_line(const char *path)
 }
 
 static void
-read_number(const char *dir, const char *file, Reported *field)
+read_number(const char *dir, const char *file, StorageNumber *field)
 {
 	char		path[MAXPGPATH];
 	char	   *line;
@@ -140,7 +140,7 @@ read_number(const char *dir, const char *file, Reported *field)
  * The block device that holds the file system, if it is one that has one.
  */
 static void
-ask_device(Place *place)
+ask_device(StoragePlace *place)
 {
 	char		dir[MAXPGPATH];
 	char		path[MAXPGPATH * 2];
@@ -171,7 +171,7 @@ ask_device(Place *place)
  * the one on top.
  */
 static void
-ask_mount(Place *place)
+ask_mount(StoragePlace *place)
 {
 	FILE	   *fp = fopen("/proc/self/mountinfo", "r");
 	char		line[4096];
@@ -202,12 +202,12 @@ ask_mount(Place *place)
 #else
 
 static void
-ask_device(Place *place)
+ask_device(StoragePlace *place)
 {
 }
 
 static void
-ask_mount(Place *place)
+ask_mount(StoragePlace *place)
 {
 }
 
@@ -217,7 +217,7 @@ ask_mount(Place *place)
  * What the kernel says of a file there, and whether it keeps its word.
  */
 static void
-ask_file(Place *place, int fd)
+ask_file(StoragePlace *place, int fd)
 {
 	DWAtomicFile file;
 	bool		offered = DWAtomicAskFile(fd, &file);
@@ -320,7 +320,7 @@ measure(const char *path, int fd, char *buffer, size_t size, bool data_only,
 }
 
 static void
-measure_syncs(Place *place, int fd, int seconds)
+measure_syncs(StoragePlace *place, int fd, int seconds)
 {
 	char	   *buffer = pg_malloc0(TEST_FILE_SIZE);
 
@@ -344,7 +344,7 @@ measure_syncs(Place *place, int fd, int seconds)
  * ---------------------------------------------------------------------
  */
 
-static Place *places;
+static StoragePlace *places;
 static int	nplaces;
 static int	maxplaces;
 
@@ -353,7 +353,7 @@ static int	maxplaces;
  * tell the latter.
  */
 static void
-look_at_place(Place *place)
+look_at_place(StoragePlace *place)
 {
 #ifdef WIN32
 	place->target = _fullpath(NULL, place->path, 0);
@@ -377,7 +377,7 @@ static void
 add_place(const char *name, const char *path)
 {
 	struct stat st;
-	Place	   *place;
+	StoragePlace *place;
 
 	if (stat(path, &st) < 0)
 	{
@@ -387,7 +387,7 @@ add_place(const char *name, const char *path)
 	if (nplaces == maxplaces)
 	{
 		maxplaces = Max(16, maxplaces * 2);
-		places = pg_realloc(places, maxplaces * sizeof(Place));
+		places = pg_realloc(places, maxplaces * sizeof(StoragePlace));
 	}
 	place = &places[nplaces++];
 	memset(place, 0, sizeof(*place));
@@ -431,11 +431,11 @@ find_places(void)
 }
 
 static void
-ask_place(Place *place, int seconds, bool test_sync)
+ask_place(StoragePlace *place, int seconds, bool test_sync)
 {
 	int			fd;
 
-	for (const Place *p = places; p < place; p++)
+	for (const StoragePlace *p = places; p < place; p++)
 	{
 		if (p->dev == place->dev && place->same == NULL)
 			place->same = p;
@@ -460,7 +460,7 @@ ask_place(Place *place, int seconds, bool test_sync)
  * count.
  */
 static const char *
-atomic_pages(const Place *place)
+atomic_pages(const StoragePlace *place)
 {
 	if (!place->file_atomic_max.known)
 		return "unknown";
@@ -468,7 +468,7 @@ atomic_pages(const Place *place)
 }
 
 static const char *
-atomic_pages_text(const Place *place)
+atomic_pages_text(const StoragePlace *place)
 {
 	switch (place->probe.verdict)
 	{
@@ -494,7 +494,7 @@ atomic_pages_text(const Place *place)
 }
 
 static void
-json_reported(const char *key, const Reported *field)
+json_reported(const char *key, const StorageNumber *field)
 {
 	if (field->known)
 		json_uint(key, field->value);
@@ -514,7 +514,7 @@ json_cost(const char *key, const SyncCost *cost)
 }
 
 static void
-json_place(const Place *place)
+json_place(const StoragePlace *place)
 {
 	json_open_object(NULL);
 	json_string("name", place->name);
@@ -547,7 +547,7 @@ json_place(const Place *place)
 }
 
 static void
-text_reported(const char *label, const Reported *field)
+text_reported(const char *label, const StorageNumber *field)
 {
 	if (field->known)
 		printf("  %-38s%" PRIu64 " %s\n", label, field->value, _("bytes"));
@@ -569,7 +569,7 @@ text_string(const char *label, const char *value)
 }
 
 static void
-text_place(const Place *place)
+text_place(const StoragePlace *place)
 {
 	printf("%s (%s)\n", place->name, place->target ? place->target : place->path);
 	if (place->same != NULL)
@@ -621,7 +621,7 @@ text_caveats(void)
  * of each kind.
  */
 void
-test_storage(const char *datadir, const Options *options, int seconds,
+test_storage(const char *datadir, const DWToolOptions *options, int seconds,
 			 bool test_sync)
 {
 	if (chdir(datadir) < 0)
