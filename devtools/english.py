@@ -2,8 +2,8 @@
 
 A comment names the process that acts: backend, checkpointer, startup process, flusher.  Pronouns
 that leave it open send the reader searching for it; other words are read twice.  Tests in Perl and
-documents have people in them, to whom some of the pronouns may refer.  Of Python, comments and
-docstrings are read.
+documents have people in them, which some of the pronouns may mean.  Messages of patches and cover
+letters are sent with the code, and keep its rule.  Of Python, comments and docstrings are read.
 """
 
 import ast
@@ -12,9 +12,9 @@ import re
 import tokenize
 from collections.abc import Iterator
 
-_WORDS = re.compile(r"\b(?:who|whoever|nobody|somebody|he|him|his|but\s+for|in\s+vain)\b",
-                    re.IGNORECASE)
-_PEOPLE = ("who", "he", "him", "his")
+_WORDS = re.compile(r"\b(?:who|whom|whoever|nobody|somebody|anybody|everybody|he|him|his"
+                    r"|but\s+for|in\s+vain)\b", re.IGNORECASE)
+_PEOPLE = ("who", "whom", "anybody", "everybody", "he", "him", "his")
 _COMMENT_OR_STRING = re.compile(r'/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 _FILE = re.compile(r"^diff --git a/\S+ b/(\S+\.(?:[ch]|sgml))\n(.*?)(?=^diff --git |\Z)",
                    re.MULTILINE | re.DOTALL)
@@ -55,22 +55,23 @@ def added(diff: str) -> Iterator[tuple[str, str]]:
 
 
 def of_file(path: str, text: str) -> Iterator[str]:
-    """Yield what is wrong with a source in C or Python, a test in Perl, or a document."""
+    """Yield what is wrong with a source in C or Python, a test in Perl, a document or a cover letter."""
     if path.endswith(".py"):
         found = python_words(text)
     else:
         found = plain_words(text) if path.endswith((".sgml", ".md", ".pl", ".pm")) else words(text)
-    if not path.endswith((".sgml", ".c", ".h", ".py")):
+    if not path.endswith((".sgml", ".c", ".h", ".py")) and not path.startswith("patches/"):
         found = [word for word in found if word not in _PEOPLE]
     if found:
         yield f"{path} says {', '.join(dict.fromkeys(found))}"
 
 
-def of_patch(name: str, diff: str) -> Iterator[str]:
-    """Yield what is wrong with the C sources that a patch changes."""
-    found: dict[str, list[str]] = {}
+def of_patch(name: str, diff: str, message: str = "") -> Iterator[str]:
+    """Yield what is wrong with the message of a patch, and with the C sources that it changes."""
+    found: dict[str, list[str]] = {"the message": plain_words(message)} if message else {}
     for path, text in added(diff):
         if said := plain_words(text) if path.endswith(".sgml") else words(text):
             found.setdefault(path, []).extend(said)
     for path, said in found.items():
-        yield f"{name}: {path} says {', '.join(dict.fromkeys(said))}"
+        if said:
+            yield f"{name}: {path} says {', '.join(dict.fromkeys(said))}"

@@ -35,6 +35,8 @@ class WordsTest(TestCase):
 
     def test_in_messages(self):
         self.assertEqual(english.words('errmsg("nobody knows") /* x */, he'), ["nobody"])
+        self.assertEqual(english.words("/* Everybody waits for whom? Not for anybody. */"),
+                         ["everybody", "whom", "anybody"])
 
     def test_across_lines(self):
         self.assertEqual(english.words("/*\n * All, but\n *\tfor one, in\n * vain.\n */"),
@@ -58,6 +60,14 @@ class FileTest(TestCase):
         self.assertEqual(list(english.of_file("a.pl", "# who reads\nok(1, 'nobody, in\n vain');")),
                          ["a.pl says nobody, in vain"])
         self.assertEqual(list(english.of_file("a.md", "A DBA who looks at his server")), [])
+        self.assertEqual(list(english.of_file("a.md", "for anybody, by whom, for everybody")), [])
+
+    def test_cover_letters(self):
+        """A cover letter is sent to committers: what a process does is told of a process."""
+        self.assertEqual(list(english.of_file("patches/stage/cover.md", "Then everybody waits.")),
+                         ["patches/stage/cover.md says everybody"])
+        self.assertEqual(list(english.of_file("patches/stage/cover.md", "for readers who\nask him")),
+                         ["patches/stage/cover.md says who, him"])
 
 
 class PatchTest(TestCase):
@@ -66,6 +76,12 @@ class PatchTest(TestCase):
         self.assertEqual(list(english.of_patch("1.patch", DIFF.format("which say so"))), [])
         self.assertEqual(list(english.of_patch("1.patch", DIFF.format("whoever we are"))),
                          ["1.patch: src/a.c says whoever"])
+
+    def test_message(self):
+        diff = DIFF.format("which say so")
+        self.assertEqual(list(english.of_patch("1.patch", diff, "Write pages\n\nAs ever.\n")), [])
+        self.assertEqual(list(english.of_patch("1.patch", diff, "Ask whoever\n\nAll, but\nfor him.\n")),
+                         ["1.patch: the message says whoever, but for, him"])
 
     def test_comments_and_docstrings_of_python(self):
         source = 'who = "nobody"     # in vain\n\ndef f():\n    """Tell whoever asks."""\n'

@@ -89,7 +89,7 @@ dw_write_atomic_run(const int *slots, int npages)
 		dw_settle_run(slots, npages, 0);
 		return;
 	}
-	/* no error for anybody, as the next batch logs them (A2) */
+	/* no process gets an error, as the next batch logs them (A2) */
 	if (error == 0 && result == DW_ATOMIC_TORN)
 		error = DW_TORN;
 	if (error != 0)
