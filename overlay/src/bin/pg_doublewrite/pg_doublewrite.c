@@ -90,7 +90,7 @@ usage_error(void)
 }
 
 /*
- * Is this word a command?
+ * If the word is a command, set *command and return true.
  */
 static bool
 parse_command(const char *word, Command *command)

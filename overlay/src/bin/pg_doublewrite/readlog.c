@@ -132,7 +132,7 @@ segment_path(const DWToolLogState *state, uint64 segno, char *path)
 }
 
 /*
- * Can the directory be read?
+ * Find out where the log directory is, and return whether there is one.
  */
 static bool
 look_at_directory(DWToolLogState *state)
@@ -253,8 +253,8 @@ read_segments(DWToolLogState *state)
  */
 
 /*
- * Can what stands in the log be restored?  As the server, look at the tablespaces
- * that it needs.
+ * Find out whether what stands in the log can be restored: as the server does, look at
+ * the tablespaces that it needs.
  */
 static void
 judge_tablespaces(DWToolLogState *state)

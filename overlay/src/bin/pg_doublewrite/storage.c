@@ -456,8 +456,8 @@ ask_place(StoragePlace *place, int seconds, bool test_sync)
  */
 
 /*
- * Can pages be written atomically: yes, no, or unknown?  In software does not
- * count.
+ * Return whether pages can be written atomically: yes, no, or unknown.  In software
+ * does not count.
  */
 static const char *
 atomic_pages(const StoragePlace *place)

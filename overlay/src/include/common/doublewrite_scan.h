@@ -153,7 +153,7 @@ typedef struct DWOwner
 	uint64		nonce;			/* in the batches of its log; 0 if not known */
 } DWOwner;
 
-/* May files of a tablespace exist although they are not visible? */
+/* Whether files of a tablespace may exist although they are not visible */
 typedef enum DWTablespace
 {
 	DW_TABLESPACE_FINE,			/* no: files that are not there are gone */

@@ -162,7 +162,7 @@ DWBatchHeaderChecksum(const DWBatchHeader *hdr)
 	return crc;
 }
 
-/* Does this entry stand for a page of which the log has no copy? */
+/* Return whether this entry stands for a page of which the log has no copy. */
 static inline bool
 DWIsNote(const DWPageEntry *entry)
 {

@@ -150,7 +150,7 @@ extern PGDLLIMPORT bool dw_mutex_held;
 		SpinLockRelease(&DWCtl->mutex); \
 	} while (0)
 
-/* Does this process hold the flush lock, so that it is the flusher? */
+/* Whether this process holds the flush lock, so that it is the flusher */
 #define DWIsFlusher() \
 	LWLockHeldByMeInMode(DoubleWriteFlushLock, LW_EXCLUSIVE)
 
@@ -172,7 +172,7 @@ extern PGDLLIMPORT char *DWPages;
  * Pages for which it pays to begin a batch, and to wake the flusher.  With the
  * log in use they share a sync, so the more the better.  Without, pages had
  * better go home while they are in the processor's cache, and in short bursts.
- * Whether it is in use is looked up without a lock, as this is but a hint.
+ * Whether it is in use is looked up without a lock, as this is only a hint.
  */
 #define DW_UNLOGGED_BATCH_PAGES	64
 

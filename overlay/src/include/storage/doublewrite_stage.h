@@ -135,7 +135,7 @@ typedef struct DWSlot
 	DWBufferRecords records;	/* of the buffer, when it was copied */
 } DWSlot;
 
-/* Does a page belong to a set?  Called with the mutex held. */
+/* Whether a page belongs to a set; called with the mutex held */
 typedef bool (*DWTagFilter) (const BufferTag *tag, const void *arg);
 
 /* A set of pages, of which max are to be tried at once; no filter: all pages */

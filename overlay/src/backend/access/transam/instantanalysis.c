@@ -191,7 +191,7 @@ instant_classify_heap(XLogReaderState *record)
 }
 
 /*
- * How many blocks of init forks does the record refer to?
+ * Return the number of blocks of init forks that the record refers to.
  */
 static int
 instant_init_forks(XLogReaderState *record)
@@ -208,7 +208,7 @@ instant_init_forks(XLogReaderState *record)
 }
 
 /*
- * What can be done with the record?  The reasons are in
+ * Return what can be done with the record.  The reasons are in
  * docs/instant-restart.md, which is checked for completeness. (I5)
  */
 static InstantClass
@@ -666,7 +666,7 @@ instant_end_round(void)
 }
 
 /*
- * Are there workers, or will there be?
+ * Return whether there are workers, or will be.
  */
 static bool
 instant_has_workers(void)

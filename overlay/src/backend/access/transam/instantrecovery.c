@@ -166,7 +166,7 @@ bool		instant_redoes_chains = false;
 static uint32 instant_range_from = 0;
 static uint32 instant_range_length = 0;
 
-/* Does this process count among "members"? */
+/* Whether this process counts among "members" */
 static bool instant_joined = false;
 
 /* ----------------------------------------------------------------
@@ -277,7 +277,8 @@ instant_nbuckets(void)
 }
 
 /*
- * Are there chains at all?  Workers alone make redo before opening parallel.
+ * Return whether there are chains at all.  Workers alone make redo before opening
+ * parallel.
  */
 static bool
 instant_is_configured(void)
@@ -513,7 +514,7 @@ instant_lsn(uint32 distance)
 }
 
 /*
- * Is there room for so many more pages, with a record each?
+ * Return whether there is room for so many more pages, with a record each.
  */
 bool
 instant_has_room(int pages)
@@ -1177,7 +1178,8 @@ InstantRecoveryWaitForAll(void)
 }
 
 /*
- * Are there pages that cannot be redone?  Then no checkpoint can be made.
+ * Return whether there are pages that cannot be redone.  Then no checkpoint can be
+ * made.
  */
 bool
 InstantRecoveryHasFailed(void)
@@ -1201,7 +1203,7 @@ InstantRecoveryKeptWal(void)
 }
 
 /*
- * Are there pages that will be redone after clients have got in?
+ * Return whether there are pages that will be redone after clients have got in.
  */
 bool
 InstantRecoveryIsPending(void)

@@ -6,17 +6,17 @@
  * See instantrecovery.c for how it belongs together.
  *
  * The process reads the records of the chain again, and calls rm_redo for each, as
- * ever.  XLogReadBufferForRedoExtended() answers for all blocks but the
- * page that they are not there, which redo must cope with anyway, since they may have been
- * truncated away later.  Where redo does not ask, because the record carries all
- * there is in the page (an image, or a page that is initialized), it gets a
+ * ever.  XLogReadBufferForRedoExtended() answers for all blocks except the page
+ * that they are not there, which redo must cope with anyway, since they may have
+ * been truncated away later.  Where redo does not ask, because the record carries
+ * all there is in the page (an image, or a page that is initialized), it gets a
  * buffer that no other process sees and that is thrown away afterwards: a local
  * buffer, as temporary tables have.
  *
- * For the page itself redo gets such a buffer, too: a copy, which is written back when
- * the chain has been applied.  So while a record is applied nothing is changed that other
- * processes see, nothing is read or written, and whatever error redo raises, a PANIC included, can be one
- * of this page: the copy is thrown away.
+ * For the page itself redo gets such a buffer, too: a copy, which is written back
+ * when the chain has been applied.  So while a record is applied nothing is changed
+ * that other processes see, nothing is read or written, and whatever error redo
+ * raises, a PANIC included, can be one of this page: the copy is thrown away.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -139,7 +139,7 @@ static bool instant_has_failed = false;
  */
 
 /*
- * Is this the block that is being redone?
+ * Return whether this is the block that is being redone.
  */
 static bool
 instant_is_target(const RelFileLocator *rlocator, ForkNumber forknum,
@@ -380,8 +380,8 @@ instant_redo_error_callback(void *arg)
 }
 
 /*
- * Is the page going to be read from its file?  If it is going to be read from the
- * double-write log, ask the kernel for that.
+ * Return whether the page is going to be read from its file.  If it is going to be
+ * read from the double-write log, ask the kernel for that.
  */
 static bool
 instant_is_read(const InstantPage *page)
@@ -405,7 +405,8 @@ instant_announce_page(const InstantPage *page)
 }
 
 /*
- * Pages that are in order: where does the run end that is best read in one go?
+ * Return the end of the run of pages, which are in order, that is best read in one
+ * go.
  */
 static uint32
 instant_run_end(uint32 first)

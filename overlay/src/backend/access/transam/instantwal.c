@@ -259,7 +259,8 @@ instant_close_reader(void)
 }
 
 /*
- * Is this what analysis has seen?  It may have been read from storage again.
+ * Return whether this is what analysis has seen.  It may have been read from storage
+ * again.
  */
 static bool
 instant_is_sound(const XLogRecord *record)

@@ -11,9 +11,10 @@
  * The same pages in the order of the files are few long reads.  So the pipeline's
  * process first runs through a window of WAL, up to 64 MB, only to collect the
  * blocks that will have to be read.  It sorts them, joins neighbors to runs, and
- * tells the kernel to read the runs, of several files by turns.  Then it decodes the window and reads its
- * blocks as ever (see xlogpipeline.c), and finds them in the kernel's cache.
- * When it is half-way through a window, it begins with the next one.
+ * tells the kernel to read the runs, of several files by turns.  Then it decodes
+ * the window and reads its blocks as ever (see xlogpipeline.c), and finds them in
+ * the kernel's cache.  When it is half-way through a window, it begins with the
+ * next one.
  *
  *		  |<-------- window -------->|<------- next window ------->|
  *		--+------------+-------------+-----------------------------+--
@@ -447,7 +448,7 @@ ahead_compare(const void *a, const void *b)
 }
 
 /*
- * How many blocks may be in a window?
+ * Return how many blocks may be in a window.
  */
 static int
 ahead_max_blocks(void)

@@ -6,7 +6,7 @@
  * Without this module the startup process does all the work of recovery: it
  * reads WAL, checks page headers and CRCs, decodes records, asks the kernel to
  * prefetch the blocks they refer to, and applies them.  With wal_pipeline, all
- * but the last is done by another process, while the startup process applies
+ * except the last is done by another process, while the startup process applies
  * earlier records.
  *
  * The idea
@@ -849,7 +849,7 @@ pipeline_wait_for_record(XLogRecPtr endptr)
 		if (found || state != XLOG_PIPELINE_RUNNING)
 			break;
 
-		/* There may be nothing to do for it but to notice that we wait. */
+		/* All that it may have to do is to notice that we wait. */
 		if (pg_atomic_exchange_u64(&XLogPipelineCtl->wake_worker_at,
 								   InvalidXLogRecPtr) != InvalidXLogRecPtr)
 			pipeline_wake(&XLogPipelineCtl->worker);
@@ -1427,7 +1427,7 @@ pipeline_advance(void)
 	else if (all_applied && !progress && !InterruptPending &&
 			 !ConfigReloadPending && !ShutdownRequestPending)
 	{
-		/* Nothing is in the way but the next record itself. */
+		/* Only the next record itself is in the way. */
 		pipeline_note_obstacle(XLOG_PIPELINE_NO_SPACE);
 	}
 

@@ -117,7 +117,7 @@ XLogProgressShmemInit(void)
 }
 
 /*
- * Is the page at 'ptr' where it should be, in an open segment file?
+ * Return whether the page at 'ptr' is where it should be, in an open segment file.
  */
 static bool
 page_is_valid(int fd, XLogRecPtr ptr)
@@ -234,7 +234,7 @@ typedef struct RedoProgress
 } RedoProgress;
 
 /*
- * How much is done at 'lsn'?  Returns false if that is not known.
+ * Find out how much is done at 'lsn'.  Returns false if that is not known.
  */
 static bool
 get_progress(XLogRecPtr lsn, RedoProgress *progress)

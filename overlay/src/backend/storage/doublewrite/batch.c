@@ -111,8 +111,8 @@ dw_return_batch(void)
 }
 
 /*
- * Has the batch waited for a sync cycle that could free space for it, which has
- * completed?
+ * Return whether the batch has waited for a sync cycle that could free space for it,
+ * and that has completed.
  */
 bool
 dw_batch_has_waited(void)
@@ -189,8 +189,8 @@ dw_note_logged(int slotno, uint64 batchno)
 }
 
 /*
- * Is there a batch that is not sent home yet?  Without the flush lock, that may change
- * at any time.
+ * Return whether there is a batch that is not sent home yet.  Without the flush lock,
+ * that may change at any time.
  */
 bool
 dw_batch_under_way(void)
@@ -199,8 +199,8 @@ dw_batch_under_way(void)
 }
 
 /*
- * Is the batch being sent home, pages first that are written atomically?  Without the flush
- * lock, that may change at any time.
+ * Return whether the batch is being sent home, which begins with pages that are
+ * written atomically.  Without the flush lock, that may change at any time.
  */
 bool
 dw_batch_is_durable(void)
@@ -209,8 +209,8 @@ dw_batch_is_durable(void)
 }
 
 /*
- * Is a run on its way home: in the queue, or being written?  With the flush lock held, "no"
- * stays true.
+ * Return whether a run is on its way home: in the queue, or being written.  With the
+ * flush lock held, "no" stays true.
  */
 bool
 dw_homes_under_way(void)

@@ -358,7 +358,8 @@ DoubleWriteRecoveryFails(void)
 }
 
 /*
- * Are there copies that cannot be written home?  Then no checkpoint can be made.
+ * Return whether there are copies that cannot be written home.  Then no checkpoint can
+ * be made.
  */
 bool
 DoubleWriteHasStuckCopies(void)

@@ -354,7 +354,7 @@ dw_try_read_copy(const DWPendingCopy *entry, char *page)
 }
 
 /*
- * Is it DONE, after it has been looked at?
+ * Return whether the copy is DONE by now; the caller has looked at the entry before.
  */
 bool
 dw_copy_is_past(DWPendingCopy *entry)

@@ -58,7 +58,7 @@ typedef struct DWChoice
 
 /*
  * Choose the pages of the batch that have to pass through the log, those of which it
- * needs but a note (R2), and those that are written home atomically instead. (A1)
+ * needs only a note (R2), and those that are written home atomically instead. (A1)
  */
 static void
 dw_choose_logged(DWChoice *choice)

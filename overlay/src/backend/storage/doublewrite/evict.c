@@ -36,7 +36,8 @@
 #define DW_REFUSED_RETRY	32
 
 /*
- * Is there anything to go on with for a process that found the stage full?
+ * Return whether a process that found the stage full can go on: with a free slot, or
+ * with a run to write.
  */
 static bool
 dw_room_or_runs(void)
@@ -45,7 +46,8 @@ dw_room_or_runs(void)
 }
 
 /*
- * Is there something to be done for others that want room, now that we have got ours?
+ * Return whether other processes that want room have something to do, now that this
+ * one has got a slot.
  */
 static bool
 dw_work_is_left(void)
@@ -89,9 +91,9 @@ dw_carry_for_room(void)
 }
 
 /*
- * Is it time for another batch?  While pages of others are on their way home only if there
- * are enough for it, as each batch may have a sync of the log; but as many as can be staged
- * at all will do.
+ * Return whether it is time for another batch.  While pages of others are on their way
+ * home it is only if there are enough for it, as each batch may have a sync of the log;
+ * but as many as can be staged at all will do.
  */
 static bool
 dw_batch_is_due(void)
@@ -148,9 +150,9 @@ dw_tag_in_tablespace(const BufferTag *tag, const void *arg)
 }
 
 /*
- * Have so many pages of the relation failed, or so many in all and some in its
- * tablespace, that no more may be staged?  Returns what tells such pages, or
- * NULL.  Slots are looked at without a lock, as a page more or less won't do
+ * If so many pages of the relation have failed, or so many in all and some in its
+ * tablespace, that no more may be staged, return the filter that tells such pages,
+ * else NULL.  Slots are looked at without a lock, as a page more or less won't do
  * harm.
  */
 static DWTagFilter
@@ -173,8 +175,8 @@ dw_refusing_filter(const RelFileLocator *rlocator)
 }
 
 /*
- * Would staging this page fail, unless its file has become writable again?
- * A process that has a choice takes another one.
+ * Return whether staging this page would fail, unless its file has become writable
+ * again.  A process that has a choice takes another one.
  */
 bool
 DoubleWriteStageRefuses(const BufferTag *tag)

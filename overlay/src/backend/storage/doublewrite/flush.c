@@ -58,7 +58,7 @@ dw_let_others_make_room(void)
 }
 
 /*
- * Is there a page in the batch of which no home write has failed?
+ * Return whether there is a page in the batch of which no home write has failed.
  */
 static bool
 dw_batch_has_untried(void)
@@ -313,7 +313,7 @@ dw_retry_failed(void)
 }
 
 /*
- * Has the main loop other things to do?
+ * Return whether the main loop has other things to do.
  */
 static bool
 dw_main_loop_wanted(void)

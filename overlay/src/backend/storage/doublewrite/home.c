@@ -143,9 +143,9 @@ dw_run_length(const int *slots, int nslots)
  */
 
 /*
- * Are as many processes writing to a tablespace as could write to others?  More may
- * not join them, unless it is known to be stalled, when they only return its pages: no
- * tablespaces, however many freeze at once, get all of the table.
+ * Return whether as many processes are writing to a tablespace as could write to
+ * others.  More may not join them, unless it is known to be stalled, when they only
+ * return its pages: no tablespaces, however many freeze at once, get all of the table.
  */
 static bool
 dw_is_crowded(Oid spcOid)
@@ -165,7 +165,7 @@ dw_first_is_crowded(void)
 	return dw_is_crowded(DWSlots[DWRuns[first % DWCtl->stage.nslots]].tag.spcOid);
 }
 
-/* Is there a run that this process could claim?  Without a lock. */
+/* Return whether there is a run that this process could claim.  Without a lock. */
 bool
 dw_runs_to_claim(void)
 {
@@ -306,7 +306,7 @@ dw_leave_table(DWWriter *writer)
 }
 
 /*
- * Has what stands in this entry been written for so long?
+ * Return whether what stands in this entry has been written for so long.
  */
 static bool
 dw_is_older(DWWriter *writer, uint64 nsec)
@@ -335,7 +335,8 @@ dw_any_is_late(void)
 }
 
 /*
- * Has no write to some tablespace come back for so long, though one is under way?
+ * Return whether there is a tablespace to which no write has come back for so long,
+ * though one is under way.
  */
 static bool
 dw_any_place_hangs(uint64 nsec)

@@ -317,7 +317,7 @@ dw_log_found(const DWFoundBatch *first, const DWFoundBatch *last)
 }
 
 /*
- * Are the segments behind this one there without a gap?
+ * Return whether the segments behind this one are there without a gap.
  */
 static bool
 dw_segments_follow(const DWScan *scan, uint64 segno)

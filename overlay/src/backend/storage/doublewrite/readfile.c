@@ -117,7 +117,8 @@ DoubleWriteResumeHomeWrites(void)
 }
 
 /*
- * Is it a file with pages of a relation, and not, for instance, pg_control or PG_VERSION?
+ * Return whether it is a file with pages of a relation, and not, for instance,
+ * pg_control or PG_VERSION.
  */
 static bool
 dw_is_relation_file(const char *path)

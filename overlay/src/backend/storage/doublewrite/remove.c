@@ -137,10 +137,10 @@ DoubleWriteLetRemovalsIn(void)
 }
 
 /*
- * May a checkpoint wait for this process, as it removes files, or writes pages home?
- * Then nothing is sent to its client, which may not read it: neither messages, of any
- * level, nor the error that ends the removal, which is reported before the lock is
- * released.
+ * Return whether a checkpoint may wait for this process, as it removes files, or
+ * writes pages home.  Then nothing is sent to its client, which may not read it:
+ * neither messages, of any level, nor the error that ends the removal, which is
+ * reported before the lock is released.
  */
 bool
 DoubleWriteIsRemoving(void)
@@ -200,7 +200,7 @@ DoubleWriteNoteFailedRemovals(void)
 }
 
 /*
- * Would redo from here read what could not be removed?
+ * Return whether redo from here would read what could not be removed.
  */
 static bool
 dw_has_failed_removal(XLogRecPtr redo, XLogRecPtr *failed_until)
@@ -212,8 +212,8 @@ dw_has_failed_removal(XLogRecPtr redo, XLogRecPtr *failed_until)
 }
 
 /*
- * Would a restartpoint with this redo pointer fail?  The next one may have the same one, so
- * none is tried. (R5)
+ * Return whether a restartpoint with this redo pointer would fail.  The next one may
+ * have the same one, so none is tried. (R5)
  */
 bool
 DoubleWriteRefusesRestartpoint(XLogRecPtr redo)
@@ -225,7 +225,8 @@ DoubleWriteRefusesRestartpoint(XLogRecPtr redo)
 }
 
 /*
- * Would a crash recover from before a removal that has failed, as pg_control is now?
+ * Return whether a crash would recover from before a removal that has failed, as
+ * pg_control is now.
  */
 bool
 dw_removal_has_failed(void)
@@ -240,8 +241,8 @@ dw_removal_has_failed(void)
 }
 
 /*
- * A checkpoint is about to complete.  Would a crash recover from before a removal that
- * has failed? (R5)
+ * A checkpoint is about to complete.  Throw an error if a crash would recover from
+ * before a removal that has failed. (R5)
  */
 void
 dw_refuse_failed_removal(XLogRecPtr redo)
@@ -304,10 +305,10 @@ dw_forget_failed_removal(XLogRecPtr redo)
  */
 
 /*
- * Must what is removed be durable when a checkpoint is?  Not where redo begins with
- * images, which do not care for what has come back.  A recovery that is to use the log
- * because WAL has none arms it when the first page is written; what is removed before
- * counts as well. (R5)
+ * Return whether what is removed must be durable when a checkpoint is.  It need not be
+ * where redo begins with images, which do not care for what has come back.  A recovery
+ * that is to use the log because WAL has none arms it when the first page is written;
+ * what is removed before counts as well. (R5)
  */
 bool
 dw_removals_matter(void)

@@ -54,8 +54,8 @@ static int	dw_fd = -1;
 static uint64 dw_fd_segno = 0;
 
 /*
- * Is the log written past the kernel's cache?  Nothing reads it before the
- * next start, and its pages in the cache would have to be copied there, and
+ * Whether the log is written past the kernel's cache.  Nothing reads it before
+ * the next start, and its pages in the cache would have to be copied there, and
  * drive others out.  False once the file system has refused it.
  */
 static bool dw_direct = true;

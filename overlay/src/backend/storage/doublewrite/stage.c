@@ -352,9 +352,9 @@ dw_slots_used(void)
 }
 
 /*
- * Is it to be feared that a write to this tablespace does not come back: one of others, if
- * the caller is going to write there?  A slow device is not taken for a frozen one: there,
- * writes come back now and then.
+ * Return whether it is to be feared that a write to this tablespace does not come back;
+ * one of other processes, if the caller is going to write there.  A slow device is not
+ * taken for a frozen one: there, writes come back now and then.
  */
 bool
 dw_is_stalled(Oid spcOid, bool writing)
@@ -366,7 +366,8 @@ dw_is_stalled(Oid spcOid, bool writing)
 }
 
 /*
- * Has a write of any page failed?  Without a lock, that may change at any time.
+ * Return whether a write of any page has failed.  Without a lock, that may change at
+ * any time.
  */
 bool
 dw_pages_have_failed(void)
@@ -375,7 +376,8 @@ dw_pages_have_failed(void)
 }
 
 /*
- * Is any page torn at home, maybe?  Without a lock, that may change at any time.
+ * Return whether any page may be torn at home.  Without a lock, that may change at any
+ * time.
  */
 static bool
 dw_pages_are_touched(void)
@@ -384,8 +386,8 @@ dw_pages_are_touched(void)
 }
 
 /*
- * Is one of these pages torn at home, maybe, as a write of it has failed?  None
- * becomes so while the caller holds the flush lock with no home write under way.
+ * Return whether one of these pages may be torn at home, as a write of it has failed.
+ * None becomes so while the caller holds the flush lock with no home write under way.
  */
 bool
 dw_any_has_failed(const DWPageSet *pages)
@@ -404,8 +406,9 @@ dw_any_has_failed(const DWPageSet *pages)
 }
 
 /*
- * Has one of these pages failed in this run or a later one, or is one stalled?  Returns
- * its errno, and which page it was; DW_STALLED or DW_TORN if there is nothing worse; or 0.
+ * If one of these pages has failed in this run or a later one, or is stalled, return
+ * its errno, and which page it is; DW_STALLED or DW_TORN if there is nothing worse.
+ * Return 0 if there is none.
  *
  * A page in a batch is being tried again, perhaps by another process: its errno is that of
  * an earlier run.
@@ -440,8 +443,8 @@ dw_find_failure(const DWPageSet *pages, uint64 since, BufferTag *tag)
 }
 
 /*
- * How many slots can pages have that have not failed?  Slots in reserve count when there
- * are too few others.
+ * Return how many slots pages can have that have not failed.  Slots in reserve count
+ * when there are too few others.
  */
 static int
 dw_capacity(int nfailed)
@@ -458,7 +461,7 @@ dw_stage_capacity(void)
 }
 
 /*
- * Can a slot be taken for a page whose file is not known to be bad?
+ * Return whether a slot can be taken for a page whose file is not known to be bad.
  */
 static bool
 dw_has_room(int ninuse, int nfailed)
@@ -630,7 +633,7 @@ dw_publish_slot(int slotno)
 }
 
 /*
- * Is there a free slot, so that staging a page will not wait?
+ * Return whether there is a free slot, so that staging a page will not wait.
  */
 bool
 dw_stage_has_room(void)
@@ -1173,9 +1176,10 @@ dw_merge_count(void)
 }
 
 /*
- * Is there one of these pages of which a version staged before seq has not reached
- * home?  *state tells how far they have come: STAGED if one is waiting for a batch, else
- * BATCH if one is in a batch or on its way home, else FILLING if all are being replaced.
+ * Return whether a version of one of these pages that was staged before seq has not
+ * reached home.  *state tells how far they have come: STAGED if one is waiting for a
+ * batch, else BATCH if one is in a batch or on its way home, else FILLING if all are
+ * being replaced.
  *
  * Slots are looked at without the mutex.  Such a page is in its slot since before the
  * call, and leaves it when it is home, or for the slot of a newer version, which we may

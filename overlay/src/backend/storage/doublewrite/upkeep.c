@@ -55,8 +55,8 @@ dw_first_batch_behind(int nsegments)
 }
 
 /*
- * Are there as many notes in this epoch as there would be copies in half of the log?
- * A restore reads and writes their pages, too.
+ * Return whether there are as many notes in this epoch as there would be copies in half
+ * of the log.  A restore reads and writes their pages, too.
  */
 static bool
 dw_many_notes(void)
@@ -68,9 +68,9 @@ dw_many_notes(void)
 }
 
 /*
- * Is it time for a sync cycle, lest a process have to wait for one, or a start for
- * many pages?  When half of the log's bound is in use, or would be if notes were
- * copies, or most of the table of files.
+ * Return whether it is time for a sync cycle, lest a process have to wait for one, or a
+ * start for many pages: when half of the log's bound is in use, or would be if notes
+ * were copies, or most of the table of files.
  */
 bool
 dw_cycle_needed(void)
@@ -117,9 +117,9 @@ dw_renew_copies(void)
 }
 
 /*
- * Is this mark to be written?  Not if it frees no segment and would take
- * the last block of a log that may be unable to grow: that is for a mark that
- * does.  Flush lock held.
+ * Return whether this mark is to be written.  It is not if it frees no segment and
+ * would take the last block of a log that may be unable to grow: that is for a mark
+ * that does.  Flush lock held.
  */
 static bool
 dw_mark_is_worth_it(uint64 mark)
@@ -170,7 +170,7 @@ dw_end_cycle(uint64 mark)
 }
 
 /*
- * Is there no need of a cycle any more, as one has completed that began later?
+ * Return whether a cycle is not needed any more, as one has completed that began later.
  */
 static bool
 dw_cycle_is_done(uint64 begun)

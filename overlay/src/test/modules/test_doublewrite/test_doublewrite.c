@@ -649,7 +649,7 @@ tdw_spoils_redo(XLogReaderState *record)
 	return spoils;
 }
 
-/* Is it the turn of this record, which changes the page? */
+/* Return whether it is the turn of this record, which changes the page. */
 static bool
 tdw_spoils_this(void)
 {
@@ -985,7 +985,7 @@ dw_await_end_of_recovery_at(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
-/* How often was a point hit since its action was set? */
+/* Return how often a point was hit since its action was set. */
 PG_FUNCTION_INFO_V1(dw_hits);
 Datum
 dw_hits(PG_FUNCTION_ARGS)

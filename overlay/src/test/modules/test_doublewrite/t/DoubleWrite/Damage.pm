@@ -90,7 +90,7 @@ sub torn_page
 Tear pages whose home writes may not have been durable at the crash.  The
 pages in the live range of the log are, always: each gets a mixture of its
 newest copy and of what is at home or, if that is the same, of what was there
-when the snapshot was taken.  So are those of which there are but notes, if they
+when the snapshot was taken.  So are those of which there are only notes, if they
 differ from the snapshot in nothing but hints.
 
 With C<unlogged_too>, other pages that have changed since the snapshot are
