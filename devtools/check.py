@@ -198,6 +198,27 @@ def header_comment(tree: Tree) -> Iterator[str]:
             yield f"overlay/{path} does not start with a comment that names it"
 
 
+# The line of a new file, by its suffix: as upstream's branch of 18 has it.
+COPYRIGHT = {suffix: f"{words}, PostgreSQL Global Development Group\n"
+             for words, suffixes in ((" * Portions Copyright (c) 1996-2025", (".c", ".h")),
+                                     ("# Copyright (c) 2025", (".pl", ".pm", ".build")))
+             for suffix in suffixes}
+
+
+@checker
+def copyright_lines(tree: Tree) -> Iterator[str]:
+    """A new file has the line about copyright that others of its kind have."""
+    for path, text in tree.overlay.items():
+        if lacks_copyright(path, text):
+            yield f"overlay/{path} lacks the line `{COPYRIGHT[Path(path).suffix].strip()}`"
+
+
+def lacks_copyright(path: str, text: str) -> bool:
+    """Return whether a file lacks the line that its kind has, or has another one."""
+    wanted = COPYRIGHT.get(Path(path).suffix)
+    return wanted is not None and re.findall(r".*Copyright \(c\).*\n", text) != [wanted]
+
+
 @checker
 def listed_in_meson(tree: Tree) -> Iterator[str]:
     """A C source is named in the meson.build of its directory."""

@@ -24,5 +24,17 @@ class AnnotationsTest(unittest.TestCase):
                          ["no_return", "no_argument", "no_rest", "__init__", "other"])
 
 
+class CopyrightTest(unittest.TestCase):
+    def test_one_form_for_each_kind(self):
+        c = "/*\n * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group\n */\n"
+        perl = "# Copyright (c) 2025, PostgreSQL Global Development Group\n"
+        for path, text in (("a.c", c), ("a.h", c), ("t/001_a.pl", perl), ("A.pm", perl),
+                           ("meson.build", perl), ("Makefile", ""), ("README", "")):
+            self.assertFalse(check.lacks_copyright(path, text), path)
+        for path, text in (("a.c", perl), ("a.c", ""), ("a.h", c.replace("2025", "2026")),
+                           ("t/001_a.pl", c), ("A.pm", perl.replace("2025", "2025-2026"))):
+            self.assertTrue(check.lacks_copyright(path, text), path)
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # VACUUM FULL and CLUSTER remove versions of rows, and freeze others.  A snapshot of a
 # standby that is older than the transactions which made these versions must not read what

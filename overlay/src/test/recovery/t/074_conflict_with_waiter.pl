@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # A session of a standby that keeps replay waiting by its snapshot, and waits for a lock
 # that replay holds, would wait for ever, and so would replay.

@@ -1,5 +1,5 @@
 
-# Copyright (c) 2026, PostgreSQL Global Development Group
+# Copyright (c) 2025, PostgreSQL Global Development Group
 
 # A page that a standby gets from its primary has been damaged on its way, or is another
 # one.  It is not used, neither by redo nor by pg_doublewrite.
