@@ -400,10 +400,12 @@ class CheckTest(RepositoryCase):
     OTHER = "diff --git a/src/other.c b/src/other.c\n--- a/src/other.c\n+++ b/src/other.c\n" \
             "@@ -1 +1 @@\n-{}\n+{}\n"
     PATCH = "patches/fixes/0001-x.patch"
+    LINE = "Copyright (c) {}2025, PostgreSQL Global Development Group"
+    IN_C = " * Portions " + LINE.format("1996-")
     GOOD = {
-        "overlay/src/x/x.c": '/*\n * x.c\n */\n#include "x.h"\n',
-        "overlay/src/x/x.h": "/*\n * x.h\n */\ntypedef struct X\n{\n\tint\t\ta;\n} X;\n",
-        "overlay/src/x/meson.build": "files('x.c')\n",
+        "overlay/src/x/x.c": f'/*\n * x.c\n{IN_C}\n */\n#include "x.h"\n',
+        "overlay/src/x/x.h": f"/*\n * x.h\n{IN_C}\n */\ntypedef struct X\n{{\n\tint\t\ta;\n}} X;\n",
+        "overlay/src/x/meson.build": f"# {LINE.format('')}\nfiles('x.c')\n",
         "overlay/src/tools/pgindent/typedefs.list": "X\n",
         "patches/series": "fixes/0001-x.patch\n",
         PATCH: "From: A <a@example.org>\nSubject: [PATCH] X\n\n"
@@ -428,9 +430,10 @@ class CheckTest(RepositoryCase):
         mirror = "deb.debian" + ".org"
         home = "/ho" + "me/ann/x"
         faults = {
-            "header_comment": {"overlay/src/x/x.c": '#include "x.h"\n'},
-            "listed_in_meson": {"overlay/src/x/meson.build": "files('y.c')\n"},
-            "header_used": {"overlay/src/x/x.c": "/*\n * x.c\n */\n"},
+            "header_comment": {"overlay/src/x/x.c": f'#include "x.h"\n/*\n{self.IN_C}\n */\n'},
+            "copyright_lines": {"overlay/src/x/x.c": self.GOOD["overlay/src/x/x.c"].replace("2025", "2026")},
+            "listed_in_meson": {"overlay/src/x/meson.build": f"# {self.LINE.format('')}\nfiles('y.c')\n"},
+            "header_used": {"overlay/src/x/x.c": f"/*\n * x.c\n{self.IN_C}\n */\n"},
             "typedefs_listed": {"overlay/src/tools/pgindent/typedefs.list": "Y\n"},
             "overlay_owned": {"overlay/doc/x.sgml": "x\n"},
             "series_named": {
