@@ -344,7 +344,7 @@ extern PGDLLIMPORT const DWPageSet DWAllPages;
 extern PGDLLIMPORT const DWPageSet DWPermanentPages;
 extern Size dw_stage_shmem_size(void);
 extern void dw_stage_shmem_init(void);
-extern int	dw_reserve_for_page(const BufferTag *tag, bool refused,
+extern int	dw_reserve_for_page(const BufferTag *tag, bool permanent, bool refused,
 								bool *replaces, int *nstaged);
 extern void dw_slot_needs_copy(int slotno, uint64 batchno);
 extern bool dw_stage_copy(const BufferTag *tag, const char *page, uint64 batchno,
@@ -420,6 +420,7 @@ extern bool dw_flush_batch(const DWPageSet *retry);
 extern bool dw_try_home(const DWPageSet *pages, uint64 *since);
 
 /* drain.c */
+extern void dw_drain_set(const DWPageSet *pages);
 extern void dw_drain_and_lock(const DWPageSet *pages);
 extern void dw_log_checkpoint_stats(void);
 

@@ -425,8 +425,8 @@ instant_run_end(uint32 first)
 
 /*
  * Ask the kernel for a run of pages.  Those at its ends may be there already, or
- * not be needed.  If their file cannot be opened, redo of these pages will say so:
- * the caller is on its way to redo others.
+ * not be needed.  If their file cannot be opened, redo of these pages will say so
+ * (I9): the caller is on its way to redo others.
  */
 static void
 instant_announce_run(uint32 first, uint32 end)

@@ -92,8 +92,11 @@ dw_tag_is_init_fork(const BufferTag *tag, const void *arg)
 	return BufTagGetForkNum(tag) == INIT_FORKNUM;
 }
 
-static void
-dw_drain(const DWPageSet *pages)
+/*
+ * Bring all pages of a set home that were staged before the call.
+ */
+void
+dw_drain_set(const DWPageSet *pages)
 {
 	if (pg_atomic_read_membarrier_u32(&DWCtl->stage.ninuse) == 0)
 		return;
@@ -110,7 +113,7 @@ dw_drain(const DWPageSet *pages)
 void
 DoubleWriteDrain(void)
 {
-	dw_drain(&DWAllPages);
+	dw_drain_set(&DWAllPages);
 }
 
 /*
@@ -121,7 +124,7 @@ DoubleWriteDrainInitForks(void)
 {
 	DWPageSet	pages = {dw_tag_is_init_fork, NULL, PG_INT32_MAX};
 
-	dw_drain(&pages);
+	dw_drain_set(&pages);
 }
 
 /*
@@ -134,7 +137,7 @@ DoubleWriteDrainRelation(const RelFileLocator *rlocator)
 	DWPageSet	pages = {dw_tag_in_relation, rlocator, PG_INT32_MAX};
 
 	dw_bring_copies(&pages, rlocator);
-	dw_drain(&pages);
+	dw_drain_set(&pages);
 }
 
 /*
@@ -146,7 +149,7 @@ DoubleWriteDrainDatabase(Oid dbid)
 	DWPageSet	pages = {dw_tag_in_database, &dbid, PG_INT32_MAX};
 
 	dw_bring_copies(&pages, NULL);
-	dw_drain(&pages);
+	dw_drain_set(&pages);
 }
 
 /*

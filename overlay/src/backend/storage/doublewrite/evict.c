@@ -230,8 +230,7 @@ dw_check_lsn(XLogRecPtr lsn)
 }
 
 static void
-dw_fill_slot(int slotno, BufferDesc *buf, XLogRecPtr lsn, bool permanent,
-			 bool replaces)
+dw_fill_slot(int slotno, BufferDesc *buf, XLogRecPtr lsn, bool replaces)
 {
 	DWSlot	   *slot = &DWSlots[slotno];
 	char	   *page = DWSlotPage(slotno);
@@ -248,7 +247,7 @@ dw_fill_slot(int slotno, BufferDesc *buf, XLogRecPtr lsn, bool permanent,
 	PageSetChecksumInplace((Page) page, buf->tag.blockNum);
 
 	/* setting a hint bit may have raised the LSN meanwhile */
-	if (permanent)
+	if (slot->permanent)
 	{
 		uint32		buf_state = LockBufHdr(buf);
 
@@ -256,7 +255,6 @@ dw_fill_slot(int slotno, BufferDesc *buf, XLogRecPtr lsn, bool permanent,
 		UnlockBufHdr(buf, buf_state);
 	}
 
-	slot->permanent = permanent;
 	slot->lsn = lsn;
 	slot->stager = AmCheckpointerProcess() ? DW_STAGER_CHECKPOINTER :
 		AmBackgroundWriterProcess() ? DW_STAGER_BGWRITER : DW_STAGER_BACKEND;
@@ -291,7 +289,8 @@ dw_count_write_time(instr_time start, instr_time counted)
  * Reserve a slot for a page, with a way to make room for it if there is none.
  */
 static int
-dw_reserve_with_patience(const BufferTag *tag, bool *replaces, int *nstaged)
+dw_reserve_with_patience(const BufferTag *tag, bool permanent, bool *replaces,
+						 int *nstaged)
 {
 	bool		impatient = false;
 	bool		counted = false;
@@ -302,7 +301,7 @@ dw_reserve_with_patience(const BufferTag *tag, bool *replaces, int *nstaged)
 	{
 		bool		refused = DoubleWriteStageRefuses(tag);
 
-		slotno = dw_reserve_for_page(tag, refused, replaces, nstaged);
+		slotno = dw_reserve_for_page(tag, permanent, refused, replaces, nstaged);
 		if (slotno >= 0)
 		{
 			/* we may have been woken for more than we have done */
@@ -344,13 +343,13 @@ DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 	if (permanent)
 		dw_check_lsn(lsn);
 
-	slotno = dw_reserve_with_patience(&buf->tag, &replaces, &nstaged);
+	slotno = dw_reserve_with_patience(&buf->tag, permanent, &replaces, &nstaged);
 
 	/* nothing in here may fail: the slot would stay in state FILLING */
 	copy = dw_take_copy_of(&buf->tag);
 	if (copy != NULL)
 		dw_slot_needs_copy(slotno, copy->copy.batchno);
-	dw_fill_slot(slotno, buf, lsn, permanent, replaces);
+	dw_fill_slot(slotno, buf, lsn, replaces);
 	dw_publish_slot(slotno);
 	if (copy != NULL)
 		dw_copy_is_done(copy);

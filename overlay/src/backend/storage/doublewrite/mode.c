@@ -131,7 +131,7 @@ dw_sync_gone_home(void)
 
 	if (!DWCtl->log.armed)
 		return;
-	DoubleWriteDrain();
+	dw_drain_set(&DWPermanentPages);
 	ProcessSyncRequests();
 	dw_sync_removals();
 	dw_refuse_failed_sync();
@@ -143,7 +143,8 @@ dw_sync_gone_home(void)
  * marker cannot be removed; the log stays in use then.
  *
  * What is in the log must go first, or a restore would put it over newer
- * pages that have been written without it (R10).  The last step holds up home
+ * pages that have been written without it (R10).  The log has nothing of unlogged
+ * relations, which may stay in the stage.  The last step holds up home
  * writes until it is over; a sync cycle before it leaves little to do.
  */
 static bool
@@ -155,19 +156,19 @@ dw_disarm(bool keep_segments)
 		return true;
 
 	dw_bring_copies(&DWAllPages, NULL);
-	DoubleWriteDrain();
+	dw_drain_set(&DWPermanentPages);
 	dw_sync_cycle(DWCtl->log.cycles_begun);
 
 	/*
 	 * With everything home, and the lock held, no page that may be torn at
 	 * home can be removed.  But some may have been removed before. (R3)
 	 */
-	dw_drain_and_lock(&DWAllPages);
+	dw_drain_and_lock(&DWPermanentPages);
 	while (dw_first_unfinished_batch() < DWCtl->log.next_batchno)
 	{
 		LWLockRelease(DoubleWriteFlushLock);
 		dw_settle_removals();
-		dw_drain_and_lock(&DWAllPages);
+		dw_drain_and_lock(&DWPermanentPages);
 	}
 	if (DWCtl->log.armed)
 	{
@@ -409,8 +410,8 @@ DoubleWriteSetRedo(XLogRecPtr redo, bool images)
  * Bring home all pages that the buffer scan of a checkpoint, now over, found
  * clean or has staged itself.  Like BufferSync(), leave out unlogged relations
  * unless flags ask for them: one that cannot be written must not keep checkpoints
- * from completing.  From here until completion, recovery may start from either
- * redo pointer.
+ * from completing (R5, R11).  From here until completion, recovery may start from
+ * either redo pointer.
  */
 void
 DoubleWriteCheckpointDrain(XLogRecPtr redo, int flags)

@@ -478,7 +478,8 @@ dw_has_room(int ninuse, int nfailed)
  * more than there was, but its home may still be torn.
  */
 static int
-dw_reserve_slot(const BufferTag *tag, uint32 bucket, bool refused, bool *replaces)
+dw_reserve_slot(const BufferTag *tag, uint32 bucket, bool permanent, bool refused,
+				bool *replaces)
 {
 	int			older = dw_lookup(bucket, tag);
 	DWSlot	   *slot;
@@ -488,6 +489,7 @@ dw_reserve_slot(const BufferTag *tag, uint32 bucket, bool refused, bool *replace
 
 	if (older >= 0 && DWSlotInState(&DWSlots[older], DW_SLOT_STAGED))
 	{
+		Assert(DWSlots[older].permanent == permanent);
 		dw_set_slot_state(&DWSlots[older], DW_SLOT_FILLING);
 		*replaces = true;
 		return older;
@@ -508,6 +510,8 @@ dw_reserve_slot(const BufferTag *tag, uint32 bucket, bool refused, bool *replace
 	slotno = slot - DWSlots;
 	dw_set_slot_state(slot, DW_SLOT_FILLING);
 	slot->tag = *tag;
+	/* an older version may be merged into this one before it is filled (R5) */
+	slot->permanent = permanent;
 	slot->seq = slot->oldest_seq = DWCtl->stage.next_seq++;
 	Assert(slot->copy_batchno == 0);
 	slot->discarded = false;
@@ -544,8 +548,8 @@ dw_staged_count(void)
  * place of an older version, *nstaged how many staged pages a batch could take.
  */
 int
-dw_reserve_for_page(const BufferTag *tag, bool refused, bool *replaces,
-					int *nstaged)
+dw_reserve_for_page(const BufferTag *tag, bool permanent, bool refused,
+					bool *replaces, int *nstaged)
 {
 	uint32		bucket = dw_bucket(tag);
 	int			slotno;
@@ -553,7 +557,7 @@ dw_reserve_for_page(const BufferTag *tag, bool refused, bool *replaces,
 	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
 
 	DWLockMutex();
-	slotno = dw_reserve_slot(tag, bucket, refused, replaces);
+	slotno = dw_reserve_slot(tag, bucket, permanent, refused, replaces);
 	*nstaged = dw_staged_count();
 	DWUnlockMutex();
 	return slotno;
@@ -592,7 +596,7 @@ dw_stage_copy(const BufferTag *tag, const char *page, uint64 batchno, int error)
 
 	DWLockMutex();
 	if (DWCtl->stage.nfailed < DWCtl->stage.nreserved && dw_lookup(bucket, tag) < 0)
-		slotno = dw_reserve_slot(tag, bucket, false, &replaces);
+		slotno = dw_reserve_slot(tag, bucket, true, false, &replaces);
 	if (slotno >= 0)
 	{
 		slot = &DWSlots[slotno];
@@ -606,7 +610,6 @@ dw_stage_copy(const BufferTag *tag, const char *page, uint64 batchno, int error)
 		return false;
 
 	memcpy(DWSlotPage(slotno), page, BLCKSZ);
-	slot->permanent = true;
 	slot->lsn = PageGetLSN((Page) DWSlotPage(slotno));
 	slot->stager = DW_STAGER_BACKEND;
 	memset(&slot->records, 0, sizeof(slot->records));

@@ -143,6 +143,26 @@ like(sql('SELECT dw_drain()'), qr/^error: .*could not write blocks/, '... and ca
 is(sql('CHECKPOINT'), '', '... but a checkpoint succeeds');
 like(sql('CREATE DATABASE copy STRATEGY file_copy'), qr/^error: .*checkpoint request failed/,
 	'... except one that flushes all');
+
+# ... nor do they keep the log in use
+foreach my $mode (qw(full_pages double_writes off double_writes))
+{
+	my $from = -s $node->logfile;
+
+	$node->append_conf('postgresql.conf', "io_torn_pages_protection = $mode\n");
+	$node->reload;
+	ok( $node->poll_query_until('postgres',
+			q{SELECT setting = '} . $mode . q{' FROM pg_settings WHERE name = 'io_torn_pages_protection'}),
+		"mode is set to $mode");
+	is(sql('CHECKPOINT'), '', '... a checkpoint succeeds');
+	$node->wait_for_log(
+		{
+			full_pages => qr/protection has switched to full-page images/,
+			double_writes => qr/protection has switched to double writes/,
+			off => qr/protection is off/
+		}->{$mode},
+		$from);
+}
 sql(q{SELECT dw_clear('doublewrite-home-write'); DROP TABLE unlogged});
 
 # --- A relation that cannot be written can be dropped
