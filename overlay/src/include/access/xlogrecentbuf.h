@@ -16,7 +16,7 @@
 #include "storage/buf.h"
 #include "storage/relfilelocator.h"
 
-extern Buffer *RecentRedoBuffer(const RelFileLocator *rlocator,
-								ForkNumber forknum, BlockNumber blkno);
+extern Buffer *XLogFindRecentBuffer(const RelFileLocator *rlocator,
+									ForkNumber forknum, BlockNumber blkno);
 
 #endif							/* XLOGRECENTBUF_H */

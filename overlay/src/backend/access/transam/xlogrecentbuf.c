@@ -35,8 +35,8 @@ typedef struct XLogRecentBuffer
  * that was the place of another block until now.
  */
 Buffer *
-RecentRedoBuffer(const RelFileLocator *rlocator, ForkNumber forknum,
-				 BlockNumber blkno)
+XLogFindRecentBuffer(const RelFileLocator *rlocator, ForkNumber forknum,
+					 BlockNumber blkno)
 {
 	static XLogRecentBuffer entries[XLOG_RECENT_BUFFERS];
 	XLogRecentBuffer *entry;
