@@ -143,7 +143,7 @@ typedef struct PageFetchCopy
 	char	   *page;
 } PageFetchCopy;
 
-static PageFetchCopy copies[PAGE_FETCH_MAX];
+static PageFetchCopy page_fetch_copies[PAGE_FETCH_MAX];
 int			PageFetchAwaited = 0;
 
 typedef struct PageFetchRequest
@@ -249,7 +249,7 @@ PageFetchAwait(RelFileLocator rlocator, ForkNumber forknum, BlockNumber blkno)
 	entry->rlocator = rlocator;
 	entry->forknum = forknum;
 	entry->blkno = blkno;
-	memset(&copies[n], 0, sizeof(PageFetchCopy));
+	memset(&page_fetch_copies[n], 0, sizeof(PageFetchCopy));
 	pg_write_barrier();
 	pg_atomic_write_u32(&entry->used, 1);
 	pg_atomic_write_u32(&PageFetchCtl->nentries, n + 1);
@@ -268,8 +268,8 @@ static void
 forget_entry(uint32 i)
 {
 	pg_atomic_write_u32(&PageFetchCtl->entries[i].used, 0);
-	if (copies[i].page != NULL)
-		pfree(copies[i].page);
+	if (page_fetch_copies[i].page != NULL)
+		pfree(page_fetch_copies[i].page);
 	if (--PageFetchAwaited == 0)
 		pg_atomic_write_u32(&PageFetchCtl->nentries, 0);
 }
@@ -416,7 +416,7 @@ static bool
 fetch_page(uint32 i, XLogRecPtr replayed, TimeLineID tli)
 {
 	const PageFetchEntry *entry = &PageFetchCtl->entries[i];
-	PageFetchCopy *copy = &copies[i];
+	PageFetchCopy *copy = &page_fetch_copies[i];
 
 	ereport(LOG,
 			(errmsg("asking the primary for block %u of relation \"%s\", which is damaged here",
@@ -461,7 +461,7 @@ static void
 put_page_in_place(uint32 i)
 {
 	const PageFetchEntry *entry = &PageFetchCtl->entries[i];
-	const PageFetchCopy *copy = &copies[i];
+	const PageFetchCopy *copy = &page_fetch_copies[i];
 	Buffer		buffer;
 
 	if (!copy->exists)
@@ -507,18 +507,18 @@ PageFetchProceed(XLogRecPtr replayed, TimeLineID tli)
 	{
 		if (!entry_is_used(i))
 			continue;
-		if (!copies[i].answered && !fetch_page(i, replayed, tli))
+		if (!page_fetch_copies[i].answered && !fetch_page(i, replayed, tli))
 			return false;
-		if (replayed < copies[i].as_of)
+		if (replayed < page_fetch_copies[i].as_of)
 			continue;
-		if (copies[i].tli == tli)
+		if (page_fetch_copies[i].tli == tli)
 			put_page_in_place(i);
 		else
 		{
 			/* The primary is another one now.  Ask it after the next record. */
-			if (copies[i].page != NULL)
-				pfree(copies[i].page);
-			memset(&copies[i], 0, sizeof(PageFetchCopy));
+			if (page_fetch_copies[i].page != NULL)
+				pfree(page_fetch_copies[i].page);
+			memset(&page_fetch_copies[i], 0, sizeof(PageFetchCopy));
 		}
 	}
 	return true;

@@ -54,11 +54,11 @@
  */
 
 /* The checkpointer has shut the server down, and waits for walsenders (R12) */
-static bool stopped = false;
+static bool dw_stopped = false;
 
 /* A switch is under way, or has ended with an error; see dw_failed_before() */
-static bool switching_on = false;
-static bool switching_off = false;
+static bool dw_switching_on = false;
+static bool dw_switching_off = false;
 
 static bool
 dw_images_requested(void)
@@ -104,10 +104,10 @@ dw_switch_on(void)
 {
 	bool		armed;
 
-	if (dw_failed_before(&switching_on))
+	if (dw_failed_before(&dw_switching_on))
 		return false;
 	armed = dw_arm_if_possible(LOG);
-	switching_on = false;
+	dw_switching_on = false;
 	if (!armed)
 		return false;
 	ereport(LOG,
@@ -244,11 +244,11 @@ DoubleWriteUpdateMode(bool images_now)
 	 * the startup process calls this when it is ready; after a stop nothing
 	 * is left
 	 */
-	if (!DWCtl->started || stopped)
+	if (!DWCtl->started || dw_stopped)
 		return images_now;
 
 	if (DWCtl->log.armed || !dw_setting_uses_log())
-		switching_on = false;
+		dw_switching_on = false;
 	if (dw_setting_uses_log())
 	{
 		if (!DWCtl->log.armed && !dw_switch_on())
@@ -297,7 +297,7 @@ static void
 dw_switch_off(void)
 {
 	/* the startup process could not sync what other processes have written */
-	if (dw_failed_before(&switching_off) ||
+	if (dw_failed_before(&dw_switching_off) ||
 		(IsUnderPostmaster && !AmCheckpointerProcess()))
 		pg_atomic_write_u32(&DWCtl->setting_changed, 1);
 	else
@@ -309,7 +309,7 @@ dw_switch_off(void)
 		else
 			pg_atomic_write_u32(&DWCtl->setting_changed, 1);
 	}
-	switching_off = false;
+	dw_switching_off = false;
 }
 
 static void
@@ -326,9 +326,9 @@ dw_apply_mode(bool images)
 		reported = true;
 	}
 
-	if (!DWCtl->started || !DWCtl->log.armed || dw_setting_uses_log() || stopped)
+	if (!DWCtl->started || !DWCtl->log.armed || dw_setting_uses_log() || dw_stopped)
 	{
-		switching_off = false;
+		dw_switching_off = false;
 		return;
 	}
 
@@ -537,7 +537,7 @@ DoubleWriteShutdown(void)
 {
 	if (!DWCtl->started || GetRecoveryState() == RECOVERY_STATE_CRASH)
 		return;
-	stopped = true;
+	dw_stopped = true;
 	if (!DWCtl->log.armed)
 		return;
 	DoubleWriteDrain();

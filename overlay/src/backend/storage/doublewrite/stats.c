@@ -207,7 +207,7 @@ DoubleWriteModeName(int64 mode)
 #define DW_COUNTER_NAME(name) #name,
 
 /* Each counter is a column of pg_stat_double_writes */
-static const char *const counter_names[] = {DW_COUNTERS(DW_COUNTER_NAME)};
+static const char *const dw_counter_names[] = {DW_COUNTERS(DW_COUNTER_NAME)};
 
 /* A figure that is not a counter */
 typedef struct DWFigure
@@ -220,13 +220,13 @@ typedef struct DWFigure
 
 struct DoubleWriteSnapshot
 {
-	int64		counters[lengthof(counter_names)];
+	int64		counters[lengthof(dw_counter_names)];
 	DWFigure	figures[MAX_FIGURES];
 	int			nfigures;
 };
 
 /* Parts of the server that have figures of their own for views */
-static DoubleWriteFigureSource other_figures[4];
+static DoubleWriteFigureSource dw_figure_sources[4];
 
 /*
  * Put a figure of this or another part of the server.  The name must stay
@@ -372,8 +372,9 @@ DoubleWriteTakeSnapshot(void)
 	dw_put_mode(snapshot, &mode, DWCtl->log.armed);
 	dw_put_restore(snapshot, &DWCtl->restore);
 	dw_put_recovery(snapshot);
-	for (int i = 0; i < lengthof(other_figures) && other_figures[i] != NULL; i++)
-		other_figures[i] (snapshot);
+	for (int i = 0; i < lengthof(dw_figure_sources) &&
+		 dw_figure_sources[i] != NULL; i++)
+		dw_figure_sources[i] (snapshot);
 	return snapshot;
 }
 
@@ -387,21 +388,21 @@ DoubleWriteAddFigures(DoubleWriteFigureSource source)
 	int			i = 0;
 
 	/* the postmaster comes here again when it starts anew after a crash */
-	while (other_figures[i] != NULL && other_figures[i] != source)
+	while (dw_figure_sources[i] != NULL && dw_figure_sources[i] != source)
 	{
 		i++;
-		Assert(i < lengthof(other_figures));
+		Assert(i < lengthof(dw_figure_sources));
 	}
-	other_figures[i] = source;
+	dw_figure_sources[i] = source;
 }
 
 bool
 DoubleWriteSnapshotCounter(const DoubleWriteSnapshot *snapshot, int n,
 						   const char **name, int64 *value)
 {
-	if (n < 0 || n >= lengthof(counter_names))
+	if (n < 0 || n >= lengthof(dw_counter_names))
 		return false;
-	*name = counter_names[n];
+	*name = dw_counter_names[n];
 	*value = snapshot->counters[n];
 	return true;
 }
