@@ -34,8 +34,6 @@ def texts(paths: Paths) -> dict[str, str]:
     return {
         "README.md": fill(readme, "figures", figures.headline(paths.repo)),
         FIGURES: figures.page(paths.repo),
-        "crash/README.md": fill(fill((paths.repo / "crash/README.md").read_text(), "holes",
-                                     holes(paths)), "measured", measured(paths)),
         "docs/tools.md": fill((paths.repo / "docs/tools.md").read_text(), "tools", tried_tools(paths)),
         "docs/advise.md": fill(fill((paths.repo / "docs/advise.md").read_text(), "predictions",
                                     predictions(paths)), "restarts", restarts(paths)),
@@ -45,7 +43,9 @@ def texts(paths: Paths) -> dict[str, str]:
 def of_the_site(paths: Paths) -> dict:
     """Return {page: text} of what the site adds at the end of pages: tables too long for the tree."""
     return {FIGURES: figures.everything(paths.repo),
-            MUTATIONS: f"\n{controls(paths)}\n## Mutations\n\n{mutations(paths)}"}
+            MUTATIONS: f"\n{controls(paths)}\n### How soon it finds them\n\n{measured(paths)}\n"
+                       f"### Found by histories\n\n{holes(paths)}\n"
+                       f"## Mutations\n\n{mutations(paths)}"}
 
 
 def fill(text: str, name: str, body: str) -> str:
@@ -80,7 +80,7 @@ def controls(paths: Paths) -> str:
 
 
 def measured(paths: Paths) -> str:
-    """Return the table of how soon the explorer finds its controls."""
+    """Return the table of how soon the explorer finds its controls: median (least to most)."""
     entries = json.loads((paths.repo / "crash/controls.json").read_text())
     found = mutate.controls((paths.repo / "crash/pgcut/controls.py").read_text())
     digests = {one.name: mutate.digest(one) for one in mutate.read(paths)}
