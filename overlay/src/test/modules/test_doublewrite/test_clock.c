@@ -7,7 +7,8 @@
  * named test_doublewrite.clock_back in the current directory, which for a server
  * is its data directory, the time of day is an hour ago.  Monotonic clocks
  * go on.  A file named test_doublewrite.syncs gets the path of each file that
- * is synced, one a line.
+ * is synced, one a line.  The file whose path is in test_doublewrite.failing_sync
+ * cannot be synced.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -56,35 +57,54 @@ time(time_t *result)
 }
 
 /*
- * Note the path of an open file.
+ * Note the path of an open file, with a newline.
  */
 static void
-note_sync(int fd)
+note_sync(const char *path, ssize_t len)
 {
 	int			notes = open("test_doublewrite.syncs", O_WRONLY | O_APPEND);
-	char		link[64];
-	char		path[MAXPGPATH];
-	ssize_t		len;
 
 	if (notes < 0)
 		return;
-	snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
-	len = readlink(link, path, sizeof(path) - 1);
-	if (len > 0)
-	{
-		path[len++] = '\n';
-		if (write(notes, path, len) != len)
-			_exit(1);
-	}
+	if (write(notes, path, len) != len)
+		_exit(1);
 	close(notes);
+}
+
+static bool
+sync_fails(const char *path, ssize_t len)
+{
+	int			wanted = open("test_doublewrite.failing_sync", O_RDONLY);
+	char		failing[MAXPGPATH];
+	bool		result;
+
+	if (wanted < 0)
+		return false;
+	result = read(wanted, failing, sizeof(failing)) == len && memcmp(failing, path, len) == 0;
+	close(wanted);
+	return result;
 }
 
 int
 fsync(int fd)
 {
 	int			save_errno = errno;
+	char		link[64];
+	char		path[MAXPGPATH];
+	ssize_t		len;
 
-	note_sync(fd);
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+	len = readlink(link, path, sizeof(path) - 1);
+	if (len > 0)
+	{
+		path[len++] = '\n';
+		note_sync(path, len);
+		if (sync_fails(path, len))
+		{
+			errno = EIO;
+			return -1;
+		}
+	}
 	errno = save_errno;
 	return syscall(SYS_fsync, fd);
 }

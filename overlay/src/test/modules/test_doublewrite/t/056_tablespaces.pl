@@ -80,6 +80,25 @@ $node->stop('immediate');
 start();
 ok(synced()->{$place}, 'after redo, too, the directory is synced');
 
+# If the link cannot be synced, the command fails, and no more; redo goes on.
+my $failing = "$data/test_doublewrite.failing_sync";
+my $second = realpath(PostgreSQL::Test::Utils::tempdir());
+append_to_file($failing, "$data/pg_tblspc\n");
+my (undef, undef, $stderr) =
+  $node->psql('postgres', "CREATE TABLESPACE unsynced LOCATION '$second'");
+like($stderr, qr/ERROR:  could not fsync file "pg_tblspc"/, 'a link that cannot be synced fails the command');
+unlink($failing);
+is($node->safe_psql('postgres', q{SELECT count(*) FROM pg_tablespace WHERE spcname = 'unsynced'}),
+	0, '... and makes no tablespace');
+my $third = realpath(PostgreSQL::Test::Utils::tempdir());
+$node->safe_psql('postgres', "CREATE TABLESPACE again LOCATION '$third'");
+$node->stop('immediate');
+append_to_file($failing, "$data/pg_tblspc\n");
+start();
+unlink($failing);
+$node->safe_psql('postgres', 'CREATE TABLE a TABLESPACE again AS SELECT 1 AS i');
+is($node->safe_psql('postgres', 'SELECT i FROM a'), 1, '... but not redo');
+
 # A tablespace that cannot be opened any more after a crash, and that redo does not need, does
 # not keep checkpoints from completing: what was there has been synced before redo.
 $node->safe_psql('postgres', 'CREATE TABLE t TABLESPACE space AS SELECT 1 AS i');
