@@ -457,6 +457,7 @@ extern bool dw_remove_marker(void);
 extern bool dw_log_write_batch(const int *slots, int nslots, int ncopies,
 							   bool beyond_bound);
 extern void dw_log_set_low_water(uint64 mark);
+extern uint64 dw_first_unfinished_batch(void);
 extern void dw_log_found(const DWFoundBatch *first, const DWFoundBatch *last);
 extern bool dw_log_continue(const DWScan *scan, const DWLiveRange *live);
 extern void dw_log_empty(void);

@@ -149,6 +149,7 @@ typedef struct DWPageSet
 
 #define DWPageInSet(set, tag) \
 	((set) != NULL && ((set)->filter == NULL || (set)->filter((tag), (set)->arg)))
+/* Of a slot, or the run of a DWWriter */
 #define DWSlotInSet(set, slot) \
 	(DWPageInSet(set, &(slot)->tag) && ((slot)->permanent || !(set)->permanent))
 
@@ -177,7 +178,9 @@ typedef struct DWWriter
 	volatile int npages;		/* 0: no run; lock, read without it, too */
 	volatile int ndone;			/* of them, the first ones, which are dealt
 								 * with */
-	Oid			spcOid;			/* lock, read without it, too */
+	BufferTag	tag;			/* of the first page of the run; lock, read
+								 * without it, too */
+	bool		permanent;		/* not an unlogged relation; the same */
 	pg_atomic_uint64 since;		/* when the present write began, in
 								 * nanoseconds */
 	int			slots[MAX_IO_COMBINE_LIMIT];	/* lock, read without it, too */
@@ -386,8 +389,6 @@ extern void dw_flush_wal(void);
 extern void dw_note_logged(int slotno, uint64 batchno);
 extern bool dw_batch_under_way(void);
 extern bool dw_batch_is_durable(void);
-extern bool dw_homes_under_way(void);
-extern uint64 dw_first_unfinished_batch(void);
 
 /* home.c */
 extern int	dw_run_length(const int *slots, int nslots);
@@ -400,13 +401,14 @@ extern void dw_count_run(const int *slots, int npages, instr_time start);
 extern void dw_settle_run(const int *slots, int npages, int error);
 extern bool dw_carry_run(void);
 extern void dw_carry_runs(void);
+extern bool dw_homes_under_way(const DWPageSet *pages);
 extern void dw_mark_late_writes(void);
 extern void dw_await_a_run(void);
 extern void dw_await_thaw(void);
 extern bool dw_write_is_lost(void);
-extern bool dw_await_home_writes(bool patient);
+extern bool dw_await_home_writes(const DWPageSet *pages, bool patient);
 extern void dw_await_writes_of(DWTagFilter filter, const void *arg);
-extern bool dw_lock_flush_idle(LWLockMode mode, bool for_cycle);
+extern bool dw_lock_flush_idle(LWLockMode mode, const DWPageSet *pages, bool for_cycle);
 extern bool dw_refuse_failed(const DWPageSet *pages, uint64 since);
 
 /* send.c */

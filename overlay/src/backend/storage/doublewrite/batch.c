@@ -151,7 +151,8 @@ dw_batch_must_wait(void)
 
 /*
  * Flush WAL up to the highest LSN of the batch.  Unlogged relations may have
- * made-up LSNs, which must not be looked at.  (R1)  In recovery this brings
+ * made-up LSNs, which must not be looked at.  (R1)  A page that has been dropped goes
+ * nowhere, so a damaged one does not fail the batch for good.  In recovery this brings
  * minRecoveryPoint up to date.
  */
 void
@@ -166,7 +167,7 @@ dw_flush_wal(void)
 	{
 		DWSlot	   *slot = &DWSlots[DWCtl->batch.slots[i]];
 
-		if (slot->permanent && lsn < slot->lsn)
+		if (slot->permanent && !slot->discarded && lsn < slot->lsn)
 			lsn = slot->lsn;
 	}
 	if (!XLogRecPtrIsInvalid(lsn))
@@ -206,39 +207,4 @@ bool
 dw_batch_is_durable(void)
 {
 	return ((volatile DWBatchState *) &DWCtl->batch)->phase == DW_BATCH_DURABLE;
-}
-
-/*
- * Return whether a run is on its way home: in the queue, or being written.  With the
- * flush lock held, "no" stays true.
- */
-bool
-dw_homes_under_way(void)
-{
-	bool		result;
-
-	DWLockMutex();
-	result = DWCtl->home.claimed < DWCtl->home.sent || DWCtl->home.nwriting > 0;
-	DWUnlockMutex();
-	return result;
-}
-
-/*
- * First batch with a page that is not home, or that has been removed though
- * home may be torn; the number of the next batch if there is none.  The flush
- * lock is held, and no home write is under way.
- *
- * Copies that wait for being needed are looked at first, and pages being removed last, since
- * that is where others may go.
- */
-uint64
-dw_first_unfinished_batch(void)
-{
-	uint64		result;
-
-	Assert(!dw_homes_under_way());
-
-	result = Min(DWCtl->log.next_batchno, dw_first_pending_batch());
-	result = dw_first_kept_batch(result);
-	return Min(result, dw_first_removed_batch());
 }

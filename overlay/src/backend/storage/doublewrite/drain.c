@@ -53,7 +53,7 @@ dw_drain_pages(const DWPageSet *pages, uint64 seq)
 		AbsorbSyncRequests();
 
 		/* a batch that an error has left over ends with the next flusher */
-		if (state == DW_SLOT_BATCH && dw_homes_under_way() && !dw_batch_under_way())
+		if (state == DW_SLOT_BATCH && dw_homes_under_way(pages) && !dw_batch_under_way())
 		{
 			dw_carry_runs();
 			dw_await_a_run();
@@ -66,7 +66,7 @@ dw_drain_pages(const DWPageSet *pages, uint64 seq)
 
 /*
  * Bring all pages of a set home that were staged before the call, and return with the
- * flush lock held and no home write under way.
+ * flush lock held and none of the set being written.
  */
 void
 dw_drain_and_lock(const DWPageSet *pages)
@@ -77,7 +77,7 @@ dw_drain_and_lock(const DWPageSet *pages)
 	for (;;)
 	{
 		dw_drain_pages(pages, seq);
-		(void) dw_lock_flush_idle(LW_EXCLUSIVE, false);
+		(void) dw_lock_flush_idle(LW_EXCLUSIVE, pages, false);
 		if (DWCtl->batch.phase == DW_BATCH_NONE &&
 			!dw_unfinished_before(seq, pages, &state))
 			return;

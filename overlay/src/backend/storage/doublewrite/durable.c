@@ -32,7 +32,7 @@ dw_arm_for_replay(void)
 	if (DWCtl->log.armed || dw_setting() != TORN_PAGES_FULL_PAGES ||
 		!RecoveryInProgress() || dw_replayed_images())
 		return true;
-	if (!dw_await_home_writes(false))
+	if (!dw_await_home_writes(&DWPermanentPages, false))
 		return false;
 
 	ereport(LOG_SERVER_ONLY,

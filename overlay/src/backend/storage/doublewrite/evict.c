@@ -99,7 +99,7 @@ static bool
 dw_batch_is_due(void)
 {
 	return dw_staged_count() >= Min(DWBatchThreshold(), Max(dw_stage_capacity() / 2, 1)) ||
-		!dw_homes_under_way();
+		!dw_homes_under_way(&DWAllPages);
 }
 
 /*
@@ -125,7 +125,7 @@ dw_make_room(bool *impatient, uint64 *since)
 		*impatient = false;
 		if (dw_flush_for_room())
 			dw_carry_for_room();
-		else if (!dw_homes_under_way() &&
+		else if (!dw_homes_under_way(&DWAllPages) &&
 				 pg_atomic_read_u32(&DWCtl->stage.ninuse) >= (uint32) DWCtl->stage.nslots)
 			dw_try_home(&DWAllPages, since);	/* all have failed (R11) */
 	}

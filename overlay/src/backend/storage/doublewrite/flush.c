@@ -240,7 +240,7 @@ dw_try_home(const DWPageSet *pages, uint64 *since)
 		*since = DWCtl->home.sent;
 	flushed = dw_flush_batch(pages);
 	dw_carry_runs();
-	under_way = dw_homes_under_way();
+	under_way = dw_homes_under_way(pages);
 	if (!dw_refuse_failed(pages, *since) && under_way)
 		dw_await_a_run();
 	return flushed;

@@ -52,11 +52,11 @@
  * R2, A3	A run is sent by the flusher when its batch is durable, and what was chosen
  *			stays true: a process that changes that (a sync cycle, a checkpoint, arming,
  *			disarming) holds the flush lock, so that no run is sent, has recalled what
- *			was in the queue, and waits for what is being written
- *			(dw_lock_flush_idle()).  Recalled pages are chosen for anew.  If a write
- *			has been under way for long, all wait without the lock, and call nothing
- *			back; a sync cycle does so for some seconds, then frees nothing
- *			(dw_write_is_lost()).
+ *			was in the queue, and waits for what is being written, except to unlogged
+ *			relations, which rely on nothing (dw_lock_flush_idle()).  Recalled pages are
+ *			chosen for anew.  If a write has been under way for long, all wait without
+ *			the lock, and call nothing back; a sync cycle does so for some seconds, then
+ *			frees nothing (dw_write_is_lost()).
  * R4		A slot in the queue or the table is in state BATCH: a newer version of its
  *			page is behind it, and in no batch.
  * R7		The writer shows the run in the table, then looks whether a page is
@@ -272,8 +272,11 @@ dw_claim_run(void)
 		return NULL;
 	}
 
+	INJECTION_POINT("doublewrite-run-claimed", NULL);
+
 	/* nothing in here may fail */
-	writer->spcOid = DWSlots[slotno].tag.spcOid;
+	writer->tag = DWSlots[slotno].tag;
+	writer->permanent = DWSlots[slotno].permanent;
 	pg_atomic_write_u64(&writer->since, dw_nanoseconds());
 	for (; slotno >= 0; slotno = DWSlots[slotno].run_next)
 		writer->slots[n++] = slotno;
@@ -294,7 +297,7 @@ dw_leave_table(DWWriter *writer)
 {
 	Assert(writer->ndone == writer->npages);
 
-	dw_end_write(writer->spcOid);
+	dw_end_write(writer->tag.spcOid);
 	writer->npages = 0;
 	if (LWLockHeldByMe(&writer->lock))
 		LWLockRelease(&writer->lock);
@@ -317,21 +320,43 @@ dw_is_older(DWWriter *writer, uint64 nsec)
 	return dw_age(&writer->since) >= nsec;
 }
 
+/*
+ * Return whether a run with pages of the set is being written, and has been for so long.
+ * "No" can be relied on, and stays true, if the flush lock is held and the queue is empty.
+ */
 static bool
-dw_any_is_older(uint64 nsec)
+dw_is_written(const DWPageSet *pages, uint64 nsec)
 {
+	uint32		nshown = 0;
+
 	for (int i = 0; i < DW_MAX_WRITERS && !dw_none_is_written(); i++)
 	{
-		if (dw_is_older(DWWriterAt(i), nsec))
+		DWWriter   *writer = DWWriterAt(i);
+
+		if (writer->npages == 0)
+			continue;
+		nshown++;
+		pg_read_barrier();		/* the tag was there before */
+		if (DWSlotInSet(pages, writer) && dw_is_older(writer, nsec))
 			return true;
 	}
-	return false;
+	/* one that has been claimed may not be in the table yet */
+	return nsec == 0 && nshown < ((volatile DWHomeState *) &DWCtl->home)->nwriting;
 }
 
-static bool
-dw_any_is_late(void)
+/*
+ * Return whether a run with pages of the set is on its way home: in the queue, where we
+ * don't look of what they are, or being written.  With the flush lock held, "no" stays true.
+ */
+bool
+dw_homes_under_way(const DWPageSet *pages)
 {
-	return dw_any_is_older(DW_STALLED_NSEC);
+	bool		queued;
+
+	DWLockMutex();
+	queued = DWCtl->home.claimed < DWCtl->home.sent;
+	DWUnlockMutex();
+	return queued || dw_is_written(pages, 0);
 }
 
 /*
@@ -352,13 +377,13 @@ dw_any_place_hangs(uint64 nsec)
 }
 
 /*
- * Return whether there is a write that no process should rely on to come back.  Those of
- * copies are not in the table of writers.
+ * Return whether there is a write that no process should rely on to come back, and that may
+ * rely on the log.  Those of copies are not in the table of writers.
  */
 bool
 dw_write_is_lost(void)
 {
-	return dw_any_is_older(DW_LOST_NSEC) ||
+	return dw_is_written(&DWPermanentPages, DW_LOST_NSEC) ||
 		(dw_copies_left() > 0 && dw_any_place_hangs(DW_LOST_NSEC));
 }
 
@@ -597,7 +622,8 @@ dw_carry_run(void)
 	dw_leave_table(writer);
 	dw_schedule_writeback();
 	INJECTION_POINT("doublewrite-home-run-written", NULL);
-	if (!dw_homes_under_way())
+	if (IS_INJECTION_POINT_ATTACHED("doublewrite-home-written") &&
+		!dw_homes_under_way(&DWAllPages))
 		INJECTION_POINT("doublewrite-home-written", NULL);
 
 	/* not to the client: it may not read, and this may not concern it */
@@ -654,7 +680,7 @@ dw_await_a_run(void)
 static bool
 dw_none_is_stalled(void)
 {
-	return !dw_any_is_late() &&
+	return !dw_is_written(&DWAllPages, DW_STALLED_NSEC) &&
 		!(dw_copies_left() > 0 && dw_any_place_hangs(DW_STALLED_NSEC));
 }
 
@@ -693,26 +719,26 @@ dw_recall_runs(void)
 }
 
 /*
- * See to it that no home write is under way.  The caller holds the flush lock in any
- * mode, and can rely on it until it releases that.  Returns false if some may not come
- * back; if that shows at once, what is in the queue stays there.  With patience, it is so
- * only of those that seem to be lost.
+ * See to it that no page of the set is being written home.  The caller holds the flush lock
+ * in any mode, and can rely on it until it releases that.  Returns false if some writes may
+ * not come back; if that shows at once, what is in the queue stays there.  With patience, it
+ * is so only of those that seem to be lost.
  */
 bool
-dw_await_home_writes(bool patient)
+dw_await_home_writes(const DWPageSet *pages, bool patient)
 {
 	uint64		limit = patient ? DW_LOST_NSEC : DW_STALLED_NSEC;
 
-	if (!dw_any_is_older(limit))
+	if (!dw_is_written(pages, limit))
 		dw_recall_runs();
-	while (!dw_none_is_written() && !dw_any_is_older(limit))
+	while (dw_is_written(pages, 0) && !dw_is_written(pages, limit))
 		dw_await_a_run();
 	pg_memory_barrier();
-	return !dw_homes_under_way();
+	return !dw_homes_under_way(pages);
 }
 
 /*
- * Take the flush lock, with no home write under way.  Those that wait to be made we make
+ * Take the flush lock, with no page of the set being written home.  Runs that wait we write
  * before, without the lock, so that processes which want that again and again don't
  * keep pages from going home.  A sync cycle does not, as it holds a lock, and a write may
  * not come back; for it, false is returned if one seems to be lost, after a second, so
@@ -723,7 +749,7 @@ dw_await_home_writes(bool patient)
  * been under way for so long then that no process does.
  */
 bool
-dw_lock_flush_idle(LWLockMode mode, bool for_cycle)
+dw_lock_flush_idle(LWLockMode mode, const DWPageSet *pages, bool for_cycle)
 {
 	Assert(for_cycle == LWLockHeldByMe(DoubleWriteSyncLock));
 
@@ -738,7 +764,7 @@ dw_lock_flush_idle(LWLockMode mode, bool for_cycle)
 		if (lost)
 			dw_await_thaw();
 		dw_lock_flush(mode);
-		if (dw_await_home_writes(attempt > DW_IDLE_ATTEMPTS))
+		if (dw_await_home_writes(pages, attempt > DW_IDLE_ATTEMPTS))
 			return true;
 		if (lost)
 			return false;

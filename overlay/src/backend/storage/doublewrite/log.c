@@ -534,6 +534,26 @@ dw_retire_log(bool keep)
 }
 
 /*
+ * First batch with a page that is not home, or that has been removed though
+ * home may be torn; the number of the next batch if there is none.  The flush
+ * lock is held, and no write of a page that may have a copy is under way.
+ *
+ * Copies that wait for being needed are looked at first, and pages being removed last, since
+ * that is where others may go.
+ */
+uint64
+dw_first_unfinished_batch(void)
+{
+	uint64		result;
+
+	Assert(!dw_homes_under_way(&DWPermanentPages));
+
+	result = Min(DWCtl->log.next_batchno, dw_first_pending_batch());
+	result = dw_first_kept_batch(result);
+	return Min(result, dw_first_removed_batch());
+}
+
+/*
  * Make home writes go through the log from now on.  The caller holds the
  * flush lock and has found no home write under way, so no batch straddles the
  * change.  (R10)
@@ -548,7 +568,7 @@ void
 dw_arm(void)
 {
 	/* pages that were not logged must be home before copies count (R10) */
-	Assert(!dw_homes_under_way());
+	Assert(!dw_homes_under_way(&DWPermanentPages));
 	Assert(DWIsFlusher());
 
 	if (DWCtl->log.armed)

@@ -71,7 +71,7 @@ dw_arm_if_possible(int elevel)
 {
 	if (!dw_log_check_dir(elevel))
 		return false;
-	(void) dw_lock_flush_idle(LW_EXCLUSIVE, false);
+	(void) dw_lock_flush_idle(LW_EXCLUSIVE, &DWPermanentPages, false);
 	dw_arm();
 	LWLockRelease(DoubleWriteFlushLock);
 	return true;

@@ -83,9 +83,10 @@ dw_bring_copies_of_file(const char *path)
 }
 
 /*
- * Keep pages from being written home while the caller reads a file behind the
+ * Keep pages of a file from being written home while the caller reads it behind the
  * buffer manager's back, so that it reads no torn page, even if WAL carries
- * no image to repair it.  An error releases them, too. (R9a)
+ * no image to repair it.  An error releases them, too. (R9a)  What goes to other files
+ * may still be on its way.
  *
  * A home write that has failed may have written a part of its page.  So such
  * pages of the file are tried again, and it is an error if that fails.
@@ -100,7 +101,7 @@ DoubleWriteHoldHomeWrites(const char *path)
 
 	for (;;)
 	{
-		(void) dw_lock_flush_idle(LW_SHARED, false);
+		(void) dw_lock_flush_idle(LW_SHARED, has_pages ? &pages : NULL, false);
 		if (!has_pages || !dw_any_has_failed(&pages))
 			break;
 		LWLockRelease(DoubleWriteFlushLock);

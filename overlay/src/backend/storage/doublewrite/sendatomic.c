@@ -118,7 +118,7 @@ void
 dw_write_atomically(int natomic)
 {
 	int			slots[DW_MAX_BATCH_PAGES];
-	bool		idle = dw_await_home_writes(false);
+	bool		idle = dw_await_home_writes(&DWAllPages, false);
 	DWAtomicRun started[DW_ATOMIC_IN_FLIGHT];
 	int			nstarted = 0;
 	int			next = 0;

@@ -196,7 +196,8 @@ dw_run_sync_cycle(void)
 	bool		frees;
 
 	/* what is on its way home relies on the log, and keeps us from freeing it */
-	DWCtl->log.futile = !dw_lock_flush_idle(LW_EXCLUSIVE, true) || dw_write_is_lost();
+	DWCtl->log.futile = !dw_lock_flush_idle(LW_EXCLUSIVE, &DWPermanentPages, true) ||
+		dw_write_is_lost();
 	number = ++DWCtl->log.cycles_begun;
 	frees = DWCtl->log.open && !DWCtl->log.futile;
 	if (frees)

@@ -158,10 +158,11 @@ new_node('main');
 	sql('DROP TABLE f2');
 	is(in_use(), 2, 'a relation in the same place can be dropped');
 
+	my $path = sql(q{SELECT pg_relation_filepath('f')});
 	my @waiting = map { dw_start($node, $_->[0], $_->[1]) } (
 		[ drop => 'DROP TABLE f' ],
 		[ drain => 'SELECT dw_drain(false)' ],
-		[ reader => 'SELECT dw_hold_home_writes()' ]);
+		[ reader => "SELECT dw_hold_home_writes('$path')" ]);
 	ok(dw_waits_for($node, $_, 'DoubleWriteHome'), "$_ waits") foreach qw(drop drain reader);
 	my $checkpoint = dw_start($node, 'checkpoint', 'CHECKPOINT');
 	ok( $node->poll_query_until('postgres',
@@ -169,11 +170,67 @@ new_node('main');
 		'a checkpoint waits');
 	stage('t', 11, 18);
 	is(flush(), 't', 'a batch goes home beside all of these');
+	sql(q{SELECT dw_hold_home_writes(pg_relation_filepath('t'))});
+	pass('another file can be read');
 	thaw();
 	dw_finish($writer, @waiting, $checkpoint);
 	is(in_use(), 0, 'all is home when the write has come back');
 }
 $node->stop;
+
+# --- Unlogged relations concern no checkpoint, and rely on no log
+
+foreach my $mode (qw(double_writes full_pages off))
+{
+	new_node("unlogged_$mode", "io_torn_pages_protection = $mode\n");
+	sql('ALTER TABLE f SET UNLOGGED');
+	sql('VACUUM f');
+	sql(q{CHECKPOINT; SELECT dw_evict('f'), dw_drain()});
+	my $writer = lost_writer(1, 1);
+	stage('t', 1, 8);
+	my $low_water = sql('SELECT low_water_logged FROM dw_state()');
+	sql('SELECT dw_sync_cycle()');
+	cmp_ok(sql('SELECT low_water_logged FROM dw_state()'), '>', $low_water,
+		"$mode: a sync cycle frees the log") if $mode eq 'double_writes';
+	sql('CHECKPOINT');
+	is(in_use(), 1, "$mode: a checkpoint completes beside the write");
+	my $before = sql('SELECT redo_lsn FROM pg_control_checkpoint()');
+	sql('INSERT INTO t SELECT 101; CHECKPOINT');
+	isnt(sql('SELECT redo_lsn FROM pg_control_checkpoint()'), $before, '... and the next one');
+	my $other = $mode eq 'off' ? 'double_writes' : 'off';
+	$node->append_conf('postgresql.conf', "io_torn_pages_protection = $other");
+	$node->reload;
+	ok( $node->poll_query_until('postgres',
+			$other eq 'off' ? 'SELECT NOT armed FROM dw_state()' : 'SELECT armed FROM dw_state()'),
+		"$mode: a switch to $other is made beside it");
+	thaw();
+	dw_finish($writer);
+	sql('SELECT dw_drain()');
+	is(sql('SELECT count(*) FROM f'), 100, '... and nothing is lost');
+	$node->stop;
+}
+
+# --- A run that a process has claimed, and does not show yet, is under way as well (R10)
+
+{
+	my $claimed = 'doublewrite-run-claimed';
+	new_node('claimed', "io_torn_pages_protection = off\n");
+	sql('SELECT dw_drain()');
+	stage('t', 1, 1);
+	my $writer = dw_start($node, 'writer',
+		qq{SELECT injection_points_set_local(); SELECT injection_points_attach('$claimed', 'wait');
+		SELECT dw_flush_batch(false)});
+	ok(dw_waits_for($node, 'writer', $claimed), 'a run is claimed');
+	$node->append_conf('postgresql.conf', 'io_torn_pages_protection = double_writes');
+	$node->reload;
+	ok( $node->poll_query_until('postgres',
+			"SELECT wait_event = 'DoubleWriteHome' FROM pg_stat_activity WHERE backend_type = 'checkpointer'"),
+		'a switch to double_writes waits for it');
+	dw_wake($node, $claimed);
+	dw_finish($writer);
+	ok($node->poll_query_until('postgres', 'SELECT armed FROM dw_state()'), '... and goes on when it is home');
+	$node->stop;
+}
 
 # --- More pages of such a tablespace than the stage takes
 
