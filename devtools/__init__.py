@@ -22,7 +22,7 @@ only `common` and `bench`:
     failures  where logs of failed tests are kept
     pytests   what runs our Python tests in a process of their own
     suites    test suites, and how their results are counted
-    indent    C as pgindent lays it out
+    indent    C as pgindent lays it out, Perl as perltidy does
     atomic    tests of atomic writes, on file systems made for them
     atomicvm  a virtual machine whose disks write atomically, or do not
     rules     the rules for Prometheus, tried with its own tool

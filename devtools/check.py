@@ -4,8 +4,10 @@ To add one, write a function of a Tree and put `@checker` above it.
 """
 
 import ast
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +17,7 @@ from bench import figures
 from common.base import SYSTEM_PYTHON, DevError, Paths, output, run, say
 from common.progress import Progress
 
-from . import deps, english, generate, layers, mutate, redo, series, suites, worktree
+from . import deps, english, generate, indent, layers, mutate, redo, series, suites, worktree
 from . import patch as patches
 from .git import Git
 from .source import Source
@@ -78,10 +80,12 @@ def run_all(paths: Paths, source: Source) -> list[tuple[str, list[str]]]:
         return [("patches_apply", [str(exc)])]
     tree = Tree(paths, git, tip, upstream)
     outcome: list[tuple[str, list[str]]] = [("patches_apply", [])]
-    with Progress("checking", len(CHECKERS)) as progress:
-        for number, check in enumerate(CHECKERS):
+    # Some wait for other programs for most of their time.
+    with Progress("checking", len(CHECKERS)) as progress, ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = pool.map(lambda check: list(check(tree)), CHECKERS)
+        for number, (check, complaints) in enumerate(zip(CHECKERS, found), 1):
             progress.step(number, detail=check.__name__)
-            outcome.append((check.__name__, list(check(tree))))
+            outcome.append((check.__name__, complaints))
     return outcome
 
 
@@ -290,6 +294,21 @@ def mutex_is_brief(tree: Tree) -> Iterator[str]:
         for match in held.finditer(text):
             for call in long.finditer(match[1]):
                 yield f"overlay/{path}: {call[1]} between DWLockMutex() and DWUnlockMutex()"
+
+
+@checker
+def perl_layout(tree: Tree) -> Iterator[str]:
+    """Perl is laid out as PostgreSQL's own, by perltidy."""
+    profile = tree.applied(f"{indent.TOOLS}/perltidyrc")
+    if profile:
+        texts = {path: text for path, text in tree.overlay.items() if path.endswith((".pl", ".pm"))}
+        try:
+            found = indent.perl_differences(texts, profile, tree.paths.root / "perltidy")
+        except DevError as exc:
+            yield str(exc)
+            return
+        for diff in found.values():
+            yield f"not as perltidy lays it out:\n{diff}"
 
 
 @checker

@@ -15,7 +15,7 @@ PACKAGES = (
 )
 
 # Only for ./dev check.
-CHECK = ("mypy", "python3-venv")
+CHECK = ("mypy", "perltidy", "python3-venv")
 # Pinned, as each release knows more rules.
 RUFF = "ruff==0.17.6"
 

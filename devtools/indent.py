@@ -1,15 +1,20 @@
-"""C as PostgreSQL's own pgindent lays it out, with the pg_bsd_indent of the test build.
+"""C as PostgreSQL's own pgindent lays it out, with the pg_bsd_indent of the test build; Perl.
 
-Files of overlay/, and those of upstream that patches change.  Releases of PostgreSQL are laid
-out so already, thus each difference is ours.
+C is that of overlay/, and files of upstream that patches change.  Releases of PostgreSQL are laid
+out so already, thus each difference is ours.  Of Perl, which releases have as it was written here and
+there, it is only files of overlay/, with PostgreSQL's settings of perltidy.
 """
 
+import concurrent.futures
 import difflib
+import functools
+import hashlib
 import os
+import subprocess
 import tempfile
 from pathlib import Path
 
-from common.base import Paths, run, say
+from common.base import DevError, Paths, output, run, say
 
 from . import worktree
 from .git import Git
@@ -68,3 +73,43 @@ def differences(texts: dict[str, str], wanted: dict[str, str]) -> dict[str, str]
     return {name: "".join(difflib.unified_diff(
                 text.splitlines(True), wanted[name].splitlines(True), name, f"{name}, laid out"))
             for name, text in texts.items() if text != wanted[name]}
+
+
+def perl_differences(texts: dict[str, str], profile: str, laid_out_before: Path) -> dict[str, str]:
+    """Return {path: diff} of the Perl files that perltidy would change, with these settings.
+
+    The file keeps which texts were laid out, as perltidy takes half a minute for a hundred thousand
+    lines.
+    """
+    settings = output(["perltidy", "--version"]) + profile
+    digests = {name: hashlib.sha256((settings + text).encode()).hexdigest()
+               for name, text in texts.items()}
+    known = set(laid_out_before.read_text().split()) if laid_out_before.exists() else set()
+    unknown = {name: text for name, text in texts.items() if digests[name] not in known}
+    found = differences(unknown, _tidied(unknown, profile)) if unknown else {}
+    laid_out_before.write_text("\n".join(digests[name] for name in texts if name not in found))
+    return found
+
+
+def _tidied(texts: dict[str, str], profile: str) -> dict[str, str]:
+    """Return {path: text} as perltidy makes it, with one process for each processor."""
+    processes = os.cpu_count() or 1
+    names = sorted(texts, key=lambda name: len(texts[name]))
+    with tempfile.TemporaryDirectory(prefix="pgdw-perltidy-") as scratch, \
+            concurrent.futures.ThreadPoolExecutor(processes) as pool:
+        place = Path(scratch)
+        for name, text in texts.items():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / name).write_text(text)
+        (place / "perltidyrc").write_text(profile)
+        errors = "".join(pool.map(functools.partial(_tidy, place),
+                                  filter(None, (names[i::processes] for i in range(processes)))))
+        if errors:
+            raise DevError(f"perltidy cannot read what it is given:\n{errors}")
+        return {name: (place / name).read_text() for name in texts}
+
+
+def _tidy(place: Path, names: list[str]) -> str:
+    """Have perltidy lay out files in a directory; returns what it has complained of."""
+    return subprocess.run(["perltidy", "--profile=perltidyrc", "--standard-error-output", *names],
+                          cwd=place, stderr=subprocess.PIPE, text=True).stderr

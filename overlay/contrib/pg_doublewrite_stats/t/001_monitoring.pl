@@ -35,7 +35,8 @@ wal_compression = off
 double_write_compression = off
 });
 	$node->start;
-	$node->safe_psql('postgres',
+	$node->safe_psql(
+		'postgres',
 		'CREATE EXTENSION pg_doublewrite_stats;
 		 CREATE TABLE t (i int PRIMARY KEY, f text) WITH (fillfactor = 70);
 		 INSERT INTO t SELECT i, repeat(md5(i::text), 4) FROM generate_series(1, 60000) i;
@@ -61,7 +62,8 @@ my $node = new_node('double_writes', 'double_writes');
 work($node);
 
 # Sizes that do and sizes that do not
-like( $node->safe_psql(
+like(
+	$node->safe_psql(
 		'postgres',
 		q{SELECT verdict FROM pg_double_write_sizing
 		  WHERE setting = 'double_write_buffer_size'}),
@@ -80,7 +82,8 @@ checkpoint_timeout = 1h
 autovacuum = off
 });
 $small->start;
-$small->safe_psql('postgres',
+$small->safe_psql(
+	'postgres',
 	"CREATE EXTENSION pg_doublewrite_stats;
 	 CREATE TABLE t (i int, f text) WITH (fillfactor = 70);
 	 INSERT INTO t SELECT i, repeat('x', 200) FROM generate_series(1, 30000) i");
@@ -104,7 +107,8 @@ is( $small->safe_psql(
 	'... and it says what would do');
 
 # The automatic size of the log follows max_wal_size.
-foreach my $case ([ '1GB', '512 MB' ], [ '6GB', '3072 MB' ], [ '1TB', '4096 MB' ])
+foreach
+  my $case ([ '1GB', '512 MB' ], [ '6GB', '3072 MB' ], [ '1TB', '4096 MB' ])
 {
 	my ($wal, $log) = @$case;
 
@@ -114,25 +118,30 @@ foreach my $case ([ '1GB', '512 MB' ], [ '6GB', '3072 MB' ], [ '1TB', '4096 MB' 
 	$small->poll_query_until('postgres', "SHOW max_wal_size", $wal)
 	  or die "max_wal_size has not changed";
 	is( $small->safe_psql(
-			'postgres', 'SELECT pg_size_pretty(limit_bytes) FROM pg_double_write_log'),
-		$log, "log of up to $log if max_wal_size = $wal");
+			'postgres',
+			'SELECT pg_size_pretty(limit_bytes) FROM pg_double_write_log'),
+		$log,
+		"log of up to $log if max_wal_size = $wal");
 }
 
 $small->stop;
 
 # A crash, and a page damaged at home, which is restored if that comes first.
 $node->append_conf('postgresql.conf', 'instant_recovery = off');
-$node->safe_psql('postgres', 'CHECKPOINT; SELECT pg_stat_reset_double_writes()');
+$node->safe_psql('postgres',
+	'CHECKPOINT; SELECT pg_stat_reset_double_writes()');
 $node->safe_psql('postgres', "UPDATE t SET f = f || '.' WHERE i % 50 = 7");
 $node->poll_query_until('postgres',
 	'SELECT pages_logged > 10 FROM pg_stat_double_writes')
   or die "no page was evicted";
 $node->stop('immediate');
 my ($out) =
-  run_command([ 'pg_doublewrite', 'list', '--json', '--pages', $node->data_dir ]);
+  run_command(
+	[ 'pg_doublewrite', 'list', '--json', '--pages', $node->data_dir ]);
 my $log = decode_json($out);
 my ($batch) =
-  grep { $_->{status} eq 'live' && $_->{page_count} > 0 } @{ $log->{batches} };
+  grep { $_->{status} eq 'live' && $_->{page_count} > 0 }
+  @{ $log->{batches} };
 my ($page) = grep { $_->{file} =~ /^base\/\d+\/\d+$/ } @{ $batch->{pages} };
 my ($file, $offset) = dw_place($node, $page->{file}, $page->{block});
 dw_write_block($node, $file, $offset + BLCKSZ / 2, "torn" x 1024);
@@ -144,11 +153,13 @@ is( $node->safe_psql(
 		 FROM pg_double_write_restore'),
 	't|t',
 	'this start has restored pages');
-is( $node->safe_psql('postgres', 'SELECT count(*) FROM t'),
+is($node->safe_psql('postgres', 'SELECT count(*) FROM t'),
 	60000, 'nothing was lost');
 $node->restart;
-is($node->safe_psql('postgres', 'SELECT count(*) FROM pg_double_write_restore'),
-	0, 'a clean start restores nothing');
+is( $node->safe_psql(
+		'postgres', 'SELECT count(*) FROM pg_double_write_restore'),
+	0,
+	'a clean start restores nothing');
 
 # What is given to monitoring systems
 SKIP:
@@ -158,7 +169,8 @@ SKIP:
 
 	skip 'no directory with queries given', 1 unless defined $dir;
 	my $yaml = slurp_file("$dir/postgres_exporter.yaml");
-	while ($yaml =~ /^(\w+):\n  query: \|\n((?:    .*\n)+)  metrics:\n((?:    .*\n)+)/mg)
+	while ($yaml =~
+		/^(\w+):\n  query: \|\n((?:    .*\n)+)  metrics:\n((?:    .*\n)+)/mg)
 	{
 		my ($namespace, $query, $listed) = ($1, $2, $3);
 		my @listed = $listed =~ /^    - (\w+):$/mg;
@@ -166,8 +178,7 @@ SKIP:
 			"\\pset footer off\n\\pset format csv\n$query");
 
 		is($stderr, '', "query of $namespace works");
-		$node->safe_psql('postgres',
-			"CREATE VIEW columns_of AS $query");
+		$node->safe_psql('postgres', "CREATE VIEW columns_of AS $query");
 		is( $node->safe_psql(
 				'postgres',
 				q{SELECT string_agg(attname, ' ' ORDER BY attnum) FROM pg_attribute
@@ -191,7 +202,8 @@ SKIP:
 			}
 		}
 	}
-	is(join(' ', sort keys %unknown), '', 'dashboard uses metrics that exist');
+	is(join(' ', sort keys %unknown), '',
+		'dashboard uses metrics that exist');
 }
 
 $node->stop;

@@ -26,7 +26,8 @@ checkpoint_timeout = 1h
 autovacuum = off
 });
 $node->start;
-$node->safe_psql('postgres',
+$node->safe_psql(
+	'postgres',
 	'CREATE EXTENSION pg_doublewrite_stats; CREATE EXTENSION test_doublewrite;
 	 CREATE EXTENSION injection_points;
 	 CREATE TABLE t AS SELECT generate_series(1, 1000) AS i');
@@ -51,12 +52,14 @@ $looker->query_safe('SELECT 1');
 $node->safe_psql('postgres',
 	q{SELECT injection_points_attach('doublewrite-home-written', 'wait')});
 my $flusher = $node->background_psql('postgres');
-$flusher->query_until(qr/begin/, q{
+$flusher->query_until(
+	qr/begin/, q{
 \echo begin
 UPDATE t SET i = i + 1;
 CHECKPOINT;
 });
-my $held = q{SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'doublewrite-home-written'};
+my $held =
+  q{SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'doublewrite-home-written'};
 
 # Look in a session that exists already
 watchdog_until('a process flushes', sub { $looker->query_safe($held) >= 1 });
@@ -70,7 +73,8 @@ foreach my $view (@views)
 	{
 		fail("$view answers");
 		diag $looker->query_safe(
-			q{SELECT string_agg(concat_ws(' ', backend_type, wait_event, query), E'\n') FROM pg_stat_activity});
+			q{SELECT string_agg(concat_ws(' ', backend_type, wait_event, query), E'\n') FROM pg_stat_activity}
+		);
 		last;
 	}
 	pass("$view answers");
@@ -78,15 +82,18 @@ foreach my $view (@views)
 
 # Detach first, so that no process stops there again.  More than one process may wait
 # there, and each call wakes up one of them only, or finds none.
-$looker->query_safe(q{SELECT injection_points_detach('doublewrite-home-written')});
+$looker->query_safe(
+	q{SELECT injection_points_detach('doublewrite-home-written')});
 watchdog_until(
 	'the flusher has gone on',
 	sub {
-		$looker->query(q{SELECT injection_points_wakeup('doublewrite-home-written')});
+		$looker->query(
+			q{SELECT injection_points_wakeup('doublewrite-home-written')});
 		return $looker->query($held) == 0;
 	});
 $_->quit foreach ($flusher, $reader, $looker);
-is($node->safe_psql('postgres', 'SELECT sum(i) FROM t'),
-	1000 * 1001 / 2 + 1000, 'work goes on');
+is( $node->safe_psql('postgres', 'SELECT sum(i) FROM t'),
+	1000 * 1001 / 2 + 1000,
+	'work goes on');
 $node->stop;
 done_testing();

@@ -46,26 +46,32 @@ sub request
 	$node->adjust_conf('postgresql.conf', @$_) foreach @settings;
 	$node->reload;
 	$node->poll_query_until('postgres',
-		"SELECT requested = '$requested' AND (armed OR requested <> 'double_writes') FROM pg_double_write_mode")
-	  or die "$requested is not requested";
+		"SELECT requested = '$requested' AND (armed OR requested <> 'double_writes') FROM pg_double_write_mode"
+	) or die "$requested is not requested";
 	return;
 }
 
 my $setting = 'io_torn_pages_protection';
 
 mode_is('full_pages|full_pages|f|f|f|t', 'as it was started');
-my $since = $node->safe_psql('postgres', 'SELECT since FROM pg_double_write_mode');
+my $since =
+  $node->safe_psql('postgres', 'SELECT since FROM pg_double_write_mode');
 
 request('double_writes', [ $setting, 'double_writes' ]);
-$node->poll_query_until('postgres', 'SELECT NOT images FROM pg_double_write_mode')
+$node->poll_query_until('postgres',
+	'SELECT NOT images FROM pg_double_write_mode')
   or die 'images do not end';
 mode_is('double_writes|double_writes|f|f|t|f', 'double_writes at once');
 is( $node->safe_psql(
-		'postgres', "SELECT since > '$since' AND since < now() FROM pg_double_write_mode"),
-	't', '... since then');
+		'postgres',
+		"SELECT since > '$since' AND since < now() FROM pg_double_write_mode"
+	),
+	't',
+	'... since then');
 
 request('full_pages', [ $setting, 'full_pages' ]);
-mode_is('double_writes|full_pages|t|t|t|t',
+mode_is(
+	'double_writes|full_pages|t|t|t|t',
 	'full_pages is pending until a checkpoint');
 $node->safe_psql('postgres', 'CHECKPOINT');
 mode_is('full_pages|full_pages|f|f|f|t', '... that has completed');
@@ -82,7 +88,9 @@ $node->safe_psql('postgres', 'CHECKPOINT');
 mode_is('double_writes|double_writes|f|f|t|f', '... that has completed');
 
 # What a session or a role has chosen is another matter.
-$node->safe_psql('postgres', "CREATE ROLE images LOGIN SUPERUSER; ALTER ROLE images SET $setting = full_pages");
+$node->safe_psql('postgres',
+	"CREATE ROLE images LOGIN SUPERUSER; ALTER ROLE images SET $setting = full_pages"
+);
 is( $node->safe_psql(
 		'postgres',
 		"SELECT current_setting('$setting'), in_force, requested FROM pg_double_write_mode",
@@ -94,8 +102,9 @@ is( $node->safe_psql(
 $node->stop;
 $node->adjust_conf('postgresql.conf', $setting, 'full_pages');
 $node->start;
-rename($node->data_dir . '/pg_doublewrite', $node->data_dir . '/pg_doublewrite_away')
-  or die "could not rename: $!";
+rename(
+	$node->data_dir . '/pg_doublewrite',
+	$node->data_dir . '/pg_doublewrite_away') or die "could not rename: $!";
 append_to_file($node->data_dir . '/pg_doublewrite', 'in the way');
 $node->adjust_conf('postgresql.conf', $setting, 'double_writes');
 $node->reload;

@@ -17,7 +17,9 @@ ok(defined $file, 'there is a library') or BAIL_OUT("no library in $dir");
 
 my $library = slurp_file($file);
 like($library, qr/\bDoubleWriteTakeSnapshot\b/, 'it asks the server');
-my %internal = map { $_ => 1 }
-  $library =~ /\b(DWCtl\w*|DWSlots|DWPages|DWStats|dw_\w+|doublewrite_internal\.h)\b/g;
+my %internal =
+  map { $_ => 1 }
+  $library =~
+  /\b(DWCtl\w*|DWSlots|DWPages|DWStats|dw_\w+|doublewrite_internal\.h)\b/g;
 is(join(' ', sort keys %internal), '', 'it uses nothing internal');
 done_testing();

@@ -39,11 +39,10 @@ sub refuses
 
 	command_checks_all(
 		[ 'pg_doublewrite', 'check', $node->data_dir ],
-		2,
-		[ $reason, qr/Verdict: a server would refuse to start/ ],
-		[qr/^$/],
-		"$what: refused");
-	is(dw_tool($node, 'dry-run')->{verdict}, 'refuse', "$what: dry run says so");
+		2, [ $reason, qr/Verdict: a server would refuse to start/ ],
+		[qr/^$/], "$what: refused");
+	is(dw_tool($node, 'dry-run')->{verdict},
+		'refuse', "$what: dry run says so");
 	ok(!dw_poll_start($node), "$what: server does not start");
 	return;
 }
@@ -52,8 +51,8 @@ sub refuses_bytes
 {
 	my ($what, $segno, $offset, $bytes, $reason) = @_;
 	my $path = sprintf('pg_doublewrite/%016X', $segno);
-	my $was = substr(slurp_file($node->data_dir . "/$path"),
-		$offset, length($bytes));
+	my $was =
+	  substr(slurp_file($node->data_dir . "/$path"), $offset, length($bytes));
 
 	dw_write_block($node, $path, $offset, $bytes);
 	refuses($what, $reason);
@@ -71,8 +70,9 @@ sub restores
 
 	is(digest(), $before, "$what: dry run changes nothing");
 	is($said->{verdict}, 'restore', "$what: verdict");
-	is(scalar(@{ $said->{pages} }),
-		$said->{restored}, "$what: each page is listed");
+	is( scalar(@{ $said->{pages} }),
+		$said->{restored},
+		"$what: each page is listed");
 	foreach my $count (qw(restored identical beyond_end))
 	{
 		my $sum = 0;
@@ -97,14 +97,18 @@ sub crash
 
 	# new pages would need no log
 	$node->safe_psql('postgres', 'CHECKPOINT');
-	$node->safe_psql('postgres', q{SELECT dw_note_truncated(oid) FROM pg_class WHERE relname ~ '^(accounts|history)'});
+	$node->safe_psql('postgres',
+		q{SELECT dw_note_truncated(oid) FROM pg_class WHERE relname ~ '^(accounts|history)'}
+	);
 	my $old = dw_snapshot($node);
 	my $segno = $node->safe_psql('postgres', 'SELECT segno FROM dw_state()');
 	dw_workload_start($node);
 	$node->poll_query_until('postgres',
 		"SELECT segno >= $segno + 1 FROM dw_state()")
 	  or die "log does not grow";
-	$node->psql('postgres', "SELECT dw_crash_at('$point', 3)",
+	$node->psql(
+		'postgres',
+		"SELECT dw_crash_at('$point', 3)",
 		on_error_die => 0);
 	dw_wait_for_crash($node, $offset);
 	dw_workload_finish($node);
@@ -124,7 +128,10 @@ my $list = dw_tool($node, 'list', '--pages');
 is($list->{state}{low_water}, $live[-1]{low_water}, 'low-water mark');
 is($list->{state}{newest_batch}, $live[-1]{batchno}, 'newest batch');
 is_deeply(
-	[ map { $_->{batch} } grep { $_->{status} eq 'live' } @{ $list->{batches} } ],
+	[
+		map  { $_->{batch} }
+		grep { $_->{status} eq 'live' } @{ $list->{batches} }
+	],
 	[ map { $_->{batchno} } @live ],
 	'live batches');
 is( $list->{state}{live_pages},
@@ -140,25 +147,30 @@ command_like(
 	'dry run for people');
 
 # a batch that is not the newest one, and a page of it of which it has more than a note
-my $middle =
-  (grep { $_ != $live[-1] && grep { $_->{length} > 0 } @{ $_->{entries} } } @live)[-1];
+my $middle;
+foreach my $batch (@live[ 0 .. $#live - 1 ])
+{
+	$middle = $batch if grep { $_->{length} > 0 } @{ $batch->{entries} };
+}
 my ($page) = grep { $_->{length} > 0 } @{ $middle->{entries} };
 
-refuses_bytes(
-	'header lost', $middle->{segno},
-	$middle->{blockno} * BLCKSZ, "\0" x 512,
-	qr/damaged: batch $middle->{batchno} is missing/);
-refuses_bytes(
-	'page changed', $page->{segno},
-	$page->{offset} + 4000, "damage",
+refuses_bytes('header lost', $middle->{segno}, $middle->{blockno} * BLCKSZ,
+	"\0" x 512, qr/damaged: batch $middle->{batchno} is missing/);
+refuses_bytes('page changed', $page->{segno}, $page->{offset} + 4000,
+	"damage",
 	qr/damaged: wrong checksum of a page in batch $middle->{batchno}/);
 
 my ($opens_file) = grep { $_->{blockno} == 0 } @live;
-refuses_bytes('other version', $opens_file->{segno}, 8, pack('L', 999),
+refuses_bytes(
+	'other version',
+	$opens_file->{segno}, 8,
+	pack('L', 999),
 	qr/has format version 999/);
 
 # another cluster: a header with another identifier and the right checksum
-refuses_bytes('another cluster', $middle->{segno},
+refuses_bytes(
+	'another cluster',
+	$middle->{segno},
 	$middle->{blockno} * BLCKSZ,
 	dw_forged_header($node, $middle, sysid => $middle->{sysid} + 1),
 	qr/belongs to another database cluster/);
@@ -207,7 +219,9 @@ dw_tear($node, $old);
 
 # of a batch of notes nothing but the header can be lost
 is( dw_tool($node, 'state')->{state}{incomplete_batch},
-	(grep { $_->{length} > 0 } @{ $lost->{entries} }) ? $lost->{batchno} : undef,
+	(grep { $_->{length} > 0 } @{ $lost->{entries} })
+	? $lost->{batchno}
+	: undef,
 	'incomplete batch is named');
 restores('incomplete batch');
 

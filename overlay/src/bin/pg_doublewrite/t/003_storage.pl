@@ -18,26 +18,31 @@ my $tablespace = PostgreSQL::Test::Utils::tempdir();
 
 $node->init;
 $node->start;
-$node->safe_psql('postgres', "CREATE TABLESPACE elsewhere LOCATION '$tablespace'");
+$node->safe_psql('postgres',
+	"CREATE TABLESPACE elsewhere LOCATION '$tablespace'");
 my $oid = $node->safe_psql('postgres',
 	"SELECT oid FROM pg_tablespace WHERE spcname = 'elsewhere'");
 
 # in an order of ours, as that of a directory may be another one when files have come and gone
 sub listed
 {
-	return map { my $dir = $_; map { "$dir/$_" } sort(slurp_dir($dir)) }
-	  ($node->data_dir . '/base', $tablespace);
+	return map {
+		my $dir = $_;
+		map { "$dir/$_" } sort(slurp_dir($dir))
+	} ($node->data_dir . '/base', $tablespace);
 }
 
 my @before = listed();
-my ($out, $err) = run_command(
-	[ 'pg_doublewrite', 'storage', '--json', $node->data_dir ]);
+my ($out, $err) =
+  run_command([ 'pg_doublewrite', 'storage', '--json', $node->data_dir ]);
 my $said = decode_json($out);
 my %places = map { $_->{name} => $_ } @{ $said->{places} };
 
 is($err, '', 'no complaints');
 is($said->{page_size}, 8192, 'page size');
-foreach my $name ('pg_default', 'pg_global', "tablespace $oid",
+foreach my $name (
+	qw(pg_default pg_global),
+	"tablespace $oid",
 	'double-write log', 'WAL')
 {
 	my $place = $places{$name};
@@ -45,10 +50,9 @@ foreach my $name ('pg_default', 'pg_global', "tablespace $oid",
 	ok(defined $place, "$name is there") or next;
 	ok(-d $place->{real_path}, '... with its path');
 	ok(!$place->{ordinary_page_writes_promised}, '... and promises nothing');
-	like($place->{atomic_page_writes}, qr/^(?:yes|no|unknown)$/,
-		'... or what the kernel says');
-	is($place->{atomic_page_writes}, 'unknown',
-		'... which may be nothing')
+	like($place->{atomic_page_writes},
+		qr/^(?:yes|no|unknown)$/, '... or what the kernel says');
+	is($place->{atomic_page_writes}, 'unknown', '... which may be nothing')
 	  if !defined $place->{file_atomic_write_max};
 
 	my $measured =
@@ -58,8 +62,11 @@ foreach my $name ('pg_default', 'pg_global', "tablespace $oid",
 	foreach my $cost (qw(fdatasync_page fsync_page fdatasync_batch))
 	{
 		cmp_ok($measured->{$cost}{count}, '>', 0, "... $cost was measured");
-		cmp_ok($measured->{$cost}{median_us},
-			'<=', $measured->{$cost}{max_us}, '... and makes sense');
+		cmp_ok(
+			$measured->{$cost}{median_us},
+			'<=',
+			$measured->{$cost}{max_us},
+			'... and makes sense');
 	}
 }
 is(realpath($places{"tablespace $oid"}{real_path}),
@@ -72,18 +79,22 @@ command_like(
 	'for people');
 unlike(
 	(run_command([ 'pg_doublewrite', 'storage', '-N', $node->data_dir ]))[0],
-	qr/fsync/, 'no measurement if not wanted');
+	qr/fsync/,
+	'no measurement if not wanted');
 # Numbers in JSON have a point, whatever people use where the program is run.
 SKIP:
 {
 	my $locales = PostgreSQL::Test::Utils::tempdir();
 
-	skip 'cannot make a locale with a decimal comma', 2
-	  if system_log('localedef', '-i', 'de_DE', '-f', 'UTF-8', "$locales/de_DE.UTF-8") != 0;
+	skip 'cannot make a locale with a decimal comma',
+	  2
+	  if system_log('localedef', '-i', 'de_DE', '-f', 'UTF-8',
+		"$locales/de_DE.UTF-8") != 0;
 	local %ENV = (%ENV, LOCPATH => $locales, LC_ALL => 'de_DE.UTF-8');
 	($out) = run_command([ 'locale', 'decimal_point' ]);
 	is($out, ',', 'locale has a decimal comma');
-	($out) = run_command([ 'pg_doublewrite', 'storage', '--json', $node->data_dir ]);
+	($out) =
+	  run_command([ 'pg_doublewrite', 'storage', '--json', $node->data_dir ]);
 	ok(eval { decode_json($out) }, 'JSON is valid there') or diag $@;
 }
 

@@ -38,7 +38,8 @@ $primary->safe_psql(
 });
 $primary->safe_psql('postgres', 'CHECKPOINT');
 $primary->backup('base');
-my $file = $primary->safe_psql('postgres', "SELECT pg_relation_filepath('t')");
+my $file =
+  $primary->safe_psql('postgres', "SELECT pg_relation_filepath('t')");
 
 my $standby = PostgreSQL::Test::Cluster->new('standby');
 $standby->init_from_backup($primary, 'base', has_streaming => 1);
@@ -64,7 +65,8 @@ sub fetch_page
 		'pg_doublewrite', 'fetch-page',
 		'--relation' => $arg{relation} // $file,
 		'--block' => $arg{block} // $BLOCK,
-		'--source-server' => ($arg{source} // $primary)->connstr('postgres') . ($arg{user} // ''),
+		'--source-server' => ($arg{source} // $primary)->connstr('postgres')
+		  . ($arg{user} // ''),
 		@{ $arg{more} // [] },
 		$arg{data} // $standby->data_dir
 	];
@@ -86,10 +88,15 @@ sub start_in_vain
 {
 	my $begun = -s $standby->logfile;
 
-	system_or_bail('pg_ctl', '--no-wait', '--pgdata' => $standby->data_dir,
-		'--log' => $standby->logfile, 'start');
-	$standby->wait_for_log(qr/starting PostgreSQL.*database system is shut down/s, $begun);
-	watchdog_until('the standby has stopped', sub { !-f $standby->data_dir . '/postmaster.pid' });
+	system_or_bail(
+		'pg_ctl', '--no-wait',
+		'--pgdata' => $standby->data_dir,
+		'--log' => $standby->logfile,
+		'start');
+	$standby->wait_for_log(
+		qr/starting PostgreSQL.*database system is shut down/s, $begun);
+	watchdog_until('the standby has stopped',
+		sub { !-f $standby->data_dir . '/postmaster.pid' });
 	return;
 }
 
@@ -107,12 +114,19 @@ sub same_sums
 
 refused('a server that runs', qr/a server seems to be running/);
 $standby->stop;
-refused('a page that is not damaged', qr/is not damaged: its checksum is right/);
-refused('a path out of the data directory', qr/is not the path of a relation/,
+refused('a page that is not damaged',
+	qr/is not damaged: its checksum is right/);
+refused(
+	'a path out of the data directory',
+	qr/is not the path of a relation/,
 	relation => "../primary/$file");
-refused('a file with a number of its own', qr/is not the path of a relation/,
+refused(
+	'a file with a number of its own',
+	qr/is not the path of a relation/,
 	relation => "$file.1");
-refused('a block beyond the end', qr/has no block 100000|could not open file/,
+refused(
+	'a block beyond the end',
+	qr/has no block 100000|could not open file/,
 	block => 100000);
 refused('no number', qr/invalid block number/, block => '7x');
 command_fails_like(
@@ -126,7 +140,8 @@ command_fails_like(
 $standby->start;
 $primary->wait_for_catchup($standby);
 $standby->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
-$standby->poll_query_until('postgres', q{SELECT pg_get_wal_replay_pause_state() = 'paused'})
+$standby->poll_query_until('postgres',
+	q{SELECT pg_get_wal_replay_pause_state() = 'paused'})
   or die 'replay is not paused';
 $primary->safe_psql('postgres', 'CHECKPOINT');
 $primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
@@ -137,8 +152,11 @@ dw_write_block($standby, $file, $BLOCK * BLCKSZ + 4000, 'rot' x 100);
 my $offset = -s $standby->logfile;
 start_in_vain();
 my $log = slurp_file($standby->logfile, $offset);
-like($log, qr/FATAL: .*invalid page in block $BLOCK of relation "$file"/, 'replay ends');
-like($log, qr/HINT: .*pg_doublewrite fetch-page --relation=$file --block=$BLOCK/,
+like($log, qr/FATAL: .*invalid page in block $BLOCK of relation "$file"/,
+	'replay ends');
+like(
+	$log,
+	qr/HINT: .*pg_doublewrite fetch-page --relation=$file --block=$BLOCK/,
 	'... and says what to do');
 
 # --- Servers that are not the primary, or not now
@@ -146,11 +164,20 @@ like($log, qr/HINT: .*pg_doublewrite fetch-page --relation=$file --block=$BLOCK/
 my $other = PostgreSQL::Test::Cluster->new('other');
 $other->init(allows_streaming => 1, extra => ['--data-checksums']);
 $other->start;
-refused('another cluster', qr/the other server has system identifier/, source => $other);
+refused(
+	'another cluster',
+	qr/the other server has system identifier/,
+	source => $other);
 $other->stop;
-refused('a server that is down', qr/connection to server .* failed/, source => $other);
+refused(
+	'a server that is down',
+	qr/connection to server .* failed/,
+	source => $other);
 command_fails_like(
-	fetch_page(data => $other->data_dir, relation => 'base/1/1259', block => 0),
+	fetch_page(
+		data => $other->data_dir,
+		relation => 'base/1/1259',
+		block => 0),
 	qr/is not that of a standby/,
 	'refused: a cluster that is no standby');
 
@@ -158,7 +185,9 @@ command_fails_like(
 my $past = PostgreSQL::Test::Cluster->new('past');
 $past->init_from_backup($primary, 'base');
 $past->start;
-refused('what is older than the standby', qr/is not in this server's history/,
+refused(
+	'what is older than the standby',
+	qr/is not in this server's history/,
 	source => $past);
 $past->stop;
 
@@ -166,10 +195,10 @@ my $sibling = PostgreSQL::Test::Cluster->new('sibling');
 $sibling->init_from_backup($primary, 'base', has_streaming => 1);
 $sibling->start;
 $primary->wait_for_catchup($sibling);
-refused('another standby', qr/recovery is in progress/,
-	source => $sibling);
+refused('another standby', qr/recovery is in progress/, source => $sibling);
 $sibling->promote;
-refused('a primary on another timeline',
+refused(
+	'a primary on another timeline',
 	qr/the primary is on timeline 2, but this standby on timeline 1/,
 	source => $sibling);
 $sibling->stop;
@@ -178,8 +207,12 @@ $primary->stop;
 my $good = page($primary);
 dw_write_block($primary, $file, $BLOCK * BLCKSZ + 4000, 'rot' x 100);
 $primary->start;
-refused('a page that is damaged there, too', qr/invalid page in block $BLOCK/);
-dw_write_block($primary, $file, $BLOCK * BLCKSZ + 4000, substr($good, 4000, 300));
+refused('a page that is damaged there, too',
+	qr/invalid page in block $BLOCK/);
+dw_write_block(
+	$primary, $file,
+	$BLOCK * BLCKSZ + 4000,
+	substr($good, 4000, 300));
 
 # --- The page is from the future of the standby.  Reading it has set hints in it for a
 # --- transaction that ended later than its last change.
@@ -193,17 +226,22 @@ $primary->safe_psql(
 	COMMIT;
 });
 $primary->safe_psql('postgres', 'SELECT count(*) FROM t');
-my $ended = $primary->safe_psql('postgres', 'SELECT pg_current_wal_insert_lsn()');
+my $ended =
+  $primary->safe_psql('postgres', 'SELECT pg_current_wal_insert_lsn()');
 $primary->safe_psql('postgres', 'CHECKPOINT');
-command_like(fetch_page(user => ' user=sender'), qr/^Block $BLOCK of relation "$file", with LSN \S+, is that of the primary now/,
+command_like(
+	fetch_page(user => ' user=sender'),
+	qr/^Block $BLOCK of relation "$file", with LSN \S+, is that of the primary now/,
 	'page is fetched');
 ok(page($standby) eq page($primary), '... as it is on the primary');
 my $after = dw_control($standby, 'Minimum recovery ending location');
 is( $primary->safe_psql(
-		'postgres', "SELECT '$after'::pg_lsn >= '$ended' AND '$after'::pg_lsn > '$before'
+		'postgres',
+		"SELECT '$after'::pg_lsn >= '$ended' AND '$after'::pg_lsn > '$before'
 			AND pg_current_wal_flush_lsn() >= '$after'"),
 	't',
-	'... and the standby takes queries only after all that the page depends on');
+	'... and the standby takes queries only after all that the page depends on'
+);
 
 # --- Replay goes on.
 
@@ -211,15 +249,19 @@ $standby->enable_streaming($primary);
 $standby->start;
 $primary->wait_for_catchup($standby);
 same_sums('replay goes on, with all rows');
-is( $standby->safe_psql('postgres', q{SELECT count(*) FROM verify_heapam('t')}),
-	'0', '... an intact heap');
-is($standby->safe_psql('postgres', q{SELECT bt_index_check('t_pkey', true)}),
-	'', '... and an intact index');
+is( $standby->safe_psql(
+		'postgres', q{SELECT count(*) FROM verify_heapam('t')}),
+	'0',
+	'... an intact heap');
+is( $standby->safe_psql('postgres', q{SELECT bt_index_check('t_pkey', true)}),
+	'',
+	'... and an intact index');
 
 # --- By force, of a page whose checksum is right
 
 $standby->stop;
-command_like(fetch_page(more => ['--force']), qr/is that of the primary now/, 'forced');
+command_like(fetch_page(more => ['--force']),
+	qr/is that of the primary now/, 'forced');
 $standby->start;
 $primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
 $primary->wait_for_catchup($standby);

@@ -32,7 +32,8 @@ $node->init;
 $node->start;
 
 my $h = $node->interactive_psql('postgres',
-	history_file => "${PostgreSQL::Test::Utils::log_path}/040_psql_history.txt");
+	history_file =>
+	  "${PostgreSQL::Test::Utils::log_path}/040_psql_history.txt");
 
 # Type something and see if psql responds as expected; then start over.
 sub check_completion
@@ -68,8 +69,7 @@ check_completion(
 	"ALTER SYSTEM SET io_torn_pages_protection TO \t\t",
 	qr/DEFAULT\s+atomic_writes\s+double_writes\s+full_pages\s+off/,
 	'ALTER SYSTEM SET, all values');
-check_completion(
-	"SET io_torn_pages_protection TO o\t",
+check_completion("SET io_torn_pages_protection TO o\t",
 	qr/off /, 'SET, value');
 check_completion(
 	"ALTER SYSTEM SET double_write_b\t",

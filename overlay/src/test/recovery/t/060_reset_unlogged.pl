@@ -14,7 +14,8 @@ use Test::More;
 my $node = PostgreSQL::Test::Cluster->new('main');
 $node->init;
 $node->start;
-$node->safe_psql('postgres', q{
+$node->safe_psql(
+	'postgres', q{
 	CREATE TABLE logged(i int);
 	CHECKPOINT;
 	CREATE UNLOGGED TABLE u AS SELECT generate_series(1, 10) i;
@@ -26,10 +27,10 @@ append_to_file($path, '') unless -e $path;
 unlink("${path}_init") or die "could not remove init fork: $!";
 
 ok($node->start(fail_ok => 1), 'init fork lost: server starts');
-is($node->safe_psql('postgres', 'SELECT count(*) FROM u'), '0',
-	'unlogged table is empty');
-is($node->safe_psql('postgres', 'SELECT count(*) FROM logged'), '1',
-	'logged table is not');
+is($node->safe_psql('postgres', 'SELECT count(*) FROM u'),
+	'0', 'unlogged table is empty');
+is($node->safe_psql('postgres', 'SELECT count(*) FROM logged'),
+	'1', 'logged table is not');
 $node->stop;
 
 done_testing();

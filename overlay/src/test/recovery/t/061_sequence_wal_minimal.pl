@@ -19,14 +19,16 @@ wal_level = minimal
 max_wal_senders = 0
 });
 $node->start;
-$node->safe_psql('postgres', q{
+$node->safe_psql(
+	'postgres', q{
 	BEGIN; CREATE SEQUENCE s; SELECT nextval('s'); COMMIT});
-$node->safe_psql('postgres', q{
+$node->safe_psql(
+	'postgres', q{
 	CREATE TABLE used AS SELECT nextval('s') FROM generate_series(1, 20)});
 $node->stop('immediate');
 $node->start;
-cmp_ok($node->safe_psql('postgres', q{SELECT nextval('s')}), '>', 21,
-	'sequence does not give out values twice');
+cmp_ok($node->safe_psql('postgres', q{SELECT nextval('s')}),
+	'>', 21, 'sequence does not give out values twice');
 $node->stop;
 
 done_testing();

@@ -13,7 +13,8 @@ use Test::More;
 my $node = PostgreSQL::Test::Cluster->new('main');
 $node->init;
 $node->start;
-$node->safe_psql('postgres', q{
+$node->safe_psql(
+	'postgres', q{
 	CREATE TABLE b(i int);
 	INSERT INTO b SELECT generate_series(1, 1000);
 	CREATE INDEX ON b USING brin (i) WITH (pages_per_range = 1);

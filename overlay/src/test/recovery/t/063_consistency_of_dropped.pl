@@ -19,7 +19,8 @@ autovacuum = off
 wal_consistency_checking = 'all'
 });
 $node->start;
-$node->safe_psql('postgres', q{
+$node->safe_psql(
+	'postgres', q{
 	CREATE TABLE kept(i int);
 	CREATE TABLE c(i int) WITH (fillfactor = 10);
 	INSERT INTO c SELECT generate_series(1, 500);

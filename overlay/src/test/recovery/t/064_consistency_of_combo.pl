@@ -19,7 +19,8 @@ autovacuum = off
 wal_consistency_checking = 'all'
 });
 $node->start;
-$node->safe_psql('postgres', q{
+$node->safe_psql(
+	'postgres', q{
 	CREATE TABLE l(i int);
 	BEGIN;
 	INSERT INTO l VALUES (1);

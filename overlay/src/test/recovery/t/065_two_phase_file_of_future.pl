@@ -21,16 +21,18 @@ checkpoint_timeout = 1h
 max_prepared_transactions = 5
 });
 $node->start;
-$node->safe_psql('postgres', q{
+$node->safe_psql(
+	'postgres', q{
 	CREATE TABLE p(i int);
 	CHECKPOINT});
-$node->safe_psql('postgres', q{
+$node->safe_psql(
+	'postgres', q{
 	SELECT txid_current();
 	BEGIN; INSERT INTO p VALUES (1); PREPARE TRANSACTION 'found'});
 my $control = slurp_file($node->data_dir . '/global/pg_control');
 $node->safe_psql('postgres', 'CHECKPOINT');
-is(scalar(glob($node->data_dir . '/pg_twophase/*')) ? 1 : 0, 1,
-	'prepared: the checkpoint has written the file');
+is(scalar(glob($node->data_dir . '/pg_twophase/*')) ? 1 : 0,
+	1, 'prepared: the checkpoint has written the file');
 $node->stop('immediate');
 open(my $file, '+<:raw', $node->data_dir . '/global/pg_control') or die $!;
 print $file $control;

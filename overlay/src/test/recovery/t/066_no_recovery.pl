@@ -70,19 +70,25 @@ SKIP:
 		last if sysopen($pipe, $file, O_WRONLY | O_NONBLOCK);
 		usleep(100_000);
 	}
-	die 'the startup process does not come to the pipe' unless defined fileno($pipe);
-	system_or_bail('pg_ctl', '--no-wait', '--pgdata' => $stopped->data_dir, '--mode' => 'fast',
+	die 'the startup process does not come to the pipe'
+	  unless defined fileno($pipe);
+	system_or_bail(
+		'pg_ctl', '--no-wait',
+		'--pgdata' => $stopped->data_dir,
+		'--mode' => 'fast',
 		'stop');
 	$stopped->wait_for_log(qr/received fast shutdown request/);
 	unlink($file) or die "could not remove $file: $!";
 	append_to_file($file, $content);
 	syswrite($pipe, $content) // die "could not write to the pipe: $!";
 	close($pipe);
-	ok(is_gone($stopped), 'a stop while the server restarts after a crash: it ends');
+	ok(is_gone($stopped),
+		'a stop while the server restarts after a crash: it ends');
 	eval { $client->quit };
 	$stopped->{_pid} = undef;
 	$stopped->start;
-	is($stopped->safe_psql('postgres', 'SELECT 1'), '1', '... and starts again');
+	is($stopped->safe_psql('postgres', 'SELECT 1'),
+		'1', '... and starts again');
 	$stopped->stop;
 }
 

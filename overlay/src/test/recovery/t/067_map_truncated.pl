@@ -18,8 +18,9 @@ $primary->append_conf('postgresql.conf', "autovacuum = off\n");
 $primary->start;
 my $standby = PostgreSQL::Test::Cluster->new('standby');
 
-$primary->safe_psql('postgres', $_) foreach (
-	'CREATE TABLE t AS SELECT i AS id FROM generate_series(1, 1000) i', 'VACUUM t');
+$primary->safe_psql('postgres', $_)
+  foreach ('CREATE TABLE t AS SELECT i AS id FROM generate_series(1, 1000) i',
+	'VACUUM t');
 $primary->backup('b');
 $standby->init_from_backup($primary, 'b', has_streaming => 1);
 $standby->start;
@@ -27,8 +28,8 @@ $primary->safe_psql('postgres', 'CHECKPOINT');
 $primary->wait_for_replay_catchup($standby);
 $standby->safe_psql('postgres', 'CHECKPOINT');
 $primary->safe_psql('postgres', $_) foreach ('DELETE FROM t', 'VACUUM t');
-is($primary->safe_psql('postgres', q{SELECT pg_relation_size('t', 'vm')}), 0,
-	'emptied: the visibility map is truncated');
+is($primary->safe_psql('postgres', q{SELECT pg_relation_size('t', 'vm')}),
+	0, 'emptied: the visibility map is truncated');
 $primary->wait_for_replay_catchup($standby);
 $standby->stop('immediate');
 ok($standby->start(fail_ok => 1), '... and a standby starts after a crash');

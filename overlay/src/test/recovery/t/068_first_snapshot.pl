@@ -28,8 +28,8 @@ $primary->safe_psql('postgres', 'CREATE TABLE t AS SELECT 1 AS i');
 $primary->backup('b');
 $standby->init_from_backup($primary, 'b', has_streaming => 1);
 $standby->start;
-$primary->safe_psql('postgres', $_) foreach (
-	q{ALTER SYSTEM SET synchronous_standby_names = 'none'},
+$primary->safe_psql('postgres', $_)
+  foreach (q{ALTER SYSTEM SET synchronous_standby_names = 'none'},
 	'SELECT pg_reload_conf()');
 my $session = $primary->background_psql('postgres');
 $session->query_until(qr/begin/, "\\echo begin\nUPDATE t SET i = 2;\n");
@@ -40,8 +40,8 @@ $primary->safe_psql('postgres', 'CHECKPOINT');
 $primary->wait_for_replay_catchup($standby);
 $standby->safe_psql('postgres', 'CHECKPOINT');
 $standby->restart;
-$primary->safe_psql('postgres', $_) foreach (
-	'ALTER SYSTEM RESET synchronous_standby_names',
+$primary->safe_psql('postgres', $_)
+  foreach ('ALTER SYSTEM RESET synchronous_standby_names',
 	'SELECT pg_reload_conf()');
 $session->quit;
 $primary->safe_psql('postgres', $_)

@@ -20,7 +20,10 @@ wal_keep_size = 256MB
 });
 $primary->start;
 my $standby = PostgreSQL::Test::Cluster->new('standby');
-my $segment = sub { $primary->safe_psql('postgres', 'SELECT pg_walfile_name(pg_current_wal_lsn())') };
+my $segment = sub {
+	$primary->safe_psql('postgres',
+		'SELECT pg_walfile_name(pg_current_wal_lsn())');
+};
 $primary->backup('b');
 $standby->init_from_backup($primary, 'b', has_streaming => 1);
 $standby->start;
@@ -30,13 +33,15 @@ my $size = $primary->safe_psql('postgres',
 $primary->safe_psql('postgres', 'SELECT pg_switch_wal(); CREATE TABLE d()');
 $primary->wait_for_replay_catchup($standby);
 my $first = $segment->();
-$primary->safe_psql('postgres', "SELECT pg_logical_emit_message(false, '', repeat('x', $size), true)");
+$primary->safe_psql('postgres',
+	"SELECT pg_logical_emit_message(false, '', repeat('x', $size), true)");
 my $last = $segment->();
 isnt($first, $last, 'damaged: a record in two segments');
 $primary->wait_for_replay_catchup($standby);
 $standby->stop('immediate');
 
-unlink $standby->data_dir . "/pg_wal/$last" or die "could not remove $last: $!";
+unlink $standby->data_dir . "/pg_wal/$last"
+  or die "could not remove $last: $!";
 my $file = $standby->data_dir . "/pg_wal/$first";
 open my $wal, '+<:raw', $file or die "could not open $file: $!";
 seek $wal, $size - 512, 0;

@@ -20,8 +20,10 @@ wal_writer_delay = 10s
 });
 $node->start;
 
-$node->safe_psql('postgres', 'CREATE TABLE g(i int); CREATE INDEX ON g USING hash (i)');
-my $path = $node->safe_psql('postgres', q{SELECT pg_relation_filepath('g_i_idx')});
+$node->safe_psql('postgres',
+	'CREATE TABLE g(i int); CREATE INDEX ON g USING hash (i)');
+my $path =
+  $node->safe_psql('postgres', q{SELECT pg_relation_filepath('g_i_idx')});
 my $file = $node->data_dir . "/$path";
 my $size = -s $file;
 my $session = $node->background_psql('postgres');

@@ -41,7 +41,8 @@ sub sums_are
 	is( $node->safe_psql(
 			$database // 'postgres',
 			"SELECT count(*), sum(n), sum(length(filler)) FROM $table"),
-		$expected, $name);
+		$expected,
+		$name);
 	return;
 }
 
@@ -49,7 +50,9 @@ sub sums_are
 for my $round (1 .. 5)
 {
 	$node->safe_psql('postgres', 'UPDATE t SET n = n + 1');
-	sums_are('t', join('|', 6000, 6000 * $round, 6000000),
+	sums_are(
+		't',
+		join('|', 6000, 6000 * $round, 6000000),
 		"round $round: newest versions are read");
 }
 $node->safe_psql('postgres', 'UPDATE u SET n = 7');

@@ -41,13 +41,17 @@ $primary->safe_psql('postgres', 'INSERT INTO t VALUES (2)');
 $primary->wait_for_replay_catchup($standby);
 $session->query_safe('BEGIN; LOCK TABLE other IN ACCESS SHARE MODE; COMMIT');
 
-$standby->safe_psql('postgres', q{SELECT injection_points_attach('recovery-ended', 'wait')});
+$standby->safe_psql('postgres',
+	q{SELECT injection_points_attach('recovery-ended', 'wait')});
 $standby->safe_psql('postgres', 'SELECT pg_promote(false)');
 $standby->wait_for_event('startup', 'recovery-ended');
-is($session->query_safe('SELECT count(*) FROM pg_class WHERE relname = $$other$$'),
-	'1', 'query when recovery has ended');
+is( $session->query_safe(
+		'SELECT count(*) FROM pg_class WHERE relname = $$other$$'),
+	'1',
+	'query when recovery has ended');
 $standby->safe_psql('postgres',
-	q{SELECT injection_points_detach('recovery-ended'), injection_points_wakeup('recovery-ended')});
+	q{SELECT injection_points_detach('recovery-ended'), injection_points_wakeup('recovery-ended')}
+);
 $standby->poll_query_until('postgres', 'SELECT NOT pg_is_in_recovery()')
   or die 'timed out waiting for the promotion';
 is($standby->safe_psql('postgres', 'SELECT i FROM t'),

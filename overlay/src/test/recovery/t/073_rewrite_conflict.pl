@@ -77,7 +77,8 @@ is( seen_after(
 
 # Empty, or without WAL.
 $primary->safe_psql('postgres', $_)
-  foreach ('CREATE UNLOGGED TABLE u AS SELECT 1 AS i',
+  foreach (
+	'CREATE UNLOGGED TABLE u AS SELECT 1 AS i',
 	'CREATE TEMP TABLE e AS SELECT 1 AS i; DELETE FROM e; VACUUM FULL e',
 	'DELETE FROM u; VACUUM FULL u; TRUNCATE t; VACUUM FULL t',
 	'VACUUM FULL pg_class; VACUUM FULL pg_database');

@@ -45,15 +45,17 @@ my $locker = $primary->background_psql('postgres');
 $locker->query_safe('BEGIN; LOCK TABLE locked');
 $primary->safe_psql('postgres', 'INSERT INTO s VALUES (1)');
 $primary->wait_for_replay_catchup($standby);
-$session->query_until(qr/asked/, "\\echo asked\nSELECT count(*) FROM locked;\n");
+$session->query_until(qr/asked/,
+	"\\echo asked\nSELECT count(*) FROM locked;\n");
 $standby->poll_query_until('postgres',
-	q{SELECT count(*) = 1 FROM pg_locks WHERE NOT granted AND relation = 'locked'::regclass})
-  or die 'timed out waiting for the session to wait for the lock';
+	q{SELECT count(*) = 1 FROM pg_locks WHERE NOT granted AND relation = 'locked'::regclass}
+) or die 'timed out waiting for the session to wait for the lock';
 
 # Now replay is to wait for the snapshot.
 my $offset = -s $standby->logfile;
 $primary->safe_psql('postgres', 'VACUUM (TRUNCATE off) vacuumed');
-$standby->wait_for_log(qr/canceling statement due to conflict with recovery/, $offset);
+$standby->wait_for_log(qr/canceling statement due to conflict with recovery/,
+	$offset);
 $primary->wait_for_replay_catchup($standby);
 pass('a session that waits for replay is canceled, and replay goes on');
 $_->quit foreach ($session, $locker);
@@ -63,8 +65,8 @@ $session = session_with_snapshot();
 $primary->safe_psql('postgres', $_)
   foreach ('DELETE FROM vacuumed', 'VACUUM (TRUNCATE off) vacuumed');
 $standby->poll_query_until('postgres',
-	q{SELECT wait_event = 'RecoveryConflictSnapshot' FROM pg_stat_activity WHERE backend_type = 'startup'})
-  or die 'timed out waiting for replay to wait';
+	q{SELECT wait_event = 'RecoveryConflictSnapshot' FROM pg_stat_activity WHERE backend_type = 'startup'}
+) or die 'timed out waiting for replay to wait';
 is($session->query_safe('SELECT count(*) FROM vacuumed'),
 	'5', 'a session that does not wait for replay goes on');
 $session->query_safe('COMMIT');

@@ -44,18 +44,30 @@ sub catch_up
 	  or die 'standby does not catch up';
 }
 
-$primary->safe_psql('postgres', 'CREATE TABLE t (i int); INSERT INTO t VALUES (0)');
 $primary->safe_psql('postgres',
-	join(';', map { "CREATE TABLE other$_ (i int); INSERT INTO other$_ VALUES (0)" } 1 .. $TABLES));
+	'CREATE TABLE t (i int); INSERT INTO t VALUES (0)');
+$primary->safe_psql(
+	'postgres',
+	join(
+		';',
+		map { "CREATE TABLE other$_ (i int); INSERT INTO other$_ VALUES (0)" }
+		  1 .. $TABLES));
 catch_up();
 
-my $path = $standby->data_dir . '/' . $primary->safe_psql('postgres', q{SELECT pg_relation_filepath('t')});
+my $path = $standby->data_dir . '/'
+  . $primary->safe_psql('postgres', q{SELECT pg_relation_filepath('t')});
 rename($path, "$path.away") or die "$path: $!";
 $primary->safe_psql('postgres', 'INSERT INTO t VALUES (1)');
 
 $standby->wait_for_log(qr/startup process .*(exited with|was terminated by)/);
 my $log = slurp_file($standby->logfile);
-like($log, qr/FATAL:  could not start reading blocks/, 'a file cannot be opened for a read: an error');
-like($log, qr/startup process \(PID \d+\) exited with exit code 1$/m, '... which ends the startup process in order');
+like(
+	$log,
+	qr/FATAL:  could not start reading blocks/,
+	'a file cannot be opened for a read: an error');
+like(
+	$log,
+	qr/startup process \(PID \d+\) exited with exit code 1$/m,
+	'... which ends the startup process in order');
 
 done_testing();

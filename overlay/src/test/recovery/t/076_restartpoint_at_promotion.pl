@@ -21,7 +21,8 @@ $primary->append_conf('postgresql.conf', 'autovacuum = off');
 $primary->start;
 plan skip_all => 'Extension injection_points not installed'
   unless $primary->check_extension('injection_points');
-$primary->safe_psql('postgres', 'CREATE EXTENSION injection_points; CREATE TABLE t (i int)');
+$primary->safe_psql('postgres',
+	'CREATE EXTENSION injection_points; CREATE TABLE t (i int)');
 $primary->backup('b');
 my $standby = PostgreSQL::Test::Cluster->new('standby');
 $standby->init_from_backup($primary, 'b', has_streaming => 1);
@@ -39,7 +40,8 @@ $primary->wait_for_replay_catchup($standby);
 
 my $point = 'restartpoint-before-redo-pointer';
 my $logstart = -s $standby->logfile;
-$standby->safe_psql('postgres', "SELECT injection_points_attach('$point', 'wait')");
+$standby->safe_psql('postgres',
+	"SELECT injection_points_attach('$point', 'wait')");
 my $restartpoint = $standby->background_psql('postgres');
 $restartpoint->query_until(qr/begins/, "\\echo begins\nCHECKPOINT;\n");
 $standby->wait_for_event('checkpointer', $point);
@@ -47,15 +49,18 @@ $primary->stop;
 $standby->promote;
 $standby->safe_psql('postgres', 'UPDATE t SET i = 2');
 $standby->safe_psql('postgres',
-	"SELECT injection_points_detach('$point'), injection_points_wakeup('$point')");
+	"SELECT injection_points_detach('$point'), injection_points_wakeup('$point')"
+);
 $standby->wait_for_log(
-	qr/skipping restartpoint, recovery has already ended|restartpoint complete/, $logstart);
-ok( !$standby->log_contains(qr/restartpoint starting/, $logstart),
+	qr/skipping restartpoint, recovery has already ended|restartpoint complete/,
+	$logstart);
+ok(!$standby->log_contains(qr/restartpoint starting/, $logstart),
 	'no restartpoint begins once recovery has ended');
 $restartpoint->quit;
 $standby->stop('immediate');
 $standby->start;
-is($standby->safe_psql('postgres', 'SELECT i FROM t'), '2', 'the promoted server after a crash');
+is($standby->safe_psql('postgres', 'SELECT i FROM t'),
+	'2', 'the promoted server after a crash');
 $standby->stop;
 
 done_testing();

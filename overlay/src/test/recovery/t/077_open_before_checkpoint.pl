@@ -30,7 +30,9 @@ sub redo_pointer
 {
 	my ($stdout) = run_command([ 'pg_controldata', $node->data_dir ]);
 
-	return $stdout =~ /Latest checkpoint's REDO location: +(\S+)/ ? $1 : undef;
+	return $stdout =~ /Latest checkpoint's REDO location: +(\S+)/
+	  ? $1
+	  : undef;
 }
 
 # Crash and start; returns the server log since then.
@@ -52,11 +54,15 @@ $node->safe_psql(
 	CREATE TABLE t AS SELECT i, 0 AS v, repeat('x', 500) AS pad FROM generate_series(1, 2000) i;
 	UPDATE t SET v = 1});
 my $redo = redo_pointer();
-my $file = $node->data_dir . '/' . $node->safe_psql('postgres', q{SELECT pg_relation_filepath('gone')});
+my $file = $node->data_dir . '/'
+  . $node->safe_psql('postgres', q{SELECT pg_relation_filepath('gone')});
 $node->safe_psql('postgres', 'DROP TABLE gone');
 
 my $log = crash();
-like($log, qr/checkpoint starting: force$/m, 'a checkpoint that is spread follows');
+like(
+	$log,
+	qr/checkpoint starting: force$/m,
+	'a checkpoint that is spread follows');
 unlike($log, qr/end-of-recovery/, 'clients have not waited for one');
 is(redo_pointer(), $redo, 'recovery would begin where it began');
 is($node->safe_psql('postgres', $rows), '2000|2000', 'rows after a crash');
@@ -70,22 +76,33 @@ $node->safe_psql(
 is(redo_pointer(), $redo, 'no checkpoint has been completed');
 
 $log = crash();
-like($log, qr/checkpoint starting: immediate force$/m, 'the next one is not spread');
-is($node->safe_psql('postgres', $rows), '3000|3000', 'rows after two crashes');
-is($node->safe_psql('postgres', 'SELECT slot_name FROM pg_replication_slots'),
-	'slot', 'a slot that was made in between');
+like(
+	$log,
+	qr/checkpoint starting: immediate force$/m,
+	'the next one is not spread');
+is($node->safe_psql('postgres', $rows), '3000|3000',
+	'rows after two crashes');
+is( $node->safe_psql(
+		'postgres', 'SELECT slot_name FROM pg_replication_slots'),
+	'slot',
+	'a slot that was made in between');
 $node->safe_psql('postgres', q{COMMIT PREPARED 'prepared'});
-is($node->safe_psql('postgres', $rows), '3001|3001', 'a transaction that was prepared in between');
+is($node->safe_psql('postgres', $rows),
+	'3001|3001', 'a transaction that was prepared in between');
 $node->safe_psql('postgres', 'CHECKPOINT');
 isnt(redo_pointer(), $redo, 'the checkpoint is complete');
 ok(!-e $file, '... and has removed the file');
 
 # with wal_level = minimal another recovery might not have all that clients have done
-$node->append_conf('postgresql.conf', "wal_level = minimal\nmax_wal_senders = 0\n");
+$node->append_conf('postgresql.conf',
+	"wal_level = minimal\nmax_wal_senders = 0\n");
 $node->safe_psql('postgres', q{SELECT pg_drop_replication_slot('slot')});
 $node->restart;
 $node->safe_psql('postgres', 'UPDATE t SET v = 2');
-like(crash(), qr/checkpoint starting: end-of-recovery/, 'wal_level = minimal: clients wait');
+like(
+	crash(),
+	qr/checkpoint starting: end-of-recovery/,
+	'wal_level = minimal: clients wait');
 is($node->safe_psql('postgres', $rows), '3001|6002', '... and see all rows');
 $node->stop;
 

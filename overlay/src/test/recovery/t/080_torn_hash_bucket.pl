@@ -46,12 +46,22 @@ sub change_bucket
 
 	$node->safe_psql('postgres',
 		"DELETE FROM h WHERE $_; VACUUM (INDEX_CLEANUP ON) h")
-	  foreach ('i > 1990', 'i BETWEEN 450 AND 600', 'i BETWEEN 900 AND 1200', 'i <= 10');
+	  foreach (
+		'i > 1990',
+		'i BETWEEN 450 AND 600',
+		'i BETWEEN 900 AND 1200',
+		'i <= 10');
 	$node->safe_psql('postgres', 'CREATE TABLE after_vacuum ()');
 	my ($records) = run_command(
-		[ 'pg_waldump', "--start=$from", '--rmgr=Hash', '--path=' . $node->data_dir . '/pg_wal' ]);
+		[
+			'pg_waldump', "--start=$from",
+			'--rmgr=Hash', '--path=' . $node->data_dir . '/pg_wal'
+		]);
 	like($records, qr/desc: $_/, $node->name . ": $_")
-	  foreach ('DELETE .*is_primary F', 'MOVE_PAGE_CONTENTS .*is_primary F', 'SQUEEZE_PAGE .*is_primary F');
+	  foreach (
+		'DELETE .*is_primary F',
+		'MOVE_PAGE_CONTENTS .*is_primary F',
+		'SQUEEZE_PAGE .*is_primary F');
 	return;
 }
 
@@ -61,7 +71,8 @@ sub tear_bucket
 	my ($node, $path) = @_;
 	my $offset = 0;
 
-	open(my $file, '+<:raw', $node->data_dir . "/$path") or die "could not open $path: $!";
+	open(my $file, '+<:raw', $node->data_dir . "/$path")
+	  or die "could not open $path: $!";
 	while (read($file, my $page, $block_size))
 	{
 		# its flags, and the next block
@@ -78,7 +89,8 @@ sub tear_bucket
 
 sub path_of_index
 {
-	return $_[0]->safe_psql('postgres', q{SELECT pg_relation_filepath('h_k_idx')});
+	return $_[0]
+	  ->safe_psql('postgres', q{SELECT pg_relation_filepath('h_k_idx')});
 }
 
 # Rows that are found by the index
@@ -106,14 +118,16 @@ my $session = $primary->background_psql('postgres');
 $session->query_safe(q{SET client_min_messages = warning});
 $session->query_safe(q{SELECT pg_backup_start('torn', true)});
 change_bucket($primary);
-my $label = $session->query_safe('SELECT labelfile FROM pg_backup_stop(false)');
+my $label =
+  $session->query_safe('SELECT labelfile FROM pg_backup_stop(false)');
 $session->quit;
 $primary->backup_fs_cold('torn');
 append_to_file($primary->backup_dir . '/torn/backup_label', "$label\n");
 $standby->init_from_backup($primary, 'torn', has_streaming => 1);
 $standby->append_conf('postgresql.conf', 'max_standby_streaming_delay = -1');
 tear_bucket($standby, path_of_index($primary));
-ok($standby->start(fail_ok => 1), 'bucket torn by a base backup: standby starts');
+ok($standby->start(fail_ok => 1),
+	'bucket torn by a base backup: standby starts');
 is(rows_of_bucket($standby), '1528', '... nothing lost');
 
 # The primary page, which is full, is pinned; redo of changes of overflow pages
@@ -121,19 +135,26 @@ is(rows_of_bucket($standby), '1528', '... nothing lost');
 $primary->safe_psql('postgres', 'DELETE FROM h WHERE i BETWEEN 700 AND 709');
 $primary->wait_for_replay_catchup($standby);
 my $scan = $standby->background_psql('postgres');
-$scan->query_safe($_) foreach (
-	'SET enable_seqscan = off', 'SET enable_bitmapscan = off',
-	'BEGIN', 'DECLARE c CURSOR FOR SELECT i FROM h WHERE k = 1', 'FETCH c');
+$scan->query_safe($_)
+  foreach (
+	'SET enable_seqscan = off',
+	'SET enable_bitmapscan = off',
+	'BEGIN', 'DECLARE c CURSOR FOR SELECT i FROM h WHERE k = 1',
+	'FETCH c');
 $primary->safe_psql('postgres', $_)
-  foreach ('VACUUM (INDEX_CLEANUP ON, TRUNCATE OFF) h', 'CREATE TABLE flushed ()');
+  foreach ('VACUUM (INDEX_CLEANUP ON, TRUNCATE OFF) h',
+	'CREATE TABLE flushed ()');
 my $end = $primary->lsn('flush');
-$standby->poll_query_until('postgres', qq{
+$standby->poll_query_until(
+	'postgres', qq{
 	SELECT pg_last_wal_replay_lsn() >= '$end' OR
 		EXISTS (SELECT FROM pg_stat_activity
-			WHERE backend_type = 'startup' AND wait_event_type = 'BufferPin')})
-  or die 'timed out waiting for replay';
-is($standby->safe_psql('postgres', "SELECT pg_last_wal_replay_lsn() < '$end'"),
-	't', '... and redo waits for a scan of the bucket');
+			WHERE backend_type = 'startup' AND wait_event_type = 'BufferPin')}
+) or die 'timed out waiting for replay';
+is( $standby->safe_psql(
+		'postgres', "SELECT pg_last_wal_replay_lsn() < '$end'"),
+	't',
+	'... and redo waits for a scan of the bucket');
 $scan->query_safe('COMMIT');
 $scan->quit;
 $primary->wait_for_replay_catchup($standby);

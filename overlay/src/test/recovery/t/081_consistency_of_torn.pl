@@ -23,9 +23,11 @@ wal_consistency_checking = 'heap2'
 });
 $node->start;
 my $block_size = $node->safe_psql('postgres', 'SHOW block_size');
-$node->safe_psql('postgres', 'CREATE TABLE v AS SELECT i, 0 AS n FROM generate_series(1, 100) i');
+$node->safe_psql('postgres',
+	'CREATE TABLE v AS SELECT i, 0 AS n FROM generate_series(1, 100) i');
 my $path = $node->safe_psql('postgres', q{SELECT pg_relation_filepath('v')});
-$node->safe_psql('postgres', $_) foreach (
+$node->safe_psql('postgres', $_)
+  foreach (
 	'CHECKPOINT',
 	# marks the page all-visible: its bit is a hint, without an image
 	'VACUUM v',
@@ -33,12 +35,14 @@ $node->safe_psql('postgres', $_) foreach (
 $node->stop('immediate');
 
 # from the last row on
-open(my $file, '+<:raw', $node->data_dir . "/$path") or die "could not open $path: $!";
+open(my $file, '+<:raw', $node->data_dir . "/$path")
+  or die "could not open $path: $!";
 seek($file, $block_size - 512, 0);
 print $file "\x5a" x 512;
 close($file) or die "could not write $path: $!";
 ok($node->start(fail_ok => 1), 'torn: server starts');
-is($node->safe_psql('postgres', 'SELECT sum(i), sum(n) FROM v'), '5050|1', '... nothing lost');
+is($node->safe_psql('postgres', 'SELECT sum(i), sum(n) FROM v'),
+	'5050|1', '... nothing lost');
 $node->stop;
 
 done_testing();

@@ -107,11 +107,12 @@ sub test_point
 	my $old = dw_snapshot($node);
 
 	note "crash at $point"
-	  . ($params{checkpoint} ? ' of a checkpoint' : '')
-	  . ($params{log} ? ", lost: $params{log}" : '');
+	  . ($params{checkpoint} ? ' of a checkpoint'     : '')
+	  . ($params{log}        ? ", lost: $params{log}" : '');
 	if ($params{unlogged})
 	{
-		crash_before_cycle($node, $point, $nth, $new_pages ? \&write_new_pages : undef);
+		crash_before_cycle($node, $point, $nth,
+			$new_pages ? \&write_new_pages : undef);
 	}
 	else
 	{
@@ -120,7 +121,8 @@ sub test_point
 			sub {
 				dw_wait_for_history($node);
 				crash_at($node, $point, $nth);
-				dw_psql_until_crash($node, 'CHECKPOINT') if $params{checkpoint};
+				dw_psql_until_crash($node, 'CHECKPOINT')
+				  if $params{checkpoint};
 			});
 		cmp_ok($acknowledged, '>', 0, 'transactions were acknowledged');
 	}
@@ -230,7 +232,8 @@ sub test_nested_restore
 	foreach my $point ('old-log-ended', 'before-low-water')
 	{
 		$torn = crash_in_startup($node, $old, $point, 1);
-		is($torn->{logged}, 0, "$point: no page in the log is needed any more");
+		is($torn->{logged}, 0,
+			"$point: no page in the log is needed any more");
 	}
 
 	dw_start_after_crash($node, $torn);
@@ -252,7 +255,7 @@ sub test_nested_redo
 	$node->append_conf('postgresql.conf',
 		"shared_buffers = 128kB\ndouble_write_stage_size = 128kB");
 	foreach my $crash (
-		[ 'log-written', 1, 'header' ],	# the batch that empties the log
+		[ 'log-written', 1, 'header' ],    # the batch that empties the log
 		[ 'log-written', 5, 'pages' ],
 		[ 'log-synced', 4 ],
 		# not so late that redo ends before, on a slow machine
@@ -276,8 +279,7 @@ sub test_nested_redo
 
 foreach my $checksums (1, 0)
 {
-	my $node =
-	  dw_new_node("checksums_$checksums", checksums => $checksums);
+	my $node = dw_new_node("checksums_$checksums", checksums => $checksums);
 
 	# A sync cycle is due when a thousand different pages have been logged.
 	$node->start;

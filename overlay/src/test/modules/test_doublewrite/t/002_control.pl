@@ -37,7 +37,8 @@ sub crash_and_tear
 	dw_workload_start($node);
 	$node->poll_query_until('postgres', 'SELECT count(*) > 100 FROM history')
 	  or die 'workload does not work';
-	$node->psql('postgres',
+	$node->psql(
+		'postgres',
 		q{SELECT dw_crash_at('doublewrite-home-written', 6)},
 		on_error_die => 0);
 	dw_wait_for_crash($node, $offset);

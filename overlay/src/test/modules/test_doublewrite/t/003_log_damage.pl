@@ -44,7 +44,8 @@ sub run_until_crash
 		"SELECT segno >= first_segno + $files FROM dw_state()")
 	  or die "log does not grow";
 	# which comes also when each page has been logged
-	$node->psql('postgres',
+	$node->psql(
+		'postgres',
 		"SELECT dw_crash_at('doublewrite-home-run-written', 3)",
 		on_error_die => 0);
 	dw_wait_for_crash($node, $offset);
@@ -75,8 +76,8 @@ sub refuses_bytes
 {
 	my ($what, $segno, $offset, $bytes, @messages) = @_;
 	my $path = sprintf('pg_doublewrite/%016X', $segno);
-	my $was = substr(slurp_file($node->data_dir . "/$path"),
-		$offset, length($bytes));
+	my $was =
+	  substr(slurp_file($node->data_dir . "/$path"), $offset, length($bytes));
 
 	isnt($was, $bytes, "$what: bytes differ");
 	dw_write_block($node, $path, $offset, $bytes);
@@ -100,10 +101,12 @@ run_until_crash(2);
 
 my $log = dw_read_log($node);
 my @live = @{ $log->{live} };
-my @with_copies = grep { $_->{npages} > 0 && $_->{entries}[0]{length} > 0 } @live;
+my @with_copies =
+  grep { $_->{npages} > 0 && $_->{entries}[0]{length} > 0 } @live;
 my $first_page_batch = $with_copies[0];
 # not the first one of a file: it might be missing at the end of the file before as well
-my ($middle) = grep { $_->{blockno} > 0 } @with_copies[ @with_copies / 2 .. $#with_copies - 1 ];
+my ($middle) = grep { $_->{blockno} > 0 }
+  @with_copies[ @with_copies / 2 .. $#with_copies - 1 ];
 
 cmp_ok(scalar(@live), '>=', 8, 'live range has several batches');
 cmp_ok($live[-1]{segno}, '>', $live[0]{segno}, '... in several files');
@@ -140,7 +143,8 @@ foreach my $batch ($middle, $first_page_batch)
 my $first_file = dw_segment_path($node, $live[0]{segno});
 
 rename($first_file, "$first_file.away") or die "could not rename: $!";
-refuses('file missing', qr/double-write log is damaged: batch \d+ is missing/);
+refuses('file missing',
+	qr/double-write log is damaged: batch \d+ is missing/);
 rename("$first_file.away", $first_file) or die "could not rename: $!";
 
 chmod(0, $first_file) or die "could not chmod: $!";
@@ -153,7 +157,8 @@ like(
 chmod(0600, $first_file) or die "could not chmod: $!";
 
 my $contents = slurp_file($first_file);
-truncate($first_file, $middle->{segno} == $live[0]{segno}
+truncate($first_file,
+	  $middle->{segno} == $live[0]{segno}
 	? $middle->{blockno} * BLCKSZ
 	: 10 * BLCKSZ)
   or die "could not truncate: $!";
@@ -202,7 +207,9 @@ refuses('files gone',
 	qr/HINT/);
 rmdir($dir) or die "could not rmdir: $!";
 symlink("$dir.nowhere", $dir) or die "could not symlink: $!";
-refuses('target gone', qr/could not access double-write log directory/,
+refuses(
+	'target gone',
+	qr/could not access double-write log directory/,
 	qr/HINT: .*symbolic link/);
 unlink($dir);
 append_to_file($dir, 'x');
@@ -224,14 +231,17 @@ SKIP:
 {
 	skip 'no batch below the low-water mark', 1 unless defined $dead;
 	dw_write_block(
-		$node, sprintf('pg_doublewrite/%016X', $dead->{segno}),
-		$dead->{blockno} * BLCKSZ, "\0" x 512);
+		$node,
+		sprintf('pg_doublewrite/%016X', $dead->{segno}),
+		$dead->{blockno} * BLCKSZ,
+		"\0" x 512);
 	pass('damaged a batch below the low-water mark');
 }
 append_to_file("$dir/README", 'not ours');
 append_to_file("$dir/new.12345", 'left behind');
 unlink($node->data_dir . '/backup_label') or die "could not unlink: $!";
-$node->append_conf('postgresql.conf', 'io_torn_pages_protection = full_pages');
+$node->append_conf('postgresql.conf',
+	'io_torn_pages_protection = full_pages');
 $offset = -s $node->logfile;
 dw_start_after_crash($node);
 my $line = dw_restore_line($node, $offset);
@@ -247,7 +257,9 @@ $node->restart;
 my $old = dw_snapshot($node);
 $offset = -s $node->logfile;
 dw_workload_start($node);
-$node->psql('postgres', "SELECT dw_crash_at('doublewrite-log-written', 5)",
+$node->psql(
+	'postgres',
+	"SELECT dw_crash_at('doublewrite-log-written', 5)",
 	on_error_die => 0);
 dw_wait_for_crash($node, $offset);
 dw_workload_finish($node);
@@ -259,15 +271,16 @@ dw_start_after_crash($node);
 like(
 	slurp_file($node->logfile, $offset),
 	qr/ignoring batch $lost->{batchno} of the double-write log/,
-	'torn batch is ignored')
-  if grep { $_->{length} > 0 } @{ $lost->{entries} };
+	'torn batch is ignored'
+) if grep { $_->{length} > 0 } @{ $lost->{entries} };
 dw_check_history($node);
 
 # Put the old log beside the new state.
 my $torn = run_until_crash(0);
 rename($dir, "$dir.away") or die "could not rename: $!";
 rename("$dir.stale", $dir) or die "could not rename: $!";
-refuses('stale log',
+refuses(
+	'stale log',
 	qr/the double-write log does not match the state of the cluster/,
 	qr/It was written for redo location/);
 rename($dir, "$dir.stale") or die "could not rename: $!";
@@ -282,13 +295,17 @@ dw_check($node);
 	my $point = 'doublewrite-checkpoint-drained';
 	my $write = sub {
 		my ($table, $value) = @_;
-		return "UPDATE $table SET v = $value; SELECT dw_evict('$table'), dw_drain()";
+		return
+		  "UPDATE $table SET v = $value; SELECT dw_evict('$table'), dw_drain()";
 	};
 
-	$lost_mark->safe_psql('postgres', "CREATE TABLE $_ AS SELECT 1 AS id, 0 AS v") foreach ('t', 'u');
+	$lost_mark->safe_psql('postgres',
+		"CREATE TABLE $_ AS SELECT 1 AS id, 0 AS v")
+	  foreach ('t', 'u');
 	$lost_mark->safe_psql('postgres', 'CHECKPOINT');
 	$lost_mark->safe_psql('postgres', $write->('t', 1));
-	$lost_mark->safe_psql('postgres', "SELECT injection_points_attach('$point', 'wait')");
+	$lost_mark->safe_psql('postgres',
+		"SELECT injection_points_attach('$point', 'wait')");
 	my $checkpoint = $lost_mark->background_psql('postgres');
 	$checkpoint->query_until(qr/started/, "\\echo started\nCHECKPOINT;\n");
 	$lost_mark->wait_for_event('checkpointer', $point);
@@ -300,12 +317,19 @@ dw_check($node);
 
 	my ($before, $mark) = @{ dw_read_log($lost_mark)->{batches} }[ -2, -1 ];
 	is($mark->{npages}, 0, 'lost mark: it is the newest batch');
-	is($before->{redo_pending}, $mark->{redo_pending}, '... and names no redo pointer that others lack');
-	dw_write_block($lost_mark, sprintf('pg_doublewrite/%016X', $mark->{segno}),
-		$mark->{blockno} * BLCKSZ, "\0" x BLCKSZ);
+	is($before->{redo_pending},
+		$mark->{redo_pending},
+		'... and names no redo pointer that others lack');
+	dw_write_block(
+		$lost_mark,
+		sprintf('pg_doublewrite/%016X', $mark->{segno}),
+		$mark->{blockno} * BLCKSZ,
+		"\0" x BLCKSZ);
 	ok(!dw_poll_start($lost_mark), 'lost mark: server does not start');
-	like(slurp_file($lost_mark->logfile),
-		qr/FATAL:  the double-write log does not match the state of the cluster/, '... and says why');
+	like(
+		slurp_file($lost_mark->logfile),
+		qr/FATAL:  the double-write log does not match the state of the cluster/,
+		'... and says why');
 }
 
 done_testing();

@@ -60,7 +60,8 @@ dw_hold_flusher($node);
 $node->safe_psql('postgres',
 	q{UPDATE t SET v = 1000 WHERE id = 1; SELECT dw_evict('t')});
 my $flusher = $node->background_psql('postgres');
-$flusher->query_until(qr/started/, "\\echo started\nSELECT dw_flush_batch();\n");
+$flusher->query_until(qr/started/,
+	"\\echo started\nSELECT dw_flush_batch();\n");
 dw_wait_until_held($node);
 
 my $hits = stat_of('stage_hits');
@@ -79,9 +80,11 @@ $node->safe_psql('postgres',
 cmp_ok(stat_of('replaced'), '>', $replaced, 'staged version is replaced');
 is($node->safe_psql('postgres', 'SELECT v FROM t WHERE id = 1'),
 	3000, 'newest version is read');
-is($node->safe_psql('postgres', 'SELECT sum(v) FROM t'),
-	3000 + 5050 - 1, '... by a sequential scan, too');
-ok(dw_read_block($node, $path, 0) eq $home, 'all that while home is as it was');
+is( $node->safe_psql('postgres', 'SELECT sum(v) FROM t'),
+	3000 + 5050 - 1,
+	'... by a sequential scan, too');
+ok( dw_read_block($node, $path, 0) eq $home,
+	'all that while home is as it was');
 
 dw_release_flusher($node);
 $flusher->quit;
@@ -142,24 +145,25 @@ sub restored_page
 }
 
 # home: as if the second write had not happened; mixed; garbage
-my $mixed = substr($copies[0]{page}, 0, 4096) . substr($copies[1]{page}, 4096);
+my $mixed =
+  substr($copies[0]{page}, 0, 4096) . substr($copies[1]{page}, 4096);
 my %homes = (
 	'older version' => $copies[0]{page},
 	'mixture' => $mixed,
 	'garbage' => 'garbage!' x 1024);
 
-ok( $mixed ne $copies[0]{page} && $mixed ne $copies[1]{page},
+ok($mixed ne $copies[0]{page} && $mixed ne $copies[1]{page},
 	'mixture differs from both');
 foreach my $what (sort keys %homes)
 {
 	dw_write_block($node, $path, 0, $homes{$what});
-	ok(restored_page() eq $copies[1]{page},
+	ok( restored_page() eq $copies[1]{page},
 		"$what at home: newest version restored");
 }
 
 dw_write_block($node, $path, 0, $mixed);
 dw_start_after_crash($node, { logged => 1 });
-is($node->safe_psql('postgres', 'SELECT count(*), sum(id) FROM h'),
+is( $node->safe_psql('postgres', 'SELECT count(*), sum(id) FROM h'),
 	'100|' . (5050 - 2 * 1275),
 	'contents are right');
 dw_check_amcheck($node);
@@ -168,31 +172,35 @@ dw_check_stopped($node);
 # --- A process that looks at files finds there what was staged
 
 {
-	my $moved = dw_quiet_node('moved', conf => "wal_level = minimal\nmax_wal_senders = 0\n");
+	my $moved = dw_quiet_node('moved',
+		conf => "wal_level = minimal\nmax_wal_senders = 0\n");
 	my $load = q{SELECT i AS id, 1 AS v FROM generate_series(1, 5000) i};
 
 	dw_tablespace($moved, 'other');
 	$moved->safe_psql('postgres', "CREATE TABLE t AS $load");
 	$moved->safe_psql('postgres', 'CHECKPOINT');
-	$moved->safe_psql('postgres', q{
+	$moved->safe_psql(
+		'postgres', q{
 		UPDATE t SET v = 2;
 		SELECT dw_evict('t');
 		ALTER TABLE t SET TABLESPACE other});
-	is($moved->safe_psql('postgres', 'SELECT min(v), count(*) FROM t'), '2|5000',
-		'ALTER TABLE SET TABLESPACE copies what was staged');
+	is($moved->safe_psql('postgres', 'SELECT min(v), count(*) FROM t'),
+		'2|5000', 'ALTER TABLE SET TABLESPACE copies what was staged');
 
 	# with a file large enough to be synced instead of being written to WAL
-	$moved->safe_psql('postgres', qq{
+	$moved->safe_psql(
+		'postgres', qq{
 		SET wal_skip_threshold = 0;
 		BEGIN;
 		CREATE TABLE loaded AS $load;
 		SELECT dw_evict('loaded');
 		COMMIT});
-	is($moved->safe_psql('postgres', 'SELECT staged FROM dw_state()'), 0,
-		'what was loaded without WAL is home at the commit');
+	is($moved->safe_psql('postgres', 'SELECT staged FROM dw_state()'),
+		0, 'what was loaded without WAL is home at the commit');
 	$moved->stop('immediate');
 	dw_start_after_crash($moved);
-	is($moved->safe_psql('postgres', 'SELECT min(v), count(*) FROM loaded'), '1|5000',
+	is( $moved->safe_psql('postgres', 'SELECT min(v), count(*) FROM loaded'),
+		'1|5000',
 		'... and there after a crash');
 	$moved->stop;
 }
@@ -205,7 +213,8 @@ dw_check_stopped($node);
 	my $contents = q{SELECT min(v), count(*) FROM t};
 
 	$primary->safe_psql('postgres', 'CREATE DATABASE template');
-	$primary->safe_psql('template', q{
+	$primary->safe_psql(
+		'template', q{
 		CREATE TABLE t AS SELECT i AS id, 1 AS v FROM generate_series(1, 5000) i});
 	$primary->backup('b');
 	$standby->init_from_backup($primary, 'b', has_streaming => 1);
@@ -213,20 +222,24 @@ dw_check_stopped($node);
 	$primary->safe_psql('template', 'UPDATE t SET v = 2');
 	$primary->wait_for_replay_catchup($standby);
 	$standby->safe_psql('postgres', 'SELECT dw_evict_all()');
-	cmp_ok($standby->safe_psql('postgres', 'SELECT staged FROM dw_state()'), '>', 20,
-		'pages are staged on the standby');
-	$primary->safe_psql('postgres', 'CREATE DATABASE copied TEMPLATE template STRATEGY file_copy');
+	cmp_ok($standby->safe_psql('postgres', 'SELECT staged FROM dw_state()'),
+		'>', 20, 'pages are staged on the standby');
+	$primary->safe_psql('postgres',
+		'CREATE DATABASE copied TEMPLATE template STRATEGY file_copy');
 	$primary->wait_for_replay_catchup($standby);
-	is($standby->safe_psql('copied', $contents), '2|5000',
-		'redo of CREATE DATABASE copies what was staged');
+	is($standby->safe_psql('copied', $contents),
+		'2|5000', 'redo of CREATE DATABASE copies what was staged');
 
-	$primary->safe_psql('postgres', 'CREATE UNLOGGED TABLE u (id int PRIMARY KEY)');
+	$primary->safe_psql('postgres',
+		'CREATE UNLOGGED TABLE u (id int PRIMARY KEY)');
 	$primary->wait_for_replay_catchup($standby);
 	$standby->promote;
-	is($standby->safe_psql('postgres', q{
+	is( $standby->safe_psql(
+			'postgres', q{
 			INSERT INTO u SELECT i FROM generate_series(1, 100) i;
 			SET enable_seqscan = off;
-			SELECT count(*) FROM u WHERE id > 50}), 50,
+			SELECT count(*) FROM u WHERE id > 50}),
+		50,
 		'promotion copies init forks that were staged');
 	$_->stop foreach ($standby, $primary);
 }

@@ -36,7 +36,8 @@ sub copies_of
 {
 	my ($n, $path) = @_;
 
-	return grep { (dw_home_path($n, $_))[0] eq $path }
+	return
+	  grep { (dw_home_path($n, $_))[0] eq $path }
 	  values %{ dw_live_copies(dw_read_log($n)) };
 }
 
@@ -73,7 +74,8 @@ foreach my $in_flight (0, 1)
 	});
 	my %path = map { $_ => dw_path_of($node, $_) } qw(dropped truncated);
 
-	dw_hold_flusher($node, $in_flight ? 'doublewrite-home-write' : 'doublewrite-log-synced');
+	dw_hold_flusher($node,
+		$in_flight ? 'doublewrite-home-write' : 'doublewrite-log-synced');
 	$node->safe_psql('postgres',
 		q{SELECT dw_evict('dropped'), dw_evict('truncated')})
 	  if $in_flight;
@@ -92,19 +94,24 @@ foreach my $in_flight (0, 1)
 	);
 	$node->poll_query_until('postgres',
 		q{SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event = 'DoubleWriteHome' AND query ~ 'DROP'}
-	) or die "DROP does not wait" if $in_flight;
+	  )
+	  or die "DROP does not wait"
+	  if $in_flight;
 	$dropper->query_until(qr/finished/, '') if !$in_flight;
 	dw_release_flusher($node);
 	$dropper->query_until(qr/finished/, '') if $in_flight;
 	$dropper->quit;
 	$flusher->quit;
 
-	cmp_ok(value($node, 'SELECT discarded FROM dw_stats()'),
-		'>', 20 * ($in_flight + 1), "$what: copies were discarded");
+	cmp_ok(
+		value($node, 'SELECT discarded FROM dw_stats()'),
+		'>',
+		20 * ($in_flight + 1),
+		"$what: copies were discarded");
 	$node->safe_psql('postgres', 'SELECT dw_drain()');
 	is(-s $node->data_dir . "/$path{truncated}",
 		0, "$what: truncated file stays empty");
-	ok(!-s $node->data_dir . "/$path{dropped}",
+	ok( !-s $node->data_dir . "/$path{dropped}",
 		"$what: dropped file stays dropped");
 	$node->safe_psql('postgres', 'DROP TABLE truncated, other; CHECKPOINT');
 }
@@ -114,7 +121,8 @@ foreach my $in_flight (0, 1)
 my $tsdir = PostgreSQL::Test::Utils::tempdir();
 
 $node->safe_psql('postgres', $_)
-  foreach ("CREATE TABLESPACE gone LOCATION '$tsdir'",
+  foreach (
+	"CREATE TABLESPACE gone LOCATION '$tsdir'",
 	"CREATE DATABASE db_gone",
 	"CREATE DATABASE db_in_space TABLESPACE gone");
 $node->safe_psql($_, 'CREATE EXTENSION test_doublewrite')
@@ -163,16 +171,19 @@ is($node->safe_psql('postgres', 'SELECT sync_cycles FROM dw_stats()'),
 	0, 'no sync cycle meanwhile');
 $node->stop('immediate');
 
-cmp_ok(scalar(copies_of($node, $path{$_})), '>', 20, "copies of $_ in the log")
+cmp_ok(scalar(copies_of($node, $path{$_})),
+	'>', 20, "copies of $_ in the log")
   foreach ('shrunk', 'dropped', 'spaced');
 my $torn = dw_tear($node, $old, unlogged_too => 1);
-cmp_ok($torn->{$_}, '>', 0, "$_ pages were torn") foreach ('logged', 'unlogged');
+cmp_ok($torn->{$_}, '>', 0, "$_ pages were torn")
+  foreach ('logged', 'unlogged');
 my $line = dw_start_after_crash($node, $torn);
 cmp_ok($line->{missing}, '>', 50, 'copies without a home');
 
 my $shrunk = q{SELECT count(*), sum(id), min(f) = repeat('t', 500),
 	max(f) = repeat('u', 300) FROM shrunk};
-is(value($node, $shrunk), '1510|' . (55 + 1500 * 3750.5) . '|t|t',
+is( value($node, $shrunk),
+	'1510|' . (55 + 1500 * 3750.5) . '|t|t',
 	'truncated table is right');
 is(value($node, 'SELECT count(*) FROM cut'), 0, 'empty table is right');
 
@@ -196,14 +207,16 @@ $node->safe_psql('postgres', 'DROP TABLESPACE gone');
 $node->stop('immediate');
 $torn = dw_tear($node, $old);
 dw_start_after_crash($node, $torn);
-is(value($node, $shrunk), '1510|' . (55 + 1500 * 3750.5) . '|t|t',
+is( value($node, $shrunk),
+	'1510|' . (55 + 1500 * 3750.5) . '|t|t',
 	'all is well after databases were dropped');
 
 # The same, with the crash before the drops get into a checkpoint: redo drops
 # what it has created, evicting pages all the time, and crashes, too.
 $node->safe_psql('postgres', 'CHECKPOINT');
 $node->safe_psql('postgres', "CREATE TABLESPACE gone LOCATION '$tsdir'");
-$node->safe_psql('postgres', "CREATE TABLE spaced (a int, f text) TABLESPACE gone");
+$node->safe_psql('postgres',
+	"CREATE TABLE spaced (a int, f text) TABLESPACE gone");
 foreach my $i (1 .. 5)
 {
 	$node->safe_psql(
@@ -225,8 +238,7 @@ $node->safe_psql('postgres', 'CREATE TABLE last AS SELECT * FROM shrunk');
 $node->stop('immediate');
 $node->append_conf('postgresql.conf',
 	"shared_buffers = 128kB\ndouble_write_stage_size = 128kB");
-foreach my $crash ('page-staged:300', 'log-synced:20',
-	'home-run-written:200')
+foreach my $crash ('page-staged:300', 'log-synced:20', 'home-run-written:200')
 {
 	my $offset = -s $node->logfile;
 
@@ -247,23 +259,38 @@ $node->clean_node;
 # --- A large stage: a removal looks at the slots that have been in use, and at no others
 
 {
-	my $large = dw_quiet_node('large', conf => "double_write_stage_size = 256MB\n");
-	my $stage = q{DO 'BEGIN PERFORM FROM large FOR UPDATE; END'; SELECT dw_evict('large')};
+	my $large =
+	  dw_quiet_node('large', conf => "double_write_stage_size = 256MB\n");
+	my $stage =
+	  q{DO 'BEGIN PERFORM FROM large FOR UPDATE; END'; SELECT dw_evict('large')};
 	my $looked_at = 'SELECT dw_slots_looked_at()';
 
-	$large->safe_psql('postgres', q{
+	$large->safe_psql(
+		'postgres', q{
 		CREATE TABLE large AS SELECT i, repeat('l', 500) FROM generate_series(1, 3000) i;
 		CHECKPOINT});
 	$large->safe_psql('postgres', $stage);
 	my $before = $large->safe_psql('postgres', $looked_at);
-	cmp_ok($before, '>=', value($large, 'SELECT in_use FROM dw_state()'),
+	cmp_ok(
+		$before, '>=',
+		value($large, 'SELECT in_use FROM dw_state()'),
 		'large stage: a removal looks at all slots that are in use');
-	cmp_ok($before, '<', value($large, 'SELECT slots / 8 FROM dw_state()'),
+	cmp_ok(
+		$before, '<',
+		value($large, 'SELECT slots / 8 FROM dw_state()'),
 		'... and not at all that there are');
-	$large->safe_psql('postgres', "SELECT dw_drain(); $stage") foreach (1 .. 10);
-	cmp_ok(value($large, 'SELECT staged FROM dw_stats()'),
-		'>', 2 * $before, '... though many more pages have been staged');
-	cmp_ok(value($large, $looked_at), '<', 2 * $before, '... which use the same slots again');
+	$large->safe_psql('postgres', "SELECT dw_drain(); $stage")
+	  foreach (1 .. 10);
+	cmp_ok(
+		value($large, 'SELECT staged FROM dw_stats()'),
+		'>',
+		2 * $before,
+		'... though many more pages have been staged');
+	cmp_ok(
+		value($large, $looked_at),
+		'<',
+		2 * $before,
+		'... which use the same slots again');
 	$large->stop;
 }
 
@@ -284,13 +311,16 @@ dw_extensions($node);
 {
 	my $dir = PostgreSQL::Test::Utils::tempdir();
 
-	$node->safe_psql('postgres', $_) foreach (
+	$node->safe_psql('postgres', $_)
+	  foreach (
 		"CREATE TABLESPACE critical LOCATION '$dir'",
 		'CREATE TABLE critical (a int) TABLESPACE critical',
 		'CREATE TABLE normal (a int)');
 	foreach my $table ('critical', 'normal', 'pg_database')
 	{
-		is($node->psql('postgres', "SELECT dw_sync_directory_critical('$table')"), 0,
+		is( $node->psql(
+				'postgres', "SELECT dw_sync_directory_critical('$table')"),
+			0,
 			"directory of $table can be synced in a critical section");
 	}
 	$node->safe_psql('postgres', 'DROP TABLE critical, normal');
@@ -361,7 +391,8 @@ foreach my $what (sort keys %commits)
 		  $node->psql('postgres', $check, on_error_die => 0);
 		is("$ret $stderr", '0 ', "$what: $check");
 	}
-	is(value($node,
+	is( value(
+			$node,
 			q{SET enable_seqscan = off; SET enable_bitmapscan = off;
 			  SELECT count(*) FROM skip s WHERE EXISTS (SELECT FROM skip WHERE id = s.id) AND EXISTS (SELECT FROM skip WHERE m = s.m)}
 		),

@@ -57,12 +57,23 @@ sub sql
 # --- Single writes that fail
 
 foreach my $failure (
-	[ 'log-write', 'EIO', qr/could not write to double-write log segment ".*" at offset \d+: Input\/output error/ ],
-	[ 'log-write', 'ENOSPC', qr/could not write to double-write log segment ".*" at offset \d+: No space left on device/ ],
+	[
+		'log-write',
+		'EIO',
+		qr/could not write to double-write log segment ".*" at offset \d+: Input\/output error/
+	],
+	[
+		'log-write',
+		'ENOSPC',
+		qr/could not write to double-write log segment ".*" at offset \d+: No space left on device/
+	],
 	[ 'log-written', 'EIO', qr/test error/ ],
 	[ 'log-synced', 'EIO', qr/test error/ ],
 	[ 'home-write', 'EIO', qr/could not write blocks .*Input\/output error/ ],
-	[ 'home-write', 'ENOSPC', qr/could not write blocks .*No space left on device/ ],
+	[
+		'home-write', 'ENOSPC',
+		qr/could not write blocks .*No space left on device/
+	],
 	[ 'home-run-written', 'EIO', qr/test error/ ])
 {
 	my ($point, $errcode, $message) = @$failure;
@@ -85,9 +96,10 @@ foreach my $failure (
 	$node->wait_for_log($message, $offset);
 	is(sql('SELECT min(v), max(v) FROM t'),
 		"$value|$value", "$point, $errcode: nothing lost");
-	is(sql(q{SELECT dw_evict('t') IS NULL; SELECT dw_drain();
+	is( sql(q{SELECT dw_evict('t') IS NULL; SELECT dw_drain();
 			 SELECT min(v), max(v) FROM t}),
-		"f\n\n$value|$value", "$point, $errcode: nothing lost at home");
+		"f\n\n$value|$value",
+		"$point, $errcode: nothing lost at home");
 
 	# and if the machine crashes after that
 	sql("SELECT dw_clear('doublewrite-$point')");
@@ -105,28 +117,35 @@ $value++;
 $node->safe_psql('postgres',
 	"UPDATE t SET v = $value; SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)"
 );
-like(sql('CHECKPOINT'), qr/^error: .*checkpoint request failed/,
+like(
+	sql('CHECKPOINT'),
+	qr/^error: .*checkpoint request failed/,
 	'checkpoint fails while a page cannot be written');
 is(sql('SELECT min(v), max(v) FROM t'), "$value|$value", 'table can be read');
 is(sql("CREATE TABLE meanwhile (a int); INSERT INTO meanwhile VALUES (1)"),
 	'', 'the server keeps going');
-is(sql("SELECT dw_clear('doublewrite-home-write')"), '', 'device is well again');
+is(sql("SELECT dw_clear('doublewrite-home-write')"),
+	'', 'device is well again');
 is(sql('CHECKPOINT'), '', 'checkpoint succeeds');
 
 # an error of the past does not count while another process tries the page again
-$node->safe_psql('postgres', q{
+$node->safe_psql(
+	'postgres', q{
 	SELECT dw_drain();
 	SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000);
 	DO 'BEGIN PERFORM FROM t WHERE id = 1 FOR UPDATE; END'});
 sql(q{SELECT dw_evict('t')});
 like(sql('SELECT dw_drain()'), qr/^error/, 'drain fails');
 $node->safe_psql('postgres',
-	q{SELECT dw_block_homes_in(oid) FROM pg_tablespace WHERE spcname = 'pg_default'});
+	q{SELECT dw_block_homes_in(oid) FROM pg_tablespace WHERE spcname = 'pg_default'}
+);
 my $other = dw_start($node, 'other', 'SELECT dw_flush_batch(true)');
-ok($node->poll_query_until('postgres', q{SELECT dw_hits('doublewrite-home-write') > 0}),
+ok( $node->poll_query_until(
+		'postgres', q{SELECT dw_hits('doublewrite-home-write') > 0}),
 	'a process tries again');
 my $drain = dw_start($node, 'drain', 'SELECT dw_drain()');
-ok(dw_waits_for($node, 'drain', 'DoubleWriteHome'), '... and another one waits for it');
+ok(dw_waits_for($node, 'drain', 'DoubleWriteHome'),
+	'... and another one waits for it');
 sql(q{SELECT dw_clear('doublewrite-home-write')});
 $drain->query('SELECT 1');
 is($drain->{stderr}, '', '... and gets no error');
@@ -207,7 +226,8 @@ $flusher->query_until(qr/started/,
 dw_wait_until_held($node);
 my ($pid, $type) = split(
 	/\|/,
-	$node->safe_psql('postgres',
+	$node->safe_psql(
+		'postgres',
 		"SELECT pid, backend_type FROM pg_stat_activity WHERE wait_event = '$node->{dw_held}'"
 	));
 $offset = -s $node->logfile;
@@ -221,7 +241,8 @@ is(sql('SELECT min(v), max(v) FROM t'),
 	"$value|$value", 'nothing lost when a flusher dies');
 
 # under load, wherever it happens to be
-$node->append_conf('postgresql.conf', "shared_buffers = 1MB\ntest_doublewrite.quiet = off");
+$node->append_conf('postgresql.conf',
+	"shared_buffers = 1MB\ntest_doublewrite.quiet = off");
 $node->restart;
 foreach my $point ('log-written', 'log-synced', 'home-run-written')
 {
@@ -242,7 +263,8 @@ dw_check_amcheck($node);
 dw_workload_start($node);
 dw_wait_for_history($node, 20);
 $offset = -s $node->logfile;
-sql(q{SELECT dw_fail_at('doublewrite-log-sync', 'EIO', 3); SELECT dw_sync_cycle()});
+sql(q{SELECT dw_fail_at('doublewrite-log-sync', 'EIO', 3); SELECT dw_sync_cycle()}
+);
 $node->wait_for_log(
 	qr/PANIC:  could not fsync file "pg_doublewrite.*reinitializing.*database system is ready to accept connections/s,
 	$offset);
@@ -270,13 +292,16 @@ my ($out, $err) = ('', '');
 
 	ok( IPC::Run::run(
 			[ 'postgres', '--single', '-D', $node->data_dir, 'postgres' ],
-			'<' => \"SELECT 'sum=' || sum(bal) AS result FROM accounts\nUPDATE t SET v = -1\n",
+			'<' => \
+			  "SELECT 'sum=' || sum(bal) AS result FROM accounts\nUPDATE t SET v = -1\n",
 			'>' => \$out,
 			'2>' => \$err),
 		'single-user server runs');
 }
 like($out, qr/result = "sum=0"/, 'query gets its answer');
-like($err, qr/double-write log: examined \d+ pages in \d+ batches, restored $expected,/,
+like(
+	$err,
+	qr/double-write log: examined \d+ pages in \d+ batches, restored $expected,/,
 	'pages were restored');
 ok(!-e $node->data_dir . '/backup_label', 'no marker left');
 $node->start;

@@ -53,7 +53,8 @@ is($node->safe_psql('postgres', 'SELECT in_use FROM dw_state()'),
 	0, 'stage is empty after a checkpoint');
 ok(dw_read_block($node, $path, 0) ne $old, 'page is home');
 is( $node->safe_psql(
-		'postgres', 'SELECT low_water_logged >= next_batch - 1 FROM dw_state()'),
+		'postgres',
+		'SELECT low_water_logged >= next_batch - 1 FROM dw_state()'),
 	't',
 	'log is free');
 
@@ -62,7 +63,7 @@ $node->stop('immediate');
 is(scalar(keys %{ dw_live_copies(dw_read_log($node)) }),
 	0, 'no live copies after a checkpoint');
 dw_start_after_crash($node);
-is( $node->safe_psql('postgres', q{SELECT count(*) FROM t WHERE v = 'new'}),
+is($node->safe_psql('postgres', q{SELECT count(*) FROM t WHERE v = 'new'}),
 	9, 'nothing lost');
 
 # A checkpoint waits for a batch that another process writes back.
@@ -88,7 +89,8 @@ $checkpoint->quit;
 $node->stop('immediate');
 dw_start_after_crash($node);
 is( $node->safe_psql('postgres', q{SELECT count(*) FROM t WHERE v = 'newer'}),
-	19, 'nothing lost');
+	19,
+	'nothing lost');
 dw_check_amcheck($node);
 dw_check_stopped($node);
 

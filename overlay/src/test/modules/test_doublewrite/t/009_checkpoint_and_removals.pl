@@ -24,12 +24,14 @@ my $redo = "Latest checkpoint's REDO location";
 # removal of its files.  Its redo pointer is later than changes that were in
 # those buffers only, and earlier than others, whose records redo would then
 # apply to pages that lack the former.
-foreach my $case ([ 'table', 'DROP TABLE d', 'relations' ],
+foreach my $case (
+	[ 'table', 'DROP TABLE d', 'relations' ],
 	[ 'database', 'DROP DATABASE other', 'database' ])
 {
 	my ($what, $sql, $point) = @$case;
 	my $discarded = "doublewrite-$point-discarded";
-	my $node = dw_new_node("half_dropped_$what", conf => qq{
+	my $node = dw_new_node(
+		"half_dropped_$what", conf => qq{
 shared_buffers = 16MB
 bgwriter_lru_maxpages = 0
 bgwriter_delay = 10s
@@ -41,13 +43,16 @@ log_min_messages = notice
 	dw_extensions($node);
 	$node->safe_psql('postgres', 'CREATE DATABASE other');
 	my $db = $what eq 'table' ? 'postgres' : 'other';
-	$node->safe_psql($db, q{
+	$node->safe_psql(
+		$db, q{
 		CREATE TABLE d(i int PRIMARY KEY, filler text);
 		INSERT INTO d SELECT i, repeat('x', 100) FROM generate_series(1, 2000) i;
 		CHECKPOINT;
 		DELETE FROM d WHERE i % 3 = 0;
-		INSERT INTO d SELECT i, repeat('y', 100) FROM generate_series(10001, 11000) i});
-	$node->safe_psql('postgres', qq{
+		INSERT INTO d SELECT i, repeat('y', 100) FROM generate_series(10001, 11000) i}
+	);
+	$node->safe_psql(
+		'postgres', qq{
 		SELECT injection_points_attach('$discarded', 'wait');
 		SELECT injection_points_attach('doublewrite-wait-for-removals', 'notice')});
 	my $before = dw_control($node, $redo);
@@ -59,9 +64,12 @@ log_min_messages = notice
 	my $offset = -s $node->logfile;
 	my $checkpoint = $node->background_psql('postgres');
 	$checkpoint->query_until(qr/start/, "\\echo start\nCHECKPOINT;\n");
-	$node->wait_for_log(qr/injection point doublewrite-wait-for-removals/, $offset);
-	is(dw_control($node, $redo), $before,
-		"checkpoint does not complete while files of a $what are being removed");
+	$node->wait_for_log(qr/injection point doublewrite-wait-for-removals/,
+		$offset);
+	is( dw_control($node, $redo),
+		$before,
+		"checkpoint does not complete while files of a $what are being removed"
+	);
 	dw_wake($node, $discarded);
 	$checkpoint->quit;
 	isnt(dw_control($node, $redo), $before, '... but then');
@@ -76,22 +84,28 @@ log_min_messages = notice
 	my $node = dw_quiet_node('wait_cut_short');
 	my $point = 'doublewrite-wait-for-removals';
 
-	$node->safe_psql('postgres', $_) foreach (
+	$node->safe_psql('postgres', $_)
+	  foreach (
 		'CREATE TABLE d (i int)',
 		'CHECKPOINT',
 		'INSERT INTO d SELECT generate_series(1, 1000)',
-		"SELECT injection_points_attach('doublewrite-relations-discarded', 'wait')");
+		"SELECT injection_points_attach('doublewrite-relations-discarded', 'wait')"
+	  );
 	my $before = dw_control($node, $redo);
 	my $drop = $node->background_psql('postgres');
 	$drop->query_until(qr/start/, "\\echo start\nDROP TABLE d;\n");
-	$node->wait_for_event('client backend', 'doublewrite-relations-discarded');
+	$node->wait_for_event('client backend',
+		'doublewrite-relations-discarded');
 
-	$node->safe_psql('postgres', "SELECT injection_points_attach('$point', 'error')");
-	isnt($node->psql('postgres', 'CHECKPOINT'), 0, 'checkpoint fails while it waits');
+	$node->safe_psql('postgres',
+		"SELECT injection_points_attach('$point', 'error')");
+	isnt($node->psql('postgres', 'CHECKPOINT'),
+		0, 'checkpoint fails while it waits');
 	$node->safe_psql('postgres', "SELECT injection_points_detach('$point')");
 	my $checkpoint = $node->background_psql('postgres');
 	$checkpoint->query_until(qr/start/, "\\echo start\nCHECKPOINT;\n");
-	ok( $node->poll_query_until('postgres', q{
+	ok( $node->poll_query_until(
+			'postgres', q{
 		SELECT wait_event = 'CheckpointDelayComplete' FROM pg_stat_activity
 			WHERE backend_type = 'checkpointer'}),
 		'the next one waits for the same removal');
@@ -105,7 +119,8 @@ log_min_messages = notice
 # A checkpoint makes removals durable: else what was truncated or dropped may
 # come back, older than the checkpoint's redo pointer.
 {
-	my $node = dw_new_node('removals_durable', conf => qq{
+	my $node = dw_new_node(
+		'removals_durable', conf => qq{
 fsync = on
 autovacuum = off
 });
@@ -126,18 +141,20 @@ autovacuum = off
 		return $node->safe_psql('postgres', $query) - $before;
 	};
 
-	$node->safe_psql('postgres', q{
+	$node->safe_psql(
+		'postgres', q{
 		CREATE TABLE cut AS SELECT generate_series(1, 2000) i;
 		CREATE TABLE gone AS SELECT generate_series(1, 2000) i});
-	is($synced->('UPDATE cut SET i = i WHERE i = 1'), 0,
-		'nothing removed: checkpoint syncs nothing of its own');
-	cmp_ok($synced->('DELETE FROM cut; VACUUM cut'), '>=', 1,
-		'checkpoint syncs a file that was truncated');
-	cmp_ok($synced->('DROP TABLE gone'), '>=', 1,
-		'checkpoint syncs a file that was dropped');
+	is($synced->('UPDATE cut SET i = i WHERE i = 1'),
+		0, 'nothing removed: checkpoint syncs nothing of its own');
+	cmp_ok($synced->('DELETE FROM cut; VACUUM cut'),
+		'>=', 1, 'checkpoint syncs a file that was truncated');
+	cmp_ok($synced->('DROP TABLE gone'),
+		'>=', 1, 'checkpoint syncs a file that was dropped');
 
 	# each sync by itself would commit one removal to the journal
-	$node->safe_psql('postgres', q{
+	$node->safe_psql(
+		'postgres', q{
 		CREATE SCHEMA many;
 		DO $$ BEGIN
 			FOR i IN 1 .. 1500 LOOP
@@ -148,11 +165,13 @@ autovacuum = off
 	my $query = 'SELECT sync_cycle_files FROM dw_stats()';
 	my $before = $node->safe_psql('postgres', $query);
 	$node->safe_psql('postgres', 'DROP SCHEMA many CASCADE');
-	is($node->safe_psql('postgres', $query), $before,
-		'a session that drops many tables leaves their syncs to the checkpoint');
+	is( $node->safe_psql('postgres', $query),
+		$before,
+		'a session that drops many tables leaves their syncs to the checkpoint'
+	);
 	$node->safe_psql('postgres', 'CHECKPOINT');
-	cmp_ok($node->safe_psql('postgres', $query) - $before, '>=', 1500,
-		'... which makes them');
+	cmp_ok($node->safe_psql('postgres', $query) - $before,
+		'>=', 1500, '... which makes them');
 	$node->stop;
 }
 
@@ -163,13 +182,15 @@ autovacuum = off
 	my $point = 'doublewrite-directory-synced';
 
 	$node->safe_psql('postgres', 'CREATE DATABASE other');
-	$node->safe_psql('other', $_) foreach (
+	$node->safe_psql('other', $_)
+	  foreach (
 		'CREATE EXTENSION test_doublewrite',
 		'CREATE TABLE t AS SELECT generate_series(1, 2000) i',
 		'CHECKPOINT',
 		q{UPDATE t SET i = i + 1; SELECT dw_evict('t'); SELECT dw_drain()});
 	$node->safe_psql('postgres',
-		"SELECT injection_points_attach('doublewrite-database-removed', 'wait')");
+		"SELECT injection_points_attach('doublewrite-database-removed', 'wait')"
+	);
 	my $drop = $node->background_psql('postgres');
 	$drop->query_until(qr/start/, "\\echo start\nDROP DATABASE other;\n");
 	$node->wait_for_event('client backend', 'doublewrite-database-removed');
@@ -190,10 +211,12 @@ autovacuum = off
 	my $node = dw_quiet_node('removals_fail');
 	my $point = 'doublewrite-sync-removals';
 	my $synced = sub {
-		return $node->safe_psql('postgres', 'SELECT sync_cycle_files FROM dw_stats()');
+		return $node->safe_psql('postgres',
+			'SELECT sync_cycle_files FROM dw_stats()');
 	};
 
-	$node->safe_psql('postgres', qq{
+	$node->safe_psql(
+		'postgres', qq{
 		CREATE TABLE cut AS SELECT generate_series(1, 2000) i;
 		CREATE TABLE gone AS SELECT generate_series(1, 2000) i;
 		CHECKPOINT;
@@ -202,10 +225,12 @@ autovacuum = off
 	my ($ret) = $node->psql('postgres', 'CHECKPOINT');
 	isnt($ret, 0, 'checkpoint fails if removals cannot be synced');
 	my $before = $synced->();
-	$node->safe_psql('postgres', "SELECT injection_points_detach('$point'); CHECKPOINT");
+	$node->safe_psql('postgres',
+		"SELECT injection_points_detach('$point'); CHECKPOINT");
 	cmp_ok($synced->(), '>', $before, 'the next one syncs them');
 
-	$node->safe_psql('postgres', "SELECT injection_points_attach('$point', 'wait')");
+	$node->safe_psql('postgres',
+		"SELECT injection_points_attach('$point', 'wait')");
 	my $checkpoint = $node->background_psql('postgres');
 	$checkpoint->query_until(qr/start/, "\\echo start\nCHECKPOINT;\n");
 	$node->wait_for_event('checkpointer', $point);
@@ -220,7 +245,8 @@ autovacuum = off
 	# Nothing has been lost if a file could not even be opened.
 	$node->append_conf('postgresql.conf', 'fsync = on');
 	$node->reload;
-	$node->safe_psql('postgres', $_) foreach (
+	$node->safe_psql('postgres', $_)
+	  foreach (
 		'INSERT INTO cut SELECT generate_series(1, 2000)',
 		'CHECKPOINT',
 		'DELETE FROM cut',
@@ -228,9 +254,11 @@ autovacuum = off
 		q{SELECT dw_fail_at('doublewrite-file-sync', 'EMFILE')});
 	my $offset = -s $node->logfile;
 	$before = $synced->();
-	isnt($node->psql('postgres', 'CHECKPOINT'), 0,
-		'checkpoint fails if there is no descriptor left');
-	like(slurp_file($node->logfile, $offset), qr/ERROR:  could not fsync file/,
+	isnt($node->psql('postgres', 'CHECKPOINT'),
+		0, 'checkpoint fails if there is no descriptor left');
+	like(
+		slurp_file($node->logfile, $offset),
+		qr/ERROR:  could not fsync file/,
 		'... and the server lives on');
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	cmp_ok($synced->(), '>', $before, '... and the next one syncs the file');
@@ -243,22 +271,31 @@ autovacuum = off
 	my $primary = dw_quiet_node('primary', init => { allows_streaming => 1 });
 	my $standby = PostgreSQL::Test::Cluster->new('standby');
 
-	$primary->safe_psql('postgres', 'CREATE TABLE gone AS SELECT generate_series(1, 2000) i');
+	$primary->safe_psql('postgres',
+		'CREATE TABLE gone AS SELECT generate_series(1, 2000) i');
 	$primary->backup('b');
 	$standby->init_from_backup($primary, 'b', has_streaming => 1);
-	$standby->append_conf('postgresql.conf', q{
+	$standby->append_conf(
+		'postgresql.conf', q{
 io_torn_pages_protection = full_pages
 fsync = on
 });
 	$standby->start;
-	$primary->safe_psql('postgres', $_) foreach ('DROP TABLE gone', 'CHECKPOINT');
+	$primary->safe_psql('postgres', $_)
+	  foreach ('DROP TABLE gone', 'CHECKPOINT');
 	$primary->wait_for_replay_catchup($standby);
-	my ($armed, $before) = split(/\|/, $standby->safe_psql('postgres',
+	my ($armed, $before) = split(
+		/\|/,
+		$standby->safe_psql(
+			'postgres',
 			'SELECT armed, sync_cycle_files FROM dw_state(), dw_stats()'));
 	is($armed, 'f', 'standby does not use the log yet');
 	$standby->safe_psql('postgres', 'CHECKPOINT');
-	cmp_ok($standby->safe_psql('postgres', 'SELECT sync_cycle_files FROM dw_stats()'),
-		'>', $before, '... and its restartpoint syncs what was dropped');
+	cmp_ok(
+		$standby->safe_psql(
+			'postgres', 'SELECT sync_cycle_files FROM dw_stats()'),
+		'>', $before,
+		'... and its restartpoint syncs what was dropped');
 	$_->stop foreach ($standby, $primary);
 }
 
@@ -274,9 +311,10 @@ fsync = on
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	$session->query_safe('COMMIT');
 	$session->quit;
-	$node->safe_psql('postgres', q{SELECT dw_crash_at('doublewrite-database-removed')});
-	isnt($node->psql('postgres', 'DROP DATABASE other'), 0,
-		'mapped: crash when the database has been removed');
+	$node->safe_psql('postgres',
+		q{SELECT dw_crash_at('doublewrite-database-removed')});
+	isnt($node->psql('postgres', 'DROP DATABASE other'),
+		0, 'mapped: crash when the database has been removed');
 	$node->stop('immediate', fail_ok => 1);
 	ok(dw_poll_start($node), '... and the server starts');
 	$node->stop('fast', fail_ok => 1);

@@ -74,16 +74,19 @@ $sized->append_conf('postgresql.conf', 'shared_buffers = 8MB');
 $sized->start;
 dw_extensions($sized);
 ahead_is(8, 'with small shared buffers', 'CHECKPOINT');
-$sized->safe_psql('postgres', q{
+$sized->safe_psql(
+	'postgres', q{
 	CREATE TABLE t (filler text STORAGE PLAIN);
 	INSERT INTO t SELECT repeat('x', 6000) FROM generate_series(1, 15 * 512 - 60);
 	CHECKPOINT});
-ahead_is(8, 'when pages have been written home that need no copies', 'CHECKPOINT');
+ahead_is(8, 'when pages have been written home that need no copies',
+	'CHECKPOINT');
 $sized->stop;
 $sized->append_conf('postgresql.conf', 'shared_buffers = 192MB');
 $sized->start;
 ahead_is(12, 'with larger shared buffers', 'CHECKPOINT');
-$sized->safe_psql('postgres', 'UPDATE t SET filler = filler; SELECT dw_evict_all(), dw_drain()');
+$sized->safe_psql('postgres',
+	'UPDATE t SET filler = filler; SELECT dw_evict_all(), dw_drain()');
 # a checkpoint would make more, of those that it frees; what is asked for when the 15th
 # segment has been filled counts 13 at least
 ahead_is(13, 'when copies have been written');
@@ -98,7 +101,9 @@ sub bound_is
 
 	ok( $sized->poll_query_until(
 			'postgres',
-			q{SELECT setting = '} . $megabytes . q{' AND unit = 'MB'
+			q{SELECT setting = '}
+			  . $megabytes
+			  . q{' AND unit = 'MB'
 				AND current_setting(name) = setting
 			  FROM pg_settings WHERE name = 'double_write_buffer_size'}),
 		"SHOW with $what");
@@ -207,7 +212,7 @@ bgwriter_lru_maxpages = 0
 $node->start;
 wait_for_segments('before anything is logged');
 $node->safe_psql('postgres',
-	'CREATE TABLE t (id int, v int, filler text STORAGE PLAIN);'
+		'CREATE TABLE t (id int, v int, filler text STORAGE PLAIN);'
 	  . "INSERT INTO t SELECT i, 0, repeat('x', 6000) FROM generate_series(1, 240) i;"
 	  . 'VACUUM FREEZE t; CHECKPOINT');
 fill_log();
@@ -224,7 +229,8 @@ my ($highest) = map { hex(substr($_, 0, 16)) } reverse(spares());
 $node->append_conf('postgresql.conf', $no_new_segments);
 $node->start;
 is_deeply([ spares() ], [], 'no spare files while running');
-is(inodes(dw_segments($dir)), $inodes, 'segments are made of them, and no others');
+is(inodes(dw_segments($dir)),
+	$inodes, 'segments are made of them, and no others');
 cmp_ok(hex((dw_segments($dir))[0]), '>', $highest, 'numbers have risen');
 $node->safe_psql('postgres', 'UPDATE t SET v = v + 1 WHERE id = 1');
 $node->safe_psql('postgres', 'UPDATE t SET v = v - 1 WHERE id = 1');
@@ -243,7 +249,8 @@ $node->stop('immediate');
 dw_start_after_crash($node);
 is(scalar(grep { !$known{$_} } split(/ /, inodes(dw_segments($dir)))),
 	0, 'segments are reused after a crash');
-cmp_ok(scalar(dw_segments($dir)), '>', 2, '... if there is anything to reuse');
+cmp_ok(scalar(dw_segments($dir)), '>', 2,
+	'... if there is anything to reuse');
 table_ok('crash');
 
 # --- A shutdown that is cut short while it keeps its segments
@@ -262,9 +269,10 @@ foreach my $nth (1 .. 3)
 	$offset = -s $node->logfile;
 	ok(dw_poll_start($node), 'server starts') or BAIL_OUT('no start');
 	ok( !$node->log_contains(
-			qr/double-write log (?:is damaged|does not match|: examined)/, $offset),
+			qr/double-write log (?:is damaged|does not match|: examined)/,
+			$offset),
 		'what is left of the log is empty');
-	is(join(' ', grep { $known{$_} } split(/ /, inodes(dw_segments($dir)))),
+	is( join(' ', grep { $known{$_} } split(/ /, inodes(dw_segments($dir)))),
 		join(' ', sort { $a <=> $b } keys %known),
 		'no segment is lost');
 	table_ok("crash at file $nth of a shutdown");
@@ -280,22 +288,25 @@ rename("$dir/$spares[0]", "$dir/" . substr($spares[0], 0, 16) . '.spare1')
 truncate("$dir/$spares[1]", 8192) or die $!;
 my $good = inodes(@spares[ 2 .. $#spares ]);
 $node->start;
-is(inodes(dw_segments($dir)), $good,
-	'another format or size: removed, the others are used');
+is(inodes(dw_segments($dir)),
+	$good, 'another format or size: removed, the others are used');
 table_ok('after that');
 
 $node->stop;
 $node->append_conf('postgresql.conf', 'double_write_buffer_size = 16MB');
 $node->start;
-is(scalar(dw_segments($dir)), 4, 'no more are kept than the log may be large');
+is(scalar(dw_segments($dir)), 4,
+	'no more are kept than the log may be large');
 
 $node->stop;
-$node->append_conf('postgresql.conf', 'io_torn_pages_protection = full_pages');
+$node->append_conf('postgresql.conf',
+	'io_torn_pages_protection = full_pages');
 $node->start;
 is(scalar(spares()), 0, 'none are kept if double writes are off');
 table_ok('full_pages');
 $node->append_conf('postgresql.conf',
-	"io_torn_pages_protection = double_writes\ntest_doublewrite.fail_at = ''");
+	"io_torn_pages_protection = double_writes\ntest_doublewrite.fail_at = ''"
+);
 $node->restart;
 fill_log();
 $node->append_conf('postgresql.conf', 'io_torn_pages_protection = off');
@@ -310,7 +321,8 @@ $node->stop;
 
 # For its pages the background writer gives no hints: see the end.
 
-$node = dw_new_node('checkpointer', conf => q{
+$node = dw_new_node(
+	'checkpointer', conf => q{
 shared_buffers = 32MB
 double_write_stage_size = 8MB
 double_write_buffer_size = 32MB
@@ -323,7 +335,7 @@ $value = 0;
 $node->start;
 dw_extensions($node);
 $node->safe_psql('postgres',
-	'CREATE TABLE t (id int, v int, filler text STORAGE PLAIN);'
+		'CREATE TABLE t (id int, v int, filler text STORAGE PLAIN);'
 	  . "INSERT INTO t SELECT i, 0, repeat('x', 6000) FROM generate_series(1, 240) i;"
 	  . 'CREATE TABLE dirty (LIKE t INCLUDING ALL);'
 	  . 'INSERT INTO dirty SELECT * FROM t; VACUUM FREEZE t; CHECKPOINT');
@@ -332,7 +344,8 @@ sub hold
 {
 	my ($point) = @_;
 
-	$node->safe_psql('postgres', "SELECT injection_points_attach('$point', 'wait')");
+	$node->safe_psql('postgres',
+		"SELECT injection_points_attach('$point', 'wait')");
 	return;
 }
 
@@ -349,7 +362,8 @@ sub one_batch
 {
 	$value++;
 	$node->safe_psql('postgres',
-		"UPDATE t SET v = $value; SELECT dw_note_truncated('t'), dw_evict('t'), dw_drain();");
+		"UPDATE t SET v = $value; SELECT dw_note_truncated('t'), dw_evict('t'), dw_drain();"
+	);
 	return;
 }
 
@@ -385,46 +399,55 @@ sub stat_of
 {
 	my ($column) = @_;
 
-	return $node->safe_psql('postgres', "SELECT $column FROM dw_stats(), dw_state()");
+	return $node->safe_psql('postgres',
+		"SELECT $column FROM dw_stats(), dw_state()");
 }
 
 # segments ahead; of those that are there no session needs to create any
-$node->poll_query_until('postgres', 'SELECT last_segno - segno >= 2 FROM dw_state()')
+$node->poll_query_until('postgres',
+	'SELECT last_segno - segno >= 2 FROM dw_state()')
   or die 'no segments are ready';
 hold('doublewrite-create-segment');
 for (1 .. 50)
 {
 	last if stat_of('segno > first_segno') eq 't';
 	$node->safe_psql('postgres',
-		"UPDATE t SET filler = filler WHERE id <= 50; SELECT dw_note_truncated('t'), dw_evict('t'), dw_drain()");
+		"UPDATE t SET filler = filler WHERE id <= 50; SELECT dw_note_truncated('t'), dw_evict('t'), dw_drain()"
+	);
 }
 wait_for_checkpointer('doublewrite-create-segment',
 	'the checkpointer creates a segment when the log grows');
 my $home = stat_of('home_pages');
 $node->safe_psql('postgres',
-	"UPDATE t SET filler = filler WHERE id <= 10; SELECT dw_evict('t'), dw_drain()");
+	"UPDATE t SET filler = filler WHERE id <= 10; SELECT dw_evict('t'), dw_drain()"
+);
 cmp_ok(stat_of('home_pages'), '>', $home, 'pages are written back meanwhile');
 release('doublewrite-create-segment');
-ok( $node->poll_query_until('postgres',
-		'SELECT last_segno - segno >= 2 FROM dw_state()'),
+ok( $node->poll_query_until(
+		'postgres', 'SELECT last_segno - segno >= 2 FROM dw_state()'),
 	'two segments are ready');
 is(scalar(grep { /^new/ } slurp_dir($dir)), 0, 'no temporary files');
 
 # one that the checkpointer could not create is no concern of anybody yet
-$node->safe_psql('postgres', q{CHECKPOINT;
+$node->safe_psql(
+	'postgres', q{CHECKPOINT;
 	SELECT dw_fail_at('doublewrite-create-segment', 'EIO', 1, 1000000)});
 my $log_offset = -s $node->logfile;
 my $last = stat_of('last_segno');
 for (1 .. 50)
 {
 	last
-	  if stat_of(q{last_segno - segno < 2 OR dw_hits('doublewrite-create-segment') > 0}) eq 't';
+	  if stat_of(
+		q{last_segno - segno < 2 OR dw_hits('doublewrite-create-segment') > 0}
+	  ) eq 't';
 	one_batch();
 }
-ok($node->poll_query_until('postgres', q{SELECT dw_hits('doublewrite-create-segment') > 0}),
+ok( $node->poll_query_until(
+		'postgres', q{SELECT dw_hits('doublewrite-create-segment') > 0}),
 	'creation of a segment failed');
 $node->safe_psql('postgres', "SELECT dw_clear('doublewrite-create-segment')");
-ok( !$node->log_contains(qr/could not write file "pg_doublewrite/, $log_offset),
+ok( !$node->log_contains(
+		qr/could not write file "pg_doublewrite/, $log_offset),
 	'no session was told');
 
 # a sync cycle
@@ -454,14 +477,16 @@ wait_for_checkpointer('CheckpointWriteDelay', 'a checkpoint is under way');
 for (1 .. 50)
 {
 	last
-	  if stat_of("segno + 1 - first_segno > 4 OR sync_cycles > $cycles") eq 't';
+	  if stat_of("segno + 1 - first_segno > 4 OR sync_cycles > $cycles") eq
+	  't';
 	one_batch();
 }
 ok( $node->poll_query_until(
 		'postgres', "SELECT sync_cycles > $cycles FROM dw_stats()"),
 	'sync cycle during a checkpoint');
 is(stat_of('log_full'), 0, '... run by no process that found the log full');
-is( $node->safe_psql('postgres',
+is( $node->safe_psql(
+		'postgres',
 		"SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_backup_start%' AND state = 'active'"
 	),
 	1,
@@ -485,10 +510,11 @@ for (1 .. 50)
 	last if stat_of("segno > $segno") eq 't';
 	one_batch();
 }
-ok( $node->poll_query_until('postgres',
-		'SELECT last_segno - segno >= 8 FROM dw_state()'),
+ok( $node->poll_query_until(
+		'postgres', 'SELECT last_segno - segno >= 8 FROM dw_state()'),
 	'segments are created during a checkpoint that has time');
-is( $node->safe_psql('postgres',
+is( $node->safe_psql(
+		'postgres',
 		"SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_backup_start%' AND state = 'active'"
 	),
 	1,
@@ -516,25 +542,28 @@ sub carried_by_bgwriter
 sub hints
 {
 	return $node->safe_psql('postgres',
-		"SELECT sum(writebacks) FROM pg_stat_io WHERE backend_type = 'background writer'");
+		"SELECT sum(writebacks) FROM pg_stat_io WHERE backend_type = 'background writer'"
+	);
 }
 
 # Up to here there are none: it has staged no pages itself, and the setting of the other
 # processes was 0.  So none are entered late, either.
-$node->append_conf('postgresql.conf', "backend_flush_after = 0\nbgwriter_flush_after = 1");
+$node->append_conf('postgresql.conf',
+	"backend_flush_after = 0\nbgwriter_flush_after = 1");
 $node->reload;
 my $hints = hints();
 carried_by_bgwriter() foreach (1 .. 3);
 is($hints, 0, 'no hints without a setting that asks for them');
-$node->append_conf('postgresql.conf', "backend_flush_after = 1\nbgwriter_flush_after = 0");
+$node->append_conf('postgresql.conf',
+	"backend_flush_after = 1\nbgwriter_flush_after = 0");
 $node->reload;
 my $pages = carried_by_bgwriter();
 cmp_ok($pages, '>', 200, 'a client has evicted pages');
 $node->poll_query_until('postgres',
-	"SELECT sum(writebacks) > $hints FROM pg_stat_io WHERE backend_type = 'background writer'")
-  or die 'no hints';
+	"SELECT sum(writebacks) > $hints FROM pg_stat_io WHERE backend_type = 'background writer'"
+) or die 'no hints';
 $hints = hints() - $hints;
-ok($hints > 0 && $hints <= $pages,
+ok( $hints > 0 && $hints <= $pages,
 	'hints for pages of a client obey backend_flush_after, and nothing else');
 
 # A crash with the cycle between sync and mark

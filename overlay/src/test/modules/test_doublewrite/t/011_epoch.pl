@@ -26,7 +26,8 @@ sub node_with_table
 	my ($name, $conf) = @_;
 	my $node = dw_quiet_node($name, conf => $conf);
 
-	$node->safe_psql('postgres', q{
+	$node->safe_psql(
+		'postgres', q{
 		CREATE TABLE t AS SELECT i AS id, 0 AS v FROM generate_series(1, 100) i});
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	return $node;
@@ -83,10 +84,15 @@ foreach my $end (
 
 	change($node, 1);
 	my $session = $node->background_psql('postgres');
-	$node->safe_psql('postgres', "SELECT injection_points_attach('$point', 'wait')");
+	$node->safe_psql('postgres',
+		"SELECT injection_points_attach('$point', 'wait')");
 	$session->query_until(qr/started/, "\\echo started\n$command;\n");
-	$node->wait_for_event($what eq 'checkpoint' ? 'checkpointer' : 'client backend', $point);
-	is_deeply([ change($node, 2) ], [ 1, 0 ], "$what: page is logged during it");
+	$node->wait_for_event(
+		$what eq 'checkpoint' ? 'checkpointer' : 'client backend', $point);
+	is_deeply(
+		[ change($node, 2) ],
+		[ 1, 0 ],
+		"$what: page is logged during it");
 	my $old = dw_snapshot($node);
 	is_deeply([ change($node, 3) ], [ 0, 1 ], '... once');
 	dw_wake($node, $point);
@@ -101,8 +107,12 @@ foreach my $end (
 	my $node = node_with_table('home_fails');
 	my $old = dw_snapshot($node);
 
-	is_deeply([ change($node, 1) ], [ 1, 0 ], 'home write fails: logged before');
-	$node->safe_psql('postgres', q{
+	is_deeply(
+		[ change($node, 1) ],
+		[ 1, 0 ],
+		'home write fails: logged before');
+	$node->safe_psql(
+		'postgres', q{
 		UPDATE t SET v = 2 WHERE id = 1; SELECT dw_evict('t');
 		SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)});
 	my ($ret) = $node->psql('postgres', 'SELECT dw_drain()');
@@ -114,14 +124,16 @@ foreach my $end (
 # A relation that is changed without WAL in the transaction that made it: a
 # copy of it must not be put over what was synced at commit
 {
-	my $node = node_with_table('minimal', q{
+	my $node = node_with_table(
+		'minimal', q{
 wal_level = minimal
 max_wal_senders = 0
 wal_skip_threshold = 0
 });
 	my $session = $node->background_psql('postgres');
 
-	$session->query_safe(q{
+	$session->query_safe(
+		q{
 		BEGIN;
 		DROP TABLE t;
 		CREATE TABLE t AS SELECT i AS id, 0 AS v FROM generate_series(1, 100) i});
@@ -147,11 +159,13 @@ wal_skip_threshold = 0
 	is_deeply([ change($node, 1) ], [ 1, 0 ], 'switch: logged before it');
 	foreach my $mode ('off', 'double_writes')
 	{
-		$node->safe_psql('postgres', "ALTER SYSTEM SET io_torn_pages_protection = $mode");
+		$node->safe_psql('postgres',
+			"ALTER SYSTEM SET io_torn_pages_protection = $mode");
 		$node->reload;
-		$node->poll_query_until('postgres',
-			'SELECT armed FROM dw_state()', $mode eq 'off' ? 'f' : 't')
-		  or die 'mode was not switched';
+		$node->poll_query_until(
+			'postgres',
+			'SELECT armed FROM dw_state()',
+			$mode eq 'off' ? 'f' : 't') or die 'mode was not switched';
 		change($node, 2) if $mode eq 'off';
 	}
 	is_deeply([ change($node, 3) ], [ 1, 0 ], 'logged after it');

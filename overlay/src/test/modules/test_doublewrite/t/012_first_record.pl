@@ -30,7 +30,8 @@ sub node_with_table
 	my ($name, %params) = @_;
 	my $node = dw_quiet_node($name, %params, conf => 'wal_log_hints = off');
 
-	$node->safe_psql('postgres', q{
+	$node->safe_psql(
+		'postgres', q{
 		CREATE TABLE t AS SELECT i AS id, 0 AS v FROM generate_series(1, 100) i});
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	$node->safe_psql('postgres', q{SELECT dw_evict_all(); SELECT dw_drain()});
@@ -61,7 +62,10 @@ sub update { return "UPDATE t SET v = $_[0] WHERE id = 1" }
 	$node->safe_psql('postgres', 'SELECT count(*) FROM t');
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	my $old = dw_snapshot($node);
-	is_deeply(written_back($node, $IMAGES, update(1)), [ 0, 1, 0 ], 'page with an image is exempt');
+	is_deeply(
+		written_back($node, $IMAGES, update(1)),
+		[ 0, 1, 0 ],
+		'page with an image is exempt');
 	dw_check_torn($node, $old, 1, 'image first');
 }
 {
@@ -70,9 +74,16 @@ sub update { return "UPDATE t SET v = $_[0] WHERE id = 1" }
 	$node->safe_psql('postgres', 'SELECT count(*) FROM t');
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	my $old = dw_snapshot($node);
-	is_deeply(written_back($node, $IMAGES, update(1), 'RESET io_torn_pages_protection', update(2)),
-		[ 0, 1, 0 ], 'what comes after the image does not matter');
-	is_deeply(written_back($node, update(3)), [ 0, 1, 0 ], 'nor does it if the page has been read again');
+	is_deeply(
+		written_back(
+			$node, $IMAGES, update(1), 'RESET io_torn_pages_protection',
+			update(2)),
+		[ 0, 1, 0 ],
+		'what comes after the image does not matter');
+	is_deeply(
+		written_back($node, update(3)),
+		[ 0, 1, 0 ],
+		'nor does it if the page has been read again');
 	dw_check_torn($node, $old, 3, 'image, then none');
 }
 {
@@ -83,7 +94,10 @@ sub update { return "UPDATE t SET v = $_[0] WHERE id = 1" }
 	is_deeply(written_back($node, $IMAGES, update(1)), [ 0, 1, 0 ], 'exempt');
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	my $old = dw_snapshot($node);
-	is_deeply(written_back($node, update(2)), [ 1, 0, 0 ], 'after a checkpoint it is not any more');
+	is_deeply(
+		written_back($node, update(2)),
+		[ 1, 0, 0 ],
+		'after a checkpoint it is not any more');
 	dw_check_torn($node, $old, 2, 'image, then a checkpoint');
 }
 
@@ -93,9 +107,12 @@ sub update { return "UPDATE t SET v = $_[0] WHERE id = 1" }
 	my $node = dw_quiet_node('loaded');
 	my $old = dw_snapshot($node);
 
-	is(written_back($node, q{
+	is( written_back(
+			$node, q{
 		CREATE TABLE t AS SELECT i AS id, 0 AS v, repeat('x', 400) AS f
-			FROM generate_series(1, 1000) i})->[0], 0, 'a new table is not logged');
+			FROM generate_series(1, 1000) i})->[0],
+		0,
+		'a new table is not logged');
 	my $hinted = written_back($node, 'SELECT count(*) FROM t');
 	is($hinted->[0], 0, 'nor is it when hints are set');
 	cmp_ok($hinted->[1], '>', 50, '... in all its pages');
@@ -111,7 +128,10 @@ sub update { return "UPDATE t SET v = $_[0] WHERE id = 1" }
 
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	my $old = dw_snapshot($node);
-	is_deeply(written_back($node, update(1), $IMAGES, update(2)), [ 1, 0, 0 ], 'page without an image is logged');
+	is_deeply(
+		written_back($node, update(1), $IMAGES, update(2)),
+		[ 1, 0, 0 ],
+		'page without an image is logged');
 	dw_check_torn($node, $old, 2, 'change first');
 }
 
@@ -123,17 +143,31 @@ sub update { return "UPDATE t SET v = $_[0] WHERE id = 1" }
 	$node->safe_psql('postgres', 'SELECT count(*) FROM t');
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	$node->safe_psql('postgres', 'VACUUM (FREEZE off) t');
-	$node->safe_psql('postgres', q{SELECT dw_evict('t'); SELECT dw_drain(); SELECT dw_sync_cycle()});
+	$node->safe_psql('postgres',
+		q{SELECT dw_evict('t'); SELECT dw_drain(); SELECT dw_sync_cycle()});
 	my $counted = written_back($node, $IMAGES, update(1));
-	is($counted->[1], 0, 'page that has left its buffer meanwhile is not exempt');
+	is($counted->[1], 0,
+		'page that has left its buffer meanwhile is not exempt');
 	$node->stop;
 }
 
 # A checkpoint is under way: both redo pointers count
 foreach my $case (
-	[ 'two_pointers', $IMAGES, $IMAGES, [ 0, 1, 0 ], 'images after both redo pointers: exempt' ],
-	[ 'newer_pointer', $IMAGES, 'SELECT', [ 1, 0, 0 ], 'image after the older redo pointer only: logged' ],
-	[ 'older_pointer', 'SELECT', $IMAGES, [ 1, 0, 0 ], 'image after the newer redo pointer only: logged' ])
+	[
+		'two_pointers', $IMAGES, $IMAGES,
+		[ 0, 1, 0 ],
+		'images after both redo pointers: exempt'
+	],
+	[
+		'newer_pointer', $IMAGES, 'SELECT',
+		[ 1, 0, 0 ],
+		'image after the older redo pointer only: logged'
+	],
+	[
+		'older_pointer', 'SELECT', $IMAGES,
+		[ 1, 0, 0 ],
+		'image after the newer redo pointer only: logged'
+	])
 {
 	my ($name, $first, $second, $expected, $what) = @$case;
 	my $node = node_with_table($name);
@@ -146,7 +180,8 @@ foreach my $case (
 	$node->safe_psql('postgres', 'SELECT count(*) FROM t');
 	my $session = $node->background_psql('postgres');
 	$node->safe_psql('postgres',
-		q{SELECT injection_points_attach('doublewrite-checkpoint-drained', 'wait')});
+		q{SELECT injection_points_attach('doublewrite-checkpoint-drained', 'wait')}
+	);
 	$session->query_until(qr/started/, "\\echo started\nCHECKPOINT;\n");
 	$node->wait_for_event('checkpointer', 'doublewrite-checkpoint-drained');
 	my $old = dw_snapshot($node);
@@ -163,15 +198,18 @@ foreach my $hidden (1, 0)
 {
 	my $node = node_with_table("bucket_$hidden");
 	my $bucket_copies = sub {
-		my ($rel) = $node->safe_psql('postgres', q{SELECT pg_relation_filenode('h_k_idx')});
+		my ($rel) = $node->safe_psql('postgres',
+			q{SELECT pg_relation_filenode('h_k_idx')});
 
 		return scalar grep {
-			my (undef, $next, undef, $flags) = unpack('L L L S', substr($_->{page}, -16));
+			my (undef, $next, undef, $flags) =
+			  unpack('L L L S', substr($_->{page}, -16));
 			$_->{rel} == $rel && ($flags & 2) && $next != 0xFFFFFFFF
 		} values %{ dw_live_copies(dw_read_log($node)) };
 	};
 
-	$node->safe_psql('postgres', q{
+	$node->safe_psql(
+		'postgres', q{
 		CREATE TABLE h (k int, n int);
 		CREATE INDEX h_k_idx ON h USING hash (k);
 		INSERT INTO h SELECT 1, i FROM generate_series(1, 1000) i});
@@ -182,11 +220,19 @@ foreach my $hidden (1, 0)
 		$node->safe_psql('postgres', 'VACUUM h');
 	}
 	$node->safe_psql('postgres', "$IMAGES; DELETE FROM h WHERE n < 10");
-	$node->command_ok([ 'psql', '-d', $node->connstr('postgres'), '-c', $IMAGES, '-c', 'VACUUM h' ],
+	$node->command_ok(
+		[
+			'psql', '-d', $node->connstr('postgres'),
+			'-c', $IMAGES, '-c', 'VACUUM h'
+		],
 		'VACUUM with images');
-	$node->safe_psql('postgres', q{SELECT dw_evict('h_k_idx'); SELECT dw_drain()});
-	is($bucket_copies->() > 0 ? 1 : 0, $hidden,
-		$hidden ? 'hash bucket with hidden records is logged' : 'hash bucket without is exempt');
+	$node->safe_psql('postgres',
+		q{SELECT dw_evict('h_k_idx'); SELECT dw_drain()});
+	is( $bucket_copies->() > 0 ? 1 : 0,
+		$hidden,
+		$hidden
+		? 'hash bucket with hidden records is logged'
+		: 'hash bucket without is exempt');
 	$node->stop;
 }
 
@@ -197,7 +243,10 @@ foreach my $hidden (1, 0)
 	$node->safe_psql('postgres', 'SELECT count(*) FROM t');
 	my $session = $node->background_psql('postgres');
 	$session->query_safe(q{SELECT pg_backup_start('b', true)});
-	is_deeply(written_back($node, update(1)), [ 0, 1, 0 ], 'base backup: page with a forced image is exempt');
+	is_deeply(
+		written_back($node, update(1)),
+		[ 0, 1, 0 ],
+		'base backup: page with a forced image is exempt');
 	$session->query_safe('SELECT 1 FROM pg_backup_stop(false)');
 	$session->quit;
 	$node->stop;
@@ -208,7 +257,8 @@ foreach my $hidden (1, 0)
 # that have been in a buffer ever since, nor those of others.
 foreach my $evicted (0, 1)
 {
-	my $primary = node_with_table("primary_$evicted",
+	my $primary = node_with_table(
+		"primary_$evicted",
 		checksums => 0,
 		init => { allows_streaming => 1 },
 		conf => "wal_keep_size = 1GB\n");
@@ -230,15 +280,20 @@ foreach my $evicted (0, 1)
 
 	# the checkpoint that follows would move the redo pointer
 	$standby->safe_psql('postgres',
-		q{SELECT injection_points_attach('doublewrite-checkpoint-drained', 'wait')});
+		q{SELECT injection_points_attach('doublewrite-checkpoint-drained', 'wait')}
+	);
 	$standby->promote;
-	$standby->wait_for_event('checkpointer', 'doublewrite-checkpoint-drained');
-	is(written_back($standby, $IMAGES, update(1))->[1],
-		0, 'promoted: page that redo has changed is not exempt' . ($evicted ? ', read again' : ''));
+	$standby->wait_for_event('checkpointer',
+		'doublewrite-checkpoint-drained');
+	is( written_back($standby, $IMAGES, update(1))->[1],
+		0,
+		'promoted: page that redo has changed is not exempt'
+		  . ($evicted ? ', read again' : ''));
 	dw_wake($standby, 'doublewrite-checkpoint-drained');
 	$standby->safe_psql('postgres', 'SELECT count(*) FROM t');
 	$standby->safe_psql('postgres', 'CHECKPOINT');
-	is(written_back($standby, $IMAGES, update(2))->[1], 1, 'after the next checkpoint it is');
+	is(written_back($standby, $IMAGES, update(2))->[1],
+		1, 'after the next checkpoint it is');
 	$standby->stop;
 	$primary->stop;
 }
@@ -248,13 +303,15 @@ foreach my $evicted (0, 1)
 {
 	my $node = dw_quiet_node('added_again');
 
-	$node->safe_psql('postgres', q{
+	$node->safe_psql(
+		'postgres', q{
 		CREATE TABLE again (id int, f text);
 		INSERT INTO again SELECT i, repeat('a', 500) FROM generate_series(1, 500) i;
 		VACUUM again;
 		CHECKPOINT});
 	my $old = dw_snapshot($node);
-	$node->safe_psql('postgres', $_) foreach (
+	$node->safe_psql('postgres', $_)
+	  foreach (
 		q{UPDATE again SET id = id + 1 WHERE id % 2 = 0 AND id > 100},
 		q{DELETE FROM again WHERE id > 5},
 		q{VACUUM again},
@@ -264,7 +321,10 @@ foreach my $evicted (0, 1)
 	my $torn = dw_tear($node, $old, unlogged_too => 1);
 	cmp_ok($torn->{logged}, '>', 0, 'pages were torn');
 	dw_start_after_crash($node, $torn);
-	is($node->safe_psql('postgres', 'SELECT count(*) FROM again WHERE id > 1000'), 300, 'blocks added again are right');
+	is( $node->safe_psql(
+			'postgres', 'SELECT count(*) FROM again WHERE id > 1000'),
+		300,
+		'blocks added again are right');
 	$node->stop;
 }
 
@@ -275,12 +335,16 @@ foreach my $evicted (0, 1)
 
 	$node->safe_psql('postgres', q{CREATE TABLE t (id int, f text)});
 	$node->safe_psql('postgres', 'CHECKPOINT');
-	my $load = q{INSERT INTO t SELECT i, repeat('a', 400) FROM generate_series(1, 500) i};
-	cmp_ok(written_back($node, $load)->[0], '<=', 1, 'loaded: only the free space map is logged');
+	my $load =
+	  q{INSERT INTO t SELECT i, repeat('a', 400) FROM generate_series(1, 500) i};
+	cmp_ok(written_back($node, $load)->[0],
+		'<=', 1, 'loaded: only the free space map is logged');
 	$node->safe_psql('postgres', q{DELETE FROM t});
 	$node->safe_psql('postgres', q{VACUUM t});
-	is($node->safe_psql('postgres', q{SELECT pg_relation_size('t')}), 0, 'truncated');
-	cmp_ok(written_back($node, $load)->[0], '>', 20, 'loaded again: all is logged');
+	is($node->safe_psql('postgres', q{SELECT pg_relation_size('t')}),
+		0, 'truncated');
+	cmp_ok(written_back($node, $load)->[0],
+		'>', 20, 'loaded again: all is logged');
 	$node->stop;
 }
 

@@ -25,7 +25,8 @@ my $node = dw_quiet_node('main');
 my $point = 'doublewrite-log-written';
 my $value = 0;
 
-$node->safe_psql('postgres', q{
+$node->safe_psql(
+	'postgres', q{
 	CREATE TABLE t AS SELECT i AS id, 0 AS v FROM generate_series(1, 100) i;
 	VACUUM t; CHECKPOINT});
 
@@ -49,7 +50,8 @@ sub is_direct
 	foreach my $fd (glob "/proc/$pid/fd/*")
 	{
 		next if (readlink($fd) // '') !~ m{/pg_doublewrite/[0-9A-F]{16}$};
-		my ($flags) = slurp_file($fd =~ s/fd/fdinfo/r) =~ /^flags:\s+([0-7]+)/m;
+		my ($flags) =
+		  slurp_file($fd =~ s/fd/fdinfo/r) =~ /^flags:\s+([0-7]+)/m;
 		return oct($flags) & O_DIRECT ? 1 : 0;
 	}
 	return undef;
@@ -64,11 +66,13 @@ sub logged_directly
 	dw_hold_flusher($node, $point);
 	$value++;
 	$session->query_until(qr/started/,
-		"UPDATE t SET v = $value WHERE id = 1; SELECT dw_evict('t');\n"
+			"UPDATE t SET v = $value WHERE id = 1; SELECT dw_evict('t');\n"
 		  . "\\echo started\nSELECT dw_drain();\n");
 	dw_wait_until_held($node);
-	my $direct = is_direct($node->safe_psql('postgres',
-		"SELECT pid FROM pg_stat_activity WHERE wait_event = '$point'"));
+	my $direct = is_direct(
+		$node->safe_psql(
+			'postgres',
+			"SELECT pid FROM pg_stat_activity WHERE wait_event = '$point'"));
 	dw_release_flusher($node);
 	$session->quit;
 	return $direct;
@@ -115,15 +119,18 @@ SKIP:
 # A process remembers that.  Clients open the log for each batch.
 fail_at('open-direct', 1_000_000);
 $node->safe_psql('postgres', log_page() . log_page());
-is($node->safe_psql('postgres', "SELECT dw_hits('doublewrite-open-direct')"),
-	1, 'direct I/O is not tried again');
+is( $node->safe_psql('postgres', "SELECT dw_hits('doublewrite-open-direct')"),
+	1,
+	'direct I/O is not tried again');
 clear('open-direct');
 
 # The same error for another reason
 fail_at('log-write', 1_000_000);
 my ($ret, $stdout, $stderr) = $node->psql('postgres', log_page());
 isnt($ret, 0, 'refused through the cache, too: an error');
-like($stderr, qr/could not write to double-write log segment .*Invalid argument/,
+like(
+	$stderr,
+	qr/could not write to double-write log segment .*Invalid argument/,
 	'which says so');
 clear('log-write');
 

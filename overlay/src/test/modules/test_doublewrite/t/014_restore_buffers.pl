@@ -50,18 +50,25 @@ sub start
 {
 	my ($node, $torn, $value, $where) = @_;
 	my $line = dw_start_after_crash($node, $torn);
-	my $reads = $node->safe_psql('postgres', q{
+	my $reads = $node->safe_psql(
+		'postgres', q{
 		SELECT sum(reads) FROM pg_stat_io WHERE backend_type = 'startup'});
 
-	note "$line->{examined} copies, $line->{buffered} put into buffers, $reads reads";
+	note
+	  "$line->{examined} copies, $line->{buffered} put into buffers, $reads reads";
 
 	# as redo left it, and as it is at home
-	my $query = "SELECT count(*) FROM t $where" . ($where ? ' AND' : 'WHERE') . " v = $value";
+	my $query =
+		"SELECT count(*) FROM t $where"
+	  . ($where ? ' AND' : 'WHERE')
+	  . " v = $value";
 	my $expected = $where ? int($PAGES * 2 * 4 / 5) : $PAGES * 2;
 	for (1, 2)
 	{
-		is($node->safe_psql('postgres', $query), $expected, 'nothing is lost');
-		$node->safe_psql('postgres', q{SELECT dw_drain(); SELECT dw_evict_all(); SELECT dw_drain()});
+		is($node->safe_psql('postgres', $query), $expected,
+			'nothing is lost');
+		$node->safe_psql('postgres',
+			q{SELECT dw_drain(); SELECT dw_evict_all(); SELECT dw_drain()});
 	}
 	$node->safe_psql('postgres', "SELECT bt_index_check('t_pkey', true)");
 	return ($line, $reads);
@@ -73,11 +80,13 @@ $node->start;
 dw_extensions($node);
 
 # two rows a page, and room for new versions of them
-$node->safe_psql('postgres', qq{
+$node->safe_psql(
+	'postgres', qq{
 	CREATE TABLE t (id int PRIMARY KEY, v int, filler text) WITH (fillfactor = 10);
 	INSERT INTO t SELECT i, 0, repeat('x', 300) FROM generate_series(0, 2 * $PAGES - 1) i;
 });
-is($node->safe_psql('postgres', q{SELECT pg_relation_size('t') / 8192}), $PAGES, 'size of the table');
+is($node->safe_psql('postgres', q{SELECT pg_relation_size('t') / 8192}),
+	$PAGES, 'size of the table');
 
 # All copies find room
 {
@@ -98,7 +107,10 @@ is($node->safe_psql('postgres', q{SELECT pg_relation_size('t') / 8192}), $PAGES,
 
 	is($line->{buffered}, 256, 'half of shared buffers');
 	cmp_ok($reads, '>=', $line->{examined} - 256, 'redo reads the others');
-	cmp_ok($reads, '<', $PAGES - 200, 'but not those which are in shared buffers');
+	cmp_ok(
+		$reads, '<',
+		$PAGES - 200,
+		'but not those which are in shared buffers');
 	$node->append_conf('postgresql.conf', 'shared_buffers = 16MB');
 	$node->restart;
 }
@@ -109,18 +121,22 @@ is($node->safe_psql('postgres', q{SELECT pg_relation_size('t') / 8192}), $PAGES,
 	my $offset = -s $node->logfile;
 
 	# which is to take part from the first record on
-	$node->append_conf('postgresql.conf', q{
+	$node->append_conf(
+		'postgresql.conf', q{
 wal_pipeline = on
 test_doublewrite.fail_at = 'xlogpipeline-wait-for-worker:EIO'});
 	my ($line) = start($node, $torn, 5, '');
 
-	is($line->{buffered}, $line->{examined}, 'pipeline: all are in shared buffers');
+	is($line->{buffered}, $line->{examined},
+		'pipeline: all are in shared buffers');
 	my ($decoded, $reads) = slurp_file($node->logfile, $offset) =~
 	  /WAL pipeline: decoded (\d+) records.*read (\d+) blocks/;
 	cmp_ok($decoded, '>', 0, 'pipeline: it has decoded records');
 	cmp_ok($reads, '<', $PAGES / 2, 'pipeline: it does not read them');
-	my ($announced) = slurp_file($node->logfile, $offset) =~ /announced (\d+) blocks/;
-	cmp_ok($announced, '<', $PAGES / 2, 'pipeline: nor has the kernel read them');
+	my ($announced) =
+	  slurp_file($node->logfile, $offset) =~ /announced (\d+) blocks/;
+	cmp_ok($announced, '<', $PAGES / 2,
+		'pipeline: nor has the kernel read them');
 	$node->append_conf('postgresql.conf',
 		"wal_pipeline = off\ntest_doublewrite.fail_at = ''");
 }
@@ -133,14 +149,17 @@ test_doublewrite.fail_at = 'xlogpipeline-wait-for-worker:EIO'});
 	$node->append_conf('postgresql.conf', 'maintenance_io_concurrency = 0');
 	my ($line) = start($node, $torn, 3, $where);
 
-	is($line->{buffered}, $line->{examined}, 'with gaps: all are in shared buffers');
+	is($line->{buffered}, $line->{examined},
+		'with gaps: all are in shared buffers');
 	$node->append_conf('postgresql.conf', 'maintenance_io_concurrency = 16');
 }
 
 # The device is told of pages while others are being read, and files are synced,
 # more of them than in one group.
 my $FILES = 70;
-my $each = sprintf(q{DO $$BEGIN FOR i IN 1..%d LOOP EXECUTE format(%%s, i); END LOOP; END$$}, $FILES);
+my $each = sprintf(
+	q{DO $$BEGIN FOR i IN 1..%d LOOP EXECUTE format(%%s, i); END LOOP; END$$},
+	$FILES);
 my $GROUP = 'doublewrite-restore-group-synced';
 
 # Change a page in each of many files, write them back, and crash.
@@ -150,24 +169,29 @@ sub crash_with_files
 
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	my $old = dw_snapshot($node);
-	$node->safe_psql('postgres', sprintf($each, "'UPDATE many_%s SET v = $value'"));
+	$node->safe_psql('postgres',
+		sprintf($each, "'UPDATE many_%s SET v = $value'"));
 	$node->safe_psql('postgres', q{SELECT dw_evict_all(); SELECT dw_drain()});
 	$node->stop('immediate');
 	return $old;
 }
 
-$node->safe_psql('postgres', sprintf($each, q{'CREATE TABLE many_%s AS SELECT 0 AS v'}));
+$node->safe_psql('postgres',
+	sprintf($each, q{'CREATE TABLE many_%s AS SELECT 0 AS v'}));
 {
 	crash_with_files($node, 1);
 	# far more than there are: they are counted
-	$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = '$GROUP:1000'");
+	$node->append_conf('postgresql.conf',
+		"test_doublewrite.crash_at = '$GROUP:1000'");
 	my $line = dw_start_after_crash($node);
-	my ($writebacks, $fsyncs) = split /\|/, $node->safe_psql('postgres', q{
+	my ($writebacks, $fsyncs) = split /\|/, $node->safe_psql(
+		'postgres', q{
 		SELECT sum(writebacks), sum(fsyncs) FROM pg_stat_io
 		WHERE backend_type = 'startup' AND object = 'relation'});
 
 	cmp_ok($line->{examined}, '>=', 70, 'many files: pages were logged');
-	is($writebacks, $line->{examined} - $line->{missing},
+	is( $writebacks,
+		$line->{examined} - $line->{missing},
 		'many files: writing to disk begins at once');
 	cmp_ok($fsyncs, '>=', $FILES, 'many files: all are synced');
 	is($node->safe_psql('postgres', "SELECT dw_hits('$GROUP')"),
@@ -181,23 +205,33 @@ $node->safe_psql('postgres', sprintf($each, q{'CREATE TABLE many_%s AS SELECT 0 
 	my $offset = -s $node->logfile;
 
 	cmp_ok($torn->{logged}, '>=', $FILES, 'between groups: pages were torn');
-	$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = '$GROUP:1'");
+	$node->append_conf('postgresql.conf',
+		"test_doublewrite.crash_at = '$GROUP:1'");
 	ok(!dw_poll_start($node), 'between groups: server does not start');
 	dw_wait_for_crash($node, $offset);
 
 	# those of the second group may be torn again, and those of the first are as well
 	$torn = dw_tear($node, $old, only => qr/^base/);
-	cmp_ok($torn->{logged}, '>', $FILES / 2, 'between groups: they were torn again');
-	$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = '$GROUP:1000'");
+	cmp_ok($torn->{logged}, '>', $FILES / 2,
+		'between groups: they were torn again');
+	$node->append_conf('postgresql.conf',
+		"test_doublewrite.crash_at = '$GROUP:1000'");
 	my $line = dw_start_after_crash($node, $torn);
 
-	cmp_ok($line->{examined}, '>=', $FILES, 'between groups: the log still has them');
-	cmp_ok($line->{restored}, '>=', $torn->{logged}, 'between groups: all are restored');
-	$node->safe_psql('postgres', 'CREATE FUNCTION many() RETURNS SETOF int LANGUAGE plpgsql AS '
-		  . sprintf(q{$$BEGIN FOR i IN 1..%d LOOP RETURN QUERY EXECUTE format('SELECT v FROM many_%%s', i);
+	cmp_ok($line->{examined}, '>=', $FILES,
+		'between groups: the log still has them');
+	cmp_ok($line->{restored}, '>=', $torn->{logged},
+		'between groups: all are restored');
+	$node->safe_psql(
+		'postgres',
+		'CREATE FUNCTION many() RETURNS SETOF int LANGUAGE plpgsql AS '
+		  . sprintf(
+			q{$$BEGIN FOR i IN 1..%d LOOP RETURN QUERY EXECUTE format('SELECT v FROM many_%%s', i);
 			END LOOP; END$$}, $FILES));
-	is($node->safe_psql('postgres', 'SELECT count(*), min(v), max(v) FROM many() v'),
-		"$FILES|2|2", 'between groups: nothing is lost');
+	is( $node->safe_psql(
+			'postgres', 'SELECT count(*), min(v), max(v) FROM many() v'),
+		"$FILES|2|2",
+		'between groups: nothing is lost');
 }
 
 # Few tables of many files: no more than so many are kept open for a sync.
@@ -205,7 +239,8 @@ $node->safe_psql('postgres', sprintf($each, q{'CREATE TABLE many_%s AS SELECT 0 
 	my $size = dw_segment_blocks($node) * BLCKSZ;
 	my @paths = map {
 		$node->data_dir . '/'
-		  . $node->safe_psql('postgres', "SELECT pg_relation_filepath('many_$_')")
+		  . $node->safe_psql('postgres',
+			"SELECT pg_relation_filepath('many_$_')")
 	} (1, 2, 3);
 
 	$node->safe_psql('postgres', 'CHECKPOINT');
@@ -222,16 +257,20 @@ $node->safe_psql('postgres', sprintf($each, q{'CREATE TABLE many_%s AS SELECT 0 
 	}
 	$node->start;
 	$node->safe_psql('postgres', 'CHECKPOINT');
-	$node->safe_psql('postgres', "UPDATE many_$_ SET v = 3 WHERE ctid = (SELECT ctid FROM many_$_ LIMIT 1)")
-	  foreach (1, 2, 3);
+	$node->safe_psql('postgres',
+		"UPDATE many_$_ SET v = 3 WHERE ctid = (SELECT ctid FROM many_$_ LIMIT 1)"
+	) foreach (1, 2, 3);
 	$node->safe_psql('postgres', q{SELECT dw_evict_all(); SELECT dw_drain()});
 	$node->stop('immediate');
 	my $line = dw_start_after_crash($node);
-	cmp_ok($line->{examined}, '<', 64, 'large tables: fewer than the forks of a group');
+	cmp_ok($line->{examined}, '<', 64,
+		'large tables: fewer than the forks of a group');
 	is($node->safe_psql('postgres', "SELECT dw_hits('$GROUP')"),
 		2, 'large tables: in two groups');
-	is( $node->safe_psql('postgres',
-			join(' UNION ', map { "(SELECT v FROM many_$_ LIMIT 1)" } (1, 2, 3))),
+	is( $node->safe_psql(
+			'postgres',
+			join(' UNION ',
+				map { "(SELECT v FROM many_$_ LIMIT 1)" } (1, 2, 3))),
 		3,
 		'large tables: nothing is lost');
 	$node->safe_psql('postgres', "DROP TABLE many_$_") foreach (1, 2, 3);
@@ -244,7 +283,8 @@ $node->append_conf('postgresql.conf', "test_doublewrite.crash_at = ''");
 	my ($old, $torn) = crash_with_copies($node, 4, '');
 	my $offset = -s $node->logfile;
 
-	$node->append_conf('postgresql.conf', q{
+	$node->append_conf(
+		'postgresql.conf', q{
 io_combine_limit = 8kB
 test_doublewrite.crash_at = 'doublewrite-restore-run:100'});
 	ok(!dw_poll_start($node), 'page by page: server does not start');
@@ -252,7 +292,8 @@ test_doublewrite.crash_at = 'doublewrite-restore-run:100'});
 	$torn = dw_tear($node, $old, only => qr/^base/);
 
 	$offset = -s $node->logfile;
-	$node->append_conf('postgresql.conf', q{
+	$node->append_conf(
+		'postgresql.conf', q{
 io_combine_limit = 128kB
 test_doublewrite.crash_at = 'doublewrite-restore-run:10'});
 	ok(!dw_poll_start($node), 'in runs: server does not start');
@@ -269,9 +310,13 @@ $node->stop;
 # Redo of CREATE DATABASE replaces files of which restore has put pages into
 # shared buffers.
 {
-	my $primary = dw_new_node('primary', conf => $quiet, init => { allows_streaming => 1 });
+	my $primary = dw_new_node(
+		'primary',
+		conf => $quiet,
+		init => { allows_streaming => 1 });
 	my $standby = PostgreSQL::Test::Cluster->new('standby');
-	my $contents = q{SELECT count(*), sum(v) FROM c; SELECT count(*) FROM pg_class};
+	my $contents =
+	  q{SELECT count(*), sum(v) FROM c; SELECT count(*) FROM pg_class};
 
 	$primary->start;
 	dw_extensions($primary);
@@ -280,16 +325,22 @@ $node->stop;
 	$standby->start;
 	dw_restartpoint($primary, $standby);
 
-	$primary->safe_psql('postgres', 'CREATE DATABASE copied STRATEGY file_copy');
-	$primary->safe_psql('copied', 'CREATE TABLE c AS SELECT i AS v FROM generate_series(1, 1000) i');
+	$primary->safe_psql('postgres',
+		'CREATE DATABASE copied STRATEGY file_copy');
+	$primary->safe_psql('copied',
+		'CREATE TABLE c AS SELECT i AS v FROM generate_series(1, 1000) i');
 	$primary->wait_for_replay_catchup($standby);
-	$standby->safe_psql('postgres', q{SELECT dw_evict_all(); SELECT dw_drain()});
+	$standby->safe_psql('postgres',
+		q{SELECT dw_evict_all(); SELECT dw_drain()});
 	$standby->stop('immediate');
 	my $line = dw_start_after_crash($standby);
-	cmp_ok($line->{buffered}, '>', 10, 'CREATE DATABASE: pages are in shared buffers');
+	cmp_ok($line->{buffered}, '>', 10,
+		'CREATE DATABASE: pages are in shared buffers');
 	$primary->wait_for_replay_catchup($standby);
-	$standby->safe_psql('postgres', q{SELECT dw_evict_all(); SELECT dw_drain(); SELECT dw_evict_all()});
-	is($standby->safe_psql('copied', $contents), $primary->safe_psql('copied', $contents),
+	$standby->safe_psql('postgres',
+		q{SELECT dw_evict_all(); SELECT dw_drain(); SELECT dw_evict_all()});
+	is( $standby->safe_psql('copied', $contents),
+		$primary->safe_psql('copied', $contents),
 		'CREATE DATABASE: same data as on the primary');
 	$standby->stop;
 	$primary->stop;

@@ -161,8 +161,10 @@ $node->safe_psql(
 		FROM generate_series(1, 20) i;
 	CHECKPOINT});
 
-is( $node->safe_psql('postgres',
-		"SELECT boot_val FROM pg_settings WHERE name = 'double_write_compression'"),
+is( $node->safe_psql(
+		'postgres',
+		"SELECT boot_val FROM pg_settings WHERE name = 'double_write_compression'"
+	),
 	$methods[0] eq 'lz4' ? 'lz4' : 'off',
 	'lz4 is the default, if the build has it');
 
@@ -211,8 +213,9 @@ foreach my $method ($methods[-1], 'off', $methods[0])
 cmp_ok(
 	$node->safe_psql('postgres', "SELECT dw_hits('doublewrite-log-write')"),
 	'>=', 3, 'writes of the log failed');
-is($node->safe_psql('postgres', 'SELECT dw_drain(), staged FROM dw_state()'),
-	'|0', '... and then did not');
+is( $node->safe_psql('postgres', 'SELECT dw_drain(), staged FROM dw_state()'),
+	'|0',
+	'... and then did not');
 
 my @tables = ('noise', map { "t_$_" } 'off', 'resumed', @methods);
 my %contents = map { $_ => contents($_) } @tables;
@@ -253,9 +256,13 @@ foreach my $batch (@{ $log->{live} })
 	my $l = $listed{ $batch->{batchno} };
 
 	$live_bytes += $batch->{nblocks} * BLCKSZ;
-	is( join(' ', $number{ $l->{compression} }, $l->{bytes},
+	is( join(' ',
+			$number{ $l->{compression} },
+			$l->{bytes},
 			map { "$_->{offset}+$_->{length}" } @{ $l->{pages} }),
-		join(' ', $batch->{compression}, $batch->{nblocks} * BLCKSZ,
+		join(' ',
+			$batch->{compression},
+			$batch->{nblocks} * BLCKSZ,
 			map { "$_->{offset}+$_->{length}" } @{ $batch->{entries} }),
 		"batch $batch->{batchno} is listed as it is");
 }
@@ -270,7 +277,8 @@ foreach my $method (@methods)
 {
 	my ($batch) =
 	  grep { $_->{compression} == $number{$method} && $_ != $live[-1] } @live;
-	my ($page) = grep { $_->{length} > 0 && $_->{length} < BLCKSZ } @{ $batch->{entries} };
+	my ($page) = grep { $_->{length} > 0 && $_->{length} < BLCKSZ }
+	  @{ $batch->{entries} };
 	my $segment = sprintf('%016X', $page->{segno});
 	my $header = $batch->{blockno} * BLCKSZ;
 	my $garbage = "\xFF" x $page->{length};
@@ -307,12 +315,12 @@ foreach my $method (@methods)
 		qr/wrong checksum of a page in batch $batch->{batchno},.*$segment" at offset $page->{offset}\b/s,
 		qr/wrong checksum of a page in batch $batch->{batchno},.*$segment" at offset $page->{offset}\b/s
 	);
-	refuses("$method: garbage", $forged->($garbage),
-		$decompress, $decompress, dry_run => 1);
-	refuses("$method: less than a page",
+	refuses("$method: garbage",
+		$forged->($garbage), $decompress, $decompress, dry_run => 1);
+	refuses(
+		"$method: less than a page",
 		$forged->(lz4_literals($page->{length})),
-		$decompress, $decompress, dry_run => 1)
-	  if $method eq 'lz4';
+		$decompress, $decompress, dry_run => 1) if $method eq 'lz4';
 	refuses(
 		"$method: length of more than a page",
 		[ $forged->($page->{stored}, length => BLCKSZ + 1)->[1] ],
@@ -340,7 +348,8 @@ foreach my $method (@methods)
 $node->append_conf('postgresql.auto.conf', 'double_write_compression = off');
 my $torn = dw_tear_copied($node);
 cmp_ok($torn, '>', 100, 'pages were torn');
-is(dw_tool($node, 'dry-run', '--pages')->{restored}, $torn, 'dry run finds them');
+is(dw_tool($node, 'dry-run', '--pages')->{restored},
+	$torn, 'dry run finds them');
 my $offset = -s $node->logfile;
 ok(dw_poll_start($node), 'server starts');
 is(dw_restore_line($node, $offset)->{restored}, $torn, 'and restores them');

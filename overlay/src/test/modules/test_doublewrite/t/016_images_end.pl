@@ -87,7 +87,8 @@ sub crash_under_load
 {
 	my ($source, $standby, $old, $what) = @_;
 	my $counters = 'SELECT logged + in_epoch, exempt FROM dw_stats()';
-	my ($logged, $exempt) = split /\|/, $standby->safe_psql('postgres', $counters);
+	my ($logged, $exempt) = split /\|/,
+	  $standby->safe_psql('postgres', $counters);
 
 	dw_workload_start($source);
 	dw_wait_for_pages($standby, 300);
@@ -96,17 +97,20 @@ sub crash_under_load
 	cmp_ok($now_logged - $logged, '>', 150, "$what: pages are logged");
 	note "$what: exempt " . ($now_exempt - $exempt);
 	$standby->stop('immediate');
-	my $torn = dw_tear($standby, $old,
+	my $torn = dw_tear(
+		$standby, $old,
 		unlogged_too => 1,
 		only => qr/^(?!.*_fsm)/);
-	cmp_ok($torn->{logged} + $torn->{unlogged}, '>', 0, "$what: pages were torn");
+	cmp_ok($torn->{logged} + $torn->{unlogged},
+		'>', 0, "$what: pages were torn");
 	dw_start_after_crash($standby, $torn);
 	dw_workload_stop($source);
 	dw_wait_for_replay($source->lsn('flush'), $standby);
 	my $sum = 'SELECT sum(hashtextextended(a::text, 0)) FROM accounts a;
 		SELECT sum(hashtextextended(h::text, 0)) FROM history h';
-	is($standby->safe_psql('postgres', $sum),
-		$source->safe_psql('postgres', $sum), "$what: same data");
+	is( $standby->safe_psql('postgres', $sum),
+		$source->safe_psql('postgres', $sum),
+		"$what: same data");
 	return;
 }
 
@@ -114,9 +118,14 @@ sub crash_under_load
 sub records
 {
 	my ($node, $from, $n, $timeline) = @_;
-	my ($stdout, $stderr) = run_command([
-		'pg_waldump', '--path' => $node->data_dir . '/pg_wal',
-		'--timeline' => $timeline, '--start' => $from, '--limit' => $n ]);
+	my ($stdout, $stderr) = run_command(
+		[
+			'pg_waldump',
+			'--path' => $node->data_dir . '/pg_wal',
+			'--timeline' => $timeline,
+			'--start' => $from,
+			'--limit' => $n
+		]);
 
 	return [ map { /desc: (\S+(?: \w+)?)/ ? $1 : () } split /\n/, $stdout ];
 }
@@ -137,13 +146,15 @@ foreach my $mode ('double_writes', 'full_pages')
 	my $shutdown = dw_control($primary, 'Latest checkpoint location');
 	$primary->adjust_conf('postgresql.conf', $SETTING, 'double_writes');
 	$primary->start;
-	crash_under_load($primary, $standby, $old, "clean start, standby in $mode");
-	is(slurp_file($standby->logfile, $offset) =~ $SAYS_SO ? 1 : 0,
-		$mode eq 'full_pages' ? 1 : 0,
+	crash_under_load($primary, $standby, $old,
+		"clean start, standby in $mode");
+	is( slurp_file($standby->logfile, $offset) =~ $SAYS_SO ? 1 : 0,
+		$mode eq 'full_pages'                              ? 1 : 0,
 		"standby in $mode: says so if it uses double writes by itself");
 
 	my $records = records($primary, $shutdown, 2, 1);
-	like($records->[0], qr/CHECKPOINT_SHUTDOWN/, 'last record before the stop');
+	like($records->[0], qr/CHECKPOINT_SHUTDOWN/,
+		'last record before the stop');
 	is($records->[1], 'FPW_CHANGE false', 'first record after the start');
 	$standby->stop;
 	$primary->stop;
@@ -163,11 +174,13 @@ foreach my $mode ('double_writes', 'full_pages')
 	my $offset = -s $second->logfile;
 	$primary->stop;
 	$first->promote;
-	my ($end) = slurp_file($first->data_dir . '/pg_wal/00000002.history') =~ /^1\t(\S+)/m;
+	my ($end) = slurp_file($first->data_dir . '/pg_wal/00000002.history') =~
+	  /^1\t(\S+)/m;
 	$first->{dw_script} = $primary->{dw_script};
 	$first->{dw_run} = 0;
 	crash_under_load($first, $second, $old, 'promotion');
-	like(slurp_file($second->logfile, $offset), $SAYS_SO, 'cascaded standby says so');
+	like(slurp_file($second->logfile, $offset),
+		$SAYS_SO, 'cascaded standby says so');
 
 	# a record before it would belong to the old timeline for servers that redo it
 	my $records = records($first, $end, 2, 2);
@@ -188,7 +201,8 @@ foreach my $case (
 	[ 'minimal', 0, "wal_level = minimal\nmax_wal_senders = 0\n", 'off' ])
 {
 	my ($name, $checksums, $conf, $mode) = @$case;
-	my $node = dw_new_node($name,
+	my $node = dw_new_node(
+		$name,
 		mode => 'full_pages',
 		checksums => $checksums,
 		conf => $CONF . $conf);
@@ -216,7 +230,8 @@ foreach my $case (
 	$offset = -s $node->logfile;
 	$node->start(fail_ok => 1);
 	dw_wait_for_crash($node, $offset);
-	my $torn = dw_tear($node, $old, unlogged_too => 1, only => qr/^(?!.*_fsm)/);
+	my $torn =
+	  dw_tear($node, $old, unlogged_too => 1, only => qr/^(?!.*_fsm)/);
 	cmp_ok($torn->{logged}, '>', 50, "$name: pages were logged");
 	$node->adjust_conf('postgresql.conf', 'test_doublewrite.crash_at', q{''});
 	dw_start_after_crash($node, $torn);
@@ -238,7 +253,8 @@ sub backup_refused
 	$primary->safe_psql('postgres', 'UPDATE accounts SET n = n + 1');
 	dw_wait_for_replay($primary->lsn('flush'), $standby);
 	$session->query('SELECT 1 FROM pg_backup_stop(false)');
-	like($session->{stderr},
+	like(
+		$session->{stderr},
 		qr/WAL generated with "full_page_writes=off" was replayed during online backup/,
 		"$what: pg_backup_stop() refuses");
 	$session->{stderr} = '';
@@ -248,10 +264,12 @@ sub backup_refused
 
 {
 	my $primary = new_primary('primary_backup', 'full_pages');
-	my $standby = new_standby($primary, $primary, 'standby_backup', 'full_pages');
+	my $standby =
+	  new_standby($primary, $primary, 'standby_backup', 'full_pages');
 
 	backup_refused($primary, $standby,
-		sub { convert($primary, 'double_writes') }, 'clean start');
+		sub { convert($primary, 'double_writes') },
+		'clean start');
 
 	# while there are images, it does not
 	convert($primary, 'full_pages');
@@ -261,7 +279,7 @@ sub backup_refused
 	$primary->restart;
 	$primary->safe_psql('postgres', 'UPDATE accounts SET n = n + 1');
 	dw_wait_for_replay($primary->lsn('flush'), $standby);
-	ok($session->query_safe('SELECT 1 FROM pg_backup_stop(false)'),
+	ok( $session->query_safe('SELECT 1 FROM pg_backup_stop(false)'),
 		'start with images: pg_backup_stop() is content');
 	$session->quit;
 	$standby->stop;
@@ -274,15 +292,23 @@ sub backup_refused
 
 SKIP:
 {
-	skip 'PGDW_STOCK_BINDIR does not name the programs of a stock PostgreSQL 18', 1
+	skip
+	  'PGDW_STOCK_BINDIR does not name the programs of a stock PostgreSQL 18',
+	  1
 	  if !-x "$stock_bin/postgres";
-	my $primary = PostgreSQL::Test::Cluster->new('stock', install_path => dirname($stock_bin));
+	my $primary = PostgreSQL::Test::Cluster->new('stock',
+		install_path => dirname($stock_bin));
 
-	$primary->init(allows_streaming => 1, force_initdb => 1, no_data_checksums => 1);
+	$primary->init(
+		allows_streaming => 1,
+		force_initdb => 1,
+		no_data_checksums => 1);
 	$primary->append_conf('postgresql.conf',
-		"wal_keep_size = 1GB\nautovacuum = off\ncheckpoint_timeout = 1h\nshared_buffers = 1MB\n");
+		"wal_keep_size = 1GB\nautovacuum = off\ncheckpoint_timeout = 1h\nshared_buffers = 1MB\n"
+	);
 	$primary->start;
-	$primary->safe_psql('postgres', q{
+	$primary->safe_psql(
+		'postgres', q{
 		CREATE TABLE accounts AS SELECT i AS id, 0 AS n, repeat('x', 500) AS f
 			FROM generate_series(1, 3000) i});
 	$primary->backup('base');
@@ -292,13 +318,18 @@ SKIP:
 	$standby->append_conf('postgresql.conf',
 		"shared_buffers = 1MB\ndouble_write_stage_size = 512kB\n");
 	$standby->start;
-	backup_refused($primary, $standby, sub {
+	backup_refused(
+		$primary, $standby,
+		sub {
 			$primary->stop;
-			$primary->append_conf('postgresql.conf', 'full_page_writes = off');
+			$primary->append_conf('postgresql.conf',
+				'full_page_writes = off');
 			$primary->start;
-		}, 'stock primary');
+		},
+		'stock primary');
 	$standby->wait_for_log($SAYS_SO);
-	ok(-f $standby->data_dir . '/backup_label', 'standby of a stock primary protects itself');
+	ok( -f $standby->data_dir . '/backup_label',
+		'standby of a stock primary protects itself');
 	$standby->stop;
 	$primary->stop;
 }

@@ -21,7 +21,8 @@ dw_require_injection_points();
 my $SETTING = 'io_torn_pages_protection';
 
 my $primary = dw_quiet_node('primary', init => { allows_streaming => 1 });
-$primary->safe_psql('postgres', q{
+$primary->safe_psql(
+	'postgres', q{
 	CREATE TABLE t AS SELECT i AS id, 0 AS v FROM generate_series(1, 1000) i});
 $primary->backup('b');
 
@@ -46,16 +47,23 @@ sub wait_for_change
 {
 	my ($node, $from, $images) = @_;
 
-	watchdog_until("images: $images is in WAL", sub {
-		# a commit, so that what was logged before it is flushed
-		$node->safe_psql('postgres', 'SELECT pg_current_xact_id()');
-		my ($stdout) = run_command([
-			'pg_waldump', '--path' => $node->data_dir . '/pg_wal',
-			'--timeline' => 2, '--start' => $from, '--rmgr' => 'XLOG' ]);
-		my @changes = $stdout =~ /desc: FPW_CHANGE (\w+)/g;
+	watchdog_until(
+		"images: $images is in WAL",
+		sub {
+			# a commit, so that what was logged before it is flushed
+			$node->safe_psql('postgres', 'SELECT pg_current_xact_id()');
+			my ($stdout) = run_command(
+				[
+					'pg_waldump',
+					'--path' => $node->data_dir . '/pg_wal',
+					'--timeline' => 2,
+					'--start' => $from,
+					'--rmgr' => 'XLOG'
+				]);
+			my @changes = $stdout =~ /desc: FPW_CHANGE (\w+)/g;
 
-		return @changes && $changes[-1] eq $images;
-	});
+			return @changes && $changes[-1] eq $images;
+		});
 	return;
 }
 
@@ -64,16 +72,22 @@ sub wait_for_change
 # ---------------------------------------------------------------------
 
 $primary->safe_psql('postgres', "ALTER ROLE ALL SET $SETTING = full_pages");
-is($primary->safe_psql('postgres', "SHOW $SETTING"), 'full_pages', 'ALTER ROLE ALL: images');
-is($primary->safe_psql('postgres', 'SELECT armed FROM dw_state()'), 't', 'nothing else changes');
+is($primary->safe_psql('postgres', "SHOW $SETTING"),
+	'full_pages', 'ALTER ROLE ALL: images');
+is($primary->safe_psql('postgres', 'SELECT armed FROM dw_state()'),
+	't', 'nothing else changes');
 
 # accepted here, where it is what the server does
-$primary->safe_psql('postgres', "ALTER ROLE ALL SET $SETTING = double_writes");
+$primary->safe_psql('postgres',
+	"ALTER ROLE ALL SET $SETTING = double_writes");
 my $standby = new_standby('all_roles', 'full_pages');
-is($standby->safe_psql('postgres', "SHOW $SETTING"), 'full_pages', 'ALTER ROLE ALL: not on a standby');
+is($standby->safe_psql('postgres', "SHOW $SETTING"),
+	'full_pages', 'ALTER ROLE ALL: not on a standby');
 $standby->safe_psql('postgres', q{SELECT dw_evict('t'); SELECT dw_drain()});
-is($standby->safe_psql('postgres', 'SELECT armed, logged > 0 FROM dw_stats(), dw_state()'),
-	't|t', 'session protects what it writes back');
+is( $standby->safe_psql(
+		'postgres', 'SELECT armed, logged > 0 FROM dw_stats(), dw_state()'),
+	't|t',
+	'session protects what it writes back');
 $standby->stop;
 $primary->safe_psql('postgres', "ALTER ROLE ALL RESET $SETTING");
 
@@ -83,7 +97,8 @@ $primary->safe_psql('postgres', "ALTER ROLE ALL RESET $SETTING");
 
 $standby = new_standby('reload', 'off');
 $standby->adjust_conf('postgresql.conf', $SETTING, 'full_pages');
-$standby->safe_psql('postgres', q{
+$standby->safe_psql(
+	'postgres', q{
 	DO $$
 	BEGIN
 		PERFORM pg_reload_conf();
@@ -94,8 +109,10 @@ $standby->safe_psql('postgres', q{
 		PERFORM dw_evict('t');
 		PERFORM dw_drain();
 	END $$});
-is($standby->safe_psql('postgres', 'SELECT armed, logged > 0 FROM dw_stats(), dw_state()'),
-	't|t', 'session protects what it writes back as the server does now');
+is( $standby->safe_psql(
+		'postgres', 'SELECT armed, logged > 0 FROM dw_stats(), dw_state()'),
+	't|t',
+	'session protects what it writes back as the server does now');
 $standby->stop;
 
 # ---------------------------------------------------------------------
@@ -114,8 +131,10 @@ foreach my $case (
 	$standby = new_standby("from_${from}_$target", $from);
 	if ($target)
 	{
-		$primary->safe_psql('postgres', q{SELECT pg_create_restore_point('target')});
-		$standby->append_conf('postgresql.conf', q{recovery_target_name = 'target'});
+		$primary->safe_psql('postgres',
+			q{SELECT pg_create_restore_point('target')});
+		$standby->append_conf('postgresql.conf',
+			q{recovery_target_name = 'target'});
 		$standby->restart;
 		$standby->poll_query_until('postgres',
 			q{SELECT pg_get_wal_replay_pause_state() = 'paused'})
@@ -123,7 +142,8 @@ foreach my $case (
 	}
 	my $end = $standby->lsn('replay');
 	$standby->safe_psql('postgres',
-		q{SELECT injection_points_attach('promotion-after-wal-segment-cleanup', 'wait')});
+		q{SELECT injection_points_attach('promotion-after-wal-segment-cleanup', 'wait')}
+	);
 	if ($target)
 	{
 		$standby->safe_psql('postgres', 'SELECT pg_wal_replay_resume()');
@@ -131,35 +151,47 @@ foreach my $case (
 	else
 	{
 		$standby->command_ok(
-			[ 'pg_ctl', 'promote', '--no-wait', '--pgdata' => $standby->data_dir ],
+			[
+				'pg_ctl', 'promote',
+				'--no-wait', '--pgdata' => $standby->data_dir
+			],
 			'promotion');
 	}
-	$standby->wait_for_event('startup', 'promotion-after-wal-segment-cleanup');
+	$standby->wait_for_event('startup',
+		'promotion-after-wal-segment-cleanup');
 	$standby->adjust_conf('postgresql.conf', $SETTING, $to);
 	$standby->reload;
-	$standby->poll_query_until('postgres', "SELECT dw_setting() = '$to'") or die 'no reload';
-	$standby->safe_psql('postgres', q{
+	$standby->poll_query_until('postgres', "SELECT dw_setting() = '$to'")
+	  or die 'no reload';
+	$standby->safe_psql(
+		'postgres', q{
 		SELECT injection_points_wakeup('promotion-after-wal-segment-cleanup');
 		SELECT injection_points_detach('promotion-after-wal-segment-cleanup')});
-	$standby->poll_query_until('postgres', 'SELECT NOT pg_is_in_recovery()') or die;
+	$standby->poll_query_until('postgres', 'SELECT NOT pg_is_in_recovery()')
+	  or die;
 
-	wait_for_change($standby, $end, $to eq 'double_writes' ? 'false' : 'true');
+	wait_for_change($standby, $end,
+		$to eq 'double_writes' ? 'false' : 'true');
 
 	# the checkpoint requested by a promotion may be under way, hence a new one
 	$standby->safe_psql('postgres', 'CHECKPOINT');
 	my $from_lsn = $standby->lsn('insert');
 	$standby->safe_psql('postgres', 'UPDATE t SET v = v + 1');
-	my $images = dw_images_between($standby, $from_lsn, $standby->lsn('flush'));
+	my $images =
+	  dw_images_between($standby, $from_lsn, $standby->lsn('flush'));
 	if ($to eq 'double_writes')
 	{
-		is($images, 0, "end of recovery in $from, reload: images have stopped");
+		is($images, 0,
+			"end of recovery in $from, reload: images have stopped");
 	}
 	else
 	{
-		cmp_ok($images, '>', 3, "end of recovery in $from, reload: images have begun");
+		cmp_ok($images, '>', 3,
+			"end of recovery in $from, reload: images have begun");
 	}
-	is($standby->safe_psql('postgres', 'SELECT armed FROM dw_state()'),
-		$to eq 'double_writes' ? 't' : 'f', "end of recovery in $from, reload: log");
+	is( $standby->safe_psql('postgres', 'SELECT armed FROM dw_state()'),
+		$to eq 'double_writes' ? 't' : 'f',
+		"end of recovery in $from, reload: log");
 	$standby->stop;
 }
 
@@ -171,7 +203,8 @@ foreach my $case (
 
 {
 	$standby = new_standby('between', 'full_pages');
-	my $end = $standby->safe_psql('postgres', q{
+	my $end = $standby->safe_psql(
+		'postgres', q{
 		SELECT dw_await_end_of_recovery_at('doublewrite-update-mode');
 		SELECT pg_last_wal_replay_lsn()}) =~ s/^\n//r;
 	my $offset = -s $standby->logfile;
@@ -183,8 +216,8 @@ foreach my $case (
 		$offset);
 	$standby->promote;
 	wait_for_change($standby, $end, 'false');
-	is($standby->safe_psql('postgres', 'SELECT armed FROM dw_state()'), 't',
-		'recovery ends while the checkpointer looks: log is in use');
+	is($standby->safe_psql('postgres', 'SELECT armed FROM dw_state()'),
+		't', 'recovery ends while the checkpointer looks: log is in use');
 	$standby->stop;
 }
 
@@ -204,11 +237,15 @@ foreach my $mode (qw(full_pages double_writes off))
 {
 	$node->adjust_conf('postgresql.conf', $SETTING, $mode);
 	$node->append_conf('postgresql.conf',
-		"test_doublewrite.await_end_of_recovery_at = 'doublewrite-update-mode'");
+		"test_doublewrite.await_end_of_recovery_at = 'doublewrite-update-mode'"
+	);
 	$node->start;
-	is( $node->safe_psql('postgres',
-			'SELECT in_force, requested, switching FROM pg_double_write_mode'),
-		"$mode|$mode|f", "$mode from the start");
+	is( $node->safe_psql(
+			'postgres',
+			'SELECT in_force, requested, switching FROM pg_double_write_mode'
+		),
+		"$mode|$mode|f",
+		"$mode from the start");
 	$node->stop;
 }
 done_testing();

@@ -17,7 +17,8 @@ use Test::More;
 dw_require_injection_points();
 
 my $node = dw_quiet_node('main');
-$node->safe_psql('postgres', q{
+$node->safe_psql(
+	'postgres', q{
 	CREATE TABLE a AS SELECT i AS id FROM generate_series(1, 100) i;
 	CREATE TABLE b AS SELECT i AS id FROM generate_series(1, 100) i;
 	CHECKPOINT});
@@ -25,7 +26,8 @@ $node->safe_psql('postgres', q{
 # --- Interrupts are served again
 
 my $session = $node->background_psql('postgres', on_error_stop => 0);
-my $out = $session->query(q{
+my $out = $session->query(
+	q{
 	DELETE FROM a WHERE id = 1;
 	SELECT dw_evict('a'), dw_fail_at('doublewrite-home-write', 'EIO');
 	SELECT dw_drain();
@@ -34,7 +36,9 @@ my $out = $session->query(q{
 	SELECT pg_sleep(1000);
 	ROLLBACK});
 like($session->{stderr}, qr/could not write blocks/, 'home write failed');
-like($session->{stderr}, qr/canceling statement due to statement timeout/,
+like(
+	$session->{stderr},
+	qr/canceling statement due to statement timeout/,
 	'statement_timeout works in the session that has met the error');
 $session->{stderr} = '';
 
@@ -43,7 +47,8 @@ $session->query_until(qr/started/, "\\echo started\nSELECT pg_sleep(100);\n");
 $node->poll_query_until('postgres',
 	"SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = $pid");
 $node->safe_psql('postgres', "SELECT pg_terminate_backend($pid)");
-ok($node->poll_query_until('postgres',
+ok( $node->poll_query_until(
+		'postgres',
 		"SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $pid"),
 	'... and so does pg_terminate_backend()');
 $session->{run}->finish;
@@ -51,13 +56,18 @@ $node->safe_psql('postgres', 'SELECT dw_drain()');
 
 # --- Pages behind a failing one are written, by the same process
 
-$node->safe_psql('postgres', q{
+$node->safe_psql(
+	'postgres', q{
 	DELETE FROM a WHERE id = 2; DELETE FROM b WHERE id = 2;
-	SELECT dw_evict('a'), dw_evict('b'), dw_fail_at('doublewrite-home-write', 'EIO')});
-is($node->safe_psql('postgres', 'SELECT dw_flush_batch(false)'), 't', 'a batch goes home');
-cmp_ok($node->safe_psql('postgres', 'SELECT in_use FROM dw_state()'), '<', 3, '... except what failed');
+	SELECT dw_evict('a'), dw_evict('b'), dw_fail_at('doublewrite-home-write', 'EIO')}
+);
+is($node->safe_psql('postgres', 'SELECT dw_flush_batch(false)'),
+	't', 'a batch goes home');
+cmp_ok($node->safe_psql('postgres', 'SELECT in_use FROM dw_state()'),
+	'<', 3, '... except what failed');
 $node->safe_psql('postgres', 'SELECT dw_drain()');
-is($node->safe_psql('postgres', 'SELECT in_use FROM dw_state()'), 0, 'all pages are home');
+is($node->safe_psql('postgres', 'SELECT in_use FROM dw_state()'),
+	0, 'all pages are home');
 $node->stop;
 
 # --- A process that reports an error to a client holds no lock of the engine: the
@@ -66,14 +76,19 @@ $node->stop;
 $node->start;
 foreach my $point ('doublewrite-log-write', 'doublewrite-sync-cycle-synced')
 {
-	$node->safe_psql('postgres', qq{
+	$node->safe_psql(
+		'postgres', qq{
 		DELETE FROM a WHERE id = 3; INSERT INTO a VALUES (3);
 		SELECT dw_evict('a'), dw_fail_at('$point', 'EIO', 1, 2)});
-	my ($ret, $stdout, $stderr) =
-	  $node->psql('postgres', 'SELECT dw_drain(); SELECT dw_sync_cycle()', on_error_stop => 0);
+	my ($ret, $stdout, $stderr) = $node->psql(
+		'postgres',
+		'SELECT dw_drain(); SELECT dw_sync_cycle()',
+		on_error_stop => 0);
 	like($stderr, qr/error/i, "$point fails");
 	is($node->safe_psql('postgres', 'SELECT 1'), 1, '... without a lock');
-	$node->safe_psql('postgres', "SELECT dw_clear('$point'); SELECT dw_drain(); SELECT dw_sync_cycle()");
+	$node->safe_psql('postgres',
+		"SELECT dw_clear('$point'); SELECT dw_drain(); SELECT dw_sync_cycle()"
+	);
 }
 $node->stop;
 

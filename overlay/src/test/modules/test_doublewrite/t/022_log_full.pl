@@ -33,7 +33,8 @@ sub full_node
 	my ($name) = @_;
 	my $node = dw_quiet_node($name, conf => $conf);
 
-	$node->safe_psql('postgres', q{
+	$node->safe_psql(
+		'postgres', q{
 		CREATE TABLE t (id int, v int, filler text STORAGE PLAIN);
 		INSERT INTO t SELECT i, 0, repeat('x', 6000) FROM generate_series(1, 60) i;
 		CREATE TABLE t2 (LIKE t INCLUDING STORAGE);
@@ -51,8 +52,12 @@ sub start_filling
 {
 	my ($node, $name, $table) = @_;
 
-	return dw_start($node, $name, join(";\n",
-		("UPDATE $table SET v = v + 1 WHERE NOT EXISTS (SELECT FROM enough); SELECT dw_note_truncated('$table'), dw_evict('$table'); SELECT dw_flush_batch()") x 80));
+	return dw_start(
+		$node, $name,
+		join(
+			";\n",
+			(   "UPDATE $table SET v = v + 1 WHERE NOT EXISTS (SELECT FROM enough); SELECT dw_note_truncated('$table'), dw_evict('$table'); SELECT dw_flush_batch()"
+			) x 80));
 }
 
 sub finish
@@ -66,7 +71,8 @@ sub finish
 		$sessions{$name}->quit;
 	}
 	kill('CONT', @{ $node->{stopped} });
-	$node->safe_psql('postgres', q{SELECT dw_clear('doublewrite-create-segment')});
+	$node->safe_psql('postgres',
+		q{SELECT dw_clear('doublewrite-create-segment')});
 	$node->stop;
 	return;
 }
@@ -76,7 +82,8 @@ sub finish
 {
 	my $node = full_node('earlier_cycle');
 
-	$node->safe_psql('postgres', q{
+	$node->safe_psql(
+		'postgres', q{
 		SELECT injection_points_attach('doublewrite-sync-cycle', 'wait')});
 	my $cycle = dw_start($node, 'cycle', 'SELECT dw_sync_cycle()');
 	dw_waits_for($node, 'cycle', '^doublewrite-sync-cycle$');
@@ -91,18 +98,21 @@ sub finish
 {
 	my $node = full_node('later_batch');
 
-	$node->safe_psql('postgres', q{
+	$node->safe_psql(
+		'postgres', q{
 		SELECT injection_points_attach('doublewrite-space-freed', 'wait')});
 	my $first = start_filling($node, 'first', 't');
 	dw_waits_for($node, 'first', '^doublewrite-space-freed$');
-	$node->safe_psql('postgres', q{
+	$node->safe_psql(
+		'postgres', q{
 		SELECT injection_points_detach('doublewrite-space-freed');
 		SELECT injection_points_attach('doublewrite-sync-cycle', 'wait')});
 
 	# another one writes that batch back, and fills the log again
 	my $second = start_filling($node, 'second', 't2');
 	dw_waits_for($node, 'second', '^doublewrite-sync-cycle$');
-	$node->safe_psql('postgres', q{SELECT injection_points_wakeup('doublewrite-space-freed')});
+	$node->safe_psql('postgres',
+		q{SELECT injection_points_wakeup('doublewrite-space-freed')});
 	dw_waits_for($node, 'first', '^DoubleWriteSync$');
 	dw_wake($node, 'doublewrite-sync-cycle');
 	finish($node, first => $first, second => $second);
@@ -114,19 +124,21 @@ sub finish
 	my $node = full_node('many_sessions');
 	my $cycles = q{SELECT sync_cycles FROM dw_stats()};
 
-	$node->safe_psql('postgres', q{
+	$node->safe_psql(
+		'postgres', q{
 		SELECT injection_points_attach('doublewrite-sync-cycle', 'wait')});
 	my $filler = start_filling($node, 'filler', 't');
 	dw_waits_for($node, 'filler', '^doublewrite-sync-cycle$');
 	$node->safe_psql('postgres', 'INSERT INTO enough DEFAULT VALUES');
 	my %sessions =
-	  map { ($_ => dw_start($node, $_, 'SELECT dw_flush_batch()')) } map { "session $_" } (1 .. 8);
+	  map { ($_ => dw_start($node, $_, 'SELECT dw_flush_batch()')) }
+	  map { "session $_" } (1 .. 8);
 	dw_waits_for($node, $_, '^DoubleWriteSync$') foreach keys %sessions;
 	my $before = $node->safe_psql('postgres', $cycles);
 	dw_wake($node, 'doublewrite-sync-cycle');
 	$_->query('SELECT 1') foreach ($filler, values %sessions);
-	is($node->safe_psql('postgres', $cycles) - $before, 1,
-		'one sync cycle for all sessions that wait for space in the log');
+	is($node->safe_psql('postgres', $cycles) - $before,
+		1, 'one sync cycle for all sessions that wait for space in the log');
 	finish($node, filler => $filler, %sessions);
 }
 

@@ -23,11 +23,11 @@ use Test::More;
 
 dw_require_injection_points();
 
-my $node = dw_quiet_node('main',
-	conf => "double_write_buffer_size = 64MB\n");
+my $node = dw_quiet_node('main', conf => "double_write_buffer_size = 64MB\n");
 
 # A live range in two segments, and torn pages.  Bytes are planted in those behind it.
-$node->poll_query_until('postgres', 'SELECT last_segno - segno >= 4 FROM dw_state()')
+$node->poll_query_until('postgres',
+	'SELECT last_segno - segno >= 4 FROM dw_state()')
   or die 'no segments are prepared';
 $node->safe_psql(
 	'postgres', q{
@@ -48,7 +48,8 @@ my $end = $newest->{blockno} + $newest->{nblocks};
 my $torn = dw_tear_copied($node);
 
 cmp_ok($torn, '>', 500, 'pages are torn');
-cmp_ok($newest->{segno}, '>', $live[0]{segno}, 'live range has several segments');
+cmp_ok($newest->{segno}, '>', $live[0]{segno},
+	'live range has several segments');
 cmp_ok($end, '<', 500, 'there is room behind the newest batch');
 
 my $said = dw_tool($node, 'dry-run');
@@ -84,9 +85,12 @@ my ($what, $segno, $blockno) = @{ $places[0] };
 my $path = sprintf('pg_doublewrite/%016X', $segno);
 my $was = dw_read_block($node, $path, $blockno * BLCKSZ);
 
-dw_write_block($node, $path, $blockno * BLCKSZ,
+dw_write_block(
+	$node, $path,
+	$blockno * BLCKSZ,
 	planted($segno, $blockno, nonce => $newest->{nonce}));
-is(dw_tool($node, 'dry-run')->{verdict}, 'nothing', 'a batch of the server itself is believed');
+is(dw_tool($node, 'dry-run')->{verdict},
+	'nothing', 'a batch of the server itself is believed');
 dw_write_block($node, $path, $blockno * BLCKSZ, $was);
 
 foreach my $place (@places)
@@ -95,18 +99,23 @@ foreach my $place (@places)
 	$path = sprintf('pg_doublewrite/%016X', $segno);
 	foreach my $fields ({}, { sysid => 4711 })
 	{
-		dw_write_block($node, $path, $blockno * BLCKSZ,
+		dw_write_block(
+			$node, $path,
+			$blockno * BLCKSZ,
 			planted($segno, $blockno, %$fields));
 		$said = dw_tool($node, 'dry-run');
 		is( "$said->{verdict} $said->{restored}",
 			"restore $torn",
-			"$what: planted bytes change nothing, " . join(' ', keys %$fields));
+			"$what: planted bytes change nothing, " . join(' ', keys %$fields)
+		);
 	}
 }
 
 # A fork that does not exist, in a batch that is intact otherwise
 my $middle = (grep { $_->{npages} > 0 } @live)[1];
-my @entries = map { {%$_} } @{ $middle->{entries} };
+my @entries = map {
+	{ %$_ }
+} @{ $middle->{entries} };
 $path = sprintf('pg_doublewrite/%016X', $middle->{segno});
 $was = dw_read_block($node, $path, $middle->{blockno} * BLCKSZ);
 $entries[0]{fork} = 65000;
@@ -115,10 +124,8 @@ dw_write_block(
 	$middle->{blockno} * BLCKSZ,
 	dw_forged_header($node, $middle, entries => \@entries));
 command_checks_all(
-	[ 'pg_doublewrite', 'list', '--pages', $node->data_dir ],
-	2,
-	[qr/batch $middle->{batchno} is missing/],
-	[qr/^$/],
+	[ 'pg_doublewrite', 'list', '--pages', $node->data_dir ], 2,
+	[qr/batch $middle->{batchno} is missing/], [qr/^$/],
 	'unknown fork: the tool takes it for damage');
 my $offset = -s $node->logfile;
 ok(!dw_poll_start($node), 'unknown fork: server does not start');
@@ -131,7 +138,8 @@ dw_write_block($node, $path, $middle->{blockno} * BLCKSZ, $was);
 # All that has been planted is still there.
 $offset = -s $node->logfile;
 ok(dw_poll_start($node), 'server starts');
-is(dw_restore_line($node, $offset)->{restored}, $torn, 'all torn pages are restored');
+is(dw_restore_line($node, $offset)->{restored},
+	$torn, 'all torn pages are restored');
 is($node->safe_psql('postgres', 'SELECT count(*), sum(v) FROM t'),
 	'5000|5100', 'nothing is lost');
 $node->stop;

@@ -26,7 +26,8 @@ use Test::More;
 
 dw_require_injection_points();
 
-my $node = dw_quiet_node('main',
+my $node = dw_quiet_node(
+	'main',
 	init => { allows_streaming => 1, has_archiving => 1 },
 	conf => "double_write_buffer_size = 64MB\n");
 my $data = $node->data_dir;
@@ -58,9 +59,13 @@ sub log_digest
 	my ($on) = @_;
 	my $path = $on->data_dir . '/pg_doublewrite';
 
-	return join(' ',
-		map { "$_:" . (-f "$path/$_" ? unpack('%32C*', slurp_file("$path/$_")) : '') }
-		sort grep { !/^\.\.?$/ } slurp_dir($path));
+	return join(
+		' ',
+		map {
+			"$_:"
+			  . (-f "$path/$_" ? unpack('%32C*', slurp_file("$path/$_")) : '')
+		  }
+		  sort grep { !/^\.\.?$/ } slurp_dir($path));
 }
 
 # ---------------------------------------------------------------------
@@ -72,25 +77,53 @@ sub log_digest
 my $later = 'read header damaged stale packed copy wal_lost pages';
 my @rows = (
 	[ "invalid open $later", 'REFUSE_LABEL', 'REFUSE_LABEL', 'REFUSE_LABEL' ],
-	[ "unreadable open $later", 'REFUSE_LABEL', 'REFUSE_LABEL', 'REFUSE_LABEL' ],
-	[ "from_backup missing $later", 'REFUSE_MARKER', 'LEAVE_LOG', 'LEAVE_LOG' ],
+	[
+		"unreadable open $later", 'REFUSE_LABEL',
+		'REFUSE_LABEL', 'REFUSE_LABEL'
+	],
+	[
+		"from_backup missing $later", 'REFUSE_MARKER',
+		'LEAVE_LOG', 'LEAVE_LOG'
+	],
 	[ "missing $later", 'REFUSE_DIR', 'LEAVE_LOG', 'LEAVE_LOG' ],
 	[ "open $later", 'REFUSE_DIR', 'REFUSE_DIR', 'LEAVE_LOG' ],
 	[ "foreign $later", 'REFUSE_DIR', 'REFUSE_DIR', 'LEAVE_LOG' ],
-	[ "from_backup $later", 'REFUSE_MARKER', 'REFUSE_HEADER', 'REFUSE_HEADER' ],
+	[
+		"from_backup $later", 'REFUSE_MARKER',
+		'REFUSE_HEADER', 'REFUSE_HEADER'
+	],
 	[ 'header damaged stale', 'READ_LOG', 'READ_LOG', 'READ_LOG' ],
 	[ $later, 'REFUSE_HEADER', 'REFUSE_HEADER', 'REFUSE_HEADER' ],
-	[ 'read damaged stale copy pages', 'REFUSE_DAMAGED', 'REFUSE_DAMAGED', 'REFUSE_DAMAGED' ],
-	[ 'read hole stale copy pages', 'REFUSE_DAMAGED', 'REFUSE_DAMAGED', 'REFUSE_DAMAGED' ],
+	[
+		'read damaged stale copy pages', 'REFUSE_DAMAGED',
+		'REFUSE_DAMAGED', 'REFUSE_DAMAGED'
+	],
+	[
+		'read hole stale copy pages', 'REFUSE_DAMAGED',
+		'REFUSE_DAMAGED', 'REFUSE_DAMAGED'
+	],
 	[ 'read empty copy', 'REFUSE_MISSING', 'REFUSE_COPY', 'REFUSE_COPY' ],
 	[ 'read empty', 'REFUSE_MISSING', 'NOTHING', 'NOTHING' ],
-	[ 'read stale packed copy wal_lost pages', 'REFUSE_STALE', 'REFUSE_COPY', 'REFUSE_COPY' ],
-	[ 'read tail packed copy wal_lost pages', 'REFUSE_DAMAGED', ('REFUSE_COMPRESSION') x 2 ],
+	[
+		'read stale packed copy wal_lost pages', 'REFUSE_STALE',
+		'REFUSE_COPY', 'REFUSE_COPY'
+	],
+	[
+		'read tail packed copy wal_lost pages',
+		'REFUSE_DAMAGED',
+		('REFUSE_COMPRESSION') x 2
+	],
 	[ 'read tail checksums packed pages', ('REFUSE_COMPRESSION') x 3 ],
 	[ 'read packed copy wal_lost pages', ('REFUSE_COMPRESSION') x 3 ],
-	[ 'read copy wal_lost pages', 'REFUSE_COPY', 'REFUSE_COPY', 'REFUSE_COPY' ],
+	[
+		'read copy wal_lost pages', 'REFUSE_COPY',
+		'REFUSE_COPY', 'REFUSE_COPY'
+	],
 	[ 'read copy', 'REFUSE_COPY', 'REFUSE_COPY', 'REFUSE_COPY' ],
-	[ 'read stale packed wal_lost pages', 'REFUSE_STALE', 'DISCARD_STALE', 'DISCARD_STALE' ],
+	[
+		'read stale packed wal_lost pages', 'REFUSE_STALE',
+		'DISCARD_STALE', 'DISCARD_STALE'
+	],
 	[ 'read stale wal_lost', 'REFUSE_STALE', 'NOTHING', 'NOTHING' ],
 	[ 'read wal_lost pages', 'REFUSE_WAL', 'REFUSE_WAL', 'REFUSE_WAL' ],
 	[ 'read wal_lost packed', 'REFUSE_WAL', 'NOTHING', 'NOTHING' ],
@@ -102,14 +135,16 @@ foreach my $row (@rows)
 	my ($facts, @verdicts) = @$row;
 	my $label = $facts =~ s/(invalid|unreadable) // ? " $1" : '';
 	my @found = map {
-		$node->safe_psql('postgres', "SELECT dw_judge_start('$_$label $facts')")
+		$node->safe_psql('postgres',
+			"SELECT dw_judge_start('$_$label $facts')")
 	} ('marker', 'wanted', '');
 
 	is_deeply(\@found, \@verdicts, "a start that finds$label $facts");
 }
 is( $node->safe_psql(
 		'postgres', "SELECT dw_judge_start('backup from_backup $later')"),
-	'DISCARD_BACKUP', '... and a log that came with a backup');
+	'DISCARD_BACKUP',
+	'... and a log that came with a backup');
 
 # Change a table, write it back, crash, and tear what has a copy.
 my $v = 0;
@@ -136,7 +171,8 @@ sub restores
 
 	ok(dw_poll_start($on), "$what: server starts") or BAIL_OUT('no start');
 	my $line = dw_restore_line($on, $offset);
-	is($line ? $line->{restored} : 0, $torn, "$what: torn pages are restored");
+	is($line ? $line->{restored} : 0, $torn,
+		"$what: torn pages are restored");
 	is($on->safe_psql('postgres', "SELECT count(*) FROM t WHERE v = $v"),
 		300, "$what: nothing is lost");
 	return;
@@ -146,7 +182,10 @@ $node->safe_psql(
 	'postgres', q{
 	CREATE TABLE t AS SELECT i AS id, 0 AS v, repeat('x', 1000) AS filler
 		FROM generate_series(1, 300) i});
-like(slurp_file($owner), qr/^Data directory: \Q$data\E$/m, 'the log has an owner');
+like(
+	slurp_file($owner),
+	qr/^Data directory: \Q$data\E$/m,
+	'the log has an owner');
 
 # ---------------------------------------------------------------------
 # Which users may write to the directory
@@ -165,7 +204,10 @@ my $was = (stat $dir)[2] & 07777;
 foreach my $mode (0770, 0707, 0777)
 {
 	chmod($mode, $dir) or die "could not chmod: $!";
-	refuses(sprintf('mode %o', $mode), $node, undef,
+	refuses(
+		sprintf('mode %o', $mode),
+		$node,
+		undef,
 		qr/double-write log directory "pg_doublewrite" has invalid permissions/,
 		qr/Permissions should be/);
 }
@@ -178,12 +220,14 @@ SKIP:
 	my $theirs = File::Spec->tmpdir();
 
 	skip "$theirs belongs to us", 2 if (stat $theirs)[4] == $>;
-	skip "$theirs cannot be used", 2 unless -r $theirs && -w $theirs && -x $theirs;
+	skip "$theirs cannot be used", 2
+	  unless -r $theirs && -w $theirs && -x $theirs;
 	unlink($dir) or die "could not unlink: $!";
 	symlink($theirs, $dir) or die "could not symlink: $!";
 	my $offset = -s $node->logfile;
 	ok(!dw_poll_start($node), 'wrong owner: server does not start');
-	like(slurp_file($node->logfile, $offset),
+	like(
+		slurp_file($node->logfile, $offset),
 		qr/double-write log directory "pg_doublewrite" has wrong ownership/,
 		'wrong owner: says why');
 	unlink($dir) or die "could not unlink: $!";
@@ -198,9 +242,14 @@ mkfifo($fifo, 0600) or die "could not mkfifo: $!";
 open(my $writer, '+<', $fifo) or die "could not open FIFO: $!";
 my $offset = -s $node->logfile;
 ok(!dw_poll_start($node), 'FIFO: server does not start');
-like(slurp_file($node->logfile, $offset), qr/is not a regular file/, 'FIFO: says why');
-command_fails_like([ 'pg_doublewrite', 'check', $data ],
-	qr/is not a regular file/, 'FIFO: the tool says so');
+like(
+	slurp_file($node->logfile, $offset),
+	qr/is not a regular file/,
+	'FIFO: says why');
+command_fails_like(
+	[ 'pg_doublewrite', 'check', $data ],
+	qr/is not a regular file/,
+	'FIFO: the tool says so');
 close($writer);
 unlink($fifo);
 
@@ -237,7 +286,7 @@ sub copy_cluster
 	chmod(0700, $to->data_dir) or die "could not chmod: $!";
 	mkdir($to->basedir . '/pgdata');
 	$to->append_conf('postgresql.conf',
-		    "port = "
+			"port = "
 		  . $to->port
 		  . "\nunix_socket_directories = '"
 		  . $to->host
@@ -254,12 +303,17 @@ $session->quit;
 unlink($copy->data_dir . '/backup_label');
 append_to_file($copy->data_dir . '/backup_label', "$label\n");
 refuses(
-	'linked log, label', $copy, qr/in use by data directory "\Q$data\E"/,
+	'linked log, label',
+	$copy,
+	qr/in use by data directory "\Q$data\E"/,
 	qr/belongs to another data directory/,
 	qr/in use by data directory "\Q$data\E"/);
 $torn = crash();
 $copy = copy_cluster('linked');
-refuses('linked log, marker', $copy, qr/in use by data directory/,
+refuses(
+	'linked log, marker',
+	$copy,
+	qr/in use by data directory/,
 	qr/belongs to another data directory/);
 restores('after copies have tried', $node, $torn);
 $node->stop;
@@ -273,14 +327,20 @@ $node->start;
 
 $torn = crash();
 $copy = copy_cluster('copy');
-refuses('copy', $copy, qr/is a copy of one whose double-write log was in use/,
+refuses(
+	'copy',
+	$copy,
+	qr/is a copy of one whose double-write log was in use/,
 	qr/this data directory is a copy of one whose double-write log was in use/,
 	qr/HINT: .*restore it again with its own file "backup_label"/);
 
 # A tool that leaves out the marker, but not the log, makes no better copy.
 my $copied = $copy->data_dir . '/backup_label';
 rename($copied, "$copied.away") or die "could not rename: $!";
-refuses('copy without marker', $copy, qr/is a copy of one/,
+refuses(
+	'copy without marker',
+	$copy,
+	qr/is a copy of one/,
 	qr/this data directory is a copy of one/);
 rename("$copied.away", $copied) or die "could not rename: $!";
 
@@ -289,21 +349,28 @@ rename("$copied.away", $copied) or die "could not rename: $!";
 copy($marker, "$marker.copied") or die "could not copy: $!";
 rename($marker, "$marker.away") or die "could not rename: $!";
 rename("$marker.copied", $marker) or die "could not rename: $!";
-refuses('copied marker', $node, qr/is a copy of one/,
+refuses(
+	'copied marker',
+	$node,
+	qr/is a copy of one/,
 	qr/this data directory is a copy of one/);
 
 # With what only a backup needs, the words are others.
 foreach my $file ('recovery.signal', 'tablespace_map')
 {
 	append_to_file("$data/$file", '');
-	refuses("marker and $file", $node, qr/is not the label of a backup/,
+	refuses(
+		"marker and $file",
+		$node,
+		qr/is not the label of a backup/,
 		qr/file "backup_label" is not the label of a backup/,
 		qr/HINT: .*Restore the backup again, with its own file/);
 	unlink("$data/$file");
 }
 
 # An operator that knows that it is the copy of a crashed server can say so.
-unlink($copy->data_dir . '/pg_doublewrite/owner') or die "could not unlink: $!";
+unlink($copy->data_dir . '/pg_doublewrite/owner')
+  or die "could not unlink: $!";
 restores('copy of a crashed server', $copy, $torn);
 $copy->stop;
 
@@ -319,8 +386,8 @@ $torn = crash();
 append_to_file("$data/standby.signal", '');
 $offset = -s $node->logfile;
 ok(dw_poll_start($node), 'standby.signal: server starts');
-is(dw_restore_line($node, $offset)->{restored}, $torn,
-	'standby.signal: torn pages are restored');
+is(dw_restore_line($node, $offset)->{restored},
+	$torn, 'standby.signal: torn pages are restored');
 $node->stop;
 unlink("$data/standby.signal");
 
@@ -330,7 +397,8 @@ unlink("$data/standby.signal");
 
 foreach my $point ('doublewrite-marker-written', 'doublewrite-armed')
 {
-	$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = '$point'\n");
+	$node->append_conf('postgresql.conf',
+		"test_doublewrite.crash_at = '$point'\n");
 	for (1 .. 2)
 	{
 		$offset = -s $node->logfile;
@@ -339,7 +407,10 @@ foreach my $point ('doublewrite-marker-written', 'doublewrite-armed')
 	}
 	$node->adjust_conf('postgresql.conf', 'test_doublewrite.crash_at', "''");
 	ok(dw_poll_start($node), "$point: server starts");
-	like(slurp_file($owner), qr/^Marker: inode [1-9]/m, "$point: marker is named");
+	like(
+		slurp_file($owner),
+		qr/^Marker: inode [1-9]/m,
+		"$point: marker is named");
 	$node->stop;
 }
 ok(!-e $owner, 'no owner after a clean stop');

@@ -27,7 +27,9 @@ dw_require_injection_points();
 
 my $SEGMENT = 4 * 1024 * 1024;
 my $node = dw_quiet_node('main',
-	conf => "double_write_buffer_size = 128MB\nlog_startup_progress_interval = 1ms\n");
+	conf =>
+	  "double_write_buffer_size = 128MB\nlog_startup_progress_interval = 1ms\n"
+);
 my $data = $node->data_dir;
 my $dir = "$data/pg_doublewrite";
 my $marker = "$data/backup_label";
@@ -40,7 +42,9 @@ sub settings
 
 	foreach my $action ('fail_at', 'pause_at')
 	{
-		$node->adjust_conf('postgresql.conf', "test_doublewrite.$action",
+		$node->adjust_conf(
+			'postgresql.conf',
+			"test_doublewrite.$action",
 			"'" . ($points{$action} // '') . "'");
 	}
 	return;
@@ -52,11 +56,17 @@ sub crash
 	my (@tables) = @_;
 
 	$v++;
-	$node->safe_psql('postgres',
-		join(';', 'CHECKPOINT', 'SELECT dw_sync_cycle()',
+	$node->safe_psql(
+		'postgres',
+		join(';',
+			'CHECKPOINT',
+			'SELECT dw_sync_cycle()',
 			map { "UPDATE $_ SET v = $v" } @tables));
-	$node->safe_psql('postgres',
-		join(';', (map { "SELECT dw_evict('$_')" } @tables), 'SELECT dw_drain()'));
+	$node->safe_psql(
+		'postgres',
+		join(';',
+			(map { "SELECT dw_evict('$_')" } @tables),
+			'SELECT dw_drain()'));
 	$node->stop('immediate');
 	my $torn = dw_tear_copied($node);
 	cmp_ok($torn, '>', 10, 'pages are torn');
@@ -70,11 +80,16 @@ sub restores
 
 	ok(dw_poll_start($node), "$what: server starts") or BAIL_OUT('no start');
 	my $line = dw_restore_line($node, $offset);
-	cmp_ok($line ? $line->{restored} : 0, '>=', $torn, "$what: torn pages are restored");
+	cmp_ok($line ? $line->{restored} : 0,
+		'>=', $torn, "$what: torn pages are restored");
 	foreach my $table (@tables)
 	{
-		is($node->safe_psql('postgres', "SELECT count(*) - count(*) FILTER (WHERE v = $v) FROM $table"),
-			0, "$what: nothing is lost, $table");
+		is( $node->safe_psql(
+				'postgres',
+				"SELECT count(*) - count(*) FILTER (WHERE v = $v) FROM $table"
+			),
+			0,
+			"$what: nothing is lost, $table");
 	}
 	return slurp_file($node->logfile, $offset);
 }
@@ -130,9 +145,16 @@ $node->poll_query_until('postgres', $ahead) or die 'no segments are prepared';
 $node->stop('immediate');
 my $n = dw_segments($dir);
 $node->start;
-my $read = $node->safe_psql('postgres', 'SELECT bytes_read FROM dw_restore_stats()');
-cmp_ok($read, '>=', $n * BLCKSZ, 'nothing live: the start of each segment is read');
-cmp_ok($read, '<=', $n * BLCKSZ + 2 * $SEGMENT, '... and two whole segments at most');
+my $read =
+  $node->safe_psql('postgres', 'SELECT bytes_read FROM dw_restore_stats()');
+cmp_ok(
+	$read, '>=',
+	$n * BLCKSZ,
+	'nothing live: the start of each segment is read');
+cmp_ok(
+	$read, '<=',
+	$n * BLCKSZ + 2 * $SEGMENT,
+	'... and two whole segments at most');
 cmp_ok($n, '>=', 9, '... of many');
 
 $node->poll_query_until('postgres', $ahead) or die 'no segments are prepared';
@@ -142,8 +164,11 @@ my $live = $live[-1]{segno} - $live[0]{segno} + 1;
 cmp_ok($live, '>=', 2, 'live range has several segments');
 $n = dw_segments($dir);
 restores('live range', $torn, 't');
-$read = $node->safe_psql('postgres', 'SELECT bytes_read FROM dw_restore_stats()');
-cmp_ok($read, '<=', $n * BLCKSZ + ($live + 1) * $SEGMENT,
+$read =
+  $node->safe_psql('postgres', 'SELECT bytes_read FROM dw_restore_stats()');
+cmp_ok(
+	$read, '<=',
+	$n * BLCKSZ + ($live + 1) * $SEGMENT,
 	'live range: it is read, and one segment more at most');
 
 # ---------------------------------------------------------------------
@@ -156,7 +181,8 @@ $node->poll_query_until('postgres', $ahead) or die 'no segments are prepared';
 $torn = crash('t');
 $n = dw_segments($dir);
 settings(fail_at => 'doublewrite-log-read:EIO:' . ($n + 3) . ':513');
-refuses('live segment cannot be read',
+refuses(
+	'live segment cannot be read',
 	qr/could not read double-write log segment .* at offset 0: Input\/output error/,
 	qr/double-write log is damaged: batch \d+ is missing/);
 settings(fail_at => 'doublewrite-log-read:EIO:' . ($n + 2) . ':513');
@@ -173,17 +199,25 @@ like($text, qr/Blocks that cannot be read: 1\./, '... which is said');
 # The segment behind the newest, and then the place where the next batch would stand.  It may
 # have been complete, and nothing but data checksums would find the pages that it protects.
 $torn = crash('small');
-settings(fail_at => 'doublewrite-log-read:EIO:' . (dw_segments($dir) + 2) . ':515');
-$text = restores('end of the log cannot be read, with checksums', $torn, 'small');
+settings(fail_at => 'doublewrite-log-read:EIO:'
+	  . (dw_segments($dir) + 2)
+	  . ':515');
+$text =
+  restores('end of the log cannot be read, with checksums', $torn, 'small');
 like($text, qr/Blocks that cannot be read: 1\./, '... which is said');
 settings();
 $node->stop;
-command_ok([ 'pg_checksums', '--disable', '--pgdata' => $data ], 'checksums are taken away');
+command_ok([ 'pg_checksums', '--disable', '--pgdata' => $data ],
+	'checksums are taken away');
 $node->start;
 $torn = crash('small');
-settings(fail_at => 'doublewrite-log-read:EIO:' . (dw_segments($dir) + 2) . ':515');
-refuses('end of the log cannot be read',
-	qr/double-write log is damaged: batch \d+ cannot be read, and may have been complete/);
+settings(fail_at => 'doublewrite-log-read:EIO:'
+	  . (dw_segments($dir) + 2)
+	  . ':515');
+refuses(
+	'end of the log cannot be read',
+	qr/double-write log is damaged: batch \d+ cannot be read, and may have been complete/
+);
 
 # ... or a batch that looks as if the crash had cut it short
 my $newest = dw_read_log($node)->{batches}[-1];
@@ -191,23 +225,31 @@ my ($copy) = grep { $_->{length} > 0 } @{ $newest->{entries} };
 my $path = sprintf('pg_doublewrite/%016X', $newest->{segno});
 my $bytes = substr($copy->{stored}, 0, 64);
 dw_write_block($node, $path, $copy->{offset}, "\0" x length($bytes));
-refuses('newest batch cannot be read',
-	qr/double-write log is damaged: batch $newest->{batchno} cannot be read, and may have been complete/);
+refuses(
+	'newest batch cannot be read',
+	qr/double-write log is damaged: batch $newest->{batchno} cannot be read, and may have been complete/
+);
 dw_write_block($node, $path, $copy->{offset}, $bytes);
 settings();
 
 # a segment that dd has copied takes the place of one with places that cannot be read
-system_or_bail('dd', "if=$data/$path", "of=$data/new", 'bs=8192', 'conv=noerror,sync', 'status=none');
+system_or_bail(
+	'dd', "if=$data/$path",
+	"of=$data/new", 'bs=8192',
+	'conv=noerror,sync', 'status=none');
 rename("$data/new", "$data/$path") or die "could not rename: $!";
 restores('copy of the end of the log', $torn, 'small');
 $node->stop;
-command_ok([ 'pg_checksums', '--enable', '--pgdata' => $data ], 'checksums are back');
+command_ok([ 'pg_checksums', '--enable', '--pgdata' => $data ],
+	'checksums are back');
 $node->start;
 
 $torn = crash('small');
 settings(fail_at => 'doublewrite-restore-read-home:EIO:1:1000000');
 $text = restores('homes cannot be read', $torn, 'small');
-like($text, qr/could not read block \d+ of relation .*: Input\/output error/,
+like(
+	$text,
+	qr/could not read block \d+ of relation .*: Input\/output error/,
 	'... which is said');
 settings();
 
@@ -226,7 +268,8 @@ my $owner = slurp_file("$dir/owner");
 rename($dir, "$dir.away") or die "could not rename: $!";
 rename("$dir.stale", $dir) or die "could not rename: $!";
 unlink("$dir/owner");
-refuses('empty log of another time',
+refuses(
+	'empty log of another time',
 	qr/the double-write log does not match the state of the cluster/,
 	qr/HINT: .*Bring together/);
 rename($dir, "$dir.stale") or die "could not rename: $!";
@@ -238,7 +281,8 @@ rename("$dir.away", $dir) or die "could not rename: $!";
 
 # when the log is armed, it can
 settings(fail_at => 'doublewrite-check-mode:EIO');
-refuses('directory not reachable', qr/could not access double-write log directory "pg_doublewrite": Input/);
+refuses('directory not reachable',
+	qr/could not access double-write log directory "pg_doublewrite": Input/);
 settings();
 
 # ---------------------------------------------------------------------
@@ -246,12 +290,17 @@ settings();
 # ---------------------------------------------------------------------
 
 rename($marker, "$marker.away") or die "could not rename: $!";
-foreach my $contents ('', "garbage\n", "START WAL LOCATION: 0/2000028 (file \n")
+foreach
+  my $contents ('', "garbage\n", "START WAL LOCATION: 0/2000028 (file \n")
 {
 	append_to_file($marker, $contents);
-	command_checks_all([ 'pg_doublewrite', 'check', $data ],
-		2, [qr/neither the label of a backup/], [qr/^$/], 'no label: the tool says so');
-	refuses('no label', qr/invalid data in file "backup_label"/,
+	command_checks_all(
+		[ 'pg_doublewrite', 'check', $data ], 2,
+		[qr/neither the label of a backup/], [qr/^$/],
+		'no label: the tool says so');
+	refuses(
+		'no label',
+		qr/invalid data in file "backup_label"/,
 		qr/The log is left alone/);
 	unlink($marker) or die "could not unlink: $!";
 }
@@ -311,7 +360,8 @@ ok(-e $marker, '... and the log is still in use');
 # Progress is reported at the next opportunity.  When the log is armed again,
 # nothing of it is open but the segment being written.
 settings(pause_at =>
-	  'doublewrite-read-segment,doublewrite-restore-run,doublewrite-marker-written');
+	  'doublewrite-read-segment,doublewrite-restore-run,doublewrite-marker-written'
+);
 $offset = start_no_wait();
 foreach my $point ('doublewrite-read-segment', 'doublewrite-restore-run')
 {
@@ -320,16 +370,19 @@ foreach my $point ('doublewrite-read-segment', 'doublewrite-restore-run')
 }
 $pid = wait_for_pause($offset, 'doublewrite-marker-written');
 $text = slurp_file($node->logfile, $offset);
-like($text,
+like(
+	$text,
 	qr/reading the double-write log, elapsed time: .*, current segment: [0-9A-F]{16}/,
 	'progress of reading is reported');
-like($text,
+like(
+	$text,
 	qr/restoring pages from the double-write log, elapsed time: .*, pages done: \d+/,
 	'progress of restoring is reported');
 SKIP:
 {
 	skip 'no /proc', 1 unless -d "/proc/$pid/fd";
-	my @open = grep { /pg_doublewrite/ } map { readlink($_) // () } glob("/proc/$pid/fd/*");
+	my @open = grep { /pg_doublewrite/ }
+	  map { readlink($_) // () } glob("/proc/$pid/fd/*");
 
 	cmp_ok(scalar(@open), '<=', 1, "open files of the log: @open");
 }
@@ -337,7 +390,7 @@ resume();
 wait_for_line($offset, qr/(database system is ready to accept connections)/);
 settings();
 $node->_update_pid(1);
-is( $node->safe_psql('postgres', "SELECT count(*) FROM small WHERE v = $v"),
+is($node->safe_psql('postgres', "SELECT count(*) FROM small WHERE v = $v"),
 	300, 'nothing is lost');
 
 # ---------------------------------------------------------------------
@@ -346,13 +399,16 @@ is( $node->safe_psql('postgres', "SELECT count(*) FROM small WHERE v = $v"),
 
 $torn = crash('far', 'small');
 rename($space, "$space.away") or die "could not rename: $!";
-refuses('tablespace gone', qr/could not access tablespace directory "pg_tblspc\/\d+"/);
+refuses('tablespace gone',
+	qr/could not access tablespace directory "pg_tblspc\/\d+"/);
 mkdir($space, 0700) or die "could not mkdir: $!";
-command_checks_all([ 'pg_doublewrite', $_, $data ],
-	2, [qr/has no subdirectory "PG_/],
-	[qr/^$/], "tablespace not mounted: $_ says so")
-  foreach qw(state list check dry-run);
-refuses('tablespace not mounted',
+command_checks_all(
+	[ 'pg_doublewrite', $_, $data ], 2,
+	[qr/has no subdirectory "PG_/], [qr/^$/],
+	"tablespace not mounted: $_ says so"
+) foreach qw(state list check dry-run);
+refuses(
+	'tablespace not mounted',
 	qr/tablespace directory "pg_tblspc\/\d+" has no subdirectory "PG_18/,
 	qr/HINT: .*Make sure that it is mounted/);
 rmdir($space) or die "could not rmdir: $!";
@@ -370,15 +426,20 @@ restores('tablespace dropped', $torn, 'small');
 # ---------------------------------------------------------------------
 
 $text = slurp_file($marker);
-$node->adjust_conf('postgresql.conf', 'io_torn_pages_protection', 'full_pages');
+$node->adjust_conf('postgresql.conf', 'io_torn_pages_protection',
+	'full_pages');
 $node->restart;
 append_to_file($marker, $text);
 my $digest = dw_log_digest($dir);
 $offset = -s $node->logfile;
-$node->adjust_conf('postgresql.conf', 'io_torn_pages_protection', 'double_writes');
+$node->adjust_conf('postgresql.conf', 'io_torn_pages_protection',
+	'double_writes');
 $node->reload;
-$node->wait_for_log(qr/could not empty the double-write log because file "backup_label" says/, $offset);
-is(dw_log_digest($dir), $digest, 'a log with a marker that the start has not seen is left alone');
+$node->wait_for_log(
+	qr/could not empty the double-write log because file "backup_label" says/,
+	$offset);
+is(dw_log_digest($dir), $digest,
+	'a log with a marker that the start has not seen is left alone');
 unlink($marker) or die "could not unlink: $!";
 $node->restart;
 
@@ -400,7 +461,9 @@ for (my $i = 0; $i < 50 && $stderr eq ''; $i++)
 		SELECT dw_evict('small'); SELECT dw_drain_writethrough()},
 		stderr => \$stderr);
 }
-like($stderr, qr/test error at injection point "doublewrite-log-writethrough"/,
+like(
+	$stderr,
+	qr/test error at injection point "doublewrite-log-writethrough"/,
 	'the log is synced as data files are');
 $node->safe_psql('postgres', 'SELECT dw_drain_writethrough()');
 $node->stop;

@@ -21,14 +21,16 @@ use Test::More;
 
 dw_require_injection_points();
 
-my $node = dw_quiet_node('main',
+my $node = dw_quiet_node(
+	'main',
 	init => { allows_streaming => 1, has_archiving => 1 },
 	conf => "double_write_buffer_size = 64MB\n");
 my $data = $node->data_dir;
 my $dir = "$data/pg_doublewrite";
 my $v = 0;
 
-$node->safe_psql('postgres', q{
+$node->safe_psql(
+	'postgres', q{
 	CREATE TABLE t AS SELECT i AS id, 0 AS v, repeat('x', 1000) AS filler
 		FROM generate_series(1, 7000) i;
 	CREATE TABLE small AS SELECT * FROM t LIMIT 300});
@@ -38,7 +40,8 @@ sub tear_home
 	my ($copy) = @_;
 	my ($path, $offset) = dw_home_path($node, $copy);
 
-	return 0 unless $path =~ /^base/ && defined dw_read_block($node, $path, $offset);
+	return 0
+	  unless $path =~ /^base/ && defined dw_read_block($node, $path, $offset);
 	dw_write_block($node, $path, $offset + BLCKSZ / 2, "\xA5" x (BLCKSZ / 2));
 	return 1;
 }
@@ -50,10 +53,13 @@ sub crash_torn
 	my $torn = 0;
 
 	$v++;
-	$node->safe_psql('postgres', "CHECKPOINT; SELECT dw_sync_cycle(); UPDATE $table SET v = $v");
-	$node->safe_psql('postgres', "SELECT dw_evict('$table'); SELECT dw_drain()");
+	$node->safe_psql('postgres',
+		"CHECKPOINT; SELECT dw_sync_cycle(); UPDATE $table SET v = $v");
+	$node->safe_psql('postgres',
+		"SELECT dw_evict('$table'); SELECT dw_drain()");
 	$node->stop('immediate');
-	$torn += tear_home($_) foreach values %{ dw_live_copies(dw_read_log($node)) };
+	$torn += tear_home($_)
+	  foreach values %{ dw_live_copies(dw_read_log($node)) };
 	cmp_ok($torn, '>', 0, "$table: pages were torn");
 	return;
 }
@@ -69,8 +75,12 @@ sub is_whole
 
 	ok(dw_poll_start($node), "$what: server starts")
 	  or BAIL_OUT('the server does not start');
-	is($node->safe_psql('postgres', "SELECT count(*) = (SELECT count(*) FROM $table WHERE v = $v) FROM $table"),
-		't', "$what: nothing lost");
+	is( $node->safe_psql(
+			'postgres',
+			"SELECT count(*) = (SELECT count(*) FROM $table WHERE v = $v) FROM $table"
+		),
+		't',
+		"$what: nothing lost");
 	return;
 }
 
@@ -88,7 +98,8 @@ crash_torn('small');
 # --- A mark whose sync has failed, and its number once more in the next segment,
 #     torn: the first of them does not say how far down the log is live
 
-$node->poll_query_until('postgres', 'SELECT last_segno - segno >= 4 FROM dw_state()')
+$node->poll_query_until('postgres',
+	'SELECT last_segno - segno >= 4 FROM dw_state()')
   or die 'no segments are prepared';
 crash_torn('t');
 {
@@ -99,24 +110,40 @@ crash_torn('t');
 	my ($pages) = grep { $_->{npages} > 0 } @$live;
 
 	isnt($live->[0]{segno}, $newest->{segno}, 'several segments are live');
-	dw_write_block($node, segment($newest->{segno}), $end * BLCKSZ,
-		dw_forged_header($node, $newest,
-			batchno => $next, low_water => $next, segno => $newest->{segno},
-			blockno => $end, npages => 0, entries => []));
-	dw_write_block($node, segment($newest->{segno} + 1), 0,
-		dw_forged_header($node, $pages,
-			batchno => $next, low_water => $next, segno => $newest->{segno} + 1,
+	dw_write_block(
+		$node,
+		segment($newest->{segno}),
+		$end * BLCKSZ,
+		dw_forged_header(
+			$node, $newest,
+			batchno => $next,
+			low_water => $next,
+			segno => $newest->{segno},
+			blockno => $end,
+			npages => 0,
+			entries => []));
+	dw_write_block(
+		$node,
+		segment($newest->{segno} + 1),
+		0,
+		dw_forged_header(
+			$node, $pages,
+			batchno => $next,
+			low_water => $next,
+			segno => $newest->{segno} + 1,
 			blockno => 0));
 	is_whole('t', 'number written twice');
 }
 
 # --- Crash recovery on its way to archive recovery crashes: not a backup
 
-$node->adjust_conf('postgresql.conf', 'io_torn_pages_protection', 'full_pages');
+$node->adjust_conf('postgresql.conf', 'io_torn_pages_protection',
+	'full_pages');
 $node->restart;
 $node->safe_psql('postgres', 'UPDATE small SET v = v');
 $node->stop('immediate');
-$node->append_conf('postgresql.conf', q{
+$node->append_conf(
+	'postgresql.conf', q{
 io_torn_pages_protection = double_writes
 restore_command = 'false'
 test_doublewrite.crash_at = 'doublewrite-armed'
@@ -127,9 +154,11 @@ append_to_file("$data/recovery.signal", '');
 
 	$node->start(fail_ok => 1);
 	dw_wait_for_crash($node, $offset);
-	ok(-e "$data/backup_label", 'crash recovery has armed the log, and crashed');
+	ok(-e "$data/backup_label",
+		'crash recovery has armed the log, and crashed');
 	$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = ''\n");
-	command_ok([ 'pg_doublewrite', 'check', $data ], 'the tool sees no backup');
+	command_ok([ 'pg_doublewrite', 'check', $data ],
+		'the tool sees no backup');
 	ok(dw_poll_start($node), 'neither does the server');
 
 	# it lets readers in before the end of recovery
@@ -142,28 +171,33 @@ append_to_file("$data/recovery.signal", '');
 #     reach soon, so nothing would replace it, and batches with higher numbers
 #     than those of such a log.
 
-$node->safe_psql('postgres', 'UPDATE t SET v = v; CHECKPOINT; SELECT dw_sync_cycle()')
+$node->safe_psql('postgres',
+	'UPDATE t SET v = v; CHECKPOINT; SELECT dw_sync_cycle()')
   foreach (1 .. 4);
 $node->stop;
 
 # a stop that was cut short before it renamed segments to spare ones
 foreach my $name (grep { /\.spare\d+$/ } slurp_dir($dir))
 {
-	rename("$dir/$name", "$dir/" . substr($name, 0, 16)) or die "could not rename: $!";
+	rename("$dir/$name", "$dir/" . substr($name, 0, 16))
+	  or die "could not rename: $!";
 }
 {
 	my ($left) = reverse @{ dw_read_log($node)->{batches} };
 
-	cmp_ok($left->{segno}, '>', 10, 'newest segment left is far from the first');
+	cmp_ok($left->{segno}, '>', 10,
+		'newest segment left is far from the first');
 	cmp_ok($left->{batchno}, '>', 10, '... and has many batches before it');
 }
-$node->append_conf('postgresql.conf', "io_torn_pages_protection = full_pages\n");
+$node->append_conf('postgresql.conf',
+	"io_torn_pages_protection = full_pages\n");
 rename($dir, "$dir.mount") or die "could not rename: $!";
 symlink("$dir.missing", $dir) or die "could not link: $!";
 $node->start;
 unlink($dir) or die "could not unlink: $!";
 symlink("$dir.mount", $dir) or die "could not link: $!";
-$node->append_conf('postgresql.conf', "io_torn_pages_protection = double_writes\n");
+$node->append_conf('postgresql.conf',
+	"io_torn_pages_protection = double_writes\n");
 $node->reload;
 $node->poll_query_until('postgres', 'SELECT armed FROM dw_state()')
   or die 'the log is not armed';
@@ -176,7 +210,8 @@ $node->stop('immediate');
 
 	foreach my $batch (@{ dw_read_log($node)->{batches} })
 	{
-		$torn += tear_home($_) foreach grep { $_->{length} > 0 } @{ $batch->{entries} };
+		$torn += tear_home($_)
+		  foreach grep { $_->{length} > 0 } @{ $batch->{entries} };
 	}
 	cmp_ok($torn, '>', 0, 'pages were torn');
 	is_whole('small', 'old segments in the directory');
@@ -194,17 +229,22 @@ $node->start;
 	my $backup = $node->backup_dir . '/copy';
 
 	$node->safe_psql('postgres',
-		"CHECKPOINT; SELECT dw_sync_cycle(); UPDATE small SET v = v; SELECT dw_evict('small'); SELECT dw_drain()");
+		"CHECKPOINT; SELECT dw_sync_cycle(); UPDATE small SET v = v; SELECT dw_evict('small'); SELECT dw_drain()"
+	);
 	mkdir($node->backup_dir);
 	PostgreSQL::Test::RecursiveCopy::copypath($data, $backup,
 		filterfn => sub { return $_[0] !~ /^(postmaster\.|backup_label)/ });
 	$node->safe_psql('postgres', 'CHECKPOINT');
-	system_or_bail('cp', "$data/global/pg_control", "$backup/global/pg_control");
+	system_or_bail('cp', "$data/global/pg_control",
+		"$backup/global/pg_control");
 	system_or_bail('cp', '-a', "$data/pg_wal/.", "$backup/pg_wal/");
 
 	$copy->init_from_backup($node, 'copy');
-	isnt($copy->start(fail_ok => 1), 1, 'copy without marker: server does not start');
-	like(slurp_file($copy->logfile), qr/this data directory is a copy of one whose double-write log was in use/,
+	isnt($copy->start(fail_ok => 1),
+		1, 'copy without marker: server does not start');
+	like(
+		slurp_file($copy->logfile),
+		qr/this data directory is a copy of one whose double-write log was in use/,
 		'copy without marker: says why');
 }
 

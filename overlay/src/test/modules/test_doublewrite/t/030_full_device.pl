@@ -29,7 +29,8 @@ sub turn
 	my $last = $first + ($npages // 60) - 1;
 
 	return $node->psql('postgres',
-		"UPDATE t SET v = v + 1 WHERE id BETWEEN $first AND $last; SELECT dw_evict('t'); SELECT dw_flush_batch(false)") == 0;
+		"UPDATE t SET v = v + 1 WHERE id BETWEEN $first AND $last; SELECT dw_evict('t'); SELECT dw_flush_batch(false)"
+	) == 0;
 }
 
 # Blocks behind the newest batch, in the segment that is being written
@@ -37,12 +38,14 @@ sub blocks_left
 {
 	my ($node) = @_;
 
-	return 512 - $node->safe_psql('postgres', 'SELECT blockno FROM dw_state()');
+	return 512 -
+	  $node->safe_psql('postgres', 'SELECT blockno FROM dw_state()');
 }
 
 foreach my $case ('well again', 'dropped')
 {
-	my $node = dw_quiet_node($case =~ s/ /_/gr, conf => q{
+	my $node = dw_quiet_node(
+		$case =~ s/ /_/gr, conf => q{
 double_write_buffer_size = 64MB
 bgwriter_delay = 200ms
 test_doublewrite.quiet = off
@@ -51,7 +54,8 @@ test_doublewrite.quiet = off
 
 	$turns = 0;
 	my @stopped = dw_stop_processes($node, 'background writer');
-	$node->safe_psql('postgres', $_) foreach (
+	$node->safe_psql('postgres', $_)
+	  foreach (
 		q{SELECT dw_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000)},
 		"CREATE TABLESPACE bad LOCATION '$dir'",
 		q{CREATE TABLE t (id int, v int, filler text STORAGE PLAIN);
@@ -61,12 +65,16 @@ test_doublewrite.quiet = off
 		'CHECKPOINT',
 		q{UPDATE bad SET v = 1;
 		SELECT dw_drain(), dw_evict('bad'),
-			dw_fail_homes_in((SELECT oid FROM pg_tablespace WHERE spcname = 'bad'), 'EIO')});
-	isnt($node->psql('postgres', 'SELECT dw_flush_batch()'), 0, "$case: home write failed");
+			dw_fail_homes_in((SELECT oid FROM pg_tablespace WHERE spcname = 'bad'), 'EIO')}
+	  );
+	isnt($node->psql('postgres', 'SELECT dw_flush_batch()'),
+		0, "$case: home write failed");
 
 	# until the last segment there is has been entered, or there is no room in it
-	while (turn($node)
-		&& $node->safe_psql('postgres', 'SELECT segno < last_segno FROM dw_state()') eq 't')
+	while (
+		turn($node)
+		&& $node->safe_psql('postgres',
+			'SELECT segno < last_segno FROM dw_state()') eq 't')
 	{
 		BAIL_OUT('the log does not get full') if $turns > 10000;
 	}
@@ -81,10 +89,12 @@ test_doublewrite.quiet = off
 		$left = blocks_left($node);
 		last if $left == $before;
 	}
-	is(blocks_left($node), 1, "$case: the last block is kept for a mark that frees something");
+	is(blocks_left($node), 1,
+		"$case: the last block is kept for a mark that frees something");
 
 	$node->safe_psql('postgres', 'DROP TABLE bad') if $case eq 'dropped';
-	$node->safe_psql('postgres', q{SELECT dw_clear('doublewrite-home-write')});
+	$node->safe_psql('postgres',
+		q{SELECT dw_clear('doublewrite-home-write')});
 	kill('CONT', @stopped);
 
 	# each turn works in the end: what held the log is tried again, or let go
@@ -95,15 +105,18 @@ test_doublewrite.quiet = off
 		$worked++;
 	}
 	is($worked, 50, "$case: pages are written again");
-	is($node->psql('postgres', 'CHECKPOINT'), 0, "$case: checkpoint completes");
-	$node->safe_psql('postgres', q{SELECT dw_clear('doublewrite-create-segment')});
+	is($node->psql('postgres', 'CHECKPOINT'),
+		0, "$case: checkpoint completes");
+	$node->safe_psql('postgres',
+		q{SELECT dw_clear('doublewrite-create-segment')});
 	$node->stop;
 }
 
 # A checkpoint is about to raise the mark when others fill the log, up to the block that is
 # kept for a mark: its own would free nothing with that.
 {
-	my $node = dw_quiet_node('mark', conf => q{
+	my $node = dw_quiet_node(
+		'mark', conf => q{
 double_write_buffer_size = 64MB
 double_write_compression = off
 });
@@ -111,21 +124,27 @@ double_write_compression = off
 
 	$turns = 0;
 	my @stopped = dw_stop_processes($node, 'background writer');
-	$node->safe_psql('postgres', $_) foreach (
+	$node->safe_psql('postgres', $_)
+	  foreach (
 		q{SELECT dw_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000)},
 		q{CREATE TABLE t (id int, v int, filler text STORAGE PLAIN);
 		INSERT INTO t SELECT i, 0, repeat('x', 6000) FROM generate_series(1, 6000) i},
 		'CHECKPOINT');
 	turn($node);
-	$node->safe_psql('postgres', "SELECT injection_points_attach('$point', 'wait')");
+	$node->safe_psql('postgres',
+		"SELECT injection_points_attach('$point', 'wait')");
 	my $checkpoint = $node->background_psql('postgres');
 	$checkpoint->query_until(qr/start/, "\\echo start\nCHECKPOINT;\n");
 	$node->wait_for_event('checkpointer', $point);
-	is($node->safe_psql('postgres', 'SELECT segno - first_segno FROM dw_state()'), 0,
+	is( $node->safe_psql(
+			'postgres', 'SELECT segno - first_segno FROM dw_state()'),
+		0,
 		'mark: all that the checkpoint frees is in the first segment');
 
 	# batches have a block more than pages
-	while ($node->safe_psql('postgres', 'SELECT segno < last_segno FROM dw_state()') eq 't')
+	while (
+		$node->safe_psql('postgres',
+			'SELECT segno < last_segno FROM dw_state()') eq 't')
 	{
 		turn($node);
 	}
@@ -142,7 +161,8 @@ double_write_compression = off
 	is($worked, 50, '... and pages are written after it');
 	is($node->psql('postgres', 'CHECKPOINT'), 0, '... and checkpoints made');
 	kill('CONT', @stopped);
-	$node->safe_psql('postgres', q{SELECT dw_clear('doublewrite-create-segment')});
+	$node->safe_psql('postgres',
+		q{SELECT dw_clear('doublewrite-create-segment')});
 	$node->stop;
 }
 

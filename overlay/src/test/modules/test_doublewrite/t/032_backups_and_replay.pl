@@ -21,7 +21,8 @@ dw_require_injection_points();
 my $POINT = 'doublewrite-home-writes-held';
 
 my $primary = dw_quiet_node('primary', init => { allows_streaming => 1 });
-$primary->safe_psql('postgres', q{
+$primary->safe_psql(
+	'postgres', q{
 	CREATE TABLE t (id int, v int, filler text STORAGE PLAIN);
 	INSERT INTO t SELECT i, 0, repeat('x', 6000) FROM generate_series(1, 600) i;
 	CHECKPOINT});
@@ -30,7 +31,8 @@ $primary->backup('b');
 # Replay finds few clean buffers there, and little room in the stage
 my $standby = PostgreSQL::Test::Cluster->new('standby');
 $standby->init_from_backup($primary, 'b', has_streaming => 1);
-$standby->append_conf('postgresql.conf', q{
+$standby->append_conf(
+	'postgresql.conf', q{
 shared_buffers = 2MB
 double_write_stage_size = 128kB
 });
@@ -47,7 +49,8 @@ my $session = $standby->background_psql('postgres', on_error_stop => 0);
 sub holders
 {
 	return $session->query(
-		"SELECT count(*) FROM pg_stat_get_activity(NULL) WHERE wait_event = '$POINT'");
+		"SELECT count(*) FROM pg_stat_get_activity(NULL) WHERE wait_event = '$POINT'"
+	);
 }
 
 sub writers_waiting
@@ -59,7 +62,9 @@ sub writers_waiting
 
 sub figures
 {
-	return $session->query('SELECT batches, pg_last_wal_replay_lsn() - pg_lsn $$0/0$$ FROM dw_stats()');
+	return $session->query(
+		'SELECT batches, pg_last_wal_replay_lsn() - pg_lsn $$0/0$$ FROM dw_stats()'
+	);
 }
 
 sub batches
@@ -70,7 +75,8 @@ sub batches
 # Bytes that backups have read and passed on
 sub bytes_read
 {
-	return $session->query(q{SELECT sum(param3) FROM pg_stat_get_progress_info('BASEBACKUP')});
+	return $session->query(
+		q{SELECT sum(param3) FROM pg_stat_get_progress_info('BASEBACKUP')});
 }
 
 sub wake_one
@@ -92,14 +98,18 @@ my @backups;
 my $output = '';
 foreach my $i (1 .. 4)
 {
-	push @backups, IPC::Run::start(
+	push @backups,
+	  IPC::Run::start(
 		[
-			'pg_basebackup', '--no-sync', '--checkpoint' => 'fast',
+			'pg_basebackup', '--no-sync',
+			'--checkpoint' => 'fast',
 			'--wal-method' => 'none',
 			'--pgdata' => $standby->backup_dir . "/b$i",
 			'--dbname' => $standby->connstr('postgres')
 		],
-		'<' => \undef, '>' => \$output, '2>' => \$output);
+		'<' => \undef,
+		'>' => \$output,
+		'2>' => \$output);
 }
 watchdog_until('four backups read', sub { holders() == 4 });
 $primary->safe_psql('postgres', 'UPDATE t SET v = 1');
@@ -108,7 +118,8 @@ my $lsn = $primary->lsn('insert');
 my ($first_lsn) = figures() =~ /\|(\d+)/;
 foreach my $turn (1 .. 5)
 {
-	watchdog_until('replay needs room', sub { writers_waiting() > 0 && holders() > 0 });
+	watchdog_until('replay needs room',
+		sub { writers_waiting() > 0 && holders() > 0 });
 	my $batches = batches();
 	my $wakes = 0;
 
@@ -129,7 +140,8 @@ foreach my $turn (1 .. 5)
 			}
 			return 0;
 		});
-	cmp_ok($wakes, '<=', 8, "turn $turn: a batch goes home when each backup has read a bit")
+	cmp_ok($wakes, '<=', 8,
+		"turn $turn: a batch goes home when each backup has read a bit")
 	  or BAIL_OUT('replay waits for the end of backups');
 }
 my ($now_lsn) = figures() =~ /\|(\d+)/;
@@ -148,11 +160,16 @@ $primary->wait_for_catchup($standby, 'replay', $lsn);
 $session->quit;
 foreach my $backup (@backups)
 {
-	watchdog_until('backup has ended',
-		sub { $backup->pump_nb if $backup->pumpable; return !$backup->pumpable; });
+	watchdog_until(
+		'backup has ended',
+		sub {
+			$backup->pump_nb if $backup->pumpable;
+			return !$backup->pumpable;
+		});
 	ok($backup->finish, 'a backup has succeeded') or diag($output);
 }
-is($standby->safe_psql('postgres', 'SELECT count(*) FROM t WHERE v = 1'), 600, 'all is replayed');
+is($standby->safe_psql('postgres', 'SELECT count(*) FROM t WHERE v = 1'),
+	600, 'all is replayed');
 $standby->stop;
 $primary->stop;
 

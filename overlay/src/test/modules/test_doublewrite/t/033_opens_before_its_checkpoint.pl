@@ -74,8 +74,9 @@ sub is_in_window
 		"$test_name: clients get in before the checkpoint");
 	is(redo_of($node), $redo,
 		"$test_name: pg_control names the old redo pointer");
-	is(dw_control($node, 'Database cluster state'),
-		'in production', "$test_name: state");
+	is( dw_control($node, 'Database cluster state'),
+		'in production',
+		"$test_name: state");
 	is(dw_control($node, 'Minimum recovery ending location'),
 		'0/0', "$test_name: recovery has to go to the end of WAL");
 	return;
@@ -90,9 +91,12 @@ sub after_ends_of_recovery
 	# the WAL writer
 	$node->safe_psql('postgres',
 		q{SELECT pg_logical_emit_message(true, 'flush', '')});
-	my @segments = split(/\n/,
-		$node->safe_psql('postgres',
-			"SELECT pg_walfile_name(l) FROM unnest(ARRAY['$redo', pg_current_wal_lsn()]) l"));
+	my @segments = split(
+		/\n/,
+		$node->safe_psql(
+			'postgres',
+			"SELECT pg_walfile_name(l) FROM unnest(ARRAY['$redo', pg_current_wal_lsn()]) l"
+		));
 	my ($stdout) = run_command(
 		[
 			'pg_waldump',
@@ -169,8 +173,8 @@ sub test_three_deep
 {
 	my ($mode, $point) = @_;
 	my $name = "$mode, held at " . ($point // $POINT);
-	my $node = dw_new_node('deep_' . ($point // 'scanned') . "_$mode",
-		mode => $mode);
+	my $node =
+	  dw_new_node('deep_' . ($point // 'scanned') . "_$mode", mode => $mode);
 	my $offset;
 
 	note $name;
@@ -189,8 +193,8 @@ sub test_three_deep
 		$offset = -s $node->logfile;
 		dw_start_after_crash($node, $torn);
 		is_in_window($node, $offset, $redo, "$name, $deep deep");
-		is(-f $node->data_dir . "/$MARKER" ? 1 : 0,
-			$mode eq 'double_writes' ? 1 : 0,
+		is( -f $node->data_dir . "/$MARKER" ? 1 : 0,
+			$mode eq 'double_writes'        ? 1 : 0,
 			"$name, $deep deep: marker while the log is in use");
 
 		# or crash after crash, no checkpoint might ever complete
@@ -260,15 +264,19 @@ sub test_cut_short
 	ok(!dw_poll_start($node), "$name: server does not start");
 	dw_wait_for_crash($node, $offset);
 	tear($node, $old, $mode);
-	is(dw_control($node, 'Database cluster state'), 'in crash recovery', "$name: state");
+	is( dw_control($node, 'Database cluster state'),
+		'in crash recovery',
+		"$name: state");
 	is(redo_of($node), $redo, "$name: pg_control names the old redo pointer");
 
 	# WAL might not be durable that this recovery has relied on
 	set($node, 'test_doublewrite.crash_at', '');
 	$offset = -s $node->logfile;
 	dw_start_after_crash($node);
-	like(slurp_file($node->logfile, $offset),
-		qr/checkpoint starting: end-of-recovery/, "$name: clients wait for the checkpoint of the next one");
+	like(
+		slurp_file($node->logfile, $offset),
+		qr/checkpoint starting: end-of-recovery/,
+		"$name: clients wait for the checkpoint of the next one");
 	isnt(redo_of($node), $redo, "$name: ... which is complete");
 	is( join(' ',
 			map { /desc: (\w+)/ ? $1 : 'none' }
@@ -359,7 +367,8 @@ sub make_new_table
 		CREATE TABLE new (id int, pad char(100) DEFAULT 'y');
 		INSERT INTO new SELECT i FROM generate_series(1, 2000) i;
 		COMMIT});
-	return $node->safe_psql('postgres', q{SELECT pg_relation_filenode('new')});
+	return $node->safe_psql('postgres',
+		q{SELECT pg_relation_filenode('new')});
 }
 
 # After crash recovery an empty file stays until then, as at any other time.
@@ -382,7 +391,8 @@ sub test_number_kept
 	is(-s $file, 0, 'an empty file is left of the table that was dropped');
 	isnt(make_new_table($node), $number, 'the number is not used again');
 
-	$node->safe_psql('postgres', q{SELECT dw_evict('new'); SELECT dw_drain()});
+	$node->safe_psql('postgres',
+		q{SELECT dw_evict('new'); SELECT dw_drain()});
 	$node->stop('immediate');
 	let_checkpoints($node);
 	dw_start_after_crash($node);
@@ -462,12 +472,13 @@ track_commit_timestamp = on
 			SELECT 'rows', count(*), sum(id) FROM t WHERE v >= 0;
 			SELECT 'unlogged', count(*) FROM u;
 			SELECT 'prepared', string_agg(gid, ' ' ORDER BY gid) FROM pg_prepared_xacts;
-			SELECT 'without time', count(*) FROM t WHERE pg_xact_commit_timestamp(xmin) IS NULL});
+			SELECT 'without time', count(*) FROM t WHERE pg_xact_commit_timestamp(xmin) IS NULL}
+		);
 	};
 	my $expect = sub {
 		my ($rows, $sum, $prepared, $test_name) = @_;
 
-		is($state->(),
+		is( $state->(),
 			"rows|$rows|$sum\nunlogged|0\nprepared|$prepared\nwithout time|0",
 			$test_name);
 	};
@@ -480,8 +491,7 @@ track_commit_timestamp = on
 	};
 	my $oid = 0;
 	my $oid_is_new = sub {
-		my $value = $node->safe_psql('postgres',
-			q{SELECT lo_create(0)});
+		my $value = $node->safe_psql('postgres', q{SELECT lo_create(0)});
 
 		cmp_ok($value, '>', $oid, 'no OID comes twice');
 		$oid = $value;
@@ -505,11 +515,13 @@ track_commit_timestamp = on
 		INSERT INTO u SELECT i FROM generate_series(1, 10) i;
 		CREATE SEQUENCE s});
 	$node->safe_psql('postgres',
-		q{SELECT pg_create_logical_replication_slot('slot', 'test_decoding')});
+		q{SELECT pg_create_logical_replication_slot('slot', 'test_decoding')}
+	);
 	foreach my $gid ('disk', 'done')
 	{
 		$node->safe_psql('postgres',
-			"BEGIN; INSERT INTO t VALUES (" . ($gid eq 'disk' ? 100 : 200)
+				"BEGIN; INSERT INTO t VALUES ("
+			  . ($gid eq 'disk' ? 100 : 200)
 			  . ", 0); PREPARE TRANSACTION '$gid'");
 	}
 	$node->safe_psql('postgres', 'CHECKPOINT');
@@ -573,8 +585,10 @@ track_commit_timestamp = on
 	$crash->();
 	wait_for_checkpoint($node, $offset);
 	$expect->(15, 1555, '', 'at last');
-	is( join(' ', grep { !/^\./ } slurp_dir($node->data_dir . '/pg_twophase')),
-		'', 'no state file is left');
+	is( join(
+			' ', grep { !/^\./ } slurp_dir($node->data_dir . '/pg_twophase')),
+		'',
+		'no state file is left');
 	is( $node->safe_psql(
 			'postgres',
 			q{SELECT data FROM pg_logical_slot_get_changes('slot', NULL, NULL)
@@ -590,8 +604,8 @@ track_commit_timestamp = on
 # ---------------------------------------------------------------------
 
 {
-	my $node = dw_new_node('contrecord',
-		init => { extra => ['--wal-segsize=1'] });
+	my $node =
+	  dw_new_node('contrecord', init => { extra => ['--wal-segsize=1'] });
 
 	$node->start;
 	dw_extensions($node);
@@ -602,7 +616,8 @@ track_commit_timestamp = on
 	hold_checkpoints($node);
 	$node->safe_psql('postgres', 'INSERT INTO t VALUES (1)');
 	$node->safe_psql('postgres',
-		q{SELECT pg_logical_emit_message(false, '', repeat('x', 1500000), true)});
+		q{SELECT pg_logical_emit_message(false, '', repeat('x', 1500000), true)}
+	);
 	my $last = $node->safe_psql('postgres',
 		'SELECT pg_walfile_name(pg_current_wal_flush_lsn())');
 	$node->stop('immediate');
@@ -618,7 +633,8 @@ track_commit_timestamp = on
 	$offset = -s $node->logfile;
 	dw_start_after_crash($node);
 	is_in_window($node, $offset, $redo, 'contrecord again');
-	like(slurp_file($node->logfile, $offset),
+	like(
+		slurp_file($node->logfile, $offset),
 		qr/successfully skipped missing contrecord/,
 		'the gap is passed');
 	$node->safe_psql('postgres', 'INSERT INTO t VALUES (3)');
@@ -692,7 +708,8 @@ track_commit_timestamp = on
 		'>' => \$stdout,
 		'2>' => \$stderr);
 	like($stdout, qr/max = "1000"/, 'standalone backend has recovered');
-	is(dw_control($node, 'Database cluster state'), 'shut down', '... and checkpointed');
+	is(dw_control($node, 'Database cluster state'),
+		'shut down', '... and checkpointed');
 	ok(!-e $node->data_dir . "/$MARKER", '... and left no marker');
 	$node->start;
 	dw_check_stopped($node);
@@ -721,7 +738,8 @@ track_commit_timestamp = on
 		$offset);
 	$old = dw_snapshot($node);
 	crash_under_load($node);
-	is(redo_of($node), $redo, 'checkpoint has failed: the redo pointer is old');
+	is(redo_of($node), $redo,
+		'checkpoint has failed: the redo pointer is old');
 	$torn = tear($node, $old, 'double_writes');
 	set($node, 'test_doublewrite.fail_at', '');
 	set($node, 'test_doublewrite.pause_at', $POINT);
@@ -733,7 +751,8 @@ track_commit_timestamp = on
 	foreach my $stop ('fast', 'smart')
 	{
 		$node->wait_for_log(qr/paused at injection point/, $offset);
-		is(redo_of($node), $redo, "$stop stop in the window") if $stop eq 'fast';
+		is(redo_of($node), $redo, "$stop stop in the window")
+		  if $stop eq 'fast';
 		$node->command_ok(
 			[
 				'pg_ctl', 'stop', '--no-wait',

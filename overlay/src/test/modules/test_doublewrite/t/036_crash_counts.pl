@@ -30,7 +30,8 @@ sub counts
 	my ($node) = @_;
 
 	return decode_json(
-		$node->safe_psql('postgres',
+		$node->safe_psql(
+			'postgres',
 			'SELECT row_to_json(r) FROM pg_double_write_recovery r'));
 }
 
@@ -72,7 +73,8 @@ to_redo($node, $PAGES, 'changed again');
 # and reads each page once.
 my $redo = counts($node)->{redo_lsn};
 $node->safe_psql('postgres',
-	q{SELECT injection_points_attach('doublewrite-checkpoint-scanned', 'wait')});
+	q{SELECT injection_points_attach('doublewrite-checkpoint-scanned', 'wait')}
+);
 my $checkpoint = dw_start($node, 'checkpoint', 'CHECKPOINT');
 $node->{dw_held} = 'doublewrite-checkpoint-scanned';
 dw_wait_until_held($node);
@@ -96,6 +98,7 @@ $node->wait_for_catchup($standby);
 $standby->safe_psql('postgres', 'CHECKPOINT');
 to_redo($standby, 0, 'standby');
 $redo = counts($standby)->{redo_lsn};
+
 foreach my $passed (0 .. 2)
 {
 	$node->safe_psql('postgres', "$update; CHECKPOINT");
@@ -129,7 +132,10 @@ my $offset = -s $node->logfile;
 $node->start;
 my $line = dw_restore_line($node, $offset);
 is($line->{examined}, $state->{pages_to_restore}, 'pages that were restored');
-cmp_ok($line->{examined}, '<=', $counts->{pages_to_restore}, '... were counted');
+cmp_ok(
+	$line->{examined}, '<=',
+	$counts->{pages_to_restore},
+	'... were counted');
 like(
 	slurp_file($node->logfile, $offset),
 	qr/redo starts at \Q$counts->{redo_lsn}\E\n/,

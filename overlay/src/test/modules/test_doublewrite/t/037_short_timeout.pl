@@ -41,10 +41,11 @@ $standby->wait_for_log(qr/skipping restartpoint/);
 my @stopped = dw_stop_processes($standby, 'checkpointer');
 $standby->promote;
 $standby->safe_psql('postgres',
-	"SELECT pg_logical_emit_message(true, 'test', 'm'); SELECT pg_switch_wal()")
-  foreach (1 .. 4);
+	"SELECT pg_logical_emit_message(true, 'test', 'm'); SELECT pg_switch_wal()"
+) foreach (1 .. 4);
 kill('CONT', @stopped);
-my $message = qr/checkpoints are occurring too frequently \((-?\d+) seconds? apart\)/;
+my $message =
+  qr/checkpoints are occurring too frequently \((-?\d+) seconds? apart\)/;
 $standby->wait_for_log($message);
 my ($seconds) = slurp_file($standby->logfile) =~ $message;
 cmp_ok($seconds, '>=', 0, "checkpoints are $seconds s apart");
@@ -59,7 +60,8 @@ foreach my $from ('checkpoint', 'backup')
 	my $node = dw_new_node("restartpoint_$from", mode => 'full_pages');
 
 	$node->start;
-	$node->safe_psql('postgres', q{
+	$node->safe_psql(
+		'postgres', q{
 		CREATE TABLE kept(i int);
 		CREATE TABLE gone(i int);
 		CHECKPOINT});
@@ -71,38 +73,44 @@ foreach my $from ('checkpoint', 'backup')
 	$node->stop('immediate');
 	# which is logged when pg_ctl need not wait any more
 	$node->wait_for_log(qr/system is shut down/, $offset);
-	open(my $file, '+<:raw', $node->data_dir . '/global/pg_control') or die $!;
+	open(my $file, '+<:raw', $node->data_dir . '/global/pg_control')
+	  or die $!;
 	print $file $control;
 	close $file or die $!;
 	if ($from eq 'backup')
 	{
 		my ($checkpoint) = $state =~ /^Latest checkpoint location: +(\S+)/m;
 		my ($redo, $segment) =
-		  $state =~ /^Latest checkpoint's REDO location: +(\S+)\n.*REDO WAL file: +(\S+)/m;
+		  $state =~
+		  /^Latest checkpoint's REDO location: +(\S+)\n.*REDO WAL file: +(\S+)/m;
 
-		append_to_file($node->data_dir . '/backup_label',
-				"START WAL LOCATION: $redo (file $segment)\n"
+		append_to_file(
+			$node->data_dir . '/backup_label',
+			"START WAL LOCATION: $redo (file $segment)\n"
 			  . "CHECKPOINT LOCATION: $checkpoint\n"
 			  . "BACKUP METHOD: copied\nBACKUP FROM: primary\n");
 	}
 
 	# redo stops when it drops the table, and the checkpointer goes on
 	$offset = -s $node->logfile;
-	$node->append_conf('postgresql.conf', q{
+	$node->append_conf(
+		'postgresql.conf', q{
 test_doublewrite.hold_at = 'doublewrite-relations-discarded'
 checkpoint_timeout = 1s
 hot_standby = on
 });
 	my @pg_ctl = ('pg_ctl', '--pgdata' => $node->data_dir);
 	run_log([ @pg_ctl, '--log' => $node->logfile, '--no-wait', 'start' ]);
-	$node->wait_for_log(qr/restartpoint complete|system is shut down/, $offset);
-	ok($node->log_contains(qr/restartpoint complete/, $offset),
+	$node->wait_for_log(qr/restartpoint complete|system is shut down/,
+		$offset);
+	ok( $node->log_contains(qr/restartpoint complete/, $offset),
 		"recovery from a $from: a restartpoint completes");
 	run_log([ @pg_ctl, '--mode' => 'immediate', 'stop' ]);
 
 	$node->append_conf('postgresql.conf', q{test_doublewrite.hold_at = ''});
 	ok(dw_poll_start($node), 'server starts');
-	is($node->safe_psql('postgres', 'SELECT i FROM kept'), '1', 'nothing lost');
+	is($node->safe_psql('postgres', 'SELECT i FROM kept'),
+		'1', 'nothing lost');
 	$node->stop;
 }
 

@@ -21,12 +21,14 @@ dw_require_injection_points();
 my $TABLES = 4500;
 my $LEAST_ROOM = 4096;
 
-my $node = dw_quiet_node('main', conf => q{
+my $node = dw_quiet_node(
+	'main', conf => q{
 double_write_buffer_size = 128MB
 double_write_stage_size = 8MB
 });
 
-$node->safe_psql('postgres', qq{
+$node->safe_psql(
+	'postgres', qq{
 	CREATE EXTENSION pg_doublewrite_stats;
 	DO \$\$BEGIN
 		FOR i IN 1..$TABLES LOOP
@@ -55,7 +57,10 @@ sub counters
 {
 	my %value;
 
-	foreach (split /\n/, $node->safe_psql('postgres', 'SELECT name, value FROM pg_double_write_counters()'))
+	foreach (
+		split /\n/,
+		$node->safe_psql(
+			'postgres', 'SELECT name, value FROM pg_double_write_counters()'))
 	{
 		my ($name, $number) = split /\|/;
 		$value{$name} = $number;
@@ -76,7 +81,8 @@ sub counted
 
 sub files_to_sync
 {
-	return $node->safe_psql('postgres', 'SELECT files_to_sync FROM pg_double_write_log');
+	return $node->safe_psql('postgres',
+		'SELECT files_to_sync FROM pg_double_write_log');
 }
 
 # Write a page of each of these tables home
@@ -84,7 +90,11 @@ sub write_tables
 {
 	my ($value, @tables) = @_;
 
-	$node->safe_psql('postgres', join(' ', map { "UPDATE t$_ SET v = $value; SELECT dw_evict('t$_');" } @tables)
+	$node->safe_psql(
+		'postgres',
+		join(' ',
+			map { "UPDATE t$_ SET v = $value; SELECT dw_evict('t$_');" }
+			  @tables)
 		  . ' SELECT dw_drain()');
 	return;
 }
@@ -94,9 +104,11 @@ sub during_cycle
 {
 	my ($do) = @_;
 
-	$node->safe_psql('postgres', q{SELECT injection_points_attach('doublewrite-sync-cycle', 'wait')});
+	$node->safe_psql('postgres',
+		q{SELECT injection_points_attach('doublewrite-sync-cycle', 'wait')});
 	my $cycle = $node->background_psql('postgres');
-	$cycle->query_until(qr/started/, "\\echo started\nSELECT dw_sync_cycle();\n");
+	$cycle->query_until(qr/started/,
+		"\\echo started\nSELECT dw_sync_cycle();\n");
 	$node->wait_for_event('client backend', 'doublewrite-sync-cycle');
 	$do->();
 	dw_wake($node, 'doublewrite-sync-cycle');
@@ -137,12 +149,15 @@ during_cycle(
 		write_tables(4, 21 .. 60);
 		is(files_to_sync(), 40, 'each is remembered once');
 	});
-is(counted('SELECT dw_sync_cycle()')->{sync_cycle_files}, 40, '... and synced');
+is(counted('SELECT dw_sync_cycle()')->{sync_cycle_files},
+	40, '... and synced');
 
 # --- The same goes for a checkpoint
 
 write_tables(5, 1 .. 40);
-$node->safe_psql('postgres', q{SELECT injection_points_attach('doublewrite-checkpoint-drained', 'wait')});
+$node->safe_psql('postgres',
+	q{SELECT injection_points_attach('doublewrite-checkpoint-drained', 'wait')}
+);
 my $checkpoint = $node->background_psql('postgres');
 $checkpoint->query_until(qr/started/, "\\echo started\nCHECKPOINT;\n");
 $node->wait_for_event('checkpointer', 'doublewrite-checkpoint-drained');
@@ -150,15 +165,18 @@ write_tables(6, 31 .. 60);
 dw_wake($node, 'doublewrite-checkpoint-drained');
 $checkpoint->query('SELECT 1');
 $checkpoint->quit;
-is(files_to_sync(), 30, 'files written during a checkpoint are left after it');
-is(counted('SELECT dw_sync_cycle()')->{sync_cycle_files}, 30, '... and synced');
+is(files_to_sync(), 30,
+	'files written during a checkpoint are left after it');
+is(counted('SELECT dw_sync_cycle()')->{sync_cycle_files},
+	30, '... and synced');
 
 # --- A crash with all of them in the log
 
 $node->safe_psql('postgres', 'CALL set_all(7)');
 $node->stop('immediate');
 $node->start;
-is($node->safe_psql('postgres', 'SELECT all_are(7)'), 't', 'crash: nothing lost');
+is($node->safe_psql('postgres', 'SELECT all_are(7)'),
+	't', 'crash: nothing lost');
 
 # --- A small log has least room.  If its bound is raised while the server runs, the
 # table can get full: cycles make room, run by the checkpointer or by a process
@@ -170,7 +188,8 @@ sub restart_with_little_room
 	$node->restart;
 	$node->append_conf('postgresql.conf', 'double_write_buffer_size = 1GB');
 	$node->reload;
-	$node->poll_query_until('postgres', 'SELECT limit_bytes = 1 << 30 FROM pg_double_write_log')
+	$node->poll_query_until('postgres',
+		'SELECT limit_bytes = 1 << 30 FROM pg_double_write_log')
 	  or die 'setting was not changed';
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	return;
@@ -183,19 +202,27 @@ kill('CONT', @stopped);
 cmp_ok($d->{files_full}, '>', 0, 'the table of files is full');
 is($d->{log_full}, $d->{files_full}, '... and the log is not');
 cmp_ok($d->{file_cycles}, '>', 0, '... which a cycle ends');
-cmp_ok($d->{sync_cycle_files}, '<=', $d->{sync_cycles} * $LEAST_ROOM, '... of no more files than that');
+cmp_ok(
+	$d->{sync_cycle_files},
+	'<=',
+	$d->{sync_cycles} * $LEAST_ROOM,
+	'... of no more files than that');
 $node->stop('immediate');
 $node->start;
-is($node->safe_psql('postgres', 'SELECT all_are(8)'), 't', 'full table and crash: nothing lost');
+is($node->safe_psql('postgres', 'SELECT all_are(8)'),
+	't', 'full table and crash: nothing lost');
 
 # the checkpointer begins a cycle before that
 restart_with_little_room();
 my $cycles = counters()->{file_cycles};
 $node->safe_psql('postgres', 'CALL set_all(9)');
-ok($node->poll_query_until('postgres',
-		"SELECT value > $cycles FROM pg_double_write_counters() WHERE name = 'file_cycles'"),
+ok( $node->poll_query_until(
+		'postgres',
+		"SELECT value > $cycles FROM pg_double_write_counters() WHERE name = 'file_cycles'"
+	),
 	'the checkpointer makes room by itself');
-is($node->safe_psql('postgres', 'SELECT all_are(9)'), 't', '... and nothing is lost');
+is($node->safe_psql('postgres', 'SELECT all_are(9)'),
+	't', '... and nothing is lost');
 $node->stop;
 
 done_testing();

@@ -63,41 +63,50 @@ sub crash
 
 	$node->stop('immediate');
 	$node->append_conf('postgresql.conf',
-		"test_doublewrite.fail_at = ''\ntest_doublewrite.pause_at = ''\n$conf\n");
+		"test_doublewrite.fail_at = ''\ntest_doublewrite.pause_at = ''\n$conf\n"
+	);
 	ok(dw_poll_start($node), 'server starts') or BAIL_OUT('no start');
-	$node->wait_for_log(qr/opening before redo: \d+ pages are pending/, $offset);
+	$node->wait_for_log(qr/opening before redo: \d+ pages are pending/,
+		$offset);
 	return $offset;
 }
 
 # Half of the places are left to others.
 work();
 my $offset = crash("test_doublewrite.fail_at = '$POINT:EIO'");
-ok($node->poll_query_until('postgres',
-		q{SELECT count(*) = 4 FROM pg_stat_activity WHERE backend_type = 'recovery worker'}),
+ok( $node->poll_query_until(
+		'postgres',
+		q{SELECT count(*) = 4 FROM pg_stat_activity WHERE backend_type = 'recovery worker'}
+	),
 	'4 recovery workers');
 my $plan = $node->safe_psql(
 	'postgres', q{
 	SET parallel_setup_cost = 0;
 	SET parallel_tuple_cost = 0;
 	SET min_parallel_table_scan_size = 0;
-	EXPLAIN (ANALYZE, COSTS off, TIMING off, BUFFERS off) SELECT count(*) FROM other});
+	EXPLAIN (ANALYZE, COSTS off, TIMING off, BUFFERS off) SELECT count(*) FROM other}
+);
 like($plan, qr/Workers Launched: [1-9]/, 'a query gets others');
-unlike(slurp_file($node->logfile, $offset),
-	qr/redo is complete/, '... while pages are pending');
+unlike(
+	slurp_file($node->logfile, $offset),
+	qr/redo is complete/,
+	'... while pages are pending');
 $node->safe_psql('postgres', "SELECT injection_points_detach('$POINT')");
 $node->wait_for_log(qr/redo is complete/, $offset);
 
 # Memory for chains, and for WAL, has been given back.
 work();
 my $wal = $node->safe_psql('postgres',
-	"SELECT ((pg_current_wal_lsn() - redo_lsn) / 1024)::int FROM pg_control_checkpoint()");
+	"SELECT ((pg_current_wal_lsn() - redo_lsn) / 1024)::int FROM pg_control_checkpoint()"
+);
 cmp_ok($wal, '>', 8 * 1024, 'there is WAL to keep: kB');
 $offset = crash('');
 $node->wait_for_log(qr/redo is complete/, $offset);
 SKIP:
 {
 	skip 'needs a kernel that takes shared memory back', 1 if $^O ne 'linux';
-	my $resident = $node->safe_psql('postgres', 'SELECT dw_instant_resident()');
+	my $resident =
+	  $node->safe_psql('postgres', 'SELECT dw_instant_resident()');
 	cmp_ok($resident, '<', 1024, 'memory has been given back: kB');
 }
 
@@ -109,14 +118,23 @@ test_doublewrite.fail_at = 'instant-recovery-slowly:EIO'
 test_doublewrite.pause_at = 'instant-recovery-page-redone:5'});
 $node->wait_for_log(qr/paused at injection point/, $offset);
 my $before = -s $node->logfile;
-run_log([ 'pg_ctl', '--pgdata' => $node->data_dir, '--mode' => 'fast', '--no-wait', 'stop' ]);
+run_log(
+	[
+		'pg_ctl',
+		'--pgdata' => $node->data_dir,
+		'--mode' => 'fast',
+		'--no-wait', 'stop'
+	]);
 $node->wait_for_log(qr/received fast shutdown request/, $before);
 append_to_file($node->data_dir . '/test_doublewrite.resume', '');
 $node->wait_for_log(
 	qr/LOG:  shutdown waits for redo of \d+ pages?\n.*DETAIL:  In \d+ s \d+ pages have been redone, so it may take \d+ s\.\n.*HINT:  An immediate/,
 	$before);
 $node->wait_for_log(qr/database system is shut down/, $before);
-like(slurp_file($node->logfile, $before), qr/redo is complete/, 'then redo is complete');
+like(
+	slurp_file($node->logfile, $before),
+	qr/redo is complete/,
+	'then redo is complete');
 $node->_update_pid(0);
 
 done_testing();

@@ -85,8 +85,7 @@ sub in_background
 	$session->query_until(qr/begun/, "\\echo begun\n$sql;\n\\echo ended\n");
 	$node->poll_query_until('postgres',
 		"SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event = '$event' AND backend_type = 'client backend'"
-	)
-	  or die "no session waits: $sql";
+	) or die "no session waits: $sql";
 	return $session;
 }
 
@@ -137,11 +136,13 @@ sub counts
 {
 	my ($node, $scan) = @_;
 	my %off = (
-		seq => 'enable_indexscan = off; SET enable_indexonlyscan = off; SET enable_bitmapscan = off',
+		seq =>
+		  'enable_indexscan = off; SET enable_indexonlyscan = off; SET enable_bitmapscan = off',
 		index => 'enable_seqscan = off; SET enable_bitmapscan = off');
 
 	return $node->safe_psql('postgres',
-		"SET $off{$scan}; SELECT count(i), sum(i) FROM map WHERE i > 0; SELECT count(*), sum(length(f)) FROM longer");
+		"SET $off{$scan}; SELECT count(i), sum(i) FROM map WHERE i > 0; SELECT count(*), sum(length(f)) FROM longer"
+	);
 }
 
 work($node);
@@ -160,15 +161,18 @@ foreach my $round (1 .. 3)
 	# Index-only scans first: they believe the visibility map.
 	is(counts($node, 'index'), $expected, "round $round: index-only scans");
 	is(counts($node, 'seq'), $expected, '... and sequential ones');
-	is($node->safe_psql('postgres', "SELECT count(*) FROM pg_check_visible('map')"),
-		0, '... and the map is right');
+	is( $node->safe_psql(
+			'postgres', "SELECT count(*) FROM pg_check_visible('map')"),
+		0,
+		'... and the map is right');
 	dw_check_history($node);
 	is_pending($node, $offset, '... while pages are pending');
 
 	# The redo pointer stays; the next crash comes in the window.
 	work($node);
 	$expected = counts($node, 'seq');
-	is($node->safe_psql('postgres', $checkpoint), $redo, '... redo pointer has not moved');
+	is($node->safe_psql('postgres', $checkpoint),
+		$redo, '... redo pointer has not moved');
 	is_pending($node, $offset, '... while pages are pending');
 }
 
@@ -194,10 +198,12 @@ $offset = start_pending($node);
 my $dropped = $node->data_dir . '/' . dw_path_of($node, 'drop_me');
 ok(-e "${dropped}_vm", 'a table has a visibility map');
 my $checkpointing = in_background($node, 'CHECKPOINT', 'CheckpointStart');
-my $cancelled = in_background($node,
+my $cancelled =
+  in_background($node,
 	"SELECT pg_read_binary_file(pg_relation_filepath('longer'), 0, 8192)",
 	'InstantRecoveryEnd');
-$node->safe_psql('postgres', q{
+$node->safe_psql(
+	'postgres', q{
 	SELECT pg_cancel_backend(pid) FROM pg_stat_activity
 		WHERE query LIKE '%pg_read_binary_file%' AND pid <> pg_backend_pid()});
 $cancelled->query_until(qr/ended/, '');
@@ -212,44 +218,60 @@ $node->safe_psql(
 	ALTER TABLE longer SET UNLOGGED;
 	ALTER TABLE longer SET LOGGED;
 });
-is_pending($node, $offset, 'files of relations: while other pages are pending');
+is_pending($node, $offset,
+	'files of relations: while other pages are pending');
 
 like(
-	$node->safe_psql('postgres', q{
-		SELECT max(query) FROM pg_stat_activity WHERE backend_type = 'recovery worker'}),
+	$node->safe_psql(
+		'postgres', q{
+		SELECT max(query) FROM pg_stat_activity WHERE backend_type = 'recovery worker'}
+	),
 	qr/^redoing pages, \d+ to go$/,
 	'workers say how many pages are pending');
 
 # A worker that is asked to end goes on.
-$node->poll_query_until('postgres', q{
-	SELECT count(*) = 2 FROM pg_stat_activity WHERE backend_type = 'recovery worker'})
-  or die 'there are not two workers';
-is( $node->safe_psql('postgres', q{
+$node->poll_query_until(
+	'postgres', q{
+	SELECT count(*) = 2 FROM pg_stat_activity WHERE backend_type = 'recovery worker'}
+) or die 'there are not two workers';
+is( $node->safe_psql(
+		'postgres', q{
 	SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 		WHERE backend_type = 'recovery worker'}),
-	2, 'both workers are asked to end');
+	2,
+	'both workers are asked to end');
 is(counts($node, 'index'), $expected, '... and still redo what is needed');
 let_go($node, $offset);
 $checkpointing->query_until(qr/ended/, '');
 $_->quit foreach ($checkpointing, $cancelled);
-is( $node->safe_psql('postgres',
-		'SELECT (SELECT count(*) FROM drop_me), (SELECT count(*) FROM cut_me)'),
-	'0|0', 'tables are empty, and stay so');
+is( $node->safe_psql(
+		'postgres',
+		'SELECT (SELECT count(*) FROM drop_me), (SELECT count(*) FROM cut_me)'
+	),
+	'0|0',
+	'tables are empty, and stay so');
 $node->safe_psql('postgres', 'ALTER TABLE drop_me RENAME i TO g');
-isnt($node->safe_psql('postgres', $checkpoint), $redo, 'checkpoint has completed');
+isnt($node->safe_psql('postgres', $checkpoint),
+	$redo, 'checkpoint has completed');
 ok(!-e "${dropped}_vm", 'redo has not made a file of a dropped table again');
 
 # A page is not seen while some of its records have been applied.
-$node->safe_psql('postgres', 'UPDATE map SET v = v + 1 WHERE i = 8') foreach (1 .. 3);
+$node->safe_psql('postgres', 'UPDATE map SET v = v + 1 WHERE i = 8')
+  foreach (1 .. 3);
 my $v = $node->safe_psql('postgres', 'SELECT v FROM map WHERE i = 8');
 kill9($node);
 set($node, 'test_doublewrite.pause_at', 'instant-recovery-record-redone');
 $offset = start_pending($node);
-my $session = in_background($node, 'SELECT v FROM map WHERE i = 8', 'InstantRecoveryPage');
-$node->wait_for_log(qr/paused at injection point "instant-recovery-record-redone"/, $offset);
-my $second = in_background($node, 'SELECT v FROM map WHERE i = 8', 'InstantRecoveryPage');
-ok( $node->poll_query_until('postgres', q{
-	SELECT count(*) = 2 FROM pg_stat_activity WHERE wait_event = 'InstantRecoveryPage'}),
+my $session = in_background($node, 'SELECT v FROM map WHERE i = 8',
+	'InstantRecoveryPage');
+$node->wait_for_log(
+	qr/paused at injection point "instant-recovery-record-redone"/, $offset);
+my $second = in_background($node, 'SELECT v FROM map WHERE i = 8',
+	'InstantRecoveryPage');
+ok( $node->poll_query_until(
+		'postgres', q{
+	SELECT count(*) = 2 FROM pg_stat_activity WHERE wait_event = 'InstantRecoveryPage'}
+	),
 	'sessions wait for a page that is half redone');
 append_to_file($node->data_dir . '/test_doublewrite.resume', '');
 foreach my $waiting ($session, $second)
@@ -267,7 +289,8 @@ foreach my $where ('record', 'page')
 	work($node);
 	$expected = counts($node, 'seq');
 	kill9($node);
-	set($node, 'test_doublewrite.crash_at', "instant-recovery-$where-redone:50");
+	set($node, 'test_doublewrite.crash_at',
+		"instant-recovery-$where-redone:50");
 	$offset = -s $node->logfile;
 	dw_poll_start($node);
 	dw_wait_for_crash($node, $offset);
@@ -278,13 +301,17 @@ foreach my $where ('record', 'page')
 }
 
 # A prepared transaction, and one that is under way, hold what they hold.
-$node->safe_psql('postgres', q{
+$node->safe_psql(
+	'postgres', q{
 	BEGIN; UPDATE map SET v = -1 WHERE i = 7; PREPARE TRANSACTION 'p'});
 kill9($node);
 $offset = start_pending($node);
-is( $node->safe_psql('postgres',
-		"SELECT v >= 0 FROM map WHERE i = 7; COMMIT PREPARED 'p'; SELECT v FROM map WHERE i = 7"),
-	"t\n-1", 'prepared transaction');
+is( $node->safe_psql(
+		'postgres',
+		"SELECT v >= 0 FROM map WHERE i = 7; COMMIT PREPARED 'p'; SELECT v FROM map WHERE i = 7"
+	),
+	"t\n-1",
+	'prepared transaction');
 
 # A fast stop waits for the last page, and leaves a cluster that was shut down.
 set($node, 'test_doublewrite.fail_at', '');
@@ -305,18 +332,23 @@ $node->psql('postgres', 'CHECKPOINT');
 dw_wait_for_crash($node, 0);
 set($node, 'test_doublewrite.pause_at', 'instant-recovery-analyzed');
 $offset = -s $node->logfile;
-run_log([
-	'pg_ctl', '--no-wait',
-	'--pgdata' => $node->data_dir,
-	'--log' => $node->logfile,
-	'start']);
-$node->wait_for_log(qr/paused at injection point "instant-recovery-analyzed"/, $offset);
+run_log(
+	[
+		'pg_ctl', '--no-wait',
+		'--pgdata' => $node->data_dir,
+		'--log' => $node->logfile,
+		'start'
+	]);
+$node->wait_for_log(qr/paused at injection point "instant-recovery-analyzed"/,
+	$offset);
 set($node, 'test_doublewrite.pause_at', '');
-run_log([
-	'pg_ctl', '--no-wait',
-	'--pgdata' => $node->data_dir,
-	'--mode' => 'fast',
-	'stop']);
+run_log(
+	[
+		'pg_ctl', '--no-wait',
+		'--pgdata' => $node->data_dir,
+		'--mode' => 'fast',
+		'stop'
+	]);
 $node->wait_for_log(qr/received fast shutdown request/, $offset);
 append_to_file($node->data_dir . '/test_doublewrite.resume', '');
 $node->wait_for_log(qr/database system is shut down/, $offset);
@@ -356,28 +388,33 @@ dw_check($node);
 
 # That a bit of the visibility map is set never comes with an image of the heap's page,
 # if hints are not logged: WAL may have images all the same.
-my $plain = dw_quiet_node('plain', checksums => 0, conf => q{
+my $plain = dw_quiet_node(
+	'plain',
+	checksums => 0,
+	conf => q{
 autovacuum = off
 instant_recovery = on
 recovery_workers = 1
 io_torn_pages_protection = full_pages
 });
-$plain->safe_psql('postgres', $_) foreach (
+$plain->safe_psql('postgres', $_)
+  foreach (
 	'CREATE TABLE t AS SELECT generate_series(1, 1000) i; CREATE TABLE u AS SELECT 1 i',
-	'CHECKPOINT',
-	'VACUUM t',
-	'INSERT INTO u VALUES (2)');
+	'CHECKPOINT', 'VACUUM t', 'INSERT INTO u VALUES (2)');
 kill9($plain);
 $offset = -s $plain->logfile;
 ok(dw_poll_start($plain), 'server starts with images in WAL');
-like(slurp_file($plain->logfile, $offset), qr/torn page protection: full_pages$/m,
+like(
+	slurp_file($plain->logfile, $offset),
+	qr/torn page protection: full_pages$/m,
 	'... and does without the log');
 
 # So it is if pages come again after all that are pending had to be redone: their images came
 # before that.
 $plain->append_conf('postgresql.conf', 'allow_in_place_tablespaces = on');
 $plain->reload;
-$plain->safe_psql('postgres', $_) foreach (
+$plain->safe_psql('postgres', $_)
+  foreach (
 	'CHECKPOINT',
 	'INSERT INTO u VALUES (3)',
 	q{CREATE TABLESPACE barrier LOCATION ''},
@@ -386,8 +423,14 @@ kill9($plain);
 $offset = -s $plain->logfile;
 ok(dw_poll_start($plain), 'server starts with images before a round of redo');
 my $log = slurp_file($plain->logfile, $offset);
-like($log, qr/1 round of redo before clients get in/, '... of which there was one');
-like($log, qr/torn page protection: full_pages$/m, '... and does without the log again');
+like(
+	$log,
+	qr/1 round of redo before clients get in/,
+	'... of which there was one');
+like(
+	$log,
+	qr/torn page protection: full_pages$/m,
+	'... and does without the log again');
 
 # A table grows into its second segment, shrinks, and grows again.  The crash undoes the truncation
 # of that segment, not the one of the first: what was in there does not come back.
@@ -396,7 +439,8 @@ SKIP:
 	skip 'segments are of another size', 3
 	  if $plain->safe_psql('postgres', 'SHOW segment_size') ne '512kB';
 
-	$plain->safe_psql('postgres', $_) foreach (
+	$plain->safe_psql('postgres', $_)
+	  foreach (
 		q{CREATE TABLE s (i int, f text) WITH (autovacuum_enabled = off);
 		  ALTER TABLE s ALTER f SET STORAGE PLAIN;
 		  INSERT INTO s SELECT g, repeat('x', 1000) FROM generate_series(1, 280) g},
@@ -404,10 +448,13 @@ SKIP:
 		q{INSERT INTO s SELECT g, repeat('x', 1000) FROM generate_series(281, 560) g;
 		  DELETE FROM s WHERE i > 300},
 		'VACUUM s');
-	my $blocks = $plain->safe_psql('postgres', q{SELECT pg_relation_size('s') / 8192});
-	cmp_ok($blocks, '<', 64, 'a table has been truncated to its first segment');
+	my $blocks =
+	  $plain->safe_psql('postgres', q{SELECT pg_relation_size('s') / 8192});
+	cmp_ok($blocks, '<', 64,
+		'a table has been truncated to its first segment');
 	$plain->safe_psql('postgres',
-		q{INSERT INTO s SELECT g, repeat('x', 1000) FROM generate_series(301, 530) g});
+		q{INSERT INTO s SELECT g, repeat('x', 1000) FROM generate_series(301, 530) g}
+	);
 	my $file = $plain->data_dir . '/' . dw_path_of($plain, 's');
 	kill9($plain);
 	truncate($file, $blocks * 8192) or die "could not truncate $file: $!";
@@ -416,12 +463,14 @@ SKIP:
 	print $segment $stale;
 	close($segment) or die "could not write $file.1: $!";
 	ok(dw_poll_start($plain), 'server starts');
-	is($plain->safe_psql('postgres', 'SELECT count(*), sum(i) FROM s'),
-		'530|' . 530 * 531 / 2, '... and the table has its rows, and no others');
+	is( $plain->safe_psql('postgres', 'SELECT count(*), sum(i) FROM s'),
+		'530|' . 530 * 531 / 2,
+		'... and the table has its rows, and no others');
 }
 # Redo of a hash index names the primary page of a bucket, which is torn, without reading it;
 # a later record has its image.
-$plain->safe_psql('postgres', $_) foreach (
+$plain->safe_psql('postgres', $_)
+  foreach (
 	q{CREATE TABLE h (i int, k int) WITH (autovacuum_enabled = off);
 	  CREATE INDEX ON h USING hash (k);
 	  INSERT INTO h SELECT g, 1 FROM generate_series(1, 1000) g},
@@ -429,7 +478,8 @@ $plain->safe_psql('postgres', $_) foreach (
 	'DELETE FROM h WHERE i > 990', 'VACUUM (INDEX_CLEANUP ON) h',
 	'DELETE FROM h WHERE i <= 10', 'VACUUM (INDEX_CLEANUP ON) h',
 	'CREATE TABLE flushed ()');
-my $bucket = $plain->safe_psql('postgres', q{SELECT pg_relation_filepath('h_k_idx')});
+my $bucket =
+  $plain->safe_psql('postgres', q{SELECT pg_relation_filepath('h_k_idx')});
 kill9($plain);
 my $at = 0;
 while (my $page = dw_read_block($plain, $bucket, $at))
@@ -441,8 +491,11 @@ while (my $page = dw_read_block($plain, $bucket, $at))
 }
 dw_write_block($plain, $bucket, $at + BLCKSZ / 2, "\x5a" x 512);
 ok(dw_poll_start($plain), 'server starts with a torn bucket');
-is($plain->safe_psql('postgres', 'SET enable_seqscan = off; SELECT count(*) FROM h WHERE k = 1'),
-	'980', '... of which nothing is lost');
+is( $plain->safe_psql(
+		'postgres',
+		'SET enable_seqscan = off; SELECT count(*) FROM h WHERE k = 1'),
+	'980',
+	'... of which nothing is lost');
 $plain->stop;
 
 done_testing();

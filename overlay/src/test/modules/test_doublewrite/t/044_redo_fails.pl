@@ -30,7 +30,8 @@ recovery_workers = 2
 allow_in_place_tablespaces = on
 });
 my $complete = qr/redo is complete/;
-my $failed_error = qr/block \d+ of relation "base\/\d+\/\d+" could not be redone after the last crash/;
+my $failed_error =
+  qr/block \d+ of relation "base\/\d+\/\d+" could not be redone after the last crash/;
 my (%path, %saved);
 
 # Rows of each table are spread over some pages, all of which are changed after
@@ -46,10 +47,12 @@ sub work
 			INSERT INTO $table SELECT g, repeat('x', 100) FROM generate_series(1, 200) g;
 		});
 		$path{$table} =
-		  $node->safe_psql('postgres', "SELECT pg_relation_filepath('$table')");
+		  $node->safe_psql('postgres',
+			"SELECT pg_relation_filepath('$table')");
 	}
 	$node->safe_psql('postgres', 'CHECKPOINT');
-	$node->safe_psql('postgres', "UPDATE $_ SET i = i + 1") foreach ('bad', 'good', 'gone');
+	$node->safe_psql('postgres', "UPDATE $_ SET i = i + 1")
+	  foreach ('bad', 'good', 'gone');
 	return;
 }
 
@@ -58,7 +61,12 @@ sub crash_and_damage
 {
 	my (@tables) = @_;
 
-	crash_and_write({ map { $_ => sub { substr($_[0], 5000, 100) = 'y' x 100 } } @tables });
+	crash_and_write(
+		{
+			map {
+				$_ => sub { substr($_[0], 5000, 100) = 'y' x 100 }
+			} @tables
+		});
 	return;
 }
 
@@ -91,8 +99,10 @@ sub pages_are
 {
 	my ($pages, $test_name) = @_;
 
-	ok($node->poll_query_until('postgres',
-			'SELECT pages_pending, pages_failed FROM pg_instant_recovery', $pages),
+	ok( $node->poll_query_until(
+			'postgres',
+			'SELECT pages_pending, pages_failed FROM pg_instant_recovery',
+			$pages),
 		$test_name);
 	return;
 }
@@ -101,7 +111,8 @@ sub total
 {
 	my ($table) = @_;
 
-	return $node->safe_psql('postgres', "SELECT count(*), sum(i) FROM $table");
+	return $node->safe_psql('postgres',
+		"SELECT count(*), sum(i) FROM $table");
 }
 
 # Crash, and let redo of a page of the table fail half-way, once, after so many of its
@@ -110,10 +121,12 @@ sub total
 sub redo_is_spoilt
 {
 	my ($table, $after, $expected) = @_;
-	my $spoilt = $node->safe_psql('postgres', "SELECT pg_relation_filenode('$table')");
+	my $spoilt =
+	  $node->safe_psql('postgres', "SELECT pg_relation_filenode('$table')");
 
 	crash_and_damage();
-	$node->append_conf('postgresql.conf', qq{
+	$node->append_conf(
+		'postgresql.conf', qq{
 test_doublewrite.spoil_redo_of = $spoilt
 test_doublewrite.spoil_redo_after = $after
 });
@@ -125,7 +138,8 @@ test_doublewrite.spoil_redo_after = $after
 		slurp_file($node->logfile, $log),
 		qr/ERROR:  test error in redo of a page/,
 		'... and redo fails when it has changed a page');
-	is( $node->safe_psql('postgres',
+	is( $node->safe_psql(
+			'postgres',
 			"SELECT count(*), sum(i) FROM $table WHERE f = repeat('x', 100)"),
 		$expected,
 		'... and begins again with what was there before');
@@ -139,13 +153,18 @@ pages_are('', 'nothing has been recovered');
 work();
 crash_and_damage('bad', 'gone');
 my $offset = -s $node->logfile;
-ok(dw_poll_start($node), 'server starts with two pages that cannot be redone');
+ok(dw_poll_start($node),
+	'server starts with two pages that cannot be redone');
 is(total('good'), $all, '... and other tables can be read');
 is($node->safe_psql('postgres', "SELECT i FROM bad WHERE ctid = '(0,1)'"),
 	'', '... and other pages of the same table');
-dw_fails($node, 'SELECT * FROM bad', $failed_error, 'a session that needs the page gets an error');
+dw_fails($node, 'SELECT * FROM bad',
+	$failed_error, 'a session that needs the page gets an error');
 dw_fails($node, 'SELECT * FROM bad', $failed_error, '... each time');
-dw_fails($node, 'CHECKPOINT', qr/checkpoint request failed/, 'no checkpoint is made');
+dw_fails(
+	$node, 'CHECKPOINT',
+	qr/checkpoint request failed/,
+	'no checkpoint is made');
 like(
 	slurp_file($node->logfile, $offset),
 	qr/ERROR:  2 pages could not be redone after the last crash/,
@@ -156,20 +175,23 @@ like(
 	'... and which pages these are');
 pages_are('2|2', '... and the view how many');
 ok( $node->poll_query_until(
-		'postgres', q{SELECT bool_or(query = 'redoing pages, 2 to go, 2 failed')
+		'postgres',
+		q{SELECT bool_or(query = 'redoing pages, 2 to go, 2 failed')
 			FROM pg_stat_activity WHERE backend_type = 'recovery worker'}),
 	'... and so do workers, without an extension');
 
 # The cluster cannot be shut down, and the next start begins at the same place.
 $node->stop('fast', fail_ok => 1);
 dw_wait_for_exit($node);
-is(dw_control($node, 'Database cluster state'),
-	'in production', 'a stop leaves the cluster to be recovered');
+is( dw_control($node, 'Database cluster state'),
+	'in production',
+	'a stop leaves the cluster to be recovered');
 ok(dw_poll_start($node), 'server starts again');
 dw_fails($node, 'SELECT * FROM bad', $failed_error, '... to the same errors');
 
 # Removing a table removes its pages.
-dw_fails($node, 'SELECT * FROM gone', $failed_error, 'the other table cannot be read');
+dw_fails($node, 'SELECT * FROM gone',
+	$failed_error, 'the other table cannot be read');
 $node->safe_psql('postgres', 'DROP TABLE gone');
 pages_are('1|1', 'a page of a table that is dropped is not needed');
 
@@ -185,7 +207,10 @@ pages_are('0|0', '... and a checkpoint is made');
 work();
 crash_and_damage('bad');
 ok(dw_poll_start($node), 'server starts');
-dw_fails($node, 'CHECKPOINT', qr/checkpoint request failed/, '... with a page that cannot be redone');
+dw_fails(
+	$node, 'CHECKPOINT',
+	qr/checkpoint request failed/,
+	'... with a page that cannot be redone');
 $offset = -s $node->logfile;
 $node->append_conf('postgresql.conf', 'zero_damaged_pages = on');
 $node->reload;
@@ -213,7 +238,8 @@ redo_is_spoilt('half', 0, '200|20100');
 
 # The page has been changed in an earlier round, and not been written home: a
 # tablespace is a barrier.  There is room in the page, so nothing is pruned.
-$node->safe_psql('postgres', $_) foreach (
+$node->safe_psql('postgres', $_)
+  foreach (
 	q{CREATE TABLE rounds AS SELECT g AS i, repeat('x', 100) AS f FROM generate_series(1, 40) g},
 	'CHECKPOINT',
 	'DELETE FROM rounds WHERE i % 4 = 0',
@@ -229,29 +255,47 @@ $node->restart;
 
 # Redo of a page raises a PANIC each time.  The page is given up by its name, as it was
 # at the last checkpoint, and later recoveries take it for that.
-$node->safe_psql('postgres', $_) foreach (
+$node->safe_psql('postgres', $_)
+  foreach (
 	q{CREATE TABLE given AS SELECT g AS i, repeat('x', 100) AS f FROM generate_series(1, 20) g},
 	'CHECKPOINT',
 	'DELETE FROM given WHERE i > 10');
-my ($number, $path) = split(/\|/,
-	$node->safe_psql('postgres', q{SELECT pg_relation_filenode('given'), pg_relation_filepath('given')}));
+my ($number, $path) = split(
+	/\|/,
+	$node->safe_psql(
+		'postgres',
+		q{SELECT pg_relation_filenode('given'), pg_relation_filepath('given')}
+	));
 crash_and_damage();
-$node->append_conf('postgresql.conf', qq{
+$node->append_conf(
+	'postgresql.conf', qq{
 test_doublewrite.spoil_redo_of = $number
 test_doublewrite.spoil_redo_after = 0
 test_doublewrite.spoil_redo_always = on
 });
 $offset = -s $node->logfile;
-ok(dw_poll_start($node), 'server starts, and redo of a page is going to raise a PANIC');
-dw_fails($node, 'SELECT * FROM given', $failed_error, 'a session that needs it gets an error');
+ok(dw_poll_start($node),
+	'server starts, and redo of a page is going to raise a PANIC');
+dw_fails($node, 'SELECT * FROM given',
+	$failed_error, 'a session that needs it gets an error');
 is(total('good'), $all, '... and the server goes on');
-dw_fails($node, 'CHECKPOINT', qr/checkpoint request failed/, '... without checkpoints');
+dw_fails(
+	$node, 'CHECKPOINT',
+	qr/checkpoint request failed/,
+	'... without checkpoints');
 unlike(slurp_file($node->logfile, $offset), qr/PANIC/, '... or a PANIC');
 my $give_up = 'SELECT pg_instant_recovery_give_up';
-dw_fails($node, "$give_up('$path', 1)", qr/redo of block 1 of relation "$path" has not failed/,
+dw_fails(
+	$node,
+	"$give_up('$path', 1)",
+	qr/redo of block 1 of relation "$path" has not failed/,
 	'another page of it cannot be given up');
 $node->safe_psql('postgres', 'CREATE ROLE other');
-dw_fails($node, "SET ROLE other; $give_up('$path', 0)", qr/permission denied/, '... nor by others');
+dw_fails(
+	$node,
+	"SET ROLE other; $give_up('$path', 0)",
+	qr/permission denied/,
+	'... nor by others');
 $offset = -s $node->logfile;
 $node->safe_psql('postgres', "$give_up('$path', 0)");
 like(
@@ -259,20 +303,26 @@ like(
 	qr/WARNING:  block 0 of relation "$path" has been given up/,
 	'the page is given up, which the log says');
 is(total('given'), '20|210', '... and is what it was');
-dw_fails($node, "$give_up('$path', 0)", qr/has not failed/, '... which is done once');
+dw_fails(
+	$node,
+	"$give_up('$path', 0)",
+	qr/has not failed/,
+	'... which is done once');
 $node->safe_psql('postgres', 'DELETE FROM given WHERE i <= 5');
 $node->append_conf('postgresql.conf', 'test_doublewrite.spoil_redo_of = 0');
 crash_and_damage();
 ok(dw_poll_start($node), 'server starts after one more crash');
 is(total('given'), '15|195', '... and the page is what it has become since');
 $node->safe_psql('postgres', 'CHECKPOINT');
-$node->append_conf('postgresql.conf', 'test_doublewrite.spoil_redo_always = off');
+$node->append_conf('postgresql.conf',
+	'test_doublewrite.spoil_redo_always = off');
 
 # A page of zeroes that records do not rebuild is none that they can be applied to.
 work();
 crash_and_write({ bad => sub { $_[0] = "\0" x 8192 } });
 ok(dw_poll_start($node), 'server starts with a page of zeroes');
-dw_fails($node, 'SELECT * FROM bad', $failed_error, '... and no record of it is lost');
+dw_fails($node, 'SELECT * FROM bad',
+	$failed_error, '... and no record of it is lost');
 
 # The file loses the page.  The other one is given up all the same.
 my $file = $node->data_dir . "/$path{bad}";
@@ -288,8 +338,10 @@ crash_and_damage('bad');
 foreach my $crash (1 .. 5)
 {
 	$offset = -s $node->logfile;
-	ok(dw_poll_start($node), "server starts after crash $crash") or BAIL_OUT('no start');
-	dw_fails($node, 'SELECT * FROM bad', $failed_error, '... with the page pending');
+	ok(dw_poll_start($node), "server starts after crash $crash")
+	  or BAIL_OUT('no start');
+	dw_fails($node, 'SELECT * FROM bad',
+		$failed_error, '... with the page pending');
 	$node->stop('immediate');
 }
 like(
@@ -305,13 +357,17 @@ $node->safe_psql('postgres', 'CHECKPOINT');
 # Pages are gone when they are to be redone, as a record behind the one that all have to be
 # redone for removes them.  That is as it should be.
 work();
-$node->safe_psql('postgres', $_) foreach (q{CREATE TABLESPACE round LOCATION ''}, 'TRUNCATE gone');
+$node->safe_psql('postgres', $_)
+  foreach (q{CREATE TABLESPACE round LOCATION ''}, 'TRUNCATE gone');
 $node->stop('immediate');
-$node->append_conf('postgresql.conf', q{
+$node->append_conf(
+	'postgresql.conf', q{
 test_doublewrite.fail_at = 'instant-recovery-workers-only:EIO'
 });
 $offset = -s $node->logfile;
-ok(dw_poll_start($node), 'server starts though pages had been removed when they were to be redone');
+ok(dw_poll_start($node),
+	'server starts though pages had been removed when they were to be redone'
+);
 $node->wait_for_log($complete, $offset);
 my $log = slurp_file($node->logfile, $offset);
 like($log, qr/1 round of redo before clients get in/, '... which they were');
@@ -322,12 +378,14 @@ is(total('good'), $all, '... and tables can be read');
 work();
 my $filenode = $path{good} =~ s/.*\///r;
 $node->stop('immediate');
-$node->append_conf('postgresql.conf', qq{
+$node->append_conf(
+	'postgresql.conf', qq{
 test_doublewrite.fail_at = ''
 test_doublewrite.cleanup_reads = $filenode
 });
 $offset = -s $node->logfile;
-ok(dw_poll_start($node), 'server starts though an extension reads a page at the end of redo');
+ok(dw_poll_start($node),
+	'server starts though an extension reads a page at the end of redo');
 like(
 	slurp_file($node->logfile, $offset),
 	qr/redo of pages is completed before clients get in\n.*DETAIL: .*custom resource manager/,
@@ -338,7 +396,8 @@ $node->append_conf('postgresql.conf', 'test_doublewrite.cleanup_reads = 0');
 # Workers redo pages before clients get in, and leave the error to the startup process.
 work();
 crash_and_damage('bad');
-$node->append_conf('postgresql.conf', q{
+$node->append_conf(
+	'postgresql.conf', q{
 instant_recovery = off
 test_doublewrite.fail_at = 'instant-recovery-workers-only:EIO'
 });
@@ -353,8 +412,7 @@ like(
 	slurp_file($node->logfile, $offset),
 	qr/CONTEXT: .*WAL redo of block 1 of relation "\Q$path{bad}\E"/s,
 	'... and the log says which');
-unlike(
-	slurp_file($node->logfile, $offset),
+unlike(slurp_file($node->logfile, $offset),
 	qr/ERROR:/,
 	'... and the worker that has failed to redo it leaves it at that');
 repair('bad');

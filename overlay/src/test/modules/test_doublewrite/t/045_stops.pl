@@ -38,7 +38,8 @@ dw_extensions($primary);
 $primary->backup('backup');
 $standby->init_from_backup($primary, 'backup', has_streaming => 1);
 $standby->start;
-$primary->safe_psql('postgres', 'CREATE TABLE t AS SELECT generate_series(1, 1000)');
+$primary->safe_psql('postgres',
+	'CREATE TABLE t AS SELECT generate_series(1, 1000)');
 $primary->wait_for_replay_catchup($standby);
 $standby->stop;
 
@@ -56,27 +57,41 @@ sub change_on_standby
 	return;
 }
 
-my $path = $primary->safe_psql('postgres', "SELECT pg_relation_filepath('t')");
+my $path =
+  $primary->safe_psql('postgres', "SELECT pg_relation_filepath('t')");
 set($standby, 'log_min_messages', 'debug1');
 change_on_standby();
 $standby->stop;
 my $log = slurp_file($standby->logfile, $offset);
-unlike($log, qr/restartpoint complete/, 'a standby is stopped without a restartpoint');
-like($log, qr/checkpoint sync: .* file=\Q$path\E /, '... and syncs what has gone home');
+unlike(
+	$log,
+	qr/restartpoint complete/,
+	'a standby is stopped without a restartpoint');
+like(
+	$log,
+	qr/checkpoint sync: .* file=\Q$path\E /,
+	'... and syncs what has gone home');
 
 # It is stopped when the marker has gone, whatever pg_control says.
 set($standby, 'test_doublewrite.crash_at', 'doublewrite-sync-removals');
 change_on_standby();
 $standby->stop('fast', fail_ok => 1);
 dw_wait_for_exit($standby);
-is(dw_control($standby, 'Database cluster state'), 'shut down in recovery', 'a stop is cut short');
-command_fails_like([ 'pg_checksums', '--check', $standby->data_dir ],
-	qr/shutdown of the cluster was cut short/, '... which pg_checksums sees');
+is( dw_control($standby, 'Database cluster state'),
+	'shut down in recovery',
+	'a stop is cut short');
 command_fails_like(
-	[ 'pg_rewind', '--dry-run', '--no-ensure-shutdown',
+	[ 'pg_checksums', '--check', $standby->data_dir ],
+	qr/shutdown of the cluster was cut short/,
+	'... which pg_checksums sees');
+command_fails_like(
+	[
+		'pg_rewind', '--dry-run', '--no-ensure-shutdown',
 		'--source-server' => $primary->connstr('postgres'),
-		'--target-pgdata' => $standby->data_dir ],
-	qr/target server must be shut down cleanly/, '... and pg_rewind');
+		'--target-pgdata' => $standby->data_dir
+	],
+	qr/target server must be shut down cleanly/,
+	'... and pg_rewind');
 set($standby, 'test_doublewrite.crash_at', '');
 SKIP:
 {
@@ -89,7 +104,10 @@ SKIP:
 		local $ENV{LD_PRELOAD} = $library;
 		$standby->start;
 	}
-	like(slurp_file($syncs), qr{/base/\d+/pg_filenode\.map$}m, '... and the next start syncs files, as after a crash');
+	like(
+		slurp_file($syncs),
+		qr{/base/\d+/pg_filenode\.map$}m,
+		'... and the next start syncs files, as after a crash');
 	unlink($syncs);
 	$standby->stop;
 }
@@ -100,8 +118,14 @@ set($standby, 'io_torn_pages_protection', 'off');
 $standby->reload;
 $standby->wait_for_log(qr/torn page protection is off/, $offset);
 $log = slurp_file($standby->logfile, $offset);
-unlike($log, qr/restartpoint complete/, 'protection is switched off without a restartpoint');
-like($log, qr/checkpoint sync: .* file=\Q$path\E /, '... and what has gone home is synced');
+unlike(
+	$log,
+	qr/restartpoint complete/,
+	'protection is switched off without a restartpoint');
+like(
+	$log,
+	qr/checkpoint sync: .* file=\Q$path\E /,
+	'... and what has gone home is synced');
 $standby->stop;
 
 # The end of recovery can't do that for pages that others have written atomically: it
@@ -120,10 +144,13 @@ $standby->safe_psql('postgres', 'SELECT dw_evict_all(), dw_drain()');
 $offset = -s $standby->logfile;
 $standby->promote;
 is($standby->safe_psql('postgres', 'SELECT armed FROM dw_state()'),
-	't', 'a promotion leaves it to the checkpointer to switch protection off');
-$standby->safe_psql('postgres', "SELECT dw_clear('doublewrite-switching-off')");
+	't',
+	'a promotion leaves it to the checkpointer to switch protection off');
+$standby->safe_psql('postgres',
+	"SELECT dw_clear('doublewrite-switching-off')");
 $standby->wait_for_log(qr/torn page protection is off/, $offset);
-like(slurp_file($standby->logfile, $offset),
+like(
+	slurp_file($standby->logfile, $offset),
 	qr/checkpoint sync: .* file=\Q$path\E .*torn page protection is off/s,
 	'... and what has gone home is synced before');
 $standby->stop;

@@ -88,7 +88,8 @@ sub home_pages
 # From now on writes to the tablespace do not come back
 sub freeze
 {
-	sql("SELECT dw_block_homes_in(oid) FROM pg_tablespace WHERE spcname = 'frozen'");
+	sql("SELECT dw_block_homes_in(oid) FROM pg_tablespace WHERE spcname = 'frozen'"
+	);
 	return;
 }
 
@@ -107,7 +108,8 @@ sub blocked_writer
 	freeze();
 	stage('f', $from, $to);
 	my $writer = dw_start($node, 'writer', 'SELECT dw_flush_batch(false)');
-	ok($node->poll_query_until('postgres', "SELECT dw_hits('$point') > 0"), 'a write is under way');
+	ok($node->poll_query_until('postgres', "SELECT dw_hits('$point') > 0"),
+		'a write is under way');
 	return $writer;
 }
 
@@ -146,15 +148,18 @@ new_node('main');
 	is(sql(q{SELECT count(*) FROM f2}), 100, 'its pages can be read');
 	my $batches = sql('SELECT batches FROM dw_stats()');
 	sql('SELECT dw_flush_batch(true)');
-	is(sql('SELECT batches FROM dw_stats()'), $batches, '... and are in no batch before a write has come back');
+	is(sql('SELECT batches FROM dw_stats()'),
+		$batches, '... and are in no batch before a write has come back');
 
 	# a sync cycle ends, and frees nothing
 	my $low_water = sql('SELECT low_water_logged FROM dw_state()');
 	sql('SELECT dw_sync_cycle()');
-	is(sql('SELECT low_water_logged FROM dw_state()'), $low_water, 'a sync cycle frees nothing');
+	is(sql('SELECT low_water_logged FROM dw_state()'),
+		$low_water, 'a sync cycle frees nothing');
 
 	# relations elsewhere, and those whose pages are not being written
-	sql(q{ALTER TABLE t SET TABLESPACE pg_default; CREATE TABLE other AS SELECT 1 AS i; DROP TABLE other});
+	sql(q{ALTER TABLE t SET TABLESPACE pg_default; CREATE TABLE other AS SELECT 1 AS i; DROP TABLE other}
+	);
 	sql('DROP TABLE f2');
 	is(in_use(), 2, 'a relation in the same place can be dropped');
 
@@ -163,10 +168,13 @@ new_node('main');
 		[ drop => 'DROP TABLE f' ],
 		[ drain => 'SELECT dw_drain(false)' ],
 		[ reader => "SELECT dw_hold_home_writes('$path')" ]);
-	ok(dw_waits_for($node, $_, 'DoubleWriteHome'), "$_ waits") foreach qw(drop drain reader);
+	ok(dw_waits_for($node, $_, 'DoubleWriteHome'), "$_ waits")
+	  foreach qw(drop drain reader);
 	my $checkpoint = dw_start($node, 'checkpoint', 'CHECKPOINT');
-	ok( $node->poll_query_until('postgres',
-			"SELECT wait_event = 'DoubleWriteHome' FROM pg_stat_activity WHERE backend_type = 'checkpointer'"),
+	ok( $node->poll_query_until(
+			'postgres',
+			"SELECT wait_event = 'DoubleWriteHome' FROM pg_stat_activity WHERE backend_type = 'checkpointer'"
+		),
 		'a checkpoint waits');
 	stage('t', 11, 18);
 	is(flush(), 't', 'a batch goes home beside all of these');
@@ -190,18 +198,24 @@ foreach my $mode (qw(double_writes full_pages off))
 	stage('t', 1, 8);
 	my $low_water = sql('SELECT low_water_logged FROM dw_state()');
 	sql('SELECT dw_sync_cycle()');
-	cmp_ok(sql('SELECT low_water_logged FROM dw_state()'), '>', $low_water,
-		"$mode: a sync cycle frees the log") if $mode eq 'double_writes';
+	cmp_ok(sql('SELECT low_water_logged FROM dw_state()'),
+		'>', $low_water, "$mode: a sync cycle frees the log")
+	  if $mode eq 'double_writes';
 	sql('CHECKPOINT');
 	is(in_use(), 1, "$mode: a checkpoint completes beside the write");
 	my $before = sql('SELECT redo_lsn FROM pg_control_checkpoint()');
 	sql('INSERT INTO t SELECT 101; CHECKPOINT');
-	isnt(sql('SELECT redo_lsn FROM pg_control_checkpoint()'), $before, '... and the next one');
+	isnt(sql('SELECT redo_lsn FROM pg_control_checkpoint()'),
+		$before, '... and the next one');
 	my $other = $mode eq 'off' ? 'double_writes' : 'off';
-	$node->append_conf('postgresql.conf', "io_torn_pages_protection = $other");
+	$node->append_conf('postgresql.conf',
+		"io_torn_pages_protection = $other");
 	$node->reload;
-	ok( $node->poll_query_until('postgres',
-			$other eq 'off' ? 'SELECT NOT armed FROM dw_state()' : 'SELECT armed FROM dw_state()'),
+	ok( $node->poll_query_until(
+			'postgres',
+			$other eq 'off'
+			? 'SELECT NOT armed FROM dw_state()'
+			: 'SELECT armed FROM dw_state()'),
 		"$mode: a switch to $other is made beside it");
 	thaw();
 	dw_finish($writer);
@@ -217,18 +231,23 @@ foreach my $mode (qw(double_writes full_pages off))
 	new_node('claimed', "io_torn_pages_protection = off\n");
 	sql('SELECT dw_drain()');
 	stage('t', 1, 1);
-	my $writer = dw_start($node, 'writer',
+	my $writer = dw_start(
+		$node, 'writer',
 		qq{SELECT injection_points_set_local(); SELECT injection_points_attach('$claimed', 'wait');
 		SELECT dw_flush_batch(false)});
 	ok(dw_waits_for($node, 'writer', $claimed), 'a run is claimed');
-	$node->append_conf('postgresql.conf', 'io_torn_pages_protection = double_writes');
+	$node->append_conf('postgresql.conf',
+		'io_torn_pages_protection = double_writes');
 	$node->reload;
-	ok( $node->poll_query_until('postgres',
-			"SELECT wait_event = 'DoubleWriteHome' FROM pg_stat_activity WHERE backend_type = 'checkpointer'"),
+	ok( $node->poll_query_until(
+			'postgres',
+			"SELECT wait_event = 'DoubleWriteHome' FROM pg_stat_activity WHERE backend_type = 'checkpointer'"
+		),
 		'a switch to double_writes waits for it');
 	dw_wake($node, $claimed);
 	dw_finish($writer);
-	ok($node->poll_query_until('postgres', 'SELECT armed FROM dw_state()'), '... and goes on when it is home');
+	ok($node->poll_query_until('postgres', 'SELECT armed FROM dw_state()'),
+		'... and goes on when it is home');
 	$node->stop;
 }
 
@@ -239,18 +258,21 @@ foreach my $mode (qw(double_writes full_pages off))
 	my $writer = lost_writer(1, 1);
 	my $evictor = dw_start($node, 'evictor',
 		q{UPDATE f2 SET v = 1; SELECT dw_evict('f2')});
-	ok(dw_waits_for($node, 'evictor', 'DoubleWriteHome'), 'a process that stages too many waits');
+	ok(dw_waits_for($node, 'evictor', 'DoubleWriteHome'),
+		'a process that stages too many waits');
 	foreach my $turn (1 .. 3)
 	{
 		sql(q{UPDATE t SET v = v + 1; SELECT dw_evict('t')});
 	}
-	is(sql('SELECT min(v), max(v) FROM t'), '3|3', 'pages of others find room');
+	is(sql('SELECT min(v), max(v) FROM t'),
+		'3|3', 'pages of others find room');
 	thaw();
 	dw_finish($writer, $evictor);
 	sql('SELECT dw_drain()');
 	is(in_use(), 0, 'all is home when the write has come back');
 	sql('SELECT dw_evict_all()');
-	is(sql('SELECT min(v), max(v), count(*) FROM f2'), '1|1|100', 'nothing is lost');
+	is(sql('SELECT min(v), max(v), count(*) FROM f2'),
+		'1|1|100', 'nothing is lost');
 
 	# pages that were not tried need no patience when writes come back
 	sql('VACUUM f, f2');
@@ -262,7 +284,8 @@ foreach my $mode (qw(double_writes full_pages off))
 	thaw();
 	dw_finish($writer);
 	sql('SELECT dw_sync_cycle()');
-	is(sql('SELECT next_batch - low_water_logged FROM dw_state()'), 1, '... and keep nothing in the log');
+	is(sql('SELECT next_batch - low_water_logged FROM dw_state()'),
+		1, '... and keep nothing in the log');
 	is(flush(), 't', 'the next batch has them when a write has come back');
 	is(in_use(), 0, '... and all are home');
 	$node->stop;
@@ -275,11 +298,15 @@ foreach my $mode (qw(double_writes full_pages off))
 	sql(q{SELECT dw_drain()});
 	freeze();
 	stage('f', 1, 15);
-	my @writers = map { dw_start($node, "writer $_", 'SELECT dw_flush_batch(false)') } 1 .. 15;
-	ok($node->poll_query_until('postgres', "SELECT dw_hits('$point') > 0"), 'writes are under way');
+	my @writers =
+	  map { dw_start($node, "writer $_", 'SELECT dw_flush_batch(false)') }
+	  1 .. 15;
+	ok($node->poll_query_until('postgres', "SELECT dw_hits('$point') > 0"),
+		'writes are under way');
 	is(in_use(), 15, '... of all pages that find room');
 	sql(q{UPDATE t SET v = v + 1; SELECT dw_evict('t')});
-	is(sql('SELECT min(v), max(v), count(*) FROM t'), '1|1|100', 'pages of others find room');
+	is(sql('SELECT min(v), max(v), count(*) FROM t'),
+		'1|1|100', 'pages of others find room');
 	thaw();
 	dw_finish(@writers);
 	sql('SELECT dw_drain()');
@@ -290,28 +317,45 @@ foreach my $mode (qw(double_writes full_pages off))
 # --- Many processes write there at once: half of those that can write at all get stuck
 
 {
-	new_node('crowd', "max_connections = 100\ndouble_write_stage_size = 2MB\n");
+	new_node('crowd',
+		"max_connections = 100\ndouble_write_stage_size = 2MB\n");
 	sql('SELECT dw_drain()');
 	freeze();
 	stage('f', 1, 90);
 	my $gate = dw_start($node, 'gate', 'SELECT pg_advisory_lock(1)');
 	my $script = PostgreSQL::Test::Utils::tempdir() . '/carry.sql';
-	append_to_file($script, "SELECT pg_advisory_lock_shared(1);\nSELECT dw_carry_runs();\n");
+	append_to_file($script,
+		"SELECT pg_advisory_lock_shared(1);\nSELECT dw_carry_runs();\n");
 	my $crowd = IPC::Run::start(
-		[ 'pgbench', '-n', '-c', '80', '-t', '1', '-f', $script,
-			'-h', $node->host, '-p', $node->port, 'postgres' ], '>', \my $out, '2>', \my $err);
-	ok( $node->poll_query_until('postgres',
-			q{SELECT count(*) = 80 FROM pg_stat_activity WHERE wait_event = 'advisory'}),
+		[
+			'pgbench', '-n', '-c', '80',
+			'-t', '1', '-f', $script,
+			'-h', $node->host, '-p', $node->port,
+			'postgres'
+		],
+		'>',
+		\my $out,
+		'2>',
+		\my $err);
+	ok( $node->poll_query_until(
+			'postgres',
+			q{SELECT count(*) = 80 FROM pg_stat_activity WHERE wait_event = 'advisory'}
+		),
 		'many processes are about to write');
 	my $writer = dw_start($node, 'writer', 'SELECT dw_flush_batch(false)');
-	ok($node->poll_query_until('postgres', "SELECT dw_hits('$point') > 0"), 'one does, and is stuck');
+	ok($node->poll_query_until('postgres', "SELECT dw_hits('$point') > 0"),
+		'one does, and is stuck');
 	$gate->query('SELECT pg_advisory_unlock(1)');
 	stage('t', 1, 8);
 	my $before = home_pages();
 	is(flush(), 't', 'a batch of others is taken');
-	ok($node->poll_query_until('postgres',
-			"SELECT home_pages >= $before + 8 FROM dw_stats(), dw_carry_runs()"), '... and goes home');
-	cmp_ok(sql("SELECT dw_hits('$point')"), '<=', 64, 'no more than half of the table is taken');
+	ok( $node->poll_query_until(
+			'postgres',
+			"SELECT home_pages >= $before + 8 FROM dw_stats(), dw_carry_runs()"
+		),
+		'... and goes home');
+	cmp_ok(sql("SELECT dw_hits('$point')"),
+		'<=', 64, 'no more than half of the table is taken');
 	thaw();
 	dw_finish($writer, $gate);
 	ok($crowd->finish, 'all go on when writes come back');
@@ -333,7 +377,8 @@ foreach my $mode (qw(double_writes full_pages off))
 		my $writer = lost_writer(1, 1);
 		$low_water = sql('SELECT low_water_logged FROM dw_state()');
 		my $cycle = dw_start($node, 'cycle', 'SELECT dw_sync_cycle()');
-		ok(dw_waits_for($node, 'cycle', 'DoubleWriteHome'), 'a sync cycle waits for a write of more than a second');
+		ok( dw_waits_for($node, 'cycle', 'DoubleWriteHome'),
+			'a sync cycle waits for a write of more than a second');
 		sql('SELECT pg_sleep(1.5)');
 		thaw();
 		dw_finish($writer);
@@ -341,19 +386,32 @@ foreach my $mode (qw(double_writes full_pages off))
 		dw_finish($cycle);
 		last if $seconds < 5;
 	}
-	SKIP:
+  SKIP:
 	{
-		skip 'this machine is too slow for a write of less than five seconds', 1 if $seconds >= 5;
-		cmp_ok(sql('SELECT low_water_logged FROM dw_state()'), '>', $low_water, '... and frees the log');
+		skip 'this machine is too slow for a write of less than five seconds',
+		  1
+		  if $seconds >= 5;
+		cmp_ok(sql('SELECT low_water_logged FROM dw_state()'),
+			'>', $low_water, '... and frees the log');
 	}
 
-	sql("SELECT dw_block_homes_in(oid, true) FROM pg_tablespace WHERE spcname = 'frozen'");
-	my @sessions = map { dw_start($node, "session $_", "UPDATE f SET v = 1 WHERE id % 3 = $_ AND id <= 9; SELECT dw_evict('f')") } 0 .. 2;
-	push @sessions, map { dw_start($node, "$_", $_) } ('SELECT dw_drain()', 'SELECT dw_sync_cycle()', 'CHECKPOINT');
+	sql("SELECT dw_block_homes_in(oid, true) FROM pg_tablespace WHERE spcname = 'frozen'"
+	);
+	my @sessions = map {
+		dw_start(
+			$node,
+			"session $_",
+			"UPDATE f SET v = 1 WHERE id % 3 = $_ AND id <= 9; SELECT dw_evict('f')"
+		)
+	} 0 .. 2;
+	push @sessions,
+	  map { dw_start($node, "$_", $_) }
+	  ('SELECT dw_drain()', 'SELECT dw_sync_cycle()', 'CHECKPOINT');
 	dw_finish(@sessions);
 	thaw();
 	sql('CHECKPOINT');
-	is(in_use(), 0, 'checkpoints and others complete where each write takes that long');
+	is(in_use(), 0,
+		'checkpoints and others complete where each write takes that long');
 	is(sql('SELECT sum(v) FROM f'), 9, '... and nothing is lost');
 	$node->stop;
 }
@@ -362,7 +420,8 @@ foreach my $mode (qw(double_writes full_pages off))
 
 foreach my $mode (qw(double_writes full_pages off))
 {
-	new_node("bgwriter_$mode", qq{
+	new_node(
+		"bgwriter_$mode", qq{
 io_torn_pages_protection = $mode
 double_write_stage_size = 128kB
 bgwriter_delay = 10ms
@@ -371,17 +430,20 @@ bgwriter_delay = 10ms
 	freeze();
 	sql(q{SELECT injection_points_detach('doublewrite-background-flush')});
 	stage('f', 1, 1);
-	ok($node->poll_query_until('postgres', "SELECT dw_hits('$point') > 0"), "$mode: a write is under way");
+	ok($node->poll_query_until('postgres', "SELECT dw_hits('$point') > 0"),
+		"$mode: a write is under way");
 	sql('SELECT pg_sleep(1.1)');
 	foreach my $turn (1 .. 3)
 	{
 		sql(q{UPDATE t SET v = v + 1; SELECT dw_evict('t')});
 	}
-	is(sql('SELECT min(v), max(v), count(*) FROM t'), '3|3|100', '... and others go on without the background writer');
+	is(sql('SELECT min(v), max(v), count(*) FROM t'),
+		'3|3|100', '... and others go on without the background writer');
 	thaw();
 	sql('CHECKPOINT');
 	sql('SELECT dw_evict_all()');
-	is(sql('SELECT min(v), max(v), count(*) FROM t'), '3|3|100', '... and lose nothing');
+	is(sql('SELECT min(v), max(v), count(*) FROM t'),
+		'3|3|100', '... and lose nothing');
 	$node->stop;
 }
 
@@ -396,11 +458,16 @@ bgwriter_delay = 10ms
 	is(flush(), 't', 'a batch goes home');
 	is(home_pages(), $before + 7, '... except a page');
 	is(in_use(), 1, '... which stays');
-	ok($node->log_contains('could not write blocks', $log), '... and is reported');
+	ok($node->log_contains('could not write blocks', $log),
+		'... and is reported');
 	is(flush(), 'f', 'it is not tried again with others');
-	sql("SELECT dw_clear('$point'); SELECT dw_fail_at('$point', 'EIO', 1, 1)");
+	sql("SELECT dw_clear('$point'); SELECT dw_fail_at('$point', 'EIO', 1, 1)"
+	);
 	my ($ret, undef, $stderr) = $node->psql('postgres', 'SELECT dw_drain()');
-	like($stderr, qr/could not write blocks/, 'a process that needs it gets the error');
+	like(
+		$stderr,
+		qr/could not write blocks/,
+		'a process that needs it gets the error');
 	sql('SELECT dw_drain()');
 	is(in_use(), 0, 'then it is home');
 	$node->stop;
@@ -418,14 +485,22 @@ sub thrown
 	sql("SELECT injection_points_attach('$point', 'error')");
 	my ($ret, undef, $stderr) = $node->psql('postgres',
 		"SET exit_on_error = $exits; SELECT dw_flush_batch(false)");
-	like($stderr, $exits ? qr/server closed the connection/ : qr/error triggered/,
-		'an error ends a home write' . ($exits ? ', and the process, which does not wait for its client' : ''));
+	like(
+		$stderr,
+		$exits ? qr/server closed the connection/ : qr/error triggered/,
+		'an error ends a home write'
+		  . (
+			$exits
+			? ', and the process, which does not wait for its client'
+			: ''));
 	sql("SELECT injection_points_detach('$point')");
 	is(in_use(), 8, '... whose page stays in the stage');
 	sql('SELECT dw_hold_home_writes()');
 	my $logged = sql('SELECT logged FROM dw_stats()');
 	sql('SELECT dw_sync_cycle()');
-	is(sql('SELECT logged FROM dw_stats()'), $logged + 1, '... and keeps a copy in the log');
+	is( sql('SELECT logged FROM dw_stats()'),
+		$logged + 1,
+		'... and keeps a copy in the log');
 	sql('SELECT dw_drain()');
 	is(in_use(), 0, 'then all are home');
 	is(sql('SELECT count(*) FROM t'), 100, '... and nothing is lost');
@@ -443,7 +518,8 @@ thrown($_) foreach 0, 1;
 	stage('t', 1, 14);
 	stage('t', 21, 24);
 	my $got = home_pages() - $before;
-	cmp_ok($got, '>=', 1, 'a process that finds the stage full writes itself');
+	cmp_ok($got, '>=', 1,
+		'a process that finds the stage full writes itself');
 	cmp_ok($got, '<', 14, '... until there is room, not all');
 	sql(q{SELECT dw_drain()});
 	is(in_use(), 0, 'all is home');
@@ -455,17 +531,27 @@ thrown($_) foreach 0, 1;
 foreach my $mode (qw(double_writes full_pages off))
 {
 	new_node("time_$mode", "io_torn_pages_protection = $mode\n");
-	sql('SET track_io_timing = on; UPDATE t SET v = 1; SELECT dw_evict_all()');
+	sql('SET track_io_timing = on; UPDATE t SET v = 1; SELECT dw_evict_all()'
+	);
 	sql('SELECT pg_stat_reset()');
-	my $plan = sql(q{
+	my $plan = sql(
+		q{
 		SET track_io_timing = on;
 		UPDATE t SET v = 2;
 		EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, FORMAT JSON) SELECT dw_evict('t')});
-	like($plan, qr/"Shared Written Blocks": [1-9]/, "$mode: blocks are written");
-	like($plan, qr/"Shared I\/O Write Time": (?!0\.000)/, '... and that takes time');
+	like(
+		$plan,
+		qr/"Shared Written Blocks": [1-9]/,
+		"$mode: blocks are written");
+	like(
+		$plan,
+		qr/"Shared I\/O Write Time": (?!0\.000)/,
+		'... and that takes time');
 	sql('SELECT pg_stat_force_next_flush()');
-	ok( $node->poll_query_until('postgres',
-			q{SELECT blk_write_time > 0 FROM pg_stat_database WHERE datname = 'postgres'}),
+	ok( $node->poll_query_until(
+			'postgres',
+			q{SELECT blk_write_time > 0 FROM pg_stat_database WHERE datname = 'postgres'}
+		),
 		'... in the statistics, too');
 	$node->stop;
 }
@@ -473,10 +559,12 @@ foreach my $mode (qw(double_writes full_pages off))
 # --- What a sync cycle has called back goes before what has never been in the log
 
 {
-	new_node('recalled', "double_write_stage_size = 16MB\nshared_buffers = 16MB\n");
+	new_node('recalled',
+		"double_write_stage_size = 16MB\nshared_buffers = 16MB\n");
 	stage('t', 1, 8);
 	sql(q{SELECT injection_points_attach('doublewrite-home-sent', 'error')});
-	isnt($node->psql('postgres', 'SELECT dw_flush_batch(false)'), 0, 'runs are left in the queue');
+	isnt($node->psql('postgres', 'SELECT dw_flush_batch(false)'),
+		0, 'runs are left in the queue');
 	sql(q{SELECT injection_points_detach('doublewrite-home-sent')});
 	stage('t', 9, 100);
 	stage('f', 1, 100);
@@ -485,14 +573,17 @@ foreach my $mode (qw(double_writes full_pages off))
 	sql('SELECT dw_sync_cycle()');
 	is(flush(), 't', 'a batch is flushed');
 	my $relfilenode = sql(q{SELECT pg_relation_filenode('t')});
-	my @copies = grep { m{/$relfilenode/0/[0-7]$} } keys %{ dw_live_copies(dw_read_log($node)) };
+	my @copies = grep { m{/$relfilenode/0/[0-7]$} }
+	  keys %{ dw_live_copies(dw_read_log($node)) };
 	is(scalar @copies, 8, '... which has the pages that were called back');
 	$node->stop;
 }
 
 # --- Power fails while runs are on their way
 
-foreach my $where ([ 'doublewrite-home-sent', 1 ], [ 'doublewrite-home-run-written', 3 ],
+foreach my $where (
+	[ 'doublewrite-home-sent', 1 ],
+	[ 'doublewrite-home-run-written', 3 ],
 	[ 'doublewrite-home-written', 1 ])
 {
 	my ($name, $nth) = @$where;

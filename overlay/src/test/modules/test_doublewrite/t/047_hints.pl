@@ -31,7 +31,8 @@ sub node_with_rows
 	my ($name, %params) = @_;
 	my $node = dw_quiet_node($name, %params);
 
-	$node->safe_psql('postgres', qq{
+	$node->safe_psql(
+		'postgres', qq{
 		CREATE TABLE t (id int, v int, filler text);
 		INSERT INTO t SELECT i, 0, repeat('x', 100) FROM generate_series(1, $rows) i;
 		SELECT dw_evict_all(), dw_drain();
@@ -43,7 +44,8 @@ sub pages
 {
 	my ($node) = @_;
 
-	return $node->safe_psql('postgres', q{SELECT pg_relation_size('t') / 8192});
+	return $node->safe_psql('postgres',
+		q{SELECT pg_relation_size('t') / 8192});
 }
 
 # What write-back of the table counts: copies, notes and the like, pages in the epoch
@@ -69,8 +71,10 @@ sub check_rows
 {
 	my ($node, $what) = @_;
 
-	is($node->safe_psql('postgres', 'SELECT count(nullif(id, 0)), sum(id) FROM t'),
-		"$rows|" . $rows * ($rows + 1) / 2, "$what: nothing lost");
+	is( $node->safe_psql(
+			'postgres', 'SELECT count(nullif(id, 0)), sum(id) FROM t'),
+		"$rows|" . $rows * ($rows + 1) / 2,
+		"$what: nothing lost");
 	return;
 }
 
@@ -79,19 +83,30 @@ sub check_rows
 	my $node = node_with_rows('hints');
 	my $old = dw_snapshot($node);
 	my $pages = pages($node);
-	my $bytes = $node->safe_psql('postgres', 'SELECT log_bytes FROM dw_stats()');
+	my $bytes =
+	  $node->safe_psql('postgres', 'SELECT log_bytes FROM dw_stats()');
 
-	is_deeply(counts_of($node, $look), [ 0, $pages, 0 ], 'hints: each page is noted');
-	cmp_ok($node->safe_psql('postgres', 'SELECT log_bytes FROM dw_stats()') - $bytes,
-		'<', $pages * BLCKSZ, 'hints: the log gets less than a copy of each');
+	is_deeply(
+		counts_of($node, $look),
+		[ 0, $pages, 0 ],
+		'hints: each page is noted');
+	cmp_ok(
+		$node->safe_psql('postgres', 'SELECT log_bytes FROM dw_stats()') -
+		  $bytes,
+		'<',
+		$pages * BLCKSZ,
+		'hints: the log gets less than a copy of each');
 	$node->stop('immediate');
 	command_like(
 		[ 'pg_doublewrite', 'list', '--pages', $node->data_dir ],
-		qr/block 0, LSN \S+, hints only/, 'hints: listed as such');
+		qr/block 0, LSN \S+, hints only/,
+		'hints: listed as such');
 	my $torn = dw_tear($node, $old);
 	cmp_ok($torn->{noted}, '>=', $pages, 'hints: each page is torn');
-	command_checks_all([ 'pg_doublewrite', 'dry-run', $node->data_dir ],
-		0, [ qr/^ +$pages +0 +0 +base/m ], [qr/^$/], 'hints: dry run would restore each page');
+	command_checks_all(
+		[ 'pg_doublewrite', 'dry-run', $node->data_dir ],
+		0, [qr/^ +$pages +0 +0 +base/m],
+		[qr/^$/], 'hints: dry run would restore each page');
 	dw_start_after_crash($node, $torn);
 	check_rows($node, 'hints');
 
@@ -99,21 +114,32 @@ sub check_rows
 	is_deeply(counts_of($node, $change), [ 1, 0, 0 ], 'a change is copied');
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	is_deeply(counts_of($node, $look), [ 0, 1, 0 ], 'its hints are noted');
-	is_deeply(counts_of($node, $change), [ 1, 0, 0 ], 'a change after hints is copied');
-	is_deeply(counts_of($node, $look), [ 0, 0, 1 ], '... and covers hints after it');
+	is_deeply(
+		counts_of($node, $change),
+		[ 1, 0, 0 ],
+		'a change after hints is copied');
+	is_deeply(
+		counts_of($node, $look),
+		[ 0, 0, 1 ],
+		'... and covers hints after it');
 	$node->stop('immediate');
 	dw_start_after_crash($node, dw_tear($node, $old));
 	check_rows($node, 'changes');
 
 	# a note does not outlive the sync of its page, nor keeps it from that
 	$node->safe_psql('postgres', "$change; CHECKPOINT");
-	is_deeply(counts_of($node, $look), [ 0, 1, 0 ], 'noted before a sync cycle');
+	is_deeply(
+		counts_of($node, $look),
+		[ 0, 1, 0 ],
+		'noted before a sync cycle');
 	my $cycle = q{SELECT sync_cycle_files FROM dw_stats()};
 	my $files = $node->safe_psql('postgres', $cycle);
 	$node->safe_psql('postgres', 'SELECT dw_sync_cycle()');
-	cmp_ok($node->safe_psql('postgres', $cycle), '>', $files, 'the cycle syncs its file');
+	cmp_ok($node->safe_psql('postgres', $cycle),
+		'>', $files, 'the cycle syncs its file');
 	$node->stop('immediate');
-	is(scalar(keys %{ dw_live_notes(dw_read_log($node)) }), 0, '... and frees the note');
+	is(scalar(keys %{ dw_live_notes(dw_read_log($node)) }),
+		0, '... and frees the note');
 	dw_start_after_crash($node, undef);
 	$node->stop;
 }
@@ -122,14 +148,18 @@ sub check_rows
 {
 	my $node = node_with_rows('unreported');
 
-	is_deeply(counts_of($node, q{SELECT dw_dirty('t')}, $look),
-		[ pages($node), 0, 0 ], 'unreported: each page is copied');
+	is_deeply(
+		counts_of($node, q{SELECT dw_dirty('t')}, $look),
+		[ pages($node), 0, 0 ],
+		'unreported: each page is copied');
 	$node->stop;
 
 	# ... also if the change was in a version that never went home
 	$node = node_with_rows('unreported_staged');
-	is_deeply(counts_of($node, q{SELECT dw_dirty('t'), dw_evict('t')}, $look),
-		[ pages($node), 0, 0 ], 'unreported, staged: each page is copied');
+	is_deeply(
+		counts_of($node, q{SELECT dw_dirty('t'), dw_evict('t')}, $look),
+		[ pages($node), 0, 0 ],
+		'unreported, staged: each page is copied');
 	$node->stop;
 }
 
@@ -142,7 +172,8 @@ sub check_rows
 	counts_of($node, $look);
 	$node->stop('immediate');
 	is(dw_expected_restored($node), 0, 'again: no page is torn');
-	$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = 'doublewrite-restore-run'\n");
+	$node->append_conf('postgresql.conf',
+		"test_doublewrite.crash_at = 'doublewrite-restore-run'\n");
 	my $offset = -s $node->logfile;
 	$node->start(fail_ok => 1);
 	dw_wait_for_crash($node, $offset);
@@ -157,30 +188,37 @@ sub check_rows
 {
 	my $node = dw_quiet_node('many');
 
-	$node->safe_psql('postgres', q{
+	$node->safe_psql(
+		'postgres', q{
 		CREATE TABLE t (id int, filler text);
 		ALTER TABLE t ALTER filler SET STORAGE PLAIN;
 		INSERT INTO t SELECT i, repeat('x', 1000) FROM generate_series(1, 9000) i;
 		SELECT dw_evict_all(), dw_drain();
 		CHECKPOINT});
-	my $cycles = $node->safe_psql('postgres', 'SELECT sync_cycles FROM dw_stats()');
-	cmp_ok(pages($node), '>', 1024, 'many notes: pages for more than half of the log');
+	my $cycles =
+	  $node->safe_psql('postgres', 'SELECT sync_cycles FROM dw_stats()');
+	cmp_ok(pages($node), '>', 1024,
+		'many notes: pages for more than half of the log');
 	is(counts_of($node, $look)->[0], 0, 'many notes: no copies');
-	ok($node->poll_query_until('postgres',
-			"SELECT sync_cycles > $cycles FROM dw_stats()"),
+	ok( $node->poll_query_until(
+			'postgres', "SELECT sync_cycles > $cycles FROM dw_stats()"),
 		'many notes: a sync cycle frees them');
 	$node->stop;
 }
 
 # A change since the last checkpoint, after hints or before: a note would not do
-foreach my $case ([ 'changed_last', $look, $change ], [ 'changed_first', $change, $look ])
+my @cases =
+  ([ 'changed_last', $look, $change ], [ 'changed_first', $change, $look ]);
+foreach my $case (@cases)
 {
 	my ($what, @statements) = @$case;
 	my $node = node_with_rows($what);
 	my $old = dw_snapshot($node);
 
-	is_deeply(counts_of($node, @statements),
-		[ 1, pages($node) - 1, 0 ], "$what: that page is copied, the others are noted");
+	is_deeply(
+		counts_of($node, @statements),
+		[ 1, pages($node) - 1, 0 ],
+		"$what: that page is copied, the others are noted");
 	$node->stop('immediate');
 	my $torn = dw_tear($node, $old);
 	cmp_ok($torn->{logged}, '>', 0, "$what: that page is torn");
@@ -196,12 +234,18 @@ foreach my $case ([ 'changed_last', $look, $change ], [ 'changed_first', $change
 	my $pages = pages($node);
 	my $point = 'doublewrite-sync-cycle';
 
-	is_deeply(counts_of($node, q{SELECT dw_dirty('t')}),
-		[ $pages, 0, 0 ], 'copy first: a change that is no hint is copied');
-	$node->safe_psql('postgres', "SELECT injection_points_attach('$point', 'wait')");
+	is_deeply(
+		counts_of($node, q{SELECT dw_dirty('t')}),
+		[ $pages, 0, 0 ],
+		'copy first: a change that is no hint is copied');
+	$node->safe_psql('postgres',
+		"SELECT injection_points_attach('$point', 'wait')");
 	my $session = dw_start($node, 'cycle', 'SELECT dw_sync_cycle()');
 	$node->wait_for_event('client backend', $point);
-	is_deeply(counts_of($node, $look), [ 0, $pages, 0 ], 'copy first: hints after it are noted');
+	is_deeply(
+		counts_of($node, $look),
+		[ 0, $pages, 0 ],
+		'copy first: hints after it are noted');
 	$node->stop('immediate');
 	$session->{run}->finish;
 
@@ -211,7 +255,10 @@ foreach my $case ([ 'changed_last', $look, $change ], [ 'changed_first', $change
 	{
 		my ($path, $offset) = dw_home_path($node, $copy);
 
-		dw_write_block($node, $path, $offset + BLCKSZ / 2, "\xA5" x (BLCKSZ / 2));
+		dw_write_block(
+			$node, $path,
+			$offset + BLCKSZ / 2,
+			"\xA5" x (BLCKSZ / 2));
 		$damaged++;
 	}
 	cmp_ok($damaged, '>=', $pages, 'copy first: pages are torn');
@@ -230,13 +277,15 @@ foreach my $case ([ 'changed_last', $look, $change ], [ 'changed_first', $change
 		q{SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)});
 	my ($ret) = $node->psql('postgres', 'SELECT dw_drain()');
 	isnt($ret, 0, 'home write failed');
-	$node->safe_psql('postgres', q{SELECT dw_clear('doublewrite-home-write')});
+	$node->safe_psql('postgres',
+		q{SELECT dw_clear('doublewrite-home-write')});
 	my $counters = 'SELECT logged + in_epoch, only_hints FROM dw_stats()';
 	my @before = split /\|/, $node->safe_psql('postgres', $counters);
 	$node->safe_psql('postgres', $look);
 	$node->safe_psql('postgres', q{SELECT dw_evict('t'), dw_drain()});
 	my @after = split /\|/, $node->safe_psql('postgres', $counters);
-	cmp_ok($after[0] - $before[0], '>=', pages($node), 'its hints are covered by a copy');
+	cmp_ok($after[0] - $before[0],
+		'>=', pages($node), 'its hints are covered by a copy');
 	is($after[1], $before[1], '... and not noted');
 	$node->stop;
 }
@@ -249,14 +298,16 @@ foreach my $case ([ 'changed_last', $look, $change ], [ 'changed_first', $change
 
 	$node->safe_psql('postgres', q{SELECT dw_evict_all(), dw_drain()});
 	$node->safe_psql('postgres', $look);
-	$node->safe_psql('postgres', q{SELECT dw_evict('t');
+	$node->safe_psql(
+		'postgres', q{SELECT dw_evict('t');
 		SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)});
 	my ($ret) = $node->psql('postgres', 'SELECT dw_drain()');
 	isnt($ret, 0, 'home write of hints failed');
 	$node->safe_psql('postgres', 'SELECT dw_sync_cycle()');
 	$node->stop('immediate');
 	my $torn = dw_tear($node, $old, only => qr/^base/);
-	cmp_ok($torn->{logged} + $torn->{noted}, '>=', 1, '... and may have torn pages');
+	cmp_ok($torn->{logged} + $torn->{noted},
+		'>=', 1, '... and may have torn pages');
 	dw_start_after_crash($node, $torn);
 	check_rows($node, '...');
 	$node->stop;
@@ -266,14 +317,17 @@ foreach my $case ([ 'changed_last', $look, $change ], [ 'changed_first', $change
 # checksums, or not
 foreach my $checksums (1, 0)
 {
-	my $primary = dw_quiet_node("primary_$checksums",
+	my $primary = dw_quiet_node(
+		"primary_$checksums",
 		checksums => $checksums,
 		init => { allows_streaming => 1 });
 	my $standby = PostgreSQL::Test::Cluster->new("standby_$checksums");
 
-	$primary->safe_psql('postgres', qq{
+	$primary->safe_psql(
+		'postgres', qq{
 		CREATE TABLE t (id int, v int, filler text);
-		INSERT INTO t SELECT i, 0, repeat('x', 100) FROM generate_series(1, $rows) i});
+		INSERT INTO t SELECT i, 0, repeat('x', 100) FROM generate_series(1, $rows) i}
+	);
 	$primary->backup('b');
 	$standby->init_from_backup($primary, 'b', has_streaming => 1);
 	$standby->start;
@@ -285,10 +339,14 @@ foreach my $checksums (1, 0)
 		$standby->safe_psql('postgres', $look);
 		$primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
 		$primary->wait_for_replay_catchup($standby);
-		$standby->safe_psql('postgres', q{SELECT dw_evict('t'); SELECT dw_drain()});
+		$standby->safe_psql('postgres',
+			q{SELECT dw_evict('t'); SELECT dw_drain()});
 	}
-	cmp_ok($standby->safe_psql('postgres', 'SELECT logged FROM dw_stats()'),
-		'>=', pages($standby), "standby, checksums $checksums: what redo has changed is copied");
+	cmp_ok(
+		$standby->safe_psql('postgres', 'SELECT logged FROM dw_stats()'),
+		'>=',
+		pages($standby),
+		"standby, checksums $checksums: what redo has changed is copied");
 	$standby->stop;
 	$primary->stop;
 }
@@ -297,12 +355,14 @@ foreach my $checksums (1, 0)
 {
 	my $node = node_with_rows('index');
 
-	$node->safe_psql('postgres', q{
+	$node->safe_psql(
+		'postgres', q{
 		CREATE INDEX i ON t (id);
 		DELETE FROM t WHERE id <= 100;
 		SELECT dw_evict_all(), dw_drain();
 		CHECKPOINT});
-	$node->safe_psql('postgres', q{
+	$node->safe_psql(
+		'postgres', q{
 		SET enable_seqscan = off;
 		SET enable_bitmapscan = off;
 		SELECT count(*) FROM t WHERE id <= 100});
@@ -310,19 +370,24 @@ foreach my $checksums (1, 0)
 	my @before = split /\|/, $node->safe_psql('postgres', $counters);
 	$node->safe_psql('postgres', q{SELECT dw_evict('i'), dw_drain()});
 	my @after = split /\|/, $node->safe_psql('postgres', $counters);
-	is_deeply([ map { $after[$_] - $before[$_] } 0, 1 ],
-		[ 1, 0 ], 'index: a page with dead items is copied');
+	is_deeply(
+		[ map { $after[$_] - $before[$_] } 0, 1 ],
+		[ 1, 0 ],
+		'index: a page with dead items is copied');
 	$node->stop;
 }
 
 # Without WAL for new tables, what WAL does not know is more than hints
 {
-	my $node = node_with_rows('minimal', conf => q{
+	my $node = node_with_rows(
+		'minimal', conf => q{
 wal_level = minimal
 max_wal_senders = 0
 });
 
-	is_deeply(counts_of($node, $look), [ pages($node), 0, 0 ],
+	is_deeply(
+		counts_of($node, $look),
+		[ pages($node), 0, 0 ],
 		'wal_level = minimal: each page is copied');
 	$node->stop;
 }
@@ -335,8 +400,12 @@ max_wal_senders = 0
 	my $writes = q{SELECT log_writes FROM dw_stats()};
 	my $before = $node->safe_psql('postgres', $writes);
 
-	is_deeply(counts_of($node, $look), [ 0, $pages, 0 ], 'no checksums: not copied');
-	is($node->safe_psql('postgres', $writes), $before, 'no checksums: nothing is noted');
+	is_deeply(
+		counts_of($node, $look),
+		[ 0, $pages, 0 ],
+		'no checksums: not copied');
+	is($node->safe_psql('postgres', $writes),
+		$before, 'no checksums: nothing is noted');
 	$node->stop('immediate');
 	my $torn = dw_tear($node, $old, unlogged_too => 1);
 	cmp_ok($torn->{unlogged}, '>=', $pages, 'no checksums: pages are torn');
@@ -348,7 +417,8 @@ max_wal_senders = 0
 # A page that is damaged in more than hints a note does not make right
 {
 	my $node = node_with_rows('damaged');
-	my $path = $node->safe_psql('postgres', q{SELECT pg_relation_filepath('t')});
+	my $path =
+	  $node->safe_psql('postgres', q{SELECT pg_relation_filepath('t')});
 
 	counts_of($node, $look);
 	$node->stop('immediate');
@@ -357,14 +427,23 @@ max_wal_senders = 0
 	dw_write_block($node, $path, BLCKSZ, $page);
 	foreach my $options ([], ['--pages'])
 	{
-		command_checks_all([ 'pg_doublewrite', 'dry-run', @$options, $node->data_dir ],
-			0, [qr/total/], [qr/^[^\n]*block 1 of file "\Q$path\E" would be left alone[^\n]*\n$/],
+		command_checks_all(
+			[ 'pg_doublewrite', 'dry-run', @$options, $node->data_dir ],
+			0,
+			[qr/total/],
+			[
+				qr/^[^\n]*block 1 of file "\Q$path\E" would be left alone[^\n]*\n$/
+			],
 			'damaged: dry run says so');
 	}
 	my $offset = -s $node->logfile;
 	ok(dw_poll_start($node), 'damaged: server starts');
-	like(slurp_file($node->logfile, $offset), qr/double-write log: left alone 1 pages that do not fit their notes, the first of them block 1 of relation "\Q$path\E"/, 'damaged: and says so');
-	is(dw_read_block($node, $path, BLCKSZ), $page, 'damaged: the page is left alone');
+	like(
+		slurp_file($node->logfile, $offset),
+		qr/double-write log: left alone 1 pages that do not fit their notes, the first of them block 1 of relation "\Q$path\E"/,
+		'damaged: and says so');
+	is(dw_read_block($node, $path, BLCKSZ),
+		$page, 'damaged: the page is left alone');
 	my ($ret, undef, $err) = $node->psql('postgres', $look);
 	isnt($ret, 0, 'damaged: a reader gets an error');
 	like($err, qr/invalid page in block 1/, '... in the usual way');

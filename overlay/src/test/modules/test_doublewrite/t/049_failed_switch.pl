@@ -43,7 +43,8 @@ SKIP:
 {
 	skip 'there are no signals that stop processes', 8 if $windows_os;
 
-	$node = dw_new_node('sending',
+	$node = dw_new_node(
+		'sending',
 		init => { allows_streaming => 1 },
 		conf => "wal_sender_timeout = 0\nlog_min_messages = notice\n");
 	$node->start;
@@ -59,16 +60,18 @@ SKIP:
 			'--no-loop'
 		]);
 	$node->poll_query_until('postgres',
-		"SELECT count(*) = 1 FROM pg_stat_replication WHERE state = 'streaming'")
-	  or die 'timed out waiting for pg_receivewal';
+		"SELECT count(*) = 1 FROM pg_stat_replication WHERE state = 'streaming'"
+	) or die 'timed out waiting for pg_receivewal';
 
 	# It gets the last record, and does not say so: the server waits for that.
 	$receiver->signal('STOP');
 	$node->safe_psql('postgres',
-		"SELECT injection_points_attach('doublewrite-update-mode', 'notice')");
+		"SELECT injection_points_attach('doublewrite-update-mode', 'notice')"
+	);
 	$offset = -s $node->logfile;
 	kill('TERM', $node->{_pid});
-	watchdog_until('the server has been stopped',
+	watchdog_until(
+		'the server has been stopped',
 		sub {
 			my ($stdout) = run_command([ 'pg_controldata', $node->data_dir ]);
 
@@ -77,20 +80,26 @@ SKIP:
 		});
 	kill('HUP', $node->{_pid});
 	$node->wait_for_log(
-		qr/notice triggered for injection point doublewrite-update-mode/, $offset);
+		qr/notice triggered for injection point doublewrite-update-mode/,
+		$offset);
 	ok(kill(0, $node->{_pid}), 'the server waits for pg_receivewal');
 
 	$receiver->signal('CONT');
 	dw_wait_for_exit($node);
 	$receiver->finish;
 	$receiver = undef;
-	ok(!-e $node->data_dir . "/$MARKER", 'no marker after a reload of a stopped server');
-	unlike(slurp_file($node->logfile, $offset),
-		qr/torn page protection has switched/, 'it has not switched');
+	ok(!-e $node->data_dir . "/$MARKER",
+		'no marker after a reload of a stopped server');
+	unlike(
+		slurp_file($node->logfile, $offset),
+		qr/torn page protection has switched/,
+		'it has not switched');
 	$offset = -s $node->logfile;
 	$node->start;
-	unlike(slurp_file($node->logfile, $offset),
-		qr/was not properly shut down/, 'the stop was clean');
+	unlike(
+		slurp_file($node->logfile, $offset),
+		qr/was not properly shut down/,
+		'the stop was clean');
 	dw_check_stopped($node);
 }
 
@@ -120,7 +129,8 @@ sub checkpoint_passes
 	my ($what) = @_;
 
 	$node->safe_psql('postgres', 'UPDATE accounts SET filler = filler');
-	is($node->psql('postgres', 'CHECKPOINT'), 0, "$what: a checkpoint passes");
+	is($node->psql('postgres', 'CHECKPOINT'), 0,
+		"$what: a checkpoint passes");
 	return;
 }
 
@@ -132,10 +142,12 @@ dw_workload_setup($node);
 $node->safe_psql('postgres',
 	"SELECT dw_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000)");
 switch_to('double_writes');
-$node->wait_for_log(qr/ERROR: .*could not create the double-write log/, $offset);
+$node->wait_for_log(qr/ERROR: .*could not create the double-write log/,
+	$offset);
 checkpoint_passes('the log cannot be created');
 is($node->safe_psql('postgres', $armed), 'f', '... and images go on');
-is(count_log('could not create the double-write log'), 1, '... and it is left at that');
+is(count_log('could not create the double-write log'),
+	1, '... and it is left at that');
 $node->safe_psql('postgres', "SELECT dw_clear('doublewrite-create-segment')");
 switch_to('double_writes');
 ok($node->poll_query_until('postgres', $armed), '... until the next reload');
@@ -151,7 +163,8 @@ sub switch_off_fails
 }
 
 switch_to('full_pages');
-$node->poll_query_until('postgres', "SELECT disarm_after <> '0/0' FROM dw_state()")
+$node->poll_query_until('postgres',
+	"SELECT disarm_after <> '0/0' FROM dw_state()")
   or die 'timed out waiting for the switch';
 switch_off_fails();
 is($node->safe_psql('postgres', 'SELECT disarm_after FROM dw_state()'),
@@ -159,7 +172,8 @@ is($node->safe_psql('postgres', 'SELECT disarm_after FROM dw_state()'),
 checkpoint_passes('protection cannot be switched off');
 is($node->safe_psql('postgres', $armed), 't', '... nor does that one');
 $node->safe_psql('postgres', "SELECT dw_clear('doublewrite-switching-off')");
-ok($node->poll_query_until('postgres', $disarmed), '... which is tried again');
+ok($node->poll_query_until('postgres', $disarmed),
+	'... which is tried again');
 
 # Nor does it keep the server from a stop, or from the next switch.
 switch_to('double_writes');
@@ -168,12 +182,14 @@ switch_off_fails();
 switch_to('double_writes');
 $node->safe_psql('postgres', "SELECT dw_clear('doublewrite-switching-off')");
 switch_to('off');
-ok($node->poll_query_until('postgres', $disarmed), 'switched off after a change of mind');
+ok( $node->poll_query_until('postgres', $disarmed),
+	'switched off after a change of mind');
 switch_to('double_writes');
 $node->poll_query_until('postgres', $armed) or die 'timed out';
 switch_off_fails();
 $node->stop;
-ok(!-e $node->data_dir . "/$MARKER", 'stopped while protection cannot be switched off');
+ok(!-e $node->data_dir . "/$MARKER",
+	'stopped while protection cannot be switched off');
 $node->start;
 
 # The log is in use while there is a marker, or the next start would not find it up to date.
@@ -190,7 +206,8 @@ SKIP:
 		$node->safe_psql('postgres', 'CHECKPOINT') if $mode eq 'full_pages';
 		$node->wait_for_log(qr/could not remove file "$MARKER"/, $offset);
 		checkpoint_passes("$mode: the marker cannot be removed");
-		is($node->safe_psql('postgres', $armed), 't', '... and the log stays in use');
+		is($node->safe_psql('postgres', $armed),
+			't', '... and the log stays in use');
 		kill('QUIT', $node->{_pid});
 		chmod(0700, $node->data_dir) or die "could not chmod: $!";
 		dw_wait_for_exit($node);

@@ -24,15 +24,18 @@ use constant ROWS => 60;
 sub new_node
 {
 	my ($name, $conf) = @_;
-	my $node = dw_quiet_node($name, conf => q{
+	my $node = dw_quiet_node(
+		$name, conf => q{
 wal_level = minimal
 max_wal_senders = 0
 double_write_stage_size = 8MB
 } . ($conf // ''));
 
-	$node->safe_psql('postgres', q{
+	$node->safe_psql(
+		'postgres', q{
 		CREATE TABLE t (id int, v int, filler text STORAGE PLAIN) WITH (fillfactor = 45);
-		INSERT INTO t SELECT i, 0, repeat('x', 3500) FROM generate_series(1, } . ROWS . q{) i;
+		INSERT INTO t SELECT i, 0, repeat('x', 3500) FROM generate_series(1, }
+		  . ROWS . q{) i;
 		CHECKPOINT});
 	return $node;
 }
@@ -50,7 +53,8 @@ sub turn
 	my ($node, $n) = @_;
 	my $stderr;
 
-	$node->psql('postgres',
+	$node->psql(
+		'postgres',
 		"UPDATE t SET v = v + 1; SELECT dw_note_truncated('t'), dw_evict('t'); SELECT dw_flush_batch();\n"
 		  x ($n // 1),
 		stderr => \$stderr,
@@ -58,13 +62,14 @@ sub turn
 	return $stderr;
 }
 
-sub state
+sub log_state
 {
 	my ($node) = @_;
 	my %state;
 
 	@state{qw(segno blockno first last)} = split /\|/,
-	  sql($node, 'SELECT segno, blockno, first_segno, last_segno FROM dw_state()');
+	  sql($node,
+		'SELECT segno, blockno, first_segno, last_segno FROM dw_state()');
 	return \%state;
 }
 
@@ -75,7 +80,7 @@ sub fill_segment
 
 	for (1 .. 20)
 	{
-		return if state($node)->{blockno} + ROWS + 1 > 511;
+		return if log_state($node)->{blockno} + ROWS + 1 > 511;
 		turn($node);
 	}
 	BAIL_OUT('the segment does not get full');
@@ -85,7 +90,8 @@ sub fail_at
 {
 	my ($node, $point, $errno, $times) = @_;
 
-	sql($node, "SELECT dw_fail_at('doublewrite-$point', '$errno', 1, $times)");
+	sql($node,
+		"SELECT dw_fail_at('doublewrite-$point', '$errno', 1, $times)");
 	return;
 }
 
@@ -113,8 +119,8 @@ sub crash
 	my $value = sql($node, 'SELECT max(v) FROM t');
 	$node->stop('immediate');
 	$node->start;
-	is(sql($node, 'SELECT min(v), max(v) FROM t'), "$value|$value",
-		"$what, after a crash: rows are there");
+	is(sql($node, 'SELECT min(v), max(v) FROM t'),
+		"$value|$value", "$what, after a crash: rows are there");
 	return;
 }
 
@@ -129,9 +135,10 @@ foreach my $errno ('ENOSPC', 'EIO', 'EDQUOT')
 
 	fail_at($node, 'create-segment', $errno, 1000000);
 	is(turn($node, 100), '', "$errno: pages are written");
-	cmp_ok(sql($node, 'SELECT sync_cycles FROM dw_stats()'), '>', $cycles,
-		"$errno: sync cycles have freed space");
-	like(slurp_file($node->logfile, $offset),
+	cmp_ok(sql($node, 'SELECT sync_cycles FROM dw_stats()'),
+		'>', $cycles, "$errno: sync cycles have freed space");
+	like(
+		slurp_file($node->logfile, $offset),
 		qr/could not extend the double-write log: .*DETAIL:  Pages wait until a sync/s,
 		"$errno: says why");
 	clear($node, 'create-segment');
@@ -140,14 +147,16 @@ foreach my $errno ('ENOSPC', 'EIO', 'EDQUOT')
 # --- Segments that cannot be renamed for a while
 
 fail_at($node, 'create-segment', 'ENOSPC', 1000000);
-my $before = state($node);
+my $before = log_state($node);
 fail_at($node, 'rename-segment', 'ENOSPC', 3);
 turn($node, 50);
-cmp_ok(hits($node, 'rename-segment'), '>', 3, 'rename: segments could not be renamed');
+cmp_ok(hits($node, 'rename-segment'),
+	'>', 3, 'rename: segments could not be renamed');
 clear($node, 'rename-segment');
 is(turn($node, 50), '', '... pages are written when they can be');
 sql($node, 'SELECT dw_sync_cycle()');
-is(state($node)->{last} - state($node)->{first}, $before->{last} - $before->{first},
+is( log_state($node)->{last} - log_state($node)->{first},
+	$before->{last} - $before->{first},
 	'... and none of them is lost');
 
 # neither that nor another one: a cycle does not help
@@ -155,22 +164,26 @@ fail_at($node, 'rename-segment', 'EIO', 1000000);
 clear($node, 'create-segment');
 fail_at($node, 'create-segment', 'EDQUOT', 1000000);
 my $stderr = turn($node, 50);
-like($stderr, qr/could not extend the double-write log: Disk quota exceeded/,
-	'no segment at all: the error is that of the segment that could not be made');
+like(
+	$stderr,
+	qr/could not extend the double-write log: Disk quota exceeded/,
+	'no segment at all: the error is that of the segment that could not be made'
+);
 clear($node, 'create-segment');
 clear($node, 'rename-segment');
 is(turn($node, 50), '', '... and work goes on when it can be made');
 
 # --- A place that cannot be written
 
-$before = state($node);
-turn($node) if state($node)->{blockno} > 200;
-my $bad = state($node)->{segno};
+$before = log_state($node);
+turn($node) if log_state($node)->{blockno} > 200;
+my $bad = log_state($node)->{segno};
 my $offset = -s $node->logfile;
 fail_at($node, 'log-write', 'EIO', 1);
 is(turn($node), '', 'bad place: the batch is written');
-is(state($node)->{segno}, $bad + 1, '... to the next segment');
-like(slurp_file($node->logfile, $offset),
+is(log_state($node)->{segno}, $bad + 1, '... to the next segment');
+like(
+	slurp_file($node->logfile, $offset),
 	qr/LOG:  could not write to double-write log segment "pg_doublewrite\/[0-9A-F]{16}" at offset \d+: Input\/output error/,
 	'... says why');
 kill('CONT', @stopped);
@@ -178,23 +191,29 @@ crash($node, 'bad place');
 
 @stopped = dw_stop_processes($node, 'checkpointer');
 turn($node);
-my $path = $node->data_dir . sprintf('/pg_doublewrite/%016X', state($node)->{segno});
+my $path = $node->data_dir
+  . sprintf('/pg_doublewrite/%016X', log_state($node)->{segno});
 my $inode = (stat($path))[1];
 fail_at($node, 'log-write', 'EIO', 1);
 turn($node);
 sql($node, 'SELECT dw_sync_cycle()');
 ok(!-e $path, 'a segment with a bad place is freed');
-is((grep { (stat($_))[1] == $inode } glob($node->data_dir . '/pg_doublewrite/*')), 0,
+is( (   grep { (stat($_))[1] == $inode }
+		  glob($node->data_dir . '/pg_doublewrite/*')),
+	0,
 	'... and not used again');
 
 # the first block of a segment: another file takes its place
 fill_segment($node);
-$before = state($node);
-cmp_ok($before->{last}, '>', $before->{segno} + 1, 'there are two more segments');
+$before = log_state($node);
+cmp_ok(
+	$before->{last}, '>',
+	$before->{segno} + 1,
+	'there are two more segments');
 fail_at($node, 'log-write', 'EIO', 1);
 is(turn($node), '', 'bad first block: the batch is written');
 is_deeply(
-	[ @{ state($node) }{qw(segno blockno last)} ],
+	[ @{ log_state($node) }{qw(segno blockno last)} ],
 	[ $before->{segno} + 1, ROWS + 1, $before->{last} - 1 ],
 	'... to the last file, which has taken the place');
 kill('CONT', @stopped);
@@ -205,15 +224,17 @@ crash($node, 'bad first block');
 fail_at($node, 'create-segment', 'ENOSPC', 1000000);
 for (1 .. 200)
 {
-	last if state($node)->{segno} + 1 == state($node)->{last};
+	last if log_state($node)->{segno} + 1 == log_state($node)->{last};
 	turn($node);
 }
 fill_segment($node);
-$before = state($node);
+$before = log_state($node);
 my $cycles = sql($node, 'SELECT sync_cycles FROM dw_stats()');
 fail_at($node, 'log-write', 'EIO', 1);
-is(turn($node), '', 'bad first block of the last segment: the batch is written');
-cmp_ok(sql($node, 'SELECT sync_cycles FROM dw_stats()'), '>', $cycles, '... after a sync cycle');
+is(turn($node), '',
+	'bad first block of the last segment: the batch is written');
+cmp_ok(sql($node, 'SELECT sync_cycles FROM dw_stats()'),
+	'>', $cycles, '... after a sync cycle');
 clear($node, 'create-segment');
 kill('CONT', @stopped);
 crash($node, 'bad first block of the last segment');
@@ -222,13 +243,16 @@ crash($node, 'bad first block of the last segment');
 
 @stopped = dw_stop_processes($node, 'checkpointer');
 turn($node);
-$before = state($node);
+$before = log_state($node);
 fail_at($node, 'log-write', 'EIO', 1000000);
-like(turn($node), qr/could not write to double-write log segment .*Input\/output error/,
+like(
+	turn($node),
+	qr/could not write to double-write log segment .*Input\/output error/,
 	'nothing can be written: that is an error');
 $node->psql('postgres', 'SELECT dw_flush_batch()') foreach 1 .. 40;
 clear($node, 'log-write');
-cmp_ok(state($node)->{last} - state($node)->{first}, '<', 16, '... the log does not grow by that');
+cmp_ok(log_state($node)->{last} - log_state($node)->{first},
+	'<', 16, '... the log does not grow by that');
 is(turn($node, 30), '', '... and work goes on when it can');
 kill('CONT', @stopped);
 crash($node, 'nothing can be written');
@@ -236,7 +260,8 @@ $node->stop;
 
 # --- Names that are not durable
 
-$node = new_node('names', "double_write_buffer_size = 16MB\ndata_sync_retry = on");
+$node =
+  new_node('names', "double_write_buffer_size = 16MB\ndata_sync_retry = on");
 @stopped = dw_stop_processes($node, 'checkpointer');
 turn($node, 20);
 fail_at($node, 'names-sync', 'EIO', 1);
@@ -246,11 +271,12 @@ is(turn($node), '', '... a batch is written');
 is(hits($node, 'names-sync'), 2, '... after that has been repeated');
 
 # a sync of the log that fails leaves its place, too
-turn($node) if state($node)->{blockno} == 0;
-$before = state($node);
+turn($node) if log_state($node)->{blockno} == 0;
+$before = log_state($node);
 fail_at($node, 'log-sync', 'EIO', 1);
 is(turn($node), '', 'failed sync: the batch is written');
-is(state($node)->{segno}, $before->{segno} + 1, '... to the next segment');
+is(log_state($node)->{segno}, $before->{segno} + 1,
+	'... to the next segment');
 kill('CONT', @stopped);
 $node->stop;
 
@@ -268,9 +294,10 @@ is(hits($node, 'names-sync'), 2, '... after that has been repeated');
 # a sync that fails is a PANIC, as any other
 $offset = -s $node->logfile;
 fail_at($node, 'names-sync', 'EIO', 1);
-eval { turn($node, 20) };		# may find the log full, and run the cycle
+eval { turn($node, 20) };    # may find the log full, and run the cycle
 dw_psql_until_crash($node, 'SELECT dw_sync_cycle()');
-$node->wait_for_log(qr/PANIC:  could not fsync file "pg_doublewrite"/, $offset);
+$node->wait_for_log(qr/PANIC:  could not fsync file "pg_doublewrite"/,
+	$offset);
 kill('CONT', @stopped);
 $node->stop('immediate', fail_ok => 1);
 

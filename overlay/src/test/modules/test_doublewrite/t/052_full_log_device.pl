@@ -19,7 +19,8 @@ use Test::More;
 dw_require_injection_points();
 
 my $full = 'doublewrite-create-segment:ENOSPC:1:1000000';
-my $node = dw_new_node('main', conf => q{
+my $node = dw_new_node(
+	'main', conf => q{
 wal_level = minimal
 max_wal_senders = 0
 double_write_stage_size = 8MB
@@ -38,7 +39,8 @@ sub turn
 
 	$v++ if $npages == 60;
 	$node->safe_psql('postgres',
-		"UPDATE t SET v = $v WHERE id <= $npages; SELECT dw_note_truncated('t'), dw_evict('t'); SELECT dw_flush_batch()");
+		"UPDATE t SET v = $v WHERE id <= $npages; SELECT dw_note_truncated('t'), dw_evict('t'); SELECT dw_flush_batch()"
+	);
 	return;
 }
 
@@ -51,7 +53,9 @@ sub fill
 	{
 		turn(60);
 		return
-		  if $node->safe_psql('postgres', "SELECT segno - first_segno >= $nsegments FROM dw_state()") eq 't';
+		  if $node->safe_psql('postgres',
+			"SELECT segno - first_segno >= $nsegments FROM dw_state()") eq
+		  't';
 	}
 	BAIL_OUT('the log does not grow');
 }
@@ -61,7 +65,8 @@ sub fill_segment
 {
 	foreach (1 .. 40)
 	{
-		my $left = 511 - $node->safe_psql('postgres', 'SELECT blockno FROM dw_state()');
+		my $left = 511 -
+		  $node->safe_psql('postgres', 'SELECT blockno FROM dw_state()');
 
 		return if $left == 0;
 		turn($left > 122 ? 60 : $left > 61 ? 30 : $left - 1);
@@ -75,17 +80,25 @@ sub start_fails_not
 	my $before = dw_segments($dir);
 	my $offset = -s $node->logfile;
 
-	$node->append_conf('postgresql.conf', $_) foreach ("test_doublewrite.fail_at = '$full'", @settings);
-	ok($node->start(fail_ok => 1), "$what: the server starts on a full device");
-	like(slurp_file($node->logfile, $offset), qr/double-write log: examined [1-9]/, "$what: pages are restored");
-	is($node->safe_psql('postgres', 'SELECT min(v), max(v) FROM t'), "$v|$v", "$what: rows are there");
-	cmp_ok(scalar(dw_segments($dir)), '<=', $before, "$what: no segment is made");
+	$node->append_conf('postgresql.conf', $_)
+	  foreach ("test_doublewrite.fail_at = '$full'", @settings);
+	ok($node->start(fail_ok => 1),
+		"$what: the server starts on a full device");
+	like(
+		slurp_file($node->logfile, $offset),
+		qr/double-write log: examined [1-9]/,
+		"$what: pages are restored");
+	is($node->safe_psql('postgres', 'SELECT min(v), max(v) FROM t'),
+		"$v|$v", "$what: rows are there");
+	cmp_ok(scalar(dw_segments($dir)),
+		'<=', $before, "$what: no segment is made");
 	return;
 }
 
 $node->start;
 dw_extensions($node);
-$node->safe_psql('postgres', q{
+$node->safe_psql(
+	'postgres', q{
 	CREATE TABLE t (id int, v int, filler text STORAGE PLAIN) WITH (fillfactor = 45);
 	INSERT INTO t SELECT i, 0, repeat('x', 3500) FROM generate_series(1, 60) i;
 	CHECKPOINT});
@@ -95,7 +108,8 @@ fill(4);
 # all segments there are hold something live
 my $segno = $node->safe_psql('postgres', 'SELECT segno FROM dw_state()');
 $node->stop('immediate');
-unlink grep { hex((/([0-9A-F]{16})$/)[0]) > $segno } map { "$dir/$_" } dw_segments($dir);
+unlink grep { hex((/([0-9A-F]{16})$/)[0]) > $segno }
+  map { "$dir/$_" } dw_segments($dir);
 is(scalar(dw_segments($dir)), 5, 'all segments are live');
 start_fails_not('all live');
 
@@ -104,27 +118,37 @@ start_fails_not('all live');
 @stopped = dw_stop_processes($node, 'checkpointer');
 fill(2);
 fill_segment();
-$node->safe_psql('postgres', q{SELECT dw_crash_at('doublewrite-after-low-water')});
+$node->safe_psql('postgres',
+	q{SELECT dw_crash_at('doublewrite-after-low-water')});
 $node->psql('postgres', 'SELECT dw_sync_cycle()');
 dw_wait_for_exit($node);
 my $log = dw_read_log($node);
-is($log->{batches}[-1]{blockno}, 511, 'the newest batch is a mark in the last block');
-unlink grep { hex((/([0-9A-F]{16})$/)[0]) > $log->{batches}[-1]{segno} } map { "$dir/$_" } dw_segments($dir);
-ok(dw_poll_start($node), 'a log without room for another mark: the server starts on a full device');
+is($log->{batches}[-1]{blockno},
+	511, 'the newest batch is a mark in the last block');
+unlink grep { hex((/([0-9A-F]{16})$/)[0]) > $log->{batches}[-1]{segno} }
+  map { "$dir/$_" } dw_segments($dir);
+ok(dw_poll_start($node),
+	'a log without room for another mark: the server starts on a full device'
+);
 
 # crashes in between
-foreach my $point ('doublewrite-old-log-ended', 'doublewrite-before-low-water', 'doublewrite-after-low-water')
+foreach
+  my $point ('doublewrite-old-log-ended', 'doublewrite-before-low-water',
+	'doublewrite-after-low-water')
 {
 	@stopped = dw_stop_processes($node, 'checkpointer');
 	fill(2);
 	$segno = $node->safe_psql('postgres', 'SELECT segno FROM dw_state()');
 	$node->stop('immediate');
-	unlink grep { hex((/([0-9A-F]{16})$/)[0]) > $segno } map { "$dir/$_" } dw_segments($dir);
-	$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = '$point'");
+	unlink grep { hex((/([0-9A-F]{16})$/)[0]) > $segno }
+	  map { "$dir/$_" } dw_segments($dir);
+	$node->append_conf('postgresql.conf',
+		"test_doublewrite.crash_at = '$point'");
 	ok(!$node->start(fail_ok => 1), "$point: the start crashes");
 	$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = ''");
 	ok(dw_poll_start($node), "$point: the next one works");
-	is($node->safe_psql('postgres', 'SELECT min(v), max(v) FROM t'), "$v|$v", "$point: rows are there");
+	is($node->safe_psql('postgres', 'SELECT min(v), max(v) FROM t'),
+		"$v|$v", "$point: rows are there");
 }
 
 # with full-page images from now on, too
@@ -132,7 +156,8 @@ foreach my $point ('doublewrite-old-log-ended', 'doublewrite-before-low-water', 
 fill(2);
 $segno = $node->safe_psql('postgres', 'SELECT segno FROM dw_state()');
 $node->stop('immediate');
-unlink grep { hex((/([0-9A-F]{16})$/)[0]) > $segno } map { "$dir/$_" } dw_segments($dir);
+unlink grep { hex((/([0-9A-F]{16})$/)[0]) > $segno }
+  map { "$dir/$_" } dw_segments($dir);
 start_fails_not('full_pages', 'io_torn_pages_protection = full_pages');
 $node->stop;
 

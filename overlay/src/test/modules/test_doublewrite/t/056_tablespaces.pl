@@ -72,7 +72,8 @@ ok(order(), '... before the WAL record');
 unlink($syncs);
 append_to_file($syncs, '');
 $node->safe_psql('postgres', "CREATE TABLESPACE inside LOCATION ''");
-ok((grep { m{^\Q$data\E/pg_tblspc/\d+$} } keys %{ synced() }), 'so are those in place');
+ok((grep { m{^\Q$data\E/pg_tblspc/\d+$} } keys %{ synced() }),
+	'so are those in place');
 ok(synced()->{"$data/pg_tblspc"}, '... and their directory');
 
 # Redo makes them again.
@@ -86,31 +87,44 @@ my $second = realpath(PostgreSQL::Test::Utils::tempdir());
 append_to_file($failing, "$data/pg_tblspc\n");
 my (undef, undef, $stderr) =
   $node->psql('postgres', "CREATE TABLESPACE unsynced LOCATION '$second'");
-like($stderr, qr/ERROR:  could not fsync file "pg_tblspc"/, 'a link that cannot be synced fails the command');
+like(
+	$stderr,
+	qr/ERROR:  could not fsync file "pg_tblspc"/,
+	'a link that cannot be synced fails the command');
 unlink($failing);
-is($node->safe_psql('postgres', q{SELECT count(*) FROM pg_tablespace WHERE spcname = 'unsynced'}),
-	0, '... and makes no tablespace');
+is( $node->safe_psql(
+		'postgres',
+		q{SELECT count(*) FROM pg_tablespace WHERE spcname = 'unsynced'}),
+	0,
+	'... and makes no tablespace');
 my $third = realpath(PostgreSQL::Test::Utils::tempdir());
 $node->safe_psql('postgres', "CREATE TABLESPACE again LOCATION '$third'");
 $node->stop('immediate');
 append_to_file($failing, "$data/pg_tblspc\n");
 start();
 unlink($failing);
-$node->safe_psql('postgres', 'CREATE TABLE a TABLESPACE again AS SELECT 1 AS i');
+$node->safe_psql('postgres',
+	'CREATE TABLE a TABLESPACE again AS SELECT 1 AS i');
 is($node->safe_psql('postgres', 'SELECT i FROM a'), 1, '... but not redo');
 
 # A tablespace that cannot be opened any more after a crash, and that redo does not need, does
 # not keep checkpoints from completing: what was there has been synced before redo.
-$node->safe_psql('postgres', 'CREATE TABLE t TABLESPACE space AS SELECT 1 AS i');
+$node->safe_psql('postgres',
+	'CREATE TABLE t TABLESPACE space AS SELECT 1 AS i');
 $node->safe_psql('postgres', 'CHECKPOINT');
 $node->safe_psql('postgres', 'CREATE TABLE elsewhere AS SELECT 1 AS i');
-my $oid = $node->safe_psql('postgres', q{SELECT oid FROM pg_tablespace WHERE spcname = 'space'});
+my $oid = $node->safe_psql('postgres',
+	q{SELECT oid FROM pg_tablespace WHERE spcname = 'space'});
 $node->stop('immediate');
 ok(dw_poll_start($node), 'server starts');
-unlink("$data/pg_tblspc/$oid") && symlink($oid, "$data/pg_tblspc/$oid") or die "could not link: $!";
-is($node->psql('postgres', 'CHECKPOINT'), 0, 'a checkpoint completes with a loop of links');
-unlink("$data/pg_tblspc/$oid") && symlink($place, "$data/pg_tblspc/$oid") or die "could not link: $!";
-is($node->safe_psql('postgres', 'SELECT i FROM t'), 1, '... and what is in the tablespace is there');
+unlink("$data/pg_tblspc/$oid") && symlink($oid, "$data/pg_tblspc/$oid")
+  or die "could not link: $!";
+is($node->psql('postgres', 'CHECKPOINT'),
+	0, 'a checkpoint completes with a loop of links');
+unlink("$data/pg_tblspc/$oid") && symlink($place, "$data/pg_tblspc/$oid")
+  or die "could not link: $!";
+is($node->safe_psql('postgres', 'SELECT i FROM t'),
+	1, '... and what is in the tablespace is there');
 $node->stop;
 
 done_testing();

@@ -36,15 +36,16 @@ $node->safe_psql('postgres', 'CREATE EXTENSION pg_prewarm');
 $node->safe_psql(
 	'postgres', qq{
 	CREATE TABLE $_ (i int, f text) WITH (fillfactor = 50);
-	INSERT INTO $_ SELECT g, repeat('x', 1000) FROM generate_series(1, 900) g})
-  foreach ('warm', @tables);
+	INSERT INTO $_ SELECT g, repeat('x', 1000) FROM generate_series(1, 900) g}
+) foreach ('warm', @tables);
 $node->safe_psql('postgres', 'CHECKPOINT');
 $node->safe_psql('postgres', "UPDATE $_ SET i = i + 1") foreach @tables;
 $node->stop('immediate');
 ok(dw_poll_start($node), 'server starts');
 
 # What catalogs these need has been redone when they are called again.
-my ($session, $monitor) = map { $node->background_psql('postgres', on_error_stop => 0) } (1 .. 2);
+my ($session, $monitor) =
+  map { $node->background_psql('postgres', on_error_stop => 0) } (1 .. 2);
 my $find = q{FROM pg_stat_activity WHERE backend_type = 'recovery worker'};
 
 sub scan
@@ -65,7 +66,8 @@ sub one_page
 }
 
 $session->query_safe($_)
-  foreach (scan('warm', 0, 9), one_page('warm'), map { "EXPLAIN SELECT * FROM $_" } @tables);
+  foreach (scan('warm', 0, 9),
+	one_page('warm'), map { "EXPLAIN SELECT * FROM $_" } @tables);
 figure('demanded');
 
 # The worker waits whenever it has redone a page.
@@ -80,7 +82,9 @@ sub hold
 # One page more
 sub wake
 {
-	$monitor->query("SELECT injection_points_wakeup('$REDONE') $find AND wait_event = '$REDONE'");
+	$monitor->query(
+		"SELECT injection_points_wakeup('$REDONE') $find AND wait_event = '$REDONE'"
+	);
 	$monitor->{stderr} = '';
 	return;
 }
@@ -100,7 +104,8 @@ release();
 # If the worker stood still, then it could stand behind the page that the scan waits for.
 $session->query_safe(scan('scanned', 0, 59));
 hold();
-$session->query_until(qr/begun/, "\\echo begun\n" . scan('scanned', 60, 250) . ";\n\\echo ended\n");
+$session->query_until(qr/begun/,
+	"\\echo begun\n" . scan('scanned', 60, 250) . ";\n\\echo ended\n");
 my $demanded;
 watchdog_until(
 	'a scan has many pages demanded',
@@ -135,11 +140,13 @@ cmp_ok(figure('ahead'), '>=', int($ahead / 2),
 	'... and half as many when a scan has begun, but no fewer as it goes on');
 $ahead = figure('ahead');
 $session->query_safe(one_page('single'));
-cmp_ok(figure('ahead'), '<', $ahead, '... and fewer when a session has needed one page');
+cmp_ok(figure('ahead'), '<', $ahead,
+	'... and fewer when a session has needed one page');
 $_->quit foreach ($session, $monitor);
 $node->safe_psql('postgres', "SELECT injection_points_detach('$POINT')");
 $node->wait_for_log(qr/redo is complete/);
-is($node->safe_psql('postgres', 'SELECT sum(i) FROM many'), 406350, 'nothing is lost');
+is($node->safe_psql('postgres', 'SELECT sum(i) FROM many'),
+	406350, 'nothing is lost');
 $node->stop;
 
 done_testing();

@@ -25,8 +25,10 @@ use Test::More;
 
 dw_require_injection_points();
 
-my $on_demand = qr/double-write log: (\d+) pages are restored when they are needed/;
-my $restored = qr/double-write log: examined \d+ pages in \d+ batches, restored [1-9]/;
+my $on_demand =
+  qr/double-write log: (\d+) pages are restored when they are needed/;
+my $restored =
+  qr/double-write log: examined \d+ pages in \d+ batches, restored [1-9]/;
 my $complete = qr/redo is complete/;
 my @tables = ('t', 'idle', 'dropped', 'cut', 'moved');
 
@@ -72,7 +74,8 @@ sub sums
 {
 	my @sums;
 
-	push @sums, $node->safe_psql('postgres', "SELECT '$_', count(*), sum(v) FROM $_")
+	push @sums,
+	  $node->safe_psql('postgres', "SELECT '$_', count(*), sum(v) FROM $_")
 	  foreach @_;
 	return join(' ', @sums);
 }
@@ -112,7 +115,8 @@ sub let_go
 # A database is moved; redo of that does not take away copies of what has been changed since.
 $node->safe_psql('postgres', 'CREATE DATABASE db');
 $node->safe_psql('db',
-	q{CREATE TABLE t (i int, f text); INSERT INTO t SELECT g, repeat('x', 300) FROM generate_series(1, 1000) g});
+	q{CREATE TABLE t (i int, f text); INSERT INTO t SELECT g, repeat('x', 300) FROM generate_series(1, 1000) g}
+);
 
 my $pending = "test_doublewrite.fail_at = '$POINT:EIO'";
 $node->safe_psql('postgres', 'CHECKPOINT');
@@ -125,18 +129,23 @@ my $expected = sums(@tables);
 note 'sessions';
 crash($snapshot);
 my $offset = start($on_demand, 'leaves copies in the log', $pending);
-is(sums('t', 'idle', 'moved'), sums('t', 'idle', 'moved'), 'tables can be read twice');
+is( sums('t', 'idle', 'moved'),
+	sums('t', 'idle', 'moved'),
+	'tables can be read twice');
 is(sums(@tables), $expected, '... and are what they were');
 is($node->safe_psql('db', 'SELECT count(*), sum(i) FROM t'),
 	'1000|500600', 'so is one in a database that has been moved');
 
 note 'files';
-my $path = $node->safe_psql('postgres', "SELECT pg_relation_filepath('idle')");
+my $path =
+  $node->safe_psql('postgres', "SELECT pg_relation_filepath('idle')");
 $node->safe_psql('postgres', 'ALTER TABLE moved SET TABLESPACE space');
 $node->safe_psql('postgres', 'DROP TABLE dropped');
 $node->safe_psql('postgres', 'DELETE FROM cut WHERE i > 500');
 $node->safe_psql('postgres', 'VACUUM cut');
-$node->safe_psql('postgres', 'INSERT INTO cut SELECT g, 7, repeat(\'y\', 300) FROM generate_series(501, 1000) g');
+$node->safe_psql('postgres',
+	'INSERT INTO cut SELECT g, 7, repeat(\'y\', 300) FROM generate_series(501, 1000) g'
+);
 @tables = ('t', 'idle', 'cut', 'moved');
 $expected = sums(@tables);
 $node->safe_psql('postgres', 'UPDATE t SET v = v + 1 WHERE i % 3 = 0');
@@ -150,11 +159,15 @@ is(sums(@tables), $expected, 'nothing is lost');
 
 note 'and into one that restores at its start, in another mode';
 crash($snapshot);
-$offset = start($restored, 'restores copies',
-	'instant_recovery = off', "io_torn_pages_protection = 'full_pages'");
+$offset = start(
+	$restored,
+	'restores copies',
+	'instant_recovery = off',
+	"io_torn_pages_protection = 'full_pages'");
 unlike(slurp_file($node->logfile, $offset), $on_demand, '... all of them');
 is(sums(@tables), $expected, 'nothing is lost');
-$node->append_conf('postgresql.conf', qq{
+$node->append_conf(
+	'postgresql.conf', qq{
 instant_recovery = on
 io_torn_pages_protection = 'double_writes'
 test_doublewrite.fail_at = ''
@@ -178,8 +191,10 @@ $node->safe_psql('postgres', 'CHECKPOINT');
 is($node->safe_psql('postgres', q{SELECT pg_relation_size('cut')}),
 	$length, '... but none of a block that has been truncated away');
 like(
-	$node->safe_psql('postgres', "SELECT length(pg_read_binary_file('$path'))"),
-	qr/^[1-9]/, 'files can be read');
+	$node->safe_psql(
+		'postgres', "SELECT length(pg_read_binary_file('$path'))"),
+	qr/^[1-9]/,
+	'files can be read');
 crash_without_copies();
 $offset = start(qr/redo done/, 'needs no copies');
 is(sums(@tables), $expected, 'nothing is lost');
@@ -197,7 +212,8 @@ note 'a copy that cannot be read';
 work();
 $node->stop('immediate');
 my $log = dw_read_log($node);
-my ($copy) = grep { (dw_home_path($node, $_))[0] eq $path && $_->{blkno} == 1 }
+my ($copy) =
+  grep { (dw_home_path($node, $_))[0] eq $path && $_->{blkno} == 1 }
   values %{ dw_live_copies($log) };
 my $segment = 'pg_doublewrite/' . sprintf('%016X', $copy->{segno});
 ok(defined $copy, 'there is one of a page of table idle');
@@ -206,12 +222,17 @@ my $newest = $log->{live}[-1];
 isnt($newest->{batchno}, undef, 'there is a newest batch');
 $offset = start($on_demand, 'leaves copies in the log', $pending);
 dw_write_block($node, $segment, $copy->{offset} + 100, 'z' x 100);
-dw_fails($node, 'SELECT count(*) FROM idle',
+dw_fails(
+	$node,
+	'SELECT count(*) FROM idle',
 	qr/could not read the copy of block 1 of relation "$path" in the double-write log/,
 	'a query that needs the page fails');
 is(sums('t', 'cut'), sums('t', 'cut'), 'others do not');
 let_go($offset);
-dw_fails($node, 'CHECKPOINT', qr/checkpoint request failed/, 'no checkpoint is made');
+dw_fails(
+	$node, 'CHECKPOINT',
+	qr/checkpoint request failed/,
+	'no checkpoint is made');
 dw_write_block($node, $segment, $copy->{offset}, $copy->{page});
 $node->safe_psql('postgres', 'CHECKPOINT');
 is(sums('idle'), 'idle|1000|0', 'when it can be read, all is well');

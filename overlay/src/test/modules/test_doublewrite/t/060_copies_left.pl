@@ -70,7 +70,8 @@ $node->safe_psql(
 	DELETE FROM cut WHERE i > 100;
 	VACUUM FREEZE cut;
 });
-$node->safe_psql('postgres', "VACUUM FREEZE $_") foreach ('large', 'more', @tables);
+$node->safe_psql('postgres', "VACUUM FREEZE $_")
+  foreach ('large', 'more', @tables);
 
 # Let the checkpoint end.
 sub go_on
@@ -87,7 +88,8 @@ sub sum
 {
 	my ($table) = @_;
 
-	return $node->safe_psql('postgres', "SELECT count(*), sum(i), sum(v) FROM $table");
+	return $node->safe_psql('postgres',
+		"SELECT count(*), sum(i), sum(v) FROM $table");
 }
 
 my $whole = "$ROWS|" . $ROWS * ($ROWS + 1) / 2 . '|0';
@@ -104,8 +106,19 @@ is(dw_copies_left($node), $left, 'a sync cycle brings none home by itself');
 $node->stop('immediate');
 my $again = dw_copies_at_home($node);
 is_deeply(
-	[ map { join(' ', sort { $a <=> $b } keys %{ $again->{ $node->{dw_path}{$_} } }) } @tables ],
-	[ map { join(' ', sort { $a <=> $b } keys %{ $copies->{ $node->{dw_path}{$_} } }) } @tables ],
+	[
+		map {
+			join(' ',
+				sort { $a <=> $b } keys %{ $again->{ $node->{dw_path}{$_} } })
+		} @tables
+	],
+	[
+		map {
+			join(' ',
+				sort { $a <=> $b }
+				  keys %{ $copies->{ $node->{dw_path}{$_} } })
+		} @tables
+	],
 	'... and frees none');
 dw_start_on_demand($node, 'after another crash');
 
@@ -113,14 +126,19 @@ note 'removals discard them (R7)';
 my $ncopies = scalar(keys %{ $copies->{ $node->{dw_path}{dropped} } });
 $left = dw_copies_left($node);
 $node->safe_psql('postgres', 'DROP TABLE dropped');
-cmp_ok($left - dw_copies_left($node), '>=', $ncopies, 'a drop discards copies');
+cmp_ok($left - dw_copies_left($node),
+	'>=', $ncopies, 'a drop discards copies');
 $left = dw_copies_left($node);
 $ncopies = scalar(keys %{ $copies->{ $node->{dw_path}{cut} } });
 my $nblocks = -s $node->data_dir . "/$node->{dw_path}{cut}";
-$node->safe_psql('postgres', 'SET vacuum_freeze_table_age = 0; VACUUM (TRUNCATE, DISABLE_PAGE_SKIPPING) cut');
-my $removed = ($nblocks - -s $node->data_dir . "/$node->{dw_path}{cut}") / 8192;
+$node->safe_psql('postgres',
+	'SET vacuum_freeze_table_age = 0; VACUUM (TRUNCATE, DISABLE_PAGE_SKIPPING) cut'
+);
+my $removed =
+  ($nblocks - -s $node->data_dir . "/$node->{dw_path}{cut}") / 8192;
 cmp_ok($removed, '>', 5, 'vacuum truncates');
-cmp_ok($left - dw_copies_left($node), '>=', $removed, '... and so discards copies');
+cmp_ok($left - dw_copies_left($node),
+	'>=', $removed, '... and so discards copies');
 
 note 'files are copied and read when copies are home (R6, R9a)';
 go_on();
@@ -130,8 +148,10 @@ dw_start_on_demand($node, 'once more');
 is( $node->safe_psql(
 		'postgres', qq{
 		SELECT count(*), count(*) FILTER (WHERE page_checksum(p, b::int) <> (page_header(p)).checksum)
-		FROM generate_series(0, 5) b, pg_read_binary_file('$node->{dw_path}{read}', b * 8192, 8192) p}),
-	'6|0', 'what is read from a file is whole');
+		FROM generate_series(0, 5) b, pg_read_binary_file('$node->{dw_path}{read}', b * 8192, 8192) p}
+	),
+	'6|0',
+	'what is read from a file is whole');
 $node->safe_psql('postgres', 'ALTER TABLE copied SET TABLESPACE space');
 is(sum('copied'), $whole, 'a table that has been moved is whole');
 cmp_ok(dw_copies_left($node), '>', 0, 'other copies are left');
@@ -147,9 +167,13 @@ $node->safe_psql(
 });
 is(dw_copies_left($node), 0, 'no copy is left');
 is(sum('kept'), $whole, '... and pages are whole');
-is($node->safe_psql('postgres', 'SELECT count(*), sum(abs(i)) FROM large'),
-	'1600|' . 1600 * 1601 / 2, '... also those that have changed');
-like(slurp_file($node->logfile), qr/could not extend the double-write log/, 'the log was full');
+is( $node->safe_psql('postgres', 'SELECT count(*), sum(abs(i)) FROM large'),
+	'1600|' . 1600 * 1601 / 2,
+	'... also those that have changed');
+like(
+	slurp_file($node->logfile),
+	qr/could not extend the double-write log/,
+	'the log was full');
 $node->safe_psql('postgres', "SELECT dw_clear('doublewrite-create-segment')");
 go_on();
 
@@ -168,7 +192,8 @@ is_deeply(
 	[ sort keys %{ $copies->{ $node->{dw_path}{read} } } ],
 	'... and the log has all of them after a sync cycle');
 rename("$file.away", $file) or die "could not rename $file.away: $!";
-is($node->safe_psql('postgres', 'SELECT dw_bring()'), 0, '... until it is back');
+is($node->safe_psql('postgres', 'SELECT dw_bring()'),
+	0, '... until it is back');
 $node->safe_psql('postgres', 'SELECT dw_drain()');
 is(sum('read'), $whole, '... and its pages are whole');
 go_on();
@@ -186,7 +211,8 @@ is($node->safe_psql('postgres', 'SELECT dw_bring()'), 0, 'no copy is left');
 $node->safe_psql('postgres', 'SELECT dw_sync_cycle()');
 my $failed = dw_read_log($node);
 cmp_ok($failed->{live}[0]{batchno}, '>', $newest, 'the log has been freed');
-cmp_ok(scalar(keys %{ dw_live_copies($failed) }), '>', 0, '... except of what has failed, logged anew');
+cmp_ok(scalar(keys %{ dw_live_copies($failed) }),
+	'>', 0, '... except of what has failed, logged anew');
 $node->stop('immediate');
 dw_start_on_demand($node, 'after another crash');
 is(sum('held'), $whole, 'nothing is lost');
@@ -201,17 +227,23 @@ $node->safe_psql(
 	'postgres', q{
 	SELECT injection_points_attach('doublewrite-background-flush', 'notice');
 	SELECT injection_points_attach('doublewrite-bring-write', 'wait')});
-my $hung = dw_start($node, 'hung', 'ALTER TABLE copied SET TABLESPACE pg_default');
+my $hung =
+  dw_start($node, 'hung', 'ALTER TABLE copied SET TABLESPACE pg_default');
 ok(dw_waits_for($node, 'hung', 'doublewrite-bring-write'), 'a process hangs');
-$node->safe_psql('postgres', q{SELECT injection_points_detach('doublewrite-bring-write'); SELECT pg_sleep(1.5)});
+$node->safe_psql('postgres',
+	q{SELECT injection_points_detach('doublewrite-bring-write'); SELECT pg_sleep(1.5)}
+);
 my $timeout = $PostgreSQL::Test::Utils::timeout_default;
-my $rest = $node->safe_psql('postgres', "SET statement_timeout = '${timeout}s'; SELECT dw_bring()");
+my $rest = $node->safe_psql('postgres',
+	"SET statement_timeout = '${timeout}s'; SELECT dw_bring()");
 cmp_ok($rest, '>', 0, 'others leave copies there alone');
 cmp_ok($rest, '<', $left - 5, '... and bring those of other tablespaces');
-$node->safe_psql('postgres', "SELECT injection_points_wakeup('doublewrite-bring-write')");
+$node->safe_psql('postgres',
+	"SELECT injection_points_wakeup('doublewrite-bring-write')");
 dw_finish($hung);
 is(sum($_), $whole, "nothing is lost of table $_") foreach ('held', 'copied');
-$node->safe_psql('postgres', "SELECT injection_points_detach('doublewrite-background-flush')");
+$node->safe_psql('postgres',
+	"SELECT injection_points_detach('doublewrite-background-flush')");
 go_on();
 
 note 'a newer version holds the mark until it is home (R3, R9a)';
@@ -219,53 +251,71 @@ dw_log_copies($node, 'held', 'kept');
 dw_crash_torn($node, 'held', 'kept');
 dw_start_on_demand($node, 'after that');
 $node->safe_psql('postgres',
-	"SELECT injection_points_attach('doublewrite-background-flush', 'notice')");
-$node->safe_psql('postgres', 'UPDATE held SET v = v + 1 WHERE i % 10 = 0; SELECT dw_evict_all()');
+	"SELECT injection_points_attach('doublewrite-background-flush', 'notice')"
+);
+$node->safe_psql('postgres',
+	'UPDATE held SET v = v + 1 WHERE i % 10 = 0; SELECT dw_evict_all()');
 my $held_sum = "$ROWS|" . $ROWS * ($ROWS + 1) / 2 . '|' . $ROWS / 10;
 is(sum('held'), $held_sum, 'it is what a query reads');
 is($node->safe_psql('postgres', 'SELECT dw_bring()'), 0, 'no copy is left');
 $node->safe_psql('postgres', 'SELECT dw_sync_cycle()');
 my $held = dw_copies_at_home($node)->{ $node->{dw_path}{held} } // {};
-cmp_ok(scalar(keys %$held), '>', 5, 'the log has copies of pages with newer versions');
+cmp_ok(scalar(keys %$held),
+	'>', 5, 'the log has copies of pages with newer versions');
 is(scalar(grep { !defined $held->{ $_ * 8192 } } (0 .. 5)), 0, '... of each');
-isnt(dw_read_block($node, $node->{dw_path}{held}, 0), $held->{0}{page}, '... which is torn at home');
+isnt(
+	dw_read_block($node, $node->{dw_path}{held}, 0),
+	$held->{0}{page},
+	'... which is torn at home');
 is( $node->safe_psql(
 		'postgres', qq{
 		SELECT count(*) FROM generate_series(0, 5) b,
 			pg_read_binary_file('$node->{dw_path}{held}', b * 8192, 8192) p
 		WHERE page_checksum(p, b::int) <> (page_header(p)).checksum}),
-	0, 'what is read from the file is whole');
+	0,
+	'what is read from the file is whole');
 $node->safe_psql('postgres', 'SELECT dw_drain()');
 is(sum('held'), $held_sum, 'nothing is lost');
 is(sum('kept'), $whole, '... nor of what has been brought home');
-$node->safe_psql('postgres', "SELECT injection_points_detach('doublewrite-background-flush')");
+$node->safe_psql('postgres',
+	"SELECT injection_points_detach('doublewrite-background-flush')");
 go_on();
 
-note 'no more of the log is read than headers, so damage shows when a page is needed';
+note
+  'no more of the log is read than headers, so damage shows when a page is needed';
 $node->safe_psql('postgres', 'DROP TABLE more');
 dw_log_copies($node, 'kept', 'read', 'large');
 $copies = dw_crash_torn($node, 'kept', 'read');
 my $bad = $copies->{ $node->{dw_path}{kept} }{8192};
 my $log = dw_read_log($node);
-cmp_ok($log->{live}[-1]{segno}, '>', $bad->{segno}, 'the log has gone on to another segment');
+cmp_ok($log->{live}[-1]{segno},
+	'>', $bad->{segno}, 'the log has gone on to another segment');
 my $segment = 'pg_doublewrite/' . sprintf('%016X', $bad->{segno});
 dw_write_block($node, $segment, $bad->{offset} + 4000, 'z' x 100);
 dw_start_on_demand($node, 'with a copy that is damaged');
 is(sum('read'), $whole, 'other pages are whole');
 my $path = $node->{dw_path}{kept};
-dw_fails($node, 'SELECT count(*) FROM kept',
+dw_fails(
+	$node,
+	'SELECT count(*) FROM kept',
 	qr/could not read the copy of block 1 of relation "$path" in the double-write log/,
 	'the page is an error');
-cmp_ok($node->safe_psql('postgres', 'SELECT dw_bring()'), '==', 1, 'it is the only one left');
+cmp_ok($node->safe_psql('postgres', 'SELECT dw_bring()'),
+	'==', 1, 'it is the only one left');
 $node->append_conf('postgresql.conf', "test_doublewrite.pause_at = ''");
+
 foreach my $crash (1 .. 5)
 {
 	$node->stop('immediate');
-	ok(dw_poll_start($node), "server starts after crash $crash without a checkpoint")
+	ok(dw_poll_start($node),
+		"server starts after crash $crash without a checkpoint")
 	  or BAIL_OUT('no start');
 }
-my (undef, undef, $stderr) = $node->psql('postgres', "SELECT pg_instant_recovery_give_up('$path', 1)");
-like($stderr, qr/the copy of block 1 of relation "$path" in the double-write log has been given up/,
+my (undef, undef, $stderr) =
+  $node->psql('postgres', "SELECT pg_instant_recovery_give_up('$path', 1)");
+like(
+	$stderr,
+	qr/the copy of block 1 of relation "$path" in the double-write log has been given up/,
 	'it can be given up');
 go_on();
 is(dw_copies_left($node), 0, '... and then none is left');

@@ -65,7 +65,7 @@ sub sum
 	return sql("SELECT count(*), sum(i) FROM $table");
 }
 
-sub state
+sub log_state
 {
 	my ($column) = @_;
 
@@ -78,7 +78,8 @@ sub flush
 	my ($table, $nfailing) = @_;
 
 	sql("SELECT dw_dirty('$table'), dw_evict('$table')");
-	sql("SELECT dw_fail_at('doublewrite-log-write', 'EIO', 1, $nfailing)") if $nfailing;
+	sql("SELECT dw_fail_at('doublewrite-log-write', 'EIO', 1, $nfailing)")
+	  if $nfailing;
 	$node->psql('postgres', 'SELECT dw_flush_batch(false)');
 	return;
 }
@@ -107,9 +108,11 @@ create('postgres', $_, 'pg_default') foreach ('held', 'chains');
 create('postgres', 'away', 'space');
 sql("CREATE TABLE page$_ AS SELECT 1 AS i") foreach (1 .. 3);
 sql(q{CREATE TABLE big (i int, f text STORAGE plain);
-	INSERT INTO big SELECT g, repeat('y', 5000) FROM generate_series(1, 2 * 248) g});
+	INSERT INTO big SELECT g, repeat('y', 5000) FROM generate_series(1, 2 * 248) g}
+);
 
-note 'what was left pending opens, whatever has become of copies meanwhile (I9)';
+note
+  'what was left pending opens, whatever has become of copies meanwhile (I9)';
 dw_log_copies($node, 'held');
 sql('UPDATE chains SET i = i + 1 WHERE i <= 10');
 dw_crash_torn($node, 'held');
@@ -121,7 +124,8 @@ foreach my $crash (1 .. 3)
 }
 conf(pause_at => $SCANNED, fail_at => "$WRITE:EIO");
 dw_start_on_demand($node, 'after crash 4, when a home write has failed once');
-cmp_ok(dw_copies_left($node), '>', 0, '... whose copies are where they were (R11)');
+cmp_ok(dw_copies_left($node), '>', 0,
+	'... whose copies are where they were (R11)');
 is(sum('held'), $whole, '... and pages are whole');
 go_on();
 is(dw_copies_left($node), 0, '... and then home');
@@ -137,21 +141,26 @@ conf(fail_at => $PENDING . ':EIO');
 dw_start_on_demand($node, 'with pages pending');
 sql("SELECT injection_points_attach('$WRITE', 'wait')");
 my $bringer = dw_start($node, 'bringer', "SELECT dw_bring_in($spaceoid)");
-ok(dw_waits_for($node, 'bringer', $WRITE), 'a process writes pages of it home');
+ok( dw_waits_for($node, 'bringer', $WRITE),
+	'a process writes pages of it home');
 rename($space, "$space.away") or die "could not rename $space: $!";
 my $dropper = dw_start($node, 'dropper', 'DROP DATABASE db');
-ok(dw_waits_for($node, 'dropper', 'ProcSignalBarrier'), 'another one drops it');
+ok(dw_waits_for($node, 'dropper', 'ProcSignalBarrier'),
+	'another one drops it');
 
 # that write fails, and the next one begins
 sql("SELECT injection_points_wakeup('$WRITE')");
-ok(dw_waits_for($node, 'dropper', '^DoubleWriteHome$|^Checkpoint'), '... and goes on');
+ok(dw_waits_for($node, 'dropper', '^DoubleWriteHome$|^Checkpoint'),
+	'... and goes on');
 dw_wake($node, $WRITE);
 dw_finish($bringer);
 sql("SELECT injection_points_detach('$PENDING')");
 dw_finish($dropper);
-is(sql(q{SELECT count(*) FROM pg_database WHERE datname = 'db'}), 0, '... which is done');
+is(sql(q{SELECT count(*) FROM pg_database WHERE datname = 'db'}),
+	0, '... which is done');
 sql('CHECKPOINT');
-is(dw_copies_left($node), 0, '... and nothing is left that could not be written');
+is(dw_copies_left($node), 0,
+	'... and nothing is left that could not be written');
 is(sum('held'), $whole, '... nor lost of others');
 rename("$space.away", $space) or die "could not rename $space.away: $!";
 
@@ -164,44 +173,48 @@ sql("SELECT dw_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000)");
 flush('page1');
 
 # each write that fails costs a segment, and two of them end an attempt
-flush('page2', 1) if state('last_segno - segno') % 2 == 0;
-my $ahead = state('last_segno - segno');
+flush('page2', 1) if log_state('last_segno - segno') % 2 == 0;
+my $ahead = log_state('last_segno - segno');
 flush('page3', $ahead + 1);
-$node->psql('postgres', 'SELECT dw_flush_batch(false)') for (2 .. ($ahead + 1) / 2);
-is(state('segno = last_segno AND blockno >= 511'), 't', 'there is no space');
+$node->psql('postgres', 'SELECT dw_flush_batch(false)')
+  for (2 .. ($ahead + 1) / 2);
+is(log_state('segno = last_segno AND blockno >= 511'),
+	't', 'there is no space');
 sql(q{UPDATE held SET i = -i; SELECT dw_evict('held')});
 is(dw_copies_left($node), 0, 'all copies have been replaced');
 is($node->psql('postgres', 'SELECT dw_drain()'), 0, 'pages go home');
-cmp_ok(state('first_segno'), '>', 1, '... and free the log');
+cmp_ok(log_state('first_segno'), '>', 1, '... and free the log');
 is(sum('held'), $whole =~ s/\|/|-/r, '... and are whole');
 sql("SELECT dw_clear('doublewrite-create-segment')");
 go_on();
 sql('UPDATE held SET i = -i; CHECKPOINT');
 
-note 'copies of pages that have failed move on in a log that is at its bound (R3, R11)';
+note
+  'copies of pages that have failed move on in a log that is at its bound (R3, R11)';
 dw_log_copies($node, 'held');
 dw_crash_torn($node, 'held');
 dw_start_on_demand($node, 'with homes that cannot be written');
 sql("SELECT dw_fail_at('$WRITE', 'EIO', 1, 1000000)");
 is(sql('SELECT dw_bring()'), 0, 'all copies are staged');
-my $newest = state('next_batch') - 1;
+my $newest = log_state('next_batch') - 1;
 
 # the second and third leave the segment before, the next two nearly fill this one
 flush('page1');
 flush($_, 1) foreach ('page2', 'page3');
 flush('big');
 sql('SELECT dw_flush_batch(false)');
-is(state('segno - first_segno'), 3, 'the log is at its bound');
-cmp_ok(state('blockno'), '>', 495, '... and full');
-cmp_ok(state('low_water'), '<=', $newest, '... because of them');
+is(log_state('segno - first_segno'), 3, 'the log is at its bound');
+cmp_ok(log_state('blockno'), '>', 495, '... and full');
+cmp_ok(log_state('low_water'), '<=', $newest, '... because of them');
 sql('SELECT dw_sync_cycle()');
-cmp_ok(state('low_water'), '>', $newest, '... and a sync cycle frees it');
+cmp_ok(log_state('low_water'), '>', $newest, '... and a sync cycle frees it');
 $node->stop('immediate');
 dw_start_on_demand($node, 'after another crash');
 is(sum('held'), $whole, 'nothing is lost');
 go_on();
 
-note 'a home write of a copy that does not come back: sync cycles do not wait for its file (R11)';
+note
+  'a home write of a copy that does not come back: sync cycles do not wait for its file (R11)';
 dw_log_copies($node, 'away', 'held');
 dw_crash_torn($node, 'away', 'held');
 dw_start_on_demand($node, 'with a device that hangs');

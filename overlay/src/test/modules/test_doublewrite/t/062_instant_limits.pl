@@ -41,15 +41,20 @@ min_wal_size = 2MB
 restart_after_crash = on
 checkpoint_completion_target = 0.5
 });
-$node->safe_psql('postgres', 'CREATE EXTENSION IF NOT EXISTS injection_points; CREATE EXTENSION pg_doublewrite_stats');
+$node->safe_psql('postgres',
+	'CREATE EXTENSION IF NOT EXISTS injection_points; CREATE EXTENSION pg_doublewrite_stats'
+);
 $node->safe_psql(
 	'postgres', q{
 	CREATE TABLE many (i int, f text) WITH (fillfactor = 50);
 	INSERT INTO many SELECT g, repeat('x', 100) FROM generate_series(1, 1000) g;
 	CREATE TABLE bad AS SELECT g AS i, repeat('x', 100) AS f FROM generate_series(1, 40) g;
 });
-my ($number, $path) = split(/\|/,
-	$node->safe_psql('postgres', q{SELECT pg_relation_filenode('bad'), pg_relation_filepath('bad')}));
+my ($number, $path) = split(
+	/\|/,
+	$node->safe_psql(
+		'postgres',
+		q{SELECT pg_relation_filenode('bad'), pg_relation_filepath('bad')}));
 
 sub set
 {
@@ -63,7 +68,8 @@ sub set
 sub work_and_crash
 {
 	$node->safe_psql('postgres', 'CHECKPOINT');
-	$node->safe_psql('postgres', "UPDATE $_ SET i = i + 1") foreach ('many', 'bad');
+	$node->safe_psql('postgres', "UPDATE $_ SET i = i + 1")
+	  foreach ('many', 'bad');
 	$node->stop('immediate');
 	return;
 }
@@ -100,25 +106,31 @@ sub write_wal
 	my ($megabytes) = @_;
 
 	$node->safe_psql('postgres',
-		"SELECT count(pg_logical_emit_message(false, 'x', repeat('y', 100000))) FROM generate_series(1, 10 * $megabytes)");
+		"SELECT count(pg_logical_emit_message(false, 'x', repeat('y', 100000))) FROM generate_series(1, 10 * $megabytes)"
+	);
 	return;
 }
 
-my $all = $node->safe_psql('postgres', 'SELECT (SELECT count(*) FROM many), (SELECT count(*) FROM bad)');
+my $all = $node->safe_psql('postgres',
+	'SELECT (SELECT count(*) FROM many), (SELECT count(*) FROM bad)');
 
 sub is_complete
 {
 	my ($test_name) = @_;
 
-	is( $node->safe_psql('postgres', 'SELECT (SELECT count(*) FROM many), (SELECT count(*) FROM bad)'),
-		$all, $test_name);
+	is( $node->safe_psql(
+			'postgres',
+			'SELECT (SELECT count(*) FROM many), (SELECT count(*) FROM bad)'),
+		$all,
+		$test_name);
 	return;
 }
 
 # --- A worker dies at the same page each time, when a session needs it
 
 my $opening = qr/opening before redo/;
-my $killed = qr/background worker "recovery worker" \(PID \d+\) was terminated by signal 9/;
+my $killed =
+  qr/background worker "recovery worker" \(PID \d+\) was terminated by signal 9/;
 my $ended = qr/shutting down due to startup process failure/;
 
 work_and_crash();
@@ -132,8 +144,9 @@ while (1)
 	watchdog_until(
 		'the server has come back, or ended',
 		sub {
-			count_in_log($offset, $opening) > $openings || count_in_log($offset, $ended) ||
-			  count_in_log($offset, qr/redo starts at/) > 6;
+			count_in_log($offset, $opening) > $openings
+			  || count_in_log($offset, $ended)
+			  || count_in_log($offset, qr/redo starts at/) > 6;
 		});
 	last unless count_in_log($offset, $opening) > $openings;
 	$openings++;
@@ -145,8 +158,10 @@ while (1)
 		});
 }
 is($openings, 3, 'clients get in after three crashes');
-is(count_in_log($offset, qr/redo starts at/), 4, '... and the fourth time all is redone before');
-is(count_in_log($offset, $ended), 1, '... where the death of a worker is the end of the server')
+is(count_in_log($offset, qr/redo starts at/),
+	4, '... and the fourth time all is redone before');
+is(count_in_log($offset, $ended),
+	1, '... where the death of a worker is the end of the server')
   or BAIL_OUT('recovery begins again and again');
 dw_wait_for_exit($node);
 
@@ -156,8 +171,10 @@ set('test_doublewrite.fail_at', 'instant-recovery-workers-only:EIO');
 $offset = -s $node->logfile;
 $node->start(fail_ok => 1);
 dw_wait_for_exit($node);
-is(count_in_log($offset, qr/redo starts at/), 1, 'a worker dies in a round: the server ends at once');
-like(slurp_file($node->logfile, $offset), qr/$killed.*$ended/s, '... as if the startup process had died');
+is(count_in_log($offset, qr/redo starts at/),
+	1, 'a worker dies in a round: the server ends at once');
+like(slurp_file($node->logfile, $offset),
+	qr/$killed.*$ended/s, '... as if the startup process had died');
 
 set('test_doublewrite.fail_at', '');
 set('test_doublewrite.spoil_redo_of', 0);
@@ -168,13 +185,16 @@ is_complete('... and nothing is lost');
 # How many pages workers announce ahead
 sub ahead
 {
-	return $node->safe_psql('postgres', "SELECT dw_figure('instant_pages_ahead')");
+	return $node->safe_psql('postgres',
+		"SELECT dw_figure('instant_pages_ahead')");
 }
 
 # Sessions need pages that are no neighbors.
 sub need_pages
 {
-	$node->safe_psql('postgres', "SELECT i FROM many WHERE ctid = '(" . 4 * $_ . ",1)'") foreach @_;
+	$node->safe_psql('postgres',
+		"SELECT i FROM many WHERE ctid = '(" . 4 * $_ . ",1)'")
+	  foreach @_;
 	return;
 }
 
@@ -189,7 +209,10 @@ need_pages(1 .. 4);
 is(ahead(), $ahead, 'sessions have the storage before redo');
 let_go($offset);
 $node->wait_for_log(qr/checkpoint complete/, $offset);
-like(slurp_file($node->logfile, $offset), qr/checkpoint starting: force\n/, 'the checkpoint after redo is spread');
+like(
+	slurp_file($node->logfile, $offset),
+	qr/checkpoint starting: force\n/,
+	'the checkpoint after redo is spread');
 
 work_and_crash();
 set('max_wal_size', "${MAX_WAL}MB");
@@ -201,18 +224,28 @@ need_pages(1 .. 4);
 cmp_ok(ahead(), '>', $ahead, '... but not if much WAL is kept');
 let_go($offset);
 $node->wait_for_log(qr/checkpoint complete/, $offset);
-like(slurp_file($node->logfile, $offset), qr/checkpoint starting: immediate force/, '... and it is not if there is more WAL than max_wal_size');
+like(
+	slurp_file($node->logfile, $offset),
+	qr/checkpoint starting: immediate force/,
+	'... and it is not if there is more WAL than max_wal_size');
 
 # --- A worker that redoes a page announces others, of a file that cannot be opened
 
 work_and_crash();
 set('test_doublewrite.fail_at', "$POINT:EIO");
 $offset = start('server starts with pages pending');
-my $unreadable = $node->data_dir . '/' . $node->safe_psql('postgres', q{SELECT pg_relation_filepath('many')});
-chmod(0, $unreadable) == 1 or die "could not change permissions of \"$unreadable\": $!";
-is($node->safe_psql('postgres', 'SELECT count(*) FROM bad'), '40', 'pages of another file are redone');
-unlike(slurp_file($node->logfile, $offset), qr/PANIC|Permission denied/, '... and no worker fails');
-chmod(0600, $unreadable) == 1 or die "could not change permissions of \"$unreadable\": $!";
+my $unreadable = $node->data_dir . '/'
+  . $node->safe_psql('postgres', q{SELECT pg_relation_filepath('many')});
+chmod(0, $unreadable) == 1
+  or die "could not change permissions of \"$unreadable\": $!";
+is($node->safe_psql('postgres', 'SELECT count(*) FROM bad'),
+	'40', 'pages of another file are redone');
+unlike(
+	slurp_file($node->logfile, $offset),
+	qr/PANIC|Permission denied/,
+	'... and no worker fails');
+chmod(0600, $unreadable) == 1
+  or die "could not change permissions of \"$unreadable\": $!";
 let_go($offset);
 is_complete('... and all is complete when it can be opened');
 
@@ -235,7 +268,8 @@ $node->safe_psql('postgres', 'SELECT pg_sleep(3)');
 SKIP:
 {
 	skip('too slow') if time - $begun >= 14;
-	is(count_in_log($from, $failed), 0, '... and none is tried for WAL at once');
+	is(count_in_log($from, $failed),
+		0, '... and none is tried for WAL at once');
 }
 
 # The engine counts seconds, and no two attempts are in one, or in neighboring ones.
@@ -243,24 +277,37 @@ set('log_line_prefix', '%n ');
 set('checkpoint_timeout', '5s');
 my $spread = -s $node->logfile;
 $node->reload;
-$node->wait_for_log(qr/\d+\.\d+ $failed.*\d+\.\d+ $failed.*\d+\.\d+ $failed/s, $spread);
+$node->wait_for_log(qr/\d+\.\d+ $failed.*\d+\.\d+ $failed.*\d+\.\d+ $failed/s,
+	$spread);
 my @times = slurp_file($node->logfile) =~ /(\d+)\.\d+ $failed/g;
-cmp_ok($times[$_] - $times[ $_ - 1 ], '>=', 4, 'one is tried after a while') foreach (1 .. $#times);
-like(slurp_file($node->logfile, $from), qr/There can be no checkpoint, and (?:[789]|\d\d+) MB of WAL are kept/,
+cmp_ok($times[$_] - $times[ $_ - 1 ], '>=', 4, 'one is tried after a while')
+  foreach (1 .. $#times);
+like(
+	slurp_file($node->logfile, $from),
+	qr/There can be no checkpoint, and (?:[789]|\d\d+) MB of WAL are kept/,
 	'... and its error says how much WAL is kept');
 
 # What is none of a page can be read.
-is($node->psql('postgres', "SELECT pg_read_file('$_') IS NOT NULL, length(pg_read_binary_file('global/pg_control')) > 0"), 0,
-	"file \"$_\" can be read")
-  foreach ('base/1/PG_VERSION', 'PG_VERSION');
-isnt($node->psql('postgres', "SELECT length(pg_read_binary_file('$path'))"), 0, '... but not that of a relation');
+is( $node->psql(
+		'postgres',
+		"SELECT pg_read_file('$_') IS NOT NULL, length(pg_read_binary_file('global/pg_control')) > 0"
+	),
+	0,
+	"file \"$_\" can be read") foreach ('base/1/PG_VERSION', 'PG_VERSION');
+isnt($node->psql('postgres', "SELECT length(pg_read_binary_file('$path'))"),
+	0, '... but not that of a relation');
 
 # Workers that are asked to end go on: they try the page again though no session needs it.
-$node->safe_psql('postgres', q{
-	SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'recovery worker'});
+$node->safe_psql(
+	'postgres', q{
+	SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'recovery worker'}
+);
 dw_write_block($node, $path, 0, $saved);
 $node->wait_for_log($complete, $offset);
-unlike(slurp_file($node->logfile, $offset), qr/shutdown waits for redo/, 'workers that are terminated say nothing of a stop');
+unlike(
+	slurp_file($node->logfile, $offset),
+	qr/shutdown waits for redo/,
+	'workers that are terminated say nothing of a stop');
 $node->wait_for_log(qr/checkpoint complete/, $offset);
 is_complete('... and all is complete, with a checkpoint');
 dw_check_stopped($node);

@@ -27,18 +27,21 @@ sub files_are_removed
 	my ($node, $what) = @_;
 	my $session = $node->background_psql('postgres');
 
-	$session->query_safe(q{
+	$session->query_safe(
+		q{
 		BEGIN;
 		CREATE TABLE t (a int);
 		CREATE INDEX ON t (a);
 		INSERT INTO t SELECT i * 2 FROM generate_series(1, 20000) i});
 	$node->safe_psql('postgres', 'CHECKPOINT');
-	$session->query_safe('INSERT INTO t SELECT i * 2 + 1 FROM generate_series(1, 20000) i');
-	$node->safe_psql('postgres', 'CREATE TABLE flushes_wal (); DROP TABLE flushes_wal');
+	$session->query_safe(
+		'INSERT INTO t SELECT i * 2 + 1 FROM generate_series(1, 20000) i');
+	$node->safe_psql('postgres',
+		'CREATE TABLE flushes_wal (); DROP TABLE flushes_wal');
 
 	# it would flush the record soon
-	my $walwriter =
-	  $node->safe_psql('postgres', q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'});
+	my $walwriter = $node->safe_psql('postgres',
+		q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'});
 	kill('STOP', $walwriter) == 1 or die "could not stop the WAL writer: $!";
 	$session->query_safe('ROLLBACK');
 	$node->stop('immediate');
@@ -48,7 +51,8 @@ sub files_are_removed
 	ok(dw_poll_start($node), "$what: server starts");
 	my ($ret, undef, $error) = $node->psql('postgres', 'CHECKPOINT');
 	is($ret, 0, "$what: all pages are redone") or diag($error);
-	ok(!$node->log_contains(qr/missing or uninitialized/, $offset), "$what: none is missed");
+	ok(!$node->log_contains(qr/missing or uninitialized/, $offset),
+		"$what: none is missed");
 	return;
 }
 
@@ -65,10 +69,12 @@ $node->reload;
 $node->safe_psql('postgres', 'CHECKPOINT');
 files_are_removed($node, 'off');
 $node->safe_psql('postgres', 'CHECKPOINT');
-$node->append_conf('postgresql.conf', "io_torn_pages_protection = full_pages\n");
+$node->append_conf('postgresql.conf',
+	"io_torn_pages_protection = full_pages\n");
 $node->restart;
 files_are_removed($node, 'full_pages');
-$node->append_conf('postgresql.conf', "io_torn_pages_protection = double_writes\n");
+$node->append_conf('postgresql.conf',
+	"io_torn_pages_protection = double_writes\n");
 $node->restart;
 
 # pg_xact may have come to disk with the number of a transaction as aborted whose record
@@ -76,9 +82,11 @@ $node->restart;
 # the next crash though pg_xact was not written again, as the checkpoint was not complete.
 foreach my $as_standby (0, 1)
 {
-	my $what = 'number of an aborted transaction' . ($as_standby ? ', then a standby' : '');
+	my $what = 'number of an aborted transaction'
+	  . ($as_standby ? ', then a standby' : '');
 
-	$node->append_conf('postgresql.conf', "test_doublewrite.hold_at = 'doublewrite-checkpoint-scanned'\n");
+	$node->append_conf('postgresql.conf',
+		"test_doublewrite.hold_at = 'doublewrite-checkpoint-scanned'\n");
 	$node->stop('immediate');
 	ok(dw_poll_start($node), "$what: server starts");
 	my $xid = $node->safe_psql(
@@ -90,7 +98,8 @@ foreach my $as_standby (0, 1)
 	$node->stop('immediate');
 
 	my $path = $node->data_dir . '/pg_xact/0000';
-	open(my $file, '+<:raw', $path) or die "could not open file \"$path\": $!";
+	open(my $file, '+<:raw', $path)
+	  or die "could not open file \"$path\": $!";
 	seek($file, int($xid / 4), 0) or die "could not seek: $!";
 	read($file, my $byte, 1) == 1 or die "could not read: $!";
 	seek($file, int($xid / 4), 0) or die "could not seek: $!";
@@ -104,7 +113,8 @@ foreach my $as_standby (0, 1)
 	is($node->safe_psql('postgres', 'SELECT gid FROM pg_prepared_xacts'),
 		'g', "$what: what was prepared is there");
 	$node->safe_psql('postgres', q{COMMIT PREPARED 'g'});
-	is($node->safe_psql('postgres', 'SELECT count(*) FROM prepared'), '0', "$what: ... and can be committed");
+	is($node->safe_psql('postgres', 'SELECT count(*) FROM prepared'),
+		'0', "$what: ... and can be committed");
 	$node->safe_psql('postgres', 'DROP TABLE prepared');
 }
 $node->stop('immediate');

@@ -151,7 +151,9 @@ like(
 	'initdb chooses double_writes');
 like(
 	slurp_file($node->data_dir . '/postgresql.conf'),
-	$^O eq 'linux' ? qr/^instant_recovery = on/m : qr/^#instant_recovery = off/m,
+	$^O eq 'linux'
+	? qr/^instant_recovery = on/m
+	: qr/^#instant_recovery = off/m,
 	'... and, on Linux, instant recovery');
 ok(!-e $node->data_dir . "/$MARKER", 'initdb leaves no marker');
 
@@ -208,7 +210,8 @@ start_fails(
 
 mkdir($node->data_dir . "/$DIR", 0700) or die $!;
 start_fails(
-	$node, 'empty directory',
+	$node,
+	'empty directory',
 	qr/FATAL:  the double-write log in "$DIR" is missing or unreadable/,
 	$in_use,
 	qr/HINT:  Make its files available again/);
@@ -216,8 +219,7 @@ rmdir($node->data_dir . "/$DIR") or die $!;
 
 append_to_file($node->data_dir . "/$DIR", 'not a directory');
 start_fails(
-	$node,
-	'a file',
+	$node, 'a file',
 	qr/FATAL:  double-write log directory "$DIR" is not a directory/,
 	qr/HINT:  Make it a directory, or a symbolic link/);
 unlink($node->data_dir . "/$DIR") or die $!;
@@ -310,7 +312,7 @@ $node->adjust_conf('postgresql.conf', 'double_write_buffer_size', '16MB', 1);
 $node->adjust_conf('postgresql.conf', 'double_write_stage_size', '128kB', 1);
 $node->restart;
 $node->safe_psql('postgres',
-	'INSERT INTO t SELECT a, a FROM generate_series(1001, 20000) a;'
+		'INSERT INTO t SELECT a, a FROM generate_series(1001, 20000) a;'
 	  . 'CHECKPOINT; UPDATE t SET b = b + 1; CHECKPOINT');
 $node->stop('immediate');
 $node->start;
@@ -371,15 +373,18 @@ is((stat($old->data_dir . "/$DIR"))[2] & 07777, 0700, 'and it is private');
 is(images_after_checkpoint($old), 0, 'WAL carries no images');
 
 # back to full_pages, then on again without directory, at run time
-$old->adjust_conf('postgresql.conf', 'io_torn_pages_protection', 'full_pages', 1);
+$old->adjust_conf('postgresql.conf', 'io_torn_pages_protection',
+	'full_pages', 1);
 $old->restart;
 ok(!-e $old->data_dir . "/$MARKER", 'no marker in full_pages');
 remove_log($old);
-$old->adjust_conf('postgresql.conf', 'io_torn_pages_protection', 'double_writes', 1);
+$old->adjust_conf('postgresql.conf', 'io_torn_pages_protection',
+	'double_writes', 1);
 $old->reload;
 wait_for_marker($old, 1);
 ok(-d $old->data_dir . "/$DIR", 'reload has created the directory');
-$old->safe_psql('postgres', 'UPDATE t SET b = b + 1; CHECKPOINT; UPDATE t SET b = b + 1');
+$old->safe_psql('postgres',
+	'UPDATE t SET b = b + 1; CHECKPOINT; UPDATE t SET b = b + 1');
 $old->stop('immediate');
 $old->start;
 contents_ok($old, 'data are there after a crash');

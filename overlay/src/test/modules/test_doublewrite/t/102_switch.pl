@@ -41,90 +41,153 @@ my $disarming = "SELECT disarm_after <> '0/0' FROM dw_state()";
 
 my @steps = (
 	{
-		from => 'full_pages', to => 'double_writes',
-		point => 'before-low-water', marker => 0, all => 1
+		from => 'full_pages',
+		to => 'double_writes',
+		point => 'before-low-water',
+		marker => 0,
+		all => 1
 	},
 	{
-		from => 'full_pages', to => 'double_writes',
-		point => 'armed', marker => 1, all => 1
+		from => 'full_pages',
+		to => 'double_writes',
+		point => 'armed',
+		marker => 1,
+		all => 1
 	},
 	{
-		from => 'full_pages', to => 'double_writes',
-		point => 'before-images-off', marker => 1, all => 1
+		from => 'full_pages',
+		to => 'double_writes',
+		point => 'before-images-off',
+		marker => 1,
+		all => 1
 	},
 	{
-		from => 'full_pages', to => 'double_writes',
-		settled => $armed, marker => 1, all => 1, images => 0
+		from => 'full_pages',
+		to => 'double_writes',
+		settled => $armed,
+		marker => 1,
+		all => 1,
+		images => 0
 	},
 	{
-		from => 'double_writes', to => 'full_pages',
-		settled => $disarming, marker => 1, all => 1
+		from => 'double_writes',
+		to => 'full_pages',
+		settled => $disarming,
+		marker => 1,
+		all => 1
 	},
 	{
-		from => 'double_writes', to => 'full_pages',
-		point => 'checkpoint-drained', checkpoint => 1, settled => $disarming,
+		from => 'double_writes',
+		to => 'full_pages',
+		point => 'checkpoint-drained',
+		checkpoint => 1,
+		settled => $disarming,
 		marker => 1
 	},
 	{
-		from => 'double_writes', to => 'full_pages',
-		point => 'checkpoint-marked', checkpoint => 1, settled => $disarming,
+		from => 'double_writes',
+		to => 'full_pages',
+		point => 'checkpoint-marked',
+		checkpoint => 1,
+		settled => $disarming,
 		marker => 1
 	},
 	{
-		from => 'double_writes', to => 'full_pages',
-		point => 'disarmed', checkpoint => 1, settled => $disarming,
+		from => 'double_writes',
+		to => 'full_pages',
+		point => 'disarmed',
+		checkpoint => 1,
+		settled => $disarming,
 		marker => 1
 	},
 	{
-		from => 'double_writes', to => 'full_pages',
-		checkpoint => 1, settled => $disarming, finished => $disarmed,
-		marker => 0, images => 1
+		from => 'double_writes',
+		to => 'full_pages',
+		checkpoint => 1,
+		settled => $disarming,
+		finished => $disarmed,
+		marker => 0,
+		images => 1
 	},
 	{
-		from => 'double_writes', to => 'off',
-		point => 'sync-cycle-synced', marker => 1
-	},
-	{
-		from => 'double_writes', to => 'off',
-		point => 'before-low-water', marker => 1
-	},
-	{
-		from => 'double_writes', to => 'off', point => 'disarmed', marker => 1
-	},
-	{
-		from => 'double_writes', to => 'off',
-		settled => $disarmed, marker => 0, images => 0
-	},
-	{
-		from => 'off', to => 'double_writes', point => 'armed', marker => 1
-	},
-	{
-		from => 'off', to => 'double_writes',
-		settled => $armed, marker => 1, images => 0
-	},
-	{
-		from => 'full_pages', to => 'atomic_writes',
-		point => 'before-images-off', marker => 1, all => 1
-	},
-	{
-		from => 'double_writes', to => 'atomic_writes',
-		settled => "SELECT dw_setting() = 'atomic_writes'", marker => 1, images => 0
-	},
-	{
-		from => 'atomic_writes', to => 'double_writes',
-		settled => "SELECT dw_setting() = 'double_writes'", marker => 1, images => 0
-	},
-	{
-		from => 'atomic_writes', to => 'full_pages',
-		point => 'checkpoint-drained', checkpoint => 1, settled => $disarming,
+		from => 'double_writes',
+		to => 'off',
+		point => 'sync-cycle-synced',
 		marker => 1
 	},
 	{
-		from => 'atomic_writes', to => 'off', point => 'disarmed', marker => 1
+		from => 'double_writes',
+		to => 'off',
+		point => 'before-low-water',
+		marker => 1
 	},
 	{
-		from => 'off', to => 'atomic_writes',
-		settled => $armed, marker => 1, images => 0
+		from => 'double_writes',
+		to => 'off',
+		point => 'disarmed',
+		marker => 1
+	},
+	{
+		from => 'double_writes',
+		to => 'off',
+		settled => $disarmed,
+		marker => 0,
+		images => 0
+	},
+	{
+		from => 'off',
+		to => 'double_writes',
+		point => 'armed',
+		marker => 1
+	},
+	{
+		from => 'off',
+		to => 'double_writes',
+		settled => $armed,
+		marker => 1,
+		images => 0
+	},
+	{
+		from => 'full_pages',
+		to => 'atomic_writes',
+		point => 'before-images-off',
+		marker => 1,
+		all => 1
+	},
+	{
+		from => 'double_writes',
+		to => 'atomic_writes',
+		settled => "SELECT dw_setting() = 'atomic_writes'",
+		marker => 1,
+		images => 0
+	},
+	{
+		from => 'atomic_writes',
+		to => 'double_writes',
+		settled => "SELECT dw_setting() = 'double_writes'",
+		marker => 1,
+		images => 0
+	},
+	{
+		from => 'atomic_writes',
+		to => 'full_pages',
+		point => 'checkpoint-drained',
+		checkpoint => 1,
+		settled => $disarming,
+		marker => 1
+	},
+	{
+		from => 'atomic_writes',
+		to => 'off',
+		point => 'disarmed',
+		marker => 1
+	},
+	{
+		from => 'off',
+		to => 'atomic_writes',
+		settled => $armed,
+		marker => 1,
+		images => 0
 	},
 	{ from => 'off', to => 'full_pages', marker => 0, images => 1 },
 	{ from => 'full_pages', to => 'off', marker => 0, images => 0 });
@@ -132,10 +195,14 @@ my @steps = (
 # Steps with atomic writes, where pretending makes them happen: between them and
 # double writes, and each step that these have.  A page that was written atomically
 # has no copy, so pages may be torn only where WAL still has images of all.
-my @steps_atomic = grep { "$_->{from} $_->{to}" =~ /double.*atomic|atomic.*double/ } @steps;
+my @steps_atomic =
+  grep { "$_->{from} $_->{to}" =~ /double.*atomic|atomic.*double/ } @steps;
 
-foreach my $step (grep { "$_->{from} $_->{to}" =~ /double/ && "$_->{from} $_->{to}" !~ /atomic/ } @steps)
+foreach my $step (@steps)
 {
+	next
+	  if "$step->{from} $step->{to}" !~ /double/
+	  || "$step->{from} $step->{to}" =~ /atomic/;
 	my %copy = %$step;
 
 	s/double_writes/atomic_writes/ foreach @copy{qw(from to)};
@@ -157,9 +224,10 @@ sub wait_for_images
 {
 	my ($node, $expected) = @_;
 
-	$node->poll_query_until('postgres',
-		'CHECKPOINT; SELECT full_page_writes::int FROM pg_control_checkpoint()', $expected)
-	  or die 'timed out waiting for a change of images';
+	$node->poll_query_until(
+		'postgres',
+		'CHECKPOINT; SELECT full_page_writes::int FROM pg_control_checkpoint()',
+		$expected) or die 'timed out waiting for a change of images';
 	return;
 }
 
@@ -167,13 +235,14 @@ sub wait_for_images
 sub wait_for_commits
 {
 	my ($node) = @_;
-	my $last = "SELECT client, max(n) AS n FROM history WHERE run = $node->{dw_run} GROUP BY client";
+	my $last =
+	  "SELECT client, max(n) AS n FROM history WHERE run = $node->{dw_run} GROUP BY client";
 	my @before = map { '(' . join(', ', split(/\|/)) . ')' }
 	  split(/\n/, $node->safe_psql('postgres', $last));
 
 	return unless @before;
 	$node->poll_query_until('postgres',
-		'SELECT bool_and(now.n >= before.n + 2) FROM (VALUES '
+			'SELECT bool_and(now.n >= before.n + 2) FROM (VALUES '
 		  . join(', ', @before)
 		  . ") before(client, n) JOIN ($last) now USING (client)");
 	return;
@@ -236,7 +305,7 @@ sub switch_under_load
 
 	if ($step->{checkpoint})
 	{
-		ok(-f $node->data_dir . "/$MARKER",
+		ok( -f $node->data_dir . "/$MARKER",
 			'still armed before the checkpoint');
 		$node->psql('postgres',
 			"SELECT dw_crash_at('doublewrite-$step->{point}')")
@@ -275,8 +344,9 @@ sub test_step
 
 	note "$step->{from} to $step->{to}, "
 	  . (
-		defined $step->{point} ? "crash at $step->{point}" :
-		$step->{checkpoint} ? 'after the checkpoint' : 'completed');
+		  defined $step->{point} ? "crash at $step->{point}"
+		: $step->{checkpoint}    ? 'after the checkpoint'
+		:                          'completed');
 
 	$node->adjust_conf('postgresql.conf', $SETTING, $step->{from});
 	$node->start;
@@ -285,7 +355,8 @@ sub test_step
 	dw_workload_start($node);
 	dw_wait_for_pages($node, 200);
 	switch_under_load($node, $step);
-	cmp_ok(dw_workload_finish($node), '>', 0, 'transactions were acknowledged');
+	cmp_ok(dw_workload_finish($node),
+		'>', 0, 'transactions were acknowledged');
 
 	is(-f $node->data_dir . "/$MARKER" ? 1 : 0,
 		$step->{marker}, 'marker is there while the log is in use');
@@ -293,8 +364,10 @@ sub test_step
 	# What was written atomically is lost, as a whole, except what a checkpoint
 	# has synced.
 	dw_lose($node, $old, qr/^base/)
-	  if $pretending && !$step->{all}
-	  && (!$step->{checkpoint} || ($step->{point} // '') eq 'checkpoint-drained');
+	  if $pretending
+	  && !$step->{all}
+	  && (!$step->{checkpoint}
+		|| ($step->{point} // '') eq 'checkpoint-drained');
 
 	# Free space maps may be torn in full_pages, as in stock: a map is not
 	# redone from WAL, and what is found to be invalid is set up anew.
@@ -330,7 +403,8 @@ for my $wal_level ('replica', 'minimal')
 
 	# the same again with pages that never pass through the log
 	next if $wal_level eq 'minimal';
-	$node->append_conf('postgresql.conf', "test_doublewrite.pretend_atomic = on\n");
+	$node->append_conf('postgresql.conf',
+		"test_doublewrite.pretend_atomic = on\n");
 	test_step($node, $_, 1) for @steps_atomic;
 }
 
@@ -339,7 +413,9 @@ for my $wal_level ('replica', 'minimal')
 # ---------------------------------------------------------------------
 
 my $node = dw_new_node('checkpoint',
-	conf => "checkpoint_completion_target = 0.9\nshared_buffers = 16MB\nbgwriter_lru_maxpages = 0\n");
+	conf =>
+	  "checkpoint_completion_target = 0.9\nshared_buffers = 16MB\nbgwriter_lru_maxpages = 0\n"
+);
 
 $node->start;
 dw_workload_setup($node, accounts => 20000);
@@ -357,8 +433,10 @@ $node->adjust_conf('postgresql.conf', $SETTING, 'full_pages');
 $node->reload;
 $node->poll_query_until('postgres', $disarming)
   or die 'timed out waiting for the switch';
-unlike(slurp_file($node->logfile, $offset),
-	qr/checkpoint complete/, 'the checkpoint is still under way');
+unlike(
+	slurp_file($node->logfile, $offset),
+	qr/checkpoint complete/,
+	'the checkpoint is still under way');
 $node->adjust_conf('postgresql.conf', 'checkpoint_completion_target', '0');
 $node->reload;
 $node->wait_for_log(qr/checkpoint complete/, $offset);
@@ -382,8 +460,8 @@ $node->poll_query_until('postgres', $disarming)
   or die 'timed out waiting for the switch';
 $offset = -s $node->logfile;
 $node->safe_psql('postgres', 'CHECKPOINT');
-$node->wait_for_log(
-	qr/torn page protection has switched to full-page images/, $offset);
+$node->wait_for_log(qr/torn page protection has switched to full-page images/,
+	$offset);
 ok(!-e $node->data_dir . "/$MARKER", 'the next checkpoint disarms');
 $node->stop;
 

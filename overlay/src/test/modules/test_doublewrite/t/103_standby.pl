@@ -52,7 +52,8 @@ sub tear
 	my ($node, $old, $protected) = @_;
 
 	return undef if !$protected;
-	my $torn = dw_tear($node, $old,
+	my $torn = dw_tear(
+		$node, $old,
 		unlogged_too => 1,
 		only => qr/^(?!.*_fsm)/);
 	cmp_ok($torn->{logged} + $torn->{unlogged}, '>', 0, 'pages were torn');
@@ -131,7 +132,8 @@ sub crash_after_promotion
 
 	my $offset = -s $standby->logfile;
 	$standby->safe_psql('postgres',
-		q{SELECT injection_points_attach('doublewrite-checkpoint-scanned', 'wait')});
+		q{SELECT injection_points_attach('doublewrite-checkpoint-scanned', 'wait')}
+	);
 	is($standby->safe_psql('postgres', 'SELECT pg_promote()'),
 		't', 'promotion');
 	$standby->{$_} = $primary->{$_} for qw(dw_script dw_run);
@@ -140,8 +142,10 @@ sub crash_after_promotion
 	dw_wait_for_pages($standby, 300);
 	$standby->stop('immediate');
 	dw_workload_finish($standby);
-	unlike(slurp_file($standby->logfile, $offset),
-		qr/LOG:  checkpoint complete/, 'no checkpoint was completed');
+	unlike(
+		slurp_file($standby->logfile, $offset),
+		qr/LOG:  checkpoint complete/,
+		'no checkpoint was completed');
 	marker_is($standby, $armed, 'marker after promotion');
 	dw_start_after_crash($standby, tear($standby, $old, $protected));
 	dw_check($standby);
@@ -166,11 +170,10 @@ sub test_standby
 	$standby->{dw_checksums} = 1;
 	$standby->start;
 
-	crash_in_replay($primary, $standby, $armed,
-		$armed || !$lacks_images);
+	crash_in_replay($primary, $standby, $armed, $armed || !$lacks_images);
 	my $says = slurp_file($standby->logfile) =~
 	  /LOG:  using double writes because the WAL being replayed lacks full-page images\n.*HINT:/;
-	is( $says ? 1 : 0,
+	is( $says                                   ? 1 : 0,
 		$armed && $standby_mode eq 'full_pages' ? 1 : 0,
 		'the standby says so if it uses double writes by itself');
 

@@ -42,9 +42,13 @@ sub copy_ok
 	{
 		like($log, $DISCARDED, "$test_name: the log is discarded");
 	}
-	unlike($log, qr/double-write log: examined/,
+	unlike(
+		$log,
+		qr/double-write log: examined/,
 		"$test_name: nothing is restored from a log");
-	unlike($log, qr/invalid page|page verification failed/,
+	unlike(
+		$log,
+		qr/invalid page|page verification failed/,
 		"$test_name: no torn page is met");
 	$node->poll_query_until('postgres', 'SELECT NOT pg_is_in_recovery()')
 	  or die 'timed out waiting for the end of recovery';
@@ -84,7 +88,8 @@ is(dw_images_between($primary, $before, $primary->lsn('flush')),
 $primary->backup('base', backup_options => [ '--checkpoint' => 'fast' ]);
 my $backup = $primary->backup_dir . '/base';
 ok(-d "$backup/pg_doublewrite", 'the backup has an empty directory');
-is(scalar(dw_segments("$backup/pg_doublewrite")), 0, 'and no part of the log');
+is(scalar(dw_segments("$backup/pg_doublewrite")), 0,
+	'and no part of the log');
 unlike(slurp_file("$backup/$MARKER"),
 	$MARKER_LINE, 'the label is that of a backup');
 command_ok([ 'pg_verifybackup', '--no-parse-wal', $backup ],
@@ -122,14 +127,17 @@ PostgreSQL::Test::RecursiveCopy::copypath(
 	filterfn => sub {
 		my $src = shift;
 
-		return $src ne 'postmaster.pid' && $src ne 'postmaster.opts'
+		return
+			 $src ne 'postmaster.pid'
+		  && $src ne 'postmaster.opts'
 		  && $src !~ m{^pg_wal/.};
 	});
 dw_wait_for_pages($primary, 300);
 my $label = $session->query_safe('SELECT labelfile FROM pg_backup_stop()');
 $session->quit;
 
-cmp_ok(scalar(dw_segments("$data{files}/pg_doublewrite")), '>', 0, 'the copy includes the log');
+cmp_ok(scalar(dw_segments("$data{files}/pg_doublewrite")),
+	'>', 0, 'the copy includes the log');
 like(slurp_file("$data{files}/$MARKER"), $MARKER_LINE, 'and the marker');
 ok(-f $primary->data_dir . "/$MARKER", 'which is still in the primary, too');
 
@@ -143,7 +151,8 @@ append_to_file("$data{files}/$MARKER", "$label\n");
 # later than the backups, for recovery to a point in time
 dw_wait_for_pages($primary, 300);
 $primary->safe_psql('postgres', q{SELECT pg_create_restore_point('here')});
-my $here = $primary->safe_psql('postgres', 'SELECT pg_walfile_name(pg_current_wal_lsn())');
+my $here = $primary->safe_psql('postgres',
+	'SELECT pg_walfile_name(pg_current_wal_lsn())');
 $primary->safe_psql('postgres', 'SELECT pg_switch_wal()');
 dw_wait_for_pages($primary, 300);
 $primary->poll_query_until('postgres',
@@ -158,11 +167,12 @@ for my $how ('files', 'appended')
 		has_restoring => 1,
 		standby => 0);
 	$copy->append_conf('postgresql.conf',
-		    "recovery_target_name = 'here'\n"
+			"recovery_target_name = 'here'\n"
 		  . "recovery_target_action = 'promote'\n"
 		  . "archive_mode = off\n");
 	copy_ok($copy, "copy of files, $how", discards => 1);
-	like(slurp_file($copy->logfile),
+	like(
+		slurp_file($copy->logfile),
 		qr/recovery stopping at restore point "here"/,
 		"$how: recovered to the point in time");
 	$copy->clean_node;
@@ -175,7 +185,7 @@ for my $how ('files', 'appended')
 $copy = PostgreSQL::Test::Cluster->new('crash');
 $copy->init_from_backup($primary, 'files', has_restoring => 1, standby => 0);
 $copy->append_conf('postgresql.conf',
-	    "recovery_target_name = 'here'\n"
+		"recovery_target_name = 'here'\n"
 	  . "recovery_target_action = 'promote'\n"
 	  . "archive_mode = off\n"
 	  . "test_doublewrite.crash_at = 'doublewrite-home-written:2'\n");

@@ -22,7 +22,8 @@ my $stock_bin = $ENV{PGDW_STOCK_BINDIR};
 # A mode that all clusters are to have is none for stock's initdb
 delete $ENV{PG_TEST_INITDB_EXTRA_OPTS};
 
-plan skip_all => 'PGDW_STOCK_BINDIR does not name the programs of a stock PostgreSQL 18'
+plan skip_all =>
+  'PGDW_STOCK_BINDIR does not name the programs of a stock PostgreSQL 18'
   if !defined $stock_bin || $stock_bin eq '';
 die "no postgres in PGDW_STOCK_BINDIR \"$stock_bin\""
   if !-x "$stock_bin/postgres";
@@ -39,7 +40,8 @@ my $MARKER = 'backup_label';
 # ---------------------------------------------------------------------
 
 my $node =
-  PostgreSQL::Test::Cluster->new('stock', install_path => dirname($stock_bin));
+  PostgreSQL::Test::Cluster->new('stock',
+	install_path => dirname($stock_bin));
 my %install = (stock => dirname($stock_bin), ours => undef);
 
 # From now on, run the programs of this installation.
@@ -104,7 +106,9 @@ sub controldata_ok
 		push @out, $stdout;
 	}
 	is($out[0], $out[1], "pg_controldata says the same, $state");
-	like($out[0], qr/^Database cluster state: +\Q$state\E$/m,
+	like(
+		$out[0],
+		qr/^Database cluster state: +\Q$state\E$/m,
 		"state is $state");
 	return $out[0];
 }
@@ -128,12 +132,14 @@ CREATE TABLE t (a int PRIMARY KEY, b int,
 	pad text STORAGE PLAIN DEFAULT repeat('x', 2000));
 INSERT INTO t SELECT a, 0 FROM generate_series(1, 1000) a;
 ));
-like($node->safe_psql('postgres', 'SELECT version()'),
-	qr/PostgreSQL 18/, 'stock server');
+like(
+	$node->safe_psql('postgres', 'SELECT version()'),
+	qr/PostgreSQL 18/,
+	'stock server');
 $node->stop;
 
-my ($catversion) = controldata_ok('shut down') =~
-  /^Catalog version number: +(\d+)$/m;
+my ($catversion) =
+  controldata_ok('shut down') =~ /^Catalog version number: +(\d+)$/m;
 
 use_server('ours');
 my $own = PostgreSQL::Test::Cluster->new('own');
@@ -187,7 +193,8 @@ $node->stop;
 use_server('ours');
 settings('io_torn_pages_protection = double_writes');
 $node->start;
-data_ok(1000, 'and we after it: the old log is not put over what stock wrote');
+data_ok(1000,
+	'and we after it: the old log is not put over what stock wrote');
 change_data();
 
 # ---------------------------------------------------------------------
@@ -206,8 +213,10 @@ like(
 	qr/FATAL:  invalid data in file "$MARKER"/,
 	'and says what is in its way');
 ok(-f $node->data_dir . "/$MARKER", 'marker is still there');
-like(slurp_file($node->data_dir . "/$MARKER"),
-	qr/Only a server that knows it may start/, 'and explains itself');
+like(
+	slurp_file($node->data_dir . "/$MARKER"),
+	qr/Only a server that knows it may start/,
+	'and explains itself');
 
 use_server('ours');
 $offset = -s $node->logfile;
@@ -250,7 +259,8 @@ $node->stop;
 # ---------------------------------------------------------------------
 
 my @atomic = ('io_torn_pages_protection = atomic_writes');
-push @atomic, "shared_preload_libraries = 'test_doublewrite'", 'test_doublewrite.pretend_atomic = on'
+push @atomic, "shared_preload_libraries = 'test_doublewrite'",
+  'test_doublewrite.pretend_atomic = on'
   if ($ENV{enable_injection_points} // '') eq 'yes';
 
 use_server('ours');
@@ -274,7 +284,8 @@ change_data();
 $node->stop('immediate');
 settings();
 use_server('stock');
-ok(!$node->start(fail_ok => 1), 'stock does not start on a crash in atomic_writes');
+ok(!$node->start(fail_ok => 1),
+	'stock does not start on a crash in atomic_writes');
 use_server('ours');
 settings(@atomic);
 $node->start;
@@ -297,7 +308,8 @@ SKIP:
 {
 	skip "no modules in $stock_lib", 1 if !@extensions;
 
-	copy("$stock_lib/$_.so", "$copies/$_.so") or die "copy of $_: $!"
+	copy("$stock_lib/$_.so", "$copies/$_.so")
+	  or die "copy of $_: $!"
 	  for (@extensions, 'amcheck');
 
 	use_server('ours');
@@ -315,8 +327,7 @@ SKIP:
 		pg_buffercache => q(SELECT count(*) = 128 FROM pg_buffercache),
 		pg_stat_statements => q(SELECT count(*) > 0 FROM pg_stat_statements),
 		pg_visibility => q(SELECT count(*) > 0 FROM pg_visibility('t')),
-		pg_walinspect =>
-		  q(SELECT count(*) > 0 FROM pg_get_wal_records_info(
+		pg_walinspect => q(SELECT count(*) > 0 FROM pg_get_wal_records_info(
 			(SELECT redo_lsn FROM pg_control_checkpoint()),
 			pg_current_wal_flush_lsn())),
 		pg_freespacemap => q(SELECT count(*) > 0 FROM pg_freespace('t')),
@@ -329,7 +340,8 @@ SKIP:
 	for my $ext (@extensions)
 	{
 		is( $node->safe_psql(
-				'postgres', "SET client_min_messages = error;"
+				'postgres',
+				"SET client_min_messages = error;"
 				  . "CREATE EXTENSION IF NOT EXISTS $ext; $query{$ext};"),
 			't',
 			"$ext built for stock works here");
@@ -354,8 +366,8 @@ SKIP:
 			stderr => \my $stderr,
 			on_error_stop => 1);
 		push @failed, "$so: $stderr"
-		  if $ret != 0 &&
-		  $stderr !~
+		  if $ret != 0
+		  && $stderr !~
 		  /shared_preload_libraries|could not be loaded because|must be loaded/;
 	}
 	is("@failed", '', 'all of ' . scalar(@modules) . ' modules load');

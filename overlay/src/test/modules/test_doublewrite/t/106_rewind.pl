@@ -55,7 +55,8 @@ sub diverge
 	dw_workload_finish($old);
 	$old->wait_for_replay_catchup($new);
 	$new->promote;
-	$new->safe_psql('postgres', "INSERT INTO origin VALUES ('new'); CHECKPOINT");
+	$new->safe_psql('postgres',
+		"INSERT INTO origin VALUES ('new'); CHECKPOINT");
 	$new->safe_psql('postgres',
 		'UPDATE accounts SET filler = repeat(\'n\', 150) WHERE id % 3 = 0');
 
@@ -94,18 +95,22 @@ sub follows
 
 	$old->enable_streaming($new);
 	$old->set_standby_mode;
-	unlike(slurp_file($old->data_dir . "/$MARKER"),
-		qr/DOUBLE WRITE/, "$name: the label is that of pg_rewind");
+	unlike(
+		slurp_file($old->data_dir . "/$MARKER"),
+		qr/DOUBLE WRITE/,
+		"$name: the label is that of pg_rewind");
 	$old->start;
 	$new->wait_for_replay_catchup($old);
-	unlike(slurp_file($old->logfile, $offset),
+	unlike(
+		slurp_file($old->logfile, $offset),
 		qr/double-write log: examined|invalid page|page verification failed/,
 		"$name: no old copies are restored, no torn page is met");
 	is($old->safe_psql('postgres', 'SELECT name FROM origin'),
 		'new', "$name: it follows the new primary");
 	my $query = 'SELECT sum(hashtextextended(a::text, 0)) FROM accounts a';
-	is($old->safe_psql('postgres', $query),
-		$new->safe_psql('postgres', $query), "$name: data are the same");
+	is( $old->safe_psql('postgres', $query),
+		$new->safe_psql('postgres', $query),
+		"$name: data are the same");
 	dw_check_amcheck($old);
 	$old->stop;
 	$old->command_ok([ 'pg_checksums', '--check', '-D', $old->data_dir ],
@@ -124,10 +129,10 @@ for my $name ('files', 'files_link', 'files_link_only')
 	$new->stop;
 	# as where the source comes from stock and has never been in double_writes
 	rmtree($new->data_dir . '/pg_doublewrite') if $name eq 'files_link_only';
-	my ($result) =
-	  rewind($old, $new, '--source-pgdata' => $new->data_dir);
+	my ($result) = rewind($old, $new, '--source-pgdata' => $new->data_dir);
 	ok($result, "$name: pg_rewind succeeds");
-	ok(-d $old->data_dir . '/pg_doublewrite', "$name: the log directory is kept");
+	ok( -d $old->data_dir . '/pg_doublewrite',
+		"$name: the log directory is kept");
 	$new->start;
 	follows($old, $new, $name) if $result;
 	$new->stop;
@@ -145,6 +150,7 @@ dw_workload_start($new);
 my ($result, $stderr) =
   rewind($old, $new, '--source-server' => $new->connstr('postgres'));
 dw_workload_stop($new);
+
 if ($result)
 {
 	pass('live: pg_rewind succeeds');
@@ -152,9 +158,7 @@ if ($result)
 }
 else
 {
-	like(
-		$stderr,
-		qr/io_torn_pages_protection/,
+	like($stderr, qr/io_torn_pages_protection/,
 		'live: pg_rewind refuses and names the setting');
 }
 $new->stop;

@@ -27,7 +27,8 @@ my $node = dw_new_node('main', init => { allows_streaming => 1 });
 
 $node->start;
 dw_workload_setup($node);
-$node->safe_psql('postgres',
+$node->safe_psql(
+	'postgres',
 	'CREATE TABLE t (i int, f text);
 	 INSERT INTO t SELECT i, \'x\' FROM generate_series(1, 2000) i;
 	 CREATE FUNCTION fpi(q text) RETURNS int LANGUAGE plpgsql AS $$
@@ -48,7 +49,8 @@ sub images
 	$updates++;
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	return $node->safe_psql('postgres',
-		"$before; SELECT fpi('UPDATE t SET f = ''y'' WHERE i % 100 = $updates'); $after");
+		"$before; SELECT fpi('UPDATE t SET f = ''y'' WHERE i % 100 = $updates'); $after"
+	);
 }
 
 sub refused
@@ -74,10 +76,11 @@ cmp_ok(images("BEGIN; SET LOCAL $SETTING = full_pages", 'COMMIT'),
 # As ever when images are switched off, one more record may carry some.
 cmp_ok(
 	images(
-		"BEGIN; SET LOCAL $SETTING = full_pages; INSERT INTO t VALUES (0); COMMIT"),
+		"BEGIN; SET LOCAL $SETTING = full_pages; INSERT INTO t VALUES (0); COMMIT"
+	),
 	'<=', 2,
 	'next transaction without');
-is( images("SET $SETTING = full_pages; SET $SETTING = double_writes"),
+is(images("SET $SETTING = full_pages; SET $SETTING = double_writes"),
 	0, 'back to what the server does');
 is(images("SET $SETTING = full_pages; RESET $SETTING"), 0, 'reset');
 
@@ -91,13 +94,17 @@ is($node->safe_psql('postgres', 'SELECT armed FROM dw_state()'),
 # Refusals
 # ---------------------------------------------------------------------
 
-my $only = qr/DETAIL:  A session can only choose "full_pages", or what the server does\.\nHINT:  To change the setting of the server, use ALTER SYSTEM/;
+my $only =
+  qr/DETAIL:  A session can only choose "full_pages", or what the server does\.\nHINT:  To change the setting of the server, use ALTER SYSTEM/;
 
 refused("SET $SETTING = off", $only, 'off');
-refused("ALTER ROLE CURRENT_USER SET $SETTING = off", $only, 'off for a role');
+refused("ALTER ROLE CURRENT_USER SET $SETTING = off", $only,
+	'off for a role');
 {
 	local $ENV{PGOPTIONS} = "-c $SETTING=off";
-	$node->connect_fails('dbname=postgres', 'off at connection',
+	$node->connect_fails(
+		'dbname=postgres',
+		'off at connection',
 		expected_stderr => $only);
 }
 {
@@ -111,7 +118,8 @@ refused("ALTER ROLE CURRENT_USER SET $SETTING = off", $only, 'off for a role');
 		2000,
 		'parallel workers take it over');
 }
-$node->safe_psql('postgres', "ALTER DATABASE postgres SET $SETTING = full_pages");
+$node->safe_psql('postgres',
+	"ALTER DATABASE postgres SET $SETTING = full_pages");
 is($node->safe_psql('postgres', "SHOW $SETTING"),
 	'full_pages', 'setting of a database');
 $node->safe_psql('postgres', "ALTER DATABASE postgres RESET $SETTING");
@@ -120,7 +128,8 @@ $node->append_conf('postgresql.conf', 'full_page_writes = off');
 $node->reload;
 $node->poll_query_until('postgres',
 	"SELECT current_setting('full_page_writes') = 'off'");
-refused("SET $SETTING = full_pages",
+refused(
+	"SET $SETTING = full_pages",
 	qr/DETAIL:  Full-page images are disabled by "full_page_writes"/,
 	'full_page_writes off');
 $node->append_conf('postgresql.conf', 'full_page_writes = on');
@@ -133,7 +142,8 @@ $node->reload;
 $node->append_conf('postgresql.conf', "$SETTING = full_pages");
 $node->reload;
 $node->poll_query_until('postgres',
-	"SELECT disarm_after <> '0/0' FROM dw_state()") or die 'no change';
+	"SELECT disarm_after <> '0/0' FROM dw_state()")
+  or die 'no change';
 $node->safe_psql('postgres', 'CHECKPOINT');
 is($node->safe_psql('postgres', 'SELECT armed FROM dw_state()'),
 	'f', 'server has switched to full_pages');
@@ -161,7 +171,8 @@ $standby->start;
 
 my $script = slurp_file($node->{dw_script});
 unlink($node->{dw_script});
-$script =~ s/^BEGIN;$/\\set images random(0, 1)\nBEGIN;\n\\if :images\nSET LOCAL $SETTING = full_pages;\n\\endif/m
+$script =~
+  s/^BEGIN;$/\\set images random(0, 1)\nBEGIN;\n\\if :images\nSET LOCAL $SETTING = full_pages;\n\\endif/m
   or die 'no transaction in the script';
 append_to_file($node->{dw_script}, $script);
 
@@ -172,7 +183,9 @@ dw_workload_start($node);
 $node->poll_query_until('postgres',
 	"SELECT count(*) > 300 FROM history WHERE run = $node->{dw_run}")
   or die 'workload does not work';
-$node->psql('postgres', "SELECT dw_crash_at('doublewrite-home-run-written', 3)",
+$node->psql(
+	'postgres',
+	"SELECT dw_crash_at('doublewrite-home-run-written', 3)",
 	on_error_die => 0);
 dw_wait_for_crash($node, $offset);
 dw_workload_finish($node);
@@ -182,16 +195,19 @@ dw_check_history($node);
 dw_check_amcheck($node);
 
 $node->wait_for_replay_catchup($standby);
-is( $standby->safe_psql('postgres', 'SELECT sum(bal), count(*) FROM accounts'),
+is( $standby->safe_psql(
+		'postgres', 'SELECT sum(bal), count(*) FROM accounts'),
 	$node->safe_psql('postgres', 'SELECT sum(bal), count(*) FROM accounts'),
 	'standby agrees');
 my ($ret, $stdout, $stderr) =
   $standby->psql('postgres', "SET $SETTING = full_pages");
-like($stderr, qr/cannot be set for a session during recovery/,
+like(
+	$stderr,
+	qr/cannot be set for a session during recovery/,
 	'not on a standby');
 $standby->promote;
-is( $standby->safe_psql('postgres',
-		"SET $SETTING = full_pages; SHOW $SETTING"),
+is( $standby->safe_psql(
+		'postgres', "SET $SETTING = full_pages; SHOW $SETTING"),
 	'full_pages',
 	'but after its promotion');
 $standby->stop;

@@ -99,7 +99,8 @@ sub restartpoints
 sub tear_and_start
 {
 	my ($node, $old) = @_;
-	my $torn = dw_tear($node, $old,
+	my $torn = dw_tear(
+		$node, $old,
 		unlogged_too => 1,
 		only => $NO_FSM);
 
@@ -168,7 +169,7 @@ sub test_cascade
 	same_as($first, $second, 'second standby follows the first');
 
 	my $lacks_images = $mode ne 'full_pages' || $first_mode ne 'full_pages';
-	is( slurp_file($second->logfile) =~ $SAYS_SO ? 1 : 0,
+	is( slurp_file($second->logfile) =~ $SAYS_SO      ? 1 : 0,
 		$second_mode eq 'full_pages' && $lacks_images ? 1 : 0,
 		'the second says so if it uses double writes by itself');
 
@@ -195,7 +196,7 @@ sub test_synchronous
 
 	note "synchronous_commit = $level, standby in $standby_mode";
 	$primary->append_conf('postgresql.conf',
-		    "synchronous_standby_names = '*'\n"
+			"synchronous_standby_names = '*'\n"
 		  . "synchronous_commit = $level\n");
 	$primary->reload;
 	$primary->poll_query_until('postgres',
@@ -232,8 +233,7 @@ test_synchronous('remote_apply', 'full_pages');
 # ---------------------------------------------------------------------
 
 my $primary = new_primary('delayed', 'double_writes');
-my $standby =
-  new_standby($primary, undef, 'delayed_standby', 'full_pages');
+my $standby = new_standby($primary, undef, 'delayed_standby', 'full_pages');
 
 sub switch_primary
 {
@@ -244,7 +244,8 @@ sub switch_primary
 
 	# to full_pages it takes a checkpoint that began after images were back
 	my $armed = $mode eq 'double_writes' ? 't' : 'f';
-	$primary->poll_query_until('postgres', 'CHECKPOINT; SELECT armed FROM dw_state()', $armed)
+	$primary->poll_query_until('postgres',
+		'CHECKPOINT; SELECT armed FROM dw_state()', $armed)
 	  or die "timed out waiting for a switch to $mode";
 	return;
 }
@@ -320,9 +321,11 @@ run_command([ @ask, 'CHECKPOINT' ]);
 dw_wait_for_crash($standby, $offset);
 
 # The first batch that went home may be a few pages of which no half has changed.
-dw_start_after_crash($standby, dw_tear($standby, $old, unlogged_too => 1, only => $NO_FSM));
+dw_start_after_crash($standby,
+	dw_tear($standby, $old, unlogged_too => 1, only => $NO_FSM));
 dw_wait_for_replay($lsn, $standby);
-is(dw_contents($standby), dw_contents($primary), 'delayed standby: all is there');
+is(dw_contents($standby), dw_contents($primary),
+	'delayed standby: all is there');
 like(slurp_file($standby->logfile), $SAYS_SO, 'delayed standby: says so');
 dw_check_amcheck($standby);
 $standby->stop;

@@ -73,8 +73,8 @@ sub catch_up
 	my ($publisher, $subscriber) = @_;
 
 	$publisher->wait_for_catchup('sub');
-	is(dw_contents($subscriber), dw_contents($publisher),
-		'subscriber has the same data');
+	is(dw_contents($subscriber),
+		dw_contents($publisher), 'subscriber has the same data');
 	return;
 }
 
@@ -98,14 +98,16 @@ my $publisher = dw_new_node(
 	conf => $CONF);
 $publisher->start;
 dw_workload_setup($publisher);
-$publisher->safe_psql('postgres',
+$publisher->safe_psql(
+	'postgres',
 	q{SELECT pg_create_physical_replication_slot('standby', true);
 	  CREATE PUBLICATION pub FOR TABLE accounts, history});
 $publisher->backup('base', backup_options => [ '--checkpoint' => 'fast' ]);
 
 my $standby = PostgreSQL::Test::Cluster->new('standby');
 $standby->init_from_backup($publisher, 'base', has_streaming => 1);
-my $connstr = $publisher->connstr . ' dbname=postgres application_name=standby';
+my $connstr =
+  $publisher->connstr . ' dbname=postgres application_name=standby';
 $standby->append_conf('postgresql.conf',
 	"primary_slot_name = 'standby'\nprimary_conninfo = '$connstr'\n");
 $standby->{dw_checksums} = 1;
@@ -120,7 +122,7 @@ $subscriber->start;
 dw_workload_setup($subscriber);
 $connstr = $publisher->connstr . ' dbname=postgres';
 $subscriber->safe_psql('postgres',
-	"CREATE SUBSCRIPTION sub CONNECTION '$connstr' PUBLICATION pub"
+		"CREATE SUBSCRIPTION sub CONNECTION '$connstr' PUBLICATION pub"
 	  . ' WITH (copy_data = false, failover = true)');
 $subscriber->wait_for_subscription_sync($publisher, 'sub');
 
@@ -184,7 +186,8 @@ $standby->start;
 $subscriber->start;
 $publisher->wait_for_replay_catchup($standby);
 catch_up($publisher, $subscriber);
-is(dw_contents($standby), dw_contents($publisher), 'standby has the same data');
+is(dw_contents($standby), dw_contents($publisher),
+	'standby has the same data');
 
 # ---------------------------------------------------------------------
 # Failover: the slot is on the standby, too, which has crashed before
@@ -217,21 +220,31 @@ catch_up($standby, $subscriber);
 is( $subscriber->safe_psql(
 		'postgres',
 		'SELECT sum(bal) FROM accounts;'
-		  . 'SELECT count(*) = count(DISTINCT (run, client, n)) FROM history'),
+		  . 'SELECT count(*) = count(DISTINCT (run, client, n)) FROM history'
+	),
 	"0\nt",
 	'data of the subscriber are consistent');
 dw_check_amcheck($_) foreach ($standby, $subscriber);
 
 # Redo of the move of a database removes its old files, and no slot made since.
-$standby->append_conf('postgresql.conf', "allow_in_place_tablespaces = on\nsync_replication_slots = off\n");
+$standby->append_conf('postgresql.conf',
+	"allow_in_place_tablespaces = on\nsync_replication_slots = off\n");
 $standby->restart;
-$standby->safe_psql('postgres', $_) foreach ('CREATE DATABASE moved',
-	q{CREATE TABLESPACE elsewhere LOCATION ''}, 'ALTER DATABASE moved SET TABLESPACE elsewhere');
-$standby->safe_psql('moved', q{SELECT pg_create_logical_replication_slot('of_moved', 'pgoutput')});
+$standby->safe_psql('postgres', $_)
+  foreach (
+	'CREATE DATABASE moved',
+	q{CREATE TABLESPACE elsewhere LOCATION ''},
+	'ALTER DATABASE moved SET TABLESPACE elsewhere');
+$standby->safe_psql('moved',
+	q{SELECT pg_create_logical_replication_slot('of_moved', 'pgoutput')});
 $standby->stop('immediate');
 $standby->start;
-is($standby->safe_psql('postgres', q{SELECT database FROM pg_replication_slots WHERE slot_name = 'of_moved'}),
-	'moved', 'a slot of a database that was moved outlasts a crash');
+is( $standby->safe_psql(
+		'postgres',
+		q{SELECT database FROM pg_replication_slots WHERE slot_name = 'of_moved'}
+	),
+	'moved',
+	'a slot of a database that was moved outlasts a crash');
 $_->stop foreach ($subscriber, $standby);
 
 done_testing();

@@ -99,10 +99,12 @@ sub is_held_up
 {
 	my ($node) = @_;
 
-	return $node->safe_psql('postgres',
+	return $node->safe_psql(
+		'postgres',
 		q{SELECT count(*) FROM pg_stat_activity
 		  WHERE backend_type IN ('walsender', 'client backend')
-			AND wait_event IN ('DoubleWriteHome', 'DoubleWriteFlush', 'DoubleWriteTurn')});
+			AND wait_event IN ('DoubleWriteHome', 'DoubleWriteFlush', 'DoubleWriteTurn')}
+	);
 }
 
 # ---------------------------------------------------------------------
@@ -154,7 +156,8 @@ sub receive_until_held_up
 	my $held_up = 0;
 
 	$from->blocking(0);
-	watchdog_until('the backup is held up, or ends',
+	watchdog_until(
+		'the backup is held up, or ends',
 		sub {
 			return 1 if !read_some($from, $to);
 			$held_up = is_held_up($node);
@@ -233,7 +236,8 @@ sub copy_ok
 	$copy->start;
 	$primary->wait_for_replay_catchup($copy);
 	is(contents($copy), contents($primary), "$test_name: same data");
-	unlike(slurp_file($copy->logfile, $offset),
+	unlike(
+		slurp_file($copy->logfile, $offset),
 		qr/invalid page|page verification failed|double-write log: examined/,
 		"$test_name: no torn page is met");
 	dw_check_amcheck($copy);
@@ -265,8 +269,12 @@ sub test_basebackup
 	$copy = PostgreSQL::Test::Cluster->new("incremental_$name");
 	$copy->init_from_backup($node, 'incremental',
 		combine_with_prior => ['full']);
-	command_ok([ 'pg_verifybackup', '--no-parse-wal', '--ignore=postgresql.conf',
-			$copy->data_dir ], 'combined: pg_verifybackup');
+	command_ok(
+		[
+			'pg_verifybackup', '--no-parse-wal',
+			'--ignore=postgresql.conf', $copy->data_dir
+		],
+		'combined: pg_verifybackup');
 	check_torn($node, $primary, $copy->data_dir, $torn, 'combined');
 	copy_ok($copy, $primary, "incremental backup of $name");
 	return;
@@ -289,7 +297,8 @@ sub test_looks_damaged
 	my $torn = hold_torn($node, $node);
 	foreach my $t (@$torn)
 	{
-		my $old = substr($before{ $t->{path} } // '', $t->{offset}, BLCKSZ / 2);
+		my $old =
+		  substr($before{ $t->{path} } // '', $t->{offset}, BLCKSZ / 2);
 
 		next if length($old) == 0;
 		dw_write_block($node, $t->{path}, $t->{offset},
@@ -360,7 +369,8 @@ sub test_copy
 	cmp_ok(scalar(dw_segments("$dir/pg_doublewrite")),
 		'>', 0, "$name: so was the log");
 
-	my $label = $session->query_safe('SELECT labelfile FROM pg_backup_stop()');
+	my $label =
+	  $session->query_safe('SELECT labelfile FROM pg_backup_stop()');
 	$session->quit;
 	unlink("$dir/backup_label") or die $!;
 	append_to_file("$dir/backup_label", "$label\n");
@@ -368,7 +378,8 @@ sub test_copy
 	my $copy = PostgreSQL::Test::Cluster->new("copy_$name");
 	$copy->init_from_backup($primary, $name);
 	copy_ok($copy, $primary, $name);
-	like(slurp_file($copy->logfile), $DISCARDED, "$name: the log is discarded");
+	like(slurp_file($copy->logfile),
+		$DISCARDED, "$name: the log is discarded");
 	return;
 }
 
@@ -402,7 +413,8 @@ sub test_rewind
 		'<' => \undef,
 		'2>' => \$stderr);
 	my $held_up = 0;
-	watchdog_until('pg_rewind is held up, or ends',
+	watchdog_until(
+		'pg_rewind is held up, or ends',
 		sub {
 			return 1 if !$rewind->pumpable;
 			$rewind->pump_nb;
@@ -412,7 +424,8 @@ sub test_rewind
 	is($held_up, 1, 'pg_rewind is held up by home writes');
 	dw_release_flusher($new);
 	ok($rewind->finish, 'pg_rewind succeeds') or note $stderr;
-	is(torn_in($old->data_dir, $torn), 0, 'pg_rewind: no torn pages were read');
+	is(torn_in($old->data_dir, $torn),
+		0, 'pg_rewind: no torn pages were read');
 
 	copy($conf, $old->data_dir . '/postgresql.conf') or die $!;
 	$old->set_standby_mode;
@@ -441,7 +454,8 @@ test_copy($primary, $primary);
 test_copy($standby, $primary);
 
 # A page that cannot be written home keeps its own file from being read, and no others.
-$primary->safe_psql('postgres', $_) foreach (
+$primary->safe_psql('postgres', $_)
+  foreach (
 	'CREATE TABLE bad AS SELECT i FROM generate_series(1, 10) i',
 	'CREATE TABLE good AS SELECT i FROM generate_series(1, 10) i',
 	q{CREATE TABLESPACE elsewhere LOCATION ''},
@@ -450,23 +464,29 @@ $primary->safe_psql('postgres', $_) foreach (
 foreach my $bad ('bad', 'bad_elsewhere')
 {
 	# the background writer may write the page as soon as it is evicted
-	$primary->safe_psql('postgres', qq{
+	$primary->safe_psql(
+		'postgres', qq{
 		SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000);
 		UPDATE $bad SET i = i + 1;
 		SELECT dw_evict('$bad')});
 	my $read = sub {
 		return $primary->psql('postgres',
-			"SELECT length(pg_read_binary_file(pg_relation_filepath('$_[0]')))");
+			"SELECT length(pg_read_binary_file(pg_relation_filepath('$_[0]')))"
+		);
 	};
 	$primary->psql('postgres', 'SELECT dw_drain()');
-	isnt($read->($bad), 0, "$bad: a file with a page that may be torn is not read");
+	isnt($read->($bad), 0,
+		"$bad: a file with a page that may be torn is not read");
 	is($read->('good'), 0, '... and others are');
-	my $path = $primary->safe_psql('postgres', "SELECT pg_relation_filepath('$bad')");
+	my $path =
+	  $primary->safe_psql('postgres', "SELECT pg_relation_filepath('$bad')");
 	$path =~ s{.*/(\d+/\d+)$}{/where/the/tablespace/is/$1};
 	isnt($primary->psql('postgres', "SELECT dw_hold_home_writes('$path')"),
 		0, '... nor is it by another name');
-	isnt($primary->psql('postgres', "SELECT dw_hold_home_writes('./$path')"), 0, '... or that');
-	$primary->safe_psql('postgres', q{SELECT dw_clear('doublewrite-home-write')});
+	isnt($primary->psql('postgres', "SELECT dw_hold_home_writes('./$path')"),
+		0, '... or that');
+	$primary->safe_psql('postgres',
+		q{SELECT dw_clear('doublewrite-home-write')});
 	is($read->($bad), 0, '... and once the page can be written, it is');
 }
 

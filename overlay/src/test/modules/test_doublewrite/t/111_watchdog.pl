@@ -89,8 +89,11 @@ sub run_hang
 		TESTDATADIR => "$dir/data",
 		TESTLOGDIR => "$dir/log");
 	my $out = '';
-	IPC::Run::run([ $^X, map({ "-I$_" } @INC), $0 ],
-		'<' => \undef, '>' => \$out, '2>' => \$out);
+	IPC::Run::run(
+		[ $^X, map({ "-I$_" } @INC), $0 ],
+		'<' => \undef,
+		'>' => \$out,
+		'2>' => \$out);
 
 	isnt($?, 0, "$hang: the test fails");
 	watchdog_until(
@@ -112,24 +115,31 @@ sub report_of
 	my @report = split(/\n/, slurp_file("$dir/hang_report"));
 	note "$hang: $report[0]";
 	like($report[1], qr/^hung after/, "$hang: says that it hung");
-	like(join("\n", @report), $_, "$hang: report") foreach (
-		qr/^-- activity$/m, qr/^-- locks$/m,
-		qr/^inserted /m, qr/^-- process \d+ \(checkpointer\)/m,
+	like(join("\n", @report), $_, "$hang: report")
+	  foreach (
+		qr/^-- activity$/m,
+		qr/^-- locks$/m,
+		qr/^inserted /m,
+		qr/^-- process \d+ \(checkpointer\)/m,
 		qr/^==== end of .*victim\.log$/m);
 	return @report;
 }
 
-my $held = qr/victim: \d+ \(.*\) at injection point doublewrite-log-synced waits/;
+my $held =
+  qr/victim: \d+ \(.*\) at injection point doublewrite-log-synced waits/;
 
 my @report = report_of('psql');
 
 # Which process that is the debugger says, unless it does not get the processor: then the
 # report says that it has timed out.
 my @holders;
-push @holders, qr/\d+ \(.*\) at injection point doublewrite-log-synced/ if $has_gdb;
-push @holders, qr/an unknown process/ if !$has_gdb || grep { /\(gdb:/ } @report;
+push @holders, qr/\d+ \(.*\) at injection point doublewrite-log-synced/
+  if $has_gdb;
+push @holders, qr/an unknown process/
+  if !$has_gdb || grep { /\(gdb:/ } @report;
 my $holder = join('|', @holders);
-like($report[0],
+like(
+	$report[0],
 	qr/victim: \d+ \(checkpointer.*\) waits for DoubleWriteFlush, held by (?:$holder)/,
 	'psql: which process waits for which');
 like($report[0], $held, 'psql: and what for');
@@ -137,7 +147,9 @@ like($report[1], qr/in psql to "victim": CHECKPOINT/, 'psql: what hung');
 
 @report = report_of('poll');
 like($report[0], $held, 'poll: which process waits');
-like($report[1], qr/waiting for "t" from "victim": SELECT false/,
+like(
+	$report[1],
+	qr/waiting for "t" from "victim": SELECT false/,
 	'poll: what hung');
 
 @report = report_of('test');

@@ -131,7 +131,8 @@ sub crash_into_window
 	my $redo = dw_control($node, "Latest checkpoint's REDO location");
 
 	$node->stop('immediate');
-	settings($node, 'test_doublewrite.' . ($how // 'hold_at') . " = '$POINT'");
+	settings($node,
+		'test_doublewrite.' . ($how // 'hold_at') . " = '$POINT'");
 	my $offset = -s $node->logfile;
 	ok(dw_poll_start($node), $node->name . ' starts');
 	$node->wait_for_log(qr/(?:held|paused) at injection point/, $offset);
@@ -151,17 +152,20 @@ sub test_standby
 	my $name = ($stock ? 'stock' : 'ours') . "_$mode";
 	my $primary = new_primary("primary_$name", $mode);
 	my $standby = new_standby($primary, "standby_$name", $stock);
-	my $exclusive = q{SELECT string_agg(relation::regclass::text, ' ' ORDER BY relation DESC) FROM pg_locks
+	my $exclusive =
+	  q{SELECT string_agg(relation::regclass::text, ' ' ORDER BY relation DESC) FROM pg_locks
 		WHERE mode = 'AccessExclusiveLock' AND locktype = 'relation'};
 
 	note "standby: $name";
 	my $session = $primary->background_psql('postgres', on_error_stop => 0);
 	my $lost = $session->query(
-		'BEGIN; LOCK TABLE locked; INSERT INTO locked VALUES (2); SELECT pg_current_xact_id()');
+		'BEGIN; LOCK TABLE locked; INSERT INTO locked VALUES (2); SELECT pg_current_xact_id()'
+	);
 	$lost =~ s/\D//g;
 	# begun later: it does not hold the horizon down
 	$primary->safe_psql('postgres',
-		q{BEGIN; LOCK TABLE kept; INSERT INTO kept VALUES (2); PREPARE TRANSACTION 'p'});
+		q{BEGIN; LOCK TABLE kept; INSERT INTO kept VALUES (2); PREPARE TRANSACTION 'p'}
+	);
 	$primary->wait_for_replay_catchup($standby);
 	is($standby->safe_psql('postgres', $exclusive),
 		'kept locked', "$name: standby knows two locks");
@@ -176,8 +180,10 @@ sub test_standby
 	$primary->wait_for_replay_catchup($standby);
 	is($standby->safe_psql('postgres', $exclusive),
 		'kept', "$name: the lock of a lost transaction is gone");
-	is( $standby->safe_psql('postgres',
-			"SELECT pg_snapshot_xmin(pg_current_snapshot()) > '$lost'::xid8, count(*) FROM locked"),
+	is( $standby->safe_psql(
+			'postgres',
+			"SELECT pg_snapshot_xmin(pg_current_snapshot()) > '$lost'::xid8, count(*) FROM locked"
+		),
 		't|1',
 		"$name: and so is the transaction");
 	$primary->safe_psql('postgres', q{COMMIT PREPARED 'p'});
@@ -205,8 +211,9 @@ sub test_standby
 	$primary->safe_psql('postgres', 'CHECKPOINT');
 	same_as($primary, $standby, "$name: standby follows past the checkpoint");
 	$primary->stop;
-	is(dw_control($primary, 'Database cluster state'), 'shut down',
-		"$name: clean stop");
+	is(dw_control($primary, 'Database cluster state'),
+		'shut down', "$name: clean stop");
+
 	if ($stock)
 	{
 		use_stock($primary);
@@ -226,7 +233,9 @@ sub test_standby
 test_standby('double_writes', 0);
 SKIP:
 {
-	skip 'PGDW_STOCK_BINDIR does not name the programs of a stock PostgreSQL 18', 1
+	skip
+	  'PGDW_STOCK_BINDIR does not name the programs of a stock PostgreSQL 18',
+	  1
 	  if ($stock_bin // '') eq '';
 	test_standby('double_writes', 1);
 	test_standby('full_pages', 1);
@@ -237,7 +246,8 @@ SKIP:
 # ---------------------------------------------------------------------
 
 {
-	my $node = new_primary('backed_up', 'double_writes', "summarize_wal = on\n");
+	my $node =
+	  new_primary('backed_up', 'double_writes', "summarize_wal = on\n");
 	my $dir = $node->backup_dir;
 
 	$node->backup('full', backup_options => [ '--checkpoint' => 'fast' ]);
@@ -259,11 +269,12 @@ SKIP:
 		'>' => \$stdout,
 		'2>' => \$stderr);
 	$node->poll_query_until('postgres',
-		q{SELECT phase = 'waiting for checkpoint to finish' FROM pg_stat_progress_basebackup})
-	  or die 'no backup';
+		q{SELECT phase = 'waiting for checkpoint to finish' FROM pg_stat_progress_basebackup}
+	) or die 'no backup';
 	write_something($node);
 	append_to_file($node->data_dir . '/test_doublewrite.resume', '');
-	ok($backup->finish, 'backup that was begun in the window') or diag $stderr;
+	ok($backup->finish, 'backup that was begun in the window')
+	  or diag $stderr;
 	$node->backup('plain', backup_options => [ '--checkpoint' => 'fast' ]);
 
 	my $combined = PostgreSQL::Test::Cluster->new('combined');
@@ -285,7 +296,8 @@ SKIP:
 		slurp_file($restored->logfile),
 		qr/checkpoint starting: end-of-recovery/,
 		'after a restore the checkpoint comes first');
-	is(contents($restored), contents($node), 'restored without a signal file');
+	is(contents($restored), contents($node),
+		'restored without a signal file');
 	$restored->stop;
 	$node->stop;
 }
@@ -303,7 +315,8 @@ SKIP:
 
 		$target->command_ok(
 			[
-				'pg_rewind', '--target-pgdata' => $target->data_dir,
+				'pg_rewind',
+				'--target-pgdata' => $target->data_dir,
 				'--source-server' => $source->connstr('postgres')
 			],
 			'pg_rewind of ' . $target->name . ' to ' . $source->name);
@@ -313,7 +326,8 @@ SKIP:
 		$target->enable_streaming($source);
 		$target->start;
 		write_something($source);
-		same_as($source, $target, $target->name . ' follows ' . $source->name);
+		same_as($source, $target,
+			$target->name . ' follows ' . $source->name);
 	};
 
 	crash_into_window($primary);
@@ -333,7 +347,8 @@ SKIP:
 	settings($standby);
 	$standby->stop('immediate');
 	my $offset = -s $standby->logfile;
-	ok(dw_poll_start($standby), 'server starts after a promotion and a crash');
+	ok(dw_poll_start($standby),
+		'server starts after a promotion and a crash');
 	like(
 		slurp_file($standby->logfile, $offset),
 		qr/checkpoint starting: end-of-recovery/,

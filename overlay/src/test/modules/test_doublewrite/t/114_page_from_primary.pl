@@ -35,7 +35,8 @@ log_replication_commands = on
 $primary->start;
 dw_extensions($primary);
 $primary->safe_psql('postgres', 'CREATE DATABASE cut');
-$primary->safe_psql('cut', 'CREATE TABLE t AS SELECT generate_series(1, 100) AS i');
+$primary->safe_psql('cut',
+	'CREATE TABLE t AS SELECT generate_series(1, 100) AS i');
 $primary->safe_psql(
 	'postgres', q{
 	CREATE EXTENSION IF NOT EXISTS amcheck;
@@ -50,7 +51,8 @@ $primary->backup('base');
 
 my $standby = PostgreSQL::Test::Cluster->new('standby');
 $standby->init_from_backup($primary, 'base', has_streaming => 1);
-$standby->append_conf('postgresql.conf', "wal_retrieve_retry_interval = 100ms\n");
+$standby->append_conf('postgresql.conf',
+	"wal_retrieve_retry_interval = 100ms\n");
 my $primary_conninfo = $primary->connstr . ' application_name=standby';
 $standby->start;
 
@@ -59,7 +61,8 @@ sub rot
 {
 	my ($table, $database) = @_;
 
-	$file = $primary->safe_psql($database // 'postgres', "SELECT pg_relation_filepath('$table')");
+	$file = $primary->safe_psql($database // 'postgres',
+		"SELECT pg_relation_filepath('$table')");
 	$primary->safe_psql('postgres', 'CHECKPOINT');
 	$primary->wait_for_catchup($standby);
 	$standby->safe_psql('postgres', 'CHECKPOINT');
@@ -83,8 +86,7 @@ sub received_and_not_replayed
 		q{SELECT pg_get_wal_replay_pause_state() = 'paused'})
 	  or die 'replay is not paused';
 	$primary->safe_psql($database // 'postgres', $sql);
-	$primary->wait_for_catchup($standby, 'flush',
-		$primary->lsn('flush'));
+	$primary->wait_for_catchup($standby, 'flush', $primary->lsn('flush'));
 	return;
 }
 
@@ -100,7 +102,8 @@ sub conninfo_is
 	my ($conninfo) = @_;
 
 	$standby->safe_psql('postgres',
-		"ALTER SYSTEM SET primary_conninfo = '$conninfo'; SELECT pg_reload_conf()");
+		"ALTER SYSTEM SET primary_conninfo = '$conninfo'; SELECT pg_reload_conf()"
+	);
 	return;
 }
 
@@ -125,11 +128,12 @@ sub gives_up_asking
 # The startup process has an answer, and does not use it yet.
 sub hold_answer
 {
-	$standby->safe_psql('postgres', "SELECT injection_points_attach('$ANSWERED', 'wait')");
+	$standby->safe_psql('postgres',
+		"SELECT injection_points_attach('$ANSWERED', 'wait')");
 	resume();
 	$standby->poll_query_until('postgres',
-		"SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = '$ANSWERED'")
-	  or die 'no answer';
+		"SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = '$ANSWERED'"
+	) or die 'no answer';
 	return;
 }
 
@@ -139,17 +143,21 @@ sub same
 	my $sums = 'SELECT count(*), sum(v) FROM t';
 
 	$primary->wait_for_catchup($standby);
-	is($standby->safe_psql('postgres', $sums), $primary->safe_psql('postgres', $sums),
+	is( $standby->safe_psql('postgres', $sums),
+		$primary->safe_psql('postgres', $sums),
 		"$name: rows");
-	is($standby->safe_psql('postgres', q{SELECT count(*) FROM verify_heapam('t')}),
-		'0', "$name: heap");
+	is( $standby->safe_psql(
+			'postgres', q{SELECT count(*) FROM verify_heapam('t')}),
+		'0',
+		"$name: heap");
 	return;
 }
 
 sub unreadable
 {
 	my ($name) = @_;
-	my (undef, undef, $stderr) = $standby->psql('postgres', 'SELECT sum(v) FROM t');
+	my (undef, undef, $stderr) =
+	  $standby->psql('postgres', 'SELECT sum(v) FROM t');
 
 	like($stderr, qr/invalid page in block $BLOCK/, $name);
 	return;
@@ -168,9 +176,11 @@ sub ends
 {
 	my ($why, $name) = @_;
 
-	says(qr/FATAL: .*invalid page in block $BLOCK of relation "$file"/, "$name: recovery ends");
+	says(qr/FATAL: .*invalid page in block $BLOCK of relation "$file"/,
+		"$name: recovery ends");
 	my $log = slurp_file($standby->logfile, $offset);
-	like($log, qr/DETAIL: .*The primary has not replaced it: $why/, "$name: why");
+	like($log, qr/DETAIL: .*The primary has not replaced it: $why/,
+		"$name: why");
 	like($log, qr/HINT: .*pg_doublewrite fetch-page/, "$name: what to do");
 	has_ended();
 	return;
@@ -182,11 +192,14 @@ $standby->append_conf('postgresql.conf', "$_ = on\n")
   foreach (qw(zero_damaged_pages ignore_checksum_failure));
 rot('t');
 $primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
-says(qr/block $BLOCK of relation "$file" was damaged, and has been replaced/, 'replaced');
+says(qr/block $BLOCK of relation "$file" was damaged, and has been replaced/,
+	'replaced');
 same('replaced');
-is( $standby->safe_psql('postgres', 'SELECT * FROM pg_fetched_pages'),
+is($standby->safe_psql('postgres', 'SELECT * FROM pg_fetched_pages'),
 	'1|0|1', '... and counted');
-unlike(slurp_file($standby->logfile, $offset), qr/zeroing out page|ignoring checksum failure|has failed/,
+unlike(
+	slurp_file($standby->logfile, $offset),
+	qr/zeroing out page|ignoring checksum failure|has failed/,
 	'... neither used as it was, nor a reason for a process to fail');
 $standby->append_conf('postgresql.conf', "$_ = off\n")
   foreach (qw(zero_damaged_pages ignore_checksum_failure));
@@ -197,17 +210,21 @@ rot('t');
 received_and_not_replayed('UPDATE t SET v = v + 1');
 conninfo_is($UNREACHABLE);
 resume();
-says(qr/could not connect to the primary to fetch a page/, 'waits for the primary');
-ok( $standby->poll_query_until('postgres',
+says(qr/could not connect to the primary to fetch a page/,
+	'waits for the primary');
+ok( $standby->poll_query_until(
+		'postgres',
 		q{SELECT wait_event FROM pg_stat_activity WHERE backend_type = 'startup'},
 		'RecoveryRetrieveRetryInterval'),
 	'... which is a wait event, between two attempts');
-is($standby->safe_psql('postgres', 'SELECT pages_awaited FROM pg_fetched_pages'),
-	'1', '... and shown');
+is( $standby->safe_psql(
+		'postgres', 'SELECT pages_awaited FROM pg_fetched_pages'),
+	'1',
+	'... and shown');
 unreadable('... sessions get an error');
 $standby->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
-ok( $standby->poll_query_until('postgres',
-		q{SELECT pg_get_wal_replay_pause_state() = 'paused'}),
+ok( $standby->poll_query_until(
+		'postgres', q{SELECT pg_get_wal_replay_pause_state() = 'paused'}),
 	'... replay can be paused');
 conninfo_is($primary_conninfo);
 resume();
@@ -236,8 +253,8 @@ $standby->append_conf('postgresql.conf', "recovery_min_apply_delay = 1h\n");
 $standby->reload;
 dw_wake($standby, $ANSWERED);
 $standby->poll_query_until('postgres',
-	q{SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'RecoveryApplyDelay'})
-  or die 'replay is not delayed';
+	q{SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'RecoveryApplyDelay'}
+) or die 'replay is not delayed';
 unreadable('... until replay has come there');
 $standby->safe_psql('postgres', 'CHECKPOINT');
 is(dw_control($standby, "Latest checkpoint's REDO location"),
@@ -253,17 +270,23 @@ same('after a crash');
 # --- The page is gone.
 
 rot('u');
-received_and_not_replayed('UPDATE u SET v = v + 1; DROP TABLE u; CREATE TABLE u (LIKE t)');
+received_and_not_replayed(
+	'UPDATE u SET v = v + 1; DROP TABLE u; CREATE TABLE u (LIKE t)');
 resume();
 same('dropped');
-unlike(slurp_file($standby->logfile, $offset), qr/has been replaced/, '... not replaced');
+unlike(
+	slurp_file($standby->logfile, $offset),
+	qr/has been replaced/,
+	'... not replaced');
 
 # --- Its database is copied.  The page is asked for after that, so it has to be good again.
 
 my $whole = rot('t');
 received_and_not_replayed('UPDATE t SET v = v + 1');
-$primary->safe_psql('template1', "CREATE DATABASE copy TEMPLATE template1 STRATEGY file_copy");
-$primary->safe_psql('template1', q{
+$primary->safe_psql('template1',
+	"CREATE DATABASE copy TEMPLATE template1 STRATEGY file_copy");
+$primary->safe_psql(
+	'template1', q{
 	SELECT pg_terminate_backend(pid, 180000) FROM pg_stat_activity WHERE datname = 'postgres';
 	CREATE DATABASE damaged TEMPLATE postgres STRATEGY file_copy});
 hold_answer();
@@ -276,7 +299,8 @@ same('copied, and found again');
 # --- No removal on the primary while it takes a page into shared buffers
 
 rot('t');
-$primary->safe_psql('postgres', q{
+$primary->safe_psql(
+	'postgres', q{
 	CREATE TABLE other (i int);
 	SELECT injection_points_attach('read-page-looked', 'wait')});
 $primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
@@ -292,16 +316,19 @@ same('beside a drop');
 rot('t');
 $standby->append_conf('postgresql.conf', "wal_receiver_timeout = 0\n");
 $standby->reload;
-$primary->safe_psql('postgres', "SELECT injection_points_attach('$LOOKED', 'wait')");
+$primary->safe_psql('postgres',
+	"SELECT injection_points_attach('$LOOKED', 'wait')");
 $primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
 $primary->wait_for_event('walsender', $LOOKED);
 $standby->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
-ok( $standby->poll_query_until('postgres',
-		q{SELECT pg_get_wal_replay_pause_state() = 'paused'}),
+ok( $standby->poll_query_until(
+		'postgres', q{SELECT pg_get_wal_replay_pause_state() = 'paused'}),
 	'no answer: replay can be paused');
 $offset = -s $standby->logfile;
 resume();
-says(qr/asking the primary for block $BLOCK/, '... then another attempt is made');
+says(
+	qr/asking the primary for block $BLOCK/,
+	'... then another attempt is made');
 conninfo_is("$primary_conninfo connect_timeout=100");
 gives_up_asking('... until there is another primary');
 $standby->append_conf('postgresql.conf', "wal_receiver_timeout = 1s\n");
@@ -319,9 +346,13 @@ received_and_not_replayed('UPDATE t SET v = v + 1');
 conninfo_is($UNREACHABLE);
 resume();
 says(qr/could not connect to the primary to fetch a page/, 'waits again');
-system_or_bail('pg_ctl', '--no-wait', '--pgdata' => $standby->data_dir, 'promote');
+system_or_bail(
+	'pg_ctl', '--no-wait',
+	'--pgdata' => $standby->data_dir,
+	'promote');
 ends('promotion has been requested', 'promoted');
-$standby->append_conf('postgresql.auto.conf', "primary_conninfo = '$primary_conninfo'\n");
+$standby->append_conf('postgresql.auto.conf',
+	"primary_conninfo = '$primary_conninfo'\n");
 $standby->start;
 same('found before consistency');
 
@@ -334,11 +365,14 @@ my $walreceiver = $standby->safe_psql('postgres',
 kill('STOP', $walreceiver) or die;
 $primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
 hold_answer();
-system_or_bail('pg_ctl', '--no-wait', '--pgdata' => $standby->data_dir, 'promote');
+system_or_bail(
+	'pg_ctl', '--no-wait',
+	'--pgdata' => $standby->data_dir,
+	'promote');
 dw_wake($standby, $ANSWERED);
 $standby->poll_query_until('postgres',
-	q{SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'WalReceiverExit'})
-  or die 'the walreceiver is not stopped';
+	q{SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'WalReceiverExit'}
+) or die 'the walreceiver is not stopped';
 kill('CONT', $walreceiver);
 ends('recovery ends before the location', 'promoted too early');
 $standby->start;
@@ -364,13 +398,15 @@ same('not damaged there any more');
 
 my $new = PostgreSQL::Test::Cluster->new('new');
 $new->init_from_backup($primary, 'base', has_streaming => 1);
-$new->append_conf('postgresql.conf', "primary_conninfo = '" . $primary->connstr . " application_name=new'\n");
+$new->append_conf('postgresql.conf',
+	"primary_conninfo = '" . $primary->connstr . " application_name=new'\n");
 $new->start;
 rot('t');
 received_and_not_replayed('UPDATE t SET v = v + 1');
 conninfo_is($new->connstr);
 resume();
-says(qr/could not read a page from the primary server: .*recovery is in progress/,
+says(
+	qr/could not read a page from the primary server: .*recovery is in progress/,
 	'a standby is asked, which may be promoted soon');
 conninfo_is($primary_conninfo);
 same('the primary is asked');
@@ -380,7 +416,8 @@ same('the primary is asked');
 
 {
 	my $whole = $standby;
-	my $rows = $primary->safe_psql('cut', q{SELECT pg_relation_filepath('t')});
+	my $rows =
+	  $primary->safe_psql('cut', q{SELECT pg_relation_filepath('t')});
 
 	local $BLOCK = 0;
 	$standby = PostgreSQL::Test::Cluster->new('cut');
@@ -396,8 +433,10 @@ same('the primary is asked');
 		UPDATE pg_class SET relname = relname WHERE ctid = (SELECT min(ctid) FROM pg_class);
 		UPDATE t SET i = i + 1}, 'cut');
 	resume();
-	says(qr/asking the primary for block 0 of relation "$file"/, 'a page of a catalog is damaged');
-	says(qr/PANIC: .*WAL contains references to invalid pages/, '... and none may be missing');
+	says(qr/asking the primary for block 0 of relation "$file"/,
+		'a page of a catalog is damaged');
+	says(qr/PANIC: .*WAL contains references to invalid pages/,
+		'... and none may be missing');
 	has_ended();
 	$standby = $whole;
 }
@@ -409,7 +448,8 @@ received_and_not_replayed('UPDATE t SET v = v + 1');
 $primary->wait_for_catchup($new);
 $new->stop;
 my $walsender = $primary->safe_psql('postgres',
-	q{SELECT pid FROM pg_stat_replication WHERE application_name = 'standby'});
+	q{SELECT pid FROM pg_stat_replication WHERE application_name = 'standby'}
+);
 kill('STOP', $walsender) or die;
 $primary->safe_psql('postgres', 'UPDATE t SET v = v + 100');
 my $lost = $primary->lsn('insert');
@@ -418,16 +458,24 @@ $primary->stop('immediate');
 $new->start;
 $new->promote;
 $primary = $new;
-$primary->safe_psql('postgres', q{
+$primary->safe_psql(
+	'postgres', q{
 	UPDATE t SET v = v + 1;
-	SELECT count(pg_logical_emit_message(true, 'more', repeat('x', 8000))) FROM generate_series(1, 2000)});
-is($primary->safe_psql('postgres', "SELECT pg_current_wal_insert_lsn() > '$lost'"),
-	't', 'another primary has come further');
+	SELECT count(pg_logical_emit_message(true, 'more', repeat('x', 8000))) FROM generate_series(1, 2000)}
+);
+is( $primary->safe_psql(
+		'postgres', "SELECT pg_current_wal_insert_lsn() > '$lost'"),
+	't',
+	'another primary has come further');
 conninfo_is($primary->connstr . ' application_name=standby');
 dw_wake($standby, $ANSWERED);
 same('of another primary');
-is(scalar(() = slurp_file($standby->logfile, $offset) =~ /asking the primary for block $BLOCK/g),
-	2, '... which has been asked, too');
+is( scalar(
+		() =
+		  slurp_file($standby->logfile, $offset) =~
+		  /asking the primary for block $BLOCK/g),
+	2,
+	'... which has been asked, too');
 
 # --- Without a primary, as before
 
@@ -436,7 +484,10 @@ received_and_not_replayed('UPDATE t SET v = v + 1');
 conninfo_is('');
 resume();
 says(qr/FATAL: .*invalid page in block $BLOCK/, 'no primary: recovery ends');
-unlike(slurp_file($standby->logfile, $offset), qr/asking the primary/, '... at once');
+unlike(
+	slurp_file($standby->logfile, $offset),
+	qr/asking the primary/,
+	'... at once');
 has_ended();
 
 done_testing();

@@ -19,7 +19,8 @@ use Test::More;
 dw_require_injection_points();
 
 # Of READ_PAGE, in this order
-my ($LOOKED, $STARTED, $COPIED) = map { "read-page-$_" } qw(looked started copied);
+my ($LOOKED, $STARTED, $COPIED) =
+  map { "read-page-$_" } qw(looked started copied);
 my $BLOCK = 3;
 
 my $node = dw_quiet_node(
@@ -46,7 +47,8 @@ sub request
 {
 	my ($table, $block) = @_;
 
-	return "1663/$database/"
+	return
+		"1663/$database/"
 	  . $node->safe_psql('postgres', "SELECT pg_relation_filenode('$table')")
 	  . "/0/$block 0/1000028 1";
 }
@@ -55,8 +57,10 @@ sub request
 sub read_page
 {
 	my ($table, $block) = @_;
-	my ($rc, $stdout, $stderr) =
-	  $node->psql('postgres', "READ_PAGE '" . request($table, $block) . "'", replication => 'true');
+	my ($rc, $stdout, $stderr) = $node->psql(
+		'postgres',
+		"READ_PAGE '" . request($table, $block) . "'",
+		replication => 'true');
 
 	is($stderr, '', "block $block of $table is read");
 	return split /\|/, $stdout;
@@ -76,7 +80,8 @@ sub attach
 {
 	my ($point, $action) = @_;
 
-	$node->safe_psql('postgres', "SELECT injection_points_attach('$point', '$action')");
+	$node->safe_psql('postgres',
+		"SELECT injection_points_attach('$point', '$action')");
 	return;
 }
 
@@ -84,22 +89,28 @@ sub attach
 sub outcome_of
 {
 	my ($name) = @_;
-	my $session = "FROM pg_stat_activity WHERE application_name = '$name' AND query !~ '^SET'";
+	my $session =
+	  "FROM pg_stat_activity WHERE application_name = '$name' AND query !~ '^SET'";
 
 	$node->poll_query_until('postgres',
-		"SELECT state = 'idle' OR wait_event ~ '^(BufferContent|DoubleWriteRemoval)' $session")
-	  or die "$name: nothing comes of it";
-	return $node->safe_psql('postgres', "SELECT wait_event $session AND state <> 'idle'");
+		"SELECT state = 'idle' OR wait_event ~ '^(BufferContent|DoubleWriteRemoval)' $session"
+	) or die "$name: nothing comes of it";
+	return $node->safe_psql('postgres',
+		"SELECT wait_event $session AND state <> 'idle'");
 }
 
 # A standby asks, and the walsender comes to an injection point.
 sub asks
 {
 	my ($point) = @_;
-	my $session = $node->background_psql('postgres', replication => 'true', on_error_stop => 0);
+	my $session = $node->background_psql(
+		'postgres',
+		replication => 'true',
+		on_error_stop => 0);
 
 	attach($point, 'wait');
-	$session->query_until(qr/asks/, "\\echo asks\nREAD_PAGE '" . request('t', $BLOCK) . "';\n");
+	$session->query_until(qr/asks/,
+		"\\echo asks\nREAD_PAGE '" . request('t', $BLOCK) . "';\n");
 	$node->wait_for_event('walsender', $point);
 	return $session;
 }
@@ -118,11 +129,14 @@ sub answered
 {
 	my ($page, $as_of, $timeline) = read_page('t', $BLOCK);
 
-	is($page, unpack('H*', dw_read_block($node, $file, 8192 * $BLOCK)), '... as it is at home');
+	is( $page,
+		unpack('H*', dw_read_block($node, $file, 8192 * $BLOCK)),
+		'... as it is at home');
 	is($timeline, '1', '... on this timeline');
 	is( $node->safe_psql(
 			'postgres', "SELECT count(*) FROM pg_buffercache
-				WHERE relfilenode = pg_relation_filenode('t') AND relblocknumber = $BLOCK"),
+				WHERE relfilenode = pg_relation_filenode('t') AND relblocknumber = $BLOCK"
+		),
 		'1',
 		'... and in a buffer, where it was');
 }
@@ -132,18 +146,22 @@ my @stopped = dw_stop_processes($node, 'walwriter');
 $node->safe_psql('postgres',
 	'SET synchronous_commit = off; UPDATE t SET v = v + 1 WHERE i <= 1000');
 my ($changed, $later) = read_page('t', $BLOCK);
-is( $node->safe_psql('postgres', "SELECT pg_current_wal_flush_lsn() >= '$later'"),
-	't', '... and all WAL until then is durable');
+is( $node->safe_psql(
+		'postgres', "SELECT pg_current_wal_flush_lsn() >= '$later'"),
+	't',
+	'... and all WAL until then is durable');
 kill('CONT', @stopped);
 $node->safe_psql('postgres', 'CHECKPOINT');
-is($changed, unpack('H*', dw_read_block($node, $file, 8192 * $BLOCK)),
+is( $changed,
+	unpack('H*', dw_read_block($node, $file, 8192 * $BLOCK)),
 	'... so is the page with its last change');
 
 $node->safe_psql('postgres', 'SELECT dw_evict_all()');
 read_page('t', $BLOCK);
 is( $node->safe_psql(
 		'postgres', "SELECT count(*) FROM pg_buffercache
-			WHERE relfilenode = pg_relation_filenode('t') AND relblocknumber = $BLOCK"),
+			WHERE relfilenode = pg_relation_filenode('t') AND relblocknumber = $BLOCK"
+	),
 	'0',
 	'... and not kept in a buffer if it was in none');
 
@@ -151,16 +169,28 @@ is((read_page('t', 100000))[0], '', '... which is none beyond the end');
 
 # --- What is refused
 
-refused('1663/5/1259/0/0 FF/0 1', qr/not in this server's history/, 'the future');
-refused('1663/5/1259/0/0 0/1000028 7', qr/not in this server's history/, 'another timeline');
+refused(
+	'1663/5/1259/0/0 FF/0 1',
+	qr/not in this server's history/,
+	'the future');
+refused(
+	'1663/5/1259/0/0 0/1000028 7',
+	qr/not in this server's history/,
+	'another timeline');
 refused($_, qr/invalid page "$_"/, 'no page')
-  foreach ('pg_class', '1663/5/0/0/0 0/1000028 1', '1664/5/1262/0/0 0/1000028 1',
+  foreach (
+	'pg_class',
+	'1663/5/0/0/0 0/1000028 1',
+	'1664/5/1262/0/0 0/1000028 1',
 	'1663/5/1259/0/0 0/1000028 1 and more');
 refused(request('unlogged', 0), qr/is unlogged/, 'an unlogged relation');
 
 $node->append_conf('postgresql.conf', 'ignore_checksum_failure = on');
 $node->reload;
-refused(request('t', $BLOCK), qr/"ignore_checksum_failure" is on/, 'pages that may be damaged');
+refused(
+	request('t', $BLOCK),
+	qr/"ignore_checksum_failure" is on/,
+	'pages that may be damaged');
 $node->append_conf('postgresql.conf', 'ignore_checksum_failure = off');
 $node->stop;
 my $good = dw_read_block($node, $file, 8192 * $BLOCK);
@@ -169,7 +199,10 @@ substr($bad, 0, 4) = pack('L', 0xFF);
 substr($bad, 8, 2) = pack('S', dw_checksum($bad, $BLOCK));
 dw_write_block($node, $file, 8192 * $BLOCK, $bad);
 $node->start;
-refused(request('t', $BLOCK), qr/beyond the end of WAL/, 'a page from nowhere');
+refused(
+	request('t', $BLOCK),
+	qr/beyond the end of WAL/,
+	'a page from nowhere');
 $node->stop;
 dw_write_block($node, $file, 8192 * $BLOCK, $good);
 $node->start;
@@ -192,7 +225,8 @@ $node->start;
 	my $asking = asks($STARTED);
 
 	$asking->{run}->pump_nb;
-	is($asking->{stderr}, '', 'a standby is not told while a removal may wait');
+	is($asking->{stderr}, '',
+		'a standby is not told while a removal may wait');
 	answered($asking, $STARTED);
 	like($asking->{stderr}, qr/NOTICE: .*$LOOKED/, '... but then');
 	$node->safe_psql('postgres', "SELECT injection_points_detach('$LOOKED')");
@@ -206,21 +240,28 @@ $node->safe_psql('postgres', 'UPDATE t SET v = v + 1');
 $node->stop('immediate');
 $node->append_conf('postgresql.conf',
 	"test_doublewrite.fail_at = 'instant-recovery-only-demands:EIO'");
-ok(dw_poll_start($node), 'server starts, and no page of the table has been redone');
+ok(dw_poll_start($node),
+	'server starts, and no page of the table has been redone');
 {
 	my $redone = 'instant-recovery-page-redone';
 
 	attach($redone, 'wait');
-	my $asking = $node->background_psql('postgres', replication => 'true', on_error_stop => 0);
-	$asking->query_until(qr/asks/, "\\echo asks\nREAD_PAGE '" . request('t', $BLOCK) . "';\n");
+	my $asking = $node->background_psql(
+		'postgres',
+		replication => 'true',
+		on_error_stop => 0);
+	$asking->query_until(qr/asks/,
+		"\\echo asks\nREAD_PAGE '" . request('t', $BLOCK) . "';\n");
 	$node->wait_for_event('recovery worker', $redone);
 	my $drop = dw_start($node, 'drop', 'DROP TABLE other');
-	is(outcome_of('drop'), '', 'a table is dropped while a standby waits for redo of its page');
+	is(outcome_of('drop'), '',
+		'a table is dropped while a standby waits for redo of its page');
 	answered($asking, $redone)->quit;
 	dw_finish($drop);
 }
 $node->append_conf('postgresql.conf', "test_doublewrite.fail_at = ''");
-$node->safe_psql('postgres', "SELECT injection_points_detach('instant-recovery-only-demands')");
+$node->safe_psql('postgres',
+	"SELECT injection_points_detach('instant-recovery-only-demands')");
 $node->stop;
 
 done_testing();

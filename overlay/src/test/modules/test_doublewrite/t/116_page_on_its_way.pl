@@ -27,10 +27,11 @@ my $old_page = "$place/old_page";
 
 # What becomes of an answer: page, location, and location in the request
 my %DAMAGES = (
-	'a digit that differs' => sub { substr($_[0], 9000, 1) =~ tr/0-9a-f/1-9a-f0/ },
+	'a digit that differs' =>
+	  sub { substr($_[0], 9000, 1) =~ tr/0-9a-f/1-9a-f0/ },
 	'nothing but zeroes' => sub { $_[0] = '0' x 16384 },
 	'half a page' => sub { $_[0] = substr($_[0], 0, 8192) },
-	'an old page' => sub { @_[0, 1] = split(/ /, slurp_file($old_page)) },
+	'an old page' => sub { @_[ 0, 1 ] = split(/ /, slurp_file($old_page)) },
 	'a location before that of the page' => sub { $_[1] = $_[2] },
 	'another block' => undef);
 
@@ -45,7 +46,8 @@ $primary->safe_psql(
 	INSERT INTO t SELECT g, 0 FROM generate_series(1, 5000) g;
 	CHECKPOINT;
 });
-my $file = $primary->safe_psql('postgres', "SELECT pg_relation_filepath('t')");
+my $file =
+  $primary->safe_psql('postgres', "SELECT pg_relation_filepath('t')");
 $primary->backup('base');
 
 # --- Between primary and standby: what it does stands in a file.
@@ -82,7 +84,10 @@ sub answer
 	my ($type, undef, $count, $length) = unpack('a N n N', $message);
 
 	return $message
-	  if $type ne 'D' || $count != 3 || $length != 16384 || !defined $DAMAGES{$damage};
+	  if $type ne 'D'
+	  || $count != 3
+	  || $length != 16384
+	  || !defined $DAMAGES{$damage};
 	my @fields = unpack('x7 (N/a)*', $message);
 	$DAMAGES{$damage}->($fields[0], $fields[1], $replayed);
 	my $body = pack('n (N/a*)*', $count, @fields);
@@ -92,7 +97,9 @@ sub answer
 sub serve
 {
 	my ($client) = @_;
-	my $server = IO::Socket::UNIX->new(Peer => $primary->host . "/.s.PGSQL.$port") or return;
+	my $server =
+	  IO::Socket::UNIX->new(Peer => $primary->host . "/.s.PGSQL.$port")
+	  or return;
 	my $select = IO::Select->new($client, $server);
 	my $pending = '';
 	my $replayed;
@@ -113,14 +120,16 @@ sub serve
 			{
 				my $length = 1 + unpack('x N', $pending);
 				last if length($pending) < $length;
-				print $client answer(substr($pending, 0, $length, ''), $damage, $replayed);
+				print $client answer(substr($pending, 0, $length, ''),
+					$damage, $replayed);
 			}
 		}
 	}
 }
 
 damage('none');
-my $listener = IO::Socket::UNIX->new(Local => "$place/.s.PGSQL.$port", Listen => 10)
+my $listener =
+  IO::Socket::UNIX->new(Local => "$place/.s.PGSQL.$port", Listen => 10)
   or die $!;
 chmod(0777, "$place/.s.PGSQL.$port") or die $!;
 my $test = $$;
@@ -145,8 +154,10 @@ my $conninfo = "host=$place port=$port dbname=postgres";
 
 my $standby = PostgreSQL::Test::Cluster->new('standby');
 $standby->init_from_backup($primary, 'base', has_streaming => 1);
-$standby->append_conf('postgresql.conf', "wal_retrieve_retry_interval = 100ms\n");
-$standby->append_conf('postgresql.conf', "primary_conninfo = '$conninfo application_name=standby'\n");
+$standby->append_conf('postgresql.conf',
+	"wal_retrieve_retry_interval = 100ms\n");
+$standby->append_conf('postgresql.conf',
+	"primary_conninfo = '$conninfo application_name=standby'\n");
 $standby->start;
 
 # The page rots while the standby is stopped.  Returns it.
@@ -171,7 +182,8 @@ sub same
 	my $sums = 'SELECT count(*), sum(v) FROM t';
 
 	$primary->wait_for_replay_catchup($standby);
-	is($standby->safe_psql('postgres', $sums), $primary->safe_psql('postgres', $sums), $name);
+	is($standby->safe_psql('postgres', $sums),
+		$primary->safe_psql('postgres', $sums), $name);
 	return;
 }
 
@@ -188,7 +200,8 @@ foreach my $what (sort keys %DAMAGES)
 	damage($what);
 	my $offset = -s $standby->logfile;
 	# The first one may have been under way.
-	ok($standby->wait_for_log(qr/ERROR: .*$COMPLAINT.*ERROR: .*$COMPLAINT/s, $offset),
+	ok( $standby->wait_for_log(
+			qr/ERROR: .*$COMPLAINT.*ERROR: .*$COMPLAINT/s, $offset),
 		"redo does not use $what");
 }
 damage('none');
@@ -209,7 +222,8 @@ foreach my $what (sort keys %DAMAGES)
 	damage($what);
 	command_fails_like(\@command, $COMPLAINT, "pg_doublewrite refuses $what");
 }
-ok(dw_read_block($standby, $file, 8192 * $BLOCK) eq $bad, '... and puts none in place');
+ok(dw_read_block($standby, $file, 8192 * $BLOCK) eq $bad,
+	'... and puts none in place');
 damage('none');
 command_ok(\@command, '... but the page');
 $standby->start;

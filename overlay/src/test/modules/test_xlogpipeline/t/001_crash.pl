@@ -27,7 +27,8 @@ $primary->append_conf('postgresql.conf',
 $primary->restart;
 xlp_workload($primary, 1);
 my $redo_lsn =
-  $primary->safe_psql('postgres', 'SELECT redo_lsn FROM pg_control_checkpoint()');
+  $primary->safe_psql('postgres',
+	'SELECT redo_lsn FROM pg_control_checkpoint()');
 my $end_lsn =
   $primary->safe_psql('postgres', 'SELECT pg_current_wal_insert_lsn()');
 $primary->stop('immediate');
@@ -92,7 +93,10 @@ sub compare
 		if ($mode eq 'off')
 		{
 			($digest, $messages) = ($this_digest, $this_messages);
-			like($messages, qr/redo done at/, "$what, $mode: WAL was replayed");
+			like(
+				$messages,
+				qr/redo done at/,
+				"$what, $mode: WAL was replayed");
 			is(xlp_ranges($node), 0, "$what, $mode: without a pipeline");
 		}
 		else
@@ -129,8 +133,7 @@ compare('bit', [ int($start + rand($end - $start)), "\xa5", 1, 0 ]);
 
 # A segment is missing altogether
 my $boundary = (int($start / $segment_size) + 2) * $segment_size;
-like(
-	compare('missing', [ $boundary - 1, "\0", 1, 1 ]),
+like(compare('missing', [ $boundary - 1, "\0", 1, 1 ]),
 	qr/redo done/, 'redo up to missing segment');
 
 # Single-user mode, where no process can be started

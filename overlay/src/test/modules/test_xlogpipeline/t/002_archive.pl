@@ -27,8 +27,10 @@ $primary->safe_psql('postgres', 'CREATE TABLE mark (step text)');
 my $xid = $primary->safe_psql('postgres',
 	"INSERT INTO mark VALUES ('xid') RETURNING pg_current_xact_id()");
 my $time = $primary->safe_psql('postgres', 'SELECT now()');
-my $lsn = $primary->safe_psql('postgres', 'SELECT pg_current_wal_insert_lsn()');
-$primary->safe_psql('postgres',
+my $lsn =
+  $primary->safe_psql('postgres', 'SELECT pg_current_wal_insert_lsn()');
+$primary->safe_psql(
+	'postgres',
 	"INSERT INTO mark VALUES ('before name');
 	 SELECT pg_create_restore_point('here')");
 $primary->safe_psql('postgres', "INSERT INTO mark VALUES ('after name')");
@@ -46,8 +48,10 @@ sub recover
 	my ($name, $mode, $conf) = @_;
 	my $node = PostgreSQL::Test::Cluster->new("${name}_$mode");
 
-	$node->init_from_backup($primary, 'base',
-		has_restoring => 1, standby => 0);
+	$node->init_from_backup(
+		$primary, 'base',
+		has_restoring => 1,
+		standby => 0);
 	$node->append_conf('postgresql.conf', xlp_conf($mode) . $conf);
 	return $node;
 }
@@ -85,7 +89,8 @@ foreach my $target (sort keys %targets)
 
 	foreach my $mode ('off', 'on')
 	{
-		my $node = recover($target, $mode, qq{
+		my $node = recover(
+			$target, $mode, qq{
 hot_standby = off
 recovery_target_action = shutdown
 $targets{$target}
@@ -99,7 +104,9 @@ $targets{$target}
 		if ($mode eq 'off')
 		{
 			($digest, $messages) = ($this_digest, $this_messages);
-			like($messages, qr/shutdown at recovery target/,
+			like(
+				$messages,
+				qr/shutdown at recovery target/,
 				"$target: target reached");
 		}
 		else
@@ -124,7 +131,8 @@ foreach my $mode ('off', 'on')
 	$node->start;
 	$node->poll_query_until('postgres', 'SELECT NOT pg_is_in_recovery()')
 	  or die;
-	$contents{$mode} = $node->safe_psql('postgres',
+	$contents{$mode} = $node->safe_psql(
+		'postgres',
 		'SELECT string_agg(step, $$,$$ ORDER BY step) FROM mark
 		 UNION ALL SELECT sum(id * v)::text FROM t2');
 	cmp_ok(xlp_decoded($node), '>', 0, 'end: pipeline decoded records')
@@ -137,7 +145,8 @@ is($contents{on}, $contents{off}, 'end: same contents');
 # A target that is not in the archive
 foreach my $mode ('off', 'on')
 {
-	my $node = recover('missing', $mode, "recovery_target_name = 'nowhere'\n");
+	my $node =
+	  recover('missing', $mode, "recovery_target_name = 'nowhere'\n");
 
 	start_and_wait_for_end($node);
 	ok( $node->log_contains(
@@ -148,7 +157,8 @@ foreach my $mode ('off', 'on')
 }
 
 # Pause at the target, look, go on to promotion
-my $node = recover('pause', 'on', qq{
+my $node = recover(
+	'pause', 'on', qq{
 recovery_target_name = 'here'
 recovery_target_action = pause
 });
@@ -156,7 +166,7 @@ $node->start;
 $node->poll_query_until('postgres',
 	"SELECT pg_get_wal_replay_pause_state() = 'paused'")
   or die;
-is( $node->safe_psql('postgres', 'SELECT count(*) FROM mark'),
+is($node->safe_psql('postgres', 'SELECT count(*) FROM mark'),
 	2, 'paused at the target');
 ok( $node->poll_query_until(
 		'postgres',
@@ -165,7 +175,7 @@ ok( $node->poll_query_until(
 	'pipeline has gone at the target');
 $node->safe_psql('postgres', 'SELECT pg_wal_replay_resume()');
 $node->poll_query_until('postgres', 'SELECT NOT pg_is_in_recovery()') or die;
-is( $node->safe_psql('postgres', 'SELECT count(*) FROM mark'),
+is($node->safe_psql('postgres', 'SELECT count(*) FROM mark'),
 	2, 'nothing more was replayed');
 $node->safe_psql('postgres', 'CREATE TABLE writable ()');
 cmp_ok(xlp_decoded($node), '>', 0, 'pause: pipeline decoded records');

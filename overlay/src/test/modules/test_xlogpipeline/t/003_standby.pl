@@ -21,8 +21,7 @@ xlp_require_injection_points();
 my $primary = xlp_primary('primary');
 $primary->append_conf('postgresql.conf', 'wal_consistency_checking = all');
 $primary->reload;
-$primary->safe_psql('postgres',
-	'CREATE TABLE checks (run int, sum bigint)');
+$primary->safe_psql('postgres', 'CREATE TABLE checks (run int, sum bigint)');
 $primary->backup('base');
 
 sub standby
@@ -32,7 +31,9 @@ sub standby
 
 	$node->init_from_backup($primary, 'base', has_streaming => 1);
 	$node->append_conf('postgresql.conf',
-		xlp_conf('on') . "recovery_target_timeline = latest\n" . ($conf // ''));
+			xlp_conf('on')
+		  . "recovery_target_timeline = latest\n"
+		  . ($conf // ''));
 	$node->enable_streaming($upstream) if $upstream != $primary;
 	$node->start;
 	return $node;
@@ -56,7 +57,8 @@ sub check
 			'postgres',
 			"SELECT (SELECT sum(id::bigint * v) FROM t$run) = sum
 			 FROM checks WHERE run = $run"),
-		't', $what);
+		't',
+		$what);
 	return;
 }
 
@@ -81,7 +83,8 @@ cmp_ok(
 		'postgres',
 		'SELECT hit + prefetch + skip_init + skip_fpw + skip_new + skip_rep
 		 FROM pg_stat_recovery_prefetch'),
-	'>', 1000,
+	'>',
+	1000,
 	'block references are counted');
 $standby->safe_psql('postgres',
 	"SELECT pg_stat_reset_shared('recovery_prefetch')");
@@ -91,7 +94,7 @@ $standby->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
 my $ranges = xlp_ranges($standby);
 workload($primary, 2);
 $primary->wait_for_catchup($standby, 'flush');
-is( $standby->safe_psql('postgres', "SELECT to_regclass('t2') IS NULL"),
+is($standby->safe_psql('postgres', "SELECT to_regclass('t2') IS NULL"),
 	't', 'nothing is replayed in a pause');
 $standby->safe_psql('postgres', 'SELECT pg_wal_replay_resume()');
 $primary->wait_for_catchup($standby);
@@ -102,7 +105,8 @@ cmp_ok(
 		'postgres',
 		'SELECT hit + prefetch + skip_init + skip_fpw + skip_new + skip_rep
 		 FROM pg_stat_recovery_prefetch'),
-	'>', 1000,
+	'>',
+	1000,
 	'block references are counted after a reset');
 
 # Pause in the middle of a range: the worker fills the queue and waits.
@@ -131,12 +135,15 @@ $standby->append_conf('postgresql.conf', 'recovery_prefetch = try');
 $standby->reload;
 
 # One record that is larger than queue and segments
-$primary->safe_psql('postgres',
+$primary->safe_psql(
+	'postgres',
 	"SELECT length(pg_logical_emit_message(false, 'x', repeat('z', 30000000))::text);
 	 INSERT INTO checks VALUES (0, 0)");
 $primary->wait_for_catchup($standby);
-is( $standby->safe_psql('postgres', 'SELECT count(*) FROM checks WHERE run = 0'),
-	1, 'record of 30 MB');
+is( $standby->safe_psql(
+		'postgres', 'SELECT count(*) FROM checks WHERE run = 0'),
+	1,
+	'record of 30 MB');
 
 # Delayed apply
 $primary->wait_for_catchup($delayed);

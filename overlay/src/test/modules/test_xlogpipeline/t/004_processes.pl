@@ -95,7 +95,8 @@ foreach my $point (
 		$standby->wait_for_event('startup', 'WalPipelineRecord');
 		ok(1, "$name: startup process waits");
 	}
-	$standby->safe_psql('postgres',
+	$standby->safe_psql(
+		'postgres',
 		"SELECT injection_points_detach('$name');
 		 SELECT injection_points_wakeup('$name')");
 	check("$name: replay goes on");
@@ -111,8 +112,8 @@ $rows += 10000;
 resume();
 check('database was dropped');
 is( $standby->safe_psql(
-		'postgres', "SELECT count(*) FROM pg_database WHERE datname = 'victim'"
-	),
+		'postgres',
+		"SELECT count(*) FROM pg_database WHERE datname = 'victim'"),
 	0,
 	'... on the standby, too');
 
@@ -177,7 +178,8 @@ $standby->safe_psql('postgres',
 $offset = -s $standby->logfile;
 resume();
 $standby->wait_for_log(
-	qr/WAL pipeline process has failed, recovery goes on without it/, $offset);
+	qr/WAL pipeline process has failed, recovery goes on without it/,
+	$offset);
 check('worker failed: what it had decoded is used');
 backlog();
 resume();
@@ -187,10 +189,13 @@ check('recovery goes on without it');
 
 $standby->stop;
 $standby->append_conf('postgresql.conf', 'max_worker_processes = 8');
-$standby->append_conf('postgresql.conf', "test_doublewrite.fail_at = 'xlogpipeline-attached:EIO'");
+$standby->append_conf('postgresql.conf',
+	"test_doublewrite.fail_at = 'xlogpipeline-attached:EIO'");
 $offset = -s $standby->logfile;
 $standby->start;
-$standby->wait_for_log(qr/background worker "walpipeline" \(PID \d+\) exited with exit code 1/, $offset);
+$standby->wait_for_log(
+	qr/background worker "walpipeline" \(PID \d+\) exited with exit code 1/,
+	$offset);
 backlog();
 resume();
 check('worker failed at start');
@@ -207,7 +212,8 @@ resume();
 $standby->wait_for_event('walpipeline', 'xlogpipeline-end-range');
 $primary->stop;
 $standby->safe_psql('postgres', 'SELECT pg_promote(wait => false)');
-$standby->safe_psql('postgres',
+$standby->safe_psql(
+	'postgres',
 	"SELECT injection_points_detach('xlogpipeline-end-range');
 	 SELECT injection_points_wakeup('xlogpipeline-end-range')");
 $standby->poll_query_until('postgres', 'SELECT NOT pg_is_in_recovery()')

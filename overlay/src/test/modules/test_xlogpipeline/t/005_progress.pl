@@ -95,7 +95,8 @@ foreach my $mode ('off', 'on')
 	# a crash may have left one half-way, and the next start may write none
 	$node->stop('immediate');
 	append_to_file($node->data_dir . '/recovery_progress.tmp', 'lsn = ');
-	$node->append_conf('postgresql.conf', 'log_startup_progress_interval = 0');
+	$node->append_conf('postgresql.conf',
+		'log_startup_progress_interval = 0');
 	$node->start;
 	ok(!-e $node->data_dir . '/recovery_progress.tmp',
 		"$mode: nor what was left of one");
@@ -106,7 +107,7 @@ foreach my $mode ('off', 'on')
 # The file: look at it after a crash in the middle of redo.
 # Before that it is due, after a pause that ends by itself.
 my $node = copy('file', 'small',
-	"test_doublewrite.crash_at = 'xlogpipeline-taken-back:10'\n"
+		"test_doublewrite.crash_at = 'xlogpipeline-taken-back:10'\n"
 	  . "test_doublewrite.pause_at = 'xlogpipeline-engage:5'\n");
 append_to_file($node->data_dir . '/test_doublewrite.resume', '');
 my $file = $node->data_dir . '/recovery_progress';
@@ -126,16 +127,25 @@ is( join(' ', sort keys %fields),
 check_end($fields{end_lsn}, 'file');
 cmp_ok($fields{percent}, '<', 100, 'file: not at the end');
 cmp_ok($fields{bytes_left}, '<', $end - $redo + 8192, 'file: bytes left');
-cmp_ok(abs($fields{seconds_left} - $fields{bytes_left} / ($fields{bytes_per_second} || 1)),
-	'<=', 1, 'file: seconds left at the speed until now')
-  if $fields{percent} > 0;
+cmp_ok(
+	abs($fields{seconds_left} -
+		  $fields{bytes_left} / ($fields{bytes_per_second} || 1)),
+	'<=', 1,
+	'file: seconds left at the speed until now') if $fields{percent} > 0;
 
 # A client that comes too early: redo is held for it.
 $node = copy('client', 'small',
-	"hot_standby = on\ntest_doublewrite.hold_at = 'xlogpipeline-taken-back:10'\n");
+	"hot_standby = on\ntest_doublewrite.hold_at = 'xlogpipeline-taken-back:10'\n"
+);
 xlp_start_held($node, 'xlogpipeline-taken-back');
 my $message = xlp_refusal($node);
-run_log([ 'pg_ctl', '--pgdata' => $node->data_dir, '--mode' => 'immediate', 'stop' ]);
+run_log(
+	[
+		'pg_ctl',
+		'--pgdata' => $node->data_dir,
+		'--mode' => 'immediate',
+		'stop'
+	]);
 like(
 	$message,
 	qr/the database system is not yet accepting connections\n.*: \d+% of WAL replayed, \d+ MB left/,

@@ -52,8 +52,10 @@ $node->start;
 is($node->safe_psql('postgres', 'SELECT sum(v) FROM torn'),
 	15, 'image was applied to a torn page');
 cmp_ok(xlp_decoded($node), '>', 0, '... which the pipeline has decoded');
-unlike(slurp_file($node->logfile),
-	qr/invalid page|has failed/, '... and has not read before');
+unlike(
+	slurp_file($node->logfile),
+	qr/invalid page|has failed/,
+	'... and has not read before');
 $node->stop;
 $node->clean_node;
 
@@ -130,7 +132,8 @@ is( $primary->safe_psql(
 		'postgres', "SELECT '$replayed'::pg_lsn < '$updated'::pg_lsn"),
 	't',
 	"record is not replayed before its block has been read");
-$standby->safe_psql('postgres',
+$standby->safe_psql(
+	'postgres',
 	"SELECT injection_points_detach('xlogpipeline-read-block');
 	 SELECT injection_points_wakeup('xlogpipeline-read-block')");
 $primary->wait_for_catchup($standby);

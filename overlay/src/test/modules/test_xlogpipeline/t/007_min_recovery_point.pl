@@ -68,7 +68,8 @@ foreach my $mode ('off', 'on')
 	$standby->init_from_backup($primary, 'crashed', has_streaming => 1);
 	$standby->append_conf('postgresql.conf',
 		xlp_conf($mode)
-		  . "shared_buffers = 2MB\nbgwriter_lru_maxpages = 100\ncheckpoint_timeout = 1h\n");
+		  . "shared_buffers = 2MB\nbgwriter_lru_maxpages = 100\ncheckpoint_timeout = 1h\n"
+	);
 	$standby->start;
 	foreach my $round (1 .. 3)
 	{
@@ -77,7 +78,8 @@ foreach my $mode ('off', 'on')
 	}
 	$standby->stop('immediate');
 
-	like(slurp_file($standby->logfile),
+	like(
+		slurp_file($standby->logfile),
 		qr/invalid record length|entering standby mode/,
 		"$mode: crash recovery comes first");
 	my ($out) = run_command([ 'pg_controldata', $standby->data_dir ]);

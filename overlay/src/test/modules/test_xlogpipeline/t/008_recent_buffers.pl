@@ -43,7 +43,8 @@ foreach my $mode ('off', 'on')
 		5, "$mode: page counts as used");
 
 	# where redo remembers it, there is another page now, or none
-	$standby->safe_psql('postgres', q{
+	$standby->safe_psql(
+		'postgres', q{
 		SELECT pg_buffercache_evict_relation('t');
 		SELECT count(*) FROM pg_class});
 	$primary->safe_psql('postgres',
@@ -57,14 +58,16 @@ foreach my $mode ('off', 'on')
 # The free space map, too, is not looked up for each row that fills a page.
 {
 	my $node = xlp_primary('crashed');
-	$node->safe_psql('postgres', q{
+	$node->safe_psql(
+		'postgres', q{
 		CREATE TABLE t (v text);
 		INSERT INTO t SELECT repeat('v', 1000) FROM generate_series(1, 100);
 		VACUUM t; CHECKPOINT;
 		INSERT INTO t SELECT repeat('v', 1000) FROM generate_series(1, 4000)});
 	$node->stop('immediate');
 	$node->start;
-	my $hits = $node->safe_psql('postgres', q{
+	my $hits = $node->safe_psql(
+		'postgres', q{
 		SELECT sum(hits) FROM pg_stat_io WHERE backend_type = 'startup'});
 	note "$hits hits";
 	cmp_ok($hits, '<', 300, 'free space map: few searches for buffers');

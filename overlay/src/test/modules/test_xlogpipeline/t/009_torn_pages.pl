@@ -30,7 +30,9 @@ sub tear
 		my ($file, $offset) = dw_place($node, $path, $block);
 
 		append_to_file($node->data_dir . "/$file", '');
-		dw_write_block($node, $file, $offset + BLCKSZ / 2,
+		dw_write_block(
+			$node, $file,
+			$offset + BLCKSZ / 2,
 			"\x5a" x (BLCKSZ / 2));
 	}
 	return;
@@ -51,10 +53,10 @@ sub full_index
 		CHECKPOINT;
 	});
 	return (
-		$node->safe_psql('postgres',
-			"SELECT pg_relation_filepath('${name}_k')"),
-		$node->safe_psql('postgres',
-			"SELECT pg_relation_size('${name}_k') / 8192"));
+		$node->safe_psql(
+			'postgres', "SELECT pg_relation_filepath('${name}_k')"),
+		$node->safe_psql(
+			'postgres', "SELECT pg_relation_size('${name}_k') / 8192"));
 }
 
 # In random order, each leaf page is split by the first key inserted there, and the
@@ -91,7 +93,8 @@ sub check_index
 
 	is( $node->safe_psql(
 			'postgres',
-			"SET enable_seqscan = off; SELECT count(*) FROM $name WHERE k > 0"),
+			"SET enable_seqscan = off; SELECT count(*) FROM $name WHERE k > 0"
+		),
 		122400,
 		"$name: nothing is lost");
 	return;
@@ -117,8 +120,10 @@ $node->append_conf('postgresql.conf', xlp_conf('on'));
 tear($node, $index, $first, $end);
 $node->start;
 cmp_ok(xlp_decoded($node), '>', 0, "checked: pipeline has decoded");
-unlike(slurp_file($node->logfile),
-	qr/invalid page|has failed/, "checked: it has read no torn page");
+unlike(
+	slurp_file($node->logfile),
+	qr/invalid page|has failed/,
+	"checked: it has read no torn page");
 check_index($node, 'checked');
 $node->stop;
 $node->clean_node;
@@ -132,7 +137,8 @@ sub hold_redo
 	$primary->wait_for_catchup($standby);
 	$standby->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
 	$standby->safe_psql('postgres',
-		"SELECT injection_points_attach('xlogpipeline-record-ready', 'wait')");
+		"SELECT injection_points_attach('xlogpipeline-record-ready', 'wait')"
+	);
 	$sql->();
 	$primary->wait_for_catchup($standby, 'flush');
 	$standby->poll_query_until('postgres',
@@ -149,15 +155,16 @@ sub let_worker_go
 {
 	my ($standby) = @_;
 
-	$standby->safe_psql('postgres',
+	$standby->safe_psql(
+		'postgres',
 		"SELECT injection_points_detach('xlogpipeline-record-ready');
 		 SELECT injection_points_wakeup('xlogpipeline-record-ready')");
-	$standby->poll_query_until('postgres',
+	$standby->poll_query_until(
+		'postgres',
 		q{SELECT pg_get_wal_replay_pause_state() = 'paused' AND
 			NOT EXISTS (SELECT FROM pg_stat_activity
 				WHERE backend_type = 'walpipeline' AND
-					wait_event NOT LIKE 'WalPipeline%')})
-	  or die;
+					wait_event NOT LIKE 'WalPipeline%')}) or die;
 	return;
 }
 
@@ -170,11 +177,11 @@ $primary->backup('midway');
 my $standby = PostgreSQL::Test::Cluster->new('midway');
 $standby->init_from_backup($primary, 'midway', has_streaming => 1);
 $standby->append_conf('postgresql.conf',
-	xlp_conf('on') . "shared_buffers = 1MB\nwal_pipeline_queue_size = 16MB\n");
+	xlp_conf('on')
+	  . "shared_buffers = 1MB\nwal_pipeline_queue_size = 16MB\n");
 $standby->start;
 hold_redo(
-	$primary,
-	$standby,
+	$primary, $standby,
 	sub {
 		$end = split_leaves($primary, 'midway', '');
 		tear($standby, $index, $first, $end);
@@ -191,13 +198,14 @@ foreach (1 .. 10)
 		SELECT prefetch > $prefetched OR
 			NOT EXISTS (SELECT FROM pg_stat_activity
 				WHERE backend_type = 'walpipeline')
-		FROM pg_stat_recovery_prefetch})
-	  or die;
+		FROM pg_stat_recovery_prefetch}) or die;
 }
 $standby->safe_psql('postgres', 'SELECT pg_wal_replay_resume()');
 $primary->wait_for_catchup($standby);
-unlike(slurp_file($standby->logfile),
-	qr/invalid page|has failed/, 'midway: no torn page has been read');
+unlike(
+	slurp_file($standby->logfile),
+	qr/invalid page|has failed/,
+	'midway: no torn page has been read');
 check_index($standby, 'midway');
 $standby->stop;
 $standby->clean_node;
@@ -234,10 +242,10 @@ $standby->start;
 
 # The first record that is handed over is the image of the torn page.
 hold_redo(
-	$primary,
-	$standby,
+	$primary, $standby,
 	sub {
-		$primary->safe_psql('postgres',
+		$primary->safe_psql(
+			'postgres',
 			"SELECT pg_logical_emit_message(false, 'test', 'first');
 			 UPDATE torn SET v = 1 WHERE id = 1");
 		$primary->safe_psql('postgres', 'UPDATE torn SET v = 2 WHERE id = 2');
@@ -252,8 +260,10 @@ $standby->poll_query_until('postgres',
 let_worker_go($standby);
 $standby->safe_psql('postgres', 'SELECT pg_wal_replay_resume()');
 $primary->wait_for_catchup($standby);
-unlike(slurp_file($standby->logfile, $offset),
-	qr/invalid page|has failed/, 'switched on: no torn page has been read');
+unlike(
+	slurp_file($standby->logfile, $offset),
+	qr/invalid page|has failed/,
+	'switched on: no torn page has been read');
 is($standby->safe_psql('postgres', 'SELECT sum(v) FROM torn'),
 	3, 'switched on: image was applied to the torn page');
 $standby->stop;
@@ -301,8 +311,10 @@ $node->append_conf('postgresql.conf', xlp_conf('on'));
 cmp_ok(tear_buckets($node, $path), '>', 10, 'hashed: buckets are torn');
 $node->start;
 cmp_ok(xlp_decoded($node), '>', 0, 'hashed: pipeline has decoded');
-unlike(slurp_file($node->logfile),
-	qr/invalid page|has failed/, 'hashed: no torn page has been read');
+unlike(
+	slurp_file($node->logfile),
+	qr/invalid page|has failed/,
+	'hashed: no torn page has been read');
 is( $node->safe_psql(
 		'postgres',
 		'SET enable_seqscan = off; SELECT count(*) FROM hashed WHERE k = 7'),

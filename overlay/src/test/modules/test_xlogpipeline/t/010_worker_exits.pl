@@ -45,7 +45,8 @@ sub backlog
 	$standby->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
 	$standby->safe_psql('postgres', "SELECT dw_evict('wide')");
 	$primary->safe_psql('postgres',
-		"INSERT INTO t SELECT generate_series(1, 5000); UPDATE wide SET v = v + 1");
+		"INSERT INTO t SELECT generate_series(1, 5000); UPDATE wide SET v = v + 1"
+	);
 	$rows += 5000;
 	$primary->wait_for_catchup($standby, 'flush');
 	return;
@@ -63,7 +64,8 @@ sub resume_until_begun
 
 sub go_on
 {
-	$standby->safe_psql('postgres',
+	$standby->safe_psql(
+		'postgres',
 		"SELECT injection_points_detach('xlogpipeline-begin-range');
 		 SELECT injection_points_wakeup('xlogpipeline-begin-range')");
 	return;
@@ -82,7 +84,8 @@ sub check
 sub worker
 {
 	return $standby->safe_psql('postgres',
-		"SELECT pid FROM pg_stat_activity WHERE backend_type = 'walpipeline'");
+		"SELECT pid FROM pg_stat_activity WHERE backend_type = 'walpipeline'"
+	);
 }
 
 # Another process takes its part in recovery.
@@ -97,7 +100,8 @@ sub check_another
 	{
 		$primary->safe_psql('postgres', 'INSERT INTO t VALUES (0)');
 		$rows++;
-		$found = $standby->safe_psql('postgres',
+		$found = $standby->safe_psql(
+			'postgres',
 			"SELECT count(*) FROM pg_stat_activity
 			 WHERE backend_type = 'walpipeline' AND pid <> $old");
 		last if $found;
@@ -125,12 +129,15 @@ $standby->safe_psql(
 		dw_fail_at('md-start-read', 'EIO'),
 		injection_points_wakeup('xlogpipeline-begin-range')});
 $standby->wait_for_log(
-	qr/WAL pipeline process has failed, recovery goes on without it/, $offset);
+	qr/WAL pipeline process has failed, recovery goes on without it/,
+	$offset);
 check('failed read: recovery goes on');
-like(slurp_file($standby->logfile, $offset),
+like(
+	slurp_file($standby->logfile, $offset),
 	qr/\[$pid\].*test error at injection point "md-start-read"/,
 	'failed read: the worker met the error');
-unlike(slurp_file($standby->logfile, $offset),
+unlike(
+	slurp_file($standby->logfile, $offset),
 	qr/terminated by signal|reinitializing|PANIC/,
 	'failed read: the server does not crash');
 check_another($pid, 'failed read');
@@ -174,7 +181,8 @@ $standby->safe_psql('postgres',
 $standby->safe_psql('postgres', 'SELECT pg_wal_replay_resume()');
 $standby->wait_for_event('walpipeline', 'xlogpipeline-record-ready');
 $standby->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
-$standby->safe_psql('postgres',
+$standby->safe_psql(
+	'postgres',
 	"SELECT injection_points_attach('xlogpipeline-read-block', 'wait');
 	 SELECT injection_points_detach('xlogpipeline-record-ready');
 	 SELECT injection_points_wakeup('xlogpipeline-record-ready')");
@@ -183,7 +191,8 @@ $standby->poll_query_until('postgres',
 	"SELECT pg_get_wal_replay_pause_state() = 'paused'")
   or die;
 $standby->safe_psql('postgres', "SELECT pg_terminate_backend($pid)");
-$standby->safe_psql('postgres',
+$standby->safe_psql(
+	'postgres',
 	"SELECT injection_points_detach('xlogpipeline-read-block');
 	 SELECT injection_points_wakeup('xlogpipeline-read-block')");
 ok( $standby->poll_query_until(

@@ -49,7 +49,8 @@ sub wake
 {
 	my ($point) = @_;
 
-	$standby->safe_psql('postgres',
+	$standby->safe_psql(
+		'postgres',
 		"SELECT injection_points_detach('$point');
 		 SELECT injection_points_wakeup('$point')");
 	return;
@@ -86,17 +87,17 @@ $standby->wait_for_event('walpipeline', 'xlogpipeline-advance');
 
 # Only now does it see what was published, and goes on up to the lock.
 wake('xlogpipeline-startup-waits');
-$standby->poll_query_until('postgres',
+$standby->poll_query_until(
+	'postgres',
 	"SELECT count(*) = 1 FROM pg_stat_activity
-	 WHERE backend_type = 'startup' AND wait_event_type = 'Lock'")
-  or die;
+	 WHERE backend_type = 'startup' AND wait_event_type = 'Lock'") or die;
 wake('xlogpipeline-advance');
 
 # The worker must not end the range: the last record has not been applied.
-$standby->poll_query_until('postgres',
+$standby->poll_query_until(
+	'postgres',
 	"SELECT wait_event LIKE 'WalPipeline%' FROM pg_stat_activity
-	 WHERE backend_type = 'walpipeline'")
-  or die;
+	 WHERE backend_type = 'walpipeline'") or die;
 is( $standby->safe_psql(
 		'postgres',
 		"SELECT wait_event FROM pg_stat_activity

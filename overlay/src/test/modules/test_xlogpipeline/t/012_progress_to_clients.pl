@@ -27,12 +27,12 @@ xlp_crash($primary, 'crashed');
 
 # Ports are reserved among the tests of one build.  An address of this test alone, where
 # all of a network are there, keeps those of others out of the way.
-my $address = $^O eq 'linux' ? join('.', 127, 1 + ($$ >> 16 & 127), $$ >> 8 & 255, $$ & 255) : '127.0.0.1';
+my $address =
+  $^O eq 'linux'
+  ? join('.', 127, 1 + ($$ >> 16 & 127), $$ >> 8 & 255, $$ & 255)
+  : '127.0.0.1';
 
-foreach my $case (
-	[ 'local', 1, 0 ],
-	[ 'on', 1, 1 ],
-	[ 'off', 0, 0 ],
+foreach my $case ([ 'local', 1, 0 ], [ 'on', 1, 1 ], [ 'off', 0, 0 ],
 	[ undef, 1, 0 ])
 {
 	my ($setting, $local_told, $tcp_told) = @$case;
@@ -48,12 +48,15 @@ hot_standby = on
 listen_addresses = '$address'
 test_doublewrite.hold_at = 'xlogpipeline-engage'
 ");
-	$node->append_conf('postgresql.conf', "show_recovery_progress = $setting\n")
+	$node->append_conf('postgresql.conf',
+		"show_recovery_progress = $setting\n")
 	  if defined $setting;
 	xlp_start_held($node, 'xlogpipeline-engage');
 
-	foreach my $client ([ 'socket', $node->host, $local_told ],
-		[ 'TCP', $address, $tcp_told ])
+	my @clients = (
+		[ 'socket', $node->host, $local_told ],
+		[ 'TCP', $address, $tcp_told ]);
+	foreach my $client (@clients)
 	{
 		my ($kind, $host, $told) = @$client;
 		my $message = xlp_refusal($node, $host);

@@ -41,7 +41,8 @@ $primary->backup('base');
 my $standby = PostgreSQL::Test::Cluster->new('standby');
 $standby->init_from_backup($primary, 'base', has_streaming => 1);
 $standby->append_conf(
-	'postgresql.conf', xlp_wait_conf() . q{
+	'postgresql.conf',
+	xlp_wait_conf() . q{
 autovacuum = off
 wal_pipeline = off
 shared_buffers = 4MB
@@ -84,10 +85,10 @@ foreach my $n (1 .. 30)
 		UPDATE wide SET v = v + 1
 			WHERE id IN (SELECT (hashint4($n * 100 + i) & 65535) % 8000 + 1
 						 FROM generate_series(1, 50) i)});
-	$standby->poll_query_until('postgres',
+	$standby->poll_query_until(
+		'postgres',
 		q{SELECT wait_event = 'RecoveryWalStream' FROM pg_stat_activity
-			WHERE backend_type = 'startup'})
-	  or die;
+			WHERE backend_type = 'startup'}) or die;
 	$standby->safe_psql('postgres', 'SELECT dw_drain()');
 	kill('CONT', @stopped);
 
@@ -97,8 +98,11 @@ foreach my $n (1 .. 30)
 		"SELECT buffers_alloc > $allocated FROM pg_stat_bgwriter")
 	  or die;
 }
-cmp_ok($standby->safe_psql('postgres', 'SELECT staged FROM dw_stats()'),
-	'>', $staged + 500, 'redo has evicted dirty pages');
+cmp_ok(
+	$standby->safe_psql('postgres', 'SELECT staged FROM dw_stats()'),
+	'>',
+	$staged + 500,
+	'redo has evicted dirty pages');
 is(bgwriter($ahead), 0, 'redo keeps up: pages are not written ahead of it');
 
 # --- There is a lot of WAL to replay when the standby starts, and redo does not

@@ -67,7 +67,8 @@ sub fill
 {
 	my ($node, $kilobytes) = @_;
 
-	$node->safe_psql('postgres',
+	$node->safe_psql(
+		'postgres',
 		"SELECT count(pg_logical_emit_message(false, 'test', repeat('m', 1000)))
 			FROM generate_series(1, $kilobytes)");
 	return;
@@ -80,7 +81,10 @@ sub looked_ahead
 	my $log = slurp_file($node->logfile);
 	my %done;
 
-	unlike($log, qr/has failed|has ended/, $node->name . ': worker does not fail');
+	unlike(
+		$log,
+		qr/has failed|has ended/,
+		$node->name . ': worker does not fail');
 	@done{qw(kilobytes windows blocks gaps runs)} = $log =~
 	  /looked ahead in (\d+) kB of WAL, in (\d+) windows, and announced (\d+) blocks, and (\d+) in between, in (\d+) runs/;
 	$done{read} = $1 if $log =~ /read (\d+) blocks and wrote/;
@@ -103,7 +107,8 @@ sub recover
 	$node->init_from_backup($primary, $backup);
 	$node->append_conf('postgresql.conf',
 		xlp_conf($arg{mode} // 'on') . ($arg{conf} // ''));
-	unlink map { glob($node->data_dir . "/{$_,$_.*}") } @{ $arg{unlink} // [] };
+	unlink map { glob($node->data_dir . "/{$_,$_.*}") }
+	  @{ $arg{unlink} // [] };
 	$node->start;
 	$node->stop;
 	return (looked_ahead($node), $node);
@@ -120,7 +125,8 @@ my $GONE = min(600, dw_segment_blocks($primary));
 
 create_table($primary, $_, 600) foreach qw(dense third fourth cut unseen);
 create_table($primary, 'gone', $GONE);
-my $gone = $primary->safe_psql('postgres', "SELECT pg_relation_filepath('gone')");
+my $gone =
+  $primary->safe_psql('postgres', "SELECT pg_relation_filepath('gone')");
 $primary->safe_psql('postgres', 'VACUUM; CHECKPOINT');
 change($primary, 'dense', 'true');
 $primary->stop('immediate');
@@ -156,7 +162,10 @@ $primary->stop('immediate');
 $primary->backup_fs_cold('third');
 ($done, $node) = recover($primary, 'third');
 $node->clean_node;
-cmp_ok($done->{gaps}, '>=', 199 * 2 - 2 * 8, 'third: blocks in between are read');
+cmp_ok(
+	$done->{gaps}, '>=',
+	199 * 2 - 2 * 8,
+	'third: blocks in between are read');
 cmp_ok($done->{runs}, '<=', 8 + $OTHERS, '... in few runs');
 
 $primary->start;
@@ -166,7 +175,8 @@ $primary->stop('immediate');
 $primary->backup_fs_cold('fourth');
 ($done, $node) = recover($primary, 'fourth');
 $node->clean_node;
-cmp_ok($done->{gaps}, '<=', $OTHERS, 'fourth: blocks in between are not read');
+cmp_ok($done->{gaps}, '<=', $OTHERS,
+	'fourth: blocks in between are not read');
 cmp_ok($done->{runs}, '>=', 150, '... as there are too many');
 
 # --- Relations that are dropped, truncated, or made anew in the window
@@ -175,7 +185,8 @@ $primary->start;
 $primary->safe_psql('postgres', 'VACUUM; CHECKPOINT');
 change($primary, 'gone', 'true');
 change($primary, 'cut', 'true');
-$primary->safe_psql('postgres',
+$primary->safe_psql(
+	'postgres',
 	q{
 	DELETE FROM cut WHERE id >= 100;
 	VACUUM cut;
@@ -195,8 +206,12 @@ $alone->clean_node;
 ($done, $node) = recover($primary, 'various');
 
 # of the truncated table those in files that are left
-cmp_ok($done->{blocks}, '>=', 600 + $GONE + 100, 'various: blocks are announced');
-is(xlp_differences($digest, xlp_digest($node)), '', '... and files are the same');
+cmp_ok(
+	$done->{blocks}, '>=',
+	600 + $GONE + 100,
+	'various: blocks are announced');
+is(xlp_differences($digest, xlp_digest($node)),
+	'', '... and files are the same');
 $node->clean_node;
 
 # What is left of a file that has been dropped goes some time after that.
@@ -227,9 +242,12 @@ $alone->clean_node;
 cmp_ok($done->{windows}, '>=', 2, 'windows: several with a small cache');
 is(scalar(grep { $_ > 256 } @{ $done->{found} }),
 	0, '... none with more than an eighth of it');
-cmp_ok($done->{blocks}, '<=', 300 + $OTHERS,
+cmp_ok(
+	$done->{blocks}, '<=',
+	300 + $OTHERS,
 	'... and nothing is announced that was rebuilt in the window before');
-is(xlp_differences($digest, xlp_digest($node)), '', '... and files are the same');
+is(xlp_differences($digest, xlp_digest($node)),
+	'', '... and files are the same');
 $node->clean_node;
 
 # --- Without prefetching, no process looks ahead
@@ -262,8 +280,7 @@ $node->clean_node;
 # --- unfinished 16 MB are passed over, then 4 MB looked at, and 32 MB passed over.
 
 {
-	my $archiver =
-	  xlp_primary('archiver', has_archiving => 1, extra => []);
+	my $archiver = xlp_primary('archiver', has_archiving => 1, extra => []);
 
 	$archiver->backup('base');
 	$archiver->safe_psql('postgres', 'SELECT pg_switch_wal()');
@@ -277,8 +294,10 @@ $node->clean_node;
 	$archiver->stop;
 
 	$node = PostgreSQL::Test::Cluster->new('from_archive');
-	$node->init_from_backup($archiver, 'base',
-		has_restoring => 1, standby => 0);
+	$node->init_from_backup(
+		$archiver, 'base',
+		has_restoring => 1,
+		standby => 0);
 	$node->append_conf('postgresql.conf',
 		xlp_conf('on') . "hot_standby = off\n");
 	$node->start;

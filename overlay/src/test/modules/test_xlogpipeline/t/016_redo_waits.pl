@@ -24,7 +24,8 @@ if (!$use_unix_sockets)
 # There is WAL enough for a window.
 my $primary = xlp_primary('primary');
 $primary->safe_psql('postgres', 'CHECKPOINT');
-$primary->safe_psql('postgres',
+$primary->safe_psql(
+	'postgres',
 	q{SELECT count(pg_logical_emit_message(false, 'test', repeat('m', 1000)))
 		FROM generate_series(1, 2000)});
 xlp_crash($primary, 'crashed');
@@ -43,7 +44,8 @@ xlp_start_held($node, 'xlogahead-scanned');
 
 # It says so nevertheless, again and again.  Nothing has been replayed, so nothing is
 # known of the time left.
-my $line = qr/redo in progress, elapsed time: [\d.]+ s, .* 0% of WAL replayed, \d+ MB left\n/;
+my $line =
+  qr/redo in progress, elapsed time: [\d.]+ s, .* 0% of WAL replayed, \d+ MB left\n/;
 $node->wait_for_log(qr/$line(?s:.*)$line(?s:.*)$line/);
 
 # So say the refusal of a client, and the file.

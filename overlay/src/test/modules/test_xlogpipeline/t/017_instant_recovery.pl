@@ -17,7 +17,8 @@ use XLogPipeline;
 
 xlp_require_injection_points();
 
-my $rounds = qr/rounds? of redo before clients get in\n.*Pages redone: \d+ by the startup process, \d+ by worker 1/;
+my $rounds =
+  qr/rounds? of redo before clients get in\n.*Pages redone: \d+ by the startup process, \d+ by worker 1/;
 
 # Records of all index access methods, of sequences and of generic WAL, and such
 # as concern two pages, or a page and its visibility map.
@@ -65,10 +66,13 @@ sub change_files
 		BEGIN; CREATE TABLE never$run AS SELECT * FROM cut$run; ROLLBACK;
 		DELETE FROM cut$run WHERE ctid >= '(9,0)';
 	});
-	$node->safe_psql('postgres', $_) foreach (
+	$node->safe_psql('postgres', $_)
+	  foreach (
 		"VACUUM (FREEZE) cut$run",
-		"INSERT INTO cut$run SELECT g, repeat('a', 300) FROM generate_series(1, 200) g");
-	$node->safe_psql('postgres', "CREATE DATABASE copy$run STRATEGY wal_log") if $run == 1;
+		"INSERT INTO cut$run SELECT g, repeat('a', 300) FROM generate_series(1, 200) g"
+	  );
+	$node->safe_psql('postgres', "CREATE DATABASE copy$run STRATEGY wal_log")
+	  if $run == 1;
 	return;
 }
 
@@ -77,7 +81,8 @@ sub pass_barriers
 {
 	my ($node, $barriers) = @_;
 
-	$node->safe_psql('postgres', "
+	$node->safe_psql(
+		'postgres', "
 		SET allow_in_place_tablespaces = on;
 		CREATE TABLESPACE barrier LOCATION '';
 		DROP TABLESPACE barrier") foreach (1 .. $barriers / 2);
@@ -90,12 +95,15 @@ sub compare
 	my (undef, $serial) = xlp_recover($primary, $backup, "${backup}_serial",
 		'instant_recovery = off');
 	my %ways = (
-		one => "recovery_workers = 1\nwal_pipeline_queue_size = 64kB\n" . xlp_wait_conf(),
+		one => "recovery_workers = 1\nwal_pipeline_queue_size = 64kB\n"
+		  . xlp_wait_conf(),
 		three => 'recovery_workers = 3',
 		alone => "recovery_workers = 3\nwal_pipeline = off",
 		little => 'instant_recovery_memory = 64kB',
 		before => "instant_recovery = off\nrecovery_workers = 3",
-		rounds => "instant_recovery = off\nrecovery_workers = 3\ninstant_recovery_memory = 64kB");
+		rounds =>
+		  "instant_recovery = off\nrecovery_workers = 3\ninstant_recovery_memory = 64kB"
+	);
 
 	foreach my $way (@only ? @only : sort keys %ways)
 	{
@@ -103,15 +111,23 @@ sub compare
 			"instant_recovery = on\n$ways{$way}");
 		my $log = slurp_file($node->logfile);
 
-		is(xlp_differences($serial, $digest), '', "$backup, $way: same files");
+		is(xlp_differences($serial, $digest), '',
+			"$backup, $way: same files");
 		if ($backup eq 'files' && $way eq 'three')
 		{
-			unlike($log, qr/rounds? of redo/, '... and removed pages, without a round of redo');
+			unlike(
+				$log,
+				qr/rounds? of redo/,
+				'... and removed pages, without a round of redo');
 			cmp_ok((xlp_pending($node))[0] // 0, '>', 1000,
-				'... so that pages are pending after more drops than there may be barriers');
+				'... so that pages are pending after more drops than there may be barriers'
+			);
 		}
-		like($log, qr/rounds? of redo/, '... and applied what came before a barrier')
-		  if $backup eq 'barriers';
+		like(
+			$log,
+			qr/rounds? of redo/,
+			'... and applied what came before a barrier'
+		) if $backup eq 'barriers';
 		if ($ways{$way} =~ /instant_recovery = off/)
 		{
 			ok(!xlp_pending($node), '... did not open before redo');
@@ -122,13 +138,20 @@ sub compare
 			ok(xlp_pending($node), '... opened before redo');
 			ok(xlp_redone($node), '... and completed it');
 		}
-		like($log, qr/WAL pipeline: .* read 0 blocks/, '... and read no page before')
-		  if $backup eq 'plain' && $way eq 'one';
-		like($log, qr/recovery goes on without deferring redo of pages/,
-			'... and gave up after many barriers')
-		  if $backup eq 'many';
-		like($log, qr/It looked ahead in .* in [1-9]\d* windows/, '... and looked ahead from there on')
-		  if $backup eq 'many' && $way eq 'one';
+		like(
+			$log,
+			qr/WAL pipeline: .* read 0 blocks/,
+			'... and read no page before'
+		) if $backup eq 'plain' && $way eq 'one';
+		like(
+			$log,
+			qr/recovery goes on without deferring redo of pages/,
+			'... and gave up after many barriers') if $backup eq 'many';
+		like(
+			$log,
+			qr/It looked ahead in .* in [1-9]\d* windows/,
+			'... and looked ahead from there on'
+		) if $backup eq 'many' && $way eq 'one';
 		unlike($log, qr/PANIC|ERROR/, '... without complaints');
 		$node->clean_node;
 	}
@@ -157,10 +180,12 @@ xlp_crash($primary, 'plain');
 compare($primary, 'plain', 1);
 
 # Pages are removed by more transactions than there may be barriers.
-$primary->append_conf('postgresql.conf', 'io_torn_pages_protection = full_pages');
+$primary->append_conf('postgresql.conf',
+	'io_torn_pages_protection = full_pages');
 $primary->start;
 $primary->safe_psql('postgres', 'CHECKPOINT');
-$primary->safe_psql('postgres', "CREATE TABLE short$_ (); DROP TABLE short$_") foreach (1 .. 33);
+$primary->safe_psql('postgres', "CREATE TABLE short$_ (); DROP TABLE short$_")
+  foreach (1 .. 33);
 foreach my $run (1 .. 4)
 {
 	change_files($primary, $run);

@@ -67,8 +67,7 @@ COMMIT;
 		name => 'hot_update',
 		transactions => 400,
 		records => [ 'Heap/HOT_UPDATE', 'Heap2/PRUNE_ON_ACCESS' ],
-		script =>
-		  "$random UPDATE hot SET k = k + 1 WHERE id IN ($chosen);\n",
+		script => "$random UPDATE hot SET k = k + 1 WHERE id IN ($chosen);\n",
 	},
 	{
 		name => 'non_hot_update',
@@ -192,7 +191,7 @@ foreach my $load (@loads)
 		"instant_recovery = on\nrecovery_workers = 2");
 	my ($pages, $records) = xlp_pending($instant);
 
-	cmp_ok($pages // 0, '>', 50, '... or opens with pages that wait');
+	cmp_ok($pages   // 0, '>', 50, '... or opens with pages that wait');
 	cmp_ok($records // 0, '>', 2 * ($pages // 0), '... for several records');
 	is(xlp_redone($instant), $pages, '... and is redone page by page');
 	is(xlp_differences($expected, $digest), '', "$name: same files");

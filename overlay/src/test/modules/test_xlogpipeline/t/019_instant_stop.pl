@@ -23,7 +23,8 @@ sub set
 {
 	my ($node, %settings) = @_;
 
-	$node->append_conf('postgresql.conf', "$_ = '$settings{$_}'") foreach sort keys %settings;
+	$node->append_conf('postgresql.conf', "$_ = '$settings{$_}'")
+	  foreach sort keys %settings;
 	return;
 }
 
@@ -31,9 +32,11 @@ sub set
 sub has_process
 {
 	my ($node, $title) = @_;
-	my ($postmaster) = slurp_file($node->data_dir . '/postmaster.pid') =~ /^(\d+)/;
+	my ($postmaster) =
+	  slurp_file($node->data_dir . '/postmaster.pid') =~ /^(\d+)/;
 
-	return grep { PostgreSQL::Test::Watchdog::read_proc($_, 'cmdline') =~ $title }
+	return
+	  grep { PostgreSQL::Test::Watchdog::read_proc($_, 'cmdline') =~ $title }
 	  PostgreSQL::Test::Watchdog::descendants($postmaster);
 }
 
@@ -42,8 +45,13 @@ sub pg_ctl
 	my ($node, @arguments) = @_;
 
 	local %ENV = $node->_get_env();
-	run_log([ 'pg_ctl', '--no-wait', '--pgdata' => $node->data_dir, '--log' => $node->logfile,
-			@arguments ]);
+	run_log(
+		[
+			'pg_ctl', '--no-wait',
+			'--pgdata' => $node->data_dir,
+			'--log' => $node->logfile,
+			@arguments
+		]);
 	return;
 }
 
@@ -68,7 +76,8 @@ set($node,
 	recovery_workers => 2,
 	log_checkpoints => 'on');
 $node->start;
-$node->safe_psql('postgres', q{
+$node->safe_psql(
+	'postgres', q{
 	CREATE EXTENSION injection_points;
 	CREATE TABLE t (i int, f text) WITH (fillfactor = 80);
 	INSERT INTO t SELECT g, repeat('x', 600) FROM generate_series(1, 8000) g;
@@ -83,18 +92,24 @@ set($node,
 	'test_doublewrite.fail_at' => 'instant-recovery-slowly:EIO',
 	'test_doublewrite.pause_at' => 'instant-recovery-open');
 pg_ctl($node, 'start');
-$node->wait_for_log(qr/paused at injection point "instant-recovery-open"/, $offset);
-watchdog_until('there are workers', sub { has_process($node, qr/recovery worker/) });
+$node->wait_for_log(qr/paused at injection point "instant-recovery-open"/,
+	$offset);
+watchdog_until('there are workers',
+	sub { has_process($node, qr/recovery worker/) });
 sleep(3);
 pg_ctl($node, '--mode' => 'fast', 'stop');
 $node->wait_for_log(qr/received fast shutdown request/, $offset);
 sleep(1);
 set($node, 'test_doublewrite.pause_at' => '');
 append_to_file($node->data_dir . '/test_doublewrite.resume', '');
-watchdog_until('server has stopped', sub { !-e $node->data_dir . '/postmaster.pid' });
+watchdog_until('server has stopped',
+	sub { !-e $node->data_dir . '/postmaster.pid' });
 
 my $log = slurp_file($node->logfile, $offset);
-like($log, qr/redo is complete, .* after opening/, 'stop before opening: all pages are redone');
+like(
+	$log,
+	qr/redo is complete, .* after opening/,
+	'stop before opening: all pages are redone');
 like($log, qr/Pages redone: 0 by the startup process/, '... by the workers');
 unlike($log, qr/ERROR|FATAL|could not be redone/, '... without complaints');
 like(
@@ -117,7 +132,8 @@ SKIP:
 	skip('no library that could stand for the clock') unless -e $library;
 
 	my $POINT = 'instant-recovery-only-demands';
-	my $checkpointer = q{FROM pg_stat_activity WHERE backend_type = 'checkpointer'};
+	my $checkpointer =
+	  q{FROM pg_stat_activity WHERE backend_type = 'checkpointer'};
 	my $done = 'SELECT num_done FROM pg_stat_checkpointer';
 
 	change_and_crash($node);
@@ -127,20 +143,25 @@ SKIP:
 		local $ENV{LD_PRELOAD} = $library;
 		$node->start;
 	}
-	$node->poll_query_until('postgres', "SELECT wait_event = 'InstantRecoveryEnd' $checkpointer")
+	$node->poll_query_until('postgres',
+		"SELECT wait_event = 'InstantRecoveryEnd' $checkpointer")
 	  or die 'no checkpoint waits';
 	my $before = $node->safe_psql('postgres', $done);
-	my $segment = $node->safe_psql('postgres', q{
+	my $segment = $node->safe_psql(
+		'postgres', q{
 		SELECT pg_walfile_name(pg_logical_emit_message(true, 'test', ''))});
-	unlink($node->data_dir . '/test_doublewrite.clock_back') or die "no clock: $!";
-	$node->poll_query_until('postgres', "SELECT pg_walfile_name(pg_logical_emit_message(false, 'test', '')) > '$segment'")
-	  or die 'no other time';
+	unlink($node->data_dir . '/test_doublewrite.clock_back')
+	  or die "no clock: $!";
+	$node->poll_query_until('postgres',
+		"SELECT pg_walfile_name(pg_logical_emit_message(false, 'test', '')) > '$segment'"
+	) or die 'no other time';
 	set($node, 'test_doublewrite.fail_at' => '');
 	$node->safe_psql('postgres', "SELECT injection_points_detach('$POINT')");
 	$node->poll_query_until('postgres',
-		"SELECT wait_event = 'CheckpointWriteDelay' OR ($done) > $before $checkpointer")
-	  or die 'no checkpoint';
-	is($node->safe_psql('postgres', $done), $before, 'a checkpoint that has waited for redo takes its time');
+		"SELECT wait_event = 'CheckpointWriteDelay' OR ($done) > $before $checkpointer"
+	) or die 'no checkpoint';
+	is($node->safe_psql('postgres', $done),
+		$before, 'a checkpoint that has waited for redo takes its time');
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	$node->stop;
 	set($node, archive_timeout => 0);
@@ -154,11 +175,13 @@ set($node,
 	'test_doublewrite.pause_at' => 'instant-recovery-step');
 $offset = -s $node->logfile;
 pg_ctl($node, 'start');
-$node->wait_for_log(qr/paused at injection point "instant-recovery-step"/, $offset);
+$node->wait_for_log(qr/paused at injection point "instant-recovery-step"/,
+	$offset);
 pg_ctl($node, '--mode' => 'fast', 'stop');
 $node->wait_for_log(qr/received fast shutdown request/, $offset);
 append_to_file($node->data_dir . '/test_doublewrite.resume', '');
-watchdog_until('server has stopped', sub { !-e $node->data_dir . '/postmaster.pid' });
+watchdog_until('server has stopped',
+	sub { !-e $node->data_dir . '/postmaster.pid' });
 unlike(
 	slurp_file($node->logfile, $offset),
 	qr/opening before redo|Pages redone/,
@@ -169,7 +192,8 @@ sub start_with_pause
 {
 	$offset = -s $node->logfile;
 	pg_ctl($node, 'start');
-	$node->wait_for_log(qr/paused at injection point "instant-recovery-step"/, $offset);
+	$node->wait_for_log(qr/paused at injection point "instant-recovery-step"/,
+		$offset);
 	append_to_file($node->data_dir . '/test_doublewrite.resume', '');
 	return;
 }
@@ -188,7 +212,8 @@ like(
 	slurp_file($node->logfile, $offset),
 	qr/preparing redo of pages, elapsed time: [\d.]+ s, pages to be sorted: \d+/,
 	'... of which the log tells');
-ok($node->poll_query_until('postgres', 'SELECT count(*) = 8000 FROM t'), '... and nothing is lost');
+ok($node->poll_query_until('postgres', 'SELECT count(*) = 8000 FROM t'),
+	'... and nothing is lost');
 $node->_update_pid(1);
 $node->stop;
 

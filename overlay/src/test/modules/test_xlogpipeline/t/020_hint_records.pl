@@ -21,8 +21,10 @@ xlp_require_injection_points();
 # So few pages that have nothing to do with the table are read in recovery.
 my $FEW = 100;
 
-my $primary = xlp_primary('primary', extra => [ '--data-checksums', '--wal-segsize=1' ]);
-$primary->append_conf('postgresql.conf', 'io_torn_pages_protection = double_writes');
+my $primary =
+  xlp_primary('primary', extra => [ '--data-checksums', '--wal-segsize=1' ]);
+$primary->append_conf('postgresql.conf',
+	'io_torn_pages_protection = double_writes');
 $primary->restart;
 $primary->backup('standby');
 my $standby = PostgreSQL::Test::Cluster->new('standby');
@@ -30,8 +32,10 @@ $standby->init_from_backup($primary, 'standby', has_streaming => 1);
 $standby->append_conf('postgresql.conf', 'shared_buffers = 1MB');
 $standby->start;
 
-$primary->safe_psql('postgres', q{
-	CREATE TABLE t AS SELECT g, repeat('x', 500) FROM generate_series(1, 15000) g});
+$primary->safe_psql(
+	'postgres', q{
+	CREATE TABLE t AS SELECT g, repeat('x', 500) FROM generate_series(1, 15000) g}
+);
 $primary->safe_psql('postgres', 'CHECKPOINT');
 $primary->wait_for_catchup($standby);
 $standby->safe_psql('postgres', q{SELECT pg_stat_reset_shared('io')});
@@ -39,13 +43,15 @@ $standby->safe_psql('postgres', q{SELECT pg_stat_reset_shared('io')});
 # Hints, and so much WAL that recovery looks ahead in it.
 $primary->safe_psql('postgres', 'SELECT count(*) FROM t');
 $primary->safe_psql('postgres',
-	q{SELECT length(pg_logical_emit_message(false, 'test', repeat('m', 3000000))::text)});
+	q{SELECT length(pg_logical_emit_message(false, 'test', repeat('m', 3000000))::text)}
+);
 my ($dump) = run_command(
 	[
-		'pg_waldump', '--rmgr' => 'XLOG',
+		'pg_waldump',
+		'--rmgr' => 'XLOG',
 		'--path' => $primary->data_dir . '/pg_wal',
-		'--start' => $primary->safe_psql('postgres',
-			'SELECT redo_lsn FROM pg_control_checkpoint()')
+		'--start' => $primary->safe_psql(
+			'postgres', 'SELECT redo_lsn FROM pg_control_checkpoint()')
 	]);
 my $hints = () = $dump =~ /FPI_FOR_HINT/g;
 cmp_ok($hints, '>', 5 * $FEW, 'new hints of many pages are logged');
@@ -54,10 +60,14 @@ unlike($dump, qr/FPW/, '... without images');
 # What all processes of recovery have read, before a client reads anything.
 $primary->wait_for_catchup($standby);
 cmp_ok(
-	$standby->safe_psql('postgres', q{
+	$standby->safe_psql(
+		'postgres', q{
 		SELECT sum(reads) FROM pg_stat_io
-			WHERE object = 'relation' AND backend_type IN ('startup', 'background worker')}),
-	'<', $FEW, 'standby: pages are not read');
+			WHERE object = 'relation' AND backend_type IN ('startup', 'background worker')}
+	),
+	'<',
+	$FEW,
+	'standby: pages are not read');
 $standby->stop;
 
 xlp_crash($primary, 'crashed');
@@ -73,15 +83,20 @@ foreach my $way (sort keys %ways)
 	$node->append_conf('postgresql.conf', $ways{$way});
 	$node->start;
 	cmp_ok(
-		$node->safe_psql('postgres', 'SELECT prefetch FROM pg_stat_recovery_prefetch'),
-		'<', $FEW, "$way: pages are not prefetched");
+		$node->safe_psql(
+			'postgres', 'SELECT prefetch FROM pg_stat_recovery_prefetch'),
+		'<', $FEW,
+		"$way: pages are not prefetched");
 	my $log = slurp_file($node->logfile);
 	if ($way eq 'pipeline')
 	{
-		cmp_ok(($log =~ /announced (\d+) blocks/)[0], '<', $FEW, '... nor announced');
-		cmp_ok(($log =~ /WAL pipeline: .* read (\d+) blocks/)[0], '<', $FEW, '... nor read');
+		cmp_ok(($log =~ /announced (\d+) blocks/)[0],
+			'<', $FEW, '... nor announced');
+		cmp_ok(($log =~ /WAL pipeline: .* read (\d+) blocks/)[0],
+			'<', $FEW, '... nor read');
 	}
-	cmp_ok((xlp_pending($node))[0] // 0, '<', $FEW, '... nor pending') if $way eq 'instant';
+	cmp_ok((xlp_pending($node))[0] // 0, '<', $FEW, '... nor pending')
+	  if $way eq 'instant';
 	$node->stop;
 }
 

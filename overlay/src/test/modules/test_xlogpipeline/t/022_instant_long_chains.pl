@@ -31,7 +31,8 @@ sub begin
 my $primary = xlp_primary('primary');
 $primary->append_conf('postgresql.conf', 'fsync = off');
 $primary->restart;
-$primary->safe_psql('postgres', $_) foreach (
+$primary->safe_psql('postgres', $_)
+  foreach (
 	q{CREATE EXTENSION injection_points;
 	  CREATE TABLE hot (v int);
 	  INSERT INTO hot VALUES (0);
@@ -46,11 +47,14 @@ $primary->safe_psql('postgres', $_) foreach (
 	q{DO $$ BEGIN FOR n IN 1 .. 6000 LOOP UPDATE hot SET v = n; COMMIT; END LOOP; END $$},
 	'SELECT count(nextval(\'counter\')) FROM generate_series(1, 96000)');
 xlp_crash($primary, 'long');
-my (undef, $serial) = xlp_recover($primary, 'long', 'serial', 'instant_recovery = off');
-my ($node, $digest) = xlp_recover($primary, 'long', 'instant', 'instant_recovery = on');
+my (undef, $serial) =
+  xlp_recover($primary, 'long', 'serial', 'instant_recovery = off');
+my ($node, $digest) =
+  xlp_recover($primary, 'long', 'instant', 'instant_recovery = on');
 my ($pages, $records) = xlp_pending($node);
 cmp_ok($records, '>', 6000, 'a page with many records');
-cmp_ok($records, '<', 9000, '... and one that each record makes anew: only the last counts');
+cmp_ok($records, '<', 9000,
+	'... and one that each record makes anew: only the last counts');
 is(xlp_differences($serial, $digest), '', '... and files are the same');
 
 # Two sessions wait, the first one for the page with the long chain, which the only worker has
@@ -61,7 +65,9 @@ sub begin_long_chain
 	my $held = PostgreSQL::Test::Cluster->new($name);
 
 	$held->init_from_backup($primary, 'long');
-	$held->append_conf('postgresql.conf', xlp_wait_conf() . q{
+	$held->append_conf(
+		'postgresql.conf',
+		xlp_wait_conf() . q{
 instant_recovery = on
 recovery_workers = 1
 log_min_messages = debug1
@@ -70,13 +76,16 @@ test_doublewrite.pause_at = 'instant-recovery-record-redone:300'
 });
 	$held->start;
 	my @sessions = map { $held->background_psql('postgres') } (1 .. 2);
-	$_->query_safe("EXPLAIN SELECT v FROM hot; EXPLAIN $other") foreach @sessions;
+	$_->query_safe("EXPLAIN SELECT v FROM hot; EXPLAIN $other")
+	  foreach @sessions;
 	begin($sessions[0], 'SELECT v FROM hot');
-	$held->wait_for_log(qr/paused at injection point "instant-recovery-record-redone"/);
+	$held->wait_for_log(
+		qr/paused at injection point "instant-recovery-record-redone"/);
 	begin($sessions[1], $other);
-	$held->poll_query_until('postgres', q{
-		SELECT count(*) = 2 FROM pg_stat_activity WHERE wait_event = 'InstantRecoveryPage'})
-	  or die 'sessions do not wait';
+	$held->poll_query_until(
+		'postgres', q{
+		SELECT count(*) = 2 FROM pg_stat_activity WHERE wait_event = 'InstantRecoveryPage'}
+	) or die 'sessions do not wait';
 	append_to_file($held->data_dir . '/test_doublewrite.resume', '');
 	return ($held, @sessions);
 }
@@ -94,17 +103,20 @@ sub end
 
 	$_->quit foreach @sessions;
 	$held->safe_psql('postgres', "SELECT injection_points_detach('$_')")
-	  foreach ('instant-recovery-only-demands', 'instant-recovery-records-slowly');
+	  foreach ('instant-recovery-only-demands',
+		'instant-recovery-records-slowly');
 	$held->wait_for_log(qr/redo is complete/);
 	$held->stop;
 	return;
 }
 
 # The worker is in the middle of the long chain when a session needs another page.
-my $put_off = qr/redo of block 0 of relation .* is put off for a page that a session needs/;
+my $put_off =
+  qr/redo of block 0 of relation .* is put off for a page that a session needs/;
 ($node, my @sessions) = begin_long_chain('waits', 'SELECT v FROM other');
 is(result($sessions[1]), 2, 'a session has its page');
-is(result($sessions[0]), 6000, '... and the one that needs the page with many records has that');
+is(result($sessions[0]),
+	6000, '... and the one that needs the page with many records has that');
 like(slurp_file($node->logfile), $put_off, '... of which redo was put off');
 end($node, @sessions);
 

@@ -31,7 +31,8 @@ sub change
 	my ($node, $name) = @_;
 
 	$node->safe_psql('postgres', 'SELECT pg_switch_wal()');
-	$node->safe_psql('postgres', qq{
+	$node->safe_psql(
+		'postgres', qq{
 		DO \$\$
 		DECLARE
 			place tid;
@@ -73,7 +74,8 @@ sub windows
 	my @windows;
 
 	push @windows, [ $1, $2, $3 ]
-	  while $log =~ /looked ahead in WAL from (\S+) to (\S+), found (\d+) blocks/g;
+	  while $log =~
+	  /looked ahead in WAL from (\S+) to (\S+), found (\d+) blocks/g;
 	note join(', ', map { "$_->[0] to $_->[1]: $_->[2]" } @windows);
 	return @windows;
 }
@@ -91,10 +93,16 @@ sub sums
 {
 	my ($node) = @_;
 	my $tables = $node->safe_psql('postgres',
-		"SELECT relname FROM pg_class WHERE relname ~ '^t_' AND relkind = 'r' ORDER BY 1");
+		"SELECT relname FROM pg_class WHERE relname ~ '^t_' AND relkind = 'r' ORDER BY 1"
+	);
 
-	return join("\n",
-		map { "$_ " . $node->safe_psql('postgres', "SELECT count(*), sum(v) FROM $_") }
+	return join(
+		"\n",
+		map {
+			"$_ "
+			  . $node->safe_psql('postgres',
+				"SELECT count(*), sum(v) FROM $_")
+		  }
 		  split(/\n/, $tables));
 }
 
@@ -102,7 +110,8 @@ my $primary = xlp_primary('primary');
 $primary->append_conf('postgresql.conf', 'io_torn_pages_protection = off');
 $primary->restart;
 # One row a page, and room for a new version of it
-$primary->safe_psql('postgres', qq{
+$primary->safe_psql(
+	'postgres', qq{
 	CREATE TABLE $_ (id int, v int, filler text) WITH (fillfactor = 40);
 	ALTER TABLE $_ ALTER filler SET STORAGE PLAIN;
 	INSERT INTO $_ SELECT i, 0, repeat('x', 3000) FROM generate_series(1, $PAGES) i;
@@ -120,8 +129,11 @@ $primary->wait_for_catchup($standby);
 
 # --- Nearly keeping up
 
-my @windows = fall_behind($primary, $standby, sub {
-		$primary->safe_psql('postgres', q{
+my @windows = fall_behind(
+	$primary, $standby,
+	sub {
+		$primary->safe_psql(
+			'postgres', q{
 			SELECT pg_switch_wal();
 			UPDATE t_one SET v = v + 1 WHERE id % 10 = 0;
 			SELECT count(pg_logical_emit_message(false, 'test', repeat('m', 1000)))
@@ -138,19 +150,25 @@ cmp_ok($found, '>=', $PAGES, 'behind: looks ahead in all blocks');
 cmp_ok($found, '<=', 1.1 * $PAGES, '... once');
 my @from = map { hex((split m{/}, $_->[0])[1]) >> 20 } @windows;
 my @to = map { hex((split m{/}, $_->[1])[1]) >> 20 } @windows;
-ok((grep { $from[$_] != $to[$_] } 0 .. $#windows), '... beyond the end of a segment');
+ok((grep { $from[$_] != $to[$_] } 0 .. $#windows),
+	'... beyond the end of a segment');
 my $most = 0.9 * $PAGES;
 my $few = 0.1 * $PAGES;
-ok($standby->poll_query_until('postgres', blocks_read('background worker') . " >= $most"),
+ok( $standby->poll_query_until(
+		'postgres', blocks_read('background worker') . " >= $most"),
 	'... which are read ahead of redo');
-is($standby->safe_psql('postgres', blocks_read('startup') . " < $few"), 't', '... and not by it');
+is($standby->safe_psql('postgres', blocks_read('startup') . " < $few"),
+	't', '... and not by it');
 is(sums($standby), sums($primary), '... and replays all');
 
 # --- What is dropped, truncated or made anew meanwhile
 
-@windows = fall_behind($primary, $standby, sub {
+@windows = fall_behind(
+	$primary, $standby,
+	sub {
 		change($primary, $_) foreach qw(t_gone t_cut);
-		$primary->safe_psql('postgres', q{
+		$primary->safe_psql(
+			'postgres', q{
 			DELETE FROM t_cut WHERE id >= 100;
 			VACUUM t_cut;
 			DROP TABLE t_gone;
@@ -190,10 +208,14 @@ $standby->promote;
 is(sums($standby), $sums, 'promoted: has all that was received');
 my ($blocks, $runs, $at_once) = slurp_file($standby->logfile) =~
   /announced (\d+) blocks, and \d+ in between, in (\d+) runs, with at most (\d+) requests under way/;
-cmp_ok($blocks, '>=', 4 * $PAGES, 'blocks of four tables have been announced');
+cmp_ok($blocks, '>=', 4 * $PAGES,
+	'blocks of four tables have been announced');
 cmp_ok($runs, '<', $blocks / 5, '... in runs');
 cmp_ok($at_once, '<=', $REQUESTS, '... of which few were under way');
 cmp_ok($at_once, '>', 1, '... but several');
-unlike(slurp_file($standby->logfile), qr/has failed|has ended/, 'worker does not fail');
+unlike(
+	slurp_file($standby->logfile),
+	qr/has failed|has ended/,
+	'worker does not fail');
 
 done_testing();

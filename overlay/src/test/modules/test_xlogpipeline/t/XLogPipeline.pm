@@ -220,7 +220,8 @@ sub xlp_digest
 			return unless -f $_;
 			my $path = substr($File::Find::name, length($data) + 1);
 
-			return if $path =~
+			return
+			  if $path =~
 			  /pg_control|pg_internal\.init|pgsql_tmp|config_exec_params/;
 			open(my $fh, '<:raw', $_) or die "$path: $!";
 			$digest{$path} = Digest::MD5->new->addfile($fh)->hexdigest;
@@ -444,7 +445,8 @@ sub xlp_pending
 sub xlp_redone
 {
 	my ($node) = @_;
-	my ($detail) = slurp_file($node->logfile) =~
+	my ($detail) =
+	  slurp_file($node->logfile) =~
 	  /redo is complete, .* after opening: .*\n.*Pages redone: (.*)\./
 	  or return;
 

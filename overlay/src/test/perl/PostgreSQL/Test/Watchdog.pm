@@ -52,7 +52,7 @@ use Exporter;
 use File::Basename qw(basename dirname);
 use IPC::Run;
 use List::Util qw(max uniq);
-use POSIX qw(_exit);
+use POSIX      qw(_exit);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Scalar::Util qw(looks_like_number);
@@ -220,11 +220,14 @@ sub watchdog_until
 		  if defined $params{timeout};
 		%params = (%params, timeout => $seconds, timed_out => \$expired);
 		my @result =
-		    wantarray
+		  wantarray
 		  ? $psql->($self, $dbname, $sql, %params)
 		  : scalar($psql->($self, $dbname, $sql, %params));
-		watchdog_fail('hung after ' . $seconds . ' s in psql to "'
-			  . $self->name . "\": $sql")
+		watchdog_fail('hung after '
+			  . $seconds
+			  . ' s in psql to "'
+			  . $self->name
+			  . "\": $sql")
 		  if $expired;
 		return wantarray ? @result : $result[0];
 	};
@@ -259,10 +262,12 @@ sub watchdog_until
 				1;
 			};
 			die $@ if !$ran && $@ !~ /Broken pipe/;
-			return 1 if $ran && !$expired && $stdout eq $expected && $stderr eq '';
+			return 1
+			  if $ran && !$expired && $stdout eq $expected && $stderr eq '';
 			sleep(0.1);
 		}
-		watchdog_fail("hung after $seconds s waiting for \"$expected\" from \""
+		watchdog_fail(
+				"hung after $seconds s waiting for \"$expected\" from \""
 			  . $self->name
 			  . "\": $query (last: \"$stdout\" $stderr)");
 	};
@@ -393,8 +398,7 @@ sub descendants
 
 	for (my $i = 0; $i < @found; $i++)
 	{
-		push @found,
-		  grep { $parent{$_} == $found[$i] } keys %parent;
+		push @found, grep { $parent{$_} == $found[$i] } keys %parent;
 	}
 	shift @found;
 	return @found;
@@ -472,8 +476,8 @@ sub report
 		push @text, report_processes($server, $deadline);
 		push @waits, map { "$server->{name}: $_" } waits($server);
 	}
-	push @text, map { report_log($_) }
-	  glob("$PostgreSQL::Test::Utils::log_path/*.log");
+	push @text,
+	  map { report_log($_) } glob("$PostgreSQL::Test::Utils::log_path/*.log");
 
 	my $first =
 	  @waits
@@ -500,9 +504,11 @@ sub waits
 	};
 	my $name = sub {
 		my ($pid) = @_;
-		my $where = defined $at->{$pid} ? " at injection point $at->{$pid}" : '';
+		my $where =
+		  defined $at->{$pid} ? " at injection point $at->{$pid}" : '';
 
-		$where = " waiting for $waits_for->{$pid}" if defined $waits_for->{$pid};
+		$where = " waiting for $waits_for->{$pid}"
+		  if defined $waits_for->{$pid};
 		return $title->($pid) . $where;
 	};
 	foreach my $pid (sort { $a <=> $b } keys %$waits_for)
@@ -510,8 +516,11 @@ sub waits
 		my $lock = $waits_for->{$pid};
 		my @holders = sort { $a <=> $b } keys %{ $holds->{$lock} // {} };
 
-		push @waits, $title->($pid) . " waits for $lock, held by "
-		  . (join(' and ', map { $name->($_) } @holders) || 'an unknown process');
+		push @waits,
+			$title->($pid)
+		  . " waits for $lock, held by "
+		  . (join(' and ', map { $name->($_) } @holders)
+			  || 'an unknown process');
 	}
 	push @waits, map { $name->($_) . ' waits' } sort { $a <=> $b } keys %$at;
 	return @waits;
@@ -546,7 +555,8 @@ sub query
 		LOOK_SECONDS,
 		'psql', '--no-psqlrc',
 		'--quiet', '--no-align',
-		'--tuples-only', '--dbname' => 'postgres',
+		'--tuples-only',
+		'--dbname' => 'postgres',
 		'--host' => $server->{host},
 		'--port' => $server->{port},
 		'--command' => $sql);
@@ -595,11 +605,12 @@ sub report_sql
 		$server, q{
 		SELECT pid, granted, mode, locktype, database, relation, virtualxid,
 			   transactionid, fastpath, date_trunc('second', waitstart)
-		FROM pg_locks WHERE pid <> pg_backend_pid() ORDER BY granted, pid LIMIT 60});
-	push @text, '-- WAL receiver, senders, and positions', grep { $_ ne '' }
+		FROM pg_locks WHERE pid <> pg_backend_pid() ORDER BY granted, pid LIMIT 60}
+	);
+	push @text, '-- WAL receiver, senders, and positions',
+	  grep { $_ ne '' }
 	  query($server, 'SELECT r FROM pg_stat_wal_receiver r'),
-	  query($server, 'SELECT r FROM pg_stat_replication r'),
-	  query(
+	  query($server, 'SELECT r FROM pg_stat_replication r'), query(
 		$server, q{
 		SELECT CASE WHEN pg_is_in_recovery() THEN
 			format('received %s, replayed %s, pause: %s', pg_last_wal_receive_lsn(),
@@ -647,8 +658,11 @@ sub report_processes
 	{
 		my ($state) = read_proc($pid, 'status') =~ /^State:\s+(.*)/m;
 
-		push @text, join(' ', "-- process $pid ($server->{title}{$pid}):",
-			$state // 'gone', read_proc($pid, 'wchan'));
+		push @text,
+		  join(' ',
+			"-- process $pid ($server->{title}{$pid}):",
+			$state // 'gone',
+			read_proc($pid, 'wchan'));
 		push @text, split(/\n/, read_proc($pid, 'stack'));
 		if (time() > $deadline)
 		{

@@ -47,9 +47,12 @@ that may be one that has been preallocated.
 sub dw_images_between
 {
 	my ($node, $from, $to) = @_;
-	my @segments = split(/\n/,
-		$node->safe_psql('postgres',
-			"SELECT pg_walfile_name(l) FROM unnest('{$from, $to}'::pg_lsn[]) l"));
+	my @segments = split(
+		/\n/,
+		$node->safe_psql(
+			'postgres',
+			"SELECT pg_walfile_name(l) FROM unnest('{$from, $to}'::pg_lsn[]) l"
+		));
 	my ($stdout, $stderr) = run_command(
 		[
 			'pg_waldump',
@@ -149,7 +152,8 @@ sub dw_check_amcheck
 
 	return $node->command_ok(
 		[
-			'pg_amcheck', '--database' => 'postgres',
+			'pg_amcheck',
+			'--database' => 'postgres',
 			'--heapallindexed', @options
 		],
 		'amcheck finds nothing');
@@ -198,7 +202,8 @@ sub dw_check_torn
 
 	$node->stop('immediate') if $node->{_pid};
 	my $torn = dw_tear($node, $old, unlogged_too => 1, only => qr/^base/);
-	cmp_ok($torn->{logged} + $torn->{unlogged}, '>', 0, "$what: pages were torn");
+	cmp_ok($torn->{logged} + $torn->{unlogged},
+		'>', 0, "$what: pages were torn");
 	dw_start_after_crash($node, $torn);
 	is($node->safe_psql('postgres', 'SELECT v FROM t WHERE id = 1'),
 		$value, "$what: nothing lost");

@@ -55,11 +55,13 @@ sub dw_log_copies
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	foreach my $table (@tables)
 	{
-		my ($db, $name) = $table =~ /^(.*)\.(.*)$/ ? ($1, $2) : ('postgres', $table);
+		my ($db, $name) =
+		  $table =~ /^(.*)\.(.*)$/ ? ($1, $2) : ('postgres', $table);
 
 		$node->{dw_path}{$table} =
 		  $node->safe_psql($db, "SELECT pg_relation_filepath('$name')");
-		$node->safe_psql($db, "SELECT dw_dirty('$name'); SELECT dw_evict_all(), dw_drain()");
+		$node->safe_psql($db,
+			"SELECT dw_dirty('$name'); SELECT dw_evict_all(), dw_drain()");
 	}
 	return;
 }
@@ -107,7 +109,8 @@ sub dw_crash_torn
 		my $path = $node->{dw_path}{$table};
 		my $found = $copies->{$path} // {};
 
-		cmp_ok(scalar(keys %$found), '>', 5, "the log has copies of table $table");
+		cmp_ok(scalar(keys %$found),
+			'>', 5, "the log has copies of table $table");
 		foreach my $offset (keys %$found)
 		{
 			dw_write_block($node, $path, $offset,
@@ -131,7 +134,8 @@ sub dw_start_on_demand
 	my ($node, $test_name) = @_;
 	my $offset = -s $node->logfile;
 
-	ok(dw_poll_start($node), "server starts $test_name") or BAIL_OUT('no start');
+	ok(dw_poll_start($node), "server starts $test_name")
+	  or BAIL_OUT('no start');
 	like(
 		slurp_file($node->logfile, $offset),
 		qr/double-write log: \d+ pages are restored when they are needed/,

@@ -106,8 +106,8 @@ sub in_directory
 	my ($node) = @_;
 	my $dir = $node->data_dir;
 
-	return scalar(
-		grep { (readlink($_) // '') eq $dir } glob('/proc/[0-9]*/cwd'));
+	return
+	  scalar(grep { (readlink($_) // '') eq $dir } glob('/proc/[0-9]*/cwd'));
 }
 
 =pod
@@ -125,7 +125,8 @@ sub dw_wait_for_crash
 
 	dw_wait_for_exit($node);
 	my $text = slurp_file($node->logfile, $offset // 0);
-	my ($where) = $text =~ /test_doublewrite: crash at injection point "(.*)"/;
+	my ($where) =
+	  $text =~ /test_doublewrite: crash at injection point "(.*)"/;
 	ok(defined $where,
 		'server crashed' . (defined $where ? " at $where" : ''));
 	return;
@@ -187,7 +188,8 @@ sub dw_expected_restored
 
 		$n++
 		  if defined $home
-		  && dw_checksum($home, $note->{blkno}) != unpack('S', substr($home, 8, 2))
+		  && dw_checksum($home, $note->{blkno}) !=
+		  unpack('S', substr($home, 8, 2))
 		  && dw_hint_digest($home) == $note->{crc};
 	}
 	return $n;
@@ -234,11 +236,13 @@ sub dw_start_after_crash
 
 	ok(dw_poll_start($node), 'server starts') or BAIL_OUT('no start');
 	my $line = dw_restore_line($node, $offset);
-	is($line ? $line->{restored} : 0,
-		$expected, "pages restored: $expected");
-	cmp_ok($expected, '>=', $torn->{logged} + ($torn->{noted} // 0), 'no fewer than were torn')
-	  if defined $torn;
-	unlike(slurp_file($node->logfile, $offset),
+	is($line ? $line->{restored} : 0, $expected, "pages restored: $expected");
+	cmp_ok(
+		$expected, '>=',
+		$torn->{logged} + ($torn->{noted} // 0),
+		'no fewer than were torn') if defined $torn;
+	unlike(
+		slurp_file($node->logfile, $offset),
 		qr/PANIC|invalid page|could not read block/,
 		'no complaints in the server log');
 	return $line;

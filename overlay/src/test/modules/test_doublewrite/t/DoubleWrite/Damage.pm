@@ -47,7 +47,7 @@ sub torn_page
 	for my $try (0 .. 60)
 	{
 		my $turn = $tear_turn++;
-		my $kind = qw(head tail random head4k tail4k)[ $turn % 5 ];
+		my $kind = qw(head tail random head4k tail4k) [ $turn % 5 ];
 		my $cut = 1 + int($turn / 5) % 15;
 		my @take;    # which sectors are new
 
@@ -68,11 +68,9 @@ sub torn_page
 			@take = map { ($_ < 8) == ($kind eq 'head4k') } (0 .. 15);
 		}
 
-		my $page = join(
-			'',
-			map {
-				substr($take[$_] ? $new : $old, $_ * SECTOR, SECTOR)
-			} (0 .. 15));
+		my $page = join('',
+			map { substr($take[$_] ? $new : $old, $_ * SECTOR, SECTOR) }
+			  (0 .. 15));
 
 		return $page if $page ne $old && $page ne $new;
 	}
@@ -203,7 +201,10 @@ sub dw_tear_copied
 		next
 		  unless $path =~ /^base|^pg_tblspc/
 		  && defined dw_read_block($node, $path, $offset);
-		dw_write_block($node, $path, $offset + BLCKSZ / 2, "\xA5" x (BLCKSZ / 2));
+		dw_write_block(
+			$node, $path,
+			$offset + BLCKSZ / 2,
+			"\xA5" x (BLCKSZ / 2));
 		$n++;
 	}
 	return $n;
@@ -224,7 +225,8 @@ sub dw_lose
 {
 	my ($node, $snapshot, $only) = @_;
 	my $copies = dw_live_copies(dw_read_log($node));
-	my %logged = map { join(' ', dw_home_path($node, $_)) => 1 } values %$copies;
+	my %logged =
+	  map { join(' ', dw_home_path($node, $_)) => 1 } values %$copies;
 	my $n = 0;
 
 	foreach my $path (grep { $_ =~ $only } dw_relation_files($node))
@@ -232,7 +234,8 @@ sub dw_lose
 		my $data = slurp_file($node->data_dir . "/$path");
 		my $old = $snapshot->{$path} // '';
 
-		$old .= "\0" x (length($data) - length($old)) if length($old) < length($data);
+		$old .= "\0" x (length($data) - length($old))
+		  if length($old) < length($data);
 		for (my $off = 0; $off + BLCKSZ <= length($data); $off += BLCKSZ)
 		{
 			my $page = substr($old, $off, BLCKSZ);
@@ -286,11 +289,13 @@ sub dw_tear_log_tail
 
 		for my $sector (0 .. 15)
 		{
-			next if substr($page->{page}, $sector * SECTOR, SECTOR) eq "\0" x SECTOR;
-			dw_write_block($node, $path,
+			next
+			  if substr($page->{page}, $sector * SECTOR, SECTOR) eq "\0" x
+			  SECTOR;
+			dw_write_block(
+				$node, $path,
 				$page->{offset} + $sector * SECTOR,
-				"\0" x SECTOR)
-			  if ++$n % 2 == 1;
+				"\0" x SECTOR) if ++$n % 2 == 1;
 		}
 		die "page in batch is empty" if $n == 0;
 	}

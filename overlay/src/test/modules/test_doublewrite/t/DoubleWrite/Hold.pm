@@ -53,7 +53,8 @@ sub dw_hold_flusher
 	$point //= 'doublewrite-log-synced';
 	$node->{dw_held} = $point;
 	$node->safe_psql('postgres',
-		"SELECT dw_drain(); SELECT injection_points_attach('$point', 'wait')");
+		"SELECT dw_drain(); SELECT injection_points_attach('$point', 'wait')"
+	);
 	return;
 }
 
@@ -173,10 +174,14 @@ sub dw_wake
 			# the server may end when it has been woken up
 			my ($rc, $waiting) = eval {
 				$node->psql('postgres',
-					"SELECT count(*) FROM pg_stat_activity WHERE wait_event = '$point'")
+					"SELECT count(*) FROM pg_stat_activity WHERE wait_event = '$point'"
+				);
 			};
 			return 1 if !defined $rc || $rc != 0 || $waiting == 0;
-			eval { $node->psql('postgres', "SELECT injection_points_wakeup('$point')") };
+			eval {
+				$node->psql('postgres',
+					"SELECT injection_points_wakeup('$point')");
+			};
 			return 0;
 		});
 	return;

@@ -91,7 +91,9 @@ sub dw_log_digest
 {
 	my ($dir) = @_;
 
-	return join(' ', map { "$_:" . unpack('%32C*', slurp_file("$dir/$_")) } dw_segments($dir));
+	return join(' ',
+		map { "$_:" . unpack('%32C*', slurp_file("$dir/$_")) }
+		  dw_segments($dir));
 }
 
 =pod
@@ -118,17 +120,18 @@ sub parse_batch
 	@b{
 		qw(version blcksz sysid batchno low_water segno blockno npages
 		  redo redo_pending nonce wal_end compression crc)
-	} = unpack('L L Q Q Q Q L L Q Q Q Q L L', substr($data, $start + 8, 88));
+	  }
+	  = unpack('L L Q Q Q Q L L Q Q Q Q L L', substr($data, $start + 8, 88));
 
 	return undef
 	  if $b{segno} != $segno
 	  || $b{blockno} != $blockno
 	  || $b{npages} > 248;
 
-	my $entries =
-	  substr($data, $start + HEADER_LEN, $b{npages} * ENTRY_LEN);
+	my $entries = substr($data, $start + HEADER_LEN, $b{npages} * ENTRY_LEN);
 	return undef
-	  if dw_crc32c(substr($data, $start, HEADER_LEN - 4), $entries) != $b{crc};
+	  if dw_crc32c(substr($data, $start, HEADER_LEN - 4), $entries) !=
+	  $b{crc};
 
 	my $offset = ($blockno + 1) * BLCKSZ;
 
@@ -139,7 +142,8 @@ sub parse_batch
 		my %e;
 
 		@e{qw(spc db rel fork length blkno crc lsn)} =
-		  unpack('L L L S S L L Q', substr($entries, $i * ENTRY_LEN, ENTRY_LEN));
+		  unpack('L L L S S L L Q',
+			substr($entries, $i * ENTRY_LEN, ENTRY_LEN));
 		$e{segno} = $segno;
 		$e{offset} = $offset;
 		$e{batchno} = $b{batchno};
@@ -207,8 +211,7 @@ sub dw_read_log
 		  @{ $last->{entries} };
 	}
 	$log{batches} = \@sorted;
-	$log{live} =
-	  [ grep { $_->{batchno} >= $sorted[-1]{low_water} } @sorted ]
+	$log{live} = [ grep { $_->{batchno} >= $sorted[-1]{low_water} } @sorted ]
 	  if @sorted;
 	return \%log;
 }
@@ -235,7 +238,8 @@ sub dw_forged_header
 				@{$_}{qw(spc db rel fork length blkno crc lsn)})
 		} @{ $b{entries} });
 
-	substr($block, 8, 84) = pack('L L Q Q Q Q L L Q Q Q Q L',
+	substr($block, 8, 84) = pack(
+		'L L Q Q Q Q L L Q Q Q Q L',
 		@b{
 			qw(version blcksz sysid batchno low_water segno blockno npages
 			  redo redo_pending nonce wal_end compression)

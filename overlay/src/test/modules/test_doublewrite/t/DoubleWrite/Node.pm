@@ -181,7 +181,9 @@ sub dw_control
 	my ($node, $field) = @_;
 	my ($stdout) = run_command([ 'pg_controldata', $node->data_dir ]);
 
-	return $stdout =~ /^\Q$field\E: +(.*)$/m ? $1 : die "no $field in pg_control";
+	return $stdout =~ /^\Q$field\E: +(.*)$/m
+	  ? $1
+	  : die "no $field in pg_control";
 }
 
 =pod
@@ -265,9 +267,12 @@ sub dw_stop_processes
 	watchdog_until(
 		join(' and ', @types) . ' are there',
 		sub {
-			@pids = split(/\n/,
-				$node->safe_psql('postgres',
-					"SELECT pid FROM pg_stat_activity WHERE backend_type IN ($types)"));
+			@pids = split(
+				/\n/,
+				$node->safe_psql(
+					'postgres',
+					"SELECT pid FROM pg_stat_activity WHERE backend_type IN ($types)"
+				));
 			return @pids >= @types;
 		});
 	watchdog_until(

@@ -75,7 +75,8 @@ sub dw_place
 	my ($node, $path, $block) = @_;
 	my $segno = int($block / dw_segment_blocks($node));
 
-	return ($path . ($segno > 0 ? ".$segno" : ''),
+	return (
+		$path . ($segno > 0 ? ".$segno" : ''),
 		($block % dw_segment_blocks($node)) * BLCKSZ);
 }
 
@@ -91,7 +92,8 @@ sub dw_path_of
 {
 	my ($node, $table) = @_;
 
-	return $node->safe_psql('postgres', "SELECT pg_relation_filepath('$table')");
+	return $node->safe_psql('postgres',
+		"SELECT pg_relation_filepath('$table')");
 }
 
 =pod
@@ -194,7 +196,8 @@ sub dw_relation_files
 	}
 	foreach my $d (@dirs)
 	{
-		push @files, grep { $_ =~ $relfile_re } map { "$d/$_" } slurp_dir("$dir/$d");
+		push @files,
+		  grep { $_ =~ $relfile_re } map { "$d/$_" } slurp_dir("$dir/$d");
 	}
 	return sort @files;
 }
@@ -262,7 +265,8 @@ sub dw_checksum
 	{
 		my $mixed = $sums[ $at % 32 ] ^ $word;
 
-		$sums[ $at++ % 32 ] = (($mixed * 16777619) & 0xFFFFFFFF) ^ ($mixed >> 17);
+		$sums[ $at++ % 32 ] =
+		  (($mixed * 16777619) & 0xFFFFFFFF) ^ ($mixed >> 17);
 	}
 	$result ^= $_ foreach @sums;
 	return $result % 65535 + 1;

@@ -177,7 +177,7 @@ sub dw_workload_stop
 		'clients of ' . $node->name . ' have been ended',
 		sub {
 			$node->psql('postgres',
-				'SELECT pg_terminate_backend(pid) FROM pg_stat_activity'
+					'SELECT pg_terminate_backend(pid) FROM pg_stat_activity'
 				  . " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
 			);
 			$handle->pump_nb if $handle->pumpable;
@@ -216,7 +216,8 @@ Wait until the load has brought home so many more pages, on this server.
 sub dw_wait_for_pages
 {
 	my ($node, $n) = @_;
-	my $now = $node->safe_psql('postgres', 'SELECT home_pages FROM dw_stats()');
+	my $now =
+	  $node->safe_psql('postgres', 'SELECT home_pages FROM dw_stats()');
 
 	$node->poll_query_until('postgres',
 		"SELECT home_pages >= $now + $n FROM dw_stats()")
