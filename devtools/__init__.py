@@ -37,6 +37,7 @@ only `common` and `bench`:
     browser   the static site in a real browser, as a program of its own
     clean     removing what builds and tests have left
     mutate    mutations: does a test notice when a rule is broken?
+    fit       do they still apply and compile?
     generate  documents that are made of other files
     site      the documents as a static site
     layers    which file may use which

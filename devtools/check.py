@@ -139,24 +139,6 @@ def changes_fit(tree: Tree) -> Iterator[str]:
 
 
 @checker
-def mutations_fit(tree: Tree) -> Iterator[str]:
-    """A mutation applies, and what is to find it exists."""
-    known = mutate.controls(tree.committed.get("crash/pgcut/controls.py", ""))
-    sources = tree.git.files(tree.tip)
-    for path in sorted(mutate.directory(tree.paths).glob("*.patch")):
-        try:
-            mutation = mutate.decode(path.stem, path.read_bytes())
-        except DevError as exc:
-            yield str(exc)
-            continue
-        refusal = mutate.refusal(tree.git, tree.tip, mutation)
-        if refusal:
-            yield refusal
-        for name in mutate.unknown(mutation, sources, known):
-            yield f"mutation {path.stem} names {name}, which does not exist"
-
-
-@checker
 def fast_programs_exist(tree: Tree) -> Iterator[str]:
     """The programs of `./dev check --fast` exist."""
     directories = {path.split("/t/")[0].rpartition("/")[2] for path in tree.overlay if "/t/" in path}

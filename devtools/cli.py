@@ -28,6 +28,7 @@ from . import (
     deb,
     deps,
     dist,
+    fit,
     generate,
     image,
     indent,
@@ -407,11 +408,15 @@ def _check(paths, args):
         return _check_fast(paths, args)
     deps.ensure(paths, deps.CHECK)
     upstream = _obtain(paths)
-    results = [check.report(check.run_all(paths, upstream))]
+    git = worktree.repository(paths)
+    worktree.assemble(git, paths, worktree.upstream_commit(git, upstream))
+    parts = {"check": lambda: check.report(check.run_all(paths, upstream)),
+             "mutations": functools.partial(fit.check, paths, upstream)}
     if indent.program(paths).exists():
-        results.append(indent.check(paths, upstream))
+        parts["indent"] = functools.partial(indent.check, paths, upstream)
     else:
         note("pgindent is left out: ./dev build test makes it")
+    results = _run_beside(*_chosen((), "dev", parts))
     return 1 if any(result.failed for result in results) else 0
 
 
@@ -450,6 +455,7 @@ def _check_fast(paths, args):
     names = suites.of_suites(suites.all_tests(paths, "test"), suites.FAST)
     results += _run_beside(
         functools.partial(_part, "dev/selftests", suites.run_selftests, paths, deadline),
+        functools.partial(_part, "dev/mutations", fit.check, paths, upstream),
         functools.partial(_part, "suites", suites.run_tests, paths, "test", names, suites.MODES[0],
                           deadline=deadline, again="./dev check --fast"))
     return _conclude(paths, results)
@@ -468,8 +474,9 @@ def _test(paths, args):
         "rules": lambda: rules.check(paths)}))
     # Each of these waits for most of the time.  The explorer has the machine to itself: a server
     # that gets less of it does less while it is recorded, and shows fewer faults.
-    beside = some("dev", {"selftests": functools.partial(suites.run_selftests, paths, deadline),
-                          "indent": functools.partial(_indent, paths, upstream)})
+    beside = some("dev", {"selftests": functools.partial(suites.run_selftests, paths, deadline)})
+    of_any_build = some("dev", {"indent": functools.partial(indent.check, paths, upstream),
+                                "mutations": functools.partial(fit.check, paths, upstream)})
     of_build = some("crash", {
         "selftests": functools.partial(crash.run_selftests, paths, deadline),
         "histories": lambda: crash.run_histories(paths, deadline, args.seed),
@@ -481,12 +488,13 @@ def _test(paths, args):
         of_build.insert(0, functools.partial(
             _part, "suites", _run_suites, paths, wanted, stock, deadline,
             again=" ".join(("./dev test", *(("--suite", *wanted) if wanted else ())))))
-    if of_build or last:
-        unbuilt = _part("build", _build_for_tests, paths, stock, again="./dev build test")
+    if of_build or last or (of_any_build and not indent.program(paths).exists()):
+        unbuilt = _part("build", _build_for_tests, paths, stock and bool(of_build or last),
+                        again="./dev build test")
         results += unbuilt
         if unbuilt:
-            of_build, last = [], []
-    results += _run_beside(*of_build, *beside)
+            of_build, of_any_build, last = [], [], []
+    results += _run_beside(*of_build, *beside, *of_any_build)
     results += _run_beside(*last)
     return _conclude(paths, results)
 
@@ -514,14 +522,8 @@ def _run_suites(paths, wanted, stock, deadline):
                             deadline=deadline)
 
 
-def _indent(paths, upstream):
-    if not indent.program(paths).exists():      # no other test of the tooling needs a build
-        _build_kind(paths, "test")
-    return indent.check(paths, upstream)
-
-
 # What is no suite of a build, and the programs in it.
-GROUPS = {"dev": ("check", "rules", "selftests", "indent"),
+GROUPS = {"dev": ("check", "rules", "selftests", "indent", "mutations"),
           "crash": ("selftests", "histories", "history-controls", "explorer")}
 _PYTHON_TEST = re.compile(r"test_\w+(\.\w+)*$")
 

@@ -61,6 +61,11 @@ class Mutation:
     diff: bytes
 
     @property
+    def paths(self) -> tuple[str, ...]:
+        """The files that it changes."""
+        return tuple(re.findall(r"^\+\+\+ b/(\S+)", self.diff.decode(), re.MULTILINE))
+
+    @property
     def tests(self) -> tuple[str, ...]:
         return tuple(name for name in self.found_by if not name.startswith(EXPLORER))
 
@@ -113,24 +118,10 @@ def read(paths: Paths, names: Iterable[str] = ()) -> list[Mutation]:
     return [decode(name, files[name].read_bytes()) for name in (names or files)]
 
 
-def refusal(git: Git, tip: str, mutation: Mutation) -> str | None:
-    """Return why a mutation does not apply to a commit, or None."""
-    with git.scratch(tip) as scratch:
-        try:
-            scratch("apply", "--cached", "--whitespace=nowarn", "-", data=mutation.diff)
-        except DevError:
-            return f"mutation {mutation.name} does not apply"
-    return None
-
-
-def unknown(mutation: Mutation, sources: Mapping[str, tuple[str, str]],
+def unknown(mutation: Mutation, tests: Iterable[str],
             controls: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Return the tests and controls of a mutation that do not exist.
-
-    `sources` are the paths of the patched tree, `controls` the explorer's names.
-    """
-    known = programs(sources)
-    return [*(name for name in mutation.tests if name not in known),
+    """Return the tests and controls of a mutation that are not among those that exist."""
+    return [*(name for name in mutation.tests if name not in tests),
             *(EXPLORER + name for name in mutation.controls if name not in controls)]
 
 

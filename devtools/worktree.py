@@ -15,6 +15,7 @@ something was edited since, and never overwrite an edit unasked.
 
 import hashlib
 import re
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,14 +72,26 @@ def upstream_commit(git: Git, source: Source) -> str:
     return commit
 
 
+_assembled: dict[tuple, str] = {}
+_assembling = threading.Lock()
+
+
 def assemble(git: Git, paths: Paths, upstream: str) -> str:
-    """Commit patches/ and overlay/ on top of `upstream`; returns the tip.
+    """Commit patches/ and overlay/ on top of `upstream`, once for what these are; returns the tip.
 
     No working tree is touched.  Raises DevError if a patch does not apply
     exactly or a file is on the wrong side of the patches/overlay divide.
     """
-    known = git.files(upstream)
     overlay = overlay_entries(git, paths)
+    key = git.repo, upstream, _digest(paths), tuple(sorted(overlay.items()))
+    with _assembling:
+        if key not in _assembled or not git.resolve(_assembled[key]):
+            _assembled[key] = _assemble(git, paths, upstream, overlay)
+    return _assembled[key]
+
+
+def _assemble(git, paths, upstream, overlay):
+    known = git.files(upstream)
     require_new(overlay, known)
     tip = upstream
     with git.scratch(upstream) as scratch:

@@ -1,15 +1,17 @@
 """Mutations, generated documents, figures, progress."""
 
 import io
+import json
 import subprocess
 import unittest
+from unittest import mock
 
 from fixture import RepositoryCase
 
 from bench import figures, summary
 from common import progress
 from common.base import DevError
-from devtools import build, check, generate, mutate, suites
+from devtools import build, check, fit, generate, mutate, suites, worktree
 
 DIFF = """\
 diff --git a/src/main.c b/src/main.c
@@ -37,8 +39,7 @@ class MutationTest(RepositoryCase):
         self.write(mutate.directory(self.paths) / f"{name}.patch", text)
 
     def complaints(self):
-        subprocess.run(["git", "init", "-q", self.paths.repo], check=True)
-        return dict(check.run_all(self.paths, self.source))["mutations_fit"]
+        return fit.complaints(self.paths, self.source)[1]
 
     def test_parts(self):
         found = mutate.decode("broken", MUTATION.encode())
@@ -125,6 +126,103 @@ class MutationTest(RepositoryCase):
     def test_order_of_rules(self):
         rules = ["exemption", "R10", "R9a", "R9", "R2"]
         self.assertEqual(sorted(rules, key=mutate.rank), ["R2", "R9", "R9a", "R10", "exemption"])
+
+
+SOURCE = '''\
+#include "x.h"
+#include "y.h"
+
+int
+f(int i)
+{
+	return g(i) + h(i);
+}
+'''
+
+COMPILED = """\
+Rule: R7
+Found by: x/001_a
+What: a sentence
+
+--- a/src/x/x.c
++++ b/src/x/x.c
+@@ -6,3 +6,3 @@
+ {
+-	return g(i) + h(i);
++	return g(i);
+ }
+"""
+
+HEADER = """\
+Rule: R7
+Found by: x/001_a
+What: a sentence
+
+--- a/src/include/x.h
++++ b/src/include/x.h
+@@ -1 +1 @@
+-extern int g(int i);
++static inline int g(int i) { return i; }
+"""
+
+
+class CompileTest(RepositoryCase):
+    """Mutations of a source with a header beside it and one in src/include, of which there is a build."""
+
+    def setUp(self):
+        super().setUp()
+        for name, text in {"src/x/x.c": SOURCE, "src/x/y.h": "extern int h(int i);\n",
+                           "src/include/x.h": "extern int g(int i);\n", "src/x/z.c": "int z;\n",
+                           "src/x/t/001_a.pl": "ok\n"}.items():
+            self.write(self.paths.overlay / name, text)
+        self.write(self.paths.repo / "crash/pgcut/controls.py", CONTROLS)
+        worktree.import_(self.paths, self.source)
+        build_ = self.paths.build("test")
+        self.write(build_ / "compile_commands.json", json.dumps([
+            {"directory": str(build_), "file": f"../../work/src/x/{name}.c",
+             "command": f"cc '-DA=\"b c\"' -I../../work/src/include -Wall -MD -MQ {name}.o -MF "
+                        f"{name}.d -o {name}.o -c ../../work/src/x/{name}.c"} for name in ("x",)]))
+
+    def complaints(self, text):
+        self.write(mutate.directory(self.paths) / "broken.patch", text)
+        return fit.complaints(self.paths, self.source)[1]
+
+    def test_that_compiles(self):
+        for text in (COMPILED, HEADER):
+            self.assertEqual(self.complaints(text), [])
+        self.assertEqual([path.name for path in self.paths.build("test").iterdir()],
+                         ["compile_commands.json"])
+
+    def test_that_does_not(self):
+        for text, where, words in (
+                (COMPILED.replace("+\treturn g(i)", "+\treturn gone"), "src/x/x.c:7:", "gone"),
+                (COMPILED.replace("+\treturn g(i)", "+\treturn k(i)"), "src/x/x.c:7:", "k"),
+                (HEADER.replace("return i", "return gone"), "src/include/x.h:1:", "gone")):
+            with self.subTest(text):
+                complaint, = self.complaints(text)
+                self.assertRegex(complaint, f"^mutation broken does not compile: {where}.*{words}")
+
+    def test_that_nothing_compiles(self):
+        complaint, = self.complaints(
+            "Rule: R7\nFound by: x/001_a\nWhat: a sentence\n\n"
+            "--- a/src/x/z.c\n+++ b/src/x/z.c\n@@ -1 +1 @@\n-int z;\n+long z;\n")
+        self.assertIn("src/x/z.c, which the test build does not compile", complaint)
+
+    def test_not_with_headers_that_are_not_those_of_the_commit(self):
+        self.write(self.paths.overlay / "src/x/y.h", "extern int h(int i, int j);\n")
+        self.assertEqual(self.complaints(COMPILED.replace("g(i);\n }", "gone;\n }")), [])
+
+    def test_again_when_something_has_changed(self):
+        def tried():
+            with mock.patch.object(fit, "_misfit", return_value="") as misfit:
+                self.complaints(COMPILED)
+            return misfit.called
+        self.assertEqual([tried(), tried()], [True, False])
+        for name, text in (("src/x/y.h", "extern int h(int j);\n"),
+                           ("src/x/x.c", SOURCE + "\n")):
+            self.write(self.paths.overlay / name, text)
+            worktree.import_(self.paths, self.source)
+            self.assertEqual([tried(), tried()], [True, False])
 
 
 class FillTest(unittest.TestCase):
