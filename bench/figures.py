@@ -305,7 +305,7 @@ def page(repository: Path) -> str:
                 f"of `{STOCK}`, as a speed", "run")
         parts.append(f"## Against stock\n\n{markdown([head, *rows])}\nA ratio above 1 is in favour of this "
                      "build; bounds divide the extremes of the runs. Settings of stress (a `max_wal_size` "
-                     "of 32 to 64 MB) unless a row says best practice, where it is a tie. A figure of "
+                     "of 32 to 64 MB) unless a row says best practice. A figure of "
                      f"another run than its row's has the letter of that run:\n{runs.described()}\n")
     return "\n".join([*parts, _missed(series, ROOM - len(rows))]).replace(f"]({RESULTS}/",
                                                                         f"](../{RESULTS}/")
