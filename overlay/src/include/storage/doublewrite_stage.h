@@ -353,6 +353,7 @@ extern void dw_slot_needs_copy(int slotno, uint64 batchno);
 extern bool dw_stage_copy(const BufferTag *tag, const char *page, uint64 batchno,
 						  int error);
 extern void dw_publish_slot(int slotno);
+extern bool dw_is_staged(const BufferTag *tag);
 extern uint64 dw_current_seq(void);
 extern bool dw_stage_has_room(void);
 extern int	dw_stage_capacity(void);
@@ -401,6 +402,7 @@ extern void dw_count_run(const int *slots, int npages, instr_time start);
 extern void dw_settle_run(const int *slots, int npages, int error);
 extern bool dw_carry_run(void);
 extern void dw_carry_runs(void);
+extern bool dw_write_past_stage(BufferDesc *buf, XLogRecPtr lsn, bool permanent);
 extern bool dw_homes_under_way(const DWPageSet *pages);
 extern void dw_mark_late_writes(void);
 extern void dw_await_a_run(void);

@@ -286,12 +286,24 @@ dw_count_write_time(instr_time start, instr_time counted)
 }
 
 /*
- * Reserve a slot for a page, with a way to make room for it if there is none.
+ * Return whether no page of the stage can be written home.
+ */
+static bool
+dw_all_have_failed(void)
+{
+	return ((volatile DWCtlData *) DWCtl)->stage.nfailed >= DWCtl->stage.nslots;
+}
+
+/*
+ * Reserve a slot for the page of a buffer, with a way to make room for it if there is
+ * none.  Returns -1 if the page has been written home instead, as pages of other files
+ * keep the stage full.
  */
 static int
-dw_reserve_with_patience(const BufferTag *tag, bool permanent, bool *replaces,
-						 int *nstaged)
+dw_reserve_with_patience(BufferDesc *buf, XLogRecPtr lsn, bool permanent,
+						 bool *replaces, int *nstaged)
 {
+	const BufferTag *tag = &buf->tag;
 	bool		impatient = false;
 	bool		counted = false;
 	uint64		since = DW_FIRST_ATTEMPT;
@@ -309,8 +321,13 @@ dw_reserve_with_patience(const BufferTag *tag, bool permanent, bool *replaces,
 				dw_tell_room(1);
 			return slotno;
 		}
+		if ((impatient || dw_all_have_failed()) && dw_write_past_stage(buf, lsn, permanent))
+			return -1;
 		if (refused && dw_retry_refusing(tag, &since))
+		{
+			impatient = true;
 			continue;
+		}
 		if (!counted)
 		{
 			DWCount(stage_full, 1);
@@ -321,8 +338,8 @@ dw_reserve_with_patience(const BufferTag *tag, bool permanent, bool *replaces,
 }
 
 /*
- * Copy the page of a dirty buffer into the stage.  After this the caller may
- * mark the buffer clean.
+ * Copy the page of a dirty buffer into the stage, or write it home if other files keep
+ * that full.  After this the caller may mark the buffer clean.
  *
  * The caller holds a pin, at least a share lock on the contents, and the
  * buffer's I/O, so no other process can stage the same page meanwhile.  lsn is the
@@ -343,7 +360,12 @@ DoubleWriteStagePage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 	if (permanent)
 		dw_check_lsn(lsn);
 
-	slotno = dw_reserve_with_patience(&buf->tag, permanent, &replaces, &nstaged);
+	slotno = dw_reserve_with_patience(buf, lsn, permanent, &replaces, &nstaged);
+	if (slotno < 0)
+	{
+		dw_count_write_time(start, counted);
+		return;
+	}
 
 	/* nothing in here may fail: the slot would stay in state FILLING */
 	copy = dw_take_copy_of(&buf->tag);

@@ -144,8 +144,8 @@ dw_run_length(const int *slots, int nslots)
 
 /*
  * Return whether as many processes are writing to a tablespace as could write to
- * others.  More may not join them, unless it is known to be stalled, when they only
- * return its pages: no tablespaces, however many freeze at once, get all of the table.
+ * others.  More may not join them: no tablespaces, however many freeze at once, get all
+ * of the table.
  */
 static bool
 dw_is_crowded(Oid spcOid)
@@ -153,16 +153,17 @@ dw_is_crowded(Oid spcOid)
 	DWHomePlace *place = DWHomePlaceOf(spcOid);
 	uint32		nwriting = ((volatile DWHomeState *) &DWCtl->home)->nwriting;
 
-	return pg_atomic_read_u32(&place->nwriting) + nwriting >= DW_MAX_WRITERS &&
-		!dw_is_stalled(spcOid, false);
+	return pg_atomic_read_u32(&place->nwriting) + nwriting >= DW_MAX_WRITERS;
 }
 
+/* Runs of one that is known to be stalled can be claimed, to be returned to the stage */
 static bool
 dw_first_is_crowded(void)
 {
 	uint64		first = ((volatile DWHomeState *) &DWCtl->home)->claimed;
+	Oid			spcOid = DWSlots[DWRuns[first % DWCtl->stage.nslots]].tag.spcOid;
 
-	return dw_is_crowded(DWSlots[DWRuns[first % DWCtl->stage.nslots]].tag.spcOid);
+	return dw_is_crowded(spcOid) && !dw_is_stalled(spcOid, false);
 }
 
 /* Return whether there is a run that this process could claim.  Without a lock. */
@@ -252,6 +253,19 @@ dw_own_writer(void)
 	return dw_writer != NULL && LWLockHeldByMe(&dw_writer->lock) ? dw_writer : NULL;
 }
 
+/* Show what this process is going to write; the rest of the entry is there */
+static void
+dw_show_in_table(DWWriter *writer, const BufferTag *tag, bool permanent, int npages)
+{
+	writer->tag = *tag;
+	writer->permanent = permanent;
+	pg_atomic_write_u64(&writer->since, dw_nanoseconds());
+	pg_write_barrier();
+	writer->npages = npages;
+	pg_memory_barrier();		/* then we look at "discarded" (R7) */
+	dw_writer = writer;
+}
+
 /*
  * Claim the first run of the queue for this process, if there is one, and show in
  * the table what it is going to write.
@@ -275,16 +289,31 @@ dw_claim_run(void)
 	INJECTION_POINT("doublewrite-run-claimed", NULL);
 
 	/* nothing in here may fail */
-	writer->tag = DWSlots[slotno].tag;
-	writer->permanent = DWSlots[slotno].permanent;
-	pg_atomic_write_u64(&writer->since, dw_nanoseconds());
 	for (; slotno >= 0; slotno = DWSlots[slotno].run_next)
 		writer->slots[n++] = slotno;
 	writer->ndone = 0;
-	pg_write_barrier();
-	writer->npages = n;
-	pg_memory_barrier();		/* then we look at "discarded" (R7) */
-	dw_writer = writer;
+	dw_show_in_table(writer, &DWSlots[writer->slots[0]].tag,
+					 DWSlots[writer->slots[0]].permanent, n);
+	return writer;
+}
+
+/*
+ * Enter the table for a page that is not in the stage.  None of the slots of the entry is
+ * in use then.
+ */
+static DWWriter *
+dw_claim_page(const BufferTag *tag, bool permanent)
+{
+	DWWriter   *writer;
+
+	if (dw_is_crowded(tag->spcOid) || (writer = dw_enter_table()) == NULL)
+		return NULL;
+	DWLockMutex();
+	DWCtl->home.nwriting++;
+	dw_begin_write(tag->spcOid);
+	DWUnlockMutex();
+	writer->ndone = 1;
+	dw_show_in_table(writer, tag, permanent, 1);
 	return writer;
 }
 
@@ -643,6 +672,58 @@ dw_carry_runs(void)
 
 	while (home->claimed < sent && dw_carry_run())
 		CHECK_FOR_INTERRUPTS();
+}
+
+/*
+ * Write the page of a buffer home past the stage, as a server without one would.  The
+ * caller holds the buffer's I/O, and finds no room: other pages cannot be written, or
+ * their writes do not come back.  Without a log to pass through, that need not concern
+ * this one.  Throws an error if it cannot be written.  Returns false if it has to pass
+ * through the stage: the log is in use, or may be by the next batch of a recovery (R2);
+ * an older version is on its way (R4); or too many processes write there.
+ */
+bool
+dw_write_past_stage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
+{
+	DWWriter   *writer = NULL;
+	BufferTag	tag = buf->tag;
+	instr_time	start;
+	int			error = 0;
+
+	if (RecoveryInProgress())
+		return false;
+	if (permanent)
+		XLogFlush(lsn);			/* R1 */
+
+	/* what arms the log holds this lock, and finds us in the table (R10) */
+	dw_lock_flush(LW_SHARED);
+	if (!DWCtl->log.armed && !dw_is_staged(&tag))
+		writer = dw_claim_page(&tag, permanent);
+	LWLockRelease(DoubleWriteFlushLock);
+	if (writer == NULL)
+		return false;
+
+	start = pgstat_prepare_io_time(track_io_timing);
+	PG_ENSURE_ERROR_CLEANUP(dw_abandon_run, PointerGetDatum(writer));
+	{
+		Block		block = BufferGetBlock(BufferDescriptorGetBuffer(buf));
+		const void *page = PageSetChecksumCopy((Page) block, tag.blockNum);
+
+		INJECTION_POINT("doublewrite-home-write", &error);
+		if (error == 0)
+			error = smgrtrywritev(smgropen(BufTagGetRelFileLocator(&tag), INVALID_PROC_NUMBER),
+								  BufTagGetForkNum(&tag), tag.blockNum, &page, 1);
+	}
+	PG_END_ENSURE_ERROR_CLEANUP(dw_abandon_run, PointerGetDatum(writer));
+	dw_came_back(tag.spcOid, dw_is_older(writer, DW_STALLED_NSEC));
+	dw_leave_table(writer);
+	if (error != 0)
+		dw_report_failure(ERROR, &tag, 1, error);
+
+	pgstat_count_io_op_time(IOOBJECT_RELATION, IOCONTEXT_NORMAL, IOOP_WRITE, start, 1, BLCKSZ);
+	DWCount(home_pages, 1);
+	DWCount(home_writes, 1);
+	return true;
 }
 
 /* ---------------------------------------------------------------------

@@ -636,6 +636,21 @@ dw_publish_slot(int slotno)
 }
 
 /*
+ * Return whether the stage has a version of this page.  "No" stays true while the caller
+ * holds the buffer's I/O.
+ */
+bool
+dw_is_staged(const BufferTag *tag)
+{
+	bool		result;
+
+	DWLockMutex();
+	result = dw_lookup(dw_bucket(tag), tag) >= 0;
+	DWUnlockMutex();
+	return result;
+}
+
+/*
  * Return whether there is a free slot, so that staging a page will not wait.
  */
 bool

@@ -514,11 +514,10 @@ static bool
 tdw_home_is_in(Oid tablespace)
 {
 	DWWriter   *writer = dw_own_writer();
-	const int  *slots = writer != NULL ? writer->slots + writer->ndone : DWCtl->batch.slots;
 
 	Assert(DWIsFlusher() || writer != NULL);
 
-	return DWSlots[slots[0]].tag.spcOid == tablespace;
+	return (writer != NULL ? writer->tag : DWSlots[DWCtl->batch.slots[0]].tag).spcOid == tablespace;
 }
 
 /*

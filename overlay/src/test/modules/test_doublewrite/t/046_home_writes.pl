@@ -364,6 +364,71 @@ foreach my $mode (qw(double_writes full_pages off))
 	$node->stop;
 }
 
+# --- Without a log, pages of other files that keep the stage full concern no other page
+
+foreach my $mode (qw(full_pages off))
+{
+	my $small =
+	  "io_torn_pages_protection = $mode\ndouble_write_stage_size = 128kB\n";
+
+	# a process that writes is stopped: the others must not wait for it
+	new_node("stopped_$mode", $small);
+	sql("CREATE TABLE o (LIKE t INCLUDING ALL); INSERT INTO o $rows");
+	sql(q{CHECKPOINT; SELECT dw_drain()});
+	stage('t', 1, 1);
+	my $writer = dw_start(
+		$node, 'writer',
+		qq{SELECT injection_points_set_local(); SELECT injection_points_attach('$point', 'wait');
+		SELECT dw_flush_batch(false)});
+	ok( dw_waits_for($node, 'writer', $point),
+		"$mode: a process that writes is stopped");
+	sql('SELECT pg_sleep(1.1)');
+	sql(q{UPDATE o SET v = 1 WHERE id <= 40; SELECT dw_evict('o')});
+	pass('... and others go on');
+
+	# but a newer version of its page must not overtake it (R4)
+	stage('o', 1, 15);
+	sql('SELECT pg_sleep(1.1)');
+	my $newer = dw_start($node, 'newer',
+		q{UPDATE t SET v = 1 WHERE id = 1; SELECT dw_evict('t')});
+	ok( dw_waits_for($node, 'newer', 'DoubleWriteHome'),
+		'... except with a newer version of its page');
+	sql('SELECT pg_sleep(2.1)');
+	ok(dw_waits_for($node, 'newer', 'DoubleWriteHome'), '... however long');
+	dw_wake($node, $point);
+	dw_finish($writer, $newer);
+	sql(q{CHECKPOINT; SELECT dw_evict_all()});
+	is(sql('SELECT sum(v), count(*) FROM t'),
+		'1|100', '... which goes home after it');
+	is(sql('SELECT sum(v), count(*) FROM o'),
+		'40|100', '... and lose nothing');
+	$node->stop;
+
+	# no page of the stage can be written home
+	new_node("failed_$mode", $small);
+	sql("CREATE TABLE o (LIKE t INCLUDING ALL); INSERT INTO o $rows");
+	sql(q{VACUUM o; CHECKPOINT; SELECT dw_drain()});
+	my $file =
+	  $node->data_dir . '/' . sql(q{SELECT pg_relation_filepath('o')});
+	sql(q{DO 'BEGIN PERFORM FROM o WHERE id = 1 FOR UPDATE; END'});
+	rename($file, "$file.away") or die "could not rename: $!";
+	sql(q{SELECT dw_fail_homes_in(oid, 'EIO') FROM pg_tablespace WHERE spcname = 'frozen'}
+	);
+	stage('f', 1, 15);
+	sql('SELECT dw_flush_batch(false)');
+	sql(q{SELECT dw_evict('o'), dw_flush_batch(false)});
+	is(in_use(), 16, "$mode: no page of the stage can be written home");
+	sql(q{UPDATE t SET v = 1; SELECT dw_evict('t')});
+	pass('... and others go home');
+	rename("$file.away", $file) or die "could not rename: $!";
+	thaw();
+	sql(q{CHECKPOINT; SELECT dw_evict_all()});
+	is(sql('SELECT sum(v), count(*) FROM t'),
+		'100|100', '... and lose nothing');
+	is(sql('SELECT count(*) FROM o'), 100, '... nor do these');
+	$node->stop;
+}
+
 # --- A slow device is not a frozen one
 
 {
