@@ -94,7 +94,10 @@ sub start_in_vain
 		'--log' => $standby->logfile,
 		'start');
 	$standby->wait_for_log(
-		qr/starting PostgreSQL.*database system is shut down/s, $begun);
+		qr/starting PostgreSQL.*database system is (shut down|ready to accept connections)/s,
+		$begun);
+	die 'the server has opened'
+	  if $standby->log_contains('ready to accept connections', $begun);
 	watchdog_until('the standby has stopped',
 		sub { !-f $standby->data_dir . '/postmaster.pid' });
 	return;
@@ -242,6 +245,23 @@ is( $primary->safe_psql(
 	't',
 	'... and the standby takes queries only after all that the page depends on'
 );
+
+# --- Without what makes it a standby it has not got that far.
+
+my $signal = $standby->data_dir . '/standby.signal';
+rename($signal, "$signal.away") or die $!;
+foreach my $start (1, 2)
+{
+	$offset = -s $standby->logfile;
+	start_in_vain();
+	$log = slurp_file($standby->logfile, $offset);
+	like(
+		$log,
+		qr/FATAL: .*WAL ends before consistent recovery point/,
+		"start $start without standby.signal fails");
+	like($log, qr/HINT: .*standby\.signal/, '... and says what to do');
+}
+rename("$signal.away", $signal) or die $!;
 
 # --- Replay goes on.
 
