@@ -425,6 +425,8 @@ fetch_page(uint32 i, XLogRecPtr replayed, TimeLineID tli)
 
 	for (;;)
 	{
+		if (PrimaryConnInfo[0] == '\0')
+			give_up(i, _("\"primary_conninfo\" is not set"));
 		if (!ask_primary(i, replayed, tli))
 			return false;
 		if (pg_atomic_read_membarrier_u32(&PageFetchCtl->state) != PAGE_FETCH_ASKED)

@@ -477,6 +477,20 @@ is( scalar(
 	2,
 	'... which has been asked, too');
 
+# --- No primary is named any more.
+
+rot('t');
+received_and_not_replayed('UPDATE t SET v = v + 1');
+conninfo_is($UNREACHABLE);
+resume();
+says(qr/could not connect to the primary to fetch a page/, 'waits for a primary');
+conninfo_is('');
+ends('"primary_conninfo" is not set', 'no primary any more');
+$standby->append_conf('postgresql.auto.conf',
+	"primary_conninfo = '" . $primary->connstr . " application_name=standby'\n");
+$standby->start;
+same('a primary is named again');
+
 # --- Without a primary, as before
 
 rot('t');
