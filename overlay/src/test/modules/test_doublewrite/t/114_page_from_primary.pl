@@ -394,6 +394,15 @@ $primary->start;
 $standby->start;
 same('not damaged there any more');
 
+# --- It fails for another reason, which may pass.
+
+rot('t');
+$primary->safe_psql('postgres', "SELECT dw_fail_at('$LOOKED', 'EIO', 1, 2)");
+$primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
+says(qr/could not read a page from the primary server: .*test error/, 'an error of the primary');
+same('... and it is asked again');
+is($primary->safe_psql('postgres', "SELECT dw_hits('$LOOKED') > 2"), 't', '... more than once');
+
 # --- A server is asked that is no primary.
 
 my $new = PostgreSQL::Test::Cluster->new('new');
