@@ -221,8 +221,10 @@ PageFetchAwaits(RelFileLocator rlocator, ForkNumber forknum, BlockNumber blkno)
 	{
 		PageFetchEntry *entry = &PageFetchCtl->entries[i];
 
-		if (pg_atomic_read_u32(&entry->used) != 0 &&
-			entry->blkno == blkno && entry->forknum == forknum &&
+		if (pg_atomic_read_u32(&entry->used) == 0)
+			continue;
+		pg_read_barrier();
+		if (entry->blkno == blkno && entry->forknum == forknum &&
 			RelFileLocatorEquals(entry->rlocator, rlocator))
 			return true;
 	}
