@@ -246,7 +246,8 @@ ahead_possible(void)
 	return recovery_prefetch != RECOVERY_PREFETCH_OFF &&
 		maintenance_io_concurrency > 0 &&
 		(io_direct_flags & IO_DIRECT_DATA) == 0 &&
-		!(recovery_min_apply_delay > 0 && HotStandbyActive()) &&
+		!(recovery_min_apply_delay > 0 &&
+		  GetRecoveryState() == RECOVERY_STATE_ARCHIVE) &&
 		!XLogBlockFilterSuspended;
 #else
 	return false;

@@ -10,6 +10,8 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib $FindBin::RealBin;
 
+use File::Basename;
+use File::Copy;
 use List::Util qw(sum0);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
@@ -192,6 +194,21 @@ $standby->poll_query_until('postgres',
 @windows = fall_behind($primary, $standby, sub { change($primary, 't_one') });
 is(scalar(@windows), 0, 'delayed: does not look ahead');
 is(sums($standby), sums($primary), '... and replays all');
+
+# --- Delayed, without queries: it finds all WAL since the backup in its directory.
+
+my $cold = PostgreSQL::Test::Cluster->new('cold');
+$cold->init_from_backup($primary, 'base', has_streaming => 1);
+$cold->append_conf('postgresql.conf',
+	xlp_conf('on') . "hot_standby = off\nrecovery_min_apply_delay = 1\n");
+foreach my $segment (glob($primary->data_dir . '/pg_wal/0000*'))
+{
+	copy($segment, $cold->data_dir . '/pg_wal/' . basename($segment)) or die $!;
+}
+$cold->start;
+$primary->wait_for_catchup($cold);
+is(scalar(windows($cold, 0)), 0, 'delayed, without queries: does not look ahead');
+$cold->stop;
 
 # --- Promoted while it is behind
 
