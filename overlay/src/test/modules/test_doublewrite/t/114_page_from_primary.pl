@@ -513,4 +513,14 @@ unlike(
 	'... at once');
 has_ended();
 
+# --- ... unless the page is given up
+
+$standby->append_conf('postgresql.conf', "$_ = on\n")
+  foreach (qw(zero_damaged_pages ignore_invalid_pages));
+$standby->start;
+$standby->promote;
+my $left = $standby->safe_psql('postgres', 'SELECT count(*) FROM t');
+cmp_ok($left, '<', 10000, 'page given up: its rows are lost');
+cmp_ok($left, '>', 9900, '... and no others');
+
 done_testing();
