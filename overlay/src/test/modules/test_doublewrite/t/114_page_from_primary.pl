@@ -399,9 +399,11 @@ same('not damaged there any more');
 rot('t');
 $primary->safe_psql('postgres', "SELECT dw_fail_at('$LOOKED', 'EIO', 1, 2)");
 $primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
-says(qr/could not read a page from the primary server: .*test error/, 'an error of the primary');
+says(qr/could not read a page from the primary server: .*test error/,
+	'an error of the primary');
 same('... and it is asked again');
-is($primary->safe_psql('postgres', "SELECT dw_hits('$LOOKED') > 2"), 't', '... more than once');
+is($primary->safe_psql('postgres', "SELECT dw_hits('$LOOKED') > 2"),
+	't', '... more than once');
 
 # --- A server is asked that is no primary.
 
@@ -492,11 +494,14 @@ rot('t');
 received_and_not_replayed('UPDATE t SET v = v + 1');
 conninfo_is($UNREACHABLE);
 resume();
-says(qr/could not connect to the primary to fetch a page/, 'waits for a primary');
+says(qr/could not connect to the primary to fetch a page/,
+	'waits for a primary');
 conninfo_is('');
 ends('"primary_conninfo" is not set', 'no primary any more');
 $standby->append_conf('postgresql.auto.conf',
-	"primary_conninfo = '" . $primary->connstr . " application_name=standby'\n");
+		"primary_conninfo = '"
+	  . $primary->connstr
+	  . " application_name=standby'\n");
 $standby->start;
 same('a primary is named again');
 

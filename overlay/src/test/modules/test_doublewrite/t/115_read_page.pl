@@ -240,8 +240,10 @@ foreach my $end (qw(terminated given_up))
 {
 	my $unlinked = 'doublewrite-unlinked';
 
-	$node->safe_psql('postgres', 'CREATE TABLE long (i int); CREATE TABLE short (i int)');
-	my $long = dw_start($node, 'long', qq{
+	$node->safe_psql('postgres',
+		'CREATE TABLE long (i int); CREATE TABLE short (i int)');
+	my $long = dw_start(
+		$node, 'long', qq{
 		SELECT injection_points_set_local();
 		SELECT injection_points_attach('$unlinked', 'wait');
 		DROP TABLE long});
@@ -250,24 +252,35 @@ foreach my $end (qw(terminated given_up))
 	my $checkpoint = dw_start($node, 'checkpoint', 'CHECKPOINT');
 	$node->wait_for_event('checkpointer', 'CheckpointDelayComplete');
 
-	my $asking = $node->background_psql('postgres', replication => 'true', on_error_stop => 0);
+	my $asking = $node->background_psql(
+		'postgres',
+		replication => 'true',
+		on_error_stop => 0);
 	my $asks = "FROM pg_stat_activity WHERE backend_type = 'walsender'";
 	my $waits = "$asks AND wait_event ~ '^DoubleWriteRemoval'";
-	$asking->query_until(qr/asks/, "\\echo asks\nREAD_PAGE '" . request('t', $BLOCK) . "';\n");
+	$asking->query_until(qr/asks/,
+		"\\echo asks\nREAD_PAGE '" . request('t', $BLOCK) . "';\n");
 	$node->poll_query_until('postgres', "SELECT count(*) = 1 $waits")
 	  or die 'no standby waits for a removal';
 	my $drop = dw_start($node, 'drop', 'DROP TABLE short');
-	is(outcome_of('drop'), '', "$end: a table is dropped while a standby waits for a long removal");
+	is(outcome_of('drop'), '',
+		"$end: a table is dropped while a standby waits for a long removal");
+
 	if ($end eq 'terminated')
 	{
-		$node->safe_psql('postgres', "SELECT pg_terminate_backend(pid) $asks");
-		ok($node->poll_query_until('postgres', "SELECT count(*) = 0 $asks"),
+		$node->safe_psql('postgres',
+			"SELECT pg_terminate_backend(pid) $asks");
+		ok( $node->poll_query_until('postgres', "SELECT count(*) = 0 $asks"),
 			'... which can be terminated');
-		unlike(slurp_file($node->logfile), qr/files are being removed/, '... at once');
+		unlike(
+			slurp_file($node->logfile),
+			qr/files are being removed/,
+			'... at once');
 	}
 	else
 	{
-		ok($node->wait_for_log(qr/files are being removed/), '... which does not wait for ever');
+		ok($node->wait_for_log(qr/files are being removed/),
+			'... which does not wait for ever');
 	}
 	dw_wake($node, $unlinked);
 	eval { $asking->quit };

@@ -203,11 +203,13 @@ $cold->append_conf('postgresql.conf',
 	xlp_conf('on') . "hot_standby = off\nrecovery_min_apply_delay = 1\n");
 foreach my $segment (glob($primary->data_dir . '/pg_wal/0000*'))
 {
-	copy($segment, $cold->data_dir . '/pg_wal/' . basename($segment)) or die $!;
+	copy($segment, $cold->data_dir . '/pg_wal/' . basename($segment))
+	  or die $!;
 }
 $cold->start;
 $primary->wait_for_catchup($cold);
-is(scalar(windows($cold, 0)), 0, 'delayed, without queries: does not look ahead');
+is(scalar(windows($cold, 0)),
+	0, 'delayed, without queries: does not look ahead');
 $cold->stop;
 
 # --- Promoted while it is behind
