@@ -292,6 +292,8 @@ typedef struct DWHomeState
 								 * many; read without lock, too */
 	uint32		nwriting;		/* ... and writes so many; read without lock,
 								 * too */
+	pg_atomic_uint32 nclaimed;	/* ... of them, runs that the table of writers
+								 * does not show yet; raised with the mutex */
 	ConditionVariable room;		/* slots are free, or runs are to be written */
 	ConditionVariable ended;	/* a run has ended */
 	ConditionVariable thawed;	/* ... that others have taken for stalled */

@@ -218,7 +218,10 @@ dw_take_run(bool to_write)
 		slotno = DWRuns[DWCtl->home.claimed++ % DWCtl->stage.nslots];
 		DWCtl->home.nwriting += to_write;
 		if (to_write)
+		{
+			pg_atomic_fetch_add_u32(&DWCtl->home.nclaimed, 1);
 			dw_begin_write(DWSlots[slotno].tag.spcOid);
+		}
 	}
 	DWUnlockMutex();
 	return slotno;
@@ -262,7 +265,8 @@ dw_show_in_table(DWWriter *writer, const BufferTag *tag, bool permanent, int npa
 	pg_atomic_write_u64(&writer->since, dw_nanoseconds());
 	pg_write_barrier();
 	writer->npages = npages;
-	pg_memory_barrier();		/* then we look at "discarded" (R7) */
+	/* a full barrier: then we look at "discarded" (R7) */
+	pg_atomic_fetch_sub_u32(&DWCtl->home.nclaimed, 1);
 	dw_writer = writer;
 }
 
@@ -310,6 +314,7 @@ dw_claim_page(const BufferTag *tag, bool permanent)
 		return NULL;
 	DWLockMutex();
 	DWCtl->home.nwriting++;
+	pg_atomic_fetch_add_u32(&DWCtl->home.nclaimed, 1);
 	dw_begin_write(tag->spcOid);
 	DWUnlockMutex();
 	writer->ndone = 1;
@@ -356,7 +361,9 @@ dw_is_older(DWWriter *writer, uint64 nsec)
 static bool
 dw_is_written(const DWPageSet *pages, uint64 nsec)
 {
-	uint32		nshown = 0;
+	/* what has been claimed may be in the set; later it is in the table */
+	if (nsec == 0 && pg_atomic_read_membarrier_u32(&DWCtl->home.nclaimed) > 0)
+		return true;
 
 	for (int i = 0; i < DW_MAX_WRITERS && !dw_none_is_written(); i++)
 	{
@@ -364,13 +371,11 @@ dw_is_written(const DWPageSet *pages, uint64 nsec)
 
 		if (writer->npages == 0)
 			continue;
-		nshown++;
 		pg_read_barrier();		/* the tag was there before */
 		if (DWSlotInSet(pages, writer) && dw_is_older(writer, nsec))
 			return true;
 	}
-	/* one that has been claimed may not be in the table yet */
-	return nsec == 0 && nshown < ((volatile DWHomeState *) &DWCtl->home)->nwriting;
+	return false;
 }
 
 /*
@@ -688,15 +693,19 @@ dw_write_past_stage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 	DWWriter   *writer = NULL;
 	BufferTag	tag = buf->tag;
 	instr_time	start;
+	bool		late;
 	int			error = 0;
 
-	if (RecoveryInProgress())
+	if (RecoveryInProgress() || DWCtl->log.armed)
 		return false;
 	if (permanent)
 		XLogFlush(lsn);			/* R1 */
 
-	/* what arms the log holds this lock, and finds us in the table (R10) */
-	dw_lock_flush(LW_SHARED);
+	/*
+	 * What arms the log holds this lock, and finds us in the table (R10).
+	 * What reads the file for a tool holds it shared (R9a).
+	 */
+	dw_lock_flush(LW_EXCLUSIVE);
 	if (!DWCtl->log.armed && !dw_is_staged(&tag))
 		writer = dw_claim_page(&tag, permanent);
 	LWLockRelease(DoubleWriteFlushLock);
@@ -715,7 +724,9 @@ dw_write_past_stage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 								  BufTagGetForkNum(&tag), tag.blockNum, &page, 1);
 	}
 	PG_END_ENSURE_ERROR_CLEANUP(dw_abandon_run, PointerGetDatum(writer));
-	dw_came_back(tag.spcOid, dw_is_older(writer, DW_STALLED_NSEC));
+	late = dw_is_older(writer, DW_STALLED_NSEC);
+	pg_atomic_write_u64(&writer->since, dw_nanoseconds());
+	dw_came_back(tag.spcOid, late);
 	dw_leave_table(writer);
 	if (error != 0)
 		dw_report_failure(ERROR, &tag, 1, error);

@@ -59,6 +59,7 @@ dw_init_ctl(void)
 	pg_atomic_init_u32(&DWCtl->setting, DW_SETTING_UNKNOWN);
 	pg_atomic_init_u32(&DWCtl->setting_changed, 0);
 	DWCtl->flusher.proc = INVALID_PROC_NUMBER;
+	pg_atomic_init_u32(&DWCtl->home.nclaimed, 0);
 	ConditionVariableInit(&DWCtl->home.room);
 	ConditionVariableInit(&DWCtl->home.ended);
 	ConditionVariableInit(&DWCtl->home.thawed);

@@ -420,6 +420,22 @@ foreach my $mode (qw(full_pages off))
 	is(in_use(), 16, "$mode: no page of the stage can be written home");
 	sql(q{UPDATE t SET v = 1; SELECT dw_evict('t')});
 	pass('... and others go home');
+
+	# but not while a tool reads the file (R9a)
+	my $reading = 'test-doublewrite-holding';
+	my $path = sql(q{SELECT pg_relation_filepath('t')});
+	my $reader = dw_start(
+		$node, 'reader',
+		qq{SELECT injection_points_set_local(); SELECT injection_points_attach('$reading', 'wait');
+		SELECT dw_hold_home_writes('$path')});
+	ok(dw_waits_for($node, 'reader', $reading), '... a tool reads a file');
+	my $evictor = dw_start($node, 'evictor',
+		q{DO 'BEGIN PERFORM FROM t WHERE id <= 3 FOR UPDATE; END'; SELECT dw_evict('t')}
+	);
+	ok( dw_waits_for($node, 'evictor', 'DoubleWriteFlush'),
+		'... to which no page goes home meanwhile');
+	dw_wake($node, $reading);
+	dw_finish($reader, $evictor);
 	rename("$file.away", $file) or die "could not rename: $!";
 	thaw();
 	sql(q{CHECKPOINT; SELECT dw_evict_all()});

@@ -317,6 +317,13 @@ ok(dw_poll_start($node),
 $node->append_conf('postgresql.conf', "test_doublewrite.fail_at = ''");
 $node->safe_psql('postgres',
 	"SELECT injection_points_detach('instant-recovery-only-demands')");
+
+# A primary that does not know READ_PAGE says this, and replay gives the page up
+my (undef, undef, $unknown) = $node->psql(
+	'postgres', "READ_NO_PAGE 'x'",
+	replication => 'true',
+	extra_params => [ '--set', 'VERBOSITY=sqlstate' ]);
+like($unknown, qr/0A000/, 'a command that is not known');
 $node->stop;
 
 done_testing();
