@@ -260,6 +260,10 @@ foreach my $mode (qw(double_writes full_pages off))
 		q{UPDATE f2 SET v = 1; SELECT dw_evict('f2')});
 	ok(dw_waits_for($node, 'evictor', 'DoubleWriteHome'),
 		'a process that stages too many waits');
+
+	# with the log in use, it does not write past the stage (R2)
+	sql('SELECT pg_sleep(2.1)');
+	ok(dw_waits_for($node, 'evictor', 'DoubleWriteHome'), '... however long');
 	foreach my $turn (1 .. 3)
 	{
 		sql(q{UPDATE t SET v = v + 1; SELECT dw_evict('t')});
