@@ -379,8 +379,8 @@ dw_is_written(const DWPageSet *pages, uint64 nsec)
 }
 
 /*
- * Return whether a run with pages of the set is on its way home: in the queue, where we
- * don't look of what they are, or being written.  With the flush lock held, "no" stays true.
+ * Return whether a run with pages of the set is on its way home: in the queue, where any
+ * counts, or being written.  With the flush lock held, "no" stays true.
  */
 bool
 dw_homes_under_way(const DWPageSet *pages)
