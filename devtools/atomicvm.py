@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.base import DevError, Paths, note, output, run, say
 
@@ -50,22 +50,34 @@ NAWUPF = 7
 # A machine that says nothing new for so long hangs; it is slow.
 SILENCE_SECONDS = 600
 
-# What is expected of each layout: (serial number of the device, mkfs, proof).
 GOOD, BAD, SCSI, NULL = "good", "bad", "scsi", "nullb0"
+
+
+class Layout(NamedTuple):
+    """A file system on a device, and the proof that is expected."""
+
+    device: str
+    mkfs: str
+    proof: str
+    mount: str = "defaults"
+
+
+# With data=journal ext4 reports atomic writes, and has no direct I/O to make them with.
 LAYOUTS = (
-    (BAD, "mkfs.xfs -q -f -m reflink=1", "software"),
-    (BAD, "mkfs.ext4 -q -F -O bigalloc -C 16384", "other size"),
-    (GOOD, "mkfs.ext4 -q -F", "other size"),
-    (GOOD, "mkfs.ext4 -q -F -O bigalloc -C 16384", "hardware"),
-    (GOOD, "mkfs.ext4 -q -F -b 8192", "hardware"),
-    (GOOD, "mkfs.xfs -q -f -m reflink=0", "other size"),
-    (GOOD, "mkfs.xfs -q -f -m reflink=0 -b size=8192", "hardware"),
-    (GOOD, "mkfs.xfs -q -f -m reflink=1", "hardware"),
-    (GOOD, "mkfs.xfs -q -f -m reflink=1 -b size=16384", "other size"),
-    (SCSI, "mkfs.ext4 -q -F", "not offered"),
-    (SCSI, "mkfs.ext4 -q -F -O bigalloc -C 16384", "hardware"),
-    (SCSI, "mkfs.xfs -q -f -m reflink=1", "hardware"),
-    (NULL, "mkfs.xfs -q -f -m reflink=1", "software"),
+    Layout(BAD, "mkfs.xfs -q -f -m reflink=1", "software"),
+    Layout(BAD, "mkfs.ext4 -q -F -O bigalloc -C 16384", "other size"),
+    Layout(GOOD, "mkfs.ext4 -q -F", "other size"),
+    Layout(GOOD, "mkfs.ext4 -q -F -O bigalloc -C 16384", "hardware"),
+    Layout(GOOD, "mkfs.ext4 -q -F -O bigalloc -C 16384", "not offered", "data=journal"),
+    Layout(GOOD, "mkfs.ext4 -q -F -b 8192", "hardware"),
+    Layout(GOOD, "mkfs.xfs -q -f -m reflink=0", "other size"),
+    Layout(GOOD, "mkfs.xfs -q -f -m reflink=0 -b size=8192", "hardware"),
+    Layout(GOOD, "mkfs.xfs -q -f -m reflink=1", "hardware"),
+    Layout(GOOD, "mkfs.xfs -q -f -m reflink=1 -b size=16384", "other size"),
+    Layout(SCSI, "mkfs.ext4 -q -F", "not offered"),
+    Layout(SCSI, "mkfs.ext4 -q -F -O bigalloc -C 16384", "hardware"),
+    Layout(SCSI, "mkfs.xfs -q -f -m reflink=1", "hardware"),
+    Layout(NULL, "mkfs.xfs -q -f -m reflink=1", "software"),
 )
 
 # What the kernel says that each device writes atomically, in bytes.  It does not believe a
@@ -93,8 +105,8 @@ PROBE = """for device in good bad scsi nullb0; do
 	echo "LIMIT $device $(cat /sys/block/$(basename $(readlink -f /dev/$device))/queue/atomic_write_unit_max_bytes)"
 done
 probe() {
-	device=$1; shift
-	"$@" /dev/$device && mount /dev/$device /mnt || { echo "PROOF mount failed"; return; }
+	device=$1 options=$2; shift 2
+	"$@" /dev/$device && mount -o $options /dev/$device /mnt || { echo "PROOF mount failed"; return; }
 	mkdir -p /mnt/base /mnt/global /mnt/pg_tblspc /mnt/pg_wal; touch /mnt/global/pg_control
 	echo
 	echo "PROOF $(pg_doublewrite storage --json --no-sync-test /mnt | sed -n 's/.*"atomic_page_proof": *"\\([^"]*\\)".*/\\1/p' | head -1)"
@@ -237,9 +249,10 @@ def _check_layouts(machine):
     finally:
         started.kill()
     failures = 0
-    for (device, mkfs, expected), found in zip(LAYOUTS, started.values("PROOF"), strict=True):
-        good = found == expected
-        note(f"{device}: {mkfs}: {found}" + ("" if good else f", expected {expected}"))
+    for layout, found in zip(LAYOUTS, started.values("PROOF"), strict=True):
+        good = found == layout.proof
+        note(f"{layout.device}: {layout.mkfs}, {layout.mount}: {found}"
+             + ("" if good else f", expected {layout.proof}"))
         failures += not good
     for device, limit in (line.split() for line in started.values("LIMIT")):
         good = int(limit) == LIMITS.get(device, int(limit))
@@ -363,7 +376,8 @@ def _initrd(directory, root, install):
     _add_modules(tree / "modules", root)
     (tree / "etc/passwd").write_text("root:x:0:0::/:/bin/sh\npg:x:1000:1000::/tmp:/bin/sh\n")
     (tree / "etc/group").write_text("root:x:0:\npg:x:1000:\n")
-    probes = PROBE + "".join(f"probe {device} {mkfs}\n" for device, mkfs, _ in LAYOUTS)
+    probes = PROBE + "".join(f"probe {layout.device} {layout.mount} {layout.mkfs}\n"
+                             for layout in LAYOUTS)
     for name, script in (("probe", probes), ("load", LOAD), ("check", CHECK)):
         (tree / "stage" / name).write_text(script)
     (tree / "init").write_text(INIT)

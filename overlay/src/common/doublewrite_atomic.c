@@ -11,8 +11,10 @@
  *	  sysfs says what the device does in hardware.  Limits of stacked devices
  *		are calculated by the kernel; we look at the devices below anyway, and
  *		take the smallest.
- *	  A write that asks for atomicity either is atomic or is refused.  So we
- *		make one, to a file without a name in the same directory.
+ *	  A direct write that asks for atomicity either is atomic or is refused.  So
+ *		we make one, to a file without a name in the same directory.  Where a
+ *		file has no direct I/O, ext4 writes through the kernel's cache, and
+ *		does not look at what was asked for: such a file offers nothing.
  *
  * The kernel's interface is spelled out here, since headers may be older than
  * the kernel.  Where they do know it, the compiler compares.  With headers from
@@ -155,7 +157,8 @@ StaticAssertDecl(sizeof(DWKernelFsxattr) == 28, "struct fsxattr has 28 bytes");
 
 /*
  * Ask the kernel about an open file.  Return false if it does not report
- * atomic writes; the rest is filled in as far as possible.
+ * atomic writes, or no direct I/O, without which it makes none (data=journal,
+ * encryption in software); the rest is filled in as far as possible.
  */
 bool
 DWAtomicAskFile(int fd, DWAtomicFile *file)
@@ -173,7 +176,7 @@ DWAtomicAskFile(int fd, DWAtomicFile *file)
 		file->mem_align = stx.dio_mem_align;
 		file->offset_align = stx.dio_offset_align;
 	}
-	if (!(stx.mask & DW_KERNEL_STATX_WRITE_ATOMIC))
+	if (!(stx.mask & DW_KERNEL_STATX_WRITE_ATOMIC) || file->mem_align == 0)
 		return false;
 	file->unit_min = stx.atomic_write_unit_min;
 	file->unit_max = stx.atomic_write_unit_max;
@@ -341,14 +344,16 @@ dw_device_limit(const char *dir, int depth)
 	snprintf(path, sizeof(path), "%s/slaves", dir);
 	slaves = opendir(path);
 	if (slaves == NULL)
-		return result;
-	while (result > 0 && (de = readdir(slaves)) != NULL)
+		return errno == ENOENT ? result : 0;
+	while (result > 0 && (errno = 0, (de = readdir(slaves)) != NULL))
 	{
 		if (de->d_name[0] == '.')
 			continue;
 		snprintf(path, sizeof(path), "%s/slaves/%s", dir, de->d_name);
 		result = Min(result, dw_device_limit(path, depth + 1));
 	}
+	if (errno != 0)
+		result = 0;
 	closedir(slaves);
 	return result;
 }
@@ -608,7 +613,7 @@ const char *
 DWAtomicAdvice(const DWAtomicProbe *probe)
 {
 	if (probe->verdict == DW_ATOMIC_HARDWARE || probe->verdict == DW_ATOMIC_LARGE_PAGES ||
-		probe->device_max < BLCKSZ)
+		probe->file.mem_align == 0 || probe->device_max < BLCKSZ)
 		return NULL;
 	if (strcmp(probe->fstype, "ext4") == 0)
 		return "mkfs.ext4 -O bigalloc -C 16384";

@@ -242,10 +242,11 @@ instant_copy_page(ReadBufferMode mode)
 		/*
 		 * The startup process remembers that until the end of recovery, since
 		 * the page may be removed later.  After opening it is known that it
-		 * is not; it may have been zeroed on request.
+		 * is not; it may have been zeroed on request, or the request is to go
+		 * on without it.
 		 */
 		if (!AmStartupProcess() && !zero_damaged_pages)
-			ereport(ERROR,
+			ereport(ignore_invalid_pages ? WARNING : ERROR,
 					(errcode(ERRCODE_DATA_CORRUPTED),
 					 errmsg("block %u of relation \"%s\" is missing or uninitialized",
 							instant_page->blkno,
@@ -436,21 +437,22 @@ instant_announce_run(uint32 first, uint32 end)
 	InstantPage *page = NULL;
 	InstantPage *last = NULL;
 
-	for (uint32 i = first; i < end; i++)
-	{
-		if (!instant_is_read(&InstantPages[i]))
-			continue;
-		last = &InstantPages[i];
-		if (page == NULL)
-			page = last;
-	}
-	if (page == NULL || (io_direct_flags & IO_DIRECT_DATA) != 0)
+	if ((io_direct_flags & IO_DIRECT_DATA) != 0)
 		return;
 	PG_TRY();
 	{
-		(void) smgrprefetch(smgropen(page->rlocator, INVALID_PROC_NUMBER),
-							page->forknum, page->blkno,
-							last->blkno - page->blkno + 1);
+		for (uint32 i = first; i < end; i++)
+		{
+			if (!instant_is_read(&InstantPages[i]))
+				continue;
+			last = &InstantPages[i];
+			if (page == NULL)
+				page = last;
+		}
+		if (page != NULL)
+			(void) smgrprefetch(smgropen(page->rlocator, INVALID_PROC_NUMBER),
+								page->forknum, page->blkno,
+								last->blkno - page->blkno + 1);
 	}
 	PG_CATCH();
 	{

@@ -332,6 +332,21 @@ $node->safe_psql('postgres', 'DROP TABLE bad');
 $node->safe_psql('postgres', 'CHECKPOINT');
 pages_are('0|0', 'a page that its file does not have any more is given up');
 
+# A page of zeroes, and the setting with which stock goes on without such a page.
+work();
+crash_and_write({ bad => sub { $_[0] = "\0" x 8192 } });
+$node->append_conf('postgresql.conf', 'ignore_invalid_pages = on');
+$offset = -s $node->logfile;
+ok(dw_poll_start($node), 'server starts with ignore_invalid_pages');
+$node->safe_psql('postgres', 'CHECKPOINT');
+pages_are('0|0', '... which gives a page of zeroes up');
+like(
+	slurp_file($node->logfile, $offset),
+	qr/WARNING:  block 1 of relation "\Q$path{bad}\E" is missing or uninitialized/,
+	'... and says so');
+is(total('good'), $all, '... and others are complete');
+$node->append_conf('postgresql.conf', 'ignore_invalid_pages = off');
+
 # Crashes without a checkpoint in between, which cannot be made: clients get in.
 work();
 crash_and_damage('bad');
