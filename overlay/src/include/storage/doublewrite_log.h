@@ -262,14 +262,6 @@ typedef struct DWReadsState
 /* Bits for files that have refused atomic writes, by hash; 8 kB */
 #define DW_ATOMIC_REFUSED_BITS	(64 * 1024)
 
-/*
- * Pages in an atomic write, and in all that are under way at once if they have
- * more than one.  The former are as many as io_combine_limit has by default; the
- * buffer for the latter belongs to each process that has written so many.
- */
-#define DW_ATOMIC_MAX_PAGES		16
-#define DW_ATOMIC_COMBINED_PAGES	128
-
 /* What is known of a tablespace in this life of the server */
 typedef struct DWAtomicPlace
 {
@@ -285,21 +277,6 @@ typedef struct DWAtomicPlace
 	pg_atomic_uint64 logged;	/* protected by a copy in the log */
 	pg_atomic_uint64 refused;	/* atomic writes that were not made */
 } DWAtomicPlace;
-
-/* Neighbouring pages that are written atomically together */
-typedef struct DWAtomicRun
-{
-	const int  *slots;
-	int			npages;
-} DWAtomicRun;
-
-/* What has become of an atomic write */
-typedef enum DWAtomicResult
-{
-	DW_ATOMIC_WRITTEN,
-	DW_ATOMIC_NOT_WRITTEN,		/* home is whole, perhaps never to be synced */
-	DW_ATOMIC_TORN,				/* home may be torn, which must not happen */
-} DWAtomicResult;
 
 /*
  * Atomic writes.  Changed with the flush lock held, places with the mutex, too,
@@ -416,12 +393,6 @@ extern void dw_sync_dirty_files(void);
 /* atomic.c */
 extern bool dw_atomic_allowed(void);
 extern bool dw_atomic_chosen(const DWSlot *slot);
-extern int	dw_atomic_run_length(const BufferTag *first, int npages);
-extern int	dw_atomic_write_ahead(const DWAtomicRun *runs, int nruns);
-extern DWAtomicResult dw_atomic_write(const int *slots, int npages);
-extern void dw_atomic_end(void);
-
-/* sendatomic.c */
 extern void dw_write_atomically(int natomic);
 
 /* segment.c */

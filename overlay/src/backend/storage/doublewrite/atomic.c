@@ -65,13 +65,31 @@
 #include "access/xlog.h"
 #include "common/hashfn.h"
 #include "common/relpath.h"
+#include "pgstat.h"
 #include "postmaster/bgwriter.h"
+#include "storage/bufmgr.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/fd.h"
 #include "storage/sync.h"
 #include "utils/injection_point.h"
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
+
+/*
+ * Pages in an atomic write, and in all that are under way at once if they have
+ * more than one.  The former are as many as io_combine_limit has by default; the
+ * buffer for the latter belongs to each process that has written so many.
+ */
+#define DW_ATOMIC_MAX_PAGES		16
+#define DW_ATOMIC_COMBINED_PAGES	128
+
+/* What has become of an atomic write */
+typedef enum DWAtomicResult
+{
+	DW_ATOMIC_WRITTEN,
+	DW_ATOMIC_NOT_WRITTEN,		/* home is whole, perhaps never to be synced */
+	DW_ATOMIC_TORN,				/* home may be torn, which must not happen */
+} DWAtomicResult;
 
 /* GUC */
 bool		debug_atomic_writes_in_software = false;
@@ -83,11 +101,6 @@ static PGIOAlignedBlock dw_combined[DW_ATOMIC_COMBINED_PAGES];
 static int	dw_atomic_fds[DW_ATOMIC_IN_FLIGHT];
 static int	dw_atomic_nfds = 0;
 static DWDirtyFile dw_atomic_file;
-
-/* Runs that have been written ahead, and the results */
-static DWAtomicRun dw_runs_ahead[DW_ATOMIC_IN_FLIGHT];
-static DWAtomicCall dw_calls_ahead[DW_ATOMIC_IN_FLIGHT];
-static int	dw_nahead = 0;
 
 /* ---------------------------------------------------------------------
  * What is known of tablespaces
@@ -407,25 +420,6 @@ dw_atomic_chosen(const DWSlot *slot)
 	return chosen;
 }
 
-/*
- * Return how many of the given neighbours, in ascending order, go into one
- * write: a power of two, naturally aligned within the file.
- */
-int
-dw_atomic_run_length(const BufferTag *first, int npages)
-{
-	DWAtomicPlace *place = dw_atomic_place(first->spcOid);
-	BlockNumber block = first->blockNum % RELSEG_SIZE;
-	int			limit = Min(place->probe.unit / BLCKSZ, DW_ATOMIC_MAX_PAGES);
-	int			len = 1;
-
-	Assert(npages > 0 && place != NULL);
-
-	while (len * 2 <= Min(npages, limit) && block % (len * 2) == 0)
-		len *= 2;
-	return len;
-}
-
 /* ---------------------------------------------------------------------
  * Files
  * ---------------------------------------------------------------------
@@ -513,30 +507,51 @@ dw_atomic_request_sync(const BufferTag *tag)
  */
 
 /*
+ * Return how many of the given pages, in ascending order, go into one write: a power of
+ * two, naturally aligned within the file.
+ */
+static int
+dw_atomic_run_length(const int *slots, int nslots)
+{
+	const BufferTag *first = &DWSlots[slots[0]].tag;
+	DWAtomicPlace *place = dw_atomic_place(first->spcOid);
+	BlockNumber block = first->blockNum % RELSEG_SIZE;
+	int			limit = Min(place->probe.unit / BLCKSZ, DW_ATOMIC_MAX_PAGES);
+	int			len = 1;
+
+	Assert(nslots > 0 && place != NULL);
+
+	limit = Min(limit, dw_run_length(slots, nslots));
+	while (len * 2 <= limit && block % (len * 2) == 0)
+		len *= 2;
+	return len;
+}
+
+/*
  * Prepare the write of a run.  If it has several pages, copy them side by
  * side to room, which is large enough.  If the file cannot be opened, there
  * is nothing to write, and the reason is the result.
  */
 static void
-dw_atomic_prepare(const DWAtomicRun *run, PGIOAlignedBlock *room, DWAtomicCall *call)
+dw_atomic_prepare(const int *slots, int npages, PGIOAlignedBlock *room, DWAtomicCall *call)
 {
-	const BufferTag *tag = &DWSlots[run->slots[0]].tag;
+	const BufferTag *tag = &DWSlots[slots[0]].tag;
 	DWAtomicPlace *place = dw_atomic_place(tag->spcOid);
 
 	Assert(DWIsFlusher() && place != NULL);
-	Assert(run->npages <= DW_ATOMIC_MAX_PAGES);
+	Assert(npages <= DW_ATOMIC_MAX_PAGES);
 
 	memset(call, 0, sizeof(*call));
 	call->spcOid = tag->spcOid;
-	call->data = DWSlotPage(run->slots[0]);
-	call->size = (size_t) run->npages * BLCKSZ;
+	call->data = DWSlotPage(slots[0]);
+	call->size = (size_t) npages * BLCKSZ;
 	call->offset = (off_t) (tag->blockNum % RELSEG_SIZE) * BLCKSZ;
 	call->flags = DW_RWF_ATOMIC;
 	Assert(call->offset % call->size == 0);
 
-	for (int i = 0; i < run->npages && run->npages > 1; i++)
-		memcpy(&room[i], DWSlotPage(run->slots[i]), BLCKSZ);
-	if (run->npages > 1)
+	for (int i = 0; i < npages && npages > 1; i++)
+		memcpy(&room[i], DWSlotPage(slots[i]), BLCKSZ);
+	if (npages > 1)
 		call->data = room;
 
 	call->fd = dw_atomic_open(tag, &place->probe);
@@ -564,6 +579,30 @@ dw_atomic_stand_in(DWAtomicCall *call)
 	else if (cut_short != 0)
 		call->result = pg_pwrite(call->fd, call->data, call->size / 2, call->offset);
 	call->done = error != 0 || cut_short != 0;
+}
+
+/*
+ * Prepare the writes of the runs that begin at slots[0], as many as can be under way at
+ * once, and up to a page that has been discarded. (R7)  Returns how many.
+ */
+static int
+dw_atomic_prepare_runs(const int *slots, int nslots, DWAtomicCall *calls)
+{
+	PGIOAlignedBlock *room = dw_combined;
+	int			ncalls = 0;
+	int			npages;
+
+	for (int i = 0; i < nslots && ncalls < DW_ATOMIC_IN_FLIGHT; i += npages)
+	{
+		if (DWSlots[slots[i]].discarded)
+			break;
+		npages = dw_atomic_run_length(slots + i, nslots - i);
+		if (npages > 1 && room + npages > dw_combined + lengthof(dw_combined))
+			break;
+		dw_atomic_prepare(slots + i, npages, room, &calls[ncalls++]);
+		room += npages > 1 ? npages : 0;
+	}
+	return ncalls;
 }
 
 /*
@@ -601,82 +640,18 @@ dw_atomic_make(DWAtomicCall *calls, int ncalls)
 }
 
 /*
- * Forget what was written ahead, and close files.
- */
-void
-dw_atomic_end(void)
-{
-	dw_atomic_close();
-	dw_nahead = 0;
-}
-
-/*
- * Write runs home that are about to be passed to dw_atomic_write(), several
- * at once.  Return how many of them were written, from the first.  If an
- * error keeps some from being passed, their pages are written again.
- */
-int
-dw_atomic_write_ahead(const DWAtomicRun *runs, int nruns)
-{
-	PGIOAlignedBlock *room = dw_combined;
-
-	Assert(nruns <= DW_ATOMIC_IN_FLIGHT);
-
-	dw_atomic_end();
-	for (int i = 0; i < nruns; i++)
-	{
-		int			needed = runs[i].npages > 1 ? runs[i].npages : 0;
-
-		if (room + needed > dw_combined + lengthof(dw_combined))
-			break;
-		dw_atomic_prepare(&runs[i], room, &dw_calls_ahead[i]);
-		room += needed;
-		dw_runs_ahead[i] = runs[i];
-		dw_nahead++;
-	}
-	dw_atomic_make(dw_calls_ahead, dw_nahead);
-	dw_atomic_close();
-	return dw_nahead;
-}
-
-/*
- * Write a run home, unless that has been done ahead.  Return bytes or -errno.
- */
-static ssize_t
-dw_atomic_write_run(const DWAtomicRun *run)
-{
-	DWAtomicCall call;
-
-	for (int i = 0; i < dw_nahead; i++)
-	{
-		if (dw_runs_ahead[i].slots[0] == run->slots[0])
-		{
-			Assert(dw_runs_ahead[i].npages == run->npages);
-			return dw_calls_ahead[i].result;
-		}
-	}
-	dw_atomic_prepare(run, dw_combined, &call);
-	dw_atomic_make(&call, 1);
-	dw_atomic_close();
-	return call.result;
-}
-
-/*
- * Write neighbouring pages home, all of them or none.  This throws no error:
+ * Say what has become of the write of a run, given bytes or -errno.  This throws no error:
  * pages that cannot be written atomically take the log, and if that does not
  * help either, the plain write after it throws the error. (A2)
  */
-DWAtomicResult
-dw_atomic_write(const int *slots, int npages)
+static DWAtomicResult
+dw_atomic_outcome(const int *slots, int npages, ssize_t result)
 {
-	DWAtomicRun run = {slots, npages};
 	const BufferTag *tag = &DWSlots[slots[0]].tag;
 	DWAtomicPlace *place = dw_atomic_place(tag->spcOid);
-	ssize_t		result;
 
 	Assert(DWIsFlusher() && place != NULL);
 
-	result = dw_atomic_write_run(&run);
 	if (result != (ssize_t) npages * BLCKSZ)
 	{
 		errno = result < 0 ? -result : EIO;
@@ -690,4 +665,135 @@ dw_atomic_write(const int *slots, int npages)
 	DWCount(atomic_writes, 1);
 	INJECTION_POINT("doublewrite-atomic-written", NULL);
 	return DW_ATOMIC_WRITTEN;
+}
+
+/*
+ * A page that was to be written atomically may be torn at home nevertheless.  The
+ * batch has noted no copy for it, as there was no need of one, but the log may
+ * have an older one, which is what restore would repair the page from.  So that is
+ * kept until the page is home, as with any other that has failed, or, if it
+ * is being removed, until that is durable. (R3)
+ */
+static void
+dw_keep_copies(const int *slots, int npages)
+{
+	for (int i = 0; i < npages; i++)
+	{
+		uint64		copy = DWSlots[slots[i]].atomic ?
+			dw_epoch_copy(&DWSlots[slots[i]].tag) : 0;
+
+		if (copy != 0)
+			dw_note_logged(slots[i], copy);
+	}
+}
+
+/*
+ * The write of a run has been made, or not: deal with its pages.
+ */
+static void
+dw_settle_atomic_run(const int *slots, int npages, ssize_t written)
+{
+	instr_time	start = pgstat_prepare_io_time(track_io_timing);
+	DWAtomicResult result = DW_ATOMIC_NOT_WRITTEN;
+	int			error = 0;
+
+	INJECTION_POINT("doublewrite-home-write", &error);
+	if (error == 0)
+		result = dw_atomic_outcome(slots, npages, written);
+
+	if (result == DW_ATOMIC_WRITTEN)
+	{
+		dw_count_run(slots, npages, start);
+		dw_settle_run(slots, npages, 0);
+		return;
+	}
+	/* no process gets an error, as the next batch logs them (A2) */
+	if (error == 0 && result == DW_ATOMIC_TORN)
+		error = DW_TORN;
+	if (error != 0)
+		dw_keep_copies(slots, npages);
+	for (int i = 0; i < npages; i++)
+	{
+		DWSlots[slots[i]].run = DWCtl->home.sent;
+		dw_restage_for_log(slots[i], error);
+	}
+}
+
+/* The first pages of the batch are dealt with, whatever the next flusher finds left */
+static void
+dw_leave_batch(int npages)
+{
+	DWCtl->batch.len -= npages;
+	memmove(DWCtl->batch.slots, DWCtl->batch.slots + npages,
+			DWCtl->batch.len * sizeof(int));
+}
+
+/*
+ * Write runs home with which the batch begins, as many as can be under way at once, and
+ * take them off it.  If an error keeps some from that, their pages are written again.
+ * Returns how many pages have been dealt with.
+ */
+static int
+dw_write_atomic_runs(const int *slots, int nslots)
+{
+	instr_time	io_start = pgstat_prepare_io_time(track_io_timing);
+	DWAtomicCall calls[DW_ATOMIC_IN_FLIGHT];
+	int			ncalls = dw_atomic_prepare_runs(slots, nslots, calls);
+	int			done = 0;
+
+	dw_atomic_make(calls, ncalls);
+	dw_atomic_close();
+
+	/* calls and bytes are counted run by run */
+	pgstat_count_io_op_time(IOOBJECT_RELATION, IOCONTEXT_NORMAL, IOOP_WRITE,
+							io_start, 0, 0);
+	for (int i = 0; i < ncalls; i++)
+	{
+		int			npages = calls[i].size / BLCKSZ;
+
+		dw_settle_atomic_run(slots + done, npages, calls[i].result);
+		dw_leave_batch(npages);
+		INJECTION_POINT("doublewrite-home-run-written", NULL);
+		done += npages;
+	}
+	return done;
+}
+
+/*
+ * Write the first pages of the batch home atomically, with no other home write under
+ * way.  Where some may not come back, they take the log.
+ */
+void
+dw_write_atomically(int natomic)
+{
+	int			slots[DW_MAX_BATCH_PAGES];
+	bool		idle = dw_await_home_writes(&DWAllPages, false);
+
+	Assert(DWIsFlusher());
+	Assert(DWCtl->batch.phase == DW_BATCH_DURABLE);
+
+	/* what an error may have left is none of ours any more */
+	dw_atomic_close();
+
+	/* from here on we look at "discarded"; see dw_await_atomic_write() (R7) */
+	pg_memory_barrier();
+	memcpy(slots, DWCtl->batch.slots, natomic * sizeof(int));
+
+	for (int done = 0; done < natomic;)
+	{
+		if (idle && !DWSlots[slots[done]].discarded)
+		{
+			done += dw_write_atomic_runs(slots + done, natomic - done);
+			continue;
+		}
+		if (!idle)
+			dw_restage_for_log(slots[done], 0);
+		else
+			dw_release_slots(&slots[done], 1);	/* R7 */
+		dw_leave_batch(1);
+		done++;
+	}
+
+	/* a write that ends later could hit a newer page or file (R4, R7) */
+	Assert(DWAtomicUnderWay() == 0);
 }

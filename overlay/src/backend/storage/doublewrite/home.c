@@ -122,7 +122,6 @@ int
 dw_run_length(const int *slots, int nslots)
 {
 	const BufferTag *first = &DWSlots[slots[0]].tag;
-	bool		atomic = DWSlots[slots[0]].atomic;
 	int			limit = Min(nslots, Max(1, io_combine_limit));
 	int			len = 1;
 
@@ -132,9 +131,10 @@ dw_run_length(const int *slots, int nslots)
 	limit = Min(limit, MAX_IO_COMBINE_LIMIT);
 	while (len < limit &&
 		   dw_is_neighbour(first, &DWSlots[slots[len]].tag, len) &&
-		   !DWSlots[slots[len]].discarded && DWSlots[slots[len]].atomic == atomic)
+		   !DWSlots[slots[len]].discarded &&
+		   DWSlots[slots[len]].atomic == DWSlots[slots[0]].atomic)
 		len++;
-	return atomic ? dw_atomic_run_length(first, len) : len;
+	return len;
 }
 
 /* ---------------------------------------------------------------------
