@@ -88,6 +88,7 @@
 #include "catalog/pg_tablespace_d.h"
 #include "common/doublewrite_scan.h"
 #include "common/file_perm.h"
+#include "common/int.h"
 #include "storage/bufpage.h"
 #ifdef FRONTEND
 #include "common/fe_memutils.h"
@@ -525,10 +526,7 @@ DWScanAddSegment(DWScan *scan, uint64 segno)
 static int
 dw_segment_cmp(const void *a, const void *b)
 {
-	uint64		sa = ((const DWScanSegment *) a)->segno;
-	uint64		sb = ((const DWScanSegment *) b)->segno;
-
-	return sa < sb ? -1 : sa > sb;
+	return pg_cmp_u64(((const DWScanSegment *) a)->segno, ((const DWScanSegment *) b)->segno);
 }
 
 /*
@@ -773,12 +771,11 @@ dw_batch_cmp(const void *a, const void *b)
 {
 	const DWFoundBatch *ba = a;
 	const DWFoundBatch *bb = b;
+	int			cmp = pg_cmp_u64(ba->batchno, bb->batchno);
 
-	if (ba->batchno != bb->batchno)
-		return ba->batchno < bb->batchno ? -1 : 1;
-	if (ba->segno != bb->segno)
-		return ba->segno < bb->segno ? -1 : 1;
-	return ba->blockno < bb->blockno ? -1 : ba->blockno > bb->blockno;
+	if (cmp == 0)
+		cmp = pg_cmp_u64(ba->segno, bb->segno);
+	return cmp != 0 ? cmp : pg_cmp_u32(ba->blockno, bb->blockno);
 }
 
 /*
@@ -1479,28 +1476,27 @@ DWMendPage(const DWPageEntry *note, char *page, uint16 checksum)
 	return true;
 }
 
+/*
+ * Compare the pages of two entries, for the order of DWNewestCopies().
+ */
+int
+DWComparePages(const DWPageEntry *a, const DWPageEntry *b)
+{
+	int			cmp = memcmp(&a->rlocator, &b->rlocator, sizeof(RelFileLocator));
+
+	if (cmp == 0)
+		cmp = pg_cmp_u16(a->forknum, b->forknum);
+	return cmp != 0 ? cmp : pg_cmp_u32(a->blkno, b->blkno);
+}
+
 static int
 dw_copy_cmp(const void *a, const void *b)
 {
 	const DWCopy *ca = a;
 	const DWCopy *cb = b;
-	int			cmp = memcmp(&ca->entry.rlocator, &cb->entry.rlocator,
-							 sizeof(RelFileLocator));
+	int			cmp = DWComparePages(&ca->entry, &cb->entry);
 
-	if (cmp != 0)
-		return cmp;
-	if (ca->entry.forknum != cb->entry.forknum)
-		return ca->entry.forknum < cb->entry.forknum ? -1 : 1;
-	if (ca->entry.blkno != cb->entry.blkno)
-		return ca->entry.blkno < cb->entry.blkno ? -1 : 1;
-	return ca->order < cb->order ? -1 : ca->order > cb->order;
-}
-
-bool
-DWSamePage(const DWPageEntry *a, const DWPageEntry *b)
-{
-	return RelFileLocatorEquals(a->rlocator, b->rlocator) &&
-		a->forknum == b->forknum && a->blkno == b->blkno;
+	return cmp != 0 ? cmp : pg_cmp_u64(ca->order, cb->order);
 }
 
 /*
@@ -1548,7 +1544,7 @@ DWNewestCopies(const DWScan *scan, const DWLiveRange *live, int *ncopies)
 	qsort(copies, n, sizeof(DWCopy), dw_copy_cmp);
 	for (int i = 0; i < n; i++)
 	{
-		if (kept == 0 || !DWSamePage(&copies[kept - 1].entry, &copies[i].entry))
+		if (kept == 0 || DWComparePages(&copies[kept - 1].entry, &copies[i].entry) != 0)
 			copies[kept++] = copies[i];
 		else if (dw_is_superseded(&copies[kept - 1], &copies[i]))
 			copies[kept - 1] = copies[i];

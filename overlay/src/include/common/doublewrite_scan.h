@@ -287,7 +287,7 @@ extern uint32 DWPageOffset(const DWFoundBatch *batch, uint32 page);
 extern bool DWReadCopy(int fd, const DWCopy *copy, char *page, bool *intact);
 extern bool DWMendPage(const DWPageEntry *note, char *page, uint16 checksum);
 extern pg_crc32c DWHintDigest(const char *page);
-extern bool DWSamePage(const DWPageEntry *a, const DWPageEntry *b);
+extern int	DWComparePages(const DWPageEntry *a, const DWPageEntry *b);
 extern DWCopy *DWNewestCopies(const DWScan *scan, const DWLiveRange *live,
 							  int *ncopies);
 

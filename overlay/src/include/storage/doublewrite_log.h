@@ -377,6 +377,7 @@ extern void dw_forget_failed_sync(XLogRecPtr redo);
 /* dirty.c */
 extern Size dw_dirty_shmem_size(int segments);
 extern void dw_dirty_shmem_init(void);
+extern DWDirtyFile dw_file_of_page(const BufferTag *tag);
 extern void dw_dirty_file(const BufferTag *tag, uint64 batchno);
 extern bool dw_file_is_dirty(const BufferTag *tag, uint64 batchno);
 extern bool dw_dirty_files_full(int more);

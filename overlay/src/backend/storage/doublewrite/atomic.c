@@ -262,21 +262,11 @@ dw_atomic_place(Oid spcOid)
  * ---------------------------------------------------------------------
  */
 
-static void
-dw_atomic_key(const BufferTag *tag, DWDirtyFile *key)
-{
-	memset(key, 0, sizeof(*key));
-	key->rlocator = BufTagGetRelFileLocator(tag);
-	key->forknum = BufTagGetForkNum(tag);
-	key->segno = tag->blockNum / RELSEG_SIZE;
-}
-
 static uint32
 dw_refused_bit(const BufferTag *tag)
 {
-	DWDirtyFile key;
+	DWDirtyFile key = dw_file_of_page(tag);
 
-	dw_atomic_key(tag, &key);
 	return hash_bytes((const unsigned char *) &key,
 					  DW_FILE_KEY_SIZE) % DW_ATOMIC_REFUSED_BITS;
 }
@@ -443,7 +433,7 @@ dw_atomic_close(void)
 static int
 dw_atomic_open(const BufferTag *tag, const DWAtomicProbe *probe)
 {
-	DWDirtyFile key;
+	DWDirtyFile key = dw_file_of_page(tag);
 	DWAtomicFile file;
 	RelPathStr	relpath;
 	char		path[MAXPGPATH];
@@ -451,7 +441,6 @@ dw_atomic_open(const BufferTag *tag, const DWAtomicProbe *probe)
 	int			fd;
 
 	/* pages come sorted by file */
-	dw_atomic_key(tag, &key);
 	if (dw_atomic_nfds > 0 &&
 		memcmp(&dw_atomic_file, &key, DW_FILE_KEY_SIZE) == 0)
 		return dw_atomic_fds[dw_atomic_nfds - 1];
@@ -487,10 +476,9 @@ dw_atomic_open(const BufferTag *tag, const DWAtomicProbe *probe)
 static bool
 dw_atomic_request_sync(const BufferTag *tag)
 {
-	DWDirtyFile key;
+	DWDirtyFile key = dw_file_of_page(tag);
 	FileTag		ftag;
 
-	dw_atomic_key(tag, &key);
 	memset(&ftag, 0, sizeof(ftag));
 	ftag.handler = SYNC_HANDLER_MD;
 	ftag.rlocator = key.rlocator;

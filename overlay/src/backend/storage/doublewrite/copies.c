@@ -42,7 +42,6 @@
 
 #include <fcntl.h>
 
-#include "common/int.h"
 #include "common/relpath.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/fd.h"
@@ -139,19 +138,6 @@ dw_copies_left(void)
 	return left;
 }
 
-/* In the order of DWNewestCopies() */
-static int
-dw_compare_pages(const DWPageEntry *a, const DWPageEntry *b)
-{
-	int			cmp = memcmp(&a->rlocator, &b->rlocator, sizeof(RelFileLocator));
-
-	if (cmp == 0)
-		cmp = pg_cmp_s32(a->forknum, b->forknum);
-	if (cmp == 0)
-		cmp = pg_cmp_u32(a->blkno, b->blkno);
-	return cmp;
-}
-
 /*
  * Enter a copy.  They come in the order of pages.
  */
@@ -165,7 +151,7 @@ dw_add_copy(const DWCopy *copy)
 	Assert(!DWCtl->started);
 	Assert(n < dw_copies_max(DWCtl->segments));
 	Assert(copy->batchno >= DWCtl->log.low_water);
-	Assert(n == 0 || dw_compare_pages(&entry[-1].copy.entry, &copy->entry) < 0);
+	Assert(n == 0 || DWComparePages(&entry[-1].copy.entry, &copy->entry) < 0);
 
 	entry->copy = *copy;
 	pg_atomic_init_u32(&entry->state, DW_COPY_PENDING);
@@ -185,7 +171,7 @@ dw_search_copies(const DWPageEntry *page)
 	{
 		int			middle = low + (high - low) / 2;
 
-		if (dw_compare_pages(&DWPendingCopies->copies[middle].copy.entry, page) < 0)
+		if (DWComparePages(&DWPendingCopies->copies[middle].copy.entry, page) < 0)
 			low = middle + 1;
 		else
 			high = middle;
@@ -276,7 +262,7 @@ dw_find_copy(const BufferTag *tag)
 	page.blkno = tag->blockNum;
 	i = dw_search_copies(&page);
 	entry = &DWPendingCopies->copies[i];
-	if (i == DWPendingCopies->n || !DWSamePage(&entry->copy.entry, &page) ||
+	if (i == DWPendingCopies->n || DWComparePages(&entry->copy.entry, &page) != 0 ||
 		pg_atomic_read_u32(&entry->state) == DW_COPY_DONE)
 		return NULL;
 	return entry;

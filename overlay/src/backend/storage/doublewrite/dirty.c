@@ -89,6 +89,20 @@ dw_dirty_shmem_init(void)
 		memset(DWDirtyBuckets, -1, nbuckets * sizeof(int));
 }
 
+/*
+ * Return what says which file has a page.
+ */
+DWDirtyFile
+dw_file_of_page(const BufferTag *tag)
+{
+	DWDirtyFile file = {0};
+
+	file.rlocator = BufTagGetRelFileLocator(tag);
+	file.forknum = BufTagGetForkNum(tag);
+	file.segno = tag->blockNum / RELSEG_SIZE;
+	return file;
+}
+
 /* The chain on which a file is, or would be */
 static int *
 dw_dirty_bucket(const DWDirtyFile *file)
@@ -96,6 +110,19 @@ dw_dirty_bucket(const DWDirtyFile *file)
 	uint32		hash = hash_bytes((const unsigned char *) file, DW_FILE_KEY_SIZE);
 
 	return &DWDirtyBuckets[hash & (dw_dirty_buckets(DWCtl->segments) - 1)];
+}
+
+/* The entry of a file, or NULL */
+static DWDirtyFile *
+dw_find_dirty_file(const DWDirtyFile *file)
+{
+	for (int i = *dw_dirty_bucket(file); i >= 0; i = DWDirtyFiles[i].next)
+	{
+		Assert(i < DWCtl->dirty_files);
+		if (memcmp(&DWDirtyFiles[i], file, DW_FILE_KEY_SIZE) == 0)
+			return &DWDirtyFiles[i];
+	}
+	return NULL;
 }
 
 /*
@@ -121,26 +148,19 @@ dw_add_dirty_file(const DWDirtyFile *file)
 void
 dw_dirty_file(const BufferTag *tag, uint64 batchno)
 {
-	DWDirtyFile file = {0};
+	DWDirtyFile file = dw_file_of_page(tag);
+	DWDirtyFile *found = dw_find_dirty_file(&file);
 
 	Assert(DWIsFlusher());
 
-	file.rlocator = BufTagGetRelFileLocator(tag);
-	file.forknum = BufTagGetForkNum(tag);
-	file.segno = tag->blockNum / RELSEG_SIZE;
 	file.batchno = batchno;
-
-	for (int i = *dw_dirty_bucket(&file); i >= 0; i = DWDirtyFiles[i].next)
+	if (found == NULL)
+		dw_add_dirty_file(&file);
+	else
 	{
-		Assert(i < DWCtl->dirty_files);
-		if (memcmp(&DWDirtyFiles[i], &file, DW_FILE_KEY_SIZE) == 0)
-		{
-			/* copies that a start finds are not in the order of their batches */
-			DWDirtyFiles[i].batchno = Max(DWDirtyFiles[i].batchno, batchno);
-			return;
-		}
+		/* copies that a start finds are not in the order of their batches */
+		found->batchno = Max(found->batchno, batchno);
 	}
-	dw_add_dirty_file(&file);
 }
 
 /*
@@ -149,17 +169,10 @@ dw_dirty_file(const BufferTag *tag, uint64 batchno)
 bool
 dw_file_is_dirty(const BufferTag *tag, uint64 batchno)
 {
-	DWDirtyFile file = {0};
+	DWDirtyFile file = dw_file_of_page(tag);
+	const DWDirtyFile *found = dw_find_dirty_file(&file);
 
-	file.rlocator = BufTagGetRelFileLocator(tag);
-	file.forknum = BufTagGetForkNum(tag);
-	file.segno = tag->blockNum / RELSEG_SIZE;
-	for (int i = *dw_dirty_bucket(&file); i >= 0; i = DWDirtyFiles[i].next)
-	{
-		if (memcmp(&DWDirtyFiles[i], &file, DW_FILE_KEY_SIZE) == 0)
-			return DWDirtyFiles[i].batchno >= batchno;
-	}
-	return false;
+	return found != NULL && found->batchno >= batchno;
 }
 
 /*
