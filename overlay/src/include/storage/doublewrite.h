@@ -69,6 +69,8 @@ extern bool DoubleWriteImageMissing(struct XLogReaderState *record,
 extern bool DoubleWriteNeedsNoImage(struct XLogReaderState *record,
 									uint8 block_id);
 extern void DoubleWriteNoteImagesOff(XLogRecPtr recptr);
+extern void DoubleWriteCountRead(XLogRecPtr lsn);
+extern void DoubleWriteNoteRedo(XLogRecPtr redo);
 
 /* failedsync.c: pages whose sync has failed */
 extern void DoubleWriteNotePanic(void);
@@ -78,10 +80,6 @@ extern void DoubleWriteLeftByRedo(Buffer buffer);
 /* hints.c: pages in which only hints have changed */
 extern void DoubleWriteNoteHeapHint(Buffer buffer);
 extern void DoubleWriteNoteDirtied(Buffer buffer);
-
-/* reads.c: what crash recovery would have to do */
-extern void DoubleWriteCountRead(XLogRecPtr lsn);
-extern void DoubleWriteNoteRedo(XLogRecPtr redo);
 
 /* copies.c: copies in the log whose pages have not been needed yet */
 extern PGDLLIMPORT bool DoubleWriteRestoreOnDemand;
@@ -124,6 +122,9 @@ extern bool DoubleWritePrepareRead(FILE *file, const char *path);
 extern size_t DoubleWriteRead(char *buf, size_t nbytes, FILE *file,
 							  const char *path, bool more);
 
+/* log.c: batches and the redo pointers in them */
+extern void DoubleWriteSetRedo(XLogRecPtr redo, bool images);
+
 /* upkeep.c: the checkpointer looks after the log */
 extern void DoubleWriteUpkeep(bool busy);
 
@@ -155,7 +156,6 @@ extern void DoubleWriteModeApplied(bool images);
 extern void DoubleWriteRecoveryEnded(void);
 extern bool DoubleWriteIsArmed(void);
 extern bool DoubleWriteWalLacksImages(void);
-extern void DoubleWriteSetRedo(XLogRecPtr redo, bool images);
 extern void DoubleWriteCheckpointDrain(XLogRecPtr redo, int flags);
 extern void DoubleWriteCheckpointSynced(void);
 extern void DoubleWriteCheckpointDone(XLogRecPtr redo, bool images);

@@ -249,7 +249,7 @@ typedef struct DWRedoPlace
 	pg_atomic_uint64 pages;		/* changed since, with no image in WAL */
 } DWRedoPlace;
 
-/* What redo would have to read, see reads.c */
+/* What redo would have to read, see exempt.c */
 typedef struct DWReadsState
 {
 	uint32		newest;			/* place; by the process that notes them */
@@ -304,10 +304,6 @@ extern bool dw_setting_uses_log(void);
 extern void dw_note_setting(void);
 extern int	dw_log_bound_segments(void);
 
-/* reads.c */
-extern void dw_count_reads_from(XLogRecPtr redo);
-extern DWLogTaken dw_log_taken(void);
-
 /* exempt.c */
 extern bool dw_redo_rebuilds(const DWSlot *slot);
 extern void dw_note_end_of_recovery(void);
@@ -315,12 +311,9 @@ extern bool dw_replayed_images(void);
 extern void dw_note_truncate(const RelFileLocator *rlocator);
 extern void dw_note_drop_in_redo(const RelFileLocator *rlocator);
 extern bool dw_was_truncated(const RelFileLocator *rlocator);
-
-/* rebuilt.c */
 extern Size dw_rebuilt_shmem_size(void);
 extern void dw_rebuilt_shmem_init(void);
-extern void dw_rebuilt_note(const BufferTag *tag, XLogRecPtr redo);
-extern bool dw_rebuilt_known(const BufferTag *tag, XLogRecPtr redo);
+extern DWLogTaken dw_log_taken(void);
 
 /* hints.c */
 extern bool dw_only_hints_changed(const DWSlot *slot);

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * exempt.c
- *	  Pages that need no double write, because redo rebuilds them.
+ *	  Pages that redo rebuilds, so that they need no double write, or would read.
  *
  * A page may be torn freely if the first WAL record that recovery would meet
  * for its block, counted from its redo pointer, rebuilds the whole page: a
@@ -15,7 +15,7 @@
  * the first record after each of them rebuilds the page.  This is complete
  * from the time at which the buffer got the block.  What there was before is
  * unknown, unless the block was added to its file in this buffer, or
- * rebuilt.c knows.  A buffer that gets a block is therefore taken to have had
+ * it is remembered from before.  A buffer that gets a block is therefore taken to have had
  * a record that does not rebuild the page, after the newest redo pointer for
  * which any record has been reported.
  *
@@ -64,6 +64,7 @@
 #include "storage/buf_internals.h"
 #include "storage/bufmgr.h"
 #include "storage/doublewrite_internal.h"
+#include "storage/shmem.h"
 #include "utils/injection_point.h"
 
 /*
@@ -299,6 +300,77 @@ dw_truncated_after(const BufferTag *tag, XLogRecPtr redo)
 }
 
 /* ---------------------------------------------------------------------
+ * What crash recovery would have to do, if the server crashed now
+ *
+ * Redo reads, once, each block that WAL since the redo pointer changes
+ * without bringing an image of it.  These blocks are counted where a record
+ * is known to be the first one for its page after the newest redo pointer.
+ * While a checkpoint is under way, recovery would still begin at the previous
+ * redo pointer.  So there is a counter for each of the last redo pointers,
+ * and a page counts for those since which it has not been changed before.
+ *
+ * Not counted are pages that redo reads although no record names them (maps
+ * of free space and visibility), pages whose redo waits in instant recovery,
+ * and, while WAL is being replayed, pages that were written home with later
+ * changes than those in the record.
+ *
+ * The counters are for display only and decide nothing, so a page that is
+ * counted while one is set to zero may be lost.
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * Count a page for which a record is the first one since the newest redo
+ * pointer, if redo would read the page for it; lsn is the LSN that the page
+ * had before.
+ */
+void
+DoubleWriteCountRead(XLogRecPtr lsn)
+{
+	for (int i = 0; i < DW_REDO_PLACES; i++)
+	{
+		DWRedoPlace *place = &DWCtl->reads.places[i];
+
+		if (lsn <= pg_atomic_read_u64(&place->redo))
+			pg_atomic_fetch_add_u64(&place->pages, 1);
+	}
+}
+
+/*
+ * Begin to count for a redo pointer that a crash may recover from later,
+ * because redo has passed it, or a checkpoint begins.  It takes the place of
+ * the oldest one.  Only one process at a time calls this.
+ */
+void
+DoubleWriteNoteRedo(XLogRecPtr redo)
+{
+	uint32		newest = DWCtl->reads.newest;
+
+	if (pg_atomic_read_u64(&DWCtl->reads.places[newest].redo) == redo)
+		return;
+
+	newest = (newest + 1) % DW_REDO_PLACES;
+	pg_atomic_write_u64(&DWCtl->reads.places[newest].redo, redo);
+	pg_atomic_write_u64(&DWCtl->reads.places[newest].pages, 0);
+	DWCtl->reads.newest = newest;
+}
+
+/*
+ * Return what the log has taken until now.
+ */
+DWLogTaken
+dw_log_taken(void)
+{
+	DWLogTaken	taken;
+
+	taken.pages = pg_atomic_read_u64(&DWCtl->stats.logged);
+	taken.notes = DataChecksumsEnabled() ?
+		pg_atomic_read_u64(&DWCtl->stats.only_hints) : 0;
+	taken.bytes = pg_atomic_read_u64(&DWCtl->stats.log_bytes);
+	return taken;
+}
+
+/* ---------------------------------------------------------------------
  * Images in WAL that is being replayed
  * ---------------------------------------------------------------------
  */
@@ -425,6 +497,141 @@ DoubleWriteImageMissing(XLogReaderState *record, uint8 block_id,
 
 	return dw_noted_images_off < dw_passed_redo ||
 		XLogRecPtrIsInvalid(dw_noted_images_off);
+}
+
+/* ---------------------------------------------------------------------
+ * Pages that have left their buffers
+ *
+ * What is known of a page's WAL records is lost when its buffer gets another
+ * block.  But if the first record for a block after a redo pointer rebuilds
+ * the page, no later record changes that.  So this is kept here when the page
+ * is written home.  The page may then be read again, be changed by any
+ * record, or by a hint without one, and still go home without a copy.  First
+ * scans, index builds and VACUUM after a load need no log, however small
+ * shared_buffers is, until the next checkpoint.  (R2)
+ *
+ * Only a truncation lets records of an earlier life of the block come first.
+ * The caller looks for one itself.
+ *
+ * The table has a bitmap for each range of blocks, as pages are mostly added
+ * in a row.  Ranges of an older redo pointer are replaced first.  A set that
+ * is full of new ones keeps all except one, because a process that reads
+ * after a load mostly begins where the load began.  Pages that the table
+ * forgets are logged.
+ * ---------------------------------------------------------------------
+ */
+
+/* Blocks of a range: 4 MB */
+#define DW_RANGE_BLOCKS		512
+
+/* Names a range.  It has no padding, as it is hashed */
+typedef struct DWRangeTag
+{
+	RelFileLocator rlocator;
+	uint32		number;			/* block number / DW_RANGE_BLOCKS */
+} DWRangeTag;
+
+/* Blocks of the range that redo rebuilds if it begins at a redo pointer */
+typedef struct DWRange
+{
+	DWRangeTag	tag;
+	XLogRecPtr	redo;			/* that redo pointer; 0: entry not used */
+	uint64		blocks[DW_RANGE_BLOCKS / 64];
+} DWRange;
+
+/* The table: main forks of 32 GB, in less than a megabyte */
+#define DW_RANGE_SET_SIZE	8
+#define DW_RANGE_SETS		1024
+
+/* DoubleWriteFlushLock guards it */
+static DWRange *DWRanges;
+
+/*
+ * Return the shared memory needed for the table, in bytes.
+ */
+Size
+dw_rebuilt_shmem_size(void)
+{
+	return DW_RANGE_SETS * DW_RANGE_SET_SIZE * sizeof(DWRange);
+}
+
+/*
+ * Create or attach to the table.
+ */
+void
+dw_rebuilt_shmem_init(void)
+{
+	bool		found;
+
+	DWRanges = ShmemInitStruct("Double Write Rebuilt Pages",
+							   dw_rebuilt_shmem_size(), &found);
+	if (!found)
+		MemSet(DWRanges, 0, dw_rebuilt_shmem_size());
+}
+
+/*
+ * Return the entry for the block's range, or the one that it would replace.
+ */
+static DWRange *
+dw_range(const BufferTag *tag, DWRangeTag *wanted)
+{
+	DWRange    *set;
+	DWRange    *oldest;
+
+	Assert(DWIsFlusher());
+	Assert(BufTagGetForkNum(tag) == MAIN_FORKNUM);
+
+	wanted->rlocator = BufTagGetRelFileLocator(tag);
+	wanted->number = tag->blockNum / DW_RANGE_BLOCKS;
+	set = &DWRanges[hash_bytes((const unsigned char *) wanted, sizeof(DWRangeTag)) %
+					DW_RANGE_SETS * DW_RANGE_SET_SIZE];
+
+	oldest = set;
+	for (int i = 0; i < DW_RANGE_SET_SIZE; i++)
+	{
+		if (memcmp(&set[i].tag, wanted, sizeof(DWRangeTag)) == 0)
+			return &set[i];
+		if (set[i].redo < oldest->redo)
+			oldest = &set[i];
+	}
+	return oldest;
+}
+
+/*
+ * Note that the first record for this block after the redo pointer rebuilds
+ * the page.
+ */
+static void
+dw_rebuilt_note(const BufferTag *tag, XLogRecPtr redo)
+{
+	DWRangeTag	wanted;
+	DWRange    *range = dw_range(tag, &wanted);
+	BlockNumber block = tag->blockNum % DW_RANGE_BLOCKS;
+
+	Assert(!XLogRecPtrIsInvalid(redo));
+
+	if (range->redo != redo || memcmp(&range->tag, &wanted, sizeof(DWRangeTag)) != 0)
+	{
+		MemSet(range, 0, sizeof(DWRange));
+		range->tag = wanted;
+		range->redo = redo;
+	}
+	range->blocks[block / 64] |= UINT64CONST(1) << (block % 64);
+}
+
+/*
+ * Return whether that has been noted.
+ */
+static bool
+dw_rebuilt_known(const BufferTag *tag, XLogRecPtr redo)
+{
+	DWRangeTag	wanted;
+	const DWRange *range = dw_range(tag, &wanted);
+	BlockNumber block = tag->blockNum % DW_RANGE_BLOCKS;
+
+	return range->redo == redo &&
+		memcmp(&range->tag, &wanted, sizeof(DWRangeTag)) == 0 &&
+		(range->blocks[block / 64] & (UINT64CONST(1) << (block % 64))) != 0;
 }
 
 /* ---------------------------------------------------------------------

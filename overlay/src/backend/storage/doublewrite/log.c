@@ -40,6 +40,21 @@ static PGIOAlignedBlock dw_header_block;
 #define DWHeader ((DWBatchHeader *) dw_header_block.data)
 
 /*
+ * Set the redo pointer that a crash would recover from.  images tells whether
+ * WAL at that point carries full-page images.
+ */
+void
+DoubleWriteSetRedo(XLogRecPtr redo, bool images)
+{
+	DWLockMutex();
+	DWCtl->redo.last = redo;
+	DWCtl->redo.images = images;
+	DWCtl->redo.pending = InvalidXLogRecPtr;
+	DWUnlockMutex();
+	pg_atomic_write_u64(&DWCtl->recover_from, redo);
+}
+
+/*
  * Begin the header of a batch: which pages these are, and how many bytes each
  * of them takes after it.  The first ncopies are written as copies, the
  * others as notes.  Return the pages in the form to be written if they have

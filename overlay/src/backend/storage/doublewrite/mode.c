@@ -392,21 +392,6 @@ DoubleWriteWalLacksImages(void)
  */
 
 /*
- * Set the redo pointer that a crash would recover from.  images tells whether
- * WAL at that point carries full-page images.
- */
-void
-DoubleWriteSetRedo(XLogRecPtr redo, bool images)
-{
-	DWLockMutex();
-	DWCtl->redo.last = redo;
-	DWCtl->redo.images = images;
-	DWCtl->redo.pending = InvalidXLogRecPtr;
-	DWUnlockMutex();
-	dw_count_reads_from(redo);
-}
-
-/*
  * Bring home all pages that the buffer scan of a checkpoint, now over, found
  * clean or has staged itself.  Like BufferSync(), leave out unlogged relations
  * unless flags ask for them: one that cannot be written must not keep checkpoints

@@ -322,7 +322,7 @@ dw_log_live(void)
 }
 
 /*
- * Put what a start would have to do if the server crashed now; see reads.c.
+ * Put what a start would have to do if the server crashed now; see exempt.c.
  */
 static void
 dw_put_recovery(DoubleWriteSnapshot *snapshot)
