@@ -37,9 +37,6 @@ typedef enum TornPagesProtection
 								 * that it can; else the double-write log */
 } TornPagesProtection;
 
-/* stagesize.c */
-extern PGDLLIMPORT int double_write_stage_size; /* blocks, or -1 */
-
 /* settings.c */
 extern PGDLLIMPORT int io_torn_pages_protection;
 extern PGDLLIMPORT int double_write_buffer_size;	/* megabytes, or -1 */
@@ -88,6 +85,7 @@ extern bool DoubleWriteAnnounceCopy(const RelFileLocator *rlocator,
 
 /* stage.c: pages on their way out */
 extern bool DoubleWriteReadStaged(const struct buftag *tag, char *dst);
+extern PGDLLIMPORT int double_write_stage_size; /* blocks, or -1 */
 
 /* discard.c: staged pages of dropped and truncated files */
 extern void DoubleWriteDiscardForks(RelFileLocator rlocator,
@@ -136,8 +134,6 @@ extern bool DoubleWriteGiveUpCopy(const char *relation, BlockNumber blkno);
 /* flush.c: writing staged pages back */
 extern void DoubleWriteFlushIfBatchReady(void);
 extern int	DoubleWriteBgWriterSleep(long timeout, uint32 wait_event_info);
-
-/* drain.c: ... all that have been staged until now */
 extern void DoubleWriteDrain(void);
 extern void DoubleWriteDrainInitForks(void);
 extern void DoubleWriteDrainRelation(const RelFileLocator *rlocator);

@@ -33,6 +33,7 @@
 #include "storage/lwlock.h"
 #include "storage/spin.h"
 #include "utils/injection_point.h"
+#include "utils/wait_event.h"
 #include "miscadmin.h"
 
 /* ---------------------------------------------------------------------
@@ -199,6 +200,17 @@ dw_injected_error(const char *point)
 	INJECTION_POINT(point, &error);
 	errno = error != 0 ? error : save_errno;
 	return error != 0;
+}
+
+/*
+ * Wait for what another process does that does not tell us when it has done it.
+ */
+static inline void
+dw_wait_a_moment(long usec, uint32 wait_event_info)
+{
+	pgstat_report_wait_start(wait_event_info);
+	pg_usleep(usec);
+	pgstat_report_wait_end();
 }
 
 #define DWCount(field, n) \

@@ -348,10 +348,6 @@ extern void dw_copy_is_done(DWPendingCopy *entry);
 extern void dw_discard_copies(const DWPageSet *pages, const RelFileLocator *rlocator,
 							  void (*keep) (uint64 batchno));
 
-/* compress.c */
-extern char *dw_pack_pages(DWBatchHeader *hdr, const int *slots, int nslots);
-extern void dw_free_pack_buffer(void);
-
 /* epoch.c */
 extern Size dw_epoch_shmem_size(int segments);
 extern void dw_epoch_shmem_init(void);

@@ -331,7 +331,6 @@ extern uint64 dw_read_locked(const uint64 *number);
 extern void dw_unlock_after_error(void);
 extern void dw_tell_room(int nfreed);
 extern bool dw_wait_on(ConditionVariable *variable, bool (*wanted) (void));
-extern void dw_wait_a_moment(long usec, uint32 wait_event_info);
 extern void dw_wake_flusher(void);
 extern void dw_announce_flusher(int procno);
 extern void dw_withdraw_flusher(int code, Datum arg);
@@ -339,10 +338,6 @@ extern void dw_request_upkeep(void);
 extern uint64 dw_nanoseconds(void);
 extern uint64 dw_age(pg_atomic_uint64 *moment);
 extern long dw_msec_since(instr_time start);
-
-/* stagesize.c */
-extern int	dw_stage_slots(void);
-extern void dw_show_stage_size(void);
 
 /* stage.c */
 extern PGDLLIMPORT const DWPageSet DWAllPages;
@@ -379,6 +374,7 @@ extern void dw_restage_slot(int slotno, int error, bool first);
 extern void dw_mark_stalled(int slotno);
 extern bool dw_let_stalled_go(Oid spcOid);
 extern void dw_restage_for_log(int slotno, int error);
+extern void dw_show_stage_size(void);
 
 /* batch.c */
 extern void dw_set_batch_phase(DWBatchPhase phase);
@@ -391,7 +387,6 @@ extern bool dw_batch_must_wait(void);
 extern void dw_flush_wal(void);
 extern void dw_note_logged(int slotno, uint64 batchno);
 extern bool dw_batch_under_way(void);
-extern bool dw_batch_is_durable(void);
 
 /* home.c */
 extern int	dw_run_length(const int *slots, int nslots);
@@ -415,17 +410,12 @@ extern void dw_await_writes_of(DWTagFilter filter, const void *arg);
 extern bool dw_lock_flush_idle(LWLockMode mode, const DWPageSet *pages, bool for_cycle);
 extern bool dw_refuse_failed(const DWPageSet *pages, uint64 since);
 
-/* send.c */
-extern void dw_send_home(void);
-
 /* flush.c */
 #define DW_FIRST_ATTEMPT	PG_UINT64_MAX	/* for dw_try_home() */
 
 extern void dw_let_others_make_room(void);
 extern bool dw_flush_batch(const DWPageSet *retry);
 extern bool dw_try_home(const DWPageSet *pages, uint64 *since);
-
-/* drain.c */
 extern void dw_drain_set(const DWPageSet *pages);
 extern void dw_drain_and_lock(const DWPageSet *pages);
 extern void dw_log_checkpoint_stats(void);

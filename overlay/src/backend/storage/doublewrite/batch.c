@@ -198,13 +198,3 @@ dw_batch_under_way(void)
 {
 	return ((volatile DWBatchState *) &DWCtl->batch)->phase != DW_BATCH_NONE;
 }
-
-/*
- * Return whether the batch is being sent home, which begins with pages that are
- * written atomically.  Without the flush lock, that may change at any time.
- */
-bool
-dw_batch_is_durable(void)
-{
-	return ((volatile DWBatchState *) &DWCtl->batch)->phase == DW_BATCH_DURABLE;
-}

@@ -28,8 +28,10 @@
 #include "postgres.h"
 
 #include "access/xlog.h"
+#include "miscadmin.h"
 #include "pgstat.h"
 #include "portability/instr_time.h"
+#include "postmaster/bgwriter.h"
 #include "postmaster/interrupt.h"
 #include "storage/bufmgr.h"
 #include "storage/doublewrite_internal.h"
@@ -38,11 +40,118 @@
 #include "storage/lwlock.h"
 #include "storage/proc.h"
 #include "storage/procsignal.h"
+#include "storage/smgr.h"
 #include "utils/injection_point.h"
 #include "utils/wait_event.h"
 
 /* How often the background writer tries pages again that have failed, in ms */
 #define DW_RETRY_INTERVAL		1000
+
+/* ---------------------------------------------------------------------
+ * Sending a batch home; what becomes of it then is described in home.c
+ * ---------------------------------------------------------------------
+ */
+
+/* In the order of files; those to be written atomically come first */
+static int
+dw_slot_cmp(const void *a, const void *b)
+{
+	const DWSlot *sa = &DWSlots[*(const int *) a];
+	const DWSlot *sb = &DWSlots[*(const int *) b];
+	const BufferTag *ta = &sa->tag;
+	const BufferTag *tb = &sb->tag;
+
+#define DW_CMP(field) \
+	if (ta->field != tb->field) \
+		return ta->field < tb->field ? -1 : 1
+	if (sa->atomic != sb->atomic)
+		return sa->atomic ? -1 : 1;
+	DW_CMP(spcOid);
+	DW_CMP(dbOid);
+	DW_CMP(relNumber);
+	DW_CMP(forkNum);
+	DW_CMP(blockNum);
+#undef DW_CMP
+	return 0;
+}
+
+/*
+ * Sort the batch, in which no page may be twice (R4).  Returns how many pages are to be
+ * written atomically: the first ones.
+ */
+static int
+dw_sort_batch(void)
+{
+	int		   *slots = DWCtl->batch.slots;
+	int			nslots = DWCtl->batch.len;
+	int			natomic = 0;
+
+	qsort(slots, nslots, sizeof(int), dw_slot_cmp);
+	for (int i = 1; i < nslots; i++)
+		Assert(dw_slot_cmp(&slots[i - 1], &slots[i]) < 0);
+
+	while (natomic < nslots && DWSlots[slots[natomic]].atomic)
+		natomic++;
+	return natomic;
+}
+
+/*
+ * Put the pages of the batch into the queue, run by run.  Returns how many runs.
+ *
+ * There is room: each run in the queue has a slot of its own, and so has the queue.
+ */
+static int
+dw_enqueue_batch(void)
+{
+	int		   *slots = DWCtl->batch.slots;
+	int			nruns = 0;
+
+	for (int i = 0; i < DWCtl->batch.len;)
+	{
+		int			end = i + dw_run_length(slots + i, DWCtl->batch.len - i);
+
+		DWRuns[(DWCtl->home.sent + nruns++) % DWCtl->stage.nslots] = slots[i];
+		Assert(!DWSlots[slots[i]].atomic);	/* A3 */
+		for (; i < end; i++)
+		{
+			DWSlots[slots[i]].run = DWCtl->home.sent + nruns - 1;
+			DWSlots[slots[i]].run_next = i + 1 < end ? slots[i + 1] : -1;
+		}
+	}
+
+	DWCtl->batch.len = 0;
+	DWLockMutex();
+	DWCtl->home.sent += nruns;
+	DWUnlockMutex();
+	return nruns;
+}
+
+/*
+ * Send the batch home, and end it.
+ */
+static void
+dw_send_home(void)
+{
+	int			natomic;
+	int			nruns;
+
+	Assert(DWIsFlusher());
+	Assert(DWCtl->batch.phase == DW_BATCH_DURABLE);
+
+	natomic = dw_sort_batch();
+	if (natomic > 0)
+		dw_write_atomically(natomic);
+	nruns = dw_enqueue_batch();
+	dw_set_batch_phase(DW_BATCH_NONE);
+	DWCount(batches, 1);
+	INJECTION_POINT("doublewrite-home-sent", NULL);
+	dw_tell_room(nruns);
+}
+
+/* ---------------------------------------------------------------------
+ * Batches
+ * ---------------------------------------------------------------------
+ */
 
 /*
  * Release the room lock if this process holds it.
@@ -403,4 +512,216 @@ DoubleWriteBgWriterSleep(long timeout, uint32 wait_event_info)
 		dw_background_flush(DWBatchThreshold(), start, timeout);
 		pgstat_report_bgwriter();
 	}
+}
+
+/* ---------------------------------------------------------------------
+ * Bringing home what has been staged until now
+ *
+ * Checkpoints do that, and processes that are going to look at files without regard
+ * to the stage. (R5, R6)
+ * ---------------------------------------------------------------------
+ */
+
+/*
+ * Bring the given pages home that were staged before seq.  Throws an error if one of them
+ * cannot be written.  Waits, with no lock held, if a write of one does not come back.
+ *
+ * Pages may wait for older versions of them, so we do, too.
+ */
+static void
+dw_drain_pages(const DWPageSet *pages, uint64 seq)
+{
+	uint64		since = DW_FIRST_ATTEMPT;
+	DWSlotState state;
+
+	while (dw_unfinished_before(seq, pages, &state))
+	{
+		/*
+		 * A page being replaced is on its way out of a buffer in another
+		 * process, which is busy copying it: a matter of microseconds, unless
+		 * that has lost the processor, or has been stopped.
+		 */
+		if (state == DW_SLOT_FILLING)
+		{
+			dw_wait_a_moment(100, WAIT_EVENT_DOUBLE_WRITE_HOME);
+			CHECK_FOR_INTERRUPTS();
+			continue;
+		}
+
+		/* checkpoints come here, and may wait for long */
+		AbsorbSyncRequests();
+
+		/* a batch that an error has left over ends with the next flusher */
+		if (state == DW_SLOT_BATCH && dw_homes_under_way(pages) && !dw_batch_under_way())
+		{
+			dw_carry_runs();
+			dw_await_a_run();
+		}
+		else
+			dw_try_home(pages, &since);
+		CHECK_FOR_INTERRUPTS();
+	}
+}
+
+/*
+ * Bring all pages of a set home that were staged before the call, and return with the
+ * flush lock held and none of the set being written.
+ */
+void
+dw_drain_and_lock(const DWPageSet *pages)
+{
+	uint64		seq = dw_current_seq();
+	DWSlotState state;
+
+	for (;;)
+	{
+		dw_drain_pages(pages, seq);
+		(void) dw_lock_flush_idle(LW_EXCLUSIVE, pages, false);
+		if (DWCtl->batch.phase == DW_BATCH_NONE &&
+			!dw_unfinished_before(seq, pages, &state))
+			return;
+		/* finish what another flusher has left */
+		dw_flush_batch(NULL);
+	}
+}
+
+static bool
+dw_tag_is_init_fork(const BufferTag *tag, const void *arg)
+{
+	return BufTagGetForkNum(tag) == INIT_FORKNUM;
+}
+
+/*
+ * Bring all pages of a set home that were staged before the call.
+ */
+void
+dw_drain_set(const DWPageSet *pages)
+{
+	if (pg_atomic_read_membarrier_u32(&DWCtl->stage.ninuse) == 0)
+		return;
+	dw_drain_pages(pages, dw_current_seq());
+}
+
+/*
+ * Bring all pages home that were staged before the call.
+ *
+ * On return they have been handed to the kernel and their sync requests are
+ * registered; they need not be durable.  Throws an error if a page cannot be
+ * written.
+ */
+void
+DoubleWriteDrain(void)
+{
+	dw_drain_set(&DWAllPages);
+}
+
+/*
+ * The same for init forks, of which copies are going to be made.
+ */
+void
+DoubleWriteDrainInitForks(void)
+{
+	DWPageSet	pages = {dw_tag_is_init_fork, NULL, PG_INT32_MAX};
+
+	dw_drain_set(&pages);
+}
+
+/*
+ * The same for pages of a relation, and for those that are in the log only.  Whether
+ * others can be written does not matter.
+ */
+void
+DoubleWriteDrainRelation(const RelFileLocator *rlocator)
+{
+	DWPageSet	pages = {dw_tag_in_relation, rlocator, PG_INT32_MAX};
+
+	dw_bring_copies(&pages, rlocator);
+	dw_drain_set(&pages);
+}
+
+/*
+ * The same for pages of a database.
+ */
+void
+DoubleWriteDrainDatabase(Oid dbid)
+{
+	DWPageSet	pages = {dw_tag_in_database, &dbid, PG_INT32_MAX};
+
+	dw_bring_copies(&pages, NULL);
+	dw_drain_set(&pages);
+}
+
+/*
+ * Relations that were filled without WAL are about to be synced and committed.
+ * If one of them has been truncated before, the log may hold copies from its
+ * earlier life, which no redo would set right after a restore: make the log
+ * forget them. (R5)
+ *
+ * Pages of others that cannot be written home need not fail us, since a sync
+ * cycle logs them once more.  Only if it has no room for that, we get
+ * their error. (R11)
+ */
+void
+DoubleWriteForgetTruncated(SMgrRelation *rels, int nrels)
+{
+	bool		truncated = false;
+	bool		tried = false;
+	uint64		newest;
+
+	for (int i = 0; i < nrels; i++)
+		truncated |= dw_was_truncated(&rels[i]->smgr_rlocator.locator);
+	if (!truncated)
+		return;
+
+	/* a cycle that another process had begun earlier does not count */
+	newest = dw_read_locked(&DWCtl->log.last_page_batch);
+	while (((volatile DWCtlData *) DWCtl)->log.open &&
+		   dw_read_locked(&DWCtl->log.low_water_logged) <= newest)
+	{
+		if (tried)
+			DoubleWriteDrain();
+		else
+			dw_flush_batch(NULL);	/* at least what is under way */
+		dw_settle_removals();
+		dw_refuse_to_forget_removal();
+
+		/* a cycle that began while a batch was under way renews no copies */
+		dw_sync_cycle(dw_read_locked(&DWCtl->log.cycles_begun));
+		tried = true;
+	}
+}
+
+/*
+ * Report figures about the write-back since the previous call, in one line.
+ */
+void
+dw_log_checkpoint_stats(void)
+{
+	DWStats    *s = &DWCtl->stats;
+	pg_atomic_uint64 *fields[] = {
+		&s->home_pages, &s->home_writes,
+		&s->logged, &s->atomic_pages, &s->exempt, &s->in_epoch, &s->only_hints,
+		&s->log_syncs, &s->log_sync_usec, &s->sync_cycles, &s->stage_full
+	};
+	static uint64 last[lengthof(fields)];
+	uint64		d[lengthof(fields)];
+
+	for (int i = 0; i < lengthof(fields); i++)
+	{
+		uint64		now = pg_atomic_read_u64(fields[i]);
+
+		d[i] = now - last[i];
+		last[i] = now;
+	}
+
+	if (!log_checkpoints || d[0] == 0)
+		return;
+	ereport(LOG,
+			(errmsg("write-back since last checkpoint: wrote %" PRIu64 " pages home in %" PRIu64 " writes; "
+					"%" PRIu64 " double-written, %" PRIu64 " atomically, %" PRIu64 " exempt, "
+					"%" PRIu64 " in the log already, %" PRIu64 " with new hints only; "
+					"log syncs=%" PRIu64 ", time=%.3f s; "
+					"sync cycles=%" PRIu64 ", waits for a full stage=%" PRIu64,
+					d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7],
+					d[8] / 1000000.0, d[9], d[10])));
 }

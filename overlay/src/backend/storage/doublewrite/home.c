@@ -885,6 +885,16 @@ dw_is_being_written(int slotno)
 }
 
 /*
+ * Return whether the batch is being sent home, which begins with pages that are
+ * written atomically.  Without the flush lock, that may change at any time.
+ */
+static bool
+dw_batch_is_durable(void)
+{
+	return ((volatile DWBatchState *) &DWCtl->batch)->phase == DW_BATCH_DURABLE;
+}
+
+/*
  * Wait for an atomic write of this page, which has been discarded, if one may be under way.
  * The flusher passes over discarded pages once the batch is durable.  Before that it may
  * wait for the device of the log, for which a drop must not wait. (R7, R11)

@@ -105,17 +105,6 @@ dw_wait_on(ConditionVariable *variable, bool (*wanted) (void))
 }
 
 /*
- * Wait for what another process does that does not tell us when it has done it.
- */
-void
-dw_wait_a_moment(long usec, uint32 wait_event_info)
-{
-	pgstat_report_wait_start(wait_event_info);
-	pg_usleep(usec);
-	pgstat_report_wait_end();
-}
-
-/*
  * An error leaves the engine, which is to be thrown again: release the locks of the
  * engine that this process has got.  The process that catches it may report it to a client
  * that does not read, or clean up what takes these locks, before it releases all it has.
