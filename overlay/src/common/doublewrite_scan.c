@@ -116,22 +116,6 @@ DWParseSegmentName(const char *name, uint64 *segno)
 }
 
 /*
- * Do the same for a segment that is kept for reuse; usable says whether a
- * server with our format has kept it.
- */
-bool
-DWParseSpareName(const char *name, uint64 *segno, bool *usable)
-{
-	if (strspn(name, "0123456789ABCDEF") != DW_SEGMENT_NAME_LEN ||
-		strncmp(name + DW_SEGMENT_NAME_LEN, DW_SPARE_STEM,
-				strlen(DW_SPARE_STEM)) != 0)
-		return false;
-	*segno = strtou64(name, NULL, 16);
-	*usable = strcmp(name + DW_SEGMENT_NAME_LEN, DW_SPARE_SUFFIX) == 0;
-	return true;
-}
-
-/*
  * Position an open backup_label file at the label of a backup.  Return false
  * if it contains only our marker.
  *

@@ -278,7 +278,6 @@ extern void DWReadOwner(const char *path, DWOwner *owner);
 extern DWTablespace DWJudgeTablespace(Oid spcOid, char *path);
 
 extern bool DWParseSegmentName(const char *name, uint64 *segno);
-extern bool DWParseSpareName(const char *name, uint64 *segno, bool *usable);
 extern bool DWSkipMarker(FILE *fp);
 
 extern void DWScanAddSegment(DWScan *scan, uint64 segno);

@@ -74,16 +74,6 @@
 
 #define DW_SEGMENT_NAME_LEN		16
 
-/*
- * What is put behind the name of a segment that is kept over a clean stop, to
- * save the next start from filling a new one with zeroes.  Such a file is not
- * part of the log; its number says that the batches it still holds name that
- * or lower ones.  A server that knows another format must not use it, as it
- * would take them for a log that it cannot read.
- */
-#define DW_SPARE_STEM			".spare"
-#define DW_SPARE_SUFFIX			DW_SPARE_STEM CppAsString2(DW_FORMAT_VERSION)
-
 /* Values of double_write_compression, also those in the log */
 typedef enum DWCompression
 {

@@ -66,15 +66,6 @@ StaticAssertDecl(DW_FILE_KEY_SIZE ==
 				 sizeof(RelFileLocator) + sizeof(ForkNumber) + sizeof(uint32),
 				 "there must be no padding in what is compared by bytes");
 
-/* A file in the directory of the log, in which nothing is live */
-typedef struct DWOldFile
-{
-	uint64		segno;
-	bool		spare;			/* kept over a clean stop */
-	bool		usable;			/* has our format and size */
-	char		name[64];
-} DWOldFile;
-
 /*
  * Least room for the files written since the last sync cycle; see
  * dw_dirty_files_max().  A cycle is started in the background when it is three
@@ -397,10 +388,9 @@ pg_noreturn extern void dw_refuse_full_log(void);
 extern bool dw_reserve(int nblocks, bool for_mark, bool beyond_bound);
 extern void dw_enter_segment(void);
 extern void dw_leave_place(void);
-extern int	dw_list_old_files(uint64 before, DWOldFile **files);
-extern void dw_remove_file(const char *name);
-extern void dw_spare_file(uint64 segno);
-extern void dw_reuse_files(DWOldFile *files, int nfiles);
+extern int	dw_list_old_segments(uint64 before, uint64 **segnos);
+extern void dw_remove_segment(uint64 segno);
+extern void dw_reuse_segments(uint64 *segnos, int nsegments);
 extern void dw_recycle_segments(void);
 
 /* marker.c */
@@ -423,7 +413,6 @@ extern void dw_log_found(const DWFoundBatch *first, const DWFoundBatch *last);
 extern bool dw_log_continue(const DWScan *scan, const DWLiveRange *live);
 extern void dw_log_empty(void);
 extern void dw_remove_log(void);
-extern void dw_retire_log(bool keep);
 extern void dw_arm(void);
 
 /* remove.c */

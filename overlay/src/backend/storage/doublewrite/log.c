@@ -507,8 +507,8 @@ dw_log_continue(const DWScan *scan, const DWLiveRange *live)
 {
 	DWLogState *log = &DWCtl->log;
 	uint64		segno = scan->batches[live->first].segno;
-	DWOldFile  *files;
-	int			nfiles;
+	uint64	   *segnos;
+	int			nsegments;
 
 	Assert(DWIsFlusher());
 	Assert(!log->open);
@@ -517,8 +517,8 @@ dw_log_continue(const DWScan *scan, const DWLiveRange *live)
 		!dw_segments_follow(scan, log->segno))
 		return false;
 
-	nfiles = dw_list_old_files(log->first_segno, &files);
-	dw_reuse_files(files, nfiles);
+	nsegments = dw_list_old_segments(log->first_segno, &segnos);
+	dw_reuse_segments(segnos, nsegments);
 
 	/* restore can do without them, which the way on cannot */
 	while (log->last_segno < log->segno + DW_MIN_SEGMENTS)
@@ -573,7 +573,7 @@ dw_end_old_log(void)
 }
 
 /*
- * Provide segments to write to: spare ones, those of the log that was found
+ * Provide segments to write to: those of the log that was found
  * and hold nothing live, and at least two, so that one can always be recycled
  * while the other is in use, however full the device is.
  *
@@ -586,23 +586,21 @@ static void
 dw_log_open(void)
 {
 	bool		found = DWCtl->log.segno > 0;
-	DWOldFile  *files;
+	uint64	   *segnos;
 	int			nold;
-	int			nfiles = 0;
+	int			nsegments = 0;
 
 	Assert(DWIsFlusher());
 	Assert(!DWCtl->log.open);
 
 	if (found)
 		dw_end_old_log();
-	nold = dw_list_old_files(PG_UINT64_MAX, &files);
+	nold = dw_list_old_segments(PG_UINT64_MAX, &segnos);
 	for (int i = 0; i < nold; i++)
 	{
-		DWCtl->log.last_segno = Max(DWCtl->log.last_segno, files[i].segno);
-		if (files[i].spare ||
-			(found && (files[i].segno < DWCtl->log.first_segno ||
-					   files[i].segno > DWCtl->log.segno)))
-			files[nfiles++] = files[i];
+		DWCtl->log.last_segno = Max(DWCtl->log.last_segno, segnos[i]);
+		if (found && (segnos[i] < DWCtl->log.first_segno || segnos[i] > DWCtl->log.segno))
+			segnos[nsegments++] = segnos[i];
 	}
 
 	DWCtl->log.segno = DWCtl->log.first_segno = DWCtl->log.last_segno + 1;
@@ -610,7 +608,7 @@ dw_log_open(void)
 		ereport(ERROR,
 				(errcode(ERRCODE_INTERNAL_ERROR),
 				 errmsg("could not generate a random number for the double-write log")));
-	dw_reuse_files(files, nfiles);
+	dw_reuse_segments(segnos, nsegments);
 	while (DWCtl->log.last_segno < DWCtl->log.first_segno + 1)
 	{
 		if (!dw_create_segment())
@@ -640,60 +638,36 @@ dw_log_empty(void)
 	dw_log_set_low_water(DWCtl->log.next_batchno);
 	if (opened)
 	{
-		DWOldFile  *files;
-		int			nfiles = dw_list_old_files(DWCtl->log.first_segno, &files);
+		uint64	   *segnos;
+		int			n = dw_list_old_segments(DWCtl->log.first_segno, &segnos);
 
-		dw_reuse_files(files, nfiles);
+		dw_reuse_segments(segnos, n);
 	}
 }
 
 /*
- * Remove all files of the log.
- */
-void
-dw_remove_log(void)
-{
-	DWOldFile  *files;
-	int			nfiles = dw_list_old_files(PG_UINT64_MAX, &files);
-
-	Assert(DWIsFlusher());
-	Assert(!DWCtl->log.open);
-
-	for (int i = 0; i < nfiles; i++)
-		dw_remove_file(files[i].name);
-	pfree(files);
-	DWCtl->log.segno = 0;
-	dw_remove_owner();
-	fsync_fname(DW_DIR, true);
-}
-
-/*
- * End the use of the log, which is empty: keep its segments as spare files
- * for the next start, or remove them.
+ * Remove all segments, as nothing in them is needed, and no home write relies on the log.
  *
- * The order does not matter.  Raising the mark past all batches has turned
+ * The order does not matter: raising the mark past all batches has turned
  * all segments except the newest into future ones, so none of those holds a
  * batch that names it, and what a crash leaves behind has nothing live in it.
  * (R9)
  */
 void
-dw_retire_log(bool keep)
+dw_remove_log(void)
 {
-	DWOldFile  *files;
-	int			nfiles = dw_list_old_files(PG_UINT64_MAX, &files);
+	uint64	   *segnos;
+	int			n = dw_list_old_segments(PG_UINT64_MAX, &segnos);
 
 	Assert(DWIsFlusher());
 	Assert(!DWCtl->log.open && !DWCtl->log.armed);
 
-	for (int i = 0; i < nfiles; i++)
+	for (int i = 0; i < n; i++)
 	{
-		if (keep && !files[i].spare)
-			dw_spare_file(files[i].segno);
-		else
-			dw_remove_file(files[i].name);
-		INJECTION_POINT("doublewrite-retire-segment", NULL);
+		INJECTION_POINT("doublewrite-remove-segment", NULL);
+		dw_remove_segment(segnos[i]);
 	}
-	pfree(files);
+	pfree(segnos);
 	DWCtl->log.segno = 0;
 	fsync_fname(DW_DIR, true);
 }

@@ -138,9 +138,8 @@ dw_sync_gone_home(void)
 }
 
 /*
- * Stop using the log: make it empty, then remove the marker and the segments,
- * unless the segments are to be kept for the next start.  Return false if the
- * marker cannot be removed; the log stays in use then.
+ * Stop using the log: make it empty, then remove the marker and the segments.
+ * Return false if the marker cannot be removed; the log stays in use then.
  *
  * What is in the log must go first, or a restore would put it over newer
  * pages that have been written without it (R10).  The log has nothing of unlogged
@@ -148,7 +147,7 @@ dw_sync_gone_home(void)
  * writes until it is over; a sync cycle before it leaves little to do.
  */
 static bool
-dw_disarm(bool keep_segments)
+dw_disarm(void)
 {
 	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
 
@@ -197,7 +196,7 @@ dw_disarm(bool keep_segments)
 		dw_remove_owner();
 		/* else it might be back after a crash, and ask for the segments */
 		if (removed)
-			dw_retire_log(keep_segments);
+			dw_remove_log();
 	}
 	LWLockRelease(DoubleWriteFlushLock);
 	dw_note_mode();
@@ -304,7 +303,7 @@ dw_switch_off(void)
 	{
 		dw_sync_gone_home();
 		INJECTION_POINT("doublewrite-switching-off", NULL);
-		if (dw_disarm(false))
+		if (dw_disarm())
 			ereport(LOG, (errmsg("torn page protection is off")));
 		else
 			pg_atomic_write_u32(&DWCtl->setting_changed, 1);
@@ -489,7 +488,7 @@ DoubleWriteCheckpointDone(XLogRecPtr redo, bool images)
 	dw_forget_failed_removal(redo);
 
 	if (DWCtl->log.armed && !XLogRecPtrIsInvalid(DWCtl->disarm_after) &&
-		redo >= DWCtl->disarm_after && images && dw_disarm(false))
+		redo >= DWCtl->disarm_after && images && dw_disarm())
 	{
 		DWCtl->disarm_after = InvalidXLogRecPtr;
 		ereport(LOG,
@@ -504,9 +503,7 @@ DoubleWriteCheckpointDone(XLogRecPtr redo, bool images)
 
 /*
  * Do the last step of a clean shutdown: leave nothing behind that other
- * servers would have to know.  A server with a postmaster keeps the segments
- * for its next start, as it does those of WAL; what initdb leaves behind is
- * small.
+ * servers would have to know, and no segments.
  *
  * After a shutdown checkpoint nothing is left to be brought home or synced.
  * A standby may have skipped its restartpoint, so something may be left;
@@ -528,5 +525,5 @@ DoubleWriteShutdown(void)
 	DoubleWriteDrain();
 	INJECTION_POINT("doublewrite-shutdown-drained", NULL);
 	dw_sync_gone_home();
-	(void) dw_disarm(IsPostmasterEnvironment);
+	(void) dw_disarm();
 }

@@ -607,10 +607,10 @@ dw_leave_place(void)
  */
 
 /*
- * List the segments below the given one, and all spare files.
+ * List the segments below the given one.
  */
 int
-dw_list_old_files(uint64 before, DWOldFile **files)
+dw_list_old_segments(uint64 before, uint64 **segnos)
 {
 	DIR		   *dir = AllocateDir(DW_DIR);
 	struct dirent *de;
@@ -619,29 +619,15 @@ dw_list_old_files(uint64 before, DWOldFile **files)
 
 	Assert(DWIsFlusher());
 
-	*files = palloc(max * sizeof(DWOldFile));
+	*segnos = palloc_array(uint64, max);
 	while ((de = ReadDir(dir, DW_DIR)) != NULL)
 	{
-		DWOldFile  *file = &(*files)[n];
-		char		path[MAXPGPATH];
-		struct stat st;
-
-		file->usable = true;
-		file->spare = DWParseSpareName(de->d_name, &file->segno, &file->usable);
-		if (!file->spare &&
-			(!DWParseSegmentName(de->d_name, &file->segno) || file->segno >= before))
+		if (!DWParseSegmentName(de->d_name, &(*segnos)[n]) || (*segnos)[n] >= before)
 			continue;
-		if (strlcpy(file->name, de->d_name, sizeof(file->name)) >= sizeof(file->name))
-			continue;
-
-		snprintf(path, sizeof(path), "%s/%s", DW_DIR, de->d_name);
-		if (lstat(path, &st) < 0 || !S_ISREG(st.st_mode) ||
-			st.st_size != DW_SEGMENT_SIZE)
-			file->usable = false;
 		if (++n == max)
 		{
 			max *= 2;
-			*files = repalloc(*files, max * sizeof(DWOldFile));
+			*segnos = repalloc_array(*segnos, uint64, max);
 		}
 	}
 	FreeDir(dir);
@@ -649,11 +635,11 @@ dw_list_old_files(uint64 before, DWOldFile **files)
 }
 
 void
-dw_remove_file(const char *name)
+dw_remove_segment(uint64 segno)
 {
 	char		path[MAXPGPATH];
 
-	snprintf(path, sizeof(path), "%s/%s", DW_DIR, name);
+	dw_log_path(path, segno);
 	if (unlink(path) < 0 && errno != ENOENT)
 		ereport(LOG_SERVER_ONLY,
 				(errcode_for_file_access(),
@@ -661,50 +647,29 @@ dw_remove_file(const char *name)
 }
 
 /*
- * Keep a segment for the next start, unless part of it cannot be written.
- */
-void
-dw_spare_file(uint64 segno)
-{
-	char		path[MAXPGPATH];
-	char		newpath[MAXPGPATH];
-
-	dw_log_path(path, segno);
-	if (segno >= DWCtl->log.first_segno && segno <= DWCtl->log.segno &&
-		DWCtl->log.seg_bad[segno % DW_MAX_SEGMENTS])
-	{
-		(void) unlink(path);
-		return;
-	}
-	snprintf(newpath, sizeof(newpath), "%s/%016" PRIX64 DW_SPARE_SUFFIX, DW_DIR, segno);
-	dw_rename_file(path, newpath);
-}
-
-/*
- * Turn old files into future segments as long as the bound permits, and
+ * Turn old segments into future ones as long as the bound permits, and
  * remove the others.  The batches that they hold name lower segments, so they
  * do not count. (R3)
  */
 void
-dw_reuse_files(DWOldFile *files, int nfiles)
+dw_reuse_segments(uint64 *segnos, int nsegments)
 {
 	Assert(DWIsFlusher());
 
-	for (int i = 0; i < nfiles; i++)
+	for (int i = 0; i < nsegments; i++)
 	{
 		char		path[MAXPGPATH];
+		struct stat st;
 
-		Assert(files[i].segno < DWCtl->log.first_segno);
-		if (!files[i].usable ||
+		Assert(segnos[i] < DWCtl->log.first_segno);
+		dw_log_path(path, segnos[i]);
+		if (lstat(path, &st) < 0 || !S_ISREG(st.st_mode) || st.st_size != DW_SEGMENT_SIZE ||
 			DWCtl->log.last_segno + 1 - DWCtl->log.first_segno >= dw_log_bound_segments())
-		{
-			dw_remove_file(files[i].name);
-			continue;
-		}
-		snprintf(path, sizeof(path), "%s/%s", DW_DIR, files[i].name);
-		(void) dw_add_segment(path);
+			dw_remove_segment(segnos[i]);
+		else
+			(void) dw_add_segment(path);
 	}
-	pfree(files);
+	pfree(segnos);
 }
 
 /*
@@ -728,12 +693,7 @@ dw_recycle_segments(void)
 		dw_log_path(path, DWCtl->log.first_segno);
 		if (DWCtl->log.seg_bad[DWCtl->log.first_segno % DW_MAX_SEGMENTS] ||
 			DWCtl->log.last_segno - DWCtl->log.first_segno >= dw_log_bound_segments())
-		{
-			if (unlink(path) < 0 && errno != ENOENT)
-				ereport(LOG_SERVER_ONLY,
-						(errcode_for_file_access(),
-						 errmsg("could not remove file \"%s\": %m", path)));
-		}
+			dw_remove_segment(DWCtl->log.first_segno);
 		else if (!dw_add_segment(path) && errno != ENOENT)
 			break;
 		DWCtl->log.first_segno++;

@@ -54,11 +54,11 @@ static XLogRecPtr dw_needed_wal = InvalidXLogRecPtr;
  */
 
 /*
- * List the segments in ascending order.  Remove left-over temporary files,
- * and spare segments if the log is not going to be used.
+ * List the segments.  Remove left-over temporary files, and segments that earlier
+ * versions have kept over a clean stop, with ".spare" behind their numbers.
  */
 static void
-dw_list_segments(DWScan *scan, bool keep_spares)
+dw_list_segments(DWScan *scan)
 {
 	DIR		   *dir = AllocateDir(DW_DIR);
 	struct dirent *de;
@@ -66,10 +66,9 @@ dw_list_segments(DWScan *scan, bool keep_spares)
 	while ((de = ReadDir(dir, DW_DIR)) != NULL)
 	{
 		uint64		segno;
-		bool		usable;
 
 		if (strncmp(de->d_name, "new.", 4) == 0 ||
-			(!keep_spares && DWParseSpareName(de->d_name, &segno, &usable)))
+			strstr(de->d_name, ".spare") != NULL)
 		{
 			char		path[MAXPGPATH * 2];
 
@@ -186,7 +185,7 @@ dw_read_log(DWStart *start)
 	char	   *buffer;
 
 	dw_begin_progress();
-	dw_list_segments(&start->scan, start->wanted || start->label == DW_LABEL_MARKER);
+	dw_list_segments(&start->scan);
 	buffer = palloc_aligned(DW_SEGMENT_SIZE, PG_IO_ALIGN_SIZE, 0);
 	DWLookAtLog(start, dw_read_blocks, NULL, buffer, false);
 	pfree(buffer);
@@ -267,6 +266,7 @@ dw_deal_with_log(const DWStart *start, DWStartVerdict verdict)
 			dw_report_start(start, verdict, LOG);
 			dw_remove_failed_sync();
 			dw_remove_log();
+			dw_remove_owner();
 			return;
 		case DW_START_RESTORE:
 			if (dw_restore(&start->scan, &start->live, start->on_demand))

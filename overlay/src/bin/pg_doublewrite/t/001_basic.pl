@@ -162,7 +162,6 @@ ok(!defined $state->{state}{wal_to_replay_bytes}, '... and no WAL to replay');
 
 # a directory elsewhere
 my $elsewhere = PostgreSQL::Test::Utils::tempdir();
-unlink(glob($node->data_dir . '/pg_doublewrite/*.spare5'));
 rmdir($node->data_dir . '/pg_doublewrite') or die "could not rmdir: $!";
 symlink($elsewhere, $node->data_dir . '/pg_doublewrite')
   or die "could not symlink: $!";

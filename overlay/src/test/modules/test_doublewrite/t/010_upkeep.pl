@@ -144,18 +144,10 @@ foreach my $case (
 }
 $sized->stop;
 
-# --- Segments outlive a clean stop
+# --- No segment outlives a clean stop
 
 my $dir = $node->data_dir . '/pg_doublewrite';
 my $value = 0;
-
-# Names of spare files in the directory of the log
-sub spares
-{
-	my @names = sort grep { /^[0-9A-F]{16}\.spare5$/ } slurp_dir($dir);
-
-	return @names;
-}
 
 sub inodes
 {
@@ -199,9 +191,6 @@ sub table_ok
 	return;
 }
 
-my $no_new_segments = 'test_doublewrite.fail_at = '
-  . "'doublewrite-create-segment:EIO:1:1000000'";
-
 $node->append_conf(
 	'postgresql.conf', q{
 shared_buffers = 16MB
@@ -217,31 +206,23 @@ $node->safe_psql('postgres',
 	  . 'VACUUM FREEZE t; CHECKPOINT');
 fill_log();
 wait_for_segments('while the log grows');
-my @before = dw_segments($dir);
-cmp_ok(scalar(@before), '>=', 3, 'several segments are in use');
-my $inodes = inodes(@before);
+cmp_ok(scalar(dw_segments($dir)), '>=', 3, 'several segments are in use');
 $node->stop;
-is_deeply([ dw_segments($dir) ], [], 'no segments after a clean stop');
-is(inodes(spares()), $inodes, '... as all of them are spare now');
+is_deeply([ grep { !/^\./ } slurp_dir($dir) ],
+	[], 'nothing is left of the log after a clean stop');
 
-# They hold intact batches with higher numbers than the next life begins with.
-my ($highest) = map { hex(substr($_, 0, 16)) } reverse(spares());
-$node->append_conf('postgresql.conf', $no_new_segments);
+# what earlier versions have left there goes as well
+foreach my $version (1, 5)
+{
+	append_to_file("$dir/000000000000000$version.spare$version", 'pages');
+}
 $node->start;
-is_deeply([ spares() ], [], 'no spare files while running');
-is(inodes(dw_segments($dir)),
-	$inodes, 'segments are made of them, and no others');
-cmp_ok(hex((dw_segments($dir))[0]), '>', $highest, 'numbers have risen');
-$node->safe_psql('postgres', 'UPDATE t SET v = v + 1 WHERE id = 1');
-$node->safe_psql('postgres', 'UPDATE t SET v = v - 1 WHERE id = 1');
-$node->stop('immediate');
-$node->append_conf('postgresql.conf', "test_doublewrite.fail_at = ''");
-my $offset = -s $node->logfile;
-ok(dw_poll_start($node), 'old batches in them are not taken for new ones')
-  or BAIL_OUT('no start');
-table_ok('crash after a start with spare files');
+is(scalar(grep { /spare/ } slurp_dir($dir)),
+	0, 'segments that earlier versions have kept are removed');
+table_ok('start without segments');
+my $offset;
 
-# after a crash, segments are reused as well, once the old log has been ended
+# after a crash, segments are reused once the old log has been ended
 fill_log();
 wait_for_segments('after a crash');
 my %known = map { $_ => 1 } split(/ /, inodes(dw_segments($dir)));
@@ -253,19 +234,29 @@ cmp_ok(scalar(dw_segments($dir)), '>', 2,
 	'... if there is anything to reuse');
 table_ok('crash');
 
-# --- A shutdown that is cut short while it keeps its segments
+# --- A shutdown that is cut short while it removes its segments
+
+# Crash before the nth segment is removed by a shutdown; returns those that are left
+sub cut_shutdown_short
+{
+	my ($nth) = @_;
+
+	fill_log();
+	wait_for_segments('before a shutdown');
+	my $before = dw_segments($dir);
+	$offset = -s $node->logfile;
+	$node->safe_psql('postgres',
+		"SELECT dw_crash_at('doublewrite-remove-segment', $nth)");
+	kill('INT', $node->{_pid});
+	dw_wait_for_crash($node, $offset);
+	my @left = dw_segments($dir);
+	is(scalar(@left), $before - ($nth - 1), 'some segments are left');
+	return @left;
+}
 
 foreach my $nth (1 .. 3)
 {
-	fill_log();
-	wait_for_segments('before a shutdown');
-	%known = map { $_ => 1 } split(/ /, inodes(dw_segments($dir)));
-	$offset = -s $node->logfile;
-	$node->safe_psql('postgres',
-		"SELECT dw_crash_at('doublewrite-retire-segment', $nth)");
-	kill('INT', $node->{_pid});
-	dw_wait_for_crash($node, $offset);
-	is(scalar(spares()), $nth, 'some segments were kept');
+	%known = map { $_ => 1 } split(/ /, inodes(cut_shutdown_short($nth)));
 	$offset = -s $node->logfile;
 	ok(dw_poll_start($node), 'server starts') or BAIL_OUT('no start');
 	ok( !$node->log_contains(
@@ -274,39 +265,30 @@ foreach my $nth (1 .. 3)
 		'what is left of the log is empty');
 	is( join(' ', grep { $known{$_} } split(/ /, inodes(dw_segments($dir)))),
 		join(' ', sort { $a <=> $b } keys %known),
-		'no segment is lost');
+		'what is left is used again');
 	table_ok("crash at file $nth of a shutdown");
 }
 
-# --- Spare files that cannot be used
+# --- Segments that cannot be used again
 
-$node->append_conf('postgresql.conf', $no_new_segments);
-$node->stop;
-my @spares = spares();
-rename("$dir/$spares[0]", "$dir/" . substr($spares[0], 0, 16) . '.spare1')
-  or die $!;
-truncate("$dir/$spares[1]", 8192) or die $!;
-my $good = inodes(@spares[ 2 .. $#spares ]);
-$node->start;
-is(inodes(dw_segments($dir)),
-	$good, 'another format or size: removed, the others are used');
-table_ok('after that');
-
-$node->stop;
+my (undef, $short) = cut_shutdown_short(1);
+my $bad = inodes($short);
+truncate("$dir/$short", 8192) or die $!;
 $node->append_conf('postgresql.conf', 'double_write_buffer_size = 16MB');
-$node->start;
+ok(dw_poll_start($node), 'server starts') or BAIL_OUT('no start');
+is(scalar(grep { $_ == $bad } split(/ /, inodes(dw_segments($dir)))),
+	0, 'one of another size is removed');
 is(scalar(dw_segments($dir)), 4,
 	'no more are kept than the log may be large');
+table_ok('after that');
 
 $node->stop;
 $node->append_conf('postgresql.conf',
 	'io_torn_pages_protection = full_pages');
 $node->start;
-is(scalar(spares()), 0, 'none are kept if double writes are off');
 table_ok('full_pages');
 $node->append_conf('postgresql.conf',
-	"io_torn_pages_protection = double_writes\ntest_doublewrite.fail_at = ''"
-);
+	"io_torn_pages_protection = double_writes");
 $node->restart;
 fill_log();
 $node->append_conf('postgresql.conf', 'io_torn_pages_protection = off');

@@ -174,14 +174,13 @@ append_to_file("$data/recovery.signal", '');
 $node->safe_psql('postgres',
 	'UPDATE t SET v = v; CHECKPOINT; SELECT dw_sync_cycle()')
   foreach (1 .. 4);
-$node->stop;
 
-# a stop that was cut short before it renamed segments to spare ones
-foreach my $name (grep { /\.spare\d+$/ } slurp_dir($dir))
-{
-	rename("$dir/$name", "$dir/" . substr($name, 0, 16))
-	  or die "could not rename: $!";
-}
+# a stop that is cut short before it removes segments
+my $offset = -s $node->logfile;
+$node->safe_psql('postgres',
+	q{SELECT dw_crash_at('doublewrite-remove-segment', 1)});
+kill('INT', $node->{_pid});
+dw_wait_for_crash($node, $offset);
 {
 	my ($left) = reverse @{ dw_read_log($node)->{batches} };
 
