@@ -42,10 +42,12 @@ extern Size InstantRecoveryShmemSize(void);
 extern void InstantRecoveryShmemInit(void);
 
 /* Startup process, in this order */
-extern void InstantRecoveryBegin(XLogRecPtr redo, TimeLineID tli);
+extern void InstantRecoveryBegin(XLogRecPtr redo, TimeLineID tli, bool only_rounds);
 extern void InstantRecoveryStartWorkers(void);
 extern bool InstantRecoveryAnalyzing(void);
-extern bool InstantRecoveryTake(XLogReaderState *record);
+extern bool InstantRecoveryIsBehind(XLogRecPtr redo);
+extern bool InstantRecoveryTake(XLogReaderState *record, XLogSegNo segno, TimeLineID tli);
+extern void InstantRecoveryRound(bool go_on);
 extern void InstantRecoveryAnalyzed(bool can_open);
 extern bool InstantRecoveryHasFailed(void);
 extern bool InstantRecoveryIsPending(void);

@@ -116,8 +116,9 @@ typedef struct InstantCtlData
 	 * Written by the startup process during analysis, when no other process
 	 * is interested, and constant while workers redo pages.
 	 */
-	TimeLineID	tli;			/* all records are on this timeline */
+	TimeLineID	tli;			/* of the files that have all records */
 	XLogRecPtr	base;			/* where redo begins */
+	XLogRecPtr	images_since;	/* redo pointer that has been passed */
 	uint32		npages;
 	uint32		nrecords;		/* in memory */
 	uint64		nspilled;		/* and written, since the last round */

@@ -59,6 +59,14 @@
  */
 static bool instant_analyzing = false;
 
+/*
+ * Whether this is recovery from an archive, or a standby that is not consistent: all redo is
+ * done in rounds.  A round reads WAL again from files of one timeline: those from this
+ * segment on.
+ */
+static bool instant_only_rounds = false;
+static XLogSegNo instant_tli_from = 0;
+
 /* What analysis has met */
 static uint32 instant_barriers = 0;
 static uint32 instant_rounds = 0;
@@ -609,13 +617,18 @@ instant_extend_forks(void)
 	while ((fork = hash_seq_search(&status)) != NULL)
 		instant_extend_fork(fork);
 
-	/* Sessions may add such blocks; old records must not be applied to them. */
+	/*
+	 * Sessions may add such blocks; old records must not be applied to them. As
+	 * long as there is WAL to come, the startup process remembers blocks that
+	 * it does not find.
+	 */
 	for (uint32 i = 0; i < InstantCtl->npages; i++)
 	{
 		InstantPage *page = &InstantPages[i];
 
 		fork = instant_find_fork(&page->rlocator, page->forknum);
-		if (!instant_has_chain(page) || page->blkno >= fork->nblocks)
+		if (!instant_has_chain(page) ||
+			(page->blkno >= fork->nblocks && !instant_only_rounds))
 		{
 			pg_atomic_write_u32(&page->state, INSTANT_DONE);
 			ndone++;
@@ -810,13 +823,24 @@ InstantRecoveryStartWorkers(void)
 }
 
 /*
- * Return whether records are remembered instead of being applied.  Then no
- * restartpoint can be at a checkpoint that they precede. (I7)
+ * Return whether records are remembered instead of being applied.
  */
 bool
 InstantRecoveryAnalyzing(void)
 {
 	return instant_analyzing;
+}
+
+/*
+ * Return whether records before this redo pointer may be pending, so that no restartpoint
+ * can be there.  Rounds end at redo pointers. (I7)
+ */
+bool
+InstantRecoveryIsBehind(XLogRecPtr redo)
+{
+	Assert(!instant_analyzing || !instant_only_rounds ||
+		   InstantCtl->npages == 0 || InstantCtl->base >= redo);
+	return instant_analyzing && !instant_only_rounds;
 }
 
 /*
@@ -831,19 +855,24 @@ instant_startup_exits(int code, Datum arg)
 }
 
 /*
- * Redo begins here.  The caller has seen that it is plain crash recovery. (I1)
+ * Redo begins here.  The caller has seen that it is plain crash recovery, or that no
+ * client can get in before InstantRecoveryRound(false). (I1)
  */
 void
-InstantRecoveryBegin(XLogRecPtr redo, TimeLineID tli)
+InstantRecoveryBegin(XLogRecPtr redo, TimeLineID tli, bool only_rounds)
 {
 	if (InstantCtl == NULL || !IsUnderPostmaster)
+		return;
+	if (only_rounds && recovery_workers == 0)
 		return;
 
 	Assert(AmStartupProcess());
 	Assert(InstantCtl->npages == 0);
 
+	instant_only_rounds = only_rounds;
 	InstantCtl->tli = tli;
 	InstantCtl->base = redo;
+	InstantCtl->images_since = GetRedoRecPtr();
 	instant_redoes_chains = true;
 	(void) instant_join();
 	before_shmem_exit(instant_startup_exits, (Datum) 0);
@@ -885,16 +914,62 @@ instant_make_room(XLogReaderState *record, int nblocks)
 }
 
 /*
+ * Only rounds: a restartpoint may be at this record, and redo looks for images from here on, so
+ * nothing of what precedes it may be pending. (I7, R2)
+ */
+static void
+instant_end_round_at_redo_pointer(XLogReaderState *record)
+{
+	uint8		info = XLogRecGetInfo(record) & ~XLR_INFO_MASK;
+
+	if (XLogRecGetRmid(record) == RM_XLOG_ID &&
+		(info == XLOG_CHECKPOINT_REDO || info == XLOG_CHECKPOINT_SHUTDOWN))
+	{
+		instant_drain(false);
+		InstantCtl->images_since = record->ReadRecPtr;
+	}
+}
+
+/*
+ * Only rounds: return whether the record can be read again from files of one timeline.  It has
+ * been read from this segment, and maybe from the one before, whose file may be of another one.
+ */
+static bool
+instant_follow_timeline(XLogReaderState *record, XLogSegNo segno, TimeLineID tli)
+{
+	XLogSegNo	from;
+
+	if (tli != InstantCtl->tli)
+	{
+		instant_drain(false);
+		/* workers have closed their files at the end of the round */
+		instant_close_reader();
+		InstantCtl->tli = tli;
+		instant_tli_from = segno;
+	}
+	XLByteToSeg(record->ReadRecPtr, from, wal_segment_size);
+	return from >= instant_tli_from;
+}
+
+/*
  * Remember a record if its redo can wait.  Returns true if it has been remembered:
- * then the caller must not apply it.
+ * then the caller must not apply it.  The record has been read from a file of this timeline,
+ * which has this segment.
  */
 bool
-InstantRecoveryTake(XLogReaderState *record)
+InstantRecoveryTake(XLogReaderState *record, XLogSegNo segno, TimeLineID tli)
 {
 	int			nblocks = XLogRecMaxBlockId(record) + 1;
 
 	if (!instant_analyzing)
 		return false;
+
+	if (instant_only_rounds)
+	{
+		instant_end_round_at_redo_pointer(record);
+		if (!instant_follow_timeline(record, segno, tli))
+			return false;
+	}
 
 	switch (instant_classify(record))
 	{
@@ -998,6 +1073,54 @@ instant_may_open(bool can_open)
 }
 
 /*
+ * Nothing more is remembered.
+ */
+static void
+instant_end_analysis(void)
+{
+	instant_analyze(false);
+	instant_close_reader();
+	instant_close_spill();
+
+	if (instant_rounds > 0)
+		ereport(LOG,
+				(errmsg_plural("%u round of redo before clients get in",
+							   "%u rounds of redo before clients get in",
+							   instant_rounds, instant_rounds),
+				 instant_errdetail_redone()));
+}
+
+/*
+ * No page is pending, nor will be.
+ */
+static void
+instant_end(void)
+{
+	instant_redoes_chains = false;
+	instant_set_phase(INSTANT_PHASE_ENDED);
+	instant_leave();
+	instant_give_back();
+}
+
+/*
+ * Redo all that is remembered, since recovery is consistent or has come to its end. (I1)
+ * From here on clients can get in, unless "go_on".
+ */
+void
+InstantRecoveryRound(bool go_on)
+{
+	if (!instant_redoes_chains || !instant_only_rounds)
+		return;
+
+	instant_drain(false);
+	if (!go_on)
+	{
+		instant_end_analysis();
+		instant_end();
+	}
+}
+
+/*
  * All WAL has been read.  Unless clients can get in now, redo is done now.
  */
 void
@@ -1005,6 +1128,7 @@ InstantRecoveryAnalyzed(bool can_open)
 {
 	bool		drained = false;
 
+	InstantRecoveryRound(false);
 	if (InstantCtl == NULL || !instant_redoes_chains)
 		return;
 
@@ -1019,27 +1143,14 @@ InstantRecoveryAnalyzed(bool can_open)
 		if (InstantCtl->npages > 0)
 			(void) instant_wait_for_worker();
 	}
-	instant_analyze(false);
-	instant_close_reader();
-	instant_close_spill();
-
-	if (instant_rounds > 0)
-		ereport(LOG,
-				(errmsg_plural("%u round of redo before clients get in",
-							   "%u rounds of redo before clients get in",
-							   instant_rounds, instant_rounds),
-				 instant_errdetail_redone()));
+	instant_end_analysis();
 	if (InstantCtl->npages > 0 && !drained)
 		instant_prepare_redo(false);
 	instant_redoes_chains = false;
 	if (pg_atomic_read_u32(&InstantCtl->left) > 0)
 		pg_atomic_write_membarrier_u32(&InstantCtl->pending, 1);
 	else
-	{
-		instant_set_phase(INSTANT_PHASE_ENDED);
-		instant_leave();
-		instant_give_back();
-	}
+		instant_end();
 }
 
 /*

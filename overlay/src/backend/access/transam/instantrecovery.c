@@ -22,11 +22,15 @@
  * redone by the startup process, in analysis, and one that removes pages throws
  * their chains away.
  *
- * This is for plain crash recovery that comes up read-write on its own timeline
- * only.  docs/instant-restart.md says what each type of record needs; the rules
+ * Clients get in before redo only after plain crash recovery that comes up read-write
+ * on its own timeline.  Recovery from an archive, and a standby that is not consistent yet,
+ * redo pages in rounds only, with workers: a round ends at each redo pointer, before a file of
+ * another timeline is read, and where recovery is consistent, unless clients have to wait
+ * for its end.  docs/instant-restart.md says what each type of record needs; the rules
  * I1 to I11 that comments name are these:
  *
- *	  I1  Only plain crash recovery defers redo; any other recovery is unchanged.
+ *	  I1  Redo is deferred only while no client is in, and beyond that only after plain
+ *		  crash recovery.
  *	  I2  No process except those that redo pages sees a page with a pending chain,
  *		  or trusts a file with one.
  *	  I3  A chain is applied whole, in order, by one process at a time, before any
@@ -37,8 +41,8 @@
  *		  that is impossible is a barrier: chains are applied first, then it.  That
  *		  goes for the chains of the pages that it reads, if it is known which.
  *	  I6  Files have their final length before clients get in.
- *	  I7  No checkpoint begins while a chain is pending, nor does a restartpoint, so
- *		  recovery from the next crash begins at the same place.
+ *	  I7  No checkpoint begins while a chain is pending, nor does a restartpoint at a redo
+ *		  pointer after its first record, so recovery from the next crash begins before it.
  *	  I8  Init forks are complete before unlogged relations are reset.
  *	  I9  After clients have got in, a page that cannot be redone is an error for
  *		  each process that needs it, and for each checkpoint, until it has been

@@ -1077,7 +1077,7 @@ instant_begin_redo(void)
 {
 	InRecovery = true;
 	instant_redoes_chains = true;
-	DoubleWriteImagesSince(GetRedoRecPtr());
+	DoubleWriteImagesSince(InstantCtl->images_since);
 	for (int rmid = 0; rmid <= RM_MAX_BUILTIN_ID; rmid++)
 	{
 		if (GetRmgr(rmid).rm_startup != NULL)
