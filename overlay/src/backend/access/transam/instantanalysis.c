@@ -618,9 +618,9 @@ instant_extend_forks(void)
 		instant_extend_fork(fork);
 
 	/*
-	 * Sessions may add such blocks; old records must not be applied to them. As
-	 * long as there is WAL to come, the startup process remembers blocks that
-	 * it does not find.
+	 * Sessions may add such blocks; old records must not be applied to them.
+	 * As long as there is WAL to come, the startup process remembers blocks
+	 * that it does not find.
 	 */
 	for (uint32 i = 0; i < InstantCtl->npages; i++)
 	{

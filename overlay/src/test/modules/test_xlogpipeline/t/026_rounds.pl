@@ -25,8 +25,10 @@ my $primary = xlp_primary('primary', has_archiving => 1);
 $primary->append_conf('postgresql.conf',
 	'io_torn_pages_protection = double_writes');
 $primary->restart;
-$primary->safe_psql('postgres',
-	"CREATE TABLE old AS SELECT i, repeat('x', 500) AS f FROM generate_series(1, 500) i"
+$primary->safe_psql(
+	'postgres',
+	"CREATE TABLE old WITH (fillfactor = 40) AS
+		SELECT i, repeat('x', 500) AS f FROM generate_series(1, 500) i"
 );
 $primary->backup('base');
 
@@ -126,7 +128,8 @@ shared_preload_libraries = 'injection_points, test_doublewrite'
 shared_buffers = 1MB
 test_doublewrite.pause_at = 'instant-recovery-page-redone:300'");
 xlp_start_no_wait($killed);
-$killed->wait_for_log(qr/paused at injection point/);
+$killed->wait_for_log(
+	qr/paused at injection point|database system is shut down/);
 $killed->_update_pid(1);
 $killed->stop('immediate');
 $killed->append_conf('postgresql.conf', "test_doublewrite.pause_at = ''");
