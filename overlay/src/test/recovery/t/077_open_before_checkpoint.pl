@@ -93,6 +93,18 @@ $node->safe_psql('postgres', 'CHECKPOINT');
 isnt(redo_pointer(), $redo, 'the checkpoint is complete');
 ok(!-e $file, '... and has removed the file');
 
+# clients would make a server crash again that has no room for WAL
+foreach my $size ('1000TB', '32MB')
+{
+	$node->append_conf('postgresql.conf', "min_wal_size = $size");
+	$node->reload;
+	$node->safe_psql('postgres', 'UPDATE t SET v = 1 WHERE i = 1');
+	$log = crash();
+	is( ($log =~ /checkpoint starting: end-of-recovery/) ? 1 : 0,
+		$size eq '1000TB'                                ? 1 : 0,
+		"clients wait if WAL has no room: min_wal_size = $size");
+}
+
 # with wal_level = minimal another recovery might not have all that clients have done
 $node->append_conf('postgresql.conf',
 	"wal_level = minimal\nmax_wal_senders = 0\n");
