@@ -146,6 +146,9 @@ extern void DoubleWriteStagePage(struct BufferDesc *buf, XLogRecPtr lsn,
 								 bool permanent);
 extern bool DoubleWriteStageRefuses(const struct buftag *tag);
 
+/* durable.c: protection by copies in the log */
+extern bool DoubleWriteProtectsReplayed(void);
+
 /* mode.c: checkpoints and switching */
 extern bool DoubleWriteUpdateMode(bool images_now);
 extern void DoubleWriteModeApplied(bool images);

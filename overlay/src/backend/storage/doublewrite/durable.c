@@ -15,31 +15,98 @@
 #include "postgres.h"
 
 #include "access/xlog.h"
+#include "access/xlogrecovery.h"
+#include "miscadmin.h"
 #include "storage/bufmgr.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/lwlock.h"
 
 /*
- * A standby or a crash recovery whose WAL lacks images, though the settings ask for
- * protection by them, protects itself with the log, from the batch under way on.  Returns
- * false if that has to wait for home writes.
+ * Return whether this is a standby or a crash recovery whose WAL lacks images, though the
+ * settings ask for protection by them.
+ */
+static bool
+dw_replay_lacks_protection(void)
+{
+	return !DWCtl->log.armed && dw_setting() == TORN_PAGES_FULL_PAGES &&
+		RecoveryInProgress() && !dw_replayed_images();
+}
+
+/*
+ * Arm the log, holding the flush lock with no home write under way, for a recovery that
+ * the settings do not ask to use it.  If that fails, report it and go on without, as stock
+ * does: pages may be torn then.  It is not tried again before the next reload or
+ * restartpoint.
+ */
+static void
+dw_try_to_arm(void)
+{
+	MemoryContext context = CurrentMemoryContext;
+	uint32		holdoff = InterruptHoldoffCount;
+	bool		exit_on_error = ExitOnAnyError;
+
+	if (DWCtl->log.arming_failed)
+		return;
+	ExitOnAnyError = false;		/* the checkpointer may be at a stop */
+	PG_TRY();
+	{
+		dw_arm();
+		ereport(LOG_SERVER_ONLY,
+				(errmsg("using double writes because the WAL being replayed lacks full-page images"),
+				 errhint("Set \"io_torn_pages_protection\" to \"double_writes\" on this server.")));
+	}
+	PG_CATCH();
+	{
+		ErrorData  *edata;
+
+		/* the flush lock stays held */
+		InterruptHoldoffCount = holdoff;
+		MemoryContextSwitchTo(context);
+		edata = CopyErrorData();
+		FlushErrorState();
+		DWCtl->log.arming_failed = true;
+		ereport(LOG_SERVER_ONLY,
+				(errcode(edata->sqlerrcode),
+				 errmsg("pages are not protected because the WAL being replayed lacks full-page images and double writes cannot be used"),
+				 errdetail_internal("%s", edata->message),
+				 errhint("Remove the cause and reload the configuration.")));
+		FreeErrorData(edata);
+	}
+	PG_END_TRY();
+	ExitOnAnyError = exit_on_error;
+}
+
+/*
+ * Such a recovery protects itself with the log, from the batch under way on, if it can.
+ * Returns false if that has to wait for home writes.
  */
 bool
 dw_arm_for_replay(void)
 {
 	Assert(DWIsFlusher());
 
-	if (DWCtl->log.armed || dw_setting() != TORN_PAGES_FULL_PAGES ||
-		!RecoveryInProgress() || dw_replayed_images())
+	if (!dw_replay_lacks_protection() || DWCtl->log.arming_failed)
 		return true;
 	if (!dw_await_home_writes(&DWPermanentPages, false))
 		return false;
-
-	ereport(LOG_SERVER_ONLY,
-			(errmsg("using double writes because the WAL being replayed lacks full-page images"),
-			 errhint("Set \"io_torn_pages_protection\" to \"double_writes\" on this server.")));
-	dw_arm();
+	dw_try_to_arm();
 	return true;
+}
+
+/*
+ * Startup process, at the end of redo: pages replayed since the redo pointer will get no
+ * image before the next checkpoint, so arm the log if they need it.  Return false if that
+ * fails.  Then that checkpoint comes before clients, as in stock.
+ */
+bool
+DoubleWriteProtectsReplayed(void)
+{
+	if (!dw_replay_lacks_protection() || GetXLogReplayRecPtr(NULL) <= DWCtl->redo.last)
+		return true;
+	(void) dw_lock_flush_idle(LW_EXCLUSIVE, &DWPermanentPages, false);
+	dw_try_to_arm();
+	LWLockRelease(DoubleWriteFlushLock);
+	return DWCtl->log.armed;
 }
 
 /* What protects the pages of a batch */

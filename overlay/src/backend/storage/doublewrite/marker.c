@@ -160,20 +160,23 @@ void
 dw_write_marker(void)
 {
 	FILE	   *fp;
+	bool		written = false;
 
 	Assert(DWIsFlusher());
 
 	fp = AllocateFile(DW_MARKER_TMP, "w");
-	if (fp == NULL ||
-		fprintf(fp,
-				"%s\n"
-				"System identifier: " UINT64_FORMAT "\n"
-				"This is not the label of a backup.  Pages of this cluster are protected by the\n"
-				"double-write log in the directory \"%s\".  Only a server that knows it may start\n"
-				"on this cluster; it removes this file when it is shut down.\n",
-				DW_MARKER_LINE, GetSystemIdentifier(), DW_DIR) < 0 ||
-		fflush(fp) != 0 || (enableFsync && pg_fsync(fileno(fp)) != 0) ||
-		FreeFile(fp) != 0)
+	if (fp != NULL)
+		written = fprintf(fp,
+						  "%s\n"
+						  "System identifier: " UINT64_FORMAT "\n"
+						  "This is not the label of a backup.  Pages of this cluster are protected by the\n"
+						  "double-write log in the directory \"%s\".  Only a server that knows it may start\n"
+						  "on this cluster; it removes this file when it is shut down.\n",
+						  DW_MARKER_LINE, GetSystemIdentifier(), DW_DIR) > 0 &&
+			fflush(fp) == 0 && (!enableFsync || pg_fsync(fileno(fp)) == 0);
+	if (fp != NULL && FreeFile(fp) != 0)
+		written = false;
+	if (!written)
 		ereport(ERROR,
 				(errcode_for_file_access(),
 				 errmsg("could not write file \"%s\": %m", DW_MARKER_TMP)));

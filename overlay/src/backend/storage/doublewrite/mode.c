@@ -237,6 +237,7 @@ DoubleWriteUpdateMode(bool images_now)
 		pg_atomic_exchange_u32(&DWCtl->setting_changed, 1);
 		if (!RecoveryInProgress())
 			pg_atomic_write_u32(&DWCtl->setting_changed, 0);
+		DWCtl->log.arming_failed = false;
 	}
 
 	/*
@@ -258,13 +259,9 @@ DoubleWriteUpdateMode(bool images_now)
 		return false;
 	}
 
-	/*
-	 * This is the end of a recovery from WAL without images: pages replayed
-	 * since the redo pointer will get no image before the next checkpoint.
-	 */
-	if (dw_images_requested() && !DWCtl->log.armed && RecoveryInProgress() &&
-		XLogInsertAllowed() && GetXLogReplayRecPtr(NULL) > DWCtl->redo.last && !dw_replayed_images())
-		dw_arm_if_possible(FATAL);
+	/* at the end of a recovery */
+	if (XLogInsertAllowed())
+		(void) DoubleWriteProtectsReplayed();
 
 	if (!dw_images_requested())
 		dw_note_images_off(images_now);
@@ -487,6 +484,7 @@ DoubleWriteCheckpointDone(XLogRecPtr redo, bool images)
 	DoubleWriteSetRedo(redo, images);
 	dw_forget_failed_removal(redo);
 
+	DWCtl->log.arming_failed = false;
 	if (DWCtl->log.armed && !XLogRecPtrIsInvalid(DWCtl->disarm_after) &&
 		redo >= DWCtl->disarm_after && images && dw_disarm())
 	{

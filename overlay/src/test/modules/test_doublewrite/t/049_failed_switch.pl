@@ -1,7 +1,8 @@
 
 # Copyright (c) 2025, PostgreSQL Global Development Group
 
-# Switches of the mode that fail, or come when the server has been stopped.
+# Switches of the mode that fail, or come when the server has been stopped, and those
+# of a recovery.
 
 use strict;
 use warnings FATAL => 'all';
@@ -232,5 +233,117 @@ SKIP:
 	ok(dw_poll_start($node), '... and the server starts');
 }
 dw_check_stopped($node);
+
+# ---------------------------------------------------------------------
+# A recovery that would use the log by itself, as WAL lacks images, goes on if it
+# cannot, as stock does (R10)
+# ---------------------------------------------------------------------
+
+my $USES =
+  'using double writes because the WAL being replayed lacks full-page images';
+my $CANNOT =
+  'pages are not protected because the WAL being replayed lacks full-page images';
+my $update = 'UPDATE accounts SET filler = filler';
+
+# A file in place of the directory, or the directory again
+sub spoil
+{
+	my $dir = $node->data_dir . '/pg_doublewrite';
+
+	rename($dir, "$dir.away") or die "could not rename: $!";
+	append_to_file($dir, '');
+	return;
+}
+
+sub mend
+{
+	my $dir = $node->data_dir . '/pg_doublewrite';
+
+	unlink($dir) or die "could not remove \"$dir\": $!";
+	rename("$dir.away", $dir) or die "could not rename: $!";
+	return;
+}
+
+# Redo writes pages in one case; in the other these wait for sessions.
+foreach my $instant ('off', 'on')
+{
+	$node = dw_new_node("recovery_$instant", mode => 'off');
+	$node->start;
+	dw_workload_setup($node);
+	dw_workload_start($node, transactions => 100);
+	dw_workload_finish($node);
+	$node->stop('immediate');
+	$node->adjust_conf('postgresql.conf', $SETTING, 'full_pages');
+	$node->append_conf('postgresql.conf', "instant_recovery = $instant\n");
+	spoil();
+	$offset = -s $node->logfile;
+	$node->start;
+	is(count_log($CANNOT), 1,
+		"instant_recovery = $instant: crash recovery goes on without the log"
+	);
+	like(
+		slurp_file($node->logfile, $offset),
+		qr/DETAIL: .*"pg_doublewrite".*checkpoint complete.*ready to accept connections/s,
+		'... with a checkpoint before clients get in');
+	is($node->safe_psql('postgres', $armed), 'f', '... and none later');
+	mend();
+	dw_check($node);
+}
+
+{
+	my $primary = dw_new_node('primary', init => { allows_streaming => 1 });
+	$primary->start;
+	dw_workload_setup($primary);
+	$primary->backup('base', backup_options => [ '--checkpoint' => 'fast' ]);
+	$node = PostgreSQL::Test::Cluster->new('standby');
+	$node->init_from_backup($primary, 'base', has_streaming => 1);
+	$node->adjust_conf('postgresql.conf', $SETTING, 'full_pages');
+	$node->append_conf(
+		'postgresql.conf', q{
+shared_buffers = 16MB
+bgwriter_lru_maxpages = 0
+bgwriter_delay = 10s
+});
+	spoil();
+	$node->start;
+
+	# only the checkpointer writes pages there
+	my $replay = sub {
+		$offset = -s $node->logfile;
+		$primary->safe_psql('postgres', "$update; CHECKPOINT");
+		$primary->wait_for_replay_catchup($node);
+	};
+	$replay->();
+	is($node->psql('postgres', 'CHECKPOINT'),
+		0, 'a restartpoint passes without the log');
+	is(count_log($CANNOT), 1, '... and says so');
+	$replay->();
+	$node->stop;
+	is(count_log($CANNOT), 1, 'so does the one of a stop');
+	is(count_log('FATAL:  pages|abnormal|restored'), 0, '... which is clean');
+
+	$node->start;
+	$replay->();
+	foreach my $turn (1, 2)
+	{
+		$node->safe_psql('postgres',
+			q{SELECT dw_evict('history'), dw_evict('accounts'), dw_flush_batch()}
+		);
+	}
+	is(count_log($CANNOT), 1, 'not each batch tries it again');
+	mend();
+	$replay->();
+	$node->reload;
+	ok( $node->poll_query_until(
+			'postgres',
+			q{SELECT armed FROM dw_evict('accounts'), dw_flush_batch(), dw_state()}
+		),
+		'a reload does');
+	is(count_log($USES), 1, '... and says so');
+	$primary->wait_for_replay_catchup($node);
+	is(dw_contents($node), dw_contents($primary), 'same data');
+	$node->stop;
+	$primary->stop;
+}
 
 done_testing();
