@@ -83,6 +83,25 @@ static uint32 dw_nbuckets = 0;
  */
 #define DW_RESERVED_SHARE		16
 
+/* Last run for which this process had no descriptor left */
+static uint64 dw_lacking_run = PG_UINT64_MAX;
+
+static bool
+dw_is_lack(int error)
+{
+	return error == EMFILE || error == ENFILE;
+}
+
+/*
+ * Return whether a home write has failed as another process had no descriptor left.  That
+ * says nothing about the page: this process tries it itself. (R11)
+ */
+static bool
+dw_is_lack_of_another(const DWSlot *slot)
+{
+	return dw_is_lack(slot->error) && slot->run != dw_lacking_run;
+}
+
 /* ---------------------------------------------------------------------
  * Size of the stage, which does not change while the server runs
  * ---------------------------------------------------------------------
@@ -515,7 +534,8 @@ dw_find_failure(const DWPageSet *pages, uint64 since, BufferTag *tag)
 		DWLockMutex();
 		if (slot->failed && !slot->discarded &&
 			(slot->error == DW_STALLED ||
-			 (slot->run >= since && !DWSlotInState(slot, DW_SLOT_BATCH))) &&
+			 (slot->run >= since && !DWSlotInState(slot, DW_SLOT_BATCH) &&
+			  !dw_is_lack_of_another(slot))) &&
 			(result == 0 || slot->error > result) && DWSlotInSet(pages, slot))
 		{
 			result = slot->error;
@@ -1167,6 +1187,9 @@ dw_restage_slot(int slotno, int error, bool first)
 	DWSlot	   *slot = &DWSlots[slotno];
 	int			newest;
 	bool		room;
+
+	if (dw_is_lack(error))
+		dw_lacking_run = slot->run;
 
 	DWLockMutex();
 	Assert(DWSlotInState(slot, DW_SLOT_BATCH));

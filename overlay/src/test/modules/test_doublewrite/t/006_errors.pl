@@ -128,29 +128,86 @@ is(sql("SELECT dw_clear('doublewrite-home-write')"),
 	'', 'device is well again');
 is(sql('CHECKPOINT'), '', 'checkpoint succeeds');
 
-# an error of the past does not count while another process tries the page again
+# A drain has sent a page home that had failed before, and another process makes the write:
+# called with what is to happen to it, and while it happens
+sub drain_beside_another
+{
+	my ($prepare, $meanwhile) = @_;
+	my $sent = 'doublewrite-home-sent';
+
+	sql(q{SELECT dw_clear('doublewrite-home-write'); SELECT dw_drain()});
+	$node->safe_psql(
+		'postgres', q{
+		SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000);
+		DO 'BEGIN PERFORM FROM t WHERE id = 1 FOR UPDATE; END'});
+	sql(q{SELECT dw_evict('t')});
+	like(sql('SELECT dw_drain()'), qr/^error/, 'drain fails');
+
+	my $drain = dw_start(
+		$node, 'drain',
+		qq{SELECT injection_points_set_local(); SELECT injection_points_attach('$sent', 'wait');
+		SELECT dw_drain()});
+	ok(dw_waits_for($node, 'drain', $sent), 'another one sends the page');
+	$node->safe_psql('postgres', $prepare);
+	my $other = dw_start($node, 'other', 'SELECT dw_carry_runs()');
+	ok( $node->poll_query_until(
+			'postgres', q{SELECT dw_hits('doublewrite-home-write') > 0}),
+		'... which a third process writes');
+	dw_wake($node, $sent);
+	$meanwhile->();
+	dw_finish($other);
+	$drain->query('SELECT 1');
+	my $stderr = $drain->{stderr};
+	$drain->{stderr} = '';
+	$drain->quit;
+	return $stderr;
+}
+
+# Wait for something to be true, or for the drain to be over.
+sub until_or_over
+{
+	my ($condition) = @_;
+
+	return $node->poll_query_until('postgres',
+		qq{SELECT $condition OR state = 'idle' AND query ~ 'dw_drain' FROM pg_stat_activity WHERE application_name = 'drain'}
+	);
+}
+
+my @idle = dw_stop_processes($node, 'background writer');
+
+is( drain_beside_another(
+		q{SELECT dw_block_homes_in(oid) FROM pg_tablespace WHERE spcname = 'pg_default'},
+		sub {
+			until_or_over(q{wait_event = 'DoubleWriteHome'});
+			sql(q{SELECT dw_clear('doublewrite-home-write')});
+		}),
+	'',
+	'a drain waits for the write of another process, not for an error of the past'
+);
+
+is( drain_beside_another(
+		q{SELECT dw_fail_at('doublewrite-home-write', 'EMFILE', 1, 1)},
+		sub { }),
+	'',
+	'a drain tries a page itself if another process had no descriptors');
+sql(q{SELECT dw_clear('doublewrite-home-write'); SELECT dw_drain()});
 $node->safe_psql(
 	'postgres', q{
-	SELECT dw_drain();
-	SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000);
+	SELECT dw_fail_at('doublewrite-home-write', 'EMFILE', 1, 1000000);
 	DO 'BEGIN PERFORM FROM t WHERE id = 1 FOR UPDATE; END'});
 sql(q{SELECT dw_evict('t')});
-like(sql('SELECT dw_drain()'), qr/^error/, 'drain fails');
-$node->safe_psql('postgres',
-	q{SELECT dw_block_homes_in(oid) FROM pg_tablespace WHERE spcname = 'pg_default'}
-);
-my $other = dw_start($node, 'other', 'SELECT dw_flush_batch(true)');
-ok( $node->poll_query_until(
-		'postgres', q{SELECT dw_hits('doublewrite-home-write') > 0}),
-	'a process tries again');
+kill('CONT', @idle);
 my $drain = dw_start($node, 'drain', 'SELECT dw_drain()');
-ok(dw_waits_for($node, 'drain', 'DoubleWriteHome'),
-	'... and another one waits for it');
+until_or_over(q{dw_hits('doublewrite-home-write') > 100});
 sql(q{SELECT dw_clear('doublewrite-home-write')});
 $drain->query('SELECT 1');
-is($drain->{stderr}, '', '... and gets no error');
+like(
+	$drain->{stderr},
+	qr/Too many open files/,
+	'... and fails if it has none');
+$drain->{stderr} = '';
 $drain->quit;
-dw_finish($other);
+sql(q{SELECT dw_clear('doublewrite-home-write'); SELECT dw_drain()});
 
 # the same, but the machine crashes before the device is well
 $node->safe_psql('postgres', 'CHECKPOINT');
