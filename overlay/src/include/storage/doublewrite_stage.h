@@ -297,6 +297,8 @@ typedef struct DWHomeState
 	ConditionVariable room;		/* slots are free, or runs are to be written */
 	ConditionVariable ended;	/* a run has ended */
 	ConditionVariable thawed;	/* ... that others have taken for stalled */
+	XLogRecPtr	torn_until;		/* a write past the stage has failed; until a
+								 * checkpoint has this redo pointer; mutex */
 	DWHomePlace places[DW_HOME_PLACES];
 } DWHomeState;
 
@@ -400,6 +402,7 @@ extern void dw_settle_run(const int *slots, int npages, int error);
 extern bool dw_carry_run(void);
 extern void dw_carry_runs(void);
 extern bool dw_write_past_stage(BufferDesc *buf, XLogRecPtr lsn, bool permanent);
+extern void dw_forget_torn_home(XLogRecPtr redo);
 extern bool dw_homes_under_way(const DWPageSet *pages);
 extern void dw_mark_late_writes(void);
 extern void dw_await_a_run(void);

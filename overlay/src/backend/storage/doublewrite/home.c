@@ -615,6 +615,34 @@ dw_write_claimed(DWWriter *writer, BufferTag *failed, int *nfailed)
 }
 
 /*
+ * A page that is not in the stage may be torn at home, as its write past the stage has
+ * failed.  It is dirty in its buffer, so the next checkpoint that begins writes it. (R9a)
+ */
+static void
+dw_note_torn_home(const DWWriter *writer)
+{
+	XLogRecPtr	lsn = GetXLogInsertRecPtr();
+
+	if (!writer->permanent)
+		return;					/* no tool needs to read it whole */
+	DWLockMutex();
+	DWCtl->home.torn_until = Max(DWCtl->home.torn_until, lsn);
+	DWUnlockMutex();
+}
+
+/*
+ * A checkpoint with this redo pointer has been completed.
+ */
+void
+dw_forget_torn_home(XLogRecPtr redo)
+{
+	DWLockMutex();
+	if (redo >= DWCtl->home.torn_until)
+		DWCtl->home.torn_until = InvalidXLogRecPtr;
+	DWUnlockMutex();
+}
+
+/*
  * An error, or the exit of this process, ends what it writes home: what is left of the run
  * may be half there.
  */
@@ -625,6 +653,8 @@ dw_abandon_run(int code, Datum arg)
 
 	if (LWLockHeldByMe(&writer->lock))
 		HOLD_INTERRUPTS();		/* LWLockRelease() resumes them */
+	if (writer->ndone == writer->npages)
+		dw_note_torn_home(writer);
 	dw_settle_run(writer->slots + writer->ndone, writer->npages - writer->ndone, DW_TORN);
 	writer->ndone = writer->npages;
 	dw_nhints = 0;
@@ -722,6 +752,8 @@ dw_write_past_stage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 		if (error == 0)
 			error = smgrtrywritev(smgropen(BufTagGetRelFileLocator(&tag), INVALID_PROC_NUMBER),
 								  BufTagGetForkNum(&tag), tag.blockNum, &page, 1);
+		if (error != 0)
+			dw_note_torn_home(writer);
 	}
 	PG_END_ENSURE_ERROR_CLEANUP(dw_abandon_run, PointerGetDatum(writer));
 	late = dw_is_older(writer, DW_STALLED_NSEC);

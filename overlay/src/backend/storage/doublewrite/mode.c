@@ -481,6 +481,7 @@ DoubleWriteCheckpointDone(XLogRecPtr redo, bool images)
 {
 	Assert(AmCheckpointerProcess() || !IsUnderPostmaster);
 
+	dw_forget_torn_home(redo);
 	DoubleWriteSetRedo(redo, images);
 	dw_forget_failed_removal(redo);
 

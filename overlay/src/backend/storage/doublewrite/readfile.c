@@ -30,6 +30,24 @@
 bool		DoubleWriteBackupReadsHeld = false;
 
 /*
+ * Throw an error if a page of some file may be torn at home that is not in the stage.
+ * Which page that is has not been noted: the stage is full then of pages that cannot be
+ * written, and the write past it has failed as well.
+ */
+static void
+dw_refuse_torn_home(const char *path)
+{
+	if (XLogRecPtrIsInvalid(((volatile DWHomeState *) &DWCtl->home)->torn_until))
+		return;
+	LWLockRelease(DoubleWriteFlushLock);
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("could not read file \"%s\" because a write of a page has failed", path),
+			 errdetail("The page may be there in part, in this file or another one."),
+			 errhint("Run CHECKPOINT.")));
+}
+
+/*
  * Find which file of a relation this is.  Return false if it is none.
  *
  * Base backups name files by the location of their tablespace, without its
@@ -108,6 +126,8 @@ DoubleWriteHoldHomeWrites(const char *path)
 		dw_try_home(&pages, &since);
 		CHECK_FOR_INTERRUPTS();
 	}
+	if (has_pages)
+		dw_refuse_torn_home(path);
 	INJECTION_POINT("doublewrite-home-writes-held", NULL);
 }
 

@@ -411,6 +411,7 @@ foreach my $mode (qw(full_pages off))
 	# no page of the stage can be written home
 	new_node("failed_$mode", $small);
 	sql("CREATE TABLE o (LIKE t INCLUDING ALL); INSERT INTO o $rows");
+	sql('CREATE UNLOGGED TABLE u AS SELECT 1 AS v');
 	sql(q{VACUUM o; CHECKPOINT; SELECT dw_drain()});
 	my $file =
 	  $node->data_dir . '/' . sql(q{SELECT pg_relation_filepath('o')});
@@ -440,9 +441,36 @@ foreach my $mode (qw(full_pages off))
 		'... to which no page goes home meanwhile');
 	dw_wake($node, $reading);
 	dw_finish($reader, $evictor);
+
+	# One that fails may be there in part, and is not in the stage: no tool reads it (R9a).
+	my $read = "SELECT length(pg_read_binary_file('$path')) > 0";
+	sql("SELECT dw_fail_at('$point', 'EIO', 1, 1000000)");
+	dw_fails(
+		$node,
+		q{UPDATE u SET v = 2; SELECT dw_evict('u')},
+		qr/could not write blocks/,
+		'... or fail');
+	is(sql($read), 't', '... which does no harm if the page is not logged');
+	dw_fails(
+		$node,
+		q{UPDATE t SET v = 2; SELECT dw_evict('t')},
+		qr/could not write blocks/,
+		'... or if it is');
+	dw_fails(
+		$node, $read,
+		qr/HINT:  Run CHECKPOINT/,
+		'... but no tool reads it');
+	sql(q{SELECT dw_fail_homes_in(oid, 'EIO') FROM pg_tablespace WHERE spcname = 'frozen'}
+	);
+	sql(q{UPDATE t SET v = 1; SELECT dw_evict('t')});
+	dw_fails(
+		$node, $read,
+		qr/HINT:  Run CHECKPOINT/,
+		'... until a checkpoint has been completed');
 	rename("$file.away", $file) or die "could not rename: $!";
 	thaw();
 	sql(q{CHECKPOINT; SELECT dw_evict_all()});
+	is(sql($read), 't', '... which it is when pages can be written');
 	is(sql('SELECT sum(v), count(*) FROM t'),
 		'100|100', '... and lose nothing');
 	is(sql('SELECT count(*) FROM o'), 100, '... nor do these');
