@@ -501,13 +501,39 @@ DoubleWriteCheckpointDone(XLogRecPtr redo, bool images)
 }
 
 /*
+ * Bring home what has been staged.  A page that cannot be written does not fail the stop of
+ * a standby: return false then, having reported it.
+ */
+static bool
+dw_drain_for_stop(void)
+{
+	while (dw_flush_batch(NULL))
+		dw_carry_runs();
+	if (dw_pages_have_failed())
+	{
+		dw_flush_batch(&DWAllPages);
+		dw_carry_runs();
+	}
+	if (dw_pages_have_failed())
+	{
+		ereport(LOG,
+				(errmsg("leaving pages that could not be written to the next start"),
+				 errdetail("The double-write log and file \"%s\" stay until then.",
+						   DW_MARKER_FILE)));
+		return false;
+	}
+	DoubleWriteDrain();
+	return true;
+}
+
+/*
  * Do the last step of a clean shutdown: leave nothing behind that other
  * servers would have to know, and no segments.
  *
  * After a shutdown checkpoint nothing is left to be brought home or synced.
  * A standby may have skipped its restartpoint, so something may be left;
  * without the log it leaves that to the next start, as stock leaves dirty
- * buffers.  If crash recovery was interrupted, it must be finished by a
+ * buffers; with the log it does so if a page cannot be written.  If crash recovery was interrupted, it must be finished by a
  * server that knows the log. (R12)
  *
  * pg_control already says that the server was shut down, but that is not true
@@ -519,9 +545,8 @@ DoubleWriteShutdown(void)
 	if (!DWCtl->started || GetRecoveryState() == RECOVERY_STATE_CRASH)
 		return;
 	dw_stopped = true;
-	if (!DWCtl->log.armed)
+	if (!DWCtl->log.armed || !dw_drain_for_stop())
 		return;
-	DoubleWriteDrain();
 	INJECTION_POINT("doublewrite-shutdown-drained", NULL);
 	dw_sync_gone_home();
 	(void) dw_disarm();

@@ -112,7 +112,42 @@ SKIP:
 	$standby->stop;
 }
 
-# So does a server that stops using the log without a checkpoint.
+# Pages that cannot be written home then are left to the next start, as stock leaves dirty
+# buffers: that is no failure of the stop (R12).
+my $marker = $standby->data_dir . '/backup_label';
+
+$standby->start;
+$primary->safe_psql('postgres', 'UPDATE t SET generate_series = 2');
+$primary->wait_for_replay_catchup($standby);
+$standby->safe_psql('postgres',
+	"SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)");
+isnt($standby->psql('postgres', 'SELECT dw_evict_all(), dw_drain()'),
+	0, 'pages of a standby cannot be written');
+$offset = -s $standby->logfile;
+ok($standby->stop('fast', fail_ok => 1), '... and it is stopped');
+$log = slurp_file($standby->logfile, $offset);
+like(
+	$log,
+	qr/leaving pages that could not be written to the next start/,
+	'... and says so');
+unlike(
+	$log,
+	qr/FATAL:  could not|restartpoint complete|abnormal/,
+	'... and nothing worse');
+ok(-e $marker, '... and the marker stays');
+command_fails_like(
+	[ 'pg_checksums', '--check', $standby->data_dir ],
+	qr/shutdown of the cluster was cut short/,
+	'... which pg_checksums sees');
+$standby->start;
+is( $standby->safe_psql(
+		'postgres', 'SELECT count(*), sum(generate_series) FROM t'),
+	'1000|2000',
+	'... and the next start recovers them');
+$standby->stop;
+ok(!-e $marker, '... and its stop removes the marker');
+
+# A server that stops using the log without a checkpoint syncs what has gone home, too.
 change_on_standby();
 set($standby, 'io_torn_pages_protection', 'off');
 $standby->reload;
