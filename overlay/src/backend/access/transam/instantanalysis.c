@@ -454,6 +454,17 @@ instant_cut_fork(InstantFork *fork, BlockNumber nblocks)
 }
 
 /*
+ * A file of WAL that this process has open may be replaced by one from the archive before
+ * it reads WAL again.
+ */
+static void
+instant_let_files_be_replaced(void)
+{
+	if (instant_only_rounds)
+		instant_close_reader();
+}
+
+/*
  * Apply what there is of a page's chain now, for a record that reads the page. (I5)
  */
 static void
@@ -466,6 +477,7 @@ instant_redo_early(InstantPage *page)
 	(void) instant_redo_page(page - InstantPages);
 	pg_atomic_write_u32(&page->state, INSTANT_PENDING);
 	instant_clear_chain(page);
+	instant_let_files_be_replaced();
 }
 
 /*
@@ -762,6 +774,7 @@ instant_drain(bool last)
 	pg_atomic_write_u32(&InstantCtl->failed, 0);
 	Assert(pg_atomic_read_u32(&InstantCtl->left) == 0);
 	instant_forget_all();
+	instant_let_files_be_replaced();
 }
 
 /*

@@ -31,6 +31,7 @@
 #include "access/rmgr.h"
 #include "access/xlog.h"
 #include "access/xlog_internal.h"
+#include "access/xlogpagefetch.h"
 #include "access/xlogrecovery.h"
 #include "access/xlogutils.h"
 #include "miscadmin.h"
@@ -241,12 +242,14 @@ instant_copy_page(ReadBufferMode mode)
 	{
 		/*
 		 * The startup process remembers that until the end of recovery, since
-		 * the page may be removed later.  After opening it is known that it
-		 * is not; it may have been zeroed on request, or the request is to go
-		 * on without it.
+		 * the page may be removed later; workers leave it to that.  After
+		 * opening it is known that it is not; it may have been zeroed on
+		 * request, or the request is to go on without it.
 		 */
-		if (!AmStartupProcess() && !zero_damaged_pages)
-			ereport(ignore_invalid_pages ? WARNING : ERROR,
+		bool		retried = InstantCtl->startup_retries;
+
+		if (!AmStartupProcess() && (retried || !zero_damaged_pages))
+			ereport(ignore_invalid_pages && !retried ? WARNING : ERROR,
 					(errcode(ERRCODE_DATA_CORRUPTED),
 					 errmsg("block %u of relation \"%s\" is missing or uninitialized",
 							instant_page->blkno,
@@ -663,6 +666,16 @@ instant_redo_page(uint32 page_number)
 	Assert(pg_atomic_read_u32(&page->state) == INSTANT_REDOING);
 	instant_page = page;
 	instant_turn_looks = 0;
+
+	/*
+	 * Only the startup process, which gets it after this error, can note that
+	 * a page is not awaited any more as its records rebuild it.
+	 */
+	if (!AmStartupProcess() &&
+		PageFetchAwaits(page->rlocator, page->forknum, page->blkno))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("page is awaited from the primary")));
 
 	complete = instant_redo_chain(page);
 	instant_write_back();

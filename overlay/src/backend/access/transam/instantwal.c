@@ -336,7 +336,9 @@ instant_read_record(XLogRecPtr lsn)
 	if (instant_decode_kept(lsn))
 		return instant_reader;
 
+	/* a standby may have received more of the page that was read last */
 	XLogBeginRead(instant_reader, lsn);
+	instant_reader->readLen = 0;
 	if (XLogReadRecord(instant_reader, &errormsg) == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_DATA_CORRUPTED),
