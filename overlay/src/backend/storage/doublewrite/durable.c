@@ -50,10 +50,10 @@ dw_try_to_arm(void)
 	ExitOnAnyError = false;		/* the checkpointer may be at a stop */
 	PG_TRY();
 	{
-		dw_arm();
 		ereport(LOG_SERVER_ONLY,
 				(errmsg("using double writes because the WAL being replayed lacks full-page images"),
 				 errhint("Set \"io_torn_pages_protection\" to \"double_writes\" on this server.")));
+		dw_arm();
 	}
 	PG_CATCH();
 	{
