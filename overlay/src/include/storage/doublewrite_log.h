@@ -193,7 +193,8 @@ typedef struct DWLogState
 								 * without lock, too */
 	bool		marker_known;	/* the marker, if any, is our own, or that of
 								 * a log which the start has looked at */
-	bool		arming_failed;	/* a recovery could not arm it by itself */
+	bool		arming_failed;	/* a recovery could not arm it by itself; the
+								 * checkpointer forgets it without lock */
 	bool		open;			/* fields below are valid */
 	uint64		segno;			/* segment being written; if not open, that
 								 * with the last batch that was found, or 0 */

@@ -37,7 +37,12 @@ bool		DoubleWriteBackupReadsHeld = false;
 static void
 dw_refuse_torn_home(const char *path)
 {
-	if (XLogRecPtrIsInvalid(((volatile DWHomeState *) &DWCtl->home)->torn_until))
+	XLogRecPtr	until;
+
+	DWLockMutex();
+	until = DWCtl->home.torn_until;
+	DWUnlockMutex();
+	if (XLogRecPtrIsInvalid(until))
 		return;
 	LWLockRelease(DoubleWriteFlushLock);
 	ereport(ERROR,
