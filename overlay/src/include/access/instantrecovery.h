@@ -48,7 +48,7 @@ extern bool InstantRecoveryAnalyzing(void);
 extern bool InstantRecoveryIsBehind(XLogRecPtr redo);
 extern bool InstantRecoveryTake(XLogReaderState *record, XLogSegNo segno, TimeLineID tli);
 extern void InstantRecoveryRound(bool go_on);
-extern void InstantRecoveryAnalyzed(bool can_open);
+extern void InstantRecoveryAnalyzed(void);
 extern bool InstantRecoveryHasFailed(void);
 extern bool InstantRecoveryIsPending(void);
 extern void InstantRecoveryOpen(void);

@@ -616,6 +616,7 @@ instant_note_images(void)
 {
 	if (instant_images_missing)
 		NoteImagesOff(GetCurrentReplayRecPtr(NULL));
+	instant_images_missing = false;
 }
 
 static uint32
@@ -1062,11 +1063,11 @@ instant_has_custom_cleanup(void)
  * but cannot.
  */
 static bool
-instant_may_open(bool can_open)
+instant_may_open(void)
 {
 	if (!instant_recovery)
 		return false;
-	if (!can_open)
+	if (!CanOpenBeforeCheckpoint())
 		ereport(LOG,
 				(errmsg("redo of pages is completed before clients get in"),
 				 errdetail("Clients have to wait for a checkpoint.")));
@@ -1137,7 +1138,7 @@ InstantRecoveryRound(bool go_on)
  * All WAL has been read.  Unless clients can get in now, redo is done now.
  */
 void
-InstantRecoveryAnalyzed(bool can_open)
+InstantRecoveryAnalyzed(void)
 {
 	bool		drained = false;
 
@@ -1149,7 +1150,10 @@ InstantRecoveryAnalyzed(bool can_open)
 
 	/* a stop that has been asked for is not put off until all is redone */
 	ProcessStartupProcInterrupts();
-	if (InstantCtl->npages > 0 && !instant_may_open(can_open))
+
+	/* whether clients can get in depends on what protects the pages (R10) */
+	instant_note_images();
+	if (InstantCtl->npages > 0 && !instant_may_open())
 	{
 		instant_drain(true);
 		drained = true;

@@ -533,8 +533,8 @@ dw_drain_for_stop(void)
  * After a shutdown checkpoint nothing is left to be brought home or synced.
  * A standby may have skipped its restartpoint, so something may be left;
  * without the log it leaves that to the next start, as stock leaves dirty
- * buffers; with the log it does so if a page cannot be written.  If crash recovery was interrupted, it must be finished by a
- * server that knows the log. (R12)
+ * buffers; with the log it does so if a page cannot be written.  If crash recovery
+ * was interrupted, it must be finished by a server that knows the log. (R12)
  *
  * pg_control already says that the server was shut down, but that is not true
  * until the marker has gone; see StartupXLOG().
