@@ -17,7 +17,7 @@ PACKAGES = {path.rpartition("/")[2] for path in MAY_USE}
 # A function of PostgreSQL's begins in the first column, and so does its body.
 _FUNCTION = re.compile(r"^(\w+)\([^;{}]*\)\n\{", re.MULTILINE)
 _COMMENT_OR_STRING = re.compile(r'/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
-_ROW = re.compile(r"^\| `(\w+\.c)` \|", re.MULTILINE)
+_ROW = re.compile(r"^    (\w+\.c) ", re.MULTILINE)
 _HEADING = re.compile(r"^/\* (\w+\.c)\b", re.MULTILINE)
 _PROTOTYPE = re.compile(r"^extern [^;(]*?(\w+)\(", re.MULTILINE)
 
@@ -33,7 +33,7 @@ def functions(text: str) -> list[tuple[str, int]]:
 
 
 def order_of_readme(readme: str) -> list[str]:
-    """Return the names of the files in the table under "Files", from top to bottom."""
+    """Return the names of the files listed under "Files", from top to bottom."""
     section = re.search(r"^## Files\n(.*?)(?=^## |\Z)", readme, re.MULTILINE | re.DOTALL)
     return _ROW.findall(section[1]) if section else []
 
@@ -51,8 +51,8 @@ def _uses(text: str, known: Container[str]) -> Iterator[tuple[str, str]]:
 def engine(order: Sequence[str], sources: dict[str, str]) -> Iterator[str]:
     """Yield what is wrong with C files {name: text}, given their order from top to bottom."""
     for name in sorted(set(sources) ^ set(order)):
-        yield f"{name} is " + ("not in the table of README" if name in sources
-                               else "in the table of README, but does not exist")
+        yield f"{name} is " + ("not in the list of README" if name in sources
+                               else "in the list of README, but does not exist")
     texts = {name: bare(text) for name, text in sources.items() if name in order}
     home = {function: name for name, text in texts.items() for function, _ in functions(text)}
     for name, text in texts.items():

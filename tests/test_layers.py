@@ -11,14 +11,12 @@ ENGINE = Path(__file__).resolve().parents[1] / "overlay/src/backend/storage/doub
 README = """
 ## Words
 
-| `words.c` | not a file |
+    words.c  not a file
 
 ## Files
 
-| file | what |
-|---|---|
-| `top.c` | calls the others |
-| `low.c` | calls no other |
+    top.c  calls the others
+    low.c  calls no other
 
 ## Rules
 """
@@ -79,10 +77,10 @@ class EngineTest(TestCase):
         for body in ("\t/* like top_function() */", '\tlog("top_function()");'):
             self.assertEqual(self.complaints(low=LOW + function("innocent", body)), [])
 
-    def test_table(self):
-        self.assertEqual(self.complaints(other=LOW), ["other.c is not in the table of README"])
+    def test_list(self):
+        self.assertEqual(self.complaints(other=LOW), ["other.c is not in the list of README"])
         self.assertEqual(list(layers.engine(["top.c", "low.c"], {"low.c": LOW})),
-                         ["top.c is in the table of README, but does not exist"])
+                         ["top.c is in the list of README, but does not exist"])
 
     def test_planted_in_the_engine(self):
         """The engine as it is has no complaint; with a call planted it has one."""
