@@ -58,7 +58,7 @@ _REPORTED_LOG = re.compile("double-write log|could not read page copy")
 _NAMELESS = "page verification failed"
 # Messages of both about a file that cannot be read.
 UNREADABLE = re.compile("could not read")
-NO_VERDICT = re.compile("no verdict|exit status")
+NO_VERDICT = re.compile("no verdict|exit status|a server cannot go on from here")
 # A server that has opened before redo says so of each file that has to be whole, and its
 # checkpoints fail.
 _NOT_REDONE = re.compile(f"could not be redone after the last crash|{_CHECKPOINT_FAILED}")
@@ -83,7 +83,7 @@ def of_clients(events: Any, classes: Any = CLASSES) -> list:
 
 
 def _is_wrong(code, text, classes):
-    if _ALL_PINNED in text or "58" not in classes and text.startswith(_CHECKPOINT_FAILED):
+    if _is_expected(text, classes):
         return False
     if code[:2] in classes or classes != CLASSES:
         return code[:2] in classes
@@ -91,10 +91,14 @@ def _is_wrong(code, text, classes):
         bool(_NOT_ADMITTED.search(text)) or text.startswith(_ROLLED_BACK)
 
 
+def _is_expected(text, classes):
+    return _ALL_PINNED in text or "58" not in classes and _CHECKPOINT_FAILED in text
+
+
 def of_server(log: str, classes: Any = CLASSES) -> list[str]:
     """Return the lines of a server log that are findings; their prefix is that of matrix.FIXED."""
     return list(dict.fromkeys(match[0] for match in _LINE.finditer(log)
-                              if match[1] in classes and _ALL_PINNED not in match[0]))
+                              if match[1] in classes and not _is_expected(match[0], classes)))
 
 
 def replayed(log: Any) -> str | None:

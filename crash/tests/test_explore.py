@@ -47,6 +47,8 @@ class ExcuseTest(unittest.TestCase):
                 ("block 0 of base/7/16517 has an LSN after the end of WAL, 0/1", self.PAGE, ""),
                 (f"no verdict of a server: exited with 1: {damaged}", self.LOG, damaged),
                 ("no verdict of a server: checkpoint request failed", self.LOG, pending),
+                ("goes on: a server cannot go on from here: server exited with 1: x", self.PAGE,
+                 'FATAL:  invalid page in block 3 of relation "base/5/16517"'),
                 ("[27311] XX000 ERROR:  checkpoint request failed", self.LOG, pending),
                 ("relation a.b: fsm fork: 1 page could not be redone after the last crash", self.PAGE,
                  'invalid page in block 3 of relation "base/5/16517"'),

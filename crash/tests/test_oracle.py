@@ -763,6 +763,9 @@ class AlarmsTest(unittest.TestCase):
                    "error": "checkpoint request failed HINT: Consult recent messages"}]
         self.assertEqual(len(alarms.of_clients(events)), 1)
         self.assertEqual(alarms.of_clients(events, ("XX",)), [])
+        line = "2026-01-01 00:00:00.000 UTC [7] XX000 ERROR:  checkpoint request failed"
+        self.assertEqual(alarms.of_server(line), [line])
+        self.assertEqual(alarms.of_server(line, ("XX",)), [])
 
     def test_server(self):
         lines = ["2026-01-01 00:00:00.000 UTC [7] XX001 ERROR:  invalid page",
