@@ -616,10 +616,10 @@ DWAtomicAdvice(const DWAtomicProbe *probe)
 		probe->file.mem_align == 0 || probe->device_max < BLCKSZ)
 		return NULL;
 	if (strcmp(probe->fstype, "ext4") == 0)
-		return "mkfs.ext4 -O bigalloc -C 16384";
+		return BLCKSZ <= 16384 ? "mkfs.ext4 -O bigalloc -C 16384" : NULL;
 	if (probe->verdict == DW_ATOMIC_OTHER_SIZE && probe->file.unit_min > BLCKSZ)
 		return "mkfs.xfs -m reflink=1";
 	if (strcmp(probe->fstype, "xfs") == 0)
-		return "mkfs.xfs -b size=8192";
+		return "mkfs.xfs -b size=" CppAsString2(BLCKSZ);
 	return "mkfs.xfs -m reflink=1";
 }

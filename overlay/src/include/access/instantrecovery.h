@@ -69,6 +69,17 @@ extern void InstantRecoveryGiveUp(const char *relation, BlockNumber blkno);
 extern void InstantRecoveryMain(Datum main_arg);
 
 /*
+ * Return whether pages are pending.  A caller that then looks at tags of buffers without
+ * a lock must not see older ones than the worker left that redid the last page.
+ */
+static inline bool
+InstantRecoveryMustAsk(void)
+{
+	return unlikely(InstantRecoveryPending != NULL) &&
+		unlikely(pg_atomic_read_u32(InstantRecoveryPending) != 0);
+}
+
+/*
  * To be called before a buffer is looked for: a page with records that wait must
  * not be seen.
  */
@@ -76,8 +87,7 @@ static inline void
 InstantRecoveryAskForPage(const RelFileLocator *rlocator, ForkNumber forknum,
 						  BlockNumber blkno)
 {
-	if (unlikely(InstantRecoveryPending != NULL) &&
-		unlikely(pg_atomic_read_u32(InstantRecoveryPending) != 0))
+	if (InstantRecoveryMustAsk())
 		InstantRecoveryWaitForPage(rlocator, forknum, blkno);
 }
 
@@ -88,9 +98,9 @@ InstantRecoveryAskForPage(const RelFileLocator *rlocator, ForkNumber forknum,
 static inline void
 InstantRecoveryAskForRelation(const RelFileLocator *rlocator)
 {
-	if (unlikely(InstantRecoveryPending != NULL) &&
-		unlikely(pg_atomic_read_u32(InstantRecoveryPending) != 0))
+	if (InstantRecoveryMustAsk())
 		InstantRecoveryWaitForRelation(rlocator);
+	pg_read_barrier();			/* see InstantRecoveryMustAsk() */
 }
 
 /*
@@ -99,17 +109,17 @@ InstantRecoveryAskForRelation(const RelFileLocator *rlocator)
 static inline void
 InstantRecoveryAskForRemoval(const RelFileLocator *rlocator)
 {
-	if (unlikely(InstantRecoveryPending != NULL) &&
-		unlikely(pg_atomic_read_u32(InstantRecoveryPending) != 0))
+	if (InstantRecoveryMustAsk())
 		InstantRecoveryForgetRelation(rlocator);
+	pg_read_barrier();			/* see InstantRecoveryMustAsk() */
 }
 
 static inline void
 InstantRecoveryAskForDatabaseRemoval(Oid database)
 {
-	if (unlikely(InstantRecoveryPending != NULL) &&
-		unlikely(pg_atomic_read_u32(InstantRecoveryPending) != 0))
+	if (InstantRecoveryMustAsk())
 		InstantRecoveryForgetDatabase(database);
+	pg_read_barrier();			/* see InstantRecoveryMustAsk() */
 }
 
 /*
@@ -118,9 +128,9 @@ InstantRecoveryAskForDatabaseRemoval(Oid database)
 static inline void
 InstantRecoveryAskForAll(void)
 {
-	if (unlikely(InstantRecoveryPending != NULL) &&
-		unlikely(pg_atomic_read_u32(InstantRecoveryPending) != 0))
+	if (InstantRecoveryMustAsk())
 		InstantRecoveryWaitForAll();
+	pg_read_barrier();			/* see InstantRecoveryMustAsk() */
 }
 
 #endif							/* INSTANTRECOVERY_H */

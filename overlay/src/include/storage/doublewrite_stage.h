@@ -339,7 +339,7 @@ extern void dw_withdraw_flusher(int code, Datum arg);
 extern void dw_request_upkeep(void);
 extern uint64 dw_nanoseconds(void);
 extern uint64 dw_age(pg_atomic_uint64 *moment);
-extern long dw_msec_since(instr_time start);
+extern int64 dw_msec_since(instr_time start);
 
 /* stage.c */
 extern PGDLLIMPORT const DWPageSet DWAllPages;

@@ -189,8 +189,10 @@ dw_begin_write(Oid spcOid)
 {
 	DWHomePlace *place = DWHomePlaceOf(spcOid);
 
-	if (pg_atomic_fetch_add_u32(&place->nwriting, 1) == 0)
+	/* in this order, or the tablespace would seem to hang */
+	if (pg_atomic_read_u32(&place->nwriting) == 0)
 		pg_atomic_write_u64(&place->ended, dw_nanoseconds());
+	pg_atomic_fetch_add_u32(&place->nwriting, 1);
 }
 
 /*
@@ -375,6 +377,7 @@ dw_is_written(const DWPageSet *pages, uint64 nsec)
 		if (DWSlotInSet(pages, writer) && dw_is_older(writer, nsec))
 			return true;
 	}
+	pg_read_barrier();			/* a write that failed has been noted before */
 	return false;
 }
 

@@ -32,7 +32,7 @@ int			double_write_compression = DW_COMPRESSION_DEFAULT;
 bool
 check_double_write_buffer_size(int *newval, void **extra, GucSource source)
 {
-	int			min = DW_MIN_SEGMENTS * (DW_SEGMENT_SIZE / (1024 * 1024));
+	int			min = DW_MIN_SEGMENTS * DW_SEGMENT_SIZE / (1024 * 1024);
 
 	if (*newval != -1 && *newval < min)
 	{

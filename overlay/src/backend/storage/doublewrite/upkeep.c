@@ -306,7 +306,7 @@ void
 DoubleWriteUpkeep(bool busy)
 {
 	static instr_time cycle_end;
-	static long cycle_msec = 0;
+	static int64 cycle_msec = 0;
 	static bool segments_postponed = false;
 	static bool stuck = false;
 	uint64		begun;

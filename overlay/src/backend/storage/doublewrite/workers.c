@@ -201,12 +201,12 @@ dw_age(pg_atomic_uint64 *moment)
 }
 
 /* Milliseconds since a moment, by the same clock */
-long
+int64
 dw_msec_since(instr_time start)
 {
 	instr_time	now;
 
 	INSTR_TIME_SET_CURRENT(now);
 	INSTR_TIME_SUBTRACT(now, start);
-	return (long) INSTR_TIME_GET_MILLISEC(now);
+	return (int64) INSTR_TIME_GET_MILLISEC(now);
 }
