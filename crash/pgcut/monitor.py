@@ -199,13 +199,16 @@ class Monitor(HomeRules):
 
     def _truncate(self, op):
         file = self._files[op.ino]
+        blocks = range(-(-op.a // PAGE), file.size // PAGE)
         file.size = op.a
         for block in [block for block in file.pending if block * PAGE >= op.a]:
             for write in file.pending[block]:
                 write.gone = op.seq
-        for block, lsn in file.lsns.items():
-            if block * PAGE >= op.a and block not in file.pending:
-                file.cut[block] = file.atomic[block][0].lsn if block in file.atomic else lsn
+        if file.kind == "home":
+            for block in blocks:            # those that were only added have no LSN
+                if block not in file.pending:
+                    file.cut[block] = file.atomic[block][0].lsn if block in file.atomic \
+                        else self._lsn_at_home(file, block)
         file.cut_off = op.seq, self._wal_end
         for known in (file.lsns, file.newest, file.atomic):
             for block in [block for block in known if block * PAGE >= op.a]:

@@ -56,6 +56,12 @@ class ExcuseTest(unittest.TestCase):
             self.assertTrue(alarms.excused(text, rotten, log), text)
             self.assertFalse(alarms.excused(text, [], log), text)
 
+    def test_segment_that_outlives_its_first_one(self):
+        names = {"base/5/7", "base/5/7.1", "base/5/8.1"}
+        self.assertTrue(judge._outlives_its_first_segment("base/5/8.1", names))
+        for name in ("base/5/7", "base/5/7.1", "end of WAL"):
+            self.assertFalse(judge._outlives_its_first_segment(name, names), name)
+
     def test_what_else_is_wrong(self):
         invalid = 'invalid page in block 3 of relation "base/5/16517"'
         for text, rotten, log in (

@@ -572,20 +572,30 @@ class ViolationTest(MonitorTest):
         self.complete_checkpoint(redo)
         self.assert_violated("A4", "is not durable")
 
-    def test_atomic_write_after_a_truncation_that_has_been_synced(self):
-        self.checkpoint_after_atomic_write(True)
-        self.changed(0)
+    def cut_off_for_good_and_make_again(self, block):
+        """Have a changed page cut off and that synced; a checkpoint completes after it is made again."""
+        self.changed(block)
         self.flush()
-        self.history.add(Kind.TRUNCATE, self.file, 0)
+        self.history.add(Kind.TRUNCATE, self.file, block * 8192)
         self.history.add(Kind.SYNC, self.file)
         redo = self.wal.redo_pointer()
         self.wal.checkpoint(redo, images=False)
-        lsn = self.changed(0)
+        lsn = self.changed(block)
         self.flush()
-        self.history.write(self.file, 0, bytes(8192))
-        self.history.add(Kind.WRITE, self.file, 0, 1, data=content(lsn), flags=WRITE_ATOMIC)
+        self.history.write(self.file, block * 8192, bytes(8192))
+        self.history.add(Kind.WRITE, self.file, block * 8192, 1, data=content(lsn), flags=WRITE_ATOMIC)
         self.put_batch({}, mark=self.number + 1, pending=redo)
         self.complete_checkpoint(redo)
+
+    def test_atomic_write_after_a_truncation_that_has_been_synced(self):
+        self.checkpoint_after_atomic_write(True)
+        self.cut_off_for_good_and_make_again(0)
+        self.assertEqual(self.violations(), [])
+
+    def test_atomic_write_after_a_truncation_of_a_page_that_was_only_added(self):
+        self.checkpoint_after_atomic_write(True)
+        self.history.write(self.file, 8192, bytes(8192))
+        self.cut_off_for_good_and_make_again(1)
         self.assertEqual(self.violations(), [])
 
     def test_atomic_write_ahead_of_wal(self):
