@@ -1,6 +1,6 @@
 """What is compared: builds and the settings that tell them apart."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ class Arm:
     settings: dict
     images: bool | None = None     # replays saved WAL, with or without images
     file_system: str | None = None     # needs this one
-    restarts: bool = False      # differs from others after a crash only
+    restarts: bool = False      # differs from others after a crash, or should
 
     @property
     def ours(self) -> bool:
@@ -65,16 +65,17 @@ ARMS = {arm.name: arm for arm in (
 )}
 
 
-def choose(names: Iterable[str], replaying: bool = False, file_systems: Collection[str] = (),
+def choose(names: Collection[str], replaying: bool = False, file_systems: Collection[str] = (),
            restarting: bool = False) -> list[Arm]:
     """Return the Arms of these names in the table's order; all if none given.
 
     Arms that replay saved WAL are for cases that do, and the others are not; those that need
-    a file system are for cases on it, those that differ after a crash for cases with one.
+    a file system are for cases on it. Those that differ after a crash only are left out of cases
+    without one, unless they are named.
     """
     fitting = [arm for arm in ARMS.values() if (arm.images is not None) == replaying
                and arm.file_system in (None, *file_systems)
-               and (restarting or not arm.restarts)]
+               and (names or restarting or not arm.restarts)]
     unknown = set(names) - {arm.name for arm in fitting}
     if unknown:
         raise DevError(f"no such arm of this suite: {', '.join(sorted(unknown))}",

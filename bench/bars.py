@@ -124,6 +124,7 @@ def flat(measure: Any) -> stats.Ratio | None:
 MEASURES = "(?!replay lag|transactions a second|.*, longest|.*, largest).*"
 
 BARS = (
+    Bar("instant recovery on / off", "pgbench", ".*", "tps", speed("double_writes", "in_order"), 0.99),
     # Scale 100 takes 1.5 GB and does not fit.
     Bar("fits in shared_buffers: double_writes / off", "pgbench", "scale 10, .*", "tps",
         speed("double_writes", "off"), 0.97),

@@ -83,6 +83,7 @@ class ArmsTest(unittest.TestCase):
                             for arm in every))
         chosen = arms.choose(["stock-off", "off"])
         self.assertEqual([arm.name for arm in chosen], ["off", "stock-off"])
+        self.assertEqual([arm.name for arm in arms.choose(["in_order"])], ["in_order"])
         with self.assertRaises(DevError):
             arms.choose(["offf"])
 
