@@ -42,6 +42,9 @@ BLOCK = 8192
 # Of the same load, when clients are in again; and before, to compare with.
 AFTER_SECONDS = 15
 
+# After the start that follows a crash, in seconds.
+MOMENTS = (1, 2, 3, 5, 10, 15, 20, 30)
+
 # Of the WAL wanted: no more rounds then.  No round is larger than so many times the one before.
 ENOUGH, MOST_AT_ONCE = 0.97, 8
 
@@ -57,19 +60,24 @@ class Restart:
     """Transactions, a crash, and a start with a cold cache.
 
     `transactions` is for all clients; `arguments` are those of pgbench.  With `seconds` the
-    load ends when these are over instead, however much each arm has done by then.
+    load ends when these are over instead, however much each arm has done by then.  `statements`
+    are carried out after it.  All that is done on storage that is not held, if `unheld`.
     """
 
     transactions: int
     arguments: tuple
     prewarm: bool = True
     seconds: int = 0
+    statements: str = ""
+    unheld: bool = False
 
     def __call__(self, session: Session) -> list[Point]:
         if self.prewarm:
             prewarm(session)
         session.server.sql("CHECKPOINT")
         begun, lsn = time.monotonic(), session.server.sql("SELECT pg_current_wal_lsn()")
+        if self.unheld:
+            session.volume.release()
         self.load(session, lsn)
         facts = {"load s": round(time.monotonic() - begun, 1),
                  "WAL kB written": round(wal_since(session.server, lsn) / 1024)}
@@ -85,6 +93,8 @@ class Restart:
             clients.pgbench(session.server, self.arguments, self.seconds, session.raw)
         else:
             carry_out(session.server, self.transactions, self.arguments)
+        if self.statements:
+            session.server.sql(self.statements)
 
     def after(self, session: Session, begun: float) -> list[Point]:
         """Carry on; returns Points of a server that was started at a time."""
@@ -94,6 +104,19 @@ class Restart:
         return [Point("until first transaction", round(first, 3), "s", False, 1),
                 Point(f"TPS in the {AFTER_SECONDS} s after that", round(after.tps, 1), "1/s", True,
                       after.transactions, latency=after.latency, series=after.series)]
+
+
+@dataclass(frozen=True)
+class FirstSeconds(Restart):
+    """The same, and how many transactions have ended some seconds after the crash."""
+
+    def after(self, session: Session, begun: float) -> list[Point]:
+        """Carry on beyond the last of these moments."""
+        log = clients.pgbench_log(session.server, self.arguments, MOMENTS[-1], session.raw,
+                                  clients.clients())
+        ended = sorted(when - begun for when, _ in log)
+        return [Point(f"transactions {moment} s after the start", bisect.bisect(ended, moment), "",
+                      True, 1) for moment in MOMENTS]
 
 
 @dataclass(frozen=True)
@@ -119,7 +142,6 @@ class RestartWal(Restart):
         """Write WAL until there is enough of it."""
         wanted, written = self.megabytes << 20, 0.0
         number, rounds = 1, 0
-        session.volume.release()
         while written < ENOUGH * wanted:
             carry_out(session.server, number * clients.clients(), self.updates,
                       clients.SEED + rounds)
@@ -127,7 +149,6 @@ class RestartWal(Restart):
             # The first changes of pages have images, so each round writes less than the one before.
             share = (wanted - written) / max(1, written - earlier)
             number, rounds = max(1, math.floor(number * min(share, MOST_AT_ONCE))), rounds + 1
-        session.volume.hold()
 
     def after(self, session: Session, begun: float) -> list[Point]:
         """Carry on until the throughput of before, or as long as the load lasts."""

@@ -165,7 +165,8 @@ def _measure(paths, plan, bindir, case, arm, templates, volume, scratch):
     copy(template, server.data, saved)
     if volume.wal:
         _move_wal(server.data, volume.wal)
-    server.configure({**case.all_settings(), **arm.settings})
+    server.configure({**case.all_settings(), **(case.settings_of_ours if arm.ours else {}),
+                      **arm.settings})
     volume.hold()
     if saved:
         try:

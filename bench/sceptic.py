@@ -13,7 +13,6 @@ from .loads import Pgbench
 from .restart import RestartWal
 from .suites import (
     RESTART_PROGRESS,
-    RESTART_SCRIPTS,
     TPCB,
     Case,
     Dataset,
@@ -22,6 +21,7 @@ from .suites import (
     suite,
     tpcc_data,
     tpcc_load,
+    wide_updates,
 )
 
 YCSB_SCRIPTS = Path(__file__).resolve().parent / "ycsb"
@@ -82,11 +82,10 @@ def soak(scale: Scale) -> list[Case]:
 @suite(arms=(*STOCK_ARMS, "off", "double_writes", "in_order"))
 def restart_wal(scale: Scale) -> list[Case]:
     """(p) from a crash to the first query and to full throughput, by WAL since the checkpoint."""
-    rows = scale.count(30) * 100_000
-    updates = (f"--file={RESTART_SCRIPTS / 'wide.sql'}", f"--define=rows={rows}")
+    updates = wide_updates(scale, 30)
     return [Case(name, pgbench_data(scale, 30, fillfactor=60),
-                 RestartWal(0, TPCB_SCRIPT, prewarm=False, megabytes=scale.count(megabytes),
-                            updates=updates),
+                 RestartWal(0, TPCB_SCRIPT, prewarm=False, unheld=True,
+                            megabytes=scale.count(megabytes), updates=updates),
                  {"shared_buffers": scale.buffers(1024), "checkpoint_timeout": "1d",
                   "max_wal_size": scale.wal(3 * megabytes), "autovacuum": "off",
                   "log_line_prefix": "%n [%p] ",

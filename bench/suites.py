@@ -6,7 +6,7 @@ one, write it and put `@suite` above it.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from .loads import (
     Sysbench,
 )
 from .recovery import PROGRESS, Replay, Workload
-from .restart import Restart
+from .restart import FirstSeconds, Restart
 from .server import Server
 from .standby import CatchUp, Promotion
 
@@ -119,18 +119,19 @@ class Dataset:
 class Case:
     """One server life to measure, the same in each arm.
 
-    `ours_only`: stock refuses the settings.  With a `workload`, its WAL is
-    replayed on the data.  Each write to a relation file takes `slow_writes`
-    microseconds more, each sync `slow_syncs`.  `only_arm`: it is run in this one, asked for or
-    not.  `paced_by` names the case before it whose transactions a second are those that its load has
-    a share of.  The volume needs `room` megabytes more; with `if_room` the case is left out where
-    it has not as many as it needs.
+    `ours_only`: stock refuses the settings; `settings_of_ours` are for this build, beside those
+    for both.  With a `workload`, its WAL is replayed on the data.  Each write to a relation file
+    takes `slow_writes` microseconds more, each sync `slow_syncs`.  `only_arm`: it is run in this
+    one, asked for or not.  `paced_by` names the case before it whose transactions a second are
+    those that its load has a share of.  The volume needs `room` megabytes more; with `if_room`
+    the case is left out where it has not as many as it needs.
     """
 
     name: str
     dataset: Dataset
     load: Callable[[Session], list[Point]]
     settings: dict = field(default_factory=dict)
+    settings_of_ours: dict = field(default_factory=dict)
     own_wal_device: bool = False
     file_system: str = "ext4"
     standby: bool = False
@@ -154,7 +155,7 @@ class Case:
         slow = {"microseconds more each write": self.slow_writes,
                 "microseconds more each sync": self.slow_syncs}
         return {"data": self.dataset.name, **{name: time for name, time in slow.items() if time},
-                **self.all_settings()}
+                **self.all_settings(), **self.settings_of_ours}
 
     def megabytes(self) -> int:
         """Return what the volume has to hold: data as it grows, WAL, log."""
@@ -293,6 +294,12 @@ def many_tables_load(scale: Scale, number: int) -> Pgbench:
     return Pgbench(("--protocol=simple", f"--file={TRAP_SCRIPTS / 'many_tables.sql'}",
                     f"--define=rows={MANY_ROWS}", f"--define=tables={scale.count(number, 100)}"),
                    prewarm=False)
+
+
+def wide_updates(scale: Scale, number: int) -> tuple[str, ...]:
+    """Return the arguments for updates of 100 rows on as many pages of pgbench's tables."""
+    rows = scale.count(number) * 100_000
+    return (f"--file={RESTART_SCRIPTS / 'wide.sql'}", f"--define=rows={rows}")
 
 
 def tpcc_load(scale: Scale, number: int) -> Pgbench:
@@ -584,7 +591,34 @@ def restart(scale: Scale) -> list[Case]:
     many = [_restart(scale, f"10,000 files, {method}", files_data(scale, 10_000),
                      ("--builtin=tpcb-like",), 1_000, prewarm=False,
                      recovery_init_sync_method=method) for method in ("fsync", "syncfs")]
-    return [*cases, small, long, *many]
+    drops = _restart(scale, "tpcb-like, 100 drops", *loads[0][1:], statements=DROPS)
+    index = _restart(scale, "CREATE INDEX of 1 GB", pgbench_data(scale, 100),
+                     ("--builtin=tpcb-like",), 1_000, prewarm=False, statements=LARGE_INDEX,
+                     unheld=True, max_wal_size=scale.wal(4096))
+    first = _restart(scale, "tpcb-like, 14 s, first seconds", *loads[0][1:], prewarm=False, seconds=14,
+                     kind=FirstSeconds, checkpoint_timeout="30s")
+    return [*cases, small, long, *many, drops, index, _live_log(scale), first]
+
+
+DROPS = """
+DO $$BEGIN
+  FOR i IN 1..100 LOOP
+    CREATE TABLE dropped AS SELECT * FROM pgbench_branches;
+    COMMIT;
+    DROP TABLE dropped;
+    COMMIT;
+  END LOOP;
+END$$;"""
+LARGE_INDEX = "CREATE INDEX ON pgbench_accounts (aid, filler);"
+
+
+def _live_log(scale):
+    """Return the case with 1 GB of copies in the log, of as many pages, and little WAL."""
+    case = _restart(scale, "1 GB of live log", pgbench_data(scale, 100), wide_updates(scale, 100),
+                    3_000, buffers=64, prewarm=False, unheld=True, max_wal_size=scale.wal(4096),
+                    checkpoint_timeout="1d")
+    return replace(case, settings_of_ours={"double_write_buffer_size": scale.wal(2048),
+                                           "double_write_compression": "off"})
 
 
 def _restart_loads(scale: Scale) -> list[tuple[str, Dataset, tuple[str, ...], int]]:
@@ -605,9 +639,10 @@ def _restart_loads(scale: Scale) -> list[tuple[str, Dataset, tuple[str, ...], in
 
 
 def _restart(scale, name, dataset, arguments, number, buffers=1024, prewarm=True, seconds=0,
-             **settings):
+             statements="", unheld=False, kind=Restart, **settings):
     """Return the case that crashes after a number of transactions, or of seconds."""
-    return Case(name, dataset, Restart(scale.count(number, 100), arguments, prewarm, seconds),
+    load = kind(scale.count(number, 100), arguments, prewarm, seconds, statements, unheld)
+    return Case(name, dataset, load,
                 {"shared_buffers": scale.buffers(buffers), "max_wal_size": scale.wal(64),
                  "autovacuum": "off", "log_line_prefix": "%n [%p] ",
                  "log_startup_progress_interval": RESTART_PROGRESS, **settings})
