@@ -2,7 +2,8 @@
 # Copyright (c) 2025, PostgreSQL Global Development Group
 
 # pg_rewind of an old primary in double_writes that has crashed, against the
-# standby that has been promoted: from its files, and from the live server.
+# standby that has been promoted: from its files, and from the live server; and
+# of one with hints that no record tells of.
 
 use strict;
 use warnings FATAL => 'all';
@@ -11,6 +12,7 @@ use FindBin;
 use lib $FindBin::RealBin;
 
 use DoubleWrite::Check;
+use DoubleWrite::Hold;
 use DoubleWrite::Node;
 use DoubleWrite::Workload;
 use File::Copy;
@@ -137,6 +139,67 @@ for my $name ('files', 'files_link', 'files_link_only')
 	follows($old, $new, $name) if $result;
 	$new->stop;
 }
+
+# ---------------------------------------------------------------------
+# Hints that tell of what the source has not done
+# ---------------------------------------------------------------------
+
+# A row is deleted between redo pointer and record of the last common checkpoint; only
+# the old primary commits that.  A hint says so there, of which no record tells.
+sub hints
+{
+	my $point = 'doublewrite-checkpoint-scanned';
+	my $old = dw_new_node(
+		'hints_old',
+		init => { allows_streaming => 1 },
+		conf => "wal_log_hints = off\nwal_keep_size = 1GB\n");
+
+	$old->start;
+	dw_extensions($old);
+	$old->safe_psql(
+		'postgres', q{
+		CREATE TABLE hinted AS SELECT generate_series(1, 100) AS i;
+		VACUUM hinted;
+		CHECKPOINT});
+	$old->backup('base', backup_options => [ '--checkpoint' => 'fast' ]);
+	my $new = PostgreSQL::Test::Cluster->new('hints_new');
+	$new->init_from_backup($old, 'base', has_streaming => 1);
+	$new->start;
+
+	$old->safe_psql('postgres',
+		"SELECT injection_points_attach('$point', 'wait')");
+	my $checkpoint = dw_start($old, 'checkpoint', 'CHECKPOINT');
+	$old->wait_for_event('checkpointer', $point);
+	my $deletes = $old->background_psql('postgres');
+	$deletes->query_safe('BEGIN; DELETE FROM hinted WHERE i = 1');
+	dw_wake($old, $point);
+	dw_finish($checkpoint);
+	$old->wait_for_replay_catchup($new);
+	$new->promote;
+	$new->safe_psql('postgres', 'CHECKPOINT');
+
+	$deletes->query_safe('COMMIT');
+	$deletes->quit;
+	is($old->safe_psql('postgres', 'SELECT count(*) FROM hinted'),
+		99, 'hints: the old primary has deleted a row');
+	$old->stop;
+	$new->stop;
+	my ($result) = rewind($old, $new, '--source-pgdata' => $new->data_dir);
+	ok($result, 'hints: pg_rewind succeeds');
+	$new->start;
+	$old->enable_streaming($new);
+	$old->set_standby_mode;
+	$old->start;
+	$new->wait_for_replay_catchup($old);
+	is($_->safe_psql('postgres', 'SELECT count(*) FROM hinted'),
+		100, 'hints: ' . $_->name . ' has it')
+	  foreach ($new, $old);
+	$old->stop;
+	$new->stop;
+	return;
+}
+
+hints();
 
 # ---------------------------------------------------------------------
 # From the live server: it protects what is read, or it is refused
