@@ -139,6 +139,7 @@ typedef struct InstantCtlData
 	pg_atomic_uint32 ahead;		/* so many beyond "next" may be */
 	pg_atomic_uint32 left;		/* pages that are not done */
 	pg_atomic_uint32 failed;	/* of those, pages that cannot be redone */
+	pg_atomic_uint32 retried;	/* a worker stays to try these again */
 	pg_atomic_uint32 on_demand; /* pages redone because they were demanded */
 
 	/* pages redone by each worker, and at the end by the startup process */

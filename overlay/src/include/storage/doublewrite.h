@@ -37,6 +37,31 @@ typedef enum TornPagesProtection
 								 * that it can; else the double-write log */
 } TornPagesProtection;
 
+/*
+ * What is known of WAL records for the block in a shared buffer; one per buffer,
+ * beside the buffer descriptors, whose layout extensions know.  Written with the
+ * buffer's content lock held exclusively, or by the only process that has the
+ * buffer pinned; read under a content lock.  But "hidden" may be set by the
+ * holder of a pin, and "only_hints" by that of a content lock, at least shared.
+ */
+typedef struct DWBufferRecords
+{
+	XLogRecPtr	redo;			/* newest redo pointer after which there has
+								 * been a record, or may have been one; 0:
+								 * none ever */
+	XLogRecPtr	before;			/* the one before it with such a record, or 0 */
+	bool		rebuilt;		/* redo rebuilds the page from the first
+								 * record after redo */
+	bool		rebuilt_before; /* ... after before */
+	bool		hidden;			/* there may be other records: not exempt */
+	bool		only_hints;		/* nothing but hints of the heap has changed
+								 * since the last completed checkpoint */
+	bool		unreported;		/* marked dirty, and no record reported since */
+} DWBufferRecords;
+
+/* "redo" of a buffer loaded in recovery, as redo does not report records */
+#define DW_NOT_NOTED	PG_UINT64_MAX
+
 /* settings.c */
 extern PGDLLIMPORT int io_torn_pages_protection;
 extern PGDLLIMPORT int double_write_buffer_size;	/* megabytes, or -1 */
@@ -50,15 +75,17 @@ extern PGDLLIMPORT bool debug_atomic_writes_in_software;
 /* shmem.c */
 extern Size DoubleWriteShmemSize(void);
 extern void DoubleWriteShmemInit(void);
+extern PGDLLIMPORT DWBufferRecords *DWBufferRecordsArray;
 
 /* exempt.c: pages that redo rebuilds */
 extern void DoubleWriteForgetBuffer(int buf_id);
 extern void DoubleWriteBufferBorn(int buf_id);
-extern void DoubleWriteNoteRecord(const void *page, bool rebuilds);
-extern void DoubleWriteHideRecords(const void *page);
-extern void DoubleWriteHideIfCopied(const void *page,
-									const RelFileLocator *rlocator,
-									ForkNumber forknum, BlockNumber blkno);
+extern DWBufferRecords *DoubleWriteRecordsOfPage(const void *page);
+extern void DoubleWriteHideCopied(const RelFileLocator *rlocator,
+								  ForkNumber forknum, BlockNumber blkno);
+extern XLogRecPtr DoubleWriteNoteInsertion(void);
+extern void DoubleWriteNoteFirstRecord(DWBufferRecords *records,
+									   XLogRecPtr redo, bool rebuilds);
 extern void DoubleWritePassedRedo(XLogRecPtr redo);
 extern void DoubleWriteImagesSince(XLogRecPtr redo);
 extern bool DoubleWriteImageMissing(struct XLogReaderState *record,
@@ -75,8 +102,7 @@ extern void DoubleWriteNoteFailedSync(void);
 extern void DoubleWriteLeftByRedo(Buffer buffer);
 
 /* hints.c: pages in which only hints have changed */
-extern void DoubleWriteNoteHeapHint(Buffer buffer);
-extern void DoubleWriteNoteDirtied(Buffer buffer);
+extern void DoubleWriteNoteFirstHint(Buffer buffer);
 
 /* copies.c: copies in the log whose pages have not been needed yet */
 extern PGDLLIMPORT bool DoubleWriteRestoreOnDemand;
@@ -165,5 +191,60 @@ extern void DoubleWriteStartup(XLogRecPtr redo);
 extern void DoubleWriteStarted(void);
 extern XLogRecPtr DoubleWriteNeededWal(void);
 extern void DoubleWriteCheckEndOfWal(XLogRecPtr end);
+
+/*
+ * What follows runs for each change of a page, in each mode.
+ */
+
+static inline DWBufferRecords *
+DoubleWriteRecordsOf(Buffer buffer)
+{
+	Assert(buffer > 0);
+	return &DWBufferRecordsArray[buffer - 1];
+}
+
+/*
+ * Note that this process has inserted a WAL record that refers to a page.
+ * rebuilds tells whether redo rebuilds the page from this record alone; redo
+ * is what DoubleWriteNoteInsertion() has returned.  If the page is in a shared
+ * buffer, the caller holds its content lock exclusively, or its records are
+ * hidden.  If it is not, records is NULL.
+ */
+static inline void
+DoubleWriteNoteRecord(DWBufferRecords *records, XLogRecPtr redo, bool rebuilds)
+{
+	if (records == NULL || records->hidden)
+		return;
+	records->only_hints = false;
+	records->unreported = false;
+
+	/* only the first one counts */
+	if (unlikely(records->redo < redo || records->redo == DW_NOT_NOTED))
+		DoubleWriteNoteFirstRecord(records, redo, rebuilds);
+}
+
+/*
+ * Note that a shared buffer is marked dirty by a process that holds its
+ * content lock exclusively.
+ */
+static inline void
+DoubleWriteNoteDirtied(Buffer buffer)
+{
+	DoubleWriteRecordsOf(buffer)->unreported = true;
+}
+
+/*
+ * Note that the heap has set a hint in a page, and is going to mark its
+ * buffer dirty, and perhaps to insert a record of that.  The caller has a
+ * pin, and at least a share lock on the contents.
+ */
+static inline void
+DoubleWriteNoteHeapHint(Buffer buffer)
+{
+	/* MarkBufferDirtyHint() complains of an invalid buffer */
+	if (buffer > 0 && !DoubleWriteRecordsOf(buffer)->only_hints &&
+		!DoubleWriteRecordsOf(buffer)->unreported)
+		DoubleWriteNoteFirstHint(buffer);
+}
 
 #endif							/* DOUBLEWRITE_H */

@@ -161,7 +161,6 @@ extern PGDLLIMPORT bool dw_mutex_held;
 
 extern PGDLLIMPORT DWSlot *DWSlots;
 extern PGDLLIMPORT int *DWRuns;
-extern PGDLLIMPORT DWBufferRecords *DWBufferRecordsArray;
 
 #define DWSlotPage(slotno) (DWPages + (Size) (slotno) * BLCKSZ)
 extern PGDLLIMPORT char *DWPages;

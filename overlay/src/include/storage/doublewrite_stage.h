@@ -56,28 +56,6 @@ typedef enum DWStager
 
 #define DW_STAGERS	(DW_STAGER_CHECKPOINTER + 1)
 
-/*
- * What is known of WAL records for the block in a shared buffer; one per buffer,
- * beside the buffer descriptors, whose layout extensions know.  Written with the
- * buffer's content lock held exclusively, or by the only process that has the
- * buffer pinned; read under a content lock.  But "hidden" may be set by the
- * holder of a pin, and "only_hints" by that of a content lock, at least shared.
- */
-typedef struct DWBufferRecords
-{
-	XLogRecPtr	redo;			/* newest redo pointer after which there has
-								 * been a record, or may have been one; 0:
-								 * none ever */
-	XLogRecPtr	before;			/* the one before it with such a record, or 0 */
-	bool		rebuilt;		/* redo rebuilds the page from the first
-								 * record after redo */
-	bool		rebuilt_before; /* ... after before */
-	bool		hidden;			/* there may be other records: not exempt */
-	bool		only_hints;		/* nothing but hints of the heap has changed
-								 * since the last completed checkpoint */
-	bool		unreported;		/* marked dirty, and no record reported since */
-} DWBufferRecords;
-
 /* "errno" of a home write that was not tried as another one there does not come back */
 #define DW_STALLED		(-1)
 

@@ -99,8 +99,10 @@
 
 #include "access/instantrecovery_internal.h"
 #include "access/transam.h"
+#include "access/visibilitymap.h"
 #include "access/xlog.h"
 #include "access/xloginsert.h"
+#include "access/xlogutils.h"
 #include "common/hashfn.h"
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
@@ -374,6 +376,7 @@ InstantRecoveryShmemInit(void)
 	pg_atomic_init_u32(&InstantCtl->ahead, 0);
 	pg_atomic_init_u32(&InstantCtl->left, 0);
 	pg_atomic_init_u32(&InstantCtl->failed, 0);
+	pg_atomic_init_u32(&InstantCtl->retried, 0);
 	pg_atomic_init_u32(&InstantCtl->on_demand, 0);
 	for (int i = 0; i < lengthof(InstantCtl->redone); i++)
 		pg_atomic_init_u32(&InstantCtl->redone[i], 0);
@@ -819,8 +822,8 @@ instant_check_open(void)
 }
 
 /*
- * Have a page that could not be redone tried again.  A worker that has met one
- * stays for that, unless the server stops.
+ * Have a page that could not be redone tried again.  One worker stays for that,
+ * unless the server stops.
  */
 static void
 instant_retry(uint32 i)
@@ -1066,6 +1069,35 @@ instant_log_page(const InstantPage *page)
 }
 
 /*
+ * A page of the heap may go back to rows that are not visible to all, or are not frozen.
+ */
+static void
+instant_clear_visibility(const InstantPage *page)
+{
+	Relation	rel;
+	Buffer		map = InvalidBuffer;
+
+	if (page->forknum != MAIN_FORKNUM ||
+		!smgrexists(smgropen(page->rlocator, INVALID_PROC_NUMBER), VISIBILITYMAP_FORKNUM))
+		return;
+
+	rel = CreateFakeRelcacheEntry(page->rlocator);
+	if (visibilitymap_get_status(rel, page->blkno, &map) != 0)
+	{
+		visibilitymap_clear(rel, page->blkno, map, VISIBILITYMAP_VALID_BITS);
+		LockBuffer(map, BUFFER_LOCK_EXCLUSIVE);
+		START_CRIT_SECTION();
+		MarkBufferDirty(map);
+		log_newpage_buffer(map, false);
+		END_CRIT_SECTION();
+		LockBuffer(map, BUFFER_LOCK_UNLOCK);
+	}
+	if (BufferIsValid(map))
+		ReleaseBuffer(map);
+	FreeFakeRelcacheEntry(rel);
+}
+
+/*
  * Give up the records of a page that cannot be redone, so that checkpoints can go on without
  * it. (I9)
  */
@@ -1073,15 +1105,18 @@ void
 InstantRecoveryGiveUp(const char *relation, BlockNumber blkno)
 {
 	bool		copy = DoubleWriteGiveUpCopy(relation, blkno);
-	InstantPage *page = instant_take_failed_page(relation, blkno);
+	InstantPage *page;
 	uint32		i;
 
+	/* before the page is taken, as a warning ends with CHECK_FOR_INTERRUPTS() */
 	if (copy)
 		ereport(WARNING,
 				(errmsg("the copy of block %u of relation \"%s\" in the double-write log has been given up",
 						blkno, relation),
 				 errdetail("The last crash may have torn the block in its relation file.")));
-	else if (page == NULL)
+
+	page = instant_take_failed_page(relation, blkno);
+	if (page == NULL && !copy)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("redo of block %u of relation \"%s\" has not failed", blkno, relation)));
@@ -1093,6 +1128,7 @@ InstantRecoveryGiveUp(const char *relation, BlockNumber blkno)
 	HOLD_INTERRUPTS();
 	PG_TRY();
 	{
+		instant_clear_visibility(page);
 		instant_log_page(page);
 	}
 	PG_CATCH();

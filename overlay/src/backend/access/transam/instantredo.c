@@ -134,6 +134,9 @@ static uint32 instant_turn_looks = 0;
 /* Worker: it has met a page that it cannot redo */
 static bool instant_has_failed = false;
 
+/* Worker: it is the one that stays for these */
+static bool instant_retries = false;
+
 /* ----------------------------------------------------------------
  * Redo of one page
  * ----------------------------------------------------------------
@@ -994,7 +997,8 @@ instant_wait_for_work(void)
 /*
  * After opening, if a page could not be redone: wait until pages that have
  * failed are to be tried again, since a session needs one or a pause is over.
- * Returns false if the process is not needed any more.
+ * Returns false if the process is not needed any more: others may need its
+ * place of max_worker_processes, so one stays.
  */
 static bool
 instant_wait_for_retry(void)
@@ -1003,9 +1007,16 @@ instant_wait_for_retry(void)
 	TimestampTz until = GetCurrentTimestamp() + pause_ms * INT64CONST(1000);
 	bool		wanted;
 
-	if (instant_phase() != INSTANT_PHASE_OPEN ||
-		(!instant_has_failed && pg_atomic_read_u32(&InstantCtl->failed) == 0))
+	if (instant_phase() != INSTANT_PHASE_OPEN)
 		return false;
+	if (!instant_retries)
+	{
+		if (!instant_has_failed && pg_atomic_read_u32(&InstantCtl->failed) == 0)
+			return false;
+		if (pg_atomic_exchange_u32(&InstantCtl->retried, 1) != 0)
+			return false;
+		instant_retries = true;
+	}
 
 	ConditionVariablePrepareToSleep(&InstantCtl->work_cv);
 	for (;;)

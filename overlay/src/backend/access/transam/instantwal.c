@@ -109,6 +109,7 @@ instant_open_segment(XLogSegNo segno)
 		return instant_segment_files[i];
 	if (instant_segment_files[i] > 0)
 		FileClose(instant_segment_files[i]);
+	instant_segment_files[i] = 0;	/* opening the next one may throw */
 
 	XLogFilePath(path, InstantCtl->tli, segno, wal_segment_size);
 	instant_segment_files[i] = PathNameOpenFile(path, O_RDONLY | PG_BINARY);
@@ -246,7 +247,12 @@ void
 instant_close_reader(void)
 {
 	if (instant_reader != NULL)
+	{
+		/* a large record has memory of its own, which only this frees */
+		if (instant_reader->record != NULL)
+			XLogBeginRead(instant_reader, instant_reader->ReadRecPtr);
 		XLogReaderFree(instant_reader);
+	}
 	instant_reader = NULL;
 	if (instant_decoded != NULL)
 		pfree(instant_decoded);
@@ -303,8 +309,9 @@ instant_decode_kept(XLogRecPtr lsn)
 		if (instant_decoded != NULL)
 			pfree(instant_decoded);
 		instant_decoded = NULL;
+		instant_decoded_size = 0;	/* allocation may throw */
+		instant_decoded = MemoryContextAlloc(TopMemoryContext, Max(needed, XLOG_BLCKSZ));
 		instant_decoded_size = Max(needed, XLOG_BLCKSZ);
-		instant_decoded = MemoryContextAlloc(TopMemoryContext, instant_decoded_size);
 	}
 	if (!DecodeXLogRecord(instant_reader, instant_decoded, record, lsn, &errormsg))
 		ereport(ERROR,

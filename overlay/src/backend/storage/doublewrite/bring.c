@@ -397,6 +397,7 @@ DoubleWriteGiveUpCopy(const char *relation, BlockNumber blkno)
 		{
 			dw_epoch_forget(&tag);
 			dw_copy_is_done(copy);
+			INJECTION_POINT("doublewrite-copy-given-up", NULL);
 		}
 		LWLockRelease(DoubleWriteFlushLock);
 		return taken;

@@ -68,12 +68,6 @@
 #include "utils/injection_point.h"
 
 /*
- * What a buffer loaded in recovery starts with, as redo does not report
- * records
- */
-#define DW_NOT_NOTED	PG_UINT64_MAX
-
-/*
  * Newest redo pointer that redo has passed; used by the process that does
  * redo
  */
@@ -119,49 +113,51 @@ DoubleWriteBufferBorn(int buf_id)
 	dw_init_records(buf_id, RecoveryInProgress() ? DW_NOT_NOTED : InvalidXLogRecPtr);
 }
 
-static DWBufferRecords *
-dw_records_of(const void *page)
+/*
+ * Return where the records of a page are noted, or NULL if it is in private
+ * memory, and so does not pass through the stage.
+ */
+DWBufferRecords *
+DoubleWriteRecordsOfPage(const void *page)
 {
 	Size		offset = (const char *) page - BufferBlocks;
 
-	/* a page built in private memory does not pass through the stage */
 	if ((const char *) page < BufferBlocks || offset >= (Size) NBuffers * BLCKSZ)
 		return NULL;
 	return &DWBufferRecordsArray[offset / BLCKSZ];
 }
 
 /*
- * Note that this process has inserted a WAL record that refers to a page.
- * rebuilds tells whether redo rebuilds the page from this record alone.  If
- * the page is in a shared buffer, the caller holds its content lock
- * exclusively, or its records are hidden.
+ * Note that this process has inserted a WAL record that refers to pages, and
+ * return the redo pointer that it lies after.
+ *
+ * Do this for pages whose records are not followed, too: once such a page is
+ * read again, its records are followed.  The content locks are still held, so
+ * no block can have moved yet.
  */
-void
-DoubleWriteNoteRecord(const void *page, bool rebuilds)
+XLogRecPtr
+DoubleWriteNoteInsertion(void)
 {
-	DWBufferRecords *records = dw_records_of(page);
 	XLogRecPtr	redo;
 	bool		unused;
 
-	/* as of this process's last insertion: the record lies after it */
+	/* as of this process's last insertion */
 	GetFullPageWriteInfo(&redo, &unused);
-
-	/*
-	 * Do this for pages whose records are not followed, too: once such a page
-	 * is read again, its records are followed.  The content lock is still
-	 * held, so the block cannot have moved yet.
-	 */
 	if (pg_atomic_read_u64(&DWCtl->records_known) < redo)
 		pg_atomic_monotonic_advance_u64(&DWCtl->records_known, redo);
+	return redo;
+}
 
-	if (records == NULL || records->hidden)
-		return;
-	records->only_hints = false;
-	records->unreported = false;
+/*
+ * Note the first record for a page after a redo pointer; see
+ * DoubleWriteNoteRecord().
+ */
+void
+DoubleWriteNoteFirstRecord(DWBufferRecords *records, XLogRecPtr redo,
+						   bool rebuilds)
+{
 	if (records->redo == DW_NOT_NOTED)
 		records->redo = pg_atomic_read_u64(&DWCtl->records_known);
-
-	/* only the first one counts */
 	if (records->redo >= redo)
 		return;
 	records->before = records->redo;
@@ -171,36 +167,20 @@ DoubleWriteNoteRecord(const void *page, bool rebuilds)
 }
 
 /*
- * Ignore what is known of the block in this buffer, for as long as it is
- * there, because a record that refers to the page will be inserted without
- * its content lock held.  Call this before the insertion, so that no decision
+ * Ignore what is known of a block, for as long as it is in its buffer: a
+ * record will refer to a copy of the page in private memory, and so will not
+ * be reported for it.  Call this before the insertion, so that no decision
  * relies on what is noted after it.
  */
 void
-DoubleWriteHideRecords(const void *page)
-{
-	DWBufferRecords *records = dw_records_of(page);
-
-	if (records != NULL)
-		records->hidden = true;
-}
-
-/*
- * Do the same for a page that is registered from a copy in private memory, as
- * the record will not be reported for the page in its buffer.  Do nothing if
- * the given page is the one in the buffer.
- */
-void
-DoubleWriteHideIfCopied(const void *page, const RelFileLocator *rlocator,
-						ForkNumber forknum, BlockNumber blkno)
+DoubleWriteHideCopied(const RelFileLocator *rlocator, ForkNumber forknum,
+					  BlockNumber blkno)
 {
 	BufferTag	tag;
 	uint32		hash;
 	LWLock	   *lock;
 	int			buf_id;
 
-	if (dw_records_of(page) != NULL)
-		return;
 	InitBufferTag(&tag, rlocator, forknum, blkno);
 	hash = BufTableHashCode(&tag);
 	lock = BufMappingPartitionLock(hash);
@@ -327,11 +307,15 @@ dw_truncated_after(const BufferTag *tag, XLogRecPtr redo)
 void
 DoubleWriteCountRead(XLogRecPtr lsn)
 {
+	XLogRecPtr	recover_from = pg_atomic_read_u64(&DWCtl->recover_from);
+
 	for (int i = 0; i < DW_REDO_PLACES; i++)
 	{
 		DWRedoPlace *place = &DWCtl->reads.places[i];
+		XLogRecPtr	redo = pg_atomic_read_u64(&place->redo);
 
-		if (lsn <= pg_atomic_read_u64(&place->redo))
+		/* no crash recovers from one before */
+		if (redo >= recover_from && lsn <= redo)
 			pg_atomic_fetch_add_u64(&place->pages, 1);
 	}
 }

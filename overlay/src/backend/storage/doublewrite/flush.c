@@ -493,6 +493,10 @@ DoubleWriteBgWriterSleep(long timeout, uint32 wait_event_info)
 
 	dw_background_flush(1, start, timeout);
 
+	/* do not keep a segment alive that has been removed */
+	if (!DWCtl->log.open)
+		dw_close_segment();
+
 	for (;;)
 	{
 		long		remaining = Max(timeout - dw_msec_since(start), 0);

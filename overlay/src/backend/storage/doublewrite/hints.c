@@ -79,34 +79,14 @@ dw_is_checkpointed(Buffer buffer)
 }
 
 /*
- * Note that the heap has set a hint in a page, and is going to mark its
- * buffer dirty, and perhaps to insert a record of that.  The caller has a
- * pin, and at least a share lock on the contents.
+ * Note that the heap has set a hint in a page, if that is all that has changed
+ * in it; see DoubleWriteNoteHeapHint().
  */
 void
-DoubleWriteNoteHeapHint(Buffer buffer)
+DoubleWriteNoteFirstHint(Buffer buffer)
 {
-	DWBufferRecords *records;
-
-	/*
-	 * MarkBufferDirtyHint() complains of an invalid buffer
-	 */
-	if (!BufferIsValid(buffer) || BufferIsLocal(buffer))
-		return;
-	records = &DWBufferRecordsArray[buffer - 1];
-
-	if (!records->only_hints && !records->unreported && dw_is_checkpointed(buffer))
-		records->only_hints = true;
-}
-
-/*
- * Note that a shared buffer is marked dirty by a process that holds its
- * content lock exclusively.
- */
-void
-DoubleWriteNoteDirtied(Buffer buffer)
-{
-	DWBufferRecordsArray[buffer - 1].unreported = true;
+	if (dw_is_checkpointed(buffer))
+		DoubleWriteRecordsOf(buffer)->only_hints = true;
 }
 
 /*

@@ -331,6 +331,23 @@ dw_write_batch(const int *slots, int ncopies, char *packed)
 }
 
 /*
+ * Client backends seldom write to the log: keep neither freed segments alive,
+ * nor memory.  Leave errno as it is.
+ */
+static void
+dw_keep_nothing(void)
+{
+	int			save_errno = errno;
+
+	if (AmRegularBackendProcess())
+	{
+		dw_close_segment();
+		dw_free_pack_buffer();
+	}
+	errno = save_errno;
+}
+
+/*
  * Append a batch with these copies, whose entries have been built, and make
  * it durable.  Return false if there is no space for it until a sync cycle
  * has freed some; see dw_reserve().
@@ -352,7 +369,10 @@ dw_append(const int *slots, int ncopies, char *packed, bool for_mark,
 		bool		untried;
 
 		if (!dw_reserve(nblocks, for_mark, beyond_bound))
+		{
+			dw_keep_nothing();
 			return false;
+		}
 		if (dw_write_batch(slots, ncopies, packed))
 			break;
 
@@ -360,6 +380,8 @@ dw_append(const int *slots, int ncopies, char *packed, bool for_mark,
 		untried = errno == EMFILE || errno == ENFILE;
 		if (!untried)
 			dw_leave_place();
+		if (untried || attempt == 2)
+			dw_keep_nothing();
 		ereport(untried || attempt == 2 ? ERROR : LOG_SERVER_ONLY,
 				(errcode_for_file_access(),
 				 errmsg("could not write to double-write log segment \"%s/%016" PRIX64 "\" at offset %u: %m",
@@ -375,16 +397,7 @@ dw_append(const int *slots, int ncopies, char *packed, bool for_mark,
 	if (DWHeader->npages > 0)
 		DWCtl->log.last_page_batch = DWCtl->log.next_batchno;
 	DWCtl->log.next_batchno++;
-
-	/*
-	 * client backends seldom come here: keep neither freed segments alive,
-	 * nor memory
-	 */
-	if (AmRegularBackendProcess())
-	{
-		dw_close_segment();
-		dw_free_pack_buffer();
-	}
+	dw_keep_nothing();
 	return true;
 }
 

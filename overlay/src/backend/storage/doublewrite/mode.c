@@ -194,6 +194,7 @@ dw_disarm(void)
 		DWCtl->log.armed = false;
 		DWCtl->log.open = false;
 		dw_remove_owner();
+		dw_close_segment();
 		/* else it might be back after a crash, and ask for the segments */
 		if (removed)
 			dw_remove_log();

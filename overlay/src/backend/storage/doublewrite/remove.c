@@ -47,6 +47,7 @@
 #include "miscadmin.h"
 #include "postmaster/bgwriter.h"
 #include "storage/doublewrite_internal.h"
+#include "storage/latch.h"
 #include "storage/lwlock.h"
 #include "storage/procsignal.h"
 #include "storage/smgr.h"
@@ -581,7 +582,9 @@ dw_settle_removals(void)
 			continue;
 		}
 		dw_request_upkeep();
-		dw_wait_a_moment(DW_REMOVAL_WAIT_USEC, WAIT_EVENT_CHECKPOINT_DELAY_COMPLETE);
+		/* the checkpointer will not come once the postmaster has gone */
+		(void) WaitLatch(MyLatch, WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 1,
+						 WAIT_EVENT_CHECKPOINT_DELAY_COMPLETE);
 		CHECK_FOR_INTERRUPTS();
 	}
 }

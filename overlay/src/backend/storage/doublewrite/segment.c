@@ -244,9 +244,17 @@ bool
 dw_create_segment(void)
 {
 	char		path[MAXPGPATH];
+	int			save_errno;
 
 	dw_new_path(path);
-	return dw_make_segment(path, false) && dw_add_segment(path);
+	if (!dw_make_segment(path, false))
+		return false;
+	if (dw_add_segment(path))
+		return true;
+	save_errno = errno;
+	unlink(path);
+	errno = save_errno;
+	return false;
 }
 
 /*

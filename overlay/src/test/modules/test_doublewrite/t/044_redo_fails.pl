@@ -179,6 +179,11 @@ ok( $node->poll_query_until(
 		q{SELECT bool_or(query = 'redoing pages, 2 to go, 2 failed')
 			FROM pg_stat_activity WHERE backend_type = 'recovery worker'}),
 	'... and so do workers, without an extension');
+ok( $node->poll_query_until(
+		'postgres',
+		q{SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'recovery worker'}
+	),
+	'... of which one stays');
 
 # The cluster cannot be shut down, and the next start begins at the same place.
 $node->stop('fast', fail_ok => 1);
@@ -258,8 +263,10 @@ $node->restart;
 $node->safe_psql('postgres', $_)
   foreach (
 	q{CREATE TABLE given AS SELECT g AS i, repeat('x', 100) AS f FROM generate_series(1, 20) g},
+	'CREATE EXTENSION pageinspect',
 	'CHECKPOINT',
-	'DELETE FROM given WHERE i > 10');
+	'DELETE FROM given WHERE i > 10',
+	'VACUUM (TRUNCATE off) given');
 my ($number, $path) = split(
 	/\|/,
 	$node->safe_psql(
@@ -303,6 +310,11 @@ like(
 	qr/WARNING:  block 0 of relation "$path" has been given up/,
 	'the page is given up, which the log says');
 is(total('given'), '20|210', '... and is what it was');
+is( $node->safe_psql(
+		'postgres',
+		q{SELECT get_byte(get_raw_page('given', 'vm', 0), 24) & 3}),
+	0,
+	'... of which the visibility map says nothing');
 dw_fails(
 	$node,
 	"$give_up('$path', 0)",

@@ -321,6 +321,46 @@ go_on();
 is(dw_copies_left($node), 0, '... and then none is left');
 $node->safe_psql('postgres', 'DROP TABLE kept');
 
+note
+  'a session that is cancelled as it gives up a copy leaves the page to others (I9)';
+# and more, as the newest batch would pass for one that was cut short
+dw_log_copies($node, 'read', 'large');
+# a record for block 1, too
+$node->safe_psql('postgres', "UPDATE read SET v = v WHERE ctid = '(1,1)'");
+$node->append_conf('postgresql.conf', "test_doublewrite.pause_at = '$POINT'");
+$bad = dw_crash_torn($node, 'read')->{ $node->{dw_path}{read} }{8192};
+$segment = 'pg_doublewrite/' . sprintf('%016X', $bad->{segno});
+dw_write_block($node, $segment, $bad->{offset} + 4000, 'z' x 100);
+dw_start_on_demand($node, 'with such a copy, and a record for its page');
+$path = $node->{dw_path}{read};
+dw_fails(
+	$node,
+	'SELECT count(*) FROM read',
+	qr/block 1 of relation "$path" could not be redone after the last crash/,
+	'the page cannot be redone');
+$node->safe_psql('postgres',
+	"SELECT injection_points_attach('doublewrite-copy-given-up', 'wait')");
+my $giver =
+  dw_start($node, 'giver', "SELECT pg_instant_recovery_give_up('$path', 1)");
+ok(dw_waits_for($node, 'giver', 'doublewrite-copy-given-up'),
+	'a session has given up the copy');
+$node->safe_psql('postgres',
+	"SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE application_name = 'giver'"
+);
+dw_wake($node, 'doublewrite-copy-given-up');
+dw_finish($giver);
+$node->psql(
+	'postgres',
+	"SET statement_timeout = '${timeout}s'; SELECT pg_instant_recovery_give_up('$path', 1)",
+	stderr => \$stderr);
+like(
+	$stderr,
+	qr/block 1 of relation "$path" has been given up/,
+	'another one gives up the page');
+$node->append_conf('postgresql.conf', "test_doublewrite.pause_at = ''");
+go_on();
+$node->safe_psql('postgres', 'DROP TABLE read');
+
 dw_check_amcheck($node);
 $node->stop;
 done_testing();
