@@ -263,10 +263,11 @@ $node->restart;
 $node->safe_psql('postgres', $_)
   foreach (
 	q{CREATE TABLE given AS SELECT g AS i, repeat('x', 100) AS f FROM generate_series(1, 20) g},
-	'CREATE EXTENSION pageinspect',
 	'CHECKPOINT',
 	'DELETE FROM given WHERE i > 10',
-	'VACUUM (TRUNCATE off) given');
+	'VACUUM (TRUNCATE off) given',
+	# which flushes WAL
+	'CREATE EXTENSION pageinspect');
 my ($number, $path) = split(
 	/\|/,
 	$node->safe_psql(
