@@ -162,6 +162,16 @@ is( log_state($node)->{last} - log_state($node)->{first},
 # neither that nor another one: a cycle does not help
 fail_at($node, 'rename-segment', 'EIO', 1000000);
 clear($node, 'create-segment');
+turn($node, 50);
+my $busy = sql(
+	$node,
+	q{SELECT string_agg(pid::text, '|') FROM pg_stat_activity
+		WHERE backend_type IN ('checkpointer', 'background writer')});
+is( join(' ',
+		grep { !/new\.(?:$busy)$/ }
+		  glob($node->data_dir . '/pg_doublewrite/new.*')),
+	'',
+	'rename: files that got no name do not stay');
 fail_at($node, 'create-segment', 'EDQUOT', 1000000);
 my $stderr = turn($node, 50);
 like(
