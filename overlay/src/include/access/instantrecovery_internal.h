@@ -137,6 +137,7 @@ typedef struct InstantCtlData
 	pg_atomic_uint32 next;		/* page, in order, not tried yet */
 	pg_atomic_uint32 announced; /* page, in order, not prefetched yet */
 	pg_atomic_uint32 ahead;		/* so many beyond "next" may be */
+	pg_atomic_uint64 catalog_read_at;	/* by a session, for the last time */
 	pg_atomic_uint32 left;		/* pages that are not done */
 	pg_atomic_uint32 failed;	/* of those, pages that cannot be redone */
 	pg_atomic_uint32 retried;	/* a worker stays to try these again */

@@ -374,6 +374,7 @@ InstantRecoveryShmemInit(void)
 	pg_atomic_init_u32(&InstantCtl->next, 0);
 	pg_atomic_init_u32(&InstantCtl->announced, 0);
 	pg_atomic_init_u32(&InstantCtl->ahead, 0);
+	pg_atomic_init_u64(&InstantCtl->catalog_read_at, 0);
 	pg_atomic_init_u32(&InstantCtl->left, 0);
 	pg_atomic_init_u32(&InstantCtl->failed, 0);
 	pg_atomic_init_u32(&InstantCtl->retried, 0);
@@ -917,6 +918,8 @@ InstantRecoveryWaitForPage(const RelFileLocator *rlocator, ForkNumber forknum,
 	page = instant_find_page(rlocator, forknum, blkno);
 	if (page != NULL)
 		instant_wait_for_page(page);
+	if (instant_is_catalog(rlocator))
+		pg_atomic_write_u64(&InstantCtl->catalog_read_at, GetCurrentTimestamp());
 }
 
 /*

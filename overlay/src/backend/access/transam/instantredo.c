@@ -83,6 +83,14 @@
 #define INSTANT_TAKE_PAGES		32
 #define INSTANT_TAKE_SHARE		64
 
+/*
+ * Workers stand aside for so long after a session has read a catalog, but not for more moments
+ * than that in all, which is half a second.
+ */
+#define INSTANT_ASIDE_FOR_USEC	10000
+#define INSTANT_MOMENT_USEC		500
+#define INSTANT_ASIDE_MOMENTS	1000
+
 /* In a long chain, records between two looks at whether sessions wait for other pages */
 #define INSTANT_LOOK_RECORDS	256
 
@@ -881,6 +889,27 @@ instant_take_more(void)
 }
 
 /*
+ * Return whether to leave the storage to sessions for a moment, as one has just read a catalog:
+ * a new session needs a hundred pages of them, one after the other, and each would wait behind
+ * pages that nobody waits for.  Redo has to end some time, so only the first are spared.
+ */
+static bool
+instant_stands_aside(void)
+{
+	static int	moments = 0;
+	int64		since;
+
+	if (moments >= INSTANT_ASIDE_MOMENTS)
+		return false;
+	since = GetCurrentTimestamp() -
+		(TimestampTz) pg_atomic_read_u64(&InstantCtl->catalog_read_at);
+	if (since < 0 || since >= INSTANT_ASIDE_FOR_USEC)
+		return false;
+	moments++;
+	return true;
+}
+
+/*
  * Take a page to redo it, or return INSTANT_NONE if others have taken all that
  * were left.
  */
@@ -897,6 +926,14 @@ instant_take(void)
 		{
 			instant_worker_interrupts();
 			pg_usleep(1000);
+			i = instant_take_demand();
+			continue;
+		}
+
+		if (instant_stands_aside())
+		{
+			instant_worker_interrupts();
+			pg_usleep(INSTANT_MOMENT_USEC);
 			i = instant_take_demand();
 			continue;
 		}
