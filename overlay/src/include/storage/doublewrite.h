@@ -213,13 +213,14 @@ DoubleWriteRecordsOf(Buffer buffer)
 static inline void
 DoubleWriteNoteRecord(DWBufferRecords *records, XLogRecPtr redo, bool rebuilds)
 {
-	if (records == NULL || records->hidden)
+	if (records == NULL)
 		return;
 	records->only_hints = false;
 	records->unreported = false;
 
 	/* only the first one counts */
-	if (unlikely(records->redo < redo || records->redo == DW_NOT_NOTED))
+	if (!records->hidden &&
+		unlikely(records->redo < redo || records->redo == DW_NOT_NOTED))
 		DoubleWriteNoteFirstRecord(records, redo, rebuilds);
 }
 

@@ -346,6 +346,7 @@ extern Size dw_epoch_shmem_size(int segments);
 extern void dw_epoch_shmem_init(void);
 extern void dw_epoch_begin(uint64 first_batch);
 extern uint64 dw_epoch_copy(const BufferTag *tag);
+extern uint64 dw_covering_copy(const DWSlot *slot);
 extern void dw_epoch_forget(const BufferTag *tag);
 extern void dw_epoch_note(const BufferTag *tag, uint64 batchno);
 

@@ -325,6 +325,7 @@ instant_write_back(void)
 		memcpy(BufferGetPage(instant_page_buffer), BufferGetPage(instant_page_copy),
 			   BLCKSZ);
 		MarkBufferDirty(instant_page_buffer);
+		DoubleWriteRecordsOf(instant_page_buffer)->redo = DW_NOT_NOTED;
 		LockBuffer(instant_page_buffer, BUFFER_LOCK_UNLOCK);
 	}
 	if (BufferIsValid(instant_page_buffer))
@@ -891,7 +892,7 @@ instant_take_more(void)
 /*
  * Return whether to leave the storage to sessions for a moment, as one has just read a catalog:
  * a new session needs a hundred pages of them, one after the other, and each would wait behind
- * pages that nobody waits for.  Redo has to end some time, so only the first are spared.
+ * pages that no session waits for.  Redo has to end some time, so only the first are spared.
  */
 static bool
 instant_stands_aside(void)

@@ -157,7 +157,7 @@ dw_choose_logged(DWChoice *choice)
 			choice->nexempt++;
 		else if (atomic && dw_atomic_chosen(slot))
 			slot->atomic = true;
-		else if ((copy = dw_epoch_copy(&slot->tag)) != 0)
+		else if ((copy = dw_covering_copy(slot)) != 0)
 		{
 			choice->copied[choice->ncopied] = slotno;
 			choice->copies[choice->ncopied++] = copy;

@@ -20,7 +20,8 @@
  *
  * With wal_level = minimal the rule is not used: a relation created in the
  * running transaction changes without WAL, and is synced at commit.  An older
- * copy put over it would undo that.
+ * copy put over it would undo that.  Nor is it used for a page that a session has
+ * changed without a record: extensions do so, and then have the page written and synced.
  *
  * The table of pages that have a copy consists of sets.  It forgets the
  * oldest copy of a set that is full; such a page is logged once more.
@@ -142,6 +143,18 @@ dw_epoch_copy(const BufferTag *tag)
 			return set[i].batchno;
 	}
 	return 0;
+}
+
+/*
+ * The same if it makes a copy of this version of the page unnecessary.  What redo has
+ * changed is unreported, but in WAL.
+ */
+uint64
+dw_covering_copy(const DWSlot *slot)
+{
+	if (slot->records.unreported && slot->records.redo != DW_NOT_NOTED)
+		return 0;
+	return dw_epoch_copy(&slot->tag);
 }
 
 /*

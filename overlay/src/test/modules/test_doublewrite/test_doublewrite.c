@@ -1310,6 +1310,38 @@ dw_dirty(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
+PG_FUNCTION_INFO_V1(dw_flush_one);
+Datum
+dw_flush_one(PG_FUNCTION_ARGS)
+{
+	Relation	rel = relation_open(PG_GETARG_OID(0), AccessShareLock);
+	Buffer		buffer = ReadBuffer(rel, 0);
+
+	LockBuffer(buffer, BUFFER_LOCK_SHARE);
+	FlushOneBuffer(buffer);
+	UnlockReleaseBuffer(buffer);
+	relation_close(rel, AccessShareLock);
+	PG_RETURN_VOID();
+}
+
+/* A record of a page of a temporary relation, which is of no use, but allowed */
+PG_FUNCTION_INFO_V1(dw_log_page);
+Datum
+dw_log_page(PG_FUNCTION_ARGS)
+{
+	Relation	rel = relation_open(PG_GETARG_OID(0), AccessShareLock);
+	Buffer		buffer = ReadBuffer(rel, 0);
+
+	LockBuffer(buffer, BUFFER_LOCK_EXCLUSIVE);
+	START_CRIT_SECTION();
+	MarkBufferDirty(buffer);
+	log_newpage_buffer(buffer, true);
+	END_CRIT_SECTION();
+	UnlockReleaseBuffer(buffer);
+	relation_close(rel, AccessShareLock);
+	PG_RETURN_VOID();
+}
+
 /* ---------------------------------------------------------------------
  * SQL functions: looking at the engine
  * ---------------------------------------------------------------------

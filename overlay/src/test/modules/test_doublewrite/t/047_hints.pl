@@ -152,6 +152,30 @@ sub check_rows
 		counts_of($node, q{SELECT dw_dirty('t')}, $look),
 		[ pages($node), 0, 0 ],
 		'unreported: each page is copied');
+
+	# Redo would not bring it back on an older copy.  Extensions rely on that.
+	is_deeply(
+		counts_of($node, q{SELECT dw_dirty('t')}),
+		[ pages($node), 0, 0 ],
+		'unreported again: each page is copied again');
+
+	# ... and that FlushOneBuffer() writes to the file
+	my $home = 'SELECT home_pages FROM dw_stats()';
+	my $pages = $node->safe_psql('postgres', $home);
+	is( $node->safe_psql(
+			'postgres',
+			"SELECT dw_dirty('t'); SELECT dw_flush_one('t'); $home"),
+		"\n\n" . ($pages + 1),
+		'FlushOneBuffer() has the page written home');
+
+	# ... and that pages of temporary relations may be logged
+	is( $node->safe_psql(
+			'postgres', q{
+			CREATE TEMPORARY TABLE private AS SELECT 1 AS i;
+			SELECT dw_log_page('private');
+			SELECT i FROM private}),
+		"\n1",
+		'a page of a temporary relation is logged');
 	$node->stop;
 
 	# ... also if the change was in a version that never went home
