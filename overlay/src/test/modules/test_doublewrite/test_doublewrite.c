@@ -31,7 +31,9 @@
 #include "access/rmgr.h"
 #include "access/xlog.h"
 #include "access/xlog_internal.h"
+#include "access/xloginsert.h"
 #include "access/xlogutils.h"
+#include "catalog/pg_control.h"
 #include "catalog/pg_database_d.h"
 #include "catalog/pg_tablespace_d.h"
 #include "common/relpath.h"
@@ -1335,7 +1337,9 @@ dw_log_page(PG_FUNCTION_ARGS)
 	LockBuffer(buffer, BUFFER_LOCK_EXCLUSIVE);
 	START_CRIT_SECTION();
 	MarkBufferDirty(buffer);
-	log_newpage_buffer(buffer, true);
+	XLogBeginInsert();
+	XLogRegisterBuffer(0, buffer, REGBUF_FORCE_IMAGE | REGBUF_STANDARD);
+	PageSetLSN(BufferGetPage(buffer), XLogInsert(RM_XLOG_ID, XLOG_FPI));
 	END_CRIT_SECTION();
 	UnlockReleaseBuffer(buffer);
 	relation_close(rel, AccessShareLock);
