@@ -259,6 +259,9 @@ ok(!-e "${dropped}_vm", 'redo has not made a file of a dropped table again');
 $node->safe_psql('postgres', 'UPDATE map SET v = v + 1 WHERE i = 8')
   foreach (1 .. 3);
 my $v = $node->safe_psql('postgres', 'SELECT v FROM map WHERE i = 8');
+# pages that no session asks for
+$node->safe_psql('postgres',
+	q{INSERT INTO longer SELECT g, 'aside' FROM generate_series(1, 20000) g});
 kill9($node);
 set($node, 'test_doublewrite.pause_at', 'instant-recovery-record-redone');
 $offset = start_pending($node);
