@@ -12,6 +12,7 @@ from .latency import Capacity, Growth, OpenLoop, Stream, WalVolume
 from .loads import Pgbench
 from .restart import RestartWal
 from .suites import (
+    MAX_WAL_ON_VOLUME_MB,
     RESTART_PROGRESS,
     TPCB,
     Case,
@@ -90,7 +91,9 @@ def restart_wal(scale: Scale) -> list[Case]:
                   "max_wal_size": scale.wal(3 * megabytes), "autovacuum": "off",
                   "log_line_prefix": "%n [%p] ",
                   "log_startup_progress_interval": RESTART_PROGRESS},
-                 room=scale.count(megabytes), if_room=megabytes > 1024)
+                 # a quarter more than the WAL, with what each case has for it
+                 room=max(0, scale.count(megabytes) * 5 // 4 - 2 * MAX_WAL_ON_VOLUME_MB),
+                 if_room=megabytes > 1024)
             for name, megabytes in (("50 MB", 50), ("200 MB", 200), ("1 GB", 1024), ("10 GB", 10240))]
 
 
