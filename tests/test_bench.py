@@ -370,7 +370,7 @@ RESTART_LOG = """\
 101.150 [9] LOG:  reading the double-write log, elapsed time: 0.15 s, current segment: 0000000000000001
 101.200 [9] LOG:  reading the double-write log, elapsed time: 0.20 s, current segment: 0000000000000002
 101.700 [9] LOG:  double-write log: examined 12 pages in 3 batches, restored 2, 9 identical, \
-1 beyond the end of their file, put 5 into shared buffers; read 4096 kB in 0.400 s
+1 beyond the end of their file, left 0 in the log; read 4096 kB in 0.400 s
 101.710 [9] LOG:  database system was not properly shut down; automatic recovery in progress
 101.800 [9] LOG:  redo starts at 0/10
 103.800 [9] LOG:  redo done at 0/40 system usage: CPU: user: 0.60 s, system: 0.30 s, elapsed: 2.00 s

@@ -45,7 +45,6 @@ CREATE FUNCTION pg_double_write_restore(
 	OUT pages_restored bigint,
 	OUT pages_identical bigint,
 	OUT pages_missing bigint,
-	OUT pages_buffered bigint,
 	OUT bytes_read bigint,
 	OUT duration_ms double precision)
 AS 'MODULE_PATHNAME'

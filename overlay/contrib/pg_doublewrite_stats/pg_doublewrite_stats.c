@@ -143,6 +143,12 @@ make_row_of_figures(FunctionCallInfo fcinfo, const DoubleWriteSnapshot *snapshot
 	}
 	if (get_call_result_type(fcinfo, NULL, &tupdesc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "return type must be a row type");
+	if (tupdesc->natts != ncolumns)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("extension \"%s\" was created by another build of the server",
+						"pg_doublewrite_stats"),
+				 errhint("Drop the extension, and create it again.")));
 	return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(tupdesc), values, nulls));
 }
 
@@ -348,7 +354,6 @@ pg_double_write_restore(PG_FUNCTION_ARGS)
 		{"restore_restored", make_bigint},
 		{"restore_identical", make_bigint},
 		{"restore_missing", make_bigint},
-		{"restore_buffered", make_bigint},
 		{"restore_bytes_read", make_bigint},
 		{"restore_usec", make_milliseconds},
 	};

@@ -886,8 +886,8 @@ dw_read_log(DWScan *scan, DWReadBlocks read_blocks, void *arg, char *buffer,
  * Return whether this file of pg_wal has the page that ends with or holds the
  * byte before the given position.  A recycled file has other page addresses.
  */
-static bool
-dw_wal_file_reaches(const char *name, XLogRecPtr end, int segment_size)
+bool
+DWWalFileReaches(const char *name, XLogRecPtr end, int segment_size)
 {
 	XLogRecPtr	page = (end - 1) - (end - 1) % XLOG_BLCKSZ;
 	XLogPageHeaderData header;
@@ -938,7 +938,7 @@ dw_wal_reaches(XLogRecPtr end, XLogRecPtr redo, int segment_size)
 	while (dir != NULL && !found && (de = readdir(dir)) != NULL)
 		found = IsXLogFileName(de->d_name) &&
 			strcmp(de->d_name + 8, wanted + 8) == 0 &&
-			dw_wal_file_reaches(de->d_name, end, segment_size);
+			DWWalFileReaches(de->d_name, end, segment_size);
 	if (dir != NULL)
 		closedir(dir);
 	return found;
@@ -1445,16 +1445,17 @@ DWReadCopy(int fd, const DWCopy *copy, char *page, bool *intact)
  * Correct a page in which only hints were being written, given its checksum,
  * if it is torn.  Return false if more is wrong with it than such a write can
  * have done.  Then redo rebuilds it, as it was exempt when it was written
- * home later, or it is damaged.  A page without contents has been added to
- * its file again after a truncation, or could not be read.
+ * home later, or it is damaged.  The page has contents: one without them has
+ * no checksum.
  */
 bool
 DWMendPage(const DWPageEntry *note, char *page, uint16 checksum)
 {
 	PageHeader	header = (PageHeader) page;
 
-	if (PageIsNew((Page) page) ||
-		(header->pd_checksum != checksum && DWHintDigest(page) != note->crc))
+	Assert(!PageIsNew((Page) page));
+
+	if (header->pd_checksum != checksum && DWHintDigest(page) != note->crc)
 		return false;
 	header->pd_checksum = checksum;
 	return true;
@@ -1480,7 +1481,7 @@ dw_copy_cmp(const void *a, const void *b)
 	const DWCopy *cb = b;
 	int			cmp = DWComparePages(&ca->entry, &cb->entry);
 
-	return cmp != 0 ? cmp : pg_cmp_u64(ca->order, cb->order);
+	return cmp != 0 ? cmp : pg_cmp_u64(ca->batchno, cb->batchno);
 }
 
 /*
@@ -1519,7 +1520,6 @@ DWNewestCopies(const DWScan *scan, const DWLiveRange *live, int *ncopies)
 			copies[n].segno = batch->segno;
 			copies[n].batchno = batch->batchno;
 			copies[n].offset = offset;
-			copies[n].order = n;
 			offset += batch->entries[p].length;
 			n++;
 		}
@@ -1535,4 +1535,20 @@ DWNewestCopies(const DWScan *scan, const DWLiveRange *live, int *ncopies)
 	}
 	*ncopies = kept;
 	return copies;
+}
+
+/*
+ * Return how many of these copies, which are sorted, belong to the first
+ * one's fork.
+ */
+int
+DWForkLength(const DWCopy *copies, int ncopies)
+{
+	const DWPageEntry *first = &copies[0].entry;
+	int			len = 1;
+
+	while (len < ncopies && copies[len].entry.forknum == first->forknum &&
+		   RelFileLocatorEquals(copies[len].entry.rlocator, first->rlocator))
+		len++;
+	return len;
 }

@@ -14,9 +14,6 @@
  */
 #include "postgres_fe.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include "access/xlog_internal.h"
 #include "pg_doublewrite.h"
 
@@ -28,22 +25,11 @@ static bool
 wal_segment_written(TimeLineID tli, XLogSegNo segno, int segment_size)
 {
 	char		name[MAXFNAMELEN];
-	char		path[MAXPGPATH];
-	XLogPageHeaderData header;
-	XLogRecPtr	start;
-	bool		written;
-	int			fd;
+	XLogRecPtr	end;
 
 	XLogFileName(name, tli, segno, segment_size);
-	snprintf(path, sizeof(path), XLOGDIR "/%s", name);
-	fd = open(path, O_RDONLY | PG_BINARY, 0);
-	if (fd < 0)
-		return false;
-	XLogSegNoOffsetToRecPtr(segno, 0, segment_size, start);
-	written = read(fd, &header, sizeof(header)) == sizeof(header) &&
-		header.xlp_magic == XLOG_PAGE_MAGIC && header.xlp_pageaddr == start;
-	close(fd);
-	return written;
+	XLogSegNoOffsetToRecPtr(segno, 1, segment_size, end);
+	return DWWalFileReaches(name, end, segment_size);
 }
 
 /*

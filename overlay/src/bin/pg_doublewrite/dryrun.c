@@ -160,15 +160,14 @@ compare_page(const DWToolLogState *state, const DWCopy *copy, HomeFork *fork,
 	read_home(fork, copy->entry.blkno, home.data);
 	if (!DWIsNote(&copy->entry))
 		read_copy(state, copy, logged.data);
+	else if (PageIsNew((Page) home.data))
+		return;					/* added to its file again */
 	else
 	{
 		memcpy(logged.data, home.data, BLCKSZ);
 		if (!DWMendPage(&copy->entry, logged.data,
 						pg_checksum_page(home.data, copy->entry.blkno)))
 		{
-			if (PageIsNew((Page) home.data))
-				return;			/* added to its file again */
-
 			/* told once, though the pages may be compared twice */
 			if (!report)
 				pg_log_warning("block %u of file \"%s\" would be left alone: it does not fit its note in the log",
@@ -185,13 +184,6 @@ compare_page(const DWToolLogState *state, const DWCopy *copy, HomeFork *fork,
 	counts->differ++;
 	if (report)
 		report_difference(copy, fork, logged.data, home.data, options->json);
-}
-
-static bool
-same_fork(const DWPageEntry *a, const DWPageEntry *b)
-{
-	return RelFileLocatorEquals(a->rlocator, b->rlocator) &&
-		a->forknum == b->forknum;
 }
 
 static void
@@ -221,16 +213,18 @@ compare_pages(const DWToolLogState *state, const DWToolOptions *options,
 			  bool by_page)
 {
 	DryRunCounts total = {0};
+	int			len;
 
-	for (int i = 0; i < state->ncopies;)
+	for (int i = 0; i < state->ncopies; i += len)
 	{
-		const DWPageEntry *first = &state->copies[i].entry;
+		const DWCopy *copies = &state->copies[i];
 		DryRunCounts counts = {0};
 		HomeFork	fork;
 
-		open_fork(&fork, first);
-		for (; i < state->ncopies && same_fork(&state->copies[i].entry, first); i++)
-			compare_page(state, &state->copies[i], &fork, &counts, options, by_page);
+		len = DWForkLength(copies, state->ncopies - i);
+		open_fork(&fork, &copies[0].entry);
+		for (int j = 0; j < len; j++)
+			compare_page(state, &copies[j], &fork, &counts, options, by_page);
 		close_fork(&fork);
 
 		if (!by_page)
@@ -249,7 +243,7 @@ json_dry_run(DWToolLogState *state, const DWToolOptions *options, bool restore)
 	DryRunCounts total = {0};
 
 	json_open_object(NULL);
-	json_string("verdict", verdict_word(state->verdict));
+	json_string("verdict", verdicts[state->verdict].word);
 	json_string("reason", state->reason);
 	json_string("hint", state->hint);
 	json_open_array("files");

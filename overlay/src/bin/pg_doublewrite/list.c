@@ -37,25 +37,6 @@ cluster_state(DBState state)
 	return _("unrecognized status code");
 }
 
-static const char *
-verdict_text(DWToolVerdict verdict)
-{
-	switch (verdict)
-	{
-		case VERDICT_NOTHING:
-			return _("a server would have nothing to restore");
-		case VERDICT_RESTORE:
-			return _("a server would restore pages from the log");
-		case VERDICT_DISCARD:
-			return _("a server would discard the log");
-		case VERDICT_REFUSE:
-			return _("a server would refuse to start");
-		case VERDICT_UNKNOWN:
-			return _("what a server would do is not known");
-	}
-	return "?";					/* keep compiler quiet */
-}
-
 static const DWFoundBatch *
 newest_batch(const DWToolLogState *state)
 {
@@ -90,7 +71,7 @@ low_water_mark(const DWToolLogState *state)
 static void
 json_verdict(const DWToolLogState *state)
 {
-	json_string("verdict", verdict_word(state->verdict));
+	json_string("verdict", verdicts[state->verdict].word);
 	json_string("reason", state->reason);
 	json_string("hint", state->hint);
 }
@@ -204,7 +185,7 @@ text_state(const DWToolLogState *state)
 		printf(_("A start after a crash would:          replay up to %" PRIu64 " kB of WAL, restore %" PRIu64 " pages in %" PRIu64 " files\n"),
 			   work.wal_bytes / 1024, work.pages, work.files);
 	printf(_("Verdict:                              %s\n"),
-		   verdict_text(state->verdict));
+		   _(verdicts[state->verdict].text));
 	if (state->reason != NULL)
 		printf(_("Reason:                               %s\n"), state->reason);
 	if (state->hint != NULL)
@@ -330,41 +311,34 @@ text_batches(const DWToolLogState *state, bool pages)
 static void
 list_relations(const DWToolLogState *state, bool json)
 {
+	int			len;
+
 	if (json)
 		json_open_array("relations");
 	else if (state->ncopies > 0)
 		printf("\n%10s  %10s  %10s  %s\n",
 			   _("pages"), _("first"), _("last"), _("file"));
 
-	for (int i = 0, end; i < state->ncopies; i = end)
+	for (int i = 0; i < state->ncopies; i += len)
 	{
 		const DWPageEntry *first = &state->copies[i].entry;
-		const char *file;
 		RelPathStr	path = relpathperm(first->rlocator, first->forknum);
 		BlockNumber last;
 
-		for (end = i + 1; end < state->ncopies; end++)
-		{
-			const DWPageEntry *entry = &state->copies[end].entry;
-
-			if (!RelFileLocatorEquals(entry->rlocator, first->rlocator) ||
-				entry->forknum != first->forknum)
-				break;
-		}
-		file = path.str;
-		last = state->copies[end - 1].entry.blkno;
+		len = DWForkLength(state->copies + i, state->ncopies - i);
+		last = state->copies[i + len - 1].entry.blkno;
 
 		if (json)
 		{
 			json_open_object(NULL);
-			json_string("file", file);
-			json_uint("pages", end - i);
+			json_string("file", path.str);
+			json_uint("pages", len);
 			json_uint("first_block", first->blkno);
 			json_uint("last_block", last);
 			json_close();
 		}
 		else
-			printf("%10d  %10u  %10u  %s\n", end - i, first->blkno, last, file);
+			printf("%10d  %10u  %10u  %s\n", len, first->blkno, last, path.str);
 	}
 	if (json)
 		json_close();
@@ -407,5 +381,5 @@ print_check(const DWToolLogState *state, const DWToolOptions *options)
 	printf("%s\n", state->reason);
 	if (state->hint != NULL)
 		printf("%s\n", state->hint);
-	printf(_("Verdict: %s.\n"), verdict_text(state->verdict));
+	printf(_("Verdict: %s.\n"), _(verdicts[state->verdict].text));
 }

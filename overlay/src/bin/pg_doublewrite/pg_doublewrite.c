@@ -125,32 +125,6 @@ mind_running_server(const DWToolLogState *state, Command command, bool force)
 				   state->pid);
 }
 
-static void
-run_command(Command command, DWToolLogState *state,
-			const DWToolOptions *options)
-{
-	switch (command)
-	{
-		case COMMAND_STATE:
-			print_state(state, options);
-			break;
-		case COMMAND_LIST:
-			print_list(state, options);
-			break;
-		case COMMAND_CHECK:
-			print_check(state, options);
-			break;
-		case COMMAND_DRY_RUN:
-			dry_run(state, options);
-			break;
-		case COMMAND_STORAGE:
-		case COMMAND_LEAVE:
-		case COMMAND_FETCH_PAGE:
-			Assert(false);
-			break;
-	}
-}
-
 int
 main(int argc, char **argv)
 {
@@ -170,7 +144,7 @@ main(int argc, char **argv)
 	};
 	Command		command = COMMAND_STATE;
 	DWToolOptions options = {0};
-	DWToolLogState state;
+	DWToolLogState state = {0};
 	char	   *datadir = NULL;
 	char	   *logdir = NULL;
 	char	   *config_file = NULL;
@@ -180,6 +154,7 @@ main(int argc, char **argv)
 	bool		force = false;
 	bool		sync_test = true;
 	int			seconds = 1;
+	int			status = 0;
 	int			c;
 
 	pg_logging_init(argv[0]);
@@ -272,29 +247,38 @@ main(int argc, char **argv)
 		usage_error();
 	}
 
-	if (command == COMMAND_STORAGE || command == COMMAND_FETCH_PAGE)
+	if (command != COMMAND_STORAGE && command != COMMAND_FETCH_PAGE)
 	{
-		if (command == COMMAND_STORAGE)
+		read_log(&state, datadir, logdir);
+		if (command != COMMAND_LEAVE)
+			mind_running_server(&state, command, force);
+		status = state.verdict == VERDICT_REFUSE ? EXIT_REFUSED : 0;
+	}
+	switch (command)
+	{
+		case COMMAND_STATE:
+			print_state(&state, &options);
+			break;
+		case COMMAND_LIST:
+			print_list(&state, &options);
+			break;
+		case COMMAND_CHECK:
+			print_check(&state, &options);
+			break;
+		case COMMAND_DRY_RUN:
+			dry_run(&state, &options);
+			break;
+		case COMMAND_STORAGE:
 			test_storage(datadir, &options, seconds, sync_test);
-		else
+			break;
+		case COMMAND_LEAVE:
+			status = print_leave(&state, config_file, &options) ? 0 : EXIT_REFUSED;
+			break;
+		case COMMAND_FETCH_PAGE:
 			fetch_page(datadir, source, relation, block, force);
-		if (fflush(stdout) != 0)
-			pg_fatal("could not write to output: %m");
-		return 0;
+			break;
 	}
-
-	read_log(&state, datadir, logdir);
-	if (command == COMMAND_LEAVE)
-	{
-		bool		stock_would_start = print_leave(&state, config_file, &options);
-
-		if (fflush(stdout) != 0)
-			pg_fatal("could not write to output: %m");
-		return stock_would_start ? 0 : EXIT_REFUSED;
-	}
-	mind_running_server(&state, command, force);
-	run_command(command, &state, &options);
 	if (fflush(stdout) != 0)
 		pg_fatal("could not write to output: %m");
-	return state.verdict == VERDICT_REFUSE ? EXIT_REFUSED : 0;
+	return status;
 }

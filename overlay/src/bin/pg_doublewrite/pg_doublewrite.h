@@ -28,6 +28,13 @@ typedef enum DWToolVerdict
 	VERDICT_UNKNOWN,			/* there is no data directory to compare with */
 } DWToolVerdict;
 
+/* How that is said in JSON, and to people */
+struct verdict_names
+{
+	const char *word;
+	const char *text;
+};
+
 /* All that is known of a log */
 typedef struct DWToolLogState
 {
@@ -72,7 +79,7 @@ extern void open_cluster(DWToolLogState *state, const char *datadir);
 extern void refuse_running_server(const DWToolLogState *state);
 extern void read_log(DWToolLogState *state, const char *datadir, const char *logdir);
 extern void read_copy(const DWToolLogState *state, const DWCopy *copy, char *page);
-extern const char *verdict_word(DWToolVerdict verdict);
+extern const struct verdict_names verdicts[];
 
 /* list.c */
 extern void print_state(const DWToolLogState *state, const DWToolOptions *options);

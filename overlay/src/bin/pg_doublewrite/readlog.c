@@ -26,6 +26,24 @@
 #include "common/logging.h"
 #include "pg_doublewrite.h"
 
+const struct verdict_names verdicts[] = {
+	[VERDICT_NOTHING] = {
+		"nothing", gettext_noop("a server would have nothing to restore")
+	},
+	[VERDICT_RESTORE] = {
+		"restore", gettext_noop("a server would restore pages from the log")
+	},
+	[VERDICT_DISCARD] = {
+		"discard", gettext_noop("a server would discard the log")
+	},
+	[VERDICT_REFUSE] = {
+		"refuse", gettext_noop("a server would refuse to start")
+	},
+	[VERDICT_UNKNOWN] = {
+		"unknown", gettext_noop("what a server would do is not known")
+	},
+};
+
 static void
 set_verdict(DWToolLogState *state, DWToolVerdict verdict, char *reason,
 			char *hint)
@@ -33,25 +51,6 @@ set_verdict(DWToolLogState *state, DWToolVerdict verdict, char *reason,
 	state->verdict = verdict;
 	state->reason = reason;
 	state->hint = hint;
-}
-
-const char *
-verdict_word(DWToolVerdict verdict)
-{
-	switch (verdict)
-	{
-		case VERDICT_NOTHING:
-			return "nothing";
-		case VERDICT_RESTORE:
-			return "restore";
-		case VERDICT_DISCARD:
-			return "discard";
-		case VERDICT_REFUSE:
-			return "refuse";
-		case VERDICT_UNKNOWN:
-			return "unknown";
-	}
-	return "?";					/* keep compiler quiet */
 }
 
 /* ---------------------------------------------------------------------
@@ -185,6 +184,7 @@ read_blocks(DWScan *scan, void *arg, uint64 segno, uint32 blockno,
 	char		path[MAXPGPATH];
 	struct stat st;
 	int			fd;
+	bool		by_block = false;
 	Size		len = 0;
 
 	segment_path(state, segno, path);
@@ -202,7 +202,8 @@ read_blocks(DWScan *scan, void *arg, uint64 segno, uint32 blockno,
 	while (len < size)
 	{
 		off_t		offset = (off_t) blockno * BLCKSZ + len;
-		ssize_t		rc = pg_pread(fd, buffer + len, size - len, offset);
+		Size		nbytes = by_block ? BLCKSZ - len % BLCKSZ : size - len;
+		ssize_t		rc = pg_pread(fd, buffer + len, nbytes, offset);
 
 		if (rc == 0)
 			break;
@@ -212,12 +213,17 @@ read_blocks(DWScan *scan, void *arg, uint64 segno, uint32 blockno,
 			continue;
 		}
 
-		/* as the server does, go on without this block */
+		/* as the server does, read block by block, and go on without this one */
+		if (nbytes > BLCKSZ)
+		{
+			by_block = true;
+			continue;
+		}
 		pg_log_warning("could not read file \"%s\" at offset %lld: %m",
 					   path, (long long) offset);
 		scan->unreadable++;
-		memset(buffer + len, 0, BLCKSZ - len % BLCKSZ);
-		len += BLCKSZ - len % BLCKSZ;
+		memset(buffer + len, 0, nbytes);
+		len += nbytes;
 	}
 	close(fd);
 	if (nblocks > 1)			/* starts of segments are read twice */

@@ -38,13 +38,6 @@
 #include "pg_doublewrite.h"
 #include "portability/instr_time.h"
 
-/* A number that the kernel may or may not report */
-typedef struct StorageNumber
-{
-	bool		known;
-	uint64		value;
-} StorageNumber;
-
 /* What one kind of sync costs, in microseconds */
 typedef struct SyncCost
 {
@@ -65,16 +58,11 @@ typedef struct StoragePlace
 	char	   *fstype;			/* or NULL */
 	char	   *source;			/* device or other source of the mount */
 	char	   *device;			/* block device in sysfs, or NULL */
-	StorageNumber block_size;	/* of the file system */
-	StorageNumber logical_block;
-	StorageNumber physical_block;
-	StorageNumber device_atomic_max;	/* queue/atomic_write_unit_max_bytes */
-	char	   *write_cache;	/* queue/write_cache */
-	StorageNumber file_atomic_min;	/* statx() on a file there */
-	StorageNumber file_atomic_max;
-	DWAtomicProbe probe;		/* whether the two together hold */
-	StorageNumber dio_mem_align;
-	StorageNumber dio_offset_align;
+	uint64		block_size;		/* of the file system; 0: not reported */
+	uint64		logical_block;	/* of the device */
+	uint64		physical_block;
+	char	   *write_cache;	/* queue/write_cache, or NULL */
+	DWAtomicProbe probe;		/* what device and files there allow */
 
 	bool		synced;
 	SyncCost	fdatasync_page;
@@ -93,25 +81,21 @@ typedef struct StoragePlace
  * ---------------------------------------------------------------------
  */
 
-static void
-report_number(StorageNumber *field, uint64 value)
-{
-	field->known = true;
-	field->value = value;
-}
-
 #ifdef __linux__
 
 /*
- * First line of a file of sysfs, or NULL.
+ * First line of a file of sysfs about a device, or NULL.
  */
 static char *
-read_line(const char *path)
+read_line(const char *dir, const char *file)
 {
+	char		path[MAXPGPATH];
 	char		line[256];
-	FILE	   *fp = fopen(path, "r");
+	FILE	   *fp;
 	char	   *result = NULL;
 
+	snprintf(path, sizeof(path), "%s/queue/%s", dir, file);
+	fp = fopen(path, "r");
 	if (fp == NULL)
 		return NULL;
 	if (fgets(line, sizeof(line), fp) != NULL)
@@ -123,17 +107,14 @@ read_line(const char *path)
 	return result;
 }
 
-static void
-read_number(const char *dir, const char *file, StorageNumber *field)
+static uint64
+read_number(const char *dir, const char *file)
 {
-	char		path[MAXPGPATH];
-	char	   *line;
+	char	   *line = read_line(dir, file);
+	uint64		result = line ? strtou64(line, NULL, 10) : 0;
 
-	snprintf(path, sizeof(path), "%s/queue/%s", dir, file);
-	line = read_line(path);
-	if (line != NULL)
-		report_number(field, strtou64(line, NULL, 10));
 	pg_free(line);
+	return result;
 }
 
 /*
@@ -158,11 +139,9 @@ ask_device(StoragePlace *place)
 	if (access(path, F_OK) == 0)
 		get_parent_directory(real);
 
-	read_number(real, "logical_block_size", &place->logical_block);
-	read_number(real, "physical_block_size", &place->physical_block);
-	read_number(real, "atomic_write_unit_max_bytes", &place->device_atomic_max);
-	snprintf(path, sizeof(path), "%s/queue/write_cache", real);
-	place->write_cache = read_line(path);
+	place->logical_block = read_number(real, "logical_block_size");
+	place->physical_block = read_number(real, "physical_block_size");
+	place->write_cache = read_line(real, "write_cache");
 	free(real);
 }
 
@@ -212,28 +191,6 @@ ask_mount(StoragePlace *place)
 }
 
 #endif							/* __linux__ */
-
-/*
- * What the kernel says of a file there, and whether it keeps its word.
- */
-static void
-ask_file(StoragePlace *place, int fd)
-{
-	DWAtomicFile file;
-	bool		offered = DWAtomicAskFile(fd, &file);
-
-	if (file.mem_align != 0)
-	{
-		report_number(&place->dio_mem_align, file.mem_align);
-		report_number(&place->dio_offset_align, file.offset_align);
-	}
-	if (offered)
-	{
-		report_number(&place->file_atomic_min, file.unit_min);
-		report_number(&place->file_atomic_max, file.unit_max);
-	}
-	DWAtomicProbeDirectory(place->path, &place->probe);
-}
 
 /* ---------------------------------------------------------------------
  * What a sync costs
@@ -320,8 +277,9 @@ measure(const char *path, int fd, char *buffer, size_t size, bool data_only,
 }
 
 static void
-measure_syncs(StoragePlace *place, int fd, int seconds)
+measure_syncs(StoragePlace *place, int seconds)
 {
+	int			fd = open_test_file(place->path);
 	char	   *buffer = pg_malloc0(TEST_FILE_SIZE);
 
 	if (pg_pwrite(fd, buffer, TEST_FILE_SIZE, 0) != TEST_FILE_SIZE ||
@@ -337,6 +295,7 @@ measure_syncs(StoragePlace *place, int fd, int seconds)
 			&place->fdatasync_batch);
 	place->synced = true;
 	pg_free(buffer);
+	close(fd);
 }
 
 /* ---------------------------------------------------------------------
@@ -362,10 +321,7 @@ look_at_place(StoragePlace *place)
 
 	place->target = realpath(place->path, NULL);
 	if (statvfs(place->path, &vfs) == 0)
-	{
-		place->block_size.known = true;
-		place->block_size.value = vfs.f_frsize;
-	}
+		place->block_size = vfs.f_frsize;
 #endif
 }
 
@@ -433,8 +389,6 @@ find_places(void)
 static void
 ask_place(StoragePlace *place, int seconds, bool test_sync)
 {
-	int			fd;
-
 	for (const StoragePlace *p = places; p < place; p++)
 	{
 		if (p->dev == place->dev && place->same == NULL)
@@ -443,11 +397,9 @@ ask_place(StoragePlace *place, int seconds, bool test_sync)
 
 	ask_mount(place);
 	ask_device(place);
-	fd = open_test_file(place->path);
-	ask_file(place, fd);
+	DWAtomicProbeDirectory(place->path, &place->probe);
 	if (test_sync && place->same == NULL)
-		measure_syncs(place, fd, seconds);
-	close(fd);
+		measure_syncs(place, seconds);
 }
 
 /* ---------------------------------------------------------------------
@@ -462,9 +414,16 @@ ask_place(StoragePlace *place, int seconds, bool test_sync)
 static const char *
 atomic_pages(const StoragePlace *place)
 {
-	if (!place->file_atomic_max.known)
-		return "unknown";
-	return place->probe.verdict == DW_ATOMIC_HARDWARE ? "yes" : "no";
+	switch (place->probe.verdict)
+	{
+		case DW_ATOMIC_UNKNOWN:
+		case DW_ATOMIC_UNSUPPORTED:
+			return "unknown";
+		case DW_ATOMIC_HARDWARE:
+			return "yes";
+		default:
+			return "no";
+	}
 }
 
 static const char *
@@ -494,10 +453,10 @@ atomic_pages_text(const StoragePlace *place)
 }
 
 static void
-json_reported(const char *key, const StorageNumber *field)
+json_reported(const char *key, uint64 value)
 {
-	if (field->known)
-		json_uint(key, field->value);
+	if (value != 0)
+		json_uint(key, value);
 	else
 		json_null(key);
 }
@@ -516,6 +475,8 @@ json_cost(const char *key, const SyncCost *cost)
 static void
 json_place(const StoragePlace *place)
 {
+	const DWAtomicProbe *probe = &place->probe;
+
 	json_open_object(NULL);
 	json_string("name", place->name);
 	json_string("path", place->path);
@@ -523,20 +484,20 @@ json_place(const StoragePlace *place)
 	json_string("same_file_system_as", place->same ? place->same->name : NULL);
 	json_string("file_system", place->fstype);
 	json_string("mount_source", place->source);
-	json_reported("file_system_block_size", &place->block_size);
+	json_reported("file_system_block_size", place->block_size);
 	json_string("block_device", place->device);
-	json_reported("logical_block_size", &place->logical_block);
-	json_reported("physical_block_size", &place->physical_block);
+	json_reported("logical_block_size", place->logical_block);
+	json_reported("physical_block_size", place->physical_block);
 	json_string("write_cache", place->write_cache);
-	json_reported("device_atomic_write_max", &place->device_atomic_max);
-	json_reported("file_atomic_write_min", &place->file_atomic_min);
-	json_reported("file_atomic_write_max", &place->file_atomic_max);
-	json_reported("direct_io_memory_alignment", &place->dio_mem_align);
-	json_reported("direct_io_offset_alignment", &place->dio_offset_align);
+	json_reported("device_atomic_write_max", probe->device_max);
+	json_reported("file_atomic_write_min", probe->file.unit_min);
+	json_reported("file_atomic_write_max", probe->file.unit_max);
+	json_reported("direct_io_memory_alignment", probe->file.mem_align);
+	json_reported("direct_io_offset_alignment", probe->file.offset_align);
 	json_bool("ordinary_page_writes_promised", false);
 	json_string("atomic_page_writes", atomic_pages(place));
-	json_string("atomic_page_proof", DWAtomicVerdictName(place->probe.verdict));
-	json_string("atomic_page_advice", DWAtomicAdvice(&place->probe));
+	json_string("atomic_page_proof", DWAtomicVerdictName(probe->verdict));
+	json_string("atomic_page_advice", DWAtomicAdvice(probe));
 	if (place->synced)
 	{
 		json_cost("fdatasync_page", &place->fdatasync_page);
@@ -547,10 +508,10 @@ json_place(const StoragePlace *place)
 }
 
 static void
-text_reported(const char *label, const StorageNumber *field)
+text_reported(const char *label, uint64 value)
 {
-	if (field->known)
-		printf("  %-38s%" PRIu64 " %s\n", label, field->value, _("bytes"));
+	if (value != 0)
+		printf("  %-38s%" PRIu64 " %s\n", label, value, _("bytes"));
 	else
 		printf("  %-38s%s\n", label, _("not reported"));
 }
@@ -571,6 +532,8 @@ text_string(const char *label, const char *value)
 static void
 text_place(const StoragePlace *place)
 {
+	const DWAtomicProbe *probe = &place->probe;
+
 	printf("%s (%s)\n", place->name, place->target ? place->target : place->path);
 	if (place->same != NULL)
 	{
@@ -579,24 +542,23 @@ text_place(const StoragePlace *place)
 	}
 	text_string(_("file system:"), place->fstype);
 	text_string(_("mounted from:"), place->source);
-	text_reported(_("file system block size:"), &place->block_size);
+	text_reported(_("file system block size:"), place->block_size);
 	text_string(_("block device:"), place->device);
 	if (place->device != NULL)
 	{
-		text_reported(_("logical block size:"), &place->logical_block);
-		text_reported(_("physical block size:"), &place->physical_block);
+		text_reported(_("logical block size:"), place->logical_block);
+		text_reported(_("physical block size:"), place->physical_block);
 		text_string(_("write cache:"), place->write_cache);
-		text_reported(_("atomic write limit of the device:"),
-					  &place->device_atomic_max);
+		text_reported(_("atomic write limit of the device:"), probe->device_max);
 	}
-	text_reported(_("atomic write limit of files:"), &place->file_atomic_max);
-	text_reported(_("direct I/O alignment of memory:"), &place->dio_mem_align);
-	text_reported(_("direct I/O alignment of offsets:"), &place->dio_offset_align);
+	text_reported(_("atomic write limit of files:"), probe->file.unit_max);
+	text_reported(_("direct I/O alignment of memory:"), probe->file.mem_align);
+	text_reported(_("direct I/O alignment of offsets:"), probe->file.offset_align);
 	text_string(_("ordinary 8-kB writes:"),
 				_("nothing is promised; a crash may tear them"));
 	text_string(_("atomic 8-kB writes:"), atomic_pages_text(place));
-	if (DWAtomicAdvice(&place->probe) != NULL)
-		text_string(_("known to allow them:"), DWAtomicAdvice(&place->probe));
+	if (DWAtomicAdvice(probe) != NULL)
+		text_string(_("known to allow them:"), DWAtomicAdvice(probe));
 	if (place->synced)
 	{
 		text_cost(_("page and fdatasync():"), &place->fdatasync_page);

@@ -38,8 +38,11 @@ extern PGDLLIMPORT pg_atomic_uint32 *InstantRecoveryPending;
  */
 extern PGDLLIMPORT bool InstantRecoveryRedoesPage;
 
+struct DoubleWriteSnapshot;
+
 extern Size InstantRecoveryShmemSize(void);
 extern void InstantRecoveryShmemInit(void);
+extern void InstantRecoveryPutFigures(struct DoubleWriteSnapshot *snapshot);
 
 /* Startup process, in this order */
 extern void InstantRecoveryBegin(XLogRecPtr redo, TimeLineID tli, bool only_rounds);

@@ -187,7 +187,6 @@ extern void instant_sort_pages(void);
 extern void instant_page_done(uint32 i);
 extern void instant_give_back(void);
 extern void instant_page_failed(uint32 i);
-extern void instant_retry_all(void);
 extern bool instant_demand(uint32 i);
 extern uint32 instant_demands(void);
 extern int	instant_errdetail_redone(void);

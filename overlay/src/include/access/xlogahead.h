@@ -28,7 +28,18 @@ typedef struct XLogAheadStats
 	int			most_requests;	/* under way at a time; see xlogahead.c */
 } XLogAheadStats;
 
+/* A segment file, of which pages are read */
+typedef struct XLogPageFile
+{
+	int			fd;				/* or -1 */
+	XLogSegNo	segno;
+} XLogPageFile;
+
 extern XLogAheadStats xlog_ahead_stats;
+
+extern ssize_t XLogAheadReadPage(XLogPageFile *file, TimeLineID tli,
+								 XLogRecPtr page, char *buf);
+extern void XLogAheadCloseFile(XLogPageFile *file);
 
 extern void XLogAheadBegin(XLogRecPtr start, XLogRecPtr limit,
 						   TimeLineID tli);

@@ -40,8 +40,11 @@ typedef struct PageFetchAnswer
 /* Pages that redo passes over.  Only the startup process changes this. */
 extern int	PageFetchAwaited;
 
+struct DoubleWriteSnapshot;
+
 extern Size PageFetchShmemSize(void);
 extern void PageFetchShmemInit(void);
+extern void PageFetchPutFigures(struct DoubleWriteSnapshot *snapshot);
 
 /* For redo */
 extern bool PageFetchAwait(RelFileLocator rlocator, ForkNumber forknum,

@@ -61,7 +61,6 @@ typedef struct DWCopy
 	uint32		offset;			/* in the segment */
 	uint64		segno;
 	uint64		batchno;
-	uint64		order;			/* position in the log */
 } DWCopy;
 
 /* What was found in the log; start with all zeroes, and sysid */
@@ -271,6 +270,7 @@ extern DWStartVerdict DWJudgeStart(const DWStart *start);
 extern void DWExplainStart(const DWStart *start, DWStartVerdict verdict,
 						   DWReason *reason);
 extern void DWExplainLostWal(XLogRecPtr needed, XLogRecPtr end, DWReason *reason);
+extern bool DWWalFileReaches(const char *name, XLogRecPtr end, int segment_size);
 
 extern bool DWIdentifyOwner(uint64 sysid, DWOwner *owner);
 extern bool DWWriteOwner(FILE *fp, const DWOwner *owner);
@@ -289,5 +289,6 @@ extern pg_crc32c DWHintDigest(const char *page);
 extern int	DWComparePages(const DWPageEntry *a, const DWPageEntry *b);
 extern DWCopy *DWNewestCopies(const DWScan *scan, const DWLiveRange *live,
 							  int *ncopies);
+extern int	DWForkLength(const DWCopy *copies, int ncopies);
 
 #endif							/* DOUBLEWRITE_SCAN_H */

@@ -112,6 +112,8 @@ extern bool DoubleWriteAnnounceCopy(const RelFileLocator *rlocator,
 /* stage.c: pages on their way out */
 extern bool DoubleWriteReadStaged(const struct buftag *tag, char *dst);
 extern PGDLLIMPORT int double_write_stage_size; /* blocks, or -1 */
+extern void DoubleWriteChooseSetting(const char *name, const int *variable,
+									 int automatic);
 
 /* discard.c: staged pages of dropped and truncated files */
 extern void DoubleWriteDiscardForks(RelFileLocator rlocator,

@@ -105,7 +105,6 @@ typedef struct DWRestoreStats
 	uint64		restored;		/* pages written home */
 	uint64		identical;		/* home was identical already */
 	uint64		missing;		/* file gone or shorter: redo decides */
-	uint64		buffered;		/* of examined: put into shared buffers */
 	uint64		bytes_read;		/* of the log */
 	int64		usec;			/* microseconds it took */
 } DWRestoreStats;

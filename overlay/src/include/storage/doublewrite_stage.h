@@ -398,7 +398,7 @@ extern void dw_let_others_make_room(void);
 extern bool dw_flush_batch(const DWPageSet *retry);
 extern bool dw_try_home(const DWPageSet *pages, uint64 *since);
 extern void dw_drain_set(const DWPageSet *pages);
-extern void dw_drain_and_lock(const DWPageSet *pages);
+extern void dw_drain_settle_and_lock(const DWPageSet *pages);
 extern void dw_log_checkpoint_stats(void);
 
 #endif							/* DOUBLEWRITE_STAGE_H */

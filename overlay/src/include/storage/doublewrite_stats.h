@@ -33,10 +33,7 @@ extern bool DoubleWriteSnapshotCounter(const DoubleWriteSnapshot *snapshot,
 extern bool DoubleWriteSnapshotValue(const DoubleWriteSnapshot *snapshot,
 									 const char *name, int64 *value);
 
-/* Other parts of the server may have figures, too */
-typedef void (*DoubleWriteFigureSource) (DoubleWriteSnapshot *snapshot);
-
-extern void DoubleWriteAddFigures(DoubleWriteFigureSource source);
+/* Other parts of the server have figures, too */
 extern void DoubleWritePutFigure(DoubleWriteSnapshot *snapshot,
 								 const char *name, int64 value);
 

@@ -227,10 +227,13 @@ instant_classify(XLogReaderState *record)
 	RelFileLocator *removed;
 	InstantClass class;
 
-	/* they are copied before clients get in (I8), so none has a chain */
+	/*
+	 * They are copied before clients get in (I8), so none has a chain.  What
+	 * else a record of an extension does is not known.
+	 */
 	if (init_forks > 0)
-		return init_forks == XLogRecMaxBlockId(record) + 1 ?
-			INSTANT_ANALYSIS : INSTANT_BARRIER;
+		return init_forks == XLogRecMaxBlockId(record) + 1 &&
+			!RmgrIdIsCustom(XLogRecGetRmid(record)) ? INSTANT_ANALYSIS : INSTANT_BARRIER;
 
 	switch (XLogRecGetRmid(record))
 	{

@@ -112,6 +112,7 @@
 #include "postmaster/startup.h"
 #include "storage/aio.h"
 #include "storage/aio_subsys.h"
+#include "storage/buf_internals.h"
 #include "storage/bufmgr.h"
 #include "storage/doublewrite.h"
 #include "storage/doublewrite_stats.h"
@@ -238,31 +239,16 @@ check_instant_recovery_memory(int *newval, void **extra, GucSource source)
 	return true;
 }
 
-static void
-instant_choose(const char *name, const int *variable, int automatic)
-{
-	char		value[32];
-
-	if (*variable >= 0)
-		return;
-	snprintf(value, sizeof(value), "%d", automatic);
-	SetConfigOption(name, value, PGC_POSTMASTER, PGC_S_DYNAMIC_DEFAULT);
-
-	/* If -1 stands in a configuration file, only a stronger source counts. */
-	if (*variable < 0)
-		SetConfigOption(name, value, PGC_POSTMASTER, PGC_S_OVERRIDE);
-}
-
 /*
  * Choose automatic values, and have SHOW say what they are.
  */
 static void
 instant_choose_settings(void)
 {
-	instant_choose("recovery_workers", &recovery_workers,
-				   instant_automatic_workers());
-	instant_choose("instant_recovery_memory", &instant_recovery_memory,
-				   instant_automatic_memory());
+	DoubleWriteChooseSetting("recovery_workers", &recovery_workers,
+							 instant_automatic_workers());
+	DoubleWriteChooseSetting("instant_recovery_memory", &instant_recovery_memory,
+							 instant_automatic_memory());
 }
 
 /* ----------------------------------------------------------------
@@ -322,20 +308,19 @@ instant_demands(void)
 }
 
 /*
- * What views show of pages that are pending.  (DoubleWriteFigureSource)
+ * What views show of pages that are pending.
  */
-static void
-instant_put_figures(DoubleWriteSnapshot *snapshot)
+void
+InstantRecoveryPutFigures(DoubleWriteSnapshot *snapshot)
 {
-	int64		left = pg_atomic_read_u32(&InstantCtl->left);
-
-	if (InstantCtl->opened_at == 0)
+	if (InstantCtl == NULL || InstantCtl->opened_at == 0)
 		return;
 	DoubleWritePutFigure(snapshot, "instant_opened_at", InstantCtl->opened_at);
 	DoubleWritePutFigure(snapshot, "instant_pages", InstantCtl->npages);
 	DoubleWritePutFigure(snapshot, "instant_records",
 						 InstantCtl->nspilled + InstantCtl->nrecords);
-	DoubleWritePutFigure(snapshot, "instant_pages_pending", left);
+	DoubleWritePutFigure(snapshot, "instant_pages_pending",
+						 pg_atomic_read_u32(&InstantCtl->left));
 	DoubleWritePutFigure(snapshot, "instant_pages_failed",
 						 pg_atomic_read_u32(&InstantCtl->failed));
 	DoubleWritePutFigure(snapshot, "instant_pages_on_demand",
@@ -363,7 +348,6 @@ InstantRecoveryShmemInit(void)
 	InstantPages = (InstantPage *) (InstantBuckets + instant_nbuckets());
 	InstantRecordsEnd = (InstantRecord *) ((char *) InstantPages + instant_memory());
 	InstantRecoveryPending = &InstantCtl->pending;
-	DoubleWriteAddFigures(instant_put_figures);
 
 	if (found)
 		return;
@@ -576,21 +560,18 @@ instant_is_catalog(const RelFileLocator *rlocator)
 	return rlocator->relNumber < FirstNormalObjectId;
 }
 
+/*
+ * Order of files, in which catalogs come first, as their numbers are the lowest
+ */
 static int
 instant_compare_pages(const void *a, const void *b)
 {
 	const InstantPage *x = a;
 	const InstantPage *y = b;
-	bool		catalog = instant_is_catalog(&x->rlocator);
+	int			cmp = rlocator_comparator(&x->rlocator, &y->rlocator);
 
-	if (catalog != instant_is_catalog(&y->rlocator))
-		return catalog ? -1 : 1;
-	if (x->rlocator.spcOid != y->rlocator.spcOid)
-		return x->rlocator.spcOid < y->rlocator.spcOid ? -1 : 1;
-	if (x->rlocator.dbOid != y->rlocator.dbOid)
-		return x->rlocator.dbOid < y->rlocator.dbOid ? -1 : 1;
-	if (x->rlocator.relNumber != y->rlocator.relNumber)
-		return x->rlocator.relNumber < y->rlocator.relNumber ? -1 : 1;
+	if (cmp != 0)
+		return cmp;
 	if (x->forknum != y->forknum)
 		return x->forknum < y->forknum ? -1 : 1;
 	if (x->blkno != y->blkno)
@@ -1153,7 +1134,7 @@ InstantRecoveryGiveUp(const char *relation, BlockNumber blkno)
 /*
  * Have all pages that could not be redone tried again.
  */
-void
+static void
 instant_retry_all(void)
 {
 	for (uint32 i = 0; i < InstantCtl->npages &&

@@ -107,13 +107,6 @@
 /* A worker says how many pages are pending after so many pages. */
 #define INSTANT_SHOW_PAGES		64
 
-/*
- * Pages that could not be redone are tried again after such a pause, in ms, and after
- * longer and longer ones.
- */
-#define INSTANT_MIN_PAUSE		1000
-#define INSTANT_MAX_PAUSE		(64 * 1000)
-
 bool		InstantRecoveryRedoesPage = false;
 
 /*
@@ -1034,15 +1027,13 @@ instant_wait_for_work(void)
 
 /*
  * After opening, if a page could not be redone: wait until pages that have
- * failed are to be tried again, since a session needs one or a pause is over.
+ * failed are to be tried again, since a session or a checkpoint needs them.
  * Returns false if the process is not needed any more: others may need its
  * place of max_worker_processes, so one stays.
  */
 static bool
 instant_wait_for_retry(void)
 {
-	static long pause_ms = INSTANT_MIN_PAUSE;
-	TimestampTz until = GetCurrentTimestamp() + pause_ms * INT64CONST(1000);
 	bool		wanted;
 
 	if (instant_phase() != INSTANT_PHASE_OPEN)
@@ -1066,15 +1057,8 @@ instant_wait_for_retry(void)
 
 		instant_show_progress();
 		instant_worker_interrupts();
-		if (GetCurrentTimestamp() >= until)
-		{
-			pause_ms = Min(pause_ms * 2, INSTANT_MAX_PAUSE);
-			until = GetCurrentTimestamp() + pause_ms * INT64CONST(1000);
-			instant_retry_all();
-		}
-		else
-			(void) ConditionVariableTimedSleep(&InstantCtl->work_cv, 100,
-											   WAIT_EVENT_INSTANT_RECOVERY_MAIN);
+		(void) ConditionVariableTimedSleep(&InstantCtl->work_cv, 100,
+										   WAIT_EVENT_INSTANT_RECOVERY_MAIN);
 	}
 	ConditionVariableCancelSleep();
 	return wanted;

@@ -92,7 +92,6 @@
 #include "access/xlogreader.h"
 #include "access/xlogrecovery.h"
 #include "common/hashfn.h"
-#include "common/int.h"
 #include "miscadmin.h"
 #include "optimizer/optimizer.h"
 #include "pgstat.h"
@@ -211,8 +210,7 @@ static XLogRecPtr ahead_due_at; /* when decoding is here, begin a window */
 /* The reader, which uses a file of its own */
 static TimeLineID ahead_reader_tli;
 static XLogReaderState *ahead_reader = NULL;
-static int	ahead_segment_file = -1;
-static XLogSegNo ahead_segment_no;
+static XLogPageFile ahead_file = {.fd = -1};
 
 /* The window */
 static XLogRecPtr ahead_window_start;
@@ -255,6 +253,48 @@ ahead_possible(void)
 }
 
 /*
+ * Read a page of WAL, from a file that stays open.  Returns -1 if it cannot be opened.
+ */
+ssize_t
+XLogAheadReadPage(XLogPageFile *file, TimeLineID tli, XLogRecPtr page,
+				  char *buf)
+{
+	instr_time	io_start;
+	ssize_t		r;
+
+	if (!XLByteInSeg(page, file->segno, wal_segment_size))
+		XLogAheadCloseFile(file);
+	if (file->fd < 0)
+	{
+		char		path[MAXPGPATH];
+
+		XLByteToSeg(page, file->segno, wal_segment_size);
+		XLogFilePath(path, tli, file->segno, wal_segment_size);
+		file->fd = BasicOpenFile(path, O_RDONLY | PG_BINARY);
+		if (file->fd < 0)
+			return -1;
+	}
+
+	io_start = pgstat_prepare_io_time(track_wal_io_timing);
+	pgstat_report_wait_start(WAIT_EVENT_WAL_READ);
+	r = pg_pread(file->fd, buf, XLOG_BLCKSZ,
+				 (off_t) XLogSegmentOffset(page, wal_segment_size));
+	pgstat_report_wait_end();
+	if (r > 0)
+		pgstat_count_io_op_time(IOOBJECT_WAL, IOCONTEXT_NORMAL, IOOP_READ,
+								io_start, 1, r);
+	return r;
+}
+
+void
+XLogAheadCloseFile(XLogPageFile *file)
+{
+	if (file->fd >= 0)
+		close(file->fd);
+	file->fd = -1;
+}
+
+/*
  * XLogReaderRoutine->page_read callback.  What cannot be read is not reported,
  * as the pipeline process will meet it again when it decodes the range.
  */
@@ -262,35 +302,8 @@ static int
 ahead_page_read(XLogReaderState *state, XLogRecPtr targetPagePtr, int reqLen,
 				XLogRecPtr targetRecPtr, char *readBuf)
 {
-	instr_time	io_start;
-	ssize_t		r;
-
-	if (ahead_segment_file >= 0 &&
-		!XLByteInSeg(targetPagePtr, ahead_segment_no, wal_segment_size))
-	{
-		close(ahead_segment_file);
-		ahead_segment_file = -1;
-	}
-	if (ahead_segment_file < 0)
-	{
-		char		path[MAXPGPATH];
-
-		XLByteToSeg(targetPagePtr, ahead_segment_no, wal_segment_size);
-		XLogFilePath(path, ahead_reader_tli, ahead_segment_no, wal_segment_size);
-		ahead_segment_file = BasicOpenFile(path, O_RDONLY | PG_BINARY);
-		if (ahead_segment_file < 0)
-			return XLREAD_FAIL;
-	}
-
-	io_start = pgstat_prepare_io_time(track_wal_io_timing);
-	pgstat_report_wait_start(WAIT_EVENT_WAL_READ);
-	r = pg_pread(ahead_segment_file, readBuf, XLOG_BLCKSZ,
-				 (off_t) XLogSegmentOffset(targetPagePtr, wal_segment_size));
-	pgstat_report_wait_end();
-	if (r > 0)
-		pgstat_count_io_op_time(IOOBJECT_WAL, IOCONTEXT_NORMAL, IOOP_READ,
-								io_start, 1, r);
-	if (r != XLOG_BLCKSZ)
+	if (XLogAheadReadPage(&ahead_file, ahead_reader_tli, targetPagePtr,
+						  readBuf) != XLOG_BLCKSZ)
 		return XLREAD_FAIL;
 
 	state->seg.ws_tli = ahead_reader_tli;
@@ -360,9 +373,7 @@ XLogAheadBegin(XLogRecPtr start, XLogRecPtr limit, TimeLineID tli)
 void
 XLogAheadPause(void)
 {
-	if (ahead_segment_file >= 0)
-		close(ahead_segment_file);
-	ahead_segment_file = -1;
+	XLogAheadCloseFile(&ahead_file);
 }
 
 /*
@@ -434,18 +445,7 @@ ahead_collect(DecodedXLogRecord *record)
 static int
 ahead_compare(const void *a, const void *b)
 {
-	const BufferTag *x = a;
-	const BufferTag *y = b;
-
-	if (x->spcOid != y->spcOid)
-		return pg_cmp_u32(x->spcOid, y->spcOid);
-	if (x->dbOid != y->dbOid)
-		return pg_cmp_u32(x->dbOid, y->dbOid);
-	if (x->relNumber != y->relNumber)
-		return pg_cmp_u32(x->relNumber, y->relNumber);
-	if (x->forkNum != y->forkNum)
-		return pg_cmp_s32(x->forkNum, y->forkNum);
-	return pg_cmp_u32(x->blockNum, y->blockNum);
+	return buffertag_comparator(a, b);
 }
 
 /*

@@ -114,8 +114,9 @@ static XLogRecPtr *blockfilter_rebuilt;
 
 /*
  * The last record that was passed on without a look at its blocks, because
- * prefetching was off.  Until it has been replayed we don't know of all bars and
- * rebuilt blocks, so no read is started for any block.
+ * prefetching was off, or of which it is not known which files it changes.  Until it has
+ * been replayed we don't know of all bars and rebuilt blocks, so no read is started
+ * for any block.
  */
 static XLogRecPtr blockfilter_missed = InvalidXLogRecPtr;
 
@@ -250,6 +251,11 @@ blockfilter_bar_files(DecodedXLogRecord *record)
 		xl_smgr_truncate *xlrec = (xl_smgr_truncate *) record->main_data;
 
 		blockfilter_add_bar(&xlrec->rlocator, xlrec->blkno, record->lsn);
+	}
+	else if (RmgrIdIsCustom(record->header.xl_rmid))
+	{
+		/* an extension's, which may write to files past shared buffers */
+		blockfilter_missed = record->lsn;
 	}
 }
 

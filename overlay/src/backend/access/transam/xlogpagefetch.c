@@ -124,26 +124,18 @@ typedef struct PageFetchCtlData
 	int			entry;
 	XLogRecPtr	replayed;
 	TimeLineID	replayed_tli;
-	bool		exists;
-	XLogRecPtr	as_of;
-	TimeLineID	tli;
+	PageFetchAnswer answer;		/* without page and refusal, which follow */
 	char		message[256];
 	PGAlignedBlock page;
 } PageFetchCtlData;
 
 static PageFetchCtlData *PageFetchCtl;
 
-/* In the startup process: what the primary has answered about each entry */
-typedef struct PageFetchCopy
-{
-	bool		answered;
-	bool		exists;
-	XLogRecPtr	as_of;
-	TimeLineID	tli;
-	char	   *page;
-} PageFetchCopy;
-
-static PageFetchCopy page_fetch_copies[PAGE_FETCH_MAX];
+/*
+ * In the startup process: what the primary has answered about each entry, if as_of is
+ * valid
+ */
+static PageFetchAnswer page_fetch_answers[PAGE_FETCH_MAX];
 int			PageFetchAwaited = 0;
 
 typedef struct PageFetchRequest
@@ -167,10 +159,10 @@ PageFetchShmemSize(void)
 }
 
 /*
- * What views show.  (DoubleWriteFigureSource)
+ * What views show.
  */
-static void
-put_figures(DoubleWriteSnapshot *snapshot)
+void
+PageFetchPutFigures(DoubleWriteSnapshot *snapshot)
 {
 	uint32		n = pg_atomic_read_u32(&PageFetchCtl->nentries);
 	int			awaited = 0;
@@ -191,7 +183,6 @@ PageFetchShmemInit(void)
 
 	PageFetchCtl = (PageFetchCtlData *)
 		ShmemInitStruct("Page Fetch", PageFetchShmemSize(), &found);
-	DoubleWriteAddFigures(put_figures);
 	if (found)
 		return;
 
@@ -251,7 +242,7 @@ PageFetchAwait(RelFileLocator rlocator, ForkNumber forknum, BlockNumber blkno)
 	entry->rlocator = rlocator;
 	entry->forknum = forknum;
 	entry->blkno = blkno;
-	memset(&page_fetch_copies[n], 0, sizeof(PageFetchCopy));
+	memset(&page_fetch_answers[n], 0, sizeof(PageFetchAnswer));
 	pg_write_barrier();
 	pg_atomic_write_u32(&entry->used, 1);
 	pg_atomic_write_u32(&PageFetchCtl->nentries, n + 1);
@@ -270,8 +261,8 @@ static void
 forget_entry(uint32 i)
 {
 	pg_atomic_write_u32(&PageFetchCtl->entries[i].used, 0);
-	if (page_fetch_copies[i].page != NULL)
-		pfree(page_fetch_copies[i].page);
+	if (page_fetch_answers[i].page != NULL)
+		pfree(page_fetch_answers[i].page);
 	if (--PageFetchAwaited == 0)
 		pg_atomic_write_u32(&PageFetchCtl->nentries, 0);
 }
@@ -418,7 +409,7 @@ static bool
 fetch_page(uint32 i, XLogRecPtr replayed, TimeLineID tli)
 {
 	const PageFetchEntry *entry = &PageFetchCtl->entries[i];
-	PageFetchCopy *copy = &page_fetch_copies[i];
+	PageFetchAnswer *answer = &page_fetch_answers[i];
 
 	ereport(LOG,
 			(errmsg("asking the primary for block %u of relation \"%s\", which is damaged here",
@@ -444,15 +435,12 @@ fetch_page(uint32 i, XLogRecPtr replayed, TimeLineID tli)
 	if (pg_atomic_read_u32(&PageFetchCtl->state) == PAGE_FETCH_REFUSED)
 		give_up(i, PageFetchCtl->message);
 
-	Assert(PageFetchCtl->as_of >= replayed);
-	copy->answered = true;
-	copy->exists = PageFetchCtl->exists;
-	copy->as_of = PageFetchCtl->as_of;
-	copy->tli = PageFetchCtl->tli;
-	if (copy->exists)
+	Assert(PageFetchCtl->answer.as_of >= replayed);
+	*answer = PageFetchCtl->answer;
+	if (answer->exists)
 	{
-		copy->page = MemoryContextAlloc(TopMemoryContext, BLCKSZ);
-		memcpy(copy->page, PageFetchCtl->page.data, BLCKSZ);
+		answer->page = MemoryContextAlloc(TopMemoryContext, BLCKSZ);
+		memcpy(answer->page, PageFetchCtl->page.data, BLCKSZ);
 	}
 	INJECTION_POINT("page-fetch-answered", NULL);
 	return true;
@@ -465,22 +453,22 @@ static void
 put_page_in_place(uint32 i)
 {
 	const PageFetchEntry *entry = &PageFetchCtl->entries[i];
-	const PageFetchCopy *copy = &page_fetch_copies[i];
+	const PageFetchAnswer *answer = &page_fetch_answers[i];
 	Buffer		buffer;
 
-	if (!copy->exists)
+	if (!answer->exists)
 		give_up(i, _("it has no such block, and WAL has not removed it"));
 
 	/*
 	 * Hints in the page may be newer than its LSN, so that is not enough for
 	 * minRecoveryPoint.
 	 */
-	XLogFlush(copy->as_of);
+	XLogFlush(answer->as_of);
 
 	buffer = ReadBufferWithoutRelcache(entry->rlocator, entry->forknum,
 									   entry->blkno, RBM_ZERO_AND_LOCK,
 									   NULL, true);
-	memcpy(BufferGetPage(buffer), copy->page, BLCKSZ);
+	memcpy(BufferGetPage(buffer), answer->page, BLCKSZ);
 	MarkBufferDirty(buffer);
 	if (entry->forknum == INIT_FORKNUM)
 		FlushOneBuffer(buffer);
@@ -492,7 +480,7 @@ put_page_in_place(uint32 i)
 					entry->blkno,
 					relpathperm(entry->rlocator, entry->forknum).str),
 			 errdetail("The primary had it at WAL location %X/%X.",
-					   LSN_FORMAT_ARGS(copy->as_of)),
+					   LSN_FORMAT_ARGS(answer->as_of)),
 			 errhint("Look for the cause in the storage of this server, and check the other pages with pg_amcheck.")));
 	forget_entry(i);
 }
@@ -511,18 +499,19 @@ PageFetchProceed(XLogRecPtr replayed, TimeLineID tli)
 	{
 		if (!entry_is_used(i))
 			continue;
-		if (!page_fetch_copies[i].answered && !fetch_page(i, replayed, tli))
+		if (XLogRecPtrIsInvalid(page_fetch_answers[i].as_of) &&
+			!fetch_page(i, replayed, tli))
 			return false;
-		if (replayed < page_fetch_copies[i].as_of)
+		if (replayed < page_fetch_answers[i].as_of)
 			continue;
-		if (page_fetch_copies[i].tli == tli)
+		if (page_fetch_answers[i].tli == tli)
 			put_page_in_place(i);
 		else
 		{
 			/* The primary is another one now.  Ask it after the next record. */
-			if (page_fetch_copies[i].page != NULL)
-				pfree(page_fetch_copies[i].page);
-			memset(&page_fetch_copies[i], 0, sizeof(PageFetchCopy));
+			if (page_fetch_answers[i].page != NULL)
+				pfree(page_fetch_answers[i].page);
+			memset(&page_fetch_answers[i], 0, sizeof(PageFetchAnswer));
 		}
 	}
 	return true;
@@ -613,6 +602,7 @@ PageFetchMain(Datum arg)
 	const PageFetchEntry *entry = &PageFetchCtl->entries[PageFetchCtl->entry];
 	WalReceiverConn *conn;
 	PageFetchAnswer answer;
+	PageFetchState state;
 	char	   *command;
 
 	pqsignal(SIGTERM, die);
@@ -635,12 +625,10 @@ PageFetchMain(Datum arg)
 		strlcpy(PageFetchCtl->message, answer.refusal, sizeof(PageFetchCtl->message));
 	else if (answer.exists)
 		memcpy(PageFetchCtl->page.data, answer.page, BLCKSZ);
-	PageFetchCtl->exists = answer.exists;
-	PageFetchCtl->as_of = answer.as_of;
-	PageFetchCtl->tli = answer.tli;
-	pg_atomic_write_membarrier_u32(&PageFetchCtl->state,
-								   answer.refusal != NULL ?
-								   PAGE_FETCH_REFUSED : PAGE_FETCH_ANSWERED);
+	state = answer.refusal != NULL ? PAGE_FETCH_REFUSED : PAGE_FETCH_ANSWERED;
+	answer.page = answer.refusal = NULL;
+	PageFetchCtl->answer = answer;
+	pg_atomic_write_membarrier_u32(&PageFetchCtl->state, state);
 	proc_exit(0);
 }
 

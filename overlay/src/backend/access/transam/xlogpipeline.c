@@ -103,6 +103,8 @@
  *   they are opened anew.
  * - an image or a record that initializes the block: no read until that has
  *   been replayed.  The page on disk may be torn before.
+ * - whatever the record of an extension does: nothing is read until it has been
+ *   replayed.
  * - extension: blocks that are not there yet are not read.
  *
  * Before it decodes WAL, the worker tells the kernel in the order of the files
@@ -164,9 +166,6 @@
  */
 #include "postgres.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include "access/xlog.h"
 #include "access/xlog_internal.h"
 #include "access/xlogahead.h"
@@ -188,7 +187,6 @@
 #include "storage/buf_internals.h"
 #include "storage/bufmgr.h"
 #include "storage/condition_variable.h"
-#include "storage/fd.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
 #include "storage/proc.h"
@@ -239,30 +237,6 @@ typedef enum XLogPipelineState
 	XLOG_PIPELINE_ENDED,		/* worker is done with it */
 } XLogPipelineState;
 
-/* Why the worker has ended a range; for debugging messages and tests */
-typedef enum XLogPipelineObstacle
-{
-	XLOG_PIPELINE_NO_OBSTACLE,
-	XLOG_PIPELINE_LIMIT,
-	XLOG_PIPELINE_SEGMENT,
-	XLOG_PIPELINE_INVALID,
-	XLOG_PIPELINE_OVERWRITTEN,
-	XLOG_PIPELINE_PAGE_TLI,
-	XLOG_PIPELINE_TLI_RECORD,
-	XLOG_PIPELINE_NO_SPACE,
-} XLogPipelineObstacle;
-
-static const char *const pipeline_obstacle_names[] = {
-	[XLOG_PIPELINE_NO_OBSTACLE] = "worker exit",
-	[XLOG_PIPELINE_LIMIT] = "end of range",
-	[XLOG_PIPELINE_SEGMENT] = "unreadable segment",
-	[XLOG_PIPELINE_INVALID] = "invalid record",
-	[XLOG_PIPELINE_OVERWRITTEN] = "overwritten record",
-	[XLOG_PIPELINE_PAGE_TLI] = "page of another timeline",
-	[XLOG_PIPELINE_TLI_RECORD] = "possible timeline change",
-	[XLOG_PIPELINE_NO_SPACE] = "record too large",
-};
-
 /* What the startup process hands over */
 typedef struct XLogPipelineRange
 {
@@ -290,7 +264,6 @@ typedef struct XLogPipelineCtlData
 	pg_atomic_uint32 reads_suspended;	/* written by startup process */
 	XLogPipelineRange range;	/* written by startup process in IDLE */
 	DecodedXLogRecord *first;	/* written by worker before it publishes */
-	XLogPipelineObstacle obstacle;	/* written by worker before ENDED */
 
 	/* What one process writes for each record has cache lines of its own. */
 	char		pad1[PG_CACHE_LINE_SIZE];
@@ -335,10 +308,9 @@ static uint64 pipeline_total_waits = 0;
 
 /* Worker: the range it works on, its reader, the segment that is open */
 static XLogPipelineRange pipeline_range;
-static XLogPipelineObstacle pipeline_obstacle;
+static bool pipeline_obstructed;	/* the range cannot be continued */
 static XLogReaderState *pipeline_reader = NULL;
-static int	pipeline_segment_file = -1;
-static XLogSegNo pipeline_segment_no = 0;
+static XLogPageFile pipeline_file = {.fd = -1};
 static XLogRecPtr pipeline_woken_at = InvalidXLogRecPtr;
 
 /* Worker: end of the last record that is ready except for its blocks */
@@ -746,7 +718,6 @@ XLogPipelineEngage(XLogReaderState *startup_reader, XLogRecPtr limit,
 	r->pageTLI = startup_reader->latestPageTLI;
 
 	XLogPipelineCtl->first = NULL;
-	XLogPipelineCtl->obstacle = XLOG_PIPELINE_NO_OBSTACLE;
 	pg_atomic_write_u64(&XLogPipelineCtl->published, r->start);
 	pg_atomic_write_u64(&XLogPipelineCtl->current, InvalidXLogRecPtr);
 	pg_atomic_write_u64(&XLogPipelineCtl->wake_worker_at, InvalidXLogRecPtr);
@@ -778,10 +749,9 @@ pipeline_take_back(XLogPipelineState state, XLogRecPtr endptr)
 	else
 		pipeline_report_loss();
 
-	elog(DEBUG1, "WAL pipeline ended at %X/%X, handed over at %X/%X: %s",
+	elog(DEBUG1, "WAL pipeline ended at %X/%X, handed over at %X/%X",
 		 LSN_FORMAT_ARGS(endptr),
-		 LSN_FORMAT_ARGS(XLogPipelineCtl->range.start),
-		 pipeline_obstacle_names[XLogPipelineCtl->obstacle]);
+		 LSN_FORMAT_ARGS(XLogPipelineCtl->range.start));
 
 	pipeline_total_bytes += endptr - XLogPipelineCtl->range.start;
 	pipeline_engaged = false;
@@ -1078,51 +1048,6 @@ pipeline_initialize(void)
 }
 
 /*
- * Note why the range cannot be continued.  The first reason counts.
- */
-static void
-pipeline_note_obstacle(XLogPipelineObstacle what)
-{
-	Assert(what != XLOG_PIPELINE_NO_OBSTACLE);
-	if (pipeline_obstacle == XLOG_PIPELINE_NO_OBSTACLE)
-		pipeline_obstacle = what;
-}
-
-static void
-pipeline_close_segment(void)
-{
-	if (pipeline_segment_file >= 0)
-		close(pipeline_segment_file);
-	pipeline_segment_file = -1;
-}
-
-/*
- * Open the segment that contains 'ptr', unless it is open already.
- */
-static bool
-pipeline_open_segment(XLogRecPtr ptr)
-{
-	char		path[MAXPGPATH];
-
-	if (pipeline_segment_file >= 0 &&
-		XLByteInSeg(ptr, pipeline_segment_no, wal_segment_size))
-		return true;
-
-	pipeline_close_segment();
-	XLByteToSeg(ptr, pipeline_segment_no, wal_segment_size);
-	XLogFilePath(path, pipeline_range.fileTLI, pipeline_segment_no, wal_segment_size);
-	pipeline_segment_file = BasicOpenFile(path, O_RDONLY | PG_BINARY);
-
-	/*
-	 * This process is not told which relations are dropped.  So that the
-	 * files of those do not stay open for long, close all once in a while.
-	 */
-	smgrdestroyall();
-
-	return pipeline_segment_file >= 0;
-}
-
-/*
  * XLogReaderRoutine->page_read callback.  Never waits; pretends that it would
  * have to, so that the reader has nothing to report.
  */
@@ -1130,35 +1055,26 @@ static int
 pipeline_page_read(XLogReaderState *state, XLogRecPtr targetPagePtr, int reqLen,
 				   XLogRecPtr targetRecPtr, char *readBuf)
 {
-	instr_time	io_start;
-	ssize_t		r;
-
 	if (targetPagePtr + reqLen > pipeline_range.limit)
 	{
-		pipeline_note_obstacle(XLOG_PIPELINE_LIMIT);
+		pipeline_obstructed = true;
 		return XLREAD_WOULDBLOCK;
 	}
 
-	if (!pipeline_open_segment(targetPagePtr))
-	{
-		pipeline_note_obstacle(XLOG_PIPELINE_SEGMENT);
-		return XLREAD_WOULDBLOCK;
-	}
+	/*
+	 * This process is not told which relations are dropped.  So that the
+	 * files of those do not stay open for long, close all once in a while.
+	 */
+	if (!XLByteInSeg(targetPagePtr, pipeline_file.segno, wal_segment_size))
+		smgrdestroyall();
 
 	/* Have redo busy meanwhile. */
 	pipeline_publish();
 
-	io_start = pgstat_prepare_io_time(track_wal_io_timing);
-	pgstat_report_wait_start(WAIT_EVENT_WAL_READ);
-	r = pg_pread(pipeline_segment_file, readBuf, XLOG_BLCKSZ,
-				 (off_t) XLogSegmentOffset(targetPagePtr, wal_segment_size));
-	pgstat_report_wait_end();
-	if (r > 0)
-		pgstat_count_io_op_time(IOOBJECT_WAL, IOCONTEXT_NORMAL, IOOP_READ,
-								io_start, 1, r);
-	if (r != XLOG_BLCKSZ)
+	if (XLogAheadReadPage(&pipeline_file, pipeline_range.fileTLI, targetPagePtr,
+						  readBuf) != XLOG_BLCKSZ)
 	{
-		pipeline_note_obstacle(XLOG_PIPELINE_SEGMENT);
+		pipeline_obstructed = true;
 		return XLREAD_WOULDBLOCK;
 	}
 
@@ -1303,18 +1219,14 @@ pipeline_record_ready(DecodedXLogRecord *record)
 	INJECTION_POINT("xlogpipeline-record-ready", NULL);
 	Assert(!XLogAheadHolds(record->lsn));
 
-	if (pipeline_obstacle != XLOG_PIPELINE_NO_OBSTACLE)
+	if (pipeline_obstructed)
 		return false;
 
 	/* The startup process wants to see these by itself. */
-	if (!XLogRecPtrIsInvalid(pipeline_reader->overwrittenRecPtr))
+	if (!XLogRecPtrIsInvalid(pipeline_reader->overwrittenRecPtr) ||
+		pipeline_reader->latestPageTLI != pipeline_range.pageTLI)
 	{
-		pipeline_note_obstacle(XLOG_PIPELINE_OVERWRITTEN);
-		return false;
-	}
-	if (pipeline_reader->latestPageTLI != pipeline_range.pageTLI)
-	{
-		pipeline_note_obstacle(XLOG_PIPELINE_PAGE_TLI);
+		pipeline_obstructed = true;
 		return false;
 	}
 
@@ -1325,7 +1237,7 @@ pipeline_record_ready(DecodedXLogRecord *record)
 
 	if (pipeline_may_change_timeline(record))
 	{
-		pipeline_note_obstacle(XLOG_PIPELINE_TLI_RECORD);
+		pipeline_obstructed = true;
 		return false;
 	}
 
@@ -1355,7 +1267,7 @@ static void
 pipeline_begin_range(void)
 {
 	pipeline_range = XLogPipelineCtl->range;
-	pipeline_obstacle = XLOG_PIPELINE_NO_OBSTACLE;
+	pipeline_obstructed = false;
 	pipeline_woken_at = pipeline_range.start;
 	pipeline_ready_end = pipeline_range.start;
 	pipeline_reads_tail = pipeline_reads_head;
@@ -1383,13 +1295,12 @@ static void
 pipeline_end_range(void)
 {
 	XLogAheadPause();
-	pipeline_close_segment();
+	XLogAheadCloseFile(&pipeline_file);
 	smgrdestroyall();
 	pgstat_report_wal(true);	/* else reads are shown when a standby ends */
 
 	INJECTION_POINT("xlogpipeline-end-range", NULL);
 
-	XLogPipelineCtl->obstacle = pipeline_obstacle;
 	(void) pipeline_change_state(XLOG_PIPELINE_RUNNING, XLOG_PIPELINE_ENDED);
 	pipeline_wake_startup();
 }
@@ -1423,15 +1334,15 @@ pipeline_advance(void)
 
 	progress = pg_atomic_read_u64(&XLogPipelineCtl->published) != published;
 	if (pipeline_reader->errormsg_deferred)
-		pipeline_note_obstacle(XLOG_PIPELINE_INVALID);
+		pipeline_obstructed = true;
 	else if (all_applied && !progress && !InterruptPending &&
 			 !ConfigReloadPending && !ShutdownRequestPending)
 	{
 		/* Only the next record itself is in the way. */
-		pipeline_note_obstacle(XLOG_PIPELINE_NO_SPACE);
+		pipeline_obstructed = true;
 	}
 
-	if (pipeline_obstacle != XLOG_PIPELINE_NO_OBSTACLE)
+	if (pipeline_obstructed)
 	{
 		pipeline_end_range();
 		return false;
@@ -1487,7 +1398,7 @@ XLogPipelineMain(Datum main_arg)
 				pipeline_follow_reads();
 			if (!XLogAheadHolds(pipeline_ready_end))
 				again = pipeline_advance();
-			running = pipeline_obstacle == XLOG_PIPELINE_NO_OBSTACLE;
+			running = !pipeline_obstructed;
 			if (running && XLogAheadStep(pipeline_ready_end))
 				again = true;
 		}

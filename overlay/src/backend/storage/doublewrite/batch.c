@@ -167,6 +167,11 @@ dw_flush_wal(void)
 	{
 		DWSlot	   *slot = &DWSlots[DWCtl->batch.slots[i]];
 
+		/*
+		 * An unlogged page's LSN may be a made-up one of GiST, see
+		 * GetFakeLSNForUnloggedRel(), past the end of WAL.  To flush up to it
+		 * would fail, and the whole batch with it.
+		 */
 		if (slot->permanent && !slot->discarded && lsn < slot->lsn)
 			lsn = slot->lsn;
 	}

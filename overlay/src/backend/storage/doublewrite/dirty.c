@@ -378,17 +378,20 @@ dw_sync_file(const DWDirtyFile *file, int elevel)
 }
 
 /*
- * Sync all files of the table.  The caller holds no lock of the engine.
+ * Sync all files of the table.  If the caller holds the flush lock, it stays held.
  */
 void
 dw_sync_dirty_files(void)
 {
+	bool		held = DWIsFlusher();
 	DWDirtyFile *files;
 	int			nfiles;
 
-	dw_lock_flush(LW_EXCLUSIVE);
+	if (!held)
+		dw_lock_flush(LW_EXCLUSIVE);
 	files = dw_copy_dirty_files(&nfiles);
-	LWLockRelease(DoubleWriteFlushLock);
+	if (!held)
+		LWLockRelease(DoubleWriteFlushLock);
 	dw_sync_files(files, nfiles);
 	pfree(files);
 }

@@ -92,12 +92,6 @@ typedef struct DWRelations
 	int			n;
 } DWRelations;
 
-static int
-dw_rlocator_cmp(const void *a, const void *b)
-{
-	return memcmp(a, b, sizeof(RelFileLocator));
-}
-
 static bool
 dw_tag_in_relations(const BufferTag *tag, const void *arg)
 {
@@ -105,7 +99,7 @@ dw_tag_in_relations(const BufferTag *tag, const void *arg)
 	RelFileLocator rlocator = BufTagGetRelFileLocator(tag);
 
 	return bsearch(&rlocator, set->rlocators, set->n, sizeof(RelFileLocator),
-				   dw_rlocator_cmp) != NULL;
+				   rlocator_comparator) != NULL;
 }
 
 /*
@@ -126,7 +120,7 @@ DoubleWriteDiscardRelations(SMgrRelation *rels, int nrels)
 		dw_discard_unneeded(dw_tag_in_relation, rlocator, rlocator);
 		set.rlocators[set.n++] = *rlocator;
 	}
-	qsort(set.rlocators, set.n, sizeof(RelFileLocator), dw_rlocator_cmp);
+	qsort(set.rlocators, set.n, sizeof(RelFileLocator), rlocator_comparator);
 	if (set.n > 0)
 		dw_discard(dw_tag_in_relations, &set);
 	pfree(set.rlocators);

@@ -58,21 +58,10 @@ dw_slot_cmp(const void *a, const void *b)
 {
 	const DWSlot *sa = &DWSlots[*(const int *) a];
 	const DWSlot *sb = &DWSlots[*(const int *) b];
-	const BufferTag *ta = &sa->tag;
-	const BufferTag *tb = &sb->tag;
 
-#define DW_CMP(field) \
-	if (ta->field != tb->field) \
-		return ta->field < tb->field ? -1 : 1
 	if (sa->atomic != sb->atomic)
 		return sa->atomic ? -1 : 1;
-	DW_CMP(spcOid);
-	DW_CMP(dbOid);
-	DW_CMP(relNumber);
-	DW_CMP(forkNum);
-	DW_CMP(blockNum);
-#undef DW_CMP
-	return 0;
+	return buffertag_comparator(&sa->tag, &sb->tag);
 }
 
 /*
@@ -571,7 +560,7 @@ dw_drain_pages(const DWPageSet *pages, uint64 seq)
  * Bring all pages of a set home that were staged before the call, and return with the
  * flush lock held and none of the set being written.
  */
-void
+static void
 dw_drain_and_lock(const DWPageSet *pages)
 {
 	uint64		seq = dw_current_seq();
@@ -586,6 +575,23 @@ dw_drain_and_lock(const DWPageSet *pages)
 			return;
 		/* finish what another flusher has left */
 		dw_flush_batch(NULL);
+	}
+}
+
+/*
+ * The same, with nothing that keeps a batch.  A page may do so that was removed while it
+ * was torn at home, or one staged since we began that cannot be written.  Each turn settles
+ * that, or throws the error.
+ */
+void
+dw_drain_settle_and_lock(const DWPageSet *pages)
+{
+	dw_drain_and_lock(pages);
+	while (dw_first_unfinished_batch() < DWCtl->log.next_batchno)
+	{
+		LWLockRelease(DoubleWriteFlushLock);
+		dw_settle_removals();
+		dw_drain_and_lock(pages);
 	}
 }
 

@@ -66,17 +66,6 @@ dw_images_requested(void)
 	return dw_setting() == TORN_PAGES_FULL_PAGES;
 }
 
-static bool
-dw_arm_if_possible(int elevel)
-{
-	if (!dw_log_check_dir(elevel))
-		return false;
-	(void) dw_lock_flush_idle(LW_EXCLUSIVE, &DWPermanentPages, false);
-	dw_arm();
-	LWLockRelease(DoubleWriteFlushLock);
-	return true;
-}
-
 /*
  * Note that a switch begins, and return whether the previous attempt failed.
  *
@@ -102,14 +91,17 @@ dw_failed_before(bool *under_way)
 static bool
 dw_switch_on(void)
 {
-	bool		armed;
-
 	if (dw_failed_before(&dw_switching_on))
 		return false;
-	armed = dw_arm_if_possible(LOG);
-	dw_switching_on = false;
-	if (!armed)
+	if (!dw_log_check_dir(LOG))
+	{
+		dw_switching_on = false;
 		return false;
+	}
+	(void) dw_lock_flush_idle(LW_EXCLUSIVE, &DWPermanentPages, false);
+	dw_arm();
+	LWLockRelease(DoubleWriteFlushLock);
+	dw_switching_on = false;
 	ereport(LOG,
 			(errmsg("torn page protection has switched to %s",
 					dw_setting() == TORN_PAGES_ATOMIC_WRITES ?
@@ -162,24 +154,14 @@ dw_disarm(void)
 	 * With everything home, and the lock held, no page that may be torn at
 	 * home can be removed.  But some may have been removed before. (R3)
 	 */
-	dw_drain_and_lock(&DWPermanentPages);
-	while (dw_first_unfinished_batch() < DWCtl->log.next_batchno)
-	{
-		LWLockRelease(DoubleWriteFlushLock);
-		dw_settle_removals();
-		dw_drain_and_lock(&DWPermanentPages);
-	}
+	dw_drain_settle_and_lock(&DWPermanentPages);
 	if (DWCtl->log.armed)
 	{
-		DWDirtyFile *files;
-		int			nfiles;
 		bool		removed;
 
 		dw_refuse_to_forget_removal();
 		dw_epoch_begin(DWCtl->log.next_batchno);
-		files = dw_copy_dirty_files(&nfiles);
-		dw_sync_files(files, nfiles);
-		pfree(files);
+		dw_sync_dirty_files();
 		dw_log_set_low_water(DWCtl->log.next_batchno);
 		dw_forget_files(DWCtl->log.next_batchno);
 		INJECTION_POINT("doublewrite-disarmed", NULL);
@@ -405,21 +387,12 @@ DoubleWriteCheckpointDrain(XLogRecPtr redo, int flags)
 	INJECTION_POINT("doublewrite-checkpoint-scanned", NULL);
 
 	dw_bring_copies(&DWAllPages, NULL);
-	dw_drain_and_lock(pages);
 
 	/*
 	 * Nothing may keep a batch from before this point: its copies, and those
-	 * in later batches, lack changes from before redo.  A page may do so that
-	 * was removed while it was torn at home, or one staged since we began
-	 * that cannot be written.  Each turn settles that, or throws the error.
-	 * (R5)
+	 * in later batches, lack changes from before redo. (R5)
 	 */
-	while (dw_first_unfinished_batch() < DWCtl->log.next_batchno)
-	{
-		LWLockRelease(DoubleWriteFlushLock);
-		dw_settle_removals();
-		dw_drain_and_lock(pages);
-	}
+	dw_drain_settle_and_lock(pages);
 
 	DWLockMutex();
 	DWCtl->redo.pending = redo;

@@ -4,21 +4,12 @@
  *	  Repairing torn pages from the double-write log.
  *
  * Of each page, the copy that stands last in the live range is written home
- * (R4), neighbouring pages in one call.  Then it is put into a shared buffer,
- * so that redo, which is going to need the page, finds it there.  Redo then
- * rolls the page forward.  A page that has only notes gets a new checksum, if
- * it is torn.
+ * (R4), neighbouring pages in one call.  Redo then rolls the page forward.  A
+ * page that has only notes gets a new checksum, if it is torn.
  *
  * The kernel reads homes ahead and begins to write while other homes are
  * read, so that the device has a full queue in both directions.  Files are
  * synced in groups.
- *
- * Such a buffer is like one that has been read: valid, clean, and the same as
- * home.  Anything that changes files without regard to shared buffers before
- * redo has come to the end of WAL would make it wrong.  Redo of CREATE
- * DATABASE by file copy does, and drops the buffers first.  Files of unlogged
- * relations are removed before redo starts; of these only pages of init
- * forks, which stay, are in the log.
  *
  * Restoring copies depends neither on checksums nor on the settings in force.
  * With instant_recovery most of them are left where they are: see copies.c, and
@@ -40,12 +31,10 @@
 #include "access/xlog.h"
 #include "common/doublewrite_scan.h"
 #include "common/file_utils.h"
-#include "common/int.h"
 #include "common/relpath.h"
 #include "pgstat.h"
 #include "portability/instr_time.h"
 #include "postmaster/startup.h"
-#include "storage/bufmgr.h"
 #include "storage/checksum.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/fd.h"
@@ -53,13 +42,6 @@
 #include "utils/injection_point.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
-
-/*
- * Share of shared buffers that restored pages get.  The rest is for pages
- * that redo reads itself: they must not evict restored pages before redo has
- * come to these.
- */
-#define DW_RESTORE_MAX_BUFFERS	(NBuffers / 2)
 
 /*
  * Blocks that are read without need if that makes one request out of two.  Up
@@ -89,8 +71,6 @@
 typedef struct DWRestoreState
 {
 	DWRestoreStats stats;
-	uint64		buffered_below; /* copies at lower positions in the log go
-								 * into shared buffers */
 	uint64		unfit;			/* pages that do not fit their notes */
 	const DWPageEntry *first_unfit;
 	char	   *logged;			/* copies of a run of pages */
@@ -230,41 +210,6 @@ dw_sync_live_segments(const DWScan *scan, const DWLiveRange *live)
 	fsync_fname_ext(DW_DIR, true, false, FATAL);
 }
 
-static int
-dw_order_cmp(const void *a, const void *b)
-{
-	return pg_cmp_u64(*(const uint64 *) a, *(const uint64 *) b);
-}
-
-/*
- * Choose which copies go into shared buffers, and return a position in the
- * log: it is all those below it.  If there are too many, those first in the
- * log are chosen, since redo meets pages in about the order in which they
- * were changed first.  Redo need not meet pages with notes at all.
- */
-static uint64
-dw_choose_buffered(const DWCopy *copies, int ncopies)
-{
-	uint64	   *orders;
-	uint64		result = PG_UINT64_MAX;
-	int			n = 0;
-
-	if (ncopies <= DW_RESTORE_MAX_BUFFERS)
-		return result;
-
-	orders = palloc_extended(ncopies * sizeof(uint64), MCXT_ALLOC_HUGE);
-	for (int i = 0; i < ncopies; i++)
-	{
-		if (!DWIsNote(&copies[i].entry))
-			orders[n++] = copies[i].order;
-	}
-	qsort(orders, n, sizeof(uint64), dw_order_cmp);
-	if (n > DW_RESTORE_MAX_BUFFERS)
-		result = orders[DW_RESTORE_MAX_BUFFERS];
-	pfree(orders);
-	return result;
-}
-
 /* ---------------------------------------------------------------------
  * Pages
  * ---------------------------------------------------------------------
@@ -297,29 +242,6 @@ dw_check_tablespace(Oid spcOid)
 					 errhint("Pages in it have to be restored from the double-write log.  Make sure that it is mounted.  If the tablespace was being dropped when the server stopped, remove the symbolic link.")));
 			break;
 	}
-}
-
-/*
- * Put a page that is home into a shared buffer.
- *
- * A process that holds DoubleWriteFlushLock, as we do, must not use buffers
- * otherwise.  But before redo no buffer is dirty, so none has to be staged to
- * make room, and no other process uses any.
- */
-static void
-dw_fill_buffer(const DWPageEntry *entry, const char *page)
-{
-	Buffer		buffer;
-
-	Assert(DWIsFlusher());
-	Assert(!DWCtl->started);
-
-	buffer = ReadBufferWithoutRelcache(entry->rlocator, entry->forknum,
-									   entry->blkno, RBM_ZERO_AND_LOCK,
-									   NULL, true);
-	Assert(PageIsNew(BufferGetPage(buffer)));
-	memcpy(BufferGetPage(buffer), page, BLCKSZ);
-	UnlockReleaseBuffer(buffer);
 }
 
 /*
@@ -407,7 +329,7 @@ dw_count_page(const DWCopy *copy, const char *logged, const char *home,
 }
 
 /*
- * Write a run of neighbouring pages home, and put them into shared buffers.
+ * Write a run of neighbouring pages home.
  *
  * A home that reads the same is written nevertheless.  The sync of that file
  * may have failed, which is why the server stopped.  Then the kernel still
@@ -433,14 +355,7 @@ dw_restore_run(SMgrRelation reln, const DWCopy *copies, int npages,
 	smgrwritev(reln, first->forknum, first->blkno, logged, npages, true);
 
 	for (int i = 0; i < npages; i++)
-	{
 		dw_count_page(&copies[i], logged[i], home[i], &state->stats);
-		if (copies[i].order < state->buffered_below)
-		{
-			dw_fill_buffer(&copies[i].entry, logged[i]);
-			state->stats.buffered++;
-		}
-	}
 }
 
 /*
@@ -449,12 +364,18 @@ dw_restore_run(SMgrRelation reln, const DWCopy *copies, int npages,
 static bool
 dw_mend_page(const DWCopy *copy, char *page, DWRestoreState *state)
 {
-	uint16		checksum = pg_checksum_page(page, copy->entry.blkno);
-	bool		torn = ((PageHeader) page)->pd_checksum != checksum;
+	uint16		checksum;
+	bool		torn;
 
+	/* it has been added to its file again, or could not be read */
+	if (PageIsNew((Page) page))
+		return false;
+
+	checksum = pg_checksum_page(page, copy->entry.blkno);
+	torn = ((PageHeader) page)->pd_checksum != checksum;
 	if (!DWMendPage(&copy->entry, page, checksum))
 	{
-		if (!PageIsNew((Page) page) && state->unfit++ == 0)
+		if (state->unfit++ == 0)
 			state->first_unfit = &copy->entry;
 		return false;
 	}
@@ -654,22 +575,6 @@ dw_restore_fork(const DWCopy *copies, int ncopies, DWRestoreState *state)
 }
 
 /*
- * Return how many of these copies, which are sorted, belong to the first
- * one's fork.
- */
-static int
-dw_fork_length(const DWCopy *copies, int ncopies)
-{
-	const DWPageEntry *first = &copies[0].entry;
-	int			len = 1;
-
-	while (len < ncopies && copies[len].entry.forknum == first->forknum &&
-		   RelFileLocatorEquals(copies[len].entry.rlocator, first->rlocator))
-		len++;
-	return len;
-}
-
-/*
  * Restore all pages, which are sorted.  Forks are synced together, so that
  * the device is busy with all of them, not with one after the other.  Until
  * all are synced the log stays as it is, and after a crash everything is
@@ -682,7 +587,7 @@ dw_restore_pages(const DWCopy *copies, int ncopies, DWRestoreState *state)
 
 	for (int i = 0; i < ncopies; i += len)
 	{
-		len = dw_fork_length(copies + i, ncopies - i);
+		len = DWForkLength(copies + i, ncopies - i);
 		dw_restore_fork(copies + i, len, state);
 		if (state->nunsynced == DW_SYNC_FORKS ||
 			state->unsynced_files >= DW_SYNC_FILES)
@@ -727,10 +632,10 @@ dw_report_restore(const DWRestoreStats *stats)
 	ereport(LOG,
 			(errmsg("double-write log: examined %" PRIu64 " pages in %" PRIu64 " batches, restored %" PRIu64 ", "
 					"%" PRIu64 " identical, %" PRIu64 " beyond the end of their file, "
-					"put %" PRIu64 " into shared buffers, left %u in the log; "
+					"left %u in the log; "
 					"read %" PRIu64 " kB in %.3f s",
 					stats->examined, stats->batches, stats->restored,
-					stats->identical, stats->missing, stats->buffered, dw_copies_left(),
+					stats->identical, stats->missing, dw_copies_left(),
 					stats->bytes_read / 1024, stats->usec / 1000000.0)));
 }
 
@@ -799,7 +704,7 @@ dw_leave_copies(DWCopy *copies, int ncopies, DWRestoreState *state)
 	{
 		int			n;
 
-		len = dw_fork_length(copies + i, ncopies - i);
+		len = DWForkLength(copies + i, ncopies - i);
 		n = dw_leave_fork(copies + i, len, state);
 		memmove(copies + nnow, copies + i, n * sizeof(DWCopy));
 		nnow += n;
@@ -826,7 +731,6 @@ dw_restore(const DWScan *scan, const DWLiveRange *live, bool on_demand)
 	INSTR_TIME_SET_CURRENT(start);
 	dw_sync_live_segments(scan, live);
 	copies = DWNewestCopies(scan, live, &ncopies);
-	state.buffered_below = dw_choose_buffered(copies, ncopies);
 	/* not for io_combine_limit pages, as that may change meanwhile */
 	state.logged = palloc_aligned(MAX_IO_COMBINE_LIMIT * BLCKSZ,
 								  PG_IO_ALIGN_SIZE, 0);

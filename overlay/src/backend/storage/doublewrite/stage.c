@@ -154,39 +154,37 @@ check_double_write_stage_size(int *newval, void **extra, GucSource source)
 	return true;
 }
 
-static int
-dw_stage_slots(void)
-{
-	return double_write_stage_size > 0 ? double_write_stage_size :
-		dw_automatic_slots();
-}
-
 /*
- * Have SHOW report the chosen value of an automatic size of the stage, as for
- * wal_buffers.
+ * Choose an automatic value for a setting that is -1, and have SHOW report it, as
+ * for wal_buffers.
  */
 void
-dw_show_stage_size(void)
+DoubleWriteChooseSetting(const char *name, const int *variable, int automatic)
 {
 	char		value[32];
 
-	if (double_write_stage_size > 0)
+	if (*variable >= 0)
 		return;
-	snprintf(value, sizeof(value), "%d", dw_automatic_slots());
-	SetConfigOption("double_write_stage_size", value, PGC_POSTMASTER,
-					PGC_S_DYNAMIC_DEFAULT);
+	snprintf(value, sizeof(value), "%d", automatic);
+	SetConfigOption(name, value, PGC_POSTMASTER, PGC_S_DYNAMIC_DEFAULT);
 
 	/* If a configuration file contains -1, only a stronger source counts. */
-	if (double_write_stage_size < 0)
-		SetConfigOption("double_write_stage_size", value, PGC_POSTMASTER,
-						PGC_S_OVERRIDE);
+	if (*variable < 0)
+		SetConfigOption(name, value, PGC_POSTMASTER, PGC_S_OVERRIDE);
+}
+
+void
+dw_show_stage_size(void)
+{
+	DoubleWriteChooseSetting("double_write_stage_size", &double_write_stage_size,
+							 dw_automatic_slots());
 }
 
 static Size
 dw_lookup_size(void)
 {
 	return add_size(PG_CACHE_LINE_SIZE,
-					mul_size(dw_stage_slots() * DW_BUCKETS_PER_SLOT, sizeof(int)));
+					mul_size(double_write_stage_size * DW_BUCKETS_PER_SLOT, sizeof(int)));
 }
 
 /*
@@ -197,10 +195,10 @@ dw_stage_shmem_size(void)
 {
 	Size		size = 0;
 
-	size = add_size(size, mul_size(dw_stage_slots(), sizeof(DWSlot)));
-	size = add_size(size, mul_size(dw_stage_slots(), sizeof(int)));
+	size = add_size(size, mul_size(double_write_stage_size, sizeof(DWSlot)));
+	size = add_size(size, mul_size(double_write_stage_size, sizeof(int)));
 	size = add_size(size, dw_lookup_size());
-	size = add_size(size, mul_size(dw_stage_slots(), BLCKSZ));
+	size = add_size(size, mul_size(double_write_stage_size, BLCKSZ));
 	size = add_size(size, PG_IO_ALIGN_SIZE);
 	return size;
 }
@@ -214,7 +212,7 @@ dw_init_slots(void)
 	dlist_init(&DWCtl->stage.free);
 	dlist_init(&DWCtl->stage.staged);
 	pg_atomic_init_u32(&DWCtl->stage.ninuse, 0);
-	DWCtl->stage.nslots = dw_stage_slots();
+	DWCtl->stage.nslots = double_write_stage_size;
 	DWCtl->stage.nreserved = Max(DWCtl->stage.nslots / DW_RESERVED_SHARE, 1);
 	DWCtl->stage.next_seq = 1;
 	for (int i = 0; i < DWCtl->stage.nslots; i++)
@@ -237,20 +235,20 @@ dw_stage_shmem_init(void)
 {
 	bool		found;
 
-	dw_nbuckets = dw_stage_slots() * DW_BUCKETS_PER_SLOT;
+	dw_nbuckets = double_write_stage_size * DW_BUCKETS_PER_SLOT;
 	dw_in_use = ShmemInitStruct("Double Write Stage Lookup", dw_lookup_size(), &found);
 	DWBuckets = (int *) ((char *) dw_in_use + PG_CACHE_LINE_SIZE);
 	DWPages = (char *)
 		TYPEALIGN(PG_IO_ALIGN_SIZE,
 				  ShmemInitStruct("Double Write Stage Pages",
-								  add_size(mul_size(dw_stage_slots(), BLCKSZ),
+								  add_size(mul_size(double_write_stage_size, BLCKSZ),
 										   PG_IO_ALIGN_SIZE),
 								  &found));
 
 	DWRuns = ShmemInitStruct("Double Write Runs",
-							 mul_size(dw_stage_slots(), sizeof(int)), &found);
+							 mul_size(double_write_stage_size, sizeof(int)), &found);
 	DWSlots = ShmemInitStruct("Double Write Stage Slots",
-							  mul_size(dw_stage_slots(), sizeof(DWSlot)),
+							  mul_size(double_write_stage_size, sizeof(DWSlot)),
 							  &found);
 	if (!found)
 		dw_init_slots();

@@ -84,60 +84,48 @@ dw_list_segments(DWScan *scan)
 
 /*
  * Read from a segment; leave alone the part of the buffer for which the file
- * is too short.  Return the number of bytes read, or -1 with errno set.
+ * is too short.  After an error, which need not be about the first block, read
+ * block by block.  There are zeroes in place of blocks that cannot be read;
+ * DWJudgeStart() decides whether any of them is needed.  (R9)
  */
-static ssize_t
-dw_read_range(int fd, char *buffer, Size size, off_t offset)
+static void
+dw_read_range(DWScan *scan, int fd, const char *path, char *buffer, Size size,
+			  off_t start)
 {
+	bool		by_block = false;
 	Size		len = 0;
-
-	if (dw_injected_error("doublewrite-log-read"))
-		return -1;
-	while (len < size)
-	{
-		ssize_t		rc = pg_pread(fd, buffer + len, size - len, offset + len);
-
-		if (rc < 0)
-			return -1;
-		if (rc == 0)
-			break;
-		len += rc;
-	}
-	return len;
-}
-
-/*
- * Read the same block by block, with zeroes in place of blocks that cannot be
- * read.  DWJudgeStart() decides whether any of them is needed.  (R9)
- */
-static ssize_t
-dw_read_readable(DWScan *scan, int fd, const char *path, char *buffer,
-				 uint32 blockno, uint32 nblocks)
-{
-	ssize_t		len = 0;
 	int			nbad = 0;
 	off_t		first_bad = 0;
 	int			save_errno = 0;
 
-	for (uint32 i = 0; i < nblocks; i++)
+	while (len < size)
 	{
-		char	   *block = buffer + (Size) i * BLCKSZ;
-		off_t		offset = (off_t) (blockno + i) * BLCKSZ;
-		ssize_t		rc = dw_read_range(fd, block, BLCKSZ, offset);
+		Size		nbytes = by_block ? BLCKSZ - len % BLCKSZ : size - len;
+		ssize_t		rc = -1;
 
-		if (rc >= 0)
+		if (!dw_injected_error("doublewrite-log-read"))
+			rc = pg_pread(fd, buffer + len, nbytes, start + len);
+		if (rc == 0)
+			break;
+		if (rc < 0 && nbytes > BLCKSZ)
 		{
-			len += rc;
+			by_block = true;
 			continue;
 		}
-		memset(block, 0, BLCKSZ);
-		if (nbad++ == 0)
+		if (rc < 0)
 		{
-			save_errno = errno;
-			first_bad = offset;
+			if (nbad++ == 0)
+			{
+				save_errno = errno;
+				first_bad = start + len;
+			}
+			memset(buffer + len, 0, nbytes);
+			rc = nbytes;
 		}
+		len += rc;
 	}
 
+	scan->bytes_read += len;
 	scan->unreadable += nbad;
 	errno = save_errno;
 	if (nbad > 0)
@@ -147,7 +135,6 @@ dw_read_readable(DWScan *scan, int fd, const char *path, char *buffer,
 						path, (long long) first_bad),
 				 errdetail("Blocks that cannot be read: %d.  They count as damaged, which matters only if they are still needed.",
 						   nbad)));
-	return len;
 }
 
 /*
@@ -159,7 +146,6 @@ dw_read_blocks(DWScan *scan, void *arg, uint64 segno, uint32 blockno,
 {
 	Size		size = (Size) nblocks * BLCKSZ;
 	char		path[MAXPGPATH];
-	ssize_t		len;
 	int			fd;
 
 	INJECTION_POINT("doublewrite-read-segment", NULL);
@@ -171,11 +157,8 @@ dw_read_blocks(DWScan *scan, void *arg, uint64 segno, uint32 blockno,
 	dw_log_path(path, segno);
 	fd = dw_open_for_reading(path);
 	memset(buffer, 0, size);
-	len = dw_read_range(fd, buffer, size, (off_t) blockno * BLCKSZ);
-	if (len < 0)
-		len = dw_read_readable(scan, fd, path, buffer, blockno, nblocks);
+	dw_read_range(scan, fd, path, buffer, size, (off_t) blockno * BLCKSZ);
 	CloseTransientFile(fd);
-	scan->bytes_read += len;
 	return true;
 }
 

@@ -21,7 +21,9 @@
  */
 #include "postgres.h"
 
+#include "access/instantrecovery.h"
 #include "access/xlog.h"
+#include "access/xlogpagefetch.h"
 #include "access/xlogrecovery.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/doublewrite_stats.h"
@@ -225,9 +227,6 @@ struct DoubleWriteSnapshot
 	int			nfigures;
 };
 
-/* Parts of the server that have figures of their own for views */
-static DoubleWriteFigureSource dw_figure_sources[4];
-
 /*
  * Put a figure of this or another part of the server.  The name must stay
  * valid.
@@ -297,7 +296,6 @@ dw_put_restore(DoubleWriteSnapshot *snapshot, const DWRestoreStats *restore)
 	DoubleWritePutFigure(snapshot, "restore_restored", restore->restored);
 	DoubleWritePutFigure(snapshot, "restore_identical", restore->identical);
 	DoubleWritePutFigure(snapshot, "restore_missing", restore->missing);
-	DoubleWritePutFigure(snapshot, "restore_buffered", restore->buffered);
 	DoubleWritePutFigure(snapshot, "restore_bytes_read", restore->bytes_read);
 	DoubleWritePutFigure(snapshot, "restore_usec", restore->usec);
 }
@@ -372,28 +370,9 @@ DoubleWriteTakeSnapshot(void)
 	dw_put_mode(snapshot, &mode, DWCtl->log.armed);
 	dw_put_restore(snapshot, &DWCtl->restore);
 	dw_put_recovery(snapshot);
-	for (int i = 0; i < lengthof(dw_figure_sources) &&
-		 dw_figure_sources[i] != NULL; i++)
-		dw_figure_sources[i] (snapshot);
+	InstantRecoveryPutFigures(snapshot);
+	PageFetchPutFigures(snapshot);
 	return snapshot;
-}
-
-/*
- * Have another part of the server add its figures to each snapshot from now
- * on.
- */
-void
-DoubleWriteAddFigures(DoubleWriteFigureSource source)
-{
-	int			i = 0;
-
-	/* the postmaster comes here again when it starts anew after a crash */
-	while (dw_figure_sources[i] != NULL && dw_figure_sources[i] != source)
-	{
-		i++;
-		Assert(i < lengthof(dw_figure_sources));
-	}
-	dw_figure_sources[i] = source;
 }
 
 bool

@@ -770,9 +770,16 @@ tdw_rmgr_cleanup(void)
 	ReleaseBuffer(ReadBufferWithoutRelcache(rlocator, MAIN_FORKNUM, 0, RBM_NORMAL, NULL, true));
 }
 
-static const RmgrData tdw_rmgr = {
+/* It might write to files past shared buffers. */
+static void
+tdw_rmgr_redo(XLogReaderState *record)
+{
+	INJECTION_POINT("test_doublewrite-redo", NULL);
+}
+
+static RmgrData tdw_rmgr = {
 	.rm_name = "test_doublewrite",
-	.rm_cleanup = tdw_rmgr_cleanup
+	.rm_redo = tdw_rmgr_redo
 };
 
 void
@@ -891,7 +898,8 @@ _PG_init(void)
 	MarkGUCPrefixReserved("test_doublewrite");
 
 	if (tdw_cleanup_reads != 0)
-		RegisterCustomRmgr(RM_EXPERIMENTAL_ID, &tdw_rmgr);
+		tdw_rmgr.rm_cleanup = tdw_rmgr_cleanup;
+	RegisterCustomRmgr(RM_EXPERIMENTAL_ID, &tdw_rmgr);
 
 	if (tdw_spoil_redo_of != 0)
 	{
@@ -1343,6 +1351,19 @@ dw_log_page(PG_FUNCTION_ARGS)
 	END_CRIT_SECTION();
 	UnlockReleaseBuffer(buffer);
 	relation_close(rel, AccessShareLock);
+	PG_RETURN_VOID();
+}
+
+/* A record of an extension, which names no block */
+PG_FUNCTION_INFO_V1(dw_log_custom);
+Datum
+dw_log_custom(PG_FUNCTION_ARGS)
+{
+	char		nothing = 0;
+
+	XLogBeginInsert();
+	XLogRegisterData(&nothing, sizeof(nothing));
+	(void) XLogInsert(RM_EXPERIMENTAL_ID, 0);
 	PG_RETURN_VOID();
 }
 

@@ -189,10 +189,18 @@ settings(fail_at => 'doublewrite-log-read:EIO:' . ($n + 2) . ':513');
 my $text = restores('segment behind the newest cannot be read', $torn, 't');
 like($text, qr/Blocks that cannot be read: 512\./, '... which is said');
 
+# an error of a read of many blocks says nothing of the first of them
+$node->poll_query_until('postgres', $ahead) or die 'no segments are prepared';
+$torn = crash('t');
+$n = dw_segments($dir);
+settings(fail_at => 'doublewrite-log-read:EIO:' . ($n + 3) . ':1');
+$text = restores('live segment is read block by block', $torn, 't');
+unlike($text, qr/cannot be read/, '... and nothing is missing');
+
 # the last one is none of those that are live
 $torn = crash('small');
 $n = dw_segments($dir);
-settings(fail_at => "doublewrite-log-read:EIO:$n:2");
+settings(fail_at => "doublewrite-log-read:EIO:$n:1");
 $text = restores('start of a free segment cannot be read', $torn, 'small');
 like($text, qr/Blocks that cannot be read: 1\./, '... which is said');
 
@@ -201,7 +209,7 @@ like($text, qr/Blocks that cannot be read: 1\./, '... which is said');
 $torn = crash('small');
 settings(fail_at => 'doublewrite-log-read:EIO:'
 	  . (dw_segments($dir) + 2)
-	  . ':515');
+	  . ':514');
 $text =
   restores('end of the log cannot be read, with checksums', $torn, 'small');
 like($text, qr/Blocks that cannot be read: 1\./, '... which is said');

@@ -474,4 +474,24 @@ max_wal_senders = 0
 	$node->stop;
 }
 
+# A page with a note that its file has lost and got again, as after a truncation
+{
+	my $node = node_with_rows('added');
+	my $path =
+	  $node->safe_psql('postgres', q{SELECT pg_relation_filepath('t')});
+	counts_of($node, $look);
+	$node->stop('immediate');
+	dw_write_block($node, $path, BLCKSZ, "\0" x BLCKSZ);
+	command_checks_all([ 'pg_doublewrite', 'dry-run', $node->data_dir ],
+		0, [qr/total/], [qr/^$/], 'added: dry run leaves it alone');
+	my $offset = -s $node->logfile;
+	ok(dw_poll_start($node), 'added: server starts');
+	unlike(slurp_file($node->logfile, $offset),
+		qr/left alone/, 'added: without a word');
+	is( dw_read_block($node, $path, BLCKSZ),
+		"\0" x BLCKSZ,
+		'added: the page is left alone');
+	$node->stop;
+}
+
 done_testing();

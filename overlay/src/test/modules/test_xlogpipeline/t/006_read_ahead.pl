@@ -18,12 +18,15 @@ use XLogPipeline;
 xlp_require_injection_points();
 
 my $primary = xlp_primary('primary');
+$primary->append_conf('postgresql.conf', xlp_wait_conf());
 $primary->append_conf('postgresql.conf',
 	'io_torn_pages_protection = full_pages');
 $primary->restart;
 $primary->safe_psql(
 	'postgres', q{
 	CREATE EXTENSION injection_points;
+	CREATE EXTENSION pg_buffercache;
+	CREATE EXTENSION test_doublewrite;
 	CREATE TABLE torn (id int, v int) WITH (fillfactor = 50);
 	INSERT INTO torn SELECT i, 0 FROM generate_series(1, 10) i;
 	CREATE TABLE wide (id int, v int, filler text) WITH (fillfactor = 50);
@@ -139,5 +142,53 @@ $standby->safe_psql(
 $primary->wait_for_catchup($standby);
 is($standby->safe_psql('postgres', 'SELECT v FROM wide WHERE id = 5000'),
 	100, '... and then it is');
+
+# --- Nothing is read behind a record of an extension that says not what it changes
+
+my %block = map {
+	$_ => $primary->safe_psql('postgres',
+		"SELECT (ctid::text::point)[0] FROM wide WHERE id = $_")
+} (1000, 7000);
+
+sub has_read
+{
+	my ($id) = @_;
+
+	return "SELECT count(*) = 1 FROM pg_buffercache
+		WHERE relfilenode = pg_relation_filenode('wide') AND relforknumber = 0
+		AND relblocknumber = $block{$id}";
+}
+
+# all of the table is in its buffers by now
+$standby->restart;
+xlp_pause($standby);
+$standby->safe_psql('postgres',
+	"SELECT injection_points_attach('test_doublewrite-redo', 'wait')");
+$primary->safe_psql('postgres', $_)
+  foreach (
+	'INSERT INTO filler SELECT generate_series(1, 5000)',
+	'UPDATE wide SET v = 200 WHERE id = 1000',
+	'SELECT dw_log_custom()',
+	'UPDATE wide SET v = 200 WHERE id = 7000',
+	'INSERT INTO filler SELECT generate_series(1, 10000)');
+$primary->wait_for_catchup($standby, 'flush');
+$standby->safe_psql('postgres', 'SELECT pg_wal_replay_resume()');
+$standby->wait_for_event('startup', 'test_doublewrite-redo');
+ok( $standby->poll_query_until(
+		'postgres',
+		'SELECT wal_distance > 100000 FROM pg_stat_recovery_prefetch'),
+	'WAL behind the record has been decoded');
+is($standby->safe_psql('postgres', has_read(1000)),
+	't', 'a block before it has been read');
+is($standby->safe_psql('postgres', has_read(7000)),
+	'f', '... and none behind it');
+$standby->safe_psql(
+	'postgres', q{
+	SELECT injection_points_detach('test_doublewrite-redo');
+	SELECT injection_points_wakeup('test_doublewrite-redo')});
+$primary->wait_for_catchup($standby);
+is( $standby->safe_psql('postgres', 'SELECT sum(v) FROM wide WHERE v = 200'),
+	400,
+	'all is replayed');
 
 done_testing();

@@ -200,8 +200,7 @@ sub dw_expected_restored
 =item dw_restore_line(node, log_offset)
 
 What the server log says about the restore after that offset: a hash with
-C<examined>, C<batches>, C<restored>, C<identical>, C<missing>, C<buffered>, or
-undef.
+C<examined>, C<batches>, C<restored>, C<identical>, C<missing>, or undef.
 
 =cut
 
@@ -213,9 +212,9 @@ sub dw_restore_line
 
 	return undef
 	  unless $text =~
-	  /double-write log: examined (\d+) pages in (\d+) batches, restored (\d+), (\d+) identical, (\d+) beyond the end of their file, put (\d+) into/;
-	@r{qw(examined batches restored identical missing buffered)} =
-	  ($1, $2, $3, $4, $5, $6);
+	  /double-write log: examined (\d+) pages in (\d+) batches, restored (\d+), (\d+) identical, (\d+) beyond the end of their file, left/;
+	@r{qw(examined batches restored identical missing)} =
+	  ($1, $2, $3, $4, $5);
 	return \%r;
 }
 

@@ -1,8 +1,7 @@
 
 # Copyright (c) 2025, PostgreSQL Global Development Group
 
-# Restore writes neighbouring pages together and puts pages into shared
-# buffers, where redo finds them.
+# Restore writes neighbouring pages together, and syncs files in groups.
 
 use strict;
 use warnings FATAL => 'all';
@@ -44,18 +43,11 @@ sub crash_with_copies
 	return ($old, $torn);
 }
 
-# Start, and see whether all is there; returns what was said of the restore and
-# how many blocks redo has read.
+# Start, and see whether all is there.
 sub start
 {
 	my ($node, $torn, $value, $where) = @_;
-	my $line = dw_start_after_crash($node, $torn);
-	my $reads = $node->safe_psql(
-		'postgres', q{
-		SELECT sum(reads) FROM pg_stat_io WHERE backend_type = 'startup'});
-
-	note
-	  "$line->{examined} copies, $line->{buffered} put into buffers, $reads reads";
+	dw_start_after_crash($node, $torn);
 
 	# as redo left it, and as it is at home
 	my $query =
@@ -71,7 +63,6 @@ sub start
 			q{SELECT dw_drain(); SELECT dw_evict_all(); SELECT dw_drain()});
 	}
 	$node->safe_psql('postgres', "SELECT bt_index_check('t_pkey', true)");
-	return ($line, $reads);
 }
 
 my $node = dw_new_node('main', conf => $quiet);
@@ -88,69 +79,13 @@ $node->safe_psql(
 is($node->safe_psql('postgres', q{SELECT pg_relation_size('t') / 8192}),
 	$PAGES, 'size of the table');
 
-# All copies find room
-{
-	my (undef, $torn) = crash_with_copies($node, 1, '');
-	my ($line, $reads) = start($node, $torn, 1, '');
-
-	cmp_ok($line->{examined}, '>=', $PAGES, 'pages have copies in the log');
-	is($line->{buffered}, $line->{examined}, 'all are in shared buffers');
-	cmp_ok($reads, '<', $PAGES / 2, 'redo does not read them');
-}
-
-# More copies than there is room for
-{
-	my (undef, $torn) = crash_with_copies($node, 2, '');
-
-	$node->append_conf('postgresql.conf', 'shared_buffers = 4MB');
-	my ($line, $reads) = start($node, $torn, 2, '');
-
-	is($line->{buffered}, 256, 'half of shared buffers');
-	cmp_ok($reads, '>=', $line->{examined} - 256, 'redo reads the others');
-	cmp_ok(
-		$reads, '<',
-		$PAGES - 200,
-		'but not those which are in shared buffers');
-	$node->append_conf('postgresql.conf', 'shared_buffers = 16MB');
-	$node->restart;
-}
-
-# The WAL pipeline finds them as well
-{
-	my (undef, $torn) = crash_with_copies($node, 5, '');
-	my $offset = -s $node->logfile;
-
-	# which is to take part from the first record on
-	$node->append_conf(
-		'postgresql.conf', q{
-wal_pipeline = on
-test_doublewrite.fail_at = 'xlogpipeline-wait-for-worker:EIO'});
-	my ($line) = start($node, $torn, 5, '');
-
-	is($line->{buffered}, $line->{examined},
-		'pipeline: all are in shared buffers');
-	my ($decoded, $reads) = slurp_file($node->logfile, $offset) =~
-	  /WAL pipeline: decoded (\d+) records.*read (\d+) blocks/;
-	cmp_ok($decoded, '>', 0, 'pipeline: it has decoded records');
-	cmp_ok($reads, '<', $PAGES / 2, 'pipeline: it does not read them');
-	my ($announced) =
-	  slurp_file($node->logfile, $offset) =~ /announced (\d+) blocks/;
-	cmp_ok($announced, '<', $PAGES / 2,
-		'pipeline: nor has the kernel read them');
-	$node->append_conf('postgresql.conf',
-		"wal_pipeline = off\ntest_doublewrite.fail_at = ''");
-}
-
 # Gaps between the pages, and nothing is read ahead
 {
 	my $where = 'WHERE id / 2 % 5 <> 0';
 	my (undef, $torn) = crash_with_copies($node, 3, $where);
 
 	$node->append_conf('postgresql.conf', 'maintenance_io_concurrency = 0');
-	my ($line) = start($node, $torn, 3, $where);
-
-	is($line->{buffered}, $line->{examined},
-		'with gaps: all are in shared buffers');
+	start($node, $torn, 3, $where);
 	$node->append_conf('postgresql.conf', 'maintenance_io_concurrency = 16');
 }
 
@@ -306,44 +241,5 @@ test_doublewrite.crash_at = 'doublewrite-restore-run:10'});
 	$node->append_conf('postgresql.conf', q{test_doublewrite.crash_at = ''});
 }
 $node->stop;
-
-# Redo of CREATE DATABASE replaces files of which restore has put pages into
-# shared buffers.
-{
-	my $primary = dw_new_node(
-		'primary',
-		conf => $quiet,
-		init => { allows_streaming => 1 });
-	my $standby = PostgreSQL::Test::Cluster->new('standby');
-	my $contents =
-	  q{SELECT count(*), sum(v) FROM c; SELECT count(*) FROM pg_class};
-
-	$primary->start;
-	dw_extensions($primary);
-	$primary->backup('b');
-	$standby->init_from_backup($primary, 'b', has_streaming => 1);
-	$standby->start;
-	dw_restartpoint($primary, $standby);
-
-	$primary->safe_psql('postgres',
-		'CREATE DATABASE copied STRATEGY file_copy');
-	$primary->safe_psql('copied',
-		'CREATE TABLE c AS SELECT i AS v FROM generate_series(1, 1000) i');
-	$primary->wait_for_replay_catchup($standby);
-	$standby->safe_psql('postgres',
-		q{SELECT dw_evict_all(); SELECT dw_drain()});
-	$standby->stop('immediate');
-	my $line = dw_start_after_crash($standby);
-	cmp_ok($line->{buffered}, '>', 10,
-		'CREATE DATABASE: pages are in shared buffers');
-	$primary->wait_for_replay_catchup($standby);
-	$standby->safe_psql('postgres',
-		q{SELECT dw_evict_all(); SELECT dw_drain(); SELECT dw_evict_all()});
-	is( $standby->safe_psql('copied', $contents),
-		$primary->safe_psql('copied', $contents),
-		'CREATE DATABASE: same data as on the primary');
-	$standby->stop;
-	$primary->stop;
-}
 
 done_testing();
