@@ -270,6 +270,44 @@ ok(dw_poll_start($node), 'checkpoint cut short: server starts');
 ok($node->log_contains(qr/checkpoint starting: end-of-recovery/, $offset),
 	'checkpoint cut short: who comes first');
 
+# The same where pages are redone one by one.  What is home the log has not any more.
+$node = dw_quiet_node(
+	'instant', conf => q{
+instant_recovery = on
+recovery_workers = 2
+});
+$node->safe_psql(
+	'postgres', qq{
+	CREATE TABLE t (id int, filler text);
+	INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, $rows) i});
+
+foreach my $panics (0, 1)
+{
+	my $what = $panics ? 'PANIC, page by page' : 'crash, page by page';
+
+	change();
+	$node->safe_psql('postgres', 'SELECT dw_sync_cycle()');
+	if ($panics)
+	{
+		$node->psql('postgres', 'SELECT dw_panic()');
+		dw_wait_for_exit($node);
+	}
+	else
+	{
+		$node->stop('immediate');
+	}
+	$offset = -s $node->logfile;
+	my $written = written_after_start($what, $panics);
+	ok( $node->log_contains(
+			qr/opening before redo: \d+ pages are pending/, $offset),
+		"$what: clients get in before");
+	cmp_ok($written, $panics ? '>=' : '<', $pages,
+			"$what: pages that redo leaves alone are "
+		  . ($panics ? '' : 'not ')
+		  . 'written again');
+}
+$node->stop;
+
 # A standby knows how far what it has written reaches, and forgets behind that
 {
 	my $primary = dw_quiet_node('primary', init => { allows_streaming => 1 });
