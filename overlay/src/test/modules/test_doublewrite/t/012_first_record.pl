@@ -192,6 +192,31 @@ foreach my $case (
 	dw_check_torn($node, $old, 2, $name);
 }
 
+# Two checkpoints have failed: a crash recovers from a redo pointer that is older than both
+# which are remembered.
+{
+	my $node = node_with_table('older_pointers');
+	my $point = 'doublewrite-checkpoint-drained';
+
+	$node->safe_psql('postgres', 'SELECT count(*) FROM t');
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	$node->safe_psql('postgres',
+		"SELECT injection_points_attach('$point', 'error')");
+	foreach my $v (1, 2)
+	{
+		$node->safe_psql('postgres', update($v));
+		$node->safe_psql('postgres', 'SELECT count(*) FROM t');
+		isnt($node->psql('postgres', 'CHECKPOINT'),
+			0, "checkpoint $v fails when all is home");
+	}
+	my $old = dw_snapshot($node);
+	is_deeply(
+		written_back($node, $IMAGES, update(3)),
+		[ 1, 0, 0 ],
+		'image after the newest of three redo pointers only: logged');
+	dw_check_torn($node, $old, 3, 'older pointers');
+}
+
 # A record for an overflow page of a hash index refers to the first page of the
 # bucket, and its content lock is not held then.
 foreach my $hidden (1, 0)
