@@ -100,6 +100,7 @@ DoubleWriteBeginRemoval(void)
 	{
 		generation = pg_atomic_read_u32(&DWCtl->removals.generation);
 		dw_removal_lock = dw_removal_lock_of(generation);
+		INJECTION_POINT("doublewrite-removal-begins", NULL);
 		LWLockAcquire(dw_removal_lock, LW_SHARED);
 		if (pg_atomic_read_u32(&DWCtl->removals.generation) == generation)
 			break;

@@ -116,6 +116,43 @@ log_min_messages = notice
 	$node->stop;
 }
 
+# The same when one has completed between the two steps by which a removal begins.
+{
+	my $node = dw_quiet_node('begins_late');
+	my ($begins, $discarded) =
+	  ('doublewrite-removal-begins', 'doublewrite-relations-discarded');
+
+	$node->safe_psql('postgres', $_)
+	  foreach (
+		'CREATE TABLE d AS SELECT generate_series(1, 1000) i',
+		"SELECT injection_points_attach('$begins', 'wait')");
+	my $drop = $node->background_psql('postgres');
+	$drop->query_until(qr/start/, "\\echo start\nDROP TABLE d;\n");
+	$node->wait_for_event('client backend', $begins);
+	$node->safe_psql('postgres', $_)
+	  foreach ('CHECKPOINT',
+		"SELECT injection_points_attach('$discarded', 'wait')");
+	my $before = dw_control($node, $redo);
+	dw_wake($node, $begins);
+	$node->wait_for_event('client backend', $discarded);
+
+	my $checkpoint = $node->background_psql('postgres');
+	$checkpoint->query_until(qr/start/, "\\echo start\nCHECKPOINT;\n");
+	$node->poll_query_until(
+		'postgres', qq{
+		SELECT bool_or(wait_event = 'CheckpointDelayComplete') OR
+				(SELECT redo_lsn FROM pg_control_checkpoint()) <> '$before'
+			FROM pg_stat_activity WHERE backend_type = 'checkpointer'}
+	) or die 'checkpointer does nothing';
+	is(dw_control($node, $redo),
+		$before,
+		'checkpoint waits for a removal that began during the last one');
+	dw_wake($node, $discarded);
+	$_->quit foreach ($checkpoint, $drop);
+	isnt(dw_control($node, $redo), $before, '... and then completes');
+	$node->stop;
+}
+
 # A checkpoint makes removals durable: else what was truncated or dropped may
 # come back, older than the checkpoint's redo pointer.
 {
@@ -241,6 +278,26 @@ autovacuum = off
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	cmp_ok($synced->(), '>', $before,
 		'file dropped during the sync is for the next checkpoint');
+
+	# So is its directory, of which the sync may have come too early.
+	$point = 'doublewrite-directory-synced';
+	$node->safe_psql('postgres', $_)
+	  foreach (
+		'CREATE TABLE one AS SELECT 1 i; CREATE TABLE two AS SELECT 2 i',
+		'CHECKPOINT',
+		"SELECT injection_points_attach('$point', 'wait')",
+		'DROP TABLE one');
+	$checkpoint = $node->background_psql('postgres');
+	$checkpoint->query_until(qr/start/, "\\echo start\nCHECKPOINT;\n");
+	$node->wait_for_event('checkpointer', $point);
+	$node->safe_psql('postgres', 'DROP TABLE two');
+	dw_wake($node, $point);
+	$checkpoint->quit;
+	# far more than there are: they are counted
+	$node->safe_psql('postgres', "SELECT dw_crash_at('$point', 1000000)");
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	cmp_ok($node->safe_psql('postgres', "SELECT dw_hits('$point')"),
+		'>', 0, '... and the next one syncs its directory as well');
 
 	# Nothing has been lost if a file could not even be opened.
 	$node->append_conf('postgresql.conf', 'fsync = on');
