@@ -233,6 +233,21 @@ is(sql($cycles), $before + 1, '... until it does');
 is(sum($_), $whole, "nothing is lost of table $_") foreach ('away', 'held');
 go_on();
 
+note
+  'the use of the log ends before there is a checkpoint: all copies go home (R10)';
+dw_log_copies($node, 'held');
+sql('UPDATE chains SET i = i + 1 WHERE i <= 10');
+dw_crash_torn($node, 'held');
+conf(fail_at => "$PENDING:EIO");
+dw_start_on_demand($node, 'with pages pending once more');
+sql('ALTER SYSTEM SET io_torn_pages_protection = off');
+$node->reload;
+ok($node->poll_query_until('postgres', 'SELECT NOT armed FROM dw_state()'),
+	'protection is switched off')
+  or die 'the log stays in use';
+is(sum('held'), $whole, '... and nothing is lost');
+sql("SELECT injection_points_detach('$PENDING')");
+
 dw_check_amcheck($node);
 $node->stop;
 done_testing();
