@@ -375,6 +375,65 @@ foreach my $checksums (1, 0)
 	$primary->stop;
 }
 
+# What is redone after clients have got in WAL has as well, so that copies which the crash has
+# left in the log cover it
+{
+	my $point = 'instant-recovery-only-demands';
+	my $node = node_with_rows(
+		'redone', conf => q{
+instant_recovery = on
+recovery_workers = 1
+});
+	my $pages = pages($node);
+	my $lock = 'SELECT count(*) FROM (SELECT FROM t FOR UPDATE)';
+
+	is_deeply(
+		counts_of($node, $lock),
+		[ $pages, 0, 0 ],
+		'redone: each page is copied');
+	# a checkpoint has to wait for the other table, at which no session looks
+	$node->safe_psql('postgres',
+		"$lock; CREATE TABLE other AS SELECT 1 AS i");
+	$node->stop('immediate');
+	$node->append_conf('postgresql.conf',
+		"test_doublewrite.fail_at = '$point:EIO'\n");
+	ok(dw_poll_start($node), 'redone: server starts');
+	is_deeply(
+		counts_of($node, $look),
+		[ 0, 0, $pages ],
+		'redone: the copies before the crash cover it');
+	$node->safe_psql('postgres', "SELECT injection_points_detach('$point')");
+	check_rows($node, 'redone');
+	$node->stop;
+}
+
+# So they do if a session changes the first page of a hash bucket, to which other records
+# refer that are not followed
+{
+	my $node = dw_quiet_node('bucket');
+	my $counters = 'SELECT logged, in_epoch FROM dw_stats()';
+
+	$node->safe_psql('postgres', $_)
+	  foreach (
+		q{CREATE TABLE h (k int, n int);
+		CREATE INDEX h_k_idx ON h USING hash (k);
+		INSERT INTO h SELECT 1, i FROM generate_series(1, 1000) i},
+		'CHECKPOINT',
+		q{SELECT dw_dirty('h_k_idx'); SELECT dw_evict_all(), dw_drain()});
+	foreach my $rows ('n > 990', 'n < 10')
+	{
+		$node->safe_psql('postgres', "DELETE FROM h WHERE $rows");
+		$node->safe_psql('postgres', 'VACUUM h');
+	}
+	my @before = split /\|/, $node->safe_psql('postgres', $counters);
+	$node->safe_psql('postgres',
+		q{SELECT dw_evict('h_k_idx'); SELECT dw_drain()});
+	my @after = split /\|/, $node->safe_psql('postgres', $counters);
+	is($after[0], $before[0], 'bucket: no page is copied again');
+	cmp_ok($after[1], '>', $before[1], '... as copies cover them');
+	$node->stop;
+}
+
 # Hints of other access methods are theirs to know
 {
 	my $node = node_with_rows('index');
