@@ -242,9 +242,11 @@ conf(fail_at => "$PENDING:EIO");
 dw_start_on_demand($node, 'with pages pending once more');
 sql('ALTER SYSTEM SET io_torn_pages_protection = off');
 $node->reload;
-ok($node->poll_query_until('postgres', 'SELECT NOT armed FROM dw_state()'),
-	'protection is switched off')
+ok($node->poll_query_until('postgres', 'SELECT dw_copies_left() = 0'),
+	'copies go home, as protection is switched off')
   or die 'the log stays in use';
+ok($node->poll_query_until('postgres', 'SELECT NOT armed FROM dw_state()'),
+	'... and it is off');
 is(sum('held'), $whole, '... and nothing is lost');
 sql("SELECT injection_points_detach('$PENDING')");
 
