@@ -846,6 +846,7 @@ DoubleWriteReadStaged(const BufferTag *tag, char *dst)
 	if (slotno < 0)
 		return false;
 
+	INJECTION_POINT("doublewrite-staged-found", NULL);
 	memcpy(dst, DWSlotPage(slotno), BLCKSZ);
 
 	DWLockMutex();

@@ -169,6 +169,39 @@ is( $node->safe_psql('postgres', 'SELECT count(*), sum(id) FROM h'),
 dw_check_amcheck($node);
 dw_check_stopped($node);
 
+# --- A page goes home as it is read from its slot, which another page takes
+
+{
+	my $reused = dw_quiet_node('reused');
+	my $point = 'doublewrite-staged-found';
+	my $in_use = 'SELECT in_use FROM dw_state()';
+
+	$reused->safe_psql(
+		'postgres', q{
+		CREATE TABLE t AS SELECT 1 AS v;
+		CREATE TABLE o AS SELECT 2 AS v;
+		SELECT dw_evict_all(), dw_drain();
+		UPDATE t SET v = 10;
+		SELECT dw_evict('t')});
+	is($reused->safe_psql('postgres', $in_use), 1, 'a page is staged');
+	my $reader = dw_start(
+		$reused, 'reader',
+		qq{SELECT injection_points_set_local(); SELECT injection_points_attach('$point', 'wait');
+		SELECT v FROM t});
+	ok(dw_waits_for($reused, 'reader', $point), '... and has been found');
+	$reused->safe_psql('postgres', 'SELECT dw_drain()');
+	is($reused->safe_psql('postgres', $in_use), 0, '... but goes home');
+	$reused->safe_psql('postgres',
+		q{UPDATE o SET v = 20; SELECT dw_evict('o')});
+	is($reused->safe_psql('postgres', $in_use),
+		1, '... and another one is staged');
+	dw_wake($reused, $point);
+	like($reader->query('SELECT 1'),
+		qr/^10$/m, 'a reader does not take it for the first one');
+	$reader->quit;
+	$reused->stop;
+}
+
 # --- A process that looks at files finds there what was staged
 
 {

@@ -101,6 +101,33 @@ foreach my $end (
 	dw_check_torn($node, $old, 3, $what);
 }
 
+# A sync cycle that ends after a checkpoint does not bring back the mark that it has
+# chosen before: a copy may be older than a page that went home without one (R3, R5)
+{
+	my $node = node_with_table('late_cycle');
+	my $point = 'doublewrite-sync-cycle';
+	my $mark = 'SELECT low_water_logged FROM dw_state()';
+
+	$node->safe_psql('postgres',
+		"SELECT injection_points_attach('$point', 'wait')");
+	my $cycle = dw_start($node, 'cycle', 'SELECT dw_sync_cycle()');
+	ok( dw_waits_for($node, 'cycle', $point),
+		'late cycle: has chosen its mark');
+	is_deeply([ change($node, 1) ], [ 1, 0 ], '... then a page is logged');
+	is_deeply([ change($node, 2) ], [ 0, 1 ], '... once');
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	my $completed = $node->safe_psql('postgres', $mark);
+	dw_wake($node, $point);
+	dw_finish($cycle);
+	cmp_ok($node->safe_psql('postgres', $mark),
+		'>=', $completed, 'late cycle: the mark of a checkpoint stays');
+	$node->stop('immediate');
+	dw_start_after_crash($node);
+	is($node->safe_psql('postgres', 'SELECT v FROM t WHERE id = 1'),
+		2, 'late cycle: nothing lost');
+	$node->stop;
+}
+
 # A version without a copy of its own cannot be written home: the copy it
 # relies on is kept (R3)
 {

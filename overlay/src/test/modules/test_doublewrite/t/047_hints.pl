@@ -48,7 +48,8 @@ sub pages
 		q{SELECT pg_relation_size('t') / 8192});
 }
 
-# What write-back of the table counts: copies, notes and the like, pages in the epoch
+# What write-back of the table counts after statements, or calls: copies, notes and the
+# like, pages in the epoch
 sub counts_of
 {
 	my ($node, @statements) = @_;
@@ -56,7 +57,12 @@ sub counts_of
 
 	# what these statements read of the catalogs they write hints to, too
 	$node->safe_psql('postgres', q{SELECT dw_evict_all(), dw_drain()});
-	$node->safe_psql('postgres', $_) foreach @statements;
+	foreach my $statement (@statements)
+	{
+		ref($statement)
+		  ? $statement->()
+		  : $node->safe_psql('postgres', $statement);
+	}
 	my @before = split /\|/, $node->safe_psql('postgres', $counters);
 	$node->safe_psql('postgres', q{SELECT dw_evict('t'); SELECT dw_drain()});
 	my @after = split /\|/, $node->safe_psql('postgres', $counters);
@@ -184,6 +190,22 @@ sub check_rows
 		counts_of($node, q{SELECT dw_dirty('t'), dw_evict('t')}, $look),
 		[ pages($node), 0, 0 ],
 		'unreported, staged: each page is copied');
+	$node->stop;
+
+	# ... or in one that was logged, and called back by a sync cycle that frees its copy,
+	# when there was a newer one
+	$node = node_with_rows('unreported_recalled',
+		conf => "double_write_stage_size = 8MB\n");
+	is_deeply(
+		counts_of(
+			$node,
+			q{SELECT dw_dirty('t'), dw_evict('t')},
+			sub { dw_leave_runs($node) },
+			$look,
+			q{SELECT dw_evict('t')},
+			'SELECT dw_sync_cycle()'),
+		[ pages($node), 0, 0 ],
+		'unreported, recalled: each page is copied');
 	$node->stop;
 }
 

@@ -152,8 +152,22 @@ is( $node->safe_psql(
 	),
 	'6|0',
 	'what is read from a file is whole');
-$node->safe_psql('postgres', 'ALTER TABLE copied SET TABLESPACE space');
-is(sum('copied'), $whole, 'a table that has been moved is whole');
+# those that cannot be written home at once are staged
+$node->safe_psql(
+	'postgres', q{
+	SELECT injection_points_attach('doublewrite-background-flush', 'notice');
+	SELECT dw_fail_at('doublewrite-bring-write', 'EIO')});
+is($node->psql('postgres', 'ALTER TABLE copied SET TABLESPACE space'),
+	0, 'a table is moved');
+is( $node->safe_psql(
+		'postgres', "SELECT dw_hits('doublewrite-bring-write') > 0"),
+	't',
+	'... though a home write has failed');
+$node->safe_psql(
+	'postgres', q{
+	SELECT dw_clear('doublewrite-bring-write');
+	SELECT injection_points_detach('doublewrite-background-flush')});
+is(sum('copied'), $whole, '... and is whole');
 cmp_ok(dw_copies_left($node), '>', 0, 'other copies are left');
 
 note 'where the log cannot grow they are written home (R11)';
@@ -267,6 +281,15 @@ isnt(
 	dw_read_block($node, $node->{dw_path}{held}, 0),
 	$held->{0}{page},
 	'... which is torn at home');
+
+# so does one after it, which takes its place as it is called back
+dw_leave_runs($node);
+$node->safe_psql(
+	'postgres', q{
+	UPDATE held SET v = v + 1 WHERE i % 10 = 0;
+	SELECT dw_evict('held');
+	SELECT dw_sync_cycle()});
+$held_sum = "$ROWS|" . $ROWS * ($ROWS + 1) / 2 . '|' . 2 * $ROWS / 10;
 is( $node->safe_psql(
 		'postgres', qq{
 		SELECT count(*) FROM generate_series(0, 5) b,
@@ -311,12 +334,26 @@ foreach my $crash (1 .. 5)
 		"server starts after crash $crash without a checkpoint")
 	  or BAIL_OUT('no start');
 }
+# no checkpoint may make the log forget it first
+$node->safe_psql('postgres',
+	"SELECT injection_points_attach('$POINT', 'wait')");
 my (undef, undef, $stderr) =
   $node->psql('postgres', "SELECT pg_instant_recovery_give_up('$path', 1)");
 like(
 	$stderr,
 	qr/the copy of block 1 of relation "$path" in the double-write log has been given up/,
 	'it can be given up');
+
+# a row in the half of the page that is left
+$node->safe_psql(
+	'postgres', q{
+	SET ignore_checksum_failure = on;
+	UPDATE kept SET v = 1 WHERE ctid = '(1,15)';
+	SELECT dw_evict('kept'), dw_drain()});
+cmp_ok(dw_copies_at_home($node)->{$path}{8192}{segno},
+	'>', $bad->{segno},
+	'... and the page is logged when it has changed (R2)');
+dw_wake($node, $POINT);
 go_on();
 is(dw_copies_left($node), 0, '... and then none is left');
 $node->safe_psql('postgres', 'DROP TABLE kept');

@@ -104,8 +104,8 @@ sub go_on
 	return;
 }
 
-create('postgres', $_, 'pg_default') foreach ('held', 'chains');
-create('postgres', 'away', 'space');
+create('postgres', $_, 'pg_default')        foreach ('held', 'chains');
+create('postgres', $_, 'space')             foreach ('away', 'cut');
 sql("CREATE TABLE page$_ AS SELECT 1 AS i") foreach (1 .. 3);
 sql(q{CREATE TABLE big (i int, f text STORAGE plain);
 	INSERT INTO big SELECT g, repeat('y', 5000) FROM generate_series(1, 2 * 248) g}
@@ -214,6 +214,35 @@ is(sum('held'), $whole, 'nothing is lost');
 go_on();
 
 note
+  'a home write of a copy has failed, and its page is removed before it is staged (R7)';
+foreach my $removal ('VACUUM (DISABLE_PAGE_SKIPPING) cut', 'DROP TABLE cut')
+{
+	my $failing = 'test-doublewrite-fail';
+
+	# pages without rows
+	sql('INSERT INTO cut TABLE held');
+	sql('DELETE FROM cut');
+	sql('VACUUM (FREEZE, TRUNCATE off) cut');
+	dw_log_copies($node, 'cut');
+	dw_crash_torn($node, 'cut');
+	dw_start_on_demand($node, "before $removal");
+	sql(qq{SELECT dw_fail_at('$WRITE', 'EIO');
+		SELECT injection_points_attach('$failing', 'wait')});
+	$bringer = dw_start($node, 'bringer', "SELECT dw_bring_in($spaceoid)");
+	ok(dw_waits_for($node, 'bringer', $failing), 'a write has failed');
+	my $remover = dw_start($node, 'remover', $removal);
+	ok( dw_waits_for($node, 'remover', 'DoubleWriteHome'),
+		'the removal waits for the process that has made it');
+	dw_wake($node, $failing);
+	dw_finish($bringer, $remover);
+	sql('SELECT dw_drain()');
+	is(log_state('in_use'), 0, 'nothing is left in the stage');
+	is((stat($node->data_dir . "/$node->{dw_path}{cut}"))[7],
+		0, '... and nothing has been written behind the removal');
+	go_on();
+}
+
+note
   'a home write of a copy that does not come back: sync cycles do not wait for its file (R11)';
 dw_log_copies($node, 'away', 'held');
 dw_crash_torn($node, 'away', 'held');
@@ -226,11 +255,22 @@ my $cycles = 'SELECT sync_cycles FROM dw_stats()';
 my $before = sql($cycles);
 sql('SELECT dw_sync_cycle()');
 is(sql($cycles), $before, '... and a sync cycle syncs no file');
+
+# what it writes must not go over a newer version (R4)
+my $evictor = dw_start($node, 'evictor',
+	q{UPDATE away SET i = -i WHERE ctid = '(0,1)'; SELECT dw_evict('away')});
+ok( dw_waits_for($node, 'evictor', 'DoubleWriteHome'),
+	'... and a newer version of the page is not staged');
 dw_wake($node, $WRITE);
-dw_finish($bringer);
+dw_finish($bringer, $evictor);
 sql('SELECT dw_sync_cycle()');
 is(sql($cycles), $before + 1, '... until it does');
-is(sum($_), $whole, "nothing is lost of table $_") foreach ('away', 'held');
+sql('SELECT dw_evict_all(), dw_drain()');
+is(sql('SELECT i FROM away WHERE i < 0'),
+	-1, 'the newer version has gone home after it');
+is(sql("SELECT count(*), sum(abs(i)) FROM $_"),
+	$whole, "nothing is lost of table $_")
+  foreach ('away', 'held');
 go_on();
 
 note
@@ -243,8 +283,7 @@ dw_start_on_demand($node, 'with pages pending once more');
 sql('ALTER SYSTEM SET io_torn_pages_protection = off');
 $node->reload;
 ok($node->poll_query_until('postgres', 'SELECT dw_copies_left() = 0'),
-	'copies go home, as protection is switched off')
-  or die 'the log stays in use';
+	'copies go home, as protection is switched off');
 ok($node->poll_query_until('postgres', 'SELECT NOT armed FROM dw_state()'),
 	'... and it is off');
 is(sum('held'), $whole, '... and nothing is lost');

@@ -25,6 +25,7 @@ our @EXPORT = qw(
   dw_hold_torn
   dw_wait_until_held
   dw_release_flusher
+  dw_leave_runs
   dw_wake
   dw_start
   dw_waits_for
@@ -150,6 +151,27 @@ sub dw_release_flusher
 	my ($node) = @_;
 
 	dw_wake($node, $node->{dw_held});
+	return;
+}
+
+=pod
+
+=item dw_leave_runs(node)
+
+Have a batch sent home by a session that fails then: its runs stay in the queue.
+
+=cut
+
+sub dw_leave_runs
+{
+	my ($node) = @_;
+	my $point = 'doublewrite-home-sent';
+
+	$node->safe_psql('postgres',
+		"SELECT injection_points_attach('$point', 'error')");
+	isnt($node->psql('postgres', 'SELECT dw_flush_batch(false)'),
+		0, 'runs are left in the queue');
+	$node->safe_psql('postgres', "SELECT injection_points_detach('$point')");
 	return;
 }
 
