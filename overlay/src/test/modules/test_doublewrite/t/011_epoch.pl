@@ -102,7 +102,7 @@ foreach my $end (
 }
 
 # A sync cycle that ends after a checkpoint does not bring back the mark that it has
-# chosen before: a copy may be older than a page that went home without one (R3, R5)
+# chosen before, and with it batches that lack what redo does not bring (R3, R5)
 {
 	my $node = node_with_table('late_cycle');
 	my $point = 'doublewrite-sync-cycle';

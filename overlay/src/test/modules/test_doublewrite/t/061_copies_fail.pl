@@ -2,7 +2,8 @@
 # Copyright (c) 2025, PostgreSQL Global Development Group
 
 # Copies that wait in the double-write log until their pages are needed, when writing them
-# home fails or does not come back, their tablespace is out of reach, or the log is full.
+# home fails or does not come back, their tablespace is out of reach, the log is full, or its
+# use ends.
 
 use strict;
 use warnings FATAL => 'all';
