@@ -20,6 +20,7 @@
 
 #include "access/instantrecovery.h"
 #include "access/xlogdefs.h"
+#include "access/xlogpagefetch.h"
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "storage/doublewrite_stats.h"
@@ -301,8 +302,10 @@ pg_instant_recovery_pages(PG_FUNCTION_ARGS)
 		{"instant_pages_on_demand", make_bigint},
 		{"instant_workers", make_int},
 	};
+	DoubleWriteSnapshot *snapshot = DoubleWriteTakeSnapshot();
 
-	RETURN_FIGURES(DoubleWriteTakeSnapshot(), columns);
+	InstantRecoveryPutFigures(snapshot);
+	RETURN_FIGURES(snapshot, columns);
 }
 
 /*
@@ -316,8 +319,10 @@ pg_fetched_pages(PG_FUNCTION_ARGS)
 		{"fetch_pages_awaited", make_bigint},
 		{"fetch_pages_replaced", make_bigint},
 	};
+	DoubleWriteSnapshot *snapshot = DoubleWriteTakeSnapshot();
 
-	RETURN_FIGURES(DoubleWriteTakeSnapshot(), columns);
+	PageFetchPutFigures(snapshot);
+	RETURN_FIGURES(snapshot, columns);
 }
 
 /*

@@ -33,7 +33,7 @@ extern bool DoubleWriteSnapshotCounter(const DoubleWriteSnapshot *snapshot,
 extern bool DoubleWriteSnapshotValue(const DoubleWriteSnapshot *snapshot,
 									 const char *name, int64 *value);
 
-/* Other parts of the server have figures, too */
+/* Other parts of the server put figures of theirs into a snapshot. */
 extern void DoubleWritePutFigure(DoubleWriteSnapshot *snapshot,
 								 const char *name, int64 value);
 

@@ -21,9 +21,7 @@
  */
 #include "postgres.h"
 
-#include "access/instantrecovery.h"
 #include "access/xlog.h"
-#include "access/xlogpagefetch.h"
 #include "access/xlogrecovery.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/doublewrite_stats.h"
@@ -370,8 +368,6 @@ DoubleWriteTakeSnapshot(void)
 	dw_put_mode(snapshot, &mode, DWCtl->log.armed);
 	dw_put_restore(snapshot, &DWCtl->restore);
 	dw_put_recovery(snapshot);
-	InstantRecoveryPutFigures(snapshot);
-	PageFetchPutFigures(snapshot);
 	return snapshot;
 }
 

@@ -1584,10 +1584,11 @@ PG_FUNCTION_INFO_V1(dw_figure);
 Datum
 dw_figure(PG_FUNCTION_ARGS)
 {
+	DoubleWriteSnapshot *snapshot = DoubleWriteTakeSnapshot();
 	int64		value;
 
-	if (!DoubleWriteSnapshotValue(DoubleWriteTakeSnapshot(),
-								  text_to_cstring(PG_GETARG_TEXT_PP(0)), &value))
+	InstantRecoveryPutFigures(snapshot);
+	if (!DoubleWriteSnapshotValue(snapshot, text_to_cstring(PG_GETARG_TEXT_PP(0)), &value))
 		PG_RETURN_NULL();
 	PG_RETURN_INT64(value);
 }
