@@ -115,6 +115,18 @@ sub total
 		"SELECT count(*), sum(i) FROM $table");
 }
 
+# The checkpoint that the start asked for has failed.  A client that asks for another
+# while it does would be told of its failure.
+sub first_checkpoint_has_failed
+{
+	my ($log) = @_;
+
+	$node->wait_for_log(
+		qr/ERROR:  \d+ pages? could not be redone after the last crash\n/,
+		$log);
+	return;
+}
+
 # Crash, and let redo of a page of the table fail half-way, once, after so many of its
 # records.  In the end the table holds so many rows, with such a sum.  Returns where the
 # server log of that begins.
@@ -333,9 +345,11 @@ $node->append_conf('postgresql.conf',
 # A page of zeroes that records do not rebuild is none that they can be applied to.
 work();
 crash_and_write({ bad => sub { $_[0] = "\0" x 8192 } });
+$offset = -s $node->logfile;
 ok(dw_poll_start($node), 'server starts with a page of zeroes');
 dw_fails($node, 'SELECT * FROM bad',
 	$failed_error, '... and no record of it is lost');
+first_checkpoint_has_failed($offset);
 
 # The file loses the page.  The other one is given up all the same.
 my $file = $node->data_dir . "/$path{bad}";
@@ -376,8 +390,10 @@ like(
 	slurp_file($node->logfile, $offset),
 	qr/redo of pages is completed before clients get in/,
 	'... and all others redone');
+$offset = -s $node->logfile;
 ok(dw_poll_start($node), 'server starts');
 is(total('good'), $all, '... and tables can be read');
+first_checkpoint_has_failed($offset);
 repair('bad');
 $node->safe_psql('postgres', 'CHECKPOINT');
 pages_are('0|0', '... a checkpoint has that one redone when it is repaired');
