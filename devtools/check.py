@@ -271,7 +271,8 @@ def mutex_is_brief(tree: Tree) -> Iterator[str]:
     """Under the engine's spinlock nothing is walked, moved, allocated, reported or waited for."""
     held = re.compile(r"DWLockMutex\(\);(.*?)DWUnlockMutex\(\);", re.DOTALL)
     long = re.compile(r"\b(while|dlist_foreach\w*|mem(?:cpy|move)|palloc\w*|pfree|ereport|elog"
-                      r"|LWLock\w+|XLog\w+|pg_usleep|ConditionVariable\w+)\s*\(")
+                      r"|LWLock\w+|XLog\w+|pg_usleep|ConditionVariable\w+|GetCurrentTimestamp"
+                      r"|INSTR_TIME_SET_CURRENT|bsearch|filter)\s*\(")
     for path, text in tree.c_files((".c",)):
         for match in held.finditer(text):
             for call in long.finditer(match[1]):

@@ -34,9 +34,6 @@ YOUNG_BYTES = 5 * 8192
 # After this, clients that must get on hang; the limit of the whole load is longer.
 STAND_SECONDS = HANG_SECONDS // 2
 
-# A log so large that no sync cycle is needed for a while.
-LARGE_LOG = "-1"
-
 
 class Faulty(Primary):
     """Operations on the recorded server's files fail, or wait, beside the load."""
@@ -261,9 +258,8 @@ class Frozen(Probed):
     or WAL that is frozen, clients of another tablespace go on.
     """
 
-    # What is held, and whether also with a small log others go on: a sync cycle may be among
-    # what is held.
-    kinds = ((("freeze",), True), (("freezesync",), False), (("freeze", "freezesync"), False))
+    # What is held
+    kinds = (("freeze",), ("freezesync",), ("freeze", "freezesync"))
     pauses = (0, 0.7)
     # So long at least, in seconds; how many operations pass before; what others must do meanwhile.
     lasting = (0, 0.3, 1.5, 6)
@@ -281,9 +277,8 @@ class Frozen(Probed):
         places = ["base/", "base/5/", *self._tablespaces()]
         while not stop.wait(rng.uniform(*self.pauses)):
             own = rng.random() < self.own_share
-            operations, any_log = rng.choice(kinds)
-            self._freeze(rng, operations, rng.choice(self.own_files if own else places),
-                         not own and self._others_go_on(any_log))
+            self._freeze(rng, rng.choice(kinds), rng.choice(self.own_files if own else places),
+                         not own and self._others_go_on())
 
     def _tablespaces(self):
         """Return the directories of the tablespaces that the load uses."""
@@ -292,11 +287,9 @@ class Frozen(Probed):
         return [f"{SPACES if (self.data / SPACES / oid).exists() else 'pg_tblspc'}/{oid}/"
                 for oid in oids]
 
-    def _others_go_on(self, any_log):
-        """Say whether others go on: not if all atomic writes are held, or a sync cycle is."""
-        settings = self.plan.settings
-        return settings[MODE] != "atomic_writes" and (
-            any_log or settings[MODE] == MODES[0] or settings["double_write_buffer_size"] == LARGE_LOG)
+    def _others_go_on(self):
+        """Say whether others go on: not if all atomic writes are held."""
+        return self.plan.settings[MODE] != "atomic_writes"
 
     def _freeze(self, rng, operations, where, others_go_on):
         """Freeze files for a while, and until others have got on."""

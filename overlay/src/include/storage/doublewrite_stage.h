@@ -188,6 +188,9 @@ typedef struct DWHomePlace
 /* A write under way for so long may not come back, in nanoseconds */
 #define DW_STALLED_NSEC			INT64CONST(1000000000)
 
+/* A write or a sync under way for so long is not waited for by what others have to wait for */
+#define DW_LOST_NSEC			INT64CONST(5000000000)
+
 #define DW_BATCH_PHASES	(DW_BATCH_DURABLE + 1)
 
 /*
@@ -310,7 +313,9 @@ extern void dw_lock_flush(LWLockMode mode);
 extern uint64 dw_read_locked(const uint64 *number);
 extern void dw_unlock_after_error(void);
 extern void dw_tell_room(int nfreed);
-extern bool dw_wait_on(ConditionVariable *variable, bool (*wanted) (void));
+extern bool dw_wait_on(ConditionVariable *variable, bool (*wanted) (void),
+					   uint32 wait_event_info);
+extern void dw_let_others_make_room(void);
 extern void dw_wake_flusher(void);
 extern void dw_announce_flusher(int procno);
 extern void dw_withdraw_flusher(int code, Datum arg);
@@ -354,7 +359,7 @@ extern void dw_restage_slot(int slotno, int error, bool first);
 extern void dw_mark_stalled(int slotno);
 extern bool dw_let_stalled_go(Oid spcOid);
 extern void dw_restage_for_log(int slotno, int error);
-extern void dw_show_stage_size(void);
+extern void dw_choose_stage_size(void);
 
 /* batch.c */
 extern void dw_set_batch_phase(DWBatchPhase phase);
@@ -363,6 +368,7 @@ extern bool dw_begin_batch_of_kept(uint64 before, bool touched);
 extern void dw_return_batch(void);
 extern bool dw_batch_has_waited(void);
 extern void dw_batch_waits(void);
+extern bool dw_cycle_hangs(void);
 extern bool dw_batch_must_wait(void);
 extern void dw_flush_wal(void);
 extern void dw_note_logged(int slotno, uint64 batchno);
@@ -394,7 +400,6 @@ extern bool dw_refuse_failed(const DWPageSet *pages, uint64 since);
 /* flush.c */
 #define DW_FIRST_ATTEMPT	PG_UINT64_MAX	/* for dw_try_home() */
 
-extern void dw_let_others_make_room(void);
 extern bool dw_flush_batch(const DWPageSet *retry);
 extern bool dw_try_home(const DWPageSet *pages, uint64 *since);
 extern void dw_drain_set(const DWPageSet *pages);

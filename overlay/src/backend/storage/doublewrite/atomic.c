@@ -160,9 +160,10 @@ dw_atomic_look(DWAtomicPlace *place)
 		found.probe.error != place->probe.error)
 		dw_report_probe(path, &found.probe);
 
+	found.looked_at = GetCurrentTimestamp();
 	DWLockMutex();
 	place->probe = found.probe;
-	place->looked_at = GetCurrentTimestamp();
+	place->looked_at = found.looked_at;
 	place->round = DWCtl->atomic.round;
 	DWUnlockMutex();
 }

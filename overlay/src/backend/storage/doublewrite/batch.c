@@ -111,6 +111,17 @@ dw_return_batch(void)
 }
 
 /*
+ * Return whether a sync cycle is under way that waits for a device that does not answer.
+ */
+bool
+dw_cycle_hangs(void)
+{
+	uint64		since = pg_atomic_read_u64(&DWCtl->log.syncing_since);
+
+	return since != 0 && dw_nanoseconds() >= since + DW_LOST_NSEC;
+}
+
+/*
  * Return whether the batch has waited for a sync cycle that could free space for it,
  * and that has completed.
  */
@@ -118,7 +129,7 @@ bool
 dw_batch_has_waited(void)
 {
 	Assert(DWIsFlusher());
-	return DWCtl->batch.waits_since != DW_NEVER_WAITED;
+	return pg_atomic_read_u64(&DWCtl->log.cycles_done) > DWCtl->batch.waits_since;
 }
 
 /*
@@ -135,8 +146,8 @@ dw_batch_waits(void)
 }
 
 /*
- * If the batch waits, and the cycle has completed, let it go on.  Returns whether it
- * still has to wait.
+ * If the batch waits, and the cycle has completed, or seems not to, let it go on.  Returns
+ * whether it still has to wait.
  */
 bool
 dw_batch_must_wait(void)
@@ -144,7 +155,7 @@ dw_batch_must_wait(void)
 	Assert(DWIsFlusher());
 
 	if (DWCtl->batch.phase == DW_BATCH_WAITING &&
-		pg_atomic_read_u64(&DWCtl->log.cycles_done) > DWCtl->batch.waits_since)
+		(dw_batch_has_waited() || dw_cycle_hangs()))
 		dw_set_batch_phase(DW_BATCH_TAKEN);
 	return DWCtl->batch.phase == DW_BATCH_WAITING;
 }

@@ -37,6 +37,7 @@
 #include "postmaster/bgwriter.h"
 #include "storage/bufmgr.h"
 #include "storage/doublewrite_internal.h"
+#include "storage/ipc.h"
 #include "storage/lwlock.h"
 #include "storage/smgr.h"
 #include "utils/injection_point.h"
@@ -151,6 +152,37 @@ dw_settle_copy(DWBring *bring, int i, int error)
 	}
 }
 
+/* Copies that are being written home */
+typedef struct DWTakenRun
+{
+	DWBring    *bring;
+	int			from;			/* in its run */
+	int			n;
+	uint64		begun;			/* in nanoseconds */
+	int			error;			/* errno, or 0 when they are home */
+} DWTakenRun;
+
+static Oid
+dw_tablespace_of_run(const DWTakenRun *run)
+{
+	return run->bring->run[run->from]->copy.entry.rlocator.spcOid;
+}
+
+/*
+ * The write has ended, also with an error or the process.
+ */
+static void
+dw_settle_taken(int code, Datum arg)
+{
+	DWTakenRun *run = (DWTakenRun *) DatumGetPointer(arg);
+	Oid			spcOid = dw_tablespace_of_run(run);
+
+	for (int i = 0; i < run->n; i++)
+		dw_settle_copy(run->bring, run->from + i, run->error);
+	dw_came_back(spcOid, dw_nanoseconds() - run->begun >= DW_STALLED_NSEC);
+	dw_end_write(spcOid);
+}
+
 /*
  * Write copies that have been taken home.
  */
@@ -158,32 +190,25 @@ static void
 dw_write_taken(DWBring *bring, SMgrRelation reln, int from, int n)
 {
 	const DWPageEntry *first = &bring->run[from]->copy.entry;
-	Oid			spcOid = first->rlocator.spcOid;
 	const void *pages[MAX_IO_COMBINE_LIMIT];
 	instr_time	start = pgstat_prepare_io_time(track_io_timing);
-	uint64		begun = dw_nanoseconds();
-	volatile int error = EIO;
+	DWTakenRun	run = {.bring = bring,.from = from,.n = n,.error = EIO};
 
 	for (int i = 0; i < n; i++)
 		pages[i] = bring->pages[from + i].data;
-	dw_begin_write(spcOid);
-	PG_TRY();
+	run.begun = dw_nanoseconds();
+	dw_begin_write(dw_tablespace_of_run(&run));
+	PG_ENSURE_ERROR_CLEANUP(dw_settle_taken, PointerGetDatum(&run));
 	{
 		int			injected = 0;
 
 		INJECTION_POINT("doublewrite-bring-write", &injected);
-		error = injected != 0 ? injected :
+		run.error = injected != 0 ? injected :
 			smgrtrywritev(reln, first->forknum, first->blkno, pages, n);
 	}
-	PG_FINALLY();
-	{
-		for (int i = 0; i < n; i++)
-			dw_settle_copy(bring, from + i, error);
-		dw_came_back(spcOid, dw_nanoseconds() - begun >= DW_STALLED_NSEC);
-		dw_end_write(spcOid);
-	}
-	PG_END_TRY();
-	if (error != 0)
+	PG_END_ENSURE_ERROR_CLEANUP(dw_settle_taken, PointerGetDatum(&run));
+	dw_settle_taken(0, PointerGetDatum(&run));
+	if (run.error != 0)
 		return;
 	pgstat_count_io_op_time(IOOBJECT_RELATION, IOCONTEXT_NORMAL, IOOP_WRITE,
 							start, 1, n * BLCKSZ);

@@ -277,6 +277,22 @@ dw_sync_elevel(int elevel)
 }
 
 /*
+ * Return whether a file can be opened.  If not, no sync of it is going to fail. (R11)
+ */
+static bool
+dw_can_open(const DWDirtyFile *file, char *path)
+{
+	RelPathStr	first = relpathperm(file->rlocator, file->forknum);
+	int			fd;
+
+	snprintf(path, MAXPGPATH, file->segno == 0 ? "%s" : "%s.%u", first.str, file->segno);
+	fd = BasicOpenFile(path, O_RDWR | PG_BINARY);
+	if (fd >= 0)
+		close(fd);
+	return fd >= 0;
+}
+
+/*
  * Return whether something that was not found in a tablespace has been
  * removed; if it has not, report that at elevel.  If the tablespace is not
  * mounted, the file will be found again, so it is not gone.  This cannot be
@@ -326,7 +342,7 @@ dw_sync_directory(const RelFileLocator *rlocator, int elevel)
 	if (dw_injected_error("doublewrite-directory-sync") || fd < 0 ||
 		(pg_fsync(fd) != 0 && errno != EBADF && errno != EINVAL))
 	{
-		ereport(dw_sync_elevel(elevel),
+		ereport(fd < 0 ? elevel : dw_sync_elevel(elevel),
 				(errcode_for_file_access(),
 				 errmsg("could not fsync file \"%s\": %m", path)));
 		if (fd >= 0)
@@ -350,6 +366,7 @@ dw_sync_file(const DWDirtyFile *file, int elevel)
 {
 	FileTag		ftag;
 	char		path[MAXPGPATH];
+	bool		opened;
 
 	if (!enableFsync)
 		return true;
@@ -360,11 +377,13 @@ dw_sync_file(const DWDirtyFile *file, int elevel)
 	ftag.forknum = file->forknum;
 	ftag.segno = file->segno;
 
-	if (dw_injected_error("doublewrite-file-sync") || mdsyncfiletag(&ftag, path) < 0)
+	opened = dw_can_open(file, path);
+	if (!opened || mdsyncfiletag(&ftag, path) < 0 ||
+		dw_injected_error("doublewrite-file-sync"))
 	{
 		if (!FILE_POSSIBLY_DELETED(errno))
 		{
-			ereport(dw_sync_elevel(elevel),
+			ereport(opened ? dw_sync_elevel(elevel) : elevel,
 					(errcode_for_file_access(),
 					 errmsg("could not fsync file \"%s\": %m", path)));
 			return false;
@@ -378,20 +397,18 @@ dw_sync_file(const DWDirtyFile *file, int elevel)
 }
 
 /*
- * Sync all files of the table.  If the caller holds the flush lock, it stays held.
+ * Sync all files of the table.  Callers that hold the flush lock call
+ * dw_copy_dirty_files() and dw_sync_files().
  */
 void
 dw_sync_dirty_files(void)
 {
-	bool		held = DWIsFlusher();
 	DWDirtyFile *files;
 	int			nfiles;
 
-	if (!held)
-		dw_lock_flush(LW_EXCLUSIVE);
+	dw_lock_flush(LW_EXCLUSIVE);
 	files = dw_copy_dirty_files(&nfiles);
-	if (!held)
-		LWLockRelease(DoubleWriteFlushLock);
+	LWLockRelease(DoubleWriteFlushLock);
 	dw_sync_files(files, nfiles);
 	pfree(files);
 }
@@ -404,6 +421,8 @@ dw_sync_files(const DWDirtyFile *files, int nfiles)
 {
 	for (int i = 0; i < nfiles; i++)
 	{
+		if (LWLockHeldByMe(DoubleWriteSyncLock))
+			pg_atomic_write_u64(&DWCtl->log.syncing_since, dw_nanoseconds());
 		(void) dw_sync_file(&files[i], ERROR);
 
 		/* the queue of sync requests must not overflow meanwhile */

@@ -129,7 +129,8 @@ dw_make_room(bool *impatient, uint64 *since)
 				 pg_atomic_read_u32(&DWCtl->stage.ninuse) >= (uint32) DWCtl->stage.nslots)
 			dw_try_home(&DWAllPages, since);	/* all have failed (R11) */
 	}
-	else if (!dw_wait_on(&DWCtl->home.room, dw_room_or_runs))
+	else if (!dw_wait_on(&DWCtl->home.room, dw_room_or_runs,
+						 WAIT_EVENT_DOUBLE_WRITE_HOME))
 	{
 		*impatient = true;
 		dw_mark_late_writes();

@@ -143,19 +143,6 @@ dw_send_home(void)
  */
 
 /*
- * Release the room lock if this process holds it.
- */
-void
-dw_let_others_make_room(void)
-{
-	if (LWLockHeldByMe(DoubleWriteRoomLock))
-	{
-		LWLockRelease(DoubleWriteRoomLock);
-		dw_tell_room(1);
-	}
-}
-
-/*
  * Return whether there is a page in the batch of which no home write has failed.
  */
 static bool
@@ -210,8 +197,9 @@ dw_give_up_batch(void)
  * Take the batch to the log and send it home.  Returns false, and leaves it waiting, or has
  * given it up, if the log has no space for it.
  *
- * While a home write is lost no sync cycle frees space, so the log grows beyond its bound.
- * The table of files does not grow: then the batch waits for that write, cycle by cycle.
+ * While a home write is lost, or a sync cycle hangs, nothing frees space, so the log grows
+ * beyond its bound.  The table of files does not grow: then the batch waits for that write or
+ * sync, second by second.
  * While copies are in the log only, these have to be written home before, so it grows as
  * well, until the checkpointer has done that.  A process that finds no space does it itself,
  * for the oldest segment, again and again while there is something to do.
@@ -223,7 +211,7 @@ dw_drive_batch(void)
 
 	if (DWCtl->batch.phase == DW_BATCH_TAKEN &&
 		!dw_make_durable(dw_batch_has_waited() || dw_write_is_lost() ||
-						 dw_copies_left() > 0))
+						 dw_cycle_hangs() || dw_copies_left() > 0))
 	{
 		if (dw_batch_has_waited() && !DWCtl->log.futile &&
 			dw_copies_left() == DWCtl->batch.copies_left)
@@ -696,8 +684,7 @@ DoubleWriteForgetTruncated(SMgrRelation *rels, int nrels)
 		dw_refuse_to_forget_removal();
 
 		/* a cycle that began while a batch was under way renews no copies */
-		dw_sync_cycle(dw_read_locked(&DWCtl->log.cycles_begun));
-		tried = true;
+		tried = dw_sync_cycle(dw_read_locked(&DWCtl->log.cycles_begun));
 	}
 }
 

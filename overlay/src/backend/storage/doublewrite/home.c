@@ -89,9 +89,6 @@
 #include "storage/smgr.h"
 #include "utils/injection_point.h"
 
-/* A write under way for so long is not waited for by what others have to wait for, in ns */
-#define DW_LOST_NSEC		INT64CONST(5000000000)
-
 /* Repeated failures are reported once in so long, by each process, in nanoseconds */
 #define DW_REPORT_NSEC		INT64CONST(10000000000)
 
@@ -800,7 +797,8 @@ dw_mark_late_writes(void)
 void
 dw_await_a_run(void)
 {
-	if (!dw_wait_on(&DWCtl->home.ended, dw_none_is_written))
+	if (!dw_wait_on(&DWCtl->home.ended, dw_none_is_written,
+					WAIT_EVENT_DOUBLE_WRITE_HOME))
 		dw_mark_late_writes();
 }
 
@@ -817,7 +815,8 @@ dw_none_is_stalled(void)
 void
 dw_await_thaw(void)
 {
-	if (!dw_wait_on(&DWCtl->home.thawed, dw_none_is_stalled))
+	if (!dw_wait_on(&DWCtl->home.thawed, dw_none_is_stalled,
+					WAIT_EVENT_DOUBLE_WRITE_HOME))
 		dw_mark_late_writes();
 }
 

@@ -234,6 +234,7 @@ dw_build_entries(const int *slots, int nslots, int ncopies)
 		entries[i].lsn = slot->lsn;
 
 		/* WAL has been flushed up to here (R1) */
+		Assert(RecoveryInProgress() || slot->lsn <= GetFlushRecPtr(NULL));
 		DWCtl->log.wal_end = Max(DWCtl->log.wal_end, slot->lsn);
 		if (packed)
 			stored += entries[i].length;

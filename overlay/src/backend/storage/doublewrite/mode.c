@@ -141,6 +141,8 @@ dw_sync_gone_home(void)
 static bool
 dw_disarm(void)
 {
+	uint64		begun;
+
 	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
 
 	if (!DWCtl->log.armed)
@@ -148,7 +150,11 @@ dw_disarm(void)
 
 	dw_bring_copies(&DWAllPages, NULL);
 	dw_drain_set(&DWPermanentPages);
-	dw_sync_cycle(DWCtl->log.cycles_begun);
+
+	/* a sync that hangs must do so here, not with the lock */
+	begun = DWCtl->log.cycles_begun;
+	while (!dw_sync_cycle(begun))
+		AbsorbSyncRequests();
 
 	/*
 	 * With everything home, and the lock held, no page that may be torn at
@@ -157,11 +163,15 @@ dw_disarm(void)
 	dw_drain_settle_and_lock(&DWPermanentPages);
 	if (DWCtl->log.armed)
 	{
+		DWDirtyFile *files;
+		int			nfiles;
 		bool		removed;
 
 		dw_refuse_to_forget_removal();
 		dw_epoch_begin(DWCtl->log.next_batchno);
-		dw_sync_dirty_files();
+		files = dw_copy_dirty_files(&nfiles);
+		dw_sync_files(files, nfiles);
+		pfree(files);
 		dw_log_set_low_water(DWCtl->log.next_batchno);
 		dw_forget_files(DWCtl->log.next_batchno);
 		INJECTION_POINT("doublewrite-disarmed", NULL);

@@ -36,7 +36,7 @@ DoubleWriteShmemSize(void)
 	Size		size = 0;
 	int			segments = dw_log_bound_segments();
 
-	dw_show_stage_size();
+	dw_choose_stage_size();
 	size = add_size(size, MAXALIGN(sizeof(DWCtlData)));
 	size = add_size(size, mul_size(NBuffers, sizeof(DWBufferRecords)));
 	size = add_size(size, dw_stage_shmem_size());
@@ -70,6 +70,8 @@ dw_init_ctl(void)
 		pg_atomic_init_u64(&DWCtl->home.places[i].ended, 0);
 	}
 	pg_atomic_init_u64(&DWCtl->log.cycles_done, 0);
+	pg_atomic_init_u64(&DWCtl->log.syncing_since, 0);
+	ConditionVariableInit(&DWCtl->log.cycle_ended);
 
 	LWLockInitialize(&DWCtl->removals.lock, DoubleWriteRemovalEvenLock->tranche);
 	pg_atomic_init_u32(&DWCtl->removals.generation, 0);

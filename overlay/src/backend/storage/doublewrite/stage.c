@@ -173,8 +173,11 @@ DoubleWriteChooseSetting(const char *name, const int *variable, int automatic)
 		SetConfigOption(name, value, PGC_POSTMASTER, PGC_S_OVERRIDE);
 }
 
+/*
+ * Choose double_write_stage_size if it is automatic, for SHOW as well.
+ */
 void
-dw_show_stage_size(void)
+dw_choose_stage_size(void)
 {
 	DoubleWriteChooseSetting("double_write_stage_size", &double_write_stage_size,
 							 dw_automatic_slots());
@@ -968,13 +971,14 @@ dw_discard_staged(DWTagFilter filter, const void *arg)
 	for (int i = 0; i < dw_slots_used(); i++)
 	{
 		DWSlot	   *slot = &DWSlots[i];
+		BufferTag	tag = slot->tag;
 
 		/* peek without the lock: the tags we look for are not added now */
-		if (!filter(&slot->tag, arg))
+		if (!filter(&tag, arg))
 			continue;
 
 		DWLockMutex();
-		if (!DWSlotInState(slot, DW_SLOT_FREE) && filter(&slot->tag, arg))
+		if (!DWSlotInState(slot, DW_SLOT_FREE) && BufferTagsEqual(&slot->tag, &tag))
 		{
 			in_batch |= dw_discard_slot(i);
 			ndiscarded++;

@@ -20,6 +20,7 @@
 #include "pgstat.h"
 #include "portability/instr_time.h"
 #include "storage/doublewrite_internal.h"
+#include "storage/ipc.h"
 #include "storage/lwlock.h"
 #include "utils/injection_point.h"
 
@@ -109,9 +110,17 @@ dw_renew_copies(void)
 	while (logged && DWCtl->batch.phase == DW_BATCH_NONE &&
 		   dw_begin_batch_of_kept(before, false))
 	{
+		int			slots[DW_MAX_BATCH_PAGES];
+		int			n = 0;
+
+		/* what is removed meanwhile may have LSNs up to which no WAL has been flushed */
 		dw_flush_wal();
-		logged = dw_log_write_batch(DWCtl->batch.slots, DWCtl->batch.len,
-									DWCtl->batch.len, beyond_bound);
+		for (int i = 0; i < DWCtl->batch.len; i++)
+		{
+			if (!DWSlots[DWCtl->batch.slots[i]].discarded)
+				slots[n++] = DWCtl->batch.slots[i];
+		}
+		logged = n == 0 || dw_log_write_batch(slots, n, n, beyond_bound);
 		dw_return_batch();
 	}
 }
@@ -184,7 +193,8 @@ dw_cycle_is_done(uint64 begun)
  *
  * Where a home write does not come back, as on a frozen file system, files could not be
  * synced either: the cycle ends without freeing anything, and the batch that waits for it
- * goes into a log that grows beyond its bound.
+ * goes into a log that grows beyond its bound.  So it does where a sync does not come back
+ * (dw_cycle_hangs()).
  */
 static void
 dw_run_sync_cycle(void)
@@ -194,6 +204,8 @@ dw_run_sync_cycle(void)
 	uint64		mark;
 	uint64		number;
 	bool		frees;
+
+	Assert(LWLockHeldByMe(DoubleWriteSyncLock));
 
 	/* what is on its way home relies on the log, and keeps us from freeing it */
 	DWCtl->log.futile = !dw_lock_flush_idle(LW_EXCLUSIVE, &DWPermanentPages, true) ||
@@ -208,6 +220,7 @@ dw_run_sync_cycle(void)
 	if (frees)
 	{
 		dw_sync_files(files, nfiles);
+		pg_atomic_write_u64(&DWCtl->log.syncing_since, 0);
 		pfree(files);
 		INJECTION_POINT("doublewrite-sync-cycle-synced", NULL);
 		dw_lock_flush(LW_EXCLUSIVE);
@@ -218,22 +231,50 @@ dw_run_sync_cycle(void)
 	pg_atomic_write_membarrier_u64(&DWCtl->log.cycles_done, number);
 }
 
+static bool
+dw_try_sync_lock(void)
+{
+	return LWLockConditionalAcquire(DoubleWriteSyncLock, LW_EXCLUSIVE);
+}
+
 /*
  * Run a sync cycle, unless one has completed that began later than the given one.  A
- * process that finds one under way waits for its end, not for the lock.
+ * process that finds one under way waits for its end, but not if that hangs.
  */
 static void
 dw_sync_cycle_after(uint64 begun)
 {
 	while (!dw_cycle_is_done(begun))
 	{
-		if (!LWLockAcquireOrWait(DoubleWriteSyncLock, LW_EXCLUSIVE))
-			continue;
-		if (!dw_cycle_is_done(begun))
-			dw_run_sync_cycle();
-		LWLockRelease(DoubleWriteSyncLock);
+		(void) dw_wait_on(&DWCtl->log.cycle_ended, dw_try_sync_lock,
+						  PG_WAIT_LWLOCK | DoubleWriteSyncLock->tranche);
+		if (LWLockHeldByMe(DoubleWriteSyncLock))
+		{
+			if (!dw_cycle_is_done(begun))
+			{
+				/* a sync may not come back */
+				dw_let_others_make_room();
+				dw_run_sync_cycle();
+			}
+			LWLockRelease(DoubleWriteSyncLock);
+			ConditionVariableBroadcast(&DWCtl->log.cycle_ended);
+		}
+		else if (dw_cycle_hangs())
+			break;
 	}
 	dw_tell_room(1);
+}
+
+/*
+ * An error ends a cycle of this process, or its wait for that of another one.
+ */
+static void
+dw_abandon_cycle(int code, Datum arg)
+{
+	if (LWLockHeldByMe(DoubleWriteSyncLock))
+		pg_atomic_write_u64(&DWCtl->log.syncing_since, 0);
+	dw_unlock_after_error();
+	ConditionVariableBroadcast(&DWCtl->log.cycle_ended);
 }
 
 /*
@@ -244,24 +285,20 @@ dw_sync_cycle_after(uint64 begun)
  * are synced.  begun is the number of the newest cycle when the caller found
  * that it needs one; if a later one has completed since, we return at once.  One
  * that had begun before does not count: it may have decided what to free too
- * early.
+ * early.  If one hangs, we return false, after a second.
  */
-void
+bool
 dw_sync_cycle(uint64 begun)
 {
 	Assert(!LWLockHeldByMe(DoubleWriteFlushLock));
 	Assert(!LWLockHeldByMe(DoubleWriteSyncLock));
 
-	PG_TRY();
+	PG_ENSURE_ERROR_CLEANUP(dw_abandon_cycle, (Datum) 0);
 	{
 		dw_sync_cycle_after(begun);
 	}
-	PG_CATCH();
-	{
-		dw_unlock_after_error();
-		PG_RE_THROW();
-	}
-	PG_END_TRY();
+	PG_END_ENSURE_ERROR_CLEANUP(dw_abandon_cycle, (Datum) 0);
+	return dw_cycle_is_done(begun);
 }
 
 /*
@@ -298,9 +335,9 @@ dw_have_room_for_mark(uint64 mark)
  * between two of them.  A checkpoint creates none unless it is ahead of its
  * schedule: it would take longer, and flushers can help themselves.  Sync
  * cycles get no more than half of its time, or pages that keep the log full
- * could keep the checkpoint from ending.  While a home write is lost they would
- * free nothing.  Copies that are in the first half of the log only are brought home before;
- * if that is impossible, it is tried less often, too.
+ * could keep the checkpoint from ending.  While a home write is lost, or another
+ * process' cycle hangs, they would free nothing.  Copies that are in the first half of
+ * the log only are brought home before; if that is impossible, it is tried less often, too.
  */
 void
 DoubleWriteUpkeep(bool busy)
@@ -332,7 +369,7 @@ DoubleWriteUpkeep(bool busy)
 	dw_settle_removals();
 
 	dw_lock_flush(LW_SHARED);
-	needed = dw_cycle_needed() && !dw_write_is_lost() &&
+	needed = dw_cycle_needed() && !dw_write_is_lost() && !dw_cycle_hangs() &&
 		(!stuck || dw_msec_since(cycle_end) >= cycle_msec);
 	begun = DWCtl->log.cycles_begun;
 	half = dw_first_batch_behind((dw_segments_in_use() + 1) / 2);

@@ -85,7 +85,7 @@ dw_tell_room(int n)
  * reload, a barrier or a request, and look for these before they sleep, not after we do.
  */
 bool
-dw_wait_on(ConditionVariable *variable, bool (*wanted) (void))
+dw_wait_on(ConditionVariable *variable, bool (*wanted) (void), uint32 wait_event_info)
 {
 	bool		there;
 	bool		timed_out = false;
@@ -95,13 +95,25 @@ dw_wait_on(ConditionVariable *variable, bool (*wanted) (void))
 	there = wanted();
 	if (!there)
 	{
-		timed_out = ConditionVariableTimedSleep(variable, DW_WAIT_MSEC,
-												WAIT_EVENT_DOUBLE_WRITE_HOME);
+		timed_out = ConditionVariableTimedSleep(variable, DW_WAIT_MSEC, wait_event_info);
 		SetLatch(MyLatch);		/* it may have been set for the main loop */
 	}
 	if (ConditionVariableCancelSleep())
 		ConditionVariableSignal(variable);	/* that was for another one */
 	return !timed_out;
+}
+
+/*
+ * Release the room lock if this process holds it.
+ */
+void
+dw_let_others_make_room(void)
+{
+	if (LWLockHeldByMe(DoubleWriteRoomLock))
+	{
+		LWLockRelease(DoubleWriteRoomLock);
+		dw_tell_room(1);
+	}
 }
 
 /*

@@ -1,7 +1,8 @@
 # Copyright (c) 2025, PostgreSQL Global Development Group
 
 # A batch that finds the log full waits for a sync cycle that can help it; it is
-# not given up before (R11).  All sessions that meet it wait for the same cycle.
+# not given up before (R11).  All sessions that meet it wait for the same cycle.  If
+# that hangs, the log grows.
 
 use strict;
 use warnings FATAL => 'all';
@@ -30,8 +31,8 @@ double_write_stage_size = 8MB
 # whose log cannot grow
 sub full_node
 {
-	my ($name) = @_;
-	my $node = dw_quiet_node($name, conf => $conf);
+	my ($name, %more) = @_;
+	my $node = dw_quiet_node($name, conf => $conf . ($more{conf} // ''));
 
 	$node->safe_psql(
 		'postgres', q{
@@ -140,6 +141,38 @@ sub finish
 	is($node->safe_psql('postgres', $cycles) - $before,
 		1, 'one sync cycle for all sessions that wait for space in the log');
 	finish($node, filler => $filler, %sessions);
+}
+
+# --- A process that makes room runs a cycle, and the device of a file does not answer: others
+# --- make room, and the log grows beyond its bound
+
+{
+	my $point = 'doublewrite-file-sync';
+	my $node =
+	  full_node('hanging_cycle', conf => 'double_write_stage_size = 16');
+	my $segments = q{SELECT segno + 1 - first_segno FROM dw_state()};
+	my %evict =
+	  map { ($_ => "SELECT dw_note_truncated('$_'), dw_evict('$_')") }
+	  ('t', 't2');
+
+	$node->safe_psql(
+		'postgres', qq{
+		SELECT dw_clear('doublewrite-create-segment');
+		SELECT injection_points_attach('$point', 'wait')});
+	my $hanging = dw_start($node, 'hanging',
+		join(";\n", ("UPDATE t SET v = v + 1; $evict{t}") x 80));
+	ok(dw_waits_for($node, 'hanging', "^$point\$"), 'a cycle hangs');
+	my $filler = dw_start($node, 'filler',
+		join(";\n", ("UPDATE t2 SET v = v + 1; $evict{t2}") x 80));
+	$filler->query('SELECT 1');
+	cmp_ok($node->safe_psql('postgres', $segments),
+		'>', 4, 'the log has grown beyond its bound');
+	dw_wake($node, $point);
+	$hanging->query('SELECT 1');
+	$node->safe_psql('postgres', 'SELECT dw_drain(), dw_sync_cycle()');
+	cmp_ok($node->safe_psql('postgres', $segments),
+		'<=', 2, '... and is freed when the device answers');
+	finish($node, hanging => $hanging, filler => $filler);
 }
 
 done_testing();

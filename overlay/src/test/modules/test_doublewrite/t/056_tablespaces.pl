@@ -125,6 +125,24 @@ unlink("$data/pg_tblspc/$oid") && symlink($place, "$data/pg_tblspc/$oid")
   or die "could not link: $!";
 is($node->safe_psql('postgres', 'SELECT i FROM t'),
 	1, '... and what is in the tablespace is there');
+
+# Nor is it a PANIC if what has been dropped there cannot be opened, as no sync has failed.
+$node->safe_psql('postgres', 'DROP TABLE t');
+unlink("$data/pg_tblspc/$oid") && symlink($oid, "$data/pg_tblspc/$oid")
+  or die "could not link: $!";
+my $offset = -s $node->logfile;
+isnt($node->psql('postgres', 'CHECKPOINT'),
+	0, 'a table has been dropped where it cannot be made durable');
+like(
+	slurp_file($node->logfile, $offset),
+	qr/ERROR:  could not fsync file "pg_tblspc\/$oid.*Too many levels/,
+	'... and the log says why');
+is($node->safe_psql('postgres', 'SELECT i FROM elsewhere'),
+	1, '... and the server lives on');
+unlink("$data/pg_tblspc/$oid") && symlink($place, "$data/pg_tblspc/$oid")
+  or die "could not link: $!";
+is($node->psql('postgres', 'CHECKPOINT'),
+	0, 'a checkpoint completes when it can be opened again');
 $node->stop;
 
 done_testing();

@@ -243,6 +243,25 @@ foreach my $removal ('VACUUM (DISABLE_PAGE_SKIPPING) cut', 'DROP TABLE cut')
 	go_on();
 }
 
+note 'the process that writes a copy home exits: others do it (R11)';
+dw_log_copies($node, 'held');
+dw_crash_torn($node, 'held');
+dw_start_on_demand($node, 'with copies to be brought home');
+sql("SELECT injection_points_attach('$WRITE', 'error')");
+my (undef, undef, $stderr) =
+  $node->psql('postgres', 'SET exit_on_error = on; SELECT dw_bring()');
+like(
+	$stderr,
+	qr/server closed the connection/,
+	'an error ends a process that writes copies home');
+sql("SELECT injection_points_detach('$WRITE')");
+is( $node->safe_psql(
+		'postgres', q{SET statement_timeout = '60s'; SELECT dw_bring()}),
+	0,
+	'... and another one brings them home');
+is(sum('held'), $whole, '... and nothing is lost');
+go_on();
+
 note
   'a home write of a copy that does not come back: sync cycles do not wait for its file (R11)';
 dw_log_copies($node, 'away', 'held');
