@@ -28,8 +28,8 @@ PLAIN = {"io_method": "sync", "max_logical_replication_workers": "0"}
 
 # Each page waits until a backend reads it, or all pages are needed.
 PENDING = {"instant_recovery": "on", "recovery_workers": "1", "instant_recovery_memory": "64MB",
-           "shared_preload_libraries": "test_doublewrite",
-           "test_doublewrite.fail_at": "instant-recovery-demands-first:EIO"}
+           **server.MODULES,
+           "test_points.fail_at": "instant-recovery-demands-first:EIO"}
 
 # Redo in the order of WAL, and in other ways: each leaves the same files.
 IN_ORDER = {"wal_pipeline": "off", "instant_recovery": "off", "recovery_workers": "0"}

@@ -10,15 +10,15 @@ import psycopg2
 from . import oracle, scripts, server
 from .history import Step
 from .judged import Judged
-from .machine import CLOCK_BACK, MODULE, Failure, Machine
+from .machine import CLOCK_BACK, Failure, Machine
 from .world import MODE
 
 # A file system that has become read-only.
 READ_ONLY = tuple(f"{what}::0:1000000000:30" for what in
                   ("write", "create", "truncate", "fallocate", "rename", "unlink"))
 
-_HOLDS = re.compile(f"{MODULE}: held at injection point")
-CRASHES = re.compile(f"{MODULE}: crash at injection point")
+_HOLDS = re.compile(f"{server.POINTS}: held at injection point")
+CRASHES = re.compile(f"{server.POINTS}: crash at injection point")
 _READY = re.compile("database system is ready to accept")
 
 _PROCESS_TITLES = {"checkpointer": "checkpointer", "background writer": "background writer",
@@ -200,4 +200,4 @@ class Lives(Judged):
 
 def points(action: str, point: Any) -> dict:
     """Return settings with which a server crashes, or is held, at a point of the engine."""
-    return {"shared_preload_libraries": MODULE, f"{MODULE}.{action}_at": point}
+    return {**server.MODULES, f"{server.POINTS}.{action}_at": point}

@@ -26,15 +26,14 @@ HANG_SECONDS = 240
 GONE_SECONDS = 20
 POLL_SECONDS = 0.02
 
-MODULE = "test_doublewrite"
 OURS = (MODE, "double_write_", "wal_pipeline", "show_recovery_progress",
         "instant_recovery", "recovery_workers",
-        "shared_preload_libraries", f"{MODULE}.")
+        "shared_preload_libraries", f"{server.POINTS}.", f"{server.ENGINE}.")
 OUR_FILE = "pgdw.conf"
 MARKER, MARKER_LINE = "backup_label", "DOUBLE WRITE LOG IN USE"
 LOG = "pg_doublewrite"
-CLOCK = f"{MODULE}_clock"               # a library that stands for the clock
-CLOCK_BACK = f"{MODULE}.clock_back"     # a file: it is set back
+CLOCK = f"{server.ENGINE}_clock"            # a library that stands for the clock
+CLOCK_BACK = f"{server.ENGINE}.clock_back"  # a file: it is set back
 
 # Stock says this to, or of, a standby that has gone another way or has been away for too long;
 # and of a command that the postmaster has ended, as it does all when one process has crashed.
@@ -58,7 +57,7 @@ class Failure(Exception):
 class Tools:
     """Where the programs are."""
 
-    bindir: str                 # with the test module beside them
+    bindir: str                 # with the test modules beside them
     stock_bindir: str           # "" if there are none: steps with stock are left out
     recorder: str
     scratch: str
@@ -71,15 +70,16 @@ class Tools:
 
 
 def with_module(bindir: str, build: str, place: Path) -> str:
-    """Return programs of a copy of an installation that has the test module, too."""
+    """Return programs of a copy of an installation that has the test modules, too."""
     where = subprocess.run([Path(bindir) / "pg_config", "--pkglibdir"], capture_output=True,
                            text=True, check=True).stdout.strip()
     prefix = Path(bindir).parent
     # links, unless it lies on another file system, as that of a mutation does
     same = os.stat(prefix).st_dev == os.stat(Path(place).parent).st_dev
     subprocess.run(["cp", "-al" if same else "-a", prefix, place], check=True)
-    for library in (MODULE, CLOCK):
-        shutil.copy(Path(build) / "src/test/modules" / MODULE / f"{library}.so",
+    for module, library in ((server.POINTS, server.POINTS), (server.ENGINE, server.ENGINE),
+                            (server.ENGINE, CLOCK)):
+        shutil.copy(Path(build) / "src/test/modules" / module / f"{library}.so",
                     Path(place) / Path(where).relative_to(prefix))
     return str(Path(place) / "bin")
 

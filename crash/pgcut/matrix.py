@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
+from . import server
+
 # How many rows it takes for all pairs of values to be there, and some more.
 CYCLE = 36
 
@@ -56,14 +58,14 @@ MATRIX = {
 
 # Where the recorder is, nothing is atomic: the test module stands in for the kernel.
 PRETENDED = {
-    "shared_preload_libraries": "test_doublewrite",
+    **server.MODULES,
     "test_doublewrite.pretend_atomic": "on",
 }
 
 # A page that no backend reads waits for a millisecond more, so that there is time for cuts.
 SLOWLY = {
-    "shared_preload_libraries": "test_doublewrite",
-    "test_doublewrite.fail_at": "instant-recovery-slowly:EIO",
+    **server.MODULES,
+    "test_points.fail_at": "instant-recovery-slowly:EIO",
 }
 
 # What every server of the explorer is run with.

@@ -323,8 +323,8 @@ class StoppedStandby(Standby):
 
     def options(self) -> dict:
         self.cut_short = not self.cut_short
-        return {"shared_preload_libraries": "test_doublewrite",
-                "test_doublewrite.crash_at":
+        return {**server.MODULES,
+                "test_points.crash_at":
                     "doublewrite-shutdown-drained" if self.cut_short else ""}
 
     def ends_properly(self) -> bool:

@@ -25,6 +25,10 @@ __all__ = ["USER", "Server", "ServerError", "as_user", "environment", "make_clus
 
 USER = postgres.SUPERUSER
 
+# Test modules: one makes servers crash, fail or wait, the other knows the engine.
+POINTS, ENGINE = "test_points", "test_doublewrite"
+MODULES = {"shared_preload_libraries": f"{POINTS}, {ENGINE}"}
+
 # By this file a server knows that it is a standby.
 STANDBY_SIGNAL = "standby.signal"
 

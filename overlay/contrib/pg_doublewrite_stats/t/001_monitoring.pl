@@ -7,11 +7,8 @@
 use strict;
 use warnings FATAL => 'all';
 
-use FindBin;
-use lib "$FindBin::RealBin/../../../src/test/modules/test_doublewrite/t";
-
-use DoubleWrite::Pages;
 use JSON::PP;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use PostgreSQL::Test::Watchdog;
@@ -143,8 +140,8 @@ my ($batch) =
   grep { $_->{status} eq 'live' && $_->{page_count} > 0 }
   @{ $log->{batches} };
 my ($page) = grep { $_->{file} =~ /^base\/\d+\/\d+$/ } @{ $batch->{pages} };
-my ($file, $offset) = dw_place($node, $page->{file}, $page->{block});
-dw_write_block($node, $file, $offset + BLCKSZ / 2, "torn" x 1024);
+my ($file, $offset) = place_of_block($node, $page->{file}, $page->{block});
+write_block($node, $file, $offset + BLCKSZ / 2, "torn" x 1024);
 $node->start;
 
 is( $node->safe_psql(

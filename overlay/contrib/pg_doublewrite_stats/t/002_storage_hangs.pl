@@ -28,7 +28,7 @@ autovacuum = off
 $node->start;
 $node->safe_psql(
 	'postgres',
-	'CREATE EXTENSION pg_doublewrite_stats; CREATE EXTENSION test_doublewrite;
+	'CREATE EXTENSION pg_doublewrite_stats; CREATE EXTENSION test_doublewrite CASCADE;
 	 CREATE EXTENSION injection_points;
 	 CREATE TABLE t AS SELECT generate_series(1, 1000) AS i');
 

@@ -17,6 +17,7 @@ use DoubleWrite::Log;
 use DoubleWrite::Node;
 use DoubleWrite::Pages;
 use DoubleWrite::Workload;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::RecursiveCopy;
 use PostgreSQL::Test::Utils;
@@ -54,9 +55,9 @@ sub refuses_bytes
 	my $was =
 	  substr(slurp_file($node->data_dir . "/$path"), $offset, length($bytes));
 
-	dw_write_block($node, $path, $offset, $bytes);
+	write_block($node, $path, $offset, $bytes);
 	refuses($what, $reason);
-	dw_write_block($node, $path, $offset, $was);
+	write_block($node, $path, $offset, $was);
 	return;
 }
 
@@ -108,7 +109,7 @@ sub crash
 	  or die "log does not grow";
 	$node->psql(
 		'postgres',
-		"SELECT dw_crash_at('$point', 3)",
+		"SELECT points_crash_at('$point', 3)",
 		on_error_die => 0);
 	dw_wait_for_crash($node, $offset);
 	dw_workload_finish($node);
@@ -182,13 +183,13 @@ my $backup = "START WAL LOCATION: 0/2000028 (file 000000010000000000000002)\n"
 my $path = sprintf('pg_doublewrite/%016X', $opens_file->{segno});
 my $version = substr(slurp_file($node->data_dir . "/$path"), 8, 4);
 
-dw_write_block($node, $path, 8, pack('L', 999));
+write_block($node, $path, 8, pack('L', 999));
 rename($marker, "$marker.away") or die "could not rename: $!";
 append_to_file($marker, $backup);
 is(dw_tool($node, 'check')->{state}{verdict},
 	'discard', 'other version beside the label of a backup: discarded');
 rename("$marker.away", $marker) or die "could not rename: $!";
-dw_write_block($node, $path, 8, $version);
+write_block($node, $path, 8, $version);
 
 # a link to a directory that others can write to
 rename($dir, "$dir.away") or die "could not rename: $!";

@@ -11,7 +11,7 @@ use FindBin;
 use lib "$FindBin::RealBin/../../../test/modules/test_doublewrite/t";
 
 use DoubleWrite::Node;
-use DoubleWrite::Pages;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use PostgreSQL::Test::Watchdog;
@@ -53,7 +53,7 @@ sub page
 {
 	my ($node) = @_;
 
-	return dw_read_block($node, $file, $BLOCK * BLCKSZ);
+	return read_block($node, $file, $BLOCK * BLCKSZ);
 }
 
 # The command, of the standby and its primary unless told otherwise
@@ -151,7 +151,7 @@ $primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
 $primary->wait_for_catchup($standby, 'flush', $primary->lsn('flush'));
 $standby->stop;
 $standby->append_conf('postgresql.conf', "primary_conninfo = ''\n");
-dw_write_block($standby, $file, $BLOCK * BLCKSZ + 4000, 'rot' x 100);
+write_block($standby, $file, $BLOCK * BLCKSZ + 4000, 'rot' x 100);
 my $offset = -s $standby->logfile;
 start_in_vain();
 my $log = slurp_file($standby->logfile, $offset);
@@ -208,13 +208,11 @@ $sibling->stop;
 
 $primary->stop;
 my $good = page($primary);
-dw_write_block($primary, $file, $BLOCK * BLCKSZ + 4000, 'rot' x 100);
+write_block($primary, $file, $BLOCK * BLCKSZ + 4000, 'rot' x 100);
 $primary->start;
 refused('a page that is damaged there, too',
 	qr/invalid page in block $BLOCK/);
-dw_write_block(
-	$primary, $file,
-	$BLOCK * BLCKSZ + 4000,
+write_block($primary, $file, $BLOCK * BLCKSZ + 4000,
 	substr($good, 4000, 300));
 
 # --- The page is from the future of the standby.  Reading it has set hints in it for a

@@ -3,44 +3,25 @@
 -- complain if script is sourced in psql, rather than via CREATE EXTENSION
 \echo Use "CREATE EXTENSION test_doublewrite" to load this file. \quit
 
--- what happens at injection points
-
-CREATE FUNCTION dw_crash_at(point text, nth int DEFAULT 1)
-RETURNS void STRICT
-AS 'MODULE_PATHNAME' LANGUAGE C;
-
-CREATE FUNCTION dw_kill_at(point text, nth int DEFAULT 1)
-RETURNS void STRICT
-AS 'MODULE_PATHNAME' LANGUAGE C;
-
-CREATE FUNCTION dw_fail_at(point text, errcode text, nth int DEFAULT 1,
-	times int DEFAULT 1)
-RETURNS void STRICT
-AS 'MODULE_PATHNAME' LANGUAGE C;
-
-CREATE FUNCTION dw_fail_homes_in(tablespace oid, errcode text)
-RETURNS void STRICT
-AS 'MODULE_PATHNAME' LANGUAGE C;
-
-CREATE FUNCTION dw_block_homes_in(tablespace oid, slow bool DEFAULT false)
-RETURNS void STRICT
-AS 'MODULE_PATHNAME' LANGUAGE C;
+-- what happens where home writes begin
 
 CREATE FUNCTION dw_tear_at(point text)
 RETURNS void STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
 
-CREATE FUNCTION dw_await_end_of_recovery_at(point text)
-RETURNS void STRICT
-AS 'MODULE_PATHNAME' LANGUAGE C;
+-- ... of pages of one tablespace
 
-CREATE FUNCTION dw_hits(point text)
-RETURNS int STRICT
-AS 'MODULE_PATHNAME' LANGUAGE C;
+CREATE FUNCTION dw_fail_homes_in(tablespace oid, errcode text)
+RETURNS void STRICT LANGUAGE SQL
+AS $$
+	SELECT points_fail_at('doublewrite-home-write', errcode, 1, 2147483647, tablespace)
+$$;
 
-CREATE FUNCTION dw_clear(point text)
-RETURNS void STRICT
-AS 'MODULE_PATHNAME' LANGUAGE C;
+CREATE FUNCTION dw_block_homes_in(tablespace oid, slow bool DEFAULT false)
+RETURNS void STRICT LANGUAGE SQL
+AS $$
+	SELECT points_block_at('doublewrite-home-write', slow, tablespace)
+$$;
 
 -- driving the engine
 
@@ -107,9 +88,6 @@ CREATE FUNCTION dw_flush_one(rel regclass)
 RETURNS void STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
 CREATE FUNCTION dw_log_page(rel regclass)
-RETURNS void STRICT
-AS 'MODULE_PATHNAME' LANGUAGE C;
-CREATE FUNCTION dw_log_custom()
 RETURNS void STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
 

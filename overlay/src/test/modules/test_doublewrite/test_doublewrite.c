@@ -3,12 +3,8 @@
  * test_doublewrite.c
  *		Test code for the double-write engine.
  *
- * Crashes, errors and process deaths at the injection points of the engine,
- * and a look inside it.
- *
- * What happens at a point can be set by SQL functions, and, as SQL cannot be
- * used during restore and redo, by settings that are read at server start.
- * The library must be in shared_preload_libraries.
+ * A look inside the engine, and what tests do to it at injection points beyond
+ * what test_points does: both must be in shared_preload_libraries.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -34,13 +30,11 @@
 #include "access/xloginsert.h"
 #include "access/xlogutils.h"
 #include "catalog/pg_control.h"
-#include "catalog/pg_database_d.h"
 #include "catalog/pg_tablespace_d.h"
 #include "common/relpath.h"
 #include "fmgr.h"
 #include "funcapi.h"
 #include "miscadmin.h"
-#include "postmaster/startup.h"
 #include "storage/bufmgr.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/doublewrite_stats.h"
@@ -49,7 +43,6 @@
 #include "storage/latch.h"
 #include "storage/lwlock.h"
 #include "storage/proc.h"
-#include "storage/shmem.h"
 #include "utils/backend_status.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
@@ -61,273 +54,38 @@
 
 PG_MODULE_MAGIC;
 
-#define TDW_MAX_POINTS		16
-#define TDW_NAME_LEN		64
 #define TDW_LOCK_SECONDS	60
 
 /* A run of fewer pages is not torn */
 #define TDW_TORN_PAGES		8
 
-typedef enum TdwAction
-{
-	TDW_NONE,
-	TDW_CRASH,					/* everything dies at once */
-	TDW_KILL,					/* this process gets SIGKILL */
-	TDW_FAIL,					/* an error is raised */
-	TDW_TEAR,					/* home writes are torn while we wait */
-	TDW_HOLD,					/* this process stays there until it dies */
-	TDW_TERMINATE,				/* this process gets SIGTERM */
-	TDW_PAUSE,					/* ... until a file allows it to go on */
-	TDW_BLOCK,					/* ... until the point is cleared */
-	TDW_SLEEP,					/* ... for longer than a write may take */
-	TDW_AWAIT_END_OF_RECOVERY,	/* ... until recovery has ended */
-	TDW_PRETEND_ATOMIC,			/* pages of pg_default are written atomically */
-} TdwAction;
-
-typedef struct TdwPoint
-{
-	char		name[TDW_NAME_LEN];
-	TdwAction	action;
-	int			errnum;			/* for TDW_FAIL */
-	int			nth;			/* first hit that acts, counted from 1 */
-	int			times;			/* number of hits that act */
-	int			hits;			/* so far */
-	Oid			tablespace;		/* only home writes to it count, or 0: all */
-} TdwPoint;
-
-typedef struct TdwShared
-{
-	slock_t		mutex;
-	int			npoints;
-	TdwPoint	points[TDW_MAX_POINTS];
-	bool		spoiled;		/* see tdw_spoiling_redo() */
-	int			unspoiled;		/* records that have been redone before */
-} TdwShared;
-
-static TdwShared *tdw_shared = NULL;
-
 /* settings */
-static char *tdw_crash_at = NULL;
-static char *tdw_fail_at = NULL;
 static bool tdw_pretend_atomic = false;
-static char *tdw_hold_at = NULL;
-static char *tdw_terminate_at = NULL;
-static char *tdw_pause_at = NULL;
-static char *tdw_await_end_of_recovery_at = NULL;
-
-/* In the data directory; ends a pause, and goes */
-#define TDW_RESUME_FILE		"test_doublewrite.resume"
 static bool tdw_quiet = false;
 static int	tdw_spoil_redo_of = 0;
-static int	tdw_spoil_redo_after = 0;
-static bool tdw_spoil_redo_always = false;
-static int	tdw_cleanup_reads = 0;
 static bool tdw_spoil_redo_kills = false;
 
 static void (*tdw_heap_redo) (XLogReaderState *record) = NULL;
 
-static shmem_request_hook_type prev_shmem_request_hook = NULL;
 static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
 static emit_log_hook_type prev_emit_log_hook = NULL;
 
-extern PGDLLEXPORT void test_doublewrite_hit(const char *name,
-											 const void *private_data,
-											 void *arg);
+extern PGDLLEXPORT void test_doublewrite_tear(const char *name,
+											  const void *private_data,
+											  void *arg);
+extern PGDLLEXPORT void test_doublewrite_pretend(const char *name,
+												 const void *private_data,
+												 void *arg);
 
 /* ---------------------------------------------------------------------
- * Points
+ * What happens at points
  * ---------------------------------------------------------------------
  */
 
-/* The caller holds the mutex, or is alone. */
-static TdwPoint *
-tdw_find_point(const char *name)
-{
-	for (int i = 0; i < tdw_shared->npoints; i++)
-	{
-		if (strcmp(tdw_shared->points[i].name, name) == 0)
-			return &tdw_shared->points[i];
-	}
-	return NULL;
-}
-
-/*
- * Say what is to happen at a point from now on.
- */
 static void
-tdw_put_point(const char *name, TdwPoint new_point)
+tdw_attach(const char *name, const char *function)
 {
-	TdwPoint   *point;
-	bool		attach = false;
-
-	if (tdw_shared == NULL)
-		elog(ERROR, "test_doublewrite must be in shared_preload_libraries");
-	if (strlen(name) >= TDW_NAME_LEN)
-		elog(ERROR, "injection point name \"%s\" is too long", name);
-	strlcpy(new_point.name, name, TDW_NAME_LEN);
-
-	SpinLockAcquire(&tdw_shared->mutex);
-	point = tdw_find_point(name);
-	if (point == NULL && tdw_shared->npoints < TDW_MAX_POINTS)
-	{
-		point = &tdw_shared->points[tdw_shared->npoints++];
-		attach = true;
-	}
-	if (point != NULL)
-		*point = new_point;
-	SpinLockRelease(&tdw_shared->mutex);
-
-	if (point == NULL)
-		elog(ERROR, "too many injection points");
-	if (attach)
-		InjectionPointAttach(name, "test_doublewrite", "test_doublewrite_hit",
-							 NULL, 0);
-}
-
-static void
-tdw_set_point(const char *name, TdwAction action, int errnum, int nth, int times)
-{
-	TdwPoint	point = {.action = action,.errnum = errnum,.nth = nth,.times = times};
-
-	tdw_put_point(name, point);
-}
-
-static int
-tdw_parse_errno(const char *name)
-{
-	if (strcmp(name, "EIO") == 0)
-		return EIO;
-	if (strcmp(name, "ENOSPC") == 0)
-		return ENOSPC;
-#ifdef EDQUOT
-	if (strcmp(name, "EDQUOT") == 0)
-		return EDQUOT;
-#endif
-	if (strcmp(name, "EAGAIN") == 0)
-		return EAGAIN;
-	if (strcmp(name, "EMFILE") == 0)
-		return EMFILE;
-	if (strcmp(name, "EINVAL") == 0)
-		return EINVAL;
-	if (strcmp(name, "EPERM") == 0)
-		return EPERM;
-	elog(ERROR, "unknown errno \"%s\"", name);
-}
-
-/*
- * Set points from a comma-separated list of items, each of fields separated
- * by colons: name:errno[:nth[:times]] for errors, else name[:nth[:times]].
- */
-static void
-tdw_set_points(const char *list, TdwAction action)
-{
-	char	   *copy;
-	char	   *save_item;
-
-	if (list == NULL || list[0] == '\0')
-		return;
-
-	copy = pstrdup(list);
-	for (char *item = strtok_r(copy, ", ", &save_item);
-		 item != NULL;
-		 item = strtok_r(NULL, ", ", &save_item))
-	{
-		char	   *save_field;
-		char	   *name = strtok_r(item, ":", &save_field);
-		int			errnum = 0;
-		char	   *field;
-		int			nth;
-
-		if (action == TDW_FAIL)
-		{
-			field = strtok_r(NULL, ":", &save_field);
-			errnum = tdw_parse_errno(field ? field : "");
-		}
-		field = strtok_r(NULL, ":", &save_field);
-		nth = field ? atoi(field) : 1;
-		field = strtok_r(NULL, ":", &save_field);
-		tdw_set_point(name, action, errnum, nth, field ? atoi(field) : 1);
-	}
-	pfree(copy);
-}
-
-/*
- * Signal all processes of the server except this one and the postmaster, also those
- * that have been forked and have no PGPROC yet, where the system lists them: they
- * would be left waiting for the locks of the dead.
- */
-static void
-tdw_signal_others(int signo)
-{
-	char		path[MAXPGPATH];
-	FILE	   *children;
-	int			pid;
-
-	for (uint32 i = 0; i < ProcGlobal->allProcCount; i++)
-	{
-		pid = ProcGlobal->allProcs[i].pid;
-		if (pid > 0 && pid != MyProcPid)
-			kill(pid, signo);
-	}
-	if (!IsUnderPostmaster)
-		return;
-	snprintf(path, sizeof(path), "/proc/%d/task/%d/children",
-			 (int) PostmasterPid, (int) PostmasterPid);
-	children = fopen(path, "r");
-	while (children != NULL && fscanf(children, "%d", &pid) == 1)
-	{
-		if (pid != MyProcPid)
-			kill(pid, signo);
-	}
-	if (children != NULL)
-		fclose(children);
-}
-
-/*
- * Wait, for a second at most, until a process that has been sent SIGSTOP has
- * stopped, where the system tells.
- */
-static void
-tdw_await_stop(pid_t pid)
-{
-	char		path[MAXPGPATH];
-
-	snprintf(path, sizeof(path), "/proc/%d/stat", (int) pid);
-	for (int i = 0; i < 1000; i++)
-	{
-		FILE	   *stat = fopen(path, "r");
-		char		state = 'T';
-
-		if (stat == NULL)
-			return;
-		if (fscanf(stat, "%*d (%*[^)]) %c", &state) != 1)
-			state = 'T';
-		fclose(stat);
-		if (state == 'T')
-			return;
-		pg_usleep(1000);
-	}
-}
-
-/*
- * The machine crashes: stop all processes of the server so that none writes
- * any more, and none is forked, then kill them.
- */
-static void
-tdw_crash(const char *name)
-{
-	write_stderr("test_doublewrite: crash at injection point \"%s\"\n", name);
-
-	if (IsUnderPostmaster)
-		kill(PostmasterPid, SIGSTOP);
-	tdw_signal_others(SIGSTOP);
-	if (IsUnderPostmaster)
-		tdw_await_stop(PostmasterPid);
-	tdw_signal_others(SIGSTOP); /* what has been forked meanwhile */
-	tdw_signal_others(SIGKILL);
-	if (IsUnderPostmaster)
-		kill(PostmasterPid, SIGKILL);
-	kill(MyProcPid, SIGKILL);
+	InjectionPointAttach(name, "test_doublewrite", function, NULL, 0);
 }
 
 /*
@@ -361,66 +119,24 @@ tdw_write_half(int slotno)
 /*
  * Let processes that read relation files meet pages that are being written: all pages of
  * the run are half at home.  It is under way until a session wakes the process up at the
- * injection point in here, which has to be attached with action "wait".
+ * injection point in here, which has to be attached with action "wait".  Only the first
+ * run that is long enough is torn.
  */
-static void
-tdw_tear(void)
+void
+test_doublewrite_tear(const char *name, const void *private_data, void *arg)
 {
 	DWWriter   *writer = dw_own_writer();
 
 	Assert(writer != NULL);
 
+	if (writer->npages < TDW_TORN_PAGES || !InjectionPointDetach(name))
+		return;
 	for (int i = writer->ndone; i < writer->npages; i++)
 	{
 		if (!DWSlots[writer->slots[i]].discarded)
 			tdw_write_half(writer->slots[i]);
 	}
 	INJECTION_POINT("test-doublewrite-torn", NULL);
-}
-
-/*
- * Wait for the end of the server, or until a fast stop ends the startup process.
- * For processes that no session can wake up, as no client can connect.  Not for the
- * background writer and the checkpointer in recovery, if they arm the log: the startup
- * process waits for that, and a fast stop for the startup process.
- */
-static void
-tdw_hold(const char *name)
-{
-	if ((AmBackgroundWriterProcess() || AmCheckpointerProcess()) && RecoveryInProgress())
-		return;
-	ereport(LOG,
-			(errmsg("test_doublewrite: held at injection point \"%s\"", name)));
-	for (;;)
-	{
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_EXIT_ON_PM_DEATH, -1,
-						 PG_WAIT_EXTENSION);
-		ResetLatch(MyLatch);
-		if (AmStartupProcess())
-			ProcessStartupProcInterrupts();
-	}
-}
-
-/*
- * Wait for the end of recovery, but not if it has ended.  For processes that hold
- * locks which a session that would wake them up may need.
- */
-static void
-tdw_await_end_of_recovery(const char *name)
-{
-	TimestampTz deadline;
-
-	if (GetRecoveryState() == RECOVERY_STATE_DONE || AmStartupProcess())
-		return;
-	ereport(LOG,
-			(errmsg("test_doublewrite: waiting for the end of recovery at injection point \"%s\"", name)));
-	deadline = TimestampTzPlusSeconds(GetCurrentTimestamp(), 180);
-	while (GetRecoveryState() != RECOVERY_STATE_DONE)
-	{
-		if (GetCurrentTimestamp() > deadline)
-			elog(PANIC, "recovery has not ended");
-		pg_usleep(1000);
-	}
 }
 
 /*
@@ -461,8 +177,8 @@ tdw_pretend_write(DWAtomicCall *call)
  * atomically, and write to it in an ordinary way.  That is good enough for all
  * but the device.  In pg_global a file system offers the same in software.
  */
-static void
-tdw_pretend(const char *name, void *arg)
+void
+test_doublewrite_pretend(const char *name, const void *private_data, void *arg)
 {
 	DWAtomicPlace *place = arg;
 
@@ -489,25 +205,6 @@ tdw_pretend(const char *name, void *arg)
 }
 
 /*
- * Wait until the test has made a file.  Signals are handled, but not looked at.
- */
-static void
-tdw_pause(const char *name)
-{
-	struct stat st;
-
-	ereport(LOG,
-			(errmsg("test_doublewrite: paused at injection point \"%s\"", name)));
-	/* even if it has: what is due after a few milliseconds is, then */
-	do
-	{
-		(void) WaitLatch(MyLatch, WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 20,
-						 PG_WAIT_EXTENSION);
-	} while (stat(TDW_RESUME_FILE, &st) < 0);
-	unlink(TDW_RESUME_FILE);
-}
-
-/*
  * Return whether the home write that is about to begin goes to this tablespace.
  * Its pages are the first ones that are left of the run, or of the batch if it is
  * atomic.
@@ -522,164 +219,31 @@ tdw_home_is_in(Oid tablespace)
 	return (writer != NULL ? writer->tag : DWSlots[DWCtl->batch.slots[0]].tag).spcOid == tablespace;
 }
 
-/*
- * Stand in for a file system that is frozen: a write does not come back, and nothing
- * interrupts it.
- */
-static void
-tdw_block(const char *name)
-{
-	bool		blocked = true;
-
-	while (blocked)
-	{
-		TdwPoint   *point;
-
-		pg_usleep(1000);
-		SpinLockAcquire(&tdw_shared->mutex);
-		point = tdw_find_point(name);
-		blocked = point != NULL && point->action == TDW_BLOCK;
-		SpinLockRelease(&tdw_shared->mutex);
-	}
-}
-
-static void
-tdw_throw(const char *name, int errnum)
-{
-	errno = errnum;
-	ereport(ERROR,
-			(errcode_for_file_access(),
-			 errmsg("test error at injection point \"%s\": %m", name)));
-}
-
-/*
- * Callback of all points.  If the code at the point passes an int, that is
- * where it wants an errno value; else an error is thrown.
- */
-void
-test_doublewrite_hit(const char *name, const void *private_data, void *arg)
-{
-	TdwAction	action = TDW_NONE;
-	int			errnum = 0;
-	TdwPoint   *point;
-
-	/* with EXEC_BACKEND, a client that is refused early */
-	if (tdw_shared == NULL)
-		return;
-
-	SpinLockAcquire(&tdw_shared->mutex);
-	point = tdw_find_point(name);
-	if (point != NULL && point->action != TDW_NONE &&
-		(point->tablespace == InvalidOid || tdw_home_is_in(point->tablespace)) &&
-		(point->action != TDW_TEAR || dw_own_writer()->npages >= TDW_TORN_PAGES))
-	{
-		point->hits++;
-		if (point->hits >= point->nth && point->hits - point->nth < point->times)
-		{
-			action = point->action;
-			errnum = point->errnum;
-		}
-	}
-	SpinLockRelease(&tdw_shared->mutex);
-
-	switch (action)
-	{
-		case TDW_NONE:
-			break;
-		case TDW_CRASH:
-			tdw_crash(name);
-			break;
-		case TDW_KILL:
-			write_stderr("test_doublewrite: process %d dies at injection point \"%s\"\n",
-						 MyProcPid, name);
-			kill(MyProcPid, SIGKILL);
-			break;
-		case TDW_FAIL:
-			INJECTION_POINT("test-doublewrite-fail", NULL);
-			if (arg != NULL)
-				*(int *) arg = errnum;
-			else
-				tdw_throw(name, errnum);
-			break;
-		case TDW_TEAR:
-			tdw_tear();
-			break;
-		case TDW_HOLD:
-			tdw_hold(name);
-			break;
-		case TDW_TERMINATE:
-			write_stderr("test_doublewrite: process is terminated at injection point \"%s\"\n",
-						 name);
-			kill(MyProcPid, SIGTERM);
-			break;
-		case TDW_PAUSE:
-			tdw_pause(name);
-			break;
-		case TDW_BLOCK:
-			tdw_block(name);
-			break;
-		case TDW_SLEEP:
-			pg_usleep(1200 * 1000);
-			break;
-		case TDW_AWAIT_END_OF_RECOVERY:
-			tdw_await_end_of_recovery(name);
-			break;
-		case TDW_PRETEND_ATOMIC:
-			tdw_pretend(name, arg);
-			break;
-	}
-}
-
 /* ---------------------------------------------------------------------
  * Redo that fails
  * ---------------------------------------------------------------------
  */
 
-static bool
-tdw_spoils_redo(XLogReaderState *record)
-{
-	RelFileLocator rlocator;
-	bool		spoils;
-
-	if (!InstantRecoveryRedoesPage || !XLogRecHasBlockRef(record, 0))
-		return false;
-	XLogRecGetBlockTag(record, 0, &rlocator, NULL, NULL);
-	SpinLockAcquire(&tdw_shared->mutex);
-	spoils = !tdw_shared->spoiled && rlocator.relNumber == tdw_spoil_redo_of;
-	SpinLockRelease(&tdw_shared->mutex);
-	return spoils;
-}
-
-/* Return whether it is the turn of this record, which changes the page. */
-static bool
-tdw_spoils_this(void)
-{
-	bool		spoils;
-
-	SpinLockAcquire(&tdw_shared->mutex);
-	spoils = tdw_shared->unspoiled >= tdw_spoil_redo_after;
-	if (spoils)
-		tdw_shared->spoiled = !tdw_spoil_redo_always;
-	else
-		tdw_shared->unspoiled++;
-	SpinLockRelease(&tdw_shared->mutex);
-	return spoils;
-}
-
 /*
- * Redo of heap records that fails, once or always, when it has changed a page of the relation, but
- * not yet set its LSN.  No code of ours fails there.
+ * Redo of heap records that fails when it has changed a page of the relation, but not
+ * yet set its LSN: of those records for which test_points fails at the injection point
+ * in here.  No code of ours fails there.
  */
 static void
 tdw_spoiling_redo(XLogReaderState *record)
 {
+	RelFileLocator rlocator;
 	Buffer		buffer;
 
-	if (tdw_spoils_redo(record))
+	if (InstantRecoveryRedoesPage &&
+		XLogRecGetBlockTagExtended(record, 0, &rlocator, NULL, NULL, NULL) &&
+		rlocator.relNumber == tdw_spoil_redo_of)
 	{
-		XLogRedoAction action = XLogReadBufferForRedo(record, 0, &buffer);
+		int			errnum = 0;
 
-		if (action == BLK_NEEDS_REDO && tdw_spoils_this())
+		if (XLogReadBufferForRedo(record, 0, &buffer) == BLK_NEEDS_REDO)
+			INJECTION_POINT("test-doublewrite-redo", &errnum);
+		if (errnum != 0)
 		{
 			/* the end of the first row */
 			memset(BufferGetPage(buffer) + BLCKSZ - 60, 'z', 40);
@@ -699,44 +263,25 @@ tdw_spoiling_redo(XLogReaderState *record)
  * ---------------------------------------------------------------------
  */
 
-static void
-tdw_shmem_request(void)
-{
-	if (prev_shmem_request_hook)
-		prev_shmem_request_hook();
-	RequestAddinShmemSpace(MAXALIGN(sizeof(TdwShared)));
-}
-
+/* Attach what the settings ask for. */
 static void
 tdw_shmem_startup(void)
 {
-	bool		found;
-
 	if (prev_shmem_startup_hook)
 		prev_shmem_startup_hook();
 
-	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
-	tdw_shared = ShmemInitStruct("test_doublewrite", sizeof(TdwShared), &found);
-	LWLockRelease(AddinShmemInitLock);
-	if (found)
+	if (IsUnderPostmaster)
 		return;
-
-	memset(tdw_shared, 0, sizeof(TdwShared));
-	SpinLockInit(&tdw_shared->mutex);
-	tdw_set_points(tdw_crash_at, TDW_CRASH);
-	tdw_set_points(tdw_fail_at, TDW_FAIL);
-	tdw_set_points(tdw_hold_at, TDW_HOLD);
-	tdw_set_points(tdw_terminate_at, TDW_TERMINATE);
-	tdw_set_points(tdw_pause_at, TDW_PAUSE);
-	tdw_set_points(tdw_await_end_of_recovery_at, TDW_AWAIT_END_OF_RECOVERY);
 	if (tdw_pretend_atomic)
 	{
-		tdw_set_point("doublewrite-atomic-probed", TDW_PRETEND_ATOMIC, 0, 1, 1000000000);
-		tdw_set_point("doublewrite-atomic-opened", TDW_PRETEND_ATOMIC, 0, 1, 1000000000);
-		tdw_set_point("doublewrite-atomic-pretended", TDW_PRETEND_ATOMIC, 0, 1, 1000000000);
+		tdw_attach("doublewrite-atomic-probed", "test_doublewrite_pretend");
+		tdw_attach("doublewrite-atomic-opened", "test_doublewrite_pretend");
+		tdw_attach("doublewrite-atomic-pretended", "test_doublewrite_pretend");
 	}
+	/* the engine only asks whether it is attached */
 	if (tdw_quiet)
-		tdw_set_point("doublewrite-background-flush", TDW_NONE, 0, 1, 1);
+		InjectionPointAttach("doublewrite-background-flush", "test_points",
+							 "test_points_hit", NULL, 0);
 }
 
 /*
@@ -758,87 +303,17 @@ tdw_look_at_message(ErrorData *edata)
 	}
 }
 
-static void
-tdw_rmgr_cleanup(void)
-{
-	RelFileLocator rlocator = {
-		.spcOid = DEFAULTTABLESPACE_OID,
-		.dbOid = PostgresDbOid,
-		.relNumber = tdw_cleanup_reads
-	};
-
-	ReleaseBuffer(ReadBufferWithoutRelcache(rlocator, MAIN_FORKNUM, 0, RBM_NORMAL, NULL, true));
-}
-
-/* It might write to files past shared buffers. */
-static void
-tdw_rmgr_redo(XLogReaderState *record)
-{
-	INJECTION_POINT("test_doublewrite-redo", NULL);
-}
-
-static RmgrData tdw_rmgr = {
-	.rm_name = "test_doublewrite",
-	.rm_redo = tdw_rmgr_redo
-};
-
 void
 _PG_init(void)
 {
 	if (!process_shared_preload_libraries_in_progress)
 		return;
 
+	*find_rendezvous_variable("test_points_filter") = (void *) tdw_home_is_in;
+
 	prev_emit_log_hook = emit_log_hook;
 	emit_log_hook = tdw_look_at_message;
 
-	DefineCustomStringVariable("test_doublewrite.crash_at",
-							   "Injection points at which the server crashes.",
-							   NULL,
-							   &tdw_crash_at,
-							   "",
-							   PGC_POSTMASTER,
-							   0,
-							   NULL, NULL, NULL);
-	DefineCustomStringVariable("test_doublewrite.fail_at",
-							   "Injection points at which errors are raised.",
-							   NULL,
-							   &tdw_fail_at,
-							   "",
-							   PGC_POSTMASTER,
-							   0,
-							   NULL, NULL, NULL);
-	DefineCustomStringVariable("test_doublewrite.hold_at",
-							   "Injection points at which processes wait for the end of the server.",
-							   NULL,
-							   &tdw_hold_at,
-							   "",
-							   PGC_POSTMASTER,
-							   0,
-							   NULL, NULL, NULL);
-	DefineCustomStringVariable("test_doublewrite.terminate_at",
-							   "Injection points at which processes terminate themselves.",
-							   NULL,
-							   &tdw_terminate_at,
-							   "",
-							   PGC_POSTMASTER,
-							   0,
-							   NULL, NULL, NULL);
-	DefineCustomStringVariable("test_doublewrite.pause_at",
-							   "Injection points at which processes wait until a file exists.",
-							   NULL,
-							   &tdw_pause_at,
-							   "",
-							   PGC_POSTMASTER,
-							   0,
-							   NULL, NULL, NULL);
-	DefineCustomStringVariable("test_doublewrite.await_end_of_recovery_at",
-							   "Injection points at which processes wait for the end of recovery.",
-							   NULL,
-							   &tdw_await_end_of_recovery_at,
-							   "",
-							   PGC_POSTMASTER,
-							   0,
-							   NULL, NULL, NULL);
 	DefineCustomBoolVariable("test_doublewrite.quiet",
 							 "The background writer writes no staged pages home.",
 							 NULL,
@@ -856,33 +331,9 @@ _PG_init(void)
 							 0,
 							 NULL, NULL, NULL);
 	DefineCustomIntVariable("test_doublewrite.spoil_redo_of",
-							"File number of a relation of which redo of a page fails half-way, once.",
+							"File number of a relation of which redo of a page may fail half-way.",
 							NULL,
 							&tdw_spoil_redo_of,
-							0, 0, INT_MAX,
-							PGC_POSTMASTER,
-							0,
-							NULL, NULL, NULL);
-	DefineCustomIntVariable("test_doublewrite.spoil_redo_after",
-							"After so many records of that relation.",
-							NULL,
-							&tdw_spoil_redo_after,
-							0, 0, INT_MAX,
-							PGC_POSTMASTER,
-							0,
-							NULL, NULL, NULL);
-	DefineCustomBoolVariable("test_doublewrite.spoil_redo_always",
-							 "Whether it fails each time, and not just once.",
-							 NULL,
-							 &tdw_spoil_redo_always,
-							 false,
-							 PGC_POSTMASTER,
-							 0,
-							 NULL, NULL, NULL);
-	DefineCustomIntVariable("test_doublewrite.cleanup_reads",
-							"File number of a relation of which a custom resource manager reads a page at the end of redo.",
-							NULL,
-							&tdw_cleanup_reads,
 							0, 0, INT_MAX,
 							PGC_POSTMASTER,
 							0,
@@ -897,129 +348,14 @@ _PG_init(void)
 							 NULL, NULL, NULL);
 	MarkGUCPrefixReserved("test_doublewrite");
 
-	if (tdw_cleanup_reads != 0)
-		tdw_rmgr.rm_cleanup = tdw_rmgr_cleanup;
-	RegisterCustomRmgr(RM_EXPERIMENTAL_ID, &tdw_rmgr);
-
 	if (tdw_spoil_redo_of != 0)
 	{
 		tdw_heap_redo = RmgrTable[RM_HEAP_ID].rm_redo;
 		RmgrTable[RM_HEAP_ID].rm_redo = tdw_spoiling_redo;
 	}
 
-	prev_shmem_request_hook = shmem_request_hook;
-	shmem_request_hook = tdw_shmem_request;
 	prev_shmem_startup_hook = shmem_startup_hook;
 	shmem_startup_hook = tdw_shmem_startup;
-}
-
-/* ---------------------------------------------------------------------
- * SQL functions: points
- * ---------------------------------------------------------------------
- */
-
-PG_FUNCTION_INFO_V1(dw_crash_at);
-Datum
-dw_crash_at(PG_FUNCTION_ARGS)
-{
-	tdw_set_point(text_to_cstring(PG_GETARG_TEXT_PP(0)), TDW_CRASH, 0,
-				  PG_GETARG_INT32(1), 1);
-	PG_RETURN_VOID();
-}
-
-PG_FUNCTION_INFO_V1(dw_kill_at);
-Datum
-dw_kill_at(PG_FUNCTION_ARGS)
-{
-	tdw_set_point(text_to_cstring(PG_GETARG_TEXT_PP(0)), TDW_KILL, 0,
-				  PG_GETARG_INT32(1), 1);
-	PG_RETURN_VOID();
-}
-
-PG_FUNCTION_INFO_V1(dw_fail_at);
-Datum
-dw_fail_at(PG_FUNCTION_ARGS)
-{
-	tdw_set_point(text_to_cstring(PG_GETARG_TEXT_PP(0)), TDW_FAIL,
-				  tdw_parse_errno(text_to_cstring(PG_GETARG_TEXT_PP(1))),
-				  PG_GETARG_INT32(2), PG_GETARG_INT32(3));
-	PG_RETURN_VOID();
-}
-
-/* Every home write to a tablespace fails */
-PG_FUNCTION_INFO_V1(dw_fail_homes_in);
-Datum
-dw_fail_homes_in(PG_FUNCTION_ARGS)
-{
-	TdwPoint	point = {.action = TDW_FAIL,.nth = 1,.times = PG_INT32_MAX};
-
-	point.tablespace = PG_GETARG_OID(0);
-	point.errnum = tdw_parse_errno(text_to_cstring(PG_GETARG_TEXT_PP(1)));
-	tdw_put_point("doublewrite-home-write", point);
-	PG_RETURN_VOID();
-}
-
-/*
- * No home write to a tablespace comes back until the point is cleared, or each takes
- * 1.2 seconds
- */
-PG_FUNCTION_INFO_V1(dw_block_homes_in);
-Datum
-dw_block_homes_in(PG_FUNCTION_ARGS)
-{
-	TdwPoint	point = {.action = TDW_BLOCK,.nth = 1,.times = PG_INT32_MAX};
-
-	if (PG_GETARG_BOOL(1))
-		point.action = TDW_SLEEP;
-	point.tablespace = PG_GETARG_OID(0);
-	tdw_put_point("doublewrite-home-write", point);
-	PG_RETURN_VOID();
-}
-
-/* Only where home writes begin */
-PG_FUNCTION_INFO_V1(dw_tear_at);
-Datum
-dw_tear_at(PG_FUNCTION_ARGS)
-{
-	tdw_set_point(text_to_cstring(PG_GETARG_TEXT_PP(0)), TDW_TEAR, 0, 1, 1);
-	PG_RETURN_VOID();
-}
-
-PG_FUNCTION_INFO_V1(dw_await_end_of_recovery_at);
-Datum
-dw_await_end_of_recovery_at(PG_FUNCTION_ARGS)
-{
-	tdw_set_point(text_to_cstring(PG_GETARG_TEXT_PP(0)),
-				  TDW_AWAIT_END_OF_RECOVERY, 0, 1, 1);
-	PG_RETURN_VOID();
-}
-
-/* Return how often a point was hit since its action was set. */
-PG_FUNCTION_INFO_V1(dw_hits);
-Datum
-dw_hits(PG_FUNCTION_ARGS)
-{
-	char	   *name = text_to_cstring(PG_GETARG_TEXT_PP(0));
-	TdwPoint   *point;
-	int			hits = 0;
-
-	if (tdw_shared == NULL)
-		elog(ERROR, "test_doublewrite must be in shared_preload_libraries");
-
-	SpinLockAcquire(&tdw_shared->mutex);
-	point = tdw_find_point(name);
-	if (point != NULL)
-		hits = point->hits;
-	SpinLockRelease(&tdw_shared->mutex);
-	PG_RETURN_INT32(hits);
-}
-
-PG_FUNCTION_INFO_V1(dw_clear);
-Datum
-dw_clear(PG_FUNCTION_ARGS)
-{
-	tdw_set_point(text_to_cstring(PG_GETARG_TEXT_PP(0)), TDW_NONE, 0, 0, 0);
-	PG_RETURN_VOID();
 }
 
 /* ---------------------------------------------------------------------
@@ -1102,6 +438,15 @@ tdw_wait_for_lock(LWLock *lock, const char *name)
  * SQL functions: driving the engine
  * ---------------------------------------------------------------------
  */
+
+/* Only where home writes begin */
+PG_FUNCTION_INFO_V1(dw_tear_at);
+Datum
+dw_tear_at(PG_FUNCTION_ARGS)
+{
+	tdw_attach(text_to_cstring(PG_GETARG_TEXT_PP(0)), "test_doublewrite_tear");
+	PG_RETURN_VOID();
+}
 
 /*
  * If patient is false, do not wait for the lock beforehand: for tests of a
@@ -1351,19 +696,6 @@ dw_log_page(PG_FUNCTION_ARGS)
 	END_CRIT_SECTION();
 	UnlockReleaseBuffer(buffer);
 	relation_close(rel, AccessShareLock);
-	PG_RETURN_VOID();
-}
-
-/* A record of an extension, which names no block */
-PG_FUNCTION_INFO_V1(dw_log_custom);
-Datum
-dw_log_custom(PG_FUNCTION_ARGS)
-{
-	char		nothing = 0;
-
-	XLogBeginInsert();
-	XLogRegisterData(&nothing, sizeof(nothing));
-	(void) XLogInsert(RM_EXPERIMENTAL_ID, 0);
 	PG_RETURN_VOID();
 }
 

@@ -65,7 +65,7 @@ sub crash_at
 	my ($node, $point, $nth) = @_;
 
 	dw_psql_until_crash($node,
-		"SELECT public.dw_crash_at('doublewrite-$point', $nth)");
+		"SELECT public.points_crash_at('doublewrite-$point', $nth)");
 	return;
 }
 
@@ -186,7 +186,7 @@ sub test_after_checkpoint
 				CREATE TABLE copied AS SELECT * FROM accounts;
 				CREATE INDEX ON copied (id);
 				SELECT dw_evict_all();
-				SELECT dw_crash_at('doublewrite-log-synced', 4)});
+				SELECT points_crash_at('doublewrite-log-synced', 4)});
 		});
 
 	my $torn = dw_tear($node, {}, only => qr/^base/);
@@ -204,10 +204,10 @@ sub crash_in_startup
 	my $offset = -s $node->logfile;
 
 	$node->append_conf('postgresql.conf',
-		"test_doublewrite.crash_at = 'doublewrite-$point:$nth'");
+		"test_points.crash_at = 'doublewrite-$point:$nth'");
 	ok(!dw_poll_start($node), 'server does not start');
 	dw_wait_for_crash($node, $offset);
-	$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = ''");
+	$node->append_conf('postgresql.conf', "test_points.crash_at = ''");
 	dw_tear_log_tail($node, $log) if $log;
 	return dw_tear($node, $old);
 }

@@ -39,7 +39,7 @@ sub crash_and_tear
 	  or die 'workload does not work';
 	$node->psql(
 		'postgres',
-		q{SELECT dw_crash_at('doublewrite-home-written', 6)},
+		q{SELECT points_crash_at('doublewrite-home-written', 6)},
 		on_error_die => 0);
 	dw_wait_for_crash($node, $offset);
 	dw_workload_finish($node);

@@ -18,6 +18,7 @@ use DoubleWrite::Log;
 use DoubleWrite::Node;
 use DoubleWrite::Pages;
 use DoubleWrite::Workload;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::RecursiveCopy;
 use PostgreSQL::Test::Utils;
@@ -46,7 +47,7 @@ sub run_until_crash
 	# which comes also when each page has been logged
 	$node->psql(
 		'postgres',
-		"SELECT dw_crash_at('doublewrite-home-run-written', 3)",
+		"SELECT points_crash_at('doublewrite-home-run-written', 3)",
 		on_error_die => 0);
 	dw_wait_for_crash($node, $offset);
 	dw_workload_finish($node);
@@ -80,9 +81,9 @@ sub refuses_bytes
 	  substr(slurp_file($node->data_dir . "/$path"), $offset, length($bytes));
 
 	isnt($was, $bytes, "$what: bytes differ");
-	dw_write_block($node, $path, $offset, $bytes);
+	write_block($node, $path, $offset, $bytes);
 	refuses($what, @messages);
-	dw_write_block($node, $path, $offset, $was);
+	write_block($node, $path, $offset, $was);
 	return;
 }
 
@@ -230,7 +231,7 @@ my ($dead) =
 SKIP:
 {
 	skip 'no batch below the low-water mark', 1 unless defined $dead;
-	dw_write_block(
+	write_block(
 		$node,
 		sprintf('pg_doublewrite/%016X', $dead->{segno}),
 		$dead->{blockno} * BLCKSZ,
@@ -259,7 +260,7 @@ $offset = -s $node->logfile;
 dw_workload_start($node);
 $node->psql(
 	'postgres',
-	"SELECT dw_crash_at('doublewrite-log-written', 5)",
+	"SELECT points_crash_at('doublewrite-log-written', 5)",
 	on_error_die => 0);
 dw_wait_for_crash($node, $offset);
 dw_workload_finish($node);
@@ -320,7 +321,7 @@ dw_check($node);
 	is($before->{redo_pending},
 		$mark->{redo_pending},
 		'... and names no redo pointer that others lack');
-	dw_write_block(
+	write_block(
 		$lost_mark,
 		sprintf('pg_doublewrite/%016X', $mark->{segno}),
 		$mark->{blockno} * BLCKSZ,

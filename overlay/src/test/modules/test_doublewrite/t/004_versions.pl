@@ -17,6 +17,7 @@ use DoubleWrite::Hold;
 use DoubleWrite::Log;
 use DoubleWrite::Node;
 use DoubleWrite::Pages;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -54,7 +55,7 @@ $node->safe_psql(
 	SELECT dw_drain();
 });
 my $path = dw_path_of($node, 't');
-my $home = dw_read_block($node, $path, 0);
+my $home = read_block($node, $path, 0);
 
 dw_hold_flusher($node);
 $node->safe_psql('postgres',
@@ -83,13 +84,12 @@ is($node->safe_psql('postgres', 'SELECT v FROM t WHERE id = 1'),
 is( $node->safe_psql('postgres', 'SELECT sum(v) FROM t'),
 	3000 + 5050 - 1,
 	'... by a sequential scan, too');
-ok( dw_read_block($node, $path, 0) eq $home,
-	'all that while home is as it was');
+ok(read_block($node, $path, 0) eq $home, 'all that while home is as it was');
 
 dw_release_flusher($node);
 $flusher->quit;
 $node->safe_psql('postgres', q{SELECT dw_evict('t'); SELECT dw_drain()});
-ok(dw_read_block($node, $path, 0) ne $home, 'then home is written');
+ok(read_block($node, $path, 0) ne $home, 'then home is written');
 is($node->safe_psql('postgres', 'SELECT v FROM t WHERE id = 1'),
 	3000, 'home holds the newest version');
 
@@ -128,8 +128,7 @@ my @copies = grep { $_->{rel} == $rel && $_->{fork} == 0 && $_->{blkno} == 0 }
 is(scalar(@copies), 2, 'log holds two versions');
 is($copies[0]{lsn}, $copies[1]{lsn}, '... with the same LSN');
 ok($copies[0]{page} ne $copies[1]{page}, '... which differ');
-ok(dw_read_block($node, $path, 0) eq $copies[1]{page},
-	'the second is at home');
+ok(read_block($node, $path, 0) eq $copies[1]{page}, 'the second is at home');
 
 # Stop right after restore, to look at the page before anybody else does.
 sub restored_page
@@ -137,11 +136,11 @@ sub restored_page
 	my $offset = -s $node->logfile;
 
 	$node->append_conf('postgresql.conf',
-		"test_doublewrite.crash_at = 'doublewrite-restored'");
+		"test_points.crash_at = 'doublewrite-restored'");
 	ok(!dw_poll_start($node), 'stopped after restore');
 	dw_wait_for_crash($node, $offset);
-	$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = ''");
-	return dw_read_block($node, $path, 0);
+	$node->append_conf('postgresql.conf', "test_points.crash_at = ''");
+	return read_block($node, $path, 0);
 }
 
 # home: as if the second write had not happened; mixed; garbage
@@ -156,12 +155,12 @@ ok($mixed ne $copies[0]{page} && $mixed ne $copies[1]{page},
 	'mixture differs from both');
 foreach my $what (sort keys %homes)
 {
-	dw_write_block($node, $path, 0, $homes{$what});
+	write_block($node, $path, 0, $homes{$what});
 	ok( restored_page() eq $copies[1]{page},
 		"$what at home: newest version restored");
 }
 
-dw_write_block($node, $path, 0, $mixed);
+write_block($node, $path, 0, $mixed);
 dw_start_after_crash($node, { logged => 1 });
 is( $node->safe_psql('postgres', 'SELECT count(*), sum(id) FROM h'),
 	'100|' . (5050 - 2 * 1275),

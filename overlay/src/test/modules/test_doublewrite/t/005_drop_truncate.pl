@@ -125,7 +125,7 @@ $node->safe_psql('postgres', $_)
 	"CREATE TABLESPACE gone LOCATION '$tsdir'",
 	"CREATE DATABASE db_gone",
 	"CREATE DATABASE db_in_space TABLESPACE gone");
-$node->safe_psql($_, 'CREATE EXTENSION test_doublewrite')
+$node->safe_psql($_, 'CREATE EXTENSION test_doublewrite CASCADE')
   foreach ('db_gone', 'db_in_space');
 $node->safe_psql(
 	'postgres', q{
@@ -243,12 +243,12 @@ foreach my $crash ('page-staged:300', 'log-synced:20', 'home-run-written:200')
 	my $offset = -s $node->logfile;
 
 	$node->append_conf('postgresql.conf',
-		"test_doublewrite.crash_at = 'doublewrite-$crash'");
+		"test_points.crash_at = 'doublewrite-$crash'");
 	ok(!dw_poll_start($node), "crash of redo at $crash");
 	dw_wait_for_crash($node, $offset);
 	$torn = dw_tear($node, $old);
 }
-$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = ''");
+$node->append_conf('postgresql.conf', "test_points.crash_at = ''");
 dw_start_after_crash($node, $torn);
 is(value($node, 'SELECT count(*) FROM last'), 1510, 'redo got to the end');
 $node->safe_psql('postgres', 'DROP TABLESPACE gone');

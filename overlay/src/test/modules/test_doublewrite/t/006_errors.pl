@@ -83,14 +83,14 @@ foreach my $failure (
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	my $old = dw_snapshot($node);
 	$node->safe_psql('postgres',
-		"UPDATE t SET v = $value; SELECT dw_fail_at('doublewrite-$point', '$errcode', 1, 3)"
+		"UPDATE t SET v = $value; SELECT points_fail_at('doublewrite-$point', '$errcode', 1, 3)"
 	);
 	sql(q{SELECT dw_evict('t')});
 
 	# the process that flushes gets the error; try until none does any more
 	my $errors = 0;
 	$errors++ while ($errors < 20 && sql('SELECT dw_drain()') =~ /^error/);
-	cmp_ok(sql("SELECT dw_hits('doublewrite-$point')"),
+	cmp_ok(sql("SELECT points_hits('doublewrite-$point')"),
 		'>=', 3, "$point, $errcode: writes failed");
 	cmp_ok($errors, '<', 20, "$point, $errcode: and then did not");
 	$node->wait_for_log($message, $offset);
@@ -102,7 +102,7 @@ foreach my $failure (
 		"$point, $errcode: nothing lost at home");
 
 	# and if the machine crashes after that
-	sql("SELECT dw_clear('doublewrite-$point')");
+	sql("SELECT points_clear('doublewrite-$point')");
 	$node->stop('immediate');
 	my $torn = dw_tear($node, $old);
 	cmp_ok($torn->{logged}, '>', 0, 'pages were torn');
@@ -115,7 +115,7 @@ foreach my $failure (
 
 $value++;
 $node->safe_psql('postgres',
-	"UPDATE t SET v = $value; SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)"
+	"UPDATE t SET v = $value; SELECT points_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)"
 );
 like(
 	sql('CHECKPOINT'),
@@ -124,7 +124,7 @@ like(
 is(sql('SELECT min(v), max(v) FROM t'), "$value|$value", 'table can be read');
 is(sql("CREATE TABLE meanwhile (a int); INSERT INTO meanwhile VALUES (1)"),
 	'', 'the server keeps going');
-is(sql("SELECT dw_clear('doublewrite-home-write')"),
+is(sql("SELECT points_clear('doublewrite-home-write')"),
 	'', 'device is well again');
 is(sql('CHECKPOINT'), '', 'checkpoint succeeds');
 
@@ -135,10 +135,10 @@ sub drain_beside_another
 	my ($prepare, $meanwhile) = @_;
 	my $sent = 'doublewrite-home-sent';
 
-	sql(q{SELECT dw_clear('doublewrite-home-write'); SELECT dw_drain()});
+	sql(q{SELECT points_clear('doublewrite-home-write'); SELECT dw_drain()});
 	$node->safe_psql(
 		'postgres', q{
-		SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000);
+		SELECT points_fail_at('doublewrite-home-write', 'EIO', 1, 1000000);
 		DO 'BEGIN PERFORM FROM t WHERE id = 1 FOR UPDATE; END'});
 	sql(q{SELECT dw_evict('t')});
 	like(sql('SELECT dw_drain()'), qr/^error/, 'drain fails');
@@ -151,7 +151,7 @@ sub drain_beside_another
 	$node->safe_psql('postgres', $prepare);
 	my $other = dw_start($node, 'other', 'SELECT dw_carry_runs()');
 	ok( $node->poll_query_until(
-			'postgres', q{SELECT dw_hits('doublewrite-home-write') > 0}),
+			'postgres', q{SELECT points_hits('doublewrite-home-write') > 0}),
 		'... which a third process writes');
 	dw_wake($node, $sent);
 	$meanwhile->();
@@ -179,27 +179,27 @@ is( drain_beside_another(
 		q{SELECT dw_block_homes_in(oid) FROM pg_tablespace WHERE spcname = 'pg_default'},
 		sub {
 			until_or_over(q{wait_event = 'DoubleWriteHome'});
-			sql(q{SELECT dw_clear('doublewrite-home-write')});
+			sql(q{SELECT points_clear('doublewrite-home-write')});
 		}),
 	'',
 	'a drain waits for the write of another process, not for an error of the past'
 );
 
 is( drain_beside_another(
-		q{SELECT dw_fail_at('doublewrite-home-write', 'EMFILE', 1, 1)},
+		q{SELECT points_fail_at('doublewrite-home-write', 'EMFILE', 1, 1)},
 		sub { }),
 	'',
 	'a drain tries a page itself if another process had no descriptors');
-sql(q{SELECT dw_clear('doublewrite-home-write'); SELECT dw_drain()});
+sql(q{SELECT points_clear('doublewrite-home-write'); SELECT dw_drain()});
 $node->safe_psql(
 	'postgres', q{
-	SELECT dw_fail_at('doublewrite-home-write', 'EMFILE', 1, 1000000);
+	SELECT points_fail_at('doublewrite-home-write', 'EMFILE', 1, 1000000);
 	DO 'BEGIN PERFORM FROM t WHERE id = 1 FOR UPDATE; END'});
 sql(q{SELECT dw_evict('t')});
 kill('CONT', @idle);
 my $drain = dw_start($node, 'drain', 'SELECT dw_drain()');
-until_or_over(q{dw_hits('doublewrite-home-write') > 100});
-sql(q{SELECT dw_clear('doublewrite-home-write')});
+until_or_over(q{points_hits('doublewrite-home-write') > 100});
+sql(q{SELECT points_clear('doublewrite-home-write')});
 $drain->query('SELECT 1');
 like(
 	$drain->{stderr},
@@ -207,14 +207,14 @@ like(
 	'... and fails if it has none');
 $drain->{stderr} = '';
 $drain->quit;
-sql(q{SELECT dw_clear('doublewrite-home-write'); SELECT dw_drain()});
+sql(q{SELECT points_clear('doublewrite-home-write'); SELECT dw_drain()});
 
 # the same, but the machine crashes before the device is well
 $node->safe_psql('postgres', 'CHECKPOINT');
 my $old = dw_snapshot($node);
 $value++;
 $node->safe_psql('postgres',
-	"UPDATE t SET v = $value; SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)"
+	"UPDATE t SET v = $value; SELECT points_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)"
 );
 sql(q{SELECT dw_evict('t')});
 like(sql('SELECT dw_drain()'), qr/^error/, 'drain fails');
@@ -233,7 +233,8 @@ $node->append_conf('postgresql.conf',
 $node->restart;
 my $offset = -s $node->logfile;
 $node->safe_psql('postgres',
-	q{SELECT dw_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000)});
+	q{SELECT points_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000)}
+);
 $node->append_conf('postgresql.conf', 'double_write_buffer_size = 1GB');
 $node->reload;
 dw_workload_start($node);
@@ -307,7 +308,8 @@ foreach my $point ('log-written', 'log-synced', 'home-run-written')
 	dw_wait_for_history($node, 20);
 	$offset = -s $node->logfile;
 	# with a new epoch, for which pages are logged once more
-	sql("SELECT dw_kill_at('doublewrite-$point', 3); SELECT dw_sync_cycle()");
+	sql("SELECT points_kill_at('doublewrite-$point', 3); SELECT dw_sync_cycle()"
+	);
 	$node->wait_for_log(
 		qr/dies at injection point.*all server processes terminated; reinitializing.*database system is ready to accept connections/s,
 		$offset);
@@ -320,7 +322,7 @@ dw_check_amcheck($node);
 dw_workload_start($node);
 dw_wait_for_history($node, 20);
 $offset = -s $node->logfile;
-sql(q{SELECT dw_fail_at('doublewrite-log-sync', 'EIO', 3); SELECT dw_sync_cycle()}
+sql(q{SELECT points_fail_at('doublewrite-log-sync', 'EIO', 3); SELECT dw_sync_cycle()}
 );
 $node->wait_for_log(
 	qr/PANIC:  could not fsync file "pg_doublewrite.*reinitializing.*database system is ready to accept connections/s,
@@ -336,7 +338,7 @@ $old = dw_snapshot($node);
 $node->start;
 $offset = -s $node->logfile;
 dw_workload_start($node);
-sql(q{SELECT dw_crash_at('doublewrite-home-run-written', 50)});
+sql(q{SELECT points_crash_at('doublewrite-home-run-written', 50)});
 dw_wait_for_crash($node, $offset);
 dw_workload_finish($node);
 $torn = dw_tear($node, $old, unlogged_too => 1);

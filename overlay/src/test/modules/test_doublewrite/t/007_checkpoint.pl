@@ -16,6 +16,7 @@ use DoubleWrite::Hold;
 use DoubleWrite::Log;
 use DoubleWrite::Node;
 use DoubleWrite::Pages;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -40,7 +41,7 @@ $node->safe_psql(
 	CHECKPOINT;
 });
 my $path = dw_path_of($node, 't');
-my $old = dw_read_block($node, $path, 0);
+my $old = read_block($node, $path, 0);
 
 # A page that is staged, in no buffer any more, when the checkpoint begins
 $node->safe_psql(
@@ -51,7 +52,7 @@ $node->safe_psql(
 });
 is($node->safe_psql('postgres', 'SELECT in_use FROM dw_state()'),
 	0, 'stage is empty after a checkpoint');
-ok(dw_read_block($node, $path, 0) ne $old, 'page is home');
+ok(read_block($node, $path, 0) ne $old, 'page is home');
 is( $node->safe_psql(
 		'postgres',
 		'SELECT low_water_logged >= next_batch - 1 FROM dw_state()'),
@@ -79,10 +80,10 @@ $checkpoint->query_until(qr/started/, "\\echo started\nCHECKPOINT;\n");
 $node->poll_query_until('postgres',
 	q{SELECT count(*) > 0 FROM pg_stat_activity WHERE backend_type = 'checkpointer' AND wait_event IN ('DoubleWriteFlush', 'DoubleWriteTurn')}
 ) or die "checkpoint does not wait";
-$old = dw_read_block($node, $path, 0);
+$old = read_block($node, $path, 0);
 dw_release_flusher($node);
 $checkpoint->query_until(qr/done/, "\\echo done\n");
-ok(dw_read_block($node, $path, 0) ne $old, 'page is home after the wait');
+ok(read_block($node, $path, 0) ne $old, 'page is home after the wait');
 $flusher->quit;
 $checkpoint->quit;
 

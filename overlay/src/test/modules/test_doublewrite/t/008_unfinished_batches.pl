@@ -16,6 +16,7 @@ use DoubleWrite::Hold;
 use DoubleWrite::Log;
 use DoubleWrite::Node;
 use DoubleWrite::Pages;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -42,13 +43,13 @@ dw_require_injection_points();
 	dw_wait_until_held($node);
 	$node->safe_psql(
 		'postgres', q{UPDATE t SET v = 2 WHERE id = 1; SELECT dw_evict('t');
-		SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)});
+		SELECT points_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)});
 	dw_release_flusher($node);
 	$flusher->query('SELECT 1');
 	$flusher->quit;
 	cmp_ok(
 		$node->safe_psql(
-			'postgres', q{SELECT dw_hits('doublewrite-home-write')}),
+			'postgres', q{SELECT points_hits('doublewrite-home-write')}),
 		'>', 0,
 		'home write failed');
 	$node->safe_psql('postgres', 'SELECT dw_sync_cycle()');
@@ -88,11 +89,11 @@ max_wal_senders = 0
 	$node->safe_psql(
 		'postgres', q{
 		UPDATE t SET v = 1 WHERE id = 1; SELECT dw_evict('t');
-		SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)});
+		SELECT points_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)});
 	my ($ret) = $node->psql('postgres', 'SELECT dw_flush_batch()');
 	isnt($ret, 0, 'home write failed');
 	$node->safe_psql('postgres',
-		q{SELECT dw_fail_at('doublewrite-log-write', 'EIO', 1, 2)});
+		q{SELECT points_fail_at('doublewrite-log-write', 'EIO', 1, 2)});
 	($ret) = $node->psql('postgres', 'SELECT dw_flush_batch()');
 	isnt($ret, 0, 'log write failed');
 	$node->safe_psql('postgres', 'SELECT dw_sync_cycle()');
@@ -129,7 +130,7 @@ max_wal_senders = 0
 	$node->safe_psql(
 		'postgres',
 		q{SELECT dw_drain(); SELECT dw_evict('dropped'), dw_evict('truncated');
-		SELECT dw_fail_at('doublewrite-log-synced', 'EIO')});
+		SELECT points_fail_at('doublewrite-log-synced', 'EIO')});
 	my ($ret) = $node->psql('postgres', 'SELECT dw_flush_batch()');
 	isnt($ret, 0, 'batch is left by an error');
 	is( $node->safe_psql(
@@ -193,7 +194,7 @@ foreach my $newer (0, 1)
 		CREATE TABLE younger AS SELECT i AS id FROM generate_series(1, 100) i;
 		CHECKPOINT});
 	my $path = dw_path_of($node, 'older');
-	my $before = dw_read_block($node, $path, 0);
+	my $before = read_block($node, $path, 0);
 	dw_hold_flusher($node);
 	$node->safe_psql('postgres',
 		q{DELETE FROM older WHERE id = 1; SELECT dw_evict('older')});
@@ -210,16 +211,16 @@ foreach my $newer (0, 1)
 	$node->safe_psql(
 		'postgres', q{
 		DELETE FROM younger WHERE id = 1; SELECT dw_evict('younger');
-		SELECT dw_fail_at('doublewrite-home-write', 'EIO')});
+		SELECT points_fail_at('doublewrite-home-write', 'EIO')});
 	$node->safe_psql('postgres',
 		q{DELETE FROM older WHERE id = 2; SELECT dw_evict('older')})
 	  if $newer;
 	dw_release_flusher($node);
 	$drain->query('SELECT 1');
-	isnt(dw_read_block($node, $path, 0),
+	isnt(read_block($node, $path, 0),
 		$before, 'page is home after the drain');
 	is( $node->safe_psql(
-			'postgres', q{SELECT dw_hits('doublewrite-home-write') > 1}),
+			'postgres', q{SELECT points_hits('doublewrite-home-write') > 1}),
 		't',
 		'... where the first write failed');
 	$flusher->query('SELECT 1');
@@ -241,8 +242,8 @@ foreach my $newer (0, 1)
 		INSERT INTO t SELECT i, 0, repeat('x', 6000) FROM generate_series(1, 60) i;
 		CHECKPOINT;
 		DELETE FROM stuck WHERE id < 10;
-		SELECT dw_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000),
-			dw_fail_at('doublewrite-home-write', 'EIO')});
+		SELECT points_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000),
+			points_fail_at('doublewrite-home-write', 'EIO')});
 
 	# no process but ours runs a sync cycle while there is space to log them once more
 	my @stopped = dw_stop_processes($node, 'checkpointer');
@@ -286,7 +287,7 @@ foreach my $newer (0, 1)
 
 	$node->safe_psql(
 		'postgres', q{
-		SELECT dw_clear('doublewrite-create-segment');
+		SELECT points_clear('doublewrite-create-segment');
 		SELECT dw_drain(), dw_evict('t'), dw_drain(), dw_evict('t')});
 	is( $node->safe_psql(
 			'postgres', 'SELECT min(v), max(v), count(*) FROM t'),

@@ -221,7 +221,7 @@ autovacuum = off
 	$node->safe_psql('postgres', 'CREATE DATABASE other');
 	$node->safe_psql('other', $_)
 	  foreach (
-		'CREATE EXTENSION test_doublewrite',
+		'CREATE EXTENSION test_doublewrite CASCADE',
 		'CREATE TABLE t AS SELECT generate_series(1, 2000) i',
 		'CHECKPOINT',
 		q{UPDATE t SET i = i + 1; SELECT dw_evict('t'); SELECT dw_drain()});
@@ -233,9 +233,9 @@ autovacuum = off
 	$node->wait_for_event('client backend', 'doublewrite-database-removed');
 
 	# far more than there are: they are counted
-	$node->safe_psql('postgres', "SELECT dw_crash_at('$point', 1000000)");
+	$node->safe_psql('postgres', "SELECT points_crash_at('$point', 1000000)");
 	$node->safe_psql('postgres', 'SELECT dw_sync_cycle()');
-	cmp_ok($node->safe_psql('postgres', "SELECT dw_hits('$point')"),
+	cmp_ok($node->safe_psql('postgres', "SELECT points_hits('$point')"),
 		'>', 0, 'a sync cycle makes the removal of a database durable');
 	dw_wake($node, 'doublewrite-database-removed');
 	$drop->quit;
@@ -294,9 +294,9 @@ autovacuum = off
 	dw_wake($node, $point);
 	$checkpoint->quit;
 	# far more than there are: they are counted
-	$node->safe_psql('postgres', "SELECT dw_crash_at('$point', 1000000)");
+	$node->safe_psql('postgres', "SELECT points_crash_at('$point', 1000000)");
 	$node->safe_psql('postgres', 'CHECKPOINT');
-	cmp_ok($node->safe_psql('postgres', "SELECT dw_hits('$point')"),
+	cmp_ok($node->safe_psql('postgres', "SELECT points_hits('$point')"),
 		'>', 0, '... and the next one syncs its directory as well');
 
 	# Nothing has been lost if a file could not even be opened.
@@ -308,7 +308,7 @@ autovacuum = off
 		'CHECKPOINT',
 		'DELETE FROM cut',
 		'VACUUM cut',
-		q{SELECT dw_fail_at('doublewrite-file-sync', 'EMFILE')});
+		q{SELECT points_fail_at('doublewrite-file-sync', 'EMFILE')});
 	my $offset = -s $node->logfile;
 	$before = $synced->();
 	isnt($node->psql('postgres', 'CHECKPOINT'),
@@ -369,7 +369,7 @@ fsync = on
 	$session->query_safe('COMMIT');
 	$session->quit;
 	$node->safe_psql('postgres',
-		q{SELECT dw_crash_at('doublewrite-database-removed')});
+		q{SELECT points_crash_at('doublewrite-database-removed')});
 	isnt($node->psql('postgres', 'DROP DATABASE other'),
 		0, 'mapped: crash when the database has been removed');
 	$node->stop('immediate', fail_ok => 1);

@@ -246,7 +246,7 @@ sub cut_shutdown_short
 	my $before = dw_segments($dir);
 	$offset = -s $node->logfile;
 	$node->safe_psql('postgres',
-		"SELECT dw_crash_at('doublewrite-remove-segment', $nth)");
+		"SELECT points_crash_at('doublewrite-remove-segment', $nth)");
 	kill('INT', $node->{_pid});
 	dw_wait_for_crash($node, $offset);
 	my @left = dw_segments($dir);
@@ -413,21 +413,22 @@ is(scalar(grep { /^new/ } slurp_dir($dir)), 0, 'no temporary files');
 # one that the checkpointer could not create is no concern of anybody yet
 $node->safe_psql(
 	'postgres', q{CHECKPOINT;
-	SELECT dw_fail_at('doublewrite-create-segment', 'EIO', 1, 1000000)});
+	SELECT points_fail_at('doublewrite-create-segment', 'EIO', 1, 1000000)});
 my $log_offset = -s $node->logfile;
 my $last = stat_of('last_segno');
 for (1 .. 50)
 {
 	last
 	  if stat_of(
-		q{last_segno - segno < 2 OR dw_hits('doublewrite-create-segment') > 0}
+		q{last_segno - segno < 2 OR points_hits('doublewrite-create-segment') > 0}
 	  ) eq 't';
 	one_batch();
 }
 ok( $node->poll_query_until(
-		'postgres', q{SELECT dw_hits('doublewrite-create-segment') > 0}),
+		'postgres', q{SELECT points_hits('doublewrite-create-segment') > 0}),
 	'creation of a segment failed');
-$node->safe_psql('postgres', "SELECT dw_clear('doublewrite-create-segment')");
+$node->safe_psql('postgres',
+	"SELECT points_clear('doublewrite-create-segment')");
 ok( !$node->log_contains(
 		qr/could not write file "pg_doublewrite/, $log_offset),
 	'no session was told');

@@ -141,7 +141,7 @@ foreach my $end (
 	$node->safe_psql(
 		'postgres', q{
 		UPDATE t SET v = 2 WHERE id = 1; SELECT dw_evict('t');
-		SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)});
+		SELECT points_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)});
 	my ($ret) = $node->psql('postgres', 'SELECT dw_drain()');
 	isnt($ret, 0, 'home write failed');
 	$node->safe_psql('postgres', 'SELECT dw_sync_cycle()');

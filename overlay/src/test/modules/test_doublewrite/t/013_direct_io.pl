@@ -83,7 +83,7 @@ sub fail_at
 	my ($where, $times) = @_;
 
 	$node->safe_psql('postgres',
-		"SELECT dw_fail_at('doublewrite-$where', 'EINVAL', 1, $times)");
+		"SELECT points_fail_at('doublewrite-$where', 'EINVAL', 1, $times)");
 	return;
 }
 
@@ -91,7 +91,7 @@ sub clear
 {
 	my ($where) = @_;
 
-	$node->safe_psql('postgres', "SELECT dw_clear('doublewrite-$where')");
+	$node->safe_psql('postgres', "SELECT points_clear('doublewrite-$where')");
 	return;
 }
 
@@ -119,7 +119,8 @@ SKIP:
 # A process remembers that.  Clients open the log for each batch.
 fail_at('open-direct', 1_000_000);
 $node->safe_psql('postgres', log_page() . log_page());
-is( $node->safe_psql('postgres', "SELECT dw_hits('doublewrite-open-direct')"),
+is( $node->safe_psql(
+		'postgres', "SELECT points_hits('doublewrite-open-direct')"),
 	1,
 	'direct I/O is not tried again');
 clear('open-direct');

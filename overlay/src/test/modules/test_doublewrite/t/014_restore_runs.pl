@@ -13,6 +13,7 @@ use DoubleWrite::Crash;
 use DoubleWrite::Damage;
 use DoubleWrite::Node;
 use DoubleWrite::Pages;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -117,7 +118,7 @@ $node->safe_psql('postgres',
 	crash_with_files($node, 1);
 	# far more than there are: they are counted
 	$node->append_conf('postgresql.conf',
-		"test_doublewrite.crash_at = '$GROUP:1000'");
+		"test_points.crash_at = '$GROUP:1000'");
 	my $line = dw_start_after_crash($node);
 	my ($writebacks, $fsyncs) = split /\|/, $node->safe_psql(
 		'postgres', q{
@@ -129,7 +130,7 @@ $node->safe_psql('postgres',
 		$line->{examined} - $line->{missing},
 		'many files: writing to disk begins at once');
 	cmp_ok($fsyncs, '>=', $FILES, 'many files: all are synced');
-	is($node->safe_psql('postgres', "SELECT dw_hits('$GROUP')"),
+	is($node->safe_psql('postgres', "SELECT points_hits('$GROUP')"),
 		2, 'many files: in two groups');
 }
 
@@ -141,7 +142,7 @@ $node->safe_psql('postgres',
 
 	cmp_ok($torn->{logged}, '>=', $FILES, 'between groups: pages were torn');
 	$node->append_conf('postgresql.conf',
-		"test_doublewrite.crash_at = '$GROUP:1'");
+		"test_points.crash_at = '$GROUP:1'");
 	ok(!dw_poll_start($node), 'between groups: server does not start');
 	dw_wait_for_crash($node, $offset);
 
@@ -150,7 +151,7 @@ $node->safe_psql('postgres',
 	cmp_ok($torn->{logged}, '>', $FILES / 2,
 		'between groups: they were torn again');
 	$node->append_conf('postgresql.conf',
-		"test_doublewrite.crash_at = '$GROUP:1000'");
+		"test_points.crash_at = '$GROUP:1000'");
 	my $line = dw_start_after_crash($node, $torn);
 
 	cmp_ok($line->{examined}, '>=', $FILES,
@@ -171,7 +172,7 @@ $node->safe_psql('postgres',
 
 # Few tables of many files: no more than so many are kept open for a sync.
 {
-	my $size = dw_segment_blocks($node) * BLCKSZ;
+	my $size = blocks_per_file($node) * BLCKSZ;
 	my @paths = map {
 		$node->data_dir . '/'
 		  . $node->safe_psql('postgres',
@@ -200,7 +201,7 @@ $node->safe_psql('postgres',
 	my $line = dw_start_after_crash($node);
 	cmp_ok($line->{examined}, '<', 64,
 		'large tables: fewer than the forks of a group');
-	is($node->safe_psql('postgres', "SELECT dw_hits('$GROUP')"),
+	is($node->safe_psql('postgres', "SELECT points_hits('$GROUP')"),
 		2, 'large tables: in two groups');
 	is( $node->safe_psql(
 			'postgres',
@@ -210,7 +211,7 @@ $node->safe_psql('postgres',
 		'large tables: nothing is lost');
 	$node->safe_psql('postgres', "DROP TABLE many_$_") foreach (1, 2, 3);
 }
-$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = ''");
+$node->append_conf('postgresql.conf', "test_points.crash_at = ''");
 
 # Crashes in restore, between two runs of pages.  Page by page there are more than
 # a hundred, in runs of 16 there are not.
@@ -221,7 +222,7 @@ $node->append_conf('postgresql.conf', "test_doublewrite.crash_at = ''");
 	$node->append_conf(
 		'postgresql.conf', q{
 io_combine_limit = 8kB
-test_doublewrite.crash_at = 'doublewrite-restore-run:100'});
+test_points.crash_at = 'doublewrite-restore-run:100'});
 	ok(!dw_poll_start($node), 'page by page: server does not start');
 	dw_wait_for_crash($node, $offset);
 	$torn = dw_tear($node, $old, only => qr/^base/);
@@ -230,15 +231,15 @@ test_doublewrite.crash_at = 'doublewrite-restore-run:100'});
 	$node->append_conf(
 		'postgresql.conf', q{
 io_combine_limit = 128kB
-test_doublewrite.crash_at = 'doublewrite-restore-run:10'});
+test_points.crash_at = 'doublewrite-restore-run:10'});
 	ok(!dw_poll_start($node), 'in runs: server does not start');
 	dw_wait_for_crash($node, $offset);
 	$torn = dw_tear($node, $old, only => qr/^base/);
 
 	$node->append_conf('postgresql.conf',
-		q{test_doublewrite.crash_at = 'doublewrite-restore-run:100'});
+		q{test_points.crash_at = 'doublewrite-restore-run:100'});
 	start($node, $torn, 4, '');
-	$node->append_conf('postgresql.conf', q{test_doublewrite.crash_at = ''});
+	$node->append_conf('postgresql.conf', q{test_points.crash_at = ''});
 }
 $node->stop;
 

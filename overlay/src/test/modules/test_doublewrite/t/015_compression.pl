@@ -15,7 +15,7 @@ use DoubleWrite::Crash;
 use DoubleWrite::Damage;
 use DoubleWrite::Log;
 use DoubleWrite::Node;
-use DoubleWrite::Pages;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -107,7 +107,7 @@ sub refuses
 
 		isnt($was, $bytes, "$what: bytes differ");
 		push @was, [ $path, $offset, $was ];
-		dw_write_block($node, $path, $offset, $bytes);
+		write_block($node, $path, $offset, $bytes);
 	}
 
 	my $logged = -s $node->logfile;
@@ -123,7 +123,7 @@ sub refuses
 	ok(!dw_poll_start($node), "$what: server does not start");
 	like(slurp_file($node->logfile, $logged), $server, "$what: says why");
 
-	dw_write_block($node, @$_) foreach @was;
+	write_block($node, @$_) foreach @was;
 	return;
 }
 
@@ -203,7 +203,7 @@ foreach my $method ('off', @methods[ 1 .. $#methods ])
 # A batch that cannot be written is resumed, with another method.
 $node->safe_psql('postgres', "UPDATE t_resumed SET v = v + 1");
 $node->safe_psql('postgres',
-	"SELECT dw_fail_at('doublewrite-log-write', 'EIO', 1, 4)");
+	"SELECT points_fail_at('doublewrite-log-write', 'EIO', 1, 4)");
 $node->psql('postgres', q{SELECT dw_evict('t_resumed')});
 foreach my $method ($methods[-1], 'off', $methods[0])
 {
@@ -211,8 +211,10 @@ foreach my $method ($methods[-1], 'off', $methods[0])
 	$node->psql('postgres', 'SELECT dw_drain()');
 }
 cmp_ok(
-	$node->safe_psql('postgres', "SELECT dw_hits('doublewrite-log-write')"),
-	'>=', 3, 'writes of the log failed');
+	$node->safe_psql(
+		'postgres', "SELECT points_hits('doublewrite-log-write')"),
+	'>=', 3,
+	'writes of the log failed');
 is( $node->safe_psql('postgres', 'SELECT dw_drain(), staged FROM dw_state()'),
 	'|0',
 	'... and then did not');

@@ -217,7 +217,7 @@ foreach my $case (
 	# restore, if any, is over
 	$node->adjust_conf('postgresql.conf', $SETTING, 'double_writes');
 	$node->append_conf('postgresql.conf',
-		q{test_doublewrite.crash_at = 'doublewrite-armed'});
+		q{test_points.crash_at = 'doublewrite-armed'});
 	my $offset = -s $node->logfile;
 	$node->start(fail_ok => 1);
 	dw_wait_for_crash($node, $offset);
@@ -225,7 +225,7 @@ foreach my $case (
 
 	# Pages that redo has written may be torn, and there has been no checkpoint.
 	# Clients may get in before it, so the server may be said to have started.
-	$node->adjust_conf('postgresql.conf', 'test_doublewrite.crash_at',
+	$node->adjust_conf('postgresql.conf', 'test_points.crash_at',
 		q{'doublewrite-checkpoint-drained'});
 	$offset = -s $node->logfile;
 	$node->start(fail_ok => 1);
@@ -233,7 +233,7 @@ foreach my $case (
 	my $torn =
 	  dw_tear($node, $old, unlogged_too => 1, only => qr/^(?!.*_fsm)/);
 	cmp_ok($torn->{logged}, '>', 50, "$name: pages were logged");
-	$node->adjust_conf('postgresql.conf', 'test_doublewrite.crash_at', q{''});
+	$node->adjust_conf('postgresql.conf', 'test_points.crash_at', q{''});
 	dw_start_after_crash($node, $torn);
 	dw_check($node);
 }

@@ -171,7 +171,8 @@ foreach my $locked_first (1, 0)
 	$session->query_safe('SELECT count(*) FROM t');
 	$session->query_safe(q{SELECT dw_evict('t')});
 	$session->query_safe(
-		q{SELECT dw_await_end_of_recovery_at('doublewrite-forget-buffer')});
+		q{SELECT points_await_end_of_recovery_at('doublewrite-forget-buffer')}
+	);
 	$session->query_until(qr/started/,
 		"\\echo started\nSELECT count(*) FROM t;\n");
 	$standby->wait_for_log(

@@ -15,6 +15,7 @@ use DoubleWrite::Damage;
 use DoubleWrite::Node;
 use DoubleWrite::Pages;
 use DoubleWrite::Workload;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use PostgreSQL::Test::Watchdog;
@@ -62,8 +63,7 @@ foreach my $case ([ 'restore', 'doublewrite-restore-run:3' ],
 	$node->stop('immediate');
 	dw_tear($node, $old);
 
-	$node->append_conf('postgresql.conf',
-		"test_doublewrite.hold_at = '$point'");
+	$node->append_conf('postgresql.conf', "test_points.hold_at = '$point'");
 	start_until($node, $name, 'held');
 	$node->command_ok(
 		[
@@ -92,7 +92,7 @@ foreach my $case ([ 'restore', 'doublewrite-restore-run:3' ],
 		[qr/target server must be shut down cleanly/],
 		"$name: pg_rewind refuses");
 
-	$node->adjust_conf('postgresql.conf', 'test_doublewrite.hold_at', q{''});
+	$node->adjust_conf('postgresql.conf', 'test_points.hold_at', q{''});
 	dw_start_after_crash($node);
 	dw_check($node);
 	$source->stop;
@@ -136,11 +136,11 @@ recovery_workers = 2
 	my $path =
 	  $node->safe_psql('postgres', q{SELECT pg_relation_filepath('t')});
 	$node->stop('immediate');
-	my $page = dw_read_block($node, $path, 8192);
-	dw_write_block($node, $path, 8192, 'y' x 8192) if $damaged;
+	my $page = read_block($node, $path, 8192);
+	write_block($node, $path, 8192, 'y' x 8192) if $damaged;
 
 	$node->append_conf('postgresql.conf',
-		"test_doublewrite.pause_at = 'instant-recovery-open'");
+		"test_points.pause_at = 'instant-recovery-open'");
 	start_until($node, $name, 'paused');
 	# which the postmaster starts meanwhile
 	watchdog_until("$name: there are workers",
@@ -155,14 +155,14 @@ recovery_workers = 2
 	$node->wait_for_log(qr/received fast shutdown request/);
 	sleep(1);
 	ok(has_child($node, qr/recovery worker/), "$name: workers stay");
-	append_to_file($node->data_dir . '/test_doublewrite.resume', '');
+	append_to_file($node->data_dir . '/test_points.resume', '');
 	dw_wait_for_exit($node);
 	is( dw_control($node, 'Database cluster state'),
 		$damaged ? 'in production' : 'shut down',
 		"$name: the server has stopped");
 
-	$node->adjust_conf('postgresql.conf', 'test_doublewrite.pause_at', q{''});
-	dw_write_block($node, $path, 8192, $page) if $damaged;
+	$node->adjust_conf('postgresql.conf', 'test_points.pause_at', q{''});
+	write_block($node, $path, 8192, $page) if $damaged;
 	ok(dw_poll_start($node), "$name: started again");
 	is($node->safe_psql('postgres', $rows),
 		$expected, "$name: nothing is lost");

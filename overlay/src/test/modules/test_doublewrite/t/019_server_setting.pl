@@ -205,7 +205,7 @@ foreach my $case (
 	$standby = new_standby('between', 'full_pages');
 	my $end = $standby->safe_psql(
 		'postgres', q{
-		SELECT dw_await_end_of_recovery_at('doublewrite-update-mode');
+		SELECT points_await_end_of_recovery_at('doublewrite-update-mode');
 		SELECT pg_last_wal_replay_lsn()}) =~ s/^\n//r;
 	my $offset = -s $standby->logfile;
 
@@ -237,8 +237,7 @@ foreach my $mode (qw(full_pages double_writes off))
 {
 	$node->adjust_conf('postgresql.conf', $SETTING, $mode);
 	$node->append_conf('postgresql.conf',
-		"test_doublewrite.await_end_of_recovery_at = 'doublewrite-update-mode'"
-	);
+		"test_points.await_end_of_recovery_at = 'doublewrite-update-mode'");
 	$node->start;
 	is( $node->safe_psql(
 			'postgres',

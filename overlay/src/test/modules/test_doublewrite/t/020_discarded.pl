@@ -74,7 +74,7 @@ sub log_is_free
 		'CHECKPOINT',
 		'UPDATE t SET v = 1 WHERE id <= 100',
 		'VACUUM t',
-		q{SELECT dw_evict('t'), dw_fail_at('doublewrite-log-write', 'EIO', 1, 2)}
+		q{SELECT dw_evict('t'), points_fail_at('doublewrite-log-write', 'EIO', 1, 2)}
 	  );
 	isnt($node->psql('postgres', 'SELECT dw_drain()'),
 		0, 'batch is left by an error');
@@ -110,7 +110,7 @@ sub log_is_free
 		$setup,
 		'UPDATE t SET v = 1',
 		'DELETE FROM t',
-		q{SELECT dw_drain(), dw_evict('t'), dw_fail_at('doublewrite-log-synced', 'EIO')}
+		q{SELECT dw_drain(), dw_evict('t'), points_fail_at('doublewrite-log-synced', 'EIO')}
 	  );
 	isnt($node->psql('postgres', 'SELECT dw_flush_batch()'),
 		0, 'batch is left by an error');
@@ -162,16 +162,15 @@ foreach my $what (sort keys %removals)
 	$node->safe_psql('postgres', 'DELETE FROM t') if $name eq 'truncated';
 	$node->safe_psql(
 		'postgres', q{
-		SELECT dw_drain(), dw_evict('t'), dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)}
+		SELECT dw_drain(), dw_evict('t'), points_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)}
 	);
 
 	my ($flusher, $remover);
 	if ($in_batch)
 	{
-		$node->{dw_held} = 'test-doublewrite-fail';
+		$node->{dw_held} = 'test-points-fail';
 		$node->safe_psql('postgres',
-			"SELECT injection_points_attach('test-doublewrite-fail', 'wait')"
-		);
+			"SELECT injection_points_attach('test-points-fail', 'wait')");
 		$flusher = background($node, 'SELECT dw_flush_batch()');
 		dw_wait_until_held($node);
 		$remover = background($node, $removals{$what});
@@ -190,7 +189,7 @@ foreach my $what (sort keys %removals)
 		$node->safe_psql('postgres', $removals{$what});
 	}
 	$node->safe_psql('postgres',
-		q{SELECT dw_clear('doublewrite-home-write'), dw_drain()});
+		q{SELECT points_clear('doublewrite-home-write'), dw_drain()});
 	$node->safe_psql('postgres', 'SELECT dw_sync_cycle()');
 	$node->stop('immediate');
 
@@ -221,13 +220,13 @@ foreach my $what (sort keys %removals)
 		$node->safe_psql(
 			'postgres', q{
 			UPDATE t SET v = 1 WHERE id < 50;
-			SELECT dw_drain(), dw_evict('t'), dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)}
+			SELECT dw_drain(), dw_evict('t'), points_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)}
 		);
 		isnt($node->psql('postgres', 'SELECT dw_flush_batch()'),
 			0, 'home write failed');
 		$node->safe_psql('postgres', 'DROP TABLE t');
 		$node->safe_psql('postgres',
-			q{SELECT dw_clear('doublewrite-home-write'), dw_drain(), dw_sync_cycle()}
+			q{SELECT points_clear('doublewrite-home-write'), dw_drain(), dw_sync_cycle()}
 		);
 		is(log_is_free($node), 'f', 'copies of removed pages are kept');
 	};

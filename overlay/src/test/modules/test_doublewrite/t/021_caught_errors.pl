@@ -29,7 +29,7 @@ my $session = $node->background_psql('postgres', on_error_stop => 0);
 my $out = $session->query(
 	q{
 	DELETE FROM a WHERE id = 1;
-	SELECT dw_evict('a'), dw_fail_at('doublewrite-home-write', 'EIO');
+	SELECT dw_evict('a'), points_fail_at('doublewrite-home-write', 'EIO');
 	SELECT dw_drain();
 	BEGIN;
 	SET LOCAL statement_timeout = '100ms';
@@ -59,7 +59,7 @@ $node->safe_psql('postgres', 'SELECT dw_drain()');
 $node->safe_psql(
 	'postgres', q{
 	DELETE FROM a WHERE id = 2; DELETE FROM b WHERE id = 2;
-	SELECT dw_evict('a'), dw_evict('b'), dw_fail_at('doublewrite-home-write', 'EIO')}
+	SELECT dw_evict('a'), dw_evict('b'), points_fail_at('doublewrite-home-write', 'EIO')}
 );
 is($node->safe_psql('postgres', 'SELECT dw_flush_batch(false)'),
 	't', 'a batch goes home');
@@ -79,7 +79,7 @@ foreach my $point ('doublewrite-log-write', 'doublewrite-sync-cycle-synced')
 	$node->safe_psql(
 		'postgres', qq{
 		DELETE FROM a WHERE id = 3; INSERT INTO a VALUES (3);
-		SELECT dw_evict('a'), dw_fail_at('$point', 'EIO', 1, 2)});
+		SELECT dw_evict('a'), points_fail_at('$point', 'EIO', 1, 2)});
 	my ($ret, $stdout, $stderr) = $node->psql(
 		'postgres',
 		'SELECT dw_drain(); SELECT dw_sync_cycle()',
@@ -87,7 +87,7 @@ foreach my $point ('doublewrite-log-write', 'doublewrite-sync-cycle-synced')
 	like($stderr, qr/error/i, "$point fails");
 	is($node->safe_psql('postgres', 'SELECT 1'), 1, '... without a lock');
 	$node->safe_psql('postgres',
-		"SELECT dw_clear('$point'); SELECT dw_drain(); SELECT dw_sync_cycle()"
+		"SELECT points_clear('$point'); SELECT dw_drain(); SELECT dw_sync_cycle()"
 	);
 }
 $node->stop;

@@ -42,7 +42,7 @@ sub full_node
 		CREATE TABLE enough ();
 		INSERT INTO t2 SELECT * FROM t;
 		CHECKPOINT;
-		SELECT dw_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000)});
+		SELECT points_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000)});
 	$node->{stopped} = [ dw_stop_processes($node, 'checkpointer') ];
 	return $node;
 }
@@ -73,7 +73,7 @@ sub finish
 	}
 	kill('CONT', @{ $node->{stopped} });
 	$node->safe_psql('postgres',
-		q{SELECT dw_clear('doublewrite-create-segment')});
+		q{SELECT points_clear('doublewrite-create-segment')});
 	$node->stop;
 	return;
 }
@@ -157,7 +157,7 @@ sub finish
 
 	$node->safe_psql(
 		'postgres', qq{
-		SELECT dw_clear('doublewrite-create-segment');
+		SELECT points_clear('doublewrite-create-segment');
 		SELECT injection_points_attach('$point', 'wait')});
 	my $hanging = dw_start($node, 'hanging',
 		join(";\n", ("UPDATE t SET v = v + 1; $evict{t}") x 80));

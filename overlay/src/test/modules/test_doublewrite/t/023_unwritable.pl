@@ -166,7 +166,7 @@ like(
 		  qw(b1 b2 b3)),
 	qr/error: .*could not write blocks/s,
 	'pages fail');
-sql(q{SELECT dw_clear('doublewrite-home-write')});
+sql(q{SELECT points_clear('doublewrite-home-write')});
 ok( $node->poll_query_until('postgres', 'SELECT in_use = 0 FROM dw_state()'),
 	'background writer writes back what has failed');
 is(sql('CHECKPOINT'), '', 'a checkpoint succeeds');
@@ -215,7 +215,7 @@ foreach my $mode (qw(full_pages double_writes off double_writes))
 		}->{$mode},
 		$from);
 }
-sql(q{SELECT dw_clear('doublewrite-home-write'); DROP TABLE unlogged});
+sql(q{SELECT points_clear('doublewrite-home-write'); DROP TABLE unlogged});
 
 # --- A relation that cannot be written can be dropped
 
@@ -229,7 +229,7 @@ like(
 	'pages fail');
 is(sql('DROP TABLE b1, b2, b3'), '', 'tables are dropped');
 is(sql('CHECKPOINT'), '', 'then a checkpoint succeeds');
-sql(q{SELECT dw_clear('doublewrite-home-write')});
+sql(q{SELECT points_clear('doublewrite-home-write')});
 
 # --- Nor does a database need its pages to be written to be dropped.  Redo may have to
 #     begin before its last changes: then it finds their copies, or the files are gone
@@ -249,7 +249,7 @@ foreach my $where (sort keys %crash)
 	$node->safe_psql('postgres', "CREATE DATABASE $name TABLESPACE bad");
 	$node->safe_psql(
 		$name, q{
-		CREATE EXTENSION test_doublewrite;
+		CREATE EXTENSION test_doublewrite CASCADE;
 		CREATE TABLE t AS SELECT i AS id, 0 AS v FROM generate_series(1, 1000) i;
 		CHECKPOINT});
 	my $before = dw_snapshot($node);
@@ -263,7 +263,7 @@ foreach my $where (sort keys %crash)
 		sql('CHECKPOINT'),
 		qr/^error: .*checkpoint request failed/,
 		'a checkpoint fails');
-	sql("SELECT dw_crash_at('$point')") if $point;
+	sql("SELECT points_crash_at('$point')") if $point;
 	my ($ret) = $node->psql('postgres', "DROP DATABASE $name");
 	if ($point)
 	{
@@ -284,7 +284,7 @@ foreach my $where (sort keys %crash)
 	{
 		is($ret, 0, 'a database is dropped');
 		is(sql('CHECKPOINT'), '', 'then a checkpoint succeeds');
-		sql(q{SELECT dw_clear('doublewrite-home-write')});
+		sql(q{SELECT points_clear('doublewrite-home-write')});
 	}
 }
 $node->stop;
@@ -375,13 +375,13 @@ wal_skip_threshold = 0
 	$node->wait_for_event('client backend', 'DoubleWriteSync');
 
 	# Only now is there a batch that keeps it from logging the failed page anew.
-	sql(q{UPDATE other SET v = 1; SELECT dw_evict('other'), dw_fail_at('doublewrite-log-write', 'EIO', 1, 2)}
+	sql(q{UPDATE other SET v = 1; SELECT dw_evict('other'), points_fail_at('doublewrite-log-write', 'EIO', 1, 2)}
 	);
 	like(
 		sql('SELECT dw_flush_batch()'),
 		qr/^error: .*could not write to double-write log/,
 		'a batch is left');
-	sql(q{SELECT dw_clear('doublewrite-home-write')});
+	sql(q{SELECT points_clear('doublewrite-home-write')});
 	dw_wake($node, $point);
 	$loader->query_safe('SELECT 1');
 	pass('a load without WAL succeeds');
@@ -413,7 +413,7 @@ wal_skip_threshold = 0
 	$primary->wait_for_replay_catchup($standby);
 	$standby->safe_psql(
 		'postgres', q{
-		SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000);
+		SELECT points_fail_at('doublewrite-home-write', 'EIO', 1, 1000000);
 		SELECT dw_evict('t')});
 	my $begun = -s $standby->logfile;
 	$standby->stop('fast', fail_ok => 1);

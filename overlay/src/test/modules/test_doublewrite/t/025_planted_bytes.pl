@@ -16,7 +16,7 @@ use DoubleWrite::Crash;
 use DoubleWrite::Damage;
 use DoubleWrite::Log;
 use DoubleWrite::Node;
-use DoubleWrite::Pages;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -83,15 +83,15 @@ my @places = (
 # The control: with the right number it would be believed.
 my ($what, $segno, $blockno) = @{ $places[0] };
 my $path = sprintf('pg_doublewrite/%016X', $segno);
-my $was = dw_read_block($node, $path, $blockno * BLCKSZ);
+my $was = read_block($node, $path, $blockno * BLCKSZ);
 
-dw_write_block(
+write_block(
 	$node, $path,
 	$blockno * BLCKSZ,
 	planted($segno, $blockno, nonce => $newest->{nonce}));
 is(dw_tool($node, 'dry-run')->{verdict},
 	'nothing', 'a batch of the server itself is believed');
-dw_write_block($node, $path, $blockno * BLCKSZ, $was);
+write_block($node, $path, $blockno * BLCKSZ, $was);
 
 foreach my $place (@places)
 {
@@ -99,7 +99,7 @@ foreach my $place (@places)
 	$path = sprintf('pg_doublewrite/%016X', $segno);
 	foreach my $fields ({}, { sysid => 4711 })
 	{
-		dw_write_block(
+		write_block(
 			$node, $path,
 			$blockno * BLCKSZ,
 			planted($segno, $blockno, %$fields));
@@ -117,9 +117,9 @@ my @entries = map {
 	{ %$_ }
 } @{ $middle->{entries} };
 $path = sprintf('pg_doublewrite/%016X', $middle->{segno});
-$was = dw_read_block($node, $path, $middle->{blockno} * BLCKSZ);
+$was = read_block($node, $path, $middle->{blockno} * BLCKSZ);
 $entries[0]{fork} = 65000;
-dw_write_block(
+write_block(
 	$node, $path,
 	$middle->{blockno} * BLCKSZ,
 	dw_forged_header($node, $middle, entries => \@entries));
@@ -133,7 +133,7 @@ like(
 	slurp_file($node->logfile, $offset),
 	qr/double-write log is damaged: batch $middle->{batchno} is missing/,
 	'unknown fork: says why');
-dw_write_block($node, $path, $middle->{blockno} * BLCKSZ, $was);
+write_block($node, $path, $middle->{blockno} * BLCKSZ, $was);
 
 # All that has been planted is still there.
 $offset = -s $node->logfile;

@@ -398,14 +398,14 @@ unlink("$data/standby.signal");
 foreach my $point ('doublewrite-marker-written', 'doublewrite-armed')
 {
 	$node->append_conf('postgresql.conf',
-		"test_doublewrite.crash_at = '$point'\n");
+		"test_points.crash_at = '$point'\n");
 	for (1 .. 2)
 	{
 		$offset = -s $node->logfile;
 		$node->start(fail_ok => 1);
 		dw_wait_for_crash($node, $offset);
 	}
-	$node->adjust_conf('postgresql.conf', 'test_doublewrite.crash_at', "''");
+	$node->adjust_conf('postgresql.conf', 'test_points.crash_at', "''");
 	ok(dw_poll_start($node), "$point: server starts");
 	like(
 		slurp_file($owner),

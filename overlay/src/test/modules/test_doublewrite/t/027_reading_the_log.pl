@@ -16,7 +16,7 @@ use DoubleWrite::Crash;
 use DoubleWrite::Damage;
 use DoubleWrite::Log;
 use DoubleWrite::Node;
-use DoubleWrite::Pages;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::RecursiveCopy;
 use PostgreSQL::Test::Utils;
@@ -42,9 +42,7 @@ sub settings
 
 	foreach my $action ('fail_at', 'pause_at')
 	{
-		$node->adjust_conf(
-			'postgresql.conf',
-			"test_doublewrite.$action",
+		$node->adjust_conf('postgresql.conf', "test_points.$action",
 			"'" . ($points{$action} // '') . "'");
 	}
 	return;
@@ -133,7 +131,7 @@ $node->safe_psql(
 	CREATE TABLE far TABLESPACE elsewhere AS SELECT * FROM t LIMIT 300;
 	CHECKPOINT});
 $node->append_conf('postgresql.conf',
-	"test_doublewrite.fail_at = ''\ntest_doublewrite.pause_at = ''\n");
+	"test_points.fail_at = ''\ntest_points.pause_at = ''\n");
 
 # ---------------------------------------------------------------------
 # How much is read
@@ -232,12 +230,12 @@ my $newest = dw_read_log($node)->{batches}[-1];
 my ($copy) = grep { $_->{length} > 0 } @{ $newest->{entries} };
 my $path = sprintf('pg_doublewrite/%016X', $newest->{segno});
 my $bytes = substr($copy->{stored}, 0, 64);
-dw_write_block($node, $path, $copy->{offset}, "\0" x length($bytes));
+write_block($node, $path, $copy->{offset}, "\0" x length($bytes));
 refuses(
 	'newest batch cannot be read',
 	qr/double-write log is damaged: batch $newest->{batchno} cannot be read, and may have been complete/
 );
-dw_write_block($node, $path, $copy->{offset}, $bytes);
+write_block($node, $path, $copy->{offset}, $bytes);
 settings();
 
 # a segment that dd has copied takes the place of one with places that cannot be read
@@ -342,7 +340,7 @@ sub wait_for_pause
 
 sub resume
 {
-	append_to_file("$data/test_doublewrite.resume", '');
+	append_to_file("$data/test_points.resume", '');
 	return;
 }
 
@@ -362,7 +360,7 @@ my @pauses = slurp_file($node->logfile, $offset) =~ /(paused at)/g;
 is(scalar(@pauses), 1, 'a start can be stopped while the log is being read');
 resume() if @pauses > 1;
 dw_wait_for_exit($node);
-unlink("$data/test_doublewrite.resume");
+unlink("$data/test_points.resume");
 ok(-e $marker, '... and the log is still in use');
 
 # Progress is reported at the next opportunity.  When the log is armed again,
@@ -460,7 +458,7 @@ $node->restart;
 my $stderr = '';
 
 $node->safe_psql('postgres',
-	q{SELECT dw_fail_at('doublewrite-log-writethrough', 'EIO')});
+	q{SELECT points_fail_at('doublewrite-log-writethrough', 'EIO')});
 for (my $i = 0; $i < 50 && $stderr eq ''; $i++)
 {
 	$node->psql(

@@ -14,6 +14,7 @@ use DoubleWrite::Crash;
 use DoubleWrite::Log;
 use DoubleWrite::Node;
 use DoubleWrite::Pages;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::RecursiveCopy;
 use PostgreSQL::Test::Utils;
@@ -41,8 +42,8 @@ sub tear_home
 	my ($path, $offset) = dw_home_path($node, $copy);
 
 	return 0
-	  unless $path =~ /^base/ && defined dw_read_block($node, $path, $offset);
-	dw_write_block($node, $path, $offset + BLCKSZ / 2, "\xA5" x (BLCKSZ / 2));
+	  unless $path =~ /^base/ && defined read_block($node, $path, $offset);
+	write_block($node, $path, $offset + BLCKSZ / 2, "\xA5" x (BLCKSZ / 2));
 	return 1;
 }
 
@@ -91,7 +92,7 @@ crash_torn('small');
 {
 	my $newest = dw_read_log($node)->{live}[-1];
 
-	dw_write_block($node, segment($newest->{segno}), 0, "\0" x BLCKSZ);
+	write_block($node, segment($newest->{segno}), 0, "\0" x BLCKSZ);
 	is_whole('small', 'first block damaged');
 }
 
@@ -110,7 +111,7 @@ crash_torn('t');
 	my ($pages) = grep { $_->{npages} > 0 } @$live;
 
 	isnt($live->[0]{segno}, $newest->{segno}, 'several segments are live');
-	dw_write_block(
+	write_block(
 		$node,
 		segment($newest->{segno}),
 		$end * BLCKSZ,
@@ -122,7 +123,7 @@ crash_torn('t');
 			blockno => $end,
 			npages => 0,
 			entries => []));
-	dw_write_block(
+	write_block(
 		$node,
 		segment($newest->{segno} + 1),
 		0,
@@ -146,7 +147,7 @@ $node->append_conf(
 	'postgresql.conf', q{
 io_torn_pages_protection = double_writes
 restore_command = 'false'
-test_doublewrite.crash_at = 'doublewrite-armed'
+test_points.crash_at = 'doublewrite-armed'
 });
 append_to_file("$data/recovery.signal", '');
 {
@@ -156,7 +157,7 @@ append_to_file("$data/recovery.signal", '');
 	dw_wait_for_crash($node, $offset);
 	ok(-e "$data/backup_label",
 		'crash recovery has armed the log, and crashed');
-	$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = ''\n");
+	$node->append_conf('postgresql.conf', "test_points.crash_at = ''\n");
 	command_ok([ 'pg_doublewrite', 'check', $data ],
 		'the tool sees no backup');
 	ok(dw_poll_start($node), 'neither does the server');
@@ -178,7 +179,7 @@ $node->safe_psql('postgres',
 # a stop that is cut short before it removes segments
 my $offset = -s $node->logfile;
 $node->safe_psql('postgres',
-	q{SELECT dw_crash_at('doublewrite-remove-segment', 1)});
+	q{SELECT points_crash_at('doublewrite-remove-segment', 1)});
 kill('INT', $node->{_pid});
 dw_wait_for_crash($node, $offset);
 {

@@ -27,7 +27,7 @@ $node->safe_psql('postgres', $_)
 	INSERT INTO q SELECT i, 0 FROM generate_series(1, 200) i},
 	'CHECKPOINT',
 	q{UPDATE t SET v = 1 WHERE id < 50;
-	SELECT dw_drain(), dw_evict('t'), dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)}
+	SELECT dw_drain(), dw_evict('t'), points_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)}
   );
 isnt($node->psql('postgres', 'SELECT dw_flush_batch()'),
 	0, 'home write failed');
@@ -36,7 +36,7 @@ isnt($node->psql('postgres', 'SELECT dw_flush_batch()'),
 $node->safe_psql('postgres', $_)
   foreach (
 	'DROP TABLE t',
-	q{SELECT dw_clear('doublewrite-home-write'), dw_drain()},
+	q{SELECT points_clear('doublewrite-home-write'), dw_drain()},
 	'UPDATE q SET v = 1',
 	q{SELECT dw_evict('q'), dw_drain()},
 	'UPDATE q SET v = 2',

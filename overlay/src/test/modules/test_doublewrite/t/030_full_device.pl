@@ -56,7 +56,7 @@ test_doublewrite.quiet = off
 	my @stopped = dw_stop_processes($node, 'background writer');
 	$node->safe_psql('postgres', $_)
 	  foreach (
-		q{SELECT dw_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000)},
+		q{SELECT points_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000)},
 		"CREATE TABLESPACE bad LOCATION '$dir'",
 		q{CREATE TABLE t (id int, v int, filler text STORAGE PLAIN);
 		INSERT INTO t SELECT i, 0, repeat('x', 6000) FROM generate_series(1, 6000) i;
@@ -94,7 +94,7 @@ test_doublewrite.quiet = off
 
 	$node->safe_psql('postgres', 'DROP TABLE bad') if $case eq 'dropped';
 	$node->safe_psql('postgres',
-		q{SELECT dw_clear('doublewrite-home-write')});
+		q{SELECT points_clear('doublewrite-home-write')});
 	kill('CONT', @stopped);
 
 	# each turn works in the end: what held the log is tried again, or let go
@@ -108,7 +108,7 @@ test_doublewrite.quiet = off
 	is($node->psql('postgres', 'CHECKPOINT'),
 		0, "$case: checkpoint completes");
 	$node->safe_psql('postgres',
-		q{SELECT dw_clear('doublewrite-create-segment')});
+		q{SELECT points_clear('doublewrite-create-segment')});
 	$node->stop;
 }
 
@@ -126,7 +126,7 @@ double_write_compression = off
 	my @stopped = dw_stop_processes($node, 'background writer');
 	$node->safe_psql('postgres', $_)
 	  foreach (
-		q{SELECT dw_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000)},
+		q{SELECT points_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000)},
 		q{CREATE TABLE t (id int, v int, filler text STORAGE PLAIN);
 		INSERT INTO t SELECT i, 0, repeat('x', 6000) FROM generate_series(1, 6000) i},
 		'CHECKPOINT');
@@ -162,7 +162,7 @@ double_write_compression = off
 	is($node->psql('postgres', 'CHECKPOINT'), 0, '... and checkpoints made');
 	kill('CONT', @stopped);
 	$node->safe_psql('postgres',
-		q{SELECT dw_clear('doublewrite-create-segment')});
+		q{SELECT points_clear('doublewrite-create-segment')});
 	$node->stop;
 }
 

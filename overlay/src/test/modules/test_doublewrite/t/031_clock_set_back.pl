@@ -40,17 +40,18 @@ $node->safe_psql(
 # The background writer has tried twice at least: it has noted when it did so.
 $node->safe_psql(
 	'postgres', q{
-	SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000);
+	SELECT points_fail_at('doublewrite-home-write', 'EIO', 1, 1000000);
 	DELETE FROM t WHERE id = 1; SELECT dw_evict('t')});
 $node->poll_query_until('postgres',
-	q{SELECT dw_hits('doublewrite-home-write') >= 3})
+	q{SELECT points_hits('doublewrite-home-write') >= 3})
   or die 'the page is not tried again';
 
 my $now = 'SELECT extract(epoch FROM clock_timestamp())';
 my $before = $node->safe_psql('postgres', $now);
 append_to_file($node->data_dir . '/test_doublewrite.clock_back', '');
 cmp_ok($node->safe_psql('postgres', $now), '<', $before, 'clock is set back');
-$node->safe_psql('postgres', q{SELECT dw_clear('doublewrite-home-write')});
+$node->safe_psql('postgres',
+	q{SELECT points_clear('doublewrite-home-write')});
 ok( $node->poll_query_until('postgres', 'SELECT in_use = 0 FROM dw_state()'),
 	'background writer tries the page again');
 is($node->safe_psql('postgres', 'SELECT count(*) FROM t'),

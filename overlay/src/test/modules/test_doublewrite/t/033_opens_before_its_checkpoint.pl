@@ -20,6 +20,7 @@ use DoubleWrite::Log;
 use DoubleWrite::Node;
 use DoubleWrite::Pages;
 use DoubleWrite::Workload;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use PostgreSQL::Test::Watchdog seconds => 900;
@@ -50,7 +51,7 @@ sub hold_checkpoints
 {
 	my ($node, $point) = @_;
 
-	set($node, 'test_doublewrite.hold_at', $point // $POINT);
+	set($node, 'test_points.hold_at', $point // $POINT);
 	return;
 }
 
@@ -58,7 +59,7 @@ sub let_checkpoints
 {
 	my ($node) = @_;
 
-	set($node, 'test_doublewrite.hold_at', '');
+	set($node, 'test_points.hold_at', '');
 	return;
 }
 
@@ -258,7 +259,7 @@ sub test_cut_short
 
 	crash_under_load($node);
 	tear($node, $old, $mode);
-	set($node, 'test_doublewrite.crash_at', $point);
+	set($node, 'test_points.crash_at', $point);
 	$old = after_restore($node);
 	my $offset = -s $node->logfile;
 	ok(!dw_poll_start($node), "$name: server does not start");
@@ -270,7 +271,7 @@ sub test_cut_short
 	is(redo_of($node), $redo, "$name: pg_control names the old redo pointer");
 
 	# WAL might not be durable that this recovery has relied on
-	set($node, 'test_doublewrite.crash_at', '');
+	set($node, 'test_points.crash_at', '');
 	$offset = -s $node->logfile;
 	dw_start_after_crash($node);
 	like(
@@ -731,7 +732,7 @@ track_commit_timestamp = on
 
 	# the checkpoint fails, also if it is tried again; clients don't
 	my $torn = tear($node, $old, 'double_writes');
-	set($node, 'test_doublewrite.fail_at', "$POINT:EIO:1:1000000");
+	set($node, 'test_points.fail_at', "$POINT:EIO:1:1000000");
 	$offset = -s $node->logfile;
 	dw_start_after_crash($node, $torn);
 	$node->wait_for_log(qr/ERROR: .*test error at injection point "$POINT"/,
@@ -741,8 +742,8 @@ track_commit_timestamp = on
 	is(redo_of($node), $redo,
 		'checkpoint has failed: the redo pointer is old');
 	$torn = tear($node, $old, 'double_writes');
-	set($node, 'test_doublewrite.fail_at', '');
-	set($node, 'test_doublewrite.pause_at', $POINT);
+	set($node, 'test_points.fail_at', '');
+	set($node, 'test_points.pause_at', $POINT);
 	$offset = -s $node->logfile;
 	dw_start_after_crash($node, $torn);
 	dw_check_history($node);
@@ -760,7 +761,7 @@ track_commit_timestamp = on
 				'--pgdata' => $node->data_dir
 			],
 			"$stop stop");
-		append_to_file($node->data_dir . '/test_doublewrite.resume', '');
+		append_to_file($node->data_dir . '/test_points.resume', '');
 		dw_wait_for_exit($node);
 		is(dw_control($node, 'Database cluster state'),
 			'shut down', "$stop stop: state");
@@ -772,7 +773,7 @@ track_commit_timestamp = on
 		$offset = -s $node->logfile;
 		dw_start_after_crash($node);
 	}
-	set($node, 'test_doublewrite.pause_at', '');
+	set($node, 'test_points.pause_at', '');
 	$node->start;
 	dw_check($node);
 }

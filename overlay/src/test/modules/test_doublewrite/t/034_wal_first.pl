@@ -10,7 +10,7 @@ use lib $FindBin::RealBin;
 
 use DoubleWrite::Log;
 use DoubleWrite::Node;
-use DoubleWrite::Pages;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -35,7 +35,7 @@ foreach (1 .. 10)
 	my $flushed = $node->lsn('flush');
 	$node->safe_psql('postgres', q{SELECT dw_evict('w'); SELECT dw_drain()});
 	$lsn = sprintf('%X/%X',
-		unpack('L L', substr(dw_read_block($node, $path, 0), 0, 8)));
+		unpack('L L', substr(read_block($node, $path, 0), 0, 8)));
 	$ahead =
 	  $node->safe_psql('postgres', "SELECT '$lsn'::pg_lsn > '$flushed'");
 	last if $ahead eq 't';
@@ -58,7 +58,7 @@ my ($copied, $before, $after);
 $session->query_safe('UPDATE w SET v = v + 1 WHERE i < 10');
 $node->safe_psql(
 	'postgres', q{SELECT dw_sync_cycle();
-	SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)});
+	SELECT points_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)});
 isnt($node->psql('postgres', q{SELECT dw_evict('w'); SELECT dw_drain()}),
 	0, 'page cannot be written home');
 foreach (1 .. 10)
@@ -78,7 +78,8 @@ foreach (1 .. 10)
 cmp_ok($copied, '>', $number->($before),
 	'copy in the log has a WAL location not flushed before');
 cmp_ok($copied, '<=', $number->($after), '... which is flushed now');
-$node->safe_psql('postgres', q{SELECT dw_clear('doublewrite-home-write')});
+$node->safe_psql('postgres',
+	q{SELECT points_clear('doublewrite-home-write')});
 $session->quit;
 $node->stop;
 

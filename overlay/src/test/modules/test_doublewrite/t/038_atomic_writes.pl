@@ -18,6 +18,7 @@ use DoubleWrite::Hold;
 use DoubleWrite::Node;
 use DoubleWrite::Pages;
 use DoubleWrite::Workload;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -88,7 +89,7 @@ sub pages_of
 	my $path =
 	  $node->safe_psql('postgres', "SELECT pg_relation_filepath('$table')");
 
-	return dw_read_block($node, $path, 0);
+	return read_block($node, $path, 0);
 }
 
 # ---------------------------------------------------------------------
@@ -121,7 +122,7 @@ $node->safe_psql(
 	'postgres', qq{
 	SELECT injection_points_attach('doublewrite-atomic-in-flight', 'notice');
 	$all;
-	SELECT dw_fail_at('doublewrite-atomic-write', 'ENOSPC', 2)});
+	SELECT points_fail_at('doublewrite-atomic-write', 'ENOSPC', 2)});
 $d = difference('SELECT dw_drain()');
 SKIP:
 {
@@ -136,7 +137,7 @@ is_deeply(
 	[ 24, 3, 8, 32 ],
 	'... and if one is not made, its pages pass through the log');
 $node->safe_psql('postgres',
-	qq{$all; SELECT dw_fail_at('test-doublewrite-unreadable', 'EIO')});
+	qq{$all; SELECT points_fail_at('test-doublewrite-unreadable', 'EIO')});
 $offset = -s $node->logfile;
 $d = difference('SELECT dw_drain()');
 is_deeply(
@@ -200,7 +201,7 @@ foreach my $error (sort keys %refusals)
 	  $node->safe_psql('postgres', "SELECT pg_relation_filepath('$table')");
 	$offset = -s $node->logfile;
 	$node->safe_psql('postgres',
-		qq{SELECT dw_fail_at('doublewrite-atomic-write', '$error')});
+		qq{SELECT points_fail_at('doublewrite-atomic-write', '$error')});
 	$before = pages_of($table);
 	$d = change($table);
 	is_deeply(
@@ -227,7 +228,7 @@ is( $node->safe_psql(
 # several pages at once that are refused say nothing of single ones
 $offset = -s $node->logfile;
 $node->safe_psql('postgres',
-	"$all; SELECT dw_fail_at('doublewrite-atomic-write', 'EINVAL')");
+	"$all; SELECT points_fail_at('doublewrite-atomic-write', 'EINVAL')");
 $d = difference('SELECT dw_drain()');
 is_deeply(
 	[ @$d{qw(pages logged)} ],
@@ -259,7 +260,7 @@ foreach my $error (qw(EIO ENOSPC EAGAIN))
 {
 	$offset = -s $node->logfile;
 	$node->safe_psql('postgres',
-		qq{CHECKPOINT; SELECT dw_fail_at('doublewrite-atomic-write', '$error')}
+		qq{CHECKPOINT; SELECT points_fail_at('doublewrite-atomic-write', '$error')}
 	);
 	$d = change('u');
 	is_deeply(
@@ -282,7 +283,7 @@ foreach my $error (qw(EIO ENOSPC EAGAIN))
 $node->safe_psql(
 	'postgres', q{
 	CHECKPOINT;
-	SELECT dw_fail_at('doublewrite-atomic-sync-request', 'EAGAIN'), dw_fail_at('doublewrite-file-sync', 'EMFILE')}
+	SELECT points_fail_at('doublewrite-atomic-sync-request', 'EAGAIN'), points_fail_at('doublewrite-file-sync', 'EMFILE')}
 );
 $d = change('u');
 is_deeply(
@@ -294,7 +295,7 @@ is_deeply(
 $node->safe_psql(
 	'postgres', q{
 	CHECKPOINT;
-	SELECT dw_fail_at('doublewrite-atomic-write', 'ENOSPC');
+	SELECT points_fail_at('doublewrite-atomic-write', 'ENOSPC');
 	UPDATE u SET v = v + 1 WHERE i = 1;
 	SELECT dw_evict('u');
 	SELECT dw_flush_batch(false)});
@@ -306,7 +307,7 @@ is_deeply(
 
 # a short write must not happen; if it does, home is torn
 $node->safe_psql('postgres',
-	q{CHECKPOINT; SELECT dw_fail_at('doublewrite-atomic-short', 'EIO')});
+	q{CHECKPOINT; SELECT points_fail_at('doublewrite-atomic-short', 'EIO')});
 $node->safe_psql('postgres',
 	q{UPDATE u SET v = v + 1; SELECT dw_evict('u'); SELECT dw_flush_batch(false)}
 );
@@ -320,11 +321,12 @@ is_deeply(
 
 # what it is repaired from then is an older copy, if the log has one, which stays (R3)
 $node->safe_psql('postgres',
-	q{CHECKPOINT; SELECT dw_fail_at('doublewrite-atomic-write', 'ENOSPC')});
+	q{CHECKPOINT; SELECT points_fail_at('doublewrite-atomic-write', 'ENOSPC')}
+);
 $d = change('u');
 is($d->{logged}, 1, 'a page has a copy in the log');
 $node->safe_psql('postgres',
-	q{SELECT dw_fail_at('doublewrite-atomic-short', 'EIO')});
+	q{SELECT points_fail_at('doublewrite-atomic-short', 'EIO')});
 $node->safe_psql('postgres',
 	q{UPDATE u SET v = v + 1; SELECT dw_evict('u'); SELECT dw_flush_batch(false)}
 );
@@ -390,7 +392,7 @@ $node->safe_psql(
 	CREATE TABLE a (i int, v int) TABLESPACE again;
 	INSERT INTO a VALUES (1, 0);
 	CHECKPOINT;
-	SELECT dw_fail_at('doublewrite-atomic-probe-failed', 'EMFILE')});
+	SELECT points_fail_at('doublewrite-atomic-probe-failed', 'EMFILE')});
 my $proof =
   q{SELECT proof FROM pg_atomic_write_status WHERE tablespace = 'again'};
 $d = change('a');
@@ -471,7 +473,7 @@ is( $node->safe_psql(
 	'after a restart nothing is known');
 # looking fails, so that this means the same where storage is atomic
 $node->safe_psql('postgres',
-	q{SELECT dw_fail_at('doublewrite-atomic-probe-failed', 'EMFILE')});
+	q{SELECT points_fail_at('doublewrite-atomic-probe-failed', 'EMFILE')});
 $d = change('t');
 is_deeply(
 	[ @$d{qw(pages logged)} ],
@@ -537,7 +539,7 @@ foreach my $step (
 	my $old = dw_snapshot($node);
 	$offset = -s $node->logfile;
 	$node->safe_psql('postgres',
-		"SELECT dw_crash_at('doublewrite-$point', $nth)")
+		"SELECT points_crash_at('doublewrite-$point', $nth)")
 	  if !$checkpoint;
 	dw_workload_start($node);
 
@@ -545,7 +547,7 @@ foreach my $step (
 	{
 		dw_wait_for_pages($node, 300);
 		$node->safe_psql('postgres',
-			"SELECT dw_crash_at('doublewrite-$point')");
+			"SELECT points_crash_at('doublewrite-$point')");
 		$node->psql('postgres', 'CHECKPOINT');
 	}
 	dw_wait_for_crash($node, $offset);

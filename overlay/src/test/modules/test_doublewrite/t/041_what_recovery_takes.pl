@@ -63,8 +63,7 @@ sub crash
 
 	$node->stop('immediate');
 	$node->append_conf('postgresql.conf',
-		"test_doublewrite.fail_at = ''\ntest_doublewrite.pause_at = ''\n$conf\n"
-	);
+		"test_points.fail_at = ''\ntest_points.pause_at = ''\n$conf\n");
 	ok(dw_poll_start($node), 'server starts') or BAIL_OUT('no start');
 	$node->wait_for_log(qr/opening before redo: \d+ pages are pending/,
 		$offset);
@@ -73,7 +72,7 @@ sub crash
 
 # Half of the places are left to others.
 work();
-my $offset = crash("test_doublewrite.fail_at = '$POINT:EIO'");
+my $offset = crash("test_points.fail_at = '$POINT:EIO'");
 ok( $node->poll_query_until(
 		'postgres',
 		q{SELECT count(*) = 4 FROM pg_stat_activity WHERE backend_type = 'recovery worker'}
@@ -114,8 +113,8 @@ SKIP:
 work();
 $offset = crash(
 	q{recovery_workers = 1
-test_doublewrite.fail_at = 'instant-recovery-slowly:EIO'
-test_doublewrite.pause_at = 'instant-recovery-page-redone:5'});
+test_points.fail_at = 'instant-recovery-slowly:EIO'
+test_points.pause_at = 'instant-recovery-page-redone:5'});
 $node->wait_for_log(qr/paused at injection point/, $offset);
 my $before = -s $node->logfile;
 run_log(
@@ -126,7 +125,7 @@ run_log(
 		'--no-wait', 'stop'
 	]);
 $node->wait_for_log(qr/received fast shutdown request/, $before);
-append_to_file($node->data_dir . '/test_doublewrite.resume', '');
+append_to_file($node->data_dir . '/test_points.resume', '');
 $node->wait_for_log(
 	qr/LOG:  shutdown waits for redo of \d+ pages?\n.*DETAIL:  In \d+ s \d+ pages have been redone, so it may take \d+ s\.\n.*HINT:  An immediate/,
 	$before);

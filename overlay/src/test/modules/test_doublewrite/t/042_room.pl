@@ -135,13 +135,13 @@ $one = dw_start($node, 'one', q{SELECT dw_evict('u')});
 ok( dw_waits_for($node, 'one', 'DoubleWriteFlush'),
 	'a backend that finds it full waits for the batch');
 $node->safe_psql('postgres',
-	q{SELECT dw_fail_at('doublewrite-home-sent', 'EIO', 1, 1)});
+	q{SELECT points_fail_at('doublewrite-home-sent', 'EIO', 1, 1)});
 begin_home_writes();
 $flusher->query('SELECT 1');
 ok( $node->poll_query_until(
 		'postgres', "SELECT staged = $before + 4 FROM dw_stats()"),
 	'a flusher fails: processes that wait go on');
-$node->safe_psql('postgres', q{SELECT dw_clear('doublewrite-home-sent')});
+$node->safe_psql('postgres', q{SELECT points_clear('doublewrite-home-sent')});
 finish($flusher, $one);
 is( $node->safe_psql(
 		'postgres', q{

@@ -17,6 +17,7 @@ use DoubleWrite::Node;
 use DoubleWrite::Pages;
 use DoubleWrite::Workload;
 use PostgreSQL::Test::BackgroundPsql;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use PostgreSQL::Test::Watchdog seconds => 900;
@@ -52,7 +53,7 @@ sub start_pending
 	my ($node) = @_;
 	my $offset = -s $node->logfile;
 
-	set($node, 'test_doublewrite.fail_at', "$POINT:EIO");
+	set($node, 'test_points.fail_at', "$POINT:EIO");
 	ok(dw_poll_start($node), 'server starts') or BAIL_OUT('no start');
 	like(slurp_file($node->logfile, $offset), $opening, '... before redo');
 	return $offset;
@@ -62,7 +63,7 @@ sub let_go
 {
 	my ($node, $offset) = @_;
 
-	set($node, 'test_doublewrite.fail_at', '');
+	set($node, 'test_points.fail_at', '');
 	$node->safe_psql('postgres', "SELECT injection_points_detach('$POINT')");
 	$node->wait_for_log($complete, $offset);
 	return;
@@ -263,7 +264,7 @@ my $v = $node->safe_psql('postgres', 'SELECT v FROM map WHERE i = 8');
 $node->safe_psql('postgres',
 	q{INSERT INTO longer SELECT g, 'aside' FROM generate_series(1, 20000) g});
 kill9($node);
-set($node, 'test_doublewrite.pause_at', 'instant-recovery-record-redone');
+set($node, 'test_points.pause_at', 'instant-recovery-record-redone');
 $offset = start_pending($node);
 my $session = in_background($node, 'SELECT v FROM map WHERE i = 8',
 	'InstantRecoveryPage');
@@ -276,17 +277,17 @@ ok( $node->poll_query_until(
 	SELECT count(*) = 2 FROM pg_stat_activity WHERE wait_event = 'InstantRecoveryPage'}
 	),
 	'sessions wait for a page that is half redone');
-append_to_file($node->data_dir . '/test_doublewrite.resume', '');
+append_to_file($node->data_dir . '/test_points.resume', '');
 foreach my $waiting ($session, $second)
 {
 	is(($waiting->query_until(qr/ended/, '') =~ /^(\d+)$/m)[0],
 		$v, '... and see it when it is done');
 	$waiting->quit;
 }
-set($node, 'test_doublewrite.pause_at', '');
+set($node, 'test_points.pause_at', '');
 
 # Workers stand aside for a session that reads catalogs, but redo comes to its end.
-set($node, 'test_doublewrite.fail_at', '');
+set($node, 'test_points.fail_at', '');
 $node->safe_psql(
 	'postgres', qq{
 	SET statement_timeout = '${PostgreSQL::Test::Utils::timeout_default}s';
@@ -306,12 +307,11 @@ foreach my $where ('record', 'page')
 	work($node);
 	$expected = counts($node, 'seq');
 	kill9($node);
-	set($node, 'test_doublewrite.crash_at',
-		"instant-recovery-$where-redone:50");
+	set($node, 'test_points.crash_at', "instant-recovery-$where-redone:50");
 	$offset = -s $node->logfile;
 	dw_poll_start($node);
 	dw_wait_for_crash($node, $offset);
-	set($node, 'test_doublewrite.crash_at', '');
+	set($node, 'test_points.crash_at', '');
 	$offset = -s $node->logfile;
 	ok(dw_poll_start($node), 'server starts again');
 	is(counts($node, 'index'), $expected, '... and nothing is lost');
@@ -331,7 +331,7 @@ is( $node->safe_psql(
 	'prepared transaction');
 
 # A fast stop waits for the last page, and leaves a cluster that was shut down.
-set($node, 'test_doublewrite.fail_at', '');
+set($node, 'test_points.fail_at', '');
 $node->safe_psql('postgres', "SELECT injection_points_detach('$POINT')");
 dw_check($node);
 
@@ -344,10 +344,10 @@ $node->safe_psql('postgres', 'DROP TABLE barrier');
 work($node);
 $expected = counts($node, 'seq');
 $redo = $node->safe_psql('postgres', $checkpoint);
-$node->safe_psql('postgres', "SELECT dw_crash_at('checkpoint-logged')");
+$node->safe_psql('postgres', "SELECT points_crash_at('checkpoint-logged')");
 $node->psql('postgres', 'CHECKPOINT');
 dw_wait_for_crash($node, 0);
-set($node, 'test_doublewrite.pause_at', 'instant-recovery-analyzed');
+set($node, 'test_points.pause_at', 'instant-recovery-analyzed');
 $offset = -s $node->logfile;
 run_log(
 	[
@@ -358,7 +358,7 @@ run_log(
 	]);
 $node->wait_for_log(qr/paused at injection point "instant-recovery-analyzed"/,
 	$offset);
-set($node, 'test_doublewrite.pause_at', '');
+set($node, 'test_points.pause_at', '');
 run_log(
 	[
 		'pg_ctl', '--no-wait',
@@ -367,7 +367,7 @@ run_log(
 		'stop'
 	]);
 $node->wait_for_log(qr/received fast shutdown request/, $offset);
-append_to_file($node->data_dir . '/test_doublewrite.resume', '');
+append_to_file($node->data_dir . '/test_points.resume', '');
 $node->wait_for_log(qr/database system is shut down/, $offset);
 dw_wait_for_exit($node);
 is(dw_control($node, "Latest checkpoint's REDO location"),
@@ -499,14 +499,14 @@ my $bucket =
   $plain->safe_psql('postgres', q{SELECT pg_relation_filepath('h_k_idx')});
 kill9($plain);
 my $at = 0;
-while (my $page = dw_read_block($plain, $bucket, $at))
+while (my $page = read_block($plain, $bucket, $at))
 {
 	# its flags, and the next block
 	my ($next, $flag) = unpack('x4 L x4 S', substr($page, -16));
 	last if $flag & 2 && $next != 0xffffffff;
 	$at += BLCKSZ;
 }
-dw_write_block($plain, $bucket, $at + BLCKSZ / 2, "\x5a" x 512);
+write_block($plain, $bucket, $at + BLCKSZ / 2, "\x5a" x 512);
 ok(dw_poll_start($plain), 'server starts with a torn bucket');
 is( $plain->safe_psql(
 		'postgres',

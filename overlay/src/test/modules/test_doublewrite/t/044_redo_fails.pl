@@ -14,7 +14,7 @@ use lib $FindBin::RealBin;
 use DoubleWrite::Check;
 use DoubleWrite::Crash;
 use DoubleWrite::Node;
-use DoubleWrite::Pages;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use PostgreSQL::Test::Watchdog seconds => 600;
@@ -78,10 +78,10 @@ sub crash_and_write
 	$node->stop('immediate');
 	foreach my $table (sort keys %$tables)
 	{
-		$saved{$table} = dw_read_block($node, $path{$table}, 8192);
+		$saved{$table} = read_block($node, $path{$table}, 8192);
 		my $damaged = $saved{$table};
 		$tables->{$table}->($damaged);
-		dw_write_block($node, $path{$table}, 8192, $damaged);
+		write_block($node, $path{$table}, 8192, $damaged);
 	}
 	return;
 }
@@ -90,7 +90,7 @@ sub repair
 {
 	my ($table) = @_;
 
-	dw_write_block($node, $path{$table}, 8192, $saved{$table});
+	write_block($node, $path{$table}, 8192, $saved{$table});
 	return;
 }
 
@@ -133,6 +133,7 @@ sub first_checkpoint_has_failed
 sub redo_is_spoilt
 {
 	my ($table, $after, $expected) = @_;
+	my $nth = $after + 1;
 	my $spoilt =
 	  $node->safe_psql('postgres', "SELECT pg_relation_filenode('$table')");
 
@@ -140,7 +141,7 @@ sub redo_is_spoilt
 	$node->append_conf(
 		'postgresql.conf', qq{
 test_doublewrite.spoil_redo_of = $spoilt
-test_doublewrite.spoil_redo_after = $after
+test_points.fail_at = 'test-doublewrite-redo:EIO:$nth'
 });
 	my $log = -s $node->logfile;
 	ok(dw_poll_start($node), "$table: server starts");
@@ -290,8 +291,7 @@ crash_and_damage();
 $node->append_conf(
 	'postgresql.conf', qq{
 test_doublewrite.spoil_redo_of = $number
-test_doublewrite.spoil_redo_after = 0
-test_doublewrite.spoil_redo_always = on
+test_points.fail_at = 'test-doublewrite-redo:EIO:1:1000000'
 });
 $offset = -s $node->logfile;
 ok(dw_poll_start($node),
@@ -339,8 +339,6 @@ crash_and_damage();
 ok(dw_poll_start($node), 'server starts after one more crash');
 is(total('given'), '15|195', '... and the page is what it has become since');
 $node->safe_psql('postgres', 'CHECKPOINT');
-$node->append_conf('postgresql.conf',
-	'test_doublewrite.spoil_redo_always = off');
 
 # A page of zeroes that records do not rebuild is none that they can be applied to.
 work();
@@ -407,7 +405,7 @@ $node->safe_psql('postgres', $_)
 $node->stop('immediate');
 $node->append_conf(
 	'postgresql.conf', q{
-test_doublewrite.fail_at = 'instant-recovery-workers-only:EIO'
+test_points.fail_at = 'instant-recovery-workers-only:EIO'
 });
 $offset = -s $node->logfile;
 ok(dw_poll_start($node),
@@ -425,8 +423,8 @@ my $filenode = $path{good} =~ s/.*\///r;
 $node->stop('immediate');
 $node->append_conf(
 	'postgresql.conf', qq{
-test_doublewrite.fail_at = ''
-test_doublewrite.cleanup_reads = $filenode
+test_points.fail_at = ''
+test_points.cleanup_reads = $filenode
 });
 $offset = -s $node->logfile;
 ok(dw_poll_start($node),
@@ -436,7 +434,7 @@ like(
 	qr/redo of pages is completed before clients get in\n.*DETAIL: .*custom resource manager/,
 	'... when all pages have been redone');
 is(total('good'), $all, '... and tables can be read');
-$node->append_conf('postgresql.conf', 'test_doublewrite.cleanup_reads = 0');
+$node->append_conf('postgresql.conf', 'test_points.cleanup_reads = 0');
 
 # Workers redo pages before clients get in, and leave the error to the startup process.
 work();
@@ -444,7 +442,7 @@ crash_and_damage('bad');
 $node->append_conf(
 	'postgresql.conf', q{
 instant_recovery = off
-test_doublewrite.fail_at = 'instant-recovery-workers-only:EIO'
+test_points.fail_at = 'instant-recovery-workers-only:EIO'
 });
 $offset = -s $node->logfile;
 ok(!$node->start(fail_ok => 1), 'server does not start');

@@ -73,7 +73,7 @@ like(
 	'... and syncs what has gone home');
 
 # It is stopped when the marker has gone, whatever pg_control says.
-set($standby, 'test_doublewrite.crash_at', 'doublewrite-sync-removals');
+set($standby, 'test_points.crash_at', 'doublewrite-sync-removals');
 change_on_standby();
 $standby->stop('fast', fail_ok => 1);
 dw_wait_for_exit($standby);
@@ -92,7 +92,7 @@ command_fails_like(
 	],
 	qr/target server must be shut down cleanly/,
 	'... and pg_rewind');
-set($standby, 'test_doublewrite.crash_at', '');
+set($standby, 'test_points.crash_at', '');
 SKIP:
 {
 	skip 'no library that sees syncs', 1 unless -e $library;
@@ -120,7 +120,7 @@ $standby->start;
 $primary->safe_psql('postgres', 'UPDATE t SET generate_series = 2');
 $primary->wait_for_replay_catchup($standby);
 $standby->safe_psql('postgres',
-	"SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)");
+	"SELECT points_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)");
 isnt($standby->psql('postgres', 'SELECT dw_evict_all(), dw_drain()'),
 	0, 'pages of a standby cannot be written');
 $offset = -s $standby->logfile;
@@ -169,7 +169,7 @@ set($standby, 'io_torn_pages_protection', 'atomic_writes');
 set($standby, 'test_doublewrite.pretend_atomic', 'on');
 change_on_standby();
 $standby->safe_psql('postgres',
-	"SELECT dw_fail_at('doublewrite-switching-off', 'EIO', 1, 1000000)");
+	"SELECT points_fail_at('doublewrite-switching-off', 'EIO', 1, 1000000)");
 set($standby, 'io_torn_pages_protection', 'off');
 $standby->reload;
 $standby->wait_for_log(qr/ERROR: .*doublewrite-switching-off/, $offset);
@@ -182,7 +182,7 @@ is($standby->safe_psql('postgres', 'SELECT armed FROM dw_state()'),
 	't',
 	'a promotion leaves it to the checkpointer to switch protection off');
 $standby->safe_psql('postgres',
-	"SELECT dw_clear('doublewrite-switching-off')");
+	"SELECT points_clear('doublewrite-switching-off')");
 $standby->wait_for_log(qr/torn page protection is off/, $offset);
 like(
 	slurp_file($standby->logfile, $offset),

@@ -17,6 +17,7 @@ use DoubleWrite::Hold;
 use DoubleWrite::Log;
 use DoubleWrite::Node;
 use DoubleWrite::Pages;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -95,7 +96,7 @@ sub freeze
 
 sub thaw
 {
-	sql("SELECT dw_clear('$point')");
+	sql("SELECT points_clear('$point')");
 	return;
 }
 
@@ -108,7 +109,8 @@ sub blocked_writer
 	freeze();
 	stage('f', $from, $to);
 	my $writer = dw_start($node, 'writer', 'SELECT dw_flush_batch(false)');
-	ok($node->poll_query_until('postgres', "SELECT dw_hits('$point') > 0"),
+	ok( $node->poll_query_until(
+			'postgres', "SELECT points_hits('$point') > 0"),
 		'a write is under way');
 	return $writer;
 }
@@ -305,7 +307,8 @@ foreach my $mode (qw(double_writes full_pages off))
 	my @writers =
 	  map { dw_start($node, "writer $_", 'SELECT dw_flush_batch(false)') }
 	  1 .. 15;
-	ok($node->poll_query_until('postgres', "SELECT dw_hits('$point') > 0"),
+	ok( $node->poll_query_until(
+			'postgres', "SELECT points_hits('$point') > 0"),
 		'writes are under way');
 	is(in_use(), 15, '... of all pages that find room');
 	sql(q{UPDATE t SET v = v + 1; SELECT dw_evict('t')});
@@ -347,7 +350,8 @@ foreach my $mode (qw(double_writes full_pages off))
 		),
 		'many processes are about to write');
 	my $writer = dw_start($node, 'writer', 'SELECT dw_flush_batch(false)');
-	ok($node->poll_query_until('postgres', "SELECT dw_hits('$point') > 0"),
+	ok( $node->poll_query_until(
+			'postgres', "SELECT points_hits('$point') > 0"),
 		'one does, and is stuck');
 	$gate->query('SELECT pg_advisory_unlock(1)');
 	stage('t', 1, 8);
@@ -358,7 +362,7 @@ foreach my $mode (qw(double_writes full_pages off))
 			"SELECT home_pages >= $before + 8 FROM dw_stats(), dw_carry_runs()"
 		),
 		'... and goes home');
-	cmp_ok(sql("SELECT dw_hits('$point')"),
+	cmp_ok(sql("SELECT points_hits('$point')"),
 		'<=', 64, 'no more than half of the table is taken');
 	thaw();
 	dw_finish($writer, $gate);
@@ -442,7 +446,8 @@ foreach my $mode (qw(full_pages off))
 		my $lsn = sprintf(
 			'%X/%X',
 			unpack(
-				'L L', dw_read_block($node, dw_place($node, $path, $block))));
+				'L L', read_block($node, place_of_block($node, $path, $block))
+			));
 		($ahead, $covered) = split(
 			/\|/,
 			sql("SELECT '$lsn'::pg_lsn > '$before', '$lsn'::pg_lsn <= '$after'"
@@ -470,7 +475,7 @@ foreach my $mode (qw(full_pages off))
 
 	# One that fails may be there in part, and is not in the stage: no tool reads it (R9a).
 	my $read = "SELECT length(pg_read_binary_file('$path')) > 0";
-	sql("SELECT dw_fail_at('$point', 'EIO', 1, 1000000)");
+	sql("SELECT points_fail_at('$point', 'EIO', 1, 1000000)");
 	dw_fails(
 		$node,
 		q{UPDATE u SET v = 2; SELECT dw_evict('u')},
@@ -569,7 +574,8 @@ bgwriter_delay = 10ms
 	freeze();
 	sql(q{SELECT injection_points_detach('doublewrite-background-flush')});
 	stage('f', 1, 1);
-	ok($node->poll_query_until('postgres', "SELECT dw_hits('$point') > 0"),
+	ok( $node->poll_query_until(
+			'postgres', "SELECT points_hits('$point') > 0"),
 		"$mode: a write is under way");
 	sql('SELECT pg_sleep(1.1)');
 	foreach my $turn (1 .. 3)
@@ -593,14 +599,14 @@ bgwriter_delay = 10ms
 	stage('t', 71, 78);
 	my $before = home_pages();
 	my $log = -s $node->logfile;
-	sql("SELECT dw_fail_at('$point', 'EIO', 3, 1)");
+	sql("SELECT points_fail_at('$point', 'EIO', 3, 1)");
 	is(flush(), 't', 'a batch goes home');
 	is(home_pages(), $before + 7, '... except a page');
 	is(in_use(), 1, '... which stays');
 	ok($node->log_contains('could not write blocks', $log),
 		'... and is reported');
 	is(flush(), 'f', 'it is not tried again with others');
-	sql("SELECT dw_clear('$point'); SELECT dw_fail_at('$point', 'EIO', 1, 1)"
+	sql("SELECT points_clear('$point'); SELECT points_fail_at('$point', 'EIO', 1, 1)"
 	);
 	my ($ret, undef, $stderr) = $node->psql('postgres', 'SELECT dw_drain()');
 	like(
@@ -728,7 +734,7 @@ foreach my $where (
 	new_node("crash_$name" =~ tr/-/_/r);
 	my $old = dw_snapshot($node);
 	sql(q{UPDATE t SET v = 1 WHERE id <= 20; SELECT dw_evict('t')});
-	sql("SELECT dw_crash_at('$name', $nth)");
+	sql("SELECT points_crash_at('$name', $nth)");
 	my $offset = -s $node->logfile;
 	dw_psql_until_crash($node, 'SELECT dw_flush_batch(false)');
 	dw_wait_for_crash($node, $offset);

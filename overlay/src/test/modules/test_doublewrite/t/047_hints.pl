@@ -16,6 +16,7 @@ use DoubleWrite::Hold;
 use DoubleWrite::Log;
 use DoubleWrite::Node;
 use DoubleWrite::Pages;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -219,11 +220,11 @@ sub check_rows
 	$node->stop('immediate');
 	is(dw_expected_restored($node), 0, 'again: no page is torn');
 	$node->append_conf('postgresql.conf',
-		"test_doublewrite.crash_at = 'doublewrite-restore-run'\n");
+		"test_points.crash_at = 'doublewrite-restore-run'\n");
 	my $offset = -s $node->logfile;
 	$node->start(fail_ok => 1);
 	dw_wait_for_crash($node, $offset);
-	$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = ''\n");
+	$node->append_conf('postgresql.conf', "test_points.crash_at = ''\n");
 	dw_start_after_crash($node, dw_tear($node, $old));
 	check_rows($node, 'again');
 	$node->stop;
@@ -301,9 +302,7 @@ foreach my $case (@cases)
 	{
 		my ($path, $offset) = dw_home_path($node, $copy);
 
-		dw_write_block(
-			$node, $path,
-			$offset + BLCKSZ / 2,
+		write_block($node, $path, $offset + BLCKSZ / 2,
 			"\xA5" x (BLCKSZ / 2));
 		$damaged++;
 	}
@@ -320,11 +319,12 @@ foreach my $case (@cases)
 
 	$node->safe_psql('postgres', q{SELECT dw_dirty('t'), dw_evict('t')});
 	$node->safe_psql('postgres',
-		q{SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)});
+		q{SELECT points_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)}
+	);
 	my ($ret) = $node->psql('postgres', 'SELECT dw_drain()');
 	isnt($ret, 0, 'home write failed');
 	$node->safe_psql('postgres',
-		q{SELECT dw_clear('doublewrite-home-write')});
+		q{SELECT points_clear('doublewrite-home-write')});
 	my $counters = 'SELECT logged + in_epoch, only_hints FROM dw_stats()';
 	my @before = split /\|/, $node->safe_psql('postgres', $counters);
 	$node->safe_psql('postgres', $look);
@@ -346,7 +346,7 @@ foreach my $case (@cases)
 	$node->safe_psql('postgres', $look);
 	$node->safe_psql(
 		'postgres', q{SELECT dw_evict('t');
-		SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)});
+		SELECT points_fail_at('doublewrite-home-write', 'EIO', 1, 1000000)});
 	my ($ret) = $node->psql('postgres', 'SELECT dw_drain()');
 	isnt($ret, 0, 'home write of hints failed');
 	$node->safe_psql('postgres', 'SELECT dw_sync_cycle()');
@@ -418,7 +418,7 @@ recovery_workers = 1
 		"$lock; CREATE TABLE other AS SELECT 1 AS i");
 	$node->stop('immediate');
 	$node->append_conf('postgresql.conf',
-		"test_doublewrite.fail_at = '$point:EIO'\n");
+		"test_points.fail_at = '$point:EIO'\n");
 	ok(dw_poll_start($node), 'redone: server starts');
 	is_deeply(
 		counts_of($node, $look),
@@ -527,9 +527,9 @@ max_wal_senders = 0
 
 	counts_of($node, $look);
 	$node->stop('immediate');
-	my $page = dw_read_block($node, $path, BLCKSZ);
+	my $page = read_block($node, $path, BLCKSZ);
 	substr($page, 6000, 1) = ~substr($page, 6000, 1);
-	dw_write_block($node, $path, BLCKSZ, $page);
+	write_block($node, $path, BLCKSZ, $page);
 	foreach my $options ([], ['--pages'])
 	{
 		command_checks_all(
@@ -547,7 +547,7 @@ max_wal_senders = 0
 		slurp_file($node->logfile, $offset),
 		qr/double-write log: left alone 1 pages that do not fit their notes, the first of them block 1 of relation "\Q$path\E"/,
 		'damaged: and says so');
-	is(dw_read_block($node, $path, BLCKSZ),
+	is(read_block($node, $path, BLCKSZ),
 		$page, 'damaged: the page is left alone');
 	my ($ret, undef, $err) = $node->psql('postgres', $look);
 	isnt($ret, 0, 'damaged: a reader gets an error');
@@ -562,14 +562,14 @@ max_wal_senders = 0
 	  $node->safe_psql('postgres', q{SELECT pg_relation_filepath('t')});
 	counts_of($node, $look);
 	$node->stop('immediate');
-	dw_write_block($node, $path, BLCKSZ, "\0" x BLCKSZ);
+	write_block($node, $path, BLCKSZ, "\0" x BLCKSZ);
 	command_checks_all([ 'pg_doublewrite', 'dry-run', $node->data_dir ],
 		0, [qr/total/], [qr/^$/], 'added: dry run leaves it alone');
 	my $offset = -s $node->logfile;
 	ok(dw_poll_start($node), 'added: server starts');
 	unlike(slurp_file($node->logfile, $offset),
 		qr/left alone/, 'added: without a word');
-	is( dw_read_block($node, $path, BLCKSZ),
+	is( read_block($node, $path, BLCKSZ),
 		"\0" x BLCKSZ,
 		'added: the page is left alone');
 	$node->stop;

@@ -50,7 +50,7 @@ sub fail_sync
 	my $offset = -s $node->logfile;
 
 	$node->safe_psql('postgres',
-		q{SELECT dw_fail_at('doublewrite-file-sync', 'EIO')});
+		q{SELECT points_fail_at('doublewrite-file-sync', 'EIO')});
 	$node->psql('postgres', 'SELECT dw_sync_cycle()');
 	$node->wait_for_log(qr/PANIC:  could not fsync file/, $offset);
 	dw_wait_for_exit($node);
@@ -99,11 +99,11 @@ ok(!-e $note && !-e "$note.old", 'the note goes with the checkpoint');
 change();
 fail_sync();
 $node->append_conf('postgresql.conf',
-	"test_doublewrite.crash_at = 'doublewrite-checkpoint-drained'\n");
+	"test_points.crash_at = 'doublewrite-checkpoint-drained'\n");
 my $offset = -s $node->logfile;
 dw_poll_start($node);
 dw_wait_for_crash($node, $offset);
-$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = ''\n");
+$node->append_conf('postgresql.conf', "test_points.crash_at = ''\n");
 cmp_ok(written_after_start('once more', 1),
 	'>=', $pages, 'once more: pages are written again');
 
@@ -122,14 +122,14 @@ sub check_end_of_wal
 	$crash->();
 	utime(1, 1, @segments) == @segments or die "could not set times: $!";
 	$node->append_conf('postgresql.conf',
-		"test_doublewrite.crash_at = 'wal-tail-rewritten'\n");
+		"test_points.crash_at = 'wal-tail-rewritten'\n");
 	my $begun = -s $node->logfile;
 	dw_poll_start($node);
 	dw_wait_for_crash($node, $begun);
 	is((stat($segments[0]))[9],
 		1, "$what: a segment that was synced is left alone");
 	isnt((stat($segments[1]))[9], 1, "$what: the last one is written again");
-	$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = ''\n");
+	$node->append_conf('postgresql.conf', "test_points.crash_at = ''\n");
 	return;
 }
 
@@ -140,36 +140,36 @@ ok(dw_poll_start($node), 'WAL: server starts');
 change();
 $node->stop('immediate');
 $node->append_conf('postgresql.conf',
-	"recovery_init_sync_method = fsync\ntest_doublewrite.fail_at = 'data-directory-sync:EIO'\n"
+	"recovery_init_sync_method = fsync\ntest_points.fail_at = 'data-directory-sync:EIO'\n"
 );
 cmp_ok(written_after_start('sync at the start', 1),
 	'>=', $pages, 'sync at the start: pages are written again');
 
 # ... with pg_wal among it, and clients wait for the checkpoint
 $node->append_conf('postgresql.conf',
-	"test_doublewrite.fail_at = 'data-directory-sync:EIO:1:1000000'\n");
+	"test_points.fail_at = 'data-directory-sync:EIO:1:1000000'\n");
 $node->stop('immediate');
 my $begun = -s $node->logfile;
 ok(dw_poll_start($node), 'sync of pg_wal at the start: server starts');
 ok($node->log_contains(qr/checkpoint starting: end-of-recovery/, $begun),
 	'sync of pg_wal at the start: who comes first');
-$node->append_conf('postgresql.conf', "test_doublewrite.fail_at = ''\n");
+$node->append_conf('postgresql.conf', "test_points.fail_at = ''\n");
 
 # A sync that fails during that checkpoint is for the next recovery
 change();
 fail_sync();
 $node->append_conf('postgresql.conf',
-	"test_doublewrite.pause_at = 'doublewrite-checkpoint-drained'\n");
+	"test_points.pause_at = 'doublewrite-checkpoint-drained'\n");
 $offset = -s $node->logfile;
 ok(dw_poll_start($node), 'a second failure: server starts');
 $node->wait_for_log(
 	qr/paused at injection point "doublewrite-checkpoint-drained"/, $offset);
 ok(-e "$note.old", 'a second failure: the note of the first is still there');
 append_to_file($note, '');
-append_to_file($node->data_dir . '/test_doublewrite.resume', '');
+append_to_file($node->data_dir . '/test_points.resume', '');
 $node->safe_psql('postgres', 'CHECKPOINT');
 ok(-e $note && !-e "$note.old", 'a second failure: its note stays');
-$node->append_conf('postgresql.conf', "test_doublewrite.pause_at = ''\n");
+$node->append_conf('postgresql.conf', "test_points.pause_at = ''\n");
 change();
 $node->stop('immediate');
 cmp_ok(written_after_start('a second failure', 1),
@@ -179,7 +179,7 @@ cmp_ok(written_after_start('a second failure', 1),
 foreach my $case (
 	[
 		'checkpoint',
-		q{SELECT dw_fail_at('doublewrite-file-sync', 'EIO'); SELECT dw_sync_cycle()},
+		q{SELECT points_fail_at('doublewrite-file-sync', 'EIO'); SELECT dw_sync_cycle()},
 		'CHECKPOINT'
 	],
 	[ 'sync cycle', 'SELECT dw_panic()', 'SELECT dw_sync_cycle()' ])
@@ -219,7 +219,7 @@ $node->append_conf('postgresql.conf', 'data_sync_retry = on');
 $node->restart;
 change();
 $node->safe_psql('postgres',
-	q{SELECT dw_fail_at('doublewrite-file-sync', 'EIO')});
+	q{SELECT points_fail_at('doublewrite-file-sync', 'EIO')});
 my ($ret) = $node->psql('postgres', 'SELECT dw_sync_cycle()');
 isnt($ret, 0, 'data_sync_retry: a failed sync is an error');
 ok(!-e $note, 'data_sync_retry: and no more');
@@ -244,7 +244,7 @@ foreach my $fails (0, 1)
 	  $fails ? 'WAL that cannot be written again' : 'WAL written again';
 
 	$node->append_conf('postgresql.conf',
-		'test_doublewrite.fail_at = '
+		'test_points.fail_at = '
 		  . ($fails ? "'wal-tail-write:EIO'\n" : "''\n"));
 	$offset = -s $node->logfile;
 	ok(dw_poll_start($node), "$what: server starts");
@@ -259,12 +259,12 @@ foreach my $fails (0, 1)
 
 # That checkpoint is part of recovery: if the server crashes meanwhile, they wait again.
 $node->append_conf('postgresql.conf',
-	"test_doublewrite.crash_at = 'doublewrite-checkpoint-drained'\n");
+	"test_points.crash_at = 'doublewrite-checkpoint-drained'\n");
 $offset = -s $node->logfile;
 dw_poll_start($node);
 dw_wait_for_crash($node, $offset);
 $node->append_conf('postgresql.conf',
-	"test_doublewrite.crash_at = ''\ntest_doublewrite.fail_at = ''\n");
+	"test_points.crash_at = ''\ntest_points.fail_at = ''\n");
 $offset = -s $node->logfile;
 ok(dw_poll_start($node), 'checkpoint cut short: server starts');
 ok($node->log_contains(qr/checkpoint starting: end-of-recovery/, $offset),
@@ -332,7 +332,7 @@ $node->stop;
 		$primary->wait_for_replay_catchup($standby);
 		$standby->safe_psql('postgres', q{SELECT dw_evict_all(), dw_drain()});
 		$standby->safe_psql('postgres',
-			q{SELECT dw_fail_at('doublewrite-file-sync', 'EIO')});
+			q{SELECT points_fail_at('doublewrite-file-sync', 'EIO')});
 		$standby->psql('postgres', 'SELECT dw_sync_cycle()');
 		$standby->wait_for_log(qr/PANIC:  could not fsync file/, $begun);
 		dw_wait_for_exit($standby);

@@ -141,7 +141,8 @@ dw_extensions($node);
 dw_workload_setup($node);
 
 $node->safe_psql('postgres',
-	"SELECT dw_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000)");
+	"SELECT points_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000)"
+);
 switch_to('double_writes');
 $node->wait_for_log(qr/ERROR: .*could not create the double-write log/,
 	$offset);
@@ -149,7 +150,8 @@ checkpoint_passes('the log cannot be created');
 is($node->safe_psql('postgres', $armed), 'f', '... and images go on');
 is(count_log('could not create the double-write log'),
 	1, '... and it is left at that');
-$node->safe_psql('postgres', "SELECT dw_clear('doublewrite-create-segment')");
+$node->safe_psql('postgres',
+	"SELECT points_clear('doublewrite-create-segment')");
 switch_to('double_writes');
 ok($node->poll_query_until('postgres', $armed), '... until the next reload');
 
@@ -157,7 +159,8 @@ ok($node->poll_query_until('postgres', $armed), '... until the next reload');
 sub switch_off_fails
 {
 	$node->safe_psql('postgres',
-		"SELECT dw_fail_at('doublewrite-switching-off', 'EIO', 1, 1000000)");
+		"SELECT points_fail_at('doublewrite-switching-off', 'EIO', 1, 1000000)"
+	);
 	switch_to('off');
 	$node->wait_for_log(qr/ERROR: .*doublewrite-switching-off/, $offset);
 	return;
@@ -172,7 +175,8 @@ is($node->safe_psql('postgres', 'SELECT disarm_after FROM dw_state()'),
 	'0/0', 'no checkpoint disarms for images of before');
 checkpoint_passes('protection cannot be switched off');
 is($node->safe_psql('postgres', $armed), 't', '... nor does that one');
-$node->safe_psql('postgres', "SELECT dw_clear('doublewrite-switching-off')");
+$node->safe_psql('postgres',
+	"SELECT points_clear('doublewrite-switching-off')");
 ok($node->poll_query_until('postgres', $disarmed),
 	'... which is tried again');
 
@@ -181,7 +185,8 @@ switch_to('double_writes');
 $node->poll_query_until('postgres', $armed) or die 'timed out';
 switch_off_fails();
 switch_to('double_writes');
-$node->safe_psql('postgres', "SELECT dw_clear('doublewrite-switching-off')");
+$node->safe_psql('postgres',
+	"SELECT points_clear('doublewrite-switching-off')");
 switch_to('off');
 ok( $node->poll_query_until('postgres', $disarmed),
 	'switched off after a change of mind');

@@ -339,9 +339,9 @@ foreach my $what ('table', 'database')
 
 	$node->safe_psql('other', $_)
 	  foreach (
-		'CREATE EXTENSION test_doublewrite', q{
+		'CREATE EXTENSION test_doublewrite CASCADE', q{
 		SELECT dw_evict('d');
-		SELECT dw_fail_at('doublewrite-home-write', 'EIO')});
+		SELECT points_fail_at('doublewrite-home-write', 'EIO')});
 	$node->psql('other', 'SELECT dw_drain()');
 	my $copied =
 	  $node->safe_psql('postgres', 'SELECT next_batch FROM dw_state()');
@@ -375,7 +375,7 @@ foreach my $what ('table', 'database')
 	  foreach (
 		'CREATE TABLE d AS SELECT i FROM generate_series(1, 10) i',
 		'SELECT dw_fill_removed_directories()',
-		q{SELECT dw_fail_at('doublewrite-directory-sync', 'EMFILE')});
+		q{SELECT points_fail_at('doublewrite-directory-sync', 'EMFILE')});
 	my ($ret, $stdout, $stderr) = $node->psql('postgres', 'DROP TABLE d');
 	is($ret, 0, 'a table is dropped, although that cannot be made durable');
 	like(

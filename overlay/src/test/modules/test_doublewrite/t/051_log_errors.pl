@@ -91,7 +91,7 @@ sub fail_at
 	my ($node, $point, $errno, $times) = @_;
 
 	sql($node,
-		"SELECT dw_fail_at('doublewrite-$point', '$errno', 1, $times)");
+		"SELECT points_fail_at('doublewrite-$point', '$errno', 1, $times)");
 	return;
 }
 
@@ -99,7 +99,7 @@ sub clear
 {
 	my ($node, $point) = @_;
 
-	sql($node, "SELECT dw_clear('doublewrite-$point')");
+	sql($node, "SELECT points_clear('doublewrite-$point')");
 	return;
 }
 
@@ -107,7 +107,7 @@ sub hits
 {
 	my ($node, $point) = @_;
 
-	return sql($node, "SELECT dw_hits('doublewrite-$point')");
+	return sql($node, "SELECT points_hits('doublewrite-$point')");
 }
 
 # The server crashes and starts

@@ -81,7 +81,7 @@ sub start_fails_not
 	my $offset = -s $node->logfile;
 
 	$node->append_conf('postgresql.conf', $_)
-	  foreach ("test_doublewrite.fail_at = '$full'", @settings);
+	  foreach ("test_points.fail_at = '$full'", @settings);
 	ok($node->start(fail_ok => 1),
 		"$what: the server starts on a full device");
 	like(
@@ -119,7 +119,7 @@ start_fails_not('all live');
 fill(2);
 fill_segment();
 $node->safe_psql('postgres',
-	q{SELECT dw_crash_at('doublewrite-after-low-water')});
+	q{SELECT points_crash_at('doublewrite-after-low-water')});
 $node->psql('postgres', 'SELECT dw_sync_cycle()');
 dw_wait_for_exit($node);
 my $log = dw_read_log($node);
@@ -142,10 +142,9 @@ foreach
 	$node->stop('immediate');
 	unlink grep { hex((/([0-9A-F]{16})$/)[0]) > $segno }
 	  map { "$dir/$_" } dw_segments($dir);
-	$node->append_conf('postgresql.conf',
-		"test_doublewrite.crash_at = '$point'");
+	$node->append_conf('postgresql.conf', "test_points.crash_at = '$point'");
 	ok(!$node->start(fail_ok => 1), "$point: the start crashes");
-	$node->append_conf('postgresql.conf', "test_doublewrite.crash_at = ''");
+	$node->append_conf('postgresql.conf', "test_points.crash_at = ''");
 	ok(dw_poll_start($node), "$point: the next one works");
 	is($node->safe_psql('postgres', 'SELECT min(v), max(v) FROM t'),
 		"$v|$v", "$point: rows are there");

@@ -29,7 +29,7 @@ my $node = dw_quiet_node(
 instant_recovery = on
 recovery_workers = 1
 maintenance_io_concurrency = 16
-test_doublewrite.fail_at = '$POINT:EIO, instant-recovery-slowly:EIO'
+test_points.fail_at = '$POINT:EIO, instant-recovery-slowly:EIO'
 });
 my @tables = ('scanned', 'many', 'single');
 $node->safe_psql('postgres', 'CREATE EXTENSION pg_prewarm');

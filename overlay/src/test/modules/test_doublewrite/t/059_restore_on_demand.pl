@@ -18,6 +18,7 @@ use DoubleWrite::Damage;
 use DoubleWrite::Log;
 use DoubleWrite::Node;
 use DoubleWrite::Pages;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use PostgreSQL::Test::Watchdog seconds => 900;
@@ -106,7 +107,7 @@ sub let_go
 {
 	my ($offset) = @_;
 
-	$node->append_conf('postgresql.conf', "test_doublewrite.fail_at = ''");
+	$node->append_conf('postgresql.conf', "test_points.fail_at = ''");
 	$node->safe_psql('postgres', "SELECT injection_points_detach('$POINT')");
 	$node->wait_for_log($complete, $offset);
 	return;
@@ -118,7 +119,7 @@ $node->safe_psql('db',
 	q{CREATE TABLE t (i int, f text); INSERT INTO t SELECT g, repeat('x', 300) FROM generate_series(1, 1000) g}
 );
 
-my $pending = "test_doublewrite.fail_at = '$POINT:EIO'";
+my $pending = "test_points.fail_at = '$POINT:EIO'";
 $node->safe_psql('postgres', 'CHECKPOINT');
 $node->safe_psql('postgres', 'ALTER DATABASE db SET TABLESPACE space');
 my $snapshot = dw_snapshot($node);
@@ -170,7 +171,7 @@ $node->append_conf(
 	'postgresql.conf', qq{
 instant_recovery = on
 io_torn_pages_protection = 'double_writes'
-test_doublewrite.fail_at = ''
+test_points.fail_at = ''
 });
 $node->restart;
 
@@ -221,7 +222,7 @@ dw_tear($node, $snapshot);
 my $newest = $log->{live}[-1];
 isnt($newest->{batchno}, undef, 'there is a newest batch');
 $offset = start($on_demand, 'leaves copies in the log', $pending);
-dw_write_block($node, $segment, $copy->{offset} + 100, 'z' x 100);
+write_block($node, $segment, $copy->{offset} + 100, 'z' x 100);
 dw_fails(
 	$node,
 	'SELECT count(*) FROM idle',
@@ -233,7 +234,7 @@ dw_fails(
 	$node, 'CHECKPOINT',
 	qr/checkpoint request failed/,
 	'no checkpoint is made');
-dw_write_block($node, $segment, $copy->{offset}, $copy->{page});
+write_block($node, $segment, $copy->{offset}, $copy->{page});
 $node->safe_psql('postgres', 'CHECKPOINT');
 is(sums('idle'), 'idle|1000|0', 'when it can be read, all is well');
 dw_check_amcheck($node);

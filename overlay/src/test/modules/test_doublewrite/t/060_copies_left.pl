@@ -18,7 +18,7 @@ use DoubleWrite::Crash;
 use DoubleWrite::Hold;
 use DoubleWrite::Log;
 use DoubleWrite::Node;
-use DoubleWrite::Pages;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use PostgreSQL::Test::Watchdog seconds => 900;
@@ -76,11 +76,11 @@ $node->safe_psql('postgres', "VACUUM FREEZE $_")
 # Let the checkpoint end.
 sub go_on
 {
-	$node->safe_psql('postgres', "SELECT dw_clear('$POINT')");
-	append_to_file($node->data_dir . '/test_doublewrite.resume', '');
+	$node->safe_psql('postgres', "SELECT points_clear('$POINT')");
+	append_to_file($node->data_dir . '/test_points.resume', '');
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	# it is still there if the checkpoint had not come to the point
-	unlink($node->data_dir . '/test_doublewrite.resume');
+	unlink($node->data_dir . '/test_points.resume');
 	return;
 }
 
@@ -96,7 +96,7 @@ my $whole = "$ROWS|" . $ROWS * ($ROWS + 1) / 2 . '|0';
 
 note 'the mark stays as long as copies are left (R3)';
 dw_log_copies($node, @tables, 'large');
-$node->append_conf('postgresql.conf', "test_doublewrite.pause_at = '$POINT'");
+$node->append_conf('postgresql.conf', "test_points.pause_at = '$POINT'");
 my $copies = dw_crash_torn($node, @tables);
 dw_start_on_demand($node, 'after a crash');
 my $left = dw_copies_left($node);
@@ -156,23 +156,24 @@ is( $node->safe_psql(
 $node->safe_psql(
 	'postgres', q{
 	SELECT injection_points_attach('doublewrite-background-flush', 'notice');
-	SELECT dw_fail_at('doublewrite-bring-write', 'EIO')});
+	SELECT points_fail_at('doublewrite-bring-write', 'EIO')});
 is($node->psql('postgres', 'ALTER TABLE copied SET TABLESPACE space'),
 	0, 'a table is moved');
 is( $node->safe_psql(
-		'postgres', "SELECT dw_hits('doublewrite-bring-write') > 0"),
+		'postgres', "SELECT points_hits('doublewrite-bring-write') > 0"),
 	't',
 	'... though a home write has failed');
 $node->safe_psql(
 	'postgres', q{
-	SELECT dw_clear('doublewrite-bring-write');
+	SELECT points_clear('doublewrite-bring-write');
 	SELECT injection_points_detach('doublewrite-background-flush')});
 is(sum('copied'), $whole, '... and is whole');
 cmp_ok(dw_copies_left($node), '>', 0, 'other copies are left');
 
 note 'where the log cannot grow they are written home (R11)';
 $node->safe_psql('postgres',
-	"SELECT dw_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000)");
+	"SELECT points_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000)"
+);
 $node->safe_psql(
 	'postgres', qq{
 	UPDATE large SET i = -i WHERE i % 7 = 0;
@@ -188,7 +189,8 @@ like(
 	slurp_file($node->logfile),
 	qr/could not extend the double-write log/,
 	'the log was full');
-$node->safe_psql('postgres', "SELECT dw_clear('doublewrite-create-segment')");
+$node->safe_psql('postgres',
+	"SELECT points_clear('doublewrite-create-segment')");
 go_on();
 
 note 'a file that is not there for a while does not lose its copies (R3)';
@@ -220,7 +222,7 @@ my $newest = dw_read_log($node)->{live}[-1]{batchno};
 $node->safe_psql(
 	'postgres', q{
 	SELECT injection_points_attach('doublewrite-background-flush', 'notice');
-	SELECT dw_fail_at('doublewrite-bring-write', 'EIO')});
+	SELECT points_fail_at('doublewrite-bring-write', 'EIO')});
 is($node->safe_psql('postgres', 'SELECT dw_bring()'), 0, 'no copy is left');
 $node->safe_psql('postgres', 'SELECT dw_sync_cycle()');
 my $failed = dw_read_log($node);
@@ -278,7 +280,7 @@ cmp_ok(scalar(keys %$held),
 	'>', 5, 'the log has copies of pages with newer versions');
 is(scalar(grep { !defined $held->{ $_ * 8192 } } (0 .. 5)), 0, '... of each');
 isnt(
-	dw_read_block($node, $node->{dw_path}{held}, 0),
+	read_block($node, $node->{dw_path}{held}, 0),
 	$held->{0}{page},
 	'... which is torn at home');
 
@@ -314,7 +316,7 @@ my $log = dw_read_log($node);
 cmp_ok($log->{live}[-1]{segno},
 	'>', $bad->{segno}, 'the log has gone on to another segment');
 my $segment = 'pg_doublewrite/' . sprintf('%016X', $bad->{segno});
-dw_write_block($node, $segment, $bad->{offset} + 4000, 'z' x 100);
+write_block($node, $segment, $bad->{offset} + 4000, 'z' x 100);
 dw_start_on_demand($node, 'with a copy that is damaged');
 is(sum('read'), $whole, 'other pages are whole');
 my $path = $node->{dw_path}{kept};
@@ -325,7 +327,7 @@ dw_fails(
 	'the page is an error');
 cmp_ok($node->safe_psql('postgres', 'SELECT dw_bring()'),
 	'==', 1, 'it is the only one left');
-$node->append_conf('postgresql.conf', "test_doublewrite.pause_at = ''");
+$node->append_conf('postgresql.conf', "test_points.pause_at = ''");
 
 foreach my $crash (1 .. 5)
 {
@@ -364,10 +366,10 @@ note
 dw_log_copies($node, 'read', 'large');
 # a record for block 1, too
 $node->safe_psql('postgres', "UPDATE read SET v = v WHERE ctid = '(1,1)'");
-$node->append_conf('postgresql.conf', "test_doublewrite.pause_at = '$POINT'");
+$node->append_conf('postgresql.conf', "test_points.pause_at = '$POINT'");
 $bad = dw_crash_torn($node, 'read')->{ $node->{dw_path}{read} }{8192};
 $segment = 'pg_doublewrite/' . sprintf('%016X', $bad->{segno});
-dw_write_block($node, $segment, $bad->{offset} + 4000, 'z' x 100);
+write_block($node, $segment, $bad->{offset} + 4000, 'z' x 100);
 dw_start_on_demand($node, 'with such a copy, and a record for its page');
 $path = $node->{dw_path}{read};
 dw_fails(
@@ -394,7 +396,7 @@ like(
 	$stderr,
 	qr/block 1 of relation "$path" has been given up/,
 	'another one gives up the page');
-$node->append_conf('postgresql.conf', "test_doublewrite.pause_at = ''");
+$node->append_conf('postgresql.conf', "test_points.pause_at = ''");
 go_on();
 $node->safe_psql('postgres', 'DROP TABLE read');
 

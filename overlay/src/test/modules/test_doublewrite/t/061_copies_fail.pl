@@ -79,7 +79,7 @@ sub flush
 	my ($table, $nfailing) = @_;
 
 	sql("SELECT dw_dirty('$table'), dw_evict('$table')");
-	sql("SELECT dw_fail_at('doublewrite-log-write', 'EIO', 1, $nfailing)")
+	sql("SELECT points_fail_at('doublewrite-log-write', 'EIO', 1, $nfailing)")
 	  if $nfailing;
 	$node->psql('postgres', 'SELECT dw_flush_batch(false)');
 	return;
@@ -91,7 +91,7 @@ sub conf
 	my (%conf) = @_;
 
 	$node->append_conf('postgresql.conf',
-		"test_doublewrite.$_ = '" . ($conf{$_} // '') . "'")
+		"test_points.$_ = '" . ($conf{$_} // '') . "'")
 	  foreach ('pause_at', 'fail_at');
 	return;
 }
@@ -99,8 +99,8 @@ sub conf
 # Let the checkpoint end.
 sub go_on
 {
-	sql("SELECT dw_clear('$SCANNED')");
-	append_to_file($node->data_dir . '/test_doublewrite.resume', '');
+	sql("SELECT points_clear('$SCANNED')");
+	append_to_file($node->data_dir . '/test_points.resume', '');
 	sql('CHECKPOINT');
 	return;
 }
@@ -133,7 +133,7 @@ is(dw_copies_left($node), 0, '... and then home');
 
 note 'a database is dropped whose tablespace is out of reach (R7)';
 sql('CREATE DATABASE db');
-$node->safe_psql('db', 'CREATE EXTENSION test_doublewrite');
+$node->safe_psql('db', 'CREATE EXTENSION test_doublewrite CASCADE');
 create('db', 't', 'space');
 dw_log_copies($node, 'db.t', 'held');
 sql('UPDATE chains SET i = i + 1 WHERE i <= 10');
@@ -170,7 +170,8 @@ dw_log_copies($node, 'held');
 dw_crash_torn($node, 'held');
 conf(pause_at => $SCANNED);
 dw_start_on_demand($node, 'with a log that is going to be full');
-sql("SELECT dw_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000)");
+sql("SELECT points_fail_at('doublewrite-create-segment', 'ENOSPC', 1, 1000000)"
+);
 flush('page1');
 
 # each write that fails costs a segment, and two of them end an attempt
@@ -186,7 +187,7 @@ is(dw_copies_left($node), 0, 'all copies have been replaced');
 is($node->psql('postgres', 'SELECT dw_drain()'), 0, 'pages go home');
 cmp_ok(log_state('first_segno'), '>', 1, '... and free the log');
 is(sum('held'), $whole =~ s/\|/|-/r, '... and are whole');
-sql("SELECT dw_clear('doublewrite-create-segment')");
+sql("SELECT points_clear('doublewrite-create-segment')");
 go_on();
 sql('UPDATE held SET i = -i; CHECKPOINT');
 
@@ -195,7 +196,7 @@ note
 dw_log_copies($node, 'held');
 dw_crash_torn($node, 'held');
 dw_start_on_demand($node, 'with homes that cannot be written');
-sql("SELECT dw_fail_at('$WRITE', 'EIO', 1, 1000000)");
+sql("SELECT points_fail_at('$WRITE', 'EIO', 1, 1000000)");
 is(sql('SELECT dw_bring()'), 0, 'all copies are staged');
 my $newest = log_state('next_batch') - 1;
 
@@ -218,7 +219,7 @@ note
   'a home write of a copy has failed, and its page is removed before it is staged (R7)';
 foreach my $removal ('VACUUM (DISABLE_PAGE_SKIPPING) cut', 'DROP TABLE cut')
 {
-	my $failing = 'test-doublewrite-fail';
+	my $failing = 'test-points-fail';
 
 	# pages without rows
 	sql('INSERT INTO cut TABLE held');
@@ -227,7 +228,7 @@ foreach my $removal ('VACUUM (DISABLE_PAGE_SKIPPING) cut', 'DROP TABLE cut')
 	dw_log_copies($node, 'cut');
 	dw_crash_torn($node, 'cut');
 	dw_start_on_demand($node, "before $removal");
-	sql(qq{SELECT dw_fail_at('$WRITE', 'EIO');
+	sql(qq{SELECT points_fail_at('$WRITE', 'EIO');
 		SELECT injection_points_attach('$failing', 'wait')});
 	$bringer = dw_start($node, 'bringer', "SELECT dw_bring_in($spaceoid)");
 	ok(dw_waits_for($node, 'bringer', $failing), 'a write has failed');

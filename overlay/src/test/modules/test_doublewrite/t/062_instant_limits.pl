@@ -15,7 +15,7 @@ use lib $FindBin::RealBin;
 use DoubleWrite::Check;
 use DoubleWrite::Crash;
 use DoubleWrite::Node;
-use DoubleWrite::Pages;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use PostgreSQL::Test::Watchdog seconds => 900;
@@ -87,7 +87,7 @@ sub let_go
 {
 	my ($offset) = @_;
 
-	set('test_doublewrite.fail_at', '');
+	set('test_points.fail_at', '');
 	$node->safe_psql('postgres', "SELECT injection_points_detach('$POINT')");
 	$node->wait_for_log($complete, $offset);
 	return;
@@ -136,7 +136,7 @@ my $ended = qr/shutting down due to startup process failure/;
 work_and_crash();
 set('test_doublewrite.spoil_redo_of', $number);
 set('test_doublewrite.spoil_redo_kills', 'on');
-set('test_doublewrite.fail_at', "$POINT:EIO");
+set('test_points.fail_at', "$POINT:EIO, test-doublewrite-redo:EIO");
 my $offset = start('server starts with a page that no worker survives');
 my $openings = 0;
 while (1)
@@ -167,7 +167,8 @@ dw_wait_for_exit($node);
 
 # The same in a round before clients get in, in which workers redo all pages.
 set('instant_recovery', 'off');
-set('test_doublewrite.fail_at', 'instant-recovery-workers-only:EIO');
+set('test_points.fail_at',
+	'instant-recovery-workers-only:EIO, test-doublewrite-redo:EIO');
 $offset = -s $node->logfile;
 $node->start(fail_ok => 1);
 dw_wait_for_exit($node);
@@ -176,7 +177,7 @@ is(count_in_log($offset, qr/redo starts at/),
 like(slurp_file($node->logfile, $offset),
 	qr/$killed.*$ended/s, '... as if the startup process had died');
 
-set('test_doublewrite.fail_at', '');
+set('test_points.fail_at', '');
 set('test_doublewrite.spoil_redo_of', 0);
 set('instant_recovery', 'on');
 start('server starts when redo succeeds');
@@ -201,7 +202,7 @@ sub need_pages
 # --- WAL that is kept while pages are pending
 
 work_and_crash();
-set('test_doublewrite.fail_at', "$POINT:EIO");
+set('test_points.fail_at', "$POINT:EIO");
 $offset = start('server starts with pages pending');
 write_wal(2 * $MAX_WAL);
 my $ahead = ahead();
@@ -216,7 +217,7 @@ like(
 
 work_and_crash();
 set('max_wal_size', "${MAX_WAL}MB");
-set('test_doublewrite.fail_at', "$POINT:EIO");
+set('test_points.fail_at', "$POINT:EIO");
 $offset = start('server starts with pages pending');
 write_wal(2 * $MAX_WAL);
 $ahead = ahead();
@@ -232,7 +233,7 @@ like(
 # --- A worker that redoes a page announces others, of a file that cannot be opened
 
 work_and_crash();
-set('test_doublewrite.fail_at', "$POINT:EIO");
+set('test_points.fail_at', "$POINT:EIO");
 $offset = start('server starts with pages pending');
 my $unreadable = $node->data_dir . '/'
   . $node->safe_psql('postgres', q{SELECT pg_relation_filepath('many')});
@@ -253,10 +254,10 @@ is_complete('... and all is complete when it can be opened');
 
 set('checkpoint_timeout', '1h');
 work_and_crash();
-my $saved = dw_read_block($node, $path, 0);
+my $saved = read_block($node, $path, 0);
 my $damaged = $saved;
 substr($damaged, 5000, 100) = 'z' x 100;
-dw_write_block($node, $path, 0, $damaged);
+write_block($node, $path, 0, $damaged);
 $offset = start('server starts with a page that cannot be redone');
 my $begun = time;
 my ($status) = $node->psql('postgres', 'CHECKPOINT');
@@ -302,7 +303,7 @@ $node->safe_psql(
 	'postgres', q{
 	SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'recovery worker'}
 );
-dw_write_block($node, $path, 0, $saved);
+write_block($node, $path, 0, $saved);
 $node->wait_for_log($complete, $offset);
 unlike(
 	slurp_file($node->logfile, $offset),

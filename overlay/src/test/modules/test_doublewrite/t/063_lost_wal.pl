@@ -16,6 +16,7 @@ use DoubleWrite::Crash;
 use DoubleWrite::Log;
 use DoubleWrite::Node;
 use DoubleWrite::Pages;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use PostgreSQL::Test::Watchdog seconds => 600;
@@ -68,7 +69,7 @@ sub tear
 		my ($home, $offset) = dw_home_path($node, $copy);
 
 		next unless $home eq $path;
-		dw_write_block($node, $path, $offset,
+		write_block($node, $path, $offset,
 			substr($copy->{page}, 0, 4096) . "\0" x 4096);
 		push @torn, [ $offset, $copy->{page} ];
 	}
@@ -81,8 +82,7 @@ sub whole
 {
 	my ($node, $path, @torn) = @_;
 
-	return
-	  scalar grep { dw_read_block($node, $path, $_->[0]) eq $_->[1] } @torn;
+	return scalar grep { read_block($node, $path, $_->[0]) eq $_->[1] } @torn;
 }
 
 # The file of WAL, and where in it something is
@@ -140,7 +140,7 @@ foreach my $how ('damaged', 'lost', 'redo')
 		my $before = -s $node->logfile;
 
 		$node->append_conf('postgresql.conf',
-			"test_doublewrite.fail_at = 'doublewrite-bring-write:EIO'");
+			"test_points.fail_at = 'doublewrite-bring-write:EIO'");
 		ok(!$node->start(fail_ok => 1),
 			'pages cannot be written, either: server does not start');
 		dw_wait_for_exit($node);
@@ -151,8 +151,7 @@ foreach my $how ('damaged', 'lost', 'redo')
 			'... as the log is still needed');
 		unlike($said, $restored,
 			'... and does not say that all pages are restored');
-		$node->append_conf('postgresql.conf',
-			"test_doublewrite.fail_at = ''");
+		$node->append_conf('postgresql.conf', "test_points.fail_at = ''");
 	}
 	my $log = -s $node->logfile;
 	ok(!$node->start(fail_ok => 1),
@@ -196,7 +195,7 @@ $node->safe_psql('postgres', 'CHECKPOINT');
 $node->safe_psql('postgres',
 	"SELECT dw_dirty('t'); SELECT dw_evict_all(), dw_drain()");
 $node->safe_psql('postgres',
-	"SELECT dw_crash_at('doublewrite-checkpoint-scanned')");
+	"SELECT points_crash_at('doublewrite-checkpoint-scanned')");
 $node->stop('fast', fail_ok => 1);
 dw_wait_for_exit($node);
 like(

@@ -86,7 +86,7 @@ foreach my $as_standby (0, 1)
 	  . ($as_standby ? ', then a standby' : '');
 
 	$node->append_conf('postgresql.conf',
-		"test_doublewrite.hold_at = 'doublewrite-checkpoint-scanned'\n");
+		"test_points.hold_at = 'doublewrite-checkpoint-scanned'\n");
 	$node->stop('immediate');
 	ok(dw_poll_start($node), "$what: server starts");
 	my $xid = $node->safe_psql(
@@ -108,7 +108,7 @@ foreach my $as_standby (0, 1)
 
 	append_to_file($node->data_dir . '/standby.signal', '') if $as_standby;
 	ok(dw_poll_start($node), "$what: server starts again");
-	$node->append_conf('postgresql.conf', "test_doublewrite.hold_at = ''\n");
+	$node->append_conf('postgresql.conf', "test_points.hold_at = ''\n");
 	$node->promote if $as_standby;
 	is($node->safe_psql('postgres', 'SELECT gid FROM pg_prepared_xacts'),
 		'g', "$what: what was prepared is there");

@@ -11,7 +11,6 @@ use FindBin;
 use lib $FindBin::RealBin;
 
 use DoubleWrite::Node;
-use DoubleWrite::Pages;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -58,7 +57,7 @@ foreach my $mode (qw(full_pages double_writes))
 	is($standby->safe_psql('postgres', 'SELECT v FROM t'),
 		'2', "$mode: the page can be read");
 	$standby->safe_psql('postgres',
-		q{SELECT dw_clear('doublewrite-home-write')});
+		q{SELECT points_clear('doublewrite-home-write')});
 	is($standby->safe_psql('postgres', 'CHECKPOINT; SELECT v FROM t'),
 		'2', "$mode: ... and written in the end");
 	$standby->stop;

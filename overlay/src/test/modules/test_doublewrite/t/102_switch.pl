@@ -289,7 +289,7 @@ sub switch_under_load
 
 	$node->adjust_conf('postgresql.conf', $SETTING, $step->{to});
 	$node->psql('postgres',
-		"SELECT dw_crash_at('doublewrite-$step->{point}')")
+		"SELECT points_crash_at('doublewrite-$step->{point}')")
 	  if defined $step->{point} && !$step->{checkpoint};
 	$node->reload;
 
@@ -308,7 +308,7 @@ sub switch_under_load
 		ok( -f $node->data_dir . "/$MARKER",
 			'still armed before the checkpoint');
 		$node->psql('postgres',
-			"SELECT dw_crash_at('doublewrite-$step->{point}')")
+			"SELECT points_crash_at('doublewrite-$step->{point}')")
 		  if defined $step->{point};
 		$node->psql('postgres', 'CHECKPOINT');
 	}

@@ -98,14 +98,14 @@ sub crash_at_point
 		$primary->safe_psql('postgres', 'CHECKPOINT');
 		$primary->wait_for_replay_catchup($standby);
 		$standby->psql('postgres',
-			"SELECT dw_crash_at('doublewrite-$point', $nth)");
+			"SELECT points_crash_at('doublewrite-$point', $nth)");
 		$standby->psql('postgres', 'CHECKPOINT');
 		dw_wait_for_crash($standby, $offset);
 	}
 	else
 	{
 		$standby->psql('postgres',
-			"SELECT dw_crash_at('doublewrite-$point', $nth)");
+			"SELECT points_crash_at('doublewrite-$point', $nth)");
 		dw_workload_start($primary, transactions => 300);
 		dw_wait_for_crash($standby, $offset);
 		dw_workload_finish($primary);

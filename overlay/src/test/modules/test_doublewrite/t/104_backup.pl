@@ -188,12 +188,12 @@ $copy->append_conf('postgresql.conf',
 		"recovery_target_name = 'here'\n"
 	  . "recovery_target_action = 'promote'\n"
 	  . "archive_mode = off\n"
-	  . "test_doublewrite.crash_at = 'doublewrite-home-written:2'\n");
+	  . "test_points.crash_at = 'doublewrite-home-written:2'\n");
 ok(!$copy->start(fail_ok => 1), 'crash during recovery');
 dw_wait_for_exit($copy);
 like(slurp_file($copy->data_dir . "/$MARKER"),
 	$MARKER_LINE, 'the copy has a log of its own by then');
-$copy->adjust_conf('postgresql.conf', 'test_doublewrite.crash_at', "''");
+$copy->adjust_conf('postgresql.conf', 'test_points.crash_at', "''");
 $copy->start;
 $copy->poll_query_until('postgres', 'SELECT NOT pg_is_in_recovery()')
   or die 'timed out waiting for the end of recovery';

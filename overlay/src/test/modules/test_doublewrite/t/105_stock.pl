@@ -259,7 +259,7 @@ $node->stop;
 # ---------------------------------------------------------------------
 
 my @atomic = ('io_torn_pages_protection = atomic_writes');
-push @atomic, "shared_preload_libraries = 'test_doublewrite'",
+push @atomic, "shared_preload_libraries = 'test_points, test_doublewrite'",
   'test_doublewrite.pretend_atomic = on'
   if ($ENV{enable_injection_points} // '') eq 'yes';
 

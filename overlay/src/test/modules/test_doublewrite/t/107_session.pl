@@ -185,7 +185,7 @@ $node->poll_query_until('postgres',
   or die 'workload does not work';
 $node->psql(
 	'postgres',
-	"SELECT dw_crash_at('doublewrite-home-run-written', 3)",
+	"SELECT points_crash_at('doublewrite-home-run-written', 3)",
 	on_error_die => 0);
 dw_wait_for_crash($node, $offset);
 dw_workload_finish($node);

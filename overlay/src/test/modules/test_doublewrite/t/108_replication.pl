@@ -305,7 +305,8 @@ $standby->poll_query_until('postgres', $waiting)
 is(dw_contents($standby), $before, 'delayed standby: nor after a crash');
 
 my $offset = -s $standby->logfile;
-$standby->psql('postgres', q{SELECT dw_crash_at('doublewrite-home-written')});
+$standby->psql('postgres',
+	q{SELECT points_crash_at('doublewrite-home-written')});
 delay('0');
 
 # It crashes while it replays; or in the restartpoint asked for then, if shared
@@ -355,7 +356,7 @@ marker_is($standby, 0, 'images from the primary: no log');
 says_so(0, 'images from the primary');
 
 # crash where it notices that there will be no more images
-$standby->psql('postgres', q{SELECT dw_crash_at('doublewrite-armed')});
+$standby->psql('postgres', q{SELECT points_crash_at('doublewrite-armed')});
 switch_primary('double_writes');
 dw_wait_for_crash($standby, $offset);
 marker_is($standby, 1, 'no images from the primary: log in use');

@@ -16,11 +16,11 @@ use DoubleWrite::Check;
 use DoubleWrite::Hold;
 use DoubleWrite::Log;
 use DoubleWrite::Node;
-use DoubleWrite::Pages;
 use DoubleWrite::Workload;
 use Errno qw(EAGAIN);
 use File::Copy;
 use IO::Handle;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::RecursiveCopy;
 use PostgreSQL::Test::Utils;
@@ -301,7 +301,7 @@ sub test_looks_damaged
 		  substr($before{ $t->{path} } // '', $t->{offset}, BLCKSZ / 2);
 
 		next if length($old) == 0;
-		dw_write_block($node, $t->{path}, $t->{offset},
+		write_block($node, $t->{path}, $t->{offset},
 			$old . substr($t->{whole}, BLCKSZ / 2));
 		$damaged++;
 	}
@@ -466,7 +466,7 @@ foreach my $bad ('bad', 'bad_elsewhere')
 	# the background writer may write the page as soon as it is evicted
 	$primary->safe_psql(
 		'postgres', qq{
-		SELECT dw_fail_at('doublewrite-home-write', 'EIO', 1, 1000000);
+		SELECT points_fail_at('doublewrite-home-write', 'EIO', 1, 1000000);
 		UPDATE $bad SET i = i + 1;
 		SELECT dw_evict('$bad')});
 	my $read = sub {
@@ -486,7 +486,7 @@ foreach my $bad ('bad', 'bad_elsewhere')
 	isnt($primary->psql('postgres', "SELECT dw_hold_home_writes('./$path')"),
 		0, '... or that');
 	$primary->safe_psql('postgres',
-		q{SELECT dw_clear('doublewrite-home-write')});
+		q{SELECT points_clear('doublewrite-home-write')});
 	is($read->($bad), 0, '... and once the page can be written, it is');
 }
 

@@ -45,7 +45,7 @@ max_prepared_transactions = 10
 include_if_exists = 'ours.conf'
 } . ($conf // ''));
 	$node->{dw_conf} = qq{
-shared_preload_libraries = 'test_doublewrite'
+shared_preload_libraries = 'test_points, test_doublewrite'
 io_torn_pages_protection = $mode
 instant_recovery = on
 double_write_buffer_size = 16MB
@@ -131,8 +131,7 @@ sub crash_into_window
 	my $redo = dw_control($node, "Latest checkpoint's REDO location");
 
 	$node->stop('immediate');
-	settings($node,
-		'test_doublewrite.' . ($how // 'hold_at') . " = '$POINT'");
+	settings($node, 'test_points.' . ($how // 'hold_at') . " = '$POINT'");
 	my $offset = -s $node->logfile;
 	ok(dw_poll_start($node), $node->name . ' starts');
 	$node->wait_for_log(qr/(?:held|paused) at injection point/, $offset);
@@ -272,7 +271,7 @@ SKIP:
 		q{SELECT phase = 'waiting for checkpoint to finish' FROM pg_stat_progress_basebackup}
 	) or die 'no backup';
 	write_something($node);
-	append_to_file($node->data_dir . '/test_doublewrite.resume', '');
+	append_to_file($node->data_dir . '/test_points.resume', '');
 	ok($backup->finish, 'backup that was begun in the window')
 	  or diag $stderr;
 	$node->backup('plain', backup_options => [ '--checkpoint' => 'fast' ]);
@@ -338,7 +337,7 @@ SKIP:
 	$rewind->($standby, $primary);
 
 	# The next promotion; its checkpoint does not come either.
-	settings($standby, "test_doublewrite.hold_at = '$POINT'");
+	settings($standby, "test_points.hold_at = '$POINT'");
 	$standby->restart;
 	$standby->promote;
 	$standby->wait_for_log(qr/held at injection point.*/);

@@ -13,9 +13,9 @@ use lib $FindBin::RealBin;
 
 use DoubleWrite::Hold;
 use DoubleWrite::Node;
-use DoubleWrite::Pages;
 use Digest::SHA qw(sha256_hex);
 use List::Util  qw(min);
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use PostgreSQL::Test::Watchdog;
@@ -41,14 +41,14 @@ autovacuum = off
 	$node->start;
 	$node->safe_psql(
 		'postgres',
-		"CREATE EXTENSION injection_points; CREATE EXTENSION test_doublewrite;
+		"CREATE EXTENSION injection_points; CREATE EXTENSION test_doublewrite CASCADE;
 		 CREATE TABLE t (i int, n int, f text) WITH (fillfactor = 40);
 		 INSERT INTO t SELECT i, 0, repeat('x', 900) FROM generate_series(1, 1800) i;
 		 VACUUM t; CHECKPOINT");
 	$file = $node->safe_psql('postgres', q{SELECT pg_relation_filepath('t')});
 
 	# a megabyte, or a quarter of a file in a build with small ones
-	$chunk = min(1024 * 1024, dw_segment_blocks($node) * BLCKSZ / 4);
+	$chunk = min(1024 * 1024, blocks_per_file($node) * BLCKSZ / 4);
 	return;
 }
 

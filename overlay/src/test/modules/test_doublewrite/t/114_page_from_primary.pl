@@ -10,7 +10,7 @@ use FindBin;
 use lib $FindBin::RealBin;
 use DoubleWrite::Hold;
 use DoubleWrite::Node;
-use DoubleWrite::Pages;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use PostgreSQL::Test::Watchdog seconds => 600;
@@ -67,10 +67,10 @@ sub rot
 	$primary->wait_for_catchup($standby);
 	$standby->safe_psql('postgres', 'CHECKPOINT');
 	$standby->stop;
-	my $good = dw_read_block($standby, $file, $BLOCK * BLCKSZ);
+	my $good = read_block($standby, $file, $BLOCK * BLCKSZ);
 	my $bad = $good;
 	substr($bad, 4000, 300) = 'rot' x 100;
-	dw_write_block($standby, $file, $BLOCK * BLCKSZ, $bad);
+	write_block($standby, $file, $BLOCK * BLCKSZ, $bad);
 	$standby->start;
 	$offset = -s $standby->logfile;
 	return $good;
@@ -246,7 +246,7 @@ received_and_not_replayed(
 	});
 hold_answer();
 my $redo = dw_control($standby, "Latest checkpoint's REDO location");
-dw_write_block($standby, $file, $BLOCK * BLCKSZ, $good);
+write_block($standby, $file, $BLOCK * BLCKSZ, $good);
 unreadable('page from the future');
 # replay stops before the commit
 $standby->append_conf('postgresql.conf', "recovery_min_apply_delay = 1h\n");
@@ -262,7 +262,7 @@ is(dw_control($standby, "Latest checkpoint's REDO location"),
 $standby->stop('immediate');
 my $bad = $good;
 substr($bad, 4000, 300) = 'rot' x 100;
-dw_write_block($standby, $file, $BLOCK * BLCKSZ, $bad);
+write_block($standby, $file, $BLOCK * BLCKSZ, $bad);
 $standby->append_conf('postgresql.conf', "recovery_min_apply_delay = 0\n");
 $standby->start;
 same('after a crash');
@@ -292,7 +292,7 @@ $primary->safe_psql(
 hold_answer();
 dw_wake($standby, $ANSWERED);
 ends('its database is copied before that', 'copied');
-dw_write_block($standby, $file, $BLOCK * BLCKSZ, $whole);
+write_block($standby, $file, $BLOCK * BLCKSZ, $whole);
 $standby->start;
 same('copied, and found again');
 
@@ -383,13 +383,13 @@ same('not promoted');
 rot('t');
 received_and_not_replayed('UPDATE t SET v = v + 1');
 $primary->stop;
-my $there = dw_read_block($primary, $file, $BLOCK * BLCKSZ);
-dw_write_block($primary, $file, $BLOCK * BLCKSZ, $bad);
+my $there = read_block($primary, $file, $BLOCK * BLCKSZ);
+write_block($primary, $file, $BLOCK * BLCKSZ, $bad);
 $primary->start;
 resume();
 ends("invalid page in block $BLOCK", 'damaged there, too');
 $primary->stop;
-dw_write_block($primary, $file, $BLOCK * BLCKSZ, $there);
+write_block($primary, $file, $BLOCK * BLCKSZ, $there);
 $primary->start;
 $standby->start;
 same('not damaged there any more');
@@ -397,12 +397,13 @@ same('not damaged there any more');
 # --- It fails for another reason, which may pass.
 
 rot('t');
-$primary->safe_psql('postgres', "SELECT dw_fail_at('$LOOKED', 'EIO', 1, 2)");
+$primary->safe_psql('postgres',
+	"SELECT points_fail_at('$LOOKED', 'EIO', 1, 2)");
 $primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
 says(qr/could not read a page from the primary server: .*test error/,
 	'an error of the primary');
 same('... and it is asked again');
-is($primary->safe_psql('postgres', "SELECT dw_hits('$LOOKED') > 2"),
+is($primary->safe_psql('postgres', "SELECT points_hits('$LOOKED') > 2"),
 	't', '... more than once');
 
 # --- A server is asked that is no primary.

@@ -12,6 +12,7 @@ use DoubleWrite::Crash;
 use DoubleWrite::Hold;
 use DoubleWrite::Node;
 use DoubleWrite::Pages;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -130,7 +131,7 @@ sub answered
 	my ($page, $as_of, $timeline) = read_page('t', $BLOCK);
 
 	is( $page,
-		unpack('H*', dw_read_block($node, $file, 8192 * $BLOCK)),
+		unpack('H*', read_block($node, $file, 8192 * $BLOCK)),
 		'... as it is at home');
 	is($timeline, '1', '... on this timeline');
 	is( $node->safe_psql(
@@ -153,7 +154,7 @@ is( $node->safe_psql(
 kill('CONT', @stopped);
 $node->safe_psql('postgres', 'CHECKPOINT');
 is( $changed,
-	unpack('H*', dw_read_block($node, $file, 8192 * $BLOCK)),
+	unpack('H*', read_block($node, $file, 8192 * $BLOCK)),
 	'... so is the page with its last change');
 
 $node->safe_psql('postgres', 'SELECT dw_evict_all()');
@@ -193,18 +194,18 @@ refused(
 	'pages that may be damaged');
 $node->append_conf('postgresql.conf', 'ignore_checksum_failure = off');
 $node->stop;
-my $good = dw_read_block($node, $file, 8192 * $BLOCK);
+my $good = read_block($node, $file, 8192 * $BLOCK);
 my $bad = $good;
 substr($bad, 0, 4) = pack('L', 0xFF);
 substr($bad, 8, 2) = pack('S', dw_checksum($bad, $BLOCK));
-dw_write_block($node, $file, 8192 * $BLOCK, $bad);
+write_block($node, $file, 8192 * $BLOCK, $bad);
 $node->start;
 refused(
 	request('t', $BLOCK),
 	qr/beyond the end of WAL/,
 	'a page from nowhere');
 $node->stop;
-dw_write_block($node, $file, 8192 * $BLOCK, $good);
+write_block($node, $file, 8192 * $BLOCK, $good);
 $node->start;
 
 # --- No hint is set while the page is copied: with checksums that may change its LSN.
@@ -294,7 +295,7 @@ $node->safe_psql('postgres', 'SELECT count(*) FROM t; CHECKPOINT');
 $node->safe_psql('postgres', 'UPDATE t SET v = v + 1');
 $node->stop('immediate');
 $node->append_conf('postgresql.conf',
-	"test_doublewrite.fail_at = 'instant-recovery-only-demands:EIO'");
+	"test_points.fail_at = 'instant-recovery-only-demands:EIO'");
 ok(dw_poll_start($node),
 	'server starts, and no page of the table has been redone');
 {
@@ -314,7 +315,7 @@ ok(dw_poll_start($node),
 	answered($asking, $redone)->quit;
 	dw_finish($drop);
 }
-$node->append_conf('postgresql.conf', "test_doublewrite.fail_at = ''");
+$node->append_conf('postgresql.conf', "test_points.fail_at = ''");
 $node->safe_psql('postgres',
 	"SELECT injection_points_detach('instant-recovery-only-demands')");
 

@@ -10,10 +10,10 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib $FindBin::RealBin;
 use DoubleWrite::Node;
-use DoubleWrite::Pages;
 use IO::Select;
 use IO::Socket::UNIX;
 use POSIX ();
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use PostgreSQL::Test::Watchdog seconds => 600;
@@ -167,12 +167,12 @@ sub rot
 	$primary->wait_for_catchup($standby);
 	$standby->safe_psql('postgres', 'CHECKPOINT');
 	$standby->stop;
-	my $bad = dw_read_block($standby, $file, 8192 * $BLOCK);
+	my $bad = read_block($standby, $file, 8192 * $BLOCK);
 	unlink($old_page);
 	PostgreSQL::Test::Utils::append_to_file($old_page,
 		unpack('H*', $bad) . sprintf(' %X/%X', unpack('LL', $bad)));
 	substr($bad, 4000, 300) = 'rot' x 100;
-	dw_write_block($standby, $file, 8192 * $BLOCK, $bad);
+	write_block($standby, $file, 8192 * $BLOCK, $bad);
 	return $bad;
 }
 
@@ -222,7 +222,7 @@ foreach my $what (sort keys %DAMAGES)
 	damage($what);
 	command_fails_like(\@command, $COMPLAINT, "pg_doublewrite refuses $what");
 }
-ok(dw_read_block($standby, $file, 8192 * $BLOCK) eq $bad,
+ok(read_block($standby, $file, 8192 * $BLOCK) eq $bad,
 	'... and puts none in place');
 damage('none');
 command_ok(\@command, '... but the page');

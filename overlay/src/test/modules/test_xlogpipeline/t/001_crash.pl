@@ -22,8 +22,7 @@ my $segment_size = 1024 * 1024;
 my $primary = xlp_primary('primary');
 
 # full-page images and, for comparison, records without
-$primary->append_conf('postgresql.conf',
-	'io_torn_pages_protection = full_pages');
+xlp_page_images($primary, 1);
 $primary->restart;
 xlp_workload($primary, 1);
 my $redo_lsn =

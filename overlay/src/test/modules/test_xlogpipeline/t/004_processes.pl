@@ -21,7 +21,7 @@ my $primary = xlp_primary('primary');
 $primary->safe_psql(
 	'postgres', q{
 	CREATE EXTENSION injection_points;
-	CREATE EXTENSION test_doublewrite;
+	CREATE EXTENSION test_points;
 	CREATE TABLE t (id int);
 	CREATE DATABASE victim STRATEGY file_copy;
 });
@@ -174,7 +174,7 @@ check('fast shutdown in the middle of a range');
 
 backlog();
 $standby->safe_psql('postgres',
-	"SELECT dw_fail_at('xlogpipeline-end-range', 'EIO')");
+	"SELECT points_fail_at('xlogpipeline-end-range', 'EIO')");
 $offset = -s $standby->logfile;
 resume();
 $standby->wait_for_log(
@@ -190,7 +190,7 @@ check('recovery goes on without it');
 $standby->stop;
 $standby->append_conf('postgresql.conf', 'max_worker_processes = 8');
 $standby->append_conf('postgresql.conf',
-	"test_doublewrite.fail_at = 'xlogpipeline-attached:EIO'");
+	"test_points.fail_at = 'xlogpipeline-attached:EIO'");
 $offset = -s $standby->logfile;
 $standby->start;
 $standby->wait_for_log(

@@ -19,9 +19,18 @@ use XLogPipeline;
 xlp_require_injection_points();
 
 my $primary = xlp_primary('primary');
+$primary->append_conf('postgresql.conf', xlp_wait_conf());
+$primary->restart;
+$primary->safe_psql('postgres', 'CREATE EXTENSION test_points');
 xlp_workload($primary, $_) foreach (1 .. 2);
-$primary->safe_psql('postgres',
-	'INSERT INTO t1 SELECT i, i FROM generate_series(100000, 200000) i');
+foreach my $from (100000, 150000)
+{
+	# redo of which may pause
+	$primary->safe_psql('postgres', 'SELECT points_log_record()');
+	$primary->safe_psql('postgres',
+		"INSERT INTO t1 SELECT $from + i, i FROM generate_series(1, 50000) i"
+	);
+}
 my ($redo, $end) = split(
 	/\|/,
 	$primary->safe_psql(
@@ -56,10 +65,10 @@ sub check_end
 sub start_with_pauses
 {
 	my ($node) = @_;
-	my $resume = $node->data_dir . '/test_doublewrite.resume';
+	my $resume = $node->data_dir . '/test_points.resume';
 
 	$node->append_conf('postgresql.conf',
-		"test_doublewrite.pause_at = 'doublewrite-relations-discarded:1:2'");
+		"test_points.pause_at = 'test-points-redo:1:2'");
 	xlp_start_no_wait($node);
 	foreach my $pauses (1 .. 2)
 	{
@@ -69,7 +78,7 @@ sub start_with_pauses
 	}
 	$node->wait_for_log(qr/database system is ready to accept connections/);
 	$node->_update_pid(1);
-	$node->append_conf('postgresql.conf', "test_doublewrite.pause_at = ''");
+	$node->append_conf('postgresql.conf', "test_points.pause_at = ''");
 	return;
 }
 
@@ -107,9 +116,9 @@ foreach my $mode ('off', 'on')
 # The file: look at it after a crash in the middle of redo.
 # Before that it is due, after a pause that ends by itself.
 my $node = copy('file', 'small',
-		"test_doublewrite.crash_at = 'xlogpipeline-taken-back:10'\n"
-	  . "test_doublewrite.pause_at = 'xlogpipeline-engage:5'\n");
-append_to_file($node->data_dir . '/test_doublewrite.resume', '');
+		"test_points.crash_at = 'xlogpipeline-taken-back:10'\n"
+	  . "test_points.pause_at = 'xlogpipeline-engage:5'\n");
+append_to_file($node->data_dir . '/test_points.resume', '');
 my $file = $node->data_dir . '/recovery_progress';
 run_log(
 	[
@@ -135,8 +144,7 @@ cmp_ok(
 
 # A client that comes too early: redo is held for it.
 $node = copy('client', 'small',
-	"hot_standby = on\ntest_doublewrite.hold_at = 'xlogpipeline-taken-back:10'\n"
-);
+	"hot_standby = on\ntest_points.hold_at = 'xlogpipeline-taken-back:10'\n");
 xlp_start_held($node, 'xlogpipeline-taken-back');
 my $message = xlp_refusal($node);
 run_log(

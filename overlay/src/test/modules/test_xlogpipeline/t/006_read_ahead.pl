@@ -1,8 +1,7 @@
 
 # Copyright (c) 2025, PostgreSQL Global Development Group
 
-# Blocks that the WAL pipeline reads before redo needs them.  (014 has pages that the
-# background writer writes back before redo needs their buffers.)
+# Blocks that the WAL pipeline reads before redo needs them.
 
 use strict;
 use warnings FATAL => 'all';
@@ -19,14 +18,13 @@ xlp_require_injection_points();
 
 my $primary = xlp_primary('primary');
 $primary->append_conf('postgresql.conf', xlp_wait_conf());
-$primary->append_conf('postgresql.conf',
-	'io_torn_pages_protection = full_pages');
+xlp_page_images($primary, 1);
 $primary->restart;
 $primary->safe_psql(
 	'postgres', q{
 	CREATE EXTENSION injection_points;
 	CREATE EXTENSION pg_buffercache;
-	CREATE EXTENSION test_doublewrite;
+	CREATE EXTENSION test_points;
 	CREATE TABLE torn (id int, v int) WITH (fillfactor = 50);
 	INSERT INTO torn SELECT i, 0 FROM generate_series(1, 10) i;
 	CREATE TABLE wide (id int, v int, filler text) WITH (fillfactor = 50);
@@ -64,7 +62,7 @@ $node->clean_node;
 
 # --- Recovery with few buffers: redo finds blocks read
 
-$primary->append_conf('postgresql.conf', 'io_torn_pages_protection = off');
+xlp_page_images($primary, 0);
 $primary->start;
 $primary->safe_psql('postgres', 'CHECKPOINT');
 $primary->safe_psql('postgres',
@@ -163,17 +161,17 @@ sub has_read
 $standby->restart;
 xlp_pause($standby);
 $standby->safe_psql('postgres',
-	"SELECT injection_points_attach('test_doublewrite-redo', 'wait')");
+	"SELECT injection_points_attach('test-points-redo', 'wait')");
 $primary->safe_psql('postgres', $_)
   foreach (
 	'INSERT INTO filler SELECT generate_series(1, 5000)',
 	'UPDATE wide SET v = 200 WHERE id = 1000',
-	'SELECT dw_log_custom()',
+	'SELECT points_log_record()',
 	'UPDATE wide SET v = 200 WHERE id = 7000',
 	'INSERT INTO filler SELECT generate_series(1, 10000)');
 $primary->wait_for_catchup($standby, 'flush');
 $standby->safe_psql('postgres', 'SELECT pg_wal_replay_resume()');
-$standby->wait_for_event('startup', 'test_doublewrite-redo');
+$standby->wait_for_event('startup', 'test-points-redo');
 ok( $standby->poll_query_until(
 		'postgres',
 		'SELECT wal_distance > 100000 FROM pg_stat_recovery_prefetch'),
@@ -184,8 +182,8 @@ is($standby->safe_psql('postgres', has_read(7000)),
 	'f', '... and none behind it');
 $standby->safe_psql(
 	'postgres', q{
-	SELECT injection_points_detach('test_doublewrite-redo');
-	SELECT injection_points_wakeup('test_doublewrite-redo')});
+	SELECT injection_points_detach('test-points-redo');
+	SELECT injection_points_wakeup('test-points-redo')});
 $primary->wait_for_catchup($standby);
 is( $standby->safe_psql('postgres', 'SELECT sum(v) FROM wide WHERE v = 200'),
 	400,

@@ -2,8 +2,8 @@
 # Copyright (c) 2025, PostgreSQL Global Development Group
 
 # A process that writes pages back during recovery must see to it that
-# minRecoveryPoint covers them (rule R1 of the write-back engine).  The standby
-# begins with crash recovery, in which there is no such point.
+# minRecoveryPoint covers them.  The standby begins with crash recovery, in
+# which there is no such point.
 
 use strict;
 use warnings FATAL => 'all';
@@ -28,12 +28,7 @@ $primary->safe_psql(
 });
 my $path =
   $primary->safe_psql('postgres', "SELECT pg_relation_filepath('wide')");
-$primary->stop('immediate');
-$primary->backup_fs_cold('crashed');
-
-# of a server that was not running, which cannot be told from the copy
-unlink($primary->backup_dir . '/crashed/pg_doublewrite/owner')
-  or die "could not unlink: $!";
+xlp_crash($primary, 'crashed');
 $primary->start;
 
 sub number

@@ -9,9 +9,8 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib $FindBin::RealBin;
-use lib "$FindBin::RealBin/../../test_doublewrite/t";
 
-use DoubleWrite::Pages;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -27,12 +26,10 @@ sub tear
 
 	foreach my $block ($first .. $end - 1)
 	{
-		my ($file, $offset) = dw_place($node, $path, $block);
+		my ($file, $offset) = place_of_block($node, $path, $block);
 
 		append_to_file($node->data_dir . "/$file", '');
-		dw_write_block(
-			$node, $file,
-			$offset + BLCKSZ / 2,
+		write_block($node, $file, $offset + BLCKSZ / 2,
 			"\x5a" x (BLCKSZ / 2));
 	}
 	return;
@@ -101,7 +98,7 @@ sub check_index
 }
 
 my $primary = xlp_primary('primary');
-$primary->append_conf('postgresql.conf', 'io_torn_pages_protection = off');
+xlp_page_images($primary, 0);
 $primary->restart;
 $primary->safe_psql('postgres', 'CREATE EXTENSION injection_points');
 
@@ -213,8 +210,7 @@ $standby->clean_node;
 # --- Prefetching is switched on before a record has been replayed that was
 # --- passed on without it
 
-$primary->append_conf('postgresql.conf',
-	'io_torn_pages_protection = full_pages');
+xlp_page_images($primary, 1);
 $primary->restart;
 $primary->safe_psql(
 	'postgres', q{
@@ -279,7 +275,7 @@ sub tear_buckets
 
 	for (my $block = 0;; $block++)
 	{
-		my $page = dw_read_block($node, dw_place($node, $path, $block));
+		my $page = read_block($node, place_of_block($node, $path, $block));
 
 		last unless defined $page;
 		my ($next, $flag) = unpack('x4 L x4 S', substr($page, -16));

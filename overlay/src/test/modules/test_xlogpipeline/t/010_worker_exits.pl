@@ -22,7 +22,8 @@ my $primary = xlp_primary('primary');
 $primary->safe_psql(
 	'postgres', q{
 	CREATE EXTENSION injection_points;
-	CREATE EXTENSION test_doublewrite;
+	CREATE EXTENSION pg_buffercache;
+	CREATE EXTENSION test_points;
 	CREATE TABLE t (id int);
 	CREATE TABLE wide (id int, v int, filler text) WITH (fillfactor = 50);
 	INSERT INTO wide SELECT i, 0, repeat('x', 800) FROM generate_series(1, 800) i;
@@ -43,7 +44,8 @@ sub backlog
 {
 	$primary->wait_for_catchup($standby);
 	$standby->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
-	$standby->safe_psql('postgres', "SELECT dw_evict('wide')");
+	$standby->safe_psql('postgres',
+		"SELECT pg_buffercache_evict_relation('wide')");
 	$primary->safe_psql('postgres',
 		"INSERT INTO t SELECT generate_series(1, 5000); UPDATE wide SET v = v + 1"
 	);
@@ -126,7 +128,7 @@ resume_until_begun();
 $standby->safe_psql(
 	'postgres', q{
 	SELECT injection_points_detach('xlogpipeline-begin-range'),
-		dw_fail_at('md-start-read', 'EIO'),
+		points_fail_at('md-start-read', 'EIO'),
 		injection_points_wakeup('xlogpipeline-begin-range')});
 $standby->wait_for_log(
 	qr/WAL pipeline process has failed, recovery goes on without it/,
@@ -207,7 +209,7 @@ check_another($pid, 'terminated, paused');
 
 $offset = -s $standby->logfile;
 $standby->safe_psql('postgres',
-	"SELECT dw_fail_at('xlogpipeline-begin-range', 'EIO', 1, 1000)");
+	"SELECT points_fail_at('xlogpipeline-begin-range', 'EIO', 1, 1000)");
 my $longer = 0;
 my $end = time() + $PostgreSQL::Test::Utils::timeout_default;
 while (time() < $end)

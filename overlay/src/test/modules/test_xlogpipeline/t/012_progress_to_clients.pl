@@ -46,7 +46,7 @@ foreach my $case ([ 'local', 1, 0 ], [ 'on', 1, 1 ], [ 'off', 0, 0 ],
 		'postgresql.conf', "
 hot_standby = on
 listen_addresses = '$address'
-test_doublewrite.hold_at = 'xlogpipeline-engage'
+test_points.hold_at = 'xlogpipeline-engage'
 ");
 	$node->append_conf('postgresql.conf',
 		"show_recovery_progress = $setting\n")

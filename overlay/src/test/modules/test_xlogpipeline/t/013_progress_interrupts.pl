@@ -18,12 +18,7 @@ xlp_require_injection_points();
 
 my $primary = xlp_primary('primary');
 xlp_workload($primary, 1);
-$primary->stop('immediate');
-$primary->backup_fs_cold('crashed');
-
-# copies of this are those of a server that was not running
-unlink($primary->backup_dir . '/crashed/pg_doublewrite/owner')
-  or die "could not remove owner file: $!";
+xlp_crash($primary, 'crashed');
 
 foreach my $point ('xlogprogress-segment')
 {
@@ -32,8 +27,8 @@ foreach my $point ('xlogprogress-segment')
 	$node->init_from_backup($primary, 'crashed');
 	$node->append_conf(
 		'postgresql.conf', qq{
-shared_preload_libraries = 'injection_points, test_doublewrite'
-test_doublewrite.terminate_at = '$point:1:1000'
+shared_preload_libraries = 'injection_points, test_points'
+test_points.terminate_at = '$point:1:1000'
 });
 	ok(!$node->start(fail_ok => 1), "$point: server does not start");
 

@@ -25,7 +25,7 @@ xlp_require_injection_points();
 my $primary = xlp_primary('primary');
 $primary->safe_psql(
 	'postgres', q{
-	CREATE EXTENSION test_doublewrite;
+	CREATE EXTENSION test_doublewrite CASCADE;
 	CREATE TABLE wide (id int, v int, filler text) WITH (fillfactor = 50);
 	INSERT INTO wide SELECT i, 0, repeat('x', 800) FROM generate_series(1, 8000) i;
 	CREATE INDEX ON wide (id);
@@ -119,7 +119,7 @@ $primary->safe_psql(
 $primary->wait_for_catchup($standby, 'flush');
 $standby->stop;
 $standby->append_conf('postgresql.conf',
-	q{test_doublewrite.pause_at = 'doublewrite-relations-discarded'});
+	q{test_points.pause_at = 'doublewrite-relations-discarded'});
 my $offset = -s $standby->logfile;
 $standby->start;
 $standby->wait_for_log(
@@ -127,7 +127,7 @@ $standby->wait_for_log(
 ok( $standby->poll_query_until(
 		'postgres', "SELECT $ahead > 0 FROM pg_stat_bgwriter"),
 	'redo is behind: buffers are cleaned ahead of it');
-append_to_file($standby->data_dir . '/test_doublewrite.resume', '');
+append_to_file($standby->data_dir . '/test_points.resume', '');
 $primary->wait_for_catchup($standby);
 $standby->stop;
 

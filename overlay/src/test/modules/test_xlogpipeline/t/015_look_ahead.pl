@@ -9,10 +9,9 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib $FindBin::RealBin;
-use lib "$FindBin::RealBin/../../test_doublewrite/t";
 
-use DoubleWrite::Pages;
 use List::Util qw(min);
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -115,13 +114,13 @@ sub recover
 }
 
 my $primary = xlp_primary('primary');
-$primary->append_conf('postgresql.conf', 'io_torn_pages_protection = off');
+xlp_page_images($primary, 0);
 $primary->restart;
 
 # --- What is changed in random order is read in the order of the file
 
 # What is left of a table that is dropped is its first file.
-my $GONE = min(600, dw_segment_blocks($primary));
+my $GONE = min(600, blocks_per_file($primary));
 
 create_table($primary, $_, 600) foreach qw(dense third fourth cut unseen);
 create_table($primary, 'gone', $GONE);
@@ -259,8 +258,7 @@ $node->clean_node;
 
 # --- Images
 
-$primary->append_conf('postgresql.conf',
-	'io_torn_pages_protection = full_pages');
+xlp_page_images($primary, 1);
 $primary->start;
 $primary->safe_psql('postgres', 'VACUUM; CHECKPOINT');
 change($primary, 'dense', 'true');

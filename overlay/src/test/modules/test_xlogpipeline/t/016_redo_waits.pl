@@ -37,8 +37,8 @@ $node->append_conf('postgresql.conf', xlp_conf('on'));
 $node->append_conf(
 	'postgresql.conf', "
 log_startup_progress_interval = '100ms'
-test_doublewrite.hold_at = 'xlogahead-scanned'
-test_doublewrite.fail_at = 'xlogpipeline-wait-for-worker:EIO'
+test_points.hold_at = 'xlogahead-scanned'
+test_points.fail_at = 'xlogpipeline-wait-for-worker:EIO'
 ");
 xlp_start_held($node, 'xlogahead-scanned');
 

@@ -159,7 +159,7 @@ sub compare
 }
 
 my $primary = xlp_primary('primary');
-$primary->append_conf('postgresql.conf', 'io_torn_pages_protection = off');
+xlp_page_images($primary, 0);
 $primary->restart;
 $primary->safe_psql(
 	'postgres', q{
@@ -180,8 +180,7 @@ xlp_crash($primary, 'plain');
 compare($primary, 'plain', 1);
 
 # Pages are removed by more transactions than there may be barriers.
-$primary->append_conf('postgresql.conf',
-	'io_torn_pages_protection = full_pages');
+xlp_page_images($primary, 1);
 $primary->start;
 $primary->safe_psql('postgres', 'CHECKPOINT');
 $primary->safe_psql('postgres', "CREATE TABLE short$_ (); DROP TABLE short$_")

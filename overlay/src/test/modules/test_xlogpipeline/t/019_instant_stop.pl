@@ -69,7 +69,7 @@ sub change_and_crash
 my $node = PostgreSQL::Test::Cluster->new('stop');
 $node->init(allows_streaming => 1);
 set($node,
-	shared_preload_libraries => 'injection_points, test_doublewrite',
+	shared_preload_libraries => 'injection_points, test_points',
 	autovacuum => 'off',
 	shared_buffers => '32MB',
 	instant_recovery => 'on',
@@ -89,8 +89,8 @@ change_and_crash($node);
 my $offset = -s $node->logfile;
 set($node,
 	checkpoint_timeout => '1s',
-	'test_doublewrite.fail_at' => 'instant-recovery-slowly:EIO',
-	'test_doublewrite.pause_at' => 'instant-recovery-open');
+	'test_points.fail_at' => 'instant-recovery-slowly:EIO',
+	'test_points.pause_at' => 'instant-recovery-open');
 pg_ctl($node, 'start');
 $node->wait_for_log(qr/paused at injection point "instant-recovery-open"/,
 	$offset);
@@ -100,8 +100,8 @@ sleep(3);
 pg_ctl($node, '--mode' => 'fast', 'stop');
 $node->wait_for_log(qr/received fast shutdown request/, $offset);
 sleep(1);
-set($node, 'test_doublewrite.pause_at' => '');
-append_to_file($node->data_dir . '/test_doublewrite.resume', '');
+set($node, 'test_points.pause_at' => '');
+append_to_file($node->data_dir . '/test_points.resume', '');
 watchdog_until('server has stopped',
 	sub { !-e $node->data_dir . '/postmaster.pid' });
 
@@ -123,7 +123,7 @@ like(
 set($node,
 	checkpoint_timeout => '30min',
 	archive_timeout => '30min',
-	'test_doublewrite.fail_at' => '');
+	'test_points.fail_at' => '');
 $node->start;
 SKIP:
 {
@@ -137,7 +137,7 @@ SKIP:
 	my $done = 'SELECT num_done FROM pg_stat_checkpointer';
 
 	change_and_crash($node);
-	set($node, 'test_doublewrite.fail_at' => "$POINT:EIO");
+	set($node, 'test_points.fail_at' => "$POINT:EIO");
 	append_to_file($node->data_dir . '/test_doublewrite.clock_back', '');
 	{
 		local $ENV{LD_PRELOAD} = $library;
@@ -155,7 +155,7 @@ SKIP:
 	$node->poll_query_until('postgres',
 		"SELECT pg_walfile_name(pg_logical_emit_message(false, 'test', '')) > '$segment'"
 	) or die 'no other time';
-	set($node, 'test_doublewrite.fail_at' => '');
+	set($node, 'test_points.fail_at' => '');
 	$node->safe_psql('postgres', "SELECT injection_points_detach('$POINT')");
 	$node->poll_query_until('postgres',
 		"SELECT wait_event = 'CheckpointWriteDelay' OR ($done) > $before $checkpointer"
@@ -172,14 +172,14 @@ SKIP:
 change_and_crash($node);
 set($node,
 	log_startup_progress_interval => '1ms',
-	'test_doublewrite.pause_at' => 'instant-recovery-step');
+	'test_points.pause_at' => 'instant-recovery-step');
 $offset = -s $node->logfile;
 pg_ctl($node, 'start');
 $node->wait_for_log(qr/paused at injection point "instant-recovery-step"/,
 	$offset);
 pg_ctl($node, '--mode' => 'fast', 'stop');
 $node->wait_for_log(qr/received fast shutdown request/, $offset);
-append_to_file($node->data_dir . '/test_doublewrite.resume', '');
+append_to_file($node->data_dir . '/test_points.resume', '');
 watchdog_until('server has stopped',
 	sub { !-e $node->data_dir . '/postmaster.pid' });
 unlike(
@@ -194,7 +194,7 @@ sub start_with_pause
 	pg_ctl($node, 'start');
 	$node->wait_for_log(qr/paused at injection point "instant-recovery-step"/,
 		$offset);
-	append_to_file($node->data_dir . '/test_doublewrite.resume', '');
+	append_to_file($node->data_dir . '/test_points.resume', '');
 	return;
 }
 

@@ -23,8 +23,7 @@ my $FEW = 100;
 
 my $primary =
   xlp_primary('primary', extra => [ '--data-checksums', '--wal-segsize=1' ]);
-$primary->append_conf('postgresql.conf',
-	'io_torn_pages_protection = double_writes');
+xlp_page_images($primary, 0);
 $primary->restart;
 $primary->backup('standby');
 my $standby = PostgreSQL::Test::Cluster->new('standby');

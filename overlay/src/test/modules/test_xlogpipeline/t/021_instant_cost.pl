@@ -97,7 +97,7 @@ $node->append_conf(
 	xlp_wait_conf() . q{
 instant_recovery = on
 instant_recovery_memory = 64kB
-test_doublewrite.fail_at = 'instant-recovery-only-demands:EIO'
+test_points.fail_at = 'instant-recovery-only-demands:EIO'
 });
 $node->start;
 ok(-e $node->data_dir . "/$spilled",
@@ -108,7 +108,7 @@ $node->stop('immediate');
 $node->append_conf(
 	'postgresql.conf', q{
 instant_recovery = off
-test_doublewrite.fail_at = ''
+test_points.fail_at = ''
 });
 $node->start;
 ok(!-e $node->data_dir . "/$spilled",
@@ -120,7 +120,7 @@ $node->stop;
 	$primary, 'full', 'long',
 	xlp_wait_conf() . q{
 instant_recovery = on
-test_doublewrite.fail_at = 'instant-recovery-short-distance:EIO'
+test_points.fail_at = 'instant-recovery-short-distance:EIO'
 });
 ok(xlp_pending($node), 'WAL that is too long: opened before redo');
 my ($rounds) = slurp_file($node->logfile) =~ /(\d+) rounds? of redo/;

@@ -71,8 +71,8 @@ sub begin_long_chain
 instant_recovery = on
 recovery_workers = 1
 log_min_messages = debug1
-test_doublewrite.fail_at = 'instant-recovery-only-demands:EIO, instant-recovery-records-slowly:EIO'
-test_doublewrite.pause_at = 'instant-recovery-record-redone:300'
+test_points.fail_at = 'instant-recovery-only-demands:EIO, instant-recovery-records-slowly:EIO'
+test_points.pause_at = 'instant-recovery-record-redone:300'
 });
 	$held->start;
 	my @sessions = map { $held->background_psql('postgres') } (1 .. 2);
@@ -86,7 +86,7 @@ test_doublewrite.pause_at = 'instant-recovery-record-redone:300'
 		'postgres', q{
 		SELECT count(*) = 2 FROM pg_stat_activity WHERE wait_event = 'InstantRecoveryPage'}
 	) or die 'sessions do not wait';
-	append_to_file($held->data_dir . '/test_doublewrite.resume', '');
+	append_to_file($held->data_dir . '/test_points.resume', '');
 	return ($held, @sessions);
 }
 

@@ -109,7 +109,7 @@ sub sums
 }
 
 my $primary = xlp_primary('primary');
-$primary->append_conf('postgresql.conf', 'io_torn_pages_protection = off');
+xlp_page_images($primary, 0);
 $primary->restart;
 # One row a page, and room for a new version of it
 $primary->safe_psql(

@@ -124,15 +124,15 @@ foreach my $target (sort keys %targets)
 my $serial = recover(copy('serial', "recovery_workers = 0\n$targets{name}"));
 my $killed = copy(
 	'killed', "$workers\n$targets{name}
-shared_preload_libraries = 'injection_points, test_doublewrite'
+shared_preload_libraries = 'injection_points, test_points'
 shared_buffers = 1MB
-test_doublewrite.pause_at = 'instant-recovery-page-redone:300'");
+test_points.pause_at = 'instant-recovery-page-redone:300'");
 xlp_start_no_wait($killed);
 $killed->wait_for_log(
 	qr/paused at injection point|database system is shut down/);
 $killed->_update_pid(1);
 $killed->stop('immediate');
-$killed->append_conf('postgresql.conf', "test_doublewrite.pause_at = ''");
+$killed->append_conf('postgresql.conf', "test_points.pause_at = ''");
 is(xlp_differences($serial, recover($killed)),
 	'', 'killed in a round: same files');
 

@@ -28,6 +28,7 @@ our @EXPORT = qw(
   xlp_conf
   xlp_wait_conf
   xlp_primary
+  xlp_page_images
   xlp_workload
   xlp_pause
   xlp_digest
@@ -91,8 +92,8 @@ recovery might be over before that is ready.
 sub xlp_wait_conf
 {
 	return q{
-shared_preload_libraries = 'injection_points, test_doublewrite'
-test_doublewrite.fail_at = 'xlogpipeline-wait-for-worker:EIO'
+shared_preload_libraries = 'injection_points, test_points'
+test_points.fail_at = 'xlogpipeline-wait-for-worker:EIO'
 };
 }
 
@@ -126,6 +127,23 @@ wal_keep_size = 256MB
 });
 	$node->start;
 	return $node;
+}
+
+=pod
+
+=item xlp_page_images(node, wanted)
+
+Have a server write images of pages to WAL, or not, from its next start on.
+
+=cut
+
+sub xlp_page_images
+{
+	my ($node, $wanted) = @_;
+	my $mode = $wanted ? 'full_pages' : 'off';
+
+	$node->append_conf('postgresql.conf', "io_torn_pages_protection = $mode");
+	return;
 }
 
 =pod

@@ -22,6 +22,7 @@ use DoubleWrite::Crash;
 use DoubleWrite::Log;
 use DoubleWrite::Pages;
 use Exporter 'import';
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
@@ -113,9 +114,9 @@ sub dw_crash_torn
 			'>', 5, "the log has copies of table $table");
 		foreach my $offset (keys %$found)
 		{
-			dw_write_block($node, $path, $offset,
+			write_block($node, $path, $offset,
 				substr($found->{$offset}{page}, 0, 4096) . "\0" x 4096)
-			  if defined dw_read_block($node, $path, $offset);
+			  if defined read_block($node, $path, $offset);
 		}
 	}
 	return $copies;

@@ -22,6 +22,7 @@ use warnings FATAL => 'all';
 use DoubleWrite::Log;
 use DoubleWrite::Pages;
 use Exporter 'import';
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Utils;
 use PostgreSQL::Test::Watchdog;
 use Test::More;
@@ -125,8 +126,7 @@ sub dw_wait_for_crash
 
 	dw_wait_for_exit($node);
 	my $text = slurp_file($node->logfile, $offset // 0);
-	my ($where) =
-	  $text =~ /test_doublewrite: crash at injection point "(.*)"/;
+	my ($where) = $text =~ /test_points: crash at injection point "(.*)"/;
 	ok(defined $where,
 		'server crashed' . (defined $where ? " at $where" : ''));
 	return;
@@ -178,13 +178,13 @@ sub dw_expected_restored
 
 	foreach my $copy (values %$copies)
 	{
-		my $home = dw_read_block($node, dw_home_path($node, $copy));
+		my $home = read_block($node, dw_home_path($node, $copy));
 
 		$n++ if defined $home && $home ne $copy->{page};
 	}
 	foreach my $note (values %{ dw_live_notes($log) })
 	{
-		my $home = dw_read_block($node, dw_home_path($node, $note));
+		my $home = read_block($node, dw_home_path($node, $note));
 
 		$n++
 		  if defined $home

@@ -23,6 +23,7 @@ use warnings FATAL => 'all';
 use DoubleWrite::Log;
 use DoubleWrite::Pages;
 use Exporter 'import';
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
@@ -120,7 +121,7 @@ sub dw_tear
 		return 0 if defined $params{only} && $path !~ $params{only};
 		my $page = torn_page($old, $new);
 		return 0 unless defined $page;
-		dw_write_block($node, $path, $offset, $page);
+		write_block($node, $path, $offset, $page);
 		push @{ $result{pages} }, [ $path, $offset ];
 		return 1;
 	};
@@ -137,7 +138,7 @@ sub dw_tear
 	{
 		my $copy = $copies->{$key};
 		my ($path, $offset) = dw_home_path($node, $copy);
-		my $home = dw_read_block($node, $path, $offset);
+		my $home = read_block($node, $path, $offset);
 
 		$logged_at{"$path $offset"} = 1;
 		next unless defined $home;
@@ -150,7 +151,7 @@ sub dw_tear
 	{
 		my $note = $notes->{$key};
 		my ($path, $offset) = dw_home_path($node, $note);
-		my $home = dw_read_block($node, $path, $offset);
+		my $home = read_block($node, $path, $offset);
 		my $old = $old_version->($path, $offset);
 
 		$logged_at{"$path $offset"} = 1;
@@ -200,10 +201,8 @@ sub dw_tear_copied
 
 		next
 		  unless $path =~ /^base|^pg_tblspc/
-		  && defined dw_read_block($node, $path, $offset);
-		dw_write_block(
-			$node, $path,
-			$offset + BLCKSZ / 2,
+		  && defined read_block($node, $path, $offset);
+		write_block($node, $path, $offset + BLCKSZ / 2,
 			"\xA5" x (BLCKSZ / 2));
 		$n++;
 	}
@@ -244,7 +243,7 @@ sub dw_lose
 			  if $logged{"$path $off"}
 			  || $page eq substr($data, $off, BLCKSZ)
 			  || rand() < 0.5;
-			dw_write_block($node, $path, $off, $page);
+			write_block($node, $path, $off, $page);
 			$n++;
 		}
 	}
@@ -275,11 +274,11 @@ sub dw_tear_log_tail
 	$kind = 'header' if $kind eq 'pages' && !@copies;
 	if ($kind eq 'header')
 	{
-		dw_write_block($node, $path, $start, "\0" x SECTOR);
+		write_block($node, $path, $start, "\0" x SECTOR);
 	}
 	elsif ($kind eq 'all')
 	{
-		dw_write_block($node, $path, $start,
+		write_block($node, $path, $start,
 			"\0" x (BLCKSZ * $batch->{nblocks}));
 	}
 	else
@@ -292,7 +291,7 @@ sub dw_tear_log_tail
 			next
 			  if substr($page->{page}, $sector * SECTOR, SECTOR) eq "\0" x
 			  SECTOR;
-			dw_write_block(
+			write_block(
 				$node, $path,
 				$page->{offset} + $sector * SECTOR,
 				"\0" x SECTOR) if ++$n % 2 == 1;

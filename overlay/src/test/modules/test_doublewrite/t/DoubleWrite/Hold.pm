@@ -17,6 +17,7 @@ use warnings FATAL => 'all';
 use DoubleWrite::Log;
 use DoubleWrite::Pages;
 use Exporter 'import';
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Watchdog;
 use Test::More;
 
@@ -105,7 +106,7 @@ sub dw_hold_torn
 		@{ dw_read_log($node)->{batches}[-1]{entries} })
 	{
 		my ($path, $offset) = dw_home_path($node, $copy);
-		my $page = dw_read_block($node, $path, $offset);
+		my $page = read_block($node, $path, $offset);
 
 		push @torn,
 		  {

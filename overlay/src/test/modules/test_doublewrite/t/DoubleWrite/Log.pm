@@ -14,9 +14,9 @@ package DoubleWrite::Log;
 use strict;
 use warnings FATAL => 'all';
 
-use DoubleWrite::Pages;
 use Exporter 'import';
 use JSON::PP;
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Utils;
 
 our @EXPORT = qw(

@@ -76,7 +76,7 @@ sub dw_new_node
 		%{ $params{init} // {} });
 	$node->append_conf(
 		'postgresql.conf', qq{
-shared_preload_libraries = 'test_doublewrite'
+shared_preload_libraries = 'test_points, test_doublewrite'
 io_torn_pages_protection = $mode
 instant_recovery = off
 double_write_buffer_size = 16MB
@@ -143,7 +143,7 @@ sub dw_extensions
 
 	$node->safe_psql(
 		'postgres', q{
-		CREATE EXTENSION IF NOT EXISTS test_doublewrite;
+		CREATE EXTENSION IF NOT EXISTS test_doublewrite CASCADE;
 		CREATE EXTENSION IF NOT EXISTS injection_points;
 		CREATE EXTENSION IF NOT EXISTS amcheck;
 	});

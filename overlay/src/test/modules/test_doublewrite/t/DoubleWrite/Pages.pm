@@ -15,72 +15,28 @@ use strict;
 use warnings FATAL => 'all';
 
 use Digest::MD5 qw(md5_hex);
-use DoubleWrite::Node;
 use Exporter 'import';
+use PostgreSQL::Test::Blocks;
 use PostgreSQL::Test::Utils;
 
 our @EXPORT = qw(
   dw_path_of
   dw_home_path
-  dw_segment_blocks
-  dw_place
-  dw_read_block
-  dw_write_block
   dw_relation_files
   dw_snapshot
   dw_digest
   dw_checksum
-  BLCKSZ
 );
-
-use constant BLCKSZ => 8192;
 
 my @fork_suffix = ('', '_fsm', '_vm', '_init');
 my $relfile_re =
   qr/^(?:base\/\d+|global|pg_tblspc\/\d+\/[^\/]+\/\d+)\/\d+(?:_fsm|_vm|_init)?(?:\.\d+)?$/;
-
-my %segment_blocks;
 
 =pod
 
 =head1 FUNCTIONS
 
 =over
-
-=item dw_segment_blocks(node)
-
-Blocks in a file of a relation: builds for tests have small files.
-
-=cut
-
-sub dw_segment_blocks
-{
-	my ($node) = @_;
-
-	$segment_blocks{ $node->data_dir } //=
-	  dw_control($node, 'Blocks per segment of large relation');
-	return $segment_blocks{ $node->data_dir };
-}
-
-=pod
-
-=item dw_place(node, path, block)
-
-Path of the file of a relation that has a block, and offset in it.
-
-=cut
-
-sub dw_place
-{
-	my ($node, $path, $block) = @_;
-	my $segno = int($block / dw_segment_blocks($node));
-
-	return (
-		$path . ($segno > 0 ? ".$segno" : ''),
-		($block % dw_segment_blocks($node)) * BLCKSZ);
-}
-
-=pod
 
 =item dw_path_of(node, table)
 
@@ -127,46 +83,8 @@ sub dw_home_path
 
 		$dir = "$top/" . ($version // 'none') . "/$e->{db}";
 	}
-	return dw_place($node, "$dir/$e->{rel}$fork_suffix[$e->{fork}]",
+	return place_of_block($node, "$dir/$e->{rel}$fork_suffix[$e->{fork}]",
 		$e->{blkno});
-}
-
-=pod
-
-=item dw_read_block(node, path, offset)
-
-A page of a file in the data directory, or undef if the file is shorter.
-
-=cut
-
-sub dw_read_block
-{
-	my ($node, $path, $offset) = @_;
-	my $page;
-
-	open(my $fh, '<:raw', $node->data_dir . "/$path") or return undef;
-	sysseek($fh, $offset, 0) or die "could not seek in $path: $!";
-	my $n = sysread($fh, $page, BLCKSZ) // die "could not read $path: $!";
-	close($fh);
-	return $n == BLCKSZ ? $page : undef;
-}
-
-=pod
-
-=item dw_write_block(node, path, offset, bytes)
-
-=cut
-
-sub dw_write_block
-{
-	my ($node, $path, $offset, $page) = @_;
-
-	open(my $fh, '+<:raw', $node->data_dir . "/$path")
-	  or die "could not open $path: $!";
-	sysseek($fh, $offset, 0) or die "could not seek in $path: $!";
-	syswrite($fh, $page) == length($page) or die "could not write $path: $!";
-	close($fh);
-	return;
 }
 
 =pod
