@@ -384,10 +384,15 @@ class RottenStandby(Standby):
     def load(self, instance: Server) -> None:
         super().load(instance)
         self.let_replay(instance)
+        # The primary is asked again for a page some seconds after an attempt that has failed.
+        deadline = time.monotonic() + HANG_SECONDS
+        while self.tell(instance, "SELECT pages_awaited FROM pg_fetched_pages") != (0,):
+            if time.monotonic() > deadline:
+                self.complain("standby: pages are awaited when all has been replayed")
+                break
+            time.sleep(0.05)
         for text in readers.undisturbed(lambda: self._accounts(instance)):
             self.complain(f"standby, when all has been replayed: {text}")
-        if self.tell(instance, "SELECT pages_awaited FROM pg_fetched_pages") != (0,):
-            self.complain("standby: pages are awaited when all has been replayed")
 
     def _accounts(self, instance):
         """Return what is wrong with the table of which pages had rotted."""

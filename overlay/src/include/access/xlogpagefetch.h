@@ -34,11 +34,13 @@ typedef struct PageFetchAnswer
 	XLogRecPtr	as_of;			/* all records before this, and no others */
 	TimeLineID	tli;
 	char	   *page;			/* BLCKSZ */
-	char	   *refusal;		/* or NULL */
 } PageFetchAnswer;
 
 /* Pages that redo passes over.  Only the startup process changes this. */
 extern int	PageFetchAwaited;
+
+/* Whether recovery has ended before some of them were replaced */
+extern bool PageFetchHasLeft;
 
 struct DoubleWriteSnapshot;
 
@@ -52,7 +54,7 @@ extern bool PageFetchAwait(RelFileLocator rlocator, ForkNumber forknum,
 extern void PageFetchForget(RelFileLocator rlocator, ForkNumber forknum,
 							BlockNumber first, BlockNumber last);
 extern void PageFetchForgetDatabase(Oid dbid);
-extern bool PageFetchProceed(XLogRecPtr replayed, TimeLineID tli);
+extern void PageFetchProceed(void);
 extern void PageFetchEnd(void);
 extern void PageFetchRefuseCopy(Oid dbid);
 

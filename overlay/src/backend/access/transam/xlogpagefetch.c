@@ -11,8 +11,8 @@
  *   device.  The page is put on a list (PageFetchAwait()), and redo passes over it as
  *   over one that WAL is going to remove (BLK_NOTFOUND).
  * - When the record has been replayed, so that no lock is held, the startup process has
- *   a background worker ask the primary, and waits (PageFetchProceed()).  The worker
- *   connects as the walreceiver does, and so needs no other privileges.
+ *   a background worker ask the primary (PageFetchProceed()).  The worker connects as the
+ *   walreceiver does, and so needs no other privileges.
  * - The primary reads the page through its shared buffers, copies it under the
  *   content lock, and notes before releasing that up to where WAL has been
  *   inserted: as_of.  So the copy has all changes before as_of and none that comes
@@ -32,12 +32,15 @@
  * - WAL may make the page anew, or remove it.  Then the copy is not needed.  If the primary
  *   has no such page, it has been removed, and WAL before as_of says so.
  *
- * While the primary cannot be reached, is still in recovery (it may be promoted soon), or is
- * another cluster, the startup process waits, as it does for WAL: only primary_conninfo, which
- * a reload changes, may be wrong, and queries go on meanwhile.  Recovery ends with the error
- * that the page would have caused if the primary refuses (it is damaged, or of another history,
- * or does not know the command), if there are too many such pages, or if the standby is
- * promoted before it has replayed what it needs.
+ * As redo may pass over the page as long as it likes, nothing waits for a primary that cannot
+ * be reached, or does not send the page for some other reason: it is asked again after
+ * wal_retrieve_retry_interval.  All that counts is that as_of is not before what has been
+ * replayed when it is asked, so replay stands still while the worker asks.
+ *
+ * If recovery ends before the page is here, what redo has passed over is lost.  The page
+ * is overwritten so that no process ever takes it for an intact one (PageFetchEnd()), and
+ * that is durable before clients may write: such a promotion makes a full checkpoint, so
+ * no crash recovery meets the page again.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -96,13 +99,6 @@ typedef struct PageFetchEntry
 	BlockNumber blkno;
 } PageFetchEntry;
 
-typedef enum PageFetchState
-{
-	PAGE_FETCH_ASKED,			/* no answer yet */
-	PAGE_FETCH_ANSWERED,
-	PAGE_FETCH_REFUSED,			/* message says why */
-} PageFetchState;
-
 typedef struct PageFetchCtlData
 {
 	/*
@@ -118,14 +114,14 @@ typedef struct PageFetchCtlData
 
 	/*
 	 * The question, written by the startup process before it starts the
-	 * worker, and the answer, written by the worker before it sets the state.
+	 * worker, and the answer, written by the worker before it says that there
+	 * is one.
 	 */
-	pg_atomic_uint32 state;
+	pg_atomic_uint32 answered;
 	int			entry;
 	XLogRecPtr	replayed;
 	TimeLineID	replayed_tli;
-	PageFetchAnswer answer;		/* without page and refusal, which follow */
-	char		message[256];
+	PageFetchAnswer answer;		/* without page, which follows */
 	PGAlignedBlock page;
 } PageFetchCtlData;
 
@@ -137,6 +133,11 @@ static PageFetchCtlData *PageFetchCtl;
  */
 static PageFetchAnswer page_fetch_answers[PAGE_FETCH_MAX];
 int			PageFetchAwaited = 0;
+bool		PageFetchHasLeft = false;
+
+/* After an attempt that has failed: when to make another, and from which entry on */
+static TimestampTz page_fetch_next_try = 0;
+static uint32 page_fetch_next_entry = 0;
 
 typedef struct PageFetchRequest
 {
@@ -191,7 +192,7 @@ PageFetchShmemInit(void)
 		pg_atomic_init_u32(&PageFetchCtl->entries[i].used, 0);
 	pg_atomic_init_u64(&PageFetchCtl->damaged, 0);
 	pg_atomic_init_u64(&PageFetchCtl->replaced, 0);
-	pg_atomic_init_u32(&PageFetchCtl->state, PAGE_FETCH_ASKED);
+	pg_atomic_init_u32(&PageFetchCtl->answered, 0);
 }
 
 /* ---------------------------------------------------------------------
@@ -231,6 +232,7 @@ PageFetchAwait(RelFileLocator rlocator, ForkNumber forknum, BlockNumber blkno)
 {
 	uint32		n = pg_atomic_read_u32(&PageFetchCtl->nentries);
 	PageFetchEntry *entry = &PageFetchCtl->entries[n];
+	RelPathStr	path;
 
 	Assert(StandbyMode);
 	Assert(!PageFetchAwaits(rlocator, forknum, blkno));
@@ -251,6 +253,13 @@ PageFetchAwait(RelFileLocator rlocator, ForkNumber forknum, BlockNumber blkno)
 
 	/* before the caller looks whether another process has just read the page */
 	pg_memory_barrier();
+
+	path = relpathperm(rlocator, forknum);
+	ereport(LOG,
+			(errmsg("asking the primary for block %u of relation \"%s\", which is damaged here",
+					blkno, path.str),
+			 errhint("If the primary does not replace it, \"pg_doublewrite fetch-page --relation=%s --block=%u\" brings it here while this server is stopped.",
+					 path.str, blkno)));
 	return true;
 }
 
@@ -311,43 +320,17 @@ PageFetchForgetDatabase(Oid dbid)
  */
 
 /*
- * End recovery, as it would have ended without the primary.
- */
-pg_noreturn static void
-give_up(uint32 i, const char *why)
-{
-	const PageFetchEntry *entry = &PageFetchCtl->entries[i];
-	RelPathStr	path = relpathperm(entry->rlocator, entry->forknum);
-
-	ereport(FATAL,
-			(errcode(ERRCODE_DATA_CORRUPTED),
-			 errmsg("invalid page in block %u of relation \"%s\"",
-					entry->blkno, path.str),
-			 errdetail("The primary has not replaced it: %s.", why),
-			 errhint("The primary may have a good page.  While this server is stopped, \"pg_doublewrite fetch-page --relation=%s --block=%u\" brings it here.",
-					 path.str, entry->blkno)));
-}
-
-/*
- * Sleep, unless there are more urgent things to do.  Returns false if replay is to
- * be paused.
+ * Return whether something is more urgent than an answer.
  */
 static bool
-sleep_for(uint32 i, long ms)
+must_not_wait(void)
 {
-	ProcessStartupProcInterrupts();
-	if (CheckPromoteSignal() || PromoteIsTriggered())
-		give_up(i, _("promotion has been requested"));
-
-	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-					 ms, WAIT_EVENT_RECOVERY_RETRIEVE_RETRY_INTERVAL);
-	ResetLatch(MyLatch);
-	return GetRecoveryPauseState() == RECOVERY_NOT_PAUSED;
+	return GetRecoveryPauseState() != RECOVERY_NOT_PAUSED ||
+		CheckPromoteSignal() || PromoteIsTriggered();
 }
 
 /*
- * Have a worker ask the primary, and wait for its end.  Returns false if replay is to be
- * paused; else the state says whether there is an answer.
+ * Have a worker ask the primary, and wait for its end.  Returns whether there is an answer.
  */
 static bool
 ask_primary(uint32 i, XLogRecPtr replayed, TimeLineID tli)
@@ -356,13 +339,12 @@ ask_primary(uint32 i, XLogRecPtr replayed, TimeLineID tli)
 	BackgroundWorkerHandle *handle;
 	TimestampTz started = GetCurrentTimestamp();
 	char	   *conninfo;
-	bool		going_on = true;
 	pid_t		pid;
 
 	PageFetchCtl->entry = i;
 	PageFetchCtl->replayed = replayed;
 	PageFetchCtl->replayed_tli = tli;
-	pg_atomic_write_membarrier_u32(&PageFetchCtl->state, PAGE_FETCH_ASKED);
+	pg_atomic_write_membarrier_u32(&PageFetchCtl->answered, 0);
 
 	worker.bgw_flags = BGWORKER_SHMEM_ACCESS;
 	worker.bgw_start_time = BgWorkerStart_PostmasterStart;
@@ -377,7 +359,7 @@ ask_primary(uint32 i, XLogRecPtr replayed, TimeLineID tli)
 		ereport(LOG,
 				(errmsg("could not start a background worker that asks the primary for a page"),
 				 errhint("You might need to increase \"%s\".", "max_worker_processes")));
-		return true;
+		return false;
 	}
 	conninfo = pstrdup(PrimaryConnInfo);
 
@@ -388,52 +370,50 @@ ask_primary(uint32 i, XLogRecPtr replayed, TimeLineID tli)
 	 */
 	while (GetBackgroundWorkerPid(handle, &pid) != BGWH_STOPPED)
 	{
-		if (!sleep_for(i, PAGE_FETCH_LOOK_MS))
-			going_on = false;
-		if (!going_on || strcmp(conninfo, PrimaryConnInfo) != 0 ||
+		ProcessStartupProcInterrupts();
+		if (must_not_wait() || strcmp(conninfo, PrimaryConnInfo) != 0 ||
 			(wal_receiver_timeout > 0 &&
 			 TimestampDifferenceExceeds(started, GetCurrentTimestamp(),
 										wal_receiver_timeout)))
 			TerminateBackgroundWorker(handle);
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 PAGE_FETCH_LOOK_MS, WAIT_EVENT_BGWORKER_SHUTDOWN);
+		ResetLatch(MyLatch);
 	}
 	pfree(conninfo);
 	pfree(handle);
-	return going_on;
+	return pg_atomic_read_membarrier_u32(&PageFetchCtl->answered) != 0;
 }
 
 /*
- * Get the answer of the primary, however long that takes.  Returns false if replay is to be
- * paused.
+ * An attempt has failed.  The next one comes after a while, and begins with another page.
+ */
+static void
+try_again_later(uint32 i)
+{
+	page_fetch_next_try =
+		TimestampTzPlusMilliseconds(GetCurrentTimestamp(), wal_retrieve_retry_interval);
+	page_fetch_next_entry = i + 1;
+}
+
+/*
+ * Ask the primary for a page, if it is time to.  Returns whether there is an answer.
  */
 static bool
 fetch_page(uint32 i, XLogRecPtr replayed, TimeLineID tli)
 {
-	const PageFetchEntry *entry = &PageFetchCtl->entries[i];
 	PageFetchAnswer *answer = &page_fetch_answers[i];
 
-	ereport(LOG,
-			(errmsg("asking the primary for block %u of relation \"%s\", which is damaged here",
-					entry->blkno,
-					relpathperm(entry->rlocator, entry->forknum).str)));
+	if (PrimaryConnInfo[0] == '\0' || GetCurrentTimestamp() < page_fetch_next_try ||
+		must_not_wait())
+		return false;
 
-	for (;;)
+	/* The worker says why it could not get one. */
+	if (!ask_primary(i, replayed, tli))
 	{
-		if (PrimaryConnInfo[0] == '\0')
-			give_up(i, _("\"primary_conninfo\" is not set"));
-		if (!ask_primary(i, replayed, tli))
-			return false;
-		if (pg_atomic_read_membarrier_u32(&PageFetchCtl->state) != PAGE_FETCH_ASKED)
-			break;
-
-		/* The worker has said why it could not ask. */
-		for (int ms = 0; ms < wal_retrieve_retry_interval; ms += PAGE_FETCH_LOOK_MS)
-		{
-			if (!sleep_for(i, PAGE_FETCH_LOOK_MS))
-				return false;
-		}
+		try_again_later(i);
+		return false;
 	}
-	if (pg_atomic_read_u32(&PageFetchCtl->state) == PAGE_FETCH_REFUSED)
-		give_up(i, PageFetchCtl->message);
 
 	Assert(PageFetchCtl->answer.as_of >= replayed);
 	*answer = PageFetchCtl->answer;
@@ -455,9 +435,6 @@ put_page_in_place(uint32 i)
 	const PageFetchEntry *entry = &PageFetchCtl->entries[i];
 	const PageFetchAnswer *answer = &page_fetch_answers[i];
 	Buffer		buffer;
-
-	if (!answer->exists)
-		give_up(i, _("it has no such block, and WAL has not removed it"));
 
 	/*
 	 * Hints in the page may be newer than its LSN, so that is not enough for
@@ -486,49 +463,110 @@ put_page_in_place(uint32 i)
 }
 
 /*
- * A record has been replayed, and there are pages on the list.  Ask for those that are
- * new, and put others in place if it is time.  Returns false if replay is to be
- * paused before that.  The caller holds no lock.
+ * There are pages on the list.  Ask for those that are new, and put others in place if
+ * it is time.  The caller is between two records, and holds no lock.
  */
-bool
-PageFetchProceed(XLogRecPtr replayed, TimeLineID tli)
+void
+PageFetchProceed(void)
 {
 	uint32		n = pg_atomic_read_u32(&PageFetchCtl->nentries);
+	uint32		first = page_fetch_next_entry;
+	TimeLineID	tli;
+	XLogRecPtr	replayed = GetXLogReplayRecPtr(&tli);
 
-	for (uint32 i = 0; i < n; i++)
+	for (uint32 k = 0; k < n; k++)
 	{
-		if (!entry_is_used(i))
+		uint32		i = (first + k) % n;
+		PageFetchAnswer *answer = &page_fetch_answers[i];
+
+		if (!entry_is_used(i) ||
+			(XLogRecPtrIsInvalid(answer->as_of) && !fetch_page(i, replayed, tli)) ||
+			replayed < answer->as_of)
 			continue;
-		if (XLogRecPtrIsInvalid(page_fetch_answers[i].as_of) &&
-			!fetch_page(i, replayed, tli))
-			return false;
-		if (replayed < page_fetch_answers[i].as_of)
-			continue;
-		if (page_fetch_answers[i].tli == tli)
-			put_page_in_place(i);
-		else
+		if (answer->exists && answer->tli == tli)
 		{
-			/* The primary is another one now.  Ask it after the next record. */
-			if (page_fetch_answers[i].page != NULL)
-				pfree(page_fetch_answers[i].page);
-			memset(&page_fetch_answers[i], 0, sizeof(PageFetchAnswer));
+			put_page_in_place(i);
+			continue;
 		}
+
+		/* The primary is another one now, or has lost the page. */
+		if (!answer->exists)
+			ereport(LOG,
+					(errmsg("the primary has no block %u of relation \"%s\", and WAL has not removed it",
+							PageFetchCtl->entries[i].blkno,
+							relpathperm(PageFetchCtl->entries[i].rlocator,
+										PageFetchCtl->entries[i].forknum).str)));
+		if (answer->page != NULL)
+			pfree(answer->page);
+		memset(answer, 0, sizeof(PageFetchAnswer));
+		try_again_later(i);
 	}
-	return true;
 }
 
 /*
- * Recovery is about to end.  Changes that redo has passed over would be lost.
+ * The page cannot be read any more.  Wait until no buffer has it: a session may still be reading
+ * what was in the file before, or zero_damaged_pages may have made zeroes of it.
+ */
+static void
+drop_buffer(const PageFetchEntry *entry)
+{
+	Buffer		buffer;
+	bool		flushed;
+
+	while (BufferIsValid(buffer = ReadBufferIfIntact(entry->rlocator, entry->forknum,
+													 entry->blkno)))
+	{
+		ReleaseBuffer(buffer);
+		if (!EvictUnpinnedBuffer(buffer, &flushed))
+			pg_usleep(1000);
+		ProcessStartupProcInterrupts();
+	}
+}
+
+/*
+ * Recovery has ended.  Changes that redo has passed over are lost, so no process may use what
+ * the device may give back again.  Put bytes in its place that are no page.
+ *
+ * They do not go by way of the stage: what is found there counts as intact.  It has no version
+ * of the page, as redo has read that from its home, and no buffer has been dirty
+ * since.  If the power fails, it may be half written; then recovery begins before all that has
+ * been passed over, and finds a damaged page again, if data checksums are enabled, or a
+ * copy in the double-write log, with which it is as good as new.
  */
 void
 PageFetchEnd(void)
 {
 	uint32		n = pg_atomic_read_u32(&PageFetchCtl->nentries);
+	PGIOAlignedBlock page;
+
+	memset(page.data, 0xFF, BLCKSZ);
+	/* Base backups do not verify pages with an LSN after their beginning. */
+	PageSetLSN(page.data, InvalidXLogRecPtr);
+	((PageHeader) page.data)->pd_checksum = 0;	/* of no page */
 
 	for (uint32 i = 0; i < n; i++)
 	{
-		if (entry_is_used(i))
-			give_up(i, _("recovery ends before the location at which the primary had the page"));
+		const PageFetchEntry *entry = &PageFetchCtl->entries[i];
+		SMgrRelation smgr;
+
+		if (!entry_is_used(i))
+			continue;
+		smgr = smgropen(entry->rlocator, INVALID_PROC_NUMBER);
+		if (smgrexists(smgr, entry->forknum) &&
+			entry->blkno < smgrnblocks(smgr, entry->forknum))
+		{
+			smgrwrite(smgr, entry->forknum, entry->blkno, page.data, false);
+			drop_buffer(entry);
+		}
+		ereport(WARNING,
+				(errcode(ERRCODE_DATA_CORRUPTED),
+				 errmsg("recovery has ended before the primary has replaced block %u of relation \"%s\", which is damaged",
+						entry->blkno,
+						relpathperm(entry->rlocator, entry->forknum).str),
+				 errdetail("What was in it is lost, and reading it is an error."),
+				 errhint("If it is of an index, use REINDEX.  If it is of a table, get its rows from a backup or the former primary.")));
+		PageFetchHasLeft = true;
+		forget_entry(i);
 	}
 }
 
@@ -542,8 +580,15 @@ PageFetchRefuseCopy(Oid dbid)
 
 	for (uint32 i = 0; i < n; i++)
 	{
-		if (entry_is_used(i) && PageFetchCtl->entries[i].rlocator.dbOid == dbid)
-			give_up(i, _("its database is copied before that"));
+		const PageFetchEntry *entry = &PageFetchCtl->entries[i];
+
+		if (entry_is_used(i) && entry->rlocator.dbOid == dbid)
+			ereport(FATAL,
+					(errcode(ERRCODE_DATA_CORRUPTED),
+					 errmsg("invalid page in block %u of relation \"%s\"",
+							entry->blkno,
+							relpathperm(entry->rlocator, entry->forknum).str),
+					 errdetail("Its database is copied before the primary has replaced it.")));
 	}
 }
 
@@ -594,7 +639,7 @@ is_intact(const PageFetchAnswer *answer, BlockNumber blkno)
 
 /*
  * Main entry point of the worker, which asks one question.  An error ends it without an
- * answer; then the startup process has another one ask.
+ * answer; then the startup process has another one ask later.
  */
 void
 PageFetchMain(Datum arg)
@@ -602,7 +647,6 @@ PageFetchMain(Datum arg)
 	const PageFetchEntry *entry = &PageFetchCtl->entries[PageFetchCtl->entry];
 	WalReceiverConn *conn;
 	PageFetchAnswer answer;
-	PageFetchState state;
 	char	   *command;
 
 	pqsignal(SIGTERM, die);
@@ -616,19 +660,16 @@ PageFetchMain(Datum arg)
 	conn = connect_primary();
 	walrcv_read_page(conn, command, &answer);
 
-	if (answer.refusal == NULL && !is_intact(&answer, entry->blkno))
+	if (!is_intact(&answer, entry->blkno))
 		ereport(ERROR,
 				(errcode(ERRCODE_DATA_CORRUPTED),
 				 errmsg("page has been damaged on its way from the primary")));
 
-	if (answer.refusal != NULL)
-		strlcpy(PageFetchCtl->message, answer.refusal, sizeof(PageFetchCtl->message));
-	else if (answer.exists)
+	if (answer.exists)
 		memcpy(PageFetchCtl->page.data, answer.page, BLCKSZ);
-	state = answer.refusal != NULL ? PAGE_FETCH_REFUSED : PAGE_FETCH_ANSWERED;
-	answer.page = answer.refusal = NULL;
+	answer.page = NULL;
 	PageFetchCtl->answer = answer;
-	pg_atomic_write_membarrier_u32(&PageFetchCtl->state, state);
+	pg_atomic_write_membarrier_u32(&PageFetchCtl->answered, 1);
 	proc_exit(0);
 }
 

@@ -1,7 +1,8 @@
 
 # Copyright (c) 2025, PostgreSQL Global Development Group
 
-# Redo of a standby meets pages that have rotted, and the primary replaces them.
+# Redo of a standby meets pages that have rotted, and the primary replaces them.  If it
+# cannot, all goes on without them.
 
 use strict;
 use warnings FATAL => 'all';
@@ -143,6 +144,9 @@ sub same
 	my $sums = 'SELECT count(*), sum(v) FROM t';
 
 	$primary->wait_for_catchup($standby);
+	$standby->poll_query_until('postgres',
+		'SELECT pages_awaited = 0 FROM pg_fetched_pages')
+	  or die 'a page is awaited';
 	is( $standby->safe_psql('postgres', $sums),
 		$primary->safe_psql('postgres', $sums),
 		"$name: rows");
@@ -163,26 +167,81 @@ sub unreadable
 	return;
 }
 
+# Sums of all rows that are not in the page
+sub other_rows
+{
+	my ($node) = @_;
+	my $next = $BLOCK + 1;
+
+	return $node->safe_psql(
+		'postgres', qq{
+		SET enable_seqscan = off;
+		SELECT count(*), sum(v) FROM (
+			SELECT v FROM t WHERE ctid < '($BLOCK,0)' UNION ALL
+			SELECT v FROM t WHERE ctid >= '($next,0)') AS others});
+}
+
+# A page has rotted on another standby.  That is stopped at the end.
+sub with_another_standby
+{
+	my ($name, $code) = @_;
+	my $kept = $standby;
+
+	$standby = PostgreSQL::Test::Cluster->new($name);
+	$standby->init_from_backup($primary, 'base', has_streaming => 1);
+	$standby->append_conf('postgresql.conf',
+		"wal_retrieve_retry_interval = 100ms\ninstant_recovery = off\n");
+	$standby->start;
+	$code->(rot('t'));
+	$standby->stop;
+	$standby = $kept;
+	return;
+}
+
+sub begin_promotion
+{
+	system_or_bail(
+		'pg_ctl', '--no-wait',
+		'--pgdata' => $standby->data_dir,
+		'promote');
+	return;
+}
+
+# The standby is promoted without the page: that is an error, and stays one after a crash,
+# and all else is there.
+sub is_promoted
+{
+	my ($rows, $name) = @_;
+
+	$standby->poll_query_until('postgres', 'SELECT NOT pg_is_in_recovery()')
+	  or die 'not promoted';
+	my $log = slurp_file($standby->logfile, $offset);
+	like(
+		$log,
+		qr/WARNING: .*before the primary has replaced block $BLOCK of relation "$file"/,
+		"$name: says what is lost");
+	like(
+		$log,
+		qr/checkpoint starting: end-of-recovery/,
+		"$name: ... makes a full checkpoint");
+	unreadable("$name: ... the page is an error");
+	is(other_rows($standby), $rows, "$name: ... other rows are right");
+	is( $standby->safe_psql(
+			'postgres', 'INSERT INTO u VALUES (-1) RETURNING i'),
+		'-1',
+		"$name: ... rows can be written");
+	$standby->stop('immediate');
+	$standby->start;
+	unreadable("$name: ... the page is an error after a crash");
+	is(other_rows($standby), $rows, "$name: ... and others are right");
+	return;
+}
+
 sub has_ended
 {
 	watchdog_until('the standby does not end',
 		sub { return !-f $standby->data_dir . '/postmaster.pid' });
 	$standby->{_pid} = undef;
-	return;
-}
-
-# The standby ends by itself, for this reason.
-sub ends
-{
-	my ($why, $name) = @_;
-
-	says(qr/FATAL: .*invalid page in block $BLOCK of relation "$file"/,
-		"$name: recovery ends");
-	my $log = slurp_file($standby->logfile, $offset);
-	like($log, qr/DETAIL: .*The primary has not replaced it: $why/,
-		"$name: why");
-	like($log, qr/HINT: .*pg_doublewrite fetch-page/, "$name: what to do");
-	has_ended();
 	return;
 }
 
@@ -204,23 +263,26 @@ unlike(
 $standby->append_conf('postgresql.conf', "$_ = off\n")
   foreach (qw(zero_damaged_pages ignore_checksum_failure));
 
-# --- It is not, and comes back.
+# --- It is not, and comes back.  Replay goes on meanwhile.
 
 rot('t');
-received_and_not_replayed('UPDATE t SET v = v + 1');
+received_and_not_replayed(
+	'UPDATE t SET v = v + 1; CREATE TABLE meanwhile (i int)');
 conninfo_is($UNREACHABLE);
 resume();
 says(qr/could not connect to the primary to fetch a page/,
-	'waits for the primary');
+	'the primary is asked');
+like(
+	slurp_file($standby->logfile, $offset),
+	qr/HINT: .*"pg_doublewrite fetch-page --relation=$file --block=$BLOCK"/,
+	'... and there is another way');
 ok( $standby->poll_query_until(
-		'postgres',
-		q{SELECT wait_event FROM pg_stat_activity WHERE backend_type = 'startup'},
-		'RecoveryRetrieveRetryInterval'),
-	'... which is a wait event, between two attempts');
+		'postgres', q{SELECT to_regclass('meanwhile') IS NOT NULL}),
+	'... replay goes on');
 is( $standby->safe_psql(
 		'postgres', 'SELECT pages_awaited FROM pg_fetched_pages'),
 	'1',
-	'... and shown');
+	'... the page is shown');
 unreadable('... sessions get an error');
 $standby->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
 ok( $standby->poll_query_until(
@@ -228,7 +290,7 @@ ok( $standby->poll_query_until(
 	'... replay can be paused');
 conninfo_is($primary_conninfo);
 resume();
-same('primary is back');
+same('primary is back, and idle');
 
 # --- The page is from the future, its hints are newer than its last change, and the device
 # --- gives back an old version of it now.
@@ -291,7 +353,10 @@ $primary->safe_psql(
 	CREATE DATABASE damaged TEMPLATE postgres STRATEGY file_copy});
 hold_answer();
 dw_wake($standby, $ANSWERED);
-ends('its database is copied before that', 'copied');
+says(
+	qr/FATAL: .*invalid page in block $BLOCK of relation "$file".*DETAIL: .*Its database is copied/s,
+	'copied');
+has_ended();
 write_block($standby, $file, $BLOCK * BLCKSZ, $whole);
 $standby->start;
 same('copied, and found again');
@@ -326,8 +391,10 @@ ok( $standby->poll_query_until(
 	'no answer: replay can be paused');
 $offset = -s $standby->logfile;
 resume();
-says(
-	qr/asking the primary for block $BLOCK/,
+ok( $primary->poll_query_until(
+		'postgres',
+		"SELECT count(*) = 2 FROM pg_stat_activity WHERE wait_event = '$LOOKED'"
+	),
 	'... then another attempt is made');
 conninfo_is("$primary_conninfo connect_timeout=100");
 gives_up_asking('... until there is another primary');
@@ -339,72 +406,164 @@ $standby->reload;
 dw_wake($primary, $LOOKED);
 same('answered at last');
 
-# --- Promotion, while the primary cannot be reached; then from the start
+# --- Promotion, while the primary cannot be reached.  A session has taken the page for zeroes,
+# --- and the device has it again.
 
-rot('t');
-received_and_not_replayed('UPDATE t SET v = v + 1');
-conninfo_is($UNREACHABLE);
-resume();
-says(qr/could not connect to the primary to fetch a page/, 'waits again');
-system_or_bail(
-	'pg_ctl', '--no-wait',
-	'--pgdata' => $standby->data_dir,
-	'promote');
-ends('promotion has been requested', 'promoted');
-$standby->append_conf('postgresql.auto.conf',
-	"primary_conninfo = '$primary_conninfo'\n");
-$standby->start;
-same('found before consistency');
+with_another_standby(
+	'promoted',
+	sub {
+		my ($good) = @_;
+
+		received_and_not_replayed('UPDATE t SET v = v + 1');
+		my $rows = other_rows($primary);
+		conninfo_is($UNREACHABLE);
+		resume();
+		says(qr/could not connect to the primary to fetch a page/,
+			'a page is awaited');
+		$standby->safe_psql('postgres',
+			'SET zero_damaged_pages = on; SELECT count(*) FROM t');
+		write_block($standby, $file, $BLOCK * BLCKSZ, $good);
+		begin_promotion();
+		is_promoted($rows, 'promoted');
+		my $left = read_block($standby, $file, $BLOCK * BLCKSZ);
+		ok($left eq ("\0" x 10) . ("\xff" x (BLCKSZ - 10)),
+			'... no half of the page is one');
+		command_fails_like(
+			[
+				'pg_basebackup', '--no-sync', '--checkpoint=fast',
+				'--dbname' => $standby->connstr('postgres'),
+				'--pgdata' => $standby->backup_dir . '/left'
+			],
+			qr/checksum error/,
+			'... which a base backup reports');
+	});
 
 # --- Promotion, before WAL has come that the page depends on
 
+with_another_standby(
+	'early',
+	sub {
+		received_and_not_replayed('UPDATE t SET v = v + 1');
+		my $rows = other_rows($primary);
+		my $walreceiver = $standby->safe_psql('postgres',
+			q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'walreceiver'}
+		);
+		kill('STOP', $walreceiver) or die;
+		$primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
+		hold_answer();
+		begin_promotion();
+		dw_wake($standby, $ANSWERED);
+		$standby->poll_query_until('postgres',
+			q{SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'WalReceiverExit'}
+		) or die 'the walreceiver is not stopped';
+		kill('CONT', $walreceiver);
+		is_promoted($rows, 'promoted too early');
+	});
+
+# --- The page is met after promotion has been requested.
+
+with_another_standby(
+	'late',
+	sub {
+		received_and_not_replayed('UPDATE t SET v = v + 1');
+		my $rows = other_rows($primary);
+		begin_promotion();
+		is_promoted($rows, 'met late');
+	});
+
+# --- A recovery target.  Only a promotion gives the page up.
+
 rot('t');
-received_and_not_replayed('UPDATE t SET v = v + 1');
-my $walreceiver = $standby->safe_psql('postgres',
-	q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'walreceiver'});
-kill('STOP', $walreceiver) or die;
-$primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
-hold_answer();
-system_or_bail(
-	'pg_ctl', '--no-wait',
-	'--pgdata' => $standby->data_dir,
-	'promote');
-dw_wake($standby, $ANSWERED);
-$standby->poll_query_until('postgres',
-	q{SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'WalReceiverExit'}
-) or die 'the walreceiver is not stopped';
-kill('CONT', $walreceiver);
-ends('recovery ends before the location', 'promoted too early');
+# a commit flushes what is before it
+received_and_not_replayed(
+	q{UPDATE t SET v = v + 1; SELECT pg_create_restore_point('target');
+	SELECT pg_logical_emit_message(true, 'after', '')});
+my $rotten = read_block($standby, $file, $BLOCK * BLCKSZ);
+conninfo_is($UNREACHABLE);
+$standby->stop;
+foreach my $action (qw(pause shutdown))
+{
+	$standby->append_conf('postgresql.conf',
+		"recovery_target_name = target\nrecovery_target_action = $action\n");
+	$offset = -s $standby->logfile;
+	# it may end before it has been seen to run
+	run_log(
+		[
+			'pg_ctl', '--no-wait',
+			'--pgdata' => $standby->data_dir,
+			'--log' => $standby->logfile,
+			'start'
+		]);
+	says(qr/recovery stopping at restore point "target"/,
+		"recovery target: $action");
+	if ($action eq 'pause')
+	{
+		unreadable('... the page is an error');
+		system_or_bail('pg_ctl', '--pgdata' => $standby->data_dir, 'stop');
+	}
+	has_ended();
+	ok(read_block($standby, $file, $BLOCK * BLCKSZ) eq $rotten,
+		'... the page is as it was');
+}
+$standby->append_conf('postgresql.conf', "recovery_target_name = ''\n");
+$standby->append_conf('postgresql.auto.conf',
+	"primary_conninfo = '$primary_conninfo'\n");
 $standby->start;
-same('not promoted');
+same('beyond the target');
 
-# --- The primary is damaged, too.
+# --- The primary is damaged, too.  Another page does not have to wait for that one.
 
 rot('t');
+{
+	local $BLOCK = $BLOCK + 1;
+	rot('t');
+}
 received_and_not_replayed('UPDATE t SET v = v + 1');
 $primary->stop;
 my $there = read_block($primary, $file, $BLOCK * BLCKSZ);
 write_block($primary, $file, $BLOCK * BLCKSZ, $bad);
 $primary->start;
 resume();
-ends("invalid page in block $BLOCK", 'damaged there, too');
+says(
+	qr/could not read a page from the primary server: .*invalid page in block $BLOCK/,
+	'damaged there, too');
+says(
+	sprintf(
+		'block %d of relation "%s" was damaged, and has been replaced',
+		$BLOCK + 1, $file),
+	'... another page is replaced');
 $primary->stop;
 write_block($primary, $file, $BLOCK * BLCKSZ, $there);
 $primary->start;
-$standby->start;
 same('not damaged there any more');
 
-# --- It fails for another reason, which may pass.
+# --- It fails for another reason, which may pass.  WAL comes meanwhile, and the walreceiver
+# --- is started again.
 
 rot('t');
 $primary->safe_psql('postgres',
-	"SELECT points_fail_at('$LOOKED', 'EIO', 1, 2)");
+	"SELECT points_fail_at('$LOOKED', 'EIO', 1, 1000000)");
 $primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
 says(qr/could not read a page from the primary server: .*test error/,
 	'an error of the primary');
-same('... and it is asked again');
-is($primary->safe_psql('postgres', "SELECT points_hits('$LOOKED') > 2"),
-	't', '... more than once');
+my $receiver =
+  q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'walreceiver'};
+my $first = $standby->safe_psql('postgres', $receiver);
+kill('TERM', $first) or die;
+ok( $standby->poll_query_until(
+		'postgres',
+		"SELECT count(*) = 1 FROM ($receiver) WHERE pid <> $first"),
+	'... there is another walreceiver');
+$primary->safe_psql('postgres', 'CREATE TABLE received (i int)');
+$primary->wait_for_catchup($standby);
+is( $standby->safe_psql(
+		'postgres',
+		q{SELECT to_regclass('received') IS NOT NULL, pages_awaited FROM pg_fetched_pages}
+	),
+	't|1',
+	'... and WAL is replayed');
+$primary->safe_psql('postgres', "SELECT points_clear('$LOOKED')");
+same('... and the primary is asked again');
 
 # --- A server is asked that is no primary.
 
@@ -467,6 +626,7 @@ $primary->safe_psql('postgres', 'UPDATE t SET v = v + 100');
 my $lost = $primary->lsn('insert');
 hold_answer();
 $primary->stop('immediate');
+my $asked = -s $new->logfile;
 $new->start;
 $new->promote;
 $primary = $new;
@@ -482,11 +642,9 @@ is( $primary->safe_psql(
 conninfo_is($primary->connstr . ' application_name=standby');
 dw_wake($standby, $ANSWERED);
 same('of another primary');
-is( scalar(
-		() =
-		  slurp_file($standby->logfile, $offset) =~
-		  /asking the primary for block $BLOCK/g),
-	2,
+like(
+	slurp_file($primary->logfile, $asked),
+	qr/received replication command: READ_PAGE/,
 	'... which has been asked, too');
 
 # --- No primary is named any more.
@@ -498,12 +656,8 @@ resume();
 says(qr/could not connect to the primary to fetch a page/,
 	'waits for a primary');
 conninfo_is('');
-ends('"primary_conninfo" is not set', 'no primary any more');
-$standby->append_conf('postgresql.auto.conf',
-		"primary_conninfo = '"
-	  . $primary->connstr
-	  . " application_name=standby'\n");
-$standby->start;
+unreadable('no primary any more: sessions get an error');
+conninfo_is($primary->connstr . ' application_name=standby');
 same('a primary is named again');
 
 # --- Without a primary, as before

@@ -152,6 +152,8 @@ is( $node->safe_psql(
 	't',
 	'... and all WAL until then is durable');
 kill('CONT', @stopped);
+$node->safe_psql('postgres', 'SELECT dw_evict_all()');
+is((read_page('t', $BLOCK))[0], $changed, '... the same from the stage');
 $node->safe_psql('postgres', 'CHECKPOINT');
 is( $changed,
 	unpack('H*', read_block($node, $file, 8192 * $BLOCK)),
@@ -211,6 +213,7 @@ $node->start;
 # --- No hint is set while the page is copied: with checksums that may change its LSN.
 
 {
+	$node->safe_psql('postgres', 'SELECT count(*) FROM t');
 	my $asking = asks($COPIED);
 	my $reading = dw_start($node, 'reading', 'SELECT count(*) FROM t');
 
