@@ -128,8 +128,6 @@ extern void DoubleWriteDiscardCopies(Oid dbid, const Oid *tablespaces,
 /* remove.c: making sure that removed files stay removed */
 extern void DoubleWriteBeginRemoval(void);
 extern void DoubleWriteEndRemoval(void);
-extern void DoubleWriteLockOutRemovals(void);
-extern void DoubleWriteLetRemovalsIn(void);
 extern bool DoubleWriteIsRemoving(void);
 extern void DoubleWriteRemovalFailed(void);
 extern void DoubleWriteNoteFailedRemovals(void);

@@ -13,8 +13,8 @@
  * - When the record has been replayed, so that no lock is held, the startup process has
  *   a background worker ask the primary (PageFetchProceed()).  The worker connects as the
  *   walreceiver does, and so needs no other privileges.
- * - The primary reads the page through its shared buffers, copies it under the
- *   content lock, and notes before releasing that up to where WAL has been
+ * - The primary copies the page from its buffer under the content lock, or reads it while it
+ *   holds the I/O of that, and notes before releasing it up to where WAL has been
  *   inserted: as_of.  So the copy has all changes before as_of and none that comes
  *   later, and its hints are about transactions that ended before as_of.  It flushes
  *   WAL up to there before answering, as a crash could make it go on with other WAL.
@@ -51,7 +51,6 @@
  */
 #include "postgres.h"
 
-#include "access/instantrecovery.h"
 #include "access/timeline.h"
 #include "access/xact.h"
 #include "access/xlog.h"
@@ -67,7 +66,6 @@
 #include "replication/walreceiver.h"
 #include "storage/bufmgr.h"
 #include "storage/checksum.h"
-#include "storage/doublewrite.h"
 #include "storage/doublewrite_stats.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
@@ -709,22 +707,15 @@ parse_request(const char *text, PageFetchRequest *request)
  * Read a page.  Returns false if there is none, or nothing in it.  *as_of is set to
  * where WAL has been inserted up to.
  *
- * The relation is known by its files only, so it cannot be locked.  Instead no removal
- * begins between the look at its length and the pin on the buffer, and later ones wait for
- * the pin.  So no page of a removed file stays in shared buffers.
+ * The relation is known by its files only, so it cannot be locked.  If it is truncated after the
+ * look at its length, there is an error, and the standby asks again.  A removal is in WAL
+ * before files go, so a page that is read beside one has an as_of beyond its record, which
+ * makes the standby forget the page.
  */
 static bool
 copy_page(const PageFetchRequest *request, char *page, XLogRecPtr *as_of)
 {
 	SMgrRelation smgr = smgropen(request->rlocator, INVALID_PROC_NUMBER);
-	ReadBuffersOperation operation = {
-		.smgr = smgr,
-		.persistence = RELPERSISTENCE_PERMANENT,
-		.forknum = request->forknum,
-	};
-	Buffer		buffer = InvalidBuffer;
-	bool		must_wait = false;
-	bool		flushed;
 
 	/* Hints would log an unlogged page that counts as a permanent one. */
 	if (request->forknum != INIT_FORKNUM && smgrexists(smgr, INIT_FORKNUM))
@@ -733,39 +724,14 @@ copy_page(const PageFetchRequest *request, char *page, XLogRecPtr *as_of)
 				 errmsg("relation \"%s\" is unlogged",
 						relpathperm(request->rlocator, request->forknum).str)));
 
-	/* That may take long, so do it before removals have to wait. */
-	InstantRecoveryAskForPage(&request->rlocator, request->forknum,
-							  request->blkno);
-
-	DoubleWriteLockOutRemovals();
-	if (smgrexists(smgr, request->forknum) &&
-		request->blkno < smgrnblocks(smgr, request->forknum))
-	{
-		INJECTION_POINT("read-page-looked", NULL);
-		must_wait = StartReadBuffer(&operation, &buffer, request->blkno,
-									READ_BUFFERS_SYNCHRONOUSLY);
-		INJECTION_POINT("read-page-started", NULL);
-	}
-	DoubleWriteLetRemovalsIn();
-
-	if (!BufferIsValid(buffer))
+	if (!smgrexists(smgr, request->forknum) ||
+		request->blkno >= smgrnblocks(smgr, request->forknum))
 	{
 		*as_of = GetXLogInsertEndRecPtr();
 		return false;
 	}
-	if (must_wait)
-		WaitReadBuffers(&operation);
-
-	/* Under a share lock others could set hints, and with them the LSN. */
-	LockBuffer(buffer, BUFFER_LOCK_EXCLUSIVE);
-	memcpy(page, BufferGetPage(buffer), BLCKSZ);
-	*as_of = GetXLogInsertEndRecPtr();
-	INJECTION_POINT("read-page-copied", NULL);
-	UnlockReleaseBuffer(buffer);
-
-	/* What is built without shared buffers may have been read too early. */
-	if (must_wait)
-		(void) EvictUnpinnedBuffer(buffer, &flushed);
+	INJECTION_POINT("read-page-looked", NULL);
+	ReadPageAsOf(request->rlocator, request->forknum, request->blkno, page, as_of);
 
 	if (PageGetLSN(page) > *as_of)
 		ereport(ERROR,

@@ -63,9 +63,6 @@
  */
 #define DW_REMOVAL_WAIT_USEC	1000
 
-/* How many times a walsender sleeps so long before it has its standby ask again */
-#define DW_LOCK_OUT_WAITS	10000
-
 /* ---------------------------------------------------------------------
  * Removing
  * ---------------------------------------------------------------------
@@ -125,43 +122,6 @@ DoubleWriteEndRemoval(void)
 }
 
 /*
- * Wait until no removal is under way, and let none begin.  An error ends that, too.
- *
- * A removal that takes long has one of the locks, and new ones may need the other.  So
- * this process has neither while it waits.  As it does not see whether its client has
- * gone meanwhile, it gives up after some seconds.
- */
-void
-DoubleWriteLockOutRemovals(void)
-{
-	for (int waits = 0;; waits++)
-	{
-		LWLock	   *lock = DoubleWriteRemovalEvenLock;
-
-		if (LWLockConditionalAcquire(lock, LW_EXCLUSIVE))
-		{
-			lock = DoubleWriteRemovalOddLock;
-			if (LWLockConditionalAcquire(lock, LW_EXCLUSIVE))
-				return;
-			LWLockRelease(DoubleWriteRemovalEvenLock);
-		}
-		if (waits == DW_LOCK_OUT_WAITS)
-			ereport(ERROR,
-					(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
-					 errmsg("files are being removed")));
-		CHECK_FOR_INTERRUPTS();
-		dw_wait_a_moment(DW_REMOVAL_WAIT_USEC, PG_WAIT_LWLOCK | lock->tranche);
-	}
-}
-
-void
-DoubleWriteLetRemovalsIn(void)
-{
-	LWLockRelease(DoubleWriteRemovalOddLock);
-	LWLockRelease(DoubleWriteRemovalEvenLock);
-}
-
-/*
  * Return whether a checkpoint may wait for this process, as it removes files, or
  * writes pages home.  Then nothing is sent to its client, which may not read it:
  * neither messages, of any level, nor the error that ends the removal, which is
@@ -171,7 +131,6 @@ bool
 DoubleWriteIsRemoving(void)
 {
 	return (dw_removal_lock != NULL && LWLockHeldByMe(dw_removal_lock)) ||
-		LWLockHeldByMeInMode(DoubleWriteRemovalEvenLock, LW_EXCLUSIVE) ||
 		dw_own_writer() != NULL;
 }
 

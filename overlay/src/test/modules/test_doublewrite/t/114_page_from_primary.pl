@@ -361,21 +361,6 @@ write_block($standby, $file, $BLOCK * BLCKSZ, $whole);
 $standby->start;
 same('copied, and found again');
 
-# --- No removal on the primary while it takes a page into shared buffers
-
-rot('t');
-$primary->safe_psql(
-	'postgres', q{
-	CREATE TABLE other (i int);
-	SELECT injection_points_attach('read-page-looked', 'wait')});
-$primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
-$primary->wait_for_event('walsender', $LOOKED);
-my $drop = dw_start($primary, 'drop', 'DROP TABLE other');
-ok(dw_waits_for($primary, 'drop', 'DoubleWriteRemoval'), 'a drop waits');
-dw_wake($primary, $LOOKED);
-dw_finish($drop);
-same('beside a drop');
-
 # --- The primary does not answer.
 
 rot('t');

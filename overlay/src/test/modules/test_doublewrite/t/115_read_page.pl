@@ -19,9 +19,8 @@ use Test::More;
 
 dw_require_injection_points();
 
-# Of READ_PAGE, in this order
-my ($LOOKED, $STARTED, $COPIED) =
-  map { "read-page-$_" } qw(looked started copied);
+# Of READ_PAGE: after the look at the length, then either of these
+my ($LOOKED, $READ, $COPIED) = map { "read-page-$_" } qw(looked read copied);
 my $BLOCK = 3;
 
 my $node = dw_quiet_node(
@@ -94,24 +93,32 @@ sub outcome_of
 	  "FROM pg_stat_activity WHERE application_name = '$name' AND query !~ '^SET'";
 
 	$node->poll_query_until('postgres',
-		"SELECT state = 'idle' OR wait_event ~ '^(BufferContent|DoubleWriteRemoval)' $session"
-	) or die "$name: nothing comes of it";
+		"SELECT state = 'idle' OR wait_event ~ '^Buffer' $session")
+	  or die "$name: nothing comes of it";
 	return $node->safe_psql('postgres',
 		"SELECT wait_event $session AND state <> 'idle'");
 }
 
-# A standby asks, and the walsender comes to an injection point.
-sub asks
+# A standby asks.
+sub begin_asking
 {
-	my ($point) = @_;
 	my $session = $node->background_psql(
 		'postgres',
 		replication => 'true',
 		on_error_stop => 0);
 
-	attach($point, 'wait');
 	$session->query_until(qr/asks/,
 		"\\echo asks\nREAD_PAGE '" . request('t', $BLOCK) . "';\n");
+	return $session;
+}
+
+# ... and the walsender comes to an injection point.
+sub asks
+{
+	my ($point) = @_;
+
+	attach($point, 'wait');
+	my $session = begin_asking();
 	$node->wait_for_event('walsender', $point);
 	return $session;
 }
@@ -166,7 +173,7 @@ is( $node->safe_psql(
 			WHERE relfilenode = pg_relation_filenode('t') AND relblocknumber = $BLOCK"
 	),
 	'0',
-	'... and not kept in a buffer if it was in none');
+	'... and in no buffer if it was in none');
 
 is((read_page('t', 100000))[0], '', '... which is none beyond the end');
 
@@ -198,6 +205,15 @@ $node->append_conf('postgresql.conf', 'ignore_checksum_failure = off');
 $node->stop;
 my $good = read_block($node, $file, 8192 * $BLOCK);
 my $bad = $good;
+substr($bad, 4000, 4) = 'rot!';
+write_block($node, $file, 8192 * $BLOCK, $bad);
+$node->start;
+refused(
+	request('t', $BLOCK),
+	qr/invalid page in block $BLOCK of relation "$file"/,
+	'a damaged page');
+$node->stop;
+$bad = $good;
 substr($bad, 0, 4) = pack('L', 0xFF);
 substr($bad, 8, 2) = pack('S', dw_checksum($bad, $BLOCK));
 write_block($node, $file, 8192 * $BLOCK, $bad);
@@ -222,80 +238,61 @@ $node->start;
 	dw_finish($reading);
 }
 
-# --- A walsender that removals and checkpoints wait for sends nothing.
+# --- A page that is in no buffer is read while the walsender has the I/O of one.  That
+# --- keeps other processes from the page, and from nothing else.
 
+$node->safe_psql('postgres', 'CREATE TABLE short (i int)');
+foreach
+  my $sql ('UPDATE t SET v = v + 1', 'SELECT count(*) FROM t', 'DROP TABLE t')
 {
-	attach($LOOKED, 'notice');
-	my $asking = asks($STARTED);
+	$node->safe_psql('postgres', 'SELECT dw_evict_all()');
+	my $asking = asks($READ);
+	my $other = begin_asking();
+	is( $node->safe_psql(
+			'postgres',
+			'DROP TABLE short; CHECKPOINT; CREATE TABLE short (i int)'),
+		'',
+		"a table is dropped, and a checkpoint made, while a page is read");
 
-	$asking->{run}->pump_nb;
-	is($asking->{stderr}, '',
-		'a standby is not told while a removal may wait');
-	answered($asking, $STARTED);
-	like($asking->{stderr}, qr/NOTICE: .*$LOOKED/, '... but then');
-	$node->safe_psql('postgres', "SELECT injection_points_detach('$LOOKED')");
-	$asking->quit;
+	my $waiting = dw_start($node, 'waiting', $sql);
+	is(outcome_of('waiting'), 'BufferIo', "... and waits: $sql");
+	answered($asking, $READ)->quit;
+	$other->query('IDENTIFY_SYSTEM');
+	is($other->{stderr}, '', '... another standby is answered as well');
+	$other->quit;
+	dw_finish($waiting);
 }
 
-# --- A removal that takes long holds it up, and it holds up no other one, whichever of the
-# --- two locks that needs.
+# --- The table is truncated between the look at its length and the read.  That is an error.
+# --- The invalid buffer that is left is taken for a new page.
 
-foreach my $end (qw(terminated given_up))
+$node->safe_psql(
+	'postgres', q{
+	CREATE TABLE t (i int, f text);
+	INSERT INTO t SELECT g, repeat('x', 1000) FROM generate_series(1, 100) g;
+	DELETE FROM t;
+	SELECT dw_evict_all()});
 {
-	my $unlinked = 'doublewrite-unlinked';
+	my $asking = asks($LOOKED);
 
+	$node->safe_psql('postgres', 'VACUUM (FREEZE) t');
+	is($node->safe_psql('postgres', q{SELECT pg_relation_size('t')}),
+		'0', 'a table is truncated before the page is read');
+	answered($asking, $LOOKED);
+	like($asking->{stderr}, qr/could not read blocks/, '... an error');
+	$asking->quit;
 	$node->safe_psql('postgres',
-		'CREATE TABLE long (i int); CREATE TABLE short (i int)');
-	my $long = dw_start(
-		$node, 'long', qq{
-		SELECT injection_points_set_local();
-		SELECT injection_points_attach('$unlinked', 'wait');
-		DROP TABLE long});
-	$node->wait_for_event('client backend', $unlinked);
-	# removals that begin now take the other lock
-	my $checkpoint = dw_start($node, 'checkpoint', 'CHECKPOINT');
-	$node->wait_for_event('checkpointer', 'CheckpointDelayComplete');
-
-	my $asking = $node->background_psql(
-		'postgres',
-		replication => 'true',
-		on_error_stop => 0);
-	my $asks = "FROM pg_stat_activity WHERE backend_type = 'walsender'";
-	my $waits = "$asks AND wait_event ~ '^DoubleWriteRemoval'";
-	$asking->query_until(qr/asks/,
-		"\\echo asks\nREAD_PAGE '" . request('t', $BLOCK) . "';\n");
-	$node->poll_query_until('postgres', "SELECT count(*) = 1 $waits")
-	  or die 'no standby waits for a removal';
-	my $drop = dw_start($node, 'drop', 'DROP TABLE short');
-	is(outcome_of('drop'), '',
-		"$end: a table is dropped while a standby waits for a long removal");
-
-	if ($end eq 'terminated')
-	{
-		$node->safe_psql('postgres',
-			"SELECT pg_terminate_backend(pid) $asks");
-		ok( $node->poll_query_until('postgres', "SELECT count(*) = 0 $asks"),
-			'... which can be terminated');
-		unlike(
-			slurp_file($node->logfile),
-			qr/files are being removed/,
-			'... at once');
-	}
-	else
-	{
-		ok($node->wait_for_log(qr/files are being removed/),
-			'... which does not wait for ever');
-	}
-	dw_wake($node, $unlinked);
-	eval { $asking->quit };
-	dw_finish($long, $checkpoint, $drop);
+		q{INSERT INTO t SELECT g, repeat('x', 1000) FROM generate_series(1, 100) g}
+	);
+	is($node->safe_psql('postgres', 'SELECT count(*) FROM t'),
+		'100', '... it is filled again');
 }
 read_page('t', $BLOCK);
 
-# --- Nor do they wait for redo of the page.
+# --- Removals do not wait for redo of the page.
 
 $node->safe_psql('postgres', 'SELECT count(*) FROM t; CHECKPOINT');
-$node->safe_psql('postgres', 'UPDATE t SET v = v + 1');
+$node->safe_psql('postgres', 'UPDATE t SET i = i + 1');
 $node->stop('immediate');
 $node->append_conf('postgresql.conf',
 	"test_points.fail_at = 'instant-recovery-only-demands:EIO'");
@@ -322,12 +319,6 @@ $node->append_conf('postgresql.conf', "test_points.fail_at = ''");
 $node->safe_psql('postgres',
 	"SELECT injection_points_detach('instant-recovery-only-demands')");
 
-# A primary that does not know READ_PAGE says this, and replay gives the page up
-my (undef, undef, $unknown) = $node->psql(
-	'postgres', "READ_NO_PAGE 'x'",
-	replication => 'true',
-	extra_params => [ '--set', 'VERBOSITY=sqlstate' ]);
-like($unknown, qr/0A000/, 'a command that is not known');
 $node->stop;
 
 done_testing();
