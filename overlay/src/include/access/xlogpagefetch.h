@@ -53,10 +53,10 @@ extern bool PageFetchAwait(RelFileLocator rlocator, ForkNumber forknum,
 						   BlockNumber blkno);
 extern void PageFetchForget(RelFileLocator rlocator, ForkNumber forknum,
 							BlockNumber first, BlockNumber last);
-extern void PageFetchForgetDatabase(Oid dbid);
+extern void PageFetchForgetDatabase(Oid dbid, Oid spcid);
+extern void PageFetchCopyDatabase(Oid src_dbid, Oid src_spcid, Oid dbid, Oid spcid);
 extern void PageFetchProceed(void);
 extern void PageFetchEnd(void);
-extern void PageFetchRefuseCopy(Oid dbid);
 
 /* For all processes */
 extern bool PageFetchAwaits(RelFileLocator rlocator, ForkNumber forknum,

@@ -130,6 +130,7 @@ static PageFetchCtlData *PageFetchCtl;
  * valid
  */
 static PageFetchAnswer page_fetch_answers[PAGE_FETCH_MAX];
+static bool page_fetch_copied[PAGE_FETCH_MAX];	/* with its database */
 int			PageFetchAwaited = 0;
 bool		PageFetchHasLeft = false;
 
@@ -243,6 +244,7 @@ PageFetchAwait(RelFileLocator rlocator, ForkNumber forknum, BlockNumber blkno)
 	entry->forknum = forknum;
 	entry->blkno = blkno;
 	memset(&page_fetch_answers[n], 0, sizeof(PageFetchAnswer));
+	page_fetch_copied[n] = false;
 	pg_write_barrier();
 	pg_atomic_write_u32(&entry->used, 1);
 	pg_atomic_write_u32(&PageFetchCtl->nentries, n + 1);
@@ -300,15 +302,49 @@ PageFetchForget(RelFileLocator rlocator, ForkNumber forknum,
 	}
 }
 
+/*
+ * A database has been removed, or moved: its pages in this tablespace.
+ */
 void
-PageFetchForgetDatabase(Oid dbid)
+PageFetchForgetDatabase(Oid dbid, Oid spcid)
 {
 	uint32		n = pg_atomic_read_u32(&PageFetchCtl->nentries);
 
 	for (uint32 i = 0; i < n; i++)
 	{
-		if (entry_is_used(i) && PageFetchCtl->entries[i].rlocator.dbOid == dbid)
+		const RelFileLocator *rlocator = &PageFetchCtl->entries[i].rlocator;
+
+		if (entry_is_used(i) && rlocator->dbOid == dbid && rlocator->spcOid == spcid)
 			forget_entry(i);
+	}
+}
+
+/*
+ * Redo is about to copy the files of a database in a tablespace.  The copies lack what redo
+ * has passed over as well, so these pages are to be replaced, too.
+ */
+void
+PageFetchCopyDatabase(Oid src_dbid, Oid src_spcid, Oid dbid, Oid spcid)
+{
+	uint32		n = pg_atomic_read_u32(&PageFetchCtl->nentries);
+
+	for (uint32 i = 0; i < n; i++)
+	{
+		const PageFetchEntry *entry = &PageFetchCtl->entries[i];
+		RelFileLocator copy = {spcid, dbid, entry->rlocator.relNumber};
+		uint32		place = pg_atomic_read_u32(&PageFetchCtl->nentries);
+
+		if (!entry_is_used(i) || entry->rlocator.dbOid != src_dbid ||
+			entry->rlocator.spcOid != src_spcid)
+			continue;
+		if (!PageFetchAwait(copy, entry->forknum, entry->blkno))
+			ereport(FATAL,
+					(errcode(ERRCODE_DATA_CORRUPTED),
+					 errmsg("invalid page in block %u of relation \"%s\"",
+							entry->blkno,
+							relpathperm(entry->rlocator, entry->forknum).str),
+					 errdetail("Its database is copied before the primary has replaced it.")));
+		page_fetch_copied[place] = true;
 	}
 }
 
@@ -445,7 +481,8 @@ put_page_in_place(uint32 i)
 									   NULL, true);
 	memcpy(BufferGetPage(buffer), answer->page, BLCKSZ);
 	MarkBufferDirty(buffer);
-	if (entry->forknum == INIT_FORKNUM)
+	/* Redo drops all buffers of a database when it has been moved. */
+	if (entry->forknum == INIT_FORKNUM || page_fetch_copied[i])
 		FlushOneBuffer(buffer);
 	UnlockReleaseBuffer(buffer);
 
@@ -565,28 +602,6 @@ PageFetchEnd(void)
 				 errhint("If it is of an index, use REINDEX.  If it is of a table, get its rows from a backup or the former primary.")));
 		PageFetchHasLeft = true;
 		forget_entry(i);
-	}
-}
-
-/*
- * Redo is about to copy the files of a database.  They lack what redo has passed over.
- */
-void
-PageFetchRefuseCopy(Oid dbid)
-{
-	uint32		n = pg_atomic_read_u32(&PageFetchCtl->nentries);
-
-	for (uint32 i = 0; i < n; i++)
-	{
-		const PageFetchEntry *entry = &PageFetchCtl->entries[i];
-
-		if (entry_is_used(i) && entry->rlocator.dbOid == dbid)
-			ereport(FATAL,
-					(errcode(ERRCODE_DATA_CORRUPTED),
-					 errmsg("invalid page in block %u of relation \"%s\"",
-							entry->blkno,
-							relpathperm(entry->rlocator, entry->forknum).str),
-					 errdetail("Its database is copied before the primary has replaced it.")));
 	}
 }
 
