@@ -32,6 +32,7 @@
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
 #include "postmaster/startup.h"
+#include "replication/slot.h"
 #include "storage/bufmgr.h"
 #include "storage/doublewrite.h"
 #include "storage/ipc.h"
@@ -881,6 +882,13 @@ InstantRecoveryBegin(XLogRecPtr redo, TimeLineID tli, bool only_rounds)
 	if (InstantCtl == NULL || !IsUnderPostmaster)
 		return;
 	if (only_rounds && recovery_workers == 0)
+		return;
+
+	/*
+	 * Records of pages may have to invalidate logical slots.  A round does
+	 * not raise their conflicts.
+	 */
+	if (only_rounds && !XLogRecPtrIsInvalid(ReplicationSlotsComputeLogicalRestartLSN()))
 		return;
 
 	Assert(AmStartupProcess());

@@ -23,7 +23,7 @@ my $rounds =
 my $primary = xlp_primary('primary', has_archiving => 1);
 
 $primary->append_conf('postgresql.conf',
-	'io_torn_pages_protection = double_writes');
+	"io_torn_pages_protection = double_writes\nwal_level = logical");
 $primary->restart;
 $primary->safe_psql(
 	'postgres',
@@ -234,6 +234,18 @@ sub restarted
 }
 restarted('stopped', 'fast');
 restarted('crashed', 'immediate');
+
+# A logical slot may have to be invalidated by records of pages.
+$standby->create_logical_slot_on_standby($primary, 'slot', 'postgres');
+$primary->safe_psql('postgres', 'UPDATE r SET v = 1');
+$primary->wait_for_catchup($standby);
+my $offset = -s $standby->logfile;
+$standby->stop('immediate');
+$standby->start;
+unlike(slurp_file($standby->logfile, $offset),
+	$rounds, 'no rounds with a logical slot');
+$standby->safe_psql('postgres', q{SELECT pg_drop_replication_slot('slot')});
+restarted('crashed without the slot', 'immediate');
 
 # It has rotted: the primary replaces it.
 $standby->stop('immediate');
