@@ -7,8 +7,8 @@
  * that has rotted on a standby would end replay at each start.  The primary has
  * the page.  This is how it comes here:
  *
- * - Redo reads a page with a wrong checksum, an invalid header, or an error of the
- *   device.  The page is put on a list (PageFetchAwait()), and redo passes over it as
+ * - Redo reads a page with a wrong checksum, an invalid header, nothing but zeroes where it
+ *   needs a page (once consistent), or an error of the device.  The page is put on a list (PageFetchAwait()), and redo passes over it as
  *   over one that WAL is going to remove (BLK_NOTFOUND).
  * - When the record has been replayed, so that no lock is held, the startup process has
  *   a background worker ask the primary (PageFetchProceed()).  The worker connects as the

@@ -264,6 +264,17 @@ unlike(
 $standby->append_conf('postgresql.conf', "$_ = off\n")
   foreach (qw(zero_damaged_pages ignore_checksum_failure));
 
+# --- The page is nothing but zeroes.
+
+rot('t');
+$standby->stop;
+write_block($standby, $file, $BLOCK * BLCKSZ, "\0" x BLCKSZ);
+$standby->start;
+$primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
+says(qr/block $BLOCK of relation "$file" was damaged, and has been replaced/,
+	'zeroes are replaced');
+same('zeroes');
+
 # --- It is not, and comes back.  Replay goes on meanwhile.
 
 rot('t');
