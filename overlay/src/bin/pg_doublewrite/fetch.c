@@ -290,7 +290,7 @@ fetch_page(const char *datadir, const char *source, const char *name,
 		pg_fatal("could not close file \"%s\": %m", path);
 
 	printf(_("Block %u of relation \"%s\", with LSN %X/%X, is that of the primary now.\n"
-			 "The standby takes queries again when it has replayed WAL up to %X/%X.\n"),
+			 "The standby takes queries again, and can be promoted, when it has replayed WAL up to %X/%X.\n"),
 		   blkno, relation, LSN_FORMAT_ARGS(PageGetLSN(page.data)),
 		   LSN_FORMAT_ARGS(standby.control->minRecoveryPoint));
 }
