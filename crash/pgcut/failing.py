@@ -17,7 +17,7 @@ import psycopg2
 from . import server
 from .limits import Hang, limit
 from .mount import set_fault
-from .primary import HANG_SECONDS, MODE, MODES, Beside, Primary
+from .primary import HANG_SECONDS, MODE, Beside, Primary
 from .probes import Probes
 from .server import Server
 from .states import SPACES

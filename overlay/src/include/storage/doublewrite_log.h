@@ -226,8 +226,8 @@ typedef struct DWLogState
 	uint64		cycles_begun;	/* number of the newest sync cycle */
 	pg_atomic_uint64 cycles_done;	/* ... of the newest one that has
 									 * completed; read without lock, too */
-	pg_atomic_uint64 syncing_since; /* one syncs a file since then, in ns, or 0;
-									 * set with the sync lock */
+	pg_atomic_uint64 syncing_since; /* one syncs a file since then, in ns, or
+									 * 0; set with the sync lock */
 	ConditionVariable cycle_ended;
 } DWLogState;
 
@@ -370,6 +370,7 @@ extern bool dw_many_dirty_files(void);
 extern DWDirtyFile *dw_copy_dirty_files(int *nfiles);
 extern void dw_forget_files(uint64 mark);
 extern void dw_directory_path(char *path, Oid spcOid, Oid dbOid);
+extern int	dw_sync_elevel(int elevel);
 extern bool dw_sync_directory(const RelFileLocator *rlocator, int elevel);
 extern bool dw_sync_file(const DWDirtyFile *file, int elevel);
 extern void dw_sync_files(const DWDirtyFile *files, int nfiles);

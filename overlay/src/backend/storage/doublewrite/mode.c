@@ -41,6 +41,7 @@
 
 #include "access/xlog.h"
 #include "access/xlogrecovery.h"
+#include "postmaster/bgwriter.h"
 #include "storage/doublewrite_internal.h"
 #include "storage/doublewrite_stats.h"
 #include "storage/fd.h"

@@ -113,7 +113,7 @@ dw_renew_copies(void)
 		int			slots[DW_MAX_BATCH_PAGES];
 		int			n = 0;
 
-		/* what is removed meanwhile may have LSNs up to which no WAL has been flushed */
+		/* not up to the LSNs of pages that are removed meanwhile */
 		dw_flush_wal();
 		for (int i = 0; i < DWCtl->batch.len; i++)
 		{

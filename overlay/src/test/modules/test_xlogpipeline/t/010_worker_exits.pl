@@ -18,7 +18,10 @@ use XLogPipeline;
 
 xlp_require_injection_points();
 
+# Blocks are read only if WAL has no images of them.
 my $primary = xlp_primary('primary');
+xlp_page_images($primary, 0);
+$primary->restart;
 $primary->safe_psql(
 	'postgres', q{
 	CREATE EXTENSION injection_points;
