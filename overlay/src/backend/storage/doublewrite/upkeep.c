@@ -231,6 +231,9 @@ dw_run_sync_cycle(void)
 	pg_atomic_write_membarrier_u64(&DWCtl->log.cycles_done, number);
 }
 
+/* This process runs a cycle: an exit takes the sync lock away before it cleans up */
+static bool dw_runs_cycle = false;
+
 static bool
 dw_try_sync_lock(void)
 {
@@ -254,7 +257,9 @@ dw_sync_cycle_after(uint64 begun)
 			{
 				/* a sync may not come back */
 				dw_let_others_make_room();
+				dw_runs_cycle = true;
 				dw_run_sync_cycle();
+				dw_runs_cycle = false;
 			}
 			LWLockRelease(DoubleWriteSyncLock);
 			ConditionVariableBroadcast(&DWCtl->log.cycle_ended);
@@ -271,8 +276,9 @@ dw_sync_cycle_after(uint64 begun)
 static void
 dw_abandon_cycle(int code, Datum arg)
 {
-	if (LWLockHeldByMe(DoubleWriteSyncLock))
+	if (dw_runs_cycle)
 		pg_atomic_write_u64(&DWCtl->log.syncing_since, 0);
+	dw_runs_cycle = false;
 	dw_unlock_after_error();
 	ConditionVariableBroadcast(&DWCtl->log.cycle_ended);
 }

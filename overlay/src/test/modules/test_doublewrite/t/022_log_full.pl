@@ -175,4 +175,35 @@ sub finish
 	finish($node, hanging => $hanging, filler => $filler);
 }
 
+# --- A process exits in a cycle, by an error: that is none that hangs, and the log keeps its
+# --- bound
+
+{
+	my $node = full_node('exits');
+
+	$node->safe_psql(
+		'postgres', q{
+		UPDATE t SET v = v + 1;
+		SELECT dw_evict('t'), dw_flush_batch();
+		SELECT points_clear('doublewrite-create-segment');
+		SELECT points_fail_at('doublewrite-file-sync', 'EMFILE')});
+	my (undef, undef, $stderr) = $node->psql('postgres',
+		'SET exit_on_error = on; SELECT dw_sync_cycle()');
+	like(
+		$stderr,
+		qr/server closed the connection/,
+		'an error ends a process that runs a cycle');
+
+	# longer than a sync may take
+	$node->safe_psql('postgres', 'SELECT pg_sleep(5.5)');
+	my $filler = start_filling($node, 'filler', 't2');
+	$filler->query('SELECT 1');
+	cmp_ok(
+		$node->safe_psql(
+			'postgres', q{SELECT segno + 1 - first_segno FROM dw_state()}),
+		'<=', 4,
+		'... and the log does not grow beyond its bound');
+	finish($node, filler => $filler);
+}
+
 done_testing();
