@@ -8,8 +8,9 @@
  * the page.  This is how it comes here:
  *
  * - Redo reads a page with a wrong checksum, an invalid header, nothing but zeroes where it
- *   needs a page (once consistent), or an error of the device.  The page is put on a list (PageFetchAwait()), and redo passes over it as
- *   over one that WAL is going to remove (BLK_NOTFOUND).
+ *   needs a page (once consistent), or an error of the device.  The page is put on a list
+ *   (PageFetchAwait()), and redo passes over it as over one that WAL is going to remove
+ *   (BLK_NOTFOUND).
  * - When the record has been replayed, so that no lock is held, the startup process has
  *   a background worker ask the primary (PageFetchProceed()).  The worker connects as the
  *   walreceiver does, and so needs no other privileges.
@@ -39,8 +40,8 @@
  *
  * If recovery ends before the page is here, what redo has passed over is lost.  The page
  * is overwritten so that no process ever takes it for an intact one (PageFetchEnd()), and
- * that is durable before clients may write: such a promotion makes a full checkpoint, so
- * no crash recovery meets the page again.
+ * that is durable before clients may write: such a promotion makes a full checkpoint.  A
+ * crash recovery can meet the page only if it comes before that has completed.
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
