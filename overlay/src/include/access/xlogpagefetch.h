@@ -50,11 +50,12 @@ extern void PageFetchPutFigures(struct DoubleWriteSnapshot *snapshot);
 
 /* For redo */
 extern bool PageFetchAwait(RelFileLocator rlocator, ForkNumber forknum,
-						   BlockNumber blkno);
+						   BlockNumber blkno, bool in_buffer);
 extern void PageFetchForget(RelFileLocator rlocator, ForkNumber forknum,
 							BlockNumber first, BlockNumber last);
 extern void PageFetchForgetDatabase(Oid dbid, Oid spcid);
 extern void PageFetchCopyDatabase(Oid src_dbid, Oid src_spcid, Oid dbid, Oid spcid);
+extern void PageFetchDropBuffers(void);
 extern void PageFetchProceed(void);
 extern void PageFetchEnd(void);
 

@@ -244,12 +244,21 @@ ahead_possible(void)
 	return recovery_prefetch != RECOVERY_PREFETCH_OFF &&
 		maintenance_io_concurrency > 0 &&
 		(io_direct_flags & IO_DIRECT_DATA) == 0 &&
-		!(recovery_min_apply_delay > 0 &&
-		  GetRecoveryState() == RECOVERY_STATE_ARCHIVE) &&
 		!XLogBlockFilterSuspended;
 #else
 	return false;
 #endif
+}
+
+/*
+ * Return whether WAL is kept waiting before it is redone, so that its blocks are not
+ * needed for long.  A promotion ends that.
+ */
+static bool
+ahead_is_delayed(void)
+{
+	return recovery_min_apply_delay > 0 &&
+		GetRecoveryState() == RECOVERY_STATE_ARCHIVE && !PromoteIsTriggered();
 }
 
 /*
@@ -741,6 +750,12 @@ XLogAheadStep(XLogRecPtr decoded)
 			if (!ahead_possible())
 			{
 				XLogAheadEnd();
+				return true;
+			}
+			if (ahead_is_delayed())
+			{
+				ahead_hold_at = PG_UINT64_MAX;
+				ahead_due_at = decoded + AHEAD_MIN_RANGE;
 				return true;
 			}
 			ahead_begin_window(decoded);

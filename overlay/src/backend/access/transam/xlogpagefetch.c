@@ -8,9 +8,9 @@
  * the page.  This is how it comes here:
  *
  * - Redo reads a page with a wrong checksum, an invalid header, nothing but zeroes where it
- *   needs a page (once consistent), or an error of the device.  The page is put on a list
- *   (PageFetchAwait()), and redo passes over it as over one that WAL is going to remove
- *   (BLK_NOTFOUND).
+ *   needs a page, or an error of the device.  The page is put on a list (PageFetchAwait(); zeroes
+ *   are, once consistent, as until then WAL may remove the page), and redo passes over it as over
+ *   one that WAL is going to remove (BLK_NOTFOUND).
  * - When the record has been replayed, so that no lock is held, the startup process has
  *   a background worker ask the primary (PageFetchProceed()).  The worker connects as the
  *   walreceiver does, and so needs no other privileges.
@@ -27,7 +27,9 @@
  * Meanwhile:
  *
  * - Sessions get the error that a damaged page gives them anyway.  They get it also if the
- *   device has the page again (PageFetchAwaits()), as that lacks what redo has passed over.
+ *   device has the page again (PageFetchAwaits()), as that lacks what redo has passed over, and
+ *   with zero_damaged_pages.  A page of zeroes leaves shared buffers before the next record is
+ *   replayed (PageFetchDropBuffers()).
  * - No restartpoint is noted (XLogHaveInvalidPages()), so a standby that stops or crashes
  *   meets the page again.
  * - WAL may make the page anew, or remove it.  Then the copy is not needed.  If the primary
@@ -126,12 +128,15 @@ typedef struct PageFetchCtlData
 
 static PageFetchCtlData *PageFetchCtl;
 
-/*
- * In the startup process: what the primary has answered about each entry, if as_of is
- * valid
- */
-static PageFetchAnswer page_fetch_answers[PAGE_FETCH_MAX];
-static bool page_fetch_copied[PAGE_FETCH_MAX];	/* with its database */
+/* What the startup process knows of an entry */
+typedef struct PageFetchState
+{
+	PageFetchAnswer answer;		/* if as_of is valid */
+	bool		in_buffer;		/* other processes may have it */
+	bool		copied;			/* with its database */
+} PageFetchState;
+
+static PageFetchState page_fetch_states[PAGE_FETCH_MAX];
 int			PageFetchAwaited = 0;
 bool		PageFetchHasLeft = false;
 
@@ -225,10 +230,11 @@ PageFetchAwaits(RelFileLocator rlocator, ForkNumber forknum, BlockNumber blkno)
 
 /*
  * Redo has met a damaged page.  Put it on the list, or return false if the primary is not
- * to be asked.
+ * to be asked.  If the page may be in a buffer, the caller has PageFetchDropBuffers() called
+ * before replay goes on.
  */
 bool
-PageFetchAwait(RelFileLocator rlocator, ForkNumber forknum, BlockNumber blkno)
+PageFetchAwait(RelFileLocator rlocator, ForkNumber forknum, BlockNumber blkno, bool in_buffer)
 {
 	uint32		n = pg_atomic_read_u32(&PageFetchCtl->nentries);
 	PageFetchEntry *entry = &PageFetchCtl->entries[n];
@@ -244,8 +250,8 @@ PageFetchAwait(RelFileLocator rlocator, ForkNumber forknum, BlockNumber blkno)
 	entry->rlocator = rlocator;
 	entry->forknum = forknum;
 	entry->blkno = blkno;
-	memset(&page_fetch_answers[n], 0, sizeof(PageFetchAnswer));
-	page_fetch_copied[n] = false;
+	memset(&page_fetch_states[n], 0, sizeof(PageFetchState));
+	page_fetch_states[n].in_buffer = in_buffer;
 	pg_write_barrier();
 	pg_atomic_write_u32(&entry->used, 1);
 	pg_atomic_write_u32(&PageFetchCtl->nentries, n + 1);
@@ -271,8 +277,8 @@ static void
 forget_entry(uint32 i)
 {
 	pg_atomic_write_u32(&PageFetchCtl->entries[i].used, 0);
-	if (page_fetch_answers[i].page != NULL)
-		pfree(page_fetch_answers[i].page);
+	if (page_fetch_states[i].answer.page != NULL)
+		pfree(page_fetch_states[i].answer.page);
 	if (--PageFetchAwaited == 0)
 		pg_atomic_write_u32(&PageFetchCtl->nentries, 0);
 }
@@ -338,14 +344,51 @@ PageFetchCopyDatabase(Oid src_dbid, Oid src_spcid, Oid dbid, Oid spcid)
 		if (!entry_is_used(i) || entry->rlocator.dbOid != src_dbid ||
 			entry->rlocator.spcOid != src_spcid)
 			continue;
-		if (!PageFetchAwait(copy, entry->forknum, entry->blkno))
+		if (!PageFetchAwait(copy, entry->forknum, entry->blkno, false))
 			ereport(FATAL,
 					(errcode(ERRCODE_DATA_CORRUPTED),
 					 errmsg("invalid page in block %u of relation \"%s\"",
 							entry->blkno,
 							relpathperm(entry->rlocator, entry->forknum).str),
 					 errdetail("Its database is copied before the primary has replaced it.")));
-		page_fetch_copied[place] = true;
+		page_fetch_states[place].copied = true;
+	}
+}
+
+/*
+ * The page cannot be read any more.  Wait until no buffer has it: processes that still read or
+ * use it are conflicts with recovery.  The caller holds no lock that these could wait for.
+ */
+static void
+drop_buffer(const PageFetchEntry *entry)
+{
+	Buffer		buffer;
+	bool		flushed;
+
+	while (BufferIsValid(buffer = ReadBufferIfIntact(entry->rlocator, entry->forknum,
+													 entry->blkno)))
+	{
+		LockBufferForCleanup(buffer);
+		UnlockReleaseBuffer(buffer);
+		(void) EvictUnpinnedBuffer(buffer, &flushed);
+		ProcessStartupProcInterrupts();
+	}
+}
+
+/*
+ * Replay is between two records.  See to it that no session takes a page on the list for an empty one
+ * from now on.
+ */
+void
+PageFetchDropBuffers(void)
+{
+	uint32		n = pg_atomic_read_u32(&PageFetchCtl->nentries);
+
+	for (uint32 i = 0; i < n; i++)
+	{
+		if (entry_is_used(i) && page_fetch_states[i].in_buffer)
+			drop_buffer(&PageFetchCtl->entries[i]);
+		page_fetch_states[i].in_buffer = false;
 	}
 }
 
@@ -437,7 +480,7 @@ try_again_later(uint32 i)
 static bool
 fetch_page(uint32 i, XLogRecPtr replayed, TimeLineID tli)
 {
-	PageFetchAnswer *answer = &page_fetch_answers[i];
+	PageFetchAnswer *answer = &page_fetch_states[i].answer;
 
 	if (PrimaryConnInfo[0] == '\0' || GetCurrentTimestamp() < page_fetch_next_try ||
 		must_not_wait())
@@ -468,7 +511,7 @@ static void
 put_page_in_place(uint32 i)
 {
 	const PageFetchEntry *entry = &PageFetchCtl->entries[i];
-	const PageFetchAnswer *answer = &page_fetch_answers[i];
+	const PageFetchAnswer *answer = &page_fetch_states[i].answer;
 	Buffer		buffer;
 
 	/*
@@ -483,7 +526,7 @@ put_page_in_place(uint32 i)
 	memcpy(BufferGetPage(buffer), answer->page, BLCKSZ);
 	MarkBufferDirty(buffer);
 	/* Redo drops all buffers of a database when it has been moved. */
-	if (entry->forknum == INIT_FORKNUM || page_fetch_copied[i])
+	if (entry->forknum == INIT_FORKNUM || page_fetch_states[i].copied)
 		FlushOneBuffer(buffer);
 	UnlockReleaseBuffer(buffer);
 
@@ -510,10 +553,11 @@ PageFetchProceed(void)
 	TimeLineID	tli;
 	XLogRecPtr	replayed = GetXLogReplayRecPtr(&tli);
 
+	PageFetchDropBuffers();
 	for (uint32 k = 0; k < n; k++)
 	{
 		uint32		i = (first + k) % n;
-		PageFetchAnswer *answer = &page_fetch_answers[i];
+		PageFetchAnswer *answer = &page_fetch_states[i].answer;
 
 		if (!entry_is_used(i) ||
 			(XLogRecPtrIsInvalid(answer->as_of) && !fetch_page(i, replayed, tli)) ||
@@ -536,26 +580,6 @@ PageFetchProceed(void)
 			pfree(answer->page);
 		memset(answer, 0, sizeof(PageFetchAnswer));
 		try_again_later(i);
-	}
-}
-
-/*
- * The page cannot be read any more.  Wait until no buffer has it: a session may still be reading
- * what was in the file before, or zero_damaged_pages may have made zeroes of it.
- */
-static void
-drop_buffer(const PageFetchEntry *entry)
-{
-	Buffer		buffer;
-	bool		flushed;
-
-	while (BufferIsValid(buffer = ReadBufferIfIntact(entry->rlocator, entry->forknum,
-													 entry->blkno)))
-	{
-		ReleaseBuffer(buffer);
-		if (!EvictUnpinnedBuffer(buffer, &flushed))
-			pg_usleep(1000);
-		ProcessStartupProcInterrupts();
 	}
 }
 

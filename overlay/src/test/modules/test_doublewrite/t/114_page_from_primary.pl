@@ -42,6 +42,7 @@ $primary->safe_psql('cut',
 $primary->safe_psql(
 	'postgres', q{
 	CREATE EXTENSION IF NOT EXISTS amcheck;
+	CREATE EXTENSION IF NOT EXISTS pg_buffercache;
 	CREATE EXTENSION IF NOT EXISTS pg_doublewrite_stats;
 	CREATE TABLE t (i int PRIMARY KEY, v int, f text) WITH (fillfactor = 50);
 	INSERT INTO t SELECT g, 0, repeat('x', 100) FROM generate_series(1, 10000) g;
@@ -76,6 +77,34 @@ sub rot
 	$standby->start;
 	$offset = -s $standby->logfile;
 	return $good;
+}
+
+# The standby crashes.  Redo meets zeroes in the page, then what is done here, and is not
+# consistent until then.
+sub zeroes_before_consistency
+{
+	my ($code) = @_;
+
+	my $good = rot('t');
+	$standby->stop;
+	write_block($standby, $file, $BLOCK * BLCKSZ, $good);
+	# no copy of the page in the log
+	$standby->append_conf('postgresql.conf',
+		"io_torn_pages_protection = off\n");
+	$standby->start;
+	$primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
+	$code->();
+	$primary->safe_psql('postgres', 'UPDATE u SET v = v + 1');
+	$primary->wait_for_catchup($standby);
+	$standby->safe_psql('postgres',
+		q{SELECT pg_buffercache_evict_relation('u')});
+	$standby->stop('immediate');
+	write_block($standby, $file, $BLOCK * BLCKSZ, "\0" x BLCKSZ);
+	$offset = -s $standby->logfile;
+	$standby->start;
+	$standby->append_conf('postgresql.conf',
+		"io_torn_pages_protection = double_writes\n");
+	return;
 }
 
 # Have WAL arrive, but not be replayed, while the primary does something.
@@ -275,6 +304,71 @@ says(qr/block $BLOCK of relation "$file" was damaged, and has been replaced/,
 	'zeroes are replaced');
 same('zeroes');
 
+# --- ... and met before consistency.  A copy of the database has them, too.
+
+zeroes_before_consistency(
+	sub {
+		$primary->safe_psql('template1',
+			'CREATE DATABASE zeroes TEMPLATE postgres STRATEGY file_copy');
+	});
+says(qr/block $BLOCK of relation "$file" was damaged, and has been replaced/,
+	'zeroes before consistency are replaced');
+same('zeroes before consistency');
+is( $standby->safe_psql('zeroes', 'SELECT count(*), sum(v) FROM t'),
+	$primary->safe_psql('zeroes', 'SELECT count(*), sum(v) FROM t'),
+	'... and those of a copy of the database');
+
+# --- ... and made anew by WAL since
+
+zeroes_before_consistency(
+	sub {
+		my $backup = $primary->background_psql('postgres');
+		$backup->query_safe(q{SELECT pg_backup_start('images', true)});
+		$primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
+		$backup->query_safe('SELECT pg_backup_stop(false)');
+		$backup->quit;
+	});
+same('zeroes made anew');
+unlike(
+	slurp_file($standby->logfile, $offset),
+	qr/asking the primary/,
+	'... are not replaced');
+
+# --- ... and read ahead by a session, which takes them for an empty page
+
+rot('t');
+$standby->append_conf('postgresql.conf',
+	"max_standby_streaming_delay = -1\n");
+$standby->stop;
+write_block($standby, $file, $BLOCK * BLCKSZ, "\0" x BLCKSZ);
+$standby->start;
+received_and_not_replayed('UPDATE t SET v = v + 1');
+my $reader = $standby->background_psql('postgres');
+$reader->query_safe('BEGIN; DECLARE c CURSOR FOR SELECT * FROM t');
+$reader->query_safe('FETCH 10 FROM c')
+  until $standby->safe_psql(
+	'postgres', qq{
+		SELECT pinning_backends > 0 FROM pg_buffercache
+		WHERE relfilenode = pg_relation_filenode('t')
+			AND relforknumber = 0 AND relblocknumber = $BLOCK}) eq 't';
+conninfo_is($UNREACHABLE);
+resume();
+ok( $standby->poll_query_until(
+		'postgres',
+		"SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'startup' AND wait_event = 'BufferPin'"
+	),
+	'a page of zeroes in a buffer: replay does not go on with it there');
+$reader->query_safe('COMMIT');
+$reader->quit;
+says(qr/could not connect to the primary to fetch a page/,
+	'... and waits for the session');
+unreadable('... which is the last one that takes it for empty');
+conninfo_is($primary_conninfo);
+same('a page of zeroes in a buffer');
+$standby->append_conf('postgresql.conf',
+	"max_standby_streaming_delay = 30s\n");
+$standby->reload;
+
 # --- It is not, and comes back.  Replay goes on meanwhile.
 
 rot('t');
@@ -408,8 +502,7 @@ $standby->reload;
 dw_wake($primary, $LOOKED);
 same('answered at last');
 
-# --- Promotion, while the primary cannot be reached.  A session has taken the page for zeroes,
-# --- and the device has it again.
+# --- Promotion, while the primary cannot be reached, and the device has the page again
 
 with_another_standby(
 	'promoted',
@@ -422,8 +515,12 @@ with_another_standby(
 		resume();
 		says(qr/could not connect to the primary to fetch a page/,
 			'a page is awaited');
-		$standby->safe_psql('postgres',
+		my (undef, undef, $stderr) = $standby->psql('postgres',
 			'SET zero_damaged_pages = on; SELECT count(*) FROM t');
+		like(
+			$stderr,
+			qr/ERROR: .*invalid page in block $BLOCK/,
+			'... which no session can take for zeroes');
 		write_block($standby, $file, $BLOCK * BLCKSZ, $good);
 		begin_promotion();
 		is_promoted($rows, 'promoted');

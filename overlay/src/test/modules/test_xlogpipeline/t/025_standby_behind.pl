@@ -212,22 +212,31 @@ is(scalar(windows($cold, 0)),
 	0, 'delayed, without queries: does not look ahead');
 $cold->stop;
 
-# --- Promoted while it is behind
+# --- Promoted while it is behind, as it is delayed
 
-$standby->append_conf('postgresql.conf', 'recovery_min_apply_delay = 0');
+$standby->append_conf('postgresql.conf', "recovery_min_apply_delay = '1d'");
 $standby->reload;
 $standby->poll_query_until('postgres',
-	"SELECT current_setting('recovery_min_apply_delay') = '0'");
-xlp_pause($standby);
+	"SELECT current_setting('recovery_min_apply_delay') = '1d'");
+# Only commits wait.
+$primary->safe_psql('postgres', 'UPDATE t_one SET v = v + 1 WHERE id = 1');
 change($primary, 't_three');
 $primary->wait_for_catchup($standby, 'flush');
 my $sums = sums($primary);
 $primary->stop;
+my $offset = -s $standby->logfile;
 $standby->promote;
 is(sums($standby), $sums, 'promoted: has all that was received');
+cmp_ok(
+	sum0(map { $_->[2] } windows($standby, $offset)),
+	'>=',
+	0.5 * $PAGES,
+	'... and has looked ahead');
 my ($blocks, $runs, $at_once) = slurp_file($standby->logfile) =~
   /announced (\d+) blocks, and \d+ in between, in (\d+) runs, with at most (\d+) requests under way/;
-cmp_ok($blocks, '>=', 4 * $PAGES,
+cmp_ok(
+	$blocks, '>=',
+	3.5 * $PAGES,
 	'blocks of four tables have been announced');
 cmp_ok($runs, '<', $blocks / 5, '... in runs');
 cmp_ok($at_once, '<=', $REQUESTS, '... of which few were under way');
