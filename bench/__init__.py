@@ -15,7 +15,7 @@ only `common`:
     latency    transactions at a fixed rate: what they wait for, and what grows meanwhile
     recovery   saved WAL, and what its replay costs
     restart    from a crash to the first query, by parts
-    standby    how long a standby takes to catch up, what its readers wait, and to be promoted
+    standby    how long a standby takes to catch up, what its readers wait, and to be promoted; its lag
     suites     the cases: data, settings, load
     sceptic    more of them: fixed rates, long runs, storage without a cache, TPC-C, YCSB
     summary    medians of a series of runs: the file that git keeps

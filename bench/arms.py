@@ -21,6 +21,7 @@ class Arm:
     images: bool | None = None     # replays saved WAL, with or without images
     file_system: str | None = None     # needs this one
     restarts: bool = False      # differs from others after a crash, or should
+    if_named: bool = False      # is run where it is named only
 
     @property
     def ours(self) -> bool:
@@ -44,6 +45,10 @@ ARMS = {arm.name: arm for arm in (
         {MODE: "double_writes", "double_write_compression": "off"}),
     # All others of ours open before redo, as initdb makes them.
     Arm("in_order", "release", {MODE: "double_writes", **IN_ORDER}, restarts=True),
+    # Of a standby that is behind: a delay that is over for all its WAL turns off looking ahead,
+    # and nothing else; recovery_prefetch would turn off reading single blocks as well.
+    Arm("no_look_ahead", "release", {MODE: "double_writes", "recovery_min_apply_delay": "1ms"},
+        if_named=True),
     # The storage of a machine for tests has no atomic writes of its own.
     Arm("atomic_writes", "release",
         {MODE: "atomic_writes", "debug_atomic_writes_in_software": "on"}, file_system="xfs"),
@@ -71,11 +76,11 @@ def choose(names: Collection[str], replaying: bool = False, file_systems: Collec
 
     Arms that replay saved WAL are for cases that do, and the others are not; those that need
     a file system are for cases on it. Those that differ after a crash only are left out of cases
-    without one, unless they are named.
+    without one, unless they are named; some are run only then.
     """
     fitting = [arm for arm in ARMS.values() if (arm.images is not None) == replaying
                and arm.file_system in (None, *file_systems)
-               and (names or restarting or not arm.restarts)]
+               and (names or not arm.if_named and (restarting or not arm.restarts))]
     unknown = set(names) - {arm.name for arm in fitting}
     if unknown:
         raise DevError(f"no such arm of this suite: {', '.join(sorted(unknown))}",

@@ -89,6 +89,28 @@ def speed(ours: str, theirs: str) -> Callable[..., Any]:
     return ratio
 
 
+def within(arm: str, most: float) -> Callable[..., Any]:
+    """Return a function of a Measure: what an arm may take, divided by what it takes."""
+    def ratio(measure):
+        if arm not in measure.arms:
+            return None
+        return stats.speed_ratio(measure.sample(arm), stats.Sample((most,)), measure.higher_is_better)
+    return ratio
+
+
+def over_best_of_stock(ours: str) -> Callable[..., Any]:
+    """Return a function of a Measure: how fast an arm is relative to the fastest of stock.
+
+    That is not known without the one that is the strongest where storage is slow.
+    """
+    def ratio(measure):
+        if not {ours, "stock-full_pages+zstd"} <= set(measure.arms):
+            return None
+        return min((speed(ours, arm)(measure) for arm in measure.arms if arm.startswith("stock-")),
+                   key=lambda found: found.value)
+    return ratio
+
+
 def pages_per_write(measure: Any) -> stats.Ratio | None:
     """Return the pages per write of double_writes as a Ratio to one page."""
     if "double_writes" not in measure.arms:
@@ -158,8 +180,13 @@ BARS = (
         volume, 1.0),
     Bar("first query: double_writes / stock full_pages", "restart", "tpcb-like",
         "until first query", speed("double_writes", "stock-full_pages"), 1.0),
-    Bar("catch-up: double_writes / stock full_pages + zstd", "standby", "tpcb-like",
-        "until caught up", speed("double_writes", "stock-full_pages+zstd"), 2.0),
+    Bar("catch-up: 10 s / double_writes", "standby", "tpcb-like", "until caught up",
+        within("double_writes", 10), 1.0),
+    Bar("catch-up: double_writes / fastest arm of stock", "standby", "tpcb-like",
+        "until caught up", over_best_of_stock("double_writes"), 2.0),
+    # At most 1.3 times as long.
+    Bar("readers beside catch-up: double_writes / no look-ahead", "standby", "tpcb-like, readers",
+        "readers, 99th percentile", speed("double_writes", "no_look_ahead"), 1 / 1.3),
     # At most 1.1 times as long.
     Bar("tails at a fixed rate: double_writes / off", "latency|sawtooth", ".*",
         r".*, 99(\.9)?th percentile", speed("double_writes", "off"), 1 / 1.1),

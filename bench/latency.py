@@ -45,11 +45,15 @@ class Capacity(Pgbench):
 
 @dataclass(frozen=True)
 class Stream:
-    """Transactions of one kind: a name, the arguments of pgbench, a share of the rate found."""
+    """Transactions of one kind: a name, the arguments of pgbench, a share of the rate found.
+
+    If none was found or given, it is a share of `pace`.
+    """
 
     name: str
     arguments: tuple
     share: float
+    pace: float = 0
 
     def run(self, session: Session, seconds: float, waits: "Waits") -> clients.Outcome:
         """Run pgbench; returns the Outcome, and has `waits` count."""
@@ -59,7 +63,7 @@ class Stream:
 
     def rate(self, session: Session) -> float:
         """Return transactions a second."""
-        return max(1, self.share * session.pace)
+        return max(1, self.share * (session.pace or self.pace))
 
 
 class Waits:

@@ -27,6 +27,7 @@ PLOTS = "plots"
 COLOURS = {"off": "#7fb2e5", "double_writes": "#1f5fa8", "double_writes+lz4": "#5a4fb0",
            "double_writes+zstd": "#8a6fd0", "double_writes+plain": "#8fa3c8",
            "in_order": "#d24d9c",
+           "no_look_ahead": "#e59ac4",
            "atomic_writes": "#d99a2b",
            "full_pages": "#2f9e6e", "full_pages+lz4": "#9ad3b9",
            "full_pages+zstd": "#c9e8da", "stock-off": "#9a9a9a",

@@ -1,8 +1,10 @@
 """How long a standby takes to catch up, what its readers wait meanwhile, and to be promoted.
 
+And by how much it lags under a steady load, which latency.py runs.
+
 To catch up: the standby is down while its primary carries out transactions.  Then both start
 with nothing in the kernel's cache except the WAL of the primary, which is to cost the device
-that they share nothing.
+that they share nothing.  A standby that is to be warm has its relation files there, too.
 
 To be promoted: the standby receives WAL and does not replay it.  Then the primary goes, and the
 standby starts with nothing in the kernel's cache except its WAL.
@@ -10,6 +12,7 @@ standby starts with nothing in the kernel's cache except its WAL.
 
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -22,18 +25,23 @@ from .restart import BLOCK, RECOVERY, carry_out
 POLL_SECONDS = 0.05
 READS = ("--builtin=select-only",)
 
+# Files of a data directory.
+WAL, RELATIONS = "pg_wal/0*", "base/*/*"
+
 
 @dataclass(frozen=True)
 class CatchUp:
     """Transactions for a standby that is down, and its way to the end of them.
 
     `transactions` is for all clients, `arguments` are those of pgbench; so many `readers`
-    ask for single rows on the standby, which count until it has caught up.
+    ask for single rows on the standby, which count until it has caught up.  A `warm` standby
+    starts with its relation files in the kernel's cache.
     """
 
     transactions: int
     arguments: tuple
     readers: int = 0
+    warm: bool = False
 
     def __call__(self, session: Session) -> list[Point]:
         server, standby, volume = session.server, session.standby, session.volume
@@ -52,7 +60,9 @@ class CatchUp:
         postgres.write_settings(standby.data / "postgresql.auto.conf", {
             "primary_conninfo": f"host={primary['PGHOST']} port={primary['PGPORT']}"
                                 f" user={primary['PGUSER']}"})
-        _warm_wal(server)
+        _warm(server, WAL)
+        if self.warm:
+            _warm(standby, RELATIONS)
         volume.hold()
         before = counters.devices(volume)
         started = time.time()
@@ -104,7 +114,7 @@ class Promotion:
         standby.stop()
         server.stop()
         volume.cool()
-        _warm_wal(standby)
+        _warm(standby, WAL)
         volume.hold()
         standby.start()
         left = standby.sql(f"SELECT pg_wal_lsn_diff('{end}', pg_last_wal_replay_lsn()),"
@@ -124,9 +134,37 @@ class Promotion:
                       extra=facts)]
 
 
-def _warm_wal(server):
-    """Have the WAL of a server that is down in the kernel's cache."""
-    for path in (server.data / "pg_wal").glob("0*"):
+@dataclass(frozen=True)
+class ReplayLag:
+    """What the standby has not replayed, in bytes, and for how long, as its primary sees both."""
+
+    QUERY = """SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn),
+	coalesce(extract(epoch FROM replay_lag), 0)
+FROM pg_stat_replication"""
+    TITLES = {"median": "p50", "99th percentile": "p99", "largest": "max"}
+
+    def look(self, session: Session) -> Callable[[], list[float]]:
+        """Return a function that returns [bytes, seconds]."""
+        return lambda: [float(number) for number in session.server.rows(self.QUERY)[0]]
+
+    @classmethod
+    def points(cls, samples: Sequence[tuple[float, list[float]]], step: int) -> list[Point]:
+        """Return Points of bytes and of seconds; the first of each has all values over time."""
+        points = []
+        for place, unit in enumerate(("bytes", "seconds")):
+            # The last sample comes when the load has ended.
+            values = [lag[place] for _, lag in samples[:-1]]
+            found = stats.percentiles(Counter(values))
+            of_unit = [Point(f"replay lag in {unit}, {title}", found[key], unit, False, len(values))
+                       for title, key in cls.TITLES.items()]
+            of_unit[0].trace = {"step": step, "values": values}
+            points += of_unit
+        return points
+
+
+def _warm(server, pattern):
+    """Have such files of a server that is down in the kernel's cache."""
+    for path in server.data.glob(pattern):
         path.read_bytes()
 
 

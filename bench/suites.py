@@ -13,6 +13,7 @@ from typing import Any
 from common.base import DevError
 
 from . import clients, machine
+from .latency import OpenLoop, Stream
 from .loads import (
     Beside,
     Checkpoints,
@@ -28,7 +29,7 @@ from .loads import (
 from .recovery import PROGRESS, Replay, Workload
 from .restart import FirstSeconds, Restart
 from .server import Server
-from .standby import CatchUp, Promotion
+from .standby import CatchUp, Promotion, ReplayLag
 
 SCRIPTS = Path(__file__).resolve().parent / "tpcc"
 REDO_SCRIPTS = Path(__file__).resolve().parent / "redo"
@@ -61,6 +62,7 @@ TRAP_ROW_BYTES = 160
 PART_ROW_BYTES = 420
 REDO_ROW_BYTES = 190
 DOCUMENT_BYTES = 7000
+DOCUMENTS = 60_000
 
 # Of each of many tables, which has MANY_ROWS rows: heap, index, and what vacuum adds.
 MANY_TABLE_BYTES = 14 * 8192
@@ -308,6 +310,12 @@ def tpcc_load(scale: Scale, number: int) -> Pgbench:
     return Pgbench((*scripts, f"--define=warehouses={scale.count(number, 2)}", "--max-tries=10"))
 
 
+def document_changes(scale: Scale, number: int) -> tuple[str, ...]:
+    """Return the arguments for new documents, and new bodies of others."""
+    return (f"--file={RESTART_SCRIPTS / 'documents.sql'}",
+            f"--define=rows={scale.count(number, 1000)}")
+
+
 TPCB = Pgbench(("--builtin=tpcb-like",))
 TPCB_COLD = Pgbench(("--builtin=tpcb-like",), prewarm=False)
 
@@ -517,24 +525,31 @@ def replication(scale: Scale) -> list[Case]:
             for wal in (10240, 64)]
 
 
-@suite
+@suite(arms=("stock-off", "stock-full_pages", "stock-full_pages+lz4", "stock-full_pages+zstd",
+             "double_writes"))
 def standby(scale: Scale) -> list[Case]:
-    """(l) how long a standby takes to catch up, alone and with readers beside, and to be promoted."""
+    """(l) how long a standby takes to catch up, and to be promoted; its lag, and remote_apply."""
     transactions, tpcb = scale.count(40_000, 100), ("--builtin=tpcb-like",)
+    documents = CatchUp(scale.count(16_000, 100), document_changes(scale, DOCUMENTS))
+    # No row that many transactions change: one that waits for the standby would hold it.
+    steady = OpenLoop((Stream("commits", ("--builtin=simple-update",), 1, STEADY_TRANSACTIONS_A_SECOND),),
+                      (ReplayLag(),))
     settings = {"shared_buffers": scale.buffers(256), "max_wal_size": scale.wal(1536),
                 "wal_keep_size": scale.wal(1536), "autovacuum": "off"}
 
-    def case(name, load, **more):
-        return Case(name, pgbench_data(scale, 30), load, {**settings, **more}, standby=True,
-                    ours_only=bool(more))
+    def case(name, load, data=None, **more):
+        return Case(name, data or pgbench_data(scale, 30), load, {**settings, **more}, standby=True)
 
     promotions = [case(f"promotion, {seconds} s of WAL",
                        Promotion(scale.count(seconds * TRANSACTIONS_A_SECOND, 0), tpcb))
                   for seconds in (0, 10, 60)]
     return [case("tpcb-like", CatchUp(transactions, tpcb)),
             case("tpcb-like, readers", CatchUp(transactions, tpcb, READERS)),
-            case("tpcb-like, readers, no pipeline", CatchUp(transactions, tpcb, READERS),
-                 wal_pipeline="off"), *promotions]
+            case("tpcb-like, warm", CatchUp(transactions, tpcb, warm=True)),
+            case("documents", documents, document_data(scale, DOCUMENTS)), *promotions,
+            case("steady, asynchronous", steady, checkpoint_timeout="30s"),
+            case("steady, remote_apply", steady, checkpoint_timeout="30s",
+                 synchronous_standby_names="*", synchronous_commit="remote_apply")]
 
 
 READERS = 4
@@ -542,6 +557,9 @@ READERS = 4
 # Of a primary whose standby is promoted: the same number in each arm, and what the slowest one
 # bears on rented storage.
 TRANSACTIONS_A_SECOND = 400
+
+# Of a primary whose standby follows on the same device, unless `--rate` says otherwise.
+STEADY_TRANSACTIONS_A_SECOND = 300
 
 
 @suite
@@ -632,9 +650,7 @@ def _restart_loads(scale: Scale) -> list[tuple[str, Dataset, tuple[str, ...], in
         ("range updates", own, _redo_script(scale, "range_update", rows), 3_000),
         ("HOT updates", own, _redo_script(scale, "hot_update", rows), 5_000),
         ("non-HOT updates", own, _redo_script(scale, "non_hot_update", rows), 5_000),
-        ("documents", document_data(scale, 60_000),
-         (f"--file={RESTART_SCRIPTS / 'documents.sql'}",
-          f"--define=rows={scale.count(60_000, 1000)}"), 6_000),
+        ("documents", document_data(scale, DOCUMENTS), document_changes(scale, DOCUMENTS), 6_000),
     ]
 
 
