@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-from bench import arms, bars, latency, report, standby, suites, summary
+from bench import arms, bars, figures, latency, report, standby, suites, summary
 
 
 class CatchUpTest(unittest.TestCase):
@@ -111,6 +111,13 @@ class BarsTest(unittest.TestCase):
             (_, found), = self.verdicts("tpcb-like, readers", "readers, 99th percentile", {
                 "double_writes": waited, "no_look_ahead": 100}).values()
             self.assertEqual(found, outcome)
+
+    def test_rows_of_figures_are_of_cases(self):
+        names = {case.name for case in suites.cases("standby", 1)}
+        rows = [row for row in figures.MATTER if row.suite == "standby"]
+        self.assertEqual(len(rows), 4)
+        self.assertLessEqual({row.case for row in rows}, names)
+        self.assertLessEqual(len(figures.MATTER), figures.ROOM)
 
 
 def run(case, arm, point):
