@@ -21,6 +21,9 @@ from .upgrade import Upgrade
 
 TRIED = "packaging/tools.json"
 
+# What is tried besides what servers are made of.
+ALSO_OF = "packaging/monitoring"
+
 
 class Control(Trial):
     """The same crash, but the log is thrown away: does a trial notice?"""
@@ -51,7 +54,7 @@ TRIALS = {
 
 
 def check(paths: Paths, names: Iterable[str], build_kind: Callable[[str], Path]) -> None:
-    """Try the tools; their rows of the table are kept in packaging/tools.json.
+    """Try the tools; their rows of the table are kept in packaging/tools.json, with the commit.
 
     `build_kind` brings a build up to date, and returns its directory of programs.
     """
@@ -59,14 +62,20 @@ def check(paths: Paths, names: Iterable[str], build_kind: Callable[[str], Path])
     if unknown:
         raise DevError(f"no such tool: {', '.join(sorted(unknown))}",
                        "one of " + ", ".join(TRIALS))
-    bindir = functools.cache(build_kind)
-    _check_that_loss_is_noticed(paths, bindir("test"))
+
+    @functools.cache
+    def built(kind: str) -> tuple[Path, str]:
+        # What is built is of this commit, whatever is edited or committed during the trials.
+        commit = worktree.stamp(paths, ALSO_OF)
+        return build_kind(kind), commit
+
+    _check_that_loss_is_noticed(paths, built("test")[0])
     file = paths.repo / TRIED
     rows = json.loads(file.read_text()) if file.exists() else {}
     for name in names or TRIALS:
         deps.ensure(paths, TRIALS[name].packages)
-        ours, *_ = [bindir(kind) for kind in TRIALS[name].kinds]
-        rows[name] = {**_one(paths, ours, name), "commit": worktree.commit(paths)["commit"][:8]}
+        (bindir, commit), *_ = [built(kind) for kind in TRIALS[name].kinds]
+        rows[name] = {**_one(paths, bindir, name), "commit": commit}
         file.write_text(json.dumps(dict(sorted(rows.items())), indent=1) + "\n")
 
 

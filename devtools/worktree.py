@@ -196,17 +196,24 @@ def _new_files(files, known):
     return {path: entry for path, entry in files.items() if path not in known}
 
 
-def commit(paths: Paths) -> dict[str, Any]:
+def commit(paths: Paths, *more: str) -> dict[str, Any]:
     """Return the commit of the repository, and whether what is built and measured is of it.
 
-    {} if the repository is none of git's: then figures are of no commit.
+    What is in the directories `more` counts, too.  {} if the repository is none of git's: then
+    figures are of no commit.
     """
     head = _ask_git(paths, "rev-parse", "-q", "--verify", "HEAD")
     if not head:
         return {}
-    edited = _ask_git(paths, "status", "--porcelain", "--", *MADE_OF) or \
+    edited = _ask_git(paths, "status", "--porcelain", "--", *MADE_OF, *more) or \
         edits_in_work(repository(paths), paths)
     return {"commit": head, "commit dirty": "yes" if edited else "no"}
+
+
+def stamp(paths: Paths, *more: str) -> str:
+    """Return the commit in short, with "-dirty" if what is tried is not of it; see commit()."""
+    state = commit(paths, *more)
+    return state["commit"][:8] + "-dirty" * (state["commit dirty"] == "yes") if state else "none"
 
 
 def tree(paths: Paths) -> str:

@@ -19,7 +19,7 @@ from unittest import TestCase, mock
 from fixture import RepositoryCase
 
 from common.base import DevError
-from devtools import check, cli, crash, failures, series, suites
+from devtools import check, cli, crash, failures, series, suites, tools
 
 
 class SeriesTest(RepositoryCase):
@@ -571,3 +571,26 @@ class ExplorerTest(TestCase):
                                   (crash.run_history_controls(paths), "history --control quick")):
                 self.assertEqual(result.failed, 1)
                 self.assertRegex(" ".join(result.again), f"^./dev crash {words}$")
+
+
+class TrialsTest(RepositoryCase):
+    """What `./dev tools` keeps of its trials."""
+
+    def test_each_row_has_the_commit_that_was_built_for_it(self):
+        """That of a row that is not tried again stays; a commit in between changes nothing."""
+        stamps = iter(("11111111", "22222222-dirty"))
+        trials = {name: SimpleNamespace(packages=(), kinds=kinds) for name, kinds in
+                  (("one", ("test",)), ("two", ("release", "test")), ("three", ("test",)))}
+        kept = self.paths.repo / tools.TRIED
+        self.write(kept, json.dumps({"four": {"commit": "44444444"}}))
+        with mock.patch.object(tools, "TRIALS", trials), \
+                mock.patch.object(tools, "_check_that_loss_is_noticed"), \
+                mock.patch.object(tools, "_one", lambda paths, bindir, name: {"of": bindir}), \
+                mock.patch.object(tools.deps, "ensure"), \
+                mock.patch.object(tools.worktree, "stamp", lambda *_: next(stamps)):
+            tools.check(self.paths, (), lambda kind: kind)
+        self.assertEqual(json.loads(kept.read_text()), {
+            "one": {"of": "test", "commit": "11111111"},
+            "two": {"of": "release", "commit": "22222222-dirty"},
+            "three": {"of": "test", "commit": "11111111"},
+            "four": {"commit": "44444444"}})

@@ -265,3 +265,25 @@ class RefusalTest(RepositoryCase):
         self.assertIsNone(worktree.refusal(self.paths, self.source))
         self.write(self.paths.overlay / "src/main.c", "mine\n")
         self.assertIn("src/main.c", worktree.refusal(self.paths, self.source))
+
+
+class StampTest(RepositoryCase):
+
+    def commit_repository(self):
+        subprocess.run(["git", "-C", self.paths.repo, "-c", "user.name=t", "-c", "user.email=t",
+                        "commit", "-q", "--allow-empty", "-m", "one"], check=True)
+        return worktree.commit(self.paths)["commit"][:8]
+
+    def test_names_the_commit_and_edits(self):
+        """Results do not count as edits, other directories do if they are named."""
+        self.assertEqual(worktree.stamp(self.paths), "none")
+        subprocess.run(["git", "init", "-q", self.paths.repo], check=True)
+        (self.paths.patches / "series").unlink()
+        commit = self.commit_repository()
+        for name, stamps in (("bench/results/x", [commit, commit]),
+                             ("packaging/x", [commit, f"{commit}-dirty"]),
+                             ("overlay/x", [f"{commit}-dirty"] * 2)):
+            with self.subTest(name):
+                self.write(self.paths.repo / name, "x\n")
+                self.assertEqual([worktree.stamp(self.paths), worktree.stamp(self.paths, "packaging")],
+                                 stamps)
