@@ -12,6 +12,7 @@ only `common` and `bench`:
     worktree  work/: import, export, sync
     build     meson and ninja
     chroot    clean chroots of Debian's suites
+    sbom      SPDX documents and checksums of what is built
     dist      an archive that runs from any directory
     deb       Debian packages, built in a chroot
     image     a container image of these packages

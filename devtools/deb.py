@@ -11,7 +11,7 @@ are needed.
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
@@ -19,12 +19,12 @@ from typing import Any
 
 from common.base import DevError, Paths, note, output, run, say
 
-from . import apt, chroot, worktree
+from . import apt, chroot, sbom, worktree
 from . import patch as patches
 from .dist import differing
 from .source import Source, sha256
 
-PACKAGES = ("dpkg-dev", *chroot.PACKAGES)
+PACKAGES = ("dpkg-dev", *chroot.PACKAGES, *sbom.PACKAGES)
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,23 @@ def _build_ours(paths, suite, upstream, profiles, options, anew=False):
     scan(result)
     shutil.copy(paths.repo / PIN, result)
     say(f"building the packages for {suite.name}, which takes a while")
-    return _build(paths, suite, tree, profiles, result, options, anew)
+    _build(paths, suite, tree, profiles, result, options, anew)
+    describe(paths, suite, result, {"source-sha256": upstream.sha256})
+    return result
+
+
+def describe(paths: Paths, suite: Suite, directory: Path, data: Mapping[str, str]) -> None:
+    """Put an SPDX document of the packages in a directory beside them, and checksums of all."""
+    version = version_in(directory)
+    root = chroot.fresh(directory / "root")
+    for package in sorted(directory.glob("*.deb")):
+        run(["dpkg-deb", "--extract", package, root])       # for the copyrights
+    (root / "var" / "lib" / "dpkg").mkdir(parents=True, exist_ok=True)
+    shutil.copy(directory / "Packages", root / "var" / "lib" / "dpkg" / "status")
+    sbom.write(paths, directory / f"postgresql-18_{version}.spdx.json", root, version,
+               f"PostgreSQL with double writes, packages for Debian {suite.name}", data)
+    shutil.rmtree(root)
+    sbom.write_sums(directory, directory.iterdir())
 
 
 def compare(one: Path, other: Path) -> None:
@@ -273,6 +289,15 @@ def _sources(*directories):
     """Return commands that make directories in a chroot sources of its apt."""
     return [f"echo 'deb [trusted=yes] file:{directory} ./' >> /etc/apt/sources.list.d/dw.list"
             for directory in directories]
+
+
+def version_in(directory: Path) -> str:
+    """Return the version of the server's package in a directory of packages."""
+    found = re.search(r"^Package: postgresql-\d+\n(?:.+\n)*?Version: (.+)",
+                      (directory / "Packages").read_text(), re.MULTILINE)
+    if not found:
+        raise DevError(f"there is no package of the server in {directory}")
+    return found[1]
 
 
 def place(paths: Paths, suite: Suite) -> Path:

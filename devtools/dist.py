@@ -6,9 +6,7 @@ listed with the versions of their symbols and compared with what the oldest dist
 is for has, RHEL 9, of which there is no chroot here.
 """
 
-import datetime
 import hashlib
-import os
 import re
 import subprocess
 import tarfile
@@ -18,17 +16,14 @@ from typing import IO
 
 from common.base import DevError, Paths, note, output, run, say
 
-from . import chroot, deps, lock, worktree
-from .source import Source, sha256
+from . import chroot, lock, sbom, worktree
+from .source import Source
 
-PACKAGES = (*chroot.PACKAGES, "python3-venv", "zstd")
+PACKAGES = (*chroot.PACKAGES, *sbom.PACKAGES, "zstd")
 
 # Where it is built, and where it is tried.
 BUILT_ON = "bookworm"
 TRIED_ON = ("bookworm", "trixie")
-
-# The SPDX documents are written by this program of PyPI's.
-SBOM = "debsbom[spdx]==0.10.2"
 
 # Newest versions of symbols that the oldest systems have, as each library calls them: RHEL 9
 # has glibc 2.34, GCC 11, OpenSSL 3.0, zlib 1.2.11, Linux-PAM 1.5.  Ubuntu 22.04 and Debian 12 have
@@ -84,9 +79,11 @@ def _build(paths: Paths, upstream: Source, name: str, result: Path) -> Path:
     run(["rm", "-r", source])
     (made / f"{name}.tar.zst").rename(result / f"{name}.tar.zst")
     _require_symbols((made / "needs").read_text())
-    _write_sbom(paths, upstream, made / "system", seconds, result / f"{name}.spdx.json")
-    sums = [f"{sha256(path)}  {path.name}\n" for path in sorted(result.glob(f"{name}.*"))]
-    (result / "SHA256SUMS").write_text("".join(sums))
+    sbom.write(paths, result / f"{name}.spdx.json", made / "system", upstream.version,
+               "PostgreSQL with double writes, and libraries of Debian 12",
+               {"source": lock.read(paths.lock_file).url.format(version=upstream.version),
+                "source-sha256": upstream.sha256})
+    sbom.write_sums(result, result.glob(f"{name}.*"))
     return result
 
 
@@ -157,27 +154,7 @@ def _require_symbols(dump: str) -> None:
         raise DevError("the archive would not run on RHEL 9: " + "; ".join(wrong[:10]))
 
 
-# SBOM, comparison --------------------------------------------------------------
-
-
-def _write_sbom(paths: Paths, upstream: Source, system: Path, seconds: int, target: Path) -> None:
-    """Write the SPDX document of the archive: PostgreSQL, and the packages inside."""
-    programs = deps.from_pip(paths, "sbom-venv", SBOM)
-    pinned = lock.read(paths.lock_file)
-    time = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    commit = worktree.commit(paths).get("commit", "none")
-    run([programs / "debsbom", "generate", "--sbom-type", "spdx", "--root", system,
-         "--distro-arch", "amd64", "--distro-name", "postgresql-dw",
-         "--distro-version", upstream.version,
-         "--distro-summary", "PostgreSQL with double writes, and libraries of Debian 12",
-         "--distro-supplier", "Double Write Team",
-         "--spdx-namespace", f"https://example.org/spdx/{target.stem}-{commit}",
-         "--add-meta-data", f"source={pinned.url.format(version=upstream.version)}",
-         "--add-meta-data", f"source-sha256={upstream.sha256}",
-         "--add-meta-data", f"commit={commit}",
-         "--timestamp", time.isoformat(), "--with-licenses", "--validate",
-         "--out", target.with_suffix("").with_suffix("")],
-        env={**os.environ, "PYTHONHASHSEED": "0"})       # else packages come in any order
+# Comparison ------------------------------------------------------------------
 
 
 def differing(one: dict[str, str], other: dict[str, str]) -> list[str]:

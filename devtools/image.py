@@ -8,12 +8,14 @@ import json
 import shutil
 import tarfile
 import time
+from pathlib import Path
 
 from common.base import Paths, output, run, say
 
-from . import chroot, deb, deps
+from . import chroot, deb, deps, sbom
+from .source import sha256
 
-PACKAGES = ("buildah",)
+PACKAGES = ("buildah", *sbom.PACKAGES)
 
 SUITE = deb.SUITES[deb.DEFAULT_SUITE]
 BASE = f"localhost/debian:{SUITE.name}-slim"
@@ -85,6 +87,7 @@ def build_and_try(paths: Paths) -> None:
         _build(paths, directory)
         say(f"starting a server in the image, made in {time.monotonic() - began:.0f} s")
         _buildah(directory, "from", "--pull-never", "--name", "trial", IMAGE)
+        _describe(paths, Path(_buildah(directory, "mount", "trial", call=output)))
         _buildah(directory, "run", "-e", "POSTGRES_PASSWORD=trial", "trial", "--", "sh", "-ec", TRIAL)
         say(f"as CloudNativePG uses it, as user {USER}, the root file system read-only")
         _use_read_only(directory)
@@ -110,6 +113,18 @@ def _build(paths, directory):
     shutil.copytree(paths.repo / "packaging" / "container", context)
     shutil.copytree(deb.packages(paths, SUITE), context / "packages")
     _buildah(directory, "bud", "--quiet", "--from", BASE, "--pull-never", "--tag", IMAGE, context)
+
+
+def _describe(paths, root):
+    """Write an SPDX document of the image whose root this is, and checksums of its files."""
+    packages = deb.packages(paths, SUITE)
+    version = deb.version_in(packages)
+    result = chroot.fresh(deb.place(paths, SUITE) / "image")
+    sbom.write(paths, result / f"postgres-dw_{version}.spdx.json", root, version,
+               "container image of PostgreSQL with double writes",
+               {"packages-sha256": sha256(packages / "Packages")})
+    sbom.write_sums(result, root.rglob("*"), root)
+    say(f"its SBOM, and the checksums of its files, are in {result}")
 
 
 def _use_read_only(directory):
