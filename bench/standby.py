@@ -4,7 +4,9 @@ And by how much it lags under a steady load, which latency.py runs.
 
 To catch up: the standby is down while its primary carries out transactions.  Then both start
 with nothing in the kernel's cache except the WAL of the primary, which is to cost the device
-that they share nothing.  A standby that is to be warm has its relation files there, too.
+that they share nothing, and catalogs of the standby, or a session that asks how far it is would
+itself wait for what redo has had the kernel read.  A standby that is to be warm has its relation
+files there, too.
 
 To be promoted: the standby receives WAL and does not replay it.  Then the primary goes, and the
 standby starts with nothing in the kernel's cache except its WAL.
@@ -27,6 +29,10 @@ READS = ("--builtin=select-only",)
 
 # Files of a data directory.
 WAL, RELATIONS = "pg_wal/0*", "base/*/*"
+CATALOG_BYTES = 1 << 20     # which few catalogs exceed, and all tables of a load
+
+# A row that is not in the cache.
+ACCOUNT = "SELECT abalance FROM pgbench_accounts WHERE aid = 1234"
 
 
 @dataclass(frozen=True)
@@ -34,13 +40,16 @@ class CatchUp:
     """Transactions for a standby that is down, and its way to the end of them.
 
     `transactions` is for all clients, `arguments` are those of pgbench; so many `readers`
-    ask for single rows on the standby, which count until it has caught up.  A `warm` standby
-    starts with its relation files in the kernel's cache.
+    ask for single rows on the standby, which count until it has caught up.  Then `query` is
+    asked: redo waits for no page that the kernel has been told of and that an image makes anew,
+    but a session that needs another one waits behind these.  A `warm` standby starts with its
+    relation files in the kernel's cache.
     """
 
     transactions: int
     arguments: tuple
     readers: int = 0
+    query: str = ACCOUNT
     warm: bool = False
 
     def __call__(self, session: Session) -> list[Point]:
@@ -61,8 +70,7 @@ class CatchUp:
             "primary_conninfo": f"host={primary['PGHOST']} port={primary['PGPORT']}"
                                 f" user={primary['PGUSER']}"})
         _warm(server, WAL)
-        if self.warm:
-            _warm(standby, RELATIONS)
+        _warm(standby, RELATIONS, None if self.warm else CATALOG_BYTES)
         volume.hold()
         before = counters.devices(volume)
         started = time.time()
@@ -72,12 +80,15 @@ class CatchUp:
             reads = pool.submit(self._read, session) if self.readers else None
             caught_up = _caught_up(standby, end)
             counts = counters.difference(counters.snapshot(standby, volume), before)
+            standby.sql(self.query)
+            answered = time.time()
             log = reads.result() if reads else []
         volume.release()
         facts = {"opened after s": round(opened - started, 2),
                  "WAL kB": round(float(written) / 1024), **_facts(counts)}
         points = [Point("until caught up", round(caught_up - started, 2), "s", False, 1, counts,
-                        extra=facts)]
+                        extra=facts),
+                  Point("until a query is answered then", round(answered - started, 2), "s", False, 1)]
         return points + _latency(log, caught_up)
 
     def _read(self, session):
@@ -101,10 +112,10 @@ class Promotion:
     def __call__(self, session: Session) -> list[Point]:
         server, standby, volume = session.server, session.standby, session.volume
         volume.release()
-        standby.stop()
+        # It streams: after a start it would first have to replay the commits that it has.
         postgres.write_settings(standby.data / "postgresql.auto.conf",
                                 {"recovery_min_apply_delay": "1d"})
-        standby.start()
+        standby.sql("SELECT pg_reload_conf()")
         begun = server.sql("SELECT pg_current_wal_lsn()")
         if self.transactions:
             carry_out(server, self.transactions, self.arguments)
@@ -162,10 +173,11 @@ FROM pg_stat_replication"""
         return points
 
 
-def _warm(server, pattern):
-    """Have such files of a server that is down in the kernel's cache."""
+def _warm(server, pattern, largest=None):
+    """Have such files of a server that is down in the kernel's cache, up to a size."""
     for path in server.data.glob(pattern):
-        path.read_bytes()
+        if path.is_file() and (largest is None or path.stat().st_size <= largest):
+            path.read_bytes()
 
 
 def _caught_up(standby, end):

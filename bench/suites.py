@@ -530,7 +530,8 @@ def replication(scale: Scale) -> list[Case]:
 def standby(scale: Scale) -> list[Case]:
     """(l) how long a standby takes to catch up, and to be promoted; its lag, and remote_apply."""
     transactions, tpcb = scale.count(40_000, 100), ("--builtin=tpcb-like",)
-    documents = CatchUp(scale.count(16_000, 100), document_changes(scale, DOCUMENTS))
+    documents = CatchUp(scale.count(16_000, 100), document_changes(scale, DOCUMENTS),
+                        query="SELECT owner FROM documents WHERE key = md5('1')::uuid")
     # No row that many transactions change: one that waits for the standby would hold it.
     steady = OpenLoop((Stream("commits", ("--builtin=simple-update",), 1, STEADY_TRANSACTIONS_A_SECOND),),
                       (ReplayLag(),))
