@@ -185,6 +185,131 @@ is(sums($standby), sums($primary), '... and replays all');
 cmp_ok(scalar(@windows), '>', 0, 'removals: looks ahead');
 is(sums($standby), sums($primary), '... and replays all');
 
+# --- Sessions that are in the way of replay: it cancels them, and goes on.
+
+$primary->safe_psql('postgres', $_)
+  foreach (
+	'CREATE TABLE pinned AS SELECT i AS id FROM generate_series(1, 20) i',
+	'CREATE TABLE locked (id int)',
+	'BEGIN; INSERT INTO pinned VALUES (0); ROLLBACK',
+	'SELECT pg_current_xact_id()');
+$primary->wait_for_catchup($standby);
+$standby->append_conf('postgresql.conf',
+	'max_standby_streaming_delay = 100ms');
+$standby->reload;
+my @sessions;
+my $pids = '';
+foreach my $held (
+	'DECLARE c CURSOR FOR SELECT id FROM pinned; FETCH c',
+	'LOCK TABLE locked IN ACCESS SHARE MODE',
+	'SELECT count(*) FROM t_one')
+{
+	my $session = $standby->background_psql('postgres', on_error_stop => 0);
+	$pids .= ',' . $session->query_safe('SELECT pg_backend_pid()');
+	$session->query_safe("BEGIN ISOLATION LEVEL REPEATABLE READ; $held");
+	push @sessions, $session;
+}
+@windows = fall_behind(
+	$primary, $standby,
+	sub {
+		$primary->safe_psql('postgres', $_)
+		  foreach (
+			'SELECT pg_switch_wal()',
+			'VACUUM (FREEZE) pinned',
+			'ALTER TABLE locked ADD v int');
+		change($primary, 't_one');
+		$primary->safe_psql('postgres', 'VACUUM t_one');
+		change($primary, 't_two');
+	});
+cmp_ok(scalar(@windows), '>', 0, 'conflicts: looks ahead');
+ok( $standby->poll_query_until(
+		'postgres', q{
+		SELECT confl_bufferpin = 1 AND confl_lock = 1 AND confl_snapshot = 1
+			FROM pg_stat_database_conflicts WHERE datname = 'postgres'}),
+	'... cancels the session of each');
+is( $standby->safe_psql(
+		'postgres',
+		"SELECT count(*) FROM pg_stat_activity WHERE pid IN (0$pids)"),
+	0,
+	'... these three');
+is(sums($standby), sums($primary), '... and replays all');
+$_->quit foreach @sessions;
+
+# --- Logical decoding on a standby that is behind, while it replays and afterwards
+
+my $publisher = xlp_primary('publisher');
+xlp_page_images($publisher, 0);
+$publisher->append_conf('postgresql.conf', 'wal_level = logical');
+$publisher->restart;
+$publisher->safe_psql(
+	'postgres', qq{
+	CREATE TABLE t_decoded AS
+		SELECT i AS id, 0 AS v, repeat('x', 500) AS filler
+		FROM generate_series(1, $PAGES) i});
+$publisher->backup('base');
+my $decoder = PostgreSQL::Test::Cluster->new('decoder');
+$decoder->init_from_backup($publisher, 'base', has_streaming => 1);
+$decoder->append_conf(
+	'postgresql.conf',
+	xlp_conf('on') . q{
+shared_buffers = 1MB
+hot_standby_feedback = on
+wal_receiver_status_interval = 1s
+});
+$decoder->start;
+$publisher->poll_query_until('postgres',
+	'SELECT backend_xmin IS NOT NULL FROM pg_stat_replication');
+$decoder->create_logical_slot_on_standby($publisher, $_, 'postgres')
+  foreach qw(meanwhile afterwards);
+$publisher->safe_psql('postgres',
+	q{SELECT pg_create_logical_replication_slot('primary', 'test_decoding')});
+
+my $decoded = $decoder->basedir . '/decoded';
+my $receiver;
+@windows = fall_behind(
+	$publisher,
+	$decoder,
+	sub {
+		change($publisher, 't_decoded');
+		$publisher->safe_psql('postgres',
+			'ALTER TABLE t_decoded ADD w text; UPDATE t_decoded SET w = v WHERE id < 100'
+		);
+		change($publisher, 't_decoded');
+		$publisher->safe_psql('postgres',
+			'ALTER TABLE t_decoded DROP filler; DELETE FROM t_decoded WHERE id < 50'
+		);
+		$receiver = IPC::Run::start(
+			[
+				'pg_recvlogical', '--start',
+				'--slot' => 'meanwhile',
+				'--dbname' => $decoder->connstr('postgres'),
+				'--endpos' => $publisher->lsn('flush'),
+				'--option' => 'include-xids=0',
+				'--option' => 'skip-empty-xacts=1',
+				'--file' => $decoded
+			]);
+	});
+cmp_ok(scalar(@windows), '>', 0, 'decoding: looks ahead');
+is(sums($decoder), sums($publisher), '... and replays all');
+
+sub decode
+{
+	my ($node, $slot) = @_;
+	return $node->safe_psql(
+		'postgres',
+		"SELECT data FROM pg_logical_slot_get_changes('$slot', NULL, NULL,
+			'include-xids', '0', 'skip-empty-xacts', '1')");
+}
+my $changes = decode($publisher, 'primary');
+is( scalar(() = $changes =~ /^table public.t_decoded: UPDATE:/mg),
+	2 * $PAGES + 99,
+	'... which are many changes');
+ok(decode($decoder, 'afterwards') eq $changes, '... decoded afterwards');
+ok($receiver->finish, '... and meanwhile');
+ok(slurp_file($decoded) eq "$changes\n", '... which gives the same');
+$decoder->stop;
+$publisher->stop;
+
 # --- Delayed
 
 $standby->append_conf('postgresql.conf', 'recovery_min_apply_delay = 1');

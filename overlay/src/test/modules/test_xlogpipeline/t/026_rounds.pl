@@ -136,6 +136,19 @@ $killed->append_conf('postgresql.conf', "test_points.pause_at = ''");
 is(xlp_differences($serial, recover($killed)),
 	'', 'killed in a round: same files');
 
+# The same of one that is stopped while it waits for a delay.
+my $delayed = copy('delayed',
+	"$workers\n$targets{name}\nrecovery_min_apply_delay = 1h\nlog_min_messages = debug2"
+);
+xlp_start_no_wait($delayed);
+$delayed->wait_for_log(qr/recovery apply delay \d{5}/);
+$delayed->_update_pid(1);
+$delayed->stop;
+$delayed->append_conf('postgresql.conf', 'recovery_min_apply_delay = 0');
+is(xlp_differences($serial, recover($delayed)),
+	'', 'stopped while it waits for a delay: same files');
+like(slurp_file($delayed->logfile), $rounds, '... in rounds');
+
 # Another timeline begins in the middle of a segment.
 my $second = PostgreSQL::Test::Cluster->new('second');
 $second->init_from_backup(
@@ -235,11 +248,101 @@ sub restarted
 restarted('stopped', 'fast');
 restarted('crashed', 'immediate');
 
+# Where it is consistent, commits are delayed.
+sub rows
+{
+	my ($node) = @_;
+	return $node->safe_psql('postgres', 'SELECT count(*), sum(v) FROM r');
+}
+$standby->append_conf('postgresql.conf', 'recovery_min_apply_delay = 1h');
+$standby->stop;
+my $offset = -s $standby->logfile;
+$standby->start;
+like(slurp_file($standby->logfile, $offset), $rounds, 'delayed: rounds');
+$primary->safe_psql('postgres', 'INSERT INTO r VALUES (0, 1)');
+$primary->wait_for_catchup($standby, 'flush');
+is(rows($standby), '30000|30000', '... up to where it was');
+$standby->append_conf('postgresql.conf', 'recovery_min_apply_delay = 0');
+$standby->reload;
+$primary->wait_for_catchup($standby);
+is(rows($standby), '30001|30001', '... and the rest when there is no delay');
+
+# Locks that transactions have at the redo pointer
+$primary->safe_psql('postgres', $_)
+  foreach (
+	'CREATE TABLE l1 (i int)',
+	'CREATE TABLE l2 (i int)',
+	q{BEGIN; LOCK TABLE l1; PREPARE TRANSACTION 'locks'});
+my $open = $primary->background_psql('postgres');
+$open->query_safe('BEGIN; LOCK TABLE l2');
+$primary->safe_psql('postgres', 'CHECKPOINT');
+$primary->wait_for_catchup($standby);
+$standby->safe_psql('postgres', 'CHECKPOINT');
+$primary->safe_psql('postgres', 'UPDATE r SET v = v');
+my $middle = $primary->lsn('insert');
+$primary->wait_for_catchup($standby);
+my $locks =
+  q{SELECT string_agg(relation::regclass::text, ' ' ORDER BY relation)
+	FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND relation >= 'l1'::regclass};
+restarted('with locks', 'fast');
+is($standby->safe_psql('postgres', $locks), 'l1 l2', '... which are held');
+$open->query_safe('ROLLBACK');
+$open->quit;
+$primary->safe_psql('postgres', q{ROLLBACK PREPARED 'locks'});
+$primary->wait_for_catchup($standby);
+is($standby->safe_psql('postgres', $locks), '', '... and given up');
+
+# A copy of it, some of whose WAL is missing, follows it.
+$standby->stop;
+xlp_crash($standby, 'stopped');
+my $target = $primary->lsn('insert');
+my $cascade = PostgreSQL::Test::Cluster->new('cascade');
+$cascade->init_from_backup($standby, 'stopped', has_streaming => 1);
+my @segments = sort glob($cascade->data_dir . '/pg_wal/0000*[0-9A-F]');
+unlink(@segments[ -4 .. -1 ]) or die $!;
+xlp_start_no_wait($cascade);
+$cascade->wait_for_log(qr/waiting for WAL to become available/);
+like(
+	xlp_refusal($cascade),
+	qr/not yet accepting|starting up/,
+	'cascade: not consistent yet');
+$standby->start;
+$cascade->wait_for_log(qr/database system is ready to accept read-only/);
+$cascade->_update_pid(1);
+$primary->safe_psql('postgres', 'INSERT INTO r VALUES (-1, 1)');
+my $added = $primary->lsn('insert');
+$cascade->poll_query_until('postgres',
+	"SELECT pg_last_wal_replay_lsn() >= '$added'");
+is(rows($cascade), '30002|30002', '... and follows');
+like(slurp_file($cascade->logfile), $rounds, '... after rounds');
+$cascade->stop;
+
+# Pause at a target, and one that comes too early
+my $paused = PostgreSQL::Test::Cluster->new('paused');
+$paused->init_from_backup($standby, 'stopped');
+$paused->append_conf('postgresql.conf', "recovery_target_lsn = '$middle'");
+xlp_start_no_wait($paused);
+ok( $paused->wait_for_log(
+		qr/requested recovery stop point is before consistent recovery point.*database system is shut down/s
+	),
+	'a target before it is consistent is an error');
+$paused->append_conf('postgresql.conf', "recovery_target_lsn = '$target'");
+$paused->start;
+$paused->poll_query_until('postgres',
+	q{SELECT pg_get_wal_replay_pause_state() = 'paused'});
+is(rows($paused), '30001|30001', 'paused at a target');
+like(slurp_file($paused->logfile), $rounds, '... after rounds');
+$paused->safe_psql('postgres', 'SELECT pg_wal_replay_resume()');
+$paused->poll_query_until('postgres', 'SELECT NOT pg_is_in_recovery()');
+is(rows($paused), '30001|30001', '... which ends recovery');
+
+$primary->safe_psql('postgres', 'DELETE FROM r WHERE i <= 0');
+
 # A logical slot may have to be invalidated by records of pages.
 $standby->create_logical_slot_on_standby($primary, 'slot', 'postgres');
 $primary->safe_psql('postgres', 'UPDATE r SET v = 1');
 $primary->wait_for_catchup($standby);
-my $offset = -s $standby->logfile;
+$offset = -s $standby->logfile;
 $standby->stop('immediate');
 $standby->start;
 unlike(slurp_file($standby->logfile, $offset),
@@ -267,7 +370,7 @@ $standby->safe_psql('postgres', 'CHECKPOINT');
 is($standby->safe_psql('postgres', 'SELECT sum(v) FROM r'),
 	30000, 'promoted');
 
-foreach my $node ($standby, $follow, $killed)
+foreach my $node ($standby, $follow, $killed, $delayed, $cascade, $paused)
 {
 	unlike(slurp_file($node->logfile),
 		qr/PANIC|TRAP/, $node->name . ' has nothing to complain about');
