@@ -34,18 +34,19 @@ SCENARIO_CYCLE = ("primary", "primary", "standby", "backup", "reopened", "errors
                   "primary", "primary", "standby", "backup", "failing-syncs",
                   "failing-log-syncs", "ext4", "xfs", "edited", "standby-mixed",
                   "standby-converted", "half-writes", "torn-writes", "failing-directory-syncs",
-                  "standby-stopped", "standby-rotten")
+                  "standby-stopped", "standby-rotten", "standby-behind")
 
 # What is recorded in turn for the protocol monitor alone: what the first recordings
 # of a short campaign are not of.
 WATCHED_CYCLE = ("standby-converted", "edited", "standby-stopped", "standby-mixed",
                  "half-writes", "reopened", "errors", "failing-syncs", "failing-log-syncs", "backup",
-                 "torn-writes", "failing-directory-syncs")
+                 "torn-writes", "failing-directory-syncs", "standby-behind")
 
 # Scenarios that take turns, seed by seed, so that none makes a campaign longer.
 _TURNS = {"errors": ("errors", "frozen", "quota", "failing-unlinks"),
           "edited": ("edited", "frozen", "quota", "failing-unlinks"),
-          "failing-syncs": ("failing-syncs", "failing-wal-syncs")}
+          "failing-syncs": ("failing-syncs", "failing-wal-syncs"),
+          "standby": ("standby", "standby", "standby-behind")}
 
 # Modes that the first recordings of a campaign have.
 _SHOWN_MODES = ("double_writes", "full_pages", "atomic_writes")

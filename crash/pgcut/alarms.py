@@ -16,9 +16,11 @@ CLASSES = ("XX", "58")
 # a standby is for reading only.
 CAUSED_BY_OTHERS = ("08", "40", "53", "55", "57", "25006")
 
-# Without a SQLSTATE: no client gets in before a server is ready, nor after a stop has begun.
+# Without a SQLSTATE: no client gets in before a server is ready, nor after a stop has begun, nor
+# while replay has to remove what the client would look up in catalogs.
 _NOT_ADMITTED = re.compile(r"FATAL: +(?!the database system is |terminating |sorry, too many clients"
-                           r"|remaining connection slots)")
+                           r"|remaining connection slots"
+                           r"|canceling statement due to conflict with recovery)")
 _ROLLED_BACK = "COMMIT rolled back"
 
 _LINE = re.compile(r"^.*\] (\w{2})\w{3} .*(?:ERROR|FATAL|PANIC):.*$", re.MULTILINE)

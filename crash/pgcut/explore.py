@@ -37,6 +37,9 @@ STATE_SECONDS = 3600
 # What is recorded there is about something that fails.
 _FAILING = ("errors", "failing-", "torn-writes", "half-writes", "frozen", "quota")
 
+# What is recorded there is about a standby that looks ahead in WAL.
+BEHIND = "standby-behind"
+
 
 class Subject(Judge):
     """A recording of files under test, at a cut that only moves forward."""
@@ -344,10 +347,13 @@ class Subject(Judge):
         """Say whether a state has what it is about, as far as the choice tells.
 
         If not, its fault has damaged nothing that was pending, or not in the way of its name;
-        or, in a scenario with failures, no operation had failed before the cut.
+        or, in a scenario with failures, no operation had failed before the cut; or a standby that
+        was behind did not replay then, or did not look ahead.
         """
         if not self.places.has(FAULTS[state.fault].about) or \
-                self.scenario.startswith(_FAILING) and not 0 < self.first_failure <= state.cut:
+                self.scenario.startswith(_FAILING) and not 0 < self.first_failure <= state.cut or \
+                self.scenario == BEHIND and not any(first <= state.cut <= last
+                                                    for first, last in self.recording.ahead()):
             return False
         fates = [(op, choice.fate(op)) for op in
                  self.disk.pending_data() + self.disk.pending_names()]

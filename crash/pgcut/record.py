@@ -9,6 +9,7 @@ written meanwhile is read torn; or files of a primary fail at times, of any kind
 import contextlib
 import fcntl
 import json
+import os
 import random
 import re
 import shutil
@@ -16,7 +17,7 @@ import subprocess
 import tempfile
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from .failing import (
 from .limits import limit
 from .mount import recorded
 from .primary import HANG_SECONDS, MODE, MODES, Backup, Edited, Primary, Reopened, other_mode
-from .recording import ROTTEN
+from .recording import REPLAYS, ROTTEN
 from .server import Server
 from .states import PAGE, SECTOR, SPACES
 
@@ -56,6 +57,29 @@ ROTTEN_PAGES, ROTTEN_TABLE = 5, "load.accounts"
 
 # Between two snapshots on a standby: it is to have time for WAL, too.
 READER_PAUSE = 0.2
+
+# So far behind, in bytes of WAL, a standby looks ahead: some segments, of which it has to have all.
+# So many readers are beside its replay, and pause for so long.
+BEHIND, BEHIND_READERS, BEHIND_PAUSE = 4 << 20, 2, 0.02
+
+# What the primary does besides, until it is: each row gets a new version, of the same content.
+_REWRITE = """
+DO $$
+DECLARE
+    name regclass;
+BEGIN
+    UPDATE load.accounts SET balance = balance;
+    FOR name IN SELECT oid FROM pg_class JOIN pg_attribute ON attrelid = oid AND attname = 'v'
+        WHERE relnamespace = 'load'::regnamespace AND relkind = 'r'
+    LOOP
+        EXECUTE 'UPDATE ' || name || ' SET v = v';
+    END LOOP;
+END
+$$
+"""
+
+# The standby says so, and for how many blocks.
+_AHEAD = re.compile(r"looked ahead in WAL from \S+ to \S+, found (\d+) blocks to read")
 
 # What has a tablespace behind a symbolic link; base backups would have to map it.
 LINKED = ("primary", "edited", "errors", "torn-writes", "failing-syncs", "failing-log-syncs",
@@ -234,30 +258,48 @@ class Standby(Primary):
 
     def load(self, instance: Server) -> None:
         """Run the load on the primary, while a session reads snapshots on the standby."""
+        with self.reading(instance):
+            self.load_primary()
+
+    def load_primary(self) -> None:
+        """Run the load on the primary."""
         before = len(self.acks)
-        reader = readers.Reader(instance.connect, READER_PAUSE)
-        reader.start()
-        try:
-            super().load(self.primary)
-        finally:
-            reader.end(HANG_SECONDS)
+        super().load(self.primary)
         # Commits for which the client did not wait, or not to the end, are there as well.
         for event in self.acks[before:]:
             if event["what"] == "resumed":
                 event["lazy"] = True
-        for text in dict.fromkeys(reader.complaints):
+
+    @contextlib.contextmanager
+    def reading(self, instance: Server, count: int = 1, pause: float = READER_PAUSE) -> Iterator[None]:
+        """Have sessions read snapshots on the standby meanwhile."""
+        beside = [readers.Reader(instance.connect, pause) for _ in range(count)]
+        for reader in beside:
+            reader.start()
+        try:
+            yield
+        finally:
+            for reader in beside:
+                reader.stop.set()
+            for reader in beside:
+                reader.end(HANG_SECONDS)
+        for text in dict.fromkeys(text for reader in beside for text in reader.complaints):
             self.complain(f"standby: {text}")
         self.acks += [{"t": 0, "client": "reader", "what": "fail", "sqlstate": code, "error": text}
-                      for code, text in reader.codes]
+                      for reader in beside for code, text in reader.codes]
 
-    def let_replay(self, instance: Server) -> None:
-        """Wait until the standby has replayed what the primary has flushed."""
+    def let_replay(self, instance: Server, enough: Callable[[], Any] = bool) -> None:
+        """Wait until the standby has replayed what the primary has flushed, or it is enough."""
         (reached,) = self.tell(self.primary, "SELECT pg_current_wal_flush_lsn()")
+        self.wait_until(instance, "pg_last_wal_replay_lsn() >= %s::pg_lsn", reached, enough=enough)
+
+    def wait_until(self, instance: Server, condition: str, *values: Any,
+                   enough: Callable[[], Any] = bool) -> None:
+        """Wait until a condition holds on a server, or it is enough."""
         deadline = time.monotonic() + HANG_SECONDS
-        while self.tell(instance, "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn",
-                        reached) != (True,):
+        while not enough() and self.tell(instance, f"SELECT {condition}", *values) != (True,):
             if time.monotonic() > deadline:
-                raise RecordError(f"the standby does not replay up to {reached}")
+                raise RecordError(f"this does not come to pass: {condition}, {values}")
             time.sleep(0.05)
 
     @staticmethod
@@ -408,11 +450,96 @@ class RottenStandby(Standby):
             super().complain(text)
 
 
+class BehindStandby(Standby):
+    """Replay stands still while the primary works; then it goes on, with readers beside it.
+
+    The standby looks far ahead in WAL then, and neither its buffers nor the kernel's cache has the
+    pages.  Half of the lives end soon after it has begun to, and the next one goes on.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.replays = []
+
+    def live(self, data: Any) -> Any:
+        acks = super().live(data)
+        (self.directory / REPLAYS).write_text(json.dumps(self.replays))
+        return acks
+
+    def start_primary(self, settings: Mapping[str, Any] | None = None) -> None:
+        """Start it without images: pages that have one are not read."""
+        mode = self.plan.settings[MODE]
+        super().start_primary({MODE: other_mode(mode) if mode == "full_pages" else mode})
+        self.tell(self.primary, "CREATE EXTENSION pg_buffercache")
+
+    def begin_life(self, life: int) -> None:
+        self._mark()
+
+    def options(self) -> dict:
+        """Have it say when it has looked ahead."""
+        return {"log_min_messages": "debug1"}
+
+    def load(self, instance: Server) -> None:
+        self._replay(instance, whole=True)
+        # Now that the primary is quiet, replay holds no lock that sessions would wait for.
+        self.tell(instance, "SELECT pg_wal_replay_pause()")
+        self.wait_until(instance, "pg_get_wal_replay_pause_state() = 'paused'")
+        self.load_primary()
+        self._fall_behind(instance)
+        self._cool_down(instance)
+        self._mark()
+        self.tell(instance, "SELECT pg_wal_replay_resume()")
+        self._replay(instance, whole=self.rng.random() < 0.5)
+
+    def _fall_behind(self, instance):
+        """Let the primary work on until the standby has received so much, and not replayed it."""
+        far = (False,)
+        while far != (True,):
+            self.tell(self.primary, _REWRITE)
+            self.tell(self.primary, "VACUUM")
+            (reached,) = self.tell(self.primary, "SELECT pg_current_wal_flush_lsn()")
+            self.wait_until(instance, "pg_last_wal_receive_lsn() >= %s::pg_lsn", reached)
+            far = self.tell(instance, "SELECT %s::pg_lsn - pg_last_wal_replay_lsn() >= %s",
+                            reached, BEHIND)
+
+    def _cool_down(self, instance):
+        self.tell(instance, "SELECT pg_buffercache_evict_all()")
+        _forget(self.data / "base")
+
+    def _mark(self):
+        """From now on it replays: note the time, and where its log is."""
+        self.marked = time.monotonic_ns(), self.log.stat().st_size
+
+    def _found_ahead(self):
+        """Return how many blocks each window of WAL has had in which it has looked ahead."""
+        with open(self.log, errors="replace") as log:
+            log.seek(self.marked[1])
+            return [int(blocks) for blocks in _AHEAD.findall(log.read())]
+
+    def _replay(self, instance, whole):
+        """Let it replay all, or until it has looked ahead, with readers beside it; note when that was.
+
+        It does not look ahead where most pages were in buffers shortly before.
+        """
+        with self.reading(instance, BEHIND_READERS, BEHIND_PAUSE):
+            self.let_replay(instance, lambda: not whole and self._found_ahead())
+        found = self._found_ahead()
+        self.replays.append({"begin": self.marked[0], "end": time.monotonic_ns(),
+                             "windows": len(found), "blocks": sum(found)})
+
+
+def _forget(directory):
+    """Drop what the kernel has cached of the files below a directory; some may go meanwhile."""
+    for path in directory.rglob("*"):
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError), open(path, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 SCENARIOS = {"primary": Primary, "edited": Edited, "reopened": Reopened, "standby": Standby,
              "standby-mixed": MixedStandby, "standby-converted": ConvertedStandby,
-             "standby-stopped": StoppedStandby, "standby-rotten": RottenStandby, "backup": Backup,
-             "errors": Errors, "torn-writes": TornWrites, "half-writes": HalfWrites,
-             "failing-syncs": FailingSyncs, "failing-log-syncs": FailingLogSyncs,
-             "failing-wal-syncs": FailingWalSyncs,
+             "standby-stopped": StoppedStandby, "standby-rotten": RottenStandby,
+             "standby-behind": BehindStandby, "backup": Backup, "errors": Errors,
+             "torn-writes": TornWrites, "half-writes": HalfWrites, "failing-syncs": FailingSyncs,
+             "failing-log-syncs": FailingLogSyncs, "failing-wal-syncs": FailingWalSyncs,
              "failing-directory-syncs": FailingDirectorySyncs, "frozen": Frozen, "quota": Quota,
              "failing-unlinks": FailingUnlinks}

@@ -9,6 +9,7 @@ import enum
 import json
 import mmap
 import struct
+from bisect import bisect_left, bisect_right
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,10 @@ BaseEntry = namedtuple("BaseEntry", "ino type path")
 # Where the base has noise from the beginning: {path: [offset of a sector]}
 ROTTEN = "rotten.json"
 
+# When a standby replayed what it was behind by: begin and end, and how many windows of WAL it looked
+# ahead in meanwhile, for how many blocks.
+REPLAYS = "replays.json"
+
 
 class RecordingError(Exception):
     """A recording cannot be read, or does not fit together."""
@@ -78,6 +83,7 @@ class Recording:
         self.ops = list(_parse(self._map))
         self.meta = _read_json(self.directory / "meta.json", {})
         self.rotten = _read_json(self.directory / ROTTEN, {})
+        self.replays = _read_json(self.directory / REPLAYS, [])
         acks = self.directory / "acks.jsonl"
         self.acks = [json.loads(line) for line in acks.read_text().splitlines()] \
             if acks.exists() else []
@@ -93,6 +99,12 @@ class Recording:
         whatever a client was told before then must have survived.
         """
         return self.ops[cut].time if cut < len(self.ops) else self.ops[-1].time + 1
+
+    def ahead(self) -> list[tuple[int, int]]:
+        """Return the first and the last cut of each time when a standby replayed and looked ahead."""
+        times = [op.time for op in self.ops]
+        return [(bisect_left(times, replay["begin"]), bisect_right(times, replay["end"]))
+                for replay in self.replays if replay["windows"]]
 
     def paths(self) -> dict:
         """Return {ino: path} with the last path that each file had."""

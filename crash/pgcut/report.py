@@ -80,6 +80,9 @@ def write(directory: Path, results: Sequence[Any], seconds: float, arguments: An
                  "recordings violate it".format(**facts))
     lines.append("effective states: " + ", ".join(
         f"{name} {effective} of {tried}" for name, tried, effective in _scenarios(results)))
+    if facts["ahead"]:
+        lines.append("standbys that were behind: {replays} replays, of which {looking} looked ahead, in "
+                     "{windows} windows of WAL, for {blocks} blocks".format(**facts["ahead"]))
     lines.append("{states} states, {effective} of them effective, {failed} failed; "
                  "{restoring} needed the log, {restored} pages restored; "
                  "{found} of {wanted} controls found; {rate:.0f} states a minute"
@@ -105,6 +108,7 @@ def figures(results: Sequence[Any], seconds: float) -> dict:
         "rate": 60 * len(everything) / seconds if seconds else 0, "seconds": seconds,
         "bound": 3 / effective if effective else 1,
         **_protocol([r for r in results if r.monitored]),
+        "ahead": _ahead([replay for r in results for replay in r.recording.get("replays", ())]),
         "phases": _phases(everything),
     }
 
@@ -115,6 +119,13 @@ def _protocol(monitored):
             "writes": sum(r.monitored.get("home writes", 0) + r.monitored.get("batches", 0)
                           for r in monitored),
             "monitor_seconds": sum(r.monitored["seconds"] for r in monitored)}
+
+
+def _ahead(replays):
+    """Return figures of the times when standbys replayed what they were behind by, {} if none did."""
+    return {"replays": len(replays), "looking": sum(replay["windows"] > 0 for replay in replays),
+            **{what: sum(replay[what] for replay in replays)
+               for what in ("windows", "blocks")}} if replays else {}
 
 
 def _phases(states):

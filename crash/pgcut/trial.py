@@ -19,7 +19,7 @@ from . import blockstates, judge, matrix, monitor, record
 from .block import FILE_SYSTEMS
 from .broken import Workshop
 from .disk import Rules
-from .explore import Subject
+from .explore import BEHIND, Subject
 from .judge import Context, Outcome
 from .recording import Kind, Recording
 from .states import FAULTS, LOG, RELATION, WAL, WINDOW_FAULTS, Places, State, exhaustive, sampled
@@ -49,7 +49,10 @@ NEEDED = {"failing-log-syncs": _LOGGED,
           "quota": {**_LOGGED, "wal_level": "minimal", "double_write_buffer_size": "-1",
                     "shared_buffers": "1MB", "checkpoint_timeout": "30s", "max_wal_size": "64MB",
                     "max_connections": "60"},
-          "failing-unlinks": {"shared_buffers": "16MB", "double_write_stage_size": "8MB"}}
+          "failing-unlinks": {"shared_buffers": "16MB", "double_write_stage_size": "8MB"},
+          # Else nothing looks ahead, or not where pages have images for checks.
+          BEHIND: {"wal_pipeline": "on", "recovery_prefetch": "try", "debug_io_direct": "",
+                   "wal_consistency_checking": ""}}
 
 # Scenarios in which no standby and no backup asks the server for its WAL.
 ALONE = ("primary", "edited", "reopened", "half-writes", "failing-directory-syncs", "frozen",
@@ -182,6 +185,8 @@ def run_job(tools: Tools, job: Job, result: Any) -> None:
             rules=rules_of(job.seed)))
         _note_findings(subject.recording, result)
         require_acks(subject.recording)
+        if job.scenario == BEHIND and not result.findings:
+            require_look_ahead(subject.recording)
         result.recording = describe(subject)
         _monitor(subject.recording, result)
         if result.findings:
@@ -235,9 +240,20 @@ def _sampled(subject, job):
     """
     places = subject.places if not subject.first_failure else \
         Places(subject.recording, subject.first_failure)
+    if job.scenario == BEHIND:
+        return _while_it_replays(subject.recording, job)
     if job.scenario == "reopened":
         return sampled(places, job.seed, job.states, WINDOW_FAULTS, WINDOW_NESTED_SHARE)
     return sampled(places, job.seed, job.states, nested_share=NESTED_SHARE)
+
+
+def _while_it_replays(recording, job):
+    """Yield states of a standby that was behind, as many of each time when it looked ahead."""
+    spans = recording.ahead()
+    for number, span in enumerate(spans):
+        count = job.states * (number + 1) // len(spans) - job.states * number // len(spans)
+        yield from sampled(Places(recording, *span), f"{job.seed}/{number}", count,
+                           nested_share=NESTED_SHARE)
 
 
 def run_block_job(tools: Tools, job: Job, result: Any) -> None:
@@ -281,6 +297,12 @@ def require_acks(recording: Recording) -> None:
     """Raise RecordError if no commit was acknowledged: each state would be right."""
     if not any(event["what"] == "ack" for event in recording.acks):
         raise record.RecordError("the load has come to nothing: no transaction was acknowledged")
+
+
+def require_look_ahead(recording: Recording) -> None:
+    """Raise RecordError if a standby that was behind has not looked ahead: states show nothing."""
+    if not any(replay["blocks"] for replay in recording.replays):
+        raise record.RecordError("the standby has not looked ahead in WAL")
 
 
 def _monitor(recording, result):
@@ -354,7 +376,7 @@ def describe(subject: Any) -> dict:
     writes = {area: [op.seq for op in ops if op.kind == Kind.WRITE and areas.get(op.ino) == area]
               for area in (RELATION, LOG, WAL)}
     return {"operations": len(ops), "kinds": dict(kinds), "acks": len(subject.recording.acks),
-            "syncs": subject.places.syncs, "writes": writes}
+            "syncs": subject.places.syncs, "writes": writes, "replays": subject.recording.replays}
 
 
 def summary(outcome: Outcome) -> dict:

@@ -21,7 +21,7 @@ from recorder_binary import SCRATCH, recorder_binary
 try:
     import psycopg2
 
-    from pgcut import record
+    from pgcut import record, trial
 except ImportError:
     record = None
 
@@ -137,12 +137,13 @@ class ImagesTest(unittest.TestCase):
         os.chmod(holder.name, 0o755)
         self.scratch = holder.name
 
-    def record(self, scenario):
+    def record(self, scenario, lives=1):
         """Return a recording of a short load."""
         directory = Path(self.scratch) / scenario
-        settings, checksums = matrix.draw(2, wal_level="replica", autovacuum="off", **SETTINGS)
+        settings, checksums = matrix.draw(2, wal_level="replica", autovacuum="off",
+                                          **trial.NEEDED.get(scenario, {}), **SETTINGS)
         record.make(directory, record.Plan(2, matrix.replicating(settings), checksums, seconds=1,
-                                           lives=1, kinds=KINDS, scenario=scenario),
+                                           lives=lives, kinds=KINDS, scenario=scenario),
                     self.programs, self.recorder, self.scratch)
         return Recording(directory)
 
@@ -307,6 +308,22 @@ class ImagesTest(unittest.TestCase):
         self.assertEqual(len(asked[0][1]), len(places))
         self.assertTrue(all(alarms.excused(*about) for about in asked))
         self.assertEqual(subject.try_state(State(len(recording.ops), "all-kept", 3)).complaints, [])
+
+    def test_standby_that_is_behind(self):
+        recording = self.record("standby-behind", lives=2)
+        self.assertEqual([ack for ack in recording.acks if ack["what"] == "complaint"], [])
+        trial.require_look_ahead(recording)
+        self.assertEqual(len(recording.replays), 4)
+        for replay in recording.replays[1::2]:
+            self.assertGreater(replay["windows"], 0)
+        context = judge.Context(self.programs, self.recorder, self.scratch, standby_every=1,
+                                sequel_every=0, pending_every=0)
+        subject = explore.Subject(recording, context)
+        for first, last in recording.ahead():
+            outcome = subject.try_state(State((first + last) // 2, "all-kept", 3))
+            self.assertEqual(outcome.complaints, [])
+            self.assertTrue(outcome.effective)
+            self.assertIn("selected new timeline ID", outcome.log)
 
     def test_recovery_of_a_standby_is_cut(self):
         recording = self.record("standby")

@@ -734,7 +734,8 @@ class AlarmsTest(unittest.TestCase):
         self.assertEqual(len(told(*stale)), len(stale))
         self.assertEqual(told(*stale, classes=("XX",)), [])
         self.assertEqual(told(("25006", "read-only"), ("40001", "conflict"), ("55P03", "locked"),
-                              ("", "FATAL: the database system is shutting down")), [])
+                              ("", "FATAL: the database system is shutting down"),
+                              ("", "FATAL: canceling statement due to conflict with recovery")), [])
 
     def test_reader_that_fails_in_its_own_way(self):
         class Connection:

@@ -71,6 +71,17 @@ class CampaignTest(unittest.TestCase):
             trial.require_acks(SimpleNamespace(acks=acks))
         trial.require_acks(SimpleNamespace(acks=[*acks, {"what": "ack"}]))
 
+    def test_standby_that_does_not_look_ahead(self):
+        once, never = ({"begin": 1, "end": 2, "windows": found, "blocks": 7 * found}
+                       for found in (1, 0))
+        with self.assertRaises(record.RecordError):
+            trial.require_look_ahead(SimpleNamespace(replays=[never, never]))
+        trial.require_look_ahead(SimpleNamespace(replays=[never, once]))
+        results = [self.result(1, recording={"replays": [never, once, once]}), self.result(1)]
+        self.assertEqual(report.figures(results, 1)["ahead"],
+                         {"replays": 3, "looking": 2, "windows": 2, "blocks": 14})
+        self.assertEqual(report.figures(results[1:], 1)["ahead"], {})
+
     def test_mistakes_of_ours_find_no_control(self):
         def found(*complaints):
             result = trial.JobResult("control", control="R2")
@@ -106,7 +117,7 @@ class TurnsTest(unittest.TestCase):
             drawn = {scenario for one in rounds for scenario in one}
             self.assertEqual(drawn - every, set())
             self.assertGreaterEqual(drawn, {"errors", "edited", "frozen", "quota",
-                                            "failing-unlinks"})
+                                            "failing-unlinks", explore.BEHIND})
             again = [command_line._in_turn(cycle, len(cycle) + number, 0)
                      for number in range(len(cycle))]
             self.assertEqual(again, rounds[1])
@@ -215,6 +226,24 @@ class StatesTest(unittest.TestCase):
         self.recording = self.history.recording()
         self.assertTrue(self.effective("all-lost", seq, "failing-syncs"))
         self.assertFalse(self.effective("all-lost", seq - 1, "failing-syncs"))
+
+    def test_only_while_a_standby_looks_ahead(self):
+        ops = self.recording.ops
+        self.recording.replays = [
+            {"begin": ops[4].time, "end": ops[8].time, "windows": 1, "blocks": 3},
+            {"begin": ops[9].time, "end": ops[10].time, "windows": 0, "blocks": 0},
+            {"begin": ops[14].time, "end": ops[19].time, "windows": 2, "blocks": 3}]
+        self.assertEqual(self.recording.ahead(), [(4, 9), (14, 20)])
+        for cut, expected in ((3, False), (5, True), (10, False), (15, True), (21, False)):
+            self.assertEqual(self.effective("all-kept", cut, explore.BEHIND), expected, cut)
+        job = trial.Job(1, 21, 1, scenario=explore.BEHIND)
+        cuts = [state.cut for state in trial._sampled(
+            SimpleNamespace(recording=self.recording, places=self.places, first_failure=0), job)]
+        self.assertEqual(len(cuts), job.states)
+        early = [cut for cut in cuts if cut <= 9]
+        self.assertEqual(len(early), job.states // 2)
+        self.assertGreaterEqual(min(early), 4)
+        self.assertLessEqual({cut for cut in cuts if cut not in early}, set(range(14, 21)))
 
     def test_places_before_the_end(self):
         early = states.Places(self.recording, 0, 4)
