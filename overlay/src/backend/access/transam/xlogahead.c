@@ -212,7 +212,8 @@ static TimeLineID ahead_reader_tli;
 static XLogReaderState *ahead_reader = NULL;
 static XLogPageFile ahead_file = {.fd = -1};
 
-/* The window */
+/* The window, and the one before, in which decoding may still be */
+static XLogRecPtr ahead_known_from;
 static XLogRecPtr ahead_window_start;
 static XLogRecPtr ahead_scanned_to;
 static uint64 ahead_window_bytes;	/* that may be in it */
@@ -351,7 +352,7 @@ XLogAheadBegin(XLogRecPtr start, XLogRecPtr limit, TimeLineID tli)
 	XLogRecPtr	from = start;
 
 	/* Go on with what is known from the last range. */
-	if (tli == ahead_reader_tli && start >= ahead_window_start)
+	if (tli == ahead_reader_tli && start >= ahead_known_from)
 	{
 		if (ahead_phase != AHEAD_OFF)
 			return;
@@ -371,7 +372,7 @@ XLogAheadBegin(XLogRecPtr start, XLogRecPtr limit, TimeLineID tli)
 	blockset_reset(ahead_seen);
 	blockset_reset(ahead_seen_before);
 
-	ahead_window_start = start;
+	ahead_known_from = ahead_window_start = start;
 	ahead_due_at = ahead_hold_at = from;
 	ahead_phase = AHEAD_WAITING;
 }
@@ -486,6 +487,7 @@ ahead_begin_window(XLogRecPtr decoded)
 	blockset_reset(ahead_seen);
 	ahead_blocks_max = ahead_max_blocks();
 	ahead_nblocks = 0;
+	ahead_known_from = ahead_window_start;
 	ahead_window_start = ahead_scanned_to;
 	ahead_worth_while = true;
 	ahead_wal_ended = false;

@@ -119,6 +119,34 @@ $primary->safe_psql(
 	INSERT INTO $_ SELECT i, 0, repeat('x', 3000) FROM generate_series(1, $PAGES) i;
 }) foreach qw(t_one t_two t_three t_gone t_cut);
 $primary->safe_psql('postgres', 'VACUUM; CHECKPOINT');
+$primary->backup('far');
+
+# --- Behind by several windows.  A range of WAL may begin before the window that has begun.
+
+my $far = PostgreSQL::Test::Cluster->new('far');
+$far->init_from_backup($primary, 'far', has_streaming => 1);
+$far->append_conf('postgresql.conf',
+	xlp_conf('on') . "shared_buffers = 1MB\n");
+$far->start;
+$primary->wait_for_catchup($far);
+my @windows = fall_behind(
+	$primary, $far,
+	sub {
+		foreach (qw(t_one t_two t_three t_cut t_gone))
+		{
+			change($primary, $_);
+			$primary->safe_psql(
+				'postgres',
+				q{SELECT count(pg_logical_emit_message(false, 'test', repeat('m', 1000)))
+				FROM generate_series(1, 7000)});
+		}
+	});
+my $found = sum0(map { $_->[2] } @windows);
+cmp_ok(scalar(@windows), '>', 1, 'several windows');
+cmp_ok($found, '<=', 5.5 * $PAGES, '... look at each block once');
+$far->stop;
+
+$primary->safe_psql('postgres', 'VACUUM; CHECKPOINT');
 $primary->backup('base');
 
 my $standby = PostgreSQL::Test::Cluster->new('standby');
@@ -131,7 +159,7 @@ $primary->wait_for_catchup($standby);
 
 # --- Nearly keeping up
 
-my @windows = fall_behind(
+@windows = fall_behind(
 	$primary, $standby,
 	sub {
 		$primary->safe_psql(
@@ -147,7 +175,7 @@ is(scalar(@windows), 0, 'does not look ahead if it is behind by little');
 
 $standby->safe_psql('postgres', q{SELECT pg_stat_reset_shared('io')});
 @windows = fall_behind($primary, $standby, sub { change($primary, 't_two') });
-my $found = sum0(map { $_->[2] } @windows);
+$found = sum0(map { $_->[2] } @windows);
 cmp_ok($found, '>=', $PAGES, 'behind: looks ahead in all blocks');
 cmp_ok($found, '<=', 1.1 * $PAGES, '... once');
 my @from = map { hex((split m{/}, $_->[0])[1]) >> 20 } @windows;
