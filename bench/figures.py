@@ -43,9 +43,9 @@ hardware, file system, sizes and settings it had; `./dev site` shows all their t
 EVERYTHING = """
 ## All tables
 
-A figure is of a commit. *Dirty* means that what builds and benchmarks are made of had been
-edited since. Medians; counts are per operation (a transaction or a statement), the
-checkpoint after the load included.
+A figure is of a commit; *now* is what became of one that was amended after the run. *Dirty*
+means that what builds and benchmarks are made of had been edited since. Medians; counts are
+per operation (a transaction or a statement), the checkpoint after the load included.
 """
 
 
@@ -410,8 +410,10 @@ def describe(series: Series, case: Case) -> str:
 
 def commit(series: Series) -> str:
     """Return the commit of a Series as people say it."""
-    dirty = series.meta["machine"].get("commit dirty") != "no"
-    return f"commit {series.commit[:10]}{', dirty' if dirty else ''}"
+    machine = series.meta["machine"]
+    now = f" (now {machine['commit now'][:10]})" if "commit now" in machine else ""
+    dirty = machine.get("commit dirty") != "no"
+    return f"commit {series.commit[:10]}{now}{', dirty' if dirty else ''}"
 
 
 def _busy(series):

@@ -278,6 +278,13 @@ class FiguresTest(RepositoryCase):
         self.assertEqual(figures.unused(self.paths.repo, []), ["a", "c"])
         self.assertEqual(figures.unused(self.paths.repo, ["[x](../bench/results/a.json)"]), ["c"])
 
+    def test_a_commit_that_was_amended_since(self):
+        self.add("a", "2026-01-01", "c" * 40)
+        run = figures.load(self.paths.repo)[0]
+        self.assertEqual(figures.commit(run), "commit cccccccccc")
+        run.meta["machine"]["commit now"] = "d" * 40
+        self.assertEqual(figures.commit(run), "commit cccccccccc (now dddddddddd)")
+
     def test_page_shows_bars_that_were_missed_as_room_allows(self):
         self.add("a", "2026-01-01", "c" * 40)
         text = figures.page(self.paths.repo)
