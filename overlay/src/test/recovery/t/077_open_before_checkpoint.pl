@@ -105,6 +105,25 @@ foreach my $size ('1000TB', '32MB')
 		"clients wait if WAL has no room: min_wal_size = $size");
 }
 
+# what clients commit behind WAL that may not be durable could be lost
+if ($ENV{enable_injection_points} eq 'yes')
+{
+	$node->append_conf('postgresql.conf',
+		"fsync = on\nshared_preload_libraries = 'test_points'\n");
+	foreach my $fails (1, 0)
+	{
+		$node->append_conf('postgresql.conf',
+			'test_points.fail_at = '
+			  . ($fails ? q{'wal-tail-write:EIO'} : q{''}));
+		$node->safe_psql('postgres', 'UPDATE t SET v = 1 WHERE i = 1');
+		$log = crash();
+		is(($log =~ /could not write file ".*" again: /) ? 1 : 0,
+			$fails, "the last segment of WAL is written again: fails $fails");
+		is(($log =~ /checkpoint starting: end-of-recovery/) ? 1 : 0,
+			$fails, '... and clients wait if that fails');
+	}
+}
+
 # with wal_level = minimal another recovery might not have all that clients have done
 $node->append_conf('postgresql.conf',
 	"wal_level = minimal\nmax_wal_senders = 0\n");
