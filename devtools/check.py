@@ -122,6 +122,18 @@ def series_named(tree: Tree) -> Iterator[str]:
 
 
 @checker
+def covers_list_patches(tree: Tree) -> Iterator[str]:
+    """The cover letter of a series lists its patches, in their order."""
+    series_files = patches.read_series(tree.paths.patches)
+    for name in patches.NAMES:
+        path = f"patches/{name}/{series.COVER}"
+        titles = [patch.title for file, patch in series_files if file.startswith(f"{name}/")]
+        problem = series.cover_problem(tree.committed.get(path, ""), titles)
+        if problem:
+            yield f"{path}: {problem}"
+
+
+@checker
 def changes_fit(tree: Tree) -> Iterator[str]:
     """Hunks in files of overlay/ can be taken back, and what is left needs no later patch."""
     patch_files = patches.read_series(tree.paths.patches)

@@ -8,7 +8,7 @@ overlay/ belong to it, its message says in lines that are for us alone:
 A file that a message names in full belongs to that patch, whatever patterns others have.
 With these files each patch stands on its own, and can be built and tested.  A series
 is what one directory of patches/ holds; its cover letter is cover.md there, the first
-line of which is the subject.
+line of which is the subject, and which lists the patches by number and title.
 
 Overlay/ holds the text of a file after the last patch.  Where a later patch changes a file
 that an earlier one brings, its hunks are in a file beside the patches, which its message names:
@@ -73,6 +73,21 @@ def problems(series: Series, overlay_paths: Iterable[str]) -> list[str]:
         if len(names) > 1:
             found.append(f"overlay/{path} belongs to several: {', '.join(names)}")
     return found
+
+
+LISTED = re.compile(r"^ {2,}(\d+)  (\S.*)$", re.MULTILINE)
+
+
+def cover_problem(letter: str, titles: list[str]) -> str:
+    """Return what is wrong with the list of patches in a cover letter, or "".
+
+    It has a line for each patch, number and title; what else is said of one is below.
+    """
+    listed = [(int(number), title) for number, title in LISTED.findall(letter)]
+    for number, title in enumerate(titles, 1):
+        if listed[number - 1:number] != [(number, title)]:
+            return f"patch {number} of the list is not \"{number:4}  {title}\""
+    return f"the list has more than {len(titles)} patches" if len(listed) > len(titles) else ""
 
 
 def owners(series: Series, path: str) -> list[str]:
@@ -428,7 +443,7 @@ def _sizes(git: Git, upstream: str, members: list[Member],
     """Yield the lines of a table: what patches add in files of upstream, new ones, and tests."""
     known = git.files(upstream)
     total = [0, 0, 0]
-    yield "Lines that each patch adds to files of upstream, in new files, and in tests:"
+    yield "Lines that each patch, by number, adds to files of upstream, in new files, and in tests:"
     yield ""
     for before, member in zip([upstream, *(one.commit for one in members)], members):
         if member in chosen:
@@ -438,8 +453,8 @@ def _sizes(git: Git, upstream: str, members: list[Member],
                 lines, _, path = row.split("\t")
                 added[2 if IS_TEST.search(path) else path not in known] += int(lines)
             total = [sum(pair) for pair in zip(total, added)]
-            yield "{:6}{:6}{:6}  {}".format(*added, member.title)
-    yield "{:6}{:6}{:6}  in all".format(*total)
+            yield "{:6}{:6}{:6}{:6}".format(chosen.index(member) + 1, *added)
+    yield "in all{:6}{:6}{:6}".format(*total)
 
 
 def _fill_cover(mail: Path, author: str, letter: Path, version: str, before: list[str],

@@ -11,6 +11,23 @@ LATER = "".join(f"line {number}\n" for number in range(1, 31)) + "with the log\n
 EARLIER = LATER.replace("with the log\n", "alone\n").replace("line 4\n", "")
 
 
+class CoverTest(unittest.TestCase):
+    LETTER = "# Subject\n\nThe patches:\n\n   1  One\n      which is first\n   2  Two: two\n\nIt took 2  s.\n"
+
+    def test_patches_in_their_order(self):
+        self.assertEqual(series.cover_problem(self.LETTER, ["One", "Two: two"]), "")
+
+    def test_each_fault(self):
+        for titles, problem in ((["One", "Two"], 'patch 2 of the list is not "   2  Two"'),
+                                (["Two: two", "One"], 'patch 1 of the list is not "   1  Two: two"'),
+                                (["One", "New", "Two: two"], 'patch 2 of the list is not "   2  New"'),
+                                (["One", "Two: two", "New"], 'patch 3 of the list is not "   3  New"'),
+                                (["One"], "the list has more than 1 patches")):
+            self.assertEqual(series.cover_problem(self.LETTER, titles), problem)
+        self.assertEqual(series.cover_problem("", ["One"]), 'patch 1 of the list is not "   1  One"')
+        self.assertEqual(series.cover_problem("", []), "")
+
+
 class ChangesTest(RepositoryCase):
     """Two series; the later one changes a file that the earlier one brings."""
 

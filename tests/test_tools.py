@@ -408,6 +408,7 @@ class CheckTest(RepositoryCase):
         "overlay/src/x/meson.build": f"# {LINE.format('')}\nfiles('x.c')\n",
         "overlay/src/tools/pgindent/typedefs.list": "X\n",
         "patches/series": "fixes/0001-x.patch\n",
+        "patches/fixes/cover.md": "# Fix it\n\n   1  X\n",
         PATCH: "From: A <a@example.org>\nSubject: [PATCH] X\n\n"
                "Series: fixes\nOverlay: src/*\n---\n" + OTHER.format("other", "ours"),
     }
@@ -438,10 +439,14 @@ class CheckTest(RepositoryCase):
             "overlay_owned": {"overlay/doc/x.sgml": "x\n"},
             "series_named": {
                 "patches/series": "instant/0001-x.patch\n", self.PATCH: None,
+                "patches/fixes/cover.md": None,
+                "patches/instant/cover.md": self.GOOD["patches/fixes/cover.md"],
                 "patches/instant/0001-x.patch": self.GOOD[self.PATCH]},
+            "covers_list_patches": {"patches/fixes/cover.md": "# Fix it\n\n   1  Y\n"},
             "patches_announced": {
                 "overlay/doc/src/sgml/release-double-writes.sgml": "<!-- X -->\n",
                 "patches/series": "fixes/0002-y.patch\nfixes/0001-x.patch\n",
+                "patches/fixes/cover.md": "# Fix it\n\n   1  Y\n   2  X\n",
                 "patches/fixes/0002-y.patch": "From: A <a@example.org>\nSubject: [PATCH] Y\n\n"
                 "Series: fixes\n---\n"
                 + self.OTHER.replace("other.c", "main.c").replace(" +1 ", ",3 +1,3 ").format(
