@@ -617,8 +617,8 @@ dw_remember_batch(DWScan *scan, const DWBatchHeader *hdr)
  * Remember the first header that means that this log must be refused.
  */
 static void
-dw_note_refused(DWScan *scan, const DWBatchHeader *hdr, uint64 segno,
-				DWHeaderVerdict verdict)
+dw_remember_refused(DWScan *scan, const DWBatchHeader *hdr, uint64 segno,
+					DWHeaderVerdict verdict)
 {
 	if (scan->refused != DW_HEADER_NONE)
 		return;
@@ -669,7 +669,7 @@ dw_look_at_segment(DWScan *scan, DWScanSegment *segment,
 		dw_add_nonce(scan, hdr->nonce);
 	}
 	if (verdict == DW_HEADER_FOREIGN || verdict == DW_HEADER_OTHER_FORMAT)
-		dw_note_refused(scan, hdr, segment->segno, verdict);
+		dw_remember_refused(scan, hdr, segment->segno, verdict);
 }
 
 /*
@@ -697,7 +697,7 @@ dw_scan_segment(DWScan *scan, uint64 segno, const char *contents)
 			verdict = DW_HEADER_NONE;
 
 		if (verdict == DW_HEADER_FOREIGN)
-			dw_note_refused(scan, hdr, segno, verdict);
+			dw_remember_refused(scan, hdr, segno, verdict);
 		if (verdict == DW_HEADER_VALID || verdict == DW_HEADER_FOREIGN)
 		{
 			dw_remember_batch(scan, hdr);

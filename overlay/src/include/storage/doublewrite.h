@@ -83,26 +83,26 @@ extern void DoubleWriteBufferBorn(int buf_id);
 extern DWBufferRecords *DoubleWriteRecordsOfPage(const void *page);
 extern void DoubleWriteHideCopied(const RelFileLocator *rlocator,
 								  ForkNumber forknum, BlockNumber blkno);
-extern XLogRecPtr DoubleWriteNoteInsertion(void);
-extern void DoubleWriteNoteFirstRecord(DWBufferRecords *records,
-									   XLogRecPtr redo, bool rebuilds);
+extern XLogRecPtr DoubleWriteRememberInsertion(void);
+extern void DoubleWriteRememberFirstRecord(DWBufferRecords *records,
+										   XLogRecPtr redo, bool rebuilds);
 extern void DoubleWritePassedRedo(XLogRecPtr redo);
 extern void DoubleWriteImagesSince(XLogRecPtr redo);
 extern bool DoubleWriteImageMissing(struct XLogReaderState *record,
 									uint8 block_id, const PageData *page);
 extern bool DoubleWriteNeedsNoImage(struct XLogReaderState *record,
 									uint8 block_id);
-extern void DoubleWriteNoteImagesOff(XLogRecPtr recptr);
+extern void DoubleWriteRememberImagesOff(XLogRecPtr recptr);
 extern void DoubleWriteCountRead(XLogRecPtr lsn);
-extern void DoubleWriteNoteRedo(XLogRecPtr redo);
+extern void DoubleWriteCountFromRedo(XLogRecPtr redo);
 
 /* failedsync.c: pages whose sync has failed */
-extern void DoubleWriteNotePanic(void);
-extern void DoubleWriteNoteFailedSync(void);
+extern void DoubleWriteRememberPanic(void);
+extern void DoubleWriteRememberFailedSync(void);
 extern void DoubleWriteLeftByRedo(Buffer buffer);
 
 /* hints.c: pages in which only hints have changed */
-extern void DoubleWriteNoteFirstHint(Buffer buffer);
+extern void DoubleWriteRememberFirstHint(Buffer buffer);
 
 /* copies.c: copies in the log whose pages have not been needed yet */
 extern PGDLLIMPORT bool DoubleWriteRestoreOnDemand;
@@ -130,13 +130,13 @@ extern void DoubleWriteBeginRemoval(void);
 extern void DoubleWriteEndRemoval(void);
 extern bool DoubleWriteIsRemoving(void);
 extern void DoubleWriteRemovalFailed(void);
-extern void DoubleWriteNoteFailedRemovals(void);
+extern void DoubleWriteRememberFailedRemovals(void);
 extern bool DoubleWriteRefusesRestartpoint(XLogRecPtr redo);
-extern void DoubleWriteNoteUnlinked(RelFileLocatorBackend rlocator);
-extern void DoubleWriteNoteTruncated(RelFileLocator rlocator, ForkNumber forknum,
-									 BlockNumber old_nblocks, BlockNumber nblocks);
-extern void DoubleWriteNoteDatabaseRemoved(const Oid *tablespaces,
-										   int ntablespaces);
+extern void DoubleWriteRememberUnlinked(RelFileLocatorBackend rlocator);
+extern void DoubleWriteRememberTruncated(RelFileLocator rlocator, ForkNumber forknum,
+										 BlockNumber old_nblocks, BlockNumber nblocks);
+extern void DoubleWriteRememberDatabaseRemoved(const Oid *tablespaces,
+											   int ntablespaces);
 
 /* readfile.c: reading relation files behind the buffer manager's back */
 extern PGDLLIMPORT bool DoubleWriteBackupReadsHeld;
@@ -206,12 +206,12 @@ DoubleWriteRecordsOf(Buffer buffer)
 /*
  * Note that this process has inserted a WAL record that refers to a page.
  * rebuilds tells whether redo rebuilds the page from this record alone; redo
- * is what DoubleWriteNoteInsertion() has returned.  If the page is in a shared
+ * is what DoubleWriteRememberInsertion() has returned.  If the page is in a shared
  * buffer, the caller holds its content lock exclusively, or its records are
  * hidden.  If it is not, records is NULL.
  */
 static inline void
-DoubleWriteNoteRecord(DWBufferRecords *records, XLogRecPtr redo, bool rebuilds)
+DoubleWriteRememberRecord(DWBufferRecords *records, XLogRecPtr redo, bool rebuilds)
 {
 	if (records == NULL)
 		return;
@@ -221,7 +221,7 @@ DoubleWriteNoteRecord(DWBufferRecords *records, XLogRecPtr redo, bool rebuilds)
 	/* only the first one counts */
 	if (!records->hidden &&
 		unlikely(records->redo < redo || records->redo == DW_NOT_NOTED))
-		DoubleWriteNoteFirstRecord(records, redo, rebuilds);
+		DoubleWriteRememberFirstRecord(records, redo, rebuilds);
 }
 
 /*
@@ -229,7 +229,7 @@ DoubleWriteNoteRecord(DWBufferRecords *records, XLogRecPtr redo, bool rebuilds)
  * content lock exclusively.
  */
 static inline void
-DoubleWriteNoteDirtied(Buffer buffer)
+DoubleWriteRememberDirtied(Buffer buffer)
 {
 	DoubleWriteRecordsOf(buffer)->unreported = true;
 }
@@ -240,12 +240,12 @@ DoubleWriteNoteDirtied(Buffer buffer)
  * pin, and at least a share lock on the contents.
  */
 static inline void
-DoubleWriteNoteHeapHint(Buffer buffer)
+DoubleWriteRememberHeapHint(Buffer buffer)
 {
 	/* MarkBufferDirtyHint() complains of an invalid buffer */
 	if (buffer > 0 && !DoubleWriteRecordsOf(buffer)->only_hints &&
 		!DoubleWriteRecordsOf(buffer)->unreported)
-		DoubleWriteNoteFirstHint(buffer);
+		DoubleWriteRememberFirstHint(buffer);
 }
 
 #endif							/* DOUBLEWRITE_H */

@@ -132,22 +132,22 @@ extern PGDLLIMPORT DWCtlData *DWCtl;
 #ifdef USE_ASSERT_CHECKING
 extern PGDLLIMPORT bool dw_mutex_held;
 #define DWMutexHeld()		(dw_mutex_held)
-#define DWNoteMutex(held)	(dw_mutex_held = (held))
+#define DWSetMutexHeld(held)	(dw_mutex_held = (held))
 #else
 #define DWMutexHeld()		(true)
-#define DWNoteMutex(held)	((void) 0)
+#define DWSetMutexHeld(held)	((void) 0)
 #endif
 
 #define DWLockMutex() \
 	do { \
 		Assert(!DWMutexHeld()); \
 		SpinLockAcquire(&DWCtl->mutex); \
-		DWNoteMutex(true); \
+		DWSetMutexHeld(true); \
 	} while (0)
 
 #define DWUnlockMutex() \
 	do { \
-		DWNoteMutex(false); \
+		DWSetMutexHeld(false); \
 		SpinLockRelease(&DWCtl->mutex); \
 	} while (0)
 
@@ -157,7 +157,7 @@ extern PGDLLIMPORT bool dw_mutex_held;
 
 #define DWWriterAt(i)		(&DWCtl->writers[i].writer)
 
-#define DWHomePlaceOf(spcOid)	(&DWCtl->home.places[(spcOid) % DW_HOME_PLACES])
+#define DWHomeLoadOf(spcOid)	(&DWCtl->home.loads[(spcOid) % DW_HOME_LOADS])
 
 extern PGDLLIMPORT DWSlot *DWSlots;
 extern PGDLLIMPORT int *DWRuns;

@@ -117,7 +117,7 @@ typedef struct DWLogTaken
 	uint64		bytes;
 } DWLogTaken;
 
-/* What views show of the mode; see dw_note_mode() */
+/* What views show of the mode; see dw_publish_mode() */
 typedef struct DWShownMode
 {
 	TornPagesProtection requested;	/* by the server's settings */
@@ -236,55 +236,55 @@ typedef struct DWLogState
  * the one under way, and on a standby those that replay has passed since its last
  * restartpoint.
  */
-#define DW_REDO_PLACES			8
+#define DW_REDO_POINTERS			8
 
-typedef struct DWRedoPlace
+typedef struct DWRedoPointer
 {
 	pg_atomic_uint64 redo;		/* invalid: none */
 	pg_atomic_uint64 pages;		/* changed since, with no image in WAL */
-} DWRedoPlace;
+} DWRedoPointer;
 
 /* What redo would have to read, see exempt.c */
 typedef struct DWReadsState
 {
-	uint32		newest;			/* place; by the process that notes them */
-	DWRedoPlace places[DW_REDO_PLACES];
+	uint32		newest;			/* by the process that adds them */
+	DWRedoPointer pointers[DW_REDO_POINTERS];
 } DWReadsState;
 
 /* Tablespaces of which it is known how pages are written there */
-#define DW_ATOMIC_PLACES		64
+#define DW_ATOMIC_TABLESPACES		64
 
 /* Bits for files that have refused atomic writes, by hash; 8 kB */
 #define DW_ATOMIC_REFUSED_BITS	(64 * 1024)
 
 /* What is known of a tablespace in this life of the server */
-typedef struct DWAtomicPlace
+typedef struct DWAtomicTablespace
 {
 	Oid			spcOid;
 	DWAtomicProbe probe;
 	TimestampTz looked_at;
-	uint64		round;			/* batch for which it was looked at */
-	uint64		used;			/* ... that had pages of it last */
+	uint64		batch;			/* for which it was looked at */
+	uint64		used;			/* batch that had pages of it last */
 	int			reported;		/* errno of the write that was reported last */
 
 	/* atomic */
 	pg_atomic_uint64 pages;		/* written atomically */
 	pg_atomic_uint64 logged;	/* protected by a copy in the log */
 	pg_atomic_uint64 refused;	/* atomic writes that were not made */
-} DWAtomicPlace;
+} DWAtomicTablespace;
 
 /*
- * Atomic writes.  Changed with the flush lock held, places with the mutex, too,
+ * Atomic writes.  Changed with the flush lock held, tablespaces with the mutex,
  * so that views need not take the flush lock.
  */
 typedef struct DWAtomicState
 {
-	int			nplaces;
+	int			ntablespaces;
 	bool		full;			/* there are more tablespaces, as was reported */
-	uint64		round;			/* batches that have asked */
-	uint64		sought;			/* ... of which the last found no entry to
+	uint64		nbatches;		/* that have asked */
+	uint64		sought;			/* batches of which the last found no entry to
 								 * reuse */
-	DWAtomicPlace places[DW_ATOMIC_PLACES];
+	DWAtomicTablespace tablespaces[DW_ATOMIC_TABLESPACES];
 	uint8		refused[DW_ATOMIC_REFUSED_BITS / 8];
 } DWAtomicState;
 
@@ -296,15 +296,15 @@ typedef struct DWAtomicState
 /* settings.c */
 extern TornPagesProtection dw_setting(void);
 extern bool dw_setting_uses_log(void);
-extern void dw_note_setting(void);
+extern void dw_take_setting(void);
 extern int	dw_log_bound_segments(void);
 
 /* exempt.c */
 extern bool dw_redo_rebuilds(const DWSlot *slot);
-extern void dw_note_end_of_recovery(void);
+extern void dw_remember_end_of_recovery(void);
 extern bool dw_replayed_images(void);
-extern void dw_note_truncate(const RelFileLocator *rlocator);
-extern void dw_note_drop_in_redo(const RelFileLocator *rlocator);
+extern void dw_remember_truncate(const RelFileLocator *rlocator);
+extern void dw_remember_drop_in_redo(const RelFileLocator *rlocator);
 extern bool dw_was_truncated(const RelFileLocator *rlocator);
 extern Size dw_rebuilt_shmem_size(void);
 extern void dw_rebuilt_shmem_init(void);
@@ -316,7 +316,7 @@ extern bool dw_only_hints_changed(const DWSlot *slot);
 /* stats.c */
 extern void dw_show_setting(void);
 extern void dw_show_checkpoint(XLogRecPtr redo);
-extern void dw_note_mode(void);
+extern void dw_publish_mode(void);
 
 /* copies.c */
 extern Size dw_copies_shmem_size(int segments);
@@ -350,7 +350,7 @@ extern void dw_epoch_begin(uint64 first_batch);
 extern uint64 dw_epoch_copy(const BufferTag *tag);
 extern uint64 dw_covering_copy(const DWSlot *slot);
 extern void dw_epoch_forget(const BufferTag *tag);
-extern void dw_epoch_note(const BufferTag *tag, uint64 batchno);
+extern void dw_epoch_remember(const BufferTag *tag, uint64 batchno);
 
 /* failedsync.c */
 extern void dw_refuse_failed_sync(void);

@@ -174,16 +174,16 @@ typedef union DWWriterPadded
 #define DW_MAX_WRITERS			128
 
 /* Home writes to a tablespace, or those whose numbers have the same remainder; atomic */
-typedef struct DWHomePlace
+typedef struct DWHomeLoad
 {
 	pg_atomic_uint32 nwriting;	/* runs in the table of writers */
 	pg_atomic_uint32 stalled;	/* pages have failed with DW_STALLED since a
 								 * write has come back */
 	pg_atomic_uint64 ended;		/* when a write has come back last, or the
 								 * first one has begun, in nanoseconds */
-} DWHomePlace;
+} DWHomeLoad;
 
-#define DW_HOME_PLACES			1024
+#define DW_HOME_LOADS			1024
 
 /* A write under way for so long may not come back, in nanoseconds */
 #define DW_STALLED_NSEC			INT64CONST(1000000000)
@@ -280,7 +280,7 @@ typedef struct DWHomeState
 	ConditionVariable thawed;	/* ... that others have taken for stalled */
 	XLogRecPtr	torn_until;		/* a write past the stage has failed; until a
 								 * checkpoint has this redo pointer; mutex */
-	DWHomePlace places[DW_HOME_PLACES];
+	DWHomeLoad	loads[DW_HOME_LOADS];
 } DWHomeState;
 
 /* The background writer, as long as it writes pages back; mutex */
@@ -371,7 +371,7 @@ extern void dw_batch_waits(void);
 extern bool dw_cycle_hangs(void);
 extern bool dw_batch_must_wait(void);
 extern void dw_flush_wal(void);
-extern void dw_note_logged(int slotno, uint64 batchno);
+extern void dw_remember_logged(int slotno, uint64 batchno);
 extern bool dw_batch_under_way(void);
 
 /* home.c */

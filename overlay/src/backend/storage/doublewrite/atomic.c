@@ -141,14 +141,14 @@ dw_report_probe(const char *path, const DWAtomicProbe *probe)
  * Probe a tablespace, and remember the outcome.
  */
 static void
-dw_atomic_look(DWAtomicPlace *place)
+dw_atomic_look(DWAtomicTablespace *spc)
 {
-	DWAtomicPlace found = {place->spcOid};
+	DWAtomicTablespace found = {spc->spcOid};
 	char		path[MAXPGPATH];
 
 	Assert(DWIsFlusher());
 
-	dw_directory_path(path, place->spcOid, InvalidOid);
+	dw_directory_path(path, spc->spcOid, InvalidOid);
 	DWAtomicProbeDirectory(path, &found.probe);
 	INJECTION_POINT("doublewrite-atomic-probed", &found);
 	if (dw_injected_error("doublewrite-atomic-probe-failed"))
@@ -156,27 +156,27 @@ dw_atomic_look(DWAtomicPlace *place)
 		found.probe.verdict = DW_ATOMIC_FAILED;
 		found.probe.error = errno;
 	}
-	if (found.probe.verdict != place->probe.verdict ||
-		found.probe.error != place->probe.error)
+	if (found.probe.verdict != spc->probe.verdict ||
+		found.probe.error != spc->probe.error)
 		dw_report_probe(path, &found.probe);
 
 	found.looked_at = GetCurrentTimestamp();
 	DWLockMutex();
-	place->probe = found.probe;
-	place->looked_at = found.looked_at;
-	place->round = DWCtl->atomic.round;
+	spc->probe = found.probe;
+	spc->looked_at = found.looked_at;
+	spc->batch = DWCtl->atomic.nbatches;
 	DWUnlockMutex();
 }
 
-static DWAtomicPlace *
-dw_atomic_find_place(Oid spcOid)
+static DWAtomicTablespace *
+dw_atomic_find_tablespace(Oid spcOid)
 {
 	DWAtomicState *state = &DWCtl->atomic;
 
-	for (int i = 0; i < state->nplaces; i++)
+	for (int i = 0; i < state->ntablespaces; i++)
 	{
-		if (state->places[i].spcOid == spcOid)
-			return &state->places[i];
+		if (state->tablespaces[i].spcOid == spcOid)
+			return &state->tablespaces[i];
 	}
 	return NULL;
 }
@@ -187,28 +187,28 @@ dw_atomic_find_place(Oid spcOid)
  * searches only once without success, as it may have many pages in
  * tablespaces for which there is no entry.
  */
-static DWAtomicPlace *
-dw_atomic_reuse_place(void)
+static DWAtomicTablespace *
+dw_atomic_reuse_tablespace(void)
 {
 	DWAtomicState *state = &DWCtl->atomic;
 
-	for (int i = 0; i < state->nplaces && state->sought != state->round; i++)
+	for (int i = 0; i < state->ntablespaces && state->sought != state->nbatches; i++)
 	{
-		DWAtomicPlace *place = &state->places[i];
+		DWAtomicTablespace *spc = &state->tablespaces[i];
 		char		path[MAXPGPATH];
 
-		dw_directory_path(path, place->spcOid, InvalidOid);
-		if (place->used == state->round || access(path, F_OK) == 0 || errno != ENOENT)
+		dw_directory_path(path, spc->spcOid, InvalidOid);
+		if (spc->used == state->nbatches || access(path, F_OK) == 0 || errno != ENOENT)
 			continue;
 		DWLockMutex();
-		memset(place, 0, offsetof(DWAtomicPlace, pages));
-		pg_atomic_write_u64(&place->pages, 0);
-		pg_atomic_write_u64(&place->logged, 0);
-		pg_atomic_write_u64(&place->refused, 0);
+		memset(spc, 0, offsetof(DWAtomicTablespace, pages));
+		pg_atomic_write_u64(&spc->pages, 0);
+		pg_atomic_write_u64(&spc->logged, 0);
+		pg_atomic_write_u64(&spc->refused, 0);
 		DWUnlockMutex();
-		return place;
+		return spc;
 	}
-	state->sought = state->round;
+	state->sought = state->nbatches;
 	return NULL;
 }
 
@@ -220,42 +220,42 @@ dw_atomic_reuse_place(void)
  * Return NULL if there are too many tablespaces; pages in the others take the
  * log.
  */
-static DWAtomicPlace *
-dw_atomic_place(Oid spcOid)
+static DWAtomicTablespace *
+dw_atomic_tablespace(Oid spcOid)
 {
 	DWAtomicState *state = &DWCtl->atomic;
-	DWAtomicPlace *place = dw_atomic_find_place(spcOid);
+	DWAtomicTablespace *spc = dw_atomic_find_tablespace(spcOid);
 
 	Assert(DWIsFlusher());
 
-	if (place == NULL && state->nplaces == DW_ATOMIC_PLACES &&
-		(place = dw_atomic_reuse_place()) != NULL)
+	if (spc == NULL && state->ntablespaces == DW_ATOMIC_TABLESPACES &&
+		(spc = dw_atomic_reuse_tablespace()) != NULL)
 	{
-		place->spcOid = spcOid;
-		dw_atomic_look(place);
+		spc->spcOid = spcOid;
+		dw_atomic_look(spc);
 	}
-	else if (place == NULL && state->nplaces == DW_ATOMIC_PLACES)
+	else if (spc == NULL && state->ntablespaces == DW_ATOMIC_TABLESPACES)
 	{
 		if (!state->full)
 			ereport(LOG_SERVER_ONLY,
 					(errhidestmt(true),
 					 errmsg("more than %d tablespaces are in use, and pages in the others are protected by the double-write log",
-							DW_ATOMIC_PLACES)));
+							DW_ATOMIC_TABLESPACES)));
 		state->full = true;
 		return NULL;
 	}
-	else if (place == NULL)
+	else if (spc == NULL)
 	{
-		place = &state->places[state->nplaces];
-		place->spcOid = spcOid;
-		dw_atomic_look(place);
+		spc = &state->tablespaces[state->ntablespaces];
+		spc->spcOid = spcOid;
+		dw_atomic_look(spc);
 		DWLockMutex();
-		state->nplaces++;
+		state->ntablespaces++;
 		DWUnlockMutex();
 	}
-	else if (place->probe.verdict == DW_ATOMIC_FAILED && place->round != state->round)
-		dw_atomic_look(place);
-	return place;
+	else if (spc->probe.verdict == DW_ATOMIC_FAILED && spc->batch != state->nbatches)
+		dw_atomic_look(spc);
+	return spc;
 }
 
 /* ---------------------------------------------------------------------
@@ -307,19 +307,19 @@ dw_atomic_refuse(const BufferTag *tag)
  * ones.
  */
 static void
-dw_atomic_stop_combining(DWAtomicPlace *place)
+dw_atomic_stop_combining(DWAtomicTablespace *spc)
 {
 	char		path[MAXPGPATH];
 	int			save_errno = errno;
 
 	Assert(DWIsFlusher());
 
-	if (place->probe.unit == BLCKSZ)
+	if (spc->probe.unit == BLCKSZ)
 		return;					/* by another run of the same batch */
 	DWLockMutex();
-	place->probe.unit = BLCKSZ;
+	spc->probe.unit = BLCKSZ;
 	DWUnlockMutex();
-	dw_directory_path(path, place->spcOid, InvalidOid);
+	dw_directory_path(path, spc->spcOid, InvalidOid);
 	errno = save_errno;
 	ereport(LOG_SERVER_ONLY,
 			(errcode_for_file_access(),
@@ -334,7 +334,7 @@ dw_atomic_stop_combining(DWAtomicPlace *place)
  * once.
  */
 static DWAtomicResult
-dw_atomic_not_written(const BufferTag *tag, DWAtomicPlace *place, int npages,
+dw_atomic_not_written(const BufferTag *tag, DWAtomicTablespace *spc, int npages,
 					  ssize_t written)
 {
 	RelFileLocator rlocator = BufTagGetRelFileLocator(tag);
@@ -342,14 +342,14 @@ dw_atomic_not_written(const BufferTag *tag, DWAtomicPlace *place, int npages,
 
 	Assert(DWIsFlusher());
 
-	pg_atomic_fetch_add_u64(&place->refused, 1);
+	pg_atomic_fetch_add_u64(&spc->refused, 1);
 	if (refused && npages > 1)
-		dw_atomic_stop_combining(place);
+		dw_atomic_stop_combining(spc);
 	else if (refused)
 		dw_atomic_refuse(tag);
-	else if (errno != place->reported)
+	else if (errno != spc->reported)
 	{
-		place->reported = errno;
+		spc->reported = errno;
 		ereport(LOG_SERVER_ONLY,
 				(errcode_for_file_access(),
 				 errhidestmt(true),
@@ -378,7 +378,7 @@ dw_atomic_allowed(void)
 
 	if (dw_setting() != TORN_PAGES_ATOMIC_WRITES || !DWCtl->log.armed)
 		return false;
-	DWCtl->atomic.round++;
+	DWCtl->atomic.nbatches++;
 	return XLogIsNeeded() ||
 		DWCtl->log.last_page_batch < DWCtl->log.low_water_logged;
 }
@@ -394,20 +394,20 @@ dw_atomic_allowed(void)
 bool
 dw_atomic_chosen(const DWSlot *slot)
 {
-	DWAtomicPlace *place;
+	DWAtomicTablespace *spc;
 	bool		chosen;
 
 	Assert(DWIsFlusher());
 	Assert(slot->permanent);
 
-	place = dw_atomic_place(slot->tag.spcOid);
-	if (place == NULL)
+	spc = dw_atomic_tablespace(slot->tag.spcOid);
+	if (spc == NULL)
 		return false;
-	chosen = dw_atomic_proved(&place->probe) && !slot->failed && !slot->use_log &&
+	chosen = dw_atomic_proved(&spc->probe) && !slot->failed && !slot->use_log &&
 		!dw_atomic_was_refused(&slot->tag) && !slot->touched;
 	if (!chosen)
-		pg_atomic_fetch_add_u64(&place->logged, 1);
-	place->used = DWCtl->atomic.round;
+		pg_atomic_fetch_add_u64(&spc->logged, 1);
+	spc->used = DWCtl->atomic.nbatches;
 	return chosen;
 }
 
@@ -503,12 +503,12 @@ static int
 dw_atomic_run_length(const int *slots, int nslots)
 {
 	const BufferTag *first = &DWSlots[slots[0]].tag;
-	DWAtomicPlace *place = dw_atomic_place(first->spcOid);
+	DWAtomicTablespace *spc = dw_atomic_tablespace(first->spcOid);
 	BlockNumber block = first->blockNum % RELSEG_SIZE;
-	int			limit = Min(place->probe.unit / BLCKSZ, DW_ATOMIC_MAX_PAGES);
+	int			limit = Min(spc->probe.unit / BLCKSZ, DW_ATOMIC_MAX_PAGES);
 	int			len = 1;
 
-	Assert(nslots > 0 && place != NULL);
+	Assert(nslots > 0 && spc != NULL);
 
 	limit = Min(limit, dw_run_length(slots, nslots));
 	while (len * 2 <= limit && block % (len * 2) == 0)
@@ -525,9 +525,9 @@ static void
 dw_atomic_prepare(const int *slots, int npages, PGIOAlignedBlock *room, DWAtomicCall *call)
 {
 	const BufferTag *tag = &DWSlots[slots[0]].tag;
-	DWAtomicPlace *place = dw_atomic_place(tag->spcOid);
+	DWAtomicTablespace *spc = dw_atomic_tablespace(tag->spcOid);
 
-	Assert(DWIsFlusher() && place != NULL);
+	Assert(DWIsFlusher() && spc != NULL);
 	Assert(npages <= DW_ATOMIC_MAX_PAGES);
 
 	memset(call, 0, sizeof(*call));
@@ -543,7 +543,7 @@ dw_atomic_prepare(const int *slots, int npages, PGIOAlignedBlock *room, DWAtomic
 	if (npages > 1)
 		call->data = room;
 
-	call->fd = dw_atomic_open(tag, &place->probe);
+	call->fd = dw_atomic_open(tag, &spc->probe);
 	call->done = call->fd < 0;
 	call->result = call->done ? -errno : 0;
 }
@@ -637,19 +637,19 @@ static DWAtomicResult
 dw_atomic_outcome(const int *slots, int npages, ssize_t result)
 {
 	const BufferTag *tag = &DWSlots[slots[0]].tag;
-	DWAtomicPlace *place = dw_atomic_place(tag->spcOid);
+	DWAtomicTablespace *spc = dw_atomic_tablespace(tag->spcOid);
 
-	Assert(DWIsFlusher() && place != NULL);
+	Assert(DWIsFlusher() && spc != NULL);
 
 	if (result != (ssize_t) npages * BLCKSZ)
 	{
 		errno = result < 0 ? -result : EIO;
-		return dw_atomic_not_written(tag, place, npages, result);
+		return dw_atomic_not_written(tag, spc, npages, result);
 	}
 	if (!dw_atomic_request_sync(tag))
 		return DW_ATOMIC_NOT_WRITTEN;
 
-	pg_atomic_fetch_add_u64(&place->pages, npages);
+	pg_atomic_fetch_add_u64(&spc->pages, npages);
 	DWCount(atomic_pages, npages);
 	DWCount(atomic_writes, 1);
 	INJECTION_POINT("doublewrite-atomic-written", NULL);
@@ -672,7 +672,7 @@ dw_keep_copies(const int *slots, int npages)
 			dw_epoch_copy(&DWSlots[slots[i]].tag) : 0;
 
 		if (copy != 0)
-			dw_note_logged(slots[i], copy);
+			dw_remember_logged(slots[i], copy);
 	}
 }
 

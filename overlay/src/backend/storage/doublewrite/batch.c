@@ -197,7 +197,7 @@ dw_flush_wal(void)
  * slot is in the batch.
  */
 void
-dw_note_logged(int slotno, uint64 batchno)
+dw_remember_logged(int slotno, uint64 batchno)
 {
 	Assert(DWIsFlusher());
 	Assert(DWSlotInState(&DWSlots[slotno], DW_SLOT_BATCH));

@@ -57,7 +57,7 @@ typedef struct DWBring
 } DWBring;
 
 static void
-dw_note_not_brought(DWBring *bring, DWPendingCopy *copy, bool unwritten, int error)
+dw_remember_not_brought(DWBring *bring, DWPendingCopy *copy, bool unwritten, int error)
 {
 	if (bring->failed != NULL)
 		return;
@@ -148,7 +148,7 @@ dw_settle_copy(DWBring *bring, int i, int error)
 	else
 	{
 		dw_give_copy_back(copy);
-		dw_note_not_brought(bring, copy, true, error);
+		dw_remember_not_brought(bring, copy, true, error);
 	}
 }
 
@@ -264,7 +264,7 @@ dw_bring_copy(DWBring *bring, DWPendingCopy *copy)
 
 		dw_bring_run(bring);
 		if (!dw_copy_is_past(copy))
-			dw_note_not_brought(bring, copy, false, error);
+			dw_remember_not_brought(bring, copy, false, error);
 	}
 }
 

@@ -80,7 +80,7 @@ DoubleWriteDiscardForks(RelFileLocator rlocator, const ForkNumber *forknum,
 {
 	DWForkRange range = {rlocator, forknum, firstDelBlock, nforks};
 
-	dw_note_truncate(&rlocator);
+	dw_remember_truncate(&rlocator);
 	dw_discard_unneeded(dw_tag_in_forks, &range, &rlocator);
 	dw_discard(dw_tag_in_forks, &range);
 }
@@ -116,7 +116,7 @@ DoubleWriteDiscardRelations(SMgrRelation *rels, int nrels)
 
 		if (SmgrIsTemp(rels[i]))
 			continue;
-		dw_note_drop_in_redo(rlocator);
+		dw_remember_drop_in_redo(rlocator);
 		dw_discard_unneeded(dw_tag_in_relation, rlocator, rlocator);
 		set.rlocators[set.n++] = *rlocator;
 	}
@@ -134,7 +134,7 @@ DoubleWriteDiscardRelations(SMgrRelation *rels, int nrels)
 void
 DoubleWriteDiscardDatabase(Oid dbid)
 {
-	dw_note_drop_in_redo(NULL);
+	dw_remember_drop_in_redo(NULL);
 	if (!RecoveryInProgress())
 		dw_discard_unneeded(dw_tag_in_database, &dbid, NULL);
 	dw_discard(dw_tag_in_database, &dbid);

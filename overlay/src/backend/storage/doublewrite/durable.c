@@ -207,7 +207,7 @@ dw_make_durable(bool beyond_bound)
 	for (int i = 0; i < choice.ncopied; i++)
 	{
 		Assert(dw_file_is_dirty(&DWSlots[choice.copied[i]].tag, choice.copies[i]));
-		dw_note_logged(choice.copied[i], choice.copies[i]);
+		dw_remember_logged(choice.copied[i], choice.copies[i]);
 	}
 	dw_set_batch_phase(DW_BATCH_DURABLE);
 

@@ -177,7 +177,7 @@ dw_epoch_forget(const BufferTag *tag)
  * Note that the page has a copy in this batch, which is durable.
  */
 void
-dw_epoch_note(const BufferTag *tag, uint64 batchno)
+dw_epoch_remember(const BufferTag *tag, uint64 batchno)
 {
 	DWEpochPage *set = dw_copy_set(tag);
 	DWEpochPage *oldest = set;

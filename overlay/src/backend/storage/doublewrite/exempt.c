@@ -74,7 +74,7 @@
 static XLogRecPtr dw_passed_redo = InvalidXLogRecPtr;
 
 /* Last position at which that process has noted that images are off */
-static XLogRecPtr dw_noted_images_off = InvalidXLogRecPtr;
+static XLogRecPtr dw_remembered_images_off = InvalidXLogRecPtr;
 
 static void
 dw_init_records(int buf_id, XLogRecPtr redo)
@@ -136,7 +136,7 @@ DoubleWriteRecordsOfPage(const void *page)
  * no block can have moved yet.
  */
 XLogRecPtr
-DoubleWriteNoteInsertion(void)
+DoubleWriteRememberInsertion(void)
 {
 	XLogRecPtr	redo;
 	bool		unused;
@@ -150,11 +150,11 @@ DoubleWriteNoteInsertion(void)
 
 /*
  * Note the first record for a page after a redo pointer; see
- * DoubleWriteNoteRecord().
+ * DoubleWriteRememberRecord().
  */
 void
-DoubleWriteNoteFirstRecord(DWBufferRecords *records, XLogRecPtr redo,
-						   bool rebuilds)
+DoubleWriteRememberFirstRecord(DWBufferRecords *records, XLogRecPtr redo,
+							   bool rebuilds)
 {
 	if (records->redo == DW_NOT_NOTED)
 		records->redo = pg_atomic_read_u64(&DWCtl->records_known);
@@ -196,7 +196,7 @@ DoubleWriteHideCopied(const RelFileLocator *rlocator, ForkNumber forknum,
  * may insert WAL from here on, and other processes soon.
  */
 void
-dw_note_end_of_recovery(void)
+dw_remember_end_of_recovery(void)
 {
 	pg_atomic_monotonic_advance_u64(&DWCtl->records_known, GetXLogInsertRecPtr());
 }
@@ -220,7 +220,7 @@ dw_truncate_bucket(const RelFileLocator *rlocator)
  * removes end at or before the present end of WAL.
  */
 void
-dw_note_truncate(const RelFileLocator *rlocator)
+dw_remember_truncate(const RelFileLocator *rlocator)
 {
 	XLogRecPtr	lsn;
 
@@ -237,12 +237,12 @@ dw_note_truncate(const RelFileLocator *rlocator)
  * (R2)
  */
 void
-dw_note_drop_in_redo(const RelFileLocator *rlocator)
+dw_remember_drop_in_redo(const RelFileLocator *rlocator)
 {
 	if (!RecoveryInProgress())
 		return;
 	if (rlocator != NULL)
-		dw_note_truncate(rlocator);
+		dw_remember_truncate(rlocator);
 	else
 	{
 		XLogRecPtr	lsn = GetXLogReplayRecPtr(NULL);
@@ -309,14 +309,14 @@ DoubleWriteCountRead(XLogRecPtr lsn)
 {
 	XLogRecPtr	recover_from = pg_atomic_read_u64(&DWCtl->recover_from);
 
-	for (int i = 0; i < DW_REDO_PLACES; i++)
+	for (int i = 0; i < DW_REDO_POINTERS; i++)
 	{
-		DWRedoPlace *place = &DWCtl->reads.places[i];
-		XLogRecPtr	redo = pg_atomic_read_u64(&place->redo);
+		DWRedoPointer *pointer = &DWCtl->reads.pointers[i];
+		XLogRecPtr	redo = pg_atomic_read_u64(&pointer->redo);
 
 		/* no crash recovers from one before */
 		if (redo >= recover_from && lsn <= redo)
-			pg_atomic_fetch_add_u64(&place->pages, 1);
+			pg_atomic_fetch_add_u64(&pointer->pages, 1);
 	}
 }
 
@@ -326,16 +326,16 @@ DoubleWriteCountRead(XLogRecPtr lsn)
  * the oldest one.  Only one process at a time calls this.
  */
 void
-DoubleWriteNoteRedo(XLogRecPtr redo)
+DoubleWriteCountFromRedo(XLogRecPtr redo)
 {
 	uint32		newest = DWCtl->reads.newest;
 
-	if (pg_atomic_read_u64(&DWCtl->reads.places[newest].redo) == redo)
+	if (pg_atomic_read_u64(&DWCtl->reads.pointers[newest].redo) == redo)
 		return;
 
-	newest = (newest + 1) % DW_REDO_PLACES;
-	pg_atomic_write_u64(&DWCtl->reads.places[newest].redo, redo);
-	pg_atomic_write_u64(&DWCtl->reads.places[newest].pages, 0);
+	newest = (newest + 1) % DW_REDO_POINTERS;
+	pg_atomic_write_u64(&DWCtl->reads.pointers[newest].redo, redo);
+	pg_atomic_write_u64(&DWCtl->reads.pointers[newest].pages, 0);
 	DWCtl->reads.newest = newest;
 }
 
@@ -366,7 +366,7 @@ void
 DoubleWritePassedRedo(XLogRecPtr redo)
 {
 	dw_passed_redo = redo;
-	DoubleWriteNoteRedo(redo);
+	DoubleWriteCountFromRedo(redo);
 }
 
 /*
@@ -383,13 +383,13 @@ DoubleWriteImagesSince(XLogRecPtr redo)
  * images are being switched off.
  */
 void
-DoubleWriteNoteImagesOff(XLogRecPtr recptr)
+DoubleWriteRememberImagesOff(XLogRecPtr recptr)
 {
 	DWLockMutex();
 	if (DWCtl->redo.images_off < recptr)
 		DWCtl->redo.images_off = recptr;
 	DWUnlockMutex();
-	dw_noted_images_off = recptr;
+	dw_remembered_images_off = recptr;
 }
 
 /*
@@ -479,8 +479,8 @@ DoubleWriteImageMissing(XLogReaderState *record, uint8 block_id,
 	if (forknum != MAIN_FORKNUM || DoubleWriteNeedsNoImage(record, block_id))
 		return false;
 
-	return dw_noted_images_off < dw_passed_redo ||
-		XLogRecPtrIsInvalid(dw_noted_images_off);
+	return dw_remembered_images_off < dw_passed_redo ||
+		XLogRecPtrIsInvalid(dw_remembered_images_off);
 }
 
 /* ---------------------------------------------------------------------
@@ -586,7 +586,7 @@ dw_range(const BufferTag *tag, DWRangeTag *wanted)
  * the page.
  */
 static void
-dw_rebuilt_note(const BufferTag *tag, XLogRecPtr redo)
+dw_rebuilt_remember(const BufferTag *tag, XLogRecPtr redo)
 {
 	DWRangeTag	wanted;
 	DWRange    *range = dw_range(tag, &wanted);
@@ -678,7 +678,7 @@ dw_redo_rebuilds(const DWSlot *slot)
 	newest = XLogRecPtrIsInvalid(pending) ? redo : pending;
 	if (dw_rebuilt_from(slot, redo) && dw_rebuilt_from(slot, newest))
 	{
-		dw_rebuilt_note(&slot->tag, newest);
+		dw_rebuilt_remember(&slot->tag, newest);
 		return true;
 	}
 

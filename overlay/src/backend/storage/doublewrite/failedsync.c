@@ -87,7 +87,7 @@ dw_leave_note(void)
  * note is not reported, because the PANIC itself is more important.
  */
 void
-DoubleWriteNotePanic(void)
+DoubleWriteRememberPanic(void)
 {
 	int			save_errno = errno;
 
@@ -127,7 +127,7 @@ dw_file_exists(const char *path)
  * only reports.  The log need not be in place yet, and no lock is held.
  */
 void
-DoubleWriteNoteFailedSync(void)
+DoubleWriteRememberFailedSync(void)
 {
 	if (dw_file_exists(DW_MARKER_FILE))
 		dw_leave_note();

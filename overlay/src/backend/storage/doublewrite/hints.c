@@ -80,10 +80,10 @@ dw_is_checkpointed(Buffer buffer)
 
 /*
  * Note that the heap has set a hint in a page, if that is all that has changed
- * in it; see DoubleWriteNoteHeapHint().
+ * in it; see DoubleWriteRememberHeapHint().
  */
 void
-DoubleWriteNoteFirstHint(Buffer buffer)
+DoubleWriteRememberFirstHint(Buffer buffer)
 {
 	if (dw_is_checkpointed(buffer))
 		DoubleWriteRecordsOf(buffer)->only_hints = true;

@@ -147,10 +147,10 @@ dw_run_length(const int *slots, int nslots)
 static bool
 dw_is_crowded(Oid spcOid)
 {
-	DWHomePlace *place = DWHomePlaceOf(spcOid);
+	DWHomeLoad *load = DWHomeLoadOf(spcOid);
 	uint32		nwriting = ((volatile DWHomeState *) &DWCtl->home)->nwriting;
 
-	return pg_atomic_read_u32(&place->nwriting) + nwriting >= DW_MAX_WRITERS;
+	return pg_atomic_read_u32(&load->nwriting) + nwriting >= DW_MAX_WRITERS;
 }
 
 /* Runs of one that is known to be stalled can be claimed, to be returned to the stage */
@@ -184,12 +184,12 @@ dw_none_is_written(void)
 void
 dw_begin_write(Oid spcOid)
 {
-	DWHomePlace *place = DWHomePlaceOf(spcOid);
+	DWHomeLoad *load = DWHomeLoadOf(spcOid);
 
 	/* in this order, or the tablespace would seem to hang */
-	if (pg_atomic_read_u32(&place->nwriting) == 0)
-		pg_atomic_write_u64(&place->ended, dw_nanoseconds());
-	pg_atomic_fetch_add_u32(&place->nwriting, 1);
+	if (pg_atomic_read_u32(&load->nwriting) == 0)
+		pg_atomic_write_u64(&load->ended, dw_nanoseconds());
+	pg_atomic_fetch_add_u32(&load->nwriting, 1);
 }
 
 /*
@@ -198,7 +198,7 @@ dw_begin_write(Oid spcOid)
 void
 dw_end_write(Oid spcOid)
 {
-	pg_atomic_fetch_sub_u32(&DWHomePlaceOf(spcOid)->nwriting, 1);
+	pg_atomic_fetch_sub_u32(&DWHomeLoadOf(spcOid)->nwriting, 1);
 	pg_write_barrier();
 }
 
@@ -398,13 +398,13 @@ dw_homes_under_way(const DWPageSet *pages)
  * though one is under way.
  */
 static bool
-dw_any_place_hangs(uint64 nsec)
+dw_any_tablespace_hangs(uint64 nsec)
 {
-	for (int i = 0; i < DW_HOME_PLACES; i++)
+	for (int i = 0; i < DW_HOME_LOADS; i++)
 	{
-		DWHomePlace *place = &DWCtl->home.places[i];
+		DWHomeLoad *load = &DWCtl->home.loads[i];
 
-		if (pg_atomic_read_u32(&place->nwriting) > 0 && dw_age(&place->ended) >= nsec)
+		if (pg_atomic_read_u32(&load->nwriting) > 0 && dw_age(&load->ended) >= nsec)
 			return true;
 	}
 	return false;
@@ -418,7 +418,7 @@ bool
 dw_write_is_lost(void)
 {
 	return dw_is_written(&DWPermanentPages, DW_LOST_NSEC) ||
-		(dw_copies_left() > 0 && dw_any_place_hangs(DW_LOST_NSEC));
+		(dw_copies_left() > 0 && dw_any_tablespace_hangs(DW_LOST_NSEC));
 }
 
 /*
@@ -428,7 +428,7 @@ dw_write_is_lost(void)
 void
 dw_came_back(Oid spcOid, bool late)
 {
-	pg_atomic_write_u64(&DWHomePlaceOf(spcOid)->ended, dw_nanoseconds());
+	pg_atomic_write_u64(&DWHomeLoadOf(spcOid)->ended, dw_nanoseconds());
 	if (dw_let_stalled_go(spcOid) || late)
 	{
 		dw_wake_flusher();
@@ -619,7 +619,7 @@ dw_write_claimed(DWWriter *writer, BufferTag *failed, int *nfailed)
  * failed.  It is dirty in its buffer, so the next checkpoint that begins writes it. (R9a)
  */
 static void
-dw_note_torn_home(const DWWriter *writer)
+dw_remember_torn_home(const DWWriter *writer)
 {
 	XLogRecPtr	lsn = GetXLogInsertRecPtr();
 
@@ -654,7 +654,7 @@ dw_abandon_run(int code, Datum arg)
 	if (LWLockHeldByMe(&writer->lock))
 		HOLD_INTERRUPTS();		/* LWLockRelease() resumes them */
 	if (writer->ndone == writer->npages)
-		dw_note_torn_home(writer);
+		dw_remember_torn_home(writer);
 	dw_settle_run(writer->slots + writer->ndone, writer->npages - writer->ndone, DW_TORN);
 	writer->ndone = writer->npages;
 	dw_nhints = 0;
@@ -753,7 +753,7 @@ dw_write_past_stage(BufferDesc *buf, XLogRecPtr lsn, bool permanent)
 			error = smgrtrywritev(smgropen(BufTagGetRelFileLocator(&tag), INVALID_PROC_NUMBER),
 								  BufTagGetForkNum(&tag), tag.blockNum, &page, 1);
 		if (error != 0)
-			dw_note_torn_home(writer);
+			dw_remember_torn_home(writer);
 	}
 	PG_END_ENSURE_ERROR_CLEANUP(dw_abandon_run, PointerGetDatum(writer));
 	late = dw_is_older(writer, DW_STALLED_NSEC);
@@ -806,7 +806,7 @@ static bool
 dw_none_is_stalled(void)
 {
 	return !dw_is_written(&DWAllPages, DW_STALLED_NSEC) &&
-		!(dw_copies_left() > 0 && dw_any_place_hangs(DW_STALLED_NSEC));
+		!(dw_copies_left() > 0 && dw_any_tablespace_hangs(DW_STALLED_NSEC));
 }
 
 /*

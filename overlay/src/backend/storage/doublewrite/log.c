@@ -440,9 +440,9 @@ dw_log_write_batch(const int *slots, int nslots, int ncopies, bool beyond_bound)
 		 * only now: until the batch is durable, a page may need an older one
 		 * (R3)
 		 */
-		dw_note_logged(slots[i], batchno);
+		dw_remember_logged(slots[i], batchno);
 		if (i < ncopies)
-			dw_epoch_note(&DWSlots[slots[i]].tag, batchno);
+			dw_epoch_remember(&DWSlots[slots[i]].tag, batchno);
 	}
 	DWCount(logged, ncopies);
 	DWCount(logged_bytes, (nblocks - 1) * BLCKSZ);
@@ -736,6 +736,6 @@ dw_arm(void)
 	dw_write_owner(true, LOG);
 	DWCtl->log.armed = true;
 	DWCtl->disarm_after = InvalidXLogRecPtr;
-	dw_note_mode();
+	dw_publish_mode();
 	INJECTION_POINT("doublewrite-armed", NULL);
 }

@@ -193,16 +193,16 @@ dw_disarm(void)
 			dw_remove_log();
 	}
 	LWLockRelease(DoubleWriteFlushLock);
-	dw_note_mode();
+	dw_publish_mode();
 	return true;
 }
 
 /* Records from here on may lack images. */
 static void
-dw_note_images_off(bool images_now)
+dw_remember_images_off(bool images_now)
 {
 	if (images_now && XLogInsertAllowed())
-		DoubleWriteNoteImagesOff(GetXLogInsertRecPtr());
+		DoubleWriteRememberImagesOff(GetXLogInsertRecPtr());
 }
 
 /*
@@ -220,7 +220,7 @@ DoubleWriteUpdateMode(bool images_now)
 
 	if (AmCheckpointerProcess())
 	{
-		dw_note_setting();
+		dw_take_setting();
 
 		/*
 		 * During recovery only the startup process switches images, and it
@@ -248,7 +248,7 @@ DoubleWriteUpdateMode(bool images_now)
 		if (!DWCtl->log.armed && !dw_switch_on())
 			return images_now;
 		DWCtl->disarm_after = InvalidXLogRecPtr;
-		dw_note_images_off(images_now);
+		dw_remember_images_off(images_now);
 		INJECTION_POINT("doublewrite-before-images-off", NULL);
 		return false;
 	}
@@ -258,7 +258,7 @@ DoubleWriteUpdateMode(bool images_now)
 		(void) DoubleWriteProtectsReplayed();
 
 	if (!dw_images_requested())
-		dw_note_images_off(images_now);
+		dw_remember_images_off(images_now);
 	return dw_images_requested();
 }
 
@@ -312,7 +312,7 @@ dw_apply_mode(bool images)
 	{
 		dw_report_mode();
 		DoubleWriteStatsReset();
-		dw_note_end_of_recovery();
+		dw_remember_end_of_recovery();
 		reported = true;
 	}
 
@@ -344,7 +344,7 @@ DoubleWriteModeApplied(bool images)
 {
 	dw_show_setting();
 	dw_apply_mode(images);
-	dw_note_mode();
+	dw_publish_mode();
 }
 
 /*
@@ -480,7 +480,7 @@ DoubleWriteCheckpointDone(XLogRecPtr redo, bool images)
 	}
 	dw_forget_failed_sync(redo);
 	dw_show_checkpoint(redo);
-	dw_note_mode();
+	dw_publish_mode();
 	DWCount(checkpoints, 1);
 	dw_log_checkpoint_stats();
 }

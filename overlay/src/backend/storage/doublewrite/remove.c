@@ -160,7 +160,7 @@ DoubleWriteRemovalFailed(void)
  * come to DoubleWriteEndRemoval().
  */
 static void
-dw_note_unended_removals(uint32 parity)
+dw_remember_unended_removals(uint32 parity)
 {
 	if (pg_atomic_exchange_u32(&DWCtl->removals.under_way[parity & 1], 0) != 0)
 		DoubleWriteRemovalFailed();
@@ -170,7 +170,7 @@ dw_note_unended_removals(uint32 parity)
  * A checkpoint is about to begin: what has failed by now does not concern it.
  */
 void
-DoubleWriteNoteFailedRemovals(void)
+DoubleWriteRememberFailedRemovals(void)
 {
 	for (uint32 parity = 0; parity < 2; parity++)
 	{
@@ -178,7 +178,7 @@ DoubleWriteNoteFailedRemovals(void)
 
 		if (!LWLockConditionalAcquire(lock, LW_EXCLUSIVE))
 			continue;
-		dw_note_unended_removals(parity);
+		dw_remember_unended_removals(parity);
 		LWLockRelease(lock);
 	}
 }
@@ -204,7 +204,7 @@ DoubleWriteRefusesRestartpoint(XLogRecPtr redo)
 {
 	XLogRecPtr	failed_until;
 
-	DoubleWriteNoteFailedRemovals();
+	DoubleWriteRememberFailedRemovals();
 	return dw_has_failed_removal(redo, &failed_until) && dw_removals_matter();
 }
 
@@ -308,7 +308,7 @@ dw_removals_matter(void)
  * that has committed, so an error is none of ours.
  */
 static void
-dw_note_file(const RelFileLocator *rlocator, ForkNumber forknum, uint32 segno)
+dw_remember_file(const RelFileLocator *rlocator, ForkNumber forknum, uint32 segno)
 {
 	DWDirtyFile file = {0};
 	bool		noted = false;
@@ -331,7 +331,7 @@ dw_note_file(const RelFileLocator *rlocator, ForkNumber forknum, uint32 segno)
 
 /* The same for a directory; see dw_directory_path() */
 static void
-dw_note_directory(const RelFileLocator *rlocator)
+dw_remember_directory(const RelFileLocator *rlocator)
 {
 	bool		noted = false;
 
@@ -357,12 +357,12 @@ dw_note_directory(const RelFileLocator *rlocator)
  * checkpoint.
  */
 void
-DoubleWriteNoteUnlinked(RelFileLocatorBackend rlocator)
+DoubleWriteRememberUnlinked(RelFileLocatorBackend rlocator)
 {
 	if (!dw_removals_matter() || RelFileLocatorBackendIsTemp(rlocator))
 		return;
-	dw_note_file(&rlocator.locator, MAIN_FORKNUM, 0);
-	dw_note_directory(&rlocator.locator);
+	dw_remember_file(&rlocator.locator, MAIN_FORKNUM, 0);
+	dw_remember_directory(&rlocator.locator);
 	INJECTION_POINT("doublewrite-unlinked", NULL);
 }
 
@@ -370,26 +370,26 @@ DoubleWriteNoteUnlinked(RelFileLocatorBackend rlocator)
  * The files of a fork have been truncated.
  */
 void
-DoubleWriteNoteTruncated(RelFileLocator rlocator, ForkNumber forknum,
-						 BlockNumber old_nblocks, BlockNumber nblocks)
+DoubleWriteRememberTruncated(RelFileLocator rlocator, ForkNumber forknum,
+							 BlockNumber old_nblocks, BlockNumber nblocks)
 {
 	if (old_nblocks <= nblocks || !dw_removals_matter())
 		return;
 	for (uint32 segno = nblocks / RELSEG_SIZE; segno <= old_nblocks / RELSEG_SIZE; segno++)
-		dw_note_file(&rlocator, forknum, segno);
+		dw_remember_file(&rlocator, forknum, segno);
 }
 
 /*
  * The directories of a database in these tablespaces have been removed. (R5)
  */
 void
-DoubleWriteNoteDatabaseRemoved(const Oid *tablespaces, int ntablespaces)
+DoubleWriteRememberDatabaseRemoved(const Oid *tablespaces, int ntablespaces)
 {
 	for (int i = 0; i < ntablespaces && dw_removals_matter(); i++)
 	{
 		RelFileLocator databases = {tablespaces[i], InvalidOid, InvalidRelFileNumber};
 
-		dw_note_directory(&databases);
+		dw_remember_directory(&databases);
 	}
 	INJECTION_POINT("doublewrite-database-removed", NULL);
 }
@@ -423,7 +423,7 @@ dw_wait_for_generation(uint32 generation)
 		dw_wait_a_moment(DW_REMOVAL_WAIT_USEC, WAIT_EVENT_CHECKPOINT_DELAY_COMPLETE);
 	}
 
-	dw_note_unended_removals(generation);
+	dw_remember_unended_removals(generation);
 	LWLockRelease(lock);
 }
 

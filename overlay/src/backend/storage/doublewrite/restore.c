@@ -685,7 +685,7 @@ dw_leave_fork(DWCopy *copies, int ncopies, DWRestoreState *state)
 		}
 		InitBufferTag(&tag, &first->rlocator, first->forknum, copies[i].entry.blkno);
 		dw_dirty_file(&tag, copies[i].batchno);
-		dw_epoch_note(&tag, copies[i].batchno);
+		dw_epoch_remember(&tag, copies[i].batchno);
 		dw_add_copy(&copies[i]);
 	}
 	return nnow;

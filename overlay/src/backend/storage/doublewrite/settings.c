@@ -114,7 +114,7 @@ dw_setting_uses_log(void)
  * settings of any session.
  */
 void
-dw_note_setting(void)
+dw_take_setting(void)
 {
 	uint32		unknown = DW_SETTING_UNKNOWN;
 	uint32		setting = io_torn_pages_protection;

@@ -63,11 +63,11 @@ dw_init_ctl(void)
 	ConditionVariableInit(&DWCtl->home.room);
 	ConditionVariableInit(&DWCtl->home.ended);
 	ConditionVariableInit(&DWCtl->home.thawed);
-	for (int i = 0; i < DW_HOME_PLACES; i++)
+	for (int i = 0; i < DW_HOME_LOADS; i++)
 	{
-		pg_atomic_init_u32(&DWCtl->home.places[i].nwriting, 0);
-		pg_atomic_init_u32(&DWCtl->home.places[i].stalled, 0);
-		pg_atomic_init_u64(&DWCtl->home.places[i].ended, 0);
+		pg_atomic_init_u32(&DWCtl->home.loads[i].nwriting, 0);
+		pg_atomic_init_u32(&DWCtl->home.loads[i].stalled, 0);
+		pg_atomic_init_u64(&DWCtl->home.loads[i].ended, 0);
 	}
 	pg_atomic_init_u64(&DWCtl->log.cycles_done, 0);
 	pg_atomic_init_u64(&DWCtl->log.syncing_since, 0);
@@ -81,11 +81,11 @@ dw_init_ctl(void)
 	for (int i = 0; i < DW_TRUNCATE_BUCKETS; i++)
 		pg_atomic_init_u64(&DWCtl->truncated[i], 0);
 
-	for (int i = 0; i < DW_ATOMIC_PLACES; i++)
+	for (int i = 0; i < DW_ATOMIC_TABLESPACES; i++)
 	{
-		pg_atomic_init_u64(&DWCtl->atomic.places[i].pages, 0);
-		pg_atomic_init_u64(&DWCtl->atomic.places[i].logged, 0);
-		pg_atomic_init_u64(&DWCtl->atomic.places[i].refused, 0);
+		pg_atomic_init_u64(&DWCtl->atomic.tablespaces[i].pages, 0);
+		pg_atomic_init_u64(&DWCtl->atomic.tablespaces[i].logged, 0);
+		pg_atomic_init_u64(&DWCtl->atomic.tablespaces[i].refused, 0);
 	}
 
 	for (int i = 0; i < DW_MAX_WRITERS; i++)
@@ -95,10 +95,10 @@ dw_init_ctl(void)
 	}
 
 	pg_atomic_init_u64(&DWCtl->recover_from, 0);
-	for (int i = 0; i < DW_REDO_PLACES; i++)
+	for (int i = 0; i < DW_REDO_POINTERS; i++)
 	{
-		pg_atomic_init_u64(&DWCtl->reads.places[i].redo, InvalidXLogRecPtr);
-		pg_atomic_init_u64(&DWCtl->reads.places[i].pages, 0);
+		pg_atomic_init_u64(&DWCtl->reads.pointers[i].redo, InvalidXLogRecPtr);
+		pg_atomic_init_u64(&DWCtl->reads.pointers[i].pages, 0);
 	}
 
 	/* DWStats consists of nothing but counters */

@@ -403,7 +403,7 @@ dw_mark_failed(DWSlot *slot, int error)
 	if (error != DW_STALLED)
 		dw_mark_touched(slot);
 	else
-		pg_atomic_write_u32(&DWHomePlaceOf(slot->tag.spcOid)->stalled, 1);
+		pg_atomic_write_u32(&DWHomeLoadOf(slot->tag.spcOid)->stalled, 1);
 }
 
 /*
@@ -465,10 +465,10 @@ dw_slots_used(void)
 bool
 dw_is_stalled(Oid spcOid, bool writing)
 {
-	DWHomePlace *place = DWHomePlaceOf(spcOid);
+	DWHomeLoad *load = DWHomeLoadOf(spcOid);
 
-	return pg_atomic_read_u32(&place->nwriting) > (uint32) writing &&
-		dw_age(&place->ended) >= DW_STALLED_NSEC;
+	return pg_atomic_read_u32(&load->nwriting) > (uint32) writing &&
+		dw_age(&load->ended) >= DW_STALLED_NSEC;
 }
 
 /*
@@ -1250,10 +1250,10 @@ dw_mark_stalled(int slotno)
 bool
 dw_let_stalled_go(Oid spcOid)
 {
-	DWHomePlace *place = DWHomePlaceOf(spcOid);
+	DWHomeLoad *load = DWHomeLoadOf(spcOid);
 
-	if (pg_atomic_read_u32(&place->stalled) == 0 ||
-		pg_atomic_exchange_u32(&place->stalled, 0) == 0)
+	if (pg_atomic_read_u32(&load->stalled) == 0 ||
+		pg_atomic_exchange_u32(&load->stalled, 0) == 0)
 		return false;
 
 	for (int i = 0; i < dw_slots_used(); i++)
@@ -1263,7 +1263,7 @@ dw_let_stalled_go(Oid spcOid)
 		if (!((volatile DWSlot *) slot)->failed)
 			continue;
 		DWLockMutex();
-		if (slot->failed && !slot->touched && DWHomePlaceOf(slot->tag.spcOid) == place &&
+		if (slot->failed && !slot->touched && DWHomeLoadOf(slot->tag.spcOid) == load &&
 			!DWSlotInState(slot, DW_SLOT_BATCH))
 		{
 			slot->failed = false;

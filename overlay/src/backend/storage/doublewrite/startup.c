@@ -182,7 +182,7 @@ dw_read_log(DWStart *start)
  * Go on behind what has been found, whatever is done with it.
  */
 static void
-dw_note_found(const DWStart *start)
+dw_remember_found(const DWStart *start)
 {
 	const DWScan *scan = &start->scan;
 	const DWLiveRange *live = &start->live;
@@ -306,7 +306,7 @@ dw_process_log(DWStart *start)
 	{
 		dw_look_for_failed_sync();
 		dw_read_log(start);
-		dw_note_found(start);
+		dw_remember_found(start);
 		verdict = DWJudgeStart(start);
 	}
 	dw_deal_with_log(start, verdict);
@@ -330,7 +330,7 @@ DoubleWriteStartup(XLogRecPtr redo)
 	DWCtl->log.next_batchno = 1;
 	DWCtl->log.last_segno = 0;
 	DoubleWriteSetRedo(redo, false);
-	dw_note_setting();
+	dw_take_setting();
 
 	context = AllocSetContextCreate(CurrentMemoryContext,
 									"double-write restore",
@@ -365,7 +365,7 @@ DoubleWriteStarted(void)
 
 	/* the checkpointer may not have done so yet */
 	dw_show_setting();
-	dw_note_mode();
+	dw_publish_mode();
 }
 
 /*

@@ -10,7 +10,7 @@
  *
  * Views must answer when storage hangs.  So they look at the log without the
  * flush lock, and what they show of it need not be of one moment; and at a copy
- * of the mode, made by the processes that change it (dw_note_mode()).
+ * of the mode, made by the processes that change it (dw_publish_mode()).
  *
  * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  *
@@ -112,7 +112,7 @@ dw_update_mode(DWShownMode *mode)
  * what was derived from the older one.
  */
 void
-dw_note_mode(void)
+dw_publish_mode(void)
 {
 	bool		noted = false;
 
@@ -330,13 +330,13 @@ dw_put_recovery(DoubleWriteSnapshot *snapshot)
 
 	DoubleWritePutFigure(snapshot, "recovery_from", redo);
 	DoubleWritePutFigure(snapshot, "recovery_wal", end - Min(redo, end));
-	for (int i = 0; i < DW_REDO_PLACES; i++)
+	for (int i = 0; i < DW_REDO_POINTERS; i++)
 	{
-		DWRedoPlace *place = &DWCtl->reads.places[i];
+		DWRedoPointer *pointer = &DWCtl->reads.pointers[i];
 
-		if (redo == pg_atomic_read_u64(&place->redo))
+		if (redo == pg_atomic_read_u64(&pointer->redo))
 			DoubleWritePutFigure(snapshot, "recovery_reads",
-								 pg_atomic_read_u64(&place->pages));
+								 pg_atomic_read_u64(&pointer->pages));
 	}
 	DoubleWritePutFigure(snapshot, "recovery_log_pages", live.pages + live.notes);
 	DoubleWritePutFigure(snapshot, "recovery_log_bytes", live.bytes);
@@ -407,19 +407,19 @@ DoubleWriteAtomicPlace(int n, Oid *tablespace, char **proof, char **fstype,
 					   int64 *atomic_pages, int64 *logged_pages,
 					   int64 *refusals, char **advice)
 {
-	DWAtomicPlace *place;
+	DWAtomicTablespace *spc;
 	DWAtomicProbe probe;
 	const char *text;
 	bool		found;
 
 	DWLockMutex();
-	found = n >= 0 && n < DWCtl->atomic.nplaces;
+	found = n >= 0 && n < DWCtl->atomic.ntablespaces;
 	if (found)
 	{
-		place = &DWCtl->atomic.places[n];
-		probe = place->probe;
-		*tablespace = place->spcOid;
-		*looked_at = place->looked_at;
+		spc = &DWCtl->atomic.tablespaces[n];
+		probe = spc->probe;
+		*tablespace = spc->spcOid;
+		*looked_at = spc->looked_at;
 	}
 	DWUnlockMutex();
 	if (!found)
@@ -429,9 +429,9 @@ DoubleWriteAtomicPlace(int n, Oid *tablespace, char **proof, char **fstype,
 	*fstype = pstrdup(probe.fstype);
 	*device = pstrdup(probe.device);
 	*unit = probe.unit;
-	*atomic_pages = pg_atomic_read_u64(&place->pages);
-	*logged_pages = pg_atomic_read_u64(&place->logged);
-	*refusals = pg_atomic_read_u64(&place->refused);
+	*atomic_pages = pg_atomic_read_u64(&spc->pages);
+	*logged_pages = pg_atomic_read_u64(&spc->logged);
+	*refusals = pg_atomic_read_u64(&spc->refused);
 	text = DWAtomicAdvice(&probe);
 	*advice = text ? pstrdup(text) : NULL;
 

@@ -99,7 +99,7 @@ sub crash
 	# new pages would need no log
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	$node->safe_psql('postgres',
-		q{SELECT dw_note_truncated(oid) FROM pg_class WHERE relname ~ '^(accounts|history)'}
+		q{SELECT dw_remember_truncated(oid) FROM pg_class WHERE relname ~ '^(accounts|history)'}
 	);
 	my $old = dw_snapshot($node);
 	my $segno = $node->safe_psql('postgres', 'SELECT segno FROM dw_state()');

@@ -73,7 +73,7 @@ CREATE FUNCTION dw_evict(rel regclass)
 RETURNS int STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
 
-CREATE FUNCTION dw_note_truncated(rel regclass)
+CREATE FUNCTION dw_remember_truncated(rel regclass)
 RETURNS void STRICT
 AS 'MODULE_PATHNAME' LANGUAGE C;
 

@@ -180,28 +180,28 @@ tdw_pretend_write(DWAtomicCall *call)
 void
 test_doublewrite_pretend(const char *name, const void *private_data, void *arg)
 {
-	DWAtomicPlace *place = arg;
+	DWAtomicTablespace *spc = arg;
 
 	if (strcmp(name, "doublewrite-atomic-pretended") == 0)
 		tdw_pretend_write(arg);
 	else if (strcmp(name, "doublewrite-atomic-probed") != 0)
 		*(bool *) arg = true;
-	else if (place->spcOid == DEFAULTTABLESPACE_OID)
+	else if (spc->spcOid == DEFAULTTABLESPACE_OID)
 	{
-		place->probe.verdict = DW_ATOMIC_HARDWARE;
-		place->probe.file.unit_max = 16 * BLCKSZ;
-		place->probe.file.unit_max_opt = 8 * BLCKSZ;
-		place->probe.unit = DWAtomicUnit(&place->probe.file);
+		spc->probe.verdict = DW_ATOMIC_HARDWARE;
+		spc->probe.file.unit_max = 16 * BLCKSZ;
+		spc->probe.file.unit_max_opt = 8 * BLCKSZ;
+		spc->probe.unit = DWAtomicUnit(&spc->probe.file);
 	}
-	else if (place->spcOid == GLOBALTABLESPACE_OID)
+	else if (spc->spcOid == GLOBALTABLESPACE_OID)
 	{
-		place->probe.verdict = DW_ATOMIC_SOFTWARE;
-		place->probe.file.unit_max = 2 * BLCKSZ;
-		place->probe.file.unit_max_opt = 0;
-		place->probe.unit = DWAtomicUnit(&place->probe.file);
+		spc->probe.verdict = DW_ATOMIC_SOFTWARE;
+		spc->probe.file.unit_max = 2 * BLCKSZ;
+		spc->probe.file.unit_max_opt = 0;
+		spc->probe.unit = DWAtomicUnit(&spc->probe.file);
 	}
 	else
-		place->probe.verdict = DW_ATOMIC_NOT_OFFERED;
+		spc->probe.verdict = DW_ATOMIC_NOT_OFFERED;
 }
 
 /*
@@ -599,7 +599,7 @@ Datum
 dw_fill_removed_directories(PG_FUNCTION_ARGS)
 {
 	for (Oid tablespace = FirstNormalObjectId; DWCtl->removals.ndirs < DW_REMOVED_DIRS; tablespace++)
-		DoubleWriteNoteDatabaseRemoved(&tablespace, 1);
+		DoubleWriteRememberDatabaseRemoved(&tablespace, 1);
 	PG_RETURN_VOID();
 }
 
@@ -619,13 +619,13 @@ dw_evict(PG_FUNCTION_ARGS)
 }
 
 /* Until the next checkpoint no page of the table is exempt, as if it had been truncated */
-PG_FUNCTION_INFO_V1(dw_note_truncated);
+PG_FUNCTION_INFO_V1(dw_remember_truncated);
 Datum
-dw_note_truncated(PG_FUNCTION_ARGS)
+dw_remember_truncated(PG_FUNCTION_ARGS)
 {
 	Relation	rel = relation_open(PG_GETARG_OID(0), AccessShareLock);
 
-	dw_note_truncate(&rel->rd_locator);
+	dw_remember_truncate(&rel->rd_locator);
 	relation_close(rel, AccessShareLock);
 	PG_RETURN_VOID();
 }

@@ -247,7 +247,7 @@ my $cycles = 'SELECT log_full > 2 AND sync_cycles > 2 FROM dw_stats()';
 foreach my $v (1 .. 20)
 {
 	last if sql($cycles) eq 't';
-	sql("SELECT dw_note_truncated('large'); UPDATE large SET v = $v");
+	sql("SELECT dw_remember_truncated('large'); UPDATE large SET v = $v");
 }
 kill('CONT', @stopped);
 is(sql($cycles), 't', 'the log was full several times');

@@ -254,7 +254,7 @@ foreach my $newer (0, 1)
 	foreach (1 .. 100)
 	{
 		$node->safe_psql('postgres',
-			q{UPDATE t SET v = 1; SELECT dw_note_truncated('t'), dw_evict('t')}
+			q{UPDATE t SET v = 1; SELECT dw_remember_truncated('t'), dw_evict('t')}
 		);
 		$node->psql(
 			'postgres',

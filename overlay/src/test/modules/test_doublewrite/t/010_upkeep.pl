@@ -344,7 +344,7 @@ sub one_batch
 {
 	$value++;
 	$node->safe_psql('postgres',
-		"UPDATE t SET v = $value; SELECT dw_note_truncated('t'), dw_evict('t'), dw_drain();"
+		"UPDATE t SET v = $value; SELECT dw_remember_truncated('t'), dw_evict('t'), dw_drain();"
 	);
 	return;
 }
@@ -394,7 +394,7 @@ for (1 .. 50)
 {
 	last if stat_of('segno > first_segno') eq 't';
 	$node->safe_psql('postgres',
-		"UPDATE t SET filler = filler WHERE id <= 50; SELECT dw_note_truncated('t'), dw_evict('t'), dw_drain()"
+		"UPDATE t SET filler = filler WHERE id <= 50; SELECT dw_remember_truncated('t'), dw_evict('t'), dw_drain()"
 	);
 }
 wait_for_checkpointer('doublewrite-create-segment',

@@ -57,7 +57,7 @@ sub start_filling
 		$node, $name,
 		join(
 			";\n",
-			(   "UPDATE $table SET v = v + 1 WHERE NOT EXISTS (SELECT FROM enough); SELECT dw_note_truncated('$table'), dw_evict('$table'); SELECT dw_flush_batch()"
+			(   "UPDATE $table SET v = v + 1 WHERE NOT EXISTS (SELECT FROM enough); SELECT dw_remember_truncated('$table'), dw_evict('$table'); SELECT dw_flush_batch()"
 			) x 80));
 }
 
@@ -152,7 +152,7 @@ sub finish
 	  full_node('hanging_cycle', conf => 'double_write_stage_size = 16');
 	my $segments = q{SELECT segno + 1 - first_segno FROM dw_state()};
 	my %evict =
-	  map { ($_ => "SELECT dw_note_truncated('$_'), dw_evict('$_')") }
+	  map { ($_ => "SELECT dw_remember_truncated('$_'), dw_evict('$_')") }
 	  ('t', 't2');
 
 	$node->safe_psql(

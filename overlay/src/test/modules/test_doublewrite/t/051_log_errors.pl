@@ -55,7 +55,7 @@ sub turn
 
 	$node->psql(
 		'postgres',
-		"UPDATE t SET v = v + 1; SELECT dw_note_truncated('t'), dw_evict('t'); SELECT dw_flush_batch();\n"
+		"UPDATE t SET v = v + 1; SELECT dw_remember_truncated('t'), dw_evict('t'); SELECT dw_flush_batch();\n"
 		  x ($n // 1),
 		stderr => \$stderr,
 		on_error_stop => 0);

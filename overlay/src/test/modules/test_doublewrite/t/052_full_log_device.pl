@@ -39,7 +39,7 @@ sub turn
 
 	$v++ if $npages == 60;
 	$node->safe_psql('postgres',
-		"UPDATE t SET v = $v WHERE id <= $npages; SELECT dw_note_truncated('t'), dw_evict('t'); SELECT dw_flush_batch()"
+		"UPDATE t SET v = $v WHERE id <= $npages; SELECT dw_remember_truncated('t'), dw_evict('t'); SELECT dw_flush_batch()"
 	);
 	return;
 }
