@@ -60,7 +60,7 @@ _REPORTED_LOG = re.compile("double-write log|could not read page copy")
 _NAMELESS = "page verification failed"
 # Messages of both about a file that cannot be read.
 UNREADABLE = re.compile("could not read")
-NO_VERDICT = re.compile("no verdict|exit status|a server cannot go on from here")
+NO_VERDICT = re.compile("no verdict|exit status|server exited with|a server cannot go on from here")
 # A server that has opened before redo says so of each file that has to be whole, and its
 # checkpoints fail.
 _NOT_REDONE = re.compile(f"could not be redone after the last crash|{_CHECKPOINT_FAILED}")
