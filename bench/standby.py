@@ -10,6 +10,9 @@ files there, too.
 
 To be promoted: the standby receives WAL and does not replay it.  Then the primary goes, and the
 standby starts with nothing in the kernel's cache except its WAL.
+
+To be back after a crash: the standby has replayed WAL since its restartpoint, and takes queries
+when it has done so again.
 """
 
 import time
@@ -143,6 +146,48 @@ class Promotion:
                  "of these not replayed": round(float(left[0]) / 1024), **_facts(counts)}
         return [Point("until the first write", round(ended - started, 2), "s", False, 1, counts,
                       extra=facts)]
+
+
+@dataclass(frozen=True)
+class StandbyCrash:
+    """A crash of a standby that has replayed so many `transactions` since its restartpoint.
+
+    It is back when it answers a query, which is when it has replayed them again: as pages that
+    are newer may be on disk, it is not consistent before.  Until then no client is in, so workers
+    redo pages.
+    """
+
+    transactions: int
+    arguments: tuple
+
+    def __call__(self, session: Session) -> list[Point]:
+        server, standby, volume = session.server, session.standby, session.volume
+        volume.release()
+        self._restartpoint(server, standby)
+        carry_out(server, self.transactions, self.arguments)
+        _caught_up(standby, server.sql("SELECT pg_current_wal_flush_lsn()"))
+        # Without a checkpoint to repeat, it only notes how far it has replayed.
+        standby.sql("CHECKPOINT")
+        standby.stop("immediate")
+        server.stop()
+        volume.cool()
+        _warm(standby, WAL)
+        volume.hold()
+        before = counters.devices(volume)
+        started = time.time()
+        standby.start()
+        standby.sql("SELECT 1")
+        answered = time.time()
+        counts = counters.difference(counters.snapshot(standby, volume), before)
+        volume.release()
+        return [Point("until first query", round(answered - started, 2), "s", False, 1, counts,
+                      extra=_facts(counts))]
+
+    def _restartpoint(self, server, standby):
+        """Have the standby begin from here after a crash."""
+        server.sql("CHECKPOINT")
+        _caught_up(standby, server.sql("SELECT pg_current_wal_flush_lsn()"))
+        standby.sql("CHECKPOINT")
 
 
 @dataclass(frozen=True)

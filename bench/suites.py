@@ -29,7 +29,7 @@ from .loads import (
 from .recovery import PROGRESS, Replay, Workload
 from .restart import FirstSeconds, Restart
 from .server import Server
-from .standby import CatchUp, Promotion, ReplayLag
+from .standby import CatchUp, Promotion, ReplayLag, StandbyCrash
 
 SCRIPTS = Path(__file__).resolve().parent / "tpcc"
 REDO_SCRIPTS = Path(__file__).resolve().parent / "redo"
@@ -528,7 +528,7 @@ def replication(scale: Scale) -> list[Case]:
 @suite(arms=("stock-off", "stock-full_pages", "stock-full_pages+lz4", "stock-full_pages+zstd",
              "double_writes"))
 def standby(scale: Scale) -> list[Case]:
-    """(l) how long a standby takes to catch up, and to be promoted; its lag, and remote_apply."""
+    """(l) how long a standby takes to catch up, to be promoted and to restart; lag, remote_apply."""
     transactions, tpcb = scale.count(40_000, 100), ("--builtin=tpcb-like",)
     documents = CatchUp(scale.count(16_000, 100), document_changes(scale, DOCUMENTS),
                         query="SELECT owner FROM documents WHERE key = md5('1')::uuid")
@@ -548,6 +548,7 @@ def standby(scale: Scale) -> list[Case]:
             case("tpcb-like, readers", CatchUp(transactions, tpcb, READERS)),
             case("tpcb-like, warm", CatchUp(transactions, tpcb, warm=True)),
             case("documents", documents, document_data(scale, DOCUMENTS)), *promotions,
+            case("crash of the standby", StandbyCrash(transactions, tpcb)),
             case("steady, asynchronous", steady, checkpoint_timeout="30s"),
             case("steady, remote_apply", steady, checkpoint_timeout="30s",
                  synchronous_standby_names="*", synchronous_commit="remote_apply")]

@@ -51,6 +51,27 @@ class CatchUpTest(unittest.TestCase):
                          ["release", "cool", "00A", "16384", "16385", "hold", "start", "release"])
 
 
+class StandbyCrashTest(unittest.TestCase):
+
+    def test_begins_at_a_restartpoint_and_notes_how_far_it_is(self):
+        events, lsn = [], "0/1"
+        server, servers = mock.MagicMock(), mock.MagicMock()
+        server.sql.side_effect = lambda text: events.append(f"primary: {text[:10]}") or lsn
+        servers.sql.side_effect = lambda text: events.append(f"standby: {text[:10]}") or "t"
+        servers.stop.side_effect = events.append
+        servers.data.glob.return_value = []
+        volume = SimpleNamespace(**{name: mock.Mock(side_effect=lambda name=name: events.append(name))
+                                    for name in ("hold", "release", "cool")})
+        with mock.patch.object(standby, "carry_out", lambda *_: events.append("load")), \
+                mock.patch.multiple(standby.counters, devices=lambda *_: {}, snapshot=lambda *_: {}):
+            point, = standby.StandbyCrash(100, ())(SimpleNamespace(
+                server=server, standby=servers, volume=volume))
+        self.assertEqual(point.name, "until first query")
+        self.assertEqual([event for event in events if ": SELECT pg" not in event],
+                         ["release", "primary: CHECKPOINT", "standby: CHECKPOINT", "load",
+                          "standby: CHECKPOINT", "immediate", "cool", "hold", "standby: SELECT 1", "release"])
+
+
 class ReplayLagTest(unittest.TestCase):
 
     def test_look(self):
