@@ -24,6 +24,7 @@ my $ANSWERED = 'page-fetch-answered';
 my $UNREACHABLE = 'host=/nonexistent';
 my ($file, $offset);
 my $LOOKED = 'read-page-looked';
+my $READ = 'aio-process-completion-before-shared';
 
 my $primary = dw_new_node(
 	'primary',
@@ -220,12 +221,29 @@ sub with_another_standby
 	$standby = PostgreSQL::Test::Cluster->new($name);
 	$standby->init_from_backup($primary, 'base', has_streaming => 1);
 	$standby->append_conf('postgresql.conf',
-		"wal_retrieve_retry_interval = 100ms\ninstant_recovery = off\n");
+		"wal_retrieve_retry_interval = 100ms\ninstant_recovery = off\nio_method = sync\n"
+	);
 	$standby->start;
 	$code->(rot('t'));
 	$standby->stop;
 	$standby = $kept;
 	return;
+}
+
+# Redo passes over the page, and over no other.  Returns what other rows are then.
+sub await_page
+{
+	my $next = $BLOCK + 1;
+
+	received_and_not_replayed(
+		"UPDATE t SET v = v + 1 WHERE ctid >= '($BLOCK,0)' AND ctid < '($next,0)'"
+	);
+	my $rows = other_rows($primary);
+	conninfo_is($UNREACHABLE);
+	resume();
+	says(qr/could not connect to the primary to fetch a page/,
+		'a page is awaited');
+	return $rows;
 }
 
 sub begin_promotion
@@ -509,18 +527,32 @@ with_another_standby(
 	sub {
 		my ($good) = @_;
 
-		received_and_not_replayed('UPDATE t SET v = v + 1');
-		my $rows = other_rows($primary);
-		conninfo_is($UNREACHABLE);
-		resume();
-		says(qr/could not connect to the primary to fetch a page/,
-			'a page is awaited');
-		my (undef, undef, $stderr) = $standby->psql('postgres',
-			'SET zero_damaged_pages = on; SELECT count(*) FROM t');
+		my $rows = await_page();
+		my ($before, $next, $after) = ($BLOCK - 1, $BLOCK + 1, $BLOCK + 2);
+		my $whole = read_block($standby, $file, $next * BLCKSZ);
+		write_block(
+			$standby, $file,
+			$next * BLCKSZ,
+			('rot' x 2000) . substr($whole, 6000));
+		my (undef, undef, $stderr) = $standby->psql(
+			'postgres', qq{
+			SET zero_damaged_pages = on;
+			SELECT count(*) FROM t WHERE ctid >= '($before,0)' AND ctid < '($after,0)'}
+		);
 		like(
 			$stderr,
 			qr/ERROR: .*invalid page in block $BLOCK/,
 			'... which no session can take for zeroes');
+		is( $standby->safe_psql(
+				'postgres', qq{
+				SET zero_damaged_pages = on;
+				SELECT count(*) FROM t WHERE ctid >= '($next,0)' AND ctid < '($after,0)'}
+			),
+			'0',
+			'... as it can a page that was read together with it');
+		write_block($standby, $file, $next * BLCKSZ, $whole);
+		$standby->safe_psql('postgres',
+			q{SELECT pg_buffercache_evict_relation('t')});
 		write_block($standby, $file, $BLOCK * BLCKSZ, $good);
 		begin_promotion();
 		is_promoted($rows, 'promoted');
@@ -535,6 +567,65 @@ with_another_standby(
 			],
 			qr/checksum error/,
 			'... which a base backup reports');
+	});
+
+# --- ... and while a session has read the page, and not looked yet whether it may
+
+with_another_standby(
+	'read',
+	sub {
+		my ($good) = @_;
+
+		my $rows = await_page();
+		write_block($standby, $file, $BLOCK * BLCKSZ, $good);
+		my ($next, $after) = ($BLOCK + 1, $BLOCK + 2);
+		my $reader =
+		  $standby->background_psql('postgres', on_error_stop => 0);
+		my $watcher = $standby->background_psql('postgres');
+		my $waiting =
+		  "SELECT count(*) FROM pg_stat_activity WHERE wait_event IN ('$READ', 'AioIoCompletion')";
+
+		# No other process may read from a file while it is attached, so first all that is
+		# read of catalogs.
+		$watcher->query_safe(
+			qq{
+			$waiting;
+			SELECT injection_points_attach('none', 'wait');
+			SELECT injection_points_detach('none');
+			SELECT 'injection_points_wakeup(text)'::regprocedure, pg_is_in_recovery()}
+		);
+		$reader->query_safe(
+			qq{
+			SELECT sum(v) FROM t WHERE ctid >= '($next,0)' AND ctid < '($after,0)';
+			SELECT injection_points_load('$READ');
+			SELECT injection_points_set_local();
+			SELECT injection_points_attach('$READ', 'wait');
+			SELECT injection_points_load('$READ')});
+		$reader->query_until(
+			qr/reading/, qq{
+			\\echo reading
+			SELECT sum(v) FROM t WHERE ctid >= '($BLOCK,0)' AND ctid < '($next,0)';
+			\\q
+		});
+		watchdog_until('the page is not read',
+			sub { return $watcher->query_safe($waiting) == 1 });
+		begin_promotion();
+		watchdog_until(
+			'promotion does not come to the page',
+			sub {
+				return $watcher->query_safe($waiting) == 2
+				  || $watcher->query_safe('SELECT pg_is_in_recovery()') eq
+				  'f';
+			});
+		$watcher->query_safe("SELECT injection_points_detach('$READ')");
+		$watcher->query_safe("SELECT injection_points_wakeup('$READ')");
+		$watcher->quit;
+		$reader->{run}->finish;
+		like(
+			$reader->{stderr},
+			qr/invalid page in block $BLOCK/,
+			'read when promotion takes the page away: an error');
+		is_promoted($rows, 'promoted while the page is read');
 	});
 
 # --- Promotion, before WAL has come that the page depends on
