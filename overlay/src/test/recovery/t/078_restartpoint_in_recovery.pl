@@ -28,6 +28,7 @@ shared_preload_libraries = 'test_points'
 autovacuum = off
 io_torn_pages_protection = full_pages
 instant_recovery = off
+recovery_workers = 0
 });
 	$node->start;
 	$node->safe_psql(
