@@ -412,9 +412,12 @@ $standby->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
 ok( $standby->poll_query_until(
 		'postgres', q{SELECT pg_get_wal_replay_pause_state() = 'paused'}),
 	'... replay can be paused');
+# it logs what is running from time to time
+my @idle = dw_stop_processes($primary, 'background writer');
 conninfo_is($primary_conninfo);
 resume();
 same('primary is back, and idle');
+kill('CONT', @idle);
 
 # --- The page is from the future, its hints are newer than its last change, and the device
 # --- gives back an old version of it now.
