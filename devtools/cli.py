@@ -604,9 +604,7 @@ def _mutate(paths, args):
     _build_kind(paths, "test")
     if suites.need_stock(paths, [name for one in mutations for name in one.tests]):
         _build_kind(paths, "stock")
-    outcomes = mutate.run_all(paths, mutations)
-    mutate.record(paths, mutations, outcomes)
-    return mutate.conclude(outcomes)
+    return mutate.conclude(mutate.run_all(paths, mutations))
 
 
 def _generate(paths, args):

@@ -156,16 +156,18 @@ def rank(rule: str) -> tuple[int, int, str, str]:
 
 
 def run_all(paths: Paths, mutations: Sequence[Mutation]) -> Any:
-    """Try mutations, each in a namespace of its own; returns their Outcomes."""
+    """Try mutations, each in a namespace of its own, and record each; returns their Outcomes."""
     known = suites.all_tests(paths, KIND)
     missing = sorted({name for one in mutations for name in one.tests} - set(known))
     if missing:
         raise DevError("mutations name tests that do not exist: " + ", ".join(missing))
     outcomes = []
+    commit = _commit(paths)
     with Progress("mutations", len(mutations)) as progress:
         for mutation in mutations:
             say(f"{mutation.name}: {mutation.what}")
             outcomes.append(_enclosed(paths, mutation))
+            record(paths, mutation, outcomes[-1], commit)
             say(describe(outcomes[-1]))
             progress.step(len(outcomes))
     return outcomes
@@ -280,16 +282,19 @@ def seen(paths: Paths) -> dict[str, dict[str, dict[str, str] | str]]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def record(paths: Paths, mutations: Sequence[Mutation], outcomes: Sequence[Outcome]) -> None:
-    """Keep what mutations that were found have shown."""
+def _commit(paths):
+    """Return what tells the sources that are tried, in a word or two."""
     state = worktree.commit(paths)
-    commit = state.get("commit", "")[:10] + (", dirty" if state.get("commit dirty") == "yes" else "")
+    return state.get("commit", "")[:10] + (", dirty" if state.get("commit dirty") == "yes" else "")
+
+
+def record(paths: Paths, mutation: Mutation, outcome: Outcome, commit: str) -> None:
+    """Keep what a mutation that was found has shown."""
     entries = seen(paths)
-    for mutation, outcome in zip(mutations, outcomes, strict=True):
-        entries.pop(mutation.name, None)
-        if outcome.found:
-            entries[mutation.name] = {"commit": commit, "patch": digest(mutation),
-                                      "said": outcome.said}
+    entries.pop(mutation.name, None)
+    if outcome.found:
+        entries[mutation.name] = {"commit": commit, "patch": digest(mutation),
+                                  "said": outcome.said}
     (directory(paths) / SEEN).write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n")
 
 

@@ -100,7 +100,7 @@ class MutationTest(RepositoryCase):
     def test_seen_until_the_patch_changes(self):
         self.add(MUTATION)
         one, = mutate.read(self.paths)
-        mutate.record(self.paths, [one], [mutate.Outcome("broken", {"x/001_a": "lost"})])
+        mutate.record(self.paths, one, mutate.Outcome("broken", {"x/001_a": "lost"}), "c")
         self.assertIn("001_a: lost", mutate.witness(mutate.seen(self.paths), one))
         self.add(MUTATION.replace("twenty", "XX"))
         self.assertEqual(mutate.witness(mutate.seen(self.paths), *mutate.read(self.paths)), "")
@@ -109,7 +109,7 @@ class MutationTest(RepositoryCase):
         self.add(MUTATION)
         one, = mutate.read(self.paths)
         self.assertIn("not tried", mutate.listing([one], mutate.seen(self.paths)))
-        mutate.record(self.paths, [one], [mutate.Outcome("broken", {"x/001_a": "lost"})])
+        mutate.record(self.paths, one, mutate.Outcome("broken", {"x/001_a": "lost"}), "c")
         said = mutate.listing([one], mutate.seen(self.paths))
         self.assertIn("x/001_a, explorer:no-sync: 001_a: lost", said)
 
