@@ -64,7 +64,9 @@ def prepare(connect: Callable[..., Any], seed: int, tablespaces: Any = (),
 def resume(this: Any) -> bool:
     """Record what is there when a run begins; return whether PREPARE is possible.
 
-    What was in doubt after an earlier run that was cut short is settled by now.
+    What was in doubt after an earlier run that was cut short is settled by now.  But a commit
+    for which its client did not wait can be seen before it is durable; then nothing more is
+    promised than before (`lazy`).
     """
     connection = this.connect("postgres")
     try:
@@ -78,12 +80,14 @@ def resume(this: Any) -> bool:
             databases = [name for (name,) in cursor]
             cursor.execute("SELECT spcname FROM pg_tablespace ORDER BY 1")
             tablespaces = [name for (name,) in cursor]
+            cursor.execute("SELECT pg_current_wal_flush_lsn() < pg_current_wal_insert_lsn()")
+            lazy = cursor.fetchone() == (True,)
             cursor.execute("SHOW max_prepared_transactions")
             possible = cursor.fetchone() != ("0",)
     finally:
         connection.close()
     this.record("", "resumed", clients=clients, prepared=prepared, databases=databases,
-                tablespaces=tablespaces)
+                tablespaces=tablespaces, **({"lazy": True} if lazy else {}))
     return possible
 
 
