@@ -391,6 +391,7 @@ class StoppedStandby(Standby):
 class RottenStandby(Standby):
     """Pages of the standby have rotted; it starts cold and behind, and its primary replaces them.
 
+    One more is of a visibility map, which needs no primary.
     The primary has changed them in the meantime.  Replay comes later than WAL does, so that the
     primary's pages are from the future.  Until they are in place, a backend that reads them gets an error.
     """
@@ -399,12 +400,14 @@ class RottenStandby(Standby):
         super().__init__(base, *arguments)
         path, blocks = self._fall_behind()
         self.known = re.compile(f'invalid page in block \\d+ of relation "{path}"')
-        places = [block * PAGE for block in self.rng.sample(range(blocks), ROTTEN_PAGES)]
-        with open(base / path, "r+b") as file:
-            for place in places:
-                file.seek(place)
-                file.write(self.rng.randbytes(SECTOR))
-        (self.directory / ROTTEN).write_text(json.dumps({path: places}))
+        rotten = {path: [block * PAGE for block in self.rng.sample(range(blocks), ROTTEN_PAGES)],
+                  f"{path}_vm": [0]}
+        for name, places in rotten.items():
+            with open(base / name, "r+b") as file:
+                for place in places:
+                    file.seek(place)
+                    file.write(self.rng.randbytes(SECTOR))
+        (self.directory / ROTTEN).write_text(json.dumps(rotten))
 
     def _fall_behind(self):
         """Have the primary change all pages; returns the file, and how many pages there were."""

@@ -10,7 +10,8 @@
  * - Redo reads a page with a wrong checksum, an invalid header, nothing but zeroes where it
  *   needs a page, or an error of the device.  The page is put on a list (PageFetchAwait(); zeroes
  *   are, once consistent, as until then WAL may remove the page), and redo passes over it as over
- *   one that WAL is going to remove (BLK_NOTFOUND).
+ *   one that WAL is going to remove (BLK_NOTFOUND).  Pages of visibility maps are cleared
+ *   instead (make_valid_map_page()).
  * - When the record has been replayed, so that no lock is held, the startup process has
  *   a background worker ask the primary (PageFetchProceed()).  The worker connects as the
  *   walreceiver does, and so needs no other privileges.

@@ -45,6 +45,7 @@ $primary->safe_psql(
 	CREATE EXTENSION IF NOT EXISTS amcheck;
 	CREATE EXTENSION IF NOT EXISTS pg_buffercache;
 	CREATE EXTENSION IF NOT EXISTS pg_doublewrite_stats;
+	CREATE EXTENSION IF NOT EXISTS pg_visibility;
 	CREATE TABLE t (i int PRIMARY KEY, v int, f text) WITH (fillfactor = 50);
 	INSERT INTO t SELECT g, 0, repeat('x', 100) FROM generate_series(1, 10000) g;
 	CREATE TABLE u (LIKE t);
@@ -60,13 +61,15 @@ $standby->append_conf('postgresql.conf',
 my $primary_conninfo = $primary->connstr . ' application_name=standby';
 $standby->start;
 
-# A page of this table rots while the standby is stopped.  Returns what it was.
+# A page of this table, or of another fork of it, rots while the standby is stopped.  Returns what
+# it was.
 sub rot
 {
-	my ($table, $database) = @_;
+	my ($table, $database, $fork) = @_;
 
 	$file = $primary->safe_psql($database // 'postgres',
-		"SELECT pg_relation_filepath('$table')");
+		"SELECT pg_relation_filepath('$table')")
+	  . ($fork // '');
 	$primary->safe_psql('postgres', 'CHECKPOINT');
 	$primary->wait_for_catchup($standby);
 	$standby->safe_psql('postgres', 'CHECKPOINT');
@@ -81,10 +84,10 @@ sub rot
 }
 
 # The standby crashes.  Redo meets zeroes in the page, then what is done here, and is not
-# consistent until then.
+# consistent until then.  Another sub may start the standby.
 sub zeroes_before_consistency
 {
-	my ($code) = @_;
+	my ($code, $start) = @_;
 
 	my $good = rot('t');
 	$standby->stop;
@@ -102,7 +105,7 @@ sub zeroes_before_consistency
 	$standby->stop('immediate');
 	write_block($standby, $file, $BLOCK * BLCKSZ, "\0" x BLCKSZ);
 	$offset = -s $standby->logfile;
-	$standby->start;
+	$start ? $start->($good) : $standby->start;
 	$standby->append_conf('postgresql.conf',
 		"io_torn_pages_protection = double_writes\n");
 	return;
@@ -322,12 +325,15 @@ says(qr/block $BLOCK of relation "$file" was damaged, and has been replaced/,
 	'zeroes are replaced');
 same('zeroes');
 
-# --- ... and met before consistency.  A copy of the database has them, too.
+# --- ... and met before consistency.  A copy of the database has them, too, also when it moves.
 
 zeroes_before_consistency(
 	sub {
-		$primary->safe_psql('template1',
-			'CREATE DATABASE zeroes TEMPLATE postgres STRATEGY file_copy');
+		$primary->safe_psql('template1', $_)
+		  foreach (
+			'CREATE DATABASE zeroes TEMPLATE postgres STRATEGY file_copy',
+			q{CREATE TABLESPACE moved LOCATION ''},
+			'ALTER DATABASE zeroes SET TABLESPACE moved');
 	});
 says(qr/block $BLOCK of relation "$file" was damaged, and has been replaced/,
 	'zeroes before consistency are replaced');
@@ -351,6 +357,44 @@ unlike(
 	slurp_file($standby->logfile, $offset),
 	qr/asking the primary/,
 	'... are not replaced');
+
+# --- ... and not there any more at consistency, when the device gives an old version
+
+zeroes_before_consistency(
+	sub {
+		# the page does not stay in a buffer
+		$primary->safe_psql('postgres', 'UPDATE u SET v = v + 1');
+		$primary->safe_psql('postgres', 'SELECT points_log_record()');
+		$standby->append_conf(
+			'postgresql.conf', q{
+shared_buffers = 256kB
+test_points.pause_at = 'test-points-redo'
+});
+	},
+	sub {
+		my ($whole) = @_;
+
+		# its walreceiver has the name that wait_for_catchup() looks for
+		local %ENV = $standby->_get_env(PGAPPNAME => undef);
+		system_or_bail(
+			'pg_ctl', '--no-wait', '--silent',
+			'--pgdata' => $standby->data_dir,
+			'--log' => $standby->logfile,
+			'start');
+		says(qr/paused at injection point/,
+			'redo has passed over a page of zeroes');
+		write_block($standby, $file, $BLOCK * BLCKSZ, $whole);
+		append_to_file($standby->data_dir . '/test_points.resume', '');
+		$standby->poll_query_until('postgres', 'SELECT true')
+		  or die 'the standby is not consistent';
+		$standby->_update_pid(1);
+		$standby->append_conf(
+			'postgresql.conf', q{
+shared_buffers = 16MB
+test_points.pause_at = ''
+});
+	});
+same('zeroes that were there once');
 
 # --- ... and read ahead by a session, which takes them for an empty page
 
@@ -386,6 +430,31 @@ same('a page of zeroes in a buffer');
 $standby->append_conf('postgresql.conf',
 	"max_standby_streaming_delay = 30s\n");
 $standby->reload;
+
+# --- A page of a visibility map.  No primary is needed, and WAL that sets bits is next.
+
+{
+	local $BLOCK = 0;
+
+	$primary->safe_psql('postgres', 'VACUUM t');
+	rot('t', undef, '_vm');
+	received_and_not_replayed(
+		q{UPDATE t SET v = v + 1 WHERE i <= 100; VACUUM t});
+	conninfo_is($UNREACHABLE);
+	resume();
+	says(qr/cleared block $BLOCK of relation "$file", which was damaged/,
+		'a map is cleared');
+	conninfo_is($primary_conninfo);
+	same('map');
+	is( $standby->safe_psql(
+			'postgres', q{SELECT count(*) FROM pg_check_visible('t')}),
+		'0',
+		'... and has no bit too many');
+	unlike(
+		slurp_file($standby->logfile, $offset),
+		qr/asking the primary/,
+		'... without the primary');
+}
 
 # --- It is not, and comes back.  Replay goes on meanwhile.
 
@@ -802,6 +871,39 @@ same('the primary is asked');
 	says(qr/PANIC: .*WAL contains references to invalid pages/,
 		'... and none may be missing');
 	has_ended();
+	$standby = $whole;
+}
+
+# --- The same of a page of pg_class, while one of a table is nothing but zeroes
+
+{
+	my $whole = $standby;
+	my $rows =
+	  $primary->safe_psql('cut', q{SELECT pg_relation_filepath('t')});
+
+	local $BLOCK = 0;
+	$standby = PostgreSQL::Test::Cluster->new('zeroes');
+	$standby->init_from_backup($primary, 'base', has_streaming => 1);
+	$standby->start;
+	rot('pg_class', 'cut');
+	$standby->stop;
+	write_block($standby, $rows, 0, "\0" x BLCKSZ);
+	$standby->start;
+	received_and_not_replayed(
+		q{
+		UPDATE t SET i = i + 1;
+		SET allow_system_table_mods = on;
+		UPDATE pg_class SET relname = relname WHERE ctid = (SELECT min(ctid) FROM pg_class)},
+		'cut');
+	resume();
+	says(
+		qr/asking the primary for block 0 of relation "$rows"/,
+		'zeroes, and a damaged page of a catalog: the primary is asked');
+	same('both are replaced');
+	is( $standby->safe_psql('cut', 'SELECT sum(i) FROM t'),
+		$primary->safe_psql('cut', 'SELECT sum(i) FROM t'),
+		'... and rows of that database are right');
+	$standby->stop;
 	$standby = $whole;
 }
 
