@@ -256,7 +256,8 @@ def typedefs_listed(tree: Tree) -> Iterator[str]:
 def english_words(tree: Tree) -> Iterator[str]:
     """A comment names the process that acts; so do tests, documents, and messages of patches."""
     for path, text in tree.committed.items():
-        if path.endswith((".c", ".h", ".sgml", ".pl", ".pm", ".md", ".py")):
+        if english.is_readme(path) or path.endswith(
+                (".c", ".h", ".sgml", ".pl", ".pm", ".md", ".py", ".sql")):
             yield from english.of_file(path, text)
     for name, patch in patches.read_series(tree.paths.patches):
         yield from english.of_patch(f"patches/{name}", patch.diff.decode(errors="replace"),

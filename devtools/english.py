@@ -54,13 +54,20 @@ def added(diff: str) -> Iterator[tuple[str, str]]:
             yield path, text + "*/" if text.rfind("/*") > text.rfind("*/") else text
 
 
+def is_readme(path: str) -> bool:
+    """Return whether this is a README as PostgreSQL has them, in plain text."""
+    name = path.rpartition("/")[2]
+    return name.startswith("README") and not name.endswith(".md")
+
+
 def of_file(path: str, text: str) -> Iterator[str]:
-    """Yield what is wrong with a source in C or Python, a test in Perl, a document or a cover letter."""
+    """Yield what is wrong with a source in C or Python, SQL, a README, a test in Perl or a document."""
     if path.endswith(".py"):
         found = python_words(text)
     else:
-        found = plain_words(text) if path.endswith((".sgml", ".md", ".pl", ".pm")) else words(text)
-    if not path.endswith((".sgml", ".c", ".h", ".py")) and not path.startswith("patches/"):
+        plain = path.endswith((".sgml", ".md", ".pl", ".pm", ".sql")) or is_readme(path)
+        found = plain_words(text) if plain else words(text)
+    if path.endswith((".md", ".pl", ".pm")) and not path.startswith("patches/"):
         found = [word for word in found if word not in _PEOPLE]
     if found:
         yield f"{path} says {', '.join(dict.fromkeys(found))}"

@@ -60,6 +60,8 @@ class FileTest(TestCase):
         self.assertEqual(list(english.of_file("a.pl", "# who reads\nok(1, 'nobody, in\n vain');")),
                          ["a.pl says nobody, in vain"])
         self.assertEqual(list(english.of_file("a.md", "A DBA who looks at his server")), [])
+        self.assertEqual(list(english.of_file("t/README", "who waits where")), ["t/README says who"])
+        self.assertEqual(list(english.of_file("a.sql", "-- for everybody")), ["a.sql says everybody"])
         self.assertEqual(list(english.of_file("a.md", "for anybody, by whom, for everybody")), [])
 
     def test_cover_letters(self):

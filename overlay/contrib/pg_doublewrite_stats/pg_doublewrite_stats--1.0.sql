@@ -3,7 +3,7 @@
 -- complain if script is sourced in psql, rather than via CREATE EXTENSION
 \echo Use "CREATE EXTENSION pg_doublewrite_stats" to load this file. \quit
 
--- The schema of the extension may belong to anybody.  So that nothing in it is
+-- The schema of the extension may belong to any role.  So that nothing in it is
 -- used by accident, functions are named with their schema, and operators have
 -- operands of the very types that pg_catalog has one for.
 
@@ -317,7 +317,7 @@ WHERE p.pages IS NOT NULL;
 CREATE VIEW pg_fetched_pages AS
 SELECT * FROM pg_fetched_pages();
 
--- Figures about the whole cluster are for everybody, as those of
+-- Figures about the whole cluster are for all roles, as those of
 -- pg_stat_bgwriter and the like; what names relations of any database is for
 -- roles that may read all statistics.
 GRANT SELECT ON pg_stat_double_writes,

@@ -17,8 +17,8 @@
  * With several workers but without instant_recovery, clients get in when the workers
  * and the startup process have applied all chains.  Before that, and in either way, there are
  * rounds of redo as well: where a record needs all before it to have been applied,
- * and where memory for chains is full, although records have been written to a file, of
- * pages.  A record that needs certain pages only has these
+ * and where pages alone fill the memory for chains, whose records have gone to a file by
+ * then.  A record that needs certain pages only has these
  * redone by the startup process, in analysis, and one that removes pages throws
  * their chains away.
  *

@@ -12,7 +12,8 @@
  *				written without the lock; see home.c
  *
  * In the normal run the background writer is the flusher.  The checkpointer
- * takes its own pages to the log, and any backend is it that finds the stage full.
+ * takes its own pages to the log, and a backend that finds the stage full
+ * becomes the flusher.
  *
  * The flusher must not wait for anything that processes waiting for it may hold.  It takes
  * no buffer lock and no heavyweight lock, and where the log is full it lets

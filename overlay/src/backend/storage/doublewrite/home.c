@@ -31,8 +31,8 @@
  *
  * A write may not come back: its file system is frozen, its server or device gone.  That
  * blocks the process that makes it.  Other processes leave runs of a tablespace alone to which
- * writes are under way and none has come back for a second (dw_is_stalled()): such runs return to the stage as failed, with DW_STALLED in place
- * of an errno.  A device on which each write takes long is not taken for one that is gone,
+ * writes are under way and none has come back for a second (dw_is_stalled()): such runs return
+ * to the stage as failed, with DW_STALLED in place of an errno.  A device on which each write takes long is not taken for one that is gone,
  * as some write comes back now and then.  Tablespaces are told apart by a remainder of their
  * number: if two have the same one, and one freezes while the other is busy, that does not
  * show.  Before it shows, so many processes may write to a tablespace as could write to

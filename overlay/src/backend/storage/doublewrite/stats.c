@@ -4,6 +4,8 @@
  *	  Counters of the engine: when they start, what is counted elsewhere, and
  *	  how extensions learn of all this.
  *
+ * Counters are declared in doublewrite_stage.h (DW_COUNTERS).
+ *
  * The counters themselves only ever rise, since checkpoints report their
  * differences.  To reset them, we remember their current values, and the
  * views subtract these.
