@@ -19,6 +19,9 @@ SECONDS = 2
 # A standby that is to be promoted gets no WAL but what it has.
 PROMOTED = {"primary_conninfo": ""}
 
+# The same, and it has not replayed all of that.
+PROMOTED_BEHIND = {**PROMOTED, "recovery_min_apply_delay": "1h"}
+
 # A load that goes on for so long after its end waits for something that never comes.
 HANG_SECONDS = 180
 
@@ -38,19 +41,24 @@ def live_on(image: Any, directory: Path, context: Any, expected: Any, meta: Any,
             seed: int) -> Sequel:
     """Recover an image on a recorder, ask whether all is there, load it and kill it.
 
-    A standby first replays what it has, and is promoted.  `meta` is that of the recording
-    that the image is from.  The image stays as it is.
+    A standby first replays what it has, and is promoted; one in three, chosen by the seed, is
+    promoted before.  `meta` is that of the recording that the image is from.  The image stays as
+    it is.
     """
     directory = Path(directory)
     standby = (Path(image) / server.STANDBY_SIGNAL).exists()
+    settings = {}
+    if standby:
+        settings = PROMOTED_BEHIND if seed % 3 == 0 else PROMOTED
     complaints, acks = [], []
     with recorded(context.recorder, image, directory, seed=seed) as mountpoint:
         log = directory / "server.log"
         instance = server.Server(context.bindir, mountpoint, log)
         try:
-            instance.start(PROMOTED if standby else {})
+            instance.start(settings)
             if standby:
-                instance.wait_for_replay()
+                if settings is PROMOTED:
+                    instance.wait_for_replay()
                 instance.promote(server.REPLAY_SECONDS)
             with limit("the load of a server that goes on from here", HANG_SECONDS):
                 complaints += oracle.verify_connected(instance.connect, expected, quick=True,

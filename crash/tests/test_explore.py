@@ -292,8 +292,9 @@ class ImagesTest(unittest.TestCase):
     def test_standby_with_rotten_pages(self):
         recording = self.record("standby-rotten")
         self.assertEqual([ack for ack in recording.acks if ack["what"] == "complaint"], [])
-        (path, places), = recording.rotten.items()
+        (path, places), (of_map, _) = recording.rotten.items()
         log = (recording.directory / "server.log").read_text()
+        self.assertNotIn(f'block 0 of relation "{of_map}", which is damaged here', log)
         for place in places:
             self.assertIn(f'block {place // PAGE} of relation "{path}" was damaged, and has been '
                           'replaced by that of the primary', log)
@@ -305,7 +306,7 @@ class ImagesTest(unittest.TestCase):
             first = subject.try_state(State(1, "all-kept", 3))
         # Before the primary has replaced them, that is what is wrong, and it is an excuse.
         self.assertIn("invalid page in block", first.log)
-        self.assertEqual(len(asked[0][1]), len(places))
+        self.assertEqual(len(asked[0][1]), len(places) + 1)
         self.assertTrue(all(alarms.excused(*about) for about in asked))
         self.assertEqual(subject.try_state(State(len(recording.ops), "all-kept", 3)).complaints, [])
 
@@ -324,6 +325,13 @@ class ImagesTest(unittest.TestCase):
             self.assertEqual(outcome.complaints, [])
             self.assertTrue(outcome.effective)
             self.assertIn("selected new timeline ID", outcome.log)
+        # Promoted before it has replayed what it has (a seed that three divides), and cut then
+        context = judge.Context(self.programs, self.recorder, self.scratch, standby_every=0,
+                                sequel_every=1, sequel_cuts=2, pending_every=0)
+        outcome = explore.Subject(recording, context).try_state(
+            State((first + last) // 2, "all-kept", 3))
+        self.assertEqual(outcome.complaints, [])
+        self.assertIn("sequel", outcome.phases)
 
     def test_recovery_of_a_standby_is_cut(self):
         recording = self.record("standby")
