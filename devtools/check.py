@@ -196,7 +196,7 @@ def header_comment(tree: Tree) -> Iterator[str]:
             yield f"overlay/{path} does not start with a comment that names it"
 
 
-# The line of a new file, by its suffix: as upstream's branch of 18 has it.
+# The line of a file, by its suffix: as upstream's branch of 18 has it.
 COPYRIGHT = {suffix: f"{words}, PostgreSQL Global Development Group\n"
              for words, suffixes in ((" * Portions Copyright (c) 1996-2025", (".c", ".h")),
                                      ("# Copyright (c) 2025", (".pl", ".pm", ".build")))
@@ -205,10 +205,10 @@ COPYRIGHT = {suffix: f"{words}, PostgreSQL Global Development Group\n"
 
 @checker
 def copyright_lines(tree: Tree) -> Iterator[str]:
-    """A new file has the line about copyright that others of its kind have."""
-    for path, text in tree.overlay.items():
+    """A file has the line about copyright that others of its kind have."""
+    for path, text in tree.committed.items():
         if lacks_copyright(path, text):
-            yield f"overlay/{path} lacks the line `{COPYRIGHT[Path(path).suffix].strip()}`"
+            yield f"{path} lacks the line `{COPYRIGHT[Path(path).suffix].strip()}`"
 
 
 def lacks_copyright(path: str, text: str) -> bool:

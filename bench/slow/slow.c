@@ -16,6 +16,8 @@
  *
  * For what PostgreSQL calls on 64-bit Linux.  Atomic writes are not slowed: the
  * kernel gets several of them at a time.
+ *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
  */
 #define _GNU_SOURCE
 #include <errno.h>

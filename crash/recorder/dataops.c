@@ -6,6 +6,8 @@
  * The kernel holds the lock of the inode during a write and during a sync, so
  * a write and a sync of the same file never overlap here.
  *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
  *-------------------------------------------------------------------------
  */
 #include "recorder.h"

@@ -13,6 +13,8 @@
  * "freezesync" let changes, or syncs, wait until all rules are cleared.  All functions
  * are called with big_lock held, except faults_on_reads().
  *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
  *-------------------------------------------------------------------------
  */
 #include "recorder.h"

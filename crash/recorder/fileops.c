@@ -15,6 +15,8 @@
  *	- direct_io: would hide the sync that O_DSYNC asks for.  Only files opened
  *	  read-only may have it (--split-reads).
  *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
  *-------------------------------------------------------------------------
  */
 #include "recorder.h"

@@ -6,6 +6,8 @@
  * The names are taken once, when the reading begins, so that offsets stay
  * valid while names come and go.
  *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
  *-------------------------------------------------------------------------
  */
 #include "recorder.h"

@@ -11,6 +11,8 @@
  * Then oplog_usable() turns false, every operation that changes something is
  * refused with EIO, and the daemon exits with a failure.
  *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
  *-------------------------------------------------------------------------
  */
 #include "recorder.h"

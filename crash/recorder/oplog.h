@@ -3,6 +3,8 @@
  * oplog.h
  *	  The log of operations, ops.bin: its format, and how it is written.
  *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
  *-------------------------------------------------------------------------
  */
 #ifndef OPLOG_H

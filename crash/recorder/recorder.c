@@ -10,6 +10,8 @@
  * SIGHUP arrives, prints "ready" when it is mounted, and exits with 0 if the
  * recording is complete.  SIGUSR1 writes out what is buffered.
  *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
  *-------------------------------------------------------------------------
  */
 #include "recorder.h"

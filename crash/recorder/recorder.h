@@ -15,6 +15,8 @@
  * in the log is the order of effect.  It is never held while sleeping.  Plain
  * reads do not take it.
  *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
  *-------------------------------------------------------------------------
  */
 #ifndef RECORDER_H

@@ -11,6 +11,8 @@
  * An inode is known to the kernel by its address; its number in the recording
  * is separate because addresses are reused.
  *
+ * Portions Copyright (c) 1996-2025, PostgreSQL Global Development Group
+ *
  *-------------------------------------------------------------------------
  */
 #include "recorder.h"
