@@ -84,10 +84,10 @@ sub rot
 }
 
 # The standby crashes.  Redo meets zeroes in the page, then what is done here, and is not
-# consistent until then.  Another sub may start the standby.
+# consistent until then.
 sub zeroes_before_consistency
 {
-	my ($code, $start) = @_;
+	my ($code) = @_;
 
 	my $good = rot('t');
 	$standby->stop;
@@ -105,7 +105,7 @@ sub zeroes_before_consistency
 	$standby->stop('immediate');
 	write_block($standby, $file, $BLOCK * BLCKSZ, "\0" x BLCKSZ);
 	$offset = -s $standby->logfile;
-	$start ? $start->($good) : $standby->start;
+	$standby->start;
 	$standby->append_conf('postgresql.conf',
 		"io_torn_pages_protection = double_writes\n");
 	return;
@@ -357,44 +357,6 @@ unlike(
 	slurp_file($standby->logfile, $offset),
 	qr/asking the primary/,
 	'... are not replaced');
-
-# --- ... and not there any more at consistency, when the device gives an old version
-
-zeroes_before_consistency(
-	sub {
-		# the page does not stay in a buffer
-		$primary->safe_psql('postgres', 'UPDATE u SET v = v + 1');
-		$primary->safe_psql('postgres', 'SELECT points_log_record()');
-		$standby->append_conf(
-			'postgresql.conf', q{
-shared_buffers = 256kB
-test_points.pause_at = 'test-points-redo'
-});
-	},
-	sub {
-		my ($whole) = @_;
-
-		# its walreceiver has the name that wait_for_catchup() looks for
-		local %ENV = $standby->_get_env(PGAPPNAME => undef);
-		system_or_bail(
-			'pg_ctl', '--no-wait', '--silent',
-			'--pgdata' => $standby->data_dir,
-			'--log' => $standby->logfile,
-			'start');
-		says(qr/paused at injection point/,
-			'redo has passed over a page of zeroes');
-		write_block($standby, $file, $BLOCK * BLCKSZ, $whole);
-		append_to_file($standby->data_dir . '/test_points.resume', '');
-		$standby->poll_query_until('postgres', 'SELECT true')
-		  or die 'the standby is not consistent';
-		$standby->_update_pid(1);
-		$standby->append_conf(
-			'postgresql.conf', q{
-shared_buffers = 16MB
-test_points.pause_at = ''
-});
-	});
-same('zeroes that were there once');
 
 # --- ... and read ahead by a session, which takes them for an empty page
 
