@@ -84,17 +84,18 @@ sub rot
 }
 
 # The standby crashes.  Redo meets zeroes in the page, then what is done here, and is not
-# consistent until then.
+# consistent until then.  With workers it is done page by page, in rounds.
 sub zeroes_before_consistency
 {
-	my ($code) = @_;
+	my ($workers, $code) = @_;
 
 	my $good = rot('t');
 	$standby->stop;
 	write_block($standby, $file, $BLOCK * BLCKSZ, $good);
 	# no copy of the page in the log
 	$standby->append_conf('postgresql.conf',
-		"io_torn_pages_protection = off\n");
+		"io_torn_pages_protection = off\nrecovery_workers = $workers\ninstant_recovery_memory = 64kB\n"
+	);
 	$standby->start;
 	$primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
 	$code->();
@@ -327,36 +328,47 @@ same('zeroes');
 
 # --- ... and met before consistency.  A copy of the database has them, too, also when it moves.
 
-zeroes_before_consistency(
-	sub {
-		$primary->safe_psql('template1', $_)
-		  foreach (
-			'CREATE DATABASE zeroes TEMPLATE postgres STRATEGY file_copy',
-			q{CREATE TABLESPACE moved LOCATION ''},
-			'ALTER DATABASE zeroes SET TABLESPACE moved');
-	});
-says(qr/block $BLOCK of relation "$file" was damaged, and has been replaced/,
-	'zeroes before consistency are replaced');
-same('zeroes before consistency');
-is( $standby->safe_psql('zeroes', 'SELECT count(*), sum(v) FROM t'),
-	$primary->safe_psql('zeroes', 'SELECT count(*), sum(v) FROM t'),
-	'... and those of a copy of the database');
+foreach my $workers (0, 2)
+{
+	my $way = $workers ? 'in rounds' : 'in order';
 
-# --- ... and made anew by WAL since
+	zeroes_before_consistency(
+		$workers,
+		sub {
+			$primary->safe_psql('template1', $_)
+			  foreach (
+				"CREATE DATABASE zeroes$workers TEMPLATE postgres STRATEGY file_copy",
+				"CREATE TABLESPACE moved$workers LOCATION ''",
+				"ALTER DATABASE zeroes$workers SET TABLESPACE moved$workers");
+		});
+	says(
+		qr/block $BLOCK of relation "$file" was damaged, and has been replaced/,
+		"zeroes before consistency, redo $way, are replaced");
+	same("zeroes before consistency, redo $way");
+	is( $standby->safe_psql(
+			"zeroes$workers", 'SELECT count(*), sum(v) FROM t'),
+		$primary->safe_psql(
+			"zeroes$workers", 'SELECT count(*), sum(v) FROM t'),
+		'... and those of a copy of the database');
 
-zeroes_before_consistency(
-	sub {
-		my $backup = $primary->background_psql('postgres');
-		$backup->query_safe(q{SELECT pg_backup_start('images', true)});
-		$primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
-		$backup->query_safe('SELECT pg_backup_stop(false)');
-		$backup->quit;
-	});
-same('zeroes made anew');
-unlike(
-	slurp_file($standby->logfile, $offset),
-	qr/asking the primary/,
-	'... are not replaced');
+	# ... and made anew by WAL since
+	zeroes_before_consistency(
+		$workers,
+		sub {
+			my $backup = $primary->background_psql('postgres');
+			$backup->query_safe(q{SELECT pg_backup_start('images', true)});
+			$primary->safe_psql('postgres', 'UPDATE t SET v = v + 1');
+			$backup->query_safe('SELECT pg_backup_stop(false)');
+			$backup->quit;
+		});
+	same("zeroes made anew, redo $way");
+	my $log = slurp_file($standby->logfile, $offset);
+	unlike($log, qr/asking the primary/, '... are not replaced');
+	($workers ? \&like : \&unlike)->(
+		$log,
+		qr/ \d+ rounds of redo.*Pages redone: \d+ by the startup process, [1-9]\d* by worker/s,
+		"... redo $way");
+}
 
 # --- ... and read ahead by a session, which takes them for an empty page
 
