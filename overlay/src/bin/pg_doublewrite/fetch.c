@@ -158,7 +158,8 @@ open_damaged(bool force)
 	/* what the device does not give back may still be written anew */
 	if (r >= 0 && r != BLCKSZ)
 		pg_fatal("file \"%s\" has no block %u", path, blkno);
-	if (r == BLCKSZ && page_is_intact() && !force)
+	/* replay may have met a page of zeroes where there has to be another one */
+	if (r == BLCKSZ && !PageIsNew(page.data) && page_is_intact() && !force)
 	{
 		pg_log_error("block %u of relation \"%s\" is not damaged: its checksum is right",
 					 blkno, relation);

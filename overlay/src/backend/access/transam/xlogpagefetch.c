@@ -86,7 +86,7 @@
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
-/* A standby with more damaged pages at a time should be made anew. */
+/* If more pages are met before all have been replaced, the standby should be made anew. */
 #define PAGE_FETCH_MAX		256
 
 /* How often the startup process looks whether it should do something else */

@@ -275,9 +275,17 @@ is( $standby->safe_psql('postgres', q{SELECT bt_index_check('t_pkey', true)}),
 	'',
 	'... and an intact index');
 
-# --- By force, of a page whose checksum is right
+# --- A page of zeroes
 
 $standby->stop;
+write_block($standby, $file, $BLOCK * BLCKSZ, "\0" x BLCKSZ);
+command_like(
+	fetch_page(),
+	qr/is that of the primary now/,
+	'zeroes are replaced');
+
+# --- By force, of a page whose checksum is right
+
 command_like(fetch_page(more => ['--force']),
 	qr/is that of the primary now/, 'forced');
 $standby->start;

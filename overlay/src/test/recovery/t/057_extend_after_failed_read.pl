@@ -13,13 +13,8 @@ use Test::More;
 
 my $node = PostgreSQL::Test::Cluster->new('main');
 $node->init;
-$node->append_conf(
-	'postgresql.conf', q{
-autovacuum = off
-shared_buffers = 128kB
-});
+$node->append_conf('postgresql.conf', 'autovacuum = off');
 $node->start;
-
 $node->safe_psql(
 	'postgres', q{
 CREATE TABLE t (i int PRIMARY KEY, filler text STORAGE PLAIN);
@@ -34,23 +29,22 @@ $node->stop;
 truncate($path, 5 * $block_size) or die "$path: $!";
 $node->start;
 
-# Pages of catalogs have been in all of the few buffers by then.
+# Buffers of a table that has been dropped are taken first.
 my $error;
 $node->psql(
 	'postgres', q{
-SELECT count(*) FROM pg_attribute;
 SET enable_seqscan = off;
+SELECT filler FROM t WHERE i = 4;
+CREATE TABLE other (i int, filler text STORAGE PLAIN);
+INSERT INTO other SELECT 1000 + i, repeat('o', 7000) FROM generate_series(0, 99) i;
+DROP TABLE other;
 SELECT filler FROM t WHERE i = 5;
+INSERT INTO t VALUES (6, repeat('t', 7000));
 },
+	on_error_stop => 0,
 	stderr => \$error);
 like($error, qr/could not read blocks 5\.\.5/, 'a page is lost');
-
-is( $node->psql(
-		'postgres',
-		q{INSERT INTO t VALUES (6, repeat('t', 7000))},
-		stderr => \$error),
-	0,
-	'the table grows by its block') or diag($error);
+unlike($error, qr/should be empty/, 'the table grows by its block');
 is( $node->safe_psql(
 		'postgres', 'SET enable_indexscan = off; SELECT i FROM t'),
 	join("\n", 0 .. 4, 6),

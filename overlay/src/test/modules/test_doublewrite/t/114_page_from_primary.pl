@@ -881,6 +881,38 @@ same('the primary is asked');
 	$standby = $whole;
 }
 
+# --- Nothing but zeroes in that page of pg_class does not make the database an emptied one.
+
+{
+	my $whole = $standby;
+
+	local $BLOCK = 0;
+	$standby = PostgreSQL::Test::Cluster->new('catalog');
+	$standby->init_from_backup($primary, 'base', has_streaming => 1);
+	$standby->start;
+	rot('pg_class', 'cut');
+	$standby->stop;
+	write_block($standby, $file, 0, "\0" x BLCKSZ);
+	$standby->start;
+	$primary->safe_psql(
+		'cut', q{
+		SET allow_system_table_mods = on;
+		UPDATE pg_class SET relname = relname WHERE ctid = (SELECT min(ctid) FROM pg_class)}
+	);
+	says(qr/block 0 of relation "$file" was damaged, and has been replaced/,
+		'zeroes in a page of a catalog are replaced');
+	same('zeroes in a page of a catalog');
+	is( $standby->safe_psql('cut', 'SELECT sum(i) FROM t'),
+		$primary->safe_psql('cut', 'SELECT sum(i) FROM t'),
+		'... and rows of that database are right');
+	unlike(
+		slurp_file($standby->logfile, $offset),
+		qr/has empty files/,
+		'... which does not count as empty');
+	$standby->stop;
+	$standby = $whole;
+}
+
 # --- The primary is replaced after it has answered, before WAL has come up to there.
 
 rot('t');

@@ -41,8 +41,10 @@ $standby->safe_psql('postgres', q{SELECT pg_stat_reset_shared('io')});
 
 # Hints, and so much WAL that recovery looks ahead in it.
 $primary->safe_psql('postgres', 'SELECT count(*) FROM t');
-$primary->safe_psql('postgres',
-	q{SELECT length(pg_logical_emit_message(false, 'test', repeat('m', 3000000))::text)}
+$primary->safe_psql(
+	'postgres',
+	q{SELECT count(pg_logical_emit_message(false, 'test', repeat('m', 10000)))
+		FROM generate_series(1, 300)}
 );
 my ($dump) = run_command(
 	[
@@ -71,8 +73,9 @@ $standby->stop;
 
 xlp_crash($primary, 'crashed');
 my %ways = (
-	pipeline => "wal_pipeline = on\n" . xlp_wait_conf(),
-	alone => 'wal_pipeline = off',
+	pipeline => "wal_pipeline = on\ninstant_recovery = off\n"
+	  . xlp_wait_conf(),
+	alone => "wal_pipeline = off\ninstant_recovery = off",
 	instant => "instant_recovery = on\n" . xlp_wait_conf());
 foreach my $way (sort keys %ways)
 {
