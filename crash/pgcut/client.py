@@ -240,6 +240,11 @@ class Client:
             self.failed(error)
             return []
 
+    def places(self) -> list[str]:
+        """Return the tablespaces that are there from beginning to end."""
+        return ["pg_default", *(name for (name,) in self.query(
+            "SELECT spcname FROM pg_tablespace WHERE spcname LIKE 'load_kept_%' ORDER BY 1"))]
+
     def look(self) -> None:
         """Read one of the client's tables by every plan, and by its indexes, while others work.
 

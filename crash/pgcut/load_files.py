@@ -173,7 +173,7 @@ class Unlogged(Client):
 
 
 class Database(Client):
-    """CREATE DATABASE by either strategy, and DROP DATABASE."""
+    """CREATE DATABASE by either strategy, its move to another tablespace, and DROP DATABASE."""
 
     kind = "database"
     files = True
@@ -190,7 +190,7 @@ class Database(Client):
         return known
 
     def step(self) -> None:
-        """Create one, use it or not, drop it the next time."""
+        """Create one, use it or not; move it or drop it the next time."""
         rng = self.rng
         if self.database is None:
             with self.transaction(deliberate=False):    # gives each database its own name
@@ -206,9 +206,12 @@ class Database(Client):
                 self.database = name
         else:
             name = self.database
-            oid = self.query(f"SELECT oid FROM pg_database WHERE datname = '{name}'")
-            paths = [f"base/{oid[0][0]}"] if oid else []
-            if self.effect(f"DROP DATABASE {name} WITH (FORCE)", "database", name, False, paths):
+            paths = [path for (path,) in self.query(
+                f"SELECT oracle.directory(oid) FROM pg_database WHERE datname = '{name}'")]
+            if rng.random() < 0.5:
+                place = rng.choice(self.places())
+                self.command(f"ALTER DATABASE {name} SET TABLESPACE {place}", paths=paths)
+            elif self.effect(f"DROP DATABASE {name} WITH (FORCE)", "database", name, False, paths):
                 self.database = None
 
     def use(self, name: str) -> None:
@@ -252,8 +255,7 @@ class Tablespace(Client):
         """Change rows, then move something, or make and drop a tablespace."""
         rng = self.rng
         table = self.table("t")
-        places = ["pg_default", *(name for (name,) in self.query(
-            "SELECT spcname FROM pg_tablespace WHERE spcname LIKE 'load_kept_%' ORDER BY 1"))]
+        places = self.places()
         with self.transaction() as cursor:
             table.churn(cursor, rng, rng.randint(1, 50))
             cursor.execute(f"ALTER TABLE {table.name} SET TABLESPACE {rng.choice(places)}")

@@ -338,11 +338,30 @@ LANGUAGE sql AS $$
                                      WHERE j.client = said.client AND j.n = said.n))
 $$;
 
+-- Where a database has the files of its default tablespace
+CREATE FUNCTION oracle.directory(database oid) RETURNS text
+LANGUAGE sql AS $$
+    SELECT CASE spcname
+           WHEN 'pg_default' THEN format('base/%s', d.oid)
+           ELSE format('pg_tblspc/%s/PG_%s_%s/%s', t.oid,
+                       current_setting('server_version_num')::int / 10000,
+                       catalog_version_no, d.oid)
+           END
+    FROM pg_database d JOIN pg_tablespace t ON t.oid = dattablespace, pg_control_system()
+    WHERE d.oid = database
+$$;
+
+-- Each database has its files, on a standby as well.
 -- expectation "databases" and "tablespaces": {name: true, it must be there;
 -- false, it must not; null, either}.  Databases that "copies" names have never
 -- been written to; their files are those of template0, except page headers.
 CREATE FUNCTION oracle.check_databases(expectation jsonb) RETURNS SETOF text
 LANGUAGE sql AS $$
+    SELECT format('database %s: there is no %s/PG_VERSION', datname, oracle.directory(oid))
+    FROM pg_database
+    WHERE datconnlimit <> -2
+          AND (pg_stat_file(oracle.directory(oid) || '/PG_VERSION', true)).size IS NULL
+    UNION ALL
     SELECT format('database %s: present is %s, not %s', key, datname IS NOT NULL, value)
     FROM jsonb_each_text(expectation->'databases')
     LEFT JOIN pg_database ON datname = key
@@ -387,13 +406,13 @@ DECLARE
     b bytea;
     page int;
 BEGIN
-    FOR f IN SELECT pg_ls_dir('base/' || source) LOOP
+    FOR f IN SELECT pg_ls_dir(oracle.directory(source)) LOOP
         CONTINUE WHEN f !~ '^[0-9]+$'
             OR current_setting('autovacuum')::boolean
                AND f ~ '^(1259|2619|2696|2840|2841)(_|$)';
         BEGIN
-            a := pg_read_binary_file(format('base/%s/%s', source, f));
-            b := pg_read_binary_file(format('base/%s/%s', copy, f));
+            a := pg_read_binary_file(format('%s/%s', oracle.directory(source), f));
+            b := pg_read_binary_file(format('%s/%s', oracle.directory(copy), f));
             IF length(a) <> length(b) THEN
                 RETURN NEXT format('database %s: file %s has %s bytes, not %s',
                                    name, f, length(b), length(a));

@@ -396,6 +396,13 @@ class OracleTest(unittest.TestCase):
         self.assertIn("tablespace nowhere: present is f, not true",
                       self.verdict({**self.expected, "tablespaces": {"nowhere": True}}))
 
+    def test_database_without_files(self):
+        self.sql("CREATE DATABASE emptied TEMPLATE template0 STRATEGY file_copy")
+        (oid,) = self.sql("SELECT oid FROM pg_database WHERE datname = 'emptied'")
+        self.assertEqual(self.verdict(), "")
+        (self.data() / "base" / oid / "PG_VERSION").unlink()
+        self.assertEqual(self.verdict(), f"database emptied: there is no base/{oid}/PG_VERSION")
+
     def test_difference_in_a_copied_database(self):
         for strategy in ("wal_log", "file_copy"):
             with self.subTest(strategy):
