@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import traceback
 from pathlib import Path
 
@@ -68,12 +69,15 @@ class Play(Refusals):
                 self._find("log", f"{machine.name}: {_without_prefix(line)}")
 
     def _carry_out(self, step):
-        self._unwatch(step)
+        then = self.world.copy()
+        steps.apply(then, step)
+        self._unwatch(step, then)
+        self._abandon(then)
         act = getattr(self, ("refuse_" if step.illegal else "do_") + step.do.replace("-", "_"))
         act(self.machines.get(step.server), step)
         steps.apply(self.world, step)
 
-    def _unwatch(self, step):
+    def _unwatch(self, step, then):
         """Let the protocol monitor alone with what it does not know."""
         machine = self.machines.get(step.server)
         if machine and (step.do in UNWATCHED or step.get("program") == "stock" or
@@ -84,12 +88,19 @@ class Play(Refusals):
         if machine and step.do == "script" and step["name"] == "half-dropped" and \
                 self.member(machine).mode not in ("double_writes", "atomic_writes"):
             machine.watched = False
-        then = self.world.copy()
-        steps.apply(then, step)
         for world in (self.world, then):
             for name, member in world.members.items():
                 if member.exposed and name in self.machines:
                     self.machines[name].watched = False
+
+    def _abandon(self, then):
+        """Let standbys whose server becomes another one follow none: it may have gone another way."""
+        for name, machine in self.machines.items():
+            if self.world.members[name].upstream and not then.members[name].upstream and \
+                    then.members[name].role == "standby":
+                machine.configure({"primary_conninfo": ""})
+                if machine.instance.alive():
+                    machine.instance._process.send_signal(signal.SIGHUP)
 
     def _make_first(self):
         machine = self._machine("a")
