@@ -31,6 +31,7 @@ $standby->init_from_backup($primary, 'b', has_streaming => 1);
 $standby->append_conf(
 	'postgresql.conf', q{
 checkpoint_timeout = 1d
+bgwriter_lru_maxpages = 0
 log_min_messages = debug1
 });
 $standby->start;
@@ -52,6 +53,7 @@ sub crash
 		append_to_file("$source/1", '');
 	}
 	$standby->start;
+	$primary->wait_for_replay_catchup($standby);
 	is( $standby->safe_psql('moved', 'SELECT count(*), sum(i) FROM t'),
 		$primary->safe_psql('moved', 'SELECT count(*), sum(i) FROM t'),
 		"source removed $how: rows of the database");
@@ -61,7 +63,19 @@ sub crash
 	return;
 }
 
+# Nothing of it is dirty when it moves, and nothing is changed after that, so no page that is
+# written tells how far replay has come.
+$primary->safe_psql('moved', 'VACUUM');
+$primary->safe_psql('postgres', 'CHECKPOINT');
+$primary->wait_for_replay_catchup($standby);
+$standby->safe_psql('postgres', 'CHECKPOINT');
 $primary->safe_psql('postgres', 'ALTER DATABASE moved SET TABLESPACE space');
+# The record of the removal has not been flushed yet.
+$primary->safe_psql('postgres',
+	q{SELECT pg_logical_emit_message(true, 'test', 'flushed')});
+$primary->wait_for_replay_catchup($standby);
+crash('and nothing else');
+
 $primary->safe_psql('moved',
 	'INSERT INTO t SELECT generate_series(1, 10000)');
 $primary->wait_for_replay_catchup($standby);
