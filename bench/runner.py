@@ -11,6 +11,7 @@ the file that git keeps:
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -26,7 +27,7 @@ from . import arms, machine, recovery, slow, storage, summary
 from .arms import Arm
 from .loads import Session
 from .server import DATABASE, EXTENSION, Server
-from .suites import Case, Dataset
+from .suites import Case, Dataset, megabytes
 
 META, RUNS, RAW = "meta.json", "runs.jsonl", "raw"
 
@@ -36,8 +37,11 @@ FILLING = {"fsync": "off", "full_page_writes": "off", "wal_level": "minimal",
            "min_wal_size": "32MB", "autovacuum": "off"}
 
 # Where the WAL of each prepared cluster begins: with the same distance to the next segment,
-# and no others made ahead, no build has to fill one with zeroes where another does not.
+# no build has to fill one with zeroes where another does not.
 FIRST_SEGMENT = "000000010000001000000000"
+SEGMENT_BYTES = 16 << 20
+SEGMENTS_OF_A_LOG = 256
+SEGMENT_NAME = re.compile("[0-9A-F]{24}")
 
 
 @dataclass(frozen=True)
@@ -165,8 +169,10 @@ def _measure(paths, plan, bindir, case, arm, templates, volume, scratch):
     copy(template, server.data, saved)
     if volume.wal:
         _move_wal(server.data, volume.wal)
-    server.configure({**case.all_settings(), **(case.settings_of_ours if arm.ours else {}),
-                      **arm.settings})
+    settings = {**case.all_settings(), **(case.settings_of_ours if arm.ours else {}), **arm.settings}
+    server.configure(settings)
+    if not saved:
+        make_wal_ready(server.data / "pg_wal", megabytes(settings["min_wal_size"]))
     volume.hold()
     if saved:
         try:
@@ -201,6 +207,7 @@ def _standby(paths, bindir, case, primary, volume):
     standby = Server(paths, bindir, volume.data / "standby")
     standby.call("pg_basebackup", "-D", standby.data, "-c", "fast", "-R", "--no-sync",
                  env=primary.environment())
+    make_wal_ready(standby.data / "pg_wal", megabytes(case.all_settings()["min_wal_size"]))
     with standby:
         yield standby
 
@@ -249,6 +256,20 @@ def copy(template: Path, target: Path, saved: Path | None = None) -> None:
         recovery.put(saved, target)
     run(["sync", "-f", target])
     storage.forget(target)
+
+
+def make_wal_ready(directory: Path, size_mb: int) -> None:
+    """Make durable WAL segments after the newest one, as a server has that recycles old ones."""
+    newest = max(path.name for path in directory.iterdir() if SEGMENT_NAME.fullmatch(path.name))
+    timeline, number = newest[:8], int(newest[8:16], 16) * SEGMENTS_OF_A_LOG + int(newest[16:], 16)
+    zeroes = bytes(SEGMENT_BYTES)
+    for segment in range(number + 1, number + (size_mb << 20) // SEGMENT_BYTES):
+        log, place = divmod(segment, SEGMENTS_OF_A_LOG)
+        path = directory / f"{timeline}{log:08X}{place:08X}"
+        path.write_bytes(zeroes)
+        path.chmod(0o600)
+        own(path)
+    run(["sync", "-f", directory])
 
 
 def _move_wal(data, wal):

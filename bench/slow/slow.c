@@ -7,8 +7,6 @@
  * SLOW_WRITES_MICROSECONDS says by how much, and SLOW_SYNCS_MICROSECONDS by how
  * much a sync of any file takes longer.  Processes sleep beside each other, so
  * this adds latency, as a storage device far away does, and takes no processor.
- * sync_file_range() is a sync if it waits for what it has had written; else it
- * merely begins.
  *
  * Whether a file is below is looked up at the first write to its descriptor, and
  * forgotten when that is closed.  A forked process has both the descriptors and
@@ -132,14 +130,6 @@ int
 syncfs(int fd)
 {
 	return synced(syscall(SYS_syncfs, fd));
-}
-
-int
-sync_file_range(int fd, off_t offset, off_t size, unsigned int flags)
-{
-	long		result = syscall(SYS_sync_file_range, fd, offset, size, flags);
-
-	return (flags & SYNC_FILE_RANGE_WAIT_AFTER) ? synced(result) : result;
 }
 
 int
