@@ -207,7 +207,9 @@ def _standby(paths, bindir, case, primary, volume):
     standby = Server(paths, bindir, volume.data / "standby")
     standby.call("pg_basebackup", "-D", standby.data, "-c", "fast", "-R", "--no-sync",
                  env=primary.environment())
+    volume.release()
     make_wal_ready(standby.data / "pg_wal", megabytes(case.all_settings()["min_wal_size"]))
+    volume.hold()
     with standby:
         yield standby
 
@@ -270,6 +272,7 @@ def make_wal_ready(directory: Path, size_mb: int) -> None:
         path.chmod(0o600)
         own(path)
     run(["sync", "-f", directory])
+    storage.forget(directory)
 
 
 def _move_wal(data, wal):

@@ -13,6 +13,7 @@ from .loads import Pgbench
 from .restart import RestartWal
 from .suites import (
     MAX_WAL_ON_VOLUME_MB,
+    MIN_WAL_MB,
     RESTART_PROGRESS,
     TPCB,
     Case,
@@ -77,7 +78,8 @@ def soak(scale: Scale) -> list[Case]:
     loop = OpenLoop((Stream("TPC-B", TPCB_SCRIPT, SHARES["two thirds"]),), (Growth(),))
     return paced(scale, {"TPC-B, two thirds": loop},
                  {"shared_buffers": scale.buffers(1024), "max_wal_size": scale.wal(1024),
-                  "checkpoint_timeout": "1min"})
+                  # What it keeps is what is looked at.
+                  "min_wal_size": f"{MIN_WAL_MB}MB", "checkpoint_timeout": "1min"})
 
 
 @suite(arms=(*STOCK_ARMS, "off", "double_writes", "in_order"))

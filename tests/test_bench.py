@@ -19,6 +19,7 @@ from bench import (
     bars,
     clients,
     counters,
+    figures,
     loads,
     recovery,
     report,
@@ -549,6 +550,19 @@ class WalReadyTest(unittest.TestCase):
                               "000000010000001100000000"])
             made = (place / "000000010000001100000000").read_bytes()
             self.assertEqual(made, bytes(16 << 20))
+
+
+class FilledWalTest(unittest.TestCase):
+
+    def filled(self, suite, **settings):
+        return figures._filled_wal({"suite": suite, "cases": {"one": settings}})
+
+    def test_of_loads_whose_server_kept_too_few_segments(self):
+        few = {"min_wal_size": "80MB", "max_wal_size": "3072MB"}
+        self.assertTrue(self.filled("latency", **few))
+        self.assertFalse(self.filled("restart", **few))
+        self.assertFalse(self.filled("latency", min_wal_size="2048MB", max_wal_size="10GB"))
+        self.assertFalse(self.filled("pgbench", min_wal_size="32MB", max_wal_size="32MB"))
 
 
 class ScheduleTest(unittest.TestCase):

@@ -247,7 +247,8 @@ class FiguresTest(RepositoryCase):
                 "runs": 1, "seconds": 5, "file_system": "ext4",
                 "machine": {"processor": "2 x P", "memory": "1 MB",
                             **({"commit": commit, "commit dirty": "no"} if commit else {})},
-                "cases": {self.CASE: {"data": "pgbench-2"}}}
+                "cases": {self.CASE: {"data": "pgbench-2", "min_wal_size": "32MB",
+                                      "max_wal_size": "32MB"}}}
         runs = [{"case": self.CASE, "arm": arm, "load_average": load, "points": [
             {"name": "tps", "value": 9.0, "unit": "transactions/s", "higher_is_better": True,
              "operations": 10, "counts": {"wal.wal_bytes": wal}}]} for arm in arms]
